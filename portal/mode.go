@@ -79,7 +79,7 @@ func (m Mode) New(ctx context.Context, opts Options) (Portal, error) {
 
 // NeedsLinux is Mode.Open on other systems.
 func NeedsLinux(context.Context, Options) (Portal, error) {
-	return nil, errors.New("this needs Linux; elsewhere there is only --portal=none")
+	return nil, errors.New("requires Linux; other systems support only --portal=none")
 }
 
 // Options are what all modes are made with. The zero value will do.
@@ -142,7 +142,7 @@ func (o Options) Complete() (Options, error) {
 	}
 	o.IPTablesTarget = cmp.Or(o.IPTablesTarget, IPTablesTargets[0])
 	if !slices.Contains(IPTablesTargets, o.IPTablesTarget) {
-		return o, fmt.Errorf("portal: the target %q of iptables is none of %s", o.IPTablesTarget, strings.Join(IPTablesTargets, ", "))
+		return o, fmt.Errorf("portal: invalid iptables target %q: must be one of %s", o.IPTablesTarget, strings.Join(IPTablesTargets, ", "))
 	}
 	if o.Log == nil {
 		silent := logrus.New()
@@ -205,9 +205,9 @@ func RemoveAll(ctx context.Context, modes []Mode, opts Options, all bool) (remov
 func (o Options) RemoveOthers(ctx context.Context) (removed []string) {
 	removed, err := RemoveAll(ctx, o.Others, o, false)
 	if err != nil {
-		o.Log.WithError(err).Debug("looking for what another mode of portal has left")
+		o.Log.WithError(err).Debug("Failed to look for rules left by another portal mode")
 	} else if len(removed) > 0 {
-		o.Log.WithField("what", Some(removed)).Info("removed what another mode of portal had left")
+		o.Log.WithField("what", Some(removed)).Info("Removed rules left by another portal mode")
 	}
 	return removed
 }

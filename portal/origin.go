@@ -53,20 +53,20 @@ const (
 
 var seen = [...]struct{ name, why string }{
 	{},
-	SeenClient:     {"client", "the answer comes back through this node"},
-	SeenConfigured: {"node-configured", "--client-address or the Service's annotation usher.io/client-address says node"},
+	SeenClient:     {"client", "replies return through this node"},
+	SeenConfigured: {"node-configured", "--client-address or the annotation usher.io/client-address is set to node"},
 	SeenOwnProcess: {"node-itself", "the client is a process of this node"},
-	SeenItself:     {"node-hairpin", "the client is the endpoint itself, whose kernel drops what comes from its own address"},
-	SeenElsewhere:  {"node-elsewhere", "neither client nor endpoint is known to be on this node, so the answer need not come back through it"},
-	SeenNeighbours: {"node-same-bridge", "client and endpoint are behind the same interface, and answer each other without netfilter seeing it (for a bridge see net.bridge.bridge-nf-call-iptables and -ip6tables)"},
-	SeenNoAlias:    {"node-no-alias", "client and endpoint are on one bridge, for whose network the kernel has no translation of prefixes, or --client-aliases no room"},
-	SeenPortal:     {"node-portal", "only the portals iptables and nftables can lead the answers back"},
-	SeenKernel:     {"node-kernel", "the kernel or iptables lacks what leads the answers back, or --mark is 0; the log says what"},
-	SeenUnready:    {"node-not-ready", "the portal has installed nothing yet, or does not know the interface yet"},
-	SeenFamily:     {"node-family", "the client's address is of another IP family than the endpoint's, or one that no packet can be from beyond one network"},
-	SeenHeader:     {"node-header", "the client is known by a load balancer's header only, and --load-balancer-cidr does not name that load balancer"},
+	SeenItself:     {"node-hairpin", "the client is the endpoint itself, and its kernel drops packets from its own address"},
+	SeenElsewhere:  {"node-elsewhere", "neither client nor endpoint is known to be on this node, so replies may take another path"},
+	SeenNeighbours: {"node-same-bridge", "client and endpoint are behind the same interface, so replies bypass netfilter (for a bridge, see net.bridge.bridge-nf-call-iptables and -ip6tables)"},
+	SeenNoAlias:    {"node-no-alias", "client and endpoint are on one bridge, and the kernel cannot translate prefixes for its network, or --client-aliases has no free range"},
+	SeenPortal:     {"node-portal", "only the iptables and nftables portals can route replies back"},
+	SeenKernel:     {"node-kernel", "the kernel or iptables lacks a feature needed to route replies back, or --mark is 0; see the log"},
+	SeenUnready:    {"node-not-ready", "the portal has not installed its rules yet, or does not know the interface yet"},
+	SeenFamily:     {"node-family", "the client's address has another IP family than the endpoint's, or is valid only within one network"},
+	SeenHeader:     {"node-header", "only a load balancer's header names the client, and --load-balancer-cidr does not include that load balancer"},
 	SeenTunnel:     {"node-tunnel", "the endpoint is reached through the API server"},
-	SeenSCTP:       {"node-sctp", "the kernel's SCTP takes no address that the node does not have"},
+	SeenSCTP:       {"node-sctp", "the kernel's SCTP cannot use an address that the node does not have"},
 }
 
 // Seens is how many Seen there are, zero among them.

@@ -46,9 +46,9 @@ func (r Rule) Check() error {
 	case t.Port == 0:
 		return errors.New("the target has port 0")
 	case t.Protocol != TCP && t.Protocol != UDP && t.Protocol != SCTP:
-		return fmt.Errorf("%s cannot be carried, only tcp, udp and sctp", t.Protocol)
+		return fmt.Errorf("protocol %s is not supported: must be tcp, udp or sctp", t.Protocol)
 	case r.Action > Drop:
-		return fmt.Errorf("%s is none of redirect, reject and drop", r.Action)
+		return fmt.Errorf("invalid action %s: must be redirect, reject or drop", r.Action)
 	case r.Action == Redirect && r.LocalPort == 0:
 		return errors.New("a redirect needs the local port to redirect to")
 	}

@@ -52,7 +52,7 @@ func (p *Proxy) Affinities() (*os.File, error) {
 	}
 	if err = errors.Join(err, out.Flush()); err != nil {
 		file.Close()
-		return nil, fmt.Errorf("writing down the clients' affinities: %w", err)
+		return nil, fmt.Errorf("writing session affinity: %w", err)
 	}
 	return file, nil
 }
@@ -76,7 +76,7 @@ func (p *Proxy) KeepAffinities(ctx context.Context, keep func(*os.File)) {
 		}
 		began := time.Now()
 		if file, err := p.Affinities(); err != nil {
-			p.Log.WithError(err).Debug("keeping affinities")
+			p.Log.WithError(err).Debug("Failed to keep session affinity")
 		} else {
 			keep(file)
 		}
@@ -92,7 +92,7 @@ func (p *Proxy) KeepAffinities(ctx context.Context, keep func(*os.File)) {
 // Affinities has made. It closes the file. It is called before the first Apply.
 func (p *Proxy) InheritAffinities(file *os.File) {
 	if err := p.readAffinities(file); err != nil { // an usher of another version has written it, for instance
-		p.Log.WithError(err).Warn("Not all clients keep their endpoints: what is known of them cannot be read")
+		p.Log.WithError(err).Warn("Failed to read session affinity; some clients may change endpoints")
 	}
 }
 

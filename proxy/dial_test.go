@@ -174,6 +174,6 @@ var _ = Describe("a Proxy with a Dial of its own", func() {
 		Expect(serve(config.UDP, netip.MustParseAddrPort("10.0.0.1:53"))).To(BeEmpty())
 		problem := p.Status()[0].Problem
 		Expect(problem.Reason).To(Equal(proxy.ReasonProtocol))
-		Expect(problem.Err).To(MatchError("only TCP is served: a tunnel carries TCP only"))
+		Expect(problem.Err).To(MatchError("only TCP is supported: a tunnel carries TCP only"))
 	})
 })

@@ -211,7 +211,7 @@ func (p *Proxy) asked(q Question) (*frontEnd, config.VIP, error) {
 	case found == nil:
 		return nil, config.VIP{}, &QuestionError{"port", fmt.Sprintf("Service %s has no port %q; it has %s", q.Service, q.Port, portNames(ids))}
 	case len(names) > 1:
-		return nil, config.VIP{}, &QuestionError{"port", fmt.Sprintf("Service %s has several ports: say which of %s", q.Service, portNames(ids))}
+		return nil, config.VIP{}, &QuestionError{"port", fmt.Sprintf("Service %s has several ports; name one of %s", q.Service, portNames(ids))}
 	}
 	return found, foundVIP, nil
 }

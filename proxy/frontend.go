@@ -64,7 +64,7 @@ func (f *frontEnd) open(b portal.Bind) (frontend.Listener, error) {
 
 // errTCPOnly is why a protocol is not served that what connects to the endpoints cannot
 // carry.
-var errTCPOnly = errors.New("only TCP is served")
+var errTCPOnly = errors.New("only TCP is supported")
 
 // listenReason returns the word for an error of openListener.
 func listenReason(err error) Reason {
@@ -152,7 +152,7 @@ func (f *frontEnd) claim() (own []portal.Target, problem *Problem) {
 		}
 		if owner := f.proxy.owners[t]; owner != nil && owner != f {
 			if theirs, is := owner.View().VIPOf(t); vip.External() || is && !theirs.External() {
-				problem = &Problem{Reason: ReasonConflict, Err: fmt.Errorf("%s %s is served for %s already", vip.Kind, t, owner.ID())}
+				problem = &Problem{Reason: ReasonConflict, Err: fmt.Errorf("%s %s is already served for %s", vip.Kind, t, owner.ID())}
 				continue
 			}
 			owner.release(t)

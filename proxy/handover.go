@@ -91,7 +91,7 @@ func (p *Proxy) HandOver() (sockets, more iter.Seq[handover.Socket], resume, rel
 	p.changes.Lock()
 	if !p.started || p.stopped {
 		p.changes.Unlock()
-		return nil, nil, nil, nil, errors.New("the proxy does not serve")
+		return nil, nil, nil, nil, errors.New("the proxy is not serving")
 	}
 	var offer *stream.Offer
 	sockets = func(yield func(handover.Socket) bool) {
@@ -100,7 +100,7 @@ func (p *Proxy) HandOver() (sockets, more iter.Seq[handover.Socket], resume, rel
 		}
 		o, theirs, err := p.streams.Offer()
 		if offer = o; err != nil {
-			p.Log.WithError(err).Warn("Open connections cannot be handed over")
+			p.Log.WithError(err).Warn("Cannot hand over open connections")
 		} else if !yield(theirs) {
 			return
 		}
@@ -202,7 +202,7 @@ func (p *Proxy) HandOverNamespace() iter.Seq[handover.Socket] {
 // sessions, or what has come since then. It is called with Proxy.changes.
 func (p *Proxy) clients(last bool, yield func(handover.Socket) bool) {
 	if file, err := p.Affinities(); err != nil {
-		p.Log.WithError(err).Warn("Clients may get other endpoints from the next usher")
+		p.Log.WithError(err).Warn("Failed to hand over session affinity; clients may change endpoints")
 	} else if !yield(handover.Socket{Name: affinitiesName, File: file}) {
 		return
 	}

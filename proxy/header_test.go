@@ -264,11 +264,11 @@ func headerSpecs(tunneled bool) {
 				Expect(e.Record.Tries()).To(BeZero())
 				Expect(got).NotTo(Receive())
 			},
-			Entry("missing", "GET / HTTP/1.1\r\n\r\n", false, "does not begin with"),
-			Entry("cut", string(v2[:20]), true, "cut off"),
-			Entry("nothing at all", "", true, "does not begin with"),
+			Entry("missing", "GET / HTTP/1.1\r\n\r\n", false, "missing PROXY"),
+			Entry("cut", string(v2[:20]), true, "truncated"),
+			Entry("nothing at all", "", true, "missing PROXY"),
 			Entry("too long", "\r\n\r\n\x00\r\nQUIT\n\x21\x11\xff\xff", false, "too long"),
-			Entry("wrong", "PROXY TCP4 a b c d\r\n", false, "is wrong: proxyproto: invalid address"),
+			Entry("wrong", "PROXY TCP4 a b c d\r\n", false, "invalid PROXY protocol header: proxyproto: invalid address"),
 		)
 
 		It("that come too slowly, a byte a second: a reset", func() {
@@ -287,7 +287,7 @@ func headerSpecs(tunneled bool) {
 				}
 			}
 			Expect(time.Since(began)).To(BeNumerically("<", 15*time.Second))
-			Expect(last().Err).To(Equal("its PROXY protocol header did not come within 5s"))
+			Expect(last().Err).To(Equal("no PROXY protocol header received within 5s"))
 			Expect(got).NotTo(Receive())
 		})
 

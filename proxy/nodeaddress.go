@@ -31,13 +31,13 @@ func (f *frontEnd) inUseOnNode(vip config.VIP) error {
 	nodePort := t
 	nodePort.Addr = portal.FamilyOf(t.Addr).Any()
 	if owner := p.owners[nodePort]; owner != nil && owner != f {
-		return fmt.Errorf("%s %s is an address of this node, where port %d is a node port of %s", vip.Kind, t, t.Port, owner.ID())
+		return fmt.Errorf("%s %s is an address of this node: port %d is a node port of %s", vip.Kind, t, t.Port, owner.ID())
 	}
 	if !p.Portal.Traits().Redirects {
 		return nil
 	}
 	if holder := kernel.Holder(t, p.isFrontEnd); holder != "" {
-		return fmt.Errorf("%s %s is an address of this node, where %s", vip.Kind, t, holder)
+		return fmt.Errorf("%s %s is an address of this node: %s", vip.Kind, t, holder)
 	}
 	return nil
 }

@@ -71,7 +71,7 @@ func (p *Proxy) noteProblems() {
 			p.OnProblem(id, nil)
 		}
 		if !errors.Is(old.Err, budget.ErrOpenFiles) {
-			p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": old.Reason}).Info("Problem with service port is over")
+			p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": old.Reason}).Info("Problem with service port resolved")
 		}
 	}
 	p.reportOpenFiles()
@@ -93,8 +93,8 @@ func (p *Proxy) reportOpenFiles() {
 		b := p.node.Budget
 		needed := b.NeededFor(left)
 		p.Log.WithFields(logrus.Fields{"limit": b.Descriptors, "listeners": b.Listeners.Load(), "not-served": left, "needed": needed}).
-			Errorf("The limit of %d open files cannot hold all service ports: %d are not served, and their clients are refused. Raise it to %d or more (ulimit -n, LimitNOFILE=)", b.Descriptors, left, needed)
+			Errorf("Open files limit of %d is too low: %d service ports are not served and refuse clients; raise it to %d or more (ulimit -n, LimitNOFILE=)", b.Descriptors, left, needed)
 	case left == 0 && before > 0:
-		p.Log.Info("The limit on open files holds all service ports now")
+		p.Log.Info("Open files limit now suffices for all service ports")
 	}
 }

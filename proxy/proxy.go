@@ -319,7 +319,7 @@ func (p *Proxy) watchPortal(ctx context.Context) <-chan struct{} {
 	}
 	changed, err := w.Watch(ctx)
 	if err != nil {
-		p.Log.WithError(err).Infof("The kernel does not tell of changes to the %s portal: it is checked every %s", p.Portal.Mode(), p.CheckInterval)
+		p.Log.WithError(err).Infof("No change events from the kernel for the %s portal; checking it every %s", p.Portal.Mode(), p.CheckInterval)
 		return nil
 	}
 	return changed

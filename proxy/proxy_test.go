@@ -154,7 +154,7 @@ var _ = Describe("a Proxy", func() {
 	It("lets one Service have a VIP, and gives it to the next when that leaves", func() {
 		p.Apply([]config.Service{service("a", "10.96.0.1", backend("a"))})
 		p.Apply([]config.Service{service("b", "10.96.0.1", backend("b"))})
-		Expect(problems).To(Equal([]string{"of-proxy/b:main: AddressConflict: ClusterIP 10.96.0.1:80/tcp is served for of-proxy/a:main already"}))
+		Expect(problems).To(Equal([]string{"of-proxy/b:main: AddressConflict: ClusterIP 10.96.0.1:80/tcp is already served for of-proxy/a:main"}))
 		Expect(listener("b")).To(BeEmpty())
 		Expect(p.Stats().Problems).To(Equal(map[proxy.Reason]int{proxy.ReasonConflict: 1}))
 
@@ -184,7 +184,7 @@ var _ = Describe("a Proxy", func() {
 		p.Apply([]config.Service{external})
 		Expect(serves()).To(Equal("a"))
 		p.Apply([]config.Service{service("b", "10.96.0.1", backend("b"))})
-		Expect(problems).To(Equal([]string{"of-proxy/a:main: AddressConflict: ExternalIP 10.96.0.1:80/tcp is served for of-proxy/b:main already"}))
+		Expect(problems).To(Equal([]string{"of-proxy/a:main: AddressConflict: ExternalIP 10.96.0.1:80/tcp is already served for of-proxy/b:main"}))
 		Expect(serves()).To(Equal("b"))
 		Expect(answer(dial("a"))).To(Equal("a"), "at its own cluster IP")
 		p.Apply([]config.Service{external})
@@ -207,7 +207,7 @@ var _ = Describe("a Proxy", func() {
 		now := external("b", "10.96.0.9", "10.96.0.1")
 		now.Ports[0].ID.Port = "renamed"
 		p.Apply([]config.Service{external("a", "10.96.0.1"), now})
-		conflict := "of-proxy/b:renamed: AddressConflict: ExternalIP 10.96.0.1:80/tcp is served for of-proxy/a:main already"
+		conflict := "of-proxy/b:renamed: AddressConflict: ExternalIP 10.96.0.1:80/tcp is already served for of-proxy/a:main"
 		Expect(problems).To(Equal([]string{conflict}))
 		By("which nobody keeps from others")
 		p.Apply([]config.Service{external("c", "10.96.0.7", "192.0.2.1")})

@@ -126,7 +126,7 @@ func (p *Proxy) checkPortal(ctx context.Context) {
 	if repaired := len(res.Repaired); repaired > 0 {
 		p.counters.repaired.Add(int64(repaired))
 		p.Trace.Change(&trace.Event{Kind: trace.PortalRepaired, Time: time.Now(), Count: repaired})
-		p.Log.WithField("repaired", repaired).Warnf("Rules of the %s portal were missing or changed, and have been repaired", p.Portal.Mode())
+		p.Log.WithField("repaired", repaired).Warnf("Restored missing or changed rules of the %s portal", p.Portal.Mode())
 	}
 	clear(p.refused) // res has them all
 	p.portalAnswered(&res)
@@ -151,7 +151,7 @@ func (p *Proxy) portalAnswered(res *portal.Result) {
 	switch {
 	case res.Err != nil:
 		p.counters.portalFailures.Add(1)
-		p.Log.WithError(res.Err).Errorf("The %s portal could not be brought up to date; trying again every %s", p.Portal.Mode(), p.CheckInterval)
+		p.Log.WithError(res.Err).Errorf("Failed to update the %s portal; retrying every %s", p.Portal.Mode(), p.CheckInterval)
 	case p.started:
 		p.counters.appliedChanges()
 	}

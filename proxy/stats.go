@@ -189,11 +189,11 @@ func (p *Proxy) PortalStatus(ctx context.Context) (PortalStatus, error) {
 	}
 	rules, err := p.Portal.Compare(ctx)
 	if err != nil {
-		return status, fmt.Errorf("reading the rules of the %s portal: %w", status.Mode, err)
+		return status, fmt.Errorf("reading rules of the %s portal: %w", status.Mode, err)
 	}
 	if c, ok := p.Portal.(portal.PartsComparer); ok {
 		if status.Parts, err = c.CompareParts(ctx); err != nil {
-			return status, fmt.Errorf("reading what the %s portal has for all Services: %w", status.Mode, err)
+			return status, fmt.Errorf("reading the shared rules of the %s portal: %w", status.Mode, err)
 		}
 	}
 	status.Rules, status.Sync, status.Repaired = rules, p.SyncStatus(), p.counters.repaired.Load()

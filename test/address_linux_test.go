@@ -60,7 +60,7 @@ var _ = Describe("The portal address, on a node with processes on *:80 and *:443
 	It("serves all Services on those ports, before and after kill -9 and a takeover, and nobody reaches those processes by a VIP", func() {
 		before := state(l.Node)
 		u := startUsher(l.Node, dir, "--portal=address")
-		Expect(u.Err.Contents()).To(ContainSubstring("VIPs are in a network namespace of usher's own"))
+		Expect(u.Err.Contents()).To(ContainSubstring("VIPs are in usher's network namespace"))
 		served()
 		installed := state(l.Node)
 

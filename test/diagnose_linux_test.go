@@ -91,7 +91,7 @@ var _ = Describe("usher diagnose", func() {
 		}
 		text := unbroken(s)
 		Expect(text).To(MatchRegexp(`FAILING Service default/empty no endpoints for 10\.96\.0\.11:80/TCP: clients are refused evidence: usher has 0 endpoints next step: .*service-name: empty`))
-		Expect(text).To(MatchRegexp(`Service default/misnamed .*ports: "other": none is named "main", so that port of Service default/misnamed has no endpoints.* next step: give the EndpointSlice's port the same name`))
+		Expect(text).To(MatchRegexp(`Service default/misnamed .*ports: "other": no port is named "main", so that port of Service default/misnamed has no endpoints.* next step: give the EndpointSlice's port the same name`))
 		Expect(text).To(MatchRegexp(`FAILING Service default/wrong .*wrong\.yaml, document 1: spec\.clusterIP.* evidence: ManifestRejected: it is not served`))
 		Expect(text).To(ContainSubstring(refusing.String() + " is in quarantine: connection refused"))
 		Expect(text).To(ContainSubstring(silent.String() + " is unresponsive, but its host answers: packets to that port are dropped"))
@@ -160,16 +160,16 @@ var _ = Describe("usher diagnose", func() {
 			return errs
 		}
 		if mode == "nftables" {
-			Eventually(u.Err).WithTimeout(10 * time.Second).Should(gbytes.Say(`A host firewall may drop .*chains="chain INPUT of table ip filter, chain INPUT of table ip6 filter" .*tried="a connection to .* was not answered within 600ms"`))
+			Eventually(u.Err).WithTimeout(10 * time.Second).Should(gbytes.Say(`A host firewall may drop .*chains="chain INPUT of table ip filter, chain INPUT of table ip6 filter" .*tried="a connection to .* got no response within 600ms"`))
 			text := unbroken(diagnose(1))
 			for _, at := range []string{"80 of 10.96.0.10", "80 of fd00:10:96::10", "32004 of 0.0.0.0", "32004 of ::"} {
-				Expect(text).To(ContainSubstring("a connection to port " + at + " through a test interface was not answered within 600ms; may be dropped by chain INPUT of table ip filter"))
+				Expect(text).To(ContainSubstring("a connection to port " + at + " through a test interface got no response within 600ms; may be dropped by chain INPUT of table ip filter"))
 			}
 			withoutTun := func() string {
 				return strings.Join(strings.Fields(l.Node.Output("unshare", "-m", "sh", "-c", "mount -t tmpfs none /dev/net; "+usherBinary+" diagnose || true")), " ")
 			}
 			Expect(withoutTun()).To(ContainSubstring("WARNING node a host firewall may drop redirected packets: clients of all Services would hang evidence: " +
-				"may be dropped by chain INPUT of table ip filter, chain INPUT of table ip6 filter; no test connection: making a TUN device: no such file"))
+				"may be dropped by chain INPUT of table ip filter, chain INPUT of table ip6 filter; no test connection: creating a TUN device: no such file"))
 			l.Node.Output("iptables", "-A", "INPUT", "-d", "192.0.0.117", "-j", "ACCEPT")
 			l.Node.Output("ip6tables", "-A", "INPUT", "-d", "fd75:7368:6572::1", "-j", "ACCEPT")
 			text = unbroken(diagnose(1))

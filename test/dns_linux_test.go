@@ -150,7 +150,7 @@ var _ = Describe("kubectl usher connect --dns", func() {
 
 	It("asks nobody for names of others, rather than itself", func() {
 		u := startConnect(l.Node, dir, "--portal=none", "--dns="+resolver, "--dns-upstream="+resolver)
-		Expect(string(u.Err.Contents())).To(ContainSubstring("named as its own upstream"))
+		Expect(string(u.Err.Contents())).To(ContainSubstring("Skipping upstream that is this resolver itself"))
 		Expect(dig("www.example.test")).To(ContainSubstring("status: SERVFAIL"))
 		Expect(short("web.default.svc.cluster.local")).To(ConsistOf(clusterIP))
 	})

@@ -57,7 +57,7 @@ var _ = Describe("endpoints that come and go, with the portal", func() {
 			out, _, _ := askUsher(l.Node, "get", "endpoints", "web")
 			Expect(out).To(MatchRegexp(regexp.QuoteMeta(fresh.addr.String()) + ` +- +ready, \d+% of its share `))
 			out, _, _ = askUsher(l.Node, "explain", "web")
-			Expect(out).To(MatchRegexp(`it is new, and has \d+ % of its share \(slow start\)`))
+			Expect(out).To(MatchRegexp(`new, at \d+% of its share \(slow start\)`))
 			share(came.Add(length))
 			last := share(time.Now().Add(length / 8))
 			AddReportEntry("shares of new connections", fmt.Sprintf("in the first quarter %.2f, afterwards %.2f", first, last))
@@ -165,7 +165,7 @@ func specifyDraining(portal, vip string, at func(int) netip.Addr) {
 	writeFile(filepath.Join(dir, "web.yaml"), text[:i]+"ready: false, serving: true, terminating: true"+text[i+len("ready: true"):])
 	Eventually(u.Out).WithTimeout(10 * time.Second).Should(gbytes.Say("endpoint .*:8080 is now terminating"))
 	out, _, _ := askUsher(l.Node, "explain", "web")
-	Expect(out).To(ContainSubstring("the connections that it has end 1.0 s after that began"))
+	Expect(out).To(ContainSubstring("its connections end 1.0 s after termination started"))
 	Expect(ends(terminates, began)).To(BeNumerically(">=", time.Second))
 
 	Expect(talk(other)).To(Succeed())

@@ -97,7 +97,7 @@ var _ = Describe("In a root file system with nothing but the program,", Ordered,
 			code       int
 		}{
 			{"version", "linux/", 0},
-			{"get services", "no usher answers at 127.0.0.1:10249: connection refused", 1},
+			{"get services", "cannot connect to usher at 127.0.0.1:10249: connection refused", 1},
 			{"get services --admin-address=usher.example:10249", "lookup usher.example", 1}, // without resolv.conf(5)
 			{"run --portal=nftables --manifests=/", "/proc/thread-self/net/unix: no such file or directory; --portal=none needs no lock", 1},
 			{"run --kubeconfig=/none", "kubeconfig /none: stat /none: no such file or directory", 1},

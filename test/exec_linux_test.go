@@ -293,8 +293,8 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 			lines := strings.Split(strings.TrimSpace(string(s.Err.Contents())), "\n")
 			Expect(lines).To(ConsistOf(And(HavePrefix("usher: warning: the command can reach Services and localhost, but no other networks"), ContainSubstring(why))))
 		},
-		Entry("the device is root's", os.FileMode(0o600), "/dev/net/tun: permission denied; `sudo chmod 0666 /dev/net/tun` lets all users have it"),
-		Entry("there is no device", os.FileMode(0), "/dev/net/tun: no such file or directory; `sudo mkdir -p /dev/net && sudo mknod -m 0666 /dev/net/tun c 10 200` makes it"),
+		Entry("the device is root's", os.FileMode(0o600), "/dev/net/tun: permission denied; `sudo chmod 0666 /dev/net/tun` gives all users access"),
+		Entry("there is no device", os.FileMode(0), "/dev/net/tun: no such file or directory; `sudo mkdir -p /dev/net && sudo mknod -m 0666 /dev/net/tun c 10 200` creates it"),
 	)
 
 	It("says what is missing where namespaces are forbidden", func() {

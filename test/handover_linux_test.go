@@ -462,7 +462,7 @@ var _ = Describe("two ushers", func() {
 		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
 		second := launchUsher(l.Node, dir, "--portal=address")
 		Eventually(second).WithTimeout(20 * time.Second).Should(gexec.Exit(75))
-		Expect(second.Err).To(gbytes.Say(`another usher manages the portals of this network namespace \(process \d+ of user 0\)`))
+		Expect(second.Err).To(gbytes.Say(`another usher process manages the portals of this network namespace \(process \d+ of user 0\)`))
 		u.stop()
 		Eventually(launch(l.Node, exec.Command(usherBinary, "cleanup"), "")).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 	})

@@ -252,7 +252,7 @@ var _ = Describe("nobody else answers for a Service", func() {
 				flush = []string{"iptables", "-t", "mangle", "-F", "INPUT"}
 			}
 			l.Node.Output(flush[0], flush[1:]...)
-			Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("have been repaired"))
+			Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Restored missing or changed rules"))
 			u.Interrupt()
 			Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 		}

@@ -318,7 +318,7 @@ var _ = Describe("a keeper", func() {
 		}
 		clean := launch(l.Node, exec.Command(usherBinary, "cleanup"), "")
 		Eventually(clean).WithTimeout(20 * time.Second).Should(gexec.Exit(1))
-		Expect(clean.Err).To(gbytes.Say("another usher manages the portals"))
+		Expect(clean.Err).To(gbytes.Say("another usher process manages the portals"))
 		rules := state(l.Node)
 		next := startKept(l.Node, dir, "--portal=nftables", "--take-over")
 		Eventually(k).WithTimeout(20 * time.Second).Should(gexec.Exit(0))

@@ -66,7 +66,7 @@ var _ = Describe("A kernel that lacks", func() {
 		Expect(string(session.Err.Contents())).To(MatchRegexp(`this kernel \(Linux [^)]+\) lacks a required feature: .*` + says + `.*; see docs/requirements.md`))
 	},
 		Entry("IP_FREEBIND", option(unix.SOL_IP, unix.IP_FREEBIND), `a TCP listener: setting IP_FREEBIND: protocol not available`),
-		Entry("IP_PKTINFO", option(unix.SOL_IP, unix.IP_PKTINFO), `a UDP socket: asking for the local addresses of datagrams: protocol not available`),
+		Entry("IP_PKTINFO", option(unix.SOL_IP, unix.IP_PKTINFO), `a UDP socket: enabling local addresses of datagrams: protocol not available`),
 		Entry("recvmmsg", lab.Refusal{Call: unix.SYS_RECVMMSG, Errno: unix.ENOSYS}, `receiving datagrams: recvmmsg: function not implemented`),
 		Entry("sendmmsg, which a filter forbids", lab.Refusal{Call: unix.SYS_SENDMMSG, Errno: unix.EPERM}, `sending datagrams: sendmmsg: operation not permitted`),
 	)
@@ -95,7 +95,7 @@ var _ = Describe("A kernel that lacks", func() {
 		answers()
 		Expect(askWho(l.Pods.NewDialer(1), "", udp.vip())).To(Equal(echo))
 		if portal != "address" {
-			Expect(string(session.Err.Contents())).To(MatchRegexp(`level=warning msg="While no usher serves, other processes of this node can receive what IPv4 clients send to VIPs" error="setsockopt IP_TRANSPARENT: protocol not available"`))
+			Expect(string(session.Err.Contents())).To(MatchRegexp(`level=warning msg="While usher is not running, other processes on this node can receive packets that IPv4 clients send to VIPs" error="setsockopt IP_TRANSPARENT: protocol not available"`))
 		}
 	},
 		Entry("through the portal iptables", "iptables"),

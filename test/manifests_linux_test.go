@@ -278,7 +278,7 @@ metadata: {name: near, labels: {example.com/rack: "7"}}
 		By("being tried again until it can be served")
 		holder.Close()
 		Eventually(answers(taken.vip())).WithTimeout(20 * time.Second).Should(Equal(first.addr))
-		Eventually(u.Err).Should(gbytes.Say("Problem with service port is over"))
+		Eventually(u.Err).Should(gbytes.Say("Problem with service port resolved"))
 	})
 })
 

@@ -110,14 +110,14 @@ var _ = Describe("endpoints that are probed because their Service asks for it", 
 				Expect(out).To(MatchRegexp(`quarantined .* probe (?:in \ds|now): \d+ probes failed: HTTP status 503`))
 
 				bad.status.Store(http.StatusNoContent)
-				Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`endpoint .*:8080 is well again, as its probes say`))
+				Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`endpoint .*:8080 recovered: its probes succeed`))
 				Expect(asked()).To(Equal(both))
 
 				By("nobody being asked any more")
 				bad.status.Store(http.StatusServiceUnavailable)
 				Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`2 probes failed`))
 				write("")
-				Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`endpoint .*:8080 is not in quarantine any more: it is not probed`))
+				Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`endpoint .*:8080 is no longer in quarantine: probes disabled`))
 				Expect(asked()).To(Equal(both))
 				Expect(metric(l.Node.NewDialer(1), `usher_probes_total{result="bad-status"}`)).To(BeNumerically(">=", 4))
 			})

@@ -86,7 +86,7 @@ var _ = Describe("endpoints that fail", func() {
 		}
 		Eventually(asked).WithTimeout(10 * time.Second).Should(gbytes.Say(`attempt 1 → 10\.244\.0\.12:8080 .*connection refused`))
 		for _, next := range []string{`2\.0`, `4\.0`, `8\.0`} { // after one second, three, and seven
-			Eventually(asked).WithTimeout(20 * time.Second).Should(gbytes.Say(`endpoint 10\.244\.0\.12:8080 did not answer a probe, next in ` + next + ` s: connection refused`))
+			Eventually(asked).WithTimeout(20 * time.Second).Should(gbytes.Say(`endpoint 10\.244\.0\.12:8080 failed a probe, next in ` + next + ` s: connection refused`))
 		}
 		Expect(strings.Count(string(u.Out.Contents()), "→ 10.244.0.12:8080 ")).To(Equal(1))
 		out, _, _ := askUsher(l.Node, "get", "endpoints", "web")

@@ -259,7 +259,7 @@ func proxyProtocolSpecs(portal string) {
 			By("a balancer that says nothing of its client, at " + to)
 			_, err = name("", to, []byte("GET / HTTP/1.0\r\n\r\n"))
 			Expect(err).To(reset)
-			Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say("proxy-header-invalid .*does not begin with a PROXY protocol header"))
+			Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say("proxy-header-invalid .*missing PROXY protocol header"))
 
 			By("a client that comes itself, at " + to)
 			Expect(name(beyond4, to, nil)).Error().NotTo(HaveOccurred())

@@ -214,7 +214,7 @@ func queueSpec(portal string, six bool) {
 	}).WithTimeout(soon).Should(Succeed())
 	_, err := ask(dialer, web.vip())
 	Expect(errors.Is(err, syscall.ECONNRESET)).To(BeTrue(), "%v", err)
-	Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say(`waited in line for [1-9]\.\d s`))
-	Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say(`queue-timeout \(no endpoint had room in time\)`))
+	Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say(`waited in the queue for [1-9]\.\d s`))
+	Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say(`queue-timeout \(no endpoint had a free slot in time\)`))
 	runtime.KeepAlive(open) // those that nobody refers to any more are closed
 }

@@ -139,7 +139,7 @@ func restartSpecs(portal string) {
 
 		By("asking nobody")
 		alone := portals("--admin-address=127.0.0.1:1")
-		Expect(alone.Err).To(gbytes.Say("Cannot determine which rules are wanted: no usher answers at .*: connection refused"))
+		Expect(alone.Err).To(gbytes.Say("Cannot determine which rules are wanted: cannot connect to usher at .*: connection refused"))
 		Expect(alone.Out.Contents()).NotTo(ContainSubstring("STATE"))
 		Expect(alone.Out.Contents()).To(ContainSubstring(list[2].clusterIP))
 
@@ -185,7 +185,7 @@ func restartSpecs(portal string) {
 		default:
 			l.Node.Output("ip", "route", "flush", "table", "local", "proto", "117")
 		}
-		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("have been repaired"))
+		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Restored missing or changed rules"))
 		Expect(ask(pod, list[1].vip())).Error().NotTo(HaveOccurred())
 		Expect(open.Write([]byte("x"))).Error().NotTo(HaveOccurred())
 		Expect(open.SetReadDeadline(time.Now().Add(5 * time.Second))).To(Succeed())
@@ -197,7 +197,7 @@ func restartSpecs(portal string) {
 		u := run()
 		other := launchUsher(l.Node, dir, "--portal="+portal)
 		Eventually(other).WithTimeout(10 * time.Second).Should(gexec.Exit(75))
-		Expect(other.Err).To(gbytes.Say(fmt.Sprintf("another usher manages the portals .*process %d", u.Command.Process.Pid)))
+		Expect(other.Err).To(gbytes.Say(fmt.Sprintf("another usher process manages the portals .*process %d", u.Command.Process.Pid)))
 		clean := launch(l.Node, exec.Command(usherBinary, "cleanup"), "")
 		Eventually(clean).WithTimeout(10 * time.Second).Should(gexec.Exit(1))
 		beside := startUsher(l.Node, dir, "--portal=none", "--take-over")
@@ -237,7 +237,7 @@ var _ = Describe("where there is no iptables", func() {
 			cmd.Env = []string{"PATH=/nowhere"}
 			u := launch(l.Node, cmd, dir)
 			if mode == "auto" {
-				Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say(`portal passed over.*iptables`))
+				Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say(`Portal skipped.*iptables`))
 			}
 			Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving.*portal=" + chosen))
 			Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))

@@ -277,10 +277,10 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 			Expect(err).To(ContainSubstring(`unknown kind "pods"`))
 			_, err, code = askUsher(l.Pods, "get", "services") // where no usher runs
 			Expect(code).To(Equal(1))
-			Expect(err).To(ContainSubstring("no usher answers at 127.0.0.1:10249: connection refused\nStart it with 'usher run', or try it with 'usher demo'"))
+			Expect(err).To(ContainSubstring("cannot connect to usher at 127.0.0.1:10249: connection refused\nStart it with 'usher run', or try it with 'usher demo'"))
 			_, err, code = askUsher(l.Node, "demo", "mend", "--all")
 			Expect(code).To(Equal(1))
-			Expect(err).To(ContainSubstring("this usher is no demo"))
+			Expect(err).To(ContainSubstring("this usher is not a demo"))
 			for _, kind := range []string{"services", "endpoints", "connections", "all"} {
 				_, err, code = askUsher(l.Node, "get", kind, "-n", "defualt")
 				Expect(code).To(Equal(1), kind)
@@ -297,13 +297,13 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 			out, _, code := askUsher(l.Node, "explain", "web", "--client", "10.244.0.20")
 			Expect(code).To(BeZero())
 			Expect(out).To(MatchRegexp(`(?m)^  1  10\.244\.0\.11:8080 +affinity +the client had it before`))
-			Expect(out).To(MatchRegexp(`(?m)^  2  10\.244\.0\.12:8080 +only one left +.*in quarantine until a probe is answered, the next in \d+m`))
+			Expect(out).To(MatchRegexp(`(?m)^  2  10\.244\.0\.12:8080 +only one left +.*in quarantine until a probe succeeds, next in \d+m`))
 			_, errs, code := askUsher(l.Node, "explain", "web:main")
 			Expect(code).To(BeZero(), errs)
 			_, errs, _ = askUsher(l.Node, "trace", "web:main")
 			Expect(errs).To(ContainSubstring("there is no Service default/web:main that usher serves; did you mean web?"))
 			out, _, _ = askUsher(l.Node, "explain", "empty")
-			Expect(out).To(ContainSubstring("There is no endpoint that could be used"))
+			Expect(out).To(ContainSubstring("No usable endpoint"))
 		})
 	})
 
@@ -399,7 +399,7 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 		It("says so on the ordinary screen if no usher runs", func() {
 			t := startTerminal(l.Pods, 80, 24, nil, "top")
 			t.ends(1)
-			Expect(t.written()).To(ContainSubstring("no usher answers at 127.0.0.1:10249"))
+			Expect(t.written()).To(ContainSubstring("cannot connect to usher at 127.0.0.1:10249"))
 			Expect(t.written()).NotTo(ContainSubstring("\x1b[?1049h"))
 		})
 	})

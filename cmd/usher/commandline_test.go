@@ -82,7 +82,7 @@ var _ = Describe("the command line", func() {
 		Expect(os.WriteFile(filepath.Join(folder, "README.md"), nil, 0o600)).To(Succeed())
 		code, _, err := says("check", folder)
 		Expect(code).To(Equal(1))
-		Expect(err).To(Equal("error: " + folder + ": the folder has no .yaml, .yml or .json file; sub-folders are not read\n"))
+		Expect(err).To(Equal("error: " + folder + ": the directory has no .yaml, .yml or .json file; subdirectories are not read\n"))
 	})
 
 	It("takes each level that the logger knows", func() {

@@ -82,7 +82,7 @@ func (c Connection) load() (*rest.Config, error) {
 	if c.Kubeconfig == "" && c.Context == "" && !c.AsUser {
 		config, err := rest.InClusterConfig()
 		if err != nil {
-			return nil, fmt.Errorf("no kubeconfig was named, and this is not a Pod: %w", err)
+			return nil, fmt.Errorf("no kubeconfig given, and not running in a Pod: %w", err)
 		}
 		if c.Server != "" {
 			config.Host = c.Server
@@ -112,7 +112,7 @@ func (c Connection) unusable(err error) error {
 		at = strings.Join(clientcmd.NewDefaultClientConfigLoadingRules().Precedence, ", ")
 	}
 	if clientcmd.IsEmptyConfig(err) {
-		return fmt.Errorf("no cluster is named by the kubeconfig (%s)", at)
+		return fmt.Errorf("kubeconfig %s: no cluster configured", at)
 	}
 	return fmt.Errorf("kubeconfig %s: %w", at, err)
 }

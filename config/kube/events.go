@@ -53,7 +53,7 @@ const (
 // leftOut returns what logs how many messages about a namespace were left out.
 func leftOut(log logrus.FieldLogger, what string) func(string, int) {
 	return func(namespace string, n int) {
-		log.WithFields(logrus.Fields{"namespace": namespace, "count": n}).Warn(what + " about objects of a namespace were left out: there are too many; 'usher get services' shows what is wrong now")
+		log.WithFields(logrus.Fields{"namespace": namespace, "count": n}).Warn(what + " suppressed for objects of a namespace: too many; 'usher get services' shows current problems")
 	}
 }
 
@@ -114,7 +114,7 @@ func (e *Events) record(ctx context.Context, event *corev1.Event) {
 			e.written.Add(says, stored)
 			return
 		case errors.As(err, &refused), ctx.Err() != nil:
-			e.log.WithError(err).Debug("An Event could not be written")
+			e.log.WithError(err).Debug("Failed to write an Event")
 			return
 		}
 		select {

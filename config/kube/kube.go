@@ -322,7 +322,7 @@ func (s *Source) lookAtNode() {
 		case before != nil:
 			return // deleted: what was known stays, as with kube-proxy
 		default:
-			s.options.Log.WithField("node", s.options.NodeName).Warn("There is no Node object of this name (--node-name): /healthz is 503 until there is one")
+			s.options.Log.WithField("node", s.options.NodeName).Warn("No Node object has this name; /healthz returns 503 until one exists; check --node-name")
 		}
 	}
 	now.Labels = s.options.NodeLabels

@@ -112,7 +112,7 @@ var _ = Describe("a Node", func() {
 		s.lookAtNode()
 		Expect(now).To(Equal(config.Node{Name: "n1", Leaving: true}))
 		s.lookAtNode()
-		Expect(logged.AllEntries()).To(HaveExactElements(HaveField("Message", HavePrefix("There is no Node object of this name"))))
+		Expect(logged.AllEntries()).To(HaveExactElements(HaveField("Message", HavePrefix("No Node object has this name"))))
 		object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{"topology.kubernetes.io/zone": "east"}},
 			Spec:   corev1.NodeSpec{PodCIDRs: []string{"10.244.1.0/24"}, Taints: []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}}},
 			Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}}}}
@@ -197,7 +197,7 @@ var _ = Describe("what is wrong with a Service", func() {
 		}
 		Expect(told).To(HaveLen(1))
 		Expect(logged.AllEntries()).To(HaveLen(1))
-		Expect(logged.LastEntry().String()).To(ContainSubstring("and 999 more like this"))
+		Expect(logged.LastEntry().String()).To(ContainSubstring("and 999 more of this kind"))
 		wrong(2000)
 		Expect(told).To(HaveLen(2))
 		for range 10 { // to and fro
@@ -254,7 +254,7 @@ var _ = Describe("what is wrong with a Service", func() {
 		s.tellProblems(&translate.Result{Model: svc, Slices: slices})
 		all := reports.All()
 		Expect(all).To(HaveLen(1))
-		Expect(all[0].Message).To(Equal(`ports: "http": none is named "main", so that port of Service default/web has no endpoints`))
+		Expect(all[0].Message).To(Equal(`ports: "http": no port is named "main", so that port of Service default/web has no endpoints`))
 		Expect(all[0].Service).To(Equal(svc.Name))
 		name = "main"
 		s.tellProblems(&translate.Result{Model: svc, Slices: slices})

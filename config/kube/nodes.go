@@ -113,7 +113,7 @@ func (n *nodeLabels) begin(ctx context.Context, keys map[string]bool) {
 		defer cancel()
 		if !cache.WaitForCacheSync(patience.Done(), informer.HasSynced) && ctx.Err() == nil {
 			n.log.WithField("labels", slices.Sorted(maps.Keys(keys))).Warnf(
-				"The API server has not listed the nodes within %s: topology keys that need these labels of nodes match no endpoint until it does", labelsPatience)
+				"No list of Nodes from the API server within %s; until it arrives, topology keys that need node labels match no endpoint", labelsPatience)
 		}
 		close(w.settled)
 		n.moved()

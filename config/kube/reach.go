@@ -74,11 +74,11 @@ func (r Reason) Remedy() string {
 	case Forbidden:
 		return "give usher's user a role with list and watch on services, endpointslices and nodes"
 	case TooManyRequests, ServerError:
-		return "see the API server's log and load"
+		return "check the API server's log and load"
 	case UnexpectedAnswer:
-		return "check the server's URL: a proxy or another program answers there"
+		return "check the server's URL; a proxy or another program answers there"
 	}
-	return "see whether it runs, and whether this node reaches it"
+	return "check that it runs and that this node can reach it"
 }
 
 // Status returns how it is now.
@@ -187,7 +187,7 @@ func (r *Reach) isExpected(req *http.Request, res *http.Response, err error) boo
 type notKubernetesError struct{ host, contentType string }
 
 func (e notKubernetesError) Error() string {
-	return fmt.Sprintf("the server at %s answered, but not with a Kubernetes API list (Content-Type: %q)", e.host, e.contentType)
+	return fmt.Sprintf("the response from %s is not a Kubernetes API list (Content-Type: %q)", e.host, e.contentType)
 }
 
 // isKubernetes reports whether the answer 200 to a list or watch begins as an API server's does: in protobuf,
@@ -253,7 +253,7 @@ func failureOf(res *http.Response, err error) (Reason, error) {
 	default:
 		reason = UnexpectedAnswer
 	}
-	return reason, fmt.Errorf("the API server answered %d %s", res.StatusCode, http.StatusText(res.StatusCode))
+	return reason, fmt.Errorf("the API server returned %d %s", res.StatusCode, http.StatusText(res.StatusCode))
 }
 
 // reasonOf returns why there is no answer. client-go has no types for what fails before a request is

@@ -97,7 +97,7 @@ func answers(kind, text string, is func(r *http.Request) bool) func(http.Respons
 }
 
 func noList(kind string) string {
-	return fmt.Sprintf("answered, but not with a Kubernetes API list (Content-Type: %q)", kind)
+	return fmt.Sprintf("is not a Kubernetes API list (Content-Type: %q)", kind)
 }
 
 func every(*http.Request) bool      { return true }
@@ -188,15 +188,15 @@ var _ = Describe("Reach", func() {
 		Eventually(reach.Status).WithTimeout(patience).Should(fails(reason, text))
 		Expect(complete).NotTo(BeClosed())
 	},
-		Entry("401", Unauthorized, "services: the API server answered 401 Unauthorized", nil, refuses(401, every)),
-		Entry("403", Forbidden, "services: the API server answered 403 Forbidden", nil, refuses(403, every)),
-		Entry("a role without EndpointSlices", Forbidden, "endpointslices: the API server answered 403 Forbidden", nil, refuses(403, ofSlices)),
-		Entry("429", TooManyRequests, "the API server answered 429", nil, refuses(429, every)),
-		Entry("500", ServerError, "the API server answered 500", nil, refuses(500, every)),
-		Entry("404", UnexpectedAnswer, "the API server answered 404", nil, refuses(404, every)),
+		Entry("401", Unauthorized, "services: the API server returned 401 Unauthorized", nil, refuses(401, every)),
+		Entry("403", Forbidden, "services: the API server returned 403 Forbidden", nil, refuses(403, every)),
+		Entry("a role without EndpointSlices", Forbidden, "endpointslices: the API server returned 403 Forbidden", nil, refuses(403, ofSlices)),
+		Entry("429", TooManyRequests, "the API server returned 429", nil, refuses(429, every)),
+		Entry("500", ServerError, "the API server returned 500", nil, refuses(500, every)),
+		Entry("404", UnexpectedAnswer, "the API server returned 404", nil, refuses(404, every)),
 		Entry("a proxy that answers 200 with HTML", UnexpectedAnswer, noList("text/html"), nil, answers("text/html", "<html><body>log in</body></html>", every)),
-		Entry("a proxy that answers 200 with JSON", UnexpectedAnswer, "services: the server at 127.0.0.1:", nil, answers("application/json", `{"ok":true}`, every)),
-		Entry("the same, if it refuses to begin a watch with a list", UnexpectedAnswer, "list services: the server at 127.0.0.1:", nil,
+		Entry("a proxy that answers 200 with JSON", UnexpectedAnswer, "services: the response from 127.0.0.1:", nil, answers("application/json", `{"ok":true}`, every)),
+		Entry("the same, if it refuses to begin a watch with a list", UnexpectedAnswer, "list services: the response from 127.0.0.1:", nil,
 			answers("application/json", `{"ok":true}`, func(r *http.Request) bool { return !isWatch(r) })),
 		Entry("a list in JSON of something else", UnexpectedAnswer, noList("application/json"), nil, answers("application/json", ` {"apiVersion": "v1", "kind": "Status"}`, every)),
 		Entry("JSON that is no object", UnexpectedAnswer, noList("application/json"), nil, answers("application/json", `["ok"]`, every)),
@@ -216,7 +216,7 @@ var _ = Describe("Reach", func() {
 		Eventually(complete).WithTimeout(patience).Should(BeClosed())
 		Eventually(reach.Status).WithTimeout(patience).Should(HaveField("Connected", true))
 		s.become(refuses(401, every))
-		Eventually(reach.Status).WithTimeout(patience).Should(fails(Unauthorized, "the API server answered 401"))
+		Eventually(reach.Status).WithTimeout(patience).Should(fails(Unauthorized, "the API server returned 401"))
 		s.become(answers("application/json", `{"ok":true}`, every))
 		Eventually(reach.Status).WithTimeout(patience).Should(fails(UnexpectedAnswer, noList("application/json")))
 		Consistently(reach.Status).WithTimeout(5 * time.Second).Should(fails(UnexpectedAnswer, noList("application/json")))
@@ -229,7 +229,7 @@ var _ = Describe("Reach", func() {
 		s.become(refuses(403, func(r *http.Request) bool { return isWatch(r) && ofSlices(r) }))
 		reach, complete := follow(s.kubeconfig(nil))
 		Eventually(complete).WithTimeout(patience).Should(BeClosed(), "lists are all there is")
-		Eventually(reach.Status).WithTimeout(patience).Should(fails(Forbidden, "watch endpointslices: the API server answered 403"))
+		Eventually(reach.Status).WithTimeout(patience).Should(fails(Forbidden, "watch endpointslices: the API server returned 403"))
 		Consistently(reach.Status).WithTimeout(2 * time.Second).Should(fails(Forbidden, "watch endpointslices"))
 	})
 
@@ -274,7 +274,7 @@ func TestPause(t *testing.T) {
 		for range 10 {
 			g.Expect(watch()).To(BeNumerically("<=", maxPause))
 		}
-		g.Expect(r.Status().Err).To(MatchError("watch services: the API server answered 410 Gone"), "again and again is a failure")
+		g.Expect(r.Status().Err).To(MatchError("watch services: the API server returned 410 Gone"), "again and again is a failure")
 		gone = http.StatusOK
 		g.Expect(watch()).To(BeZero())
 		g.Expect(r.Status().Connected).To(BeTrue())

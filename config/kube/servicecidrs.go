@@ -23,7 +23,7 @@ func (s *Source) followCIDRs(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := s.watchCIDRs(ctx)
 		if err != nil && !logged {
-			s.options.Log.WithError(err).Info("The service CIDRs are not known: packets to their unused addresses are not rejected")
+			s.options.Log.WithError(err).Info("Service CIDRs unknown; packets to their unused addresses are not rejected")
 			logged = true
 		}
 		s.setCIDRs(nil)

@@ -118,7 +118,7 @@ var _ = Describe("ServiceCIDRs", func() {
 				}
 				return all
 			}
-			line := logrus.InfoLevel.String() + ": The service CIDRs are not known: packets to their unused addresses are not rejected"
+			line := logrus.InfoLevel.String() + ": Service CIDRs unknown; packets to their unused addresses are not rejected"
 			Eventually(lines).WithTimeout(patience).Should(ConsistOf(line))
 			Eventually(reach.Status).WithTimeout(patience).Should(HaveField("Connected", true))
 			Consistently(lines).WithTimeout(2 * time.Second).Should(ConsistOf(line))

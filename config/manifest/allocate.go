@@ -145,7 +145,7 @@ func (r *resolver) allocateNodePorts(svc *corev1.Service) (*corev1.Service, erro
 		return of(at).nodePort
 	})
 	if full {
-		return out, fmt.Errorf("spec.ports: no port of the node port range %s is left", r.nodePorts)
+		return out, fmt.Errorf("spec.ports: no free port in node port range %s", r.nodePorts)
 	}
 	return out, nil
 }
@@ -173,7 +173,7 @@ func (r *resolver) balance(n name, svc *corev1.Service, explicit func() map[neti
 	}
 	if a, ok := translate.ParseAddr(svc.Spec.LoadBalancerIP); ok {
 		if taken(a) {
-			return svc, field.Invalid(field.NewPath("spec", "loadBalancerIP"), svc.Spec.LoadBalancerIP, "provided IP has another Service already; this one has no load balancer")
+			return svc, field.Invalid(field.NewPath("spec", "loadBalancerIP"), svc.Spec.LoadBalancerIP, "provided IP is already allocated to another Service; this Service has no load balancer")
 		}
 		ips = []netip.Addr{a}
 	} else {
@@ -188,7 +188,7 @@ func (r *resolver) balance(n name, svc *corev1.Service, explicit func() map[neti
 			}
 			a, ok := address(network, n.String(), taken)
 			if !ok {
-				return svc, fmt.Errorf("status.loadBalancer: no address of --load-balancer-ip-cidr %v is left; this Service has no load balancer", network)
+				return svc, fmt.Errorf("status.loadBalancer: no free address in --load-balancer-ip-cidr %v; this Service has no load balancer", network)
 			}
 			ips = append(ips, a)
 		}

@@ -87,7 +87,7 @@ var _ = Describe("a Service that names no node port", func() {
 		w.resolver.nodePorts = Ports{40000, 40001}
 		w.write("a.yaml", svc("one", "type: NodePort")+svc("two", "type: NodePort")+svc("three", "type: NodePort"))
 		Expect(append(w.nodePortsOf("one"), w.nodePortsOf("two")...)).To(ConsistOf(uint16(40000), uint16(40001)))
-		Expect(w.said()).To(Equal("a.yaml, document 3, Service default/three: spec.ports: no port of the node port range 40000-40001 is left"))
+		Expect(w.said()).To(Equal("a.yaml, document 3, Service default/three: spec.ports: no free port in node port range 40000-40001"))
 		w.write("a.yaml", svc("two", "type: NodePort")+svc("three", "type: NodePort"))
 		Expect(w.nodePortsOf("three")).To(HaveLen(1))
 		Expect(w.said()).To(BeEmpty())
@@ -127,7 +127,7 @@ var _ = Describe("a Service of type LoadBalancer", func() {
 		w.write("a.yaml", svc("one", "type: LoadBalancer"))
 		Expect(w.balancersOf("s3")).To(Equal([]string{"192.0.2.3"}))
 		Expect(w.balancersOf("one")).To(BeEmpty())
-		Expect(w.said()).To(ContainSubstring("Service default/one: status.loadBalancer: no address of --load-balancer-ip-cidr 192.0.2.0/28 is left"))
+		Expect(w.said()).To(ContainSubstring("Service default/one: status.loadBalancer: no free address in --load-balancer-ip-cidr 192.0.2.0/28"))
 		Expect(w.has("one")).NotTo(BeEmpty(), "it is served all the same")
 		w.write("3.yaml", "")
 		Expect(w.balancersOf("one")).To(Equal([]string{"192.0.2.3"}))
@@ -137,7 +137,7 @@ var _ = Describe("a Service of type LoadBalancer", func() {
 		Expect(w.balancersOf("one")).To(Equal([]string{"198.51.100.7"}))
 		w.write("b.yaml", svc("two", "type: LoadBalancer, loadBalancerIP: 198.51.100.7"))
 		Expect(w.balancersOf("two")).To(BeEmpty())
-		Expect(w.said()).To(ContainSubstring(`Service default/two: spec.loadBalancerIP: Invalid value: "198.51.100.7": provided IP has another Service already`))
+		Expect(w.said()).To(ContainSubstring(`Service default/two: spec.loadBalancerIP: Invalid value: "198.51.100.7": provided IP is already allocated to another Service`))
 	})
 	It("gets none where there are no networks for that, or another's class is asked for", func() {
 		w.write("a.yaml", svc("one", "type: LoadBalancer, loadBalancerClass: example.com/other"))

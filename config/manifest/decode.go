@@ -125,7 +125,7 @@ func readHeader(value []byte, defaults header) (header, error) {
 		case f.value != nil && !ok:
 			return header{}, field.TypeInvalid(field.NewPath(f.name), f.value, "must be a string")
 		case *f.into == "":
-			return header{}, field.Required(field.NewPath(f.name), "it begins a manifest; this may be a part of one")
+			return header{}, field.Required(field.NewPath(f.name), "every manifest starts with it; the file may be incomplete")
 		}
 	}
 	h.name = readName(raw.Metadata)
@@ -179,7 +179,7 @@ func (r *reader) item(list Diagnostic, i int, item []byte, defaults header, spoi
 	place := Diagnostic{File: list.File, Document: list.Document, Item: fmt.Sprintf("items[%d]", i)}
 	h, err := readHeader(item, defaults)
 	if err == nil && strings.HasSuffix(h.Kind, "List") {
-		err = errors.New("a list may not be in a list")
+		err = errors.New("a list must not contain a list")
 	}
 	if err != nil {
 		r.fail(place.with(err))

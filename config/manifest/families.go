@@ -30,9 +30,9 @@ func newNetworks(cidrs []netip.Prefix) (networks, error) {
 		case c.Addr().Is4In6():
 			return nil, fmt.Errorf("service CIDR %v: must not be an IPv4-mapped IPv6 network", c)
 		case c.Addr().BitLen()-c.Bits() < 2:
-			return nil, fmt.Errorf("service CIDR %v: too small: must have room for 4 addresses or more", c)
+			return nil, fmt.Errorf("service CIDR %v: too small: must contain at least 4 addresses", c)
 		case out.of(config.FamilyOf(c.Addr())).IsValid():
-			return nil, fmt.Errorf("service CIDR %v: there is one of this family already", c)
+			return nil, fmt.Errorf("service CIDR %v: only one CIDR per IP family is allowed", c)
 		}
 		out = append(out, c.Masked())
 	}
@@ -118,7 +118,7 @@ func (n networks) chooseFamilies(svc *corev1.Service) field.ErrorList {
 }
 
 func noNetwork(f corev1.IPFamily) string {
-	return fmt.Sprintf("there is no service CIDR for %s addresses; --service-cidr takes one of each family", f)
+	return fmt.Sprintf("no service CIDR for %s addresses; --service-cidr accepts one per IP family", f)
 }
 
 func ipFamilyOf(ip string) corev1.IPFamily {

@@ -148,7 +148,7 @@ func readFile(path string, maxSize int) ([]byte, error) {
 }
 
 func tooBig(maxSize int) error {
-	return fmt.Errorf("the file is too large: may have up to %d bytes; several files may be larger together", maxSize)
+	return fmt.Errorf("file too large: at most %d bytes per file; split it into several files", maxSize)
 }
 
 // cause takes the path out of an error, since it is shown already.

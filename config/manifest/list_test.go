@@ -44,7 +44,7 @@ var _ = Describe("A long file", func() {
 		for i, item := range []int{7, 1007, 2007, 3007, 4007, 4008} {
 			Expect(r.Errors[i].Error()).To(ContainSubstring("items[%d]", item))
 		}
-		Expect(r.Errors[5].Error()).To(ContainSubstring("a list may not be in a list"))
+		Expect(r.Errors[5].Error()).To(ContainSubstring("a list must not contain a list"))
 	})
 
 	It("of many documents is read whole, and its mistakes are told in its order", func() {
@@ -62,7 +62,7 @@ var _ = Describe("A long file", func() {
 	It("may not become too large by its aliases, whoever reads them", func() {
 		// Each becomes about 20 MB, and 32 MiB are allowed.
 		large := `{apiVersion: v1, kind: Service, metadata: {name: a}, x: &a "` + strings.Repeat("1234567890", 10000) + `", y: [` + strings.Repeat("*a,", 200) + `*a]}`
-		const tooLarge = "too large when its aliases (*name) are written out"
+		const tooLarge = "too large after expanding aliases (*name)"
 		objects[0] = large
 		Expect(fmt.Sprint(read(strings.Join(objects, "\n---\n")).Errors)).NotTo(ContainSubstring(tooLarge))
 		objects[count-1] = large

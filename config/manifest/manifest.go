@@ -146,7 +146,7 @@ type name = types.NamespacedName
 // says that their Input cannot be read.
 func New(opts Options) (*Source, error) {
 	if len(opts.Paths) == 0 {
-		return nil, errors.New("manifest: no files or folders are given")
+		return nil, errors.New("manifest: no files or directories given")
 	}
 	l, err := opts.loader()
 	if err != nil {
@@ -154,7 +154,7 @@ func New(opts Options) (*Source, error) {
 	}
 	s := &Source{loader: l, log: opts.Log, notify: fsnotify.NewWatcher, reports: opts.Reports, onCIDRs: opts.OnServiceCIDRs}
 	s.words.LeftOut = func(namespace string, n int) {
-		s.log.WithFields(logrus.Fields{"namespace": namespace, "count": n}).Warn("Messages about objects of a namespace were left out: there are too many; \"usher check\" lists all")
+		s.log.WithFields(logrus.Fields{"namespace": namespace, "count": n}).Warn("Messages suppressed for objects of a namespace: too many; \"usher check\" lists all")
 	}
 	if s.log == nil {
 		silent := logrus.New()
@@ -176,7 +176,7 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 		case err != nil:
 			return fmt.Errorf("manifest %s: %w", p, cause(err))
 		case !info.IsDir() && !info.Mode().IsRegular():
-			return fmt.Errorf("manifest %s: neither a file nor a folder", p)
+			return fmt.Errorf("manifest %s: neither a file nor a directory", p)
 		}
 	}
 	w := newWatcher(s.loader.paths, s.loader.patience, s.notify, s.log)
@@ -206,9 +206,9 @@ func (s *Source) reload(there listing, apply func([]config.Service), first bool)
 	s.handCIDRs()
 	switch log := s.log.WithField("services", s.loader.resolver.store.Served()); {
 	case first:
-		log.WithField("files", len(s.loader.files)).Info("manifests read")
+		log.WithField("files", len(s.loader.files)).Info("Manifests read")
 	case len(l.changed) > 0:
-		log.WithField("changed", len(l.changed)).Info("manifests changed")
+		log.WithField("changed", len(l.changed)).Info("Manifests changed")
 	default:
 		return l.doubts
 	}
@@ -265,7 +265,7 @@ func (s *Source) report(all []Diagnostic, rejected int) {
 		about.Object = ""
 		r := config.Report{Object: cmp.Or(d.Object, d.File), Service: d.Service, Reason: "ManifestRejected", Message: about.Error()}
 		if d.File != "" && d.File != input {
-			r.Remedy = fmt.Sprintf("usher check %q lists all that is wrong there", d.File)
+			r.Remedy = fmt.Sprintf("usher check %q lists all problems in it", d.File)
 		}
 		if i >= rejected {
 			r.Reason, r.Served = "ManifestDoubtful", true
@@ -323,7 +323,7 @@ func Check(opts Options) (*Result, error) {
 	out := l.load(there, time.Now())
 	r := &Result{Files: len(l.files), Services: out.changed, Errors: out.errors, Warnings: out.warnings}
 	for _, p := range there.empty {
-		r.Errors = append(r.Errors, Diagnostic{File: p, Err: errors.New("the folder has no .yaml, .yml or .json file; sub-folders are not read")})
+		r.Errors = append(r.Errors, Diagnostic{File: p, Err: errors.New("the directory has no .yaml, .yml or .json file; subdirectories are not read")})
 	}
 	r.Unproxied = l.resolver.unproxied()
 	for _, p := range there.problems {

@@ -52,7 +52,7 @@ var _ = Describe("a hundred slices of a thousand wrong endpoints", func() {
 		Expect(text.String()).To(ContainSubstring(said))
 		Expect(len(logged.AllEntries())).To(BeNumerically("<=", lines), text.String())
 	},
-		Entry("that usher refuses: once for the Service", "239.0.0.1", "and 99999 more like this", 10),
-		Entry("that the API refuses: once for each object", "169.254.1.1", "and 999 more like this", 110),
+		Entry("that usher refuses: once for the Service", "239.0.0.1", "and 99999 more of this kind", 10),
+		Entry("that the API refuses: once for each object", "169.254.1.1", "and 999 more of this kind", 110),
 	)
 })

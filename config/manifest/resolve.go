@@ -361,7 +361,7 @@ func (r *resolver) allocate(svc *corev1.Service) (*corev1.Service, error) {
 		network := r.nets.of(familyOf(f))
 		a, ok := address(network, owner.String(), r.owners.taken)
 		if !ok {
-			return nil, fmt.Errorf("spec.clusterIP: no address of the service CIDR %v is left", network)
+			return nil, fmt.Errorf("spec.clusterIP: no free address in service CIDR %v", network)
 		}
 		got, ips = append(got, claim{addr: a}), append(ips, a.String())
 	}

@@ -234,7 +234,7 @@ var _ = Describe("a Service without a cluster IP", func() {
 		w.write("a.yaml", svc("one", "")+svc("two", "")+svc("three", ""))
 		Expect([]string{w.has("one"), w.has("two")}).To(ConsistOf("10.0.0.1", "10.0.0.2"), "neither network nor broadcast address")
 		Expect(w.has("three")).To(BeEmpty())
-		Expect(w.said()).To(Equal("a.yaml, document 3, Service default/three: spec.clusterIP: no address of the service CIDR 10.0.0.0/30 is left"))
+		Expect(w.said()).To(Equal("a.yaml, document 3, Service default/three: spec.clusterIP: no free address in service CIDR 10.0.0.0/30"))
 	})
 })
 
@@ -280,8 +280,8 @@ var _ = Describe("the allocation of cluster IPs", func() {
 			_, err := New(Options{Paths: []string{"."}, ServiceCIDRs: prefixes})
 			Expect(err).To(MatchError(message))
 		},
-		Entry("too small", "manifest: service CIDR 10.0.0.0/31: too small: must have room for 4 addresses or more", "10.0.0.0/31"),
-		Entry("two of a family", "manifest: service CIDR 10.1.0.0/16: there is one of this family already", "10.0.0.0/16", "10.1.0.0/16"),
+		Entry("too small", "manifest: service CIDR 10.0.0.0/31: too small: must contain at least 4 addresses", "10.0.0.0/31"),
+		Entry("two of a family", "manifest: service CIDR 10.1.0.0/16: only one CIDR per IP family is allowed", "10.0.0.0/16", "10.1.0.0/16"),
 		Entry("IPv4-mapped", "manifest: service CIDR ::ffff:10.0.0.0/112: must not be an IPv4-mapped IPv6 network", "::ffff:10.0.0.0/112"),
 	)
 })

@@ -71,7 +71,7 @@ func fromV1beta1(old *discoveryv1beta1.EndpointSlice) *discoveryv1.EndpointSlice
 func warnSlice(slice *discoveryv1.EndpointSlice, apiVersion string, place Diagnostic) (out []Diagnostic) {
 	warn := func(format string, args ...any) { out = append(out, place.with(fmt.Errorf(format, args...))) }
 	if apiVersion == v1beta1 {
-		warn("apiVersion: %s: read, but %s is meant: no API server has had the other since Kubernetes 1.25", apiVersion, discoveryv1.SchemeGroupVersion)
+		warn("apiVersion: %s: accepted, but removed in Kubernetes 1.25; use %s", apiVersion, discoveryv1.SchemeGroupVersion)
 	}
 	var several []int // endpoints
 	for i, e := range slice.Endpoints {
@@ -82,10 +82,10 @@ func warnSlice(slice *discoveryv1.EndpointSlice, apiVersion string, place Diagno
 	if len(several) > 0 {
 		more := ""
 		if n := len(several) - 1; n > 0 {
-			more = fmt.Sprintf("; and %d more like this", n)
+			more = fmt.Sprintf("; and %d more of this kind", n)
 		}
 		i := several[0]
-		warn("%s: %d addresses, of which only the first is used: each needs an endpoint of its own%s",
+		warn("%s: %d addresses, only the first is used; list each address as a separate endpoint%s",
 			field.NewPath("endpoints").Index(i).Child("addresses"), len(slice.Endpoints[i].Addresses), more)
 	}
 	return out

@@ -48,7 +48,7 @@ func (r *resolver) diagnose(n name, s *service) {
 	}
 	if svc := s.had.service; svc != nil {
 		for _, who := range translate.WeightsOfNobody(svc, model) {
-			s.warnings = append(s.warnings, finding{s.object, fmt.Errorf("metadata.annotations[%s]: %s is no endpoint of the Service", translate.AnnotationWeight, who)})
+			s.warnings = append(s.warnings, finding{s.object, fmt.Errorf("metadata.annotations[%s]: %s is not an endpoint of the Service", translate.AnnotationWeight, who)})
 		}
 	}
 	used := s.current()
@@ -63,14 +63,14 @@ func (r *resolver) diagnose(n name, s *service) {
 		warn := func(err error) { s.warnings = append(s.warnings, finding{o, err}) }
 		for _, slice := range o.slices {
 			if n == (name{}) {
-				warn(fmt.Errorf("metadata.labels[%s]: not given: these endpoints belong to no Service", discoveryv1.LabelServiceName))
+				warn(fmt.Errorf("metadata.labels[%s]: missing; these endpoints belong to no Service", discoveryv1.LabelServiceName))
 				continue
 			}
 			if slice.AddressType == discoveryv1.AddressTypeFQDN {
-				warn(errors.New("addressType: FQDN: ignored, as kube-proxy does: only IPv4 and IPv6 endpoints are served"))
+				warn(errors.New("addressType: FQDN: ignored, as in kube-proxy; only IPv4 and IPv6 endpoints are served"))
 			}
 			if s.had.service == nil { // they wait for it
-				warn(fmt.Errorf("there is no Service %s for these endpoints", n))
+				warn(fmt.Errorf("Service %s of these endpoints does not exist", n))
 			}
 		}
 	}
@@ -79,7 +79,7 @@ func (r *resolver) diagnose(n name, s *service) {
 		s.warnings = append(s.warnings, finding{o, m.Err})
 	}
 	if svc := s.had.service; svc != nil && len(s.slices) == 0 && len(svc.Spec.Selector) > 0 && model.Ports != nil {
-		s.warnings = append(s.warnings, finding{s.object, fmt.Errorf("spec.selector: no EndpointSlice or Endpoints belongs to this Service, and from files no controller makes them of Pods; add an EndpointSlice with the label %s: %s", discoveryv1.LabelServiceName, svc.Name)})
+		s.warnings = append(s.warnings, finding{s.object, fmt.Errorf("spec.selector: no EndpointSlice or Endpoints for this Service; manifests need them because no controller creates them; add an EndpointSlice with the label %s: %s", discoveryv1.LabelServiceName, svc.Name)})
 	}
 	if len(s.errors)+len(s.warnings) > 0 {
 		r.troubled[n] = true

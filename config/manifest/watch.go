@@ -63,7 +63,7 @@ func newWatcher(paths []string, p patience, notify func() (*fsnotify.Watcher, er
 
 // poll gives up on events.
 func (w *watcher) poll(err error) {
-	w.log.WithError(err).Warn("manifests cannot be watched (see inotify(7) for limits): looking at them every second")
+	w.log.WithError(err).Warn("Cannot watch manifests (inotify); polling every 1s")
 	w.close()
 	w.events = nil
 }
@@ -202,7 +202,7 @@ func (w *watcher) wait(ctx context.Context, l listing, doubts, pending bool) boo
 				changed()
 			}
 		case err := <-errs: // mostly that there were more events than it could hold
-			w.log.WithError(err).Debug("watching manifests")
+			w.log.WithError(err).Debug("Failed to watch manifests")
 			changed()
 		case <-tick.C:
 			if now := list(w.paths); settled == nil && !l.same(now) {

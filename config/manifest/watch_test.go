@@ -334,7 +334,7 @@ var _ = Describe("a Source", func() {
 		write(a, service("one", "10.96.0.1"))
 		r := run([]string{dir})
 		write(a, service("one", "10.96.0.2")+string(bytes.Repeat([]byte("#"), 1<<20)))
-		Eventually(r.log).WithTimeout(5 * time.Second).Should(gbytes.Say("too large: may have up to 1048576 bytes"))
+		Eventually(r.log).WithTimeout(5 * time.Second).Should(gbytes.Say("file too large: at most 1048576 bytes per file"))
 		write(a, service("one", "10.96.0.3"))
 		r.becomes("one", "10.96.0.3")
 		Expect(r.calls).To(Equal(2))
@@ -379,7 +379,7 @@ var _ = Describe("a Source", func() {
 		r := run([]string{dir}, func(s *manifest.Source) {
 			s.SetNotify(func() (*fsnotify.Watcher, error) { return nil, errors.New("no more inotify instances") })
 		})
-		Expect(r.log).To(gbytes.Say("looking at them every second"))
+		Expect(r.log).To(gbytes.Say("polling every 1s"))
 		replace(a, service("one", "10.96.0.2"))
 		r.becomes("one", "10.96.0.2")
 		Expect(os.Remove(a)).To(Succeed())

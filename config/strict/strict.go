@@ -60,7 +60,7 @@ func ToJSON(d Document, budget *atomic.Int64) (values [][]byte, errs []SyntaxErr
 	if size, err := d.aliasedSize(); err != nil {
 		return nil, []SyntaxError{d.syntaxError(err)}
 	} else if budget.Add(-int64(size)) < 0 {
-		return nil, []SyntaxError{{Text: "too large when its aliases (*name) are written out"}}
+		return nil, []SyntaxError{{Text: "too large after expanding aliases (*name)"}}
 	}
 	value, err := yaml.YAMLToJSONStrict(d.Text)
 	if err == nil {
@@ -97,7 +97,7 @@ func (d Document) template() (SyntaxError, bool) {
 	if at == nil {
 		return SyntaxError{}, false
 	}
-	return SyntaxError{d.Line - 1 + lines(d.Text[:at[2]]), fmt.Sprintf("%q: this is a template, not a manifest; render it first, for example with \"helm template\"", bytes.TrimSpace(d.Text[at[2]:at[3]]))}, true
+	return SyntaxError{d.Line - 1 + lines(d.Text[:at[2]]), fmt.Sprintf("%q: template, not a manifest; render it first, for example with \"helm template\"", bytes.TrimSpace(d.Text[at[2]:at[3]]))}, true
 }
 
 // JSONValues returns the values of a text that consists of JSON values, one after
@@ -156,7 +156,7 @@ func (d Document) duplicates(n *yaml3.Node, path string) (errs []SyntaxError) {
 			key, line := n.Content[i-1].Value, d.Line-1+n.Content[i-1].Line
 			at = strings.TrimPrefix(path+"."+key, ".")
 			if before, twice := first[key]; twice {
-				errs = append(errs, SyntaxError{line, fmt.Sprintf("duplicate field %q, it is in line %d already", at, before)})
+				errs = append(errs, SyntaxError{line, fmt.Sprintf("duplicate field %q; first set in line %d", at, before)})
 			}
 			first[key] = line
 		}

@@ -44,9 +44,9 @@ var _ = Describe("a document", func() {
 		func(file string, want ...string) { Expect(toJSON(file)).To(Equal(strings.Join(want, "\n"))) },
 		Entry("and the next one is read", "a: 1\n---\nb: c: d\n---\nc: 3", `{"a":1}`, "line 3: mapping values are not allowed in this context", `{"c":3}`),
 		Entry("and which field is there twice, and still what it means", "x: 0\n---\na:\n- b: 1\n  c: 2\n  b: 3\na: 4",
-			`{"x":0}`, `{"a":4}`, `line 6: duplicate field "a[0].b", it is in line 4 already`, `line 7: duplicate field "a", it is in line 3 already`),
+			`{"x":0}`, `{"a":4}`, `line 6: duplicate field "a[0].b"; first set in line 4`, `line 7: duplicate field "a"; first set in line 3`),
 		Entry("also where two ways to write a key mean the same", "1: a\n0x1: b", `{"1":"b"}`, "line 2: key 1 already set in map"),
-		Entry("but not where its aliases would be too large", "a: &x "+strings.Repeat("long", 100)+"\nb: [*x, *x]", "too large when its aliases (*name) are written out"),
+		Entry("but not where its aliases would be too large", "a: &x "+strings.Repeat("long", 100)+"\nb: [*x, *x]", "too large after expanding aliases (*name)"),
 	)
 })
 

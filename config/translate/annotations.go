@@ -133,7 +133,7 @@ func (a annotated) wrong(format string, args ...any) *field.Error {
 func annotatedNodeAddress(svc *corev1.Service, forbidden bool, p *problems) bool {
 	switch a, ok := annotation(svc, AnnotationClientAddress); {
 	case ok && forbidden:
-		p.add(field.Forbidden(a.path, "--client-address-annotation=false: what --client-address says holds for all Services"))
+		p.add(field.Forbidden(a.path, "ignored because of --client-address-annotation=false; --client-address applies to all Services"))
 	case a.text == "node":
 		return true
 	case ok && a.text != "auto":

@@ -49,7 +49,7 @@ func TestWhomEndpointsSeeComesFromTheAnnotation(t *testing.T) {
 	}{
 		{nil, false, ""},
 		{map[string]string{AnnotationClientAddress: "node", "forbidden": ""}, false,
-			`metadata.annotations[usher.io/client-address]: Forbidden: --client-address-annotation=false`},
+			`metadata.annotations[usher.io/client-address]: Forbidden: ignored because of --client-address-annotation=false`},
 		{map[string]string{AnnotationClientAddress: "auto"}, false, ""},
 		{map[string]string{AnnotationClientAddress: "node"}, true, ""},
 		{map[string]string{AnnotationClientAddress: "client"}, false,

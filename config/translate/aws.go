@@ -75,7 +75,7 @@ func accessLog(svc *corev1.Service, none bool, p *problems) config.Switch {
 	}
 	s := annotatedSwitch(svc, AnnotationAccessLog, p)
 	if s == config.On && none {
-		p.add(a.wrong("there is no access log on this node: --access-log says where it is"))
+		p.add(a.wrong("no access log on this node; set --access-log"))
 	}
 	return s
 }

@@ -28,7 +28,7 @@ func TestWhatIsSaidToAWSIsUnderstood(t *testing.T) {
 		"both":                             {annotations: says{AnnotationIdleTimeout: "5m", AnnotationDrainTimeout: "10s", AnnotationAccessLog: "false", AnnotationAWSIdleTimeout: "60", AnnotationAWSDraining: "false", AnnotationAWSAccessLog: "true"}, idle: 5 * time.Minute, drain: 10 * time.Second, log: config.Off},
 		"AWS' log, of which there is none": {annotations: says{AnnotationAWSAccessLog: "true"}, noLog: true, log: config.On},
 		"a log, of which there is none": {annotations: says{AnnotationAccessLog: "true"}, noLog: true, log: config.On,
-			problem: `metadata.annotations[usher.io/access-log]: Invalid value: "true": there is no access log on this node: --access-log says where it is`},
+			problem: `metadata.annotations[usher.io/access-log]: Invalid value: "true": no access log on this node; set --access-log`},
 		"a drain timeout that is too short": {annotations: says{AnnotationDrainTimeout: "10ms"},
 			problem: `metadata.annotations[usher.io/drain-timeout]: Invalid value: "10ms": must be 0 or a duration from 1s to 24h, such as 30s; the default is used`},
 		"a slow start without a unit": {annotations: says{AnnotationSlowStart: "30"},

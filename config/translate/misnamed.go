@@ -61,5 +61,5 @@ func mismatch(s *discoveryv1.EndpointSlice, service types.NamespacedName, name s
 	if n := len(there) - most; n > 0 {
 		there = append(there[:most], fmt.Sprintf("and %d more", n))
 	}
-	return fmt.Errorf("ports: %s: none is named %q, so that port of %s has no endpoints", strings.Join(there, ", "), name, owner)
+	return fmt.Errorf("ports: %s: no port is named %q, so that port of %s has no endpoints", strings.Join(there, ", "), name, owner)
 }

@@ -69,7 +69,7 @@ func (a probe) of(protocol config.Protocol, path *field.Path, p *problems) confi
 		if a.aws { // whose load balancers ask the node, or another port of the target
 			return config.Probe{Check: config.Check{Kind: config.NoCheck}}
 		}
-		p.add(a.wrong("must say to which TCP port probes go, as tcp:8080 does, for the %s port at %s; its endpoints are not probed", protocol, path))
+		p.add(a.wrong("must name a TCP port to probe, such as tcp:8080, for the %s port at %s; its endpoints are not probed", protocol, path))
 		a.Check = config.Check{Kind: config.NoCheck}
 	}
 	return a.Probe

@@ -118,7 +118,7 @@ var _ = Describe("how endpoints are probed", func() {
 			Expect(got.Check.String()).To(Equal("tcp:53"))
 			got, problems = probes(protocol, "probe=tcp")
 			Expect(got.Check.String()).To(Equal("none"))
-			Expect(problems).To(ConsistOf(MatchError(ContainSubstring("must say to which TCP port probes go, as tcp:8080 does, for the " + string(protocol) + " port at spec.ports[0]; its endpoints are not probed"))))
+			Expect(problems).To(ConsistOf(MatchError(ContainSubstring("must name a TCP port to probe, such as tcp:8080, for the " + string(protocol) + " port at spec.ports[0]; its endpoints are not probed"))))
 			got, problems = probes(protocol, "protocol=HTTP", "path=/healthz") // as AWS wants it
 			Expect(got.Check.String()).To(Equal("none"))
 			Expect(problems).To(BeEmpty())

@@ -142,7 +142,7 @@ func (s *sameKind) sum() Problem {
 	first := s.named[0]
 	first.Count = s.count
 	var b strings.Builder
-	fmt.Fprintf(&b, "; and %d more like this: ", s.count-1)
+	fmt.Fprintf(&b, "; and %d more of this kind: ", s.count-1)
 	for _, p := range s.named[1:] {
 		if p.Name != first.Name {
 			fmt.Fprintf(&b, "%s %s: ", p.Kind, p.Name)

@@ -44,8 +44,7 @@ var _ = Describe("What is wrong", func() {
 		slices := wrong(100_000)
 		slices[1].Endpoints[0] = endpoint("0.0.0.0")
 		Expect(messages(found(service(), slices...))).To(Equal([]string{
-			`EndpointSlice default/web-000: endpoints[0].addresses[0]: Invalid value: "239.0.0.1": ` + rule + `; and 99998 more like this: ` +
-				`endpoints[1].addresses[0] "239.0.0.2", endpoints[2].addresses[0] "239.0.0.3", endpoints[3].addresses[0] "239.0.0.4", endpoints[4].addresses[0] "239.0.0.5", …`,
+			`EndpointSlice default/web-000: endpoints[0].addresses[0]: Invalid value: "239.0.0.1": ` + rule + "; and 99998 more of this kind: endpoints[1].addresses[0] \"239.0.0.2\", endpoints[2].addresses[0] \"239.0.0.3\", endpoints[3].addresses[0] \"239.0.0.4\", endpoints[4].addresses[0] \"239.0.0.5\", …",
 			`EndpointSlice default/web-001: endpoints[0].addresses[0]: Invalid value: "0.0.0.0": may not be unspecified (0.0.0.0)`,
 		}))
 	})
@@ -56,7 +55,7 @@ var _ = Describe("What is wrong", func() {
 			slices = append(slices, slice(fmt.Sprintf("web-%d", i), endpoint("239.0.0.1")))
 		}
 		Expect(messages(found(service(), slices...))).To(ConsistOf(HaveSuffix(
-			`and 5 more like this: EndpointSlice default/web-1: endpoints[0].addresses[0] "239.0.0.1", EndpointSlice default/web-2: endpoints[0].addresses[0] "239.0.0.1", ` +
+			`and 5 more of this kind: EndpointSlice default/web-1: endpoints[0].addresses[0] "239.0.0.1", EndpointSlice default/web-2: endpoints[0].addresses[0] "239.0.0.1", ` +
 				`EndpointSlice default/web-3: endpoints[0].addresses[0] "239.0.0.1", EndpointSlice default/web-4: endpoints[0].addresses[0] "239.0.0.1", …`)))
 	})
 
@@ -101,7 +100,7 @@ var _ = Describe("What is wrong", func() {
 
 	It("of a headless Service is told in the same way", func() {
 		_, problems := translate.Discovery(service(headless), wrong(1000), translate.Options{})
-		Expect(messages(problems)).To(ConsistOf(ContainSubstring("and 999 more like this: ")))
+		Expect(messages(problems)).To(ConsistOf(ContainSubstring("and 999 more of this kind: ")))
 	})
 
 	It("keeps nothing else from being served", func() {

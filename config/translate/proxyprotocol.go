@@ -51,7 +51,7 @@ func (v version) over(protocol config.Protocol, port *field.Path, p *problems) c
 	case protocol == config.UDP:
 		p.add(v.wrong("must be v2 for UDP, which v1 cannot carry; endpoints of %s get no header", port))
 	default:
-		p.add(v.wrong("is for TCP and UDP; the PROXY protocol has no header for %s, and endpoints of %s get none", protocol, port))
+		p.add(v.wrong("supports only TCP and UDP, not %s; endpoints of %s get no PROXY protocol header", protocol, port))
 	}
 	return 0
 }
@@ -83,7 +83,7 @@ func acceptedFrom(svc *corev1.Service, aws []netip.Prefix, p *problems) (network
 			network, ok = netip.PrefixFrom(addr, addr.BitLen()), true
 		}
 		if !ok || !network.IsValid() {
-			p.add(a.wrong("must be networks of load balancers, separated by commas (e.g. 10.9.8.0/24,2001:db8::/64); %q is none, and no header is believed from there", text))
+			p.add(a.wrong("must be networks of load balancers, separated by commas (e.g. 10.9.8.0/24,2001:db8::/64); %q is not a network and is ignored", text))
 			continue
 		}
 		networks = append(networks, network)
@@ -97,10 +97,10 @@ func acceptedFromAWS(svc *corev1.Service, networks []netip.Prefix, p *problems) 
 	case !ok:
 		return nil
 	case a.text != "*":
-		p.add(a.wrong(`must be "*"; no header is believed`))
+		p.add(a.wrong(`must be "*"; no header is accepted`))
 		return nil
 	case len(networks) == 0:
-		p.add(a.wrong("it is not known from where the load balancer connects, and no header is believed: --load-balancer-cidr names its networks for all Services, the annotation %s for this one", AnnotationAcceptProxyProtocol))
+		p.add(a.wrong("no header is accepted because the load balancer's networks are unknown; set --load-balancer-cidr for all Services, or the annotation %s for this one", AnnotationAcceptProxyProtocol))
 	}
 	return networks
 }

@@ -28,7 +28,7 @@ func annotatedService(annotations map[string]string) *corev1.Service {
 
 func TestEndpointsAreToldOfTheirClientsAsTheAnnotationSays(t *testing.T) {
 	const at = "Service default/web: metadata.annotations[usher.io/proxy-protocol]: Invalid value: "
-	const sctp = "is for TCP and UDP; the PROXY protocol has no header for SCTP, and endpoints of spec.ports[2] get none"
+	const sctp = "supports only TCP and UDP, not SCTP; endpoints of spec.ports[2] get no PROXY protocol header"
 	for text, c := range map[string]struct {
 		want     []config.ProxyProtocol // of TCP, UDP, SCTP
 		problems []string
@@ -61,12 +61,12 @@ func TestBalancersAreThoseThatAnnotationsName(t *testing.T) {
 		{name: "none"},
 		{name: "some", annotations: map[string]string{ours: "10.1.0.0/16, fd00::/64,192.0.2.7"}, networks: []string{"10.1.0.0/16", "fd00::/64", "192.0.2.7/32"}},
 		{name: "some that are none", annotations: map[string]string{ours: "10.1.0.0/16,10.2.0.0/33,"}, networks: []string{"10.1.0.0/16"}, problems: []string{
-			`metadata.annotations[usher.io/accept-proxy-protocol]: Invalid value: "10.1.0.0/16,10.2.0.0/33,": must be networks of load balancers, separated by commas (e.g. 10.9.8.0/24,2001:db8::/64); "10.2.0.0/33" is none, and no header is believed from there`,
-			`"" is none`}},
+			`metadata.annotations[usher.io/accept-proxy-protocol]: Invalid value: "10.1.0.0/16,10.2.0.0/33,": must be networks of load balancers, separated by commas (e.g. 10.9.8.0/24,2001:db8::/64); "10.2.0.0/33" is not a network and is ignored`,
+			`"" is not a network and is ignored`}},
 		{name: "AWS's, which are known", annotations: map[string]string{aws: "*"}, flag: flag, networks: []string{"10.3.0.0/16"}},
 		{name: "AWS's, which are not known", annotations: map[string]string{aws: "*"}, problems: []string{
-			`metadata.annotations[service.beta.kubernetes.io/aws-load-balancer-proxy-protocol]: Invalid value: "*": it is not known from where the load balancer connects, and no header is believed: --load-balancer-cidr names its networks for all Services, the annotation usher.io/accept-proxy-protocol for this one`}},
-		{name: "AWS's, of some back ends", annotations: map[string]string{aws: "a"}, flag: flag, problems: []string{`must be "*"; no header is believed`}},
+			`metadata.annotations[service.beta.kubernetes.io/aws-load-balancer-proxy-protocol]: Invalid value: "*": no header is accepted because the load balancer's networks are unknown; set --load-balancer-cidr for all Services, or the annotation usher.io/accept-proxy-protocol for this one`}},
+		{name: "AWS's, of some back ends", annotations: map[string]string{aws: "a"}, flag: flag, problems: []string{`must be "*"; no header is accepted`}},
 		{name: "AWS's, and others", annotations: map[string]string{aws: "*", ours: "10.1.0.0/16"}, flag: flag, networks: []string{"10.1.0.0/16"}},
 		{name: "those of other Services", flag: flag},
 	} {

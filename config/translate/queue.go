@@ -23,7 +23,7 @@ func annotatedEndpointLimit(svc *corev1.Service, p *problems) int {
 	}
 	switch n, ok := a.number(0, config.MaxEndpointLimit); {
 	case !ok:
-		p.add(a.wrong("must be a number of connections from 1 to %d, or 0 for any number; the default is used", config.MaxEndpointLimit))
+		p.add(a.wrong("must be a number of connections from 1 to %d, or 0 for no limit; the default is used", config.MaxEndpointLimit))
 		return 0
 	case n == 0:
 		return config.Unlimited

@@ -34,7 +34,7 @@ var _ = Describe("how many connections an endpoint may have", func() {
 		for _, text := range []string{"", "-1", "many", "1000001", "1.5"} {
 			port, problems := annotated(corev1.ProtocolTCP, translate.AnnotationEndpointLimit, text)
 			Expect(port.EndpointLimit).To(BeZero())
-			Expect(problems).To(ConsistOf(MatchError(ContainSubstring(`Service default/web: metadata.annotations[usher.io/max-connections-per-endpoint]: Invalid value: "` + text + `": must be a number of connections from 1 to 1000000, or 0 for any number; the default is used`))))
+			Expect(problems).To(ConsistOf(MatchError(ContainSubstring(`Service default/web: metadata.annotations[usher.io/max-connections-per-endpoint]: Invalid value: "` + text + `": must be a number of connections from 1 to 1000000, or 0 for no limit; the default is used`))))
 		}
 	})
 

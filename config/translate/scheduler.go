@@ -57,10 +57,10 @@ func annotatedWeights(svc *corev1.Service, p *problems) *weights {
 		number, err := strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(one[i:], "=")))
 		switch {
 		case who == "" || err != nil || number < 0 || number > config.MaxWeight:
-			p.add(a.wrong("must be weights from 0 to %d of Pods or addresses, separated by commas (e.g. web-0=3,10.1.2.3=1,*=2); %q is none, and is left out", config.MaxWeight, one))
+			p.add(a.wrong("must be POD=WEIGHT or ADDRESS=WEIGHT, separated by commas, with weights from 0 to %d (e.g. web-0=3,10.1.2.3=1,*=2); %q is ignored", config.MaxWeight, one))
 			continue
 		case seen[who]:
-			p.add(a.wrong("has %q twice; the first counts", who))
+			p.add(a.wrong("%q appears twice; the first one is used", who))
 			continue
 		}
 		seen[who] = true
@@ -79,7 +79,7 @@ func annotatedWeights(svc *corev1.Service, p *problems) *weights {
 		case isAddr:
 			w.addrs[addr] = weight
 		case len(validation.IsDNS1123Subdomain(name)) > 0:
-			p.add(a.wrong("%q is neither a Pod of the Service's namespace nor an address, and is left out", who))
+			p.add(a.wrong("%q is neither a Pod in the Service's namespace nor an address; ignored", who))
 		default:
 			w.pods[svc.Namespace+"/"+name] = weight
 		}

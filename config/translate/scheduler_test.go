@@ -54,11 +54,11 @@ var _ = Describe("how an endpoint is chosen", func() {
 		Entry("of nobody that there is", "web-9=5,10.9.9.9=1,[fd00::1]:80=1,fd00::1=1", []int{1, 1, 1}),
 		Entry("up to the greatest", "*=256", []int{256, 256, 256}),
 		Entry("but not those that are none", "web-0=3,web-1=257,10.0.0.3=-1,=2,x", []int{3, 1, 1},
-			`metadata.annotations[usher.io/weight]: Invalid value: "web-0=3,web-1=257,10.0.0.3=-1,=2,x": must be weights from 0 to 256 of Pods or addresses, separated by commas (e.g. web-0=3,10.1.2.3=1,*=2); "web-1=257" is none, and is left out`,
-			`"10.0.0.3=-1" is none`, `"=2" is none`, `"x" is none`),
-		Entry("but not twice of one", "web-0=3,web-0=4", []int{3, 1, 1}, `has "web-0" twice; the first counts`),
-		Entry("but not of Pods of others", "kube-system/web-0=3,Web=1", []int{1, 1, 1}, `"kube-system/web-0" is neither a Pod of the Service's namespace nor an address`, `"Web" is neither`),
-		Entry("but not of nothing", "", []int{1, 1, 1}, `"" is none`),
+			`metadata.annotations[usher.io/weight]: Invalid value: "web-0=3,web-1=257,10.0.0.3=-1,=2,x": must be POD=WEIGHT or ADDRESS=WEIGHT, separated by commas, with weights from 0 to 256 (e.g. web-0=3,10.1.2.3=1,*=2); "web-1=257" is ignored`,
+			`"10.0.0.3=-1" is ignored`, `"=2" is ignored`, `"x" is ignored`),
+		Entry("but not twice of one", "web-0=3,web-0=4", []int{3, 1, 1}, `"web-0" appears twice; the first one is used`),
+		Entry("but not of Pods of others", "kube-system/web-0=3,Web=1", []int{1, 1, 1}, `"kube-system/web-0" is neither a Pod in the Service's namespace nor an address`, `"Web" is neither`),
+		Entry("but not of nothing", "", []int{1, 1, 1}, `"" is ignored`),
 	)
 
 	It("leaves out who has the weight 0, whatever becomes of the others", func() {

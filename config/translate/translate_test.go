@@ -631,7 +631,7 @@ var _ = Describe("Where clients connect", func() {
 			s.Spec.Type, s.Spec.LoadBalancerSourceRanges = corev1.ServiceTypeLoadBalancer, []string{"198.51.100.0/24"}
 			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}, {IP: "2001:db8::1"}}
 		}), nil, here, translate.Options{})
-		Expect(messages(problems)).To(ConsistOf(`Service default/web: spec.loadBalancerSourceRanges: Invalid value: ["198.51.100.0/24"]: has no range of IPv6: no client can use the load balancer IP 2001:db8::1; add a range, or remove all`))
+		Expect(messages(problems)).To(ConsistOf(`Service default/web: spec.loadBalancerSourceRanges: Invalid value: ["198.51.100.0/24"]: no IPv6 range: no client can use the load balancer IP 2001:db8::1; add a range, or remove all`))
 	})
 
 	It("an external IP that is this node's own business is refused", func() {

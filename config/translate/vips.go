@@ -94,7 +94,7 @@ func vips(svc *corev1.Service, port *corev1.ServicePort, clusterIP netip.Addr, e
 			counts := func(n netip.Prefix) bool { return n == nobody || config.FamilyOf(n.Addr()) == family }
 			if len(v.Sources) > 0 && !slices.ContainsFunc(v.Sources, counts) {
 				p.add(field.Invalid(field.NewPath("spec", "loadBalancerSourceRanges"), svc.Spec.LoadBalancerSourceRanges,
-					fmt.Sprintf("has no range of %s: no client can use the load balancer IP %s; add a range, or remove all", family, v.Addr)))
+					fmt.Sprintf("no %s range: no client can use the load balancer IP %s; add a range, or remove all", family, v.Addr)))
 			}
 		}
 		out = append(out, v)

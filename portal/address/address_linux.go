@@ -174,7 +174,7 @@ func (p *addressPortal) addForListener(vip netip.Addr) {
 func (p *addressPortal) nodeAddresses(family portal.Family) (addrs []netip.Addr) {
 	all, err := p.routes.Addresses(family)
 	if err != nil {
-		p.log.WithError(err).Error("This node's addresses cannot be listed: node ports are not served at those that are missing")
+		p.log.WithError(err).Error("Cannot list this node's addresses; node ports are not served on missing ones")
 	}
 	for _, addr := range all {
 		within := len(p.opts.NodePortAddresses) == 0 || kernel.ContainsAddr(p.opts.NodePortAddresses, addr)
@@ -311,7 +311,7 @@ func (p *addressPortal) Check(ctx context.Context) portal.Result {
 		p.known.Doubt()
 	}
 	if len(repaired) > 0 {
-		p.log.WithFields(logrus.Fields{"count": len(repaired), "what": portal.Some(repaired)}).Warn("portal repaired")
+		p.log.WithFields(logrus.Fields{"count": len(repaired), "what": portal.Some(repaired)}).Warn("Portal repaired")
 	}
 	refused := map[portal.Target]error{}
 	for t := range p.rules {
@@ -387,7 +387,7 @@ func (p *addressPortal) settle(ctx context.Context, vips []netip.Addr) (changed 
 		}
 		delete(p.missing, vip)
 		if err := ctx.Err(); err != nil {
-			return changed, fmt.Errorf("making VIPs local: %w", err)
+			return changed, fmt.Errorf("making VIPs local addresses: %w", err)
 		}
 		if is {
 			if err := p.unroute(vip); err != nil {
@@ -403,7 +403,7 @@ func (p *addressPortal) settle(ctx context.Context, vips []netip.Addr) (changed 
 			p.routed[vip] = apart
 			changed = append(changed, vip.String())
 		case errors.Is(err, unix.EEXIST):
-			p.missing[vip] = fmt.Errorf("%w: something else on this node has a route for it: ip route show table local %s", err, vip)
+			p.missing[vip] = fmt.Errorf("%w: another program has a route for it; see ip route show table local %s", err, vip)
 		default:
 			p.missing[vip] = err
 		}
@@ -433,7 +433,7 @@ func (p *addressPortal) leave(vips []netip.Addr) (removed []string, err error) {
 	}
 	needed, err := p.inUse(vips)
 	if err != nil {
-		p.log.WithError(err).Warn("Connections to Services that are removed may be cut")
+		p.log.WithError(err).Warn("Connections to removed Services may be cut")
 	}
 	var errs []error
 	for _, vip := range vips {

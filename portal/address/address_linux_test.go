@@ -251,7 +251,7 @@ var _ = Describe("portal address", func() {
 		n.Node.Sh("ip route add blackhole 10.96.0.10 table local")
 		n.Node.Do(func() {
 			Expect(p.Apply(Background, []portal.Rule{Redirect(Web4, 80)}, nil).Refused).To(HaveKeyWithValue(Web4, MatchError(And(
-				ContainSubstring("file exists: something else on this node has a route for it"), ContainSubstring("10.96.0.10")))))
+				ContainSubstring("file exists: another program has a route for it"), ContainSubstring("10.96.0.10")))))
 			Expect(p.Check(Background).Refused).To(HaveKeyWithValue(Web4, MatchError(ContainSubstring("file exists"))))
 		})
 		n.Node.Sh("ip route del blackhole 10.96.0.10 table local")

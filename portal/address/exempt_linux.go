@@ -21,7 +21,7 @@ import (
 const exemptTable = "usher-address"
 
 // errCannotExempt is why a namespace is of no use.
-var errCannotExempt = errors.New("this node translates addresses (iptables -t nat), and without nf_tables VIPs cannot be left out")
+var errCannotExempt = errors.New("this node translates addresses (iptables -t nat), and VIPs cannot be exempted without nf_tables")
 
 // exempt makes sure that clients keep their addresses over the link, where something may
 // translate them. It says whether it had to do something.
@@ -111,7 +111,7 @@ func removeExemptions() (removed []string, err error) {
 			err = conn.Flush()
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("removing the nftables table %s: %w", exemptTable, err))
+			errs = append(errs, fmt.Errorf("removing nftables table %s: %w", exemptTable, err))
 			continue
 		}
 		removed = append(removed, fmt.Sprintf("nftables: table %s for %s", exemptTable, family))

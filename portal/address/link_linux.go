@@ -69,7 +69,7 @@ func (l *link) connect(families []portal.Family) (made bool, err error) {
 	}{{l.space.handle, inner}, {l.node, outer}} {
 		if at.Attrs().MTU != mtu {
 			if err := at.handle.LinkSetMTU(at.Link, mtu); err != nil {
-				return made, fmt.Errorf("giving %s the MTU %d: %w", linkName, mtu, err)
+				return made, fmt.Errorf("setting MTU of %s to %d: %w", linkName, mtu, err)
 			}
 		}
 		if at.Attrs().Flags&net.FlagUp == 0 {
@@ -111,7 +111,7 @@ func (l *link) activated() error {
 		case !silent:
 			return nil
 		case time.Now().After(deadline):
-			return fmt.Errorf("%s does not begin to send", linkName)
+			return fmt.Errorf("interface %s does not start sending", linkName)
 		}
 	}
 }
@@ -147,7 +147,7 @@ func (l *link) make() (outer, inner netlink.Link, err error) {
 		PeerName:  linkName, PeerHardwareAddr: spaceEnd.mac, PeerNamespace: netlink.NsFd(l.space.file.Fd()),
 	})
 	if err != nil {
-		return nil, nil, fmt.Errorf("making a pair of interfaces (veth): %w", err)
+		return nil, nil, fmt.Errorf("creating a veth pair: %w", err)
 	}
 	if outer, err = l.node.LinkByName(linkName); err != nil {
 		return nil, nil, err
@@ -226,20 +226,20 @@ func find(h *netlink.Handle) (netlink.Link, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("looking for the interface %s: %w", linkName, err)
+		return nil, fmt.Errorf("looking up interface %s: %w", linkName, err)
 	}
 	return l, nil
 }
 
 // errNotOurs is why an interface stays that only has the name.
-var errNotOurs = errors.New("it is not usher's")
+var errNotOurs = errors.New("not created by usher")
 
 // findOurs returns the node's end of the link of this usher, or another one, nil if there
 // is none.
 func findOurs(node *netlink.Handle) (netlink.Link, error) {
 	outer, err := find(node)
 	if outer != nil && (outer.Type() != "veth" || outer.Attrs().HardwareAddr.String() != nodeEnd.mac.String()) {
-		return nil, fmt.Errorf("the interface %s is in the way: %w", linkName, errNotOurs)
+		return nil, fmt.Errorf("an interface %s exists already: %w", linkName, errNotOurs)
 	}
 	return outer, err
 }
@@ -257,7 +257,7 @@ func removeLink(node *netlink.Handle) (removed bool, err error) {
 		return false, err
 	}
 	if err := node.LinkDel(outer); err != nil && !errors.Is(err, unix.ENODEV) {
-		return false, fmt.Errorf("removing the interface %s: %w", linkName, err)
+		return false, fmt.Errorf("removing interface %s: %w", linkName, err)
 	}
 	return true, nil
 }

@@ -72,7 +72,7 @@ func (p *addressPortal) tryFamily(family portal.Family, before netlink.Link, aut
 	case before != nil && auto:
 		leads, err := leads(p.link.node, before, family)
 		if err == nil && !leads {
-			err = fmt.Errorf("the usher before has %s without %s", linkName, family)
+			err = fmt.Errorf("the previous usher process has %s without %s", linkName, family)
 		}
 		return err
 	case before != nil:
@@ -125,7 +125,7 @@ func (p *addressPortal) held(family portal.Family) error {
 	}
 	busy, err := kernel.InUse(ours)
 	if len(busy) > 0 || slices.ContainsFunc(listeners, func(l kernel.Listener) bool { return slices.Contains(ours, l.At.Addr()) }) {
-		return errors.New("another usher serves them there, or has connections: start this one when they have ended")
+		return errors.New("another usher process serves them there or has open connections; start this one after they have closed")
 	}
 	return err
 }
@@ -141,9 +141,9 @@ func (p *addressPortal) traitsOf(apart bool) portal.Traits {
 	switch {
 	case apart:
 		t.Apart = true
-		t.About = "a route leads each cluster IP into a network namespace\nof usher's own, where usher listens on it."
+		t.About = "a route for each cluster IP points into usher's\nnetwork namespace, where usher listens on it."
 	case p.routes.OnVIPLink():
-		t.About = "each cluster IP is an address of the interface " + kernel.VIPLink + ",\nand usher listens on it."
+		t.About = "each cluster IP is an address of interface " + kernel.VIPLink + ",\nand usher listens on it."
 	}
 	return t
 }
@@ -171,7 +171,7 @@ func (p *addressPortal) place(vip netip.Addr) (apart bool) {
 // route makes a VIP local, in the space or on the node.
 func (p *addressPortal) route(vip netip.Addr, apart bool) error {
 	if apart && p.link.index == 0 {
-		return fmt.Errorf("there is no interface %s that leads to it", linkName)
+		return fmt.Errorf("no interface %s leads to the namespace", linkName)
 	}
 	if apart {
 		return p.routes.Lead(vip, p.link.index, spaceEnd.gateway(portal.FamilyOf(vip)))
@@ -272,7 +272,7 @@ func (p *addressPortal) Settle(file *os.File) {
 	}
 	s, err := openSpace(file)
 	if err != nil {
-		p.log.WithError(err).Warn("Connections that another usher has will be cut")
+		p.log.WithError(err).Warn("Connections of another usher process will be cut")
 		return
 	}
 	p.link.space.close()
@@ -288,13 +288,13 @@ func (p *addressPortal) tell() {
 	}
 	if families := p.families(); len(families) > 0 {
 		p.log.WithFields(logrus.Fields{"families": fmt.Sprint(families), "look": fmt.Sprintf("nsenter --net=/proc/%d/fd/%d ss -tuln", os.Getpid(), p.link.space.file.Fd())}).
-			Info("VIPs are in a network namespace of usher's own")
+			Info("VIPs are in usher's network namespace")
 	}
 	if p.routes.OnVIPLink() {
 		p.log.WithField("interface", kernel.VIPLink).WithField("reason", errOnVIPLink.Error()).Info("VIPs are addresses of an interface")
 		for _, family := range portal.Families {
 			if clashes := p.clashes(family); len(clashes) > 0 {
-				p.log.WithField("clashes", portal.Some(clashes)).Warn("Processes that listen on all addresses take ports of VIPs: let them listen on single addresses")
+				p.log.WithField("clashes", portal.Some(clashes)).Warn("Processes that listen on all addresses take ports of VIPs; make them listen on single addresses")
 			}
 		}
 		return
@@ -302,7 +302,7 @@ func (p *addressPortal) tell() {
 	for _, family := range portal.Families {
 		if err := p.onNode[family]; err != nil && !errors.Is(err, errNever) && vips[family] {
 			p.log.WithError(err).WithFields(logrus.Fields{"family": family.String(), "clashes": portal.Some(p.clashes(family))}).
-				Warn("VIPs are addresses of this node and not of a network namespace of usher's own: who listens on all addresses answers on them, and takes their ports from Services, or Services from them")
+				Warn("VIPs are addresses of this node, not of a dedicated network namespace; processes that listen on all addresses conflict with Services for ports")
 		}
 	}
 }

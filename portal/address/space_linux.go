@@ -33,7 +33,7 @@ func makeSpace() (*space, error) {
 			if has, err2 := kernel.Capabilities(); err2 == nil && has&(1<<unix.CAP_SYS_ADMIN) == 0 {
 				err = fmt.Errorf("%w: CAP_SYS_ADMIN is missing", err)
 			}
-			return nil, fmt.Errorf("making a network namespace: %w", err)
+			return nil, fmt.Errorf("creating a network namespace: %w", err)
 		}
 		return os.Open("/proc/thread-self/ns/net")
 	})
@@ -54,7 +54,7 @@ func openSpace(file *os.File) (*space, error) {
 	})
 	if err != nil {
 		file.Close()
-		return nil, fmt.Errorf("entering the network namespace of another usher: %w", err)
+		return nil, fmt.Errorf("entering the network namespace of another usher process: %w", err)
 	}
 	return s, nil
 }
@@ -140,7 +140,7 @@ func (s *space) setUp() error {
 			err = fmt.Errorf("%w: this kernel has no policy routing (ip rule)", err)
 		}
 		if err != nil && !family.Is6() {
-			return fmt.Errorf("making rules for routes in the namespace: %w", err)
+			return fmt.Errorf("creating routing rules in the namespace: %w", err)
 		}
 	}
 	return nil

@@ -178,7 +178,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		p := n.Open(Mode, auto)
 		n.Node.Sh("ip link add usher0 type veth peer name other")
 		n.Node.Do(func() {
-			Expect(p.Apply(Background, []portal.Rule{Redirect(Web4, 80)}, nil).Err).To(MatchError(ContainSubstring("usher0 is in the way")))
+			Expect(p.Apply(Background, []portal.Rule{Redirect(Web4, 80)}, nil).Err).To(MatchError(ContainSubstring("usher0 exists already")))
 		})
 		Expect(ours()).To(BeEmpty())
 		n.Node.Sh("ip link del usher0")
@@ -278,10 +278,10 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 				HaveField("Level", logrus.WarnLevel), HaveField("Data", HaveKeyWithValue("error", MatchError(ContainSubstring(says)))))))
 		},
 		Entry("no forwarding", "sysctl -qw net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0", "net.ipv4.ip_forward is 0"),
-		Entry("a rule that drops what is forwarded", "nft 'add table inet f; add chain inet f c { type filter hook forward priority 0; policy drop; }'", "a rule for FORWARD?"),
-		Entry("a rule that rejects what is forwarded", "nft 'add table inet f; add chain inet f c { type filter hook forward priority 0; }; add rule inet f c reject with tcp reset'", "a rule for FORWARD?"),
-		Entry("a rule that rejects what the node sends", "nft 'add table inet f; add chain inet f c { type filter hook output priority 0; }; add rule inet f c oifname \"usher*\" reject'", "a process of this node does not reach a VIP there"),
-		Entry("the name taken", "ip link add usher0 type veth peer name other", "usher0 is in the way"),
+		Entry("a rule that drops what is forwarded", "nft 'add table inet f; add chain inet f c { type filter hook forward priority 0; policy drop; }'", "blocked by a FORWARD rule?"),
+		Entry("a rule that rejects what is forwarded", "nft 'add table inet f; add chain inet f c { type filter hook forward priority 0; }; add rule inet f c reject with tcp reset'", "blocked by a FORWARD rule?"),
+		Entry("a rule that rejects what the node sends", "nft 'add table inet f; add chain inet f c { type filter hook output priority 0; }; add rule inet f c oifname \"usher*\" reject'", "a process on this node cannot reach a VIP there"),
+		Entry("the name taken", "ip link add usher0 type veth peer name other", "usher0 exists already"),
 	)
 
 	It("names who clashes", func() {

@@ -50,15 +50,15 @@ func (l *link) try(family portal.Family, routes *kernel.Routes) error {
 		defer routes.Unlead(addr)
 	}
 	if from, _ := kernel.SourceTo(netip.AddrPortFrom(vip, trialPort)); !from.IsGlobalUnicast() {
-		return fmt.Errorf("this node has no address of %s that its processes would come from", family)
+		return fmt.Errorf("this node has no %s address as a source for its processes", family)
 	}
 	if err := l.reaches(vip, netip.Addr{}); err != nil {
-		return fmt.Errorf("a process of this node does not reach a VIP there: %w", err)
+		return fmt.Errorf("a process on this node cannot reach a VIP there: %w", err)
 	}
 	// Like a Pod: it comes in by one interface of the node, here the link itself, and goes
 	// out by another, as rules for what is forwarded allow, and not only for the node.
 	if err := l.reaches(vip, client); err != nil {
-		return fmt.Errorf("what this node forwards does not reach a VIP there (a rule for FORWARD?): %w", err)
+		return fmt.Errorf("forwarded packets do not reach a VIP there (blocked by a FORWARD rule?): %w", err)
 	}
 	return nil
 }
@@ -71,7 +71,7 @@ func forwards(family portal.Family) error {
 	}
 	value, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(setting, ".", "/"))
 	if err == nil && strings.TrimSpace(string(value)) == "0" {
-		return fmt.Errorf("this node does not forward packets to them: %s is 0", setting)
+		return fmt.Errorf("this node does not forward packets to VIPs: %s is 0", setting)
 	}
 	return nil // or it will be found out
 }
@@ -109,11 +109,11 @@ func (l *link) reaches(vip, from netip.Addr) error {
 	}
 	server, err := listener.Accept()
 	if err != nil {
-		return fmt.Errorf("somebody else answers there: %w", err)
+		return fmt.Errorf("another process answers there: %w", err)
 	}
 	defer server.Close()
 	if is, seen := client.LocalAddr().String(), server.RemoteAddr().String(); is != seen {
-		return fmt.Errorf("it comes from %s there and not from %s", seen, is)
+		return fmt.Errorf("source address is %s there instead of %s", seen, is)
 	}
 	return nil
 }

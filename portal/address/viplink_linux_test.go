@@ -109,7 +109,7 @@ var _ = Describe("portal address, with VIPs as addresses of an interface", func(
 		before := n.Node.State()
 		n.Node.Do(func() {
 			_, err := Mode.New(Background, portal.Options{})
-			Expect(err).To(MatchError(ContainSubstring("an interface usher-vips that is not usher's")))
+			Expect(err).To(MatchError(ContainSubstring("an interface usher-vips exists that was not created by usher")))
 			Expect(Mode.List(context.Background(), portal.Options{})).To(BeEmpty())
 			Expect(Mode.Remove(context.Background(), portal.Options{}, true)).To(BeEmpty())
 		})

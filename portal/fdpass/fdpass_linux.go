@@ -11,7 +11,7 @@ import (
 
 // ErrTruncated says that there was more than the receiver had room for: bytes,
 // descriptors, or files that it may have open (recvmsg(2)). What was too much is lost.
-var ErrTruncated = errors.New("it said more than was to be expected")
+var ErrTruncated = errors.New("message longer than expected")
 
 // underWayTime bounds how long Send waits while too many descriptors are under way.
 const underWayTime = 5 * time.Second
@@ -119,7 +119,7 @@ func Conn(f *os.File) (*net.UnixConn, error) {
 	u, is := c.(*net.UnixConn)
 	if !is {
 		c.Close()
-		return nil, errors.New("it is no Unix socket")
+		return nil, errors.New("not a Unix socket")
 	}
 	return u, nil
 }

@@ -70,7 +70,7 @@ func FromEnvironment(log logrus.FieldLogger) (*Manager, error) {
 	}
 	if err != nil {
 		m.Forget()
-		return nil, fmt.Errorf("the service manager cannot be told anything: %w", err)
+		return nil, fmt.Errorf("cannot notify the service manager: %w", err)
 	}
 	go m.run()
 	return m, nil
@@ -190,7 +190,7 @@ func (m *Manager) run() {
 			}
 			m.lost, m.queue = true, nil
 			m.mu.Unlock()
-			m.log.WithError(err).Warn("The keeper, or service manager, does not listen any more: should usher crash, its sockets are lost")
+			m.log.WithError(err).Warn("The keeper or service manager no longer listens; sockets will be lost if usher crashes")
 			return
 		}
 	}

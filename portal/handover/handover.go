@@ -7,7 +7,7 @@ import (
 )
 
 // ErrLocked is what Acquire's error wraps when another process has the lock.
-var ErrLocked = errors.New("another usher manages the portals of this network namespace")
+var ErrLocked = errors.New("another usher process manages the portals of this network namespace")
 
 // Socket is a socket that goes from one process to the next, or a file with what is to be
 // known of some: see Memory.

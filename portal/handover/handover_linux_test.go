@@ -391,7 +391,7 @@ var _ = Describe("the lock", func() {
 		Expect(err).NotTo(HaveOccurred())
 		defer l.Release()
 		Expect(time.Since(began)).To(BeNumerically("<", 2*lookTime))
-		Expect(l.Strangers()).To(ConsistOf("a process that lets nobody in"))
+		Expect(l.Strangers()).To(ConsistOf("a process that accepts no connections"))
 	})
 	It("is another's if a holder is gone that has just handed over", func() {
 		for range 5 {

@@ -79,7 +79,7 @@ func Acquire(left *os.File) (*Lock, error) {
 		err = fmt.Errorf("%w (%s)", ErrLocked, holder)
 		holder.close()
 	case errors.Is(err, syscall.ENOPROTOOPT):
-		err = fmt.Errorf("%w, or another process does: before Linux 4.19 and in gVisor that cannot be determined", ErrLocked)
+		err = fmt.Errorf("%w, or another program does; cannot be determined before Linux 4.19 or in gVisor", ErrLocked)
 	case err != nil:
 		err = fmt.Errorf("locking the portals: %w", err)
 	}

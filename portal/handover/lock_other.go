@@ -35,7 +35,7 @@ type Successor struct {
 }
 
 // Ask finds nobody to take over from.
-func Ask() (*Successor, error) { return nil, errors.New("handover needs Linux") }
+func Ask() (*Successor, error) { return nil, errors.New("handover requires Linux") }
 
 // More is never called.
 func (s *Successor) More() error { return nil }
@@ -44,7 +44,7 @@ func (s *Successor) More() error { return nil }
 func (s *Successor) Take() (*Lock, error) { return &Lock{}, nil }
 
 // Memory makes none.
-func Memory(string) (*os.File, error) { return nil, errors.New("handover needs Linux") }
+func Memory(string) (*os.File, error) { return nil, errors.New("handover requires Linux") }
 
 // Abort is never called.
 func (s *Successor) Abort() {}

@@ -75,11 +75,11 @@ func look(own, word string) (holder *found, strangers []string, err error) {
 		if list {
 			names, err := holders()
 			if err != nil {
-				return fmt.Errorf("looking for an usher that manages the portals: %w", err)
+				return fmt.Errorf("looking for the usher process that manages the portals: %w", err)
 			}
 			for _, name := range names {
 				if !known[name] {
-					known[name], open[name] = true, "a process that lets nobody in"
+					known[name], open[name] = true, "a process that accepts no connections"
 					waiting = append(waiting, name)
 				}
 			}
@@ -103,7 +103,7 @@ func look(own, word string) (holder *found, strangers []string, err error) {
 				delete(open, name) // it is no usher
 				continue
 			case err != nil:
-				return fmt.Errorf("asking an usher that may manage the portals: %w", err)
+				return fmt.Errorf("asking a process that may manage the portals: %w", err)
 			}
 			if open[name] = a.String(); !a.sameUser() {
 				strangers = append(strangers, open[name])
@@ -153,7 +153,7 @@ func look(own, word string) (holder *found, strangers []string, err error) {
 	}
 	if err == nil && holder == nil {
 		for _, who := range looking {
-			err = fmt.Errorf("%w (%s, perhaps)", ErrLocked, who)
+			err = fmt.Errorf("%w (possibly %s)", ErrLocked, who)
 		}
 		strangers = slices.AppendSeq(strangers, maps.Values(open))
 	}
@@ -220,7 +220,7 @@ func (a *approached) ask(word string) (_ *found, err error) {
 		}
 		has, failed := a.challenge.signed()
 		if err = failed; err == nil && !has {
-			err = errors.New("it has not the rights of an usher")
+			err = errors.New("the process lacks usher's capabilities")
 		}
 	})
 	if err == nil {

@@ -13,7 +13,7 @@ import (
 func Memory(name string) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {
-		return nil, fmt.Errorf("making a file in memory: %w", err)
+		return nil, fmt.Errorf("creating a memory file: %w", err)
 	}
 	return os.NewFile(uintptr(fd), name), nil
 }

@@ -50,7 +50,7 @@ func (p peer) receiveChallenge() (text string, c challenge, err error) {
 	}
 	if len(fds) != 1 {
 		Discard(fds)
-		return "", -1, fmt.Errorf("%d descriptors came with %q, and not one", len(fds), text)
+		return "", -1, fmt.Errorf("got %d descriptors with %q, want 1", len(fds), text)
 	}
 	return text, challenge(fds[0]), nil
 }
@@ -60,7 +60,7 @@ func (p peer) receiveWord(words ...string) (string, error) {
 	text, fds, err := p.receive()
 	Discard(fds)
 	if err == nil && !slices.Contains(words, text) {
-		err = fmt.Errorf("it said %q and not %q", text, words)
+		err = fmt.Errorf("received %q, want %q", text, words)
 	}
 	return text, err
 }
@@ -89,7 +89,7 @@ func (p peer) sameUser() bool {
 func (p peer) String() string {
 	who, err := p.cred()
 	if err != nil {
-		return "a process that is gone"
+		return "a process that has exited"
 	}
 	return fmt.Sprintf("process %d of user %d", who.Pid, who.Uid)
 }

@@ -51,13 +51,13 @@ func (c challenge) sign(connection, by string) error {
 	}
 	name, ok := at.(*unix.SockaddrUnix)
 	if !ok || !strings.HasPrefix(name.Name, connection+by) {
-		return errors.New("it gave something to sign that is not for this connection")
+		return errors.New("received a challenge that is not for this connection")
 	}
 	// struct sock_txtime: clockid and flags, 32 bits each.
 	var value [8]byte
 	binary.NativeEndian.PutUint32(value[:], unix.CLOCK_TAI)
 	if err := unix.SetsockoptString(int(c), unix.SOL_SOCKET, unix.SO_TXTIME, string(value[:])); err != nil {
-		return fmt.Errorf("showing that this process has CAP_NET_ADMIN (SO_TXTIME, Linux 4.19): %w", err)
+		return fmt.Errorf("proving that this process has CAP_NET_ADMIN (SO_TXTIME, Linux 4.19): %w", err)
 	}
 	return nil
 }
@@ -66,7 +66,7 @@ func (c challenge) sign(connection, by string) error {
 func (c challenge) signed() (bool, error) {
 	set, err := unix.GetsockoptUint64(int(c), unix.SOL_SOCKET, unix.SO_TXTIME)
 	if err != nil {
-		return false, fmt.Errorf("looking whether the other side has CAP_NET_ADMIN (SO_TXTIME, Linux 4.19): %w", err)
+		return false, fmt.Errorf("checking whether the peer has CAP_NET_ADMIN (SO_TXTIME, Linux 4.19): %w", err)
 	}
 	var value [8]byte
 	binary.NativeEndian.PutUint64(value[:], set)

@@ -24,10 +24,10 @@ type Successor struct {
 func Ask() (*Successor, error) {
 	holder, _, err := look("", wordHandOver)
 	if err == nil && holder == nil {
-		err = errors.New("there is none")
+		err = errors.New("no usher process found")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("asking the usher that is here to hand over: %w", err)
+		return nil, fmt.Errorf("asking the running usher to hand over: %w", err)
 	}
 	s := &Successor{peer: holder.peer, Sockets: map[string]*os.File{}}
 	err = holder.challenge.sign(holder.name, bySuccessor)
@@ -46,7 +46,7 @@ func Ask() (*Successor, error) {
 	}
 	if err != nil {
 		s.Abort()
-		return nil, fmt.Errorf("the usher that is here does not hand over: %w", err)
+		return nil, fmt.Errorf("the running usher does not hand over: %w", err)
 	}
 	return s, nil
 }
@@ -59,7 +59,7 @@ func (s *Successor) More() error {
 	}
 	s.peer.within(patience)
 	if err := s.peer.send(wordMore); err != nil {
-		return fmt.Errorf("asking the usher that is here for what is new: %w", err)
+		return fmt.Errorf("requesting changes from the running usher: %w", err)
 	}
 	return s.receiveSockets()
 }
@@ -76,7 +76,7 @@ func (s *Successor) Take() (*Lock, error) {
 	s.peer.within(patience)
 	if err = s.peer.send(wordTaken); err == nil {
 		if _, err = s.peer.receiveWord(wordReleased); err != nil {
-			err = fmt.Errorf("the usher that was here went on instead: %w", err)
+			err = fmt.Errorf("the previous usher process resumed instead: %w", err)
 		}
 	}
 	if err != nil {
@@ -109,7 +109,7 @@ func (s *Successor) receiveSockets() error {
 		names := strings.Split(text, "\n")
 		if len(names) != len(fds) {
 			Discard(fds)
-			return fmt.Errorf("%d sockets came with %d names", len(fds), len(names))
+			return fmt.Errorf("got %d sockets with %d names", len(fds), len(names))
 		}
 		for i, name := range names {
 			s.Sockets[name] = os.NewFile(uintptr(fds[i]), "handed over")

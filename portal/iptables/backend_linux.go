@@ -69,7 +69,7 @@ func openBackend(ctx context.Context, v variant, family portal.Family, opts port
 			Answers: opts.Mark != 0 && !opts.NodeAddress},
 	}
 	if opts.IPTablesTarget == targetRedirect {
-		f.at.NoLanding = "REDIRECT leads to another address on each interface; use --iptables-target=dnat, or --portal=address"
+		f.at.NoLanding = "REDIRECT uses a different address on each interface; use --iptables-target=dnat or --portal=address"
 		f.at.Instead = "--iptables-target=dnat"
 	}
 	protocol, seconds := goiptables.ProtocolIPv4, int(opts.LockWait/time.Second)
@@ -78,7 +78,7 @@ func openBackend(ctx context.Context, v variant, family portal.Family, opts port
 	}
 	for _, tool := range []string{"", "-save", "-restore"} {
 		if _, err := exec.LookPath(v.command(family.Is6(), tool)); err != nil {
-			return nil, hint(fmt.Errorf("looking for %s: %w", v.command(family.Is6(), tool), err), family.Is6())
+			return nil, hint(fmt.Errorf("looking up %s: %w", v.command(family.Is6(), tool), err), family.Is6())
 		}
 	}
 	ipt, err := goiptables.New(goiptables.IPFamily(protocol), goiptables.Path(v.command(family.Is6(), "")), goiptables.Timeout(seconds))
@@ -90,7 +90,7 @@ func openBackend(ctx context.Context, v variant, family portal.Family, opts port
 		f.wait = []string{"--wait", fmt.Sprint(seconds)} // restore knows it since 1.6.2
 	}
 	if err := f.probe(); err != nil {
-		return nil, hint(fmt.Errorf("trying %s with a rule in a chain of its own: %w", v.command(family.Is6(), ""), err), family.Is6())
+		return nil, hint(fmt.Errorf("testing %s with a rule in a dedicated chain: %w", v.command(family.Is6(), ""), err), family.Is6())
 	}
 	return f, f.Read(ctx)
 }
@@ -146,7 +146,7 @@ func (f *backend) probe() (err error) {
 		f.at.Landing = kernel.LandingOf(f.family)
 		f.at.NoPort0 = toLanding(redirect.RejectPort) != nil // iptables takes it since 1.8.8
 	} else {
-		f.log.WithError(hint(noLanding, f.ip6())).Infof("%s packets will be redirected to the address of the interface that they come in by", f.family)
+		f.log.WithError(hint(noLanding, f.ip6())).Infof("%s packets will be redirected to the address of their incoming interface", f.family)
 	}
 	if noLanding != nil || f.at.NoPort0 {
 		if err := try("-j", "REDIRECT", "--to-ports", fmt.Sprint(redirect.RejectPort)); err != nil {
@@ -159,7 +159,7 @@ func (f *backend) probe() (err error) {
 	f.at.Comment = has("-m", "comment", "--comment", "probe")
 	f.at.AddrType = has("-m", "addrtype", "--dst-type", "LOCAL")
 	if m := f.at.Mark; m != 0 && !has("-m", "mark", "!", "--mark", fmt.Sprintf("%#x/%#x", m, m)) {
-		f.log.Infof("%s: the match mark is missing: usher's own packets are not told from those of clients", f.family)
+		f.log.Infof("%s: the match \"mark\" is missing; usher's own packets are not distinguished from clients' packets", f.family)
 		f.at.Mark, f.at.Answers = 0, false
 	}
 	f.at.ProbeOwnOnly(f.family, f.log, func() error {
@@ -182,7 +182,7 @@ func (f *backend) probeAnswers(has func(...string) bool) {
 		return
 	}
 	if f.at.NoAliases = !ok("-j", "NETMAP", "--to", netip.PrefixFrom(f.family.Any(), 32).String()); f.at.NoAliases {
-		f.log.Infof("%s endpoints will see this node's address if they are on the client's bridge: the kernel or iptables lacks NETMAP", f.family)
+		f.log.Infof("%s endpoints on the client's bridge will see this node's address: the kernel or iptables lacks NETMAP", f.family)
 	}
 }
 
@@ -204,7 +204,7 @@ func (f *backend) Read(ctx context.Context) error {
 		text, err := run(ctx, "", f.save, a...)
 		if err != nil {
 			f.fresh = false
-			return hint(fmt.Errorf("reading the %s rules: %w", f.family, err), f.ip6())
+			return hint(fmt.Errorf("reading %s rules: %w", f.family, err), f.ip6())
 		}
 		for name, c := range parseSave(text) {
 			maps.DeleteFunc(c.chains, func(chain string, _ []spec) bool { return isScratch(chain) })
@@ -242,7 +242,7 @@ func (f *backend) fingerprints() map[string]uint64 {
 	for _, name := range f.tables() {
 		print, err := fingerprint(f.family, name)
 		if err != nil {
-			f.log.WithError(err).Debug("rules are compared by reading them all")
+			f.log.WithError(err).Debug("Comparing rules by reading all of them")
 			return nil
 		}
 		prints[name] = print
@@ -272,7 +272,7 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 	}
 	if f.moves < maxMoves && movedDown(f.installed, wanted) {
 		if f.moves++; f.moves == maxMoves {
-			f.log.Warnf("another program puts its %s nat rules before usher's again and again: they stay there from now on", f.family)
+			f.log.Warnf("Another program keeps moving its %s nat rules before usher's; leaving them there", f.family)
 		}
 	}
 	c := diff(f.installed, wanted, keep, f.moves < maxMoves)
@@ -284,7 +284,7 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 		if !redirect.IsUndecided(err) && f.giveUp(ctx) {
 			return f.Put(ctx, rules, nil)
 		}
-		return nil, hint(fmt.Errorf("putting in the %s rules: %w", f.family, err), f.ip6())
+		return nil, hint(fmt.Errorf("installing %s rules: %w", f.family, err), f.ip6())
 	}
 	f.installed = asInstalled(wanted, keep)
 	return c.repairs, nil
@@ -304,7 +304,7 @@ func (f *backend) Parts() func(context.Context) ([]portal.Part, error) {
 			}
 			text, err := run(ctx, "", f.save, "-t", name)
 			if err != nil {
-				return nil, hint(fmt.Errorf("reading the %s rules: %w", f.family, err), f.ip6())
+				return nil, hint(fmt.Errorf("reading %s rules: %w", f.family, err), f.ip6())
 			}
 			have := parseSave(text)[name]
 			if have == nil {
@@ -414,7 +414,7 @@ func (f *backend) giveUp(ctx context.Context) (gaveUp bool) {
 	if err := f.tryTogether(ctx, func(tables map[string]*table, at redirect.Setting) {
 		addAccept(tables, at, f.accepted[:min(1, len(f.accepted))]) // no chains below it
 	}); err != nil {
-		f.log.WithError(err).Infof("%s: no rule lets in what is redirected; a host firewall has to", f.family)
+		f.log.WithError(err).Infof("%s: no rule accepts redirected packets; a host firewall must accept them", f.family)
 		f.at.NoAccept = true
 		gaveUp = true
 	}
@@ -473,7 +473,7 @@ func (f *backend) dropScratch(tables iter.Seq[string]) {
 			continue
 		}
 		if err := f.ipt.ClearAndDeleteChain(name, scratch()); err != nil {
-			f.log.WithError(err).Debug("a scratch chain was left behind")
+			f.log.WithError(err).Debug("Failed to remove a scratch chain")
 		}
 	}
 }

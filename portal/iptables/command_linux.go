@@ -91,11 +91,11 @@ func hint(err error, ip6 bool) error {
 	case errors.Is(err, exec.ErrNotFound):
 		advice = "install the iptables package, or choose --portal=nftables, address or none"
 	case ofLock(text):
-		advice = "another program holds /run/xtables.lock, or it cannot be opened: if usher runs in a container, mount the host's /run/xtables.lock"
+		advice = "/run/xtables.lock is held by another program or cannot be opened; in a container, mount the host's /run/xtables.lock"
 	case has("incompatible"):
 		advice = "the table holds nftables rules that iptables does not understand"
 	case has("Failed to initialize nft", "Could not fetch rule set generation id"):
-		advice = "this kernel has no nf_tables: modprobe nf_tables, or use the legacy iptables"
+		advice = "this kernel has no nf_tables: modprobe nf_tables, or use legacy iptables"
 	case has("can't initialize", "Table does not exist", "TABLE_ADD failed", "CHAIN_ADD failed"):
 		advice = fmt.Sprintf("this kernel has no nat table for iptables: modprobe ip%stable_nat (or nft_chain_nat)", six)
 	case has("RULE_APPEND failed", "No chain/target/match by that name", "Couldn't load"):

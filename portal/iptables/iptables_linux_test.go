@@ -187,7 +187,7 @@ var _ = Describe("portal iptables", func() {
 
 				By("an iptables that cannot read")
 				Expect(os.Setenv("PATH", bin)).To(Succeed())
-				cleaned(MatchError(ContainSubstring("reading the IPv4 rules: iptables-%s-save: exit status 4: Permission denied", variant)))
+				cleaned(MatchError(ContainSubstring("reading IPv4 rules: iptables-%s-save: exit status 4: Permission denied", variant)))
 
 				Expect(os.Setenv("PATH", path)).To(Succeed())
 				cleaned(Succeed())

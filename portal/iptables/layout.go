@@ -168,7 +168,7 @@ func layOut(rules []portal.Rule, at redirect.Setting) map[string]*table {
 	}
 	if len(drop.rules) > 0 {
 		drop.root(chainDrop)
-		tables[tableMangle] = drop.table(chainDrop, spec{fresh: true, comment: "usher: clients that Services do not let in"}, at.Mark)
+		tables[tableMangle] = drop.table(chainDrop, spec{fresh: true, comment: "usher: clients that Services do not admit"}, at.Mark)
 	}
 	return tables
 }
@@ -242,7 +242,7 @@ func addAccept(tables map[string]*table, at redirect.Setting, ports []portal.Rul
 		return
 	}
 	jump := jumpTo(chainAccept)
-	jump.comment = "usher: what its portals redirect, and health checks"
+	jump.comment = "usher: redirected packets and health checks"
 	addChain(tables, at, tableFilter, "INPUT", jump, nil)
 	maps.Copy(tables[tableFilter].chains, l.chains)
 }
@@ -274,7 +274,7 @@ func addAnswers(tables map[string]*table, at redirect.Setting) {
 	}
 	add := func(name, from, to string, specs []spec) {
 		jump := jumpTo(to)
-		jump.comment = "usher: own addresses of clients"
+		jump.comment = "usher: clients' own addresses"
 		addChain(tables, at, name, from, jump, specs)
 	}
 	add(tableMangle, "OUTPUT", chainSent, []spec{

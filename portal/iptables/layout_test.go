@@ -76,8 +76,8 @@ var _ = Describe("the layout of iptables chains", func() {
 		Expect(jumps).To(Equal([]string{
 			`nat PREROUTING -m comment --comment "usher: portals of Services" -j USHER-PORTALS`,
 			`nat OUTPUT -m mark ! --mark 0x1000/0x1000 -m comment --comment "usher: portals of Services" -j USHER-PORTALS`,
-			`mangle PREROUTING -m conntrack --ctstate NEW -m mark ! --mark 0x1000/0x1000 -m comment --comment "usher: clients that Services do not let in" -j USHER-DROP`,
-			`mangle OUTPUT -m conntrack --ctstate NEW -m mark ! --mark 0x1000/0x1000 -m comment --comment "usher: clients that Services do not let in" -j USHER-DROP`,
+			`mangle PREROUTING -m conntrack --ctstate NEW -m mark ! --mark 0x1000/0x1000 -m comment --comment "usher: clients that Services do not admit" -j USHER-DROP`,
+			`mangle OUTPUT -m conntrack --ctstate NEW -m mark ! --mark 0x1000/0x1000 -m comment --comment "usher: clients that Services do not admit" -j USHER-DROP`,
 		}))
 	})
 
@@ -109,7 +109,7 @@ var _ = Describe("the layout of iptables chains", func() {
 		at.HealthChecks = []uint16{32000}
 		addAccept(tables, at, accepted(nil, at, portal.IPv4))
 		filter := tables["filter"]
-		Expect(filter.jumps[0].chain + " " + filter.jumps[0].spec.String()).To(Equal(`INPUT -m comment --comment "usher: what its portals redirect, and health checks" -j USHER-ACCEPT`))
+		Expect(filter.jumps[0].chain + " " + filter.jumps[0].spec.String()).To(Equal(`INPUT -m comment --comment "usher: redirected packets and health checks" -j USHER-ACCEPT`))
 		rules := lines(filter.chains, "USHER-ACCEPT")
 		Expect(rules).To(Equal([]string{"-d 192.0.0.117/32 -m conntrack --ctstate DNAT -j ACCEPT", `-p tcp -m tcp --dport 32000 -m comment --comment "health checks" -j ACCEPT`}))
 		for i, rule := range rules {
@@ -159,9 +159,9 @@ var _ = Describe("the layout of iptables chains", func() {
 				jumps = append(jumps, j.chain+" "+j.spec.String())
 			}
 			Expect(jumps).To(Equal([]string{
-				`OUTPUT -m comment --comment "usher: own addresses of clients" -j USHER-SENT`,
-				`PREROUTING -m comment --comment "usher: own addresses of clients" -j USHER-ANSWERS`,
-				`POSTROUTING -m comment --comment "usher: own addresses of clients" -j USHER-ALIASES`,
+				`OUTPUT -m comment --comment "usher: clients' own addresses" -j USHER-SENT`,
+				`PREROUTING -m comment --comment "usher: clients' own addresses" -j USHER-ANSWERS`,
+				`POSTROUTING -m comment --comment "usher: clients' own addresses" -j USHER-ALIASES`,
 			}))
 			for _, t := range tables {
 				for chain := range t.chains {
@@ -254,7 +254,7 @@ var _ = Describe("the layout of iptables chains", func() {
 		Expect(tables).To(HaveLen(1))
 		Expect(lines(tables["mangle"].chains, "USHER-DROP")).To(HaveExactElements(
 			`-d 10.96.0.10/32 -p tcp -m tcp --dport 80 -m comment --comment "default/local:http" -j DROP`))
-		jump := spec{fresh: true, comment: "usher: clients that Services do not let in", jump: "USHER-DROP", toPort: -1}
+		jump := spec{fresh: true, comment: "usher: clients that Services do not admit", jump: "USHER-DROP", toPort: -1}
 		Expect(tables["mangle"].jumps).To(Equal([]wantedJump{{"PREROUTING", jump}, {"OUTPUT", jump}}))
 	})
 

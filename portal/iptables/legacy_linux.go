@@ -39,20 +39,20 @@ func fingerprint(family portal.Family, table string) (uint64, error) {
 	}
 	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return 0, fmt.Errorf("asking for the table %s: %w", table, err)
+		return 0, fmt.Errorf("reading table %s: %w", table, err)
 	}
 	defer unix.Close(fd)
 	info := make([]byte, infoSize)
 	copy(info[:tableNameSize], table)
 	if err := getsockopt(fd, level, soGetInfo, info); err != nil {
-		return 0, fmt.Errorf("asking for the table %s: %w", table, err)
+		return 0, fmt.Errorf("reading table %s: %w", table, err)
 	}
 	size := binary.NativeEndian.Uint32(info[sizeAt:])
 	all := make([]byte, getEntriesSize+int(size))
 	copy(all[:tableNameSize], table)
 	binary.NativeEndian.PutUint32(all[getSizeAt:], size)
 	if err := getsockopt(fd, level, soGetEntries, all); err != nil {
-		return 0, fmt.Errorf("asking for the rules of the table %s: %w", table, err)
+		return 0, fmt.Errorf("reading rules of table %s: %w", table, err)
 	}
 	for rule := all[getEntriesSize:]; len(rule) >= counters+countersSize; {
 		clear(rule[counters : counters+countersSize])

@@ -7,7 +7,7 @@ var Mode = portal.Mode{
 	Name: "iptables",
 	Traits: portal.Traits{
 		Installs: true, Redirects: true, KubeProxy: "iptables",
-		About: "rules in the nat table redirect what is sent to a\ncluster IP to usher's port.",
+		About: "rules in the nat table redirect packets for a\ncluster IP to usher's port.",
 	},
 	Open: portal.NeedsLinux,
 }

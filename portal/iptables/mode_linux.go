@@ -45,7 +45,7 @@ func open(ctx context.Context, opts portal.Options) (portal.Portal, error) {
 		if _, failed := run(ctx, "", "iptables", "--version"); failed != nil {
 			err = failed
 		}
-		return nil, hint(fmt.Errorf("looking for iptables: %w", err), false)
+		return nil, hint(fmt.Errorf("looking up iptables: %w", err), false)
 	}
 	return nil, errs
 }
@@ -71,7 +71,7 @@ func openVariant(ctx context.Context, v variant, opts portal.Options) (portal.Po
 			})
 		})
 	}
-	opts.Log.WithFields(logrus.Fields{"command": v.command(false, ""), "nft": v.nft}).Debug("trying iptables")
+	opts.Log.WithFields(logrus.Fields{"command": v.command(false, ""), "nft": v.nft}).Debug("Trying iptables")
 	return redirect.Open(Mode, opts, func(family portal.Family) (redirect.Backend, error) { return openBackend(ctx, v, family, opts) }, events...)
 }
 
@@ -81,7 +81,7 @@ func list(ctx context.Context, opts portal.Options) (all []portal.Rule, err erro
 		for _, family := range portal.Families {
 			text, err := run(ctx, "", v.command(family.Is6(), "-save"))
 			if err != nil {
-				opts.Log.WithError(err).Debug("nothing to list here: the rules cannot be read")
+				opts.Log.WithError(err).Debug("Not listing rules that cannot be read")
 				continue
 			}
 			all = slices.AppendSeq(all, maps.Values(rulesInTables(parseSave(text), family)))
@@ -162,11 +162,11 @@ func overlooked(ctx context.Context, opts portal.Options) error {
 			inUse, err := kernel.LegacyNAT(family)
 			errs = append(errs, err)
 			if inUse {
-				errs = append(errs, fmt.Errorf("the %s table %s of the legacy iptables is in use, and no %s is installed to look into it", family, tableNAT, variant{suffix: "legacy"}.command(family.Is6(), "")))
+				errs = append(errs, fmt.Errorf("the %s table %s of legacy iptables is in use, but %s is not installed to read it", family, tableNAT, variant{suffix: "legacy"}.command(family.Is6(), "")))
 			}
 		}
 		if chain := nftChainOfIPTables(family); !nft && chain != "" {
-			errs = append(errs, fmt.Errorf("there is the %s chain %s, and no %s is installed to remove it", family, chain, variant{suffix: "nft"}.command(family.Is6(), "")))
+			errs = append(errs, fmt.Errorf("the %s chain %s exists, but %s is not installed to remove it", family, chain, variant{suffix: "nft"}.command(family.Is6(), "")))
 		}
 	}
 	return errors.Join(errs...)
@@ -219,11 +219,11 @@ func saveTables(ctx context.Context, v variant, family portal.Family) (string, e
 func removeFamily(ctx context.Context, v variant, family portal.Family, opts portal.Options, all bool) (removed []string, err error) {
 	text, err := saveTables(ctx, v, family)
 	if err != nil && (!all || unsupported(err)) {
-		opts.Log.WithError(err).Debug("nothing to remove here: the rules cannot be read")
+		opts.Log.WithError(err).Debug("Not removing rules that cannot be read")
 		return nil, nil
 	}
 	if err != nil {
-		return nil, hint(fmt.Errorf("reading the %s rules: %w", family, err), family.Is6())
+		return nil, hint(fmt.Errorf("reading %s rules: %w", family, err), family.Is6())
 	}
 	var errs []error
 	tables := parseSave(text)
@@ -237,7 +237,7 @@ func removeFamily(ctx context.Context, v variant, family portal.Family, opts por
 		restore := v.command(family.Is6(), "-restore")
 		wait := fmt.Sprint(int(opts.LockWait.Seconds()))
 		if _, err := run(ctx, script, restore, "--noflush", "--wait", wait); err != nil {
-			errs = append(errs, hint(fmt.Errorf("removing the chains %s* from table %s: %w", chainPrefix, name, err), family.Is6()))
+			errs = append(errs, hint(fmt.Errorf("removing chains %s* from table %s: %w", chainPrefix, name, err), family.Is6()))
 			continue
 		}
 		removed = append(removed, fmt.Sprintf("%s: table %s: %d chains %s*, %d jumps",

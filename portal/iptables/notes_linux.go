@@ -29,18 +29,18 @@ func isNote(chain string) bool { return strings.HasPrefix(chain, noteChain) }
 func nftChains(family portal.Family, table string) (chains []*nftables.Chain, exists bool, err error) {
 	conn, err := kernel.OpenNFT()
 	if err != nil {
-		return nil, false, fmt.Errorf("asking nf_tables for its chains: %w", err)
+		return nil, false, fmt.Errorf("listing nf_tables chains: %w", err)
 	}
 	tables, err := conn.ListTablesOfFamily(kernel.NFTFamily(family))
 	if err != nil {
-		return nil, false, fmt.Errorf("asking nf_tables for its tables: %w", err)
+		return nil, false, fmt.Errorf("listing nf_tables tables: %w", err)
 	}
 	if !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == table }) {
 		return nil, false, nil
 	}
 	all, err := conn.ListChainsOfTableFamily(kernel.NFTFamily(family))
 	if err != nil {
-		return nil, false, fmt.Errorf("asking nf_tables for its chains: %w", err)
+		return nil, false, fmt.Errorf("listing nf_tables chains: %w", err)
 	}
 	for _, c := range all {
 		if c.Table.Name == table {
@@ -81,7 +81,7 @@ func tidyNFT(family portal.Family, table string, notes []string) error {
 	}
 	conn, err := kernel.OpenNFT()
 	if err != nil {
-		return fmt.Errorf("removing the empty table %s: %w", table, err)
+		return fmt.Errorf("removing empty table %s: %w", table, err)
 	}
 	remaining := 0
 	for _, c := range chains {
@@ -90,7 +90,7 @@ func tidyNFT(family portal.Family, table string, notes []string) error {
 		if ours {
 			rules, err := conn.GetRules(c.Table, c)
 			if err != nil {
-				return fmt.Errorf("looking whether chain %s of table %s is empty: %w", c.Name, table, err)
+				return fmt.Errorf("checking whether chain %s of table %s is empty: %w", c.Name, table, err)
 			}
 			ours = len(rules) == 0
 		}
@@ -104,14 +104,14 @@ func tidyNFT(family portal.Family, table string, notes []string) error {
 	if remaining == 0 && slices.Contains(notes, noteTable) {
 		sets, err := conn.GetSets(t)
 		if err != nil {
-			return fmt.Errorf("looking whether table %s is empty: %w", table, err)
+			return fmt.Errorf("checking whether table %s is empty: %w", table, err)
 		}
 		if len(sets) == 0 {
 			conn.DelTable(t)
 		}
 	}
 	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("removing the empty table %s: %w", table, err)
+		return fmt.Errorf("removing empty table %s: %w", table, err)
 	}
 	return nil
 }

@@ -93,7 +93,7 @@ func LeadAnswers(family portal.Family, mark uint32) (made []string, err error) {
 		case err == nil:
 			made = append(made, part.what)
 		case !errors.Is(err, unix.EEXIST):
-			return made, fmt.Errorf("putting in the %s of %s: %w", part.what, family, err)
+			return made, fmt.Errorf("installing %s of %s: %w", part.what, family, err)
 		}
 	}
 	return made, nil
@@ -112,7 +112,7 @@ func ProbeAnswers(family portal.Family, mark uint32) (err error) {
 		case e == nil:
 			defer func() { err = errors.Join(err, part.del()) }()
 		case !errors.Is(e, unix.EEXIST):
-			return fmt.Errorf("trying the %s of %s: %w", part.what, family, e)
+			return fmt.Errorf("testing %s of %s: %w", part.what, family, e)
 		}
 	}
 	return nil
@@ -128,11 +128,11 @@ func CompareAnswers(family portal.Family, mark uint32) (parts []portal.Part, err
 	defer r.Close()
 	rules, err := r.handle.RuleList(NetlinkFamily(family))
 	if err != nil {
-		return nil, fmt.Errorf("listing the routing rules: %w", err)
+		return nil, fmt.Errorf("listing routing rules: %w", err)
 	}
 	routes, err := r.handle.RouteListFiltered(NetlinkFamily(family), &netlink.Route{Table: answerTable}, netlink.RT_FILTER_TABLE)
 	if err != nil {
-		return nil, fmt.Errorf("listing the routes of table %d: %w", answerTable, err)
+		return nil, fmt.Errorf("listing routes of table %d: %w", answerTable, err)
 	}
 	there := slices.ContainsFunc(routes, func(route netlink.Route) bool { return route.Type == unix.RTN_LOCAL && route.LinkIndex == r.lo })
 	if mark != 0 {
@@ -202,7 +202,7 @@ func ForgetAnswers(but uint32) (removed []string, err error) {
 			continue
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("listing the routing rules: %w", err))
+			errs = append(errs, fmt.Errorf("listing routing rules: %w", err))
 			continue
 		}
 		count := 0
@@ -211,7 +211,7 @@ func ForgetAnswers(but uint32) (removed []string, err error) {
 				continue
 			}
 			if err := r.handle.RuleDel(&rule); err != nil && !errors.Is(err, unix.ENOENT) {
-				errs = append(errs, fmt.Errorf("removing the routing rule %d: %w", rule.Priority, err))
+				errs = append(errs, fmt.Errorf("removing routing rule %d: %w", rule.Priority, err))
 				continue
 			}
 			count++
@@ -221,7 +221,7 @@ func ForgetAnswers(but uint32) (removed []string, err error) {
 			case err == nil:
 				count++
 			case !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.EAFNOSUPPORT):
-				errs = append(errs, fmt.Errorf("removing the route of table %d: %w", answerTable, err))
+				errs = append(errs, fmt.Errorf("removing route of table %d: %w", answerTable, err))
 			}
 		}
 		if count > 0 {

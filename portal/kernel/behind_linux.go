@@ -21,12 +21,12 @@ import (
 func Behind(i portal.Interfaces) (func(netip.Addr) bool, error) {
 	routes, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, fmt.Errorf("asking the kernel for its routes: %w", err)
+		return nil, fmt.Errorf("opening the kernel's routing table: %w", err)
 	}
 	names, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		routes.Close()
-		return nil, fmt.Errorf("asking the kernel for the names of interfaces: %w", err)
+		return nil, fmt.Errorf("listing interface names: %w", err)
 	}
 	return func(addr netip.Addr) bool {
 		if zone := addr.Zone(); zone != "" { // a route to a link-local address may lead over any interface

@@ -212,7 +212,7 @@ func legacyInputDrops(family portal.Family) []string {
 	}
 	saved, err := exec.Command(program, "-t", "filter").Output()
 	if err != nil {
-		return []string{fmt.Sprintf("some chain of the legacy iptables, which cannot be read here (%s: %v)", program, err)}
+		return []string{fmt.Sprintf("a chain of legacy iptables that cannot be read here (%s: %v)", program, err)}
 	}
 	verdicts := map[string]inputVerdict{"ACCEPT": inputAccepts, "DROP": inputDrops, "REJECT": inputDrops, "RETURN": inputReturns}
 	for line := range strings.Lines(string(saved)) {

@@ -29,7 +29,7 @@ type Flows struct {
 func OpenFlows() (*Flows, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
 	if err != nil {
-		return nil, fmt.Errorf("asking conntrack: socket: %w", err)
+		return nil, fmt.Errorf("querying conntrack: socket: %w", err)
 	}
 	f := &Flows{socket: fd}
 	nobody := netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
@@ -58,12 +58,12 @@ func (f *Flows) OriginalDst(protocol portal.Protocol, client, local netip.AddrPo
 	f.seq++
 	request := flowRequest(f.buf[:0], f.seq, protocol, nl.CTA_TUPLE_REPLY, local, client)
 	if _, err := unix.Write(f.socket, request); err != nil {
-		return netip.AddrPort{}, fmt.Errorf("asking conntrack: %w", os.NewSyscallError("write", err))
+		return netip.AddrPort{}, fmt.Errorf("querying conntrack: %w", os.NewSyscallError("write", err))
 	}
 	for {
 		n, err := unix.Read(f.socket, f.buf[:])
 		if err != nil {
-			return netip.AddrPort{}, fmt.Errorf("asking conntrack: %w", os.NewSyscallError("read", err))
+			return netip.AddrPort{}, fmt.Errorf("querying conntrack: %w", os.NewSyscallError("read", err))
 		}
 		dst, seq, err := parseFlow(f.buf[:n], nl.CTA_TUPLE_ORIG)
 		if seq != f.seq {
@@ -73,7 +73,7 @@ func (f *Flows) OriginalDst(protocol portal.Protocol, client, local netip.AddrPo
 		case errors.Is(err, unix.ENOENT):
 			return netip.AddrPort{}, portal.ErrNotRedirected
 		case err != nil:
-			return netip.AddrPort{}, fmt.Errorf("asking conntrack: %w", err)
+			return netip.AddrPort{}, fmt.Errorf("querying conntrack: %w", err)
 		}
 		return dst, nil
 	}
@@ -138,7 +138,7 @@ func nested(b []byte, kind uint16, inside func([]byte) []byte) []byte {
 }
 
 // errShort says that a message of the kernel's is cut.
-var errShort = errors.New("the kernel's answer is not a conntrack entry")
+var errShort = errors.New("the kernel's reply is not a conntrack entry")
 
 // parseFlow returns the destination in a direction from the kernel's answer, and to
 // which question it is the answer. The error may be a unix.Errno.

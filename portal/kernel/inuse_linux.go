@@ -40,7 +40,7 @@ func InUse(addrs []netip.Addr) (map[netip.Addr]bool, error) {
 			f.Close()
 		}
 		if err != nil && !errors.Is(err, os.ErrNotExist) { // a protocol that nobody uses
-			errs = append(errs, fmt.Errorf("looking which connections are open: %w", err))
+			errs = append(errs, fmt.Errorf("listing open connections: %w", err))
 		}
 	}
 	return found, errors.Join(errs...)

@@ -99,7 +99,7 @@ func (l *LastRoutes) Bring(wanted func() map[netip.Addr]bool, reread bool) (made
 		is, err := r.addLast(addr, at.scope)
 		if err != nil {
 			l.there = nil
-			return made, fmt.Errorf("making a route of last resort for %s: %w", addr, err)
+			return made, fmt.Errorf("adding a route of last resort for %s: %w", addr, err)
 		}
 		if l.there[addr] = true; is {
 			count++
@@ -132,7 +132,7 @@ func (r *Routes) leads(vips map[netip.Addr]bool) error {
 			continue
 		}
 		if _, err := r.handle.RouteGet(addr.AsSlice()); err != nil {
-			return fmt.Errorf("a route that refuses %s comes before the one of last resort: %w", addr, err)
+			return fmt.Errorf("a rejecting route for %s precedes the route of last resort: %w", addr, err)
 		}
 		break
 	}
@@ -158,7 +158,7 @@ func (r *Routes) lastRoutes(family portal.Family) (map[netip.Addr]bool, error) {
 		return there, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("listing the routing rules: %w", err)
+		return nil, fmt.Errorf("listing routing rules: %w", err)
 	}
 	if slices.ContainsFunc(rules, func(rule netlink.Rule) bool { return ruleText(&rule) == ruleText(lastRuleOf(family)) }) {
 		there[family.Any()] = true
@@ -170,7 +170,7 @@ func (r *Routes) lastRoutes(family portal.Family) (map[netip.Addr]bool, error) {
 		return true
 	})
 	if err != nil {
-		return nil, fmt.Errorf("listing the routes of table %d: %w", lastTable, err)
+		return nil, fmt.Errorf("listing routes of table %d: %w", lastTable, err)
 	}
 	return there, nil
 }
@@ -210,7 +210,7 @@ func (r *Routes) deleteLast(addr netip.Addr) (err error) {
 		err = r.handle.RouteDel(r.lastRoute(addr, netlink.SCOPE_NOWHERE)) // whatever it has
 	}
 	if err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("removing the route of last resort for %s: %w", addr, err)
+		return fmt.Errorf("removing route of last resort for %s: %w", addr, err)
 	}
 	return nil
 }

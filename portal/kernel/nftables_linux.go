@@ -139,7 +139,7 @@ func OpenNFT() (*nftables.Conn, error) {
 			c.SetReadDeadline(time.Now().Add(nftPatience)))
 	}))
 	if err != nil {
-		return nil, fmt.Errorf("asking nf_tables: %w", err)
+		return nil, fmt.Errorf("querying nf_tables: %w", err)
 	}
 	return conn, nil
 }

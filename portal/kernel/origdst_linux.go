@@ -25,21 +25,21 @@ const ip6tOriginalDst = 80
 func OriginalDst(conn syscall.Conn) (netip.AddrPort, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("looking up the original destination: %w", err)
+		return netip.AddrPort{}, fmt.Errorf("looking up original destination: %w", err)
 	}
 	var dst netip.AddrPort
 	var lookup error
 	look := func(fd uintptr) {
 		var local unix.Sockaddr
 		if local, lookup = unix.Getsockname(int(fd)); lookup != nil {
-			lookup = fmt.Errorf("looking up the original destination: getsockname: %w", lookup)
+			lookup = fmt.Errorf("looking up original destination: getsockname: %w", lookup)
 			return
 		}
 		six, ok := local.(*unix.SockaddrInet6)
 		dst, lookup = OriginalDstFD(int(fd), ok && !netip.AddrFrom16(six.Addr).Is4In6())
 	}
 	if err := raw.Control(look); err != nil {
-		return netip.AddrPort{}, fmt.Errorf("looking up the original destination: %w", err)
+		return netip.AddrPort{}, fmt.Errorf("looking up original destination: %w", err)
 	}
 	return dst, lookup
 }
@@ -57,7 +57,7 @@ func OriginalDstFD(fd int, six bool) (netip.AddrPort, error) {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOPROTOOPT), errors.Is(err, unix.EOPNOTSUPP):
 		return netip.AddrPort{}, portal.ErrNotRedirected
 	}
-	return netip.AddrPort{}, fmt.Errorf("looking up the original destination: %w", err)
+	return netip.AddrPort{}, fmt.Errorf("looking up original destination: %w", err)
 }
 
 // originalDst4 borrows a getsockopt of x/sys whose result is large enough: a

@@ -25,7 +25,7 @@ func InputDrops() ([]string, error) { return nil, nil }
 
 // TryInput needs Linux.
 func TryInput(context.Context, netip.AddrPort) (string, error) {
-	return "", errors.New("only on Linux a connection can come in by a device of usher's")
+	return "", errors.New("connections through a device of usher require Linux")
 }
 
 // ShownSources knows of no flows here.
@@ -52,7 +52,7 @@ func OriginalDstFD(int, bool) (netip.AddrPort, error) {
 
 // Behind has no answer here.
 func Behind(portal.Interfaces) (func(netip.Addr) bool, error) {
-	return nil, errors.New("only on Linux the route to a client tells whether it is a Pod")
+	return nil, errors.New("detecting Pods by the route to a client requires Linux")
 }
 
 // Listener is a socket of this node that takes what comes to its address.

@@ -73,7 +73,7 @@ func OpenPaths() (*Paths, error) { return openPaths(requestLinks) }
 func openPaths(request func(*nl.NetlinkSocket) error) (*Paths, error) {
 	routes, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, fmt.Errorf("asking the kernel for its routes: %w", err)
+		return nil, fmt.Errorf("opening the kernel's routing table: %w", err)
 	}
 	interfaces, err := watchLinks(request)
 	if err != nil {
@@ -166,7 +166,7 @@ func bridgeShown(bridge string, family portal.Family) bool {
 func BridgeNetworks(family portal.Family) (networks []netip.Prefix, err error) {
 	addrs, err := netlink.AddrList(nil, NetlinkFamily(family))
 	if err != nil {
-		return nil, fmt.Errorf("listing the addresses: %w", err)
+		return nil, fmt.Errorf("listing addresses: %w", err)
 	}
 	for _, a := range addrs {
 		network := prefixOf(a.IPNet)

@@ -25,7 +25,7 @@ func ParseProcNet(text string) (netip.AddrPort, error) {
 	}
 	addr, ok := netip.AddrFromSlice(b)
 	if !ok {
-		return netip.AddrPort{}, fmt.Errorf("%q is no address", addrText)
+		return netip.AddrPort{}, fmt.Errorf("%q is not an address", addrText)
 	}
 	port, err := strconv.ParseUint(portText, 16, 16)
 	return netip.AddrPortFrom(addr.Unmap(), uint16(port)), err

@@ -31,7 +31,7 @@ func Capabilities() (uint32, error) {
 }
 
 // NotAllowed is what there is to say of EPERM to who has CAP_NET_ADMIN.
-const NotAllowed = "the kernel does not let this process change rules, although it has CAP_NET_ADMIN here: it is needed in the user namespace that owns the network namespace"
+const NotAllowed = "the kernel denies rule changes although this process has CAP_NET_ADMIN; the capability is required in the user namespace that owns the network namespace"
 
 // ProbeTransparent returns an error if no socket of the family can be transparent here.
 func ProbeTransparent(family portal.Family) error {
@@ -58,7 +58,7 @@ func WithMark(o portal.Options) portal.Options {
 		unix.Close(fd)
 	}
 	if err != nil {
-		o.Log.WithError(err).Info("sockets cannot be marked here: usher's own packets are not told from those of clients")
+		o.Log.WithError(err).Info("Cannot mark sockets; usher's own packets are not distinguished from clients' packets")
 		o.Mark = 0
 	}
 	return o

@@ -32,12 +32,12 @@ type Routes struct {
 func OpenRoutes() (*Routes, error) {
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, fmt.Errorf("asking the kernel for its routes: %w", err)
+		return nil, fmt.Errorf("opening the kernel's routing table: %w", err)
 	}
 	lo, err := handle.LinkByName("lo")
 	if err != nil {
 		handle.Close()
-		return nil, fmt.Errorf("looking for the interface lo: %w", err)
+		return nil, fmt.Errorf("looking up interface lo: %w", err)
 	}
 	return &Routes{handle: handle, lo: lo.Attrs().Index}, nil
 }
@@ -112,7 +112,7 @@ func (r *Routes) Add(addr netip.Addr) error {
 	case addr.Is6() && (errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EACCES)):
 		err = fmt.Errorf("%w (IPv6 is switched off here: see net.ipv6.conf.lo.disable_ipv6)", err)
 	}
-	return fmt.Errorf("making %s a local address by a route on lo: %w", addr, err)
+	return fmt.Errorf("adding a local route on lo for %s: %w", addr, err)
 }
 
 // Delete takes back what add did. It is no error if that is gone already.
@@ -121,7 +121,7 @@ func (r *Routes) Delete(addr netip.Addr) error {
 		return r.deleteAddress(addr)
 	}
 	if err := r.handle.RouteDel(r.route(addr)); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("removing the local route for %s: %w", addr, err)
+		return fmt.Errorf("removing local route for %s: %w", addr, err)
 	}
 	return nil
 }
@@ -143,11 +143,11 @@ func (r *Routes) Table() (t Table, err error) {
 		}
 	}
 	if err != nil {
-		return t, fmt.Errorf("listing the local routes: %w", err)
+		return t, fmt.Errorf("listing local routes: %w", err)
 	}
 	addrs, err := r.handle.AddrList(nil, netlink.FAMILY_V4)
 	if err != nil {
-		return t, fmt.Errorf("listing the addresses: %w", err)
+		return t, fmt.Errorf("listing addresses: %w", err)
 	}
 	for _, a := range addrs {
 		t.Others = append(t.Others, prefixOf(a.IPNet).Masked())
@@ -196,7 +196,7 @@ func (t *Table) add(route netlink.Route) bool {
 // and rule of the node's is asked. The error is EEXIST if addr is local, or led elsewhere.
 func (r *Routes) Lead(addr netip.Addr, link int, gateway netip.Addr) error {
 	if err := r.handle.RouteAdd(led(addr, link, gateway)); err != nil {
-		return fmt.Errorf("leading %s to usher by a route: %w", addr, err)
+		return fmt.Errorf("routing %s to usher: %w", addr, err)
 	}
 	return nil
 }
@@ -204,7 +204,7 @@ func (r *Routes) Lead(addr netip.Addr, link int, gateway netip.Addr) error {
 // Unlead takes back what Lead did. It is no error if that is gone already.
 func (r *Routes) Unlead(addr netip.Addr) error {
 	if err := r.handle.RouteDel(led(addr, 0, netip.Addr{})); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("removing the route for %s: %w", addr, err)
+		return fmt.Errorf("removing route for %s: %w", addr, err)
 	}
 	return nil
 }
@@ -240,7 +240,7 @@ func (r *Routes) PutNetwork(network netip.Prefix, link int, gateway netip.Addr) 
 // DeleteNetwork takes back what PutNetwork did. It is no error if that is gone already.
 func (r *Routes) DeleteNetwork(network netip.Prefix) error {
 	if err := r.handle.RouteDel(toNetwork(network)); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("removing the route for %s: %w", network, err)
+		return fmt.Errorf("removing route for %s: %w", network, err)
 	}
 	return nil
 }
@@ -263,10 +263,10 @@ func (r *Routes) IsLocal(addr netip.Addr) bool {
 func (r *Routes) LoDown() error {
 	lo, err := r.handle.LinkByIndex(r.lo)
 	if err == nil && lo.Attrs().Flags&net.FlagUp == 0 {
-		err = errors.New("it is down in this network namespace: ip link set lo up")
+		err = errors.New("lo is down in this network namespace; run ip link set lo up")
 	}
 	if err != nil {
-		return fmt.Errorf("looking whether the interface lo is up: %w", err)
+		return fmt.Errorf("checking interface lo: %w", err)
 	}
 	return nil
 }
@@ -306,7 +306,7 @@ func RemoveRoutes(which func(netip.Addr) bool) (removed []string, err error) {
 			errs = append(errs, err)
 			continue
 		}
-		removed = append(removed, fmt.Sprintf("routes: that for %s", network))
+		removed = append(removed, fmt.Sprintf("routes: route for %s", network))
 	}
 	return removed, errors.Join(errs...)
 }
@@ -354,11 +354,11 @@ func NetlinkFamily(family portal.Family) int {
 func InterfacesWithoutIPv4() ([]string, error) {
 	links, err := netlink.LinkList()
 	if err != nil {
-		return nil, fmt.Errorf("listing the interfaces: %w", err)
+		return nil, fmt.Errorf("listing interfaces: %w", err)
 	}
 	addrs, err := netlink.AddrList(nil, netlink.FAMILY_V4)
 	if err != nil {
-		return nil, fmt.Errorf("listing the addresses: %w", err)
+		return nil, fmt.Errorf("listing addresses: %w", err)
 	}
 	has := map[int]bool{}
 	for _, a := range addrs {

@@ -34,7 +34,7 @@ func TryInput(ctx context.Context, to netip.AddrPort) (refusal string, err error
 	ip6 := to.Addr().Is6()
 	tun, client, err := openTryInput(ip6)
 	if err != nil {
-		return "", fmt.Errorf("making a TUN device: %w", err)
+		return "", fmt.Errorf("creating a TUN device: %w", err)
 	}
 	defer tun.Close()
 	if to.Addr().IsUnspecified() {
@@ -70,7 +70,7 @@ func TryInput(ctx context.Context, to netip.AddrPort) (refusal string, err error
 			}
 		}
 	}
-	return fmt.Sprintf("was not answered within %s", tryInputTime), ctx.Err()
+	return fmt.Sprintf("got no response within %s", tryInputTime), ctx.Err()
 }
 
 // openTryInput makes the device, of which this process is the far end, the client.
@@ -110,7 +110,7 @@ func openTryInput(ip6 bool) (tun *os.File, client netip.Addr, err error) {
 	}
 	addr := &netlink.Addr{IPNet: Alone(tryInputNode[ip6]), Peer: Alone(client), Flags: unix.IFA_F_NODAD}
 	if err := netlink.AddrAdd(link, addr); err != nil {
-		return nil, client, fmt.Errorf("giving it the address %s: %w", addr.IPNet, err)
+		return nil, client, fmt.Errorf("assigning address %s: %w", addr.IPNet, err)
 	}
 	return os.NewFile(uintptr(fd), ifr.Name()), client, nil
 }

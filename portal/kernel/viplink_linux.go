@@ -44,7 +44,7 @@ func (r *Routes) ChooseAddresses(addr netip.Addr, withoutRoutes bool) error {
 		err = r.Add(addr)
 	}
 	if err == nil && !canBind(addr) {
-		err = fmt.Errorf("neither a local route nor an address of the interface %s makes %s an address of this node", VIPLink, addr)
+		err = fmt.Errorf("local route and address on interface %s both failed to make %s local to this node", VIPLink, addr)
 	}
 	if before != nil {
 		return errors.Join(err, r.Delete(addr))
@@ -79,7 +79,7 @@ func (r *Routes) vipLink() (netlink.Link, error) {
 	case errors.As(err, &netlink.LinkNotFoundError{}):
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("looking for the interface %s: %w", VIPLink, err)
+		return nil, fmt.Errorf("looking up interface %s: %w", VIPLink, err)
 	case link.Attrs().HardwareAddr.String() != vipLinkAddr.String():
 		return nil, nil
 	}
@@ -94,7 +94,7 @@ func (r *Routes) addAddress(addr netip.Addr) error {
 		attrs.Name, attrs.HardwareAddr = VIPLink, vipLinkAddr
 		link = &netlink.Bridge{LinkAttrs: attrs}
 		if err = r.handle.LinkAdd(link); errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("there is an interface %s that is not usher's", VIPLink)
+			return fmt.Errorf("an interface %s exists that was not created by usher", VIPLink)
 		}
 		if err == nil {
 			err = r.handle.LinkSetUp(link)
@@ -104,7 +104,7 @@ func (r *Routes) addAddress(addr netip.Addr) error {
 		err = r.handle.AddrAdd(link, vipAddress(addr))
 	}
 	if err != nil {
-		return fmt.Errorf("making %s an address of the interface %s: %w", addr, VIPLink, err)
+		return fmt.Errorf("adding address %s to interface %s: %w", addr, VIPLink, err)
 	}
 	return nil
 }
@@ -115,7 +115,7 @@ func (r *Routes) deleteAddress(addr netip.Addr) error {
 		err = r.handle.AddrDel(link, vipAddress(addr))
 	}
 	if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
-		return fmt.Errorf("removing the address %s from the interface %s: %w", addr, VIPLink, err)
+		return fmt.Errorf("removing address %s from interface %s: %w", addr, VIPLink, err)
 	}
 	return nil
 }
@@ -132,7 +132,7 @@ func (r *Routes) vipLinkAddresses() (addrs []netip.Addr, err error) {
 	}
 	all, err := r.handle.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil {
-		return nil, fmt.Errorf("listing the addresses of the interface %s: %w", VIPLink, err)
+		return nil, fmt.Errorf("listing addresses of interface %s: %w", VIPLink, err)
 	}
 	for _, a := range all {
 		if addr := prefixOf(a.IPNet).Addr(); !addr.IsLinkLocalUnicast() { // the kernel's own
@@ -162,7 +162,7 @@ func (r *Routes) removeVIPLink() (removed []string, err error) {
 		err = r.handle.LinkDel(link)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("removing the interface %s: %w", VIPLink, err)
+		return nil, fmt.Errorf("removing interface %s: %w", VIPLink, err)
 	}
 	return []string{fmt.Sprintf("link: %s, with %d addresses", VIPLink, len(addrs))}, nil
 }

@@ -114,7 +114,7 @@ var _ = Describe("a host firewall", func() {
 		Entry("none, with REDIRECT", iptables.Mode, portal.Options{IPTablesTarget: "redirect"}, "", ""),
 		Entry("what iptables overrules", iptables.Mode, portal.Options{}, "iptables -P INPUT DROP; ip6tables -P INPUT DROP", ""),
 		Entry("what nftables does not overrule, though the node's own connections pass", nftables.Mode, portal.Options{},
-			"for c in iptables ip6tables; do $c -P INPUT DROP; $c -A INPUT -i lo -j ACCEPT; done", "was not answered within 600ms"),
+			"for c in iptables ip6tables; do $c -P INPUT DROP; $c -A INPUT -i lo -j ACCEPT; done", "got no response within 600ms"),
 		Entry("a rejection", nftables.Mode, portal.Options{}, "for c in iptables ip6tables; do $c -A INPUT -i lo -j ACCEPT; $c -A INPUT -j REJECT; done", "was rejected by ICMP"),
 		Entry("a reset", nftables.Mode, portal.Options{}, "for c in iptables ip6tables; do $c -A INPUT -p tcp -j REJECT --reject-with tcp-reset; done", "was reset"),
 	)

@@ -60,7 +60,7 @@ func New(ctx context.Context, name string, opts portal.Options) (portal.Portal, 
 	tried := Named(name)
 	switch {
 	case len(tried) == 0:
-		return nil, fmt.Errorf("there is no portal called %q; there are %s", name, strings.Join(Names(), ", "))
+		return nil, fmt.Errorf("invalid portal %q: must be one of %s", name, strings.Join(Names(), ", "))
 	case name != Auto:
 		return tried[0].New(ctx, beside(tried[0], opts))
 	}
@@ -83,13 +83,13 @@ func first(ctx context.Context, modes []portal.Mode, opts portal.Options) (porta
 	for _, m := range modes {
 		p, err := m.Open(ctx, beside(m, opts))
 		if err == nil {
-			opts.Log.WithField("portal", m.Name).Info("portal chosen")
+			opts.Log.WithField("portal", m.Name).Info("Portal selected")
 			return p, nil
 		}
 		if ctx.Err() != nil {
-			return nil, fmt.Errorf("choosing a portal: %w", ctx.Err())
+			return nil, fmt.Errorf("selecting a portal: %w", ctx.Err())
 		}
-		opts.Log.WithField("portal", m.Name).WithError(err).Info("portal passed over")
+		opts.Log.WithField("portal", m.Name).WithError(err).Info("Portal skipped")
 		passedOver = append(passedOver, fmt.Errorf("%s: %w", m.Name, err))
 	}
 	return nil, fmt.Errorf("no portal works here: %w", errors.Join(passedOver...))
@@ -120,7 +120,7 @@ func Cleanup(ctx context.Context, log logrus.FieldLogger) (removed []string, err
 	opts, _ := portal.Options{Log: log}.Complete() // nothing is in it that could be wrong
 	installed, err := portal.ListAll(ctx, All, opts)
 	if err != nil {
-		opts.Log.WithError(err).Debug("UDP clients may keep to a former listener")
+		opts.Log.WithError(err).Debug("UDP clients may stay with a former listener")
 	}
 	removed, err = portal.RemoveAll(ctx, All, opts, true)
 	answers, failed := kernel.ForgetAnswers(0)

@@ -13,7 +13,7 @@ import (
 	"github.com/usherproxy/usher/portal/none"
 )
 
-var _ = Describe("choosing a portal", func() {
+var _ = Describe("selecting a portal", func() {
 	fails := portal.Mode{Name: "broken", Open: func(context.Context, portal.Options) (portal.Portal, error) {
 		return nil, errors.New("no kernel for it")
 	}}
@@ -25,7 +25,7 @@ var _ = Describe("choosing a portal", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(p.Mode()).To(Equal(none.Mode.Name))
 		Expect(seen.AllEntries()).To(HaveLen(2))
-		Expect(seen.AllEntries()[0].Message).To(Equal("portal passed over"))
+		Expect(seen.AllEntries()[0].Message).To(Equal("Portal skipped"))
 		Expect(seen.AllEntries()[0].Data).To(HaveKeyWithValue(logrus.ErrorKey, MatchError("no kernel for it")))
 	})
 	It("says why nothing works", func() {
@@ -34,11 +34,11 @@ var _ = Describe("choosing a portal", func() {
 	})
 	It("names the modes when asked for another", func() {
 		_, err := New(context.Background(), "ipvs", portal.Options{})
-		Expect(err).To(MatchError(`there is no portal called "ipvs"; there are auto, iptables, nftables, address, none`))
+		Expect(err).To(MatchError(`invalid portal "ipvs": must be one of auto, iptables, nftables, address, none`))
 	})
 	It("names the targets of iptables when asked for another", func() {
 		_, err := New(context.Background(), none.Mode.Name, portal.Options{IPTablesTarget: "tproxy"})
-		Expect(err).To(MatchError(`portal: the target "tproxy" of iptables is none of dnat, redirect`))
+		Expect(err).To(MatchError(`portal: invalid iptables target "tproxy": must be one of dnat, redirect`))
 	})
 	It("finds modes by what they do, not by their names", func() {
 		Expect(Named(Auto)).To(HaveLen(len(All)))

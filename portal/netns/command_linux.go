@@ -52,7 +52,7 @@ func (n *Namespace) Run(c Command, signals <-chan os.Signal) (code int, err erro
 		case e := <-ended:
 			switch {
 			case e.err != nil:
-				return 0, fmt.Errorf("it cannot be told how the command ended: %w", e.err)
+				return 0, fmt.Errorf("exit status of the command is unknown: %w", e.err)
 			case e.status.Signaled():
 				return 128 + int(e.status.Signal()), nil
 			}
@@ -117,16 +117,16 @@ func (c *command) start(s *start) error {
 func giveUpCapabilities() error {
 	err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
 	if err != nil && !errors.Is(err, unix.EINVAL) { // without ambient capabilities there are none to give up
-		return fmt.Errorf("giving up capabilities: %w", err)
+		return fmt.Errorf("dropping capabilities: %w", err)
 	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
 	if err := unix.Capget(&header, &data[0]); err != nil {
-		return fmt.Errorf("giving up capabilities: %w", err)
+		return fmt.Errorf("dropping capabilities: %w", err)
 	}
 	data[0].Inheritable, data[1].Inheritable = 0, 0
 	if err := unix.Capset(&header, &data[0]); err != nil {
-		return fmt.Errorf("giving up capabilities: %w", err)
+		return fmt.Errorf("dropping capabilities: %w", err)
 	}
 	return nil
 }
@@ -155,7 +155,7 @@ func (c *command) signal(s unix.Signal) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.pid == 0 {
-		return errors.New("the command does not run")
+		return errors.New("the command is not running")
 	}
 	return unix.Kill(c.pid, s)
 }

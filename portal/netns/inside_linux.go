@@ -29,13 +29,13 @@ func Inside() error {
 		unix.CloseOnExec(3 + i)
 		var err error
 		if conns[i], err = fdpass.Conn(os.NewFile(uintptr(3+i), "outside")); err != nil {
-			return errors.New("this is for 'kubectl usher exec' to call")
+			return errors.New("internal command; run 'kubectl usher exec'")
 		}
 	}
 	unix.CloseOnExec(5)
 	// Whatever the command leaves becomes a child of this process.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("becoming the parent of what is left inside: %w", err)
+		return fmt.Errorf("becoming the parent of orphaned processes in the namespace: %w", err)
 	}
 	h := &helper{command: command{ended: os.NewFile(5, "ended"), childless: make(chan struct{})}}
 	go h.serveCalls(conns[1])
@@ -79,7 +79,7 @@ func (n *Namespace) call(r request) (answer, error) {
 		err = n.decoder.Decode(&a)
 	}
 	if err != nil {
-		return a, fmt.Errorf("the helper inside the namespace does not answer: %w", err)
+		return a, fmt.Errorf("the helper in the namespace does not respond: %w", err)
 	}
 	if a.Error != "" {
 		return a, &insideError{a.Error, a.Errno}

@@ -24,17 +24,17 @@ func setUpNames(conf string) error {
 	// What is mounted outside later is to be seen inside too, and not the other
 	// way round.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
-		return fmt.Errorf("keeping mounts to this namespace: %w", err)
+		return fmt.Errorf("making mounts private to this namespace: %w", err)
 	}
 	if err := replaceFile("/etc/resolv.conf", conf); err != nil {
-		return fmt.Errorf("making names resolve: %w", err)
+		return fmt.Errorf("setting up name resolution: %w", err)
 	}
 	for _, socket := range resolverSockets {
 		if info, err := os.Stat(socket); err != nil || info.Mode()&os.ModeSocket == 0 {
 			continue
 		}
 		if err := unix.Mount(os.DevNull, socket, "", unix.MS_BIND, ""); err != nil {
-			return fmt.Errorf("making names resolve: mounting %s on %s: %w", os.DevNull, socket, err)
+			return fmt.Errorf("setting up name resolution: mounting %s on %s: %w", os.DevNull, socket, err)
 		}
 	}
 	return nil
@@ -49,7 +49,7 @@ func replaceFile(path, text string) error {
 	}
 	dir := os.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "size=64k"); err != nil {
-		return fmt.Errorf("mounting memory on %s: %w", dir, err)
+		return fmt.Errorf("mounting tmpfs on %s: %w", dir, err)
 	}
 	defer func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }() // it goes with the namespace in any case
 	file := filepath.Join(dir, filepath.Base(path))

@@ -193,9 +193,9 @@ var _ = Describe("a namespace", func() {
 		n.Close()
 		Expect(runs(pid)).To(BeFalse())
 		_, err = n.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
-		Expect(err).To(MatchError(ContainSubstring("asking inside for a socket")))
+		Expect(err).To(MatchError(ContainSubstring("requesting a socket from the namespace")))
 		_, err = n.Run(Command{Path: "/bin/true", Args: []string{"true"}}, nil)
-		Expect(err).To(MatchError(ContainSubstring("the helper inside the namespace does not answer")))
+		Expect(err).To(MatchError(ContainSubstring("the helper in the namespace does not respond")))
 	})
 
 	DescribeTable("that cannot be made says why, and what needs none",
@@ -212,7 +212,7 @@ var _ = Describe("a namespace", func() {
 	It("is not for people to begin with", func() {
 		out, err := exec.Command("/proc/self/exe", roleInside).CombinedOutput()
 		Expect(err).To(HaveOccurred())
-		Expect(string(out)).To(ContainSubstring("this is for 'kubectl usher exec' to call"))
+		Expect(string(out)).To(ContainSubstring("internal command; run 'kubectl usher exec'"))
 	})
 })
 
@@ -357,7 +357,7 @@ var _ = Describe("the portal of a namespace", func() {
 		n := made()
 		n.Close()
 		Expect(n.Portal().Listen("default/web", []portal.Target{target})).To(BeEmpty())
-		Expect(n.Portal().Apply(ctx, nil, nil).Err).To(MatchError(ContainSubstring("does not answer")))
+		Expect(n.Portal().Apply(ctx, nil, nil).Err).To(MatchError(ContainSubstring("does not respond")))
 	})
 
 	DescribeTable("has the portal's own results, also from inside",

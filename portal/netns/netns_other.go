@@ -11,7 +11,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-var errUnsupported = errors.New("network namespaces are Linux's: without them there is 'usher run --portal=none'")
+var errUnsupported = errors.New("network namespaces require Linux; 'usher run --portal=none' works without them")
 
 // Namespace needs Linux: there is none elsewhere.
 type Namespace struct{}

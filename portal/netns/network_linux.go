@@ -27,7 +27,7 @@ func setUpLoopback() error {
 	}
 	for _, addr := range []netip.Addr{Address, address6} {
 		if err := netlink.AddrAdd(lo, &netlink.Addr{IPNet: kernel.Alone(addr), Flags: unix.IFA_F_NODAD}); err != nil && addr.Is4() {
-			return fmt.Errorf("giving lo the address %s: %w", addr, err) // IPv6 may be switched off
+			return fmt.Errorf("assigning address %s to lo: %w", addr, err) // IPv6 may be switched off
 		}
 	}
 	return nil

@@ -115,11 +115,11 @@ func (n *Namespace) Tun() (*os.File, error) {
 // tunRemedies say what helps where the device cannot be had: see the kernel's
 // Documentation/networking/tuntap.rst.
 var tunRemedies = map[error]string{
-	unix.EACCES: "; `sudo chmod 0666 " + tunDevice + "` lets all users have it, as most systems do",
-	unix.ENOENT: "; `sudo mkdir -p /dev/net && sudo mknod -m 0666 " + tunDevice + " c 10 200` makes it",
-	unix.ENODEV: "; `sudo modprobe tun` loads what the kernel lacks",
-	unix.ENXIO:  "; `sudo modprobe tun` loads what the kernel lacks",
-	unix.EPERM:  "; who started this container must allow the device, as in `--device " + tunDevice + "`",
+	unix.EACCES: "; `sudo chmod 0666 " + tunDevice + "` gives all users access, as on most systems",
+	unix.ENOENT: "; `sudo mkdir -p /dev/net && sudo mknod -m 0666 " + tunDevice + " c 10 200` creates it",
+	unix.ENODEV: "; `sudo modprobe tun` loads the missing module",
+	unix.ENXIO:  "; `sudo modprobe tun` loads the missing module",
+	unix.EPERM:  "; start the container with the device allowed, as in `--device " + tunDevice + "`",
 }
 
 // descriptors asks for some. It is called with lineMu.
@@ -129,12 +129,12 @@ func (n *Namespace) descriptors(of socketKind, count int) (fds []int, err error)
 		ask = binary.NativeEndian.AppendUint32(ask, uint32(number))
 	}
 	if _, err := n.line.Write(ask); err != nil {
-		return nil, fmt.Errorf("asking inside for a socket: %w", err)
+		return nil, fmt.Errorf("requesting a socket from the namespace: %w", err)
 	}
 	answer := make([]byte, answerSize)
 	size, fds, err := fdpass.Receive(n.line, answer, count)
 	if err != nil && err != fdpass.ErrTruncated || size != answerSize {
-		return nil, errors.Join(errors.New("asking inside for a socket: no answer"), err)
+		return nil, errors.Join(errors.New("requesting a socket from the namespace: no answer"), err)
 	}
 	if errno := unix.Errno(binary.NativeEndian.Uint32(answer)); errno != 0 {
 		return nil, errno

@@ -109,7 +109,7 @@ func mayAdminister() bool {
 
 // forbidden explains why a namespace cannot be made, as far as the system tells.
 func forbidden(err error) error {
-	err = fmt.Errorf("making a network namespace: %w", err)
+	err = fmt.Errorf("creating a network namespace: %w", err)
 	if !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EINVAL) {
 		return err
 	}
@@ -122,13 +122,13 @@ func forbidden(err error) error {
 	} {
 		value, readErr := os.ReadFile("/proc/sys/" + strings.ReplaceAll(s.sysctl, ".", "/"))
 		if readErr == nil && strings.TrimSpace(string(value)) == s.forbids {
-			return fmt.Errorf("%w: here %s is %s, so that only root may make one; "+insteadOf, err, s.sysctl, s.forbids)
+			return fmt.Errorf("%w: %s is %s, so only root can create one; "+insteadOf, err, s.sysctl, s.forbids)
 		}
 	}
-	return fmt.Errorf("%w: ordinary users may not make one here, perhaps because this is a container; "+insteadOf, err)
+	return fmt.Errorf("%w: non-root users cannot create one here, possibly because this is a container; "+insteadOf, err)
 }
 
-const insteadOf = "'usher run --portal=none' needs none"
+const insteadOf = "'usher run --portal=none' works without one"
 
 // pair returns two sockets that are connected: one for this process and one to
 // hand on.

@@ -89,12 +89,12 @@ func (f *backend) probe() error {
 				f.probeAnswers()
 			}
 			if !landing.IsValid() {
-				f.log.WithError(errors.Join(noLanding, first)).Infof("%s packets will be redirected to the address of the interface that they come in by", f.family)
+				f.log.WithError(errors.Join(noLanding, first)).Infof("%s packets will be redirected to the address of their incoming interface", f.family)
 			}
 			return nil
 		}
 	}
-	return fmt.Errorf("trying nftables with a table of usher's own: %w", shorter(first))
+	return fmt.Errorf("testing nftables with a dedicated table: %w", shorter(first))
 }
 
 // probeAnswers finds out whether rules mark the answers to clients' own addresses, and
@@ -111,7 +111,7 @@ func (f *backend) probeAnswers() {
 		f.at.Answers = false
 		err = without
 	}
-	f.log.WithError(err).WithField("aliases", !f.at.NoAliases).Infof("some %s endpoints will see this node's address, not their clients'", f.family)
+	f.log.WithError(err).WithField("aliases", !f.at.NoAliases).Infof("Some %s endpoints will see this node's address, not their clients'", f.family)
 }
 
 // Unchanged implements redirect.Backend.
@@ -145,7 +145,7 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 		return nil, nil
 	}
 	if f.installed.other != "" {
-		f.log.Infof("the %s table %s is replaced: %s", f.family, nameTable, f.installed.other)
+		f.log.Infof("Replacing the %s table %s: %s", f.family, nameTable, f.installed.other)
 	}
 	if err := f.send(ctx, f.family, c); err != nil {
 		return nil, err
@@ -168,7 +168,7 @@ func (f *backend) learnPrints() {
 	}
 	now := noContents()
 	if err := readChains(conn, f.family, tableOf(f.family), now); err != nil {
-		f.log.WithError(err).Debug("reading the rules that were put in")
+		f.log.WithError(err).Debug("Failed to read the installed rules")
 		return
 	}
 	for name, chain := range f.installed.chains {

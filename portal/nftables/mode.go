@@ -8,7 +8,7 @@ var Mode = portal.Mode{
 	Name: "nftables",
 	Traits: portal.Traits{
 		Installs: true, Redirects: true, KubeProxy: "nftables",
-		About: "a table of nftables redirects what is sent to a\ncluster IP to usher's port.",
+		About: "an nftables table redirects packets for a\ncluster IP to usher's port.",
 	},
 	Open: portal.NeedsLinux,
 }

@@ -33,7 +33,7 @@ func list(_ context.Context, opts portal.Options) (all []portal.Rule, err error)
 	for _, family := range portal.Families {
 		c, err := readTable(family)
 		if err != nil {
-			opts.Log.WithError(err).Debug("nothing to list here: nf_tables cannot be read")
+			opts.Log.WithError(err).Debug("Not listing nf_tables rules: they cannot be read")
 			continue
 		}
 		all = slices.AppendSeq(all, maps.Values(rulesInMaps(c)))
@@ -82,7 +82,7 @@ func remove(context.Context, portal.Options, bool) (removed []string, err error)
 		}
 		tables, err := conn.ListTablesOfFamily(kernel.NFTFamily(family))
 		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOBUFS) {
-			return removed, hint(fmt.Errorf("reading the nftables tables: %w", err))
+			return removed, hint(fmt.Errorf("reading nftables tables: %w", err))
 		}
 		if err != nil {
 			continue // no nf_tables, so nothing is in it

@@ -24,7 +24,7 @@ func readTable(family portal.Family) (*contents, error) {
 	c := noContents()
 	tables, err := conn.ListTablesOfFamily(kernel.NFTFamily(family))
 	if err != nil {
-		return nil, hint(fmt.Errorf("listing the nftables tables: %w", err))
+		return nil, hint(fmt.Errorf("listing nftables tables: %w", err))
 	}
 	for _, t := range tables {
 		if t.Name == nameTable {
@@ -47,21 +47,21 @@ func readTable(family portal.Family) (*contents, error) {
 func readChains(conn *nftables.Conn, family portal.Family, table *nftables.Table, c *contents) error {
 	chains, err := conn.ListChainsOfTableFamily(kernel.NFTFamily(family))
 	if err != nil {
-		return fmt.Errorf("listing the nftables chains: %w", err)
+		return fmt.Errorf("listing nftables chains: %w", err)
 	}
 	for _, chain := range chains {
 		if chain.Table.Name != nameTable {
 			continue
 		}
 		if want := baseChain(table, chain.Name); !sameBase(chain, want) {
-			c.other = "the chain " + chain.Name + " is of another kind"
+			c.other = "the chain " + chain.Name + " has another type"
 		}
 		rules, err := conn.GetRules(table, chain)
 		if errors.Is(err, unix.ENOENT) {
 			continue // it is gone meanwhile
 		}
 		if err != nil {
-			return fmt.Errorf("listing the nftables rules of chain %s: %w", chain.Name, err)
+			return fmt.Errorf("listing nftables rules of chain %s: %w", chain.Name, err)
 		}
 		var have heldChain
 		for _, r := range rules {
@@ -128,7 +128,7 @@ func sameBase(a, b *nftables.Chain) bool {
 func readMaps(conn *nftables.Conn, family portal.Family, table *nftables.Table, c *contents) error {
 	sets, err := conn.GetSets(table)
 	if err != nil {
-		c.other = "it has a set that cannot be read: " + err.Error()
+		c.other = "it has an unreadable set: " + err.Error()
 		return nil
 	}
 	there := map[string]*nftables.Set{}
@@ -143,13 +143,13 @@ func readMaps(conn *nftables.Conn, family portal.Family, table *nftables.Table, 
 		delete(there, want.Name)
 		if have == nil || !have.IsMap || have.Interval || have.HasTimeout || have.Constant ||
 			want.DataType != nftables.TypeVerdict && (have.KeyType != want.KeyType || have.DataType != want.DataType) {
-			c.other = "the map " + want.Name + " is of another kind"
+			c.other = "the map " + want.Name + " has another type"
 			continue
 		}
 		have.Table = table
 		elements, err := conn.GetSetElements(have)
 		if err != nil {
-			return fmt.Errorf("listing the nftables map %s: %w", want.Name, err)
+			return fmt.Errorf("listing nftables map %s: %w", want.Name, err)
 		}
 		guard := want.Name == nameGuards || want.Name == nameNodePortGuards
 		node := want.Name == nameNodePorts || want.Name == nameNodePortGuards
@@ -166,14 +166,14 @@ func readMaps(conn *nftables.Conn, family portal.Family, table *nftables.Table, 
 				ok = false
 			}
 			if !ok {
-				c.other = "the map " + want.Name + " holds what usher does not put there"
+				c.other = "the map " + want.Name + " holds elements that usher did not add"
 				continue
 			}
 			c.put(k, v)
 		}
 	}
 	for name := range there {
-		c.other = "it has a set called " + name
+		c.other = "it has an unexpected set " + name
 	}
 	return nil
 }

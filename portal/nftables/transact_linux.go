@@ -113,7 +113,7 @@ func transact(ctx context.Context, family portal.Family, c *change) error {
 
 func commit(conn *nftables.Conn) error {
 	if err := conn.Flush(); err != nil {
-		return hint(fmt.Errorf("changing the nftables rules: %w", shorter(err)))
+		return hint(fmt.Errorf("changing nftables rules: %w", shorter(err)))
 	}
 	return nil
 }

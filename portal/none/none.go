@@ -41,7 +41,7 @@ const highPort = 8000
 // Mode is the mode that installs nothing.
 var Mode = portal.Mode{
 	Name:   "none",
-	Traits: portal.Traits{About: "nothing is installed, and usher listens on loopback addresses.\n(As root the Services would have their cluster IPs.)"},
+	Traits: portal.Traits{About: "usher installs no rules and listens on loopback addresses.\n(As root, it would serve the cluster IPs.)"},
 	Open: func(_ context.Context, opts portal.Options) (portal.Portal, error) {
 		return newOn(lookAtLoopback(), opts), nil
 	},

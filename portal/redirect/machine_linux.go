@@ -86,7 +86,7 @@ func (at *Setting) ProbeOwnOnly(family portal.Family, log logrus.FieldLogger, tr
 // GiveUpOwnOnly notes why OwnOnly cannot be had.
 func (at *Setting) GiveUpOwnOnly(family portal.Family, log logrus.FieldLogger, err error) {
 	at.OwnOnly = false
-	log.WithError(err).Warnf("While no usher serves, other processes of this node can receive what %s clients send to VIPs", family)
+	log.WithError(err).Warnf("While usher is not running, other processes on this node can receive packets that %s clients send to VIPs", family)
 }
 
 // lands tells whether packets are led to the landing, and not to an address
@@ -111,7 +111,7 @@ func (m *machine) sync(ctx context.Context, only []portal.Target, reread bool) (
 	}
 	var landed []string
 	if !m.lands() {
-		m.refused.addSCTP(m.rules, cmp.Or(at.NoLanding, "the kernel or iptables takes no DNAT, or no local route; use --portal=address"))
+		m.refused.addSCTP(m.rules, cmp.Or(at.NoLanding, "the kernel or iptables does not support DNAT or a local route; use --portal=address"))
 	} else if len(m.rules) > 0 { // before packets are sent there
 		if landed, err = kernel.Land(at.Landing); err != nil {
 			m.backend.Forget()
@@ -135,7 +135,7 @@ func (m *machine) leadOut(reread bool) []string {
 		m.noRoute = ""
 	} else if why := err.Error(); why != m.noRoute {
 		m.noRoute = why
-		m.log.WithError(err).Warnf("This node's own processes have no %s route to VIPs, and are told that the network is unreachable: give the node a default route, or use --portal=address", m.family)
+		m.log.WithError(err).Warnf("Processes on this node have no %s route to VIPs and get \"network is unreachable\"; add a default route or use --portal=address", m.family)
 	}
 	return made
 }
@@ -162,7 +162,7 @@ func (m *machine) bring(ctx context.Context, only []portal.Target, reread bool) 
 		if changed, err = m.put(ctx, slices.Concat([]portal.Target{}, only)); decided() {
 			return changed, err
 		}
-		m.log.WithError(err).Debug("portal rules did not go in, reading them anew")
+		m.log.WithError(err).Debug("Failed to install portal rules; reading them again")
 	}
 	for range 2 {
 		if err := m.backend.Read(ctx); err != nil {
@@ -171,7 +171,7 @@ func (m *machine) bring(ctx context.Context, only []portal.Target, reread bool) 
 		if changed, err = m.put(ctx, nil); decided() {
 			return changed, err
 		}
-		m.log.WithError(err).Debug("portal rules did not go in, reading them anew")
+		m.log.WithError(err).Debug("Failed to install portal rules; reading them again")
 	}
 	if err := m.findRefused(ctx, err); err != nil {
 		return nil, err

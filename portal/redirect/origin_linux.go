@@ -104,9 +104,9 @@ func (p *Portal) forgetAnswers() {
 		}
 	}
 	if removed, err := kernel.ForgetAnswers(mark); err != nil {
-		p.log.WithError(err).Debug("looking for routing rules that another process has left")
+		p.log.WithError(err).Debug("Failed to look for routing rules left by another process")
 	} else if len(removed) > 0 {
-		p.log.WithField("what", portal.Some(removed)).Info("removed routing rules that another process had left")
+		p.log.WithField("what", portal.Some(removed)).Info("Removed routing rules left by another process")
 	}
 }
 
@@ -127,7 +127,7 @@ func (p *Portal) findAliases(m *machine) {
 	}
 	networks, err := kernel.BridgeNetworks(m.family)
 	if err != nil {
-		p.log.WithError(err).Debug("looking for bridges")
+		p.log.WithError(err).Debug("Failed to list bridges")
 		return
 	}
 	m.bridges = networks

@@ -81,7 +81,7 @@ func Open(mode portal.Mode, opts portal.Options, open func(portal.Family) (Backe
 			if family == portal.IPv4 {
 				return nil, m.unusable
 			}
-			p.log.WithError(m.unusable).Info("IPv6 rules will be refused")
+			p.log.WithError(m.unusable).Info("IPv6 rules will be rejected")
 			continue
 		}
 		p.probeAnswers(m)
@@ -284,7 +284,7 @@ func (p *Portal) Check(ctx context.Context) portal.Result {
 		}
 	}
 	if len(res.Repaired) > 0 {
-		p.log.WithFields(logrus.Fields{"count": len(res.Repaired), "what": portal.Some(res.Repaired)}).Warn("portal repaired")
+		p.log.WithFields(logrus.Fields{"count": len(res.Repaired), "what": portal.Some(res.Repaired)}).Warn("Portal repaired")
 	}
 	p.warnNoAddress()
 	return res
@@ -355,7 +355,7 @@ func (p *Portal) forgetFlows(changed []portal.Target) {
 	if err := kernel.ForgetFlows(want); err != nil {
 		// Without nf_conntrack_netlink they end by themselves, 30 s to 120 s
 		// after the client's last datagram.
-		p.log.WithError(err).Debug("UDP clients may keep to a former listener, and SYNs that came before their rule are lost")
+		p.log.WithError(err).Debug("UDP clients may stay with a former listener, and SYNs that came before their rule are lost")
 	}
 }
 
@@ -476,13 +476,13 @@ func (p *Portal) warnNoAddress() {
 	}
 	names, err := kernel.InterfacesWithoutIPv4()
 	if err != nil {
-		p.log.WithError(err).Debug("looking for interfaces without IPv4 address")
+		p.log.WithError(err).Debug("Failed to list interfaces without an IPv4 address")
 		return
 	}
 	if what := strings.Join(names, " "); what != p.warned {
 		p.warned = what
 		if what != "" {
-			p.log.WithField("interfaces", portal.Some(names)).Warnf("these interfaces have no IPv4 address: the kernel drops what a rule redirects from them; use %s if Pods are behind them",
+			p.log.WithField("interfaces", portal.Some(names)).Warnf("These interfaces have no IPv4 address: the kernel drops packets that a rule redirects from them; use %s if Pods are behind them",
 				cmp.Or(p.families[portal.IPv4].backend.Setting().Instead, "--portal=address"))
 		}
 	}

@@ -47,7 +47,7 @@ func (r *refusals) add(suspects []portal.Rule, bad map[portal.Target]error) {
 
 // addSCTP notes the SCTP rules that lead to a listener, which they do to a landing only.
 func (r *refusals) addSCTP(rules map[portal.Target]portal.Rule, noLanding string) {
-	why := errors.New("SCTP cannot be led to a listener here, since " + noLanding)
+	why := errors.New("cannot redirect SCTP to a listener: " + noLanding)
 	for t, s := range rules {
 		if t.Protocol == portal.SCTP && s.LocalPort != 0 {
 			r.byTarget[t] = refusal{s, why}

@@ -114,7 +114,7 @@ func (l *Log) write() {
 	if err != nil {
 		l.lose(l.count)
 		l.rarely.Do(func() {
-			l.errors.WithError(err).Error("The access log cannot be written; lines are lost (logged every 10 s at the most)")
+			l.errors.WithError(err).Error("Cannot write the access log; lines are lost (logged at most every 10 s)")
 		})
 	} else {
 		l.written.Add(l.count)

@@ -190,9 +190,9 @@ var _ = Describe("the API of a proxy", func() {
 			"10.1.0.1:80": "",
 			"10.1.0.2:80": "for external: it is on another node, and the policy is Local",
 			"10.1.0.3:80": "it is not ready",
-			"10.1.0.4:80": "its Pod is ending, and others are ready",
-			"10.1.0.5:80": "its Pod is ending, and does not serve any more",
-			"10.1.0.6:80": "the EndpointSlice's hints leave it to other nodes or zones",
+			"10.1.0.4:80": "its Pod is terminating and others are ready",
+			"10.1.0.5:80": "its Pod is terminating and no longer serves",
+			"10.1.0.6:80": "the EndpointSlice's hints reserve it for other nodes or zones",
 		}))
 	})
 
@@ -290,7 +290,7 @@ var _ = Describe("the API of a proxy", func() {
 			Expect(x.Order[0].Endpoint).To(Equal(good.String()))
 			Expect(x.Order[1].Endpoint).To(Equal(bad.String()))
 			Expect(x.Order[1].Reason).To(Equal("only one left"))
-			Expect(x.Order[1].Text).To(ContainSubstring("in quarantine until a probe is answered, the next in "))
+			Expect(x.Order[1].Text).To(ContainSubstring("in quarantine until a probe succeeds, next in "))
 			Expect(x.ScheduleMs).To(Equal([]float64{100, 100}))
 			again := ask()
 			again.Order[1], x.Order[1] = api.Candidate{}, api.Candidate{} // time goes on
@@ -323,7 +323,7 @@ var _ = Describe("the API of a proxy", func() {
 		n.get("/explain?service=web", &x)
 		Expect(x.Text).To(ContainElement("Endpoints are probed every 50 ms, by tcp: after 2 that fail in a row one is in quarantine, until 1 in a row succeed."))
 		Expect(x.Order[1].Endpoint).To(Equal(bad.String()))
-		Expect(x.Order[1].Text).To(MatchRegexp(`it is in quarantine until its probes succeed, the next (now|in \S+ \S+) \(\d+ probes failed: connection refused\)`))
+		Expect(x.Order[1].Text).To(MatchRegexp(`it is in quarantine until its probes succeed, next (now|in \S+ \S+) \(\d+ probes failed: connection refused\)`))
 	})
 
 	It("tells whom an endpoint sees, and why", func() {
@@ -331,7 +331,7 @@ var _ = Describe("the API of a proxy", func() {
 		n.client("web")
 		var services api.ServiceList
 		n.get("/services", &services)
-		Expect(services.Items[0].Ports[0].Sees).To(Equal(api.Sees{Source: "node-portal", SourceText: "this node's address, because only the portals iptables and nftables can lead the answers back"}))
+		Expect(services.Items[0].Ports[0].Sees).To(Equal(api.Sees{Source: "node-portal", SourceText: "this node's address, because only the iptables and nftables portals can route replies back"}))
 		var connections api.ConnectionList
 		n.get("/connections", &connections)
 		Expect(connections.Items[0].Attempts[0].Sees).To(Equal(api.Sees{Source: "node-itself", SourceText: "this node's address, because the client is a process of this node"}))
@@ -383,7 +383,7 @@ var _ = Describe("the API of a proxy", func() {
 		var away api.ServiceList
 		Expect(n.get("/services?name=elsewhere", &away)).To(Equal(200))
 		Expect(away.Items[0].State).To(Equal(api.ServiceNoLocalEndpoints))
-		Expect(away.Items[0].Ports[0].Dropped).To(Equal([]api.Dropped{{Clients: "internal", Text: "internalTrafficPolicy is Local, and no endpoint that can be used is on this node"}}))
+		Expect(away.Items[0].Ports[0].Dropped).To(Equal([]api.Dropped{{Clients: "internal", Text: "internalTrafficPolicy is Local, and no usable endpoint is on this node"}}))
 		explain := func(query string) (x api.Explanation) {
 			GinkgoHelper()
 			Expect(n.get("/explain?service="+query, &x)).To(Equal(200))
@@ -404,7 +404,7 @@ var _ = Describe("the API of a proxy", func() {
 		Expect(explain("limited&client=192.0.2.7").Verdict).To(Equal(api.WouldTry))
 		x = explain("behind&client=10.0.0.1")
 		Expect(x.Verdict).To(Equal(api.WouldTry))
-		Expect(x.Text).To(ContainElements(ContainSubstring("10.0.0.1 is a load balancer's"), ContainSubstring("PROXY protocol v1")))
+		Expect(x.Text).To(ContainElements(ContainSubstring("10.0.0.1 is a load balancer"), ContainSubstring("PROXY protocol v1")))
 		var list api.ServiceList
 		n.get("/services?q=behind", &list)
 		Expect(list.Items[0].Ports[0].ProxyProtocol).To(HaveValue(Equal(api.ProxyProtocol{ToEndpoints: "v1", From: []string{"10.0.0.0/8"}})))
@@ -559,19 +559,19 @@ var _ = Describe("the API of a proxy", func() {
 	})
 
 	It("says which parameter is wrong, and what is allowed", func() {
-		Expect(n.fails("/services?sort=x")).To(Equal(`400 sort: "x" is not one of name, active, connections, failed, retries, bytes`))
-		Expect(n.fails("/services?limit=0")).To(Equal(`400 limit: "0" is not a number from 1 to 1000`))
-		Expect(n.fails("/services?limi=1")).To(HavePrefix(`400 there is no parameter "limi"; there are: namespace, name`))
-		Expect(n.fails("/connections?client=x")).To(Equal(`400 client: "x" is not an address, an address and port, or a network such as 10.1.0.0/16`))
-		Expect(n.fails("/connections?end=x")).To(HavePrefix(`400 end: "x" is not one of client-closed, endpoint-closed, `))
-		Expect(n.fails("/connections?outcome=ok,x")).To(Equal(`400 outcome: "x" is not one of ok, retried, slow, failed, no-response`))
-		Expect(n.fails("/connections?sort=x")).To(Equal(`400 sort: "x" is not one of newest, duration, connect, first-byte, bytes`))
-		Expect(n.fails("/connections?last=0s")).To(Equal(`400 last: "0s" is not a time above 0, such as 200ms or 10m`))
-		Expect(n.fails("/events?slowerThan=x")).To(Equal(`400 slowerThan: "x" is not a time above 0, such as 200ms or 10m`))
-		Expect(n.fails("/connections?service=a/b")).To(Equal("404 there is no Service a/b that usher serves, and no connection of one is known"))
-		Expect(n.fails("/events?kind=x")).To(HavePrefix(`400 kind: "x" is not one of steps, changes, accepted`))
-		Expect(n.fails("/explain")).To(HavePrefix(`400 service is needed`))
-		Expect(n.fails("/connections/7")).To(HavePrefix("404 connection 7 is not known"))
+		Expect(n.fails("/services?sort=x")).To(Equal(`400 sort: invalid value "x": must be one of name, active, connections, failed, retries, bytes`))
+		Expect(n.fails("/services?limit=0")).To(Equal(`400 limit: invalid value "0": must be a number from 1 to 1000`))
+		Expect(n.fails("/services?limi=1")).To(HavePrefix(`400 unknown parameter "limi": must be one of namespace, name`))
+		Expect(n.fails("/connections?client=x")).To(Equal(`400 client: invalid value "x": must be an address, an address and port, or a network such as 10.1.0.0/16`))
+		Expect(n.fails("/connections?end=x")).To(HavePrefix(`400 end: invalid value "x": must be one of client-closed, endpoint-closed, `))
+		Expect(n.fails("/connections?outcome=ok,x")).To(Equal(`400 outcome: invalid value "x": must be one of ok, retried, slow, failed, no-response`))
+		Expect(n.fails("/connections?sort=x")).To(Equal(`400 sort: invalid value "x": must be one of newest, duration, connect, first-byte, bytes`))
+		Expect(n.fails("/connections?last=0s")).To(Equal(`400 last: invalid value "0s": must be a time above 0, such as 200ms or 10m`))
+		Expect(n.fails("/events?slowerThan=x")).To(Equal(`400 slowerThan: invalid value "x": must be a time above 0, such as 200ms or 10m`))
+		Expect(n.fails("/connections?service=a/b")).To(Equal("404 there is no Service a/b that usher serves, and usher has no record of its connections"))
+		Expect(n.fails("/events?kind=x")).To(HavePrefix(`400 kind: invalid value "x": must be one of steps, changes, accepted`))
+		Expect(n.fails("/explain")).To(HavePrefix(`400 missing parameter service`))
+		Expect(n.fails("/connections/7")).To(HavePrefix("404 connection 7 not found"))
 		Expect(n.fails("/services/a/b")).To(Equal("404 there is no Service a/b that usher serves"))
 		Expect(n.fails("/nothing")).To(HavePrefix("404 there is no /api/v1/nothing"))
 	})

@@ -79,7 +79,7 @@ func (a *API) register(mux *http.ServeMux) {
 		_, _ = w.Write(api.OpenAPI) // the client may be gone
 	})
 	mux.HandleFunc("GET /api/", func(w http.ResponseWriter, r *http.Request) {
-		WriteError(w, http.StatusNotFound, "there is no "+r.URL.Path+"; "+api.Prefix+"/openapi.json says what there is")
+		WriteError(w, http.StatusNotFound, "there is no "+r.URL.Path+"; "+api.Prefix+"/openapi.json lists all paths")
 	})
 }
 
@@ -123,7 +123,7 @@ func offset[T any](items []T, limit int, token string) ([]T, string, error) {
 	if token != "" {
 		n, err := strconv.Atoi(strings.TrimPrefix(token, "@"))
 		if err != nil || n < 0 || !strings.HasPrefix(token, "@") {
-			return nil, "", badQuery("continue", token, "what an answer had in continue")
+			return nil, "", badQuery("continue", token, "the value of continue in a response")
 		}
 		at = min(n, len(items))
 	}

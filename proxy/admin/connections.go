@@ -123,7 +123,7 @@ func (a *API) connections(r *http.Request) (any, error) {
 	}
 	all := wanted.all(log, now)
 	if name := wanted.service; len(all) == 0 && name.Name != "" && len(a.proxy.InspectService(name)) == 0 {
-		return nil, notFound(fmt.Sprintf("there is no Service %s that usher serves, and no connection of one is known", name))
+		return nil, notFound(fmt.Sprintf("there is no Service %s that usher serves, and usher has no record of its connections", name))
 	}
 	out := api.ConnectionList{Page: api.Page{Total: len(all)}, Items: []api.Connection{}}
 	if wanted.state != stateOpen {
@@ -166,7 +166,7 @@ func older(all []seen, size int, token string) (page []seen, next string, err er
 	before := uint64(math.MaxUint64)
 	if token != "" {
 		if before, err = strconv.ParseUint(token, 10, 64); err != nil {
-			return nil, "", badQuery("continue", token, "what an answer had in continue")
+			return nil, "", badQuery("continue", token, "the value of continue in a response")
 		}
 	}
 	first, _ := slices.BinarySearchFunc(all, before, func(s seen, before uint64) int {
@@ -200,7 +200,7 @@ func (a *API) connection(r *http.Request) (any, error) {
 	case end != nil:
 		return a.tell(seen{end.Record, end}, time.Now()), nil
 	}
-	return nil, notFound(fmt.Sprintf("connection %d is not known: there was none, or it has ended and is not kept any more (--trace-events, and --trace-connections for those that failed, were retried or slow)", id))
+	return nil, notFound(fmt.Sprintf("connection %d not found: it does not exist, or its record has expired (see --trace-events, and --trace-connections for failed, retried and slow ones)", id))
 }
 
 // sees returns s as the API has it.

@@ -74,7 +74,7 @@ func (a *API) events(w http.ResponseWriter, r *http.Request, route api.Route) {
 	if !a.subscribers.enter() {
 		w.Header().Set("Retry-After", "5")
 		w.Header().Set("Connection", "close") // the room is needed for who asks for something else
-		WriteError(w, http.StatusServiceUnavailable, fmt.Sprintf("there are %d subscribers already, which is as many as there may be", MaxSubscribers))
+		WriteError(w, http.StatusServiceUnavailable, fmt.Sprintf("too many subscribers: the maximum is %d", MaxSubscribers))
 		return
 	}
 	defer a.subscribers.leave()

@@ -99,11 +99,11 @@ func order(x *proxy.Explanation, now time.Time) []api.Candidate {
 	for i, c := range x.Order {
 		why := whyNext(x, c, now)
 		if share := x.Set.Share(c.Endpoint, now); share < 1 {
-			why += fmt.Sprintf("; it is new, and has %.0f %% of its share (slow start)", 100*share)
+			why += fmt.Sprintf("; new, at %.0f%% of its share (slow start)", 100*share)
 		}
 		one := candidate(c.Endpoint, c.Reason.String(), why, now)
 		if one.Sees = sees(x.Seen[i]); x.Seen[i] == 0 {
-			one.SourceText = "its client's own address if that is a Pod of this node or the endpoint is on this node, and otherwise this node's"
+			one.SourceText = "its client's own address if the client is a Pod on this node or the endpoint is on this node, else this node's"
 		}
 		out = append(out, one)
 	}
@@ -116,7 +116,7 @@ func notTried(x *proxy.Explanation, now time.Time) []api.Candidate {
 	for _, e := range x.NotTried {
 		why := inWords(e.Reason, x.Port.Topology)
 		if drain := x.Port.DrainTimeout; e.Terminating && !e.Ready && drain > 0 {
-			why += fmt.Sprintf("; the connections that it has end %s after that began", trace.Short(drain))
+			why += fmt.Sprintf("; its connections end %s after termination started", trace.Short(drain))
 		}
 		out = append(out, candidate(e.Endpoint, e.Reason, why, now))
 	}
@@ -132,13 +132,13 @@ func inWords(reason string, t *config.Topology) string {
 }
 
 var whyNotTried = map[string]string{
-	"terminating":  "its Pod is ending, and others are ready",
-	"not-serving":  "its Pod is ending, and does not serve any more",
+	"terminating":  "its Pod is terminating and others are ready",
+	"not-serving":  "its Pod is terminating and no longer serves",
 	"not-ready":    "it is not ready",
-	"weight-0":     "its weight is 0: it has no new connections",
+	"weight-0":     "its weight is 0: it gets no new connections",
 	"policy-local": "it is on another node, and the policy is Local",
-	"full":         "it has as many connections as it may",
-	"topology":     "the EndpointSlice's hints leave it to other nodes or zones",
+	"full":         "it is at its connection limit",
+	"topology":     "the EndpointSlice's hints reserve it for other nodes or zones",
 }
 
 // elsewhere says why topology keys leave an endpoint out.
@@ -165,9 +165,9 @@ func topologyInWords(t *config.Topology) string {
 	case len(t.Keys) == 0:
 		return fmt.Sprintf("the EndpointSlices' hints for %s=%s", t.Key, t.Value)
 	case t.Key == "":
-		return keys + "no endpoint shares one with this node"
+		return keys + "no endpoint shares any key with this node"
 	case t.Value == "":
-		return keys + "no endpoint shares one of the others with this node, so all count"
+		return keys + "no endpoint shares any other key with this node, so all endpoints count"
 	}
 	return fmt.Sprintf("%s%s=%s decides", keys, t.Key, t.Value)
 }
@@ -180,7 +180,7 @@ func policyWords(x *proxy.Explanation) (words string, all bool) {
 	case !x.VIP.External():
 		return "internalTrafficPolicy Cluster: endpoints on all nodes", true
 	case x.Port.ExternalLocal && x.NodeLocal:
-		return "externalTrafficPolicy Local, but the client is of this node: endpoints on all nodes", true
+		return "externalTrafficPolicy Local, but the client is on this node: endpoints on all nodes", true
 	case x.Port.ExternalLocal:
 		return "externalTrafficPolicy Local: only endpoints on this node", false
 	}
@@ -193,55 +193,55 @@ func sentences(x *proxy.Explanation, traits portal.Traits, client netip.Addr, or
 	drops := x.Verdict == proxy.WouldDrop
 	switch x.Cause {
 	case proxy.HasProblem:
-		say("The service port is not served as it should be: %v.", x.Problem.Err)
+		say("The service port has a problem: %v.", x.Problem.Err)
 	case proxy.SourceDenied:
 		if drops {
 			say("The client %s is not in loadBalancerSourceRanges: the portal drops its packets.", client)
 		} else {
-			say("The client %s is not in loadBalancerSourceRanges: it is reset.", client)
+			say("The client %s is not in loadBalancerSourceRanges: usher resets it.", client)
 		}
 	case proxy.NoEndpoint:
 		if t := x.Port.Topology; t != nil && t.Key == "" && len(x.Endpoints) > 0 {
-			say("No endpoint that could be used is on a node that shares a topology key with this one.")
+			say("No usable endpoint is on a node that shares a topology key with this node.")
 		}
 		if traits.Redirects {
-			say("There is no endpoint that could be used: nobody listens, and the portal rejects.")
+			say("No usable endpoint: usher does not listen, and the portal rejects clients.")
 		} else {
-			say("There is no endpoint that could be used: nobody listens, and the kernel refuses clients.")
+			say("No usable endpoint: usher does not listen, and the kernel refuses clients.")
 		}
 	case proxy.NoEndpointHere:
 		if drops {
-			say("There are endpoints, but none on this node, and the policy is Local: the portal drops packets, since another node may have one.")
+			say("The policy is Local and all endpoints are on other nodes: the portal drops packets.")
 		} else {
-			say("There are endpoints, but none on this node, and the policy is Local: nobody listens here.")
+			say("The policy is Local and all endpoints are on other nodes: usher does not listen here.")
 		}
 	}
 	if client.IsValid() && x.VIP.Expects(client) {
-		say("The client %s is a load balancer's: it has to begin with a header of the PROXY protocol, and all this holds for the client that the header names.", client)
+		say("%s is a load balancer: it must start with a PROXY protocol header. The rest applies to the client that the header names.", client)
 	}
 	if x.Verdict == proxy.WouldTry && x.Port.ProxyProtocol != 0 {
-		say("The endpoint is told who the client is by a header of the PROXY protocol %s.", x.Port.ProxyProtocol)
+		say("A PROXY protocol %s header passes the client's address to the endpoint.", x.Port.ProxyProtocol)
 	}
 	if how := x.Port.Probe; x.Verdict == proxy.WouldTry && how.Check.Kind != 0 {
 		say("Endpoints are probed every %s, by %s: after %d that fail in a row one is in quarantine, until %d in a row succeed.", trace.Short(how.Interval), how.Check, how.Fall, how.Rise)
 	}
 	if by := x.Port.Scheduler; x.Verdict == proxy.WouldTry && !client.IsValid() && (by == config.SourceHash || by == config.Maglev) {
-		say("The scheduler %s goes by the client's address, and none was asked about: each client may have another endpoint first.", by)
+		say("The scheduler %s uses the client's address, and the request names no client: the first endpoint may differ per client.", by)
 	}
 	if x.Affinity != nil {
 		had := x.Affinity.Endpoint
 		if e := x.Set.Find(had); e == nil {
-			say("The client had %s, which is not usable any more: its affinity ends.", had)
+			say("The client had %s, which is no longer usable: its affinity ends.", had)
 		} else if q := inQuarantine(e, now); q != "" {
 			say("The client had %s, which is %s: its affinity ends.", had, q)
 		}
 	}
 	if limit := x.Port.EndpointLimit; x.Verdict == proxy.WouldTry && limit > 0 && len(order) == 0 {
-		whom := "an endpoint that it could have"
+		whom := "an eligible endpoint"
 		if x.Affinity != nil && x.Set.Find(x.Affinity.Endpoint) != nil {
 			whom = x.Affinity.Endpoint.String() + ", which it had,"
 		}
-		say("It would wait in line until %s has less than %d connections, for %s at the most, and then be reset. Clients in line: %d.", whom, limit, trace.Short(x.Port.QueueTimeout), x.Set.Queued())
+		say("It would wait in the queue until %s has fewer than %d connections, for at most %s, and then be reset. Clients in the queue: %d.", whom, limit, trace.Short(x.Port.QueueTimeout), x.Set.Queued())
 	}
 	for i, c := range order {
 		if i == 0 {
@@ -257,17 +257,17 @@ func sentences(x *proxy.Explanation, traits portal.Traits, client netip.Addr, or
 func whyNext(x *proxy.Explanation, c balance.Choice, now time.Time) string {
 	switch c.Reason {
 	case balance.Affinity:
-		return fmt.Sprintf("the client had it before, and keeps it for %s", trace.Short(x.Affinity.Left))
+		return fmt.Sprintf("session affinity: the client had it before, and keeps it for %s", trace.Short(x.Affinity.Left))
 	case balance.Probe:
-		return "its quarantine is over: this connection would find out whether it answers"
+		return "its quarantine is over: this connection would test it"
 	case balance.LastResort:
-		return "all that are left are in quarantine; this one is " + inQuarantine(c.Endpoint, now)
+		return "all remaining endpoints are in quarantine; this one is " + inQuarantine(c.Endpoint, now)
 	case balance.OnlyOne:
 		return onlyOne(c.Endpoint, now)
 	}
 	text := byScheduler(c)
 	if c.PassedOver > 0 {
-		text += fmt.Sprintf("; %d passed over in quarantine", c.PassedOver)
+		text += fmt.Sprintf("; %d skipped in quarantine", c.PassedOver)
 	}
 	return text
 }
@@ -276,7 +276,7 @@ func whyNext(x *proxy.Explanation, c balance.Choice, now time.Time) string {
 func byScheduler(c balance.Choice) string {
 	switch c.Reason {
 	case balance.ByTurn, balance.ByWeight:
-		return "it is its turn"
+		return "it is next in rotation"
 	case balance.ByTwo, balance.ByLeast, balance.ByDelay, balance.ByNoQueue:
 		return fmt.Sprintf("%s: %d open, weight %d", c.Reason, c.Endpoint.Active.Load(), c.Endpoint.Weight.Int())
 	}
@@ -285,9 +285,9 @@ func byScheduler(c balance.Choice) string {
 
 func onlyOne(e *balance.Endpoint, now time.Time) string {
 	if q := inQuarantine(e, now); q != "" {
-		return "there is no other left, though it is " + q
+		return "no other endpoint is left, although it is " + q
 	}
-	return "there is no other left"
+	return "no other endpoint is left"
 }
 
 // inQuarantine says in words that e is in quarantine, or "".
@@ -301,12 +301,12 @@ func inQuarantine(e *balance.Endpoint, now time.Time) string {
 	if left < time.Millisecond {
 		next = "now"
 	}
-	why := fmt.Sprintf("(%s; the last: %v)", quarantine(e, now).Count(), h.Err)
+	why := fmt.Sprintf("(%s; last: %v)", quarantine(e, now).Count(), h.Err)
 	if h.By == balance.CheckFailed {
-		return fmt.Sprintf("in quarantine until its probes succeed, the next %s (%v)", next, h.Err)
+		return fmt.Sprintf("in quarantine until its probes succeed, next %s (%v)", next, h.Err)
 	}
 	if h.Probed {
-		return fmt.Sprintf("in quarantine until a probe is answered, the next %s %s", next, why)
+		return fmt.Sprintf("in quarantine until a probe succeeds, next %s %s", next, why)
 	}
 	return fmt.Sprintf("in quarantine, which ends %s %s", next, why)
 }

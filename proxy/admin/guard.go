@@ -42,11 +42,11 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Set("Cross-Origin-Opener-Policy", "same-origin")
 	h.Set("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
 	if !g.knows(r.Host) {
-		WriteError(w, http.StatusMisdirectedRequest, fmt.Sprintf("the host %q is not known here: ask by IP address, as localhost, or as --admin-address has it", r.Host))
+		WriteError(w, http.StatusMisdirectedRequest, fmt.Sprintf("unknown host %q: use an IP address, localhost, or the host of --admin-address", r.Host))
 		return
 	}
 	if site := r.Header.Get("Sec-Fetch-Site"); (site == "cross-site" || site == "same-site") && r.Header.Get("Sec-Fetch-Mode") != "navigate" {
-		WriteError(w, http.StatusForbidden, "pages of other sites may not ask here")
+		WriteError(w, http.StatusForbidden, "cross-site requests are not allowed")
 		return
 	}
 	g.next.ServeHTTP(w, r)

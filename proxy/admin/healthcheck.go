@@ -185,7 +185,7 @@ func (c *healthCheck) report(err error) {
 	}
 	c.failed = text
 	if err != nil {
-		c.owner.Log.WithField("service", c.service.String()).WithError(err).Error("Load balancers cannot ask for the health of a Service")
+		c.owner.Log.WithField("service", c.service.String()).WithError(err).Error("Cannot serve the health check of a Service to load balancers")
 	}
 	if c.owner.OnProblem != nil {
 		c.owner.OnProblem(c.service, err)

@@ -31,21 +31,21 @@ type Metrics struct {
 var families = []string{config.IPv4.String(), config.IPv6.String()}
 
 var (
-	syncOptions       = prometheus.HistogramOpts{Buckets: syncBuckets, Name: "kubeproxy_sync_proxy_rules_duration_seconds", Help: "How long it took to carry out a change, listeners and portal rules, or to check everything."}
-	fullOptions       = prometheus.HistogramOpts{Buckets: syncBuckets, Name: "kubeproxy_sync_full_proxy_rules_duration_seconds", Help: "Of those, how long it took to carry out or check everything."}
-	partialOptions    = prometheus.HistogramOpts{Buckets: syncBuckets, Name: "kubeproxy_sync_partial_proxy_rules_duration_seconds", Help: "Of those, how long it took to carry out what has changed."}
-	programmedOptions = prometheus.HistogramOpts{Buckets: programmingBuckets, Name: "kubeproxy_network_programming_duration_seconds", Help: "How long it took from a change of a Pod or Service until the endpoints that it led to were served."}
+	syncOptions       = prometheus.HistogramOpts{Buckets: syncBuckets, Name: "kubeproxy_sync_proxy_rules_duration_seconds", Help: "Time to apply a change to listeners and portal rules, or to check everything."}
+	fullOptions       = prometheus.HistogramOpts{Buckets: syncBuckets, Name: "kubeproxy_sync_full_proxy_rules_duration_seconds", Help: "Time to apply or check everything."}
+	partialOptions    = prometheus.HistogramOpts{Buckets: syncBuckets, Name: "kubeproxy_sync_partial_proxy_rules_duration_seconds", Help: "Time to apply only changes."}
+	programmedOptions = prometheus.HistogramOpts{Buckets: programmingBuckets, Name: "kubeproxy_network_programming_duration_seconds", Help: "Time from a change of a Pod or Service until the resulting endpoints were served."}
 	requestsOptions   = prometheus.CounterOpts{Name: "rest_client_requests_total", Help: "Requests to the API server, by code."}
 	requestsLabels    = []string{"code", "method", "host"}
-	queueOptions      = prometheus.HistogramOpts{Name: "usher_queue_wait_seconds", Help: "How long clients were in line, since no endpoint had room, who are not any more: usher_connections_closed_total tells how many of them were there for too long (queue-timeout)."}
+	queueOptions      = prometheus.HistogramOpts{Name: "usher_queue_wait_seconds", Help: "Time that clients spent in the queue because no endpoint had a free slot; usher_connections_closed_total counts those that timed out (queue-timeout)."}
 	queueWait         = prometheus.NewDesc(queueOptions.Name, queueOptions.Help, nil, nil)
 	latencyOptions    = prometheus.HistogramOpts{
 		Name:    "rest_client_request_duration_seconds",
-		Help:    "How long the API server took to answer.",
+		Help:    "Response time of the API server.",
 		Buckets: []float64{0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60}, // those of kube-proxy
 	}
 	latencyLabels = []string{"verb", "host"}
-	buildOptions  = prometheus.GaugeOpts{Name: "usher_build_info", Help: "1; the labels tell what runs."}
+	buildOptions  = prometheus.GaugeOpts{Name: "usher_build_info", Help: "Always 1; the labels describe the running build."}
 )
 
 // NewMetrics returns the metrics of p. h may be nil.

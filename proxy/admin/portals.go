@@ -64,31 +64,31 @@ func ruleInWords(traits portal.Traits, r portal.Rule) string {
 	}
 	at := netip.AddrPortFrom(r.Target.Addr, r.Target.Port).String()
 	if r.Target.Addr.IsUnspecified() {
-		at = fmt.Sprintf("port %d of every address of this node", r.Target.Port)
+		at = fmt.Sprintf("port %d on every address of this node", r.Target.Port)
 	}
 	switch {
 	case r.Action == portal.Redirect && !traits.Leads():
-		return fmt.Sprintf("nothing leads from %s to usher, who listens on port %d", at, r.LocalPort)
+		return fmt.Sprintf("nothing redirects %s to usher, which listens on port %d", at, r.LocalPort)
 	case r.Action == portal.Redirect && traits.Local && r.Target.Addr.IsUnspecified():
 		return fmt.Sprintf("usher listens on %s", at)
 	case r.Action == portal.Redirect && traits.Apart:
-		return fmt.Sprintf("%s is led to a network namespace of usher's own, where usher listens on %s", r.Target.Addr, at)
+		return fmt.Sprintf("%s is routed to usher's network namespace, where usher listens on %s", r.Target.Addr, at)
 	case r.Action == portal.Redirect && traits.Local:
 		return fmt.Sprintf("%s is an address of this node, and usher listens on %s", r.Target.Addr, at)
 	case !traits.Redirects:
-		return fmt.Sprintf("nobody listens on %s: there is no endpoint that could be used", at)
+		return fmt.Sprintf("usher does not listen on %s: no usable endpoint", at)
 	}
-	who := "what clients send"
+	who := "packets from clients"
 	if sources := portalEffect(r).Sources; len(sources) > 0 {
-		who = "what clients in " + strings.Join(sources, ", ") + " send"
+		who = "packets from clients in " + strings.Join(sources, ", ")
 	}
 	switch {
 	case r.Action == portal.Redirect:
-		return fmt.Sprintf("%s to %s is led to usher's port %d", who, at, r.LocalPort)
+		return fmt.Sprintf("%s to %s are redirected to usher's port %d", who, at, r.LocalPort)
 	case r.Action == portal.Reject:
-		return fmt.Sprintf("%s to %s is rejected: there is no endpoint", who, at)
+		return fmt.Sprintf("%s to %s are rejected: no usable endpoint", who, at)
 	case r.LocalPort != 0:
-		return fmt.Sprintf("%s to %s is led to usher's port %d if the client is of this node, and dropped otherwise: there are endpoints on other nodes only", who, at, r.LocalPort)
+		return fmt.Sprintf("%s to %s are redirected to usher's port %d if the client is on this node, else dropped: all endpoints are on other nodes", who, at, r.LocalPort)
 	}
-	return fmt.Sprintf("%s to %s is dropped: there are endpoints on other nodes only", who, at)
+	return fmt.Sprintf("%s to %s are dropped: all endpoints are on other nodes", who, at)
 }

@@ -128,28 +128,28 @@ func (a *API) nodeProblems(s *proxy.Stats, now time.Time) (list []api.StatusProb
 	if h := a.opts.Health; h != nil && h.APIServer != nil {
 		now := h.APIServer()
 		if skew := now.Skew.Round(time.Second); skew.Abs() >= maxSkew {
-			add("ClockSkew", fmt.Sprintf("the API server's clock and this node's differ by %s", skew.Abs()), "timedatectl, here and there: certificates, tokens and times in logs go by the clock", time.Time{})
+			add("ClockSkew", fmt.Sprintf("the clocks of the API server and this node differ by %s", skew.Abs()), "check both with timedatectl; certificates, tokens and log times depend on the clock", time.Time{})
 		}
 		waits := a.proxy.SyncStatus().LastQueued.IsZero()
 		switch {
 		case now.Reason == "" && waits:
-			add("NotServing", "the API server has not sent all Services yet: none is served", "", time.Time{})
+			add("NotServing", "waiting for the initial list from the API server; no Service is served yet", "", time.Time{})
 		case now.Reason != "" && waits:
-			add("NotServing", "the API server sends no Services, and none is served ("+now.Reason+"): "+now.Error, now.Remedy, now.Since)
+			add("NotServing", "the API server sends no Services; none is served ("+now.Reason+"): "+now.Error, now.Remedy, now.Since)
 		case now.Reason != "":
-			add("APIServerFailed", "the API server sends no changes, and the last known state is served ("+now.Reason+"): "+now.Error, now.Remedy, now.Since)
+			add("APIServerFailed", "the API server sends no changes; serving the last known state ("+now.Reason+"): "+now.Error, now.Remedy, now.Since)
 		}
 	}
 	if sync := a.proxy.SyncStatus(); sync.Err != nil {
-		add("PortalFailed", fmt.Sprintf("the %s portal could not be brought up to date: %v", a.proxy.Portal.Mode(), sync.Err), "usher portals compares what is wanted with what there is; it is tried again all the time", sync.Pending)
+		add("PortalFailed", fmt.Sprintf("failed to update the %s portal: %v", a.proxy.Portal.Mode(), sync.Err), "usher portals shows the differences; usher keeps retrying", sync.Pending)
 	}
 	for _, limit := range []struct {
 		what, remedy string
 		now, most    int64
 	}{
-		{"descriptors", "raise the limit on open files (ulimit -n, LimitNOFILE=)", s.Descriptors, s.DescriptorLimit},
-		{"connections", "raise --max-connections, or the limit on open files; usher get connections -A --sort duration shows who has them", s.Open, s.Limit},
-		{"UDP sessions", "raise --max-udp-sessions, or the limit on open files", s.Sessions.Open, s.Sessions.Limit},
+		{"descriptors", "raise the open files limit (ulimit -n, LimitNOFILE=)", s.Descriptors, s.DescriptorLimit},
+		{"connections", "raise --max-connections or the open files limit; list open connections with usher get connections -A --sort duration", s.Open, s.Limit},
+		{"UDP sessions", "raise --max-udp-sessions or the open files limit", s.Sessions.Open, s.Sessions.Limit},
 	} {
 		if limit.most > 0 && float64(limit.now) >= nearLimit*float64(limit.most) {
 			add("NearLimit", fmt.Sprintf("%d of %d %s are in use", limit.now, limit.most, limit.what), limit.remedy, time.Time{})
@@ -157,7 +157,7 @@ func (a *API) nodeProblems(s *proxy.Stats, now time.Time) (list []api.StatusProb
 	}
 	if a.opts.AccessLog != nil {
 		if lost, last := a.opts.AccessLog.Lost(), a.opts.AccessLog.LastLost(); lost > 0 && now.Before(last.Add(lostFor)) {
-			add("AccessLogLost", fmt.Sprintf("%d lines of the access log are lost since the start: they could not be written as fast as connections ended", lost), "a faster disk, or a larger --trace-events", last)
+			add("AccessLogLost", fmt.Sprintf("%d access log lines lost since the start: writing is slower than connections end", lost), "a faster disk, or a larger --trace-events", last)
 		}
 	}
 	return list
@@ -225,9 +225,9 @@ func (g group) trouble(now time.Time) (state api.ServiceState, message string) {
 		text := ""
 		switch s {
 		case api.ServiceNoEndpoints:
-			text = fmt.Sprintf("none of %d endpoints can be used", len(v.Endpoints))
+			text = fmt.Sprintf("none of %d endpoints is usable", len(v.Endpoints))
 		case api.ServiceNoLocalEndpoints:
-			text = "no endpoint that can be used is on this node, and internalTrafficPolicy is Local: clients are dropped"
+			text = "internalTrafficPolicy is Local, and no usable endpoint is on this node: clients' packets are dropped"
 		case api.ServiceDown, api.ServiceDegraded:
 			text = badEndpoints(v, now)
 		}
@@ -274,7 +274,7 @@ func badEndpoint(e *balance.Endpoint, state api.EndpointState, now time.Time) st
 		if l.firstByte.Number() == 0 {
 			of = "any"
 		}
-		text += fmt.Sprintf(", no response for %s of %d clients lately", of, l.connect.Number())
+		text += fmt.Sprintf(", no response for %s of %d recent clients", of, l.connect.Number())
 	}
 	return text
 }

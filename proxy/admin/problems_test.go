@@ -49,16 +49,16 @@ var _ = Describe("what usher knows to be wrong", func() {
 			said[p.Object+" "+p.Reason] = p.Message
 			Expect(p.Since).NotTo(BeZero())
 		}
-		Expect(said).To(HaveKeyWithValue("usher APIServerFailed", "the API server sends no changes, and the last known state is served (unreachable): connection refused"))
+		Expect(said).To(HaveKeyWithValue("usher APIServerFailed", "the API server sends no changes; serving the last known state (unreachable): connection refused"))
 		Expect(said).To(HaveKeyWithValue("Service default/taken AddressConflict", ContainSubstring("is not served")))
-		Expect(said).To(HaveKeyWithValue("Service default/empty no-endpoints", "none of 0 endpoints can be used"))
+		Expect(said).To(HaveKeyWithValue("Service default/empty no-endpoints", "none of 0 endpoints is usable"))
 		Expect(said).To(HaveKeyWithValue("Service default/flaky degraded", MatchRegexp(`^1 of 2 endpoints: .* \(default/flaky-0\) quarantined, connection refused$`)))
 		Expect(said).To(HaveKey("Service default/wrong ManifestRejected"))
 		Expect(said).To(HaveKey("b.yaml ManifestRejected"))
-		Expect(said).To(HaveKeyWithValue("usher ClockSkew", "the API server's clock and this node's differ by 1h0m0s"))
+		Expect(said).To(HaveKeyWithValue("usher ClockSkew", "the clocks of the API server and this node differ by 1h0m0s"))
 		Expect(said).To(HaveLen(7))
 		Expect(s.Problems[1].Since).To(BeTemporally("~", since, time.Second))
-		Expect(s.Attention).To(HavePrefix("4 Services need attention: default/taken, default/wrong, default/empty and 1 more; the API server"))
+		Expect(s.Attention).To(HavePrefix("4 Services need attention: default/taken, default/wrong, default/empty and 1 more; the clocks of the API server"))
 
 		var list api.ServiceList
 		n.get("/services?state=rejected", &list)
@@ -78,8 +78,8 @@ var _ = Describe("what usher knows to be wrong", func() {
 		}
 		Expect(status().Problems).To(ConsistOf(And(HaveField("Reason", "NotServing"), HaveField("Message", message))))
 	},
-		Entry("while the API server does not answer", "", "", "the API server has not sent all Services yet: none is served"),
-		Entry("since it refuses", "forbidden", "list services: 403", "the API server sends no Services, and none is served (forbidden): list services: 403"),
+		Entry("while the API server does not answer", "", "", "waiting for the initial list from the API server; no Service is served yet"),
+		Entry("since it refuses", "forbidden", "list services: 403", "the API server sends no Services; none is served (forbidden): list services: 403"),
 	)
 
 	It("has a bound", func() {

@@ -20,7 +20,7 @@ import (
 
 // badQuery returns the error for a parameter that is wrong.
 func badQuery(name, value, allowed string) error {
-	return &api.Error{Code: http.StatusBadRequest, Message: fmt.Sprintf("%s: %q is not %s", name, value, allowed)}
+	return &api.Error{Code: http.StatusBadRequest, Message: fmt.Sprintf("%s: invalid value %q: must be %s", name, value, allowed)}
 }
 
 // checkQuery compares the parameters of a request with those that the route has.
@@ -28,7 +28,7 @@ func checkQuery(route api.Route, values url.Values) error {
 	for name, list := range values {
 		i := slices.IndexFunc(route.Params, func(p api.Param) bool { return p.In == "query" && p.Name == name })
 		if i < 0 {
-			return &api.Error{Code: http.StatusBadRequest, Message: fmt.Sprintf("there is no parameter %q; there are: %s", name, queryNames(route))}
+			return &api.Error{Code: http.StatusBadRequest, Message: fmt.Sprintf("unknown parameter %q: must be one of %s", name, queryNames(route))}
 		}
 		p := route.Params[i]
 		for _, value := range list {
@@ -39,7 +39,7 @@ func checkQuery(route api.Route, values url.Values) error {
 	}
 	for _, p := range route.Params {
 		if p.In == "query" && p.Required && values.Get(p.Name) == "" {
-			return &api.Error{Code: http.StatusBadRequest, Message: fmt.Sprintf("%s is needed: %s", p.Name, p.Text)}
+			return &api.Error{Code: http.StatusBadRequest, Message: fmt.Sprintf("missing parameter %s: %s", p.Name, p.Text)}
 		}
 	}
 	return nil

@@ -93,7 +93,7 @@ func listenNode(networks []netip.Prefix, port uint16) ([]net.Listener, error) {
 		listeners = append(listeners, l)
 	}
 	if len(listeners) == 0 {
-		return nil, errors.New("this node has no address in the networks for node ports")
+		return nil, errors.New("this node has no address in the node port networks")
 	}
 	return listeners, nil
 }

@@ -136,10 +136,10 @@ func newServiceHistogram(name, help string, bounds latency.Bounds) *serviceHisto
 }
 
 var (
-	serviceConnect         = newServiceHistogram("usher_service_connect_seconds", "How long clients of a Service waited until they were established; UDP: until the first answer.", latency.Seconds)
-	serviceFirstByte       = newServiceHistogram("usher_service_first_byte_seconds", "How long clients of a Service waited until the endpoint's first byte came, since they were accepted, but for the time in which they were connected and sent nothing.", latency.Seconds)
-	serviceLasted          = newServiceHistogram("usher_service_connection_duration_seconds", "How long connections and UDP sessions lasted that had an endpoint and have ended.", latency.Lasting)
-	serviceConnectionBytes = newServiceHistogram("usher_service_connection_bytes", "How many bytes they moved, in both directions.", latency.Bytes)
+	serviceConnect         = newServiceHistogram("usher_service_connect_seconds", "Time until a connection of a Service's client was established; for UDP, until the first response.", latency.Seconds)
+	serviceFirstByte       = newServiceHistogram("usher_service_first_byte_seconds", "Time from accepting a client of a Service to the endpoint's first byte, excluding time in which the client was connected and sent nothing.", latency.Seconds)
+	serviceLasted          = newServiceHistogram("usher_service_connection_duration_seconds", "Duration of ended connections and UDP sessions that had an endpoint.", latency.Lasting)
+	serviceConnectionBytes = newServiceHistogram("usher_service_connection_bytes", "Bytes transferred per connection or UDP session, in both directions.", latency.Bytes)
 )
 
 // tell sends what was seen, with the connections that are worth a look as exemplars.

@@ -319,7 +319,7 @@ func dropped(v *proxy.PortView) (list []api.Dropped) {
 	}{{"internal", true, v.Internal}, {"external", outside, v.External}} {
 		if of.there && of.set.Len() == 0 {
 			list = append(list, api.Dropped{Clients: of.clients,
-				Text: fmt.Sprintf("%sTrafficPolicy is Local, and no endpoint that can be used is on this node", of.clients)})
+				Text: fmt.Sprintf("%sTrafficPolicy is Local, and no usable endpoint is on this node", of.clients)})
 		}
 	}
 	return list

@@ -61,7 +61,7 @@ var _ = Describe("an endpoint that leaves some of its clients without a response
 		Expect(answers.State).To(Equal(api.EndpointReady))
 		Expect(answers.NoResponse).To(BeNumerically("<=", 2))
 		Expect(detail.Ends).To(HaveKeyWithValue("no-response", hangs.NoResponse+answers.NoResponse))
-		Expect(status.Problems).To(ConsistOf(HaveField("Message", MatchRegexp(`unresponsive, no response for \d+ of 30 clients lately`))))
+		Expect(status.Problems).To(ConsistOf(HaveField("Message", MatchRegexp(`unresponsive, no response for \d+ of 30 recent clients`))))
 		Expect(ended.Total).To(BeEquivalentTo(hangs.NoResponse + answers.NoResponse))
 		Expect(ended.Items).To(HaveEach(And(HaveField("End", "no-response"), HaveField("Outcomes", ContainElement("no-response")))))
 	})

@@ -86,7 +86,7 @@ func (b *Budget) maxListeners() int64 { return max(1, b.usable()*3/4) }
 
 // ErrOpenFiles says that there is no room for another listener under the limit on
 // open files.
-var ErrOpenFiles = errors.New("the limit on open files has no room for another listener")
+var ErrOpenFiles = errors.New("open files limit reached, no descriptor left for another listener")
 
 // RoomForListener returns an error if there is no room for another listener.
 func (b *Budget) RoomForListener() error {
@@ -151,7 +151,7 @@ func (b *Budget) clientsPart(limit int64) int64 { return max(1, limit*b.limits.M
 var (
 	errTooMany         = errors.New("too many connections")
 	errTooManyToPort   = errors.New("too many connections to this service port")
-	errTooManyOfClient = errors.New("too many connections of this client, while there is little room left")
+	errTooManyOfClient = errors.New("too many connections from this client while most of the connection limit is in use")
 )
 
 // TakeConnection takes room for a connection, or says why there is none. toPort and

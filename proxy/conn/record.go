@@ -323,7 +323,7 @@ func (s *Snapshot) Record(port *Port) (*Record, error) {
 	}
 	last := len(all) - 1
 	if last < 0 || all[last].Result != Connected || s.Established <= 0 {
-		return nil, errors.New("it is not established")
+		return nil, errors.New("connection not established")
 	}
 	if a := all[last]; last == 0 && a.Queued == 0 && a.PassedOver <= math.MaxUint16 {
 		r.first = answered{unique.Make(choice{a.Endpoint, a.Pod, a.Reason}), a.Began, a.Took, uint16(a.PassedOver), a.Seen}
@@ -351,5 +351,5 @@ func named[T interface {
 			return v, nil
 		}
 	}
-	return 0, fmt.Errorf("this version does not know %q", word)
+	return 0, fmt.Errorf("unknown value %q", word)
 }

@@ -40,7 +40,7 @@ func (srv *Server) Listen(f *frontend.FrontEnd, b portal.Bind) (_ frontend.Liste
 	lp := slices.MinFunc(srv.loops, func(a, b *loop) int { return cmp.Compare(a.listeners, b.listeners) })
 	if b.Redirected && lp.flows == nil {
 		if lp.flows, err = kernel.OpenFlows(); err != nil {
-			return nil, fmt.Errorf("cannot tell which UDP clients come through the portal: %w (the module nf_conntrack_netlink is needed; --portal=address does without)", err)
+			return nil, fmt.Errorf("cannot determine which UDP clients come through the portal: %w (load the module nf_conntrack_netlink, or use --portal=address)", err)
 		}
 	}
 	inherited := false

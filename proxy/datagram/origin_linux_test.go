@@ -79,7 +79,7 @@ func TestWhereConntrackCannotBeAskedThereIsNoListener(t *testing.T) {
 		failed <- err
 	}()
 	g.Expect(<-failed).To(MatchError(And(
-		ContainSubstring("cannot tell which UDP clients come through the portal"),
+		ContainSubstring("cannot determine which UDP clients come through the portal"),
 		ContainSubstring("operation not permitted"))))
 	g.Expect(f.Budget.Listeners.Load()).To(BeZero())
 }

@@ -51,7 +51,7 @@ func (srv *Server) start() error {
 	}
 	pollers, err := srv.pollers.Take()
 	if err != nil {
-		return fmt.Errorf("starting a loop for UDP: %w", err)
+		return fmt.Errorf("starting a UDP event loop: %w", err)
 	}
 	for _, poller := range pollers {
 		lp := &loop{
@@ -248,4 +248,4 @@ func evictOldest(sessions *list.List, spare *session) bool {
 	return false
 }
 
-var errEvicted = errors.New("another client needed the room, and this one had been idle longest")
+var errEvicted = errors.New("evicted for another client: this session had been idle longest")

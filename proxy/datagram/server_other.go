@@ -23,7 +23,7 @@ func New(*frontend.Node, *forward.Pollers, time.Duration) *Server { return new(S
 
 // Listen returns an error.
 func (*Server) Listen(*frontend.FrontEnd, portal.Bind) (frontend.Listener, error) {
-	return nil, fmt.Errorf("%w: UDP is served on Linux only, not on %s", frontend.ErrProtocol, runtime.GOOS)
+	return nil, fmt.Errorf("%w: UDP requires Linux, not %s", frontend.ErrProtocol, runtime.GOOS)
 }
 
 // Sessions yields none.

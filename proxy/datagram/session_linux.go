@@ -91,7 +91,7 @@ func (s *session) tell(v *frontend.View) {
 // errHops is why a datagram is not sent on. usher takes one off the hop limit, as a
 // router does: nodes whose endpoints are node ports of each other would send it round
 // for ever.
-var errHops = errors.New("its hop limit is used up: perhaps it goes round between nodes")
+var errHops = errors.New("hop limit exhausted: possible loop between nodes")
 
 // Dial implements frontend.Runner: it opens a socket that is connected to the Endpoint, and sends it what was kept of
 // the client. The Endpoint has answered when a datagram comes from it.
@@ -387,8 +387,8 @@ func (s *session) failed(err error) {
 
 // Why a session goes on to another endpoint that did not refuse it.
 var (
-	errRefusedOther = errors.New("it refused another client")
-	errLeft         = errors.New("it left before it answered")
+	errRefusedOther = errors.New("the endpoint refused another client")
+	errLeft         = errors.New("the endpoint was removed before it answered")
 )
 
 // leave gives up an endpoint that has not answered, for a reason that is not its fault.

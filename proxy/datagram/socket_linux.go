@@ -77,7 +77,7 @@ func (sk *socket) open() {
 	sk.refresh()
 	watched, err := sk.loop.poller.Add(sk.fd, forward.Readable, sk)
 	if err != nil { // the kernel has no memory
-		sk.front.Log.WithField("service", sk.front.ID().String()).WithError(err).Error("A UDP listener cannot be served")
+		sk.front.Log.WithField("service", sk.front.ID().String()).WithError(err).Error("Cannot serve a UDP listener")
 		unix.Close(sk.fd)
 		sk.closed = true
 		return
@@ -217,7 +217,7 @@ func (sk *socket) begin(first *arrival, count int) *session {
 		if drop == frontend.DropUnknownOrigin {
 			originErrors.Do(func() {
 				f.Log.WithField("service", f.ID().String()).WithError(r.Err).
-					Error("UDP clients are not served: it cannot be told whether they came through the portal (logged every 10 s at the most)")
+					Error("UDP clients are not served: cannot determine whether they came through the portal (logged at most every 10 s)")
 			})
 		}
 		if sk.loop.refusals.Allow() {
@@ -274,7 +274,7 @@ func (sk *socket) makeRoom(client netip.Addr) {
 		}
 		sk.front.LimitErrors.Do(func() {
 			sk.front.Log.WithFields(map[string]any{"service": sk.front.ID().String(), "open": b.Sessions.Load(), "limit": b.SessionLimit(), "limit-per-port": b.SessionLimitPerPort()}).
-				Error("Too many UDP sessions: those that have been idle longest end (logged every 10 s at the most)")
+				Error("Too many UDP sessions; ending the longest idle ones (logged at most every 10 s)")
 		})
 		if from == nil || !evictOldest(from, nil) {
 			b.Sessions.Add(1)

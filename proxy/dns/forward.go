@@ -130,7 +130,7 @@ func (u *upstreams) inOrder(now time.Time) []netip.AddrPort {
 func (u *upstreams) read() {
 	servers, err := Nameservers(u.file.path)
 	if err != nil {
-		u.log.WithError(err).Warn("The list of resolvers cannot be read")
+		u.log.WithError(err).Warn("Cannot read the list of resolvers")
 		return
 	}
 	u.set(servers)
@@ -142,7 +142,7 @@ func (u *upstreams) set(servers []netip.AddrPort) {
 	u.servers = nil
 	for _, s := range servers {
 		if u.isSelf(s) {
-			u.log.WithField("upstream", s.String()).Warn("This resolver is named as its own upstream, which is passed over")
+			u.log.WithField("upstream", s.String()).Warn("Skipping upstream that is this resolver itself")
 			continue
 		}
 		u.servers = append(u.servers, s)
@@ -182,15 +182,15 @@ func (u *upstreams) tell(err error) {
 	defer u.mu.Unlock()
 	if away := err != nil; away != u.away {
 		if u.away = away; away {
-			u.log.WithError(err).Warn("No resolver answers for names that are not the cluster's")
+			u.log.WithError(err).Warn("No upstream resolver responds for external names")
 		} else {
-			u.log.Info("Names that are not the cluster's are resolved again")
+			u.log.Info("Resolving external names again")
 		}
 	}
 }
 
 // errOtherQuestion is that of an answer which is not one to what was asked.
-var errOtherQuestion = errors.New("the answer is to another question")
+var errOtherQuestion = errors.New("the response is for another query")
 
 // askOne asks one upstream, over UDP, and over TCP if the answer is too long for
 // that.

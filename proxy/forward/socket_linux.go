@@ -410,7 +410,7 @@ func setListenOptions(fd int, addr netip.Addr) error {
 	}
 	if addr.IsUnspecified() {
 		if err := unix.SetsockoptInt(fd, level, packetInfo, 1); err != nil {
-			return fmt.Errorf("asking for the local addresses of datagrams: %w", err)
+			return fmt.Errorf("enabling local addresses of datagrams: %w", err)
 		}
 	}
 	// A VIP may be bound before it is an address of this node. And an IPv6 answer
@@ -516,7 +516,7 @@ func LocalAddr(fd int) (netip.AddrPort, error) {
 	case *unix.SockaddrInet6:
 		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr), uint16(a.Port)), nil
 	}
-	return netip.AddrPort{}, fmt.Errorf("getsockname: %T is no Internet address", name)
+	return netip.AddrPort{}, fmt.Errorf("getsockname: %T is not an Internet address", name)
 }
 
 func domain(a netip.Addr) int {

@@ -26,7 +26,7 @@ type Conn struct {
 
 // Why a client is not admitted.
 var (
-	NotAdmitted  = outcome.Result{Outcome: outcome.BypassedPortal, Err: errors.New("it did not come through a portal of this Service")}
+	NotAdmitted  = outcome.Result{Outcome: outcome.BypassedPortal, Err: errors.New("the connection did not come through a portal of this Service")}
 	SourceDenied = outcome.Result{Outcome: outcome.SourceDenied, Err: errors.New("the client is not in loadBalancerSourceRanges")}
 )
 

@@ -136,11 +136,11 @@ func (n *Node) InheritedID(id uint64) uint64 {
 }
 
 // ErrLeadsBack is why usher does not connect to some endpoints.
-var ErrLeadsBack = errors.New("refused: it is a VIP or a node port of this node, or usher's own address, and would lead back here")
+var ErrLeadsBack = errors.New("refused: a VIP or node port of this node, or usher's own address; connecting would loop")
 
 // errMayLoop is why usher does not connect SCTP clients to some endpoints: no hop limit says how
 // often an association has gone round.
-var errMayLoop = errors.New("refused: its port is a node port: it may lead to another node, and from there back here")
+var errMayLoop = errors.New("refused: its port is a node port: connecting may loop through another node")
 
 // LeadsBack returns an error if a connection to an endpoint would come back to usher. A
 // VIP does not where the portal leaves usher's own connections alone: a process of
@@ -194,7 +194,7 @@ func HopsLeft(came int) (int, error) {
 type hopsUsedUp struct{}
 
 func (hopsUsedUp) Error() string {
-	return "refused: its port is a node port, and the hop limit is used up: the connection goes round between nodes"
+	return "refused: its port is a node port and the hop limit is exhausted: the connection loops between nodes"
 }
 
 // Futile reports that no other endpoint would do: see package search.

@@ -29,7 +29,7 @@ func SocketNameOf(file *os.File, apart bool) (name string, err error) {
 	}
 	protocol, known := map[int]config.Protocol{unix.IPPROTO_TCP: config.TCP, unix.IPPROTO_UDP: config.UDP, unix.IPPROTO_SCTP: config.SCTP}[is]
 	if !known {
-		return "", fmt.Errorf("a socket of protocol %d is no listener's", is)
+		return "", fmt.Errorf("a socket of protocol %d is not a listener", is)
 	}
 	return SocketName(protocol, addr, apart), nil
 }
@@ -48,7 +48,7 @@ func (n *Node) Inherit(name string, addr netip.AddrPort) (fd int, err error) {
 	}
 	if at, err := forward.LocalAddr(fd); err != nil || at != addr {
 		unix.Close(fd)
-		return -1, fmt.Errorf("the socket that was handed over is no listener on %s", addr)
+		return -1, fmt.Errorf("the socket handed over is not a listener on %s", addr)
 	}
 	return fd, nil
 }

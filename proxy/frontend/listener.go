@@ -47,7 +47,7 @@ const (
 )
 
 // ErrProtocol is why a protocol is not served that this version cannot carry.
-var ErrProtocol = errors.New("this version of usher does not serve the protocol")
+var ErrProtocol = errors.New("protocol not supported by this version of usher")
 
 // Place is where a listener listens, and what leads there. Listeners embed one.
 type Place struct {

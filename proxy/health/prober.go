@@ -204,7 +204,7 @@ func (p *Prober) begin(q *queue) {
 		if late := time.Since(j.due); !j.isRecheck() && late > j.Interval {
 			p.node.Counters.LateProbes.Add(1)
 			p.overload.Do(func() {
-				p.node.Log.Warnf("Services ask for more probes of endpoints than are made, %d a second and %d at once: the one of %s begins %s late",
+				p.node.Log.Warnf("Services request more probes than the limit of %d per second and %d at once; the probe of %s starts %s late",
 					time.Second/checkGap, p.atOnce, j.at, trace.Short(late))
 			})
 		}

@@ -66,7 +66,7 @@ func (d *Dialer) join(p pod) (*connection, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
-		return nil, errors.New("port-forwarding has ended")
+		return nil, errors.New("port-forward has ended")
 	}
 	c := d.pods[p]
 	if c == nil {
@@ -123,7 +123,7 @@ func negotiate(dialer httpstream.Dialer) (httpstream.Connection, error) {
 	conn, protocol, err := dialer.Dial(portforward.PortForwardProtocolV1Name)
 	if err == nil && protocol != portforward.PortForwardProtocolV1Name {
 		conn.Close()
-		return nil, fmt.Errorf("the API server speaks another protocol for port-forward: %q", protocol)
+		return nil, fmt.Errorf("the API server uses an unsupported port-forward protocol: %q", protocol)
 	}
 	return conn, err
 }

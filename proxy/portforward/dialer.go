@@ -26,7 +26,7 @@ import (
 var Schedule = []time.Duration{2 * time.Second, 2 * time.Second, 4 * time.Second}
 
 // ErrTCPOnly says why UDP and SCTP service ports are not served.
-var ErrTCPOnly = errors.New("port-forward carries TCP only")
+var ErrTCPOnly = errors.New("port-forward supports only TCP")
 
 // Dialer connects to Pods through an API server. Its methods may be called from any
 // goroutine.
@@ -79,7 +79,7 @@ func (d *Dialer) url(p pod) *url.URL {
 func (d *Dialer) Dial(ctx context.Context, to *config.Endpoint) (forward.Conn, error) {
 	namespace, name, ok := strings.Cut(to.Pod, "/")
 	if !ok {
-		return nil, fmt.Errorf("the EndpointSlice names no Pod for %s (targetRef), and port-forward reaches Pods only", to.Addr.Addr())
+		return nil, fmt.Errorf("the EndpointSlice has no targetRef Pod for %s, and port-forward only reaches Pods", to.Addr.Addr())
 	}
 	c, err := d.connect(ctx, pod{namespace, name})
 	if err != nil {

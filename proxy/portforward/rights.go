@@ -9,7 +9,7 @@ import (
 type forbidden struct{ namespace string }
 
 func (f forbidden) Error() string {
-	return "port-forward is forbidden: get and create pods/portforward are needed in namespace " + f.namespace
+	return "port-forward is forbidden: requires get and create on pods/portforward in namespace " + f.namespace
 }
 
 // Futile tells package proxy not to try the Service's other Pods.
@@ -37,7 +37,7 @@ func (d *Dialer) plain(p pod, err error) error {
 	}
 	if _, told := d.toldOfRights.LoadOrStore(p.namespace, true); !told {
 		d.log.WithField("namespace", p.namespace).WithError(err).
-			Errorf("The API server does not allow port-forward. What is needed: "+rights, p.namespace)
+			Errorf("The API server forbids port-forward; to allow it: "+rights, p.namespace)
 	}
 	return forbidden{p.namespace}
 }

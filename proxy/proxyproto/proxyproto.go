@@ -27,12 +27,12 @@ const MaxHeader = 4 << 10
 
 // Why a header is not believed.
 var (
-	ErrMissing = errors.New("it does not begin with a PROXY protocol header")
-	ErrCut     = errors.New("its PROXY protocol header is cut off")
-	ErrTooLong = errors.New("its PROXY protocol header is too long")
-	ErrWrong   = errors.New("its PROXY protocol header is wrong")
+	ErrMissing = errors.New("missing PROXY protocol header")
+	ErrCut     = errors.New("PROXY protocol header is truncated")
+	ErrTooLong = errors.New("PROXY protocol header is too long")
+	ErrWrong   = errors.New("invalid PROXY protocol header")
 	// ErrPanic says that the library which parses headers has a fault.
-	ErrPanic = errors.New("its PROXY protocol header cannot be parsed")
+	ErrPanic = errors.New("cannot parse PROXY protocol header")
 )
 
 // parse is the library's parser.
@@ -74,7 +74,7 @@ func Read(first []byte) (client netip.AddrPort, n int, err error) {
 	}
 	defer func() { // a header of one client must not end the connections of all others
 		if r := recover(); r != nil {
-			client, n, err = netip.AddrPort{}, 0, fmt.Errorf("%w: panic: %v; it begins with %q", ErrPanic, r, first[:min(len(first), maxShown)])
+			client, n, err = netip.AddrPort{}, 0, fmt.Errorf("%w: panic: %v; header starts with %q", ErrPanic, r, first[:min(len(first), maxShown)])
 		}
 	}()
 	header, err := parse(bufio.NewReaderSize(bytes.NewReader(first[:n]), n))
@@ -92,7 +92,7 @@ func Read(first []byte) (client netip.AddrPort, n int, err error) {
 		client = netip.AddrPortFrom(client.Addr().Unmap(), client.Port())
 	}
 	if a := client.Addr(); !a.IsGlobalUnicast() && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
-		return netip.AddrPort{}, 0, fmt.Errorf("%w: no TCP client has the address %s", ErrWrong, header.SourceAddr)
+		return netip.AddrPort{}, 0, fmt.Errorf("%w: %s is not a valid address of a TCP client", ErrWrong, header.SourceAddr)
 	}
 	return client, n, nil
 }

@@ -163,7 +163,7 @@ func (r *receiving) step(fd uintptr) bool {
 			return true
 		}
 		if !describe(m, r.control[:controlLen]) {
-			r.err = errors.New("the kernel does not tell a message's stream")
+			r.err = errors.New("the kernel did not report the message's stream")
 		}
 		return true
 	}

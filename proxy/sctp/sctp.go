@@ -8,11 +8,11 @@ import (
 
 // ErrUnsupported is why nothing works on systems for which this package has no
 // sockets.
-var ErrUnsupported = errors.New("SCTP needs Linux")
+var ErrUnsupported = errors.New("SCTP requires Linux")
 
 // ErrMessageTooLarge is why an association with a message of more than
 // [MaxMessage] bytes cannot go on.
-var ErrMessageTooLarge = errors.New("a message is larger than usher carries")
+var ErrMessageTooLarge = errors.New("message larger than usher's maximum")
 
 // MaxMessage is the size of the largest message that is carried. A message is
 // held whole, since Linux cannot send one in parts (it has no SCTP_EXPLICIT_EOR,

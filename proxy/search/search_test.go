@@ -443,7 +443,7 @@ func TestOnlySoManyWaitInTheQueue(t *testing.T) {
 			g.Expect(choice.Full()).To(BeTrue())
 		}
 		client.log = nil
-		g.Expect(client.find()).To(Equal("queued@0 no endpoint had room, and 1024 clients waited already"))
+		g.Expect(client.find()).To(Equal("queued@0 no endpoint had a free slot, and 1024 clients were already in the queue"))
 		g.Expect(set.Queued()).To(Equal(balance.QueueLimit))
 	})
 }
@@ -461,7 +461,7 @@ func TestQueue(t *testing.T) {
 			has.Release()
 		}, "queued@1000 1@1250:no answer 1@1750:no answer 1@2750:no answer 1@4750:no answer every attempt failed"},
 		{"goes to one that comes", func(c *client, _ *balance.Endpoint) { c.list(1, 2) }, "queued@1000 2@1000:ok found 2"},
-		{"gives up when its time is over", func(*client, *balance.Endpoint) {}, "queued@3000 no endpoint had room in time"},
+		{"gives up when its time is over", func(*client, *balance.Endpoint) {}, "queued@3000 no endpoint had a free slot in time"},
 		{"gives up when there is no endpoint any more", func(c *client, _ *balance.Endpoint) { c.list() }, "queued@1000 the Service has no usable endpoint"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -174,7 +174,7 @@ func split(address string) (host string, port uint16, err error) {
 	}
 	n, err := strconv.ParseUint(text, 10, 16)
 	if err != nil {
-		return "", 0, fmt.Errorf("%s: the port is not in 0-65535", address)
+		return "", 0, fmt.Errorf("%s: invalid port: must be 0 to 65535", address)
 	}
 	return host, uint16(n), nil
 }
@@ -183,7 +183,7 @@ func split(address string) (host string, port uint16, err error) {
 func failure(host string, err error) string {
 	why := search.Plain(err).Error()
 	if errors.Is(err, syscall.ECONNRESET) {
-		why += "; of a Service: every attempt failed, or its endpoint broke off"
+		why += "; for a Service: every attempt failed, or its endpoint reset the connection"
 	}
 	return "usher: " + host + ": " + why
 }

@@ -34,8 +34,8 @@ func serviceOf(host string) (name types.NamespacedName, certain, ok bool) {
 
 // Errors of requests that are for Services.
 var (
-	errUnknown = errors.New("there is no such Service")
-	errRefused = errors.New("the Service has no such port, or no endpoints for it")
+	errUnknown = errors.New("the Service does not exist")
+	errRefused = errors.New("the Service does not have this port, or no endpoints for it")
 )
 
 // routeOf returns the VIP to which a request for host, a name or an address, leads. It is

@@ -92,7 +92,7 @@ func (s *Server) Serve(ctx context.Context) {
 		}
 		if err != nil {
 			<-s.slots
-			s.log.WithError(err).Warn("Clients of the proxy for SOCKS and HTTP cannot be accepted; trying again")
+			s.log.WithError(err).Warn("Cannot accept clients of the SOCKS and HTTP proxy; retrying")
 			time.Sleep(acceptPause)
 			continue
 		}
@@ -136,7 +136,7 @@ func (s *Server) serve(conn *net.TCPConn) {
 
 // tell logs why a request has failed.
 func (s *Server) tell(client string, err error) {
-	s.log.WithField("client", client).WithError(err).Debug("Request to the proxy for SOCKS and HTTP")
+	s.log.WithField("client", client).WithError(err).Debug("Request to the SOCKS and HTTP proxy")
 }
 
 // client is a client's connection.

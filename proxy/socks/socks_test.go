@@ -63,7 +63,7 @@ var _ = DescribeTable("a host name", func(host string, want string) {
 	Entry(nil, ".", "no Service"),
 )
 
-var _ = Describe("the proxy for SOCKS and HTTP", func() {
+var _ = Describe("the SOCKS and HTTP proxy", func() {
 	var (
 		p      *proxy.Proxy
 		events *trace.Reader
@@ -303,18 +303,18 @@ var _ = Describe("the proxy for SOCKS and HTTP", func() {
 			})
 			p.Apply([]config.Service{service("default", "empty", "10.96.0.12"), service("default", "broken", "10.96.0.13", broken)})
 			for host, want := range map[string]string{
-				"empty":                 "503 usher: HOST: the Service has no such port, or no endpoints for it",
-				"empty:81":              "503 usher: HOST: the Service has no such port, or no endpoints for it",
-				"nobody.default.svc":    "502 usher: HOST: there is no such Service",
+				"empty":                 "503 usher: HOST: the Service does not have this port, or no endpoints for it",
+				"empty:81":              "503 usher: HOST: the Service does not have this port, or no endpoints for it",
+				"nobody.default.svc":    "502 usher: HOST: the Service does not exist",
 				lab.Refusing().String(): "502 usher: HOST: connection refused",
-				"broken":                "502 usher: HOST: connection reset by peer; of a Service: every attempt failed, or its endpoint broke off",
+				"broken":                "502 usher: HOST: connection reset by peer; for a Service: every attempt failed, or its endpoint reset the connection",
 				fmt.Sprint("localhost:", lab.Refusing().Port()): "502 usher: HOST: connection refused",
 			} {
 				status, answer := get("http://" + host + "/")
 				Expect(fmt.Sprint(status, " ", answer)).To(HavePrefix(strings.ReplaceAll(want, "HOST", host)))
 			}
 			_, err := ask("nobody.default.svc:443")
-			Expect(err).To(MatchError("502 Bad Gateway: usher: nobody.default.svc:443: there is no such Service\n"))
+			Expect(err).To(MatchError("502 Bad Gateway: usher: nobody.default.svc:443: the Service does not exist\n"))
 			_, err = ask("empty:80")
 			Expect(err).To(MatchError(HavePrefix("503 Service Unavailable: ")))
 		})
@@ -332,7 +332,7 @@ var _ = Describe("the proxy for SOCKS and HTTP", func() {
 			Entry("a path, as a page of a browser would ask for", "GET /", "This is a proxy"),
 			Entry("another scheme", "GET ftp://web/", "This is a proxy"),
 			Entry("a tunnel without a port", "CONNECT web", "missing port"),
-			Entry("a tunnel to a port that is none", "CONNECT web:99999", "the port is not in 0-65535"),
+			Entry("a tunnel to a port that is none", "CONNECT web:99999", "invalid port: must be 0 to 65535"),
 		)
 	})
 

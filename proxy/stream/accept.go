@@ -126,7 +126,7 @@ func (a *acceptor) acceptFailed(err error, pause time.Duration) time.Duration {
 	}
 	acceptErrors.Do(func() {
 		a.front.Log.WithField("service", a.front.ID().String()).WithError(search.Plain(err)).
-			Error("Clients cannot be accepted; trying again (further errors of this kind are logged every 10 s at the most)")
+			Error("Cannot accept clients; retrying (further errors of this kind are logged at most every 10 s)")
 	})
 	return min(max(2*pause, minAcceptPause), maxAcceptPause)
 }

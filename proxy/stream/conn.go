@@ -59,7 +59,7 @@ func (c *Conn) turnAway(why error) {
 	f := c.Front
 	f.LimitErrors.Do(func() {
 		f.Log.WithFields(map[string]any{"service": f.ID().String(), "open": f.Budget.Connections.Load(), "limit": f.Budget.ConnectionLimit()}).
-			WithError(why).Error("Too many connections: clients are turned away (logged at most every 10 s)")
+			WithError(why).Error("Too many connections; refusing clients (logged at most every 10 s)")
 	})
 	if c.RefusedUnlogged(outcome.Limit) {
 		c.reset()
@@ -86,7 +86,7 @@ func (c *Conn) introduced(first []byte, failed error) (n int, r outcome.Result) 
 	if errors.Is(failed, proxyproto.ErrPanic) {
 		c.server.panics.Do(func() {
 			c.Front.Log.WithFields(map[string]any{"service": c.Front.ID().String(), "from": c.From.String()}).
-				WithError(failed).Error("The parser of PROXY protocol headers failed; the connection is refused (logged at most every 10 s)")
+				WithError(failed).Error("PROXY protocol header parser failed; refusing the connection (logged at most every 10 s)")
 		})
 	}
 	switch {
@@ -95,7 +95,7 @@ func (c *Conn) introduced(first []byte, failed error) (n int, r outcome.Result) 
 	case search.OutOfResources(failed):
 		return 0, outcome.Result{Outcome: outcome.Limit, Err: failed}
 	case errors.Is(failed, context.DeadlineExceeded):
-		failed = fmt.Errorf("its PROXY protocol header did not come within %s", headerTimeout)
+		failed = fmt.Errorf("no PROXY protocol header received within %s", headerTimeout)
 	case errors.Is(failed, io.ErrUnexpectedEOF) && len(first) == 0:
 		failed = proxyproto.ErrMissing
 	case errors.Is(failed, io.ErrUnexpectedEOF):
@@ -225,7 +225,7 @@ func (c *Conn) Refuse(r outcome.Result) {
 	if r.Outcome == outcome.Limit {
 		c.Front.LimitErrors.Do(func() {
 			c.Front.Log.WithField("service", c.Front.ID().String()).WithError(r.Err).
-				Error("This node has run out of something that connections need (logged at most every 10 s)")
+				Error("This node has run out of a resource that connections need (logged at most every 10 s)")
 		})
 	}
 	c.reset()

@@ -105,8 +105,10 @@ type Inherited struct{ conn *net.UnixConn }
 // Inherit takes a predecessor's Offer and the socket to the keeper out of sockets. It returns nil if there is
 // no Offer. It is called before the first client comes.
 func (s *Server) Inherit(sockets map[string]*os.File) (from *Inherited) {
-	s.saving = s.inheritSaving(sockets[SavingName])
-	delete(sockets, SavingName)
+	if file := sockets[SavingName]; file != nil {
+		s.saving = s.inheritSaving(file)
+		delete(sockets, SavingName)
+	}
 	for name, file := range sockets {
 		number, is := strings.CutPrefix(name, offerPrefix)
 		if !is {

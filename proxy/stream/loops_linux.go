@@ -43,7 +43,7 @@ func (ls *loops) start(s *Server) error {
 	}
 	pollers, err := s.pollers.Take()
 	if err != nil {
-		return fmt.Errorf("starting a loop for TCP: %w", err)
+		return fmt.Errorf("starting a TCP event loop: %w", err)
 	}
 	n := len(pollers)
 	pipes, ports := min(maxPipes, s.node.Budget.Pipes(n)), kernel.LocalPorts()

@@ -99,11 +99,8 @@ type area struct {
 	pipes  map[int][2]int // of a process that crashed, until they belong to a pair
 }
 
-// inheritSaving begins to speak with the keeper. It returns nil if there is none.
+// inheritSaving returns the connection to the keeper, or nil if the keeper does not answer.
 func (s *Server) inheritSaving(file *os.File) *saving {
-	if file == nil {
-		return nil
-	}
 	to, err := fdpass.Conn(file)
 	if err != nil {
 		s.node.Log.WithError(err).Warn("Cannot use the keeper's socket; open connections will be lost if usher crashes")

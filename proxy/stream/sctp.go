@@ -44,7 +44,7 @@ func (m SCTPMode) allowed() error {
 	case m == SCTPOff:
 		return fmt.Errorf("%w: --sctp=off", ErrSCTPOff)
 	case m == SCTPAuto && !sctp.InUse():
-		return fmt.Errorf("%w: the kernel's SCTP is not in use on this node, and usher does not load it unasked (--sctp=on does; so does modprobe sctp)", ErrSCTPOff)
+		return fmt.Errorf("%w: the kernel's SCTP module is not loaded; use --sctp=on or modprobe sctp", ErrSCTPOff)
 	}
 	return nil
 }
@@ -78,7 +78,7 @@ func (c sctpClient) serve(a *acceptor, connection *Conn) {
 // ListenSCTP opens the listener that b asks for and starts to accept.
 func (s *Server) ListenSCTP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listener, error) {
 	if f.Socket != nil {
-		return nil, fmt.Errorf("%w in the network namespace of a command: TCP and UDP are", ErrNoSCTP)
+		return nil, fmt.Errorf("%w in the network namespace of a command; only TCP and UDP are", ErrNoSCTP)
 	}
 	if err := s.SCTP.allowed(); err != nil {
 		return nil, err
@@ -97,7 +97,7 @@ func (s *Server) ListenSCTP(f *frontend.FrontEnd, b portal.Bind) (frontend.Liste
 	})
 	switch {
 	case errors.Is(err, syscall.EPROTONOSUPPORT):
-		return nil, fmt.Errorf("%w: this node's kernel does not have it", ErrNoSCTP)
+		return nil, fmt.Errorf("%w: not supported by this node's kernel", ErrNoSCTP)
 	case err != nil:
 		return nil, err
 	}

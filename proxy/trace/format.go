@@ -53,9 +53,9 @@ func (e Event) step() string {
 			fmt.Fprintf(&b, "%s after %s", e.Err, Short(e.Took))
 		}
 	case Waiting:
-		fmt.Fprintf(&b, "nobody else to try; waiting %s", Short(e.Took))
+		fmt.Fprintf(&b, "no other endpoint to try; waiting %s", Short(e.Took))
 	case Queued:
-		fmt.Fprintf(&b, "waited in line for %s", Short(e.Took))
+		fmt.Fprintf(&b, "waited in the queue for %s", Short(e.Took))
 	case Established:
 		fmt.Fprintf(&b, "established with %s%s", e.Endpoint, pod(e.Pod))
 	case Closed:
@@ -97,19 +97,19 @@ func (e Event) change() string {
 		}
 		return fmt.Sprintf("%s endpoint %s in quarantine for %s: %s", e.Port, endpoint, Short(e.Took), e.Err)
 	case EndpointProbed:
-		return fmt.Sprintf("%s endpoint %s did not answer a probe, next in %s: %s", e.Port, endpoint, Short(e.Took), e.Err)
+		return fmt.Sprintf("%s endpoint %s failed a probe, next in %s: %s", e.Port, endpoint, Short(e.Took), e.Err)
 	case EndpointRecovered:
 		switch e.Reason {
 		case ByProbe:
 			return fmt.Sprintf("%s endpoint %s answers again, to a probe", e.Port, endpoint)
 		case ByProbes:
-			return fmt.Sprintf("%s endpoint %s is well again, as its probes say", e.Port, endpoint)
+			return fmt.Sprintf("%s endpoint %s recovered: its probes succeed", e.Port, endpoint)
 		case NoProbes:
-			return fmt.Sprintf("%s endpoint %s is not in quarantine any more: it is not probed", e.Port, endpoint)
+			return fmt.Sprintf("%s endpoint %s is no longer in quarantine: probes disabled", e.Port, endpoint)
 		}
 		return fmt.Sprintf("%s endpoint %s answers again", e.Port, endpoint)
 	case PortalRepaired:
-		return fmt.Sprintf("the portal was repaired: %s missing or changed", count(e.Count, "part"))
+		return fmt.Sprintf("portal repaired: %s missing or changed", count(e.Count, "part"))
 	case MoreChanges:
 		return count(e.Count, "more change")
 	}
@@ -135,7 +135,7 @@ func passedOver(n int) string {
 	if n == 0 {
 		return ""
 	}
-	return fmt.Sprintf(", %d passed over in quarantine", n)
+	return fmt.Sprintf(", %d skipped in quarantine", n)
 }
 
 // as tells whom the endpoint sees if that is the client. The node is no news: it is what is

@@ -175,7 +175,7 @@ var _ = Describe("changes", func() {
 		r, buf := log.Reader(false), make([]trace.Event, 10)
 		n, _ := r.Poll(buf)
 		Expect(seqs(buf[:n])).To(Equal([]uint64{1, 4, 5, 6, 7}))
-		Expect(buf[4].String()).To(Equal("the portal was repaired: 2 parts missing or changed"))
+		Expect(buf[4].String()).To(Equal("portal repaired: 2 parts missing or changed"))
 
 		n, missed := log.ReaderBehind(2).Poll(buf)
 		Expect(seqs(buf[:n])).To(Equal([]uint64{4, 5, 6, 7}))

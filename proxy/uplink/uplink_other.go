@@ -12,7 +12,7 @@ type Uplink struct{}
 
 // Start returns an error.
 func Start(device *os.File, _ uint32) (*Uplink, error) {
-	return nil, errors.New("an uplink needs Linux")
+	return nil, errors.New("an uplink requires Linux")
 }
 
 // Close does nothing.

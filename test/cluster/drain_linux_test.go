@@ -122,7 +122,7 @@ var _ = Describe("endpoints that come and go:", func() {
 		c.usher()
 		c.annotate("web", accessLog, "true")
 		Eventually(c.warnings("web")).WithTimeout(soon).Should(ContainElement(ContainSubstring(
-			`metadata.annotations[usher.io/access-log]: Invalid value: "true": there is no access log on this node: --access-log says where it is`)))
+			`metadata.annotations[usher.io/access-log]: Invalid value: "true": no access log on this node; set --access-log`)))
 		Expect(said()).To(Equal(says{}))
 	})
 

@@ -23,7 +23,7 @@ import (
 )
 
 // notApart is what a DaemonSet without SYS_ADMIN says of the portal address.
-const notApart = "making a network namespace: operation not permitted: CAP_SYS_ADMIN is missing"
+const notApart = "creating a network namespace: operation not permitted: CAP_SYS_ADMIN is missing"
 
 // The images as `make image` and the Dockerfile make them, under containerd and runc, with the
 // DaemonSet's own specification: its flags, security context, probes and role.

@@ -221,8 +221,8 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		began := time.Now()
 		Expect(ask(laptop, vip(svc))).Error().To(MatchError(syscall.ECONNRESET))
 		Expect(time.Since(began)).To(BeNumerically("<", 2*time.Second), "no other Pod is tried")
-		Eventually(u.Err).Should(gbytes.Say("does not allow port-forward. What is needed: kubectl create role usher-portforward --verb=get,create --resource=pods/portforward -n " + c.namespace))
-		Eventually(u.Out).Should(gbytes.Say("port-forward is forbidden: get and create pods/portforward are needed in namespace " + c.namespace))
+		Eventually(u.Err).Should(gbytes.Say("forbids port-forward; to allow it: kubectl create role usher-portforward --verb=get,create --resource=pods/portforward -n " + c.namespace))
+		Eventually(u.Out).Should(gbytes.Say("port-forward is forbidden: requires get and create on pods/portforward in namespace " + c.namespace))
 	})
 
 	It("reports UDP Services, which it cannot carry", func() {
@@ -231,7 +231,7 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 			s.Spec.Selector = map[string]string{"app": "web"}
 			s.Spec.Ports[0].Protocol = corev1.ProtocolUDP
 		})
-		Eventually(u.Err).WithTimeout(soon).Should(gbytes.Say("Service port is not served.*only TCP is served: port-forward carries TCP only.*ProtocolNotServed"))
+		Eventually(u.Err).WithTimeout(soon).Should(gbytes.Say("Service port is not served.*only TCP is supported: port-forward supports only TCP.*ProtocolNotServed"))
 		Eventually(func(g Gomega) {
 			list, err := c.api.EventsV1().Events(c.namespace).List(context.Background(), metav1.ListOptions{})
 			g.Expect(err).NotTo(HaveOccurred())
@@ -244,7 +244,7 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		c.write(c.slice("other", "a", endpoint(lab.Pod(1))))
 		u := c.laptop(c.developer("get", "create"), "--via=portforward")
 		Eventually(failure(laptop, vip(other))).WithTimeout(soon).Should(HaveOccurred())
-		Eventually(u.Out).Should(gbytes.Say("the EndpointSlice names no Pod for 10.244.0.11"))
+		Eventually(u.Out).Should(gbytes.Say("the EndpointSlice has no targetRef Pod for 10.244.0.11"))
 	})
 
 	Describe("auto", func() {

@@ -54,7 +54,7 @@ var _ = Describe("how many connections an endpoint may have:", func() {
 		c.annotate("web", limit, "few")
 		c.annotate("web", timeout, "0s")
 		Eventually(c.warnings("web")).WithTimeout(soon).Should(ContainElements(
-			ContainSubstring(`metadata.annotations[usher.io/max-connections-per-endpoint]: Invalid value: "few": must be a number of connections from 1 to 1000000, or 0 for any number`),
+			ContainSubstring(`metadata.annotations[usher.io/max-connections-per-endpoint]: Invalid value: "few": must be a number of connections from 1 to 1000000, or 0 for no limit`),
 			ContainSubstring(`metadata.annotations[usher.io/queue-timeout]: Invalid value: "0s": must be a duration from 1s to 24h`)))
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod))
 		status := func() (answer, error) { return get(c.node, adminURL+"/api/v1/status") }

@@ -43,7 +43,7 @@ var _ = Describe("how an endpoint is chosen:", func() {
 		c.annotate("web", weight, pods[0].String()+"=many")
 		Eventually(c.warnings("web")).WithTimeout(soon).Should(ContainElements(
 			ContainSubstring(`metadata.annotations[usher.io/scheduler]: Invalid value: "best": must be one of rr, random, lc,`),
-			ContainSubstring(`must be weights from 0 to 256 of Pods or addresses`)))
+			ContainSubstring(`must be POD=WEIGHT or ADDRESS=WEIGHT, separated by commas, with weights from 0 to 256`)))
 		Eventually(whom).WithTimeout(soon).Should(Equal(inTurn))
 
 		c.annotate("web", scheduler, "maglev")

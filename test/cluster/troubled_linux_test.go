@@ -29,7 +29,7 @@ var troubles = []struct {
 	// arrive says that changes arrive meanwhile, only later.
 	arrive bool
 }{
-	{name: "errors", says: "the API server answered 50[03]", fault: func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
+	{name: "errors", says: "the API server returned 50[03]", fault: func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
 		code := http.StatusInternalServerError
 		if time.Now().Second()%2 == 0 {
 			code = http.StatusServiceUnavailable

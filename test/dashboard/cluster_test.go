@@ -126,7 +126,7 @@ var _ = Describe("the page of a cluster", func() {
 		p := open(url)
 		eventually(func() []string { return p.texts(".over-nodes tbody th") }).Should(Equal([]string{"default/web", "default/cart", "default/idle"}), "the worst first")
 		Expect(p.texts(".over-nodes tbody td.nodes")[:1]).To(Equal([]string{"1 of 3"}), "down on node-c, and degraded elsewhere")
-		Expect(p.text("main > .bad")).To(Equal("No usher answers on the node node-d (connection refused). What is told here is without it."))
+		Expect(p.text("main > .bad")).To(Equal("No usher instance responds on the node node-d (connection refused). It is not included here."))
 		Expect(p.texts(".of-nodes tbody th")).To(Equal([]string{"node-d", "node-a", "node-b", "node-c"}))
 
 		p.press("/")
@@ -135,7 +135,7 @@ var _ = Describe("the page of a cluster", func() {
 
 		p = open(url + "#/service/default/web")
 		eventually(func() []string { return p.texts(".findings li.bad") }).Should(ConsistOf(
-			HavePrefix("↔It is the Pod web-0 ("), "↕It is the node node-c: all 3 endpoints fail from there, and connections of other nodes succeed."))
+			HavePrefix("↔The cause is the Pod web-0 ("), "↕The cause is node node-c: all 3 endpoints fail from there, and connections from other nodes succeed."))
 		Expect(p.count(".matrix tr.fault")).To(Equal(1))
 		Expect(p.text(".matrix tr.fault th > :first-child, .matrix tr.fault th")).To(HavePrefix("web-0"))
 		Expect(p.text(".matrix thead th.fault")).To(HavePrefix("node-c"))
@@ -205,7 +205,7 @@ var _ = Describe("the page of a cluster", func() {
 	It("says so where no usher answers at all", func() {
 		p := open(dashboardOf(map[string]string{"a": "http://" + refusing() + "/"}))
 		p.downtime = true // the browser tells of a failed request, too
-		eventually(func() []string { return p.texts("main .bad, main .empty p") }).Should(ContainElements("No usher answers on the node a (connection refused). What is told here is without it.", "No usher answers."))
+		eventually(func() []string { return p.texts("main .bad, main .empty p") }).Should(ContainElements("No usher instance responds on the node a (connection refused). It is not included here.", "No usher instance responds."))
 		Expect(p.text("#live")).To(Equal("live"))
 	})
 

@@ -71,7 +71,7 @@ var _ = Describe("a connection whose first endpoint refuses", func() {
 		p.press("refused")
 		Expect(p.count("tbody tr")).To(Equal(1))
 		p.press("!")
-		eventually(func() string { return p.text(".empty") }).Should(ContainSubstring("No connection is like that"))
+		eventually(func() string { return p.text(".empty") }).Should(ContainSubstring("No connection matches"))
 	})
 
 	It("has a Service that tells of the quarantine", func() {

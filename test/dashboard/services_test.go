@@ -38,7 +38,7 @@ var _ = Describe("the table of Services", func() {
 		eventually(names(p)).Should(Equal([]string{"default/cart"}), "by an endpoint's address")
 		p.press(kb.Escape)
 		p.press("nothing like this")
-		eventually(func() []string { return p.texts(".all .empty") }).Should(ContainElement(ContainSubstring("No Service is like that")))
+		eventually(func() []string { return p.texts(".all .empty") }).Should(ContainElement(ContainSubstring("No Service matches")))
 		p.press(kb.Escape)
 
 		p.click(".filters .warn")

@@ -280,10 +280,10 @@ var _ = Describe("the chart", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(notes).To(ContainSubstring(want))
 	},
-		Entry("that the API server's address is missing", "", "The address of the API server is not in the values."),
+		Entry("that the API server's address is missing", "", "The address of the API server is not set."),
 		Entry("that kube-proxy has to go", "apiServer: {host: 192.0.2.10}", "kube-proxy must not run on the same nodes."),
 		Entry("that rules stay", "", "'usher cleanup' removes them."),
-		Entry("that they go", "removeRules: true", "let another service\nproxy run there before"),
+		Entry("that they go", "removeRules: true", "Start another service\nproxy there first"),
 		Entry("what is served", "serviceProxyName: mine", "service.kubernetes.io/service-proxy-name=mine"),
 	)
 })

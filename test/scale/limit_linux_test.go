@@ -23,8 +23,8 @@ var _ = Describe("more service ports than the limit on open files can hold", fun
 		u := startWithin(limit, l.Node, dir, "nftables", "--portal-check-interval=500ms")
 		DeferCleanup(u.end)
 		log := string(u.Err.Contents())
-		Expect(log).To(MatchRegexp("The limit of 2000 open files cannot hold all service ports: [0-9]+ are not served, .* Raise it to [0-9]+ or more"))
-		Expect(strings.Count(log, "cannot hold all")).To(Equal(1))
+		Expect(log).To(MatchRegexp("Open files limit of 2000 is too low: [0-9]+ service ports are not served and .*; raise it to [0-9]+ or more"))
+		Expect(strings.Count(log, "Open files limit of")).To(Equal(1))
 		Expect(log).NotTo(ContainSubstring("Service port is not served"), "a line for each would tell no more")
 
 		metrics := func() string { return l.Node.Output("curl", "-s", "http://127.0.0.1:10249/metrics") }
@@ -50,7 +50,7 @@ var _ = Describe("more service ports than the limit on open files can hold", fun
 		Expect(connectAndAsk(pod, vip(ports-1), time.Second)).To(MatchError(ContainSubstring("refused")))
 		replaceAll(dir, ports-1)
 		Eventually(func() error { return connectAndAsk(pod, vip(ports-1), time.Second) }).WithTimeout(10 * time.Second).Should(Succeed())
-		Eventually(u.Err).WithTimeout(5 * time.Second).Should(gbytes.Say("holds all service ports now"))
+		Eventually(u.Err).WithTimeout(5 * time.Second).Should(gbytes.Say("Open files limit now suffices for all service ports"))
 		Expect(fmt.Sprint(value("usher_listeners"))).To(Equal("1"))
 	})
 })

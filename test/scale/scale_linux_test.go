@@ -70,7 +70,7 @@ func specs(t target) {
 	})
 
 	It("are open soon after the start", func() {
-		read := u.log("manifests read").Time
+		read := u.log("Manifests read").Time
 		portals := u.served().Sub(read)
 		Expect(connectAndAsk(pod, last, time.Second)).To(Succeed())
 		figure("%s: portals open %.2f s after the manifests were read, %.2f s after the start (target %s)", t.portal,
@@ -100,7 +100,7 @@ func specs(t target) {
 				WithTimeout(10 * time.Second).WithPolling(time.Millisecond).Should(Succeed())
 			reached := time.Now()
 			afterWrite = append(afterWrite, reached.Sub(written))
-			afterChange = append(afterChange, reached.Sub(u.log("manifests changed").Time))
+			afterChange = append(afterChange, reached.Sub(u.log("Manifests changed").Time))
 		}
 		slices.Sort(afterChange)
 		slices.Sort(afterWrite)

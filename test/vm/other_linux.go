@@ -20,7 +20,7 @@ import (
 // notLoaded is what is checked while nobody uses SCTP. The last one loads it.
 var notLoaded = []Check{
 	{"--sctp=off: the SCTP Service is reported, the kernel's SCTP is left alone, and TCP is served", func() { switchedOff("--sctp=off", `--sctp=off`) }},
-	{"--sctp=auto: the SCTP Service is reported, the kernel's SCTP is left alone, and TCP is served", func() { switchedOff("--sctp=auto", `the kernel's SCTP is not in use`) }},
+	{"--sctp=auto: the SCTP Service is reported, the kernel's SCTP is left alone, and TCP is served", func() { switchedOff("--sctp=auto", `the kernel's SCTP module is not loaded`) }},
 	{"--sctp=on: the kernel's SCTP is loaded, and the Service is served", switchedOn},
 	{"--sctp=off: SCTP is not served where it is loaded either", stillOff},
 }
@@ -115,7 +115,7 @@ func switchedOn() {
 	n.put(d)
 	// One that waits for SCTP to be loaded by somebody else.
 	n.start("--sctp=auto", "--portal-check-interval=200ms")
-	n.reports("the kernel's SCTP is not in use")
+	n.reports("the kernel's SCTP module is not loaded")
 
 	other := newNode(ipv4)
 	other.put(d)
@@ -131,7 +131,7 @@ func switchedOn() {
 			return name, err
 		}).WithTimeout(eventually).Should(Equal(e.addr))
 	}
-	Eventually(n.usher.Err).WithTimeout(eventually).Should(gbytes.Say("Problem with service port is over"))
+	Eventually(n.usher.Err).WithTimeout(eventually).Should(gbytes.Say("Problem with service port resolved"))
 	answersTCP(n, s)
 }
 
@@ -149,7 +149,7 @@ func autoPortal() {
 	n := newNode(ipv4)
 	n.start("--portal=auto")
 	said := string(n.usher.Err.Contents())
-	Expect(said).To(MatchRegexp(`portal passed over.*portal=iptables`))
+	Expect(said).To(MatchRegexp(`Portal skipped.*portal=iptables`))
 	Expect(said).NotTo(ContainSubstring("install the iptables package"), "it is installed")
-	Expect(said).To(MatchRegexp(`portal chosen.*portal=address`))
+	Expect(said).To(MatchRegexp(`Portal selected.*portal=address`))
 }

@@ -95,7 +95,7 @@ func objects(_ context.Context, s *subject) (all []Finding) {
 			}
 			of[p.Message] = true
 			remedy := "correct it; usher applies the change at once"
-			if strings.Contains(p.Message, "none is named") {
+			if strings.Contains(p.Message, "no port is named") {
 				remedy = "give the EndpointSlice's port the same name as the Service's port, or leave both unnamed"
 			}
 			all = append(all, Finding{"", severity, "Service " + name, p.Message, p.Reason + ": " + effect, remedy})

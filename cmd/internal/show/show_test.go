@@ -97,7 +97,7 @@ var _ = Describe("a table", func() {
 		mixed.Ports = slices.Clone(web.Ports)
 		mixed.Ports[0].Sees = sees(portal.SeenClient)
 		mixed.Ports[1].Sees = sees(portal.SeenSCTP)
-		Expect(lines(show.Services, true, mixed)[1]).To(HaveSuffix(" client or node, this node's address, because the kernel's SCTP takes no address that the node does not have"))
+		Expect(lines(show.Services, true, mixed)[1]).To(HaveSuffix(" client or node, this node's address, because the kernel's SCTP cannot use an address that the node does not have"))
 		mixed.Ports[1].Sees = mixed.Ports[0].Sees
 		Expect(lines(show.Services, true, mixed)[1]).To(HaveSuffix(" client or node"))
 	})
@@ -242,7 +242,7 @@ var _ = Describe("a waterfall", func() {
 		}
 		told := strings.Join(show.Waterfall(c, 67), "\n")
 		Expect(strings.Count(told, "it sees ")).To(Equal(2))
-		Expect(ansi.Strip(told)).To(MatchRegexp(`(?s)\(round robin\)\n[^\n]*\n   it sees its client's own address, because the answer comes back through this node\n 2 .*\(only one left\)\n[^\n]*\n   it sees this node's address, because neither `))
+		Expect(ansi.Strip(told)).To(MatchRegexp(`(?s)\(round robin\)\n[^\n]*\n   it sees its client's own address, because replies return through this node\n 2 .*\(only one left\)\n[^\n]*\n   it sees this node's address, because neither `))
 	})
 
 	It("is there on a narrow terminal too", func() {
@@ -262,7 +262,7 @@ var _ = Describe("an explanation", func() {
 			Verdict: api.WouldTry, Policy: "internalTrafficPolicy Cluster: endpoints on all nodes",
 			Order: []api.Candidate{
 				{Endpoint: "[fd00::1]:80", Pod: "default/web-1", Reason: "affinity", Text: "the client had it before", Sees: sees(portal.SeenClient)},
-				{Endpoint: "[fd00::2]:80", Reason: "only one left", Text: "there is no other left"}},
+				{Endpoint: "[fd00::2]:80", Reason: "only one left", Text: "no other endpoint is left"}},
 			NotTried:   []api.Candidate{{Endpoint: "[fd00::3]:80", Reason: "not-ready", Text: "it is not ready"}},
 			ScheduleMs: []float64{250, 1000},
 			Text:       []string{"Its affinity is kept.", "First [fd00::1]:80: the client had it before."},
@@ -274,8 +274,8 @@ var _ = Describe("an explanation", func() {
 			"",
 			"Would be tried, in this order until one connects:",
 			"  1  [fd00::1]:80  default/web-1  affinity       the client had it before",
-			"     it sees its client's own address, because the answer comes back through this node",
-			"  2  [fd00::2]:80                 only one left  there is no other left",
+			"     it sees its client's own address, because replies return through this node",
+			"  2  [fd00::2]:80                 only one left  no other endpoint is left",
 			"",
 			"Attempt timeouts: 250 ms, then 1.0 s.",
 			"",

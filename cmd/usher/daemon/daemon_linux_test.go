@@ -144,7 +144,7 @@ var _ = Describe("a daemon with a portal", func() {
 		r, _ := serve(c)
 		Expect(healthz(c.HealthzAddress)).To(Equal(http.StatusServiceUnavailable))
 		Expect(r.health.Serving()).To(BeTrue())
-		Expect(r.said).To(gbytes.Say("There is no Node object of this name"))
+		Expect(r.said).To(gbytes.Say("No Node object has this name"))
 	})
 
 	DescribeTable("reaches an API server whose address and port a Service has as an external IP", func(mode string) {
@@ -315,7 +315,7 @@ var _ = Describe("a daemon with a portal", func() {
 			c := withPortal()
 			c.TakeOver = true
 			second := begin(c)
-			Eventually(second.said).WithTimeout(patience).Should(gbytes.Say("manifests read"))
+			Eventually(second.said).WithTimeout(patience).Should(gbytes.Say("Manifests read"))
 			Consistently(second.ready).ShouldNot(Receive())
 			connect(vip).Close()
 			first.signals <- syscall.SIGTERM

@@ -9,11 +9,11 @@ const ClusterPrefix = Prefix + "/cluster"
 // answer is some seconds old while all of them are quick, and up to two minutes where
 // asking takes long: Asked says when that was.
 var ClusterRoutes = []Route{
-	{Path: "/nodes", Summary: "the nodes, and how the usher on each fares", Answer: ClusterNodeList{}},
+	{Path: "/nodes", Summary: "the nodes, and the state of usher on each", Answer: ClusterNodeList{}},
 	{Path: "/services", Summary: "Services over all nodes, the worst first", Answer: ClusterServiceList{}, Params: []Param{
-		query("q", "text that the namespace/name, a port's name, a VIP, or an endpoint's address or Pod contains; case does not count"),
+		query("q", "text contained in the namespace/name, a port's name, a VIP, or an endpoint's address or Pod; not case-sensitive"),
 	}},
-	{Path: "/services/{namespace}/{name}", Summary: "one Service: its endpoints as each node sees them, and whose fault it is", Answer: ClusterServiceDetail{}, Params: []Param{
+	{Path: "/services/{namespace}/{name}", Summary: "one Service: its endpoints as seen by each node, and the cause of failures", Answer: ClusterServiceDetail{}, Params: []Param{
 		{Name: "namespace", In: "path", Type: "string", Text: "its namespace", Required: true},
 		{Name: "name", In: "path", Type: "string", Text: "its name", Required: true},
 	}},

@@ -35,13 +35,13 @@ func query(name, text string, enum ...string) Param {
 
 // Parameters that several routes have.
 var (
-	limitParam    = Param{Name: "limit", In: "query", Type: "integer", Text: "how many items at the most, 1 to 1000; 100 without it"}
-	continueParam = query("continue", "the value of continue in the page before")
+	limitParam    = Param{Name: "limit", In: "query", Type: "integer", Text: "maximum number of items, 1 to 1000; default 100"}
+	continueParam = query("continue", "the value of continue in the previous page")
 	serviceParam  = query("service", "a Service, namespace/name")
 	clientParam   = query("client", "a client: an address, an address and port, or a network such as 10.1.0.0/16")
 	endpointParam = query("endpoint", "an endpoint, by address, address and port, or Pod (namespace/name)")
 	protocolParam = query("protocol", "a protocol", "TCP", "UDP", "SCTP")
-	slowerParam   = query("slowerThan", "a time, such as 200ms: only connections whose clients waited for longer until the endpoint's first byte came or, while none has, until they were established")
+	slowerParam   = query("slowerThan", "a duration, such as 200ms: only connections that took longer to the endpoint's first byte or, without one, to be established")
 )
 
 // Sort orders for /services, and for /connections.
@@ -77,55 +77,55 @@ const (
 // Routes are all there are, except for openapi.json itself.
 var Routes = []Route{
 	{Path: "/status", Summary: "the proxy as a whole: version, portal, limits, totals", Answer: Status{}},
-	{Path: "/ends", Summary: "how connections can end, with what each code means", Answer: EndList{}},
-	{Path: "/services", Summary: "Services in short", Answer: ServiceList{}, Params: []Param{
+	{Path: "/ends", Summary: "how connections can end, and the meaning of each code", Answer: EndList{}},
+	{Path: "/services", Summary: "Services, in short form", Answer: ServiceList{}, Params: []Param{
 		query("namespace", "a namespace"),
 		query("name", "a Service's name, without namespace"),
 		query("service", "a Service, namespace/name; may be given several times"),
-		query("q", "text that the namespace/name, a port's name, a VIP, or an endpoint's address or Pod contains; case does not count"),
+		query("q", "text contained in the namespace/name, a port's name, a VIP, or an endpoint's address or Pod; not case-sensitive"),
 		query("state", "a state", serviceStates()...),
 		protocolParam,
-		query("sort", "by what; all but name begin with the largest", SortName, SortActive, SortConnections, SortFailed, SortRetries, SortBytes),
+		query("sort", "sort key; all except name sort in descending order", SortName, SortActive, SortConnections, SortFailed, SortRetries, SortBytes),
 		limitParam, continueParam,
 	}},
-	{Path: "/services/{namespace}/{name}", Summary: "all about one Service", Answer: ServiceDetail{}, Params: []Param{
+	{Path: "/services/{namespace}/{name}", Summary: "one Service in detail", Answer: ServiceDetail{}, Params: []Param{
 		{Name: "namespace", In: "path", Type: "string", Text: "its namespace", Required: true},
 		{Name: "name", In: "path", Type: "string", Text: "its name", Required: true},
 	}},
 	{Path: "/connections", Summary: "connections, SCTP associations and UDP sessions, the newest first", Answer: ConnectionList{}, Params: []Param{
-		query("state", "open is the default; ended are those that are still known, which is the default with end and last, and all with retried, outcome and slowerThan", "open", "ended", "all"),
+		query("state", "default: open; with end or last: ended; with retried, outcome or slowerThan: all. ended covers the connections still recorded", "open", "ended", "all"),
 		serviceParam, clientParam, endpointParam, protocolParam,
-		query("end", "how it ended, see /ends"),
-		query("outcome", "how it went, separated by commas: ok, retried, slow, failed, no-response"),
+		query("end", "end code, see /ends"),
+		query("outcome", "outcomes, separated by commas: ok, retried, slow, failed, no-response"),
 		slowerParam,
-		query("last", "a time, such as 10m: only those that ended in this time before now"),
-		query("sort", "by what; all but newest begin with the largest", SortNewest, SortDuration, SortConnect, SortFirstByte, SortBytes),
-		{Name: "retried", In: "query", Type: "boolean", Text: "true: only those with more than one attempt"},
+		query("last", "a duration, such as 10m: only connections that ended within this time"),
+		query("sort", "sort key; all except newest sort in descending order", SortNewest, SortDuration, SortConnect, SortFirstByte, SortBytes),
+		{Name: "retried", In: "query", Type: "boolean", Text: "true: only connections with more than one attempt"},
 		limitParam, continueParam,
 	}},
-	{Path: "/connections/{id}", Summary: "one connection with its attempts; one that has ended for as long as the trace has it", Answer: Connection{}, Params: []Param{
+	{Path: "/connections/{id}", Summary: "one connection with its attempts; ended connections as long as they are in the trace", Answer: Connection{}, Params: []Param{
 		{Name: "id", In: "path", Type: "integer", Text: "its number", Required: true},
 	}},
-	{Path: "/affinity", Summary: "which endpoint each client gets again, and for how long", Answer: AffinityList{}, Params: []Param{
+	{Path: "/affinity", Summary: "session affinity: the endpoint of each client, and for how long", Answer: AffinityList{}, Params: []Param{
 		serviceParam, clientParam, endpointParam, limitParam, continueParam,
 	}},
-	{Path: "/portals", Summary: "the portal's rules: wanted against installed", Answer: Portals{}},
+	{Path: "/portals", Summary: "the portal's rules: required and installed", Answer: Portals{}},
 	{Path: "/events", Summary: "steps of connections and changes of the configuration, as they happen", Answer: Event{}, Stream: true, Params: []Param{
 		serviceParam, clientParam, endpointParam, protocolParam,
-		query("kind", "kinds of event, separated by commas; steps and changes stand for all steps and all changes"),
+		query("kind", "kinds of event, separated by commas; steps and changes select all steps and all changes"),
 		query("outcome", "only steps of connections with this outcome, separated by commas; also the code of an end, see /ends"),
 		slowerParam,
 		{Name: "connection", In: "query", Type: "integer", Text: "the number of a connection"},
-		{Name: "history", In: "query", Type: "boolean", Text: "true: begin with what the trace still has, and not with what comes next"},
-		{Name: "follow", In: "query", Type: "boolean", Text: "false: end when the newest event has been told"},
-		{Name: "rate", In: "query", Type: "integer", Text: "how many events a second at the most, 1 to 100000; 1000 without it. Those beyond it are counted by an event named missed"},
-		{Name: "Last-Event-ID", In: "header", Type: "string", Text: "go on behind this event; what is gone is counted by an event named missed"},
+		{Name: "history", In: "query", Type: "boolean", Text: "true: start with the events still in the trace instead of the next one"},
+		{Name: "follow", In: "query", Type: "boolean", Text: "false: end after the newest event"},
+		{Name: "rate", In: "query", Type: "integer", Text: "maximum number of events per second, 1 to 100000; default 1000. An event named missed counts the events beyond it"},
+		{Name: "Last-Event-ID", In: "header", Type: "string", Text: "continue after this event; an event named missed counts the events that are no longer available"},
 	}},
 	{Path: "/explain", Summary: "a dry run: which endpoints a client would get, in which order, and why", Answer: Explanation{}, Params: []Param{
 		{Name: "service", In: "query", Type: "string", Text: "the Service, namespace/name or name (namespace default)", Required: true},
 		query("port", "name or number of the service port; needed if there are several"),
-		query("client", "the client's address; without it, a client that is not known"),
-		query("vip", "the VIP that the client connects to, an address or address:port; the first one of the client's family without it"),
+		query("client", "the client's address; default: an unknown client"),
+		query("vip", "the VIP that the client connects to, an address or address:port; default: the first one of the client's IP family"),
 	}},
 }
 

@@ -367,7 +367,7 @@ func (q *Quarantine) Count() string {
 	case q.Failures == 1:
 		return "1 failure"
 	case strings.Contains(q.Cause, " probes failed: "):
-		return fmt.Sprintf("%d failed probes, and not healthy in between", q.Failures)
+		return fmt.Sprintf("%d failed probes, not healthy in between", q.Failures)
 	}
 	return fmt.Sprintf("%d failures, with no client connected in between", q.Failures)
 }

@@ -118,7 +118,7 @@ func (c *Client) read(ctx context.Context, method, path string, query url.Values
 		if body.N <= 0 {
 			err = fmt.Errorf("more than %d bytes", most)
 		}
-		return 0, c.failed(ctx, began, fmt.Errorf("reading the answer to %s: %w", path, err))
+		return 0, c.failed(ctx, began, fmt.Errorf("reading the response to %s: %w", path, err))
 	}
 	return most - body.N, nil
 }
@@ -187,9 +187,9 @@ func (c *Client) sendAny(ctx context.Context, method, path string, query url.Val
 		}
 		defer time.AfterFunc(slowAfter, func() {
 			if connected.Load() {
-				c.Slow("usher at "+c.address+" accepted the connection and has not answered", most)
+				c.Slow("usher at "+c.address+" accepted the connection but has not responded", most)
 			} else {
-				c.Slow("the connection to "+c.address+" is not yet open", most)
+				c.Slow("the connection to "+c.address+" is not established yet", most)
 			}
 		}).Stop()
 	}
@@ -214,7 +214,7 @@ func (c *Client) failed(ctx context.Context, began time.Time, err error) error {
 	switch {
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		deadline, _ := ctx.Deadline() // the caller's, if that was first
-		err = fmt.Errorf("no answer within %s", max(deadline.Sub(began), 0).Round(10*time.Millisecond))
+		err = fmt.Errorf("no response within %s", max(deadline.Sub(began), 0).Round(10*time.Millisecond))
 	case ctx.Err() != nil:
 		return ctx.Err()
 	}

@@ -79,7 +79,7 @@ var _ = Describe("a request that waits", func() {
 		began := time.Now()
 		go func() {
 			defer GinkgoRecover()
-			Expect(<-reasons).To(Equal("usher at " + c.Address() + " accepted the connection and has not answered, 30s"))
+			Expect(<-reasons).To(Equal("usher at " + c.Address() + " accepted the connection but has not responded, 30s"))
 			Expect(time.Since(began)).To(BeNumerically("~", time.Second, 500*time.Millisecond))
 			close(release)
 		}()
@@ -99,7 +99,7 @@ var _ = Describe("a request that waits", func() {
 		var unreachable *client.UnreachableError
 		Expect(errors.As(err, &unreachable)).To(BeTrue())
 		Expect(unreachable.Silent).To(BeTrue())
-		Expect(<-reasons).To(HaveSuffix("has not answered, 1.5s"))
+		Expect(<-reasons).To(HaveSuffix("has not responded, 1.5s"))
 	})
 
 	It("says after a second that there is no connection", func() {
@@ -111,7 +111,7 @@ var _ = Describe("a request that waits", func() {
 		Expect(err).NotTo(HaveOccurred())
 		c.Slow = func(reason string, _ time.Duration) {
 			defer GinkgoRecover()
-			Expect(reason).To(Equal("the connection to 127.0.0.1:1 is not yet open"))
+			Expect(reason).To(Equal("the connection to 127.0.0.1:1 is not established yet"))
 			close(dialing)
 		}
 		_, err = c.Status(context.Background())
@@ -164,7 +164,7 @@ var _ = Describe("a list", func() {
 			answer(w, http.StatusOK, map[string]any{"items": []any{}, "continue": "x"})
 		})
 		_, err := c.Services(ctx, client.ServiceQuery{})
-		Expect(err).To(MatchError(And(ContainSubstring(c.Address()), ContainSubstring("does not end"))))
+		Expect(err).To(MatchError(And(ContainSubstring(c.Address()), ContainSubstring("has no end"))))
 
 		c = serve(func(w http.ResponseWriter, _ *http.Request) {
 			fmt.Fprint(w, `{"items": [`)
@@ -214,13 +214,13 @@ var _ = Describe("what goes wrong", func() {
 		address := l.Addr().String()
 		Expect(l.Close()).To(Succeed())
 		_, err = newClient(address).Status(ctx)
-		Expect(err).To(MatchError("no usher answers at " + address + ": connection refused"))
+		Expect(err).To(MatchError("cannot connect to usher at " + address + ": connection refused"))
 	})
 
 	It("is told from another program that has the port", func(ctx context.Context) {
 		_, err := serve(http.NotFound).Status(ctx)
 		Expect(err).To(BeAssignableToTypeOf(&client.NotUsherError{}))
-		Expect(err).To(MatchError(ContainSubstring("has not usher's API (404 Not Found)")))
+		Expect(err).To(MatchError(ContainSubstring("does not have usher's API (404 Not Found)")))
 	})
 
 	It("says for how long nobody answered, whoever's deadline ended", func(ctx context.Context) {
@@ -228,10 +228,10 @@ var _ = Describe("what goes wrong", func() {
 		soon, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 		defer cancel()
 		_, err := c.Status(soon)
-		Expect(err).To(MatchError(MatchRegexp(`no answer within (1\d\d|200)ms$`)))
+		Expect(err).To(MatchError(MatchRegexp(`no response within (1\d\d|200)ms$`)))
 		c.Timeout = 100 * time.Millisecond
 		_, err = c.Status(ctx)
-		Expect(err).To(MatchError(MatchRegexp(`no answer within (\d\d|100)ms$`)))
+		Expect(err).To(MatchError(MatchRegexp(`no response within (\d\d|100)ms$`)))
 	})
 
 	It("says of an usher without a demo that it has none", func(ctx context.Context) {
@@ -240,7 +240,7 @@ var _ = Describe("what goes wrong", func() {
 	})
 })
 
-var _ = Describe("the stream of events", func() {
+var _ = Describe("the event stream", func() {
 	const stream = "event: hello\ndata: {\"instance\":\"a\",\"heartbeatSeconds\":15}\n\n" +
 		": heartbeat\n\n" +
 		"id: a-1\nevent: step\ndata: {\"id\":\"a-1\",\"kind\":\"accepted\",\"text\":\"#1\"}\n\n" +

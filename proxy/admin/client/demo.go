@@ -9,7 +9,7 @@ import (
 )
 
 // ErrNoDemo says that what is asked is no usher demo.
-var ErrNoDemo = errors.New("this usher is no demo: only the servers of 'usher demo' can be broken and mended")
+var ErrNoDemo = errors.New("this usher is not a demo: only servers of 'usher demo' can be broken and repaired")
 
 // DemoEndpoints returns the demo's servers.
 func (c *Client) DemoEndpoints(ctx context.Context) (out api.DemoEndpointList, err error) {

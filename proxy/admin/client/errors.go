@@ -18,7 +18,7 @@ type UnreachableError struct {
 
 // Error implements error.
 func (e *UnreachableError) Error() string {
-	return fmt.Sprintf("no usher answers at %s: %s", e.Address, Cause(e.Err))
+	return fmt.Sprintf("cannot connect to usher at %s: %s", e.Address, Cause(e.Err))
 }
 
 // Unwrap returns what happened.
@@ -47,7 +47,7 @@ type NotUsherError struct {
 
 // Error implements error.
 func (e *NotUsherError) Error() string {
-	return fmt.Sprintf("what answers at %s has not usher's API (%s)", e.Address, e.Status)
+	return fmt.Sprintf("the server at %s does not have usher's API (%s)", e.Address, e.Status)
 }
 
 // IsNotFound reports whether usher has answered that it does not know what was

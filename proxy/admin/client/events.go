@@ -60,7 +60,7 @@ type Message struct {
 }
 
 // ErrStreamEnded is the error with which a stream ends that was to go on.
-var ErrStreamEnded = errors.New("the stream of events has ended: that usher has stopped, or was replaced")
+var ErrStreamEnded = errors.New("the event stream has ended: usher stopped or was replaced")
 
 // Events returns the stream of events. It ends with an error, or, for
 // EventQuery.Once, without one. Each pass over it is a stream of its own.

@@ -144,7 +144,7 @@ func pages[T any](ctx context.Context, c *Client, path string, query url.Values,
 			return page, nil
 		}
 		if n == maxPages || len(page.Items) == 0 {
-			return list[T]{}, &UnreachableError{Address: c.address, Err: fmt.Errorf("the list %s does not end: page %d has %d items, and is not the last", path, n, len(page.Items))}
+			return list[T]{}, &UnreachableError{Address: c.address, Err: fmt.Errorf("list %s has no end: page %d has %d items and is not the last", path, n, len(page.Items))}
 		}
 		query.Set("continue", page.Continue)
 	}

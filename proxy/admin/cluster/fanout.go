@@ -50,7 +50,7 @@ func each[T any](ctx context.Context, v *View, nodes []Node, do func(context.Con
 }
 
 // errSilent is why an usher that is too slow does not answer.
-var errSilent = errors.New("no answer within " + maxPatience.String())
+var errSilent = errors.New("no response within " + maxPatience.String())
 
 // away returns why an usher is not asked now: it has not answered lately. nil: it is asked.
 func (v *View) away(node string) error {

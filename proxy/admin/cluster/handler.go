@@ -38,7 +38,7 @@ func (v *View) Handler() http.Handler {
 		_, _ = w.Write(api.ClusterOpenAPI) // the client may be gone
 	})
 	mux.HandleFunc("GET /api/", func(w http.ResponseWriter, r *http.Request) {
-		admin.WriteError(w, http.StatusNotFound, "there is no "+r.URL.Path+"; "+api.ClusterPrefix+"/openapi.json says what there is, and /nodes/NODE"+api.Prefix+"/ is a node's own API")
+		admin.WriteError(w, http.StatusNotFound, "there is no "+r.URL.Path+"; "+api.ClusterPrefix+"/openapi.json lists all paths, and /nodes/NODE"+api.Prefix+"/ is the API of a node")
 	})
 
 	node := func(pattern string, h http.Handler) {
@@ -63,7 +63,7 @@ const maxQuery = 253
 func (v *View) services(r *http.Request) (any, error) {
 	q := strings.ToLower(strings.TrimSpace(r.URL.Query().Get("q")))
 	if len(q) > maxQuery {
-		return nil, &api.Error{Code: http.StatusBadRequest, Message: fmt.Sprintf("q: the text has %d bytes, and may have %d", len(q), maxQuery)}
+		return nil, &api.Error{Code: http.StatusBadRequest, Message: fmt.Sprintf("q: text too long: %d bytes, at most %d", len(q), maxQuery)}
 	}
 	return v.Services(r.Context(), q)
 }
@@ -89,7 +89,7 @@ func (v *View) pass(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("node")
 	i := slices.IndexFunc(nodes, func(n Node) bool { return n.Name == name })
 	if i < 0 {
-		admin.WriteError(w, http.StatusNotFound, fmt.Sprintf("there is no node %q with an usher", name))
+		admin.WriteError(w, http.StatusNotFound, fmt.Sprintf("no usher instance on a node %q", name))
 		return
 	}
 	c := nodes[i].Client
@@ -118,7 +118,7 @@ func (v *View) pass(w http.ResponseWriter, r *http.Request) {
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
-			admin.WriteError(w, http.StatusBadGateway, fmt.Sprintf("no usher answers on the node %s: %s", name, client.Cause(err)))
+			admin.WriteError(w, http.StatusBadGateway, fmt.Sprintf("usher on node %s does not respond: %s", name, client.Cause(err)))
 		},
 	}
 	proxy.ServeHTTP(&patient{w, control, w.Header().Clone()}, r)

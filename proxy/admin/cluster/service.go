@@ -52,7 +52,7 @@ func (v *View) Service(ctx context.Context, namespace, name string) (api.Cluster
 		case !answered:
 			return out, errNobody
 		case len(know) == 0:
-			return out, &api.Error{Code: http.StatusNotFound, Message: fmt.Sprintf("there is no Service %s that an usher serves", key)}
+			return out, &api.Error{Code: http.StatusNotFound, Message: fmt.Sprintf("no usher instance serves a Service %s", key)}
 		}
 		out.Message = f.messages()[key].message
 		asked := chosen(know, max(2, maxCells/max(1, out.EndpointCount)))

@@ -157,7 +157,7 @@ func (v *View) anyList(ctx context.Context, f fleet, q client.ServiceQuery) (lis
 		}
 	}
 	if len(f.nodes) == 0 {
-		return list, errors.New("there is no node whose usher could be asked")
+		return list, errors.New("no node has a usher instance to query")
 	}
 	return list, errNobody
 }

@@ -169,18 +169,18 @@ func findings(v verdict, endpoints []api.ClusterEndpoint, nodes []api.ClusterCol
 		list = append(list, f)
 	}
 	if v.all {
-		add(api.FaultAll, -1, -1, "Every endpoint fails on every node that had connections: it is what they all share, such as the application, a NetworkPolicy or the network.")
+		add(api.FaultAll, -1, -1, "Every endpoint fails on every node that had connections. The cause is shared by all, such as the application, a NetworkPolicy or the network.")
 	}
 	for _, l := range v.order {
 		if l.column {
-			add(api.FaultNode, -1, l.index, "It is the node %s: %s endpoints fail from there, and connections of other nodes succeed.", nodes[l.index].Name, v.columns[l.index].part())
+			add(api.FaultNode, -1, l.index, "The cause is node %s: %s endpoints fail from there, and connections from other nodes succeed.", nodes[l.index].Name, v.columns[l.index].part())
 			continue
 		}
 		others := ""
 		if slices.ContainsFunc(v.rows, func(c counts) bool { return !c.fault && c.good > 0 }) {
-			others = ", and other endpoints answer"
+			others = ", and other endpoints respond"
 		}
-		add(api.FaultPod, l.index, -1, "It is %s: connections of %s nodes to it fail%s.", the(endpoints[l.index]), v.rows[l.index].part(), others)
+		add(api.FaultPod, l.index, -1, "The cause is %s: connections from %s nodes to it fail%s.", the(endpoints[l.index]), v.rows[l.index].part(), others)
 	}
 	for _, at := range v.pairs {
 		others := "another node reaches"
@@ -188,13 +188,13 @@ func findings(v verdict, endpoints []api.ClusterEndpoint, nodes []api.ClusterCol
 			others = fmt.Sprintf("%d other nodes reach", n)
 		}
 		if v.columns[at[1]].good > 0 {
-			add(api.FaultPath, at[0], at[1], "It is the way from the node %s to %s: %s it, and the node reaches other endpoints.", nodes[at[1]].Name, the(endpoints[at[0]]), others)
+			add(api.FaultPath, at[0], at[1], "The cause is the path from node %s to %s: %s it, and the node reaches other endpoints.", nodes[at[1]].Name, the(endpoints[at[0]]), others)
 			continue
 		}
-		add(api.FaultPath, at[0], at[1], "It is the node %s, or its way to %s: %s it. How other Services fare there tells which.", nodes[at[1]].Name, the(endpoints[at[0]]), others)
+		add(api.FaultPath, at[0], at[1], "The cause is node %s or its path to %s: %s it. Compare other Services on that node.", nodes[at[1]].Name, the(endpoints[at[0]]), others)
 	}
 	for _, at := range v.unclear {
-		add(api.FaultUnclear, at[0], at[1], "From the node %s to %s connections fail, and there were not enough others to tell which of the two it is.", nodes[at[1]].Name, the(endpoints[at[0]]))
+		add(api.FaultUnclear, at[0], at[1], "Connections from node %s to %s fail. There were too few other connections to determine which of the two is the cause.", nodes[at[1]].Name, the(endpoints[at[0]]))
 	}
 	return list, untold
 }

@@ -73,13 +73,13 @@ func TestVerdictsInWords(t *testing.T) {
 		rows []string
 		want string
 	}{
-		{[]string{"xxx", "..."}, "It is the Pod web-0 (10.1.0.0:80): connections of all 3 nodes to it fail, and other endpoints answer."},
-		{[]string{"xx"}, "It is the Pod web-0 (10.1.0.0:80): connections of all 2 nodes to it fail."},
-		{[]string{".x", ".x", ".."}, "It is the node b: 2 of 3 endpoints fail from there, and connections of other nodes succeed."},
-		{[]string{".x.", "..."}, "It is the way from the node b to the Pod web-0 (10.1.0.0:80): 2 other nodes reach it, and the node reaches other endpoints."},
-		{[]string{".x"}, "It is the node b, or its way to the Pod web-0 (10.1.0.0:80): another node reaches it. How other Services fare there tells which."},
-		{[]string{"_x", ".."}, "From the node b to the Pod web-0 (10.1.0.0:80) connections fail, and there were not enough others to tell which of the two it is."},
-		{[]string{"xx", "xx"}, "Every endpoint fails on every node that had connections: it is what they all share, such as the application, a NetworkPolicy or the network."},
+		{[]string{"xxx", "..."}, "The cause is the Pod web-0 (10.1.0.0:80): connections from all 3 nodes to it fail, and other endpoints respond."},
+		{[]string{"xx"}, "The cause is the Pod web-0 (10.1.0.0:80): connections from all 2 nodes to it fail."},
+		{[]string{".x", ".x", ".."}, "The cause is node b: 2 of 3 endpoints fail from there, and connections from other nodes succeed."},
+		{[]string{".x.", "..."}, "The cause is the path from node b to the Pod web-0 (10.1.0.0:80): 2 other nodes reach it, and the node reaches other endpoints."},
+		{[]string{".x"}, "The cause is node b or its path to the Pod web-0 (10.1.0.0:80): another node reaches it. Compare other Services on that node."},
+		{[]string{"_x", ".."}, "Connections from node b to the Pod web-0 (10.1.0.0:80) fail. There were too few other connections to determine which of the two is the cause."},
+		{[]string{"xx", "xx"}, "Every endpoint fails on every node that had connections. The cause is shared by all, such as the application, a NetworkPolicy or the network."},
 	} {
 		g := NewWithT(t)
 		m := drawn(is.rows...)

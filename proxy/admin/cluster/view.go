@@ -90,7 +90,7 @@ func ask[T any](ctx context.Context, v *View, key string, atLeast time.Duration,
 	if q == nil {
 		if !v.makeRoom() {
 			v.mu.Unlock()
-			return answer, &api.Error{Code: http.StatusServiceUnavailable, Message: "too many questions are being asked already"}
+			return answer, &api.Error{Code: http.StatusServiceUnavailable, Message: "too many concurrent requests"}
 		}
 		q = &question{}
 		v.questions[key] = q

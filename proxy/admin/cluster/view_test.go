@@ -77,7 +77,7 @@ func TestQuestionsAndAbsencesAreBounded(t *testing.T) {
 			_, err := ask(soon, v, fmt.Sprint("hangs", i), minFresh, hang)
 			g.Expect(err).To(MatchError(context.DeadlineExceeded))
 		}
-		g.Expect(one("one more", at)).To(MatchError(ContainSubstring("too many questions")))
+		g.Expect(one("one more", at)).To(MatchError(ContainSubstring("too many concurrent requests")))
 
 		lost := errors.New("lost")
 		for _, wait := range []time.Duration{5, 10, 20, 40, 60, 60} {
@@ -195,8 +195,8 @@ func TestFiveHundredNodesWithFiveThousandEndpoints(t *testing.T) {
 	g.Expect(service.Endpoints).To(HaveLen(maxEndpoints))
 	g.Expect(service.EndpointsUntold).To(Equal(endpoints - maxEndpoints))
 	g.Expect(service.Findings).To(HaveLen(2))
-	g.Expect(service.Findings[0].Text).To(HavePrefix("It is the node node-250: all 5000 endpoints fail from there"))
-	g.Expect(service.Findings[1].Text).To(HavePrefix("It is the Pod web-4711 ("))
+	g.Expect(service.Findings[0].Text).To(HavePrefix("The cause is node node-250: all 5000 endpoints fail from there"))
+	g.Expect(service.Findings[1].Text).To(HavePrefix("The cause is the Pod web-4711 ("))
 	g.Expect(service.Nodes[0].Name).To(Equal(bad))
 	g.Expect(service.Endpoints[0].Pod).To(Equal("shop/web-4711"))
 	g.Expect(service.Endpoints[0].Cells).To(HaveLen(maxColumns))
@@ -234,7 +234,7 @@ func TestWhoDoesNotAnswerIsNamedAndTheOthersAreTold(t *testing.T) {
 	_, err = v.Services(t.Context(), "web")
 	g.Expect(err).NotTo(HaveOccurred())
 	_, err = v.Service(t.Context(), "shop", "web")
-	g.Expect(err).To(MatchError("there is no Service shop/web that an usher serves"))
+	g.Expect(err).To(MatchError("no usher instance serves a Service shop/web"))
 
 	alone := NewView(func(context.Context) ([]Node, error) { return []Node{{"b", gone}}, nil })
 	defer alone.Close()

@@ -217,7 +217,7 @@ var _ = Describe("Read", func() {
 		Entry("a whole ConfigMap", "#raw\napiVersion: v1\nkind: ConfigMap\ndata: {}", "apiVersion: ", "kind: ", "must be the file in its data, config.conf with kubeadm"),
 
 		Entry("duplicate fields", "mode: iptables\nclientConnection:\n  qps: 1\n  qps: 2\nmode: nftables",
-			`line 6: duplicate field "clientConnection.qps", it is in line 5 already`, `line 7: duplicate field "mode", it is in line 3 already`),
+			`line 6: duplicate field "clientConnection.qps"; first set in line 5`, `line 7: duplicate field "mode"; first set in line 3`),
 		Entry("duplicate fields in JSON", `#raw`+"\n"+`{"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "iptables": {"syncPeriod": "1s", "syncPeriod": "2s"}}`,
 			`duplicate field "iptables.syncPeriod"`),
 

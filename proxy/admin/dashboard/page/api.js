@@ -47,7 +47,7 @@ async function ask(path, options = {}, wait = patience) {
   try {
     answer = await fetch(path, { ...options, signal: AbortSignal.timeout(wait) });
   } catch (err) {
-    throw new Failure(0, `no answer from usher: ${err.message}`);
+    throw new Failure(0, `no response from usher: ${err.message}`);
   }
   if (answer.ok) return answer;
   const body = await answer.json().catch(() => ({}));

@@ -44,7 +44,7 @@ class Demo extends EventTarget {
     return h('section', { key: 'demo', class: 'card demo', 'aria-labelledby': 'demo-title' },
       h('h2', { id: 'demo-title' }, 'Break something'),
       h('p', { class: 'quiet' }, 'This is the demo: its endpoints are small servers in the same process. ',
-        'Break one, and watch connections go on to the next endpoint.'),
+        'Break one, and watch connections move to the next endpoint.'),
       this.#failure && h('p', { class: 'bad', role: 'alert' }, this.#failure),
       h('ul', { class: 'demo-list' }, [...this.endpoints].map(([address, e]) => h('li', { key: address },
         h('span', null, h('b', null, nameOf(e)), h('small', { class: e.broken ? 'bad' : null }, ` ${e.does}`)),

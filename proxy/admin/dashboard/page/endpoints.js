@@ -10,8 +10,8 @@ import { duration, endpointStates, number, shortPod, since, stateOf } from './wo
 
 export function endpointList(endpoints) {
   if (endpoints.length === 0) {
-    return h('p', { class: 'empty' }, 'There is no endpoint: clients are refused at once. Endpoints appear when the Service’s ',
-      'selector matches Pods that are ready, or when an EndpointSlice names some.');
+    return h('p', { class: 'empty' }, 'No endpoints: clients are refused at once. Endpoints appear when the Service’s ',
+      'selector matches ready Pods, or when an EndpointSlice lists some.');
   }
   return h('ul', { class: 'endpoints' }, endpoints.toSorted(byPod).map(endpoint));
 }
@@ -27,12 +27,12 @@ function endpoint(e) {
       stateMark(state), e.since && h('small', { class: 'quiet' }, since(e.since)),
       e.quarantine ? countdown(e.quarantine)
         : e.state !== 'ready' ? h('small', null, state.means)
-          : e.weight === 0 ? h('small', null, 'has the weight 0: no new connections')
+          : e.weight === 0 ? h('small', null, 'weight 0: no new connections')
           : e.share ? h('small', null, `is new, and has ${Math.round(100 * e.share)} % of its share`)
           : e.usedFor.length === 0 && h('small', null, e.notUsed)),
     h('div', { class: 'figures' },
       e.weight > 1 && count(e.weight, 'weight'),
-      count(e.active, e.limit ? `of ${number(e.limit)} open` : 'open'), count(e.connected, 'connections'), h('span', { class: e.failed > 0 && 'bad', title: 'attempts that failed, and connections that it reset' }, h('b', null, number(e.failed)), ' failures'),
+      count(e.active, e.limit ? `of ${number(e.limit)} open` : 'open'), count(e.connected, 'connections'), h('span', { class: e.failed > 0 && 'bad', title: 'failed attempts, and connections that it reset' }, h('b', null, number(e.failed)), ' failures'),
       e.noResponse > 0 && count(e.noResponse, 'without a response', 'warn'),
       e.latency && h('span', { title: waits(e.latency) }, h('b', null, duration(e.latency.firstByteP99Ms || e.latency.connectP99Ms)), ' p99')),
     demo.buttons(e.address));
@@ -50,5 +50,5 @@ function countdown({ until, cause, failures }) {
   return h('small', { class: 'countdown' },
     h('b', null, left > 0 ? `${Math.ceil(left)} s` : 'now'),
     left > 0 ? ' until it is tried again: ' : ' it is tried again: ',
-    cause, failures > 1 && `; ${failures} failures, and no client was connected in between`);
+    cause, failures > 1 && `; ${failures} failures, with no client connected in between`);
 }

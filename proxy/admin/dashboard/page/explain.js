@@ -29,10 +29,10 @@ export class ExplainForm {
   render(detail) {
     return h('section', { class: 'card', 'aria-labelledby': 'explain' },
       h('h2', { id: 'explain' }, 'Which endpoint would a client get?'),
-      h('p', { class: 'quiet' }, 'A dry run: nothing connects, and nobody’s turn is used up.'),
+      h('p', { class: 'quiet' }, 'A dry run: no connection is made, and the rotation does not advance.'),
       h('form', { class: 'explain', onsubmit: e => { e.preventDefault(); this.#ask(e.target); } },
         h('label', null, 'Client’s address ',
-          h('input', { name: 'client', placeholder: 'a client that is not known', autocomplete: 'off', spellcheck: 'false' })),
+          h('input', { name: 'client', placeholder: 'an unknown client', autocomplete: 'off', spellcheck: 'false' })),
         h('label', null, 'Service port ', h('select', { name: 'port' }, detail.ports.map(p =>
           h('option', { value: JSON.stringify([p.vip, p.name ?? portNumber(p)]) }, `${portName(p)} ${detail.ports.length > 1 ? p.family : ''}`)))),
         h('button', { type: 'submit', class: 'main-button' }, 'Explain')),

@@ -101,7 +101,7 @@ class Live extends EventTarget {
         this.#open(true);
       }
       const { now, limit } = status.subscribers;
-      if (refused && now >= limit) throw new Error(`${limit} others watch already, which is the most`);
+      if (refused && now >= limit) throw new Error(`${limit} other pages are connected already, which is the maximum`);
       if (this.paused) {
         this.#become('paused');
         return;

@@ -91,7 +91,7 @@ live.addEventListener('restarted', () => {
   details.forget();
   router.view.restarted?.();
   load();
-  say('usher has been started anew: its counts begin anew too.', 8000);
+  say('usher was restarted: its counters start at 0.', 8000);
 });
 
 live.addEventListener('state', () => {
@@ -102,10 +102,10 @@ live.addEventListener('state', () => {
   pauseButton.textContent = live.paused ? 'Go on' : 'Pause';
   pauseButton.setAttribute('aria-pressed', String(live.paused));
   if (live.state === 'lost') {
-    say(`The connection to usher is lost (${live.reason}). What you see is from ${clock(live.now())}. `
-      + 'Trying again every two seconds.');
+    say(`Lost the connection to usher (${live.reason}). What you see is from ${clock(live.now())}. `
+      + 'Retrying every 2 seconds.');
   } else if (live.state === 'paused') {
-    say('The page holds still. Connections go on, and are counted here when it goes on.');
+    say('The page is paused. Connections continue and are counted when you resume.');
   } else if (live.state === 'on' && /lost|holds still/.test(notice.textContent)) {
     say('The page is live again.', 3000);
   }
@@ -128,7 +128,7 @@ function say(text, time) {
 
 pauseButton.addEventListener('click', () => live.pause(!live.paused));
 setInterval(() => {
-  if (live.state === 'paused') say(`The page holds still since ${clock(live.pausedSince)}; ${plural(live.skipped, 'step')} since then.`);
+  if (live.state === 'paused') say(`The page is paused since ${clock(live.pausedSince)}; ${plural(live.skipped, 'step')} since then.`);
   else if (live.state === 'on' && document.querySelector('.countdown')) soon();
 }, 1000);
 

@@ -11,7 +11,7 @@ const installed = {
   ok: { mark: '✓', word: 'installed so', tone: 'good' },
   missing: { mark: '✗', word: 'missing in the kernel', tone: 'bad' },
   differs: { mark: '✗', word: 'differs in the kernel', tone: 'bad' },
-  extra: { mark: '!', word: 'in the kernel, though nobody wants it', tone: 'warn' },
+  extra: { mark: '!', word: 'in the kernel, but not required', tone: 'warn' },
 };
 
 // rulesOf takes what /api/v1/portals has told of the Service, null if that is not
@@ -25,12 +25,12 @@ export function rulesOf(port, portals, look) {
     h('p', { class: 'quiet' },
       port.listeners.length > 0
         ? ['usher listens for it on ', h('span', { class: 'mono' }, port.listeners.join(', ')), '. ']
-        : 'usher does not listen for it while there is no endpoint. ',
+        : 'usher does not listen for it while it has no endpoint. ',
       portals && portals.mode !== 'none' && [
-        `The kernel was looked at ${clock(portals.at)}. `,
+        `The kernel was checked at ${clock(portals.at)}. `,
         h('button', { type: 'button', class: 'plain-button', onclick: look }, 'Look again'),
       ],
-      portals?.mode === 'none' && 'No rule is installed: there is no portal.'),
+      portals?.mode === 'none' && 'No rule is installed: no portal is in use.'),
   ];
 }
 

@@ -41,7 +41,7 @@ export class ClusterService {
     const s = this.#detail;
     const crumbs = h('p', { class: 'crumbs' }, h('a', { href: '#/' }, 'Cluster'), ' / ', this.key.slice(0, this.key.indexOf('/')));
     if (!s) {
-      const text = s === undefined ? 'Asking the ushers of all nodes …' : 'No usher serves a Service of this name.';
+      const text = s === undefined ? 'Querying usher on all nodes …' : 'No usher instance serves a Service of this name.';
       return [crumbs, h('h1', null, this.key), h('div', { class: 'card empty' }, h('p', null, text))];
     }
     return [
@@ -51,7 +51,7 @@ export class ClusterService {
       h('ul', { class: 'findings', role: 'status' }, findings(s)),
       h('section', { key: 'matrix', 'aria-labelledby': 'matrix' },
         h('h2', { id: 'matrix' }, 'Endpoints beside nodes'),
-        s.endpoints.length > 0 ? matrix(s, this.key) : h('div', { class: 'card empty' }, h('p', null, 'There is no endpoint.')),
+        s.endpoints.length > 0 ? matrix(s, this.key) : h('div', { class: 'card empty' }, h('p', null, 'No endpoints.')),
         h('p', { class: 'quiet left-out' }, 'A red row is an endpoint that fails wherever it is connected to; a red column is a node from which endpoints fail that others reach. ',
           'Each cell has how many of the node’s attempts and connections failed in the last 5 to 10 minutes, of how many, and how long all but one in a hundred of its clients waited to be connected.'),
         h('p', { class: 'quiet left-out' }, leftOut(s))),

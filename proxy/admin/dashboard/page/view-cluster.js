@@ -10,8 +10,8 @@ export const patience = 40_000; // ms for an answer: an usher has five seconds, 
 const silentNamed = 5;
 
 const nodeStates = {
-  well: { mark: '✓', word: 'no problems', means: 'its usher answers, and knows of no problem', tone: 'good' },
-  problems: { mark: '~', word: 'problems', means: 'its usher answers, and knows of problems', tone: 'warn' },
+  well: { mark: '✓', word: 'no problems', means: 'its usher responds and reports no problem', tone: 'good' },
+  problems: { mark: '~', word: 'problems', means: 'its usher responds and reports problems', tone: 'warn' },
   silent: { mark: '✗', word: 'no answer', means: 'its usher does not answer', tone: 'bad' },
 };
 
@@ -81,7 +81,7 @@ export class ClusterOverview {
   }
 
   render() {
-    if (!this.#fleet) return [h('h1', null, 'Cluster'), h('div', { class: 'card empty' }, h('p', null, 'Asking the ushers of all nodes …'))];
+    if (!this.#fleet) return [h('h1', null, 'Cluster'), h('div', { class: 'card empty' }, h('p', null, 'Querying usher on all nodes …'))];
     this.services.rows = this.#list?.items ?? [];
     const trouble = n => n.error ? 2 : n.problems > 0 ? 1 : 0;
     this.nodes.rows = this.#fleet.items.toSorted((a, b) => trouble(b) - trouble(a));
@@ -95,12 +95,12 @@ export class ClusterOverview {
         h('div', { class: 'section-head' },
           h('h2', { id: 'services' }, 'Services, the worst first'),
           searchField('Find Services', 'Name, address or Pod', q => this.#search(q))),
-        tableOr(this.services, !this.#list ? 'No usher answers.' : this.#q ? 'No Service is like that.' : 'The ushers serve no Service yet.'),
+        tableOr(this.services, !this.#list ? 'No usher instance responds.' : this.#q ? 'No Service matches.' : 'usher serves no Service yet.'),
         h('p', { class: 'quiet left-out', role: 'status' }, this.#list && this.#howMany())),
       h('section', { key: 'nodes', 'aria-labelledby': 'nodes' },
         h('h2', { id: 'nodes' }, 'Nodes'),
-        tableOr(this.nodes, 'There is no node with an usher.'),
-        h('p', { class: 'quiet left-out' }, 'A node’s row leads to the page of its usher.')),
+        tableOr(this.nodes, 'No node runs usher.'),
+        h('p', { class: 'quiet left-out' }, 'A node’s row links to the page of its usher.')),
     ];
   }
 
@@ -134,7 +134,7 @@ export class ClusterOverview {
 function whoIsSilent(silent) {
   const named = silent.slice(0, silentNamed).map(n => `${n.name} (${n.error})`).join(', ');
   const more = silent.length > silentNamed ? ` and ${number(silent.length - silentNamed)} more` : '';
-  return `No usher answers on ${silent.length === 1 ? 'the node' : plural(silent.length, 'node') + ':'} ${named}${more}. What is told here is without ${silent.length === 1 ? 'it' : 'them'}.`;
+  return `No usher instance responds on ${silent.length === 1 ? 'the node' : plural(silent.length, 'node') + ':'} ${named}${more}. ${silent.length === 1 ? 'It is' : 'They are'} not included here.`;
 }
 
 function nodeState(n) {

@@ -58,7 +58,7 @@ export class OneConnection {
   #notThere() {
     if (!this.#failure) return 'Reading …';
     return this.#failure.status === 404
-      ? 'usher does not know this connection any more: it keeps the latest ones, and of those that failed, were retried or slow, or got no response, more.'
+      ? 'usher no longer has this connection on record: it keeps the latest ones, and more of those that failed, were retried or slow, or got no response.'
       : this.#failure.message;
   }
 }
@@ -71,7 +71,7 @@ function story(c) {
   const failed = failures === 0 ? '' : failures === 1 ? 'One attempt failed; ' : `${failures} attempts failed; `;
   const end = ends.get(c.end)?.meaning ?? c.end;
   if (c.state === 'sending') return 'Datagrams go to an endpoint, which has sent none.';
-  if (c.state === 'connecting') return capital(`${failed}an endpoint is being looked for.`);
+  if (c.state === 'connecting') return capital(`${failed}selecting an endpoint.`);
   if (!c.endpoint) return capital(`${failed}no endpoint was found: ${end}.`);
   const noticed = failures > 0 ? ', so the client noticed nothing but the delay' : '';
   const then = c.state === 'ended' ? `${capital(end)}; it lasted ${duration(c.durationMs)}.` : 'It is open.';

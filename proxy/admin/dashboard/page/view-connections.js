@@ -50,7 +50,7 @@ export class Connections {
       h('p', { class: 'unseen', role: 'status' }, plural(this.table.rows.length, 'connection')),
       tableOr(this.table, connections.size === 0
         ? 'No client has connected yet. The overview says how to make a connection.'
-        : 'No connection is like that. Look for another word, or show all.'),
+        : 'No connection matches. Search for another word, or show all.'),
     ];
   }
 

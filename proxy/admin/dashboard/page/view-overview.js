@@ -150,7 +150,7 @@ export class Overview {
     const retries = perSecond(counted, 'retries');
     const since = duration(Date.parse(now) - Date.parse(started));
     return [
-      figure('open connections', number(totals.active), { more: `of ${number(limit)} at the most` }),
+      figure('open connections', number(totals.active), { more: `of at most ${number(limit)}` }),
       figure('new connections', rate(perSecond(counted, 'accepted')), { more: curve('accepted') }),
       figure('retries', rate(retries), { more: curve('retries'), tone: retries > 0 && 'warn' }),
       figure('failed connections', number(totals.failed),
@@ -195,8 +195,8 @@ export class Overview {
 
 function noServices() {
   if (!services.complete) return 'Reading the Services …';
-  if (services.size > 0) return 'No Service is like that. Look for another word, or show all.';
-  return 'usher serves no Service yet. In a cluster it serves Services as soon as they are there; '
+  if (services.size > 0) return 'No Service matches. Search for another word, or show all.';
+  return 'usher serves no Service yet. In a cluster it serves Services as soon as they exist; '
     + 'with --manifests, as soon as a file in that folder has one.';
 }
 
@@ -205,6 +205,6 @@ function howToConnect() {
   const port = services.all().flatMap(s => s.ports).find(p => p.protocol === 'TCP' && p.listener);
   if (!port) return null;
   const at = live.status?.portalMode === 'none' ? port.listener : port.vip;
-  return h('p', null, 'Make a connection on this node, and watch it here: ',
+  return h('p', null, 'Make a connection on this node and watch it here: ',
     h('code', null, `curl http://${at.replace(/:80$/, '')}/`));
 }

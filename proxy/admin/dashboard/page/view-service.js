@@ -101,7 +101,7 @@ export class OneService {
       detail.affinitySeconds > 0 && this.#affinitySection(detail.affinitySeconds),
       h('section', { key: 'connections', 'aria-labelledby': 'latest' },
         h('h2', { id: 'latest' }, 'Latest connections'),
-        tableOr(this.latest, 'usher knows of no connection to this Service.'),
+        tableOr(this.latest, 'usher has no connection to this Service on record.'),
         detail.ends && h('p', { class: 'quiet' }, howTheyEnded(detail.ends))),
       this.#changesSection(),
     ];
@@ -133,7 +133,7 @@ export class OneService {
     return h('section', { key: `${name} ${port.vip}`, class: 'card', 'aria-label': name },
       h('h2', null, ports > 1 ? `${name}: endpoints` : 'Endpoints'),
       port.dropped?.map(d => h('p', { class: d.clients === 'internal' ? 'bad' : 'warn' }, `Packets of ${d.clients} clients are dropped: ${d.text}.`)),
-      port.problem && h('p', { class: 'bad' }, `This port is not served as it should be. ${port.problem.message}`),
+      port.problem && h('p', { class: 'bad' }, `This port has a problem. ${port.problem.message}`),
       endpointList(port.endpoints),
       h('h3', null, 'Addresses and rules'),
       h('p', { class: 'quiet' }, policyWords(port)),
@@ -144,10 +144,10 @@ export class OneService {
     const list = this.#affinity;
     return h('section', { key: 'affinity', class: 'card', 'aria-labelledby': 'affinity' },
       h('h2', { id: 'affinity' }, 'Session affinity'),
-      h('p', { class: 'quiet' }, 'A client gets the endpoint that it had, until it has made no new connection for ',
+      h('p', { class: 'quiet' }, 'A client keeps its endpoint until it has made no new connection for ',
         `${seconds(timeout)} or the endpoint fails.`),
       list?.items.length > 0 ? rememberedClients(list.items)
-        : h('p', { class: 'empty' }, 'No client is remembered: the first connection of each begins it.'),
+        : h('p', { class: 'empty' }, 'No client has affinity yet; it starts with a client’s first connection.'),
       list?.total > clientsShown && h('p', { class: 'quiet' }, `and ${plural(list.total - clientsShown, 'more client')}`));
   }
 
@@ -156,14 +156,14 @@ export class OneService {
     return h('section', { key: 'changes', class: 'card', 'aria-labelledby': 'changes' },
       h('h2', { id: 'changes' }, 'What changed'),
       this.#changes.length > 0 ? h('ol', { class: 'changes' }, this.#changes.slice(0, changesShown).map(line))
-        : h('p', { class: 'empty' }, 'Nothing since usher started, as far as it still knows.'));
+        : h('p', { class: 'empty' }, 'No recorded changes since usher started.'));
   }
 }
 
 function rememberedClients(items) {
   const heading = text => h('th', { scope: 'col' }, text);
   return h('table', { class: 'plain' },
-    h('thead', null, h('tr', null, heading('Client'), heading('Endpoint'), heading('Remembered for'))),
+    h('thead', null, h('tr', null, heading('Client'), heading('Endpoint'), heading('Remaining time'))),
     h('tbody', null, items.map(a => h('tr', { key: `${a.client} ${a.port} ${a.protocol}` },
       h('th', { scope: 'row', class: 'mono' }, a.client),
       h('td', null, shortPod(a.pod, a.endpoint)),
@@ -182,17 +182,17 @@ function howItFares({ state, endpoints: e }) {
     case 'ok':
       return e.total === 1 ? 'Its one endpoint is ready.' : e.total === 2 ? 'Both endpoints are ready.' : `All ${e.total} endpoints are ready.`;
     case 'degraded':
-      return `${e.ready} of ${plural(e.total, 'endpoint')} ${are} ready (${rest}); new connections go to ${those}${e.outlier + e.unresponsive > 0 ? ', and to those that are outliers or unresponsive, too' : ''}.`;
+      return `${e.ready} of ${plural(e.total, 'endpoint')} ${are} ready (${rest}); new connections go to ${those}${e.outlier + e.unresponsive > 0 ? ', and also to outliers and unresponsive ones' : ''}.`;
     case 'down':
-      return `No endpoint is well (${rest}). They are tried all the same: one may be back.`;
+      return `No endpoint is healthy (${rest}). usher tries them anyway: one may have recovered.`;
     case 'no-endpoints':
-      return 'There is no endpoint to connect to: clients are refused at once.';
+      return 'No endpoint to connect to: clients are refused at once.';
     case 'no-local-endpoints':
-      return 'No endpoint is on this node, and internalTrafficPolicy is Local: what clients send to the cluster IP is dropped.';
+      return 'No endpoint is on this node, and internalTrafficPolicy is Local: packets from clients to the cluster IP are dropped.';
     case 'no-local-endpoints-external':
-      return 'No endpoint is on this node, and externalTrafficPolicy is Local: clients from outside are dropped here, and have to come by another node. All others are served.';
+      return 'No endpoint is on this node, and externalTrafficPolicy is Local: packets from external clients are dropped here; they must use another node. All other clients are served.';
     case 'problem':
-      return 'A port of this Service is not served as it should be; see below.';
+      return 'A port of this Service has a problem; see below.';
   }
   return '';
 }
@@ -201,14 +201,14 @@ function policyWords({ policies: { internal, external, udpIdleSeconds }, schedul
   const where = policy => policy === 'Local' ? 'on this node only' : 'on every node';
   const outside = internal === external ? 'So do clients from outside.' : `Clients from outside get endpoints ${where(external)}.`;
   const idle = udpIdleSeconds ? ` A UDP session ends after ${seconds(udpIdleSeconds)} without a datagram.` : '';
-  const told = toEndpoints ? ` Endpoints are told who the client is by the PROXY protocol, ${toEndpoints}.` : '';
-  const tell = from ? ` Load balancers in ${from.join(', ')} tell usher by its headers.` : '';
+  const told = toEndpoints ? ` Endpoints get the client’s address by the PROXY protocol, ${toEndpoints}.` : '';
+  const tell = from ? ` Load balancers in ${from.join(', ')} send its headers to usher.` : '';
   const near = topology ? ` Of those on every node, these count: ${topology.text}.` : '';
-  const fresh = slowStartSeconds ? ` One that is new gets its share within ${seconds(slowStartSeconds)}.` : '';
+  const fresh = slowStartSeconds ? ` A new one ramps up to its share within ${seconds(slowStartSeconds)}.` : '';
   const chosen = ` The scheduler ${scheduler} chooses among them.${fresh}`;
   const probed = probe ? ` Each is probed every ${seconds(probe.intervalSeconds)} by ${probe.check}: ${probe.fall} failures in a row put it into quarantine, ${probe.rise} successes end that.` : '';
-  const bound = endpointLimit ? ` Each may have ${number(endpointLimit)} connections; who comes when all have as many waits in line, for ${seconds(queueSeconds)} at the most.` : '';
-  const drain = drainSeconds ? ` Connections end ${seconds(drainSeconds)} after their endpoint has left.` : '';
+  const bound = endpointLimit ? ` Each may have ${number(endpointLimit)} connections; when all are full, clients wait in the queue for up to ${seconds(queueSeconds)}.` : '';
+  const drain = drainSeconds ? ` Connections end ${seconds(drainSeconds)} after their endpoint was removed.` : '';
   return `Clients in the cluster get endpoints ${where(internal)}. ${outside}${near}${chosen}${bound}${probed}${drain}${idle}${told}${tell}`;
 }
 

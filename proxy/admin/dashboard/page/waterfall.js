@@ -24,7 +24,7 @@ export function waterfall(connection) {
         h('div', { class: 'outcome' },
           h('b', null, `${mark} ${word} after ${duration(a.tookMs)}`),
           h('small', null, [a.error && a.error !== word && a.error, `chosen by: ${a.reason}`,
-            a.passedOver && `${a.passedOver} in quarantine passed over`,
+            a.passedOver && `${a.passedOver} skipped in quarantine`,
             waited > end / 100 && `${duration(waited)} waited before`, a.sourceText && `it sees ${a.sourceText}`].filter(Boolean).join(' · '))));
     }));
 }
@@ -38,7 +38,7 @@ function ticks(end) {
 // attemptsInShort is one line: which endpoints were tried, with what outcome.
 export function attemptsInShort({ attempts, state }) {
   if (attempts.length === 0) {
-    return h('span', { class: 'quiet' }, state === 'sending' ? 'no endpoint has answered' : state === 'connecting' ? 'an endpoint is being looked for' : 'no endpoint was tried');
+    return h('span', { class: 'quiet' }, state === 'sending' ? 'no endpoint has answered' : state === 'connecting' ? 'selecting an endpoint' : 'no endpoint was tried');
   }
   return h('span', { class: 'chips' }, attempts.map((a, i) => {
     const { mark, word, tone } = stateOf(results, a.result);

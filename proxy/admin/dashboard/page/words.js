@@ -64,11 +64,11 @@ export function since(time) {
 // The states of a Service: a mark that does not need colour, a word, what it
 // means, and how bad it is.
 export const serviceStates = {
-  'rejected': { mark: '!', word: 'rejected', means: 'it is not served at all: its manifest, or a part of it, is wrong', tone: 'bad' },
-  'problem': { mark: '!', word: 'problem', means: 'a port of it is not served as it should be', tone: 'bad' },
-  'down': { mark: '✗', word: 'down', means: 'every endpoint that could be used is in quarantine', tone: 'bad' },
-  'no-local-endpoints': { mark: '∅', word: 'no local endpoints', means: 'clients of its cluster IP are dropped: internalTrafficPolicy is Local, and no endpoint is on this node', tone: 'bad' },
-  'no-endpoints': { mark: '∅', word: 'no endpoints', means: 'there is no endpoint to use for some port', tone: 'warn' },
+  'rejected': { mark: '!', word: 'rejected', means: 'not served: its manifest, or a part of it, is invalid', tone: 'bad' },
+  'problem': { mark: '!', word: 'problem', means: 'one of its ports has a problem', tone: 'bad' },
+  'down': { mark: '✗', word: 'down', means: 'every usable endpoint is in quarantine', tone: 'bad' },
+  'no-local-endpoints': { mark: '∅', word: 'no local endpoints', means: 'packets to its cluster IP are dropped: internalTrafficPolicy is Local, and no endpoint is on this node', tone: 'bad' },
+  'no-endpoints': { mark: '∅', word: 'no endpoints', means: 'a port has no usable endpoint', tone: 'warn' },
   'degraded': { mark: '~', word: 'degraded', means: 'some endpoint is an outlier, unresponsive, in quarantine, terminating or not ready', tone: 'warn' },
   'no-local-endpoints-external': { mark: '→', word: 'no local (external)', means: 'clients from outside have to come by another node: externalTrafficPolicy is Local, and no endpoint is on this one', tone: 'quiet' },
   'ok': { mark: '✓', word: 'ok', means: 'every endpoint is ready', tone: 'good' },
@@ -78,8 +78,8 @@ export const endpointStates = {
   'ready': { mark: '✓', word: 'ready', means: 'it takes its turn', tone: 'good' },
   'outlier': { mark: '?', word: 'outlier', means: 'it takes its turn, but reset most of the connections that ended last', tone: 'bad' },
   'unresponsive': { mark: '?', word: 'unresponsive', means: 'it takes its turn, but none of its clients of the last minutes got a byte, or far more left without one than left others of its port', tone: 'bad' },
-  'quarantined': { mark: '✗', word: 'quarantined', means: 'it failed, and is passed over while there is another one', tone: 'bad' },
-  'terminating': { mark: '~', word: 'terminating', means: 'its Pod is ending; used only if none is ready', tone: 'warn' },
+  'quarantined': { mark: '✗', word: 'quarantined', means: 'it failed, and is skipped while another one is usable', tone: 'bad' },
+  'terminating': { mark: '~', word: 'terminating', means: 'its Pod is terminating; used only if no endpoint is ready', tone: 'warn' },
   'not-ready': { mark: '–', word: 'not ready', means: 'it is not used', tone: 'quiet' },
 };
 
@@ -98,8 +98,8 @@ export function stateOf(table, state) {
 // portalWords says how a connection comes to usher's listener.
 export function portalWords(mode) {
   return {
-    'iptables': 'Rules in the kernel (iptables) lead what clients send to a Service’s address to usher’s port.',
-    'nftables': 'Rules in the kernel (nftables) lead what clients send to a Service’s address to usher’s port.',
+    'iptables': 'Rules in the kernel (iptables) redirect packets for a Service’s address to usher’s port.',
+    'nftables': 'Rules in the kernel (nftables) redirect packets for a Service’s address to usher’s port.',
     'address': 'Routes make the Services’ addresses addresses of this node, and usher listens on them.',
     'none': 'Nothing is installed in the kernel: clients connect to usher’s own port.',
   }[mode] ?? '';
