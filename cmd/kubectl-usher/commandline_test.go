@@ -70,7 +70,7 @@ var _ = Describe("the command line", func() {
 		Entry("ushers that are named, of a cluster", 2, "--context cannot be combined with --usher", "dashboard", "--usher=a=127.0.0.1:1", "--context=x"),
 		Entry("a node of none", 2, "--node cannot be combined with --local", "get", "services", "--local", "--node=a"),
 		Entry("a context of none", 2, "--context cannot be combined with --local", "trace", "--local", "--context=a"),
-		Entry("no cluster", 1, "no cluster is named by the kubeconfig", "get", "services"),
+		Entry("no cluster", 1, "no cluster configured", "get", "services"),
 		Entry("no port", 2, "--admin-address: \"1\" is not host:port", "get", "services", "--admin-address=1"),
 		Entry("all nodes, of a command for one", 2, "top queries a single usher instance: set --node, or --local", "top"),
 		Entry("what only the node can tell", 2, "--bundle, --log and --dns work only on the node itself", "diagnose", "--bundle=a", "-n=a"),
