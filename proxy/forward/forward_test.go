@@ -143,14 +143,14 @@ func begin(m mover, limits forward.Limits) *pair {
 
 func (p *pair) result() (r outcome.Result) {
 	GinkgoHelper()
-	p.Eventually(p.ended).WithTimeout(5 * time.Second).Should(Receive(&r))
+	p.Eventually(p.ended).WithTimeout(30 * time.Second).Should(Receive(&r))
 	return r
 }
 
 func (p *pair) read(c net.Conn, n int) string {
 	GinkgoHelper()
 	buf := make([]byte, n)
-	p.Expect(c.SetReadDeadline(time.Now().Add(5 * time.Second))).To(Succeed())
+	p.Expect(c.SetReadDeadline(time.Now().Add(30 * time.Second))).To(Succeed())
 	_, err := io.ReadFull(c, buf)
 	p.Expect(err).NotTo(HaveOccurred())
 	return string(buf)
@@ -482,7 +482,7 @@ func specify(m mover) {
 			}
 		}
 		Expect(p.result().Outcome).To(Equal(outcome.EndpointDrained))
-		Expect(time.Since(began)).To(BeNumerically("<", 3*time.Second))
+		Expect(time.Since(began)).To(BeNumerically("<", 10*time.Second), "a busy machine included")
 		p.flow.Retire(began) // again: nothing happens
 	})
 
