@@ -296,7 +296,7 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 		It("says who would be tried, in which order, and why", func() {
 			out, _, code := askUsher(l.Node, "explain", "web", "--client", "10.244.0.20")
 			Expect(code).To(BeZero())
-			Expect(out).To(MatchRegexp(`(?m)^  1  10\.244\.0\.11:8080 +affinity +the client had it before`))
+			Expect(out).To(MatchRegexp(`(?m)^  1  10\.244\.0\.11:8080 +affinity +session affinity: the client had it before`))
 			Expect(out).To(MatchRegexp(`(?m)^  2  10\.244\.0\.12:8080 +only one left +.*in quarantine until a probe succeeds, next in \d+m`))
 			_, errs, code := askUsher(l.Node, "explain", "web:main")
 			Expect(code).To(BeZero(), errs)
