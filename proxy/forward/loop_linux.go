@@ -28,6 +28,7 @@ type Loop struct {
 	keepalive Keepalive
 	mark      uint32
 	pairs     atomic.Int64
+	saved     atomic.Int64 // pairs that are saved: see PairHere.Save
 
 	// For the loop only.
 	buffer   []byte // what a pair moves goes through here, or through a pipe

@@ -44,6 +44,7 @@ func SavedAt(memory []byte, n int) *Saved {
 func (h *PairHere) Save(s *Saved, over func()) {
 	p := (*pair)(h)
 	p.saved, p.shared = &saved{Saved: s, over: over, own: true, before: p.saved}, true
+	p.loop.saved.Add(1)
 	s.notes.Store(0)
 	p.noteHeld(&p.toEndpoint)
 	p.noteHeld(&p.toClient)
@@ -61,6 +62,7 @@ func (h *PairHere) Keep() {
 func (h *PairHere) Unsave() {
 	new := h.saved
 	h.saved = new.before
+	h.loop.saved.Add(-1)
 	new.end()
 }
 
@@ -101,6 +103,9 @@ func (s *saved) end() {
 func (p *pair) forget() {
 	if s := p.saved; s != nil {
 		p.saved = nil
+		if s.own {
+			p.loop.saved.Add(-1)
+		}
 		s.end()
 	}
 }
@@ -156,12 +161,18 @@ func (s *Saved) Restored(t *PairState) (whole, over bool, toEndpoint, toClient i
 // it could not be sent. The loop calls over when it closes a pipe that has a number. Only the loop may call SavePipes.
 func (l *Loop) SavePipes(save func(read, write int) (number uint16), over func(number uint16)) {
 	l.pipes.over = over
+	unknown := false
 	for _, p := range l.pipes.all {
 		if p.number == 0 {
 			p.number = save(p.read, p.write)
+			unknown = unknown || p.number == 0
 		}
 	}
+	l.pipes.unknown.Store(unknown)
 }
+
+// Unsaved reports whether the loop has pairs or pipes that the other process may not know. Any goroutine may call it.
+func (l *Loop) Unsaved() bool { return l.pairs.Load() > l.saved.Load() || l.pipes.unknown.Load() }
 
 // Forget makes the pair stop noting its state: another process continues it.
 func (p *Pair) Forget() { p.forget() }

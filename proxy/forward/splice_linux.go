@@ -2,6 +2,7 @@ package forward
 
 import (
 	"slices"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -132,6 +133,8 @@ type pipes struct {
 	all  []*pipe // that are open
 	kept []*pipe
 	over func(number uint16) // see Loop.SavePipes
+
+	unknown atomic.Bool // some of all may have no number
 }
 
 // get returns an empty pipe, or nil if there is none to be had.
@@ -152,7 +155,7 @@ func (ps *pipes) get() *pipe {
 	if size, err := unix.FcntlInt(uintptr(p.read), unix.F_SETPIPE_SZ, pipeSize); err == nil {
 		p.size = size
 	}
-	ps.all = append(ps.all, p)
+	ps.add(p)
 	return p
 }
 
@@ -165,8 +168,13 @@ func (ps *pipes) adopt(p *Pipe) *pipe {
 	if size, err := unix.FcntlInt(uintptr(p.Read), unix.F_GETPIPE_SZ, 0); err == nil {
 		a.size = size
 	}
-	ps.all = append(ps.all, a)
+	ps.add(a)
 	return a
+}
+
+func (ps *pipes) add(p *pipe) {
+	ps.all = append(ps.all, p)
+	ps.unknown.Store(true)
 }
 
 // Pipe is a pipe of a process that crashed. It holds Held bytes.

@@ -94,7 +94,9 @@ type saving struct {
 type area struct {
 	id     uint64
 	memory []byte
-	free   []int          // slots
+	slots  int            // how many there are
+	used   int            // the slots from 1 to this one have been used
+	free   []int          // slots among those
 	over   []int          // slots that the keeper has not dropped yet
 	pipes  map[int][2]int // of a process that crashed, until they belong to a pair
 }
@@ -219,10 +221,7 @@ func (v *saving) open() error {
 	if err == nil {
 		err = os.NewSyscallError("ftruncate", unix.Ftruncate(fd, int64(size)))
 	}
-	a := &area{id: 1 + rand.Uint64N(1<<63)}
-	for i := range n {
-		a.free = append(a.free, n-i)
-	}
+	a := &area{id: 1 + rand.Uint64N(1<<63), slots: n}
 	if err == nil {
 		err = v.add(a, fd, size)
 	}
@@ -239,12 +238,16 @@ func (a *area) lastID() *atomic.Uint64 { return forward.SavedHeader(a.memory) }
 func (v *saving) take() (number int, ok bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	last := len(v.own.free) - 1
-	if last < 0 {
+	a := v.own
+	if last := len(a.free) - 1; last >= 0 {
+		number, a.free = a.free[last], a.free[:last]
+		return number, true
+	}
+	if a.used == a.slots {
 		return 0, false
 	}
-	number, v.own.free = v.own.free[last], v.own.free[:last]
-	return number, true
+	a.used++
+	return a.used, true
 }
 
 // over returns the function to call when the connection in a slot has ended.
@@ -270,7 +273,7 @@ func (v *saving) save() {
 		v.own.lastID().Store(v.node.LastNumber())
 		err = v.drop()
 		for _, l := range v.running() {
-			if err == nil {
+			if err == nil && l.Unsaved() {
 				err = v.saveOf(l)
 			}
 		}
