@@ -15,18 +15,17 @@ import (
 	"github.com/usherproxy/usher/portal/handover"
 )
 
-// affinitiesName is the name in a handover of the file with which client had which endpoint.
+// affinitiesName is the handover name of the file that records the endpoint of each client.
 const affinitiesName = "affinities"
 
-// had is which endpoints the clients of a service port had. The file has the time when
-// it was written, and then one of these for each service port, as gob.
+// had holds the session affinity of one service port's clients. The file contains the time of writing, then
+// one had per service port, encoded with gob.
 type had struct {
 	Port    config.PortID
 	Clients []affinity.Entry
 }
 
-// Affinities returns a file in memory with which client had which endpoint, for a
-// successor.
+// Affinities returns a memory file that records the endpoint of each client, for a successor.
 func (p *Proxy) Affinities() (*os.File, error) {
 	file, err := handover.Memory(affinitiesName)
 	if err != nil {
@@ -57,16 +56,15 @@ func (p *Proxy) Affinities() (*os.File, error) {
 	return file, nil
 }
 
-// Between two files that KeepAffinities makes are keepEvery at least, and a hundred times as
-// long as it took to make one: for a million clients that is about a second.
+// KeepAffinities waits at least keepEvery between two files, and at least keepRest times as long as the last
+// file took to write: about one second for a million clients.
 const (
 	keepEvery = time.Second
 	keepRest  = 100
 )
 
-// KeepAffinities makes a file like that of Affinities whenever clients have made connections, and
-// calls keep with it, which closes it, until ctx ends. So somebody can have one when this
-// process crashes.
+// KeepAffinities writes a file like that of Affinities whenever clients have connected, until ctx ends. It
+// passes the file to keep, which closes it. Session affinity thereby survives a crash of this process.
 func (p *Proxy) KeepAffinities(ctx context.Context, keep func(*os.File)) {
 	for {
 		select {
@@ -88,16 +86,16 @@ func (p *Proxy) KeepAffinities(ctx context.Context, keep func(*os.File)) {
 	}
 }
 
-// InheritAffinities makes clients keep the endpoints that they had, as a file says that
-// Affinities has made. It closes the file. It is called before the first Apply.
+// InheritAffinities restores session affinity from a file that Affinities wrote. It closes the file. Call it
+// before the first Apply.
 func (p *Proxy) InheritAffinities(file *os.File) {
-	if err := p.readAffinities(file); err != nil { // an usher of another version has written it, for instance
+	if err := p.readAffinities(file); err != nil { // for example, another version wrote it
 		p.Log.WithError(err).Warn("Failed to read session affinity; some clients may change endpoints")
 	}
 }
 
-// readAffinities makes clients keep the endpoints that they had, as file says, which it
-// closes. Those of service ports that are not there yet wait in Proxy.had.
+// readAffinities restores session affinity from file and closes it. Entries of service ports that do not
+// exist yet wait in Proxy.had.
 func (p *Proxy) readAffinities(file *os.File) error {
 	defer file.Close()
 	info, err := file.Stat()
@@ -132,7 +130,7 @@ func (p *Proxy) readAffinities(file *os.File) error {
 	}
 }
 
-// restore makes clients keep the endpoints that they had.
+// restore adds clients to the front end's affinity table.
 func (f *frontEnd) restore(clients []affinity.Entry) {
 	now := time.Now()
 	for _, e := range clients {

@@ -10,9 +10,8 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// ClusterIP returns where clients connect for a TCP port of a Service: on its IPv4
-// cluster IP if it has one. known says whether there is such a Service; at is not
-// valid if that has no such port.
+// ClusterIP returns the address that clients connect to for a TCP port of a Service: the IPv4 cluster IP if
+// there is one. known reports whether the Service exists; at is invalid if the Service has no such port.
 func (p *Proxy) ClusterIP(service types.NamespacedName, port uint16) (at netip.AddrPort, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -30,8 +29,8 @@ func (p *Proxy) ClusterIP(service types.NamespacedName, port uint16) (at netip.A
 	return at, known
 }
 
-// Serves tells whether vip is a TCP service port's, and whether that has an endpoint
-// for a client of this node.
+// Serves reports whether vip belongs to a TCP service port (known) and whether that port has an endpoint for
+// clients on this node (usable).
 func (p *Proxy) Serves(vip netip.AddrPort) (known, usable bool) {
 	f := p.ownerOf(vip)
 	if f == nil {
@@ -42,9 +41,8 @@ func (p *Proxy) Serves(vip netip.AddrPort) (known, usable bool) {
 	return true, ok && v.Endpoints(at, true).Len() > 0
 }
 
-// Serve serves a client that has asked for vip by other means than to connect to it,
-// as if it had come through a portal. It takes over client and returns at once. If
-// vip is not served any more, client is reset.
+// Serve serves a client that requested vip other than by connecting to it, as if it had come through a
+// portal. It takes ownership of client and returns at once. If vip is no longer served, Serve resets client.
 func (p *Proxy) Serve(client forward.Conn, from, vip netip.AddrPort) {
 	f := p.ownerOf(vip)
 	if f == nil {
@@ -55,7 +53,7 @@ func (p *Proxy) Serve(client forward.Conn, from, vip netip.AddrPort) {
 	p.streams.Serve(f.FrontEnd, client, from, vip)
 }
 
-// ownerOf returns who serves a VIP for TCP, or nil.
+// ownerOf returns the front end that serves a VIP for TCP, or nil.
 func (p *Proxy) ownerOf(vip netip.AddrPort) *frontEnd {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -6,15 +6,14 @@ import (
 	"github.com/usherproxy/usher/proxy/balance"
 )
 
-// How much longer than the drain timeout a connection lasts that is never silent: an eighth
-// of it, within these bounds.
+// A connection that never becomes idle outlives the drain timeout by an eighth of it, within these bounds.
 const (
 	minDrainGrace = time.Second
 	maxDrainGrace = 30 * time.Second
 )
 
-// drain retires the connections to endpoints that have been leaving for the drain timeout, and
-// comes back when the next are due. It is called with both locks of a change.
+// drain retires the connections to endpoints whose drain timeout has expired, and schedules itself for the
+// next. It is called with both locks of a change.
 func (f *frontEnd) drain() {
 	if f.draining != nil {
 		f.draining.Stop()

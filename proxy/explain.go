@@ -18,15 +18,15 @@ import (
 	"github.com/usherproxy/usher/proxy/search"
 )
 
-// Question is what Explain is asked: what would become of a connection?
+// Question is the input of Explain: what would happen to this connection?
 type Question struct {
 	Service types.NamespacedName
 	Port    string         // name or number of the service port; "" if there is only one
-	Client  netip.Addr     // invalid for one of whom nothing is known
+	Client  netip.Addr     // invalid if unknown
 	VIP     netip.AddrPort // port 0: any; invalid: the first VIP of the client's family
 }
 
-// QuestionError says which part of a Question has no answer.
+// QuestionError names the part of a Question that has no answer.
 type QuestionError struct {
 	Field   string // service, port, client or vip
 	Message string
@@ -35,19 +35,19 @@ type QuestionError struct {
 // Error implements error.
 func (e *QuestionError) Error() string { return e.Field + ": " + e.Message }
 
-// Verdict says what would become of a connection.
+// Verdict is what would happen to a connection.
 type Verdict string
 
 // The verdicts.
 const (
 	WouldTry    Verdict = "try"     // endpoints would be tried
 	WouldRefuse Verdict = "refuse"  // the client would be reset
-	WouldReject Verdict = "reject"  // the client would be told at once that nobody listens
-	WouldDrop   Verdict = "drop"    // its packets would vanish
+	WouldReject Verdict = "reject"  // the client would be refused at once, as if nothing listened
+	WouldDrop   Verdict = "drop"    // its packets would be dropped silently
 	WouldFail   Verdict = "problem" // the service port is not served
 )
 
-// Cause says why endpoints would not be tried.
+// Cause is the reason that no endpoint would be tried.
 type Cause uint8
 
 // The causes.
@@ -55,35 +55,34 @@ const (
 	NoCause        Cause = iota
 	HasProblem           // Explanation.Problem
 	SourceDenied         // the client is not in loadBalancerSourceRanges
-	NoEndpoint           // there is none that could be used
-	NoEndpointHere       // there is none on this node, and the policy is Local
+	NoEndpoint           // no usable endpoint
+	NoEndpointHere       // no usable endpoint on this node, and the policy is Local
 )
 
-// Explanation is the answer to a Question. Package admin puts it into words.
+// Explanation is the answer to a Question. Package admin formats it as text.
 type Explanation struct {
 	Port      config.ServicePort
 	VIP       config.VIP
-	NodeLocal bool // the client is of this node
+	NodeLocal bool // the client is on this node
 	Verdict   Verdict
 	Cause     Cause
-	Problem   *Problem            // nil if all is well
-	Endpoints []*balance.Endpoint // all that the port has
-	Set       *balance.Set        // those of them for this client
-	Affinity  *affinity.Entry     // that the client has; looked at with WouldTry only
-	Order     []balance.Choice    // in which they would be tried
-	Seen      []portal.Seen       // by each of Order; zero if it depends on the client, who is not known
+	Problem   *Problem            // nil if there is none
+	Endpoints []*balance.Endpoint // all endpoints of the port
+	Set       *balance.Set        // those of Endpoints for this client
+	Affinity  *affinity.Entry     // the client's; only set with WouldTry
+	Order     []balance.Choice    // the order in which endpoints would be tried
+	Seen      []portal.Seen       // by each of Order; zero if it depends on an unknown client
 	NotTried  []NotTried
 }
 
-// NotTried is an endpoint that would not be tried, and why: "terminating", "not-serving", "not-ready",
-// "weight-0", "policy-local", "topology" or "full".
+// NotTried is an endpoint that would not be tried, with the reason: "terminating", "not-serving",
+// "not-ready", "weight-0", "policy-local", "topology" or "full".
 type NotTried struct {
 	*balance.Endpoint
 	Reason string
 }
 
-// Explain tells what would happen if a client connected now. It changes nothing: see
-// search.Preview.
+// Explain returns what would happen if a client connected now. It changes nothing: see search.Preview.
 func (p *Proxy) Explain(q Question, now time.Time) (Explanation, error) {
 	front, vip, err := p.asked(q)
 	if err != nil {
@@ -97,7 +96,7 @@ func (p *Proxy) Explain(q Question, now time.Time) (Explanation, error) {
 	x.NodeLocal = q.Client.IsValid() && p.node.Locality.OfThisNode(q.Client, vip.Addr)
 	x.Set = v.Endpoints(&vip, x.NodeLocal)
 	x.NotTried = leftOut(v, x.Set)
-	// Where the portal does not filter, the listener does, or nobody listens.
+	// If the portal does not filter, the listener does, or there is no listener.
 	filters := p.Portal.Traits().Redirects
 	switch {
 	case problem != nil:
@@ -119,7 +118,7 @@ func (p *Proxy) Explain(q Question, now time.Time) (Explanation, error) {
 			}
 		}
 		client := q.Client
-		if vip.Expects(client) { // its header tells who it is
+		if vip.Expects(client) { // the PROXY protocol header names the client
 			client = netip.Addr{}
 		}
 		for _, c := range x.Order {
@@ -147,8 +146,8 @@ func leftOut(v *frontend.View, set *balance.Set) (list []NotTried) {
 	return list
 }
 
-// WhyLeftOut returns the reason of a [NotTried] for an endpoint that clients of some kind do not get;
-// cluster are those that a client gets if the policy is Cluster.
+// WhyLeftOut returns the reason of a [NotTried] for an endpoint that some kind of client does not get.
+// cluster is the set of a client under policy Cluster.
 func WhyLeftOut(cluster *balance.Set, e *balance.Endpoint) string {
 	switch {
 	case e.Terminating && !e.Serving:
@@ -165,7 +164,7 @@ func WhyLeftOut(cluster *balance.Set, e *balance.Endpoint) string {
 	return "topology"
 }
 
-// asked finds the front end and the VIP that q asks about.
+// asked finds the front end and the VIP of q.
 func (p *Proxy) asked(q Question) (*frontEnd, config.VIP, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -216,7 +215,7 @@ func (p *Proxy) asked(q Question) (*frontEnd, config.VIP, error) {
 	return found, foundVIP, nil
 }
 
-// vip returns the VIP of port that is meant.
+// vip returns the VIP of port that q refers to.
 func (q *Question) vip(port config.ServicePort) (config.VIP, bool) {
 	for _, v := range port.VIPs {
 		switch {

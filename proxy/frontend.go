@@ -17,25 +17,23 @@ import (
 	"github.com/usherproxy/usher/proxy/stream"
 )
 
-// frontEnd is a front end and what keeps it as its service port is configured: the
-// listeners, the portal rules that lead to them, and the endpoints. All is
-// written with both locks of a change, and read with either.
+// frontEnd is a front end with its listeners, portal rules and endpoints, as its service port configures
+// them. Writers hold both locks of a change; readers hold either.
 type frontEnd struct {
 	*frontend.FrontEnd
 	proxy *Proxy
 
 	pool      balance.Pool
 	listeners []frontend.Listener
-	draining  *time.Timer // until the next endpoint's connections end; nil if none is leaving
-	dirty     bool        // among Proxy.dirty
-	removed   bool        // its service port is gone
-	// owned are the targets that it serves, in no order; see Proxy.owners. There are one to some
-	// tens, in each of thousands of front ends: a slice takes a fraction of what maps would.
+	draining  *time.Timer // fires when the next endpoint's connections end; nil if none is leaving
+	dirty     bool        // in Proxy.dirty
+	removed   bool        // the service port no longer exists
+	// owned holds the targets that it serves, unordered; see Proxy.owners. Each of thousands of front ends
+	// has one to several dozen: a slice takes a fraction of the memory of a map.
 	owned []portal.Target
 }
 
-// openListener opens the listener for b, and starts it. Who keeps sockets for later is
-// given copies.
+// openListener opens and starts the listener for b. It passes copies of its sockets to Options.Store.
 func (f *frontEnd) openListener(b portal.Bind) (frontend.Listener, error) {
 	l, err := f.open(b)
 	if err == nil {
@@ -62,11 +60,10 @@ func (f *frontEnd) open(b portal.Bind) (frontend.Listener, error) {
 	return nil, fmt.Errorf("%w %s", frontend.ErrProtocol, f.Protocol)
 }
 
-// errTCPOnly is why a protocol is not served that what connects to the endpoints cannot
-// carry.
+// errTCPOnly is returned for a protocol that the connection to the endpoints cannot carry.
 var errTCPOnly = errors.New("only TCP is supported")
 
-// listenReason returns the word for an error of openListener.
+// listenReason returns the Reason for an error of openListener.
 func listenReason(err error) Reason {
 	switch {
 	case errors.Is(err, frontend.ErrProtocol), errors.Is(err, errTCPOnly), errors.Is(err, stream.ErrNoSCTP):
@@ -88,8 +85,8 @@ func newFrontEnd(p *Proxy, port config.ServicePort) *frontEnd {
 	return f
 }
 
-// plan decides which VIPs the front end serves and with which rules, and opens the listeners for
-// them. It returns what it could not do, or nil. Connections that are open go on.
+// plan decides which VIPs the front end serves and with which rules, and opens their listeners. It returns
+// what failed, or nil. Open connections continue.
 func (f *frontEnd) plan() *Problem {
 	targets, problem := f.claim()
 	if err := f.bind(targets); err != nil && problem == nil {
@@ -98,8 +95,8 @@ func (f *frontEnd) plan() *Problem {
 	return problem
 }
 
-// swapView makes new connections see port and its endpoints. It reports whether the front end
-// needs no plan: it has its VIPs, and listeners and rules depend on nothing that has changed.
+// swapView makes new connections use port and its endpoints. It reports whether the front end needs no plan:
+// it owns its VIPs, and no change affects its listeners or rules.
 func (f *frontEnd) swapView(port config.ServicePort) (planned bool) {
 	port = f.proxy.WithDefaults(port)
 	f.Affinity.SetTimeout(port.AffinityTimeout)
@@ -133,12 +130,11 @@ func (f *frontEnd) swapView(port config.ServicePort) (planned bool) {
 	return same && len(f.owned) == len(port.VIPs) && v.ServesLike(old)
 }
 
-// claim makes the front end the owner of its port's VIPs and returns those that it
-// owns: a VIP that another service port has already stays with that one. But a
-// cluster IP, which Kubernetes gives to one Service, is taken from a front end that has it as an
-// external or load balancer IP, which any author of Services may write. The front end that loses
-// it is planned again, and so are those that have the port of a new node port on an address of
-// this node.
+// claim makes the front end the owner of its port's VIPs and returns the VIPs that it owns. A VIP stays with
+// the service port that already has it, with one exception. Kubernetes gives a cluster IP to one Service, but
+// any author of Services may write it as an external or load balancer IP. claim takes it from such a front
+// end and has that front end planned again. It also replans front ends that use a new node port's port on an
+// address of this node.
 func (f *frontEnd) claim() (own []portal.Target, problem *Problem) {
 	port := f.View().Port
 	for _, vip := range port.VIPs {
@@ -169,7 +165,7 @@ func (f *frontEnd) claim() (own []portal.Target, problem *Problem) {
 	return own, problem
 }
 
-// releaseOthers gives up the VIPs that are not port's.
+// releaseOthers releases the VIPs that do not belong to port.
 func (f *frontEnd) releaseOthers(port config.ServicePort) {
 	keep := map[portal.Target]bool{}
 	for _, vip := range port.VIPs {
@@ -182,7 +178,7 @@ func (f *frontEnd) releaseOthers(port config.ServicePort) {
 	}
 }
 
-// release gives up t, if the front end serves it.
+// release releases t, if the front end serves it.
 func (f *frontEnd) release(t portal.Target) {
 	i := slices.Index(f.owned, t)
 	if i < 0 {
@@ -198,10 +194,9 @@ func (f *frontEnd) release(t portal.Target) {
 	}
 }
 
-// bind opens the listeners that are missing for targets, sets their rules, and leaves it to
-// reconcile to close the listeners that are left over. Targets without
-// endpoints have no listener: they are refused, by the portal's rule or because
-// nobody listens.
+// bind opens the missing listeners for targets and sets their rules; reconcile closes the listeners that are
+// left over. Targets without endpoints have no listener: the portal's rule refuses their clients, or the
+// kernel does because nothing listens.
 func (f *frontEnd) bind(targets []portal.Target) error {
 	v := f.View()
 	var served []portal.Target
@@ -236,8 +231,7 @@ func (f *frontEnd) bind(targets []portal.Target) error {
 	return failed
 }
 
-// listen returns the listener for b: one of old, which is taken from there, or
-// a new one.
+// listen returns the listener for b: one that it removes from old, or a new one.
 func (f *frontEnd) listen(b portal.Bind, old *[]frontend.Listener) (frontend.Listener, error) {
 	for i, l := range *old {
 		if l.Serves(b) {
@@ -248,7 +242,7 @@ func (f *frontEnd) listen(b portal.Bind, old *[]frontend.Listener) (frontend.Lis
 	return f.openListener(b)
 }
 
-// rule makes r the rule that is wanted for its target.
+// rule makes r the wanted rule for its target.
 func (f *frontEnd) rule(r portal.Rule) {
 	r.Comment = f.ID().String()
 	if vip, is := f.View().VIPOf(r.Target); is {
@@ -259,7 +253,7 @@ func (f *frontEnd) rule(r portal.Rule) {
 	}
 }
 
-// remove takes the front end out of service. Connections that are open go on.
+// remove takes the front end out of service. Open connections continue.
 func (f *frontEnd) remove() {
 	f.removed = true
 	delete(f.proxy.failed, f)
@@ -267,7 +261,7 @@ func (f *frontEnd) remove() {
 	f.proxy.unused = append(f.proxy.unused, f.listeners...)
 	f.listeners = nil
 	f.Affinity.Close()
-	// Whoever is still looking for an endpoint finds none.
+	// Connections that are still looking for an endpoint find none.
 	gone := config.ServicePort{ID: f.ID(), Protocol: f.Protocol, VIPs: f.View().Port.VIPs, DrainTimeout: f.View().Port.DrainTimeout}
 	f.swapView(gone)
 }
@@ -280,7 +274,7 @@ func (f *frontEnd) closeListeners(why frontend.Closing) {
 	f.listeners = nil
 }
 
-// WithDefaults returns port with what it does not say itself.
+// WithDefaults returns port with defaults for all unset values.
 func (o *Options) WithDefaults(port config.ServicePort) config.ServicePort {
 	port.Scheduler = cmp.Or(port.Scheduler, o.Scheduler)
 	if port.Probe = port.Probe.Or(o.Probe); !port.Probe.Wanted(port.Protocol) || o.Dial != nil { // not through a tunnel: see FrontEnd.Policy
@@ -298,7 +292,7 @@ func (o *Options) WithDefaults(port config.ServicePort) config.ServicePort {
 	return port
 }
 
-// limits returns how long the connections of a service port may last.
+// limits returns the time limits of a service port's connections.
 func (o *Options) limits(port config.ServicePort) *forward.Limits {
 	l := &forward.Limits{HalfClosed: o.HalfClosed, Idle: o.IdleTimeout, Age: o.MaxAge}
 	if port.IdleTimeout > 0 {

@@ -16,12 +16,11 @@ import (
 	"github.com/usherproxy/usher/proxy/stream"
 )
 
-// Inherit makes listeners use the sockets of a predecessor, and clients keep the endpoints that
-// they had there. It takes what it uses out of sockets. It is called before the first Apply,
-// and InheritRest after that.
+// Inherit makes listeners use a predecessor's sockets, and clients keep the endpoints that they had there. It
+// removes what it uses from sockets. Call it before the first Apply, and InheritRest after.
 func (p *Proxy) Inherit(sockets map[string]*os.File) {
 	for name, file := range sockets {
-		if plain := frontend.PlainSocketName(name); plain != name { // one of several, of an earlier version
+		if plain := frontend.PlainSocketName(name); plain != name { // one of several, from an earlier version
 			if delete(sockets, name); sockets[plain] == nil {
 				sockets[plain] = file
 			} else {
@@ -33,7 +32,7 @@ func (p *Proxy) Inherit(sockets map[string]*os.File) {
 	p.datagrams.Inherit(sockets)
 	p.takeAffinities(sockets)
 	if !p.settle(sockets[namespaceName]) {
-		for name, file := range sockets { // those in it would be taken for such in this portal's own
+		for name, file := range sockets { // sockets of that namespace would be mistaken for sockets of this portal's namespace
 			if strings.HasSuffix(name, namespaceName) && name != namespaceName {
 				file.Close()
 				delete(sockets, name)
@@ -45,8 +44,8 @@ func (p *Proxy) Inherit(sockets map[string]*os.File) {
 	p.keepOnly(sockets)
 }
 
-// InheritRest does for clients what Inherit does, with what a predecessor has got since
-// then, and forgets what nothing has come of. Open connections follow from then on, if the predecessor hands them over.
+// InheritRest does what Inherit does for clients that the predecessor has got since, and drops inherited
+// affinities whose service port does not exist. Open connections follow, if the predecessor hands them over.
 func (p *Proxy) InheritRest(sockets map[string]*os.File) {
 	defer p.lock()()
 	p.datagrams.InheritRest(sockets)
@@ -63,14 +62,14 @@ func (p *Proxy) takeAffinities(sockets map[string]*os.File) {
 	}
 }
 
-// settle makes the portal use that namespace, and tells whether it does. It closes file.
+// settle makes the portal use the network namespace in file, and reports whether it does. It closes file.
 func (p *Proxy) settle(file *os.File) bool {
 	s, ok := p.Portal.(portal.Settler)
 	if file == nil || !ok {
 		file.Close()
 		return false
 	}
-	that, err := file.Stat() // before it is closed
+	that, err := file.Stat() // before Settle closes it
 	s.Settle(file)
 	is := s.Namespace()
 	if err != nil || is == nil {
@@ -84,9 +83,8 @@ func (p *Proxy) settle(file *os.File) bool {
 // namespaceName is the name of the portal's network namespace in a handover.
 const namespaceName = "the portal's namespace"
 
-// HandOver implements handover.Holder. Until resume or release is called, the
-// proxy changes nothing, but serves, and can be looked at; after release it never changes anything
-// again, and is to be stopped.
+// HandOver implements handover.Holder. Until resume or release is called, the proxy changes nothing, but it
+// serves and can be inspected. After release it never changes anything again, and the caller must stop it.
 func (p *Proxy) HandOver() (sockets, more iter.Seq[handover.Socket], resume, release func(), err error) {
 	p.changes.Lock()
 	if !p.started || p.stopped {
@@ -127,7 +125,7 @@ func (p *Proxy) HandOver() (sockets, more iter.Seq[handover.Socket], resume, rel
 	return sockets, more, resume, release, nil
 }
 
-// leaving returns since when endpoints are leaving.
+// leaving returns, for each leaving endpoint, the time since when.
 func (p *Proxy) leaving() map[*balance.State]time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -168,7 +166,7 @@ func (h *heir) End() {
 	h.proxy.changes.Unlock()
 }
 
-// Find implements stream.Heir: the front end may have been renamed.
+// Find implements stream.Heir. It falls back to the VIP, since the front end may have been renamed.
 func (h *heir) Find(port config.PortID, vip netip.AddrPort, e *config.Endpoint, left time.Time) (*frontend.FrontEnd, *balance.Endpoint) {
 	p := h.proxy
 	f := p.services[port.ServiceName()][port]
@@ -186,8 +184,8 @@ func (h *heir) Find(port config.PortID, vip netip.AddrPort, e *config.Endpoint, 
 	return f.FrontEnd, endpoint
 }
 
-// HandOverNamespace yields a copy of the descriptor of the portal's network namespace, if
-// there is one: all that a proxy has to hand over that is stopped and drains.
+// HandOverNamespace yields a copy of the portal's network namespace descriptor, if there is one. A stopped,
+// draining proxy has nothing else to hand over.
 func (p *Proxy) HandOverNamespace() iter.Seq[handover.Socket] {
 	return func(yield func(handover.Socket) bool) {
 		if s, ok := p.Portal.(portal.Settler); ok {
@@ -198,8 +196,8 @@ func (p *Proxy) HandOverNamespace() iter.Seq[handover.Socket] {
 	}
 }
 
-// clients yields what a successor has to know of the clients: their affinities, and the UDP
-// sessions, or what has come since then. It is called with Proxy.changes.
+// clients yields the clients' state for a successor: affinities and UDP sessions, or with last only changes
+// since the first call. It is called with Proxy.changes.
 func (p *Proxy) clients(last bool, yield func(handover.Socket) bool) {
 	if file, err := p.Affinities(); err != nil {
 		p.Log.WithError(err).Warn("Failed to hand over session affinity; clients may change endpoints")
@@ -209,8 +207,8 @@ func (p *Proxy) clients(last bool, yield func(handover.Socket) bool) {
 	p.datagrams.Sessions(last)(yield)
 }
 
-// sockets yields copies of the sockets that a successor can go on with, and reports
-// whether there is room for more. It is called with Proxy.changes.
+// sockets yields copies of the sockets that a successor can use, and reports whether yield accepts more. It
+// is called with Proxy.changes.
 func (p *Proxy) sockets(yield func(handover.Socket) bool) bool {
 	for s := range p.HandOverNamespace() {
 		if !yield(s) {

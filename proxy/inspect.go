@@ -14,16 +14,16 @@ import (
 	"github.com/usherproxy/usher/proxy/frontend"
 )
 
-// PortView is one service port as people see it: what it is, how it is served and
-// how it fares. Its endpoints and sets are the live ones, for reading.
+// PortView is a snapshot of one service port for users: its configuration, how it is served, and its state.
+// Its endpoints and sets are the live ones; treat them as read-only.
 type PortView struct {
 	Port      config.ServicePort
 	Listeners []netip.AddrPort // none if it has no endpoints
-	Problem   *Problem         // nil if all is well
-	Rules     []portal.Rule    // that the portal was given; InspectService only
+	Problem   *Problem         // nil if there is none
+	Rules     []portal.Rule    // that the portal was given; only set by InspectService
 
 	Endpoints []*balance.Endpoint // usable or not
-	// Seen is whom all endpoints see, whoever the client is; zero if that depends on it.
+	// Seen is the source address that all endpoints see; zero if it depends on the client.
 	Seen portal.Seen
 	// Cluster, Internal and External are as in config.ServicePort.
 	Cluster, Internal, External *balance.Set
@@ -33,8 +33,8 @@ type PortView struct {
 	Story    *frontend.Story // nil if it had no client yet
 }
 
-// Inspect returns the service ports of the Services for which match returns true,
-// in the order of PortID. It holds up changes, not connections.
+// Inspect returns the service ports of the Services for which match returns true, in PortID order. It blocks
+// changes, but no connections.
 func (p *Proxy) Inspect(match func(types.NamespacedName) bool) (list []PortView) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -50,7 +50,7 @@ func (p *Proxy) Inspect(match func(types.NamespacedName) bool) (list []PortView)
 	return list
 }
 
-// Status returns all service ports, in the order of PortID.
+// Status returns all service ports, in PortID order.
 func (p *Proxy) Status() []PortView {
 	return p.Inspect(func(types.NamespacedName) bool { return true })
 }
@@ -92,7 +92,7 @@ func (f *frontEnd) inspect() PortView {
 	return out
 }
 
-// AffinityEntries returns which endpoint each client of the port gets again.
+// AffinityEntries returns the endpoint that each client of the port has by session affinity.
 func (v *PortView) AffinityEntries(now time.Time) []affinity.Entry {
 	if v.Port.AffinityTimeout == 0 {
 		return nil

@@ -13,19 +13,18 @@ import (
 	"github.com/usherproxy/usher/proxy/stream"
 )
 
-// keeping is what Options.Store has of this proxy's. It is guarded by Proxy.mu, and
-// written with both locks.
+// keeping records which of this proxy's sockets are in Options.Store. Proxy.mu guards it; writers hold both
+// locks.
 //
-// A listener's sockets are kept under a number behind a letter, since all names together
-// have to fit into an environment variable. What they are is seen from them when they
-// come back.
+// A listener's sockets are stored under a letter and a number, since all names together must fit into an
+// environment variable. Recall determines from the sockets themselves what they are.
 type keeping struct {
 	names map[frontend.Listener]string
-	// recalled are the names that an earlier process has given to listeners of which there
-	// is none yet, by the handover's name of the socket.
+	// recalled maps the handover name of a socket to the name under which an earlier process stored it, for
+	// listeners that do not exist yet.
 	recalled map[string]string
-	last     uint64 // number given
-	removed  bool   // something, and nobody has waited for it
+	last     uint64 // the last number assigned
+	removed  bool   // something was removed, and awaitRemoved has not yet waited for it
 }
 
 // The letters of listeners' sockets, and the name of the portal's namespace.
@@ -35,7 +34,7 @@ const (
 	keptNamespace = "namespace"
 )
 
-// keptNumber returns the number of a name, and whether it is one of a listener's.
+// keptNumber returns the number of a name, and whether the name is a listener's.
 func keptNumber(name string) (number uint64, apart, is bool) {
 	if name == "" || name[:1] != keptHere && name[:1] != keptApart {
 		return 0, false, false
@@ -44,10 +43,9 @@ func keptNumber(name string) (number uint64, apart, is bool) {
 	return number, name[:1] == keptApart, err == nil
 }
 
-// Recall returns what Inherit is to be called with: what an earlier process has left with
-// Options.Store, or, unless that is nil, what a predecessor that runs has handed over. Of
-// the former only what is the same stays kept then: that one may have closed and opened
-// listeners since. After the first Apply comes Recalled.
+// Recall returns the argument for Inherit: handedOver if a running predecessor handed over sockets, else what
+// an earlier process left in Options.Store. In the former case only sockets that are the same remain stored:
+// the predecessor may have closed and opened listeners since. Call Recalled after the first Apply.
 func (p *Proxy) Recall(handedOver map[string]*os.File) map[string]*os.File {
 	sockets := handedOver
 	if sockets == nil {
@@ -95,7 +93,7 @@ func (p *Proxy) Recall(handedOver map[string]*os.File) map[string]*os.File {
 	return sockets
 }
 
-// same reports whether two files are one, which was copied.
+// same reports whether two descriptors are copies of the same file.
 func same(a, b *os.File) bool {
 	if a == nil {
 		return false
@@ -105,8 +103,7 @@ func same(a, b *os.File) bool {
 	return err1 == nil && err2 == nil && os.SameFile(this, that)
 }
 
-// HandOverKept yields copies of what a Store has of a proxy's, descriptors by name, as
-// Proxy.HandOver does.
+// HandOverKept yields copies of a proxy's stored descriptors, by name, as Proxy.HandOver does.
 func HandOverKept(kept map[string][]int) iter.Seq[handover.Socket] {
 	return func(yield func(handover.Socket) bool) {
 		for name, fds := range kept {
@@ -133,7 +130,7 @@ func HandOverKept(kept map[string][]int) iter.Seq[handover.Socket] {
 	}
 }
 
-// keepOnly forgets what was recalled and is not among sockets.
+// keepOnly removes from the Store what was recalled and is not in sockets.
 func (p *Proxy) keepOnly(sockets map[string]*os.File) {
 	for what, name := range p.keeping.recalled {
 		if sockets[what] == nil {
@@ -143,8 +140,8 @@ func (p *Proxy) keepOnly(sockets map[string]*os.File) {
 	}
 }
 
-// Recalled closes what was inherited and nobody uses, now that all is served. The
-// portal's namespace, if there is one, is kept from now on.
+// Recalled closes inherited sockets that are unused now that all Services are served. From now on the Store
+// keeps the portal's namespace, if there is one.
 func (p *Proxy) Recalled() {
 	defer p.lock()()
 	for name, file := range p.node.Inherited {
@@ -165,8 +162,8 @@ func (p *Proxy) Recalled() {
 	})
 }
 
-// keep lets Options.Store have copies of a listener's sockets, unless it has them from an
-// earlier process.
+// keep gives copies of a listener's sockets to Options.Store, unless the Store has them from an earlier
+// process.
 func (p *Proxy) keep(l frontend.Listener, protocol config.Protocol, apart bool) {
 	if p.Store == nil {
 		return
@@ -190,9 +187,9 @@ func (p *Proxy) keep(l frontend.Listener, protocol config.Protocol, apart bool) 
 	k.names[l] = name
 }
 
-// copies returns copies of the sockets of a listener that is still kept under a name.
+// copies returns copies of a listener's sockets if they are still stored under name.
 func (p *Proxy) copies(l frontend.Listener, name string) (files []*os.File) {
-	p.mu.Lock() // who closes it has that
+	p.mu.Lock() // whoever closes l holds it
 	defer p.mu.Unlock()
 	if p.keeping.names[l] != name || p.stopped {
 		return nil
@@ -203,7 +200,7 @@ func (p *Proxy) copies(l frontend.Listener, name string) (files []*os.File) {
 	return files
 }
 
-// keepNoMore takes back what was kept of a listener.
+// keepNoMore removes a listener's sockets from the Store.
 func (p *Proxy) keepNoMore(l frontend.Listener) {
 	if name, kept := p.keeping.names[l]; kept {
 		p.Store.Remove(name)
@@ -212,7 +209,7 @@ func (p *Proxy) keepNoMore(l frontend.Listener) {
 	}
 }
 
-// keepNothing takes back all: a successor has it.
+// keepNothing removes everything from the Store: a successor has it.
 func (p *Proxy) keepNothing() {
 	if p.Store == nil {
 		return
@@ -224,9 +221,9 @@ func (p *Proxy) keepNothing() {
 	p.Store.Remove(keptNamespace)
 }
 
-// awaitRemoved waits until sockets are closed that were taken back, if a listener might
-// be in need of their places, and reports whether it has waited. It is called with both locks of
-// a change, if something was removed.
+// awaitRemoved waits until the Store has closed removed sockets, if a listener failed and may need their
+// addresses. It reports whether it waited. It is called with both locks of a change, if something was
+// removed.
 func (p *Proxy) awaitRemoved() bool {
 	for _, problem := range p.failed {
 		if problem.Reason == ReasonListen {

@@ -5,32 +5,31 @@ import (
 	"time"
 )
 
-// ebb tells when a rush of connections and UDP sessions is over. Go's collector
-// follows allocation: what the rush has left would stay for as long as nothing else
-// comes.
+// ebb detects the end of a rush of connections and UDP sessions. Go's garbage collector follows allocation:
+// without new clients, the memory of the rush would not be freed.
 type ebb struct {
 	seen    int64     // how many had begun or ended at the last look
-	last    int64     // and how many of them since the one before
-	tidied  int64     // the same when memory was given back for the last time
+	last    int64     // how many did between the last two looks
+	tidied  int64     // seen when memory was last given back
 	busiest int64     // most between two looks since then
-	rest    time.Time // until when memory is not given back again
+	rest    time.Time // no memory is given back before
 }
 
 const (
-	// ebbPeriod is the time between two looks, and calmPeriod while nobody comes: to wake
-	// up for a look was half of what usher did at rest.
+	// ebbPeriod is the time between two looks, calmPeriod the time while no client comes: waking up for a
+	// look was half of usher's idle CPU use.
 	ebbPeriod, calmPeriod = 500 * time.Millisecond, time.Second
-	// rush is from how many on memory is given back: what they leave is about 1 MiB.
+	// rush is the smallest number for which memory is given back: they leave about 1 MiB.
 	rush = 1000
-	// fallen is to what part of its height a rush has fallen when it is over.
+	// fallen divides the height of a rush: below that, the rush is over.
 	fallen = 16
-	// restFor is for how many times as long as it took memory is not given back
-	// again: it takes the longer, the more Services there are.
+	// restFor is the shortest pause between two returns of memory, in multiples of the time that the last one
+	// took. That time grows with the number of Services.
 	restFor = 100
 )
 
-// over looks once, and reports whether a rush is over. count is how many have begun
-// or ended since the start.
+// over takes one look and reports whether a rush is over. count is the number of begun and ended connections
+// and sessions since the start.
 func (e *ebb) over(now time.Time, count int64) bool {
 	n := count - e.seen
 	e.seen, e.last = count, n
@@ -38,7 +37,7 @@ func (e *ebb) over(now time.Time, count int64) bool {
 	return count-e.tidied >= rush && n <= e.busiest/fallen && !now.Before(e.rest)
 }
 
-// pause returns how long to wait until the next look.
+// pause returns the time until the next look.
 func (e *ebb) pause() time.Duration {
 	if e.last == 0 && e.seen-e.tidied < rush {
 		return calmPeriod
@@ -54,7 +53,7 @@ func (e *ebb) tidy() {
 	e.rest = began.Add(restFor * time.Since(began))
 }
 
-// turnover returns how many connections and UDP sessions have begun or ended.
+// turnover returns the number of begun plus ended connections and UDP sessions.
 func (p *Proxy) turnover() int64 {
 	begun := int64(p.node.LastID())
 	return begun + begun - p.node.Budget.Connections.Load() - p.node.Budget.Sessions.Load()

@@ -10,18 +10,18 @@ import (
 	"github.com/usherproxy/usher/proxy/frontend"
 )
 
-// Any author of Services may write an address of this node as an external IP. There the node
-// itself comes first: its node ports, usher's own servers, and its processes.
+// Any author of Services may write an address of this node as an external IP. The node itself has precedence
+// there: its node ports, usher's own servers, and its processes.
 
-// onNode reports whether vip is an address of this node, which others may have too.
+// onNode reports whether vip is an address of this node; other nodes may have the address too.
 func (p *Proxy) onNode(vip config.VIP) bool {
 	return vip.External() && !vip.Addr.IsUnspecified() && !p.ClaimNodeAddresses && p.Portal.Traits().Leads() && p.Socket == nil &&
 		p.node.Locality.IsNode(vip.Addr)
 }
 
-// inUseOnNode returns what has vip, a VIP of f, if that is an address of this node: another
-// Service's node port, or a process that listens. Where usher has to listen there itself, the
-// kernel answers the latter.
+// inUseOnNode returns an error that names the user of vip, a VIP of f, if vip is an address of this node and
+// in use: another Service's node port, or a listening process. Where usher itself must listen there, the
+// kernel detects the latter.
 func (f *frontEnd) inUseOnNode(vip config.VIP) error {
 	p := f.proxy
 	if !p.onNode(vip) {
@@ -42,8 +42,8 @@ func (f *frontEnd) inUseOnNode(vip config.VIP) error {
 	return nil
 }
 
-// isFrontEnd reports whether l is the listener of a front end, behind a redirect. It keeps
-// nothing from clients of its port, since it accepts only redirected ones.
+// isFrontEnd reports whether l is the listener of a front end behind a redirect. It takes nothing from
+// clients of its port, since it accepts only redirected connections.
 func (p *Proxy) isFrontEnd(l *kernel.Listener) bool {
 	if !l.Mine {
 		return false
@@ -60,8 +60,8 @@ func (p *Proxy) isFrontEnd(l *kernel.Listener) bool {
 	return false
 }
 
-// displaceOnNode takes the port of nodePort, if it is a target of that kind, on all addresses
-// of this node from the front ends that have it there.
+// displaceOnNode takes the port of nodePort, if that is a node port target, from the front ends that have it
+// on any address of this node.
 func (p *Proxy) displaceOnNode(nodePort portal.Target) {
 	if !nodePort.Addr.IsUnspecified() {
 		return
@@ -75,8 +75,8 @@ func (p *Proxy) displaceOnNode(nodePort portal.Target) {
 	}
 }
 
-// markNodeAddresses marks the front ends whose VIPs on addresses of this node are in use by a
-// process, or free again, since they were planned.
+// markNodeAddresses marks front ends whose VIPs on addresses of this node have come into use by a process, or
+// become free, since they were planned.
 func (p *Proxy) markNodeAddresses() {
 	for _, fronts := range p.services {
 		for _, f := range fronts {

@@ -17,76 +17,72 @@ import (
 	"github.com/usherproxy/usher/proxy/stream"
 )
 
-// Options are what a Proxy is made of. Portal, Trace and Log are required;
-// Defaults gives values for the others.
+// Options configure a Proxy. Portal, Trace and Log are required; Defaults returns values for the others.
 type Options struct {
 	frontend.Settings
 	stream.Options
 	budget.Limits
 
-	// FirstTurn is balance.Pool.FirstTurn. By default it is chance: nodes that all began
-	// with the first endpoint would all send it the first connection of a new Service.
+	// FirstTurn is balance.Pool.FirstTurn, random by default. If all nodes began with the first endpoint, all
+	// would send it the first connection of a new Service.
 	FirstTurn func() uint32
 
-	// Scheduler is that of the Services which name none.
+	// Scheduler applies to Services that do not set one.
 	Scheduler config.Scheduler
-	// Probe is what Services do not say of the probes of their endpoints.
+	// Probe holds the defaults for endpoint probes.
 	Probe config.Probe
 
-	// EndpointLimit is how many connections each endpoint of a Service may have that does not say
-	// so itself, 0 any number; QueueTimeout is how long clients wait until one has room.
+	// EndpointLimit is the maximum number of connections per endpoint, 0 = no limit; QueueTimeout is how long
+	// clients wait for a free slot. A Service may set both.
 	EndpointLimit int
 	QueueTimeout  time.Duration
-	// SlowStart is how long it takes until an endpoint that is new has its whole share of new
-	// connections, unless the Service says otherwise; 0 is no time.
+	// SlowStart is the time until a new endpoint has its full share of new connections; 0 = at once. A
+	// Service may set it.
 	SlowStart time.Duration
 
-	// AccessLog is whether the clients of Services that do not say are in the access log; 0 if
-	// there is none.
+	// AccessLog is the default for Services that do not set whether their clients are logged; 0 if there is
+	// no access log.
 	AccessLog config.Switch
 
-	// HalfClosed ends a connection that one side has ended and in which nothing
-	// moves; 0 means never.
+	// HalfClosed is the idle time after which a half-closed connection is ended; 0 = never.
 	HalfClosed time.Duration
-	// IdleTimeout ends a connection in which nothing moves, and MaxAge one that
-	// is so old, less up to a tenth; 0 means never. A Service may have its own.
+	// IdleTimeout is the idle time after which a connection is ended, MaxAge the age, less up to a tenth; 0 =
+	// never. A Service may set both.
 	IdleTimeout, MaxAge time.Duration
-	// EndpointDrainTimeout is after how long connections end to an endpoint that left, or
-	// terminates; 0 means never. A Service may have its own.
+	// EndpointDrainTimeout is the time after which connections to an endpoint that was removed, or
+	// terminates, are ended; 0 = never. A Service may set it.
 	EndpointDrainTimeout time.Duration
-	// UDPIdleTimeout is how long a UDP session lasts without a datagram once an endpoint has
-	// answered; before, it is 1 minute at most. A Service may have its own, for both.
+	// UDPIdleTimeout is how long a UDP session stays open without a datagram once an endpoint has answered;
+	// before an answer, at most 1 minute. A Service may set it, for both cases.
 	UDPIdleTimeout time.Duration
 
-	// Affinity bounds how many clients are remembered.
+	// AffinityPerPort and AffinityTotal limit the number of clients that have session affinity.
 	AffinityPerPort, AffinityTotal int64
 
-	// TCPOnly, if not nil, says why nothing but TCP reaches the endpoints: service
-	// ports of other protocols are not served.
+	// TCPOnly, if not nil, is the reason that only TCP reaches the endpoints. Service ports of other
+	// protocols are then not served.
 	TCPOnly error
 
-	// ClaimNodeAddresses lets external and load balancer IPs that are addresses of this node
-	// have the ports of node ports and processes too.
+	// ClaimNodeAddresses lets external and load balancer IPs that are addresses of this node take ports that
+	// node ports and processes use.
 	ClaimNodeAddresses bool
 
-	// CheckInterval is how often the portal is checked, which compares its rules with
-	// the kernel's if those may have changed, and what could not be served is tried again.
+	// CheckInterval is the interval of checks. A check compares the portal's rules with the kernel's if those
+	// may have changed, and retries service ports that failed.
 	CheckInterval time.Duration
 
-	// Store, if not nil, is who keeps copies of the listeners' sockets for the process
-	// that comes after this one.
+	// Store, if not nil, keeps copies of the listeners' sockets for the next process.
 	Store *fdstore.Manager
 
-	// OnProblem, if not nil, is told when a service port gets a problem, when
-	// that becomes another one, and, with nil, when it is over. It must return
-	// quickly.
+	// OnProblem, if not nil, is called when a service port gets a problem, when the problem changes, and with
+	// nil when it is solved. It must return quickly.
 	OnProblem func(config.PortID, *Problem)
-	// OnSync, if not nil, is told how long it took to carry out a change, or, if it
-	// was full, everything: the first one, and each check.
+	// OnSync, if not nil, is called with the time that a change took. full is set for the first change and
+	// for each check, which carry out everything.
 	OnSync func(took time.Duration, full bool)
 }
 
-// Defaults returns the options that usher has without flags.
+// Defaults returns the options of usher without flags.
 func Defaults() Options {
 	return Options{
 		Settings: frontend.Settings{
@@ -109,8 +105,7 @@ func Defaults() Options {
 	}
 }
 
-// DirectDial connects to endpoints as a Proxy without Options.Dial does. Options.Portal
-// must be set by then.
+// DirectDial connects to endpoints as a Proxy without Options.Dial does. Options.Portal must be set.
 func (o *Options) DirectDial(ctx context.Context, to *config.Endpoint) (forward.Conn, error) {
 	return stream.DialTCP(ctx, o.Portal.Mark(), o.Keepalive, netip.AddrPort{}, to.Addr)
 }

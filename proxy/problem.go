@@ -12,7 +12,7 @@ import (
 	"github.com/usherproxy/usher/proxy/budget"
 )
 
-// Reason says in one word why a service port is not served as it should be.
+// Reason is a one-word reason that a service port is not served as configured.
 type Reason string
 
 // The reasons.
@@ -22,19 +22,19 @@ const (
 	ReasonConflict Reason = "AddressConflict"   // another service port has the address and port
 	ReasonNode     Reason = "NodeAddressInUse"  // a node port or a process has the port of an address of this node
 	ReasonListen   Reason = "ListenFailed"      // no listener could be opened
-	ReasonPortal   Reason = "PortalFailed"      // the kernel did not take the portal's rule
+	ReasonPortal   Reason = "PortalFailed"      // the kernel rejected the portal's rule
 )
 
-// Problem is why a service port is not served as it should be. It is tried
-// again at every check until it is solved or the port is gone.
+// Problem is the reason that a service port is not served as configured. Every check retries until the
+// problem is solved or the port is removed.
 type Problem struct {
 	Reason Reason
 	Err    error
 	Since  time.Time
 }
 
-// noteProblems computes the problems of all service ports, logs and reports those that are new or
-// over. What could not be planned comes before what the portal could not do.
+// noteProblems computes the problems of all service ports. It logs and reports those that are new or solved.
+// Planning failures take precedence over portal failures.
 func (p *Proxy) noteProblems() {
 	now := make(map[config.PortID]*Problem, len(p.failed))
 	for f, problem := range p.failed {
@@ -59,7 +59,7 @@ func (p *Proxy) noteProblems() {
 		if p.OnProblem != nil {
 			p.OnProblem(id, problem)
 		}
-		if !errors.Is(problem.Err, budget.ErrOpenFiles) { // of which there may be thousands: see reportOpenFiles
+		if !errors.Is(problem.Err, budget.ErrOpenFiles) { // there may be thousands: see reportOpenFiles
 			p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": problem.Reason}).WithError(problem.Err).Error("Service port is not served")
 		}
 	}
@@ -77,8 +77,8 @@ func (p *Proxy) noteProblems() {
 	p.reportOpenFiles()
 }
 
-// reportOpenFiles says once how many service ports the limit cannot hold, when
-// there are such, when there are more, and when there are none any more.
+// reportOpenFiles logs once how many service ports exceed the open-files limit: when there are some, when
+// there are more, and when there are none again.
 func (p *Proxy) reportOpenFiles() {
 	left := 0
 	for _, problem := range p.problems {

@@ -29,41 +29,41 @@ type Proxy struct {
 	streams    *stream.Server
 	datagrams  *datagram.Server
 	affinities *affinity.Limits
-	remembered chan struct{} // has a value when there is something new in affinities
+	remembered chan struct{} // has a value when affinities has new entries
 	prober     *health.Prober
 	counters   counters
 	sync       syncState
 	reading    sync.Mutex // held while PortalStatus reads the kernel
 
-	// ctx ends with Drain: nothing is changed in the kernel any more.
+	// ctx ends with Drain: nothing in the kernel is changed after that.
 	ctx context.Context
 	end context.CancelFunc
 
-	// changes is held by who changes something, and then mu too, but while the
-	// kernel is at work: see reconcile. So who only looks, and takes mu alone, never
-	// waits for another program that holds the xtables lock, say, or for a successor.
+	// changes is held during a change, and mu with it, except while the kernel is at work: see reconcile.
+	// Readers take mu alone. They therefore never wait for a successor, or for another program that holds,
+	// for example, the xtables lock.
 	changes sync.Mutex
 	mu      sync.Mutex // taken after changes
-	started bool       // there was a first full picture
+	started bool       // the initial sync was applied
 	stopped bool
-	// handedOver says that a successor has the listeners' sockets.
+	// handedOver is set once a successor has the listeners' sockets.
 	handedOver bool
 	keeping    keeping
 	telling    telling
 	services   map[types.NamespacedName]map[config.PortID]*frontEnd
-	owners     map[portal.Target]*frontEnd   // who serves a VIP: one only
-	dirty      []*frontEnd                   // that reconcile has to plan, in this order
-	rules      map[portal.Target]portal.Rule // that are wanted
-	differ     map[portal.Target]bool        // targets whose rules are others, or gone, since the portal was called
-	unused     []frontend.Listener           // to be closed once the rules lead elsewhere
-	due        bool                          // the portal must be called though no rule differs: first, with another setting, after it failed
-	failed     map[*frontEnd]*Problem        // what could not be planned
+	owners     map[portal.Target]*frontEnd   // the front end that serves a VIP; exactly one
+	dirty      []*frontEnd                   // front ends that reconcile has to plan, in this order
+	rules      map[portal.Target]portal.Rule // the wanted rules
+	differ     map[portal.Target]bool        // targets whose rules changed or were removed since the last call of the portal
+	unused     []frontend.Listener           // to close once the rules redirect to others
+	due        bool                          // call the portal though no rule differs: at first, after a changed setting, after a failure
+	failed     map[*frontEnd]*Problem        // front ends that could not be planned
 	problems   map[config.PortID]*Problem
-	leftOut    int // service ports that the limit on open files did not hold when that was last reported
-	// had is which endpoints clients had of service ports that are not there yet: see Inherit.
+	leftOut    int // service ports that exceeded the open-files limit at the last report
+	// had holds the affinities of service ports that do not exist yet: see Inherit.
 	had         map[config.PortID][]affinity.Entry
-	predecessor *stream.Inherited // until InheritRest; nil without one that hands connections over
-	// refused are the targets for which the portal could not put in a rule.
+	predecessor *stream.Inherited // until InheritRest; nil if no predecessor hands connections over
+	// refused holds the targets for which the portal could not install a rule.
 	refused map[portal.Target]error
 
 	healthChecks map[types.NamespacedName]uint16 // node ports
@@ -99,7 +99,7 @@ func New(o Options) *Proxy {
 	return p
 }
 
-// lock takes the locks for a change, and returns what gives them back.
+// lock takes both locks of a change and returns a function that releases them.
 func (p *Proxy) lock() (unlock func()) {
 	p.changes.Lock()
 	p.mu.Lock()
@@ -109,16 +109,15 @@ func (p *Proxy) lock() (unlock func()) {
 	}
 }
 
-// unlocked lets others look while f, which is part of a change, is at work.
+// unlocked releases mu while f, a part of a change, runs.
 func (p *Proxy) unlocked(f func()) {
 	p.mu.Unlock()
 	defer p.mu.Lock()
 	f()
 }
 
-// SetPodNetworks says in which networks the Pods of this node have their
-// addresses, besides those that Options.IsPod knows: the policies for clients from
-// outside do not apply to them.
+// SetPodNetworks sets the networks of this node's Pods, in addition to those that Options.IsPod knows. The
+// policies for external clients do not apply to Pods.
 func (p *Proxy) SetPodNetworks(pods []netip.Prefix) {
 	defer p.lock()()
 	p.node.Locality.SetPods(pods)
@@ -126,8 +125,8 @@ func (p *Proxy) SetPodNetworks(pods []netip.Prefix) {
 	p.settingChanged()
 }
 
-// SetServiceCIDRs sets the networks of cluster IPs, of which the portal rejects what no Service
-// has, if it can.
+// SetServiceCIDRs sets the networks of cluster IPs. The portal rejects unassigned addresses in them, if it
+// can.
 func (p *Proxy) SetServiceCIDRs(cidrs []netip.Prefix) {
 	defer p.lock()()
 	if r, can := p.Portal.(portal.ServiceCIDRRejecter); can {
@@ -136,13 +135,12 @@ func (p *Proxy) SetServiceCIDRs(cidrs []netip.Prefix) {
 	}
 }
 
-// SetNodePortAddresses says within which networks this node's addresses have node
-// ports, as portal.Options.NodePortAddresses does.
+// SetNodePortAddresses sets the networks within which this node's addresses have node ports, as
+// portal.Options.NodePortAddresses does.
 func (p *Proxy) SetNodePortAddresses(within []netip.Prefix) {
 	defer p.lock()()
 	p.Portal.SetNodePortAddresses(within)
-	// Where listeners have to be may depend on it, and what fails is tried again
-	// by checks.
+	// Listener addresses may depend on it; checks retry what fails.
 	for t, f := range p.owners {
 		if t.Addr.IsUnspecified() {
 			p.mark(f)
@@ -151,7 +149,7 @@ func (p *Proxy) SetNodePortAddresses(within []netip.Prefix) {
 	p.settingChanged()
 }
 
-// settingChanged has the portal act upon a setting that it was given. It is called with both locks of a change.
+// settingChanged makes the portal apply a changed setting. It is called with both locks of a change.
 func (p *Proxy) settingChanged() {
 	if p.started && !p.stopped {
 		p.due = true
@@ -159,13 +157,11 @@ func (p *Proxy) settingChanged() {
 	}
 }
 
-// Apply makes the proxy serve the given Services as they are now, and leaves
-// all others as they were. The first call is the full picture, see
-// config.Source: what an earlier process left in the kernel and is not wanted
-// any more goes then.
+// Apply makes the proxy serve the given Services in their current form, and leaves all others unchanged. The
+// first call is the initial sync, see config.Source: it also removes what an earlier process left in the
+// kernel and is no longer wanted.
 //
-// A port that cannot be served does not keep others from being served: it
-// becomes a [Problem], and is tried again.
+// A port that cannot be served does not affect others: it becomes a [Problem] and is retried.
 func (p *Proxy) Apply(services []config.Service) {
 	started := time.Now()
 	p.sync.note(func(s *SyncStatus) { s.queued(started) })
@@ -177,7 +173,7 @@ func (p *Proxy) Apply(services []config.Service) {
 	full := !p.started
 	p.started = true
 	p.counters.serviceChanges.Add(int64(len(services)))
-	// Those that go come first, so that what they leave can be taken over.
+	// Removals come first, so that others can take over what they release.
 	for _, s := range services {
 		p.telling.service(p, s)
 		p.removePorts(s)
@@ -191,7 +187,7 @@ func (p *Proxy) Apply(services []config.Service) {
 	p.synced(started, full)
 }
 
-// setHealthChecks lets the portal know of health check node ports that came or went.
+// setHealthChecks passes added and removed health check node ports to the portal.
 func (p *Proxy) setHealthChecks(services []config.Service) {
 	changed := false
 	for _, s := range services {
@@ -212,8 +208,8 @@ func (p *Proxy) synced(started time.Time, full bool) {
 	}
 }
 
-// removePorts closes the front ends that s no longer has, and makes the others
-// give up the VIPs that are no longer theirs.
+// removePorts closes the front ends that s no longer has, and makes the others release VIPs that are no
+// longer theirs.
 func (p *Proxy) removePorts(s config.Service) {
 	stay := p.staying(s)
 	for _, f := range p.services[s.Name] {
@@ -234,10 +230,9 @@ func (p *Proxy) removePorts(s config.Service) {
 	p.services[s.Name] = fronts
 }
 
-// staying returns the front ends that s goes on with, and as which of its ports.
-// That is the port with the same cluster IP and number, since clients know nothing
-// of its name: while a port is renamed its listeners stay, and nobody is refused.
-// A front end of which there is no such port goes on as the one with its name.
+// staying returns the front ends that s keeps, each with its port of s. That is the port with the same
+// cluster IP and number, since clients do not know its name: while a port is renamed its listeners stay, and
+// no client is refused. Without such a port, a front end keeps the port of its name.
 func (p *Proxy) staying(s config.Service) map[*frontEnd]config.ServicePort {
 	stay := map[*frontEnd]config.ServicePort{}
 	had := p.services[s.Name]
@@ -259,8 +254,8 @@ func (p *Proxy) staying(s config.Service) map[*frontEnd]config.ServicePort {
 	return stay
 }
 
-// updatePorts makes the new front ends of s. New connections to all of them see the ports as they
-// are now; reconcile has to do the rest.
+// updatePorts creates the new front ends of s. New connections to all its front ends see the current ports;
+// reconcile does the rest.
 func (p *Proxy) updatePorts(s config.Service) {
 	for _, port := range s.Ports {
 		fronts := p.services[s.Name]
@@ -279,9 +274,8 @@ func (p *Proxy) updatePorts(s config.Service) {
 	}
 }
 
-// Run keeps the portal in repair and tries again what could not be served,
-// until ctx ends: from time to time, and when the kernel tells that others have
-// changed something. It also gives memory back when a rush of clients is over.
+// Run repairs the portal and retries what could not be served, until ctx ends. It does so periodically, and
+// when the kernel reports a change by others. It also gives memory back after a rush of clients.
 func (p *Proxy) Run(ctx context.Context) {
 	changed := p.watchPortal(ctx)
 	ticker := time.NewTicker(p.CheckInterval)
@@ -310,8 +304,7 @@ func (p *Proxy) Run(ctx context.Context) {
 	}
 }
 
-// watchPortal returns a channel on which the portal tells that it should be
-// checked: nil if it cannot.
+// watchPortal returns a channel on which the portal requests a check, or nil if the portal cannot.
 func (p *Proxy) watchPortal(ctx context.Context) <-chan struct{} {
 	w, ok := p.Portal.(portal.Watcher)
 	if !ok {
@@ -325,8 +318,7 @@ func (p *Proxy) watchPortal(ctx context.Context) <-chan struct{} {
 	return changed
 }
 
-// Check compares the portal with the kernel, repairs it, and tries again what
-// could not be served.
+// Check compares the portal with the kernel, repairs it, and retries what could not be served.
 func (p *Proxy) Check(ctx context.Context) {
 	defer p.lock()()
 	if p.stopped {
@@ -338,10 +330,10 @@ func (p *Proxy) Check(ctx context.Context) {
 	p.synced(started, true)
 }
 
-// Withdraw removes the portal's rules for all VIPs, if they are of a kind of which connections
-// that are open are independent, and reports whether they were. Listeners go on accepting
-// whom the rules led here; who comes afterwards is served by whatever else the node has for that
-// VIP. No change is carried out any more. Stop is to follow.
+// Withdraw removes the portal's rules for all VIPs if open connections do not depend on them, and reports
+// whether it did. Listeners continue to accept clients that the rules redirected here. The node's other
+// service proxy, if any, serves later clients of the VIP. The proxy carries out no more changes. The caller
+// must call Stop next.
 func (p *Proxy) Withdraw(ctx context.Context) (did bool, err error) {
 	w, can := p.Portal.(portal.Withdrawer)
 	if !can {
@@ -353,10 +345,9 @@ func (p *Proxy) Withdraw(ctx context.Context) (did bool, err error) {
 	return true, w.Withdraw(ctx)
 }
 
-// Stop stops accepting, and from then on nothing is changed in the kernel any
-// more, and no endpoint is probed. The portal's rules stay as they are. Connections
-// that are open go on; UDP sessions end; after a handover, when the clients that wait
-// for a reply have it, or after two seconds.
+// Stop stops accepting clients. From then on the proxy changes nothing in the kernel and probes no endpoint.
+// The portal's rules stay. Open connections continue. UDP sessions end; after a handover, once the clients
+// that wait for a reply have it, or after two seconds.
 func (p *Proxy) Stop() {
 	p.closeListeners()
 	p.prober.Stop()
@@ -382,13 +373,12 @@ func (p *Proxy) closeListeners() {
 	}
 }
 
-// Drain waits until the connections that are open have ended, and breaks those
-// that are still there when ctx ends. It returns how many it had to break. Stop
-// comes first.
+// Drain waits until open connections have ended, and resets the rest when ctx ends. It returns how many it
+// reset. Call Stop before.
 func (p *Proxy) Drain(ctx context.Context) (broken int) {
 	defer p.end()
 	return p.streams.Drain(ctx)
 }
 
-// Connections returns how many connections are open.
+// Connections returns the number of open connections.
 func (p *Proxy) Connections() int64 { return p.node.Budget.Connections.Load() }

@@ -10,9 +10,8 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// maxRounds is how many rounds one reconcile makes: the first carries out what has changed; the
-// next try again what the first has made possible, and move listeners. What is still dirty then
-// is left for the next reconcile.
+// maxRounds is the number of rounds of one reconcile. The first carries out the changes; the others retry
+// what the first made possible, and move listeners. The next reconcile handles what is still dirty.
 const maxRounds = 3
 
 // mark makes reconcile plan f.
@@ -23,8 +22,8 @@ func (p *Proxy) mark(f *frontEnd) {
 	}
 }
 
-// markFailed marks the front ends that could not do all that is wanted. What the portal could not
-// do it tries again by itself; a protocol that is not served will not be.
+// markFailed marks the front ends that failed in part. It leaves out those with an unsupported protocol,
+// which never succeed. The portal retries its failures itself.
 func (p *Proxy) markFailed() {
 	for f, problem := range p.failed {
 		if problem.Reason != ReasonProtocol {
@@ -33,12 +32,11 @@ func (p *Proxy) markFailed() {
 	}
 }
 
-// reconcile brings listeners and rules to what is wanted. Each round plans the front ends that
-// are dirty, which opens listeners, has the portal put in the rules, closes the listeners that are
-// left over, and notes what failed. With check, the portal compares its rules with the kernel's
-// before. It is the only place that tries again.
+// reconcile adapts listeners and rules to the wanted state. Each round plans the dirty front ends, which
+// opens listeners. Then it has the portal install the rules, closes left-over listeners, and records
+// failures. With check, the portal first compares its rules with the kernel's. Nothing else retries.
 //
-// It is called with both locks of a change, and gives Proxy.mu back while the kernel is at work.
+// It is called with both locks of a change, and releases Proxy.mu while the kernel is at work.
 func (p *Proxy) reconcile(ctx context.Context, check bool) {
 	if check {
 		p.checkPortal(ctx)
@@ -50,14 +48,14 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 			p.noteProblems() // now, since the portal may take long
 		}
 		freed := len(p.unused) > 0
-		if freed && !p.Portal.Traits().Redirects { // Apply may take away their addresses, and the kernel sends no reset from those
+		if freed && !p.Portal.Traits().Redirects { // Apply may remove their addresses, and the kernel sends no reset from removed ones
 			p.closeUnused()
 		}
 		if len(p.differ) > 0 || freed || round == 0 && !check {
 			freed = p.apply(freed) || freed
 		}
-		p.closeUnused()                                     // after the rules that led to them
-		if p.keeping.removed && p.awaitRemoved() || freed { // which may have been in the way
+		p.closeUnused()                                     // after the rules that redirect to them
+		if p.keeping.removed && p.awaitRemoved() || freed { // they may have been in the way
 			p.markFailed()
 		}
 		if len(p.dirty) == 0 {
@@ -76,8 +74,7 @@ func (p *Proxy) closeUnused() {
 	p.unused = nil
 }
 
-// plan plans the front ends that are dirty, and those that lose a VIP to them. It reports whether
-// there were front ends that could not do all that is wanted.
+// plan plans the dirty front ends, and those that lose a VIP to them. It reports whether any failed in part.
 func (p *Proxy) plan() (failed bool) {
 	for len(p.dirty) > 0 {
 		f := p.dirty[0]
@@ -96,8 +93,8 @@ func (p *Proxy) plan() (failed bool) {
 	return failed
 }
 
-// apply has the portal put in the rules that differ, and reports whether targets have none any
-// more. If no rule differs, and no listener is moved, the portal is not called unless that is due.
+// apply has the portal install the rules that differ, and reports whether targets lost their rule. If no rule
+// differs and no listener moves, it calls the portal only if that is due.
 func (p *Proxy) apply(moved bool) (freed bool) {
 	var res portal.Result
 	if len(p.differ) > 0 || moved || p.due {
@@ -132,8 +129,7 @@ func (p *Proxy) checkPortal(ctx context.Context) {
 	p.portalAnswered(&res)
 }
 
-// portalAnswered takes note of what the portal has achieved, and marks the front ends whose
-// listeners have to move.
+// portalAnswered records the portal's result, and marks the front ends whose listeners have to move.
 func (p *Proxy) portalAnswered(res *portal.Result) {
 	maps.Copy(p.refused, res.Refused)
 	for _, t := range res.Moved {

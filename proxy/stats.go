@@ -12,20 +12,20 @@ import (
 	"github.com/usherproxy/usher/proxy/frontend"
 )
 
-// counters count changes since the start. What clients do is counted by the front ends.
+// counters count changes since the start. The front ends count what clients do.
 type counters struct {
 	serviceChanges, endpointChanges   atomic.Int64
 	servicesApplied, endpointsApplied atomic.Int64 // of those
 	repaired, portalFailures          atomic.Int64
 }
 
-// appliedChanges notes that the kernel has taken all changes so far.
+// appliedChanges records that the kernel has all changes so far.
 func (c *counters) appliedChanges() {
 	c.servicesApplied.Store(c.serviceChanges.Load())
 	c.endpointsApplied.Store(c.endpointChanges.Load())
 }
 
-// Stats are numbers about a Proxy: those that count do so since its start.
+// Stats are figures about a Proxy; counters count since its start.
 type Stats struct {
 	frontend.Stats
 
@@ -36,26 +36,25 @@ type Stats struct {
 	Problems        map[Reason]int
 
 	ServiceChanges, EndpointChanges   int64
-	ServicesPending, EndpointsPending int64 // of those, that the kernel has not taken yet
-	Repaired                          int64 // rules, routes and chains that somebody had removed or changed
+	ServicesPending, EndpointsPending int64 // of those, that the kernel does not have yet
+	Repaired                          int64 // rules, routes and chains that another program had removed or changed
 	PortalFailures                    int64 // changes that the portal could not make
 
-	// NoLocalEndpoints is how many service ports have policy Local, endpoints,
-	// and none of them on this node.
+	// NoLocalEndpoints counts service ports with policy Local that have endpoints, but none on this node.
 	NoLocalEndpoints map[config.Family]NoLocal
 
-	// Descriptors are those in use by listeners, connections and sessions, of which there may
-	// be DescriptorLimit.
+	// Descriptors is the number in use by listeners, connections and sessions; DescriptorLimit is the
+	// maximum.
 	Descriptors, DescriptorLimit int64
 }
 
 // NoLocal counts service ports by the policy that leaves them without endpoints.
 type NoLocal struct{ Internal, External int }
 
-// Stats returns the numbers as they are now.
+// Stats returns the current figures.
 func (p *Proxy) Stats() Stats {
 	c := &p.counters
-	servicesApplied, endpointsApplied := c.servicesApplied.Load(), c.endpointsApplied.Load() // before what they are of
+	servicesApplied, endpointsApplied := c.servicesApplied.Load(), c.endpointsApplied.Load() // before the totals that they are part of
 	s := Stats{
 		Stats:            p.node.Stats(),
 		Listeners:        p.node.Budget.Listeners.Load(),
@@ -98,21 +97,21 @@ func (p *Proxy) Stats() Stats {
 	return s
 }
 
-// SyncStatus says whether what the source wants is in force.
+// SyncStatus is the state of applying the source's changes.
 type SyncStatus struct {
-	LastQueued  time.Time // when the source last handed over a change; zero if it never did
-	LastApplied time.Time // when the kernel was last brought up to date; zero if it never was
-	LastChecked time.Time // when the portal was last compared with the kernel; zero if it never was
+	LastQueued  time.Time // when the source last passed a change; zero if never
+	LastApplied time.Time // when the kernel was last brought up to date; zero if never
+	LastChecked time.Time // when the portal was last compared with the kernel; zero if never
 	Pending     time.Time // since when a change waits to be applied; zero if none does
-	Err         error     // why the portal could not be brought up to date the last time; nil if it was
+	Err         error     // why the last update of the portal failed; nil if it succeeded
 
 	families [len(portal.Families)]FamilySync
 }
 
-// FamilySync is what a SyncStatus says of one IP family.
+// FamilySync is the part of a SyncStatus for one IP family.
 type FamilySync struct{ LastApplied, Pending time.Time }
 
-// Of returns what s says of a family.
+// Of returns the status of a family.
 func (s *SyncStatus) Of(family config.Family) FamilySync {
 	if family == config.IPv6 {
 		return s.families[portal.IPv6]
@@ -120,7 +119,7 @@ func (s *SyncStatus) Of(family config.Family) FamilySync {
 	return s.families[portal.IPv4]
 }
 
-// queued notes that a change is wanted.
+// queued records that a change is wanted.
 func (s *SyncStatus) queued(at time.Time) {
 	s.LastQueued = at
 	if s.Pending.IsZero() {
@@ -133,7 +132,7 @@ func (s *SyncStatus) queued(at time.Time) {
 	}
 }
 
-// applied notes that the kernel has what is wanted, but for what failed.
+// applied records that the kernel has the wanted state, except for what failed.
 func (s *SyncStatus) applied(at time.Time, res *portal.Result) {
 	if s.Err = res.Err; res.Err == nil {
 		s.LastApplied, s.Pending = at, time.Time{}
@@ -145,46 +144,44 @@ func (s *SyncStatus) applied(at time.Time, res *portal.Result) {
 	}
 }
 
-// syncState is a SyncStatus that is kept up to date.
+// syncState is a SyncStatus with a lock.
 type syncState struct {
 	mu  sync.Mutex
 	now SyncStatus
 }
 
-// note changes it.
+// note applies change to the status.
 func (s *syncState) note(change func(*SyncStatus)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	change(&s.now)
 }
 
-// SyncStatus returns how it is now. It never waits for a change that is being
-// made.
+// SyncStatus returns the current status. It never waits for a change in progress.
 func (p *Proxy) SyncStatus() SyncStatus {
 	p.sync.mu.Lock()
 	defer p.sync.mu.Unlock()
 	return p.sync.now
 }
 
-// PortalStatus tells what the portal wants, and what of it is in the kernel.
+// PortalStatus holds the portal's wanted rules and their state in the kernel.
 type PortalStatus struct {
 	Mode     string
 	Sync     SyncStatus
-	Repaired int64 // rules, routes and chains that somebody had removed or changed, since the start
-	// Rules are those that are wanted or installed. The comment of one that is
-	// wanted is the service port's PortID.String.
+	Repaired int64 // rules, routes and chains that another program had removed or changed, since the start
+	// Rules are the wanted or installed rules. The comment of a wanted rule is the service port's
+	// PortID.String.
 	Rules []portal.Comparison
-	Parts []portal.Part // what there is for all Services together
+	Parts []portal.Part // shared by all Services
 }
 
-// PortalStatus reads the kernel's rules and compares them. It does not hold up
-// changes; one read at a time is made, so that many who ask cost no more than one
-// after the other.
+// PortalStatus reads the kernel's rules and compares them. It does not block changes. It makes one read at a
+// time: concurrent callers cost no more than sequential ones.
 func (p *Proxy) PortalStatus(ctx context.Context) (PortalStatus, error) {
 	p.reading.Lock()
 	defer p.reading.Unlock()
 	status := PortalStatus{Mode: p.Portal.Mode()}
-	if err := ctx.Err(); err != nil { // whoever asked has not waited
+	if err := ctx.Err(); err != nil { // the caller did not wait
 		return status, err
 	}
 	rules, err := p.Portal.Compare(ctx)

@@ -11,16 +11,15 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// maxTold is how many changes of one Apply are told one by one, so that a change
-// of everything does not push out what was told before.
+// maxTold is the number of changes of one Apply that are recorded one by one, so that a change of everything
+// does not displace earlier records.
 const maxTold = 100
 
-// telling tells changes of the configuration to the trace. It is guarded by
-// Proxy.mu.
+// telling records configuration changes in the trace. Proxy.mu guards it.
 type telling struct {
 	now     time.Time // zero outside of an Apply
-	left    int       // that may be told one by one
-	omitted int       // that were not
+	left    int       // how many may still be recorded one by one
+	omitted int       // how many were not
 }
 
 // begin begins the changes of one Apply.
@@ -34,7 +33,7 @@ func (t *telling) end(log *trace.Log) {
 	*t = telling{}
 }
 
-// tell tells a change, if that is still to be told by itself.
+// tell records a change, unless the limit is reached.
 func (t *telling) tell(log *trace.Log, id config.PortID, e trace.Event) {
 	if t.left == 0 {
 		t.omitted++
@@ -45,7 +44,7 @@ func (t *telling) tell(log *trace.Log, id config.PortID, e trace.Event) {
 	log.Change(&e)
 }
 
-// service tells whether s comes or goes, before it does.
+// service records that s is added or removed, before it is.
 func (t *telling) service(p *Proxy, s config.Service) {
 	_, had := p.services[s.Name]
 	id := config.PortID{Namespace: s.Name.Namespace, Service: s.Name.Name}
@@ -61,7 +60,7 @@ func (t *telling) service(p *Proxy, s config.Service) {
 	}
 }
 
-// countEndpoints returns how many endpoints s has, each address and port once.
+// countEndpoints returns the number of distinct endpoint addresses and ports of s.
 func countEndpoints(s config.Service) int {
 	all := map[netip.AddrPort]bool{}
 	for _, port := range s.Ports {
@@ -72,12 +71,12 @@ func countEndpoints(s config.Service) int {
 	return len(all)
 }
 
-// tellEndpoints tells what is different in a front end that goes on. same says that its service
-// port differs in endpoints only.
+// tellEndpoints records what changed in a front end that stays. same means that its service port differs in
+// endpoints only.
 func (f *frontEnd) tellEndpoints(before, after *frontend.View, same bool) {
 	p := f.proxy
 	if p.telling.now.IsZero() || len(f.owned) == 0 {
-		return // it comes or goes
+		return // it is being added or removed
 	}
 	tell := func(kind trace.Kind, e *balance.Endpoint) {
 		p.telling.tell(p.Trace, f.ID(), trace.Event{Kind: kind, Endpoint: e.Addr, Pod: e.Pod, Reason: conditions(e)})
@@ -106,7 +105,7 @@ func (f *frontEnd) tellEndpoints(before, after *frontend.View, same bool) {
 	}
 }
 
-// conditions says in a word whether an endpoint is used.
+// conditions returns whether an endpoint is used, as a short text.
 func conditions(e *balance.Endpoint) string {
 	switch {
 	case e.Ready:
@@ -117,8 +116,7 @@ func conditions(e *balance.Endpoint) string {
 	return "not ready"
 }
 
-// sameButEndpoints reports whether two configurations of a service port differ in
-// their endpoints at the most.
+// sameButEndpoints reports whether two configurations of a service port differ at most in their endpoints.
 func sameButEndpoints(a, b config.ServicePort) bool {
 	for _, p := range []*config.ServicePort{&a, &b} {
 		p.Endpoints, p.Cluster, p.Internal, p.External = nil, nil, nil, nil
@@ -152,7 +150,7 @@ func (f *frontEnd) HealthChanged(e *balance.Endpoint, h balance.Health, now time
 	f.tellEndpoint(event, e)
 }
 
-// tellEndpoint tells what has become of an endpoint.
+// tellEndpoint records a state change of an endpoint.
 func (f *frontEnd) tellEndpoint(told trace.Event, e *balance.Endpoint) {
 	told.Subject = &trace.Subject{Port: f.ID(), Protocol: f.Protocol}
 	told.Endpoint, told.Pod = e.Addr, e.Pod
