@@ -9,43 +9,42 @@ import (
 	"github.com/usherproxy/usher/proxy/latency"
 )
 
-// Endpoint is one endpoint of a service port and what is known of it. Each update
-// of a Pool makes new ones; the State tells whether two are the same endpoint.
+// Endpoint is one endpoint of a service port with its state. Each update of a Pool creates new ones; two are
+// the same endpoint if they share a State.
 type Endpoint struct {
-	*config.Endpoint // in the model that the Pool was last given, which is not changed
+	*config.Endpoint // in the model that the Pool was last given, which does not change
 	*State
 	pool *Pool
 }
 
-// State is what is known of an endpoint. It lasts for as long as the endpoint
-// is listed without a break and belongs to the same Pod, whatever else is said
-// of it changes meanwhile.
+// State is the state of an endpoint. It is kept for as long as the endpoint is listed without interruption
+// and belongs to the same Pod; its other properties may change.
 type State struct {
-	// Counters for the data plane to keep and for people to read.
+	// Counters that the data plane updates and that are shown to users.
 	Active    atomic.Int64 // connections open now, and attempts under way: see Endpoint.Take
-	Connected atomic.Int64 // connections ever established
-	Failed    atomic.Int64 // attempts that failed, and connections that the endpoint broke
+	Connected atomic.Int64 // connections established since the start
+	Failed    atomic.Int64 // attempts that failed, and connections that the endpoint reset
 	// Bytes of connections that have ended.
 	ToEndpoint, ToClient atomic.Int64
 
 	shown  atomic.Uint64          // see Since: Unix time in ms, and a state in the lowest four bits; 0 at first
-	ends   atomic.Uint32          // of the last connections: a one, and for each a one if it was broken, the newest last
-	health atomic.Pointer[health] // nil, as with most of a hundred thousand, if nothing bad is known
+	ends   atomic.Uint32          // the last connections as bits: a leading one, then one bit each, set if it was broken, newest last
+	health atomic.Pointer[health] // nil, as for most of a hundred thousand, if nothing bad is known
 	rare   atomic.Pointer[rare]
 }
 
-// rare is what is known of few endpoints, or of those that had clients; nil of all others.
+// rare is state that only some endpoints need, or those that had clients; nil for all others.
 type rare struct {
 	cameAt   atomic.Int64 // see came; Unix time in ns
 	drained  atomic.Int64 // see EndConnections; Unix time in ns, 0 for never
 	times    atomic.Pointer[Times]
-	failures atomic.Pointer[latency.Recent] // when; how long it took does not matter
+	failures atomic.Pointer[latency.Recent] // only the times matter, not the durations
 
 	noResponse atomic.Pointer[latency.Histogram] // as failures
 	queue      atomic.Pointer[queue]
 }
 
-// rarely returns s.rare, which is there from then on.
+// rarely returns s.rare, and creates it if needed.
 func (s *State) rarely() *rare {
 	if s.rare.Load() == nil {
 		s.rare.CompareAndSwap(nil, new(rare))
@@ -53,11 +52,11 @@ func (s *State) rarely() *rare {
 	return s.rare.Load()
 }
 
-// Times are how long clients of an endpoint lately waited: until established, and until its first
-// byte came for them, since they were accepted.
+// Times are how long clients of an endpoint waited recently, from accept until established and until the
+// endpoint's first byte.
 type Times struct{ Connect, FirstByte latency.Recent }
 
-// Times returns those of the endpoint, which are there from then on.
+// Times returns those of the endpoint, and creates them if needed.
 func (s *State) Times() *Times {
 	r := s.rare.Load()
 	if r == nil {
@@ -77,7 +76,7 @@ func (s *State) TimesSeen() *Times {
 	return nil
 }
 
-// countFailure adds one to State.Failed and to those of late.
+// countFailure adds one to State.Failed and to the recent failures.
 func (s *State) countFailure(now time.Time) {
 	s.Failed.Add(1)
 	r := s.rarely()
@@ -87,8 +86,8 @@ func (s *State) countFailure(now time.Time) {
 	r.failures.Load().Observe(latency.Seconds, now, 0)
 }
 
-// Since returns since when the endpoint is in a state, a number below 16. What the states are is up to those who ask:
-// if the last question was about another one, this one began at began.
+// Since returns since when the endpoint has been in a state, a number below 16. The caller defines the
+// states: if the last call was for another one, this one began at began.
 func (s *State) Since(state uint8, began time.Time) time.Time {
 	for {
 		was := s.shown.Load()
@@ -110,7 +109,7 @@ func (s *State) CountNoResponse(now time.Time) {
 	r.noResponse.Load().Observe(latency.Seconds, now, 0, 0)
 }
 
-// NoResponse returns how many connections of the endpoint ended as outcome.NoResponse, and how many of them in the
+// NoResponse returns how many connections of the endpoint ended as outcome.NoResponse, in total and in the
 // last 5 to 10 minutes before now. They are no failures.
 func (s *State) NoResponse(now time.Time) (ever, lately int64) {
 	r := s.rare.Load()
@@ -125,7 +124,7 @@ func (s *State) NoResponse(now time.Time) (ever, lately int64) {
 	return int64(number), int64(l.Number())
 }
 
-// FailedLately returns how much of State.Failed was in the last 5 to 10 minutes before now.
+// FailedLately returns how many of State.Failed occurred in the last 5 to 10 minutes before now.
 func (s *State) FailedLately(now time.Time) int64 {
 	r := s.rare.Load()
 	if r == nil || r.failures.Load() == nil {
@@ -136,8 +135,8 @@ func (s *State) FailedLately(now time.Time) int64 {
 	return int64(l.Number())
 }
 
-// Take counts a connection, from when the attempt begins: those who choose next reckon
-// with it. Release is to be called when the attempt has failed or the connection has ended.
+// Take counts a connection from the start of its attempt, so that concurrent choices include it. Call Release
+// when the attempt has failed or the connection has ended.
 func (e *Endpoint) Take() { e.Active.Add(1) }
 
 // tryTake is Take, unless the endpoint is Full.
@@ -153,8 +152,8 @@ func (e *Endpoint) tryTake() bool {
 	}
 }
 
-// Release ends what Take, or Set.Take, began. Clients that wait for a free slot may take it. An attempt that has
-// failed is reported before.
+// Release ends what Take, or Set.Take, began. Waiting clients may take the free slot. Report a failed attempt
+// before.
 func (e *Endpoint) Release() {
 	e.Active.Add(-1)
 	if e.pool.waiting.Load() > 0 {
@@ -162,14 +161,13 @@ func (e *Endpoint) Release() {
 	}
 }
 
-// Moved adds the bytes of a connection that has ended.
+// Moved adds the bytes of an ended connection.
 func (s *State) Moved(toEndpoint, toClient int64) {
 	s.ToEndpoint.Add(toEndpoint)
 	s.ToClient.Add(toClient)
 }
 
-// Drained returns by when a connection that is established now has to end; false if it
-// may go on.
+// Drained returns the time by which a connection established now must end; false if there is none.
 func (s *State) Drained() (by time.Time, ok bool) {
 	r := s.rare.Load()
 	if r == nil {
@@ -179,20 +177,20 @@ func (s *State) Drained() (by time.Time, ok bool) {
 	return time.Unix(0, ns), ns != 0
 }
 
-// lately is how many of the connections that ended last count for State.Suspicious, and
-// fewest with how few it begins to count.
+// lately is the number of most recently ended connections that State.Suspicious considers; fewest is the
+// minimum number for a verdict.
 const (
 	lately = 16
 	fewest = 4
 )
 
-// ended notes that a connection which the endpoint had answered is over; broken, that this was the
-// endpoint's fault.
+// ended records the end of a connection that the endpoint had answered; broken means that the endpoint was at
+// fault.
 func (s *State) ended(broken bool) {
 	for {
 		was := s.ends.Load()
 		now := max(was, 1) << 1
-		if now >= 2<<lately { // the first one of more than that is forgotten
+		if now >= 2<<lately { // the oldest is dropped
 			now = now&(1<<lately-1) | 1<<lately
 		}
 		if broken {
@@ -204,12 +202,11 @@ func (s *State) ended(broken bool) {
 	}
 }
 
-// counted returns how many ends there are in what State.ends has, and broke how many of them were broken.
+// counted returns the number of ends in ends, and broke how many of them were broken.
 func counted(ends uint32) int { return max(0, bits.Len32(ends)-1) }
 func broke(ends uint32) int   { return max(0, bits.OnesCount32(ends)-1) }
 
-// Suspicious reports whether most of the connections that ended lately were broken by the
-// endpoint.
+// Suspicious reports whether the endpoint broke most of the connections that ended last.
 func (s *State) Suspicious() bool {
 	ends := s.ends.Load()
 	return counted(ends) >= fewest && 2*broke(ends) > counted(ends)

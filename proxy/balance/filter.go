@@ -2,25 +2,24 @@ package balance
 
 import "time"
 
-// Filter makes choices skip endpoints that could be used. A Set has those that its service port
-// asks for, most have none. It may be used from any goroutine.
+// Filter makes choices skip usable endpoints. A Set has the Filters that its service port asks for; most have
+// none. It is safe for concurrent use.
 type Filter interface {
-	// Skip reports whether a choice at now skips e. turn is another one for each choice and, in
-	// one choice, for each endpoint that was skipped before.
+	// Skip reports whether a choice at now skips e. turn differs for each choice and, within one, for each
+	// endpoint that was skipped before.
 	Skip(e *Endpoint, now time.Time, turn uint32) bool
-	// Waits reports whether clients wait for an endpoint that is skipped. Otherwise they use it if no
-	// other is left.
+	// Waits reports whether clients wait for a skipped endpoint. Otherwise they use it if no other is left.
 	Waits() bool
 }
 
-// limit skips endpoints that are full. The bound is the Pool's, so that it holds for a Set from before it changed.
+// limit skips full endpoints. It reads the Pool's limit, so that older Sets use a changed limit, too.
 type limit struct{}
 
 func (limit) Skip(e *Endpoint, _ time.Time, _ uint32) bool { return e.Full() }
 
 func (limit) Waits() bool { return true }
 
-// Full reports whether the endpoint has as many connections as it may.
+// Full reports whether the endpoint has reached its limit of connections.
 func (e *Endpoint) Full() bool {
 	bound := e.pool.bound.Load()
 	return bound > 0 && e.Active.Load() >= bound

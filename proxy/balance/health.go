@@ -9,19 +9,19 @@ import (
 // Kind is the kind of a Report.
 type Kind uint8
 
-// The kinds. A recheck is a probe of an endpoint that is Down because attempts failed; a check is
-// one that the Service asks for, whether the endpoint is Up or Down.
+// The kinds. A recheck is a probe of an endpoint that is Down because attempts failed. A check is one that
+// the Service asks for, whether the endpoint is Up or Down.
 const (
 	Connected      Kind = iota + 1 // an attempt succeeded
-	ConnectFailed                  // an attempt failed, or an endpoint of UDP refused that had answered
-	RecheckPassed                  // the endpoint has its turns again
+	ConnectFailed                  // an attempt failed, or a UDP endpoint that had answered refused
+	RecheckPassed                  // the endpoint is in rotation again
 	RecheckFailed                  // the next recheck is due after twice the time
-	RecheckNotMade                 // this node was to blame
+	RecheckNotMade                 // for a reason on this node
 	CheckPassed
 	CheckFailed
-	CheckOff // the Service asks for no checks any longer
+	CheckOff // the Service no longer asks for checks
 	Closed   // a connection ended; see Suspicious
-	Broken   // a connection ended, by the endpoint's fault
+	Broken   // the endpoint broke a connection
 	claim    // one connection is sent to an endpoint that is HalfOpen
 )
 
@@ -31,23 +31,24 @@ type Report struct {
 	Began  time.Time  // the attempt; of ConnectFailed
 	Now    time.Time  // the observation
 	Err    error      // of failures
-	Client netip.Addr // of ConnectFailed, if valid: the silence was towards this client's own address
+	Client netip.Addr // of ConnectFailed, if valid: the attempt came from this client's own address, and had no answer
 }
 
-// Policy is how reports are judged.
+// Policy determines how reports change an endpoint's health.
 type Policy struct {
-	// First is for how long an endpoint is Down after the first failure; 0 means never. Of checks it is
-	// the interval.
+	// First is how long an endpoint is Down after the first failure; 0 = never. For checks it is the
+	// interval.
 	First time.Duration
 	Max   time.Duration // First doubles with each further failure, up to this
-	// Probed says that the caller rechecks the endpoint when that time is over: it is Down until a
-	// recheck passes. Without that it is HalfOpen then, and one connection decides.
+	// Probed means that the caller rechecks the endpoint after that time: it is Down until a recheck passes.
+	// Otherwise it then is HalfOpen, and one connection decides.
 	Probed bool
-	// Rise and Fall are how many checks in a row must pass, or fail, to make an endpoint Up, or Down.
+	// Rise and Fall are the numbers of consecutive checks that must pass, or fail, to make an endpoint Up, or
+	// Down.
 	Rise, Fall int32
 }
 
-// length returns for how long an endpoint is Down after so many failures in a row.
+// length returns how long an endpoint is Down after the given number of consecutive failures.
 func (p *Policy) length(failures int32) time.Duration {
 	d := p.First
 	for range failures - 1 {
@@ -59,9 +60,9 @@ func (p *Policy) length(failures int32) time.Duration {
 	return d
 }
 
-// Change is what a Report comes to.
+// Change is the result of a Report.
 type Change struct {
-	Blamed bool          // the failure counts against the endpoint: it is not one client's alone
+	Blamed bool          // the failure counts against the endpoint, not just for one client
 	News   bool          // the Watcher is notified
 	Next   time.Duration // until the next recheck; 0 for none
 }
@@ -72,76 +73,73 @@ type Availability uint8
 // The availabilities.
 const (
 	Up       Availability = iota
-	HalfOpen              // the time of its failure is over; one connection at a time decides
+	HalfOpen              // its quarantine is over; one connection at a time decides
 	Down                  // in quarantine: skipped while there is another endpoint
 )
 
-// Health is an endpoint's health for people.
+// Health is an endpoint's health for display.
 type Health struct {
 	State Availability
 	// By is the kind of report that made the endpoint Down: ConnectFailed or CheckFailed. In
-	// Watcher.HealthChanged it is the kind of the report that is the news.
+	// Watcher.HealthChanged it is the kind of the current report.
 	By       Kind
 	Since    time.Time // when it ceased to be Up
-	Until    time.Time // when it is HalfOpen or, if it is Probed, when the next probe is due
-	Probed   bool      // it is Down until a recheck, or so many checks, pass
-	Failures int       // in a row; those of probes among them
+	Until    time.Time // when it becomes HalfOpen or, if Probed, when the next probe is due
+	Probed   bool      // it is Down until a recheck, or Rise checks, pass
+	Failures int       // consecutive; failed probes included
 	Err      error     // the last failure
 }
 
-// Watcher is notified when an endpoint becomes Down, when it is so no longer, and when a failed recheck
-// makes the time until the next one longer; not of one client's failure alone. HealthChanged must return
-// quickly. It is called by Report, without a lock of this package.
+// Watcher is notified when an endpoint becomes Down, when it no longer is, and when a failed recheck
+// lengthens the time until the next. It is not notified of one client's failure alone. Report calls
+// HealthChanged without holding a lock of this package. HealthChanged must return quickly.
 type Watcher interface {
 	HealthChanged(e *Endpoint, h Health, now time.Time)
 }
 
-// claimTime is how long other connections wait for the outcome when one has been sent to an
-// endpoint that is HalfOpen.
+// claimTime is how long other connections wait for the result of the one sent to a HalfOpen endpoint.
 const claimTime = time.Second
 
-// health is what is known of an endpoint that failed. Its zero value is that of one of which
-// nothing bad is known, as is nil. A health that others can see does not change: each report that
-// matters makes another, so that readers need no lock.
+// health is the health of an endpoint that failed. Nil and the zero value mean that nothing bad is known. A
+// published health does not change: each report that matters makes another one, so that readers need no lock.
 type health struct {
 	passive passive
 	active  spell // by checks
 }
 
-// spell is a row of failures.
+// spell is a series of consecutive failures.
 type spell struct {
 	down             bool
-	failures, passes int32     // in a row; passes only of checks, since the last failure
+	failures, passes int32     // consecutive; passes only of checks, since the last failure
 	since            time.Time // when the endpoint became Down
 	until            time.Time // when the next probe is due, or it is HalfOpen; of a passive spell that is not down, when a recheck passed
 	err              error     // the last
 }
 
-// passive is a spell by clients' attempts. After a recheck has passed it is not down, but is remembered
-// until a client has been connected: an endpoint that answers nothing but probes must
-// not return each time after a second.
+// passive is a spell caused by clients' attempts. After a passed recheck it is not down, but kept until a
+// client has connected. Otherwise an endpoint that answers only probes would return after a second each time.
 type passive struct {
 	spell
 	rechecked bool       // down until a recheck passes
-	client    netip.Addr // valid if failures were towards this client alone
+	client    netip.Addr // valid if failures affected this client alone
 	claimed   time.Time  // one connection decides; others skip the endpoint until then
 
-	// For protocols in which silence is no answer: since when clients have been let in again, and how long
-	// that takes to be as good as an answer.
+	// For protocols without a positive answer: when clients were let in again, and how much time without a
+	// failure counts as an answer.
 	halfOpen time.Time
 	enough   time.Duration
 }
 
-// Report records an observation. It is the only way to change an endpoint's health, and notifies the
-// Pool's Watcher. It takes no lock, except those of queues if clients wait and the health changed.
+// Report records an observation. Nothing else changes an endpoint's health. It notifies the Pool's Watcher.
+// It takes no lock, except those of queues if clients wait and the health changed.
 //
-// Only a failed attempt that began outside of a quarantine begins the next, longer one: neither a hundred
-// connections that meet a dead endpoint at the same moment nor one that is sent to it because there is
-// no other make it worse. If an attempt from a client's own address had no answer, it may be that a
-// NetworkPolicy keeps that client out. Such an endpoint is Down for First only,
-// however often that happens, and not for those who have affinity to it, until a second client has no answer.
+// Only a failed attempt that began outside of a quarantine begins the next, longer one. A hundred connections
+// that meet a dead endpoint at once do not lengthen it, nor does one sent to it because there is no other. If
+// an attempt from a client's own address had no answer, a NetworkPolicy may block that client. Such an
+// endpoint is Down for First only, however often that happens, until a second client has no answer; meanwhile
+// clients with affinity to it keep it.
 //
-// Checks and attempts are judged apart: neither ends a time Down that the other began.
+// Checks and attempts are judged separately: neither ends a time Down that the other began.
 func (e *Endpoint) Report(r Report, p Policy) Change {
 	switch r.Kind {
 	case Connected:
@@ -172,7 +170,7 @@ func (e *Endpoint) Report(r Report, p Policy) Change {
 	return c
 }
 
-// change replaces the health by what a report makes of it.
+// change replaces the health by the one that results from a report.
 func (s *State) change(r *Report, p *Policy) (next *health, c Change, changed bool) {
 	for {
 		was := s.health.Load()
@@ -192,7 +190,7 @@ func (s *State) change(r *Report, p *Policy) (next *health, c Change, changed bo
 	}
 }
 
-// report changes h by a report, and returns whether it did.
+// report applies a report to h, and returns whether h changed.
 func (h *health) report(r *Report, p *Policy) (c Change, changed bool) {
 	f, a, down := &h.passive, &h.active, h.state(r.Now) == Down
 	switch r.Kind {
@@ -209,7 +207,7 @@ func (h *health) report(r *Report, p *Policy) (c Change, changed bool) {
 	case ConnectFailed:
 		return h.failed(r, p)
 	case RecheckPassed, RecheckFailed, RecheckNotMade:
-		if !f.rechecked { // a client has been faster
+		if !f.rechecked { // a client connected before
 			break
 		}
 		changed = true
@@ -251,7 +249,7 @@ func (h *health) report(r *Report, p *Policy) (c Change, changed bool) {
 	return c, changed
 }
 
-// failed is report of an attempt that failed.
+// failed applies the report of a failed attempt.
 func (h *health) failed(r *Report, p *Policy) (c Change, changed bool) {
 	f := &h.passive
 	var client netip.Addr
@@ -266,7 +264,7 @@ func (h *health) failed(r *Report, p *Policy) (c Change, changed bool) {
 		return c, false
 	}
 	failures, since := int32(1), r.Now
-	if c.Blamed && f.failures > 0 && (f.down || r.Now.Sub(f.until) < p.Max) { // it was not well for long
+	if c.Blamed && f.failures > 0 && (f.down || r.Now.Sub(f.until) < p.Max) { // it was not healthy for long
 		failures += f.failures
 	}
 	if f.state(r.Now) != Up {
@@ -291,8 +289,8 @@ func (f *passive) state(now time.Time) Availability {
 	return HalfOpen
 }
 
-// state returns the availability for people. An endpoint of which nothing is reported, since its
-// protocol has no answers, is Up when it has refused no client for the longest quarantine.
+// state returns the availability for display. If the protocol has no positive answers, the endpoint is Up
+// once it has refused no client for the longest quarantine.
 func (h *health) state(now time.Time) Availability {
 	switch {
 	case h == nil:
@@ -303,7 +301,7 @@ func (h *health) state(now time.Time) Availability {
 	return h.passive.state(now)
 }
 
-// offered is state, for choices: if a connection has claimed the endpoint, it is Down for others.
+// offered is state for choices: if a connection has claimed the endpoint, it is Down for others.
 func (h *health) offered(now time.Time) Availability {
 	is := h.state(now)
 	if is == HalfOpen && now.Before(h.passive.claimed) {
@@ -317,9 +315,9 @@ func (h *health) keepsAffinity(now time.Time) bool {
 	return h.state(now) != Down || h.passive.client.IsValid() && !h.active.down
 }
 
-// available returns the endpoint's availability for a choice at now. If claims is set and it is
-// HalfOpen, the caller has claimed it: others see Down until the caller has reported how its
-// attempt ended, or claimTime has passed.
+// available returns the endpoint's availability for a choice at now. If claims is set and it is HalfOpen, the
+// caller claims it: others see Down until the caller has reported the result of its attempt, or claimTime has
+// passed.
 func (s *State) available(now time.Time, claims bool) Availability {
 	h := s.health.Load()
 	if h == nil {
@@ -327,7 +325,7 @@ func (s *State) available(now time.Time, claims bool) Availability {
 	}
 	is := h.offered(now)
 	if is == HalfOpen && claims {
-		if _, _, claimed := s.change(&Report{Kind: claim, Now: now}, nil); !claimed { // another was faster
+		if _, _, claimed := s.change(&Report{Kind: claim, Now: now}, nil); !claimed { // another caller was faster
 			return s.health.Load().offered(now)
 		}
 	}

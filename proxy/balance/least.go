@@ -2,12 +2,12 @@ package balance
 
 import "slices"
 
-// least is a scheduler that takes the endpoint with the least load. Of endpoints with the same load it
-// takes the first one, beginning with the turn.
+// least is a scheduler that takes the endpoint with the least load. Of several with that load it takes the
+// first, starting at the turn.
 type least struct {
 	why       Reason
-	reckons   uint64 // how many connections are added to those that an endpoint has
-	idleFirst bool   // an endpoint without connections comes before all that have some
+	reckons   uint64 // added to the connections of each endpoint
+	idleFirst bool   // an endpoint without connections comes before all others
 }
 
 var (
@@ -16,8 +16,8 @@ var (
 	neverQueue       = &least{why: ByNoQueue, reckons: 1, idleFirst: true}
 )
 
-// maxScanned is how many endpoints one choice compares, beginning with the turn: of more than
-// that the choice is not exact.
+// maxScanned is the number of endpoints that one choice compares, starting at the turn; with more endpoints
+// the choice is not exact.
 const maxScanned = 1024
 
 func (how *least) new(s *Set) order {
@@ -36,7 +36,7 @@ type leastOrder struct {
 	weights []uint16 // nil if all are the same
 }
 
-// look compares the endpoints that can be used. If there is none, all are looked at in the order of the Set.
+// look compares the usable endpoints. If there is none, all are looked at in the order of the Set.
 func (o *leastOrder) look(s *Set, l look, i uint32) *Endpoint {
 	if i > 0 {
 		return nil

@@ -8,18 +8,18 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// Leaving is an endpoint that terminates, or is gone with connections open.
+// Leaving is an endpoint that terminates, or that was removed with connections open.
 type Leaving struct {
 	*Endpoint
 	Since time.Time // when that began
 	Gone  bool
-	Ended bool // its connections were told to end, for the reader to note
+	Ended bool // its connections were ended; the reader sets it
 }
 
-// leave brings p.Leaving up to date: those that are gone have left now.
+// leave updates p.Leaving: the endpoints in gone leave now.
 func (p *Pool) leave(gone []*Endpoint, now time.Time) {
 	before := p.Leaving
-	had := make(map[*State]*Leaving, len(before)) // those that are not met below
+	had := make(map[*State]*Leaving, len(before)) // those not found below
 	for i := range before {
 		had[before[i].State] = &before[i]
 	}
@@ -50,13 +50,13 @@ func (p *Pool) leave(gone []*Endpoint, now time.Time) {
 	}
 }
 
-// identity tells endpoints apart that have had the same address one after the other.
+// identity distinguishes endpoints that had the same address one after the other.
 type identity struct {
 	addr netip.AddrPort
 	pod  string
 }
 
-// left returns the endpoints in p.Leaving. It is asked once for all that may be back.
+// left returns the endpoints in p.Leaving. Call it once for all endpoints that may be back.
 func (p *Pool) left() map[identity]*State {
 	left := make(map[identity]*State, len(p.Leaving))
 	for _, l := range slices.Backward(p.Leaving) {
@@ -65,8 +65,8 @@ func (p *Pool) left() map[identity]*State {
 	return left
 }
 
-// back forgets whatever an endpoint failed that was gone, and still has connections. It returns s;
-// nil if there is none.
+// back forgets the failures of a removed endpoint that still has connections. It returns s; nil if there is
+// none.
 func (s *State) back() *State {
 	if s == nil {
 		return nil
@@ -77,13 +77,13 @@ func (s *State) back() *State {
 	return s
 }
 
-// EndConnections makes those that are still established to an endpoint that is gone end by
-// a time: see Drained.
+// EndConnections makes connections that are still being established to a removed endpoint end by a time: see
+// Drained.
 func (s *State) EndConnections(by time.Time) { s.rarely().drained.Store(by.UnixNano()) }
 
-// Inherit returns the endpoint to which a previous process has connections: one of p.All, one that is leaving, or, if
-// there is none with that address and Pod, one that is gone. If it was leaving there, since says since when it is; otherwise since
-// is zero. The caller takes it (see Endpoint.Take) before the next Update.
+// Inherit returns the endpoint that a previous process has connections to: one of p.All, a leaving one, or,
+// if none has that address and Pod, a removed one. since is when it began to leave there; zero if it was not
+// leaving. The caller takes it (see Endpoint.Take) before the next Update.
 func (p *Pool) Inherit(c *config.Endpoint, since time.Time, now time.Time) *Endpoint {
 	if since.IsZero() || since.After(now) {
 		since = now

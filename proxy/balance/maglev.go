@@ -1,22 +1,20 @@
 package balance
 
-// maglevSizes are those of tables, primes: the first is taken that has at least
-// slotsPerEndpoint for each endpoint. It depends on nothing but how many there are, so that
-// all nodes have the same table. When it becomes another one, all clients move.
+// maglevSizes are the table sizes, primes: the first is used that has at least slotsPerEndpoint for each
+// endpoint. The size depends only on the number of endpoints, so that all nodes have the same table. When it
+// changes, all clients move.
 var maglevSizes = []int{1021, 4093, 16381, 65537}
 
 const slotsPerEndpoint = 64
 
-// maglev hashes the client's address into a table in which each endpoint has as many slots as
-// its weight says, and most slots stay whose they are when an endpoint comes or goes (D.
-// Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load Balancer", NSDI 2016,
-// section 3.4).
+// maglev hashes the client's address into a table in which each endpoint has slots in proportion to its
+// weight. Most slots keep their endpoint when one is added or removed (D. Eisenbud et al., "Maglev: A Fast
+// and Reliable Software Network Load Balancer", NSDI 2016, section 3.4).
 type maglev struct {
 	slots []uint16 // indexes of endpoints; those beyond maxMaglev have none
 }
 
-// maxMaglev is how many endpoints may have slots: half as many as there are in the greatest
-// table.
+// maxMaglev is how many endpoints may have slots: half as many as the largest table has.
 const maxMaglev = 1 << 15
 
 func newMaglev(s *Set) order {
@@ -32,7 +30,7 @@ func newMaglev(s *Set) order {
 			break
 		}
 	}
-	type preference struct{ at, skip, credit int } // the next slot that it wants, and how far on the one after that is
+	type preference struct{ at, skip, credit int } // the next slot that it wants, and the distance to the one after
 	wants := make([]preference, n)
 	most := 1
 	for i, e := range s.endpoints[:n] {
@@ -45,8 +43,8 @@ func newMaglev(s *Set) order {
 	for i := range m.slots {
 		m.slots[i] = free
 	}
-	// In each round the endpoints with the greatest weight take a slot, and the others in as
-	// many rounds as their weights are parts of that.
+	// In each round the endpoints with the greatest weight take a slot; the others do in a share of the
+	// rounds equal to their share of that weight.
 	for left := size; ; {
 		for i := range wants {
 			w := &wants[i]

@@ -1,8 +1,8 @@
 package balance
 
-// powerOfTwo draws two endpoints, by weight, and takes the one with fewer connections for its
-// weight: next to the least loaded, without a look at all (M. Mitzenmacher, "The
-// Power of Two Choices in Randomized Load Balancing", 2001).
+// powerOfTwo draws two endpoints, by weight, and takes the one with fewer connections for its weight. This is
+// close to the least load, without looking at all (M. Mitzenmacher, "The Power of Two Choices in Randomized
+// Load Balancing", 2001).
 type powerOfTwo struct{ shares }
 
 func newPowerOfTwo(s *Set) order { return &powerOfTwo{sharesOf(s)} }

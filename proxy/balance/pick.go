@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Reason says why an endpoint was chosen.
+// Reason is why an endpoint was chosen.
 type Reason uint8
 
 // The reasons. Those of schedulers are first.
@@ -24,20 +24,20 @@ const (
 	ByVIP
 
 	Affinity    // the client had it before
-	FirstInLine // none had room when the client came; this one was the first to have some
-	Probe       // it failed before; this connection finds out whether it still does
-	OnlyOne     // there is no other that was not tried
+	FirstInLine // none had a free slot when the client came; this one was the first to have one
+	Probe       // it failed before; this connection tests whether it still does
+	OnlyOne     // all others were tried
 	LastResort  // better than no endpoint
 	Inherited   // the previous process chose it
 
-	// noRoomLeft is the Reason of a Choice without an endpoint, since those that there are have
-	// no room. Another field would make a Choice too large for registers.
+	// noRoomLeft is the Reason of a Choice without an endpoint because all are full. Another field would make
+	// a Choice too large for registers.
 	noRoomLeft
 
-	Reasons = iota // how many there are, 0 included: for arrays
+	Reasons = iota // the number of reasons, 0 included: for arrays
 )
 
-// reasons are the words that the API, metrics and the trace use.
+// reasons are the names that the API, metrics and the trace use.
 var reasons = [...]string{
 	ByTurn: "round robin", ByWeight: "weighted round robin", ByChance: "random", ByTwo: "less loaded of two", ByLeast: "fewest connections",
 	ByDelay: "shortest expected delay", ByNoQueue: "never queue", ByClient: "hash of the client's address", ByMaglev: "maglev hash of the client's address",
@@ -45,37 +45,35 @@ var reasons = [...]string{
 	LastResort: "all that are left are in quarantine", Inherited: "chosen by the previous process", noRoomLeft: "none has room",
 }
 
-// String returns the words for r.
 func (r Reason) String() string { return reasons[r] }
 
-// Ask is what a choice depends on besides the endpoints.
+// Ask holds the inputs of a choice other than the endpoints.
 type Ask struct {
 	Now         time.Time
-	Client, VIP netip.Addr       // from where, and to where; for schedulers that hash them
+	Client, VIP netip.Addr       // source and destination, for schedulers that hash them
 	Tried       []netip.AddrPort // not to be tried again
 }
 
-// Choice is an endpoint to try and why.
+// Choice is an endpoint to try, with the reason.
 type Choice struct {
 	Endpoint *Endpoint
 	Reason   Reason
-	// PassedOver is how many endpoints would have been next but are in
-	// quarantine. A scheduler that compares loads does not count them.
+	// PassedOver is the number of endpoints that would have been next but are in quarantine. A scheduler that
+	// compares loads does not count them.
 	PassedOver int
 }
 
-// Full reports whether there is an endpoint to wait for, of a Choice without one.
+// Full reports whether a Choice without an endpoint has one to wait for.
 func (c Choice) Full() bool { return c.Reason == noRoomLeft }
 
-// Set is a list of endpoints that connections are spread over. It never
-// changes; it may be used from any goroutine.
+// Set is a list of endpoints to spread connections over. It never changes, and is safe for concurrent use.
 type Set struct {
 	pool      *Pool
 	endpoints []*Endpoint
-	order     order         // nil for that of endpoints
+	order     order         // nil for the order of endpoints
 	cursor    atomic.Uint32 // the next turn
 	filter    []Filter      // nil for most
-	group     int           // in Pool.queues: one for all Sets that have the same endpoints
+	group     int           // in Pool.queues: the same for all Sets that have the same endpoints
 	timeout   time.Duration // see QueueTimeout
 }
 
@@ -95,22 +93,22 @@ func (s *Set) Find(addr netip.AddrPort) *Endpoint {
 	return nil
 }
 
-// Pick returns the endpoint to try next: the one that the scheduler prefers of
-// those that are not among a.Tried and not in quarantine; if there is none, of those that
-// are not among a.Tried. Those that have no room are passed over. It returns false if all
-// have been tried, or have no room. The caller calls Take of an endpoint that it goes to.
+// Pick returns the endpoint to try next: the scheduler's first choice among those that are not in a.Tried and
+// not in quarantine, else among those that are not in a.Tried. It skips full ones, and returns false if all
+// have been tried or are full. The caller calls Take of the endpoint that it uses.
 func (s *Set) Pick(a Ask) (Choice, bool) {
 	choice, skipped, ok := s.pick(look{Ask: a, turn: s.cursor.Add(1) - 1, claim: true})
-	// An endpoint that is passed over uses up its turn; otherwise the one
-	// behind it would get that share on top of its own.
+	// A skipped endpoint uses up its turn; otherwise the next one would get that share in addition to its
+	// own.
 	if skipped > 0 {
 		s.cursor.Add(skipped)
 	}
 	return choice, ok
 }
 
-// Take is Again or, if that does not choose, Pick, and takes a slot of the endpoint; Release gives it back. If the Choice
-// is Full, no endpoint has a free slot, or others wait for the next one, and w waits, if it is not nil and QueueLimit allows that.
+// Take is Again or, if that does not choose, Pick. It also takes a slot of the endpoint, which Release
+// returns. If the Choice is Full, no endpoint has a free slot, or others wait for the next one. Then w waits,
+// if it is not nil and QueueLimit permits.
 func (s *Set) Take(a Ask, had netip.AddrPort, w *Waiter) (Choice, bool) {
 	for {
 		var c Choice
@@ -143,17 +141,16 @@ func (s *Set) Take(a Ask, had netip.AddrPort, w *Waiter) (Choice, bool) {
 	}
 }
 
-// Peek is Pick, for the turn-th caller from now on (0 for the next one), without
-// using up a turn or claiming a probe. It returns which turn would be the next
-// one's.
+// Peek is Pick for the turn-th caller from now on (0 for the next one), without using up a turn or claiming a
+// probe. It returns the turn of the caller after that.
 func (s *Set) Peek(turn uint32, a Ask) (c Choice, next uint32, ok bool) {
 	c, skipped, ok := s.pick(look{Ask: a, turn: s.cursor.Load() + turn})
 	return c, turn + 1 + skipped, ok
 }
 
-// Again chooses the endpoint with address had, which the client had before. If the Choice is Full, it has
-// no room, and is worth waiting for. Again returns false if it is gone, has failed lately, or was tried: any other
-// one will do.
+// Again chooses the endpoint with address had, which the client had before. If the Choice is Full, that
+// endpoint is full, and the client should wait for it. Again returns false if the endpoint was removed, is in
+// quarantine, or was tried: then any other will do.
 func (s *Set) Again(had netip.AddrPort, a Ask) (Choice, bool) {
 	if slices.Contains(a.Tried, had) {
 		return Choice{}, false
@@ -171,20 +168,20 @@ func (s *Set) Again(had netip.AddrPort, a Ask) (Choice, bool) {
 	return Choice{Endpoint: e, Reason: Affinity}, true
 }
 
-// look is one choice that is being made.
+// look is one choice in progress.
 type look struct {
 	Ask
-	turn  uint32 // one more with each choice, and with each endpoint that was passed over
+	turn  uint32 // grows by one with each choice, and with each endpoint that was skipped
 	claim bool   // the choice counts
 
-	noneLeft bool // all that are left are skipped by Filters for which clients do not wait, so these do not count
+	noneLeft bool // all that are left are skipped by Filters for which clients do not wait; ignore those
 }
 
-// maxLooks is how often a scheduler is asked before all endpoints are looked at, one after
-// the other: with half of them in quarantine that is one choice in 65,536.
+// maxLooks is the number of endpoints that a scheduler proposes before all are looked at in order: with half
+// of them in quarantine that is one choice in 65,536.
 const maxLooks = 16
 
-// pick is Pick, and returns how many endpoints it skipped that would have been next.
+// pick is Pick, and returns the number of skipped endpoints that would have been next.
 func (s *Set) pick(l look) (Choice, uint32, bool) {
 	n := uint32(len(s.endpoints))
 	if n == 0 {
@@ -201,7 +198,7 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 			return s.reasoned(f.Choice, l.Tried), looks, true
 		}
 	}
-	f.PassedOver, f.last = 0, nil // all are met again
+	f.PassedOver, f.last = 0, nil // the loop looks at all again
 	first := l.turn % n
 	for i := range n {
 		if f.take(s, s.endpoints[(first+i)%n], &l, looks+i) { // both less than n
@@ -225,19 +222,18 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 	return Choice{Endpoint: f.resort, Reason: reason}, f.skipped, true
 }
 
-// finding is what has been found so far.
+// finding is the state of a choice in progress.
 type finding struct {
 	Choice
 	resort   *Endpoint // the first one in quarantine
-	last     *Endpoint // the last one
-	skipped  uint32    // before that
-	full     bool      // there are some that have no room
-	wellFull bool      // and are not in quarantine
-	filtered bool      // there are some that would do if no other is left
+	last     *Endpoint // the last one in quarantine
+	skipped  uint32    // before resort
+	full     bool      // some are full
+	wellFull bool      // some are full and not in quarantine
+	filtered bool      // some are usable if no other is left
 }
 
-// take looks at an endpoint, before which so many were skipped, and reports whether it is the
-// one.
+// take looks at an endpoint, and reports whether to choose it. skipped is how many were skipped before.
 func (f *finding) take(s *Set, e *Endpoint, l *look, skipped uint32) bool {
 	if slices.Contains(l.Tried, e.Addr) {
 		return false
@@ -271,8 +267,8 @@ func (f *finding) take(s *Set, e *Endpoint, l *look, skipped uint32) bool {
 	return false
 }
 
-// skippedBy returns the Filter that makes a choice skip e, or nil. skipped is how many endpoints were
-// skipped before.
+// skippedBy returns the Filter that makes a choice skip e, or nil. skipped is how many endpoints were skipped
+// before.
 func (s *Set) skippedBy(e *Endpoint, l *look, skipped uint32) Filter {
 	for _, f := range s.filter {
 		if (f.Waits() || !l.noneLeft) && f.Skip(e, l.Now, l.turn+skipped) {
@@ -282,7 +278,7 @@ func (s *Set) skippedBy(e *Endpoint, l *look, skipped uint32) Filter {
 	return nil
 }
 
-// reasoned fills in why c was chosen.
+// reasoned sets the reason of c.
 func (s *Set) reasoned(c Choice, tried []netip.AddrPort) Choice {
 	switch {
 	case c.Reason == Probe:
@@ -296,7 +292,7 @@ func (s *Set) reasoned(c Choice, tried []netip.AddrPort) Choice {
 	return c
 }
 
-// HasUntried reports whether at least so many endpoints are not among tried.
+// HasUntried reports whether at least atLeast endpoints are not in tried.
 func (s *Set) HasUntried(tried []netip.AddrPort, atLeast int) bool {
 	n := len(s.endpoints)
 	if n-len(tried) >= atLeast { // without a look at each

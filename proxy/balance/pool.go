@@ -9,38 +9,34 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// Pool holds the endpoints of one service port. One goroutine at a time may
-// call its methods; the Sets that it hands out may be used from any.
+// Pool holds the endpoints of one service port. One goroutine at a time may call its methods; its Sets are
+// safe for concurrent use.
 type Pool struct {
-	// Watcher, if not nil, is told of the quarantine of endpoints. It is set
-	// before the first Update.
+	// Watcher, if not nil, is notified of the quarantine of endpoints. Set it before the first Update.
 	Watcher Watcher
 
-	// FirstTurn returns whose turn is first in a new Set: the endpoint with that
-	// index, modulo how many there are. Nil means always the first one. It is set
-	// before the first Update.
+	// FirstTurn returns the first turn of a new Set, an endpoint's index modulo their number. Nil means 0.
+	// Set it before the first Update.
 	FirstTurn func() uint32
 
 	// All are all endpoints, usable or not, in the order of the model.
 	All []*Endpoint
 
-	// The usable ones, by who asks: see config.ServicePort. Never nil after
-	// Update.
+	// The usable endpoints by kind of client: see config.ServicePort. Never nil after Update.
 	Cluster, Internal, External *Set
 
-	// Leaving are those that terminate, and those that are gone and had connections at the
-	// last Update. Of UDP there are none.
+	// Leaving are endpoints that terminate, and removed ones that had connections at the last Update. It is
+	// empty for UDP.
 	Leaving []Leaving
 
-	bound   atomic.Int64             // of the connections to each endpoint; 0 is any number
+	bound   atomic.Int64             // of the connections to each endpoint; 0 = no limit
 	waiting atomic.Int64             // clients
 	queues  atomic.Pointer[[3]group] // of the Sets; nil before the first client waits
 	turns   atomic.Uint32            // see wake
 }
 
-// Update makes the pool hold the endpoints of port from now on, keeping what is known of
-// those that stay. It returns the endpoints that are gone; one that was
-// replaced by another Pod at the same address is among them.
+// Update replaces the endpoints by those of port, and keeps the state of those that stay. It returns the
+// removed ones, including any that another Pod replaced at the same address.
 func (p *Pool) Update(port config.ServicePort, now time.Time) (gone []*Endpoint) {
 	first, old, left := p.Cluster == nil, byAddr(p.All), p.left()
 	p.bound.Store(int64(port.EndpointLimit))
@@ -89,8 +85,7 @@ func (p *Pool) Update(port config.ServicePort, now time.Time) (gone []*Endpoint)
 	return gone
 }
 
-// byAddr is made when it is needed and not kept: there is a pool for each of
-// thousands of service ports.
+// byAddr is computed when needed and not kept: each of thousands of service ports has a pool.
 func byAddr(list []*Endpoint) map[netip.AddrPort]*Endpoint {
 	m := make(map[netip.AddrPort]*Endpoint, len(list))
 	for _, e := range list {
@@ -99,8 +94,7 @@ func byAddr(list []*Endpoint) map[netip.AddrPort]*Endpoint {
 	return m
 }
 
-// newSet returns a Set of the endpoints in list, all of which are in all, that
-// goes on where old was in the rotation.
+// newSet returns a Set of the endpoints in list, all of which are in all. It continues old's rotation.
 func (p *Pool) newSet(old *Set, list []config.Endpoint, all map[netip.AddrPort]*Endpoint) *Set {
 	s := &Set{pool: p, endpoints: make([]*Endpoint, 0, len(list))}
 	switch {

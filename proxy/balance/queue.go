@@ -8,36 +8,36 @@ import (
 	"time"
 )
 
-// QueueLimit bounds how many clients wait for the endpoints of a Pool.
+// QueueLimit is the maximum number of clients that wait for the endpoints of a Pool.
 const QueueLimit = 1024
 
-// group has the queues of clients that may use the same endpoints.
+// group holds the queues of clients that may use the same endpoints.
 type group struct {
-	retries queue // of clients that have tried some of the endpoints, and so were served before the others came to the front
+	retries queue // of clients that have tried some of the endpoints; they go first, since they were served before the others
 	first   queue // of the others
 }
 
-// queue is clients that wait for a free slot, in the order in which they came. A free slot belongs to no client: the front one
-// is woken and takes it, if it still is free. So each slot wakes one client, however many wait.
+// queue holds clients that wait for a free slot, in order of arrival. A free slot belongs to no client: the
+// front one is woken and takes it, if it is still free. So each slot wakes one client, however many wait.
 type queue struct {
 	pool *Pool
-	next *queue // that has the slots which the front client of this one cannot use; nil for none
+	next *queue // gets the slots that this one's front client cannot use; nil for none
 
 	clients atomic.Int64
 	mu      sync.Mutex
 	list    list.List // of *Waiter
 }
 
-// Waiter is the place of one client in a queue. Its zero value is that of a client that has not waited yet. One
-// goroutine at a time may use it.
+// Waiter is the place of one client in a queue. Its zero value is a client that has not waited yet. It is not
+// safe for concurrent use.
 type Waiter struct {
 	in     *queue        // nil while the client does not wait
 	at     *list.Element // in it
-	woken  chan struct{} // has a value if the client is to look again
+	woken  chan struct{} // has a value if the client must look again
 	waited bool
 }
 
-// groups returns the groups of the Pool's Sets, which are there from then on.
+// groups returns the groups of the Pool's Sets, and creates them if needed.
 func (p *Pool) groups() *[3]group {
 	if p.queues.Load() == nil {
 		var g [3]group
@@ -49,7 +49,7 @@ func (p *Pool) groups() *[3]group {
 	return p.queues.Load()
 }
 
-// queue returns the queue of those who have affinity to the endpoint.
+// queue returns the queue of clients that have affinity to the endpoint.
 func (e *Endpoint) queue() *queue {
 	r := e.rarely()
 	if r.queue.Load() == nil {
@@ -58,7 +58,7 @@ func (e *Endpoint) queue() *queue {
 	return r.queue.Load()
 }
 
-// queue returns where a client waits: for the endpoint that it had, if that is kept, or for any.
+// queue returns where a client waits: for the endpoint that it had, if it keeps that, or for any.
 func (s *Set) queue(a Ask, had netip.AddrPort, kept bool) *queue {
 	g := &s.pool.groups()[s.group]
 	switch {
@@ -73,11 +73,11 @@ func (s *Set) queue(a Ask, had netip.AddrPort, kept bool) *queue {
 // QueueTimeout returns how long a client may wait.
 func (s *Set) QueueTimeout() time.Duration { return s.timeout }
 
-// Queued returns how many clients wait for an endpoint of the Pool.
+// Queued returns the number of clients that wait for an endpoint of the Pool.
 func (s *Set) Queued() int { return int(s.pool.waiting.Load()) }
 
-// join makes the client wait in q, and reports whether it did not before. A client that waited in another queue goes to
-// the end of q.
+// join makes the client wait in q, and returns false if it already did, or QueueLimit is reached. A client
+// that waited in another queue goes to the end of q.
 func (w *Waiter) join(q *queue) bool {
 	switch {
 	case w.in == q:
@@ -108,7 +108,7 @@ func (w *Waiter) Leave() {
 	}
 }
 
-// part takes the client out of its queue. If it was at the front, the one behind it looks for a slot.
+// part removes the client from its queue. If it was at the front, the next one looks for a slot.
 func (w *Waiter) part() {
 	q := w.in
 	q.mu.Lock()
@@ -121,18 +121,17 @@ func (w *Waiter) part() {
 	}
 }
 
-// Waits reports whether the client waits.
 func (w *Waiter) Waits() bool { return w.in != nil }
 
-// Front reports whether the client, which waits, is the one that takes the next free slot. Only that one is woken for slots, and needs to
-// know of other endpoints; who is not becomes it later, and is woken then.
+// Front reports whether the waiting client takes the next free slot. Only that client is woken for slots, and
+// needs to check other endpoints. Others are woken when they become the front.
 func (w *Waiter) Front() bool {
 	w.in.mu.Lock()
 	defer w.in.mu.Unlock()
 	return w.in.list.Front() == w.at
 }
 
-// Woken receives a value when the client, which waits, is to look again.
+// Woken receives a value when the waiting client must look again.
 func (w *Waiter) Woken() <-chan struct{} { return w.woken }
 
 // wake makes the front client look again.
@@ -157,11 +156,11 @@ func (q *queue) passOn() {
 	}
 }
 
-// wake makes those look again who are at the front of a queue: an endpoint has a free slot, or another state. It is
-// called only if clients wait.
+// wake makes the front client of each queue look again: an endpoint has a free slot, or another state. Call
+// it only if clients wait.
 func (p *Pool) wake(e *Endpoint) {
 	groups, turn := p.groups(), int(p.turns.Add(1)%4)
-	for i := range 4 { // each is the first to be woken in its turn, as that is of advantage
+	for i := range 4 { // the first to be woken has an advantage, so they alternate
 		switch at := (turn + i) % 4; {
 		case at == 3:
 			if r := e.rare.Load(); r != nil && r.queue.Load() != nil {

@@ -1,7 +1,6 @@
 package balance
 
-// random leaves it to chance, by weight. What chance says depends on nothing but the turn: so
-// it can be told beforehand.
+// random selects at random, by weight. The result depends only on the turn, so Peek can predict it.
 type random struct{ shares }
 
 func newRandom(s *Set) order { return &random{sharesOf(s)} }

@@ -1,7 +1,7 @@
 package balance
 
-// newRoundRobin gives one connection to each endpoint, one after the other; with weights, to
-// each as many as its weight, well mixed.
+// newRoundRobin gives one connection to each endpoint in rotation; with weights, as many as its weight to
+// each, well mixed.
 func newRoundRobin(s *Set) order {
 	if shares := sharesOf(s); shares.ends != nil {
 		return &weightedRoundRobin{shares, strideFor(shares.total())}
@@ -9,12 +9,11 @@ func newRoundRobin(s *Set) order {
 	return nil
 }
 
-// weightedRoundRobin goes through all shares in strides of about the golden section of
-// them, which spreads those of each endpoint evenly: in as many turns as there are shares,
-// each has its own.
+// weightedRoundRobin steps through all shares in strides of about their golden section, which spreads those
+// of each endpoint evenly. In as many turns as there are shares, each share has one.
 type weightedRoundRobin struct {
 	shares
-	stride uint64 // has no divisor in common with the number of shares
+	stride uint64 // coprime to the number of shares
 }
 
 func (w *weightedRoundRobin) look(s *Set, l look, i uint32) *Endpoint {

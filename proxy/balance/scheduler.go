@@ -6,21 +6,19 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// A scheduler makes the order of a Set, whenever that is made anew; nil is that of the list. Each scheduler is a
-// file, and a line in schedulers.
+// A scheduler makes the order of a new Set; nil is the order of the list. Each scheduler is a file, and a
+// line in schedulers.
 type scheduler func(*Set) order
 
-// order is the order in which a Set's endpoints are looked at. It may be used from any
-// goroutine.
+// order is the order in which a choice looks at a Set's endpoints. It is safe for concurrent use.
 type order interface {
-	// look returns the endpoint to look at, for the i-th time in one choice: i is 0 at first, and
-	// one more when the endpoint before was passed over. It may return one twice. nil means that
-	// the others are looked at in the order of the Set, beginning with the turn.
+	// look returns the i-th endpoint to look at in one choice: i is 0 at first, and grows by one when the
+	// previous endpoint was skipped. It may return one twice. After nil the choice looks at the others in the
+	// order of the Set, starting at the turn.
 	look(s *Set, l look, i uint32) *Endpoint
 	reason() Reason
 }
 
-// schedulers are all there are.
 var schedulers = map[config.Scheduler]scheduler{
 	config.RoundRobin:         newRoundRobin,
 	config.WeightedRoundRobin: newRoundRobin,
@@ -35,8 +33,8 @@ var schedulers = map[config.Scheduler]scheduler{
 	config.Maglev:             newMaglev,
 }
 
-// schedule gives sets the orders that a scheduler makes, and their groups: one for all that have the same
-// endpoints.
+// schedule gives sets the orders that a scheduler makes, and their groups: Sets that have the same endpoints
+// share one.
 func schedule(by scheduler, sets ...*Set) {
 	for i, s := range sets {
 		same := func(o *Set) bool { return slices.Equal(o.endpoints, s.endpoints) }

@@ -7,7 +7,7 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// shares are what the endpoints of a Set have by their weights, one behind the other.
+// shares are the shares of a Set's endpoints by weight, one after the other.
 type shares struct {
 	endpoints int
 	ends      []uint32 // where those of each endpoint end; nil if all have the same weight
@@ -30,7 +30,7 @@ func sharesOf(s *Set) shares {
 	return sh
 }
 
-// weight returns the weight of an endpoint in a Set, of which 0 is none.
+// weight returns the weight of an endpoint in a Set; at least 1.
 func weight(e *config.Endpoint) uint64 { return uint64(max(e.Weight.Int(), 1)) }
 
 func (sh *shares) total() uint64 {
@@ -40,7 +40,7 @@ func (sh *shares) total() uint64 {
 	return uint64(sh.ends[sh.endpoints-1])
 }
 
-// at returns whose the n-th share is.
+// at returns the endpoint index of the n-th share.
 func (sh *shares) at(n uint64) int {
 	if sh.ends == nil {
 		return int(n)
@@ -48,13 +48,13 @@ func (sh *shares) at(n uint64) int {
 	return sort.Search(sh.endpoints, func(i int) bool { return n < uint64(sh.ends[i]) })
 }
 
-// draw returns whose the share is that a random number stands for.
+// draw returns the endpoint index for a random number.
 func (sh *shares) draw(random uint64) int {
 	n, _ := bits.Mul64(random, sh.total())
 	return sh.at(n)
 }
 
-// mix returns a number that looks random for each other one: the finalizer of splitmix64,
+// mix maps each number to a different, random-looking one: the finalizer of splitmix64,
 // https://prng.di.unimi.it/splitmix64.c.
 func mix(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15

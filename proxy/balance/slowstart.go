@@ -6,21 +6,21 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// slowStart is the slow start of a Set, some of whose endpoints are new: of their turns they
-// leave to others what their age lacks of the length, as with HAProxy's slowstart and Envoy's slow
-// start mode; or, where all are new, of the age of the oldest.
+// slowStart is the slow start of a Set with new endpoints. A new endpoint leaves a share of its turns to
+// others: the part of length that it has yet to reach, as with HAProxy's slowstart and Envoy's slow start
+// mode. If all are new, the age of the oldest replaces length.
 type slowStart struct {
 	length time.Duration // for which an endpoint is new
 	oldest time.Time     // when the first of all came
-	over   time.Time     // when none is new any more
-	part   float64       // of the turns of an endpoint, that it takes at most
+	over   time.Time     // when no endpoint is new any longer
+	part   float64       // maximum share of its turns that a new endpoint takes
 }
 
-// leastShare is the share that an endpoint begins with, Envoy's min_weight_percent.
+// leastShare is the initial share of an endpoint, Envoy's min_weight_percent.
 const leastShare = 0.1
 
-// newSlowStart returns nil if no endpoint of s is new at now, or if that has no meaning:
-// schedulers that hash would have clients move, and move back.
+// newSlowStart returns nil if no endpoint of s is new at now, or if slow start makes no sense: with
+// schedulers that hash, clients would move to another endpoint and back.
 func newSlowStart(s *Set, port *config.ServicePort, now time.Time) *slowStart {
 	switch port.Scheduler {
 	case config.SourceHash, config.DestinationHash, config.Maglev:
@@ -31,7 +31,7 @@ func newSlowStart(s *Set, port *config.ServicePort, now time.Time) *slowStart {
 	}
 	st := &slowStart{length: port.SlowStart, oldest: now, part: 1}
 	if _, ok := s.order.(*leastOrder); ok {
-		st.part = 1 / float64(len(s.endpoints)) // a new one has the least load of all, and would have all turns
+		st.part = 1 / float64(len(s.endpoints)) // a new one has the least load, and would have all turns
 	}
 	for _, e := range s.endpoints {
 		came := e.came()
@@ -57,7 +57,7 @@ func (s *State) came() time.Time {
 	return time.Unix(0, r.cameAt.Load())
 }
 
-// share returns which part of its turns an endpoint takes at now, up to 1.
+// share returns the share of its turns that an endpoint takes at now, up to 1.
 func (st *slowStart) share(e *Endpoint, now time.Time) float64 {
 	if !now.Before(st.over) {
 		return 1
@@ -69,7 +69,8 @@ func (st *slowStart) share(e *Endpoint, now time.Time) float64 {
 	return max(leastShare, float64(age)/float64(whole))
 }
 
-// Skip implements Filter: a new endpoint leaves turns to others. Which ones depends on nothing but the turn and its address.
+// Skip implements Filter: a new endpoint leaves turns to others. Which ones depends only on the turn and its
+// address.
 func (st *slowStart) Skip(e *Endpoint, now time.Time, turn uint32) bool {
 	share := st.share(e, now)
 	return share < 1 && float64(hash(e.Addr.Addr(), turn)>>11)/(1<<53) >= share*st.part
@@ -77,8 +78,8 @@ func (st *slowStart) Skip(e *Endpoint, now time.Time, turn uint32) bool {
 
 func (st *slowStart) Waits() bool { return false }
 
-// Share returns which part of its share of new connections an endpoint of s has at now: less
-// than 1 while it is new.
+// Share returns an endpoint's current part of its full share of new connections in s: less than 1 while it is
+// new.
 func (s *Set) Share(e *Endpoint, now time.Time) float64 {
 	for _, f := range s.filter {
 		if st, ok := f.(*slowStart); ok {

@@ -22,21 +22,20 @@ import (
 	"github.com/usherproxy/usher/proxy/search"
 )
 
-// What is read of an HTTP response, and what is kept of an error, in bytes.
+// The limits of what is read of an HTTP response, and of a kept error, in bytes.
 const maxHeader, maxBody, maxError = 64 << 10, 64 << 10, 200
 
-// probe is what is asked of an address. Service ports of a namespace that want the same have one probe
-// together.
+// probe is what to probe at an address. Service ports of a namespace with equal probes share one.
 type probe struct {
 	namespace    string
 	at           netip.AddrPort
 	config.Probe // a recheck has no Interval
 }
 
-// recheck has time for a packet that is lost: TCP sends it again after a second (RFC 6298, 2.1).
+// recheck allows for a lost packet: TCP resends it after a second (RFC 6298, 2.1).
 var recheck = config.Probe{Check: config.Check{Kind: config.CheckTCP}, Timeout: 2 * time.Second}
 
-// checksOf returns the checks of those endpoints that clients may use, as the view's port asks for; nil if it
+// checksOf returns the checks that the view's port asks for, of endpoints that clients may use; nil if it
 // asks for none.
 func checksOf(v *frontend.View) map[*balance.State]probe {
 	how := v.Port.Probe
@@ -58,8 +57,8 @@ func checksOf(v *frontend.View) map[*balance.State]probe {
 
 func (c *probe) isRecheck() bool { return c.Interval == 0 }
 
-// ask makes a probe. Its connection is closed as clients close theirs, and as the kubelet does after its own
-// probes: servers are used to that, while a reset would be an error to them.
+// ask makes a probe. It closes its connection as clients do, and as the kubelet does after its own probes:
+// servers expect that, but log a reset as an error.
 func (p *Prober) ask(c probe) error {
 	ctx, cancel := context.WithTimeout(p.ctx, c.Timeout)
 	defer cancel()
@@ -80,13 +79,13 @@ func (p *Prober) connect(ctx context.Context, to netip.AddrPort) (forward.Conn, 
 	return p.dial(ctx, &config.Endpoint{Addr: to})
 }
 
-// statusError is the status of an HTTP response that is no success.
+// statusError is the status of an unsuccessful HTTP response.
 type statusError int
 
 func (s statusError) Error() string { return fmt.Sprintf("HTTP status %d", int(s)) }
 
-// get makes an HTTP request on a connection of its own, which ends with ctx. The Host is the endpoint's
-// address, as with the kubelet. A redirection is a success, and is not followed.
+// get makes an HTTP request on a dedicated connection, which ends with ctx. The Host is the endpoint's
+// address, as with the kubelet. A redirect is a success, and is not followed.
 func (p *Prober) get(ctx context.Context, c probe) error {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, c.Check.Kind.String()+"://"+c.at.String()+c.Check.Path, nil)
 	if err != nil {
@@ -127,7 +126,7 @@ func resultOf(err error) conn.Result {
 	return search.ResultOf(err)
 }
 
-// short returns err in few words. What an endpoint has sent may be part of it.
+// short returns err, shortened. It may contain data that an endpoint has sent.
 func short(err error) error {
 	err = search.Plain(err)
 	if err == nil || len(err.Error()) <= maxError {
@@ -142,7 +141,7 @@ type target struct {
 	state *balance.State
 }
 
-// endpoint returns the endpoint as it is listed now, or nil if it is gone.
+// endpoint returns the endpoint as currently listed, or nil if it was removed.
 func (t target) endpoint() *balance.Endpoint {
 	for _, e := range t.front.View().All {
 		if e.State == t.state {
@@ -152,7 +151,7 @@ func (t target) endpoint() *balance.Endpoint {
 	return nil
 }
 
-// dropTargets drops the endpoints that are not to be rechecked any longer. Those of checks are removed by Update.
+// dropTargets drops the endpoints that no longer need rechecks. Update removes those of checks.
 func (j *job) dropTargets() {
 	if !j.isRecheck() {
 		return
@@ -164,8 +163,7 @@ func (j *job) dropTargets() {
 	})
 }
 
-// report reports the result of a probe to an endpoint, and returns after how long the next one is due; 0 if
-// there is to be none.
+// report reports the result of a probe to an endpoint, and returns the time until the next one; 0 for none.
 func (j *job) report(t target, err error) (next time.Duration) {
 	e := t.endpoint()
 	if e == nil {

@@ -17,20 +17,20 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// The least time between the beginnings of two probes of a kind: 100 rechecks and 500 checks a second.
+// The shortest interval between the starts of two probes of a kind: 100 rechecks and 500 checks a second.
 const (
 	recheckGap = 10 * time.Millisecond
 	checkGap   = 2 * time.Millisecond
 )
 
-// Prober makes the probes of a node's endpoints. Its methods may be called from any goroutine.
+// Prober probes the endpoints of a node. It is safe for concurrent use.
 type Prober struct {
 	node   *frontend.Node
 	dial   func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)
-	atOnce int // probes of each kind; a namespace may have a quarter
+	atOnce int // concurrent probes of each kind; a namespace may have a quarter
 	ctx    context.Context
 	stop   context.CancelFunc
-	probes sync.WaitGroup // those under way
+	probes sync.WaitGroup // those in progress
 
 	mu               sync.Mutex
 	jobs             map[probe]*job
@@ -38,7 +38,7 @@ type Prober struct {
 	overload         rate.Sometimes // is logged
 }
 
-// New returns a Prober without probes to make. It connects with dial.
+// New returns a Prober without probes. It connects with dial.
 func New(node *frontend.Node, dial func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)) *Prober {
 	p := &Prober{
 		node: node, dial: dial, atOnce: int(node.Budget.Probes()), jobs: map[probe]*job{},
@@ -50,7 +50,7 @@ func New(node *frontend.Node, dial func(ctx context.Context, to *config.Endpoint
 	return p
 }
 
-// job is a probe and the endpoints to which its results are reported.
+// job is a probe and the endpoints that get its results.
 type job struct {
 	probe
 	targets map[target]bool // a job without any is dropped when it is due
@@ -64,7 +64,7 @@ type queue struct {
 	gap      time.Duration
 	pausing  bool // the last probe began less than gap ago
 	underWay int
-	owners   map[string]*owner // by namespace: those with probes that are due or under way
+	owners   map[string]*owner // by namespace: those with probes that are due or in progress
 	turns    []*owner          // those that may begin a probe
 }
 
@@ -76,13 +76,13 @@ type owner struct {
 	inTurns   bool
 }
 
-// Recheck probes an endpoint that failed after wait, and again for as long as it is in quarantine.
+// Recheck probes a failed endpoint after wait, and again for as long as it is in quarantine.
 func (p *Prober) Recheck(f *frontend.FrontEnd, e *balance.Endpoint, wait time.Duration) {
 	p.add(probe{f.ID().Namespace, e.Addr, recheck}, target{f, e.State}, wait)
 }
 
-// Update makes the checks of f's endpoints those that its view, after, asks for, in place of those of before.
-// Of an endpoint that is no longer checked, or in another way, what its checks have shown is forgotten.
+// Update replaces the checks of f's endpoints, those of view before, by those of view after. The results of
+// checks that are removed or changed are forgotten.
 func (p *Prober) Update(f *frontend.FrontEnd, before, after *frontend.View) {
 	was, is := checksOf(before), checksOf(after)
 	for state, c := range was {
@@ -97,12 +97,12 @@ func (p *Prober) Update(f *frontend.FrontEnd, before, after *frontend.View) {
 	}
 	for state, c := range is {
 		if was[state] != c {
-			p.add(c, target{f, state}, rand.N(c.Interval)) // not all at once, nor from all nodes
+			p.add(c, target{f, state}, rand.N(c.Interval)) // spread over the interval, differently on each node
 		}
 	}
 }
 
-// Stop ends the probes that are under way, and returns when they have ended. No other begins.
+// Stop cancels probes in progress, and returns when they have ended. No new ones begin.
 func (p *Prober) Stop() {
 	p.mu.Lock()
 	p.stop()
@@ -110,7 +110,7 @@ func (p *Prober) Stop() {
 	p.probes.Wait()
 }
 
-// add has c made for t after wait, or sooner if others want it sooner.
+// add makes c probe for t after wait, or sooner if other targets need it sooner.
 func (p *Prober) add(c probe, t target, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -126,7 +126,7 @@ func (p *Prober) add(c probe, t target, wait time.Duration) {
 	j.targets[t] = true
 }
 
-// remove has c no longer made for t. No result is reported to t from then on.
+// remove removes t from c's targets. No result is reported to t from then on.
 func (p *Prober) remove(c probe, t target) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -150,7 +150,7 @@ func (p *Prober) schedule(j *job, wait time.Duration) {
 	j.timer = timer
 }
 
-// queue returns where j waits when it is due.
+// queue returns the queue in which j waits when it is due.
 func (p *Prober) queue(j *job) *queue {
 	if j.isRecheck() {
 		return &p.rechecks
@@ -175,7 +175,7 @@ func (p *Prober) enqueue(j *job) {
 	p.begin(q)
 }
 
-// turn gives a namespace a turn if it has a probe that may begin, and forgets it if it has none at all. It is
+// turn gives a namespace a turn if it has a probe that may begin, and removes it if it has none at all. It is
 // called with mu.
 func (p *Prober) turn(q *queue, o *owner) {
 	switch {
@@ -188,7 +188,7 @@ func (p *Prober) turn(q *queue, o *owner) {
 	}
 }
 
-// begin begins the probes that the bounds of q allow now. It is called with mu.
+// begin begins the probes that the limits of q permit now. It is called with mu.
 func (p *Prober) begin(q *queue) {
 	for len(q.turns) > 0 && !q.pausing && q.underWay < p.atOnce && p.ctx.Err() == nil {
 		o := q.turns[0]
@@ -228,7 +228,7 @@ func (p *Prober) run(j *job, q *queue, o *owner) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ctx.Err() != nil {
-		return // Stop has ended it
+		return // Stop has canceled it
 	}
 	q.underWay--
 	o.underWay--
