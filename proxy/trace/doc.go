@@ -1,15 +1,13 @@
-// Package trace keeps what happened to each connection, and what changed
-// meanwhile, for people: every step leaves an [Event] in a [Log].
+// Package trace records the steps of each connection and each change as an [Event] in a [Log], for users to
+// read.
 //
-// What is known of a connection is in one place, its [conn.Record], with the attempts that were
-// made for it and how it ended. A Log knows the connections that have not ended, and the order
-// of the last steps: a ring in memory of small records, which are told in full when they
-// are read. Connections are divided among some parts of the Log, each with a lock and a
-// ring of its own, so that those who report steps at the same time rarely wait for each
-// other, and for one reader at the most. Another ring has changes, which connections
-// would soon have pushed out.
+// A connection's data is in one place, its [conn.Record], with its attempts and how it ended. A Log holds the
+// open connections and the order of the last steps: an in-memory ring of small records, which are expanded
+// into Events when they are read. A Log has several parts, each with its own lock and ring, and connections
+// are divided among them. Concurrent writers therefore rarely wait for each other, and for at most one
+// reader. Another ring holds changes, which connections would soon displace.
 //
-// A reader has a place of its own in the rings and takes events in the order of their
-// numbers, at its own pace; one that is too slow misses events and is told how many. A
-// reader that never reads costs its places, a few bytes.
+// A reader has its own position in the rings and takes events in the order of their numbers, at its own pace.
+// A reader that is too slow misses events, and receives the number missed. A reader that never reads costs
+// only its positions, a few bytes.
 package trace

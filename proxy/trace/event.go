@@ -10,11 +10,10 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// Kind says which step of a connection's life an event is, or what has changed.
+// Kind is the step of a connection, or the change, that an event records.
 type Kind uint8
 
-// The kinds of event: first the steps, in the order in which a connection meets
-// them.
+// The kinds of event: first the steps, in the order in which a connection goes through them.
 const (
 	Accepted    = Kind(conn.Accepted)
 	Attempt     = Kind(conn.Attempted)
@@ -34,16 +33,16 @@ const (
 	// EndpointChanged: its conditions.
 	EndpointChanged
 	EndpointRemoved
-	// EndpointQuarantined: it failed, and is passed over for some time.
+	// EndpointQuarantined: it failed, and is skipped for some time.
 	EndpointQuarantined
-	// EndpointProbed: it is in quarantine, and a probe was not answered. It is told
-	// only when the time until the next one becomes longer.
+	// EndpointProbed: it is in quarantine, and a probe failed. It is recorded only when the time until the
+	// next one becomes longer.
 	EndpointProbed
-	// EndpointRecovered: it had been in quarantine, and answers.
+	// EndpointRecovered: it was in quarantine, and answers.
 	EndpointRecovered
 	// PortalRepaired: rules were missing or changed in the kernel.
 	PortalRepaired
-	// MoreChanges stands for changes that are not told one by one.
+	// MoreChanges stands for changes that are not recorded one by one.
 	MoreChanges
 )
 
@@ -74,8 +73,8 @@ func (k Kind) String() string {
 // Reasons of EndpointQuarantined and EndpointRecovered.
 const (
 	ByProbe  = "probe"            // a probe ends, or has ended, the quarantine
-	ByProbes = "probes"           // so many in a row, for which the Service asks, are why it begins, or ends
-	NoProbes = "no longer probed" // the Service asked for those that were why
+	ByProbes = "probes"           // consecutive probes that the Service asks for began or ended it
+	NoProbes = "no longer probed" // the Service no longer asks for the probes that began it
 )
 
 // IsStep reports whether k is a step of a connection, and not a change.
@@ -87,17 +86,16 @@ type Subject struct {
 	Port     config.PortID
 	Protocol config.Protocol
 	Client   netip.AddrPort
-	Via      *netip.AddrPort // the load balancer that has told of the client; nil if that has come itself
-	VIP      netip.AddrPort  // where the client connected to
+	Via      *netip.AddrPort // the load balancer whose PROXY header named the client; nil if the client connected directly
+	VIP      netip.AddrPort  // the address that the client connected to
 }
 
-// SubjectOf returns who a connection is.
+// SubjectOf returns the Subject of a connection.
 func SubjectOf(r *conn.Record) Subject {
 	return Subject{Conn: r.ID, Port: r.Port.ID, Protocol: r.Port.Protocol, Client: r.From, Via: r.Via, VIP: r.To}
 }
 
-// Event is one step of a connection, or one change, as people see it. Fields that do not belong to
-// its kind are zero.
+// Event is one step of a connection, or one change, for users. Fields that do not apply to its kind are zero.
 type Event struct {
 	Seq    uint64 // 1 for the first event of the process
 	Time   time.Time
@@ -111,19 +109,19 @@ type Event struct {
 	Attempt    int // 1 for the first
 	Endpoint   netip.AddrPort
 	Pod        string
-	Reason     string        // why this endpoint
-	PassedOver int           // endpoints passed over because they are in quarantine
+	Reason     string        // for the choice of this endpoint
+	PassedOver int           // endpoints skipped because they are in quarantine
 	Seen       portal.Seen   // by the endpoint of an Attempt
-	Took       time.Duration // for the attempt; for Waiting, how long is waited; for Queued, how long it was in line; for Closed, since Accepted; for EndpointQuarantined, how long it lasts or when the next probe is due, as for EndpointProbed
+	Took       time.Duration // for the attempt; for Waiting, how long it waits; for Queued, how long it waited; for Closed, since Accepted; for EndpointQuarantined, its duration or when the next probe is due, as for EndpointProbed
 	Err        string        // "" if it succeeded
 
 	// Closed.
-	End    outcome.Result // of one that is read from a Log, Err above has the text of its Err
+	End    outcome.Result // if read from a Log, Err above has the text of its Err
 	Flags  conn.Flags
-	Record *conn.Record // what is known of the connection
-	Ended  uint64       // how many connections had ended by then, this one included; of what a Reader reads
+	Record *conn.Record // the connection's
+	Ended  uint64       // number of connections ended by then, this one included; set by a Reader
 
-	// Count is how many rules were repaired, endpoints a Service came with,
-	// changes are not told.
+	// Count is the number of rules repaired, of endpoints that a Service came with, or of changes not
+	// recorded.
 	Count int
 }

@@ -6,17 +6,17 @@ import (
 )
 
 const (
-	// gathering is how long ends are gathered before they are told, so that the proxy
-	// is not bothered for each connection.
+	// gathering is how long ends are collected before they are passed on, so that Run does not disturb the
+	// proxy for each connection.
 	gathering = 20 * time.Millisecond
-	// batch is how many events are taken at once.
+	// batch is the number of events taken at once.
 	batch = 256
 )
 
-// Follower tells of connections that end, to what keeps up with them for others.
+// Follower passes on the connections that end, for example to a log.
 type Follower struct {
 	reader *Reader
-	ended  uint64 // connections, until and with the last one that was told or missed
+	ended  uint64 // connections, up to the last one passed on or missed
 }
 
 // Follow returns a Follower of the connections that end from now on.
@@ -26,9 +26,9 @@ func (l *Log) Follow() *Follower {
 	return &Follower{reader, ended}
 }
 
-// Run calls each with the step Closed of each connection, and with how many are missing just
-// before it, since the Log no longer had them, until ctx ends and all are told. The event is
-// not to be kept. paused is called when there are no more for now.
+// Run calls each with the step Closed of each connection, and with the number of ends missing just before it
+// because the Log no longer had them. It returns once ctx is done and all are passed on. each must not keep
+// the event. Run calls paused when there are no more for now.
 func (f *Follower) Run(ctx context.Context, each func(e *Event, missed int64), paused func()) {
 	events := make([]Event, batch)
 	for {
@@ -62,5 +62,5 @@ func (f *Follower) tell(events []Event, each func(e *Event, missed int64)) {
 		f.ended = e.Ended
 		each(e, missed)
 	}
-	clear(events) // they hold on to connections
+	clear(events) // they refer to connections
 }

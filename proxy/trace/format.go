@@ -10,8 +10,8 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// String tells the event in one line, without the time. What a terminal would obey is
-// written as Go escapes it: errors and names come from others.
+// String returns the event in one line, without the time. Characters that control a terminal are escaped as
+// in Go: errors and names come from others.
 func (e Event) String() string {
 	text := e.step()
 	if strings.IndexFunc(text, notShown) < 0 {
@@ -72,7 +72,7 @@ func (e Event) step() string {
 	return b.String()
 }
 
-// change tells a change in one line.
+// change returns a change in one line.
 func (e Event) change() string {
 	endpoint := e.Endpoint.String() + pod(e.Pod)
 	switch e.Kind {
@@ -138,8 +138,8 @@ func passedOver(n int) string {
 	return fmt.Sprintf(", %d skipped in quarantine", n)
 }
 
-// as tells whom the endpoint sees if that is the client. The node is no news: it is what is
-// to be expected of a proxy, and of all connections where the portal can do no better.
+// as returns a text if the endpoint sees the client, or a node address for a reason worth noting. That it
+// sees the node is the default for a proxy, and for all connections where the portal cannot do better.
 func as(s portal.Seen) string {
 	if s.Client() {
 		return ", as the client"
@@ -147,7 +147,7 @@ func as(s portal.Seen) string {
 	return ""
 }
 
-// Short rounds d to what a person wants to read: "0.24 ms", "253 ms", "1.5 s".
+// Short rounds d for display: "0.24 ms", "253 ms", "1.5 s".
 func Short(d time.Duration) string {
 	switch ms := float64(d) / float64(time.Millisecond); {
 	case d < 10*time.Millisecond:

@@ -10,10 +10,9 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// kept has the last ends of connections with which something was amiss, which good ones
-// would soon have pushed out of the other rings. When it is full, the oldest goes of those of
-// which there are most: neither a Service nor a kind of failure pushes out the others.
-// Connections that end well never come here.
+// kept holds the last ends of connections with a problem, which good connections would soon displace from the
+// other rings. When it is full, the oldest end of the largest share is removed. So neither a Service nor a
+// kind of failure displaces the others. Connections without a problem never come here.
 type kept struct {
 	max int
 
@@ -21,25 +20,25 @@ type kept struct {
 	count  int
 	shares map[share]*shared
 	bySize sizes
-	lost   int64 // when the last one had ended that is gone, of shares that are gone
+	lost   int64 // latest end time among removed ends, of shares that no longer exist
 }
 
-// share is what ends have in common that go on account of each other.
+// share is what ends have in common that displace each other.
 type share struct {
 	port  config.PortID
 	flags conn.Flags
-	fault outcome.Fault // of those that failed: clients that are refused do not push out what endpoints do
+	fault outcome.Fault // of failed ones: clients that are refused do not displace failures of endpoints
 }
 
-// shared are the ends of a share, the oldest first.
+// shared holds the ends of a share, oldest first.
 type shared struct {
 	share
 	place int // in bySize
 	ends  []record
-	lost  int64 // when the last one had ended that is gone; 0 if none is
+	lost  int64 // end time of the last removed one; 0 for none
 }
 
-// add keeps r, the end of a connection with which something was amiss.
+// add keeps r, the end of a connection with a problem.
 func (k *kept) add(r record, how *conn.Ending) {
 	if k.max <= 0 {
 		return
@@ -66,7 +65,7 @@ func (k *kept) add(r record, how *conn.Ending) {
 func (k *kept) removeOne() {
 	s := k.bySize[0]
 	s.lost = s.ends[0].time
-	s.ends[0] = record{} // it holds on to the connection
+	s.ends[0] = record{} // it refers to the connection
 	s.ends = s.ends[1:]
 	k.count--
 	if len(s.ends) == 0 {
@@ -78,7 +77,7 @@ func (k *kept) removeOne() {
 	heap.Fix(&k.bySize, 0)
 }
 
-// each calls f for all, in no order, until it returns false.
+// each calls f for all, unordered, until f returns false.
 func (k *kept) each(f func(r record) bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -91,7 +90,7 @@ func (k *kept) each(f func(r record) bool) {
 	}
 }
 
-// find returns the end of the connection with that number, if it is kept.
+// find returns the end of the connection with number id, if it is kept.
 func (k *kept) find(id uint64) (found record) {
 	k.each(func(r record) bool {
 		if r.of.ID == id {
@@ -102,7 +101,7 @@ func (k *kept) find(id uint64) (found record) {
 	return found
 }
 
-// reaches returns since when all are kept that match is true of.
+// reaches returns the time since which all ends are kept for which match returns true.
 func (k *kept) reaches(match func(config.PortID) bool) int64 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -138,8 +137,8 @@ func (s *sizes) Pop() any {
 	return x
 }
 
-// Reaches says how far back a Log knows of connections that have ended.
+// Reaches is how far back a Log knows ended connections.
 type Reaches struct {
-	All   time.Time // those that have ended since then
-	Amiss time.Time // of those that failed, were retried or slow; never later than All
+	All   time.Time // all that have ended since then
+	Amiss time.Time // those that failed, were retried or slow; never later than All
 }

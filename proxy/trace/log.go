@@ -13,38 +13,36 @@ import (
 	"github.com/usherproxy/usher/proxy/conn"
 )
 
-// keptChanges is how many changes a Log keeps besides the steps of connections.
+// keptChanges is the number of changes that a Log keeps in addition to the steps of connections.
 const keptChanges = 1024
 
-// Log keeps the last events, and knows the connections that have not ended. It is
-// safe for concurrent use.
+// Log keeps the last events, and the open connections. It is safe for concurrent use.
 type Log struct {
-	seq   atomic.Uint64                 // of the newest event; taken while the lock of where that goes is held
-	more  atomic.Pointer[chan struct{}] // closed when an event is added; nil if nobody waits
-	parts []part                        // a power of two
+	seq   atomic.Uint64                 // of the newest event; incremented under the lock of the event's ring
+	more  atomic.Pointer[chan struct{}] // closed when an event is added; nil if no reader waits
+	parts []part                        // their number is a power of two
 	shift int                           // see spread
 	began time.Time
 	kept  kept
 
-	// reading is held by whoever reads, before the locks of all parts and that of changes:
-	// however many read, those who write wait for one of them at the most.
+	// reading is held by readers, before the locks of all parts and of changes: however many readers there
+	// are, writers wait for at most one of them.
 	reading sync.Mutex
 
 	changing sync.Mutex // guards changes
 	changes  ring[*Event]
 }
 
-// part is what a Log knows of some of the connections: those that have not ended, and the
-// last steps. A Log is divided, so that who reports a step waits for few others, and
-// whoever looks through those that are open holds up few.
+// part holds the open connections and the last steps of some of the connections. A Log has several, so that a
+// writer waits for few others, and a reader of open connections blocks few writers.
 type part struct {
 	mu    sync.Mutex
-	first *conn.Record // of those that have not ended
-	steps ring[record] // their numbers become larger
-	ended uint64       // connections
+	first *conn.Record // of the open ones
+	steps ring[record] // in ascending order of their numbers
+	ended uint64       // number of connections
 }
 
-// add makes c one of those that are open. mu is held.
+// add adds c to the open connections. mu is held.
 func (p *part) add(c *conn.Record) {
 	if c.Trace.After = p.first; c.Trace.After != nil {
 		c.Trace.After.Trace.Before = c
@@ -52,7 +50,7 @@ func (p *part) add(c *conn.Record) {
 	p.first = c
 }
 
-// remove is its opposite. mu is held.
+// remove removes c from the open connections. mu is held.
 func (p *part) remove(c *conn.Record) {
 	switch {
 	case c.Trace.Before != nil:
@@ -60,7 +58,7 @@ func (p *part) remove(c *conn.Record) {
 	case p.first == c:
 		p.first = c.Trace.After
 	default:
-		return // it was removed already
+		return // already removed
 	}
 	if c.Trace.After != nil {
 		c.Trace.After.Trace.Before = c.Trace.Before
@@ -69,17 +67,15 @@ func (p *part) remove(c *conn.Record) {
 }
 
 const (
-	// mostParts is how many parts a Log has: more than processors report steps at the
-	// same moment.
+	// mostParts is the number of parts of a Log: more than the CPUs that report steps at the same moment.
 	mostParts = 16
-	// worthParts is how many steps are kept from which on there are so many.
+	// worthParts is the number of kept steps from which a Log has mostParts.
 	worthParts = 64 * mostParts
 )
 
-// NewLog returns a Log that keeps about so many of the last steps of connections (at
-// least 1), and the last thousand changes. It takes memory as events come: 40 bytes for
-// each step, and for each connection, while one of its steps is kept or it is open, about
-// 250.
+// NewLog returns a Log that keeps about the given number of the last steps of connections (at least 1), and
+// the last thousand changes. It takes memory as events come: 40 bytes for each step, and about 250 for each
+// connection while it is open or one of its steps is kept.
 func NewLog(steps int) *Log {
 	parts := 1
 	if steps >= worthParts {
@@ -92,16 +88,16 @@ func NewLog(steps int) *Log {
 	return l
 }
 
-// Keep makes l keep the ends of so many connections besides, of those that failed, were retried
-// or slow (see conn.Flags). It is called before the first event. Each that is kept takes about 400
-// bytes, and 120 for each of several attempts.
+// Keep makes l also keep the ends of the given number of connections that failed, were retried or slow (see
+// conn.Flags). Call it before the first event. Each takes about 400 bytes, and 120 for each of several
+// attempts.
 func (l *Log) Keep(connections int) {
 	l.kept = kept{max: connections, shares: map[share]*shared{}}
 }
 
-// spread makes consecutive numbers of connections, and any regular choice of them, fall evenly on the parts: a
-// connection belongs to the part at spread*ID >> shift (see Knuth, The Art of Computer Programming, 6.4:
-// Fibonacci hashing).
+// spread distributes consecutive connection numbers, and any regular selection of them, evenly over the
+// parts: a connection belongs to the part at spread*ID >> shift (see Knuth, The Art of Computer Programming,
+// 6.4: Fibonacci hashing).
 const spread = 0x9E3779B97F4A7C15
 
 // Observe implements conn.Observer: it appends the step.
@@ -115,7 +111,7 @@ func (l *Log) Observe(c *conn.Record, s conn.Step) {
 	case conn.Accepted:
 		p.add(c)
 	case conn.Closed:
-		c.Trace.Moving = nil // what moved its bytes need not be kept for as long as the step
+		c.Trace.Moving = nil // the Mover need not be kept for as long as the step
 		p.remove(c)
 		p.ended++
 	}
@@ -138,7 +134,7 @@ func (l *Log) Observe(c *conn.Record, s conn.Step) {
 	}
 }
 
-// Change appends a change, which is the Log's from now on. What it is about may be nil.
+// Change appends a change; l owns e from then on. Its Subject may be nil.
 func (l *Log) Change(e *Event) {
 	if e.Subject == nil {
 		e.Subject = &nobody
@@ -154,15 +150,15 @@ var nobody Subject
 
 func (e *Event) number() uint64 { return e.Seq }
 
-// tell wakes who waits for an event.
+// tell wakes the readers that wait for an event.
 func (l *Log) tell() {
 	if more := l.more.Load(); more != nil && l.more.CompareAndSwap(more, nil) {
 		close(*more)
 	}
 }
 
-// Moves says that m moves the connection's bytes from now on. It may be called after
-// the end, which is reported when m is done.
+// Moves sets the Mover that moves the connection's bytes from now on. It may be called after the end, which
+// is recorded when m is done.
 func (l *Log) Moves(c *conn.Record, m conn.Mover) {
 	p := &l.parts[c.ID*spread>>l.shift]
 	p.mu.Lock()
@@ -172,15 +168,14 @@ func (l *Log) Moves(c *conn.Record, m conn.Mover) {
 	}
 }
 
-// Bytes returns how many bytes were moved so far, as far as that can be told of
-// one that is open.
+// Bytes returns the number of bytes moved so far, as far as it is known for an open connection.
 func (l *Log) Bytes(c *conn.Record) (toEndpoint, toClient int64) {
 	p := &l.parts[c.ID*spread>>l.shift]
 	p.mu.Lock()
 	m, how := c.Trace.Moving, c.Ending()
 	p.mu.Unlock()
 	switch {
-	case how != nil: // meanwhile
+	case how != nil: // it ended meanwhile
 		return how.ToEndpoint, how.ToClient
 	case m == nil:
 		return 0, 0
@@ -205,8 +200,8 @@ func (l *Log) unlockForReading() {
 	l.reading.Unlock()
 }
 
-// Open returns the connections that have not ended and for which match returns
-// true, in no order. No other goroutine waits for match.
+// Open returns the open connections for which match returns true, unordered. No other goroutine waits for
+// match.
 func (l *Log) Open(match func(*conn.Record) bool) (list []*conn.Record) {
 	for i := range l.parts {
 		list = l.parts[i].open(list)
@@ -214,8 +209,8 @@ func (l *Log) Open(match func(*conn.Record) bool) (list []*conn.Record) {
 	return slices.DeleteFunc(list, func(c *conn.Record) bool { return !match(c) })
 }
 
-// Find returns the connection with that number: the Record of one that is open, or
-// else the event of its end, if that is kept.
+// Find returns the connection with number id: the Record if it is open, or the event of its end if that is
+// kept.
 func (l *Log) Find(id uint64) (open *conn.Record, ended *Event) {
 	open, closed := l.parts[id*spread>>l.shift].find(id)
 	if open == nil && closed.of == nil {
@@ -228,8 +223,7 @@ func (l *Log) Find(id uint64) (open *conn.Record, ended *Event) {
 	return nil, &e
 }
 
-// Ended returns the ends that are kept and for which match returns true, the
-// newest first, at most max.
+// Ended returns the kept ends for which match returns true, newest first, at most max.
 func (l *Log) Ended(max int, match func(*Event) bool) (list []Event) {
 	for _, r := range l.closed() {
 		if len(list) == max {
@@ -242,8 +236,7 @@ func (l *Log) Ended(max int, match func(*Event) bool) (list []Event) {
 	return list
 }
 
-// Reaches tells how far back l knows of connections that have ended, of the service ports that match is
-// true of.
+// Reaches returns how far back l knows ended connections, of the service ports for which match returns true.
 func (l *Log) Reaches(match func(config.PortID) bool) Reaches {
 	all := l.began
 	for i := range l.parts {
@@ -263,7 +256,7 @@ func (l *Log) Reaches(match func(config.PortID) bool) Reaches {
 	return r
 }
 
-// later returns the later one of t and a Unix time in nanoseconds.
+// later returns the later of t and a Unix time in nanoseconds.
 func later(t time.Time, nanoseconds int64) time.Time {
 	if other := time.Unix(0, nanoseconds); other.After(t) {
 		return other
@@ -271,7 +264,7 @@ func later(t time.Time, nanoseconds int64) time.Time {
 	return t
 }
 
-// closed returns the steps with which connections ended, the newest first.
+// closed returns the steps with which connections ended, newest first.
 func (l *Log) closed() (list []record) {
 	for i := range l.parts {
 		p := &l.parts[i]
@@ -291,16 +284,15 @@ func (l *Log) closed() (list []record) {
 	return slices.CompactFunc(list, func(a, b record) bool { return a.seq == b.seq })
 }
 
-// ring keeps the last events that were added to it, in the order of their numbers. Their
-// places count from 1.
+// ring keeps the last events added to it, in the order of their numbers. Places count from 1.
 type ring[E interface{ number() uint64 }] struct {
 	max    int
 	added  uint64
-	events []E // the one at place n is at (n-1) % max
+	events []E // the event at place n is at (n-1) % max
 }
 
-// newRing returns a ring for max events. Its memory is taken at once, and used, as
-// the system sees it, when events come.
+// newRing returns a ring for max events. It allocates the slice at once, but the kernel provides the memory
+// only as events come.
 func newRing[E interface{ number() uint64 }](max int) ring[E] {
 	return ring[E]{max: max, events: make([]E, 0, max)}
 }
@@ -316,14 +308,13 @@ func (r *ring[E]) add(events ...E) {
 	}
 }
 
-// at returns the event at a place that is kept.
+// at returns the event at a place that is still kept.
 func (r *ring[E]) at(place uint64) *E { return &r.events[(place-1)%uint64(r.max)] }
 
-// oldest returns the place of the oldest event that is kept.
+// oldest returns the place of the oldest kept event.
 func (r *ring[E]) oldest() uint64 { return r.added - uint64(len(r.events)) + 1 }
 
-// behind returns the place of the first event that is kept and has a number above
-// seq.
+// behind returns the place of the first kept event with a number above seq.
 func (r *ring[E]) behind(seq uint64) uint64 {
 	oldest := r.oldest()
 	n := sort.Search(len(r.events), func(i int) bool { return (*r.at(oldest + uint64(i))).number() > seq })

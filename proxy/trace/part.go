@@ -8,13 +8,13 @@ import (
 	"github.com/usherproxy/usher/proxy/conn"
 )
 
-// openAtOnce is at how many connections that are open a part looks before who begins or ends one
-// gets its lock.
+// openAtOnce is the number of open connections that open visits before it releases the lock to goroutines
+// that begin or end one.
 const openAtOnce = 2048
 
-// open appends those that have not ended. Those that begin or end meanwhile may be among them.
+// open appends the open connections. It may include some that begin or end meanwhile.
 func (p *part) open(list []*conn.Record) []*conn.Record {
-	here := &conn.Record{ID: math.MaxUint64} // keeps the place between two looks
+	here := &conn.Record{ID: math.MaxUint64} // marks the position between two looks
 	p.mu.Lock()
 	p.add(here)
 	p.mu.Unlock()
@@ -37,8 +37,7 @@ func (p *part) open(list []*conn.Record) []*conn.Record {
 	return list
 }
 
-// find returns the connection with that number that is open, or else the step with which
-// it ended, if that is kept.
+// find returns the open connection with number id, or the step with which it ended, if that is kept.
 func (p *part) find(id uint64) (open *conn.Record, closed record) {
 	for _, c := range p.open(nil) {
 		if c.ID == id {
@@ -58,7 +57,7 @@ func (p *part) find(id uint64) (open *conn.Record, closed record) {
 	return nil, record{}
 }
 
-// endedBefore returns how many had ended before the step at a place, the lower half of it.
+// endedBefore returns the number of connections that had ended before the step at a place, its lower 32 bits.
 // mu is held.
 func (p *part) endedBefore(place uint64) uint32 {
 	if place > p.steps.added {
@@ -71,21 +70,20 @@ func (p *part) endedBefore(place uint64) uint32 {
 	return r.ended
 }
 
-// record is a step as it is kept: what else there is to be told is known of the
-// connection.
+// record is a step as it is kept: the connection's Record holds the rest.
 type record struct {
 	seq     uint64
 	of      *conn.Record
 	time    int64         // nanoseconds since 1970
 	took    time.Duration // of Waiting and Queued
-	ended   uint32        // connections of this part, this one included: the lower half
+	ended   uint32        // connections of this part, this one included; lower 32 bits
 	kind    Kind
-	attempt uint8 // how many there were so far; a search makes some tens
+	attempt uint8 // how many there were so far; a search makes several dozen at most
 }
 
 func (r record) number() uint64 { return r.seq }
 
-// event tells the step in full.
+// event returns the full Event of the step.
 func (r *record) event() Event {
 	about := SubjectOf(r.of)
 	e := Event{Seq: r.seq, Time: time.Unix(0, r.time), Kind: r.kind, Subject: &about, Attempt: int(r.attempt)}

@@ -5,20 +5,20 @@ import (
 	"math"
 )
 
-// Reader reads a Log from some place on. It is for one goroutine.
+// Reader reads a Log from some place on. It is not safe for concurrent use.
 type Reader struct {
 	log    *Log
 	steps  []position // in the Log's parts
 	change uint64     // the next place among the changes
-	owed   uint64     // events that were gone before it began
-	ended  uint64     // how many connections had ended before where it is
-	taken  []taken    // what it reads is told in full when nobody has to wait for that
-	looked int        // at how many events, the last time
-	// onlyEnds leaves out every event but ends of connections.
+	owed   uint64     // events that were already removed when it began
+	ended  uint64     // number of connections that had ended before its place
+	taken  []taken    // expanded into Events after the locks are released
+	looked int        // number of events visited by the last read
+	// onlyEnds skips every event except the ends of connections.
 	onlyEnds bool
 }
 
-// position is how far a Reader is in a part.
+// position is a Reader's position in a part.
 type position struct {
 	next  uint64 // place
 	ended uint32 // connections of the part, before that
@@ -31,8 +31,8 @@ type taken struct {
 	ended  uint64
 }
 
-// reader returns a reader from those places on that next and change tell. The caller has
-// locked l for reading.
+// reader returns a reader that begins at the places that next and change give. The caller has locked l for
+// reading.
 func (l *Log) reader(next func(*part) uint64, change uint64) *Reader {
 	r := &Reader{log: l, steps: make([]position, len(l.parts)), change: change}
 	for i := range l.parts {
@@ -44,8 +44,8 @@ func (l *Log) reader(next func(*part) uint64, change uint64) *Reader {
 	return r
 }
 
-// Reader returns a reader that begins with the oldest event that is kept, or,
-// if fresh is set, with the next one that is added.
+// Reader returns a reader that begins with the oldest kept event or, if fresh is set, with the next one
+// added.
 func (l *Log) Reader(fresh bool) *Reader {
 	if fresh {
 		r, _ := l.ReaderOfEnds()
@@ -56,8 +56,8 @@ func (l *Log) Reader(fresh bool) *Reader {
 	return l.reader(func(p *part) uint64 { return p.steps.oldest() }, l.changes.oldest())
 }
 
-// ReaderOfEnds returns a fresh reader, and how many connections had ended before
-// it: the next end has Event.Ended one above that.
+// ReaderOfEnds returns a fresh reader, and the number of connections that had ended before it: the next end
+// has Event.Ended one above that.
 func (l *Log) ReaderOfEnds() (*Reader, uint64) {
 	l.lockForReading()
 	defer l.unlockForReading()
@@ -65,8 +65,8 @@ func (l *Log) ReaderOfEnds() (*Reader, uint64) {
 	return r, r.ended
 }
 
-// ReaderBehind returns a reader that begins with the first event whose number is
-// above seq. Those that are gone count as missed.
+// ReaderBehind returns a reader that begins with the first event whose number is above seq. Removed events
+// count as missed.
 func (l *Log) ReaderBehind(seq uint64) *Reader {
 	l.lockForReading()
 	defer l.unlockForReading()
@@ -81,10 +81,9 @@ func (l *Log) ReaderBehind(seq uint64) *Reader {
 	return r
 }
 
-// Next puts events into buf, oldest first, and waits until there is at least
-// one, also if that is none of those that it is to tell of. It returns how many there are and
-// how many were missed just before them because the reader was too slow. The error is
-// ctx's, when that has ended.
+// Next puts events into buf, oldest first. It waits until there is at least one, even one that onlyEnds
+// skips. It returns the number of events, and the number missed just before them because the reader was too
+// slow. The error is ctx's, when ctx is done.
 func (r *Reader) Next(ctx context.Context, buf []Event) (n int, missed uint64, err error) {
 	for {
 		n, missed, more := r.read(buf, true)
@@ -99,14 +98,13 @@ func (r *Reader) Next(ctx context.Context, buf []Event) (n int, missed uint64, e
 	}
 }
 
-// Poll is Next without the waiting: it returns 0 events if there are none.
+// Poll is Next without waiting: it returns 0 events if there are none.
 func (r *Reader) Poll(buf []Event) (n int, missed uint64) {
 	n, missed, _ = r.read(buf, false)
 	return n, missed
 }
 
-// read reads events. If there are none, and wait is set, it returns a channel that is
-// closed when there are.
+// read reads events. If there are none and wait is set, it returns a channel that is closed when there are.
 func (r *Reader) read(buf []Event, wait bool) (n int, missed uint64, more <-chan struct{}) {
 	missed, more = r.take(len(buf), wait)
 	for i := range r.taken {
@@ -120,15 +118,15 @@ func (r *Reader) read(buf []Event, wait bool) (n int, missed uint64, more <-chan
 		}
 	}
 	n = len(r.taken)
-	clear(r.taken) // they hold on to connections
+	clear(r.taken) // they refer to connections
 	r.taken = r.taken[:0]
 	return n, missed, more
 }
 
-// mostLooked bounds at how many events a Reader looks while others wait.
+// mostLooked is the maximum number of events that a Reader visits while others wait.
 const mostLooked = 1024
 
-// take takes up to max events, in the order of their numbers. For more see read.
+// take takes up to max events, in the order of their numbers. See read for wait and more.
 func (r *Reader) take(max int, wait bool) (missed uint64, more <-chan struct{}) {
 	l := r.log
 	l.lockForReading()
@@ -183,7 +181,7 @@ func (r *Reader) takeNext() bool {
 	}
 	place := &r.steps[at]
 	step := *l.parts[at].steps.at(place.next)
-	r.ended += uint64(step.ended - place.ended) // those that were missed, too
+	r.ended += uint64(step.ended - place.ended) // includes missed ones
 	place.next, place.ended = place.next+1, step.ended
 	if !r.onlyEnds || step.kind == Closed {
 		r.taken = append(r.taken, taken{step: step, ended: r.ended})
