@@ -45,6 +45,7 @@ var reasons = [...]string{
 	LastResort: "all that are left are in quarantine", Inherited: "chosen by the previous process", noRoomLeft: "none has room",
 }
 
+// String returns the name of r.
 func (r Reason) String() string { return reasons[r] }
 
 // Ask holds the inputs of a choice other than the endpoints.

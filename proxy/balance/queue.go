@@ -121,6 +121,7 @@ func (w *Waiter) part() {
 	}
 }
 
+// Waits reports whether the client waits.
 func (w *Waiter) Waits() bool { return w.in != nil }
 
 // Front reports whether the waiting client takes the next free slot. Only that client is woken for slots, and

@@ -138,8 +138,8 @@ func passedOver(n int) string {
 	return fmt.Sprintf(", %d skipped in quarantine", n)
 }
 
-// as returns a text if the endpoint sees the client, or a node address for a reason worth noting. That it
-// sees the node is the default for a proxy, and for all connections where the portal cannot do better.
+// as returns ", as the client" if the endpoint sees the client's address. It does not mention the node's
+// address, the default for a proxy and for all connections where the portal cannot do better.
 func as(s portal.Seen) string {
 	if s.Client() {
 		return ", as the client"
