@@ -10,34 +10,32 @@ const (
 	StreamStep = "step"
 	// StreamChange is a change of the configuration, with an Event.
 	StreamChange = "change"
-	// StreamMissed says, with a Missed, that events were left out just here.
+	// StreamMissed reports, with a Missed, that events were left out at this point.
 	StreamMissed = "missed"
 )
 
-// Hello says what a stream begins with.
+// Hello is the start of a stream.
 type Hello struct {
-	// Instance is Status.Instance. If it is another one than before, numbers of
-	// connections mean others.
+	// Instance is Status.Instance. If it changes, connection numbers start again.
 	Instance string `json:"instance"`
-	// HeartbeatSeconds is how long the stream may be silent: then comes a line
-	// ": heartbeat". After twice that time the connection is dead.
+	// HeartbeatSeconds is the longest idle time of the stream: then a line ": heartbeat" follows. After twice
+	// that time the connection is dead.
 	HeartbeatSeconds float64 `json:"heartbeatSeconds"`
 }
 
-// Missed says how many events a reader did not get.
+// Missed is the number of events that a reader did not get.
 type Missed struct {
-	// Missed counts them: those that the trace no longer has, whether or not the
-	// filters would have let them through, and those beyond the parameter rate
-	// that they did let through.
+	// Missed counts events that the trace no longer has, whether or not they match the filters, and events
+	// that match but exceed the parameter rate.
 	Missed uint64 `json:"missed"`
 }
 
 // The kinds of event. The first five are the steps of a connection.
 const (
 	KindAccepted    = "accepted"    // a client has connected
-	KindAttempt     = "attempt"     // a try to connect to an endpoint has ended
-	KindQueued      = "queued"      // no endpoint had room: the client waited in line, and does not any more
-	KindWaiting     = "waiting"     // every endpoint was tried; the rest of the attempt's time is waited
+	KindAttempt     = "attempt"     // an attempt to connect to an endpoint has ended
+	KindQueued      = "queued"      // no endpoint had a free slot: the client waited in the queue, and no longer does
+	KindWaiting     = "waiting"     // every endpoint was tried; usher waits for the rest of the attempt's time
 	KindEstablished = "established" // client and endpoint are connected; for UDP, the endpoint has answered
 	KindClosed      = "closed"      // it is over
 
@@ -48,25 +46,23 @@ const (
 	KindEndpointChanged     = "endpoint-changed" // its conditions
 	KindEndpointRemoved     = "endpoint-removed"
 	KindEndpointQuarantined = "endpoint-quarantined"
-	KindEndpointProbed      = "endpoint-probed"    // it is in quarantine, and has not answered a probe; told as long as the time between probes grows
-	KindEndpointRecovered   = "endpoint-recovered" // it was in quarantine, and has been connected to; or its probes succeed, or there are none any more
+	KindEndpointProbed      = "endpoint-probed"    // it is in quarantine, and a probe failed; reported as long as the time between probes grows
+	KindEndpointRecovered   = "endpoint-recovered" // it was in quarantine, and a client has connected; or its probes succeed, or there no longer are any
 	KindPortalRepaired      = "portal-repaired"
-	// KindMoreChanges stands for further changes of the same moment that are not
-	// told one by one.
+	// KindMoreChanges stands for further simultaneous changes that are not reported one by one.
 	KindMoreChanges = "more-changes"
 )
 
 // Event is one step of a connection or one change of the configuration.
 type Event struct {
-	// ID is what Last-Event-ID takes to go on behind this event.
+	// ID is the value of Last-Event-ID to continue after this event.
 	ID   string    `json:"id"`
 	Time time.Time `json:"time"`
 	Kind string    `json:"kind"`
-	// Text tells the event in one line.
+	// Text describes the event in one line.
 	Text string `json:"text"`
 
-	// Service is left out for what concerns none (portal-repaired,
-	// more-changes).
+	// Service is left out if the event concerns none (portal-repaired, more-changes).
 	Service  string `json:"service,omitempty"`
 	Port     string `json:"port,omitempty"`
 	Family   string `json:"family,omitempty"`
@@ -87,9 +83,9 @@ type Event struct {
 	PassedOver int    `json:"passedOver,omitempty"`
 	Source     string `json:"source,omitempty"`
 	Result     string `json:"result,omitempty"`
-	// TookMs is for the attempt; for waiting, how long is waited; for closed, the
-	// time since accepted; for endpoint-quarantined, how long it lasts; where the reason is
-	// probe or probes, and for endpoint-probed, when the next probe is due.
+	// TookMs is the time for the attempt; for waiting, how long it waits; for closed, the time since
+	// accepted; for endpoint-quarantined, its duration. If the reason is probe or probes, and for
+	// endpoint-probed, it is the time until the next probe.
 	TookMs float64 `json:"tookMs,omitempty"`
 	Error  string  `json:"error,omitempty"`
 
@@ -98,6 +94,6 @@ type Event struct {
 	BytesToEndpoint int64  `json:"bytesToEndpoint,omitempty"`
 	BytesToClient   int64  `json:"bytesToClient,omitempty"`
 
-	// Count is how many: rules that were repaired, changes that are not told.
+	// Count is the number of rules repaired, or of changes not reported.
 	Count int `json:"count,omitempty"`
 }

@@ -1,17 +1,17 @@
 package api
 
-// Page is what all answers with lists have in common. A list is read to its end
-// by asking again, with the same parameters and continue set to Continue, until
-// that is left out. What comes and goes meanwhile may be missed or seen twice.
+// Page holds the fields that all list answers have. To read a whole list, repeat the request with the same
+// parameters and continue set to Continue, until that is left out. Items that are added or removed meanwhile
+// may be missed or seen twice.
 type Page struct {
-	// Total is how many items match, on all pages.
+	// Total is the number of matching items, on all pages.
 	Total int `json:"total"`
 	// Continue is the value of the parameter continue for the next page; left
 	// out on the last one.
 	Continue string `json:"continue,omitempty"`
 }
 
-// How many items a page has: without the parameter limit, and at the most.
+// The number of items on a page: without the parameter limit, and at most.
 const (
 	DefaultLimit = 100
 	MaxLimit     = 1000
@@ -21,8 +21,7 @@ const (
 type Error struct {
 	// Code is the HTTP status.
 	Code int `json:"code"`
-	// Message says what is wrong, and for a parameter its name and what is
-	// allowed.
+	// Message is the error; for a parameter, it has its name and the allowed values.
 	Message string `json:"message"`
 }
 

@@ -2,21 +2,21 @@ package api
 
 import "time"
 
-// Portals is what the portal wants to have in the kernel, and what is there.
+// Portals holds the portal's wanted rules and their state in the kernel.
 type Portals struct {
 	// Mode is iptables, nftables, address or none.
 	Mode string `json:"mode,omitempty"`
-	// LastApplied is when the kernel was last brought up to date, LastCheck when
-	// it was last compared with what is wanted.
+	// LastApplied is when the kernel was last brought up to date, LastCheck when it was last compared with
+	// the wanted rules.
 	LastApplied time.Time `json:"lastApplied,omitzero"`
 	LastCheck   time.Time `json:"lastCheck,omitzero"`
-	// Repairs is how many rules, routes and chains were put back since the start.
+	// Repairs is the number of rules, routes and chains restored since the start.
 	Repairs int64 `json:"repairs"`
 	// Rules are in the order of their VIPs.
 	Rules []PortalRule `json:"rules"`
-	// Parts are what there is for all Services together, so that endpoints see their
-	// clients' own addresses and only usher receives what is redirected, and routes of last
-	// resort; left out if nothing is, or need be.
+	// Parts are shared by all Services. They make endpoints see their clients' own addresses, and make only
+	// usher receive redirected packets; also routes of last resort. Left out if there are and need to be
+	// none.
 	Parts []PortalPart `json:"parts,omitempty"`
 }
 
@@ -26,41 +26,40 @@ type PortalPart struct {
 	Name   string `json:"name"`
 	// State is as in PortalRule.
 	State string `json:"state"`
-	// Text is what is wanted or, if it is extra, what is there, as ip, iptables and nft
-	// show it.
+	// Text is the wanted part or, if it is extra, the installed one, as ip, iptables and nft show it.
 	Text string `json:"text,omitempty"`
 }
 
 // PortalRule is one rule.
 type PortalRule struct {
-	// Mode is the mode of the portal that the rule belongs to: another one than
-	// Portals.Mode for what an earlier process has left.
+	// Mode is the mode of the portal that the rule belongs to: it differs from Portals.Mode if an earlier
+	// process left the rule.
 	Mode string `json:"mode"`
-	// Service is the service port, "namespace/service:port" with "/IPv6" behind
-	// it for the IPv6 side; left out if that is not known.
+	// Service is the service port, "namespace/service:port", with suffix "/IPv6" for the IPv6 side; left out
+	// if unknown.
 	Service string `json:"service,omitempty"`
-	// Protocol is TCP, UDP or SCTP; left out for an address that leads all.
+	// Protocol is TCP, UDP or SCTP; left out for an address that redirects all.
 	Protocol string `json:"protocol,omitempty"`
-	// VIP is "address:port", with the address 0.0.0.0 or [::] for a node port; for
-	// an address that leads all ports, the address alone.
+	// VIP is "address:port", with the address 0.0.0.0 or [::] for a node port; for an address that redirects
+	// all ports, the address alone.
 	VIP string `json:"vip"`
-	// State is ok, missing (from the kernel), differs or extra (nobody wants it);
-	// left out where the kernel was not looked at.
+	// State is ok, missing (from the kernel), differs or extra (not wanted); left out if the kernel was not
+	// read.
 	State string `json:"state,omitempty"`
 	PortalEffect
-	// Installed is what the kernel has, if that differs.
+	// Installed is the rule in the kernel, if that differs.
 	Installed *PortalEffect `json:"installed,omitempty"`
-	// Text says in words what the rule does.
+	// Text describes the effect of the rule.
 	Text string `json:"text,omitempty"`
 }
 
-// PortalEffect is what a rule does.
+// PortalEffect is the effect of a rule.
 type PortalEffect struct {
-	// Action is redirect, reject, drop, or address: the VIP is an address of this
-	// node, or of a network namespace of usher's own.
+	// Action is redirect, reject, drop, or address: the VIP is an address of this node, or of a dedicated
+	// network namespace.
 	Action string `json:"action"`
-	// LocalPort is that of usher's listener; left out if the rule leads to none.
+	// LocalPort is the port of usher's listener; left out if the rule redirects to none.
 	LocalPort uint16 `json:"localPort,omitempty"`
-	// Sources are the only networks that may connect; left out if everybody may.
+	// Sources are the only networks that may connect; left out if all may.
 	Sources []string `json:"sources,omitempty"`
 }

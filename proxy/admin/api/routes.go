@@ -1,18 +1,17 @@
 package api
 
-// Prefix is what the path of every route begins with.
+// Prefix is the path prefix of all routes.
 const Prefix = "/api/v1"
 
-// Route is one thing that can be asked for.
+// Route is one resource of the API.
 type Route struct {
-	// Path is behind Prefix, with {name} for what is to be filled in.
+	// Path follows Prefix, with {name} for parameters.
 	Path    string
 	Summary string
 	Params  []Param
 	// Answer is a value of the type that the body of 200 has.
 	Answer any
-	// Stream says that the body is a stream of server-sent events, whose data are
-	// values like Answer.
+	// Stream means that the body is a stream of server-sent events, whose data are values like Answer.
 	Stream bool
 }
 
@@ -24,7 +23,7 @@ type Param struct {
 	Text string
 	// Type is string, integer or boolean.
 	Type string
-	// Enum are the values that are allowed; none means any.
+	// Enum are the allowed values; none means any.
 	Enum     []string
 	Required bool
 }
@@ -58,7 +57,7 @@ const (
 	SortFirstByte   = "first-byte"
 )
 
-// ServiceKeys are what Services can be sorted by, besides their names, the largest first.
+// ServiceKeys are the sort keys of Services, besides their names; largest first.
 var ServiceKeys = map[string]func(Totals) int64{
 	SortActive:      func(t Totals) int64 { return t.Active },
 	SortConnections: func(t Totals) int64 { return t.Accepted },
@@ -70,11 +69,11 @@ var ServiceKeys = map[string]func(Totals) int64{
 // Values of the parameter outcome of /events.
 const (
 	OutcomeOK     = "ok"     // steps of connections that were established
-	OutcomeRetry  = "retry"  // attempts that failed, and what followed them
-	OutcomeFailed = "failed" // ends of connections that did not come about, or were broken by their endpoints
+	OutcomeRetry  = "retry"  // attempts that failed, and the steps after them
+	OutcomeFailed = "failed" // ends of connections that were not established, or were broken by their endpoints
 )
 
-// Routes are all there are, except for openapi.json itself.
+// Routes are all routes except openapi.json itself.
 var Routes = []Route{
 	{Path: "/status", Summary: "the proxy as a whole: version, portal, limits, totals", Answer: Status{}},
 	{Path: "/ends", Summary: "how connections can end, and the meaning of each code", Answer: EndList{}},
@@ -136,7 +135,7 @@ func serviceStates() (names []string) {
 	return names
 }
 
-// Values returns the values that are allowed for a route's parameter.
+// Values returns the allowed values of a route's parameter.
 func Values(path, param string) []string {
 	for _, r := range Routes {
 		for _, p := range r.Params {

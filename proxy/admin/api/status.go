@@ -8,84 +8,86 @@ const (
 	SourceCluster = "cluster"
 )
 
-// Status is the proxy as a whole.
+// Status is the state of the proxy as a whole.
 type Status struct {
-	// Instance tells this process from the one before it: counts and numbers of
-	// connections begin anew with another one.
+	// Instance identifies this process: if it changes, counts and connection numbers start again.
 	Instance string    `json:"instance"`
 	Version  string    `json:"version"`
 	Started  time.Time `json:"started"`
-	// Now is the proxy's clock, for times that lie ahead.
+	// Now is the time of the proxy's clock, to compute how far times in the future are away.
 	Now time.Time `json:"now"`
 	// PortalMode is iptables, nftables, address or none.
 	PortalMode string `json:"portalMode"`
-	// Via is how endpoints are reached, if not directly: portforward, or auto, which is directly where
+	// Via is how endpoints are reached, if not directly: portforward, or auto, which connects directly where
 	// that works. Left out otherwise.
 	Via string `json:"via,omitempty"`
 	// Source is where Services come from: files or cluster.
 	Source string `json:"source,omitempty"`
-	// Demo says that the Services are those of usher demo.
+	// Demo is set if the Services are those of usher demo.
 	Demo bool `json:"demo,omitempty"`
 
 	Services     int `json:"services"`
 	ServicePorts int `json:"servicePorts"`
-	// Problems are what usher itself knows to be wrong now, the worst first: those of usher as a whole,
-	// then those of Services. At most 100 are told; ProblemsUntold is how many more there are.
+	// Problems are the current problems that usher knows, worst first: those of usher as a whole, then those
+	// of Services. At most 100 are listed; ProblemsUntold is the number of further ones.
 	Problems       []StatusProblem `json:"problems"`
 	ProblemsUntold int             `json:"problemsUntold,omitempty"`
-	// Attention says it in a sentence: "no problems", "3 Services need attention: …".
+	// Attention is a summary in one sentence: "no problems", "3 Services need attention: …".
 	Attention string `json:"attention"`
-	// Since is when the first of Problems began or, if there are none, when the last one ended or usher started.
+	// Since is when the first of Problems began or, without problems, when the last one ended or usher
+	// started.
 	Since time.Time `json:"since"`
 
 	Connections Limited `json:"connections"`
 	// SavedConnections are the open TCP connections that would survive a crash of usher: its keeper has copies of their sockets.
 	SavedConnections int64   `json:"savedConnections"`
 	UDPSessions      Limited `json:"udpSessions"`
-	// AffinityClients is how many clients are remembered.
+	// AffinityClients is the number of clients that have session affinity.
 	AffinityClients int64 `json:"affinityClients"`
-	// Subscribers is how many read /api/v1/events now.
+	// Subscribers is the number of current readers of /api/v1/events.
 	Subscribers Limited `json:"subscribers"`
 
-	// Totals are those of all service ports, also of those that are gone.
+	// Totals are those of all service ports, including removed ones.
 	Totals Totals `json:"totals"`
-	// Ends counts the connections and UDP sessions that have ended, by how.
+	// Ends counts ended connections and UDP sessions by how they ended.
 	Ends map[string]int64 `json:"ends"`
 
-	// LastQueued is when a change was last wanted, LastApplied when the kernel
-	// was last brought up to date.
+	// LastQueued is when a change was last requested, LastApplied when the kernel was last brought up to
+	// date.
 	LastQueued  time.Time `json:"lastQueued,omitzero"`
 	LastApplied time.Time `json:"lastApplied,omitzero"`
-	// Repairs is how many rules, routes and chains were missing or changed in the
-	// kernel, and were put back.
+	// Repairs is the number of rules, routes and chains that were missing or changed in the kernel, and were
+	// restored.
 	Repairs int64 `json:"repairs"`
 
-	// Defaults are what Services have that do not say otherwise.
+	// Defaults are the settings of Services that do not set their own.
 	Defaults Defaults `json:"defaults"`
 
-	// Conntrack are the settings of the kernel's connection tracking that usher was to make when it started,
-	// by name in net.netfilter; left out if it was to make none.
+	// Conntrack are the kernel's connection tracking settings that usher was asked to make at its start, by
+	// name in net.netfilter; left out if there were none.
 	Conntrack map[string]int `json:"conntrack,omitempty"`
-	// HealthChecks are where health check node ports are answered, as "address:port"; left out if there are none.
+	// HealthChecks are the addresses that health check node ports are served on, as "address:port"; left out
+	// if there are none.
 	HealthChecks []string `json:"healthChecks,omitempty"`
 }
 
-// RaisedOnly reports whether a setting of Status.Conntrack is the least that there must be.
+// RaisedOnly reports whether a setting of Status.Conntrack is a minimum.
 func RaisedOnly(name string) bool {
 	return name == "nf_conntrack_max" || name == "nf_conntrack_buckets"
 }
 
-// StatusProblem is something that is wrong.
+// StatusProblem is one problem.
 type StatusProblem struct {
-	// Object is what it is about: "Service default/web", "EndpointSlice default/web-1", a file, or "usher".
+	// Object is the affected object: "Service default/web", "EndpointSlice default/web-1", a file, or
+	// "usher".
 	Object string `json:"object"`
 	// Reason is one word: that of a Problem, the state of a Service, ManifestRejected, ManifestDoubtful, PartNotServed,
 	// NearLimit, PortalFailed, APIServerFailed, NotServing, ClockSkew or AccessLogLost.
 	Reason  string `json:"reason"`
 	Message string `json:"message"`
-	// Remedy is what to do about it; left out if that follows from the message.
+	// Remedy is how to fix it; left out if that follows from the message.
 	Remedy string `json:"remedy,omitempty"`
-	// Since is since when, as far as usher knows: of some it is when it was first asked for.
+	// Since is when it began, as far as usher knows; for some problems it is when usher first detected them.
 	Since time.Time `json:"since"`
 }
 
@@ -102,24 +104,24 @@ type Defaults struct {
 	DrainSeconds          float64 `json:"drainSeconds"`
 }
 
-// Limited is a number that has a bound.
+// Limited is a number with a limit.
 type Limited struct {
 	Now   int64 `json:"now"`
 	Limit int64 `json:"limit"`
 }
 
-// EndList is the list of how connections can end.
+// EndList is the list of ways in which connections end.
 type EndList struct {
 	Items []End `json:"items"`
 }
 
-// End is one way in which connections end. The code is the same in the trace, in
-// metrics, in the access log and here.
+// End is one way in which connections end. The code is the same in the trace, in metrics, in the access log
+// and here.
 type End struct {
 	Code string `json:"code"`
-	// Meaning is one sentence for people.
+	// Meaning is a description in one sentence.
 	Meaning string `json:"meaning"`
-	// Fault says whose doing it is: client, endpoint, policy (it was meant to
-	// be refused), node (limits, shutdown), usher, or none (a normal end).
+	// Fault is the cause: client, endpoint, policy (a deliberate refusal), node (limits, shutdown), usher, or
+	// none (a normal end).
 	Fault string `json:"fault"`
 }
