@@ -14,7 +14,6 @@ import (
 	"github.com/usherproxy/usher/proxy/balance"
 )
 
-// affinity answers /affinity.
 func (a *API) affinity(r *http.Request) (any, error) {
 	query := r.URL.Query()
 	wanted, err := newSelection(query)

@@ -14,7 +14,7 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// API answers /api/v1: see package api for what.
+// API serves /api/v1: see package api.
 type API struct {
 	proxy  *proxy.Proxy
 	opts   APIOptions
@@ -26,7 +26,7 @@ type API struct {
 	subscribers subscribers
 }
 
-// APIOptions say what an API tells about the program.
+// APIOptions hold facts about the program that an API reports.
 type APIOptions struct {
 	Version string
 	Demo    bool
@@ -34,11 +34,11 @@ type APIOptions struct {
 	Source  string // see api.Status
 	// Conntrack is that of api.Status.
 	Conntrack map[string]int
-	// HealthChecks are asked for that of api.Status. Nil: there are none.
+	// HealthChecks provide that of api.Status. Nil: there are none.
 	HealthChecks *HealthChecks
-	// Reports returns what the source has found wrong. Nil: nothing.
+	// Reports returns the problems that the source has found. Nil: none.
 	Reports func() []config.Report
-	// Health and AccessLog are asked for problems. Nil: there are none.
+	// Health and AccessLog are checked for problems. Nil: there are none.
 	Health    *Health
 	AccessLog *accesslog.Log
 }
@@ -49,11 +49,11 @@ func NewAPI(p *proxy.Proxy, o APIOptions) *API {
 	return &API{proxy: p, opts: o, instance: strconv.FormatInt(now.UnixMilli(), 36), started: now}
 }
 
-// Answerer answers a request with what becomes JSON. An error that is no *api.Error
-// is a fault of usher's.
+// Answerer answers a request with a value that is encoded as JSON. An error that is no *api.Error is an
+// internal error of usher.
 type Answerer func(*http.Request) (any, error)
 
-// register puts the routes of package api into mux.
+// register adds the routes of package api to mux.
 func (a *API) register(mux *http.ServeMux) {
 	answers := map[string]Answerer{
 		"/status":                      a.status,
@@ -76,14 +76,14 @@ func (a *API) register(mux *http.ServeMux) {
 	}
 	mux.HandleFunc("GET "+api.Prefix+"/openapi.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write(api.OpenAPI) // the client may be gone
+		_, _ = w.Write(api.OpenAPI) // the client may have disconnected
 	})
 	mux.HandleFunc("GET /api/", func(w http.ResponseWriter, r *http.Request) {
 		WriteError(w, http.StatusNotFound, "there is no "+r.URL.Path+"; "+api.Prefix+"/openapi.json lists all paths")
 	})
 }
 
-// Reply returns a handler that checks the query, and writes what answer returns.
+// Reply returns a handler that checks the query, and writes the value that answer returns.
 func Reply(route api.Route, answer Answerer) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := checkQuery(route, r.URL.Query())
@@ -105,16 +105,16 @@ func fail(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
 	case errors.As(err, &known):
 		WriteError(w, known.Code, known.Message)
-	case errors.Is(err, context.Canceled) && r.Context().Err() != nil: // nobody waits for it
+	case errors.Is(err, context.Canceled) && r.Context().Err() != nil: // the client no longer waits for it
 	default:
 		WriteError(w, http.StatusInternalServerError, err.Error())
 	}
 }
 
-// notFound returns the error for what is not there.
+// notFound returns the error for an object that does not exist.
 func notFound(message string) error { return &api.Error{Code: http.StatusNotFound, Message: message} }
 
-// milliseconds returns d as the API has it.
+// milliseconds returns d in the API's unit.
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 // offset pages a list by position.

@@ -18,13 +18,13 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// seen is a connection that is open, or one that has ended.
+// seen is an open connection, or an ended one.
 type seen struct {
 	life *conn.Record
 	end  *trace.Event // nil while it is open
 }
 
-// lasted returns how long it did, by now.
+// lasted returns its duration until the end, or until now.
 func (s seen) lasted(now time.Time) time.Duration {
 	if s.end != nil {
 		return s.end.Took
@@ -32,7 +32,7 @@ func (s seen) lasted(now time.Time) time.Duration {
 	return now.Sub(s.life.Began)
 }
 
-// connectionSelection says which connections are wanted. What is zero lets everything through.
+// connectionSelection selects connections. Zero fields match all.
 type connectionSelection struct {
 	selection
 	state, end   string
@@ -79,7 +79,7 @@ const (
 	stateAll   = "all"
 )
 
-// matches reports whether a connection is wanted, as it is at now.
+// matches reports whether a connection is selected, in its state at now.
 func (s *connectionSelection) matches(c seen, now time.Time) bool {
 	about := trace.SubjectOf(c.life)
 	if !s.subject(&about) || !s.tried(c.life) || s.retried && c.life.Tries() < 2 || s.slower > 0 && c.life.Waited(c.lasted(now)) <= s.slower {
@@ -95,7 +95,7 @@ func (s *connectionSelection) hasOutcome(f conn.Flags) bool {
 	return s.outcomes == nil || slices.ContainsFunc(f.Words(), func(word string) bool { return slices.Contains(s.outcomes, word) })
 }
 
-// all returns the connections that are wanted, the newest first.
+// all returns the selected connections, newest first.
 func (s *connectionSelection) all(log *trace.Log, now time.Time) (all []seen) {
 	var open []*conn.Record
 	if s.state != stateEnded {
@@ -108,13 +108,12 @@ func (s *connectionSelection) all(log *trace.Log, now time.Time) (all []seen) {
 		}
 	}
 	for _, l := range open {
-		all = append(all, seen{life: l}) // and if it has ended since, what told of its end stands
+		all = append(all, seen{life: l}) // if it has ended since, the sort and CompactFunc keep the event of its end
 	}
 	slices.SortStableFunc(all, func(a, b seen) int { return cmp.Compare(b.life.ID, a.life.ID) })
 	return slices.CompactFunc(all, func(a, b seen) bool { return a.life.ID == b.life.ID })
 }
 
-// connections answers /connections.
 func (a *API) connections(r *http.Request) (any, error) {
 	query, now, log := r.URL.Query(), time.Now(), a.proxy.Trace
 	wanted, err := newConnectionSelection(query)
@@ -145,7 +144,7 @@ func (a *API) connections(r *http.Request) (any, error) {
 	return out, nil
 }
 
-// connectionKeys are what connections can be sorted by, besides their age.
+// connectionKeys are the sort keys of connections, besides their age.
 var connectionKeys = map[string]func(a *API, s seen, now time.Time) int64{
 	api.SortDuration: func(_ *API, s seen, now time.Time) int64 { return int64(s.lasted(now)) },
 	api.SortConnect: func(_ *API, s seen, now time.Time) int64 {
@@ -161,7 +160,8 @@ var connectionKeys = map[string]func(a *API, s seen, now time.Time) int64{
 	},
 }
 
-// older returns the page behind token of connections that begin with the newest, and the token for the next.
+// older returns the page after token of connections that begin with the newest, and the token of the next
+// page.
 func older(all []seen, size int, token string) (page []seen, next string, err error) {
 	before := uint64(math.MaxUint64)
 	if token != "" {
@@ -182,12 +182,11 @@ func older(all []seen, size int, token string) (page []seen, next string, err er
 	return all, next, nil
 }
 
-// tried reports whether the connection has to do with the endpoint that is wanted.
+// tried reports whether the connection involves the selected endpoint.
 func (s *selection) tried(l *conn.Record) bool {
 	return s.anyEndpoint() || slices.ContainsFunc(l.Attempts(), func(t conn.Attempt) bool { return s.hasEndpoint(t.Endpoint, t.Pod) })
 }
 
-// connection answers /connections/{id}.
 func (a *API) connection(r *http.Request) (any, error) {
 	id, err := strconv.ParseUint(r.PathValue("id"), 10, 64)
 	if err != nil {
@@ -203,10 +202,10 @@ func (a *API) connection(r *http.Request) (any, error) {
 	return nil, notFound(fmt.Sprintf("connection %d not found: it does not exist, or its record has expired (see --trace-events, and --trace-connections for failed, retried and slow ones)", id))
 }
 
-// sees returns s as the API has it.
+// sees returns s in the API's form.
 func sees(s portal.Seen) api.Sees { return api.Sees{Source: s.String(), SourceText: s.Text()} }
 
-// tell returns the connection as it is at now.
+// tell returns the connection in its state at now.
 func (a *API) tell(s seen, now time.Time) api.Connection {
 	l, about := s.life, trace.SubjectOf(s.life)
 	c := api.Connection{

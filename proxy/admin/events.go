@@ -18,37 +18,36 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// MaxSubscribers is how many may read events at once. Each costs about 100 kB and a
+// MaxSubscribers is the maximum number of concurrent readers of events. Each costs about 100 kB and a
 // descriptor, whether it reads or not.
 const MaxSubscribers = 128
 
-// heartbeat bounds how long a stream is silent.
+// heartbeat is the longest idle time of a stream.
 var heartbeat = 15 * time.Second
 
 const (
-	// patience is how long a subscriber may take to take in what it was sent.
-	// One that does not is gone.
+	// patience is how long a subscriber may take to receive sent data; then it is disconnected.
 	patience = 10 * time.Second
-	// gathering is how long events are gathered before they are sent, so that
-	// neither the proxy nor a subscriber is woken for each of them.
+	// gathering is how long events are collected before they are sent, so that each one wakes neither the
+	// proxy nor a subscriber.
 	gathering = 25 * time.Millisecond
-	// batch is how many events are taken from the trace at once.
+	// batch is the number of events taken from the trace at once.
 	batch = 64
 )
 
-// Bounds of the parameter rate, in events a second.
+// Limits of the parameter rate, in events per second.
 const (
 	defaultRate = 1000
 	maxRate     = 100000
 )
 
-// subscribers counts who reads events.
+// subscribers counts the readers of events.
 type subscribers struct {
 	now     atomic.Int64
 	refused atomic.Int64 // since the start
 }
 
-// enter makes room for one more, or reports that there is none.
+// enter counts one more, or returns false if the maximum is reached.
 func (s *subscribers) enter() bool {
 	if s.now.Add(1) <= MaxSubscribers {
 		return true
@@ -60,7 +59,7 @@ func (s *subscribers) enter() bool {
 
 func (s *subscribers) leave() { s.now.Add(-1) }
 
-// events answers /events with a stream.
+// events serves /events with a stream.
 func (a *API) events(w http.ResponseWriter, r *http.Request, route api.Route) {
 	err := checkQuery(route, r.URL.Query())
 	var s *stream
@@ -73,7 +72,7 @@ func (a *API) events(w http.ResponseWriter, r *http.Request, route api.Route) {
 	}
 	if !a.subscribers.enter() {
 		w.Header().Set("Retry-After", "5")
-		w.Header().Set("Connection", "close") // the room is needed for who asks for something else
+		w.Header().Set("Connection", "close") // other requests need the slot
 		WriteError(w, http.StatusServiceUnavailable, fmt.Sprintf("too many subscribers: the maximum is %d", MaxSubscribers))
 		return
 	}
@@ -90,7 +89,7 @@ func (a *API) events(w http.ResponseWriter, r *http.Request, route api.Route) {
 	s.run(r.Context())
 }
 
-// stream is one subscriber.
+// stream serves one subscriber.
 type stream struct {
 	instance string
 	reader   *trace.Reader
@@ -101,7 +100,7 @@ type stream struct {
 	out     http.ResponseWriter
 	control *http.ResponseController
 	pending bytes.Buffer
-	missed  uint64 // that were not told yet
+	missed  uint64 // not yet reported
 	silence time.Duration
 	sent    time.Time // the last flush
 }
@@ -127,15 +126,14 @@ func (a *API) newStream(r *http.Request) (s *stream, err error) {
 	return s, nil
 }
 
-// lastEvent returns the number of the event after which to go on. Numbers of
-// another process mean nothing here.
+// lastEvent returns the number of the event to continue after. Numbers of another process are invalid here.
 func (a *API) lastEvent(id string) (uint64, bool) {
 	instance, number, ok := strings.Cut(id, "-")
 	seq, err := strconv.ParseUint(number, 10, 64)
 	return seq, ok && err == nil && instance == a.instance
 }
 
-// run sends events until the client goes, or is too slow.
+// run sends events until the client disconnects, or is too slow.
 func (s *stream) run(ctx context.Context) {
 	s.put("", api.StreamHello, api.Hello{Instance: s.instance, HeartbeatSeconds: s.silence.Seconds()})
 	if s.flush() != nil {
@@ -151,12 +149,12 @@ func (s *stream) run(ctx context.Context) {
 		for i := range n {
 			s.event(&buf[i])
 		}
-		clear(buf[:n]) // they hold on to connections
+		clear(buf[:n]) // they refer to connections
 		ended := n == 0 && err == nil
 		if ended || n < batch {
 			s.tellMissed()
 		}
-		if s.pending.Len() == 0 && time.Since(s.sent) >= s.silence { // there may have been events that are not wanted
+		if s.pending.Len() == 0 && time.Since(s.sent) >= s.silence { // there may have been events that do not match
 			s.pending.WriteString(": heartbeat\n\n")
 		}
 		if s.pending.Len() > 0 && s.flush() != nil || ended {
@@ -168,8 +166,8 @@ func (s *stream) run(ctx context.Context) {
 	}
 }
 
-// next waits for events until a heartbeat is due. If the stream does not follow,
-// it returns none when there are no more.
+// next waits for events until a heartbeat is due. If the stream does not follow, it returns none when there
+// are no more.
 func (s *stream) next(ctx context.Context, buf []trace.Event) (int, uint64, error) {
 	if !s.follow {
 		n, missed := s.reader.Poll(buf)
@@ -184,7 +182,7 @@ func (s *stream) next(ctx context.Context, buf []trace.Event) (int, uint64, erro
 	return n, missed, err
 }
 
-// gather lets events come together.
+// gather waits so that events accumulate.
 func (s *stream) gather(ctx context.Context) {
 	select {
 	case <-time.After(gathering):
@@ -192,7 +190,7 @@ func (s *stream) gather(ctx context.Context) {
 	}
 }
 
-// event puts e into what is sent next, if it is wanted.
+// event adds e to the pending data, if it matches.
 func (s *stream) event(e *trace.Event) {
 	if !s.wanted.matches(e) {
 		return
@@ -221,7 +219,7 @@ func (s *stream) tellMissed() {
 func (s *stream) put(id, name string, data any) {
 	text, err := json.Marshal(data)
 	if err != nil {
-		return // structs of strings and numbers can always be written
+		return // structs of strings and numbers can always be encoded
 	}
 	if id != "" {
 		fmt.Fprintf(&s.pending, "id: %s\n", id)
@@ -229,7 +227,7 @@ func (s *stream) put(id, name string, data any) {
 	fmt.Fprintf(&s.pending, "event: %s\ndata: %s\n\n", name, text)
 }
 
-// flush sends what is pending.
+// flush sends the pending data.
 func (s *stream) flush() error {
 	if err := s.control.SetWriteDeadline(time.Now().Add(patience)); err != nil {
 		return err
@@ -243,7 +241,7 @@ func (s *stream) flush() error {
 	return s.control.Flush()
 }
 
-// newEvent returns e as the API has it.
+// newEvent returns e in the API's form.
 func newEvent(id string, e *trace.Event) api.Event {
 	out := api.Event{
 		ID: id, Time: e.Time, Kind: e.Kind.String(), Text: e.String(),

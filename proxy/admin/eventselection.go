@@ -12,14 +12,13 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// eventSelection says which events a subscriber wants. What is zero lets
-// everything through.
+// eventSelection selects the events of a subscriber. Zero fields match all.
 type eventSelection struct {
 	selection
 	conn     uint64
 	kinds    map[trace.Kind]bool
 	outcomes []string
-	slower   time.Duration // only ends of connections whose clients waited for longer
+	slower   time.Duration // only ends of connections whose clients waited longer
 	// steps is set if only steps of connections can match.
 	steps bool
 }
@@ -76,12 +75,12 @@ func kindNames() string {
 	return strings.Join(names, ", ")
 }
 
-// eventOutcomes are what events may be asked for by.
+// eventOutcomes returns the values of the parameter outcome.
 func eventOutcomes() []string {
 	return append([]string{api.OutcomeOK, api.OutcomeRetry, api.OutcomeFailed}, outcome.Words()...)
 }
 
-// matches reports whether e is wanted.
+// matches reports whether e is selected.
 func (s *eventSelection) matches(e *trace.Event) bool {
 	if s.kinds != nil && !s.kinds[e.Kind] || s.steps && !e.Kind.IsStep() || s.conn != 0 && s.conn != e.Conn {
 		return false
@@ -95,7 +94,7 @@ func (s *eventSelection) matches(e *trace.Event) bool {
 	return s.outcomes == nil || slices.ContainsFunc(s.outcomes, func(o string) bool { return hasOutcome(e, o) })
 }
 
-// hasOutcome reports whether e is a step with that outcome.
+// hasOutcome reports whether e is a step with the outcome wanted.
 func hasOutcome(e *trace.Event, wanted string) bool {
 	switch wanted {
 	case api.OutcomeOK:

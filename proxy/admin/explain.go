@@ -17,7 +17,6 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// explain answers /explain.
 func (a *API) explain(r *http.Request) (any, error) {
 	q, err := newQuestion(r.URL.Query())
 	if err != nil {
@@ -75,7 +74,7 @@ func newQuestion(query url.Values) (q proxy.Question, err error) {
 	return q, nil
 }
 
-// questionError returns the error for a question that has no answer.
+// questionError returns the API error for a question that has no answer.
 func questionError(err error) error {
 	var q *proxy.QuestionError
 	if !errors.As(err, &q) {
@@ -88,12 +87,12 @@ func questionError(err error) error {
 	return &api.Error{Code: code, Message: q.Error()}
 }
 
-// candidate returns e as the API has it.
+// candidate returns e in the API's form.
 func candidate(e *balance.Endpoint, reason, text string, now time.Time) api.Candidate {
 	return api.Candidate{Endpoint: e.Addr.String(), Pod: e.Pod, Node: e.Node, Reason: reason, Text: text, Quarantine: quarantine(e, now)}
 }
 
-// order returns the endpoints that would be tried, the first one first.
+// order returns the endpoints that would be tried, in that order.
 func order(x *proxy.Explanation, now time.Time) []api.Candidate {
 	out := []api.Candidate{}
 	for i, c := range x.Order {
@@ -110,7 +109,7 @@ func order(x *proxy.Explanation, now time.Time) []api.Candidate {
 	return out
 }
 
-// notTried returns those that would not.
+// notTried returns the endpoints that would not be tried.
 func notTried(x *proxy.Explanation, now time.Time) []api.Candidate {
 	out := []api.Candidate{}
 	for _, e := range x.NotTried {
@@ -123,7 +122,7 @@ func notTried(x *proxy.Explanation, now time.Time) []api.Candidate {
 	return out
 }
 
-// inWords returns the reason for which an endpoint is not tried.
+// inWords returns the reason for not trying an endpoint as text.
 func inWords(reason string, t *config.Topology) string {
 	if reason == "topology" && t != nil && len(t.Keys) > 0 {
 		return elsewhere(t)
@@ -141,7 +140,7 @@ var whyNotTried = map[string]string{
 	"topology":     "the EndpointSlice's hints reserve it for other nodes or zones",
 }
 
-// elsewhere says why topology keys leave an endpoint out.
+// elsewhere returns why topology keys exclude an endpoint.
 func elsewhere(t *config.Topology) string {
 	if t.Key == "" {
 		return "its node shares none of the topology keys with this node"
@@ -149,7 +148,7 @@ func elsewhere(t *config.Topology) string {
 	return fmt.Sprintf("its node's %s is not %s, as this node's is", t.Key, t.Value)
 }
 
-// policy says which endpoints count for this client.
+// policy returns which endpoints count for this client.
 func policy(x *proxy.Explanation) string {
 	words, all := policyWords(x)
 	if t := x.Port.Topology; t != nil && all {
@@ -158,7 +157,7 @@ func policy(x *proxy.Explanation) string {
 	return words
 }
 
-// topologyInWords says by what endpoints were chosen from those of all nodes.
+// topologyInWords returns how endpoints were selected from those of all nodes.
 func topologyInWords(t *config.Topology) string {
 	keys := "topology keys " + strings.Join(t.Keys, ", ") + ": "
 	switch {
@@ -172,7 +171,7 @@ func topologyInWords(t *config.Topology) string {
 	return fmt.Sprintf("%s%s=%s decides", keys, t.Key, t.Value)
 }
 
-// policyWords says the same without the topology, and whether those of all nodes count.
+// policyWords is policy without the topology. It also returns whether the endpoints of all nodes count.
 func policyWords(x *proxy.Explanation) (words string, all bool) {
 	switch {
 	case !x.VIP.External() && x.Port.InternalLocal:
@@ -187,7 +186,7 @@ func policyWords(x *proxy.Explanation) (words string, all bool) {
 	return "externalTrafficPolicy Cluster: endpoints on all nodes", true
 }
 
-// sentences says what would become of the client.
+// sentences describes what would happen to the client.
 func sentences(x *proxy.Explanation, traits portal.Traits, client netip.Addr, order []api.Candidate, now time.Time) (text []string) {
 	say := func(format string, args ...any) { text = append(text, fmt.Sprintf(format, args...)) }
 	drops := x.Verdict == proxy.WouldDrop
@@ -253,7 +252,7 @@ func sentences(x *proxy.Explanation, traits portal.Traits, client netip.Addr, or
 	return text
 }
 
-// whyNext says in words why an endpoint is next.
+// whyNext returns as text why an endpoint is next.
 func whyNext(x *proxy.Explanation, c balance.Choice, now time.Time) string {
 	switch c.Reason {
 	case balance.Affinity:
@@ -272,7 +271,7 @@ func whyNext(x *proxy.Explanation, c balance.Choice, now time.Time) string {
 	return text
 }
 
-// byScheduler says in words why the scheduler has chosen an endpoint.
+// byScheduler returns as text why the scheduler chose an endpoint.
 func byScheduler(c balance.Choice) string {
 	switch c.Reason {
 	case balance.ByTurn, balance.ByWeight:
@@ -290,7 +289,7 @@ func onlyOne(e *balance.Endpoint, now time.Time) string {
 	return "no other endpoint is left"
 }
 
-// inQuarantine says in words that e is in quarantine, or "".
+// inQuarantine returns a text if e is in quarantine, else "".
 func inQuarantine(e *balance.Endpoint, now time.Time) string {
 	h := e.Health(now)
 	if h.State != balance.Down {

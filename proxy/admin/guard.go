@@ -8,22 +8,20 @@ import (
 	"strings"
 )
 
-// guard lets through only what was meant for this server, by somebody who types
-// an address or uses a program, and not by a page of another site in the user's
-// browser.
+// guard passes only requests meant for this server, from a user who types an address or runs a program. It
+// refuses those of another site's page in the user's browser.
 //
-// A page can make its own name resolve to 127.0.0.1 (DNS rebinding): then the
-// browser asks this server under that name. So names other than those of the
-// loopback interface and the one that the server listens on are refused; an
-// address cannot be rebound. A page may also ask without seeing the answer, to
-// keep the server busy: browsers say so in Sec-Fetch-Site.
+// A page can make its own name resolve to 127.0.0.1 (DNS rebinding): then the browser sends requests with
+// that name to this server. So guard refuses names other than those of the loopback interface and the one
+// that the server listens on; an address cannot be rebound. A page may also send requests without seeing the
+// answers, to keep the server busy: browsers mark those in Sec-Fetch-Site.
 type guard struct {
-	host string // that the server was told to listen on
+	host string // the configured listen host
 	next http.Handler
 }
 
-// Guard returns a handler that refuses what was not meant for a server that listens
-// on address, and tells browsers to be strict with what the server answers.
+// Guard returns a handler that refuses requests not meant for a server that listens on address, and makes
+// browsers strict about the server's answers.
 func Guard(address string, next http.Handler) http.Handler {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -52,8 +50,8 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.next.ServeHTTP(w, r)
 }
 
-// knows reports whether a Host header names this server. Clients of HTTP/1.0,
-// which are no browsers, may leave it out.
+// knows reports whether a Host header names this server. HTTP/1.0 clients, which are not browsers, may omit
+// it.
 func (g *guard) knows(header string) bool {
 	if header == "" {
 		return true

@@ -10,21 +10,19 @@ import (
 	"github.com/usherproxy/usher/proxy"
 )
 
-// Health answers /healthz and /livez.
+// Health serves /healthz and /livez.
 //
-// A proxy is alive while the last change that was wanted has been applied, or
-// has not waited for longer than Timeout. It is healthy if it is also past its
-// first full picture, and its node is not about to leave: load balancers ask
-// /healthz whether they should send clients here (KEP-3836), the kubelet asks
-// /livez whether a restart would help.
+// A proxy is alive while the last requested change has been applied, or has not waited for longer than
+// Timeout. It is healthy if it has also completed its initial sync, and its node is not about to leave. Load
+// balancers use /healthz to decide whether to send clients here (KEP-3836); the kubelet uses /livez to decide
+// whether to restart the Pod.
 type Health struct {
-	// Sync returns what was wanted and what was applied, and when.
+	// Sync returns which changes were requested and applied, and when.
 	Sync func() proxy.SyncStatus
 	// Timeout is how long a change may wait.
 	Timeout time.Duration
-	// APIServer, if not nil, reports whether the API server sends what there is. That
-	// it does not is no reason to be unhealthy: what is known goes on being
-	// served.
+	// APIServer, if not nil, returns whether the API server sends its objects. A failure does not make the
+	// proxy unhealthy: it keeps serving the last known state.
 	APIServer func() APIServerStatus
 	// Restarts, if not nil, are those of a keeper.
 	Restarts *Restarts
@@ -37,8 +35,8 @@ type Health struct {
 // counterPair counts answers of 200 and of 503.
 type counterPair struct{ ok, unavailable atomic.Int64 }
 
-// APIServerStatus says whether the API server sends what there is. Everybody may ask the health
-// port: of an error it returns one word, and no text, which may hold addresses and more.
+// APIServerStatus is whether the API server sends its objects. The health port is open to all clients. So an
+// error is reported as one word, without text, which may contain addresses and more.
 type APIServerStatus struct {
 	Connected bool      `json:"connected"`
 	Since     time.Time `json:"since,omitzero"`
@@ -49,17 +47,17 @@ type APIServerStatus struct {
 	Skew   time.Duration `json:"-"` // of its clock, ahead of this node's
 }
 
-// Restarts are how often usher has ended unexpectedly, and was started again by its
-// keeper, and how it ended the last time.
+// Restarts counts how often usher ended unexpectedly and its keeper restarted it, and records how it ended
+// last.
 type Restarts struct {
 	Count int    `json:"count"`
 	Last  string `json:"last"`
 }
 
-// SetLeaving says whether this node is being deleted or about to be, or is not known.
+// SetLeaving records whether this node is being deleted, is about to be, or is unknown.
 func (h *Health) SetLeaving(leaving bool) { h.leaving.Store(leaving) }
 
-// SetStopping says that nothing is accepted any more.
+// SetStopping records that the proxy no longer accepts clients.
 func (h *Health) SetStopping() { h.stopping.Store(true) }
 
 // healthAnswer is the body of an answer. The first five fields are kube-proxy's.
@@ -67,22 +65,22 @@ type healthAnswer struct {
 	LastUpdated  time.Time        `json:"lastUpdated"`
 	CurrentTime  time.Time        `json:"currentTime"`
 	NodeEligible *bool            `json:"nodeEligible,omitempty"` // /healthz only
-	Healthy      bool             `json:"healthy"`                // but for NodeEligible
-	Status       familyHealths    `json:"status,omitempty"`       // of each IP family; none before the first full picture
+	Healthy      bool             `json:"healthy"`                // disregarding NodeEligible
+	Status       familyHealths    `json:"status,omitempty"`       // of each IP family; none before the initial sync
 	PendingSince time.Time        `json:"pendingSince,omitzero"`
 	APIServer    *APIServerStatus `json:"apiServer,omitempty"`
 	Restarts     *Restarts        `json:"restarts,omitempty"`
 	PIDNamespace string           `json:"pidNamespace,omitempty"` // see PIDNamespace
 }
 
-// PIDNamespace returns the PID namespace of this process, "pid:[4026531836]", by which answers of /healthz
-// from two containers on the node's network differ; "" where there is no /proc.
+// PIDNamespace returns the PID namespace of this process, "pid:[4026531836]"; "" without /proc. It
+// distinguishes the answers of /healthz from two containers on the node's network.
 func PIDNamespace() string {
 	name, _ := os.Readlink("/proc/self/ns/pid")
 	return name
 }
 
-// familyHealths are of the IP families, by the name that the Kubernetes API has for them.
+// familyHealths are the healths of the IP families, by the name that the Kubernetes API uses.
 type familyHealths map[string]familyHealth
 
 type familyHealth struct {
@@ -105,7 +103,7 @@ func (h *Health) Livez(w http.ResponseWriter, _ *http.Request) {
 	h.answer(w, alive, answer, &h.livez)
 }
 
-// Serving reports whether /healthz would answer 200 but for the node's state.
+// Serving reports whether /healthz would answer 200, disregarding the node's state.
 func (h *Health) Serving() bool {
 	alive, answer := h.look()
 	return alive && !answer.LastUpdated.IsZero() && !h.stopping.Load()

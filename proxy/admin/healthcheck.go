@@ -17,15 +17,13 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// HealthChecks answers load balancers that ask, at the healthCheckNodePort of a
-// Service with externalTrafficPolicy Local, whether this node has endpoints of
-// its own. There is a server for each such Service.
+// HealthChecks serves the healthCheckNodePorts of Services with externalTrafficPolicy Local, where load
+// balancers ask whether this node has local endpoints. There is a server for each such Service.
 type HealthChecks struct {
-	// Serving reports whether the proxy itself is well.
+	// Serving reports whether the proxy itself is healthy.
 	Serving func() bool
 	Log     logrus.FieldLogger
-	// OnProblem, if not nil, is told when a port cannot be served, and, with
-	// nil, when it can be again.
+	// OnProblem, if not nil, is called when a port cannot be served, and with nil when it can be again.
 	OnProblem func(types.NamespacedName, error)
 
 	mu       sync.Mutex
@@ -34,21 +32,20 @@ type HealthChecks struct {
 	clients  room // of all servers
 }
 
-// healthCheck is the server for one Service. All but local is guarded by
-// HealthChecks.mu.
+// healthCheck is the server for one Service. HealthChecks.mu guards all fields but local.
 type healthCheck struct {
 	owner   *HealthChecks
 	service types.NamespacedName
 	port    uint16
 	local   [2]atomic.Int64 // endpoints of IPv4, and of IPv6
-	server  *http.Server    // nil while the port cannot be had
+	server  *http.Server    // nil while the port is unavailable
 	failed  string          // why
 
 	listeners []net.Listener // of server
 }
 
-// SetNetworks says on which of the node's addresses to listen: those within the
-// networks; none means all addresses, and is so at first.
+// SetNetworks sets the networks that the node's listen addresses must be in; none, the default, means all
+// addresses.
 func (h *HealthChecks) SetNetworks(within []netip.Prefix) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -63,7 +60,7 @@ func (h *HealthChecks) SetNetworks(within []netip.Prefix) {
 	}
 }
 
-// Apply starts, changes and stops servers as the Services want it.
+// Apply starts, changes and stops servers according to the Services.
 func (h *HealthChecks) Apply(services []config.Service) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -92,7 +89,7 @@ func (h *HealthChecks) Apply(services []config.Service) {
 	}
 }
 
-// addresses returns where the servers listen.
+// addresses returns the addresses that the servers listen on.
 func (h *HealthChecks) addresses() (all []string) {
 	if h == nil {
 		return nil
@@ -108,7 +105,7 @@ func (h *HealthChecks) addresses() (all []string) {
 	return all
 }
 
-// Retry tries again to open the ports that could not be had.
+// Retry tries again to open ports that were unavailable.
 func (h *HealthChecks) Retry() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -127,7 +124,7 @@ func (h *HealthChecks) Close() {
 	}
 }
 
-// localEndpoints returns how many ready endpoints of one IP family s has on this node. A Pod counts
+// localEndpoints returns the number of ready endpoints of one IP family that s has on this node. A Pod counts
 // once, whatever ports it serves.
 func localEndpoints(s config.Service, six bool) int {
 	endpoints := map[string]bool{}
@@ -136,8 +133,8 @@ func localEndpoints(s config.Service, six bool) int {
 			continue
 		}
 		for _, e := range p.External {
-			// Those that are terminating still get what comes here, but a
-			// balancer that can choose should choose another node.
+			// Terminating endpoints still get the clients that come here, but a balancer with a choice should
+			// use another node.
 			if e.Ready && e.Addr.Addr().Is6() == six {
 				endpoints[cmp.Or(e.Pod, e.Addr.Addr().String())] = true
 			}
@@ -168,13 +165,13 @@ func (c *healthCheck) stop() {
 	if c.server == nil {
 		return
 	}
-	for _, l := range c.listeners { // of those that Serve has not got to, Close does not know
+	for _, l := range c.listeners { // Close does not know listeners that Serve has not reached
 		l.Close()
 	}
 	c.server.Close()
 }
 
-// report tells a problem once.
+// report reports a problem once.
 func (c *healthCheck) report(err error) {
 	text := ""
 	if err != nil {
@@ -192,8 +189,8 @@ func (c *healthCheck) report(err error) {
 	}
 }
 
-// answer answers a load balancer as kube-proxy does, which has a server for each IP family: the
-// endpoints of the family by which the load balancer asks count.
+// answer answers a load balancer as kube-proxy does, which has a server for each IP family: it counts the
+// endpoints of the request's family.
 func (c *healthCheck) answer(w http.ResponseWriter, r *http.Request) {
 	serving := c.owner.Serving()
 	local := c.local[0].Load()

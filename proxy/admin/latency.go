@@ -8,10 +8,10 @@ import (
 	"github.com/usherproxy/usher/proxy/latency"
 )
 
-// lately is how long clients waited, of some service ports or of an endpoint.
+// lately is how long clients of some service ports or of an endpoint waited recently.
 type lately struct{ connect, firstByte latency.Lately }
 
-// told returns what people are told; nil if there was nothing.
+// told returns l in the API's form; nil if it is empty.
 func (l *lately) told() *api.Latency {
 	ms := func(of *latency.Lately, q float64) float64 {
 		seconds, _ := of.Quantile(latency.Seconds, q)
@@ -24,7 +24,7 @@ func (l *lately) told() *api.Latency {
 		FirstByteP50Ms: ms(&l.firstByte, 0.5), FirstByteP99Ms: ms(&l.firstByte, 0.99)}
 }
 
-// latency returns how long clients of the service ports waited lately, or nil.
+// latency returns how long clients of the service ports waited recently, or nil.
 func (g group) latency(now time.Time) *api.Latency {
 	var l lately
 	for _, v := range g {
@@ -36,7 +36,7 @@ func (g group) latency(now time.Time) *api.Latency {
 	return l.told()
 }
 
-// ends returns how many clients of the service ports have ended how, or nil.
+// ends counts clients of the service ports by how they ended; nil if there are none.
 func (g group) ends() (all map[string]int64) {
 	for _, v := range g {
 		if v.Story == nil {

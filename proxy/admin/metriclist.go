@@ -2,7 +2,7 @@ package admin
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// metric is a metric whose value is looked up when somebody asks for it.
+// metric is a metric whose value is read at each scrape.
 type metric struct {
 	name, help string
 	kind       prometheus.ValueType
@@ -10,7 +10,7 @@ type metric struct {
 	desc       *prometheus.Desc
 }
 
-// told are all of them, in the order of the documentation.
+// told holds all metrics, in the order of the documentation.
 var told []*metric
 
 func counter(name, help string, labels ...string) *metric {
@@ -27,7 +27,7 @@ func newMetric(kind prometheus.ValueType, name, help string, labels []string) *m
 	return m
 }
 
-// tell sends the value that the metric has with these values of its labels.
+// tell sends the metric's value for these label values.
 func (m *metric) tell(out chan<- prometheus.Metric, value float64, labels ...string) {
 	out <- prometheus.MustNewConstMetric(m.desc, m.kind, value, labels...)
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/usherproxy/usher/proxy/latency"
 )
 
-// Metrics are what /metrics tells of a proxy.
+// Metrics are the metrics of a proxy at /metrics.
 type Metrics struct {
 	Registry                        *prometheus.Registry
 	sync, full, partial, programmed *prometheus.HistogramVec
@@ -68,13 +68,13 @@ func NewMetrics(p *proxy.Proxy, h *Health, version string) *Metrics {
 		m.sync, m.full, m.partial, m.programmed, m.requests, m.latency, build, m.proxy)
 	for _, h := range []*prometheus.HistogramVec{m.sync, m.full, m.partial, m.programmed} {
 		for _, family := range families {
-			h.WithLabelValues(family) // there from the start, with nothing in it
+			h.WithLabelValues(family) // present from the start, empty
 		}
 	}
 	return m
 }
 
-// Synced notes how long a change took; full is as in proxy.Options.OnSync.
+// Synced records how long a change took; full is as in proxy.Options.OnSync.
 func (m *Metrics) Synced(took time.Duration, full bool) {
 	kind := m.partial
 	if full {
@@ -84,7 +84,7 @@ func (m *Metrics) Synced(took time.Duration, full bool) {
 	observe(kind, took)
 }
 
-// Programmed notes how long ago the change was that has just been carried out.
+// Programmed records the age of a change that has just been carried out.
 func (m *Metrics) Programmed(took time.Duration) { observe(m.programmed, took) }
 
 func observe(h *prometheus.HistogramVec, took time.Duration) {
@@ -93,13 +93,13 @@ func observe(h *prometheus.HistogramVec, took time.Duration) {
 	}
 }
 
-// Observe notes how long a request to the API server took. With Increment, it is what
-// client-go asks of metrics (tools/metrics).
+// Observe records how long a request to the API server took. With Increment, it implements client-go's
+// metrics (tools/metrics).
 func (m *Metrics) Observe(_ context.Context, verb string, to url.URL, took time.Duration) {
 	m.latency.WithLabelValues(verb, to.Host).Observe(took.Seconds())
 }
 
-// Increment notes that the API server has answered a request with code.
+// Increment counts an answer of the API server with code.
 func (m *Metrics) Increment(_ context.Context, code, method, host string) {
 	m.requests.WithLabelValues(code, method, host).Inc()
 }
@@ -116,25 +116,24 @@ var programmingBuckets = slices.Concat(
 	prometheus.LinearBuckets(120, 30, 7),
 )
 
-// proxyCollector reads a proxy's numbers when somebody asks for them.
+// proxyCollector reads a proxy's numbers at each scrape.
 type proxyCollector struct {
 	proxy     *proxy.Proxy
 	health    *Health                    // nil for none
 	api       *API                       // nil for none
 	accessLog *accesslog.Log             // nil for none
-	queries   func() map[[2]string]int64 // what is answered for names, by type and code; nil for none
+	queries   func() map[[2]string]int64 // name queries answered, by type and code; nil for none
 	services  serviceSeries
 }
 
-// Watch adds the metrics of the API, of the access log and of queries that are answered for names,
-// by type and code; all but the first may be nil.
+// Watch adds the metrics of the API, of the access log and of answered name queries, by type and code; all
+// but the first may be nil.
 func (m *Metrics) Watch(a *API, l *accesslog.Log, queries func() map[[2]string]int64) {
 	m.proxy.api, m.proxy.accessLog, m.proxy.queries = a, l, queries
 }
 
-// Describe implements prometheus.Collector. It describes nothing, since which
-// labels there are is known only when they come up; that makes the collector an
-// unchecked one.
+// Describe implements prometheus.Collector. It describes nothing, since the labels are unknown until they
+// occur; that makes the collector an unchecked one.
 func (c *proxyCollector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
@@ -245,7 +244,7 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// seconds returns t as Prometheus has it; 0 for no time.
+// seconds returns t in Prometheus's form; 0 for the zero time.
 func seconds(t time.Time) float64 {
 	if t.IsZero() {
 		return 0

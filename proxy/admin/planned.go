@@ -8,14 +8,14 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// Planned returns what there is to tell of a service port that a proxy with these defaults does
-// not serve yet: nothing of listeners, rules and connections.
+// Planned returns the details of a service port that a proxy with these defaults does not serve yet: without
+// listeners, rules and connections.
 func Planned(port config.ServicePort, d api.Defaults) api.ServicePort {
 	o := proxy.Options{IdleTimeout: duration(d.ConnectionIdleSeconds), MaxAge: duration(d.MaxAgeSeconds), UDPIdleTimeout: duration(d.UDPIdleSeconds),
 		EndpointLimit: d.EndpointLimit, QueueTimeout: duration(d.QueueSeconds),
 		SlowStart: duration(d.SlowStartSeconds), EndpointDrainTimeout: duration(d.DrainSeconds),
 		Probe: config.Probe{Interval: duration(d.Probe.IntervalSeconds), Timeout: duration(d.Probe.TimeoutSeconds), Rise: d.Probe.Rise, Fall: d.Probe.Fall}}
-	// An older usher has neither.
+	// Older versions of usher have neither.
 	_ = o.Probe.Check.UnmarshalText([]byte(d.Probe.Check))
 	_ = o.Scheduler.UnmarshalText([]byte(d.Scheduler))
 	p := detail(&proxy.PortView{Port: o.WithDefaults(port)}, &o, time.Time{})

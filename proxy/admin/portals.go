@@ -13,7 +13,7 @@ import (
 // actionAddress is the action of a route that makes an address local.
 const actionAddress = "address"
 
-// NewPortalRule returns r as JSON has it.
+// NewPortalRule returns r in the API's form.
 func NewPortalRule(mode string, r portal.Rule) api.PortalRule {
 	t := r.Target
 	p := api.PortalRule{Mode: mode, Service: r.Comment, VIP: t.Addr.String(), PortalEffect: api.PortalEffect{Action: actionAddress}}
@@ -33,7 +33,6 @@ func portalEffect(r portal.Rule) api.PortalEffect {
 	return e
 }
 
-// portals answers /portals.
 func (a *API) portals(r *http.Request) (any, error) {
 	status, err := a.proxy.PortalStatus(r.Context())
 	if err != nil {
@@ -57,7 +56,7 @@ func (a *API) portals(r *http.Request) (any, error) {
 	return answer, nil
 }
 
-// ruleInWords says what a rule of a portal with these traits does.
+// ruleInWords returns the effect of a rule, of a portal with these traits, as text.
 func ruleInWords(traits portal.Traits, r portal.Rule) string {
 	if r.Target.Port == 0 {
 		return fmt.Sprintf("%s is an address of this node", r.Target.Addr)

@@ -16,28 +16,28 @@ import (
 	"github.com/usherproxy/usher/proxy/balance"
 )
 
-// Bounds of what is told of problems.
+// Limits of the search for problems.
 const (
 	maxProblems  = 100
-	problemsCost = 50              // and so seldom that it takes at most one part in so many of the time
-	problemsRest = 2 * time.Second // they are looked for at most so often, however many ask
-	lostFor      = 5 * time.Minute // how long lost lines of the access log are a problem
+	problemsCost = 50              // searching takes at most one part in this many of the time
+	problemsRest = 2 * time.Second // shortest interval between searches, however many readers there are
+	lostFor      = 5 * time.Minute // how long lost lines of the access log count as a problem
 	nearLimit    = 0.9
 	maxSkew      = 10 * time.Second // between clocks
 )
 
-// problemFinder finds what usher itself knows to be wrong now.
+// problemFinder finds the current problems that usher knows.
 type problemFinder struct {
 	mu    sync.Mutex
-	next  time.Time // they are looked for
+	next  time.Time // next search
 	found []api.StatusProblem
 	total int
 	says  string
-	clear time.Time            // when the last of them ended; zero if there were none
-	since map[string]time.Time // of those that have no time of their own
+	clear time.Time            // when the last problem ended; zero if there was none
+	since map[string]time.Time // of problems without a time of their own
 }
 
-// problems returns the first of them, how many there are, and a sentence for people.
+// problems returns the first problems, their total number, and a summary in one sentence.
 func (a *API) problems(stats *proxy.Stats, now time.Time) (list []api.StatusProblem, total int, attention string) {
 	f := &a.finder
 	f.mu.Lock()
@@ -64,11 +64,11 @@ func (a *API) problems(stats *proxy.Stats, now time.Time) (list []api.StatusProb
 	}
 	f.total, f.says = len(all), inOneSentence(all)
 	f.next = now.Add(max(problemsRest, problemsCost*time.Since(began)))
-	f.found = append([]api.StatusProblem{}, all[:min(len(all), maxProblems)]...) // in JSON, none is not null
+	f.found = append([]api.StatusProblem{}, all[:min(len(all), maxProblems)]...) // encode none as [], not as null
 	return f.found, f.total, f.says
 }
 
-// since returns since when usher as a whole is as problems has found it.
+// since returns since when usher as a whole is in the state that problems found.
 func (a *API) since() time.Time {
 	f := &a.finder
 	f.mu.Lock()
@@ -85,13 +85,13 @@ func (a *API) since() time.Time {
 	return first
 }
 
-// inOneSentence says what needs attention.
+// inOneSentence summarizes the problems.
 func inOneSentence(all []api.StatusProblem) string {
 	var services, others []string
 	for _, p := range all {
 		name, is := strings.CutPrefix(p.Object, "Service ")
 		switch {
-		case is && len(services) > 0 && services[len(services)-1] == name: // those of one stand together
+		case is && len(services) > 0 && services[len(services)-1] == name: // those of one Service are adjacent
 		case is:
 			services = append(services, name)
 		case !is && p.Object != "usher":
@@ -120,7 +120,7 @@ func inOneSentence(all []api.StatusProblem) string {
 	return cmp.Or(strings.Join(parts, "; "), "no problems")
 }
 
-// nodeProblems are those of usher as a whole.
+// nodeProblems returns the problems of usher as a whole.
 func (a *API) nodeProblems(s *proxy.Stats, now time.Time) (list []api.StatusProblem) {
 	add := func(reason, message, remedy string, since time.Time) {
 		list = append(list, api.StatusProblem{Object: "usher", Reason: reason, Message: message, Remedy: remedy, Since: since})
@@ -163,7 +163,7 @@ func (a *API) nodeProblems(s *proxy.Stats, now time.Time) (list []api.StatusProb
 	return list
 }
 
-// serviceProblems are those of Services, the worst first, and of other objects.
+// serviceProblems returns the problems of Services, worst first, and of other objects.
 func (a *API) serviceProblems(now time.Time) (list []api.StatusProblem) {
 	reports := a.reportsOf()
 	rank := map[string]int{}
@@ -174,7 +174,7 @@ func (a *API) serviceProblems(now time.Time) (list []api.StatusProblem) {
 	worst := len(api.ServiceStates)
 	report := func(r config.Report) {
 		at := worst
-		if r.Served { // what is not comes first
+		if r.Served { // unserved objects come first
 			at = 0
 		}
 		add(r.Object, r.Reason, r.Message, r.Remedy, r.Since, at)
@@ -184,7 +184,7 @@ func (a *API) serviceProblems(now time.Time) (list []api.StatusProblem) {
 	for _, g := range all {
 		g.look(now)
 		var since time.Time
-		if is := g.state(now); is != api.ServiceRejected { // the source's reports know of those
+		if is := g.state(now); is != api.ServiceRejected { // the source's reports cover rejected ones
 			since = a.starts.service(g, is, now)
 		}
 		name := g.name()
@@ -215,8 +215,8 @@ func (a *API) serviceProblems(now time.Time) (list []api.StatusProblem) {
 	return list
 }
 
-// trouble says what is wrong with a Service's endpoints; "" if nothing is. That some are
-// about to end is no trouble.
+// trouble describes the problem of a Service's endpoints; "" if there is none. Terminating endpoints are not
+// a problem.
 func (g group) trouble(now time.Time) (state api.ServiceState, message string) {
 	state = api.ServiceOK
 	for i := range g {
@@ -238,7 +238,7 @@ func (g group) trouble(now time.Time) (state api.ServiceState, message string) {
 	return state, message
 }
 
-// badEndpoints says which endpoints of a port do badly, and why.
+// badEndpoints describes which endpoints of a port have problems, and why.
 func badEndpoints(v *proxy.PortView, now time.Time) string {
 	var bad []string
 	for _, e := range v.Endpoints {
@@ -279,7 +279,7 @@ func badEndpoint(e *balance.Endpoint, state api.EndpointState, now time.Time) st
 	return text
 }
 
-// reportsOf returns what the source has found wrong, by the Service that it is about.
+// reportsOf returns the source's reports by the Service that they are about.
 func (a *API) reportsOf() map[types.NamespacedName][]config.Report {
 	by := map[types.NamespacedName][]config.Report{}
 	if a.opts.Reports != nil {
@@ -290,8 +290,7 @@ func (a *API) reportsOf() map[types.NamespacedName][]config.Report {
 	return by
 }
 
-// rejected returns, as groups, the Services that match, and that are not served because of what
-// the source has found wrong.
+// rejected returns, as groups, the matching Services that are not served because of the source's reports.
 func (a *API) rejected(by map[types.NamespacedName][]config.Report, match func(types.NamespacedName) bool, served []group) (list []group) {
 	is := map[types.NamespacedName]bool{}
 	for _, g := range served {
@@ -307,7 +306,7 @@ func (a *API) rejected(by map[types.NamespacedName][]config.Report, match func(t
 	return list
 }
 
-// reported returns reports as a Service has them.
+// reported returns reports in the API's form.
 func reported(reports []config.Report) (list []api.Problem) {
 	for _, r := range reports {
 		list = append(list, api.Problem{Reason: r.Reason, Message: r.Message})

@@ -18,12 +18,12 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// badQuery returns the error for a parameter that is wrong.
+// badQuery returns the error for an invalid parameter.
 func badQuery(name, value, allowed string) error {
 	return &api.Error{Code: http.StatusBadRequest, Message: fmt.Sprintf("%s: invalid value %q: must be %s", name, value, allowed)}
 }
 
-// checkQuery compares the parameters of a request with those that the route has.
+// checkQuery compares the parameters of a request with those of the route.
 func checkQuery(route api.Route, values url.Values) error {
 	for name, list := range values {
 		i := slices.IndexFunc(route.Params, func(p api.Param) bool { return p.In == "query" && p.Name == name })
@@ -75,8 +75,7 @@ func queryNames(route api.Route) string {
 	return strings.Join(names, ", ")
 }
 
-// flag returns the value of a boolean parameter that was checked, or what it is
-// without one.
+// flag returns the value of a validated boolean parameter, or otherwise without it.
 func flag(values url.Values, name string, otherwise bool) bool {
 	if v, err := strconv.ParseBool(values.Get(name)); err == nil {
 		return v
@@ -84,8 +83,7 @@ func flag(values url.Values, name string, otherwise bool) bool {
 	return otherwise
 }
 
-// number returns the value of an integer parameter that was checked, or what it
-// is without one.
+// number returns the value of a validated integer parameter, or otherwise without it.
 func number(values url.Values, name string, least, most, otherwise int64) (int64, error) {
 	if !values.Has(name) {
 		return otherwise, nil
@@ -97,7 +95,7 @@ func number(values url.Values, name string, least, most, otherwise int64) (int64
 	return n, nil
 }
 
-// interval returns the value of a parameter that is a time, 0 without it.
+// interval returns the value of a duration parameter, or 0 without it.
 func interval(values url.Values, name string) (time.Duration, error) {
 	if !values.Has(name) {
 		return 0, nil
@@ -109,7 +107,7 @@ func interval(values url.Values, name string) (time.Duration, error) {
 	return d, nil
 }
 
-// oneOfEach returns the words that value has between commas, each of which is to be one of those allowed.
+// oneOfEach returns the comma-separated words of value, each of which must be in allowed.
 func oneOfEach(name, value string, allowed []string) (words []string, err error) {
 	if value == "" {
 		return nil, nil
@@ -138,10 +136,9 @@ func serviceName(s string) (types.NamespacedName, error) {
 	return types.NamespacedName{Namespace: namespace, Name: name}, nil
 }
 
-// selection says which connections, events and affinity entries are wanted. What
-// is zero lets everything through.
+// selection selects connections, events and affinity entries. Zero fields match all.
 type selection struct {
-	size     int // how many on a page, where there are pages
+	size     int // items on a page, if there are pages
 	service  types.NamespacedName
 	client   netip.Prefix
 	port     uint16 // of the client
@@ -199,7 +196,7 @@ func parseEndpoint(v string) (netip.AddrPort, string, error) {
 	return netip.AddrPort{}, "", badQuery("endpoint", v, "an address, an address and port, or a Pod as namespace/name")
 }
 
-// subject reports whether what is said about s is wanted, but for endpoints.
+// subject reports whether s is selected, disregarding endpoints.
 func (s *selection) subject(about *trace.Subject) bool {
 	return s.servicePort(about.Port) && s.hasClient(about.Client.Addr()) &&
 		(s.port == 0 || s.port == about.Client.Port()) &&
@@ -214,7 +211,7 @@ func (s *selection) hasClient(client netip.Addr) bool {
 	return !s.client.IsValid() || s.client.Contains(client)
 }
 
-// anyEndpoint reports whether it does not matter which endpoint.
+// anyEndpoint reports whether any endpoint matches.
 func (s *selection) anyEndpoint() bool { return !s.endpoint.Addr().IsValid() && s.pod == "" }
 
 func (s *selection) hasEndpoint(at netip.AddrPort, pod string) bool {
@@ -232,11 +229,11 @@ func WriteError(w http.ResponseWriter, code int, message string) {
 	WriteJSON(w, code, api.Error{Code: code, Message: message})
 }
 
-// WriteJSON answers with body as JSON, as every answer of the API is written.
+// WriteJSON answers with body as JSON, as all answers of the API.
 func WriteJSON(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(body) // the client may be gone
+	_ = json.NewEncoder(w).Encode(body) // the client may have disconnected
 }

@@ -7,27 +7,26 @@ import (
 	"sync"
 )
 
-// room bounds how many clients one or several servers have at once. None waits for
-// another to go: a client that comes when the room is full has the place of one that
-// was there before. That is one of the source that has most clients, whose request is
-// not being answered, if there is such a client, and the one that came first. So who
-// leaves connections idle, or sends a byte from time to time, keeps nobody else out.
+// room limits the concurrent clients of one or several servers. A client that comes at the maximum does not
+// wait: it replaces an earlier client. That is one of the source with the most clients: the earliest whose
+// request is not being answered, or else the earliest. So a client with idle connections, or one that sends a
+// byte from time to time, keeps no other client out.
 type room struct {
 	places int
 
 	mu      sync.Mutex
-	clients []*client // in the order in which they came
+	clients []*client // in order of arrival
 }
 
 // client is a connection to a server.
 type client struct {
 	conn     net.Conn
 	source   netip.Prefix
-	answered bool // a request of its is being answered
+	answered bool // a request is being answered
 }
 
-// sendBuffer is how much the kernel may hold for a client that does not read. By
-// itself it would let that grow to megabytes.
+// sendBuffer is the kernel's send buffer for a client that does not read. By default it could grow to
+// megabytes.
 const sendBuffer = 64 << 10
 
 // connState implements http.Server's ConnState.
@@ -36,7 +35,7 @@ func (r *room) connState(conn net.Conn, state http.ConnState) {
 	defer r.mu.Unlock()
 	if state == http.StateNew {
 		if t, ok := conn.(*net.TCPConn); ok {
-			_ = t.SetWriteBuffer(sendBuffer) // fails only if the connection is gone already
+			_ = t.SetWriteBuffer(sendBuffer) // fails only if the connection is already closed
 		}
 		if len(r.clients) >= r.places {
 			r.sendAway()
@@ -73,8 +72,8 @@ func (r *room) sendAway() {
 	r.clients = append(r.clients[:worst], r.clients[worst+1:]...)
 }
 
-// sourceOf returns what one client may be taken to have for itself: an IPv4 address,
-// or an IPv6 network of 64 bits (RFC 4291, 2.5.4).
+// sourceOf returns the addresses that one client may have: an IPv4 address, or an IPv6 network of 64 bits
+// (RFC 4291, 2.5.4).
 func sourceOf(conn net.Conn) netip.Prefix {
 	at, err := netip.ParseAddrPort(conn.RemoteAddr().String())
 	if err != nil {
@@ -85,6 +84,6 @@ func sourceOf(conn net.Conn) netip.Prefix {
 	if addr.Is4() {
 		bits = 32
 	}
-	source, _ := addr.Prefix(bits) // so many bits they have
+	source, _ := addr.Prefix(bits) // bits is valid for the address
 	return source
 }

@@ -18,8 +18,7 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/dashboard"
 )
 
-// newServer returns a server that no slow client can hold up, and whose clients have
-// to find place in r.
+// newServer returns a server that slow clients cannot block, and whose number of clients r limits.
 func newServer(handler http.Handler, r *room) *http.Server {
 	return &http.Server{
 		Handler:           handler,
@@ -29,32 +28,31 @@ func newServer(handler http.Handler, r *room) *http.Server {
 		WriteTimeout:      30 * time.Second,
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    16 << 10,
-		ErrorLog:          log.New(io.Discard, "", 0), // what clients do wrong is no news
+		ErrorLog:          log.New(io.Discard, "", 0), // clients' errors are not logged
 	}
 }
 
-// MaxClients is how many connections a server for everybody who can reach the node
-// has at once, and so many all health check node ports have together;
-// MaxAdminClients is how many the admin server has. A further one is accepted all the
-// same, and one that was there goes: see room.
+// MaxClients is the maximum number of connections of a server that is open to all clients of the node, and of
+// all health check node ports together. MaxAdminClients is that of the admin server. A further connection
+// replaces an existing one: see room.
 const (
 	MaxClients      = 48
 	MaxAdminClients = MaxSubscribers + 64
 )
 
-// Server is an HTTP server that runs.
+// Server is a running HTTP server.
 type Server struct {
 	server *http.Server
 	addr   net.Addr
 }
 
-// Addr returns where it listens.
+// Addr returns the listen address.
 func (s *Server) Addr() net.Addr { return s.addr }
 
-// Close ends it.
+// Close stops the server.
 func (s *Server) Close() { s.server.Close() }
 
-// Serve starts a server on address, which takes so many connections at once.
+// Serve starts a server on address with a maximum number of concurrent connections.
 func Serve(address string, handler http.Handler, clients int) (*Server, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
@@ -70,8 +68,7 @@ func ServeOn(l net.Listener, handler http.Handler, clients int) *Server {
 	return s
 }
 
-// listenNode listens on a port of the node's addresses in the networks given, or
-// of all.
+// listenNode listens on a port of the node's addresses in the given networks, or of all.
 func listenNode(networks []netip.Prefix, port uint16) ([]net.Listener, error) {
 	hosts := []string{""}
 	if len(networks) > 0 {
@@ -98,7 +95,7 @@ func listenNode(networks []netip.Prefix, port uint16) ([]net.Listener, error) {
 	return listeners, nil
 }
 
-// addressesIn returns this node's addresses in the networks given.
+// addressesIn returns this node's addresses in the given networks.
 func addressesIn(networks []netip.Prefix) (hosts []string) {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
@@ -116,7 +113,7 @@ func addressesIn(networks []netip.Prefix) (hosts []string) {
 	return hosts
 }
 
-// HealthHandler returns what is served to everybody who can reach the node.
+// HealthHandler returns the handler that is open to all clients of the node.
 func HealthHandler(h *Health) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", h.Healthz)
@@ -124,8 +121,8 @@ func HealthHandler(h *Health) http.Handler {
 	return oneAnswer(mux)
 }
 
-// oneAnswer makes a connection end with its first answer. Who asks for a node's
-// health asks rarely, and while one connection stays open, it takes another's place.
+// oneAnswer closes a connection after its first answer. Health checks are rare, and an open connection takes
+// another's slot.
 func oneAnswer(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Connection", "close")
@@ -133,8 +130,8 @@ func oneAnswer(next http.Handler) http.Handler {
 	})
 }
 
-// Handler returns what is served on the admin address: the API, metrics that
-// registry has, and config, the configuration in force, as JSON.
+// Handler returns the handler of the admin address: the API, the metrics of registry, and config, the
+// configuration in force, as JSON.
 func Handler(a *API, h *Health, registry *prometheus.Registry, config any) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", h.Healthz)

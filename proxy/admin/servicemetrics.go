@@ -13,20 +13,20 @@ import (
 	"github.com/usherproxy/usher/proxy/latency"
 )
 
-// maxServiceSeries is how many Services have series of their own.
+// maxServiceSeries is the number of Services with separate series.
 const maxServiceSeries = 1000
 
-// others is the label service of those that have not.
+// others is the label service of the remaining Services.
 const others = "(others)"
 
-// serviceSeries are the series of single Services. A Service that has them keeps
-// them for as long as it is served, so that its counters do not come and go.
+// serviceSeries holds the series of single Services. A Service keeps its series for as long as it is served,
+// so that its counters do not come and go.
 type serviceSeries struct {
 	mu  sync.Mutex
 	has map[types.NamespacedName]bool
 }
 
-// collect tells them, and how many endpoints there are.
+// collect sends them, and the number of endpoints.
 func (s *serviceSeries) collect(out chan<- prometheus.Metric, p *proxy.Proxy, a *API) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -76,7 +76,7 @@ func (s *serviceSeries) collect(out chan<- prometheus.Metric, p *proxy.Proxy, a 
 	endpointsByState.tell(out, float64(counts.NotReady), string(api.EndpointNotReady))
 }
 
-// serviceNumbers are what is told of a Service, or of several together.
+// serviceNumbers are the numbers of one Service, or of several together.
 type serviceNumbers struct {
 	totals                            api.Totals
 	ends                              map[string]int64
@@ -119,13 +119,13 @@ func (n *serviceNumbers) tell(out chan<- prometheus.Metric, namespace, service s
 	serviceConnectionBytes.tell(out, &n.bytes, namespace, service)
 }
 
-// serviceHistogram is a histogram of what connections of a Service were like.
+// serviceHistogram is a histogram over a Service's connections.
 type serviceHistogram struct {
 	metric
 	bounds latency.Bounds
 }
 
-// serviceHistograms are all of them, in the order of the documentation.
+// serviceHistograms holds all of them, in the order of the documentation.
 var serviceHistograms []*serviceHistogram
 
 func newServiceHistogram(name, help string, bounds latency.Bounds) *serviceHistogram {
@@ -142,7 +142,7 @@ var (
 	serviceConnectionBytes = newServiceHistogram("usher_service_connection_bytes", "Bytes transferred per connection or UDP session, in both directions.", latency.Bytes)
 )
 
-// tell sends what was seen, with the connections that are worth a look as exemplars.
+// tell sends the observed values, with notable connections as exemplars.
 func (h *serviceHistogram) tell(out chan<- prometheus.Metric, seen *latency.All, labels ...string) {
 	number, below := seen.Buckets(h.bounds)
 	if number == 0 {

@@ -19,8 +19,8 @@ import (
 	"github.com/usherproxy/usher/proxy/balance"
 )
 
-// services answers /services. Only those of the page are looked at closely, unless
-// the question is about their state.
+// services answers /services. It computes details only for the Services of the page, unless the query is
+// about their state.
 func (a *API) services(r *http.Request) (any, error) {
 	query := r.URL.Query()
 	size, err := limit(query)
@@ -64,7 +64,7 @@ func (a *API) services(r *http.Request) (any, error) {
 	return out, nil
 }
 
-// serviceMatcher returns what namespace, name and service ask for.
+// serviceMatcher returns a match function for the parameters namespace, name and service.
 func serviceMatcher(query url.Values) (func(types.NamespacedName) bool, error) {
 	listed := map[types.NamespacedName]bool{}
 	for _, s := range query["service"] {
@@ -80,7 +80,6 @@ func serviceMatcher(query url.Values) (func(types.NamespacedName) bool, error) {
 	}, nil
 }
 
-// service answers /services/{namespace}/{name}.
 func (a *API) service(r *http.Request) (any, error) {
 	name := types.NamespacedName{Namespace: r.PathValue("namespace"), Name: r.PathValue("name")}
 	views, reports := a.proxy.InspectService(name), a.reportsOf()
@@ -100,11 +99,11 @@ func (a *API) service(r *http.Request) (any, error) {
 	return out, nil
 }
 
-// group is the service ports of one Service. One that is rejected has a single port, which
-// has no VIP, as no other has.
+// group holds the service ports of one Service. A rejected one has a single port without a VIP; all others
+// have VIPs.
 type group []proxy.PortView
 
-// groups divides views, which are in the order of their Services.
+// groups divides views, which are sorted by Service.
 func groups(views []proxy.PortView) (list []group) {
 	for len(views) > 0 {
 		n := 1
@@ -126,8 +125,7 @@ func (g group) has(protocol config.Protocol) bool {
 	return slices.ContainsFunc(g, func(v proxy.PortView) bool { return v.Port.Protocol == protocol })
 }
 
-// contains reports whether text, in lower case, is in one of the names and
-// addresses of the Service.
+// contains reports whether text, in lower case, is in one of the names and addresses of the Service.
 func (g group) contains(text string) bool {
 	in := func(s string) bool { return strings.Contains(strings.ToLower(s), text) }
 	if in(g[0].Port.ID.ServiceName().String()) {
@@ -173,7 +171,7 @@ func (g group) summary(now time.Time) api.Service {
 	return s
 }
 
-// state is that of the port that fares worst.
+// state is that of the port in the worst state.
 func (g group) state(now time.Time) api.ServiceState {
 	if len(g[0].Port.VIPs) == 0 {
 		return api.ServiceRejected
@@ -204,7 +202,7 @@ func countState(c *api.EndpointCounts, state api.EndpointState) {
 	}
 }
 
-// portState says how one service port fares.
+// portState returns the state of one service port.
 func portState(v *proxy.PortView, now time.Time) api.ServiceState {
 	quarantined := 0
 	for _, e := range v.Cluster.Endpoints() {
@@ -247,9 +245,10 @@ func stateOf(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoint
 	return api.EndpointNotReady
 }
 
-// When an endpoint is unresponsive: so many clients have waited in vain lately, since a browser opens a connection
-// sometimes and asks nothing. If it answers others, they are at least such a part of its clients, and so many times
-// the part of the other endpoints', which had enough clients to compare with.
+// When an endpoint is unresponsive: at least fewestUnresponsive clients got no byte recently, since a browser
+// sometimes opens a connection and sends no request. If it answers others, the part of its clients without a
+// byte is at least unresponsivePart, and unresponsiveTimes that of the other endpoints, which had at least
+// fewestClientsCompare clients.
 const (
 	fewestUnresponsive   = 5
 	unresponsivePart     = 0.1
@@ -257,9 +256,9 @@ const (
 	fewestClientsCompare = 20
 )
 
-// unresponsive reports whether clients connected to e lately, and none had a byte from it, or far more than of the
-// other endpoints left without one, while another endpoint of the port has sent some: the kernel accepts connections
-// also for a program that hangs. Where no endpoint sends any, the protocol may have no answers.
+// unresponsive reports whether clients recently connected to e, but none got a byte, or far more left without
+// one than at the other endpoints. Another endpoint of the port must have sent some: where none sends any,
+// the protocol may have no answers. The kernel accepts connections also for a program that hangs.
 func unresponsive(v *proxy.PortView, e *balance.Endpoint, now time.Time) bool {
 	l := latelyOf(e, now)
 	_, none := e.NoResponse(now)
@@ -306,7 +305,7 @@ func portSummary(v *proxy.PortView) api.PortSummary {
 	return s
 }
 
-// dropped returns which clients' packets are dropped, because endpoints are on other nodes only.
+// dropped returns the clients whose packets are dropped because all endpoints are on other nodes.
 func dropped(v *proxy.PortView) (list []api.Dropped) {
 	if v.Cluster == nil || v.Cluster.Len() == 0 { // not known yet, or all are refused
 		return nil
@@ -333,7 +332,7 @@ func probe(how config.Probe) *api.Probe {
 	return &api.Probe{Check: how.Check.String(), IntervalSeconds: how.Interval.Seconds(), TimeoutSeconds: how.Timeout.Seconds(), Rise: how.Rise, Fall: how.Fall}
 }
 
-// proxyProtocol returns between whom headers tell of the client, or nil.
+// proxyProtocol returns the port's use of the PROXY protocol, or nil.
 func proxyProtocol(port config.ServicePort) *api.ProxyProtocol {
 	p := api.ProxyProtocol{ToEndpoints: port.ProxyProtocol.String()}
 	for _, vip := range port.VIPs {
@@ -399,7 +398,7 @@ func endpoint(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoin
 		Active:     e.Active.Load(), Limit: v.Port.EndpointLimit, Connected: e.Connected.Load(), Failed: e.Failed.Load(), FailedLately: e.FailedLately(now), NoResponse: none, NoResponseLately: noneLately,
 		BytesToEndpoint: e.ToEndpoint.Load(), BytesToClient: e.ToClient.Load(), Latency: l.told(),
 	}
-	var without []string // whose connections do not go to it
+	var without []string // clients whose connections do not go to it
 	for _, use := range []struct {
 		name string
 		set  *balance.Set

@@ -13,14 +13,15 @@ import (
 	"github.com/usherproxy/usher/proxy/balance"
 )
 
-// Run looks at all states every lookInterval, or, where there are more than 250 Services, after lookPerService for each, so
-// that it takes about a thousandth of a core. A state may begin so much later for people than in truth.
+// Run checks all states every lookInterval, or with more than 250 Services every lookPerService times their
+// number, so that it takes about a thousandth of a core. The reported start of a state may be later by that
+// time.
 const (
 	lookInterval   = 5 * time.Second
 	lookPerService = 20 * time.Millisecond
 )
 
-// starts knows since when Services are in the state that they are in. Endpoints know it themselves.
+// starts records since when Services are in their current state. Endpoints record it themselves.
 type starts struct {
 	mu sync.Mutex
 	of map[types.NamespacedName]start
@@ -31,8 +32,8 @@ type start struct {
 	since time.Time
 }
 
-// Run looks at the states of all Services, endpoints and of usher itself until ctx ends, so that they have a start
-// also if no client asks for them.
+// Run checks the states of all Services, endpoints and of usher itself until ctx ends, so that each has a
+// start even without readers.
 func (a *API) Run(ctx context.Context) {
 	for wait := time.Duration(0); ; {
 		select {
@@ -46,7 +47,7 @@ func (a *API) Run(ctx context.Context) {
 	}
 }
 
-// summary is that of g with what the source has reported of it, and the start of its state.
+// summary returns the summary of g, with the source's reports and the start of its state.
 func (a *API) summary(g group, reports []config.Report, now time.Time) api.Service {
 	s := g.summary(now)
 	s.Problems = reported(reports)
@@ -62,8 +63,8 @@ func (a *API) summary(g group, reports []config.Report, now time.Time) api.Servi
 	return s
 }
 
-// service returns since when a Service is in the state that it is in at now. One that was not known, or was in
-// another state, came into it when the first of its endpoints did that are not ready now, as far as that is known.
+// service returns since when a Service is in its state at now. If the Service is new, or was in another
+// state, this is when the first of its endpoints that are not ready now changed, as far as known.
 func (s *starts) service(g group, state api.ServiceState, now time.Time) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,7 +89,7 @@ func (s *starts) service(g group, state api.ServiceState, now time.Time) time.Ti
 	return began
 }
 
-// forget forgets the Services that are not among all.
+// forget removes the Services that are not in all.
 func (s *starts) forget(all []group) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,8 +105,8 @@ func (s *starts) forget(all []group) {
 	s.of = still
 }
 
-// endpointSince returns since when an endpoint is in the state that it is in at now. A quarantine knows it exactly;
-// all else began when it was first looked at.
+// endpointSince returns since when an endpoint is in its state at now. A quarantine has the exact time; other
+// states begin when they are first observed.
 func endpointSince(e *balance.Endpoint, state api.EndpointState, now time.Time) time.Time {
 	began := now
 	if h := e.Health(now); state == api.EndpointQuarantined && !h.Since.IsZero() {
@@ -114,7 +115,7 @@ func endpointSince(e *balance.Endpoint, state api.EndpointState, now time.Time) 
 	return e.Since(uint8(state.Badness()), began)
 }
 
-// look notes the states of a Service's endpoints.
+// look records the states of a Service's endpoints.
 func (g group) look(now time.Time) {
 	for i := range g {
 		for _, e := range g[i].Endpoints {
@@ -123,7 +124,7 @@ func (g group) look(now time.Time) {
 	}
 }
 
-// earliest are the starts of the endpoints that have been in a state for longest, by state; of those that are failures.
+// earliest returns the earliest start of each state that is a failure, among all endpoints.
 func earliest(all []proxy.PortView, now time.Time) map[api.EndpointState]time.Time {
 	first := map[api.EndpointState]time.Time{}
 	for i := range all {

@@ -9,7 +9,6 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// status answers /status.
 func (a *API) status(*http.Request) (any, error) {
 	s, sync := a.proxy.Stats(), a.proxy.SyncStatus()
 	out := api.Status{
@@ -46,7 +45,6 @@ func totals(t frontend.Totals) api.Totals {
 	}
 }
 
-// ends answers /ends.
 func (a *API) ends(*http.Request) (any, error) {
 	list := api.EndList{}
 	for o := outcome.ClientClosed; o < outcome.Outcomes; o++ {

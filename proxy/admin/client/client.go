@@ -19,11 +19,11 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// answerTimeout is how long an answer may take, unless Client.Timeout says otherwise.
+// answerTimeout is the default of Client.Timeout.
 const answerTimeout = 30 * time.Second
 
-// Bounds of what is read, in bytes, and in pages of 1,000 items: far more than an usher answers. Another
-// program, or a bad usher, might answer without an end.
+// Limits of answers, in bytes, and of lists, in pages of 1,000 items: far more than usher returns. Another
+// program, or a faulty usher, might send an endless answer.
 const (
 	maxAnswer = 64 << 20  // of one answer
 	maxList   = 256 << 20 // of all pages of a list
@@ -33,22 +33,22 @@ const (
 // slowAfter is how long a request waits before Client.Slow is called.
 const slowAfter = time.Second
 
-// Client asks one usher. It is safe for concurrent use.
+// Client queries one usher process. It is safe for concurrent use.
 type Client struct {
-	// Slow, unless it is nil, is called when a request has waited for a second, with a sentence that says what it
-	// waits for, and how long it waits at most, since it began. It may be called from any goroutine, and is set before
-	// the first request.
+	// Slow, unless nil, is called when a request has waited for a second. reason is a sentence that names the
+	// cause of the wait; most is the longest possible wait from the start of the request. Slow may be called
+	// from any goroutine. Set it before the first request.
 	Slow func(reason string, most time.Duration)
-	// Timeout is how long an answer may take; the stream of events has no such bound. It is set
-	// before anything is asked.
+	// Timeout is the maximum time for an answer; the stream of events has no such limit. Set it before the
+	// first request.
 	Timeout time.Duration
 
 	address string
 	http    http.Client
 }
 
-// New returns a Client of the usher whose --admin-address is address, "host:port".
-// Nothing is sent yet. An address without host is loopback.
+// New returns a Client for the usher process whose --admin-address is address, "host:port". It sends nothing
+// yet. An address without host is loopback.
 func New(address string) (*Client, error) {
 	dialer := &net.Dialer{Timeout: 5 * time.Second}
 	return NewWithDial(address, func(ctx context.Context, at string) (net.Conn, error) {
@@ -56,8 +56,8 @@ func New(address string) (*Client, error) {
 	})
 }
 
-// NewWithDial is New for an usher that is elsewhere: dial connects to its address, which is that
-// of its own host.
+// NewWithDial is New for an usher process on another host: dial connects to its address, as seen from that
+// host.
 func NewWithDial(address string, dial func(ctx context.Context, address string) (net.Conn, error)) (*Client, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -70,25 +70,25 @@ func NewWithDial(address string, dial func(ctx context.Context, address string) 
 		host = "127.0.0.1"
 	}
 	c := &Client{Timeout: answerTimeout, address: net.JoinHostPort(host, port)}
-	// No proxy of the environment: usher is on this node or is named exactly.
+	// Ignore the environment's proxy: usher is on this node or is named exactly.
 	c.http.Transport = &http.Transport{
 		DialContext:         func(ctx context.Context, _, at string) (net.Conn, error) { return dial(ctx, at) },
 		MaxIdleConnsPerHost: 4,
 		IdleConnTimeout:     30 * time.Second,
 	}
-	// A redirect is nothing that usher does.
+	// usher never redirects.
 	c.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return c, nil
 }
 
-// Address returns where the usher is asked, "host:port".
+// Address returns usher's address, "host:port".
 func (c *Client) Address() string { return c.address }
 
-// Transport sends requests to the usher as they are, for who passes on those of others: their URL's host is
-// Address.
+// Transport sends requests to usher unchanged, for callers that pass on others' requests: the host of their
+// URL is Address.
 func (c *Client) Transport() http.RoundTripper { return c.http.Transport }
 
-// Close closes connections that are idle.
+// Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 // get asks for a path under api.Prefix and decodes the answer into out.
@@ -96,14 +96,13 @@ func (c *Client) get(ctx context.Context, path string, query url.Values, out any
 	return c.ask(ctx, http.MethodGet, api.Prefix+path, query, nil, out)
 }
 
-// ask sends one request, with in as its body unless that is nil, and decodes the
-// answer into out.
+// ask sends one request, with in as its body unless in is nil, and decodes the answer into out.
 func (c *Client) ask(ctx context.Context, method, path string, query url.Values, in, out any) error {
 	_, err := c.read(ctx, method, path, query, in, out, maxAnswer)
 	return err
 }
 
-// read is ask of at most so many bytes. It returns how many there were.
+// read is ask with a limit in bytes for the answer. It returns the number of bytes read.
 func (c *Client) read(ctx context.Context, method, path string, query url.Values, in, out any, most int64) (int64, error) {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
@@ -123,8 +122,8 @@ func (c *Client) read(ctx context.Context, method, path string, query url.Values
 	return most - body.N, nil
 }
 
-// Raw returns what is at a path of the server, with a query, at most so many bytes of it, and the
-// status, whatever that is.
+// Raw returns the content at a path of the server, with a query, at most the given number of bytes, and the
+// status, whatever it is.
 func (c *Client) Raw(ctx context.Context, path string, most int64) (body []byte, status int, err error) {
 	path, query, _ := strings.Cut(path, "?")
 	values, err := url.ParseQuery(query)
@@ -140,7 +139,7 @@ func (c *Client) Raw(ctx context.Context, path string, most int64) (body []byte,
 	return body, res.StatusCode, err
 }
 
-// send returns an answer that is 200, whose body the caller closes.
+// send returns an answer with status 200; the caller closes its body.
 func (c *Client) send(ctx context.Context, method, path string, query url.Values, header http.Header, in any) (*http.Response, error) {
 	res, err := c.sendAny(ctx, method, path, query, header, in)
 	if err == nil && res.StatusCode != http.StatusOK {
@@ -150,7 +149,7 @@ func (c *Client) send(ctx context.Context, method, path string, query url.Values
 	return res, err
 }
 
-// sendAny is send of an answer with any status.
+// sendAny is send for any status.
 func (c *Client) sendAny(ctx context.Context, method, path string, query url.Values, header http.Header, in any) (*http.Response, error) {
 	var body io.Reader
 	if in != nil {
@@ -209,11 +208,11 @@ func (c *Client) sendAny(ctx context.Context, method, path string, query url.Val
 	return res, nil
 }
 
-// failed returns what a failure to get an answer, since began, means.
+// failed returns the error for a request, sent at began, that got no answer.
 func (c *Client) failed(ctx context.Context, began time.Time, err error) error {
 	switch {
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		deadline, _ := ctx.Deadline() // the caller's, if that was first
+		deadline, _ := ctx.Deadline() // the caller's, if that came first
 		err = fmt.Errorf("no response within %s", max(deadline.Sub(began), 0).Round(10*time.Millisecond))
 	case ctx.Err() != nil:
 		return ctx.Err()

@@ -8,7 +8,7 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// ErrNoDemo says that what is asked is no usher demo.
+// ErrNoDemo means that the server is not usher demo.
 var ErrNoDemo = errors.New("this usher is not a demo: only servers of 'usher demo' can be broken and repaired")
 
 // DemoEndpoints returns the demo's servers.
@@ -25,13 +25,12 @@ func (c *Client) Break(ctx context.Context, b api.DemoBreak) (out api.DemoEndpoi
 	return out, noDemo(c.ask(ctx, http.MethodPost, api.DemoBreakPath, nil, b, &out))
 }
 
-// Mend mends one of the demo's servers, or all.
+// Mend repairs one of the demo's servers, or all.
 func (c *Client) Mend(ctx context.Context, m api.DemoMend) (out api.DemoEndpointList, err error) {
 	return out, noDemo(c.ask(ctx, http.MethodPost, api.DemoMendPath, nil, m, &out))
 }
 
-// noDemo returns ErrNoDemo for an usher that does not know the path or the
-// method.
+// noDemo returns ErrNoDemo if usher does not know the path or the method.
 func noDemo(err error) error {
 	var e *api.Error
 	var not *NotUsherError

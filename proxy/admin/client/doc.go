@@ -1,7 +1,5 @@
-// Package client asks a running usher what it does, through its admin API. What
-// is asked for is in package api; this package knows how to get it: whole lists
-// from their pages, events from the stream, and errors that say what to do.
+// Package client queries a running usher process through its admin API. Package api defines the data; this
+// package retrieves it: whole lists from their pages, events from the stream, and errors with their remedy.
 //
-// It changes nothing, with one exception: the servers of usher demo, which can be
-// broken on request (demo.go).
+// It changes nothing, with one exception: on request it breaks the servers of usher demo (demo.go).
 package client

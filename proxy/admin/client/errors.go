@@ -9,11 +9,11 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// UnreachableError says that nobody answers at the address.
+// UnreachableError means that no server answers at the address.
 type UnreachableError struct {
 	Address string
 	Err     error
-	Silent  bool // a process has accepted the connection, and did not answer in time
+	Silent  bool // a process accepted the connection, but did not answer in time
 }
 
 // Error implements error.
@@ -21,10 +21,10 @@ func (e *UnreachableError) Error() string {
 	return fmt.Sprintf("cannot connect to usher at %s: %s", e.Address, Cause(e.Err))
 }
 
-// Unwrap returns what happened.
+// Unwrap returns the cause.
 func (e *UnreachableError) Unwrap() error { return e.Err }
 
-// Cause returns in a few words why nobody answered.
+// Cause returns in a few words why there was no answer.
 func Cause(err error) string {
 	var unreachable *UnreachableError
 	if errors.As(err, &unreachable) {
@@ -38,8 +38,7 @@ func Cause(err error) string {
 	return err.Error()
 }
 
-// NotUsherError says that something else answers at the address, or an usher
-// without this API.
+// NotUsherError means that another program answers at the address, or an usher process without this API.
 type NotUsherError struct {
 	Address string
 	Status  string // "404 Not Found"
@@ -50,8 +49,7 @@ func (e *NotUsherError) Error() string {
 	return fmt.Sprintf("the server at %s does not have usher's API (%s)", e.Address, e.Status)
 }
 
-// IsNotFound reports whether usher has answered that it does not know what was
-// asked for.
+// IsNotFound reports whether usher answered that the object does not exist.
 func IsNotFound(err error) bool {
 	var e *api.Error
 	return errors.As(err, &e) && e.Code == http.StatusNotFound

@@ -17,20 +17,21 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// EventQuery says which events are asked for. What is empty is any.
+// EventQuery selects events. Empty fields match all.
 type EventQuery struct {
 	Service, Client, Endpoint, Protocol string
-	Outcome                             string // ok, retry, failed, or the code of an end; several with commas
-	Kind                                string // kinds; several with commas
+	Outcome                             string // ok, retry, failed, or the code of an end; separated by commas
+	Kind                                string // kinds, separated by commas
 	Slower                              time.Duration
 	Connection                          uint64
-	// History says to begin with what the trace still has.
+	// History makes the stream begin with the events that the trace still has.
 	History bool
-	// After is the ID of an event behind which to go on, instead; what is gone meanwhile is missed.
+	// After makes the stream begin after the event with this ID instead; events removed meanwhile count as
+	// missed.
 	After string
-	// Once says to end when that has been read, instead of waiting for more.
+	// Once makes the stream end after those, instead of waiting for more.
 	Once bool
-	// Rate is how many events a second at the most; 0 leaves it to usher.
+	// Rate is the maximum number of events per second; 0 = usher's default.
 	Rate int
 }
 
@@ -52,18 +53,18 @@ func (q EventQuery) values() url.Values {
 	return v
 }
 
-// Message is one thing that the stream of events tells. One of its fields is set.
+// Message is one item of the stream of events. One of its fields is set.
 type Message struct {
 	Hello  *api.Hello
 	Event  *api.Event
-	Missed uint64 // events that were left out just here
+	Missed uint64 // events that were left out at this point
 }
 
-// ErrStreamEnded is the error with which a stream ends that was to go on.
+// ErrStreamEnded is the error of a stream that ended unexpectedly.
 var ErrStreamEnded = errors.New("the event stream has ended: usher stopped or was replaced")
 
-// Events returns the stream of events. It ends with an error, or, for
-// EventQuery.Once, without one. Each pass over it is a stream of its own.
+// Events returns the stream of events. It ends with an error or, with EventQuery.Once, without one. Each
+// iteration opens a separate stream.
 func (c *Client) Events(ctx context.Context, q EventQuery) iter.Seq2[Message, error] {
 	return func(yield func(Message, error) bool) {
 		outer := ctx
@@ -79,8 +80,7 @@ func (c *Client) Events(ctx context.Context, q EventQuery) iter.Seq2[Message, er
 			return
 		}
 		defer res.Body.Close()
-		// A stream that is silent for twice its heartbeat is dead; reading from it
-		// would wait forever.
+		// A stream that is idle for twice its heartbeat is dead; reading from it would block forever.
 		silence := time.AfterFunc(answerTimeout, cancel)
 		defer silence.Stop()
 		allowed := answerTimeout
@@ -108,8 +108,7 @@ func (c *Client) Events(ctx context.Context, q EventQuery) iter.Seq2[Message, er
 	}
 }
 
-// readMessage reads up to the next message of a kind that is known, and calls
-// alive for every line.
+// readMessage reads up to the next message of a known kind, and calls alive for every line.
 func readMessage(stream *bufio.Reader, alive func()) (m Message, err error) {
 	for {
 		event, data, err := readBlock(stream, alive)
@@ -138,16 +137,17 @@ func readMessage(stream *bufio.Reader, alive func()) (m Message, err error) {
 	}
 }
 
-// maxEvent is how long an event may be, in bytes, and maxLines how many lines it may have: far more than any has.
+// maxEvent is the maximum size of an event in bytes, and maxLines its maximum number of lines: far more than
+// any has.
 const (
 	maxEvent = 1 << 20
 	maxLines = 1000
 )
 
-// errTooLong is of an event that has more. What else comes on that stream is of no use.
+// errTooLong is the error for an event above a limit. The rest of that stream is unusable.
 var errTooLong = fmt.Errorf("an event is longer than %d bytes or %d lines", maxEvent, maxLines)
 
-// readLine returns the next line, without its end, of at most so many bytes.
+// readLine returns the next line, without its end, of at most the given number of bytes.
 func readLine(stream *bufio.Reader, most int) (string, error) {
 	var line []byte
 	for {
@@ -162,8 +162,8 @@ func readLine(stream *bufio.Reader, most int) (string, error) {
 	}
 }
 
-// readBlock reads the lines of one event, as the HTML standard has them
-// (9.2.6, Interpreting an event stream).
+// readBlock reads the lines of one event, as defined in the HTML standard (9.2.6, Interpreting an event
+// stream).
 func readBlock(stream *bufio.Reader, alive func()) (event, data string, err error) {
 	var lines []string
 	for read, left := 0, maxEvent; ; read++ {

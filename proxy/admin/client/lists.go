@@ -11,18 +11,18 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// All is the value of a query's Max that asks for whole lists.
+// All is the value of a query's Max for whole lists.
 const All = 0
 
-// ServiceQuery says which Services are asked for. What is empty is any.
+// ServiceQuery selects Services. Empty fields match all.
 type ServiceQuery struct {
 	Namespace, Name string
-	Names           []string // namespace/name of each, some dozens at the most
+	Names           []string // namespace/name of each; at most several dozen
 	Text            string   // part of a name, VIP, endpoint or Pod
 	State           string
 	Protocol        string
 	Sort            string // api.SortName and so on
-	Max             int    // how many at the most
+	Max             int    // at most
 }
 
 func (q ServiceQuery) values() url.Values {
@@ -33,7 +33,7 @@ func (q ServiceQuery) values() url.Values {
 	return v
 }
 
-// ConnectionQuery says which connections are asked for. What is empty is any.
+// ConnectionQuery selects connections. Empty fields match all.
 type ConnectionQuery struct {
 	State    string // open (if empty), ended, all
 	Service  string // namespace/name
@@ -42,11 +42,11 @@ type ConnectionQuery struct {
 	Protocol string
 	End      string // see /api/v1/ends
 	Retried  bool   // only those with more than one attempt
-	Outcome  string // ok, retried, slow, failed; several with commas
+	Outcome  string // ok, retried, slow, failed; separated by commas
 	Slower   time.Duration
-	Last     time.Duration // ended in this time before now
+	Last     time.Duration // ended within this time before now
 	Sort     string        // api.SortNewest and so on
-	Max      int           // how many at the most
+	Max      int           // at most
 }
 
 func (q ConnectionQuery) values() url.Values {
@@ -59,12 +59,12 @@ func (q ConnectionQuery) values() url.Values {
 	return v
 }
 
-// AffinityQuery says which clients are asked for. What is empty is any.
+// AffinityQuery selects clients. Empty fields match all.
 type AffinityQuery struct {
 	Service, Client, Endpoint string
 }
 
-// ExplainQuery is what Explain is asked.
+// ExplainQuery is the input of Explain.
 type ExplainQuery struct {
 	Service string // namespace/name
 	Port    string // name or number
@@ -72,23 +72,23 @@ type ExplainQuery struct {
 	VIP     string // an address, or address and port
 }
 
-// Status returns how the proxy as a whole is.
+// Status returns the state of the proxy as a whole.
 func (c *Client) Status(ctx context.Context) (out api.Status, err error) {
 	return out, c.get(ctx, "/status", nil, &out)
 }
 
-// Services returns Services in short.
+// Services returns summaries of Services.
 func (c *Client) Services(ctx context.Context, q ServiceQuery) (api.ServiceList, error) {
 	l, err := pages[api.Service](ctx, c, "/services", q.values(), q.Max)
 	return api.ServiceList{Page: l.Page, Items: l.Items}, err
 }
 
-// Service returns all about one Service.
+// Service returns the details of one Service.
 func (c *Client) Service(ctx context.Context, namespace, name string) (out api.ServiceDetail, err error) {
 	return out, c.get(ctx, "/services/"+url.PathEscape(namespace)+"/"+url.PathEscape(name), nil, &out)
 }
 
-// Connections returns connections, the newest first.
+// Connections returns connections, newest first.
 func (c *Client) Connections(ctx context.Context, q ConnectionQuery) (api.ConnectionList, error) {
 	l, err := pages[api.Connection](ctx, c, "/connections", q.values(), q.Max)
 	return api.ConnectionList(l), err
@@ -99,7 +99,7 @@ func (c *Client) Connection(ctx context.Context, id uint64) (out api.Connection,
 	return out, c.get(ctx, "/connections/"+strconv.FormatUint(id, 10), nil, &out)
 }
 
-// Affinity returns which endpoint each client gets again.
+// Affinity returns the endpoint that each client has by session affinity.
 func (c *Client) Affinity(ctx context.Context, q AffinityQuery) (api.AffinityList, error) {
 	l, err := pages[api.AffinityEntry](ctx, c, "/affinity", values("service", q.Service, "client", q.Client, "endpoint", q.Endpoint), All)
 	return api.AffinityList{Page: l.Page, Items: l.Items}, err
@@ -110,7 +110,7 @@ func (c *Client) Portals(ctx context.Context) (out api.Portals, err error) {
 	return out, c.get(ctx, "/portals", nil, &out)
 }
 
-// Explain returns what would become of a connection.
+// Explain returns what would happen to a connection.
 func (c *Client) Explain(ctx context.Context, q ExplainQuery) (out api.Explanation, err error) {
 	return out, c.get(ctx, "/explain", values("service", q.Service, "port", q.Port, "client", q.Client, "vip", q.VIP), &out)
 }
@@ -150,14 +150,14 @@ func pages[T any](ctx context.Context, c *Client, path string, query url.Values,
 	}
 }
 
-// setDuration sets a parameter that is a time, unless that is 0.
+// setDuration sets a duration parameter, unless it is 0.
 func setDuration(v url.Values, name string, d time.Duration) {
 	if d != 0 {
 		v.Set(name, d.String())
 	}
 }
 
-// values makes a query of names and values; what is empty is left out.
+// values makes a query of names and values, and leaves out empty ones.
 func values(pairs ...string) url.Values {
 	v := url.Values{}
 	for i := 0; i+1 < len(pairs); i += 2 {

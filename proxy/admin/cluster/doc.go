@@ -1,14 +1,14 @@
-// Package cluster is what the ushers of several nodes tell, put together: is it the Pod, or is it
-// the node?
+// Package cluster combines the answers of usher on several nodes, to decide whether a failure is caused by
+// the Pod or by the node.
 //
-//	ushers' APIs ──▶ View: asks them (view.go, fanout.go)
-//	                   ├─ nodes.go, services.go: how each node, and each Service, fares
-//	                   └─ service.go: endpoints × nodes ──▶ verdict.go: whose fault it is
+//	usher on nodes ──▶ View: queries them (view.go, fanout.go)
+//	                   ├─ nodes.go, services.go: the state of each node, and of each Service
+//	                   └─ service.go: endpoints × nodes ──▶ verdict.go: the cause
 //	browser ◀── Handler: API, pages, and the pages of single nodes (handler.go)
 //
-// Nobody is asked anything while nobody looks. A round of questions begins when somebody asks for an answer that
-// is older than a few seconds, it has a bound on how many ushers are asked at once, and
-// rounds take at most a fifth of the time. What is kept of them is bounded too: see maxCells, maxQuestions.
+// It sends no queries while it has no readers. A round of queries begins when a reader requests an answer
+// that is older than a few seconds. The number of concurrent requests is limited, and rounds take at most a
+// fifth of the time. The kept data is limited, too: see maxCells, maxQuestions.
 //
-// It changes nothing, and passes on to a node only what the node's own page asks.
+// It changes nothing, and passes on to a node only the requests of the node's own page.
 package cluster

@@ -9,13 +9,13 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// told is what one node has told, or why it has not.
+// told is one node's answer, or the reason that there is none.
 type told[T any] struct {
 	answer T
 	err    error
 }
 
-// each asks every node, and returns what they tell in the order of nodes.
+// each queries every node, and returns the answers in the order of nodes.
 func each[T any](ctx context.Context, v *View, nodes []Node, do func(context.Context, Node) (T, error)) []told[T] {
 	all := make([]told[T], len(nodes))
 	var done sync.WaitGroup
@@ -49,10 +49,11 @@ func each[T any](ctx context.Context, v *View, nodes []Node, do func(context.Con
 	return all
 }
 
-// errSilent is why an usher that is too slow does not answer.
+// errSilent is the error for a node whose usher is too slow.
 var errSilent = errors.New("no response within " + maxPatience.String())
 
-// away returns why an usher is not asked now: it has not answered lately. nil: it is asked.
+// away returns the reason that usher on a node is not queried now: it recently failed to answer. nil: query
+// it.
 func (v *View) away(node string) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -62,7 +63,7 @@ func (v *View) away(node string) error {
 	return nil
 }
 
-// note notes whether an usher has answered. To say that something is not there is an answer.
+// note records whether usher on a node answered. A "not found" counts as an answer.
 func (v *View) note(node string, err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -16,9 +16,9 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/dashboard"
 )
 
-// Handler serves the cluster's page and API, and below /nodes/NODE/ the page of each node. The
-// latter's files are this program's, and only what they ask the node's usher comes from there, as data: what
-// runs on a node gets no script into a browser that sees all of them.
+// Handler serves the cluster's page and API, and the page of each node below /nodes/NODE/. The files of those
+// pages are this program's; only their data comes from usher on the node. So a node cannot pass a script to a
+// browser that sees all nodes.
 func (v *View) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /{$}", dashboard.ClusterHandler())
@@ -35,7 +35,7 @@ func (v *View) Handler() http.Handler {
 	}
 	mux.HandleFunc("GET "+api.ClusterPrefix+"/openapi.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write(api.ClusterOpenAPI) // the client may be gone
+		_, _ = w.Write(api.ClusterOpenAPI) // the client may have disconnected
 	})
 	mux.HandleFunc("GET /api/", func(w http.ResponseWriter, r *http.Request) {
 		admin.WriteError(w, http.StatusNotFound, "there is no "+r.URL.Path+"; "+api.ClusterPrefix+"/openapi.json lists all paths, and /nodes/NODE"+api.Prefix+"/ is the API of a node")
@@ -57,7 +57,7 @@ func (v *View) Handler() http.Handler {
 	return mux
 }
 
-// maxQuery is how long the text is that Services are looked for by: longer than any name.
+// maxQuery is the maximum length of a search text for Services: longer than any name.
 const maxQuery = 253
 
 func (v *View) services(r *http.Request) (any, error) {
@@ -68,7 +68,7 @@ func (v *View) services(r *http.Request) (any, error) {
 	return v.Services(r.Context(), q)
 }
 
-// What passes to a node's usher and back; nothing else does.
+// Only these pass to usher on a node and back.
 var (
 	requestHeaders  = []string{"Accept", "Content-Type", "Last-Event-Id", api.DemoHeader}
 	responseHeaders = []string{"Content-Type", "Content-Length"}
@@ -76,10 +76,10 @@ var (
 
 const (
 	maxBody        = 4 << 10          // of a request
-	readerPatience = 10 * time.Second // with a browser that does not read
+	readerPatience = 10 * time.Second // for a browser that does not read
 )
 
-// pass passes a request to the usher of the node in its path.
+// pass passes a request to usher on the node in its path.
 func (v *View) pass(w http.ResponseWriter, r *http.Request) {
 	nodes, err := v.nodes(r.Context())
 	if err != nil {
@@ -94,7 +94,7 @@ func (v *View) pass(w http.ResponseWriter, r *http.Request) {
 	}
 	c := nodes[i].Client
 	control := http.NewResponseController(w)
-	_ = control.SetReadDeadline(time.Time{}) // a stream of events goes on
+	_ = control.SetReadDeadline(time.Time{}) // a stream of events does not end
 	r.Body = http.MaxBytesReader(w, r.Body, maxBody)
 	proxy := httputil.ReverseProxy{
 		Transport: c.Transport(),
@@ -105,7 +105,7 @@ func (v *View) pass(w http.ResponseWriter, r *http.Request) {
 			p.Out.Header.Set("User-Agent", "usher")
 		},
 		ModifyResponse: func(res *http.Response) error {
-			if res.StatusCode == http.StatusSwitchingProtocols { // the browser's connection would be the node's
+			if res.StatusCode == http.StatusSwitchingProtocols { // the node would take over the browser's connection
 				return &client.NotUsherError{Address: c.Address(), Status: res.Status}
 			}
 			res.Header = only(res.Header, responseHeaders)
@@ -124,7 +124,7 @@ func (v *View) pass(w http.ResponseWriter, r *http.Request) {
 	proxy.ServeHTTP(&patient{w, control, w.Header().Clone()}, r)
 }
 
-// only returns the headers that are named.
+// only returns the named headers.
 func only(h http.Header, names []string) http.Header {
 	out := http.Header{}
 	for _, name := range names {
@@ -135,16 +135,16 @@ func only(h http.Header, names []string) http.Header {
 	return out
 }
 
-// patient is a ResponseWriter whose deadline is as far away after each write, since a stream of events has no
-// end. Nothing that a node says takes away the headers that the response had before.
+// patient is a ResponseWriter that extends the write deadline with each write, since a stream of events has
+// no end. A node's response cannot remove the headers that were set before.
 type patient struct {
 	http.ResponseWriter
 	control *http.ResponseController
 	headers http.Header
 }
 
-// WriteHeader implements http.ResponseWriter. What comes before the response, such as 103 Early Hints, is no data
-// and stays here; ReverseProxy clears all headers behind it.
+// WriteHeader implements http.ResponseWriter. It drops informational responses such as 103 Early Hints, after
+// which ReverseProxy clears all headers.
 func (p *patient) WriteHeader(code int) {
 	if code >= http.StatusOK {
 		maps.Copy(p.Header(), p.headers)
@@ -154,7 +154,7 @@ func (p *patient) WriteHeader(code int) {
 
 // Write implements io.Writer.
 func (p *patient) Write(b []byte) (int, error) {
-	_ = p.control.SetWriteDeadline(time.Now().Add(readerPatience)) // that of the server holds otherwise
+	_ = p.control.SetWriteDeadline(time.Now().Add(readerPatience)) // otherwise the server's applies
 	return p.ResponseWriter.Write(b)
 }
 

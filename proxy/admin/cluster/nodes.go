@@ -8,20 +8,20 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
-// fleet is how all nodes fare.
+// fleet is the state of all nodes.
 type fleet struct {
 	asked  time.Time
 	nodes  []Node
 	status []told[standing]
 }
 
-// standing is how the usher on a node fares, with the Services of which most connections have failed there.
+// standing is the state of usher on a node, with the Services of which most connections have failed there.
 type standing struct {
 	api.Status
 	failed []api.Service
 }
 
-// fleet returns how all nodes fare.
+// fleet returns the state of all nodes.
 func (v *View) fleet(ctx context.Context) (fleet, error) {
 	return ask(ctx, v, "nodes", minFresh, func(ctx context.Context) (fleet, error) {
 		nodes, err := v.nodes(ctx)
@@ -41,7 +41,7 @@ func (v *View) fleet(ctx context.Context) (fleet, error) {
 	})
 }
 
-// Nodes returns the nodes, and how the usher on each fares.
+// Nodes returns the nodes with the state of usher on each.
 func (v *View) Nodes(ctx context.Context) (list api.ClusterNodeList, err error) {
 	f, err := v.fleet(ctx)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
-// How many endpoints times nodes are read for one Service, and how many of each are told.
+// The maximum number of endpoints times nodes that are read for one Service, and of each that are returned.
 const (
 	maxCells     = 250_000
 	maxEndpoints = 100
@@ -73,8 +73,8 @@ type knowing struct {
 	err     error
 }
 
-// chosen returns up to so many nodes, sorted by name: the half with the most attempts that failed, and of the
-// others those with the most connections, which tell most about endpoints.
+// chosen returns at most most nodes, sorted by name: half of them those with the most failed attempts, and
+// the others those with the most connections, which have the most data about endpoints.
 func chosen(know []knowing, most int) []knowing {
 	if len(know) <= most {
 		return know
@@ -90,18 +90,18 @@ func chosen(know []knowing, most int) []knowing {
 	return know
 }
 
-// grid is what some nodes tell of the endpoints of a Service.
+// grid holds the data of some nodes about the endpoints of a Service.
 type grid struct {
 	nodes []knowing
 	cells [][]api.ClusterCell // of each node; shorter than rows if it does not know the last of them
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	rows  []api.ClusterEndpoint
 	index map[string]int // of rows, by address
 	words map[string]string
 }
 
-// read asks nodes for the endpoints. What they tell is boiled down to cells as it comes.
+// read queries nodes for the endpoints. It reduces the answers to cells as they arrive.
 func (v *View) read(ctx context.Context, know []knowing, namespace, name string) *grid {
 	g := &grid{nodes: slices.Clone(know), cells: make([][]api.ClusterCell, len(know)), index: map[string]int{}, words: map[string]string{}}
 	nodes := make([]Node, len(know))
@@ -121,7 +121,7 @@ func (v *View) read(ctx context.Context, know []knowing, namespace, name string)
 	return g
 }
 
-// add adds what a node tells. An endpoint of several ports and families is one.
+// add adds a node's answer. An endpoint of several ports and families counts once.
 func (g *grid) add(node int, detail api.ServiceDetail) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -160,7 +160,7 @@ func (g *grid) add(node int, detail api.ServiceDetail) {
 	g.cells[node] = cells
 }
 
-// word returns s, and always the same string for it: most cells say the same.
+// word interns s: most cells have the same strings.
 func (g *grid) word(s string) string {
 	const most = 1000
 	if w, known := g.words[s]; known {
@@ -172,7 +172,7 @@ func (g *grid) word(s string) string {
 	return s
 }
 
-// cell returns one; the zero value if the node does not know the endpoint.
+// cell returns one cell; the zero value if the node does not know the endpoint.
 func (g *grid) cell(row, node int) (c api.ClusterCell) {
 	if cells := g.cells[node]; row < len(cells) {
 		return cells[row]
@@ -180,7 +180,7 @@ func (g *grid) cell(row, node int) (c api.ClusterCell) {
 	return c
 }
 
-// fill puts what is told, and whose fault it is, into out.
+// fill writes the results, and the causes of failures, to out.
 func (g *grid) fill(out *api.ClusterServiceDetail) {
 	verdict := judge(matrix{len(g.rows), len(g.nodes), func(row, node int) api.ClusterResult { return g.cell(row, node).Result }})
 	columns := make([]api.ClusterColumn, len(g.nodes))
@@ -233,7 +233,7 @@ func (g *grid) fill(out *api.ClusterServiceDetail) {
 	}
 }
 
-// sorted returns the first of the numbers below n, most at the most, in the order of compare.
+// sorted returns the first of the numbers below n in the order of compare, at most most.
 func sorted(n, most int, compare func(a, b int) int) []int {
 	list := make([]int, n)
 	for i := range list {

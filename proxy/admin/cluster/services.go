@@ -13,13 +13,13 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
-// How many Services are listed, and how many of those that have failed most are asked of each node.
+// The number of Services listed, and of those with the most failures that each node is queried for.
 const (
 	maxServices = 50
 	mostFailed  = 20
 )
 
-// Services returns those that match q, or all, the worst first.
+// Services returns the Services that match q, or all, worst first.
 func (v *View) Services(ctx context.Context, q string) (api.ClusterServiceList, error) {
 	return ask(ctx, v, "services "+q, minFresh, func(ctx context.Context) (list api.ClusterServiceList, err error) {
 		f, err := v.fleet(ctx)
@@ -54,7 +54,7 @@ func (v *View) Services(ctx context.Context, q string) (api.ClusterServiceList, 
 	})
 }
 
-// addService adds what one node tells of a Service.
+// addService adds one node's data about a Service.
 func addService(to *api.ClusterService, s api.Service) {
 	if to.State == "" || s.State.Badness() > to.State.Badness() {
 		to.State = s.State
@@ -78,14 +78,14 @@ func worstFirst(a, b api.ClusterService) int {
 		cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
-// trouble is what is wrong with a Service.
+// trouble is a Service's problem.
 type trouble struct {
-	nodes   int // that tell of it
+	nodes   int // that report it
 	worst   api.ServiceState
-	message string // in that state
+	message string // of the worst state
 }
 
-// messages returns what is wrong, by Service.
+// messages returns the problems by Service.
 func (f *fleet) messages() map[string]trouble {
 	all := map[string]trouble{}
 	for i := range f.status {
@@ -105,8 +105,9 @@ func (f *fleet) messages() map[string]trouble {
 	return all
 }
 
-// candidates returns the names of the Services to look at closely, and how many there are in all. Every usher of a
-// cluster knows the same ones, so one is asked where it is not about what each has seen.
+// candidates returns the names of the Services to examine, and the total number of Services. All nodes of a
+// cluster know the same Services, so one node is queried for data that does not depend on the node's
+// connections.
 func (v *View) candidates(ctx context.Context, f fleet, q string) (names []string, total int, err error) {
 	list, err := v.anyList(ctx, f, client.ServiceQuery{Text: q, Sort: api.SortConnections, Max: maxServices})
 	if err != nil {
@@ -145,7 +146,7 @@ func (v *View) candidates(ctx context.Context, f fleet, q string) (names []strin
 	return names, list.Total, nil
 }
 
-// anyList is a list of Services as the first usher has it that answers.
+// anyList returns a list of Services from the first node that answers.
 func (v *View) anyList(ctx context.Context, f fleet, q client.ServiceQuery) (list api.ServiceList, err error) {
 	for i, n := range f.nodes {
 		if err = f.status[i].err; err != nil {
@@ -162,5 +163,5 @@ func (v *View) anyList(ctx context.Context, f fleet, q client.ServiceQuery) (lis
 	return list, errNobody
 }
 
-// errNobody is the error if all ushers are silent.
+// errNobody is the error if no node answers.
 var errNobody = &api.Error{Code: 502, Message: "no usher answers"}

@@ -9,8 +9,8 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// What a cell has to show to be bad without being in quarantine, an outlier or unresponsive: so many attempts, of
-// which at least one in oneIn failed.
+// A cell is bad, other than by quarantine, outlier or unresponsive, from this number of attempts on, if at
+// least one in oneIn failed.
 const (
 	enoughTried = 10
 	oneIn       = 10
@@ -18,8 +18,8 @@ const (
 
 const maxFindings = 10
 
-// resultOf returns what connections to an endpoint are like. Only those that clients made count, and
-// a quarantine, which is made of one that failed and of probes.
+// resultOf returns the result of connections to an endpoint. It counts only clients' attempts, and
+// quarantines, which result from a failed attempt and from probes.
 func resultOf(state api.EndpointState, tried, failed int64) api.ClusterResult {
 	switch {
 	case state.Failing():
@@ -32,19 +32,19 @@ func resultOf(state api.EndpointState, tried, failed int64) api.ClusterResult {
 	return api.ResultUnknown
 }
 
-// matrix has the results of endpoints (rows) on nodes (columns).
+// matrix holds the results of endpoints (rows) on nodes (columns).
 type matrix struct {
 	rows, columns int
 	at            func(row, column int) api.ClusterResult
 }
 
-// verdict says which lines of a matrix are to blame.
+// verdict names the lines of a matrix that cause the failures.
 type verdict struct {
 	rows, columns []counts
-	all           bool     // everything is bad: it is no line's fault
-	order         []line   // those to blame, the surest first
+	all           bool     // everything is bad: no single line is the cause
+	order         []line   // the causes, most certain first
 	pairs         [][2]int // bad cells of no such line whose row is good elsewhere
-	unclear       [][2]int // bad cells about which more cannot be said
+	unclear       [][2]int // bad cells of unknown cause
 }
 
 // line is a row or a column.
@@ -59,12 +59,12 @@ type counts struct {
 	fault     bool
 }
 
-// most reports whether more than half of what is known of a line is bad, in two cells at least.
+// most reports whether more than half of the known cells of a line are bad, and at least two.
 func (c counts) most() bool { return c.bad >= 2 && c.bad > c.good }
 
-// judge finds the fewest lines that explain what is bad, by taking again and again the one with the largest part
-// of bad cells, and leaving its cells out of those that cross it. So a node that reaches nobody
-// does not make every Pod look bad, nor a dead Pod every node.
+// judge finds the fewest lines that explain the bad cells. It repeatedly takes the line with the largest
+// share of bad cells, and removes its cells from the lines that cross it. So a node that reaches no Pod does
+// not make every Pod look bad, nor a dead Pod every node.
 func judge(m matrix) (v verdict) {
 	v.rows, v.columns = make([]counts, m.rows), make([]counts, m.columns)
 	var bad [][2]int
@@ -98,7 +98,7 @@ func judge(m matrix) (v verdict) {
 	left := struct{ rows, columns []counts }{slices.Clone(v.rows), slices.Clone(v.columns)}
 	for {
 		worst, is := line{}, counts{}
-		better := func(c counts) bool { // its part of bad cells is larger, or it has more of them
+		better := func(c counts) bool { // a larger share of bad cells, or an equal share and more of them
 			a, b := c.bad*(is.bad+is.good), is.bad*(c.bad+c.good)
 			return c.most() && (is.bad == 0 || a > b || a == b && c.bad > is.bad)
 		}
@@ -108,7 +108,7 @@ func judge(m matrix) (v verdict) {
 			}
 		}
 		for i, c := range left.columns {
-			// Without a good cell on another node, it may be the Pods.
+			// Without a good cell on another node, the Pods may be the cause.
 			if !v.columns[i].fault && good > v.columns[i].good && better(c) {
 				worst, is = line{true, i}, c
 			}
@@ -141,7 +141,7 @@ func judge(m matrix) (v verdict) {
 	return v
 }
 
-// leave leaves a cell out that another line explains.
+// leave removes a cell that another line explains.
 func (c *counts) leave(r api.ClusterResult) {
 	switch r {
 	case api.ResultBad:
@@ -151,7 +151,7 @@ func (c *counts) leave(r api.ClusterResult) {
 	}
 }
 
-// findings says a verdict in words, the surest first, and how many more there are.
+// findings describes a verdict in sentences, most certain first, and returns the number of further ones.
 func findings(v verdict, endpoints []api.ClusterEndpoint, nodes []api.ClusterColumn) (list []api.ClusterFinding, untold int) {
 	list = []api.ClusterFinding{}
 	add := func(fault api.ClusterFault, row, column int, format string, args ...any) {
@@ -207,7 +207,7 @@ func the(e api.ClusterEndpoint) string {
 	return "the Pod " + e.Pod[strings.IndexByte(e.Pod, '/')+1:] + " (" + e.Address + ")"
 }
 
-// part is "3 of 4", of cells of which something is known.
+// part returns "3 of 4", the bad and the known cells.
 func (c counts) part() string {
 	if c.good == 0 {
 		return fmt.Sprintf("all %d", c.bad)
@@ -215,7 +215,7 @@ func (c counts) part() string {
 	return fmt.Sprintf("%d of %d", c.bad, c.bad+c.good)
 }
 
-// byFault sorts lines: those to blame first, then those with the most bad cells, then by name, web-2 before web-10.
+// byFault sorts lines: causes first, then those with the most bad cells, then by name, web-2 before web-10.
 func byFault(a, b counts, nameA, nameB string) int {
 	rank := func(c counts) int {
 		if c.fault {

@@ -11,30 +11,30 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
-// Bounds of what is asked and kept.
+// Limits of queries and kept data.
 const (
 	maxAtOnce    = 16               // requests to ushers
-	maxKept      = 64               // of how many nodes connections are kept: through an API server each takes a megabyte
-	maxQuestions = 16               // whose answers are kept
-	maxPatience  = 5 * time.Second  // with an usher, for one answer
-	minFresh     = 2 * time.Second  // how long an answer is good; four times as long as it took, if that is more,
+	maxKept      = 64               // nodes with kept connections: through an API server each takes a megabyte
+	maxQuestions = 16               // with kept answers
+	maxPatience  = 5 * time.Second  // for one answer of a node
+	minFresh     = 2 * time.Second  // how long an answer is fresh; four times as long as it took, if that is more,
 	maxFresh     = time.Minute      // up to this
-	grace        = 10 * time.Second // an answer is given while a round is under way until it is twice as old as it is good, and this
-	firstAbsence = 5 * time.Second  // how long an usher that has not answered is left alone; twice as long each time,
+	grace        = 10 * time.Second // during a round the old answer is used until its age is twice its fresh time plus this
+	firstAbsence = 5 * time.Second  // how long a node that did not answer is not queried; twice as long each time,
 	maxAbsence   = time.Minute      // up to this
-	findEvery    = 30 * time.Second // nodes are looked for
+	findEvery    = 30 * time.Second // interval for looking for nodes
 )
 
-// Node is a node whose usher can be asked.
+// Node is a node whose usher can be queried.
 type Node struct {
 	Name   string
 	Client *client.Client
 }
 
-// Finder returns the nodes, sorted by name, each name once. Clients are its own; it is called now and then.
+// Finder returns the nodes, sorted by name, each name once. It owns the Clients; it is called repeatedly.
 type Finder func(context.Context) ([]Node, error)
 
-// View asks the ushers of nodes.
+// View queries usher on nodes.
 type View struct {
 	find  Finder
 	ctx   context.Context
@@ -43,30 +43,30 @@ type View struct {
 
 	patience time.Duration
 
-	rounds    sync.WaitGroup // under way
-	mu        sync.Mutex     // guards what follows
+	rounds    sync.WaitGroup // in progress
+	mu        sync.Mutex     // guards the fields below
 	questions map[string]*question
 	absent    map[string]absence // by node
 }
 
-// question is what somebody asks, with the last answer.
+// question is a query of readers, with the last answer.
 type question struct {
 	asked   time.Time     // last
-	running chan struct{} // closed when the round under way has ended; nil if there is none
+	running chan struct{} // closed when the round in progress has ended; nil if there is none
 	told    time.Time     // when answer was complete; zero for never
 	fresh   time.Duration
 	answer  any
 	err     error
 }
 
-// absence is that of an usher that has not answered.
+// absence is the state of a node that did not answer.
 type absence struct {
 	until time.Time
-	times int // in a row
+	times int // consecutive
 	err   error
 }
 
-// NewView returns a View of the nodes that find finds.
+// NewView returns a View of the nodes that find returns.
 func NewView(find Finder) *View {
 	v := &View{find: find, patience: maxPatience, slots: make(chan struct{}, maxAtOnce), questions: map[string]*question{}, absent: map[string]absence{}}
 	v.ctx, v.stop = context.WithCancel(context.Background())
@@ -81,8 +81,8 @@ func (v *View) Close() {
 	v.rounds.Wait()
 }
 
-// ask returns the answer to a question: the last one while it is good, and otherwise that of a round, which goes
-// on for others, and for the next time, when ctx is done.
+// ask returns the answer to a question: the last one while it is fresh, otherwise that of a round. When ctx
+// is done, the round continues for other readers, and for the next request.
 func ask[T any](ctx context.Context, v *View, key string, atLeast time.Duration, round func(context.Context) (T, error)) (answer T, err error) {
 	v.mu.Lock()
 	now := time.Now()
@@ -137,8 +137,8 @@ func ask[T any](ctx context.Context, v *View, key string, atLeast time.Duration,
 	return answer, q.err
 }
 
-// makeRoom makes room for a question, at the cost of the one that nobody has asked for the longest
-// time. It is called with mu.
+// makeRoom makes a free slot for a question. If needed it removes the one that was requested least recently.
+// It is called with mu.
 func (v *View) makeRoom() bool {
 	if len(v.questions) < maxQuestions {
 		return true
@@ -153,7 +153,7 @@ func (v *View) makeRoom() bool {
 	return oldest != ""
 }
 
-// nodes returns those that there are.
+// nodes returns the existing nodes.
 func (v *View) nodes(ctx context.Context) ([]Node, error) {
 	return ask(ctx, v, "found", findEvery, func(ctx context.Context) ([]Node, error) {
 		found, err := v.find(ctx)

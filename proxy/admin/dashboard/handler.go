@@ -14,9 +14,9 @@ import (
 //go:embed page
 var files embed.FS
 
-// policy is what the browser lets the page do: load its own files, talk to its
-// own server, and nothing else. No script or style in the markup, no string that
-// becomes markup (trusted-types), no frame around it.
+// policy restricts the page in the browser: it may load its own files and connect to its own server. It
+// permits no script or style in the markup, no string that becomes markup (trusted-types), and no frame
+// around it.
 var policy = strings.Join([]string{
 	"default-src 'self'",
 	"base-uri 'none'",
@@ -27,8 +27,7 @@ var policy = strings.Join([]string{
 	"trusted-types 'none'",
 }, "; ")
 
-// contentTypes are not left to the system's list of types: with nosniff, a wrong
-// one means that the page does not work.
+// contentTypes replace the system's list of types: with nosniff, the page does not work with a wrong one.
 var contentTypes = map[string]string{
 	".html": "text/html; charset=utf-8",
 	".css":  "text/css; charset=utf-8",
@@ -36,15 +35,14 @@ var contentTypes = map[string]string{
 	".svg":  "image/svg+xml",
 }
 
-// Handler serves the page of a node at / and its parts below /dashboard/. Anything else is
-// 404.
+// Handler serves the page of a node at / and its parts below /dashboard/. Anything else is 404.
 func Handler() http.Handler { return serve("index.html") }
 
-// ClusterHandler is Handler for the page of a cluster, which asks at api.ClusterPrefix, and has
-// links to the pages of nodes at /nodes/NODE/.
+// ClusterHandler is Handler for the page of a cluster, which queries api.ClusterPrefix, and links to the
+// pages of nodes at /nodes/NODE/.
 func ClusterHandler() http.Handler { return serve("cluster.html") }
 
-// serve serves a page and all parts of pages.
+// serve serves a page and the parts of all pages.
 func serve(page string) http.Handler {
 	mux := http.NewServeMux()
 	entries, err := files.ReadDir("page")
@@ -62,8 +60,8 @@ func serve(page string) http.Handler {
 	return mux
 }
 
-// serveFile serves one file. Browsers keep it, and ask each time whether it is
-// still the same: another version of usher may answer at this address.
+// serveFile serves one file. Browsers cache it, but revalidate it each time: another version of usher may
+// answer at this address.
 func serveFile(name string) http.Handler {
 	content, err := files.ReadFile("page/" + name)
 	if err != nil {
