@@ -8,24 +8,23 @@ import (
 	"github.com/miekg/dns"
 )
 
-// maxAliases is how many ExternalName Services may lead to one another.
+// maxAliases is the maximum length of a chain of ExternalName Services.
 const maxAliases = 8
 
-// weight is that of every SRV record: all locations are as good as one another.
+// weight is that of every SRV record: all locations are equal.
 const weight = 100
 
-// answer is what a zone says to a question.
+// answer is a zone's answer to a question.
 type answer struct {
 	code  int
-	own   bool   // the name is the cluster's
-	ask   string // the name of others that upstreams have to be asked for what is missing; "" if nothing is
+	own   bool   // the name is in the cluster's domain
+	ask   string // an external name that upstreams must resolve for the missing data; "" if there is none
 	found []dns.RR
-	soa   []dns.RR // of the zone, where there is no such name or no such data (RFC 2308, 2)
-	extra []dns.RR // what will be asked for next
+	soa   []dns.RR // of the zone, if there is no such name or no such data (RFC 2308, 2)
+	extra []dns.RR // records that the client will probably request next
 }
 
-// answer answers q, as far as that is for the zone to do: it follows a Service that
-// stands for another name until that name is one of others.
+// answer answers q as far as the zone can: it follows a Service that is an alias until the name is external.
 func (z *zone) answer(q dns.Question) answer {
 	a := answer{}
 	owner, name := q.Name, dns.CanonicalName(q.Name)
@@ -57,12 +56,12 @@ func (z *zone) answer(q dns.Question) answer {
 		a.found, a.extra = append(a.found, data...), z.extra(data)
 		return a
 	}
-	a.code = dns.RcodeServerFailure // they lead in a circle
+	a.code = dns.RcodeServerFailure // a loop
 	return a
 }
 
-// data returns what f has of that type, in an order that is another each time, so
-// that clients which take the first spread.
+// data returns f's records of type kind. Their order differs each time, so that clients which take the first
+// spread.
 func (z *zone) data(owner string, f found, kind uint16) (out []dns.RR) {
 	wanted := func(t uint16) bool { return kind == t || kind == dns.TypeANY }
 	for _, a := range f.addrs {
@@ -116,8 +115,7 @@ func (z *zone) extra(data []dns.RR) (out []dns.RR) {
 	return out
 }
 
-// soa returns the record that says where f's zone begins, and how long it may be
-// believed that there is nothing.
+// soa returns the record that names the start of f's zone, and how long negative answers may be cached.
 func (z *zone) soa(f found) []dns.RR {
 	header := z.header(f.zone, dns.TypeSOA)
 	return []dns.RR{&dns.SOA{
@@ -125,7 +123,7 @@ func (z *zone) soa(f found) []dns.RR {
 		Ns:     "ns.dns." + z.domain,
 		Mbox:   "hostmaster." + z.domain,
 		Serial: f.serial,
-		// For secondary servers, of which there are none.
+		// For secondary servers, which do not exist.
 		Refresh: 7200, Retry: 1800, Expire: 86400,
 		Minttl: z.ttl,
 	}}

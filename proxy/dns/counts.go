@@ -7,8 +7,8 @@ import (
 	"github.com/miekg/dns"
 )
 
-// Types and codes that are counted by themselves. All others are counted together,
-// as the last, so that no client can make numbers without end.
+// Types and codes that are counted separately. All others are counted together, as the last, so that no
+// client can create metrics without limit.
 var (
 	countedTypes = [...]uint16{dns.TypeA, dns.TypeAAAA, dns.TypeSRV, dns.TypePTR, dns.TypeCNAME, dns.TypeTXT,
 		dns.TypeSOA, dns.TypeNS, dns.TypeMX, dns.TypeHTTPS, dns.TypeANY}
@@ -16,7 +16,7 @@ var (
 		dns.RcodeFormatError, dns.RcodeNotImplemented}
 )
 
-// counts counts answers by the type that was asked for and the code.
+// counts counts answers by query type and code.
 type counts [len(countedTypes) + 1][len(countedCodes) + 1]atomic.Int64
 
 func (c *counts) count(reply *dns.Msg) {
@@ -33,8 +33,8 @@ func (c *counts) count(reply *dns.Msg) {
 	c[t][code].Add(1)
 }
 
-// Queries returns how many queries were answered, by type and code, such as "AAAA" and
-// "NXDOMAIN"; those that there were. "other" is all that are not told apart.
+// Queries returns the number of answered queries, by type and code, such as "AAAA" and "NXDOMAIN", without
+// zeros. "other" stands for all that are not counted separately.
 func (s *Server) Queries() map[[2]string]int64 {
 	out := map[[2]string]int64{}
 	for t := range s.counts {

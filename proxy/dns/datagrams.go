@@ -8,26 +8,25 @@ import (
 	"golang.org/x/net/ipv6"
 )
 
-// datagrams reads queries from a socket, and answers each from the address to which
-// it was sent: a client that asked one address does not take answers from another.
+// datagrams reads queries from a socket, and answers each from the address to which it was sent: a client
+// does not accept an answer from another address.
 type datagrams struct {
 	conn net.PacketConn
-	udp  *net.UDPConn // conn, if it is one: others have one address only
+	udp  *net.UDPConn // conn, if it is one: others have only one address
 }
 
 func newDatagrams(conn net.PacketConn) datagrams {
 	udp, _ := conn.(*net.UDPConn)
 	if udp != nil {
-		// One of both fails, that of the other family; where both do, the kernel
-		// chooses the address.
+		// One of both fails, that of the other family; where both do, the kernel chooses the address.
 		_ = ipv4.NewPacketConn(udp).SetControlMessage(ipv4.FlagDst|ipv4.FlagInterface, true)
 		_ = ipv6.NewPacketConn(udp).SetControlMessage(ipv6.FlagDst|ipv6.FlagInterface, true)
 	}
 	return datagrams{conn, udp}
 }
 
-// read reads a query into buf, and returns how to answer it. A client that is gone
-// by then is no error.
+// read reads a query into buf, and returns a function that sends its answer. It ignores errors of clients
+// that have closed their socket.
 func (d datagrams) read(buf []byte) (n int, answer func([]byte), err error) {
 	if d.udp == nil {
 		n, from, err := d.conn.ReadFrom(buf)

@@ -21,44 +21,36 @@ const (
 	DefaultResolvConf = "/etc/resolv.conf"
 )
 
-// Options are what a Server is made of. The zero value is that of a cluster as
-// kubeadm makes it.
+// Options configure a Server. The zero value suits a cluster made by kubeadm.
 type Options struct {
-	// Domain is the cluster's, in which all Services are; "" means
-	// DefaultDomain.
+	// Domain is the cluster's domain, of all Services; "" means DefaultDomain.
 	Domain string
 
-	// TTL is how long clients may keep an answer, in whole seconds; 0 means
-	// DefaultTTL.
+	// TTL is how long clients may cache an answer, in whole seconds; 0 means DefaultTTL.
 	TTL time.Duration
 
-	// Upstreams are the resolvers that are asked for names of others, in this
-	// order. None means those that ResolvConf names.
+	// Upstreams are the resolvers for external names, in this order. None means those of ResolvConf.
 	Upstreams []netip.AddrPort
-	// ResolvConf is a resolv.conf(5) file, which is read again when it changes;
-	// "" means DefaultResolvConf.
+	// ResolvConf is a resolv.conf(5) file, which is reread when it changes; "" means DefaultResolvConf.
 	ResolvConf string
 
-	// Self is where the Server is reached by programs in this network namespace;
-	// the zero AddrPort if it is not. An upstream that is the Server itself is
-	// passed over, so that no query goes in a circle.
+	// Self is the Server's address for programs in this network namespace; the zero AddrPort if they cannot
+	// reach it. An upstream that is the Server itself is skipped, so that queries do not loop.
 	Self netip.AddrPort
 
-	// Log is told when no upstream answers, and when one does again. Nil means
-	// nobody is.
+	// Log receives messages when no upstream answers, and when one does again. May be nil.
 	Log logrus.FieldLogger
 }
 
-// Server answers queries. All of its methods may be called by any goroutine.
+// Server answers queries. It is safe for concurrent use.
 type Server struct {
 	zone      *zone
 	upstreams *upstreams
 	counts    counts
 }
 
-// New returns a Server that knows no Service yet: until the first Apply it answers
-// SERVFAIL for names of the cluster, so that nobody believes that they do not
-// exist.
+// New returns a Server that knows no Service yet: until the first Apply it answers SERVFAIL for names of the
+// cluster, so that clients do not conclude that they do not exist.
 func New(o Options) (*Server, error) {
 	domain, err := ParseDomain(o.Domain)
 	if err != nil {
@@ -81,8 +73,8 @@ func New(o Options) (*Server, error) {
 	}, nil
 }
 
-// ParseDomain returns a cluster's domain in the form that the rest of this package
-// uses: in lower case, with a dot at its end. "" is DefaultDomain.
+// ParseDomain returns a cluster's domain in the form used in this package: lower case, with a trailing dot.
+// "" is DefaultDomain.
 func ParseDomain(s string) (string, error) {
 	if s == "" {
 		s = DefaultDomain
@@ -94,9 +86,9 @@ func ParseDomain(s string) (string, error) {
 	return dns.Fqdn(domain), nil
 }
 
-// Apply takes note of Services as a config.Source hands them over: the first call
-// holds all there are, a later one those that changed.
+// Apply records Services as passed by a config.Source: the first call holds all of them, later ones those
+// that changed.
 func (s *Server) Apply(services []config.Service) { s.zone.apply(services, time.Now()) }
 
-// Domain returns the cluster's domain, without a dot at its end.
+// Domain returns the cluster's domain, without a trailing dot.
 func (s *Server) Domain() string { return strings.TrimSuffix(s.zone.domain, ".") }

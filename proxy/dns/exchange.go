@@ -7,16 +7,15 @@ import (
 	"github.com/miekg/dns"
 )
 
-// exchange is a query on its way to its answer.
+// exchange is a query with its answer in progress.
 type exchange struct {
-	query *dns.Msg // nil if it was refused
+	query *dns.Msg // nil if the query was refused
 	reply *dns.Msg
-	ask   string // the name that upstreams have to be asked; "" if they have not
-	room  int    // for the answer over UDP, in bytes
+	ask   string // the name that upstreams must resolve; "" if none
+	room  int    // maximum size of the answer over UDP, in bytes
 }
 
-// begin reads a query and answers it as far as the zone can. It returns nil if there
-// is to be no answer.
+// begin reads a query and answers it as far as the zone can. It returns nil if no answer must be sent.
 func (s *Server) begin(raw []byte) *exchange {
 	query, refusal := parse(raw)
 	if query == nil {
@@ -34,13 +33,13 @@ func (s *Server) begin(raw []byte) *exchange {
 	return e
 }
 
-// waits reports whether e has to be completed by upstreams.
+// waits reports whether upstreams must complete e.
 func (e *exchange) waits() bool { return e.ask != "" }
 
-// fail makes the answer one that says that it could not be had.
+// fail makes the answer a SERVFAIL.
 func (e *exchange) fail() { e.reply.Rcode = dns.RcodeServerFailure }
 
-// complete adds what upstreams say. The caller holds a slot.
+// complete adds the answer of upstreams. The caller holds a slot.
 func (s *Server) complete(ctx context.Context, e *exchange) {
 	r, err := s.upstreams.ask(ctx, e.forward())
 	if err != nil {
@@ -50,7 +49,7 @@ func (s *Server) complete(ctx context.Context, e *exchange) {
 	e.take(r)
 }
 
-// take makes what an upstream answered part of the answer.
+// take adds an upstream's answer to the answer.
 func (e *exchange) take(r *dns.Msg) {
 	withoutOPT := slices.DeleteFunc(r.Extra, func(rr dns.RR) bool { return rr.Header().Rrtype == dns.TypeOPT })
 	e.reply.Rcode = r.Rcode
@@ -61,8 +60,8 @@ func (e *exchange) take(r *dns.Msg) {
 	e.reply.Extra = append(withoutOPT, e.reply.Extra...)
 }
 
-// forward returns the query for upstreams: the client's, for the name that is left,
-// with none of its options but that it wants signatures.
+// forward returns the query for upstreams: the client's, for the remaining name, with no option except the
+// request for signatures.
 func (e *exchange) forward() *dns.Msg {
 	m := new(dns.Msg)
 	m.Id = dns.Id()
@@ -76,7 +75,7 @@ func (e *exchange) forward() *dns.Msg {
 	return m
 }
 
-// end counts the answer and returns it as bytes, no more than limit.
+// end counts the answer and returns it as at most limit bytes.
 func (s *Server) end(e *exchange, limit int) []byte {
 	s.counts.count(e.reply)
 	return pack(e.reply, limit)

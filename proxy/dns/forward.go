@@ -16,34 +16,31 @@ import (
 )
 
 const (
-	// maxForwards is how many queries may wait for upstreams at once. Each has a
-	// socket.
+	// maxForwards is the maximum number of queries that wait for upstreams. Each has a socket.
 	maxForwards = 128
-	// tryTimeout is how long one upstream is waited for, and askTimeout, all of
-	// them together: libc's resolver asks again after five seconds
-	// (resolv.conf(5), timeout).
+	// tryTimeout is the time for one upstream, and askTimeout for all together: libc's resolver repeats its
+	// query after five seconds (resolv.conf(5), timeout).
 	tryTimeout = 1500 * time.Millisecond
 	askTimeout = 4500 * time.Millisecond
-	// passOver is how long an upstream that did not answer is asked after the
-	// others.
+	// passOver is how long an upstream that did not answer is asked after the others.
 	passOver = 30 * time.Second
 )
 
-// errNoUpstream says that there is nobody to ask.
+// errNoUpstream means that there is no upstream.
 var errNoUpstream = errors.New("no upstream resolver is known")
 
-// upstreams are the resolvers that know the names of others.
+// upstreams are the resolvers for external names.
 type upstreams struct {
 	log   logrus.FieldLogger
-	slots chan struct{}  // one is held by each query that waits
-	fixed bool           // servers are not those of a file
+	slots chan struct{}  // a waiting query holds one
+	fixed bool           // servers do not come from a file
 	self  netip.AddrPort // see Options
 
-	mu      sync.Mutex // guards all below
+	mu      sync.Mutex // guards the fields below
 	file    resolvConf
 	servers []netip.AddrPort
 	silent  map[netip.AddrPort]time.Time // those that did not answer, and when
-	away    bool                         // nobody answered the last query
+	away    bool                         // the last query got no answer
 }
 
 func newUpstreams(o Options) *upstreams {
@@ -59,8 +56,7 @@ func newUpstreams(o Options) *upstreams {
 	return u
 }
 
-// reserve takes a slot for a query, and returns false if there is none. release
-// gives it back.
+// reserve takes a slot for a query, and returns false if there is none. release returns it.
 func (u *upstreams) reserve() bool {
 	select {
 	case u.slots <- struct{}{}:
@@ -72,8 +68,8 @@ func (u *upstreams) reserve() bool {
 
 func (u *upstreams) release() { <-u.slots }
 
-// ask asks one upstream after the other, and returns the first answer that is of
-// use; if there is none, one that is an answer at all.
+// ask asks one upstream after the other, and returns the first success or NXDOMAIN; if there is none, another
+// answer.
 func (u *upstreams) ask(ctx context.Context, m *dns.Msg) (*dns.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -106,8 +102,7 @@ func (u *upstreams) ask(ctx context.Context, m *dns.Msg) (*dns.Msg, error) {
 	return nil, err
 }
 
-// inOrder returns the upstreams as they are to be asked: those that were silent of
-// late, last.
+// inOrder returns the upstreams in the order to ask them: those that recently did not answer come last.
 func (u *upstreams) inOrder(now time.Time) []netip.AddrPort {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -125,8 +120,8 @@ func (u *upstreams) inOrder(now time.Time) []netip.AddrPort {
 	return append(out, silent...)
 }
 
-// read reads the file. If that cannot be done, what it said last holds: it may be
-// about to be written anew.
+// read reads the file. If that fails, its previous content remains in force: the file may be about to be
+// rewritten.
 func (u *upstreams) read() {
 	servers, err := Nameservers(u.file.path)
 	if err != nil {
@@ -137,7 +132,7 @@ func (u *upstreams) read() {
 	u.silent = map[netip.AddrPort]time.Time{}
 }
 
-// set makes servers those that are asked, but for the Server itself.
+// set sets the upstreams, without the Server itself.
 func (u *upstreams) set(servers []netip.AddrPort) {
 	u.servers = nil
 	for _, s := range servers {
@@ -159,14 +154,14 @@ func (u *upstreams) isSelf(server netip.AddrPort) bool {
 	case server.Addr().IsLoopback():
 		return true
 	}
-	addrs, _ := net.InterfaceAddrs() // none, then
+	addrs, _ := net.InterfaceAddrs() // none on error
 	return slices.ContainsFunc(addrs, func(a net.Addr) bool {
 		p, err := netip.ParsePrefix(a.String())
 		return err == nil && p.Addr() == server.Addr().WithZone("")
 	})
 }
 
-// heard takes note of whether a server answered.
+// heard records whether a server answered.
 func (u *upstreams) heard(server netip.AddrPort, err error, now time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -176,7 +171,7 @@ func (u *upstreams) heard(server netip.AddrPort, err error, now time.Time) {
 	}
 }
 
-// tell logs when nobody answers, and when somebody does again.
+// tell logs when upstreams stop answering, and when they answer again.
 func (u *upstreams) tell(err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -189,11 +184,10 @@ func (u *upstreams) tell(err error) {
 	}
 }
 
-// errOtherQuestion is that of an answer which is not one to what was asked.
+// errOtherQuestion means that an answer does not match the query.
 var errOtherQuestion = errors.New("the response is for another query")
 
-// askOne asks one upstream, over UDP, and over TCP if the answer is too long for
-// that.
+// askOne asks one upstream over UDP, and over TCP if the answer was truncated.
 func askOne(ctx context.Context, m *dns.Msg, server netip.AddrPort) (*dns.Msg, error) {
 	r, err := askOver(ctx, "udp", m, server)
 	if err != nil || !r.Truncated {

@@ -2,19 +2,18 @@ package dns
 
 import "github.com/miekg/dns"
 
-// refused are the types that are no data of a name: zone transfers, and what
-// belongs to a message and not to a zone (RFC 6895, 3.1).
+// refused are the types that are not data of a name: zone transfers, and types of a message, not of a zone
+// (RFC 6895, 3.1).
 var refused = map[uint16]bool{
 	dns.TypeAXFR: true, dns.TypeIXFR: true, dns.TypeMAILA: true, dns.TypeMAILB: true,
 	dns.TypeOPT: true, dns.TypeTSIG: true, dns.TypeTKEY: true, dns.TypeNone: true,
 }
 
-// headerSize is that of a message's header (RFC 1035, 4.1.1).
+// headerSize is the size of a message's header (RFC 1035, 4.1.1).
 const headerSize = 12
 
-// parse reads a query. If it is one that can be answered, refusal is nil;
-// otherwise refusal is the answer, and both are nil if nothing is to be answered at
-// all: to a response, or to what is no message.
+// parse reads a query. If it can be answered, refusal is nil; otherwise refusal is the answer. Both are nil
+// if no answer must be sent: to a response, or to an invalid message.
 func parse(raw []byte) (query, refusal *dns.Msg) {
 	if len(raw) < headerSize {
 		return nil, nil
@@ -38,7 +37,7 @@ func parse(raw []byte) (query, refusal *dns.Msg) {
 	return query, nil
 }
 
-// refuse returns an answer to query that has nothing but a code.
+// refuse returns an answer to query that consists of a code only.
 func refuse(query *dns.Msg, code int) *dns.Msg {
 	reply := newReply(query)
 	if len(reply.Question) > 1 {

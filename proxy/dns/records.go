@@ -10,31 +10,31 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// entry is what there is at one name. The zero value is a name that exists only
-// since there are names below it. It is not changed once it is made.
+// entry holds the data of one name. The zero value is a name that exists only because there are names below
+// it. An entry is immutable.
 type entry struct {
 	addrs     []netip.Addr
-	alias     string // the name that it stands for, fully qualified; "" if for none
+	alias     string // the fully qualified target; "" if it is no alias
 	locations []location
-	names     []string // of the address that the name is about
+	names     []string // of the address that the name stands for
 	text      string
-	top       bool // it is where a zone begins
+	top       bool // a zone begins here
 }
 
-// location is where a port is served.
+// location is an address or host that serves a port.
 type location struct {
 	host string // fully qualified
 	port uint16
 }
 
-// records are what one Service adds to the zone: entries by the labels in front of
-// its own name, "" for that name itself. They are not changed once they are made.
+// records are the records of one Service in the zone: entries by the labels in front of the Service's name,
+// "" for that name itself. They are immutable.
 type records struct {
 	entries  map[string]entry
-	pointers map[string]string // the name of each of its addresses, by the name that asks for that: reverse
+	pointers map[string]string // the name of each of its addresses, by the result of reverse
 }
 
-// newRecords returns the records of the Service of that name, fully qualified.
+// newRecords returns the records of the Service with the given fully qualified name.
 func newRecords(name string, d *config.Discovery) records {
 	r := records{entries: map[string]entry{}, pointers: map[string]string{}}
 	switch {
@@ -54,8 +54,8 @@ func newRecords(name string, d *config.Discovery) records {
 	return r
 }
 
-// addEndpoints adds the records of a headless Service. Without endpoints it has
-// none at all: its name does not exist (2.4.1).
+// addEndpoints adds the records of a headless Service. Without endpoints it has no records: its name does not
+// exist (2.4.1).
 func (r records) addEndpoints(name string, endpoints []config.DiscoveryEndpoint) {
 	for _, e := range endpoints {
 		host := hostLabel(e)
@@ -68,8 +68,7 @@ func (r records) addEndpoints(name string, endpoints []config.DiscoveryEndpoint)
 	}
 }
 
-// hostLabel returns the name of an endpoint among those of its Service: its own, or
-// else one that its address makes.
+// hostLabel returns the label of an endpoint below its Service: its hostname, or one made from its address.
 func hostLabel(e config.DiscoveryEndpoint) string {
 	if e.Hostname != "" {
 		return strings.ToLower(e.Hostname)
@@ -77,10 +76,10 @@ func hostLabel(e config.DiscoveryEndpoint) string {
 	return strings.NewReplacer(".", "-", ":", "-").Replace(e.Addr.StringExpanded())
 }
 
-// reverse returns the name by which clients ask for the name of an address, such as
-// 10.0.96.10.in-addr.arpa. (RFC 1035, 3.5; for IPv6, RFC 3596, 2.5).
+// reverse returns the name for a reverse lookup of an address, such as 10.0.96.10.in-addr.arpa. (RFC 1035,
+// 3.5; for IPv6, RFC 3596, 2.5).
 func reverse(a netip.Addr) string {
-	name, _ := dns.ReverseAddr(a.String()) // fails only for what is no address
+	name, _ := dns.ReverseAddr(a.String()) // fails only for an invalid address
 	return name
 }
 
@@ -92,7 +91,7 @@ func (r records) addAddr(labels string, a netip.Addr) {
 	r.entries[labels] = e
 }
 
-// addPort adds that a port is served by host. A port without a name has no record.
+// addPort adds a port that host serves. A port without a name has no record.
 func (r records) addPort(p config.DiscoveryPort, host string) {
 	if p.Name == "" {
 		return

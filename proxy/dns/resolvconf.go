@@ -15,18 +15,16 @@ import (
 	"github.com/miekg/dns"
 )
 
-// ndots is that of a Pod: names with fewer dots are looked for in the search
-// domains first, so that even web.default.svc is found there (kubelet, the DNS
-// policy ClusterFirst).
+// ndots is that of a Pod: names with fewer dots are looked up in the search domains first, so that even
+// web.default.svc is found there (kubelet, the DNS policy ClusterFirst).
 const ndots = 5
 
-// PodResolvConf returns what resolv.conf(5) says in a Pod of that namespace: names
-// are asked of nameservers, and looked for in the namespace, among all Services, in
-// the cluster's domain, and then where this machine looks for them.
+// PodResolvConf returns the resolv.conf(5) of a Pod in a namespace. It queries nameservers, and searches the
+// namespace, all Services, the cluster's domain, and then this machine's search domains.
 func (s *Server) PodResolvConf(namespace string, nameservers ...netip.Addr) string {
 	search := []string{namespace + ".svc." + s.Domain(), "svc." + s.Domain(), s.Domain()}
 	if c, err := dns.ClientConfigFromFile(s.upstreams.file.path); err == nil {
-		// A dot stands for names as they are, which are asked for in any case.
+		// A dot stands for names as they are, which are looked up in any case.
 		search = append(search, slices.DeleteFunc(c.Search, func(s string) bool { return s == "." })...)
 	}
 	var b strings.Builder
@@ -37,8 +35,8 @@ func (s *Server) PodResolvConf(namespace string, nameservers ...netip.Addr) stri
 	return b.String()
 }
 
-// Nameservers returns the resolvers that a resolv.conf(5) file names: addresses, or,
-// as on OpenBSD, [address]:port. What is neither is passed over, as libc does.
+// Nameservers returns the resolvers of a resolv.conf(5) file: addresses, or, as on OpenBSD, [address]:port.
+// It skips anything else, as libc does.
 func Nameservers(path string) ([]netip.AddrPort, error) {
 	c, err := dns.ClientConfigFromFile(path)
 	if err != nil {
@@ -53,10 +51,10 @@ func Nameservers(path string) ([]netip.AddrPort, error) {
 	return out, nil
 }
 
-// defaultPort is that of a resolver which names none.
+// defaultPort is the port of a resolver without one.
 const defaultPort = 53
 
-// ParseServer reads an address with or without a port; without, it is 53.
+// ParseServer parses an address with or without a port; the default is 53.
 func ParseServer(s string) (netip.AddrPort, error) {
 	if a, err := netip.ParseAddr(s); err == nil {
 		return netip.AddrPortFrom(a, defaultPort), nil
@@ -70,18 +68,17 @@ func ParseServer(s string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(a, uint16(n)), nil
 }
 
-// lookInterval is how often a file is looked at, at the most, to see whether it is
-// another now.
+// lookInterval is the shortest interval for checking whether a file has changed.
 const lookInterval = time.Second
 
-// resolvConf is a file as it was when it was last looked at.
+// resolvConf is the state of a file at the last check.
 type resolvConf struct {
 	path   string
 	looked time.Time
-	info   fs.FileInfo // nil if it was not there
+	info   fs.FileInfo // nil if it did not exist
 }
 
-// changed reports whether the file is another than when that was last asked.
+// changed reports whether the file has changed since the last call that checked it.
 func (r *resolvConf) changed(now time.Time) bool {
 	if !r.looked.IsZero() && now.Sub(r.looked) < lookInterval {
 		return false

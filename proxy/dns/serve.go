@@ -15,17 +15,15 @@ import (
 const (
 	// maxQuery is the largest query over UDP, in bytes: a name and options.
 	maxQuery = 4096
-	// maxClients is how many TCP connections there may be for each listener; more
-	// of them wait.
+	// maxClients is the maximum number of TCP connections per listener; further ones wait.
 	maxClients = 64
-	// idleTimeout is how long a TCP connection may say nothing, and how long it may
-	// take to receive an answer (RFC 7766, 6.2.3: in the order of seconds).
+	// idleTimeout is how long a TCP connection may be idle, and how long it may take to receive an answer
+	// (RFC 7766, 6.2.3: in the order of seconds).
 	idleTimeout = 10 * time.Second
 )
 
-// Serve answers the queries that come to pc, which is UDP, and l, which is TCP,
-// until ctx ends; it returns nil then, and an error if a socket fails. It closes
-// both when it returns. It may be called for several pairs of sockets at once.
+// Serve answers the queries that arrive on pc (UDP) and l (TCP). It returns nil when ctx ends, and an error
+// if a socket fails. It closes both sockets. It may run for several pairs of sockets at once.
 func (s *Server) Serve(ctx context.Context, pc net.PacketConn, l net.Listener) error {
 	l = netutil.LimitListener(l, maxClients)
 	ctx, cancel := context.WithCancel(ctx)
@@ -62,8 +60,8 @@ func (s *Server) Serve(ctx context.Context, pc net.PacketConn, l net.Listener) e
 	}
 }
 
-// serveUDP answers datagrams, one after the other but for those that have to wait
-// for upstreams, until the socket is closed.
+// serveUDP answers datagrams sequentially until the socket is closed. Only queries that wait for upstreams
+// run concurrently.
 func (s *Server) serveUDP(ctx context.Context, d datagrams, workers *sync.WaitGroup) error {
 	buf := make([]byte, maxQuery)
 	for {
@@ -71,7 +69,7 @@ func (s *Server) serveUDP(ctx context.Context, d datagrams, workers *sync.WaitGr
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return err
-		case err != nil: // of one datagram, such as a reset on Windows, or out of memory
+		case err != nil: // for one datagram, such as a reset on Windows, or out of memory
 			if !pause(ctx) {
 				return nil
 			}
@@ -95,7 +93,7 @@ func (s *Server) serveUDP(ctx context.Context, d datagrams, workers *sync.WaitGr
 	}
 }
 
-// pause waits a little, and returns false if ctx ends.
+// pause waits briefly, and returns false if ctx ends.
 func pause(ctx context.Context) bool {
 	select {
 	case <-ctx.Done():
@@ -112,7 +110,7 @@ func (s *Server) serveTCP(ctx context.Context, l net.Listener, workers *sync.Wai
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return err
-		case err != nil: // of one connection, or out of descriptors
+		case err != nil: // for one connection, or out of descriptors
 			if !pause(ctx) {
 				return nil
 			}
@@ -122,8 +120,7 @@ func (s *Server) serveTCP(ctx context.Context, l net.Listener, workers *sync.Wai
 	}
 }
 
-// serveClient answers the queries of one connection, one after the other, and
-// closes it.
+// serveClient answers the queries of one connection sequentially, and closes it.
 func (s *Server) serveClient(ctx context.Context, c net.Conn) {
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()

@@ -13,21 +13,20 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// schemaVersion is that of the specification that the zone keeps to (2.2).
+// schemaVersion is the version of the specification that the zone implements (2.2).
 const schemaVersion = "1.1.0"
 
-// zone is what the cluster is asked for: the names in its domain, and the names of
-// its Services' addresses.
+// zone holds the cluster's DNS data: the names in its domain, and the names of its Services' addresses.
 type zone struct {
 	domain string // fully qualified, in lower case
 	ttl    uint32 // of its records, in seconds
 
-	mu         sync.RWMutex // guards all below
-	complete   bool         // there was a first full picture
-	serial     uint32       // of the zone: when it last changed, in seconds
+	mu         sync.RWMutex // guards the fields below
+	complete   bool         // set after the initial sync
+	serial     uint32       // of the zone: the time of its last change, in seconds
 	services   map[types.NamespacedName]records
-	namespaces map[string]int      // how many Services are in each
-	pointers   map[string][]string // the names of each address, by what reverse makes of it
+	namespaces map[string]int      // number of Services in each
+	pointers   map[string][]string // the names of each address, by the result of reverse
 }
 
 func newZone(domain string, ttl uint32) *zone {
@@ -40,7 +39,7 @@ func newZone(domain string, ttl uint32) *zone {
 	}
 }
 
-// apply replaces what the Services given add to the zone.
+// apply replaces the zone's data of the given Services.
 func (z *zone) apply(services []config.Service, now time.Time) {
 	type change struct {
 		name types.NamespacedName
@@ -66,7 +65,7 @@ func (z *zone) apply(services []config.Service, now time.Time) {
 	}
 }
 
-// name returns the name of a Service, fully qualified.
+// name returns the fully qualified name of a Service.
 func (z *zone) name(n types.NamespacedName) string {
 	return strings.ToLower(n.Name+"."+n.Namespace) + ".svc." + z.domain
 }
@@ -75,7 +74,7 @@ func (z *zone) add(name types.NamespacedName, r records) {
 	z.services[name] = r
 	z.namespaces[name.Namespace]++
 	for a, pointer := range r.pointers {
-		// A copy, since whoever has been told of the list may still read it.
+		// Append to a copy: readers may still use the old list.
 		z.pointers[a] = append(slices.Clip(z.pointers[a]), pointer)
 	}
 }
@@ -97,17 +96,16 @@ func (z *zone) remove(name types.NamespacedName) {
 	}
 }
 
-// found is what a zone says of a name.
+// found is a zone's data about a name.
 type found struct {
 	entry
 	exists bool   // false: there is no such name
-	zone   string // the name at which the zone begins that says so
+	zone   string // the name at which its zone begins
 	serial uint32
 }
 
-// find returns what there is at name, which is in lower case and fully qualified.
-// It returns false if that is not for this zone to say. complete is false as long
-// as nothing is known.
+// find returns the data of name, which is in lower case and fully qualified. mine is false if the name is
+// outside of the zone. complete is false before the initial sync.
 func (z *zone) find(name string) (f found, mine, complete bool) {
 	z.mu.RLock()
 	defer z.mu.RUnlock()
@@ -125,8 +123,7 @@ func (z *zone) find(name string) (f found, mine, complete bool) {
 	return f, true, z.complete
 }
 
-// below returns what there is at the name that these labels make in front of the
-// domain.
+// below returns the data of the name that these labels form in front of the domain.
 func (z *zone) below(labels []string) (e entry, exists bool) {
 	n := len(labels)
 	switch {
@@ -151,9 +148,8 @@ func (z *zone) below(labels []string) (e entry, exists bool) {
 	return entry{}, false
 }
 
-// pod returns what there is at a name such as 10-1-0-7.default.pod: the address that
-// it is made of (2.6, deprecated and required). Which Namespaces and Pods there are
-// is not known.
+// pod returns the data of a name such as 10-1-0-7.default.pod: the address that it contains (2.6, deprecated
+// and required). It does not check whether the Namespace or Pod exists.
 func pod(labels []string) (e entry, exists bool) {
 	if len(labels) == 1 {
 		return entry{}, true

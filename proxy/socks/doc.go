@@ -1,14 +1,13 @@
-// Package socks is a proxy, SOCKS5 (RFC 1928) and HTTP (RFC 9110) at one address, through
-// which programs reach Services by name, on systems and for users that cannot have cluster
-// IPs. The first byte of a client tells which of the two it speaks.
+// Package socks is a proxy for SOCKS5 (RFC 1928) and HTTP (RFC 9110) at one address. Through it programs
+// reach Services by name, on systems and for users without cluster IPs. The first byte from a client
+// determines its protocol.
 //
-// A client asks for a name and a port, by CONNECT of either, or by a plain request of HTTP
-// (GET http://web.default/), of which each makes a connection of its own. A Service's name, in any of the
-// forms that a Pod may use, and a cluster IP lead to the Service's front end in
-// package proxy, so that such a connection is like any other: with attempts,
-// affinity and a trace. Everything else is connected to directly, so that a
+// A client requests a name and a port, by CONNECT of either protocol, or by plain HTTP requests (GET
+// http://web.default/), each of which makes its own connection. A Service's name, in any form that a Pod may
+// use, or a cluster IP connects to the Service's front end in package proxy. So such a connection is like any
+// other: with attempts, affinity and a trace. The proxy connects to everything else directly, so that a
 // program can have it as its only proxy. BIND and UDP ASSOCIATE are refused.
 //
-// The protocols are those of github.com/things-go/go-socks5 and of net/http (http.go); where
-// a name leads is in names.go.
+// The protocols are implemented by github.com/things-go/go-socks5 and net/http (http.go); names.go resolves
+// the names.
 package socks

@@ -17,17 +17,17 @@ import (
 	"github.com/usherproxy/usher/proxy/search"
 )
 
-// webClients hands the clients that speak HTTP to an http.Server, as its listener.
+// webClients passes the clients that speak HTTP to an http.Server, as its listener.
 type webClients struct {
 	net.Listener // for its address
 	clients      chan net.Conn
-	ctx          context.Context // ends when none is served any more
+	ctx          context.Context // ends when no client is served any longer
 }
 
 // serve returns when the connection has ended.
 func (w *webClients) serve(c *client) {
 	c.hurry()
-	_ = c.SetDeadline(time.Time{}) // those from now on are the http.Server's
+	_ = c.SetDeadline(time.Time{}) // the http.Server sets later ones
 	c.hurry = context.AfterFunc(w.ctx, func() { c.Close() })
 	defer c.hurry()
 	select {
@@ -46,14 +46,14 @@ func (w *webClients) Accept() (net.Conn, error) {
 	}
 }
 
-// webServer returns what answers HTTP's clients. A client's connection serves several plain
-// requests; each makes a connection of its own, so that it has an endpoint of its own.
+// webServer returns the server for HTTP clients. A client's connection serves several plain requests; each
+// makes its own connection, and so may get another endpoint.
 func (s *Server) webServer() *http.Server {
-	silent := log.New(io.Discard, "", 0) // clients that speak no HTTP, or leave
+	silent := log.New(io.Discard, "", 0) // clients that do not speak HTTP, or disconnect
 	plain := &httputil.ReverseProxy{
 		Rewrite:       leave,
 		Transport:     &http.Transport{DialContext: s.dialPlain, DisableKeepAlives: true, DisableCompression: true},
-		FlushInterval: -1, // as it comes
+		FlushInterval: -1, // flush data immediately
 		ErrorLog:      silent,
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
 			s.tell(r.RemoteAddr, err)
@@ -78,11 +78,10 @@ func (s *Server) webServer() *http.Server {
 	}
 }
 
-// fromKey is the key of a context's value: the address of the client.
+// fromKey is the context key of the client's address.
 type fromKey struct{}
 
-// leave leaves a request as the client has made it, but for what concerns the client's own
-// connection.
+// leave leaves a request as the client made it, except for headers about the client's own connection.
 func leave(r *httputil.ProxyRequest) {
 	r.Out.URL.RawQuery = r.In.URL.RawQuery
 	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
@@ -92,7 +91,7 @@ func leave(r *httputil.ProxyRequest) {
 	}
 }
 
-// dialPlain connects a plain request to where it is for.
+// dialPlain connects a plain request to its destination.
 func (s *Server) dialPlain(ctx context.Context, _, address string) (net.Conn, error) {
 	host, port, err := split(address)
 	if err != nil {
@@ -113,8 +112,8 @@ func (s *Server) dialPlain(ctx context.Context, _, address string) (net.Conn, er
 	return near, nil
 }
 
-// pair returns the two sides of a connection within this process: the data plane, which
-// serves Services, takes connections of the kernel's.
+// pair returns the two sides of a connection within this process: the data plane, which serves Services,
+// needs kernel connections.
 func pair() (near, far *net.TCPConn, err error) {
 	l, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
@@ -124,7 +123,7 @@ func pair() (near, far *net.TCPConn, err error) {
 	if near, err = net.DialTCP("tcp4", nil, l.Addr().(*net.TCPAddr)); err != nil {
 		return nil, nil, err
 	}
-	for { // others may have connected, too
+	for { // other processes may have connected, too
 		if far, err = l.AcceptTCP(); err != nil {
 			near.Close()
 			return nil, nil, err
@@ -166,7 +165,7 @@ func (s *Server) connectWeb(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// split returns a host, without the brackets of IPv6, and a port.
+// split returns a host, without IPv6 brackets, and a port.
 func split(address string) (host string, port uint16, err error) {
 	host, text, err := net.SplitHostPort(address)
 	if err != nil {
@@ -179,7 +178,7 @@ func split(address string) (host string, port uint16, err error) {
 	return host, uint16(n), nil
 }
 
-// failure is what a client is told.
+// failure returns the error message for a client.
 func failure(host string, err error) string {
 	why := search.Plain(err).Error()
 	if errors.Is(err, syscall.ECONNRESET) {
@@ -188,7 +187,7 @@ func failure(host string, err error) string {
 	return "usher: " + host + ": " + why
 }
 
-// statusOf returns the status that tells of an error of connecting.
+// statusOf returns the status for an error of connecting.
 func statusOf(err error) int {
 	var late net.Error
 	switch {

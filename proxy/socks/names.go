@@ -10,11 +10,11 @@ import (
 	"github.com/usherproxy/usher/proxy"
 )
 
-// clusterDomain is what Services' names end with, if they are given in full.
+// clusterDomain is the suffix of fully qualified names of Services.
 const clusterDomain = "cluster.local"
 
-// serviceOf returns the Service that a host name is for, if it is one's, and whether
-// it can be nothing else. A name of one label is a Service of the namespace default.
+// serviceOf returns the Service of a host name, if it has the form of one, and whether it can be nothing else
+// (certain). A name of one label is a Service of the namespace default.
 func serviceOf(host string) (name types.NamespacedName, certain, ok bool) {
 	host = strings.ToLower(strings.TrimSuffix(host, "."))
 	host, full := strings.CutSuffix(host, "."+clusterDomain)
@@ -38,8 +38,8 @@ var (
 	errRefused = errors.New("the Service does not have this port, or no endpoints for it")
 )
 
-// routeOf returns the VIP to which a request for host, a name or an address, leads. It is
-// not valid if the request is for something else than a Service.
+// routeOf returns the VIP for a request to host, a name or an address. It is invalid if the request is not
+// for a Service.
 func routeOf(p *proxy.Proxy, host string, port uint16) (vip netip.AddrPort, err error) {
 	if addr, err := netip.ParseAddr(host); err == nil {
 		return routeOfVIP(p, netip.AddrPortFrom(addr.Unmap(), port))

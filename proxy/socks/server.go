@@ -23,14 +23,13 @@ import (
 )
 
 const (
-	// maxClients bounds those that are served at once; others wait to be accepted.
+	// maxClients is the maximum number of concurrent clients; others wait to be accepted.
 	maxClients = 1024
-	// requestTime is how long a client may take to say what it wants.
+	// requestTime is the maximum time until a client has sent its request.
 	requestTime = 10 * time.Second
-	// acceptPause is how long to wait when clients cannot be accepted, for want of
-	// descriptors as a rule.
+	// acceptPause is the pause after accept fails, usually because no descriptors are left.
 	acceptPause = 100 * time.Millisecond
-	// dialTime is how long connecting directly may take.
+	// dialTime is the timeout for connecting directly.
 	dialTime = 30 * time.Second
 )
 
@@ -47,11 +46,11 @@ type Server struct {
 	slots    chan struct{}
 
 	mu     sync.Mutex
-	direct map[forward.Flow]struct{} // connections that are not a Service's
+	direct map[forward.Flow]struct{} // connections that are not to a Service
 }
 
-// Listen returns a server on address, host:port. Without a host it listens on
-// 127.0.0.1. Clients are served from Serve on.
+// Listen returns a server on address, host:port. Without a host it listens on 127.0.0.1. Call Serve to serve
+// clients.
 func Listen(address string, p *proxy.Proxy, log logrus.FieldLogger) (*Server, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -77,10 +76,10 @@ func Listen(address string, p *proxy.Proxy, log logrus.FieldLogger) (*Server, er
 	return s, nil
 }
 
-// Addr returns where s listens.
+// Addr returns the listen address.
 func (s *Server) Addr() netip.AddrPort { return s.listener.Addr().(*net.TCPAddr).AddrPort() }
 
-// Serve accepts clients until ctx ends. Those that it has accepted go on.
+// Serve accepts clients until ctx ends. Accepted ones continue.
 func (s *Server) Serve(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() { s.listener.Close() })
 	defer stop()
@@ -103,8 +102,8 @@ func (s *Server) Serve(ctx context.Context) {
 	}
 }
 
-// Close ends the connections that are not to Services, and waits for all. Those to
-// Services are the Proxy's, which ends them when it is drained.
+// Close ends the connections that are not to Services, and waits for all. Those to Services belong to the
+// Proxy, which ends them when it is drained.
 func (s *Server) Close() {
 	s.listener.Close()
 	s.cancel()
@@ -118,10 +117,10 @@ func (s *Server) Close() {
 
 // serve returns when the connection has ended.
 func (s *Server) serve(conn *net.TCPConn) {
-	_ = conn.SetDeadline(time.Now().Add(requestTime)) // fails only if it is gone
+	_ = conn.SetDeadline(time.Now().Add(requestTime)) // fails only if it is closed
 	hurry := context.AfterFunc(s.ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer hurry()
-	var first [1]byte // SOCKS has its version there, HTTP a method
+	var first [1]byte // the version for SOCKS, a method for HTTP
 	if _, err := conn.Read(first[:]); err != nil {
 		conn.Close()
 		return
@@ -134,7 +133,7 @@ func (s *Server) serve(conn *net.TCPConn) {
 	}
 }
 
-// tell logs why a request has failed.
+// tell logs why a request failed.
 func (s *Server) tell(client string, err error) {
 	s.log.WithField("client", client).WithError(err).Debug("Request to the SOCKS and HTTP proxy")
 }
@@ -142,17 +141,17 @@ func (s *Server) tell(client string, err error) {
 // client is a client's connection.
 type client struct {
 	*net.TCPConn
-	reader  io.Reader   // of TCPConn, and of what was read of it already
-	hurry   func() bool // ends the hurry that Close makes
+	reader  io.Reader   // of TCPConn, and of data that was already read from it
+	hurry   func() bool // stops the AfterFunc that ends reading or the connection on Close
 	closing sync.Once
 	closed  chan struct{}
 }
 
 func (c *client) Read(p []byte) (int, error) { return c.reader.Read(p) }
 
-// unread takes back what was read ahead of what the client wants.
+// unread returns to c the data that was read beyond the request.
 func (c *client) unread(ahead *bufio.Reader) {
-	early, _ := ahead.Peek(ahead.Buffered()) // so much is there
+	early, _ := ahead.Peek(ahead.Buffered()) // only data that is already buffered
 	c.reader = io.MultiReader(bytes.NewReader(early), c.TCPConn)
 }
 
@@ -175,13 +174,13 @@ func (s *Server) connect(_ context.Context, writer io.Writer, request *socks5.Re
 	})
 }
 
-// tunnel connects a client to where it wants to. answer tells it how that went; from then on
-// bytes are the connection's. It returns when that has ended.
+// tunnel connects a client to its destination. It calls answer, which sends the result to the client; after
+// that all bytes belong to the connection. It returns when the connection has ended.
 func (s *Server) tunnel(c *client, host string, port uint16, answer func(local net.Addr, err error) error) error {
 	c.hurry()
-	_ = c.SetDeadline(time.Time{}) // fails only if it is gone
+	_ = c.SetDeadline(time.Time{}) // fails only if it is closed
 	vip, err := routeOf(s.proxy, host, port)
-	if vip.IsValid() { // it says yes before an endpoint was found, as a portal does
+	if vip.IsValid() { // reports success before an endpoint was found, as a portal does
 		if err := answer(c.LocalAddr(), nil); err != nil {
 			return err
 		}
@@ -204,20 +203,20 @@ func (s *Server) tunnel(c *client, host string, port uint16, answer func(local n
 	return nil
 }
 
-// dialDirectly connects to what is no Service.
+// dialDirectly connects to a destination that is not a Service.
 func (s *Server) dialDirectly(ctx context.Context, host string, port uint16) (net.Conn, error) {
 	d := net.Dialer{Timeout: dialTime}
 	return d.DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(int(port))))
 }
 
-// forward returns when the connection to what is no Service has ended.
+// forward forwards a connection that is not to a Service, and returns when it has ended.
 func (s *Server) forward(c *client, to *net.TCPConn) {
 	done := make(chan struct{})
 	flow := forward.Copy(c, to, forward.Limits{HalfClosed: s.proxy.HalfClosed}, forward.Done(func(outcome.Result) { close(done) }))
 	s.mu.Lock()
 	s.direct[flow] = struct{}{}
 	s.mu.Unlock()
-	if s.ctx.Err() != nil { // Close may have passed by already
+	if s.ctx.Err() != nil { // Close may already have run
 		flow.Break()
 	}
 	<-done
@@ -226,7 +225,7 @@ func (s *Server) forward(c *client, to *net.TCPConn) {
 	s.mu.Unlock()
 }
 
-// replyTo returns the reply that tells of an error of connecting, or of none.
+// replyTo returns the reply for an error of connecting, or for none.
 func replyTo(err error) uint8 {
 	switch {
 	case err == nil:
@@ -239,12 +238,12 @@ func replyTo(err error) uint8 {
 	return statute.RepHostUnreachable
 }
 
-// refuse answers commands that are not served.
+// refuse answers unsupported commands.
 func refuse(_ context.Context, writer io.Writer, _ *socks5.Request) error {
 	return socks5.SendReply(writer, statute.RepCommandNotSupported, nil)
 }
 
-// unresolved leaves names as they are.
+// unresolved leaves names unresolved.
 type unresolved struct{}
 
 func (unresolved) Resolve(ctx context.Context, _ string) (context.Context, net.IP, error) {
