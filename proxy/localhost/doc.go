@@ -1,10 +1,7 @@
-// Package localhost makes the servers that listen on this machine's loopback
-// addresses answer in another network namespace, on that one's loopback
-// addresses, at the same ports.
+// Package localhost makes servers that listen on this machine's loopback addresses available in another
+// network namespace, on its loopback addresses, at the same ports.
 //
-// It reads time and again from /proc/net which ports somebody listens on, and has
-// a proxy of its own that serves each as if it were a Service whose cluster IP is
-// the loopback address there, and whose only endpoint is the same address here.
-// A port at which somebody listens there stays his: as on one machine, who is
-// first has it.
+// It polls /proc/net for the ports with listeners, and has a dedicated proxy that serves each as a Service.
+// The Service's cluster IP is the loopback address there, and its only endpoint is the same address here. A
+// port that already has a listener there stays with it: as on one machine, the first one has it.
 package localhost

@@ -19,8 +19,7 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// interval is how often it is looked who listens here, and how soon a port that
-// was taken there is tried again.
+// interval is the interval for looking for listeners here, and for retrying a port that was in use there.
 const interval = 500 * time.Millisecond
 
 // Mirror serves loopback servers of this network namespace in another one.
@@ -35,20 +34,20 @@ func New(socket func(domain, kind, protocol int) (fd int, err error)) *Mirror {
 	options := proxy.Defaults()
 	options.Portal, options.Trace, options.Log = onLoopback{}, trace.NewLog(1), silent()
 	options.Socket = socket
-	options.Schedule = []time.Duration{10 * time.Second} // who does not answer here has no other endpoint
+	options.Schedule = []time.Duration{10 * time.Second} // a server that does not answer has no other endpoint
 	options.Quarantine.First = 0
 	options.CheckInterval = interval
 	return &Mirror{proxy: proxy.New(options), served: map[server]bool{}}
 }
 
-// silent returns a log for nobody: that a port is taken there is no fault.
+// silent returns a log that discards everything: a port in use there is not an error.
 func silent() *logrus.Logger {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	return log
 }
 
-// Refresh looks who listens here, and serves that there.
+// Refresh looks for listeners here, and serves them there.
 func (m *Mirror) Refresh() {
 	now := map[server]bool{}
 	for _, file := range []string{"tcp", "tcp6", "udp", "udp6"} {
@@ -95,7 +94,7 @@ func (m *Mirror) Run(ctx context.Context) {
 	}
 }
 
-// server is somebody who listens on a loopback address.
+// server is a socket that listens on a loopback address.
 type server struct {
 	protocol config.Protocol
 	at       netip.AddrPort
@@ -117,7 +116,7 @@ func (s server) service() config.Service {
 	}}}
 }
 
-// onLoopback is the portal to addresses that are there already.
+// onLoopback is a portal to addresses that already exist.
 type onLoopback struct{}
 
 func (onLoopback) Mode() string { return none.Mode.Name }

@@ -18,10 +18,9 @@ const (
 	stateClose  = "07"
 )
 
-// servers returns who may be reached on a loopback address, according to a file of
-// /proc/net (proc(5)): tcp, tcp6, udp or udp6. Who listens on all addresses
-// does on that of loopback; but a UDP socket like that with one of the
-// ephemeral ports is a client's.
+// servers returns the servers reachable on a loopback address, according to a file of /proc/net (proc(5)):
+// tcp, tcp6, udp or udp6. A socket that listens on all addresses is reachable on loopback, too. But such a
+// UDP socket with an ephemeral port belongs to a client.
 func servers(file string, r io.Reader, ephemeral portal.PortRange) (all []server) {
 	protocol, state := config.TCP, stateListen
 	if strings.HasPrefix(file, "udp") {
@@ -55,9 +54,8 @@ func servers(file string, r io.Reader, ephemeral portal.PortRange) (all []server
 	return all
 }
 
-// loopback returns the loopback addresses at which a socket bound to addr can be
-// reached. One on all addresses of IPv6 takes IPv4 as well unless it said not to,
-// which cannot be seen here.
+// loopback returns the loopback addresses at which a socket bound to addr is reachable. A socket on all IPv6
+// addresses also accepts IPv4, unless it is IPv6-only, which the file does not show.
 func loopback(addr netip.Addr) []netip.Addr {
 	v4 := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	switch {

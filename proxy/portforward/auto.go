@@ -13,24 +13,23 @@ import (
 )
 
 const (
-	// directTime is how long an endpoint may take to answer directly before its
-	// network counts as out of reach.
+	// directTime is how long an endpoint may take to answer directly before its network counts as
+	// unreachable.
 	directTime = 500 * time.Millisecond
-	// recheckTime is how long it is remembered whether a network is within reach.
+	// recheckTime is how long the reachability of a network is remembered.
 	recheckTime = time.Minute
 )
 
 // A Dial connects to an endpoint. It returns when ctx ends.
 type Dial func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)
 
-// Auto connects to endpoints directly where that works, and otherwise in another
-// way. It decides for a network of endpoints at a time, a /24 of IPv4 or a /64 of
-// IPv6, which is what a node has for its Pods as a rule; and remembers that for a
-// minute.
+// Auto connects to endpoints directly where that works, and otherwise in another way. It decides per network
+// of endpoints, a /24 of IPv4 or a /64 of IPv6, usually the Pod network of one node, and remembers the result
+// for a minute.
 //
-// A network is within reach when a connection to one of its endpoints was made.
-// One that is refused does not count: it may be a firewall that refuses. So Auto
-// is not for those whose own network has the cluster's addresses.
+// A network is reachable once a connection to one of its endpoints was established. A refusal does not count,
+// since a firewall may have refused. So Auto is unsuitable if the user's own network has the cluster's
+// addresses.
 type Auto struct {
 	Direct, Else Dial
 
@@ -38,7 +37,7 @@ type Auto struct {
 	networks map[netip.Prefix]verdict
 }
 
-// verdict is whether a network is within reach.
+// verdict is whether a network is reachable.
 type verdict struct {
 	direct bool
 	until  time.Time
@@ -65,8 +64,7 @@ func (a *Auto) Dial(ctx context.Context, to *config.Endpoint) (forward.Conn, err
 	return a.Else(ctx, to)
 }
 
-// tryDirect dials directly, for a short time only unless the network is known to
-// be within reach.
+// tryDirect dials directly, with a short timeout unless the network is known to be reachable.
 func (a *Auto) tryDirect(ctx context.Context, to *config.Endpoint, known bool) (forward.Conn, error) {
 	if known {
 		return a.Direct(ctx, to)
@@ -97,6 +95,6 @@ func networkOf(addr netip.Addr) netip.Prefix {
 	if addr.Is6() {
 		bits = 64
 	}
-	network, _ := addr.Prefix(bits) // fails for no address that an endpoint may have
+	network, _ := addr.Prefix(bits) // cannot fail for an endpoint's address
 	return network
 }

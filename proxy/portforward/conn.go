@@ -15,13 +15,12 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 )
 
-// confirmTime is how long an endpoint that says nothing is given to refuse. A
-// refusal comes as soon as the node has tried to connect within the Pod, which it
-// begins when it answers for the streams: on a node that is busy, after some tens
-// of milliseconds.
+// confirmTime is how long an endpoint that sends nothing has to refuse. A refusal arrives once the node has
+// tried to connect within the Pod, which it begins when it answers for the streams: on a busy node, after
+// several dozen milliseconds.
 const confirmTime = 200 * time.Millisecond
 
-// causeTime is how long after the end of the data the error stream may say why.
+// causeTime is how long after the end of the data the error stream may report the cause.
 const causeTime = time.Second
 
 // Conn is a connection to a port in a Pod. It is a forward.Conn.
@@ -31,12 +30,12 @@ type Conn struct {
 	data   httpstream.Stream
 	errs   httpstream.Stream
 
-	written  atomic.Bool   // something was handed to the stream
-	answered chan struct{} // closed when first, or its failing, is there
-	first    []byte        // what was read first, and not yet by Read
+	written  atomic.Bool   // data was written to the stream
+	answered chan struct{} // closed when first, or its failure, is there
+	first    []byte        // data that was read first, until Read returns it
 	firstErr error
 
-	over    chan struct{} // closed when the node has ended the forwarding, and cause is set
+	over    chan struct{} // closed when the node has ended the forwarding, after cause is set
 	cause   error         // nil for a regular end
 	closing sync.Once
 	closed  chan struct{}
@@ -51,7 +50,7 @@ func newConn(d *Dialer, via *connection, data, errs httpstream.Stream) *Conn {
 	return c
 }
 
-// readErrors finds out why the node ends the forwarding.
+// readErrors determines why the node ends the forwarding.
 func (c *Conn) readErrors() {
 	defer close(c.over)
 	message, err := io.ReadAll(io.LimitReader(c.errs, maxMessage))
@@ -69,10 +68,10 @@ func (c *Conn) readErrors() {
 	}
 }
 
-// maxMessage bounds what a node may say about an error.
+// maxMessage is the maximum size of a node's error message.
 const maxMessage = 16 << 10
 
-// firstSize is as much as is read before somebody asks for it.
+// firstSize is the number of bytes read before the first call of Read.
 const firstSize = 4 << 10
 
 func (c *Conn) readFirst() {
@@ -82,9 +81,8 @@ func (c *Conn) readFirst() {
 	c.first, c.firstErr = buf[:n], err
 }
 
-// Confirm waits until the endpoint has sent something, or has had the time to
-// refuse. It returns an error if nothing that was written has reached the endpoint,
-// so that all of it can be written to another one.
+// Confirm waits until the endpoint has sent data, or has had the time to refuse. It returns an error if none
+// of the written data has reached the endpoint, so that all of it can be written to another one.
 func (c *Conn) Confirm() error {
 	timer := time.NewTimer(confirmTime)
 	defer timer.Stop()
@@ -97,7 +95,7 @@ func (c *Conn) Confirm() error {
 			return nil
 		}
 		select {
-		case <-c.over: // it says why
+		case <-c.over: // cause has the reason
 		case <-timer.C:
 			return nil
 		}
@@ -108,8 +106,7 @@ func (c *Conn) Confirm() error {
 	return c.cause
 }
 
-// refused reports whether the node says that there was no connection to the
-// endpoint, and not that one broke.
+// refused reports whether the node could not connect to the endpoint, as opposed to a connection that broke.
 func (c *Conn) refused() bool {
 	var node nodeError
 	if !errors.As(c.cause, &node) {
@@ -123,12 +120,12 @@ func (c *Conn) refused() bool {
 	return true
 }
 
-// nodeError is what a node says on the error stream.
+// nodeError is a node's message on the error stream.
 type nodeError string
 
 func (e nodeError) Error() string { return string(e) }
 
-// causeOf returns the error that a node's message is about.
+// causeOf returns the error for a node's message.
 func causeOf(message string) error {
 	err := nodeError(strings.TrimSpace(message))
 	if strings.Contains(message, "connection refused") {
@@ -155,8 +152,8 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return 0, c.endOfData(err)
 }
 
-// endOfData returns how the data ended: spdystream tells a reset from a FIN as
-// little as a connection that was lost.
+// endOfData returns how the data ended: spdystream distinguishes neither a reset nor a lost connection from a
+// FIN.
 func (c *Conn) endOfData(err error) error {
 	timer := time.NewTimer(causeTime)
 	defer timer.Stop()
@@ -172,8 +169,8 @@ func (c *Conn) endOfData(err error) error {
 	return err
 }
 
-// HungUp tells the forwarder whether the node has ended the forwarding, also while
-// what came before is unread.
+// HungUp reports to the forwarder whether the node has ended the forwarding, even while earlier data is
+// unread.
 func (c *Conn) HungUp() (ended bool, err error) {
 	select {
 	case <-c.over:
@@ -183,7 +180,7 @@ func (c *Conn) HungUp() (ended bool, err error) {
 	}
 }
 
-// Write implements net.Conn. It returns EPIPE once the endpoint is gone.
+// Write implements net.Conn. It returns EPIPE once the endpoint has closed the connection.
 func (c *Conn) Write(p []byte) (int, error) {
 	select {
 	case <-c.closed:
@@ -196,8 +193,7 @@ func (c *Conn) Write(p []byte) (int, error) {
 	return c.data.Write(p)
 }
 
-// CloseWrite sends a FIN. What becomes of the other direction then is up to the
-// node: see the package's comment.
+// CloseWrite sends a FIN. The node decides what happens to the other direction: see the package comment.
 func (c *Conn) CloseWrite() error { return c.data.Close() }
 
 // SetLinger does nothing: port-forward has no resets.
@@ -213,12 +209,12 @@ func (c *Conn) Close() error {
 }
 
 func (c *Conn) end() {
-	_, _ = c.data.Reset(), c.errs.Reset() // they fail only if the connection is gone
+	_, _ = c.data.Reset(), c.errs.Reset() // they fail only if the connection is closed
 	c.via.http.RemoveStreams(c.data, c.errs)
 	c.dialer.leave(c.via)
 }
 
-// LocalAddr and RemoteAddr implement net.Conn. Neither has an address of its own.
+// LocalAddr and RemoteAddr implement net.Conn. Neither side has its own address.
 func (c *Conn) LocalAddr() net.Addr  { return addr(c.via.pod.String()) }
 func (c *Conn) RemoteAddr() net.Addr { return addr(c.via.pod.String()) }
 
@@ -228,7 +224,7 @@ type addr string
 func (addr) Network() string  { return "portforward" }
 func (a addr) String() string { return string(a) }
 
-// SetDeadline fails, as the two below do: streams have no deadlines.
+// SetDeadline fails, as do the two methods below: streams have no deadlines.
 func (c *Conn) SetDeadline(time.Time) error      { return os.ErrNoDeadline }
 func (c *Conn) SetReadDeadline(time.Time) error  { return os.ErrNoDeadline }
 func (c *Conn) SetWriteDeadline(time.Time) error { return os.ErrNoDeadline }

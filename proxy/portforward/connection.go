@@ -14,18 +14,17 @@ import (
 )
 
 const (
-	// connectTime is how long others wait for a connection to a Pod that somebody
-	// has begun to make. Then the next one begins anew.
+	// connectTime is how long callers share an attempt to connect to a Pod. After that the next caller starts
+	// another one.
 	connectTime = 10 * time.Second
 	// idleTime is the default of Dialer.IdleTime.
 	idleTime = time.Minute
 )
 
-// errLost says that the connection to a Pod broke.
+// errLost means that the connection to a Pod broke.
 var errLost = errors.New("the connection to the Pod was lost")
 
-// connection is one to a Pod, with many streams. Dialer.mu guards what comes after
-// err.
+// connection is a connection to a Pod, with many streams. Dialer.mu guards the fields after err.
 type connection struct {
 	pod   pod
 	ready chan struct{} // closed when http or err is set
@@ -33,9 +32,9 @@ type connection struct {
 	http httpstream.Connection
 	err  error
 
-	users   int // who has streams, or waits to open them
+	users   int // callers that have streams, or wait to open them
 	retired bool
-	idle    *time.Timer // set when there is nobody
+	idle    *time.Timer // set while there are no users
 }
 
 // connect returns a connection to p on which streams can be opened. The caller is
@@ -60,8 +59,7 @@ func (d *Dialer) connect(ctx context.Context, p pod) (*connection, error) {
 	return c, nil
 }
 
-// join makes the caller a user of the connection to p, which is made if there is
-// none.
+// join makes the caller a user of the connection to p, and starts one if there is none.
 func (d *Dialer) join(p pod) (*connection, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -82,21 +80,21 @@ func (d *Dialer) join(p pod) (*connection, error) {
 	return c, nil
 }
 
-// run makes a connection, and forgets it when it has ended.
+// run establishes a connection, and removes it when it has ended.
 func (d *Dialer) run(c *connection) {
 	late := time.AfterFunc(connectTime, func() { d.retire(c) })
 	c.http, c.err = d.upgrade(c.pod)
 	late.Stop()
 	close(c.ready)
 	if c.err == nil {
-		d.closeIfUnused(c) // whoever wanted it may have gone
+		d.closeIfUnused(c) // all users may have left
 		<-c.http.CloseChan()
 	}
 	d.retire(c)
 }
 
-// upgrade asks the API server for a connection to a Pod: by WebSocket, and if that
-// cannot be had by SPDY, which API servers before 1.30 want.
+// upgrade requests a connection to a Pod from the API server: by WebSocket or, if that fails, by SPDY, which
+// API servers before 1.30 need.
 func (d *Dialer) upgrade(p pod) (httpstream.Connection, error) {
 	if !d.noWebSocket.Load() {
 		dialer, err := portforward.NewSPDYOverWebsocketDialerForStreaming(d.url(p), d.config)
@@ -128,8 +126,8 @@ func negotiate(dialer httpstream.Dialer) (httpstream.Connection, error) {
 	return conn, err
 }
 
-// worthSPDY reports whether SPDY may do what WebSocket could not: that is refused
-// for want of the verb get, or is not known to the server or a proxy.
+// worthSPDY reports whether SPDY may succeed where WebSocket failed: because the verb get is missing, or
+// because the server or a proxy does not support WebSocket.
 func worthSPDY(err error) bool {
 	var upgrade *httpstream.UpgradeFailureError
 	if errors.As(err, &upgrade) {
@@ -138,7 +136,7 @@ func worthSPDY(err error) bool {
 	return httpstream.IsHTTPSProxyError(err)
 }
 
-// leave ends what connect began.
+// leave ends the use that connect began.
 func (d *Dialer) leave(c *connection) {
 	d.mu.Lock()
 	c.users--
@@ -152,8 +150,7 @@ func (d *Dialer) leave(c *connection) {
 	}
 }
 
-// retire takes c out of use: streams that are open go on, new ones get another
-// connection.
+// retire takes c out of use: open streams continue, new ones get another connection.
 func (d *Dialer) retire(c *connection) {
 	d.mu.Lock()
 	c.retired = true
@@ -179,13 +176,13 @@ func (d *Dialer) closeIfUnused(c *connection) {
 	select {
 	case <-c.ready:
 		if c.http != nil {
-			go c.http.Close() // it writes to the network, which may be away
+			go c.http.Close() // it writes to the network, which may block
 		}
 	default: // run does it
 	}
 }
 
-// Close ends the connections to all Pods, and with them the streams that are open.
+// Close ends the connections to all Pods, and with them all open streams.
 func (d *Dialer) Close() {
 	d.mu.Lock()
 	d.closed = true

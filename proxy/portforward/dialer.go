@@ -21,17 +21,16 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// Schedule is how long attempts through port-forward may take. The first one to a
-// Pod takes some five round trips to the API server, the others one.
+// Schedule is the list of timeouts of attempts through port-forward. The first one to a Pod takes about five
+// round trips to the API server, the others one.
 var Schedule = []time.Duration{2 * time.Second, 2 * time.Second, 4 * time.Second}
 
-// ErrTCPOnly says why UDP and SCTP service ports are not served.
+// ErrTCPOnly is the reason that UDP and SCTP service ports are not served.
 var ErrTCPOnly = errors.New("port-forward supports only TCP")
 
-// Dialer connects to Pods through an API server. Its methods may be called from any
-// goroutine.
+// Dialer connects to Pods through an API server. It is safe for concurrent use.
 type Dialer struct {
-	// IdleTime is how long a connection to a Pod stays that has no streams. It is set before anything is dialed.
+	// IdleTime is how long a connection to a Pod stays open without streams. Set it before the first Dial.
 	IdleTime time.Duration
 
 	config *rest.Config
@@ -39,8 +38,8 @@ type Dialer struct {
 	log    logrus.FieldLogger
 
 	requests     atomic.Uint64 // numbers for pairs of streams
-	noWebSocket  atomic.Bool   // the API server, or what is in front of it, speaks SPDY only
-	toldOfRights sync.Map      // namespaces for which the log has said what is missing
+	noWebSocket  atomic.Bool   // the API server, or a proxy in front of it, supports SPDY only
+	toldOfRights sync.Map      // namespaces for which the missing permission was logged
 
 	mu     sync.Mutex
 	pods   map[pod]*connection // that new streams may use
@@ -52,8 +51,7 @@ type pod struct{ namespace, name string }
 
 func (p pod) String() string { return p.namespace + "/" + p.name }
 
-// New returns a Dialer for the API server that config is for. It connects to
-// nothing yet.
+// New returns a Dialer for config's API server. It connects to nothing yet.
 func New(config *rest.Config, log logrus.FieldLogger) (*Dialer, error) {
 	base, version, err := rest.DefaultServerUrlFor(forCore(config))
 	if err != nil {
@@ -62,7 +60,7 @@ func New(config *rest.Config, log logrus.FieldLogger) (*Dialer, error) {
 	return &Dialer{IdleTime: idleTime, config: config, base: base.JoinPath(version), log: log, pods: map[pod]*connection{}}, nil
 }
 
-// forCore returns config with what makes the path of the core API.
+// forCore returns config with the path of the core API.
 func forCore(config *rest.Config) *rest.Config {
 	core := rest.CopyConfig(config)
 	core.APIPath, core.GroupVersion = "/api", &corev1.SchemeGroupVersion
@@ -73,9 +71,8 @@ func (d *Dialer) url(p pod) *url.URL {
 	return d.base.JoinPath("namespaces", p.namespace, "pods", p.name, "portforward")
 }
 
-// Dial opens a connection to the endpoint's port in its Pod. It returns when ctx
-// ends. That the connection is open does not say that somebody listens in the Pod:
-// see [Conn.Confirm].
+// Dial opens a connection to the endpoint's port in its Pod. It returns when ctx ends. An open connection
+// does not mean that a process listens in the Pod: see [Conn.Confirm].
 func (d *Dialer) Dial(ctx context.Context, to *config.Endpoint) (forward.Conn, error) {
 	namespace, name, ok := strings.Cut(to.Pod, "/")
 	if !ok {
@@ -103,7 +100,7 @@ func (d *Dialer) open(ctx context.Context, c *connection, port uint16) (*Conn, e
 		h.Set(corev1.PortHeader, strconv.Itoa(int(port)))
 		h.Set(corev1.PortForwardRequestIDHeader, request)
 		go func() {
-			s, err := c.http.CreateStream(h) // waits for an answer, 30 s at the most
+			s, err := c.http.CreateStream(h) // waits for an answer, at most 30 s
 			made <- stream{kind, s, err}
 		}()
 	}
@@ -126,15 +123,15 @@ func (d *Dialer) open(ctx context.Context, c *connection, port uint16) (*Conn, e
 	return newConn(d, c, pair[corev1.StreamTypeData], pair[corev1.StreamTypeError]), nil
 }
 
-// stream is one that was opened, or not.
+// stream is the result of opening a stream.
 type stream struct {
 	kind string
 	httpstream.Stream
 	err error
 }
 
-// abandon takes c out of use, since it does not answer, and resets those of two
-// streams that have come about or still do.
+// abandon retires c, since it does not answer, and resets those of its two streams that are open or open
+// later.
 func (d *Dialer) abandon(c *connection, made <-chan stream, pair map[string]httpstream.Stream) {
 	d.retire(c)
 	reset := func(s httpstream.Stream) {
@@ -142,7 +139,7 @@ func (d *Dialer) abandon(c *connection, made <-chan stream, pair map[string]http
 		c.http.RemoveStreams(s)
 	}
 	for _, s := range pair {
-		go reset(s) // it may wait for the network
+		go reset(s) // it may block on the network
 	}
 	go func() {
 		for range cap(made) - len(pair) {

@@ -1,24 +1,22 @@
-// Package portforward connects to endpoints through a Kubernetes API server's
-// port-forward, as kubectl port-forward does: for who can reach the API server
-// and not the Pods.
+// Package portforward connects to endpoints through a Kubernetes API server's port-forward, as kubectl
+// port-forward does. It is for users who can reach the API server but not the Pods.
 //
 //	usher ──── one connection for each Pod ────▶ API server ──▶ kubelet ──▶ Pod's localhost
 //	           two streams for each client: data, errors
 //
-// [Dialer] has the connections to Pods (connection.go), opens streams (dialer.go)
-// and says which rights are missing (rights.go). A [Conn] is a pair of streams.
-// [Auto] asks the kernel first.
+// [Dialer] holds the connections to Pods (connection.go), opens streams (dialer.go) and names missing
+// permissions (rights.go). A [Conn] is a pair of streams. [Auto] tries a direct connection first.
 //
 // Three things are different from a connection that the kernel makes:
 //
-//   - It is there before the Pod's port is: whether that refuses is said on the
-//     error stream later, and that it does not is never said. [Conn.Confirm] waits
+//   - It exists before the connection to the Pod's port. A refusal arrives later,
+//     on the error stream; a success is never reported. [Conn.Confirm] waits
 //     until it is known well enough.
-//   - A FIN towards the Pod ends what the node's container runtime forwards:
+//   - A FIN towards the Pod ends the forwarding of the node's container runtime:
 //     containerd gives the answer one more second. A reset cannot be sent at all:
 //     it becomes a FIN.
 //   - There is no flow control for one stream: a client that does not read what
-//     its endpoint sends holds up the others of that Pod.
+//     its endpoint sends blocks the others of that Pod.
 //
-// Port-forward carries TCP only, and reaches what listens on a Pod's localhost.
+// Port-forward carries TCP only, and also reaches processes that listen on a Pod's localhost only.
 package portforward

@@ -12,8 +12,8 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// connect carries a TCP connection until it has ended. The client's handshake is
-// answered when its destination has answered, so that a refusal is seen as one.
+// connect carries a TCP connection until it has ended. It completes the client's handshake only when the
+// destination has answered, so that the client sees a refusal as one.
 func (u *Uplink) connect(request *tcp.ForwarderRequest) {
 	u.flows.Add(1)
 	defer u.flows.Done()
@@ -28,8 +28,8 @@ func (u *Uplink) connect(request *tcp.ForwarderRequest) {
 	var queue waiter.Queue
 	endpoint, refused := request.CreateEndpoint(&queue)
 	request.Complete(false)
-	if refused != nil { // the client is gone
-		_ = server.SetLinger(0) // so that it is told
+	if refused != nil { // the client has disconnected
+		_ = server.SetLinger(0) // resets the server's side
 		server.Close()
 		return
 	}
@@ -38,13 +38,13 @@ func (u *Uplink) connect(request *tcp.ForwarderRequest) {
 	<-ended
 }
 
-// client is a client's side of a connection, as forward.Conn has it.
+// client is a client's side of a connection, as a forward.Conn.
 type client struct {
 	*gonet.TCPConn
 	endpoint tcpip.Endpoint
 }
 
-// SetLinger resets the connection: it is only called just before Close, with 0.
+// SetLinger resets the connection: it is called only just before Close, with 0.
 func (c client) SetLinger(int) error {
 	c.endpoint.Abort()
 	return nil

@@ -11,27 +11,27 @@ import (
 )
 
 const (
-	// udpIdle is how long a flow lasts without a datagram: RFC 4787 forbids a
-	// NAT to forget one in less than two minutes.
+	// udpIdle is how long a flow is kept without a datagram: RFC 4787 forbids a NAT to forget one in less
+	// than two minutes.
 	udpIdle = 2 * time.Minute
-	// maxUDPFlows bounds the flows, each of which has a socket; what is sent
-	// beyond it is lost.
+	// maxUDPFlows is the maximum number of flows, each of which has a socket; datagrams of further flows are
+	// dropped.
 	maxUDPFlows = 4096
-	// maxDatagram is the largest that UDP can carry.
+	// maxDatagram is the size of the largest UDP datagram.
 	maxDatagram = 65535
 )
 
-// associate carries the datagrams of a client to one destination, and back. It
-// returns false, which the client is told as a refusal, if there is no way there.
+// associate carries the datagrams of a client to one destination, and back. If there is no route, it returns
+// false, and the stack refuses the client.
 func (u *Uplink) associate(request *udp.ForwarderRequest) bool {
 	to := addrPort(request.ID().LocalAddress, request.ID().LocalPort)
 	if to.Addr().IsMulticast() {
-		return true // it goes nowhere, as it does behind a NAT
+		return true // dropped, as behind a NAT
 	}
 	select {
 	case u.udp <- struct{}{}:
 	default:
-		return true // lost
+		return true // dropped
 	}
 	server, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
 	if err != nil {
@@ -52,22 +52,21 @@ func (u *Uplink) associate(request *udp.ForwarderRequest) bool {
 	return true
 }
 
-// exchange passes datagrams on until there has been none for udpIdle, or one side
-// fails, and closes both.
+// exchange forwards datagrams until there has been none for udpIdle, or one side fails, and closes both.
 func (u *Uplink) exchange(client, server net.Conn) {
-	var last atomic.Int64 // when there was a datagram, Unix nanoseconds
+	var last atomic.Int64 // time of the last datagram, Unix nanoseconds
 	last.Store(time.Now().UnixNano())
 	pass := func(to, from net.Conn) {
 		defer client.Close()
 		defer server.Close()
 		buf := make([]byte, maxDatagram)
 		for {
-			_ = from.SetReadDeadline(time.Unix(0, last.Load()).Add(udpIdle)) // fails if it is closed, which Read tells
+			_ = from.SetReadDeadline(time.Unix(0, last.Load()).Add(udpIdle)) // fails if closed, which Read reports
 			n, err := from.Read(buf)
 			now := time.Now()
 			if err != nil {
 				if timeout, ok := err.(net.Error); ok && timeout.Timeout() && now.UnixNano()-last.Load() < int64(udpIdle) {
-					continue // there was one the other way
+					continue // there was one in the other direction
 				}
 				return
 			}

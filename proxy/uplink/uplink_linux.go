@@ -18,7 +18,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 )
 
-// Uplink carries what comes out of one TUN device.
+// Uplink carries the traffic of one TUN device.
 type Uplink struct {
 	device *os.File
 	stack  *stack.Stack
@@ -29,15 +29,15 @@ type Uplink struct {
 	udp    chan struct{}  // one element for each UDP flow
 }
 
-// nic is the only network card of the stack.
+// nic is the stack's only network interface.
 const nic tcpip.NICID = 1
 
-// maxDials is how many connections may be under way to their destinations; a SYN
-// beyond that is lost, and sent again by the kernel.
+// maxDials is the maximum number of connections being established; a SYN beyond that is dropped, and the
+// kernel resends it.
 const maxDials = 1024
 
-// Start begins to carry what device, a TUN device, says: packets of mtu bytes at
-// the most, without further headers. The uplink closes the device.
+// Start begins to carry the traffic of device, a TUN device: packets of at most mtu bytes, without further
+// headers. The uplink closes the device.
 func Start(device *os.File, mtu uint32) (*Uplink, error) {
 	link, err := fdbased.New(&fdbased.Options{FDs: []int{int(device.Fd())}, MTU: mtu})
 	if err != nil {
@@ -62,8 +62,7 @@ func Start(device *os.File, mtu uint32) (*Uplink, error) {
 	return u, nil
 }
 
-// open makes the stack take in whatever comes, and answer for whomever it was
-// sent to.
+// open makes the stack accept all packets, and answer for any destination address.
 func (u *Uplink) open(link stack.LinkEndpoint) error {
 	sack := tcpip.TCPSACKEnabled(true)
 	for _, err := range []tcpip.Error{
@@ -83,7 +82,7 @@ func (u *Uplink) open(link stack.LinkEndpoint) error {
 	return nil
 }
 
-// Close ends all that is carried.
+// Close ends all connections and flows.
 func (u *Uplink) Close() {
 	u.cancel()
 	u.stack.Destroy()
@@ -91,14 +90,13 @@ func (u *Uplink) Close() {
 	u.device.Close()
 }
 
-// addrPort returns an address of the stack as netip has it.
+// addrPort returns an address of the stack as a netip.AddrPort.
 func addrPort(addr tcpip.Address, port uint16) netip.AddrPort {
 	a, _ := netip.AddrFromSlice(addr.AsSlice())
 	return netip.AddrPortFrom(a, port)
 }
 
-// icmpFilter keeps ICMP from the stack, which would answer every ping itself,
-// whomever it is for.
+// icmpFilter keeps ICMP from the stack, which would answer every ping itself, whatever its destination.
 type icmpFilter struct{ nested.Endpoint }
 
 func withoutICMP(link stack.LinkEndpoint) stack.LinkEndpoint {

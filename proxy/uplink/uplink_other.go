@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// Uplink needs Linux: there is none elsewhere.
+// Uplink requires Linux and is not implemented elsewhere.
 type Uplink struct{}
 
 // Start returns an error.
