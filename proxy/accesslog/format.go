@@ -10,7 +10,7 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// Format is how a line is written.
+// Format is the format of a line.
 type Format string
 
 // The formats.
@@ -19,14 +19,14 @@ const (
 	Text Format = "text"
 )
 
-// Formats are all there are.
+// Formats are all formats.
 var Formats = []string{string(JSON), string(Text)}
 
 // timeFormat is RFC 3339 with milliseconds.
 const timeFormat = "2006-01-02T15:04:05.000Z07:00"
 
-// line appends the line for a connection that has ended. It is written by hand,
-// not by encoding/json, since there may be tens of thousands in a second.
+// line appends the line for an ended connection. It does not use encoding/json, since there may be tens of
+// thousands of lines per second.
 func (f Format) line(b []byte, e *trace.Event) []byte {
 	if f == Text {
 		return textLine(b, e)
@@ -34,7 +34,7 @@ func (f Format) line(b []byte, e *trace.Event) []byte {
 	return jsonLine(b, e)
 }
 
-// lost appends a line that says how many are missing just here.
+// lost appends a line with the number of lines missing at this point.
 func (f Format) lost(b []byte, at time.Time, n int64) []byte {
 	if f == Text {
 		return fmt.Appendf(b, "%s %d lines lost\n", at.UTC().Format(timeFormat), n)
@@ -92,7 +92,7 @@ func jsonLine(b []byte, e *trace.Event) []byte {
 	return append(b, '}', '\n')
 }
 
-// appendName appends what is in front of a field's value, for all but the first field.
+// appendName appends a field's name and separators; all but the first field use it.
 func appendName(b []byte, name string) []byte {
 	b = append(b, ',', '"')
 	b = append(b, name...)
@@ -116,7 +116,7 @@ func appendField(b []byte, name, value string) []byte {
 func appendQuoted(b []byte, s string) []byte {
 	for i := range len(s) {
 		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
-			quoted, _ := json.Marshal(s) // a string can always be written
+			quoted, _ := json.Marshal(s) // a string can always be encoded
 			return append(b, quoted...)
 		}
 	}
@@ -129,10 +129,9 @@ func appendMilliseconds(b []byte, d time.Duration) []byte {
 	return strconv.AppendFloat(b, float64(d)/float64(time.Millisecond), 'f', 3, 64)
 }
 
-// textLine appends fields between spaces, "-" for what is not there: time, service
-// port, protocol, client, VIP, endpoint, Pod, attempts, time until established and
-// until the end in milliseconds, bytes to the endpoint and to the client, end, and
-// error in quotes.
+// textLine appends fields separated by spaces, "-" for missing ones: time, service port, protocol, client,
+// VIP, endpoint, Pod, attempts, time until established and until the end in milliseconds, bytes to the
+// endpoint and to the client, end, and error in quotes.
 func textLine(b []byte, e *trace.Event) []byte {
 	b = append(e.Time.UTC().AppendFormat(b, timeFormat), ' ')
 	b = append(appendWord(b, e.Port.String()), ' ')
@@ -176,7 +175,7 @@ func textLine(b []byte, e *trace.Event) []byte {
 	return append(b, '\n')
 }
 
-// appendWord appends a field, in quotes if it could be taken for several.
+// appendWord appends a field, in quotes if it could be mistaken for several.
 func appendWord(b []byte, s string) []byte {
 	if s == "" {
 		return append(b, '-')

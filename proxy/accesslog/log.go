@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// lookInterval is how often a log looks whether its file was moved away.
+	// lookInterval is the interval for checking whether the log's file was moved away.
 	lookInterval = time.Second
-	// keepBuffer is the size up to which the buffer for lines is kept.
+	// keepBuffer is the size up to which the line buffer is reused.
 	keepBuffer = 256 << 10
 )
 
@@ -24,7 +24,7 @@ const (
 type Log struct {
 	path   string // "" for out
 	out    io.Writer
-	file   *os.File // nil for out, and while the file cannot be had
+	file   *os.File // nil for out, and while the file is unavailable
 	looked time.Time
 	format Format
 	errors logrus.FieldLogger
@@ -32,20 +32,20 @@ type Log struct {
 
 	ends  *trace.Follower
 	lines []byte
-	count int64 // lines in it
+	count int64 // number of lines in it
 
 	written, lost atomic.Int64
 	lastLost      atomic.Int64 // Unix time in ns
 }
 
-// Options say where and how lines are written.
+// Options are the destination and the format of lines.
 type Options struct {
-	// Path is the file to which lines are appended; "-" is Out. A file that was
-	// moved away is opened anew within a second: that is how it is rotated.
+	// Path is the file to which lines are appended; "-" is Out. To rotate the file, move it away: it is
+	// created again within a second.
 	Path   string
 	Out    io.Writer
 	Format Format
-	// Log is told what goes wrong.
+	// Log receives errors.
 	Log logrus.FieldLogger
 }
 
@@ -59,14 +59,14 @@ func New(t *trace.Log, o Options) (*Log, error) {
 	return l, l.open()
 }
 
-// Written returns how many lines were written, Lost how many could not be.
+// Written returns the number of lines written.
 func (l *Log) Written() int64 { return l.written.Load() }
 
-// Lost returns how many lines are missing: the trace no longer had the connection
-// when it was its turn, or the file could not be written.
+// Lost returns the number of lines missing, because the trace no longer had the connection when its line was
+// due, or because the file could not be written.
 func (l *Log) Lost() int64 { return l.lost.Load() }
 
-// LastLost returns when the last of them was lost, if one was.
+// LastLost returns when the last line was lost, if one was.
 func (l *Log) LastLost() time.Time { return time.Unix(0, l.lastLost.Load()) }
 
 func (l *Log) lose(lines int64) {
@@ -74,7 +74,7 @@ func (l *Log) lose(lines int64) {
 	l.lastLost.Store(time.Now().UnixNano())
 }
 
-// Run writes lines until ctx ends, then those that are left, and closes the file.
+// Run writes lines until ctx ends, then the remaining ones, and closes the file.
 func (l *Log) Run(ctx context.Context) {
 	l.ends.Run(ctx, l.take, l.write)
 	if l.file != nil {
@@ -82,7 +82,7 @@ func (l *Log) Run(ctx context.Context) {
 	}
 }
 
-// take makes a line of a connection's end.
+// take formats the line of a connection's end.
 func (l *Log) take(e *trace.Event, missed int64) {
 	if missed > 0 {
 		l.lose(missed)
@@ -98,7 +98,7 @@ func (l *Log) take(e *trace.Event, missed int64) {
 	}
 }
 
-// write writes the lines that were made.
+// write writes the formatted lines.
 func (l *Log) write() {
 	if len(l.lines) == 0 {
 		return
@@ -125,7 +125,7 @@ func (l *Log) write() {
 	}
 }
 
-// follow opens the file anew if it was moved away or deleted.
+// follow reopens the file if it was moved away or deleted.
 func (l *Log) follow() error {
 	now := time.Now()
 	if l.file != nil && now.Sub(l.looked) < lookInterval {

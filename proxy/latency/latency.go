@@ -1,8 +1,8 @@
-// Package latency keeps how long something took, or how large it was, in histograms: since the start,
-// for Prometheus, and lately, for people, who want to know how it is and not how it was last night.
+// Package latency records durations or sizes in histograms: since the start, for Prometheus, and over the
+// last minutes, for users who look at the current state.
 //
-// A Recent has the last five to ten minutes, and takes about 150 bytes; a Histogram has all
-// that ever was besides, and the last examples. Both may be used from any goroutine.
+// A Recent holds the last five to ten minutes, and takes about 150 bytes; a Histogram also holds the total
+// since the start, and the last examples. Both are safe for concurrent use.
 package latency
 
 import (
@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Bounds are the upper bounds of a histogram's buckets, ascending, mostBounds at the most; what is above
-// the last one is in a bucket of its own.
+// Bounds are the upper bounds of a histogram's buckets, ascending, at most mostBounds; values above the last
+// one have a separate bucket.
 type Bounds []float64
 
 const (
@@ -21,8 +21,8 @@ const (
 	buckets    = mostBounds + 1
 )
 
-// Seconds and Lasting are the bounds for times, which are kept in seconds, Queued those for times in line, and
-// Bytes those for sizes. One of Seconds is what usher calls slow by default.
+// Seconds and Lasting are the bounds for durations, Queued those for times in the queue, all in seconds, and
+// Bytes those for sizes. One of Seconds is usher's default for slow.
 var (
 	Seconds = Bounds{0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10}
 	Lasting = Bounds{0.001, 0.005, 0.02, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 21600, 86400}
@@ -33,22 +33,22 @@ var (
 // period is how long a generation of a Recent is filled.
 const period = 5 * time.Minute
 
-// generation is what was seen in some time.
+// generation holds the values observed in one period.
 type generation struct {
 	counts [buckets]atomic.Uint32
 	most   atomic.Uint64 // bits of the largest
 }
 
-// Recent is what was seen lately. The zero value has seen nothing.
+// Recent holds the values of the last five to ten minutes. The zero value is empty.
 type Recent struct {
-	began atomic.Int64 // the current generation, Unix time in nanoseconds
+	began atomic.Int64 // start of the current generation, Unix time in nanoseconds
 	seen  [2]generation
-	now   atomic.Uint32 // which of them is filled
+	now   atomic.Uint32 // index of the current one
 
-	mu sync.Mutex // to change that
+	mu sync.Mutex // guards changes of now
 }
 
-// Observe notes v at now, and returns the bucket that v belongs to.
+// Observe records v at now, and returns the bucket of v.
 func (r *Recent) Observe(b Bounds, now time.Time, v float64) (bucket int) {
 	for bucket < len(b) && v > b[bucket] {
 		bucket++
@@ -58,7 +58,7 @@ func (r *Recent) Observe(b Bounds, now time.Time, v float64) (bucket int) {
 	}
 	g := &r.seen[r.now.Load()]
 	g.counts[bucket].Add(1)
-	for bits := math.Float64bits(v); ; { // of what is not negative, they are in the same order
+	for bits := math.Float64bits(v); ; { // bits of non-negative floats sort like the floats
 		most := g.most.Load()
 		if bits <= most || g.most.CompareAndSwap(most, bits) {
 			return bucket
@@ -66,7 +66,8 @@ func (r *Recent) Observe(b Bounds, now time.Time, v float64) (bucket int) {
 	}
 }
 
-// turn begins another generation if it is still time. Unless it is nil, forget is told what goes.
+// turn begins another generation, unless another caller did. It calls forget, unless nil, for the counts that
+// are removed.
 func (r *Recent) turn(now time.Time, forget func(bucket int, n uint32)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -85,25 +86,25 @@ func (r *Recent) turn(now time.Time, forget func(bucket int, n uint32)) {
 		r.now.Store(next)
 	}
 	if since < int64(2*period) {
-		now = now.Add(-time.Duration(since) % period) // when it was time
+		now = now.Add(-time.Duration(since) % period) // when it was due
 	}
 	r.began.Store(now.UnixNano())
 }
 
-// Lately is what was seen lately, perhaps in several places.
+// Lately holds recent values, of one or more Recents.
 type Lately struct {
 	counts [buckets]uint64
 	number uint64
 	most   float64
 }
 
-// Add adds what r has seen in the five to ten minutes before now.
+// Add adds the values of r in the five to ten minutes before now.
 func (l *Lately) Add(r *Recent, now time.Time) {
 	age := now.UnixNano() - r.began.Load()
 	current := r.now.Load()
 	for i := range r.seen {
 		if uint32(i) == current && age >= int64(2*period) || uint32(i) != current && age >= int64(period) {
-			continue // it is forgotten when the next one comes
+			continue // outdated; the next turn removes it
 		}
 		g := &r.seen[i]
 		for n := range g.counts {
@@ -115,11 +116,11 @@ func (l *Lately) Add(r *Recent, now time.Time) {
 	}
 }
 
-// Number returns how much was seen.
+// Number returns the number of values.
 func (l *Lately) Number() uint64 { return l.number }
 
-// Quantile returns the value that a part of q of all do not exceed, as far as the buckets tell,
-// and false if nothing was seen.
+// Quantile returns an estimate, from the buckets, of the value that a share q of all values do not exceed,
+// and false if there are no values.
 func (l *Lately) Quantile(b Bounds, q float64) (float64, bool) {
 	if l.number == 0 {
 		return 0, false
@@ -143,26 +144,26 @@ func (l *Lately) Quantile(b Bounds, q float64) (float64, bool) {
 	return l.most, true
 }
 
-// Histogram is what was seen since the start, and lately. The zero value has seen nothing.
+// Histogram holds the values since the start, and recent ones. The zero value is empty.
 type Histogram struct {
 	Recent
-	old      [buckets]atomic.Uint64 // of generations that are gone
+	old      [buckets]atomic.Uint64 // of removed generations
 	sum      atomic.Uint64          // bits of a float64
 	examples atomic.Pointer[[buckets]atomic.Pointer[Example]]
 }
 
-// Example is what was seen of a connection that is worth a look.
+// Example is a value of a notable connection.
 type Example struct {
 	Connection uint64
 	Time       time.Time
 	Value      float64
 }
 
-// Observe notes v at now. Unless it is 0, example is the number of a connection that is to be the
-// example of its bucket.
+// Observe records v at now. example, unless 0, is the number of a connection that becomes the example of its
+// bucket.
 func (h *Histogram) Observe(b Bounds, now time.Time, v float64, example uint64) {
 	if now.UnixNano()-h.began.Load() >= int64(period) {
-		h.turn(now, h.remember) // before that of the Recent, which would not remember
+		h.turn(now, h.remember) // before the Recent's own call, which would not remember
 	}
 	i := h.Recent.Observe(b, now, v)
 	for {
@@ -180,18 +181,18 @@ func (h *Histogram) Observe(b Bounds, now time.Time, v float64, example uint64) 
 	h.examples.Load()[i].Store(&Example{example, now, v})
 }
 
-// remember adds what goes of the Recent to what is gone.
+// remember adds counts that the Recent removes to old.
 func (h *Histogram) remember(bucket int, n uint32) { h.old[bucket].Add(uint64(n)) }
 
-// All is what was seen since the start, perhaps in several places.
+// All holds the values since the start, of one or more Histograms.
 type All struct {
 	counts   [buckets]uint64
 	number   uint64
 	Sum      float64
-	Examples []Example // one of each bucket at the most, of each place
+	Examples []Example // at most one of each bucket, per Histogram
 }
 
-// Add adds what h has seen.
+// Add adds the values of h.
 func (a *All) Add(h *Histogram) {
 	h.mu.Lock()
 	for i := range a.counts {
@@ -210,7 +211,7 @@ func (a *All) Add(h *Histogram) {
 	}
 }
 
-// Buckets returns how many there were, and how many of them were no more than each bound.
+// Buckets returns the number of values, and for each bound the number of values that do not exceed it.
 func (a *All) Buckets(b Bounds) (number uint64, below map[float64]uint64) {
 	below = make(map[float64]uint64, len(b))
 	sum := uint64(0)

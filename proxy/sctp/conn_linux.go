@@ -16,8 +16,8 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// Conn is an association. One goroutine may receive while another sends; the
-// other methods may be called from anywhere.
+// Conn is an association. One goroutine may receive while another sends; the other methods may be called from
+// any goroutine.
 type Conn struct {
 	*socket
 	local, remote Addr
@@ -26,7 +26,7 @@ type Conn struct {
 	sending       sending
 }
 
-// newConn takes over the socket of an association that is established.
+// newConn takes over the socket of an established association.
 func newConn(s *socket, remote Addr) (*Conn, error) {
 	c := &Conn{socket: s, remote: remote}
 	c.receiving.ready = c.receiving.step
@@ -50,14 +50,14 @@ func newConn(s *socket, remote Addr) (*Conn, error) {
 // LocalAddr returns this side's address.
 func (c *Conn) LocalAddr() net.Addr { return c.local }
 
-// RemoteAddr returns the address of the peer that the association began with.
+// RemoteAddr returns the peer's address with which the association began.
 func (c *Conn) RemoteAddr() net.Addr { return c.remote }
 
-// Streams returns how many streams the two sides agreed upon.
+// Streams returns the number of streams that the two sides agreed on.
 func (c *Conn) Streams() Streams { return c.streams }
 
-// CloseWrite makes the kernel begin SHUTDOWN when all that was sent has been
-// delivered. What the peer has sent before can still be received.
+// CloseWrite makes the kernel begin SHUTDOWN once all sent messages are delivered. Messages that the peer
+// sent before can still be received.
 func (c *Conn) CloseWrite() error {
 	return c.control(func(fd int) error { return os.NewSyscallError("shutdown", unix.Shutdown(fd, unix.SHUT_WR)) })
 }
@@ -78,7 +78,7 @@ func (c *Conn) Receive() (*forward.Message, error) {
 		r.message = nil
 		return m, nil
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, err // what has come of a message stays for the next call
+		return nil, err // a partial message stays for the next call
 	}
 	if m != nil {
 		r.message = nil
@@ -90,12 +90,10 @@ func (c *Conn) Receive() (*forward.Message, error) {
 // Release implements [forward.MessageConn].
 func (c *Conn) Release(m *forward.Message) { release(m) }
 
-// bufferSize is the room that a message has at first; larger ones are rare. It
-// holds any notification as well.
+// bufferSize is the initial capacity for a message; larger ones are rare. It also holds any notification.
 const bufferSize = 64 << 10
 
-// roomForNotification is free in each read, since what is read may turn out to
-// be a notification.
+// roomForNotification is free in each read, since a read may return a notification.
 const roomForNotification = 1 << 10
 
 var messages = sync.Pool{New: func() any { return &forward.Message{Data: make([]byte, 0, bufferSize)} }}
@@ -106,15 +104,15 @@ func release(m *forward.Message) {
 	}
 }
 
-// receiving is the state of Receive. It holds no buffer while nothing comes.
+// receiving is the state of Receive. It holds no buffer while no data arrives.
 type receiving struct {
 	ready   func(fd uintptr) bool // step
-	message *forward.Message      // what has come of it
+	message *forward.Message      // the part received so far
 	err     error
 	control [128]byte
 }
 
-// step reads until a message is whole (true), or nothing more is there (false).
+// step reads until a message is complete (true), or no more data is available (false).
 func (r *receiving) step(fd uintptr) bool {
 	for {
 		if r.message == nil {
@@ -139,8 +137,8 @@ func (r *receiving) step(fd uintptr) bool {
 			}
 			return false
 		case err == unix.EINTR, err == unix.ESHUTDOWN:
-			// The kernel leaves ESHUTDOWN behind where a send came after the
-			// peer's SHUTDOWN. What there is to read is still there.
+			// The kernel reports ESHUTDOWN if a send came after the peer's SHUTDOWN. Unread data remains
+			// readable.
 			continue
 		case err != nil:
 			r.err = os.NewSyscallError("recvmsg", err)
@@ -156,7 +154,7 @@ func (r *receiving) step(fd uintptr) bool {
 		}
 		m.Data = m.Data[:len(m.Data)+n]
 		if flags&unix.MSG_EOR == 0 {
-			continue // the message goes on
+			continue // the message continues
 		}
 		if len(m.Data) > MaxMessage {
 			r.err = ErrMessageTooLarge
@@ -169,9 +167,8 @@ func (r *receiving) step(fd uintptr) bool {
 	}
 }
 
-// notified says what a notification (RFC 6458 section 6.1) means: io.EOF that
-// the association has ended as it should, another error that it was lost, nil
-// that it goes on.
+// notified returns the meaning of a notification (RFC 6458 section 6.1): io.EOF if the association ended
+// regularly, another error if it was lost, nil if it continues.
 func notified(fd int, notification []byte, partial *forward.Message) error {
 	const header = 8 // type, flags, length
 	if len(notification) < header+2 {
@@ -179,7 +176,7 @@ func notified(fd int, notification []byte, partial *forward.Message) error {
 	}
 	switch sctp.SCTPNotificationType(binary.NativeEndian.Uint16(notification)) {
 	case sctp.SCTP_PARTIAL_DELIVERY_EVENT:
-		// The sender has given up the message of which a part has come.
+		// The sender has abandoned the message of which a part has arrived.
 		partial.Data = partial.Data[:0]
 	case sctp.SCTP_ASSOC_CHANGE:
 		switch sctp.SCTPState(binary.NativeEndian.Uint16(notification[header:])) {
@@ -191,15 +188,15 @@ func notified(fd int, notification []byte, partial *forward.Message) error {
 			}
 			return unix.ECONNRESET
 		case sctp.SCTP_RESTART:
-			// The peer has lost its state and begun anew (RFC 9260 section
-			// 5.2): whatever it says next belongs to another conversation.
+			// The peer has lost its state and restarted (RFC 9260 section 5.2): further data belongs to
+			// another conversation.
 			return unix.ECONNRESET
 		}
 	}
 	return nil
 }
 
-// describe fills in what the kernel tells about a message beside its bytes.
+// describe sets the fields that the kernel reports about a message apart from its bytes.
 func describe(m *forward.Message, control []byte) bool {
 	list, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
@@ -263,8 +260,8 @@ func (s *sending) step(fd uintptr) bool {
 	}
 }
 
-// makeRoom enlarges a send buffer that cannot hold a message of size bytes, and
-// reports whether it can now. Beyond net.core.wmem_max that takes CAP_NET_ADMIN.
+// makeRoom enlarges a send buffer that cannot hold a message of size bytes, and reports whether it now can.
+// Beyond net.core.wmem_max that requires CAP_NET_ADMIN.
 func makeRoom(fd, size int) bool {
 	had, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
 	if err != nil || had >= size {

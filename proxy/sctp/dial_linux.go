@@ -16,8 +16,8 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// Dial associates with to, from the local address that the kernel would choose. It asks for
-// the streams given, of which the peer may grant fewer. It returns when ctx ends.
+// Dial associates with to, from the local address that the kernel would choose. It requests the given
+// streams, of which the peer may grant fewer. It returns when ctx ends.
 func Dial(ctx context.Context, mark uint32, to netip.AddrPort, streams Streams) (*Conn, error) {
 	from, err := kernel.SourceTo(to)
 	if err != nil {
@@ -25,7 +25,7 @@ func Dial(ctx context.Context, mark uint32, to netip.AddrPort, streams Streams) 
 	}
 	s, err := openSocket(netip.AddrPortFrom(from, 0), nil)
 	if errors.Is(err, unix.EADDRINUSE) {
-		err = unix.EADDRNOTAVAIL // every port is taken: the word for that, when connecting
+		err = unix.EADDRNOTAVAIL // every port is in use: the error that connect returns for that
 	}
 	if err != nil {
 		return nil, err
@@ -45,15 +45,15 @@ func Dial(ctx context.Context, mark uint32, to netip.AddrPort, streams Streams) 
 		err = s.connect(ctx, to)
 	}
 	if err != nil {
-		_ = s.SetLinger(0) // what may still come of it is aborted
+		_ = s.SetLinger(0) // Close then aborts the association
 		s.Close()
 		return nil, err
 	}
 	return newConn(s, Addr(to))
 }
 
-// connect connects as connect(2) says for a non-blocking socket: it waits until
-// the socket is writable, and then asks how it went.
+// connect connects as connect(2) describes for a non-blocking socket: it waits until the socket is writable,
+// and then reads the result.
 func (s *socket) connect(ctx context.Context, to netip.AddrPort) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		if err := s.SetWriteDeadline(deadline); err != nil {
@@ -88,11 +88,11 @@ func (s *socket) connect(ctx context.Context, to netip.AddrPort) error {
 	return s.SetWriteDeadline(time.Time{})
 }
 
-// stateEstablished is SCTP_ESTABLISHED of enum sctp_sstat_state in linux/sctp.h.
-// The library has RFC 6458's list, whose numbers are others.
+// stateEstablished is SCTP_ESTABLISHED of enum sctp_sstat_state in linux/sctp.h. The library has RFC 6458's
+// list, whose numbers differ.
 const stateEstablished = 4
 
-// connected reports whether an attempt to connect has come to an end, and how.
+// connected reports whether an attempt to connect has ended, and its error.
 func connected(fd int) (done bool, err error) {
 	errno, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 	if err != nil {

@@ -12,10 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// streamsToClients is how many streams a client is offered for what is sent to
-// it. An endpoint cannot be asked for more than that later, when it is known
-// which one it is. The kernel's default is 10, and each costs the kernel some 30
-// bytes an association.
+// streamsToClients is the number of streams offered to a client for data sent to it. An endpoint, which is
+// selected later, cannot be asked for more. The kernel's default is 10, and each costs the kernel about 30
+// bytes per association.
 const streamsToClients = 256
 
 // Listener accepts associations on one address.
@@ -24,10 +23,10 @@ type Listener struct {
 	addr Addr
 }
 
-// Listen listens on addr, which must not be the unspecified address: the kernel
-// would tell every client all addresses of this machine, and clients would use
-// them. It may be an address that this machine does not have yet. sockets is a call like
-// socket(2), which may make the socket in another network namespace; nil is that call.
+// Listen listens on addr, which must not be the unspecified address: the kernel would announce all addresses
+// of this machine to every client, and clients would use them. addr may be an address that this machine does
+// not have yet. sockets is a call like socket(2), which may create the socket in another network namespace;
+// nil is that call.
 func Listen(addr netip.AddrPort, sockets func(domain, kind, protocol int) (fd int, err error)) (*Listener, error) {
 	s, err := openSocket(addr, sockets)
 	if err != nil {
@@ -40,14 +39,14 @@ func Listen(addr netip.AddrPort, sockets func(domain, kind, protocol int) (fd in
 	return listener(s)
 }
 
-// ListenAgain goes on with the socket of a Listener that another process has or had, and
-// takes over the descriptor.
+// ListenAgain continues to use the socket of a Listener that another process has or had, and takes over the
+// descriptor.
 func ListenAgain(fd int) (*Listener, error) {
 	s, err := newSocket(fd)
 	if err != nil {
 		return nil, err
 	}
-	// The other one may have closed its copy to abort who waits.
+	// The other process may have closed its copy to abort waiting associations.
 	err = s.control(func(fd int) error {
 		return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{})
 	})
@@ -71,7 +70,7 @@ func listen(fd int) error {
 	if err := sctp.NewSCTPConn(fd, nil).SetInitMsg(streamsToClients, sctp.SCTP_MAX_STREAM, 0, 0); err != nil {
 		return os.NewSyscallError("setsockopt SCTP_INITMSG", err)
 	}
-	// Associations inherit it: before they are accepted nothing is probed.
+	// Associations inherit it: nothing is probed before they are accepted.
 	if err := setHeartbeat(fd, netip.AddrPort{}, false); err != nil {
 		return err
 	}
@@ -103,8 +102,8 @@ func (l *Listener) Accept() (*Conn, error) {
 	return nil, os.NewSyscallError("accept", failed)
 }
 
-// accepted makes a Conn of an accepted descriptor. An association that has
-// ended meanwhile is ECONNABORTED, as it is to accept(2).
+// accepted makes a Conn of an accepted descriptor. For an association that has ended meanwhile it returns
+// ECONNABORTED, as accept(2) does.
 func accepted(fd int, from Addr) (*Conn, error) {
 	s, err := newSocket(fd)
 	if err != nil {
@@ -130,14 +129,14 @@ func accepted(fd int, from Addr) (*Conn, error) {
 	return nil, err
 }
 
-// LocalAddr returns where it listens.
+// LocalAddr returns the listen address.
 func (l *Listener) LocalAddr() Addr { return l.addr }
 
-// Leave stops accepting: another process has the socket, and those who wait with it.
+// Leave stops accepting: another process has the socket, with the waiting associations.
 func (l *Listener) Leave() error { return l.socket.Close() }
 
 // Close stops accepting. Associations that wait to be accepted are aborted.
 func (l *Listener) Close() error {
-	_ = l.SetLinger(0) // fails only on a socket that is closed
+	_ = l.SetLinger(0) // fails only on a closed socket
 	return l.socket.Close()
 }

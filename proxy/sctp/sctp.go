@@ -6,20 +6,18 @@ import (
 	"os"
 )
 
-// ErrUnsupported is why nothing works on systems for which this package has no
-// sockets.
+// ErrUnsupported is returned on systems for which this package has no sockets.
 var ErrUnsupported = errors.New("SCTP requires Linux")
 
-// ErrMessageTooLarge is why an association with a message of more than
-// [MaxMessage] bytes cannot go on.
+// ErrMessageTooLarge is returned for a message of more than [MaxMessage] bytes; the association cannot
+// continue.
 var ErrMessageTooLarge = errors.New("message larger than usher's maximum")
 
-// MaxMessage is the size of the largest message that is carried. A message is
-// held whole, since Linux cannot send one in parts (it has no SCTP_EXPLICIT_EOR,
-// RFC 6458 section 8.1.26).
+// MaxMessage is the size of the largest supported message. A message is held whole, since Linux cannot send
+// one in parts (it has no SCTP_EXPLICIT_EOR, RFC 6458 section 8.1.26).
 const MaxMessage = 1 << 20
 
-// Streams are how many streams an association has, as one side sees it.
+// Streams holds the number of streams of an association, as one side sees it.
 type Streams struct {
 	In, Out uint16
 }
@@ -33,13 +31,11 @@ func (a Addr) Network() string { return "sctp" }
 // String returns "address:port".
 func (a Addr) String() string { return a.AddrPort().String() }
 
-// AddrPort returns a as netip has it.
+// AddrPort returns a as a netip.AddrPort.
 func (a Addr) AddrPort() netip.AddrPort { return netip.AddrPort(a) }
 
-// InUse reports whether the kernel's SCTP is there already, as a module that
-// somebody has loaded or built in: it then handles every SCTP packet that
-// reaches this machine, and opening a socket adds nothing to that. Looking does
-// not load it.
+// InUse reports whether the kernel's SCTP is already loaded, as a module or built in. It then handles every
+// SCTP packet that reaches this machine, and opening a socket adds nothing to that. InUse does not load it.
 func InUse() bool {
 	for _, sign := range []string{"/proc/net/sctp", "/sys/module/sctp"} {
 		if _, err := os.Stat(sign); err == nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// Supported says whether this package has sockets on this system.
+// Supported is whether this package has sockets on this system.
 const Supported = false
 
 // Listener does not exist here.

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Supported says whether this package has sockets on this system.
+// Supported is whether this package has sockets on this system.
 const Supported = true
 
 // socket is a descriptor that the runtime polls.
@@ -95,13 +95,13 @@ func (s *socket) SetReadDeadline(t time.Time) error { return s.file.SetReadDeadl
 // SetWriteDeadline is as in package net.
 func (s *socket) SetWriteDeadline(t time.Time) error { return s.file.SetWriteDeadline(t) }
 
-// Close closes the socket. Calls that wait return an error.
+// Close closes the socket. Calls in progress return an error.
 func (s *socket) Close() error {
 	s.closed.Store(true)
 	return s.file.Close()
 }
 
-// localAddr returns where the socket is bound.
+// localAddr returns the address that the socket is bound to.
 func (s *socket) localAddr() (addr netip.AddrPort, err error) {
 	err = s.control(func(fd int) error {
 		name, err := unix.Getsockname(fd)
@@ -111,9 +111,8 @@ func (s *socket) localAddr() (addr netip.AddrPort, err error) {
 	return addr, err
 }
 
-// setOptions sets what every association has: messages leave at once (SCTP_NODELAY)
-// and come with their stream and identifier, and the end of the association is
-// told in its place among the messages.
+// setOptions sets the options of every association: messages leave at once (SCTP_NODELAY) and come with their
+// stream and identifier, and the end of the association is reported in order with the messages.
 func setOptions(fd int) error {
 	if err := unix.SetsockoptInt(fd, sctp.SOL_SCTP, sctp.SCTP_NODELAY, 1); err != nil {
 		return os.NewSyscallError("setsockopt SCTP_NODELAY", err)
@@ -122,8 +121,8 @@ func setOptions(fd int) error {
 	return os.NewSyscallError("setsockopt SCTP_EVENTS", sctp.NewSCTPConn(fd, nil).SubscribeEvents(events))
 }
 
-// setHeartbeat says whether the peer's address is probed while it is silent; on
-// a listener and with the zero address, those of associations to come.
+// setHeartbeat sets whether the peer's address is probed while the association is idle; on a listener, with
+// the zero address, it applies to future associations.
 func setHeartbeat(fd int, peer netip.AddrPort, on bool) error {
 	// struct sctp_paddrparams of linux/sctp.h, which is packed.
 	const (
