@@ -86,7 +86,7 @@ func newFrontEnd(p *Proxy, port config.ServicePort) *frontEnd {
 }
 
 // plan decides which VIPs the front end serves and with which rules, and opens their listeners. It returns
-// what failed, or nil. Open connections continue.
+// the failure as a Problem, or nil. Open connections continue.
 func (f *frontEnd) plan() *Problem {
 	targets, problem := f.claim()
 	if err := f.bind(targets); err != nil && problem == nil {

@@ -17,7 +17,7 @@ import (
 )
 
 // Inherit makes listeners use a predecessor's sockets, and clients keep the endpoints that they had there. It
-// removes what it uses from sockets. Call it before the first Apply, and InheritRest after.
+// removes the entries that it uses from sockets. Call it before the first Apply, and InheritRest after.
 func (p *Proxy) Inherit(sockets map[string]*os.File) {
 	for name, file := range sockets {
 		if plain := frontend.PlainSocketName(name); plain != name { // one of several, from an earlier version

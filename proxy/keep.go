@@ -13,11 +13,11 @@ import (
 	"github.com/usherproxy/usher/proxy/stream"
 )
 
-// keeping records which of this proxy's sockets are in Options.Store. Proxy.mu guards it; writers hold both
+// keeping records the sockets of this proxy that are in Options.Store. Proxy.mu guards it; writers hold both
 // locks.
 //
 // A listener's sockets are stored under a letter and a number, since all names together must fit into an
-// environment variable. Recall determines from the sockets themselves what they are.
+// environment variable. Recall determines their kind from the sockets themselves.
 type keeping struct {
 	names map[frontend.Listener]string
 	// recalled maps the handover name of a socket to the name under which an earlier process stored it, for
@@ -43,9 +43,10 @@ func keptNumber(name string) (number uint64, apart, is bool) {
 	return number, name[:1] == keptApart, err == nil
 }
 
-// Recall returns the argument for Inherit: handedOver if a running predecessor handed over sockets, else what
-// an earlier process left in Options.Store. In the former case only sockets that are the same remain stored:
-// the predecessor may have closed and opened listeners since. Call Recalled after the first Apply.
+// Recall returns the argument for Inherit: handedOver if a running predecessor handed over sockets, else the
+// sockets that an earlier process left in Options.Store. In the former case only sockets that are the same
+// remain stored: the predecessor may have closed and opened listeners since. Call Recalled after the first
+// Apply.
 func (p *Proxy) Recall(handedOver map[string]*os.File) map[string]*os.File {
 	sockets := handedOver
 	if sockets == nil {
@@ -130,7 +131,7 @@ func HandOverKept(kept map[string][]int) iter.Seq[handover.Socket] {
 	}
 }
 
-// keepOnly removes from the Store what was recalled and is not in sockets.
+// keepOnly removes recalled sockets from the Store that are not in sockets.
 func (p *Proxy) keepOnly(sockets map[string]*os.File) {
 	for what, name := range p.keeping.recalled {
 		if sockets[what] == nil {
@@ -189,7 +190,7 @@ func (p *Proxy) keep(l frontend.Listener, protocol config.Protocol, apart bool) 
 
 // copies returns copies of a listener's sockets if they are still stored under name.
 func (p *Proxy) copies(l frontend.Listener, name string) (files []*os.File) {
-	p.mu.Lock() // whoever closes l holds it
+	p.mu.Lock() // the goroutine that closes l holds it
 	defer p.mu.Unlock()
 	if p.keeping.names[l] != name || p.stopped {
 		return nil

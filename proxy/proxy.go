@@ -140,7 +140,7 @@ func (p *Proxy) SetServiceCIDRs(cidrs []netip.Prefix) {
 func (p *Proxy) SetNodePortAddresses(within []netip.Prefix) {
 	defer p.lock()()
 	p.Portal.SetNodePortAddresses(within)
-	// Listener addresses may depend on it; checks retry what fails.
+	// Listener addresses may depend on it; checks retry failures.
 	for t, f := range p.owners {
 		if t.Addr.IsUnspecified() {
 			p.mark(f)
@@ -158,8 +158,8 @@ func (p *Proxy) settingChanged() {
 }
 
 // Apply makes the proxy serve the given Services in their current form, and leaves all others unchanged. The
-// first call is the initial sync, see config.Source: it also removes what an earlier process left in the
-// kernel and is no longer wanted.
+// first call is the initial sync, see config.Source: it also removes kernel state that an earlier process
+// left and that is no longer wanted.
 //
 // A port that cannot be served does not affect others: it becomes a [Problem] and is retried.
 func (p *Proxy) Apply(services []config.Service) {
@@ -173,7 +173,7 @@ func (p *Proxy) Apply(services []config.Service) {
 	full := !p.started
 	p.started = true
 	p.counters.serviceChanges.Add(int64(len(services)))
-	// Removals come first, so that others can take over what they release.
+	// Removals come first, so that others can take over the VIPs that they release.
 	for _, s := range services {
 		p.telling.service(p, s)
 		p.removePorts(s)
@@ -274,7 +274,7 @@ func (p *Proxy) updatePorts(s config.Service) {
 	}
 }
 
-// Run repairs the portal and retries what could not be served, until ctx ends. It does so periodically, and
+// Run repairs the portal and retries service ports that failed, until ctx ends. It does so periodically, and
 // when the kernel reports a change by others. It also gives memory back after a rush of clients.
 func (p *Proxy) Run(ctx context.Context) {
 	changed := p.watchPortal(ctx)
@@ -318,7 +318,7 @@ func (p *Proxy) watchPortal(ctx context.Context) <-chan struct{} {
 	return changed
 }
 
-// Check compares the portal with the kernel, repairs it, and retries what could not be served.
+// Check compares the portal with the kernel, repairs it, and retries service ports that failed.
 func (p *Proxy) Check(ctx context.Context) {
 	defer p.lock()()
 	if p.stopped {

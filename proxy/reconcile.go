@@ -11,7 +11,8 @@ import (
 )
 
 // maxRounds is the number of rounds of one reconcile. The first carries out the changes; the others retry
-// what the first made possible, and move listeners. The next reconcile handles what is still dirty.
+// failures that the first made solvable, and move listeners. The next reconcile handles front ends that are
+// still dirty.
 const maxRounds = 3
 
 // mark makes reconcile plan f.

@@ -12,7 +12,7 @@ import (
 	"github.com/usherproxy/usher/proxy/frontend"
 )
 
-// counters count changes since the start. The front ends count what clients do.
+// counters count changes since the start. The front ends count client activity.
 type counters struct {
 	serviceChanges, endpointChanges   atomic.Int64
 	servicesApplied, endpointsApplied atomic.Int64 // of those
@@ -132,7 +132,7 @@ func (s *SyncStatus) queued(at time.Time) {
 	}
 }
 
-// applied records that the kernel has the wanted state, except for what failed.
+// applied records that the kernel has the wanted state, except for failures.
 func (s *SyncStatus) applied(at time.Time, res *portal.Result) {
 	if s.Err = res.Err; res.Err == nil {
 		s.LastApplied, s.Pending = at, time.Time{}

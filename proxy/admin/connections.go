@@ -144,7 +144,7 @@ func (a *API) connections(r *http.Request) (any, error) {
 	return out, nil
 }
 
-// connectionKeys are the sort keys of connections, besides their age.
+// connectionKeys are the sort keys of connections other than their age.
 var connectionKeys = map[string]func(a *API, s seen, now time.Time) int64{
 	api.SortDuration: func(_ *API, s seen, now time.Time) int64 { return int64(s.lasted(now)) },
 	api.SortConnect: func(_ *API, s seen, now time.Time) int64 {

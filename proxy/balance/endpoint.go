@@ -152,8 +152,7 @@ func (e *Endpoint) tryTake() bool {
 	}
 }
 
-// Release ends what Take, or Set.Take, began. Waiting clients may take the free slot. Report a failed attempt
-// before.
+// Release ends a Take or a Set.Take. Waiting clients may take the free slot. Report a failed attempt before.
 func (e *Endpoint) Release() {
 	e.Active.Add(-1)
 	if e.pool.waiting.Load() > 0 {

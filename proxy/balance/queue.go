@@ -150,7 +150,7 @@ func (q *queue) wake() {
 	}
 }
 
-// passOn gives the clients of the next queue what the front client of this one does not use.
+// passOn gives the clients of the next queue the slots that the front client of this one does not use.
 func (q *queue) passOn() {
 	if q.next != nil {
 		q.next.wake()

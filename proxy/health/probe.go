@@ -22,10 +22,10 @@ import (
 	"github.com/usherproxy/usher/proxy/search"
 )
 
-// The limits of what is read of an HTTP response, and of a kept error, in bytes.
+// The limits for reading an HTTP response, and for a kept error, in bytes.
 const maxHeader, maxBody, maxError = 64 << 10, 64 << 10, 200
 
-// probe is what to probe at an address. Service ports of a namespace with equal probes share one.
+// probe is a check at an address. Service ports of a namespace with equal probes share one.
 type probe struct {
 	namespace    string
 	at           netip.AddrPort

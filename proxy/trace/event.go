@@ -80,7 +80,7 @@ const (
 // IsStep reports whether k is a step of a connection, and not a change.
 func (k Kind) IsStep() bool { return k <= Closed }
 
-// Subject is what an event is about. It never changes.
+// Subject is the connection or service port that an event is about. It never changes.
 type Subject struct {
 	Conn     uint64 // number of the connection, unique in the process; 0 for a change
 	Port     config.PortID

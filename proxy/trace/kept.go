@@ -23,7 +23,7 @@ type kept struct {
 	lost   int64 // latest end time among removed ends, of shares that no longer exist
 }
 
-// share is what ends have in common that displace each other.
+// share is the key of ends that displace each other.
 type share struct {
 	port  config.PortID
 	flags conn.Flags

@@ -57,7 +57,7 @@ const (
 	SortFirstByte   = "first-byte"
 )
 
-// ServiceKeys are the sort keys of Services, besides their names; largest first.
+// ServiceKeys are the sort keys of Services other than their names; largest first.
 var ServiceKeys = map[string]func(Totals) int64{
 	SortActive:      func(t Totals) int64 { return t.Active },
 	SortConnections: func(t Totals) int64 { return t.Accepted },

@@ -63,8 +63,8 @@ type Status struct {
 	// Defaults are the settings of Services that do not set their own.
 	Defaults Defaults `json:"defaults"`
 
-	// Conntrack are the kernel's connection tracking settings that usher was asked to make at its start, by
-	// name in net.netfilter; left out if there were none.
+	// Conntrack are the kernel's connection tracking settings that usher was configured to make at its start,
+	// by name in net.netfilter; left out if there were none.
 	Conntrack map[string]int `json:"conntrack,omitempty"`
 	// HealthChecks are the addresses that health check node ports are served on, as "address:port"; left out
 	// if there are none.

@@ -13,7 +13,7 @@ import (
 
 // Limits of queries and kept data.
 const (
-	maxAtOnce    = 16               // requests to ushers
+	maxAtOnce    = 16               // concurrent requests
 	maxKept      = 64               // nodes with kept connections: through an API server each takes a megabyte
 	maxQuestions = 16               // with kept answers
 	maxPatience  = 5 * time.Second  // for one answer of a node
