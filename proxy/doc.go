@@ -4,7 +4,7 @@
 // The package itself reconciles: a source of package config passes changes to [Proxy.Apply], which compares
 // them with the running state. Read a change in this order: proxy.go (determines the differences),
 // reconcile.go (the loop that adapts listeners and portal rules, and retries) and frontend.go (one service
-// port: its view, VIPs, listeners and rules). The folders hold the rest:
+// port: its view, VIPs, listeners and rules). The data path is in these folders:
 //
 //	frontend   a service port as clients see it: admission, counters
 //	stream     TCP and SCTP: connections, from accept to close
