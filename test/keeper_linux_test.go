@@ -311,7 +311,7 @@ var _ = Describe("a keeper", func() {
 	It("hands over while it pauses", func() {
 		k := startKept(l.Node, dir, "--portal=nftables")
 		ends := func() int { return strings.Count(string(k.Err.Contents()), "exited unexpectedly") }
-		for !strings.Contains(string(k.Err.Contents()), "pause=3.2s") {
+		for !strings.Contains(string(k.Err.Contents()), "pause=12.8s") { // in which the rest has to happen
 			count := ends()
 			Expect(syscall.Kill(k.child(), syscall.SIGKILL)).To(Succeed())
 			Eventually(ends).WithTimeout(20 * time.Second).Should(BeNumerically(">", count))

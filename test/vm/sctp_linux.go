@@ -121,13 +121,13 @@ func successor(n *node, start func(...string)) {
 	first := n.usher
 	open, _, err := ask(n.Pods, n.ip.podClient, s.vip)
 	Expect(err).NotTo(HaveOccurred())
-	stop, failed := make(chan struct{}), make(chan error, 1)
+	var failure error
+	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
-		var failure error
+		defer close(stopped)
 		for {
 			select {
 			case <-stop:
-				failed <- failure
 				return
 			default:
 			}
@@ -139,13 +139,18 @@ func successor(n *node, start func(...string)) {
 			}
 		}
 	}()
+	end := sync.OnceFunc(func() {
+		close(stop)
+		<-stopped
+	})
+	defer end() // before the namespaces are removed, also if a check fails
 	start("--take-over")
 	Eventually(first.Err).WithTimeout(eventually).Should(gbytes.Say("has taken over"))
 	echoes(open)
 	open.close()
 	Eventually(first).WithTimeout(eventually).Should(gexec.Exit(0))
-	close(stop)
-	Expect(<-failed).NotTo(HaveOccurred())
+	end()
+	Expect(failure).NotTo(HaveOccurred())
 }
 
 var (
