@@ -17,18 +17,18 @@ import (
 	"github.com/usherproxy/usher/proxy/search"
 )
 
-// acceptor is what the listeners of all protocols have in common.
+// acceptor is the common part of the listeners of all protocols.
 type acceptor struct {
 	frontend.Place
 	server *Server
 	front  *frontend.FrontEnd
 }
 
-// EndpointsChanged: connections go on whatever happens to their endpoints.
+// EndpointsChanged does nothing: connections continue whatever happens to their endpoints.
 func (a *acceptor) EndpointsChanged() {}
 
-// acceptLoop lets next accept and serve one client after the other, until that returns
-// net.ErrClosed. next must not wait for anything that a client or an endpoint does.
+// acceptLoop calls next, which accepts and serves one client, until next returns net.ErrClosed. next must not wait for
+// a client or an endpoint.
 func (a *acceptor) acceptLoop(next func() error) {
 	var pause time.Duration
 	for {
@@ -45,24 +45,23 @@ func (a *acceptor) acceptLoop(next func() error) {
 	}
 }
 
-// listening is a listener whose clients one goroutine accepts.
+// listening is a listener with one goroutine that accepts its clients.
 type listening struct {
 	acceptor
 	socket  io.Closer
-	handing heir // nil if a successor opens a socket of its own
+	handing heir // nil if a successor opens its own socket
 	closing sync.Once
-	closed  chan struct{} // nobody accepts any more
+	closed  chan struct{} // closed when run has returned
 }
 
-// heir is a socket that a successor can go on with.
+// heir is a socket that a successor can inherit.
 type heir interface {
 	SyscallConn() (syscall.RawConn, error)
 	// Leave closes this process's copy.
 	Leave() error
 }
 
-// newListening returns the listener for b, which has opened socket at that address and is
-// to run.
+// newListening returns a listener for b on socket, which is open at that address. The caller starts run.
 func (s *Server) newListening(f *frontend.FrontEnd, b portal.Bind, socket io.Closer, at netip.AddrPort) *listening {
 	l := &listening{acceptor: acceptor{server: s, front: f}, socket: socket, closed: make(chan struct{})}
 	l.At, l.Redirected, l.Namespace = at, b.Redirected, b.Namespace
@@ -78,8 +77,7 @@ func (l *listening) run(next func() error) {
 	l.acceptLoop(next)
 }
 
-// HandOver implements frontend.Listener. A socket that cannot be copied is opened anew
-// by the successor.
+// HandOver implements frontend.Listener. The successor opens a new socket for one that cannot be copied.
 func (l *listening) HandOver() (sockets []handover.Socket) {
 	if l.handing == nil {
 		return nil
@@ -96,8 +94,8 @@ func (l *listening) HandOver() (sockets []handover.Socket) {
 	return sockets
 }
 
-// Close stops accepting and returns when nobody does any more. Those that wait to be
-// accepted are reset, or aborted, by the kernel, unless a successor has the socket.
+// Close stops accepting and returns when run has returned. The kernel resets or aborts the clients that wait to be
+// accepted, unless a successor has the socket.
 func (l *listening) Close(why frontend.Closing) {
 	l.closing.Do(func() {
 		if why == frontend.HandedOver && l.handing != nil {
@@ -114,12 +112,11 @@ const (
 	maxAcceptPause = 100 * time.Millisecond
 )
 
-// acceptErrors bounds how often a flood can write to the log.
+// acceptErrors limits the log lines that a flood can cause.
 var acceptErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
 
-// acceptFailed returns how long to wait before the next client is accepted: twice
-// as long as before. A client that gave up before it was accepted is no reason to
-// wait.
+// acceptFailed returns the time to wait before the next accept: twice the previous one. It is 0 if a client gave up
+// before it was accepted.
 func (a *acceptor) acceptFailed(err error, pause time.Duration) time.Duration {
 	if errors.Is(err, syscall.ECONNABORTED) {
 		return 0
@@ -131,7 +128,7 @@ func (a *acceptor) acceptFailed(err error, pause time.Duration) time.Duration {
 	return min(max(2*pause, minAcceptPause), maxAcceptPause)
 }
 
-// plainAddr returns an address as netip has it, IPv4 as IPv4.
+// plainAddr converts an address to netip, with IPv4-mapped addresses as IPv4.
 func plainAddr(a net.Addr) netip.AddrPort {
 	ap := a.(interface{ AddrPort() netip.AddrPort }).AddrPort()
 	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())

@@ -22,27 +22,26 @@ import (
 	"github.com/usherproxy/usher/proxy/search"
 )
 
-// Conn is one client's connection (for SCTP, association), from accept to close.
+// Conn is one client's connection (in SCTP, an association), from accept to close.
 type Conn struct {
 	frontend.Conn
 	server *Server
 	client client        // nil once established
-	pair   pair          // what a loop moves, once established
-	begun  chan struct{} // of one that goroutines serve, once established: closed when the register has it
+	pair   pair          // the pair that a loop forwards, once established
+	begun  chan struct{} // for connections that goroutines serve, once established: closed when the register has it
 }
 
-// client is what the clients of all protocols have in common.
+// client is the common part of the clients of all protocols.
 type client interface {
 	LocalAddr() net.Addr
-	// originalDst tells where the client wanted to go; see kernel.OriginalDst.
+	// originalDst returns the address that the client connected to; see kernel.OriginalDst.
 	originalDst() (netip.AddrPort, error)
 	// SetLinger(0) makes Close send a reset or an abort.
 	SetLinger(sec int) error
 	Close() error
 }
 
-// accepted returns the connection of a new client, or nil if there is no room for it: then it has
-// been reset.
+// accepted returns the connection of a new client. It resets the client and returns nil if a limit is reached.
 func (a *acceptor) accepted(client client, from netip.AddrPort) *Conn {
 	c := &Conn{server: a.server, client: client}
 	c.Record = &conn.Record{ID: a.front.NewID(), Port: a.front.View().Clients, From: from, Began: time.Now()}
@@ -54,7 +53,7 @@ func (a *acceptor) accepted(client client, from netip.AddrPort) *Conn {
 	return c
 }
 
-// turnAway resets a client for which there is no room, for the reason given.
+// turnAway resets a client because of a limit; why is the reason.
 func (c *Conn) turnAway(why error) {
 	f := c.Front
 	f.LimitErrors.Do(func() {
@@ -71,13 +70,12 @@ func (c *Conn) turnAway(why error) {
 	c.Closed(time.Now(), outcome.Result{Outcome: outcome.Limit, Err: why}, netip.AddrPort{})
 }
 
-// headerTimeout is how long a load balancer may take to say who the client is. It does so
-// with its first packet, and that may be lost twice (tcp(7): after 1 s and 2 s).
+// headerTimeout is the time for a load balancer to send the PROXY protocol header. The header comes with the first
+// packet, which may be lost twice (tcp(7): resent after 1 s and 2 s).
 const headerTimeout = 5 * time.Second
 
-// introduced takes note of who the client is, by the header with which first begins, and
-// returns how long that is and, as Admit does, whether the client may. failed is what kept more
-// from coming.
+// introduced records the client that the header at the start of first names. It returns the header's length and the
+// result of Introduce. failed is the error that ended reading.
 func (c *Conn) introduced(first []byte, failed error) (n int, r outcome.Result) {
 	var client netip.AddrPort
 	if failed == nil {
@@ -112,12 +110,12 @@ func (c *Conn) introduced(first []byte, failed error) (n int, r outcome.Result) 
 	return n, r
 }
 
-// A runner is how a connection waits while it has no endpoint: in a loop, or in a goroutine.
+// A runner waits for a connection that has no endpoint yet: in a loop, or in a goroutine.
 type runner interface {
 	frontend.Runner
-	// awaitHeader reads the PROXY protocol header that is due, and calls enter.
+	// awaitHeader reads the PROXY protocol header, and calls enter.
 	awaitHeader()
-	// seek seeks an endpoint.
+	// seek starts the search for an endpoint.
 	seek()
 }
 
@@ -134,14 +132,14 @@ func (c *Conn) start(a *acceptor, run runner) {
 	if err == nil {
 		var due bool
 		if due, r = c.Admit(c.Front.View(), &a.Place); due {
-			run.awaitHeader() // Introduce knows whether the client may
+			run.awaitHeader() // Introduce decides whether the client is allowed
 			return
 		}
 	}
 	c.enter(r, run)
 }
 
-// enter seeks an endpoint for the client if r is Open, and resets it otherwise.
+// enter seeks an endpoint for the client if r is Open, and otherwise resets it.
 func (c *Conn) enter(r outcome.Result, run runner) {
 	refused := r.Outcome != outcome.Open
 	if refused && c.RefusedUnlogged(r.Outcome) {
@@ -157,14 +155,13 @@ func (c *Conn) enter(r outcome.Result, run runner) {
 	run.seek()
 }
 
-// Why a client is not served any more for which an endpoint was sought.
+// Reasons why the search for an endpoint ends before there is one.
 var (
 	errClientLeft  = errors.New("the client left while it waited in the queue for an endpoint")
 	errClientReset = errors.New("the client reset the connection before it had an endpoint")
 )
 
-// left returns the Result of a client that is not served any more since it is gone, or else since
-// usher stops.
+// left returns the Result for a client whose search has ended: the client has left, or else usher stops.
 func left(why error) outcome.Result {
 	if why == errClientLeft || why == errClientReset {
 		return outcome.Result{Outcome: outcome.ClientReset, Err: why}
@@ -172,11 +169,11 @@ func left(why error) outcome.Result {
 	return outcome.Result{Outcome: outcome.Drained, Err: why}
 }
 
-// flowing notes what moves the connection's bytes from now on.
+// flowing records flow as the part that forwards the connection's bytes from now on.
 func (c *Conn) flowing(flow forward.Flow) {
-	c.client = nil // flow has it
+	c.client = nil // flow owns it
 	c.Front.Trace.Moves(c.Record, flow)
-	// Who goes through all that are open may have passed by already.
+	// Retire and Drain may have visited the open connections before this one was among them.
 	if by, drained := c.Endpoint.Drained(); drained {
 		flow.Retire(by)
 	}
@@ -185,11 +182,11 @@ func (c *Conn) flowing(flow forward.Flow) {
 	}
 }
 
-// A connection may lack an ageJitter-th part of its maximum age: those that were
-// opened at the same time shall not all come back at the same time.
+// A connection's maximum age is shortened at random, by up to 1/ageJitter: connections that were opened at the same
+// time must not all reconnect at the same time.
 const ageJitter = 10
 
-// limits returns how long the connection may last.
+// limits returns the limits of the connection, with its own maximum age.
 func (c *Conn) limits() *forward.Limits {
 	shared := c.Front.View().Limits
 	if shared.Age == 0 {
@@ -200,7 +197,7 @@ func (c *Conn) limits() *forward.Limits {
 	return &own
 }
 
-// Ended implements forward.Owner, as frontend.Conn does with Answered, and the Record with Asked.
+// Ended implements forward.Owner. frontend.Conn implements its Answered, and the Record its Asked.
 func (c *Conn) Ended(r outcome.Result) {
 	if c.begun != nil {
 		<-c.begun
@@ -220,7 +217,7 @@ func (c *Conn) Ended(r outcome.Result) {
 	c.server.register.remove(c)
 }
 
-// Refuse implements frontend.Runner: it resets the client, so that it sees an error and not an empty answer.
+// Refuse implements frontend.Runner: it resets the client, so that the client sees an error and not an empty answer.
 func (c *Conn) Refuse(r outcome.Result) {
 	if r.Outcome == outcome.Limit {
 		c.Front.LimitErrors.Do(func() {
@@ -235,25 +232,25 @@ func (c *Conn) Refuse(r outcome.Result) {
 
 // reset closes the client's connection with a TCP reset or an SCTP abort.
 func (c *Conn) reset() {
-	_ = c.client.SetLinger(0) // fails only if the connection is gone already
+	_ = c.client.SetLinger(0) // fails only if the connection is already closed
 	c.client.Close()
 }
 
-// register counts the connections that are open.
+// register counts the open connections.
 type register struct {
 	budget  *budget.Budget
-	moving  sync.Map                      // forward.Flow of those that goroutines serve, by *Conn
-	clients [16]clients                   // who shares one shares a lock
-	drained atomic.Pointer[chan struct{}] // closed when there is none any more; nil if nobody waits
+	moving  sync.Map                      // forward.Flow of connections that goroutines serve, by *Conn
+	clients [16]clients                   // shards; each has a lock
+	drained atomic.Pointer[chan struct{}] // closed when no connection is open; nil if no goroutine waits
 }
 
-// clients are some clients, and how many connections each has.
+// clients is a shard of the clients: the number of connections of each.
 type clients struct {
 	mu   sync.Mutex
 	open map[netip.Addr]int64
 }
 
-// add takes room for conn, or says why there is none.
+// add counts conn as open, or returns the limit that it exceeds.
 func (r *register) add(conn *Conn) error {
 	toPort, client := conn.Front.Open.Add(1), conn.Payer()
 	err := r.budget.TakeConnection(toPort, r.count(client, 1))
@@ -265,8 +262,8 @@ func (r *register) add(conn *Conn) error {
 	return err
 }
 
-// reassign makes conn count as one of its Payer's now that its client is known: it counted as
-// one of balancer's. The error is add's, and conn stays in the register.
+// reassign moves conn's count from balancer to its Payer, now that its client is known. It returns the same errors as
+// add, and conn stays in the register.
 func (r *register) reassign(conn *Conn, balancer netip.Addr) error {
 	r.count(balancer, -1)
 	return r.budget.RoomForClient(r.count(conn.Payer(), 1))
@@ -279,7 +276,7 @@ func (r *register) remove(conn *Conn) {
 	r.tell()
 }
 
-// count counts so many more of a client's, and returns how many that makes.
+// count adds more to the client's connections, and returns the new number.
 func (r *register) count(client netip.Addr, more int64) int64 {
 	bits := client.As16()
 	c := &r.clients[bits[15]%uint8(len(r.clients))]
@@ -295,7 +292,7 @@ func (r *register) count(client netip.Addr, more int64) int64 {
 	return n
 }
 
-// each calls f for those that goroutines serve and that have an endpoint.
+// each calls f for the established connections that goroutines serve.
 func (r *register) each(f func(*Conn, forward.Flow)) {
 	r.moving.Range(func(conn, flow any) bool {
 		f(conn.(*Conn), flow.(forward.Flow))
@@ -303,8 +300,8 @@ func (r *register) each(f func(*Conn, forward.Flow)) {
 	})
 }
 
-// whenDrained returns a channel that is closed when no connection is open. It is asked for
-// once, and no more are added then.
+// whenDrained returns a channel that is closed when no connection is open. It is called once, and no connection is
+// added afterwards.
 func (r *register) whenDrained() <-chan struct{} {
 	drained := make(chan struct{})
 	r.drained.Store(&drained)
@@ -312,7 +309,7 @@ func (r *register) whenDrained() <-chan struct{} {
 	return drained
 }
 
-// tell closes drained if it is time.
+// tell closes drained if no connection is open.
 func (r *register) tell() {
 	if r.budget.Connections.Load() != 0 {
 		return

@@ -1,14 +1,13 @@
-// Package stream serves what has connections: TCP, and SCTP with its associations.
+// Package stream serves connections: TCP, and SCTP with its associations.
 //
-// A [Server] opens listeners for front ends. Each connection is accepted, admitted, has
-// an endpoint found for it, and is handed over to package forward as a pair; it reads in
-// that order in conn.go. What differs is how it waits for what the search for an endpoint asks for:
+// A [Server] opens listeners for front ends. Each connection is accepted and admitted, gets an endpoint, and is passed
+// to package forward as a pair; conn.go has these steps in this order. While the search for an endpoint lasts, a
+// connection waits in one of two ways:
 //
-//	tcp_linux.go   loops, one for each processor, accept and connect: nothing waits
-//	goroutine.go   a goroutine for each connection. For TCP, portable.go has it on other
-//	               systems, for endpoints that something else than the kernel connects to,
-//	               and for clients that no loop has accepted; for associations, sctp.go
+//	tcp_linux.go   loops, one per CPU, accept and connect: nothing blocks
+//	goroutine.go   one goroutine per connection. portable.go uses it for TCP on other systems, for endpoints that are
+//	               not connected to by the kernel, and for clients that no loop has accepted; sctp.go for associations
 //
-// What a connection needs it is given by its front end: the view, affinity, the trace.
-// All that are open are in a register, which is asked when usher ends.
+// The front end provides everything that a connection needs: the view, affinity, the trace. A register holds all open
+// connections; Drain waits for it when usher stops.
 package stream

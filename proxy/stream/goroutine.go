@@ -13,24 +13,24 @@ import (
 	"github.com/usherproxy/usher/proxy/search"
 )
 
-// goroutine is a client without an endpoint that a goroutine serves, which waits for what the search asks for:
-// SCTP, and TCP where there are no loops or something else than the kernel connects to the endpoints.
+// goroutine is a client without an endpoint that a goroutine serves. It is used for SCTP, and for TCP where there are
+// no loops or where endpoints are not connected to by the kernel.
 type goroutine struct {
 	*Conn
 	search    frontend.Connecting
-	introduce func() outcome.Result // reads the header that is due; nil if none ever is
+	introduce func() outcome.Result // reads the expected header; nil if none is expected
 	dial      dialer
 
-	forward forwarder // of an attempt that has succeeded
-	waited  bool      // the next step is due
+	forward forwarder // of the successful attempt
+	waited  bool      // seek takes the next step
 }
 
-// A dialer connects to an endpoint, from an address that need not be the node's, or, if
-// it is not valid, one that the kernel picks. It returns when ctx ends.
+// A dialer connects to an endpoint. from need not be an address of the node; if it is not valid, the kernel picks one.
+// The dialer returns when ctx ends.
 type dialer func(_ context.Context, v *frontend.View, from netip.AddrPort, to *config.Endpoint) (forwarder, error)
 
-// A forwarder begins to forward between the client and the endpoint that it is connected
-// to. It returns at once, and calls back from a goroutine of its own.
+// A forwarder starts to forward between the client and the endpoint that it is connected to. It returns at once, and
+// calls the Owner from another goroutine.
 type forwarder func(*forward.Limits, forward.Owner) forward.Flow
 
 // awaitHeader implements runner.
@@ -84,7 +84,7 @@ func (g *goroutine) Connected() {
 	close(g.begun)
 }
 
-// wait returns when a step that says Wait is over, or ctx ends. replaced is closed when there are other endpoints.
+// wait returns when a Wait step is over, or ctx ends. replaced is closed when the endpoints have changed.
 func wait(ctx context.Context, step search.Step, replaced <-chan struct{}) {
 	timer := time.NewTimer(step.For)
 	defer timer.Stop()
@@ -99,15 +99,15 @@ func wait(ctx context.Context, step search.Step, replaced <-chan struct{}) {
 	}
 }
 
-// waitLeft returns true when the client has left, and false when its read deadline is over.
+// waitLeft returns true when the client has left, and false when its read deadline has passed.
 func (g *goroutine) waitLeft(raw syscall.RawConn) bool {
 	tcp, is := g.client.(*keptClient)
 	return forward.WaitLeft(raw, is && len(tcp.kept) > 0)
 }
 
-// whileThere calls f with a context that also ends when gone, which is called with the client's socket,
-// returns true: if f fails then, whileThere returns why. The client is not read meanwhile. For clients
-// without a socket, and on systems that do not report it, the context is ctx.
+// whileThere calls f with a context that also ends when the client leaves: when gone, called with the client's socket,
+// returns true. If f fails then, whileThere returns why. f must not read the client. For clients without a socket, and
+// on systems that do not report it, the context is ctx.
 func (g *goroutine) whileThere(ctx context.Context, why error, gone func(syscall.RawConn) bool, f func(context.Context) error) error {
 	client, ok := g.client.(interface {
 		SyscallConn() (syscall.RawConn, error)
@@ -130,7 +130,7 @@ func (g *goroutine) whileThere(ctx context.Context, why error, gone func(syscall
 		}
 	}()
 	err = f(there)
-	_ = client.SetReadDeadline(time.Unix(1, 0)) // fails only if the client is gone
+	_ = client.SetReadDeadline(time.Unix(1, 0)) // fails only if the client's socket is closed
 	<-done
 	_ = client.SetReadDeadline(time.Time{})
 	if err != nil && context.Cause(there) == why {

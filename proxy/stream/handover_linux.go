@@ -26,58 +26,60 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// Open TCP connections follow the listeners to a successor, over a socket pair of which the successor gets
-// one end with the listeners. Packets, again and again once the successor has taken over:
+// Open TCP connections follow the listeners to a successor, over a socket pair. The successor gets one end with the
+// listeners. Packets, repeated once the successor has taken over:
 //
 //	predecessor              successor
 //	offer               →                  when there are connections to hand over
-//	                    ←    go            when the successor is free to take them at once
-//	descriptors         →                  of a file with a transfer for each connection, one a line, and what their pairs
-//	                                       hold behind that; and of the sockets, two for each
+//	                    ←    go            when the successor can take them at once
+//	descriptors         →                  of a file with a transfer for each connection, one per line, followed by the
+//	                                       bytes that their pairs hold; and of the sockets, two for each
 //	                    ←    a digit for each: 1 if the successor takes it, 0 if not; and a full stop
 //
-// The predecessor takes the pairs off their loops after "go", and puts those back that are not taken: all of them
-// if the answer does not come. The answer decides: once it is sent, the successor moves the pair's bytes, and before
-// that it reads nothing. A predecessor that waits no longer shuts the socket down first, so that no answer can be sent
-// afterwards that it does not see. Connections that goroutines serve, and those whose Service has clients in the
-// queue for an endpoint, stay, the latter until the queue is empty; clients without an endpoint follow when they have one.
+// After "go" the predecessor takes the pairs off their loops. It restores those that are not taken: all of them if no
+// answer comes. The answer decides: once it is sent, the successor forwards the pair's bytes, and before that it reads
+// nothing. A predecessor that stops waiting shuts the socket down first, so that the successor cannot send an answer
+// that the predecessor misses. Two kinds of connections stay: those that goroutines serve, and, until the queue is
+// empty, those whose Service has clients in the queue for an endpoint. Clients without an endpoint follow when they
+// have one.
 //
-// A successor of a version that does not know the socket closes it, and all connections stay.
+// A successor whose version does not know the socket closes it, and all connections stay.
 
 const (
 	wordOffer = "offer"
 	wordGo    = "go"
 
-	// offerPrefix is the beginning of the name of the successor's end. The number behind it is the last that the predecessor
-	// has given to a client so far.
+	// offerPrefix begins the name of the successor's end. After it comes the last number that the predecessor has given
+	// to a client so far.
 	offerPrefix = "open connections, version 1, after number "
 
-	// pairsAtOnce is how many pairs are held up together. Their descriptors are as many as a handover may have open.
+	// pairsAtOnce is the number of pairs that are frozen together; a handover may have this many descriptors open.
 	pairsAtOnce = handover.SocketsAtOnce/2 - 1
-	// bytesAtOnce is from how many bytes on that pairs hold no further one is added to them.
+	// bytesAtOnce is the number of bytes held by frozen pairs from which on no pair is added to them.
 	bytesAtOnce = 1 << 20
-	// answerTime is how long the other side may take, which needs milliseconds, while pairs are held up.
+	// answerTime is the time for the other side to answer while pairs are frozen. It needs milliseconds.
 	answerTime = 5 * time.Second
-	// offerEvery is how often the predecessor looks for connections that have got an endpoint.
+	// offerEvery is the interval at which the predecessor looks for newly established connections.
 	offerEvery = 20 * time.Millisecond
 )
 
-// transfer is a connection in a handover, as JSON. A successor takes no connection of which it does not know
-// every field.
+// transfer is a connection in a handover, as JSON. A successor refuses a connection if it does not know all of its
+// fields.
 type transfer struct {
 	Port     config.PortID
 	Record   conn.Snapshot
 	Endpoint netip.AddrPort
 	Pod      string    `json:",omitempty"`
 	Node     string    `json:",omitempty"`
-	Left     time.Time `json:",omitzero"` // since when the endpoint is leaving
+	Left     time.Time `json:",omitzero"` // start of the endpoint's drain
 	Pair     forward.PairState
 
-	// What the pair holds is in the file, behind all lines, at At: so many bytes for the endpoint, and then so many for the client.
+	// The file has the pair's bytes at At, after all lines: ForEndpoint bytes for the endpoint, then ForClient for the
+	// client.
 	At, ForEndpoint, ForClient int `json:",omitempty"`
 }
 
-// Offer is what a predecessor has to hand over open connections with.
+// Offer is the predecessor's end of the socket pair.
 type Offer struct{ conn *net.UnixConn }
 
 // Offer returns a new Offer, and the successor's end of it.
@@ -102,8 +104,8 @@ func (o *Offer) Withdraw() { o.conn.Close() }
 // Inherited is a successor's end of an Offer.
 type Inherited struct{ conn *net.UnixConn }
 
-// Inherit takes a predecessor's Offer and the socket to the keeper out of sockets. It returns nil if there is
-// no Offer. It is called before the first client comes.
+// Inherit takes a predecessor's Offer and the socket to the keeper from sockets. It returns nil if there is no Offer.
+// Inherit is called before the first client connects.
 func (s *Server) Inherit(sockets map[string]*os.File) (from *Inherited) {
 	if file := sockets[SavingName]; file != nil {
 		s.saving = s.inheritSaving(file)
@@ -132,14 +134,14 @@ type handing struct {
 	to      *net.UnixConn
 	stays   map[*Conn]bool // those that the successor has refused
 	taken   int
-	longest time.Duration // that a pair was held up
+	longest time.Duration // maximum time that a pair was frozen
 	leaving func() map[*balance.State]time.Time
 	left    map[*balance.State]time.Time
 }
 
-// HandOver hands open connections over to a successor that has taken over, also those that get an endpoint later,
-// until the successor takes no more or the connections are given up: see Drain. leaving returns since when endpoints
-// are leaving. HandOver returns at once.
+// HandOver hands open connections over to a successor that has taken over, including those that get an endpoint later.
+// It ends when the successor takes no more, or when Drain gives up the connections. leaving returns the endpoints that
+// are leaving, and since when. HandOver returns at once.
 func (s *Server) HandOver(o *Offer, leaving func() map[*balance.State]time.Time) {
 	s.handing.Go(func() { s.handOver(o, leaving) })
 }
@@ -177,7 +179,7 @@ func (s *Server) handOver(o *Offer, leaving func() map[*balance.State]time.Time)
 	}
 }
 
-// await makes the loop call f, and returns when it has.
+// await makes the loop call f, and returns when f has returned.
 func await(l *forward.Loop, f func()) {
 	var done sync.WaitGroup
 	l.Go(&done, f)
@@ -191,13 +193,13 @@ func (s *Server) running() []*forward.Loop {
 	return s.loops.list
 }
 
-// held is a connection whose pair is held up.
+// held is a connection whose pair is frozen.
 type held struct {
 	*Conn
 	frozen *forward.Frozen
 }
 
-// pass hands over what a loop has.
+// pass hands over the connections of a loop.
 func (h *handing) pass(l *forward.Loop) error {
 	for from := 0; ; {
 		more := false
@@ -265,7 +267,7 @@ func (h *handing) passable(owner forward.Owner) bool {
 	return is && !h.stays[c] && c.Front.View().Cluster.Queued() == 0
 }
 
-// ask returns when the successor is free to take connections.
+// ask returns when the successor can take connections.
 func (h *handing) ask() error {
 	if err := h.to.SetDeadline(time.Time{}); err != nil {
 		return err
@@ -281,7 +283,7 @@ func (h *handing) ask() error {
 	return err
 }
 
-// send returns what the successor answers; "" with an error if that will never come.
+// send returns the successor's answer; "" with an error if none will come.
 func (h *handing) send(batch []held) (answer string, err error) {
 	_ = h.to.SetDeadline(time.Now().Add(answerTime)) // fails only if it is closed
 	file, err := handover.Memory(wordOffer)
@@ -312,10 +314,10 @@ func (h *handing) send(batch []held) (answer string, err error) {
 	if err == nil {
 		return answer, nil
 	}
-	// From here on the successor cannot answer; it may have done so just before.
+	// From here on the successor cannot answer, but it may have answered just before.
 	_ = h.to.CloseRead()
 	_ = h.to.SetReadDeadline(time.Time{})
-	for range 2 { // an error of the socket is reported before what has come
+	for range 2 { // the kernel reports a socket error before data that has arrived
 		if answer, _, late := receive(h.to); late == nil {
 			return answer, err
 		}
@@ -332,7 +334,7 @@ func (h *handing) transfer(c held, at int) *transfer {
 	}
 }
 
-// limitsOf returns the limits of a pair that is continued: those of the service port, if they are the same.
+// limitsOf returns the limits of a pair that is continued: those of the service port, if they are equal.
 func (c *Conn) limitsOf(f *forward.Frozen) *forward.Limits {
 	if shared := c.Front.View().Limits; *shared == f.Limits {
 		return shared
@@ -341,7 +343,7 @@ func (c *Conn) limitsOf(f *forward.Frozen) *forward.Limits {
 	return &own
 }
 
-// receive returns what the other side says, and the descriptors that come with it, which the caller closes.
+// receive returns the other side's text and descriptors. The caller closes the descriptors.
 func receive(from *net.UnixConn) (text string, fds []int, err error) {
 	buf := make([]byte, 4*pairsAtOnce)
 	n, fds, err := fdpass.Receive(from, buf, 1+2*pairsAtOnce)
@@ -352,8 +354,9 @@ func receive(from *net.UnixConn) (text string, fds []int, err error) {
 	return string(buf[:n]), fds, nil
 }
 
-// Receive takes over the connections that a predecessor hands over, until there are no more, unless from is nil; and those that a
-// keeper has of a process that crashed, if there is a keeper, which from now on has copies of all. It returns at once.
+// Receive takes over the connections that a predecessor hands over, unless from is nil. With a keeper, it also
+// continues those of a process that crashed, and the keeper has copies of all connections from then on. Receive returns
+// at once.
 func (s *Server) Receive(from *Inherited, heir Heir) {
 	if s.saving != nil {
 		s.saving.start(heir)
@@ -406,17 +409,17 @@ func (s *Server) receiveBatch(from *net.UnixConn, heir Heir) error {
 	return nil
 }
 
-// proceed makes a loop continue c, which this process has got from another one.
+// proceed makes a loop continue c, which comes from another process.
 func (s *Server) proceed(c *held, n int) {
 	l := s.loops.list[n%len(s.loops.list)]
-	_ = l.Do(func() { // it runs as long as there are connections
+	_ = l.Do(func() { // the loop runs as long as there are connections
 		c.Continued(time.Now())
 		l.Continue(&c.pair, c.frozen, c.limitsOf(c.frozen))
 		c.flowing(&c.pair)
 	})
 }
 
-// arrive returns the connections that are taken, and the answer that says which those are. It closes the descriptors of all others.
+// arrive returns the accepted connections, and the answer that names them. It closes the descriptors of all others.
 func (s *Server) arrive(fds []int, heir Heir) (arrived []held, answer []byte, err error) {
 	if len(fds) == 0 || len(fds)%2 == 0 {
 		fdpass.Close(fds)
@@ -426,7 +429,7 @@ func (s *Server) arrive(fds []int, heir Heir) (arrived []held, answer []byte, er
 	defer file.Close()
 	rests, err := io.ReadAll(io.NewSectionReader(file, 0, 1<<30))
 	if err == nil {
-		err = s.loops.start(s) // unless they run
+		err = s.loops.start(s) // unless they run already
 	}
 	if err != nil {
 		fdpass.Close(fds[1:])
@@ -448,11 +451,11 @@ func (s *Server) arrive(fds []int, heir Heir) (arrived []held, answer []byte, er
 		c.frozen.Client, c.frozen.Endpoint = forward.Socket(sockets[i][0]), forward.Socket(sockets[i][1])
 		arrived, answer = append(arrived, *c), append(answer, '1')
 	}
-	return arrived, append(answer, '.'), nil // a packet without a byte would look like the end
+	return arrived, append(answer, '.'), nil // an empty packet would look like end of file
 }
 
-// arriveOne returns the connection that a transfer describes, whose pair holds a part of rests, unless complete returns an error.
-// It is registered here, and its endpoint taken.
+// arriveOne returns the connection that a transfer describes, with the pair's bytes from rests, unless complete returns
+// an error. It registers the connection and counts it at its endpoint.
 func (s *Server) arriveOne(line, rests []byte, heir Heir, complete func(*transfer) error) (*held, error) {
 	var t transfer
 	from := json.NewDecoder(bytes.NewReader(line))

@@ -9,18 +9,18 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// loops carry TCP connections: one for each poller, from the first TCP listener
-// on. A connection stays on its loop.
+// loops serve TCP connections. There is one for each poller, from the first TCP listener on. A connection stays on its
+// loop.
 type loops struct {
-	list []*forward.Loop // set once, by who opens listeners
-	next int             // of list: the first to watch the next listener
+	list []*forward.Loop // set once, by ListenTCP or Receive
+	next int             // index in list of the first loop to watch the next listener
 }
 
-// maxWatchers is how many loops watch a listener. The kernel lets no more than 500 do so, and a few
-// accept as fast as it lets clients in.
+// maxWatchers is the number of loops that watch a listener. The kernel allows up to 500, and a few accept as fast as
+// the kernel completes connections.
 const maxWatchers = 4
 
-// watchers returns the loops that are to watch a new listener, which differ from one to the next.
+// watchers returns the loops that watch a new listener, in rotation.
 func (ls *loops) watchers() (few []*forward.Loop) {
 	for range min(maxWatchers, len(ls.list)) {
 		few = append(few, ls.list[ls.next%len(ls.list)])
@@ -29,14 +29,13 @@ func (ls *loops) watchers() (few []*forward.Loop) {
 	return few
 }
 
-// descriptorsPerTCPLoop are epoll and eventfd.
+// descriptorsPerTCPLoop counts epoll and eventfd.
 const descriptorsPerTCPLoop = 2
 
-// maxPipes is how many pipes a loop may have, for as many streams that keep it busy
-// at the same time.
+// maxPipes limits the pipes of a loop, one for each stream that keeps it busy at the same time.
 const maxPipes = 32
 
-// start starts the loops if they do not run yet.
+// start starts the loops unless they run already.
 func (ls *loops) start(s *Server) error {
 	if ls.list != nil {
 		return nil
@@ -55,16 +54,15 @@ func (ls *loops) start(s *Server) error {
 	return nil
 }
 
-// giveUp gives up the attempts that are under way, and breaks the connections that have
-// an endpoint.
+// giveUp cancels the attempts to connect, and resets the connections that have an endpoint.
 func (ls *loops) giveUp() {
 	for _, l := range ls.list {
-		_ = l.Do(l.CancelDials) // or it has ended, and has none
+		_ = l.Do(l.CancelDials) // fails if the loop has ended, and has no attempts
 		_ = l.Do(func() { l.EachPair(func(p *forward.PairHere, _ forward.Owner) { p.Break() }) })
 	}
 }
 
-// retire retires the connections to some endpoints. It is called while the loops run.
+// retire retires the connections to some endpoints. The loops must be running.
 func (ls *loops) retire(endpoints map[*balance.State]bool, by time.Time) {
 	for _, l := range ls.list {
 		_ = l.Do(func() {
@@ -77,7 +75,7 @@ func (ls *loops) retire(endpoints map[*balance.State]bool, by time.Time) {
 	}
 }
 
-// stop ends the loops, whose connections have ended.
+// stop ends the loops. Their connections must have ended.
 func (ls *loops) stop(s *Server) {
 	for _, l := range ls.list {
 		l.Close()

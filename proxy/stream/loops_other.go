@@ -8,7 +8,7 @@ import (
 	"github.com/usherproxy/usher/proxy/balance"
 )
 
-// loops are for Linux only.
+// loops exist on Linux only.
 type loops struct{}
 
 func (loops) giveUp()                                   {}

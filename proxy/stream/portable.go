@@ -19,9 +19,8 @@ import (
 	"github.com/usherproxy/usher/proxy/search"
 )
 
-// servePortable serves a TCP client by goroutines: on systems without loops, if
-// Options.Dial connects to the endpoints, and for clients that no loop has accepted. It
-// takes over client and returns at once.
+// servePortable serves a TCP client with goroutines: on systems without loops, if Options.Dial connects to the
+// endpoints, and for clients that no loop has accepted. It takes ownership of client and returns at once.
 func (a *acceptor) servePortable(conn forward.Conn, from netip.AddrPort) {
 	client := &keptClient{Conn: conn}
 	c := a.accepted(client, from)
@@ -48,9 +47,8 @@ func (a *acceptor) servePortable(conn forward.Conn, from netip.AddrPort) {
 	go c.start(a, g)
 }
 
-// DialTCP connects to an endpoint by the kernel, with keepalive and, unless it is 0, a
-// mark (SO_MARK), from an address that need not be the node's, or, if it is not valid, one
-// that the kernel picks. It returns when ctx ends.
+// DialTCP connects to an endpoint through the kernel, with keepalive and, unless it is 0, a mark (SO_MARK). from need
+// not be an address of the node; if it is not valid, the kernel picks one. DialTCP returns when ctx ends.
 func DialTCP(ctx context.Context, mark uint32, keepalive time.Duration, from netip.AddrPort, to netip.AddrPort) (forward.Conn, error) {
 	d := net.Dialer{KeepAliveConfig: keepaliveConfig(keepalive)}
 	if mark != 0 || from.IsValid() {
@@ -70,35 +68,32 @@ func keepaliveConfig(idle time.Duration) net.KeepAliveConfig {
 	return net.KeepAliveConfig{Enable: true, Idle: idle, Interval: keepaliveInterval, Count: keepaliveProbes}
 }
 
-// Unconfirmed is a connection of which it is not certain, when it is made, that the
-// endpoint is there.
+// Unconfirmed is a connection that may turn out, after it was made, to have no endpoint at its other end.
 type Unconfirmed interface {
 	forward.Conn
-	// Confirm waits, for a short time, until that is certain enough. It returns an
-	// error if nothing that was written until then has reached the endpoint.
+	// Confirm waits for a short time until the endpoint's existence is certain enough. It returns an error if nothing
+	// that was written until then has reached the endpoint.
 	Confirm() error
 }
 
-// keptClient is a client, and what it has sent while no endpoint was confirmed: an
-// endpoint may need that to say anything, and if it turns out not to be there, the
-// next one gets it.
+// keptClient is a client, with the bytes that it sent while no endpoint was confirmed. An endpoint may need them before
+// it sends anything. If that endpoint does not exist, the next one gets them.
 type keptClient struct {
 	forward.Conn
 	kept   []byte
-	ended  bool  // no more comes after kept
-	failed error // reading from the client has failed
+	ended  bool  // end of stream follows kept
+	failed error // error from reading the client
 }
 
-// maxOffered is how much is read from a client while no endpoint is confirmed. More
-// waits in the socket.
+// maxOffered limits the bytes read from a client while no endpoint is confirmed. More bytes stay in the socket.
 const maxOffered = 64 << 10
 
 func (k *keptClient) originalDst() (netip.AddrPort, error) { return kernel.OriginalDst(k) }
 
-// await reads what the client sends until enough is satisfied with all that has come, or
-// maxAwaited has. The errors are those of forward.Loop.Await.
+// await reads from the client until enough returns true for all bytes read, or maxAwaited is reached. Its errors are
+// those of forward.Loop.Await.
 func (k *keptClient) await(ctx context.Context, timeout time.Duration, enough func([]byte) bool) ([]byte, error) {
-	_ = k.SetReadDeadline(time.Now().Add(timeout)) // fails only if the client is gone
+	_ = k.SetReadDeadline(time.Now().Add(timeout)) // fails only if the client's socket is closed
 	stop := context.AfterFunc(ctx, func() { _ = k.SetReadDeadline(time.Unix(1, 0)) })
 	defer func() {
 		if stop() {
@@ -123,11 +118,11 @@ func (k *keptClient) await(ctx context.Context, timeout time.Duration, enough fu
 	return k.kept, nil
 }
 
-// maxAwaited is as much as a loop reads of a client that has no endpoint.
+// maxAwaited equals the bytes that a loop reads from a client without an endpoint.
 const maxAwaited = 4 << 10
 
-// offerTo returns, once endpoint is confirmed and what the client has sent is sent to it,
-// behind the header, what forwards the rest.
+// offerTo sends the header and the client's bytes to endpoint until that is confirmed. It returns the forwarder for the
+// rest.
 func (k *keptClient) offerTo(endpoint forward.Conn, header []byte) (forwarder, error) {
 	u, uncertain := endpoint.(Unconfirmed)
 	if !uncertain && len(header) == 0 && len(k.kept) == 0 && !k.ended {
@@ -151,7 +146,7 @@ func (k *keptClient) offerTo(endpoint forward.Conn, header []byte) (forwarder, e
 	return k.forwardTo(endpoint, sent), nil
 }
 
-// forwardTo returns what forwards to endpoint, to which so many bytes were sent already.
+// forwardTo returns a forwarder to endpoint, to which sent bytes were sent already.
 func (k *keptClient) forwardTo(endpoint forward.Conn, sent int64) forwarder {
 	var client forward.Conn = k
 	if k.failed == nil {
@@ -162,8 +157,8 @@ func (k *keptClient) forwardTo(endpoint forward.Conn, sent int64) forwarder {
 	}
 }
 
-// offer sends to the endpoint the header, what was kept, and what else comes from the
-// client, until withdraw has returned.
+// offer sends the header, the kept bytes and those that the client still sends to the endpoint, until withdraw has
+// returned.
 func (k *keptClient) offer(to forward.Conn, header []byte) (withdraw func()) {
 	done := make(chan struct{})
 	go func() {
@@ -171,14 +166,14 @@ func (k *keptClient) offer(to forward.Conn, header []byte) (withdraw func()) {
 		k.send(to, header)
 	}()
 	return func() {
-		_ = k.SetReadDeadline(time.Unix(1, 0)) // fails only if the client is gone
+		_ = k.SetReadDeadline(time.Unix(1, 0)) // fails only if the client's socket is closed
 		<-done
 		_ = k.SetReadDeadline(time.Time{})
 	}
 }
 
-// send returns when the client is not to be read any more. What to does not take
-// is kept; if it is lost, reading from to tells.
+// send returns when reading from the client must stop. It keeps the bytes that to does not accept; if the connection to
+// the endpoint is lost, reading from to returns the error.
 func (k *keptClient) send(to forward.Conn, header []byte) {
 	first := k.kept
 	if len(header) > 0 {
@@ -207,16 +202,16 @@ func (k *keptClient) send(to forward.Conn, header []byte) {
 	}
 }
 
-// Read is for the forwarder.
+// Read is called by the forwarder.
 func (k *keptClient) Read(p []byte) (int, error) {
 	if k.failed != nil {
-		return 0, k.failed // the kernel tells once only
+		return 0, k.failed // the kernel reports it only once
 	}
 	return k.Conn.Read(p)
 }
 
-// SyscallConn lets the forwarder see that a client is gone from which it does not
-// read just now. k.failed needs no looking at: it is read before anything else.
+// SyscallConn lets the forwarder detect that a client has left while the forwarder does not read from it. k.failed
+// needs no check here: the forwarder reads it before anything else.
 func (k *keptClient) SyscallConn() (syscall.RawConn, error) {
 	if c, ok := k.Conn.(syscall.Conn); ok {
 		return c.SyscallConn()

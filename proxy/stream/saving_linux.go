@@ -23,25 +23,26 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// Under a keeper, open TCP connections survive a crash of this process: the keeper has copies of both sockets of each pair that is
-// older than savedAge, and a transfer that describes it; and both processes share memory in which the pair notes whether bytes of it are
-// in this process: see package forward. The next process gets all that from the keeper, continues the pairs of which no byte was lost, and
-// resets the others. Packets on a socket pair that the keeper makes for each process:
+// Under a keeper, open TCP connections survive a crash of this process. For each pair that is older than savedAge, the
+// keeper has copies of both sockets, and a transfer that describes the pair. In memory that both processes share, the
+// pair notes whether bytes of it are in this process: see package forward. The next process gets all of that from the
+// keeper. It continues the pairs that lost no byte, and resets the others. Packets on a socket pair that the keeper
+// makes for each process:
 //
 //	usher                                keeper
 //	area A               →                    with the descriptor of a shared memory
 //	save A, and lines    →                    each the number of a slot in area A, and a transfer; with the sockets, two for each
 //	pipe A P             →                    with both ends of a pipe, that may hold bytes of pairs in area A
-//	drop A SLOT…         →                    those are over: the keeper closes its copies
-//	unpipe A P           →                    so is that pipe
-//	next                 →                    asks for the connections of a process that crashed
+//	drop A SLOT…         →                    those have ended: the keeper closes its copies
+//	unpipe A P           →                    that pipe is closed
+//	next                 →                    requests the connections of a process that crashed
 //	                     ←    area A          with its memory; packets "save A" follow
 //	                     ←    pipe A P, save A, … as above, one for each "next"
-//	                     ←    end             that is all
-//	                     ←    more            now there is something: another process has crashed
+//	                     ←    end             there are no more
+//	                     ←    more            another process has crashed: send "next" again
 //
-// Pairs that were inherited note their state where the process that crashed did, until this one has saved them itself. The first part
-// of an area is no slot, but holds the last number of a client.
+// Inherited pairs note their state in the memory of the process that crashed, until this process has saved them itself.
+// The first part of an area is not a slot: it holds the last number of a client.
 const (
 	wordArea   = "area"
 	wordSave   = "save"
@@ -55,19 +56,20 @@ const (
 	// SavingName is the name of the socket to the keeper in Server.Inherit.
 	SavingName = "keeper of open connections"
 
-	// savedAge is how old a connection is when the keeper gets copies of it: a short one costs nothing.
+	// savedAge is the age at which a connection is saved, so that short connections cost nothing.
 	savedAge = time.Second
-	// saveEvery is how often connections are saved and dropped.
+	// saveEvery is the interval at which connections are saved and dropped.
 	saveEvery = 200 * time.Millisecond
-	// savedAtOnce is how many connections are in a packet. Their loop serves no others while it is made.
+	// savedAtOnce is the maximum number of connections in a packet. Their loop serves no others while the packet is
+	// made.
 	savedAtOnce = 16
-	// savedBytes is how long a packet is at most.
+	// savedBytes is the maximum size of a packet.
 	savedBytes = 64 << 10
-	// maxSaved is how many connections are saved at most, unless the limit of open files is lower: the keeper has two for each,
-	// and spareFiles others.
+	// maxSaved is the maximum number of saved connections, unless the limit of open files is lower: the keeper has two
+	// files for each, and spareFiles others.
 	maxSaved   = 1 << 16
 	spareFiles = 2048
-	// keeperTime is how long the keeper may take to answer when this process begins.
+	// keeperTime is the time for the keeper to answer when this process starts.
 	keeperTime = 5 * time.Second
 )
 
@@ -77,20 +79,20 @@ type saving struct {
 	to   *net.UnixConn
 	heir Heir
 	own  *area // of this process
-	full bool  // the log says so
-	more bool  // the keeper has something of a process that crashed
-	// restored and reset count the connections of a process that crashed, until all are there.
+	full bool  // "full" has been logged
+	more bool  // the keeper has connections of a process that crashed
+	// restored and reset count the connections of a process that crashed, until all have arrived.
 	restored, reset int
 
 	mu    sync.Mutex
 	areas map[uint64]*area
-	pipes []uint16 // numbers of own pipes that are closed, and that the keeper has not dropped yet
+	pipes []uint16 // closed pipes of this process that the keeper has not dropped yet, by number
 
-	lastPipe  uint16          // number given
+	lastPipe  uint16          // last number given
 	openPipes map[uint16]bool // by number
 }
 
-// area is memory that is shared with the keeper. Its lists are guarded by saving.mu.
+// area is memory that is shared with the keeper. saving.mu guards its lists.
 type area struct {
 	id     uint64
 	memory []byte
@@ -98,7 +100,7 @@ type area struct {
 	used   int            // the slots from 1 to this one have been used
 	free   []int          // slots among those
 	over   []int          // slots that the keeper has not dropped yet
-	pipes  map[int][2]int // of a process that crashed, until they belong to a pair
+	pipes  map[int][2]int // of a process that crashed, until a pair owns them
 }
 
 // inheritSaving returns the connection to the keeper, or nil if the keeper does not answer.
@@ -133,7 +135,7 @@ func (v *saving) start(heir Heir) {
 		defer v.to.Close()
 		defer context.AfterFunc(v.ctx, func() { v.to.Close() })()
 		if v.more {
-			_ = fdpass.Send(v.to, []byte(wordNext)) // an error returns with the next receive
+			_ = fdpass.Send(v.to, []byte(wordNext)) // the next receive returns the error
 		}
 		for v.receive() == nil {
 		}
@@ -156,7 +158,7 @@ func (v *saving) receive() error {
 	word, rest, _ := strings.Cut(head, " ")
 	var id uint64
 	var pipe int
-	_, _ = fmt.Sscan(rest, &id, &pipe) // 0 is none
+	_, _ = fmt.Sscan(rest, &id, &pipe) // 0 means none
 	v.mu.Lock()
 	from := v.areas[id]
 	v.mu.Unlock()
@@ -166,7 +168,7 @@ func (v *saving) receive() error {
 			return err
 		}
 		if v.heir == nil {
-			return nil // start asks for more
+			return nil // start requests more
 		}
 	case word == wordSave && from != nil && len(fds)%2 == 0:
 		v.restore(from, lines, fds)
@@ -204,7 +206,7 @@ func (v *saving) add(a *area, fd, size int) (err error) {
 	return nil
 }
 
-// open makes an area of this process.
+// open creates the area of this process.
 func (v *saving) open() error {
 	n := maxSaved
 	var limit unix.Rlimit
@@ -231,7 +233,7 @@ func (v *saving) open() error {
 	return err
 }
 
-// lastID returns where an area has the last number that was given to a client.
+// lastID returns the part of an area that holds the last number given to a client.
 func (a *area) lastID() *atomic.Uint64 { return forward.SavedHeader(a.memory) }
 
 // take returns a free slot, or false if there is none.
@@ -250,7 +252,7 @@ func (v *saving) take() (number int, ok bool) {
 	return a.used, true
 }
 
-// over returns the function to call when the connection in a slot has ended.
+// over returns a function to call when the connection in a slot has ended.
 func (v *saving) over(a *area, number int) func() {
 	v.saved.Add(1)
 	return func() {
@@ -261,7 +263,7 @@ func (v *saving) over(a *area, number int) func() {
 	}
 }
 
-// save saves connections until the server gives up, or the keeper does not listen.
+// save saves connections until the server gives up or the keeper no longer receives.
 func (v *saving) save() {
 	err := v.open()
 	for err == nil {
@@ -358,7 +360,7 @@ func (v *saving) saveOf(l *forward.Loop) (err error) {
 	return err
 }
 
-// savePipe gives the keeper copies of a pipe, and returns its number; 0 if the keeper is busy.
+// savePipe gives the keeper copies of a pipe, and returns the pipe's number; 0 if the keeper is busy.
 func (v *saving) savePipe(read, write int) (number uint16) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -378,7 +380,7 @@ func (v *saving) dropPipe(number uint16) {
 	v.pipes = append(v.pipes, number)
 }
 
-// batch is a packet of connections, which are saved when it is sent.
+// batch is a packet of connections. They are saved when it is sent.
 type batch struct {
 	*saving
 	text  bytes.Buffer
@@ -394,7 +396,7 @@ func (v *saving) newBatch() *batch {
 	return b
 }
 
-// add adds a connection. From now on the pair notes its state.
+// add adds a connection. From then on the pair notes its state.
 func (b *batch) add(number int, c *Conn, p *forward.PairHere) {
 	p.Save(forward.SavedAt(b.own.memory, number), b.over(b.own, number))
 	b.pairs = append(b.pairs, p)
@@ -402,7 +404,7 @@ func (b *batch) add(number int, c *Conn, p *forward.PairHere) {
 	b.fds = append(b.fds, int(client), int(endpoint))
 	e := c.Endpoint
 	fmt.Fprint(&b.text, number, " ")
-	_ = b.lines.Encode(&transfer{ // all of it can be encoded
+	_ = b.lines.Encode(&transfer{ // every field can be encoded
 		Port: c.Front.ID(), Record: c.Snapshot(), Pair: p.State(), Endpoint: e.Addr, Pod: e.Pod, Node: e.Node,
 	})
 }
@@ -423,9 +425,9 @@ func (b *batch) send() error {
 	return err
 }
 
-// restore continues the connections that lines describe, in slots of a, by copies of their sockets.
+// restore continues the connections that lines describe, in slots of a, with copies of their sockets.
 func (v *saving) restore(a *area, lines string, fds []int) {
-	if err := v.heir.Begin(); err != nil { // this process ends: they are reset
+	if err := v.heir.Begin(); err != nil { // this process ends, so they are reset
 		for _, fd := range fds {
 			forward.Reset(forward.Socket(fd))
 		}
@@ -455,7 +457,8 @@ func (v *saving) restore(a *area, lines string, fds []int) {
 	v.mu.Unlock()
 }
 
-// restoreOne continues a connection, and reports false if that cannot be done: then it is reset, unless it is over.
+// restoreOne continues a connection. If that fails, it returns false; the connection is then reset, unless it has
+// ended.
 func (v *saving) restoreOne(a *area, number int, text []byte, client, endpoint forward.Socket) bool {
 	saved := forward.SavedAt(a.memory, number)
 	var toEndpoint, toClient int
@@ -480,7 +483,7 @@ func (v *saving) restoreOne(a *area, number int, text []byte, client, endpoint f
 		return false
 	}
 	if err == nil {
-		err = v.loops.start(v.Server) // unless they run
+		err = v.loops.start(v.Server) // unless they run already
 	}
 	if err != nil {
 		v.reset++
@@ -498,13 +501,13 @@ func (v *saving) restoreOne(a *area, number int, text []byte, client, endpoint f
 
 var errOver = errors.New("the connection has ended")
 
-// has reports whether the pipe with that number has come, if it is not 0.
+// has reports whether the pipe with that number has arrived. It returns true for 0.
 func (a *area) has(number int) bool {
 	_, has := a.pipes[number]
 	return has || number == 0
 }
 
-// pipe returns the pipe with that number, if it is not 0 and holds something.
+// pipe returns the pipe with that number, or nil if there is none, as for 0. The caller owns the pipe.
 func (a *area) pipe(number int) *forward.Pipe {
 	ends, has := a.pipes[number]
 	if !has {
@@ -514,7 +517,7 @@ func (a *area) pipe(number int) *forward.Pipe {
 	return forward.NewPipe(ends[0], ends[1])
 }
 
-// restoredAll is called when all has come that the keeper has of a process that crashed.
+// restoredAll is called when the keeper has sent all connections of a process that crashed.
 func (v *saving) restoredAll() {
 	v.mu.Lock()
 	for _, a := range v.areas {

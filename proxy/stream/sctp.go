@@ -15,22 +15,21 @@ import (
 	"github.com/usherproxy/usher/proxy/sctp"
 )
 
-// SCTPMode says whether SCTP Services are served.
+// SCTPMode selects whether SCTP Services are served.
 //
-// The first SCTP socket on a machine makes the kernel load its SCTP, which from
-// then on answers every SCTP packet that reaches the machine: what belongs to an
-// SCTP implementation of some program's own, which the kernel knows nothing of,
-// it answers with an abort. KEP-614 has the story.
+// The first SCTP socket on a machine makes the kernel load its SCTP. From then on the kernel answers every SCTP packet
+// that reaches the machine: it aborts associations of SCTP implementations in user space, which it does not know.
+// KEP-614 has the details.
 type SCTPMode string
 
-// The modes.
+// Values of SCTPMode.
 const (
 	SCTPAuto SCTPMode = "auto" // only where the kernel's SCTP is in use already
 	SCTPOn   SCTPMode = "on"   // load it
-	SCTPOff  SCTPMode = "off"  // no SCTP socket is ever opened
+	SCTPOff  SCTPMode = "off"  // never open an SCTP socket
 )
 
-// Why SCTP is not served: it cannot be, or it is not wanted.
+// Reasons why SCTP is not served: it is unavailable, or switched off.
 var (
 	ErrNoSCTP  = errors.New("SCTP cannot be served")
 	ErrSCTPOff = errors.New("SCTP is not served")
@@ -54,10 +53,10 @@ type sctpClient struct{ *sctp.Conn }
 
 func (c sctpClient) originalDst() (netip.AddrPort, error) { return kernel.OriginalDst(c.Conn) }
 
-// serve serves the association. An endpoint is asked for as many streams as the client asked for, and is allowed
-// as many as can be carried back.
+// serve serves the association. It requests from the endpoint as many outgoing streams as the client requested, and
+// allows it as many incoming ones as can be forwarded to the client.
 func (c sctpClient) serve(a *acceptor, connection *Conn) {
-	g := &goroutine{Conn: connection} // no header is due of SCTP
+	g := &goroutine{Conn: connection} // SCTP has no PROXY protocol header
 	g.dial = func(ctx context.Context, _ *frontend.View, _ netip.AddrPort, to *config.Endpoint) (forwarder, error) {
 		streams := c.Streams()
 		var endpoint *sctp.Conn
@@ -84,7 +83,7 @@ func (s *Server) ListenSCTP(f *frontend.FrontEnd, b portal.Bind) (frontend.Liste
 		return nil, err
 	}
 	opened, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) (*sctp.Listener, error) {
-		if addr == b.Addr && addr.Port() != 0 { // what is inherited at others is for other front ends
+		if addr == b.Addr && addr.Port() != 0 { // inherited sockets at other addresses belong to other front ends
 			fd, err := f.Inherit(frontend.SocketName(config.SCTP, addr, b.Namespace != nil), addr)
 			switch {
 			case err != nil:

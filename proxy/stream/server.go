@@ -16,17 +16,15 @@ import (
 	"github.com/usherproxy/usher/proxy/frontend"
 )
 
-// Options are what a Server is made with.
+// Options are the settings of a Server.
 type Options struct {
-	// Keepalive is how long a connection is silent before it is probed, on
-	// both sides.
+	// Keepalive is the time without data after which a connection is probed, on both sides.
 	Keepalive time.Duration
-	// SCTP says whether SCTP Services are served.
+	// SCTP selects whether SCTP Services are served.
 	SCTP SCTPMode
-	// Dial, if not nil, connects to TCP endpoints in place of the kernel, which
-	// costs two goroutines for each connection. It returns when ctx ends. What it
-	// returns may be an [Unconfirmed]. An error whose method Futile returns true says
-	// that the Service's other endpoints cannot be reached either.
+	// Dial, if not nil, connects to TCP endpoints in place of the kernel, which costs two goroutines per connection. It
+	// returns when ctx ends. Its connection may be an [Unconfirmed]. An error whose method Futile returns true means
+	// that the Service's other endpoints are unreachable too.
 	Dial func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)
 }
 
@@ -38,19 +36,19 @@ type Server struct {
 	register register
 	pollers  *forward.Pollers
 	loops    loops
-	stopping sync.Mutex     // the loops, or who relies on that they run
+	stopping sync.Mutex     // guards the end of the loops
 	panics   rate.Sometimes // limits log lines about panics of a parser
-	handing  sync.WaitGroup // what hands over to a successor, or takes over from a predecessor
+	handing  sync.WaitGroup // handovers to a successor and from a predecessor
 	saving   *saving        // nil without a keeper
 	saved    atomic.Int64   // connections
 
-	// ctx ends when connections are to be given up; see Drain.
+	// ctx ends when Drain gives up the open connections.
 	ctx    context.Context
 	giveUp context.CancelFunc
 }
 
-// New returns a Server without listeners, whose loops are on pollers. ListenTCP and ListenSCTP are called by one
-// goroutine at a time, when the budget has room for a listener, of which they take it.
+// New returns a Server without listeners, whose loops use pollers. Only one goroutine at a time may call ListenTCP or
+// ListenSCTP, and only while the budget has capacity for a listener; they take it from the budget.
 func New(node *frontend.Node, pollers *forward.Pollers, o Options) *Server {
 	s := &Server{node: node, Options: o, pollers: pollers, register: register{budget: node.Budget}, panics: rate.Sometimes{First: 1, Interval: 10 * time.Second}}
 	s.dial = func(ctx context.Context, from netip.AddrPort, to *config.Endpoint) (forward.Conn, error) {
@@ -63,8 +61,8 @@ func New(node *frontend.Node, pollers *forward.Pollers, o Options) *Server {
 	return s
 }
 
-// Serve serves a TCP client that has asked for vip by other means than to connect to
-// it, as if it had come through a portal. It takes over client and returns at once.
+// Serve serves a TCP client that requested vip by other means than connecting to it, as if it had come through a
+// portal. It takes ownership of client and returns at once.
 func (s *Server) Serve(front *frontend.FrontEnd, client forward.Conn, from, vip netip.AddrPort) {
 	a := &acceptor{server: s, front: front, Place: frontend.Place{At: vip}}
 	a.SetTargets([]portal.Target{{Protocol: portal.TCP, Addr: vip.Addr(), Port: vip.Port()}})
@@ -74,9 +72,8 @@ func (s *Server) Serve(front *frontend.FrontEnd, client forward.Conn, from, vip 
 // Saved returns how many open connections survive a crash of this process.
 func (s *Server) Saved() int64 { return s.saved.Load() }
 
-// Drain waits until the connections that are open have ended, and breaks those
-// that are still there when ctx ends. It returns how many it had to break. The
-// listeners are closed before.
+// Drain waits until the open connections have ended, and resets the others when ctx ends. It returns the number that it
+// reset. The listeners must be closed.
 func (s *Server) Drain(ctx context.Context) (broken int) {
 	drained := s.register.whenDrained()
 	select {
@@ -95,8 +92,8 @@ func (s *Server) Drain(ctx context.Context) (broken int) {
 	return broken
 }
 
-// Retire makes the connections to some endpoints end: each in its next silent moment, by a
-// time in any case. It may be called while others call Drain, and not ListenTCP.
+// Retire ends the connections to some endpoints: each the next time it is idle, at the latest at by. It may run
+// concurrently with Drain, but not with ListenTCP.
 func (s *Server) Retire(endpoints map[*balance.State]bool, by time.Time) {
 	if len(endpoints) == 0 {
 		return
@@ -111,19 +108,19 @@ func (s *Server) Retire(endpoints map[*balance.State]bool, by time.Time) {
 	s.loops.retire(endpoints, by)
 }
 
-// keepaliveProbes and keepaliveInterval are how often and at what distance a
-// silent peer is probed before it counts as gone.
+// keepaliveProbes is the number of probes without an answer after which a peer counts as lost, keepaliveInterval the
+// time between them.
 const (
 	keepaliveProbes   = 3
 	keepaliveInterval = 30 * time.Second
 )
 
-// Heir finds what connections of a predecessor belong to here.
+// Heir finds the front ends and endpoints for connections of a predecessor.
 type Heir interface {
-	// Begin returns when connections can be taken at once; an error means never. End follows.
+	// Begin waits until connections can be accepted at once. After an error they never can. End must follow.
 	Begin() error
 	End()
-	// Find returns, between Begin and End, the front end for a connection of a service port to vip, and its endpoint there, which is
-	// leaving since a time unless that is zero. It returns nil if there is no such front end.
+	// Find returns the front end and the endpoint for a connection of a service port to vip, or nil if there is no such
+	// front end. The endpoint is leaving since left unless that is zero. Find is called between Begin and End.
 	Find(port config.PortID, vip netip.AddrPort, e *config.Endpoint, left time.Time) (*frontend.FrontEnd, *balance.Endpoint)
 }

@@ -21,20 +21,20 @@ import (
 	"github.com/usherproxy/usher/proxy/search"
 )
 
-// tcpListener is a listener for a TCP service port. Some loops accept from it.
+// tcpListener is a listener for a TCP service port. Several loops accept from it.
 type tcpListener struct {
 	acceptor
 	fd        int
 	entrances []*entrance
 }
 
-// ListenTCP opens the listener that b asks for and starts to accept.
+// ListenTCP opens the listener that b describes and starts to accept.
 func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listener, error) {
 	if err := s.loops.start(s); err != nil {
 		return nil, err
 	}
 	fd, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) (int, error) {
-		if addr == b.Addr && addr.Port() != 0 { // what is inherited at others is for other front ends
+		if addr == b.Addr && addr.Port() != 0 { // inherited sockets at other addresses belong to other front ends
 			if fd, err := f.Inherit(frontend.SocketName(config.TCP, addr, b.Namespace != nil), addr); fd >= 0 || err != nil {
 				return fd, err
 			}
@@ -65,8 +65,7 @@ func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listen
 	return l, nil
 }
 
-// HandOver implements frontend.Listener. A socket that cannot be copied is opened anew
-// by the successor.
+// HandOver implements frontend.Listener. The successor opens a new socket for one that cannot be copied.
 func (l *tcpListener) HandOver() []handover.Socket {
 	s, ok := frontend.SocketFor(l.fd, frontend.SocketName(config.TCP, l.At, l.Namespace != nil))
 	if !ok {
@@ -75,8 +74,8 @@ func (l *tcpListener) HandOver() []handover.Socket {
 	return []handover.Socket{s}
 }
 
-// Close stops accepting, and returns when no loop accepts any more. The kernel resets the connections
-// that wait to be accepted, unless a successor has the socket.
+// Close stops accepting, and returns when no loop accepts from l. The kernel resets the connections that wait to be
+// accepted, unless a successor has the socket.
 func (l *tcpListener) Close(why frontend.Closing) {
 	var closed sync.WaitGroup
 	for _, e := range l.entrances {
@@ -84,13 +83,13 @@ func (l *tcpListener) Close(why frontend.Closing) {
 	}
 	closed.Wait()
 	if why == frontend.Withdrawn {
-		_ = unix.Shutdown(l.fd, unix.SHUT_RD) // a keeper closes its copy only later
+		_ = unix.Shutdown(l.fd, unix.SHUT_RD) // a keeper closes its copy later
 	}
 	unix.Close(l.fd)
 	l.front.Budget.Listeners.Add(-1)
 }
 
-// entrance is a listener on one of the loops, to which it belongs.
+// entrance is a listener on one loop. Only that loop may use it.
 type entrance struct {
 	listener *tcpListener
 	loop     *forward.Loop
@@ -124,12 +123,11 @@ func (e *entrance) unwatch() {
 	}
 }
 
-// acceptsPerTurn bounds how long those wait who are connected already.
+// acceptsPerTurn limits how long accepting delays the established connections.
 const acceptsPerTurn = 16
 
-// Ready accepts a client. If there are more, it is called again in the next round, or another
-// loop is: to find out that there is none would cost a third of what it takes to accept one. If
-// it may not be called for some time, it accepts more.
+// Ready accepts one client. If more wait, the next round calls it again, or another loop does: an accept that finds no
+// client costs a third of a successful one. On a crowded loop, which takes long to call it again, Ready accepts more.
 func (e *entrance) Ready(forward.Readiness) {
 	for n := 1; ; n++ {
 		client, from, err := forward.AcceptTCP(e.listener.fd)
@@ -137,7 +135,7 @@ func (e *entrance) Ready(forward.Readiness) {
 		case nil:
 			e.pause = 0
 			e.accepted(client, from)
-		case unix.EAGAIN: // another loop has it
+		case unix.EAGAIN: // another loop has accepted it
 			return
 		default:
 			e.failed(err)
@@ -149,7 +147,7 @@ func (e *entrance) Ready(forward.Readiness) {
 	}
 }
 
-// failed lets some time pass before the next client is accepted.
+// failed pauses before the next accept.
 func (e *entrance) failed(err error) {
 	if e.pause = e.listener.acceptFailed(err, e.pause); e.pause > 0 {
 		e.unwatch()
@@ -157,7 +155,7 @@ func (e *entrance) failed(err error) {
 	}
 }
 
-// accepted serves a client, on the less loaded of two loops.
+// accepted serves a client on the less loaded of two loops.
 func (e *entrance) accepted(socket forward.Socket, from netip.AddrPort) {
 	l := e.listener
 	if l.server.Dial != nil {
@@ -174,12 +172,12 @@ func (e *entrance) accepted(socket forward.Socket, from netip.AddrPort) {
 	}
 }
 
-// muchMore is how many more connections than another a loop has before that one gets
-// the next: to hand it over takes a wake-up.
+// muchMore is the number of additional connections that a loop must have before another loop gets the next client: the
+// transfer costs a wake-up.
 const muchMore = 16
 
-// lessLoaded returns the loop given, or a random other one if that has clearly fewer pairs: two
-// counts are read for a connection, however many loops there are.
+// lessLoaded returns here, or a random other loop with clearly fewer pairs. It reads two counts, however many loops
+// there are.
 func (ls *loops) lessLoaded(here *forward.Loop) *forward.Loop {
 	if other := ls.list[rand.N(len(ls.list))]; other.Pairs() < here.Pairs()*3/4-muchMore {
 		return other
@@ -187,34 +185,34 @@ func (ls *loops) lessLoaded(here *forward.Loop) *forward.Loop {
 	return here
 }
 
-// acceptedPortable serves a client by goroutines.
+// acceptedPortable serves a client with goroutines.
 func (l *tcpListener) acceptedPortable(client forward.Socket, from netip.AddrPort) {
 	conn, err := client.TCPConn()
 	if err != nil {
-		l.acceptFailed(err, 0) // it is logged; the client sees that it was closed
+		l.acceptFailed(err, 0) // logs it; the client sees that its connection is closed
 		return
 	}
 	l.servePortable(conn, from)
 }
 
-// pair is what a loop moves.
+// pair is the part of a connection that a loop forwards.
 type pair = forward.Pair
 
-// waiting is a client on a loop that has no endpoint yet, and waits for what the search asks for. It belongs to the
-// loop, and is forgotten once the connection is established.
+// waiting is a client on a loop that has no endpoint yet. It belongs to the loop, and is dropped once the connection is
+// established.
 type waiting struct {
 	*Conn
 	forward.Client
 	loop   *forward.Loop
 	search frontend.Connecting
 	dial   *forward.Dialed // the last attempt; nil before the first
-	wait   *leavable       // the wait that is under way; nil if none is
+	wait   *leavable       // the current wait; nil if none
 }
 
-// leavable is a wait that ends when it is not worth it any more, and why.
+// leavable is a wait that can be ended early with a reason.
 type leavable struct {
 	context.Context
-	leave func(error) // ends it
+	leave func(error) // ends it; the argument is the reason
 }
 
 func (w *waiting) originalDst() (netip.AddrPort, error) {
@@ -249,9 +247,9 @@ func (w *waiting) Wait(v *frontend.View, step search.Step) {
 	w.wait = &leavable{ctx, leave}
 	go func() {
 		wait(ctx, step, v.Replaced)
-		_ = w.loop.Do(w.waited) // it runs as long as there are connections
+		_ = w.loop.Do(w.waited) // the loop runs as long as there are connections
 	}()
-	w.changed() // what has come since it is watched is not reported again
+	w.changed() // data from before the watch began is not reported again
 }
 
 // Dial implements frontend.Runner.
@@ -296,8 +294,8 @@ func (w *waiting) waited() {
 	w.search.Stop(time.Now(), left(over))
 }
 
-// watch begins to watch for a reset of the client's: when an attempt does not end at once, or the
-// client has to wait. It reports whether the search goes on.
+// watch starts to watch for a reset from the client. It is called when an attempt does not end at once, or when the
+// client has to wait. It reports whether the search continues.
 func (w *waiting) watch() bool {
 	if err := w.loop.WatchClient(&w.Client, w.changed); err != nil {
 		w.stop(outcome.Result{Outcome: outcome.Limit, Err: unix.ENOMEM})
@@ -306,11 +304,11 @@ func (w *waiting) watch() bool {
 	return true
 }
 
-// changed is called when the client has sent something, ended its side or reset the connection.
+// changed is called when the client has sent data, ended its stream or reset the connection.
 func (w *waiting) changed() {
 	switch waits := w.wait != nil; {
 	case waits && w.search.Queued():
-		// If something was read of the client, only a reset means that it left: that may be a whole request.
+		// Bytes that were read may be a whole request. Then only a reset means that the client has left.
 		if w.Reset() || len(w.First()) == 0 && w.Left() {
 			w.wait.leave(errClientLeft)
 		}
@@ -322,7 +320,7 @@ func (w *waiting) changed() {
 	}
 }
 
-// stop ends the search and the attempt that may be under way, and resets the client.
+// stop ends the search and a pending attempt, and resets the client.
 func (w *waiting) stop(r outcome.Result) {
 	if w.dial != nil && w.dial.Pending() {
 		w.dial.Cancel()
@@ -330,8 +328,8 @@ func (w *waiting) stop(r outcome.Result) {
 	w.search.Stop(time.Now(), r)
 }
 
-// dialFrom makes a socket that is to connect send with a mark, unless it is 0, and from an
-// address (see forward.BindTransparent), unless it is not valid.
+// dialFrom sets a mark, unless it is 0, on a socket before it connects, and binds the socket to from (see
+// forward.BindTransparent), if that is valid.
 func dialFrom(fd uintptr, mark uint32, from netip.AddrPort) (err error) {
 	if mark != 0 {
 		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark))

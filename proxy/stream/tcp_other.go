@@ -16,7 +16,7 @@ import (
 	"github.com/usherproxy/usher/proxy/frontend"
 )
 
-// ListenTCP opens the listener that b asks for and starts to accept.
+// ListenTCP opens the listener that b describes and starts to accept.
 func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listener, error) {
 	opened, err := frontend.Listen(f.Node, b, listenTCP)
 	if err != nil {
@@ -28,7 +28,7 @@ func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listen
 		if err != nil {
 			return err
 		}
-		_ = conn.SetKeepAliveConfig(keepaliveConfig(s.Keepalive)) // good to have
+		_ = conn.SetKeepAliveConfig(keepaliveConfig(s.Keepalive)) // optional
 		l.servePortable(conn, plainAddr(conn.RemoteAddr()))
 		return nil
 	})
@@ -40,7 +40,7 @@ func listenTCP(addr netip.AddrPort) (*net.TCPListener, error) {
 	if addr.Addr().Is6() {
 		network = "tcp6"
 	}
-	config := net.ListenConfig{KeepAlive: -1} // set for each connection
+	config := net.ListenConfig{KeepAlive: -1} // set on each connection
 	l, err := config.Listen(context.Background(), network, addr.String())
 	if err != nil {
 		return nil, err
@@ -48,16 +48,16 @@ func listenTCP(addr netip.AddrPort) (*net.TCPListener, error) {
 	return l.(*net.TCPListener), nil
 }
 
-// dialFrom is never called: no portal looks at marks, or leads answers here.
+// dialFrom is never called: no portal checks marks or routes answers here.
 func dialFrom(uintptr, uint32, netip.AddrPort) error { return nil }
 
-// pair is what a loop moves, and so for Linux only.
+// pair exists on Linux only, since a loop forwards it.
 type pair struct{}
 
-// Offer is nothing: there is no successor.
+// Offer is empty: there is no successor.
 type Offer struct{}
 
-// Offer needs Linux.
+// Offer is supported on Linux only.
 func (s *Server) Offer() (*Offer, handover.Socket, error) {
 	return nil, handover.Socket{}, errors.ErrUnsupported
 }
@@ -68,17 +68,17 @@ func (o *Offer) Withdraw() {}
 // HandOver is never called.
 func (s *Server) HandOver(*Offer, func() map[*balance.State]time.Time) {}
 
-// Inherited is nothing: there is no predecessor.
+// Inherited is empty: there is no predecessor.
 type Inherited struct{}
 
-// Inherit finds none.
+// Inherit returns nil.
 func (s *Server) Inherit(map[string]*os.File) *Inherited { return nil }
 
 // Receive is never called.
 func (s *Server) Receive(*Inherited, Heir) {}
 
-// SavingName is no socket's name: there is no keeper.
+// SavingName is not the name of any socket: there is no keeper.
 const SavingName = ""
 
-// saving is for Linux only.
+// saving exists on Linux only.
 type saving struct{}
