@@ -15,32 +15,31 @@ import (
 	"github.com/usherproxy/usher/proxy/proxyproto"
 )
 
-// Conn is a client's connection, association or UDP session while it is open. What outlasts that is its
-// Record, of which the trace keeps many more, so the two are not one type. One goroutine at a time may use it.
+// Conn is a client's connection, association or UDP session while it is open. Its Record outlives it: the trace keeps
+// many more Records than there are Conns, so the two are separate types. One goroutine at a time may use a Conn.
 type Conn struct {
 	*conn.Record
 	Front    *FrontEnd
-	VIP      *config.VIP       // that To is; nil until the client is admitted
-	Endpoint *balance.Endpoint // that the client is connected to, or that was tried last; nil if none was
+	VIP      *config.VIP       // the VIP at To; nil until the client is admitted
+	Endpoint *balance.Endpoint // connected, or tried last; nil if none was tried
 }
 
-// Why a client is not admitted.
+// Reasons why a client is not admitted.
 var (
 	NotAdmitted  = outcome.Result{Outcome: outcome.BypassedPortal, Err: errors.New("the connection did not come through a portal of this Service")}
 	SourceDenied = outcome.Result{Outcome: outcome.SourceDenied, Err: errors.New("the client is not in loadBalancerSourceRanges")}
 )
 
-// Admit finds out, once To is known, which VIP the client meant that has come to a
-// listener at p, and whether it may: behind a redirect anybody who finds the listener's
-// port could connect to it. The outcome is Open if it may. If headerDue is set, who has come is
-// a load balancer, which has to say first, by a header of the PROXY protocol, who the client is, and
-// Introduce knows whether that may.
+// Admit determines, once To is known, which VIP the client of a listener at p connected to, and whether the client is
+// allowed; if so, the outcome is Open. The check is needed behind a redirect, since any client that finds the
+// listener's port can connect to it. If headerDue is set, the peer is a load balancer, which first names the client in
+// a header of the PROXY protocol; Introduce then decides whether that client is allowed.
 func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
 	var vip *config.VIP
 	var ok bool
 	if p.Redirected {
 		vip, ok = v.vipFor(c.To)
-	} else { // the listener is the VIP's own
+	} else { // the listener serves the VIP directly
 		vip, ok = v.VIPOf((*p.targets.Load())[0])
 	}
 	if !ok {
@@ -56,8 +55,8 @@ func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
 	return headerDue, r
 }
 
-// Introduce takes note of what the header that was due says: client, if that is valid, has
-// come by way of who was taken for the client so far. It returns whether it may, as Admit does.
+// Introduce records the client that the PROXY protocol header names; the previous From becomes Via. If client is not
+// valid, From stays. Like Admit, Introduce returns whether the client is allowed.
 func (c *Conn) Introduce(client netip.AddrPort) outcome.Result {
 	if client.IsValid() {
 		balancer := c.From
@@ -69,7 +68,7 @@ func (c *Conn) Introduce(client netip.AddrPort) outcome.Result {
 	return outcome.Result{}
 }
 
-// Allowed reports whether vip lets the client in.
+// Allowed reports whether vip admits the client.
 func (c *Conn) Allowed(vip *config.VIP) bool {
 	if c.Via != nil && vip.Balancers != nil {
 		return vip.Balancers.Allows(c.From.Addr())
@@ -77,7 +76,7 @@ func (c *Conn) Allowed(vip *config.VIP) bool {
 	return len(vip.Sources) == 0 || c.Front.Locality.Admits(vip, c.From.Addr(), c.reached())
 }
 
-// Endpoints returns those of v that the client may have, once it is admitted.
+// Endpoints returns the endpoints of v that an admitted client may use.
 func (c *Conn) Endpoints(v *View) *balance.Set {
 	if c.VIP.Kind == config.ClusterIP {
 		return v.Internal
@@ -85,7 +84,7 @@ func (c *Conn) Endpoints(v *View) *balance.Set {
 	return v.Endpoints(c.VIP, c.Front.Locality.OfThisNode(c.From.Addr(), c.reached()))
 }
 
-// reached returns the address that the client itself has connected to, if that is known.
+// reached returns the address that the client itself connected to, if it is known.
 func (c *Conn) reached() netip.Addr {
 	if c.Via != nil {
 		return netip.Addr{}
@@ -93,13 +92,13 @@ func (c *Conn) reached() netip.Addr {
 	return c.To.Addr()
 }
 
-// Header returns what an endpoint is told of the client before all else; nil for nothing.
+// Header returns the header that an endpoint of v receives before all data; nil for none.
 func (c *Conn) Header(v *View) []byte {
 	return proxyproto.Header(v.Port.ProxyProtocol, c.Front.Protocol, c.From, c.To)
 }
 
-// Source returns the address to connect to an endpoint of v from, once the client is admitted, so
-// that the endpoint sees the client's own where that can be.
+// Source returns the source address for a connection of an admitted client to an endpoint of v: the client's own where
+// that is possible.
 func (c *Conn) Source(v *View, to *balance.Endpoint) portal.Origin {
 	if c.Via != nil && c.Payer() != c.From.Addr() {
 		return portal.Origin{Seen: portal.SeenHeader}
@@ -107,9 +106,9 @@ func (c *Conn) Source(v *View, to *balance.Endpoint) portal.Origin {
 	return c.Front.Origin(v, c.From.Addr(), c.reached(), to.Endpoint)
 }
 
-// Payer returns the address whose share of the node's resources the client uses: its own, unless a
-// load balancer has named it that only the Service names. Whoever may annotate a Service may name its
-// load balancers, but must not use up the shares of others, or escape its own, by what those write.
+// Payer returns the address whose share of the node's resources the client uses. That is the client's own, unless it
+// was named by a load balancer that only the Service trusts. Users who may annotate a Service may name its load
+// balancers, but must not use up the shares of others, or escape their own, through the headers of those.
 func (c *Conn) Payer() netip.Addr {
 	if c.Via == nil || slices.ContainsFunc(c.Front.LoadBalancers, func(p netip.Prefix) bool { return p.Contains(c.Via.Addr()) }) {
 		return c.From.Addr()
@@ -117,15 +116,15 @@ func (c *Conn) Payer() netip.Addr {
 	return c.Via.Addr()
 }
 
-// Answered reports that the first byte has come for the client, from its endpoint.
+// Answered records that the first byte from the endpoint has arrived for the client.
 func (c *Conn) Answered(now time.Time) {
 	took := c.Record.Answered(now)
 	c.Endpoint.Times().FirstByte.Observe(latency.Seconds, now, took.Seconds())
 }
 
-// Judged returns r, with which the connection has ended, as NoResponse if the endpoint ended first, or the client was
-// lost, without a byte for a client that had sent some, and clients of this port did get answers. Otherwise the
-// protocol may have none: uploads, syslog and statsd end like that.
+// Judged returns the final Result of a connection that ended with r. That is NoResponse if the endpoint ended first, or
+// the client was lost, when the client had sent bytes and received none, and other clients of this port did get
+// answers. Without such answers the protocol may have none: uploads, syslog and statsd end like that.
 func (c *Conn) Judged(r outcome.Result) outcome.Result {
 	ended := r.Outcome == outcome.EndpointClosed || r.Outcome == outcome.ClientReset
 	if ended && r.ToEndpoint > 0 && r.ToClient == 0 && c.Front.answers() {
@@ -134,8 +133,8 @@ func (c *Conn) Judged(r outcome.Result) outcome.Result {
 	return r
 }
 
-// RefusedUnlogged reports whether enough refused clients have been told of in this
-// second. If so, it has counted this one, and nothing of it is to be told.
+// RefusedUnlogged reports whether enough refused clients have been recorded in this second. If so, it has counted this
+// one, and the caller must not record it.
 func (c *Conn) RefusedUnlogged(o outcome.Outcome) bool {
 	f := c.Front
 	if f.refusals.Allow() {

@@ -11,8 +11,8 @@ import (
 	"github.com/usherproxy/usher/proxy/search"
 )
 
-// Connecting is a connection for which an endpoint is sought. It drives the search: Next does what the search
-// asks for, by a Runner. Its methods are called by the goroutine that may use the Conn.
+// Connecting is a connection for which an endpoint is sought. It drives the search: Next performs the next step of the
+// search with a Runner. Only the goroutine that may use the Conn calls its methods.
 type Connecting struct {
 	*Conn
 	search search.Search
@@ -21,14 +21,14 @@ type Connecting struct {
 	trying bool            // an attempt is under way
 }
 
-// Runner is how one connection waits for what the search asks for: in an event loop, or in a goroutine.
+// Runner waits for the steps of one connection's search: in an event loop, or in a goroutine.
 type Runner interface {
-	// Dial begins to connect to the Endpoint, from an address if that is valid, and calls Connecting.Done,
-	// Leave or Stop, once, perhaps before it returns. After limit, the error is context.DeadlineExceeded; 0 is
-	// no limit. mayLoop is that of Node.LeadsBack.
+	// Dial starts to connect to the Endpoint, from an address if that is valid. It calls Connecting.Done, Leave or Stop
+	// once, perhaps before it returns. After limit, the error is context.DeadlineExceeded; 0 means no limit. mayLoop is
+	// the result of Node.LeadsBack.
 	Dial(v *View, from netip.AddrPort, mayLoop bool, limit time.Duration)
-	// Wait calls Connecting.Next when a step that says Wait is over, or Stop if the client leaves before. v is
-	// the View that the step follows from.
+	// Wait calls Connecting.Next when a Wait step is over, or Stop if the client leaves before. v is the View that the
+	// step is based on.
 	Wait(v *View, step search.Step)
 	// Connected is called when the Endpoint has answered. The Connecting is not used after that.
 	Connected()
@@ -36,7 +36,7 @@ type Runner interface {
 	Refuse(outcome.Result)
 }
 
-// Connect returns what seeks an endpoint for the client, which is admitted, once Next is called.
+// Connect returns the Connecting of an admitted client. Its search starts with Next.
 func (c *Conn) Connect(ctx context.Context, run Runner) Connecting {
 	f := c.Front
 	s := search.Search{Schedule: f.Schedule, Client: c.From.Addr(), VIP: c.VIP.Addr, Record: c.Record}
@@ -84,7 +84,7 @@ func (c *Connecting) Done(now time.Time, err error) {
 		c.search.Answered(now)
 		c.run.Connected()
 		return
-	case c.ctx.Err() != nil: // whatever became of it
+	case c.ctx.Err() != nil: // whatever its result
 		c.Leave(now, err)
 		return
 	}

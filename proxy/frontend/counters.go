@@ -11,20 +11,20 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// Counters count what happened since the start.
+// Counters count events since the start.
 type Counters struct {
 	connections, sessions clients
-	associations          atomic.Int64 // SCTP's connections that were accepted
+	associations          atomic.Int64 // accepted SCTP associations
 
-	Unlogged                               atomic.Int64 // clients that were refused, and left out of the trace
+	Unlogged                               atomic.Int64 // refused clients that the trace leaves out
 	DatagramsToEndpoint, DatagramsToClient atomic.Int64
 	dropped                                [numDrops]atomic.Int64
 	Probes                                 [conn.ProbeResults]atomic.Int64
 	LateProbes                             atomic.Int64
 	Quarantines, Recoveries                atomic.Int64
-	seen                                   [portal.Seens]atomic.Int64 // by endpoints that answered
+	seen                                   [portal.Seens]atomic.Int64 // by the source address that endpoints see; answered attempts only
 	choices                                [balance.Reasons]atomic.Int64
-	queueWaits                             latency.Histogram // latency.Queued, of clients who are not in line any more
+	queueWaits                             latency.Histogram // latency.Queued, of clients that have left the queue
 }
 
 // clients are counts of connections, or of UDP sessions.
@@ -33,7 +33,7 @@ type clients struct {
 	ends [outcome.Outcomes]atomic.Int64
 }
 
-// tally counts the clients of a service port, or of all.
+// tally counts the clients of one service port, or of all.
 type tally struct {
 	accepted, established, failed, retries atomic.Int64
 	attempts                               [conn.Results]atomic.Int64
@@ -100,14 +100,13 @@ func (f *FrontEnd) Observe(r *conn.Record, s conn.Step) {
 	}
 }
 
-// Totals are counts for one service port since it is served, or for all since the
-// start.
+// Totals are counts for one service port since it was added, or for all since the start.
 type Totals struct {
-	Active                            int64 // connections or UDP sessions that are open
-	Queued                            int64 // of a service port: those in line for an endpoint
-	Accepted, Established, Failed     int64 // of those that clients made
+	Active                            int64 // open connections or UDP sessions
+	Queued                            int64 // of a service port: clients in the queue for an endpoint
+	Accepted, Established, Failed     int64 // client connections
 	Attempts, AttemptsFailed, Retries int64
-	ToEndpoint, ToClient              int64 // bytes of those that have ended
+	ToEndpoint, ToClient              int64 // bytes of ended connections
 }
 
 // Totals returns the counts of f.
@@ -119,7 +118,7 @@ func (f *FrontEnd) Totals() (t Totals) {
 	return t
 }
 
-// Totals returns the counts of all service ports, also of those that are gone.
+// Totals returns the counts of all service ports, including removed ones.
 func (n *Node) Totals() (t Totals) {
 	t.add(&n.Counters.connections.tally, n.Budget.Connections.Load())
 	t.add(&n.Counters.sessions.tally, n.Budget.Sessions.Load())
@@ -143,50 +142,49 @@ func (t *Totals) add(of *tally, active int64) {
 	t.ToClient += of.toClient.Load()
 }
 
-// Drop says why a datagram was not passed on.
+// Drop is the reason why a datagram was not forwarded.
 type Drop int
 
-// The reasons.
+// Values of Drop.
 const (
-	DropNotAdmitted   Drop = iota // it came straight to the listener, or from a source that is not allowed
-	DropUnknownOrigin             // conntrack could not say where it was meant to go
+	DropNotAdmitted   Drop = iota // sent directly to the listener, or from a source that is not allowed
+	DropUnknownOrigin             // conntrack has no original destination
 	DropNoEndpoint                // there is none, or all have refused
-	DropReceiveBuffer             // usher could not read fast enough
-	DropSendBuffer                // the kernel could not send fast enough
-	DropNotSent                   // the kernel would not send it
-	DropTooBig                    // a link on its way takes none of that size; the kernel knows now
-	DropHopLimit                  // it came with a hop limit of 1
+	DropReceiveBuffer             // usher did not read fast enough
+	DropSendBuffer                // the kernel did not send fast enough
+	DropNotSent                   // the kernel refused to send it
+	DropTooBig                    // exceeds the MTU of a link on the path, which the kernel now knows
+	DropHopLimit                  // arrived with a hop limit of 1
 	numDrops
 )
 
-// String returns the word that metrics use.
+// String returns the word used in metrics.
 func (d Drop) String() string {
 	return [...]string{"not-admitted", "unknown-origin", "no-endpoint", "receive-buffer-full", "send-buffer-full", "not-sent", "too-big", "hop-limit"}[d]
 }
 
-// Drop counts n datagrams that were not passed on.
+// Drop counts n datagrams that were not forwarded.
 func (c *Counters) Drop(why Drop, n int) { c.dropped[why].Add(int64(n)) }
 
-// Stats are numbers about the clients of all front ends: those that count do so since
-// the start.
+// Stats are numbers about the clients of all front ends. Counters count since the start.
 type Stats struct {
 	All                   Totals // connections and UDP sessions together
 	Accepted, Established int64
 	Attempts              [conn.Results]int64 // by conn.Result
 	Choices               map[balance.Reason]int64
-	Seen                  [portal.Seens]int64 // clients with an endpoint that answered, by whom it sees
-	Unlogged              int64               // connections that were refused and that the trace leaves out
+	Seen                  [portal.Seens]int64 // clients whose endpoint answered, by the source address that it sees
+	Unlogged              int64               // refused connections that the trace leaves out
 	Ends                  map[outcome.Outcome]int64
 	Open, Limit           int64       // connections
 	QueueWaits            latency.All // latency.Queued
 
 	Sessions SessionStats
-	// Associations are those of SCTP, which count as connections too.
+	// Associations are SCTP associations, which also count as connections.
 	Associations struct{ Accepted, Open int64 }
 
-	Quarantines, Recoveries int64                    // endpoints that went into quarantine, and that answered after one
-	Probes                  [conn.ProbeResults]int64 // by conn.Result; they are not among Attempts
-	LateProbes              int64                    // that began more than their interval late
+	Quarantines, Recoveries int64                    // endpoints that entered quarantine, and that answered after one
+	Probes                  [conn.ProbeResults]int64 // by conn.Result; not included in Attempts
+	LateProbes              int64                    // started more than their interval late
 }
 
 // SessionStats are numbers about UDP sessions and their datagrams.
@@ -198,7 +196,7 @@ type SessionStats struct {
 	Dropped              [numDrops]int64 // datagrams, by Drop
 }
 
-// Stats returns the numbers as they are now, but for Associations.Open.
+// Stats returns the current numbers, except Associations.Open.
 func (n *Node) Stats() Stats {
 	c, b := &n.Counters, n.Budget
 	s := Stats{
@@ -241,20 +239,20 @@ func (n *Node) Stats() Stats {
 	return s
 }
 
-// Story is what is known about the clients of a service port in addition to its Totals. Service ports that had
-// no client yet, which are most of ten thousand, have none.
+// Story holds further metrics of a service port's clients, in addition to its Totals. Service ports without a client so
+// far, which are most of ten thousand, have none.
 type Story struct {
 	Connect   latency.Histogram // latency.Seconds, until established
 	FirstByte latency.Histogram // latency.Seconds, until the endpoint's first byte for the client
-	Lasted    latency.Histogram // latency.Lasting, of those that have ended
-	Bytes     latency.Histogram // latency.Bytes, both directions, of those that have ended
+	Lasted    latency.Histogram // latency.Lasting, of ended ones
+	Bytes     latency.Histogram // latency.Bytes, both directions, of ended ones
 	ends      [outcome.Outcomes]atomic.Int64
 }
 
-// Story returns f's, or nil.
+// Story returns the Story of f, or nil.
 func (f *FrontEnd) Story() *Story { return f.story.Load() }
 
-// answers reports whether any client of f ever had a byte from an endpoint.
+// answers reports whether any client of f has received a byte from an endpoint.
 func (f *FrontEnd) answers() bool {
 	var all latency.All
 	if s := f.Story(); s != nil {
@@ -264,10 +262,10 @@ func (f *FrontEnd) answers() bool {
 	return number > 0
 }
 
-// Ends returns how many have ended how; only ends that there were.
+// Ends returns the number of clients by outcome, without zeros.
 func (s *Story) Ends() map[outcome.Outcome]int64 { return endsNow(&s.ends) }
 
-// endsNow returns the counts of the ends that there were.
+// endsNow returns the counts that are not 0.
 func endsNow(counts *[outcome.Outcomes]atomic.Int64) map[outcome.Outcome]int64 {
 	now := map[outcome.Outcome]int64{}
 	for o := range counts {

@@ -1,12 +1,12 @@
-// Package frontend holds what clients of a service port meet, whatever the protocol:
+// Package frontend holds the part of a service port that clients connect to, for all protocols:
 //
-//	Node        what all front ends of this node have in common
+//	Node        the common part of all front ends of this node
 //	FrontEnd    one service port in one IP family: its View, affinity and counters
 //	View        its configuration and endpoints at one moment
-//	Conn        a client's connection: where to, whether it is admitted, and its endpoint
-//	Connecting  the same while an endpoint is sought, and Runner, how it waits for one
-//	Listener    what takes clients in, and Place, where that is
+//	Conn        a client's connection: destination, admission, endpoint
+//	Connecting  a Conn while an endpoint is sought; a Runner waits for it
+//	Listener    accepts clients, at a Place
 //
-// Packages stream and datagram are given a FrontEnd and take in its clients. Package
-// proxy makes front ends, swaps their views and closes their listeners.
+// Packages stream and datagram accept clients for a FrontEnd. Package proxy creates front ends, swaps their views and
+// closes their listeners.
 package frontend

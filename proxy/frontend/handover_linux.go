@@ -13,7 +13,7 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// SocketNameOf returns the name, as SocketName has it, of a listener's socket.
+// SocketNameOf returns the name of a listener's socket, as SocketName does.
 func SocketNameOf(file *os.File, apart bool) (name string, err error) {
 	fd, err := fdpass.Descriptor(file)
 	if err != nil {
@@ -34,8 +34,8 @@ func SocketNameOf(file *os.File, apart bool) (name string, err error) {
 	return SocketName(protocol, addr, apart), nil
 }
 
-// Inherit returns the socket that a predecessor has handed over under that name, or -1
-// if there is none. It is an error if it is not at addr. The caller closes it.
+// Inherit returns the socket that a predecessor has handed over under that name, or -1 if there is none. It returns an
+// error if the socket is not at addr. The caller closes the socket.
 func (n *Node) Inherit(name string, addr netip.AddrPort) (fd int, err error) {
 	file := n.Inherited[name]
 	if file == nil {
@@ -53,7 +53,7 @@ func (n *Node) Inherit(name string, addr netip.AddrPort) (fd int, err error) {
 	return fd, nil
 }
 
-// Own returns a descriptor of the caller's own for what was handed over.
+// Own returns a duplicate descriptor, owned by the caller, of a file from a handover.
 func Own(file *os.File) (fd int, err error) {
 	if fd, err = fdpass.Descriptor(file); err == nil {
 		fd, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
@@ -64,8 +64,7 @@ func Own(file *os.File) (fd int, err error) {
 	return fd, nil
 }
 
-// SocketFor returns a copy of a listener's socket for a successor, or false if it cannot
-// be copied.
+// SocketFor returns a copy of a listener's socket for a successor, or false if the socket cannot be copied.
 func SocketFor(fd int, name string) (handover.Socket, bool) {
 	copied, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {

@@ -17,39 +17,38 @@ import (
 	"github.com/usherproxy/usher/proxy/search"
 )
 
-// Listener takes in what clients send to some targets of a service port. Its methods
-// are called by one goroutine at a time, but for Addr, which any may call at any time.
+// Listener accepts the clients of some targets of a service port. One goroutine at a time may call its methods, except
+// Addr, which any goroutine may call at any time.
 type Listener interface {
-	// Addr returns where it listens.
+	// Addr returns the address that it listens on.
 	Addr() netip.AddrPort
-	// Serves reports whether it is the listener that b asks for.
+	// Serves reports whether it is the listener that b describes.
 	Serves(b portal.Bind) bool
-	// SetTargets says which targets lead to it.
+	// SetTargets sets the targets that are redirected to it.
 	SetTargets(targets []portal.Target)
-	// HandOver returns copies of the sockets that a successor can go on with: the
-	// caller closes them.
+	// HandOver returns copies of the sockets that a successor can inherit. The caller closes them.
 	HandOver() []handover.Socket
 	// EndpointsChanged is called after the front end's view was replaced.
 	EndpointsChanged()
-	// Close stops taking in new clients, and returns when nobody does any more: for UDP
-	// that is HandedOver, Server.Retired of package datagram does.
+	// Close stops accepting clients, and returns when none is accepted any longer. For UDP and HandedOver, wait for
+	// Server.Retired of package datagram instead.
 	Close(Closing)
 }
 
-// Closing says why a listener is closed.
+// Closing is the reason why a listener is closed.
 type Closing uint8
 
-// The reasons.
+// Values of Closing.
 const (
-	Withdrawn  Closing = iota // the portal leads nothing there any more
+	Withdrawn  Closing = iota // the portal no longer redirects to it
 	Stopped                   // usher stops
-	HandedOver                // and a successor has the sockets
+	HandedOver                // usher stops, and a successor has the sockets
 )
 
-// ErrProtocol is why a protocol is not served that this version cannot carry.
+// ErrProtocol is the error for a protocol that this version does not support.
 var ErrProtocol = errors.New("protocol not supported by this version of usher")
 
-// Place is where a listener listens, and what leads there. Listeners embed one.
+// Place is a listener's address and the targets that are redirected there. Listeners embed one.
 type Place struct {
 	At         netip.AddrPort
 	Redirected bool // see portal.Bind
@@ -63,20 +62,19 @@ func (p *Place) Addr() netip.AddrPort { return p.At }
 // SetTargets implements Listener.
 func (p *Place) SetTargets(targets []portal.Target) { p.targets.Store(&targets) }
 
-// Serves implements Listener: it is the same place, or one on another port where b does
-// not insist on its own.
+// Serves implements Listener: the place must be the same, or, unless b requires its port, differ only in the port.
 func (p *Place) Serves(b portal.Bind) bool {
 	samePort := p.At.Port() == b.Addr.Port() || b.Addr.Port() == 0 || b.Preferred
 	return samePort && p.At.Addr() == b.Addr.Addr() && p.Redirected == b.Redirected && p.Namespace == b.Namespace
 }
 
-// Listen opens what b asks for: by listen, which is given b's address, or, if its
-// port is taken and b does not insist on it, the same address with another port.
+// Listen calls listen with b's address. If that port is taken and b does not require it, Listen tries other ports of
+// the same address.
 func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error)) (T, error) {
 	l, err := listen(b.Addr)
 	if b.Preferred {
 		for _, port := range otherPorts(n.Ports) {
-			if !errors.Is(err, syscall.EADDRINUSE) && !errors.Is(err, syscall.EACCES) { // in use, or not for this user
+			if !errors.Is(err, syscall.EADDRINUSE) && !errors.Is(err, syscall.EACCES) { // in use, or not permitted for this user
 				break
 			}
 			l, err = listen(netip.AddrPortFrom(b.Addr.Addr(), port))
@@ -94,25 +92,23 @@ func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error
 	return l, err
 }
 
-// SocketName returns the name that the socket of a listener at addr has in a handover;
-// apart is one in the portal's namespace.
+// SocketName returns the name of the socket of a listener at addr in a handover. apart means a socket in the portal's
+// namespace.
 func SocketName(protocol config.Protocol, addr netip.AddrPort, apart bool) string {
 	name := strings.ToLower(string(protocol)) + " " + addr.String()
 	if apart {
-		name += " in the portal's namespace" // or else who has none would take it for its own
+		name += " in the portal's namespace" // a successor without that namespace must not use it as its own
 	}
 	return name
 }
 
-// numbered is a number in names that earlier versions gave: their UDP listeners had several
-// sockets.
+// numbered matches the numbers in names given by earlier versions, whose UDP listeners had several sockets.
 var numbered = regexp.MustCompile(`^(udp \S+) #\d+`)
 
-// PlainSocketName returns the name that SocketName returns for a socket which may have been
-// named by an earlier version.
+// PlainSocketName converts a name that an earlier version may have given to the form of SocketName.
 func PlainSocketName(name string) string { return numbered.ReplaceAllString(name, "$1") }
 
-// Sockets returns what makes the sockets of the listener that b asks for; nil is socket(2).
+// Sockets returns the function that creates the sockets of the listener that b describes; nil means socket(2).
 func (n *Node) Sockets(b portal.Bind) func(domain, kind, protocol int) (fd int, err error) {
 	if b.Namespace != nil {
 		return b.Namespace.Socket
@@ -120,8 +116,8 @@ func (n *Node) Sockets(b portal.Bind) func(domain, kind, protocol int) (fd int, 
 	return n.Socket
 }
 
-// otherPorts returns the ports to try when the preferred one is taken, in a random
-// order: those that the user allows, or 0 for any.
+// otherPorts returns the ports to try when the preferred one is taken, in random order: those that the user allows, or
+// 0 for any.
 func otherPorts(allowed portal.PortRange) []uint16 {
 	if allowed.First == 0 {
 		return []uint16{0}

@@ -10,22 +10,21 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// Locality tells whether a client is a Pod or a process of this node. Traffic
-// policies for clients from outside do not apply to those.
+// Locality reports whether a client is a Pod or a process of this node. Traffic policies for external clients do not
+// apply to those.
 type Locality struct {
 	now   atomic.Pointer[localities] // not nil from Node.Init on
 	isPod func(netip.Addr) bool      // Settings.IsPod
 	apart bool                       // portal.Traits.Apart
 }
 
-// localities is a value that is replaced, never changed.
+// localities is immutable: it is replaced as a whole.
 type localities struct {
 	addrs map[netip.Addr]bool // of this node
 	pods  []netip.Prefix      // of its Pods
 }
 
-// Refresh reads the node's addresses. If they cannot be read, what was known
-// holds.
+// Refresh reads the node's addresses. If that fails, it keeps the previous ones.
 func (l *Locality) Refresh() {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
@@ -55,14 +54,13 @@ func (l *Locality) Addresses() iter.Seq[netip.Addr] {
 	return maps.Keys(l.now.Load().addrs)
 }
 
-// OfThisNode reports whether a client that has connected from from to to is a
-// process or a Pod of this node. Where a VIP is an address of the node, its processes
-// connect to it from itself.
+// OfThisNode reports whether a client that connected from from to to is a process or a Pod of this node. Where a VIP is
+// an address of the node, its processes connect to the VIP from the VIP itself.
 func (l *Locality) OfThisNode(from, to netip.Addr) bool { return from == to || l.local(from) }
 
-// Admits reports whether vip lets such a client in. This node's processes are let in
-// from the VIP itself if they would be from one of the node's addresses, and from any of
-// those where the way to the VIP, and not the client, decides which it is.
+// Admits reports whether vip admits the client. Processes of this node are admitted if any of its addresses is allowed:
+// those that connect from the VIP itself, and, with a separate network namespace (apart), from any address of the node,
+// since there the route to the VIP, not the client, decides on the source address.
 func (l *Locality) Admits(vip *config.VIP, from, to netip.Addr) bool {
 	if vip.Allows(from) {
 		return true
