@@ -12,8 +12,7 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// Why no endpoint was found. Other reasons to give up are errors for which
-// [OutOfResources] is true, and errors that say themselves that they are futile.
+// Reasons why no endpoint was found. Other reasons to give up are errors for which [OutOfResources] or futile is true.
 var (
 	noEndpoint   = outcome.Result{Outcome: outcome.NoEndpoint, Err: errors.New("the Service has no usable endpoint")}
 	allFailed    = outcome.Result{Outcome: outcome.AttemptsFailed, Err: errors.New("every attempt failed")}
@@ -21,13 +20,13 @@ var (
 	queueFull    = outcome.Result{Outcome: outcome.QueueTimeout, Err: fmt.Errorf("no endpoint had a free slot, and %d clients were already in the queue", balance.QueueLimit)}
 )
 
-// What most attempts that fail end with.
+// The most common errors of attempts.
 var (
 	errRefused  = errors.New("connection refused")
-	ErrNoAnswer = errors.New("no answer") // in the time it had
+	ErrNoAnswer = errors.New("no answer") // within the attempt's time
 )
 
-// over returns the Result of a client for which no further attempt is made since err.
+// over returns the Result of a client that gets no further attempt because of err.
 func over(err error) outcome.Result {
 	switch {
 	case futile(err):
@@ -38,8 +37,7 @@ func over(err error) outcome.Result {
 	return outcome.Result{Outcome: outcome.Internal, Err: err}
 }
 
-// ResultOf returns the result of an attempt, or a probe, that ended with err, nil if
-// it succeeded.
+// ResultOf returns the result of an attempt or a probe that ended with err; nil means success.
 func ResultOf(err error) conn.Result {
 	switch Plain(err) {
 	case nil:
@@ -52,7 +50,7 @@ func ResultOf(err error) conn.Result {
 	return conn.Failed
 }
 
-// Plain says in few words why an attempt failed: err itself or what is in it.
+// Plain returns a short error for a failed attempt: err itself or one that it wraps.
 func Plain(err error) error {
 	if err == nil {
 		return nil
@@ -69,12 +67,12 @@ func Plain(err error) error {
 	return err
 }
 
-// Blames reports whether err, with which an attempt ended, is the endpoint's fault. It is
-// not if this node has run out of something, the ports towards this endpoint among that,
-// or has no address of its family: another endpoint may do.
+// Blames reports whether err, with which an attempt ended, is the endpoint's fault. It is not if this node is out of a
+// resource, including the ports towards this endpoint, or has no address of the endpoint's family: another endpoint may
+// work.
 func Blames(err error) bool { return !OutOfResources(err) && !errors.Is(err, syscall.EADDRNOTAVAIL) }
 
-// futile reports whether err says that no endpoint will do.
+// futile reports whether err says that every endpoint would fail.
 func futile(err error) bool {
 	var f interface{ Futile() bool }
 	return errors.As(err, &f) && f.Futile()

@@ -12,62 +12,60 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// DefaultSchedule is the one that kube-proxy's userspace mode had.
+// DefaultSchedule is the schedule of kube-proxy's userspace mode.
 var DefaultSchedule = []time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second}
 
-// maxAttempts bounds what one search may try, so that a Service whose many
-// endpoints all refuse at once costs little.
+// maxAttempts limits the attempts of one search, so that a Service with many endpoints that all refuse costs little.
 const maxAttempts = 32
 
-// Search is one client's search for an endpoint. The exported fields are set before
-// the first Next, Policy, Affinity and Seen perhaps again for each attempt. One goroutine at a time may call its methods.
+// Search is one client's search for an endpoint. The exported fields are set before the first Next; Policy, Affinity
+// and Seen may be set again for each attempt. One goroutine at a time may call its methods.
 type Search struct {
-	Schedule []time.Duration // none: each endpoint is tried once
+	Schedule []time.Duration // empty: each endpoint is tried once
 	Policy   balance.Policy
 	Affinity *affinity.Table // nil for none
 	Client   netip.Addr
-	VIP      netip.Addr   // that the client came to, for schedulers that ask
-	Record   *conn.Record // has the attempts, and when the client came
-	Seen     portal.Seen  // by the endpoint of an attempt
+	VIP      netip.Addr   // that the client connected to, for schedulers that use it
+	Record   *conn.Record // has the attempts, and the client's start time
+	Seen     portal.Seen  // source address that the endpoint of an attempt sees
 
-	waited  bool              // what was last done was to wait; beside Seen, so that a Search is of 384 bytes
-	tried   []netip.AddrPort  // since all were tried
-	room    [2]netip.AddrPort // for tried; most searches need no more
+	waited  bool              // the last step was Wait; next to Seen, so that a Search has 384 bytes
+	tried   []netip.AddrPort  // since all were last tried
+	room    [2]netip.AddrPort // backing array of tried; most searches need no more
 	count   int               // attempts so far
-	now     balance.Choice    // of the attempt that is under way
-	waiter  *balance.Waiter   // nil while no endpoint was full
-	started time.Time         // that attempt
-	slot    int               // in Schedule; its length when the last one is over
+	now     balance.Choice    // of the current attempt
+	waiter  *balance.Waiter   // nil until an endpoint was full
+	started time.Time         // start of the current attempt
+	slot    int               // index in Schedule; its length after the last one
 	end     time.Time         // of the slot
-	over    outcome.Result    // unless it is Open, no further attempt is worth it
-	limit   time.Duration     // of the attempt for which an endpoint is waited for
-	queued  time.Time         // since when it waits for a free slot; zero while it does not
-	inQueue time.Duration     // for how long it did before that
+	over    outcome.Result    // unless it is Open, no further attempt is made
+	limit   time.Duration     // of the attempt that waits for a free slot
+	queued  time.Time         // start of the wait for a free slot; zero if it does not wait
+	inQueue time.Duration     // duration of earlier waits for a free slot
 }
 
-// Action is what a driver has to do.
+// Action is the kind of a Step.
 type Action uint8
 
-// The actions.
+// Values of Action.
 const (
 	Dial Action = iota
 	Wait
 	GiveUp
 )
 
-// Step is an action and what it needs.
+// Step is an action with its parameters.
 type Step struct {
 	Do       Action
-	Endpoint *balance.Endpoint // to Dial, and to Release when that has failed or what it led to has ended
-	For      time.Duration     // how long to Wait, or how long it may take to Dial: 0 is no bound
-	Woken    <-chan struct{}   // ends the Wait, too; nil if a free slot is not what is waited for
-	Behind   bool              // other endpoints do not end the Wait, since other clients wait in front
-	Result   outcome.Result    // of the client, to GiveUp
+	Endpoint *balance.Endpoint // to Dial; released when the attempt has failed or the connection has ended
+	For      time.Duration     // duration of the Wait, or limit of the Dial; 0 means no limit
+	Woken    <-chan struct{}   // also ends the Wait; nil unless it waits for a free slot
+	Behind   bool              // other endpoints do not end the Wait, since other clients are ahead in the queue
+	Result   outcome.Result    // of the client, for GiveUp
 }
 
-// Next returns what to do at now, with the endpoints of set. It is called first,
-// when an attempt has failed or was left, and when there was a wait; the set may be
-// another one each time.
+// Next returns the step to perform at now, with the endpoints of set. It is called at the start, after an attempt that
+// failed or was left, and after a Wait. The set may differ each time.
 func (s *Search) Next(set *balance.Set, now time.Time) Step {
 	if !s.queued.IsZero() {
 		if set.HasUntried(s.tried, 1) {
@@ -114,7 +112,7 @@ func (s *Search) onceEach(set *balance.Set, now time.Time) Step {
 	return step
 }
 
-// begin begins an attempt to the endpoint that is next.
+// begin begins an attempt to the next endpoint.
 func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Step {
 	if s.count == maxAttempts {
 		return Step{Do: GiveUp, Result: allFailed}
@@ -138,16 +136,15 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 	return Step{Do: Dial, Endpoint: choice.Endpoint, For: limit}
 }
 
-// Answered says that the endpoint has answered: the search is over, and the connection is established.
+// Answered records that the endpoint has answered: the search is over, and the connection is established.
 func (s *Search) Answered(now time.Time) {
 	s.report(now, nil)
 	s.now.Endpoint.Times().Connect.Observe(latency.Seconds, now, now.Sub(s.Record.Began).Seconds())
 	s.now.Endpoint.Report(balance.Report{Kind: balance.Connected, Now: now}, s.Policy)
 }
 
-// Failed says that the attempt has failed. If it is the endpoint's fault, that goes
-// into quarantine, and the client's affinity to it is forgotten. If no other endpoint
-// would do either, the next step is to give up.
+// Failed records that the attempt has failed. If the endpoint is at fault, it is quarantined, and the client's affinity
+// to it removed. If every other endpoint would fail too, the next step is GiveUp.
 func (s *Search) Failed(now time.Time, err error) {
 	hopeless, blame := OutOfResources(err) || futile(err), Blames(err)
 	if err = Plain(err); hopeless {
@@ -166,11 +163,11 @@ func (s *Search) Failed(now time.Time, err error) {
 	}
 }
 
-// Left says that the attempt was given up, for a reason that is not the endpoint's
-// fault: another endpoint may be tried.
+// Left records that the attempt was given up for a reason that is not the endpoint's fault. Other endpoints may be
+// tried.
 func (s *Search) Left(now time.Time, why error) { s.report(now, Plain(why)) }
 
-// report reports how the attempt ended.
+// report reports the result of the attempt.
 func (s *Search) report(now time.Time, err error) {
 	a := conn.Attempt{Endpoint: s.now.Endpoint.Addr, Pod: s.now.Endpoint.Pod, Reason: s.now.Reason, PassedOver: s.now.PassedOver,
 		Took: now.Sub(s.started), Seen: s.Seen, Queued: s.inQueue}
@@ -180,9 +177,8 @@ func (s *Search) report(now time.Time, err error) {
 	s.Record.Attempted(now, a)
 }
 
-// choose takes the endpoint that the client had, if there is affinity and the
-// endpoint is as good as any, and otherwise the next in turn. If none has a free slot, the client
-// waits for one.
+// choose takes the endpoint that the client had, if there is affinity and that endpoint is as good as any, and
+// otherwise the next in rotation. If none has a free slot, the client waits for one.
 func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) {
 	ask := balance.Ask{Now: now, Client: s.Client, VIP: s.VIP, Tried: s.tried}
 	var before netip.AddrPort
@@ -210,17 +206,17 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 		if had == addr || had == before {
 			return choice, true
 		}
-		// Another connection of the client's was faster.
+		// Another connection of the client was faster.
 		choice.Endpoint.Release()
 		before = had
 	}
 }
 
-// lookAgain is after what time the client at the front of a queue looks again, though it was not woken: the time of
-// a quarantine may be over.
+// lookAgain is the time after which the client at the front of a queue checks again without being woken: a quarantine
+// may have ended.
 const lookAgain = time.Second
 
-// queue waits for a free slot, or gives up. The time of the schedule's slot stands still meanwhile.
+// queue waits for a free slot, or gives up. The time of the schedule's slot stops meanwhile.
 func (s *Search) queue(set *balance.Set, now time.Time, limit time.Duration) Step {
 	if !s.Queued() {
 		s.queued, s.limit = now, limit
@@ -243,7 +239,7 @@ func (s *Search) queue(set *balance.Set, now time.Time, limit time.Duration) Ste
 // Queued reports whether the client waits for a free slot.
 func (s *Search) Queued() bool { return !s.queued.IsZero() }
 
-// Abandon ends a wait for a free slot, if there is one: the client has an endpoint, is gone, or is given up.
+// Abandon ends a wait for a free slot, if any: the client has an endpoint, has left, or is given up.
 func (s *Search) Abandon(now time.Time) {
 	if !s.Queued() {
 		return
@@ -257,9 +253,9 @@ func (s *Search) Abandon(now time.Time) {
 	s.Record.Delayed(conn.Queued, now, waited)
 }
 
-// Preview returns the endpoints of set in the order in which the search of a client of vip, who
-// had the one in had if that is not nil, would try them at now if one after the other
-// failed. It changes nothing: no turn is used up, no probe is claimed.
+// Preview returns the endpoints of set in the order in which the search of a client of vip would try them at now if all
+// failed. had is the client's affinity, or nil. Preview changes nothing: it takes no turn in rotation and claims no
+// probe.
 func Preview(set *balance.Set, client, vip netip.Addr, had *affinity.Entry, now time.Time) (order []balance.Choice) {
 	ask := balance.Ask{Now: now, Client: client, VIP: vip}
 	take := func(c balance.Choice) {
