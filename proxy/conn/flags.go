@@ -7,27 +7,27 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// Flags say what was amiss with a connection: some of the bits, or none.
+// Flags are the problems of a connection, as bits.
 type Flags uint8
 
-// What may be amiss.
+// Values of Flags.
 const (
 	Retried Flags = 1 << iota // more than one attempt was made
-	Slow                      // the client waited for too long, see Port.Slow
+	Slow                      // the client waited longer than Port.Slow
 	Broken                    // it failed: see Record.Failed
 	Unheard                   // the client got no response: see outcome.NoResponse
 	flags   = iota
 )
 
-// FlagsOK is the word for a connection with which nothing was amiss.
+// FlagsOK is the word for a connection without problems.
 const FlagsOK = "ok"
 
 var flagWords = [flags]string{"retried", "slow", "failed", outcome.NoResponse.String()}
 
-// FlagWords returns the words for all flags, and the one for none.
+// FlagWords returns FlagsOK and the words for all flags.
 func FlagWords() []string { return append([]string{FlagsOK}, flagWords[:]...) }
 
-// Words returns the words that people see: "ok", or a word for each bit.
+// Words returns the words shown to users: "ok", or a word for each bit.
 func (f Flags) Words() (words []string) {
 	for i, word := range flagWords {
 		if f&(1<<i) != 0 {
@@ -40,9 +40,8 @@ func (f Flags) Words() (words []string) {
 	return words
 }
 
-// Failed reports whether a connection that ended like that was never established, or was broken by
-// its endpoint. A UDP session whose endpoint never answered, and never refused, has not failed: some
-// protocols have no answers.
+// Failed reports whether a connection with this outcome was never established, or was reset by its endpoint. A UDP
+// session whose endpoint never answered, and never refused, has not failed: some protocols have no answers.
 func (r *Record) Failed(o outcome.Outcome) bool {
 	switch o {
 	case outcome.Idle, outcome.EndpointRemoved, outcome.VIPRemoved, outcome.Drained:
@@ -51,9 +50,9 @@ func (r *Record) Failed(o outcome.Outcome) bool {
 	return r.established.Load() == 0 || o.Fault() == outcome.FaultEndpoint
 }
 
-// Waited returns how long the client has waited for the endpoint's first byte or, while none has
-// come, until there was an endpoint; while there is none either, how long it has lasted. Of a UDP session
-// that is not answered it is 0: some protocols have no answers.
+// Waited returns the time that the client waited for the endpoint's first byte. Until that arrives, it is the time
+// until an endpoint was connected, or lasted if none is. For an unanswered UDP session it is 0: some protocols have no
+// answers.
 func (r *Record) Waited(lasted time.Duration) time.Duration {
 	switch first := r.firstByte.Load(); {
 	case first > adopted:
@@ -67,8 +66,7 @@ func (r *Record) Waited(lasted time.Duration) time.Duration {
 	return lasted
 }
 
-// Flags returns what is amiss with a connection that has lasted so long, and has ended as o
-// says unless that is Open.
+// Flags returns the problems of a connection of duration lasted that has ended with o, or is open if o is Open.
 func (r *Record) Flags(lasted time.Duration, o outcome.Outcome) (f Flags) {
 	if all := r.attempts.Load(); all != nil && len(*all) > 1 {
 		f |= Retried

@@ -1,6 +1,6 @@
-// Package conn has the [Record] of a connection, or UDP session: everything that is known about it, with the
-// attempts that were made for it and how it ended. The code that serves the connection reports each step to
-// the Record once; observers, such as the trace and the metrics, see it there.
+// Package conn has the [Record] of a connection or UDP session: its addresses, its attempts and its end. The code that
+// serves the connection reports each step to the Record once. Observers, such as the trace and the metrics, read it
+// there.
 package conn
 
 import (
@@ -20,10 +20,9 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// Record is what is known about one connection, or UDP session, from accept to close and for as long as the
-// trace keeps it. One goroutine at a time reports its steps; any may read. Where connections are many and
-// idle, most of the memory of each is its Record: what many have in common is shared, and what few have is
-// allocated when needed.
+// Record is the data of one connection or UDP session, from accept to close and for as long as the trace keeps it. One
+// goroutine at a time reports its steps; any may read. With many idle connections, Records are most of the memory. So
+// data that many Records have in common is shared, and data that few have is allocated when needed.
 type Record struct {
 	// Set before the first step, and not changed after it.
 	ID       uint64 // unique in the process
@@ -32,69 +31,69 @@ type Record struct {
 	Via      *netip.AddrPort // the load balancer that named the client; nil if the client itself has connected
 	Began    time.Time
 
-	// Most connections have one attempt, which succeeds. That is in first. Otherwise attempts has all of them.
+	// Most connections have one attempt, which succeeds: it is in first. Otherwise attempts has all attempts.
 	first       answered
 	attempts    atomic.Pointer[[]Attempt] // replaced, never changed
-	established atomic.Int64              // when an attempt succeeded, in ns after Began, at least 1; 0 if none has. Set last
+	established atomic.Int64              // time of the successful attempt, in ns after Began, at least 1; 0 if there is none. Set last
 
-	firstByte atomic.Int64 // see FirstByte; in ns. Until then at most 0: the time that does not count
+	firstByte atomic.Int64 // see FirstByte; in ns. Until it arrives at most 0: the time to subtract
 	ending    atomic.Pointer[Ending]
 
 	Trace Links
 }
 
-// Port is what all clients of a service port have in common. It never changes.
+// Port is the part that all clients of a service port share. It never changes.
 type Port struct {
 	ID       config.PortID
 	Protocol config.Protocol
-	Unlogged bool // they are left out of the access log
-	// Slow is how long a client may wait for the endpoint's first byte, see Record.Waited; 0 is for ever.
+	Unlogged bool // excluded from the access log
+	// Slow is the maximum wait for the endpoint's first byte, see Record.Waited; 0 means no limit.
 	Slow      time.Duration
 	Observers []Observer // of the steps of all its clients
 }
 
-// Links are what package trace keeps in a Record. Its locks guard them.
+// Links are the fields of a Record that belong to package trace. Its locks guard them.
 type Links struct {
 	Moving        Mover   // nil before it is established, and after the end
-	Before, After *Record // in the list of those that are open
+	Before, After *Record // in the list of open connections
 }
 
-// Mover counts the bytes that were moved so far.
+// Mover counts the bytes forwarded so far.
 type Mover interface {
 	Bytes() (toEndpoint, toClient int64)
 }
 
-// Attempt is an attempt to connect to an endpoint that has ended.
+// Attempt is a finished attempt to connect to an endpoint.
 type Attempt struct {
 	Endpoint   netip.AddrPort
 	Pod        string
 	Reason     balance.Reason // why this endpoint
-	PassedOver int            // endpoints that were skipped because they are in quarantine
+	PassedOver int            // endpoints skipped because they are quarantined
 	Began      time.Duration  // after the connection was accepted
 	Took       time.Duration
 	Result     Result
-	Seen       portal.Seen   // by the endpoint
-	Queued     time.Duration // for how long the client had been in the queue by then
+	Seen       portal.Seen   // source address that the endpoint sees
+	Queued     time.Duration // time spent in the queue before it
 	Err        string        // "" if it succeeded
 }
 
-// Result says how an attempt, or a probe, ended.
+// Result is the result of an attempt or a probe.
 type Result uint8
 
-// The results.
+// Values of Result.
 const (
 	Connected Result = iota
 	Refused
 	NoAnswer
 	Failed // in any other way
 
-	Results = iota // how many an attempt may have
+	Results = iota // number of values for attempts
 
-	BadStatus    = Result(Results) // a probe by HTTP was answered, by a status that is no success
+	BadStatus    = Result(Results) // an HTTP probe got a status other than success
 	ProbeResults = Results + 1
 )
 
-// String returns the word that metrics, the API and the access log use.
+// String returns the word used in metrics, the API and the access log.
 func (r Result) String() string {
 	return [...]string{"connected", "refused", "no-answer", "failed", "bad-status"}[r]
 }
@@ -107,28 +106,28 @@ type answered struct {
 	seen        portal.Seen
 }
 
-// choice is what many connections have in common: the endpoint that they are connected to, and why.
+// choice is shared by many connections: their endpoint, and the reason why it was chosen.
 type choice struct {
 	endpoint netip.AddrPort
 	pod      string
 	reason   balance.Reason
 }
 
-// Ending is how a connection ended.
+// Ending is the end of a connection.
 type Ending struct {
 	outcome.Result
 	Took  time.Duration // since it was accepted
 	Flags Flags
-	// Served is set if it had an endpoint.
+	// Served is set if the connection had an endpoint.
 	Served bool
-	to     uint8 // the attempt at whose endpoint it was, from 1 on; 0 if at none
+	to     uint8 // number of the attempt whose endpoint it had, from 1 on; 0 if none
 }
 
-// Accepted reports that the client has come.
+// Accepted reports that the client has connected.
 func (r *Record) Accepted() { r.report(Step{Kind: Accepted, Time: r.Began}) }
 
-// Attempted reports an attempt that has ended at now. If it succeeded, the connection is established, and there
-// are no further attempts.
+// Attempted reports an attempt that ended at now. If it succeeded, the connection is established, and no attempts
+// follow.
 func (r *Record) Attempted(now time.Time, a Attempt) {
 	took := now.Sub(r.Began)
 	a.Began = took - a.Took
@@ -147,13 +146,13 @@ func (r *Record) Attempted(now time.Time, a Attempt) {
 	r.report(step)
 }
 
-// Delayed reports a wait between attempts: one that begins, if kind is Waiting, or is over, if it is Queued.
+// Delayed reports a wait between attempts: its start, if kind is Waiting, or its end, if kind is Queued.
 func (r *Record) Delayed(kind Kind, now time.Time, d time.Duration) {
 	r.report(Step{Kind: kind, Time: now, Took: d, Attempt: r.Tries()})
 }
 
-// Adopted reports that the connection is inherited from the previous process, which had connected it to endpoint: its
-// time to first byte, and what attempts that process made, are unknown.
+// Adopted reports that the connection is inherited from the previous process, which had connected it to endpoint. Its
+// time to first byte and its attempts are unknown.
 func (r *Record) Adopted(now time.Time, endpoint netip.AddrPort, pod string) {
 	r.first = answered{choice: unique.Make(choice{endpoint, pod, balance.Inherited})}
 	r.established.Store(1)
@@ -161,16 +160,16 @@ func (r *Record) Adopted(now time.Time, endpoint netip.AddrPort, pod string) {
 	r.report(Step{Kind: Established, Time: now})
 }
 
-// Asked notes that the client, which had an endpoint already and had sent nothing so far, sent its first
-// byte at now. It is called at most once, and not at the same time as Answered.
+// Asked records that the client of an established connection sent its first byte at now. It is called at most once, and
+// not concurrently with Answered.
 func (r *Record) Asked(now time.Time) {
 	if at := r.established.Load(); at > 0 && r.firstByte.Load() == 0 {
 		r.firstByte.Store(min(0, at-int64(now.Sub(r.Began))))
 	}
 }
 
-// Answered reports that the endpoint's first byte for the client came at now, and returns FirstByte. It is
-// called at most once.
+// Answered records that the endpoint's first byte for the client arrived at now, and returns FirstByte. It is called at
+// most once.
 func (r *Record) Answered(now time.Time) time.Duration {
 	took := max(adopted+1, now.Sub(r.Began)+time.Duration(r.firstByte.Load()))
 	r.firstByte.Store(int64(took))
@@ -178,7 +177,7 @@ func (r *Record) Answered(now time.Time) time.Duration {
 	return took
 }
 
-// Closed reports how the connection ended, and at which endpoint, if it had one.
+// Closed reports the end of the connection, and its endpoint, if it had one.
 func (r *Record) Closed(now time.Time, result outcome.Result, at netip.AddrPort) {
 	took := now.Sub(r.Began)
 	e := &Ending{Result: result, Took: took, Flags: r.Flags(took, result.Outcome), Served: at.IsValid()}
@@ -202,12 +201,11 @@ func (r *Record) report(s Step) {
 	}
 }
 
-// adopted stands for a time to the first byte that is not known.
+// adopted is the value of firstByte for an unknown time.
 const adopted = 1
 
-// FirstByte returns how long the client waited for the endpoint's first byte, since it was accepted, but
-// for the time in which it was connected and had not sent anything itself; 0 if none has come, or that
-// is not known.
+// FirstByte returns the time from accept to the endpoint's first byte, without the time in which the client was
+// connected to an endpoint and had not sent anything. It is 0 if no byte has arrived, or if the time is unknown.
 func (r *Record) FirstByte() time.Duration {
 	if first := r.firstByte.Load(); first > adopted {
 		return time.Duration(first)
@@ -215,7 +213,7 @@ func (r *Record) FirstByte() time.Duration {
 	return 0
 }
 
-// Attempts returns the attempts, the first one first. They are not to be changed.
+// Attempts returns the attempts, the first one first. Callers must not change them.
 func (r *Record) Attempts() []Attempt {
 	established := r.established.Load() > 0 // before attempts, which may be stored meanwhile
 	if all := r.attempts.Load(); all != nil {
@@ -227,7 +225,7 @@ func (r *Record) Attempts() []Attempt {
 	return nil
 }
 
-// Tries returns how many attempts there are.
+// Tries returns the number of attempts.
 func (r *Record) Tries() int {
 	established := r.established.Load() > 0 // as in Attempts
 	switch all := r.attempts.Load(); {
@@ -239,7 +237,7 @@ func (r *Record) Tries() int {
 	return 0
 }
 
-// Attempt returns the one with that number, from 1 to Tries.
+// Attempt returns the attempt with number n, from 1 to Tries.
 func (r *Record) Attempt(n int) Attempt {
 	if all := r.attempts.Load(); all != nil {
 		return (*all)[n-1]
@@ -248,7 +246,7 @@ func (r *Record) Attempt(n int) Attempt {
 	return Attempt{Endpoint: c.endpoint, Pod: c.pod, Reason: c.reason, PassedOver: int(f.passedOver), Began: f.began, Took: f.took, Seen: f.seen}
 }
 
-// Established returns the attempt that succeeded, which is the last one.
+// Established returns the successful attempt, which is the last one.
 func (r *Record) Established() (Attempt, bool) {
 	if r.established.Load() == 0 {
 		return Attempt{}, false
@@ -256,10 +254,10 @@ func (r *Record) Established() (Attempt, bool) {
 	return r.Attempt(r.Tries()), true
 }
 
-// Ending returns how the connection ended; nil while it is open.
+// Ending returns the end of the connection; nil while it is open.
 func (r *Record) Ending() *Ending { return r.ending.Load() }
 
-// EndedAt returns the attempt at whose endpoint the connection ended; false if it had none.
+// EndedAt returns the attempt whose endpoint the connection had at its end; false if none.
 func (r *Record) EndedAt() (Attempt, bool) {
 	if e := r.ending.Load(); e != nil && e.to > 0 {
 		return r.Attempt(int(e.to)), true
@@ -267,8 +265,8 @@ func (r *Record) EndedAt() (Attempt, bool) {
 	return Attempt{}, false
 }
 
-// Snapshot is a Record of an established connection as another process can continue it, as JSON. Values whose numbers
-// may differ from one version to the next are in words.
+// Snapshot is a Record of an established connection, as JSON, with which another process can continue it. Values whose
+// numbers may differ between versions are words.
 type Snapshot struct {
 	ID       uint64
 	From, To netip.AddrPort
@@ -276,7 +274,7 @@ type Snapshot struct {
 	Began    time.Time
 	Attempts []AttemptSnapshot
 
-	Established, FirstByte int64 // as a Record has them
+	Established, FirstByte int64 // as in Record
 }
 
 // ForgetFirstByte makes the time to the first byte unknown.
@@ -293,7 +291,7 @@ type AttemptSnapshot struct {
 	Err                  string        `json:",omitempty"`
 }
 
-// Snapshot returns the Snapshot of r, of which no step is reported meanwhile.
+// Snapshot returns the Snapshot of r. No step may be reported meanwhile.
 func (r *Record) Snapshot() Snapshot {
 	s := Snapshot{ID: r.ID, From: r.From, To: r.To, Via: r.Via, Began: r.Began, Established: r.established.Load(), FirstByte: r.firstByte.Load()}
 	for _, a := range r.Attempts() {
@@ -305,7 +303,8 @@ func (r *Record) Snapshot() Snapshot {
 	return s
 }
 
-// Record returns the record that s is a Snapshot of, for a client of port. The error says what this version does not know.
+// Record returns the record of a client of port from s. It returns an error for words that this version does not know,
+// and if the connection was not established.
 func (s *Snapshot) Record(port *Port) (*Record, error) {
 	r := &Record{ID: s.ID, Port: port, From: s.From, To: s.To, Via: s.Via, Began: s.Began}
 	all := make([]Attempt, len(s.Attempts))

@@ -1,13 +1,13 @@
-// Package outcome has the words for how connections and UDP sessions end. They are the same in
-// the API, metrics, logs and docs. Whatever ends one makes a [Result]; all others read it.
+// Package outcome defines how connections and UDP sessions end. The API, metrics, logs and docs use the same words. The
+// code that ends a connection makes a [Result]; all other code reads it.
 package outcome
 
-// Outcome is how a connection, or a UDP session, ended.
+// Outcome is the way in which a connection or UDP session ended.
 type Outcome uint8
 
-// The outcomes. Their meanings are in words.
+// Values of Outcome. The variable words has their meanings.
 const (
-	Open Outcome = iota // it has not ended
+	Open Outcome = iota // not ended
 	ClientClosed
 	EndpointClosed
 	ClientReset
@@ -29,24 +29,24 @@ const (
 	VIPRemoved
 	Internal
 
-	Outcomes = iota // how many there are, Open included: for arrays
+	Outcomes = iota // array size, Open included
 )
 
 // Fault is the party that caused an outcome.
 type Fault string
 
-// The faults.
+// Values of Fault.
 const (
 	FaultNone     Fault = "none" // a normal end
 	FaultClient   Fault = "client"
 	FaultEndpoint Fault = "endpoint"
-	FaultPolicy   Fault = "policy" // it is meant to be refused, or to end
-	FaultNode     Fault = "node"   // limits, and shutting down
+	FaultPolicy   Fault = "policy" // a configured refusal or end
+	FaultNode     Fault = "node"   // limits and shutdown
 	FaultUsher    Fault = "usher"
 )
 
-// words are what the API, metrics, logs and docs say of each Outcome; docs/reference.md
-// has the same table. Users' alerts and scripts contain the first column.
+// words has the texts for each Outcome in the API, metrics, logs and docs; docs/reference.md has the same table. Users'
+// alerts and scripts contain the first column.
 var words = [Outcomes]struct {
 	word    string
 	fault   Fault
@@ -84,8 +84,7 @@ func (o Outcome) Fault() Fault { return words[o].fault }
 // Meaning describes o for users; "" for Open.
 func (o Outcome) Meaning() string { return words[o].meaning }
 
-// Named returns the Outcome with that word, or Open if there is none: the word may be that of
-// another version of usher.
+// Named returns the Outcome with that word. It returns Open for unknown words, which may come from another version.
 func Named(word string) Outcome {
 	for o := range words {
 		if words[o].word == word {
@@ -103,10 +102,10 @@ func Words() (all []string) {
 	return all
 }
 
-// Result is how a connection ended, and how many bytes it carried.
+// Result is the outcome of a connection, its cause, and the bytes forwarded.
 type Result struct {
 	Outcome              Outcome
-	Err                  error // the cause; nil if there is none but Outcome
+	Err                  error // the cause; nil if Outcome is the whole reason
 	ToEndpoint, ToClient int64 // bytes
 }
 
