@@ -1,12 +1,10 @@
-// Package budget reckons the descriptors that this process may have: who has them, and
-// who may have more. Listeners, connections and UDP sessions take from it.
+// Package budget counts the file descriptors of this process and limits their use. Listeners, connections and UDP
+// sessions take from the budget.
 //
-// Nobody can take what others need. UDP sessions have a quarter of the descriptors
-// at the most, since anybody can send datagrams from addresses that are not theirs;
-// connections leave an eighth to UDP where that is served, so that a node's DNS
-// goes on. And of the room for connections, or for sessions, the last eighth is for
-// clients that have little; of that for connections, the last sixteenth is for service
-// ports that have little.
+// No kind of use can exhaust the others. UDP sessions have at most a quarter of the descriptors, since any host can
+// send datagrams with forged source addresses. Where UDP is served, connections leave an eighth to it, so that a node's
+// DNS keeps working. The last eighth of the connection limit, and of the session limit, is reserved for clients with
+// few of them; the last sixteenth of the connection limit for service ports with few.
 package budget
 
 import (
@@ -18,48 +16,44 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// Limits are bounds beside those that follow from descriptors.
+// Limits are limits in addition to those that follow from descriptors.
 type Limits struct {
-	// MaxConnections bounds the connections that are open at once. 0 means as
-	// many as file descriptors allow, which is the bound in any case: a
-	// little under half of them.
+	// MaxConnections limits open connections. 0 means the limit that follows from the file descriptors, which always
+	// applies: slightly under half of them.
 	MaxConnections int64
-	// MaxConnectionsPerPort bounds those of one service port; 0 means half of
-	// them when there is little room left.
+	// MaxConnectionsPerPort limits the connections of one service port; 0 means half of the limit once connections are
+	// scarce.
 	MaxConnectionsPerPort int64
 
-	// MaxUDPSessions bounds the UDP sessions that are open at once. A quarter
-	// of the file descriptors is the bound in any case.
+	// MaxUDPSessions limits open UDP sessions. A quarter of the file descriptors is always the upper limit.
 	MaxUDPSessions int64
-	// MaxUDPSessionsPerPort bounds those of one service port; 0 means half of
-	// what all may have together.
+	// MaxUDPSessionsPerPort limits the sessions of one service port; 0 means half of the session limit.
 	MaxUDPSessionsPerPort int64
 
-	// MaxClientShare is how many percent of the connections, and of the UDP
-	// sessions, that may be open at once one client address may have when there is
-	// little room left; 100 means as many as there are. The client that has more
-	// gets no further connection, and its session that has been idle longest ends.
+	// MaxClientShare is the percentage of the connection limit, and of the session limit, that one client address may
+	// hold when these are scarce; 100 means no limit per client. A client above it gets no further connection, and its
+	// session that has been idle longest ends.
 	MaxClientShare int64
 }
 
-// Budget says what is in use, and what may be. It may be used from any goroutine.
+// Budget has the current use of descriptors and its limits. It is safe for concurrent use.
 type Budget struct {
-	Descriptors int64 // that the process may have; see RLIMIT_NOFILE in getrlimit(2)
+	Descriptors int64 // limit of the process; see RLIMIT_NOFILE in getrlimit(2)
 	limits      Limits
 
-	// What is in use. Who opens something adds it, and takes it off when it is closed;
-	// TakeConnection and TakeSession add by themselves.
+	// Current use. The code that opens an object adds it, and subtracts it on close. TakeConnection and TakeSession add
+	// by themselves.
 	Listeners   atomic.Int64 // one descriptor each
-	TCPLoops    atomic.Int64 // descriptors that the TCP loops may have, pipes included
-	UDP         atomic.Int64 // descriptors of UDP's loops
+	TCPLoops    atomic.Int64 // descriptors that the TCP loops may use, pipes included
+	UDP         atomic.Int64 // descriptors of the UDP loops
 	Connections atomic.Int64 // open; two descriptors each
 	Sessions    atomic.Int64 // open; one descriptor each
-	Ports       atomic.Int64 // that UDP sessions have of this node's own
+	Ports       atomic.Int64 // ports of this node that UDP sessions use
 
-	localPorts int64 // that the kernel gives to sockets which ask for none; 0 if it does not tell
+	localPorts int64 // size of the kernel's range of ephemeral ports; 0 if unknown
 }
 
-// New returns a budget of which nothing is in use.
+// New returns an unused budget.
 func New(limits Limits) *Budget {
 	b := &Budget{Descriptors: openFilesLimit(), limits: limits}
 	if local := kernel.LocalPorts(); !local.IsZero() {
@@ -68,27 +62,25 @@ func New(limits Limits) *Budget {
 	return b
 }
 
-// Descriptors that are kept for what comes by ones: standard files, epoll, netlink, admin
-// clients and iptables' pipes; probes, of which each takes one, of two kinds; and the copies of listeners
-// of which a handover makes so many at a time.
+// Descriptors reserved for other uses: standard files, epoll, netlink, admin clients and the pipes of iptables; two
+// kinds of probes, with one descriptor per probe; and SocketsAtOnce copies of listeners during a handover.
 const (
 	mostProbes   = 64
 	mostReserved = 256 + 2*mostProbes + handover.SocketsAtOnce
 )
 
-// usable returns how many descriptors there are for listeners, connections and
-// sessions. Where few are allowed, a quarter has to do for all else.
+// usable returns the number of descriptors for listeners, connections and sessions. With a low limit, a quarter of it
+// is reserved for all other uses.
 func (b *Budget) usable() int64 { return b.Descriptors - min(mostReserved, b.Descriptors/4) }
 
-// maxListeners returns how many descriptors listeners may take: a quarter stays
-// for connections, without which listeners are of no use.
+// maxListeners returns the maximum number of descriptors for listeners: a quarter stays for connections, without which
+// listeners are useless.
 func (b *Budget) maxListeners() int64 { return max(1, b.usable()*3/4) }
 
-// ErrOpenFiles says that there is no room for another listener under the limit on
-// open files.
+// ErrOpenFiles means that the limit on open files allows no further listener.
 var ErrOpenFiles = errors.New("open files limit reached, no descriptor left for another listener")
 
-// RoomForListener returns an error if there is no room for another listener.
+// RoomForListener returns an error if there is no capacity for another listener.
 func (b *Budget) RoomForListener() error {
 	if b.Listeners.Load() < b.maxListeners() {
 		return nil
@@ -96,16 +88,15 @@ func (b *Budget) RoomForListener() error {
 	return fmt.Errorf("%w: of %d, %d may be listeners", ErrOpenFiles, b.Descriptors, b.maxListeners())
 }
 
-// fixed returns how many descriptors are in use by what does not come and go with
-// clients.
+// fixed returns the number of descriptors in use that do not depend on clients.
 func (b *Budget) fixed() int64 { return b.Listeners.Load() + b.TCPLoops.Load() + b.UDP.Load() }
 
-// Used returns how many descriptors are in use, of how many that may be.
+// Used returns the number of descriptors in use, and the maximum.
 func (b *Budget) Used() (used, of int64) {
 	return b.fixed() + 2*b.Connections.Load() + b.Sessions.Load(), b.usable()
 }
 
-// ConnectionLimit returns how many connections may be open at once.
+// ConnectionLimit returns the maximum number of open connections.
 func (b *Budget) ConnectionLimit() int64 {
 	sessions, usable := b.Sessions.Load(), b.usable()
 	if b.UDP.Load() > 0 {
@@ -118,12 +109,12 @@ func (b *Budget) ConnectionLimit() int64 {
 	return limit
 }
 
-// SessionLimit returns how many UDP sessions may be open at once.
+// SessionLimit returns the maximum number of open UDP sessions.
 func (b *Budget) SessionLimit() int64 {
 	return min(b.limits.MaxUDPSessions, max(1, b.usable()/4))
 }
 
-// SessionLimitPerPort returns how many of those one service port may have.
+// SessionLimitPerPort returns the maximum number of sessions of one service port.
 func (b *Budget) SessionLimitPerPort() int64 { return b.perPort(b.SessionLimit()) }
 
 func (b *Budget) perPort(limit int64) int64 {
@@ -133,30 +124,28 @@ func (b *Budget) perPort(limit int64) int64 {
 	return max(1, limit/2)
 }
 
-// Which part of the room is for those who have little. Where the room is less than so
-// many, there is no such part.
+// Divisors of a limit that give the part reserved for clients, and for service ports, with few connections. A limit
+// below the divisor has no such part.
 const (
 	partForClients = 8
 	partForPorts   = 16
 )
 
-// scarce reports whether, with open of limit in use, only that part is left.
+// scarce reports whether, with open of limit in use, only the reserved part is left.
 func scarce(open, limit, part int64) bool { return open > limit-limit/part }
 
-// clientsPart returns how many of limit one client address may have when room is
-// scarce.
+// clientsPart returns the part of limit that one client address may hold when capacity is scarce.
 func (b *Budget) clientsPart(limit int64) int64 { return max(1, limit*b.limits.MaxClientShare/100) }
 
-// Why there is no room for a connection.
+// Reasons to refuse a connection.
 var (
 	errTooMany         = errors.New("too many connections")
 	errTooManyToPort   = errors.New("too many connections to this service port")
 	errTooManyOfClient = errors.New("too many connections from this client while most of the connection limit is in use")
 )
 
-// TakeConnection takes room for a connection, or says why there is none. toPort and
-// ofClient are how many the service port and the client have open, this one
-// included.
+// TakeConnection counts a new connection, or returns the limit that it exceeds. toPort and ofClient are the open
+// connections of the service port and the client, this one included.
 func (b *Budget) TakeConnection(toPort, ofClient int64) error {
 	open, limit := b.Connections.Add(1), b.ConnectionLimit()
 	perPort := b.limits.MaxConnectionsPerPort
@@ -178,8 +167,8 @@ func (b *Budget) TakeConnection(toPort, ofClient int64) error {
 	return err
 }
 
-// RoomForClient returns what TakeConnection would if a connection that was taken is of
-// another client, which has so many with it.
+// RoomForClient checks the client's limit again if a counted connection turns out to be another client's. ofClient is
+// that client's number of connections, this one included.
 func (b *Budget) RoomForClient(ofClient int64) error {
 	if limit := b.ConnectionLimit(); scarce(b.Connections.Load(), limit, partForClients) && ofClient > b.clientsPart(limit) {
 		return errTooManyOfClient
@@ -187,19 +176,18 @@ func (b *Budget) RoomForClient(ofClient int64) error {
 	return nil
 }
 
-// Room says whether there is room for another UDP session.
+// Room is the result of taking a UDP session or a port: success, or the limit that is reached.
 type Room uint8
 
 const (
 	Enough     Room = iota
-	PortFull        // the service port has its share
-	ClientFull      // the client has its share, and room is scarce
-	AllFull         // all sessions, or the descriptors, are in use
+	PortFull        // the service port's limit is reached
+	ClientFull      // the client's limit is reached, and capacity is scarce
+	AllFull         // the limit for all sessions, or of descriptors, is reached
 )
 
-// TakeSession takes room for a UDP session, or says whose must go before. toPort is
-// how many the service port has, this one included; ofClient how many the client
-// has, this one included.
+// TakeSession counts a new UDP session, or returns whose session must be evicted first. toPort and ofClient are the
+// sessions of the service port and the client, this one included.
 func (b *Budget) TakeSession(toPort, ofClient int64) Room {
 	open, limit := b.Sessions.Add(1), b.SessionLimit()
 	perPort := b.perPort(limit)
@@ -219,11 +207,10 @@ func (b *Budget) TakeSession(toPort, ofClient int64) Room {
 	return whose
 }
 
-// TakePort takes one of this node's ports for a UDP session, or says whose must go before.
-// Each session that is not from its client's address has one for itself. All have half of
-// them at the most: the rest is other programs', and the kernel takes the longer to find one, the
-// fewer are left. One service port has half of that, of which toPort is how many it has with this
-// one.
+// TakePort counts a port of this node for a UDP session, or returns whose session must be evicted first. Each session
+// that does not use its client's address needs its own port. All sessions together have at most half of the ports: the
+// rest is for other programs, and the fewer ports are free, the longer the kernel takes to find one. One service port
+// has at most half of that half; toPort is its current number, this port included.
 func (b *Budget) TakePort(toPort int64) Room {
 	taken, limit := b.Ports.Add(1), max(1, b.localPorts/2)
 	var whose Room
@@ -241,18 +228,16 @@ func (b *Budget) TakePort(toPort int64) Room {
 	return whose
 }
 
-// Probes returns how many probes of one kind may be under way at once, those of endpoints that
-// failed and those that Services ask for: each takes a descriptor, of those that are reserved.
+// Probes returns the maximum number of concurrent probes of each of two kinds: of failed endpoints, and of those that
+// Services configure. Each takes a reserved descriptor.
 func (b *Budget) Probes() int64 {
 	return max(1, (b.Descriptors-b.usable())*mostProbes/mostReserved)
 }
 
-// Pipes returns how many pipes each of so many loops may have: all together have a
-// sixteenth of the descriptors at the most.
+// Pipes returns the maximum number of pipes of each loop: all together have at most a sixteenth of the descriptors.
 func (b *Budget) Pipes(loops int) int { return int(b.Descriptors) / 16 / 2 / loops }
 
-// NeededFor returns the limit on open files that holds so many listeners beside those
-// that there are.
+// NeededFor returns the open-files limit that is required for more listeners in addition to the current ones.
 func (b *Budget) NeededFor(more int) int64 {
 	share := (b.Listeners.Load()+int64(more))*4/3 + 1
 	return min(share+mostReserved, share*4/3+1)

@@ -2,7 +2,7 @@ package budget
 
 import "golang.org/x/sys/unix"
 
-// openFilesLimit returns how many descriptors the process may have.
+// openFilesLimit returns the maximum number of descriptors of this process.
 func openFilesLimit() int64 {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {

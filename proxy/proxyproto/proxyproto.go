@@ -1,10 +1,8 @@
-// Package proxyproto reads and writes headers of the PROXY protocol, by which proxies tell
-// each other who the client of a connection is
+// Package proxyproto reads and writes PROXY protocol headers, in which a proxy names the client of a connection
 // (https://www.haproxy.org/download/2.6/doc/proxy-protocol.txt).
 //
-// It works on bytes, and knows no sockets: who reads from one collects what comes until
-// [Complete] says that this is enough, and then has [Read] look at it. Whose header is
-// believed is decided elsewhere: see config.Balancers.
+// It works on bytes and uses no sockets: the caller reads from the connection until [Complete] returns true, and then
+// calls [Read]. config.Balancers decides which senders are trusted.
 package proxyproto
 
 import (
@@ -21,25 +19,24 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// MaxHeader is the longest header that is read, in bytes. An address takes 52 at the most
-// in version 2; the rest is for what others add to it: names, identities, certificates.
+// MaxHeader is the maximum length of a header that is read, in bytes. Addresses take at most 52 in version 2; the rest
+// is for extensions: names, identities, certificates.
 const MaxHeader = 4 << 10
 
-// Why a header is not believed.
+// Reasons to reject a header.
 var (
 	ErrMissing = errors.New("missing PROXY protocol header")
 	ErrCut     = errors.New("PROXY protocol header is truncated")
 	ErrTooLong = errors.New("PROXY protocol header is too long")
 	ErrWrong   = errors.New("invalid PROXY protocol header")
-	// ErrPanic says that the library which parses headers has a fault.
+	// ErrPanic means that the library which parses headers has panicked.
 	ErrPanic = errors.New("cannot parse PROXY protocol header")
 )
 
 // parse is the library's parser.
 var parse = pires.Read
 
-// Header returns the header that tells of a connection, or of a datagram, from from to to.
-// If the version is 0, it is nil.
+// Header returns the header for a connection or a datagram from from to to; nil if version is 0.
 func Header(version config.ProxyProtocol, protocol config.Protocol, from, to netip.AddrPort) []byte {
 	if version == 0 {
 		return nil
@@ -48,21 +45,20 @@ func Header(version config.ProxyProtocol, protocol config.Protocol, from, to net
 	if protocol == config.UDP {
 		source, destination = net.UDPAddrFromAddrPort(from), net.UDPAddrFromAddrPort(to)
 	}
-	header, _ := pires.HeaderProxyFromAddrs(byte(version), source, destination).Format() // these are addresses
+	header, _ := pires.HeaderProxyFromAddrs(byte(version), source, destination).Format() // cannot fail with these addresses
 	return header
 }
 
-// Complete reports whether Read needs no more of a connection than first, with which it
-// begins: that holds the whole header, or will never be one.
+// Complete reports whether first, the beginning of a connection, is enough for Read: it has the whole header, or cannot
+// become one.
 func Complete(first []byte) bool {
 	n, err := length(first)
 	return n > 0 || err != nil
 }
 
-// Read returns the client that is named by the header with which first begins, and the
-// header's length. The client is not valid if none is named: the sender speaks for itself,
-// or for somebody who has no Internet address. The error is one of those above, perhaps
-// with more words.
+// Read returns the client that the header at the start of first names, and the header's length. The client is not valid
+// if the header names none: the sender is the client itself, or the client has no Internet address. The error is one of
+// those above, possibly wrapped.
 func Read(first []byte) (client netip.AddrPort, n int, err error) {
 	switch n, err = length(first); {
 	case err != nil:
@@ -70,9 +66,9 @@ func Read(first []byte) (client netip.AddrPort, n int, err error) {
 	case n == 0:
 		return client, 0, ErrCut
 	case first[0] == pires.SIGV2[0] && first[12] == byte(pires.PROXY) && first[13] == byte(pires.UNSPEC):
-		return client, n, nil // the library rejects it, which the protocol leaves to the receiver
+		return client, n, nil // the library rejects it; the protocol leaves that to the receiver
 	}
-	defer func() { // a header of one client must not end the connections of all others
+	defer func() { // one client's header must not end the connections of all others
 		if r := recover(); r != nil {
 			client, n, err = netip.AddrPort{}, 0, fmt.Errorf("%w: panic: %v; header starts with %q", ErrPanic, r, first[:min(len(first), maxShown)])
 		}
@@ -97,10 +93,10 @@ func Read(first []byte) (client netip.AddrPort, n int, err error) {
 	return client, n, nil
 }
 
-// maxShown is how much of a header is shown, in bytes.
+// maxShown limits the bytes of a header that an error shows.
 const maxShown = 64
 
-// What the headers begin with, and how long those of version 1 may be.
+// The beginnings of headers, and the maximum length of version 1.
 const (
 	beginV1    = "PROXY "
 	maxV1      = 107
@@ -108,8 +104,8 @@ const (
 	lengthAtV2 = 14
 )
 
-// length returns how long the header is with which first begins: 0 if more is needed to
-// tell, or to have all of it.
+// length returns the length of the header at the start of first: 0 if more bytes are needed to determine it, or to
+// complete the header.
 func length(first []byte) (int, error) {
 	switch {
 	case begins(first, string(pires.SIGV2)):
@@ -137,7 +133,7 @@ func length(first []byte) (int, error) {
 	return 0, ErrMissing
 }
 
-// begins reports whether b begins with what is given, as far as there is any of it.
+// begins reports whether b begins with the given prefix, as far as b reaches.
 func begins(b []byte, with string) bool {
 	n := min(len(b), len(with))
 	return string(b[:n]) == with[:n]
