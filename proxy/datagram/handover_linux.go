@@ -22,24 +22,21 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// A UDP listener is handed over with its socket, and each session with its socket to the
-// endpoint: the client keeps its endpoint, which sees the same address and port as before.
+// A UDP listener is handed over with its socket, and each session with its socket to the endpoint. So the client keeps
+// its endpoint, which sees the same address and port as before.
 //
-// Most sessions go together with the listeners' sockets, while this process goes on to
-// receive; what endpoints send comes to one of the two processes, and both pass it on. When
-// the successor is ready this process receives nothing any more, hands over the sessions
-// that are new, and only then the successor begins to receive: so no client has a session
-// of which that one does not know. What comes in between waits in the sockets.
+// Most sessions are handed over together with the listeners' sockets, while this process still receives. Replies from
+// their endpoints arrive at one of the two processes, and both forward them. When the successor is ready, this process
+// stops receiving and hands over the sessions that are new; only then does the successor start to receive. So it knows
+// the sessions of all clients. Datagrams that arrive in between wait in the sockets.
 //
-// Once the successor has taken over, this process only lets the replies through that
-// clients wait for: those go out by the same socket, and so come from where the client
-// expects them.
+// Once the successor has taken over, this process only forwards the replies that clients wait for. It sends them by the
+// same socket, so they come from the address that the clients expect.
 
-// replyTime is how long endpoints may take for those replies.
+// replyTime is the time for endpoints to send those replies.
 const replyTime = 2 * time.Second
 
-// HandOver implements frontend.Listener. If the socket cannot be copied, the successor opens
-// one of its own.
+// HandOver implements frontend.Listener. If the socket cannot be copied, the successor opens a new one.
 func (l *listener) HandOver() []handover.Socket {
 	s, ok := frontend.SocketFor(l.socket.fd, l.name())
 	if !ok {
@@ -50,10 +47,10 @@ func (l *listener) HandOver() []handover.Socket {
 
 func (l *listener) name() string { return frontend.SocketName(config.UDP, l.At, l.Namespace != nil) }
 
-// bequest is a session in a handover, as JSON behind sessionPrefix the name of its
-// socket to the endpoint.
+// bequest is a session in a handover, as JSON. With sessionPrefix before it, it is the name of the session's socket to
+// the endpoint.
 type bequest struct {
-	Socket   string         `json:"socket"` // the name of the listener's
+	Socket   string         `json:"socket"` // the name of the listener's socket
 	Peer     []byte         `json:"peer"`   // forward.Peer.Raw
 	Local    netip.Addr     `json:"local"`
 	Control  []byte         `json:"control"`
@@ -69,12 +66,12 @@ type bequest struct {
 
 const sessionPrefix = "udp session "
 
-// bequeathAtOnce is how many sessions are copied before others have their turn.
+// bequeathAtOnce is the number of sessions that are copied before the loop serves others.
 const bequeathAtOnce = 64
 
-// Sessions yields sessions with copies of their sockets: those whose endpoint has answered;
-// or, the last time, all that it has not yielded before, and from then on nothing is
-// received until Resume. It is called like Listen.
+// Sessions yields sessions with copies of their sockets: those whose endpoint has answered. If last is set, it yields
+// all that it has not yielded before, and the sockets do not receive from then on until Resume. Callers are serialized
+// as for Listen.
 func (srv *Server) Sessions(last bool) iter.Seq[handover.Socket] {
 	return func(yield func(handover.Socket) bool) {
 		if !last {
@@ -101,7 +98,7 @@ func (srv *Server) Sessions(last bool) iter.Seq[handover.Socket] {
 				lp.await(func() {
 					for _, s := range some {
 						if !sockets[s.socket] || s.fd < 0 || s.search != nil && !last || s.leaving || s.handover == srv.handover {
-							continue // it has ended meanwhile, or has no endpoint yet that it stays with
+							continue // it has ended, or has no endpoint yet that it stays with
 						}
 						if c, ok := s.bequeath(); ok {
 							copies = append(copies, c)
@@ -122,35 +119,35 @@ func (srv *Server) Sessions(last bool) iter.Seq[handover.Socket] {
 	}
 }
 
-// await makes the loop call f, and returns when it has.
+// await makes the loop call f, and returns when f has returned.
 func (lp *loop) await(f func()) {
 	var done sync.WaitGroup
 	lp.poller.Go(&done, f)
 	done.Wait()
 }
 
-// bequeath returns what a successor needs to go on with s.
+// bequeath returns the data with which a successor continues s.
 func (s *session) bequeath() (handover.Socket, bool) {
 	text, err := json.Marshal(&bequest{
 		Socket: s.socket.listener.name(), Peer: s.key.peer.Raw(), Local: s.key.local, Control: s.control,
 		To: s.To, Endpoint: s.Endpoint.Addr, Hops: s.hops, Asked: s.asked, Began: s.Began, Silent: s.socket.loop.clock().Sub(s.last),
 	})
-	if err != nil { // no value of these types makes one
+	if err != nil { // these types can always be encoded
 		return handover.Socket{}, false
 	}
 	return frontend.SocketFor(s.fd, sessionPrefix+string(text))
 }
 
-// Resume receives again, after Sessions. It is called like Listen.
+// Resume receives again after Sessions. Callers are serialized as for Listen.
 func (srv *Server) Resume() {
 	for l := range srv.listeners {
 		l.do(l.socket.open)
 	}
 }
 
-// Inherit takes the sessions out of what a predecessor has handed over, for the listeners
-// that are open on their sockets, or are opened before InheritRest, until which these do not
-// receive. It is called like Listen.
+// Inherit takes the sessions from sockets that a predecessor has handed over. They are for listeners that use those
+// sockets and are open, or are opened before InheritRest. These do not receive before InheritRest. Callers are
+// serialized as for Listen.
 func (srv *Server) Inherit(sockets map[string]*os.File) {
 	if srv.bequests == nil {
 		srv.bequests = map[string][]bequest{}
@@ -162,7 +159,7 @@ func (srv *Server) Inherit(sockets map[string]*os.File) {
 		}
 		delete(sockets, name)
 		b := bequest{file: file}
-		if err := json.Unmarshal([]byte(text), &b); err != nil { // an usher of another version has written it
+		if err := json.Unmarshal([]byte(text), &b); err != nil { // written by another version of usher
 			file.Close()
 			continue
 		}
@@ -170,13 +167,13 @@ func (srv *Server) Inherit(sockets map[string]*os.File) {
 		srv.bequests[b.Socket] = append(srv.bequests[b.Socket], b)
 	}
 	for _, all := range srv.bequests {
-		// As in a list of sessions: idle for longest first.
+		// As in a list of sessions: the longest idle first.
 		slices.SortFunc(all, func(a, b bequest) int { return cmp.Compare(b.Silent, a.Silent) })
 	}
 }
 
-// InheritRest is Inherit with what has come since, and closes what no listener has taken. It
-// is called like Listen.
+// InheritRest is Inherit for the sockets that came later. It also closes all that no listener has taken. Callers are
+// serialized as for Listen.
 func (srv *Server) InheritRest(sockets map[string]*os.File) {
 	srv.Inherit(sockets)
 	for l, waits := range srv.listeners {
@@ -193,7 +190,7 @@ func (srv *Server) InheritRest(sockets map[string]*os.File) {
 	srv.bequests = nil
 }
 
-// adopt goes on with the sessions that a predecessor has handed over.
+// adopt continues the sessions that a predecessor has handed over.
 func (l *listener) adopt() {
 	all := l.server.bequests[l.name()]
 	if delete(l.server.bequests, l.name()); len(all) == 0 {
@@ -218,7 +215,7 @@ func (sk *socket) adopt(all []bequest) {
 	}
 }
 
-// adoptOne goes on with a session, if its client may still have that endpoint, nil if it is gone.
+// adoptOne continues a session if its client may still use that endpoint, which is nil if it was removed.
 func (sk *socket) adoptOne(b *bequest, endpoint *balance.Endpoint) {
 	s := &session{
 		socket: sk, key: sessionKey{peer: forward.NewPeer(b.Peer), local: b.Local},
@@ -248,8 +245,7 @@ func (sk *socket) adoptOne(b *bequest, endpoint *balance.Endpoint) {
 	s.Adopted(now, endpoint.Addr, endpoint.Pod)
 }
 
-// retire leaves the listener to a successor. It does not wait: see
-// Server.retiring.
+// retire leaves the listener to a successor. It does not wait: see Server.retiring.
 func (l *listener) retire() {
 	retiring := &l.server.retiring
 	retiring.Add(1)
@@ -261,8 +257,8 @@ func (l *listener) retire() {
 // Retired waits until all sockets that were left to a successor are closed.
 func (srv *Server) Retired() { srv.retiring.Wait() }
 
-// retire stops receiving. When no client waits for a reply any more, or after
-// replyTime, it closes the socket and calls done.
+// retire stops receiving. When no client waits for a reply any longer, or after replyTime, it closes the socket and
+// calls done.
 func (sk *socket) retire(done func()) {
 	if sk.closed {
 		done()
@@ -282,12 +278,12 @@ func (sk *socket) retire(done func()) {
 	time.AfterFunc(replyTime, func() { _ = sk.loop.poller.Do(sk.retired) })
 }
 
-// replied notes that a client waits for a reply no more.
+// replied records that one client less waits for a reply.
 func (sk *socket) replied() {
 	if sk.retired == nil {
 		return
 	}
 	if sk.awaited--; sk.awaited == 0 {
-		_ = sk.loop.poller.Do(sk.retired) // after this round, at whose end replies are sent
+		_ = sk.loop.poller.Do(sk.retired) // after this round, which sends replies at its end
 	}
 }

@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// kept are the last datagrams of a client that has no answer yet, to be sent again to the
-// next endpoint. Of many that come before the first answer, the last ones matter.
+// kept are the last datagrams of a client without an answer so far, to be sent again to the next endpoint. Of many
+// datagrams before the first answer, the last ones matter.
 type kept struct {
 	datagrams [maxKept]keptDatagram
-	count     int // so far; the next one goes to datagrams[count%maxKept]
+	count     int // number so far; the next one is stored in datagrams[count%maxKept]
 }
 
 type keptDatagram struct {
@@ -18,13 +18,11 @@ type keptDatagram struct {
 }
 
 const (
-	// maxKept is how many datagrams a session keeps.
+	// maxKept is the number of datagrams that a session keeps.
 	maxKept = 8
-	// keptTime is how long a datagram is worth sending again. A refusal comes
-	// within a round trip.
+	// keptTime is the maximum age of a datagram to be sent again. A refusal arrives within a round trip.
 	keptTime = time.Second
-	// maxKeptBytes bounds the copies that one loop keeps. A datagram for which
-	// there is no room is sent once.
+	// maxKeptBytes limits the size of the copies that one loop keeps. A datagram beyond it is sent only once.
 	maxKeptBytes = 16 << 20
 )
 
@@ -48,7 +46,7 @@ func (k *kept) keep(lp *loop, at, count int) {
 	}
 }
 
-// all returns those that are worth sending again, the oldest first.
+// all returns the datagrams that are young enough to be sent again, the oldest first.
 func (k *kept) all(now time.Time) iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {
 		for i := range maxKept {
@@ -60,7 +58,7 @@ func (k *kept) all(now time.Time) iter.Seq[[]byte] {
 	}
 }
 
-// drop gives the room for the copies back.
+// drop releases the copies.
 func (k *kept) drop(lp *loop) {
 	for i := range k.datagrams {
 		lp.kept -= cap(k.datagrams[i].data)

@@ -17,9 +17,9 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// listener is a listener for a UDP service port: one socket, on one loop. Several that share
-// the port (SO_REUSEPORT) could be spread over loops, but any process of the same user could
-// join them, or bind a nearer address, and be given datagrams.
+// listener is a listener for a UDP service port: one socket, on one loop. Several sockets that share the port
+// (SO_REUSEPORT) could be spread over loops. But then any process of the same user could join them, or bind a more
+// specific address, and receive datagrams.
 type listener struct {
 	frontend.Place
 	server *Server
@@ -27,12 +27,11 @@ type listener struct {
 	socket *socket
 }
 
-// Listen opens the listener that b asks for and starts to receive. One goroutine at a time
-// may call it, when the budget has room for a listener, of which it takes it.
+// Listen opens the listener that b describes and starts to receive. Only one goroutine at a time may call it, and only
+// while the budget has capacity for a listener; Listen takes it from the budget.
 //
-// Behind a redirect, conntrack must be able to tell where each client wanted to
-// go. If it is not, there is no listener: one that let everybody in would be a
-// way around loadBalancerSourceRanges and traffic policies.
+// Behind a redirect, conntrack must provide each client's original destination. If it does not, Listen fails: a
+// listener that admits every client would bypass loadBalancerSourceRanges and traffic policies.
 func (srv *Server) Listen(f *frontend.FrontEnd, b portal.Bind) (_ frontend.Listener, err error) {
 	if err := srv.start(); err != nil {
 		return nil, err
@@ -45,7 +44,7 @@ func (srv *Server) Listen(f *frontend.FrontEnd, b portal.Bind) (_ frontend.Liste
 	}
 	inherited := false
 	fd, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) (int, error) {
-		if addr == b.Addr { // what is inherited at others is for other front ends
+		if addr == b.Addr { // inherited sockets at other addresses belong to other front ends
 			fd, err := f.Inherit(frontend.SocketName(config.UDP, addr, b.Namespace != nil), addr)
 			if err == nil && fd >= 0 {
 				inherited = true
@@ -80,16 +79,14 @@ func (srv *Server) Listen(f *frontend.FrontEnd, b portal.Bind) (_ frontend.Liste
 	return l, nil
 }
 
-// do makes the loop call what is the socket's: the loops run until Stop, after which nothing
-// is opened.
+// do makes the loop call what, which uses the socket: the loops run until Stop, and no listener is opened after that.
 func (l *listener) do(what func()) { _ = l.socket.loop.poller.Do(what) }
 
-// EndpointsChanged makes the loop look at the new view soon, also at sessions
-// whose clients are silent. A datagram that comes before that looks itself.
+// EndpointsChanged makes the loop apply the new view soon, also to sessions without traffic. A datagram that comes
+// earlier applies it itself.
 func (l *listener) EndpointsChanged() { l.do(l.socket.refresh) }
 
-// Close ends the sessions and closes the socket. After a handover it does so later: see
-// Server.Retired.
+// Close ends the sessions and closes the socket. After a handover it does so later: see Server.Retired.
 func (l *listener) Close(why frontend.Closing) {
 	delete(l.server.listeners, l)
 	l.front.Budget.Listeners.Add(-1)

@@ -10,28 +10,28 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// A port has one socket, which one loop reads. So that a port may use more than one processor,
-// the replies of a busy session are passed on by another loop: it reads the session's socket and
-// sends by the listener's. All else stays with the session's own loop.
+// A port has one socket, which one loop reads. So that a port can use more than one CPU, another loop forwards the
+// replies of a busy session: it reads the session's socket and sends by the listener's. Everything else stays on the
+// session's loop.
 
-// busyAfter is after how many replies a session is busy.
+// busyAfter is the number of replies after which a session is busy.
 const busyAfter = 64
 
-// replies are those of a busy session. But for what is atomic, they belong to their loop; session's
-// key and control, and its socket's fd, do not change, and its toClient is atomic.
+// replies are those of a busy session. Except for atomics, they belong to their loop. That loop also uses the session's
+// key and control and the socket's fd, which do not change, and the session's toClient, which is atomic.
 type replies struct {
 	session *session
 	loop    *loop
 	fd      int
-	watched forward.Registration // if opened
+	watched forward.Registration // if opened is set
 	crowd   crowd
 	opened  bool
 	closed  bool
 
-	last atomic.Int64 // when the last came, in nanoseconds since 1970
+	last atomic.Int64 // time of the last reply, in nanoseconds since 1970
 }
 
-// lend gives the session's replies to another loop, if there is one.
+// lend moves the session's replies to another loop, if there is one.
 func (s *session) lend() {
 	lp := s.socket.loop
 	others := lp.others
@@ -40,10 +40,10 @@ func (s *session) lend() {
 	}
 	lp.lent++
 	r := &replies{session: s, loop: others[lp.lent%len(others)], fd: s.fd}
-	lp.flush() // what came before goes first
+	lp.flush() // earlier replies go first
 	lp.poller.Remove(s.watched)
 	s.lent, s.socket.lent = r, true
-	if r.loop.poller.Do(r.open) != nil { // it has ended
+	if r.loop.poller.Do(r.open) != nil { // the loop has ended
 		s.end(outcome.Result{Outcome: outcome.Drained})
 	}
 }
@@ -53,14 +53,14 @@ func (r *replies) open() {
 		return
 	}
 	var err error
-	if r.watched, err = r.loop.poller.Add(r.fd, forward.Readable, r); err != nil { // the kernel has no memory
+	if r.watched, err = r.loop.poller.Add(r.fd, forward.Readable, r); err != nil { // the kernel is out of memory
 		r.notify(func(s *session) { s.end(outcome.Result{Outcome: outcome.Internal, Err: err}) })
 		return
 	}
 	r.opened = true
 }
 
-// notify makes the session's loop call f, if the session still has these replies then.
+// notify makes the session's loop call f, if the session still uses these replies by then.
 func (r *replies) notify(f func(*session)) {
 	s := r.session
 	_ = s.socket.loop.poller.Do(func() {
@@ -70,7 +70,7 @@ func (r *replies) notify(f func(*session)) {
 	})
 }
 
-// Ready passes on what the endpoint has sent.
+// Ready forwards the endpoint's datagrams.
 func (r *replies) Ready(forward.Readiness) {
 	n, bytes, err := r.loop.reply(r.session, r.fd, &r.crowd)
 	if err != nil {
@@ -83,7 +83,7 @@ func (r *replies) Ready(forward.Readiness) {
 	}
 }
 
-// takeBack ends the replies of a session that ends, and closes its socket.
+// takeBack ends the replies of a session that ends, and closes the session's socket.
 func (s *session) takeBack(handedOver bool) {
 	r := s.lent
 	s.lent = nil
@@ -101,8 +101,7 @@ func (r *replies) close(handedOver bool) {
 	r.loop.close(r.fd, r.watched, handedOver)
 }
 
-// stirred reports whether replies have come by another loop since the session was last
-// looked at, which so is not idle.
+// stirred reports whether the session is not idle: another loop has forwarded replies of it since the last call.
 func (s *session) stirred() bool {
 	if s.lent == nil {
 		return false
@@ -116,8 +115,8 @@ func (s *session) stirred() bool {
 	return true
 }
 
-// settle calls f, on the socket's loop, when no other sends by the socket any more: all sessions
-// have ended.
+// settle calls f, on the socket's loop, when no other loop sends by the socket any longer. All its sessions must have
+// ended.
 func (sk *socket) settle(f func()) {
 	if !sk.lent {
 		f()
@@ -133,7 +132,7 @@ func (sk *socket) settle(f func()) {
 				}
 				next()
 			}
-			if lp.poller.Do(flushed) != nil { // it has ended
+			if lp.poller.Do(flushed) != nil { // the loop has ended
 				next()
 			}
 		}

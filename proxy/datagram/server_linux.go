@@ -18,33 +18,32 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// Server serves the UDP service ports of a node, by loops, about one for each processor,
-// from the first listener on.
+// Server serves the UDP service ports of a node. Its loops, about one per CPU, run from the first listener on.
 type Server struct {
 	node    *frontend.Node
 	pollers *forward.Pollers
-	idle    time.Duration // how long an answered session lasts without a datagram, unless the Service says otherwise
-	loops   []*loop       // for who opens listeners
+	idle    time.Duration // idle timeout of answered sessions, unless the Service sets one
+	loops   []*loop       // for the goroutine that opens listeners
 
 	clients clients
 
-	listeners map[*listener]bool   // those that do not receive before InheritRest are true
+	listeners map[*listener]bool   // true for those that do not receive before InheritRest
 	bequests  map[string][]bequest // by the name of the listener's socket in the handover
-	handover  uint32               // how often sessions have been handed over
+	handover  uint32               // number of handovers of sessions so far
 
-	retiring sync.WaitGroup // listeners that a successor has, and by which replies go out yet
+	retiring sync.WaitGroup // listeners that a successor has, but that still send replies
 }
 
-// New returns a Server without listeners, whose loops are on pollers. Sessions that an endpoint has answered
-// end when they are idle for so long, unless their Service says otherwise.
+// New returns a Server without listeners, whose loops use pollers. idle is the idle timeout of sessions that an
+// endpoint has answered, unless their Service sets one.
 func New(node *frontend.Node, pollers *forward.Pollers, idle time.Duration) *Server {
 	return &Server{node: node, pollers: pollers, idle: idle, listeners: map[*listener]bool{}}
 }
 
-// descriptorsPerLoop are netlink, and epoll and eventfd, if TCP does not have those already.
+// descriptorsPerLoop counts netlink, and epoll and eventfd, unless TCP has those already.
 const descriptorsPerLoop = 3
 
-// start starts the loops if they do not run yet.
+// start starts the loops unless they run already.
 func (srv *Server) start() error {
 	if srv.loops != nil {
 		return nil
@@ -64,7 +63,7 @@ func (srv *Server) start() error {
 			clients:  map[netip.Addr]*list.List{},
 			refusals: rate.NewLimiter(frontend.RefusalsPerSecond, frontend.RefusalsPerSecond),
 		}
-		_ = poller.Do(func() { poller.OnRoundEnd(lp.endRound) }) // it runs until it is released
+		_ = poller.Do(func() { poller.OnRoundEnd(lp.endRound) }) // the poller runs until it is released
 		srv.loops = append(srv.loops, lp)
 		srv.node.Budget.UDP.Add(descriptorsPerLoop)
 	}
@@ -74,7 +73,7 @@ func (srv *Server) start() error {
 	return nil
 }
 
-// Stop ends the loops. Their listeners are closed before.
+// Stop ends the loops. Their listeners must be closed.
 func (srv *Server) Stop() {
 	var stopped sync.WaitGroup
 	for _, lp := range srv.loops {
@@ -92,32 +91,32 @@ func (srv *Server) Stop() {
 	srv.loops = nil
 }
 
-// batchSize is how many datagrams one system call may bring or send.
+// batchSize is the maximum number of datagrams that one system call receives or sends.
 const batchSize = 32
 
-// loop is what the sockets and sessions of one poller share. Except for what
-// is set before it starts, it belongs to the poller's goroutine.
+// loop is the shared state of the sockets and sessions of one poller. Except for fields that are set before it starts,
+// it belongs to the poller's goroutine.
 type loop struct {
 	server    *Server
 	counters  *frontend.Counters
 	poller    *forward.Poller
 	flows     *kernel.Flows // nil until a listener behind a redirect needs it
-	listeners int           // for who opens and closes them
-	others    []*loop       // which may pass on replies to busy sessions
-	lent      int           // how often that was asked for
+	listeners int           // for the goroutine that opens and closes them
+	others    []*loop       // which can forward replies of busy sessions
+	lent      int           // number of lend calls
 
 	in   *forward.Batch // from clients
-	came []arrival      // of those in in
+	came []arrival      // of the datagrams in in
 
-	out      *forward.Batch // replies that wait for the end of the round
+	out      *forward.Batch // replies that are sent at the end of the round
 	outCount int
-	outFrom  *socket // the socket that they go out by
+	outFrom  *socket // the socket that sends them
 
-	sessions list.List                 // *session; idle for longest first
-	clients  map[netip.Addr]*list.List // the same by the client's address; none is empty
-	peak     int                       // clients at once since the map was made
+	sessions list.List                 // *session; longest idle first
+	clients  map[netip.Addr]*list.List // the sessions by client address; no list is empty
+	peak     int                       // maximum number of clients since the map was made
 	kept     int                       // bytes in copies of datagrams
-	now      time.Time                 // of this round, once somebody asked
+	now      time.Time                 // of this round; zero until clock is called
 	round    uint32
 	refusals *rate.Limiter
 }
@@ -128,7 +127,7 @@ type clients struct {
 	sessions map[netip.Addr]int
 }
 
-// add adds n, and returns how many the client has then.
+// add adds n, and returns the client's new number.
 func (c *clients) add(client netip.Addr, n int) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -142,7 +141,7 @@ func (c *clients) add(client netip.Addr, n int) int {
 	return n
 }
 
-// join puts s among its client's sessions.
+// join adds s to its client's sessions.
 func (lp *loop) join(s *session) {
 	client := s.From.Addr()
 	s.siblings = lp.clients[client]
@@ -154,7 +153,7 @@ func (lp *loop) join(s *session) {
 	s.inClient = s.siblings.PushBack(s)
 }
 
-// leave takes s from among its client's sessions.
+// leave removes s from its client's sessions.
 func (lp *loop) leave(s *session) {
 	lp.server.clients.add(s.From.Addr(), -1)
 	if s.siblings.Remove(s.inClient); s.siblings.Len() > 0 {
@@ -162,11 +161,11 @@ func (lp *loop) leave(s *session) {
 	}
 	delete(lp.clients, s.From.Addr())
 	if len(lp.clients) == 0 && lp.peak > keepMap {
-		lp.clients, lp.peak = map[netip.Addr]*list.List{}, 0 // as socket.forget does
+		lp.clients, lp.peak = map[netip.Addr]*list.List{}, 0 // as in socket.forget
 	}
 }
 
-// clock returns the time, to the accuracy of a round.
+// clock returns the time, with the accuracy of a round.
 func (lp *loop) clock() time.Time {
 	if lp.now.IsZero() {
 		lp.now = time.Now()
@@ -177,21 +176,21 @@ func (lp *loop) clock() time.Time {
 func (lp *loop) endRound() {
 	lp.flush()
 	lp.now = time.Time{}
-	if !lp.poller.Crowded() { // who was not told of now may have been left behind all the same
+	if !lp.poller.Crowded() { // a crowded poller may not have reported all that are ready
 		lp.round++
 	}
 }
 
-// crowd is how many datagrams a descriptor brings at a time: whether the next read asks
-// for one, which is cheaper, or for many.
+// crowd estimates the number of datagrams that wait at a descriptor: whether the next read requests one, which is
+// cheaper, or many.
 type crowd struct {
 	round uint32 // of the last read
 	many  bool   // it brought more than one
 }
 
-// expect returns how many datagrams a read asks for, with room for so many. If the last
-// read brought one, and what it came from was not ready again in the very next round,
-// nothing was left behind, and the next one is probably alone as well.
+// expect returns the number of datagrams that a read requests, at most room. If the last read brought one, and the
+// descriptor was not ready again in the very next round, none was left behind, and the next datagram is probably alone
+// as well.
 func (c *crowd) expect(lp *loop, room int) int {
 	if c.many || lp.round-c.round <= 1 {
 		return room
@@ -199,10 +198,10 @@ func (c *crowd) expect(lp *loop, room int) int {
 	return 1
 }
 
-// came notes how many a read brought.
+// came records the number of datagrams that a read brought.
 func (c *crowd) came(lp *loop, n int) { c.round, c.many = lp.round, n > 1 }
 
-// flush sends the replies that wait.
+// flush sends the waiting replies.
 func (lp *loop) flush() {
 	if lp.outCount == 0 {
 		return
@@ -215,7 +214,7 @@ func (lp *loop) flush() {
 		sent += n
 		switch {
 		case err == nil:
-		case bufferFull(err): // for the others, too
+		case bufferFull(err): // the buffer is full for the others, too
 			c.Drop(frontend.DropSendBuffer, lp.outCount-at)
 			at = lp.outCount
 		default:
@@ -227,11 +226,10 @@ func (lp *loop) flush() {
 	lp.outCount, lp.outFrom = 0, nil
 }
 
-// bufferFull reports whether err says that a socket has no room for more.
+// bufferFull reports whether err means that a socket's buffer is full.
 func bufferFull(err error) bool { return err == unix.EAGAIN || err == unix.ENOBUFS }
 
-// evictOldest ends the session that has been idle longest, unless it is spare,
-// and reports whether there was one.
+// evictOldest ends the session that has been idle longest, other than spare, and reports whether there was one.
 func evictOldest(sessions *list.List, spare *session) bool {
 	for e := sessions.Front(); e != nil; {
 		s, next := e.Value.(*session), e.Next()
@@ -240,7 +238,7 @@ func evictOldest(sessions *list.List, spare *session) bool {
 		case !s.stirred():
 			s.end(outcome.Result{Outcome: outcome.Limit, Err: errEvicted})
 			return true
-		case next == nil: // s is the last, as before
+		case next == nil: // s is the last one, as before
 			next = e
 		}
 		e = next

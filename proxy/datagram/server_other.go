@@ -15,7 +15,7 @@ import (
 	"github.com/usherproxy/usher/proxy/frontend"
 )
 
-// Server has nothing to run.
+// Server is empty.
 type Server struct{}
 
 // New returns a Server.
@@ -26,15 +26,15 @@ func (*Server) Listen(*frontend.FrontEnd, portal.Bind) (frontend.Listener, error
 	return nil, fmt.Errorf("%w: UDP requires Linux, not %s", frontend.ErrProtocol, runtime.GOOS)
 }
 
-// Sessions yields none.
+// Sessions yields nothing.
 func (*Server) Sessions(bool) iter.Seq[handover.Socket] {
 	return func(func(handover.Socket) bool) {}
 }
 
-// Inherit takes nothing.
+// Inherit does nothing.
 func (*Server) Inherit(map[string]*os.File) {}
 
-// InheritRest takes nothing.
+// InheritRest does nothing.
 func (*Server) InheritRest(map[string]*os.File) {}
 
 // Resume does nothing.

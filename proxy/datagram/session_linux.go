@@ -19,47 +19,46 @@ import (
 	"github.com/usherproxy/usher/proxy/search"
 )
 
-// session is one client's session, from its first datagram until it is idle
-// or its endpoint is not to be used any more. It belongs to its loop.
+// session is one client's session, from its first datagram until it is idle or must stop using its endpoint. It belongs
+// to its loop.
 type session struct {
 	frontend.Conn
 	socket  *socket
 	key     sessionKey
-	control []byte    // makes replies come from where the client sent to
-	header  []byte    // in front of each datagram to the endpoint
-	last    time.Time // a datagram, either way
+	control []byte    // makes replies come from the address that the client sent to
+	header  []byte    // prefix of each datagram to the endpoint
+	last    time.Time // time of the last datagram in either direction
 
-	fd                   int // connected to the endpoint; -1 if none is
+	fd                   int // connected to the endpoint; -1 if there is none
 	watched              forward.Registration
 	crowd                crowd
 	search               *unanswered  // nil once an endpoint has answered
-	lent                 *replies     // nil while the session reads them itself
-	replies              int          // that it has read, up to busyAfter
+	lent                 *replies     // nil while the session itself reads them
+	replies              int          // that the session has read, up to busyAfter
 	toEndpoint, toClient atomic.Int64 // bytes
 
-	hops     int16  // that its datagrams may go on; -1 if that is not known
-	handover uint32 // in which it was last handed over: see Server.Sessions
-	asked    bool   // the client has sent something since the last reply
+	hops     int16  // hop limit for its datagrams; -1 if unknown
+	handover uint32 // number of its last handover: see Server.Sessions
+	asked    bool   // the client has sent a datagram since the last reply
 	leaving  bool   // see linger
-	stale    bool   // it is to be compared with the socket's view
-	ported   bool   // it has a port of this node's: see takePort
+	stale    bool   // to be compared with the socket's view
+	ported   bool   // uses a port of this node: see takePort
 
-	inSocket, inLoop, inClient *list.Element // where it stands among the others
+	inSocket, inLoop, inClient *list.Element // its elements in the lists
 	siblings                   *list.List    // the client's sessions on this loop
 }
 
-// unanswered is what a session needs until an endpoint has answered.
+// unanswered is the state of a session until an endpoint has answered.
 type unanswered struct {
 	frontend.Connecting
 	kept
-	inSocket *list.Element // of socket.unanswered
+	inSocket *list.Element // in socket.unanswered
 }
 
-// unansweredTimeout bounds how long a session lasts without a datagram as long as no endpoint
-// has answered, unless the Service has a timeout of its own.
+// unansweredTimeout is the idle timeout of a session that no endpoint has answered, unless the Service sets one.
 const unansweredTimeout = time.Minute
 
-// admit finds out which VIP the client sent to, and whether it may.
+// admit determines which VIP the client sent to, and whether the client is allowed.
 func (s *session) admit() (outcome.Result, frontend.Drop) {
 	sk := s.socket
 	if sk.listener.Redirected {
@@ -81,22 +80,21 @@ func (s *session) admit() (outcome.Result, frontend.Drop) {
 	return outcome.Result{}, 0
 }
 
-// tell makes the endpoint be told who the client is, if v says so.
+// tell sets or clears the header that names the client to the endpoint, as v requires.
 func (s *session) tell(v *frontend.View) {
 	if told := s.header != nil; told != (v.Port.ProxyProtocol != 0) {
 		s.header = s.Header(v)
 	}
 }
 
-// errHops is why a datagram is not sent on. usher takes one off the hop limit, as a
-// router does: nodes whose endpoints are node ports of each other would send it round
-// for ever.
+// errHops is the reason why a datagram is not forwarded. usher decrements the hop limit, as a router does: otherwise
+// nodes whose endpoints are node ports of each other would forward it without end.
 var errHops = errors.New("hop limit exhausted: possible loop between nodes")
 
-// Dial implements frontend.Runner: it opens a socket that is connected to the Endpoint, and sends it what was kept of
-// the client. The Endpoint has answered when a datagram comes from it.
+// Dial implements frontend.Runner: it opens a socket that is connected to the Endpoint, and sends it the kept
+// datagrams. The Endpoint has answered when a datagram from it arrives.
 func (s *session) Dial(_ *frontend.View, from netip.AddrPort, _ bool, _ time.Duration) {
-	s.closeSocket() // to the endpoint that was tried before
+	s.closeSocket() // to the previous endpoint
 	lp := s.socket.loop
 	err := s.open(from)
 	if err != nil && search.OutOfResources(err) && evictOldest(&lp.sessions, s) {
@@ -123,7 +121,7 @@ func (s *session) open(from netip.AddrPort) error {
 	fd, err := forward.ConnectUDP(s.Front.Portal.Mark(), from, to)
 	if err == nil {
 		if s.hops > 0 {
-			_ = forward.SetHops(fd, to.Addr(), int(s.hops)) // or what comes back here has the whole limit again
+			_ = forward.SetHops(fd, to.Addr(), int(s.hops)) // without it, a datagram that loops back here has the full limit again
 		}
 		if s.watched, err = s.socket.loop.poller.Add(fd, forward.Readable, s); err == nil {
 			s.fd = fd
@@ -136,7 +134,7 @@ func (s *session) open(from netip.AddrPort) error {
 	return err
 }
 
-// Wait implements frontend.Runner. It is not called: for UDP there is neither a schedule nor a limit of connections to an
+// Wait implements frontend.Runner. It is never called: UDP has neither a schedule nor a limit of connections to an
 // endpoint.
 func (s *session) Wait(*frontend.View, search.Step) {
 	s.Refuse(outcome.Result{Outcome: outcome.Internal, Err: errors.ErrUnsupported})
@@ -151,9 +149,8 @@ func (s *session) Connected() {
 // Refuse implements frontend.Runner.
 func (s *session) Refuse(r outcome.Result) { s.end(r) }
 
-// takePort makes room for one more session that has a port of this node's: if there is none, the
-// one that has been idle longest goes, of this socket if the service port has its share, and
-// otherwise of this loop.
+// takePort takes a port of this node for one more session. If none is available, it evicts the session that has been
+// idle longest: of this socket if the service port's limit is reached, and otherwise of this loop.
 func (s *session) takePort() {
 	b, sk := s.Front.Budget, s.socket
 	for toPort := s.Front.Ports.Add(1); ; toPort = s.Front.Ports.Load() {
@@ -171,7 +168,7 @@ func (s *session) takePort() {
 	}
 }
 
-// givePort gives that back.
+// givePort releases that port.
 func (s *session) givePort() {
 	if s.ported {
 		s.ported = false
@@ -194,8 +191,8 @@ func (s *session) closeSocket() {
 	s.fd = -1
 }
 
-// close closes a watched socket. One that a successor may have is removed first: closing alone would
-// leave it in epoll.
+// close closes a watched socket. One that a successor may have is removed from epoll first: closing alone would leave
+// it there.
 func (lp *loop) close(fd int, watched forward.Registration, handedOver bool) {
 	if !handedOver {
 		lp.poller.CloseFD(watched)
@@ -205,9 +202,8 @@ func (lp *loop) close(fd int, watched forward.Registration, handedOver bool) {
 	unix.Close(fd)
 }
 
-// send passes on count datagrams of the loop's batch to the endpoint. It
-// returns how many it is done with: not all if the endpoint had answered and
-// now refuses. The session is over then.
+// send forwards count datagrams of the loop's batch to the endpoint. It returns the number of datagrams that it has
+// dealt with: less than count if the endpoint had answered and now refuses. The session is over then.
 func (s *session) send(at, count int) int {
 	b, c := s.socket.loop.in, &s.Front.Counters
 	s.touch()
@@ -246,7 +242,7 @@ func (s *session) send(at, count int) int {
 			c.Drop(frontend.DropSendBuffer, count-done)
 			return count
 		case !again:
-			again = true // it may be what an earlier datagram has met: see udp(7)
+			again = true // the error may result from an earlier datagram: see udp(7)
 		default:
 			c.Drop(notSent(err), 1)
 			done++
@@ -256,11 +252,9 @@ func (s *session) send(at, count int) int {
 	return done
 }
 
-// unreachable reports whether err, an ICMP error, says that the endpoint cannot be
-// reached (icmp_err_convert in the kernel's net/ipv4/icmp.c has those that a
-// connected socket gets to see). Nothing else is the endpoint's fault: a datagram may
-// be too big for a link (EMSGSIZE), and a firewall or a full conntrack table of this
-// node may not let it out (EPERM).
+// unreachable reports whether err, an ICMP error, means that the endpoint is unreachable (icmp_err_convert in the
+// kernel's net/ipv4/icmp.c has those that a connected socket gets). No other error is the endpoint's fault: a datagram
+// may be too big for a link (EMSGSIZE), and a firewall or a full conntrack table of this node may block it (EPERM).
 func unreachable(err error) bool {
 	switch err {
 	case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENONET, unix.ENOPROTOOPT, unix.EACCES:
@@ -269,8 +263,8 @@ func unreachable(err error) bool {
 	return false
 }
 
-// notSent returns why a datagram is lost that met err, which does not say that the
-// endpoint is unreachable.
+// notSent returns the reason why a datagram is lost because of err, which does not mean that the endpoint is
+// unreachable.
 func notSent(err error) frontend.Drop {
 	if err == unix.EMSGSIZE {
 		return frontend.DropTooBig
@@ -278,16 +272,15 @@ func notSent(err error) frontend.Drop {
 	return frontend.DropNotSent
 }
 
-// Ready receives what the endpoint has sent, or the ICMP error that it was
-// told. Replies wait for the end of the round, so that those to many clients
-// are sent together.
+// Ready receives the endpoint's datagrams or an ICMP error. Replies are sent at the end of the round, so that those to
+// many clients go out together.
 func (s *session) Ready(forward.Readiness) {
 	sk := s.socket
 	if sk.refresh(); s.stale && s.fd >= 0 {
 		s.compare()
 	}
 	if s.fd < 0 {
-		return // its endpoint is not to be used any more
+		return // its endpoint must not be used any longer
 	}
 	n, bytes, err := sk.loop.reply(s, s.fd, &s.crowd)
 	if err != nil {
@@ -311,8 +304,8 @@ func (s *session) Ready(forward.Readiness) {
 	}
 }
 
-// reply receives replies to s from fd, and puts them among those that go out at the end of the
-// round. It returns how many there were, of how many bytes, or why the endpoint is unreachable.
+// reply receives replies to s from fd, and queues them for the end of the round. It returns their number and bytes, or
+// the error that means that the endpoint is unreachable.
 func (lp *loop) reply(s *session, fd int, c *crowd) (n int, bytes int64, err error) {
 	if lp.outFrom != s.socket || lp.outCount == batchSize {
 		lp.flush()
@@ -321,7 +314,7 @@ func (lp *loop) reply(s *session, fd int, c *crowd) (n int, bytes int64, err err
 	room := c.expect(lp, min(batchSize-lp.outCount, repliesPerTurn))
 	n, err = lp.out.ReceiveConnected(fd, lp.outCount, room)
 	if err != nil && err != unix.EAGAIN {
-		// The error comes first, what was received before it second.
+		// The kernel returns the error first, then the datagrams that it received before.
 		var none error
 		n, none = lp.out.ReceiveConnected(fd, lp.outCount, room)
 		switch {
@@ -340,11 +333,10 @@ func (lp *loop) reply(s *session, fd int, c *crowd) (n int, bytes int64, err err
 	return n, bytes, nil
 }
 
-// repliesPerTurn bounds how many replies one session sends before it is
-// another's turn.
+// repliesPerTurn limits the replies that one session forwards before other sessions get a turn.
 const repliesPerTurn = 8
 
-// touch notes that the session is not idle.
+// touch records that the session is not idle.
 func (s *session) touch() {
 	sk := s.socket
 	s.last = sk.loop.clock()
@@ -356,15 +348,14 @@ func (s *session) touch() {
 	s.siblings.MoveToBack(s.inClient)
 }
 
-// stopSearching forgets what is needed until an endpoint has answered.
+// stopSearching drops the state that is needed until an endpoint has answered.
 func (s *session) stopSearching() {
 	s.search.drop(s.socket.loop)
 	s.socket.unanswered.Remove(s.search.inSocket)
 	s.search = nil
 }
 
-// broken ends a session whose endpoint had answered and now refuses. The
-// client's next datagram begins another.
+// broken ends a session whose endpoint had answered and now refuses. The client's next datagram starts a new session.
 func (s *session) broken(err error) {
 	now := s.socket.loop.clock()
 	err = search.Plain(err)
@@ -385,7 +376,7 @@ func (s *session) failed(err error) {
 	s.socket.abandon(refused)
 }
 
-// Why a session goes on to another endpoint that did not refuse it.
+// Reasons why a session moves to another endpoint though its own did not refuse it.
 var (
 	errRefusedOther = errors.New("the endpoint refused another client")
 	errLeft         = errors.New("the endpoint was removed before it answered")
@@ -397,14 +388,14 @@ func (s *session) leave(why error) {
 	s.movedOn()
 }
 
-// movedOn counts what was kept for an endpoint if there was no other.
+// movedOn counts the kept datagrams as dropped if there was no other endpoint.
 func (s *session) movedOn() {
 	if s.fd < 0 {
 		s.Front.Counters.Drop(frontend.DropNoEndpoint, 1)
 	}
 }
 
-// sendAgain sends what was kept to an endpoint that is new to the session.
+// sendAgain sends the kept datagrams to the session's new endpoint.
 func (s *session) sendAgain() error {
 	c := &s.Front.Counters
 	for data := range s.search.all(s.socket.loop.clock()) {
@@ -427,9 +418,8 @@ func (s *session) sendAgain() error {
 	return nil
 }
 
-// usable returns the endpoints that a session may stay with: those that are
-// ready, and those that are terminating but serve, which new sessions go to only
-// where none is ready. A session does not move because of traffic policies or hints.
+// usable returns the endpoints that a session may stay with: those that are ready, and those that are terminating but
+// serve, which new sessions only use where none is ready. A session does not move because of traffic policies or hints.
 func usable(v *frontend.View) map[*balance.State]bool {
 	states := make(map[*balance.State]bool, len(v.All))
 	for _, e := range v.All {
@@ -442,7 +432,7 @@ func usable(v *frontend.View) map[*balance.State]bool {
 
 func stays(e *balance.Endpoint) bool { return e.Ready || e.Terminating && e.Serving }
 
-// compare ends the session if, with the socket's view, it could not be as it is.
+// compare ends or moves the session if the socket's view no longer allows it.
 func (s *session) compare() {
 	v := s.socket.view
 	if s.stale = false; s.leaving {
@@ -463,7 +453,7 @@ func (s *session) compare() {
 		return
 	}
 	if s.search != nil && s.Endpoints(v).Len() > 0 {
-		s.leave(errLeft) // what the client asked, another one may answer
+		s.leave(errLeft) // another endpoint may answer the client's datagrams
 		return
 	}
 	if s.asked && s.search == nil {
@@ -473,12 +463,11 @@ func (s *session) compare() {
 	s.end(outcome.Result{Outcome: outcome.EndpointRemoved})
 }
 
-// lingerTime is how long an endpoint that left may take to answer what it had
-// been asked before.
+// lingerTime is the time for an endpoint that left to answer earlier datagrams.
 const lingerTime = 500 * time.Millisecond
 
-// linger takes the session away from its client, whose next datagram begins
-// another, but lets the replies through that are under way.
+// linger detaches the session from its client, whose next datagram starts a new session, but still forwards the replies
+// that are under way.
 func (s *session) linger() {
 	sk := s.socket
 	delete(sk.sessions, s.key)
@@ -494,13 +483,11 @@ func (s *session) linger() {
 // Bytes implements conn.Mover.
 func (s *session) Bytes() (toEndpoint, toClient int64) { return s.toEndpoint.Load(), s.toClient.Load() }
 
-// end ends the session, as r says, in which the bytes are yet to be counted. Its client's next
-// datagram begins another.
+// end ends the session with r, to which it adds the bytes. The client's next datagram starts a new session.
 func (s *session) end(r outcome.Result) {
 	now := s.socket.loop.clock()
 	if s.search != nil {
-		// Silence may be the way of the protocol: it neither begins nor ends a
-		// quarantine.
+		// Some protocols have no answers, so silence neither begins nor ends a quarantine.
 		s.search.End(now, search.ErrNoAnswer)
 		s.stopSearching()
 	} else {

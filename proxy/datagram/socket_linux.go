@@ -25,38 +25,38 @@ type socket struct {
 	fd       int
 	watched  forward.Registration
 	crowd    crowd
-	room     int // how many datagrams a turn may bring
+	room     int // maximum number of datagrams per turn
 
-	view     *frontend.View          // that the sessions are compared with, but for those that are stale
-	stay     map[*balance.State]bool // usable(view), if there were sessions
+	view     *frontend.View          // view that the sessions comply with, except stale ones
+	stay     map[*balance.State]bool // usable(view), set if there were sessions
 	sessions map[sessionKey]*session
 	order    list.List // *session; idle for longest first
-	// unanswered are those of them that no endpoint has answered, in the same order.
+	// The sessions that no endpoint has answered, in the same order.
 	unanswered list.List
-	// How long sessions last without a datagram: all, and those that are unanswered, at most as long.
+	// Idle timeouts: of all sessions, and of unanswered ones, which is at most as long.
 	idle, unansweredIdle time.Duration
-	peak                 int // sessions at once since the map was made
+	peak                 int // maximum number of sessions since the map was made
 	expiry               *time.Timer
 	ticking              bool   // expiry will call expire
 	lost                 uint32 // datagrams that the kernel dropped before they were received
-	deaf                 bool   // it is not watched
+	deaf                 bool   // not watched
 	closed               bool
-	lent                 bool // another loop may send by it
+	lent                 bool // another loop may send with it
 
-	// Once a successor has the socket: what closes it, and how many clients
-	// wait for a reply before that. See retire.
+	// Once a successor has the socket: the function that closes it, and the number of clients that wait for a reply.
+	// See retire.
 	retired func()
 	awaited int
 }
 
-// sessionKey is a client and where on this node its datagrams arrive: answers
-// must come from there.
+// sessionKey is a client, and the address of this node that its datagrams arrive at. Replies must come from that
+// address.
 type sessionKey struct {
 	peer  forward.Peer
 	local netip.Addr
 }
 
-// arrival is what is known of a datagram from a client.
+// arrival is the metadata of a datagram from a client.
 type arrival struct {
 	sessionKey
 	link, hops int // see forward.Control
@@ -69,14 +69,14 @@ func newSocket(l *listener, lp *loop, fd int) *socket {
 	return sk
 }
 
-// open begins to receive.
+// open starts receiving.
 func (sk *socket) open() {
 	if sk.closed || !sk.deaf {
 		return
 	}
 	sk.refresh()
 	watched, err := sk.loop.poller.Add(sk.fd, forward.Readable, sk)
-	if err != nil { // the kernel has no memory
+	if err != nil { // the kernel is out of memory
 		sk.front.Log.WithField("service", sk.front.ID().String()).WithError(err).Error("Cannot serve a UDP listener")
 		unix.Close(sk.fd)
 		sk.closed = true
@@ -85,7 +85,7 @@ func (sk *socket) open() {
 	sk.watched, sk.deaf = watched, false
 }
 
-// close ends the sessions, some in a turn, and closes the socket. Then it calls done.
+// close ends the sessions, sessionsPerTurn in a turn, and closes the socket. Then it calls done.
 func (sk *socket) close(end outcome.Outcome, done func()) {
 	if sk.closed {
 		done()
@@ -101,7 +101,7 @@ func (sk *socket) close(end outcome.Outcome, done func()) {
 		}
 		s := sk.order.Front().Value.(*session)
 		if s.leaving {
-			s.end(outcome.Result{Outcome: outcome.EndpointRemoved}) // that came before
+			s.end(outcome.Result{Outcome: outcome.EndpointRemoved}) // which happened before
 			continue
 		}
 		s.end(outcome.Result{Outcome: end})
@@ -114,15 +114,15 @@ func (sk *socket) close(end outcome.Outcome, done func()) {
 	})
 }
 
-// sessionsPerTurn bounds how many sessions end, or go on to another endpoint, before others may use the
-// loop: each takes several system calls.
+// sessionsPerTurn limits the sessions that end, or move to another endpoint, before the loop serves others: each takes
+// several system calls.
 const sessionsPerTurn = 64
 
-// inTurns calls f for those that have not ended by then, some in a turn.
+// inTurns calls f for the sessions, sessionsPerTurn in a turn, except for those that have ended by then.
 func (sk *socket) inTurns(sessions []*session, f func(*session)) {
 	n := min(len(sessions), sessionsPerTurn)
 	for _, s := range sessions[:n] {
-		if s.fd >= 0 { // one that goes on to another endpoint may have ended others for want of room
+		if s.fd >= 0 { // one that moves to another endpoint may have evicted others
 			f(s)
 		}
 	}
@@ -131,8 +131,7 @@ func (sk *socket) inTurns(sessions []*session, f func(*session)) {
 	}
 }
 
-// stopReceiving takes the socket out of the loop. Closing it would not, while
-// another process has it too.
+// stopReceiving removes the socket from the loop. Closing it would not do that while another process has it too.
 func (sk *socket) stopReceiving() {
 	if !sk.deaf {
 		sk.deaf = true
@@ -146,7 +145,7 @@ func (sk *socket) Ready(forward.Readiness) {
 	n, err := b.Receive(sk.fd, 0, sk.crowd.expect(sk.loop, sk.room))
 	sk.crowd.came(sk.loop, n)
 	if err != nil || n == 0 {
-		return // somebody else's readiness, or an error that is over now
+		return // another socket's readiness, or an error that is over now
 	}
 	sk.refresh()
 	for i := range n {
@@ -173,12 +172,11 @@ func (sk *socket) Ready(forward.Readiness) {
 	}
 }
 
-// newcomersPerTurn is after how many new clients in a turn the next turn brings fewer datagrams: to
-// begin a session takes as long as to pass on dozens of them, and everybody else on the loop
-// waits for it.
+// newcomersPerTurn is the number of new clients in a turn above which the next turn receives fewer datagrams: to begin
+// a session takes as long as to forward dozens of datagrams, and all other sockets of the loop wait for it.
 const newcomersPerTurn = 2
 
-// pass passes on a run of datagrams of one client, and reports whether that was new.
+// pass forwards a run of datagrams of one client, and reports whether the client is new.
 func (sk *socket) pass(at, count int) (newcomer bool) {
 	first := &sk.loop.came[at]
 	s := sk.sessions[first.sessionKey]
@@ -191,7 +189,7 @@ func (sk *socket) pass(at, count int) (newcomer bool) {
 		if done == count {
 			return false
 		}
-		// The endpoint is gone, though it had answered. These were not sent.
+		// The endpoint had answered, but is unreachable now. The rest was not sent.
 		at, count = at+done, count-done
 	}
 	if s = sk.begin(first, count); s != nil {
@@ -200,8 +198,8 @@ func (sk *socket) pass(at, count int) (newcomer bool) {
 	return true
 }
 
-// begin begins a session with the client that sent count datagrams, of which first
-// is the first. If there can be none, it returns nil.
+// begin begins a session with the client that sent count datagrams, starting with first. It returns nil if there can be
+// no session.
 func (sk *socket) begin(first *arrival, count int) *session {
 	f := sk.front
 	s := &session{
@@ -237,7 +235,7 @@ func (sk *socket) begin(first *arrival, count int) *session {
 	return s
 }
 
-// enter puts s, who may, into the books.
+// enter registers s, which is admitted.
 func (sk *socket) enter(s *session) {
 	s.ID = sk.front.NewID()
 	s.Accepted()
@@ -253,10 +251,9 @@ func (sk *socket) enter(s *session) {
 
 var originErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
 
-// makeRoom makes room for one more session of client: if there is none, the one
-// that has been idle longest goes, of the client's own if it has its share, of this
-// socket if the service port has its, and otherwise of this loop. Each socket may
-// have one session in any case.
+// makeRoom counts one more session of client. If a limit is reached, it evicts the session that has been idle longest:
+// of the client if its share is used up, of this socket if the service port's is, and otherwise of this loop. Each
+// socket may always have one session.
 func (sk *socket) makeRoom(client netip.Addr) {
 	b := sk.front.Budget
 	toPort := sk.front.Sessions.Add(1)
@@ -284,8 +281,8 @@ func (sk *socket) makeRoom(client netip.Addr) {
 	}
 }
 
-// refresh compares the sessions with the front end's configuration if that has
-// changed: a session whose endpoint is not to be used any more ends soon, and before it is used.
+// refresh compares the sessions with the front end's configuration if that has changed. A session that must not use its
+// endpoint any longer ends soon, and before its next use.
 func (sk *socket) refresh() {
 	v := sk.front.View()
 	if v == sk.view || sk.closed {
@@ -316,10 +313,9 @@ func (sk *socket) refresh() {
 	sk.expire()
 }
 
-// abandon makes the sessions go on to another endpoint that wait for the first
-// answer of one that has refused another client. Hosts bound how often they
-// send ICMP errors (Linux once a second to each address, after six at once: see
-// icmp_ratelimit, icmp(7)), so most clients of a dead endpoint learn nothing.
+// abandon moves the sessions that wait for the first answer of refused, which has refused another client, to other
+// endpoints. Hosts limit how often they send ICMP errors (Linux to once a second for each address, after six at once:
+// see icmp_ratelimit, icmp(7)), so most clients of a dead endpoint get none.
 func (sk *socket) abandon(refused *balance.State) {
 	now := sk.loop.clock()
 	var waiting []*session
@@ -333,7 +329,7 @@ func (sk *socket) abandon(refused *balance.State) {
 		}
 	}
 	sk.inTurns(waiting, func(s *session) {
-		if s.search != nil && s.Endpoint.State == refused { // it has not gone on meanwhile
+		if s.search != nil && s.Endpoint.State == refused { // it has not moved meanwhile
 			s.leave(errRefusedOther)
 		}
 	})
@@ -363,8 +359,7 @@ func (sk *socket) expire() {
 	sk.tick()
 }
 
-// tick makes expire be called when the next session may be idle for too long, also one that begins
-// meanwhile.
+// tick schedules expire for the next session that may exceed its idle timeout, including one that begins meanwhile.
 func (sk *socket) tick() {
 	if sk.ticking {
 		return
@@ -375,7 +370,7 @@ func (sk *socket) tick() {
 	}
 }
 
-// nextIdle returns the session that is idle for too long first, and in how long that is; nil if there is none.
+// nextIdle returns the session that reaches its idle timeout first, and the time until then; nil if there is none.
 func (sk *socket) nextIdle(now time.Time) (next *session, left time.Duration) {
 	if e := sk.order.Front(); e != nil {
 		next = e.Value.(*session)
@@ -390,7 +385,7 @@ func (sk *socket) nextIdle(now time.Time) (next *session, left time.Duration) {
 	return next, left
 }
 
-// forget takes s out of the books.
+// forget unregisters s.
 func (sk *socket) forget(s *session) {
 	if sk.sessions[s.key] == s {
 		delete(sk.sessions, s.key)
