@@ -6,18 +6,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxDatagram is more than the largest datagram that UDP carries over IPv4
-// (65,507 bytes) or IPv6 without jumbograms (65,527).
+// MaxDatagram exceeds the largest datagram that UDP carries over IPv4 (65,507 bytes) or IPv6 without jumbograms
+// (65,527).
 const MaxDatagram = 1 << 16
 
-// Batch is room for some datagrams, of any size, that are received and sent
-// with one system call for many (recvmmsg(2), sendmmsg(2)). The memory is used
-// again and again; pages of it that no datagram ever filled cost nothing.
+// Batch is memory for several datagrams, of any size, that are received and sent with one system call for many
+// (recvmmsg(2), sendmmsg(2)). The memory is reused; pages of it that no datagram ever filled cost nothing.
 //
-// One datagram takes the plain calls, which are cheaper: there is less for the kernel
-// to copy, and it does not look for a second one.
+// A single datagram uses recvmsg(2), sendmsg(2) or sendto(2), which are cheaper: the kernel copies less, and does not look
+// for a second one.
 //
-// A datagram in a Batch has a number, from 0. A Batch is for one goroutine.
+// A datagram in a Batch has a number, from 0. Only one goroutine may use a Batch.
 type Batch struct {
 	headers  []mmsghdr
 	iovecs   []unix.Iovec
@@ -33,7 +32,7 @@ type mmsghdr struct {
 	received uint32
 }
 
-// NewBatch returns room for size datagrams.
+// NewBatch returns a Batch for size datagrams.
 func NewBatch(size int) *Batch {
 	return &Batch{
 		headers:  make([]mmsghdr, size),
@@ -45,16 +44,15 @@ func NewBatch(size int) *Batch {
 	}
 }
 
-// stride is the distance of two datagrams in memory: a little more than the
-// largest, lest the first bytes of all compete for the same lines of the cache.
+// stride is the distance of two datagrams in memory: slightly more than the largest, so that the first bytes of all
+// datagrams do not compete for the same cache lines.
 const stride = MaxDatagram + 192
 
-// margin is the room in front of each: see Prepend. It leaves the datagrams aligned.
+// margin is the space before each datagram: see Prepend. It keeps the datagrams aligned.
 const margin = 64
 
-// Receive receives up to max datagrams, the first as number at, with what there
-// is to tell of each: who sent it and its control messages. It returns how many
-// there were. fd is non-blocking.
+// Receive receives up to max datagrams, the first as number at, with their senders and control messages. It returns
+// their number. fd must be non-blocking.
 func (b *Batch) Receive(fd, at, max int) (int, error) {
 	for i := at; i < at+max; i++ {
 		h := b.room(i)
@@ -66,12 +64,12 @@ func (b *Batch) Receive(fd, at, max int) (int, error) {
 	for i := at; i < at+n; i++ {
 		p := &b.peers[i]
 		p.length = min(b.headers[i].Namelen, unix.SizeofSockaddrInet6)
-		clear(p.raw[p.length:]) // what another datagram has left there
+		clear(p.raw[p.length:]) // left by a previous datagram
 	}
 	return n, err
 }
 
-// ReceiveConnected is Receive for a connected socket: there is nothing to tell.
+// ReceiveConnected is Receive for a connected socket, without senders and control messages.
 func (b *Batch) ReceiveConnected(fd, at, max int) (int, error) {
 	if max == 1 {
 		b.room(at)
@@ -90,7 +88,7 @@ func (b *Batch) ReceiveConnected(fd, at, max int) (int, error) {
 	return b.receive(fd, at, max)
 }
 
-// room makes number i refer to its whole room.
+// room makes number i refer to its whole memory.
 func (b *Batch) room(i int) *mmsghdr {
 	h, v := &b.headers[i], &b.iovecs[i]
 	v.Base = &b.data[i*stride+margin]
@@ -119,12 +117,10 @@ func (b *Batch) receive(fd, at, max int) (int, error) {
 	return int(n), nil
 }
 
-// Data returns datagram i. It holds until something else is received in its
-// place.
+// Data returns datagram i. It is valid until another datagram is received in its place.
 func (b *Batch) Data(i int) []byte { return unsafe.Slice(b.iovecs[i].Base, b.iovecs[i].Len) }
 
-// Prepend puts what is given, of 64 bytes at the most, in front of datagram i, and Strip
-// takes the first n bytes of it away.
+// Prepend puts header, of at most 64 bytes, before datagram i.
 func (b *Batch) Prepend(i int, header []byte) {
 	v := &b.iovecs[i]
 	v.Base = (*byte)(unsafe.Add(unsafe.Pointer(v.Base), -len(header)))
@@ -132,24 +128,23 @@ func (b *Batch) Prepend(i int, header []byte) {
 	copy(b.Data(i), header)
 }
 
-// Strip is the other way round than Prepend.
+// Strip removes the first n bytes of datagram i.
 func (b *Batch) Strip(i, n int) {
 	v := &b.iovecs[i]
 	v.Base = (*byte)(unsafe.Add(unsafe.Pointer(v.Base), n))
 	v.SetLen(int(v.Len) - n)
 }
 
-// Peer returns who sent datagram i.
+// Peer returns the sender of datagram i.
 func (b *Batch) Peer(i int) *Peer { return &b.peers[i] }
 
-// Control returns what came with datagram i.
+// Control returns the control messages of datagram i.
 func (b *Batch) Control(i int) Control {
 	length := int(b.headers[i].Controllen)
 	return ParseControl(b.controls[i*controlSpace:][:min(length, controlSpace)])
 }
 
-// Address makes datagram i one that goes to peer, with the control messages
-// given. Both must stay as they are until it has been sent.
+// Address sets the destination and the control messages of datagram i. Both must not change until it has been sent.
 func (b *Batch) Address(i int, peer *Peer, control []byte) {
 	h := &b.headers[i]
 	h.Name, h.Namelen = &peer.raw[0], peer.length
@@ -160,17 +155,16 @@ func (b *Batch) Address(i int, peer *Peer, control []byte) {
 	h.SetControllen(len(control))
 }
 
-// Unaddress makes datagram i one for a connected socket.
+// Unaddress prepares datagram i for a connected socket.
 func (b *Batch) Unaddress(i int) {
 	h := &b.headers[i]
 	h.Name, h.Namelen, h.Control = nil, 0, nil
 	h.SetControllen(0)
 }
 
-// Send sends count datagrams from number at on. It returns how many were sent
-// before the first that was not, and why that one was not. Those next to each
-// other that were addressed with the same peer and the same control messages go
-// through the kernel together, if they are of the same size.
+// Send sends count datagrams from number at on. It returns the number sent before the first failure, and that failure's
+// error. Adjacent datagrams of the same size that were addressed with the same peer and the same control messages pass
+// through the kernel as one message.
 func (b *Batch) Send(fd, at, count int) (sent int, err error) {
 	if count == 1 {
 		return b.sendOne(fd, at)
@@ -196,7 +190,7 @@ func (b *Batch) Send(fd, at, count int) (sent int, err error) {
 	return sent, nil
 }
 
-// sendOne is Send for one.
+// sendOne is Send for one datagram.
 func (b *Batch) sendOne(fd, i int) (int, error) {
 	const flags = unix.MSG_DONTWAIT | unix.MSG_NOSIGNAL
 	h, v := &b.headers[i], &b.iovecs[i]

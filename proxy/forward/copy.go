@@ -12,8 +12,7 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// Conn is what Copy forwards: a TCP connection, or anything else that can be
-// half-closed and reset. *net.TCPConn is one.
+// Conn is a connection that Copy forwards: TCP, or any other that can be half-closed and reset. *net.TCPConn is one.
 type Conn interface {
 	net.Conn
 	// CloseWrite sends FIN and leaves the other direction open.
@@ -26,22 +25,20 @@ type Conn interface {
 //
 //	HungUp() (ended bool, err error)
 //
-// that returns at once, and tells whether the peer has ended, or how it has failed,
-// even if something is unread that it has sent before. Where nothing tells that, such
-// a pair stays for as long as its other side does not read.
+// that returns at once. It reports whether the peer has ended its side, or how it has failed, even if earlier bytes
+// from it are unread. Without such a method, a pair whose peer has ended or failed stays open for as long as its other
+// side does not read.
 
-// Copy takes over client and endpoint, and returns at once. When the pair has
-// ended and both connections are closed, it tells owner, once, from a goroutine of
-// its own.
+// Copy takes ownership of client and endpoint, and returns at once. When the pair has ended and both connections are
+// closed, it calls owner.Ended once, from another goroutine.
 //
-// It takes two goroutines for each pair, and works on every system. On Linux, a
-// [Loop] does the same for much less.
+// It uses two goroutines per pair, and works on every system. On Linux, a [Loop] does the same for much less.
 func Copy(client, endpoint Conn, limits Limits, owner Owner) Flow {
 	return CopyRest(client, endpoint, 0, limits, owner)
 }
 
-// CopyRest is Copy for a client of which so many bytes were sent to the endpoint before: they are
-// among those that the Flow and the Result count, and unless there were none, owner is not asked.
+// CopyRest is Copy for a client of which sent bytes were already sent to the endpoint. The Flow and the Result include
+// these. If there were any, owner.Asked is not called.
 func CopyRest(client, endpoint Conn, sent int64, limits Limits, owner Owner) Flow {
 	fl := newCopying(client, endpoint, limits, owner)
 	fl.toEndpoint.bytes.Store(sent)
@@ -50,45 +47,45 @@ func CopyRest(client, endpoint Conn, sent int64, limits Limits, owner Owner) Flo
 	return fl
 }
 
-// copying is a pair whose two directions have a goroutine each.
+// copying is a pair with a goroutine for each direction.
 type copying struct {
 	limits Limits
 	owner  Owner
 
 	toEndpoint, toClient direction
 	running              atomic.Int32 // directions that have not ended
-	moved                atomic.Bool  // since the last look at the limits
-	telling              sync.Mutex   // held while the owner is told who has begun
+	moved                atomic.Bool  // since the last check of the limits
+	telling              sync.Mutex   // held while the owner's Asked or Answered is called
 
 	mu      sync.Mutex
 	ending  ending
 	untaken int         // see result
-	half    bool        // one direction has ended, or waits for room before its end
+	half    bool        // one direction has ended, or is held up before its end
 	watch   watch       // from newCopying on
-	timer   *time.Timer // for the next look; nil if there are no limits
+	timer   *time.Timer // for the next check; nil if there are no limits
 }
 
-// side is what a pair needs of a connection, whatever it carries.
+// side is the common part of all kinds of connections.
 type side interface {
-	// CloseWrite says that nothing more will be sent.
+	// CloseWrite ends the sending direction.
 	CloseWrite() error
-	// SetLinger(0) makes Close break the connection off.
+	// SetLinger(0) makes Close reset the connection.
 	SetLinger(sec int) error
 	Close() error
 }
 
-// direction is one of the two ways that bytes take.
+// direction is one of the two directions of a pair.
 type direction struct {
 	from, to side
 	bytes    atomic.Int64
-	begun    bool // something has come
+	begun    bool // the first byte has arrived
 
-	busy    sync.Mutex  // held while something is written to to, until failed says what came of it
-	failed  error       // what writing has told of to's failure, and reading will not; mu guards it
-	writing atomic.Bool // to to, and nothing is read from from
-	slow    *time.Timer // calls heldUp when that takes long
+	busy    sync.Mutex  // held during a write to to, until failed has its result
+	failed  error       // a failure of to that a write has returned and reading will not; mu guards it
+	writing atomic.Bool // to to; from is not read meanwhile
+	slow    *time.Timer // calls heldUp when a write takes long
 
-	// What it means for the pair if from ends, from fails, to fails.
+	// The outcome of the pair if from ends, from fails, to fails.
 	fromEnd, fromReset, toReset outcome.Outcome
 }
 
@@ -106,12 +103,11 @@ func newCopying(client, endpoint side, limits Limits, owner Owner) *copying {
 	return fl
 }
 
-// slowAfter is how long a write takes before the side that it came from is looked
-// at, and the time between two looks.
+// slowAfter is the time after which a write counts as slow. Then from is checked, and again after each slowAfter.
 const slowAfter = time.Second
 
-// write has f write something in direction d. With EPIPE, to's FIN came before its reset
-// (tcp_reset in the kernel); with any other error there was none.
+// write calls f, which writes in direction d. EPIPE means that to's FIN came before its reset (tcp_reset in the
+// kernel); any other error means that there was no FIN.
 func (fl *copying) write(d *direction, f func() error) error {
 	d.busy.Lock()
 	defer d.busy.Unlock()
@@ -128,9 +124,9 @@ func (fl *copying) write(d *direction, f func() error) error {
 	return err
 }
 
-// heldUp is called while to takes nothing. If it never does again, reading will not
-// tell that from has ended or failed. So a failure ends the pair now. An end is left
-// until it is read, but from here on the pair may not be silent for ever.
+// heldUp is called while to accepts nothing. If it never does again, reading cannot detect that from has ended or
+// failed. So a failure ends the pair now. An end is left until it is read, but from here on HalfClosed limits the idle
+// time of the pair.
 func (fl *copying) heldUp(d *direction) {
 	if !d.writing.Load() {
 		return
@@ -151,13 +147,14 @@ func (fl *copying) heldUp(d *direction) {
 	d.slow.Reset(slowAfter)
 }
 
-// gone reports whether c, of which we have not ended our side, takes nothing any more: writing to it does not wait.
+// gone reports whether c, whose sending direction we have not ended, accepts nothing any longer: a write to it does not
+// wait.
 func gone(c side) bool {
 	raw := rawOf(c)
 	return raw != nil && socketGone(raw)
 }
 
-// rawOf returns the socket of c, or nil if it is none.
+// rawOf returns the socket of c, or nil if it has none.
 func rawOf(c side) syscall.RawConn {
 	if c, ok := c.(syscall.Conn); ok {
 		if raw, err := c.SyscallConn(); err == nil {
@@ -167,8 +164,8 @@ func rawOf(c side) syscall.RawConn {
 	return nil
 }
 
-// hungUp returns whether c's peer has ended, or how it has failed, though what it
-// has sent before was not read. Where that cannot be told, it returns nothing.
+// hungUp reports whether c's peer has ended its side, or how it has failed, even if earlier bytes are unread. Where
+// that cannot be detected, it returns zero values.
 func hungUp(c side) (ended bool, err error) {
 	if c, ok := c.(interface{ HungUp() (bool, error) }); ok {
 		return c.HungUp()
@@ -179,8 +176,7 @@ func hungUp(c side) (ended bool, err error) {
 	return false, nil
 }
 
-// start runs the two directions, each by a function that returns when it has
-// ended.
+// start runs a goroutine for each direction, with a function that returns when the direction has ended.
 func (fl *copying) start(toEndpoint, toClient func()) {
 	if period := fl.limits.period(); period > 0 {
 		fl.mu.Lock()
@@ -216,7 +212,7 @@ func (fl *copying) Retire(by time.Time) {
 	}
 }
 
-// look compares the pair with its limits.
+// look checks the limits of the pair.
 func (fl *copying) look() {
 	fl.mu.Lock()
 	end := fl.watch.verdict(fl.limits, time.Now(), fl.moved.Swap(false), fl.half, fl)
@@ -232,10 +228,10 @@ func (fl *copying) look() {
 // unsent implements queue.
 func (fl *copying) unsent() int { return fl.sum(socketUnsent) }
 
-// unread implements queue. What a goroutine has read and not written is not among it.
+// unread implements queue. It excludes bytes that a goroutine has read and not written.
 func (fl *copying) unread() int { return fl.sum(socketUnread) }
 
-// sum returns what of says of both sockets.
+// sum returns the sum of of over both sockets.
 func (fl *copying) sum(of func(syscall.RawConn) int) (n int) {
 	for _, c := range []side{fl.toEndpoint.from, fl.toEndpoint.to} {
 		if raw := rawOf(c); raw != nil {
@@ -245,8 +241,7 @@ func (fl *copying) sum(of func(syscall.RawConn) int) (n int) {
 	return n
 }
 
-// run moves bytes in one direction until it ends. The last of the two to end
-// closes the pair.
+// run moves bytes in one direction until it ends. The direction that ends last closes the pair.
 func (fl *copying) run(move func()) {
 	move()
 	if fl.running.Add(-1) > 0 {
@@ -265,21 +260,21 @@ func (fl *copying) run(move func()) {
 	fl.owner.Ended(result(end.outcome, end.err, toEndpoint, toClient, untaken))
 }
 
-// A reader reads from a Conn. Most pairs are idle most of the time, so it has a buffer only while something is there.
+// A reader reads from a Conn. Most pairs are idle most of the time, so it has a buffer only while there are bytes.
 type reader interface {
-	// next waits for something, and returns it, or why there is nothing more, or both.
+	// next waits for bytes, and returns them, or the error that ends the stream, or both.
 	next() ([]byte, error)
-	// release ends the use of what next has returned.
+	// release releases the bytes that next has returned.
 	release()
 }
 
-// copySize is that of Go's own io.Copy.
+// copySize is the buffer size of io.Copy.
 const copySize = 32 << 10
 
 var copyBuffers = sync.Pool{New: func() any { return new([copySize]byte) }}
 
-// plainReader waits with a small buffer, since nothing says when something comes. While that is filled, the next
-// read is into a large one.
+// plainReader waits with a small buffer, since it gets no notice before bytes arrive. While reads fill the buffer, the
+// next one uses a large buffer.
 type plainReader struct {
 	from  io.Reader
 	small [1 << 10]byte
@@ -321,8 +316,8 @@ func (fl *copying) copy(d *direction, from, to Conn) {
 		reader.release()
 		switch {
 		case failed != nil:
-			// to may have sent some before it went away (an answer that did not wait for
-			// the whole question), so the opposite direction goes on until that is delivered.
+			// to may have sent bytes before it closed (an answer that did not wait for the whole question), so the
+			// opposite direction continues until these are delivered.
 			fl.ended(d.toReset, failed)
 			return
 		case err != nil:
@@ -332,7 +327,7 @@ func (fl *copying) copy(d *direction, from, to Conn) {
 	}
 }
 
-// comes is called when something has come that is to go in direction d.
+// comes is called when bytes for direction d have arrived.
 func (fl *copying) comes(d *direction) {
 	fl.moved.Store(true)
 	if d.begun {
@@ -348,7 +343,7 @@ func (fl *copying) comes(d *direction) {
 	}
 }
 
-// readEnded is called when from has no more bytes: it has ended or has failed.
+// readEnded is called when from has no more bytes: it has ended or failed.
 func (fl *copying) readEnded(d *direction, err error) {
 	if errors.Is(err, io.EOF) {
 		err = fl.writeError(fl.opposite(d))
@@ -360,18 +355,18 @@ func (fl *copying) readEnded(d *direction, err error) {
 			end, err = outcome.ClientClosed, nil
 		}
 		fl.mu.Unlock()
-		fl.reset(end, err) // what it sent may lack its end
+		fl.reset(end, err) // its stream may be incomplete
 		return
 	}
 	fl.ended(d.fromEnd, nil)
-	// An error means that to is dead already; reading from it tells.
+	// An error means that to is already closed; reading from it returns that error.
 	_ = d.to.CloseWrite()
 }
 
-// writeError returns what writing in direction d has told of a failure, where reading from the same side
-// has told an end. A write that was told may not have said so yet.
+// writeError returns the failure that a write in direction d has met, where reading from the same side has returned an
+// end. A write that has met one may not have recorded it yet.
 func (fl *copying) writeError(d *direction) error {
-	if gone(d.to) { // or a write may take for ever
+	if gone(d.to) { // else the write may take forever
 		d.busy.Lock()
 		defer d.busy.Unlock()
 	}
@@ -388,7 +383,7 @@ func (fl *copying) opposite(d *direction) *direction {
 	return &fl.toClient
 }
 
-// ended is called when one direction has ended and the opposite one may go on.
+// ended is called when one direction has ended and the opposite one may continue.
 func (fl *copying) ended(end outcome.Outcome, err error) {
 	fl.mu.Lock()
 	defer fl.mu.Unlock()
@@ -396,7 +391,7 @@ func (fl *copying) ended(end outcome.Outcome, err error) {
 	fl.becomeHalf()
 }
 
-// cause notes why the pair ends. mu is held.
+// cause records why the pair ends. mu is held.
 func (fl *copying) cause(end outcome.Outcome, err error) {
 	if raw := rawOf(fl.toEndpoint.from); fl.ending.outcome == outcome.ClientClosed && end != outcome.EndpointClosed && raw != nil {
 		fl.untaken = socketUnsent(raw)
@@ -404,13 +399,13 @@ func (fl *copying) cause(end outcome.Outcome, err error) {
 	fl.ending.cause(end, err)
 }
 
-// becomeHalf makes the pair's silence be limited from now on. mu is held.
+// becomeHalf makes HalfClosed apply from now on. mu is held.
 func (fl *copying) becomeHalf() {
 	fl.half = true
 	fl.watch.restart(time.Now())
 }
 
-// reset ends both directions at once and makes both sides see a reset.
+// reset ends both directions at once, with a reset for both sides.
 func (fl *copying) reset(end outcome.Outcome, err error) {
 	fl.mu.Lock()
 	fl.cause(end, err)

@@ -11,16 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Client is a client that was accepted, with what it has sent before it had an
-// endpoint.
+// Client is an accepted client, with the bytes that it sent before it had an endpoint.
 type Client struct {
 	Socket
-	// Preface is what the endpoint gets before the first byte of the client's. It does not
-	// count. Between Loop.Connect and Loop.Forward it is not changed.
+	// Preface is sent to the endpoint before the client's first byte. It is not counted. It must not change between
+	// Loop.Connect and Loop.Forward.
 	Preface []byte
 
 	first []byte
-	err   error // that reading has met
+	err   error // from reading
 
 	watcher *Loop // set by WatchClient
 	watch   Registration
@@ -28,12 +27,12 @@ type Client struct {
 	changed func()
 }
 
-// clientEvents are what a client is watched for, from WatchClient or Forward on.
+// clientEvents are the events that a client is watched for, from WatchClient or Forward on.
 const clientEvents = Readable | HungUp | Urgent | Once
 
-// WatchClient makes the loop call changed when c has sent something, ended its side or reset the
-// connection, until c is closed or handed to Forward, which needs no second registration. If c
-// is watched already, it does nothing. Only the loop may call it.
+// WatchClient makes the loop call changed when c has sent bytes, ended its side or reset the connection, until c is
+// closed or passed to Forward, which reuses the registration. It does nothing if c is already watched. Only the loop
+// may call it.
 func (l *Loop) WatchClient(c *Client, changed func()) (err error) {
 	if c.watcher != nil {
 		return nil
@@ -50,7 +49,7 @@ func (c *Client) Ready(r Readiness) {
 	c.changed()
 }
 
-// Reset reports whether c is known to have reset the connection: reading or its watch said so.
+// Reset reports whether reading or the watch has shown that c has reset the connection.
 func (c *Client) Reset() bool { return c.err != nil || c.seen&Failed != 0 }
 
 // Close closes the socket. If it is watched, only the loop may call it.
@@ -62,8 +61,8 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// Opening returns what the endpoint is to get first: the preface, and what was read of
-// the client. It is not to be changed.
+// Opening returns the first bytes for the endpoint: the preface, and the bytes read from the client. The caller must
+// not change them.
 func (c *Client) Opening() []byte {
 	if len(c.Preface) == 0 {
 		return c.first
@@ -71,47 +70,46 @@ func (c *Client) Opening() []byte {
 	return slices.Concat(c.Preface, c.first)
 }
 
-// First returns what was read of the client. It is not to be changed.
+// First returns the bytes read from the client. The caller must not change them.
 func (c *Client) First() []byte { return c.first }
 
-// Skip takes the first n bytes away from that: they are not for the endpoint.
+// Skip removes the first n of these bytes: they are not for the endpoint.
 func (c *Client) Skip(n int) {
 	if c.first = c.first[n:]; len(c.first) == 0 {
 		c.first = nil
 	}
 }
 
-// readAhead bounds what is read of a client that has no endpoint yet: requests are
-// smaller, and there may be many such clients.
+// readAhead limits the bytes read from a client that has no endpoint yet: requests are smaller, and there may be many
+// such clients.
 const readAhead = 4 << 10
 
-// ReadAhead takes what c has sent so far. So an endpoint gets it at once when it has
-// accepted, and even with the last packet of the handshake. Only the loop may call it, once.
+// ReadAhead reads the bytes that c has sent so far, so that an endpoint gets them as soon as it has accepted, or even
+// with the last packet of the handshake. Only the loop may call it, once.
 func (l *Loop) ReadAhead(c *Client) {
 	if c.first != nil {
-		return // and what comes behind that may wait
+		return // later bytes can wait
 	}
 	n, err := c.read(l.buffer[:readAhead], 0)
 	switch {
 	case n > 0:
 		c.first = bytes.Clone(l.buffer[:n:n])
-		c.seen |= Urgent // the next byte may be; earlier events do not say
+		c.seen |= Urgent // the next byte may be urgent; earlier events do not report that
 	case err != nil && err != unix.EAGAIN:
-		c.err = err // the kernel tells it once
+		c.err = err // the kernel reports it once
 	}
 }
 
-// Await reads what c sends until enough is satisfied with all that has come, which it is
-// asked whenever there is more, or until 4 KiB have come. Only the loop may call it.
+// Await reads from c until enough, called with all bytes so far whenever there are more, returns true, or until 4 KiB
+// have arrived. Only the loop may call it.
 //
-// The loop calls done, once, perhaps before Await returns: with a unix.Errno if c has
-// failed, io.ErrUnexpectedEOF if it sends no more, context.DeadlineExceeded after timeout,
-// context.Canceled after CancelDials; c is the caller's again. Of timeouts there may be a
-// few different ones.
+// The loop calls done once, perhaps before Await returns: with a unix.Errno if c has failed, io.ErrUnexpectedEOF if c
+// has ended its side, context.DeadlineExceeded after timeout, context.Canceled after CancelDials. Then c belongs to the
+// caller again. A loop supports only a few different timeouts.
 func (l *Loop) Await(c *Client, timeout time.Duration, enough func(first []byte) bool, done func(error)) {
 	a := &awaiting{loop: l, client: c, enough: enough, done: done, until: time.Now().Add(timeout)}
 	if a.read(); a.done == nil {
-		return // it was there already
+		return // the bytes had arrived already
 	}
 	var err error
 	if a.watch, err = l.Add(int(c.Socket), Readable|HungUp|Once, a); err != nil {
@@ -122,12 +120,12 @@ func (l *Loop) Await(c *Client, timeout time.Duration, enough func(first []byte)
 	l.timedBy(timeout).add(a)
 }
 
-// awaiting is a client of whom more is awaited.
+// awaiting is a client from which more bytes are awaited.
 type awaiting struct {
 	loop    *Loop
 	client  *Client
 	enough  func([]byte) bool
-	done    func(error) // nil once it was called
+	done    func(error) // nil once called
 	until   time.Time
 	watch   Registration
 	watched bool
@@ -136,7 +134,7 @@ type awaiting struct {
 // Ready implements Handler.
 func (a *awaiting) Ready(Readiness) { a.read() }
 
-// read takes all there is, but no more than is wanted.
+// read reads the available bytes, but not more than needed.
 func (a *awaiting) read() {
 	c, buf := a.client, a.loop.buffer[:readAhead]
 	for {
@@ -168,7 +166,7 @@ func (a *awaiting) finish(err error) {
 	done(err)
 }
 
-// These implement timed.
+// The methods of timed.
 
 func (a *awaiting) over() bool          { return a.done == nil }
 func (a *awaiting) deadline() time.Time { return a.until }
@@ -178,29 +176,28 @@ func (a *awaiting) fail(err error) {
 	}
 }
 
-// Dialed is a connection that a Loop makes, or has made, to an endpoint, and belongs to.
-// Once it is made, it waits for [Loop.Forward].
+// Dialed is a connection from a Loop to an endpoint, established or pending. It belongs to the Loop. Once established,
+// it waits for [Loop.Forward].
 type Dialed struct {
 	loop  *Loop
 	fd    Socket
 	watch Registration
-	seen  Readiness            // until somebody else watches
-	sent  int                  // of what was to be sent at once
-	done  func(*Dialed, error) // nil once it was called
+	seen  Readiness            // until another handler watches
+	sent  int                  // of the opening bytes
+	done  func(*Dialed, error) // nil once called
 	until time.Time
 }
 
-// Connect begins to connect to an endpoint, from the address from (see
-// BindTransparent), or, if that is the zero AddrPort, from one that the kernel picks. hops is the
-// hop limit of its packets; 0 is the kernel's own. Only the loop may call it.
+// Connect starts to connect to an endpoint, from the address from (see BindTransparent), or, if that is the zero
+// AddrPort, from one that the kernel picks. hops is the hop limit of its packets; 0 means the kernel's default. Only
+// the loop may call it.
 //
-// The loop calls done, once, when the connection is made, or with an error when it
-// has failed: a unix.Errno, or context.DeadlineExceeded after timeout. It may do so
-// before Connect returns. A timeout of 0 means none; of others there may be a few
-// different ones. opening, which is not changed, is what the endpoint is to get first
-// (see [Client.Opening]): with some, a packet is saved, and perhaps a round of the loop.
+// The loop calls done once, perhaps before Connect returns: when the connection is established, or with a unix.Errno,
+// or context.DeadlineExceeded after timeout. A timeout of 0 means none; a loop supports only a few different ones.
+// opening has the first bytes for the endpoint (see [Client.Opening]), and must not change. It saves a packet, and
+// perhaps a round of the loop.
 //
-// What it returns is for Pending and Cancel.
+// The returned Dialed is for Pending and Cancel.
 func (l *Loop) Connect(from, to netip.AddrPort, hops int, opening []byte, timeout time.Duration, done func(*Dialed, error)) *Dialed {
 	d := &Dialed{loop: l, fd: -1, done: done}
 	began := time.Now()
@@ -214,7 +211,7 @@ func (l *Loop) Connect(from, to netip.AddrPort, hops int, opening []byte, timeou
 	}
 	want := Readable | Writable | HungUp | Urgent | Once
 	if len(opening) > 0 {
-		// An endpoint on this node has answered while connect(2) ran, which does not say so.
+		// An endpoint on this node has answered during connect(2), which does not report that.
 		switch d.sent, err = d.fd.write(opening, 0); err {
 		case nil:
 			want &^= Writable
@@ -241,17 +238,17 @@ func (l *Loop) Connect(from, to netip.AddrPort, hops int, opening []byte, timeou
 	return d
 }
 
-// Pending reports whether the connection is neither made nor failed.
+// Pending reports whether the connection is neither established nor failed.
 func (d *Dialed) Pending() bool { return d.done != nil }
 
-// Cancel closes a connection that is pending; done is not called. Only the loop may call it.
+// Cancel closes a pending connection; done is not called. Only the loop may call it.
 func (d *Dialed) Cancel() {
 	d.done = nil
 	d.loop.CloseFD(d.watch)
 }
 
-// CancelDials cancels all connections that the loop is making and that have a timeout, and
-// all that it awaits of clients; who is told must begin no others. Only the loop may call it.
+// CancelDials cancels all pending connections of the loop that have a timeout, and all Await calls. Their done
+// functions must not start new ones. Only the loop may call it.
 func (l *Loop) CancelDials() {
 	for _, q := range l.timed {
 		q.canceled = len(q.queue)
@@ -263,19 +260,19 @@ func (l *Loop) CancelDials() {
 func (d *Dialed) Ready(r Readiness) {
 	d.seen |= r
 	switch {
-	case d.done == nil: // it waits to be taken over
+	case d.done == nil: // waits for Forward
 	case r&Failed != 0:
 		if err := d.fd.pending(); err != nil {
 			d.fail(err)
 			return
 		}
-		d.finish(nil) // it was made, and has ended since
+		d.finish(nil) // established, and has ended since
 	case r&Writable != 0:
 		d.finish(nil)
 	}
 }
 
-// These implement timed.
+// The methods of timed.
 
 func (d *Dialed) over() bool          { return d.done == nil }
 func (d *Dialed) deadline() time.Time { return d.until }
@@ -292,34 +289,33 @@ func (d *Dialed) finish(err error) {
 	done(d, err)
 }
 
-// localPorts bounds how long a Loop looks for a port to connect from. When most of those are in use
-// towards an endpoint, as they are for a minute after connections to it have been closed, connect(2)
-// looks at one after the other: some milliseconds, in which all others on the loop wait. Once that
-// was seen, it may look at a few only, which are others each time.
+// localPorts limits the time that a Loop searches for a local port. When most ports are in use towards an endpoint, as
+// they are for a minute after connections to it have been closed, connect(2) tries one after the other. That takes some
+// milliseconds, in which all other connections of the loop wait. After one slow search, connect(2) may only try a few
+// ports, different ones each time.
 type localPorts struct {
-	first, last uint16    // that there are; see Options
-	until       time.Time // they are few
+	first, last uint16    // the kernel's range; see Options
+	until       time.Time // end of the time with few ports
 }
 
 const (
-	// slowConnect is how long connect(2) may take; a tenth of that is usual.
+	// slowConnect is the time from which connect(2) counts as slow; a tenth of it is usual.
 	slowConnect = 250 * time.Microsecond
-	// fewPorts is how many are looked at. Of so many one is free in 99 cases of 100 while a hundredth
-	// of all is.
+	// fewPorts is the number of ports tried. If 1% of all ports are free, one of these is free in 99 of 100 cases.
 	fewPorts = 512
-	// fewFor is for how long.
+	// fewFor is the duration of the limit.
 	fewFor = 10 * time.Second
 )
 
-// took notes how long it took to connect.
+// took records how long connect(2) took.
 func (p *localPorts) took(d time.Duration, now time.Time) {
 	if d >= slowConnect && !now.Before(p.until) {
 		p.until = now.Add(fewFor)
 	}
 }
 
-// few returns the value of IP_LOCAL_PORT_RANGE (ip(7), Linux 6.3) by which connect(2) looks at a
-// few ports, or 0 if it may look at all.
+// few returns the value of IP_LOCAL_PORT_RANGE (ip(7), Linux 6.3) that limits connect(2) to a few ports, or 0 for no
+// limit.
 func (p *localPorts) few(now time.Time) int {
 	others := int(p.last) - int(p.first) + 1 - fewPorts
 	if !now.Before(p.until) || others <= 0 {

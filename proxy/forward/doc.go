@@ -1,25 +1,20 @@
-// Package forward moves bytes between two connections until both sides are
-// done.
+// Package forward moves bytes between two connections until both sides are done.
 //
-// Its owner hands over a pair, client and endpoint; from then on the pair belongs
-// to the package, which closes both and says how it ended, and how many bytes went
-// each way. What one side does is carried across to the other: a FIN becomes a FIN
-// and leaves the opposite direction open, a reset becomes a reset, and a side that
-// does not read stops the reading from the other. Nothing is buffered beyond one
-// read or one message.
+// The caller passes a pair, client and endpoint. From then on the pair belongs to the package, which closes both and
+// reports to the Owner how the pair ended, and how many bytes went each way. The actions of one side are carried over
+// to the other: a FIN becomes a FIN and leaves the opposite direction open, a reset becomes a reset, and if one side
+// does not read, the package stops reading from the other. It buffers at most one read or one message.
 //
 // There are two versions, which pass the same tests:
 //
-//   - On Linux, a [Loop] forwards as many TCP pairs as there are, in one goroutine.
-//     It is told by the kernel what can be read and written (poll_linux.go), makes
-//     the connections to endpoints (dial_linux.go), moves what is small through one
-//     buffer (pair_linux.go) and streams through pipes (splice_linux.go). A pair that
-//     is idle costs its two descriptors and a few hundred bytes.
-//   - Elsewhere, [Copy] takes two goroutines for each pair. [CopyMessages] does so on
-//     all systems for messages, as SCTP has them.
+//   - On Linux, a [Loop] forwards any number of TCP pairs in one goroutine. The kernel reports the readable and writable
+//     sockets (poll_linux.go). The Loop connects to endpoints (dial_linux.go), and moves small transfers through one buffer
+//     (pair_linux.go) and streams through pipes (splice_linux.go). An idle pair costs its two descriptors and a few hundred
+//     bytes.
+//   - Elsewhere, [Copy] uses two goroutines per pair. [CopyMessages] does so on all systems for messages, as in SCTP.
 //
-// For UDP, on Linux, the package has what sessions are made of: the [Poller] and a
-// [Batch], which receives and sends many datagrams with one system call.
+// For UDP sessions on Linux, the package has the [Poller] and a [Batch], which receives and sends many datagrams with
+// one system call.
 //
 // The package knows nothing of Services, balancing or portals.
 package forward

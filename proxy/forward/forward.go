@@ -8,16 +8,16 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// Owner is told what becomes of a pair.
+// Owner receives the events of a pair.
 type Owner interface {
-	// Asked is told, once, when the client's first byte has come, unless that had come before
-	// the pair was forwarded; Answered, when the endpoint's has.
+	// Asked is called once, when the client's first byte has arrived, unless it arrived before the pair was forwarded.
+	// Answered is called once, when the endpoint's first byte has arrived.
 	Asked(now time.Time)
 	Answered(now time.Time)
 	Ended(outcome.Result)
 }
 
-// Done is an Owner who wants to know only when the pair has ended.
+// Done is an Owner that only uses Ended.
 type Done func(outcome.Result)
 
 // Asked implements Owner.
@@ -29,10 +29,9 @@ func (Done) Answered(time.Time) {}
 // Ended implements Owner.
 func (d Done) Ended(r outcome.Result) { d(r) }
 
-// Flow is a pair that is being forwarded. Its methods may be called from any
-// goroutine, also after it has ended.
+// Flow is a pair that is being forwarded. Any goroutine may call its methods, also after the pair has ended.
 type Flow interface {
-	// Bytes returns how many bytes went each way so far.
+	// Bytes returns the bytes forwarded so far in each direction.
 	Bytes() (toEndpoint, toClient int64)
 	// Break ends the pair soon, as Drained: both sides get a reset.
 	Break()
@@ -40,28 +39,28 @@ type Flow interface {
 	Retire(by time.Time)
 }
 
-// ending is how a pair ends.
+// ending is the outcome of a pair so far.
 type ending struct {
-	outcome outcome.Outcome // Open while nothing has happened
+	outcome outcome.Outcome // Open until an end or a failure
 	err     error
 }
 
-// cause notes why the pair ends.
+// cause records why the pair ends.
 func (e *ending) cause(o outcome.Outcome, err error) {
 	if yields(e.outcome, o) {
 		e.outcome, e.err = leftBehind(e.outcome, o), plain(err)
 	}
 }
 
-// yields reports whether o is not how a pair ends if it has another cause, too. A later
-// failure says more than an earlier FIN; otherwise the first cause counts.
+// yields reports whether outcome o is replaced if the pair has another cause to, too. A later failure replaces an
+// earlier FIN; otherwise the first cause counts.
 func yields(o, to outcome.Outcome) bool {
 	fin := func(o outcome.Outcome) bool { return o == outcome.ClientClosed || o == outcome.EndpointClosed }
 	return o == outcome.Open || fin(o) && !fin(to)
 }
 
-// leftBehind returns o, how a pair ends that ended with before until then, or NoResponse if the client had ended
-// its side and the endpoint did not follow: see result.
+// leftBehind returns o, the new outcome of a pair whose outcome was before. It returns NoResponse instead if the client
+// had ended its side and the endpoint did not follow: see result.
 func leftBehind(before, o outcome.Outcome) outcome.Outcome {
 	if before == outcome.ClientClosed && o == outcome.HalfClosed {
 		return outcome.NoResponse
@@ -69,22 +68,21 @@ func leftBehind(before, o outcome.Outcome) outcome.Outcome {
 	return o
 }
 
-// answered reports whether an endpoint that was reset with err has only answered the client's FIN
-// (SO_LINGER 0 after the end of the stream), if the pair ended with o until then: the endpoint has
-// taken every byte, of which unsent tells, and has sent something if it was asked.
-// The client still sees the reset: more may have been under way.
+// answered reports whether an endpoint that was reset with err has only answered the client's FIN (SO_LINGER 0 after
+// the end of the stream), if the pair's outcome so far was o. The endpoint has taken every byte, except unsent ones,
+// and has sent something if it got any. The client still sees the reset: more bytes may have been under way.
 func answered(o outcome.Outcome, err error, toEndpoint, toClient int64, unsent int) bool {
-	const fin = 1 // counts as a byte, and its ACK may be late
+	const fin = 1 // it counts as a byte, and its ACK may be late
 	return o == outcome.ClientClosed && errors.Is(err, syscall.ECONNRESET) && unsent <= fin && (toClient > 0 || toEndpoint == 0)
 }
 
-// result returns the result of a pair that ended with o and has moved so many bytes. Of those to a client that had ended
-// its side before it reset the connection, or before the pair ended for its limits, untaken were not acknowledged: if
-// that is all, it had left, and its kernel refused them.
+// result returns the result of a pair that ended with outcome o and these bytes. untaken counts the bytes that a client
+// did not acknowledge which had ended its side before it reset the connection, or before a limit ended the pair. If
+// these are all its bytes, the client had left, and its kernel refused them.
 //
-// NoResponse is what the peers have shown: the client had sent some and reset the connection, or ended its side
-// while the endpoint kept its own open. A client that is lost (ETIMEDOUT) may not have waited for anything, and where
-// the endpoint ends its side, too, the protocol may have no answers.
+// NoResponse needs evidence from the peers: the client had sent bytes and reset the connection, or ended its side while
+// the endpoint kept its own open. A client that is lost (ETIMEDOUT) may not have waited for anything, and where the
+// endpoint ends its side, too, the protocol may have no answers.
 func result(o outcome.Outcome, err error, toEndpoint, toClient int64, untaken int) outcome.Result {
 	switch none := toEndpoint > 0 && toClient <= int64(untaken); {
 	case o == outcome.NoResponse && !none:
@@ -95,8 +93,7 @@ func result(o outcome.Outcome, err error, toEndpoint, toClient int64, untaken in
 	return outcome.Result{Outcome: o, Err: err, ToEndpoint: toEndpoint, ToClient: toClient}
 }
 
-// plain returns the system error in err, without the addresses that net wraps
-// around it.
+// plain returns the system error in err, without the addresses that net adds to it.
 func plain(err error) error {
 	var errno syscall.Errno
 	if errors.As(err, &errno) {
@@ -105,36 +102,32 @@ func plain(err error) error {
 	return err
 }
 
-// Limits bound how long a pair lasts; 0 means that there is no such bound. They
-// are looked at from time to time, so that a pair may last an eighth longer. What
-// ends for its limits ends with a reset of both sides: they shall not take it for
-// the regular end of what was sent.
+// Limits limit the duration of a pair; 0 means no limit. They are checked from time to time, so a pair may last an
+// eighth longer. A limit ends a pair with a reset of both sides, so that they do not take it for the regular end of the
+// stream.
 type Limits struct {
-	// HalfClosed is how long a pair lasts in which one direction has ended, or one
-	// side has ended and the other does not take what came before that, and nothing
-	// moves.
+	// HalfClosed applies while nothing moves and one direction has ended, or one side has ended and the other does not
+	// accept the bytes before that.
 	HalfClosed time.Duration
-	// Idle is how long a pair lasts in which nothing moves.
+	// Idle applies while nothing moves.
 	Idle time.Duration
-	// Age is how long a pair lasts at the most. In the last eighth of it, it ends
-	// as soon as nothing moves.
+	// Age is the maximum duration of a pair. In its last eighth, the pair ends as soon as nothing moves.
 	Age time.Duration
-	// Retire, unless it is zero, is when a pair ends: from now on as soon as nothing has
-	// moved for a lull and its peers have taken everything, at that time in any case.
+	// Retire, unless it is zero, is the time at which a pair ends at the latest. It ends earlier, as soon as nothing
+	// has moved for a lull and its peers have accepted everything.
 	Retire time.Time
 }
 
-// lull is how long nothing moves in a moment in which a pair may be retired.
+// lull is the time without movement after which a pair may be retired.
 const lull = 250 * time.Millisecond
 
-// The time between two looks at a pair is an eighth of its shortest limit, but
-// within these bounds.
+// The time between two checks of a pair is an eighth of its shortest limit, but within these bounds.
 const (
 	minPeriod = 10 * time.Millisecond
 	maxPeriod = 30 * time.Second
 )
 
-// period returns the time between two looks, or 0 if there are no limits.
+// period returns the time between two checks, or 0 if there are no limits.
 func (l Limits) period() time.Duration {
 	var shortest time.Duration
 	for _, limit := range []time.Duration{l.HalfClosed, l.Idle, l.Age} {
@@ -151,30 +144,29 @@ func (l Limits) period() time.Duration {
 	return min(max(shortest/8, minPeriod), maxPeriod)
 }
 
-// watch is what has to be known of a pair to compare it with its limits.
+// watch is the state with which a pair is compared with its limits.
 type watch struct {
 	began  time.Time
-	silent time.Time // since then, as far as the last look could tell
-	unsent int       // see queue, at the first look since then; -1 before that
+	silent time.Time // start of the time without movement, as far as known
+	unsent int       // see queue, at the first check since then; -1 before that
 }
 
 func newWatch(now time.Time) watch { return watch{began: now, silent: now, unsent: -1} }
 
-// restart makes the silence begin now.
+// restart makes the time without movement start at now.
 func (w *watch) restart(now time.Time) { w.silent, w.unsent = now, -1 }
 
-// queue is what a pair has on its way.
+// queue counts the bytes of a pair that are under way.
 type queue interface {
-	// unread returns how many bytes have come that the pair has not written yet, as far as that can be told.
+	// unread returns the bytes that have arrived and that the pair has not written yet, as far as known.
 	unread() int
-	// unsent returns how many bytes that it has written the peers have not taken yet, as far as
-	// that can be told. For a reader that is slow, it becomes less while there is no
-	// room for more.
+	// unsent returns the bytes that the pair has written and the peers have not acknowledged, as far as known. With a
+	// slow reader it decreases while the pair cannot write more.
 	unsent() int
 }
 
-// verdict returns how the pair is to end, or outcome.Open. moved says whether anything has
-// moved since the last look, half whether HalfClosed counts.
+// verdict returns the outcome with which the pair must end now, or outcome.Open. moved means that bytes have moved
+// since the last check, half that HalfClosed applies.
 func (w *watch) verdict(l Limits, now time.Time, moved, half bool, q queue) outcome.Outcome {
 	if moved {
 		w.restart(now)

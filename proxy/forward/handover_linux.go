@@ -8,62 +8,62 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// A pair is handed over between two rounds of its loop: Freeze takes it off the loop, with what
-// was read and could not be written, and Continue puts it onto a loop, of this process or of another
-// one that has copies of both sockets. In between neither reads, so no byte is lost or moved
-// twice; whatever the peers do meanwhile waits in the sockets, and the kernel reports it to the loop
-// that watches them next. The other process may have copies of the sockets a moment longer, or for good if
-// it hangs. So a pair that was frozen ends with shutdown(2), or with a reset that does not wait until the last copy is closed.
+// A pair is handed over between two rounds of its loop. Freeze takes it off the loop, with the bytes that were read and
+// not written. Continue puts it onto a loop, of this process or of another one that has copies of both sockets. In
+// between neither process reads, so no byte is lost or moved twice. Bytes and events from the peers wait in the
+// sockets; the kernel reports them to the loop that watches the sockets next. The other process may keep copies of the
+// sockets a moment longer, or forever if it hangs. So a pair that was frozen ends with shutdown(2), or with a reset
+// that does not wait until the last copy is closed.
 
-// Frozen is a pair that no loop moves.
+// Frozen is a pair that no loop forwards.
 type Frozen struct {
 	PairState
 	Owner Owner
-	// Client and Endpoint are the pair's sockets. They belong to the caller.
+	// Client and Endpoint are the pair's sockets. The caller owns them.
 	Client, Endpoint Socket
-	// Saved and Over are as in PairHere.Save, for a pair that a process has saved that crashed. Otherwise they are nil, and
-	// a pair that continues in the same process stays saved.
+	// Saved and Over are as in PairHere.Save, for a pair that a crashed process had saved. Otherwise they are nil; a
+	// pair that continues in the same process stays saved.
 	Saved *Saved
 	Over  func()
 	// ToEndpointPipe and ToClientPipe hold bytes of such a pair, unless they are nil.
 	ToEndpointPipe, ToClientPipe *Pipe
 }
 
-// PairState is what a loop needs to continue a pair, besides its sockets. Another process may read it as JSON, but for Rest.
+// PairState is the state from which a loop continues a pair, without its sockets. All but Rest is encoded as JSON.
 type PairState struct {
 	ClientEdge, EndpointEdge EdgeState
 	ToEndpoint, ToClient     WayState
 	Limits                   Limits
 	Watch                    WatchState
-	Ending                   string `json:",omitempty"` // Outcome so far, in its own word
+	Ending                   string `json:",omitempty"` // Outcome so far, as its word
 	Errno                    uint16 `json:",omitempty"` // the error that belongs to Ending
 	Half, Probed             bool   `json:",omitempty"`
 }
 
-// EdgeState is what is known of one of a pair's sockets that the kernel does not report again.
+// EdgeState is the state of one of a pair's sockets that the kernel does not report again.
 type EdgeState struct {
 	Ended, Lost, Delays bool `json:",omitempty"`
 }
 
-// WayState is one of a pair's two directions.
+// WayState is the state of one of a pair's two directions.
 type WayState struct {
 	Bytes        int64
 	Preface      uint16 `json:",omitempty"`
 	Begun, Ended bool   `json:",omitempty"`
-	Rest         []byte `json:"-"`          // that was read and not written; too large for JSON
+	Rest         []byte `json:"-"`          // bytes read and not written; too large for JSON
 	Flags        int    `json:",omitempty"` // of Rest
 }
 
-// WatchState is how far a pair is from its limits; zero for a pair that has none so far.
+// WatchState is the state of a pair's limits; zero for a pair without limits so far.
 type WatchState struct {
 	Began, Silent time.Time `json:",omitzero"`
 	Unsent        int       `json:",omitempty"`
 	Moved         bool      `json:",omitempty"`
 }
 
-// PairsFrom calls f for pairs of the loop and their owners, from a slot on, until f returns
-// false. It returns the slot to continue at, which is that pair's own, and whether there may be more pairs.
-// Only the loop may call it; f may freeze the pair.
+// PairsFrom calls f for pairs of the loop and their owners, from a slot on, until f returns false. It returns the slot
+// to continue at, which is that of the last pair, and whether there may be more pairs. Only the loop may call it; f may
+// freeze the pair.
 func (l *Loop) PairsFrom(slot int, f func(*PairHere, Owner) bool) (next int, more bool) {
 	for ; slot < len(l.slots); slot++ {
 		if e, is := l.slots[slot].handler.(*endpointEdge); is && !f((*PairHere)(e), e.done) {
@@ -73,16 +73,16 @@ func (l *Loop) PairsFrom(slot int, f func(*PairHere, Owner) bool) (next int, mor
 	return slot, false
 }
 
-// Freeze writes what the pair has read, as far as there is room, and takes the pair off
-// the loop: its sockets stay open, and nothing reads them. Break and Retire have no effect until Continue. It
-// returns nil if the pair has ended.
+// Freeze writes the bytes that the pair holds, as far as the sockets accept them, and takes the pair off the loop. Its
+// sockets stay open, and nothing reads them. Break and Retire have no effect until Continue. Freeze returns nil if the
+// pair has ended.
 func (h *PairHere) Freeze() *Frozen {
 	p := (*pair)(h)
 	l := p.loop
 	if p.done == nil {
 		return nil
 	}
-	if p.saved != nil { // while the pair may be on its way to another process, it must not be continued by a third one
+	if p.saved != nil { // another process may get the pair, so no third one may continue it
 		p.noteMoving(&p.toEndpoint)
 		p.noteMoving(&p.toClient)
 	}
@@ -91,7 +91,7 @@ func (h *PairHere) Freeze() *Frozen {
 	if p.done == nil {
 		return nil
 	}
-	if !ok || !okToo { // bytes are lost: the peers must not take what they have for all
+	if !ok || !okToo { // bytes are lost: the peers must not take the stream for complete
 		p.reset(outcome.Internal, unix.EIO)
 		return nil
 	}
@@ -116,8 +116,8 @@ func (h *PairHere) Freeze() *Frozen {
 
 func (e *edge) state() EdgeState { return EdgeState{Ended: e.ended, Lost: e.lost, Delays: e.delays} }
 
-// empty writes what w holds, as far as there is room, and returns the state of w with what is
-// left, of which the pair keeps nothing. ok is false if that could not be read out of a pipe.
+// empty writes the bytes that w holds, as far as to accepts them, and returns the state of w with the remaining bytes,
+// which it removes from the pair. ok is false if they could not be read from a pipe.
 func (p *pair) empty(w *way, to *edge) (s WayState, ok bool) {
 	if w.rest != nil {
 		p.writeRest(w, to)
@@ -146,7 +146,7 @@ func (p *pair) empty(w *way, to *edge) (s WayState, ok bool) {
 	return s, true
 }
 
-// take reads all that a pipe holds.
+// take reads all bytes of a pipe.
 func (p *pipe) take() (b []byte, ok bool) {
 	if p.held == 0 {
 		return nil, true
@@ -157,7 +157,7 @@ func (p *pipe) take() (b []byte, ok bool) {
 		if err == unix.EINTR {
 			continue
 		}
-		if n <= 0 { // it holds less than was spliced into it
+		if n <= 0 { // the pipe holds less than was spliced into it
 			return nil, false
 		}
 		p.held -= n
@@ -170,12 +170,12 @@ func (s *PairState) Known() bool {
 	return outcome.Named(s.Ending).String() == s.Ending
 }
 
-// Continue makes the loop move a frozen pair, as in, which is zero or the pair that was frozen on this loop.
-// Only the loop may call it; the owner may be told before it returns that the pair has ended. limits are
-// those of f, and may be shared by many pairs.
+// Continue makes the loop forward a frozen pair. in is zero or the pair that was frozen on this loop. Only the loop may
+// call Continue, which may call the owner's Ended before it returns. limits are those of f, and may be shared by many
+// pairs.
 func (l *Loop) Continue(in *Pair, f *Frozen, limits *Limits) {
 	p := &in.pair
-	if p.loop == nil { // others may read it
+	if p.loop == nil { // other goroutines may read it
 		p.loop = l
 	}
 	p.limits, p.done = limits, f.Owner
@@ -221,7 +221,7 @@ func (s EdgeState) edge(fd Socket) edge {
 	return edge{fd: fd, watch: Registration{unwatched}, writable: true, ended: s.Ended, lost: s.Lost, delays: s.Delays}
 }
 
-// continued makes w, from which nothing is held, go on as s says.
+// continued sets w, which holds nothing, to the state s.
 func (w *way) continued(s *WayState) {
 	w.bytes.Store(s.Bytes)
 	w.preface, w.begun, w.ended = s.Preface, s.Begun, s.Ended
@@ -230,7 +230,7 @@ func (w *way) continued(s *WayState) {
 	}
 }
 
-// Close closes the sockets in this process. The connections stay open in another one that has copies.
+// Close closes the sockets in this process. The connections stay open in a process that has copies.
 func (f *Frozen) Close() {
 	f.Client.Close()
 	f.Endpoint.Close()

@@ -10,7 +10,7 @@ import (
 
 // socketHungUp is hungUp for a socket.
 func socketHungUp(raw syscall.RawConn) (ended bool, err error) {
-	_ = raw.Control(func(fd uintptr) { // fails only if it is closed: whoever did that knows
+	_ = raw.Control(func(fd uintptr) { // fails only if it is closed, which its closer knows
 		look := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
 		if n, _ := unix.Poll(look, 0); n <= 0 { // -1: a signal came
 			return
@@ -22,7 +22,7 @@ func socketHungUp(raw syscall.RawConn) (ended bool, err error) {
 	})
 	switch err {
 	case unix.EPIPE, unix.ESHUTDOWN:
-		err = nil // the end was there first: see writeFailed, and Send of SCTP
+		err = nil // the end came first: see writeFailed, and Send of SCTP
 	}
 	return ended, err
 }
@@ -35,12 +35,11 @@ func socketGone(raw syscall.RawConn) (gone bool) {
 
 // socketInline makes urgent bytes part of the stream: reading would skip them.
 func socketInline(raw syscall.RawConn) {
-	_ = raw.Control(func(fd uintptr) { _ = Socket(fd).inline() }) // fails for what is no TCP socket, which has none
+	_ = raw.Control(func(fd uintptr) { _ = Socket(fd).inline() }) // fails for non-TCP sockets, which have no urgent bytes
 }
 
-// readerOf returns what reads from c. At an urgent byte the kernel also returns EAGAIN if a signal is
-// pending, and the runtime sends itself signals. net.TCPConn.Read would then wait for bytes that
-// have come already.
+// readerOf returns a reader for c. At an urgent byte the kernel also returns EAGAIN if a signal is pending, and the Go
+// runtime sends itself signals. net.TCPConn.Read would then wait for bytes that have already arrived.
 func readerOf(c Conn) reader {
 	if tcp, is := c.(*net.TCPConn); is {
 		if raw := rawOf(tcp); raw != nil {
@@ -56,7 +55,7 @@ func readerOf(c Conn) reader {
 type socketReader struct {
 	raw    syscall.RawConn
 	ready  func(fd uintptr) (done bool) // read
-	buffer *[copySize]byte              // nil while nothing has come
+	buffer *[copySize]byte              // nil until bytes arrive
 	n      int
 	err    error
 }
@@ -73,7 +72,7 @@ func (r *socketReader) next() ([]byte, error) {
 	return r.buffer[:r.n], r.err
 }
 
-// read reads what has come, and reports whether that is something.
+// read reads the bytes that have arrived, and reports whether there are any.
 func (r *socketReader) read(fd uintptr) (done bool) {
 	r.buffer = copyBuffers.Get().(*[copySize]byte)
 	for {
@@ -95,20 +94,20 @@ func (r *socketReader) release() {
 	}
 }
 
-// socketUnsent returns how much was written that the peer has not taken yet.
+// socketUnsent returns the number of written bytes that the peer has not acknowledged.
 func socketUnsent(raw syscall.RawConn) (n int) {
 	_ = raw.Control(func(fd uintptr) { n = Socket(fd).unsent() }) // as above
 	return n
 }
 
-// socketUnread returns how much has come that was not read.
+// socketUnread returns the number of bytes that have arrived and are unread.
 func socketUnread(raw syscall.RawConn) (n int) {
 	_ = raw.Control(func(fd uintptr) { n = Socket(fd).unread() }) // as above
 	return n
 }
 
-// Left reports whether the peer has ended the connection, with a reset or without having
-// sent anything that is not read. Of one who has sent something and ends his side it cannot be known.
+// Left reports whether the peer has ended the connection, by a reset, or by its end when no bytes are unread. With
+// unread bytes, the end of the peer's side cannot be detected.
 func (s Socket) Left() bool {
 	if s.gone() {
 		return true
@@ -120,13 +119,13 @@ func (s Socket) Left() bool {
 
 // gone reports whether the peer has reset the connection.
 func (s Socket) gone() bool {
-	look := []unix.PollFd{{Fd: int32(s)}} // a reset and the end of both sides are told unasked
+	look := []unix.PollFd{{Fd: int32(s)}} // the kernel always reports a reset and the end of both sides
 	n, _ := unix.Poll(look, 0)
 	return n > 0
 }
 
-// WaitLeft returns true when the peer of a connection has left, and false when its read deadline
-// is over. If it has sent something that was read, only a reset says so.
+// WaitLeft returns true when the peer of a connection has left, and false when its read deadline has passed. If bytes
+// from the peer were read (sent), only a reset counts.
 func WaitLeft(raw syscall.RawConn, sent bool) (left bool) {
 	_ = raw.Read(func(fd uintptr) bool {
 		left = Socket(fd).gone() || !sent && Socket(fd).Left()
@@ -135,11 +134,10 @@ func WaitLeft(raw syscall.RawConn, sent bool) (left bool) {
 	return left
 }
 
-// WaitReset returns true when the peer of a connection has reset it, and false when its read deadline
-// is over.
+// WaitReset returns true when the peer of a connection has reset it, and false when its read deadline has passed.
 func WaitReset(raw syscall.RawConn) (reset bool) {
 	_ = raw.Read(func(fd uintptr) bool {
-		look := []unix.PollFd{{Fd: int32(fd)}} // an error is reported unasked
+		look := []unix.PollFd{{Fd: int32(fd)}} // the kernel always reports errors
 		_, _ = unix.Poll(look, 0)
 		reset = look[0].Revents&unix.POLLERR != 0
 		return reset

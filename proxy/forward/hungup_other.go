@@ -4,25 +4,25 @@ package forward
 
 import "syscall"
 
-// socketHungUp is hungUp for a socket: these systems have no common way to tell.
+// socketHungUp is hungUp for a socket: these systems have no common way to detect it.
 func socketHungUp(syscall.RawConn) (ended bool, err error) { return false, nil }
 
 // socketGone is gone for a socket, as above.
 func socketGone(syscall.RawConn) bool { return false }
 
-// WaitLeft is for Linux only.
+// WaitLeft works on Linux only.
 func WaitLeft(syscall.RawConn, bool) bool { return false }
 
-// WaitReset is for Linux only.
+// WaitReset works on Linux only.
 func WaitReset(syscall.RawConn) bool { return false }
 
-// Pollers are for Linux only.
+// Pollers are used on Linux only.
 type Pollers struct{}
 
-// socketInline is for Linux only: elsewhere an urgent byte is lost.
+// socketInline works on Linux only: elsewhere an urgent byte is lost.
 func socketInline(syscall.RawConn) {}
 
-// readerOf returns what reads from c.
+// readerOf returns a reader for c.
 func readerOf(c Conn) reader { return &plainReader{from: c} }
 
 func socketUnsent(syscall.RawConn) int { return 0 }

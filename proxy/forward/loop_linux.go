@@ -5,24 +5,22 @@ import (
 	"sync/atomic"
 )
 
-// Options are what a Loop is made with.
+// Options are the settings of a Loop.
 type Options struct {
-	// Keepalive is for the connections that the loop makes. They get it within
-	// seconds.
+	// Keepalive applies to connections to endpoints. They get it within seconds.
 	Keepalive Keepalive
-	// Pipes bounds the pipes that bulk data is moved through, each of which takes
-	// two descriptors. Pairs for which there is none copy.
+	// Pipes is the maximum number of pipes for bulk data, each of which takes two descriptors. Pairs without a pipe
+	// copy.
 	Pipes int
-	// Mark is put on what the connections that the loop makes send (SO_MARK,
-	// socket(7)), which takes CAP_NET_ADMIN; 0 is none.
+	// Mark is set on the packets of connections to endpoints (SO_MARK, socket(7)). It needs CAP_NET_ADMIN; 0 means
+	// none.
 	Mark uint32
-	// FirstPort and LastPort are those that the kernel chooses from for connections
-	// (net.ipv4.ip_local_port_range); 0 if that is not known.
+	// FirstPort and LastPort are the kernel's range of local ports (net.ipv4.ip_local_port_range); 0 if unknown.
 	FirstPort, LastPort uint16
 }
 
-// Loop connects and forwards TCP pairs, all from the goroutine of its [Poller]. A
-// pair that is idle costs its two descriptors and a few hundred bytes.
+// Loop connects and forwards TCP pairs, all in the goroutine of its [Poller]. An idle pair costs its two descriptors
+// and a few hundred bytes.
 type Loop struct {
 	*Poller
 	keepalive Keepalive
@@ -30,8 +28,8 @@ type Loop struct {
 	pairs     atomic.Int64
 	saved     atomic.Int64 // pairs that are saved: see PairHere.Save
 
-	// For the loop only.
-	buffer   []byte // what a pair moves goes through here, or through a pipe
+	// Only the loop may use these.
+	buffer   []byte // for all bytes of pairs that do not go through a pipe
 	pipes    pipes
 	timed    []*timedQueue
 	limited  limited
@@ -39,10 +37,10 @@ type Loop struct {
 	ports    localPorts
 }
 
-// bufferSize is what one read can bring. A stream fills it; messages rarely do.
+// bufferSize is the maximum number of bytes per read. A stream fills it; messages rarely do.
 const bufferSize = 64 << 10
 
-// NewLoop returns a Loop on poller, which runs for longer.
+// NewLoop returns a Loop on poller, which must outlive it.
 func NewLoop(poller *Poller, o Options) *Loop {
 	l := &Loop{Poller: poller, keepalive: o.Keepalive, mark: o.Mark, buffer: make([]byte, bufferSize), pipes: pipes{max: o.Pipes},
 		ports: localPorts{first: o.FirstPort, last: o.LastPort}}
@@ -50,8 +48,8 @@ func NewLoop(poller *Poller, o Options) *Loop {
 	return l
 }
 
-// Close ends the loop, whose pairs must have ended, and returns when it has ended. Its poller goes
-// on. The loop itself must not call it.
+// Close ends the loop, whose pairs must have ended, and returns when it has ended. Its poller keeps running. The loop
+// itself must not call Close.
 func (l *Loop) Close() {
 	var closed sync.WaitGroup
 	l.Go(&closed, func() {

@@ -11,10 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CheckKernel tries out, with sockets of its own, what Services of a family cannot be served without:
-// docs/requirements.md has the list. The error names what is refused, by an old kernel, one that is none
-// (gVisor), or a filter of system calls (seccomp(2)). A family that is not there at all is no error,
-// nor is what there is no room for at the moment.
+// CheckKernel tests the system calls that Services of a family require, with dedicated sockets: docs/requirements.md
+// has the list. The error names the call that failed, because of an old kernel, gVisor, or a filter of system calls
+// (seccomp(2)). A missing family is not an error, nor is a temporary lack of resources.
 func CheckKernel(any netip.Addr) error {
 	err := tryKernel(any)
 	for _, errno := range [...]unix.Errno{unix.ENOSYS, unix.EPERM, unix.EACCES, unix.EINVAL, unix.ENOPROTOOPT, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.ESOCKTNOSUPPORT} {
@@ -44,7 +43,7 @@ func tryKernel(any netip.Addr) error {
 		return fmt.Errorf("a UDP socket: %w", err)
 	}
 	defer unix.Close(udp)
-	// None is sent, and none is there or, from a stranger, lost.
+	// It sends no datagram. There is none to receive, or a stranger's, which is lost.
 	var none mmsghdr
 	if _, _, errno := unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(udp), uintptr(unsafe.Pointer(&none)), 0, 0, 0, 0); errno != 0 {
 		return fmt.Errorf("sending datagrams: %w", os.NewSyscallError("sendmmsg", errno))
@@ -55,7 +54,7 @@ func tryKernel(any netip.Addr) error {
 	return nil
 }
 
-// tryAccept accepts a connection: there is none or, from a stranger, one that ends.
+// tryAccept accepts a connection: there is none, or a stranger's, which it ends.
 func tryAccept(listener int) error {
 	switch client, _, err := AcceptTCP(listener); err {
 	case nil:

@@ -8,28 +8,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// controlSpace is room for the control messages that a datagram comes with: the
-// larger of the two packet infos, the hop limit, and the count of datagrams that were
-// lost.
+// controlSpace is the size of a received datagram's control messages: the larger of the two packet infos, the hop
+// limit, and the count of lost datagrams.
 var controlSpace = unix.CmsgSpace(unix.SizeofInet6Pktinfo) + unix.CmsgSpace(4) + unix.CmsgSpace(4)
 
-// Control is what the control messages of a datagram tell (see cmsg(3)).
+// Control has the values of a datagram's control messages (see cmsg(3)).
 type Control struct {
-	// Local is the address that the datagram was sent to (IP_PKTINFO, ip(7);
-	// IPV6_RECVPKTINFO, ipv6(7)); invalid if that was not asked for.
+	// Local is the address that the datagram was sent to (IP_PKTINFO, ip(7); IPV6_RECVPKTINFO, ipv6(7)); invalid if not
+	// requested.
 	Local netip.Addr
-	// Interface is the index of the interface that it came in by.
+	// Interface is the index of the receiving interface.
 	Interface int
-	// Hops is the hop limit (IPv4: TTL) that the datagram came with, 0 if that was
-	// not asked for.
+	// Hops is the hop limit (IPv4: TTL) that the datagram arrived with; 0 if not requested.
 	Hops int
-	// Lost is how many datagrams the socket has lost since it was opened since
-	// its buffer was full (SO_RXQ_OVFL, socket(7)).
+	// Lost is the number of datagrams that the socket has lost so far because its buffer was full (SO_RXQ_OVFL,
+	// socket(7)).
 	Lost uint32
 }
 
-// ParseControl reads control messages. What it does not know, or is cut short,
-// it passes over.
+// ParseControl parses control messages. It skips unknown and truncated ones.
 func ParseControl(b []byte) (c Control) {
 	header := unix.CmsgLen(0)
 	for len(b) >= header {
@@ -56,7 +53,7 @@ func ParseControl(b []byte) (c Control) {
 	return c
 }
 
-// cmsgHeader reads a struct cmsghdr, whose first field is as long as a pointer.
+// cmsgHeader parses a struct cmsghdr, whose first field is as long as a pointer.
 func cmsgHeader(b []byte) (length, level, kind int) {
 	const word = int(unsafe.Sizeof(uintptr(0)))
 	if word == 8 {
@@ -67,8 +64,8 @@ func cmsgHeader(b []byte) (length, level, kind int) {
 	return length, int(int32(binary.NativeEndian.Uint32(b[word:]))), int(int32(binary.NativeEndian.Uint32(b[word+4:])))
 }
 
-// SourceControl returns the control message that makes a datagram go out from
-// the address local. An IPv6 link-local address also needs the interface.
+// SourceControl returns the control message that sets local as the source address of a datagram. An IPv6 link-local
+// address also needs the interface.
 func SourceControl(local netip.Addr, link int) []byte {
 	size, level, kind := unix.SizeofInet4Pktinfo, unix.IPPROTO_IP, unix.IP_PKTINFO
 	if local.Is6() {

@@ -10,28 +10,27 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// Pair is a client and an endpoint between which a Loop moves bytes: see [Loop.Forward].
-// It is a Flow. Its owner, who has more to remember of the same client, embeds one, and so
-// makes both at once.
+// Pair is a client and an endpoint between which a Loop moves bytes: see [Loop.Forward]. It is a Flow. Its owner embeds
+// one in its own state of the client, so that one allocation makes both.
 type Pair struct{ pair }
 
-// pair is a Pair from within. All but the counts belong to the loop. There may be very
-// many that are idle: what few of them need is elsewhere.
+// pair is the implementation of Pair. All but the counts belong to the loop. There may be very many idle pairs, so
+// state that few pairs need is elsewhere.
 type pair struct {
 	loop   *Loop
 	limits *Limits
-	done   Owner // nil once it was told
+	done   Owner // nil once Ended was called
 
 	client, endpoint     edge
 	toEndpoint, toClient way
 
 	ending errno
-	moved  bool   // since the last look at the limits
-	queued bool   // the loop will go on with it
+	moved  bool   // since the last check of the limits
+	queued bool   // the loop will call turn
 	half   bool   // one direction has ended, or is held up before its end
 	probed bool   // the endpoint's socket has keepalive
 	shared bool   // another process may have copies of the sockets: see Continue and Save
-	place  int32  // in loop.limited, from 1 on; 0 if it is not there
+	place  int32  // index in loop.limited, from 1 on; 0 if not in it
 	saved  *saved // nil unless another process can continue the pair when this one crashes
 }
 
@@ -39,41 +38,40 @@ type pair struct {
 type edge struct {
 	fd       Socket
 	watch    Registration
-	readable bool // there may be something to read
-	urgent   bool // the next byte may be urgent, which has to be known before it is read
-	writable bool // there may be room to write
-	hungUp   bool // the peer has ended or failed; reading tells
-	ended    bool // the peer has ended, and had not failed then
-	roomTold bool // the kernel tells when there is room to write
-	delays   bool // the kernel may wait for more before it sends
-	lost     bool // writing has told that the peer has failed, and reading will not
+	readable bool // there may be bytes to read
+	urgent   bool // the next byte may be urgent, which must be known before it is read
+	writable bool // the socket may accept bytes
+	hungUp   bool // the peer has ended or failed; reading returns which
+	ended    bool // the peer has ended, and had not failed by then
+	roomTold bool // the kernel reports when the socket accepts bytes again
+	delays   bool // the kernel may wait for more bytes before it sends
+	lost     bool // a write has returned the peer's failure, and reading will not
 }
 
-// way is one of the two directions that bytes take.
+// way is one of the two directions of a pair.
 type way struct {
 	bytes atomic.Int64
-	rest  *rest // what was read and not written yet; nil if that is nothing
-	pipe  *pipe // the same, for a stream; nil if that is nothing
-	full  uint8 // how many reads in a row have filled the buffer
-	begun bool  // the first byte has come
+	rest  *rest // bytes read and not written yet; nil if none
+	pipe  *pipe // the same, for a stream; nil if none
+	full  uint8 // number of consecutive reads that have filled the buffer
+	begun bool  // the first byte has arrived
 	ended bool
 
-	preface uint16 // how many of the first bytes do not count
+	preface uint16 // number of first bytes that do not count
 }
 
-// unwatched stands for the registration of a socket that has none.
+// unwatched is the registration of a socket without one.
 const unwatched = -1
 
-// How many bytes one direction of a pair moves before others have their turn: when
-// it is ready, and when it has had so much to move that it waits for turns.
+// The number of bytes that one direction of a pair moves before other pairs get a turn: when its socket is ready, and
+// when it has so much to move that it waits for turns.
 const (
 	shortTurn = spliceAfter * bufferSize
 	longTurn  = 1 << 20
 )
 
-// Forward takes over client and endpoint, as in, which is zero. When the pair has ended
-// and both are closed, the loop tells owner, once. Only the loop may call Forward; owner
-// may be told before it returns.
+// Forward takes ownership of client and endpoint. in is zero. When the pair has ended and both are closed, the loop
+// calls owner.Ended once, perhaps before Forward returns. Only the loop may call Forward.
 //
 // Limits may be shared by many pairs and are not changed.
 func (l *Loop) Forward(in *Pair, client *Client, endpoint *Dialed, limits *Limits, owner Owner) {
@@ -110,7 +108,7 @@ func (l *Loop) Forward(in *Pair, client *Client, endpoint *Dialed, limits *Limit
 	p.move(shortTurn)
 }
 
-// watchClient watches the client's socket, or takes over what [Loop.WatchClient] has begun.
+// watchClient watches the client's socket, or reuses the registration of [Loop.WatchClient].
 func (p *pair) watchClient(client *Client) (err error) {
 	if client.watcher == nil {
 		p.client.watch, err = p.loop.Add(int(client.Socket), clientEvents, (*clientEdge)(p))
@@ -122,12 +120,10 @@ func (p *pair) watchClient(client *Client) (err error) {
 	return nil
 }
 
-// Pairs returns how many pairs the loop forwards. It may be called from any
-// goroutine.
+// Pairs returns the number of pairs that the loop forwards. Any goroutine may call it.
 func (l *Loop) Pairs() int { return int(l.pairs.Load()) }
 
-// clientEdge and endpointEdge are a pair as the handler of its client's or of its
-// endpoint's socket.
+// clientEdge and endpointEdge are a pair as the handler of its client's or its endpoint's socket.
 type (
 	clientEdge   pair
 	endpointEdge pair
@@ -143,8 +139,8 @@ func (e *endpointEdge) Ready(r Readiness) {
 	p.ready(r, &p.endpoint, &p.toClient, outcome.EndpointReset)
 }
 
-// ready takes in what the kernel tells of e, from which w leads, and moves what can
-// be moved. If nothing is read from e any more, its error ends the pair with end.
+// ready handles the kernel's events of e, the source of w, and moves the bytes that can be moved. If w has ended, so
+// that nothing is read from e, an error of e ends the pair with end.
 func (p *pair) ready(r Readiness, e *edge, w *way, end outcome.Outcome) {
 	e.note(r)
 	if r&unix.EPOLLERR != 0 && w.ended {
@@ -159,7 +155,7 @@ func (p *pair) ready(r Readiness, e *edge, w *way, end outcome.Outcome) {
 	}
 }
 
-// note takes in what the kernel tells of a socket. It tells of each change once.
+// note records the kernel's events of a socket. The kernel reports each change once.
 func (e *edge) note(r Readiness) {
 	e.readable = e.readable || r&(Readable|HungUp|Urgent|Failed) != 0
 	e.urgent = e.urgent || r&Urgent != 0
@@ -168,8 +164,7 @@ func (e *edge) note(r Readiness) {
 	e.ended = e.ended || r&HungUp != 0 && r&Failed == 0
 }
 
-// failed is called for the error of a socket from which nothing is read any more,
-// so that reading cannot tell.
+// failed is called for the error of a socket that is not read any longer, so that reading cannot return it.
 func (p *pair) failed(e *edge, end outcome.Outcome) {
 	if p.done == nil {
 		return
@@ -190,13 +185,13 @@ func (p *pair) Break() { _ = p.loop.Do((*PairHere)(p).Break) }
 // Retire implements Flow.
 func (p *pair) Retire(by time.Time) { _ = p.loop.Do(func() { (*PairHere)(p).Retire(by) }) }
 
-// PairHere is a pair that only its loop may use.
+// PairHere is a pair for use by its loop only.
 type PairHere pair
 
-// Break is Flow.Break, at once.
+// Break is Flow.Break without delay.
 func (h *PairHere) Break() { (*pair)(h).reset(outcome.Drained, nil) }
 
-// Retire is Flow.Retire, at once.
+// Retire is Flow.Retire without delay.
 func (h *PairHere) Retire(by time.Time) {
 	p := (*pair)(h)
 	if p.done == nil {
@@ -208,7 +203,7 @@ func (h *PairHere) Retire(by time.Time) {
 	p.loop.limited.add(p)
 }
 
-// move moves what can be moved, in each direction about limit bytes.
+// move moves the bytes that can be moved, about limit in each direction.
 func (p *pair) move(limit int) {
 	more := p.carry(&p.toEndpoint, &p.client, &p.endpoint, limit)
 	more = p.carry(&p.toClient, &p.endpoint, &p.client, limit) || more
@@ -217,7 +212,7 @@ func (p *pair) move(limit int) {
 	}
 }
 
-// later makes the pair wait for its turn: those who have little to move come first.
+// later makes the pair wait for its turn: pairs with little to move come first.
 func (p *pair) later() {
 	p.queued = true
 	p.loop.Later(p)
@@ -229,8 +224,8 @@ func (p *pair) turn() {
 	p.move(longTurn)
 }
 
-// carry moves bytes in one direction until there are none, or there is no room for
-// them, or the direction has ended, or it has moved limit: then there may be more.
+// carry moves bytes in one direction until there are none, or to accepts none, or the direction has ended, or limit is
+// reached: then there may be more.
 func (p *pair) carry(w *way, from, to *edge, limit int) (more bool) {
 	for moved := 0; moved < limit; {
 		if w.ended || p.done == nil {
@@ -260,8 +255,8 @@ func (p *pair) carry(w *way, from, to *edge, limit int) (more bool) {
 	return true
 }
 
-// copy moves what one read from a socket that may be readable brings, and returns how much that was: 0 if there is
-// nothing to do before the kernel tells of a change.
+// copy moves the bytes of one read from a socket that may be readable, and returns their number: 0 if there is nothing
+// to do before the kernel reports a change.
 func (p *pair) copy(w *way, from, to *edge) int {
 	if p.saved != nil {
 		p.noteMoving(w)
@@ -272,8 +267,8 @@ func (p *pair) copy(w *way, from, to *edge) int {
 	}
 	n, err := 1, error(nil)
 	if from.urgent {
-		// Once a byte has come, the kernel knows whether it is urgent. A read stops before such a byte,
-		// but not if it is the first.
+		// Once a byte has arrived, the kernel knows whether it is urgent. A read stops before such a byte, but not if
+		// it is the first.
 		if n, err = from.fd.read(buf[:1], unix.MSG_PEEK); n > 0 && from.fd.atMark() {
 			buf, flags = buf[:1], unix.MSG_OOB
 		}
@@ -283,7 +278,7 @@ func (p *pair) copy(w *way, from, to *edge) int {
 	}
 	switch {
 	case err == unix.EAGAIN && from.urgent && from.fd.unread() > 0:
-		return p.copy(w, from, to) // at an urgent byte, that also means that a signal has come
+		return p.copy(w, from, to) // at an urgent byte, EAGAIN can also mean that a signal has arrived
 	case err == unix.EAGAIN:
 		from.readable, from.urgent = false, false
 		return 0
@@ -294,13 +289,13 @@ func (p *pair) copy(w *way, from, to *edge) int {
 		p.readEnded(w, from, to)
 		return 0
 	case n == len(p.loop.buffer):
-		// An urgent byte may have come since the last event.
+		// An urgent byte may have arrived since the last event.
 		w.full, from.urgent = min(w.full+1, spliceAfter), true
 	case flags != 0:
 		w.full = 0
 	default:
 		w.full = 0
-		// It was all there was (see epoll(7)), unless the end or an urgent byte comes after it.
+		// The read has emptied the socket (see epoll(7)), unless the end or an urgent byte follows.
 		from.readable = from.hungUp || from.urgent
 	}
 	if !w.begun {
@@ -317,7 +312,7 @@ func (p *pair) copy(w *way, from, to *edge) int {
 		return 0
 	case look != 0:
 		from.readable = from.readable || wrote < n
-		if w.ended { // writing has failed, and closing would send a reset if this stayed unread
+		if w.ended { // writing has failed, and with unread bytes closing would send a reset
 			wrote = n
 		}
 		from.fd.discard(buf[:wrote])
@@ -328,32 +323,32 @@ func (p *pair) copy(w *way, from, to *edge) int {
 	return n
 }
 
-// rest is what was read and not written yet.
+// rest has bytes that were read and not written yet.
 type rest struct {
 	bytes []byte
-	size  int // of the memory that they are in
+	size  int // of the allocated memory
 	flags int // to write them with
 }
 
-// kept is how many bytes all rests of this process take. From maxKept on, a pair leaves in the
-// kernel's buffers what it cannot write: it looks at what has come, and reads what it has written.
+// kept is the size of all rests of this process. From maxKept on, a pair leaves bytes that it cannot write in the
+// kernel's buffers: it peeks at the bytes, and then reads those that it has written.
 var kept atomic.Int64
 
 const maxKept = 64 << 20
 
-// keep keeps b, which could not be written.
+// keep stores b, which could not be written.
 func (w *way) keep(b []byte, flags int) {
 	w.rest = &rest{bytes.Clone(b), len(b), flags}
 	kept.Add(int64(len(b)))
 }
 
-// written lets go of w.rest.
+// written drops w.rest.
 func (w *way) written() {
 	kept.Add(-int64(w.rest.size))
 	w.rest = nil
 }
 
-// write writes as much of b as there is room for, and returns how much that is.
+// write writes as much of b as to accepts, and returns the number of bytes.
 func (p *pair) write(w *way, to *edge, b []byte, flags int) int {
 	to.undelay(w)
 	n, err := to.fd.write(b, flags)
@@ -368,7 +363,7 @@ func (p *pair) write(w *way, to *edge, b []byte, flags int) int {
 	return n
 }
 
-// writeRest goes on with what was kept, and returns how much of it was written.
+// writeRest writes kept bytes, and returns the number written.
 func (p *pair) writeRest(w *way, to *edge) int {
 	if !to.writable {
 		return 0
@@ -390,8 +385,8 @@ func (p *pair) writeRest(w *way, to *edge) int {
 	return n
 }
 
-// undelay is called before something is written to e. The kernel never holds the first
-// bytes back (see tcp_minshall_check in it), and most connections have no others.
+// undelay is called before each write to e. The kernel never delays the first bytes (see its tcp_minshall_check), and
+// most connections have no others.
 func (e *edge) undelay(w *way) {
 	if e.delays && w.bytes.Load() > 0 {
 		e.delays = false
@@ -399,8 +394,8 @@ func (e *edge) undelay(w *way) {
 	}
 }
 
-// awaitRoom is called when e takes no more bytes for now. Most sockets never get so
-// far, and it would be an event for each of them to be told of the room at first.
+// awaitRoom is called when e accepts no more bytes for now. Most sockets never get that far. Watching all of them for
+// it from the start would cost each an event at first.
 func (p *pair) awaitRoom(e *edge) {
 	e.writable = false
 	if !e.roomTold {
@@ -409,17 +404,16 @@ func (p *pair) awaitRoom(e *edge) {
 	}
 }
 
-// heldUp is called when from has ended or failed and nothing can be done in its
-// direction. If that is since to takes nothing of what came before, it may be so for
-// ever, and reading would never tell. So a failure ends the pair now. An end is left
-// until it is read, but from here on the pair may not be silent for ever.
+// heldUp is called when from has ended or failed and its direction cannot progress. If the reason is that to does not
+// accept earlier bytes, that may last forever, and reading cannot detect it. So a failure ends the pair now. An end is
+// left until it is read, but from here on HalfClosed limits the idle time of the pair.
 func (p *pair) heldUp(w *way, from, to *edge) {
 	switch {
 	case from.lost:
 		p.reset(p.ending.outcome, p.ending.err())
 		return
 	case !from.ended:
-		// With EPIPE, or no error, FIN was there first: see writeFailed.
+		// EPIPE, or no error, means that FIN came first: see writeFailed.
 		if err := from.fd.pending(); err != nil && err != unix.EPIPE {
 			p.readFailed(w, err)
 			return
@@ -431,10 +425,9 @@ func (p *pair) heldUp(w *way, from, to *edge) {
 	}
 }
 
-// readEnded is called when from has sent FIN, and all before that is on its way.
+// readEnded is called when from has sent FIN, and all bytes before that have been passed on.
 //
-// If from was lost before, what looks like FIN is not: what it sent may lack its
-// end.
+// If from was lost before, this is not a real FIN: its stream may be incomplete.
 func (p *pair) readEnded(w *way, from, to *edge) {
 	if from.lost {
 		p.reset(p.ending.outcome, p.ending.err())
@@ -448,7 +441,7 @@ func (p *pair) readEnded(w *way, from, to *edge) {
 	p.end(w, to)
 }
 
-// readFailed is called when from has been reset, or is lost.
+// readFailed is called when from was reset or lost.
 func (p *pair) readFailed(w *way, err error) {
 	end := outcome.ClientReset
 	if w == &p.toClient {
@@ -461,11 +454,10 @@ func (p *pair) readFailed(w *way, err error) {
 	p.reset(end, err)
 }
 
-// writeFailed is called when to takes no more bytes. It may have sent some before
-// it went away (an answer that did not wait for the whole question), so the other
-// direction goes on until it has delivered those. With EPIPE, its FIN came before
-// the reset (tcp_reset in the kernel); with any other error there was none. Only
-// splice(2) may have told another error before without saying so.
+// writeFailed is called when to accepts no more bytes. It may have sent some before it closed (an answer that did not
+// wait for the whole question), so the other direction continues until those are delivered. EPIPE means that to's FIN
+// came before the reset (tcp_reset in the kernel); any other error means that there was no FIN. Only splice(2) may have
+// consumed another error before without returning it.
 func (p *pair) writeFailed(w *way, to *edge, err error) {
 	to.lost = err != unix.EPIPE || w.pipe != nil && !to.ended
 	end := outcome.EndpointReset
@@ -476,8 +468,8 @@ func (p *pair) writeFailed(w *way, to *edge, err error) {
 	p.end(w, nil)
 }
 
-// end ends one direction, with FIN to to, if it is not nil. If the other one has
-// ended as well, so has the pair, and closing it sends FIN.
+// end ends one direction, with a FIN to to, if that is not nil. If the other direction has ended as well, so has the
+// pair, and closing the socket sends the FIN.
 func (p *pair) end(w *way, to *edge) {
 	w.ended = true
 	if p.toEndpoint.ended && p.toClient.ended {
@@ -490,7 +482,7 @@ func (p *pair) end(w *way, to *edge) {
 	p.becomeHalf()
 }
 
-// becomeHalf makes the pair's silence be limited from now on.
+// becomeHalf makes HalfClosed apply from now on.
 func (p *pair) becomeHalf() {
 	p.half = true
 	if p.limits.HalfClosed > 0 {
@@ -504,7 +496,7 @@ func (p *pair) reset(end outcome.Outcome, err error) {
 		return
 	}
 	p.ending.cause(end, err)
-	untaken := p.untaken() // a socket that is disconnected does not know
+	untaken := p.untaken() // a disconnected socket does not know it
 	_ = p.client.fd.SetLinger(0)
 	_ = p.endpoint.fd.SetLinger(0)
 	if p.shared {
@@ -514,7 +506,7 @@ func (p *pair) reset(end outcome.Outcome, err error) {
 	p.close(untaken)
 }
 
-// untaken returns how many bytes the client has not acknowledged, where that makes a difference: see result.
+// untaken returns the number of bytes that the client has not acknowledged, where result needs it.
 func (p *pair) untaken() int {
 	if o := p.ending.outcome; (o == outcome.ClientReset || o == outcome.NoResponse) && p.toEndpoint.ended {
 		return p.client.fd.unsent()
@@ -525,7 +517,7 @@ func (p *pair) untaken() int {
 // finish ends the pair whose directions have ended.
 func (p *pair) finish() { p.close(p.untaken()) }
 
-// close closes both sockets, and reports the end to the owner.
+// close closes both sockets, and calls the owner's Ended.
 func (p *pair) close(untaken int) {
 	l := p.loop
 	p.forget()
@@ -561,8 +553,8 @@ func (p *pair) close(untaken int) {
 	done.Ended(result(p.ending.outcome, p.ending.err(), toEndpoint, toClient, untaken))
 }
 
-// EachPair calls f for each pair of the loop, and its owner, in turns: pairs that are
-// begun meanwhile may be left out. Only the loop may call it.
+// EachPair calls f for each pair of the loop, and its owner, in turns. It may miss pairs that start meanwhile. Only the
+// loop may call it.
 func (l *Loop) EachPair(f func(*PairHere, Owner)) { (&round{loop: l, f: f}).turn() }
 
 // round is a walk through the pairs of a loop.
@@ -584,7 +576,7 @@ func (r *round) turn() {
 	}
 }
 
-// errno is ending for a pair, all of whose errors are the kernel's.
+// errno is the ending of a pair whose errors all come from the kernel.
 type errno struct {
 	outcome outcome.Outcome
 	number  uint16

@@ -12,82 +12,77 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Readiness says what a descriptor is ready for.
+// Readiness is a set of events of a descriptor.
 type Readiness uint32
 
-// The kinds of readiness; see epoll_ctl(2).
+// Values of Readiness; see epoll_ctl(2).
 const (
 	Readable Readiness = unix.EPOLLIN
 	Writable Readiness = unix.EPOLLOUT
 	HungUp   Readiness = unix.EPOLLRDHUP               // the peer sends no more
-	Urgent   Readiness = unix.EPOLLPRI                 // an urgent byte has come
-	Failed   Readiness = unix.EPOLLERR | unix.EPOLLHUP // reported whether asked for or not
+	Urgent   Readiness = unix.EPOLLPRI                 // an urgent byte has arrived
+	Failed   Readiness = unix.EPOLLERR | unix.EPOLLHUP // always reported
 )
 
-// How a descriptor is watched, in addition to for what.
+// Modes of watching a descriptor.
 const (
-	// Once makes the handler be called when the descriptor becomes ready, and not
-	// again while it is (EPOLLET).
+	// Once makes the loop call the handler when the descriptor becomes ready, but not again while it is (EPOLLET).
 	Once Readiness = unix.EPOLLET
-	// Shared is for a descriptor that several Pollers watch: what makes it ready
-	// need not be told to all of them (EPOLLEXCLUSIVE).
+	// Shared is for a descriptor that several Pollers watch: an event need not be reported to all of them
+	// (EPOLLEXCLUSIVE).
 	Shared Readiness = unix.EPOLLEXCLUSIVE
 )
 
-// Handler is told when its descriptor is ready. It must not block. It may be
-// told of a readiness that is over already.
+// Handler handles the readiness of a descriptor. Ready must not block. The readiness may be over already.
 type Handler interface {
 	Ready(r Readiness)
 }
 
-// Poller is a loop that waits for many descriptors at once (epoll) and calls
-// their handlers, one after the other, all from one goroutine. What only its
-// handlers touch needs no lock.
+// Poller is a loop that waits for many descriptors at once (epoll) and calls their handlers, one after the other, all
+// in one goroutine. Data that only its handlers use needs no lock.
 //
-// Unless it is asked for Once, readiness is level-triggered: a handler that leaves
-// something behind is called again in the next round, after the others had their
-// turn. Who has a lot to do does it in turns (see Later).
+// Unless Once is set, readiness is level-triggered: the loop calls a handler that leaves bytes unread again in the next
+// round, after the other handlers. A handler with much to do splits it into turns (see Later).
 type Poller struct {
 	epoll int
 	wake  int // eventfd; readable while there are tasks
 	done  chan struct{}
 
-	processors int32 // that Go's scheduler has
+	processors int32 // GOMAXPROCS
 
-	// For the loop only.
+	// Only the loop may use these.
 	events   [eventsPerRound]unix.EpollEvent
 	count    int // of events
 	slots    []slot
 	free     []int32
 	roundEnd []func()
 	later    []turner  // in the order of their turns
-	looked   time.Time // when it looked who is ready, if turns waited then
-	rested   time.Time // when other goroutines had the processor
+	looked   time.Time // time of the last check for ready descriptors, if turns waited then
+	rested   time.Time // when other goroutines had the CPU
 
 	mu     sync.Mutex
 	tasks  []func()
 	closed bool
 }
 
-// slot holds the handler of a descriptor. Its generation tells an event for the
-// descriptor that had the slot before from one for the descriptor that has it.
+// slot holds the handler of a descriptor. Its generation distinguishes events of that descriptor from events of an
+// earlier one that had the slot.
 type slot struct {
 	handler    Handler
 	fd         int32
 	generation int32
 }
 
-// Registration names a descriptor that a Poller watches.
+// Registration identifies a descriptor that a Poller watches.
 type Registration struct{ slot int32 }
 
-// ErrPollerClosed is what [Poller.Do] returns after Close.
+// ErrPollerClosed is the error of [Poller.Do] after Close.
 var ErrPollerClosed = errors.New("the poller is closed")
 
-// wakeSlot is the slot number of a Poller's own descriptor.
+// wakeSlot is the slot number of the eventfd.
 const wakeSlot = -1
 
-// NewPoller returns a Poller whose loop runs until Close. It takes two
-// descriptors.
+// NewPoller returns a Poller whose loop runs until Close. It takes two descriptors.
 func NewPoller() (*Poller, error) {
 	p := &Poller{epoll: -1, wake: -1, done: make(chan struct{}), processors: int32(runtime.GOMAXPROCS(0))}
 	if err := p.open(); err != nil {
@@ -116,8 +111,8 @@ func (p *Poller) open() (err error) {
 	return nil
 }
 
-// Do makes the loop call f, soon, before it waits again. Calls keep their order.
-// It may be called from any goroutine, the loop's included.
+// Do makes the loop call f soon, before it waits again. Calls keep their order. Any goroutine may call Do, the loop's
+// included.
 func (p *Poller) Do(f func()) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -131,7 +126,7 @@ func (p *Poller) Do(f func()) error {
 	return nil
 }
 
-// Go is Do, of which done tells when f has returned: at once if the loop has ended.
+// Go is Do with a WaitGroup that is done when f has returned: at once if the loop has ended.
 func (p *Poller) Go(done *sync.WaitGroup, f func()) {
 	done.Add(1)
 	err := p.Do(func() {
@@ -143,17 +138,16 @@ func (p *Poller) Go(done *sync.WaitGroup, f func()) {
 	}
 }
 
-// signal makes the eventfd readable. An error would say that it is already.
+// signal makes the eventfd readable. An error means that it is readable already.
 func (p *Poller) signal() {
 	_, _ = unix.Write(p.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
 }
 
-// OnRoundEnd makes the loop call f after the handlers of each round, for what
-// they have collected. Only the loop may call it.
+// OnRoundEnd makes the loop call f after the handlers of each round, to process collected data. Only the loop may call
+// it.
 func (p *Poller) OnRoundEnd(f func()) { p.roundEnd = append(p.roundEnd, f) }
 
-// Add watches fd, which must be non-blocking, for what want says. Only the loop
-// may call it.
+// Add watches fd, which must be non-blocking, for the events in want. Only the loop may call it.
 func (p *Poller) Add(fd int, want Readiness, h Handler) (Registration, error) {
 	var at int32
 	if n := len(p.free); n > 0 {
@@ -172,37 +166,33 @@ func (p *Poller) Add(fd int, want Readiness, h Handler) (Registration, error) {
 	return Registration{at}, nil
 }
 
-// Watch changes what a descriptor is watched for. Only the loop may call it.
+// Watch changes the events that a descriptor is watched for. Only the loop may call it.
 func (p *Poller) Watch(r Registration, want Readiness) {
 	s := &p.slots[r.slot]
-	// An error would say that it is not watched, which it is.
+	// It only fails for a descriptor that is not watched, but this one is.
 	_ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_MOD, int(s.fd), &unix.EpollEvent{Events: uint32(want), Fd: r.slot, Pad: s.generation})
 }
 
-// Handle makes h the handler of a descriptor that is watched already. Only the loop
-// may call it.
+// Handle makes h the handler of a descriptor that is already watched. Only the loop may call it.
 func (p *Poller) Handle(r Registration, h Handler) { p.slots[r.slot].handler = h }
 
-// Remove watches the descriptor no more. Only the loop may call it, once for each
-// Add.
+// Remove stops watching the descriptor. Only the loop may call it, once for each Add.
 func (p *Poller) Remove(r Registration) {
-	// An error would say that it is not watched, which it is.
+	// It only fails for a descriptor that is not watched, but this one is.
 	_ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, int(p.slots[r.slot].fd), &unix.EpollEvent{})
 	p.release(r.slot)
 }
 
-// CloseFD watches the descriptor no more, and closes it. Only the loop may call
-// it, once for each Add. A descriptor of which another process has, or had, a copy
-// needs Remove first: the kernel takes it out of the epoll set when its last copy
-// is closed, and until then the loop would be woken for it.
+// CloseFD stops watching the descriptor, and closes it. Only the loop may call it, once for each Add. If another
+// process has or had a copy of the descriptor, Remove must come first: the kernel removes a descriptor from the epoll
+// set when its last copy is closed, and until then its events would wake the loop.
 func (p *Poller) CloseFD(r Registration) {
 	fd := int(p.slots[r.slot].fd)
 	p.release(r.slot)
-	closeFD(fd) // takes it out of the epoll set, too: there is no copy
+	closeFD(fd) // also removes it from the epoll set, as there is no copy
 }
 
-// closeFD is close(2) for a socket, which does not block unless it was told to
-// linger.
+// closeFD is close(2) for a socket. It does not block, unless the socket was set to linger.
 func closeFD(fd int) { _, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0) }
 
 func (p *Poller) release(at int32) {
@@ -212,8 +202,7 @@ func (p *Poller) release(at int32) {
 	p.free = append(p.free, at)
 }
 
-// Close ends the loop and returns when it has ended. Descriptors that are
-// still watched stay open. The loop itself must not call it.
+// Close ends the loop and returns when it has ended. Watched descriptors stay open. The loop itself must not call it.
 func (p *Poller) Close() {
 	p.mu.Lock()
 	if !p.closed {
@@ -224,7 +213,7 @@ func (p *Poller) Close() {
 	<-p.done
 }
 
-// eventsPerRound bounds how long a task waits for handlers.
+// eventsPerRound limits how long a task waits for handlers.
 const eventsPerRound = 128
 
 func (p *Poller) loop() {
@@ -255,26 +244,26 @@ func (p *Poller) loop() {
 	}
 }
 
-// turner has so much to do that others are looked after in between.
+// turner has so much to do that it is split into turns.
 type turner interface{ turn() }
 
-// perTurn is how many pairs a turner walks through in one turn: a millisecond or so, if all end.
+// perTurn is the number of pairs that a turner visits in one turn: about a millisecond, if all end.
 const perTurn = 64
 
-// Later makes the loop call t.turn, once, after those that are ready now.
+// Later makes the loop call t.turn once, after the handlers that are ready now.
 func (p *Poller) Later(t turner) { p.later = append(p.later, t) }
 
-// turnsAtLeast is how long turns are taken between two looks at who is ready. (With 64 short
-// requests beside 16 streams, an eighth of a millisecond makes the longest hundredth of the
-// answers no quicker, and takes a third of the streams' rate.)
+// turnsAtLeast is the minimum time for turns between two checks for ready descriptors. (With 64 short requests beside
+// 16 streams, an eighth of a millisecond does not reduce the p99 of the answers, and costs a third of the streams'
+// rate.)
 const turnsAtLeast = 2 * time.Millisecond
 
-// Crowded reports whether more may be ready than the loop has been told of, or the next look
-// is some time away. Only the loop may call it.
+// Crowded reports whether more descriptors may be ready than epoll has returned, or the next check is some time away.
+// Only the loop may call it.
 func (p *Poller) Crowded() bool { return len(p.later) > 0 || p.count == len(p.events) }
 
-// takeTurns gives those a turn who wait for one, for some time, or for as long as those took
-// who were ready: who is quickly served comes first, but not again and again.
+// takeTurns calls waiting turners, for turnsAtLeast, or for as long as the handlers of the last round took: short work
+// comes first, but not again and again.
 func (p *Poller) takeTurns() {
 	if len(p.later) == 0 {
 		return
@@ -289,10 +278,10 @@ func (p *Poller) takeTurns() {
 		p.later[0], p.later = nil, p.later[1:]
 		t.turn()
 	}
-	p.count = max(p.count, 1) // there was something to do just now
+	p.count = max(p.count, 1) // the loop was not idle
 }
 
-// wait returns the events of the next round. When there are none for a moment, it blocks.
+// wait returns the events of the next round. If there are none for a moment, it blocks.
 func (p *Poller) wait() []unix.EpollEvent {
 	p.looked = time.Time{}
 	switch {
@@ -306,12 +295,12 @@ func (p *Poller) wait() []unix.EpollEvent {
 	return p.events[:p.count]
 }
 
-// block waits for events in a system call that Go's scheduler knows of: it gives the loop's
-// processor to other goroutines and can stop the world meanwhile. The loop keeps its thread.
+// block waits for events in a system call that Go's scheduler knows of: meanwhile the scheduler gives the loop's CPU to
+// other goroutines and can stop the world. The loop keeps its thread.
 //
-// The alternative is to park the goroutine, with this epoll descriptor nested in the one of Go's
-// poller. Each wake-up then goes through both, often on two threads, and EPOLLEXCLUSIVE (see Shared)
-// has no effect, because no thread waits in this one.
+// The alternative is to park the goroutine, with this epoll descriptor nested in the one of Go's poller. Each wake-up
+// then goes through both, often on two threads, and EPOLLEXCLUSIVE (see Shared) has no effect, because no thread waits
+// in this one.
 func (p *Poller) block() {
 	holding.Add(-1)
 	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.epoll), uintptr(unsafe.Pointer(&p.events)), uintptr(len(p.events)), ^uintptr(0), 0, 0)
@@ -321,13 +310,12 @@ func (p *Poller) block() {
 	}
 }
 
-// poll takes the events that there are, and reports whether there are any. If there were some
-// in the last round, it waits for up to a moment, without Go's scheduler knowing: to give the
-// processor away and to get it back costs more than most events. (With 64 busy connections,
-// blocking at once costs 8% of the rate, and p99 is 25% longer.)
+// poll takes the available events, and reports whether there are any. If the last round had some, poll waits for up to
+// a moment, without notice to Go's scheduler: to release the CPU and get it back costs more than most events. (With 64
+// busy connections, blocking at once costs 8% of the rate, and p99 is 25% longer.)
 //
-// It does not call sched_yield(2): since Linux 6.6 the caller may wait for a whole time slice. (With
-// 64 busy connections p99 was 25% longer.)
+// It does not call sched_yield(2): since Linux 6.6 the caller may wait for a whole time slice. (With 64 busy
+// connections p99 was 25% longer.)
 func (p *Poller) poll() bool {
 	before := p.count
 	if before != 1 && p.take(0) {
@@ -340,17 +328,16 @@ func (p *Poller) poll() bool {
 	return p.take(moment)
 }
 
-// moment is how long the loop waits before it blocks, in ms. Other goroutines may have
-// to wait for the processor as long.
+// moment is the time that the loop waits before it blocks, in ms. Other goroutines may have to wait for the CPU as
+// long.
 const moment = 1
 
-// holding is how many Pollers of this process do not block: each holds one of the
-// processors that Go's scheduler has (GOMAXPROCS).
+// holding is the number of Pollers of this process that do not block. Each holds one of the CPUs of Go's scheduler
+// (GOMAXPROCS).
 var holding atomic.Int32
 
-// rest lets other goroutines run, if they could not for a moment. If there is another
-// processor for them, there are only some timers that wait, and to rest wakes a thread: it is
-// done less often.
+// rest lets other goroutines run, unless they could in the last moment. It is less frequent if another CPU is free:
+// then only some timers wait for this one, and resting wakes a thread.
 func (p *Poller) rest() {
 	often := moment * time.Millisecond
 	if holding.Load() < p.processors {
@@ -362,22 +349,22 @@ func (p *Poller) rest() {
 	}
 }
 
-// take takes the events that there are within so many ms.
+// take takes the events that arrive within ms milliseconds.
 func (p *Poller) take(ms uintptr) bool {
 	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.epoll), uintptr(unsafe.Pointer(&p.events)), uintptr(len(p.events)), ms, 0, 0)
 	if p.count = int(n); errno != 0 {
-		p.count = 0 // EINTR: Go's scheduler wants the processor
+		p.count = 0 // EINTR: Go's scheduler needs the CPU
 	}
 	return p.count > 0
 }
 
-// tasksPerRound bounds how long handlers wait for tasks.
+// tasksPerRound limits how long handlers wait for tasks.
 const tasksPerRound = 8
 
-// runTasks calls what Do was given, a part of it if that is much, and reports whether the loop goes on.
+// runTasks runs the functions from Do, tasksPerRound at a time, and reports whether the loop continues.
 func (p *Poller) runTasks() bool {
 	var count [8]byte
-	_, _ = unix.Read(p.wake, count[:]) // it is readable: that is why we are here
+	_, _ = unix.Read(p.wake, count[:]) // readable, since it woke the loop
 	p.mu.Lock()
 	tasks, over := p.tasks, p.closed
 	p.tasks = nil

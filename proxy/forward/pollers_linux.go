@@ -5,21 +5,20 @@ import (
 	"sync"
 )
 
-// Pollers are one [Poller] for each processor, but at most maxPollers, shared by all that has something to
-// watch: each waits for its events without Go's scheduler knowing, and would hold up
-// another one that takes turns with it on the processor. The zero Pollers is ready for use.
+// Pollers are one [Poller] per CPU, at most maxPollers, shared by all users of descriptors. A Poller waits for events
+// without notice to Go's scheduler, so a second one on the same CPU would be delayed. The zero Pollers is ready for
+// use.
 type Pollers struct {
 	mu    sync.Mutex
 	list  []*Poller
 	users int
 }
 
-// maxPollers bounds the threads on machines with many processors: each Poller keeps one while it
-// waits for events. docs/sizing.md has what was counted.
+// maxPollers limits the threads on machines with many CPUs: each Poller keeps one while it waits for events.
+// docs/sizing.md has the measurements.
 const maxPollers = 64
 
-// Take returns the pollers, which run until everybody who has taken them has released
-// them. They take two descriptors each.
+// Take returns the pollers, which run until each Take has had its Release. They take two descriptors each.
 func (ps *Pollers) Take() ([]*Poller, error) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -37,7 +36,7 @@ func (ps *Pollers) Take() ([]*Poller, error) {
 	return ps.list, nil
 }
 
-// Release is called once for each Take, by whoever has nothing to watch any more.
+// Release is called once for each Take, when the caller watches nothing any longer.
 func (ps *Pollers) Release() {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()

@@ -5,42 +5,41 @@ import (
 	"unsafe"
 )
 
-// A pair survives a crash of this process if another process has copies of its sockets and knows that this process held no byte of it.
-// So a saved pair sets a flag in memory that both processes share before it reads, and clears the flag when all bytes are written.
-// A killed process never clears the flag; its pair is reset, because bytes could be missing or doubled. Bytes in the sockets belong
-// to the kernel and survive.
+// A pair survives a crash of this process if another process has copies of its sockets and knows that this process held
+// no byte of it. So a saved pair sets a flag in memory that both processes share before it reads, and clears the flag
+// when all bytes are written. A killed process never clears the flag; its pair is reset, because bytes could be missing
+// or doubled. Bytes in the sockets belong to the kernel and survive. Bytes in a pipe survive, too, if the other process
+// has copies of the pipe: see Loop.SavePipes.
 
 // SavedSize is the size of a pair's part of the shared memory, in bytes.
 const SavedSize = 32
-
-//
-// Bytes in a pipe survive, too, if the other process has copies of the pipe: see Loop.SavePipes.
 
 // Saved is a pair's part of the shared memory. Only the pair's loop writes it; after a crash the next process does.
 type Saved struct {
 	notes                atomic.Uint32
 	toEndpoint, toClient atomic.Int64  // bytes
-	pipes                atomic.Uint32 // the number of that to the endpoint, and in the upper half of that to the client; 0 is none
+	pipes                atomic.Uint32 // number of the pipe to the endpoint; in the upper half that to the client; 0 is none
 	_                    [4]byte
 }
 
-// Notes in a Saved, the first 4 bytes of it.
+// Flags in Saved.notes, the first 4 bytes.
 const (
 	heldForEndpoint = 1 << iota // bytes for the endpoint may be in this process
 	heldForClient
-	SavedOver     // the pair has ended, or is another process's
-	clientBegun   // the client's first byte has come
-	endpointBegun // the endpoint's first byte has come
+	SavedOver     // the pair has ended, or another process has it
+	clientBegun   // the client's first byte has arrived
+	endpointBegun // the endpoint's first byte has arrived
 )
 
-// SavedAt returns the nth part of memory, which is a multiple of SavedSize long and outlives it.
+// SavedAt returns the nth part of memory. The length of memory is a multiple of SavedSize, and memory outlives the
+// Saved.
 func SavedAt(memory []byte, n int) *Saved {
 	return (*Saved)(unsafe.Pointer(&memory[n*SavedSize : (n+1)*SavedSize][0]))
 }
 
-// Save makes the pair note its state in s from now on, instead of in the Saved that it had. The loop calls over once, when
-// the pair no longer needs s. From now on the pair shuts its connections down before it closes them, as copies of the sockets may be open.
-// Keep or Unsave must follow.
+// Save makes the pair note its state in s from now on, instead of in its previous Saved. The loop calls over once, when
+// the pair no longer needs s. From now on the pair shuts its connections down before it closes them, as copies of the
+// sockets may be open. Keep or Unsave must follow.
 func (h *PairHere) Save(s *Saved, over func()) {
 	p := (*pair)(h)
 	p.saved, p.shared = &saved{Saved: s, over: over, own: true, before: p.saved}, true
@@ -66,10 +65,10 @@ func (h *PairHere) Unsave() {
 	new.end()
 }
 
-// Sockets returns the pair's sockets, which stay the pair's.
+// Sockets returns the pair's sockets. The pair still owns them.
 func (h *PairHere) Sockets() (client, endpoint Socket) { return h.client.fd, h.endpoint.fd }
 
-// State returns the pair's state as a process can continue it that finds no byte of it in this one.
+// State returns the state from which a process can continue the pair if this process holds no byte of it.
 func (h *PairHere) State() PairState {
 	p := (*pair)(h)
 	s := PairState{
@@ -86,12 +85,12 @@ func (h *PairHere) State() PairState {
 // IsSaved reports whether this process has saved the pair, or the pair has ended.
 func (h *PairHere) IsSaved() bool { return h.saved != nil && h.saved.own || h.done == nil }
 
-// saved is the part of a pair that only saved pairs have.
+// saved is the state that only saved pairs have.
 type saved struct {
 	*Saved
 	over   func()
-	own    bool   // this process has saved it, not one that crashed
-	before *saved // until the other process knows this one
+	own    bool   // saved by this process, not by one that crashed
+	before *saved // until the other process has the copies
 }
 
 func (s *saved) end() {
@@ -99,7 +98,7 @@ func (s *saved) end() {
 	s.over()
 }
 
-// forget notes that the pair is not to be continued.
+// forget records that the pair must not be continued.
 func (p *pair) forget() {
 	if s := p.saved; s != nil {
 		p.saved = nil
@@ -147,8 +146,9 @@ func (p *pair) noteHeld(w *way) {
 	p.saved.notes.Store(notes)
 }
 
-// Restored completes t, the State of a saved pair, with the pair's latest notes. It returns whole = false if bytes may be lost, so that the
-// pair must be reset, and over = true if the pair had ended. The numbers are those of the pipes that may hold bytes; 0 is none.
+// Restored completes t, the State of a saved pair, with the pair's latest notes. whole is false if bytes may be lost:
+// then the pair must be reset. over is true if the pair had ended. toEndpoint and toClient are the numbers of the pipes
+// that may hold bytes; 0 is none.
 func (s *Saved) Restored(t *PairState) (whole, over bool, toEndpoint, toClient int) {
 	notes := s.notes.Load()
 	t.ToEndpoint.Bytes, t.ToClient.Bytes = s.toEndpoint.Load(), s.toClient.Load()
@@ -157,8 +157,9 @@ func (s *Saved) Restored(t *PairState) (whole, over bool, toEndpoint, toClient i
 	return notes&(heldForEndpoint|heldForClient) == 0, notes&SavedOver != 0, int(pipes & 0xffff), int(pipes >> 16)
 }
 
-// SavePipes calls save for each pipe that the other process does not know. save returns the pipe's number there, or 0 if
-// it could not be sent. The loop calls over when it closes a pipe that has a number. Only the loop may call SavePipes.
+// SavePipes calls save for each pipe that the other process does not have. save returns the pipe's number there, or 0
+// if the pipe could not be sent. The loop calls over when it closes a pipe that has a number. Only the loop may call
+// SavePipes.
 func (l *Loop) SavePipes(save func(read, write int) (number uint16), over func(number uint16)) {
 	l.pipes.over = over
 	unknown := false
@@ -177,13 +178,13 @@ func (l *Loop) Unsaved() bool { return l.pairs.Load() > l.saved.Load() || l.pipe
 // Forget makes the pair stop noting its state: another process continues it.
 func (p *Pair) Forget() { p.forget() }
 
-// SavedHeader returns a number in the part of memory that SavedAt returns for 0. No pair may use that part.
+// SavedHeader returns the number stored in part 0 of memory. No pair may use that part.
 func SavedHeader(memory []byte) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&memory[0])) }
 
 // Reset resets connections, even if other processes have copies of the sockets, and closes the sockets.
 func Reset(sockets ...Socket) {
 	for _, s := range sockets {
-		_ = s.SetLinger(0) // fails only if the connection is gone
+		_ = s.SetLinger(0) // fails only if the connection has ended
 		s.disconnect()
 		s.Close()
 	}

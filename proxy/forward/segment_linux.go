@@ -7,22 +7,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Datagrams of one size that go the same way one after the other can be given
-// to the kernel as one message, which passes through routing, netfilter and the
-// device as one and is cut into the datagrams that it was at the very end
-// (UDP_SEGMENT, udp(7)). The last one may be shorter.
+// Consecutive datagrams of one size with the same destination can be passed to the kernel as one message. It passes
+// through routing, netfilter and the device as one, and the kernel cuts it into the datagrams at the very end
+// (UDP_SEGMENT, udp(7)). The last datagram may be shorter.
 const (
-	// maxSegment is the largest datagram for which that is tried: each must fit
-	// in a packet, and every link that carries IPv6 carries this much (1280
-	// bytes without the two headers, RFC 8200).
+	// maxSegment is the size of the largest datagram for which that is tried: each must fit in a packet, and every link
+	// that carries IPv6 carries this size (1280 bytes without the two headers, RFC 8200).
 	maxSegment = 1280 - 40 - 8
-	// maxSegments keeps a message below what UDP carries, and below the kernel's
-	// UDP_MAX_SEGMENTS, which was 64 at first.
+	// maxSegments keeps a message below the maximum size of UDP, and below the kernel's UDP_MAX_SEGMENTS, which was
+	// initially 64.
 	maxSegments = 32
 )
 
-// canSegment reports whether the kernel knows UDP_SEGMENT. One that does not,
-// before Linux 4.18, would take no notice and send one large datagram.
+// canSegment reports whether the kernel supports UDP_SEGMENT. Before Linux 4.18, it would ignore the option and send
+// one large datagram.
 var canSegment = sync.OnceValue(func() bool {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -32,15 +30,15 @@ var canSegment = sync.OnceValue(func() bool {
 	return unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_SEGMENT, maxSegment) == nil
 })
 
-// segmenter is what a Batch needs to send runs of datagrams as one message each.
+// segmenter is the state with which a Batch sends each run of datagrams as one message.
 type segmenter struct {
-	on       bool // the kernel can
+	on       bool // the kernel supports it
 	messages []mmsghdr
 	lengths  []int // of the runs, in datagrams
 	controls []byte
 }
 
-// segmentSpace is room for the control messages of a run.
+// segmentSpace is the size of the control messages of a run.
 var segmentSpace = controlSpace + unix.CmsgSpace(2)
 
 func newSegmenter(size int) segmenter {
@@ -52,8 +50,8 @@ func newSegmenter(size int) segmenter {
 	}
 }
 
-// refusesSegments reports whether errno may come from asking for segments where
-// the way there does not allow them: a small MTU, no checksums, IPsec.
+// refusesSegments reports whether errno may mean that the path does not allow segments: a small MTU, no checksums,
+// IPsec.
 func refusesSegments(errno unix.Errno) bool {
 	switch errno {
 	case unix.EINVAL, unix.EMSGSIZE, unix.EIO, unix.EOPNOTSUPP:
@@ -62,8 +60,7 @@ func refusesSegments(errno unix.Errno) bool {
 	return false
 }
 
-// messages makes messages of the datagrams from number at to end, one of each
-// run.
+// messages makes a message of each run of the datagrams from number at to end.
 func (b *Batch) messages(at, end int) []mmsghdr {
 	s := &b.segments
 	count := 0
@@ -72,7 +69,7 @@ func (b *Batch) messages(at, end int) []mmsghdr {
 		s.messages[count] = b.headers[at]
 		if length > 1 {
 			m := &s.messages[count].Msghdr
-			m.SetIovlen(length) // its iovecs lie behind each other
+			m.SetIovlen(length) // its iovecs are contiguous
 			s.control(count, m, uint16(b.iovecs[at].Len))
 		}
 		s.lengths[count] = length
@@ -82,7 +79,7 @@ func (b *Batch) messages(at, end int) []mmsghdr {
 	return s.messages[:count]
 }
 
-// run returns how many datagrams from number at on can be one message.
+// run returns the number of datagrams from number at on that can be one message.
 func (b *Batch) run(at, end int) int {
 	first, size := &b.headers[at], b.iovecs[at].Len
 	if size == 0 || size > maxSegment {
@@ -101,8 +98,7 @@ func (b *Batch) run(at, end int) int {
 	return end - at
 }
 
-// control gives message m, number i, a control message that says how long each
-// datagram in it is, beside those that it has.
+// control adds to message m, number i, a control message with the size of its datagrams.
 func (s *segmenter) control(i int, m *unix.Msghdr, size uint16) {
 	room := s.controls[i*segmentSpace:][:segmentSpace]
 	had := 0
@@ -117,7 +113,7 @@ func (s *segmenter) control(i int, m *unix.Msghdr, size uint16) {
 	m.SetControllen(had + unix.CmsgSpace(2))
 }
 
-// datagrams returns how many datagrams the first n messages hold.
+// datagrams returns the number of datagrams in the first n messages.
 func (s *segmenter) datagrams(n int) int {
 	total := 0
 	for _, length := range s.lengths[:n] {

@@ -12,16 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Keepalive says how a silent peer is found to be gone (see tcp(7)). Its times
-// count in whole seconds, of which there is at least one.
+// Keepalive configures how a lost peer is detected (see tcp(7)). Its times are in whole seconds, at least one.
 //
-// A peer that is gone while something is on its way to it is found by the kernel when
-// that was repeated often enough (net.ipv4.tcp_retries2). TCP_USER_TIMEOUT would find
-// it sooner, but also end a connection whose peer is there and does not read.
+// If bytes for a lost peer are under way, the kernel detects the loss after enough retransmissions
+// (net.ipv4.tcp_retries2). TCP_USER_TIMEOUT would detect it sooner, but would also end a connection whose peer is alive
+// and does not read.
 type Keepalive struct {
-	Idle     time.Duration // silent for so long, it is probed
-	Interval time.Duration // the time between two probes
-	Probes   int           // so many without an answer, and it is gone
+	Idle     time.Duration // time without data before the first probe
+	Interval time.Duration // time between two probes
+	Probes   int           // number without an answer after which the peer is lost
 }
 
 func (k Keepalive) set(fd int) error {
@@ -39,16 +38,14 @@ func (k Keepalive) set(fd int) error {
 	return nil
 }
 
-// Socket is a connected, non-blocking TCP socket: the number of its descriptor.
-// Whoever has it closes it; no copy may be used after that.
+// Socket is a connected, non-blocking TCP socket: the number of its descriptor. Its owner closes it; no copy may be
+// used after that.
 type Socket int32
 
-// ListenTCP opens a listener on addr, which is an address of this node or will be
-// one. What is accepted from it inherits keepalive, sends without delay
-// (TCP_NODELAY), and has urgent bytes inline (SO_OOBINLINE).
+// ListenTCP opens a listener on addr, which is or will be an address of this node. Accepted sockets inherit keepalive,
+// send without delay (TCP_NODELAY), and have urgent bytes inline (SO_OOBINLINE).
 //
-// A client that asks for MPTCP gets TCP: the kernel does not tell the original
-// destination of an MPTCP connection.
+// A client that requests MPTCP gets TCP: the kernel does not report the original destination of an MPTCP connection.
 func (s Sockets) ListenTCP(addr netip.AddrPort, k Keepalive) (fd int, err error) {
 	fd, err = s.open(domain(addr.Addr()), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP)
 	if err != nil {
@@ -61,7 +58,7 @@ func (s Sockets) ListenTCP(addr netip.AddrPort, k Keepalive) (fd int, err error)
 	return fd, nil
 }
 
-// backlog is cut by the kernel to net.core.somaxconn.
+// backlog is reduced by the kernel to net.core.somaxconn.
 const backlog = 1<<16 - 1
 
 func listen(fd int, addr netip.AddrPort, k Keepalive) error {
@@ -93,8 +90,7 @@ func listen(fd int, addr netip.AddrPort, k Keepalive) error {
 	return unix.Listen(fd, backlog)
 }
 
-// AcceptTCP returns the next client of a listener and the client's address. The
-// error is unix.EAGAIN if there is none.
+// AcceptTCP returns the next client of a listener and the client's address. The error is unix.EAGAIN if there is none.
 func AcceptTCP(listener int) (Socket, netip.AddrPort, error) {
 	var peer Peer
 	peer.length = uint32(len(peer.raw))
@@ -111,17 +107,17 @@ func AcceptTCP(listener int) (Socket, netip.AddrPort, error) {
 	}
 }
 
-// connectTCP begins to connect to addr, from the address from (see BindTransparent) or, if that is
-// the zero AddrPort, from one that the kernel picks, with a hop limit unless that is 0. If data waits to be sent, the
-// handshake's last ACK goes with it. Before more than that is sent, it needs
-// TCP_NODELAY. The error is a unix.Errno.
+// connectTCP starts to connect to addr, from the address from (see BindTransparent) or, if that is the zero AddrPort,
+// from one that the kernel picks, with a hop limit unless that is 0. If data is set, the handshake's last ACK waits for
+// the first bytes and goes with them. Before more bytes are sent, the socket needs TCP_NODELAY. The error is a
+// unix.Errno.
 func connectTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) (Socket, error) {
 	fd, err := beginTCP(mark, from, addr, hops, few, data)
 	if err == unix.EADDRNOTAVAIL && from.Port() != 0 {
 		from = netip.AddrPortFrom(from.Addr(), 0)
 		fd, err = beginTCP(mark, from, addr, hops, few, data)
 	}
-	if err == unix.EADDRNOTAVAIL && few != 0 { // among the others one may be free
+	if err == unix.EADDRNOTAVAIL && few != 0 { // another port may be free
 		return beginTCP(mark, from, addr, hops, 0, data)
 	}
 	return fd, err
@@ -132,10 +128,10 @@ func beginTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) 
 	if err != nil {
 		return -1, err
 	}
-	if few != 0 { // an older kernel, which does not know that, looks at all
+	if few != 0 { // an older kernel ignores it and tries all ports
 		_ = setInt(fd, unix.IPPROTO_IP, unix.IP_LOCAL_PORT_RANGE, few)
 	}
-	err = setInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, 1) // or an urgent byte could be skipped
+	err = setInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, 1) // else an urgent byte could be skipped
 	if err == nil && data {
 		err = setInt(fd, unix.IPPROTO_TCP, unix.TCP_QUICKACK, 0)
 	}
@@ -146,7 +142,7 @@ func beginTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) 
 		err = SetHops(int(fd), addr.Addr(), hops)
 	}
 	if err == nil && from.IsValid() {
-		// A port has to differ only from those of other connections to the same address.
+		// A port must only differ from those of other connections to the same address.
 		if from.Port() != 0 {
 			_ = setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 		} else {
@@ -161,17 +157,16 @@ func beginTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) 
 		if !toItself(fd, addr) {
 			return Socket(fd), nil
 		}
-		_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // or the port would be in use for a minute
+		_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // else the port would stay in use for a minute
 		err = unix.ECONNREFUSED
 	}
 	unix.Close(fd)
 	return -1, err
 }
 
-// toItself reports whether a socket is connected to its own address. That is so if addr is one of
-// this node's, nobody has that port, and it is the one that the kernel has picked: of TCP, both sides
-// open at once (RFC 9293, 3.5), and whatever is sent comes back. No port below 1024 is picked
-// (net.ipv4.ip_local_port_range).
+// toItself reports whether a socket is connected to its own address. That happens if addr is an address of this node,
+// no socket listens on the port, and the kernel has picked that very port: both sides of TCP open at once (RFC 9293,
+// 3.5), and the socket receives its own bytes. The kernel picks no port below 1024 (net.ipv4.ip_local_port_range).
 func toItself(fd int, addr netip.AddrPort) bool {
 	if addr.Port() < 1024 {
 		return false
@@ -180,9 +175,8 @@ func toItself(fd int, addr netip.AddrPort) bool {
 	return err == nil && local == addr
 }
 
-// BindTransparent binds a socket to an address that this node need not have, with any
-// port if that is 0 (IP_TRANSPARENT, ip(7)). The error is EADDRNOTAVAIL, whatever is wrong: nothing
-// of it is the fault of who is to be connected to.
+// BindTransparent binds a socket to an address that this node need not have, with any port if that is 0
+// (IP_TRANSPARENT, ip(7)). All its errors are EADDRNOTAVAIL, since none is the endpoint's fault.
 func BindTransparent(fd int, from netip.AddrPort) error {
 	if SetTransparent(fd, from.Addr()) != nil {
 		return unix.EADDRNOTAVAIL
@@ -208,8 +202,7 @@ func SetTransparent(fd int, addr netip.Addr) error {
 	return nil
 }
 
-// The calls that follow are those that a connection makes. They do not block, so
-// Go's scheduler need not be told of them.
+// The following calls are made per connection. They do not block, so they bypass Go's scheduler.
 
 func connect(fd int, addr netip.AddrPort) error {
 	raw, length := rawSockaddr(addr)
@@ -219,7 +212,7 @@ func connect(fd int, addr netip.AddrPort) error {
 	return nil
 }
 
-// rawSockaddr returns an address as the kernel takes it, and how long it is.
+// rawSockaddr returns an address in the kernel's format, and its length.
 func rawSockaddr(addr netip.AddrPort) (raw [unix.SizeofSockaddrInet6]byte, length uintptr) {
 	length = unix.SizeofSockaddrInet4
 	binary.BigEndian.PutUint16(raw[2:], addr.Port())
@@ -244,9 +237,8 @@ func setInt(fd, level, name, value int) error {
 	return nil
 }
 
-// Hops returns the hop limit (IPv4: TTL) with which the handshake's last packet came, which the kernel
-// keeps in an accepted socket where others have that of multicast (tcp_v4_syn_recv_sock,
-// tcp_v6_syn_recv_sock). It is 0 if it is not known.
+// Hops returns the hop limit (IPv4: TTL) of the handshake's last packet; 0 if unknown. The kernel stores it in an
+// accepted socket, in the field that is the multicast hop limit of others (tcp_v4_syn_recv_sock, tcp_v6_syn_recv_sock).
 func (s Socket) Hops() int {
 	level, name := unix.IPPROTO_IP, unix.IP_MULTICAST_TTL
 	if domain, _ := unix.GetsockoptInt(int(s), unix.SOL_SOCKET, unix.SO_DOMAIN); domain == unix.AF_INET6 {
@@ -259,7 +251,7 @@ func (s Socket) Hops() int {
 	return hops
 }
 
-// pending returns the error that a socket has met, and forgets it there.
+// pending returns and clears the socket's error.
 func (s Socket) pending() error {
 	errno, err := unix.GetsockoptInt(int(s), unix.SOL_SOCKET, unix.SO_ERROR)
 	if err == nil && errno != 0 {
@@ -268,20 +260,20 @@ func (s Socket) pending() error {
 	return err
 }
 
-// unsent returns how much was written that the peer has not taken yet.
+// unsent returns the number of written bytes that the peer has not acknowledged.
 func (s Socket) unsent() int {
 	n, _ := unix.IoctlGetInt(int(s), unix.SIOCOUTQ) // tcp(7); SCTP has none
 	return n
 }
 
-// unread returns how much has come that was not read.
+// unread returns the number of bytes that have arrived and are unread.
 func (s Socket) unread() int {
 	n, _ := unix.IoctlGetInt(int(s), unix.SIOCINQ) // tcp(7)
 	return n
 }
 
-// read is recv(2). It returns 0 only at the end of the stream. It stops before an urgent byte, though more
-// may have come.
+// read is recv(2). It returns 0 only at the end of the stream. It stops before an urgent byte, even if more bytes have
+// arrived.
 func (s Socket) read(b []byte, flags int) (int, error) {
 	for {
 		n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(s), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), uintptr(unix.MSG_DONTWAIT|flags), 0, 0)
@@ -309,11 +301,11 @@ func (s Socket) write(b []byte, flags int) (int, error) {
 	}
 }
 
-// discard takes bytes away that were looked at (MSG_TRUNC, tcp(7)).
+// discard removes bytes that were peeked at (MSG_TRUNC, tcp(7)).
 func (s Socket) discard(b []byte) {
 	for len(b) > 0 {
 		n, err := s.read(b, unix.MSG_TRUNC)
-		if n == 0 && err != unix.EAGAIN { // EAGAIN: a signal came, at an urgent byte
+		if n == 0 && err != unix.EAGAIN { // EAGAIN: a signal arrived, at an urgent byte
 			return
 		}
 		b = b[n:]
@@ -332,13 +324,12 @@ func (s Socket) inline() error { return setInt(int(s), unix.SOL_SOCKET, unix.SO_
 // undelay makes the socket send without delay (TCP_NODELAY).
 func (s Socket) undelay() { _ = setInt(int(s), unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) }
 
-// closeWrite sends FIN. An error means that the connection is gone already;
-// reading from it tells.
+// closeWrite sends FIN. An error means that the connection has ended already; reading from it returns why.
 func (s Socket) closeWrite() {
 	_, _, _ = unix.RawSyscall(unix.SYS_SHUTDOWN, uintptr(s), unix.SHUT_WR, 0)
 }
 
-// disconnect resets the connection, whoever has copies of the socket (connect(2), AF_UNSPEC).
+// disconnect resets the connection, even if other processes have copies of the socket (connect(2), AF_UNSPEC).
 func (s Socket) disconnect() {
 	var raw [unix.SizeofSockaddrInet4]byte
 	_, _, _ = unix.RawSyscall(unix.SYS_CONNECT, uintptr(s), uintptr(unsafe.Pointer(&raw)), uintptr(len(raw)))
@@ -347,7 +338,7 @@ func (s Socket) disconnect() {
 // Close closes the socket.
 func (s Socket) Close() error { closeFD(int(s)); return nil }
 
-// TCPConn makes a connection of package net of the socket, which is closed.
+// TCPConn converts the socket to a connection of package net, and closes the socket.
 func (s Socket) TCPConn() (*net.TCPConn, error) {
 	f := os.NewFile(uintptr(s), "client")
 	defer f.Close() // the connection has a copy
@@ -373,14 +364,12 @@ func (s Socket) LocalAddr() net.Addr {
 	return net.TCPAddrFromAddrPort(at)
 }
 
-// receiveBuffer is what a socket that many clients send to may have waiting.
-// The kernel gives as much of it as net.core.rmem_max allows.
+// receiveBuffer is the buffer size of a socket that many clients send to. The kernel limits it to net.core.rmem_max.
 const receiveBuffer = 4 << 20
 
-// ListenUDP opens a socket on addr. No other process can bind its port, or share it: the
-// socket has neither SO_REUSEADDR nor SO_REUSEPORT. Each datagram is received with its
-// local address, if addr is unspecified, with its hop limit, and with the count of those
-// that were lost.
+// ListenUDP opens a socket on addr. No other process can bind or share its port: the socket has neither SO_REUSEADDR
+// nor SO_REUSEPORT. Each datagram is received with its local address, if addr is unspecified, with its hop limit, and
+// with the count of lost datagrams.
 func (s Sockets) ListenUDP(addr netip.AddrPort) (fd int, err error) {
 	fd, err = s.open(domain(addr.Addr()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -396,9 +385,8 @@ func (s Sockets) ListenUDP(addr netip.AddrPort) (fd int, err error) {
 	return fd, nil
 }
 
-// Unshare makes the port of a socket that another version of usher opened its own: no
-// further socket can be bound to it.
-func Unshare(fd int) { _ = setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 0) } // an error would say that there is no such option
+// Unshare makes the port of a socket from another version of usher exclusive: no further socket can be bound to it.
+func Unshare(fd int) { _ = setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 0) } // fails only if the option does not exist
 
 func setListenOptions(fd int, addr netip.Addr) error {
 	level, freebind, packetInfo, hops := unix.IPPROTO_IP, unix.IP_FREEBIND, unix.IP_PKTINFO, unix.IP_RECVTTL
@@ -413,23 +401,21 @@ func setListenOptions(fd int, addr netip.Addr) error {
 			return fmt.Errorf("enabling local addresses of datagrams: %w", err)
 		}
 	}
-	// A VIP may be bound before it is an address of this node. And an IPv6 answer
-	// may come from an address that is local by a route and not an interface's,
-	// as those are that portals make (ip6_datagram_send_ctl in the kernel).
+	// A VIP may be bound before it is an address of this node. Also, an IPv6 answer may come from an address that is
+	// local by a route and not on an interface, as portals configure it (ip6_datagram_send_ctl in the kernel).
 	if err := unix.SetsockoptInt(fd, level, freebind, 1); err != nil {
 		return fmt.Errorf("setting IP_FREEBIND: %w", err)
 	}
-	// What follows is good to have; everything works without it.
+	// The rest is optional.
 	_ = unix.SetsockoptInt(fd, level, hops, 1)
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1)
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer)
 	return nil
 }
 
-// ConnectUDP opens a socket that is connected to addr: it receives only what
-// comes from there, and the ICMP errors that what it sends there meets. from is
-// the address that it is from (see BindTransparent), or the zero AddrPort for one that the kernel picks; mark is put on
-// what is sent (SO_MARK, socket(7)) if it is not 0.
+// ConnectUDP opens a socket that is connected to addr: it only receives datagrams from there, and the ICMP errors for
+// its own datagrams. from is its source address (see BindTransparent), or the zero AddrPort for one that the kernel
+// picks. mark is set on its packets (SO_MARK, socket(7)) if it is not 0.
 func ConnectUDP(mark uint32, from netip.AddrPort, addr netip.AddrPort) (int, error) {
 	fd, err := unix.Socket(domain(addr.Addr()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -447,7 +433,7 @@ func ConnectUDP(mark uint32, from netip.AddrPort, addr netip.AddrPort) (int, err
 		err = connect(fd, addr)
 	}
 	if err == nil && toItself(fd, addr) {
-		err = unix.ECONNREFUSED // which what it would send would meet
+		err = unix.ECONNREFUSED // the result for its datagrams
 	}
 	if err != nil {
 		unix.Close(fd)
@@ -456,7 +442,7 @@ func ConnectUDP(mark uint32, from netip.AddrPort, addr netip.AddrPort) (int, err
 	return fd, nil
 }
 
-// SetHops sets the hop limit (IPv4: TTL) of what a socket sends to addr.
+// SetHops sets the hop limit (IPv4: TTL) of packets from a socket to addr.
 func SetHops(fd int, addr netip.Addr, hops int) error {
 	if addr.Is4() {
 		return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TTL, hops)
@@ -464,9 +450,8 @@ func SetHops(fd int, addr netip.Addr, hops int) error {
 	return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, hops)
 }
 
-// Sockets is where the sockets of listeners come from: a call like socket(2).
-// Nil is that call. Another one may make them in another network namespace than
-// this process's, for which they then listen.
+// Sockets creates the sockets of listeners: a call like socket(2). Nil means socket(2). Another one may create them in
+// another network namespace, where they then listen.
 type Sockets func(domain, kind, protocol int) (fd int, err error)
 
 func (s Sockets) open(domain, kind, protocol int) (fd int, err error) {
@@ -476,23 +461,22 @@ func (s Sockets) open(domain, kind, protocol int) (fd int, err error) {
 	return s(domain, kind, protocol)
 }
 
-// Peer is a socket address as the kernel has it: a struct sockaddr_in or
-// sockaddr_in6. It is comparable.
+// Peer is a socket address in the kernel's format: a struct sockaddr_in or sockaddr_in6. It is comparable.
 type Peer struct {
 	raw    [unix.SizeofSockaddrInet6]byte
 	length uint32
 }
 
-// NewPeer returns the Peer of which Raw returned raw, or none of any address.
+// NewPeer returns the Peer for which Raw returned raw, or an invalid one.
 func NewPeer(raw []byte) (p Peer) {
 	p.length = uint32(copy(p.raw[:], raw))
 	return p
 }
 
-// Raw returns all that makes p the same as another one.
+// Raw returns the bytes that identify p.
 func (p *Peer) Raw() []byte { return p.raw[:p.length] }
 
-// AddrPort returns p as netip has it; an IPv6 link-local address without zone.
+// AddrPort converts p to netip; an IPv6 link-local address loses its zone.
 func (p *Peer) AddrPort() netip.AddrPort {
 	port := binary.BigEndian.Uint16(p.raw[2:])
 	switch binary.NativeEndian.Uint16(p.raw[:]) {

@@ -8,30 +8,29 @@ import (
 )
 
 const (
-	// spliceAfter is after how many full buffers in a row a pipe takes over.
+	// spliceAfter is the number of consecutive full buffers after which a direction uses a pipe.
 	spliceAfter = 2
-	// spliceWorth is what a pipe must have moved by the time that the stream
-	// pauses, to be used again when it goes on.
+	// spliceWorth is the number of bytes that a pipe must have moved before the stream pauses, to be used again when
+	// the stream continues.
 	spliceWorth = 4 * bufferSize
-	// pipeSize is what an unprivileged process may have (pipe(7)).
+	// pipeSize is the maximum for an unprivileged process (pipe(7)).
 	pipeSize = 1 << 20
-	// keptPipes is how many pipes a loop keeps for the next stream. Empty ones
-	// take little memory, but descriptors.
+	// keptPipes is the number of pipes that a loop keeps for the next stream. Empty pipes take little memory, but
+	// descriptors.
 	keptPipes = 4
 )
 
-// pipe is a pipe(2) on the way between two sockets.
+// pipe is a pipe(2) between two sockets.
 type pipe struct {
 	read, write int
 	size        int
 	held        int    // bytes in it
-	moved       int    // since a pair got it
+	moved       int    // bytes since a pair got it
 	number      uint16 // see Loop.SavePipes
 }
 
-// splice moves what the pipe can take from one socket to the other, and returns
-// how much the other has taken: 0 if there is nothing to do before the kernel tells
-// of a change. A stream that pauses gives the pipe back.
+// splice moves the bytes that the pipe can take from one socket to the other. It returns the number that the other has
+// accepted: 0 if there is nothing to do before the kernel reports a change. A stream that pauses returns its pipe.
 func (p *pair) splice(w *way, from, to *edge) int {
 	if w.pipe == nil {
 		if !from.readable || !to.writable {
@@ -50,7 +49,7 @@ func (p *pair) splice(w *way, from, to *edge) int {
 	switch {
 	case w.ended || p.done == nil:
 		return 0
-	case w.pipe == nil: // there is nothing more, or it cannot be spliced
+	case w.pipe == nil: // no more bytes, or splice(2) does not work
 		return p.copy(w, from, to)
 	}
 	n := p.drain(w, to)
@@ -60,18 +59,18 @@ func (p *pair) splice(w *way, from, to *edge) int {
 	return n
 }
 
-// fill moves bytes into the pipe. If there are none, and it is empty, it is given
-// back. Only a read shows why there are none: splice(2) does not pass an urgent byte,
-// and returns there what it returns at the end of the stream if that has come, too.
+// fill moves bytes into the pipe. If there are none, it returns an empty pipe to the loop. Only a read shows why there
+// are none: splice(2) stops at an urgent byte, and if the end of the stream has arrived, too, it returns the same as at
+// the end.
 func (p *pair) fill(w *way, from, to *edge) {
 	n, err := splice(int(from.fd), w.pipe.write, w.pipe.size-w.pipe.held)
 	switch {
 	case err == unix.EAGAIN && w.pipe.held > 0:
-		// Nothing to read, or no room: the kernel does not say which.
+		// Nothing to read, or the pipe is full: the kernel does not report which.
 	case err == unix.EAGAIN || err == nil && n == 0 && w.pipe.held == 0:
 		from.urgent = true
 		p.pause(w)
-	case (err == unix.EINVAL || err == unix.ENOSYS || err == unix.EPERM) && w.pipe.held == 0: // this kernel cannot do it with sockets, or a filter is before it
+	case (err == unix.EINVAL || err == unix.ENOSYS || err == unix.EPERM) && w.pipe.held == 0: // unsupported for sockets by this kernel, or blocked by a filter
 		p.pause(w)
 		p.loop.pipes.max = 0
 	case err != nil:
@@ -81,7 +80,7 @@ func (p *pair) fill(w *way, from, to *edge) {
 	}
 }
 
-// drain moves bytes out of the pipe, and returns how many.
+// drain moves bytes out of the pipe, and returns their number.
 func (p *pair) drain(w *way, to *edge) int {
 	if !to.writable || w.pipe.held == 0 {
 		return 0
@@ -102,7 +101,7 @@ func (p *pair) drain(w *way, to *edge) int {
 	return n
 }
 
-// pause gives the empty pipe back.
+// pause returns the empty pipe to the loop.
 func (p *pair) pause(w *way) {
 	if w.pipe.moved < spliceWorth {
 		w.full = 0
@@ -111,9 +110,8 @@ func (p *pair) pause(w *way) {
 	w.pipe = nil
 }
 
-// splice is splice(2) that does not wait. Go's scheduler is not told of it: it would
-// take the processor away from the loop, and give it back, for each that takes more
-// than 20 µs.
+// splice is splice(2) without waiting and without notice to Go's scheduler. That would take the CPU from the loop, and
+// give it back, for each call that takes more than 20 µs.
 func splice(from, to, size int) (int, error) {
 	for {
 		n, _, errno := unix.RawSyscall6(unix.SYS_SPLICE, uintptr(from), 0, uintptr(to), 0, uintptr(size), unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
@@ -130,14 +128,14 @@ func splice(from, to, size int) (int, error) {
 // pipes are the pipes of a Loop.
 type pipes struct {
 	max  int
-	all  []*pipe // that are open
+	all  []*pipe // open pipes
 	kept []*pipe
 	over func(number uint16) // see Loop.SavePipes
 
 	unknown atomic.Bool // some of all may have no number
 }
 
-// get returns an empty pipe, or nil if there is none to be had.
+// get returns an empty pipe, or nil if none is available.
 func (ps *pipes) get() *pipe {
 	if n := len(ps.kept); n > 0 {
 		p := ps.kept[n-1]
@@ -180,7 +178,7 @@ func (ps *pipes) add(p *pipe) {
 // Pipe is a pipe of a process that crashed. It holds Held bytes.
 type Pipe struct{ Read, Write, Held int }
 
-// NewPipe returns the pipe with these descriptors, which belong to it, or nil if it is empty: then they are closed.
+// NewPipe returns the pipe with these descriptors, and owns them. If the pipe is empty, it closes them and returns nil.
 func NewPipe(read, write int) *Pipe {
 	if held, err := unix.IoctlGetInt(read, unix.TIOCINQ); err == nil && held > 0 {
 		return &Pipe{read, write, held}
@@ -190,7 +188,7 @@ func NewPipe(read, write int) *Pipe {
 	return nil
 }
 
-// put takes a pipe back.
+// put returns a pipe to the loop.
 func (ps *pipes) put(p *pipe) {
 	if p.held > 0 || len(ps.kept) >= keptPipes {
 		ps.discard(p)
@@ -209,7 +207,7 @@ func (ps *pipes) discard(p *pipe) {
 	}
 }
 
-// close closes the pipes that are kept.
+// close closes the kept pipes.
 func (ps *pipes) close() {
 	for _, p := range ps.kept {
 		ps.discard(p)

@@ -7,16 +7,14 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// What a Loop does after some time is here: it gives up what takes too long (timedQueue), compares pairs
-// with their limits (limited), and sets the keepalive of those that last (unprobed). For each there is one
-// timer, whatever the number of pairs, and none while there is nothing to do.
+// The timed actions of a Loop: it gives up operations that take too long (timedQueue), compares pairs with their limits
+// (limited), and sets the keepalive of pairs that have lasted a while (unprobed). Each has one timer, whatever the
+// number of pairs, and none while it has nothing to do.
 
-// alarm is a timer that lets a Loop do something. It is made when it is first
-// needed, and then used again.
+// alarm is a timer that makes a Loop call a function. It is created on first use, and then reused.
 type alarm struct{ timer *time.Timer }
 
-// set makes loop call f after d, instead of what was set before and has not come
-// about. f is the same each time.
+// set makes loop call f after d, and cancels a previous call that is still due. f must be the same each time.
 func (a *alarm) set(loop *Loop, d time.Duration, f func()) {
 	if a.timer == nil {
 		a.timer = time.AfterFunc(d, func() { _ = loop.Do(f) })
@@ -40,24 +38,22 @@ func (l *Loop) stopTimers() {
 	l.unprobed.alarm.stop()
 }
 
-// timed is what a Loop gives up when its time is over: a connection that it makes, or what
-// it awaits of a client.
+// timed is an operation of a Loop with a deadline: a pending connection, or an Await call.
 type timed interface {
 	over() bool
 	deadline() time.Time
-	fail(error) // does nothing if it is over
+	fail(error) // does nothing if the operation is over
 }
 
-// timedQueue are those that have the same time limit, first come first. One timer serves
-// them all, and runs on while there are any; one that is over in time is found out to be
-// when its time is, which costs less than to take it out.
+// timedQueue has the operations with the same time limit, oldest first. One timer serves them all, and runs while there
+// are any. An operation that ends in time is only removed at its deadline, which costs less than removing it earlier.
 type timedQueue struct {
 	loop  *Loop
 	limit time.Duration
 	queue []timed
 	alarm alarm
 
-	canceled int // so many of the first are over now
+	canceled int // number of first operations that are canceled
 }
 
 // timedBy returns the queue for a limit.
@@ -79,7 +75,7 @@ func (q *timedQueue) add(t timed) {
 	}
 }
 
-// turn gives up those whose time is over, some now and the others in the next turns. It implements turner.
+// turn fails the operations whose deadline has passed, some now and the others in the next turns. It implements turner.
 func (q *timedQueue) turn() {
 	now := time.Now()
 	for failed := 0; len(q.queue) > 0; {
@@ -100,22 +96,21 @@ func (q *timedQueue) turn() {
 		}
 		q.queue[0], q.queue = nil, q.queue[1:]
 		q.canceled = max(0, q.canceled-1)
-		t.fail(why) // may add others, and does nothing if it is over
+		t.fail(why) // may add others, and does nothing if t is over
 	}
-	q.queue = nil // a burst shall not keep its memory
+	q.queue = nil // free the memory of a burst
 }
 
-// limited are the pairs of a Loop that have limits to be looked at: those that are
-// half closed, and those that may be idle, or live, for some time only. One timer
-// serves them all.
+// limited has the pairs of a Loop whose limits must be checked: half-closed ones, and those with an idle or age limit.
+// One timer serves them all.
 type limited struct {
 	loop   *Loop
 	pairs  []limitedPair
 	alarm  alarm
-	period time.Duration // between two looks; 0 without any
+	period time.Duration // between two checks; 0 without pairs
 
-	looking bool // just now
-	next    int  // of pairs, then
+	looking bool // a check is under way
+	next    int  // index in pairs of the next one to check
 }
 
 type limitedPair struct {
@@ -123,8 +118,7 @@ type limitedPair struct {
 	watch watch
 }
 
-// add makes p's limits be looked at; if others of its are already, its silence counts from
-// now on.
+// add starts to check p's limits. If some are checked already, its idle time restarts now.
 func (ls *limited) add(p *pair) {
 	now := time.Now()
 	if p.place > 0 {
@@ -155,7 +149,7 @@ func (ls *limited) remove(p *pair) {
 // unsent implements queue.
 func (p *pair) unsent() int { return p.client.fd.unsent() + p.endpoint.fd.unsent() }
 
-// unread implements queue. What was read already counts as one, in each direction.
+// unread implements queue. Bytes read and not written count as one, in each direction.
 func (p *pair) unread() int {
 	n := p.client.fd.unread() + p.endpoint.fd.unread()
 	for _, w := range []*way{&p.toEndpoint, &p.toClient} {
@@ -166,7 +160,7 @@ func (p *pair) unread() int {
 	return n
 }
 
-// look begins to look for pairs that have reached a limit.
+// look starts a check of all pairs.
 func (ls *limited) look() {
 	if ls.next = 0; !ls.looking {
 		ls.looking = true
@@ -174,7 +168,7 @@ func (ls *limited) look() {
 	}
 }
 
-// turn implements turner: it ends some pairs that have reached a limit.
+// turn implements turner: it checks some pairs, and ends those that have reached a limit.
 func (ls *limited) turn() {
 	now := time.Now()
 	for range perTurn {
@@ -186,7 +180,7 @@ func (ls *limited) turn() {
 		moved := p.moved
 		p.moved = false
 		if end := p.watch.verdict(*p.limits, now, moved, p.half, p); end != outcome.Open {
-			p.reset(end, nil) // another takes its place
+			p.reset(end, nil) // removes it: another pair takes its place
 			continue
 		}
 		ls.next++
@@ -194,7 +188,7 @@ func (ls *limited) turn() {
 	ls.loop.Later(ls)
 }
 
-// looked is called when a look is over.
+// looked is called when a check is complete.
 func (ls *limited) looked() {
 	ls.looking, ls.period = false, 0
 	if len(ls.pairs) == 0 {
@@ -209,21 +203,19 @@ func (ls *limited) looked() {
 	ls.alarm.set(ls.loop, ls.period, ls.look)
 }
 
-// unprobed is whether endpoints' sockets of a Loop may have no keepalive yet.
-// What is accepted inherits it; a socket that connects takes four system calls to
-// get it, some per cent of what a short connection costs in all. So it gets it once
-// the pair has lasted for a while, which most do not: no list has them until then.
+// unprobed records whether endpoints' sockets of a Loop may lack keepalive. Accepted sockets inherit it. A connecting
+// socket needs four system calls for it, some percent of the cost of a short connection. So it only gets keepalive once
+// the pair has lasted a while, which most pairs do not, so no list tracks them until then.
 type unprobed struct {
-	any   bool // a pair has begun since the last look
+	any   bool // a pair has started since the last probe
 	alarm alarm
 }
 
-// probedAfter is how long a pair lasts, at the most, before its endpoint's socket
-// gets keepalive. What matters is that it gets it: a lost connection would
-// otherwise stay for ever.
+// probedAfter is the maximum age of a pair at which its endpoint's socket gets keepalive. The exact age does not
+// matter, but without keepalive a lost connection would stay open forever.
 const probedAfter = 5 * time.Second
 
-// probeLater is called when a pair begins.
+// probeLater is called when a pair starts.
 func (l *Loop) probeLater() {
 	if !l.unprobed.any {
 		l.unprobed.any = true
@@ -231,13 +223,13 @@ func (l *Loop) probeLater() {
 	}
 }
 
-// probe sets the keepalive of those pairs that have none yet, some at a time.
+// probe sets the keepalive of the pairs that have none yet, some at a time.
 func (l *Loop) probe() {
 	l.unprobed.any = false
 	l.EachPair(func(h *PairHere, _ Owner) {
 		if !h.probed {
 			h.probed = true
-			_ = l.keepalive.set(int(h.endpoint.fd)) // fails for no socket that is open
+			_ = l.keepalive.set(int(h.endpoint.fd)) // does not fail for an open socket
 		}
 	})
 }
