@@ -87,8 +87,8 @@ func (s *session) tell(v *frontend.View) {
 	}
 }
 
-// errHops is the reason why a datagram is not forwarded. usher decrements the hop limit, as a router does: otherwise
-// nodes whose endpoints are node ports of each other would forward it without end.
+// errHops is the reason why a datagram is not forwarded. usher decrements the hop limit, as a router does. Otherwise
+// nodes whose endpoints are node ports of each other would forward a datagram without end.
 var errHops = errors.New("hop limit exhausted: possible loop between nodes")
 
 // Dial implements frontend.Runner: it opens a socket that is connected to the Endpoint, and sends it the kept

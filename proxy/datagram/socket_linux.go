@@ -172,8 +172,8 @@ func (sk *socket) Ready(forward.Readiness) {
 	}
 }
 
-// newcomersPerTurn is the number of new clients in a turn above which the next turn receives fewer datagrams: to begin
-// a session takes as long as to forward dozens of datagrams, and all other sockets of the loop wait for it.
+// newcomersPerTurn is the number of new clients in a turn above which the next turn receives fewer datagrams. To begin
+// a session takes as long as to forward dozens of datagrams, and meanwhile all other sockets of the loop wait.
 const newcomersPerTurn = 2
 
 // pass forwards a run of datagrams of one client, and reports whether the client is new.
@@ -251,9 +251,9 @@ func (sk *socket) enter(s *session) {
 
 var originErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
 
-// makeRoom counts one more session of client. If a limit is reached, it evicts the session that has been idle longest:
-// of the client if its share is used up, of this socket if the service port's is, and otherwise of this loop. Each
-// socket may always have one session.
+// makeRoom counts one more session of client. If a limit is reached, it evicts the session that has been idle longest.
+// That is one of the client if its share is used up, of this socket if the service port's is, and otherwise of this
+// loop. Each socket may always have one session.
 func (sk *socket) makeRoom(client netip.Addr) {
 	b := sk.front.Budget
 	toPort := sk.front.Sessions.Add(1)

@@ -2,8 +2,8 @@
 //
 // The caller passes a pair, client and endpoint. From then on the pair belongs to the package, which closes both and
 // reports to the Owner how the pair ended, and how many bytes went each way. The actions of one side are carried over
-// to the other: a FIN becomes a FIN and leaves the opposite direction open, a reset becomes a reset, and if one side
-// does not read, the package stops reading from the other. It buffers at most one read or one message.
+// to the other. A FIN becomes a FIN and leaves the opposite direction open. A reset becomes a reset. If one side does
+// not read, the package stops reading from the other: it buffers at most one read or one message.
 //
 // There are two versions, which pass the same tests:
 //

@@ -68,17 +68,17 @@ func leftBehind(before, o outcome.Outcome) outcome.Outcome {
 	return o
 }
 
-// answered reports whether an endpoint that was reset with err has only answered the client's FIN (SO_LINGER 0 after
-// the end of the stream), if the pair's outcome so far was o. The endpoint has taken every byte, except unsent ones,
-// and has sent something if it got any. The client still sees the reset: more bytes may have been under way.
+// answered reports whether the reset of an endpoint, with err, only answered the client's FIN (SO_LINGER 0 after the
+// end of the stream). o is the pair's outcome so far. The endpoint must have taken every byte, which unsent shows, and
+// have sent something if it got any. The client still sees the reset: more bytes may have been under way.
 func answered(o outcome.Outcome, err error, toEndpoint, toClient int64, unsent int) bool {
 	const fin = 1 // it counts as a byte, and its ACK may be late
 	return o == outcome.ClientClosed && errors.Is(err, syscall.ECONNRESET) && unsent <= fin && (toClient > 0 || toEndpoint == 0)
 }
 
-// result returns the result of a pair that ended with outcome o and these bytes. untaken counts the bytes that a client
-// did not acknowledge which had ended its side before it reset the connection, or before a limit ended the pair. If
-// these are all its bytes, the client had left, and its kernel refused them.
+// result returns the result of a pair that ended with outcome o and these bytes. untaken is for a client that had ended
+// its side before it reset the connection, or before a limit ended the pair: the number of bytes that it did not
+// acknowledge. If these are all its bytes, the client had left, and its kernel refused them.
 //
 // NoResponse needs evidence from the peers: the client had sent bytes and reset the connection, or ended its side while
 // the endpoint kept its own open. A client that is lost (ETIMEDOUT) may not have waited for anything, and where the

@@ -116,8 +116,8 @@ func (h *PairHere) Freeze() *Frozen {
 
 func (e *edge) state() EdgeState { return EdgeState{Ended: e.ended, Lost: e.lost, Delays: e.delays} }
 
-// empty writes the bytes that w holds, as far as to accepts them, and returns the state of w with the remaining bytes,
-// which it removes from the pair. ok is false if they could not be read from a pipe.
+// empty writes the bytes that w holds, as far as to accepts them. It returns the state of w with the remaining bytes,
+// and removes these from the pair. ok is false if they could not be read from a pipe.
 func (p *pair) empty(w *way, to *edge) (s WayState, ok bool) {
 	if w.rest != nil {
 		p.writeRest(w, to)

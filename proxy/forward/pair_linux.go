@@ -63,8 +63,8 @@ type way struct {
 // unwatched is the registration of a socket without one.
 const unwatched = -1
 
-// The number of bytes that one direction of a pair moves before other pairs get a turn: when its socket is ready, and
-// when it has so much to move that it waits for turns.
+// The number of bytes that one direction of a pair moves before other pairs get a turn. shortTurn applies when its
+// socket is ready, longTurn when it has so much to move that it waits for turns.
 const (
 	shortTurn = spliceAfter * bufferSize
 	longTurn  = 1 << 20

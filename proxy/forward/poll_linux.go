@@ -184,7 +184,7 @@ func (p *Poller) Remove(r Registration) {
 }
 
 // CloseFD stops watching the descriptor, and closes it. Only the loop may call it, once for each Add. If another
-// process has or had a copy of the descriptor, Remove must come first: the kernel removes a descriptor from the epoll
+// process has or had a copy of the descriptor, Remove must come first. The kernel removes a descriptor from the epoll
 // set when its last copy is closed, and until then its events would wake the loop.
 func (p *Poller) CloseFD(r Registration) {
 	fd := int(p.slots[r.slot].fd)
@@ -311,7 +311,7 @@ func (p *Poller) block() {
 }
 
 // poll takes the available events, and reports whether there are any. If the last round had some, poll waits for up to
-// a moment, without notice to Go's scheduler: to release the CPU and get it back costs more than most events. (With 64
+// a moment, without notice to Go's scheduler. To release the CPU and get it back costs more than most events. (With 64
 // busy connections, blocking at once costs 8% of the rate, and p99 is 25% longer.)
 //
 // It does not call sched_yield(2): since Linux 6.6 the caller may wait for a whole time slice. (With 64 busy

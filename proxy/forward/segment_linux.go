@@ -11,7 +11,7 @@ import (
 // through routing, netfilter and the device as one, and the kernel cuts it into the datagrams at the very end
 // (UDP_SEGMENT, udp(7)). The last datagram may be shorter.
 const (
-	// maxSegment is the size of the largest datagram for which that is tried: each must fit in a packet, and every link
+	// maxSegment is the size of the largest datagram for which that is tried. Each must fit in a packet, and every link
 	// that carries IPv6 carries this size (1280 bytes without the two headers, RFC 8200).
 	maxSegment = 1280 - 40 - 8
 	// maxSegments keeps a message below the maximum size of UDP, and below the kernel's UDP_MAX_SEGMENTS, which was

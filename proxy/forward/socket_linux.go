@@ -107,9 +107,9 @@ func AcceptTCP(listener int) (Socket, netip.AddrPort, error) {
 	}
 }
 
-// connectTCP starts to connect to addr, from the address from (see BindTransparent) or, if that is the zero AddrPort,
-// from one that the kernel picks, with a hop limit unless that is 0. If data is set, the handshake's last ACK waits for
-// the first bytes and goes with them. Before more bytes are sent, the socket needs TCP_NODELAY. The error is a
+// connectTCP starts to connect to addr, from the address from (see BindTransparent), or, if that is the zero AddrPort,
+// from one that the kernel picks. hops is the hop limit unless it is 0. If data is set, the handshake's last ACK waits
+// for the first bytes and goes with them. Before more bytes are sent, the socket needs TCP_NODELAY. The error is a
 // unix.Errno.
 func connectTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) (Socket, error) {
 	fd, err := beginTCP(mark, from, addr, hops, few, data)
@@ -165,8 +165,9 @@ func beginTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) 
 }
 
 // toItself reports whether a socket is connected to its own address. That happens if addr is an address of this node,
-// no socket listens on the port, and the kernel has picked that very port: both sides of TCP open at once (RFC 9293,
-// 3.5), and the socket receives its own bytes. The kernel picks no port below 1024 (net.ipv4.ip_local_port_range).
+// no socket listens on the port, and the kernel has picked that very port. Then both sides of TCP open at once (RFC
+// 9293, 3.5), and the socket receives its own bytes. The kernel picks no port below 1024
+// (net.ipv4.ip_local_port_range).
 func toItself(fd int, addr netip.AddrPort) bool {
 	if addr.Port() < 1024 {
 		return false
