@@ -122,8 +122,8 @@ func (c *Conn) Answered(now time.Time) {
 	c.Endpoint.Times().FirstByte.Observe(latency.Seconds, now, took.Seconds())
 }
 
-// Judged returns the final Result of a connection that ended with r. That is NoResponse if the endpoint ended first, or
-// the client was lost, when the client had sent bytes and received none, and other clients of this port did get
+// Judged returns the final Result of a connection that ended with r. It changes r to NoResponse if the client had sent
+// bytes and received none when the endpoint ended or the client was lost, and other clients of this port did get
 // answers. Without such answers the protocol may have none: uploads, syslog and statsd end like that.
 func (c *Conn) Judged(r outcome.Result) outcome.Result {
 	ended := r.Outcome == outcome.EndpointClosed || r.Outcome == outcome.ClientReset

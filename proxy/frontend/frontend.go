@@ -136,12 +136,12 @@ var ErrLeadsBack = errors.New("refused: a VIP or node port of this node, or ushe
 // association.
 var errMayLoop = errors.New("refused: its port is a node port: connecting may loop through another node")
 
-// LeadsBack returns an error if a connection to an endpoint would come back to usher. It returns none in these cases:
-// for a VIP where the portal does not redirect usher's own connections, since a process of this node may listen there
-// (package translate refuses most endpoints that are VIPs); where the kernel redirects nothing to usher; where the
-// listeners are in another network namespace than the endpoints; and where something other than this node's kernel
-// connects to the endpoints. mayLoop reports whether a connection may come back through another node: its port is a
-// node port, or it goes to a VIP. See HopsLeft.
+// LeadsBack returns an error if a connection to an endpoint would come back to usher. That cannot happen where the
+// kernel redirects nothing to usher, where the listeners are in another network namespace than the endpoints, or where
+// something other than this node's kernel connects to the endpoints. Nor is a VIP an error where the portal does not
+// redirect usher's own connections: a process of this node may listen there. (Package translate refuses most endpoints
+// that are VIPs.) mayLoop reports whether a connection may come back through another node: its port is a node port, or
+// it goes to a VIP. See HopsLeft.
 func (n *Node) LeadsBack(protocol config.Protocol, to netip.AddrPort) (mayLoop bool, err error) {
 	if !n.leads || n.Socket != nil || n.Tunneled {
 		return false, nil

@@ -58,9 +58,9 @@ func (l *Locality) Addresses() iter.Seq[netip.Addr] {
 // an address of the node, its processes connect to the VIP from the VIP itself.
 func (l *Locality) OfThisNode(from, to netip.Addr) bool { return from == to || l.local(from) }
 
-// Admits reports whether vip admits the client. Processes of this node are admitted if any of its addresses is allowed:
-// those that connect from the VIP itself, and, with a separate network namespace (apart), from any address of the node,
-// since there the route to the VIP, not the client, decides on the source address.
+// Admits reports whether vip admits the client. If any address of this node is allowed, so are its processes that
+// connect from the VIP itself. With a separate network namespace (apart), so are those that connect from any address of
+// the node: there the route to the VIP, not the client, decides on the source address.
 func (l *Locality) Admits(vip *config.VIP, from, to netip.Addr) bool {
 	if vip.Allows(from) {
 		return true

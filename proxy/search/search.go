@@ -253,8 +253,8 @@ func (s *Search) Abandon(now time.Time) {
 	s.Record.Delayed(conn.Queued, now, waited)
 }
 
-// Preview returns the endpoints of set in the order in which the search of a client of vip would try them at now if all
-// failed. had is the client's affinity, or nil. Preview changes nothing: it takes no turn in rotation and claims no
+// Preview returns the endpoints of set in the order in which a client's search would try them at now if all failed. vip
+// is the client's VIP, had its affinity or nil. Preview changes nothing: it takes no turn in rotation and claims no
 // probe.
 func Preview(set *balance.Set, client, vip netip.Addr, had *affinity.Entry, now time.Time) (order []balance.Choice) {
 	ask := balance.Ask{Now: now, Client: client, VIP: vip}

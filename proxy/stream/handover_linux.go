@@ -53,7 +53,7 @@ const (
 	// to a client so far.
 	offerPrefix = "open connections, version 1, after number "
 
-	// pairsAtOnce is the number of pairs that are frozen together; a handover may have this many descriptors open.
+	// pairsAtOnce is the number of pairs that are frozen together. Their descriptors reach the limit of a handover.
 	pairsAtOnce = handover.SocketsAtOnce/2 - 1
 	// bytesAtOnce is the number of bytes held by frozen pairs from which on no pair is added to them.
 	bytesAtOnce = 1 << 20

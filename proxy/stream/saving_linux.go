@@ -79,7 +79,7 @@ type saving struct {
 	to   *net.UnixConn
 	heir Heir
 	own  *area // of this process
-	full bool  // "full" has been logged
+	full bool  // the limit of saved connections has been logged
 	more bool  // the keeper has connections of a process that crashed
 	// restored and reset count the connections of a process that crashed, until all have arrived.
 	restored, reset int

@@ -74,7 +74,7 @@ func (c sctpClient) serve(a *acceptor, connection *Conn) {
 	connection.start(a, g)
 }
 
-// ListenSCTP opens the listener that b asks for and starts to accept.
+// ListenSCTP opens the listener that b describes and starts to accept.
 func (s *Server) ListenSCTP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listener, error) {
 	if f.Socket != nil {
 		return nil, fmt.Errorf("%w in the network namespace of a command; only TCP and UDP are", ErrNoSCTP)
