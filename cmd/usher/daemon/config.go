@@ -29,166 +29,166 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// Config says what a running usher is made of. [Defaults] returns one to begin with;
-// Log has to be set, and is all that has to.
+// Config configures the daemon. [Defaults] returns one to start from; only Log is
+// required.
 //
-// Errors and log lines call a setting by the flag of 'usher run' for it, since that is
-// what who reads them changes.
+// Errors and log lines name a setting by its flag of 'usher run', since that is
+// the name that their readers change.
 type Config struct {
-	// Version is usher's, as the API, the metrics and the API server are told.
+	// Version is usher's version, for the API, the metrics and the API server.
 	Version string
 	Log     logrus.FieldLogger
 
-	// Manifests are files, and folders with files, that Services come from. Without
-	// any they come from the API server that Cluster leads to. manifest.Stdin is Input, or
-	// standard input if that is nil.
+	// Manifests are the files and folders that Services are read from. If empty,
+	// Services come from the API server of Cluster. manifest.Stdin stands for Input, or
+	// standard input if Input is nil.
 	Manifests []string
 	Input     io.Reader
-	// ServiceCIDRs are the networks from which a Service of Manifests gets a cluster IP
-	// if it has none, at most one for each IP family; none means
+	// ServiceCIDRs are the networks from which a Service of Manifests without a cluster
+	// IP gets one, at most one network per IP family; empty means
 	// manifest.DefaultServiceCIDR.
 	ServiceCIDRs []netip.Prefix
-	// ServiceNodePorts and LoadBalancerCIDRs are what else such a Service gets: see
-	// manifest.Options.
+	// ServiceNodePorts and LoadBalancerCIDRs are the pools for the other addresses of such
+	// a Service: see manifest.Options.
 	ServiceNodePorts  manifest.Ports
 	LoadBalancerCIDRs []netip.Prefix
 	Cluster           kube.Connection
-	// Tunnel is the way to endpoints from where their addresses do not lead, such as through Cluster's API server; nil
-	// is none.
+	// Tunnel reaches endpoints from where their addresses are not routable, such as through Cluster's API server;
+	// nil means none.
 	Tunnel *Tunnel
-	// ServiceProxyName is usher's name among the proxies of the cluster: see
-	// translate.Proxied. "" is none.
+	// ServiceProxyName identifies usher among the cluster's proxies: see
+	// translate.Proxied. "" means none.
 	ServiceProxyName string
-	// ForbiddenEndpoints and NoClientAddress are what authors of Services may not have: see
+	// ForbiddenEndpoints and NoClientAddress restrict authors of Services: see
 	// translate.Options.
 	ForbiddenEndpoints []netip.Prefix
 	NoClientAddress    bool
-	// LoadBalancers are the networks from which the load balancers connect that
+	// LoadBalancers are the networks of the load balancers that
 	// translate.AnnotationAWSProxyProtocol is for.
 	LoadBalancers []netip.Prefix
-	// MaxDelay is how long an API server's changes may be gathered before they are carried
-	// out; 0 means kube.DefaultMaxDelay. Resync is how often everything is computed anew;
+	// MaxDelay is the time for which changes of the API server may be gathered before they are
+	// applied; 0 means kube.DefaultMaxDelay. Resync is the interval of full recomputation;
 	// 0 means never.
 	MaxDelay, Resync time.Duration
 
-	// NodeName is the name of this node's Node object; "" if there is none.
+	// NodeName is the name of this node's Node object, "" without one.
 	NodeName string
-	// NodeLabels are labels of this node, whatever its Node object says: by them topology
-	// keys and the hints of EndpointSlices tell which endpoints are near.
+	// NodeLabels are labels of this node, regardless of its Node object. Topology
+	// keys and EndpointSlice hints use them to find near endpoints.
 	NodeLabels map[string]string
-	// PodNetworks are networks of the cluster's Pods, besides those that the Node object
-	// names.
+	// PodNetworks are networks of the cluster's Pods, in addition to those in the Node
+	// object.
 	PodNetworks []netip.Prefix
 	NodePorts   NodePorts
 	Conntrack   Conntrack
 
-	// Mode is the portal's, one of portal.Modes. Of Portal the daemon sets Log and
-	// NodePortAddresses.
+	// Mode is the portal's mode, one of portal.Modes. The daemon sets Log and
+	// NodePortAddresses of Portal.
 	Mode   string
 	Portal portal.Options
-	// TakeOver says to take over from an usher that serves this node already. Without it
-	// that one is an error, but for a demo.
+	// TakeOver takes over from an usher process that already serves this node. If unset, such
+	// a process is an error, except in a demo.
 	TakeOver bool
-	// Manager is who started this process, and keeps its sockets for the next one; nil is
-	// nobody.
+	// Manager is the process that started this one, and keeps its sockets for the next one;
+	// nil means none.
 	Manager *fdstore.Manager
-	// Netns is the network namespace of a command, which the command's owner closes.
-	// VIPs are its addresses then and names are answered inside; Mode, Portal and TakeOver
-	// mean nothing, nor does the cluster hear of what cannot be served. nil means this
-	// process's namespace.
+	// Netns is the network namespace of a command; the command's owner closes it.
+	// VIPs are then its addresses, and names are answered inside. Mode, Portal and TakeOver
+	// have no effect, and the cluster gets no Events about ports that are not served. nil
+	// means the namespace of this process.
 	Netns Netns
-	// Demo is not nil for a demo.
+	// Demo is set in a demo only.
 	Demo *Demo
 
-	// Proxy says how connections are served. The daemon sets Portal, Trace, Log, Ports
-	// (to the portal's ProxyPorts), IsPod and what is told of problems.
+	// Proxy configures how connections are served. The daemon sets Portal, Trace, Log, Ports
+	// (to the portal's ProxyPorts), IsPod and OnProblem.
 	Proxy proxy.Options
-	// TraceEvents is how many steps of connections are kept in memory.
+	// TraceEvents is the number of connection steps that are kept in memory.
 	TraceEvents int
-	// TraceConnections is how many connections that failed, were retried or slow are kept
-	// besides, and Slow how long a client of a slow one waits; 0 is none.
+	// TraceConnections is the number of failed, retried or slow connections that are kept in
+	// addition. Slow is the client's wait from which a connection counts as slow. 0 = none.
 	TraceConnections int
 	Slow             time.Duration
-	// AccessLog says where a line goes for each connection that has ended; without Path
+	// AccessLog configures the log with a line for each connection that has ended; without Path
 	// there is none. The daemon sets Log.
 	AccessLog accesslog.Options
-	// AccessLogDefault says that the clients of Services that do not say are in the access log.
+	// AccessLogDefault enables the access log for Services that do not configure it.
 	AccessLogDefault bool
-	// DrainTimeout is how long connections may take to end when the daemon is stopped; 0
-	// breaks them at once.
+	// DrainTimeout is the time for connections to end when the daemon is stopped; 0
+	// resets them at once.
 	DrainTimeout time.Duration
-	// RemoveRules says that any signal removes the portal's rules, and that those that
-	// redirect go before listeners close, so that another service proxy that is there can take over.
+	// RemoveRules makes any signal remove the portal's rules. It removes those that redirect
+	// before the listeners close, so that another service proxy on the node can take over.
 	RemoveRules bool
 
-	// AdminAddress and HealthzAddress are HOST:PORT of the HTTP servers; "" is none. One
-	// that cannot be had is tried again all the time, unless HardFail says that this ends
-	// the daemon.
+	// AdminAddress and HealthzAddress are HOST:PORT of the HTTP servers; "" means none. The
+	// daemon retries an unavailable address until it is free. With HardFail such an address
+	// ends the daemon.
 	AdminAddress, HealthzAddress string
 	HardFail                     bool
-	// Settings are what /configz tells.
+	// Settings are the values that /configz returns.
 	Settings map[string]string
-	// SOCKS is a proxy for programs that look for one, and Names answers for the names of Services; nil is none.
+	// SOCKS is a SOCKS proxy for programs, and Names answers queries for Services; nil means none.
 	SOCKS Server
 	Names Names
 
-	// OnReady, if not nil, is called once, when the Services that there are first are
-	// served. None changes before it returns.
+	// OnReady, if not nil, is called once, when the initial Services are served. No Service
+	// changes before it returns.
 	OnReady func(Ready)
-	// OnTrace, if not nil, is called in a goroutine of its own with the steps of all
-	// connections. ctx ends when the last connection has.
+	// OnTrace, if not nil, is called in a dedicated goroutine with the steps of all
+	// connections. ctx ends after the last connection.
 	OnTrace func(ctx context.Context, steps *trace.Reader)
 }
 
-// Ready is what a daemon has when it begins to serve.
+// Ready describes a daemon that has begun to serve.
 type Ready struct {
 	Proxy    *proxy.Proxy
 	Services []config.Service
-	// AdminAddress is where the API is served, with the port that was chosen; "" if it
-	// is not.
+	// AdminAddress is the address of the API, with the port that was chosen; "" if the API
+	// is not served.
 	AdminAddress string
 }
 
-// Demo is what is different with a demo. It has no successor: its rules go, whatever
-// ended it. It leaves an usher that is there already alone: in mode auto it does
-// without a portal then.
+// Demo configures a demo. It has no successor: its rules are removed, whatever ended it.
+// It does not disturb an usher process that is already running: in mode auto it then uses
+// no portal.
 type Demo struct {
-	// Handler returns a handler that adds to what is served at AdminAddress.
+	// Handler returns a handler that extends the one at AdminAddress.
 	Handler func(http.Handler) http.Handler
 }
 
-// Tunnel is a way to endpoints.
+// Tunnel reaches endpoints whose addresses are not routable from here.
 type Tunnel struct {
-	// Name is what the API calls it.
+	// Name is the tunnel's name in the API.
 	Name string
-	// Open sets in o how endpoints are dialed through the API server of rest. o.DirectDial is the way that leads
-	// past it. close ends the connections.
+	// Open sets in o how endpoints are dialed through the API server of rest. o.DirectDial dials
+	// endpoints without it. close ends the connections.
 	Open func(rest *rest.Config, o *proxy.Options, log logrus.FieldLogger) (close func(), err error)
 }
 
-// Netns is the network namespace of a command, as portal/netns makes one.
+// Netns is the network namespace of a command, as created by portal/netns.
 type Netns interface {
-	// Portal returns a portal for which VIPs are addresses inside.
+	// Portal returns a portal that makes VIPs addresses inside.
 	Portal() portal.Portal
 	// Socket is socket(2) inside.
 	Socket(domain, kind, protocol int) (fd int, err error)
 }
 
-// Server is a server beside the proxy.
+// Server is a server that runs alongside the proxy.
 type Server interface {
-	// Start listens, and serves clients until ctx ends. With takeOver an address that is in use, by the usher from
-	// which this one takes over, is tried until it is free.
+	// Start listens, and serves clients until ctx ends. With takeOver it retries an address that is in use, by the
+	// usher process from which this one takes over, until the address is free.
 	Start(ctx context.Context, p *proxy.Proxy, takeOver bool, log logrus.FieldLogger) error
-	// Close ends the connections that are open, and returns when all have ended.
+	// Close ends open connections, and returns when all have ended.
 	Close()
 }
 
-// Names is a Server that answers for the names of Services.
+// Names is a Server that resolves the names of Services.
 type Names interface {
 	Server
-	// Apply notes Services that are served now, as a source reports them.
+	// Apply sets the Services that are served now, as a source reports them.
 	Apply([]config.Service)
-	// Queries returns how many queries were answered, by type and code.
+	// Queries returns the number of answered queries, by type and code.
 	Queries() map[[2]string]int64
 }
 
@@ -198,12 +198,12 @@ var SCTPModes = []string{string(stream.SCTPAuto), string(stream.SCTPOn), string(
 // ClientAddresses are the values of --client-address.
 var ClientAddresses = []string{"auto", "node"}
 
-// DefaultAliases are where clients have their aliases. That of IPv4 is for benchmarks of
-// routers (RFC 2544), and on no network else; that of IPv6 is in the unique local
-// addresses of the landing.
+// DefaultAliases are the networks of client aliases. The IPv4 network is reserved for
+// benchmarks of routers (RFC 2544) and used on no other network. The IPv6 network is in
+// the unique local addresses of the landing.
 var DefaultAliases = []netip.Prefix{netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("fd75:7368:6572:8000::/49")}
 
-// Defaults returns what 'usher run' does without flags, but for its HTTP servers.
+// Defaults returns the configuration of 'usher run' without flags, except for its HTTP servers.
 func Defaults() Config {
 	return Config{
 		MaxDelay:         kube.DefaultMaxDelay,
@@ -219,7 +219,7 @@ func Defaults() Config {
 	}
 }
 
-// Check returns an error that names the setting that makes no sense.
+// Check returns an error that names the first invalid setting.
 func (c *Config) Check() error {
 	if len(c.Proxy.Schedule) == 0 {
 		return fmt.Errorf("--dial-timeouts: at least one duration is required")
@@ -253,8 +253,8 @@ func (c *Config) Check() error {
 	return nil
 }
 
-// What is counted is bounded by more than a node can have; what room is made for at the
-// start, by what memory has room for.
+// maxCount bounds counts; it exceeds every real node. maxKept bounds the counts for which memory is
+// allocated at startup.
 const (
 	maxCount = 100_000_000
 	maxKept  = 10_000_000
@@ -309,7 +309,7 @@ func between[T cmp.Ordered](setting string, value, least, most T) error {
 	return atLeast(setting, value, least)
 }
 
-// checkAddress returns an error if a server cannot listen at the address.
+// checkAddress returns an error if address is no valid HOST:PORT.
 func checkAddress(setting, address string) error {
 	_, port, err := net.SplitHostPort(address)
 	if _, badPort := strconv.ParseUint(port, 10, 16); address != "" && (err != nil || badPort != nil) {

@@ -18,33 +18,33 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// conntrackDir is where the kernel has the settings of connection tracking
+// conntrackDir contains the kernel's settings of connection tracking
 // (Documentation/networking/nf_conntrack-sysctl.rst).
 const conntrackDir = "/proc/sys/net/netfilter"
 
-// maxConntrack is as far as kube-proxy raises nf_conntrack_max for the number of
-// processors.
+// maxConntrack is the maximum to which kube-proxy raises nf_conntrack_max for the number of
+// CPUs.
 const maxConntrack = 1 << 20
 
 // Conntrack are settings of the kernel's connection tracking, for the whole
-// node. What is 0 stays as it is.
+// node. A setting of 0 leaves the kernel's value unchanged.
 type Conntrack struct {
-	// MaxPerCore and Min say for how many connections there must be room: so many for
-	// each processor, and in all at the least.
+	// MaxPerCore and Min size the table: MaxPerCore connections for each CPU, at least
+	// Min in total.
 	MaxPerCore, Min int
-	// How long an entry lasts in which nothing moves, in whole seconds.
+	// Lifetimes of idle entries, in whole seconds.
 	TCPEstablished, TCPCloseWait, UDP, UDPStream time.Duration
-	// TCPBeLiberal says to track TCP segments outside of the window too.
+	// TCPBeLiberal also tracks TCP segments outside of the window.
 	TCPBeLiberal bool
 }
 
-// DefaultConntrack is what kube-proxy sets where its configuration does not say
+// DefaultConntrack is kube-proxy's default where its configuration sets nothing
 // (k8s.io/kubernetes/pkg/proxy/apis/config/v1alpha1/defaults.go).
 var DefaultConntrack = Conntrack{MaxPerCore: 32 * 1024, Min: 128 * 1024, TCPEstablished: 24 * time.Hour, TCPCloseWait: time.Hour}
 
-// SetConntrack makes the kernel's connection tracking what c says, as kube-proxy
-// does. The error names all that cannot be written. A kernel without connection tracking is
-// none.
+// SetConntrack applies c to the kernel's connection tracking, as kube-proxy
+// does. The error names all settings that cannot be written. A kernel without connection
+// tracking is no error.
 func SetConntrack(c Conntrack, log logrus.FieldLogger) error {
 	if c == (Conntrack{}) {
 		return nil
@@ -53,8 +53,8 @@ func SetConntrack(c Conntrack, log logrus.FieldLogger) error {
 	return c.write(conntrackDir, processors(), log)
 }
 
-// setConntrack makes the settings, which an init container may have made; of the defaults only a
-// portal has a use that redirects.
+// setConntrack applies the settings; an init container may have done so before. The default settings are
+// of use only to a portal that redirects.
 func (d *Daemon) setConntrack(pt portal.Portal) {
 	c := d.config.Conntrack
 	if c == DefaultConntrack && !pt.Traits().Redirects {
@@ -66,7 +66,7 @@ func (d *Daemon) setConntrack(pt portal.Portal) {
 	}
 }
 
-// processors returns how many processors the node has.
+// processors returns the number of CPUs of the node.
 func processors() int { return nodeProcessors("/sys/devices/system/cpu/online") }
 
 // sysctl is a setting in conntrackDir.
@@ -75,7 +75,7 @@ type sysctl struct {
 	value int
 }
 
-// sysctls returns what c sets, with so many processors. api.RaisedOnly says which are never lowered.
+// sysctls returns the settings of c for this number of CPUs. api.RaisedOnly reports which are never lowered.
 func (c Conntrack) sysctls(processors int) (all []sysctl) {
 	add := func(name string, value int) {
 		if value != 0 {
@@ -95,7 +95,7 @@ func (c Conntrack) sysctls(processors int) (all []sysctl) {
 	return all
 }
 
-// byName returns the same by name.
+// byName returns the settings as a map.
 func (c Conntrack) byName(processors int) map[string]int {
 	all := map[string]int{}
 	for _, s := range c.sysctls(processors) {
@@ -104,8 +104,8 @@ func (c Conntrack) byName(processors int) map[string]int {
 	return all
 }
 
-// nodeProcessors returns how many processors the node has online, by a list such as 0-3,6
-// (Documentation/ABI/testing/sysfs-devices-system-cpu). The process itself may be bound to fewer.
+// nodeProcessors returns the number of the node's online CPUs, from a list such as 0-3,6
+// (Documentation/ABI/testing/sysfs-devices-system-cpu). The process itself may be limited to fewer.
 func nodeProcessors(path string) (n int) {
 	text, _ := os.ReadFile(path)
 	for part := range strings.SplitSeq(strings.TrimSpace(string(text)), ",") {
@@ -135,7 +135,7 @@ func (c Conntrack) write(dir string, processors int, log logrus.FieldLogger) err
 		text, err := os.ReadFile(path)
 		now, _ := strconv.Atoi(strings.TrimSpace(string(text)))
 		switch {
-		case err == nil && (now == s.value || api.RaisedOnly(s.name) && now > s.value): // others may need more
+		case err == nil && (now == s.value || api.RaisedOnly(s.name) && now > s.value): // other programs may need more
 			continue
 		case err == nil:
 			err = os.WriteFile(path, []byte(strconv.Itoa(s.value)), 0o644)
@@ -152,9 +152,9 @@ func (c Conntrack) write(dir string, processors int, log logrus.FieldLogger) err
 	return nil
 }
 
-// maximum returns how many entries there must be room for: twice what
-// kube-proxy would have, since a connection through usher is two, the client's and
-// that to the endpoint. 0 leaves it as it is.
+// maximum returns the required size of the table: twice kube-proxy's number, since a
+// connection through usher has two entries, the client's and the one to the endpoint. 0
+// leaves it unchanged.
 func (c Conntrack) maximum(processors int) int {
 	if c.MaxPerCore == 0 {
 		return 0

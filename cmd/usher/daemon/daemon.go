@@ -25,19 +25,19 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// Daemon is a proxy with all that belongs to it, from start to stop.
+// Daemon is a proxy with its source, portal and servers, from start to stop.
 type Daemon struct {
 	config Config
 	log    logrus.FieldLogger
 
 	reach   atomic.Pointer[kube.Reach] // nil if Services come from files
-	reports config.Reports             // what is wrong with objects
-	events  *kube.Events               // nil if the cluster is not told what cannot be served
+	reports config.Reports             // problems of objects
+	events  *kube.Events               // nil if the cluster gets no Events about ports that are not served
 
 	lock       atomic.Pointer[handover.Lock] // nil without one
-	handedOver chan struct{}                 // closed when another usher has taken over
-	told       chan struct{}                 // closed when, after that, a signal has said to stop
-	draining   atomic.Bool                   // stopped, with the lock, for connections in the portal's namespace
+	handedOver chan struct{}                 // closed when another usher process has taken over
+	told       chan struct{}                 // closed when, after that, a signal requests a stop
+	draining   atomic.Bool                   // stopped, but holding the lock for connections in the portal's namespace
 
 	proxy        *proxy.Proxy
 	health       *admin.Health
@@ -46,19 +46,19 @@ type Daemon struct {
 	accessLog    *accesslog.Log // nil without one
 	servers      servers
 
-	// nextAffinities is which of keptAffinities is kept first.
+	// nextAffinities is the index of the entry of keptAffinities that is used first.
 	nextAffinities int
 
-	// nodePorts are the networks on whose addresses node ports are now; none means on all.
+	// nodePorts are the networks whose addresses currently have node ports; empty means all.
 	nodePorts []netip.Prefix
 	// conntrack is api.Status.Conntrack.
 	conntrack map[string]int
 
-	workers sync.WaitGroup // what ends with the context of Run
+	workers sync.WaitGroup // workers end with the context of Run
 }
 
-// New returns a daemon that has not begun, and has opened nothing. The error names
-// the setting that makes no sense.
+// New returns a daemon that has not started and has opened nothing. The error names
+// the invalid setting.
 func New(c Config) (*Daemon, error) {
 	if c.Log == nil {
 		return nil, errors.New("daemon: Config.Log is required")
@@ -69,23 +69,23 @@ func New(c Config) (*Daemon, error) {
 	return &Daemon{config: c, log: c.Log, handedOver: make(chan struct{}), told: make(chan struct{}), nodePorts: c.NodePorts.networks(nil)}, nil
 }
 
-// Run serves what the source has until a signal comes, ctx ends, or the source fails.
-// It is called once. nil is no signals.
+// Run serves the source's Services until a signal arrives, ctx ends, or the source fails.
+// Call it once. A nil channel means no signals.
 //
-// Any signal stops the daemon; os.Interrupt also says to remove the portal's rules, as
-// Config.RemoveRules does of all,
-// and a second one to break the connections that are still open.
+// Any signal stops the daemon. os.Interrupt also removes the portal's rules;
+// Config.RemoveRules extends that to every signal. A second signal resets the connections
+// that are still open.
 func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 	if err := d.checkKernel(); err != nil {
 		return err
 	}
 	hurry()
 	d.meetManager()
-	defer d.config.Manager.Wait(time.Second) // so that it hears all
+	defer d.config.Manager.Wait(time.Second) // so that the manager gets all notifications
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
-	source, closeTunnel, err := d.newSource(ctx, signals) // first: without one there is nothing to look for a portal for
+	source, closeTunnel, err := d.newSource(ctx, signals) // first: without a source no portal is needed
 	defer closeTunnel()
 	switch {
 	case errors.Is(err, errStopped):
@@ -103,7 +103,7 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 	defer cancel()
 	if d.newProxy(pt); d.events != nil {
 		d.proxy.OnProblem, d.healthChecks.OnProblem = d.tellProblem, d.tellHealthCheckProblem
-		d.health.SetLeaving(d.hasNode()) // until it is known
+		d.health.SetLeaving(d.hasNode()) // until the Node object is known
 	}
 	if reach := d.reach.Load(); reach != nil {
 		d.health.APIServer = d.apiServer
@@ -124,7 +124,7 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 	}
 
 	traceCtx, endTrace := context.WithCancel(context.Background())
-	defer endTrace() // after draining, so that all ends are told
+	defer endTrace() // after draining, so that the ends of all connections are recorded
 	d.startWorkers(ctx, traceCtx)
 	failed := make(chan error, 2)
 	d.workers.Go(func() { failed <- source.Run(ctx, d.apply(ctx, failed)) })
@@ -132,7 +132,7 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 	cancel()
 	d.stop(pt, remove, signals)
 	if d.isHandedOver() && inPod() {
-		// The kubelet would start it again, and it would take over in its turn.
+		// The kubelet would restart this process, which would then take over again.
 		select {
 		case <-signals:
 		case <-d.told:
@@ -141,7 +141,7 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 	return err
 }
 
-// beside returns the servers that there are beside the proxy and its HTTP servers.
+// beside returns the servers that run alongside the proxy and its HTTP servers.
 func (d *Daemon) beside() (list []Server) {
 	if d.config.SOCKS != nil {
 		list = append(list, d.config.SOCKS)
@@ -152,8 +152,8 @@ func (d *Daemon) beside() (list []Server) {
 	return list
 }
 
-// await returns when the daemon is to stop: whether the portal's rules are to be removed
-// then, and the error if it cannot go on.
+// await returns when the daemon must stop. remove reports whether to remove the portal's
+// rules; err is set if the daemon cannot continue.
 func (d *Daemon) await(ctx context.Context, failed <-chan error, signals <-chan os.Signal) (remove bool, err error) {
 	remove = d.config.Demo != nil
 	select {
@@ -181,9 +181,9 @@ func inPod() bool { return os.Getenv("KUBERNETES_SERVICE_HOST") != "" }
 // unhealthy: twice kube-proxy's default sync period, as kube-proxy has it.
 const healthTimeout = time.Minute
 
-// newProxy makes the proxy behind pt, with what watches its health.
+// newProxy creates the proxy behind pt, and its health checks.
 func (d *Daemon) newProxy(pt portal.Portal) {
-	o := &d.config.Proxy // from here on it has the portal, for DirectDial, too
+	o := &d.config.Proxy // from here on it has the portal, including for DirectDial
 	o.Portal, o.Log, o.Trace = pt, d.log, trace.NewLog(d.config.TraceEvents)
 	o.Trace.Keep(d.config.TraceConnections)
 	o.Slow = d.config.Slow
@@ -202,8 +202,8 @@ func (d *Daemon) newProxy(pt portal.Portal) {
 	d.healthChecks.SetNetworks(d.nodePorts)
 }
 
-// isPod returns what tells this node's Pods by the interface that the route to them
-// leads over; nil if they are told by networks, or cannot be told.
+// isPod returns a function that identifies this node's Pods by the interface of the route
+// to them. It returns nil if networks identify the Pods, or nothing does.
 func (d *Daemon) isPod() func(netip.Addr) bool {
 	interfaces := d.config.Portal.PodInterfaces
 	if interfaces == "" {
@@ -221,7 +221,7 @@ func (d *Daemon) isPod() func(netip.Addr) bool {
 	return behind
 }
 
-// openAccessLog opens the access log, if there is to be one.
+// openAccessLog opens the access log, if one is configured.
 func (d *Daemon) openAccessLog() (err error) {
 	o := d.config.AccessLog
 	if o.Path == "" {
@@ -234,7 +234,7 @@ func (d *Daemon) openAccessLog() (err error) {
 	return nil
 }
 
-// startWorkers starts what goes on beside the source. Who reads the trace ends with
+// startWorkers starts the goroutines alongside the source. Readers of the trace end with
 // traceCtx.
 func (d *Daemon) startWorkers(ctx, traceCtx context.Context) {
 	d.workers.Go(func() { d.proxy.Run(ctx) })
@@ -267,8 +267,8 @@ func every(ctx context.Context, interval time.Duration, f func() (goOn bool)) {
 	}
 }
 
-// apply returns the function to which a source reports. If that cannot be
-// carried out at all, it says so to failed.
+// apply returns the function to which a source reports. It sends to failed if the first
+// report cannot be applied at all.
 func (d *Daemon) apply(ctx context.Context, failed chan<- error) func([]config.Service) {
 	first, dead := true, false
 	return func(services []config.Service) {
@@ -302,13 +302,13 @@ func (d *Daemon) apply(ctx context.Context, failed chan<- error) func([]config.S
 	}
 }
 
-// tellSeen says whom endpoints see, as far as that is the same for all clients.
+// tellSeen logs the source addresses that endpoints see, as far as these are the same for all clients.
 func (d *Daemon) tellSeen() {
 	var told [len(portal.Families)]string
 	for i, family := range portal.Families {
 		told[i] = "endpoints see client addresses where replies return through this node"
 		switch seen := d.proxy.Portal.Origin(netip.Addr{}, family.Any(), portal.Unknown).Seen; seen {
-		case 0, portal.SeenUnready: // which it is with the first rule
+		case 0, portal.SeenUnready: // replaced when the first rule is installed
 		default:
 			told[i] = "endpoints see " + seen.Text()
 		}
@@ -322,8 +322,8 @@ func (d *Daemon) tellSeen() {
 	}
 }
 
-// applied tells others what the proxy serves now: nobody is to be told of a Service
-// by its name before it is served.
+// applied passes the served Services to health checks and names: a client must not resolve
+// a Service's name before the Service is served.
 func (d *Daemon) applied(services []config.Service) {
 	d.healthChecks.Apply(services)
 	if d.config.Names != nil {
@@ -331,7 +331,7 @@ func (d *Daemon) applied(services []config.Service) {
 	}
 }
 
-// nodeChanged takes note of how this node is.
+// nodeChanged applies a change of this node's Node object.
 func (d *Daemon) nodeChanged(node config.Node) {
 	if d.config.Portal.PodInterfaces == "" {
 		d.proxy.SetPodNetworks(append(slices.Clone(d.config.PodNetworks), node.PodCIDRs...))
@@ -346,7 +346,7 @@ func (d *Daemon) nodeChanged(node config.Node) {
 // hasNode reports whether there is a Node object.
 func (d *Daemon) hasNode() bool { return len(d.config.Manifests) == 0 && d.config.NodeName != "" }
 
-// tellProblem lets the cluster know that a service port is not served, or is again.
+// tellProblem sends the cluster an Event: a service port is not served, or is served again.
 func (d *Daemon) tellProblem(id config.PortID, p *proxy.Problem) {
 	if p == nil {
 		d.events.Tell(id.ServiceName(), "Served", fmt.Sprintf("Service port %s is served again", id))
@@ -363,11 +363,11 @@ func (d *Daemon) tellHealthCheckProblem(service types.NamespacedName, err error)
 	d.events.Warn(service, "HealthCheckFailed", err.Error())
 }
 
-// stop stops the proxy, drains, and removes what the portal installed if remove
+// stop stops the proxy, drains it, and removes the portal's installed rules if remove
 // is set. A further signal ends the draining.
 func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 	d.health.SetStopping()
-	// Only who has the lock, and has not handed it over, may remove the rules.
+	// Only the process that holds the lock, and has not handed it over, may remove the rules.
 	remove = remove && (d.lock.Load() != nil || !d.proxy.Portal.Traits().Installs) && !d.isHandedOver()
 	if remove && d.config.RemoveRules {
 		d.withdraw()
@@ -377,8 +377,8 @@ func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 	switch {
 	case remove:
 	case d.proxy.Portal.Traits().Apart:
-		// One that does not take over could not have the namespace in which connections are,
-		// and its own would cut them off.
+		// A successor that does not take over could not use the connections' namespace, and
+		// its own would cut them off.
 		d.draining.Store(true)
 	default:
 		d.unlock() // a successor need not wait until connections have ended
@@ -388,7 +388,7 @@ func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 	go func() {
 		if d.isHandedOver() {
 			select {
-			case <-signals: // to stop, which it does already
+			case <-signals: // requests a stop, which is already in progress
 				close(d.told)
 			case <-grace.Done():
 				return
@@ -403,7 +403,7 @@ func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 	broken := d.proxy.Drain(grace)
 	log := d.log.WithField("rules", d.leaves(remove))
 	if remove {
-		// Not before: connections in flight need what the portal installed.
+		// Not earlier: open connections need what the portal installed.
 		if err := pt.Remove(context.Background()); err != nil {
 			d.log.WithError(err).Error("Failed to remove all portal rules; run 'usher cleanup' to retry")
 			log = d.log.WithField("rules", "partly removed")
@@ -416,11 +416,11 @@ func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 	log.Info("Stopped")
 }
 
-// handshake is how long after the rules went a client may still come that they led here:
-// the time after which it sends its SYN again (RFC 6298).
+// handshake is the time in which a client may still arrive that the removed rules had redirected
+// here: it retransmits its SYN after one second (RFC 6298).
 const handshake = time.Second
 
-// withdraw removes the rules that redirect, and takes in whom they led here before.
+// withdraw removes the redirecting rules, then accepts the clients redirected before.
 func (d *Daemon) withdraw() {
 	did, err := d.proxy.Withdraw(context.Background())
 	if err != nil {
@@ -431,7 +431,7 @@ func (d *Daemon) withdraw() {
 	}
 }
 
-// leaves says what becomes of the portal's rules when the daemon ends.
+// leaves describes the state of the portal's rules after the daemon ends.
 func (d *Daemon) leaves(remove bool) string {
 	switch {
 	case d.isHandedOver():

@@ -9,8 +9,8 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// checkKernel returns an error if no connection could be served on this kernel. Without IPv6 the
-// other Services are served.
+// checkKernel returns an error if this kernel cannot serve any connection. Without IPv6,
+// usher serves the other Services.
 func (d *Daemon) checkKernel() error {
 	for _, family := range portal.Families {
 		err := forward.CheckKernel(family.Any())
@@ -25,7 +25,7 @@ func (d *Daemon) checkKernel() error {
 	return nil
 }
 
-// kernelName says which kernel this is.
+// kernelName returns the name and release of this kernel.
 func kernelName() string {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {

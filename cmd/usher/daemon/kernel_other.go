@@ -2,5 +2,5 @@
 
 package daemon
 
-// checkKernel: nothing is needed that other systems may lack.
+// checkKernel always succeeds: usher needs nothing that other systems may lack.
 func (d *Daemon) checkKernel() error { return nil }

@@ -9,22 +9,22 @@ import (
 	"github.com/usherproxy/usher/proxy/admin"
 )
 
-// What the daemon keeps with its manager beside the listeners of Services: see
-// proxy.Options.Store.
+// Names under which the daemon keeps files with its manager, in addition to the listeners
+// of Services: see proxy.Options.Store.
 const (
 	keptLock   = "lock"
 	keptHealth = "health"
 )
 
-// keptAffinities are the names of the files with which client had which endpoint. A new
-// one is there before the one before is removed.
+// keptAffinities are the names of the files that record each client's endpoint. The daemon
+// stores a new file before it removes the previous one.
 var keptAffinities = [2]string{"affinities0", "affinities1"}
 
-// stopping tells the manager that the daemon ends as it was told: it is not to be started
-// again by a keeper.
+// stopping notifies the manager of an intended stop, after which a keeper must not restart
+// the daemon.
 const stopping = "STOPPING=1"
 
-// meetManager takes note of the manager, and says why there was an usher before.
+// meetManager registers the manager as the store for sockets, and logs why the previous usher process ended.
 func (d *Daemon) meetManager() {
 	m := d.config.Manager
 	d.config.Proxy.Store = m
@@ -33,8 +33,8 @@ func (d *Daemon) meetManager() {
 	}
 }
 
-// restarts returns what the health answers say of a keeper: nil if there was no need of
-// it.
+// restarts returns the keeper's restarts for the health answers: nil if there were
+// none.
 func (d *Daemon) restarts() *admin.Restarts {
 	m := d.config.Manager
 	if m == nil || m.Restarts == 0 {
@@ -43,11 +43,11 @@ func (d *Daemon) restarts() *admin.Restarts {
 	return &admin.Restarts{Count: m.Restarts, Last: m.Why}
 }
 
-// tellReady tells the manager that the first full picture is served, and from then on
-// that all is well, as long as it is.
+// tellReady notifies the manager that the initial sync is served, and from then on that
+// the daemon is healthy, as long as it is.
 func (d *Daemon) tellReady(ctx context.Context, services int) {
 	m := d.config.Manager
-	m.Forget() // what nobody has asked for by now
+	m.Forget() // files that this process has not taken by now
 	m.Tell(fmt.Sprintf("READY=1\nSTATUS=Serving %d Services through portal %s", services, d.proxy.Portal.Mode()))
 	d.workers.Go(func() { m.Watch(ctx, d.health.Alive) })
 	if m != nil {
@@ -55,7 +55,7 @@ func (d *Daemon) tellReady(ctx context.Context, services int) {
 	}
 }
 
-// keepAffinities keeps with the manager which client had which endpoint, until ctx ends.
+// keepAffinities saves with the manager each client's endpoint, until ctx ends.
 func (d *Daemon) keepAffinities(ctx context.Context) {
 	m, n := d.config.Manager, d.nextAffinities
 	d.proxy.KeepAffinities(ctx, func(file *os.File) {
@@ -64,28 +64,28 @@ func (d *Daemon) keepAffinities(ctx context.Context) {
 	})
 }
 
-// keepUnder keeps file under the nth of the names, and nothing under the other. It is never
-// under none; and under both if a process was killed meanwhile, so this one comes into the
-// place of what is there.
+// keepUnder stores file under the nth of the names, and removes the other. At every moment at
+// least one name has a file; both have one if a process was killed in between, so the nth is
+// removed before file is stored there.
 func keepUnder(m *fdstore.Manager, n int, file *os.File) {
 	m.Remove(keptAffinities[n])
 	m.Put(keptAffinities[n], func() []*os.File { return one(file) })
 	m.Remove(keptAffinities[1-n])
 }
 
-// recallAffinities makes clients keep the endpoints that they had when an earlier process
+// recallAffinities restores the session affinity of clients from before an earlier process
 // crashed.
 func (d *Daemon) recallAffinities() {
 	for n, name := range keptAffinities {
 		for _, file := range d.config.Manager.Take(name) {
 			d.proxy.InheritAffinities(file)
-			d.nextAffinities = 1 - n // what is kept under this name is removed then
+			d.nextAffinities = 1 - n // removes the file under this name then
 		}
 	}
 }
 
-// kept returns what an earlier process has left with the manager under a name, if it is
-// one file, or nil. The caller closes it.
+// kept returns the file that an earlier process left with the manager under name, or nil
+// without one. It closes any others. The caller closes the file.
 func (d *Daemon) kept(name string) *os.File {
 	files := d.config.Manager.Take(name)
 	for i, f := range files {
@@ -99,7 +99,7 @@ func (d *Daemon) kept(name string) *os.File {
 	return files[0]
 }
 
-// one returns the file, or nothing if there is none.
+// one returns the file as a slice, empty for nil.
 func one(file *os.File) []*os.File {
 	if file == nil {
 		return nil

@@ -8,38 +8,38 @@ import (
 )
 
 const (
-	// manyServices is how large a change is after which memory is given back.
+	// manyServices is the number of Services from which on memory is released after a change.
 	manyServices = 1000
-	// largeHeap is from when on the heap may grow by largeHeapGrowth percent only,
-	// and not to twice of what is in use, until it is collected. With ten thousand
-	// Services most of it lasts as long as they do: 110 MiB that are in use would
-	// take 250. A small heap is left alone, since it would be collected too often.
+	// largeHeap is the heap size from which the garbage collector starts after growth of
+	// largeHeapGrowth percent instead of 100. With ten thousand Services most of the heap
+	// lives as long as they do: 110 MiB in use would take up 250. A smaller heap keeps the
+	// default, since it would be collected too often.
 	largeHeap       = 64 << 20
 	largeHeapGrowth = 40
-	// growthAtStart is by how much percent the heap may grow until the first
-	// Services are served. To look through it again and again takes time: 40 cost a
-	// third more than 150. But what stays is allocated between what does not, and Go
-	// moves nothing: with 150, 75 MiB of 205 were holes for good, with 80 it is 45 of 175.
+	// growthAtStart is the percentage by which the heap may grow until the first Services
+	// are served. Frequent collections take time: 40 cost a third more than 150. But
+	// long-lived objects are allocated between short-lived ones, and Go does not move
+	// objects: with 150, 75 MiB of 205 stayed holes for good, with 80 it is 45 of 175.
 	growthAtStart = 80
-	// tidyAfter is how long after a change memory is given back.
+	// tidyAfter is the delay after a change before memory is released.
 	tidyAfter = time.Second
 )
 
-// hurry lets the heap grow until tidyMemory is called.
+// hurry lets the heap grow by growthAtStart until tidyMemory has run.
 func hurry() { setGrowth(growthAtStart) }
 
-// setGrowth says by how much percent the heap may grow until it is collected, if
-// whoever runs usher has not decided it.
+// setGrowth sets the percentage by which the heap may grow before a collection, unless the
+// user has set GOGC.
 func setGrowth(percent int) {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(percent)
 	}
 }
 
-// tidyMemory gives back what was needed to read many Services, several times of
-// what is in use from now on, at once and not over the next minutes: as soon as the
-// portal has looked at its own changes, since a list of what is in the kernel would
-// stay as long as anything else.
+// tidyMemory releases the memory that reading many Services needed, several times the
+// amount in use afterwards, in one step instead of over minutes. It waits until the portal
+// has verified its own changes, since a list of the kernel's rules would otherwise
+// stay in memory.
 func tidyMemory() { time.AfterFunc(tidyAfter, giveBack) }
 
 func giveBack() {

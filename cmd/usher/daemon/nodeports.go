@@ -7,25 +7,25 @@ import (
 	"strings"
 )
 
-// NodePorts say on which addresses of the node its node ports are. The zero value is
-// all of them, loopback included.
+// NodePorts selects the node addresses that have node ports. The zero value means all of
+// them, loopback included.
 type NodePorts struct {
-	// Networks are those with these addresses. As with kube-proxy, an IP family that has
-	// none is not restricted, unless Primary is set.
+	// Networks are the networks that contain these addresses. As with kube-proxy, an IP family
+	// without a network is not restricted, unless Primary is set.
 	Networks []netip.Prefix
-	// Primary adds the node's primary addresses, of each family one: those in the Node object,
-	// or without one those from which the node reaches other networks. They may change, and
-	// are none as long as they are not known.
+	// Primary adds the node's primary addresses, one per family: those in the Node object,
+	// or without one the source addresses for other networks. They may change, and
+	// are empty until they are known.
 	Primary bool
-	// NodeIP is primary in its family, if it is valid.
+	// NodeIP, if valid, is the primary address of its family.
 	NodeIP netip.Addr
 }
 
-// nowhere is a network that no address of a node is in.
+// nowhere is a network that contains no address of a node.
 var nowhere = netip.PrefixFrom(netip.IPv6Unspecified(), 128)
 
-// networks returns those on whose addresses node ports are where the node's primary
-// addresses are these; none means all. With Primary a family without an address or network has no
+// networks returns the networks whose addresses have node ports, given the node's primary
+// addresses; empty means all. With Primary, a family without an address or network has no
 // node ports.
 func (n NodePorts) networks(primary []netip.Addr) []netip.Prefix {
 	if !n.Primary {
@@ -43,8 +43,8 @@ func (n NodePorts) networks(primary []netip.Addr) []netip.Prefix {
 	return out
 }
 
-// bothFamilies returns n.Networks, with all of a family that has none; none if neither
-// has one.
+// bothFamilies returns n.Networks, and adds all addresses of a family that has no network.
+// It returns nil if neither family has one.
 func (n NodePorts) bothFamilies() []netip.Prefix {
 	if len(n.Networks) == 0 {
 		return nil
@@ -58,11 +58,11 @@ func (n NodePorts) bothFamilies() []netip.Prefix {
 	return out
 }
 
-// routedAddresses returns the address in each IP family from which this node
-// reaches other networks: its primary ones, as far as can be told without a Node
-// object.
+// routedAddresses returns, for each IP family, the address from which this node
+// reaches other networks: the best available substitute for its primary addresses without
+// a Node object.
 func routedAddresses() (out []netip.Addr) {
-	// Addresses for documentation (RFC 5737, RFC 3849). To connect a UDP socket
+	// Addresses for documentation (RFC 5737, RFC 3849). Connecting a UDP socket
 	// sends nothing.
 	for _, elsewhere := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
 		conn, err := net.Dial("udp", elsewhere)
@@ -75,8 +75,8 @@ func routedAddresses() (out []netip.Addr) {
 	return out
 }
 
-// setPrimaryAddresses opens node ports at these addresses, and closes them at
-// others, if they are to be at the primary ones. Calls are not concurrent.
+// setPrimaryAddresses opens node ports at these addresses and closes them at others,
+// if NodePorts.Primary is set. Calls must not be concurrent.
 func (d *Daemon) setPrimaryAddresses(addrs []netip.Addr) {
 	now := d.config.NodePorts.networks(addrs)
 	if !d.config.NodePorts.Primary || slices.Equal(now, d.nodePorts) {

@@ -19,8 +19,8 @@ import (
 	"github.com/usherproxy/usher/portal/modes"
 )
 
-// Lock takes the lock of the portals, and says who only claimed to have it. Nobody
-// else manages rules here until it is released. left is as for handover.Acquire.
+// Lock takes the lock of the portals, and logs processes that only claimed to have it. No
+// other usher process manages rules here until the lock is released. left is as for handover.Acquire.
 func Lock(log logrus.FieldLogger, left *os.File) (*handover.Lock, error) {
 	lock, err := handover.Acquire(left)
 	if err != nil {
@@ -32,9 +32,9 @@ func Lock(log logrus.FieldLogger, left *os.File) (*handover.Lock, error) {
 	return lock, nil
 }
 
-// openPortal makes the portal, and takes the lock that goes with it. There is no lock
-// for a portal that installs nothing here, and none yet if it is taken over from
-// another usher.
+// openPortal creates the portal and takes its lock. A portal that installs nothing here
+// needs no lock. If it is taken over from another usher process, the lock follows
+// later.
 func (d *Daemon) openPortal(ctx context.Context) (portal.Portal, error) {
 	switch {
 	case d.config.Netns != nil:
@@ -48,7 +48,7 @@ func (d *Daemon) openPortal(ctx context.Context) (portal.Portal, error) {
 func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, err error) {
 	var lock *handover.Lock
 	none := modes.With(func(t portal.Traits) bool { return !t.Installs })
-	other := false // usher runs here, as it seems to this process
+	other := false // whether another usher instance seems to run here
 	if slices.ContainsFunc(modes.Named(mode), func(m portal.Mode) bool { return m.Traits.Installs }) {
 		lock, err = Lock(d.log, d.kept(keptLock))
 		locked := errors.Is(err, handover.ErrLocked)
@@ -89,8 +89,8 @@ func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, er
 	return p, err
 }
 
-// openPortalBeside is openPortal for a demo, which leaves an usher that is there
-// already alone.
+// openPortalBeside is openPortal for a demo, which does not disturb a running usher
+// process.
 func (d *Daemon) openPortalBeside(ctx context.Context) (portal.Portal, error) {
 	p, err := d.openMode(ctx, d.config.Mode)
 	if errors.Is(err, handover.ErrLocked) && d.config.Mode == modes.Auto {
@@ -100,8 +100,8 @@ func (d *Daemon) openPortalBeside(ctx context.Context) (portal.Portal, error) {
 	return p, err
 }
 
-// warnOfFirewall logs whether a host firewall drops what the portal redirects: connections show that, or, where none can
-// be tried, rules of others that may.
+// warnOfFirewall logs whether a host firewall drops redirected packets. Test connections show it; where none are
+// possible, it looks for rules of other programs that may drop them.
 func (d *Daemon) warnOfFirewall(ctx context.Context, services []config.Service) {
 	if !d.proxy.Portal.Traits().Redirects {
 		return
@@ -119,8 +119,8 @@ func (d *Daemon) warnOfFirewall(ctx context.Context, services []config.Service) 
 	}
 }
 
-// tryInput makes a connection of each IP family to a VIP that comes in by an interface, and returns what happened to the last that was
-// not let in. The error is that none could be tried.
+// tryInput makes one test connection per IP family to a VIP, arriving through an interface. dropped describes the last
+// connection that failed. The error means that no connection could be tried.
 func (d *Daemon) tryInput(ctx context.Context, services []config.Service) (dropped string, err error) {
 	tried := map[config.Family]bool{}
 	for _, s := range services {

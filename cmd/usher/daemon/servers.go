@@ -18,18 +18,18 @@ import (
 
 // servers are the HTTP servers.
 type servers struct {
-	mu   sync.Mutex               // guards what follows
+	mu   sync.Mutex               // guards the fields below
 	all  map[string]*admin.Server // by setting
-	over bool                     // they have been closed
+	over bool                     // the servers have been closed
 }
 
-// The settings of the servers.
+// Setting names of the servers.
 const (
 	adminSetting   = "admin-address"
 	healthzSetting = "healthz-address"
 )
 
-// startServers starts the HTTP servers, if there are to be any.
+// startServers starts the configured HTTP servers.
 func (d *Daemon) startServers(ctx context.Context) error {
 	c := &d.config
 	if c.AdminAddress == "" && c.HealthzAddress == "" {
@@ -69,8 +69,8 @@ func (d *Daemon) startServers(ctx context.Context) error {
 	return nil
 }
 
-// startServer starts one. An address that is taken, perhaps by an usher that is about
-// to end, is tried again until it is free.
+// startServer starts one server. If the address is in use, perhaps by an usher process that
+// is exiting, it retries until the address is free.
 func (d *Daemon) startServer(ctx context.Context, setting, address string, handler http.Handler, clients int) error {
 	if address == "" {
 		return nil
@@ -104,8 +104,8 @@ func (d *Daemon) startServer(ctx context.Context, setting, address string, handl
 	return nil
 }
 
-// serveHealth is admin.Serve for health answers, on the listener that an earlier process
-// has left, or, if that is nil, on one that is kept from now on.
+// serveHealth is admin.Serve for health answers. It uses the listener of an earlier process;
+// if l is nil, it opens one and keeps it with the manager.
 func (d *Daemon) serveHealth(l net.Listener, address string, handler http.Handler, clients int) (*admin.Server, error) {
 	if l == nil {
 		var err error
@@ -125,8 +125,8 @@ func (d *Daemon) serveHealth(l net.Listener, address string, handler http.Handle
 	return admin.ServeOn(l, handler, clients), nil
 }
 
-// leftListener returns the listener that an earlier process has left, or nil if that is
-// none at the address. It closes file.
+// leftListener returns the listener that an earlier process left, or nil if it does not
+// listen at address. It closes file.
 func leftListener(file *os.File, address string) net.Listener {
 	if file == nil {
 		return nil
@@ -162,7 +162,7 @@ func (s *servers) serve(setting string, listen func() (*admin.Server, error)) er
 	return nil
 }
 
-// adminAddress returns where the API is served, "" if it is not.
+// adminAddress returns the address of the API, "" if it is not served.
 func (s *servers) adminAddress() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -17,8 +17,8 @@ import (
 	"github.com/usherproxy/usher/proxy/admin"
 )
 
-// newSource returns where Services come from, and what closes the way to their endpoints. It may call back from when it
-// runs.
+// newSource returns the source of Services, and a function that closes the tunnel to their endpoints. The source may
+// call back once it runs.
 func (d *Daemon) newSource(ctx context.Context, signals <-chan os.Signal) (source config.Source, closeTunnel func(), err error) {
 	c, closeTunnel := &d.config, func() {}
 	if len(c.Manifests) > 0 {
@@ -51,7 +51,7 @@ func (d *Daemon) apiSource(ctx context.Context, client *kube.Client) (config.Sou
 	o := kube.Options{Client: client, Metadata: client.Metadata, Log: d.log, NodeName: c.NodeName, NodeLabels: c.NodeLabels, ServiceProxyName: c.ServiceProxyName,
 		Discovery: c.Names != nil, ForbiddenEndpoints: c.ForbiddenEndpoints, NoClientAddress: c.NoClientAddress, LoadBalancers: c.LoadBalancers, NoAccessLog: c.AccessLog.Path == "", MaxDelay: c.MaxDelay, Resync: c.Resync}
 	if c.Netns != nil {
-		return kube.New(o) // for one command: it is no node, and the cluster hears nothing of it
+		return kube.New(o) // for one command: this is no node, and the cluster gets no Events about it
 	}
 	o.OnNode, o.OnProgrammed, o.Reports = d.nodeChanged, d.programmed, &d.reports
 	o.OnProblems = func(service types.NamespacedName, problems []translate.Problem) {
@@ -67,11 +67,11 @@ func (d *Daemon) apiSource(ctx context.Context, client *kube.Client) (config.Sou
 	return source, nil
 }
 
-// errStopped says that the daemon was stopped before it had a source.
+// errStopped: the daemon was stopped before it had a source.
 var errStopped = errors.New("stopped")
 
-// unlessStopped returns what open does, or errStopped if a signal comes first: standard input may
-// not end, and is read until the process does.
+// unlessStopped returns the result of open, or errStopped if a signal comes first. Standard input may
+// never end; open then reads it until the process exits.
 func unlessStopped(ctx context.Context, signals <-chan os.Signal, open func() (config.Source, error)) (config.Source, error) {
 	var source config.Source
 	opened := make(chan error, 1)
@@ -113,13 +113,13 @@ func (c *Config) connect() (*kube.Client, *kube.Reach, error) {
 	return client, reach, nil
 }
 
-// noSource adds to err, for which there is no source, how one is named.
+// noSource wraps err, the reason why there is no source, with a hint on how to set one.
 func noSource(err error) error {
 	return fmt.Errorf("%w; set --manifests to read Services from files, or --kubeconfig to read them from a cluster", err)
 }
 
-// KubeNamespace returns the Kubernetes namespace that is meant where none is named: the
-// one of the kubeconfig's context.
+// KubeNamespace returns the default Kubernetes namespace: that of the kubeconfig's
+// context, or "default" with manifests.
 func (c *Config) KubeNamespace() (string, error) {
 	if len(c.Manifests) > 0 {
 		return "default", nil
@@ -131,8 +131,8 @@ func (c *Config) KubeNamespace() (string, error) {
 	return namespace, nil
 }
 
-// APIServer reports whether the API server sends what there is; known is false if Services come
-// from files, or it has not been asked yet. Any goroutine may call it.
+// APIServer reports whether the API server sends its current state. known is false if Services
+// come from files, or the daemon has not contacted it yet. Safe for concurrent use.
 func (d *Daemon) APIServer() (status kube.ReachStatus, known bool) {
 	reach := d.reach.Load()
 	if reach == nil {
@@ -141,7 +141,7 @@ func (d *Daemon) APIServer() (status kube.ReachStatus, known bool) {
 	return reach.Status(), true
 }
 
-// apiServer tells the same to those who ask for the daemon's health.
+// apiServer returns the same for the daemon's health answers.
 func (d *Daemon) apiServer() admin.APIServerStatus {
 	now, _ := d.APIServer()
 	out := admin.APIServerStatus{Connected: now.Connected, Since: now.Since, Reason: string(now.Reason), Skew: now.Skew}
@@ -151,15 +151,15 @@ func (d *Daemon) apiServer() admin.APIServerStatus {
 	return out
 }
 
-// programmed takes note of how long ago the change was that has been carried out.
+// programmed records the time from a change to its application.
 func (d *Daemon) programmed(took time.Duration) {
 	if d.metrics != nil {
 		d.metrics.Programmed(took)
 	}
 }
 
-// warnWhileAway logs when the API server stops sending what there is, why, and when it
-// does so again, until ctx ends. A retry that fails for the same reason is not logged.
+// warnWhileAway logs when the API server stops sending its state, with the reason, and when
+// it recovers, until ctx ends. A retry that fails for the same reason is not logged.
 func (d *Daemon) warnWhileAway(ctx context.Context, reach *kube.Reach) {
 	var logged kube.Reason
 	every(ctx, time.Second, func() bool {
@@ -181,11 +181,11 @@ func (d *Daemon) warnWhileAway(ctx context.Context, reach *kube.Reach) {
 	})
 }
 
-// readTimeout is how long an API server may take to tell all Services.
+// readTimeout bounds the wait for the API server to list all Services.
 const readTimeout = 30 * time.Second
 
-// Services returns all Services as they are now, with how each is found, and serves
-// none of them. Of c it looks at where Services come from.
+// Services returns all current Services with their discovery information, and serves
+// none of them. It uses only the settings of c that select the source.
 func (c Config) Services(ctx context.Context) ([]config.Service, error) {
 	reach := &kube.Reach{}
 	var source config.Source

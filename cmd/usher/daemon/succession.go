@@ -11,8 +11,8 @@ import (
 	"github.com/usherproxy/usher/proxy"
 )
 
-// begin carries out the first full picture, and has the lock then, if one is needed:
-// its own, or that of the usher from which it takes over.
+// begin serves the services of the initial sync. If the portal needs the lock, the daemon
+// holds it afterwards: its own, or that of the usher process from which it takes over.
 func (d *Daemon) begin(services []config.Service) error {
 	var successor *handover.Successor
 	if d.mustSucceed() {
@@ -51,13 +51,13 @@ func (d *Daemon) begin(services []config.Service) error {
 	return nil
 }
 
-// mustSucceed reports whether another usher has the lock that this one needs.
+// mustSucceed reports whether another usher process holds the lock that this one needs.
 func (d *Daemon) mustSucceed() bool {
 	return d.config.Netns == nil && d.lock.Load() == nil && d.proxy.Portal.Traits().Installs
 }
 
-// succeed asks the usher that is here to hand over, or takes the lock if that
-// one has ended meanwhile, or is about to: for some time it tries again.
+// succeed asks the running usher process to hand over, or takes the lock if that process
+// has ended meanwhile. It retries for successionTime, since the process may be about to end.
 func (d *Daemon) succeed() (successor *handover.Successor, err error) {
 	for deadline := time.Now().Add(successionTime); ; time.Sleep(100 * time.Millisecond) {
 		if successor, err = handover.Ask(); err == nil {
@@ -73,12 +73,12 @@ func (d *Daemon) succeed() (successor *handover.Successor, err error) {
 	}
 }
 
-// successionTime is how long an usher may take to say whether it hands over.
+// successionTime is the time for the running usher process to answer whether it hands over.
 const successionTime = 10 * time.Second
 
-// settle tries again, for some time, what could not be done while the other usher
-// was there: not every socket is handed over. It also finds what that one changed
-// after this one had looked first.
+// settle retries for a short time the listeners that could not open while the other usher process
+// was running: not every socket is handed over. It also detects changes which that process
+// made after this one first looked.
 func (d *Daemon) settle() {
 	for range 20 {
 		d.proxy.Check(context.Background())
@@ -98,15 +98,15 @@ func (d *Daemon) HandOver() (sockets, more iter.Seq[handover.Socket], resume, re
 	return sockets, more, resume, func() {
 		close(d.handedOver)
 		d.config.Manager.Tell(stopping)
-		for _, name := range append([]string{keptLock, keptHealth}, keptAffinities[:]...) { // at once; the rest when it is closed
+		for _, name := range append([]string{keptLock, keptHealth}, keptAffinities[:]...) { // immediately; the others when they are closed
 			d.config.Manager.Remove(name)
 		}
 		stop()
 	}, err
 }
 
-// setLock notes that the daemon has the lock, or with nil that it has none, and keeps it
-// with the manager: nobody else is to have it, should this process be started again.
+// setLock records the lock that the daemon holds, nil for none, and keeps it with the
+// manager: if this process is restarted, no other process must get the lock in between.
 func (d *Daemon) setLock(lock *handover.Lock) {
 	d.lock.Store(lock)
 	m := d.config.Manager

@@ -19,18 +19,18 @@ import (
 	"github.com/usherproxy/usher/config/strict"
 )
 
-// What a file has to be.
+// Required apiVersion and kind of a file.
 const (
 	APIVersion = "kubeproxy.config.k8s.io/v1alpha1"
 	Kind       = "KubeProxyConfiguration"
 )
 
-// maxSize is how large a file may become when its aliases are written out: what a
-// ConfigMap can hold.
+// maxSize limits the size of a file with its YAML aliases expanded: the size limit of a
+// ConfigMap.
 const maxSize = 1 << 20
 
-// parse returns what a file says, as it was written; or every mistake that can be
-// found.
+// parse returns the contents of a file as written, or all errors that it can
+// detect.
 func parse(text []byte) (doc map[string]any, errs []error) {
 	var values [][]byte
 	var budget atomic.Int64
@@ -58,8 +58,8 @@ func parse(text []byte) (doc map[string]any, errs []error) {
 	return doc, checkKind(doc)
 }
 
-// decode returns the object that doc stands for. Unknown fields are left out, as
-// kube-proxy does: see ignored.
+// decode returns the object that doc describes. Like kube-proxy it skips unknown fields:
+// see ignored.
 func decode(doc map[string]any) (*v1alpha1.KubeProxyConfiguration, []error) {
 	c := &v1alpha1.KubeProxyConfiguration{}
 	errs := checkTypes(doc)
@@ -69,7 +69,7 @@ func decode(doc map[string]any) (*v1alpha1.KubeProxyConfiguration, []error) {
 	return c, errs
 }
 
-// checkKind says what is allowed if doc is something else.
+// checkKind returns an error with the allowed values if doc is another object.
 func checkKind(doc map[string]any) (errs []error) {
 	for _, f := range []struct{ name, want string }{{"apiVersion", APIVersion}, {"kind", Kind}} {
 		path := field.NewPath(f.name)
@@ -87,9 +87,9 @@ func checkKind(doc map[string]any) (errs []error) {
 	return errs
 }
 
-// checkTypes finds values that have the wrong type. It
-// decodes each field by itself, since a decoder stops at the first mistake, and
-// does not say which field a duration belongs to.
+// checkTypes returns an error for each value of the wrong type. It
+// decodes each field separately, since a decoder stops at the first error and does not
+// report the field of an invalid duration.
 func checkTypes(doc map[string]any) (errs []error) {
 	known := map[string]bool{}
 	for path, value := range leaves(nil, doc) {
@@ -116,8 +116,8 @@ func checkType(keys []string, value any) error {
 	return field.Invalid(field.NewPath(keys[0], keys[1:depth]...), value, "must be "+typeName(t))
 }
 
-// fieldType returns the type of the field to which keys lead, and how many of
-// the keys that takes.
+// fieldType returns the type of the field at the path keys, and the number of
+// keys that it used.
 func fieldType(keys []string) (t reflect.Type, depth int) {
 	t = reflect.TypeFor[v1alpha1.KubeProxyConfiguration]()
 	for _, key := range keys {
@@ -131,7 +131,7 @@ func fieldType(keys []string) (t reflect.Type, depth int) {
 	return t, depth
 }
 
-// elementType returns the type of a field or element; nil if t has none of that
+// elementType returns the type of a field or element; nil if t has none with this
 // name.
 func elementType(t reflect.Type, key string) reflect.Type {
 	if t.Kind() == reflect.Map {
@@ -151,8 +151,8 @@ func elementType(t reflect.Type, key string) reflect.Type {
 	return nil
 }
 
-// decodeInto decodes the values of a document; an object leaves out fields that it
-// does not have.
+// decodeInto decodes the values of a document. It skips fields that an object does not
+// have.
 func decodeInto(c *v1alpha1.KubeProxyConfiguration, doc any) error {
 	value, err := json.Marshal(doc)
 	if err != nil {
@@ -161,7 +161,7 @@ func decodeInto(c *v1alpha1.KubeProxyConfiguration, doc any) error {
 	return kjson.UnmarshalCaseSensitivePreserveInts(value, c)
 }
 
-// typeName says what a value of a Go type is written as.
+// typeName returns the name of a Go type's YAML form.
 func typeName(t reflect.Type) string {
 	switch t {
 	case reflect.TypeFor[metav1.Duration](), reflect.TypeFor[logsapi.TimeOrMetaDuration]():

@@ -1,16 +1,16 @@
-// Package kubeproxy reads kube-proxy's configuration file, so that usher can take
-// kube-proxy's place on a node with the file that is already there.
+// Package kubeproxy reads kube-proxy's configuration file, so that usher can replace
+// kube-proxy on a node with the existing file.
 //
-// The file holds one KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1.
-// [Read] decodes it, validates it, and returns [Settings]: what usher uses, as values
-// of flags of 'usher run' where there is one. What the file does not say is not there,
-// so the caller can let a flag win over the file, and the file over a default.
+// The file contains one KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1.
+// [Read] decodes it, validates it, and returns [Settings]: the values that usher uses, as
+// flags of 'usher run' where there is one. Settings omits fields that the file does not
+// set, so that a flag can override the file, and the file a default.
 //
 //	decode.go    bytes → object; values of the wrong type
-//	flags.go     which flags of kube-proxy's stand for which field
+//	flags.go     kube-proxy's flags and their fields
 //	settings.go  object → Settings; values that are not allowed
-//	fields.go    which fields usher uses, and why it does not use the others
+//	fields.go    fields that usher uses, and why it does not use the others
 //
-// Nothing is ignored silently: a field that is set and means nothing to usher is
-// in the warnings.
+// Nothing is ignored silently: for each field that is set but has no effect, Read returns
+// a warning.
 package kubeproxy

@@ -14,8 +14,8 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// used are the fields that usher uses, whatever they are set to. What depends on
-// other fields is in conditional.
+// used are the fields that usher uses, whatever their values. Fields whose use depends on
+// other fields are in conditional.
 var used = map[string]bool{
 	"apiVersion":                          true,
 	"kind":                                true,
@@ -44,7 +44,7 @@ var used = map[string]bool{
 	"conntrack.udpTimeout":                true,
 }
 
-// unused says why usher does not use a field, or any field below it.
+// unused gives the reason why usher does not use a field, or any field below it.
 var unused = map[string]string{
 	"featureGates":                "usher has no feature gates",
 	"logging.flushFrequency":      "usher writes each log line at once",
@@ -67,13 +67,13 @@ var unused = map[string]string{
 }
 
 // former are fields that KubeProxyConfiguration had when kube-proxy had a
-// userspace mode. Files from then are not wrong.
+// userspace mode. Files from that time are valid.
 var former = map[string]string{
 	"udpIdleTimeout": "the field was removed in Kubernetes 1.26",
 }
 
-// conditional are fields that usher uses or not, depending on other fields. They
-// return why not, or "".
+// conditional are fields whose use depends on other fields. Each function returns
+// the reason why usher does not use the field, or "".
 var conditional = map[string]func(c *v1alpha1.KubeProxyConfiguration) string{
 	"bindAddress":                     whyNotBindAddress,
 	"clusterCIDR":                     whyNotClusterCIDR,
@@ -141,14 +141,14 @@ func whyNotPeriod(section string) func(*v1alpha1.KubeProxyConfiguration) string 
 	}
 }
 
-// ignored yields each field that is set and means nothing to usher, with a warning.
+// ignored yields each field that is set but has no effect, with a warning.
 // doc is c as it was written.
 func ignored(c *v1alpha1.KubeProxyConfiguration, doc map[string]any) iter.Seq2[string, string] {
 	return func(yield func(path, warning string) bool) {
 		for keys, value := range leaves(nil, doc) {
 			path := strings.Join(keys, ".")
 			why := whyNot(c, path)
-			// Of the values that mean "nothing" as a rule, these say something.
+			// An empty value means "not set", except in these fields.
 			said := path == "iptables.localhostNodePorts" && value == false || keys[0] == "featureGates" || why == unknown
 			if why == "" || empty(value) && !said {
 				continue
@@ -161,7 +161,7 @@ func ignored(c *v1alpha1.KubeProxyConfiguration, doc map[string]any) iter.Seq2[s
 	}
 }
 
-// unknown is said of a field that there is not.
+// unknown is the reason for a field that does not exist.
 const unknown = "unknown field"
 
 // whyNot returns why the field at path is not used, or "" if it is.
@@ -183,8 +183,8 @@ func whyNot(c *v1alpha1.KubeProxyConfiguration, path string) string {
 	return unknown
 }
 
-// leaves yields the values in doc that are not maps with something in them, and
-// the keys that lead there, in the order of the keys.
+// leaves yields the values in doc that are not maps with entries, with the keys of
+// their path, in the order of the keys.
 func leaves(prefix []string, doc map[string]any) iter.Seq2[[]string, any] {
 	return func(yield func([]string, any) bool) {
 		for _, key := range slices.Sorted(maps.Keys(doc)) {
@@ -205,7 +205,7 @@ func leaves(prefix []string, doc map[string]any) iter.Seq2[[]string, any] {
 	}
 }
 
-// empty reports whether a value of JSON is what a field has that nobody set.
+// empty reports whether a JSON value equals that of a field that is not set.
 // Durations and quantities are strings there.
 func empty(value any) bool {
 	switch v := value.(type) {

@@ -7,17 +7,17 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// A Flag is a flag of kube-proxy's that means the same as a field of its file, or
-// nothing to usher.
+// A Flag is a flag of kube-proxy that sets a field of its file, or that has no effect
+// in usher.
 type Flag struct {
 	Name string
 	Bool bool // may stand without a value
 
-	field  string // "" for a flag that means nothing
+	field  string // "" for a flag without effect
 	decode func(string) any
 }
 
-// Flags are those of kube-proxy 1.37 that usher has no flag of the same name for.
+// Flags are the flags of kube-proxy 1.37 for which usher has no flag of the same name.
 var Flags = []Flag{
 	text("bind-address", "bindAddress"),
 	text("config-sync-period", "configSyncPeriod"),
@@ -68,7 +68,7 @@ func text(name, field string) Flag {
 	return Flag{Name: name, field: field, decode: func(s string) any { return s }}
 }
 
-// number leaves what is no number to whoever checks the field's type.
+// number keeps a value that is no number for the check of the field's type.
 func number(name, field string) Flag {
 	return Flag{Name: name, field: field, decode: literal}
 }
@@ -77,7 +77,7 @@ func truth(name, field string) Flag {
 	return Flag{Name: name, Bool: true, field: field, decode: literal}
 }
 
-// literal returns s as JSON has it, or else as a string.
+// literal returns s as a JSON value, or else as a string.
 func literal(s string) any {
 	var v any
 	if kjson.UnmarshalCaseSensitivePreserveInts([]byte(s), &v) != nil {
@@ -104,8 +104,8 @@ func gates(s string) any {
 	return out
 }
 
-// put writes the fields that flags stand for into doc. It returns which flag each
-// of them is from, and the flags that mean nothing.
+// put writes the fields that the flags set into doc. It returns the flag of each such
+// field, and the flags without effect.
 func put(doc map[string]any, values map[string]string) (from map[string]string, nothing []string) {
 	from = map[string]string{}
 	for _, f := range Flags {
@@ -132,7 +132,7 @@ func put(doc map[string]any, values map[string]string) (from map[string]string, 
 	return from, nothing
 }
 
-// flagOf returns the flag that the field at path is from, or "".
+// flagOf returns the flag that set the field at path, or "".
 func flagOf(from map[string]string, path string) string {
 	for p := path; p != ""; p = p[:max(0, strings.LastIndexByte(p, '.'))] {
 		if flag := from[p]; flag != "" {

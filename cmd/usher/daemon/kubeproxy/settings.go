@@ -25,46 +25,46 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// Settings is what usher uses of a KubeProxyConfiguration. A zero value means
-// that the file does not say.
+// Settings are the values of a KubeProxyConfiguration that usher uses. A zero value means
+// that the file does not set it.
 type Settings struct {
-	// Flags are values of flags of 'usher run', by name, for what has a flag. They are
+	// Flags are values for flags of 'usher run', by name, where there is a flag. They are
 	// never empty.
 	Flags map[string]string
 
 	// AcceptContentTypes and ContentType are the encodings of the connection to
 	// the API server, as in the HTTP headers Accept and Content-Type.
 	AcceptContentTypes, ContentType string
-	// QPS and Burst bound the requests a second; a negative QPS means no bound.
+	// QPS and Burst limit the requests per second; a negative QPS means no limit.
 	QPS   float32
 	Burst int
-	// Resync is how often everything is computed anew (configSyncPeriod).
+	// Resync is the interval of full recomputation (configSyncPeriod).
 	Resync time.Duration
 
-	// NodeIP is this node's primary address in its IP family (bindAddress).
-	// Nothing listens there; it is what node ports on primary addresses mean.
+	// NodeIP is this node's primary address in its IP family (bindAddress). usher does not
+	// listen there; the address is used for node ports on primary addresses.
 	NodeIP netip.Addr
-	// PodInterfaces are the interfaces behind which this node's Pods are, and nobody
-	// else is a Pod then: a name (detectLocal.bridgeInterface), or the beginning of
-	// names and a + (detectLocal.interfaceNamePrefix). Empty: they are told by networks.
+	// PodInterfaces are the interfaces of this node's Pods: a name (detectLocal.bridgeInterface),
+	// or a name prefix and a + (detectLocal.interfaceNamePrefix). Clients behind other interfaces
+	// then do not count as Pods. Empty: networks identify the Pods.
 	PodInterfaces portal.Interfaces
-	// Conntrack is nil if none of its fields is set. Those that are not set are kube-proxy's defaults.
+	// Conntrack is nil if none of its fields is set. Unset fields have kube-proxy's defaults.
 	Conntrack *daemon.Conntrack
 }
 
-// kube-proxy's ports (pkg/cluster/ports), for addresses that name none.
+// kube-proxy's ports (pkg/cluster/ports), for addresses without one.
 const (
 	healthzPort = 10256
 	metricsPort = 10249
 )
 
-// leastCheckInterval is the shortest CheckInterval, as of the flag
+// leastCheckInterval is the shortest CheckInterval, the same as for the flag
 // --portal-check-interval.
 const leastCheckInterval = 100 * time.Millisecond
 
-// Read reads a file, "" for none, and the flags of kube-proxy's that were given, by
-// name; a flag wins over the file. The warnings name what is set and means nothing to
-// usher. The error names every mistake: file, field, value, and what is allowed.
+// Read reads the file at path, "" for none, and the given kube-proxy flags, by name. A
+// flag overrides the file. The warnings name settings without effect. The error names
+// every invalid setting: file, field, value, and the allowed values.
 func Read(path string, flags map[string]string) (*Settings, []string, error) {
 	doc := map[string]any{}
 	var errs []error
@@ -114,7 +114,7 @@ func Changed(before, after []byte) (fields []string) {
 	if len(errs) > 0 {
 		return []string{"everything: cannot read the file"}
 	}
-	values := map[string][2][]any{} // of each field, one or none before and after
+	values := map[string][2][]any{} // of each field, at most one value before and one after
 	for i, doc := range []map[string]any{was, now} {
 		for keys, value := range leaves(nil, doc) {
 			path := strings.Join(keys, ".")
@@ -132,7 +132,7 @@ func Changed(before, after []byte) (fields []string) {
 	return fields
 }
 
-// settings validates what usher uses of c.
+// settings validates the fields of c that usher uses.
 func settings(c *v1alpha1.KubeProxyConfiguration) (*Settings, field.ErrorList) {
 	var v validator
 	s := &Settings{
@@ -178,7 +178,7 @@ func settings(c *v1alpha1.KubeProxyConfiguration) (*Settings, field.ErrorList) {
 	return s, v.errs
 }
 
-// said returns how a flag says v; "" for a zero value, which is that nothing is said.
+// said returns v as the value of a flag; "" for a zero value, which means unset.
 func said[T comparable](v T) string {
 	var nothing T
 	if v == nothing {
@@ -195,12 +195,12 @@ func primaryNodePorts(c *v1alpha1.KubeProxyConfiguration) bool {
 	return slices.Contains(c.NodePortAddresses, primary)
 }
 
-// primary is the word for the node's primary addresses, in kube-proxy's settings and in
+// primary selects the node's primary addresses, in kube-proxy's settings and in
 // usher's.
 const primary = "primary"
 
-// periods returns the periods of the section that belongs to the mode, and which
-// section that is. The old userspace mode read that of iptables too.
+// periods returns the periods of the mode's section, and the path of
+// that section. The old userspace mode also read the section of iptables.
 func periods(c *v1alpha1.KubeProxyConfiguration) (section *field.Path, sync, minSync time.Duration) {
 	switch c.Mode {
 	case modeNFTables:
@@ -229,16 +229,16 @@ const (
 
 var localModes = []string{localClusterCIDR, localNodeCIDR, localBridge, localPrefix}
 
-// usesClusterCIDR reports whether clusterCIDR is what tells Pods from others.
+// usesClusterCIDR reports whether clusterCIDR identifies Pods.
 func usesClusterCIDR(c *v1alpha1.KubeProxyConfiguration) bool {
 	return c.DetectLocalMode == "" || c.DetectLocalMode == localClusterCIDR
 }
 
-// logLevel returns the level for a verbosity of klog. kube-proxy tells what it
-// changes at 2 and 3, and what it looks at from 4 on.
+// logLevel returns the level for a verbosity of klog. kube-proxy logs its changes
+// at 2 and 3, and its checks from 4 on.
 func logLevel(verbosity uint32) string {
 	switch {
-	case verbosity == 0: // the default, and so not said
+	case verbosity == 0: // the default, and so not set
 		return ""
 	case verbosity < 4:
 		return "info"
@@ -246,7 +246,7 @@ func logLevel(verbosity uint32) string {
 	return "debug"
 }
 
-// validator gathers errors. Its methods return the zero value of what is wrong.
+// validator collects errors. Its methods return the zero value for an invalid value.
 type validator struct {
 	errs field.ErrorList
 }
@@ -269,20 +269,20 @@ func (v *validator) oneOf(path *field.Path, value string, allowed ...string) str
 func (v *validator) mode(path *field.Path, value v1alpha1.ProxyMode) string {
 	mode := v.oneOf(path, string(value), modeUserspace, modeIPTables, modeNFTables, modeIPVS)
 	if mode == modeUserspace || mode == modeIPVS {
-		return "" // which is what usher is, or has no portal for; it finds one by itself
+		return "" // usher is that already, or has no portal for it; it selects one itself
 	}
 	return mode
 }
 
-// ipvsSchedulers are those of IPVS, by their names in the kernel (net/netfilter/ipvs), and
-// what they are called here; "" is that there is no such.
+// ipvsSchedulers maps IPVS schedulers, by their names in the kernel (net/netfilter/ipvs), to
+// usher's; "" means that usher has none.
 var ipvsSchedulers = map[string]string{
 	"rr": "rr", "wrr": "wrr", "lc": "lc", "wlc": "wlc", "sed": "sed", "nq": "nq", "sh": "sh", "dh": "dh",
 	"mh": "maglev", "twos": "p2c", "lblc": "", "lblcr": "", "fo": "", "ovf": "",
 }
 
-// scheduler returns the one of mode ipvs. What is set for another mode does not matter, as with
-// kube-proxy.
+// scheduler returns the scheduler of mode ipvs. Like kube-proxy, it ignores the setting in
+// other modes.
 func (v *validator) scheduler(c *v1alpha1.KubeProxyConfiguration) string {
 	if c.Mode != modeIPVS {
 		return ""
@@ -290,7 +290,7 @@ func (v *validator) scheduler(c *v1alpha1.KubeProxyConfiguration) string {
 	return ipvsSchedulers[v.oneOf(field.NewPath("ipvs", "scheduler"), c.IPVS.Scheduler, slices.Sorted(maps.Keys(ipvsSchedulers))...)]
 }
 
-// contentTypes checks a list of media types with commas between.
+// contentTypes checks a comma-separated list of media types.
 func (v *validator) contentTypes(path *field.Path, value string) string {
 	if value == "" {
 		return ""
@@ -312,7 +312,7 @@ func (v *validator) burst(path *field.Path, value int32) int {
 	return int(value)
 }
 
-// nodeName does what kube-proxy does with the name before it uses it.
+// nodeName normalizes and checks the name as kube-proxy does.
 func (v *validator) nodeName(path *field.Path, value string) string {
 	name := strings.ToLower(strings.TrimSpace(value))
 	if value == "" {
@@ -325,7 +325,7 @@ func (v *validator) nodeName(path *field.Path, value string) string {
 	return name
 }
 
-// addrPort returns "IP:port" as it is, and an IP with a default port.
+// addrPort returns "IP:port" unchanged, and adds the default port to an IP.
 func (v *validator) addrPort(path *field.Path, value string, port uint16) string {
 	if value == "" {
 		return ""
@@ -367,7 +367,7 @@ func (v *validator) clusterCIDRs(path *field.Path, value string) string {
 		return ""
 	}
 	var networks []string
-	families := map[bool]bool{} // whether there is one of IPv4, and one of IPv6
+	families := map[bool]bool{} // whether there is an IPv4 address, and an IPv6 address
 	for text := range strings.SplitSeq(value, ",") {
 		p, ok := v.cidr(path, strings.TrimSpace(text), allowed)
 		if !ok {
@@ -383,14 +383,14 @@ func (v *validator) clusterCIDRs(path *field.Path, value string) string {
 	return strings.Join(networks, ",")
 }
 
-// podInterfaces returns Settings.PodInterfaces. What is set for another mode does not
-// matter, as with kube-proxy.
+// podInterfaces returns Settings.PodInterfaces. Like kube-proxy, it ignores settings of
+// other modes.
 func (v *validator) podInterfaces(c *v1alpha1.KubeProxyConfiguration) portal.Interfaces {
 	path := field.NewPath("detectLocal")
 	switch c.DetectLocalMode {
 	case localBridge:
 		return portal.Interfaces(v.interfaceName(path.Child("bridgeInterface"), c.DetectLocalMode, c.DetectLocal.BridgeInterface, longestInterface))
-	case localPrefix: // one more character makes a name of it
+	case localPrefix: // an interface name has at least one more character
 		if begin := v.interfaceName(path.Child("interfaceNamePrefix"), c.DetectLocalMode, c.DetectLocal.InterfaceNamePrefix, longestInterface-1); begin != "" {
 			return portal.Interfaces(begin + "+")
 		}
@@ -398,7 +398,7 @@ func (v *validator) podInterfaces(c *v1alpha1.KubeProxyConfiguration) portal.Int
 	return ""
 }
 
-// longestInterface is how long the name of an interface may be (IFNAMSIZ is 16 with
+// longestInterface is the maximum length of an interface name (IFNAMSIZ is 16 with
 // the terminating zero).
 const longestInterface = 15
 
@@ -411,8 +411,8 @@ func (v *validator) interfaceName(path *field.Path, mode v1alpha1.LocalMode, val
 	return value
 }
 
-// cidr parses a network; as kube-proxy does, it lets bits beyond the prefix
-// pass.
+// cidr parses a network. Like kube-proxy, it accepts bits beyond the
+// prefix.
 func (v *validator) cidr(path *field.Path, value, allowed string) (netip.Prefix, bool) {
 	p, err := netip.ParsePrefix(value)
 	if err != nil || p.Addr().Is4In6() {
@@ -422,8 +422,8 @@ func (v *validator) cidr(path *field.Path, value, allowed string) (netip.Prefix,
 	return p.Masked(), true
 }
 
-// portRange parses what k8s.io/apimachinery's PortRange.Set accepts. A 0 or 0-0
-// means, as it did for the old userspace mode, any port.
+// portRange accepts the same values as k8s.io/apimachinery's PortRange.Set. A 0 or 0-0
+// means any port, as in the old userspace mode.
 func (v *validator) portRange(path *field.Path, value string) string {
 	r, err := utilnet.ParsePortRange(value)
 	switch {
@@ -480,8 +480,8 @@ func (v *validator) conntrack(path *field.Path, c *v1alpha1.KubeProxyConntrackCo
 	}
 }
 
-// bindAddress fills in NodeIP and, as kube-proxy does, addresses that are not
-// given from its family.
+// bindAddress sets NodeIP and, as kube-proxy does, derives from its family the addresses
+// that are not set.
 func (v *validator) bindAddress(path *field.Path, value string, s *Settings) {
 	if value == "" {
 		return
