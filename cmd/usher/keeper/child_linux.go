@@ -16,18 +16,18 @@ import (
 	"github.com/usherproxy/usher/portal/fdstore"
 )
 
-// child is an usher that the keeper has started.
+// child is an usher process that the keeper has started.
 type child struct {
 	PID int
-	// Ready says that it serves, and Since from when on.
+	// Ready reports that it serves, Since the time from which it does.
 	Ready bool
 	Since time.Time
-	// Stopping says that it ends as it was told, or has handed over.
+	// Stopping reports that it ends as requested, or has handed over.
 	Stopping bool
-	// Held is what it has said while it was not known whether it goes on.
+	// Held are its messages from the time when it was undecided whether it continues.
 	Held []*message
-	// Channel is the keeper's end of the socket by which the child saves connections, 0 if there is none. Areas are
-	// those of the child, and those that it has inherited.
+	// Channel is the keeper's end of the socket on which the child saves connections, 0 without one. Areas are
+	// the child's own and those that it has inherited.
 	Channel int
 	Areas   []*area
 
@@ -36,22 +36,22 @@ type child struct {
 	over  chan struct{} // closed when no goroutine uses the Channel
 }
 
-// stops reports whether it has said, since another one was started, that it ends as it was
-// told, or has handed over.
+// stops reports whether the child has announced, since the next one was started, that it
+// ends as requested or has handed over.
 func (c *child) stops() bool {
 	return slices.ContainsFunc(c.Held, func(m *message) bool { return m.says("STOPPING") })
 }
 
-// heartbeat is how often usher says at least that it is well, so that it finds out when
-// nobody listens any more.
+// heartbeat is the longest interval between usher's messages that it is healthy. By them usher
+// detects that the keeper no longer reads.
 const heartbeat = 20 * time.Second
 
-// start starts usher, with all that is kept.
+// start starts usher, and passes it all kept descriptors.
 func (k *keeper) start() {
 	k.pause.end()
 	k.pause = nil
 	if len(k.taken) > 0 {
-		return // in the last moment: the loop leaves
+		return // shortly before the loop leaves
 	}
 	names, fds := k.all()
 	c, err := k.spawn(k.Arguments, names, fds)
@@ -66,7 +66,7 @@ func (k *keeper) start() {
 	k.begin(k.patience())
 }
 
-// spawn starts a process of usher.
+// spawn starts an usher process.
 func (k *keeper) spawn(arguments, names []string, fds []int) (*child, error) {
 	files := []uintptr{0, 1, 2}
 	for _, fd := range fds {
@@ -79,7 +79,7 @@ func (k *keeper) spawn(arguments, names []string, fds []int) (*child, error) {
 		names, files = append(names, fdstore.ConnectionsName), append(files, uintptr(theirs))
 		defer unix.Close(theirs)
 	}
-	// In a group of its own, Ctrl-C comes to it once: from the keeper.
+	// A separate process group keeps Ctrl-C from arriving twice: only the keeper forwards it.
 	pid, err := syscall.ForkExec(k.running(), arguments, &syscall.ProcAttr{
 		Env: k.environment(names), Files: files, Sys: &syscall.SysProcAttr{Setpgid: true},
 	})
@@ -95,7 +95,7 @@ func (k *keeper) spawn(arguments, names []string, fds []int) (*child, error) {
 	return c, nil
 }
 
-// environment is usher's: that of the keeper, with what is kept.
+// environment returns usher's environment: the keeper's, plus variables for the kept descriptors.
 func (k *keeper) environment(names []string) []string {
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
@@ -113,11 +113,11 @@ func (k *keeper) environment(names []string) []string {
 		fmt.Sprintf("%s=restarts=%d last=%s", fdstore.KeeperVariable, k.Restarts, k.Last))
 }
 
-// self is the program that runs, even if there is another one at its path by now.
+// self is the running program, even if its path holds another one by now.
 const self = "/proc/self/exe"
 
-// program returns the path of the program that was started as name. A link in it stays
-// one: it may lead to another version later.
+// program returns the path of the program that was started as name. It does not resolve
+// links, since a link may point to another version later.
 func program(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err == nil {
@@ -129,7 +129,7 @@ func program(name string) (string, error) {
 	return os.Executable()
 }
 
-// running returns a path of the program that runs.
+// running returns a path of the running program.
 func (k *keeper) running() string {
 	if sameFile(k.Program, self) {
 		return k.Program
@@ -143,15 +143,15 @@ func sameFile(a, b string) bool {
 	return err1 == nil && err2 == nil && os.SameFile(this, that)
 }
 
-// The kernel's words for who is never killed for want of memory, and for who is hardly
-// ever (proc_pid_oom_score_adj(5)).
+// Values of oom_score_adj for a process that the kernel never kills when out of memory, and
+// for one that it hardly ever kills (proc_pid_oom_score_adj(5)).
 const (
 	never  = "-1000"
 	rarely = "-900"
 )
 
-// protect keeps the keeper from being killed for want of memory, where it may decide
-// that (CAP_SYS_RESOURCE). usher is left as likely to be as before.
+// protect keeps the kernel from killing the keeper when out of memory, if the keeper may
+// change that (CAP_SYS_RESOURCE). The likelihood for usher stays the same.
 func (k *keeper) protect() {
 	const file = "/proc/self/oom_score_adj"
 	was, err := os.ReadFile(file)
@@ -159,6 +159,6 @@ func (k *keeper) protect() {
 		return
 	}
 	if k.Score = strings.TrimSpace(string(was)); k.Score == never {
-		k.Score = rarely // somebody has done it for the keeper
+		k.Score = rarely // another process has set it for the keeper
 	}
 }

@@ -18,14 +18,14 @@ import (
 // The keeper has copies of the sockets of open connections and passes them to the process that it starts after a crash. The
 // protocol is that of package proxy/stream. The keeper does not interpret the descriptions of connections.
 
-// area has the connections that a process has saved, by their slots in a memory that the process shares with the keeper.
+// area has the connections that a process has saved, by their slots in memory that the process shares with the keeper.
 type area struct {
 	ID     uint64
 	Memory int // descriptor
 	Saved  map[int]*saved
-	Pipes  map[int][2]int // that may hold bytes of those connections
-	// Inherited is set once the process has crashed, and Announced once the next process knows the area. RestPipes and
-	// Rest are the pipes and slots that the next process does not have yet.
+	Pipes  map[int][2]int // may hold bytes of those connections
+	// Inherited is set after the process has crashed, and Announced when the next process knows the area. RestPipes and
+	// Rest are the pipes and slots that the keeper has not yet sent to the next process.
 	Inherited, Announced bool
 	RestPipes, Rest      []int
 }
@@ -37,7 +37,7 @@ type saved struct {
 }
 
 const (
-	// maxText is how long a packet is at most, and savedAtOnce how many connections it has.
+	// maxText is the maximum length of a packet, savedAtOnce its maximum number of connections.
 	maxText     = 64 << 10
 	savedAtOnce = 16
 )
@@ -48,7 +48,7 @@ func channel() (ours, theirs int, err error) {
 	return fds[0], fds[1], os.NewSyscallError("socketpair", err)
 }
 
-// listenTo makes the loop call hearAll when the child has sent something.
+// listenTo makes the loop call hearAll when the child has sent a packet.
 func (k *keeper) listenTo(c *child) {
 	c.heard, c.over = make(chan struct{}), make(chan struct{})
 	go func() {
@@ -63,7 +63,7 @@ func (k *keeper) listenTo(c *child) {
 	}()
 }
 
-// hangUp handles the last packets of a child that has ended, and closes the socket.
+// hangUp handles the last packets of a child that has exited, and closes the socket.
 func (k *keeper) hangUp(c *child) {
 	if c.Channel == 0 {
 		return
@@ -82,7 +82,7 @@ func (k *keeper) hangUp(c *child) {
 	c.Channel = 0
 }
 
-// hearAll acts on all that a child has sent on its socket.
+// hearAll handles all packets that a child has sent on its socket.
 func (k *keeper) hearAll(c *child) {
 	text, oob := make([]byte, maxText), make([]byte, unix.CmsgSpace(2*savedAtOnce*4))
 	for {
@@ -99,7 +99,7 @@ func (k *keeper) hearAll(c *child) {
 			return
 		}
 		var fds []int
-		messages, _ := unix.ParseSocketControlMessage(oob[:oobn]) // the kernel makes no errors in them
+		messages, _ := unix.ParseSocketControlMessage(oob[:oobn]) // the kernel's messages are well-formed
 		for i := range messages {
 			if some, err := unix.ParseUnixRights(&messages[i]); err == nil {
 				fds = append(fds, some...)
@@ -111,7 +111,7 @@ func (k *keeper) hearAll(c *child) {
 	}
 }
 
-// act handles a packet, and reports whether it keeps the descriptors.
+// act handles a packet, and reports whether the keeper keeps the descriptors.
 func (k *keeper) act(c *child, text string, fds []int) (kept bool) {
 	head, lines, _ := strings.Cut(text, "\n")
 	words := strings.Fields(head)
@@ -139,9 +139,9 @@ func (k *keeper) act(c *child, text string, fds []int) (kept bool) {
 	case words[0] == "pipe" && at >= 0 && len(words) == 3 && len(fds) == 2 && !k.full(2, 0):
 		number, err := strconv.Atoi(words[2])
 		if err == nil {
-			k.unpipe(c.Areas[at], number) // there is none
+			k.unpipe(c.Areas[at], number) // normally there is none
 			c.Areas[at].Pipes[number] = [2]int(fds)
-			k.connections++ // it takes as many descriptors
+			k.connections++ // a pipe takes as many descriptors as a connection
 		}
 		return err == nil
 	case words[0] == "unpipe" && at >= 0 && len(words) == 3:
@@ -180,7 +180,7 @@ func (k *keeper) close(a *area) {
 	unix.Close(a.Memory)
 }
 
-// save keeps connections, whose lines are as many as there are pairs of descriptors.
+// save keeps connections: one line and one pair of descriptors each.
 func (k *keeper) save(a *area, lines string, fds []int) bool {
 	all := slices.Collect(strings.Lines(lines))
 	if 2*len(all) != len(fds) || k.full(len(fds), 0) {
@@ -193,14 +193,14 @@ func (k *keeper) save(a *area, lines string, fds []int) bool {
 			fdpass.Close(fds[2*i:][:2])
 			continue
 		}
-		k.discard(a, slot) // there is none
+		k.discard(a, slot) // normally there is none
 		a.Saved[slot] = &saved{line, [2]int(fds[2*i:])}
 		k.connections++
 	}
 	return true
 }
 
-// discard closes the copies that the keeper has of a connection. It does not end by that.
+// discard closes the keeper's copies of a connection's sockets. The connection itself stays open.
 func (k *keeper) discard(a *area, slot int) {
 	if s := a.Saved[slot]; s != nil {
 		fdpass.Close(s.FDs[:])
@@ -244,7 +244,7 @@ func (k *keeper) answer(c *child) {
 	k.say(c, text, fds...)
 }
 
-// say sends a packet without waiting: a child has asked for each one that it is sent.
+// say sends a packet without blocking: a child requests each packet.
 func (k *keeper) say(c *child, text string, fds ...int) {
 	var rights []byte
 	if len(fds) > 0 {
@@ -255,7 +255,7 @@ func (k *keeper) say(c *child, text string, fds ...int) {
 	}
 }
 
-// bequeath gives the areas of a child that crashed to another child.
+// bequeath transfers the areas of a crashed child to another child.
 func (k *keeper) bequeath(areas []*area, to *child) {
 	for _, a := range areas {
 		if len(a.Saved) == 0 {
@@ -268,7 +268,7 @@ func (k *keeper) bequeath(areas []*area, to *child) {
 	}
 }
 
-// abandon resets the connections of a process that crashed and has no successor. An ordinary close would look like
+// abandon resets the connections of a crashed process that has no successor. An ordinary close would look like
 // the end of the data.
 func (k *keeper) abandon(areas []*area) {
 	for _, a := range areas {
@@ -277,7 +277,7 @@ func (k *keeper) abandon(areas []*area) {
 				if a.isOver(slot) {
 					break
 				}
-				_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // fails only if it is over
+				_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // fails only if the connection has ended
 			}
 			k.discard(a, slot)
 		}
@@ -285,14 +285,14 @@ func (k *keeper) abandon(areas []*area) {
 	}
 }
 
-// isOver reports whether a connection was over by the time that the process crashed.
+// isOver reports whether a connection had ended when the process crashed.
 func (a *area) isOver(slot int) bool {
 	notes := make([]byte, 4)
 	_, err := unix.Pread(a.Memory, notes, int64(slot)*forward.SavedSize)
 	return err == nil && binary.NativeEndian.Uint32(notes)&forward.SavedOver != 0
 }
 
-// inherit passes the areas of a child that has ended to another child, or, if that is nil, to the next one that starts.
+// inherit passes the areas of an exited child to another child, or, if that is nil, to the next one that starts.
 func (k *keeper) inherit(from, to *child) {
 	areas := from.Areas
 	from.Areas = nil
@@ -306,7 +306,7 @@ func (k *keeper) inherit(from, to *child) {
 	}
 }
 
-// children returns the processes that the keeper has started and that have not ended.
+// children returns the processes that the keeper has started and that have not exited.
 func (k *keeper) children() (all []*child) {
 	for _, c := range append(slices.Clone(k.Draining), k.Current, k.Next) {
 		if c != nil {
@@ -316,7 +316,7 @@ func (k *keeper) children() (all []*child) {
 	return all
 }
 
-// adoptConnections continues to keep the connections of a child that the previous program of this process has started.
+// adoptConnections continues to keep the connections of a child that this process started while it ran its previous program.
 func (k *keeper) adoptConnections(c *child) {
 	for _, a := range c.Areas {
 		k.connections += len(a.Saved) + len(a.Pipes)

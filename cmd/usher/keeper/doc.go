@@ -1,22 +1,23 @@
-// Package keeper is the small process that holds copies of usher's sockets and starts
-// usher again when it ends unexpectedly: 'usher run --keeper'. Meanwhile clients wait in
-// the backlogs and buffers of the sockets, and nobody is refused.
+// Package keeper implements the supervisor behind 'usher run --keeper'. It holds duplicates
+// of usher's sockets and restarts usher after a crash. Until the restart, clients wait in
+// the backlogs and buffers of the sockets, and no connection is refused.
 //
-// It plays the part that systemd has for a service with a file descriptor store: its
-// usher tells it by sd_notify(3) which files to keep (package fdstore), and finds them
-// again by sd_listen_fds(3). If a service manager has started the keeper, that one is
-// passed on all that the keeper is told, so that a restart of both finds the sockets too.
+// The keeper acts like systemd for a service with a file descriptor store: its usher
+// process requests by sd_notify(3) which files to keep (package fdstore), and receives them
+// again by sd_listen_fds(3). If a service manager has started the keeper, the keeper forwards
+// all these messages to it, so that a restart of both also finds the sockets.
 //
-//	the loop, and who ended why      keeper_linux.go
-//	what usher says, and is kept     store_linux.go
-//	starting one                     child_linux.go
-//	while it pauses                  pause_linux.go
-//	SIGHUP: a new program            upgrade_linux.go
+//	the loop, and why a child exited   keeper_linux.go
+//	messages and kept descriptors      store_linux.go
+//	saved connections                  connections_linux.go
+//	starting a child                   child_linux.go
+//	the pause before a restart         pause_linux.go
+//	SIGHUP: a new program              upgrade_linux.go
 //
-// It knows nothing of Services, reads no configuration, and moves no bytes: what it does
-// not do cannot fail.
+// The keeper knows nothing of Services, reads no configuration, and moves no bytes: this
+// keeps it small, so that little in it can fail.
 package keeper
 
-// ExitLocked is the exit code of an usher that ends since another one manages the
-// portals (EX_TEMPFAIL of sysexits.h). It is not started again.
+// ExitLocked is the exit code of an usher process that ends because another one manages the
+// portals (EX_TEMPFAIL of sysexits.h). The keeper does not restart it.
 const ExitLocked = 75

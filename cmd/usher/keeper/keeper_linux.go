@@ -14,65 +14,65 @@ import (
 )
 
 const (
-	// shortLife is how long an usher serves at least that does not count as failing again
-	// and again. From the second failure on the keeper pauses, for firstPause, and twice as
-	// long each time, up to longestPause.
+	// shortLife is the time for which usher must serve before a crash; a shorter time counts
+	// as a repeated failure. From the second failure on the keeper pauses, for firstPause, then
+	// twice as long each time, up to longestPause.
 	shortLife    = time.Second
 	firstPause   = 100 * time.Millisecond
 	longestPause = 30 * time.Second
-	// answeredPause is how long a pause is in which others are answered by the keeper.
+	// answeredPause is the shortest pause in which the keeper answers other processes itself.
 	answeredPause = time.Second
 )
 
-// forwarded are the signals that go to usher.
+// forwarded are the signals that the keeper forwards to usher.
 var forwarded = []os.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2}
 
-// keeper is the process.
+// keeper is the state of the keeper process.
 type keeper struct {
 	state
 	log     logrus.FieldLogger
 	manager *manager      // nil for none
-	pause   *pause        // nil while one runs
-	told    bool          // to stop
-	code    int           // to end with, when told and usher has ended
-	again   bool          // to replace the program once more
-	taken   chan struct{} // another usher has taken over while none ran here
-	sent    chan *child   // it has sent something about connections
-	// connections is how many are saved, with pipes. Each has two descriptors.
+	pause   *pause        // nil while an usher process runs
+	told    bool          // a signal has requested a stop
+	code    int           // exit code, once told is set and usher has exited
+	again   bool          // replace the program once more
+	taken   chan struct{} // another usher instance has taken over while none ran here
+	sent    chan *child   // children with packets about connections
+	// connections is the number of saved connections and pipes. Each has two descriptors.
 	connections int
-	// count is how many descriptors are kept, and length how long their names are together.
+	// count is the number of kept descriptors, and length the total length of their names.
 	count, length int
-	overfull      bool // the log was told that not all can be kept
+	overfull      bool // it has been logged that not all can be kept
 }
 
-// state is what a keeper is, and remains when its program is replaced.
+// state is the part of a keeper that survives the replacement of its program.
 type state struct {
-	// Program and Arguments are how usher is started.
+	// Program and Arguments start usher.
 	Program   string
 	Arguments []string
-	// LogLevel and LogFormat are of the keeper's log.
+	// LogLevel and LogFormat configure the keeper's log.
 	LogLevel, LogFormat string
-	// Socket is the descriptor by which usher tells what to keep.
+	// Socket is the descriptor of the socket for usher's messages.
 	Socket int
-	// Kept are descriptors by name, oldest first in each.
+	// Kept are descriptors by name, oldest first for each name.
 	Kept map[string][]int
-	// Current is the usher whose word counts, nil while there is none. Next takes over from
-	// it, after which it becomes one of Draining, which only end.
+	// Current is the usher process that serves, nil without one. Next is taking over from it.
+	// After that Current becomes one of Draining, which only finish their connections.
 	Current, Next *child
 	Draining      []*child
 	// Orphans are the areas of a process that crashed, until the next one starts.
 	Orphans []*area
-	// Served says that an usher has been ready.
+	// Served reports that an usher process has been ready.
 	Served bool
-	// Failures is how many in a row ended soon, and Restarts how many were started again,
-	// since the one before ended as Last says.
+	// Failures is the number of successive early failures, and Restarts the number of
+	// restarts. Last is the reason for the last one.
 	Failures, Restarts int
 	Last               string
-	// Score is what usher has for its oom_score_adj; "" if the keeper's was not changed.
+	// Score is usher's oom_score_adj; "" if the keeper's was not changed.
 	Score string
 }
 
-// Options say how a keeper is started.
+// Options configure a keeper.
 type Options struct {
 	// Arguments are those of usher, its name first.
 	Arguments []string
@@ -81,8 +81,8 @@ type Options struct {
 	Log                 logrus.FieldLogger
 }
 
-// Run starts usher, and again when it ends unexpectedly, and returns the exit code of
-// the last one.
+// Run starts usher and restarts it when it exits unexpectedly. It returns the exit code of
+// the last usher process.
 func Run(o Options) (code int, err error) {
 	k := &keeper{log: o.Log, state: state{
 		Arguments: o.Arguments, LogLevel: o.LogLevel, LogFormat: o.LogFormat, Kept: map[string][]int{},
@@ -99,7 +99,7 @@ func Run(o Options) (code int, err error) {
 	return k.run(k.start), nil
 }
 
-// run is the loop; begin is done first, when signals are caught.
+// run is the loop. It calls begin first, after it has registered for signals.
 func (k *keeper) run(begin func()) (code int) {
 	k.taken = make(chan struct{}, 1)
 	signals, hangups, children := make(chan os.Signal, 8), make(chan os.Signal, 1), make(chan os.Signal, 1)
@@ -109,7 +109,7 @@ func (k *keeper) run(begin func()) (code int) {
 	readable, read := make(chan struct{}), make(chan struct{})
 	go poll(k.Socket, readable, read)
 	k.sent = make(chan *child)
-	for _, c := range k.children() { // of the program that this one has replaced
+	for _, c := range k.children() { // started before this program replaced the previous one
 		k.adoptConnections(c)
 	}
 	defer func() { k.abandon(k.Orphans) }()
@@ -117,7 +117,7 @@ func (k *keeper) run(begin func()) (code int) {
 	begin()
 	debug.FreeOSMemory()
 	select {
-	case children <- unix.SIGCHLD: // one may have ended before they were caught
+	case children <- unix.SIGCHLD: // one may have exited before the registration
 	default:
 	}
 	for {
@@ -154,7 +154,7 @@ func (k *keeper) run(begin func()) (code int) {
 	}
 }
 
-// poll tells when the socket is readable, and again after each answer.
+// poll notifies the loop when the socket is readable, and again after each answer on read.
 func poll(fd int, readable chan<- struct{}, read <-chan struct{}) {
 	for {
 		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
@@ -165,9 +165,9 @@ func poll(fd int, readable chan<- struct{}, read <-chan struct{}) {
 	}
 }
 
-// forward gives a signal to usher, and reports whether there is none to wait for. Those that
-// have handed over end anyway, and were told so; they are told again with the second signal,
-// which breaks connections.
+// forward sends a signal to usher, and reports whether there is no process to wait for. Processes
+// that have handed over exit anyway, and were notified. They get only the second signal,
+// which resets connections.
 func (k *keeper) forward(sig os.Signal) (over bool) {
 	s := sig.(syscall.Signal)
 	if k.told {
@@ -177,12 +177,12 @@ func (k *keeper) forward(sig os.Signal) (over bool) {
 	}
 	if s == unix.SIGTERM || s == unix.SIGINT {
 		k.told = true
-		k.pause.end() // before what it would hand over is gone
-		k.drop()      // clients are refused from now on
+		k.pause.end() // before the files that it would hand over are closed
+		k.drop()      // the kernel refuses clients from now on
 	}
 	for _, c := range []*child{k.Current, k.Next} {
 		if c != nil {
-			_ = unix.Kill(c.PID, s) // fails if it has ended already
+			_ = unix.Kill(c.PID, s) // fails if it has exited already
 		}
 	}
 	if k.told && k.Current == nil && len(k.Draining) == 0 {
@@ -192,9 +192,9 @@ func (k *keeper) forward(sig os.Signal) (over bool) {
 	return false
 }
 
-// leave leaves the portals to another usher that has taken over, and reports whether there
-// is nothing to wait for: in a Pod the kubelet would start this one again, which would take
-// over in its turn.
+// leave leaves the portals to another usher instance that has taken over, and reports whether
+// the keeper may exit. In a Pod it must not: the kubelet would restart it, and it would then
+// take over again.
 func (k *keeper) leave() (over bool) {
 	k.log.Info("Another usher instance has taken over from the keeper")
 	k.pause.end()
@@ -205,8 +205,8 @@ func (k *keeper) leave() (over bool) {
 	return os.Getenv("KUBERNETES_SERVICE_HOST") == ""
 }
 
-// reap takes note of children that have ended, its own and those of others that it has
-// got as process 1.
+// reap handles children that have exited: the keeper's own, and orphans that it has inherited
+// as process 1.
 func (k *keeper) reap() (code int, over bool) {
 	for {
 		var status unix.WaitStatus
@@ -217,7 +217,7 @@ func (k *keeper) reap() (code int, over bool) {
 		case err != nil || pid <= 0:
 			return 0, false
 		}
-		k.receive() // what it said last
+		k.receive() // its last messages
 		for _, c := range k.children() {
 			if c.PID == pid {
 				k.hangUp(c)
@@ -242,7 +242,7 @@ func (k *keeper) reap() (code int, over bool) {
 	}
 }
 
-// ended is called when the usher that counts has ended, and nobody comes after it.
+// ended handles the exit of the current usher process when no next one is starting.
 func (k *keeper) ended(status unix.WaitStatus) (code int, over bool) {
 	c, why := k.Current, describe(status)
 	k.Current = nil
@@ -258,7 +258,7 @@ func (k *keeper) ended(status unix.WaitStatus) (code int, over bool) {
 	case code == ExitLocked:
 		log.Error("Another usher instance manages the portals; keeper exiting")
 		return code, true
-	case !k.Served: // it would be so the next time
+	case !k.Served: // a restart would fail in the same way
 		log.Error("usher exited before serving; keeper exiting")
 		return code, true
 	}
@@ -277,8 +277,8 @@ func (k *keeper) ended(status unix.WaitStatus) (code int, over bool) {
 	return 0, false
 }
 
-// end ends with that code, when all that have handed over have ended, too: where the keeper
-// is process 1, their connections would break with it.
+// end makes the keeper exit with code when all processes that have handed over have exited: if the
+// keeper is process 1, its exit would reset their connections.
 func (k *keeper) end(code int) (_ int, over bool) {
 	if k.told, k.code = true, code; len(k.Draining) == 0 {
 		return code, true
@@ -287,7 +287,7 @@ func (k *keeper) end(code int) (_ int, over bool) {
 	return 0, false
 }
 
-// patience returns how long to wait before usher is started again.
+// patience returns the pause before usher is restarted.
 func (k *keeper) patience() time.Duration {
 	if k.Failures < 2 {
 		return 0
@@ -295,7 +295,7 @@ func (k *keeper) patience() time.Duration {
 	return min(firstPause<<min(k.Failures-2, 16), longestPause)
 }
 
-// describe says how a process ended.
+// describe returns the reason why a process ended.
 func describe(status unix.WaitStatus) string {
 	if status.Signaled() {
 		return "signal: " + status.Signal().String()

@@ -9,7 +9,7 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// Options say how a keeper is started.
+// Options configure a keeper.
 type Options struct {
 	Arguments           []string
 	LogLevel, LogFormat string
@@ -21,7 +21,7 @@ func Run(Options) (code int, err error) {
 	return 0, fmt.Errorf("--keeper: not supported on %s, only on Linux; restart usher by other means", runtime.GOOS)
 }
 
-// Replaced reports that there was no keeper.
+// Replaced returns false: there was no keeper.
 func Replaced() (level, format string, is bool) { return "", "", false }
 
 // Resume is never called.

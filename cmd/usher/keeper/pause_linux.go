@@ -13,14 +13,14 @@ import (
 	"github.com/usherproxy/usher/proxy"
 )
 
-// pause is the time until an usher is started again.
+// pause is the time until usher is restarted.
 type pause struct {
 	timer  *time.Timer
-	health net.Listener   // nil if nobody answers meanwhile
-	lock   *handover.Lock // that usher had; nil for none
+	health net.Listener   // nil if the keeper does not answer health checks meanwhile
+	lock   *handover.Lock // held before by usher; nil for none
 }
 
-// begin lets some time pass before usher is started.
+// begin schedules the next start of usher after wait.
 func (k *keeper) begin(wait time.Duration) {
 	k.pause = &pause{timer: time.NewTimer(wait)}
 	if wait < answeredPause {
@@ -42,7 +42,7 @@ func (k *keeper) begin(wait time.Duration) {
 	}
 }
 
-// over returns when the pause is over.
+// over returns a channel that receives when the pause has elapsed.
 func (p *pause) over() <-chan time.Time {
 	if p == nil {
 		return nil
@@ -50,7 +50,7 @@ func (p *pause) over() <-chan time.Time {
 	return p.timer.C
 }
 
-// end waits for a handover that is under way.
+// end ends the pause. It waits for a handover in progress.
 func (p *pause) end() {
 	if p == nil {
 		return
@@ -64,7 +64,7 @@ func (p *pause) end() {
 	}
 }
 
-// healthListener returns a copy of the listener for health answers, if that is kept.
+// healthListener returns a copy of the listener for health checks, or nil if none is kept.
 func (k *keeper) healthListener() net.Listener {
 	file := k.copyOf("health")
 	if file == nil {
@@ -88,18 +88,18 @@ func (k *keeper) copyOf(name string) *os.File {
 	return nil
 }
 
-// HandOver implements handover.Holder: another usher may take over while none runs here.
+// HandOver implements handover.Holder: another usher instance may take over while none runs here.
 func (k *keeper) HandOver() (sockets, more iter.Seq[handover.Socket], resume, release func(), err error) {
 	return proxy.HandOverKept(k.Kept), handover.None, func() {}, func() { k.taken <- struct{}{} }, nil
 }
 
 const (
-	// maxAsking is how many are answered at once, and askTime how long each may take to ask.
+	// maxAsking bounds the concurrent health checks, and askTime the time for each request.
 	maxAsking = 8
 	askTime   = 2 * time.Second
 )
 
-// answerHealth tells all who ask that usher does not serve, until l is closed.
+// answerHealth answers all health checks that usher does not serve, until l is closed.
 func answerHealth(l net.Listener, why string) {
 	answer := fmt.Sprintf("HTTP/1.1 500 Internal Server Error\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(why), why)
 	places := make(chan struct{}, maxAsking)
@@ -114,7 +114,7 @@ func answerHealth(l net.Listener, why string) {
 			defer c.Close()
 			_ = c.SetDeadline(time.Now().Add(askTime)) // fails only once it is closed
 			if _, err := c.Read(make([]byte, maxMessage)); err == nil {
-				_, _ = c.Write([]byte(answer)) // or it does not want to know any more
+				_, _ = c.Write([]byte(answer)) // fails if the client has closed the connection
 			}
 		}()
 	}

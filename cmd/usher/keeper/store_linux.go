@@ -18,28 +18,28 @@ import (
 )
 
 const (
-	// maxFDs is how many descriptors come with a message at the most (SCM_MAX_FD, unix(7)),
-	// and maxMessage how long one is.
+	// maxFDs is the maximum number of descriptors in a message (SCM_MAX_FD, unix(7)),
+	// and maxMessage the maximum length of a message.
 	maxFDs     = 253
 	maxMessage = 4 << 10
-	// maxNames is how long all names together may be: they are one environment variable for
-	// usher, which the kernel bounds to 128 KiB (MAX_ARG_STRLEN, execve(2)).
+	// maxNames is the maximum length of all names together: they are one environment variable
+	// of usher, which the kernel limits to 128 KiB (MAX_ARG_STRLEN, execve(2)).
 	maxNames = 127 << 10
-	// maxHeld is how many messages wait until it is known which of two ushers goes on.
+	// maxHeld bounds the messages that wait until it is decided which of two usher processes continues.
 	maxHeld = 4096
-	// strangerTime is how long strangers are read from before other things have their turn.
+	// strangerTime bounds the time for messages of other processes before the loop handles other work.
 	strangerTime = 100 * time.Millisecond
-	// spareFDs are those of the keeper that are for something else.
+	// spareFDs is the number of descriptors reserved for the keeper's other uses.
 	spareFDs = 64
 )
 
-// message is what an usher has said.
+// message is a message from an usher process.
 type message struct {
 	Text string
 	FDs  []int
 }
 
-// value returns what a message says of a variable.
+// value returns the value of a variable in a message.
 func (m *message) value(name string) string {
 	for line := range strings.Lines(m.Text) {
 		if value, is := strings.CutPrefix(strings.TrimSuffix(line, "\n"), name+"="); is {
@@ -53,8 +53,8 @@ func (m *message) says(name string) bool { return m.value(name) == "1" }
 
 func (m *message) close() { fdpass.Close(m.FDs) }
 
-// listen makes the socket. Anybody in the network namespace can write to it: the kernel
-// says with each message who did.
+// listen creates the socket. Any process in the network namespace can write to it: the kernel
+// adds the credentials of the sender to each message.
 func (k *keeper) listen() (err error) {
 	if k.Socket, err = unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
 		return err
@@ -65,7 +65,7 @@ func (k *keeper) listen() (err error) {
 	return unix.Bind(k.Socket, &unix.SockaddrUnix{Name: "@usher-keeper/" + strings.ToLower(rand.Text())})
 }
 
-// address returns where usher finds the socket.
+// address returns the address of the socket, for usher.
 func (k *keeper) address() string {
 	name, err := unix.Getsockname(k.Socket)
 	if at, ok := name.(*unix.SockaddrUnix); err == nil && ok {
@@ -74,7 +74,7 @@ func (k *keeper) address() string {
 	return ""
 }
 
-// receive takes note of all that has been said.
+// receive handles all pending messages.
 func (k *keeper) receive() {
 	text, oob := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(maxFDs*4)+unix.CmsgSpace(unix.SizeofUcred))
 	for began := time.Now(); ; {
@@ -87,7 +87,7 @@ func (k *keeper) receive() {
 		}
 		m := &message{Text: string(text[:n])}
 		var from int32
-		messages, _ := unix.ParseSocketControlMessage(oob[:oobn]) // the kernel makes no mistakes in them
+		messages, _ := unix.ParseSocketControlMessage(oob[:oobn]) // the kernel's messages are well-formed
 		for i := range messages {
 			if who, err := unix.ParseUnixCredentials(&messages[i]); err == nil {
 				from = who.Pid
@@ -103,7 +103,7 @@ func (k *keeper) receive() {
 			k.hear(k.Current, m)
 		case k.Next != nil && int(from) == k.Next.PID:
 			k.hear(k.Next, m)
-		default: // a stranger, or one that has handed over
+		default: // another process, or one that has handed over
 			handover.Discard(m.FDs)
 			if time.Since(began) > strangerTime {
 				return
@@ -112,15 +112,15 @@ func (k *keeper) receive() {
 	}
 }
 
-// hear takes note of what an usher says. While another is taking over from it, what
-// either says waits until it is known which of them goes on; that it is well does not, or
-// a service manager would believe that nobody is.
+// hear handles a message from an usher process. While another one is taking over from it,
+// messages of both wait until it is decided which of them continues. WATCHDOG messages do
+// not wait, or a service manager would conclude that neither is healthy.
 func (k *keeper) hear(c *child, m *message) {
 	if k.Next == nil || m.says("WATCHDOG") {
 		k.obey(c, m)
 		return
 	}
-	if m.says("FDSTOREREMOVE") { // what it put there, or took away, does not matter any more
+	if m.says("FDSTOREREMOVE") { // its earlier messages about this name no longer matter
 		name := m.value("FDNAME")
 		c.Held = slices.DeleteFunc(c.Held, func(h *message) bool {
 			over := h.value("FDNAME") == name
@@ -141,7 +141,7 @@ func (k *keeper) hear(c *child, m *message) {
 	}
 }
 
-// obey does what an usher says, and tells the service manager.
+// obey executes a message of an usher process, and forwards it to the service manager.
 func (k *keeper) obey(c *child, m *message) {
 	name := m.value("FDNAME")
 	if m.says("FDSTOREREMOVE") {
@@ -161,8 +161,8 @@ func (k *keeper) obey(c *child, m *message) {
 	}
 }
 
-// put keeps descriptors, if there is room for them, and for their names, in the next
-// usher.
+// put keeps descriptors, if there is capacity for them, and for their names in the environment of
+// the next usher process.
 func (k *keeper) put(name string, fds []int) bool {
 	length := len(fds) * (len(name) + 1)
 	if k.full(len(fds), length) {
@@ -184,7 +184,7 @@ func (k *keeper) full(fds, names int) bool {
 		unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil && uint64(k.count+2*k.connections+fds+spareFDs) > limit.Cur
 }
 
-// remove closes what is kept under a name.
+// remove closes the descriptors that are kept under a name.
 func (k *keeper) remove(name string) {
 	fds := k.Kept[name]
 	k.count, k.length = k.count-len(fds), k.length-len(fds)*(len(name)+1)
@@ -192,16 +192,16 @@ func (k *keeper) remove(name string) {
 	delete(k.Kept, name)
 }
 
-// drop closes all that is kept.
+// drop closes all kept descriptors.
 func (k *keeper) drop() {
 	for name := range k.Kept {
 		k.remove(name)
 	}
 }
 
-// adopt keeps what a service manager has kept of an earlier keeper.
+// adopt keeps the descriptors that a service manager has kept from an earlier keeper.
 func (k *keeper) adopt() {
-	if os.Getenv("LISTEN_PID") == "" { // none but a keeper leaves that out
+	if os.Getenv("LISTEN_PID") == "" { // only a keeper leaves it unset
 		return
 	}
 	fdstore.Passed(func(name string, fd int) {
@@ -211,7 +211,7 @@ func (k *keeper) adopt() {
 	})
 }
 
-// all returns the names of what is kept, and the descriptors, without what is left out.
+// all returns the names and descriptors that are kept, except those under the names in without.
 func (k *keeper) all(without ...string) (names []string, fds []int) {
 	for name, kept := range k.Kept {
 		if slices.Contains(without, name) {
@@ -231,7 +231,7 @@ type manager struct {
 	log      logrus.FieldLogger
 }
 
-// newManager returns the manager that the environment speaks of, or nil.
+// newManager returns the manager that the environment names, or nil.
 func newManager(log logrus.FieldLogger) *manager {
 	conn, err := fdstore.Connect()
 	if err != nil {
@@ -243,7 +243,7 @@ func newManager(log logrus.FieldLogger) *manager {
 	return &manager{conn: conn, watchdog: fdstore.Watchdog(), log: log}
 }
 
-// managerTime is how long the manager may take to read a message.
+// managerTime is the time limit for a message to the manager.
 const managerTime = time.Second
 
 func (m *manager) tell(what *message) {
@@ -256,7 +256,7 @@ func (m *manager) tell(what *message) {
 	}
 }
 
-// beat returns when the manager is told that all is well while no usher can say so.
+// beat returns a channel that receives when the keeper must send WATCHDOG=1 unless an usher process does.
 func (m *manager) beat() <-chan time.Time {
 	if m == nil || m.watchdog <= 0 {
 		return nil
@@ -270,8 +270,8 @@ func (k *keeper) beat() {
 	}
 }
 
-// keepAcrossExec says whether a descriptor is there in a program that takes this one's
-// place.
+// keepAcrossExec sets whether a descriptor stays open in a program that replaces this
+// one.
 func keepAcrossExec(fd int, keep bool) {
 	flags := unix.FD_CLOEXEC
 	if keep {

@@ -19,22 +19,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SIGHUP replaces the program without a gap: the keeper becomes the program that is at
-// its path by now, as the same process (execve(2)), with all descriptors and children. As
-// such it starts an usher that takes over from the one that runs (--take-over). If that
-// one does not begin to serve, the other goes on.
+// SIGHUP replaces the program without an interruption: the keeper executes the program that
+// is now at its path, as the same process (execve(2)), with all descriptors and children.
+// The new program starts an usher process that takes over from the running one
+// (--take-over). If the new process does not begin to serve, the old one continues.
 
 // stateVariable holds the descriptor of a file with the keeper's state.
 const stateVariable = "USHER_KEEPER_STATE"
 
-// tryTime is how long a program may take to say what it can, and hearEvery how often
-// usher is heard meanwhile.
+// tryTime is the time limit for the trial run of a program, and hearEvery the interval in
+// which the keeper reads usher's messages meanwhile.
 const (
 	tryTime   = 10 * time.Second
 	hearEvery = 10 * time.Millisecond
 )
 
-// upgrade replaces the program, unless that is not possible.
+// upgrade replaces the program, if possible.
 func (k *keeper) upgrade() {
 	if k.told || k.Current != nil && k.Current.Stopping {
 		return
@@ -51,10 +51,10 @@ func (k *keeper) upgrade() {
 	k.log.WithField("program", k.Program).WithError(err).Error("Cannot run the program; keeping the current keeper and usher")
 }
 
-// try reports whether the program is one that can go on with these arguments: an usher
-// that has no keepers, for instance, would end, and nobody would keep anything. It is no
-// other child's time: nobody else waits for children meanwhile. But what usher says is
-// heard, or it would take the keeper for dead.
+// try checks that the program supports these arguments: an usher without keepers, for
+// instance, would exit, and no process would keep the descriptors. The loop reaps no children
+// meanwhile, so that only exec waits for the tried program. But try receives usher's messages,
+// or usher would consider the keeper dead.
 func (k *keeper) try() error {
 	ctx, cancel := context.WithTimeout(context.Background(), tryTime)
 	defer cancel()
@@ -83,7 +83,7 @@ func (k *keeper) try() error {
 	}
 }
 
-// become returns only if it cannot be done.
+// become executes program in place of this one. It returns only on failure.
 func (k *keeper) become(program string) error {
 	text, err := json.Marshal(k.state)
 	if err != nil {
@@ -112,7 +112,7 @@ func (k *keeper) become(program string) error {
 		}
 	}()
 
-	// A signal that comes now waits until the new program asks for it.
+	// A signal that arrives now stays pending until the new program unblocks it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var before unix.Sigset_t
@@ -127,13 +127,13 @@ func (k *keeper) become(program string) error {
 func sigset(signals ...os.Signal) (set unix.Sigset_t) {
 	for _, s := range signals {
 		bit := int(s.(syscall.Signal)) - 1
-		set.Val[bit/strconv.IntSize] |= 1 << (bit % strconv.IntSize) // the kernel's long is as an int
+		set.Val[bit/strconv.IntSize] |= 1 << (bit % strconv.IntSize) // int has the size of the kernel's long
 	}
 	return set
 }
 
-// Replaced reports whether this program has taken the place of a keeper, which Resume
-// then goes on as; and how its log is.
+// Replaced reports whether this program has replaced that of a keeper, which Resume
+// then continues. It returns the settings of the keeper's log.
 func Replaced() (level, format string, is bool) {
 	s, err := resumed()
 	if err != nil {
@@ -142,7 +142,7 @@ func Replaced() (level, format string, is bool) {
 	return s.LogLevel, s.LogFormat, true
 }
 
-// resumed returns the state that the environment leads to.
+// resumed returns the state from the file that the environment names.
 func resumed() (s state, err error) {
 	file, err := strconv.Atoi(os.Getenv(stateVariable))
 	if err != nil {
@@ -166,7 +166,7 @@ func (fd pread) ReadAt(b []byte, at int64) (int, error) {
 	return n, err
 }
 
-// Resume goes on as the keeper whose program this one has replaced.
+// Resume continues the keeper whose program this one has replaced.
 func Resume(log logrus.FieldLogger) (code int) {
 	s, err := resumed()
 	if err != nil {
@@ -189,13 +189,13 @@ func Resume(log logrus.FieldLogger) (code int) {
 	return k.run(k.replace)
 }
 
-// replace starts an usher that takes over from the one that runs.
+// replace starts an usher process that takes over from the running one.
 func (k *keeper) replace() {
 	if k.Current == nil {
 		k.start()
 		return
 	}
-	names, fds := k.all("lock") // that one has it
+	names, fds := k.all("lock") // the running process holds it
 	arguments := k.Arguments
 	if !slices.Contains(arguments, "--take-over") {
 		arguments = append(slices.Clone(arguments), "--take-over")
@@ -209,22 +209,22 @@ func (k *keeper) replace() {
 	k.Next = c
 }
 
-// nextEnded is called when the next usher has ended.
+// nextEnded handles the exit of the next usher process.
 func (k *keeper) nextEnded(status unix.WaitStatus) (code int, over bool) {
 	if k.told || !k.Current.stops() {
 		k.inherit(k.Next, k.Current)
 		k.upgradeFailed(describe(status))
 		return 0, false
 	}
-	k.dismiss() // it had taken over, and the other one does not serve any more
+	k.dismiss() // it had taken over, and the other one no longer serves
 	k.promote()
 	return k.ended(status)
 }
 
-// currentGone is called when the usher that runs has ended, and the next one goes on.
+// currentGone handles the exit of the current usher process while the next one is starting.
 func (k *keeper) currentGone(status unix.WaitStatus) {
 	if !k.told && !k.Current.stops() {
-		k.remove("lock") // or the next one waited for the answer of who has it
+		k.remove("lock") // otherwise the next process would wait for an answer of the lock's holder
 		k.Restarts++
 		k.Last = describe(status)
 		k.log.WithField("reason", k.Last).Error("usher exited unexpectedly while the new instance was starting; the new one continues with its sockets")
@@ -233,15 +233,15 @@ func (k *keeper) currentGone(status unix.WaitStatus) {
 	k.promote()
 }
 
-// dismiss tells the usher that runs to end. Who has handed over does so already, but waits
-// in a Pod to be told; who has no lock to hand over would go on for ever.
+// dismiss signals the current usher process to exit. A process that has handed over exits anyway, but
+// in a Pod it waits for a signal. A process without a lock to hand over would never exit.
 func (k *keeper) dismiss() {
-	if !k.told { // or a second signal would break its connections
-		_ = unix.Kill(k.Current.PID, unix.SIGTERM) // it may have ended, but is not reaped
+	if !k.told { // otherwise this would be a second signal, which resets its connections
+		_ = unix.Kill(k.Current.PID, unix.SIGTERM) // it may have exited, but is not reaped
 	}
 }
 
-// promote is called when the next usher has taken over.
+// promote makes the next usher process the current one, after it has taken over.
 func (k *keeper) promote() {
 	former, next := k.Current, k.Next
 	k.Draining = append(k.Draining, former)
@@ -252,7 +252,7 @@ func (k *keeper) promote() {
 	k.settle(next)
 }
 
-// upgradeFailed is called when the next usher has ended instead of taking over.
+// upgradeFailed handles the exit of the next usher process before it has taken over.
 func (k *keeper) upgradeFailed(why string) {
 	k.log.WithField("reason", why).Error("The new usher instance failed to take over; the current one keeps running")
 	for _, m := range k.Next.Held {
@@ -262,7 +262,7 @@ func (k *keeper) upgradeFailed(why string) {
 	k.settle(k.Current)
 }
 
-// settle does what an usher has said while it was not known whether it goes on.
+// settle executes the messages that an usher process sent while it was undecided whether it continues.
 func (k *keeper) settle(c *child) {
 	held := c.Held
 	c.Held = nil
