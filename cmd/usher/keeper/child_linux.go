@@ -51,7 +51,7 @@ func (k *keeper) start() {
 	k.pause.end()
 	k.pause = nil
 	if len(k.taken) > 0 {
-		return // shortly before the loop leaves
+		return // the loop is about to leave
 	}
 	names, fds := k.all()
 	c, err := k.spawn(k.Arguments, names, fds)

@@ -316,7 +316,7 @@ func (k *keeper) children() (all []*child) {
 	return all
 }
 
-// adoptConnections continues to keep the connections of a child that this process started while it ran its previous program.
+// adoptConnections continues to keep the connections of a child that this process started before it replaced its program.
 func (k *keeper) adoptConnections(c *child) {
 	for _, a := range c.Areas {
 		k.connections += len(a.Saved) + len(a.Pipes)

@@ -74,9 +74,9 @@ type state struct {
 
 // Options configure a keeper.
 type Options struct {
-	// Arguments are those of usher, its name first.
+	// Arguments are usher's arguments, the program's name first.
 	Arguments []string
-	// LogLevel and LogFormat make the log of a new program; Log is this one's.
+	// LogLevel and LogFormat configure the log of a new program; Log is this one's.
 	LogLevel, LogFormat string
 	Log                 logrus.FieldLogger
 }
