@@ -40,7 +40,7 @@ manifest, and 0 if there are only warnings. - = standard input.`,
 	return cmd
 }
 
-// manifestFlags are how manifests are read by commands that serve nothing.
+// manifestFlags are the flags of commands that read manifests and serve nothing.
 type manifestFlags struct {
 	allocation    serve.Allocation
 	loadBalancers []string

@@ -65,7 +65,7 @@ the servers, and 'usher trace', 'usher explain', 'usher get' and 'kubectl-usher 
 	flags.StringVar(&d.AdminAddress, "admin-address", cli.DefaultAdminAddress, "Listen address `host:port` of the API and the pages. If the default port is in use, a free port is selected. Empty = none")
 	cli.Group(flags, "Demo")
 	d.RegisterProxy(flags)
-	cli.SetDefault(flags, "quarantine-max", "5s") // who has mended an endpoint wants to see it
+	cli.SetDefault(flags, "quarantine-max", "5s") // so that a mended endpoint is back soon
 	d.Logs.Register(flags, "text")
 	cmd.AddCommand(newDemoBreak(), newDemoMend(), newDemoEndpoints(), newDemoAsk(), newDemoPlay())
 	return cmd
@@ -126,8 +126,8 @@ func (d *demoCommand) run(cmd *cobra.Command) error {
 	}
 }
 
-// complete checks the flags, and chooses another port for the API if nobody asked for
-// this one.
+// complete checks the flags. It selects another port for the API if the default one is in use and the
+// user has not set it.
 func (d *demoCommand) complete(cmd *cobra.Command) error {
 	if d.askEvery < 0 {
 		return cli.Usagef("--ask-every: invalid value \"%s\": must be at least 0s", d.askEvery)
@@ -147,8 +147,8 @@ func (d *demoCommand) complete(cmd *cobra.Command) error {
 	return l.Close()
 }
 
-// printHowToGoOn tells what to type next. api is where usher's API is served, ""
-// for nowhere; manifests is whether there are some to edit.
+// printHowToGoOn prints commands to try next. api is the address of usher's API, ""
+// for none; manifests reports whether there are manifests to edit.
 func printHowToGoOn(out io.Writer, api string, manifests bool) {
 	if api == "" {
 		fmt.Fprintf(out, "Send requests to a Service from another terminal, and watch here what happens to\neach connection. Ctrl-C ends the demo and removes everything it installed.\n\n")

@@ -15,11 +15,11 @@ import (
 	"github.com/usherproxy/usher/cmd/usher/daemon/kubeproxy"
 )
 
-// kubeProxyFlags are flags of kube-proxy's, for who starts usher as kube-proxy was
-// started. --help does not list them; docs/kubernetes.md does.
+// kubeProxyFlags are flags of kube-proxy, for users that start usher with kube-proxy's command
+// line. --help does not list them; docs/kubernetes.md does.
 type kubeProxyFlags struct {
-	cleanup  bool // as the command cleanup
-	initOnly bool // make the settings that need more rights, and end
+	cleanup  bool // run the command cleanup instead
+	initOnly bool // apply the settings that need more capabilities, and exit
 }
 
 func (f *kubeProxyFlags) register(flags *pflag.FlagSet, server *string) {
@@ -43,7 +43,7 @@ func (f *kubeProxyFlags) register(flags *pflag.FlagSet, server *string) {
 	}
 }
 
-// given returns kube-proxy's flags that were given, and their values.
+// given returns the kube-proxy flags that are set, and their values.
 func (f *kubeProxyFlags) given(flags *pflag.FlagSet) map[string]string {
 	out := map[string]string{}
 	for _, one := range kubeproxy.Flags {
@@ -54,8 +54,8 @@ func (f *kubeProxyFlags) given(flags *pflag.FlagSet) map[string]string {
 	return out
 }
 
-// readKubeProxyConfig makes what a KubeProxyConfiguration, in a file and in flags of
-// kube-proxy's, says the value of the flags that were not given. It returns warnings about what means nothing here.
+// readKubeProxyConfig applies a KubeProxyConfiguration, from a file and from kube-proxy's
+// flags, to the flags that are not set. It returns warnings about settings without effect.
 func (r *runCommand) readKubeProxyConfig(flags *pflag.FlagSet, given map[string]string) (warnings []string, err error) {
 	s, warnings, err := kubeproxy.Read(r.config, given)
 	switch {
@@ -83,12 +83,12 @@ func (r *runCommand) readKubeProxyConfig(flags *pflag.FlagSet, given map[string]
 	return warnings, nil
 }
 
-// configCheckInterval is how often kube-proxy's configuration file is read to see
-// whether it has changed.
+// configCheckInterval is the interval in which kube-proxy's configuration file is checked
+// for changes.
 const configCheckInterval = 10 * time.Second
 
-// watchConfig tells when the file no longer is what it was before, which kube-proxy
-// would end for, until ctx ends.
+// watchConfig logs each change of the file from its contents before, until ctx ends.
+// kube-proxy would exit on a change.
 func watchConfig(ctx context.Context, path string, before []byte, every time.Duration, log logrus.FieldLogger) {
 	told := before
 	ticker := time.NewTicker(every)
@@ -101,7 +101,7 @@ func watchConfig(ctx context.Context, path string, before []byte, every time.Dur
 		}
 		now, err := os.ReadFile(path)
 		if err != nil || bytes.Equal(now, told) {
-			continue // a file that is being replaced may be gone for a moment
+			continue // a file that is being replaced may be missing for a moment
 		}
 		told = now
 		if fields := kubeproxy.Changed(before, now); len(fields) > 0 {

@@ -1,4 +1,4 @@
-// Command usher is a service proxy for Kubernetes that works in userspace: what runs on nodes.
+// Command usher is a userspace service proxy for Kubernetes: the program that runs on nodes.
 package main
 
 import (
@@ -14,12 +14,12 @@ import (
 )
 
 func main() {
-	if level, format, is := keeper.Replaced(); is { // of another version, perhaps, whose flags it had
+	if level, format, is := keeper.Replaced(); is { // perhaps another version, which was started with flags unknown here
 		logs := cli.LogFlags{Level: level, Format: format}
 		log, err := logs.Logger(os.Stderr)
 		if err != nil {
 			logs = cli.LogFlags{Level: "info", Format: "json"}
-			log, _ = logs.Logger(os.Stderr) // these there are
+			log, _ = logs.Logger(os.Stderr) // valid settings
 		}
 		os.Exit(keeper.Resume(log))
 	}

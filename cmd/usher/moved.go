@@ -13,10 +13,10 @@ import (
 	"github.com/usherproxy/usher/cmd/internal/view"
 )
 
-// otherProgram is the program for people: what it has is not linked into the one that runs on nodes.
+// otherProgram is the program for users: its commands are not linked into the program that runs on nodes.
 const otherProgram = "kubectl-usher"
 
-// moved returns a hidden command for each that only kubectl-usher has, which says what to run.
+// moved returns a hidden command for each command that only kubectl-usher has. It prints the command to run instead.
 func moved() (list []*cobra.Command) {
 	for _, name := range []string{"exec", "connect", "env", "proxy-env", "top", "dashboard"} {
 		list = append(list, &cobra.Command{
@@ -37,13 +37,13 @@ func moved() (list []*cobra.Command) {
 
 func isNode(arg string) bool { return strings.HasPrefix(arg, "--node") }
 
-// Flags that a user may try with usher, and that commands of kubectl-usher have: connect, and those that ask.
+// Flags of kubectl-usher that a user may try with usher: those of connect, and those of the commands that query usher.
 var (
 	connectFlags = []string{"via", "socks", "dns", "dns-domain", "dns-upstream"}
 	clusterFlags = append([]string{"cluster"}, view.ClusterFlags...)
 )
 
-// flagError is cli.FlagError, but says of flags that kubectl-usher has what to run.
+// flagError is cli.FlagError, but names the kubectl-usher command for a flag that only that program has.
 func flagError(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	if !errors.As(err, &unknown) {
@@ -59,5 +59,5 @@ func flagError(cmd *cobra.Command, err error) error {
 	return cli.FlagError(cmd, err)
 }
 
-// asking are the commands that both programs have.
+// asking are the commands of both programs that query usher.
 var asking = []string{"get", "trace", "explain", "diagnose"}

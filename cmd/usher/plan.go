@@ -124,7 +124,7 @@ func (p *planCommand) run(cmd *cobra.Command, paths []string) error {
 	return nil
 }
 
-// compare puts into plan what becomes of the service ports that are now, and of those of result.
+// compare adds to plan the changes from the current service ports, now, to those of result.
 func (p *planCommand) compare(plan *show.Plan, now map[portKey]api.ServicePort, d api.Defaults, result *manifest.Result) {
 	for _, e := range result.Errors {
 		plan.Errors = append(plan.Errors, e.Error())
@@ -163,8 +163,8 @@ func (p *planCommand) compare(plan *show.Plan, now map[portKey]api.ServicePort, 
 	}
 }
 
-// keep adds to all what an usher would keep of what is now, since the manifests that may define it
-// have a mistake, or cannot be read.
+// keep adds to all the current service ports and endpoints that usher would keep, since manifests that may
+// define them are invalid or unreadable.
 func keep(plan *show.Plan, now map[portKey]api.ServicePort, all map[portKey]*api.ServicePort, result *manifest.Result) {
 	if len(now) == 0 || !result.Unreadable && len(result.Spoiled) == 0 {
 		return
@@ -174,7 +174,7 @@ func keep(plan *show.Plan, now map[portKey]api.ServicePort, all map[portKey]*api
 	for key := range all {
 		defined[key.service] = true
 	}
-	endpoints := map[string]bool{} // namespaces in which those of a Service may have a mistake
+	endpoints := map[string]bool{} // namespaces in which the endpoints of a Service may be invalid
 	for _, object := range result.Spoiled {
 		if kind, name, _ := strings.Cut(object, " "); strings.HasPrefix(kind, "Endpoint") {
 			namespace, _, _ := strings.Cut(name, "/")
@@ -198,14 +198,14 @@ func keep(plan *show.Plan, now map[portKey]api.ServicePort, all map[portKey]*api
 	}
 }
 
-// portKey tells service ports apart.
+// portKey identifies a service port.
 type portKey struct{ service, port, family string }
 
 func (k portKey) compare(other portKey) int {
 	return slices.Compare([]string{k.service, k.port, k.family}, []string{other.service, other.port, other.family})
 }
 
-// running returns what an usher serves, and how.
+// running returns the service ports of a running usher instance, and its status.
 func running(ctx context.Context, c *client.Client) (map[portKey]api.ServicePort, api.Status, error) {
 	status, err := c.Status(ctx)
 	if err != nil {
@@ -219,7 +219,7 @@ func running(ctx context.Context, c *client.Client) (map[portKey]api.ServicePort
 	for _, s := range list.Items {
 		detail, err := c.Service(ctx, s.Namespace, s.Name)
 		if client.IsNotFound(err) {
-			continue // it has gone meanwhile
+			continue // it was deleted meanwhile
 		}
 		if err != nil {
 			return nil, status, err
@@ -231,7 +231,7 @@ func running(ctx context.Context, c *client.Client) (map[portKey]api.ServicePort
 	return out, status, nil
 }
 
-// isNobody reports whether err is that no usher answers.
+// isNobody reports whether err means that no usher instance responded.
 func isNobody(err error) bool {
 	var unreachable *client.UnreachableError
 	var other *client.NotUsherError

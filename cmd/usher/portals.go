@@ -66,8 +66,8 @@ preserve client addresses, and fallback routes on a node without a default route
 	return cmd
 }
 
-// printPortals prints a table, with the column STATE if an usher said what it
-// wants.
+// printPortals prints a table. It has the column STATE if a running usher instance returned
+// the rules that it wants.
 func printPortals(out io.Writer, p api.Portals) error {
 	known := p.Mode != ""
 	if len(p.Rules) == 0 {
@@ -89,8 +89,8 @@ func printPortals(out io.Writer, p api.Portals) error {
 	return show.Table(out, show.PortalParts, p.Parts, false, cli.TableWidth(out, false))
 }
 
-// printPortalsJSON prints what GET /api/v1/portals answers, of which only the
-// rules are known without an usher that runs.
+// printPortalsJSON prints the response of GET /api/v1/portals. Without a running usher
+// instance it contains only the rules.
 func printPortalsJSON(out io.Writer, p api.Portals) error {
 	if p.Rules == nil {
 		p.Rules = []api.PortalRule{}

@@ -35,7 +35,7 @@ HTTP probe would report the new Pod as ready too early.`,
 // readyTimeout is less than the timeout of the shipped readiness probe.
 const readyTimeout = 4 * time.Second
 
-// ready returns why the usher of this PID namespace is not ready, or nil.
+// ready returns the reason why usher in this PID namespace is not ready, or nil.
 func ready(address string) error {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {

@@ -112,12 +112,12 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 		return daemon.SetConntrack(r.Conntrack, r.Log)
 	}
 	if r.config != "" {
-		if before, err := os.ReadFile(r.config); err == nil { // it was read a moment ago
+		if before, err := os.ReadFile(r.config); err == nil { // it was read before
 			go watchConfig(cmd.Context(), r.config, before, configCheckInterval, r.Log)
 		}
 	}
 	hangup := serve.ClosedTerminal()
-	if kept { // the keeper gets it too, and acts on it
+	if kept { // the keeper gets the signal too, and handles it
 		hangup = nil
 	}
 	err = serve.Run(cmd, d, hangup)
@@ -128,12 +128,12 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 	return err
 }
 
-// complete fills in what follows from other flags, and what kube-proxy's
-// configuration says where a flag does not. It returns warnings about that, and about
-// settings that were removed.
+// complete derives settings from other flags, and applies kube-proxy's configuration to flags that
+// are not set. It returns warnings about that configuration, and about environment variables that
+// have no effect.
 func (r *runCommand) complete(cmd *cobra.Command) (warnings []string, err error) {
 	flags := cmd.Flags()
-	if err := r.OneSource(); err != nil { // before a file may say how to reach an API server
+	if err := r.OneSource(); err != nil { // before a file may configure the API server
 		return nil, err
 	}
 	if r.keeper && slices.Contains(r.Manifests, manifest.Stdin) {

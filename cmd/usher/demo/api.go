@@ -25,8 +25,8 @@ func (list backends) Handler(next http.Handler) http.Handler {
 	return mux
 }
 
-// ownPagesOnly refuses what a page of another site may have sent: a browser sends
-// a header of one's own only where the server has agreed, which this one never
+// ownPagesOnly rejects requests that a page of another site may have sent: a browser sends
+// a custom header to another site only if the server has agreed, which this server never
 // does.
 func ownPagesOnly(next http.HandlerFunc) http.HandlerFunc {
 	origins := http.NewCrossOriginProtection()
@@ -97,7 +97,7 @@ func (list backends) answerMend(w http.ResponseWriter, r *http.Request) {
 	admin.WriteJSON(w, http.StatusOK, mend.tell())
 }
 
-// named returns the server called name. If there is none, it answers so and
+// named returns the server called name. If there is none, it responds with an error and
 // returns nil.
 func (list backends) named(w http.ResponseWriter, name string) *backend {
 	b := list.find(name)
@@ -111,8 +111,8 @@ func (list backends) named(w http.ResponseWriter, name string) *backend {
 	return b
 }
 
-// readJSON reads the body into what. If it is not right, it answers so and returns
-// false.
+// readJSON reads the body into what. If the body is invalid, it responds with an error and
+// returns false.
 func readJSON(w http.ResponseWriter, r *http.Request, what any) bool {
 	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest))
 	decoder.DisallowUnknownFields()

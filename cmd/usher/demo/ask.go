@@ -18,16 +18,16 @@ import (
 
 // Questions are requests of one client.
 type Questions struct {
-	// Of is a Service of the demo, which is asked through usher, or one of its
-	// servers, which is asked directly.
+	// Of is a Service of the demo, which is reached through usher, or one of its
+	// servers, which is reached directly.
 	Of        string
 	Count     int
-	HalfClose bool          // the client ends its direction when it has asked; TCP only
+	HalfClose bool          // the client closes its sending direction after the request; TCP only
 	Patience  time.Duration // for one request
 }
 
-// Ask asks a demo that runs, which c knows, one request after the other, and prints
-// what the client sees. It returns how many were not answered.
+// Ask sends requests to a running demo, the one of c, one after the other, and prints
+// the results of the client. It returns the number of requests without an answer.
 func Ask(ctx context.Context, c *client.Client, out io.Writer, q Questions) (unanswered int, err error) {
 	t, err := targetAt(ctx, c, q.Of)
 	switch {
@@ -59,7 +59,7 @@ func (t target) askWith(ctx context.Context, q Questions) (string, error) {
 	return t.ask(ctx)
 }
 
-// why says in a few words why there is no answer.
+// why describes in a few words why there is no answer.
 func why(err error) string {
 	var errno syscall.Errno
 	switch {
@@ -73,7 +73,7 @@ func why(err error) string {
 	return err.Error()
 }
 
-// targetAt returns where clients reach a Service or a server of the demo that c knows.
+// targetAt returns where clients reach a Service or a server of the demo of c.
 func targetAt(ctx context.Context, c *client.Client, name string) (target, error) {
 	s, server, err := named(name)
 	if err != nil {
@@ -115,7 +115,7 @@ func serviceAt(ctx context.Context, c *client.Client, name string) (string, erro
 	if err != nil {
 		return "", err
 	}
-	port := s.Ports[0] // each of the demo's has one
+	port := s.Ports[0] // each Service of the demo has one port
 	switch {
 	case status.PortalMode != "none":
 		return port.VIP, nil

@@ -16,21 +16,21 @@ import (
 type backends []*backend
 
 // backend is one of the demo's servers, an endpoint of its Service. It keeps its
-// address whatever fault it has.
+// address with every fault.
 type backend struct {
 	service service
-	name    string // of the Pod that it stands for
+	name    string // of the Pod that it represents
 	addr    netip.AddrPort
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	fault  fault
 	server faultyServer
 }
 
-// faultyServer is a server that can be given faults. Calls are not concurrent.
+// faultyServer is a server that accepts faults. Calls must not be concurrent.
 type faultyServer interface {
 	addr() netip.AddrPort
-	// setFault makes it have a fault; the zero value mends it.
+	// setFault sets the server's fault; the zero value mends it.
 	setFault(fault) error
 	close()
 }
@@ -64,7 +64,7 @@ func startBackend(s service, name, fault string) (b *backend, err error) {
 	b.addr = b.server.addr()
 	err = b.setFault(fault)
 	if errors.Is(err, errors.ErrUnsupported) {
-		err = b.setFault(api.DemoRefuse) // the nearest to it on this system
+		err = b.setFault(api.DemoRefuse) // the nearest equivalent on this system
 	}
 	if err != nil {
 		b.server.close()
@@ -81,7 +81,7 @@ func (list backends) stop() {
 	}
 }
 
-// find returns the server with an address, or that stands for a Pod, with or
+// find returns the server with this address, or with this Pod name, with or
 // without namespace; nil if there is none.
 func (list backends) find(name string) *backend {
 	short := strings.TrimPrefix(name, corev1.NamespaceDefault+"/")
@@ -93,7 +93,7 @@ func (list backends) find(name string) *backend {
 	return nil
 }
 
-// setFault gives b a fault; "" mends it.
+// setFault sets the fault of b; "" mends it.
 func (b *backend) setFault(text string) error {
 	f, err := parseFault(text, b.service.protocol, b.name)
 	if err != nil {
@@ -108,7 +108,7 @@ func (b *backend) setFault(text string) error {
 	return nil
 }
 
-// tell returns what there is to say of b.
+// tell returns the description of b for the API.
 func (b *backend) tell() api.DemoEndpoint {
 	b.mu.Lock()
 	defer b.mu.Unlock()

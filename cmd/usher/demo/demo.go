@@ -12,18 +12,18 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// Demo is a demo whose servers run.
+// Demo is a demo with running servers.
 type Demo struct {
 	backends
-	// Dir has the manifests of the demo's Services. It is "" where no folder can be made,
-	// as in a read-only file system without /tmp: then they are in Manifests.
+	// Dir contains the manifests of the demo's Services. It is "" where no folder can be created,
+	// as in a read-only file system without /tmp: Manifests contains them then.
 	Dir       string
 	Manifests io.Reader
-	noDir     error    // why there is none
+	noDir     error    // the reason why Dir is ""
 	held      *os.File // see hold
 }
 
-// folders is how the names of the folders of demos begin.
+// folders is the prefix of the folder names of demos.
 const folders = "usher-demo-"
 
 // Start starts the servers and writes the manifests. The caller closes the Demo.
@@ -55,12 +55,12 @@ func Start() (*Demo, error) {
 
 // Close removes the manifests and stops the servers.
 func (d *Demo) Close() {
-	os.RemoveAll(d.Dir) // "" is nothing
+	os.RemoveAll(d.Dir) // "" removes nothing
 	d.held.Close()
 	d.stop()
 }
 
-// Print tells a person what there is, and how to ask the Services that p serves.
+// Print prints the demo's Services and servers, and how to send requests to the Services that p serves.
 func (d *Demo) Print(out io.Writer, p *proxy.Proxy) {
 	fmt.Fprintf(out, "\nThe Services, and how to send requests to them:\n\n")
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)

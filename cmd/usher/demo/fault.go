@@ -14,24 +14,24 @@ import (
 )
 
 const (
-	// slowAnswer is how long a slow server takes to answer.
+	// slowAnswer is the time that a slow server takes to answer.
 	slowAnswer = 2 * time.Second
-	// slowAccept is how long a server takes to accept, one connection after the other.
+	// slowAccept is the time that a server takes to accept each connection, one after the other.
 	slowAccept = 500 * time.Millisecond
 
 	minDelay, maxDelay = time.Millisecond, time.Minute
 )
 
-// fault is what is wrong with a server; the zero value is nothing.
+// fault is the fault of a server; the zero value means none.
 type fault struct {
-	text     string // as people give it: "reset=10%"
+	text     string // as users write it: "reset=10%"
 	kind     string // one of the api.Demo…
-	perMille uint64 // the share of connections that it concerns, where it has one
+	perMille uint64 // the share of affected connections, for faults that have one
 	delay    time.Duration
 }
 
-// faults are those that there are, TCP's own behind the others. One that has a value
-// has it behind "=" in its example.
+// faults are the possible faults, those of TCP alone last. If a fault takes a value,
+// its example has one after "=".
 var faults = []struct{ example, protocols, about string }{
 	{api.DemoRefuse, "TCP UDP", "connections are refused, as after a process has exited"},
 	{api.DemoBlackhole, "TCP UDP", "nothing is answered, as after a node has lost power"},
@@ -45,7 +45,7 @@ var faults = []struct{ example, protocols, about string }{
 	{api.DemoHalfClose, "TCP", "the server closes its direction (FIN) without an answer, and keeps\nreading: the client can still send"},
 }
 
-// Faults are the faults that servers of a protocol can be given, as examples.
+// Faults returns the faults that a server of this protocol accepts, as examples.
 func Faults(protocol corev1.Protocol) (examples []string) {
 	for _, f := range faults {
 		if strings.Contains(f.protocols, string(protocol)) {
@@ -55,7 +55,7 @@ func Faults(protocol corev1.Protocol) (examples []string) {
 	return examples
 }
 
-// FaultHelp explains the faults, a line or some for each.
+// FaultHelp explains the faults, with at least a line for each.
 func FaultHelp() string {
 	var b strings.Builder
 	for _, f := range faults {
@@ -68,8 +68,8 @@ func FaultHelp() string {
 	return b.String()
 }
 
-// parseFault returns the fault that text says, for a server of a protocol; "" is
-// none. who is the server.
+// parseFault returns the fault in text, for a server of this protocol; "" means
+// none. who is the server's name.
 func parseFault(text string, protocol corev1.Protocol, who string) (fault, error) {
 	can := Faults(protocol)
 	kind, value, valued := strings.Cut(text, "=")
@@ -103,7 +103,7 @@ func parseFault(text string, protocol corev1.Protocol, who string) (fault, error
 	return f, nil
 }
 
-// String says what a server with the fault does.
+// String describes the behavior of a server with the fault.
 func (f fault) String() string {
 	_, share, _ := strings.Cut(f.text, "=")
 	switch f.kind {
@@ -130,7 +130,7 @@ func (f fault) String() string {
 	return "answers at once"
 }
 
-// turns says whom a share concerns, evenly: of 10 % every tenth.
+// turns selects the connections of a share, evenly: every tenth for 10%.
 type turns struct{ sum atomic.Uint64 }
 
 func (t *turns) hit(perMille uint64) bool {

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hold keeps a folder from removeOrphans as long as this process lives, or until the file is
-// closed. It returns nil if another process holds it, or if that cannot be told.
+// hold protects a folder from removeOrphans as long as this process lives, or until the file is
+// closed. It returns nil if another process holds it, or if this cannot be determined.
 func hold(dir string) *os.File {
 	f, err := os.OpenFile(dir, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -23,8 +23,8 @@ func hold(dir string) *os.File {
 	return f
 }
 
-// removeOrphans removes what this user's demos have left that were killed. One that has just
-// been made may not be held yet.
+// removeOrphans removes the folders of this user's demos that were killed. A new folder
+// may not be held yet.
 func removeOrphans() {
 	found, _ := filepath.Glob(filepath.Join(os.TempDir(), folders+"[0-9]*"))
 	for _, dir := range found {

@@ -18,9 +18,9 @@ import (
 
 const (
 	lookEvery = 200 * time.Millisecond // while something is expected
-	width     = 80                     // of what is told, in columns
+	width     = 80                     // of the output, in columns
 	maxAsking = 500                    // requests of a play that have no answer yet
-	patience  = 5 * time.Second        // of the one who asks
+	patience  = 5 * time.Second        // of each request
 )
 
 // player plays a scenario.
@@ -34,16 +34,16 @@ type player struct {
 	waiting sync.WaitGroup               // for those who ask
 }
 
-// clients are those of one Service.
+// clients are the clients of one Service.
 type clients struct {
 	target
 	answered, unanswered, late atomic.Int64
 	stop                       context.CancelFunc
 }
 
-// Play plays s with the demo that c knows, and tells what it does and sees. It returns
-// how many expectations were not met. Load comes from this process and ends with it;
-// what is broken stays so.
+// Play plays s with the demo of c, and prints its steps and observations. It returns
+// the number of unmet expectations. The load comes from this process and ends with it;
+// broken servers stay broken.
 func (s *Scenario) Play(ctx context.Context, c *client.Client, out io.Writer) (unmet int, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	p := &player{usher: c, out: out, clients: map[string]*clients{}, before: map[string]api.ServiceDetail{}, asking: make(chan struct{}, maxAsking)}
@@ -82,7 +82,7 @@ func (s *Scenario) Play(ctx context.Context, c *client.Client, out io.Writer) (u
 	return unmet, nil
 }
 
-// prepare finds out what a step needs to know of the time before.
+// prepare records the state from before the play that a step needs.
 func (p *player) prepare(ctx context.Context, st step) error {
 	if st.Load != "" && p.clients[st.load.service] == nil {
 		t, err := targetAt(ctx, p.usher, st.load.service)
@@ -101,7 +101,7 @@ func (p *player) prepare(ctx context.Context, st step) error {
 	return nil
 }
 
-// do does what a step says, and reports whether what it expects is seen.
+// do executes a step, and reports whether its expectation is met.
 func (p *player) do(ctx context.Context, st step) (met bool, err error) {
 	switch {
 	case st.Load != "":
@@ -128,7 +128,7 @@ func (p *player) do(ctx context.Context, st step) (met bool, err error) {
 	return true, nil
 }
 
-// expect looks until it sees what is expected, or the time is over.
+// expect checks until the expectation is met, or the time is over.
 func (p *player) expect(ctx context.Context, st step) (bool, error) {
 	for {
 		saw, met, err := p.look(ctx, st.expect)
@@ -148,12 +148,12 @@ func (p *player) expect(ctx context.Context, st step) (bool, error) {
 	}
 }
 
-// look returns what is to be seen now, and whether it is as expected.
+// look returns the current value, and whether it is as expected.
 func (p *player) look(ctx context.Context, e expectation) (saw string, met bool, err error) {
 	var n int64
 	if cs := p.clients[e.service]; e.what == "answered" || e.what == "unanswered" {
 		switch {
-		case cs == nil: // nobody has asked
+		case cs == nil: // no requests were sent
 		case e.what == "answered":
 			n = cs.answered.Load()
 		default:
@@ -184,7 +184,7 @@ func (p *player) look(ctx context.Context, e expectation) (saw string, met bool,
 	return fmt.Sprint(n), e.holds(n), nil
 }
 
-// since is what a count is to a play: open and ready are as they are now.
+// since returns a count from the beginning of the play: open and ready are current values.
 func since(what string, before, now int64) int64 {
 	if what == "open" || what == "ready" {
 		return now
@@ -203,13 +203,13 @@ func serverOf(s api.ServiceDetail, name string) api.Endpoint {
 	return api.Endpoint{}
 }
 
-// load asks a Service from now on, so many times a second.
+// load sends rate requests a second to a Service from now on.
 func (p *player) load(ctx context.Context, cs *clients, rate int) {
 	cs.stop()
 	if rate == 0 {
 		return
 	}
-	// What is asked is answered, though no more is asked.
+	// Requests already sent still get their answers after the load has stopped.
 	asking, stop := context.WithCancel(ctx)
 	cs.stop = stop
 	p.waiting.Go(func() {
@@ -244,7 +244,7 @@ func (p *player) ask(ctx context.Context, cs *clients) {
 	}
 }
 
-// tell prints a text beside the time.
+// tell prints a text after the time.
 func (p *player) tell(text string) {
 	const indent = 8
 	if text == "" {
@@ -254,7 +254,7 @@ func (p *player) tell(text string) {
 	fmt.Fprintf(p.out, "%*.1fs %s\n", indent-2, time.Since(p.started).Seconds(), lines)
 }
 
-// sleep reports whether ctx goes on.
+// sleep waits for d, and reports whether ctx is still active.
 func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-time.After(d):

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// port is a TCP port on loopback. It stays taken while nobody listens on it,
-// so that clients are refused and no other process gets them: the socket is bound
-// all the time, and becomes a listener and stops being one.
+// port is a TCP port on loopback. It stays in use while no server listens on it,
+// so that clients are refused and no other process gets the port: the socket stays bound
+// all the time, and only becomes a listener or stops being one.
 type port struct {
 	addr      netip.AddrPort
 	fd        int
@@ -22,8 +22,8 @@ type port struct {
 }
 
 func newPort() (*port, error) {
-	// The port is named when it is bound: one that the kernel has chosen is given
-	// back when listening ends.
+	// Bind to an explicit port: the kernel releases a port that it has chosen itself
+	// when listening ends.
 	free, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
@@ -34,7 +34,7 @@ func newPort() (*port, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}
-	// A port on which connections are in TIME_WAIT may be taken.
+	// SO_REUSEADDR permits a port with connections in TIME_WAIT.
 	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 	if err == nil {
 		err = unix.Bind(fd, &unix.SockaddrInet4{Port: int(addr.Port()), Addr: addr.Addr().As4()})
@@ -46,17 +46,17 @@ func newPort() (*port, error) {
 	return &port{addr: addr, fd: fd}, nil
 }
 
-// silence ends listening. Connections that nobody has accepted are reset.
+// silence ends listening. The kernel resets connections in the backlog.
 func (p *port) silence() error {
 	for _, c := range p.full {
 		c.Close()
 	}
 	p.full = nil
 	if !p.listening {
-		return nil // a socket that is only bound would hand the shutdown on to its connections
+		return nil // a socket that is only bound would pass the shutdown on to its connections
 	}
 	p.listening = false
-	// On Linux this makes a listener a socket that is only bound (inet_shutdown).
+	// On Linux this turns a listener into a socket that is only bound (inet_shutdown).
 	return os.NewSyscallError("shutdown", unix.Shutdown(p.fd, unix.SHUT_RD))
 }
 
@@ -69,7 +69,7 @@ func (p *port) open(backlog int) error {
 	return nil
 }
 
-// maxBacklog is a backlog that is enough for all.
+// maxBacklog is a backlog that is always sufficient.
 const maxBacklog = unix.SOMAXCONN
 
 // listen returns a listener. Closing it does not end listening; silence does.
@@ -82,18 +82,18 @@ func (p *port) listen(backlog int) (net.Listener, error) {
 		return nil, os.NewSyscallError("fcntl", err)
 	}
 	file := os.NewFile(uintptr(own), p.addr.String())
-	defer file.Close() // the listener has a descriptor of its own
+	defer file.Close() // the listener has its own descriptor
 	return net.FileListener(file)
 }
 
-// swallow makes the port one from which nothing comes back, as behind a firewall
-// that drops: while a listener's backlog is full, the kernel drops each SYN. It
+// swallow makes the port unresponsive, as behind a firewall that drops packets: while a
+// listener's backlog is full, the kernel drops each SYN. This
 // needs neither netfilter nor root.
 func (p *port) swallow() error {
-	if err := p.open(0); err != nil { // Linux takes one connection then
+	if err := p.open(0); err != nil { // Linux accepts one connection then
 		return err
 	}
-	const more = 8 // than any kernel takes for a backlog of 0
+	const more = 8 // than any kernel accepts for a backlog of 0
 	for range more {
 		c, err := net.DialTimeout("tcp4", p.addr.String(), 100*time.Millisecond)
 		var timeout net.Error

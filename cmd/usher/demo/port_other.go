@@ -9,11 +9,11 @@ import (
 	"net/netip"
 )
 
-// port is a TCP port on loopback. While nobody listens on it another process
+// port is a TCP port on loopback. While no server listens on it, another process
 // might take it.
 type port struct {
 	addr     netip.AddrPort
-	listener net.Listener // nil while nobody listens
+	listener net.Listener // nil while no server listens
 }
 
 func newPort() (*port, error) {
@@ -30,7 +30,7 @@ func (p *port) silence() error {
 	return nil
 }
 
-// maxBacklog stands for the backlog that the system gives.
+// maxBacklog stands for the system's default backlog.
 const maxBacklog = 0
 
 // listen returns a listener.
@@ -39,7 +39,7 @@ func (p *port) listen(_ int) (l net.Listener, err error) {
 	return p.listener, err
 }
 
-// swallow would make the port one from which nothing comes back.
+// swallow would make the port unresponsive.
 func (p *port) swallow() error {
 	return fmt.Errorf("a port that never answers can be made on Linux only: %w", errors.ErrUnsupported)
 }

@@ -19,17 +19,17 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// RequestPatience is how long one request of the demo may take: all attempts, and
-// a server that is slow.
+// RequestPatience is the timeout of one request of the demo: long enough for all attempts and
+// a slow server.
 const RequestPatience = 10 * time.Second
 
 // target is where a client reaches one of the demo's Services, or one of its servers.
 type target struct {
 	service
-	// at is its cluster IP, or where usher listens if no portal leads there; for a
-	// server its own address.
+	// at is its cluster IP, or usher's listening address if no portal redirects the cluster IP;
+	// for a server its own address.
 	at netip.AddrPort
-	// unserved says why it cannot be reached; "" if it can.
+	// unserved is the reason why it cannot be reached; "" if it can.
 	unserved string
 }
 
@@ -58,7 +58,7 @@ func targetsOf(p *proxy.Proxy) (list []target) {
 	return list
 }
 
-// command is what a person types to ask it.
+// command returns the shell command that sends a request to it.
 func (t target) command() string {
 	switch {
 	case t.unserved != "":
@@ -86,14 +86,14 @@ func (t target) ask(ctx context.Context) (string, error) {
 	return askHTTP(ctx, &ordinary, t.url())
 }
 
-// ordinary makes a connection for each request; halfClosing ends its own direction as
-// soon as the request is sent.
+// ordinary makes a connection for each request; halfClosing also closes its sending direction
+// as soon as the request is sent.
 var (
 	ordinary    = http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	halfClosing = http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dialHalfClosing}}
 )
 
-// halfCloser ends its direction after the first bytes, which are the whole request.
+// halfCloser closes its sending direction after the first write, which is the whole request.
 type halfCloser struct{ *net.TCPConn }
 
 func (c halfCloser) Write(b []byte) (int, error) {
@@ -147,9 +147,9 @@ func askUDP(ctx context.Context, address string) (string, error) {
 	return string(buf[:n]), err
 }
 
-// AskAll asks every Service that p serves, one request after the other, and prints
-// each with what happened to its connection. The error says how many came out
-// otherwise than they should.
+// AskAll sends requests to every Service that p serves, one after the other, and prints
+// each with the steps of its connection. The error has the number of unexpected
+// results.
 func AskAll(ctx context.Context, out io.Writer, p *proxy.Proxy) error {
 	events := p.Trace.Reader(true)
 	asked, failed := 0, 0
@@ -174,13 +174,13 @@ func AskAll(ctx context.Context, out io.Writer, p *proxy.Proxy) error {
 	return nil
 }
 
-// askAndTell makes one request, and reports whether it came out as it should:
+// askAndTell makes one request, and reports whether the result is as expected:
 // answered, or refused where there is no endpoint.
 func askAndTell(ctx context.Context, out io.Writer, events *trace.Reader, t target) bool {
 	started := time.Now()
 	answer, err := t.ask(ctx)
 	took := trace.Short(time.Since(started))
-	if len(t.backends) == 0 { // nobody accepts, so no step is traced
+	if len(t.backends) == 0 { // usher does not listen, so no step is traced
 		if !errors.Is(err, syscall.ECONNREFUSED) {
 			fmt.Fprintf(out, "  request WRONG after %s: %q, %v; expected: refused\n", took, answer, err)
 			return false
@@ -198,8 +198,8 @@ func askAndTell(ctx context.Context, out io.Writer, events *trace.Reader, t targ
 }
 
 // printSteps prints the steps of one connection to t: up to its end, or for UDP,
-// whose sessions last longer than a person waits, up to the answer. A request that
-// was not answered may have left none at all.
+// whose sessions outlast a user's patience, up to the answer. A request that
+// was not answered may have left no steps at all.
 func printSteps(ctx context.Context, out io.Writer, events *trace.Reader, t target, answered bool) {
 	patience := 5 * time.Second
 	if !answered {
@@ -223,8 +223,8 @@ func printSteps(ctx context.Context, out io.Writer, events *trace.Reader, t targ
 	}
 }
 
-// KeepAsking asks every Service that p serves, at every interval, until ctx ends.
-// What comes of it is seen in the trace.
+// KeepAsking sends a request to every Service that p serves, at every interval, until ctx ends.
+// The trace shows the results.
 func KeepAsking(ctx context.Context, p *proxy.Proxy, interval time.Duration) {
 	var asking sync.WaitGroup
 	defer asking.Wait()

@@ -25,13 +25,13 @@ const (
 	maxPlay     = time.Hour
 )
 
-// Scenario is a timetable of what is asked and broken, and of what should be seen.
+// Scenario is a timetable of requests, faults and expected results.
 type Scenario struct {
 	title string
 	steps []step
 }
 
-// scenarioFile is a Scenario as it stands in a file; docs/course/README.md explains it.
+// scenarioFile is the file form of a Scenario; docs/course/README.md explains it.
 type scenarioFile struct {
 	Title string     `json:"title"`
 	Steps []stepText `json:"steps"`
@@ -47,7 +47,7 @@ type stepText struct {
 	By     string `json:"by"`     // of Expect
 }
 
-// step is said, and then at most one thing is done.
+// step prints a text, and then does at most one thing.
 type step struct {
 	stepText
 	at, by time.Duration // by is 0 unless something is expected
@@ -57,13 +57,13 @@ type step struct {
 	expect expectation
 }
 
-// load is how often a Service is asked.
+// load is the request rate of a Service.
 type load struct {
 	service string
 	rate    int // requests a second; 0 ends it
 }
 
-// ReadScenario reads a scenario from a file. The error tells every mistake.
+// ReadScenario reads a scenario from a file. The error lists all errors in the file.
 func ReadScenario(file string) (*Scenario, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -105,7 +105,7 @@ func parseScenario(text []byte) (*Scenario, []error) {
 	if len(in.Steps) == 0 {
 		errs = append(errs, errors.New("steps: at least one step is required"))
 	}
-	var before time.Duration // when the step before is over
+	var before time.Duration // the time when the previous step is over
 	rates := map[string]int{}
 	for i, text := range in.Steps {
 		st, err := parseStep(text, before, rates)
@@ -117,8 +117,8 @@ func parseScenario(text []byte) (*Scenario, []error) {
 	return s, errs
 }
 
-// parseStep parses a step that comes when the one before is over. rates are those of
-// the Services so far.
+// parseStep parses a step that starts when the previous one is over. rates are the request
+// rates of the Services so far.
 func parseStep(text stepText, before time.Duration, rates map[string]int) (st step, errs []error) {
 	st = step{stepText: text}
 	check := func(field string, err error) {
@@ -169,7 +169,7 @@ func parseStep(text stepText, before time.Duration, rates map[string]int) (st st
 	return st, errs
 }
 
-// moment parses a time since the play began, which must not be before another one.
+// moment parses a time since the beginning of the play, which must not be before another one.
 func moment(text string, before time.Duration) (time.Duration, error) {
 	d, err := time.ParseDuration(text)
 	switch {
@@ -230,7 +230,7 @@ func serverNamed(name string) (service, error) {
 	return s, err
 }
 
-// expectation is what should be seen of a Service or a server.
+// expectation is an expected value of a Service or a server.
 type expectation struct {
 	service string
 	server  string // "" for the Service itself
@@ -240,7 +240,7 @@ type expectation struct {
 	count   int64
 }
 
-// The counts that can be expected. All but open and ready count from the beginning of
+// Counts that a step can expect. All but open and ready count from the beginning of
 // the play.
 var (
 	serviceCounts = map[string]func(api.Service) int64{
@@ -293,7 +293,7 @@ func parseExpectation(text string) (e expectation, err error) {
 	return e, nil
 }
 
-// checkState returns what is wrong with a state that is expected.
+// checkState returns an error if the expected state is invalid.
 func (e expectation) checkState() error {
 	var all []string
 	for _, s := range api.ServiceStates {
@@ -311,7 +311,7 @@ func (e expectation) checkState() error {
 	return nil
 }
 
-// holds reports whether n is as expected.
+// holds reports whether n meets the expectation.
 func (e expectation) holds(n int64) bool {
 	switch e.op {
 	case ">=":

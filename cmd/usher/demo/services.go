@@ -16,17 +16,17 @@ import (
 type service struct {
 	name  string
 	about string
-	// clusterIP is one that no real Service is likely to have where somebody
-	// runs a demo.
+	// clusterIP is an address that is unlikely to belong to a real Service where a
+	// user runs a demo.
 	clusterIP string
 	protocol  corev1.Protocol
 	port      int32
 	sticky    bool
-	// backends are the faults that its servers begin with; "" is none. Their
-	// names are the Service's with a number.
+	// backends are the initial faults of its servers; "" means none. The servers' names are
+	// the Service's with a number.
 	backends []string
-	// requests is how many 'usher demo --once' makes: enough that a faulty
-	// server's turn comes.
+	// requests is the number of requests of 'usher demo --once': enough that each faulty
+	// server gets one.
 	requests int
 }
 
@@ -46,7 +46,7 @@ var services = []service{
 		protocol: corev1.ProtocolTCP, port: 80, requests: 1},
 }
 
-// named returns the Service called name, or that has a server called so; both with or
+// named returns the Service called name, or whose server is called name; both with or
 // without namespace.
 func named(name string) (s service, server bool, err error) {
 	name = strings.TrimPrefix(name, metav1.NamespaceDefault+"/")
@@ -66,10 +66,10 @@ func named(name string) (s service, server bool, err error) {
 		name, strings.Join(all, ", "), services[0].server(0))
 }
 
-// server is the name of one of its servers.
+// server returns the name of one of its servers.
 func (s service) server(i int) string { return fmt.Sprintf("%s-%d", s.name, i+1) }
 
-// portName is the name of the Service's only port.
+// portName returns the name of the Service's only port.
 func (s service) portName() string {
 	if s.protocol == corev1.ProtocolUDP {
 		return "echo"
@@ -110,7 +110,7 @@ func (b *backend) slice() discoveryv1.EndpointSlice {
 }
 
 // writeManifests writes the Services, and an EndpointSlice for each server, each
-// into a file of its own.
+// into a separate file.
 func writeManifests(list backends, write func(file string, text []byte) error) error {
 	each := func(name string, object any) error {
 		text, err := yaml.Marshal(object)

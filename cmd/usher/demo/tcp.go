@@ -13,12 +13,12 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// httpServer is a server that says its name, unless it has a fault.
+// httpServer is a server that answers with its name, unless it has a fault.
 type httpServer struct {
 	name string
 	port *port
 
-	stop func() // ends what serves now; nil for nothing
+	stop func() // ends the current server; nil for none
 }
 
 func startHTTP(name string) (*httpServer, error) {
@@ -36,7 +36,7 @@ func (s *httpServer) setFault(f fault) error {
 		s.stop()
 		s.stop = nil
 	}
-	// Nobody listens now: clients are refused.
+	// After this no server listens: clients are refused.
 	if err := s.port.silence(); err != nil {
 		return err
 	}
@@ -50,7 +50,7 @@ func (s *httpServer) setFault(f fault) error {
 		s.stop = s.serveSometimes(f)
 		return nil
 	case api.DemoSlowAccept:
-		backlog = 0 // Linux takes one connection then
+		backlog = 0 // Linux accepts one connection then
 	}
 	l, err := s.port.listen(backlog)
 	switch {
@@ -73,7 +73,7 @@ func (s *httpServer) close() {
 	s.port.close()
 }
 
-// slowListener is one of a server that is slow to accept.
+// slowListener is the listener of a server that is slow to accept.
 type slowListener struct{ net.Listener }
 
 func (l slowListener) Accept() (net.Conn, error) {
@@ -81,8 +81,8 @@ func (l slowListener) Accept() (net.Conn, error) {
 	return l.Listener.Accept()
 }
 
-// maxHeld is how many connections a server keeps that it neither answers nor closes. If there are
-// more, the oldest is closed.
+// maxHeld is the number of connections that a server holds without an answer or a close. Beyond
+// it, the server closes the oldest.
 const maxHeld = 1000
 
 // answerer answers requests, unless it has a fault.
@@ -93,7 +93,7 @@ type answerer struct {
 	done  chan struct{} // closed when the server stops
 
 	mu   sync.Mutex
-	held []chan struct{} // one for each connection that is held, the oldest first; closed when it has to go
+	held []chan struct{} // one for each held connection, the oldest first; closed when the connection must be closed
 }
 
 // serveHTTP serves on l until the function that it returns is called.
@@ -113,7 +113,7 @@ func (s *httpServer) answerer(f fault) (*answerer, *http.Server) {
 	return a, &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: a}
 }
 
-// serveSometimes is serveHTTP, but for a share of each second nobody listens.
+// serveSometimes is serveHTTP, but for a share of each second no server listens.
 func (s *httpServer) serveSometimes(f fault) (stop func()) {
 	a, server := s.answerer(f)
 	wait := func(perMille uint64) (ended bool) {
@@ -132,7 +132,7 @@ func (s *httpServer) serveSometimes(f fault) (stop func()) {
 			}
 			l, err := s.port.listen(maxBacklog)
 			if err != nil {
-				continue // somebody has the port, where it cannot be kept
+				continue // another process has the port, on systems that cannot keep it
 			}
 			serving.Go(func() { _ = server.Serve(l) }) // until silence or Close
 			wait(1000 - f.perMille)
@@ -151,8 +151,8 @@ func (s *httpServer) serveSometimes(f fault) (stop func()) {
 func (a *answerer) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	switch a.fault.kind {
 	case api.DemoSlow, api.DemoDelay:
-		// Not less if the request's context ends: a client that has ended its own
-		// direction still wants its answer.
+		// Wait the full time even if the request's context ends: a client that has closed its
+		// sending direction still wants its answer.
 		select {
 		case <-time.After(a.fault.delay):
 		case <-a.done:
@@ -169,11 +169,11 @@ func (a *answerer) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintf(w, "I am %s\n", a.name)
 }
 
-// seize takes the connection from the HTTP server, and closes it after do.
+// seize takes the connection over from the HTTP server, and closes it after do.
 func (a *answerer) seize(w http.ResponseWriter, do func(*net.TCPConn)) {
 	c, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {
-		return // a version of HTTP that the demo does not speak
+		return // a version of HTTP that the demo does not support
 	}
 	defer c.Close()
 	do(c.(*net.TCPConn))
@@ -182,8 +182,8 @@ func (a *answerer) seize(w http.ResponseWriter, do func(*net.TCPConn)) {
 // reset makes Close send a reset.
 func reset(c *net.TCPConn) { _ = c.SetLinger(0) }
 
-// hold keeps a connection without an answer: half-closed, until the client has ended
-// its direction, too; half-open, until the client resets it or the server stops.
+// hold keeps a connection without an answer: half-closed, until the client has also closed
+// its direction; half-open, until the client resets it or the server stops.
 func (a *answerer) hold(c *net.TCPConn) {
 	pushed := a.keep()
 	defer a.forget(pushed)
@@ -204,7 +204,7 @@ func (a *answerer) hold(c *net.TCPConn) {
 	}
 }
 
-// keep notes that one more connection is held, and returns what is closed when it has to go.
+// keep registers one more held connection, and returns a channel that is closed when it must be closed.
 func (a *answerer) keep() chan struct{} {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -223,8 +223,8 @@ func (a *answerer) forget(held chan struct{}) {
 	a.held = slices.DeleteFunc(a.held, func(h chan struct{}) bool { return h == held })
 }
 
-// serveResets accepts every connection on l, and breaks it off, until the
-// function that it returns is called.
+// serveResets accepts every connection on l and resets it, until the
+// returned function is called.
 func serveResets(l net.Listener) (stop func()) {
 	var serving sync.WaitGroup
 	serving.Go(func() {

@@ -11,11 +11,11 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// echoServer sends datagrams back with its name in front, unless it has a fault.
+// echoServer sends datagrams back with its name as prefix, unless it has a fault.
 type echoServer struct {
 	name string
 	at   netip.AddrPort
-	conn *net.UDPConn // holds the port, always
+	conn *net.UDPConn // always holds the port
 
 	serving sync.WaitGroup
 }
@@ -34,9 +34,9 @@ func (s *echoServer) setFault(f fault) (err error) {
 	s.close()
 	at := net.UDPAddrFromAddrPort(s.at)
 	if f.kind == api.DemoRefuse {
-		// A socket that is connected takes datagrams from its peer only, here
-		// itself. All others are answered by ICMP port unreachable, and the port
-		// stays ours.
+		// A connected socket receives datagrams from its peer only, here
+		// itself. The kernel answers all others with ICMP port unreachable, and the port
+		// stays in use.
 		s.conn, err = net.DialUDP("udp4", at, at)
 		return err
 	}
@@ -49,13 +49,13 @@ func (s *echoServer) setFault(f fault) (err error) {
 }
 
 func (s *echoServer) close() {
-	if s.conn != nil { // nil if its port could not be had again
+	if s.conn != nil { // nil if its port was not available again
 		s.conn.Close()
 	}
 	s.serving.Wait()
 }
 
-// maxDelayed is how many answers a server keeps until it is time for them.
+// maxDelayed is the maximum number of delayed answers that a server holds.
 const maxDelayed = 1000
 
 // serve answers until conn is closed.
