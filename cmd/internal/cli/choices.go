@@ -13,29 +13,29 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Choices is the value of a flag that has one of a few values, or several of them with
-// commas.
+// Choices is the value of a flag that accepts one of a few values, or several of them,
+// separated by commas.
 type Choices struct {
 	Value   *string
 	Allowed []string
 	Several bool
-	Also    func(word string) bool // other words for them, which nobody is told of; nil is none
+	Also    func(word string) bool // reports undocumented synonyms; nil means none
 }
 
-// Choice registers a flag whose value is one of those allowed; what it is before is its
+// Choice registers a flag that accepts one of the allowed values; the current value is the
 // default.
 func Choice(flags *pflag.FlagSet, value *string, name, short, usage string, allowed ...string) {
 	flags.VarP(&Choices{Value: value, Allowed: allowed}, name, short, usage)
 }
 
-// SomeOf registers a flag whose value are some of those allowed, with commas.
+// SomeOf registers a flag that accepts several of the allowed values, separated by commas.
 func SomeOf(flags *pflag.FlagSet, value *string, name, usage string, allowed ...string) {
 	flags.Var(&Choices{Value: value, Allowed: allowed, Several: true}, name, usage)
 }
 
 // String implements pflag.Value, as Type and Set do.
 func (c *Choices) String() string {
-	if c.Value == nil { // pflag asks a zero value too
+	if c.Value == nil { // pflag also calls it on a zero value
 		return ""
 	}
 	return *c.Value
@@ -57,7 +57,7 @@ func (c *Choices) Set(s string) error {
 	return nil
 }
 
-// Complete completes the last word, for the shell.
+// Complete completes the last word, for shell completion.
 func (c *Choices) Complete(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 	if !c.Several {
 		return c.Allowed, cobra.ShellCompDirectiveNoFileComp
@@ -70,19 +70,19 @@ func (c *Choices) Complete(_ *cobra.Command, _ []string, typed string) ([]string
 	return words, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
 }
 
-// ChoiceError is a value that is not one of those allowed.
+// ChoiceError is the error for a value that is not allowed.
 type ChoiceError struct {
 	value   string
 	allowed []string
 }
 
-// Error says what is allowed, and what may be meant.
+// Error lists the allowed values, and suggests similar ones.
 func (e *ChoiceError) Error() string {
 	return fmt.Sprintf("invalid value %q: must be one of %s%s", e.value, strings.Join(e.allowed, ", "), DidYouMean(e.value, e.allowed))
 }
 
-// WrongValue says in words what is wrong with a number, a duration, or what is neither true nor
-// false; "" of other values, which say so themselves.
+// WrongValue describes the error of an invalid number, duration or boolean; it returns "" for other
+// values, whose errors are clear.
 func WrongValue(err *pflag.InvalidValueError) string {
 	var number *strconv.NumError
 	switch kind := err.GetFlag().Value.Type(); {
@@ -104,21 +104,21 @@ func WrongValue(err *pflag.InvalidValueError) string {
 	return ""
 }
 
-// durations are what is one in its form.
+// durations matches values in the form of a duration.
 var durations = regexp.MustCompile(`^[-+]?((\d+(\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h))+$`)
 
-// DidYouMean returns "; did you mean web or web-2?" for a value that is none of those that
-// are allowed, and "" if it is like none of them.
+// DidYouMean returns "; did you mean web or web-2?" for a value that is not allowed,
+// and "" if it is similar to no allowed value.
 func DidYouMean(value string, allowed []string) string {
 	const most = 3
-	like := &cobra.Command{} // which knows how to suggest
+	like := &cobra.Command{} // its SuggestionsFor finds similar words
 	for _, name := range allowed {
 		like.AddCommand(&cobra.Command{Use: name, Run: func(*cobra.Command, []string) {}})
 	}
 	for distance := 1; distance <= min(2, len(value)-1); distance++ {
 		like.SuggestionsMinimumDistance = distance
 		found := like.SuggestionsFor(value)
-		if distance == 2 && len(value) < 4 { // most words are as near, but wbe is web
+		if distance == 2 && len(value) < 4 { // most words are at this distance, but wbe is web
 			found = slices.DeleteFunc(found, func(name string) bool { return letters(name) != letters(value) })
 		}
 		if len(found) > 0 {
@@ -128,5 +128,5 @@ func DidYouMean(value string, allowed []string) string {
 	return ""
 }
 
-// letters returns those of a word, sorted.
+// letters returns the letters of a word, sorted.
 func letters(word string) string { return string(slices.Sorted(slices.Values([]rune(word)))) }

@@ -12,7 +12,7 @@ import (
 )
 
 // Execute runs the command line and returns the exit code: 0, 1 if the command
-// failed, 2 if it was not understood; for exec, that of the command that it runs.
+// failed, 2 for a usage error. For exec it is that of the command that it runs.
 func Execute(ctx context.Context, root *cobra.Command, args []string) int {
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
@@ -33,20 +33,20 @@ func Execute(ctx context.Context, root *cobra.Command, args []string) int {
 	return 1
 }
 
-// ErrSaid is the error of a command that has already told what is wrong.
+// ErrSaid is the error of a command that has already printed the reason.
 var ErrSaid = errors.New("see above")
 
-// ExitError is the exit code of a program that was run, which has said itself what
-// there is to say.
+// ExitError is the exit code of a program that was run and has printed its own
+// errors.
 type ExitError struct{ Code int }
 
 // Error implements error.
 func (e *ExitError) Error() string { return fmt.Sprintf("exit code %d", e.Code) }
 
-// UsageError is a mistake in the command line.
+// UsageError is an error in the command line.
 type UsageError struct{ error }
 
-// Unwrap returns what is wrong.
+// Unwrap returns the cause.
 func (e *UsageError) Unwrap() error { return e.error }
 
 // Usage returns a UsageError for err.
@@ -55,7 +55,7 @@ func Usage(err error) error { return &UsageError{err} }
 // Usagef returns a UsageError with a text.
 func Usagef(format string, args ...any) error { return Usage(fmt.Errorf(format, args...)) }
 
-// NoArgs is for commands that take flags only.
+// NoArgs is for commands that accept only flags.
 func NoArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return Usagef("%s takes no arguments, got %q", cmd.Name(), args[0])
@@ -63,7 +63,7 @@ func NoArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// Takes is for commands that take from least to most arguments, which are called what.
+// Takes is for commands that accept from least to most arguments, described by what.
 func Takes(least, most int, what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) < least || len(args) > most {
@@ -73,7 +73,7 @@ func Takes(least, most int, what string) cobra.PositionalArgs {
 	}
 }
 
-// SetUp makes root the command of a program that has commands: without one it prints its help.
+// SetUp makes root the root command of a program with subcommands: without a subcommand it prints its help.
 func SetUp(root *cobra.Command) {
 	version := false
 	root.SilenceUsage, root.SilenceErrors = true, true
@@ -96,7 +96,7 @@ func SetUp(root *cobra.Command) {
 	root.AddCommand(newManual(), newVersion())
 }
 
-// Names returns the names of a command's subcommands, but for those that nobody calls.
+// Names returns the names of a command's subcommands, except hidden ones.
 func Names(cmd *cobra.Command) (list []string) {
 	for _, sub := range cmd.Commands() {
 		if sub.IsAvailableCommand() {
@@ -106,7 +106,7 @@ func Names(cmd *cobra.Command) (list []string) {
 	return list
 }
 
-// FlagError says which flag is wrong, and which one may be meant.
+// FlagError names the wrong flag or value, and suggests similar ones.
 func FlagError(cmd *cobra.Command, err error) error {
 	var choice *ChoiceError
 	var invalid *pflag.InvalidValueError
@@ -130,7 +130,7 @@ func FlagError(cmd *cobra.Command, err error) error {
 	return Usage(err)
 }
 
-// CompleteChoices lets the shell complete the flags of a command, and of its subcommands, that are Choices.
+// CompleteChoices enables shell completion for the flags of type Choices of a command and its subcommands.
 func CompleteChoices(cmd *cobra.Command) {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		if c, ok := f.Value.(*Choices); ok {
@@ -142,7 +142,7 @@ func CompleteChoices(cmd *cobra.Command) {
 	}
 }
 
-// SetDefault gives a flag another default.
+// SetDefault changes the default of a flag.
 func SetDefault(flags *pflag.FlagSet, name, value string) {
 	f := flags.Lookup(name)
 	f.DefValue = value
@@ -151,5 +151,5 @@ func SetDefault(flags *pflag.FlagSet, name, value string) {
 	}
 }
 
-// DefaultAdminAddress is the default of --admin-address, where usher serves its API and commands ask it.
+// DefaultAdminAddress is the default of --admin-address, where usher serves its API and commands query it.
 const DefaultAdminAddress = "127.0.0.1:10249"

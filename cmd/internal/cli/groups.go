@@ -11,24 +11,24 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// HelpWidth is how wide the text of --help is.
+// HelpWidth is the width of the text of --help.
 const HelpWidth = 80
 
-// groupKey is the annotation of a flag that says in which group --help has it.
+// groupKey is the annotation with the name of a flag's group in --help.
 const groupKey = "group"
 
 // Group puts the flags that were registered since the last call into a group of --help.
 func Group(flags *pflag.FlagSet, name string) {
-	flags.SortFlags = false // as they are registered, group by group
+	flags.SortFlags = false // keep the order of registration, group by group
 	flags.VisitAll(func(f *pflag.Flag) {
 		if f.Annotations[groupKey] == nil {
-			_ = flags.SetAnnotation(f.Name, groupKey, []string{name}) // it is there
+			_ = flags.SetAnnotation(f.Name, groupKey, []string{name}) // the flag exists
 		}
 	})
 }
 
-// setUsage makes --help tell flags in their groups, in lines of HelpWidth. It is done without
-// one of cobra's templates: with text/template, which calls methods by their names, the linker
+// setUsage makes --help print flags in groups, in lines of HelpWidth. It uses none
+// of cobra's templates: with text/template, which calls methods by their names, the linker
 // keeps all methods of every library, a third of the program.
 func setUsage(root *cobra.Command) {
 	usual := root.UsageFunc()
@@ -60,7 +60,7 @@ func flagUsages(flags *pflag.FlagSet) string {
 	return strings.TrimRight(b.String(), "\n")
 }
 
-// group is a group of flags; the one that was not given a name has none.
+// group is a group of flags; flags without a group are in the one without a name.
 type group struct {
 	name  string
 	flags []*pflag.Flag
@@ -79,8 +79,8 @@ func groupsOf(flags *pflag.FlagSet) (groups []group) {
 	return groups
 }
 
-// block tells one flag in a line, and below it what it is for: there are long names, and much
-// to say.
+// block prints a flag in one line, and its description below: some names and descriptions
+// are long.
 func block(f *pflag.Flag) string {
 	head, text := told(f)
 	if text == "" { // it is hidden
@@ -91,8 +91,8 @@ func block(f *pflag.Flag) string {
 	return "  " + head + indent + strings.ReplaceAll(text, "\n", indent) + "\n"
 }
 
-// told tells one flag as pflag does: its names and what kind of value it has, and what it is
-// for; both are empty if it is hidden.
+// told returns the parts of a flag's usage as pflag prints it: its names with the type of
+// its value, and its description. Both are empty for a hidden flag.
 func told(f *pflag.Flag) (head, text string) {
 	one := pflag.NewFlagSet("", pflag.ContinueOnError)
 	one.AddFlag(f)

@@ -9,9 +9,9 @@ import (
 )
 
 // ManualPage returns the page of section 1 for a command, and its name without the section:
-// usher-run for "usher run". It says what --help says, in the macros of man(7). source, such as
-// "usher v1.2.3", and date stand in its last line; both may be empty. cobra's own pages do not
-// have the groups of flags, and take texts that are not Markdown for it.
+// usher-run for "usher run". The page has the text of --help, in the macros of man(7). source,
+// such as "usher v1.2.3", and date are in its last line; both may be empty. cobra's own pages
+// lack the groups of flags, and treat the texts as Markdown, which they are not.
 func ManualPage(cmd *cobra.Command, source, date string) (name, text string) {
 	name = pageName(cmd)
 	var b strings.Builder
@@ -56,7 +56,7 @@ func ManualPage(cmd *cobra.Command, source, date string) (name, text string) {
 	return name, b.String()
 }
 
-// EachCommand calls f with root and all commands below it that --help lists, but for help,
+// EachCommand calls f with root and all commands below it that --help lists, except help,
 // until f returns an error, which it returns.
 func EachCommand(root *cobra.Command, f func(*cobra.Command) error) error {
 	if err := f(root); err != nil {
@@ -83,7 +83,7 @@ func pageName(cmd *cobra.Command) string {
 	return strings.ReplaceAll(cmd.CommandPath(), " ", "-")
 }
 
-// prose writes paragraphs. One with a line that is indented keeps its lines.
+// prose writes paragraphs. A paragraph with an indented line keeps its line breaks.
 func prose(b *strings.Builder, text string) {
 	for i, paragraph := range strings.Split(strings.Trim(text, "\n"), "\n\n") {
 		if i > 0 {
@@ -97,20 +97,20 @@ func prose(b *strings.Builder, text string) {
 	}
 }
 
-// verbatim writes lines that stay as they are.
+// verbatim writes lines unchanged.
 func verbatim(b *strings.Builder, text string) {
 	b.WriteString(".nf\n" + escape(strings.Trim(text, "\n")) + "\n.fi\n")
 }
 
 var special = strings.NewReplacer(`\`, `\e`, "-", `\-`, "\n.", "\n\\&.", "\n'", "\n\\&'", "\t", "    ")
 
-// escape writes text so that nothing in it is a request, and that options can be copied from
+// escape escapes text so that no part of it is a request, and options can be copied from
 // the page.
 func escape(text string) string {
 	return strings.TrimPrefix(special.Replace("\n"+text), "\n")
 }
 
-// quote makes one argument of a macro.
+// quote returns text as one argument of a macro.
 func quote(text string) string {
 	return `"` + strings.ReplaceAll(escape(text), `"`, `\(dq`) + `"`
 }

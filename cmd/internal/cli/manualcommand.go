@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// newManual is for those who make packages: see deploy/release.
+// newManual returns a hidden command for building packages: see deploy/release.
 func newManual() *cobra.Command {
 	return &cobra.Command{
 		Use:    "manual FOLDER",

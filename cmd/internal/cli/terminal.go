@@ -17,7 +17,7 @@ import (
 	"github.com/usherproxy/usher/cmd/internal/show"
 )
 
-// LogFlags say how logs are written. They go to standard error.
+// LogFlags configure the logs, which go to standard error.
 type LogFlags struct {
 	Level  string
 	Format string
@@ -51,7 +51,7 @@ func (f *LogFlags) Logger(out io.Writer) (*logrus.Logger, error) {
 	return log, nil
 }
 
-// isLogLevel reports whether the logger knows a level: INFO, warn and trace are some, too.
+// isLogLevel reports whether the logger accepts a level: also INFO, warn and trace.
 func isLogLevel(level string) bool {
 	_, err := logrus.ParseLevel(level)
 	return err == nil
@@ -63,11 +63,11 @@ func IsTerminal(out io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// Coloured returns a writer to out that takes colours out unless out is a terminal
-// that has them, and NO_COLOR is not set (see no-color.org).
+// Coloured returns a writer to out that removes colors unless out is a terminal
+// with colors, and NO_COLOR is not set (see no-color.org).
 func Coloured(out io.Writer) io.Writer { return colorprofile.NewWriter(out, os.Environ()) }
 
-// PrintLines prints lines that may have colours.
+// PrintLines prints lines that may contain colors.
 func PrintLines(out io.Writer, lines []string) {
 	out = Coloured(out)
 	for _, line := range lines {
@@ -75,7 +75,7 @@ func PrintLines(out io.Writer, lines []string) {
 	}
 }
 
-// TerminalWidth returns how many columns out has; 100 if it is no terminal.
+// TerminalWidth returns the number of columns of out; 100 if it is no terminal.
 func TerminalWidth(out io.Writer) int {
 	if file, ok := out.(*os.File); ok {
 		if width, _, err := term.GetSize(int(file.Fd())); err == nil && width > 0 {
@@ -85,10 +85,10 @@ func TerminalWidth(out io.Writer) int {
 	return 100
 }
 
-// wideColumns is for how wide a terminal wide tables are made, at least.
+// wideColumns is the minimum width of wide tables on a terminal.
 const wideColumns = 160
 
-// TableWidth returns how wide a table on out may be. A program that reads it gets all of it.
+// TableWidth returns the maximum width of a table on out. Output to a program is not limited.
 func TableWidth(out io.Writer, wide bool) int {
 	switch {
 	case !IsTerminal(out):

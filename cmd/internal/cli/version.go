@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Version is usher's. With commit it is set by the build: see the Makefile. commit is empty where Go notes it, in a clone.
+// Version and commit are set by the build: see the Makefile. commit is empty in a clone, where Go records it.
 var (
 	Version = "devel"
 	commit  string
@@ -26,12 +26,12 @@ func newVersion() *cobra.Command {
 	}
 }
 
-// VersionLine returns the version, the commit and the system that this program was built from and for.
+// VersionLine returns the version and commit of this program, and its operating system, architecture and Go version.
 func VersionLine() string {
 	return fmt.Sprintf("usher %s%s %s/%s %s", Version, revision(), runtime.GOOS, runtime.GOARCH, runtime.Version())
 }
 
-// revision returns the commit that the binary was built from, if that is known.
+// revision returns the commit that the binary was built from, if it is known.
 func revision() string {
 	from := cmp.Or(commit, setting("vcs.revision"))
 	if from == "" {
@@ -40,7 +40,7 @@ func revision() string {
 	return " " + from[:min(12, len(from))]
 }
 
-// setting returns what Go noted in the binary of how it was built; empty is nothing.
+// setting returns a build setting that Go recorded in the binary; "" means none.
 func setting(key string) string {
 	info, _ := debug.ReadBuildInfo()
 	if info == nil {

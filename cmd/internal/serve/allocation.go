@@ -11,8 +11,8 @@ import (
 	"github.com/usherproxy/usher/config/manifest"
 )
 
-// Allocation say what Services of manifests are given if they name none: what a control plane
-// gives in a cluster.
+// Allocation configures the addresses and ports of Services of manifests that set none, as a
+// control plane allocates them in a cluster.
 type Allocation struct {
 	serviceCIDRs  []string
 	nodePorts     string
@@ -26,7 +26,7 @@ func (f *Allocation) Register(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.balancerCIDRs, "load-balancer-ip-cidr", nil, "`networks` for the load balancer IPs of LoadBalancer Services in manifests without one, at most one per IP family. Empty = none are allocated")
 }
 
-// Parse fills in what the flags say, if they were registered.
+// Parse sets the fields of o from the flags, if they were registered.
 func (f *Allocation) Parse(o *manifest.Options) (err error) {
 	if f.serviceCIDRs == nil {
 		return nil
@@ -44,7 +44,7 @@ func (f *Allocation) Parse(o *manifest.Options) (err error) {
 	return err
 }
 
-// parseNetworks parses the value of a flag that names at most one network of each IP family.
+// parseNetworks parses the value of a flag with at most one network per IP family.
 func parseNetworks(flag string, list []string) ([]netip.Prefix, error) {
 	out, err := ParseCIDRs(list, flag+": invalid value %q: must be a CIDR such as 10.96.0.0/12")
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// LogKlog makes log have what client-go logs by klog, as lines of the level debug: usher itself
-// logs what matters of it, once, and client-go with each retry. Without a log it is dropped.
+// LogKlog sends the messages that client-go logs by klog to log, at level debug: usher itself logs the
+// important ones, once, and client-go with each retry. If log is nil, the messages are dropped.
 func LogKlog(log *logrus.Logger) { klog.SetSlogLogger(slog.New(klogHandler{log, nil})) }
 
 // klogHandler is a slog.Handler.
@@ -26,7 +26,7 @@ func (h klogHandler) Enabled(context.Context, slog.Level) bool {
 
 // Handle implements slog.Handler.
 func (h klogHandler) Handle(ctx context.Context, r slog.Record) error {
-	if !h.Enabled(ctx, r.Level) { // which nobody asks about errors
+	if !h.Enabled(ctx, r.Level) { // klog does not call Enabled for errors
 		return nil
 	}
 	fields := logrus.Fields{"from": "client-go"}
@@ -38,7 +38,7 @@ func (h klogHandler) Handle(ctx context.Context, r slog.Record) error {
 		add(a)
 	}
 	r.Attrs(add)
-	h.log.WithFields(fields).Debug(strings.Join(strings.Fields(r.Message), " ")) // it may have several lines
+	h.log.WithFields(fields).Debug(strings.Join(strings.Fields(r.Message), " ")) // the message may have several lines
 	return nil
 }
 

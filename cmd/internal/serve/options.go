@@ -26,9 +26,9 @@ import (
 	"github.com/usherproxy/usher/proxy/accesslog"
 )
 
-// Flags are the flags from which a daemon's Config is made. Most are fields of
-// it; what has to be parsed is in it when Complete has been called. Each command
-// registers the groups that it has, and the rest is as Defaults says.
+// Flags are the flags that configure a daemon. Most are fields of its Config; Complete
+// parses the others into it. Each command registers its groups of flags; the other settings
+// keep the values of Defaults.
 type Flags struct {
 	daemon.Config
 
@@ -51,7 +51,7 @@ func New() Flags {
 	return f
 }
 
-// RegisterSource registers where Services come from: files, or an API server.
+// RegisterSource registers the flags for the source of Services: files, or an API server.
 func (f *Flags) RegisterSource(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&f.Manifests, "manifests", nil, "`path` of a manifest file or folder (YAML or JSON): Service, EndpointSlice, Endpoints, Node, ServiceCIDR, List. - = standard input, read once. May be repeated")
 	f.allocation.Register(flags)
@@ -60,7 +60,7 @@ func (f *Flags) RegisterSource(flags *pflag.FlagSet) {
 	flags.StringVar(&f.Cluster.Server, "server", "", "`URL` of the API server; overrides the kubeconfig and the Pod's environment")
 }
 
-// RegisterNode registers which node this is, and what of the Services is served on it.
+// RegisterNode registers the flags for this node's identity, and for the Services that it serves.
 func (f *Flags) RegisterNode(flags *pflag.FlagSet) {
 	flags.StringVar(&f.NodeName, "node-name", "", "Name of this node's Node object. Empty = the hostname")
 	flags.StringToStringVar(&f.NodeLabels, "node-labels", nil, "`labels` of this node for topology keys and hints, such as topology.kubernetes.io/zone=a; overrides the Node object")
@@ -74,24 +74,24 @@ func (f *Flags) RegisterNode(flags *pflag.FlagSet) {
 	flags.DurationVar(&f.MaxDelay, "max-sync-delay", f.MaxDelay, "Maximum time to batch changes before applying them while Services keep changing")
 }
 
-// metadata is the word for metadataServices in --forbidden-endpoint-cidrs.
+// metadata is the keyword for metadataServices in --forbidden-endpoint-cidrs.
 const metadata = "metadata"
 
 // metadataServices are the metadata services of Azure, Alibaba Cloud, Oracle Cloud, AWS and Google
-// Cloud that are not at link-local addresses, which no endpoint may have anyway.
+// Cloud outside of the link-local addresses, which are forbidden for endpoints anyway.
 var metadataServices = []string{"168.63.129.16/32", "100.100.100.200/32", "192.0.0.192/32", "fd00:ec2::254/128", "fd20:ce::254/128"}
 
-// RegisterTakeOver registers whether an usher that serves already is replaced.
+// RegisterTakeOver registers the flag to replace a running usher instance.
 func (f *Flags) RegisterTakeOver(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.TakeOver, "take-over", false, "Replace the usher instance on this node without dropping connections; the old instance exits when its connections have closed")
 }
 
-// RegisterTrace registers whether steps are printed.
+// RegisterTrace registers the flag to print steps.
 func (f *Flags) RegisterTrace(flags *pflag.FlagSet, to string) {
 	flags.BoolVar(&f.Trace, "trace", false, "Print each step of each connection to standard "+to)
 }
 
-// RegisterProxy registers how connections are served, wherever Services come from.
+// RegisterProxy registers the flags for serving connections, whatever the source of Services.
 func (f *Flags) RegisterProxy(flags *pflag.FlagSet) {
 	o := &f.Proxy
 	cli.Choice(flags, &f.Mode, "portal", "", "How VIP traffic reaches usher: "+strings.Join(modes.Names(), ", ")+". auto selects the first mode that works on this node", modes.Names()...)
@@ -141,7 +141,7 @@ func (f *Flags) RegisterProxy(flags *pflag.FlagSet) {
 
 const EndpointGroup = "Endpoints: which one gets a connection, and how"
 
-// RegisterServers registers what else is served, and where.
+// RegisterServers registers the addresses of the other servers.
 func (f *Flags) RegisterServers(flags *pflag.FlagSet) {
 	flags.StringVar(&f.AdminAddress, "admin-address", cli.DefaultAdminAddress, "Listen address `host:port` for the dashboard, /api, /metrics, /proxyMode and /configz. Empty = none")
 	flags.StringVar(&f.HealthzAddress, "healthz-address", "0.0.0.0:10256", "Listen address `host:port` for /healthz and /livez. Empty = none, the default with --manifests")
@@ -155,7 +155,7 @@ func (f *Flags) RegisterServers(flags *pflag.FlagSet) {
 // FromFiles reports whether Services come from files.
 func (f *Flags) FromFiles() bool { return len(f.Manifests) > 0 }
 
-// OneSource returns an error if the flags name two sources.
+// OneSource returns an error if the flags set two sources.
 func (f *Flags) OneSource() error {
 	if f.FromFiles() && (f.Cluster.Kubeconfig != "" || f.Cluster.Context != "" || f.Cluster.Server != "") {
 		return cli.Usagef("--manifests cannot be combined with --kubeconfig, --context or --server: Services come either from files or from an API server")
@@ -163,7 +163,7 @@ func (f *Flags) OneSource() error {
 	return nil
 }
 
-// Complete parses what has to be parsed, checks all, and makes the logger.
+// Complete parses and checks the flags, and creates the logger.
 func (f *Flags) Complete(cmd *cobra.Command) (err error) {
 	var given manifest.Options
 	if err := f.allocation.Parse(&given); err != nil {
@@ -211,7 +211,7 @@ func (f *Flags) parseForbidden(flags *pflag.FlagSet) (err error) {
 	return err
 }
 
-// NewDaemon returns the daemon that the flags of cmd ask for. Complete has been
+// NewDaemon returns the daemon for the flags of cmd. Complete must have been
 // called.
 func (f *Flags) NewDaemon(cmd *cobra.Command) (*daemon.Daemon, error) {
 	f.Settings = AllFlags(cmd)
@@ -219,8 +219,8 @@ func (f *Flags) NewDaemon(cmd *cobra.Command) (*daemon.Daemon, error) {
 	return daemon.New(f.Config)
 }
 
-// Run runs a daemon until a signal stops it. It gets hangup instead of SIGHUP, by which a terminal that
-// is closed ends its programs; nil means that SIGHUP is ignored, as it is if whoever started usher ignores it.
+// Run runs a daemon until a signal stops it. The daemon gets hangup instead of SIGHUP, the signal for programs whose
+// terminal is closed. If hangup is nil, or the parent process ignored SIGHUP, SIGHUP is ignored.
 func Run(cmd *cobra.Command, d *daemon.Daemon, hangup os.Signal) error {
 	signals, hangups := make(chan os.Signal, 3), make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
@@ -245,7 +245,7 @@ func Run(cmd *cobra.Command, d *daemon.Daemon, hangup os.Signal) error {
 	return d.Run(ctx, signals)
 }
 
-// ClosedTerminal is the signal that the end of this process's terminal means: Ctrl-C if it has one.
+// ClosedTerminal returns the signal to use when this process's terminal is closed: that of Ctrl-C if it has one.
 func ClosedTerminal() os.Signal {
 	for _, f := range []*os.File{os.Stdin, os.Stdout, os.Stderr} {
 		if term.IsTerminal(int(f.Fd())) {
@@ -255,12 +255,12 @@ func ClosedTerminal() os.Signal {
 	return syscall.SIGTERM
 }
 
-// IgnorePipes is for who prints what goes on: whoever reads it may go away (usher run
+// IgnorePipes ignores SIGPIPE, for commands that print continuously: the reader of the output may exit (usher run
 // --trace | head).
 func IgnorePipes() { signal.Ignore(syscall.SIGPIPE) }
 
-// AllFlags returns the flags of cmd and their values; of those that --help does not
-// list, the ones that were given.
+// AllFlags returns the flags of cmd and their values. It includes flags that --help does not
+// list only if they are set.
 func AllFlags(cmd *cobra.Command) map[string]string {
 	out := map[string]string{}
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
@@ -271,8 +271,8 @@ func AllFlags(cmd *cobra.Command) map[string]string {
 	return out
 }
 
-// markFlag is the value of --mark. It is shown as rules show marks, in hexadecimal,
-// and may be given as a decimal number too.
+// markFlag is the value of --mark. It is printed in hexadecimal, as rules show marks,
+// and also accepts decimal numbers.
 type markFlag uint32
 
 func (m *markFlag) String() string { return fmt.Sprintf("%#x", uint32(*m)) }
@@ -288,7 +288,7 @@ func (m *markFlag) Set(s string) error {
 
 func (m *markFlag) Type() string { return "bits" }
 
-// clientAddressFlag is the value of --client-address: whether it is the node's.
+// clientAddressFlag is the value of --client-address: true if endpoints see the node's address.
 type clientAddressFlag bool
 
 func (c *clientAddressFlag) String() string {
@@ -337,7 +337,7 @@ func (a *aliasesFlag) Set(s string) error {
 
 func (a *aliasesFlag) Type() string { return "networks" }
 
-// parsePortRange parses the value of --proxy-port-range; "" is any port.
+// parsePortRange parses the value of --proxy-port-range; "" means any port.
 func parsePortRange(s string) (ports portal.PortRange, err error) {
 	if s != "" {
 		ports.First, ports.Last, err = parsePorts("--proxy-port-range", s)
@@ -372,7 +372,7 @@ func ParseLoadBalancers(list []string) ([]netip.Prefix, error) {
 	return ParseCIDRs(list, "--load-balancer-cidr: invalid value %q: must be a CIDR such as 10.0.0.0/16")
 }
 
-// ParseCIDRs parses networks. wrong is the format of the error for what is none.
+// ParseCIDRs parses networks. wrong is the format of the error for an invalid one.
 func ParseCIDRs(list []string, wrong string) (out []netip.Prefix, err error) {
 	for _, s := range list {
 		p, err := netip.ParsePrefix(s)

@@ -9,7 +9,7 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// PrintTrace returns what prints steps as they come until ctx ends.
+// PrintTrace returns a function that prints steps as they arrive until ctx ends.
 func PrintTrace(out io.Writer) func(ctx context.Context, steps *trace.Reader) {
 	return func(ctx context.Context, steps *trace.Reader) {
 		buf := make([]trace.Event, 64)
@@ -23,7 +23,7 @@ func PrintTrace(out io.Writer) func(ctx context.Context, steps *trace.Reader) {
 			}
 			for _, e := range buf[:n] {
 				if _, err := fmt.Fprintf(out, "%s %s\n", e.Time.Format("15:04:05.000"), e); err != nil {
-					return // nobody listens any more
+					return // the reader of the output has closed it
 				}
 			}
 		}

@@ -12,11 +12,11 @@ import (
 	"github.com/usherproxy/usher/proxy"
 )
 
-// maxTableRows bounds the table that run prints; nobody reads ten thousand
-// lines.
+// maxTableRows bounds the table that run prints; ten thousand lines are not
+// readable.
 const maxTableRows = 100
 
-// PrintTable tells a person what is served where.
+// PrintTable prints the served ports and their addresses for users.
 func PrintTable(out io.Writer, ports []proxy.PortView) {
 	if len(ports) == 0 {
 		fmt.Fprintln(out, "No Services yet.")
@@ -33,7 +33,7 @@ func PrintTable(out io.Writer, ports []proxy.PortView) {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", p.Port.ID.ServiceName(), portName(p.Port), vips(p.Port), listeners(p), endpoints(p.Port))
 	}
 	w.Flush()
-	_, _ = whole.WriteTo(out) // nobody is left to be told
+	_, _ = whole.WriteTo(out) // without a reader there is no place for the error
 }
 
 // portName returns "http 80/TCP".

@@ -26,22 +26,22 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
-// Viewers are the commands that ask usher instances what they do: get, trace, explain and diagnose.
+// Viewers are the commands that query usher instances: get, trace, explain and diagnose.
 type Viewers struct {
-	// Fleet returns what finds the usher instances of a cluster, of which all are asked by default. If it is nil,
-	// only that of this node can be asked.
+	// Fleet returns a finder of the usher instances of a cluster, which the commands query by default. If it is nil,
+	// they can query only the instance of this node.
 	Fleet func(fleet.Options) (fleet.Finder, error)
 }
 
-// Commands returns them.
+// Commands returns the commands.
 func (v Viewers) Commands() []*cobra.Command {
 	return []*cobra.Command{v.newGet(), v.newTrace(), v.newExplain(), v.newDiagnose()}
 }
 
-// Asks returns the flags that say which usher instances one more command asks.
+// Asks returns the flags that select the usher instances for another command.
 func (v Viewers) Asks() Asks { return Asks{newFleet: v.Fleet} }
 
-// long returns the description of a command, with what there is to say of a cluster where that can be asked.
+// long returns the description of a command. It adds ofCluster where a cluster can be queried.
 func (v Viewers) long(text, ofCluster string) string {
 	if v.Fleet == nil {
 		return text
@@ -49,25 +49,25 @@ func (v Viewers) long(text, ofCluster string) string {
 	return text + "\n\n" + ofCluster
 }
 
-// Asks are the flags that say which usher is asked, or which of a cluster. The zero value is of a command that asks one.
+// Asks are the flags that select the usher instances to query. The zero value is for a command that queries one instance.
 type Asks struct {
 	Address string
 
-	newFleet  func(fleet.Options) (fleet.Finder, error) // nil where only one can be asked
+	newFleet  func(fleet.Options) (fleet.Finder, error) // nil where only one instance can be queried
 	local     bool
-	one       bool // is asked only, of a cluster that of a node
+	one       bool // query only one instance, in a cluster that of a node
 	options   fleet.Options
-	namespace *NamespaceFlag // whose default is that of kubectl's context, with a cluster
-	fleet     fleet.Finder   // while it is asked
+	namespace *NamespaceFlag // with a cluster, its default is that of kubectl's context
+	fleet     fleet.Finder   // set during a query
 }
 
-// One says that only one usher is asked at a time, of a cluster that of a node.
+// One returns f limited to one usher instance at a time, in a cluster that of a node.
 func (f Asks) One() Asks {
 	f.one = true
 	return f
 }
 
-// cluster reports whether the usher instances of a cluster are asked.
+// cluster reports whether the command queries the usher instances of a cluster.
 func (f *Asks) cluster() bool { return f.newFleet != nil && !f.local }
 
 // Register registers --admin-address.
@@ -75,11 +75,11 @@ func (f *Asks) Register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.Address, "admin-address", cli.DefaultAdminAddress, "API address `host:port` of the usher instance to query")
 }
 
-// ClusterFlags are those that say how a cluster is asked.
+// ClusterFlags are the flags for querying a cluster.
 var ClusterFlags = []string{"node", "usher-namespace", "context", "kubeconfig", "server"}
 
-// RegisterCluster is Register for commands that can ask the ushers of a cluster, too, and completes names by asking.
-// namespace is the command's own. It is called when all other flags are registered.
+// RegisterCluster is Register for commands that can also query the usher instances of a cluster. It adds completion of
+// names. namespace is the command's own. Call it when all other flags are registered.
 func (f *Asks) RegisterCluster(cmd *cobra.Command, namespace *NamespaceFlag) {
 	flags := cmd.Flags()
 	f.namespace = namespace
@@ -112,7 +112,7 @@ func RegisterFleet(flags *pflag.FlagSet, o *fleet.Options) {
 	cli.Group(flags, "The ushers of a cluster")
 }
 
-// complete checks the flags, and gives the namespace its default.
+// complete checks the flags, and sets the default of the namespace.
 func (f *Asks) complete(cmd *cobra.Command) (err error) {
 	if f.local {
 		for _, name := range ClusterFlags {
@@ -134,7 +134,7 @@ func (f *Asks) complete(cmd *cobra.Command) (err error) {
 	return err
 }
 
-// Client returns a client of that usher. While usher does not answer, standard error says so.
+// Client returns a client of the usher instance. It reports slow answers on standard error.
 func (f *Asks) Client() (*client.Client, error) {
 	c, err := client.New(f.Address)
 	if err != nil {
@@ -147,7 +147,7 @@ func (f *Asks) Client() (*client.Client, error) {
 	return c, nil
 }
 
-// Ask calls do with a client of that usher, and adds to its error what to do about it.
+// Ask calls do with a client of the usher instance, and adds a hint to its error.
 func (f *Asks) Ask(do func(c *client.Client) error) error {
 	c, err := f.Client()
 	if err != nil {
@@ -157,8 +157,8 @@ func (f *Asks) Ask(do func(c *client.Client) error) error {
 	return f.hint(do(c))
 }
 
-// AskAll calls do with all ushers that are asked, in the order of their nodes; if it is not a cluster's, it is one, on
-// no node. It adds to do's error what to do about it.
+// AskAll calls do with all selected usher instances, in the order of their nodes; without a cluster it is a single one,
+// without a node. It adds a hint to do's error.
 func (f *Asks) AskAll(cmd *cobra.Command, do func(ushers []fleet.Usher) error) error {
 	if !f.cluster() {
 		return f.Ask(func(c *client.Client) error { return do([]fleet.Usher{{Client: c}}) })
@@ -171,7 +171,7 @@ func (f *Asks) AskAll(cmd *cobra.Command, do func(ushers []fleet.Usher) error) e
 	return do(ushers)
 }
 
-// AskOne is AskAll for commands that ask one usher only.
+// AskOne is AskAll for commands that query a single usher instance.
 func (f *Asks) AskOne(cmd *cobra.Command, do func(c *client.Client) error) error {
 	return f.AskAll(cmd, func(ushers []fleet.Usher) error {
 		err := do(ushers[0].Client)
@@ -180,7 +180,7 @@ func (f *Asks) AskOne(cmd *cobra.Command, do func(c *client.Client) error) error
 	})
 }
 
-// find returns the ushers of the cluster, or that of a node. end ends the connections to them.
+// find returns the usher instances of the cluster, or that of a node. end closes the connections to them.
 func (f *Asks) find(ctx context.Context, node string) (ushers []fleet.Usher, end func(), err error) {
 	o := f.options
 	o.Address, o.Node = f.Address, node
@@ -194,7 +194,7 @@ func (f *Asks) find(ctx context.Context, node string) (ushers []fleet.Usher, end
 	return ushers, f.fleet.Close, nil
 }
 
-// hint adds to an error what to do about it.
+// hint adds advice to an error.
 func (f *Asks) hint(err error) error {
 	var unreachable *client.UnreachableError
 	var other *client.NotUsherError
@@ -215,7 +215,7 @@ another address, set --admin-address`, err)
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
-		if installed, _ := modes.List(ctx, nil); len(installed) > 0 { // without the right to look, none
+		if installed, _ := modes.List(ctx, nil); len(installed) > 0 { // without the capability to list rules, none
 			err = fmt.Errorf("%w.\nA previous usher process left %s of its portal; until usher runs, clients of the VIPs are not served.\nThe next 'usher run' takes the rules over; 'usher cleanup' removes them", err, show.Plural(len(installed), "rule"))
 		}
 		return err
@@ -227,7 +227,7 @@ usher instance, set --admin-address`, err)
 	return err
 }
 
-// NamespaceFlag says which namespace a name without one is of.
+// NamespaceFlag is the namespace of names without one.
 type NamespaceFlag struct {
 	Namespace string
 	flag      *pflag.Flag
@@ -247,17 +247,17 @@ func (f *NamespaceFlag) ServiceName(name string) string {
 	return f.Namespace + "/" + name
 }
 
-// oneKnows is MustKnow for several ushers, of which one has to know the Service.
+// oneKnows is MustKnow for several usher instances: it is enough if one of them knows the Service.
 func oneKnows(ctx context.Context, ushers []fleet.Usher, service, hint string) error {
 	return one(ctx, ushers, func(ctx context.Context, c *client.Client) error { return MustKnow(ctx, c, service, hint) })
 }
 
-// oneKnowsNamespace is mustKnowNamespace for several ushers, of which one has to know it.
+// oneKnowsNamespace is mustKnowNamespace for several usher instances: it is enough if one of them knows it.
 func oneKnowsNamespace(ctx context.Context, ushers []fleet.Usher, namespace string) error {
 	return one(ctx, ushers, func(ctx context.Context, c *client.Client) error { return mustKnowNamespace(ctx, c, namespace) })
 }
 
-// one returns nil if knows is content with one of several ushers, and else what it said of the first.
+// one returns nil if knows succeeds for one of several usher instances, and else the error for the first.
 func one(ctx context.Context, ushers []fleet.Usher, knows func(context.Context, *client.Client) error) error {
 	answers := fleet.Ask(ctx, ushers, func(ctx context.Context, u fleet.Usher) (unknown *unknownError, err error) {
 		if err = knows(ctx, u.Client); errors.As(err, &unknown) {
@@ -277,13 +277,13 @@ func one(ctx context.Context, ushers []fleet.Usher, knows func(context.Context, 
 	return good[0].Value
 }
 
-// unknownError says that there is no such Service, or none in that namespace.
+// unknownError means that there is no such Service, or none in that namespace.
 type unknownError struct{ text string }
 
 func (e *unknownError) Error() string { return e.text }
 
 // MustKnow returns an unknownError if usher serves no Service of that name, "namespace/name", and
-// knows of no connection to one. The namespace * is any. hint is for when there is nothing like it.
+// knows of no connection to one. The namespace * means any. hint is for a name without similar ones.
 func MustKnow(ctx context.Context, c *client.Client, service, hint string) error {
 	namespace, name, _ := strings.Cut(service, "/")
 	if namespace != "" && name != "" {
@@ -297,7 +297,7 @@ func MustKnow(ctx context.Context, c *client.Client, service, hint string) error
 			return err
 		}
 	}
-	all, err := c.Services(ctx, client.ServiceQuery{}) // for what may be meant
+	all, err := c.Services(ctx, client.ServiceQuery{}) // for suggestions
 	if err != nil {
 		return err
 	}

@@ -13,20 +13,20 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
-// What the shell completes.
+// Shell completion.
 
-// completeByAsking completes by what the usher that is asked tells.
+// completeByAsking completes with names from the selected usher instance.
 func (f *Asks) completeByAsking(list func(context.Context, *client.Client) []string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 		return f.known(cmd, list), cobra.ShellCompDirectiveNoFileComp
 	}
 }
 
-// completionTime is how long a person waits for names of a cluster.
+// completionTime bounds the wait for names of a cluster.
 const completionTime = 3 * time.Second
 
-// known returns what list tells of the usher that is asked, of a cluster's the first that answers; nil if none
-// does.
+// known returns the names that list gets from the selected usher instance, in a cluster from the first that responds;
+// nil if none does.
 func (f *Asks) known(cmd *cobra.Command, list func(context.Context, *client.Client) []string) (names []string) {
 	if f.cluster() {
 		ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
@@ -48,11 +48,11 @@ func (f *Asks) known(cmd *cobra.Command, list func(context.Context, *client.Clie
 		return nil
 	}
 	defer c.Close()
-	c.Slow = nil // between the words of a command line there is no place for it
+	c.Slow = nil // a message would appear within the command line
 	return list(cmd.Context(), c)
 }
 
-// completeNodes completes the nodes of a cluster that have an usher.
+// completeNodes completes the nodes of a cluster that run usher.
 func (f *Asks) completeNodes(cmd *cobra.Command, _ []string, _ string) (names []string, _ cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
 	defer cancel()
@@ -67,9 +67,9 @@ func (f *Asks) completeNodes(cmd *cobra.Command, _ []string, _ string) (names []
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// namespaces returns those of all Services.
+// namespaces returns the namespaces of all Services.
 func namespaces(ctx context.Context, c *client.Client) (names []string) {
-	all, _ := c.Services(ctx, client.ServiceQuery{}) // nothing to complete, then
+	all, _ := c.Services(ctx, client.ServiceQuery{}) // on an error there is nothing to complete
 	for _, s := range all.Items {
 		if !slices.Contains(names, s.Namespace) {
 			names = append(names, s.Namespace)
@@ -78,7 +78,7 @@ func namespaces(ctx context.Context, c *client.Client) (names []string) {
 	return names
 }
 
-// pods returns the Pods, or addresses, of the endpoints of some Services: it has to be fast.
+// pods returns the Pods, or addresses, of the endpoints of some Services, not of all: completion must be fast.
 func pods(ctx context.Context, c *client.Client) (names []string) {
 	const most = 50
 	some, _ := c.Services(ctx, client.ServiceQuery{Max: most})
@@ -91,7 +91,7 @@ func pods(ctx context.Context, c *client.Client) (names []string) {
 	return names
 }
 
-// CompleteOne completes the only argument of a command, for the shell.
+// CompleteOne completes the only argument of a command, for shell completion.
 func CompleteOne(names func(cmd *cobra.Command) []string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
@@ -104,10 +104,10 @@ func CompleteOne(names func(cmd *cobra.Command) []string) cobra.CompletionFunc {
 // CompleteServices returns the Services of a namespace that are not in taken.
 func (f *Asks) CompleteServices(cmd *cobra.Command, namespace string, taken []string) []string {
 	if f.cluster() && !cmd.Flag("namespace").Changed {
-		namespace, _ = f.options.Cluster.Namespace() // nothing to complete, then
+		namespace, _ = f.options.Cluster.Namespace() // on an error there is nothing to complete
 	}
 	return f.known(cmd, func(ctx context.Context, c *client.Client) (names []string) {
-		list, _ := c.Services(ctx, client.ServiceQuery{Namespace: namespace}) // nothing to complete, then
+		list, _ := c.Services(ctx, client.ServiceQuery{Namespace: namespace}) // on an error there is nothing to complete
 		for _, s := range list.Items {
 			if !slices.Contains(taken, s.Name) {
 				names = append(names, s.Name+"\t"+string(s.State))
@@ -117,10 +117,10 @@ func (f *Asks) CompleteServices(cmd *cobra.Command, namespace string, taken []st
 	})
 }
 
-// CompleteDemoEndpoints returns the Pods' names of the demo that runs.
+// CompleteDemoEndpoints returns the Pod names of the running demo.
 func (f *Asks) CompleteDemoEndpoints(cmd *cobra.Command) []string {
 	return f.known(cmd, func(ctx context.Context, c *client.Client) (names []string) {
-		list, _ := c.DemoEndpoints(ctx) // nothing to complete, then
+		list, _ := c.DemoEndpoints(ctx) // on an error there is nothing to complete
 		for _, e := range list.Items {
 			_, name, _ := strings.Cut(e.Pod, "/")
 			names = append(names, name+"\t"+e.Does)

@@ -114,7 +114,7 @@ programs, are skipped.`),
 	return cmd
 }
 
-// diagnoseCluster looks at what all ushers of a cluster tell.
+// diagnoseCluster checks all usher instances of a cluster.
 func diagnoseCluster(cmd *cobra.Command, ushers []fleet.Usher, o diagnose.Options, output string) error {
 	answers, err := fleet.Answered(fleet.Ask(cmd.Context(), ushers, func(ctx context.Context, u fleet.Usher) (diagnose.Result, error) {
 		return diagnose.Run(ctx, u.Client, o)
@@ -133,7 +133,7 @@ func diagnoseCluster(cmd *cobra.Command, ushers []fleet.Usher, o diagnose.Option
 	return cmp.Or(err, wrong)
 }
 
-// printFindings prints what was found. Its error is that something is wrong.
+// printFindings prints the findings. It returns an error if there is a problem.
 func printFindings(out io.Writer, report diagnose.Result, output string) error {
 	if output == "" {
 		cli.PrintLines(out, report.Lines(min(80, cli.TerminalWidth(out))))

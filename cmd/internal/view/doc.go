@@ -1,6 +1,6 @@
-// Package view has the commands that ask usher instances what they do and print it: get, trace, explain and
-// diagnose. cmd/usher has them for the instance of its node, and cmd/kubectl-usher for those of a cluster, which
-// it finds by the [Viewers.Fleet] that it brings.
+// Package view implements the commands that query usher instances and print the results: get, trace, explain and
+// diagnose. cmd/usher has them for the instance of its node. cmd/kubectl-usher has them for the instances of a cluster,
+// which its [Viewers.Fleet] finds.
 //
-// [Asks] are the flags that say which instance is asked, for other commands that ask, too.
+// [Asks] are the flags that select the instances, also for other commands.
 package view

@@ -55,8 +55,8 @@ it is all of them. --per-node lists each node separately, as for all other kinds
 	return cmd
 }
 
-// KindAndName makes two arguments of the KIND/NAME behind get, which is how -o name tells of
-// an object, and names of others of the same kind behind it.
+// KindAndName splits the argument KIND/NAME of get, the form that -o name prints, into two
+// arguments, and shortens further names of the same kind.
 func KindAndName(root *cobra.Command, args []string) []string {
 	if len(args) < 2 || args[0] != "get" {
 		return args
@@ -78,23 +78,23 @@ func KindAndName(root *cobra.Command, args []string) []string {
 
 func isKind(cmd *cobra.Command, word string) bool { return cmd.Name() == word || cmd.HasAlias(word) }
 
-// getFlags are what all kinds have.
+// getFlags are the flags of all kinds.
 type getFlags struct {
 	asks Asks
 	NamespaceFlag
 	all    bool
 	watch  bool
-	apart  bool // what each node tells of Services and endpoints
+	apart  bool // list the Services and endpoints of each node separately
 	output string
 
-	outdated sync.Map // by node, why its Services are not those that there are: see noteOutdated
+	outdated sync.Map // by node, the reason why its Services are outdated: see noteOutdated
 }
 
 func (f *getFlags) register(cmd *cobra.Command) {
 	f.registerWith(cmd, "wide", "json", "yaml")
 }
 
-// registerAll is register for kinds that have names, and can be watched.
+// registerAll is register for kinds that have names and can be watched.
 func (f *getFlags) registerAll(cmd *cobra.Command) {
 	cmd.Flags().BoolVarP(&f.watch, "watch", "w", false, "After listing, print new and changed objects until Ctrl-C")
 	f.registerWith(cmd, "wide", "name", "json", "yaml")
@@ -108,15 +108,15 @@ func (f *getFlags) registerWith(cmd *cobra.Command, outputs ...string) {
 	f.asks.RegisterCluster(cmd, &f.NamespaceFlag)
 }
 
-// registerApart registers --per-node, for kinds that are put together of all nodes of a cluster.
+// registerApart registers --per-node, for kinds that are merged from all nodes of a cluster.
 func (f *getFlags) registerApart(flags *pflag.FlagSet) {
 	if f.asks.cluster() {
 		flags.BoolVar(&f.apart, "per-node", false, "List the state of each node separately instead of merging it")
 	}
 }
 
-// wanted reports whether a Service, "namespace/name", is of those that the command
-// line asks for: of the namespace, and among names, if there are any.
+// wanted reports whether the command line selects a service, "namespace/name": it must be in
+// the namespace, and among names, if there are any.
 func (f *getFlags) wanted(service string, names []string) bool {
 	namespace, name, _ := strings.Cut(service, "/")
 	if len(names) > 0 {
@@ -125,7 +125,7 @@ func (f *getFlags) wanted(service string, names []string) bool {
 	return f.all || namespace == f.Namespace
 }
 
-// nameOf returns what is typed for a Service, "namespace/name".
+// nameOf returns the name that a user types for a Service, "namespace/name".
 func (f *getFlags) nameOf(service string) string {
 	if namespace, name, _ := strings.Cut(service, "/"); namespace == f.Namespace && !f.all {
 		return name
@@ -133,8 +133,8 @@ func (f *getFlags) nameOf(service string) string {
 	return service
 }
 
-// only returns the Service that the command line asks for, if it is one; usher
-// can look for that by itself.
+// only returns the Service that the command line selects, if it is a single one; usher
+// can filter for it.
 func (f *getFlags) only(names []string) string {
 	if len(names) == 1 && !f.all {
 		return f.ServiceName(names[0])
@@ -142,36 +142,36 @@ func (f *getFlags) only(names []string) string {
 	return ""
 }
 
-// completeServices completes the names of Services, for the shell.
+// completeServices completes the names of Services, for shell completion.
 func (f *getFlags) completeServices(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	return f.asks.CompleteServices(cmd, f.Namespace, args), cobra.ShellCompDirectiveNoFileComp
 }
 
-// kind is one kind of things that can be listed.
+// kind is one kind of objects that can be listed.
 type kind[T any] struct {
 	plural  string
 	columns []show.Column[T]
 	list    func(ctx context.Context, u fleet.Usher, names []string) ([]T, error)
-	service func(T) string // whose it is, "namespace/name"
-	// order is that in which several ushers' are told; merge, if not nil, puts those of several nodes together.
+	service func(T) string // of the Service that it belongs to, "namespace/name"
+	// order sorts items of several usher instances; merge, if not nil, merges those of several nodes.
 	order func(a, b T) int
 	merge func([]fleet.Told[T]) []fleet.Told[T]
-	// name is what -o name prints; news is what -w tells the change of; key tells one from
-	// all others. Kinds without them have neither of these flags.
+	// name is the output of -o name; news is the text whose change -w prints; key identifies an
+	// item. Kinds without them do not have these flags.
 	name, news, key func(T) string
-	// past, if not nil, says what -w leaves out at first, and of nodes that answer later: what had
-	// ended before a time, if that is not zero.
+	// past, if not nil, reports items that -w omits at first, and from nodes that respond later: those
+	// that had ended before a time, if that is not zero.
 	past func(item T, before time.Time) bool
-	// address, if not nil, is what can be typed instead of its Service's name.
+	// address, if not nil, is accepted in place of the Service's name.
 	address func(T) string
 }
 
-// wanted reports whether an item is of those that the command line asks for.
+// wanted reports whether the command line selects an item.
 func (k kind[T]) wanted(f *getFlags, item T, names []string) bool {
 	return f.wanted(k.service(item), names) || k.address != nil && slices.Contains(names, k.address(item))
 }
 
-// get is what one kind does: ask, choose, print.
+// get implements the command for one kind: it queries, filters and prints.
 func get[T any](f *getFlags, k kind[T]) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, names []string) error {
 		return f.asks.AskAll(cmd, func(ushers []fleet.Usher) error {
@@ -188,16 +188,16 @@ func get[T any](f *getFlags, k kind[T]) func(*cobra.Command, []string) error {
 	}
 }
 
-// noteOutdated notes why u does not have the Services that there are, if it says so.
+// noteOutdated records the reason why the Services of u are outdated, if u reports one.
 func (f *getFlags) noteOutdated(ctx context.Context, u fleet.Usher) {
 	if f.watch {
 		return
 	}
-	status, _ := u.Client.Status(ctx) // the list has the error
+	status, _ := u.Client.Status(ctx) // the list returns the error
 	for _, p := range status.Problems {
 		if p.Reason == "APIServerFailed" || p.Reason == "NotServing" {
 			text := p.Message
-			if !f.asks.cluster() { // of many nodes those with the same text are put together
+			if !f.asks.cluster() { // equal texts of many nodes are merged
 				text = "since " + p.Since.Format(time.DateTime) + " " + text
 			}
 			f.outdated.Store(u.Node, text)
@@ -205,7 +205,7 @@ func (f *getFlags) noteOutdated(ctx context.Context, u fleet.Usher) {
 	}
 }
 
-// printOutdated prints what was noted since the last time: each text once, with the nodes that say so.
+// printOutdated prints the reasons recorded since the last time: each text once, with its nodes.
 func (f *getFlags) printOutdated(out io.Writer) {
 	nodes := map[string][]string{}
 	f.outdated.Range(func(node, text any) bool {
@@ -222,14 +222,14 @@ func (f *getFlags) printOutdated(out io.Writer) {
 	}
 }
 
-// together reports whether what several nodes tell is put together.
+// together reports whether items of several nodes are merged.
 func (k kind[T]) together(f *getFlags) bool { return f.asks.cluster() && k.merge != nil && !f.apart }
 
-// items returns what the command line asks for. If the error is a fleet.SilentError, that is of the other nodes.
+// items returns the items that the command line selects. A fleet.SilentError concerns the other nodes only.
 func (k kind[T]) items(ctx context.Context, f *getFlags, ushers []fleet.Usher, names []string) (items []fleet.Told[T], err error) {
 	answers, err := fleet.Answered(fleet.Ask(ctx, ushers, func(ctx context.Context, u fleet.Usher) ([]T, error) {
 		items, err := k.list(ctx, u, names)
-		if err != nil && (len(names) == 0 || !client.IsNotFound(err)) { // a Service that is not known: see known
+		if err != nil && (len(names) == 0 || !client.IsNotFound(err)) { // see known for a Service that does not exist
 			return nil, err
 		}
 		return slices.DeleteFunc(items, func(item T) bool { return !k.wanted(f, item, names) }), nil
@@ -249,9 +249,9 @@ func (k kind[T]) items(ctx context.Context, f *getFlags, ushers []fleet.Usher, n
 	return items, err
 }
 
-// known is items, but what the command line names and usher does not know is an error, as in
-// kubectl; and so is a namespace in which there is no Service, since nobody else would tell that it
-// was mistyped. To wait for the first one with -w is none.
+// known is items, but returns an error for a selected name that usher does not know, as
+// kubectl does. It also returns one for a namespace without Services, since otherwise a misspelled
+// namespace would go unnoticed. With -w, waiting for the first Service is no error.
 func (k kind[T]) known(ctx context.Context, f *getFlags, ushers []fleet.Usher, names []string) ([]fleet.Told[T], error) {
 	items, err := k.items(ctx, f, ushers, names)
 	if err != nil && !fleet.IsSilent(err) {
@@ -288,7 +288,7 @@ func isAddress(name string) bool {
 	return err == nil
 }
 
-// printItems prints items in the format that was asked for.
+// printItems prints items in the selected format.
 func printItems[T any](cmd *cobra.Command, f *getFlags, k kind[T], items []fleet.Told[T]) error {
 	out := cmd.OutOrStdout()
 	switch {
@@ -312,7 +312,7 @@ func printItems[T any](cmd *cobra.Command, f *getFlags, k kind[T], items []fleet
 	return show.Table(out, fleet.Columns(withoutNamespace(f, k.columns), k.together(f)), items, f.output == "wide", cli.TableWidth(out, f.output == "wide"))
 }
 
-// withoutNamespace leaves out the column that would say the same in each line.
+// withoutNamespace omits the column NAMESPACE if it would be the same in each line.
 func withoutNamespace[T any](f *getFlags, columns []show.Column[T]) []show.Column[T] {
 	if f.all {
 		return columns
@@ -395,7 +395,7 @@ that belong to no Service, such as leftovers (extra).
 	}
 	cmd.RunE = get(&f, kind[api.PortalRule]{
 		plural: "rules", columns: show.Portals, service: show.ServiceOfRule,
-		order: func(api.PortalRule, api.PortalRule) int { return 0 }, // what is installed stands behind what is wanted
+		order: func(api.PortalRule, api.PortalRule) int { return 0 }, // installed rules come after the wanted ones
 		list: func(ctx context.Context, u fleet.Usher, names []string) ([]api.PortalRule, error) {
 			portals, err := u.Portals(ctx)
 			rules := slices.DeleteFunc(portals.Rules, func(r api.PortalRule) bool { return !f.wanted(show.ServiceOfRule(r), names) })

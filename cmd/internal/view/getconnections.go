@@ -79,7 +79,7 @@ STATE is connecting, established, or the end code; see docs/reference.md.`,
 	return cmd
 }
 
-// connectionIDs returns the numbers of connections that args are, if all are.
+// connectionIDs returns the connection IDs in args, if all arguments are IDs.
 func connectionIDs(args []string) (ids []uint64) {
 	for _, arg := range args {
 		id, err := strconv.ParseUint(strings.TrimPrefix(arg, "#"), 10, 64)
@@ -91,10 +91,10 @@ func connectionIDs(args []string) (ids []uint64) {
 	return ids
 }
 
-// reach is how far back a list of connections reaches on all nodes.
+// reach is the age of the oldest connections that are listed from all nodes.
 type reach struct {
 	mu   sync.Mutex
-	back *api.Reaches // nil if nobody has said
+	back *api.Reaches // nil if no instance reported it
 }
 
 func (r *reach) note(back *api.Reaches) {
@@ -116,8 +116,8 @@ func latest(a, b time.Time) time.Time {
 	return b
 }
 
-// connectionKind is the connections that q and the command line ask for. It notes how far
-// back they reach.
+// connectionKind lists the connections that q and the command line select. It records how
+// far back they reach.
 func (f *getFlags) connectionKind(q *client.ConnectionQuery, reaches *reach) kind[api.Connection] {
 	return kind[api.Connection]{
 		plural: "connections", columns: show.Connections, service: func(c api.Connection) string { return c.Service },
@@ -125,7 +125,7 @@ func (f *getFlags) connectionKind(q *client.ConnectionQuery, reaches *reach) kin
 		list: func(ctx context.Context, u fleet.Usher, names []string) ([]api.Connection, error) {
 			q := *q
 			if q.Service = f.only(names); f.watch && q.State == "" {
-				q.State = "all" // so that ends are told
+				q.State = "all" // to include the ends
 			}
 			list, err := u.Connections(ctx, q)
 			reaches.note(list.Reaches)
@@ -135,13 +135,13 @@ func (f *getFlags) connectionKind(q *client.ConnectionQuery, reaches *reach) kin
 			return c.End != "" && q.State == "" && (before.IsZero() || c.Accepted.Add(time.Duration(c.DurationMs*float64(time.Millisecond))).Before(before))
 		},
 		name: func(c api.Connection) string { return fmt.Sprintf("connection/%d", c.ID) },
-		key:  func(c api.Connection) string { return fmt.Sprint(c.ID, c.Accepted.UnixNano()) }, // another usher counts from 1
+		key:  func(c api.Connection) string { return fmt.Sprint(c.ID, c.Accepted.UnixNano()) }, // another usher process counts from 1
 		news: func(c api.Connection) string { return fmt.Sprint(show.ConnectionState(c), len(c.Attempts)) },
 	}
 }
 
-// printConnection tells one connection with its attempts. Each node counts its own: several may have one of that
-// number.
+// printConnection prints one connection with its attempts. Each node numbers its own connections: several nodes may have
+// the same ID.
 func (f *getFlags) printConnection(cmd *cobra.Command, ushers []fleet.Usher, id uint64) error {
 	var unknown error
 	answers, err := fleet.Answered(fleet.Ask(cmd.Context(), ushers, func(ctx context.Context, u fleet.Usher) (*api.Connection, error) {

@@ -60,7 +60,7 @@ were connected, and until the endpoint's first byte.`,
 	return cmd
 }
 
-// serviceKind is the Services that q and the command line ask for.
+// serviceKind lists the Services that q and the command line select.
 func (f *getFlags) serviceKind(q *client.ServiceQuery) kind[api.Service] {
 	return kind[api.Service]{
 		plural: "Services", columns: show.Services, service: serviceOf,
@@ -85,12 +85,12 @@ func portsOf(s api.Service) (ports []string) {
 	return ports
 }
 
-// services returns the Services that the command line asks for, and perhaps others.
+// services returns the Services that the command line selects, and perhaps others.
 func (f *getFlags) services(ctx context.Context, c *client.Client, q client.ServiceQuery, names []string) ([]api.Service, error) {
 	switch namespace, name, _ := strings.Cut(f.only(names), "/"); {
 	case name != "":
 		q.Namespace, q.Name = namespace, name
-	case !f.all && len(names) == 0: // names may have a namespace of their own
+	case !f.all && len(names) == 0: // names may contain a namespace
 		q.Namespace = f.Namespace
 	}
 	list, err := c.Services(ctx, q)
@@ -133,10 +133,10 @@ ADDRESS with its port selects endpoints of any Service.`,
 	return cmd
 }
 
-// endpointKind is the endpoints of the Services that q and the command line ask for.
+// endpointKind lists the endpoints of the Services that q and the command line select.
 func (f *getFlags) endpointKind(q *client.ServiceQuery) kind[show.PortEndpoint] {
 	service := func(e show.PortEndpoint) string { return e.Namespace + "/" + e.Service }
-	var known sync.Map // by the usher's node, a map[string]knownEndpoints, of which only that one's list knows
+	var known sync.Map // by the node of the usher instance, a map[string]knownEndpoints that only that node's list uses
 	return kind[show.PortEndpoint]{
 		plural: "endpoints", columns: show.Endpoints, service: service,
 		list: func(ctx context.Context, u fleet.Usher, names []string) ([]show.PortEndpoint, error) {
@@ -145,7 +145,7 @@ func (f *getFlags) endpointKind(q *client.ServiceQuery) kind[show.PortEndpoint] 
 			return f.endpoints(ctx, u.Client, *q, names, of.(map[string]knownEndpoints))
 		},
 		merge:   fleet.Endpoints,
-		order:   func(a, b show.PortEndpoint) int { return cmp.Compare(service(a), service(b)) }, // within one, as usher has them
+		order:   func(a, b show.PortEndpoint) int { return cmp.Compare(service(a), service(b)) }, // within a Service, in usher's order
 		address: func(e show.PortEndpoint) string { return e.Address },
 		name:    func(e show.PortEndpoint) string { return "endpoint/" + e.Address },
 		key:     func(e show.PortEndpoint) string { return fmt.Sprint(service(e), e.Port, e.Protocol, e.Address) },
@@ -158,19 +158,19 @@ func (f *getFlags) endpointKind(q *client.ServiceQuery) kind[show.PortEndpoint] 
 	}
 }
 
-// knownEndpoints are those of a Service at the time when it was asked for.
+// knownEndpoints are the endpoints of a Service at the time of the last request.
 type knownEndpoints struct {
 	of    api.Service
 	asked time.Time
 	items []show.PortEndpoint
 }
 
-// staleInterval times the number of Services is for how long one that looks as before is not
-// asked for: -w asks for 100 of these in a second at the most.
+// staleInterval times the number of Services is the time for which an unchanged Service is not
+// requested again: -w requests at most 100 of these a second.
 const staleInterval = watchInterval / 100
 
-// endpoints returns those of the Services that the command line asks for. In known it keeps
-// what it has learned, for -w.
+// endpoints returns the endpoints of the Services that the command line selects. It caches results
+// in known, for -w.
 func (f *getFlags) endpoints(ctx context.Context, c *client.Client, q client.ServiceQuery, names []string, known map[string]knownEndpoints) (items []show.PortEndpoint, err error) {
 	services, err := f.servicesWith(ctx, c, q, names)
 	if err != nil {
@@ -184,7 +184,7 @@ func (f *getFlags) endpoints(ctx context.Context, c *client.Client, q client.Ser
 		}
 		detail, err := c.Service(ctx, s.Namespace, s.Name)
 		if client.IsNotFound(err) {
-			continue // it has gone meanwhile
+			continue // it was deleted meanwhile
 		}
 		if err != nil {
 			return nil, err
@@ -196,8 +196,8 @@ func (f *getFlags) endpoints(ctx context.Context, c *client.Client, q client.Ser
 	return items, nil
 }
 
-// servicesWith returns the Services that names are of, and those that have endpoints whose
-// addresses are among them.
+// servicesWith returns the Services of the names, and those with endpoints whose addresses are
+// among the names.
 func (f *getFlags) servicesWith(ctx context.Context, c *client.Client, q client.ServiceQuery, names []string) (all []api.Service, err error) {
 	add := func(more []api.Service, wanted func(api.Service) bool) {
 		for _, s := range more {

@@ -13,19 +13,19 @@ import (
 	"github.com/usherproxy/usher/cmd/internal/show"
 )
 
-// watchInterval is how often -w asks. Of a cluster it asks less often: no more than watchRate ushers a second.
+// watchInterval is the polling interval of -w. In a cluster it is longer: -w queries at most watchRate instances a second.
 const (
 	watchInterval = time.Second
 	watchRate     = 50
 )
 
-// findInterval is how often those who go on asking look which ushers there are.
+// findInterval is the interval in which a long-running command searches for usher instances.
 const findInterval = 10 * time.Second
 
-// watch prints items, and from then on those that are new or have news, until the command is
-// ended. If usher does not answer for a while, that is said once.
+// watch prints items, and then those that are new or changed, until the command is
+// ended. It reports once if usher does not respond for a while.
 func watch[T any](cmd *cobra.Command, f *getFlags, k kind[T], ushers []fleet.Usher, names []string) error {
-	var columns []show.Column[fleet.Told[T]] // once there is something to put in them
+	var columns []show.Column[fleet.Told[T]] // set when there are items
 	var known map[string]string
 	titled, told := false, ""
 	ctx, began := cmd.Context(), time.Now()
@@ -95,7 +95,7 @@ func watch[T any](cmd *cobra.Command, f *getFlags, k kind[T], ushers []fleet.Ush
 				fmt.Fprintln(cmd.OutOrStdout(), lines[i+1])
 			}
 		}
-		if err != nil && known != nil { // what silent nodes had is not news when they are back
+		if err != nil && known != nil { // items of unresponsive nodes are not new when the nodes are back
 			maps.Copy(known, now)
 			now = known
 		}
@@ -106,7 +106,7 @@ func watch[T any](cmd *cobra.Command, f *getFlags, k kind[T], ushers []fleet.Ush
 	}
 }
 
-// pause waits until -w is to ask so many ushers again, and reports whether it is.
+// pause waits until -w queries this number of usher instances again. It returns false if ctx ends.
 func pause(ctx context.Context, ushers int) bool {
 	select {
 	case <-ctx.Done():

@@ -75,14 +75,14 @@ type traceCommand struct {
 	follow bool
 	output string
 
-	oldest time.Time // what was before is not told
+	oldest time.Time // earlier events are not printed
 	ends   []string
 	out    io.Writer
-	width  int // of the nodes' names
+	width  int // of the node names
 }
 
-// traceRate is how many events a second are asked for at the most. It is more than
-// a terminal shows; what is beyond is counted as missed.
+// traceRate is the maximum number of events requested a second. It is more than
+// a terminal shows; further events are counted as missed.
 const traceRate = 10000
 
 func (t *traceCommand) run(cmd *cobra.Command, args []string) error {
@@ -92,7 +92,7 @@ func (t *traceCommand) run(cmd *cobra.Command, args []string) error {
 	if len(args) == 1 {
 		t.query.Service = t.ServiceName(args[0])
 	}
-	t.query.Outcome = cmp.Or(t.query.Outcome, t.end) // if there are both, see print
+	t.query.Outcome = cmp.Or(t.query.Outcome, t.end) // if both are set, see print
 	t.query.Once, t.query.Rate = !t.follow, traceRate
 	t.query.History = t.query.History || t.since > 0 || !t.follow
 	if t.since > 0 {
@@ -121,8 +121,8 @@ func (t *traceCommand) run(cmd *cobra.Command, args []string) error {
 	})
 }
 
-// printCluster prints what the streams of all ushers tell: first what is known, in the order of time, and then
-// what happens as it is told.
+// printCluster prints the streams of all usher instances: first the history, in the order of time, and then
+// new events as they arrive.
 func (t *traceCommand) printCluster(cmd *cobra.Command, ushers []fleet.Usher) error {
 	ctx, q := cmd.Context(), t.query
 	q.Rate = max(traceRate/len(ushers), minTraceRate)
@@ -174,14 +174,14 @@ func (t *traceCommand) printCluster(cmd *cobra.Command, ushers []fleet.Usher) er
 	return ctx.Err()
 }
 
-// How many events a second each usher of a large cluster is asked for at the least, and how wide a column of nodes
-// is at the most.
+// minTraceRate is the minimum number of events a second requested from each usher instance of a large cluster.
+// maxNodeWidth is the maximum width of the column for nodes.
 const (
 	minTraceRate = 100
 	maxNodeWidth = 30
 )
 
-// tell prints one message, unless it is of no interest.
+// tell prints one message, unless the flags exclude it.
 func (t *traceCommand) tell(m fleet.Message) (err error) {
 	switch {
 	case m.Event != nil && (m.Event.Time.Before(t.oldest) || len(t.ends) > 0 && !slices.Contains(t.ends, m.Event.End)):
