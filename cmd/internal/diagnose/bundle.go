@@ -23,14 +23,14 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
-// Bounds of a bundle, in bytes before it is compressed. What is beyond is left out, which it says.
+// Limits of a bundle, in bytes before compression. Content beyond them is omitted, and the bundle says so.
 const (
 	maxFile   = 8 << 20
 	maxBundle = 64 << 20
 	maxLog    = 1 << 20
 )
 
-// How long it may take to collect each part, and all that usher is asked for: it may be stuck.
+// Time limits for collecting each part, and for all queries to usher, which may hang.
 const (
 	bundleTime = 10 * time.Second
 	askingTime = 3 * bundleTime
@@ -59,16 +59,16 @@ type part struct {
 	get  func(context.Context) ([]byte, error)
 }
 
-// Bundle is what a maintainer would ask for.
+// Bundle collects the data that a maintainer needs.
 type Bundle struct {
 	Client  *client.Client
-	Log     string // a file whose end is put in; "": what journald has
+	Log     string // a file whose end is included; "" means usher's journald log
 	Version string // the program's
 	Found   Result
-	Failed  error // why nothing could be found
+	Failed  error // the error of the checks, if they failed
 }
 
-// Create writes it to a file, which must not be there.
+// Create writes the bundle to a new file.
 func (b *Bundle) Create(ctx context.Context, path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {
@@ -87,7 +87,7 @@ func (b *Bundle) Create(ctx context.Context, path string) error {
 	return nil
 }
 
-// Write writes it as a .tgz.
+// Write writes the bundle as a .tgz.
 func (b *Bundle) Write(ctx context.Context, out io.Writer) error {
 	asking, cancel := context.WithTimeout(ctx, askingTime)
 	defer cancel()
@@ -111,14 +111,14 @@ func (b *Bundle) Write(ctx context.Context, out io.Writer) error {
 	return errors.Join(archive.Close(), compressed.Close())
 }
 
-// text returns what is in the file, without secrets, or why it is empty.
+// text returns the contents of the file without secrets, or the reason why it is empty.
 func (p part) text(ctx context.Context) []byte {
 	ctx, cancel := context.WithTimeout(ctx, bundleTime)
 	defer cancel()
 	return withoutSecrets(orWhy(p.get(ctx)))
 }
 
-// parts are all that is in it; asking bounds what usher is asked for.
+// parts returns all parts of the bundle; asking limits the time for queries to usher.
 func (b *Bundle) parts(asking context.Context) (all []part) {
 	add := func(name string, get func(context.Context) ([]byte, error)) { all = append(all, part{name, get}) }
 	text := func(name, text string) { add(name, func(context.Context) ([]byte, error) { return []byte(text), nil }) }
@@ -128,13 +128,13 @@ func (b *Bundle) parts(asking context.Context) (all []part) {
 			defer cancel()
 			defer context.AfterFunc(asking, cancel)()
 			body, status, err := b.Client.Raw(ctx, path, maxFile+1)
-			if err == nil && status != http.StatusOK { // as /healthz has if all is not well
+			if err == nil && status != http.StatusOK { // the status of /healthz on a problem
 				body = fmt.Appendf(body, "HTTP status %d %s\n", status, http.StatusText(status))
 			}
 			return body, err
 		})
 	}
-	// what is the output of commands, and what is in files, of which those of /proc need no tool.
+	// collect adds a file with the output of commands and the contents of files; reading /proc needs no tool.
 	collect := func(name string, lines ...string) {
 		add(name, func(ctx context.Context) ([]byte, error) {
 			var all bytes.Buffer
@@ -190,7 +190,7 @@ func (b *Bundle) parts(asking context.Context) (all []part) {
 	return all
 }
 
-// ownRules are the rules of iptables that are usher's, or lead there.
+// ownRules returns the iptables rules that are usher's, or jump to usher's chains.
 func ownRules(ctx context.Context) ([]byte, error) {
 	var b bytes.Buffer
 	for _, program := range []string{"iptables-save", "ip6tables-save", "iptables-legacy-save", "ip6tables-legacy-save"} {
@@ -206,7 +206,7 @@ func ownRules(ctx context.Context) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// orWhy adds to a text why it is not all there.
+// orWhy appends to a text the reason why it is incomplete.
 func orWhy(text []byte, err error) []byte {
 	if err != nil {
 		text = fmt.Appendf(text, "unavailable: %v\n", err)
@@ -214,7 +214,7 @@ func orWhy(text []byte, err error) []byte {
 	return text
 }
 
-// settings are those of the kernel that matter.
+// settings returns the relevant settings of the kernel.
 func settings(context.Context) ([]byte, error) {
 	var b bytes.Buffer
 	for _, pattern := range []string{
@@ -231,7 +231,7 @@ func settings(context.Context) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// tail returns the end of a file, whole lines; of one that cannot be wound, such as those of /proc, the beginning.
+// tail returns the end of a file, in whole lines; of a file that cannot be seeked, such as in /proc, the beginning.
 func tail(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {

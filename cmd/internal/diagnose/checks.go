@@ -13,39 +13,39 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// Severity says how bad a finding is.
+// Severity is the severity of a finding.
 type Severity string
 
 // The severities, the worst first.
 const (
 	Failing Severity = "failing" // clients are not served
-	Warning Severity = "warning" // some are not, or soon may not be
-	Note    Severity = "note"    // it may be meant to be so
+	Warning Severity = "warning" // some clients are not, or soon may not be
+	Note    Severity = "note"    // possibly intended
 )
 
-// severities are all, the worst first.
+// severities are all severities, the worst first.
 var severities = []Severity{Failing, Warning, Note}
 
-// Finding is something that is wrong.
+// Finding is a problem.
 type Finding struct {
 	Check    string   `json:"check"`
 	Severity Severity `json:"severity"`
 	Object   string   `json:"object"`
-	// Wrong is what is wrong, Known how that is known, and Remedy what to do.
+	// Wrong describes the problem, Known the evidence, and Remedy the next step.
 	Wrong  string `json:"wrong"`
 	Known  string `json:"known"`
 	Remedy string `json:"remedy"`
 }
 
-// check looks at one thing.
+// check is a check of one aspect.
 type check struct {
 	name  string
-	looks string // at what, for people
+	looks string // description of the check, for users
 	find  func(context.Context, *subject) []Finding
-	local bool // of the node itself, where this program has to run
+	local bool // checks the node itself, where this program must run
 }
 
-// checks are all there are.
+// checks are all checks.
 var checks = []check{
 	{"usher", "problems that usher reports: limits, portal, API server, clock, access log", usherItself, false},
 	{"objects", "rejected manifests and objects, invalid annotations, port names", objects, false},
@@ -82,7 +82,7 @@ func usherItself(_ context.Context, s *subject) (all []Finding) {
 	return all
 }
 
-// objects are those of which the source says that they are wrong.
+// objects returns the objects that the source reports as invalid.
 func objects(_ context.Context, s *subject) (all []Finding) {
 	of := map[string]bool{}
 	for i := range s.services {
@@ -148,7 +148,7 @@ func endpoints(_ context.Context, s *subject) (all []Finding) {
 	return all
 }
 
-// usable returns how many endpoints of a port can be used.
+// usable returns the number of usable endpoints of a port.
 func usable(port *api.ServicePort) (n int) {
 	for _, e := range port.Endpoints {
 		if e.Ready || e.Serving {
@@ -158,8 +158,8 @@ func usable(port *api.ServicePort) (n int) {
 	return n
 }
 
-// noEndpoints returns the remedy for a port without endpoints. Where a slice has them, and
-// its ports are to blame, a problem of the Service says so: see translate.Misnamed.
+// noEndpoints returns the remedy for a port without endpoints. If a slice has endpoints but
+// the wrong ports, a problem of the Service reports that: see translate.Misnamed.
 func noEndpoints(p place) string {
 	if slices.ContainsFunc(p.problems, func(p api.Problem) bool { return strings.Contains(p.Message, "has no endpoints") }) {
 		return "correct the ports of its EndpointSlice; the slice has endpoints"
@@ -168,7 +168,7 @@ func noEndpoints(p place) string {
 	return fmt.Sprintf("does the selector match Pods? kubectl -n %s get endpointslices -l kubernetes.io/service-name=%s", namespace, name)
 }
 
-// dropSeverity: clients from outside are meant to come by another node.
+// dropSeverity returns Note for external clients: they are expected to come through another node.
 func dropSeverity(clients string) Severity {
 	if clients == "external" {
 		return Note
@@ -176,7 +176,7 @@ func dropSeverity(clients string) Severity {
 	return Failing
 }
 
-// flaps is how often an endpoint has to have been in quarantine to be told, and lately for how long it is more than a note.
+// flaps is the number of quarantines from which an endpoint is reported. Within lately, it is more than a note.
 const (
 	flaps  = 3
 	lately = 10 * time.Minute
@@ -187,7 +187,7 @@ func quarantine(ctx context.Context, s *subject) (all []Finding) {
 	first, last := map[string]time.Time{}, map[string]time.Time{}
 	for m, err := range s.client.Events(ctx, client.EventQuery{Service: s.Service, Kind: api.KindEndpointQuarantined, History: true, Once: true}) {
 		if err != nil {
-			break // what is in quarantine now is known all the same
+			break // endpoints in quarantine now are known anyway
 		}
 		e := m.Event
 		if e == nil {
@@ -204,7 +204,7 @@ func quarantine(ctx context.Context, s *subject) (all []Finding) {
 			e := &p.port.Endpoints[i]
 			key := p.name + " " + e.Address
 			n := times[key]
-			delete(times, key) // of several ports and families once
+			delete(times, key) // report several ports and families once
 			again := ""
 			if n >= flaps {
 				again = fmt.Sprintf("; %d times since %s, last at %s", n, first[key].Local().Format(time.DateTime), last[key].Local().Format(time.DateTime))
@@ -239,7 +239,7 @@ func (s *subject) stateOf(name string) api.ServiceState {
 	return ""
 }
 
-// remedyFor returns what to do about an endpoint that fails in this way.
+// remedyFor returns the remedy for an endpoint that fails for this cause.
 func remedyFor(cause, service string) string {
 	switch {
 	case strings.Contains(cause, "refused"):
@@ -252,10 +252,10 @@ func remedyFor(cause, service string) string {
 	return "usher trace " + service + " --outcome=failed,retry --history"
 }
 
-// How much an endpoint has to fail lately to be told: so many times, and so many percent.
+// Minimum recent failures of an endpoint to be reported: as a number, and as a percentage.
 const failedTimes, failedPercent = 2, 2
 
-// failing reports whether an endpoint fails so much that it is to be told. What it failed before is past.
+// failing reports whether an endpoint has enough recent failures to be reported. Earlier failures do not count.
 func failing(e *api.Endpoint) bool {
 	return e.State == api.EndpointOutlier || e.FailedLately >= failedTimes && 100*e.FailedLately >= failedPercent*(connectedLately(e)+e.FailedLately)
 }
@@ -289,10 +289,10 @@ func breaks(_ context.Context, s *subject) (all []Finding) {
 	return all
 }
 
-// slowMs is how long a client has to wait to be told: what usher calls slow unless --slow-threshold says otherwise.
+// slowMs is the wait from which clients are reported as slow: usher's default of --slow-threshold.
 const slowMs = 200
 
-// fewest is how many clients there have to be for what most of them waited to mean something.
+// fewest is the minimum number of clients for a meaningful percentile of their waits.
 const fewest = 20
 
 func slow(_ context.Context, s *subject) (all []Finding) {
@@ -324,7 +324,7 @@ func slow(_ context.Context, s *subject) (all []Finding) {
 	return all
 }
 
-// hangs says of an endpoint that is unresponsive whom it does not answer.
+// hangs describes which clients get no response from an unresponsive endpoint.
 func hangs(p place, e *api.Endpoint) Finding {
 	wrong := endpointName(e) + " accepts connections but never responds"
 	known := fmt.Sprintf("in the last minutes it had %s and sent no byte, while other endpoints of this port did", show.Plural(int(connectedLately(e)), "client"))
@@ -377,7 +377,7 @@ func clientLetIn(ctx context.Context, s *subject) (all []Finding) {
 			}
 			e, err := s.client.Explain(ctx, client.ExplainQuery{Service: p.name, Port: p.port.Name, Client: s.Client, VIP: v.Address})
 			if err != nil || e.Verdict == api.WouldTry || e.Verdict == api.WouldReject {
-				continue // of the other IP family; or without endpoints, which is another check's
+				continue // of the other IP family; ports without endpoints belong to another check
 			}
 			all = append(all, Finding{"", Failing, p.object, fmt.Sprintf("%s would not be served at %s (%s): %s", s.Client, v.Address, v.Kind, strings.Join(e.Text, " ")),
 				"usher explain reports: " + string(e.Verdict), "check loadBalancerSourceRanges and traffic policies; usher explain " + p.name + " --client " + s.Client + " --vip " + v.Address})

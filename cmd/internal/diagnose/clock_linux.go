@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clock asks the kernel whether somebody keeps its clock right (adjtimex(2)).
+// clock checks whether the kernel's clock is synchronized (adjtimex(2)).
 func clock(context.Context, *subject) []Finding {
 	if synchronized() {
 		return nil

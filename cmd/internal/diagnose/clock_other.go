@@ -4,5 +4,5 @@ package diagnose
 
 import "context"
 
-// clock cannot be asked here.
+// clock is not supported here.
 func clock(context.Context, *subject) []Finding { return nil }

@@ -1,8 +1,8 @@
-// Package diagnose finds what is usually wrong: it asks the usher that runs, looks at the node
-// itself, and says of each thing that it finds how it is known, and what to do about it.
+// Package diagnose detects common problems: it queries the running usher instance, checks the node
+// itself, and returns each problem with its evidence and a remedy.
 //
-// What usher knows is asked for once (subject.go). Then each check looks at it, or at the node, by
-// itself (checks.go, node.go); none takes longer than a few seconds, and all run at once. A new one is
-// a function and a line in the table. result.go is what people read, and bundle.go collects what a maintainer
-// would ask for, without secrets.
+// It queries usher's state once (subject.go). Then each check examines that state, or the node,
+// independently (checks.go, node.go). Each takes at most a few seconds, and all run concurrently. A new
+// check is a function and a line in the table. result.go formats the results for users, and bundle.go collects
+// data for a maintainer, without secrets.
 package diagnose

@@ -23,15 +23,15 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
-// What is looked at on the node itself.
+// Checks of the node itself.
 
-// reachTime is how long an endpoint has to answer: longer than the network needs, and one packet lost.
+// reachTime is the time limit for an endpoint to answer: enough for the network and one lost packet.
 const reachTime = 1200 * time.Millisecond
 
-// reach connects to TCP endpoints that do badly, and of one Service to all. Of one that is silent it tries
-// another port: if that is refused, the host is there, and something drops what goes to the port.
+// reach connects to unhealthy TCP endpoints, or for a single Service to all. If an endpoint is unresponsive, it tries
+// another port: if that port refuses, the host is up, and something drops the packets to the endpoint's port.
 func reach(ctx context.Context, s *subject) (all []Finding) {
-	if s.status.Via != "" { // not by everybody here
+	if s.status.Via != "" { // not every process here can reach endpoints
 		return nil
 	}
 	var mu sync.Mutex
@@ -70,7 +70,7 @@ func reachOne(ctx context.Context, p place, e *api.Endpoint) (f Finding, is bool
 	took := time.Since(began).Round(time.Millisecond)
 	f = Finding{Severity: Warning, Object: p.object}
 	switch {
-	case err == nil, e.Quarantine != nil && strings.Contains(e.Quarantine.Cause, "refused"): // which is told
+	case err == nil, e.Quarantine != nil && strings.Contains(e.Quarantine.Cause, "refused"): // which is already reported
 		return f, false
 	case errors.Is(err, syscall.ECONNREFUSED):
 		f.Wrong, f.Known, f.Remedy = endpointName(e)+" refuses connections", fmt.Sprintf("test from this node: refused after %s", took), remedyFor("refused", p.name)
@@ -87,7 +87,7 @@ func reachOne(ctx context.Context, p place, e *api.Endpoint) (f Finding, is bool
 	return f, true
 }
 
-// otherPort returns one on which hardly anybody listens.
+// otherPort returns a port that hardly any server listens on.
 func otherPort(port uint16) uint16 {
 	if port == 1 {
 		return 2
@@ -109,7 +109,7 @@ func isTimeout(err error) bool {
 	return errors.As(err, &t) && t.Timeout()
 }
 
-// routes asks the kernel for a route to each VIP.
+// routes requests a route to each VIP from the kernel.
 func routes(_ context.Context, s *subject) (all []Finding) {
 	if s.status.PortalMode == "none" {
 		return nil
@@ -123,9 +123,9 @@ func routes(_ context.Context, s *subject) (all []Finding) {
 	return all
 }
 
-// foreignRules looks for rules that name a VIP and are not usher's.
+// foreignRules searches for rules that name a VIP and are not usher's.
 func foreignRules(ctx context.Context, s *subject) (all []Finding) {
-	if s.status.PortalMode == "none" { // which takes nothing at VIPs
+	if s.status.PortalMode == "none" { // which does not redirect VIPs
 		return nil
 	}
 	var rules [][]byte
@@ -154,8 +154,8 @@ func foreignRules(ctx context.Context, s *subject) (all []Finding) {
 	return all
 }
 
-// firewall tries whether a host firewall drops what the portal redirects, or health checks, and looks for rules of others that
-// do. Where no connection can be tried, the rules count.
+// firewall tests whether a host firewall drops redirected packets or health checks, and searches for rules of other
+// programs that do. Where no test connection is possible, the rules decide.
 func firewall(ctx context.Context, s *subject) (all []Finding) {
 	mode := s.status.PortalMode
 	if mode != "iptables" && mode != "nftables" {
@@ -179,12 +179,12 @@ func firewall(ctx context.Context, s *subject) (all []Finding) {
 			if tried = tried || err == nil; err == nil && refusal != "" {
 				f.Known = fmt.Sprintf("a connection to port %d of %s through a test interface %s; %s", at.Port(), at.Addr(), refusal, where)
 				all = append(all, f)
-				return // one of them will do, and each takes its time
+				return // one failure is sufficient, and each takes time
 			}
 		}
 	}
 	for _, family := range portal.Families {
-		if to := s.redirected(family); len(to) > 0 { // otherwise the family may be off
+		if to := s.redirected(family); len(to) > 0 { // otherwise the family may be disabled
 			try(services, to)
 			try(checks, s.healthChecks(family))
 		}
@@ -205,7 +205,7 @@ func firewall(ctx context.Context, s *subject) (all []Finding) {
 	return append(all, services)
 }
 
-// redirected returns an address and TCP port at which the portal redirects all clients.
+// redirected returns an address and TCP port that the portal redirects for all clients.
 func (s *subject) redirected(family portal.Family) (one []netip.AddrPort) {
 	s.ports(func(p place) {
 		for _, r := range p.port.Rules {
@@ -218,7 +218,7 @@ func (s *subject) redirected(family portal.Family) (one []netip.AddrPort) {
 	return one
 }
 
-// healthChecks returns where health check node ports are answered. What listens at [::] is of both families.
+// healthChecks returns the addresses of health check node ports. A listener at [::] serves both families.
 func (s *subject) healthChecks(family portal.Family) (all []netip.AddrPort) {
 	for _, text := range s.status.HealthChecks {
 		at, err := netip.ParseAddrPort(text)
@@ -233,7 +233,7 @@ func (s *subject) healthChecks(family portal.Family) (all []netip.AddrPort) {
 	return all
 }
 
-// output returns what a program prints. The error tells what it complains about.
+// output returns the standard output of a program. The error includes its standard error.
 func output(ctx context.Context, name string, args ...string) ([]byte, error) {
 	out, err := exec.CommandContext(ctx, name, args...).Output()
 	var exit *exec.ExitError
@@ -243,9 +243,9 @@ func output(ctx context.Context, name string, args ...string) ([]byte, error) {
 	return out, err
 }
 
-// source compares the clients' own addresses, with which usher sends to some endpoints, with the sources that
-// those see: a rule of another program may translate them, such as a CNI's that masquerades what leaves the
-// node. It reads conntrack's table once, for the last connections.
+// source compares the clients' addresses, from which usher connects to some endpoints, with the source addresses that
+// those endpoints see. A rule of another program may translate them, such as a CNI's masquerading of packets that leave
+// the node. It reads conntrack's table once, for the last connections.
 func source(ctx context.Context, s *subject) (all []Finding) {
 	const last = 1000
 	list, err := s.client.Connections(ctx, client.ConnectionQuery{State: "all", Service: s.Service, Max: last})
@@ -275,7 +275,7 @@ func source(ctx context.Context, s *subject) (all []Finding) {
 	if err != nil {
 		return []Finding{{"", Note, "node", "cannot check whether endpoints see client addresses", err.Error(), "run usher diagnose on the node, as root"}}
 	}
-	named := map[netip.Addr]bool{} // a rule concerns many clients: one for each address that is shown in their place
+	named := map[netip.Addr]bool{} // a rule concerns many clients: report one for each replacement address
 	for flow, address := range shown {
 		if address == flow.Client || named[address] {
 			continue
@@ -288,7 +288,7 @@ func source(ctx context.Context, s *subject) (all []Finding) {
 	return all
 }
 
-// nearFull is from where on room is short.
+// nearFull is the ratio from which a table is nearly full.
 const nearFull = 0.9
 
 func conntrack(_ context.Context, s *subject) []Finding {
@@ -300,7 +300,7 @@ func conntrack(_ context.Context, s *subject) []Finding {
 	return append(conntrackRoom(number("nf_conntrack_count"), number("nf_conntrack_max")), conntrackSettings(s.status.Conntrack, number)...)
 }
 
-// conntrackSettings compares the settings that usher was to make with what they are; 0 if that is not known.
+// conntrackSettings compares the settings that usher should apply with their current values; 0 means unknown.
 func conntrackSettings(wanted map[string]int, number func(name string) float64) []Finding {
 	var differ []string
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
@@ -316,7 +316,7 @@ func conntrackSettings(wanted map[string]int, number func(name string) float64) 
 		"run usher run --init-only with this instance's flags, as root and with a writable /proc/sys, such as in a privileged init container"}}
 }
 
-// conntrackRoom judges so many entries, of so many at the most; 0 if that is not known.
+// conntrackRoom checks the number of entries, now, against the maximum, most; 0 means unknown.
 func conntrackRoom(now, most float64) []Finding {
 	if most == 0 || now < nearFull*most {
 		return nil
@@ -325,7 +325,7 @@ func conntrackRoom(now, most float64) []Finding {
 		"raise --conntrack-min or --conntrack-max-per-core of usher run; or sysctl -w net.netfilter.nf_conntrack_max=…"}}
 }
 
-// names asks a DNS server for the Services.
+// names queries a DNS server for the Services' names.
 func names(ctx context.Context, s *subject) (all []Finding) {
 	if s.DNS == "" {
 		return nil
@@ -335,7 +335,7 @@ func names(ctx context.Context, s *subject) (all []Finding) {
 	}}
 	asked := 0
 	s.vips(func(p place, vip netip.AddrPort) {
-		if ctx.Err() != nil || asked >= 5 || p.port.VIP != vip.String() { // the first, of which the name tells
+		if ctx.Err() != nil || asked >= 5 || p.port.VIP != vip.String() { // only the first VIP, to which the name resolves
 			return
 		}
 		asked++

@@ -15,16 +15,16 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// everyone stands for the clients of a finding that hurts all that come.
+// everyone stands for all clients of the node, for a finding that affects all of them.
 const everyone = 1 << 62
 
-// isOver reports whether what a check has found is so no longer.
+// isOver reports whether a finding of a check is past.
 func isOver(check string, f Finding) bool {
 	return check == "past" || check == "quarantine" && f.Severity == Note
 }
 
-// hurt returns how many clients a finding has hurt lately, as far as that is known; refused is how many clients of
-// each Service had no endpoint.
+// hurt returns the number of clients that a finding has affected recently, as far as known; refused is the number of
+// clients of each Service for which there was no endpoint.
 func (s *subject) hurt(f Finding, refused map[string]int64) (clients int64) {
 	name, is := strings.CutPrefix(f.Object, "Service ")
 	if !is {
@@ -43,7 +43,7 @@ func (s *subject) hurt(f Finding, refused map[string]int64) (clients int64) {
 			ofEndpoint = true
 			clients += e.FailedLately + e.NoResponseLately
 			if e.State == api.EndpointUnresponsive && e.Latency != nil && e.Latency.FirstByteP99Ms == 0 {
-				clients += max(0, connectedLately(e)-e.NoResponseLately) // those that still wait
+				clients += max(0, connectedLately(e)-e.NoResponseLately) // clients that are still waiting
 			}
 		}
 	})
@@ -53,7 +53,7 @@ func (s *subject) hurt(f Finding, refused map[string]int64) (clients int64) {
 	return clients
 }
 
-// refusedLately returns how many clients of each Service that failed lately had no endpoint.
+// refusedLately returns, for each Service, the number of recently failed clients for which there was no endpoint.
 func refusedLately(ctx context.Context, s *subject) map[string]int64 {
 	refused := map[string]int64{}
 	for _, c := range s.failedLately(ctx) {
@@ -64,7 +64,7 @@ func refusedLately(ctx context.Context, s *subject) map[string]int64 {
 	return refused
 }
 
-// failedLately returns connections that failed lately, the newest first; those that are kept.
+// failedLately returns the recently failed connections that are kept, the newest first.
 func (s *subject) failedLately(ctx context.Context) []api.Connection {
 	list, err := s.client.Connections(ctx, client.ConnectionQuery{State: "ended", Service: s.Service, Outcome: "failed", Last: lately, Max: mostPast})
 	if err != nil {
@@ -73,7 +73,7 @@ func (s *subject) failedLately(ctx context.Context) []api.Connection {
 	return list.Items
 }
 
-// denied are clients that were not let in lately.
+// denied reports clients that were recently denied access.
 func denied(ctx context.Context, s *subject) (all []Finding) {
 	clients := map[string][]string{}
 	times, last := map[string]int{}, map[string]time.Time{}
@@ -97,7 +97,7 @@ func denied(ctx context.Context, s *subject) (all []Finding) {
 	return all
 }
 
-// withoutCluster returns a remedy for Services that come from files, where there is no kubectl to ask.
+// withoutCluster returns a remedy for Services that come from files, where kubectl cannot be used.
 func withoutCluster(f Finding) string {
 	name := strings.TrimPrefix(f.Object, "Service ")
 	switch {

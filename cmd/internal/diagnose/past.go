@@ -14,17 +14,17 @@ import (
 )
 
 const (
-	// mostPast is how many connections are looked at, the last ones.
+	// mostPast is the number of most recent connections that are examined.
 	mostPast = 1000
-	// mostEvents is how many kinds of event are told of a Service.
+	// mostEvents is the maximum number of kinds of event reported for a Service.
 	mostEvents = 5
 )
 
-// event is what went wrong with some connections in the same way.
+// event is a kind of failure of connections.
 type event struct{ service, what, find string }
 
-// past tells what went wrong with connections that are over, and is not told of endpoints that do
-// badly now, or of a port that has none.
+// past reports failures of connections that have ended, except those of endpoints that are reported
+// as unhealthy now, or of a port without endpoints.
 func past(ctx context.Context, s *subject) (all []Finding) {
 	list, err := s.client.Connections(ctx, client.ConnectionQuery{State: "ended", Service: s.Service, Outcome: "failed,retried,slow", Max: mostPast})
 	if err != nil {
@@ -73,7 +73,7 @@ func past(ctx context.Context, s *subject) (all []Finding) {
 	return all
 }
 
-// events returns what went wrong with a connection, by the endpoint that it is about.
+// events returns the failures of a connection, by endpoint.
 func events(c *api.Connection) map[string]event {
 	all := map[string]event{}
 	if slices.Contains(c.Outcomes, "failed") {

@@ -14,11 +14,11 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
-// Result is what was found.
+// Result has the findings.
 type Result struct {
-	// Findings are what is wrong now, what hurts most clients first, and then what is over.
+	// Findings are the current problems, those that affect most clients first, and then past ones.
 	Findings []Found `json:"findings"`
-	// Looked is at what was looked, Services at how many of All that there are; those that do worst.
+	// Looked are the checks that ran. Services is the number of Services, of All, that were checked: the worst ones.
 	Looked   []string `json:"looked"`
 	Services int      `json:"services"`
 	All      int      `json:"all"`
@@ -26,17 +26,17 @@ type Result struct {
 	details []api.ServiceDetail
 }
 
-// Found is a finding with the nodes on which it is so, if it is of a cluster.
+// Found is a finding with its nodes, if it is of a cluster.
 type Found struct {
 	Finding
-	// Over is set of what was wrong and is so no longer. Clients is how many it has hurt in the last minutes, as far as
-	// that is known.
+	// Over is set for a past problem. Clients is the number of clients affected in the last minutes, as far as
+	// known.
 	Over    bool     `json:"over,omitempty"`
 	Clients int64    `json:"clients,omitempty"`
 	Nodes   []string `json:"nodes,omitempty"`
 }
 
-// Run looks at everything.
+// Run runs all checks.
 func Run(ctx context.Context, c *client.Client, o Options) (Result, error) {
 	s, err := ask(ctx, c, o)
 	if err != nil {
@@ -71,12 +71,12 @@ func Run(ctx context.Context, c *client.Client, o Options) (Result, error) {
 	return r, nil
 }
 
-// Wrong reports whether something was found that is more than a note.
+// Wrong reports whether there is a finding above a note.
 func (r Result) Wrong() bool {
 	return slices.ContainsFunc(r.Findings, func(f Found) bool { return f.Severity != Note })
 }
 
-// Lines are what people read, in lines of width at the most.
+// Lines formats the result for users, in lines of at most width.
 func (r Result) Lines(width int) (lines []string) {
 	last := ""
 	for i, f := range r.Findings {
@@ -113,7 +113,7 @@ func (r Result) Lines(width int) (lines []string) {
 	return append(lines, r.rest(width)...)
 }
 
-// rest says what was not looked at closely.
+// rest describes what was not checked closely.
 func (r Result) rest(width int) (lines []string) {
 	if r.Services < r.All {
 		text := fmt.Sprintf("Checked closely: the %d worst of %d Services. usher get services -A -o wide lists all.", r.Services, r.All)
@@ -122,8 +122,8 @@ func (r Result) rest(width int) (lines []string) {
 	return lines
 }
 
-// wrapped breaks text between words into lines, of which the first begins with head, and all others with as
-// many blanks. What is too long is cut.
+// wrapped wraps text between words into lines. The first line begins with head, all others with the same number of
+// blanks. Longer words are split.
 func wrapped(head, text string, width int) (lines []string) {
 	width = max(width-len(head), 20)
 	line := ""

@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// What is left out of a bundle: in doubt too much, such as the rest of a line.
+// Removal of secrets from a bundle. In doubt it removes too much, such as the rest of a line.
 
 const leftOut = "(left out)"
 
-// forms are secrets by their form, and the user of a URL.
+// forms match secrets by their form, and the user of a URL.
 var forms = []struct {
 	is   *regexp.Regexp
 	with string
@@ -22,17 +22,17 @@ var forms = []struct {
 }
 
 var (
-	// named is a name that says of its value that it is secret, with its quote, and what separates the two.
+	// named matches a name that marks its value as secret, with its quote and the separator.
 	named = regexp.MustCompile(`(?i)[\w.-]*(?:authorization|token|password|passwd|passphrase|secret|api[_-]?key|private[_-]?key|key-data|credential)[\w.-]*(\\*["'])?([ \t]*(?:=>|:=|[:=])[ \t]*|[ \t]+)`)
-	// namespace is what is before the name of an object.
+	// namespace matches the namespace before the name of an object.
 	namespace = regexp.MustCompile(`(?:^|[\s"'=,(])[a-z0-9-]{1,63}/$`)
-	// opening is the quote that a value begins with; literal a value of JSON without.
+	// opening matches the opening quote of a value; literal matches an unquoted JSON value.
 	opening = regexp.MustCompile(`^(\\*)(["'])`)
 	literal = regexp.MustCompile(`^(true|false|null|-?[\d.]+|\[\]|\{\})[ \t]*(?:[,}\]]|$)`)
-	// listed is a value that another key and value follow, inURL one after another.
+	// listed matches a value followed by another key and value, inURL one after another.
 	listed = regexp.MustCompile(`^([^\s&"]*)&[\w.%-]+=`)
 	inURL  = regexp.MustCompile(`^([^\s&"]*)`)
-	// next is another flag.
+	// next matches up to another flag.
 	next = regexp.MustCompile(`^(.*?)[ \t]+--\w`)
 )
 
@@ -59,7 +59,7 @@ func withoutSecrets(text []byte) []byte {
 		if lineEnd < value {
 			lineEnd = value + lineLength(text[value:])
 		}
-		var shorter []*regexp.Regexp // what may end a value without quotes before the line does
+		var shorter []*regexp.Regexp // patterns that may end an unquoted value before the line ends
 		switch {
 		case flag:
 			shorter = append(shorter, next)
@@ -80,8 +80,8 @@ func withoutSecrets(text []byte) []byte {
 	}
 }
 
-// valueLength returns how long the value is that a line begins with: to its closing quote, if it has some; without to
-// what matches shorter; else to the end of the string that it is in, or of the line.
+// valueLength returns the length of the value at the beginning of a line. A quoted value ends at its closing quote, an
+// unquoted one at the first match of shorter. Otherwise it ends with the enclosing string, or with the line.
 func valueLength(line []byte, quoted bool, shorter []*regexp.Regexp) int {
 	begin := 0
 	if m := opening.FindSubmatch(line); m != nil {
@@ -104,8 +104,8 @@ func valueLength(line []byte, quoted bool, shorter []*regexp.Regexp) int {
 	return len(line)
 }
 
-// closing returns where a value ends whose opening quote has so many backslashes, which is how often it is
-// in a string of JSON; -1 if something follows that may be a part of it, or nothing closes it.
+// closing returns the end of a quoted value. depth is the number of backslashes before its opening quote, from its
+// nesting in strings of JSON. It returns -1 if text that may belong to the value follows, or the quote is not closed.
 func closing(line []byte, begin, depth int, quote byte) int {
 	for i := begin; i < len(line); i++ {
 		if line[i] != quote {
@@ -114,7 +114,7 @@ func closing(line []byte, begin, depth int, quote byte) int {
 		n := min(backslashes(line[:i]), i-begin)
 		switch after := line[i+1:]; {
 		case n < depth:
-			return -1 // of the string around it
+			return -1 // of the enclosing string
 		case quote == '"' && n%(2*(depth+1)) != depth:
 		case len(after) == 0, bytes.IndexByte([]byte(" \t\r,;}])&"), after[0]) >= 0, quote == '\'' && (after[0] == '"' || after[0] == '\\'):
 			return i + 1
@@ -125,7 +125,7 @@ func closing(line []byte, begin, depth int, quote byte) int {
 	return -1
 }
 
-// inString reports whether what follows a text is in a string in double quotes, if its beginning was or not.
+// inString reports whether the end of text is in a double-quoted string; is reports the same for its beginning.
 func inString(text []byte, is bool) bool {
 	for i, c := range text {
 		switch {
@@ -138,7 +138,7 @@ func inString(text []byte, is bool) bool {
 	return is
 }
 
-// backslashes returns with how many a text ends.
+// backslashes returns the number of trailing backslashes of text.
 func backslashes(text []byte) int { return len(text) - len(bytes.TrimRight(text, `\`)) }
 
 func lineLength(text []byte) int {
@@ -148,14 +148,14 @@ func lineLength(text []byte) int {
 	return len(text)
 }
 
-// column returns where the first word is of the line that a text ends with.
+// column returns the column of the first word of the last line of text.
 func column(text []byte) int {
 	line := text[bytes.LastIndexByte(text, '\n')+1:]
 	return len(line) - len(bytes.TrimLeft(line, " -\t"))
 }
 
-// blockLength returns how long the lines are, from the end of one on, that are further in than column, or empty: a
-// value of YAML goes on there.
+// blockLength returns the length of the lines after a line's end that are indented further than column, or empty: a
+// YAML value continues there.
 func blockLength(text []byte, column int) (length int) {
 	for at := 0; at < len(text); {
 		end := at + 1 + lineLength(text[at+1:])

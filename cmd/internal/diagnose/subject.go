@@ -11,16 +11,16 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
-// Options say what is looked at.
+// Options select the checks.
 type Options struct {
-	Service string // namespace/name; "" is all
-	Client  string // an address of which it is asked whether it would be let in; "" is none
-	DNS     string // host:port of a server that is asked for the Services' names; "" is none
+	Service string // namespace/name; "" means all
+	Client  string // an address to check access for; "" means none
+	DNS     string // host:port of a DNS server to query for the Services' names; "" means none
 	Domain  string // of those names
-	Remote  bool   // usher is on another machine: only what it tells is looked at, and it may take longer
+	Remote  bool   // usher is on another machine: only its data is checked, and queries may take longer
 }
 
-// How long is asked and looked at, and how many Services, of those that do badly, closely.
+// Time limits for queries and checks, and the maximum number of Services, the worst ones, to check closely.
 const (
 	askTime    = 2 * time.Second
 	checkTime  = 3 * time.Second
@@ -28,7 +28,7 @@ const (
 	most       = 50
 )
 
-// atMost returns how long something may take that takes so long on the node itself.
+// atMost returns the time limit for an operation with the limit here on the node itself.
 func (o Options) atMost(here time.Duration) time.Duration {
 	if o.Remote {
 		return remoteTime
@@ -36,7 +36,7 @@ func (o Options) atMost(here time.Duration) time.Duration {
 	return here
 }
 
-// subject is what is looked at.
+// subject is the data to check.
 type subject struct {
 	Options
 	client   *client.Client
@@ -44,7 +44,7 @@ type subject struct {
 	services []api.ServiceDetail
 }
 
-// ask returns what usher knows. The error is that it does not answer, or has no such Service.
+// ask queries usher's state. It returns an error if usher does not respond, or has no such Service.
 func ask(ctx context.Context, c *client.Client, o Options) (*subject, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.atMost(askTime))
 	defer cancel()
@@ -72,8 +72,8 @@ func ask(ctx context.Context, c *client.Client, o Options) (*subject, error) {
 	return s, nil
 }
 
-// worst returns the names of the Services that do worst: those with problems, and those of which
-// most connections failed, or were retried.
+// worst returns the names of the worst Services: those with problems, and those with the
+// most failed or retried connections.
 func (s *subject) worst(ctx context.Context) (names []string, err error) {
 	add := func(name string) {
 		if len(names) < most && !slices.Contains(names, name) {
@@ -115,7 +115,7 @@ func (s *subject) ports(do func(place)) {
 	}
 }
 
-// vips calls do with each VIP that is an address, once.
+// vips calls do once for each VIP that is an address.
 func (s *subject) vips(do func(place, netip.AddrPort)) {
 	seen := map[netip.Addr]bool{}
 	s.ports(func(p place) {
@@ -129,7 +129,7 @@ func (s *subject) vips(do func(place, netip.AddrPort)) {
 	})
 }
 
-// endpointName tells an endpoint.
+// endpointName returns the name of an endpoint for a finding.
 func endpointName(e *api.Endpoint) string {
 	if e.Pod == "" {
 		return e.Address

@@ -7,14 +7,14 @@ import (
 	"github.com/usherproxy/usher/cmd/internal/show"
 )
 
-// OnNode is what was found of the usher of a node.
+// OnNode are the findings about the usher instance of a node.
 type OnNode struct {
 	Node string
 	Result
 }
 
-// Together puts together what was found on nodes: what is the same is told once, with the nodes, and how it
-// is known on the first of them.
+// Together merges the findings of nodes: equal findings are listed once, with their nodes and the evidence
+// of the first node.
 func Together(all []OnNode) (sum Result) {
 	sum.Findings = []Found{}
 	for _, on := range all {
@@ -38,8 +38,8 @@ func Together(all []OnNode) (sum Result) {
 	return sum
 }
 
-// sort puts what is over last and notes before that. What hurts most clients comes first, then what is worst, and of
-// that what is so on most nodes.
+// sort sorts past findings last and notes before them. Findings that affect most clients come first, then the most
+// severe, and among these the findings of most nodes.
 func (r *Result) sort() {
 	rank := func(f Found) int { return slices.Index(severities, f.Severity) }
 	late := func(f Found) int {
@@ -57,7 +57,7 @@ func (r *Result) sort() {
 	})
 }
 
-// on tells the nodes of a finding.
+// on returns the nodes of a finding as text.
 func (f Found) on() string {
 	if len(f.Nodes) == 1 {
 		return "node " + show.Clean(f.Nodes[0])

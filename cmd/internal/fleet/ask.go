@@ -11,25 +11,25 @@ import (
 )
 
 const (
-	// AtOnce is how many ushers are asked at the same time: each is a connection of the API server's to a
-	// kubelet.
+	// AtOnce is the number of usher instances that are queried at the same time: each query is a connection from
+	// the API server to a kubelet.
 	AtOnce = 16
-	// AnswerTime is how long one may take for each answer.
+	// AnswerTime is the time limit for each answer.
 	AnswerTime = 10 * time.Second
 
-	// keep is of how many ushers the connections are kept until the next question. A connection takes nearly a
-	// megabyte, most of it what SPDY compresses headers with.
+	// keep is the number of instances up to which connections are kept for the next query. A connection takes nearly
+	// a megabyte, most of it SPDY's compression of headers.
 	keep = 64
 )
 
-// Answer is what one usher has answered, or why it has not.
+// Answer is the answer of one usher instance, or the reason why there is none.
 type Answer[T any] struct {
 	From  Usher
 	Value T
 	Err   error
 }
 
-// Ask asks each usher by do, AtOnce of them at a time. The answers are in the order of the ushers.
+// Ask calls do for each usher instance, AtOnce of them at a time. The answers are in the order of ushers.
 func Ask[T any](ctx context.Context, ushers []Usher, do func(context.Context, Usher) (T, error)) []Answer[T] {
 	answers := make([]Answer[T], len(ushers))
 	room := make(chan struct{}, AtOnce)
@@ -49,21 +49,21 @@ func Ask[T any](ctx context.Context, ushers []Usher, do func(context.Context, Us
 	return answers
 }
 
-// SilentError names the nodes whose ushers have not answered, while others have.
+// SilentError names the nodes whose usher instances have not responded, while others have.
 type SilentError struct{ text string }
 
 // Error implements error.
 func (e *SilentError) Error() string { return e.text }
 
-// IsSilent reports whether err only says that some ushers have not answered.
+// IsSilent reports whether err only means that some usher instances have not responded.
 func IsSilent(err error) bool {
 	var silent *SilentError
 	return errors.As(err, &silent)
 }
 
-// Answered returns the answers that there are, and of those that are missing the nodes, with why: a
-// SilentError if there is any answer, a ForbiddenError if nothing may be asked. The error of the only
-// usher that was asked, if it is on no node, is returned as it is.
+// Answered returns the successful answers, and an error that names the nodes without one, with reasons: a
+// SilentError if there is any answer, a ForbiddenError if no query is permitted. If a single instance without a node
+// was queried, its error is returned unchanged.
 func Answered[T any](answers []Answer[T]) (good []Answer[T], err error) {
 	nodes := map[string][]string{}
 	var whys []string
@@ -75,7 +75,7 @@ func Answered[T any](answers []Answer[T]) (good []Answer[T], err error) {
 		if len(answers) == 1 && a.From.Node == "" {
 			return nil, a.Err
 		}
-		var forbidden interface{ Forbidden() bool } // of portforward
+		var forbidden interface{ Forbidden() bool } // implemented by an error of portforward
 		if errors.As(a.Err, &forbidden) && forbidden.Forbidden() {
 			namespace, _, _ := strings.Cut(a.From.Pod, "/")
 			return nil, &ForbiddenError{What: "port-forward to Pods", Namespace: namespace, Err: errors.New(client.Cause(a.Err))}
@@ -103,7 +103,7 @@ func Answered[T any](answers []Answer[T]) (good []Answer[T], err error) {
 	}
 }
 
-// why returns in a few words why an usher has not answered.
+// why returns in a few words why an usher instance has not responded.
 func why(err error) string {
 	var unreachable *client.UnreachableError
 	if errors.As(err, &unreachable) {

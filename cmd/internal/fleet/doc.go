@@ -1,6 +1,6 @@
-// Package fleet asks the usher instances of several nodes, and puts together what they tell.
+// Package fleet queries the usher instances of several nodes, and merges their answers.
 //
-// [Ask] asks many at once, each with a time limit of its own (ask.go). merge.go puts together what they tell of the
-// same Service or endpoint, rows.go makes rows of a table of it, and events.go follows what happens on all nodes. How
-// they are found and reached is up to a [Finder]; commands that ask one instance need none.
+// [Ask] queries many at once, each with its own time limit (ask.go). merge.go merges their answers about the same
+// Service or endpoint, rows.go formats the result as rows of a table, and events.go follows the events of all nodes.
+// A [Finder] finds and connects to the instances; commands that query one instance need none.
 package fleet

@@ -11,24 +11,24 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
-// Message is what the stream of events of an usher tells or, with Err, why it has ended or there is none. With
-// Err and no node it says why no ushers are found.
+// Message is a message of an usher instance's stream of events or, with Err, the reason why the stream has ended or is
+// unavailable. With Err and no node, Err is the reason why no instances were found.
 type Message struct {
 	From Usher
 	client.Message
 	Err error
 }
 
-// ahead is how many messages of each stream are held before they are wanted.
+// ahead is the number of messages that are buffered for each stream.
 const ahead = 64
 
-// History returns what ushers still know of the past, in the order of time. A stream that breaks ends with a
-// Message that says so, and the others go on. q.Once has to be set.
+// History returns the past events that usher instances have kept, in the order of time. A stream that breaks ends with
+// a Message with the error, and the others continue. q.Once must be set.
 func History(ctx context.Context, ushers []Usher, q client.EventQuery) iter.Seq[Message] {
 	return func(yield func(Message) bool) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		// Those that are silent are not waited for while streams of others are open.
+		// Do not wait for unresponsive instances while the streams of others are open.
 		answers := Ask(ctx, ushers, func(ctx context.Context, u Usher) (api.Status, error) { return u.Status(ctx) })
 		ushers = nil
 		for _, a := range answers {
@@ -68,7 +68,7 @@ func History(ctx context.Context, ushers []Usher, q client.EventQuery) iter.Seq[
 	}
 }
 
-// when returns the time of an event; what is none comes before all others.
+// when returns the time of an event; other messages come before all events.
 func (m *Message) when() (t time.Time) {
 	if m.Event != nil {
 		t = m.Event.Time
@@ -76,8 +76,8 @@ func (m *Message) when() (t time.Time) {
 	return t
 }
 
-// read sends what the stream of an usher tells to c, and closes that when it has ended. Until the usher has
-// answered, for AnswerTime at the most, it takes room.
+// read sends the messages of an usher instance's stream to c, and closes c when the stream has ended. It occupies a slot
+// of room until the instance has responded, for at most AnswerTime.
 func read(ctx context.Context, u Usher, q client.EventQuery, room chan struct{}, c chan<- Message) {
 	defer close(c)
 	select {
@@ -105,16 +105,16 @@ func read(ctx context.Context, u Usher, q client.EventQuery, room chan struct{},
 	}
 }
 
-// againTime is how long a stream that has ended is left alone, and newTime how often nodes that are new are looked
-// for while none has.
+// againTime is the pause before a stream that has ended is opened again. newTime is the interval in which new nodes are
+// searched while no stream has ended.
 const (
 	againTime = 5 * time.Second
 	newTime   = time.Minute
 )
 
-// Follow returns what happens, as ushers tell it, until ctx ends. after has for nodes the ID of the event behind
-// which to begin. An usher whose stream ends, of which a Message tells once, is looked for and asked again, and so
-// are those of nodes that are new.
+// Follow returns new events of usher instances, as they arrive, until ctx ends. after has, by node, the ID of the event
+// after which to begin. If a stream ends, Follow sends one Message about it, then searches for the instance and connects
+// again. It does the same for the instances of new nodes.
 func Follow(ctx context.Context, f Finder, ushers []Usher, q client.EventQuery, after map[string]string) iter.Seq[Message] {
 	return func(yield func(Message) bool) {
 		ctx, cancel := context.WithCancel(ctx)
@@ -127,7 +127,7 @@ func Follow(ctx context.Context, f Finder, ushers []Usher, q client.EventQuery, 
 			runs[u.Node] = true
 			q := q
 			q.After = after[u.Node]
-			q.History = q.History || q.After != "" // of a successor, for which that is no ID
+			q.History = q.History || q.After != "" // also for a successor, which does not know this ID
 			c := make(chan Message)
 			go read(ctx, u, q, room, c)
 			go func() {

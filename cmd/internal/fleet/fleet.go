@@ -8,38 +8,38 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
-// Options say which ushers are meant.
+// Options select the usher instances.
 type Options struct {
 	Cluster   kube.Connection
-	Namespace string // of the ushers' Pods
-	Node      string // of the only usher that is meant; "" is all
-	Address   string // "host:port", the ushers' --admin-address; each is asked on its own loopback
+	Namespace string // of the instances' Pods
+	Node      string // limits the query to this node's instance; "" means all
+	Address   string // "host:port", the instances' --admin-address; each is queried on its node's loopback
 }
 
-// Usher is one of a cluster.
+// Usher is an usher instance of a cluster.
 type Usher struct {
 	Node string // where it runs
 	Pod  string // "namespace/name"
 	*client.Client
 }
 
-// Finder finds the ushers of a cluster. Its methods may be called from any goroutine.
+// Finder finds the usher instances of a cluster. Its methods are safe for concurrent use.
 type Finder interface {
-	// Find returns the ushers that there are now, sorted by node, one for each node. Those that were found before
-	// have the same clients. That there is none is an error.
+	// Find returns the current usher instances, one for each node, sorted by node. Instances that it returned before
+	// keep their clients. It returns an error if there is none.
 	Find(context.Context) ([]Usher, error)
-	// Close ends the connections to all ushers. Their clients are of no use any more.
+	// Close closes the connections to all instances. Their clients must not be used afterwards.
 	Close()
 }
 
-// ForbiddenError says which right is missing.
+// ForbiddenError names the missing permission.
 type ForbiddenError struct {
-	What      string // what is forbidden
+	What      string // the forbidden operation
 	Namespace string
-	Err       error // what the API server says
+	Err       error // the API server's answer
 }
 
-// Error implements error. It says how the rights are given.
+// Error implements error. It includes how to grant the permissions.
 func (e *ForbiddenError) Error() string {
 	return fmt.Sprintf(`%[1]s in namespace %[2]s is forbidden: %[3]v
 Querying usher on the nodes requires permission to list pods, and to get and create
@@ -50,5 +50,5 @@ pods/portforward, in namespace %[2]s. An administrator can grant it with:
   kubectl -n %[2]s create rolebinding usher-ask --role=usher-ask --user=NAME`, e.What, e.Namespace, e.Err)
 }
 
-// Unwrap returns what the API server says.
+// Unwrap returns the API server's answer.
 func (e *ForbiddenError) Unwrap() error { return e.Err }

@@ -8,25 +8,25 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// Told is an item that the usher of a node has told, or what those of several nodes have told of the same.
+// Told is an item reported by the usher instance of a node, or merged from those of several nodes.
 type Told[T any] struct {
-	Node string // "" of several
+	Node string // "" for several
 	Item T
-	// Nodes is how it is on each node, the worst first; empty unless it was put together.
+	// Nodes is the state on each node, the worst first; empty unless the item was merged.
 	Nodes []OnNode
 }
 
-// OnNode is how a Service or an endpoint is to the usher of one node.
+// OnNode is the state of a Service or an endpoint in the usher instance of one node.
 type OnNode struct {
 	Node        string          `json:"node"`
 	State       string          `json:"state"`
 	Active      int64           `json:"active"`
-	Connections int64           `json:"connections"` // that an endpoint had, or that clients made to a Service
+	Connections int64           `json:"connections"` // to an endpoint, or from clients to a Service
 	Failed      int64           `json:"failed"`
 	Quarantine  *api.Quarantine `json:"quarantine,omitempty"`
 }
 
-// Worst returns the nodes on which it is as bad as its state says, if it is not so on all.
+// Worst returns the nodes with the worst state, or nil if all nodes have it.
 func (t Told[T]) Worst() (nodes []string) {
 	for _, n := range t.Nodes {
 		if n.State == t.Nodes[0].State {
@@ -39,8 +39,8 @@ func (t Told[T]) Worst() (nodes []string) {
 	return nodes
 }
 
-// Services puts together what is told of each Service: the worst state and what goes with it; counts are
-// summed, latencies the longest. They are in the order in which they came first.
+// Services merges the reports about each Service: the worst state with its details, the sums of counts, and the longest
+// latencies. The order is that of first occurrence.
 func Services(list []Told[api.Service]) []Told[api.Service] {
 	return merge(list,
 		func(s api.Service) string { return s.Namespace + "/" + s.Name },
@@ -66,7 +66,7 @@ func Services(list []Told[api.Service]) []Told[api.Service] {
 		})
 }
 
-// Endpoints puts together what is told of each endpoint of a service port, as Services does.
+// Endpoints merges the reports about each endpoint of a service port, as Services does.
 func Endpoints(list []Told[show.PortEndpoint]) []Told[show.PortEndpoint] {
 	return merge(list,
 		func(e show.PortEndpoint) string {
@@ -93,7 +93,7 @@ func Endpoints(list []Told[show.PortEndpoint]) []Told[show.PortEndpoint] {
 		})
 }
 
-// merge puts items of the same key together: add adds one to the worst of them, by rank.
+// merge merges items of the same key: add adds one to the worst of them, by rank.
 func merge[T any](list []Told[T], key func(T) string, rank func(T) int, on func(T) OnNode, add func(sum *T, item T)) (merged []Told[T]) {
 	same := map[string][]Told[T]{}
 	var keys []string
@@ -121,8 +121,8 @@ func merge[T any](list []Told[T], key func(T) string, rank func(T) int, on func(
 	return merged
 }
 
-// longest returns how long clients waited on the node where they waited longest: a percentile of all cannot be
-// made of the nodes' own.
+// longest returns the latency of the node with the longest one: a percentile of all nodes cannot be computed from
+// the nodes' percentiles.
 func longest(a, b *api.Latency) *api.Latency {
 	switch {
 	case a == nil:

@@ -10,8 +10,8 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// MarshalJSON implements json.Marshaler: the item's own fields, and before them node, that of the usher which
-// tells it, or nodes. An endpoint has a node of its own, its Pod's: the other one is usherNode.
+// MarshalJSON implements json.Marshaler: the item's fields, preceded by node, that of the reporting usher instance,
+// or nodes. An endpoint already has a node, its Pod's: the instance's node is usherNode then.
 func (t Told[T]) MarshalJSON() ([]byte, error) {
 	item, err := json.Marshal(t.Item)
 	if err != nil || t.Node == "" && t.Nodes == nil {
@@ -31,8 +31,8 @@ func (t Told[T]) MarshalJSON() ([]byte, error) {
 	return append(append(bytes.TrimSuffix(head, []byte("}")), ','), bytes.TrimPrefix(item, []byte("{"))...), nil
 }
 
-// Columns returns the columns of a table of what nodes have told, for those of their items: NODE, where there is
-// any, and of what was put together on how many nodes its state is so, and beside it on which.
+// Columns returns the columns of a table of reported items, given those for the items: it adds NODE, if there is any.
+// For merged items it adds the number of nodes with the item's state, and their names.
 func Columns[T any](columns []show.Column[T], together bool) []show.Column[Told[T]] {
 	node := show.Column[Told[T]]{Title: "NODE", Some: true, Cell: func(t Told[T]) string {
 		if t.Node != "" {
@@ -54,7 +54,7 @@ func Columns[T any](columns []show.Column[T], together bool) []show.Column[Told[
 				return c.Cell(t.Item)
 			}
 		}
-		if c.Title == "NODE" { // of an endpoint's Pod
+		if c.Title == "NODE" { // the node of an endpoint's Pod
 			c.Title = "POD'S NODE"
 		}
 		all = append(all, show.Column[Told[T]]{Title: c.Title, Cell: cell, Right: c.Right, Wide: c.Wide, Some: c.Some, Rank: c.Rank, Least: c.Least, Text: c.Text})
@@ -65,7 +65,7 @@ func Columns[T any](columns []show.Column[T], together bool) []show.Column[Told[
 	return all
 }
 
-// CompareServices says which of two comes first, if they are sorted by sort, one of api.ServiceKeys or their names.
+// CompareServices returns the order of two Services sorted by sort, one of api.ServiceKeys or their names.
 func CompareServices(sort string, a, b api.Service) int {
 	names := cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	if of := api.ServiceKeys[sort]; of != nil {
@@ -74,9 +74,9 @@ func CompareServices(sort string, a, b api.Service) int {
 	return names
 }
 
-// CompareConnections does the same for connections, the newest first if sort is empty.
+// CompareConnections returns the order of two connections, the newest first if sort is empty.
 func CompareConnections(sort string, a, b api.Connection) int {
-	waited := func(ms float64, c api.Connection) float64 { // what has not come is waited for
+	waited := func(ms float64, c api.Connection) float64 { // an event that has not happened is still being waited for
 		if ms == 0 && c.Protocol != "UDP" {
 			return c.DurationMs
 		}

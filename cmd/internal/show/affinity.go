@@ -2,7 +2,7 @@ package show
 
 import "github.com/usherproxy/usher/proxy/admin/api"
 
-// Affinity are the columns for clients that are remembered.
+// Affinity are the columns for session affinity entries.
 var Affinity = []Column[api.AffinityEntry]{
 	{Title: "NAMESPACE", Cell: func(a api.AffinityEntry) string { return namespaceOf(a.Service) }},
 	{Title: "SERVICE", Cell: func(a api.AffinityEntry) string { return nameOf(a.Service, a.Port) }},

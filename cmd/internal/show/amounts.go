@@ -15,8 +15,8 @@ func Milliseconds(ms float64) string {
 	return trace.Short(time.Duration(ms * float64(time.Millisecond)))
 }
 
-// Seconds returns "7s", "3m7s", "2h58m": what a person wants to know of the time
-// that is left.
+// Seconds returns "7s", "3m7s", "2h58m": precise enough for a remaining
+// time.
 func Seconds(s float64) string {
 	d := time.Duration(s * float64(time.Second)).Round(time.Second)
 	if d >= time.Hour {
@@ -39,7 +39,7 @@ func Bytes(n float64) string {
 	return fmt.Sprintf("%.0f PB", n)
 }
 
-// Rate returns a number for each second: "0", "0.3", "12".
+// Rate returns a rate per second: "0", "0.3", "12".
 func Rate(n float64) string {
 	switch {
 	case n == 0:
@@ -52,10 +52,10 @@ func Rate(n float64) string {
 
 func number(n int64) string { return strconv.FormatInt(n, 10) }
 
-// dash is what a cell has that would be empty.
+// dash replaces an empty cell.
 func dash(s string) string { return cmp.Or(Clean(s), "-") }
 
-// Few joins the first three of list and says how many more there are.
+// Few joins the first three of list and adds the number of the others.
 func Few(list []string) string {
 	const some = 3
 	if len(list) <= some {
@@ -72,8 +72,8 @@ func Plural(n int, thing string) string {
 	return fmt.Sprintf("%d %ss", n, thing)
 }
 
-// Since returns the time of day here, and the date instead of its seconds if that is a day or more before now; "-" for
-// no time.
+// Since returns the local time of day, with the date instead of the seconds if it is at least a day before now; "-" for
+// the zero time.
 func Since(t, now time.Time) string {
 	switch {
 	case t.IsZero():

@@ -42,7 +42,7 @@ var Connections = []Column[api.Connection]{
 	{Title: "ERROR", Wide: true, Some: true, Rank: 3, Text: true, Least: 24, Cell: func(c api.Connection) string { return dash(c.Error) }},
 }
 
-// Reaches tells how far back a list of connections reaches.
+// Reaches describes how far back a list of connections reaches.
 func Reaches(r api.Reaches, now time.Time) string {
 	ago := func(t time.Time) string { return Seconds(now.Sub(t).Seconds()) + " ago" }
 	if r.Amiss.Before(r.All) {
@@ -51,7 +51,7 @@ func Reaches(r api.Reaches, now time.Time) string {
 	return fmt.Sprintf("Ended connections since %s.", ago(r.All))
 }
 
-// ConnectionState returns how far a connection has come, or how it ended.
+// ConnectionState returns the state of a connection, or how it ended.
 func ConnectionState(c api.Connection) string {
 	if c.End != "" {
 		return Clean(c.End)
@@ -59,8 +59,8 @@ func ConnectionState(c api.Connection) string {
 	return Clean(string(c.State))
 }
 
-// ConnectionStyle is green for one that is open, red for one that ended by a
-// fault, and yellow for one that is looking for an endpoint.
+// ConnectionStyle is green for an open connection, red for one that ended in an
+// error, and yellow for one that is looking for an endpoint.
 func ConnectionStyle(c api.Connection) Style {
 	switch {
 	case c.State == api.Connecting:
@@ -73,14 +73,14 @@ func ConnectionStyle(c api.Connection) Style {
 	return Bad
 }
 
-// NormalEnd reports whether an end is as it should be.
+// NormalEnd reports whether a connection ended without a fault.
 func NormalEnd(code string) bool {
 	o := outcome.Named(code)
 	return o != outcome.Open && o != outcome.NoResponse && o.Fault() == outcome.FaultNone
 }
 
-// namespaceOf and nameOf take "namespace/name" apart; the name is told with the
-// port's, if it has one.
+// namespaceOf and nameOf split "namespace/name"; nameOf adds the name of the
+// port, if it has one.
 func namespaceOf(service string) string {
 	namespace, _, _ := strings.Cut(service, "/")
 	return Clean(namespace)

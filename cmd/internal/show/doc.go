@@ -1,9 +1,9 @@
-// Package show writes what usher's API tells for people at a terminal: tables,
-// lines, waterfalls, explanations. Its functions are pure: values of package api
-// in, lines out.
+// Package show formats the data of usher's API for a terminal: tables,
+// lines, waterfalls, explanations. Its functions are pure: they take values of package
+// api and return lines.
 //
-// Some lines have colours, as escape sequences of the sixteen colours that every
-// terminal has and its user has chosen; they always say the same in words. Whoever
-// writes them takes the colours out where they do not belong. Text that comes from
-// a cluster is never written as it is: see Clean.
+// Some lines have colors, as escape sequences of the sixteen colors that every
+// terminal supports and users can configure. Words always say the same. The writer of
+// the lines must remove the colors where they do not belong. Text from
+// a cluster is never written unfiltered: see Clean.
 package show

@@ -9,7 +9,7 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// PortEndpoint is an endpoint with the service port that it belongs to.
+// PortEndpoint is an endpoint with its service port.
 type PortEndpoint struct {
 	Namespace string `json:"namespace"`
 	Service   string `json:"service"` // its name
@@ -54,8 +54,8 @@ var Endpoints = []Column[PortEndpoint]{
 	{Title: "TO CLIENTS", Right: true, Wide: true, Rank: 5, Cell: func(e PortEndpoint) string { return Bytes(float64(e.BytesToClient)) }},
 }
 
-// Connect returns how long clients waited lately until they were established, half of them and all but
-// one in a hundred; "-" if there were none.
+// Connect returns the p50 and p99 of the time until clients' connections were established, over the last minutes;
+// "-" without connections.
 func Connect(l *api.Latency) string {
 	if l == nil {
 		return "-"
@@ -63,7 +63,7 @@ func Connect(l *api.Latency) string {
 	return both(l.ConnectP50Ms, l.ConnectP99Ms)
 }
 
-// FirstByte is Connect until the endpoint's first byte came.
+// FirstByte is Connect for the time until the endpoint's first byte.
 func FirstByte(l *api.Latency) string {
 	if l == nil || l.FirstByteP99Ms == 0 {
 		return "-"
@@ -71,8 +71,8 @@ func FirstByte(l *api.Latency) string {
 	return both(l.FirstByteP50Ms, l.FirstByteP99Ms)
 }
 
-// P99 returns how long clients waited lately for the first byte, all but one in a hundred; for the endpoint, if
-// none came.
+// P99 returns the p99 of the time to first byte over the last minutes; that of the time to connect, if no byte
+// was received.
 func P99(l *api.Latency) string {
 	if l == nil {
 		return "-"
@@ -89,7 +89,7 @@ func both(p50, p99 float64) string {
 	return low + "/" + high
 }
 
-// activeOf returns how many connections an endpoint has, and "3/10" if it may have no more than 10.
+// activeOf returns the number of connections of an endpoint, or "3/10" if it has a limit of 10.
 func activeOf(e PortEndpoint) string {
 	if e.Limit == 0 {
 		return number(e.Active)
@@ -97,7 +97,7 @@ func activeOf(e PortEndpoint) string {
 	return fmt.Sprintf("%d/%d", e.Active, e.Limit)
 }
 
-// state returns "ready" or, for one that is new, "ready, 40% of its share".
+// state returns "ready" or, during slow start, "ready, 40% of its share".
 func state(e api.Endpoint) string {
 	if e.Share == 0 {
 		return Clean(string(e.State))
@@ -105,8 +105,8 @@ func state(e api.Endpoint) string {
 	return fmt.Sprintf("%s, %.0f%% of its share", Clean(string(e.State)), 100*e.Share)
 }
 
-// QuarantineCell returns "another 7s: connection refused" or, for one that is probed,
-// "probe in 7s: connection refused", or "-". No time is "now".
+// QuarantineCell returns "another 7s: connection refused" or, for an endpoint with probes,
+// "probe in 7s: connection refused", or "-". If no time is left, it is "now".
 func QuarantineCell(q *api.Quarantine) string {
 	if q == nil {
 		return "-"

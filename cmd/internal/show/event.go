@@ -8,10 +8,10 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// Event tells an event in one line, with the time in front.
+// Event formats an event as one line that begins with the time.
 func Event(e api.Event) string { return EventOn("", 0, e) }
 
-// EventOn is Event with the node on which it happened behind the time, in a column so wide; "" is no node.
+// EventOn is Event with the event's node after the time, in a column of this width; "" means no node.
 func EventOn(node string, width int, e api.Event) string {
 	if node != "" {
 		node = " " + Middle(Clean(node), width)
@@ -40,7 +40,7 @@ func eventStyle(e api.Event) Style {
 	return Note
 }
 
-// Missed says how many events were left out.
+// Missed reports the number of missed events.
 func Missed(n uint64) string {
 	return Alarm.Text("… " + Plural(int(n), "step") + " missed")
 }

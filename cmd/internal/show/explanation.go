@@ -8,7 +8,7 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// Explanation tells what would become of a connection.
+// Explanation formats the expected handling of a connection.
 func Explanation(e api.Explanation) []string {
 	client := "an unknown client"
 	if e.Client != "" {
@@ -39,14 +39,14 @@ func Explanation(e api.Explanation) []string {
 	return lines
 }
 
-// repeats reports whether a sentence tells what the list of candidates does.
+// repeats reports whether a sentence repeats an entry in the list of candidates.
 func repeats(sentence string, list []api.Candidate) bool {
 	return slices.ContainsFunc(list, func(c api.Candidate) bool {
 		return strings.Contains(sentence, c.Endpoint) && strings.Contains(sentence, c.Text)
 	})
 }
 
-// candidates lists endpoints, with numbers or without.
+// candidates lists endpoints, optionally numbered.
 func candidates(list []api.Candidate, numbered bool) (lines []string) {
 	type row struct {
 		number int

@@ -14,23 +14,23 @@ import (
 	"github.com/usherproxy/usher/proxy/frontend"
 )
 
-// Plan is what would change on a node if Services were served.
+// Plan lists the changes on a node if Services were served.
 type Plan struct {
 	Node   string `json:"node"`
 	Portal string `json:"portal"`
-	// ComparedWith is the address of the usher whose Services are as they are now; left out
-	// if there are none now.
+	// ComparedWith is the address of the usher instance with the current Services; omitted
+	// without one.
 	ComparedWith string `json:"comparedWith,omitempty"`
-	// Ports are the service ports, each IP family by itself, that change; Same is how many
-	// do not.
+	// Ports are the service ports that change, one per IP family; Same is the number of
+	// those that do not.
 	Ports []PlannedPort `json:"ports"`
 	Same  int           `json:"same"`
-	// Errors and Warnings are what is wrong with the manifests.
+	// Errors and Warnings are the problems of the manifests.
 	Errors   []string `json:"errors"`
 	Warnings []string `json:"warnings"`
 }
 
-// Change is what becomes of a thing.
+// Change is the kind of a change.
 type Change string
 
 // The changes.
@@ -41,18 +41,18 @@ const (
 	Kept    Change = "keep"
 )
 
-// marks are the changes as lines begin with them.
+// marks are the first characters of lines, by change.
 var marks = map[Change]string{Added: Good.Text("+"), Removed: Bad.Text("-"), Changed: Note.Text("~"), Kept: " "}
 
-// PlannedPort is a service port and what becomes of it.
+// PlannedPort is a service port and its change.
 type PlannedPort struct {
 	Change   Change `json:"change"`
 	Service  string `json:"service"`
 	Port     string `json:"port,omitempty"`
 	Family   string `json:"family"`
 	Protocol string `json:"protocol"`
-	// VIPs are with what becomes of what is sent there, Endpoints with whose connections
-	// go to them, Settings with their values.
+	// VIPs have the handling of their traffic as text, Endpoints the kinds of their clients,
+	// Settings their values.
 	VIPs      []PlannedItem `json:"vips"`
 	Endpoints []PlannedItem `json:"endpoints"`
 	Settings  []PlannedItem `json:"settings"`
@@ -63,12 +63,12 @@ type PlannedItem struct {
 	Change Change `json:"change"`
 	Name   string `json:"name"`
 	Text   string `json:"text"`
-	// Was is what Text was, if it changes.
+	// Was is the previous Text, if it changes.
 	Was string `json:"was,omitempty"`
 }
 
-// Compare puts into p what becomes of a service port that is there, or nil, and is to be as
-// planned, or nil, in a portal with these traits.
+// Compare adds to p the change of a service port from now to planned, in a portal with these
+// traits. now is nil for a new port, planned for a removed one.
 func (p *Plan) Compare(service string, now, planned *api.ServicePort, traits portal.Traits) {
 	some, change := cmp.Or(planned, now), Changed
 	switch {
@@ -92,7 +92,7 @@ func (p *Plan) Compare(service string, now, planned *api.ServicePort, traits por
 	p.Ports = append(p.Ports, out)
 }
 
-// compare returns all items by name, with what becomes of each.
+// compare returns all items by name, each with its change.
 func compare(now, planned map[string]string) []PlannedItem {
 	all := map[string]bool{}
 	for name := range now {
@@ -132,7 +132,7 @@ func vipItems(p *api.ServicePort, traits portal.Traits) map[string]string {
 	return out
 }
 
-// becomes says what becomes of what is sent to a VIP.
+// becomes describes the handling of traffic to a VIP.
 func becomes(p *api.ServicePort, v api.VIP, traits portal.Traits) string {
 	used := map[string]int{}
 	for _, e := range p.Endpoints {
@@ -236,7 +236,7 @@ func settings(p *api.ServicePort) map[string]string {
 	return out
 }
 
-// Lines tells a plan.
+// Lines formats the plan.
 func (p *Plan) Lines() (lines []string) {
 	with := "nothing to compare with: usher is not running here"
 	if p.ComparedWith != "" {
@@ -266,7 +266,7 @@ func (p *Plan) Lines() (lines []string) {
 	return append(lines, fmt.Sprintf("%s: %d added, %d removed, %d changed, %d unchanged.", Plural(len(p.Ports)+p.Same, "service port"), count[Added], count[Removed], count[Changed], p.Same))
 }
 
-// maxPlanned is how many lines a service port has at the most.
+// maxPlanned is the maximum number of lines of a service port.
 const maxPlanned = 40
 
 func planned(rows []PlannedItem) (lines []string) {
@@ -290,7 +290,7 @@ func planned(rows []PlannedItem) (lines []string) {
 	return lines
 }
 
-// plainName returns a node port as people call it.
+// plainName returns the usual name of a node port.
 func plainName(name string) string {
 	kind, address, _ := strings.Cut(name, " ")
 	if host, port, err := net.SplitHostPort(address); err == nil && kind == "NodePort" && (host == "0.0.0.0" || host == "::") {

@@ -24,7 +24,7 @@ var Portals = []Column[api.PortalRule]{
 	{Title: "DESCRIPTION", Wide: true, Rank: 2, Text: true, Least: 40, Cell: func(r api.PortalRule) string { return dash(r.Text) }},
 }
 
-// PortalParts are the columns for what there is for all Services together.
+// PortalParts are the columns for the parts that all Services share.
 var PortalParts = []Column[api.PortalPart]{
 	{Title: "STATE", Cell: func(p api.PortalPart) string { return Clean(p.State) }},
 	{Title: "FAMILY", Cell: func(p api.PortalPart) string { return Clean(p.Family) }},
@@ -32,8 +32,8 @@ var PortalParts = []Column[api.PortalPart]{
 	{Title: "DETAIL", Text: true, Least: 24, Cell: func(p api.PortalPart) string { return dash(p.Text) }},
 }
 
-// WithInstalled puts behind each rule of which the kernel has another one a row
-// that tells that one.
+// WithInstalled adds a row after each rule that differs in the kernel, with the rule
+// that is installed.
 func WithInstalled(rules []api.PortalRule) (rows []api.PortalRule) {
 	for _, r := range rules {
 		rows = append(rows, r)

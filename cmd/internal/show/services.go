@@ -13,7 +13,7 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// Services are the columns for Services. A problem is sought first, and counts before settings.
+// Services are the columns for Services. A problem takes precedence over settings.
 var Services = []Column[api.Service]{
 	{Title: "NAMESPACE", Least: 12, Cell: func(s api.Service) string { return Clean(s.Namespace) }},
 	{Title: "NAME", Least: 16, Cell: func(s api.Service) string { return Clean(s.Name) }},
@@ -51,10 +51,10 @@ var Services = []Column[api.Service]{
 	{Title: "TOPOLOGY", Wide: true, Some: true, Rank: 7, Text: true, Least: 16, Cell: func(s api.Service) string { return dash(Few(topologies(s))) }},
 }
 
-// ReadyOf returns how many endpoints take their turn, of how many.
+// ReadyOf returns the number of ready endpoints and of all: "2/3".
 func ReadyOf(c api.EndpointCounts) string { return fmt.Sprintf("%d/%d", c.Ready, c.Total) }
 
-// ofPorts returns what say tells of a Service's ports, each text once and none that is empty.
+// ofPorts returns the texts that say returns for a Service's ports, without duplicates and empty ones.
 func ofPorts(s api.Service, say func(api.PortSummary) string) (list []string) {
 	for _, p := range s.Ports {
 		if text := say(p); text != "" && !slices.Contains(list, text) {
@@ -72,7 +72,7 @@ func vips(s api.Service) []string {
 	})
 }
 
-// portNumbers returns a Service's ports, "80/TCP", whatever IP families they have.
+// portNumbers returns a Service's ports, "80/TCP", without duplicates for IP families.
 func portNumbers(s api.Service) []string {
 	return ofPorts(s, func(p api.PortSummary) string {
 		_, port, err := net.SplitHostPort(p.VIP)
@@ -83,7 +83,7 @@ func portNumbers(s api.Service) []string {
 	})
 }
 
-// onLoopback returns where clients reach a Service if nothing leads them from its VIPs, as without
+// onLoopback returns the listening addresses of a Service if no rule redirects its VIPs, as without
 // root.
 func onLoopback(s api.Service) []string {
 	return ofPorts(s, func(p api.PortSummary) string {
@@ -98,7 +98,7 @@ func listeners(s api.Service) []string {
 	return ofPorts(s, func(p api.PortSummary) string { return p.Listener })
 }
 
-// proxyProtocols returns how headers tell of clients: "v2 to endpoints", "from 10.0.0.0/8".
+// proxyProtocols describes the use of PROXY protocol headers: "v2 to endpoints", "from 10.0.0.0/8".
 func proxyProtocols(s api.Service) (list []string) {
 	add := func(text string) {
 		if !slices.Contains(list, text) {
@@ -119,8 +119,8 @@ func proxyProtocols(s api.Service) (list []string) {
 	return list
 }
 
-// seen tells whom the endpoints see, and why it is the node: the ports may differ in that. Where they may see the
-// client, it depends on where client and endpoint are.
+// seen describes the source address that endpoints see, and why it is the node's; ports may differ. Whether endpoints
+// see the client's address depends on the location of client and endpoint.
 func seen(s api.Service) []string {
 	return ofPorts(s, func(p api.PortSummary) string {
 		if p.Source == portal.SeenClient.String() {
@@ -130,7 +130,7 @@ func seen(s api.Service) []string {
 	})
 }
 
-// topologies returns what decides which endpoints count.
+// topologies describes how topology selects endpoints.
 func topologies(s api.Service) []string {
 	return ofPorts(s, func(p api.PortSummary) string {
 		if p.Topology == nil {
@@ -140,7 +140,7 @@ func topologies(s api.Service) []string {
 	})
 }
 
-// topology returns "zone=a", the label that decides, or that none does.
+// topology returns "zone=a", the deciding label, or that none decides.
 func topology(t *api.Topology) string {
 	switch {
 	case t.Key == "":
@@ -169,7 +169,7 @@ func problems(s api.Service) string {
 	return strings.Join(list, "; ")
 }
 
-// scheduler returns that of all ports, which have the same.
+// scheduler returns the scheduler, which is the same for all ports.
 func scheduler(s api.Service) string {
 	if len(s.Ports) == 0 {
 		return "-"
@@ -177,7 +177,7 @@ func scheduler(s api.Service) string {
 	return dash(s.Ports[0].Scheduler)
 }
 
-// probes returns "http:/healthz every 10s": how endpoints are probed. Of several ports some may not be.
+// probes returns "http:/healthz every 10s": how endpoints are probed. Some ports may have no probes.
 func probes(s api.Service) []string {
 	return ofPorts(s, func(p api.PortSummary) string {
 		if p.Probe == nil {
@@ -193,8 +193,8 @@ func endpointLimit(p *api.PortSummary) string {
 	return fmt.Sprintf("%d, queue %s", p.EndpointLimit, Seconds(p.QueueSeconds))
 }
 
-// endpointLimits returns how many connections each endpoint may have, and how long clients wait for
-// one that has room: "10, queue 30s".
+// endpointLimits returns the maximum number of connections to each endpoint, and the longest wait of clients
+// for a free one: "10, queue 30s".
 func endpointLimits(s api.Service) []string {
 	return ofPorts(s, func(p api.PortSummary) string {
 		if p.EndpointLimit == 0 {
@@ -204,7 +204,7 @@ func endpointLimits(s api.Service) []string {
 	})
 }
 
-// longest returns the longest time of all ports, of which UDP's may have none.
+// longest returns the longest time of all ports; UDP ports may have none.
 func longest(s api.Service, of func(api.PortSummary) float64) string {
 	most := 0.0
 	for _, p := range s.Ports {

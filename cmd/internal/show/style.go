@@ -12,8 +12,8 @@ type Style string
 const (
 	Plain Style = ""
 	Good  Style = "32"   // green
-	Care  Style = "33"   // yellow: it went wrong, and on
-	Bad   Style = "31"   // red: it went wrong
+	Care  Style = "33"   // yellow: failed, but continued
+	Bad   Style = "31"   // red: failed
 	Note  Style = "36"   // cyan: something changed
 	Quiet Style = "2"    // dim
 	Title Style = "1"    // bold
@@ -29,9 +29,9 @@ func (style Style) Text(s string) string {
 	return "\x1b[" + string(style) + "m" + s + "\x1b[0m"
 }
 
-// Clean returns s without what a terminal would obey or that would change the
-// order of letters: control characters and formats. Names and errors come from
-// others.
+// Clean returns s without characters that control a terminal or change the
+// order of letters: control characters and format characters. Names and errors come
+// from untrusted sources.
 func Clean(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) || unicode.Is(unicode.Cf, r) {

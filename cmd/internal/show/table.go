@@ -13,21 +13,21 @@ import (
 type Column[T any] struct {
 	Title string
 	Cell  func(T) string
-	Right bool // numbers are easier to compare when they end in one line
+	Right bool // align right, so that numbers can be compared
 	Wide  bool // only in wide tables
-	Some  bool // only if there is anything in it
+	Some  bool // only if a cell is not empty
 
-	// Of a table that has to fit: columns of a low rank are there before those of a higher
-	// one, and of equal ones the first. Least is to how few cells a name may give way; 0 is
-	// not at all. A text gives way at its end instead of in its middle.
+	// For a table with a limited width: columns of lower rank are shown first, and among
+	// equals the first one. Least is the number of cells to which a name may be shortened; 0
+	// means not at all. With Text, it is shortened at its end instead of in its middle.
 	Rank, Least int
 	Text        bool
 }
 
-// gap is what is between two columns.
+// gap separates two columns.
 const gap = "  "
 
-// Unlimited is the width of a table that has room for everything.
+// Unlimited is the width of a table with space for everything.
 const Unlimited = math.MaxInt32
 
 // Table writes rows under the columns' titles, in lines no wider than width.
@@ -41,19 +41,19 @@ func Table[T any](out io.Writer, columns []Column[T], rows []T, wide bool, width
 	return err
 }
 
-// Shown returns the columns that a table of rows has.
+// Shown returns the columns to show for rows.
 func Shown[T any](columns []Column[T], rows []T, wide bool) []Column[T] {
 	return slices.DeleteFunc(slices.Clone(columns), func(c Column[T]) bool {
 		return c.Wide && !wide || c.Some && !slices.ContainsFunc(rows, func(row T) bool { return strings.Trim(c.Cell(row), "-0") != "" })
 	})
 }
 
-// Lines lays a table out: the titles, and a line for each row. No line ends in
+// Lines formats a table: the titles, and a line for each row. No line ends in
 // blanks.
 func Lines[T any](columns []Column[T], rows []T) []string { return Fit(columns, rows, Unlimited) }
 
-// Fit lays a table out like Lines, in lines no wider than width: names give way in
-// their middle, texts at their end, and columns that there is no room for are left out.
+// Fit formats a table like Lines, in lines no wider than width: it shortens names in
+// their middle and texts at their end, and omits columns that do not fit.
 func Fit[T any](columns []Column[T], rows []T, width int) []string {
 	cells := make([][]string, 1+len(rows))
 	needs := make([]Need, len(columns))

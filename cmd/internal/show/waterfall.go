@@ -8,8 +8,8 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// Waterfall tells a connection with a bar for each attempt: when it began, how
-// long it took, how it ended. Lines are at most width wide where words allow it.
+// Waterfall formats a connection with a bar for each attempt: its start,
+// duration and result. Lines are at most width wide where words allow it.
 func Waterfall(c api.Connection, width int) []string {
 	lines := []string{
 		Title.Text(fmt.Sprintf("#%d %s", c.ID, Clean(servicePort(c.Service, c.Port, c.Family)))) + fmt.Sprintf("  %s  %s%s → %s", Clean(c.Protocol), Clean(c.Client), inFront(" via ", Clean(c.Via)), Clean(c.VIP)),
@@ -40,7 +40,7 @@ func Waterfall(c api.Connection, width int) []string {
 	return append(lines, "   "+Quiet.Text(scale(span, room)))
 }
 
-// sees tells whom an endpoint sees, and why, if that is something else than before.
+// sees describes the source address that an endpoint sees, and why, if it differs from the previous one.
 func sees(indent string, s api.Sees, before *string) []string {
 	if s.SourceText == "" || s.SourceText == *before {
 		return nil
@@ -61,7 +61,7 @@ func bar(start, took, span float64, room int) string {
 	return strings.Repeat(" ", from) + strings.Repeat("█", to-from) + strings.Repeat(" ", room-to)
 }
 
-// scale is the line under the bars: where they begin and end.
+// scale returns the line below the bars, with the times at both ends.
 func scale(span float64, room int) string {
 	begin, end := "0", Milliseconds(span)
 	return begin + strings.Repeat("─", max(1, room-len(begin)-len(end))) + end
@@ -82,7 +82,7 @@ func attemptOutcome(a api.Attempt) string {
 	return Clean(a.Error) + " after " + Milliseconds(a.TookMs)
 }
 
-// fate is what became of a connection.
+// fate describes the result of a connection.
 func fate(c api.Connection) string {
 	var parts []string
 	if c.ConnectMs > 0 {
@@ -111,7 +111,7 @@ func reason(why string, passedOver int) string {
 	return Clean(why)
 }
 
-// servicePort returns "namespace/service:port", with "/IPv6" behind it for the IPv6
+// servicePort returns "namespace/service:port", with the suffix "/IPv6" for the IPv6
 // side.
 func servicePort(service, port, family string) string {
 	s := service + inFront(":", port)
@@ -121,7 +121,7 @@ func servicePort(service, port, family string) string {
 	return s
 }
 
-// inFront returns s with prefix in front, and nothing for nothing.
+// inFront returns s with a prefix, or "" if s is empty.
 func inFront(prefix, s string) string {
 	if s == "" {
 		return ""

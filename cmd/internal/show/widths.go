@@ -7,8 +7,8 @@ import (
 	"github.com/charmbracelet/x/ansi"
 )
 
-// Need says how much room a column needs: for its widest cell, and at least (0 is as
-// much). See Column.Rank.
+// Need is the width that a column needs: Most for its widest cell, and at least Least (0 means
+// Most). See Column.Rank.
 type Need struct{ Most, Least, Rank int }
 
 func (n Need) least() int {
@@ -18,26 +18,26 @@ func (n Need) least() int {
 	return min(n.Least, n.Most)
 }
 
-// leftOut is the width of a column that there is no room for.
+// leftOut is the width of an omitted column.
 const leftOut = -1
 
-// Widths returns how wide each column is in a table of width cells, and -1 for those that
-// are left out: there was no room for them beside those of a lower rank. One column is always
-// there.
+// Widths returns the width of each column in a table of width cells, and -1 for omitted
+// columns, which do not fit alongside those of lower rank. One column is always
+// shown.
 func Widths(needs []Need, width int) []int {
 	widths, order := make([]int, len(needs)), make([]int, len(needs))
 	for i := range needs {
 		widths[i], order[i] = leftOut, i
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(needs[a].Rank, needs[b].Rank) })
-	room := width + len(gap) // each column has a gap, but for the last
+	room := width + len(gap) // each column has a gap, except the last
 	for n, i := range order {
 		if takes := needs[i].least() + len(gap); takes <= room || n == 0 {
 			widths[i] = needs[i].least()
 			room -= takes
 		}
 	}
-	// What is left over goes to the names, evenly.
+	// Distribute the remaining width evenly to names.
 	for grown := true; grown; {
 		grown = false
 		for i, n := range needs {
@@ -51,7 +51,7 @@ func Widths(needs []Need, width int) []int {
 	return widths
 }
 
-// Middle returns a name in at most width cells: what is in its middle gives way to "…".
+// Middle shortens a name to at most width cells: "…" replaces its middle.
 func Middle(s string, width int) string {
 	over := ansi.StringWidth(s) - width
 	if over <= 0 {
