@@ -79,7 +79,7 @@ func (c *connectCommand) run(cmd *cobra.Command) error {
 	return serve.Run(cmd, d, serve.ClosedTerminal())
 }
 
-// complete checks the flags, and fills in what follows from others.
+// complete checks the flags, and derives settings from others.
 func (c *connectCommand) complete(cmd *cobra.Command) error {
 	if err := c.OneSource(); err != nil {
 		return err
@@ -102,7 +102,7 @@ func (c *connectCommand) complete(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	if names != nil { // else Names would not be nil
+	if names != nil { // otherwise Names would be a non-nil interface
 		c.Names = names
 	}
 	if c.socks == "" {

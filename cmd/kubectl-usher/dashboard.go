@@ -27,7 +27,7 @@ import (
 	"github.com/usherproxy/usher/proxy/portforward"
 )
 
-// defaultDashboardAddress is beside the ports of kube-proxy and the kubelet.
+// defaultDashboardAddress is next to the ports of kube-proxy and the kubelet.
 const defaultDashboardAddress = "127.0.0.1:10247"
 
 // dashboardCommand is kubectl usher dashboard with its flags.
@@ -98,8 +98,8 @@ func (d *dashboardCommand) run(cmd *cobra.Command) error {
 	return nil
 }
 
-// allowed returns an error if the right to ask is missing, which is the same for all nodes. That an usher does
-// not answer is for the page to tell.
+// allowed returns an error if the permission for queries is missing, which is the same for all nodes. The page itself
+// reports an usher instance that does not respond.
 func (d *dashboardCommand) allowed(ctx context.Context, n cluster.Node) error {
 	if _, err := n.Client.Status(ctx); portforward.IsForbidden(err) {
 		return &fleet.ForbiddenError{What: "port-forward to Pods", Namespace: d.options.Namespace, Err: errors.New(client.Cause(err))}
@@ -107,8 +107,8 @@ func (d *dashboardCommand) allowed(ctx context.Context, n cluster.Node) error {
 	return nil
 }
 
-// listen listens on the loopback interface, and nowhere else: whoever reaches the page has the rights of who
-// serves it.
+// listen listens on the loopback interface, and nowhere else: every client of the page has the permissions of the user
+// that serves it.
 func (d *dashboardCommand) listen(cmd *cobra.Command) (net.Listener, error) {
 	host, port, err := net.SplitHostPort(d.address)
 	if err != nil {
@@ -130,7 +130,7 @@ func (d *dashboardCommand) listen(cmd *cobra.Command) (net.Listener, error) {
 	return l, nil
 }
 
-// finder returns what finds the nodes, and what ends the connections to them.
+// finder returns a finder of the nodes, and a function that closes the connections to them.
 func (d *dashboardCommand) finder(cmd *cobra.Command) (find cluster.Finder, end func(), err error) {
 	if len(d.ushers) > 0 {
 		for _, name := range append([]string{"admin-address"}, view.ClusterFlags...) {
@@ -158,7 +158,7 @@ func (d *dashboardCommand) finder(cmd *cobra.Command) (find cluster.Finder, end 
 	}, f.Close, nil
 }
 
-// nodeName is what --usher takes for one: names of Kubernetes' nodes, and a little more.
+// nodeName matches the node names that --usher accepts: names of Kubernetes' nodes, and a few others.
 var nodeName = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9._]{0,251}[A-Za-z0-9])?$`)
 
 // named returns the nodes of --usher, sorted by name.

@@ -65,7 +65,7 @@ Otherwise, use 'kubectl usher connect'.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.SetInterspersed(false) // what comes behind the command is the command's
+	flags.SetInterspersed(false) // flags after the command belong to the command
 	e.RegisterSource(flags)
 	flags.StringVarP(&e.namespace, "namespace", "n", "", "Namespace for short Service names and environment variables. Empty = the namespace of the kubeconfig's context, or default")
 	e.names.registerDomain(flags)
@@ -73,11 +73,11 @@ Otherwise, use 'kubectl usher connect'.`,
 	flags.StringVar(&e.AdminAddress, "admin-address", "", "Listen address `host:port` of the dashboard and the API that 'usher get', 'top' and 'trace' query. Empty = none")
 	e.via.register(flags, viaAuto)
 	e.Logs.Register(flags, "text")
-	cli.SetDefault(flags, "log-level", "error") // the terminal is the command's
+	cli.SetDefault(flags, "log-level", "error") // the command uses the terminal
 	return cmd
 }
 
-// newExecInside is what exec starts to hold the namespace.
+// newExecInside returns the command that exec starts to hold the namespace.
 func newExecInside() *cobra.Command {
 	return &cobra.Command{
 		Use:    execInside,
@@ -87,7 +87,7 @@ func newExecInside() *cobra.Command {
 	}
 }
 
-// execMarker is the variable that tells a command that exec runs it, and in which namespace.
+// execMarker is the environment variable that exec sets for its command, to the default Kubernetes namespace.
 const execMarker = "USHER_EXEC"
 
 const execInside = "exec-inside"
@@ -99,7 +99,7 @@ type execCommand struct {
 	namespace string
 }
 
-// run runs the command, and returns its exit code as an exitError unless that is 0.
+// run runs the command, and returns its exit code as a cli.ExitError unless that is 0.
 func (e *execCommand) run(cmd *cobra.Command, args []string) error {
 	if err := e.complete(cmd); err != nil {
 		return err
@@ -156,7 +156,7 @@ func (e *execCommand) run(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// complete checks the flags, and fills in what follows from others.
+// complete checks the flags, and derives settings from others.
 func (e *execCommand) complete(cmd *cobra.Command) (err error) {
 	if err := e.OneSource(); err != nil {
 		return err
@@ -165,7 +165,7 @@ func (e *execCommand) complete(cmd *cobra.Command) (err error) {
 		return err
 	}
 	e.HardFail = true
-	e.DrainTimeout = 0 // who has connections has ended
+	e.DrainTimeout = 0 // the command that has the connections has exited
 	e.Cluster.AsUser = true
 	if err := e.Complete(cmd); err != nil {
 		return err
@@ -181,8 +181,8 @@ func (e *execCommand) complete(cmd *cobra.Command) (err error) {
 	return err
 }
 
-// await returns the Services that there are first, when they are served, or an error if
-// it does not come to that.
+// await returns the initial Services when they are served, or an error if
+// this fails.
 func (e *execCommand) await(cmd *cobra.Command, d *daemon.Daemon, ready <-chan []config.Service, served <-chan error, signals <-chan os.Signal) ([]config.Service, error) {
 	var waiting <-chan time.Time // never, for files: they are read as fast as this machine can
 	if !e.FromFiles() {
@@ -206,8 +206,8 @@ func (e *execCommand) await(cmd *cobra.Command, d *daemon.Daemon, ready <-chan [
 	}
 }
 
-// notify lets signals that end or tell something come to the channel, but those
-// that whoever started usher wants ignored.
+// notify relays signals to the channel, except those that the parent
+// process has set to be ignored.
 func notify(signals chan<- os.Signal) {
 	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP} {
 		if !signal.Ignored(s) {
@@ -216,8 +216,8 @@ func notify(signals chan<- os.Signal) {
 	}
 }
 
-// notRun says why a command was not run, and returns the exit code that shells
-// have for that.
+// notRun prints why a command was not run, and returns the exit code that shells
+// use for that.
 func notRun(cmd *cobra.Command, name string, err error) error {
 	fmt.Fprintf(cmd.ErrOrStderr(), "usher: %s: %v\n", name, err)
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
@@ -226,19 +226,19 @@ func notRun(cmd *cobra.Command, name string, err error) error {
 	return &cli.ExitError{Code: 126}
 }
 
-// dnsPort is where a resolv.conf(5) says that nameservers are.
+// dnsPort is the port of nameservers in resolv.conf(5).
 const dnsPort = 53
 
-// inside is the network namespace of a command, with what makes it like this
-// machine: its localhost, and the way to other networks.
+// inside is the network namespace of a command, with the parts that make it like this
+// machine: localhost, and access to other networks.
 type inside struct {
 	namespace *netns.Namespace
 	loopback  *localhost.Mirror
-	uplink    *uplink.Uplink // nil if there is no way to other networks
+	uplink    *uplink.Uplink // nil if other networks are not reachable
 }
 
-// newInside makes a network namespace in which /etc/resolv.conf is resolvConf.
-// What it lacks is told to warn.
+// newInside creates a network namespace in which /etc/resolv.conf is resolvConf.
+// It writes missing features to warn.
 func newInside(resolvConf string, warn io.Writer) (in *inside, err error) {
 	in = &inside{}
 	in.namespace, err = netns.Start(netns.Options{Self: []string{execInside}, ResolvConf: resolvConf})
@@ -268,7 +268,7 @@ func (in *inside) serve(ctx context.Context) {
 	go in.loopback.Run(ctx)
 }
 
-// leave ends the namespace with all that is in it.
+// leave removes the namespace and its parts.
 func (in *inside) leave() {
 	in.namespace.Close()
 	if in.uplink != nil {

@@ -1,5 +1,5 @@
-// Command kubectl-usher is what people run: it shows what the usher instances of a cluster do, and makes Services
-// reachable from their own machine. kubectl finds it as its plugin 'kubectl usher'.
+// Command kubectl-usher is the program for users: it shows the activity of the usher instances of a cluster, and makes
+// Services reachable from the user's machine. kubectl runs it as its plugin 'kubectl usher'.
 package main
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/usherproxy/usher/cmd/kubectl-usher/pods"
 )
 
-// completer is the name under which kubectl asks its plugin what to complete
+// completer is the name under which kubectl calls its plugin for completion
 // (kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins).
 const completer = "kubectl_complete-usher"
 
@@ -31,7 +31,7 @@ func main() {
 	os.Exit(cli.Execute(context.Background(), root, view.KindAndName(root, args)))
 }
 
-// viewers asks the usher instances of a cluster.
+// viewers are the commands that query the usher instances of a cluster.
 var viewers = view.Viewers{Fleet: func(o fleet.Options) (fleet.Finder, error) { return pods.New(o) }}
 
 func newRoot() *cobra.Command {
@@ -58,10 +58,10 @@ machine, such as that of 'usher demo'.`,
 	return root
 }
 
-// ownName finds where examples call usher.
+// ownName matches calls of usher in examples.
 var ownName = regexp.MustCompile(`(?m)^  usher `)
 
-// nameInExamples gives a command of both programs, and its subcommands, examples that call this one.
+// nameInExamples changes the examples of a command of both programs, and of its subcommands, to call kubectl usher.
 func nameInExamples(cmd *cobra.Command) {
 	cmd.Example = ownName.ReplaceAllString(cmd.Example, "  kubectl usher ")
 	for _, sub := range cmd.Commands() {

@@ -10,7 +10,7 @@ import (
 	"github.com/usherproxy/usher/proxy/dns"
 )
 
-// nameFlags say how the names of Services are answered.
+// nameFlags configure how the names of Services are resolved.
 type nameFlags struct {
 	options   dns.Options
 	address   string
@@ -27,7 +27,7 @@ func (f *nameFlags) register(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.upstreams, "dns-upstream", nil, "`addresses` of the resolvers for all other names. Empty = those in "+dns.DefaultResolvConf)
 }
 
-// server returns what answers at --dns, or nil if nothing is to.
+// server returns the server for --dns, or nil without one.
 func (f *nameFlags) server() (*laptop.Names, error) {
 	if _, err := dns.ParseDomain(f.options.Domain); err != nil {
 		return nil, cli.Usagef("--dns-domain: %w", err)
@@ -49,7 +49,7 @@ func (f *nameFlags) server() (*laptop.Names, error) {
 	return laptop.NewNames(at, f.options, nil)
 }
 
-// inside returns what answers at an address of a command's network namespace.
+// inside returns the server for an address in a command's network namespace.
 func (f *nameFlags) inside(at netip.AddrPort, namespace laptop.Netns) (*laptop.Names, error) {
 	return laptop.NewNames(at, f.options, namespace)
 }

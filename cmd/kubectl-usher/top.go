@@ -65,5 +65,5 @@ does not respond, the last state stays on screen.`,
 	return cmd
 }
 
-// minTopInterval keeps usher top from being what there is to see.
+// minTopInterval keeps usher top from causing most of the load that it shows.
 const minTopInterval = 100 * time.Millisecond

@@ -14,15 +14,15 @@ import (
 	"github.com/usherproxy/usher/proxy/portforward"
 )
 
-// The ways to endpoints: as a node of the cluster has them, through the API server, and this one
-// where the direct way does not lead to a Pod.
+// The ways to endpoints: directly, as from a node of the cluster; through the API server; or directly
+// with the API server as fallback for Pods that cannot be reached.
 const (
 	viaDirect      = "direct"
 	viaPortForward = "portforward"
 	viaAuto        = "auto"
 )
 
-// vias are all of them.
+// vias are all ways.
 var vias = []string{viaDirect, viaPortForward, viaAuto}
 
 // viaFlag is the value of --via.
@@ -36,7 +36,7 @@ func (v *viaFlag) register(flags *pflag.FlagSet, byDefault string) {
 // remote reports whether endpoints may be reached through the API server.
 func (v viaFlag) remote() bool { return v != viaDirect }
 
-// complete sets in f what follows from it. It is called before f.Complete.
+// complete applies the flag to f. Call it before f.Complete.
 func (v *viaFlag) complete(f *serve.Flags, flags *pflag.FlagSet) error {
 	if f.FromFiles() {
 		if v.remote() && flags.Changed("via") {

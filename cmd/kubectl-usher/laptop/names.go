@@ -17,7 +17,7 @@ import (
 	"github.com/usherproxy/usher/proxy/dns"
 )
 
-// Names answers for the names of Services, over UDP and TCP. It implements daemon.Names.
+// Names resolves the names of Services, over UDP and TCP. It implements daemon.Names.
 type Names struct {
 	at     netip.AddrPort
 	netns  Netns // nil for this process's
@@ -27,14 +27,14 @@ type Names struct {
 	serving sync.WaitGroup
 }
 
-// Netns is a network namespace in which names are answered.
+// Netns is a network namespace in which names are resolved.
 type Netns interface {
 	ListenPacket(at netip.AddrPort) (net.PacketConn, error)
 	Listen(at netip.AddrPort) (net.Listener, error)
 }
 
-// NewNames returns a server for at. Of o it sets Self. With netns it listens there, where queries of this process's
-// namespace do not come from.
+// NewNames returns a server for at. It sets Self of o. With netns it listens there; queries of this process's
+// namespace do not arrive there.
 func NewNames(at netip.AddrPort, o dns.Options, netns Netns) (*Names, error) {
 	if netns == nil {
 		o.Self = at
@@ -87,8 +87,8 @@ func (n *Names) Apply(services []config.Service) { n.server.Apply(services) }
 // Queries implements daemon.Names.
 func (n *Names) Queries() map[[2]string]int64 { return n.server.Queries() }
 
-// retryListen calls listen every 100 ms until it succeeds, and reports whether that was before ctx
-// ended. failed is the error of the call before: where it is nil, there is nothing to retry.
+// retryListen calls listen every 100 ms until it succeeds, and reports whether it did before ctx
+// ended. failed is the error of the previous call; if it is nil, retryListen calls nothing.
 func retryListen(ctx context.Context, failed error, listen func() error) bool {
 	for ; failed != nil; failed = listen() {
 		select {
@@ -116,7 +116,7 @@ func (n *Names) listen() (packets net.PacketConn, listener net.Listener, err err
 	return packets, listener, err
 }
 
-// explainListen adds to an error which setting it is about, and what to do.
+// explainListen adds the setting and a remedy to an error.
 func explainListen(at netip.AddrPort, err error) error {
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):

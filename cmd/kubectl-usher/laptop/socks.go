@@ -15,7 +15,7 @@ import (
 	"github.com/usherproxy/usher/proxy/socks"
 )
 
-// SOCKS is a proxy for SOCKS5 and HTTP, that leads to Services by name. It implements daemon.Server.
+// SOCKS is a SOCKS5 and HTTP proxy that resolves Services by name. It implements daemon.Server.
 type SOCKS struct {
 	address string
 
@@ -65,7 +65,7 @@ func (s *SOCKS) Close() {
 	s.serving.Wait()
 }
 
-// logSOCKS logs where the proxy is, and a warning if other machines reach it.
+// logSOCKS logs the proxy's address, and a warning if it is reachable from other machines.
 func logSOCKS(server *socks.Server, log logrus.FieldLogger) {
 	log.WithField("address", server.Addr().String()).Info("Serving SOCKS5 and HTTP proxy; reach Services by name, such as curl -x " + server.Addr().String() + " http://web.default/")
 	if at := server.Addr().Addr(); !at.IsLoopback() {

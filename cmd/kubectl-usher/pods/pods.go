@@ -1,11 +1,11 @@
-// Package pods finds the usher instances of a cluster's nodes by their Pods, and reaches them from anywhere that
-// reaches the API server: nothing has to be opened on the nodes.
+// Package pods finds the usher instances of a cluster's nodes by their Pods, and connects to them from any machine that
+// reaches the API server: no port needs to be opened on the nodes.
 //
 //	kubectl usher ──▶ API server ──▶ kubelet ──▶ 127.0.0.1:10249 of the node
 //	                  port-forward to the Pod of usher's DaemonSet
 //
-// All is done with the rights of the user: to list Pods, and to port-forward to them, in the namespace of the
-// DaemonSet. Which of them are missing is said by [fleet.ForbiddenError].
+// It uses the permissions of the user: to list Pods, and to port-forward to them, in the namespace of the
+// DaemonSet. [fleet.ForbiddenError] names missing ones.
 package pods
 
 import (
@@ -34,10 +34,10 @@ import (
 	"github.com/usherproxy/usher/proxy/portforward"
 )
 
-// Selector is the label that usher's Pods have.
+// Selector is the label of usher's Pods.
 const Selector = "app.kubernetes.io/name=usher"
 
-// Fleet is the ushers of a cluster. It implements fleet.Finder. Its methods may be called from any goroutine.
+// Fleet has the usher instances of a cluster. It implements fleet.Finder. Its methods are safe for concurrent use.
 type Fleet struct {
 	options fleet.Options
 	port    netip.AddrPort
@@ -49,13 +49,13 @@ type Fleet struct {
 	known map[found]*client.Client
 }
 
-// found is a Pod as it was found.
+// found is a Pod at the time of Find.
 type found struct {
 	node, pod, uid string
-	trouble        string // why nobody can answer there; "" if it runs
+	trouble        string // the reason why no instance can respond there; "" if it runs
 }
 
-// New returns the Fleet of a cluster. Nothing is sent yet.
+// New returns the Fleet of a cluster. It sends nothing yet.
 func New(o fleet.Options) (*Fleet, error) {
 	_, port, err := net.SplitHostPort(o.Address)
 	if err != nil {
@@ -75,7 +75,7 @@ func New(o fleet.Options) (*Fleet, error) {
 		return nil, err
 	}
 	silent := logrus.New()
-	silent.SetOutput(io.Discard) // what it would say is told with the answers
+	silent.SetOutput(io.Discard) // its errors are returned with the answers
 	if f.tunnel, err = portforward.New(rest, silent); err != nil {
 		return nil, err
 	}
@@ -83,20 +83,20 @@ func New(o fleet.Options) (*Fleet, error) {
 	return f, nil
 }
 
-// idleTime is how long a connection to a Pod stays of which nothing is wanted. While its client is open for
-// another question something is, see fleet.Ask.
+// idleTime is the time for which an unused connection to a Pod is kept. A connection of an open client counts as
+// used, see fleet.Ask.
 const idleTime = time.Second
 
-// Close ends the connections to all ushers. Their clients are of no use any more.
+// Close closes the connections to all instances. Their clients must not be used afterwards.
 func (f *Fleet) Close() { f.tunnel.Close() }
 
-// pageSize is how many Pods are listed at once, as kubectl does.
+// pageSize is the number of Pods per list request, as in kubectl.
 const pageSize = 500
 
-// Find returns the ushers that there are now, sorted by node, one for each node: where one takes over
-// from another, the one that is ready. Those that were found before have the same clients. That there
-// is none is an error; one that does not run is there, and its client says why it does not answer. Pods without a
-// node are left out.
+// Find returns the current usher instances, one for each node, sorted by node: during a takeover, the one that is
+// ready. Instances that it returned before keep their clients. It returns an error if there is none. An
+// instance that does not run is included, and its client returns the reason. Pods without a node are
+// omitted.
 func (f *Fleet) Find(ctx context.Context) ([]fleet.Usher, error) {
 	best := map[string]*corev1.Pod{}
 	for next := ""; ; {
@@ -110,7 +110,7 @@ func (f *Fleet) Find(ctx context.Context) ([]fleet.Usher, error) {
 		for i := range pods.Items {
 			p := &pods.Items[i]
 			node := nodeOf(p)
-			if node == "" { // it waits to be scheduled, and is no usher of anything
+			if node == "" { // it waits to be scheduled, and does not serve any node
 				continue
 			}
 			if old := best[node]; old == nil || better(p, old) {
@@ -134,7 +134,7 @@ func (f *Fleet) Find(ctx context.Context) ([]fleet.Usher, error) {
 	return f.ushers(nodes, best)
 }
 
-// none says that nothing was found, and where there is something.
+// none returns the error for no instance found, with the nodes that have one.
 func (f *Fleet) none(nodes []string) error {
 	where := fmt.Sprintf("with the label %s in namespace %s of %s", Selector, f.options.Namespace, f.server)
 	switch n := len(nodes); {
@@ -146,10 +146,10 @@ func (f *Fleet) none(nodes []string) error {
 	return fmt.Errorf("usher is not running on node %s: no Pod there %s; nodes with one: %s", f.options.Node, where, strings.Join(nodes, ", "))
 }
 
-// few is how many nodes are named one by one.
+// few is the maximum number of nodes that are named individually.
 const few = 5
 
-// ushers returns those of the Pods on nodes, and forgets the clients of all others.
+// ushers returns the instances of the Pods on nodes, and removes the clients of all others.
 func (f *Fleet) ushers(nodes []string, pods map[string]*corev1.Pod) ([]fleet.Usher, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -193,8 +193,8 @@ func (f *Fleet) client(at found) (*client.Client, error) {
 	return c, err
 }
 
-// nodeOf returns the node of a Pod. One that waits for its node is not on it yet: that of a DaemonSet says
-// where it is to be.
+// nodeOf returns the node of a Pod. A Pod that is not scheduled yet has none, but that of a DaemonSet names its
+// node in its affinity.
 func nodeOf(p *corev1.Pod) string {
 	if p.Spec.NodeName != "" || p.Spec.Affinity == nil || p.Spec.Affinity.NodeAffinity == nil || p.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
 		return p.Spec.NodeName
@@ -209,7 +209,7 @@ func nodeOf(p *corev1.Pod) string {
 	return ""
 }
 
-// better reports whether p is rather to be asked than old, on the same node.
+// better reports whether p is preferred to old, on the same node.
 func better(p, old *corev1.Pod) bool {
 	rank := func(p *corev1.Pod) (n int) {
 		if p.Status.Phase == corev1.PodRunning {

@@ -13,7 +13,7 @@ import (
 
 type connection = api.Connection
 
-// connectionSorts are the orders of connections.
+// connectionSorts are the sort orders of connections.
 var connectionSorts = []struct {
 	name    string
 	compare func(a, b connection) int
@@ -50,7 +50,7 @@ func connectionKeys(list []connection) (keys []string) {
 	return keys
 }
 
-// visibleConnections are those that the filter lets through.
+// visibleConnections returns the connections that match the filter.
 func (m Model) visibleConnections() (out []connection) {
 	if m.filter == "" {
 		return m.connections
@@ -63,7 +63,7 @@ func (m Model) visibleConnections() (out []connection) {
 	return out
 }
 
-// connectionLines are the table of connections, titles first.
+// connectionLines returns the table of connections, titles first.
 func (m Model) connectionLines(width int) []string {
 	rows := m.visibleConnections()
 	columns := connectionColumns

@@ -1,14 +1,14 @@
-// Package top is kubectl usher top: what goes on, full screen and live.
+// Package top implements kubectl usher top: a live full-screen view of usher's activity.
 //
-//	top.go          the program: asks, shows, ends
-//	model.go        what is known and chosen; Update takes what happens
-//	keys.go         what each key does
-//	poll.go         asking the usher
-//	rates.go        counts of two answers become rates
-//	list.go         a list with one line chosen
+//	top.go          the program: it queries, shows and exits
+//	model.go        data and selection; Update handles messages
+//	keys.go         the action of each key
+//	poll.go         querying usher
+//	rates.go        rates from the counts of two answers
+//	list.go         a list with a selected line
 //	services.go, connections.go, waterfall.go    the three screens
-//	view.go         the whole picture
+//	view.go         the complete display
 //
-// It is built on bubbletea: a model, a function that takes what happens, one that
-// draws. Both are pure, so tests press keys and read screens without a terminal.
+// It is built on bubbletea: a model, a function that handles messages, and one that
+// draws. Both functions are pure, so tests press keys and read screens without a terminal.
 package top

@@ -7,7 +7,7 @@ import (
 	tea "charm.land/bubbletea/v2"
 )
 
-// helpText says what the keys do.
+// helpText describes the keys.
 var helpText = []string{
 	"↑ ↓  k j        select a line      PgUp PgDn  Home End   further",
 	"enter           the connections of the Service; the attempts of the connection",
@@ -19,7 +19,7 @@ var helpText = []string{
 	"q  Ctrl-C       quit",
 }
 
-// key does what a key says.
+// key executes the action of a key.
 func (m Model) key(k tea.KeyPressMsg) (tea.Model, tea.Cmd) {
 	if k.String() == "ctrl+c" {
 		return m, tea.Quit
@@ -71,7 +71,7 @@ func (m Model) key(k tea.KeyPressMsg) (tea.Model, tea.Cmd) {
 	return m, nil
 }
 
-// typed takes a key while the filter is being typed.
+// typed handles a key while the filter is being typed.
 func (m Model) typed(k tea.KeyPressMsg) (tea.Model, tea.Cmd) {
 	switch k.String() {
 	case "enter":
@@ -90,7 +90,7 @@ func (m Model) typed(k tea.KeyPressMsg) (tea.Model, tea.Cmd) {
 	return m.again()
 }
 
-// move chooses the line n further down, or scrolls.
+// move selects the line n further down, or scrolls.
 func (m *Model) move(n int) {
 	switch m.screen {
 	case services:
@@ -104,7 +104,7 @@ func (m *Model) move(n int) {
 	}
 }
 
-// open looks into the line that is chosen.
+// open opens the selected line.
 func (m Model) open() (tea.Model, tea.Cmd) {
 	switch m.screen {
 	case services:
@@ -123,7 +123,7 @@ func (m Model) open() (tea.Model, tea.Cmd) {
 	return m, nil
 }
 
-// show goes on to another screen.
+// show changes to another screen.
 func (m Model) show(s screen) (tea.Model, tea.Cmd) {
 	if s != m.screen {
 		m.behind = append(slices.Clone(m.behind), m.screen)
@@ -135,7 +135,7 @@ func (m Model) show(s screen) (tea.Model, tea.Cmd) {
 	return m.again()
 }
 
-// back goes to the screen before, or drops the filter.
+// back returns to the previous screen, or clears the filter.
 func (m Model) back() (tea.Model, tea.Cmd) {
 	switch {
 	case m.filter != "" && m.screen != waterfall:
@@ -144,7 +144,7 @@ func (m Model) back() (tea.Model, tea.Cmd) {
 	case len(m.behind) > 0:
 		m.screen = m.behind[len(m.behind)-1]
 		m.behind = m.behind[:len(m.behind)-1]
-	case m.screen != services: // it began here
+	case m.screen != services: // the view was started on this screen
 		m.screen = services
 	default:
 		return m, nil

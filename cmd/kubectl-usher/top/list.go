@@ -2,16 +2,16 @@ package top
 
 import "slices"
 
-// list is a list of lines of which one is chosen. Lines have keys, so that the one
-// that is chosen stays chosen when the order changes.
+// list is a list of lines with a selected one. Lines have keys, so that the selection
+// stays on its line when the order changes.
 type list struct {
 	keys   []string
 	chosen int // index in keys
 	top    int // index of the first line on the screen
 }
 
-// reorder takes the lines as they are now. Who is on the first line stays there, and
-// so sees what is new.
+// reorder replaces the lines. A selection on the first line stays on the first line, so
+// that new lines are visible.
 func (l *list) reorder(keys []string) {
 	if l.chosen < len(l.keys) {
 		if i := slices.Index(keys, l.keys[l.chosen]); i >= 0 && l.chosen > 0 {
@@ -22,10 +22,10 @@ func (l *list) reorder(keys []string) {
 	l.move(0)
 }
 
-// move chooses the line n further down.
+// move selects the line n further down.
 func (l *list) move(n int) { l.chosen = max(0, min(l.chosen+n, len(l.keys)-1)) }
 
-// key returns the key of the line that is chosen, "" if there is none.
+// key returns the key of the selected line, "" without one.
 func (l *list) key() string {
 	if l.chosen >= len(l.keys) {
 		return ""
@@ -33,8 +33,8 @@ func (l *list) key() string {
 	return l.keys[l.chosen]
 }
 
-// window returns which lines are on a screen of height lines, so that the one that
-// is chosen is among them.
+// window returns the range of lines for a screen of height lines; it includes the selected
+// line.
 func (l list) window(height int) (from, to int) {
 	from = max(0, min(l.top, len(l.keys)-height))
 	if l.chosen < from {

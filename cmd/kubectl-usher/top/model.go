@@ -10,7 +10,7 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// screen is what is looked at.
+// screen is the current screen.
 type screen int
 
 const (
@@ -19,7 +19,7 @@ const (
 	waterfall
 )
 
-// Model is what is known and what is chosen. It is a value: Update returns
+// Model has the data and the selection. It is a value: Update returns
 // another one.
 type Model struct {
 	ctx      context.Context
@@ -29,10 +29,10 @@ type Model struct {
 	width, height int
 
 	screen     screen
-	behind     []screen // where esc goes back to, the last one first
-	namespace  string   // of the Services; "" is all
-	service    string   // whose connections; "" is all
-	connection uint64   // whose waterfall
+	behind     []screen // the screens that esc returns to, in order of visit
+	namespace  string   // of the Services; "" means all
+	service    string   // of the connections; "" means all
+	connection uint64   // of the waterfall
 
 	serviceSort    int // index in serviceSorts
 	connectionSort int // index in connectionSorts
@@ -42,18 +42,18 @@ type Model struct {
 
 	status          api.Status
 	rates           rates
-	total           int // how many Services or connections there are, on all pages
+	total           int // number of Services or connections on all pages
 	services        []api.Service
 	connections     []api.Connection
 	shown           api.Connection
-	gone            bool // shown is not known any more
+	gone            bool // usher no longer has the shown connection
 	serviceList     list
 	connectionList  list
 	waterfallOffset int
 
-	asked uint64    // number of the last question; older answers are too late
+	asked uint64    // number of the last query; older answers are dropped
 	seen  time.Time // when usher last answered
-	err   error     // why it does not
+	err   error     // why it does not respond
 }
 
 // New returns a Model that watches source.
@@ -87,16 +87,16 @@ func (m Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	return m, nil
 }
 
-// again asks at once, since something else is looked at.
+// again queries immediately, since the screen shows other data.
 func (m Model) again() (tea.Model, tea.Cmd) {
 	m.asked++
 	return m, m.ask()
 }
 
-// take takes what usher answered.
+// take stores an answer of usher.
 func (m *Model) take(a answer) {
 	if a.number != m.asked {
-		return // something else is looked at meanwhile
+		return // the screen shows other data by now
 	}
 	if m.err = a.err; a.err != nil {
 		return
@@ -118,7 +118,7 @@ func (m *Model) take(a answer) {
 	}
 }
 
-// sortConnections brings the connections that the filter lets through into order.
+// sortConnections sorts the connections.
 func (m *Model) sortConnections() {
 	order := connectionSorts[m.connectionSort].compare
 	slices.SortStableFunc(m.connections, func(a, b api.Connection) int { return order(a, b) })

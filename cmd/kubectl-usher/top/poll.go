@@ -9,20 +9,20 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
-// maxItems is how many lines a list has at the most: nobody scrolls further, and
-// there is a filter. usher finds the first ones among any number.
+// maxItems is the maximum length of a list: users do not scroll further, and
+// there is a filter. usher returns the first items in the sort order.
 const maxItems = 500
 
-// tick says that it is time to ask.
+// tick is the message to query again.
 type tick struct{}
 
 func (m Model) tick() tea.Cmd {
 	return tea.Tick(m.interval, func(time.Time) tea.Msg { return tick{} })
 }
 
-// answer is what usher answered to one question, or why it did not.
+// answer is usher's answer to one query, or the reason why there is none.
 type answer struct {
-	number uint64 // of the question
+	number uint64 // of the query
 	at     time.Time
 	err    error
 
@@ -31,10 +31,10 @@ type answer struct {
 	services    []api.Service
 	connections []api.Connection
 	connection  api.Connection
-	gone        bool // that connection is not known any more
+	gone        bool // usher no longer has the connection
 }
 
-// ask returns the command that asks for what the screen needs.
+// ask returns the command that queries the data for the screen.
 func (m Model) ask() tea.Cmd {
 	return func() tea.Msg {
 		a := answer{number: m.asked}

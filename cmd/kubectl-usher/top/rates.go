@@ -6,27 +6,27 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// rate is how much happens in a second.
+// rate has events per second.
 type rate struct {
 	accepted, retries, failed, bytes float64
 }
 
-// rates are the proxy's and those of the Services that both of the last two
-// answers tell of.
+// rates has the rate of the proxy, and those of the Services that are in both of the last
+// two answers.
 type rates struct {
 	all      rate
 	services map[string]rate
 
-	// The answer before.
+	// The previous answer.
 	instance string
 	at       time.Time
 	total    api.Totals
 	totals   map[string]api.Totals
 }
 
-// next returns the rates between the answer before and a. If that is less than
-// shortest ago they stay as they are: in a moment, one connection looks like many a
-// second. Another process counts anew, so then there are none.
+// next returns the rates between the previous answer and a. If less than shortest has
+// passed, they stay the same: in a short interval one connection looks like many a
+// second. Another usher process counts from zero, so there are no rates then.
 func (r rates) next(a answer, shortest time.Duration) rates {
 	if r.instance == a.status.Instance && a.at.Sub(r.at) < shortest {
 		return r

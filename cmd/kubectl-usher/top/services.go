@@ -7,7 +7,7 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// serviceSorts are the orders of Services; usher knows them.
+// serviceSorts are the sort orders of Services; usher sorts them.
 var serviceSorts = []struct{ name, sort string }{
 	{"by name", api.SortName},
 	{"the most open connections first", api.SortActive},
@@ -69,7 +69,7 @@ func styledIf(yes bool, style show.Style, s string) string {
 	return s
 }
 
-// serviceLines are the table of Services, titles first.
+// serviceLines returns the table of Services, titles first.
 func (m Model) serviceLines(width int) []string {
 	var rows []serviceRow
 	for _, s := range m.services {

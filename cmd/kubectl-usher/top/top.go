@@ -12,7 +12,7 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
-// Source is the usher that is watched. [client.Client] is one.
+// Source is the usher instance to watch. [client.Client] implements it.
 type Source interface {
 	Status(context.Context) (api.Status, error)
 	Services(context.Context, client.ServiceQuery) (api.ServiceList, error)
@@ -20,19 +20,19 @@ type Source interface {
 	Connection(context.Context, uint64) (api.Connection, error)
 }
 
-// Options say what is shown first.
+// Options configure the initial view.
 type Options struct {
-	Namespace string        // only this one; "" is all
-	Service   string        // the connections of this one, namespace/name; "" is the list of Services
-	Interval  time.Duration // between two questions
+	Namespace string        // only this one; "" means all
+	Service   string        // the connections of this one, namespace/name; "" means the list of Services
+	Interval  time.Duration // between two queries
 	Input     io.Reader
 	Output    io.Writer
 }
 
-// Run takes over the terminal until the user quits, ctx ends, or a signal comes.
-// The terminal is then as it was.
+// Run uses the terminal until the user quits, ctx ends, or a signal arrives.
+// It then restores the terminal.
 func Run(ctx context.Context, source Source, o Options) error {
-	// Who cannot be asked now is better told about on the ordinary screen.
+	// Report an unreachable usher on the ordinary screen.
 	if _, err := source.Status(ctx); err != nil {
 		return err
 	}

@@ -12,10 +12,10 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
-// The smallest terminal in which something can be shown.
+// The smallest supported terminal.
 const minWidth, minHeight = 24, 6
 
-// headLines and footLines are what is above and below the body.
+// headLines and footLines are the numbers of lines above and below the body.
 const headLines, footLines = 3, 1
 
 // View implements tea.Model.
@@ -26,7 +26,7 @@ func (m Model) View() tea.View {
 	return v
 }
 
-// Lines are the picture, one for each line of the terminal at the most.
+// Lines returns the display, at most one string for each line of the terminal.
 func (m Model) Lines() []string {
 	if m.width < minWidth || m.height < minHeight {
 		return []string{ansi.Truncate("too small", m.width, "")}
@@ -44,10 +44,10 @@ func (m Model) Lines() []string {
 
 func (m Model) bodyHeight() int { return max(1, m.height-headLines-footLines) }
 
-// listHeight is how many lines of a list there is room for, below the titles.
+// listHeight returns the number of lines for a list, below the titles.
 func (m Model) listHeight() int { return max(1, m.bodyHeight()-1) }
 
-// head tells of the proxy as a whole, and what is looked at.
+// head describes the proxy as a whole, and the current screen.
 func (m Model) head() []string {
 	s, r := m.status, m.rates.all
 	first := show.Title.Text("usher "+show.Clean(s.Version)) + "  portal " + show.Clean(s.PortalMode)
@@ -79,7 +79,7 @@ func (m Model) head() []string {
 	return []string{first, asMany(second, m.width), show.Note.Text(m.where())}
 }
 
-// asMany joins as many words, from the first, as width has room for: no number is cut.
+// asMany joins the first words, as many as fit into width, so that no number is cut.
 func asMany(words []string, width int) string {
 	line := words[0]
 	for _, w := range words[1:] {
@@ -91,7 +91,7 @@ func asMany(words []string, width int) string {
 	return line
 }
 
-// lost says that usher does not answer, and since when.
+// lost reports that usher does not respond, and since when.
 func (m Model) lost() string {
 	if m.seen.IsZero() {
 		return "no answer: " + client.Cause(m.err)
@@ -99,7 +99,7 @@ func (m Model) lost() string {
 	return fmt.Sprintf("no answer since %s: %s", m.seen.Format(time.TimeOnly), client.Cause(m.err))
 }
 
-// where says what is looked at. A name gives way where there is no room for it.
+// where describes the current screen. It shortens a name that does not fit.
 func (m Model) where() string {
 	if m.screen == waterfall {
 		return fmt.Sprintf("Connection #%d", m.connection)
@@ -125,7 +125,7 @@ func (m Model) where() string {
 	return what + show.Middle(show.Clean(name), max(10, m.width-ansi.StringWidth(what+rest))) + rest
 }
 
-// firstOf says that a list is not whole.
+// firstOf reports that a list is incomplete.
 func firstOf(shown, total int) string {
 	if shown >= total {
 		return ""
@@ -133,7 +133,7 @@ func firstOf(shown, total int) string {
 	return fmt.Sprintf(" (the first %d of %d)", shown, total)
 }
 
-// body is what the screen is about.
+// body returns the main part of the screen.
 func (m Model) body() []string {
 	switch {
 	case m.help:
@@ -148,11 +148,11 @@ func (m Model) body() []string {
 	return m.table(m.serviceList, m.serviceLines(m.width-len(mark)), "There are no Services.")
 }
 
-// mark is in front of the line that is chosen, also where a terminal cannot write
-// in reverse.
+// mark precedes the selected line, for terminals without reverse
+// video.
 const mark = "> "
 
-// table draws the part of a table that there is room for. lines has the titles
+// table draws the part of a table that fits. lines has the titles
 // first.
 func (m Model) table(l list, lines []string, empty string) []string {
 	blank := strings.Repeat(" ", len(mark))
@@ -179,7 +179,7 @@ func (m Model) table(l list, lines []string, empty string) []string {
 	return out
 }
 
-// foot says which keys there are, as many as there is room for.
+// foot lists the keys, as many as fit.
 func (m Model) foot() string {
 	all, few := "↑↓ select  enter open  esc back  c all connections  s sort  / filter  p pause  ? help  q quit", "↑↓ enter esc  s sort  / filter  ? help  q quit"
 	switch {

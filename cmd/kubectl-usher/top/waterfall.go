@@ -8,7 +8,7 @@ import (
 	"github.com/usherproxy/usher/cmd/internal/show"
 )
 
-// waterfallLines tell the connection that is looked at. Nothing is cut: one can scroll.
+// waterfallLines returns the waterfall of the shown connection. Nothing is cut, since the user can scroll.
 func (m Model) waterfallLines() []string {
 	lines := show.Waterfall(m.shown, m.width)
 	if m.gone {
