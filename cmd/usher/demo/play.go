@@ -31,7 +31,7 @@ type player struct {
 	clients map[string]*clients          // by Service
 	before  map[string]api.ServiceDetail // as it was at the beginning
 	asking  chan struct{}                // has an element for each request on its way
-	waiting sync.WaitGroup               // for those who ask
+	waiting sync.WaitGroup               // for open requests
 }
 
 // clients are the clients of one Service.
