@@ -13,14 +13,14 @@ import (
 	"github.com/ulikunitz/xz"
 )
 
-// A debianPackage is what is in one: deb(5).
+// A debianPackage is the contents of a Debian package: deb(5).
 type debianPackage struct {
 	locked
 	control string          // its paragraph
 	files   map[string]file // by path without a leading slash; regular files and links
 }
 
-// field returns a field of the control paragraph, "" if there is none.
+// field returns a field of the control paragraph, "" without it.
 func (p *debianPackage) field(name string) string {
 	for line := range strings.Lines(p.control) {
 		if value, ok := strings.CutPrefix(line, name+":"); ok {
@@ -30,15 +30,15 @@ func (p *debianPackage) field(name string) string {
 	return ""
 }
 
-// A file is a regular file, a folder, or a link if it leads somewhere.
+// A file is a regular file, a folder, or, if link is set, a symbolic link.
 type file struct {
-	mode   int64 // as tar has it
+	mode   int64 // in the form of tar
 	text   []byte
 	link   string
 	folder bool
 }
 
-// unpack reads a package. Its scripts are not run.
+// unpack reads a package. It does not run the package's scripts.
 func unpack(deb []byte) (*debianPackage, error) {
 	p := &debianPackage{files: map[string]file{}}
 	err := eachMember(deb, func(name string, text []byte) error {
@@ -118,7 +118,7 @@ func eachFile(r io.Reader, f func(at string, file file)) error {
 	}
 }
 
-// merged returns where a file is: in Debian /lib and /sbin are in /usr, though packages may say otherwise.
+// merged returns a file's path in Debian's merged /usr, which has /lib and /sbin; packages may name the old paths.
 func merged(at string) string {
 	switch top, _, _ := strings.Cut(at, "/"); top {
 	case "bin", "sbin", "lib", "lib64":

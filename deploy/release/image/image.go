@@ -24,13 +24,13 @@ import (
 	"github.com/usherproxy/usher/deploy/release/sbom"
 )
 
-// label is what is told of an image.
+// label has the metadata of an image.
 type label struct {
 	repository, version, revision string
 	created                       time.Time
 }
 
-// annotations returns them by the names of the OCI image specification, annotations.md.
+// annotations returns the metadata by the names of the OCI image specification, annotations.md.
 func (l label) annotations() map[string]string {
 	return map[string]string{
 		"org.opencontainers.image.title":         "usher",
@@ -38,7 +38,7 @@ func (l label) annotations() map[string]string {
 		"org.opencontainers.image.url":           "https://github.com/usherproxy/usher",
 		"org.opencontainers.image.source":        "https://github.com/usherproxy/usher",
 		"org.opencontainers.image.documentation": "https://github.com/usherproxy/usher/tree/main/docs",
-		// usher; iptables, nft and their libraries; Mozilla's certificates. Each package's own words are in /usr/share/doc.
+		// usher; iptables, nft and their libraries; Mozilla's certificates. Each package's terms are in /usr/share/doc.
 		"org.opencontainers.image.licenses": "Apache-2.0 AND GPL-2.0-only AND GPL-2.0-or-later AND LGPL-2.1-or-later AND BSD-3-Clause AND MIT AND MPL-2.0",
 		"org.opencontainers.image.version":  l.version,
 		"org.opencontainers.image.revision": l.revision,
@@ -46,8 +46,8 @@ func (l label) annotations() map[string]string {
 	}
 }
 
-// user is neither root nor a user of the machine. A number, without a name in /etc/passwd, is what
-// Kubernetes' runAsNonRoot can check. Pods that change rules ask for root themselves: Kubernetes
+// user is neither root nor a user of the machine. Kubernetes' runAsNonRoot can verify a number,
+// without a name in /etc/passwd. Pods that change rules request root themselves: Kubernetes
 // gives capabilities to no other user.
 const user = "65532:65532"
 
@@ -59,8 +59,8 @@ type platformImage struct {
 
 // contents are the files of an image, by path.
 type contents struct {
-	lower, upper map[string]file // of each layer
-	bill         []byte          // its software bill of materials, which upper has too
+	lower, upper map[string]file // by layer
+	bill         []byte          // its software bill of materials, which is also in upper
 }
 
 // contents returns the files of the image for an architecture.
@@ -88,7 +88,7 @@ func (l label) contents(lock *lock, cache, binaries, arch string) (contents, err
 	}}, nil
 }
 
-// image makes the image for an architecture.
+// image builds the image for an architecture.
 func (l label) image(arch string, of contents, baseTime time.Time) (platformImage, error) {
 	lower, err := layer(of.lower, baseTime)
 	if err != nil {
@@ -141,11 +141,11 @@ func (l label) bill(binary string, used []*debianPackage) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// zstdLevel is how hard layers are compressed. They are a fifth smaller than with gzip, and what
-// runs containers has read them for years: containerd 1.5, CRI-O 1.20, Docker 23, Podman 2.
+// zstdLevel is the compression level of layers. They are a fifth smaller than with gzip, and container
+// runtimes have supported zstd for years: containerd 1.5, CRI-O 1.20, Docker 23, Podman 2.
 const zstdLevel = 19
 
-// layer returns a layer with the files, by path, and the folders that they are in, all of one time.
+// layer returns a layer with the files, by path, and their folders, all with the same time.
 func layer(files map[string]file, at time.Time) (v1.Layer, error) {
 	entries := map[string]*tar.Header{}
 	for name, f := range files {
@@ -163,7 +163,7 @@ func layer(files map[string]file, at time.Time) (v1.Layer, error) {
 	}
 	var out bytes.Buffer
 	archive := tar.NewWriter(&out)
-	for _, name := range slices.Sorted(maps.Keys(entries)) { // a folder comes before what is in it
+	for _, name := range slices.Sorted(maps.Keys(entries)) { // a folder comes before its contents
 		entries[name].ModTime = at
 		if err := archive.WriteHeader(entries[name]); err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
@@ -180,7 +180,7 @@ func layer(files map[string]file, at time.Time) (v1.Layer, error) {
 }
 
 // write writes the images as one archive: an OCI image layout, whose index names one index
-// for all architectures. It prints that one's digest.
+// for all architectures. It prints the digest of the latter.
 func (l label) write(out string, images []platformImage) error {
 	var index v1.ImageIndex = empty.Index
 	for _, image := range images {
@@ -214,7 +214,7 @@ func (l label) write(out string, images []platformImage) error {
 	return nil
 }
 
-// archive makes a tar archive of a folder.
+// archive writes a tar archive of a folder.
 func (l label) archive(dir, out string) (err error) {
 	f, err := os.Create(out)
 	if err != nil {

@@ -16,10 +16,10 @@ import (
 	"time"
 )
 
-// asked are the packages whose files the image has, with those that they depend on.
+// asked are the packages of the image, which also gets files of their dependencies.
 var asked = []string{"iptables", "nftables", "netbase", "ca-certificates", "base-files"}
 
-// sources are where the packages come from: what apt reads, of the release that base-files tells.
+// sources are the package sources for apt, of the release that base-files is from.
 const sources = `deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm main
 deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian-security bookworm-security main
 `
@@ -31,13 +31,13 @@ type locked struct {
 	sha256 string
 }
 
-// A lock says which packages the image is made of.
+// A lock lists the packages of the image.
 type lock struct {
 	taken    time.Time // when Debian had them; snapshot.debian.org has them for that time
 	packages []locked
 }
 
-// timeFormat is snapshot.debian.org's.
+// timeFormat is snapshot.debian.org's time format.
 const timeFormat = "20060102T150405Z"
 
 func parseLock(r io.Reader) (*lock, error) {
@@ -64,7 +64,7 @@ func parseLock(r io.Reader) (*lock, error) {
 	return l, lines.Err()
 }
 
-// fetch returns the packages for an architecture, and keeps them in the folder.
+// fetch returns the packages for an architecture, and caches them in the folder.
 func (l *lock) fetch(folder, arch string) (packages []*debianPackage, err error) {
 	for _, p := range l.packages {
 		if p.arch != arch {
@@ -84,7 +84,7 @@ func (l *lock) fetch(folder, arch string) (packages []*debianPackage, err error)
 	return packages, nil
 }
 
-// urls are where a package can be had: from Debian's archive, and from what Debian had when the lock was written.
+// urls returns the locations of a package: Debian's archive, and a snapshot of it from the time of the lock.
 func (l *lock) urls(p locked) []string {
 	archive, path, _ := strings.Cut(p.path, "/")
 	return []string{
@@ -93,8 +93,8 @@ func (l *lock) urls(p locked) []string {
 	}
 }
 
-// fetch returns the package's bytes, from the folder or the first of the URLs that has them. They are those that the
-// lock names, wherever they come from.
+// fetch returns the package's bytes, from the folder or the first of the URLs that has them. It verifies them against
+// the lock, wherever they come from.
 func (p locked) fetch(folder string, urls ...string) ([]byte, error) {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return nil, err
@@ -129,13 +129,13 @@ func (p locked) is(text []byte) bool {
 	return hex.EncodeToString(sum[:]) == p.sha256
 }
 
-// An archive that does not answer once may do so soon after.
+// An archive that does not respond once may do so soon after.
 const (
 	tries = 3
 	pause = 2 * time.Second
 )
 
-// maxPackage bounds what is read, in bytes: the greatest package, libc6, has 3 MB.
+// maxPackage limits a download, in bytes: the largest package, libc6, has 3 MB.
 const maxPackage = 64 << 20
 
 func get(url string) ([]byte, error) {
@@ -151,8 +151,8 @@ func get(url string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(response.Body, maxPackage))
 }
 
-// writeLock writes a lock with what Debian has now. apt is given folders of its own: what
-// this machine has installed, and where it installs from, is neither asked nor changed.
+// writeLock writes a lock with Debian's current packages. apt gets dedicated folders: it neither reads nor
+// changes this machine's installed packages and sources.
 func writeLock(file, cache string) error {
 	now := &lock{taken: time.Now().UTC()}
 	for _, arch := range architectures {
@@ -169,7 +169,7 @@ func writeLock(file, cache string) error {
 		if err != nil {
 			return err
 		}
-		_, used, err := rootfs(packages) // of what openssl brings for ca-certificates' scripts, nothing is
+		_, used, err := rootfs(packages) // drops openssl, needed only by ca-certificates' scripts
 		if err != nil {
 			return fmt.Errorf("%s: %w", arch, err)
 		}
@@ -180,7 +180,7 @@ func writeLock(file, cache string) error {
 	return os.WriteFile(file, []byte(out.String()), 0o644)
 }
 
-// resolve asks apt which packages those that are asked for need, where nothing is installed.
+// resolve returns the packages and their dependencies, as apt resolves them with nothing installed.
 func resolve(arch string) (list []locked, err error) {
 	dir, err := os.MkdirTemp("", "apt-")
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 //go:embed debian.lock
 var lockText []byte
 
-// architectures are those that the image has, as Go and Debian both call them.
+// architectures are the architectures of the image, by the names that Go and Debian share.
 var architectures = []string{"amd64", "arm64"}
 
 func main() {
@@ -62,7 +62,7 @@ func main() {
 	}
 }
 
-// build makes the archive, and prints its digest.
+// build writes the archive, and prints its digest.
 func build(cache, binaries, out string, of label) error {
 	lock, err := parseLock(bytes.NewReader(lockText))
 	if err != nil {
@@ -89,8 +89,8 @@ func build(cache, binaries, out string, of label) error {
 	return of.write(out, images)
 }
 
-// stage writes the files of the image for an architecture below a folder that is not there yet: base/ and usher/ are what the
-// layers have.
+// stage writes the files of the image for an architecture into a new folder: base/ and usher/ have the files of
+// the layers.
 func stage(cache, binaries, folder, arch string, of label) error {
 	lock, err := parseLock(bytes.NewReader(lockText))
 	if err != nil {
@@ -110,7 +110,7 @@ func stage(cache, binaries, folder, arch string, of label) error {
 	return nil
 }
 
-// write writes f to a path, and the folders that it is in.
+// write writes f to a path, and creates its parent folders.
 func (f file) write(to string) error {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return err
@@ -127,7 +127,7 @@ func (f file) write(to string) error {
 			return err
 		}
 	}
-	return os.Chmod(to, tarMode(f.mode)) // whatever the umask is
+	return os.Chmod(to, tarMode(f.mode)) // independent of the umask
 }
 
 // tarMode returns the permissions and the sticky bit of a mode in a tar archive.

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// rootfs returns the files of the lower layer, by path, and the packages that they are of.
+// rootfs returns the files of the lower layer, by path, and the packages that they come from.
 func rootfs(packages []*debianPackage) (chosen map[string]file, used []*debianPackage, err error) {
 	c := &chooser{owner: map[string]*debianPackage{}, files: map[string]file{}, chosen: map[string]file{}}
 	for _, p := range packages {
@@ -21,7 +21,7 @@ func rootfs(packages []*debianPackage) (chosen map[string]file, used []*debianPa
 	c.iptables()
 	c.take("usr/sbin/nft")
 	c.take("etc/protocols")                              // iptables looks up sctp
-	c.take("etc/os-release")                             // whose packages these are, for those who look for known faults
+	c.take("etc/os-release")                             // identifies the distribution, for vulnerability scanners
 	c.takeAll("usr/share/ca-certificates/mozilla/*.crt") // for a kubeconfig whose server has a public certificate
 	if c.err != nil {
 		return nil, nil, c.err
@@ -35,16 +35,16 @@ func rootfs(packages []*debianPackage) (chosen map[string]file, used []*debianPa
 	for _, p := range used {
 		name := p.field("Package")
 		c.take("usr/share/doc/" + name + "/copyright")
-		// Where images without dpkg tell what they have.
+		// Images without dpkg list their packages here.
 		c.chosen["var/lib/dpkg/status.d/"+name] = file{mode: 0o644, text: []byte(p.control)}
 	}
 	c.bundle("etc/ssl/certs/ca-certificates.crt", "usr/share/ca-certificates/")
 	for _, command := range []string{"iptables", "ip6tables"} {
-		for _, what := range []string{"", "-save", "-restore"} { // what update-alternatives(1) would choose
+		for _, what := range []string{"", "-save", "-restore"} { // as update-alternatives(1) would select
 			c.chosen["usr/sbin/"+command+what] = file{mode: 0o777, link: "xtables-nft-multi"}
 		}
 	}
-	for at := range maps.Clone(c.chosen) { // where loaders are looked for
+	for at := range maps.Clone(c.chosen) { // the standard paths of loaders
 		if folder := strings.Split(at, "/"); folder[0] == "usr" && strings.HasPrefix(folder[1], "lib") {
 			c.chosen[folder[1]] = file{mode: 0o777, link: "usr/" + folder[1]}
 		}
@@ -54,7 +54,7 @@ func rootfs(packages []*debianPackage) (chosen map[string]file, used []*debianPa
 	return c.chosen, used, c.err
 }
 
-// A chooser takes files out of packages, and what these need. Its first error stays.
+// A chooser selects files from packages, and the files that these need. It keeps its first error.
 type chooser struct {
 	owner  map[string]*debianPackage
 	files  map[string]file
@@ -63,7 +63,7 @@ type chooser struct {
 }
 
 // iptables takes the programs of both variants under all their names, and all matches and
-// targets: to list a table, iptables must understand the rules of others, too.
+// targets: to list a table, iptables must also understand the rules of other programs.
 func (c *chooser) iptables() {
 	for _, command := range []string{"iptables", "ip6tables"} {
 		for _, variant := range []string{"-nft", "-legacy"} {
@@ -75,7 +75,7 @@ func (c *chooser) iptables() {
 	c.takeAll("usr/lib/*/xtables/*.so")
 }
 
-// takeAll takes what fits a pattern of path.Match, which has to be something.
+// takeAll takes the files that match a pattern of path.Match, of which there must be one.
 func (c *chooser) takeAll(pattern string) {
 	none := true
 	for _, at := range slices.Sorted(maps.Keys(c.files)) {
@@ -89,8 +89,8 @@ func (c *chooser) takeAll(pattern string) {
 	}
 }
 
-// take takes a file, what it leads to if it is a link, and the libraries and the loader that
-// it names if it is a program or a library.
+// take takes a file, its target if it is a link, and the libraries and the loader that
+// it needs if it is a program or a library.
 func (c *chooser) take(at string) {
 	if _, there := c.chosen[at]; there || c.err != nil {
 		return
@@ -111,7 +111,7 @@ func (c *chooser) take(at string) {
 	}
 }
 
-// resolved returns where a link leads.
+// resolved returns the target of a link.
 func resolved(at, link string) string {
 	if path.IsAbs(link) {
 		return path.Clean(link)
@@ -119,7 +119,7 @@ func resolved(at, link string) string {
 	return path.Join(path.Dir(at), link)
 }
 
-// needs takes what the dynamic linker would load: ld.so(8).
+// needs takes the libraries that the dynamic linker would load: ld.so(8).
 func (c *chooser) needs(text []byte) error {
 	program, err := elf.NewFile(bytes.NewReader(text))
 	if err != nil {
@@ -144,7 +144,7 @@ func (c *chooser) needs(text []byte) error {
 	return nil
 }
 
-// bundle makes one file of the certificates below a folder, in the order of their names.
+// bundle concatenates the certificates below a folder, in the order of their names.
 func (c *chooser) bundle(at, folder string) {
 	var all bytes.Buffer
 	for _, name := range slices.Sorted(maps.Keys(c.chosen)) {

@@ -11,8 +11,8 @@ import (
 
 var checksum = regexp.MustCompile(`SHA256\(([^)]*)\)`)
 
-// Manifest returns the manifest for a version, such as v1.2.3, whose archives are in a folder. Those that are not
-// there are an error.
+// Manifest returns the manifest for a version, such as v1.2.3, with the archives in a folder. A missing archive
+// is an error.
 func Manifest(template []byte, version, archives string) ([]byte, error) {
 	text := bytes.ReplaceAll(template, []byte("VERSION"), []byte(version))
 	var missing error

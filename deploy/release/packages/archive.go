@@ -12,15 +12,15 @@ import (
 	"path/filepath"
 )
 
-// entry is a file of an archive. None is a link: krew, which installs from archives, knows
-// none, and on Windows links need a right.
+// entry is a file of an archive. None is a link: krew, which installs from archives, does not
+// support links, and on Windows they require a privilege.
 type entry struct {
 	name, from string
 	mode       fs.FileMode
 }
 
-// archive writes the archive for the programs of a platform: a .zip for Windows, a .tar.gz elsewhere. All is in
-// one folder. It returns the archive's name.
+// archive writes the archive with the programs of a platform: a .zip for Windows, a .tar.gz elsewhere. All files are
+// in one folder. It returns the archive's name.
 func (r *release) archive(p program, licences string) (name string, err error) {
 	source := func(name string) string { return filepath.Join(r.source, filepath.FromSlash(name)) }
 	entries := []entry{

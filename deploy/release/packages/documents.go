@@ -19,7 +19,7 @@ import (
 	"github.com/usherproxy/usher/deploy/release/krew"
 )
 
-// Where document leaves what it writes, below the staged folder.
+// Folders for the output of document, below the staged folder.
 const (
 	manual      = "man"
 	completions = "completions"
@@ -40,7 +40,7 @@ func (r *release) document() error {
 	return nil
 }
 
-// documentOf writes those of one program.
+// documentOf writes the documents of one program.
 func (r *release) documentOf(name string) error {
 	said, err := r.here(name, "version")
 	if err != nil {
@@ -89,8 +89,8 @@ func compressed(text []byte) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// notes returns the section of CHANGELOG.md for the version. Before a release the section
-// Unreleased does as well.
+// notes returns the section of CHANGELOG.md for the version. A prerelease may use the section
+// Unreleased instead.
 func (r *release) notes() (string, error) {
 	text, err := os.ReadFile(filepath.Join(r.source, "CHANGELOG.md"))
 	if err != nil {
@@ -109,8 +109,8 @@ func (r *release) notes() (string, error) {
 	return "", fmt.Errorf("CHANGELOG.md: there is no section '## %s - YYYY-MM-DD', or it is empty; the section Unreleased becomes that", number)
 }
 
-// deployed checks that what is applied to a cluster asks for the image of the version. Before a release it may ask
-// for another one.
+// deployed checks that the manifests for clusters use the image of the version. A prerelease may use
+// another one.
 func (r *release) deployed() error {
 	if semver.Prerelease(r.version) != "" {
 		return nil
@@ -133,7 +133,7 @@ func (r *release) deployed() error {
 
 var heading = regexp.MustCompile(`(?m)^## \[?([^\]\s]+).*\n`)
 
-// section returns what is below a heading of the second level that begins with a word, in
+// section returns the text below a second-level heading that begins with word, in
 // brackets or not.
 func section(text, word string) (string, bool) {
 	all := heading.FindAllStringSubmatchIndex(text, -1)
@@ -151,17 +151,17 @@ func section(text, word string) (string, bool) {
 	return "", false
 }
 
-// licenceFile matches the files of a module that have to go with what is made of it.
+// licenceFile matches the files of a module that must accompany programs built from it.
 var licenceFile = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents|copyright)([.-].*)?$`)
 
-// licences writes the licences of all modules that are linked into the programs of a platform, and of Go's own
-// library, into a file, and returns its path. A text that several have is there once.
+// licences writes the licenses of Go's standard library, and of all modules that are linked into the programs of a
+// platform, into a file, and returns its path. It writes a text that several of them share once.
 func (r *release) licences(p program) (string, error) {
 	folders, err := r.folders()
 	if err != nil {
 		return "", err
 	}
-	var texts []string // in the order in which they are found
+	var texts []string // in the order of discovery
 	of := map[string][]string{}
 	collect := func(name, folder string) error {
 		entries, err := os.ReadDir(folder)
@@ -207,7 +207,7 @@ func (r *release) licences(p program) (string, error) {
 	return r.stage(filepath.Join(p.os+"-"+p.arch, "THIRD_PARTY_LICENSES"), []byte(b.String()))
 }
 
-// folders returns where the sources of modules are, by path and version; std is Go's.
+// folders returns the folders with the sources of modules, by path and version; std is Go's.
 func (r *release) folders() (map[string]string, error) {
 	if r.sources != nil {
 		return r.sources, nil
@@ -244,7 +244,7 @@ func (r *release) checksums(names []string) error {
 	return os.WriteFile(filepath.Join(r.out, "checksums.txt"), []byte(b.String()), 0o644)
 }
 
-// krew writes the manifest by which kubectl's plugin is installed, and returns its name. A release of some platforms
+// krew writes the manifest that installs kubectl's plugin, and returns its name. A release for some platforms
 // only has none.
 func (r *release) krew() (names []string, err error) {
 	template, err := os.ReadFile(filepath.Join(r.source, "deploy", "krew", "usher.yaml"))

@@ -30,7 +30,7 @@ Comment:
  /usr/share/doc/usher/THIRD_PARTY_LICENSES.gz.
 `
 
-// overrides are for lintian(1): the programs have no library to load, and kubectl gives its plugin the other name.
+// overrides are for lintian(1): the programs are static, and kubectl's second name for its plugin has no manual page.
 const overrides = "usher: statically-linked-binary [usr/bin/usher]\nusher: statically-linked-binary [usr/bin/kubectl-usher]\n" +
 	"usher: no-manual-page [usr/bin/kubectl_complete-usher]\n"
 
@@ -48,7 +48,7 @@ func (r *release) packages(p program, licences string) (names []string, err erro
 		if err := nfpm.PrepareForPackager(info, format); err != nil {
 			return nil, fmt.Errorf(".%s: %w", format, err)
 		}
-		// GitHub renames a file that has a ~, as before what precedes a release, and the checksums would not know it.
+		// GitHub renames a file with a ~, which prereleases have in their version, and the checksums would not match.
 		name := strings.ReplaceAll(packager.ConventionalFileName(info), "~", ".")
 		out, err := os.Create(filepath.Join(r.out, name))
 		if err != nil {
@@ -66,7 +66,7 @@ func (r *release) packages(p program, licences string) (names []string, err erro
 	return names, nil
 }
 
-// description tells what is in a package, and what is done when it comes and goes.
+// description returns the metadata of a package, its contents and its scripts.
 func (r *release) description(p program, format, licences string) (*nfpm.Info, error) {
 	contents, err := r.contents(p, format, licences)
 	if err != nil {
@@ -110,13 +110,13 @@ laptop, asks the ushers of a cluster, and makes its Services reachable.`,
 	}), nil
 }
 
-// contents are the files of a package.
+// contents returns the files of a package.
 func (r *release) contents(p program, format, licences string) (list files.Contents, err error) {
 	add := func(kind, from, to string, mode fs.FileMode) {
 		list = append(list, &files.Content{Type: kind, Source: from, Destination: to,
 			FileInfo: &files.ContentFileInfo{Owner: "root", Group: "root", Mode: mode, MTime: r.time}})
 	}
-	// write adds a file that is made here.
+	// write adds a generated file.
 	write := func(to string, text []byte) {
 		path, wrong := r.stage(filepath.Join(p.os+"-"+p.arch, format, to), text)
 		if wrong != nil && err == nil {
@@ -124,7 +124,7 @@ func (r *release) contents(p program, format, licences string) (list files.Conte
 		}
 		add(files.TypeFile, path, to, 0o644)
 	}
-	// compress adds a file as Debian Policy 12 wants documents.
+	// compress adds a file compressed as Debian Policy 12 requires for documents.
 	compress := func(from, to string) {
 		text, wrong := os.ReadFile(from)
 		if wrong == nil {
@@ -151,7 +151,7 @@ func (r *release) contents(p program, format, licences string) (list files.Conte
 	}
 	units := "/usr/lib/systemd/system/"
 	if format == "deb" {
-		units = "/lib/systemd/system/" // the same folder, by the name that lintian knows
+		units = "/lib/systemd/system/" // the same folder, by the name that lintian accepts
 	}
 	write(units+"usher.service", []byte(strings.Replace(string(unit), other, here, 1)))
 	add(files.TypeDir, "", "/etc/usher", 0o755)
@@ -183,7 +183,7 @@ func (r *release) contents(p program, format, licences string) (list files.Conte
 	compress(licences, doc+"THIRD_PARTY_LICENSES")
 	compress(source("CHANGELOG.md"), doc+"changelog")
 	add(files.TypeFile, source("README.md"), doc+"README.md", 0o644)
-	if format == "rpm" { // which, unlike dpkg, removes only folders that it was told of
+	if format == "rpm" { // unlike dpkg, rpm removes only listed folders
 		add(files.TypeDir, "", strings.TrimSuffix(doc, "/"), 0o755)
 		add(files.TypeDir, "", "/usr/share/licenses/usher", 0o755)
 		add(files.TypeRPMLicense, source("LICENSE"), "/usr/share/licenses/usher/LICENSE", 0o644)
@@ -199,9 +199,9 @@ func (r *release) contents(p program, format, licences string) (list files.Conte
 	return list, err
 }
 
-// debianChangelog is the changelog of the package itself: deb-changelog(5).
+// debianChangelog returns the changelog of the package itself: deb-changelog(5).
 func (r *release) debianChangelog() string {
-	// A version's - is ~ there: what comes before the release sorts before it.
+	// A version's - becomes ~, so that a prerelease sorts before its release.
 	version := strings.ReplaceAll(strings.TrimPrefix(r.version, "v"), "-", "~")
 	return fmt.Sprintf("usher (%s-1) stable; urgency=medium\n\n  * Release %s: see changelog.gz.\n\n -- %s  %s\n",
 		version, r.version, maintainer, r.time.UTC().Format(time.RFC1123Z))

@@ -46,32 +46,32 @@ func fail(err error) {
 	}
 }
 
-// release is what is made, and from what.
+// release describes a release, its inputs and outputs.
 type release struct {
 	version, source, binaries, out string
 
 	programs []program
 	commit   string
 	time     time.Time         // of the commit
-	staged   string            // a folder for what is made on the way
+	staged   string            // a folder for intermediate files
 	sources  map[string]string // see folders
 }
 
-// program is usher for one platform, with kubectl-usher beside it.
+// program is usher for one platform, with kubectl-usher in the same folder.
 type program struct {
 	file, os, arch string
-	modules        []*debug.Module // that are linked into both
+	modules        []*debug.Module // linked into usher or kubectl-usher
 }
 
-// kubectl is the file of kubectl-usher.
+// kubectl returns the path of kubectl-usher.
 func (p program) kubectl() string { return filepath.Join(filepath.Dir(p.file), "kubectl-usher") }
 
-// name is the beginning of the names of a platform's files.
+// name returns the prefix of the names of a platform's files.
 func (r *release) name(p program) string {
 	return fmt.Sprintf("usher_%s_%s_%s", r.version, p.os, p.arch)
 }
 
-// check returns the notes of the release, or why the sources are none of its version. It needs no programs.
+// check returns the notes of the release, or an error if the sources do not match its version. It needs no programs.
 func (r *release) check() (notes string, err error) {
 	if !semver.IsValid(r.version) || semver.Canonical(r.version) != r.version {
 		return "", fmt.Errorf("VERSION: %q is not like v1.2.3 or v1.2.3-rc.1 (https://semver.org, with a v before); v0.0.0-dev will do to try it", r.version)
@@ -123,7 +123,7 @@ func (r *release) make() error {
 	return os.WriteFile(filepath.Join(r.out, "notes.md"), []byte(notes), 0o644)
 }
 
-// findPrograms finds the programs, and what Go has noted in them.
+// findPrograms finds the programs, and the build information that Go recorded in them.
 func (r *release) findPrograms() error {
 	files, err := filepath.Glob(filepath.Join(r.binaries, "*-*", "usher"))
 	if err != nil {
@@ -144,7 +144,7 @@ func (r *release) findPrograms() error {
 	return nil
 }
 
-// read notes in p what Go has noted in one of its files.
+// read adds to p the build information of one of its files.
 func (r *release) read(p *program, file string) error {
 	info, err := buildinfo.ReadFile(file)
 	if err != nil {
@@ -178,7 +178,7 @@ func (r *release) read(p *program, file string) error {
 	return nil
 }
 
-// here returns the output of a program for this platform, by its name.
+// here runs the program of this name for this platform, and returns its output.
 func (r *release) here(name string, args ...string) ([]byte, error) {
 	i := slices.IndexFunc(r.programs, func(p program) bool { return p.os == runtime.GOOS && p.arch == runtime.GOARCH })
 	if i < 0 {
@@ -196,7 +196,7 @@ func (r *release) here(name string, args ...string) ([]byte, error) {
 	return out, nil
 }
 
-// platform makes the files for one platform, and returns their names.
+// platform writes the files for one platform, and returns their names.
 func (r *release) platform(p program) ([]string, error) {
 	licences, err := r.licences(p)
 	if err != nil {

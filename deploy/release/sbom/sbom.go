@@ -21,9 +21,9 @@ import (
 	"github.com/spdx/tools-golang/spdx/v2/common"
 )
 
-// Program describes the Go program at file, which is called version. created is noted as the
+// Program describes the Go program at file, of this version. created is recorded as the
 // time of the description. The same program, version and time give the same document. It is an
-// error if the file is not a program that Go has linked with modules.
+// error if Go has not linked the file from modules.
 func Program(file, version string, created time.Time) (*spdx.Document, error) {
 	binary, err := os.ReadFile(file)
 	if err != nil {
@@ -77,8 +77,8 @@ func Program(file, version string, created time.Time) (*spdx.Document, error) {
 	return doc, nil
 }
 
-// Image makes of the description of a program that of an image, repository:version, which contains the program. What is
-// added from now on is in the image beside it.
+// Image turns the description of a program into that of an image, repository:version, which contains the program.
+// Packages added later are also in the image.
 func Image(doc *spdx.Document, repository, version string) {
 	image := &spdx.Package{
 		PackageName:             repository,
@@ -94,11 +94,11 @@ func Image(doc *spdx.Document, repository, version string) {
 	relate(doc, image.PackageSPDXIdentifier, common.TypeRelationshipContains, doc.Packages[0])
 }
 
-// described is the relationship that tells what doc describes.
+// described is the relationship that names the element that doc describes.
 func described(doc *spdx.Document) *spdx.Relationship { return doc.Relationships[0] }
 
-// Add notes that what doc describes contains a package. kind is the beginning of its package
-// URL (https://github.com/package-url/purl-spec): "golang/" or "deb/debian/", say.
+// Add records that the described element contains a package. kind is the prefix of its package
+// URL (https://github.com/package-url/purl-spec), such as "golang/" or "deb/debian/".
 func Add(doc *spdx.Document, kind, name, version string) {
 	p := &spdx.Package{
 		PackageName:               name,
@@ -113,7 +113,7 @@ func Add(doc *spdx.Document, kind, name, version string) {
 	relate(doc, described(doc).RefB.ElementRefID, common.TypeRelationshipContains, p)
 }
 
-// Write writes doc as JSON, when all is in it. Its namespace gets the SHA-256 of the rest: no other document has it
+// Write writes doc as JSON. Call it last: the namespace gets the SHA-256 of the rest, so that it is unique
 // (SPDX 2.3, 6.5).
 func Write(w io.Writer, doc *spdx.Document) error {
 	text, err := json.Marshal(doc)
@@ -126,7 +126,7 @@ func Write(w io.Writer, doc *spdx.Document) error {
 
 var notInID = regexp.MustCompile(`[^a-zA-Z0-9.]+`)
 
-// identify appends p to doc, under an identifier that no other package there has.
+// identify appends p to doc, with a unique identifier.
 func identify(doc *spdx.Document, p *spdx.Package) {
 	p.PackageSPDXIdentifier = common.ElementID(fmt.Sprintf("Package-%d-%s", len(doc.Packages), notInID.ReplaceAllString(p.PackageName, "-")))
 	doc.Packages = append(doc.Packages, p)
@@ -140,7 +140,7 @@ func relate(doc *spdx.Document, from common.ElementID, how string, to *spdx.Pack
 	})
 }
 
-// purl returns a package URL, whose version may hold a plus sign.
+// purl returns a package URL, whose version may contain a plus sign.
 func purl(rest string) []*spdx.PackageExternalReference {
 	return []*spdx.PackageExternalReference{{
 		Category: common.CategoryPackageManager,
@@ -149,7 +149,7 @@ func purl(rest string) []*spdx.PackageExternalReference {
 	}}
 }
 
-// sourceInfo tells the commit, and how the program was built.
+// sourceInfo returns the commit, and how the program was built.
 func sourceInfo(info *debug.BuildInfo) string {
 	var words []string
 	for _, s := range info.Settings {
