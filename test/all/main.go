@@ -35,26 +35,26 @@ func main() {
 	arm64 := suite{name: "arm64", commands: []string{"test/arm64.sh"}}
 	cross := suite{name: "cross", commands: []string{"go run ./test/cross darwin/arm64 windows/amd64"}}
 	if !run(os.Stdout,
-		// Two lanes for two processors: with a third one, specs fail because they wait for a processor.
+		// Two lanes for two CPUs: with a third one, specs fail because they wait for a CPU.
 		stage{{program, packages}, {prepare, cluster, dashboard, deploy, monitoring, arm64, lint, cross, release}},
-		stage{{scale, walk, ground}}, // they measure, or have bounds of time
+		stage{{scale, walk, ground}}, // they measure, or have time limits
 	) {
 		os.Exit(1)
 	}
 }
 
-// become replaces this process, which go test has started as its -exec, by a test
-// binary: with all specs, also the long ones, and a report of them in dir.
+// become replaces this process, which go test has started as its -exec, with a test
+// binary. It enables all specs, including long ones, and a report of them in dir.
 func become(dir string, args []string) error {
 	binary, err := os.ReadFile(args[0])
 	if err != nil {
 		return err
 	}
-	// A suite of specs has this function; the others know no such flags. The name is put
-	// together, or it would be in the test binary of this program too.
+	// A suite of specs contains this function; the others do not have these flags. The name is
+	// joined here, or the test binary of this program would contain it, too.
 	runSpecs := strings.Join([]string{"github.com/onsi/ginkgo/v2", "RunSpecs"}, ".")
 	if bytes.Contains(binary, []byte(runSpecs)) {
-		report := fmt.Sprintf("%s/%d-%d.json", dir, os.Getpid(), time.Now().UnixNano()) // pids come again
+		report := fmt.Sprintf("%s/%d-%d.json", dir, os.Getpid(), time.Now().UnixNano()) // PIDs are reused
 		for _, flag := range specFlags(report) {
 			args = append(args, "-ginkgo."+strings.TrimPrefix(flag, "-"))
 		}
@@ -62,17 +62,17 @@ func become(dir string, args []string) error {
 	if err := os.Unsetenv(reportsVariable); err != nil {
 		return err
 	}
-	// What tests build has the libraries that `make build` has compiled, unless they ask for cgo.
+	// Without cgo, programs that tests build reuse libraries that `make build` has compiled. Tests may request cgo.
 	if err := os.Setenv("CGO_ENABLED", "0"); err != nil {
 		return err
 	}
 	return syscall.Exec(args[0], args, append(os.Environ(), patience))
 }
 
-// A stage is lanes that run beside each other; a lane is suites that run in turn.
+// A stage is a list of concurrent lanes; a lane is a sequence of suites.
 type stage [][]suite
 
-// run runs all stages, prints what comes of them, and reports whether all is well.
+// run runs all stages, prints the results, and reports whether all succeeded.
 func run(out io.Writer, stages ...stage) bool {
 	var results []*result
 	shared := &sharedWriter{w: out}
@@ -131,7 +131,7 @@ func printTable(out io.Writer, results []*result) bool {
 	return len(sum.failures) == 0
 }
 
-// sharedWriter lets suites that run beside each other print whole lines.
+// sharedWriter makes concurrent suites print whole lines.
 type sharedWriter struct {
 	mu sync.Mutex
 	w  io.Writer
@@ -143,7 +143,7 @@ func (s *sharedWriter) print(suite, line string) {
 	fmt.Fprintf(s.w, "%-14s | %s\n", suite, strings.TrimRight(line, "\n"))
 }
 
-// reports returns the files in which suites of specs have told what came of them.
+// reports returns the report files of suites of specs.
 func reports(dir string) []string {
 	files, _ := filepath.Glob(filepath.Join(dir, "*.json")) // its only error is a bad pattern
 	return files

@@ -17,47 +17,47 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 )
 
-// module is the path of the module at the top of the repository. Those of the
-// others follow their folders.
+// module is the path of the module at the top of the repository. The paths of the
+// other modules are derived from their folders.
 const module = "github.com/usherproxy/usher"
 
-// reportsVariable tells this program that it is go test's -exec, and where reports
-// go.
+// reportsVariable marks this process as the -exec of go test, and has the folder for
+// reports.
 const reportsVariable = "USHER_TEST_REPORTS"
 
-// suite is a row of the table: packages that go test is given, or commands that must
+// suite is a row of the table: packages for go test, or commands that must
 // succeed.
 type suite struct {
 	name     string
 	dir      string // of the module
 	patterns []string
-	except   []string // ends of paths of packages
+	except   []string // suffixes of package paths
 	race     bool
 	timeout  string
-	beside   int // how many of its specs run beside each other, if it is one package of specs
+	beside   int // number of concurrent specs, if it is one package of specs
 
-	commands []string // instead of all that: words by blanks
+	commands []string // instead of the fields above: words separated by blanks
 }
 
-// result is what came of a suite.
+// result is the result of a suite.
 type result struct {
 	suite
 	out      *sharedWriter
 	passed   int
-	failures []string       // names, and below them what was said
-	reasons  map[string]int // why tests were skipped, and how many
+	failures []string       // names, each followed by its output
+	reasons  map[string]int // number of skipped tests by reason
 	took     time.Duration
 	cpu      time.Duration // of its processes: user and system
 	times    []timed       // of specs, and of Go tests that passed
 
-	frames map[string]bool     // Go tests in which specs run
-	said   map[string][]string // what Go tests that are none have printed so far
+	frames map[string]bool     // Go tests that contain specs
+	said   map[string][]string // output of other Go tests so far
 	broken []string            // packages that failed
-	words  map[string][]string // what they said outside of a test and was not expected: see lastWords
-	culled []string            // packages of which a test is among the failures
+	words  map[string][]string // unexpected output outside of tests: see lastWords
+	culled []string            // packages with a test among the failures
 }
 
-// timed is a spec, and how long it took.
+// timed is a spec and its duration.
 type timed struct {
 	spec string
 	took time.Duration
@@ -70,7 +70,7 @@ func (r *result) skipped() (n int) {
 	return n
 }
 
-// add adds counts to sum, which it returns.
+// add adds counts to sum, and returns sum.
 func add(sum, counts map[string]int) map[string]int {
 	if sum == nil {
 		sum = map[string]int{}
@@ -117,7 +117,7 @@ func (r *result) exec() {
 	}
 }
 
-// cpuTime returns the CPU time of a command that has ended and of all descendants that were waited for.
+// cpuTime returns the CPU time of a command that has ended and of all descendants that were reaped.
 func cpuTime(cmd *exec.Cmd) time.Duration {
 	if cmd.ProcessState == nil {
 		return 0 // it did not start
@@ -186,26 +186,26 @@ func (r *result) test() error {
 	return nil
 }
 
-// patience is for what comes in milliseconds, but not where two lanes and a race detector share
-// two processors.
+// patience is the timeout for events that normally take milliseconds, but not where two lanes and
+// a race detector share two CPUs.
 const patience = "GOMEGA_DEFAULT_EVENTUALLY_TIMEOUT=10s"
 
-// raceExit shortens the second that each program with the race detector sleeps before it exits:
-// the reports of its other threads take milliseconds.
+// raceExit shortens the one-second sleep of each program with the race detector before it exits:
+// reports of its other threads take milliseconds.
 const raceExit = "GORACE=atexit_sleep_ms=50"
 
-// specFlags asks a suite for all specs, also the long ones, and a report of them.
+// specFlags enables all specs of a suite, including long ones, and a report.
 func specFlags(report string) []string {
 	return []string{"-focus=.", "-no-color", "-silence-skips", "-json-report=" + report}
 }
 
-// event is one of `go doc cmd/test2json`.
+// event is an event of `go doc cmd/test2json`.
 type event struct {
 	Action, Package, Test, Output string
 	Elapsed                       float64 // seconds
 }
 
-// read reads what go test -json prints.
+// read reads the output of go test -json.
 func (r *result) read(out io.Reader) {
 	r.frames, r.said, r.reasons, r.words = map[string]bool{}, map[string][]string{}, map[string]int{}, map[string][]string{}
 	lines := bufio.NewReader(out)
@@ -236,12 +236,12 @@ func (r *result) take(e event) {
 		case strings.HasPrefix(e.Output, "=== ") || strings.Trim(e.Output, "•S \n") == "":
 		case test == "" || r.frames[id]:
 			r.out.print(r.name, e.Output)
-		default: // it matters if the test fails
+		default: // needed if the test fails
 			r.said[id] = append(r.said[id], e.Output)
 		}
 	case e.Action == "fail" && test == "":
 		r.broken = append(r.broken, e.Package)
-		for id, said := range r.said { // of those that have not ended
+		for id, said := range r.said { // the output of tests that have not ended
 			if strings.HasPrefix(id, e.Package+".") {
 				r.out.print(r.name, strings.Join(said, ""))
 			}
@@ -264,10 +264,10 @@ func (r *result) take(e event) {
 	}
 }
 
-// unexpected begins what a test binary says when it fails and no test of it does.
+// unexpected matches the first line of output when a test binary fails outside of its tests.
 var unexpected = regexp.MustCompile(`^(WARNING: DATA RACE|panic: |fatal error: |signal: |\*\*\* |Test killed|testing: race detected|exec: WaitDelay)`)
 
-// lastWords keeps what a package says that no test is blamed for, and what follows it.
+// lastWords keeps such output of a package, and the lines after it.
 func (r *result) lastWords(e event) {
 	words := r.words[e.Package]
 	if unexpected.MatchString(e.Output) || len(words) > 0 && len(words) < mostLines {
@@ -275,11 +275,11 @@ func (r *result) lastWords(e event) {
 	}
 }
 
-// mostLines is how much is told below a failure.
+// mostLines is the maximum number of lines below a failure.
 const mostLines = 12
 
-// excerpt is what of a text of many lines stands below a failure in the table: who sees only the
-// end of the log should see why.
+// excerpt returns the lines of a long text to print below a failure in the table, for readers
+// that see only the end of the log.
 func excerpt(lines []string) string {
 	const longest = 200
 	var b strings.Builder

@@ -18,10 +18,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CompareBytes carries random bytes over one connection after the other, which open makes: its two
-// ends, which need not be those of the same TCP connection. It checks that both ends read what the
-// other end wrote, and see it end as it was ended. It does so for about d, or for the duration in the
-// environment variable USHER_BYTES. Some are ended with a reset, if resets. ended is called when a connection is over, with how it was ended.
+// CompareBytes carries random bytes over one connection after the other. open returns the two ends of a connection,
+// which may belong to different TCP connections. CompareBytes checks that each end reads the other end's bytes, and
+// sees it end in the same way. It does so for about d, or for the duration in the environment variable USHER_BYTES. With
+// resets, some end with a reset. ended is called after each connection.
 func CompareBytes(d time.Duration, resets bool, open func() (client, endpoint *net.TCPConn), ended func(Ending)) {
 	ginkgo.GinkgoHelper()
 	if long := os.Getenv("USHER_BYTES"); long != "" {
@@ -45,17 +45,17 @@ func CompareBytes(d time.Duration, resets bool, open func() (client, endpoint *n
 	}
 }
 
-// Ending is how a connection was ended by its two ends: with FIN, or with a reset.
+// Ending describes how each end closed the connection: with FIN, or with a reset.
 type Ending struct{ ClientReset, EndpointReset bool }
 
-// patience is how long nothing may come from an end that still sends.
+// patience is the longest silence of an end that is still sending.
 const patience = 20 * time.Second
 
 // end is one end of a connection.
 type end struct {
 	conn          *net.TCPConn
-	reset         bool // after all is written
-	small         bool // some of the connection's buffers are
+	reset         bool // after everything is written
+	small         bool // some socket buffers are small
 	wrote, read   []byte
 	writes, reads *rand.Rand
 	writeErr      error
@@ -89,7 +89,7 @@ func compareBytes(r *rand.Rand, resets bool, client, endpoint *net.TCPConn) (End
 	return ending, errors.Join(check("to the endpoint", a, b), check("to the client", b, a))
 }
 
-// prepare sets the sizes of the socket's buffers, of some, and makes urgent bytes part of what is read.
+// prepare sets the socket's buffer sizes, for some, and makes urgent bytes part of the data that is read.
 func (e *end) prepare(r *rand.Rand) (err error) {
 	if e.small {
 		err = errors.Join(e.conn.SetReadBuffer(2048<<r.IntN(7)), e.conn.SetWriteBuffer(2048<<r.IntN(7)))
@@ -103,7 +103,7 @@ func (e *end) prepare(r *rand.Rand) (err error) {
 	return errors.Join(err, failed, e.conn.SetWriteDeadline(time.Now().Add(2*patience)))
 }
 
-// send writes what is random, and ends it.
+// send writes random bytes, and closes the direction.
 func (e *end) send() {
 	r := e.writes
 	most := 20
@@ -128,7 +128,7 @@ func (e *end) send() {
 		pauses(r)
 	}
 	if e.reset {
-		_ = e.conn.SetLinger(0) // fails only if it is gone already
+		_ = e.conn.SetLinger(0) // fails only if it is already closed
 		e.conn.Close()
 		return
 	}
@@ -137,7 +137,7 @@ func (e *end) send() {
 	}
 }
 
-// fill makes b random.
+// fill fills b with random bytes.
 func fill(r *rand.Rand, b []byte) {
 	for i := range b {
 		if i%8 == 0 && i+8 <= len(b) {
@@ -148,7 +148,7 @@ func fill(r *rand.Rand, b []byte) {
 	}
 }
 
-// writeUrgent waits while there is no room.
+// writeUrgent waits while the socket's buffer is full.
 func (e *end) writeUrgent() {
 	raw, err := e.conn.SyscallConn()
 	if err == nil {
@@ -162,15 +162,15 @@ func (e *end) writeUrgent() {
 	}
 }
 
-// receive reads until there is nothing more.
+// receive reads to the end.
 func (e *end) receive() {
 	r := e.reads
 	buf := make([]byte, 1<<(10+r.IntN(8)))
 	slow := r.IntN(2) == 0
 	last := time.Now()
 	for {
-		// Each read of its own: where an urgent byte is next and a signal pending, the kernel returns EAGAIN,
-		// and net.TCPConn.Read waits for bytes that have come already.
+		// Use separate deadlines: if an urgent byte is next and a signal pending, the kernel returns EAGAIN,
+		// and net.TCPConn.Read waits for bytes that have already arrived.
 		_ = e.conn.SetReadDeadline(time.Now().Add(time.Second))
 		n, err := e.conn.Read(buf[:1+r.IntN(len(buf))])
 		e.read = append(e.read, buf[:n]...)
@@ -190,14 +190,14 @@ func (e *end) receive() {
 	}
 }
 
-// pauses pauses for a moment, once in a while.
+// pauses sleeps for a moment, once in a while.
 func pauses(r *rand.Rand) {
 	if r.IntN(64) == 0 {
 		time.Sleep(time.Duration(r.IntN(1000)) * time.Microsecond)
 	}
 }
 
-// check compares what went one way.
+// check compares the bytes of one direction.
 func check(way string, from, to *end) error {
 	wrote, read := from.wrote, to.read
 	switch {

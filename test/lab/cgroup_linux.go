@@ -13,14 +13,14 @@ import (
 	"github.com/onsi/gomega"
 )
 
-// Memory is a cgroup for a program, its children, and the memory that they have: cgroups(7).
+// Memory is a cgroup for a program and its children, to measure and limit their memory: cgroups(7).
 type Memory struct {
 	dir   string
 	files memoryFiles
 }
 
-// memoryFiles are what the files of a cgroup are called, and how a line begins that counts
-// processes that were killed for want of memory.
+// memoryFiles are the names of a cgroup's files, and the prefix of the line with the number of
+// processes that were killed when out of memory.
 type memoryFiles struct{ used, peak, limit, kills string }
 
 var (
@@ -28,8 +28,8 @@ var (
 	memoryV2 = memoryFiles{"memory.current", "memory.peak", "memory.max", "memory.events"}
 )
 
-// NewMemory returns a cgroup without a limit, which goes when the test ends, or says why
-// there is none: there may be no controller, or none that may be used.
+// NewMemory returns a cgroup without a limit, which is removed when the test ends. The error is the reason why
+// there is none: the controller may be missing or not permitted.
 func NewMemory() (*Memory, error) {
 	ginkgo.GinkgoHelper()
 	var because []error
@@ -39,7 +39,7 @@ func NewMemory() (*Memory, error) {
 			because = append(because, err)
 			continue
 		}
-		ginkgo.DeferCleanup(func() { // as soon as nobody is in it
+		ginkgo.DeferCleanup(func() { // as soon as it has no process
 			gomega.Eventually(func() error { return os.Remove(dir) }).WithTimeout(10 * time.Second).Should(gomega.Succeed())
 		})
 		if _, err := os.Stat(filepath.Join(dir, files.limit)); err != nil {
@@ -54,7 +54,7 @@ func NewMemory() (*Memory, error) {
 // Wrap returns a program that runs another one in the cgroup.
 func (m *Memory) Wrap(program string) string {
 	ginkgo.GinkgoHelper()
-	_, err := os.ReadFile(program) // so that the kernel charges us for it, who have read it first, and not the cgroup
+	_, err := os.ReadFile(program) // so that the kernel charges this process, which has read it first, and not the cgroup
 	gomega.Expect(err).NotTo(gomega.HaveOccurred())
 	path := filepath.Join(ginkgo.GinkgoT().TempDir(), filepath.Base(program))
 	script := fmt.Sprintf("#!/bin/sh\necho $$ >%s/cgroup.procs && exec %s \"$@\"\n", m.dir, program)
@@ -62,22 +62,22 @@ func (m *Memory) Wrap(program string) string {
 	return path
 }
 
-// Limit bounds the memory, in bytes.
+// Limit limits the memory, in bytes.
 func (m *Memory) Limit(bytes int64) {
 	ginkgo.GinkgoHelper()
 	gomega.Expect(os.WriteFile(filepath.Join(m.dir, m.files.limit), []byte(strconv.FormatInt(bytes, 10)), 0)).To(gomega.Succeed())
 }
 
-// Used returns how many bytes there are in use, with what the kernel holds for the programs.
+// Used returns the number of bytes in use, including the kernel's memory for the programs.
 func (m *Memory) Used() int64 { return m.read(m.files.used, "") }
 
-// Peak returns how many bytes there were at most: 0 where the kernel does not tell.
+// Peak returns the maximum number of bytes in use: 0 where the kernel does not report it.
 func (m *Memory) Peak() int64 { return m.read(m.files.peak, "") }
 
-// Kills returns how many processes were killed since they would have had more than the limit.
+// Kills returns the number of processes that were killed for exceeding the limit.
 func (m *Memory) Kills() int64 { return m.read(m.files.kills, "oom_kill ") }
 
-// read returns the number in a file, behind a word if that is not "".
+// read returns the number in a file, after a word if that is not "".
 func (m *Memory) read(file, word string) int64 {
 	ginkgo.GinkgoHelper()
 	text, err := os.ReadFile(filepath.Join(m.dir, file))

@@ -1,4 +1,4 @@
-// Package lab makes a small network for tests: namespaces that stand for a
+// Package lab creates a small network for tests: namespaces that represent a
 // node, its Pods, and a client outside, on one machine.
 //
 //	outside ───────── node ───────── pods
@@ -7,6 +7,6 @@
 //	                  10.244.0.1     fd00:244::11, …
 //	                  fd00:244::1
 //
-// A namespace has no name and no file: it is gone when the test process is.
-// Servers and clients are ordinary Go sockets that were made inside one.
+// A namespace has no name and no file: it is removed when the test process exits.
+// Servers and clients are ordinary Go sockets, created inside one.
 package lab

@@ -9,9 +9,9 @@ import (
 	"github.com/usherproxy/usher/proxy/proxyproto"
 )
 
-// SpoiledHeader returns what a balancer that is out of order, or is none, might begin a
-// connection with: a header of the PROXY protocol with bytes that are changed, taken out,
-// put in, said twice or cut off. Few are good in spite of that, and are tried again.
+// SpoiledHeader returns a header as a broken balancer, or another client, might send it:
+// a PROXY protocol header with bytes that are changed, removed,
+// inserted, duplicated or cut off. Few are still valid, and are discarded.
 func SpoiledHeader(r *rand.Rand) []byte {
 	for {
 		b := spoil(r, header(r))
@@ -42,7 +42,7 @@ func spoil(r *rand.Rand, b []byte) []byte {
 		}
 		at := r.IntN(len(b))
 		if r.IntN(2) == 0 {
-			at = min(at, r.IntN(20)) // where it says what it is
+			at = min(at, r.IntN(20)) // in the signature and version
 		}
 		at = min(at, len(b)-1)
 		switch r.IntN(6) {

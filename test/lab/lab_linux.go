@@ -41,17 +41,17 @@ func Pod6(n int) netip.Addr {
 	return netip.MustParseAddr(fmt.Sprintf("fd00:244::%d", 10+n))
 }
 
-// BlackHole and BlackHole6 are Pod addresses where packets vanish.
+// BlackHole and BlackHole6 are Pod addresses that drop all packets.
 const (
 	BlackHole  = "10.244.0.99"
 	BlackHole6 = "fd00:244::99"
 )
 
-// pods is how many Pod addresses there are.
+// pods is the number of Pod addresses.
 const pods = 80
 
-// New makes the network. It skips the test if this user may not, or if long ones
-// were not asked for. The network goes when the test ends.
+// New creates the network. It skips the test if this user lacks the capabilities, or if long specs
+// were not requested. The network is removed when the test ends.
 func New() *Lab {
 	ginkgo.GinkgoHelper()
 	Long()
@@ -74,8 +74,8 @@ func New() *Lab {
 	l.Outside.address("eth0", Outside4+"/24", Outside6+"/64")
 	l.Outside.defaultRoute(NodeOut4, NodeOut6)
 	for _, clients := range []*Namespace{l.Pods, l.Outside} {
-		// They have a port again after a second instead of a minute (ip-sysctl of the kernel): a
-		// fast machine, or a spec that takes its time, would need more than there are.
+		// Reuse ports after a second instead of a minute (ip-sysctl of the kernel): a
+		// fast machine, or a long spec, would need more ports than there are.
 		clients.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/tcp_tw_reuse", []byte("1"), 0) })
 	}
 	l.Node.blackHole("to-pods", BlackHole)
@@ -84,7 +84,7 @@ func New() *Lab {
 	return l
 }
 
-// connect puts a cable between the node and ns.
+// connect connects the node and ns by a veth pair.
 func (l *Lab) connect(nodeSide string, ns *Namespace) {
 	ginkgo.GinkgoHelper()
 	l.Node.Do(func() error {
@@ -93,8 +93,8 @@ func (l *Lab) connect(nodeSide string, ns *Namespace) {
 	})
 }
 
-// AddHost connects the node, by an interface of that name, with a new namespace that
-// has eth0. Both are down and without addresses.
+// AddHost connects the node, by an interface of this name, with a new namespace that
+// has eth0. Both interfaces are down and without addresses.
 func (l *Lab) AddHost(nodeSide string) *Namespace {
 	ginkgo.GinkgoHelper()
 	ns := newNamespace("behind " + nodeSide)
@@ -106,12 +106,12 @@ func (l *Lab) AddHost(nodeSide string) *Namespace {
 type Namespace struct {
 	Name   string
 	handle netns.NsHandle
-	tun    *os.FileMode // of /dev/net/tun, nil for what the machine has
+	tun    *os.FileMode // of /dev/net/tun, nil for the machine's own
 }
 
 // WithTun returns the namespace with a /dev/net/tun that has these permissions
-// (udev gives 0666, containers often less), or without one if mode is 0. It is there
-// for what is started in the namespace; the machine's own stays as it is.
+// (udev gives 0666, containers often less), or without one if mode is 0. Processes
+// started in the namespace see it; the machine's own stays unchanged.
 func (ns *Namespace) WithTun(mode os.FileMode) *Namespace {
 	return &Namespace{Name: ns.Name, handle: ns.handle, tun: &mode}
 }
@@ -130,14 +130,14 @@ func newNamespace(name string) *Namespace {
 	return ns
 }
 
-// SetUp makes the new network namespace of the calling thread a host: with loopback, and without what
-// depends on the machine.
+// SetUp makes the new network namespace of the calling thread a host: it sets up loopback, and resets settings
+// that depend on the machine.
 func SetUp() error {
-	// A new namespace has the machine's setting, which may run containers.
+	// A new namespace inherits the machine's setting, which is on if it runs containers.
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0); err != nil {
 		return err
 	}
-	// Link-local addresses that are usable at once, and not some time later.
+	// Make link-local addresses usable at once, without duplicate address detection.
 	if err := os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0); err != nil {
 		return err
 	}
@@ -148,7 +148,7 @@ func SetUp() error {
 	return netlink.LinkSetUp(lo)
 }
 
-// onOwnThread runs f on a thread that ends with it, so that f may change the
+// onOwnThread runs f on a thread that ends after it, so that f may change the
 // thread's namespace.
 func onOwnThread(f func() error) {
 	ginkgo.GinkgoHelper()
@@ -161,7 +161,7 @@ func onOwnThread(f func() error) {
 }
 
 // Do runs f in the namespace, and fails the test if f fails. Sockets that f
-// makes, and processes that it starts, belong to the namespace.
+// creates, and processes that it starts, belong to the namespace.
 func (ns *Namespace) Do(f func() error) {
 	ginkgo.GinkgoHelper()
 	onOwnThread(func() error { return ns.enter(f) })
@@ -179,7 +179,7 @@ func (ns *Namespace) enter(f func() error) error {
 	return f()
 }
 
-// mountTun puts a folder over /dev/net that this thread and what it starts see.
+// mountTun mounts a folder over /dev/net, visible to this thread and to the processes that it starts.
 func mountTun(mode os.FileMode) error {
 	const folder = "/dev/net"
 	if err := os.MkdirAll(folder, 0o755); err != nil {
@@ -198,7 +198,7 @@ func mountTun(mode os.FileMode) error {
 	if err := unix.Mknod(device, unix.S_IFCHR, int(unix.Mkdev(10, 200))); err != nil { // Documentation/admin-guide/devices.txt
 		return err
 	}
-	return os.Chmod(device, mode) // whatever the umask is
+	return os.Chmod(device, mode) // independent of the umask
 }
 
 // Listen listens on a TCP address of the namespace. The listener is closed when
@@ -227,15 +227,15 @@ func (ns *Namespace) ListenUDP(address string) *net.UDPConn {
 	return c.(*net.UDPConn)
 }
 
-// Dialer makes connections from the namespace. It keeps threads there: make one for many
+// Dialer makes connections from the namespace. It keeps threads there: use one Dialer for many
 // connections.
 type Dialer struct {
 	jobs  chan func()
 	ended chan struct{}
 }
 
-// NewDialer returns a dialer with so many threads, each for one dial at a time.
-// When the test ends it ends, too: Dial fails from then on.
+// NewDialer returns a dialer with this number of threads, each for one dial at a time.
+// It ends with the test: Dial fails from then on.
 func (ns *Namespace) NewDialer(threads int) *Dialer {
 	ginkgo.GinkgoHelper()
 	d := &Dialer{jobs: make(chan func()), ended: make(chan struct{})}
@@ -268,8 +268,8 @@ func (d *Dialer) Dial(from, to string, timeout time.Duration) (*net.TCPConn, err
 	return dial[*net.TCPConn](d, &dialer, "tcp", to)
 }
 
-// DialUDP returns a UDP socket that is connected to an address: it sends there
-// and receives only what comes from there.
+// DialUDP returns a UDP socket that is connected to an address: it sends to it
+// and receives only from it.
 func (d *Dialer) DialUDP(from, to string) (*net.UDPConn, error) {
 	var dialer net.Dialer
 	if from != "" {
@@ -360,8 +360,8 @@ func (ns *Namespace) defaultRoute(gateways ...string) {
 	})
 }
 
-// WaitForCarrier waits until links are not only up but connected, and have all
-// that the kernel gives them then: the route to the link-local address comes last.
+// WaitForCarrier waits until links are not only up but connected, and the kernel has
+// configured them: the route to the link-local address comes last.
 func (ns *Namespace) WaitForCarrier(links ...string) {
 	ginkgo.GinkgoHelper()
 	for _, name := range links {
@@ -382,7 +382,7 @@ func (ns *Namespace) WaitForCarrier(links ...string) {
 	}
 }
 
-// blackHole makes packets to addr vanish: they go to a network card that does
+// blackHole drops packets to addr: it routes them to a network card that does
 // not exist.
 func (ns *Namespace) blackHole(link, addr string) {
 	ginkgo.GinkgoHelper()

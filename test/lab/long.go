@@ -6,13 +6,13 @@ import (
 	"github.com/onsi/ginkgo/v2"
 )
 
-// Smoke is the label of a spec that runs although it is long: one for each portal.
+// Smoke is the label of a long spec that always runs: one for each portal.
 var Smoke = ginkgo.Label("smoke")
 
-// Long skips a spec that is not for who types `go test ./...` while working: one
-// that makes networks, for instance (New), or measures. It runs if it was asked
-// for, by -ginkgo.focus, -ginkgo.focus-file or -ginkgo.label-filter: make test asks
-// for all by -ginkgo.focus=. and so may anybody.
+// Long skips a long spec when a developer runs `go test ./...`: one
+// that creates networks, for instance (New), or measures. It runs if it was
+// requested, by -ginkgo.focus, -ginkgo.focus-file or -ginkgo.label-filter: make test requests
+// all by -ginkgo.focus=. and so can any developer.
 func Long() {
 	ginkgo.GinkgoHelper()
 	if !Asked() && !slices.Contains(ginkgo.CurrentSpecReport().Labels(), Smoke[0]) {
@@ -20,14 +20,14 @@ func Long() {
 	}
 }
 
-// Asked reports whether long specs were asked for.
+// Asked reports whether long specs were requested.
 func Asked() bool {
 	config, _ := ginkgo.GinkgoConfiguration()
 	return asked || config.LabelFilter != "" || len(config.FocusStrings)+len(config.FocusFiles) > 0
 }
 
-// Ask asks for them in a suite that only those run who want it.
+// Ask requests long specs, for a suite that runs only on demand.
 func Ask() { asked = true }
 
-// asked is set before specs run.
+// asked must be set before specs run.
 var asked bool

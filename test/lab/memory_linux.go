@@ -10,7 +10,7 @@ import (
 	"github.com/onsi/gomega"
 )
 
-// Resident returns how many bytes of memory a process holds.
+// Resident returns the resident memory of a process, in bytes.
 func Resident(pid int) int64 {
 	ginkgo.GinkgoHelper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

@@ -11,7 +11,7 @@ import (
 	"github.com/onsi/gomega"
 )
 
-// Children returns the processes that a process has started and that have not ended.
+// Children returns the processes that a process has started and that have not exited.
 func Children(parent int) (pids []int) {
 	ginkgo.GinkgoHelper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
@@ -26,12 +26,12 @@ func Children(parent int) (pids []int) {
 	return pids
 }
 
-// Runs reports whether a process has not ended, whoever is to reap it.
+// Runs reports whether a process has not exited; a zombie has.
 func Runs(pid int) bool { return stat(pid)[0] != "Z" }
 
 // stat returns a process's state and parent: proc_pid_stat(5).
 func stat(pid int) []string {
-	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)) // it may have ended
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)) // it may have exited
 	_, rest, _ := strings.Cut(string(text), ") ")
 	return append(strings.Fields(rest), "Z", "")
 }

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Refusal is a system call that fails, as on a kernel that does not know it, or behind the
+// A Refusal is a system call that fails, as on a kernel without it, or behind the
 // filter of a container.
 type Refusal struct {
 	Call  uint32 // its number, unix.SYS_SPLICE for instance
@@ -16,7 +16,7 @@ type Refusal struct {
 	Errno unix.Errno
 }
 
-// Refuse makes system calls fail in the calling thread, and in what is started from it, from now on
+// Refuse makes system calls fail in the calling thread, and in processes that it starts, from now on
 // (seccomp(2)). The thread must end with its goroutine, as that of [Namespace.Do].
 func Refuse(refusals ...Refusal) error {
 	var program []bpf.Instruction

@@ -9,8 +9,8 @@ import (
 	"github.com/onsi/gomega"
 )
 
-// Serve lets handle serve the clients of l, each in a goroutine, until l is closed.
-// A client is closed behind it.
+// Serve calls handle for each client of l, each in a goroutine, until l is closed.
+// It closes the client afterwards.
 func Serve(l net.Listener, handle func(net.Conn)) {
 	go func() {
 		for {
@@ -50,7 +50,7 @@ func Backend(handle func(net.Conn)) netip.AddrPort {
 	return l.Addr().(*net.TCPAddr).AddrPort()
 }
 
-// Refusing is an address of this machine's loopback where connections are refused until the
+// Refusing returns a loopback address of this machine that refuses connections until the
 // test ends: a connected socket has the port, so no listener gets it.
 func Refusing() netip.AddrPort {
 	ginkgo.GinkgoHelper()

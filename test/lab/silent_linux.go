@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Silent returns an address of this machine's loopback where nobody answers, until the
+// Silent returns a loopback address of this machine that does not respond, until the
 // test ends: a listener whose backlog is full, so that the kernel drops SYNs.
 func Silent() netip.AddrPort {
 	ginkgo.GinkgoHelper()

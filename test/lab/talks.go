@@ -13,20 +13,20 @@ import (
 	"time"
 )
 
-// Talk is what a connection of Talks carries.
+// Talk is the kind of data on a connection of Talks.
 type Talk uint8
 
 // The kinds of Talk.
 const (
 	Chat         Talk = iota // messages of random sizes, both ways, with pauses
-	Bulk                     // as much as there is room for, both ways, to ends that read slowly
+	Bulk                     // as much as fits, both ways, to ends that read slowly
 	ClientEnds               // Chat after the client has ended its side
 	EndpointEnds             // Chat after the endpoint has ended its side
 	Idle                     // nothing until the end, and then a message both ways
 	talkKinds
 )
 
-// Talks are connections that carry random bytes until End, and compare each byte with the one that was sent.
+// Talks are connections that carry random bytes until End, and compare each received byte with the sent one.
 type Talks struct {
 	seed   uint64
 	stop   chan struct{}
@@ -40,7 +40,7 @@ type Talks struct {
 	talks []*talk
 }
 
-// talk is a connection: what each side has sent and received.
+// talk is a connection with the numbers of bytes that each side has sent and received.
 type talk struct {
 	number         uint64
 	kind           Talk
@@ -51,7 +51,7 @@ type talk struct {
 // NewTalks returns Talks without connections. The same seed makes them carry the same bytes.
 func NewTalks(seed uint64) *Talks { return &Talks{seed: seed, stop: make(chan struct{})} }
 
-// Client makes c, which is connected to an endpoint that calls Endpoint, one of the connections.
+// Client adds c, which is connected to an endpoint that calls Endpoint, to the connections.
 func (t *Talks) Client(kind Talk, c *net.TCPConn) {
 	t.mu.Lock()
 	k := &talk{number: uint64(len(t.talks)), kind: kind}
@@ -62,7 +62,7 @@ func (t *Talks) Client(kind Talk, c *net.TCPConn) {
 		defer t.sides.Done()
 		if _, err := c.Write(binary.BigEndian.AppendUint64(nil, k.number)); err != nil {
 			t.fail(k, 0, err)
-			t.sides.Done() // the endpoint does not know of it
+			t.sides.Done() // the endpoint has not got its number
 			return
 		}
 		t.run(k, 0, c)
@@ -89,10 +89,10 @@ func (t *Talks) Endpoint(c *net.TCPConn) {
 	t.run(k, 1, c)
 }
 
-// Moved returns how many bytes were received so far.
+// Moved returns the number of bytes received so far.
 func (t *Talks) Moved() int64 { return t.moved.Load() }
 
-// Err returns what has failed first, or nil.
+// Err returns the first error, or nil.
 func (t *Talks) Err() error {
 	if err := t.failed.Load(); err != nil {
 		return *err
@@ -100,7 +100,7 @@ func (t *Talks) Err() error {
 	return nil
 }
 
-// Wrong returns which byte was first another one than was sent, or nil.
+// Wrong returns an error for the first byte that differs from the sent one, or nil.
 func (t *Talks) Wrong() error {
 	if err := t.wrong.Load(); err != nil {
 		return *err
@@ -108,7 +108,7 @@ func (t *Talks) Wrong() error {
 	return nil
 }
 
-// Lost returns how many connections have failed.
+// Lost returns the number of connections that have failed.
 func (t *Talks) Lost() (n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -120,7 +120,7 @@ func (t *Talks) Lost() (n int) {
 	return n
 }
 
-// End ends all connections, waits until they are closed, and returns what has failed first, or nil.
+// End ends all connections, waits until they are closed, and returns the first error, or nil.
 func (t *Talks) End() error {
 	t.ending.Do(func() { close(t.stop) })
 	t.sides.Wait()
@@ -209,7 +209,7 @@ func (t *Talks) send(k *talk, side int, c *net.TCPConn) error {
 	return c.CloseWrite()
 }
 
-// receive compares what comes until the other side ends, which it may do only at the end or if its kind of Talk says so.
+// receive compares the received bytes until the other side ends, which it may do early only if its kind of Talk permits it.
 func (t *Talks) receive(k *talk, side int, c *net.TCPConn) error {
 	want := t.stream(k, 1-side)
 	got, expected := make([]byte, 64<<10), make([]byte, 64<<10)
@@ -236,7 +236,7 @@ func (t *Talks) receive(k *talk, side int, c *net.TCPConn) error {
 			return err
 		}
 		if k.kind == Bulk && !t.ended() {
-			time.Sleep(10 * time.Millisecond) // so that bytes are held on the way
+			time.Sleep(10 * time.Millisecond) // so that bytes are buffered on the way
 		}
 	}
 }
@@ -250,7 +250,7 @@ func (t *Talks) ended() bool {
 	}
 }
 
-// MixOfTalks returns the kind of the connection with that number: most chat, and of a hundred some are of each other kind.
+// MixOfTalks returns the kind of the connection with that number: mostly Chat; in a hundred, some are of each other kind.
 func MixOfTalks(number int) Talk {
 	if number%20 == 0 {
 		return Talk(number / 20 % int(talkKinds))

@@ -10,7 +10,7 @@ import (
 	"github.com/onsi/ginkgo/v2"
 )
 
-// UserNamespaces skips a spec where none can be made: in a chroot for instance, or where
+// UserNamespaces skips a spec if user namespaces are not available: in a chroot for instance, or where
 // a sysctl or a security module forbids it (user_namespaces(7)).
 func UserNamespaces() {
 	ginkgo.GinkgoHelper()
@@ -25,8 +25,8 @@ var userNamespace = sync.OnceValue(func() error {
 	return cmd.Run()
 })
 
-// InNamespaces says that a command is to be in new namespaces (the CLONE_NEW flags of
-// clone(2)). For who is not root there is a user namespace too, in which the command is.
+// InNamespaces starts a command in new namespaces (the CLONE_NEW flags of
+// clone(2)). For a non-root user it adds a new user namespace.
 func InNamespaces(flags uintptr) *syscall.SysProcAttr {
 	a := &syscall.SysProcAttr{Cloneflags: flags}
 	if flags&syscall.CLONE_NEWUSER != 0 || os.Geteuid() != 0 {
