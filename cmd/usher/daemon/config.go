@@ -82,7 +82,7 @@ type Config struct {
 	NodePorts   NodePorts
 	Conntrack   Conntrack
 
-	// Mode is the portal's mode, one of portal.Modes. The daemon sets Log and
+	// Mode is the portal's mode, one of modes.Names. The daemon sets Log and
 	// NodePortAddresses of Portal.
 	Mode   string
 	Portal portal.Options

@@ -64,7 +64,7 @@ func (d *Daemon) keepAffinities(ctx context.Context) {
 	})
 }
 
-// keepUnder stores file under the nth of the names, and removes the other. At every moment at
+// keepUnder stores file under the nth of the names, and removes the other one's. At every moment at
 // least one name has a file; both have one if a process was killed in between, so the nth is
 // removed before file is stored there.
 func keepUnder(m *fdstore.Manager, n int, file *os.File) {

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// shortLife is the time for which usher must serve before a crash; a shorter time counts
-	// as a repeated failure. From the second failure on the keeper pauses, for firstPause, then
+	// shortLife is the serving time from which a crash does not count as a failure. From the
+	// second successive failure on, the keeper pauses before a restart: for firstPause, then
 	// twice as long each time, up to longestPause.
 	shortLife    = time.Second
 	firstPause   = 100 * time.Millisecond
