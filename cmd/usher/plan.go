@@ -95,7 +95,7 @@ func (p *planCommand) run(cmd *cobra.Command, paths []string) error {
 	switch {
 	case isNobody(err):
 		plan.ComparedWith, status = "", api.Status{PortalMode: modes.All[0].Name, Defaults: admin.Defaults()}
-		if runtime.GOOS != "linux" || os.Geteuid() != 0 { // nothing can be installed in the kernel
+		if runtime.GOOS != "linux" || os.Geteuid() != 0 { // no rules can be installed in the kernel
 			status.PortalMode = modes.All[len(modes.All)-1].Name
 		}
 	case err != nil:

@@ -177,8 +177,8 @@ func (d *Daemon) await(ctx context.Context, failed <-chan error, signals <-chan 
 // inPod reports whether a kubelet runs this process.
 func inPod() bool { return os.Getenv("KUBERNETES_SERVICE_HOST") != "" }
 
-// healthTimeout is how long a change may wait before the proxy counts as
-// unhealthy: twice kube-proxy's default sync period, as kube-proxy has it.
+// healthTimeout is the time for which a change may wait before the proxy counts as
+// unhealthy: twice the default sync period, as in kube-proxy.
 const healthTimeout = time.Minute
 
 // newProxy creates the proxy behind pt, and its health checks.

@@ -195,7 +195,7 @@ func (a *answerer) hold(c *net.TCPConn) {
 		}
 	}()
 	if halfClosed {
-		_ = c.CloseWrite() // a client that has left
+		_ = c.CloseWrite() // fails if the client has left
 	}
 	select {
 	case <-ended:

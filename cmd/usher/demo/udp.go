@@ -69,7 +69,7 @@ func (s *echoServer) serve(conn *net.UDPConn, f fault) {
 			return
 		}
 		reply := fmt.Appendf(nil, "%s: %s", s.name, buf[:n])
-		send := func() { _, _ = conn.WriteToUDPAddrPort(reply, from) } // a client that has left
+		send := func() { _, _ = conn.WriteToUDPAddrPort(reply, from) } // fails if the client has left
 		switch {
 		case f.kind == api.DemoBlackhole || f.kind == api.DemoFlaky && turns.hit(f.perMille):
 		case f.delay > 0:

@@ -32,7 +32,7 @@ type area struct {
 
 // saved is a connection.
 type saved struct {
-	Text string // with the slot in front
+	Text string // begins with the slot
 	FDs  [2]int
 }
 
@@ -163,7 +163,7 @@ func (k *keeper) act(c *child, text string, fds []int) (kept bool) {
 	return false
 }
 
-// unpipe closes the copies that the keeper has of a pipe.
+// unpipe closes the keeper's copies of a pipe.
 func (k *keeper) unpipe(a *area, number int) {
 	if ends, has := a.Pipes[number]; has {
 		fdpass.Close(ends[:])

@@ -11,7 +11,7 @@ import (
 // in usher.
 type Flag struct {
 	Name string
-	Bool bool // may stand without a value
+	Bool bool // needs no value
 
 	field  string // "" for a flag without effect
 	decode func(string) any
@@ -94,7 +94,7 @@ func list(s string) any {
 	return out
 }
 
-// gates reads "One=true,Two=false".
+// gates parses "One=true,Two=false".
 func gates(s string) any {
 	out := map[string]any{}
 	for one := range strings.SplitSeq(s, ",") {
