@@ -1,41 +1,36 @@
-// Package portal has the words for what brings what clients send to a VIP of a
-// Service to a local listener of usher's.
+// Package portal defines portals: the mechanisms that redirect packets for a Service's VIP to a local listener of
+// usher's.
 //
-// There are several ways to do that, the modes, each in a folder of its own. Each makes
-// a [Portal]:
+// There are several mechanisms, the modes, each in its own folder. Each makes a [Portal]:
 //
 //	iptables   rules that change the destination          needs iptables, CAP_NET_ADMIN
 //	nftables   the same, by netlink alone                 needs nf_tables, CAP_NET_ADMIN
 //	address    VIPs become local addresses of the node    needs CAP_NET_ADMIN, no netfilter
 //	none       nothing; listeners are on loopback         needs nothing
 //
-// The owner of a Portal asks it with Listen where the listeners for a service
-// port have to be, opens them, and then hands over rules with Apply. A Portal
-// remembers the rules that it was given, changes only what differs, and Check
-// compares them with what the kernel really holds and repairs it. What a process
-// leaves when it ends, or is killed, its successor finds: Listen proposes the
-// same ports again, the first Apply replaces in place.
+// The caller of a Portal calls Listen to get the addresses for the listeners of a service port, opens them, and then
+// passes rules to Apply. A Portal remembers these rules and changes only what differs. Check compares them with the
+// kernel's and repairs those. A process leaves its rules when it ends or is killed, and its successor reuses them:
+// Listen proposes the same ports again, and the first Apply replaces rules in place.
 //
-// Which modes there are, and in which order they are tried, is for package modes to
-// say, which makes portals by name, and lists and takes out what any mode has left. A
-// [Mode] says what has to be known of it by its [Traits], so that nobody need ask for its
-// name: a new mode is a folder and a line in package modes.
+// Package modes lists the modes in the order in which they are tried. It makes portals by name, and lists and removes
+// the rules that any mode has left. A [Mode] describes itself by its [Traits], so callers need not check its name: a
+// new mode is a folder and a line in package modes.
 //
-//	portal      the words: Portal, Target, Rule, Bind, Mode; what all modes keep books of
-//	kernel      what several modes ask the kernel: routes, conntrack, events, ports
-//	redirect    one machine for the modes whose rules the kernel redirects by
-//	iptables    how those rules are written to iptables, and read
-//	nftables    how they are written to nf_tables, and read
+//	portal      the types: Portal, Target, Rule, Bind, Mode; state that all modes keep
+//	kernel      kernel queries that several modes share: routes, conntrack, events, ports
+//	redirect    the common part of the modes whose rules redirect packets
+//	iptables    writes those rules to iptables, and reads them
+//	nftables    writes them to nf_tables, and reads them
 //	address, none
 //	            the modes that do not redirect
 //	modes       all of them, in order
 //
-// Beside the modes, package netns manages a portal in a network namespace for one
-// command, and package handover decides who manages the portals of a node.
+// In addition, package netns manages a portal in a network namespace for one command, and package handover decides
+// which process manages the portals of a node.
 //
-// In reading order: portal.go, target.go, mode.go; then family.go, sources.go,
-// interfaces.go and ports.go.
+// In reading order: portal.go, target.go, mode.go; then family.go, sources.go, interfaces.go and ports.go.
 //
-// A portal never opens a listener, never reads a packet and knows nothing of
-// Services: what a rule is for is a comment to it.
+// A portal never opens a listener, never reads a packet and knows nothing of Services: the name of a rule's Service is
+// only a comment.
 package portal

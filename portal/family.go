@@ -11,11 +11,10 @@ const (
 	IPv6
 )
 
-// Families are both, in the order in which things are done.
+// Families are both families, in the order in which they are processed.
 var Families = [...]Family{IPv4, IPv6}
 
-// FamilyOf returns the family of addr, which is IPv6 unless it is an IPv4 address
-// in its four byte form.
+// FamilyOf returns the family of addr: IPv4 only for an IPv4 address in its four-byte form.
 func FamilyOf(addr netip.Addr) Family {
 	if addr.Is4() {
 		return IPv4
@@ -43,7 +42,7 @@ func (f Family) String() string {
 	return "IPv4"
 }
 
-// Of returns those of prefixes that are of f.
+// Of returns the prefixes that belong to f.
 func (f Family) Of(prefixes []netip.Prefix) (these []netip.Prefix) {
 	for _, p := range prefixes {
 		if p.IsValid() && FamilyOf(p.Addr()) == f {

@@ -6,12 +6,11 @@ import (
 	"strings"
 )
 
-// Interfaces are network interfaces by their names, as iptables has it: the one
-// that is called so or, with a + at the end, all whose names begin with what is before
-// it. The zero value is none.
+// Interfaces names network interfaces in iptables notation: one interface or, with a trailing +, all whose names begin
+// with the part before it. The zero value is none.
 type Interfaces string
 
-// Has reports whether an interface of that name is among them.
+// Has reports whether i includes an interface of that name.
 func (i Interfaces) Has(name string) bool {
 	if begin, many := strings.CutSuffix(string(i), "+"); many {
 		return strings.HasPrefix(name, begin)

@@ -14,57 +14,53 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// Mode is one way to make portals. Its functions act on the network namespace of the
-// calling thread, and are given Options without gaps.
+// Mode is one way to make portals. Its functions act on the network namespace of the calling thread, and get Options
+// that are complete.
 type Mode struct {
-	// Name is what the mode is chosen by.
+	// Name selects the mode.
 	Name   string
 	Traits Traits
 
-	// Open makes a portal, after trying for real whether that works here, by doing and
-	// undoing a small change. It leaves nothing behind; see New.
+	// Open makes a portal. It first tests that the mode works here by making and undoing a small change. It leaves
+	// nothing behind; see New.
 	Open func(context.Context, Options) (Portal, error)
 
-	// List returns the rules that portals of this mode, of this or another process, have
-	// put into the kernel. It changes nothing. What cannot be looked at for want of a
-	// tool or of kernel support is passed over. Nil: there is never anything.
+	// List returns the rules that portals of this mode have installed, in this or another process. It changes nothing.
+	// It skips rules that it cannot read without a missing tool or kernel feature. Nil: the mode never installs
+	// anything.
 	List func(context.Context, Options) ([]Rule, error)
 
-	// Remove takes out what portals of this mode, of this or another process, have put
-	// into the kernel, but for what connections in flight may go on with, and says
-	// what that was, a line for each kind. What cannot be looked at is passed over. With
-	// all set nothing stays, and what cannot be looked at is an error, unless the kernel
-	// has nothing of the kind. Nil: there is never anything.
+	// Remove removes the rules that portals of this mode have installed, in this or another process. It keeps those
+	// that open connections may need. It returns what it removed, a line for each kind, and skips what it cannot read.
+	// With all set it keeps nothing, and a failed read is an error, unless the kernel has nothing of the kind. Nil: the
+	// mode never installs anything.
 	Remove func(_ context.Context, _ Options, all bool) (removed []string, err error)
 }
 
-// Traits are what those have to know of a mode who use a portal of it.
+// Traits describe a mode to the users of its portals.
 type Traits struct {
-	// Installs says that something is put into the kernel: so there may be only one such
-	// portal in a network namespace at a time, and what it leaves has to be taken out.
+	// Installs says that the portal installs something in the kernel: so a network namespace can have only one such
+	// portal at a time, and leftovers have to be removed.
 	Installs bool
-	// Redirects says that the kernel leads what is sent to a VIP to a listener elsewhere,
-	// and keeps away the clients that a rule drops, rejects or has not among its
-	// sources. Otherwise all of that is up to the listener.
+	// Redirects says that the kernel redirects packets for a VIP to a listener elsewhere. It also rejects or drops
+	// clients as the rule's action and sources say. Otherwise the listener has to do all of that.
 	Redirects bool
-	// Local says that VIPs become addresses of this node, at which the listeners are: no
-	// route need lead to them.
+	// Local says that VIPs become addresses of this node, at which the listeners are: they need no route.
 	Local bool
-	// Apart says that the VIPs of a portal are addresses of a network namespace of its own
-	// instead, to which the node's own lead nowhere: see Bind.Namespace.
+	// Apart says that the VIPs of a portal are addresses in a dedicated network namespace instead. The node's own
+	// addresses do not reach it: see Bind.Namespace.
 	Apart bool
-	// KubeProxy is the mode of kube-proxy's that does it in the same way, by the name that
-	// its configuration and its metrics have for it; empty if there is none.
+	// KubeProxy is the mode of kube-proxy that works in the same way, as named in kube-proxy's configuration and
+	// metrics; empty if there is none.
 	KubeProxy string
-	// About tells people how what is sent to a VIP reaches usher: a sentence in two lines.
+	// About describes how packets for a VIP reach usher: a sentence in two lines.
 	About string
 }
 
-// Leads reports whether what is sent to a VIP reaches a listener. Otherwise clients must
-// be told where the listeners are.
+// Leads reports whether packets for a VIP reach a listener. Otherwise clients need the listeners' addresses.
 func (t Traits) Leads() bool { return t.Redirects || t.Local }
 
-// New makes a portal. Nothing stays changed before its first Apply.
+// New makes a portal. It leaves nothing changed before the portal's first Apply.
 func (m Mode) New(ctx context.Context, opts Options) (Portal, error) {
 	opts, err := opts.Complete()
 	if err != nil {
@@ -82,41 +78,37 @@ func NeedsLinux(context.Context, Options) (Portal, error) {
 	return nil, errors.New("requires Linux; other systems support only --portal=none")
 }
 
-// Options are what all modes are made with. The zero value will do.
+// Options are common to all modes. The zero value is valid.
 type Options struct {
-	// Log is told what is probed, chosen and repaired. Nil is silence.
+	// Log receives probes, choices and repairs. Nil disables logging.
 	Log logrus.FieldLogger
-	// Others are the other modes that there are: what portals of theirs have left is
-	// taken out by the first Apply, and Compare tells of it. None: nothing else has
-	// ever installed anything in this network namespace.
+	// Others are the other modes: the first Apply removes leftovers of their portals, and Compare reports them. None:
+	// nothing else has ever installed anything in this network namespace.
 	Others []Mode
-	// ProxyPorts is where listeners behind a redirect, or on loopback, have
-	// their ports. Zero: any free port, and for mode none the Service's own.
+	// ProxyPorts is the port range for listeners behind a redirect or on loopback. Zero: any free port, and for mode
+	// none the Service's own.
 	ProxyPorts PortRange
-	// NodePortAddresses are the networks within which this node's addresses
-	// take connections to node ports, as kube-proxy's --nodeport-addresses
-	// says; but a family without a network in it has no node ports then. None:
-	// all addresses of the node, loopback included. Mode none does not ask.
+	// NodePortAddresses are the networks whose node addresses accept connections to node ports, as for kube-proxy's
+	// --nodeport-addresses; but a family without a network in it then has no node ports. None: all addresses of the
+	// node, loopback included. Mode none ignores it.
 	NodePortAddresses []netip.Prefix
-	// PodInterfaces are those behind which this node's Pods are, besides those of
-	// Portal.SetLocalSources; see Drop. They need not exist yet.
+	// PodInterfaces are the interfaces of this node's Pods, in addition to the networks of Portal.SetLocalSources; see
+	// Drop. They need not exist yet.
 	PodInterfaces Interfaces
-	// Mark is the mark (SO_MARK, socket(7)) of the packets that are left alone: those
-	// that have all of its bits. Who listens for a portal puts it on what it sends to
-	// endpoints, which so never comes back. Zero: all packets are alike. See
-	// Portal.Mark.
+	// Mark is the mark (SO_MARK, socket(7)) of packets that the portal leaves alone: those that have all of its bits.
+	// The process that listens for a portal sets it on packets to endpoints, so the portal never redirects these back.
+	// Zero: all packets are alike. See Portal.Mark.
 	Mark uint32
-	// NodeAddress makes Portal.Origin always be the node.
+	// NodeAddress makes Portal.Origin always return the node.
 	NodeAddress bool
-	// Aliases are a network of each family that is nobody's, or only of those that this
-	// node never talks to: see package redirect. None, or one that is smaller than a bridge's,
-	// and neighbours on a bridge see the node.
+	// Aliases are a network of each family that is unused, or used only by hosts with which this node never
+	// communicates: see package redirect. If it is missing, or smaller than a bridge's network, neighbors on a bridge
+	// see the node's address.
 	Aliases []netip.Prefix
-	// LockWait is how long to wait for another program that changes iptables
-	// rules. Zero: 5 seconds. Whole seconds count.
+	// LockWait is how long to wait for another program that changes iptables rules, in whole seconds. Zero: 5 seconds.
 	LockWait time.Duration
-	// IPTablesVariant is "nft" or "legacy" for iptables-nft or
-	// iptables-legacy. Empty: the one that this node already uses.
+	// IPTablesVariant is "nft" or "legacy" for iptables-nft or iptables-legacy. Empty: the variant that this node
+	// already uses.
 	IPTablesVariant string
 	// IPTablesTarget is one of IPTablesTargets. Empty: the first.
 	IPTablesTarget string
@@ -126,16 +118,15 @@ type Options struct {
 	OtherProxies bool
 }
 
-// AddressNamespaces say whether VIPs in mode address are in a network namespace of the
-// portal's own: where that works here, in any case, or not.
+// AddressNamespaces say whether VIPs in mode address are in a dedicated network namespace of the portal: where that
+// works here, always, or never.
 var AddressNamespaces = []string{"auto", "always", "never"}
 
-// IPTablesTargets are the targets by which rules of iptables may lead to a listener: DNAT to
-// an address of usher's own, or REDIRECT to one of the interface that a packet comes in
-// by, which must have one then.
+// IPTablesTargets are the iptables targets that can redirect packets to a listener: DNAT to a dedicated address of
+// usher's, or REDIRECT to an address of the incoming interface, which must then have one.
 var IPTablesTargets = []string{"dnat", "redirect"}
 
-// Complete fills in what is zero. It is an error if something cannot be meant.
+// Complete fills in zero fields. It returns an error for an invalid value.
 func (o Options) Complete() (Options, error) {
 	if r := o.ProxyPorts; !r.IsZero() && (r.First == 0 || r.First > r.Last) {
 		return o, fmt.Errorf("portal: the port range %d-%d is empty or begins at 0", r.First, r.Last)
@@ -157,19 +148,17 @@ func (o Options) Complete() (Options, error) {
 	return o, nil
 }
 
-// Installed is something that a portal, of this or another process, has put into
-// the kernel.
+// Installed is something that a portal, of this or another process, has installed in the kernel.
 type Installed struct {
 	Mode   string // the portal's
 	Traits Traits // the mode's
-	// Rule is what it was put in for. Its comment is missing where the kernel
-	// keeps none. For mode address it is the address of the Target alone: which
-	// ports are served there is up to the listeners.
+	// Rule is the rule that it was installed for. Its comment is missing where the kernel keeps none. For mode address
+	// only the Target's address is set: the listeners determine which ports are served there.
 	Rule Rule
 }
 
-// ListAll returns what portals of these modes have put into the kernel, mode by mode,
-// each in the order of Target.Compare.
+// ListAll returns what portals of these modes have installed in the kernel, mode by mode, each in the order of
+// Target.Compare.
 func ListAll(ctx context.Context, modes []Mode, opts Options) (all []Installed, err error) {
 	var errs []error
 	for _, m := range modes {
@@ -186,7 +175,7 @@ func ListAll(ctx context.Context, modes []Mode, opts Options) (all []Installed, 
 	return all, errors.Join(append(errs, ctx.Err())...)
 }
 
-// RemoveAll takes out what portals of these modes have put into the kernel, mode by mode.
+// RemoveAll removes what portals of these modes have installed in the kernel, mode by mode.
 func RemoveAll(ctx context.Context, modes []Mode, opts Options, all bool) (removed []string, err error) {
 	var errs []error
 	for _, m := range modes {
@@ -200,8 +189,8 @@ func RemoveAll(ctx context.Context, modes []Mode, opts Options, all bool) (remov
 	return removed, errors.Join(errs...)
 }
 
-// RemoveOthers takes out what portals of the other modes have left, as who is applied for
-// the first time has to: it would lead to ports on which nobody listens. It tells the log.
+// RemoveOthers removes leftovers of the other modes' portals and logs this. A portal must do so at its first Apply: the
+// leftovers would redirect to ports without a listener.
 func (o Options) RemoveOthers(ctx context.Context) (removed []string) {
 	removed, err := RemoveAll(ctx, o.Others, o, false)
 	if err != nil {
@@ -221,18 +210,18 @@ func Some(list []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(list[:most], ", "), len(list)-most)
 }
 
-// State says how what is wanted and what is installed agree.
+// State compares a wanted object with the installed one.
 type State string
 
 // The states.
 const (
-	StateOK      State = "ok"      // installed as it is wanted
+	StateOK      State = "ok"      // installed as wanted
 	StateMissing State = "missing" // wanted, and not installed
-	StateDiffers State = "differs" // installed in another way than it is wanted
+	StateDiffers State = "differs" // installed, but not as wanted
 	StateExtra   State = "extra"   // installed, and not wanted
 )
 
-// StateOf returns the state of what is wanted, if it is there, and as it should be.
+// StateOf returns the state of a wanted object, by whether it is installed and the same.
 func StateOf(there, same bool) State {
 	switch {
 	case !there:
@@ -245,27 +234,26 @@ func StateOf(there, same bool) State {
 
 // Comparison is a rule that is wanted, installed, or both.
 type Comparison struct {
-	// Mode is that of the portal that wants the rule or, if it is extra, of the
-	// one that has left it.
+	// Mode is the mode of the portal that wants the rule or, if it is extra, of the portal that left it.
 	Mode   string
 	Traits Traits // the mode's
-	// Rule is the wanted one; if that is extra, the installed one.
+	// Rule is the wanted rule; if the rule is extra, the installed one.
 	Rule  Rule
 	State State
 	// Installed is the rule in the kernel if it differs from Rule.
 	Installed Rule
 }
 
-// Part is something that a portal has in the kernel for all targets together, beside their
-// rules. It is wanted, installed, or both.
+// Part is something that a portal has in the kernel for all targets together, in addition to their rules. It is wanted,
+// installed, or both.
 type Part struct {
 	Family Family
 	Name   string // such as "routing rule 116"
 	State  State
-	Text   string // what it is, as the tools have it that show it
+	Text   string // a description, in the notation of the tool that shows it
 }
 
-// Extra is the Comparison of what nobody wants.
+// Extra is the Comparison for a rule that no portal wants.
 func (i Installed) Extra() Comparison {
 	return Comparison{Mode: i.Mode, Traits: i.Traits, Rule: i.Rule, State: StateExtra}
 }

@@ -2,23 +2,22 @@ package portal
 
 import "net/netip"
 
-// Origin says from where usher connects to an endpoint for a client, and so whom the
-// endpoint sees.
+// Origin is the address from which usher connects to an endpoint for a client, and so the address that the endpoint
+// sees.
 type Origin struct {
-	// Bind is the address that the socket is bound to as a transparent one
-	// (IP_TRANSPARENT, ip(7)), which the node need not have: the client's own, or one
-	// that the portal translates to that on the way. If it is not valid, the kernel
-	// picks an address of the node.
+	// Bind is the address for the transparent socket (IP_TRANSPARENT, ip(7)), which the node need not have: the
+	// client's own address, or one that the portal translates to it on the way. If Bind is not valid, the kernel picks
+	// an address of the node.
 	//
-	// The port is one that the client's host does not choose for its own connections to
-	// the endpoint; 0, and where it is taken, is any.
+	// The port is one that the client's host does not choose for its own connections to the endpoint. 0 means any port,
+	// and if the port is taken, any other is used.
 	Bind netip.AddrPort
 	Seen Seen
 	// Here says that the endpoint is known to be on this node.
 	Here bool
 }
 
-// Whereabouts tell on which node an endpoint is.
+// Whereabouts says on which node an endpoint is.
 type Whereabouts uint8
 
 // The whereabouts.
@@ -28,11 +27,11 @@ const (
 	Elsewhere
 )
 
-// Seen is the address that an endpoint sees a connection or datagram come from: the
-// client's own, or the node's, for a reason.
+// Seen is the source address that an endpoint sees for a connection or datagram: the client's own, or the node's and
+// the reason for that.
 type Seen uint8
 
-// Whom an endpoint sees. Zero is not decided: nobody has connected to it yet.
+// The addresses that an endpoint sees. Zero is undecided: usher has not connected to the endpoint yet.
 const (
 	SeenClient Seen = iota + 1
 	// All others are the node.
@@ -69,21 +68,19 @@ var seen = [...]struct{ name, why string }{
 	SeenSCTP:       {"node-sctp", "the kernel's SCTP cannot use an address that the node does not have"},
 }
 
-// Seens is how many Seen there are, zero among them.
+// Seens is the number of Seen values, zero included.
 const Seens = len(seen)
 
 // Client reports whether it is the client's own address.
 func (s Seen) Client() bool { return s == SeenClient }
 
-// String returns the name that metrics and the API use: "client", or "node-" and a
-// reason; empty if it is not decided.
+// String returns the name in metrics and the API: "client", or "node-" and a reason; empty if undecided.
 func (s Seen) String() string { return seen[s].name }
 
-// Why tells people why, as a clause that can follow "because".
+// Why returns the reason, as a clause that can follow "because".
 func (s Seen) Why() string { return seen[s].why }
 
-// Text tells people whom and why, in words that can follow "the endpoint sees"; empty if
-// it is not decided.
+// Text returns the address and the reason, in words that can follow "the endpoint sees"; empty if undecided.
 func (s Seen) Text() string {
 	switch {
 	case s == 0:

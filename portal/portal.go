@@ -9,107 +9,95 @@ import (
 	"os"
 )
 
-// Portal is one way to bring what is sent to a VIP to a local listener. Its
-// methods may be called from any goroutine; one call waits for another.
+// Portal is one way to redirect packets for a VIP to a local listener. Its methods are safe for concurrent use; calls
+// wait for each other.
 type Portal interface {
-	// Mode returns the name under which the portal is chosen: "iptables",
-	// "nftables", "address" or "none".
+	// Mode returns the name that selects the portal: "iptables", "nftables", "address" or "none".
 	Mode() string
 
-	// Traits returns what has to be known of the mode.
+	// Traits returns the traits of the mode.
 	Traits() Traits
 
-	// Mark returns the mark of the packets that the portal leaves alone, wherever
-	// they go, if they are sent on this node (SO_MARK): Options.Mark, or 0 where it
-	// looks at none.
+	// Mark returns the mark of packets sent on this node (SO_MARK) that the portal leaves alone, wherever they go:
+	// Options.Mark, or 0 if the portal ignores marks.
 	Mark() uint32
 
-	// Origin says from where to connect to an endpoint for a client, so that the
-	// endpoint sees the client's own address where that can be. Of endpoints
-	// whose whereabouts are not known the portal knows this node's Pods, from
-	// SetLocalSources and Options.PodInterfaces. What is bound to the Origin must have the Mark. For
-	// the zero client it says whom all clients' endpoints of that family see; zero: it
-	// depends on the client. It is asked for each connection, from many goroutines, and waits for no other method.
+	// Origin returns the address from which to connect to an endpoint for a client, so that the endpoint sees the
+	// client's own address where possible. If where is unknown, the portal recognizes this node's Pods by
+	// SetLocalSources and Options.PodInterfaces. A socket bound to the Origin must have the Mark.
+	//
+	// For the zero client, Origin says which address endpoints of that family see for all clients; zero: it depends on
+	// the client. Many goroutines call it, for each connection; it waits for no other method.
 	Origin(client, endpoint netip.Addr, where Whereabouts) Origin
 
-	// Listen says where the listeners have to be for the targets of one
-	// service port. service is the Service's name, "namespace/name". Each target is in exactly one of the Binds, except for node
-	// ports in mode address: those of SCTP, and with Options.NodePortAddresses
-	// all, have a Bind for each address. It changes nothing, except that mode address makes
-	// VIPs local where no socket can be bound to them otherwise.
+	// Listen returns where the listeners for the targets of one service port have to be. service is the Service's name,
+	// "namespace/name". Each target is in exactly one of the Binds, except for node ports in mode address: those of
+	// SCTP, and with Options.NodePortAddresses all, have a Bind for each address. Listen changes nothing, except that
+	// mode address makes VIPs local where no socket can be bound to them otherwise.
 	Listen(service string, targets []Target) []Bind
 
-	// Apply puts in or replaces the rules in set, and takes out those for the
-	// targets in gone, in one transaction where the kernel has them. The first
-	// call also takes out what an earlier process left and set does not hold,
-	// without a moment in which a rule that stays is missing.
+	// Apply installs or replaces the rules in set and removes those for the targets in gone, in one transaction where
+	// the kernel has them. The first call also removes rules of an earlier process that are not in set. Rules that stay
+	// are never missing in between.
 	//
-	// Whatever the Result says, the rules are still wanted: Check tries again.
+	// Whatever the Result, the rules remain wanted: Check tries again.
 	Apply(ctx context.Context, set []Rule, gone []Target) Result
 
-	// SetLocalSources says which networks this node's Pods are in, none at
-	// first; see Drop. It takes effect with the next Apply, which may be one
-	// without rules, or Check.
+	// SetLocalSources sets the networks of this node's Pods, initially none; see Drop. It takes effect with the next
+	// Check or Apply, which may be one without rules.
 	SetLocalSources(pods []netip.Prefix)
 
-	// SetNodePortAddresses replaces Options.NodePortAddresses. It takes effect as
-	// SetLocalSources does; listeners have to be where Listen says afterwards.
+	// SetNodePortAddresses replaces Options.NodePortAddresses. It takes effect as SetLocalSources does; afterwards
+	// listeners have to be where Listen says.
 	SetNodePortAddresses(within []netip.Prefix)
 
-	// Check compares what the kernel holds, unless that is known, with what is wanted, and repairs
-	// it. Its Result covers all rules that are wanted.
+	// Check compares the kernel's state, unless it is known, with the wanted rules, and repairs it. Its Result covers
+	// all wanted rules.
 	Check(ctx context.Context) Result
 
-	// Compare compares what is wanted with what portals of any mode, of this or
-	// another process, have installed, and changes nothing. What is changed
-	// while it looks may count as missing or extra. The comments of wanted rules
-	// are as they were given to Apply, but for what no kernel takes.
+	// Compare compares the wanted rules with those that portals of any mode, of this or another process, have
+	// installed. It changes nothing. Rules that change meanwhile may count as missing or extra. Comments of wanted
+	// rules are as passed to Apply, except for characters that no kernel accepts.
 	Compare(ctx context.Context) ([]Comparison, error)
 
-	// Remove takes out everything that this mode ever puts in, whichever
-	// process did, and nothing that others put in. Connections that came
-	// through the portal may end with it.
+	// Remove removes everything that this mode ever installs, whichever process installed it, and nothing else.
+	// Connections through the portal may end.
 	Remove(ctx context.Context) error
 }
 
-// Watcher is a Portal to which the kernel tells when somebody changes what it
-// has installed.
+// Watcher is a Portal that the kernel notifies when another program changes the installed rules.
 type Watcher interface {
-	// Watch returns a channel on which it tells, within half a second, that
-	// others have changed something, so that Check is due. Several changes may
-	// be one. The channel is closed soon after ctx ends, when all that
-	// belongs to it has been released. Changes of which the kernel
-	// tells nothing, as with the legacy variant of iptables, are left to Checks
-	// from time to time.
+	// Watch returns a channel that signals within half a second that another program has changed something, so that
+	// Check is due. One signal may stand for several changes. The channel is closed soon after ctx ends, when all its
+	// resources have been released. Changes without a kernel notification, as with the legacy variant of iptables, are
+	// left to periodic Checks.
 	Watch(ctx context.Context) (<-chan struct{}, error)
 }
 
 // PartsComparer is a Portal that has more in the kernel than rules for targets.
 type PartsComparer interface {
-	// CompareParts is as Compare, for what there is for all targets together.
+	// CompareParts is like Compare, for the parts that serve all targets together.
 	CompareParts(ctx context.Context) ([]Part, error)
 }
 
-// Withdrawer is a Portal whose rules can go while connections that came by them go on.
+// Withdrawer is a Portal that can remove its rules while connections made through them continue.
 type Withdrawer interface {
-	// Withdraw takes out all rules that were applied, and leaves what connections that are
-	// open need. Nothing may be applied afterwards; Remove takes out the rest.
+	// Withdraw removes all applied rules, and keeps what open connections need. Nothing may be applied afterwards;
+	// Remove removes the rest.
 	Withdraw(ctx context.Context) error
 }
 
 // ServiceCIDRRejecter is a Portal that rejects new connections to addresses and ports of the
 // cluster's service CIDRs that no rule redirects.
 type ServiceCIDRRejecter interface {
-	// SetServiceCIDRs replaces the service CIDRs; there are none at first. It takes effect as
-	// SetNodePortAddresses does.
+	// SetServiceCIDRs replaces the service CIDRs, initially none. It takes effect as SetNodePortAddresses does.
 	SetServiceCIDRs(cidrs []netip.Prefix)
 }
 
-// HealthCheckAccepter is a Portal whose rules may let in TCP connections to health check node ports,
-// whatever a host firewall drops.
+// HealthCheckAccepter is a Portal whose rules can let in TCP connections to health check node ports, even if a host
+// firewall drops them.
 type HealthCheckAccepter interface {
-	// SetHealthChecks replaces the ports, which are sorted; there are none at first. It takes effect as
-	// SetNodePortAddresses does.
+	// SetHealthChecks replaces the sorted ports, initially none. It takes effect as SetNodePortAddresses does.
 	SetHealthChecks(ports []uint16)
 }
 
@@ -136,8 +124,7 @@ func (p Protocol) String() string {
 	return fmt.Sprintf("protocol %d", uint8(p))
 }
 
-// Target is a place that clients send to. It identifies a rule: there is at
-// most one for a Target.
+// Target is a destination of client packets. It identifies a rule: there is at most one for a Target.
 type Target struct {
 	Protocol Protocol
 	// Addr is the VIP. The unspecified address of a family stands for every
@@ -151,8 +138,8 @@ func (t Target) String() string {
 	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(t.Addr, t.Port), t.Protocol)
 }
 
-// Compare orders targets by address, protocol and port, so that those of one
-// VIP, and of VIPs that share a prefix, stand together; node ports come first.
+// Compare orders targets by address, protocol and port, so that the targets of one VIP, and of VIPs that share a
+// prefix, are adjacent. Node ports come first.
 func (t Target) Compare(other Target) int {
 	return cmp.Or(
 		t.Addr.Compare(other.Addr),
@@ -161,39 +148,37 @@ func (t Target) Compare(other Target) int {
 	)
 }
 
-// Rule says what happens to packets for a Target.
+// Rule describes the handling of packets for a Target.
 type Rule struct {
 	Target Target
 	Action Action
-	// LocalPort is the port of the listener, for Redirect. With Drop it may be
-	// the port to which clients of this node are redirected all the same.
+	// LocalPort is the port of the listener, for Redirect. With Drop it may be the port to which clients of this node
+	// are still redirected.
 	LocalPort uint16
-	// Sources are the clients that may connect; what others send vanishes,
-	// wherever they are. A portal without netfilter leaves that to the
-	// listener, which does well to look in any case.
+	// Sources are the clients that may connect; packets from others are dropped, wherever they are. A portal without
+	// netfilter leaves this to the listener, which should check in any case.
 	Sources Sources
-	// Sole says that the address is that of one Service and nothing else, as a cluster IP is: a portal
-	// that can tell rejects what is sent to ports of it that have no rule.
+	// Sole says that the address belongs to one Service and nothing else, as a cluster IP does. A portal that can
+	// distinguish this rejects packets for its ports without a rule.
 	Sole bool
-	// Comment tells people what the rule is for, such as "default/web:http".
+	// Comment describes the rule's purpose for people, such as "default/web:http".
 	Comment string
 }
 
-// Action is what a Rule does.
+// Action is the effect of a Rule.
 type Action uint8
 
 // The actions.
 const (
-	// Redirect brings packets to the local listener.
+	// Redirect sends packets to the local listener.
 	Redirect Action = iota
-	// Reject answers as a host does where nobody listens: with a reset to TCP,
-	// an abort to SCTP, ICMP port unreachable to UDP.
+	// Reject answers as a host without a listener does: with a reset for TCP, an abort for SCTP, ICMP port unreachable
+	// for UDP.
 	Reject
-	// Drop lets new connections vanish, those of this node's own processes
-	// too; connections in flight go on. If LocalPort is set, clients of this
-	// node are redirected instead: its processes, and its Pods, which are those
-	// in the networks given to SetLocalSources, and what comes in by one of
-	// Options.PodInterfaces. A portal without netfilter cannot drop: where nobody listens, it rejects.
+	// Drop silently drops new connections, also from this node's own processes; open connections continue. If LocalPort
+	// is set, clients of this node are redirected instead. These are its processes and its Pods: sources in the
+	// networks of SetLocalSources, and packets from an interface of Options.PodInterfaces. A portal without netfilter
+	// cannot drop: it rejects if there is no listener.
 	Drop
 )
 
@@ -210,62 +195,58 @@ func (a Action) String() string {
 	return fmt.Sprintf("action %d", uint8(a))
 }
 
-// Bind is a listener that a portal wants for some targets of a service port,
-// which are all of one address family and protocol.
+// Bind is a listener that a portal wants for some targets of a service port, which are all of one address family and
+// protocol.
 type Bind struct {
-	// Addr is where to listen. Port 0 means any free port. Addr need not be an
-	// address of this node yet: the listener sets IP_FREEBIND.
+	// Addr is where to listen. Port 0 means any free port. Addr need not be an address of this node yet: the listener
+	// sets IP_FREEBIND.
 	Addr netip.AddrPort
-	// Preferred says that another port will do if Addr's cannot be had.
+	// Preferred says that another port is acceptable if Addr's is unavailable.
 	Preferred bool
-	// Redirected says that connections arrive with another destination than
-	// their original one: the listener must look that up (OriginalDst) and
-	// refuse who did not come through a portal. A UDP listener must answer
-	// from the address that a datagram arrived at (IP_PKTINFO): an answer from
-	// another address of this node is not led back to the client.
+	// Redirected says that connections arrive with a destination that is not their original one. The listener must look
+	// that up (OriginalDst) and refuse connections that did not come through a portal. A UDP listener must answer from
+	// the address at which a datagram arrived (IP_PKTINFO): the kernel does not translate an answer from another
+	// address of this node back for the client.
 	Redirected bool
-	// Transparent says that the listener's socket has to be transparent (IP_TRANSPARENT,
-	// ip(7)): the portal's rules drop what is redirected to any other.
+	// Transparent says that the listener's socket has to be transparent (IP_TRANSPARENT, ip(7)): the portal's rules
+	// drop packets redirected to any other socket.
 	Transparent bool
-	// Namespace is where the listener's sockets have to be made; nil is the network
-	// namespace that endpoints are reached from.
+	// Namespace is where the listener's sockets have to be made; nil is the network namespace from which endpoints are
+	// reached.
 	Namespace Namespace
-	// Targets are those that this listener serves.
+	// Targets are the targets that this listener serves.
 	Targets []Target
 }
 
-// Namespace is a network namespace of a portal's own. Two are the same if they are equal.
+// Namespace is a portal's dedicated network namespace. Two are the same if they are equal.
 type Namespace interface {
-	// Socket makes a socket in it, as socket(2) does.
+	// Socket makes a socket in the namespace, as socket(2) does.
 	Socket(domain, kind, protocol int) (fd int, err error)
 }
 
-// Settler is a Portal that may have such a namespace. It is gone with the last who has its
-// descriptor or one of its sockets, so a successor is given it with the listeners.
+// Settler is a Portal that may have such a namespace. The namespace ends when no process has its descriptor or one of
+// its sockets open, so a successor receives it with the listeners.
 type Settler interface {
-	// Namespace returns a descriptor of the namespace, which the caller closes; nil if
-	// there is none.
+	// Namespace returns a descriptor of the namespace, which the caller closes; nil if there is none.
 	Namespace() *os.File
-	// Settle makes the portal use the namespace of a predecessor, whose descriptor it
-	// closes. It is called before the first Listen.
+	// Settle makes the portal use a predecessor's namespace, and closes the descriptor. It is called before the first
+	// Listen.
 	Settle(*os.File)
 }
 
-// Result is what Apply or Check has achieved. The zero Result: all is as wanted.
+// Result is the outcome of Apply or Check. The zero Result: all is as wanted.
 type Result struct {
-	// Refused says why the kernel does not hold the rules for these targets. All others are in.
+	// Refused says why the kernel does not hold the rules for these targets. All others are installed.
 	Refused map[Target]error
-	// Moved are targets whose listeners have to be elsewhere, since this node's addresses have
-	// changed: call Listen again for all targets of their service ports.
+	// Moved are targets whose listeners have to move, since this node's addresses have changed: call Listen again for
+	// all targets of their service ports.
 	Moved []Target
-	// Repaired names the rules, routes and chains that others had removed or changed.
+	// Repaired names the rules, routes and chains that other programs had removed or changed.
 	Repaired []string
-	// Err, if not nil, is why it is not certain what the kernel holds; Unaffected are the
-	// families that it does not concern.
+	// Err, if not nil, is why the kernel's state is uncertain. Unaffected are the families that it does not concern.
 	Err        error
 	Unaffected [len(Families)]bool
 }
 
-// ErrNotRedirected is what OriginalDst returns for a connection that came
-// straight to the listener.
+// ErrNotRedirected is what OriginalDst returns for a connection made directly to the listener.
 var ErrNotRedirected = errors.New("the connection did not come through a portal")

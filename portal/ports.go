@@ -6,16 +6,15 @@ import (
 	"strings"
 )
 
-// PortRange is a range of port numbers, both ends included. The zero value is
-// no range at all: any port will do.
+// PortRange is a range of port numbers, both ends included. The zero value is no range: any port is acceptable.
 type PortRange struct {
 	First, Last uint16
 }
 
-// IsZero tells whether r limits nothing.
+// IsZero reports whether r limits nothing.
 func (r PortRange) IsZero() bool { return r.First == 0 && r.Last == 0 }
 
-// Contains tells whether port is in r.
+// Contains reports whether port is in r.
 func (r PortRange) Contains(port uint16) bool {
 	return r.IsZero() || r.First <= port && port <= r.Last
 }
@@ -31,17 +30,16 @@ func ParsePorts(s string) (PortRange, bool) {
 	return PortRange{First: uint16(a), Last: uint16(b)}, err1 == nil && err2 == nil
 }
 
-// PortBook proposes local ports that stay the same over restarts: the place in
-// the range where the search begins follows from the target, and only what
-// this process has already promised to another target is passed over. It
-// opens nothing, so a proposed port may turn out to be in use by others.
+// PortBook proposes local ports that stay the same across restarts. The target determines where in the range the search
+// begins, and only ports that this process has promised to another target are skipped. PortBook opens nothing, so
+// another process may already use a proposed port.
 type PortBook struct {
 	within PortRange
 	owner  map[portKey]Target
 	port   map[Target]uint16
 }
 
-// portKey names a port; each family and protocol has ports of its own.
+// portKey names a port; each family and protocol has separate ports.
 type portKey struct {
 	family   Family
 	protocol Protocol
@@ -53,7 +51,7 @@ func NewPortBook(within PortRange) *PortBook {
 	return &PortBook{within: within, owner: map[portKey]Target{}, port: map[Target]uint16{}}
 }
 
-// Propose returns t's port, or 0 when the whole range is promised away.
+// Propose returns t's port, or 0 if all ports of the range are promised.
 func (b *PortBook) Propose(t Target) uint16 {
 	if port, ok := b.port[t]; ok {
 		return port
@@ -73,12 +71,12 @@ func (b *PortBook) Propose(t Target) uint16 {
 	return 0
 }
 
-// Promise records that t has port already.
+// Promise records that t already has port.
 func (b *PortBook) Promise(t Target, port uint16) {
 	b.owner[portKey{FamilyOf(t.Addr), t.Protocol, port}], b.port[t] = t, port
 }
 
-// Forget takes t's promise back.
+// Forget releases t's promised port.
 func (b *PortBook) Forget(t Target) {
 	if port, ok := b.port[t]; ok {
 		delete(b.port, t)
@@ -88,9 +86,8 @@ func (b *PortBook) Forget(t Target) {
 	}
 }
 
-// ByListener splits the targets of a service port into groups that one
-// listener can serve: those of one family and protocol. Both the groups and
-// the targets in them come in the order of Target.Compare.
+// ByListener splits the targets of a service port into groups of one family and protocol, which one listener can serve.
+// Both the groups and their targets are in the order of Target.Compare.
 func ByListener(targets []Target) [][]Target {
 	groups := map[portKey]map[Target]struct{}{}
 	keys := map[Target]struct{}{}
@@ -113,9 +110,8 @@ func ByListener(targets []Target) [][]Target {
 	return out
 }
 
-// FirstTarget returns the target that a group's port is derived from: the
-// first VIP rather than the node port, since a Service keeps its cluster IP
-// when it becomes a NodePort Service.
+// FirstTarget returns the target from which a group's port is derived: the first VIP rather than the node port, since a
+// Service keeps its cluster IP when it becomes a NodePort Service.
 func FirstTarget(group []Target) Target {
 	for _, t := range group {
 		if !t.Addr.IsUnspecified() {

@@ -6,14 +6,13 @@ import (
 	"strings"
 )
 
-// Sources are networks of clients. The zero value is all clients there are.
-// Two Sources can be compared by ==.
+// Sources are networks of clients. The zero value is all clients. Sources are comparable with ==.
 type Sources struct {
 	list string // prefixes in order, with spaces between
 }
 
-// SourcesOf returns the Sources that consist of these networks, or all clients
-// if there are none. The order and host bits of the prefixes mean nothing.
+// SourcesOf returns the Sources for these networks, or all clients if there are none. The order and host bits of the
+// prefixes do not matter.
 func SourcesOf(networks []netip.Prefix) Sources {
 	var words []string
 	for _, n := range PlainPrefixes(networks) {
@@ -30,7 +29,7 @@ func (s Sources) String() string {
 	return s.list
 }
 
-// In returns the networks of one family, and whether they are all of it.
+// In returns the networks of one family, and whether they cover the whole family.
 func (s Sources) In(family Family) (networks []netip.Prefix, all bool) {
 	for word := range strings.FieldsSeq(s.list) {
 		if n, err := netip.ParsePrefix(word); err == nil && FamilyOf(n.Addr()) == family {
@@ -41,8 +40,8 @@ func (s Sources) In(family Family) (networks []netip.Prefix, all bool) {
 	return networks, all || s == (Sources{})
 }
 
-// PlainPrefixes returns prefixes in order, each once, without host bits, and
-// those of IPv4 as such. An invalid prefix stays: no address is in it.
+// PlainPrefixes returns prefixes sorted, without duplicates and host bits, and those of IPv4 as such. An invalid prefix
+// stays: no address is in it.
 func PlainPrefixes(prefixes []netip.Prefix) []netip.Prefix {
 	var plain []netip.Prefix
 	for _, p := range prefixes {

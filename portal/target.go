@@ -12,7 +12,7 @@ func InOrder(rules map[Target]Rule) []Rule {
 	return slices.SortedFunc(maps.Values(rules), func(a, b Rule) int { return a.Target.Compare(b.Target) })
 }
 
-// ByTarget returns rules by their targets.
+// ByTarget returns rules keyed by target.
 func ByTarget(rules []Rule) map[Target]Rule {
 	m := make(map[Target]Rule, len(rules))
 	for _, r := range rules {
@@ -26,14 +26,14 @@ func SortedTargets[V any](m map[Target]V) []Target {
 	return slices.SortedFunc(maps.Keys(m), Target.Compare)
 }
 
-// Plain returns t with an IPv4 address that came as ::ffff:a.b.c.d in its four
-// byte form, so that the two are the same target.
+// Plain returns t with an IPv4 address of the form ::ffff:a.b.c.d in its four-byte form, so that the two are the same
+// target.
 func (t Target) Plain() Target {
 	t.Addr = t.Addr.Unmap()
 	return t
 }
 
-// Check tells what makes a rule one that no portal can put in.
+// Check returns an error if no portal can install the rule.
 func (r Rule) Check() error {
 	t := r.Target
 	switch {
@@ -55,8 +55,8 @@ func (r Rule) Check() error {
 	return nil
 }
 
-// Merge makes the changes set and gone in wanted. It returns the targets whose
-// rule is now another one than before, and errors for rules that can be none.
+// Merge makes the changes set and gone in wanted. It returns the targets whose rule has changed, and errors for invalid
+// rules.
 func Merge(wanted map[Target]Rule, set []Rule, gone []Target) (changed []Target, bad map[Target]error) {
 	bad = map[Target]error{}
 	for _, t := range gone {
