@@ -1,25 +1,20 @@
-// Package handover makes sure that one usher at a time manages the portals of a
-// network namespace, and hands that from one to the next without a gap.
+// Package handover ensures that a single usher process manages the portals of a network namespace. It transfers that
+// role and the listening sockets to a successor without dropping connections.
 //
-// Who manages the portals has the [Lock]. A successor calls [Ask]. The holder
-// then changes nothing in the kernel any more, and gives it its listening
-// sockets; both accept from them. The successor installs what it wants and calls
-// Take: the holder closes its copies of the sockets, gives up the lock, and lets
-// the connections that it has end. If the successor goes away before, the holder
-// goes on as if nothing had been.
+// The process that manages the portals, the holder, has the [Lock]. A successor calls [Ask]. The holder then changes
+// nothing in the kernel any longer and sends its listening sockets; both processes accept from them. The successor
+// installs its rules and calls Take. The holder then closes its copies of the sockets, releases the lock, and lets its
+// open connections end. If the successor disconnects before that, the holder continues unchanged.
 //
-// Since the sockets are the same ones, no rule has to change, and no connection
-// that waits to be accepted is lost.
+// Since the sockets are the same ones, no rule has to change, and no connection that waits to be accepted is lost.
 //
-// The lock is an abstract Unix socket (unix(7)): it belongs to the network
-// namespace, as rules and routes do, needs no file, and is gone when the process
-// is, however that ended. Anybody in the network namespace can make such a socket, and
-// connect to one. So its name has a part that cannot be guessed, a process that wants
-// the lock asks all whose names begin as a holder's do (/proc/net/unix lists
-// them), and only who shows that it may change this network namespace counts, for a
-// holder as for a successor: CAP_NET_ADMIN in the user namespace that owns it. Each
-// proves it by signing a challenge that the other one made. Who runs as another user
-// is a stranger at once (SO_PEERCRED), and nothing is received from it.
+// The lock is an abstract Unix socket (unix(7)). Like rules and routes, it belongs to the network namespace. It needs
+// no file, and the kernel removes it when the process ends for any reason. Any process in the network namespace can
+// make such a socket and connect to one. So its name contains a random part, and a process that wants the lock queries
+// all sockets whose names begin as a holder's do (/proc/net/unix lists them). Holders and successors count only if they
+// prove that they may change this network namespace: CAP_NET_ADMIN in the user namespace that owns it. Each proves this
+// by signing the other's challenge. A process of another user is rejected at once (SO_PEERCRED), and nothing is
+// received from it.
 //
 // Packets (unix(7), SOCK_SEQPACKET) in the order of events:
 //
@@ -34,9 +29,8 @@
 //	taken            →
 //	                 ←  released
 //
-// Who only wants to know whether somebody has the lock says "who is it", and leaves
-// when it has been told.
+// A process that only checks for a holder sends "who is it", and disconnects after the answer.
 //
-// A holder that is killed hands nothing over. Its keeper, if it has one, has copies of its
-// sockets (package fdstore), and of the lock's listener: whoever asks meanwhile waits there.
+// A holder that is killed hands nothing over. Its keeper, if it has one, has copies of its sockets (package fdstore)
+// and of the lock's listener: processes that connect meanwhile wait there.
 package handover

@@ -21,58 +21,56 @@ const (
 	wordWho      = "who is it"
 	wordHandOver = "hand over"
 	stateHeld    = "held"
-	stateWanted  = "wanted" // by somebody who still looks whether another has it; the first by name goes before
+	stateWanted  = "wanted" // the process still looks for other holders; the one whose name sorts first has precedence
 	wordSigned   = "signed"
 	wordMore     = "more"
 	wordTaken    = "taken"
 	wordReleased = "released"
 
-	// patience is how long a holder waits for a successor, which installs thousands of
-	// rules in it, and a successor for a holder that has not begun yet.
+	// patience is how long a holder waits for a successor, which installs thousands of rules in that time, and how long
+	// a successor waits for a holder that has not begun yet.
 	patience = 30 * time.Second
 	// sendTime is how long a successor may take to take all sockets.
 	sendTime = 5 * time.Second
-	// maxGuests is how many a holder speaks with at once. One more, who has waited for
-	// guestTime, sends those away whose rights it does not know yet.
+	// maxGuests is how many processes a holder serves at once. When a further one has waited for guestTime, the holder
+	// disconnects those whose capability is not verified yet.
 	maxGuests = 64
 	guestTime = 20 * time.Millisecond
 )
 
-// Lock is the right to manage the portals.
+// Lock is the exclusive permission to manage the portals.
 type Lock struct {
 	listener  *net.UnixListener
 	name      string
 	strangers []string
 	held      atomic.Bool
-	serving   sync.WaitGroup // the one who accepts
+	serving   sync.WaitGroup // the accepting goroutine
 
-	// A place each for guests, and for those of other users while they are sent away.
+	// Slots for guests, and for guests of other users while they are disconnected.
 	places, closing chan struct{}
 
 	served  chan struct{} // closed by Serve
-	ended   chan struct{} // closed by end: nobody is let in any more
+	ended   chan struct{} // closed by end: no further guest is accepted
 	end     func()
 	holder  Holder     // set before served is closed
-	handing sync.Mutex // held while handing over to a successor that has the rights
+	handing sync.Mutex // held while handing over to a successor with the capability
 	taken   bool       // guarded by handing
 
 	mu     sync.Mutex
 	guests map[peer]bool
 }
 
-// Acquire takes the lock. The error wraps ErrLocked, and says who has it, if
-// another process does that runs as the same user and has the rights for it. Who has
-// not cannot keep anybody from having the lock; see Strangers.
+// Acquire takes the lock. The error wraps ErrLocked and names the holder, if another process of the same user that
+// proves its capability has the lock. A process without the capability cannot prevent Acquire; see Strangers.
 //
-// left, unless it is nil, is a copy of the listener (see File) that an earlier process
-// had, which has ended without giving the lock back. Whoever asked it is answered now.
-// Acquire closes it.
+// left, unless it is nil, is a copy of the listener (see File) of an earlier process that ended without releasing the
+// lock. Processes that wait at it are answered now. Acquire closes it.
 func Acquire(left *os.File) (*Lock, error) {
 	l, err := newLock(left)
 	if err != nil {
 		return nil, fmt.Errorf("locking the portals: %w", err)
 	}
-	// Only now that others see this one: of two, one at least finds the other.
+	// Only now that other processes see this one: of two, at least one finds the other.
 	holder, strangers, err := look(l.name, wordWho)
 	switch {
 	case holder != nil:
@@ -92,8 +90,8 @@ func Acquire(left *os.File) (*Lock, error) {
 	return l, nil
 }
 
-// Hold is Acquire for who keeps the lock while no usher runs: it does not look for others,
-// who were told all the time that it is held.
+// Hold is Acquire for a process that keeps the lock while no usher process runs: it does not look for other holders,
+// since all were told that the lock is held.
 func Hold(left *os.File) (*Lock, error) {
 	l, err := newLock(left)
 	if err != nil {
@@ -103,8 +101,7 @@ func Hold(left *os.File) (*Lock, error) {
 	return l, nil
 }
 
-// newLock listens, by left if that is not nil, and answers who asks for this process's
-// rights.
+// newLock listens, with left if that is not nil, and proves this process's capability to processes that ask.
 func newLock(left *os.File) (*Lock, error) {
 	listener := listenAgain(left)
 	if listener == nil {
@@ -118,13 +115,13 @@ func newLock(left *os.File) (*Lock, error) {
 	return l, nil
 }
 
-// listenAgain returns the listener that left is, or nil, and closes left.
+// listenAgain returns the listener for left, or nil, and closes left.
 func listenAgain(left *os.File) *net.UnixListener {
 	if left == nil {
 		return nil
 	}
 	defer left.Close()
-	// Those who come from now on are to see this process (SO_PEERCRED).
+	// Processes that connect from now on must see this process (SO_PEERCRED).
 	if fd, err := fdpass.Descriptor(left); err != nil || unix.Listen(fd, unix.SOMAXCONN) != nil {
 		return nil
 	}
@@ -140,7 +137,7 @@ func listenAgain(left *os.File) *net.UnixListener {
 	return listener
 }
 
-// newLockAt does not accept yet.
+// newLockAt returns a lock that does not accept yet.
 func newLockAt(listener *net.UnixListener) *Lock {
 	l := &Lock{
 		listener: listener, name: listener.Addr().String(), served: make(chan struct{}), ended: make(chan struct{}),
@@ -156,11 +153,11 @@ func newLockAt(listener *net.UnixListener) *Lock {
 	return l
 }
 
-// accept lets guests in until the lock is released.
+// accept accepts guests until the lock is released.
 func (l *Lock) accept(next func() (*net.UnixConn, error)) {
 	for {
 		conn, err := next()
-		if err != nil { // no descriptor is free, for instance; others still see this listener
+		if err != nil { // for instance, no descriptor is free; others still see this listener
 			select {
 			case <-l.ended:
 				return
@@ -197,8 +194,8 @@ func (l *Lock) accept(next func() (*net.UnixConn, error)) {
 	}
 }
 
-// File returns a copy of what the lock is, with which Acquire can go on where this
-// process ends without releasing it: nil if it cannot be had. The caller closes it.
+// File returns a copy of the listener, with which Acquire can continue if this process ends without releasing the lock:
+// nil if it is unavailable. The caller closes it.
 func (l *Lock) File() *os.File {
 	file, err := l.listener.File()
 	if err != nil {
@@ -207,12 +204,10 @@ func (l *Lock) File() *os.File {
 	return file
 }
 
-// Strangers says which processes claimed to have the lock, when it was taken, without
-// the rights for it.
+// Strangers describes the processes that claimed to have the lock when it was taken, without the capability.
 func (l *Lock) Strangers() []string { return l.strangers }
 
-// Release gives the lock back. It waits for a handover that is under way, and may be
-// called more than once.
+// Release releases the lock. It waits for a handover in progress, and may be called more than once.
 func (l *Lock) Release() {
 	l.end()
 	l.sendAway()
@@ -221,14 +216,13 @@ func (l *Lock) Release() {
 	l.handing.Unlock()
 }
 
-// Serve answers successors until the lock is released, one after the other. It is
-// called once at the most.
+// Serve answers successors until the lock is released, one after the other. It is called at most once.
 func (l *Lock) Serve(h Holder) {
 	l.holder = h
 	close(l.served)
 }
 
-// come and leave keep the list of those whose rights are not known.
+// come and leave maintain the set of guests whose capability is not verified.
 func (l *Lock) come(p peer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -242,7 +236,7 @@ func (l *Lock) leave(p peer) {
 	delete(l.guests, p)
 }
 
-// sendAway ends what those say whose rights are not known. An usher asks again.
+// sendAway disconnects the guests whose capability is not verified. An usher process asks again.
 func (l *Lock) sendAway() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -251,7 +245,7 @@ func (l *Lock) sendAway() {
 	}
 }
 
-// answer speaks with somebody who has come.
+// answer serves one guest.
 func (l *Lock) answer(p peer) {
 	var entitled bool
 	interrupted(func() { entitled = l.entitled(p) })
@@ -261,15 +255,15 @@ func (l *Lock) answer(p peer) {
 	}
 }
 
-// entitled shows this process's rights, and tells whether the other side wants to take
-// over, and has the rights for it.
+// entitled proves this process's capability. It reports whether the other side wants to take over and has proved its
+// own.
 func (l *Lock) entitled(p peer) bool {
 	word, theirs, err := p.receiveChallenge()
 	if err != nil {
 		return false
 	}
 	connection := p.RemoteAddr().String()
-	_ = theirs.sign(connection, byHolder) // whoever asked sees whether it is signed
+	_ = theirs.sign(connection, byHolder) // the other side checks whether it is signed
 	theirs.close()
 	ours, err := newChallenge(connection, bySuccessor)
 	if err != nil {
@@ -290,7 +284,7 @@ func (l *Lock) entitled(p peer) bool {
 	return err == nil && signed
 }
 
-// handOver hands over to a successor that has the rights for it.
+// handOver hands over to a successor that has proved its capability.
 func (l *Lock) handOver(p peer) {
 	select {
 	case <-l.served:
@@ -327,11 +321,11 @@ func (l *Lock) handOver(p peer) {
 	l.taken = true
 	release()
 	l.end()
-	_ = p.send(wordReleased) // it sees the lock in any case
+	_ = p.send(wordReleased) // the successor sees the lock's release in any case
 }
 
-// andMore yields sockets and, for a successor that understands it, what says that it may
-// ask for more: those of versions before that use what they know the name of.
+// andMore yields sockets and, for a successor that understands it, the marker that it may ask for more: successors of
+// earlier versions use only names that they know.
 func andMore(sockets iter.Seq[Socket]) iter.Seq[Socket] {
 	return func(yield func(Socket) bool) {
 		for s := range sockets {

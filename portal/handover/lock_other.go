@@ -7,34 +7,34 @@ import (
 	"os"
 )
 
-// Lock is the right to manage the portals. Other systems have no portal that
-// installs anything, so there is nothing to lock.
+// Lock is the exclusive permission to manage the portals. On other systems no portal installs anything, so there is
+// nothing to lock.
 type Lock struct{}
 
 // Acquire takes the lock.
 func Acquire(*os.File) (*Lock, error) { return &Lock{}, nil }
 
-// Claimed is never so.
+// Claimed returns false.
 func Claimed() bool { return false }
 
 // File returns nil.
 func (l *Lock) File() *os.File { return nil }
 
-// Strangers are none.
+// Strangers returns none.
 func (l *Lock) Strangers() []string { return nil }
 
-// Release gives the lock back.
+// Release does nothing.
 func (l *Lock) Release() {}
 
-// Serve has no successor to answer.
+// Serve does nothing: there are no successors.
 func (l *Lock) Serve(Holder) {}
 
-// Successor is who is about to take over from another process.
+// Successor is a process that is about to take over from another one.
 type Successor struct {
 	Sockets map[string]*os.File
 }
 
-// Ask finds nobody to take over from.
+// Ask returns an error: there is no holder.
 func Ask() (*Successor, error) { return nil, errors.New("handover requires Linux") }
 
 // More is never called.
@@ -43,7 +43,7 @@ func (s *Successor) More() error { return nil }
 // Take is never called.
 func (s *Successor) Take() (*Lock, error) { return &Lock{}, nil }
 
-// Memory makes none.
+// Memory returns an error.
 func Memory(string) (*os.File, error) { return nil, errors.New("handover requires Linux") }
 
 // Abort is never called.

@@ -17,26 +17,26 @@ import (
 
 const (
 	network = "unixpacket"
-	// The names of holders' listeners and of successors' ends begin so. Behind that
-	// is what nobody can guess, and so nobody can take first.
+	// The names of holders' listeners and of successors' ends begin with these prefixes. A random part follows, so that
+	// no other process can take the name first.
 	holderPrefix    = "@usher-portal/"
 	successorPrefix = "@usher-successor/"
 
-	// answerTime is how long a guest may take to show its rights, and lookTime, how long
-	// all who have a holder's name may take together.
+	// answerTime is how long a guest may take to prove its capability, and lookTime how long all processes with a
+	// holder's name may take together.
 	answerTime = 5 * time.Second
 	lookTime   = 5 * time.Second
-	// lookAgain is when somebody is asked again who could not be asked, or did not know.
+	// lookAgain is the delay before a process is asked again that could not be asked or was undecided.
 	lookAgain = 10 * time.Millisecond
 )
 
 func random() string { return strings.ToLower(rand.Text()) }
 
-// found is a holder, which has shown its rights.
+// found is a holder that has proved its capability.
 type found struct {
 	peer
 	name      string    // of this process's end
-	challenge challenge // that the holder gave this process to sign
+	challenge challenge // from the holder, for this process to sign
 	state     string    // stateHeld or stateWanted
 }
 
@@ -45,16 +45,16 @@ func (f *found) close() {
 	f.Close()
 }
 
-// Claimed reports whether somebody here claims to hold the lock: an usher, or a keeper that waits
-// for one. Nobody is asked.
+// Claimed reports whether a process claims to hold the lock: an usher process, or a keeper that waits for one. It
+// connects to none.
 func Claimed() bool {
 	names, err := holders()
 	return err == nil && len(names) > 0
 }
 
-// look asks all who have a holder's name, but the one called own, with word for their
-// rights. It returns the first who has them and the lock, or goes before own in getting
-// it, or nil; and who has not. It takes lookTime at the most.
+// look asks all processes with a holder's name, except own, with word to prove their capability. It returns the first
+// that does and has the lock, or precedes own in acquiring it, or nil. strangers are those that lack the capability. It
+// takes at most lookTime.
 func look(own, word string) (holder *found, strangers []string, err error) {
 	type answer struct {
 		name  string
@@ -64,9 +64,9 @@ func look(own, word string) (holder *found, strangers []string, err error) {
 	answers, done := make(chan answer), make(chan struct{})
 	defer close(done)
 	known := map[string]bool{own: true} // the names
-	open := map[string]string{}         // who is not known to be a holder or not, by name
-	looking := map[string]string{}      // those of them that have the rights, and look as well
-	var waiting []string                // those who have to be asked
+	open := map[string]string{}         // descriptions of undecided processes, by name
+	looking := map[string]string{}      // those with the capability that still look for holders as well
+	var waiting []string                // names to ask
 	list := true
 	end := time.Now().Add(lookTime)
 	timeout, tick := time.After(lookTime), time.NewTicker(lookAgain)
@@ -88,7 +88,7 @@ func look(own, word string) (holder *found, strangers []string, err error) {
 		todo := waiting
 		waiting = nil
 		for _, name := range todo {
-			// In this thread, since that may be in a network namespace of its own.
+			// In this thread, since that may be in another network namespace.
 			a, err := approach(name)
 			switch {
 			case errors.Is(err, syscall.EAGAIN): // its backlog is full
@@ -97,10 +97,10 @@ func look(own, word string) (holder *found, strangers []string, err error) {
 			case errors.Is(err, syscall.ECONNREFUSED):
 				delete(open, name)
 				delete(looking, name)
-				list = true // it is gone, perhaps after it had handed over to another
+				list = true // it has exited, perhaps after a handover to another process
 				continue
 			case errors.Is(err, syscall.EPROTOTYPE), errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
-				delete(open, name) // it is no usher
+				delete(open, name) // it is no usher process
 				continue
 			case err != nil:
 				return fmt.Errorf("asking a process that may manage the portals: %w", err)
@@ -138,13 +138,13 @@ func look(own, word string) (holder *found, strangers []string, err error) {
 			case errors.Is(a.err, syscall.ENOPROTOOPT): // before Linux 4.19
 				err = a.err
 			case errors.Is(a.err, io.EOF), errors.Is(a.err, syscall.EPIPE), errors.Is(a.err, syscall.ECONNRESET):
-				waiting = append(waiting, a.name) // unless it is gone
+				waiting = append(waiting, a.name) // unless it has exited
 			case a.err != nil:
 				strangers = append(strangers, open[a.name])
 				delete(open, a.name)
 			case a.found.state == stateHeld || a.name < own:
 				holder = a.found
-			default: // It gives way to own, or has the lock, as soon as it has looked.
+			default: // It yields to own, or has the lock, as soon as its own search ends.
 				looking[a.name] = a.found.String()
 				waiting = append(waiting, a.name)
 				go a.found.close()
@@ -161,7 +161,7 @@ func look(own, word string) (holder *found, strangers []string, err error) {
 	return holder, slices.Compact(strangers), err
 }
 
-// holders returns the names of listeners that begin as those of holders do.
+// holders returns the names of listeners that begin as holders' do.
 func holders() (names []string, err error) {
 	f, err := os.Open("/proc/thread-self/net/unix")
 	if err != nil {
@@ -180,7 +180,7 @@ func holders() (names []string, err error) {
 	return names, lines.Err()
 }
 
-// approached is somebody who has a holder's name.
+// approached is a process with a holder's name.
 type approached struct {
 	peer
 	name      string
@@ -192,7 +192,7 @@ func (a *approached) close() {
 	a.Close()
 }
 
-// approach connects to who listens under a name.
+// approach connects to the process that listens under a name.
 func approach(name string) (*approached, error) {
 	a := &approached{name: successorPrefix + random()}
 	conn, err := net.DialUnix(network, &net.UnixAddr{Name: a.name, Net: network}, &net.UnixAddr{Name: name, Net: network})
@@ -207,8 +207,8 @@ func approach(name string) (*approached, error) {
 	return a, nil
 }
 
-// ask asks for the rights of who was approached, and returns who has them. Until that
-// is known, what comes from there may take long to close.
+// ask asks an approached process to prove its capability, and returns it as a holder if it does. Until then, closing
+// what it has sent may take long.
 func (a *approached) ask(word string) (_ *found, err error) {
 	f := &found{peer: a.peer, name: a.name, challenge: -1}
 	interrupted(func() {

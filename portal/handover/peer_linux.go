@@ -15,22 +15,21 @@ import (
 	"github.com/usherproxy/usher/portal/fdpass"
 )
 
-// maxPacket is more than the names in one packet take, of which one is no longer than half.
+// maxPacket exceeds the names in one packet; no name is longer than half of it.
 const maxPacket = 64 << 10
 
 // peer is the other side of a connection.
 type peer struct{ *net.UnixConn }
 
-// within gives all that is said from now on so much time.
+// within sets the deadline for all messages from now on.
 func (p peer) within(d time.Duration) { _ = p.SetDeadline(time.Now().Add(d)) } // fails only once it is closed
 
-// send says text, and gives copies of descriptors with it.
+// send sends text, with copies of descriptors.
 func (p peer) send(text string, fds ...int) error {
 	return fdpass.Send(p.UnixConn, []byte(text), fds...)
 }
 
-// receive returns what the other side says, and its descriptors, which the caller
-// closes.
+// receive returns the other side's text and descriptors, which the caller closes.
 func (p peer) receive() (text string, fds []int, err error) {
 	buf := make([]byte, maxPacket)
 	n, fds, err := fdpass.Receive(p.UnixConn, buf, SocketsAtOnce)
@@ -41,8 +40,7 @@ func (p peer) receive() (text string, fds []int, err error) {
 	return string(buf[:n]), fds, nil
 }
 
-// receiveChallenge returns what the other side says, and the challenge that comes with
-// it, which the caller closes.
+// receiveChallenge returns the other side's text and its challenge, which the caller closes.
 func (p peer) receiveChallenge() (text string, c challenge, err error) {
 	text, fds, err := p.receive()
 	if err != nil {
@@ -55,7 +53,7 @@ func (p peer) receiveChallenge() (text string, c challenge, err error) {
 	return text, challenge(fds[0]), nil
 }
 
-// receiveWord waits for one of some words.
+// receiveWord waits for one of several words.
 func (p peer) receiveWord(words ...string) (string, error) {
 	text, fds, err := p.receive()
 	Discard(fds)
@@ -65,7 +63,7 @@ func (p peer) receiveWord(words ...string) (string, error) {
 	return text, err
 }
 
-// cred says who connected or listened: not who holds the socket now.
+// cred returns the credentials of the process that connected or listened: not of the socket's current owner.
 func (p peer) cred() (who *unix.Ucred, err error) {
 	raw, err := p.SyscallConn()
 	if err != nil {
@@ -77,15 +75,13 @@ func (p peer) cred() (who *unix.Ucred, err error) {
 	return who, errors.Join(controlled, err)
 }
 
-// sameUser tells whether the other side runs as this process's user. Nothing is
-// received from others.
+// sameUser reports whether the other side runs as this process's user. Nothing is received from other users.
 func (p peer) sameUser() bool {
 	who, err := p.cred()
 	return err == nil && int(who.Uid) == os.Geteuid()
 }
 
-// String says who it is, as far as this process can see: 0 is a process of another
-// PID namespace.
+// String describes the other side, as far as this process can see: 0 is a process of another PID namespace.
 func (p peer) String() string {
 	who, err := p.cred()
 	if err != nil {
@@ -94,11 +90,10 @@ func (p peer) String() string {
 	return fmt.Sprintf("process %d of user %d", who.Pid, who.Uid)
 }
 
-// Close closes the connection, and with it what nobody has received.
+// Close closes the connection, and with it the messages that were not received.
 func (p peer) Close() { interrupted(func() { p.UnixConn.Close() }) }
 
-// Discard closes descriptors that somebody else has sent, whatever they are: it does not
-// wait because that one wants it to.
+// Discard closes descriptors of any kind that another process has sent: that process cannot make it wait.
 func Discard(fds []int) {
 	for _, fd := range fds {
 		closeFD(fd)
@@ -107,11 +102,10 @@ func Discard(fds []int) {
 
 func closeFD(fd int) { interrupted(func() { unix.Close(fd) }) }
 
-// interrupted does what may wait since somebody else wants it to: who closes the last
-// copy of a TCP socket with SO_LINGER waits until all that it has to send is
-// acknowledged, also if that copy is in a packet that was never received. A signal ends
-// it (sk_stream_wait_close in net/core/stream.c). SIGURG is the one that Go's
-// runtime sends its own threads, and that means nothing.
+// interrupted runs do, in which another process could make this one wait. Closing the last copy of a TCP socket with
+// SO_LINGER waits until all its data is acknowledged, even if that copy is in a packet that was never received. A
+// signal ends the wait (sk_stream_wait_close in net/core/stream.c). It is SIGURG, which Go's runtime sends to its own
+// threads, and which has no other effect.
 func interrupted(do func()) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

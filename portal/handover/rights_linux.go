@@ -9,26 +9,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A challenge is a socket that shows whether somebody has the right to change this
-// network namespace. Only who has CAP_NET_ADMIN in the user namespace that owns it may
-// make SO_TXTIME on a socket count in CLOCK_TAI (since Linux 4.19; see sock_setsockopt
-// in net/core/sock.c). So who wants to know makes a challenge, gives it to the other
-// side to sign, and looks: it is the kernel who answers, without regard to what the two
-// see of each other's user and process numbers.
+// A challenge is a socket by which a process proves that it may change this network namespace. Only with CAP_NET_ADMIN
+// in the user namespace that owns it can a process set SO_TXTIME on a socket to CLOCK_TAI (since Linux 4.19; see
+// sock_setsockopt in net/core/sock.c). So the verifier makes a challenge, sends it to the other side to sign, and reads
+// the option: the kernel decides, whichever user and process IDs the two see of each other.
 //
-// A stranger between two ushers could have one sign what the other asks of him. So a
-// challenge is for one connection: its name begins with that of the successor's end,
-// which nobody else can have (names in unix(7)'s abstract namespace are unique), and
-// nobody signs another.
+// A stranger between two usher processes could have one sign the other's challenge. So a challenge is for one
+// connection: its name begins with that of the successor's end, which is unique (abstract namespace of unix(7)), and a
+// process signs no other.
 type challenge int
 
-// The second part of a challenge's name says who has to sign it.
+// The second part of a challenge's name says which side has to sign it.
 const (
 	bySuccessor = "/successor/"
 	byHolder    = "/holder/"
 )
 
-// newChallenge makes a challenge for the connection whose successor's end has a name.
+// newChallenge makes a challenge for the connection whose successor's end is named connection.
 func newChallenge(connection, by string) (challenge, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -43,7 +40,7 @@ func newChallenge(connection, by string) (challenge, error) {
 
 func (c challenge) close() { closeFD(int(c)) }
 
-// sign signs a challenge that the other side of a connection has made.
+// sign signs a challenge made by the other side of a connection.
 func (c challenge) sign(connection, by string) error {
 	at, err := unix.Getsockname(int(c))
 	if err != nil {
@@ -62,7 +59,7 @@ func (c challenge) sign(connection, by string) error {
 	return nil
 }
 
-// signed tells whether who was given the challenge has the right.
+// signed reports whether the receiver of the challenge has proved its capability.
 func (c challenge) signed() (bool, error) {
 	set, err := unix.GetsockoptUint64(int(c), unix.SOL_SOCKET, unix.SO_TXTIME)
 	if err != nil {

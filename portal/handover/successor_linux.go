@@ -10,17 +10,17 @@ import (
 	"github.com/usherproxy/usher/portal/fdpass"
 )
 
-// Successor is who is about to take over from another process.
+// Successor is a process that is about to take over from another one.
 type Successor struct {
 	peer peer
-	// Sockets are those of the holder, by name. Who uses one takes it out.
+	// Sockets are the holder's, by name. The caller removes those that it uses.
 	Sockets map[string]*os.File
 
 	more bool // the holder understands wordMore
 }
 
-// Ask asks the holder of the lock to hand over, and returns when it has stopped
-// changing things and its sockets are here. Take or Abort comes next.
+// Ask asks the holder of the lock to hand over. It returns when the holder has stopped changing things and its sockets
+// have arrived. The caller then calls Take or Abort.
 func Ask() (*Successor, error) {
 	holder, _, err := look("", wordHandOver)
 	if err == nil && holder == nil {
@@ -51,8 +51,8 @@ func Ask() (*Successor, error) {
 	return s, nil
 }
 
-// More adds to Sockets what the holder has got since Ask, if it has a version that can
-// tell. It may be called once, before Take.
+// More adds to Sockets those that the holder got since Ask, if its version supports this. It may be called once, before
+// Take.
 func (s *Successor) More() error {
 	if !s.more {
 		return nil
@@ -64,10 +64,10 @@ func (s *Successor) More() error {
 	return s.receiveSockets()
 }
 
-// Take tells the holder that everything is in place, and returns the lock.
+// Take notifies the holder that all rules are installed, and returns the lock.
 func (s *Successor) Take() (*Lock, error) {
 	defer s.Abort()
-	// Before the holder gives it up: whoever looks meanwhile finds one of the two.
+	// Before the holder releases its own: a process that looks meanwhile finds one of the two.
 	l, err := newLock(nil)
 	if err != nil {
 		return nil, fmt.Errorf("taking over: %w", err)
@@ -86,8 +86,7 @@ func (s *Successor) Take() (*Lock, error) {
 	return l, nil
 }
 
-// Abort lets the holder go on, unless it has been told to end, and closes the
-// sockets that were not taken out.
+// Abort lets the holder continue, unless Take has ended it, and closes the sockets that remain in Sockets.
 func (s *Successor) Abort() {
 	s.peer.Close()
 	for name, f := range s.Sockets {
@@ -117,7 +116,7 @@ func (s *Successor) receiveSockets() error {
 	}
 }
 
-// sendSockets sends sockets, and a line feed alone behind them.
+// sendSockets sends sockets, followed by a single line feed.
 func sendSockets(p peer, sockets iter.Seq[Socket]) error {
 	var batch []Socket
 	var failed error
