@@ -9,15 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrTruncated says that there was more than the receiver had room for: bytes,
-// descriptors, or files that it may have open (recvmsg(2)). What was too much is lost.
+// ErrTruncated says that a message exceeded the receiver's buffer, its limit of descriptors, or its limit of open files
+// (recvmsg(2)). The excess is lost.
 var ErrTruncated = errors.New("message longer than expected")
 
-// underWayTime bounds how long Send waits while too many descriptors are under way.
+// underWayTime limits how long Send waits while too many descriptors are in flight.
 const underWayTime = 5 * time.Second
 
-// Send sends data, and copies of descriptors with it: the sender's stay open. The kernel bounds how many descriptors a user
-// without CAP_SYS_RESOURCE has under way, in messages that no process has received yet, to RLIMIT_NOFILE (ETOOMANYREFS,
+// Send sends data with copies of descriptors: the sender's stay open. The kernel limits the descriptors in messages
+// that no process has received yet. For a user without CAP_SYS_RESOURCE the limit is RLIMIT_NOFILE (ETOOMANYREFS,
 // unix(7)). Other processes of the user count, too: Send waits for them for up to 5 s.
 func Send(c *net.UnixConn, data []byte, fds ...int) error {
 	for deadline := time.Now().Add(underWayTime); ; time.Sleep(10 * time.Millisecond) {
@@ -32,7 +32,7 @@ func send(c *net.UnixConn, data []byte, fds []int) error {
 	if len(fds) > 0 {
 		rights = unix.UnixRights(fds...)
 	}
-	raw, err := c.SyscallConn() // package net sends nothing by a datagram socket that is connected
+	raw, err := c.SyscallConn() // package net cannot send on a connected datagram socket
 	if err != nil {
 		return err
 	}
@@ -67,9 +67,8 @@ func SendNow(c *net.UnixConn, data []byte, fds ...int) error {
 	return err
 }
 
-// Receive receives into buf what one Send sent, with up to maxFDs descriptors. They
-// are closed on exec, and the caller closes them; there may be some with ErrTruncated
-// too.
+// Receive receives into buf the data of one Send, with up to maxFDs descriptors. They are closed on exec, and the
+// caller closes them; some may come with ErrTruncated too.
 func Receive(c *net.UnixConn, buf []byte, maxFDs int) (n int, fds []int, err error) {
 	oob := make([]byte, unix.CmsgSpace(maxFDs*4))
 	n, oobn, flags, _, err := c.ReadMsgUnix(buf, oob)
@@ -81,7 +80,7 @@ func Receive(c *net.UnixConn, buf []byte, maxFDs int) (n int, fds []int, err err
 		return 0, nil, err
 	}
 	for i := range messages {
-		if more, err := unix.ParseUnixRights(&messages[i]); err == nil { // or it is another kind of message
+		if more, err := unix.ParseUnixRights(&messages[i]); err == nil { // another kind of control message is skipped
 			fds = append(fds, more...)
 		}
 	}
@@ -91,8 +90,8 @@ func Receive(c *net.UnixConn, buf []byte, maxFDs int) (n int, fds []int, err err
 	return n, fds, err
 }
 
-// Descriptor returns f's descriptor as it is: f.Fd might make what is open block, which
-// other processes use too.
+// Descriptor returns f's descriptor unchanged: f.Fd might set the open file to blocking mode, and other processes share
+// it.
 func Descriptor(f *os.File) (fd int, err error) {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -102,14 +101,14 @@ func Descriptor(f *os.File) (fd int, err error) {
 	return fd, err
 }
 
-// Close closes descriptors that were received.
+// Close closes received descriptors.
 func Close(fds []int) {
 	for _, fd := range fds {
 		unix.Close(fd)
 	}
 }
 
-// Conn returns a connection by f, a Unix socket. It closes f: the connection has a copy.
+// Conn returns a connection for f, a Unix socket. It closes f: the connection has a copy.
 func Conn(f *os.File) (*net.UnixConn, error) {
 	defer f.Close()
 	c, err := net.FileConn(f)

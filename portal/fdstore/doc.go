@@ -1,11 +1,10 @@
-// Package fdstore keeps copies of open files with whoever started this process, its
-// service manager, for the process that comes after it, and tells the manager how this
-// one is. The protocol is that of sd_notify(3) with the file descriptor store, so the
-// manager is systemd, or what plays its part: 'usher run --keeper'.
+// Package fdstore stores copies of open files with this process's service manager, for the next process, and reports
+// this process's state to the manager. The protocol is that of sd_notify(3) with the file descriptor store, so the
+// manager is systemd or an equivalent: 'usher run --keeper'.
 //
-// What is kept has a name. The manager knows nothing more of it, and hands it to the next
-// process it starts, however this one ended. Several files may share a name.
+// Each stored file has a name, and several files may share one. The manager knows only the names. It passes the files
+// to the next process that it starts, however this one ended.
 //
-// All is told by one goroutine, in order, and nobody waits for it. A manager that does
-// not read is given up: what it was given stays with it.
+// One goroutine sends all messages in order, and callers do not wait for it. If the manager stops reading, sending
+// ends; the manager keeps the files that it has.
 package fdstore

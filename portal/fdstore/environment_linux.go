@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The environment of a process with a manager: sd_notify(3), sd_listen_fds(3),
-// sd_watchdog_enabled(3). KeeperVariable is usher's own.
+// The environment of a process with a manager: sd_notify(3), sd_listen_fds(3), sd_watchdog_enabled(3). KeeperVariable
+// is specific to usher.
 const (
 	socketVariable   = "NOTIFY_SOCKET"
 	filesVariable    = "LISTEN_FDS"
@@ -24,8 +24,7 @@ const (
 // FirstFD is the first descriptor that a manager passes (SD_LISTEN_FDS_START).
 const FirstFD = 3
 
-// Connect returns a connection to the manager that the environment speaks of, nil if it
-// speaks of none.
+// Connect returns a connection to the manager that the environment names, or nil if it names none.
 func Connect() (*net.UnixConn, error) {
 	address := os.Getenv(socketVariable)
 	if address == "" {
@@ -34,8 +33,7 @@ func Connect() (*net.UnixConn, error) {
 	return net.DialUnix("unixgram", nil, &net.UnixAddr{Name: address, Net: "unixgram"})
 }
 
-// Watchdog returns within what time the manager wants to hear that all is well; 0 if it
-// does not ask.
+// Watchdog returns the interval within which the manager expects a sign of life, or 0 if it expects none.
 func Watchdog() time.Duration {
 	usec, err := strconv.ParseInt(os.Getenv(watchdogVariable), 10, 64)
 	if err != nil || !forThisProcess(watchedVariable) {
@@ -44,8 +42,7 @@ func Watchdog() time.Duration {
 	return time.Duration(usec) * time.Microsecond
 }
 
-// Passed calls each for the descriptors that the manager has passed, which are the
-// caller's.
+// Passed calls each for the descriptors that the manager has passed. The caller owns them.
 func Passed(each func(name string, fd int)) {
 	count, err := strconv.Atoi(os.Getenv(filesVariable))
 	if err != nil || !forThisProcess(pidVariable) {
@@ -53,7 +50,7 @@ func Passed(each func(name string, fd int)) {
 	}
 	names := strings.Split(os.Getenv(namesVariable), ":")
 	for i := range count {
-		name := "unknown" // as sd_listen_fds_with_names has it
+		name := "unknown" // as in sd_listen_fds_with_names
 		if i < len(names) {
 			name = names[i]
 		}
@@ -62,8 +59,8 @@ func Passed(each func(name string, fd int)) {
 	}
 }
 
-// forThisProcess reports whether what the environment says is for this process: whose
-// the variable says, or, if it says nothing, that of who was started by a keeper.
+// forThisProcess reports whether the environment is for this process: the variable holds its process ID or, for a
+// process started by a keeper, is unset.
 func forThisProcess(variable string) bool {
 	pid := os.Getenv(variable)
 	return pid == "" || pid == strconv.Itoa(os.Getpid())

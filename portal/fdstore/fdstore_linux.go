@@ -15,18 +15,17 @@ import (
 	"github.com/usherproxy/usher/portal/fdpass"
 )
 
-// sendTime is how long the manager may take to read a message. Who is given up is never
-// told again that a socket is closed, and its clients would wait in there: a manager that
-// has no processor for some seconds, or starts anew, is to be waited for.
+// sendTime is how long the manager may take to read a message. After that, usher can no longer report closed sockets,
+// and the clients in their queues would wait. So it allows for a manager that restarts or has no CPU for some seconds.
 const sendTime = time.Minute
 
-// Manager is who started this process. nil is nobody, to whom all can be told.
+// Manager is the service manager that started this process. Its methods accept nil: there is no manager.
 type Manager struct {
-	// Kept are the files that an earlier process left with the manager, by name. Who uses
-	// some takes them out, and closes them.
+	// Kept are the files that an earlier process left with the manager, by name. A caller that uses some removes and
+	// closes them.
 	Kept map[string][]*os.File
-	// Restarts is how often the keeper has started usher again, and Why says how the last
-	// one ended. Other managers do not tell.
+	// Restarts is how often the keeper has restarted usher, and Why says how the last process ended. Other managers do
+	// not set these.
 	Restarts int
 	Why      string
 
@@ -40,17 +39,17 @@ type Manager struct {
 	lost  bool // the manager does not read
 }
 
-// message is what is to be told. files, if not nil, is asked for copies when it is the
-// message's turn; without any there is nothing to tell.
+// message is a message to send. files, if not nil, returns copies when the message is next; if it returns none, nothing
+// is sent.
 type message struct {
 	state string
 	files func() []*os.File
-	// barrier, if not nil, is closed when the manager has done all before.
+	// barrier, if not nil, is closed when the manager has processed all earlier messages.
 	barrier *os.File
 }
 
-// FromEnvironment returns the manager that the environment speaks of, or nil. It takes
-// all that out of the environment: it is not for processes that this one starts.
+// FromEnvironment returns the manager that the environment names, or nil. It removes these variables from the
+// environment: they are not for processes that this one starts.
 func FromEnvironment(log logrus.FieldLogger) (*Manager, error) {
 	conn, err := Connect()
 	if conn == nil && err == nil {
@@ -76,22 +75,21 @@ func FromEnvironment(log logrus.FieldLogger) (*Manager, error) {
 	return m, nil
 }
 
-// Tell tells the manager an assignment such as "READY=1".
+// Tell sends the manager an assignment such as "READY=1".
 func (m *Manager) Tell(state string) { m.tell(message{state: state}) }
 
-// Put gives the manager copies of files, under a name of at most 255 characters without
-// ':'. files is asked for them once, by another goroutine, when it is their turn; they
-// are closed then. If it has none, because that is over by then, nothing is kept.
+// Put sends the manager copies of files, under a name of at most 255 characters without ':'. Another goroutine calls
+// files once, when the message is next, and closes its result. If it returns none, nothing is stored.
 func (m *Manager) Put(name string, files func() []*os.File) {
-	// FDPOLL: a listener of which everybody hung up is still one.
+	// FDPOLL: otherwise the manager would drop a file on hangup, even a listener that is still usable.
 	m.tell(message{state: "FDSTORE=1\nFDNAME=" + name + "\nFDPOLL=0", files: files})
 }
 
-// Remove makes the manager close what it has under a name.
+// Remove makes the manager close its files of a name.
 func (m *Manager) Remove(name string) { m.Tell("FDSTOREREMOVE=1\nFDNAME=" + name) }
 
-// Take returns what an earlier process has left under a name: nil if it is nothing. The
-// manager still has it. The caller closes it.
+// Take returns the files that an earlier process left under a name, or nil. The manager still has them. The caller
+// closes them.
 func (m *Manager) Take(name string) []*os.File {
 	if m == nil {
 		return nil
@@ -101,8 +99,7 @@ func (m *Manager) Take(name string) []*os.File {
 	return files
 }
 
-// Forget closes what an earlier process has left and nobody has taken, and makes the
-// manager do so too.
+// Forget closes the files of an earlier process that no caller has taken, and makes the manager close them too.
 func (m *Manager) Forget() {
 	if m == nil {
 		return
@@ -116,7 +113,7 @@ func (m *Manager) Forget() {
 	clear(m.Kept)
 }
 
-// Wait waits until the manager has done what it was told, for so long at the most.
+// Wait waits until the manager has processed all earlier messages, for most at most.
 func (m *Manager) Wait(most time.Duration) {
 	if m == nil {
 		return
@@ -134,8 +131,8 @@ func (m *Manager) Wait(most time.Duration) {
 	_, _ = io.ReadFull(ours, make([]byte, 1)) // until the manager has closed it
 }
 
-// Watch tells the manager that all is well as long as healthy says so, twice as often as
-// it wants to hear that, until ctx ends.
+// Watch sends the manager a sign of life, at twice the rate that it expects, as long as healthy returns true, until ctx
+// ends.
 func (m *Manager) Watch(ctx context.Context, healthy func() bool) {
 	if m == nil || m.watchdog <= 0 {
 		return
@@ -154,7 +151,7 @@ func (m *Manager) Watch(ctx context.Context, healthy func() bool) {
 	}
 }
 
-// tell queues a message, and reports whether there is anybody to whom it goes.
+// tell queues a message, and reports whether there is a manager to send it to.
 func (m *Manager) tell(what message) bool {
 	if m == nil {
 		return false
@@ -172,7 +169,7 @@ func (m *Manager) tell(what message) bool {
 	return true
 }
 
-// run sends what is told, as long as the manager reads.
+// run sends the queued messages as long as the manager reads.
 func (m *Manager) run() {
 	for range m.wake {
 		m.mu.Lock()

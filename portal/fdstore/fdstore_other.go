@@ -10,7 +10,7 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// Manager is nobody: its methods do nothing.
+// Manager does nothing on other systems.
 type Manager struct {
 	Kept     map[string][]*os.File
 	Restarts int
