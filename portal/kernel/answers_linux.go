@@ -15,9 +15,8 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// Who connects to an endpoint from the client's address must get the answers, though the
-// node has not that address. A portal's rules mark them, and policy routing leads what is
-// marked to this node:
+// usher can connect to an endpoint from the client's address, which the node does not have, and must get the answers. A
+// portal's rules mark them, and policy routing sends marked packets to this node:
 //
 //	115: from all fwmark 0x1001/0x1001 lookup 117117
 //	116: from all fwmark 0x1000/0x1000 iif lo goto 118
@@ -25,19 +24,18 @@ import (
 //	118: from all nop
 //	table 117117: local default dev lo
 //
-// The mark is that of usher's own packets (portal.Options.Mark), which have to go where
-// they are sent: so what starts on this node, for which the kernel looks routes up as if
-// it came in by lo, passes over the table. That goes as well for what rp_filter looks up,
-// where src_valid_mark is set, and what fib matches of netfilter do. An endpoint that is
-// a process of this node answers from here: its answers have one bit more.
+// usher's own packets have the same mark (portal.Options.Mark) and must reach their destination. So packets that start
+// on this node, for which the kernel looks up routes as if they came in by lo, skip the table. So do the lookups of
+// rp_filter, if src_valid_mark is set, and of netfilter's fib matches. An endpoint that is a process of this node
+// answers from here: its answers have one more bit.
 const (
-	answerRule  = 115 // and the three that follow
+	answerRule  = 115 // and the three after it
 	answerTable = 117117
 
 	answerRouteName = "route of table 117117"
 )
 
-// answerRules returns the rules of a family, those that are led to last.
+// answerRules returns the rules of a family, jump targets first.
 func answerRules(family portal.Family, mark uint32) []*netlink.Rule {
 	rule := func(priority int, mark uint32) *netlink.Rule {
 		r := netlink.NewRule()
@@ -54,7 +52,7 @@ func answerRules(family portal.Family, mark uint32) []*netlink.Rule {
 	return []*netlink.Rule{landing, over, lookup, own}
 }
 
-// answerRoute returns the route in their table.
+// answerRoute returns the route in the rules' table.
 func (r *Routes) answerRoute(family portal.Family) *netlink.Route {
 	route := r.route(family.Any())
 	route.Dst = Everywhere(family)
@@ -62,13 +60,13 @@ func (r *Routes) answerRoute(family portal.Family) *netlink.Route {
 	return route
 }
 
-// answerPart is something that LeadAnswers puts in.
+// answerPart is a rule or route that LeadAnswers installs.
 type answerPart struct {
 	what     string
 	add, del func() error
 }
 
-// answerParts returns them, in an order in which nothing goes astray meanwhile.
+// answerParts returns the parts, in an order that misroutes no packet meanwhile.
 func (r *Routes) answerParts(family portal.Family, mark uint32) []answerPart {
 	route := r.answerRoute(family)
 	parts := []answerPart{{answerRouteName,
@@ -80,8 +78,7 @@ func (r *Routes) answerParts(family portal.Family, mark uint32) []answerPart {
 	return parts
 }
 
-// LeadAnswers makes what has this mark come to this node, and returns what it had to put
-// in.
+// LeadAnswers routes packets with this mark to this node, and returns the parts that it had to install.
 func LeadAnswers(family portal.Family, mark uint32) (made []string, err error) {
 	r, err := OpenRoutes()
 	if err != nil {
@@ -99,8 +96,7 @@ func LeadAnswers(family portal.Family, mark uint32) (made []string, err error) {
 	return made, nil
 }
 
-// ProbeAnswers makes sure that LeadAnswers works, by doing and undoing it. What is there
-// already stays.
+// ProbeAnswers tests LeadAnswers by doing and undoing it. It keeps parts that are already installed.
 func ProbeAnswers(family portal.Family, mark uint32) (err error) {
 	r, err := OpenRoutes()
 	if err != nil {
@@ -118,8 +114,8 @@ func ProbeAnswers(family portal.Family, mark uint32) (err error) {
 	return nil
 }
 
-// CompareAnswers says of each thing that LeadAnswers puts in for a mark whether it is there,
-// and tells of what is there besides; with mark 0 nothing is wanted.
+// CompareAnswers returns the state of each part that LeadAnswers installs for a mark, and of any extra ones; with mark
+// 0 all are extra.
 func CompareAnswers(family portal.Family, mark uint32) (parts []portal.Part, err error) {
 	r, err := OpenRoutes()
 	if err != nil {
@@ -156,7 +152,7 @@ func CompareAnswers(family portal.Family, mark uint32) (parts []portal.Part, err
 	return parts, nil
 }
 
-// isAnswerRule reports whether a rule that is there is one of those.
+// isAnswerRule reports whether an installed rule is one of LeadAnswers'.
 func isAnswerRule(rule *netlink.Rule) bool {
 	at := rule.Priority - answerRule
 	return at >= 0 && at <= 3 && (rule.Protocol == RouteProtocol || rule.Table == answerTable || rule.Goto == answerRule+3)
@@ -164,7 +160,7 @@ func isAnswerRule(rule *netlink.Rule) bool {
 
 func ruleName(rule *netlink.Rule) string { return fmt.Sprintf("routing rule %d", rule.Priority) }
 
-// ruleText returns a rule as ip rule shows it.
+// ruleText returns a rule in the notation of ip rule.
 func ruleText(rule *netlink.Rule) string {
 	text := fmt.Sprintf("%d: from all", rule.Priority)
 	if rule.Mark != 0 {
@@ -187,8 +183,8 @@ func ruleText(rule *netlink.Rule) string {
 	return text
 }
 
-// ForgetAnswers takes out what LeadAnswers has put in for any mark but one, 0 for all,
-// and says what that was.
+// ForgetAnswers removes the parts that LeadAnswers has installed for any mark except but (0 for all), and returns their
+// descriptions.
 func ForgetAnswers(but uint32) (removed []string, err error) {
 	r, err := OpenRoutes()
 	if err != nil {
@@ -198,7 +194,7 @@ func ForgetAnswers(but uint32) (removed []string, err error) {
 	var errs []error
 	for _, family := range portal.Families {
 		rules, err := r.handle.RuleList(NetlinkFamily(family))
-		if errors.Is(err, unix.EOPNOTSUPP) { // there is no policy routing, and so no table for it
+		if errors.Is(err, unix.EOPNOTSUPP) { // no policy routing, and so no table for it
 			continue
 		}
 		if err != nil {
@@ -231,7 +227,7 @@ func ForgetAnswers(but uint32) (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// AnswerEvents tells when somebody takes out what LeadAnswers has put in.
+// AnswerEvents reports removals of the parts that LeadAnswers has installed.
 func AnswerEvents() (Subscription, error) {
 	return subscribe(unix.NETLINK_ROUTE, func(m syscall.NetlinkMessage) bool {
 		var attribute uint16
@@ -246,7 +242,7 @@ func AnswerEvents() (Subscription, error) {
 		default:
 			return false
 		}
-		if len(m.Data) < unix.SizeofRtMsg { // struct fib_rule_hdr is as large
+		if len(m.Data) < unix.SizeofRtMsg { // struct fib_rule_hdr has the same size
 			return false
 		}
 		v := find(m.Data[unix.SizeofRtMsg:], attribute)

@@ -10,14 +10,12 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// Behind returns a function that tells whether the route from this node to an address
-// leads over one of the interfaces. It asks the kernel each time: so it is right as
-// soon as a route changes, and costs the same with any number of routes, some ten
-// microseconds (since Linux 4.14 without the lock under which interfaces and routes
-// are changed). What the kernel has no route to is not behind them.
+// Behind returns a function that reports whether the route from this node to an address uses one of the interfaces. It
+// queries the kernel each time, so it follows route changes at once. A call takes some ten microseconds with any number
+// of routes (since Linux 4.14 without the lock for changes to interfaces and routes). Addresses without a route are not
+// behind them.
 //
-// It is for the network namespace of the calling thread, and keeps two sockets
-// open for good.
+// The function acts on the network namespace of the calling thread, and keeps two sockets open permanently.
 func Behind(i portal.Interfaces) (func(netip.Addr) bool, error) {
 	routes, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -29,7 +27,7 @@ func Behind(i portal.Interfaces) (func(netip.Addr) bool, error) {
 		return nil, fmt.Errorf("listing interface names: %w", err)
 	}
 	return func(addr netip.Addr) bool {
-		if zone := addr.Zone(); zone != "" { // a route to a link-local address may lead over any interface
+		if zone := addr.Zone(); zone != "" { // a route to a link-local address may use any interface
 			return i.Has(zone)
 		}
 		found, err := routes.RouteGet(addr.Unmap().AsSlice())

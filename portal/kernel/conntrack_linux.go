@@ -14,16 +14,12 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// ForgetFlows makes the kernel forget the UDP flows to the targets in want
-// that go elsewhere than want says: to another local port, to none (rejected
-// is port 0), or out of the node as before there was a rule. The nat table is
-// asked only about a flow's first packet, so a client that keeps its port would
-// otherwise go on talking to a listener that is gone. TCP clients use a new port for a
-// new connection, except while they repeat a SYN without an answer: for targets of TCP,
-// ForgetFlows deletes flows in that state, SYN_SENT. Callers name those only if they have not
-// had a rule, since a dump of all flows may be long.
-//
-// A target that has no rule any more is in want with port -1.
+// ForgetFlows deletes the conntrack entries of UDP flows to the targets in want that contradict it. want has each
+// target's local port, 0 if it is rejected, or -1 if it no longer has a rule, so that its flows leave the node as they
+// would without usher. The kernel consults the nat table only for a flow's first packet, so a client that keeps its
+// port would otherwise keep sending to a closed listener. TCP clients use a new port for a new connection, except while
+// they repeat a SYN without an answer: for targets of TCP, ForgetFlows deletes flows in that state, SYN_SENT. Callers
+// pass TCP targets only if they had no rule before, since a dump of all flows may take long.
 func ForgetFlows(want map[portal.Target]int) error {
 	for _, family := range portal.Families {
 		filter := staleFlows{want: map[portal.Target]int{}, family: family}
@@ -46,8 +42,7 @@ func ForgetFlows(want map[portal.Target]int) error {
 	return nil
 }
 
-// ForgetRedirected makes the kernel forget the UDP flows to targets that are
-// redirected no more.
+// ForgetRedirected deletes the conntrack entries of UDP flows to targets that are no longer redirected.
 func ForgetRedirected(targets iter.Seq[portal.Target], log logrus.FieldLogger) {
 	want := map[portal.Target]int{}
 	for t := range targets {
@@ -60,7 +55,7 @@ func ForgetRedirected(targets iter.Seq[portal.Target], log logrus.FieldLogger) {
 	}
 }
 
-// staleFlows picks the conntrack entries that contradict want.
+// staleFlows matches the conntrack entries that contradict want.
 type staleFlows struct {
 	want      map[portal.Target]int
 	family    portal.Family
@@ -68,7 +63,7 @@ type staleFlows struct {
 	local     []netip.Prefix
 }
 
-// MatchConntrackFlow is for netlink.ConntrackDeleteFilters.
+// MatchConntrackFlow implements the filter for netlink.ConntrackDeleteFilters.
 func (s staleFlows) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	switch portal.Protocol(flow.Forward.Protocol) {
 	case portal.UDP:
@@ -100,8 +95,7 @@ func (s staleFlows) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	return !redirected || int(flow.Reverse.SrcPort) != port
 }
 
-// LocalPrefixes returns this node's addresses in a family, loopback
-// as a whole.
+// LocalPrefixes returns this node's addresses in a family, with all of loopback.
 func LocalPrefixes(family portal.Family) []netip.Prefix {
 	prefixes := []netip.Prefix{netip.PrefixFrom(netip.IPv6Loopback(), 128)}
 	if family == portal.IPv4 {

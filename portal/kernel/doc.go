@@ -1,22 +1,21 @@
-// Package kernel asks the Linux kernel what more than one mode of portal, or who listens
-// for a portal, wants to know, and tells it what more than one mode needs. It knows no mode.
+// Package kernel has the kernel queries and changes that more than one mode of portal, or the process that listens for
+// a portal, needs. It depends on no mode.
 //
-//	origdst_linux.go    where a connection that was redirected wanted to go
+//	origdst_linux.go    the original destination of a redirected connection
 //	flows_linux.go      the same for datagrams, by conntrack
-//	conntrack_linux.go  forgetting UDP flows that rules lead elsewhere now
-//	landing.go          the addresses to which packets are led
+//	conntrack_linux.go  deletes UDP flows that rules now redirect elsewhere
+//	landing.go          the addresses to which packets are redirected
 //	routes_linux.go     routes that make addresses local: landings, and VIPs in mode address
 //	viplink_linux.go    the interface that has VIPs as addresses where such routes have no effect
-//	inuse_linux.go      which addresses connections have, from what /proc tells (procnet.go)
-//	listeners_linux.go  who listens on this node, by the names of processes
-//	answers_linux.go    what leads answers to clients' own addresses here
+//	inuse_linux.go      the local addresses of connections, from /proc (procnet.go)
+//	listeners_linux.go  the listeners on this node, by the names of processes
+//	answers_linux.go    policy routing for answers to clients' own addresses
 //	paths_linux.go      by which interface an address is reached, and whether directly
-//	freeports_linux.go  ports that listeners may have, and that clients have not (ports.go)
-//	watch_linux.go      changes by others, as the kernel tells of them
-//	nftables_linux.go   speaking to nf_tables, and what it tells of changes by others
+//	freeports_linux.go  ports for listeners that clients do not use (ports.go)
+//	watch_linux.go      change events from the kernel
+//	nftables_linux.go   the connection to nf_tables, and its change events
 //	behind_linux.go     whether an address is behind an interface
-//	rights_linux.go     what this process may do
+//	rights_linux.go     the capabilities of this process
 //
-// All of it is about the network namespace of the calling thread. On other systems there
-// is next to nothing (other.go).
+// All of it acts on the network namespace of the calling thread. Other systems have stubs (other.go).
 package kernel

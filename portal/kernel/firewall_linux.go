@@ -18,9 +18,9 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// InputDrops returns the chains of host firewalls that may drop or reject what a portal redirects, which arrives in
-// INPUT: those of nf_tables, iptables-nft's among them, and of the legacy iptables. It follows jumps, and it
-// knows rules for a landing, for packets that were translated, and usher's own; other conditions are not evaluated.
+// InputDrops returns the chains of host firewalls that may drop or reject redirected packets, which arrive in INPUT:
+// those of nf_tables, iptables-nft's among them, and of the legacy iptables. It follows jumps. It knows rules for a
+// landing, for translated packets, and usher's own; it does not evaluate other conditions.
 func InputDrops() (drop []string, err error) {
 	c, err := nftables.New()
 	if err != nil {
@@ -58,7 +58,7 @@ func InputDrops() (drop []string, err error) {
 	return drop, err
 }
 
-// inputVerdict is what a rule, or a chain, does.
+// inputVerdict is the effect of a rule or a chain.
 type inputVerdict int
 
 const (
@@ -69,7 +69,7 @@ const (
 	inputDrops
 )
 
-// inputRule is what matters here of a rule.
+// inputRule is the relevant part of a rule.
 type inputRule struct {
 	verdict inputVerdict
 	to      []string // the chains that it may jump to
@@ -79,10 +79,10 @@ type inputRule struct {
 // inputJudge follows the chains of a table.
 type inputJudge struct {
 	rules func(chain string) []inputRule
-	maybe string // a chain that drops on a condition
+	maybe string // a chain that drops conditionally
 }
 
-// drops returns the chain by which what is redirected may be dropped, or "".
+// drops returns the chain that may drop redirected packets, or "".
 func (j *inputJudge) drops(base string, byPolicy bool) string {
 	switch verdict, chain := j.follow(base, true, 0); {
 	case verdict == inputDrops:
@@ -95,9 +95,9 @@ func (j *inputJudge) drops(base string, byPolicy bool) string {
 	return j.maybe
 }
 
-// follow returns how a chain decides, and which one does. sure says that nothing kept packets from getting there.
+// follow returns the verdict of a chain, and the chain that decides. sure says that all packets reach the chain.
 func (j *inputJudge) follow(chain string, sure bool, depth int) (inputVerdict, string) {
-	if depth > 16 { // as deep as the kernel lets chains be
+	if depth > 16 { // the kernel's limit for nested chains
 		return inputGoesOn, ""
 	}
 	for _, r := range j.rules(chain) {
@@ -123,10 +123,10 @@ func (j *inputJudge) follow(chain string, sure bool, depth int) (inputVerdict, s
 	return inputGoesOn, ""
 }
 
-// usherAccepts is the chain of portal iptables that lets in what it redirects.
+// usherAccepts is the chain of portal iptables that accepts redirected packets.
 const usherAccepts = "USHER-ACCEPT"
 
-// inputRuleOf reads a rule of nf_tables.
+// inputRuleOf converts a rule of nf_tables.
 func inputRuleOf(c *nftables.Conn, rule *nftables.Rule) inputRule {
 	r := inputRule{always: true}
 	redirected := false
@@ -166,7 +166,7 @@ func inputRuleOf(c *nftables.Conn, rule *nftables.Rule) inputRule {
 			elements, _ := c.GetSetElements(set)
 			for _, of := range elements {
 				redirected = redirected || isLandingBytes(of.Key)
-				// The library leaves verdicts as they are: an attribute with the kind, and one with the chain.
+				// The library does not decode verdicts: an attribute with the kind, and one with the chain.
 				if e.IsDestRegSet && e.DestRegister == unix.NFT_REG_VERDICT && len(of.Val) > 12 {
 					name, _, _ := bytes.Cut(of.Val[12:], []byte{0})
 					r.to = append(r.to, string(name))
@@ -200,7 +200,7 @@ var (
 	savedRedirected = regexp.MustCompile(`--ctstate \S*DNAT|-d (` + regexp.QuoteMeta(landing4.String()) + `|` + landing6.String() + `)\b`)
 )
 
-// legacyInputDrops is InputDrops for the legacy iptables. It reads nothing that would make the kernel set up a table.
+// legacyInputDrops is InputDrops for the legacy iptables. It reads nothing that makes the kernel set up a table.
 func legacyInputDrops(family portal.Family) []string {
 	is, err := legacyTable(family, "filter")
 	if err != nil || !is {
@@ -223,7 +223,7 @@ func legacyInputDrops(family portal.Family) []string {
 		}
 		r := inputRule{verdict: verdicts[words[3]], always: words[2] == ""}
 		if r.verdict == inputGoesOn {
-			r.to = []string{words[3]} // or LOG and the like, which is a chain without rules
+			r.to = []string{words[3]} // or a target such as LOG, which acts like a chain without rules
 		}
 		if r.verdict == inputAccepts && savedRedirected.MatchString(words[2]) || words[3] == usherAccepts {
 			r.verdict = inputAcceptsRedirected

@@ -13,19 +13,18 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// Flows asks conntrack where the clients of UDP listeners wanted to go. UDP has
-// no connection that could be asked as OriginalDst does, so a flow is looked up
-// by its reply tuple: from where the datagram arrived to where it came from.
+// Flows looks up the original destinations of UDP clients in conntrack. UDP has no connection for OriginalDst, so a
+// flow is looked up by its reply tuple: from the datagram's local address to its source.
 //
-// It takes one descriptor. A Flows is for one goroutine. It never blocks: the
-// kernel has the answer ready when it has taken the question.
+// A Flows uses one descriptor and is not safe for concurrent use. It never blocks: the kernel's answer is ready when
+// the request has been sent.
 type Flows struct {
 	socket int
 	seq    uint32
 	buf    [1024]byte // a conntrack entry has about 300 bytes
 }
 
-// OpenFlows makes sure that conntrack can be asked, by asking it.
+// OpenFlows returns a Flows, after a test request to conntrack.
 func OpenFlows() (*Flows, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -40,20 +39,19 @@ func OpenFlows() (*Flows, error) {
 	return f, nil
 }
 
-// LoadConntrack makes the kernel load its connection tracking, and the settings of it, if it can.
+// LoadConntrack makes the kernel load connection tracking and its settings, if it can.
 func LoadConntrack() {
 	if f, err := OpenFlows(); err == nil {
 		f.Close()
 	}
 }
 
-// Close gives the descriptor back.
+// Close closes the descriptor.
 func (f *Flows) Close() { unix.Close(f.socket) }
 
-// OriginalDst returns where the client wanted to go whose datagram arrived at
-// local. The error is [ErrNotRedirected] if conntrack does not know the flow. One
-// that was not redirected but is tracked all the same returns local: the caller
-// decides by comparing with its targets.
+// OriginalDst returns the original destination of a client's datagram that arrived at local. The error is
+// [ErrNotRedirected] if conntrack does not know the flow. A flow that is tracked but was not redirected returns local:
+// the caller decides by comparing with its targets.
 func (f *Flows) OriginalDst(protocol portal.Protocol, client, local netip.AddrPort) (netip.AddrPort, error) {
 	f.seq++
 	request := flowRequest(f.buf[:0], f.seq, protocol, nl.CTA_TUPLE_REPLY, local, client)
@@ -67,7 +65,7 @@ func (f *Flows) OriginalDst(protocol portal.Protocol, client, local netip.AddrPo
 		}
 		dst, seq, err := parseFlow(f.buf[:n], nl.CTA_TUPLE_ORIG)
 		if seq != f.seq {
-			continue // the answer to a question whose answer nobody waited for
+			continue // the answer to an earlier, abandoned request
 		}
 		switch {
 		case errors.Is(err, unix.ENOENT):
@@ -79,7 +77,7 @@ func (f *Flows) OriginalDst(protocol portal.Protocol, client, local netip.AddrPo
 	}
 }
 
-// Attributes of nfnetlink_conntrack.h, as they are nested:
+// Attributes of nfnetlink_conntrack.h, with their nesting:
 //
 //	CTA_TUPLE_REPLY or CTA_TUPLE_ORIG
 //	    CTA_TUPLE_IP      CTA_IP_V4_SRC, CTA_IP_V4_DST, or those of IPv6
@@ -91,8 +89,8 @@ const (
 	getConntrack  = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_GET
 )
 
-// flowRequest appends to b a request for the flow with the tuple src, dst in one direction:
-// CTA_TUPLE_ORIG or CTA_TUPLE_REPLY.
+// flowRequest appends to b a request for the flow with the tuple src, dst in one direction: CTA_TUPLE_ORIG or
+// CTA_TUPLE_REPLY.
 func flowRequest(b []byte, seq uint32, protocol portal.Protocol, one uint16, src, dst netip.AddrPort) []byte {
 	family, srcType, dstType := byte(unix.AF_INET), uint16(nl.CTA_IP_V4_SRC), uint16(nl.CTA_IP_V4_DST)
 	if src.Addr().Is6() {
@@ -128,7 +126,7 @@ func attribute(b []byte, kind uint16, data ...byte) []byte {
 	return append(b, make([]byte, -len(data)&3)...)
 }
 
-// nested appends an attribute that holds others.
+// nested appends an attribute that contains others.
 func nested(b []byte, kind uint16, inside func([]byte) []byte) []byte {
 	start := len(b)
 	b = attribute(b, kind|unix.NLA_F_NESTED)
@@ -137,11 +135,11 @@ func nested(b []byte, kind uint16, inside func([]byte) []byte) []byte {
 	return b
 }
 
-// errShort says that a message of the kernel's is cut.
+// errShort says that a message of the kernel is truncated.
 var errShort = errors.New("the kernel's reply is not a conntrack entry")
 
-// parseFlow returns the destination in a direction from the kernel's answer, and to
-// which question it is the answer. The error may be a unix.Errno.
+// parseFlow returns the destination in a direction from the kernel's answer, and the sequence number of the request
+// that it answers. The error may be a unix.Errno.
 func parseFlow(b []byte, direction uint16) (dst netip.AddrPort, seq uint32, err error) {
 	if len(b) < unix.SizeofNlMsghdr {
 		return dst, 0, errShort

@@ -11,13 +11,12 @@ import (
 	"strings"
 )
 
-// InUse returns those of addrs that connections of this network namespace have
-// at this end: TCP connections, also those that only the kernel still knows,
-// to send the rest, and SCTP associations. Listeners are none, and neither are
-// TCP connections that are over (TIME-WAIT).
+// InUse returns those of addrs that connections of this network namespace have as local address: SCTP associations and
+// TCP connections, also those without a process that still have data to send. Listeners and finished TCP connections
+// (TIME-WAIT) do not count.
 //
-// It asks /proc, which every kernel has, and not sock_diag, for which an old or
-// minimal one may lack the modules.
+// It reads /proc, which every kernel has, and does not use sock_diag, for which an old or minimal kernel may lack the
+// modules.
 func InUse(addrs []netip.Addr) (map[netip.Addr]bool, error) {
 	asked, found := map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	for _, a := range addrs {
@@ -33,21 +32,20 @@ func InUse(addrs []netip.Addr) (map[netip.Addr]bool, error) {
 		name string
 		read func(io.Reader, func(netip.Addr)) error
 	}{{"tcp", readTCP}, {"tcp6", readTCP}, {"sctp/assocs", readAssociations}} {
-		// The thread is asked, since it is what has a network namespace.
+		// Of the thread, since the network namespace is the thread's.
 		f, err := os.Open("/proc/thread-self/net/" + list.name)
 		if err == nil {
 			err = list.read(f, note)
 			f.Close()
 		}
-		if err != nil && !errors.Is(err, os.ErrNotExist) { // a protocol that nobody uses
+		if err != nil && !errors.Is(err, os.ErrNotExist) { // an unused protocol has no file
 			errs = append(errs, fmt.Errorf("listing open connections: %w", err))
 		}
 	}
 	return found, errors.Join(errs...)
 }
 
-// readTCP reads /proc/net/tcp or tcp6, and calls note with the local address of
-// each connection.
+// readTCP reads /proc/net/tcp or tcp6, and calls note with the local address of each connection.
 func readTCP(r io.Reader, note func(netip.Addr)) error {
 	const timeWait, closed, listening = "06", "07", "0A" // of enum in net/tcp_states.h
 	return eachLine(r, func(line string) {
@@ -61,20 +59,19 @@ func readTCP(r io.Reader, note func(netip.Addr)) error {
 	})
 }
 
-// readAssociations reads /proc/net/sctp/assocs, and calls note with each local
-// address of each association.
+// readAssociations reads /proc/net/sctp/assocs, and calls note with each local address of each association.
 func readAssociations(r io.Reader, note func(netip.Addr)) error {
 	return eachLine(r, func(line string) {
-		// Local addresses stand before the arrow, those of the peer behind it.
+		// Local addresses precede the arrow, those of the peer follow it.
 		local, _, ok := strings.Cut(line, "<->")
 		if !ok {
 			return
 		}
 		for _, word := range slices.Backward(strings.Fields(local)) {
-			// The one that is used has a star.
+			// The address in use has a star.
 			addr, err := netip.ParseAddr(strings.TrimPrefix(word, "*"))
 			if err != nil {
-				return // a port, before the addresses
+				return // a port, which precedes the addresses
 			}
 			note(addr.Unmap())
 		}

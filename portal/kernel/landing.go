@@ -6,20 +6,18 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// The landings: local addresses of the node by a route on lo, as the VIPs of
-// mode address are. The one of IPv4 is in the block for protocol assignments,
-// which nobody routes (RFC 6890: neither source nor destination nor
-// forwardable), and where nothing has been assigned near it. It cannot be a
-// link-local, loopback or benchmarking address: to the kernel's SCTP
-// (sctp_v4_scope) the former are too near for clients with a private address, and
-// the latter, before Linux 5.14, is none at all. The one of IPv6 is a unique local
-// address (RFC 4193) with "usher" for its global ID.
+// The landings are local addresses of the node by a route on lo, like the VIPs of mode address. The IPv4 landing is in
+// the block for protocol assignments, which is not routed (RFC 6890: neither source nor destination nor forwardable),
+// in an unassigned part. It cannot be a link-local, loopback or benchmarking address because of the kernel's SCTP
+// (sctp_v4_scope). For clients with a private address, the scope of the first two is too narrow; a benchmarking
+// address, before Linux 5.14, is unusable. The IPv6 landing is a unique local address (RFC 4193) with "usher" for its
+// global ID.
 var (
 	landing4 = netip.MustParseAddr("192.0.0.117")
 	landing6 = netip.MustParseAddr("fd75:7368:6572::1")
 )
 
-// IsLanding reports whether addr is where packets are led. Nobody else is there.
+// IsLanding reports whether addr is a landing. No other host has these addresses.
 func IsLanding(addr netip.Addr) bool { return addr == landing4 || addr == landing6 }
 
 // LandingOf returns the landing of a family.
@@ -30,6 +28,5 @@ func LandingOf(family portal.Family) netip.Addr {
 	return landing4
 }
 
-// AnswerMark returns the mark of answers that start on this node: mark with the lowest
-// bit that it has not.
+// AnswerMark returns the mark of answers that start on this node: mark plus its lowest unset bit.
 func AnswerMark(mark uint32) uint32 { return mark | (^mark & (mark + 1)) }

@@ -16,62 +16,59 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// Rules in OUTPUT see what a process of this node sends only after the kernel has found a
-// route for it. On a node without a default route it finds none to a VIP, so portals have
-// routes of last resort, which are asked after all others, and for what starts on this
-// node only: what comes in is led by PREROUTING, before any route is asked.
+// Rules in OUTPUT see a packet of a local process only after the kernel has found a route for it. A node without a
+// default route has no route to a VIP. So portals add routes of last resort, which the kernel looks up after all
+// others, and only for packets that start on this node: PREROUTING redirects incoming packets before the route lookup.
 //
 //	32768: from all iif lo lookup 117118
 //	table 117118: VIP dev lo
 //
-// That lo is named does not matter where a rule changes the destination. The kernel
-// takes an address of the node's for the source, 127.0.0.1 or ::1 if there is no other.
+// The device lo is irrelevant where a rule changes the destination. The kernel uses an address of the node as the
+// source, 127.0.0.1 or ::1 if there is no other.
 const (
-	lastRule  = 32768 // behind that of the table default
+	lastRule  = 32768 // after that of the table default
 	lastTable = 117118
 )
 
-// LastRoutes are those of one family. They are not safe for concurrent use.
+// LastRoutes are the routes of last resort of one family. They are not safe for concurrent use.
 type LastRoutes struct {
 	family portal.Family
 	routes *Routes
-	// there are the VIPs that have one, and, for the rule, the unspecified address; nil if
-	// that is not known.
+	// there are the VIPs that have a route, and, for the rule, the unspecified address; nil if unknown.
 	there map[netip.Addr]bool
-	at    lastState // when they were made
+	at    lastState // when the routes were made
 }
 
-// lastState is what they depend on.
+// lastState is the state that the routes depend on.
 type lastState struct {
 	needed bool
-	// scope is that of an IPv4 route: the kernel chooses the source among the addresses
-	// that are known as far, or else those of lo.
+	// scope is the scope of an IPv4 route: the kernel chooses the source among the addresses valid in it, or else those
+	// of lo.
 	scope netlink.Scope
 }
 
-// NewLastRoutes returns those of a family, of which nothing is known yet. They are made, and
-// looked at, by routes.
+// NewLastRoutes returns the routes of a family, in an unknown state. It makes and reads them by routes.
 func NewLastRoutes(family portal.Family, routes *Routes) *LastRoutes {
 	return &LastRoutes{family: family, routes: routes}
 }
 
-// lastState finds out whether they are needed: without a default route.
+// lastState determines whether the routes are needed: without a default route.
 func (r *Routes) lastState(family portal.Family) (s lastState) {
 	found, err := r.handle.RouteGet(far[family].AsSlice())
 	if s.needed = err != nil || len(found) == 0; !s.needed || family.Is6() {
 		return s
 	}
 	s.scope = netlink.SCOPE_HOST
-	addrs, _ := r.handle.AddrList(nil, NetlinkFamily(family)) // none: as on lo alone
+	addrs, _ := r.handle.AddrList(nil, NetlinkFamily(family)) // on error, as if only lo had addresses
 	if slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.LinkIndex != r.lo && a.Scope < unix.RT_SCOPE_LINK }) {
 		s.scope = netlink.SCOPE_LINK
 	}
 	return s
 }
 
-// Bring makes them those for the VIPs that wanted tells, if they are needed and otherwise
-// none, and returns what it put back: those that have come to be needed, as when the default
-// route goes, are no repair. It reads what the kernel has if reread says so.
+// Bring installs the routes for the VIPs that wanted returns if they are needed, and otherwise removes them. It returns
+// those that it restored. Routes that have become needed, as when the default route is removed, are no repair. With
+// reread it reads the kernel's state first.
 func (l *LastRoutes) Bring(wanted func() map[netip.Addr]bool, reread bool) (made []string, err error) {
 	r := l.routes
 	at := r.lastState(l.family)
@@ -89,7 +86,7 @@ func (l *LastRoutes) Bring(wanted func() map[netip.Addr]bool, reread bool) (made
 			want[l.family.Any()] = true
 		}
 	}
-	others := at != l.at // the scopes of those that are there
+	others := at != l.at // the installed routes' scopes differ
 	l.at = at
 	count := 0
 	for addr := range want {
@@ -124,8 +121,8 @@ func (l *LastRoutes) Bring(wanted func() map[netip.Addr]bool, reread bool) (made
 	return made, err
 }
 
-// leads returns an error if a route to one of the VIPs is not of use: another that refuses, such as one
-// of type unreachable, comes first.
+// leads returns an error if the route for a VIP is unusable: a rejecting route, such as one of type unreachable,
+// precedes it.
 func (r *Routes) leads(vips map[netip.Addr]bool) error {
 	for addr := range vips {
 		if addr.IsUnspecified() {
@@ -139,8 +136,8 @@ func (r *Routes) leads(vips map[netip.Addr]bool) error {
 	return nil
 }
 
-// Stale reports whether Bring has to be called, now that the one for gone has been taken
-// out, or, if that is not valid, since something else has changed.
+// Stale reports whether Bring has to be called, since the route for gone has been removed or, if gone is not valid,
+// since something else has changed.
 func (l *LastRoutes) Stale(gone netip.Addr) bool {
 	if gone.IsValid() {
 		stale := l.there[gone]
@@ -150,11 +147,11 @@ func (l *LastRoutes) Stale(gone netip.Addr) bool {
 	return l.routes.lastState(l.family) != l.at
 }
 
-// lastRoutes reads what there is; see LastRoutes.there.
+// lastRoutes reads the installed routes; see LastRoutes.there.
 func (r *Routes) lastRoutes(family portal.Family) (map[netip.Addr]bool, error) {
 	there := map[netip.Addr]bool{}
 	rules, err := r.handle.RuleList(NetlinkFamily(family))
-	if errors.Is(err, unix.EOPNOTSUPP) { // there is no policy routing, and so no table for it
+	if errors.Is(err, unix.EOPNOTSUPP) { // no policy routing, and so no table for it
 		return there, nil
 	}
 	if err != nil {
@@ -186,7 +183,7 @@ func (r *Routes) lastRoute(addr netip.Addr, scope netlink.Scope) *netlink.Route 
 	return &netlink.Route{LinkIndex: r.lo, Dst: Alone(addr), Table: lastTable, Type: unix.RTN_UNICAST, Scope: scope, Protocol: RouteProtocol}
 }
 
-// addLast reports whether it was not there.
+// addLast adds the route for addr, or for the unspecified address the rule, and reports whether it was missing.
 func (r *Routes) addLast(addr netip.Addr, scope netlink.Scope) (is bool, err error) {
 	route := r.lastRoute(addr, scope)
 	if addr.IsUnspecified() {
@@ -207,7 +204,7 @@ func (r *Routes) deleteLast(addr netip.Addr) (err error) {
 	if addr.IsUnspecified() {
 		err = r.handle.RuleDel(lastRuleOf(portal.FamilyOf(addr)))
 	} else {
-		err = r.handle.RouteDel(r.lastRoute(addr, netlink.SCOPE_NOWHERE)) // whatever it has
+		err = r.handle.RouteDel(r.lastRoute(addr, netlink.SCOPE_NOWHERE)) // with any scope
 	}
 	if err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("removing route of last resort for %s: %w", addr, err)
@@ -215,7 +212,7 @@ func (r *Routes) deleteLast(addr netip.Addr) (err error) {
 	return nil
 }
 
-// Compare says whether those are there that are wanted, as far as Bring knows.
+// Compare returns the state of the routes, given those wanted and Bring's last result.
 func (l *LastRoutes) Compare(wanted map[netip.Addr]bool) ([]portal.Part, error) {
 	there, err := l.routes.lastRoutes(l.family)
 	if err != nil || len(there) == 0 && (!l.at.needed || len(wanted) == 0) {
@@ -234,7 +231,7 @@ func (l *LastRoutes) Compare(wanted map[netip.Addr]bool) ([]portal.Part, error) 
 	return parts, nil
 }
 
-// ForgetLastRoutes takes out all that there are, and says what that was.
+// ForgetLastRoutes removes all routes of last resort, and returns their descriptions.
 func ForgetLastRoutes() (removed []string, err error) {
 	r, err := OpenRoutes()
 	if err != nil {
@@ -255,9 +252,9 @@ func ForgetLastRoutes() (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// LastRouteEvents tells when a route of last resort is taken out, with the VIP, or, with the zero
-// address, when something has changed by which they may be needed or not. With a link or an
-// address the kernel takes out IPv4 routes without a word.
+// LastRouteEvents reports the removal of a route of last resort with its VIP. It reports any other change that can make
+// these routes needed or unneeded with the zero address. When a link or an address is removed, the kernel removes its
+// IPv4 routes without an event.
 func LastRouteEvents(matters func(gone netip.Addr) bool) (Subscription, error) {
 	return subscribe(unix.NETLINK_ROUTE, func(m syscall.NetlinkMessage) bool {
 		switch m.Header.Type {
@@ -269,12 +266,12 @@ func LastRouteEvents(matters func(gone netip.Addr) bool) (Subscription, error) {
 		default:
 			return false
 		}
-		if len(m.Data) < unix.SizeofRtMsg { // struct fib_rule_hdr is as large
+		if len(m.Data) < unix.SizeofRtMsg { // struct fib_rule_hdr has the same size
 			return false
 		}
 		message := nl.DeserializeRtMsg(m.Data)
 		table, dst := uint32(message.Table), find(m.Data[unix.SizeofRtMsg:], unix.RTA_DST)
-		if v := find(m.Data[unix.SizeofRtMsg:], unix.RTA_TABLE); len(v) == 4 { // FRA_TABLE is the same
+		if v := find(m.Data[unix.SizeofRtMsg:], unix.RTA_TABLE); len(v) == 4 { // FRA_TABLE has the same value
 			table = binary.NativeEndian.Uint32(v)
 		}
 		addr, _ := netip.AddrFromSlice(dst)
@@ -288,7 +285,7 @@ func LastRouteEvents(matters func(gone netip.Addr) bool) (Subscription, error) {
 	}, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 }
 
-// anyOf returns the unspecified address of a family by its number.
+// anyOf returns the unspecified address of a family, by the family's number.
 func anyOf(family uint8) netip.Addr {
 	if family == unix.AF_INET6 {
 		return portal.IPv6.Any()

@@ -11,26 +11,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// links are the interfaces of a network namespace, kept by the kernel's events. To ask the kernel for
-// an interface takes its rtnl lock, which other programs can hold for seconds: a CNI that deletes a
-// thousand interfaces, say. Only goroutines of links wait for that; byIndex never does.
+// links are the interfaces of a network namespace, updated by the kernel's events. A query for an interface takes the
+// kernel's rtnl lock, which other programs can hold for seconds, such as a CNI that deletes a thousand interfaces. Only
+// goroutines of links wait for it; byIndex never does.
 type links struct {
 	socket  *nl.NetlinkSocket
-	request func(*nl.NetlinkSocket) error // requestLinks, or what a spec has in its place
-	wanted  chan struct{}                 // has one place
+	request func(*nl.NetlinkSocket) error // requestLinks, or a replacement in specs
+	wanted  chan struct{}                 // capacity 1
 
 	mu    sync.Mutex // guards known; no system call is made while it is held
 	known map[int]link
 }
 
-// link is what is known of an interface.
+// link is an interface's name and kind.
 type link struct{ name, kind string }
 
-// firstLinks is how long watchLinks waits for the interfaces that there are.
+// firstLinks is how long watchLinks waits for the list of interfaces.
 const firstLinks = time.Second
 
-// watchLinks returns the links of the network namespace of the calling thread. They are watched for good.
-// Events and lists come by one socket, so that of two reports on an interface the later one holds.
+// watchLinks returns the links of the calling thread's network namespace. It watches them permanently. Events and lists
+// arrive by one socket, so the later of two reports on an interface is current.
 func watchLinks(request func(*nl.NetlinkSocket) error) (*links, error) {
 	s, err := subscribe(unix.NETLINK_ROUTE, nil, unix.RTNLGRP_LINK)
 	if err != nil {
@@ -40,7 +40,7 @@ func watchLinks(request func(*nl.NetlinkSocket) error) (*links, error) {
 	l.want()
 	go func() {
 		for range l.wanted {
-			_ = request(l.socket) // without an answer, the next unknown interface wants it again
+			_ = request(l.socket) // on error, the next unknown interface requests the list again
 		}
 	}()
 	listed := make(chan struct{})
@@ -52,14 +52,14 @@ func watchLinks(request func(*nl.NetlinkSocket) error) (*links, error) {
 	return l, nil
 }
 
-// requestLinks has the kernel send all interfaces to a socket. It returns when the kernel has begun to.
+// requestLinks makes the kernel send all interfaces to a socket. It returns when the kernel has begun to.
 func requestLinks(socket *nl.NetlinkSocket) error {
 	r := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
 	r.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	return socket.Send(r)
 }
 
-// want has the interfaces listed soon.
+// want requests the list of interfaces.
 func (l *links) want() {
 	select {
 	case l.wanted <- struct{}{}:
@@ -67,7 +67,7 @@ func (l *links) want() {
 	}
 }
 
-// byIndex returns the interface with an index. If it is not known, it will be soon.
+// byIndex returns the interface with an index. If it is unknown, byIndex requests the list.
 func (l *links) byIndex(index int) (link, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -78,12 +78,12 @@ func (l *links) byIndex(index int) (link, bool) {
 	return found, ok
 }
 
-// receive notes what the kernel reports, and calls listed at the end of each list, or when there is none.
+// receive records the kernel's reports, and calls listed at the end of each list, or when there is none.
 func (l *links) receive(listed func()) {
 	for {
 		messages, from, err := l.socket.Receive()
 		switch {
-		case errors.Is(err, unix.ENOBUFS): // some were lost
+		case errors.Is(err, unix.ENOBUFS): // messages were lost
 			l.want()
 			continue
 		case err != nil:
@@ -102,11 +102,11 @@ func (l *links) receive(listed func()) {
 	}
 }
 
-// note notes an interface that has come, has changed or is gone.
+// note records an interface that was added, changed or removed.
 func (l *links) note(m syscall.NetlinkMessage) {
 	header := unix.NlMsghdr(m.Header)
 	about, err := netlink.LinkDeserialize(&header, m.Data)
-	if err != nil || nl.DeserializeIfInfomsg(m.Data).Family != unix.AF_UNSPEC { // a bridge's event on one of its ports
+	if err != nil || nl.DeserializeIfInfomsg(m.Data).Family != unix.AF_UNSPEC { // a bridge's event for one of its ports
 		return
 	}
 	l.mu.Lock()

@@ -15,33 +15,32 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// Listener is a socket of this node that takes what comes to its address.
+// Listener is a socket of this node that receives packets for its address.
 type Listener struct {
 	Protocol portal.Protocol
 	At       netip.AddrPort
-	// Process is whose it is: "nginx (process 12)", or "a process of user 33" where that
-	// cannot be seen, as in a container. Mine says that it is this process.
+	// Process is the socket's owner: "nginx (process 12)", or "a process of user 33" where the process is not visible,
+	// as in a container. Mine says that it is this process.
 	Process string
 	Mine    bool
 }
 
-// Takes reports whether l has, or keeps others from, what is sent to t. One of IPv6 on all
-// addresses has mostly those of IPv4 too.
+// Takes reports whether l receives packets for t, or prevents others from it. An IPv6 listener on all addresses usually
+// has those of IPv4 too.
 func (l *Listener) Takes(t portal.Target) bool {
 	at := l.At.Addr()
 	anywhere := at.IsUnspecified() && (at.Is6() || t.Addr.Is4()) || t.Addr.IsUnspecified() && at.Is4() == t.Addr.Is4()
 	return l.Protocol == t.Protocol && l.At.Port() == t.Port && (anywhere || at == t.Addr)
 }
 
-// Listeners returns those of TCP, and the sockets of UDP that are not connected.
+// Listeners returns the listening TCP sockets, and the UDP sockets that are not connected.
 func Listeners() ([]Listener, error) {
 	all, inodes, err := readSockets()
 	nameOwners(all, inodes, "[0-9]*")
 	return all, err
 }
 
-// readSockets is Listeners without the names of processes. It returns the indexes in all of the
-// sockets too, by their inodes.
+// readSockets is Listeners without the names of processes. It also returns the sockets' indexes in all, by inode.
 func readSockets() (all []Listener, inodes map[string]int, err error) {
 	inodes = map[string]int{}
 	var errs []error
@@ -81,10 +80,9 @@ func readListeners(r io.Reader, state string, note func(at netip.AddrPort, user,
 	})
 }
 
-// nameOwners sets the owners of sockets, as far as this process may see them, that are among the
-// processes whose numbers match pids.
+// nameOwners sets the owners of sockets, as far as this process may see them, from the processes whose IDs match pids.
 func nameOwners(all []Listener, inodes map[string]int, pids string) {
-	paths, _ := filepath.Glob("/proc/" + pids + "/fd/*") // the pattern is right
+	paths, _ := filepath.Glob("/proc/" + pids + "/fd/*") // the pattern is valid
 	for _, path := range paths {
 		link, err := os.Readlink(path)
 		i, is := inodes[link]
@@ -98,7 +96,7 @@ func nameOwners(all []Listener, inodes map[string]int, pids string) {
 	}
 }
 
-// holders is what Holder has looked at last: many may ask in a row.
+// holders caches the last result for Holder, which many callers may call in a row.
 var holders struct {
 	sync.Mutex
 	at     time.Time
@@ -106,13 +104,13 @@ var holders struct {
 	inodes map[string]int // nil once the processes have names
 }
 
-// Holder returns which process already listens where t leads, apart from listeners that ignore
-// matches: "nginx (process 12) listens on 0.0.0.0:443". It returns "" if no process does.
+// Holder returns the process that already listens where t redirects, except for listeners that ignore matches: "nginx
+// (process 12) listens on 0.0.0.0:443". It returns "" if no process does.
 func Holder(t portal.Target, ignore func(*Listener) bool) string {
 	holders.Lock()
 	defer holders.Unlock()
 	if time.Since(holders.at) > time.Second {
-		holders.all, holders.inodes, _ = readSockets() // without an answer no process is seen
+		holders.all, holders.inodes, _ = readSockets() // on error no process is seen
 		holders.at = time.Now()
 	}
 	for i := range holders.all {
@@ -120,7 +118,7 @@ func Holder(t portal.Target, ignore func(*Listener) bool) string {
 		if !l.Takes(t) || ignore != nil && ignore(l) {
 			continue
 		}
-		// Names take a look at each descriptor of the node: only for a listener that is reported.
+		// Naming reads each descriptor of the node: only for a listener that is reported.
 		if holders.inodes != nil {
 			nameOwners(holders.all, holders.inodes, "[0-9]*")
 			holders.inodes = nil

@@ -22,22 +22,20 @@ import (
 )
 
 const (
-	// nftBuffer is large enough for a transaction over some 100,000 elements:
-	// the kernel takes no message that is larger than the socket's send buffer.
-	// Where only the limits for ordinary processes can be had, as in a user
-	// namespace, the transaction is split.
+	// nftBuffer is enough for a transaction over some 100,000 elements: the kernel accepts no message larger than the
+	// socket's send buffer. Where only the limits for unprivileged processes are available, as in a user namespace, the
+	// transaction is split.
 	nftBuffer = 32 << 20
 	// nftPatience is how long the kernel may take for a transaction.
 	nftPatience = 30 * time.Second
 )
 
-// OwnSockets are the port IDs of netlink sockets by which this process changed
-// something, and the process IDs of commands that it ran for that, which are the
-// port IDs of their first sockets. The kernel names them when it tells of a
-// change; see Watch.
+// OwnSockets are the port IDs of netlink sockets by which this process made changes, and the process IDs of commands
+// that it ran for that, which are the port IDs of their first sockets. The kernel's change events contain them; see
+// Watch.
 var OwnSockets recent
 
-// recent remembers the last few numbers that it was told.
+// recent remembers the last numbers added.
 type recent struct {
 	mu   sync.Mutex
 	last [64]struct {
@@ -47,17 +45,16 @@ type recent struct {
 	next int
 }
 
-// ownFor is for how long a number is one of this process's: other programs get it too, in
-// another PID namespace even soon. What took longer is taken for others', which
-// costs a look.
+// ownFor is how long a number counts as this process's. Other programs get it later, in another PID namespace even
+// soon. A slower change counts as another program's, which costs a check.
 const ownFor = 20 * time.Second
 
 func (r *recent) add(n uint32) {
 	_ = r.AddOf(func() (uint32, error) { return n, nil })
 }
 
-// AddOf adds the number that make returns. Until then nobody is told whether it is
-// there: what the number stands for may act before make returns.
+// AddOf adds the number that make returns. Until then has waits: the socket or process with that number may act before
+// make returns.
 func (r *recent) AddOf(make func() (uint32, error)) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -81,7 +78,7 @@ func (r *recent) has(n uint32) bool {
 	return false
 }
 
-// NFTFamily returns the family by the name that the library has for it.
+// NFTFamily returns the library's constant for a family.
 func NFTFamily(family portal.Family) nftables.TableFamily {
 	if family == portal.IPv4 {
 		return nftables.TableFamilyIPv4
@@ -89,8 +86,8 @@ func NFTFamily(family portal.Family) nftables.TableFamily {
 	return nftables.TableFamilyIPv6
 }
 
-// LegacyNAT reports whether the legacy variant of iptables has its nat table here, as far as
-// that can be seen. It is no error if there is no such thing in the kernel.
+// LegacyNAT reports whether the legacy variant of iptables has its nat table here, as far as visible. A kernel without
+// support for it is no error.
 func LegacyNAT(family portal.Family) (bool, error) { return legacyTable(family, "nat") }
 
 func legacyTable(family portal.Family, table string) (bool, error) {
@@ -105,7 +102,7 @@ func legacyTable(family portal.Family, table string) (bool, error) {
 	return slices.Contains(strings.Fields(string(names)), table), err
 }
 
-// AddrIn returns where in the IP header an address is.
+// AddrIn returns the size and offset of an address in the IP header.
 func AddrIn(ip6, source bool) (size, offset uint32) {
 	switch {
 	case ip6 && source:
@@ -118,7 +115,7 @@ func AddrIn(ip6, source bool) (size, offset uint32) {
 	return 4, 16
 }
 
-// OpenNFT returns a connection that is good for one transaction, or for reading.
+// OpenNFT returns a connection for one transaction, or for reading.
 func OpenNFT() (*nftables.Conn, error) {
 	conn, err := nftables.New(nftables.WithSockOptions(func(c *netlinksocket.Conn) error {
 		raw, err := c.SyscallConn()
@@ -134,7 +131,7 @@ func OpenNFT() (*nftables.Conn, error) {
 		}
 		return errors.Join(err,
 			c.SetReadBuffer(nftBuffer), c.SetWriteBuffer(nftBuffer),
-			// An error need not bring the message back that it is about.
+			// An error need not include the message that it is about.
 			c.SetOption(netlinksocket.CapAcknowledge, true),
 			c.SetReadDeadline(time.Now().Add(nftPatience)))
 	}))
@@ -144,8 +141,8 @@ func OpenNFT() (*nftables.Conn, error) {
 	return conn, nil
 }
 
-// NFTGeneration returns the number of the last change that was made to any rules of
-// nf_tables in this network namespace; 0 if that cannot be told. With each transaction it is one more.
+// NFTGeneration returns the number of the last change to any rules of nf_tables in this network namespace, which each
+// transaction increments by one; 0 if unavailable.
 func NFTGeneration() uint32 {
 	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
 	request.AddData(&nl.Nfgenmsg{Version: unix.NFNETLINK_V0})
@@ -160,8 +157,8 @@ func NFTGeneration() uint32 {
 	return binary.BigEndian.Uint32(id)
 }
 
-// NFTEvents tells of changes by others, for which matters is asked with the table
-// and, if it is about a chain or a rule, the chain.
+// NFTEvents reports changes by other processes for which matters returns true. matters gets the table and, for a chain
+// or a rule, the chain.
 func NFTEvents(matters func(table, chain string) bool) (Subscription, error) {
 	return subscribe(unix.NETLINK_NETFILTER, func(m syscall.NetlinkMessage) bool {
 		if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || OwnSockets.has(m.Header.Pid) {
@@ -180,7 +177,7 @@ func NFTEvents(matters func(table, chain string) bool) (Subscription, error) {
 	}, unix.NFNLGRP_NFTABLES)
 }
 
-// nftString returns a string among the attributes of a message.
+// nftString returns a string from the attributes of a message.
 func nftString(data []byte, attribute uint16) string {
 	text, _, _ := bytes.Cut(find(data[min(nfgenmsgSize, len(data)):], attribute), []byte{0})
 	return string(text)

@@ -15,13 +15,11 @@ import (
 // ip6tOriginalDst is IP6T_SO_ORIGINAL_DST of linux/netfilter_ipv6/ip6_tables.h.
 const ip6tOriginalDst = 80
 
-// OriginalDst returns where the client of a TCP or SCTP connection wanted to
-// go, before a portal redirected it to the listener that accepted it.
+// OriginalDst returns the original destination of a TCP or SCTP connection that a portal redirected to a listener.
 //
-// It is what conntrack remembers. Without an entry there, or without conntrack,
-// the error is [ErrNotRedirected]. A connection that was not redirected but is
-// tracked all the same, as all are while any nat rule exists, returns its own
-// local address: the caller decides by comparing with its targets.
+// It is read from conntrack. Without an entry, or without conntrack, the error is [ErrNotRedirected]. A connection that
+// is tracked but was not redirected, as all are tracked while any nat rule exists, returns its own local address: the
+// caller decides by comparing with its targets.
 func OriginalDst(conn syscall.Conn) (netip.AddrPort, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -44,7 +42,7 @@ func OriginalDst(conn syscall.Conn) (netip.AddrPort, error) {
 	return dst, lookup
 }
 
-// OriginalDstFD is OriginalDst for the descriptor of a socket that speaks IPv6, or IPv4.
+// OriginalDstFD is OriginalDst for the descriptor of an IPv6 or IPv4 socket.
 func OriginalDstFD(fd int, six bool) (netip.AddrPort, error) {
 	ask := originalDst4
 	if six {
@@ -60,8 +58,8 @@ func OriginalDstFD(fd int, six bool) (netip.AddrPort, error) {
 	return netip.AddrPort{}, fmt.Errorf("looking up original destination: %w", err)
 }
 
-// originalDst4 borrows a getsockopt of x/sys whose result is large enough: a
-// struct sockaddr_in has 16 bytes, a struct ipv6_mreq 20.
+// originalDst4 uses a getsockopt of x/sys whose result is large enough: a struct sockaddr_in has 16 bytes, a struct
+// ipv6_mreq 20.
 func originalDst4(fd int) (netip.AddrPort, error) {
 	raw, err := unix.GetsockoptIPv6Mreq(fd, unix.SOL_IP, unix.SO_ORIGINAL_DST)
 	if err != nil {
@@ -78,6 +76,6 @@ func originalDst6(fd int) (netip.AddrPort, error) {
 		return netip.AddrPort{}, err
 	}
 	var port [2]byte
-	binary.NativeEndian.PutUint16(port[:], raw.Addr.Port) // it stands there in network order
+	binary.NativeEndian.PutUint16(port[:], raw.Addr.Port) // in network byte order
 	return netip.AddrPortFrom(netip.AddrFrom16(raw.Addr.Addr), binary.BigEndian.Uint16(port[:])), nil
 }

@@ -14,13 +14,13 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// NeedNetAdmin is content: nothing is changed here.
+// NeedNetAdmin returns nil: nothing is changed here.
 func NeedNetAdmin() error { return nil }
 
-// ForgetRedirected has nothing to forget here.
+// ForgetRedirected does nothing here.
 func ForgetRedirected(iter.Seq[portal.Target], logrus.FieldLogger) {}
 
-// InputDrops finds none here.
+// InputDrops returns none here.
 func InputDrops() ([]string, error) { return nil, nil }
 
 // TryInput needs Linux.
@@ -28,19 +28,19 @@ func TryInput(context.Context, netip.AddrPort) (string, error) {
 	return "", errors.New("connections through a device of usher require Linux")
 }
 
-// ShownSources knows of no flows here.
+// ShownSources returns none here.
 func ShownSources(map[ClientFlow]bool) (map[ClientFlow]netip.Addr, error) { return nil, nil }
 
-// LoadConntrack has nothing to load here.
+// LoadConntrack does nothing here.
 func LoadConntrack() {}
 
-// ForgetAnswers has nothing to take out here.
+// ForgetAnswers does nothing here.
 func ForgetAnswers(uint32) ([]string, error) { return nil, nil }
 
-// ForgetLastRoutes has nothing to take out here.
+// ForgetLastRoutes does nothing here.
 func ForgetLastRoutes() ([]string, error) { return nil, nil }
 
-// OriginalDst answers ErrNotRedirected: portals do not redirect here.
+// OriginalDst returns ErrNotRedirected: portals do not redirect here.
 func OriginalDst(syscall.Conn) (netip.AddrPort, error) {
 	return netip.AddrPort{}, portal.ErrNotRedirected
 }
@@ -50,17 +50,17 @@ func OriginalDstFD(int, bool) (netip.AddrPort, error) {
 	return netip.AddrPort{}, portal.ErrNotRedirected
 }
 
-// Behind has no answer here.
+// Behind returns an error here.
 func Behind(portal.Interfaces) (func(netip.Addr) bool, error) {
 	return nil, errors.New("detecting Pods by the route to a client requires Linux")
 }
 
-// Listener is a socket of this node that takes what comes to its address.
+// Listener is a socket of this node that receives packets for its address.
 type Listener struct {
 	Protocol portal.Protocol
 	At       netip.AddrPort
 	Mine     bool
 }
 
-// Holder finds no process here.
+// Holder returns "" here.
 func Holder(portal.Target, func(*Listener) bool) string { return "" }

@@ -15,40 +15,38 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// Path is how what this node sends to an address leaves it. The zero Path is that of an
-// address to which there is no route.
+// Path describes how packets from this node to an address leave it. The zero Path is for an address without a route.
 type Path struct {
-	Local     bool   // it does not: the address is the node's
-	Direct    bool   // it goes to the address itself, and not to a router
-	Uplink    bool   // it goes where all goes for which there is no better route
+	Local     bool   // they do not: the address is the node's
+	Direct    bool   // directly to the address, and not to a router
+	Uplink    bool   // the same way as packets without a more specific route
 	Interface int    // the index of the interface
 	Name      string // and its name
-	// Neighbours says what becomes of what two that are behind the interface send each
-	// other.
+	// Neighbours describes the traffic between two addresses behind the interface.
 	Neighbours Neighbours
 }
 
-// Known reports whether all of p holds. Of an interface that is not known yet, only the index does.
+// Known reports whether all of p is valid. For an interface that is not known yet, only the index is.
 func (p Path) Known() bool { return p.Interface == 0 || p.Name != "" }
 
-// Neighbours are two addresses behind one interface.
+// Neighbours is the path of packets between two addresses behind one interface.
 type Neighbours uint8
 
-// What they send each other,
+// The paths between neighbors.
 const (
-	Unseen  Neighbours = iota // goes past netfilter, or nobody knows
-	Bridged                   // goes over a bridge, and netfilter sees it
-	Apart                     // does not come through this node, nor need what they send others
+	Unseen  Neighbours = iota // not seen by netfilter, or unknown
+	Bridged                   // over a bridge, and seen by netfilter
+	Apart                     // not through this node, as is their traffic to others
 )
 
-// Paths finds paths. It asks the kernel for the route, which takes some twenty microseconds and
-// no lock that others hold (since Linux 4.13; before, it takes the rtnl lock), and remembers the
-// answers for pathTime. It never asks for an interface: see links. Any goroutine may ask, event loops too.
+// Paths finds paths. It queries the kernel for the route, which takes some 20 µs and no lock that others hold (since
+// Linux 4.13; before, it takes the rtnl lock), and caches the answers for pathTime. It never queries an interface: see
+// links. It is safe for concurrent use, by event loops too.
 type Paths struct {
 	routes     *netlink.Handle
 	interfaces *links
 	known      *lru.Cache[netip.Addr, knownPath]
-	links      *lru.Cache[linkOf, knownPath] // what is the same for all addresses behind one
+	links      *lru.Cache[linkOf, knownPath] // the common part for all addresses behind an interface
 }
 
 type knownPath struct {
@@ -63,11 +61,10 @@ type linkOf struct {
 
 const (
 	pathTime = 2 * time.Second
-	maxPaths = 8192 // some 200 bytes each
+	maxPaths = 8192 // about 200 bytes each
 )
 
-// OpenPaths returns the paths of the network namespace of the calling thread. It keeps two
-// sockets open for good.
+// OpenPaths returns the paths of the calling thread's network namespace. It keeps two sockets open permanently.
 func OpenPaths() (*Paths, error) { return openPaths(requestLinks) }
 
 func openPaths(request func(*nl.NetlinkSocket) error) (*Paths, error) {
@@ -87,8 +84,7 @@ func openPaths(request func(*nl.NetlinkSocket) error) (*Paths, error) {
 	return &Paths{routes: routes, interfaces: interfaces, known: known, links: links}, err
 }
 
-// Of returns the path to addr, as it is now. It is Known, unless it leaves by an interface that
-// has just come.
+// Of returns the current path to addr. It is Known, unless it uses an interface that was just added.
 func (p *Paths) Of(addr netip.Addr, now time.Time) Path {
 	if k, ok := p.known.Get(addr); ok && now.Before(k.until) {
 		return k.Path
@@ -127,11 +123,11 @@ func (p *Paths) ask(addr netip.Addr, now time.Time) (path Path) {
 	return path
 }
 
-// far are addresses that nobody has (RFC 1112, RFC 6666): what is sent to them goes where
-// everything goes for which there is no better route.
+// far are unassigned addresses (RFC 1112, RFC 6666): packets for them take the route for packets without a more
+// specific one.
 var far = [len(portal.Families)]netip.Addr{netip.MustParseAddr("240.0.0.1"), netip.MustParseAddr("100::1")}
 
-// over returns the path over a link, as far as it is the same for all addresses.
+// over returns the part of the path over a link that is common to all addresses.
 func (p *Paths) over(l link, at linkOf) (path Path) {
 	path.Name = l.name
 	found, err := p.routes.RouteGet(far[at.family].AsSlice())
@@ -147,8 +143,8 @@ func (p *Paths) over(l link, at linkOf) (path Path) {
 	return path
 }
 
-// bridgeShown reports whether netfilter sees the packets of a family that a bridge passes
-// on: br_netfilter does that, for all bridges or some.
+// bridgeShown reports whether netfilter sees the packets of a family that a bridge forwards: br_netfilter shows them,
+// for all bridges or some.
 func bridgeShown(bridge string, family portal.Family) bool {
 	all, one := "bridge-nf-call-iptables", "nf_call_iptables"
 	if family.Is6() {
@@ -162,7 +158,7 @@ func bridgeShown(bridge string, family portal.Family) bool {
 	return false
 }
 
-// BridgeNetworks returns the networks that bridges of this node have an address in.
+// BridgeNetworks returns the networks in which bridges of this node have an address.
 func BridgeNetworks(family portal.Family) (networks []netip.Prefix, err error) {
 	addrs, err := netlink.AddrList(nil, NetlinkFamily(family))
 	if err != nil {

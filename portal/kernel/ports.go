@@ -8,7 +8,7 @@ import (
 )
 
 // LocalPorts returns the ports that this node's kernel chooses from for its own connections
-// (net.ipv4.ip_local_port_range), or none if it does not tell.
+// (net.ipv4.ip_local_port_range), or none if it is unreadable.
 func LocalPorts() (r portal.PortRange) {
 	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
 	if err == nil {
@@ -20,9 +20,8 @@ func LocalPorts() (r portal.PortRange) {
 	return r
 }
 
-// PortsBelowLocal returns ports that hosts do not choose for their own connections: those
-// from 8192 on that are below LocalPorts, which begin with 32768 unless
-// somebody has changed it here; elsewhere than on Linux that begins with 49152 (RFC 6335).
+// PortsBelowLocal returns ports that hosts do not choose for their own connections: those from 8192 that are below
+// 32768 and below LocalPorts. These start at 32768 on Linux unless changed, and at 49152 on other systems (RFC 6335).
 func PortsBelowLocal() portal.PortRange {
 	const first, last, few = 8192, 32767, 8192
 	switch local := LocalPorts().First; {

@@ -9,9 +9,8 @@ import (
 	"strings"
 )
 
-// ParseProcNet parses an address and port as the files of /proc/net have them
-// (proc(5)): "0100007F:1F90", the address as words of 32 bits in the machine's byte
-// order. An IPv4 address that is mapped into IPv6 is returned as what it stands for.
+// ParseProcNet parses an address and port in the notation of the files of /proc/net (proc(5)): "0100007F:1F90", the
+// address as 32-bit words in the machine's byte order. It returns an IPv4-mapped IPv6 address as IPv4.
 func ParseProcNet(text string) (netip.AddrPort, error) {
 	addrText, portText, _ := strings.Cut(text, ":")
 	b, err := hex.DecodeString(addrText)

@@ -9,11 +9,11 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// errNoNetAdmin is why most portals do not work for an ordinary user.
+// errNoNetAdmin is why most portals do not work for a non-root user.
 var errNoNetAdmin = errors.New("CAP_NET_ADMIN is missing: run as root, give the process this capability, or choose --portal=none")
 
-// NeedNetAdmin returns an error if this process may not change rules and routes. When
-// that cannot be found out, it leaves the refusal to the kernel.
+// NeedNetAdmin returns an error if this process may not change rules and routes. If its capabilities are unknown, it
+// returns nil and the kernel decides.
 func NeedNetAdmin() error {
 	if has, err := Capabilities(); err == nil && has&(1<<unix.CAP_NET_ADMIN) == 0 {
 		return errNoNetAdmin
@@ -21,8 +21,7 @@ func NeedNetAdmin() error {
 	return nil
 }
 
-// Capabilities returns the effective capabilities of the calling thread, as bits, but for
-// those from 32 on (capabilities(7)).
+// Capabilities returns the effective capabilities below 32 of the calling thread, as bits (capabilities(7)).
 func Capabilities() (uint32, error) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData // version 3 writes two
@@ -30,7 +29,7 @@ func Capabilities() (uint32, error) {
 	return data[0].Effective, err
 }
 
-// NotAllowed is what there is to say of EPERM to who has CAP_NET_ADMIN.
+// NotAllowed explains EPERM for a process that has CAP_NET_ADMIN.
 const NotAllowed = "the kernel denies rule changes although this process has CAP_NET_ADMIN; the capability is required in the user namespace that owns the network namespace"
 
 // ProbeTransparent returns an error if no socket of the family can be transparent here.
@@ -47,7 +46,7 @@ func ProbeTransparent(family portal.Family) error {
 	return os.NewSyscallError("setsockopt IP_TRANSPARENT", unix.SetsockoptInt(fd, level, option, 1))
 }
 
-// WithMark returns o without Mark where no socket can have one.
+// WithMark returns o, without Mark if sockets cannot have one.
 func WithMark(o portal.Options) portal.Options {
 	if o.Mark == 0 {
 		return o

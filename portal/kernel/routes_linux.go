@@ -14,21 +14,19 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// RouteProtocol is the number by which the routes that portals make are known
-// as usher's ("proto 117" in the output of ip route). It is none of those in
-// linux/rtnetlink.h and iproute2's rt_protos.
+// RouteProtocol marks the routes that portals make as usher's ("proto 117" in the output of ip route). It is not used
+// in linux/rtnetlink.h or iproute2's rt_protos.
 const RouteProtocol = 117
 
-// Routes makes addresses local to the node by `local` routes on lo (the
-// kernel's AnyIP). ip addr does not show such addresses. Where these have no effect, it makes
-// them addresses of an interface; see ChooseAddresses.
+// Routes makes addresses local to the node by `local` routes on lo (the kernel's AnyIP). ip addr does not show such
+// addresses. Where these routes have no effect, Routes adds the addresses to an interface; see ChooseAddresses.
 type Routes struct {
 	handle    *netlink.Handle
 	lo        int // the index of lo
 	onVIPLink bool
 }
 
-// OpenRoutes returns the routes of the network namespace of the calling thread.
+// OpenRoutes returns the Routes of the calling thread's network namespace.
 func OpenRoutes() (*Routes, error) {
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -42,11 +40,10 @@ func OpenRoutes() (*Routes, error) {
 	return &Routes{handle: handle, lo: lo.Attrs().Index}, nil
 }
 
-// Close gives the descriptor back. It takes no route out.
+// Close closes the descriptor. It removes no route.
 func (r *Routes) Close() { r.handle.Close() }
 
-// Probe makes sure that addr can be made local, by doing and undoing it; if it
-// was local before, it stays.
+// Probe tests that addr can be made local, by doing and undoing it. An address that was local before stays so.
 func (r *Routes) Probe(addr netip.Addr) error {
 	if err := r.LoDown(); err != nil {
 		return err
@@ -61,7 +58,7 @@ func (r *Routes) Probe(addr netip.Addr) error {
 	}
 }
 
-// ProbeLanding makes sure that packets can land there.
+// ProbeLanding tests that a landing receives packets.
 func ProbeLanding(landing netip.Addr) error {
 	routes, err := OpenRoutes()
 	if err != nil {
@@ -71,7 +68,7 @@ func ProbeLanding(landing netip.Addr) error {
 	return routes.Probe(landing)
 }
 
-// Land makes a landing an address of the node, and returns what it had to put in.
+// Land makes a landing an address of the node, and returns the parts that it had to install.
 func Land(landing netip.Addr) (made []string, err error) {
 	routes, err := OpenRoutes()
 	if err != nil {
@@ -88,7 +85,7 @@ func Land(landing netip.Addr) (made []string, err error) {
 	}
 }
 
-// route is the route that makes addr local.
+// route returns the route that makes addr local.
 func (r *Routes) route(addr netip.Addr) *netlink.Route {
 	return &netlink.Route{
 		LinkIndex: r.lo,
@@ -100,7 +97,7 @@ func (r *Routes) route(addr netip.Addr) *netlink.Route {
 	}
 }
 
-// Add makes addr local. The error is EEXIST if it is already.
+// Add makes addr local. The error is EEXIST if it already is.
 func (r *Routes) Add(addr netip.Addr) error {
 	if r.onVIPLink {
 		return r.addAddress(addr)
@@ -115,7 +112,7 @@ func (r *Routes) Add(addr netip.Addr) error {
 	return fmt.Errorf("adding a local route on lo for %s: %w", addr, err)
 }
 
-// Delete takes back what add did. It is no error if that is gone already.
+// Delete reverts Add. It is no error if the address is not local.
 func (r *Routes) Delete(addr netip.Addr) error {
 	if r.onVIPLink {
 		return r.deleteAddress(addr)
@@ -126,18 +123,18 @@ func (r *Routes) Delete(addr netip.Addr) error {
 	return nil
 }
 
-// Table is what the kernel looks at first for where an address is, and the Networks.
+// Table is the kernel's local table, looked up first, and the Networks.
 type Table struct {
 	Local  []netip.Addr       // made local by portals, of this or another process
-	Led    map[netip.Addr]int // led by those over a link, by its index
-	Others []netip.Prefix     // local for other reasons, and the networks that are asked for addresses by ARP
+	Led    map[netip.Addr]int // routed by portals over a link, by its index
+	Others []netip.Prefix     // local for other reasons, and networks whose addresses the kernel resolves by ARP
 
 	Networks map[netip.Prefix]int // see PutNetwork
 }
 
-// Table reads it.
+// Table reads the table.
 func (r *Routes) Table() (t Table, err error) {
-	for range 10 { // a dump that a change interrupts is incomplete
+	for range 10 { // a change interrupts a dump, which is then incomplete
 		if t, err = r.readTable(); !errors.Is(err, netlink.ErrDumpInterrupted) {
 			break
 		}
@@ -157,8 +154,7 @@ func (r *Routes) Table() (t Table, err error) {
 	return t, err
 }
 
-// readTable reads the routes of both families. Not all at once: there may be tens of
-// thousands.
+// readTable reads the routes of both families. It iterates, since there may be tens of thousands.
 func (r *Routes) readTable() (Table, error) {
 	t := Table{Led: map[netip.Addr]int{}, Networks: map[netip.Prefix]int{}}
 	for _, family := range portal.Families {
@@ -170,7 +166,7 @@ func (r *Routes) readTable() (Table, error) {
 	return t, nil
 }
 
-// add adds a route to the table; it says to go on.
+// add adds a route to the table; it returns true to continue.
 func (t *Table) add(route netlink.Route) bool {
 	if route.Dst == nil {
 		return true
@@ -192,8 +188,8 @@ func (t *Table) add(route netlink.Route) bool {
 	return true
 }
 
-// Lead leads what is sent to addr over a link to a gateway there, before any other route
-// and rule of the node's is asked. The error is EEXIST if addr is local, or led elsewhere.
+// Lead routes packets for addr over a link to a gateway there, before all other routes and rules of the node. The error
+// is EEXIST if addr is local, or routed elsewhere in the same table.
 func (r *Routes) Lead(addr netip.Addr, link int, gateway netip.Addr) error {
 	if err := r.handle.RouteAdd(led(addr, link, gateway)); err != nil {
 		return fmt.Errorf("routing %s to usher: %w", addr, err)
@@ -201,7 +197,7 @@ func (r *Routes) Lead(addr netip.Addr, link int, gateway netip.Addr) error {
 	return nil
 }
 
-// Unlead takes back what Lead did. It is no error if that is gone already.
+// Unlead reverts Lead. It is no error if the route does not exist.
 func (r *Routes) Unlead(addr netip.Addr) error {
 	if err := r.handle.RouteDel(led(addr, 0, netip.Addr{})); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("removing route for %s: %w", addr, err)
@@ -221,10 +217,10 @@ func led(addr netip.Addr, link int, gateway netip.Addr) *netlink.Route {
 	}
 }
 
-// PutNetwork adds a route for packets to addresses of a network: over a link to a gateway there or, with the
-// link 0, one by which the kernel rejects them with "administratively prohibited", an error that UDP clients
-// get too. All other routes to such an address come first: those for
-// it alone, for a part of the network and, by their metric, for the same network.
+// PutNetwork adds a route for packets to addresses of a network: over a link to a gateway there or, with link 0, one by
+// which the kernel rejects them with "administratively prohibited", an error that UDP clients get too. All other routes
+// to such an address have precedence: those for it alone, for a part of the network and, by their metric, for the same
+// network.
 func (r *Routes) PutNetwork(network netip.Prefix, link int, gateway netip.Addr) error {
 	route := toNetwork(network)
 	route.LinkIndex, route.Gw, route.Flags = link, gateway.AsSlice(), int(netlink.FLAG_ONLINK)
@@ -237,7 +233,7 @@ func (r *Routes) PutNetwork(network netip.Prefix, link int, gateway netip.Addr) 
 	return nil
 }
 
-// DeleteNetwork takes back what PutNetwork did. It is no error if that is gone already.
+// DeleteNetwork reverts PutNetwork. It is no error if the route does not exist.
 func (r *Routes) DeleteNetwork(network netip.Prefix) error {
 	if err := r.handle.RouteDel(toNetwork(network)); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("removing route for %s: %w", network, err)
@@ -249,17 +245,17 @@ func toNetwork(network netip.Prefix) *netlink.Route {
 	return &netlink.Route{Dst: IPNet(network), Table: unix.RT_TABLE_MAIN, Priority: math.MaxInt32, Protocol: RouteProtocol}
 }
 
-// IsLocal tells whether the kernel delivers addr to this node, for whatever reason.
+// IsLocal reports whether the kernel delivers addr to this node, for any reason.
 func (r *Routes) IsLocal(addr netip.Addr) bool {
-	if r.onVIPLink { // then the route says nothing about that
+	if r.onVIPLink { // the route is then not relevant
 		return canBind(addr) && r.isListed(addr)
 	}
 	routes, err := r.handle.RouteGet(addr.AsSlice())
 	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
 }
 
-// LoDown tells when lo is down, as it is in a new network namespace. The
-// kernel takes local routes all the same, but nothing arrives by them.
+// LoDown returns an error if lo is down, as in a new network namespace. The kernel then accepts local routes, but
+// nothing arrives by them.
 func (r *Routes) LoDown() error {
 	lo, err := r.handle.LinkByIndex(r.lo)
 	if err == nil && lo.Attrs().Flags&net.FlagUp == 0 {
@@ -271,8 +267,8 @@ func (r *Routes) LoDown() error {
 	return nil
 }
 
-// RemoveRoutes removes the routes of all portals for the addresses, and the first addresses of
-// networks, for which which is true.
+// RemoveRoutes removes the routes of all portals for addresses, and for networks with first addresses, for which which
+// returns true.
 func RemoveRoutes(which func(netip.Addr) bool) (removed []string, err error) {
 	r, err := OpenRoutes()
 	if err != nil {
@@ -323,25 +319,25 @@ func (r *Routes) Addresses(family portal.Family) (addrs []netip.Addr, err error)
 	return addrs, errors.Join(err, err2)
 }
 
-// IPNet returns a network as netlink's messages have it.
+// IPNet converts a network for netlink's messages.
 func IPNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// Alone returns the network that addr is alone in.
+// Alone returns the network that contains only addr.
 func Alone(addr netip.Addr) *net.IPNet { return IPNet(netip.PrefixFrom(addr, addr.BitLen())) }
 
-// Everywhere returns the network that all addresses of a family are in.
+// Everywhere returns the network of all addresses of a family.
 func Everywhere(family portal.Family) *net.IPNet { return IPNet(netip.PrefixFrom(family.Any(), 0)) }
 
-// prefixOf returns a network of netlink's.
+// prefixOf converts a network of netlink's.
 func prefixOf(n *net.IPNet) netip.Prefix {
 	addr, _ := netip.AddrFromSlice(n.IP)
 	ones, _ := n.Mask.Size()
 	return netip.PrefixFrom(addr.Unmap(), ones)
 }
 
-// NetlinkFamily returns a family's number.
+// NetlinkFamily returns netlink's number for a family.
 func NetlinkFamily(family portal.Family) int {
 	if family.Is6() {
 		return netlink.FAMILY_V6
@@ -349,8 +345,8 @@ func NetlinkFamily(family portal.Family) int {
 	return netlink.FAMILY_V4
 }
 
-// InterfacesWithoutIPv4 names the interfaces that are up and could bring in
-// packets, but have no IPv4 address, neither themselves nor as part of another.
+// InterfacesWithoutIPv4 names the interfaces that are up and can receive packets, but have no IPv4 address, neither
+// themselves nor as part of another.
 func InterfacesWithoutIPv4() ([]string, error) {
 	links, err := netlink.LinkList()
 	if err != nil {

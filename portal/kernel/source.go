@@ -7,15 +7,15 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// ClientFlow is what a client sends to an endpoint with its own address as source, from any port.
+// ClientFlow is a client's packets to an endpoint with the client's address as source, from any port.
 type ClientFlow struct {
 	Protocol portal.Protocol
 	Client   netip.Addr
 	Endpoint netip.AddrPort
 }
 
-// SourceTo returns the address from which a process of this node reaches to. To connect a
-// UDP socket makes the kernel look, and sends nothing.
+// SourceTo returns the source address of a local process for to. Connecting a UDP socket makes the kernel look it up,
+// and sends nothing.
 func SourceTo(to netip.AddrPort) (netip.Addr, error) {
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
 	if err != nil {

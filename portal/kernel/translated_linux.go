@@ -8,9 +8,9 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// ShownSources returns the source addresses that endpoints see in flows from clients to them, for each of
-// these of which conntrack has a flow: another address than the client's if a rule translates it. It reads
-// the whole table, which may be large, and needs CAP_NET_ADMIN.
+// ShownSources returns the source addresses that endpoints see in flows from clients, for those flows that conntrack
+// has. They differ from the client's if a rule translates it. It reads the whole table, which may be large, and needs
+// CAP_NET_ADMIN.
 func ShownSources(of map[ClientFlow]bool) (map[ClientFlow]netip.Addr, error) {
 	shown := map[ClientFlow]netip.Addr{}
 	for _, family := range portal.Families {

@@ -17,19 +17,20 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// tryInputTime is how long an answer may take: a SYN is sent three times.
+// tryInputTime is the time limit for an answer. A SYN is sent three times within it.
 const tryInputTime = 600 * time.Millisecond
 
-// tryInputNode are the node's addresses on the device, by family. Those that follow are the clients', by the device's
-// number: that several at a time are not in each other's way.
+// tryInputNode are the node's addresses on the device, by family. The next addresses are the clients', by the device's
+// number, so that several concurrent tries do not collide.
 var tryInputNode = map[bool]netip.Addr{false: netip.MustParseAddr("192.0.0.120"), true: netip.MustParseAddr("fd75:7368:6572::120")}
 
-// TryInput begins a TCP connection to an address that this node serves as a Pod would: its SYN comes in by an interface that
-// is not lo, and so passes the rules of PREROUTING and INPUT. It returns what happened to it, and "" if it was
-// answered. The interface is a TUN device, which ends with this function, or with this process if that is
-// killed. For the unspecified address, this node's on that device stands. The error is that none could be made, which takes CAP_NET_ADMIN and /dev/net/tun.
+// TryInput begins a TCP connection, as a Pod would, to an address that this node serves: its SYN comes in by an
+// interface other than lo, and so passes the rules of PREROUTING and INPUT. It returns what rejected it, or "" if it
+// was answered. For the unspecified address it uses this node's address on the interface. The interface is a TUN
+// device, which the kernel removes when this function returns or this process is killed. The error says that none could
+// be made, which requires CAP_NET_ADMIN and /dev/net/tun.
 //
-// What is proven is proven of a client and an interface that rules do not know: they may be made for others.
+// The result applies to a client and an interface without rules of their own: other clients may get other results.
 func TryInput(ctx context.Context, to netip.AddrPort) (refusal string, err error) {
 	ip6 := to.Addr().Is6()
 	tun, client, err := openTryInput(ip6)
@@ -73,7 +74,7 @@ func TryInput(ctx context.Context, to netip.AddrPort) (refusal string, err error
 	return fmt.Sprintf("got no response within %s", tryInputTime), ctx.Err()
 }
 
-// openTryInput makes the device, of which this process is the far end, the client.
+// openTryInput makes the device. This process is its far end, the client.
 func openTryInput(ip6 bool) (tun *os.File, client netip.Addr, err error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -99,7 +100,7 @@ func openTryInput(ip6 bool) (tun *os.File, client netip.Addr, err error) {
 	if err := netlink.LinkSetUp(link); err != nil {
 		return nil, client, err
 	}
-	// With an address, since REDIRECT needs one, and a route to its peer.
+	// With an address, which REDIRECT requires, and a route to its peer.
 	number, err := strconv.Atoi(strings.TrimPrefix(ifr.Name(), tryInputDevice))
 	if err != nil {
 		return nil, client, err
@@ -115,7 +116,7 @@ func openTryInput(ip6 bool) (tun *os.File, client netip.Addr, err error) {
 	return os.NewFile(uintptr(fd), ifr.Name()), client, nil
 }
 
-// tryInputDevice is what the names of devices begin with.
+// tryInputDevice is the prefix of the devices' names.
 const tryInputDevice = "usher-try"
 
 // The flags of TCP.
@@ -124,7 +125,7 @@ const (
 	tcpRST = 4
 )
 
-// tcpSegment returns a packet with an empty segment.
+// tcpSegment returns an IP packet with an empty TCP segment.
 func tcpSegment(from, to netip.AddrPort, seq uint32, flags byte) []byte {
 	tcp := make([]byte, 20)
 	binary.BigEndian.PutUint16(tcp, from.Port())
@@ -141,7 +142,7 @@ func tcpSegment(from, to netip.AddrPort, seq uint32, flags byte) []byte {
 	return append(head, tcp...)
 }
 
-// internetChecksum is that of RFC 1071, over parts of an even length.
+// internetChecksum returns the checksum of RFC 1071, over parts of even length.
 func internetChecksum(parts ...[]byte) uint16 {
 	var sum uint32
 	for _, part := range parts {
@@ -155,7 +156,8 @@ func internetChecksum(parts ...[]byte) uint16 {
 	return ^uint16(sum)
 }
 
-// answerTo returns the flags of TCP in an answer, and whether ICMP says that nothing is there. Other packets have neither.
+// answerTo returns the TCP flags of an answer, and whether ICMP reports the destination unreachable. Other packets have
+// neither.
 func answerTo(packet []byte, from, to netip.AddrPort) (flags byte, unreachable bool) {
 	family, head, protocol, dst, icmp, kind := portal.IPv4, 20, 9, 16, byte(unix.IPPROTO_ICMP), byte(3)
 	if to.Addr().Is6() {

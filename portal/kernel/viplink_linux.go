@@ -11,18 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// VIPLink is the interface that has VIPs as addresses where a local route does not make an
-// address local, as in gVisor. All addresses on it are usher's: gVisor keeps neither a label nor
-// a protocol with an address (IFA_LABEL, IFA_PROTO) that could mark those on lo. It is a bridge
-// without ports, the only kind of interface without a peer that gVisor has.
+// VIPLink is the interface that has VIPs as addresses where a local route does not make an address local, as in gVisor.
+// All addresses on it are usher's: gVisor stores neither a label nor a protocol with an address (IFA_LABEL, IFA_PROTO)
+// that could mark those on lo. It is a bridge without ports, the only kind of interface without a peer that gVisor has.
 const VIPLink = "usher-vips"
 
-// vipLinkAddr tells usher's interface from another one with that name; gVisor does not report kinds.
+// vipLinkAddr distinguishes usher's interface from another one of that name; gVisor does not report kinds.
 var vipLinkAddr = net.HardwareAddr{2, 'u', 's', 'h', 'e', 3}
 
-// ChooseAddresses makes Add and Delete use addresses of VIPLink if local routes do not make
-// addr, an unused IPv4 address, local, or if withoutRoutes is set. It tries both by doing and
-// undoing them.
+// ChooseAddresses makes Add and Delete use addresses of VIPLink if local routes do not make addr, an unused IPv4
+// address, local, or if withoutRoutes is set. It tests each method that it tries by doing and undoing it.
 func (r *Routes) ChooseAddresses(addr netip.Addr, withoutRoutes bool) error {
 	if !withoutRoutes {
 		err := r.Add(addr)
@@ -53,7 +51,7 @@ func (r *Routes) ChooseAddresses(addr netip.Addr, withoutRoutes bool) error {
 	return errors.Join(err, removeErr)
 }
 
-// OnVIPLink reports whether Add makes addresses of VIPLink, and no routes.
+// OnVIPLink reports whether Add adds addresses to VIPLink instead of routes.
 func (r *Routes) OnVIPLink() bool { return r.onVIPLink }
 
 // canBind reports whether a socket can be bound to addr.
@@ -65,14 +63,14 @@ func canBind(addr netip.Addr) bool {
 	return err == nil
 }
 
-// isListed reports whether an interface has addr. That a socket can be bound to it is not enough: gVisor keeps
-// an address that is removed, unlisted, until the last connection to it has left TIME-WAIT.
+// isListed reports whether an interface has addr. Binding a socket to it proves less: gVisor keeps a removed address,
+// unlisted, until the last connection to it has left TIME-WAIT.
 func (r *Routes) isListed(addr netip.Addr) bool {
 	all, err := r.handle.AddrList(nil, netlink.FAMILY_ALL)
 	return err == nil && slices.ContainsFunc(all, func(a netlink.Addr) bool { return prefixOf(a.IPNet).Addr() == addr })
 }
 
-// vipLink returns usher's interface, nil if there is none.
+// vipLink returns usher's interface, or nil if there is none.
 func (r *Routes) vipLink() (netlink.Link, error) {
 	link, err := r.handle.LinkByName(VIPLink)
 	switch {
@@ -135,7 +133,7 @@ func (r *Routes) vipLinkAddresses() (addrs []netip.Addr, err error) {
 		return nil, fmt.Errorf("listing addresses of interface %s: %w", VIPLink, err)
 	}
 	for _, a := range all {
-		if addr := prefixOf(a.IPNet).Addr(); !addr.IsLinkLocalUnicast() { // the kernel's own
+		if addr := prefixOf(a.IPNet).Addr(); !addr.IsLinkLocalUnicast() { // link-local: assigned by the kernel
 			addrs = append(addrs, addr)
 		}
 	}

@@ -14,20 +14,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A change by others is told watchQuiet after the last of several that follow
-// each other, but not later than watchLate after the first, and not more often
-// than every watchRest: who wipes rules all the time is not to keep usher busy.
+// A change by another program is reported watchQuiet after the last of several in a row, but at most watchLate after
+// the first, and at most once per watchRest: a program that wipes rules all the time must not keep usher busy.
 const (
 	watchQuiet = 50 * time.Millisecond
 	watchLate  = 300 * time.Millisecond
 	watchRest  = 300 * time.Millisecond
 )
 
-// Subscription is a kind of event that the kernel tells about.
+// Subscription is a subscription to a kind of kernel event.
 type Subscription struct {
 	socket  *nl.NetlinkSocket
 	matters func(syscall.NetlinkMessage) bool
-	known   *Known // to be told of it; may be nil
+	known   *Known // is put in doubt by each event; may be nil
 }
 
 // subscribe opens the socket in the network namespace of the calling thread.
@@ -39,14 +38,13 @@ func subscribe(protocol int, matters func(syscall.NetlinkMessage) bool, groups .
 	if err != nil {
 		return Subscription{}, err
 	}
-	// So that a large change by others need not be lost; if it is all the same,
-	// that is as good as an event.
+	// So that events of a large change are not lost; if they are, the loss itself counts as an event.
 	socket.SetReceiveBufferSize(1<<20, true)
 	return Subscription{socket: socket, matters: matters}, nil
 }
 
-// trySubscribe returns the error that nl.Subscribe would fail with. Where bind(2) fails, as in gVisor, that
-// closes the descriptor and leaves an os.File of it, whose finalizer closes whatever has the number later.
+// trySubscribe returns the error with which nl.Subscribe would fail. If bind(2) fails there, as in gVisor, it closes
+// the descriptor but leaves an os.File of it, whose finalizer later closes any file with the same number.
 func trySubscribe(protocol int, groups []uint) error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {
@@ -60,8 +58,8 @@ func trySubscribe(protocol int, groups []uint) error {
 	return unix.Bind(fd, &addr)
 }
 
-// Watch tells of the events that open subscribes to until ctx ends. Then it closes the
-// channel. What is opened belongs to the network namespace of the calling thread.
+// Watch reports the events that open subscribes to until ctx ends, and then closes the channel. The subscriptions
+// belong to the network namespace of the calling thread.
 func Watch(ctx context.Context, open ...func() (Subscription, error)) (<-chan struct{}, error) {
 	var subscriptions []Subscription
 	for _, o := range open {
@@ -97,11 +95,11 @@ func Watch(ctx context.Context, open ...func() (Subscription, error)) (<-chan st
 	return out, nil
 }
 
-// receive tells of each event that matters, until the socket is closed.
+// receive reports each event that matters, until the socket is closed.
 func (s Subscription) receive(events chan<- struct{}) {
 	for {
 		messages, _, err := s.socket.Receive()
-		matters := errors.Is(err, unix.ENOBUFS) // some were lost
+		matters := errors.Is(err, unix.ENOBUFS) // messages were lost
 		if err != nil && !matters {
 			return
 		}
@@ -120,20 +118,19 @@ func (s Subscription) receive(events chan<- struct{}) {
 	}
 }
 
-// knownFor is after how long what is known is read again all the same: somebody may have changed
-// what the kernel's events were not asked for. To read what is there for 10,000 Services takes a
-// tenth of a second.
+// knownFor is the time after which known state is read again even without an event: a change may be of a kind that is
+// not subscribed. Reading the state for 10,000 Services takes 100 ms.
 const knownFor = 2 * time.Minute
 
-// Known tells whether what was read of the kernel's state still holds. Where that tells
-// of each change by others it does until then, or for knownFor; elsewhere, and as with the
-// zero Known before Watch, it never does. Doubtful is for one goroutine at a time.
+// Known records whether state read from the kernel is still valid. With events for all changes by other programs it is
+// valid until the next event, at most for knownFor. Without events, and for the zero Known before Watch, it never is.
+// Doubtful is not safe for concurrent use.
 type Known struct {
 	watched, changed atomic.Bool
 	until            time.Time
 }
 
-// By returns open for Watch, with events after which k is in doubt.
+// By returns open for Watch, with events that put k in doubt.
 func (k *Known) By(open func() (Subscription, error)) func() (Subscription, error) {
 	return func() (Subscription, error) {
 		s, err := open()
@@ -142,24 +139,24 @@ func (k *Known) By(open func() (Subscription, error)) func() (Subscription, erro
 	}
 }
 
-// Doubtful reports whether to read the state, which who calls it then does.
+// Doubtful reports whether the state has to be read. The caller then reads it.
 func (k *Known) Doubtful(now time.Time) bool {
 	if k.watched.Load() && !k.changed.Load() && now.Before(k.until) {
 		return false
 	}
-	k.changed.Store(false) // before it is read: what changes meanwhile is not known
+	k.changed.Store(false) // before the read: changes during it count as unknown
 	k.until = now.Add(knownFor)
 	return true
 }
 
-// Doubt makes it doubtful. k may be nil.
+// Doubt marks the state as doubtful. k may be nil.
 func (k *Known) Doubt() {
 	if k != nil {
 		k.changed.Store(true)
 	}
 }
 
-// watch notes whether the kernel tells of changes from now on. Of earlier ones it did not.
+// watch records whether the kernel reports changes from now on. It did not report earlier ones.
 func (k *Known) watch(on bool) {
 	if k.Doubt(); k != nil {
 		k.watched.Store(on)
@@ -198,8 +195,8 @@ func debounce(ctx context.Context, events <-chan struct{}, out chan<- struct{}) 
 	}
 }
 
-// RouteEvents reports changes of local routes, and of those by which portals lead
-// elsewhere; of one for a network, with its first address.
+// RouteEvents reports changes of local routes, and of portals' routes to other destinations; a route for a network is
+// reported with its first address.
 func RouteEvents(matters func(addr netip.Addr, gone, ours bool) bool) (Subscription, error) {
 	return subscribe(unix.NETLINK_ROUTE, func(m syscall.NetlinkMessage) bool {
 		if m.Header.Type != unix.RTM_DELROUTE && m.Header.Type != unix.RTM_NEWROUTE {
@@ -227,7 +224,7 @@ func RouteEvents(matters func(addr netip.Addr, gone, ours bool) bool) (Subscript
 	}, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 }
 
-// LinkEvents tells when a link of that name is taken out, or is down.
+// LinkEvents reports when a link of that name is removed or goes down.
 func LinkEvents(name string) (Subscription, error) {
 	return subscribe(unix.NETLINK_ROUTE, func(m syscall.NetlinkMessage) bool {
 		if m.Header.Type != unix.RTM_DELLINK && m.Header.Type != unix.RTM_NEWLINK || len(m.Data) < unix.SizeofIfInfomsg {
