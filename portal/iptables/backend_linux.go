@@ -21,29 +21,27 @@ import (
 	"github.com/usherproxy/usher/portal/redirect"
 )
 
-// maxMoves is how often a jump that others pushed down is moved to the front
-// again. After that another program wants the first place as much as usher
-// does, and rules that change places every few seconds serve nobody.
+// maxMoves is how often a jump that others pushed down is moved to the front again. After that another program claims
+// the first place as much as usher does, and rules that change places every few seconds help neither.
 const maxMoves = 5
 
-// backend is one family of iptables rules: how to read and write them, and
-// what they were when last seen. It is not safe for concurrent use.
+// backend is one family of iptables rules: the commands that read and write them, and their last known state. It is not
+// safe for concurrent use.
 type backend struct {
 	log     logrus.FieldLogger
-	family  portal.Family // the unspecified address: which family this is
+	family  portal.Family // the unspecified address of the family
 	variant variant
 	ipt     *goiptables.IPTables
-	// save and restore are the commands' names; wait are restore's arguments
-	// for waiting for the xtables lock.
+	// save and restore are the commands' names; wait are restore's arguments for waiting for the xtables lock.
 	save, restore string
 	wait          []string
 	at            redirect.Setting
 
-	installed map[string]*contents // what the kernel holds, or did when last read
-	fresh     bool                 // nothing has happened since that makes installed doubtful
-	prints    map[string]uint64    // fingerprints at the last Read; nil if they are not known, or something was put in since
+	installed map[string]*contents // the kernel's rules, as last read or written
+	fresh     bool                 // no later event makes installed doubtful
+	prints    map[string]uint64    // fingerprints at the last Read; nil if unknown, or if rules were written since
 	moves     int
-	accepted  []portal.Rule // see accepted; as last put in
+	accepted  []portal.Rule // the result of accepted at the last Put
 }
 
 func (f *backend) ip6() bool                  { return f.family.Is6() }
@@ -58,8 +56,8 @@ func (f *backend) Left() map[portal.Target]uint16 {
 	return nil
 }
 
-// openBackend finds the commands of a variant for one family, and proves that
-// with them rules can be put into the nat table. It leaves nothing behind.
+// openBackend finds the commands of a variant for one family, and tests that they can put rules into the nat table. It
+// leaves nothing behind.
 func openBackend(ctx context.Context, v variant, family portal.Family, opts portal.Options) (*backend, error) {
 	f := &backend{
 		log: opts.Log, family: family, variant: v,
@@ -87,7 +85,7 @@ func openBackend(ctx context.Context, v variant, family portal.Family, opts port
 	}
 	f.ipt = ipt
 	if major, minor, patch := ipt.GetIptablesVersion(); major > 1 || minor > 6 || minor == 6 && patch >= 2 {
-		f.wait = []string{"--wait", fmt.Sprint(seconds)} // restore knows it since 1.6.2
+		f.wait = []string{"--wait", fmt.Sprint(seconds)} // restore supports it since 1.6.2
 	}
 	if err := f.probe(); err != nil {
 		return nil, hint(fmt.Errorf("testing %s with a rule in a dedicated chain: %w", v.command(family.Is6(), ""), err), family.Is6())
@@ -95,22 +93,22 @@ func openBackend(ctx context.Context, v variant, family portal.Family, opts port
 	return f, f.Read(ctx)
 }
 
-// scratch is a chain to try rules in. Nothing jumps to it.
+// scratch returns the name of a chain for trying rules. Nothing jumps to it.
 func scratch() string { return fmt.Sprintf("%s%d", scratchPrefix, os.Getpid()) }
 
 const scratchPrefix = chainPrefix + "PROBE-"
 
-// isScratch reports whether a chain is a scratch chain of any process: perhaps of
-// one that is about to take over, and would find that iptables does not work.
+// isScratch reports whether a chain is a scratch chain of any process. Removing one of a process that is about to take
+// over would make its test of iptables fail.
 func isScratch(chain string) bool { return strings.HasPrefix(chain, scratchPrefix) }
 
-// targetRedirect is the one of portal.IPTablesTargets that uses no landing.
+// targetRedirect is the entry of portal.IPTablesTargets that uses no landing.
 const targetRedirect = "redirect"
 
 var errRedirectChosen = errors.New("--iptables-target=redirect")
 
-// probe puts rules into a scratch chain of the nat table: it must take a DNAT or
-// a REDIRECT, and it shows which matches there are.
+// probe puts rules into a scratch chain of the nat table: the chain must accept a DNAT or a REDIRECT. It also
+// determines the available matches.
 func (f *backend) probe() (err error) {
 	var notes []string
 	if f.variant.nft {
@@ -119,7 +117,7 @@ func (f *backend) probe() (err error) {
 		}
 	}
 	chain := scratch()
-	if err := f.ipt.ClearChain(tableNAT, chain); err != nil { // makes it if it is missing
+	if err := f.ipt.ClearChain(tableNAT, chain); err != nil { // creates it if it is missing
 		return err
 	}
 	defer func() {
@@ -144,7 +142,7 @@ func (f *backend) probe() (err error) {
 	}
 	if noLanding == nil {
 		f.at.Landing = kernel.LandingOf(f.family)
-		f.at.NoPort0 = toLanding(redirect.RejectPort) != nil // iptables takes it since 1.8.8
+		f.at.NoPort0 = toLanding(redirect.RejectPort) != nil // iptables accepts it since 1.8.8
 	} else {
 		f.log.WithError(hint(noLanding, f.ip6())).Infof("%s packets will be redirected to the address of their incoming interface", f.family)
 	}
@@ -171,8 +169,8 @@ func (f *backend) probe() (err error) {
 	return nil
 }
 
-// probeAnswers finds out whether rules mark the answers to clients' own addresses, and
-// translate aliases: as far as that can be told in a chain of the nat table.
+// probeAnswers determines whether rules can mark the answers to clients' own addresses, and translate aliases, as far
+// as a chain of the nat table shows this.
 func (f *backend) probeAnswers(has func(...string) bool) {
 	mark := fmt.Sprintf("%#x/%#x", f.at.Mark, f.at.Mark)
 	ok := func(rule ...string) bool { return f.ipt.Append(tableNAT, scratch(), rule...) == nil }
@@ -186,10 +184,10 @@ func (f *backend) probeAnswers(has func(...string) bool) {
 	}
 }
 
-// Read asks the kernel what it holds.
+// Read reads the kernel's rules.
 func (f *backend) Read(ctx context.Context) error {
-	// Asking the legacy variant for a table by name makes the kernel set it up,
-	// so the first time all tables that there are are read.
+	// Reading a table of the legacy variant by name makes the kernel set it up, so the first Read reads all existing
+	// tables.
 	args := [][]string{nil}
 	if f.installed != nil {
 		args = nil
@@ -198,7 +196,7 @@ func (f *backend) Read(ctx context.Context) error {
 		}
 	}
 	f.prints = nil
-	prints := f.fingerprints() // before: what changes meanwhile is another
+	prints := f.fingerprints() // before the read: a change during it gives another fingerprint
 	installed := map[string]*contents{}
 	for _, a := range args {
 		text, err := run(ctx, "", f.save, a...)
@@ -215,7 +213,7 @@ func (f *backend) Read(ctx context.Context) error {
 	return nil
 }
 
-// tables are those that rules of ours may be in.
+// tables returns the tables that can have usher's rules.
 func (f *backend) tables() []string {
 	tables := []string{tableNAT}
 	for _, name := range []string{tableMangle, tableFilter} {
@@ -226,8 +224,8 @@ func (f *backend) tables() []string {
 	return tables
 }
 
-// fingerprints returns those of the tables; nil if they cannot be had. With nf_tables
-// the number of its last change is that of all.
+// fingerprints returns the tables' fingerprints; nil if they are unavailable. With nf_tables all have the number of its
+// last change.
 func (f *backend) fingerprints() map[string]uint64 {
 	if f.installed == nil {
 		return nil
@@ -253,8 +251,7 @@ func (f *backend) fingerprints() map[string]uint64 {
 // Unchanged implements redirect.Backend.
 func (f *backend) Unchanged() bool { return f.prints != nil && maps.Equal(f.prints, f.fingerprints()) }
 
-// Put makes the kernel hold rules in one run of iptables-restore. What differs is found
-// by comparing all.
+// Put makes the kernel hold rules in one run of iptables-restore. It finds differences by comparing all rules.
 func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, _ []portal.Target) (changed []string, err error) {
 	wanted := layOut(portal.InOrder(rules), f.at)
 	if have := f.installed[tableMangle]; len(rules) > 0 || have != nil && have.chains[chainAnswers] != nil {
@@ -290,7 +287,7 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 	return c.repairs, nil
 }
 
-// Parts compares the chains, and the jumps to them.
+// Parts compares the chains and the jumps to them.
 func (f *backend) Parts() func(context.Context) ([]portal.Part, error) {
 	want := map[string]*table{}
 	addListeners(want, f.at)
@@ -322,8 +319,8 @@ func (f *backend) Parts() func(context.Context) ([]portal.Part, error) {
 	}
 }
 
-// notes returns the notes to be in each table: those that are there, and
-// those for what the next change makes iptables-nft make.
+// notes returns the wanted notes for each table: the existing ones, and those for what iptables-nft creates with the
+// next change.
 func (f *backend) notes(wanted map[string]*table) (map[string][]string, error) {
 	if !f.variant.nft {
 		return nil, nil
@@ -349,7 +346,7 @@ func (f *backend) notes(wanted map[string]*table) (map[string][]string, error) {
 	return keep, nil
 }
 
-// Missing returns the rules that are in no chain.
+// Missing returns the rules that no chain has.
 func (f *backend) Missing(rules []portal.Rule) (missing []portal.Rule) {
 	in := map[spec]bool{}
 	for _, c := range f.installed {
@@ -373,7 +370,7 @@ type tableSpec struct {
 	spec  spec
 }
 
-// specs returns what r amounts to in the tables.
+// specs returns the rules for r in each table.
 func (f *backend) specs(r portal.Rule) (specs []tableSpec) {
 	for name, t := range layOut([]portal.Rule{r}, f.at) {
 		for _, rules := range t.chains {
@@ -391,7 +388,7 @@ func (f *backend) Try(ctx context.Context, rules []portal.Rule) error {
 	for _, r := range rules {
 		for _, s := range f.specs(r) {
 			if strings.HasPrefix(s.spec.jump, chainPrefix) {
-				s.spec.jump = "RETURN" // in place of a chain that may not be there
+				s.spec.jump = "RETURN" // instead of a chain that may not exist
 			}
 			lines[s.table] = append(lines[s.table], "-A "+scratch()+" "+s.spec.String()+"\n")
 		}
@@ -404,8 +401,8 @@ func (f *backend) Try(ctx context.Context, rules []portal.Rule) error {
 	return hint(err, f.ip6())
 }
 
-// giveUp finds out whether the rules that are for all targets together are to blame, which need
-// the tables mangle and filter, and does without them then.
+// giveUp determines whether the kernel refuses the rules that serve all targets together, which need the tables mangle
+// and filter. If so, the backend continues without them.
 func (f *backend) giveUp(ctx context.Context) (gaveUp bool) {
 	if err := f.tryTogether(ctx, addListeners); err != nil {
 		f.at.GiveUpOwnOnly(f.family, f.log, err)
@@ -430,8 +427,7 @@ func (f *backend) giveUp(ctx context.Context) (gaveUp bool) {
 	return gaveUp
 }
 
-// tryTogether puts the rules that add adds into scratch chains, and returns an error if those
-// are not taken.
+// tryTogether puts the rules that add adds into scratch chains, and returns an error if these are refused.
 func (f *backend) tryTogether(ctx context.Context, add func(map[string]*table, redirect.Setting)) error {
 	tables := map[string]*table{}
 	if add(tables, f.at); len(tables) == 0 {
@@ -455,18 +451,18 @@ func (f *backend) tryTogether(ctx context.Context, add func(map[string]*table, r
 	return err
 }
 
-// Tried takes out the scratch chains that trying these rules made.
+// Tried removes the scratch chains that trying these rules created.
 func (f *backend) Tried(rules []portal.Rule) {
 	tables := map[string]bool{tableNAT: true}
 	for _, r := range rules {
-		if layOut([]portal.Rule{r}, f.at)[tableMangle] != nil { // looking into a table makes the kernel set it up
+		if layOut([]portal.Rule{r}, f.at)[tableMangle] != nil { // reading a table makes the kernel set it up
 			tables[tableMangle] = true
 		}
 	}
 	f.dropScratch(maps.Keys(tables))
 }
 
-// dropScratch takes the scratch chains out of tables.
+// dropScratch removes the scratch chains from tables.
 func (f *backend) dropScratch(tables iter.Seq[string]) {
 	for name := range tables {
 		if exists, err := f.ipt.ChainExists(name, scratch()); err != nil || !exists {

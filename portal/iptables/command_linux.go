@@ -14,15 +14,14 @@ import (
 	"github.com/usherproxy/usher/portal/redirect"
 )
 
-// run runs one of the iptables commands to its end and returns what it prints.
-// The error holds what it complained about; it is undecided unless the command came so
-// far as to refuse what it was given.
+// run runs an iptables command and returns its output. The error contains the command's error output. It is undecided
+// unless the command got as far as to refuse its input.
 func run(ctx context.Context, stdin, command string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, command, args...)
 	cmd.Stdin = strings.NewReader(stdin)
 	var out, complaint bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &complaint
-	// Its first netlink socket has the process's number (netlink(7)).
+	// The process ID is the port ID of its first netlink socket (netlink(7)).
 	err := kernel.OwnSockets.AddOf(func() (uint32, error) {
 		if err := cmd.Start(); err != nil {
 			return 0, err
@@ -47,14 +46,12 @@ func run(ctx context.Context, stdin, command string, args ...string) (string, er
 	return out.String(), nil
 }
 
-// ofLock reports whether iptables complains about its lock (xtables_lock in
-// iptables/xshared.c).
+// ofLock reports whether an error is about the xtables lock (xtables_lock in iptables/xshared.c).
 func ofLock(complaint string) bool {
 	return strings.Contains(complaint, "xtables lock") || strings.Contains(complaint, "lock file")
 }
 
-// lastLines joins what a command complained about into one line, without the
-// hints that iptables prints every time.
+// lastLines joins a command's error output into one line, without the hints that iptables always prints.
 func lastLines(text string) string {
 	var kept []string
 	for line := range strings.Lines(text) {
@@ -70,7 +67,7 @@ func lastLines(text string) string {
 	return strings.Join(kept, "; ")
 }
 
-// hint adds to an error of iptables what is missing and what to do about it.
+// hint adds to an iptables error the missing feature and the remedy.
 func hint(err error, ip6 bool) error {
 	if err == nil {
 		return nil
@@ -108,15 +105,14 @@ func hint(err error, ip6 bool) error {
 	return fmt.Errorf("%w (%s)", err, advice)
 }
 
-// oneLine is an error whose text, as iptables printed it, has several.
+// oneLine is an error whose text, as printed by iptables, has several lines.
 type oneLine struct{ error }
 
 func (e oneLine) Error() string { return lastLines(e.error.Error()) }
 
 func (e oneLine) Unwrap() error { return e.error }
 
-// variants finds the variants of iptables that are installed, the one to use
-// first.
+// variants returns the installed variants of iptables, in order of preference.
 func variants(ctx context.Context, opts portal.Options) []found {
 	var all []found
 	plainNFT, plain := isNFT(ctx, "iptables")
@@ -143,8 +139,8 @@ func variants(ctx context.Context, opts portal.Options) []found {
 	return byUse(wanted)
 }
 
-// isNFT tells whether an iptables command is there and whether it puts rules
-// into nf_tables, as it says itself: "iptables v1.8.9 (nf_tables)".
+// isNFT reports whether an iptables command exists and whether it puts rules into nf_tables. It parses the version:
+// "iptables v1.8.9 (nf_tables)".
 func isNFT(ctx context.Context, command string) (nft, here bool) {
 	if _, err := exec.LookPath(command); err != nil {
 		return false, false

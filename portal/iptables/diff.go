@@ -6,22 +6,18 @@ import (
 	"strings"
 )
 
-// change is the input for one run of iptables-restore --noflush, and what it
-// amounts to.
+// change is the input for one run of iptables-restore --noflush, and its description.
 type change struct {
 	script string
-	// repairs names the chains and jumps that are not as they should be.
+	// repairs names the chains and jumps that differ from the wanted ones.
 	repairs []string
 }
 
-// diff says how to get from what is installed to what is wanted. Chains that
-// are as they should be are not touched; those that differ are rewritten whole,
-// which iptables-restore does in one step per table. A jump that is missing
-// is put first in its chain. One that others have pushed down since is moved
-// back if toFront says so.
+// diff computes the change from the installed to the wanted state. It skips chains that are as wanted, and rewrites
+// differing ones as a whole, which iptables-restore does in one step per table. It puts a missing jump first in its
+// chain. With toFront it moves back to the front a jump that others have pushed down.
 //
-// keep are chains that stay if they are there and are made if they are not;
-// they hold no rules.
+// keep are chains without rules that are created if missing, and stay otherwise.
 func diff(installed map[string]*contents, wanted map[string]*table, keep map[string][]string, toFront bool) change {
 	var all strings.Builder
 	var repairs []string
@@ -57,7 +53,7 @@ func diffTable(have *contents, want *table, keep []string, toFront bool) (script
 		if there && slices.Equal(old, want.chains[chain]) {
 			continue
 		}
-		// For iptables-restore --noflush, naming a chain empties it.
+		// For iptables-restore --noflush, declaring a chain empties it.
 		declare.WriteString(":" + chain + " - [0:0]\n")
 		for _, s := range want.chains[chain] {
 			rules.WriteString("-A " + chain + " ")
@@ -74,12 +70,11 @@ func diffTable(have *contents, want *table, keep []string, toFront bool) (script
 		}
 	}
 	changed = append(changed, diffJumps(&jumps, have.jumps, want.jumps, toFront)...)
-	// Chains must be named before rules can jump to them, and can only be
-	// deleted when nothing does any more.
+	// Chains must be declared before rules can jump to them, and can only be deleted when no rule jumps to them.
 	return declare.String() + rules.String() + jumps.String() + remove.String(), changed
 }
 
-// diffJumps leaves each wanted jump once and takes out every other one.
+// diffJumps keeps each wanted jump once and removes all others.
 func diffJumps(b *strings.Builder, have []foundJump, want []wantedJump, toFront bool) (changed []string) {
 	count := map[wantedJump]int{}
 	for _, h := range have {
@@ -88,8 +83,8 @@ func diffJumps(b *strings.Builder, have []foundJump, want []wantedJump, toFront 
 	stays := map[wantedJump]bool{}
 	for _, h := range have {
 		key := wantedJump{h.chain, h.spec}
-		// -D takes the first rule of its looks, so of several none can be
-		// singled out to stay: all go, and one is put in.
+		// -D removes the first rule that matches, so one of several duplicates cannot be kept: all are removed, and one
+		// is added.
 		if slices.Contains(want, key) && count[key] == 1 && (h.position == 1 || !toFront || key.anywhere()) {
 			stays[key] = true
 			continue
@@ -113,7 +108,7 @@ func diffJumps(b *strings.Builder, have []foundJump, want []wantedJump, toFront 
 	return slices.Compact(changed)
 }
 
-// movedDown tells whether a wanted jump is in place, but no longer first.
+// movedDown reports whether a wanted jump is installed, but no longer first.
 func movedDown(installed map[string]*contents, wanted map[string]*table) bool {
 	for name, want := range wanted {
 		have := installed[name]
@@ -133,7 +128,7 @@ func movedDown(installed map[string]*contents, wanted map[string]*table) bool {
 	return false
 }
 
-// asInstalled is what the tables hold once wanted has been put in.
+// asInstalled returns the tables' contents after wanted has been installed.
 func asInstalled(wanted map[string]*table, keep map[string][]string) map[string]*contents {
 	installed := map[string]*contents{}
 	for name, want := range wanted {

@@ -21,7 +21,7 @@ func (l *layouter) fill(chain string, p place, rules []portal.Rule) {
 		return
 	}
 	for _, part := range p.split(rules) {
-		if len(part.rules) == 1 { // a chain of its own would cost more than it saves
+		if len(part.rules) == 1 { // a separate chain would cost more than it saves
 			l.fill(chain, part.place, part.rules)
 			continue
 		}
@@ -31,26 +31,25 @@ func (l *layouter) fill(chain string, p place, rules []portal.Rule) {
 	}
 }
 
-// place is a part of the space of targets. The zero place is all of it, and
-// what is zero in it stands for everything.
+// place is a part of the space of targets. The zero place is all of it; zero fields match everything.
 type place struct {
 	prefix netip.Prefix
 	proto  portal.Protocol
 	ports  portal.PortRange
 }
 
-// part is a place with the rules in it.
+// part is a place with its rules.
 type part struct {
 	place place
 	rules []portal.Rule
 }
 
-// split divides p, which holds two rules or more, into at least two parts.
+// split divides p, which has at least two rules, into at least two parts.
 func (p place) split(rules []portal.Rule) []part {
 	first, last := rules[0].Target, rules[len(rules)-1].Target
 	if first.Addr != last.Addr {
-		// Ending at a multiple of splitBits whatever the rules have in common
-		// keeps the parts where they are when rules come and go.
+		// Common bits are rounded down to a multiple of splitBits, so that parts stay where they are when rules are
+		// added or removed.
 		common := commonBits(first.Addr, last.Addr)
 		length := common - common%splitBits + splitBits
 		return group(rules, func(t portal.Target) place {
@@ -58,7 +57,7 @@ func (p place) split(rules []portal.Rule) []part {
 			return place{prefix: prefix}
 		})
 	}
-	// One address from here on; that of node ports matches by itself.
+	// One address from here on; that of node ports needs no match.
 	if !first.Addr.IsUnspecified() {
 		p.prefix = netip.PrefixFrom(first.Addr, first.Addr.BitLen())
 	}
@@ -75,7 +74,7 @@ func (p place) split(rules []portal.Rule) []part {
 	})
 }
 
-// group cuts rules where the place changes.
+// group splits rules where the place changes.
 func group(rules []portal.Rule, where func(portal.Target) place) []part {
 	var parts []part
 	start := 0
@@ -88,15 +87,14 @@ func group(rules []portal.Rule, where func(portal.Target) place) []part {
 	return parts
 }
 
-// spec returns the jump to the chain of that name for what is in p.
+// spec returns the jump for packets in p to the chain of that name.
 func (p place) spec(chain string) spec {
 	s := jumpTo(chain)
 	s.Dst, s.proto, s.ports = p.prefix, p.proto, p.ports
 	return s
 }
 
-// chain names the chain that holds what is in p, so that people see what it is
-// for: USHER-10.96.0.0-16, USHER-tcp-30000-30015.
+// chain returns a descriptive name for p's chain: USHER-10.96.0.0-16, USHER-tcp-30000-30015.
 func (p place) chain() string {
 	var words []string
 	if p.prefix.IsValid() {
@@ -111,7 +109,7 @@ func (p place) chain() string {
 	return chainName(words...)
 }
 
-// chainName makes a chain's name of words, or of their hash where they are too long.
+// chainName joins words to a chain's name. If it is too long, it contains their hash instead.
 func chainName(words ...string) string {
 	name := chainPrefix + strings.Join(words, "-")
 	if len(name) <= maxChainName {
@@ -121,7 +119,7 @@ func chainName(words ...string) string {
 	return chainPrefix + base32.StdEncoding.EncodeToString(sum[:10])
 }
 
-// commonBits returns how many leading bits a and b, of one family, share.
+// commonBits returns the number of leading bits that a and b, of one family, share.
 func commonBits(a, b netip.Addr) int {
 	x, y := a.AsSlice(), b.AsSlice()
 	for i := range x {

@@ -1,16 +1,15 @@
-// Package iptables is the mode of portal whose rules are those of iptables; package redirect
-// decides which they are.
+// Package iptables is the portal mode that uses iptables rules. Package redirect determines these rules.
 //
-// Deciding what has to be in the kernel is pure and in files of its own; reading
-// and writing it is kept thin. In reading order:
+// The wanted state is computed by pure functions in separate files; the code that reads and writes it is thin. In
+// reading order:
 //
-//	layout.go          which chains hold which rules, and why so
-//	dispatch.go        how a packet gets past ten thousand rules in few steps
-//	spec.go, save.go   a rule as a value; reading what iptables-save prints
-//	diff.go            from what is installed to what is wanted
+//	layout.go          which chains hold which rules, and why
+//	dispatch.go        how a packet passes ten thousand rules in few steps
+//	spec.go, save.go   a rule as a value; parses the output of iptables-save
+//	diff.go            the change from the installed to the wanted state
 //	variant.go         iptables-nft or iptables-legacy?
-//	command_linux.go   running the commands, and what their complaints mean
+//	command_linux.go   runs the commands, and interprets their errors
 //	backend_linux.go   one family's rules: probe, read, put in, try
-//	notes_linux.go     what iptables-nft makes and leaves behind
-//	mode_linux.go      the mode; what is left, listed and taken out
+//	notes_linux.go     records of what iptables-nft creates and leaves behind
+//	mode_linux.go      the mode; lists and removes leftovers
 package iptables

@@ -17,77 +17,67 @@ import (
 //	            ├─► USHER-PORTALS ─► USHER-10.96.0.0-16 ─► … DNAT to 192.0.0.117
 //	OUTPUT ─────┘         └────────► USHER-NODEPORTS    ─► … DNAT to 192.0.0.117
 //
-// but from OUTPUT only what does not have the mark of usher's own packets to endpoints:
-// those never come back to usher, wherever they go;
+// The jump from OUTPUT excludes packets with the mark of usher's own packets to endpoints: these never come back to
+// usher, wherever they go.
 //
-// and, only while a rule says Drop or has Sources, in mangle:
+// In mangle, only while a rule says Drop or has Sources:
 //
 //	PREROUTING ─┐ new                          ┌─► DROP
 //	            ├───────────► USHER-DROP ─► … ─┼─► USHER-OUTSIDE ─► DROP, but for this node's
 //	OUTPUT ─────┘ connections                  └─► USHER-FROM-192.0.2.0-24 ─► DROP, but for those
 //
-// For endpoints that see their clients' own addresses (redirect/origin_linux.go), once
-// there was any rule,
+// For endpoints that see their clients' own addresses (redirect/origin_linux.go), after the first rule:
 //
 //	mangle OUTPUT      ─► USHER-SENT     ─► CONNMARK usher's own packets; MARK answers to them
 //	mangle PREROUTING  ─► USHER-ANSWERS  ─► MARK answers to them
 //	nat    POSTROUTING ─► USHER-ALIASES  ─► NETMAP
 //
-// And for redirect.Setting.OwnOnly,
+// For redirect.Setting.OwnOnly:
 //
-//	mangle INPUT ─► USHER-LISTENERS ─► RETURN to usher's sockets; DROP what would open a flow to another
+//	mangle INPUT ─► USHER-LISTENERS ─► RETURN to usher's sockets; DROP packets that open a flow to another
 //
-// So that a host firewall lets in what rules redirect, in filter:
+// So that a host firewall accepts redirected packets, in filter:
 //
 //	filter INPUT ─► USHER-ACCEPT ─┬─► ACCEPT to the landing, if its destination was changed
 //	                              ├─► … without a landing: ACCEPT to usher's ports, if it was changed
 //	                              └─► … ACCEPT to health check node ports
 //
-// Nothing else can be reached by it: what a host sends to the landing itself goes by the host's own rules.
+// It accepts nothing else: packets that a host sends to the landing itself are left to the host's own rules.
 //
 // USHER-LISTENERS has the first place there, so that no other rule accepts the packet first. TCP's other segments
-// belong to a connection that was let in, or are answered by a reset. The kernel looks up no
-// socket of SCTP there. Port 0, of rejected targets, is answered.
+// belong to an accepted connection, or are answered by a reset. The kernel looks up no socket of SCTP there. Port 0, of
+// rejected targets, is answered.
 //
-// While service CIDRs are known,
+// While service CIDRs are known:
 //
 //	filter OUTPUT ──┐ new
 //	filter FORWARD ─┴───────► USHER-SERVICE-CIDRS ─► RETURN to addresses of this node; REJECT the others
 //	                  connections
 //
-// That is after all proxies of the node could redirect the packet. What is not tracked is left alone:
-// NodeLocal DNSCache listens on a cluster IP.
+// All proxies of the node can redirect the packet before that. Untracked packets are left alone: NodeLocal DNSCache
+// listens on a cluster IP.
 //
-// A chain that holds no more rules than a packet may well be compared with one
-// by one is flat. A larger one is split by the next bits of what tells its
-// rules apart, address before protocol before port, and then holds only jumps.
-// With 10,000 Services a first packet meets some 60 rules instead of 10,000.
+// A chain is flat if a packet can be compared with each of its rules. A larger one is split by the next bits in which
+// its rules differ, address before protocol before port, and then holds only jumps. With 10,000 Services a first packet
+// meets some 60 rules instead of 10,000.
 //
-// Packets go to the listener's port by DNAT to an address of usher's own, its
-// landing. REDIRECT would be the usual way: it takes an address of the interface
-// that a packet came in by. But where that interface has no IPv4 address, such
-// as the host's end of a Pod's veth with Calico or the AWS VPC CNI, REDIRECT
-// drops the packet (nf_nat_redirect_ipv4). An address that the node has anyhow
-// would do, but it may change; then all rules would have to, and connections in
-// flight would end. REDIRECT stays for where there can be no landing, and for
-// who chooses it (Options.IPTablesTarget): SCTP is not served then, since it needs one
-// address for an association's whole life, and one that its clients can use: see
-// kernel/landing.go.
+// Packets go to the listener's port by DNAT to a dedicated address of usher's, its landing. REDIRECT is the usual way:
+// it uses an address of the packet's incoming interface. But if that interface has no IPv4 address, such as the host's
+// end of a Pod's veth with Calico or the AWS VPC CNI, REDIRECT drops the packet (nf_nat_redirect_ipv4). An existing
+// address of the node may change; then all rules would have to, and open connections would end. REDIRECT remains for
+// nodes without a landing, and as an option (Options.IPTablesTarget). SCTP is not served then, since it needs one
+// address for an association's whole life, and one that its clients can use: see kernel/landing.go.
 //
-// Reject is a DNAT to port 0, or, where iptables takes none, REDIRECT. No socket
-// can be bound to that port, so the kernel answers as for any closed one: TCP
-// reset, ICMP port unreachable, SCTP abort.
-// A REJECT in the filter table would be the usual way, but forwarded packets
-// only meet it where the node forwards at all: with net.ipv4.ip_forward=0 a
-// Pod's connection would hang instead of being refused.
+// Reject is a DNAT to port 0, or, where iptables does not accept this, REDIRECT. No socket can be bound to that port,
+// so the kernel answers as for any closed one: TCP reset, ICMP port unreachable, SCTP abort. A REJECT in the filter
+// table is the usual way, but forwarded packets only meet it if the node forwards: with net.ipv4.ip_forward=0 a Pod's
+// connection would hang instead of being refused.
 //
-// Drop is in mangle since nat may not drop, and there since mangle PREROUTING
-// is met by all that comes in, whether or not it would be forwarded. Only new
-// connections are dropped, so that those in flight go on when a Service loses
-// its last local endpoint. This node itself is an exception only where a rule
-// says so by its LocalPort: kube-proxy also drops what the node sends for an
-// internalTrafficPolicy that finds no local endpoint, or from an address that
-// is not in loadBalancerSourceRanges.
+// Drop is in mangle since nat may not drop, and in its PREROUTING since all incoming packets pass it, whether or not
+// they would be forwarded. It drops only new connections, so that open ones continue when a Service loses its last
+// local endpoint. This node itself is an exception only if a rule has a LocalPort. kube-proxy also drops the node's own
+// packets for an internalTrafficPolicy without a local endpoint, or from an address that is not in
+// loadBalancerSourceRanges.
 const (
 	tableNAT    = "nat"
 	tableMangle = "mangle"
@@ -108,46 +98,43 @@ const (
 	chainCIDRs = chainPrefix + "SERVICE-CIDRS"
 )
 
-// tableNames are the tables that may have chains of usher.
+// tableNames are the tables that can have usher's chains.
 var tableNames = []string{tableNAT, tableMangle, tableFilter}
 
-// maxFlat is how many rules a chain holds before it is split. At some 20 ns to
-// 50 ns a comparison this bounds what a chain costs to about a microsecond.
+// maxFlat is the number of rules at which a chain is split. At 20–50 ns a comparison this limits the cost of a chain to
+// about 1 µs.
 const maxFlat = 32
 
-// splitBits is how many bits of an address or port one level of chains tells
-// apart: a chain of jumps has at most 2^splitBits of them.
+// splitBits is the number of bits of an address or port that one level of chains distinguishes: a chain of jumps has at
+// most 2^splitBits of them.
 const splitBits = 4
 
-// maxChainName is the longest chain name that iptables takes
-// (XT_EXTENSION_MAXNAMELEN is 29 with the terminating zero).
+// maxChainName is the maximum length of a chain's name (XT_EXTENSION_MAXNAMELEN is 29 with the terminating zero).
 const maxChainName = 28
 
-// table is what usher wants to have in one iptables table.
+// table is the wanted state of one iptables table.
 type table struct {
 	chains map[string][]spec
 	jumps  []wantedJump
 }
 
-// wantedJump is a jump from a chain of iptables' own into one of ours.
+// wantedJump is a jump from a built-in chain into one of usher's.
 type wantedJump struct {
 	chain string
 	spec  spec
 }
 
-// anywhere reports whether it does not matter what is in front of the jump: what it
-// leads to sets marks, which nobody else there asks for. Nor is a place in the table filter, which
-// CNI plugins want, worth a contest.
+// anywhere reports whether rules may precede the jump: its chain sets marks, which no other rule there matches. In the
+// table filter, CNI plugins also want the first place, which is not worth a contest.
 func (w wantedJump) anywhere() bool {
 	return w.last() || w.spec.jump == chainCIDRs || w.spec.jump == chainAccept
 }
 
-// last reports whether the jump is put in behind what is there.
+// last reports whether the jump is added at the end of the chain.
 func (w wantedJump) last() bool { return w.spec.jump == chainSent || w.spec.jump == chainAnswers }
 
-// layOut says which chains of which tables hold which rules. rules must be in
-// the order of Target.Compare, all of one family, and valid. A table that is
-// not needed is not in the result.
+// layOut returns the tables with their chains and rules. rules must be in the order of Target.Compare, all of one
+// family, and valid. The result has no unneeded table.
 func layOut(rules []portal.Rule, at redirect.Setting) map[string]*table {
 	nat := &layouter{at: at, chains: map[string][]spec{}}
 	nat.specs = nat.redirect
@@ -186,7 +173,7 @@ func addChain(tables map[string]*table, at redirect.Setting, name, from string, 
 	t.chains[jump.jump], t.jumps = specs, append(t.jumps, wantedJump{from, jump})
 }
 
-// addListeners adds what lets only usher's sockets receive what rules lead to the landing.
+// addListeners adds the rules by which only usher's sockets receive packets redirected to the landing.
 func addListeners(tables map[string]*table, at redirect.Setting) {
 	if !at.OwnOnly || !at.Landing.IsValid() {
 		return
@@ -197,15 +184,15 @@ func addListeners(tables map[string]*table, at redirect.Setting) {
 	addChain(tables, at, tableMangle, "INPUT", jump, []spec{
 		{transparent: true, jump: "RETURN", toPort: -1},
 		{proto: portal.TCP, ports: ports, syn: true, jump: "DROP", toPort: -1},
-		// The node's own datagrams of more than 65,487 bytes come over IPv6 as fragments: conntrack, which saw
-		// them go out, does not put them together again. In the later ones --dport of iptables-nft takes
-		// the IP header for a port (seen on Linux 6.18).
+		// The node's own datagrams of more than 65,487 bytes arrive over IPv6 as fragments: conntrack, which saw them
+		// leave, does not reassemble them. In all but the first, --dport of iptables-nft reads the IP header as a port
+		// (seen on Linux 6.18).
 		{proto: portal.UDP, ports: ports, whole: true, jump: "DROP", toPort: -1},
 	})
 }
 
-// accepted returns the ports of this node that rules in INPUT let in: health check node ports, as rules without LocalPort, and,
-// for what is not led to the landing, those that rules redirect to.
+// accepted returns the ports of this node that rules in INPUT accept: health check node ports, as rules without
+// LocalPort, and, for packets not redirected to the landing, the ports that rules redirect to.
 func accepted(rules map[portal.Target]portal.Rule, at redirect.Setting, family portal.Family) []portal.Rule {
 	ports := map[portal.Target]portal.Rule{}
 	for _, port := range at.HealthChecks {
@@ -225,7 +212,7 @@ func accepted(rules map[portal.Target]portal.Rule, at redirect.Setting, family p
 	return portal.InOrder(ports)
 }
 
-// addAccept adds what lets in what rules redirect, and what accepted returned, whatever else is in INPUT.
+// addAccept adds the rules that accept redirected packets, and the result of accepted, whatever else is in INPUT.
 func addAccept(tables map[string]*table, at redirect.Setting, ports []portal.Rule) {
 	l := &layouter{at: at, chains: map[string][]spec{}}
 	if at.Landing.IsValid() {
@@ -247,7 +234,7 @@ func addAccept(tables map[string]*table, at redirect.Setting, ports []portal.Rul
 	maps.Copy(tables[tableFilter].chains, l.chains)
 }
 
-// addServiceCIDRs adds what rejects new connections to the service CIDRs that were not redirected.
+// addServiceCIDRs adds the rules that reject new connections to the service CIDRs that were not redirected.
 func addServiceCIDRs(tables map[string]*table, at redirect.Setting) {
 	if len(at.ServiceCIDRs) == 0 || at.NoReject {
 		return
@@ -266,8 +253,7 @@ func addServiceCIDRs(tables map[string]*table, at redirect.Setting) {
 	}
 }
 
-// addAnswers adds what is there whatever is served, once something was: connections in
-// flight need it.
+// addAnswers adds the rules that stay after the first Service, whatever is served: open connections need them.
 func addAnswers(tables map[string]*table, at redirect.Setting) {
 	if !at.Answers {
 		return
@@ -296,15 +282,13 @@ func addAnswers(tables map[string]*table, at redirect.Setting) {
 type layouter struct {
 	at     redirect.Setting
 	rules  []portal.Rule
-	specs  func(portal.Rule) []spec // what stands in the table for a rule
+	specs  func(portal.Rule) []spec // the table's rules for a portal rule
 	chains map[string][]spec
 }
 
-// table returns what l has built, with jumps that match as jump does from
-// where all packets come by: PREROUTING for those that come in, OUTPUT for
-// those of the node itself. What usher sends to this node itself comes in by lo, and
-// has its mark still; but the nat table is not asked a second time. markIn is the
-// mark for those.
+// table returns the table that l has built, with jumps that match as jump does: from PREROUTING for incoming packets,
+// and from OUTPUT for the node's own. Packets from usher to this node come in by lo and still have its mark, markIn;
+// but they pass the nat table only once.
 func (l *layouter) table(root string, jump spec, markIn uint32) *table {
 	jump.jump, jump.toPort = root, -1
 	if !l.at.Comment {
@@ -315,7 +299,7 @@ func (l *layouter) table(root string, jump spec, markIn uint32) *table {
 	return &table{chains: l.chains, jumps: []wantedJump{{"PREROUTING", in}, {"OUTPUT", out}}}
 }
 
-// redirect returns what stands in nat for r.
+// redirect returns nat's rules for r.
 func (l *layouter) redirect(r portal.Rule) []spec {
 	s := l.match(r)
 	s.jump, s.toPort = "REDIRECT", int(r.LocalPort)
@@ -328,7 +312,7 @@ func (l *layouter) redirect(r portal.Rule) []spec {
 	return []spec{s}
 }
 
-// drop returns what stands in mangle for r: nothing if all may connect.
+// drop returns mangle's rules for r: none if all clients may connect.
 func (l *layouter) drop(r portal.Rule) (specs []spec) {
 	s := l.match(r)
 	if r.Action == portal.Drop {
@@ -359,7 +343,7 @@ func (l *layouter) match(r portal.Rule) spec {
 	return s
 }
 
-// outside returns the chain that drops all but what comes from this node.
+// outside returns the chain that drops all packets except those from this node.
 func (l *layouter) outside(family portal.Family) string {
 	if l.chains[chainOutside] != nil {
 		return chainOutside
@@ -368,7 +352,7 @@ func (l *layouter) outside(family portal.Family) string {
 	return chainOutside
 }
 
-// from returns the chain that drops all but what comes from these networks.
+// from returns the chain that drops all packets except those from these networks.
 func (l *layouter) from(networks []netip.Prefix) string {
 	words := []string{"FROM"}
 	for _, n := range networks {
@@ -379,7 +363,7 @@ func (l *layouter) from(networks []netip.Prefix) string {
 	return name
 }
 
-// dropAllBut lets pass what matches one of these.
+// dropAllBut returns rules that drop all packets except those that match one of these.
 func dropAllBut(these []redirect.Match) []spec {
 	var specs []spec
 	for _, m := range these {
@@ -388,8 +372,8 @@ func dropAllBut(these []redirect.Match) []spec {
 	return append(specs, spec{jump: "DROP", toPort: -1})
 }
 
-// root lays out all rules below the chain called name: VIPs first, then node
-// ports, so that a VIP that is also an address of the node keeps its own rule.
+// root lays out all rules below the chain called name: VIPs first, then node ports, so that a VIP that is also an
+// address of the node keeps its own rule.
 func (l *layouter) root(name string) {
 	isVIP := func(r portal.Rule) bool { return !r.Target.Addr.IsUnspecified() }
 	// Unspecified addresses sort before all others.

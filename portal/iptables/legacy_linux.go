@@ -11,17 +11,16 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// Of the legacy variant's tables the kernel tells nothing, and to have them listed by
-// iptables-save at each Check would be most of what usher does at rest. But it gives
-// away a table as it stands in memory, by a call: as long as that is the same,
-// the rules are too.
+// The kernel sends no events for tables of the legacy variant, and listing them by iptables-save at each Check would be
+// most of usher's work at rest. But a call returns a table as it is in memory: while that is unchanged, the rules are
+// too.
 
-// What linux/netfilter_ipv4/ip_tables.h and ip6_tables.h define, alike for both families.
+// Definitions of linux/netfilter_ipv4/ip_tables.h and ip6_tables.h, the same for both families.
 const (
 	soGetInfo, soGetEntries    = 64, 65
 	tableNameSize              = 32
-	infoSize, sizeAt           = 84, 80 // struct ipt_getinfo, and where in it the size of all rules stands
-	getEntriesSize, getSizeAt  = 40, 32 // struct ipt_get_entries, of which the rules are the rest
+	infoSize, sizeAt           = 84, 80 // struct ipt_getinfo, and its offset for the size of all rules
+	getEntriesSize, getSizeAt  = 40, 32 // struct ipt_get_entries, followed by the rules
 	entryNext, entryCounters   = 90, 96 // of struct ipt_entry: next_offset and counters
 	entryNext6, entryCounters6 = 142, 152
 	countersSize               = 16
@@ -30,8 +29,8 @@ const (
 // tableSeed is the same for all fingerprints of this process.
 var tableSeed = maphash.MakeSeed()
 
-// fingerprint tells a table of the legacy variant from what it is with other rules.
-// Counters do not matter. A table that is not there is set up by being asked for.
+// fingerprint returns a hash of a table of the legacy variant. Counters are excluded. The kernel sets up a missing
+// table when it is read.
 func fingerprint(family portal.Family, table string) (uint64, error) {
 	domain, level, next, counters := unix.AF_INET, unix.SOL_IP, entryNext, entryCounters
 	if family.Is6() {
@@ -65,7 +64,7 @@ func fingerprint(family portal.Family, table string) (uint64, error) {
 	return maphash.Bytes(tableSeed, all), nil
 }
 
-// getsockopt fills value, which says what is asked for.
+// getsockopt fills value, which contains the request.
 func getsockopt(fd, level, option int, value []byte) error {
 	length := uint32(len(value))
 	_, _, err := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),

@@ -2,7 +2,7 @@ package iptables
 
 import "github.com/usherproxy/usher/portal"
 
-// Mode is the mode whose rules are those of iptables. It needs Linux.
+// Mode is the mode that uses iptables rules. It requires Linux.
 var Mode = portal.Mode{
 	Name: "iptables",
 	Traits: portal.Traits{

@@ -19,8 +19,7 @@ import (
 
 func init() { Mode.Open, Mode.List, Mode.Remove = open, list, remove }
 
-// open takes the variant that the node already uses, or else another
-// one that works.
+// open selects the variant that the node already uses, or else another one that works.
 func open(ctx context.Context, opts portal.Options) (portal.Portal, error) {
 	if err := kernel.NeedNetAdmin(); err != nil {
 		return nil, err
@@ -40,7 +39,7 @@ func open(ctx context.Context, opts portal.Options) (portal.Portal, error) {
 		}
 	}
 	if errs == nil {
-		// Without nf_tables in the kernel iptables-nft does not even say its version.
+		// Without nf_tables in the kernel, iptables-nft does not even print its version.
 		err := exec.ErrNotFound
 		if _, failed := run(ctx, "", "iptables", "--version"); failed != nil {
 			err = failed
@@ -50,9 +49,8 @@ func open(ctx context.Context, opts portal.Options) (portal.Portal, error) {
 	return nil, errs
 }
 
-// openVariant makes the portal whose rules are in the nat table, and in
-// mangle and filter where clients are dropped and rejected; see layout.go. What has been left in the other
-// variant it takes out as if that were another mode.
+// openVariant makes the portal whose rules are in the nat table, and in mangle and filter where clients are dropped and
+// rejected; see layout.go. It removes leftovers in the other variant as if that were another mode.
 func openVariant(ctx context.Context, v variant, opts portal.Options) (portal.Portal, error) {
 	other := portal.Mode{Remove: func(ctx context.Context, opts portal.Options, all bool) ([]string, error) {
 		return removeVariants(ctx, opts, all, func(o variant) bool { return o.nft != v.nft })
@@ -62,7 +60,7 @@ func openVariant(ctx context.Context, v variant, opts portal.Options) (portal.Po
 	if v.nft {
 		events = append(events, func() (kernel.Subscription, error) {
 			return kernel.NFTEvents(func(table, chain string) bool {
-				// In other chains rules of others come and go all the time.
+				// In other chains, other programs often add and remove rules.
 				if table == tableFilter {
 					return chain == "INPUT" || strings.HasPrefix(chain, chainPrefix) && !isScratch(chain)
 				}
@@ -90,7 +88,7 @@ func list(ctx context.Context, opts portal.Options) (all []portal.Rule, err erro
 	return all, nil
 }
 
-// rulesInTables reads rules from what iptables-save printed.
+// rulesInTables parses rules from the output of iptables-save.
 func rulesInTables(tables map[string]*contents, family portal.Family) map[portal.Target]portal.Rule {
 	rules := map[portal.Target]portal.Rule{}
 	if nat := tables[tableNAT]; nat != nil {
@@ -139,8 +137,8 @@ func sourcesLetIn(chain []spec) portal.Sources {
 	return portal.SourcesOf(networks)
 }
 
-// remove takes our chains and the jumps to them out of all tables of all variants.
-// With all set, rules that it cannot read are an error.
+// remove removes usher's chains and the jumps to them from all tables of all variants. With all set, rules that it
+// cannot read are an error.
 func remove(ctx context.Context, opts portal.Options, all bool) (removed []string, err error) {
 	removed, err = removeVariants(ctx, opts, all, func(variant) bool { return true })
 	if all {
@@ -149,8 +147,8 @@ func remove(ctx context.Context, opts portal.Options, all bool) (removed []strin
 	return removed, err
 }
 
-// overlooked returns an error if the kernel holds rules of iptables that may be
-// usher's, and no iptables is installed that could tell or remove them.
+// overlooked returns an error if the kernel holds iptables rules that may be usher's, but no installed iptables can
+// list or remove them.
 func overlooked(ctx context.Context, opts portal.Options) error {
 	var nft, legacy bool
 	for _, v := range variants(ctx, opts) {
@@ -189,16 +187,16 @@ func removeVariants(ctx context.Context, opts portal.Options, all bool, which fu
 	return removed, errors.Join(errs...)
 }
 
-// unsupported reports whether an iptables-save failed since the kernel has not what it
-// would read.
+// unsupported reports whether an iptables-save failed since the kernel does not support its tables.
 func unsupported(err error) bool {
 	text := err.Error()
 	return slices.ContainsFunc([]string{"Protocol not supported", "Operation not supported", "not supported by protocol", "Table does not exist"},
 		func(what string) bool { return strings.Contains(text, what) })
 }
 
-// saveTables reads all tables that usher may have rules in. iptables-legacy reads their names in a file that only the
-// network namespace's root may read, and after `unshare -rn` that is no user at all: it then reads each table by its name.
+// saveTables reads all tables that can have usher's rules. iptables-legacy reads the tables' names from a file that
+// only the network namespace's root may read. After `unshare -rn` this user does not exist: saveTables then reads each
+// table by its name.
 func saveTables(ctx context.Context, v variant, family portal.Family) (string, error) {
 	save := v.command(family.Is6(), "-save")
 	text, err := run(ctx, "", save)

@@ -11,21 +11,19 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// iptables-nft makes a table, and its base chains such as PREROUTING, when it
-// first needs them, and leaves them behind when they are empty. So that Remove
-// can put the node back to exactly what it was, usher leaves a note in the
-// table: an empty chain of its own that says what it had to make. A note in
-// the kernel survives what usher does not, and goes with the table.
+// iptables-nft creates a table, and its base chains such as PREROUTING, when it first needs them, and leaves them
+// behind when they are empty. So that Remove can restore the node's exact state, usher leaves a note in the table: an
+// empty, dedicated chain whose name says what was created. A note in the kernel outlives the usher process, and is
+// removed with the table.
 const (
 	noteTable = chainPrefix + "MADE-TABLE"
 	noteChain = chainPrefix + "MADE-" // + PREROUTING or OUTPUT
 )
 
-// isNote tells whether a chain is such a note.
+// isNote reports whether a chain is such a note.
 func isNote(chain string) bool { return strings.HasPrefix(chain, noteChain) }
 
-// nftChains lists the chains of a table of iptables-nft. exists says whether
-// there is such a table.
+// nftChains lists the chains of a table of iptables-nft. exists reports whether there is such a table.
 func nftChains(family portal.Family, table string) (chains []*nftables.Chain, exists bool, err error) {
 	conn, err := kernel.OpenNFT()
 	if err != nil {
@@ -50,8 +48,7 @@ func nftChains(family portal.Family, table string) (chains []*nftables.Chain, ex
 	return chains, true, nil
 }
 
-// notesFor returns the notes that have to be left when jumps are put into the
-// base chains of a table.
+// notesFor returns the notes to leave when jumps are put into the base chains of a table.
 func notesFor(family portal.Family, table string, jumps []wantedJump) ([]string, error) {
 	chains, exists, err := nftChains(family, table)
 	if err != nil {
@@ -69,8 +66,7 @@ func notesFor(family portal.Family, table string, jumps []wantedJump) ([]string,
 	return notes, nil
 }
 
-// tidyNFT takes out the base chains and the table that the notes say usher
-// made, if nobody else has put anything into them since.
+// tidyNFT removes the base chains and the table that usher created according to the notes, if they are empty.
 func tidyNFT(family portal.Family, table string, notes []string) error {
 	if len(notes) == 0 {
 		return nil
@@ -116,8 +112,7 @@ func tidyNFT(family portal.Family, table string, notes []string) error {
 	return nil
 }
 
-// nftChainOfIPTables returns the name of one of the iptables portal's chains in
-// nf_tables, "" if there is none.
+// nftChainOfIPTables returns the name of one of the iptables portal's chains in nf_tables, or "" if there is none.
 func nftChainOfIPTables(family portal.Family) string {
 	conn, err := kernel.OpenNFT()
 	if err != nil {
@@ -125,7 +120,7 @@ func nftChainOfIPTables(family portal.Family) string {
 	}
 	chains, err := conn.ListChainsOfTableFamily(kernel.NFTFamily(family))
 	if err != nil {
-		return "" // no nf_tables, so nothing is in it
+		return "" // no nf_tables, so no chains
 	}
 	for _, c := range chains {
 		if strings.HasPrefix(c.Name, chainPrefix) {

@@ -6,28 +6,26 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// chainPrefix begins the name of every chain that usher makes. Whatever has
-// such a name is ours, whichever version or process made it.
+// chainPrefix begins the name of every chain of usher's. Any chain with it is usher's, whichever version or process
+// created it.
 const chainPrefix = "USHER-"
 
-// contents is what one table holds of ours: chains by name with their rules,
-// and the jumps into them from chains of others.
+// contents is usher's part of one table: chains by name with their rules, and the jumps into them from other chains.
 type contents struct {
 	chains map[string][]spec
 	jumps  []foundJump
 }
 
-// foundJump is a rule that leads from a chain that is not ours into one that is.
+// foundJump is a rule that jumps from another chain into one of usher's.
 type foundJump struct {
-	chain    string // where it stands
-	position int    // the how-manieth rule of that chain, from 1
+	chain    string // the chain that has the rule
+	position int    // the rule's number in that chain, from 1
 	spec     spec
-	raw      string // as iptables-save prints it, without "-A CHAIN"
+	raw      string // as printed by iptables-save, without "-A CHAIN"
 }
 
-// parseSave reads the output of iptables-save into contents by table. Lines
-// that it has no use for, such as the warnings that the nft variant prints,
-// are passed over.
+// parseSave parses the output of iptables-save into contents by table. It skips other lines, such as the warnings that
+// the nft variant prints.
 func parseSave(text string) map[string]*contents {
 	tables := map[string]*contents{}
 	var table *contents
@@ -60,8 +58,7 @@ func parseSave(text string) map[string]*contents {
 	return tables
 }
 
-// words splits a rule as iptables-restore does: at spaces, but not inside
-// double quotes, with backslash for the next character.
+// words splits a rule as iptables-restore does: at spaces outside double quotes, with backslash as escape.
 func words(line string) []string {
 	out := make([]string, 0, 20)
 	for line != "" {
@@ -103,9 +100,8 @@ func quotedWord(line string) (word, rest string) {
 	return b.String(), ""
 }
 
-// ports returns the local port of each DNAT or REDIRECT that the chains hold,
-// and 0 for each rejected target. The contents are of that family: a rule without
-// destination is for a node port.
+// ports returns the local port of each DNAT or REDIRECT in the chains, and 0 for each rejected target. family is that
+// of the contents: a rule without destination is for a node port.
 func (c *contents) ports(family portal.Family) map[portal.Target]uint16 {
 	found := map[portal.Target]uint16{}
 	for _, rules := range c.chains {
@@ -118,7 +114,7 @@ func (c *contents) ports(family portal.Family) map[portal.Target]uint16 {
 	return found
 }
 
-// target returns what a rule is for, if that is a single target.
+// target returns the target of a rule, if it is a single one.
 func (s spec) target(family portal.Family) (t portal.Target, ok bool) {
 	if s.proto == 0 || s.ports.IsZero() || s.ports.First != s.ports.Last || s.Dst.IsValid() && !s.Dst.IsSingleIP() {
 		return t, false

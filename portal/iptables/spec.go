@@ -11,16 +11,15 @@ import (
 	"github.com/usherproxy/usher/portal/redirect"
 )
 
-// spec is one iptables rule. All that usher ever writes has a field, so that
-// two rules are the same exactly if their specs are equal, however the
-// iptables at hand spells them. What is in a rule beyond that goes to other
-// and makes it differ from everything that is wanted.
+// spec is one iptables rule. It has a field for everything that usher writes, so two rules are the same exactly if
+// their specs are equal, however the installed iptables prints them. Anything else in a rule is stored in other and
+// makes it differ from every wanted rule.
 type spec struct {
 	redirect.Match                  // -s and -d; -i; -m addrtype --src-type LOCAL, --dst-type LOCAL
 	proto          portal.Protocol  // -p; 0 is every protocol
 	ports          portal.PortRange // --dport; the zero range is every port
 	port0          bool             // --dport 0
-	whole          bool             // -m multiport --dports, which matches no fragment but the first
+	whole          bool             // -m multiport --dports, which matches only the first fragment
 	fresh          bool             // -m conntrack --ctstate NEW
 	translated     bool             // -m conntrack --ctstate DNAT
 	unmarked       uint32           // -m mark ! --mark, with the same mask; 0 is every packet
@@ -40,7 +39,7 @@ type spec struct {
 // jumpTo returns a spec that sends everything to a chain.
 func jumpTo(chain string) spec { return spec{jump: chain, toPort: -1} }
 
-// appendTo writes s as iptables-save would, without "-A CHAIN".
+// appendTo writes s in the form of iptables-save, without "-A CHAIN".
 func (s spec) appendTo(b *strings.Builder) {
 	var buf [64]byte
 	number := func(n int) { b.Write(strconv.AppendInt(buf[:0], int64(n), 10)) }
@@ -142,7 +141,7 @@ func (s spec) String() string {
 	return b.String()
 }
 
-// parseSpec reads the words of a rule after "-A CHAIN".
+// parseSpec parses the words of a rule after "-A CHAIN".
 func parseSpec(words []string) spec {
 	s := spec{toPort: -1}
 	var other []string
@@ -223,7 +222,7 @@ func parseSpec(words []string) spec {
 				s.toPort = int(port)
 			}
 		default:
-			// One word that means nothing here; the next is looked at anew.
+			// One unknown word; the next is parsed by itself.
 			other = append(other, word)
 			continue
 		}
@@ -242,9 +241,8 @@ func parseSpec(words []string) spec {
 	return s
 }
 
-// parsePrefix reads what stands behind -s or -d. Some versions of iptables
-// leave out a prefix length that covers the whole address. Masks that are no
-// prefix length are not read.
+// parsePrefix parses the value of -s or -d. Some versions of iptables omit a prefix length that covers the whole
+// address. Masks that are not a prefix length are invalid.
 func parsePrefix(s string) (netip.Prefix, bool) {
 	if addr, err := netip.ParseAddr(s); err == nil {
 		return netip.PrefixFrom(addr, addr.BitLen()), true
@@ -253,8 +251,7 @@ func parsePrefix(s string) (netip.Prefix, bool) {
 	return prefix, err == nil
 }
 
-// parseProtocol reads what stands behind -p, a name or, where /etc/protocols
-// does not know the name, a number.
+// parseProtocol parses the value of -p: a name or, if /etc/protocols does not have it, a number.
 func parseProtocol(s string) (portal.Protocol, bool) {
 	switch s {
 	case "tcp", "6":
@@ -267,8 +264,7 @@ func parseProtocol(s string) (portal.Protocol, bool) {
 	return 0, false
 }
 
-// parseMark reads what stands behind --mark, if the mask is the mark itself.
-// iptables-save leaves out a mask of all bits.
+// parseMark parses the value of --mark, if the mask equals the mark. iptables-save omits a mask of all bits.
 func parseMark(s string) (mark uint32, ok bool) {
 	value, mask, masked := strings.Cut(s, "/")
 	v, err := strconv.ParseUint(value, 0, 32)

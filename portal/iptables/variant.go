@@ -6,14 +6,12 @@ import (
 	"strings"
 )
 
-// variant is one of the iptables that a node may have side by side: they keep
-// their rules in different places in the kernel, and rules in both places
-// are all obeyed, so it is best to use the one that others here use.
+// variant is one of the iptables variants that a node may have in parallel. Each stores its rules in a different place
+// in the kernel, and all rules apply, so it is best to use the variant that others on the node use.
 type variant struct {
-	// suffix makes command names: iptables-nft, iptables-nft-save. Empty is
-	// the plain iptables, whichever variant that is.
+	// suffix is part of command names: iptables-nft, iptables-nft-save. Empty is the plain iptables, of either variant.
 	suffix string
-	// nft says that rules go to nf_tables, in tables that come and go.
+	// nft says that rules are in nf_tables, whose tables can be created and removed.
 	nft bool
 }
 
@@ -29,18 +27,17 @@ func (v variant) command(ip6 bool, tool string) string {
 	return name + tool
 }
 
-// found is a variant with what iptables-save says of it, both families.
+// found is a variant with the output of iptables-save of both families.
 type found struct {
 	variant
-	plain bool // the one that "iptables" without suffix is
+	plain bool // "iptables" without suffix is this variant
 	works bool // iptables-save ran
 	saved string
 }
 
-// byUse orders variants: first the one that holds rules of ours, then the one
-// that kubelet uses (KEP-3178: it leaves these chains as a hint), then the one
-// with more rules, then the one that the distribution made the default. It is
-// how kubernetes-sigs/iptables-wrappers decides, but for the first.
+// byUse orders variants. First is the variant that holds usher's rules, then the one that kubelet uses (KEP-3178: it
+// leaves these chains as a hint), then the one with more rules, then the distribution's default. Except for the first
+// criterion, this is how kubernetes-sigs/iptables-wrappers decides.
 func byUse(variants []found) []found {
 	score := func(f found) (ours, kubelet, rules, plain int) {
 		for line := range strings.Lines(f.saved) {
