@@ -17,24 +17,23 @@ import (
 	"github.com/usherproxy/usher/portal/redirect"
 )
 
-// backend is one family of nftables rules: what is installed, and how to get
-// from that to what is wanted. It is not safe for concurrent use.
+// backend is one family of nftables rules: the installed state, and the changes to it. It is not safe for concurrent
+// use.
 type backend struct {
 	log    logrus.FieldLogger
 	family portal.Family
 	at     redirect.Setting
-	send   func(context.Context, portal.Family, *change) error // sendChange, but in tests
+	send   func(context.Context, portal.Family, *change) error // sendChange, except in tests
 
 	sole      soleAddresses
-	installed *contents // what the kernel holds, or did when last read
-	fresh     bool      // nothing has happened since that makes installed doubtful
-	// generation is that of nf_tables (kernel.NFTGeneration) with installed in it, if nobody else
-	// has changed anything meanwhile.
+	installed *contents // the kernel's rules, as last read or written
+	fresh     bool      // no later event makes installed doubtful
+	// generation is that of nf_tables (kernel.NFTGeneration) after installed was written, if no other process has
+	// changed anything meanwhile.
 	generation uint32
 }
 
-// openBackend proves that rules can be put in, and reads those that are. It
-// leaves nothing behind.
+// openBackend tests that rules can be put in, and reads the existing ones. It leaves nothing behind.
 func openBackend(family portal.Family, opts portal.Options) (*backend, error) {
 	f := &backend{log: opts.Log, family: family, send: sendChange,
 		at: redirect.Setting{Comment: true, NodePorts: opts.NodePortAddresses, PodInterfaces: opts.PodInterfaces, Mark: opts.Mark, Answers: opts.Mark != 0 && !opts.NodeAddress}}
@@ -58,11 +57,11 @@ func (f *backend) Left() map[portal.Target]uint16 {
 	return ports
 }
 
-// probe tries the whole table under another name, in a transaction that takes
-// it out again, and so finds out what the kernel has.
+// probe tries the whole table under another name, in a transaction that removes it again, to determine the kernel's
+// features.
 func (f *backend) probe() error {
 	if _, err := readTable(f.family); err != nil {
-		return err // and not wait for an answer to what nobody has understood
+		return err // does not wait for an answer that the kernel will not send
 	}
 	noLanding := kernel.ProbeLanding(kernel.LandingOf(f.family))
 	var first error
@@ -97,8 +96,7 @@ func (f *backend) probe() error {
 	return fmt.Errorf("testing nftables with a dedicated table: %w", shorter(first))
 }
 
-// probeAnswers finds out whether rules mark the answers to clients' own addresses, and
-// translate aliases.
+// probeAnswers determines whether rules can mark the answers to clients' own addresses, and translate aliases.
 func (f *backend) probeAnswers() {
 	all := netip.PrefixFrom(f.family.Any(), 32)
 	f.at.Aliases = []redirect.Alias{{Of: all, As: all}}
@@ -119,9 +117,9 @@ func (f *backend) Unchanged() bool {
 	return f.generation != 0 && f.generation == kernel.NFTGeneration()
 }
 
-// Read asks the kernel what it holds.
+// Read reads the kernel's rules.
 func (f *backend) Read(context.Context) error {
-	f.generation = kernel.NFTGeneration() // before: what changes meanwhile is another
+	f.generation = kernel.NFTGeneration() // before the read: a change during it gives another generation
 	now, err := readTable(f.family)
 	if f.fresh = err == nil; err != nil {
 		return err
@@ -131,12 +129,12 @@ func (f *backend) Read(context.Context) error {
 	return nil
 }
 
-// Put makes the kernel hold rules in one transaction over what differs.
+// Put makes the kernel hold rules, in one transaction over the differences.
 func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, only []portal.Target) (changed []string, err error) {
 	f.sole.note(rules, only)
 	want := wanted{rules: rules, targets: only, sole: f.sole.rules}
-	// A table that is there stays until Remove: with the last nat chain of a
-	// network namespace the kernel ceases to translate connections in flight.
+	// An existing table stays until Remove: when a network namespace's last nat chain is removed, the kernel stops
+	// translating open connections.
 	if len(rules) > 0 || f.installed.exists {
 		want.fixed = fixedChains(f.family, f.at)
 	}
@@ -151,16 +149,15 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 		return nil, err
 	}
 	f.installed = c.done(f.installed)
-	f.generation++ // by one transaction; with more, or others', it is another in the kernel
+	f.generation++ // by one transaction; after several, or another process's, the kernel's number differs
 	if len(c.chains) > 0 {
 		f.learnPrints()
 	}
 	return c.repairs, nil
 }
 
-// learnPrints asks for the fingerprints of the rules that have just
-// been put in. If that fails, whoever reads next finds rules that it does not know, and
-// puts them in anew.
+// learnPrints reads the fingerprints of the rules that were just put in. If that fails, the next Read finds unknown
+// rules, which are then replaced.
 func (f *backend) learnPrints() {
 	conn, err := kernel.OpenNFT()
 	if err != nil {
@@ -172,7 +169,7 @@ func (f *backend) learnPrints() {
 		return
 	}
 	for name, chain := range f.installed.chains {
-		// In case that another process was quicker.
+		// In case another process has changed the chain.
 		if len(now.chains[name].prints) == len(chain.rules) {
 			chain.prints = now.chains[name].prints
 			f.installed.chains[name] = chain
@@ -180,7 +177,7 @@ func (f *backend) learnPrints() {
 	}
 }
 
-// Parts compares the chains alone: the maps may be large.
+// Parts compares only the chains: the maps may be large.
 func (f *backend) Parts() func(context.Context) ([]portal.Part, error) {
 	want, before := fixedChains(f.family, f.at), &contents{chains: maps.Clone(f.installed.chains)}
 	return func(context.Context) (parts []portal.Part, err error) {
@@ -206,13 +203,13 @@ func (f *backend) Parts() func(context.Context) ([]portal.Part, error) {
 	}
 }
 
-// Missing returns them all: to try one again that is in costs next to nothing.
+// Missing returns all rules: trying an installed one again costs little.
 func (f *backend) Missing(rules []portal.Rule) []portal.Rule { return rules }
 
-// Tried has nothing to take out.
+// Tried does nothing: tries leave nothing.
 func (f *backend) Tried([]portal.Rule) {}
 
-// Try puts rules into a table that is gone again when the transaction ends.
+// Try puts rules into a table that the same transaction removes.
 func (f *backend) Try(ctx context.Context, rules []portal.Rule) error {
 	c := diff(noContents(), wanted{fixed: fixedChains(f.family, f.at), rules: portal.ByTarget(rules)})
 	c.trial = true

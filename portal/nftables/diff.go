@@ -9,13 +9,13 @@ import (
 	"github.com/usherproxy/usher/portal/redirect"
 )
 
-// soleAddresses counts the rules of each address of which other ports are rejected (portal.Rule.Sole).
+// soleAddresses counts the rules with portal.Rule.Sole of each address: other ports of these addresses are rejected.
 type soleAddresses struct {
-	targets map[portal.Target]bool // whose rules say so
+	targets map[portal.Target]bool // with Sole rules
 	rules   map[netip.Addr]int
 }
 
-// note takes in the rules; if only is not nil, no others than those for these targets differ from before.
+// note records the rules; if only is not nil, no others than those for these targets have changed.
 func (s *soleAddresses) note(rules map[portal.Target]portal.Rule, only []portal.Target) {
 	set := func(t portal.Target, is bool) {
 		switch was := s.targets[t]; {
@@ -40,7 +40,7 @@ func (s *soleAddresses) note(rules map[portal.Target]portal.Rule, only []portal.
 	}
 }
 
-// String returns the key as people know it.
+// String returns the key in readable form.
 func (k mapKey) String() string {
 	if k.isAddress() {
 		return k.target.Addr.String()
@@ -48,25 +48,23 @@ func (k mapKey) String() string {
 	return k.target.String()
 }
 
-// contents is what usher's table in one family holds, as far as known.
+// contents is the known content of usher's table in one family.
 type contents struct {
 	exists bool
-	// other says why the table is none that this version makes.
+	// other says why this version would not make such a table.
 	other    string
 	chains   map[string]heldChain
 	elements map[mapKey]mapValue
-	users    map[string]int // how many elements jump to a chain
+	users    map[string]int // the number of elements that jump to a chain
 }
 
-// heldChain is what a chain holds. Rules that are read from the kernel are not
-// understood but recognized: by fingerprints, which are what the kernel says of
-// them, with handles that it never gives twice. Those of another process are
-// replaced, which does no harm.
+// heldChain is the content of a chain. Rules read from the kernel are not parsed but recognized by fingerprints: the
+// kernel's form of the rule, with its handle, which the kernel never reuses. Another process's rules are replaced,
+// which does no harm.
 type heldChain struct {
 	prints []string
 	rules  []rule
-	// What List tells of a chain: the networks that it lets in, and whether it
-	// asks whether a client is of this node.
+	// For List: the networks that the chain lets in, and whether it checks for clients of this node.
 	from    []netip.Prefix
 	outside bool
 }
@@ -75,7 +73,7 @@ func noContents() *contents {
 	return &contents{chains: map[string]heldChain{}, elements: map[mapKey]mapValue{}, users: map[string]int{}}
 }
 
-// put takes note of an element.
+// put records an element.
 func (c *contents) put(k mapKey, v mapValue) {
 	c.drop(k)
 	c.elements[k] = v
@@ -84,7 +82,7 @@ func (c *contents) put(k mapKey, v mapValue) {
 	}
 }
 
-// drop takes note that an element is gone.
+// drop records that an element was removed.
 func (c *contents) drop(k mapKey) {
 	if chain := c.elements[k].verdict.chain(); chain != "" {
 		if c.users[chain]--; c.users[chain] <= 0 {
@@ -94,8 +92,7 @@ func (c *contents) drop(k mapKey) {
 	delete(c.elements, k)
 }
 
-// recognize takes the rules that were put in before for those in the kernel
-// where these have the same fingerprints.
+// recognize copies the rules put in before to the kernel's chains with the same fingerprints.
 func (c *contents) recognize(before *contents) {
 	if before == nil {
 		return
@@ -108,24 +105,23 @@ func (c *contents) recognize(before *contents) {
 	}
 }
 
-// mapElement is an element as it is put in or taken out.
+// mapElement is an element to add.
 type mapElement struct {
 	key   mapKey
 	value mapValue
 }
 
-// change is one transaction. A trial is one that makes a table of another
-// name and takes it out again.
+// change is one transaction. A trial creates a table of another name and removes it again.
 type change struct {
 	trial      bool // leave nothing behind
 	remove     bool // the table
 	create     bool // the table with its maps and base chains
 	chains     map[string][]rule
-	makeChains []string // those of chains that are not there
+	makeChains []string // those of chains that do not exist
 	goneChains []string
 	del        []mapKey
 	add        []mapElement
-	// repairs names what is not as it should be.
+	// repairs names the parts that differ from the wanted ones.
 	repairs []string
 }
 
@@ -133,17 +129,16 @@ func (c *change) empty() bool {
 	return !c.remove && !c.create && len(c.chains)+len(c.goneChains)+len(c.del)+len(c.add) == 0
 }
 
-// wanted is what the table is to hold. An empty one is for no table at all,
-// where there is none yet.
+// wanted is the wanted content of the table. If it is empty and there is no table, none is created.
 type wanted struct {
 	fixed map[string][]rule
-	rules map[portal.Target]portal.Rule // what the elements are for
-	sole  map[netip.Addr]int            // the addresses of which other ports are rejected
-	// targets are the only ones to look at; nil is all.
+	rules map[portal.Target]portal.Rule // the rules for the elements
+	sole  map[netip.Addr]int            // the addresses whose other ports are rejected
+	// targets are the only ones to compare; nil means all.
 	targets []portal.Target
 }
 
-// diff says how to get from have to want.
+// diff returns the change from have to want.
 func diff(have *contents, want wanted) *change {
 	c := &change{chains: map[string][]rule{}}
 	if want.fixed == nil {
@@ -172,7 +167,7 @@ func diff(have *contents, want wanted) *change {
 	return c
 }
 
-// chain makes a chain hold rules.
+// chain adds to c the rules for a chain.
 func (c *change) chain(have *contents, name string, rules []rule) {
 	old, there := have.chains[name]
 	same := slices.Equal(old.rules, rules) && (len(rules) > 0 || len(old.prints) == 0) // rules are known only if they are recognized
@@ -186,7 +181,7 @@ func (c *change) chain(have *contents, name string, rules []rule) {
 	c.repairs = append(c.repairs, "chain "+name)
 }
 
-// diffElements returns by how many the elements that jump to a chain change.
+// diffElements returns the change in the number of elements that jump to each chain.
 func (c *change) diffElements(have *contents, want wanted) (users map[string]int) {
 	users = map[string]int{}
 	set := func(k mapKey, v mapValue, wanted bool) {
@@ -250,7 +245,7 @@ func (c *change) diffElements(have *contents, want wanted) (users map[string]int
 	return users
 }
 
-// done notes in have what the change has made of it.
+// done applies the change to have.
 func (c *change) done(have *contents) *contents {
 	if c.remove || c.create {
 		have = noContents()
@@ -271,8 +266,7 @@ func (c *change) done(have *contents) *contents {
 	return have
 }
 
-// parts splits a change whose elements are too many for one transaction. What is
-// new comes first.
+// parts splits a change with too many elements for one transaction. Additions come first.
 func (c *change) parts(most int) []*change {
 	first := &change{remove: c.remove, create: c.create, chains: c.chains, makeChains: c.makeChains}
 	parts := []*change{first}

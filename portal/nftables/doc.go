@@ -1,11 +1,11 @@
-// Package nftables is the mode of portal whose rules are in a table of nf_tables, which it
-// speaks to by netlink; package redirect decides which they are.
+// Package nftables is the portal mode whose rules are in a table of nf_tables, which it accesses by netlink. Package
+// redirect determines these rules.
 //
-//	layout.go          which chains and maps there are, and why so
-//	diff.go            from what is installed to what is wanted
-//	transact_linux.go  one transaction for what differs
-//	read_linux.go      what the kernel holds
-//	encode_linux.go    keys, elements and rules as the kernel has them
+//	layout.go          which chains and maps there are, and why
+//	diff.go            the change from the installed to the wanted state
+//	transact_linux.go  one transaction for the differences
+//	read_linux.go      reads the kernel's state
+//	encode_linux.go    keys, elements and rules in the kernel's form
 //	backend_linux.go   one family's rules: probe, read, put in, try
-//	mode_linux.go      the mode; what is left, listed and taken out
+//	mode_linux.go      the mode; lists and removes leftovers
 package nftables

@@ -16,8 +16,7 @@ import (
 	"github.com/usherproxy/usher/portal/redirect"
 )
 
-// bytes returns the key as the kernel has it: each part begins at a multiple of
-// four bytes.
+// bytes returns the key in the kernel's form: each part begins at a multiple of four bytes.
 func (k mapKey) bytes() []byte {
 	var b []byte
 	if !k.target.Addr.IsUnspecified() {
@@ -31,7 +30,7 @@ func (k mapKey) bytes() []byte {
 	return append(b, 0, 0)
 }
 
-// parseKey reads what bytes returns.
+// parseKey parses the form that bytes returns.
 func parseKey(family portal.Family, node, guard, address bool, b []byte) (k mapKey, ok bool) {
 	k = mapKey{target: portal.Target{Addr: family.Any()}, guard: guard}
 	if !node {
@@ -72,8 +71,8 @@ func (v verdict) marshal() *expr.Verdict {
 	return &expr.Verdict{Kind: expr.VerdictJump, Chain: v.chain()}
 }
 
-// parseVerdict reads an element's data: the attributes NFTA_VERDICT_CODE and
-// NFTA_VERDICT_CHAIN. What usher does not use is not read.
+// parseVerdict parses an element's data: the attributes NFTA_VERDICT_CODE and NFTA_VERDICT_CHAIN. It rejects verdicts
+// that usher does not use.
 func parseVerdict(b []byte) (v verdict, ok bool) {
 	if len(b) < 8 {
 		return "", false
@@ -89,7 +88,7 @@ func parseVerdict(b []byte) (v verdict, ok bool) {
 	return "", false
 }
 
-// exprs returns what the kernel is to do for the rule, as nft would say it.
+// exprs returns the rule's expressions in the form that nft uses.
 func (r rule) exprs(conn *nftables.Conn, table *nftables.Table, sets map[string]*nftables.Set) (out []expr.Any, err error) {
 	if r.Src.IsValid() {
 		out = append(out, inNetwork(r.Src, true)...)
@@ -98,8 +97,7 @@ func (r rule) exprs(conn *nftables.Conn, table *nftables.Table, sets map[string]
 		out = append(out, inNetwork(r.Dst, false)...)
 	}
 	if r.In != "" {
-		// The kernel has names with zeros behind them; of one that may go on only what
-		// is given is compared.
+		// The kernel pads names with zeros; for a prefix, only the given bytes are compared.
 		begin, many := strings.CutSuffix(string(r.In), "+")
 		name := make([]byte, unix.IFNAMSIZ)
 		if copy(name, begin); many {
@@ -172,8 +170,7 @@ func (r rule) exprs(conn *nftables.Conn, table *nftables.Table, sets map[string]
 		out = append(out, r.key(4)...)
 		return append(out, &expr.Lookup{SourceRegister: 1, SetName: r.by, SetID: sets[r.by].ID, IsDestRegSet: true}), nil
 	}
-	// Without this in front nft does not take the rule from a file: it wants to
-	// know that there are ports.
+	// nft requires this check for a transport header to accept the rule from a file.
 	carried := &nftables.Set{Table: table, Anonymous: true, Constant: true, KeyType: nftables.TypeInetProto}
 	if err := conn.AddSet(carried, []nftables.SetElement{{Key: []byte{byte(portal.TCP)}}, {Key: []byte{byte(portal.UDP)}}, {Key: []byte{byte(portal.SCTP)}}}); err != nil {
 		return nil, err
@@ -193,13 +190,12 @@ func (r rule) exprs(conn *nftables.Conn, table *nftables.Table, sets map[string]
 	return append(out, &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(table.Family), RegAddrMin: 1, RegProtoMin: 2, Specified: true}), nil
 }
 
-// The kernel's 16-byte registers 1 to 4 are also 16 registers of 4 bytes, with
-// the numbers 8 to 23 (NFT_REG32_00 to NFT_REG32_15). register32 returns how many
-// of the latter are before the former, plus 4: NFT_REG_1 begins the count.
+// The kernel's 16-byte registers 1 to 4 are also 16 registers of 4 bytes, with the numbers 8 to 23 (NFT_REG32_00 to
+// NFT_REG32_15). register32 returns how many of the latter precede the former, plus 4: NFT_REG_1 begins the count.
 func register32(register uint32) uint32 { return 4 * register }
 
-// register returns the number of the 4-byte register that count is about: that
-// of a 16-byte register where they begin together, as nft does.
+// register returns the number of the 4-byte register for count. Where a 16-byte register begins there, it returns that
+// one's number, as nft does.
 func register(count uint32) uint32 {
 	if count%4 == 0 {
 		return count / 4
@@ -207,7 +203,7 @@ func register(count uint32) uint32 {
 	return unix.NFT_REG32_00 + count - 4
 }
 
-// key loads what a packet is looked up by: each part into the next free register.
+// key loads the packet's lookup key: each part into the next free register.
 func (r rule) key(count uint32) (out []expr.Any) {
 	if r.by == namePortals || r.by == nameGuards || r.by == nameClusterIPs {
 		size, offset := kernel.AddrIn(r.ip6, false)

@@ -13,12 +13,12 @@ import (
 	"github.com/usherproxy/usher/portal/redirect"
 )
 
-// The nftables mode has a table of its own in each family, with the same chains
-// whatever is served; what is served is elements of maps. In nft's words:
+// The nftables mode has a dedicated table in each family. Its chains are the same for any Services; the Services are
+// elements of maps. In nft's syntax:
 //
 //	table ip usher {
 //	  map portals          { type ipv4_addr . inet_proto . inet_service : inet_service }   VIP → local port
-//	  map guards           { type ipv4_addr . inet_proto . inet_service : verdict }        VIP → who is dropped
+//	  map guards           { type ipv4_addr . inet_proto . inet_service : verdict }        VIP → clients to drop
 //	  map cluster-ips      { type ipv4_addr : inet_service }                               other ports of cluster IPs → 0
 //	  map node-ports       { type inet_proto . inet_service : inet_service }
 //	  map node-port-guards { type inet_proto . inet_service : verdict }
@@ -58,33 +58,28 @@ import (
 //	  chain inside-from-192.0.2.0-24 { jump outside; ip saddr 192.0.2.0/24 return; drop }
 //	}
 //
-// So a first packet costs the same with one Service and with ten thousand, and a
-// change is a transaction over the elements that differ. The kernel takes no
-// second element with the same key: one that changes is deleted and added in
-// the same transaction, and no packet sees it missing.
+// So a first packet costs the same with one Service and with ten thousand, and a change is a transaction over the
+// elements that differ. The kernel accepts no second element with the same key: an element that changes is deleted and
+// added in the same transaction, and no packet sees it missing.
 //
-// The landing and port 0 for rejected targets are those of mode iptables; see
-// layout.go there. An nft reject would be refused by kernels before 5.9 in prerouting,
-// and by all of them in a nat chain.
+// The landing and port 0 for rejected targets are those of mode iptables; see layout.go there. Kernels before 5.9
+// refuse an nft reject in prerouting, and all kernels refuse it in a nat chain.
 //
-// Packets are dropped in the nat chains, which only see the first packet of each
-// connection: those in flight go on. nft has nothing against that; iptables has.
+// Packets are dropped in the nat chains, which see only the first packet of each connection, so open connections
+// continue. nft allows this; iptables does not.
 //
-// The chain listeners is for redirect.Setting.OwnOnly. TCP's other segments belong to a
-// connection that was let in, or are answered by a reset. The kernel looks up no socket of
-// SCTP there. Port 0, of rejected targets, is answered.
+// The chain listeners is for redirect.Setting.OwnOnly. TCP's other segments belong to an accepted connection, or are
+// answered by a reset. The kernel looks up no socket of SCTP there. Port 0, of rejected targets, is answered.
 //
-// The chains sent, answers and aliases are for endpoints that see their clients' own
-// addresses: see redirect/origin_linux.go. Where the kernel takes no prefixes in snat
-// (before 5.8) there is no chain aliases.
+// The chains sent, answers and aliases are for endpoints that see their clients' own addresses: see
+// redirect/origin_linux.go. If the kernel does not support prefixes in snat (before 5.8), there is no chain aliases.
 //
-// The chains service-cidrs-… are there while service CIDRs are known. They reject what was not
-// redirected, by usher or by another proxy, and so have a later priority. Addresses of this node are
-// left alone, and so are packets that are not tracked: NodeLocal DNSCache listens on a cluster IP.
+// The chains service-cidrs-… exist while service CIDRs are known. They reject packets that neither usher nor another
+// proxy has redirected, and so have a later priority. They leave alone addresses of this node, and untracked packets:
+// NodeLocal DNSCache listens on a cluster IP.
 //
-// The priority puts usher before all who change destinations at the usual place,
-// such as iptables, so no jump has to be kept in front. Of the nat chains of a
-// hook the first that sets a destination decides.
+// The priority puts usher before all programs that change destinations at the usual place, such as iptables, so no jump
+// has to be kept in front. Of the nat chains of a hook, the first that sets a destination decides.
 const (
 	nameTable = "usher"
 
@@ -108,29 +103,28 @@ const (
 	nameCIDRsForward = "service-cidrs-forward"
 )
 
-// maxComment is the longest comment that nft takes in a file
-// (NFTNL_UDATA_COMMENT_MAXLEN is 128 with the terminating zero).
+// maxComment is the longest comment that nft accepts in a file (NFTNL_UDATA_COMMENT_MAXLEN is 128 with the terminating
+// zero).
 const maxComment = 127
 
-// rule is one rule. Two rules do the same if they are equal.
+// rule is one rule. Equal rules have the same effect.
 type rule struct {
 	redirect.Match        // saddr and daddr; iifname; fib saddr type local, fib daddr type local
 	marked         uint32 // meta mark, with the same mask; 0 is every packet
 	fresh          bool   // ct state new
 	transparent    bool   // socket transparent 1
 	later          bool   // frag frag-off != 0: a fragment of IPv6 that is not the first
-	// opens is what may open a flow, to a port that is not 0: TCP's SYN, any datagram of
-	// UDP; 0 is every packet.
+	// opens matches packets that can open a flow to a port other than 0: TCP's SYN, any datagram of UDP; 0 is every
+	// packet.
 	opens   portal.Protocol
 	answers uint32 // ct direction reply, ct mark with the same mask; 0 is every packet
-	// by is the map in which the packet's target is looked up for what happens
-	// to it; if there is none, the verdict does.
+	// by is the map in which the packet's target is looked up; the result decides. Without a map, the verdict decides.
 	by      string
 	verdict verdict
-	// Or the packet, or its connection, is given a mark, or its source address another prefix.
+	// Alternatively the packet, or its connection, gets a mark, or its source address another prefix.
 	mark, ctMark uint32
 	to           netip.Prefix
-	landing      netip.Addr // with a map of ports: where packets go; if invalid, redirect decides
+	landing      netip.Addr // with a map of ports: the new destination; if invalid, redirect decides
 	ip6          bool
 }
 
@@ -145,7 +139,7 @@ const (
 
 func jumpTo(chain string) verdict { return verdict("jump " + chain) }
 
-// chain returns where the verdict jumps to, or "".
+// chain returns the chain that the verdict jumps to, or "".
 func (v verdict) chain() string {
 	chain, is := strings.CutPrefix(string(v), "jump ")
 	if !is {
@@ -154,7 +148,7 @@ func (v verdict) chain() string {
 	return chain
 }
 
-// String returns the rule as nft would print it.
+// String returns the rule in nft's syntax.
 func (r rule) String() string {
 	ip := "ip"
 	if r.ip6 {
@@ -226,15 +220,15 @@ func (r rule) String() string {
 	return strings.Join(words, " ")
 }
 
-// leads tells whether the map holds ports.
+// leads reports whether the map contains ports.
 func (r rule) leads() bool {
 	return r.by == namePortals || r.by == nameClusterIPs || r.by == nameNodePorts
 }
 
-// fixedOrder is the order in which the fixed chains are made, and listed.
+// fixedOrder is the order in which the fixed chains are created and listed.
 var fixedOrder = []string{namePrerouting, nameOutput, namePortals, nameNodePorts, nameOutside, nameListeners, nameSent, nameAnswers, nameAliases, nameCIDRsOutput, nameCIDRsForward}
 
-// fixedChains returns the chains that are there whatever is served, in one family.
+// fixedChains returns the chains that exist for any Services, in one family.
 func fixedChains(family portal.Family, at redirect.Setting) map[string][]rule {
 	six := family.Is6()
 	to := func(chain string) []rule { return []rule{{verdict: jumpTo(chain), ip6: six}} }
@@ -242,8 +236,7 @@ func fixedChains(family portal.Family, at redirect.Setting) map[string][]rule {
 		return []rule{{by: guards, ip6: six}, {by: ports, landing: at.Landing, ip6: six}}
 	}
 	portals := append(lookup(nameGuards, namePortals), rule{by: nameClusterIPs, landing: at.Landing, ip6: six})
-	// VIPs come first, so that one that is also an address of the node keeps its
-	// own element.
+	// VIPs come first, so that a VIP that is also an address of the node keeps its own element.
 	for _, m := range at.NodeAddresses(family) {
 		portals = append(portals, rule{Match: m, verdict: jumpTo(nameNodePorts), ip6: six})
 	}
@@ -266,9 +259,8 @@ func fixedChains(family portal.Family, at redirect.Setting) map[string][]rule {
 			{Match: landing, opens: portal.UDP, verdict: verdictDrop, ip6: six},
 		}
 		if six {
-			// The node's own datagrams of more than 65,487 bytes come as fragments: conntrack, which saw them
-			// go out, does not put them together again. In the later ones dport is some of the IP header
-			// (seen on Linux 6.18).
+			// The node's own datagrams of more than 65,487 bytes arrive as fragments: conntrack, which saw them leave,
+			// does not reassemble them. In all but the first, dport reads part of the IP header (seen on Linux 6.18).
 			fixed[nameListeners] = slices.Insert(fixed[nameListeners], 1, rule{Match: landing, later: true, verdict: verdictReturn, ip6: true})
 		}
 	}
@@ -299,7 +291,7 @@ func fixedChains(family portal.Family, at redirect.Setting) map[string][]rule {
 	return fixed
 }
 
-// dropAllBut lets pass what matches one of these.
+// dropAllBut returns rules that drop all packets except those that match one of these.
 func dropAllBut(family portal.Family, these []redirect.Match) (rules []rule) {
 	for _, m := range these {
 		rules = append(rules, rule{Match: m, verdict: verdictReturn, ip6: family.Is6()})
@@ -307,8 +299,8 @@ func dropAllBut(family portal.Family, these []redirect.Match) (rules []rule) {
 	return append(rules, rule{verdict: verdictDrop, ip6: family.Is6()})
 }
 
-// mapKey tells which element of which map: a target has up to two, one among
-// the ports and one among the guards. A target without protocol and port is a cluster IP.
+// mapKey identifies an element of a map: a target has up to two, one among the ports and one among the guards. A target
+// without protocol and port is a cluster IP.
 type mapKey struct {
 	target portal.Target
 	guard  bool
@@ -329,18 +321,17 @@ func (k mapKey) inMap() string {
 	return namePortals
 }
 
-// isAddress reports whether the element is for an address and all ports of it that have no other.
+// isAddress reports whether the element is for all ports of an address that have no other element.
 func (k mapKey) isAddress() bool { return k.target.Protocol == 0 }
 
-// mapValue is what an element holds beside its key.
+// mapValue is an element's value.
 type mapValue struct {
 	port    uint16  // among the ports; 0 rejects
 	verdict verdict // among the guards
 	comment string
 }
 
-// elementsOf returns the elements for a rule, and the chain that one of them
-// jumps to, if any.
+// elementsOf returns the elements for a rule, and the chain that one of them jumps to, if any.
 func elementsOf(r portal.Rule) (elements map[mapKey]mapValue, chain string, rules []rule) {
 	family := portal.FamilyOf(r.Target.Addr)
 	comment := r.Comment
@@ -362,7 +353,7 @@ func elementsOf(r portal.Rule) (elements map[mapKey]mapValue, chain string, rule
 	return elements, chain, rules
 }
 
-// guardOf returns what happens to clients before they are redirected.
+// guardOf returns the verdict on clients before they are redirected.
 func guardOf(r portal.Rule, family portal.Family) (verdict verdict, chain string, rules []rule) {
 	networks, all := r.Sources.In(family)
 	switch {
@@ -386,8 +377,7 @@ func guardOf(r portal.Rule, family portal.Family) (verdict verdict, chain string
 	return jumpTo(chain), chain, rules
 }
 
-// chainName makes a chain's name of words, or of their hash where they are too
-// long for people.
+// chainName joins words to a chain's name. If it is too long, it contains their hash instead.
 func chainName(words []string) string {
 	const longest = 64
 	name := strings.Join(words, "-")

@@ -2,8 +2,8 @@ package nftables
 
 import "github.com/usherproxy/usher/portal"
 
-// Mode is the mode whose rules are in a table of nf_tables, which it speaks
-// to itself; see layout.go. It needs Linux.
+// Mode is the mode whose rules are in a table of nf_tables, which it accesses by netlink; see layout.go. It requires
+// Linux.
 var Mode = portal.Mode{
 	Name: "nftables",
 	Traits: portal.Traits{

@@ -72,7 +72,7 @@ func rulesInMaps(c *contents) map[portal.Target]portal.Rule {
 	return rules
 }
 
-// remove takes usher's tables out.
+// remove removes usher's tables.
 func remove(context.Context, portal.Options, bool) (removed []string, err error) {
 	var errs []error
 	for _, family := range portal.Families {
@@ -85,7 +85,7 @@ func remove(context.Context, portal.Options, bool) (removed []string, err error)
 			return removed, hint(fmt.Errorf("reading nftables tables: %w", err))
 		}
 		if err != nil {
-			continue // no nf_tables, so nothing is in it
+			continue // no nf_tables, so no table
 		}
 		for _, t := range tables {
 			if t.Name != nameTable {

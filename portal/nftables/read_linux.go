@@ -15,7 +15,7 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// readTable returns what usher's table in one family holds.
+// readTable returns the content of usher's table in one family.
 func readTable(family portal.Family) (*contents, error) {
 	conn, err := kernel.OpenNFT()
 	if err != nil {
@@ -58,7 +58,7 @@ func readChains(conn *nftables.Conn, family portal.Family, table *nftables.Table
 		}
 		rules, err := conn.GetRules(table, chain)
 		if errors.Is(err, unix.ENOENT) {
-			continue // it is gone meanwhile
+			continue // removed meanwhile
 		}
 		if err != nil {
 			return fmt.Errorf("listing nftables rules of chain %s: %w", chain.Name, err)
@@ -76,7 +76,7 @@ func readChains(conn *nftables.Conn, family portal.Family, table *nftables.Table
 	return nil
 }
 
-// fingerprint tells a rule from all others that were ever in its table.
+// fingerprint returns a text that distinguishes a rule from all others that its table has ever had.
 func fingerprint(r *nftables.Rule) string {
 	b := binary.BigEndian.AppendUint64(nil, r.Handle)
 	for _, e := range r.Exprs {
@@ -89,7 +89,7 @@ func fingerprint(r *nftables.Rule) string {
 	return string(b)
 }
 
-// sourceOf reads the network from which a rule lets clients in.
+// sourceOf returns the network whose clients a rule lets in.
 func sourceOf(exprs []expr.Any) (p netip.Prefix, ok bool) {
 	if len(exprs) != 4 {
 		return p, false
@@ -116,7 +116,7 @@ func jumpsOutside(exprs []expr.Any) bool {
 	return is && v.Chain == nameOutside
 }
 
-// sameBase tells whether two chains are in the same place.
+// sameBase reports whether two chains have the same hook, type and priority.
 func sameBase(a, b *nftables.Chain) bool {
 	if a.Hooknum == nil || b.Hooknum == nil {
 		return a.Hooknum == b.Hooknum

@@ -16,10 +16,10 @@ import (
 )
 
 const (
-	// perMessage is how many elements go into one message of a transaction.
-	// An attribute has at most 64 KiB; an element takes up to some 200 bytes.
+	// perMessage is the number of elements in one message of a transaction. An attribute has at most 64 KiB; an element
+	// takes up to about 200 bytes.
 	perMessage = 256
-	// perPart is how many elements a transaction has that is one of several.
+	// perPart is the number of elements in each transaction if there are several.
 	perPart = 1000
 )
 
@@ -72,12 +72,11 @@ func baseChain(table *nftables.Table, name string) *nftables.Chain {
 	return c
 }
 
-// sendChange carries out a change: in one transaction, or, if the socket does not
-// take one that large, in several.
+// sendChange sends a change: in one transaction or, if that is too large for the socket, in several.
 func sendChange(ctx context.Context, family portal.Family, c *change) error {
 	err := transact(ctx, family, c)
 	if c.trial && errors.Is(err, unix.EMSGSIZE) {
-		return nil // as far as can be told
+		return nil // as far as is known
 	}
 	if !errors.Is(err, unix.EMSGSIZE) && !errors.Is(err, unix.ENOBUFS) {
 		return err
@@ -118,8 +117,7 @@ func commit(conn *nftables.Conn) error {
 	return nil
 }
 
-// shorter returns the first of the errors that a transaction gives for each
-// of its messages.
+// shorter returns the first of a transaction's errors, of which there is one for each message.
 func shorter(err error) error {
 	for _, e := range []error{unix.EMSGSIZE, unix.ENOBUFS, unix.EPERM, unix.EACCES, os.ErrDeadlineExceeded} {
 		if errors.Is(err, e) {
@@ -132,8 +130,8 @@ func shorter(err error) error {
 	return err
 }
 
-// stage puts what a change is made of into a transaction, in an order in which
-// nothing is named before it is there or taken out while it is in use.
+// stage adds a change to a transaction, in an order in which objects exist before they are used, and are unused when
+// they are removed.
 func stage(conn *nftables.Conn, family portal.Family, table *nftables.Table, c *change) error {
 	if c.remove {
 		conn.DelTable(table)
@@ -196,7 +194,7 @@ func stage(conn *nftables.Conn, family portal.Family, table *nftables.Table, c *
 	return nil
 }
 
-// hint adds to an error what is missing and what to do about it.
+// hint adds to an error the missing feature and the remedy.
 func hint(err error) error {
 	switch {
 	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EINVAL), errors.Is(err, os.ErrDeadlineExceeded):
