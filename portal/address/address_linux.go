@@ -17,59 +17,54 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// addressPortal makes VIPs local addresses, so that the kernel itself brings what is sent
-// to them to listeners on VIP:port: of a network namespace of usher's own, or, where that
-// does not work, of the node. It needs no netfilter.
+// addressPortal makes VIPs local addresses, so that the kernel itself delivers packets for them to listeners on
+// VIP:port. They are addresses of a dedicated network namespace or, where that does not work, of the node. It needs no
+// netfilter.
 //
-// A rejected target keeps its route: without a listener the kernel refuses. A
-// dropped target is refused as well, since routes cannot drop one port of an
-// address; if its clients on this node are to be served, the listener decides
-// who is. A target of a local VIP that has no rule is refused too, where other
-// portals would let it pass.
+// A rejected target keeps its route: without a listener the kernel refuses. A dropped target is refused as well, since
+// routes cannot drop one port of an address; if its clients on this node are served, the listener checks which clients
+// these are. A target of a local VIP that has no rule is refused too, where other portals would let it pass.
 //
-// The route for a VIP without rules goes when no connection needs it any more,
-// whosever that is: usher's, a predecessor's that is draining, or the kernel's
-// alone, which still sends what a closed socket has left. Each Check looks; until
-// the route goes, new connections are refused.
+// The route for a VIP without rules is removed when no connection needs it any longer: usher's, a draining
+// predecessor's, or the kernel's alone, which still sends the data of a closed socket. Each Check looks; until the
+// route is removed, new connections are refused.
 //
-// Where a VIP is a local address of the node, this answers ARP for it, as IPVS proxies do,
-// but not neighbour discovery, for which the kernel wants an address of an interface. Where a load balancer announces VIPs in the
-// node's own network, set net.ipv4.conf.all.arp_ignore=1.
+// If a VIP is a local address of the node, the node answers ARP for it, as with IPVS proxies, but not neighbor
+// discovery, for which the kernel requires an address of an interface. If a load balancer announces VIPs in the node's
+// own network, set net.ipv4.conf.all.arp_ignore=1.
 type addressPortal struct {
 	log    logrus.FieldLogger
 	opts   portal.Options
 	routes *kernel.Routes
-	known  kernel.Known  // what is in routed and others
+	known  kernel.Known  // the content of routed and others
 	link   *link         // to the space; nil without one
-	traits portal.Traits // apart if a family is
+	traits portal.Traits // Apart if a family is
 
-	// onNode is why VIPs of a family are addresses of the node; the others are in the space.
+	// onNode is why VIPs of a family are addresses of the node; other families are in the space.
 	onNode map[portal.Family]error
 
 	mu      sync.Mutex          // guards all below, and link
-	others  []netip.Prefix      // what the node has for other reasons, and its networks
-	apart   map[netip.Addr]bool // whether the VIPs are in the space for which Listen was asked last
-	moved   map[netip.Addr]bool // VIPs that have another place since the last Apply
+	others  []netip.Prefix      // the node's other addresses, and its networks
+	apart   map[netip.Addr]bool // whether the VIPs of Listen are in the space, as of its last call
+	moved   map[netip.Addr]bool // VIPs whose place has changed since the last Apply
 	rules   map[portal.Target]portal.Rule
-	users   map[netip.Addr]int   // how many rules have this VIP
-	heard   map[netip.Addr]int   // and how many of these a listener
-	routed  map[netip.Addr]bool  // VIPs with a route of ours, and whether into the space; the others are local by themselves
+	users   map[netip.Addr]int   // the number of rules with this VIP
+	heard   map[netip.Addr]int   // the number of these with a listener
+	routed  map[netip.Addr]bool  // VIPs with a route of usher's, and whether into the space; the others are local already
 	missing map[netip.Addr]error // VIPs that could not be made local
-	leaving map[netip.Addr]bool  // VIPs without rules that are routed for the connections they have
+	leaving map[netip.Addr]bool  // VIPs without rules that stay routed for open connections
 
 	cidrs    []netip.Prefix        // see SetServiceCIDRs
-	networks map[netip.Prefix]int  // those with a route of ours; see kernel.PutNetwork
-	unrouted map[netip.Prefix]bool // those of which the log says why they have none
-	// listened is what Listen last answered for node ports that have a listener
-	// for each address.
+	networks map[netip.Prefix]int  // with a route of usher's; see kernel.PutNetwork
+	unrouted map[netip.Prefix]bool // without a route, as already logged
+	// listened is the last result of Listen for node ports that have a listener for each address.
 	listened map[portal.Target][]netip.Addr
 	applied  bool
 }
 
 func init() { Mode.Open, Mode.List, Mode.Remove = open, list, remove }
 
-// open makes sure that routes can be made, by making one and taking it
-// out again, and finds out where VIPs can be.
+// open tests that routes can be made, by adding and removing one, and determines where VIPs can be.
 func open(_ context.Context, opts portal.Options) (portal.Portal, error) {
 	if err := kernel.NeedNetAdmin(); err != nil {
 		return nil, err
@@ -118,8 +113,8 @@ func list(context.Context, portal.Options) ([]portal.Rule, error) {
 	return vips, err
 }
 
-// remove takes out the routes for VIPs, with all set for landings too, the link to the
-// namespace in which VIPs are, and the interface whose addresses they are.
+// remove removes the routes for VIPs, the link to their namespace, and the interface whose addresses they are. With all
+// set, it also removes routes for landings.
 func remove(_ context.Context, _ portal.Options, all bool) (removed []string, err error) {
 	onLink, linkErr := kernel.RemoveVIPLink()
 	removed, err = kernel.RemoveRoutes(func(addr netip.Addr) bool { return all || !kernel.IsLanding(addr) })
@@ -131,9 +126,8 @@ func (p *addressPortal) Mode() string { return Mode.Name }
 
 func (p *addressPortal) Traits() portal.Traits { return p.traits }
 
-// Listen asks for one listener per target, at the very address that clients use.
-// For SCTP that holds for node ports too: a listener on all addresses would tell
-// its clients all of them, and some may be out of their reach.
+// Listen requests one listener per target, at the exact address that clients use. For SCTP this includes node ports: a
+// listener on all addresses would announce them all to its clients, and some may be unreachable for them.
 func (p *addressPortal) Listen(_ string, targets []portal.Target) []portal.Bind {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -160,17 +154,16 @@ func (p *addressPortal) Listen(_ string, targets []portal.Target) []portal.Bind 
 	return binds
 }
 
-// addForListener makes a VIP local before Apply does: where local routes have no effect, no socket can
-// be bound to an address that is not local either. If that fails, so does Apply, and says why.
+// addForListener makes a VIP local before Apply does: where local routes have no effect, sockets can only be bound to
+// local addresses. If it fails, so does Apply, which returns the error.
 func (p *addressPortal) addForListener(vip netip.Addr) {
 	if !p.routes.IsLocal(vip) && p.routes.Add(vip) == nil {
 		p.routed[vip] = false
 	}
 }
 
-// nodeAddresses returns this node's addresses of one family that have node
-// ports, in order. A link-local address of IPv6 is none without an
-// interface.
+// nodeAddresses returns this node's addresses of one family that have node ports, in order. It omits link-local IPv6
+// addresses, which are ambiguous without an interface.
 func (p *addressPortal) nodeAddresses(family portal.Family) (addrs []netip.Addr) {
 	all, err := p.routes.Addresses(family)
 	if err != nil {
@@ -186,8 +179,8 @@ func (p *addressPortal) nodeAddresses(family portal.Family) (addrs []netip.Addr)
 	return slices.Compact(addrs)
 }
 
-// listensElsewhere returns the targets for which Listen would no longer answer as it did.
-// moved says that VIPs may have another place.
+// listensElsewhere returns the targets for which Listen would now return another result. moved says that VIPs may have
+// another place.
 func (p *addressPortal) listensElsewhere(moved bool) []portal.Target {
 	now := map[netip.Addr][]netip.Addr{}
 	again := map[portal.Target]bool{}
@@ -209,16 +202,15 @@ func (p *addressPortal) listensElsewhere(moved bool) []portal.Target {
 	return portal.SortedTargets(again)
 }
 
-// Mark is none: what is sent to a VIP goes to whoever listens there.
+// Mark returns 0: packets for a VIP go to whichever socket listens there.
 func (p *addressPortal) Mark() uint32 { return 0 }
 
-// Origin is the node: without netfilter nothing tells the answers to usher from what is
-// meant for the client.
+// Origin returns the node: without netfilter, answers to usher are indistinguishable from packets for the client.
 func (p *addressPortal) Origin(netip.Addr, netip.Addr, portal.Whereabouts) portal.Origin {
 	return portal.Origin{Seen: portal.SeenPortal}
 }
 
-// SetLocalSources changes nothing: nothing is dropped here.
+// SetLocalSources does nothing: no packets are dropped here.
 func (p *addressPortal) SetLocalSources([]netip.Prefix) {}
 
 func (p *addressPortal) SetNodePortAddresses(within []netip.Prefix) {
@@ -243,7 +235,7 @@ func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []por
 		delete(p.listened, t)
 	}
 	for _, r := range set {
-		if r.LocalPort == 0 { // there is no listener any more
+		if r.LocalPort == 0 { // the listener is closed
 			delete(p.listened, r.Target.Plain())
 		}
 	}
@@ -263,7 +255,7 @@ func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []por
 	if p.applied {
 		_, err = p.settle(ctx, slices.SortedFunc(maps.Keys(touched), netip.Addr.Compare))
 	} else {
-		p.known.Doubtful(time.Now()) // it is read now
+		p.known.Doubtful(time.Now()) // the state is read now
 		_, err = p.settleAll(ctx, true)
 	}
 	if err != nil {
@@ -274,7 +266,7 @@ func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []por
 		if len(p.opts.RemoveOthers(ctx)) > 0 {
 			kernel.ForgetRedirected(maps.Keys(p.rules), p.log)
 		}
-		_, _ = kernel.ForgetAnswers(0) // what may be left of those, or of these, leads nothing astray
+		_, _ = kernel.ForgetAnswers(0) // leftovers of these or of the next misroute nothing
 		_, _ = kernel.ForgetLastRoutes()
 		p.tell()
 	}
@@ -284,7 +276,7 @@ func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []por
 	return portal.Result{Refused: refused, Err: err}
 }
 
-// one is 1 for yes.
+// one returns 1 for true.
 func one(yes bool) int {
 	if yes {
 		return 1
@@ -292,7 +284,7 @@ func one(yes bool) int {
 	return 0
 }
 
-// explain puts into refused why a target's VIP is not local, if so.
+// explain adds to refused the reason why a target's VIP is not local, if so.
 func (p *addressPortal) explain(t portal.Target, refused map[portal.Target]error) {
 	if err := p.missing[t.Addr]; err != nil && refused[t] == nil {
 		refused[t] = err
@@ -320,15 +312,14 @@ func (p *addressPortal) Check(ctx context.Context) portal.Result {
 	return portal.Result{Refused: refused, Moved: p.listensElsewhere(doubtful), Repaired: repaired, Err: err}
 }
 
-// settleAll makes all VIPs right. If it is not doubtful which routes there are, those
-// are that there is something to be done for.
+// settleAll settles all VIPs or, if the routes are not doubtful, those with pending changes.
 func (p *addressPortal) settleAll(ctx context.Context, doubtful bool) (changed []string, err error) {
 	if err := p.routes.LoDown(); err != nil {
 		return nil, err
 	}
 	changed, wayErr := p.keepWay()
 	addrs := map[netip.Addr]bool{}
-	if doubtful || len(changed) > 0 { // with the link go the routes over it
+	if doubtful || len(changed) > 0 { // with the link, the kernel removes the routes over it
 		if err := p.readRoutes(); err != nil {
 			return changed, errors.Join(wayErr, err)
 		}
@@ -349,7 +340,7 @@ func (p *addressPortal) settleAll(ctx context.Context, doubtful bool) (changed [
 	return append(changed, more...), errors.Join(wayErr, err)
 }
 
-// readRoutes reads which routes of ours there are, and what the node has besides.
+// readRoutes reads usher's routes, and the node's other addresses.
 func (p *addressPortal) readRoutes() error {
 	table, err := p.routes.Table()
 	if err != nil {
@@ -369,16 +360,16 @@ func (p *addressPortal) readRoutes() error {
 	return nil
 }
 
-// settle makes the VIPs that a rule has local, and those that none has not, once
-// they have no connections either. That these have ended is no change.
+// settle makes VIPs with rules local, and removes the routes of those without rules once they have no connections. Such
+// a removal does not count as a change.
 func (p *addressPortal) settle(ctx context.Context, vips []netip.Addr) (changed []string, err error) {
-	for _, vip := range vips { // what opens first, so that nothing is away meanwhile
+	for _, vip := range vips { // first the additions, so that nothing is missing meanwhile
 		if p.users[vip] <= 0 {
 			continue
 		}
 		delete(p.leaving, vip)
 		apart, asked := p.apart[vip]
-		if !asked || p.heard[vip] <= 0 { // there is no listener that has to move first
+		if !asked || p.heard[vip] <= 0 { // no listener has to move first
 			apart = p.isApart(vip)
 		}
 		into, is := p.routed[vip]
@@ -425,8 +416,7 @@ func (p *addressPortal) settle(ctx context.Context, vips []netip.Addr) (changed 
 	return slices.Concat(changed, removed, p.settleNetworks()), err
 }
 
-// leave takes out the routes for VIPs that have no connections. It returns those
-// that were not to go earlier.
+// leave removes the routes of VIPs without connections. It returns those whose removal was not deferred before.
 func (p *addressPortal) leave(vips []netip.Addr) (removed []string, err error) {
 	if len(vips) == 0 {
 		return nil, nil
@@ -491,9 +481,8 @@ func (p *addressPortal) Compare(ctx context.Context) ([]portal.Comparison, error
 	return all, nil
 }
 
-// compare is compare for mode address, in which all rules of a VIP are in
-// effect if that is an address of this node. Node ports need nothing of the
-// kernel.
+// compare is the comparison for mode address: all rules of a VIP are in effect if it is an address of this node. Node
+// ports need nothing from the kernel.
 func compare(wanted map[portal.Target]portal.Rule, isLocal func(netip.Addr) bool, installed []portal.Installed) (all []portal.Comparison) {
 	vips := map[netip.Addr]bool{}
 	for t, want := range wanted {
@@ -531,9 +520,9 @@ func (p *addressPortal) Watch(ctx context.Context) (<-chan struct{}, error) {
 	return kernel.Watch(ctx, what...)
 }
 
-// lost tells whether a change of a route is one that Check has to do with soon. Others have
-// made it: what this portal puts in itself has a user, and what it takes out it does not
-// believe to be there. Link-local addresses come and go with every interface, and no VIP is one.
+// lost reports whether Check must soon handle a change of a route, and marks the state as doubtful if another process
+// made the change. For this portal's own changes, an added VIP has a user, and a removed one is not in routed.
+// Link-local addresses change with every interface, and no VIP is one.
 func (p *addressPortal) lost(addr netip.Addr, gone, ours bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

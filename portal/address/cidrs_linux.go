@@ -15,11 +15,11 @@ func (p *addressPortal) SetServiceCIDRs(cidrs []netip.Prefix) {
 	p.cidrs = portal.PlainPrefixes(cidrs)
 }
 
-// wantedNetworks returns the service CIDRs that need a route while any VIP is served, and the link of each.
-// Where VIPs are in the space, that is the way there, and no one listens on the unused addresses. Where
-// they are on the node, it is 0, and the kernel rejects what no VIP takes; not beside another proxy, whose
-// rules could not redirect what the node itself sends, since the kernel looks for a route first. Nor
-// on kernel.VIPLink: a kernel that ignores the type of a route would take it for one that leads there.
+// wantedNetworks returns the service CIDRs that need a route while any VIP is served, and the link of each. If VIPs are
+// in the space, that is the link to it, where no process listens on the unused addresses. If VIPs are on the node, the
+// link is 0, and the kernel rejects packets without a VIP. There is no such route alongside another proxy, whose rules
+// could then not redirect the node's own packets, since the kernel looks for a route first. Nor is there one with
+// kernel.VIPLink: a kernel that ignores a route's type would forward packets by it.
 func (p *addressPortal) wantedNetworks() map[netip.Prefix]int {
 	wanted := map[netip.Prefix]int{}
 	for _, cidr := range p.cidrs {
@@ -35,8 +35,8 @@ func (p *addressPortal) wantedNetworks() map[netip.Prefix]int {
 	return wanted
 }
 
-// settleNetworks adds and removes routes for service CIDRs, and returns those it has changed. A
-// route that the kernel refuses keeps no Service from being served.
+// settleNetworks adds and removes routes for service CIDRs, and returns those it has changed. Services are served even
+// if the kernel refuses such a route.
 func (p *addressPortal) settleNetworks() (changed []string) {
 	wanted := p.wantedNetworks()
 	failed := map[netip.Prefix]bool{}
@@ -49,7 +49,7 @@ func (p *addressPortal) settleNetworks() (changed []string) {
 		if is, want := wanted[network]; want && is == link {
 			continue
 		}
-		delete(p.networks, network) // first: the kernel's event is of no change by others
+		delete(p.networks, network) // first: the kernel's event is then known to be usher's own
 		if err := p.routes.DeleteNetwork(network); err != nil {
 			p.networks[network] = link
 			failing(network, err)

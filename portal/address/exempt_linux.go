@@ -13,20 +13,19 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// What goes to a VIP over the link is forwarded, so a rule that translates the addresses of
-// Pods towards other networks, as most CNI plugins have one (masquerade), would hide who
-// the client is. On a node that translates at all a chain of usher's own comes first and
-// gives each client the address that it has. On others it would only make the kernel
-// track connections that nobody tracks.
+// exemptTable has the exemption from address translation. Packets for a VIP are forwarded over the link, so a rule that
+// translates the addresses of Pods towards other networks, as most CNI plugins have (masquerade), would hide the
+// client's address. On a node with any translation, a chain of usher's comes first and gives each client its own
+// address. On other nodes it would only make the kernel track connections without need.
 const exemptTable = "usher-address"
 
-// errCannotExempt is why a namespace is of no use.
+// errCannotExempt is why a namespace is not usable.
 var errCannotExempt = errors.New("this node translates addresses (iptables -t nat), and VIPs cannot be exempted without nf_tables")
 
-// exempt makes sure that clients keep their addresses over the link, where something may
-// translate them. It says whether it had to do something.
+// exempt ensures that clients keep their addresses over the link, if other rules may translate them. It reports whether
+// it changed anything.
 func exempt(family portal.Family) (made bool, err error) {
-	others, _ := kernel.LegacyNAT(family) // what cannot be seen is none
+	others, _ := kernel.LegacyNAT(family) // an unreadable table counts as missing
 	chains, err := listChains()
 	if err != nil {
 		if others {
@@ -67,7 +66,7 @@ func exempt(family portal.Family) (made bool, err error) {
 	return true, nil
 }
 
-// isExemption tells usher's chain from those of others.
+// isExemption reports whether a chain is usher's.
 func isExemption(c *nftables.Chain) bool { return c.Table.Name == exemptTable }
 
 // keepSource is `oifname "usher0" snat to ip saddr`.
@@ -91,11 +90,11 @@ func listChains() ([]*nftables.Chain, error) {
 	return conn.ListChains()
 }
 
-// removeExemptions takes the tables of both families out, and says which there were.
+// removeExemptions removes the tables of both families, and returns those that existed.
 func removeExemptions() (removed []string, err error) {
 	chains, err := listChains()
 	if err != nil {
-		return nil, nil // no nf_tables, so nothing is in it
+		return nil, nil // no nf_tables, so no table
 	}
 	var errs []error
 	for _, family := range portal.Families {

@@ -15,21 +15,20 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// linkName is what the node's end of the link is called, and the other end too.
+// linkName is the name of both ends of the link.
 const linkName = "usher0"
 
-// link is the way from the node into a space: a pair of interfaces. They have no
-// addresses, so it adds none to the node's. The neighbours that routes name are at fixed
-// places instead, for which nobody has to ask.
+// link is the connection from the node into a space: a pair of interfaces. They have no addresses, so the node gets no
+// additional ones. Routes name neighbors with fixed hardware addresses instead, which need no resolution.
 type link struct {
 	node  *netlink.Handle
 	space *space
-	index int // of the node's end, 0 before connect and if that failed
+	index int // of the node's end, 0 before connect and after its failure
 }
 
-// The two ends: the addresses that routes name, of the block for protocol assignments
-// (RFC 6890; see landings in package kernel) and link-local, and those of the interfaces.
-// Since these are set when they are made, udev leaves them as they are.
+// The two ends: the addresses that routes name, of the block for protocol assignments (RFC 6890; see landings in
+// package kernel) and link-local, and the interfaces' hardware addresses. Since these are set on creation, udev does
+// not change them.
 var (
 	nodeEnd  = end{netip.MustParseAddr("192.0.0.118"), netip.MustParseAddr("fe80::7573:6865:7201"), net.HardwareAddr{2, 'u', 's', 'h', 'e', 1}}
 	spaceEnd = end{netip.MustParseAddr("192.0.0.119"), netip.MustParseAddr("fe80::7573:6865:7202"), net.HardwareAddr{2, 'u', 's', 'h', 'e', 2}}
@@ -40,7 +39,7 @@ type end struct {
 	mac      net.HardwareAddr
 }
 
-// gateway is the end as a route names it.
+// gateway returns the end's address for routes.
 func (e end) gateway(family portal.Family) netip.Addr {
 	if family.Is6() {
 		return e.ip6
@@ -48,8 +47,8 @@ func (e end) gateway(family portal.Family) netip.Addr {
 	return e.ip4
 }
 
-// connect makes sure that the link is there and leads into the space, for these families.
-// It says whether it had to make it.
+// connect ensures that the link exists and connects the space, for these families. It reports whether it had to create
+// the link.
 func (l *link) connect(families []portal.Family) (made bool, err error) {
 	l.index = 0
 	outer, inner, err := l.ends()
@@ -94,8 +93,8 @@ func (l *link) connect(families []portal.Family) (made bool, err error) {
 	return made, nil
 }
 
-// activated waits until both ends send. That which was brought up first does so only some
-// time after the other: until then the kernel drops what it is given.
+// activated waits until both ends send. The end that was brought up first sends only some time after the other: until
+// then the kernel drops its packets.
 func (l *link) activated() error {
 	const soon, least = 5 * time.Second, time.Millisecond
 	for deadline := time.Now().Add(soon); ; time.Sleep(least) {
@@ -116,9 +115,8 @@ func (l *link) activated() error {
 	}
 }
 
-// ends returns both ends of the link, nil if it is not there. What is left of one that
-// leads elsewhere goes: to the namespace of an usher that has been killed, whose
-// connections the kernel has not done with.
+// ends returns both ends of the link, or nil if it does not exist. It removes a leftover link to another namespace:
+// that of a killed usher process whose connections the kernel still has.
 func (l *link) ends() (outer, inner netlink.Link, err error) {
 	if outer, err = find(l.node); err != nil {
 		return nil, nil, err
@@ -135,12 +133,12 @@ func (l *link) ends() (outer, inner netlink.Link, err error) {
 		}
 	}
 	if inner != nil {
-		_ = l.space.handle.LinkDel(inner) // the other end is gone: so is this one, soon
+		_ = l.space.handle.LinkDel(inner) // this end is removed soon, as the other one already is
 	}
 	return nil, nil, nil
 }
 
-// make makes the pair, down.
+// make creates the pair, down.
 func (l *link) make() (outer, inner netlink.Link, err error) {
 	err = l.node.LinkAdd(&netlink.Veth{
 		LinkAttrs: netlink.LinkAttrs{Name: linkName, HardwareAddr: nodeEnd.mac},
@@ -155,7 +153,7 @@ func (l *link) make() (outer, inner netlink.Link, err error) {
 	if inner, err = l.space.handle.LinkByName(linkName); err != nil {
 		return nil, nil, err
 	}
-	// Nor any address that the kernel makes by itself; without IPv6 it makes none.
+	// Nor any address that the kernel generates; without IPv6 it generates none.
 	_ = l.node.LinkSetIP6AddrGenMode(outer, nl6AddrGenModeNone)
 	_ = l.space.handle.LinkSetIP6AddrGenMode(inner, nl6AddrGenModeNone)
 	return outer, inner, nil
@@ -164,9 +162,8 @@ func (l *link) make() (outer, inner netlink.Link, err error) {
 // nl6AddrGenModeNone is IN6_ADDR_GEN_MODE_NONE (linux/if_link.h).
 const nl6AddrGenModeNone = 1
 
-// mtu is the smallest of the node's links: so answers to UDP are cut here to what fits
-// them all, as on the node itself, and not lost until their size is known to be too large.
-// TCP passes in large pieces whatever it is.
+// mtu returns the smallest MTU of the node's links: so UDP answers are fragmented here to a size that fits all links,
+// as on the node itself, and none is lost until the path's MTU is known. TCP passes in large segments at any MTU.
 func (l *link) mtu() int {
 	const least, usual = 1280, 1500 // of IPv6 (RFC 8200), of Ethernet
 	links, _ := l.node.LinkList()
@@ -183,13 +180,12 @@ func (l *link) mtu() int {
 	return max(mtu, least)
 }
 
-// furnish makes what comes in by the inner end local, and leads what is sent in the space
-// out there.
+// furnish makes packets that come in by the inner end local, and routes packets sent in the space out there.
 func (l *link) furnish(inner netlink.Link, family portal.Family) error {
 	h, index := l.space.handle, inner.Attrs().Index
 	out := &netlink.Route{Family: kernel.NetlinkFamily(family), LinkIndex: index, Table: outwards}
 	there, err := h.RouteListFiltered(kernel.NetlinkFamily(family), out, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
-	if err != nil && !errors.Is(err, unix.ENOENT) || len(there) > 0 { // there is no such table yet
+	if err != nil && !errors.Is(err, unix.ENOENT) || len(there) > 0 { // the table does not exist yet
 		return err
 	}
 	if err := h.NeighSet(neighbour(inner, nodeEnd, family)); err != nil {
@@ -201,8 +197,8 @@ func (l *link) furnish(inner netlink.Link, family portal.Family) error {
 	}
 	everything := kernel.Everywhere(family)
 	here := &netlink.Route{LinkIndex: lo.Attrs().Index, Dst: everything, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST}
-	// The kernel takes no gateway that is local, as everything is; with IPv6 it goes by
-	// addresses only.
+	// The kernel refuses a gateway that is local, as all addresses are; for IPv6 it considers only the interfaces'
+	// addresses.
 	if err := h.RouteDel(here); err != nil && !errors.Is(err, unix.ESRCH) && !family.Is6() {
 		return err
 	}
@@ -213,13 +209,13 @@ func (l *link) furnish(inner netlink.Link, family portal.Family) error {
 	return h.RouteAdd(here)
 }
 
-// neighbour says where an end is, as seen from the other one.
+// neighbour returns the neighbor entry for an end, as seen from the other one.
 func neighbour(from netlink.Link, to end, family portal.Family) *netlink.Neigh {
 	return &netlink.Neigh{LinkIndex: from.Attrs().Index, Family: kernel.NetlinkFamily(family), State: netlink.NUD_PERMANENT,
 		IP: to.gateway(family).AsSlice(), HardwareAddr: to.mac}
 }
 
-// find returns an end of the link, nil if there is none.
+// find returns an end of the link, or nil if there is none.
 func find(h *netlink.Handle) (netlink.Link, error) {
 	l, err := h.LinkByName(linkName)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
@@ -231,11 +227,10 @@ func find(h *netlink.Handle) (netlink.Link, error) {
 	return l, nil
 }
 
-// errNotOurs is why an interface stays that only has the name.
+// errNotOurs is why an interface stays that only has the same name.
 var errNotOurs = errors.New("not created by usher")
 
-// findOurs returns the node's end of the link of this usher, or another one, nil if there
-// is none.
+// findOurs returns the node's end of any usher process's link, or nil if there is none.
 func findOurs(node *netlink.Handle) (netlink.Link, error) {
 	outer, err := find(node)
 	if outer != nil && (outer.Type() != "veth" || outer.Attrs().HardwareAddr.String() != nodeEnd.mac.String()) {
@@ -244,13 +239,13 @@ func findOurs(node *netlink.Handle) (netlink.Link, error) {
 	return outer, err
 }
 
-// leads tells whether the link is one for that family too.
+// leads reports whether the link is for that family too.
 func leads(node *netlink.Handle, outer netlink.Link, family portal.Family) (bool, error) {
 	all, err := node.NeighList(outer.Attrs().Index, kernel.NetlinkFamily(family))
 	return slices.ContainsFunc(all, func(n netlink.Neigh) bool { return n.IP.Equal(spaceEnd.gateway(family).AsSlice()) }), err
 }
 
-// removeLink takes the link out, and says whether it was there.
+// removeLink removes the link, and reports whether it existed.
 func removeLink(node *netlink.Handle) (removed bool, err error) {
 	outer, err := findOurs(node)
 	if outer == nil || err != nil {

@@ -16,18 +16,18 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// errNever is why there is no space where none is wanted.
+// errNever is why there is no space if none is wanted.
 var errNever = errors.New("--address-namespace=never")
 
-// errOnVIPLink is why there is none where the node's routes cannot be trusted to lead there.
+// errOnVIPLink is why there is none if the node's routes may not reach it.
 var errOnVIPLink = errors.New("local routes have no effect in this kernel")
 
-// withoutRoutes makes VIPs addresses of an interface in any case. Specs set it.
+// withoutRoutes always makes VIPs addresses of an interface. Specs set it.
 var withoutRoutes = false
 
-// choosePlaces finds out of which families VIPs can be in a space of their own, and makes
-// that, by trying it. Nothing of it stays on the node. Where an usher has a link already,
-// what it leads works: that is not tried, and goes on without a break.
+// choosePlaces determines the families whose VIPs can be in a space, by a test, and makes the space. The test leaves
+// nothing on the node. If an usher process already has a link, its routes work: then there is no test, and they stay in
+// use.
 func (p *addressPortal) choosePlaces() error {
 	how := p.opts.AddressNamespace
 	auto := how == portal.AddressNamespaces[0]
@@ -87,8 +87,8 @@ func (p *addressPortal) tryFamily(family portal.Family, before netlink.Link, aut
 	return err
 }
 
-// makeSpace makes a space, to which nothing leads yet, and returns the node's end of the
-// link of another usher, nil if there is none.
+// makeSpace makes an unconnected space. It returns the node's end of another usher process's link, or nil if there is
+// none.
 func (p *addressPortal) makeSpace() (before netlink.Link, err error) {
 	node, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -106,8 +106,8 @@ func (p *addressPortal) makeSpace() (before netlink.Link, err error) {
 	return before, nil
 }
 
-// held returns an error if somebody serves, or still has connections, at VIPs that are
-// addresses of the node: those would be cut.
+// held returns an error if another process serves VIPs that are addresses of the node, or still has connections there:
+// these would be cut.
 func (p *addressPortal) held(family portal.Family) error {
 	table, err := p.routes.Table()
 	if err != nil {
@@ -130,12 +130,12 @@ func (p *addressPortal) held(family portal.Family) error {
 	return err
 }
 
-// families are those whose VIPs are in the space.
+// families returns those whose VIPs are in the space.
 func (p *addressPortal) families() []portal.Family {
 	return slices.DeleteFunc(slices.Clone(portal.Families[:]), func(f portal.Family) bool { return p.onNode[f] != nil })
 }
 
-// traitsOf are those of a portal, or a VIP, that is apart or not.
+// traitsOf returns the traits of a portal or a VIP, by whether it is in the space.
 func (p *addressPortal) traitsOf(apart bool) portal.Traits {
 	t := Mode.Traits
 	switch {
@@ -148,14 +148,14 @@ func (p *addressPortal) traitsOf(apart bool) portal.Traits {
 	return t
 }
 
-// isApart tells whether a VIP has to be in the space. One that the node has for other
-// reasons cannot, nor can a node port, nor one in a network that the node is in: its
-// neighbours there ask for it by ARP, which the node answers for its own addresses only.
+// isApart reports whether a VIP has to be in the space. A VIP that the node has for other reasons cannot, nor can a
+// node port, nor one in a network of the node's. Neighbors there resolve it by ARP, which the node answers only for its
+// own addresses.
 func (p *addressPortal) isApart(vip netip.Addr) bool {
 	return !vip.IsUnspecified() && p.onNode[portal.FamilyOf(vip)] == nil && !kernel.ContainsAddr(p.others, vip)
 }
 
-// place is isApart for who is about to listen there.
+// place is isApart for Listen: it records the place, and any move.
 func (p *addressPortal) place(vip netip.Addr) (apart bool) {
 	if vip.IsUnspecified() {
 		return false
@@ -179,7 +179,7 @@ func (p *addressPortal) route(vip netip.Addr, apart bool) error {
 	return p.routes.Add(vip)
 }
 
-// unroute takes its route back.
+// unroute reverts route.
 func (p *addressPortal) unroute(vip netip.Addr) (err error) {
 	if p.routed[vip] {
 		err = p.routes.Unlead(vip)
@@ -192,7 +192,7 @@ func (p *addressPortal) unroute(vip netip.Addr) (err error) {
 	return err
 }
 
-// inUse returns the VIPs that connections have, wherever they are.
+// inUse returns the VIPs of open connections, on the node and in the space.
 func (p *addressPortal) inUse(vips []netip.Addr) (needed map[netip.Addr]bool, err error) {
 	needed, err = kernel.InUse(vips)
 	if p.link != nil {
@@ -205,8 +205,8 @@ func (p *addressPortal) inUse(vips []netip.Addr) (needed map[netip.Addr]bool, er
 	return needed, err
 }
 
-// keepWay makes sure that what leads into the space is there, and returns what was not.
-// Where there is none, it takes out what another usher has left of one.
+// keepWay ensures that the link into the space exists, and returns the parts that were missing. Without a space, it
+// removes another usher process's leftovers of one.
 func (p *addressPortal) keepWay() (changed []string, err error) {
 	families := p.families()
 	if len(families) == 0 {
@@ -232,7 +232,7 @@ func (p *addressPortal) keepWay() (changed []string, err error) {
 	return changed, err
 }
 
-// removeWay takes out what leads into a space.
+// removeWay removes the link into a space.
 func removeWay() (removed []string, err error) {
 	node, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -279,8 +279,7 @@ func (p *addressPortal) Settle(file *os.File) {
 	p.link.space = s
 }
 
-// tell tells the log where VIPs are and, where they are addresses of the node though they
-// need not be, what that leads to.
+// tell logs where VIPs are. If they are addresses of the node only for lack of a namespace, it logs the consequences.
 func (p *addressPortal) tell() {
 	vips := map[portal.Family]bool{}
 	for vip := range p.users {
@@ -307,7 +306,7 @@ func (p *addressPortal) tell() {
 	}
 }
 
-// clashes says which VIPs and ports of a family a process of the node takes.
+// clashes describes the VIPs and ports of a family that another process on the node uses.
 func (p *addressPortal) clashes(family portal.Family) (list []string) {
 	listeners, err := kernel.Listeners()
 	if err != nil {

@@ -14,19 +14,18 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// space is a network namespace of usher's own, where VIPs are: all that comes in there is
-// for it, so a VIP takes nothing inside, and what nobody listens for the kernel refuses.
+// space is a dedicated network namespace for VIPs. All packets that come in there are for it, so a VIP needs no
+// configuration inside, and the kernel refuses packets without a listener.
 //
-// It has no name and no file. Those who have its descriptor or a socket in it keep it,
-// and when the last of them is gone, however that came about, it goes with the link to it
-// and the routes over that.
+// It has no name and no file. It exists as long as a process has its descriptor or a socket in it. When the last of
+// these is closed, for any reason, the kernel removes it with its link and the routes over that.
 type space struct {
 	file   *os.File
 	handle *netlink.Handle
 	jobs   chan func()
 }
 
-// makeSpace makes one.
+// makeSpace makes a space.
 func makeSpace() (*space, error) {
 	s, err := enter(func() (*os.File, error) {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
@@ -47,7 +46,7 @@ func makeSpace() (*space, error) {
 	return s, nil
 }
 
-// openSpace returns the one that file is a descriptor of, and closes that if it fails.
+// openSpace returns the space for the descriptor in file, and closes it on error.
 func openSpace(file *os.File) (*space, error) {
 	s, err := enter(func() (*os.File, error) {
 		return file, unix.Setns(int(file.Fd()), unix.CLONE_NEWNET)
@@ -59,7 +58,7 @@ func openSpace(file *os.File) (*space, error) {
 	return s, nil
 }
 
-// enter starts a thread that is where in goes, and returns the space that this is.
+// enter starts a thread in the namespace that in enters, and returns this space.
 func enter(in func() (*os.File, error)) (*space, error) {
 	s := &space{jobs: make(chan func())}
 	entered := make(chan error)
@@ -81,14 +80,14 @@ func enter(in func() (*os.File, error)) (*space, error) {
 	return s, err
 }
 
-// close gives it up. Sockets in it stay.
+// close releases the space. Sockets in it stay open.
 func (s *space) close() {
 	close(s.jobs)
 	s.handle.Close()
 	s.file.Close()
 }
 
-// do calls f inside.
+// do calls f inside the space.
 func (s *space) do(f func()) {
 	done := make(chan struct{})
 	s.jobs <- func() {
@@ -104,16 +103,14 @@ func (s *space) Socket(domain, kind, protocol int) (fd int, err error) {
 	return fd, err
 }
 
-// outwards is the table by which goes out what is sent inside.
+// outwards is the routing table for packets sent inside.
 const outwards = 117
 
-// icmpSource is where ICMPv6 errors come from: the kernel gives them no address that is
-// local by a route only.
+// icmpSource is the source of ICMPv6 errors: the kernel does not use an address that is local only by a route.
 var icmpSource = netip.MustParseAddr("fd75:7368:6572::2")
 
-// setUp brings lo up, and parts what comes in, which is for this namespace, from what is
-// sent in it: the rule that asks for local addresses first of all moves behind one for
-// what the namespace itself sends.
+// setUp brings lo up, and separates incoming packets, which are for this namespace, from those sent in it. The rule for
+// the local table, first by default, moves behind one for packets that the namespace itself sends.
 func (s *space) setUp() error {
 	lo, err := s.handle.LinkByName("lo")
 	if err == nil {
@@ -122,7 +119,7 @@ func (s *space) setUp() error {
 	if err != nil {
 		return fmt.Errorf("bringing lo up in the namespace: %w", err)
 	}
-	// Without IPv6 there are no VIPs of it: see link.furnish.
+	// Without IPv6 there are no IPv6 VIPs: see link.furnish.
 	_ = s.handle.AddrAdd(lo, &netlink.Addr{IPNet: kernel.Alone(icmpSource), Flags: unix.IFA_F_NODAD})
 	for _, family := range portal.Families {
 		out, local, first := netlink.NewRule(), netlink.NewRule(), netlink.NewRule()

@@ -17,21 +17,19 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// Addresses for documentation (RFC 5737, RFC 3849): nobody has them.
+// Addresses for documentation (RFC 5737, RFC 3849), which no host has.
 var trialVIPs, trialClients = [...]netip.Addr{netip.MustParseAddr("192.0.2.117"), netip.MustParseAddr("2001:db8::117")},
 	[...]netip.Addr{netip.MustParseAddr("192.0.2.118"), netip.MustParseAddr("2001:db8::118")}
 
 const (
-	// trialTime is how long an answer may take that comes from the same kernel. One packet
-	// is sent again meanwhile.
+	// trialTime is the time limit for an answer from the same kernel. It allows for one retransmission.
 	trialTime = 1500 * time.Millisecond
-	// trialPort is where there is a listener meanwhile.
+	// trialPort is the port of the test's listener.
 	trialPort = 11700
 )
 
-// try finds out whether VIPs of a family can be in the space: whether what others, and the
-// node, send to them gets there over the link, and the answer back, as the sender expects
-// it. It leaves the link on the node, and the exemption.
+// try tests whether VIPs of a family can be in the space. Packets from other hosts and the node must get there over the
+// link, and answers back, as the sender expects them. It leaves the link on the node, and the exemption.
 func (l *link) try(family portal.Family, routes *kernel.Routes) error {
 	if err := forwards(family); err != nil {
 		return err
@@ -55,8 +53,8 @@ func (l *link) try(family portal.Family, routes *kernel.Routes) error {
 	if err := l.reaches(vip, netip.Addr{}); err != nil {
 		return fmt.Errorf("a process on this node cannot reach a VIP there: %w", err)
 	}
-	// Like a Pod: it comes in by one interface of the node, here the link itself, and goes
-	// out by another, as rules for what is forwarded allow, and not only for the node.
+	// Like a Pod's packets: they come in by one interface of the node, here the link itself, and go out by another. So
+	// they need rules that allow forwarding, and not only packets for the node.
 	if err := l.reaches(vip, client); err != nil {
 		return fmt.Errorf("forwarded packets do not reach a VIP there (blocked by a FORWARD rule?): %w", err)
 	}
@@ -73,11 +71,11 @@ func forwards(family portal.Family) error {
 	if err == nil && strings.TrimSpace(string(value)) == "0" {
 		return fmt.Errorf("this node does not forward packets to VIPs: %s is 0", setting)
 	}
-	return nil // or it will be found out
+	return nil // otherwise the test shows it
 }
 
-// reaches expects that a connection to a VIP gets there, and that who has it there sees whom
-// it is from. That nobody refuses it would not tell: a firewall refuses too.
+// reaches tests that a connection to a VIP arrives there, with the client's source address. A failed connection alone
+// would prove less: a firewall refuses too.
 func (l *link) reaches(vip, from netip.Addr) error {
 	var (
 		listener net.Listener
@@ -118,7 +116,7 @@ func (l *link) reaches(vip, from netip.Addr) error {
 	return nil
 }
 
-// freebind lets a socket have an address that nobody has.
+// freebind lets a socket be bound to an address that the host does not have.
 func freebind(network, _ string, raw syscall.RawConn) (err error) {
 	level, option := unix.SOL_IP, unix.IP_FREEBIND
 	if network == "tcp6" {
