@@ -8,15 +8,15 @@ import (
 	"slices"
 )
 
-// Alias is a network of clients, and that of their aliases, which is as large.
+// Alias is a network of clients, and the network of their aliases, of the same size.
 type Alias struct{ Of, As netip.Prefix }
 
-// aliasOf returns the alias of an address: what room begins with, and the rest of the address.
+// aliasOf returns the alias of an address: the prefix of room and the rest of the address.
 func aliasOf(addr netip.Addr, room netip.Prefix) netip.Addr {
 	return begun(room, addr.AsSlice())
 }
 
-// begun returns the address that begins as p does and goes on as rest.
+// begun returns the address with the prefix of p and the remaining bits of rest.
 func begun(p netip.Prefix, rest []byte) netip.Addr {
 	addr, mask := p.Addr().AsSlice(), net.CIDRMask(p.Bits(), p.Addr().BitLen())
 	for i := range addr {
@@ -31,9 +31,8 @@ func LastOf(p netip.Prefix) netip.Addr {
 	return begun(p, bytes.Repeat([]byte{0xff}, p.Addr().BitLen()/8))
 }
 
-// aliases returns the aliases in room of those networks that have some. Where two would
-// have the same, one has none: that which overlaps pods has them, or that which had some before,
-// or the smaller one. Connections in flight keep theirs.
+// aliases returns the aliases in room of those networks that get some. If two networks would get the same aliases, only
+// one does: the one that overlaps pods, else the one in before, else the smaller one. Open connections keep theirs.
 func aliases(networks, pods []netip.Prefix, room netip.Prefix, before []Alias) (all []Alias) {
 	first := func(is bool) int {
 		if is {

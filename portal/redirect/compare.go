@@ -6,10 +6,8 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// compare finds out for each rule that a portal of a mode wants, and for all
-// else that is installed, whether it is as it should be. Comments do not count:
-// not every kernel keeps them whole. The result is in the order of
-// Target.Compare.
+// compare returns the state of each rule that a portal of a mode wants, and of all other installed ones. It ignores
+// comments: not every kernel keeps them whole. The result is in the order of Target.Compare.
 func compare(mode portal.Mode, wanted map[portal.Target]portal.Rule, installed []portal.Installed) (all []portal.Comparison) {
 	found := map[portal.Target]portal.Comparison{}
 	for _, i := range installed {
@@ -22,7 +20,7 @@ func compare(mode portal.Mode, wanted map[portal.Target]portal.Rule, installed [
 		if !sameEffect(want, i.Rule) {
 			c.State, c.Installed = portal.StateDiffers, i.Rule
 		}
-		// Both variants of iptables may have a rule for it: the worse counts.
+		// Both variants of iptables may have a rule for it: the worse state counts.
 		if found[want.Target].State != portal.StateDiffers {
 			found[want.Target] = c
 		}
@@ -38,7 +36,7 @@ func compare(mode portal.Mode, wanted map[portal.Target]portal.Rule, installed [
 	return all
 }
 
-// sameEffect reports whether two rules for one target do the same.
+// sameEffect reports whether two rules for one target have the same effect.
 func sameEffect(a, b portal.Rule) bool {
 	a.Comment, b.Comment = "", ""
 	a.Sole, b.Sole = false, false

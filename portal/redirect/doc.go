@@ -1,19 +1,19 @@
-// Package redirect is the portal of all modes that change the destination of what is sent
-// to a target to the port of a listener on this node, by rules that the kernel keeps.
+// Package redirect is the portal of all modes whose rules make the kernel change the destination of packets for a
+// target to the port of a listener on this node.
 //
-// What is wanted is compared with what is installed, and what differs is put in, in one
-// transaction. If the kernel does not take that, what it holds is read again, since
-// others may have changed it; if it still does not, the rules that are to blame are found
-// by trying, all others are put in, and the refused ones are tried again later. That is
-// one machine for all modes (machine_linux.go); how rules are written to the kernel and read
-// is a mode's [Backend]. There is one of each for an address family. To read all rules takes
-// long if they are many: as long as the kernel tells of changes and has told of none
-// ([kernel.Known]), or the backend can tell that there are none (Unchanged), Check does without.
+// It compares the wanted with the installed rules, and puts the differences in, in one transaction. If the kernel
+// refuses this, the installed rules are read again, since another program may have changed them. If it still refuses,
+// the refused rules are found by trying, all others are put in, and the refused ones are tried again later. One machine
+// does this for all modes (machine_linux.go); a mode's [Backend] writes rules to the kernel and reads them. There is
+// one of each for an address family.
 //
-//	portal_linux.go   the portal: ports of listeners, both families, what a
-//	                  predecessor has left, watching
-//	machine_linux.go  from what is wanted to what the kernel holds, for one family
-//	refused.go        which rules does the kernel refuse?
-//	setting.go        what rules depend on beside what is wanted
-//	compare.go        what there is for people to see
+// Reading many rules takes long. Check does not read them while the kernel reports changes and has reported none
+// ([kernel.Known]), or the backend detects that there are none (Unchanged).
+//
+//	portal_linux.go   the portal: ports of listeners, both families, a
+//	                  predecessor's rules, watching
+//	machine_linux.go  from the wanted to the kernel's rules, for one family
+//	refused.go        finds the rules that the kernel refuses
+//	setting.go        the other inputs of rules
+//	compare.go        the comparison for people
 package redirect

@@ -13,62 +13,58 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// Backend is how the rules of one address family are written to the kernel and read
-// from it. It is not safe for concurrent use.
+// Backend writes the rules of one address family to the kernel and reads them. It is not safe for concurrent use.
 type Backend interface {
-	// Setting returns what the rules depend on: what it has found out itself, and what
-	// is to be kept up to date for it.
+	// Setting returns the inputs of rules: the backend sets some itself, and the caller keeps the others up to date.
 	Setting() *Setting
-	// Left returns the local ports in the rules that the kernel held when last read,
-	// and RejectPort for rejected targets.
+	// Left returns the local ports in the rules last read from the kernel, and RejectPort for rejected targets.
 	Left() map[portal.Target]uint16
 
-	// Known tells whether it is known what the kernel holds, so that a change may begin
-	// from that; Forget makes it unknown, and Read asks the kernel. Unchanged reports whether
-	// what was known surely is still so, which costs much less than Read.
+	// Known reports whether the kernel's rules are known, so that a change can start from them. Forget makes them
+	// unknown, and Read reads them. Unchanged reports whether the known rules are certainly current, at much lower cost
+	// than Read.
 	Known() bool
 	Forget()
 	Read(context.Context) error
 	Unchanged() bool
 
-	// Put makes the kernel hold these rules and nothing else, in one transaction. If only
-	// is not nil, no others than those for these targets differ from what is known. It
-	// returns what it changed.
+	// Put makes the kernel hold exactly these rules, in one transaction. If only is not nil, no others than those for
+	// these targets differ from the known rules. It returns what it changed.
 	Put(_ context.Context, rules map[portal.Target]portal.Rule, only []portal.Target) (changed []string, err error)
 
-	// Parts returns what finds out of each chain that is for all targets together, for answers
-	// to clients' own addresses and for OwnOnly, whether the kernel holds it as is wanted now.
-	// That reads, and may be called whatever else is under way.
+	// Parts returns a function that compares, with the kernel's, the chains that serve all targets together: those for
+	// answers to clients' own addresses and for OwnOnly. It only reads, and may be called concurrently with other
+	// methods.
 	Parts() func(context.Context) ([]portal.Part, error)
 
-	// Missing returns those of rules, which are in the order of Target.Compare, that the
-	// kernel may not hold. Try tries whether it takes some of those, beside what
-	// it holds; see MarkUndecided for errors that are of no rule. Tried takes out what the tries left.
+	// Missing returns the rules, in the order of Target.Compare, that the kernel may not hold. Try tries whether the
+	// kernel accepts some of them, in addition to the installed ones; see MarkUndecided for errors that concern no
+	// rule. Tried removes what the tries left.
 	Missing(rules []portal.Rule) []portal.Rule
 	Try(context.Context, []portal.Rule) error
 	Tried([]portal.Rule)
 }
 
-// machine brings the kernel to what is wanted in one address family, with the rules that
-// the kernel takes if it refuses some. It is not safe for concurrent use.
+// machine makes the kernel hold the wanted rules of one address family, except those that it refuses. It is not safe
+// for concurrent use.
 type machine struct {
 	family   portal.Family
 	log      logrus.FieldLogger
 	backend  Backend
 	unusable error                         // why there is no backend
-	rules    map[portal.Target]portal.Rule // what is wanted, also what is refused
+	rules    map[portal.Target]portal.Rule // the wanted rules, also refused ones
 	refused  *refusals
-	laidOut  *Setting // by what the rules were made that are in; nil if that is not known
+	laidOut  *Setting // the setting of the installed rules; nil if unknown
 	// node is why endpoints see the node; zero: they need not. See Portal.Origin.
 	node    portal.Seen
-	bridges []netip.Prefix // the networks of those that there were when aliases were given
+	bridges []netip.Prefix // the bridges' networks when aliases were assigned
 	last    *kernel.LastRoutes
-	noRoute string // the warning that was given
+	noRoute string // the last warning
 
-	withdrawn bool // only what connections that are open need is still wanted
+	withdrawn bool // only state that open connections need is still wanted
 }
 
-// ProbeOwnOnly finds out whether OwnOnly can be had: try puts in the rules that it takes.
+// ProbeOwnOnly determines whether OwnOnly is available: try puts in the rules that it requires.
 func (at *Setting) ProbeOwnOnly(family portal.Family, log logrus.FieldLogger, try func() error) {
 	if !at.Landing.IsValid() {
 		return
@@ -83,17 +79,16 @@ func (at *Setting) ProbeOwnOnly(family portal.Family, log logrus.FieldLogger, tr
 	}
 }
 
-// GiveUpOwnOnly notes why OwnOnly cannot be had.
+// GiveUpOwnOnly disables OwnOnly and logs the reason.
 func (at *Setting) GiveUpOwnOnly(family portal.Family, log logrus.FieldLogger, err error) {
 	at.OwnOnly = false
 	log.WithError(err).Warnf("While usher is not running, other processes on this node can receive packets that %s clients send to VIPs", family)
 }
 
-// lands tells whether packets are led to the landing, and not to an address
-// of the interface that they come in by.
+// lands reports whether packets are redirected to the landing, and not to an address of their incoming interface.
 func (m *machine) lands() bool { return m.unusable == nil && m.backend.Setting().Landing.IsValid() }
 
-// refusal returns why the wanted rule for t is not in.
+// refusal returns why the wanted rule for t is not installed.
 func (m *machine) refusal(t portal.Target) error {
 	if m.unusable != nil {
 		return m.unusable
@@ -101,9 +96,8 @@ func (m *machine) refusal(t portal.Target) error {
 	return m.refused.byTarget[t].err
 }
 
-// sync brings the kernel to what is wanted, of which only these targets' rules are
-// others than at the last sync, and returns what it had to change. It reads the kernel
-// before if reread says so. Refused rules do not make an error.
+// sync makes the kernel hold the wanted rules, and returns what it changed. Since the last sync only the rules for
+// targets in only have changed. With reread it reads the kernel's rules first. Refused rules are no error.
 func (m *machine) sync(ctx context.Context, only []portal.Target, reread bool) (changed []string, err error) {
 	at := m.backend.Setting()
 	if !at.AddrType {
@@ -124,8 +118,7 @@ func (m *machine) sync(ctx context.Context, only []portal.Target, reread bool) (
 	return slices.Concat(landed, m.leadAnswers(err), m.leadOut(reread), changed), err
 }
 
-// leadOut sees to it that what this node sends to VIPs meets the rules, and returns what it
-// had to put in.
+// leadOut ensures that this node's packets to VIPs pass the rules, and returns what it had to install.
 func (m *machine) leadOut(reread bool) []string {
 	if m.withdrawn {
 		return nil
@@ -140,7 +133,7 @@ func (m *machine) leadOut(reread bool) []string {
 	return made
 }
 
-// vips returns those that there are rules for.
+// vips returns the VIPs with rules.
 func (m *machine) vips() map[netip.Addr]bool {
 	vips := map[netip.Addr]bool{}
 	for t := range m.rules {
@@ -151,8 +144,8 @@ func (m *machine) vips() map[netip.Addr]bool {
 	return vips
 }
 
-// bring is sync without the landing. Where rules do not go in, that may be for what the
-// kernel holds, which is read again then, or for one of them, which is found.
+// bring is sync without the landing. If the kernel refuses the rules, the reason may be its own state, which is then
+// read again, or one of the rules, which is then found.
 func (m *machine) bring(ctx context.Context, only []portal.Target, reread bool) (changed []string, err error) {
 	decided := func() bool { return err == nil || IsUndecided(err) || ctx.Err() != nil }
 	if !reread && m.backend.Known() {
@@ -182,7 +175,7 @@ func (m *machine) bring(ctx context.Context, only []portal.Target, reread bool) 
 	return m.put(ctx, nil)
 }
 
-// put puts in all that is wanted and not refused; see backend.
+// put puts in all wanted rules that are not refused; see Backend.
 func (m *machine) put(ctx context.Context, only []portal.Target) (changed []string, err error) {
 	accepted := m.rules
 	if len(m.refused.byTarget) > 0 {
@@ -203,23 +196,23 @@ func (m *machine) put(ctx context.Context, only []portal.Target) (changed []stri
 	return changed, nil
 }
 
-// laidOutAs reports whether the rules that are in were made by this setting.
+// laidOutAs reports whether the installed rules were made with this setting.
 func (m *machine) laidOutAs(at *Setting) bool {
 	return m.backend.Known() && m.laidOut != nil && reflect.DeepEqual(m.laidOut, at)
 }
 
-// unchanged reports whether the kernel surely holds what is known.
+// unchanged reports whether the known rules are certainly current.
 func (m *machine) unchanged() bool {
 	return m.unusable == nil && m.backend.Known() && m.backend.Unchanged()
 }
 
-// findRefused notes the rules that the kernel does not take. The error is putErr, why
-// the rules did not go in, unless such rules explain it.
+// findRefused records the rules that the kernel refuses. It returns putErr, the reason of the failed Put, unless such
+// rules explain it.
 func (m *machine) findRefused(ctx context.Context, putErr error) error {
 	suspects := slices.DeleteFunc(m.backend.Missing(portal.InOrder(m.rules)), m.refused.has)
 	defer m.backend.Tried(suspects)
 	if err := m.backend.Try(ctx, nil); err != nil {
-		return putErr // nothing goes in at all: no rule is to blame
+		return putErr // the kernel refuses everything: no rule is the cause
 	}
 	bad, err := bisect(suspects, func(part []portal.Rule) error { return m.backend.Try(ctx, part) })
 	if err != nil {

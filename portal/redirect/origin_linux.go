@@ -10,21 +10,20 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// An endpoint sees the client's own address where usher connects from that, by a transparent
-// socket. Its answers are addressed to the client, so they must come through this node, and
-// be led to the socket:
+// An endpoint sees the client's own address if usher connects from that, by a transparent socket. Its answers have the
+// client as destination, so they must come through this node, and be routed to the socket:
 //
-//   - they come through this node if the client is here, or the endpoint;
-//   - conntrack knows that they answer a packet with usher's mark, and a rule marks them;
-//     policy routing leads them here: see package kernel, LeadAnswers;
-//   - but where both are on one bridge, the bridge hands them to the client. There usher
-//     connects from an alias, an address that nobody has; what leaves is translated to the
-//     client's, so its answers are translated back, which takes them off the bridge.
+//  - they come through this node if the client or the endpoint is here;
+//  - conntrack knows that they answer a packet with usher's mark, and a rule marks them;
+//    policy routing sends them here: see package kernel, LeadAnswers;
+//  - but if both are on one bridge, the bridge forwards them to the client. There usher
+//    connects from an alias, an unused address. Leaving packets are translated to the
+//    client's address, so answers are translated back, which takes them off the bridge.
 //
-// Aliases are no addresses of the node, nor routed, and only usher's own packets are
-// translated: what others send to one finds nobody.
+// Aliases are no addresses of the node, nor routed, and only usher's own packets are translated: packets that others
+// send to an alias reach no host.
 
-// origins is what Origin needs: a value that is replaced, never changed.
+// origins is the input of Origin. A value is replaced, never changed.
 type origins struct {
 	// node is why the endpoints of a family see the node; zero: they need not.
 	node       [len(portal.Families)]portal.Seen
@@ -35,7 +34,7 @@ type origins struct {
 	ports      portal.PortRange
 }
 
-// port returns one of o.ports, at random.
+// port returns a random one of o.ports.
 func (o *origins) port() uint16 {
 	if o.ports.IsZero() {
 		return 0
@@ -43,9 +42,8 @@ func (o *origins) port() uint16 {
 	return o.ports.First + uint16(rand.N(int(o.ports.Last-o.ports.First)+1))
 }
 
-// isPod reports whether addr, which has that path, is known to be one of this node's Pods.
-// The networks of Pods may be those of other nodes too (--cluster-cidr); their Pods are
-// behind a router, or where the default route leads.
+// isPod reports whether addr, which has that path, is known to be one of this node's Pods. The networks of Pods may
+// include those of other nodes (--cluster-cidr), whose Pods are behind a router or the default route.
 func (o *origins) isPod(addr netip.Addr, path kernel.Path) bool {
 	if !path.Direct || path.Local {
 		return false
@@ -54,7 +52,7 @@ func (o *origins) isPod(addr netip.Addr, path kernel.Path) bool {
 		!path.Uplink && kernel.ContainsAddr(o.pods, addr)
 }
 
-// probeAnswers finds out whether the endpoints of a family need not see the node.
+// probeAnswers determines whether endpoints of a family can see another address than the node's.
 func (p *Portal) probeAnswers(m *machine) {
 	at := m.backend.Setting()
 	switch {
@@ -73,12 +71,12 @@ func (p *Portal) probeAnswers(m *machine) {
 	m.node, at.Answers = portal.SeenKernel, false
 }
 
-// leadAnswers leads the answers here, once the rules are in that mark them, and returns what
-// it had to put in. They were, unless err is not nil.
+// leadAnswers routes the answers here, once the rules that mark them are installed, and returns what it had to install.
+// err is why the rules are not installed, if so.
 func (m *machine) leadAnswers(err error) (made []string) {
 	at := m.backend.Setting()
 	if !at.Answers && (m.node == portal.SeenUnready || m.node == 0) {
-		m.node = portal.SeenKernel // as has turned out
+		m.node = portal.SeenKernel // as determined since
 	}
 	if !at.Answers || len(m.rules) == 0 || err != nil {
 		return nil
@@ -94,8 +92,7 @@ func (m *machine) leadAnswers(err error) (made []string) {
 	return made
 }
 
-// forgetAnswers takes out what a predecessor has left that had another mark, or led answers
-// here where this portal does not.
+// forgetAnswers removes a predecessor's routing rules for answers, if they have another mark or this portal has none.
 func (p *Portal) forgetAnswers() {
 	mark := uint32(0)
 	for _, b := range p.Backends() {
@@ -110,7 +107,7 @@ func (p *Portal) forgetAnswers() {
 	}
 }
 
-// bridgeIsNew reports whether there is a bridge that has no alias yet, and could have one.
+// bridgeIsNew reports whether the bridges have changed since aliases were assigned.
 func (p *Portal) bridgeIsNew(family portal.Family) bool {
 	networks, err := kernel.BridgeNetworks(family)
 	p.mu.Lock()
@@ -119,7 +116,7 @@ func (p *Portal) bridgeIsNew(family portal.Family) bool {
 	return err == nil && len(m.rules) > 0 && m.unusable == nil && !slices.Equal(networks, m.bridges)
 }
 
-// findAliases gives the bridges that there are now their aliases.
+// findAliases assigns aliases to the current bridges.
 func (p *Portal) findAliases(m *machine) {
 	at := m.backend.Setting()
 	if !at.Answers || at.NoAliases {
@@ -134,14 +131,14 @@ func (p *Portal) findAliases(m *machine) {
 	at.Aliases = aliases(networks, p.pods, p.room(m.family), at.Aliases)
 }
 
-// room returns the network that the aliases of a family are in.
+// room returns the network for the aliases of a family.
 func (p *Portal) room(family portal.Family) (room netip.Prefix) {
 	for _, room = range family.Of(p.opts.Aliases) {
 	}
 	return room
 }
 
-// publish lets Origin know what holds now.
+// publish updates the input of Origin.
 func (p *Portal) publish() {
 	o := &origins{pods: p.pods, interfaces: p.opts.PodInterfaces, ports: p.clientPorts}
 	for family, m := range p.families {
@@ -170,7 +167,7 @@ func (p *Portal) Origin(client, endpoint netip.Addr, where portal.Whereabouts) p
 	if !from.Known() || !to.Known() {
 		return node(portal.SeenUnready)
 	}
-	endpointHere := to.Local && from.Interface != 0 || // or no route leads its answers to the client
+	endpointHere := to.Local && from.Interface != 0 || // or its answers have no route to the client
 		to.Direct && !to.Local && to.Neighbours != kernel.Apart && (where == portal.Here || where == portal.Unknown && o.isPod(endpoint, to))
 	clientHere := o.isPod(client, from) && from.Neighbours != kernel.Apart
 	switch {

@@ -18,19 +18,17 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// Portal changes the destination of what is sent to a target to the
-// port of a listener on this node, by rules of netfilter. How those are put into
-// the kernel is the families' business.
+// Portal changes the destination of packets for a target to the port of a listener on this node, by netfilter rules. A
+// Backend of each family writes these to the kernel.
 type Portal struct {
 	mode portal.Mode
 	log  logrus.FieldLogger
 	opts portal.Options
-	// events are those that the kernel tells of: that a landing is gone, and what others do to
-	// the rules.
+	// events are the kernel's events: a landing was removed, or another program changed the rules.
 	events []func() (kernel.Subscription, error)
-	known  kernel.Known // the rules; of those of some backends the kernel does not tell
+	known  kernel.Known // the rules; the kernel reports no changes for some backends
 
-	// Now is the clock by which refused rules are tried again.
+	// Now is the clock for retrying refused rules.
 	Now func() time.Time
 
 	mu       sync.Mutex // guards all below
@@ -40,18 +38,18 @@ type Portal struct {
 	checks   []uint16       // see SetHealthChecks
 	// before are the local ports in the rules that an earlier process left.
 	before  map[portal.Target]uint16
-	ports   *portal.PortBook // nil if any free port will do
+	ports   *portal.PortBook // nil if any free port is acceptable
 	free    *kernel.FreePorts
 	applied bool   // the first Apply is done
-	warned  string // interfaces that a warning was already given for
+	warned  string // the interfaces in the last warning
 
 	paths       *kernel.Paths
 	clientPorts portal.PortRange        // see kernel.PortsBelowLocal
 	origins     atomic.Pointer[origins] // for Origin
 }
 
-// Open makes a portal of a mode, with what open returns for each family. IPv4 must work; IPv6
-// may be missing. events are those of changes of the rules by others.
+// Open makes a portal of a mode, with the result of open for each family. IPv4 must work; IPv6 may be missing. events
+// report changes of the rules by other programs.
 func Open(mode portal.Mode, opts portal.Options, open func(portal.Family) (Backend, error), events ...func() (kernel.Subscription, error)) (portal.Portal, error) {
 	p := &Portal{
 		mode:   mode,
@@ -70,7 +68,7 @@ func Open(mode portal.Mode, opts portal.Options, open func(portal.Family) (Backe
 	if p.paths, err = kernel.OpenPaths(); err != nil {
 		return nil, err
 	}
-	routes, err := kernel.OpenRoutes() // for good
+	routes, err := kernel.OpenRoutes() // stays open
 	if err != nil {
 		return nil, err
 	}
@@ -105,10 +103,10 @@ func Open(mode portal.Mode, opts portal.Options, open func(portal.Family) (Backe
 // Mode implements portal.Portal, as do the methods below.
 func (p *Portal) Mode() string { return p.mode.Name }
 
-// Traits are the mode's.
+// Traits returns the mode's traits.
 func (p *Portal) Traits() portal.Traits { return p.mode.Traits }
 
-// Mark is that of the options only if all families have it.
+// Mark returns the option's mark only if all families support it.
 func (p *Portal) Mark() uint32 {
 	for _, b := range p.Backends() {
 		if b.Setting().Mark == 0 {
@@ -118,7 +116,7 @@ func (p *Portal) Mark() uint32 {
 	return p.opts.Mark
 }
 
-// Backends returns those of the families that can be used.
+// Backends returns those of the usable families.
 func (p *Portal) Backends() (all []Backend) {
 	for _, m := range p.families {
 		if m.unusable == nil {
@@ -131,11 +129,9 @@ func (p *Portal) Backends() (all []Backend) {
 // of returns the machine of a target's family.
 func (p *Portal) of(t portal.Target) *machine { return p.families[portal.FamilyOf(t.Addr)] }
 
-// Listen asks for one listener per family on all addresses: redirected packets
-// arrive at the landing, or, where there is none, at 127.0.0.1 or the address of
-// the interface they came in by. For SCTP it is on the landing alone: one that
-// listened on all addresses would tell clients all of them, and clients would
-// use them, past the portal.
+// Listen requests one listener per family on all addresses: redirected packets arrive at the landing or, without one,
+// at 127.0.0.1 or an address of their incoming interface. For SCTP the listener is on the landing alone: a listener on
+// all addresses would announce them to clients, which would then use them and bypass the portal.
 func (p *Portal) Listen(_ string, targets []portal.Target) []portal.Bind {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -159,9 +155,8 @@ func (p *Portal) Listen(_ string, targets []portal.Target) []portal.Bind {
 	return binds
 }
 
-// portFor proposes the port that the rules for these targets lead to now, or
-// did when the previous process ended, or one that is free, perhaps; 0 leaves the
-// choice to the kernel.
+// portFor proposes the port in the current rules for these targets, or in the previous process's, or one that is
+// probably free; 0 leaves the choice to the kernel.
 func (p *Portal) portFor(group []portal.Target) uint16 {
 	for _, t := range group {
 		if r, is := p.of(t).rules[t]; is && r.Action == portal.Redirect {
@@ -182,7 +177,7 @@ func (p *Portal) portFor(group []portal.Target) uint16 {
 	return 0
 }
 
-// Apply puts in what differs, family by family.
+// Apply puts in the differences, family by family.
 func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Target) portal.Result {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -199,9 +194,9 @@ func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Tar
 		goes[family] = append(goes[family], t)
 	}
 	var changed []portal.Target
-	fresh := map[portal.Target]bool{} // they have had no rule
+	fresh := map[portal.Target]bool{} // targets without an earlier rule
 	if !p.applied {
-		p.known.Doubtful(p.Now()) // it is read now
+		p.known.Doubtful(p.Now()) // the state is read now
 	}
 	for family, m := range p.families {
 		for _, r := range come[family] {
@@ -219,7 +214,7 @@ func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Tar
 			}
 		}
 	}
-	res.Repaired = nil // that is what was to be changed
+	res.Repaired = nil // these are the requested changes
 	p.forgetFlows(slices.DeleteFunc(changed, func(t portal.Target) bool { return t.Protocol != portal.UDP && !fresh[t] }))
 	for _, t := range gone {
 		delete(p.before, t.Plain())
@@ -264,13 +259,12 @@ func (p *Portal) SetHealthChecks(ports []uint16) {
 	p.checks = ports
 }
 
-// Check puts in what differs from what is wanted. It reads what the kernel holds, unless it
-// is known that nobody has changed that.
+// Check repairs differences from the wanted rules. It reads the kernel's rules, unless they are known to be unchanged.
 func (p *Portal) Check(ctx context.Context) portal.Result {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.applied && len(p.rules()) == 0 {
-		return portal.Result{} // nothing is wanted yet; what a predecessor left stays
+		return portal.Result{} // nothing is wanted yet; a predecessor's rules stay
 	}
 	res := portal.Result{Refused: map[portal.Target]error{}}
 	doubtful := p.known.Doubtful(p.Now())
@@ -290,9 +284,8 @@ func (p *Portal) Check(ctx context.Context) portal.Result {
 	return res
 }
 
-// sync brings one family to what is wanted. A Check has nil for only. Without a target in only,
-// and with the setting of the last time, the kernel is not asked: most changes of endpoints are so.
-// What it changed and what failed goes into res.
+// sync syncs one family. Check passes nil for only. With an empty only and an unchanged setting it makes no system
+// call: this is the case for most changes of endpoints. It adds changes and errors to res.
 func (p *Portal) sync(ctx context.Context, m *machine, only []portal.Target, reread bool, res *portal.Result) {
 	res.Unaffected[m.family] = true
 	if m.unusable != nil {
@@ -313,7 +306,7 @@ func (p *Portal) sync(ctx context.Context, m *machine, only []portal.Target, rer
 	changed, err := m.sync(ctx, only, reread)
 	if err != nil {
 		res.Err, res.Unaffected[m.family] = errors.Join(res.Err, err), false
-		at.Aliases = before // whatever of the others went in
+		at.Aliases = before // whichever of the others are installed
 	}
 	p.publish()
 	for _, what := range changed {
@@ -321,7 +314,7 @@ func (p *Portal) sync(ctx context.Context, m *machine, only []portal.Target, rer
 	}
 }
 
-// rules returns what is wanted, in both families.
+// rules returns the wanted rules of both families.
 func (p *Portal) rules() map[portal.Target]portal.Rule {
 	all := map[portal.Target]portal.Rule{}
 	for _, m := range p.families {
@@ -330,12 +323,11 @@ func (p *Portal) rules() map[portal.Target]portal.Rule {
 	return all
 }
 
-// forgetFlows makes UDP clients of changed targets, and TCP clients whose SYN nobody has
-// answered, go by the new rules.
+// forgetFlows makes the new rules apply to UDP clients of changed targets, and to TCP clients with an unanswered SYN.
 func (p *Portal) forgetFlows(changed []portal.Target) {
 	want := map[portal.Target]int{}
 	if !p.applied {
-		for t := range p.before { // rules that this Apply may have taken out
+		for t := range p.before { // rules that this Apply may have removed
 			if t.Protocol == portal.UDP {
 				want[t] = -1
 			}
@@ -353,8 +345,7 @@ func (p *Portal) forgetFlows(changed []portal.Target) {
 		}
 	}
 	if err := kernel.ForgetFlows(want); err != nil {
-		// Without nf_conntrack_netlink they end by themselves, 30 s to 120 s
-		// after the client's last datagram.
+		// Without nf_conntrack_netlink they end by themselves, 30 s to 120 s after the client's last datagram.
 		p.log.WithError(err).Debug("UDP clients may stay with a former listener, and SYNs that came before their rule are lost")
 	}
 }
@@ -371,7 +362,7 @@ func (p *Portal) Withdraw(ctx context.Context) error {
 	return res.Err
 }
 
-// Remove takes the rules of both families out, and the landings.
+// Remove removes the rules of both families, and the landings.
 func (p *Portal) Remove(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -396,8 +387,7 @@ func (p *Portal) Watch(ctx context.Context) (<-chan struct{}, error) {
 	return kernel.Watch(ctx, p.events...)
 }
 
-// landingEvents tells when a landing is gone that is needed, and when the node has got an
-// address, perhaps as one of a bridge.
+// landingEvents reports when a needed landing is removed, and when the node has got an address, perhaps a bridge's.
 func (p *Portal) landingEvents() (kernel.Subscription, error) {
 	return kernel.RouteEvents(func(addr netip.Addr, gone, ours bool) bool {
 		if !gone && !ours && !addr.IsLinkLocalUnicast() {
@@ -412,8 +402,8 @@ func (p *Portal) landingEvents() (kernel.Subscription, error) {
 	})
 }
 
-// lastRouteEvents tells when routes of last resort are gone that are needed, or are needed or not
-// since others have come or gone.
+// lastRouteEvents reports when needed routes of last resort are removed, and when other routes have changed so that
+// they become needed or unneeded.
 func (p *Portal) lastRouteEvents() (kernel.Subscription, error) {
 	return kernel.LastRouteEvents(func(gone netip.Addr) bool {
 		p.mu.Lock()
@@ -422,7 +412,7 @@ func (p *Portal) lastRouteEvents() (kernel.Subscription, error) {
 	})
 }
 
-// Compare compares with what the kernel holds, and changes nothing.
+// Compare compares the wanted rules with the kernel's, and changes nothing.
 func (p *Portal) Compare(ctx context.Context) ([]portal.Comparison, error) {
 	p.mu.Lock()
 	wanted := p.rules()
@@ -434,8 +424,8 @@ func (p *Portal) Compare(ctx context.Context) ([]portal.Comparison, error) {
 	return compare(p.mode, wanted, installed), nil
 }
 
-// CompareParts implements portal.PartsComparer: it tells of what leads the answers here, of
-// what keeps others from receiving what is redirected, and of routes of last resort.
+// CompareParts implements portal.PartsComparer. Parts are the routing of answers, the rules that exclude other
+// receivers of redirected packets, and the routes of last resort.
 func (p *Portal) CompareParts(ctx context.Context) (parts []portal.Part, err error) {
 	for _, m := range p.families {
 		if m.unusable != nil {
@@ -468,8 +458,7 @@ func (p *Portal) CompareParts(ctx context.Context) (parts []portal.Part, err err
 	return parts, nil
 }
 
-// warnNoAddress tells about interfaces that packets cannot be redirected from
-// where there is no landing.
+// warnNoAddress logs the interfaces whose packets cannot be redirected without a landing.
 func (p *Portal) warnNoAddress() {
 	if p.families[portal.IPv4].lands() {
 		return

@@ -7,14 +7,14 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// A refused rule is tried again after RetryFirst, and then after twice as long
-// each time up to retryLast: a module that was missing may have been loaded.
+// A refused rule is retried after RetryFirst, and then after twice as long each time up to retryLast: a missing module
+// may have been loaded.
 const (
 	RetryFirst = 10 * time.Second
 	retryLast  = 5 * time.Minute
 )
 
-// refusals are the rules of a family that the kernel did not take.
+// refusals are the rules of a family that the kernel refused.
 type refusals struct {
 	byTarget map[portal.Target]refusal
 	at       time.Time // when to try again
@@ -31,10 +31,10 @@ func newRefusals(now func() time.Time) *refusals {
 	return &refusals{byTarget: map[portal.Target]refusal{}, wait: RetryFirst, now: now}
 }
 
-// has tells whether this very rule is refused.
+// has reports whether exactly this rule is refused.
 func (r *refusals) has(rule portal.Rule) bool { return r.byTarget[rule.Target].rule == rule }
 
-// add notes the rules among suspects for which bad has an error.
+// add records the rules among suspects for which bad has an error.
 func (r *refusals) add(suspects []portal.Rule, bad map[portal.Target]error) {
 	for _, s := range suspects {
 		if err := bad[s.Target]; err != nil {
@@ -45,7 +45,7 @@ func (r *refusals) add(suspects []portal.Rule, bad map[portal.Target]error) {
 	r.wait = min(2*r.wait, retryLast)
 }
 
-// addSCTP notes the SCTP rules that lead to a listener, which they do to a landing only.
+// addSCTP records the SCTP rules that redirect to a listener as refused: without a landing they cannot work.
 func (r *refusals) addSCTP(rules map[portal.Target]portal.Rule, noLanding string) {
 	why := errors.New("cannot redirect SCTP to a listener: " + noLanding)
 	for t, s := range rules {
@@ -55,7 +55,7 @@ func (r *refusals) addSCTP(rules map[portal.Target]portal.Rule, noLanding string
 	}
 }
 
-// keep forgets those that are not among rules any more.
+// keep forgets those that are no longer among rules.
 func (r *refusals) keep(rules map[portal.Target]portal.Rule) {
 	for t, refused := range r.byTarget {
 		if rules[t] != refused.rule {
@@ -64,7 +64,7 @@ func (r *refusals) keep(rules map[portal.Target]portal.Rule) {
 	}
 }
 
-// retry forgets all once it is time to try again, and reports whether it is.
+// retry reports whether it is time to try again, and if so forgets all.
 func (r *refusals) retry() bool {
 	if len(r.byTarget) == 0 || r.now().Before(r.at) {
 		return false
@@ -78,18 +78,16 @@ type undecided struct{ error }
 
 func (e undecided) Unwrap() error { return e.error }
 
-// MarkUndecided returns err as one that says nothing about the rules that were tried: another
-// program held a lock, or the process could not do what it had to.
+// MarkUndecided returns err as one that says nothing about the tried rules: another program held a lock, or the process
+// lacked a resource.
 func MarkUndecided(err error) error { return undecided{err} }
 
-// IsUndecided reports whether MarkUndecided has been at err.
+// IsUndecided reports whether err was marked by MarkUndecided.
 func IsUndecided(err error) bool { return errors.As(err, new(undecided)) }
 
-// bisect finds the rules for which try fails, when it is given them alone or
-// with others. It asks about 2·n·log2(len(rules)/n) times for n such rules. If
-// try fails for several rules but for none of them alone, it blames all those. With
-// the first error of try that is undecided the search ends with that error, and blames
-// none.
+// bisect finds the rules for which try fails, when it is called with them alone or with others. It calls try about
+// 2·n·log2(len(rules)/n) times for n such rules. If try fails for several rules but for none of them alone, it returns
+// all those. On the first undecided error of try it stops, and returns only that error.
 func bisect(rules []portal.Rule, try func([]portal.Rule) error) (bad map[portal.Target]error, failed error) {
 	bad = map[portal.Target]error{}
 	var search func([]portal.Rule) bool

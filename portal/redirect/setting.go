@@ -10,47 +10,44 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// Setting is what rules depend on beside what is wanted. A backend finds out what the
-// kernel has; the rest is kept up to date for it.
+// Setting is the input of rules, except the rules of package portal. A backend determines what the kernel supports; its
+// caller keeps the rest up to date.
 type Setting struct {
-	// Comment and addrtype are matches that may be missing; in nftables the
-	// latter is called fib, and comments are never missing.
+	// Comment and AddrType are matches that may be missing; in nftables the latter is called fib, and comments are
+	// never missing.
 	Comment, AddrType bool
-	// Landing is where packets go; if it is invalid, the kernel decides: an address
-	// of the interface that they come in by.
+	// Landing is the new destination of packets; if it is invalid, the kernel selects an address of their incoming
+	// interface.
 	Landing netip.Addr
-	// NoLanding is why there is no landing and which flag to choose instead, and Instead is
-	// that flag; where both are missing there could be none.
+	// NoLanding is why there is no landing and which flag to use instead, and Instead is that flag; both are empty if
+	// none is possible.
 	NoLanding, Instead string
-	// NoPort0 says that rules take no port 0 with the landing.
+	// NoPort0 says that rules do not support port 0 with the landing.
 	NoPort0 bool
-	// Local are the node's own addresses, for where addrtype is missing.
+	// Local are the node's own addresses, for kernels without addrtype.
 	Local []netip.Prefix
-	// NodePorts are the networks of the addresses that have node ports; none
-	// is all of them.
+	// NodePorts are the networks of the addresses that have node ports; none means all addresses.
 	NodePorts []netip.Prefix
-	// Pods are the networks of this node's Pods, and PodInterfaces are as in
-	// Options. Addresses of single Pods would be a rule for each; an interface is
-	// one whatever is behind it, and there before its first Pod sends anything.
+	// Pods are the networks of this node's Pods, and PodInterfaces are as in Options. Single Pod addresses would need a
+	// rule each; an interface needs one for all Pods behind it, and exists before its first Pod sends a packet.
 	Pods          []netip.Prefix
 	PodInterfaces portal.Interfaces
-	// Mark is Options.Mark, or 0 where the match is missing.
+	// Mark is Options.Mark, or 0 if the match is missing.
 	Mark uint32
-	// OwnOnly says that rules let only transparent sockets receive what is led to the landing
-	// by TCP and UDP: usher's. To make one takes CAP_NET_ADMIN or CAP_NET_RAW. So, while no
-	// usher listens, no other process can answer in its place; clients wait.
+	// OwnOnly says that rules let only transparent sockets, which are usher's, receive TCP and UDP packets redirected
+	// to the landing. Making one requires CAP_NET_ADMIN or CAP_NET_RAW. So while no usher process listens, no other
+	// process can answer in its place; clients wait.
 	OwnOnly bool
-	// HealthChecks are health check node ports, which rules let in. NoAccept says that no rule can let in
-	// them, nor what is redirected.
+	// HealthChecks are health check node ports, which rules accept. NoAccept says that no rule can accept them, nor
+	// redirected packets.
 	HealthChecks []uint16
 	NoAccept     bool
-	// Answers says that rules can mark the answers to clients' own addresses, and
-	// NoAliases that they cannot translate Aliases; see Portal.Origin.
+	// Answers says that rules can mark the answers to clients' own addresses, and NoAliases that they cannot translate
+	// Aliases; see Portal.Origin.
 	Answers, NoAliases bool
 	Aliases            []Alias
-	// ServiceCIDRs are the networks of cluster IPs. New connections to them that were not redirected
-	// are rejected where they are filtered, after all proxies of the node could redirect them.
-	// NoReject says that rules cannot reject.
+	// ServiceCIDRs are the networks of cluster IPs. Filter rules reject new connections to them that were not
+	// redirected, after all proxies of the node could redirect them. NoReject says that rules cannot reject.
 	ServiceCIDRs []netip.Prefix
 	NoReject     bool
 }
@@ -58,14 +55,14 @@ type Setting struct {
 // RejectPort is the local port of rejected targets.
 const RejectPort = 0
 
-// Match tells packets by where they come from and go to.
+// Match matches packets by source and destination.
 type Match struct {
 	Src, Dst           netip.Prefix      // the zero prefix is every address
 	In                 portal.Interfaces // none is every interface
 	SrcLocal, DstLocal bool              // an address of this node
 }
 
-// Insiders matches what comes from this node and its Pods.
+// Insiders matches packets from this node and its Pods.
 func (at Setting) Insiders(family portal.Family) (sources []Match) {
 	if at.AddrType {
 		sources = append(sources, Match{SrcLocal: true})
@@ -96,13 +93,13 @@ func (at Setting) NodeAddresses(family portal.Family) (these []Match) {
 	return these
 }
 
-// GiveUpReject notes why rules cannot reject.
+// GiveUpReject records that rules cannot reject, and logs the reason.
 func (at *Setting) GiveUpReject(family portal.Family, log logrus.FieldLogger, err error) {
 	at.NoReject = true
 	log.WithError(err).Infof("%s packets to unused addresses of the service CIDRs are not rejected", family)
 }
 
-// FromEach matches what comes from one of the networks.
+// FromEach matches packets from one of the networks.
 func FromEach(networks []netip.Prefix) (sources []Match) {
 	for _, n := range networks {
 		sources = append(sources, Match{Src: orEverywhere(n)})
@@ -127,7 +124,7 @@ func intersections(a, b []netip.Prefix) []netip.Prefix {
 	return portal.PlainPrefixes(both)
 }
 
-// orEverywhere returns p as a match has it.
+// orEverywhere returns p in the form of a match.
 func orEverywhere(p netip.Prefix) netip.Prefix {
 	if p.Bits() == 0 {
 		return netip.Prefix{}
@@ -135,7 +132,7 @@ func orEverywhere(p netip.Prefix) netip.Prefix {
 	return p
 }
 
-// Joined tells rules in one line.
+// Joined returns rules in one line.
 func Joined[R fmt.Stringer](rules []R) string {
 	var all []string
 	for _, r := range rules {
@@ -144,14 +141,14 @@ func Joined[R fmt.Stringer](rules []R) string {
 	return strings.Join(all, "; ")
 }
 
-// PrefixWord returns p as a part of a chain's name: nft takes no colon there.
+// PrefixWord returns p as a part of a chain's name, in which nft allows no colon.
 func PrefixWord(p netip.Prefix) string {
 	return strings.NewReplacer(":", "_", "/", "-").Replace(p.String())
 }
 
-// PlainComment makes text safe inside a quoted argument of iptables-restore
-// and stable when iptables-save prints it: what iptables would escape becomes
-// an underscore. The kernel keeps 255 bytes (XT_MAX_COMMENT_LEN is 256).
+// PlainComment makes text safe in a quoted argument of iptables-restore and stable in the output of iptables-save: it
+// replaces characters that iptables would escape by an underscore. The kernel keeps 255 bytes (XT_MAX_COMMENT_LEN is
+// 256).
 func PlainComment(text string) string {
 	plain := func(r rune) rune {
 		switch {
