@@ -16,19 +16,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// start is how the command is to be started.
+// start is the request to start the command.
 type start struct {
 	Command Command
-	Group   int // process group of the maker of the namespace
+	Group   int // process group of the namespace's maker
 }
 
-// Run runs the command, with this process's terminal, standard files and working
-// directory, in its process group, passes on signals, and returns the exit
-// code as a shell has it: the command's own, or 128 and the number of the signal
-// that ended it. An error means that it could not be started.
+// Run runs the command with this process's terminal, standard files and working directory, in its process group. It
+// forwards signals, and returns the exit code as a shell does: the command's own, or 128 plus the number of the signal
+// that ended it. An error means that the command could not be started.
 //
-// Whoever types on a terminal sends a signal to the whole process group: those of
-// signals that came that way are not passed on, since the command has them.
+// A terminal sends signals for typed keys to the whole process group: these are not forwarded, since the command has
+// received them already.
 func (n *Namespace) Run(c Command, signals <-chan os.Signal) (code int, err error) {
 	if _, err := n.call(request{Start: &start{Command: c, Group: unix.Getpgrp()}}); err != nil {
 		return 0, err
@@ -61,8 +60,7 @@ func (n *Namespace) Run(c Command, signals <-chan os.Signal) (code int, err erro
 	}
 }
 
-// typed reports whether s is a signal of the terminal's, while this process group
-// is the one in its foreground.
+// typed reports whether s is a signal that the terminal sends, while this process group is its foreground group.
 func typed(s syscall.Signal) bool {
 	if s != unix.SIGINT && s != unix.SIGQUIT {
 		return false
@@ -76,24 +74,24 @@ func typed(s syscall.Signal) bool {
 	return err == nil && group == unix.Getpgrp()
 }
 
-// command is the command, and what it leaves.
+// command is the command and its descendants.
 type command struct {
-	ended     *os.File      // where to write how it has ended
-	childless chan struct{} // closed when it has ended, and all that it left
+	ended     *os.File      // receives the command's exit status
+	childless chan struct{} // closed when the command and all its descendants have ended
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	started bool
 	pid     int // 0 while it does not run
 }
 
-// start starts the command. It takes none of the helper's capabilities along.
+// start starts the command without the helper's capabilities.
 func (c *command) start(s *start) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	started := make(chan error)
 	go func() {
-		// The thread's capabilities are changed, and the command is to die with
-		// it: the thread ends with this goroutine, after the command.
+		// The thread's capabilities are changed, and its end kills the command: the thread ends with this goroutine,
+		// after the command.
 		runtime.LockOSThread()
 		var pid int
 		err := giveUpCapabilities()
@@ -112,11 +110,11 @@ func (c *command) start(s *start) error {
 	return <-started
 }
 
-// giveUpCapabilities makes what this thread starts have the capabilities that its
-// user has by himself: none, unless that is root.
+// giveUpCapabilities limits the processes that this thread starts to their user's own capabilities: none, unless the
+// user is root.
 func giveUpCapabilities() error {
 	err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-	if err != nil && !errors.Is(err, unix.EINVAL) { // without ambient capabilities there are none to give up
+	if err != nil && !errors.Is(err, unix.EINVAL) { // a kernel without ambient capabilities has none to drop
 		return fmt.Errorf("dropping capabilities: %w", err)
 	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -131,8 +129,7 @@ func giveUpCapabilities() error {
 	return nil
 }
 
-// reap takes note of how the command ends, and of the end of all that it has
-// left, until there is nothing left.
+// reap waits for the command and all its descendants, and reports the command's exit status.
 func (c *command) reap(command int) {
 	defer close(c.childless)
 	for {
@@ -146,7 +143,7 @@ func (c *command) reap(command int) {
 			c.mu.Lock()
 			c.pid = 0
 			c.mu.Unlock()
-			_, _ = c.ended.Write(binary.NativeEndian.AppendUint32(nil, uint32(status))) // to nobody, if the maker is gone
+			_, _ = c.ended.Write(binary.NativeEndian.AppendUint32(nil, uint32(status))) // fails if the maker has exited
 		}
 	}
 }
@@ -160,8 +157,7 @@ func (c *command) signal(s unix.Signal) error {
 	return unix.Kill(c.pid, s)
 }
 
-// endAll kills the command and all that descends from it: when a process is dead,
-// its children become this one's.
+// endAll kills the command and all its descendants: when a process is dead, its children become this one's.
 func (c *command) endAll() {
 	c.mu.Lock()
 	started := c.started
@@ -193,7 +189,7 @@ func children() (pids []int) {
 		if err != nil {
 			continue // it has just ended
 		}
-		// After the name, which may hold anything: state, parent (proc(5)).
+		// After the name, which may contain any character: state, parent (proc(5)).
 		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 		if len(fields) > 1 && fields[1] == strconv.Itoa(os.Getpid()) {
 			pids = append(pids, pid)

@@ -15,14 +15,14 @@ import (
 	"github.com/usherproxy/usher/portal/fdpass"
 )
 
-// helper is what holds the namespace, inside it.
+// helper holds the namespace, inside it.
 type helper struct {
-	portal  portal.Portal // nil until it is set up
+	portal  portal.Portal // nil until the namespace is set up
 	command command
 }
 
-// Inside is what this program does when Start has started it: it serves the
-// maker of the namespace until that is gone, and then ends all processes inside.
+// Inside is the main function of the helper that Start starts. It serves the maker of the namespace until that exits,
+// and then kills all processes inside.
 func Inside() error {
 	var conns [2]*net.UnixConn
 	for i := range conns { // see Namespace.Start
@@ -33,7 +33,7 @@ func Inside() error {
 		}
 	}
 	unix.CloseOnExec(5)
-	// Whatever the command leaves becomes a child of this process.
+	// The command's orphans become children of this process.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("becoming the parent of orphaned processes in the namespace: %w", err)
 	}
@@ -44,8 +44,7 @@ func Inside() error {
 	return nil
 }
 
-// setUp is what a namespace is set up with. It is a struct since gob leaves out a
-// pointer to an empty string.
+// setUp is the input for setting up a namespace. It is a struct since gob omits a pointer to an empty string.
 type setUp struct{ ResolvConf string }
 
 // request is a call from outside: one of its fields is set.
@@ -59,17 +58,16 @@ type request struct {
 	Signal int
 }
 
-// answer is what comes back.
+// answer is the result of a request.
 type answer struct {
 	Error       string
-	Errno       unix.Errno // in Error, 0 if there is none
+	Errno       unix.Errno // the errno in Error, or 0
 	Binds       []portal.Bind
 	Result      result
 	Comparisons []comparison
 }
 
-// call makes a call, and returns the answer. Its error is the answer's, if that
-// has one.
+// call makes a call, and returns the answer. Its error is the answer's, if that has one.
 func (n *Namespace) call(r request) (answer, error) {
 	n.callsMu.Lock()
 	defer n.callsMu.Unlock()
@@ -96,7 +94,7 @@ type insideError struct {
 func (e *insideError) Error() string        { return e.text }
 func (e *insideError) Is(target error) bool { return e.errno != 0 && target == e.errno }
 
-// serveCalls answers calls, one after the other, until the other side is gone.
+// serveCalls answers calls, one after the other, until the other side has closed.
 func (h *helper) serveCalls(conn *net.UnixConn) {
 	decoder, encoder := gob.NewDecoder(conn), gob.NewEncoder(conn)
 	for {

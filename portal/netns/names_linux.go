@@ -8,21 +8,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// resolverSockets are where the C library asks other programs for names: those of
-// nss-resolve and of nscd. These know nothing of what is inside; where they do
-// not answer, the library goes by /etc/resolv.conf.
+// resolverSockets are the sockets of nss-resolve and nscd, which the C library queries for names. These resolvers do
+// not know the names inside; if they do not answer, the library uses /etc/resolv.conf.
 var resolverSockets = []string{
 	"/run/systemd/resolve/io.systemd.Resolve",
 	"/run/nscd/socket",
 	"/var/run/nscd/socket",
 }
 
-// setUpNames makes /etc/resolv.conf, wherever that leads, say conf, and nobody
-// answer on the sockets of other resolvers: by mounts that only the processes
-// inside see.
+// setUpNames makes conf the content of /etc/resolv.conf, also behind a symbolic link, and makes the other resolvers'
+// sockets unreachable: by mounts that only processes inside see.
 func setUpNames(conf string) error {
-	// What is mounted outside later is to be seen inside too, and not the other
-	// way round.
+	// Later mounts outside appear inside too, but not the reverse.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return fmt.Errorf("making mounts private to this namespace: %w", err)
 	}
@@ -40,8 +37,7 @@ func setUpNames(conf string) error {
 	return nil
 }
 
-// replaceFile mounts a file with this text on path. The file is in memory, and
-// gone with the mount.
+// replaceFile mounts a file with this text on path. The file is in memory, and removed with the mount.
 func replaceFile(path, text string) error {
 	path, err := filepath.EvalSymlinks(path)
 	if err != nil {
@@ -51,7 +47,7 @@ func replaceFile(path, text string) error {
 	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "size=64k"); err != nil {
 		return fmt.Errorf("mounting tmpfs on %s: %w", dir, err)
 	}
-	defer func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }() // it goes with the namespace in any case
+	defer func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }() // in any case it is removed with the namespace
 	file := filepath.Join(dir, filepath.Base(path))
 	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 		return err

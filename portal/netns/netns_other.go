@@ -13,7 +13,7 @@ import (
 
 var errUnsupported = errors.New("network namespaces require Linux; 'usher run --portal=none' works without them")
 
-// Namespace needs Linux: there is none elsewhere.
+// Namespace requires Linux: other systems have none.
 type Namespace struct{}
 
 // Start returns an error.

@@ -27,13 +27,13 @@ func setUpLoopback() error {
 	}
 	for _, addr := range []netip.Addr{Address, address6} {
 		if err := netlink.AddrAdd(lo, &netlink.Addr{IPNet: kernel.Alone(addr), Flags: unix.IFA_F_NODAD}); err != nil && addr.Is4() {
-			return fmt.Errorf("assigning address %s to lo: %w", addr, err) // IPv6 may be switched off
+			return fmt.Errorf("assigning address %s to lo: %w", addr, err) // IPv6 may be disabled
 		}
 	}
 	return nil
 }
 
-// openTun makes the device that leads elsewhere, and the routes to it.
+// openTun makes the device for other destinations, and the routes to it.
 func openTun() (fd int, err error) {
 	fd, err = unix.Open(tunDevice, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 // Portal returns the portal of the namespace, one of mode address.
 func (n *Namespace) Portal() portal.Portal { return outside{n} }
 
-// outside is a portal that others manage.
+// outside is a portal that the helper manages.
 type outside struct{ namespace *Namespace }
 
 func (outside) Mode() string { return address.Mode.Name }
@@ -33,19 +33,18 @@ func (o outside) Apply(_ context.Context, set []portal.Rule, gone []portal.Targe
 	return a.Result.plain(err)
 }
 
-// Mark is that of the address portal.
+// Mark returns that of the address portal: 0.
 func (outside) Mark() uint32 { return 0 }
 
-// SetLocalSources changes nothing: the address portal drops nothing.
+// SetLocalSources does nothing: the address portal drops nothing.
 func (outside) SetLocalSources([]netip.Prefix) {}
 
-// Origin is the node: nothing leads answers to anybody else here.
+// Origin returns the node: there is no route here for answers to others.
 func (outside) Origin(netip.Addr, netip.Addr, portal.Whereabouts) portal.Origin {
 	return portal.Origin{Seen: portal.SeenPortal}
 }
 
-// SetNodePortAddresses changes nothing: the namespace is all of the node that there
-// is.
+// SetNodePortAddresses does nothing: the namespace has no other addresses of the node.
 func (outside) SetNodePortAddresses([]netip.Prefix) {}
 
 func (o outside) Check(context.Context) portal.Result {
@@ -62,17 +61,16 @@ func (o outside) Compare(context.Context) ([]portal.Comparison, error) {
 	return all, err
 }
 
-// Remove changes nothing: what there is goes with the namespace.
+// Remove does nothing: everything is removed with the namespace.
 func (outside) Remove(context.Context) error { return nil }
 
-// wanted is what Listen is called with.
+// wanted is the input of Listen.
 type wanted struct {
 	Service string
 	Targets []portal.Target
 }
 
-// rule is a portal.Rule on its way. Its sources stay behind: the listener looks
-// at them.
+// rule is the transferred form of portal.Rule. Its sources are omitted: the listener checks them.
 type rule struct {
 	Target    portal.Target
 	Action    portal.Action
@@ -84,7 +82,7 @@ func (r rule) plain() portal.Rule {
 	return portal.Rule{Target: r.Target, Action: r.Action, LocalPort: r.LocalPort, Comment: r.Comment}
 }
 
-// change is what Apply is called with.
+// change is the input of Apply.
 type change struct {
 	Set  []rule
 	Gone []portal.Target
@@ -98,7 +96,7 @@ func (c *change) rules() []portal.Rule {
 	return all
 }
 
-// comparison is a portal.Comparison on its way.
+// comparison is the transferred form of portal.Comparison.
 type comparison struct {
 	Mode            string
 	Rule, Installed rule
@@ -114,7 +112,7 @@ func (h *helper) look(ctx context.Context) (all []comparison, err error) {
 	return all, err
 }
 
-// result is a portal.Result on its way.
+// result is the transferred form of portal.Result.
 type result struct {
 	Refused    map[portal.Target]string
 	Moved      []portal.Target
@@ -134,7 +132,7 @@ func resultOf(r portal.Result) result {
 	return on
 }
 
-// plain returns the Result that r was made of. err is why there is none.
+// plain converts r back to the Result. err is why there is none.
 func (r result) plain(err error) portal.Result {
 	back := portal.Result{Refused: map[portal.Target]error{}, Moved: r.Moved, Repaired: r.Repaired, Err: err, Unaffected: r.Unaffected}
 	for t, why := range r.Refused {

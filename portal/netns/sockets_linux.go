@@ -13,35 +13,31 @@ import (
 	"github.com/usherproxy/usher/portal/fdpass"
 )
 
-// On the line, a packet of four numbers asks for descriptors: a socket's domain,
-// kind and protocol, and how many. The answer is an errno, with the descriptors
-// (SCM_RIGHTS) if that is 0.
+// On the line, a packet of four numbers requests descriptors: a socket's domain, kind and protocol, and the count. The
+// answer is an errno, with the descriptors (SCM_RIGHTS) if that is 0.
 const (
 	askSize    = 16
 	answerSize = 4
 
-	// maxBatch bounds how many sockets are made before somebody wants them.
+	// maxBatch limits how many sockets are made in advance.
 	maxBatch = 64
 
-	// wantTun in the place of the domain asks for the device that leads
-	// elsewhere.
+	// wantTun in place of the domain requests the device for other destinations.
 	wantTun = unix.AF_UNSPEC
 )
 
-// stock are sockets that were made ahead, since thousands are wanted at the start
-// and each question costs two switches between processes. What is left when the
-// process ends goes with it.
+// stock are sockets made in advance, since the start needs thousands and each request costs two switches between
+// processes. The remaining ones are closed when the process ends.
 type stock struct {
 	fds   []int
-	batch int // how many were asked for last
+	batch int // the number of the last request
 }
 
-// socketKind is what socket(2) is called with.
+// socketKind are the arguments of socket(2).
 type socketKind struct{ domain, kind, protocol int }
 
-// Socket makes a socket in the namespace, as socket(2) does. With it this process
-// may do what it may with its own; and since it made the namespace, it
-// may also bind low ports there.
+// Socket makes a socket in the namespace, as socket(2) does. This process can use it like its own sockets; and since it
+// made the namespace, it can also bind low ports there.
 func (n *Namespace) Socket(domain, kind, protocol int) (fd int, err error) {
 	n.lineMu.Lock()
 	defer n.lineMu.Unlock()
@@ -86,7 +82,7 @@ func (n *Namespace) Listen(at netip.AddrPort) (net.Listener, error) {
 	return net.FileListener(f)
 }
 
-// bound returns a socket of IPv4 that has the address at.
+// bound returns an IPv4 socket that is bound to at.
 func (n *Namespace) bound(kind int, at netip.AddrPort) (*os.File, error) {
 	fd, err := n.Socket(unix.AF_INET, kind, 0)
 	if err != nil {
@@ -99,9 +95,8 @@ func (n *Namespace) bound(kind int, at netip.AddrPort) (*os.File, error) {
 	return os.NewFile(uintptr(fd), at.String()), nil
 }
 
-// Tun returns the device to which all is sent inside that is for elsewhere: each
-// read and write is an IP packet, of MTU bytes at the most. It is called once, and
-// the caller closes it.
+// Tun returns the device for packets from inside to other destinations: each read and write is an IP packet of at most
+// MTU bytes. It is called once, and the caller closes it.
 func (n *Namespace) Tun() (*os.File, error) {
 	n.lineMu.Lock()
 	defer n.lineMu.Unlock()
@@ -112,8 +107,7 @@ func (n *Namespace) Tun() (*os.File, error) {
 	return os.NewFile(uintptr(fds[0]), tunDevice), nil
 }
 
-// tunRemedies say what helps where the device cannot be had: see the kernel's
-// Documentation/networking/tuntap.rst.
+// tunRemedies are the remedies if the device is unavailable: see the kernel's Documentation/networking/tuntap.rst.
 var tunRemedies = map[error]string{
 	unix.EACCES: "; `sudo chmod 0666 " + tunDevice + "` gives all users access, as on most systems",
 	unix.ENOENT: "; `sudo mkdir -p /dev/net && sudo mknod -m 0666 " + tunDevice + " c 10 200` creates it",
@@ -122,7 +116,7 @@ var tunRemedies = map[error]string{
 	unix.EPERM:  "; start the container with the device allowed, as in `--device " + tunDevice + "`",
 }
 
-// descriptors asks for some. It is called with lineMu.
+// descriptors requests descriptors. The caller holds lineMu.
 func (n *Namespace) descriptors(of socketKind, count int) (fds []int, err error) {
 	ask := make([]byte, 0, askSize)
 	for _, number := range []int{of.domain, of.kind, of.protocol, count} {
@@ -140,12 +134,12 @@ func (n *Namespace) descriptors(of socketKind, count int) (fds []int, err error)
 		return nil, errno
 	}
 	if len(fds) == 0 {
-		return nil, unix.EMFILE // this process may have no more of them
+		return nil, unix.EMFILE // this process has reached its limit of open files
 	}
 	return fds, nil
 }
 
-// serveLine hands out descriptors until the other side is gone.
+// serveLine sends descriptors until the other side has closed.
 func (h *helper) serveLine(line *net.UnixConn) {
 	ask := make([]byte, askSize)
 	for {
@@ -172,7 +166,7 @@ func (h *helper) serveLine(line *net.UnixConn) {
 	}
 }
 
-// open opens what was asked for: fewer, if there cannot be so many.
+// open opens the requested descriptors, or fewer if there is an error.
 func open(of socketKind, count int) (fds []int, err error) {
 	for range count {
 		var fd int

@@ -17,24 +17,22 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// Namespace is a network namespace, seen from outside. Its methods may be called
-// from any goroutine.
+// Namespace is a network namespace, seen from outside. Its methods are safe for concurrent use.
 type Namespace struct {
 	helper *exec.Cmd
-	ended  *os.File // where the helper writes how the command has ended
+	ended  *os.File // the helper writes the command's exit status here
 
-	lineMu sync.Mutex // guards what follows
+	lineMu sync.Mutex // guards the fields below
 	line   *net.UnixConn
 	stocks map[socketKind]*stock
 
-	callsMu sync.Mutex // guards what follows: one call at a time
+	callsMu sync.Mutex // guards the fields below: one call at a time
 	calls   *net.UnixConn
 	encoder *gob.Encoder
 	decoder *gob.Decoder
 }
 
-// Start makes a namespace, and returns when it is set up but for Services. Its
-// owner closes it.
+// Start makes a namespace, and returns when it is set up except for Services. The caller closes it.
 func Start(o Options) (*Namespace, error) {
 	line, lineInside, err := pair(unix.SOCK_SEQPACKET)
 	if err != nil {
@@ -76,17 +74,15 @@ func (n *Namespace) Close() {
 	n.line.Close()
 	n.calls.Close()
 	if n.helper != nil {
-		_ = n.helper.Wait() // how it ends is of no interest
+		_ = n.helper.Wait() // its exit status does not matter
 	}
 	n.ended.Close()
 }
 
-// newNamespaces says in which namespaces the helper is to be. Who is root
-// needs no user namespace; everybody else keeps user and group, so that
-// files belong to whom they belonged, and has capabilities over the namespace.
+// newNamespaces returns the helper's namespaces. Root needs no user namespace. Other users keep their user and group
+// IDs, so that file owners stay the same, and have capabilities over the namespace.
 //
-// The helper is in a process group of its own: what is typed on the terminal to
-// end or stop the command is not for it.
+// The helper is in a separate process group: keys typed to end or stop the command do not signal it.
 func newNamespaces() *syscall.SysProcAttr {
 	a := &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS, Setpgid: true}
 	if mayAdminister() {
@@ -99,15 +95,14 @@ func newNamespaces() *syscall.SysProcAttr {
 	return a
 }
 
-// mayAdminister reports whether this process may make namespaces as it is, and
-// change them.
+// mayAdminister reports whether this process can make and change namespaces without a user namespace.
 func mayAdminister() bool {
 	has, err := kernel.Capabilities()
 	const needed = 1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_NET_BIND_SERVICE
 	return err == nil && has&needed == needed
 }
 
-// forbidden explains why a namespace cannot be made, as far as the system tells.
+// forbidden explains why a namespace cannot be made, as far as the system shows.
 func forbidden(err error) error {
 	err = fmt.Errorf("creating a network namespace: %w", err)
 	if !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EINVAL) {
@@ -130,8 +125,7 @@ func forbidden(err error) error {
 
 const insteadOf = "'usher run --portal=none' works without one"
 
-// pair returns two sockets that are connected: one for this process and one to
-// hand on.
+// pair returns two connected sockets: one for this process and one to pass on.
 func pair(kind int) (*net.UnixConn, *os.File, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
