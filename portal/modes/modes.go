@@ -20,10 +20,10 @@ import (
 // All are all modes, in the order in which auto tries them.
 var All = []portal.Mode{iptables.Mode, nftables.Mode, address.Mode, none.Mode}
 
-// Auto is the name under which New takes the first mode that works.
+// Auto is the name for the first mode that works.
 const Auto = "auto"
 
-// Names returns the names that New takes.
+// Names returns the names that New accepts.
 func Names() []string {
 	names := []string{Auto}
 	for _, m := range All {
@@ -32,8 +32,7 @@ func Names() []string {
 	return names
 }
 
-// Named returns the modes that New tries, given this name: one or, for Auto, all; none if
-// there is no such name.
+// Named returns the modes that New tries for this name: one or, for Auto, all; none if there is no such name.
 func Named(name string) []portal.Mode {
 	if name == Auto {
 		return All
@@ -41,7 +40,7 @@ func Named(name string) []portal.Mode {
 	return slices.DeleteFunc(slices.Clone(All), func(m portal.Mode) bool { return m.Name != name })
 }
 
-// With returns the name of the first mode that has such traits, "" if none has.
+// With returns the name of the first mode with such traits, or "" if there is none.
 func With(such func(portal.Traits) bool) string {
 	for _, m := range All {
 		if such(m.Traits) {
@@ -51,9 +50,9 @@ func With(such func(portal.Traits) bool) string {
 	return ""
 }
 
-// New makes the portal called name, after trying for real whether it works here. [Auto]
-// takes the first mode that does, in the order of [Names], and logs why it passed over
-// the others. Nothing stays changed before the first Apply. Options.Others are set.
+// New makes the portal called name, after testing that it works here. [Auto] selects the first mode that does, in the
+// order of [Names], and logs why it skipped the others. Nothing stays changed before the first Apply. New sets
+// Options.Others.
 //
 // On Linux the portal acts on the network namespace of the calling thread.
 func New(ctx context.Context, name string, opts portal.Options) (portal.Portal, error) {
@@ -67,7 +66,7 @@ func New(ctx context.Context, name string, opts portal.Options) (portal.Portal, 
 	return first(ctx, tried, opts)
 }
 
-// beside returns the options for m beside all other modes.
+// beside returns the options for m, with all other modes.
 func beside(m portal.Mode, opts portal.Options) portal.Options {
 	opts.Others = slices.DeleteFunc(slices.Clone(All), func(o portal.Mode) bool { return o.Name == m.Name })
 	return opts
@@ -95,29 +94,26 @@ func first(ctx context.Context, modes []portal.Mode, opts portal.Options) (porta
 	return nil, fmt.Errorf("no portal works here: %w", errors.Join(passedOver...))
 }
 
-// List returns what portals of any mode, of this or another process, have put
-// into the kernel, mode by mode. It changes nothing. What cannot be looked at for
-// want of a tool or of kernel support is passed over.
+// List returns what portals of any mode, of this or another process, have installed in the kernel, mode by mode. It
+// changes nothing. It skips state that it cannot read without a missing tool or kernel feature.
 //
-// On Linux it looks into the network namespace of the calling thread. log may be nil.
+// On Linux it reads the network namespace of the calling thread. log may be nil.
 func List(ctx context.Context, log logrus.FieldLogger) ([]portal.Installed, error) {
 	if err := kernel.NeedNetAdmin(); err != nil {
 		return nil, err
 	}
-	opts, _ := portal.Options{Log: log}.Complete() // nothing is in it that could be wrong
+	opts, _ := portal.Options{Log: log}.Complete() // no value in it can be invalid
 	return portal.ListAll(ctx, All, opts)
 }
 
-// Cleanup takes out everything that any mode of portal, of this or an earlier
-// process, has put into the kernel, by whichever tools are here. It returns
-// what it took out, one line for each kind. What the kernel does not support is passed
-// over, since then nothing is in it either; what cannot be looked at for another reason
-// is an error.
+// Cleanup removes everything that any portal mode, of this or an earlier process, has installed in the kernel, with the
+// available tools. It returns what it removed, one line for each kind. It skips what the kernel does not support, since
+// then nothing is installed. State that it cannot read for another reason is an error.
 func Cleanup(ctx context.Context, log logrus.FieldLogger) (removed []string, err error) {
 	if err := kernel.NeedNetAdmin(); err != nil {
 		return nil, err
 	}
-	opts, _ := portal.Options{Log: log}.Complete() // nothing is in it that could be wrong
+	opts, _ := portal.Options{Log: log}.Complete() // no value in it can be invalid
 	installed, err := portal.ListAll(ctx, All, opts)
 	if err != nil {
 		opts.Log.WithError(err).Debug("UDP clients may stay with a former listener")

@@ -9,21 +9,19 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// ownAddresses is where Services have loopback addresses of their own: far from
-// 127.0.0.x, which programs listen on by themselves (127.0.0.53 is systemd-resolved's).
-// There are four million; among a thousand Services, one time in eight two want the
-// same one.
+// ownAddresses are for the Services' dedicated loopback addresses: far from 127.0.0.x, where programs listen
+// (127.0.0.53 is systemd-resolved's). There are four million; for a thousand Services the probability that two names
+// give the same one is 1/8.
 var ownAddresses = netip.MustParsePrefix("127.64.0.0/10")
 
-// addressBook gives each Service an address of its own, which follows from its name.
-// If another Service has that already, the next one that follows from the name is
-// taken: which of two has its first choice depends on which came first.
+// addressBook assigns each Service a dedicated address, derived from its name. If another Service has that already, it
+// tries the next one derived from the name: of two such Services, the first to come gets its first choice.
 type addressBook struct {
 	within netip.Prefix // of IPv4
 	owner  map[netip.Addr]string
 	addr   map[string]netip.Addr
-	users  map[string]map[portal.Target]struct{} // a Service's targets that have been given its address
-	used   map[portal.Target]string              // the same, the other way round
+	users  map[string]map[portal.Target]struct{} // a Service's targets with its address
+	used   map[portal.Target]string              // the reverse mapping
 }
 
 func newAddressBook(within netip.Prefix) *addressBook {
@@ -31,7 +29,7 @@ func newAddressBook(within netip.Prefix) *addressBook {
 		users: map[string]map[portal.Target]struct{}{}, used: map[portal.Target]string{}}
 }
 
-// propose returns the service's address, for targets of it.
+// propose returns the service's address for targets.
 func (b *addressBook) propose(service string, targets []portal.Target) netip.Addr {
 	addr, ok := b.addr[service]
 	for i := 0; !ok; i++ {
@@ -52,8 +50,8 @@ func (b *addressBook) propose(service string, targets []portal.Target) netip.Add
 	return addr
 }
 
-// choice returns the i-th address that follows from a name: neither the first nor
-// the last of a /24, which look like a network and its broadcast address.
+// choice returns the i-th address derived from a name. It is neither the first nor the last of a /24, which look like a
+// network and its broadcast address.
 func (b *addressBook) choice(service string, i int) netip.Addr {
 	h := fnv.New64a()
 	h.Write([]byte(service + "#" + strconv.Itoa(i)))
@@ -66,8 +64,7 @@ func (b *addressBook) choice(service string, i int) netip.Addr {
 	return netip.AddrFrom4(out)
 }
 
-// forget takes back what t was given. With its last target, the Service loses its
-// address.
+// forget releases t. With its last target, the Service loses its address.
 func (b *addressBook) forget(t portal.Target) {
 	service, ok := b.used[t]
 	if !ok {

@@ -11,31 +11,28 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// none is the portal for those who may change nothing in the kernel: clients
-// are told the loopback address at which a Service listens. Each Service has an
-// address of its own where the system has more than one, and there its own ports.
+// none is the portal that changes nothing in the kernel: clients need the loopback address at which a Service listens.
+// If the system has more than one, each Service has a dedicated address, and its own ports there.
 type none struct {
 	system loopback
 
-	mu        sync.Mutex // guards the books
+	mu        sync.Mutex // guards addresses and ports
 	addresses *addressBook
-	ports     *portal.PortBook // for Services without an address of their own, and if the user gave a range
+	ports     *portal.PortBook // for Services without a dedicated address, and if the user gave a range
 	ownPorts  bool             // no range was given
 }
 
-// loopback is what a system has of loopback addresses for this user.
+// loopback says which loopback addresses and ports this user has.
 type loopback struct {
 	many bool // all of 127.0.0.0/8, and not just 127.0.0.1
 	low  bool // ports below 1024
 }
 
-// nonePorts is where listeners have their ports that share an address, unless
-// Options.ProxyPorts says otherwise: below the node ports (30000-32767) and below
-// what Linux hands out to clients (from 32768), so that neither collides.
+// nonePorts is the port range of listeners that share an address, unless Options.ProxyPorts is set. It is below the
+// node ports (30000-32767) and below Linux's ports for clients (from 32768), so that neither collides.
 var nonePorts = portal.PortRange{First: 20000, Last: 29999}
 
-// highPort is added to ports below 1024 where those cannot be had: 80 becomes 8080,
-// 443 8443.
+// highPort is added to ports below 1024 if those are unavailable: 80 becomes 8080, 443 8443.
 const highPort = 8000
 
 // Mode is the mode that installs nothing.
@@ -57,8 +54,8 @@ func newOn(system loopback, opts portal.Options) *none {
 	return n
 }
 
-// lookAtLoopback finds out what the system has by listening there. Linux and
-// Windows have all of 127.0.0.0/8; macOS has 127.0.0.1, unless others were added.
+// lookAtLoopback determines the system's loopback addresses and ports by listening there. Linux and Windows have all of
+// 127.0.0.0/8; macOS has 127.0.0.1, unless others were added.
 func lookAtLoopback() loopback {
 	tryPort := func(port uint16) error {
 		l, err := net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(netip.AddrPortFrom(ownAddresses.Addr().Next(), port)))
@@ -75,8 +72,7 @@ func (n *none) Mode() string { return Mode.Name }
 
 func (n *none) Traits() portal.Traits { return Mode.Traits }
 
-// Listen asks for one listener on loopback per family, which is the same one after
-// a restart.
+// Listen requests one listener on loopback per family, which is the same after a restart.
 func (n *none) Listen(service string, targets []portal.Target) []portal.Bind {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -122,24 +118,23 @@ func (n *none) Apply(_ context.Context, set []portal.Rule, gone []portal.Target)
 	return portal.Result{Refused: bad}
 }
 
-// Mark is none: the kernel leads nothing here.
+// Mark returns 0: the kernel redirects nothing here.
 func (n *none) Mark() uint32 { return 0 }
 
-// Origin is the node: answers to others would not come here.
+// Origin returns the node: answers to other addresses would not come here.
 func (n *none) Origin(netip.Addr, netip.Addr, portal.Whereabouts) portal.Origin {
 	return portal.Origin{Seen: portal.SeenPortal}
 }
 
-// SetLocalSources changes nothing: nothing is dropped here.
+// SetLocalSources does nothing: no packets are dropped here.
 func (n *none) SetLocalSources([]netip.Prefix) {}
 
-// SetNodePortAddresses changes nothing: it is not asked for here.
+// SetNodePortAddresses does nothing: this mode ignores them.
 func (n *none) SetNodePortAddresses([]netip.Prefix) {}
 
 func (n *none) Check(context.Context) portal.Result { return portal.Result{} }
 
-// Compare finds nothing: this mode installs nothing, and what others have left
-// cannot be read without their privileges.
+// Compare returns nothing: this mode installs nothing, and leftovers of others cannot be read without their privileges.
 func (n *none) Compare(context.Context) ([]portal.Comparison, error) { return nil, nil }
 
 func (n *none) Remove(context.Context) error { return nil }
