@@ -10,14 +10,13 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
-// Limits bounds what the tables that share it may remember together, so that a
-// flood of clients cannot exhaust memory. An entry takes about 200 bytes.
+// Limits limits the entries of all tables that share it, so that a flood of clients cannot exhaust memory. An entry
+// takes about 200 bytes.
 type Limits struct {
 	PerTable int64 // entries in one table; at least 1
 	Total    int64 // entries in all tables that share this value
 
-	// Changed, if not nil, is sent a value when a table has something new to remember,
-	// unless nobody takes it at once.
+	// Changed, if not nil, is sent a value when a table has a new entry, unless the send would block.
 	Changed chan<- struct{}
 
 	used atomic.Int64
@@ -26,13 +25,13 @@ type Limits struct {
 // Used returns the number of entries in all tables that share l.
 func (l *Limits) Used() int64 { return l.used.Load() }
 
-// Table maps clients to the endpoints they had. It is safe for concurrent use.
+// Table maps clients to their endpoints. It is safe for concurrent use.
 type Table struct {
 	limits *Limits
 
 	mu      sync.Mutex
 	timeout time.Duration
-	clients *simplelru.LRU[netip.Addr, entry] // nil while the timeout is 0, as with most of thousands of tables
+	clients *simplelru.LRU[netip.Addr, entry] // nil while the timeout is 0, as in most of thousands of tables
 }
 
 type entry struct {
@@ -40,16 +39,15 @@ type entry struct {
 	since    time.Time // the client's last new connection
 }
 
-// NewTable returns an empty table. A client keeps its endpoint for timeout
-// after its last new connection; 0 means that nothing is remembered.
+// NewTable returns an empty table. A client keeps its endpoint for timeout after its last new connection; 0 disables
+// the table.
 func NewTable(limits *Limits, timeout time.Duration) *Table {
 	t := &Table{limits: limits}
 	t.SetTimeout(timeout)
 	return t
 }
 
-// SetTimeout changes the timeout, for the clients that are known too. With 0
-// the table forgets them.
+// SetTimeout changes the timeout, also for existing entries. With 0 the table removes them.
 func (t *Table) SetTimeout(timeout time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -74,7 +72,7 @@ func (t *Table) peek(client netip.Addr) (e entry, known bool) {
 	return t.clients.Peek(client)
 }
 
-// known returns the clients, the one that has been away longest first.
+// known returns the clients, least recently used first.
 func (t *Table) known() []netip.Addr {
 	if t.clients == nil {
 		return nil
@@ -82,7 +80,7 @@ func (t *Table) known() []netip.Addr {
 	return t.clients.Keys()
 }
 
-// Get returns the endpoint that client had, unless its time is over at now.
+// Get returns the client's endpoint, unless the entry has expired at now.
 func (t *Table) Get(client netip.Addr, now time.Time) (endpoint netip.AddrPort, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -97,8 +95,7 @@ func (t *Table) Get(client netip.Addr, now time.Time) (endpoint netip.AddrPort, 
 	return e.endpoint, true
 }
 
-// Peek is Get without forgetting an entry whose time is over. It also returns for
-// how long the entry holds.
+// Peek is Get without removing an expired entry. It also returns how long the entry remains valid.
 func (t *Table) Peek(client netip.Addr, now time.Time) (Entry, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -109,7 +106,7 @@ func (t *Table) Peek(client netip.Addr, now time.Time) (Entry, bool) {
 	return Entry{Client: client, Endpoint: e.endpoint, Left: t.timeout - now.Sub(e.since)}, true
 }
 
-// Set remembers that client makes a new connection to endpoint at now.
+// Set records that client makes a new connection to endpoint at now.
 func (t *Table) Set(client netip.Addr, endpoint netip.AddrPort, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -130,9 +127,8 @@ func (t *Table) set(client netip.Addr, endpoint netip.AddrPort, now time.Time) {
 	t.clients.Add(client, entry{endpoint: endpoint, since: now})
 }
 
-// Restore is Set for what another process remembered of a client: for as long as that
-// was to hold, unless the table's timeout is shorter. Who has made a new connection since then
-// keeps what it got.
+// Restore is Set for another process's entry: it stays valid as long as it was there, unless the table's timeout is
+// shorter. A client that has made a newer connection keeps its entry.
 func (t *Table) Restore(e Entry, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -143,8 +139,8 @@ func (t *Table) Restore(e Entry, now time.Time) {
 	t.set(e.Client, e.Endpoint, since)
 }
 
-// Claim is Set for a client that Get did not know: if another connection of the
-// same client has been faster, that one's endpoint is kept and returned.
+// Claim is Set for a client without an entry in Get: if another connection of the client was faster, its endpoint is
+// kept and returned.
 func (t *Table) Claim(client netip.Addr, endpoint netip.AddrPort, now time.Time) netip.AddrPort {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -155,9 +151,8 @@ func (t *Table) Claim(client netip.Addr, endpoint netip.AddrPort, now time.Time)
 	return endpoint
 }
 
-// reserve makes room for one more entry under the limit for all tables. If
-// there is none, the table gives up its own oldest entry; a table that has none
-// must go without.
+// reserve reserves one entry under the limit for all tables. If the limit is reached, the table removes its own oldest
+// entry; a table without entries cannot add one.
 func (t *Table) reserve() bool {
 	if t.limits.used.Add(1) <= t.limits.Total {
 		return true
@@ -169,8 +164,8 @@ func (t *Table) reserve() bool {
 	return false
 }
 
-// Forget ends the affinity of client if it is to endpoint: a later connection
-// may have moved on to another endpoint already, and keeps it.
+// Forget ends the affinity of client if it is to endpoint: a later connection may already have another endpoint, and
+// keeps it.
 func (t *Table) Forget(client netip.Addr, endpoint netip.AddrPort) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -179,8 +174,8 @@ func (t *Table) Forget(client netip.Addr, endpoint netip.AddrPort) {
 	}
 }
 
-// ForgetEndpoints ends the affinity of every client of an endpoint that is gone and returns how
-// many there were. It looks at every entry, once.
+// ForgetEndpoints ends the affinity of every client of a removed endpoint and returns their number. It visits every
+// entry once.
 func (t *Table) ForgetEndpoints(gone map[netip.AddrPort]bool) (n int) {
 	if len(gone) == 0 {
 		return 0
@@ -194,11 +189,11 @@ func (t *Table) ForgetEndpoints(gone map[netip.AddrPort]bool) (n int) {
 	return n
 }
 
-// lockedFor is how many entries are looked at before other users of the table get its lock.
+// lockedFor is the number of entries visited before the table's lock is released.
 const lockedFor = 1000
 
-// each calls f, which may remove the entry, for the clients, the one that has been away longest
-// first. mu is held while f runs, and released now and then: connections wait for it.
+// each calls f, which may remove the entry, for the clients, least recently used first. mu is held while f runs, and
+// released at intervals, since connections wait for it.
 func (t *Table) each(f func(netip.Addr, entry)) {
 	t.mu.Lock()
 	clients := t.known()
@@ -214,7 +209,7 @@ func (t *Table) each(f func(netip.Addr, entry)) {
 	}
 }
 
-// Close forgets every client.
+// Close removes all entries.
 func (t *Table) Close() { t.SetTimeout(0) }
 
 // Entry is one client's affinity.
@@ -224,8 +219,7 @@ type Entry struct {
 	Left     time.Duration // until it ends, if the client makes no new connection
 }
 
-// Entries returns the entries that hold at now, the client that has been away
-// longest first.
+// Entries returns the entries that are valid at now, least recently used first.
 func (t *Table) Entries(now time.Time) []Entry {
 	entries := []Entry{}
 	t.each(func(client netip.Addr, e entry) {

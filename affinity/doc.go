@@ -1,15 +1,10 @@
-// Package affinity remembers which endpoint a client had, for Services with
-// sessionAffinity ClientIP.
+// Package affinity records the endpoint of each client, for Services with sessionAffinity ClientIP.
 //
-// There is one [Table] for each service port. An entry holds for a set time
-// after the client's last new connection: bytes on a connection that is open
-// do not prolong it, and neither does the connection's end. (The Kubernetes
-// API leaves this open: "the seconds of ClientIP type session sticky time";
-// this is what kube-proxy's iptables mode does.) An entry also ends when its
-// endpoint fails or leaves, and when the table is full and the client is the
-// one that has been away longest.
+// There is one [Table] for each service port. An entry is valid for a set time after the client's last new connection.
+// Neither data on an open connection nor its end prolongs it. (The Kubernetes API leaves this open: "the seconds of
+// ClientIP type session sticky time"; this is what kube-proxy's iptables mode does.) An entry also ends when its
+// endpoint fails or is removed, and when the table is full and its client is the least recently used.
 //
-// The package knows neither Services nor endpoints beyond an address, decides
-// nothing, and starts no goroutine: an entry that has run out is found when it
-// is looked up, or pushed out by newer ones.
+// The package knows no Services, and only the addresses of endpoints. It selects no endpoint and starts no goroutine:
+// an expired entry is removed when it is looked up, or displaced by newer ones.
 package affinity
