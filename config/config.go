@@ -10,13 +10,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A Source is where the model comes from.
+// A Source provides the model.
 type Source interface {
-	// Run watches until ctx ends and calls apply with what changed, never
-	// concurrently. The first call holds every Service there is (perhaps none):
-	// before it, nothing may be changed in the kernel. A later call holds only
-	// the Services that changed. Run returns an error if it cannot go on, and
-	// nil once ctx has ended.
+	// Run watches until ctx ends and calls apply with changes, never concurrently. The first call has all Services
+	// (perhaps none): before it, the caller must not change the kernel. Later calls have only the Services that
+	// changed. Run returns an error if it cannot continue, and nil once ctx has ended.
 	Run(ctx context.Context, apply func([]Service)) error
 }
 
@@ -24,27 +22,23 @@ type Source interface {
 type Service struct {
 	Name types.NamespacedName
 
-	// Ports has one element for each service port and IP family, sorted by
-	// PortID. It is empty when the Service is gone, or is one that nobody
-	// proxies (headless, ExternalName, another proxy's).
+	// Ports has one element for each service port and IP family, sorted by PortID. It is empty when the Service is
+	// deleted, or is not proxied (headless, ExternalName, another proxy's).
 	Ports []ServicePort
 
-	// Discovery is how clients find the Service by its name. It is nil when the
-	// Service is gone, and if the source was not asked for it: then the source
-	// does not tell at all of Services that nobody proxies.
+	// Discovery is how clients find the Service by its name. It is nil when the Service is deleted, and if the source
+	// was created without it: the source then omits Services that are not proxied.
 	Discovery *Discovery
 
-	// HealthCheckNodePort is where load balancers ask whether this node has
-	// endpoints of its own; 0 if they do not.
+	// HealthCheckNodePort is where load balancers check whether this node has local endpoints; 0 if they do not.
 	HealthCheckNodePort uint16
 }
 
-// Gone reports whether nothing is left of s: it is not served, and cannot be
-// found by its name either.
+// Gone reports whether s is deleted: it is neither served nor found by its name.
 func (s Service) Gone() bool { return len(s.Ports) == 0 && s.Discovery == nil }
 
-// PortID identifies a service port. Kubernetes tells the ports of a Service
-// apart by name; usher serves each IP family of one by itself.
+// PortID identifies a service port. Kubernetes identifies the ports of a Service by name; usher serves each IP family
+// of a port separately.
 type PortID struct {
 	Namespace string
 	Service   string
@@ -57,8 +51,7 @@ func (id PortID) ServiceName() types.NamespacedName {
 	return types.NamespacedName{Namespace: id.Namespace, Name: id.Service}
 }
 
-// String returns "namespace/service:port", the form that kube-proxy uses too,
-// with "/IPv6" behind it for the IPv6 side.
+// String returns "namespace/service:port", the form that kube-proxy uses too, followed by "/IPv6" for the IPv6 side.
 func (id PortID) String() string {
 	s := id.Namespace + "/" + id.Service
 	if id.Port != "" {
@@ -112,39 +105,33 @@ const (
 
 // Node is the node that usher runs on.
 type Node struct {
-	// Name is the name that EndpointSlices give this node. If it is empty, no
-	// endpoint is local.
+	// Name is the name of this node in EndpointSlices. If it is empty, no endpoint is local.
 	Name string
 
-	// Zone is the node's label topology.kubernetes.io/zone. If it is empty, no
-	// hint for a zone is for this node.
+	// Zone is the node's label topology.kubernetes.io/zone. If it is empty, no zone hint applies to this node.
 	Zone string
 
-	// Labels are labels that the node is said to have, whatever its Node object says.
+	// Labels are configured labels, which override the Node object's.
 	Labels map[string]string
 
-	// PodCIDRs are where the Pods of this node have their addresses, as far as
-	// that is known.
+	// PodCIDRs are the networks of this node's Pods, as far as known.
 	PodCIDRs []netip.Prefix
 
-	// Addresses are the node's primary addresses, at most one of each family, as
-	// its Node object tells them. None of a family that is not known.
+	// Addresses are the node's primary addresses from its Node object, at most one of each family, and none if unknown.
 	Addresses []netip.Addr
 
-	// ServiceCIDRs are where the cluster's Services have their cluster IPs, as far as that is
-	// known; only if this node has a Node object.
+	// ServiceCIDRs are the networks of the cluster's Services, as far as known; only if this node has a Node object.
 	ServiceCIDRs []netip.Prefix
 
-	// Leaving is set while the node is being deleted, is marked for that by the
-	// cluster autoscaler, or has had no Node object yet: load balancers should not use it.
+	// Leaving is set while the node is being deleted, is marked for that by the cluster autoscaler, or has had no Node
+	// object yet: load balancers should not use it.
 	Leaving bool
 }
 
-// Never is what a duration of a ServicePort is where the proxy may have a default, and the
-// Service wants none.
+// Never is the value of a ServicePort's duration if the proxy may have a default, and the Service disables it.
 const Never time.Duration = -1
 
-// Switch is what a Service may say of something that has a default; 0 is the default.
+// Switch is a Service's setting for an option with a default; 0 is the default.
 type Switch int8
 
 // The values.
@@ -159,95 +146,85 @@ type ServicePort struct {
 	Protocol    Protocol
 	AppProtocol string // a hint for people; changes nothing
 
-	// VIPs are the places where clients connect: never empty, the cluster IP
-	// first.
+	// VIPs are the addresses for clients: never empty, the cluster IP first.
 	VIPs []VIP
 
-	// AffinityTimeout is how long a client keeps its endpoint after its last
-	// new connection; 0 means no session affinity.
+	// AffinityTimeout is how long a client keeps its endpoint after its last new connection; 0 means no session
+	// affinity.
 	AffinityTimeout time.Duration
 
-	// UDPIdleTimeout is how long a UDP session of this port lasts without a
-	// datagram, answered or not; 0 means as long as the proxy's own default.
+	// UDPIdleTimeout is how long a UDP session of this port stays open without a datagram in either direction; 0 means
+	// the proxy's default.
 	UDPIdleTimeout time.Duration
 
-	// IdleTimeout is how long a TCP connection or SCTP association of this port
-	// lasts in which nothing moves, and MaxAge how long one lasts at the most;
-	// 0 means what the proxy's own defaults say.
+	// IdleTimeout is how long a TCP connection or SCTP association of this port stays open without data, and MaxAge its
+	// maximum duration; 0 means the proxy's defaults.
 	IdleTimeout, MaxAge time.Duration
 
-	// DrainTimeout is after how long connections and associations of this port end whose
-	// endpoint left the Service or terminates; 0 is the proxy's default.
+	// DrainTimeout is how long this port's connections and associations stay open after their endpoint left the Service
+	// or began to terminate; 0 means the proxy's default.
 	DrainTimeout time.Duration
 
-	// SlowStart is how long it takes until an endpoint that is new has its whole share of new
-	// connections; 0 is the proxy's default.
+	// SlowStart is the time until a new endpoint gets its full share of new connections; 0 means the proxy's default.
 	SlowStart time.Duration
 
-	// AccessLog is whether clients of this port are in the access log; 0 is the proxy's default.
+	// AccessLog is whether clients of this port are in the access log; 0 means the proxy's default.
 	AccessLog Switch
 
 	// NodeAddress says that the endpoints see the node's address, and not their clients'.
 	NodeAddress bool
 
-	// ProxyProtocol is how endpoints are told who the client is, and to which VIP it has
-	// connected; 0 means that they are not told. An SCTP port has none, a UDP port none
-	// but ProxyV2.
+	// ProxyProtocol is the version in which usher sends endpoints the addresses of the client and of the VIP; 0 means
+	// that it does not. An SCTP port has none, a UDP port only ProxyV2.
 	ProxyProtocol ProxyProtocol
 
-	// Scheduler chooses among the endpoints for a new connection; 0 is the proxy's default.
+	// Scheduler selects the endpoint for a new connection; 0 means the proxy's default.
 	Scheduler Scheduler
 
 	// Probe is how the endpoints are probed.
 	Probe Probe
 
-	// EndpointLimit is how many connections or associations of this port each endpoint may
-	// have at a time; 0 is the proxy's default, Unlimited any number. A UDP port has no limit.
-	// QueueTimeout is how long a client waits at the most until one has room; 0 is the proxy's default.
+	// EndpointLimit is the maximum number of connections or associations of this port per endpoint; 0 means the proxy's
+	// default, Unlimited no limit. A UDP port has no limit. QueueTimeout is the maximum time that a client waits for an
+	// endpoint below the limit; 0 means the proxy's default.
 	EndpointLimit int
 	QueueTimeout  time.Duration
 
-	// Endpoints are all endpoints of this port, usable or not, sorted by
-	// address. In-flight connections to an endpoint end for UDP when it
-	// leaves this list.
+	// Endpoints are all endpoints of this port, usable or not, sorted by address. UDP sessions to an endpoint end when
+	// it leaves this list.
 	Endpoints []Endpoint
 
-	// Cluster, Internal and External are the endpoints that a new connection
-	// may use: Internal and External as the Service's traffic policies want it
-	// for clients of cluster IPs and for clients from outside; Cluster is what
-	// both of them are under the policy Cluster, and what a client on this node
-	// may use whatever the external policy says.
+	// Cluster, Internal and External are the endpoints that a new connection may use. Internal and External follow the
+	// Service's traffic policies for clients of cluster IPs and for clients from outside. Cluster is both of them under
+	// the policy Cluster, and is for a client on this node under any external policy.
 	Cluster, Internal, External []Endpoint
 
-	// InternalLocal and ExternalLocal say that the policy is Local: without
-	// an endpoint on this node, packets are dropped and not refused, since
-	// another node may have one.
+	// InternalLocal and ExternalLocal say that the policy is Local: without an endpoint on this node, packets are
+	// dropped and not rejected, since another node may have one.
 	InternalLocal, ExternalLocal bool
 
-	// Topology is by what Cluster was chosen from all endpoints; nil if where they are does
-	// not matter.
+	// Topology is how Cluster was chosen from all endpoints; nil if their location does not matter.
 	Topology *Topology
 }
 
-// Unlimited is a ServicePort's EndpointLimit if it is to have none, MaxEndpointLimit the
-// greatest: more than a node can have open.
+// Unlimited is a ServicePort's EndpointLimit for no limit. MaxEndpointLimit is the maximum: more than a node can have
+// open.
 const (
 	Unlimited        = -1
 	MaxEndpointLimit = 1_000_000
 )
 
-// Topology is how endpoints are chosen by where they are: on nodes that have a label with the
-// value that this node has.
+// Topology says how endpoints are chosen by location: on nodes with the same value of a label as this node.
 type Topology struct {
-	// Keys are the labels that the Service names, in its order: the first that leaves an
-	// endpoint decides. There are none where hints of the EndpointSlices decided.
+	// Keys are the labels that the Service names, in its order: the first with a matching endpoint decides. There are
+	// none if hints of the EndpointSlices decided.
 	Keys []string
-	// Key is the label that decided, or "*", which all have; "" if none left an endpoint.
-	// Of hints it is that of what they are for, a node or a zone. Value is this node's.
+	// Key is the label that decided, or "*", which all nodes have; "" if no endpoint matched. For hints it is the label
+	// of their subject, a node or a zone. Value is this node's.
 	Key, Value string
 }
 
-// VIPKind says what sort of address a VIP is.
+// VIPKind is a type of VIP.
 type VIPKind string
 
 // The kinds of VIP, named after the Service fields they come from.
@@ -262,26 +239,25 @@ const (
 type VIP struct {
 	Kind VIPKind
 
-	// Addr is the address; for a node port the unspecified address of the
-	// family, which stands for every address of this node.
+	// Addr is the address; for a node port the unspecified address of the family, which stands for every address of
+	// this node.
 	Addr netip.Addr
 	Port uint16
 
-	// Sources are the only networks that may connect; none means everybody.
+	// Sources are the only networks whose clients may connect; none means all clients.
 	Sources []netip.Prefix
 
-	// Balancers are the load balancers in front of the VIP that say who their clients
-	// are; nil if there are none. Their networks need not be among Sources.
+	// Balancers are the load balancers in front of the VIP that announce their clients' addresses; nil if there are
+	// none. Their networks need not be among Sources.
 	Balancers *Balancers
 }
 
-// Balancers are load balancers whose TCP connections begin with a header of the PROXY
-// protocol. Of nobody else is one believed.
+// Balancers are load balancers whose TCP connections begin with a header of the PROXY protocol. usher accepts such a
+// header from no other source.
 type Balancers struct {
-	// Networks are where their connections come from: at least one.
+	// Networks are the sources of their connections: at least one.
 	Networks []netip.Prefix
-	// Clients are the only networks whose clients may come through them; none means
-	// everybody.
+	// Clients are the only networks whose clients may connect through them; none means all clients.
 	Clients []netip.Prefix
 }
 
@@ -296,13 +272,12 @@ func (v VIP) Allows(a netip.Addr) bool {
 	return len(v.Sources) == 0 || contains(v.Sources, a)
 }
 
-// Expects reports whether a connection from address a has to begin with a header of the
-// PROXY protocol.
+// Expects reports whether a connection from address a must begin with a header of the PROXY protocol.
 func (v VIP) Expects(a netip.Addr) bool {
 	return v.Balancers != nil && contains(v.Balancers.Networks, a)
 }
 
-// Allows reports whether a client with address a may come through a balancer.
+// Allows reports whether a client with address a may connect through a balancer.
 func (b *Balancers) Allows(a netip.Addr) bool {
 	return len(b.Clients) == 0 || contains(b.Clients, a)
 }
@@ -334,12 +309,11 @@ func (p ProxyProtocol) String() string { return [...]string{"", "v1", "v2"}[p] }
 type Endpoint struct {
 	Addr netip.AddrPort
 
-	// Pod is "namespace/name" of the Pod behind the address, Node the name of
-	// its node and Zone that node's zone: "" where the EndpointSlice does not
-	// tell.
+	// Pod is "namespace/name" of the Pod with the address, Node the name of its node and Zone that node's zone: ""
+	// where the EndpointSlice has none.
 	Pod, Node, Zone string
 
-	// Conditions as EndpointSlice defines them, its defaults filled in.
+	// Conditions as EndpointSlice defines them, with its defaults filled in.
 	Ready, Serving, Terminating bool
 
 	Weight Weight

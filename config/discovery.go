@@ -2,28 +2,24 @@ package config
 
 import "net/netip"
 
-// Discovery is how clients find a Service by its name: what DNS answers, and what
-// the environment of a Pod says. Every Service has it, also one that nobody
-// proxies:
+// Discovery is how clients find a Service by its name: by DNS and by a Pod's environment. Every Service has it, also
+// one that is not proxied:
 //
 //	with cluster IPs   ClusterIPs is not empty
 //	ExternalName       ExternalName is not empty
-//	headless           neither; Endpoints are what its name stands for
+//	headless           neither; its name resolves to Endpoints
 type Discovery struct {
-	// ClusterIPs are in the order of the Service: the first is the one that
-	// the environment tells.
+	// ClusterIPs are in the order of the Service: the environment has the first one.
 	ClusterIPs []netip.Addr
 
-	// Ports are those of the Service, in its order.
+	// Ports are the Service's ports, in its order.
 	Ports []DiscoveryPort
 
-	// ExternalName is the name that the Service's stands for, without a dot at
-	// its end.
+	// ExternalName is the name that the Service's name resolves to, without a trailing dot.
 	ExternalName string
 
-	// Endpoints are those of a headless Service that may be found: the ready
-	// ones, or all if it publishes those that are not ready. Sorted by address
-	// and hostname, each once.
+	// Endpoints are the published endpoints of a headless Service: the ready ones, or all if it publishes not-ready
+	// addresses. Sorted by address and hostname, without duplicates.
 	Endpoints []DiscoveryEndpoint
 }
 
@@ -37,8 +33,8 @@ type DiscoveryPort struct {
 // DiscoveryEndpoint is an endpoint of a headless Service.
 type DiscoveryEndpoint struct {
 	Addr     netip.Addr
-	Hostname string // "" if it has none of its own
+	Hostname string // "" if it has none
 
-	// Ports are where it listens, which may be other numbers than the Service's.
+	// Ports are its own ports, whose numbers may differ from the Service's.
 	Ports []DiscoveryPort
 }

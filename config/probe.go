@@ -11,19 +11,17 @@ import (
 	"time"
 )
 
-// Probe is how a proxy finds out whether the endpoints of a service port are well, all the time.
-// What is zero was not said: the proxy's own default.
+// Probe configures the periodic probes of a service port's endpoints. Zero values mean the proxy's default.
 type Probe struct {
 	Check Check
-	// Interval is from the end of a probe to the beginning of the next, Timeout how long one may
-	// take.
+	// Interval is from the end of a probe to the beginning of the next, Timeout the maximum duration of one.
 	Interval, Timeout time.Duration
-	// Fall is how many have to fail in a row for an endpoint to be passed over, and Rise how many
-	// have to succeed for it to be back.
+	// Fall is the number of consecutive failures after which an endpoint is skipped, and Rise the number of successes
+	// after which it is used again.
 	Rise, Fall int
 }
 
-// Or returns p, and of other what p does not say.
+// Or returns p, with unset fields taken from other.
 func (p Probe) Or(other Probe) Probe {
 	if p.Check == (Check{}) {
 		p.Check = other.Check
@@ -33,17 +31,17 @@ func (p Probe) Or(other Probe) Probe {
 	return p
 }
 
-// Wanted reports whether there are probes of endpoints of a protocol: one that is not TCP has no
-// port of its own for them.
+// Wanted reports whether endpoints of a protocol are probed: a protocol other than TCP needs a separate port for
+// probes.
 func (p Probe) Wanted(protocol Protocol) bool {
 	return p.Check.Kind > NoCheck && (protocol == TCP || p.Check.Port != 0)
 }
 
-// Check is what a probe does. Its zero value is that nothing was said.
+// Check is the action of a probe. Its zero value is unset.
 type Check struct {
 	Kind CheckKind
-	Port uint16 // 0 is the endpoint's own
-	Path string // of HTTP and HTTPS; with the query, if there is one
+	Port uint16 // 0 is the endpoint's own port
+	Path string // of HTTP and HTTPS; with any query
 }
 
 // CheckKind is a protocol of probes.
@@ -51,26 +49,26 @@ type CheckKind uint8
 
 // The kinds.
 const (
-	NoCheck    CheckKind = iota + 1 // there are no probes
-	CheckTCP                        // a connection succeeds that can be made
+	NoCheck    CheckKind = iota + 1 // no probes
+	CheckTCP                        // succeeds if a connection can be made
 	CheckHTTP                       // GET succeeds with a status from 200 to 399
-	CheckHTTPS                      // the same by TLS; who has signed the certificate does not matter
+	CheckHTTPS                      // the same by TLS; the certificate is not verified
 )
 
 var checkKinds = [...]string{"", "none", "tcp", "http", "https"}
 
-// String returns the kind's name; "" if nothing was said.
+// String returns the kind's name; "" if unset.
 func (k CheckKind) String() string { return checkKinds[k] }
 
-// CheckForms says in words how a Check is written.
+// CheckForms describes the syntax of a Check.
 const CheckForms = "none, tcp, tcp:PORT, http:/PATH, http:/PATH:PORT, or https as http"
 
 var errCheck = errors.New("it must be " + CheckForms)
 
-// maxCheck is how long a Check may be, in bytes.
+// maxCheck is the maximum length of a Check in bytes.
 const maxCheck = 1024
 
-// String returns the check as UnmarshalText takes it.
+// String returns the check in the form that UnmarshalText accepts.
 func (c Check) String() string {
 	text := c.Kind.String()
 	if c.Path != "" {
@@ -85,8 +83,7 @@ func (c Check) String() string {
 // MarshalText returns c.String.
 func (c Check) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
 
-// UnmarshalText makes c what text says. Digits behind the last colon are the port, as in
-// http:/healthz:8081.
+// UnmarshalText parses text. Digits after the last colon are the port, as in http:/healthz:8081.
 func (c *Check) UnmarshalText(text []byte) error {
 	name, rest, more := strings.Cut(string(text), ":")
 	kind := CheckKind(max(0, slices.Index(checkKinds[:], name)))
@@ -97,7 +94,7 @@ func (c *Check) UnmarshalText(text []byte) error {
 		case err == nil && port > 0:
 			found.Path, found.Port = rest[:max(i, 0)], uint16(port)
 		case strings.Trim(rest[i+1:], "0123456789") == "":
-			more, kind = true, NoCheck // it is meant to be one
+			more, kind = true, NoCheck // recognized as a Check, but invalid
 		}
 	}
 	ok := len(text) <= maxCheck
@@ -118,7 +115,7 @@ func (c *Check) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// ValidCheckPath reports whether a path can be one of a Check.
+// ValidCheckPath reports whether a path is valid in a Check.
 func ValidCheckPath(path string) bool {
 	if !strings.HasPrefix(path, "/") || len(path) > maxCheck || strings.ContainsFunc(path, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '#' }) {
 		return false

@@ -8,31 +8,31 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Report is something that a source has found wrong with an object.
+// Report is a fault of an object, found by a source.
 type Report struct {
 	Object  string               // "Service default/web", or the file
-	Service types.NamespacedName // the one that it is about; zero if that is not known
+	Service types.NamespacedName // the Service concerned; zero if unknown
 	Reason  string               // one word
-	Message string               // where it is, what is wrong, and what is allowed
+	Message string               // the place, the fault, and the allowed values
 	Remedy  string               // what to do; "" if that follows from the message
 	Since   time.Time            // when it was found
-	Served  bool                 // what it is about is served all the same
+	Served  bool                 // the object is served anyway
 }
 
-// maxReports is how many Reports are kept of each Service, maxReporters of how many Services, or
-// other objects. The log tells all.
+// maxReports is the number of Reports kept for each Service, maxReporters the number of Services or other objects with
+// Reports. The log has all.
 const (
 	maxReports   = 5
 	maxReporters = 1000
 )
 
-// Reports are those that hold now. Any goroutine may use them; nil takes none.
+// Reports are the current Reports. They are safe for concurrent use; nil stores none.
 type Reports struct {
 	mu sync.Mutex
-	of map[string][]Report // by who reports
+	of map[string][]Report // by reporter
 }
 
-// Set replaces what is wrong according to one who reports: of a Service, or of a file.
+// Set replaces the Reports of one reporter: a Service, or a file.
 func (r *Reports) Set(by string, now time.Time, list []Report) {
 	if r == nil {
 		return
@@ -64,7 +64,7 @@ func (r *Reports) Set(by string, now time.Time, list []Report) {
 	r.of[by] = kept
 }
 
-// pushOutLocked makes room for what is not served, if anybody reports what is.
+// pushOutLocked frees space for Reports of unserved objects, by removing a reporter whose objects are all served.
 func (r *Reports) pushOutLocked() bool {
 	for by, list := range r.of {
 		if served(list) {
@@ -79,7 +79,7 @@ func served(list []Report) bool {
 	return !slices.ContainsFunc(list, func(r Report) bool { return !r.Served })
 }
 
-// All returns them.
+// All returns all current Reports.
 func (r *Reports) All() (all []Report) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

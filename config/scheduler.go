@@ -6,24 +6,23 @@ import (
 	"strings"
 )
 
-// Scheduler says how an endpoint is chosen for a new connection. Its zero value is that
-// nothing was said: the proxy's own default.
+// Scheduler is a method of selecting the endpoint for a new connection. Its zero value is unset: the proxy's default.
 type Scheduler uint8
 
-// The schedulers. Most have the names and do what those of IPVS do (see ipvsadm(8)); package
-// proxy/balance has a file for each.
+// The schedulers. Most have the names and behavior of those of IPVS (see ipvsadm(8)); package proxy/balance has a file
+// for each.
 const (
-	RoundRobin         Scheduler = iota + 1 // one connection to each in turn, or as many as its weight
-	Random                                  // chance
+	RoundRobin         Scheduler = iota + 1 // one connection to each in rotation, or as many as its weight
+	Random                                  // at random
 	LeastConnections                        // the one with the fewest connections for its weight
 	PowerOfTwo                              // the less loaded of two random ones
-	ShortestDelay                           // the one with the fewest if the connection went there
-	NeverQueue                              // one without connections if there is one; else as ShortestDelay
+	ShortestDelay                           // the one with the fewest, if the connection is added to it
+	NeverQueue                              // one without connections if there is one; else like ShortestDelay
 	SourceHash                              // by the client's address
 	DestinationHash                         // by the VIP
 	Maglev                                  // by the client's address, and few clients move when endpoints change
-	WeightedRoundRobin                      // what RoundRobin is with weights
-	WeightedLeast                           // what LeastConnections is with weights
+	WeightedRoundRobin                      // RoundRobin with weights
+	WeightedLeast                           // LeastConnections with weights
 )
 
 var schedulerNames = [...]string{"", "rr", "random", "lc", "p2c", "sed", "nq", "sh", "dh", "maglev", "wrr", "wlc"}
@@ -31,13 +30,13 @@ var schedulerNames = [...]string{"", "rr", "random", "lc", "p2c", "sed", "nq", "
 // SchedulerNames returns the names of all schedulers.
 func SchedulerNames() []string { return slices.Clone(schedulerNames[1:]) }
 
-// String returns the scheduler's name; "" if nothing was said.
+// String returns the scheduler's name; "" if unset.
 func (s Scheduler) String() string { return schedulerNames[s] }
 
 // MarshalText returns the scheduler's name.
 func (s Scheduler) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalText makes s the scheduler of that name.
+// UnmarshalText sets s to the scheduler of that name.
 func (s *Scheduler) UnmarshalText(name []byte) error {
 	i := slices.Index(schedulerNames[:], string(name))
 	if i < 1 {
@@ -47,15 +46,14 @@ func (s *Scheduler) UnmarshalText(name []byte) error {
 	return nil
 }
 
-// Weight is how many connections an endpoint is to have compared with others. Its zero value
-// is the weight 1: few endpoints are given another.
+// Weight is an endpoint's share of connections relative to others. Its zero value is the weight 1: few endpoints have
+// another.
 type Weight uint16
 
 // MaxWeight is the greatest weight.
 const MaxWeight = 256
 
-// WeightOf returns the weight n, from 0 to MaxWeight. An endpoint with the weight 0 has no new
-// connections.
+// WeightOf returns the weight n, from 0 to MaxWeight. An endpoint with weight 0 gets no new connections.
 func WeightOf(n int) Weight { return Weight(n - 1) }
 
 // Int returns the weight as a number.

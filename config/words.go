@@ -8,15 +8,14 @@ import (
 	"unicode/utf8"
 )
 
-// Authors of objects decide what messages quote, and how often that changes. So messages about objects, in
-// the log, in Events and in Reports, have bounds.
+// Authors of objects determine what messages quote, and how often that changes. So messages about objects, in the log,
+// in Events and in Reports, are limited.
 const (
 	MaxQuote   = 200  // bytes of a value
 	MaxMessage = 1024 // bytes of a message
 )
 
-// Cut returns text, of which no more than so many bytes are left, and how many are not there. Valid UTF-8
-// stays so.
+// Cut returns text, shortened to at most most bytes plus a note of the number of bytes cut. Valid UTF-8 stays valid.
 func Cut(text string, most int) string {
 	if len(text) <= most {
 		return text
@@ -30,9 +29,8 @@ func Cut(text string, most int) string {
 	return strings.Clone(text[:most]) + fmt.Sprintf("… (%d bytes more)", len(text)-most) // a clone, so that the rest can be freed
 }
 
-// Of each namespace wordsAtOnce messages may follow each other; then there is one more every wordsEvery.
-// Suppressed messages are counted and reported every wordsTold. Namespaces beyond maxSpeakers
-// count as one.
+// Each namespace may have a burst of wordsAtOnce messages, and then one more every wordsEvery. Suppressed messages are
+// counted and reported every wordsTold. Namespaces beyond maxSpeakers count as one.
 const (
 	wordsAtOnce = 200
 	wordsEvery  = 10 * time.Second
@@ -40,24 +38,23 @@ const (
 	maxSpeakers = 1000
 )
 
-// Words bounds how many messages there are about the objects of each namespace. Any goroutine may use
-// it.
+// Words limits the rate of messages about the objects of each namespace. It is safe for concurrent use.
 type Words struct {
 	// LeftOut is called with the number of messages about a namespace that were suppressed since its last call. The
-	// namespace is "" for those of many.
+	// namespace is "" for those beyond maxSpeakers.
 	LeftOut func(namespace string, messages int)
 
 	mu sync.Mutex
 	of map[string]*words
 }
 
-// words are those of a namespace.
+// words is the state of a namespace.
 type words struct {
-	used    time.Time // when all of wordsAtOnce is there again
+	used    time.Time // when all of wordsAtOnce is available again
 	leftOut int
 }
 
-// Allow reports whether there may be a message about an object in namespace now.
+// Allow reports whether a message about an object in namespace is allowed now.
 func (w *Words) Allow(namespace string, now time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -71,7 +68,7 @@ func (w *Words) Allow(namespace string, now time.Time) bool {
 			}
 		}
 		if len(w.of) >= maxSpeakers {
-			namespace = "" // which no namespace is called
+			namespace = "" // no namespace has this name
 		}
 	}
 	s := w.of[namespace]
