@@ -1,8 +1,8 @@
-// Package environ says which environment variables a kubelet gives to a Pod, so
-// that programs find Services without asking anybody.
+// Package environ returns the environment variables that a kubelet gives to a Pod, so that programs find Services
+// without a lookup.
 //
-// It is a pure function of the model: Services with a cluster IP, in, variables
-// out, and how they are written down for a shell or a program.
+// It is a pure function of the model, from Services with a cluster IP to variables, and writes these for a shell or a
+// program.
 package environ
 
 import (
@@ -21,15 +21,14 @@ import (
 // Variable is an environment variable.
 type Variable struct{ Name, Value string }
 
-// String returns "NAME=value", as os/exec has it.
+// String returns "NAME=value", as os/exec requires.
 func (v Variable) String() string { return v.Name + "=" + v.Value }
 
-// kubernetes is the Service that every Pod is told of, whatever its namespace.
+// kubernetes is the Service in the variables of every Pod, in any namespace.
 var kubernetes = types.NamespacedName{Namespace: "default", Name: "kubernetes"}
 
-// OfPod returns the variables of a Pod in that namespace, sorted by Service: those
-// of the Services of its namespace, and of the one that is the API server; if the
-// namespace has one of that name itself, of that.
+// OfPod returns the variables of a Pod in that namespace, sorted by Service: those of the Services of its namespace,
+// and of the API server's Service, unless the namespace has a Service of that name.
 func OfPod(services []config.Service, namespace string) []Variable {
 	return of(choose(services, func(name types.NamespacedName) int {
 		switch {
@@ -42,9 +41,8 @@ func OfPod(services []config.Service, namespace string) []Variable {
 	}))
 }
 
-// OfAll returns the variables of all Services. Names of namespaces are not in the
-// names of variables: of Services of the same name the one in that namespace
-// counts, otherwise the first in the order of their namespaces.
+// OfAll returns the variables of all Services. Names of variables contain no namespace. Of Services with the same name,
+// the one in namespace is used, otherwise the first in the order of their namespaces.
 func OfAll(services []config.Service, namespace string) []Variable {
 	return of(choose(services, func(name types.NamespacedName) int {
 		if name.Namespace == namespace {
@@ -54,8 +52,7 @@ func OfAll(services []config.Service, namespace string) []Variable {
 	}))
 }
 
-// Over returns an environment, in the form of os.Environ, with variables in it; those
-// of the same name that it had go.
+// Over returns an environment, in the form of os.Environ, with variables added; they replace those of the same name.
 func Over(environment []string, variables []Variable) []string {
 	names := make(map[string]bool, len(variables))
 	for _, v := range variables {
@@ -73,8 +70,7 @@ func Over(environment []string, variables []Variable) []string {
 	return out
 }
 
-// Of returns the variables of one Service, in the order in which a kubelet has
-// them; none if it has no cluster IP.
+// Of returns the variables of one Service, in the order of a kubelet; none if it has no cluster IP.
 func Of(s config.Service) []Variable {
 	if !hasVariables(s) {
 		return nil
@@ -105,12 +101,12 @@ func Of(s config.Service) []Variable {
 	return out
 }
 
-// hasVariables reports whether a kubelet tells Pods of s.
+// hasVariables reports whether a kubelet sets variables for s.
 func hasVariables(s config.Service) bool {
 	return s.Discovery != nil && len(s.Discovery.ClusterIPs) > 0 && len(s.Discovery.Ports) > 0
 }
 
-// of returns the variables of all services, one after the other.
+// of returns the variables of all services, in order.
 func of(services []config.Service) []Variable {
 	var out []Variable
 	for _, s := range services {
@@ -119,8 +115,8 @@ func of(services []config.Service) []Variable {
 	return out
 }
 
-// choose returns one Service of each name, sorted by name: the one that rank puts
-// highest, and of equals the first by namespace. Those of rank 0 are left out.
+// choose returns one Service of each name, sorted by name: the one with the highest rank, and of equal ranks the first
+// by namespace. It omits those of rank 0.
 func choose(services []config.Service, rank func(types.NamespacedName) int) []config.Service {
 	best := map[string]config.Service{}
 	for _, s := range services {
@@ -136,7 +132,7 @@ func choose(services []config.Service, rank func(types.NamespacedName) int) []co
 	return slices.SortedFunc(maps.Values(best), func(a, b config.Service) int { return cmp.Compare(a.Name.Name, b.Name.Name) })
 }
 
-// name returns a Service's or port's name as it is in that of a variable.
+// name converts a Service's or port's name for the name of a variable.
 func name(s string) string { return strings.ToUpper(strings.ReplaceAll(s, "-", "_")) }
 
 func number(p config.DiscoveryPort) string { return strconv.Itoa(int(p.Number)) }

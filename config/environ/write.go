@@ -7,7 +7,7 @@ import (
 	"regexp"
 )
 
-// Format is how variables are written down.
+// Format is an output format for variables.
 type Format string
 
 // The formats.
@@ -17,18 +17,17 @@ const (
 	JSON   Format = "json"   // one object
 )
 
-// Formats are all of them.
+// Formats are all formats.
 var Formats = []string{string(Shell), string(Dotenv), string(JSON)}
 
-// shellName is what a shell takes for the name of a variable. A Service whose
-// name begins with a digit has variables that have none.
+// shellName matches the names that a shell accepts for variables. The variables of a Service whose name begins with a
+// digit do not match.
 var shellName = regexp.MustCompile(`^[A-Z_][A-Z0-9_]*$`)
 
-// Write writes vars to w. With Shell it passes over those that a shell cannot set,
-// and returns their names.
+// Write writes vars to w. With Shell it skips those that a shell cannot set, and returns their names.
 //
-// Values are addresses, numbers and URLs made of both: a Dotenv line needs no
-// quotes, about which its readers do not agree.
+// Values are addresses, numbers and URLs made of both. So a Dotenv line needs no quotes, which its readers interpret
+// differently.
 func Write(w io.Writer, format Format, vars []Variable) (left []string, err error) {
 	switch format {
 	case JSON:
@@ -52,8 +51,8 @@ func Write(w io.Writer, format Format, vars []Variable) (left []string, err erro
 			left = append(left, v.Name)
 			continue
 		}
-		// A value never holds a quote, and between quotes all else stands for
-		// itself, the brackets of an IPv6 address too.
+		// A value never contains a quote, and between quotes all other characters are literal, also the brackets of an
+		// IPv6 address.
 		if _, err := fmt.Fprintf(w, "export %s='%s'\n", v.Name, v.Value); err != nil {
 			return left, err
 		}

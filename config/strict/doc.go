@@ -1,13 +1,10 @@
-// Package strict reads YAML and JSON as strictly as a person who wrote a file would
-// wish: every mistake is told, with the line or the field where it is, and nothing
-// is passed over.
+// Package strict reads YAML and JSON strictly: it reports every error, with its line or field, and ignores nothing.
 //
 //	Split   a file's bytes  → documents, which know their line
-//	ToJSON  a document      → JSON; mistakes in the syntax, fields that are there twice
+//	ToJSON  a document      → JSON; syntax errors, duplicate fields
 //	Decode  JSON            → an object; unknown and duplicate fields, values of the wrong type
 //
-// The parsers are those of Kubernetes, sigs.k8s.io/yaml and sigs.k8s.io/json, so that
-// a file means what it would mean to kubectl. What is added: a document with a mistake
-// does not spoil the next one, lines count from the beginning of the file, a duplicate
-// field has a path, and aliases have a bound.
+// The parsers are those of Kubernetes, sigs.k8s.io/yaml and sigs.k8s.io/json, so that a file means the same as to
+// kubectl. In addition, a document with an error does not affect the next one, lines count from the beginning of the
+// file, a duplicate field has a path, and the size of aliases is limited.
 package strict

@@ -5,14 +5,13 @@ import "bytes"
 // Document is one of the documents of a file.
 type Document struct {
 	Number int // from 1
-	Line   int // of the file, on which text begins, from 1
+	Line   int // the line of the file on which text begins, from 1
 	Text   []byte
 }
 
-// Split cuts a file into its documents, at lines that begin with "---" or
-// "...". A separator stays in front of what it begins, since there may be
-// directives before it and content behind it. Documents that hold nothing but
-// comments are left out and are not counted.
+// Split splits a file into its documents, at lines that begin with "---" or "...". A separator belongs to the document
+// that it begins, since directives may precede it and content may follow it. Split omits documents of only comments,
+// and does not count them.
 func Split(data []byte) []Document {
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
 	var out []Document
@@ -50,8 +49,7 @@ func separator(line []byte, mark string) bool {
 	return ok && (len(rest) == 0 || bytes.IndexByte([]byte(" \t\r\n"), rest[0]) >= 0)
 }
 
-// blank reports whether text holds nothing but white space, comments,
-// directives and separators.
+// blank reports whether text consists only of white space, comments, directives and separators.
 func blank(text []byte) bool {
 	for line := range bytes.Lines(text) {
 		if separator(line, "---") {
@@ -65,8 +63,7 @@ func blank(text []byte) bool {
 	return true
 }
 
-// directives reports whether text consists of YAML directives that have no
-// document yet, and are part of the one that follows.
+// directives reports whether text consists of YAML directives without a document, which belong to the next one.
 func directives(text []byte) bool {
 	found := false
 	for line := range bytes.Lines(text) {

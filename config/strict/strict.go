@@ -17,9 +17,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// SyntaxError is a mistake in the YAML or JSON of a file.
+// SyntaxError is an error in the YAML or JSON of a file.
 type SyntaxError struct {
-	Line int // of the file, from 1; 0 if it is not known
+	Line int // of the file, from 1; 0 if unknown
 	Text string
 }
 
@@ -30,24 +30,20 @@ func (e SyntaxError) Error() string {
 	return fmt.Sprintf("line %d: %s", e.Line, e.Text)
 }
 
-// ToJSON returns the JSON values of a document, usually one: JSON is taken as
-// it is, YAML is converted. There may be values although there are errors, if it is
-// still clear what the document means; they are good for telling which objects it
-// speaks of.
+// ToJSON returns the JSON values of a document, usually one: JSON is copied, YAML is converted. With errors it may
+// still return values, if the document's meaning is clear; callers use them to identify the objects concerned.
 //
-// budget is how many bytes the documents of a file may become together when their
-// aliases are written out; what this one becomes is taken off.
+// budget is the number of bytes for all documents of a file with their aliases expanded; ToJSON subtracts this one's
+// size.
 func ToJSON(d Document, budget *atomic.Int64) (values [][]byte, errs []SyntaxError) {
-	// A mistake in a file must not end the process, whatever it finds in the
-	// parser.
+	// A file that makes the parser panic must not end the process.
 	defer func() {
 		if r := recover(); r != nil {
 			values, errs = nil, []SyntaxError{{Text: fmt.Sprintf("cannot be parsed: %v", r)}}
 		}
 	}()
 
-	// YAML contains JSON, but its parser does not know that tabs are allowed
-	// there, and is slower.
+	// YAML includes JSON, but its parser does not allow JSON's tabs, and is slower.
 	text := d.Text
 	if separator(text, "---") {
 		text = text[len("---"):]
@@ -68,9 +64,9 @@ func ToJSON(d Document, budget *atomic.Int64) (values [][]byte, errs []SyntaxErr
 	}
 	if value, lax := yaml.YAMLToJSON(d.Text); lax == nil {
 		var root yaml3.Node
-		values, _ = [][]byte{value}, yaml3.Unmarshal(d.Text, &root) // fails where the strict error is all there is to say
+		values, _ = [][]byte{value}, yaml3.Unmarshal(d.Text, &root) // fails where the strict error is the only one
 		if errs = d.duplicates(&root, ""); len(errs) == 0 && root.Kind != 0 && bytes.Contains(d.Text, []byte("<<")) {
-			return values, nil // a merge (<<) and one of its keys again: YAML and kubectl allow it
+			return values, nil // a merge (<<) with one of its keys repeated: YAML and kubectl allow it
 		}
 		if len(errs) == 0 {
 			errs = []SyntaxError{d.yamlError(err)}
@@ -80,7 +76,7 @@ func ToJSON(d Document, budget *atomic.Int64) (values [][]byte, errs []SyntaxErr
 	return nil, []SyntaxError{d.syntaxError(err)}
 }
 
-// syntaxError returns the error for a document that is no YAML.
+// syntaxError returns the error for a document that is not valid YAML.
 func (d Document) syntaxError(err error) SyntaxError {
 	if e, is := d.template(); is {
 		return e
@@ -88,10 +84,10 @@ func (d Document) syntaxError(err error) SyntaxError {
 	return d.yamlError(err)
 }
 
-// action is an action of a Go template that stands where YAML has a value or a key.
+// action matches an action of a Go template in the place of a YAML value or key.
 var action = regexp.MustCompile(`(?m)^[^#"'\n]*(\{\{[^\n]{0,60})`)
 
-// template returns the error for a document that has to be rendered before it is YAML.
+// template returns the error for a document that must be rendered before it is YAML.
 func (d Document) template() (SyntaxError, bool) {
 	at := action.FindSubmatchIndex(d.Text)
 	if at == nil {
@@ -100,10 +96,9 @@ func (d Document) template() (SyntaxError, bool) {
 	return SyntaxError{d.Line - 1 + lines(d.Text[:at[2]]), fmt.Sprintf("%q: template, not a manifest; render it first, for example with \"helm template\"", bytes.TrimSpace(d.Text[at[2]:at[3]]))}, true
 }
 
-// JSONValues returns the values of a text that consists of JSON values, one after
-// the other, or where it does not.
+// JSONValues returns the values of a text of consecutive JSON values, or a syntax error.
 func JSONValues(text []byte) ([][]byte, *SyntaxError) {
-	if json.Valid(text) { // one value, as mostly: there is no need to find its end
+	if json.Valid(text) { // usually one value, whose end need not be searched
 		return [][]byte{bytes.TrimSpace(text)}, nil
 	}
 	var values [][]byte
@@ -113,7 +108,7 @@ func JSONValues(text []byte) ([][]byte, *SyntaxError) {
 		case err == io.EOF:
 			return values, nil
 		case err != nil:
-			at := len(text) // the end came too early
+			at := len(text) // the text ended too early
 			if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 				at = min(int(syntax.Offset), at)
 			}
@@ -127,7 +122,7 @@ func lines(text []byte) int { return 1 + bytes.Count(text, []byte("\n")) }
 
 var yamlLine = regexp.MustCompile(`^line (\d+): `)
 
-// yamlError takes the line out of an error of the YAML parser.
+// yamlError extracts the line from an error of the YAML parser.
 func (d Document) yamlError(err error) SyntaxError {
 	text := strings.TrimPrefix(strings.TrimPrefix(err.Error(), "yaml: "), "unmarshal errors:\n  ")
 	m := yamlLine.FindStringSubmatch(text)
@@ -137,12 +132,12 @@ func (d Document) yamlError(err error) SyntaxError {
 	text = text[len(m[0]):]
 	line, _ := strconv.Atoi(m[1])
 	if strings.HasPrefix(text, "did not find expected") {
-		line++ // this one counts from 0
+		line++ // this message counts from 0
 	}
 	return SyntaxError{Line: d.Line - 1 + min(line, lines(d.Text)), Text: text}
 }
 
-// duplicates finds keys that are twice in one mapping.
+// duplicates returns an error for each duplicate key in a mapping.
 func (d Document) duplicates(n *yaml3.Node, path string) (errs []SyntaxError) {
 	first := map[string]int{}
 	for i, child := range n.Content {
@@ -165,15 +160,13 @@ func (d Document) duplicates(n *yaml3.Node, path string) (errs []SyntaxError) {
 	return errs
 }
 
-// Aliases reports whether there may be aliases in d, which count against the budget
-// of its file.
+// Aliases reports whether d may contain aliases, which count against the budget of its file.
 func (d Document) Aliases() bool {
 	return bytes.IndexByte(d.Text, '&') >= 0 && bytes.IndexByte(d.Text, '*') >= 0
 }
 
-// aliasedSize returns about how large d becomes when its aliases are written out,
-// without doing so: a few nested ones in a kilobyte can become more than fits in
-// memory. It is 0 if there are none.
+// aliasedSize returns the approximate size of d with its aliases expanded, without expanding them: a few nested ones in
+// a kilobyte can exceed the memory. It is 0 if there are none.
 func (d Document) aliasedSize() (int, error) {
 	if !d.Aliases() {
 		return 0, nil
@@ -185,14 +178,14 @@ func (d Document) aliasedSize() (int, error) {
 	return sizeOf(&root, map[*yaml3.Node]int{}), nil
 }
 
-// tooLarge is more than any budget, and small enough to be added up.
+// tooLarge exceeds any budget, but sums of it do not overflow.
 const tooLarge = 1 << 40
 
 func sizeOf(n *yaml3.Node, known map[*yaml3.Node]int) int {
 	if size, ok := known[n]; ok {
 		return size
 	}
-	known[n] = tooLarge // as long as it is being looked at: it may contain itself
+	known[n] = tooLarge // while it is visited: it may contain itself
 	size := len(n.Value) + 4
 	if n.Alias != nil {
 		size += sizeOf(n.Alias, known)
@@ -204,8 +197,8 @@ func sizeOf(n *yaml3.Node, known map[*yaml3.Node]int) int {
 	return size
 }
 
-// Decode decodes a JSON value into an object and returns every mistake. If they are no
-// worse than fields that are not known, or there twice, all else is in the object.
+// Decode decodes a JSON value into an object and returns every error. With only unknown or duplicate fields, all other
+// fields are in the object.
 func Decode(value []byte, into any) (errs []error, decoded bool) {
 	errs, err := kjson.UnmarshalStrict(value, into)
 	if err != nil {
@@ -214,8 +207,7 @@ func Decode(value []byte, into any) (errs []error, decoded bool) {
 	return errs, true
 }
 
-// DecodePart is Decode for an object of which into has some of the fields, and the others are
-// passed over.
+// DecodePart is Decode for an object of which into has some of the fields; it ignores the others.
 func DecodePart(value []byte, into any) []error {
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(value, into); err != nil {
 		return inWords(err)
@@ -234,7 +226,7 @@ func inWords(err error) []error {
 	return []error{err}
 }
 
-// jsonName says what a JSON value is, from the words of encoding/json.
+// jsonName returns the type of a JSON value, from a message of encoding/json.
 func jsonName(s string) string {
 	switch {
 	case s == "bool":
@@ -247,7 +239,7 @@ func jsonName(s string) string {
 	return "a " + s
 }
 
-// TypeName says which JSON value a Go type is written as.
+// TypeName returns the JSON type for a Go type.
 func TypeName(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
