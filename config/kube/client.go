@@ -19,8 +19,8 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 )
 
-// Client sends requests to an API server. It stands in for client-go's generated clientset, which
-// links all API groups of Kubernetes: 12 MB, of which usher uses three groups.
+// Client sends requests to an API server. It replaces client-go's generated clientset, which links all API groups of
+// Kubernetes: 12 MB, of which usher uses three groups.
 type Client struct {
 	core, discovery, networking rest.Interface
 
@@ -28,7 +28,7 @@ type Client struct {
 	Metadata metadata.Interface
 }
 
-// scheme has the objects of the API groups that Client uses.
+// scheme has the objects of Client's API groups.
 var scheme = func() *runtime.Scheme {
 	s := runtime.NewScheme()
 	metav1.AddToGroupVersion(s, schema.GroupVersion{Version: "v1"})

@@ -13,7 +13,7 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// compute returns the Services that were marked and really changed.
+// compute returns the marked Services that have changed.
 func (s *Source) compute(ctx context.Context) (changed []config.Service) {
 	if s.lookNow.Swap(false) {
 		s.lookAtNode()
@@ -46,8 +46,8 @@ func (s *Source) slicesOf(name types.NamespacedName) []*discoveryv1.EndpointSlic
 	return list
 }
 
-// tellProblems logs, and passes to OnProblems, what is wrong with a Service that was not before, or of which there is
-// now twice as much as was ever logged, while it lasted.
+// tellProblems logs, and passes to OnProblems, a Service's new problems, and those whose count is at least twice the
+// highest count logged since they appeared.
 func (s *Source) tellProblems(r *translate.Result) {
 	name := r.Model.Name
 	all := map[string]int{}
@@ -79,15 +79,14 @@ func (s *Source) tellProblems(r *translate.Result) {
 	}
 }
 
-// triggers remember when the changes happened that led to changed endpoints: the
-// EndpointSlice controller writes that into an annotation, for the latency that
-// kube-proxy calls network programming.
+// triggers record when the changes happened that led to changed endpoints. The EndpointSlice controller writes this
+// time into an annotation, for the latency that kube-proxy calls network programming.
 type triggers struct {
-	latest map[types.NamespacedName]time.Time // that was noted, for each Service
-	fresh  []time.Time                        // noted since the last report
+	latest map[types.NamespacedName]time.Time // the latest recorded time for each Service
+	fresh  []time.Time                        // recorded since the last report
 }
 
-// note notes the newest trigger among slices, if it is newer than the last one.
+// note records the newest trigger among slices, if it is newer than the last one.
 func (t *triggers) note(service types.NamespacedName, slices []*discoveryv1.EndpointSlice) {
 	newest := t.latest[service]
 	for _, s := range slices {
@@ -104,8 +103,8 @@ func (t *triggers) note(service types.NamespacedName, slices []*discoveryv1.Endp
 
 func (t *triggers) forget(service types.NamespacedName) { delete(t.latest, service) }
 
-// report tells how long ago the fresh ones were. What was found at the start
-// happened some time before, and tells nothing of how fast usher is.
+// report passes on the time since each fresh trigger. Triggers found at the start are older, and do not show usher's
+// latency.
 func (t *triggers) report(first bool, to func(time.Duration)) {
 	if !first && to != nil {
 		for _, at := range t.fresh {

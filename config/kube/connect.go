@@ -13,17 +13,17 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Connection says how to reach an API server. The zero value is for a Pod, which
-// finds address and credentials in its environment.
+// Connection says how to reach an API server. The zero value is for a Pod, which gets address and credentials from its
+// environment.
 type Connection struct {
 	Kubeconfig string // file; "" for the credentials of a Pod, unless AsUser
 	Context    string // of the kubeconfig; "" for its current one
 	Server     string // URL; "" for the kubeconfig's, or the Pod's environment's
 
-	// AsUser says to use the kubeconfig that kubectl would, if none is named.
+	// AsUser uses kubectl's kubeconfig if none is named.
 	AsUser bool
 
-	// QPS and Burst bound requests a second; 0 means client-go's defaults.
+	// QPS and Burst limit the requests per second; 0 means client-go's defaults.
 	QPS   float32
 	Burst int
 	// AcceptContentTypes and ContentType are the encodings; "" means protobuf.
@@ -31,14 +31,13 @@ type Connection struct {
 
 	UserAgent string // "" for client-go's
 
-	// Mark is the mark (SO_MARK) of what is sent to the API server, by which the portal leaves it
-	// alone: else a Service that has the API server's address as an external IP cuts this process
-	// off. It is not set where the process may not. 0 means none. Linux only.
+	// Mark is the mark (SO_MARK) of packets to the API server, so that the portal leaves them alone: otherwise a
+	// Service with the API server's address as an external IP would disconnect this process. It is not set if the
+	// process lacks the capability. 0 means none. Linux only.
 	Mark uint32
 }
 
-// Connect makes a client. It does not wait for the API server: Reach tells
-// whether that sends what there is.
+// Connect returns a client. It does not wait for the API server: Reach reports whether it answers.
 func (c Connection) Connect() (*Client, *Reach, error) {
 	config, err := c.RESTConfig()
 	if err != nil {
@@ -56,7 +55,7 @@ func (c Connection) Connect() (*Client, *Reach, error) {
 	return client, reach, nil
 }
 
-// RESTConfig returns what makes a client, for those that need another than Connect's.
+// RESTConfig returns the configuration of a client, for callers that need another client than Connect's.
 func (c Connection) RESTConfig() (*rest.Config, error) {
 	config, err := c.load()
 	if err != nil {
@@ -66,7 +65,7 @@ func (c Connection) RESTConfig() (*rest.Config, error) {
 	config.QPS, config.Burst = c.QPS, c.Burst
 	config.AcceptContentTypes, config.ContentType = c.AcceptContentTypes, c.ContentType
 	if c.Mark != 0 {
-		// Timeouts as client-go's own dialer has them.
+		// Timeouts as in client-go's own dialer.
 		config.Dial = (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second, Control: c.mark}).DialContext
 	}
 	if config.ContentType == "" {
@@ -96,7 +95,7 @@ func (c Connection) load() (*rest.Config, error) {
 	return config, nil
 }
 
-// kubeconfig returns what the kubeconfig says.
+// kubeconfig returns the content of the kubeconfig.
 func (c Connection) kubeconfig() clientcmd.ClientConfig {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = c.Kubeconfig
@@ -105,7 +104,7 @@ func (c Connection) kubeconfig() clientcmd.ClientConfig {
 	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides)
 }
 
-// unusable says which kubeconfig cannot be used, and why.
+// unusable returns an error that names the unusable kubeconfig and the reason.
 func (c Connection) unusable(err error) error {
 	at := c.Kubeconfig
 	if at == "" {
@@ -117,7 +116,7 @@ func (c Connection) unusable(err error) error {
 	return fmt.Errorf("kubeconfig %s: %w", at, err)
 }
 
-// Namespace returns the one that the kubeconfig's context names, or "default".
+// Namespace returns the namespace in the kubeconfig's context, or "default".
 func (c Connection) Namespace() (string, error) {
 	namespace, _, err := c.kubeconfig().Namespace()
 	if err != nil {

@@ -1,17 +1,14 @@
 // Package kube is the source that watches a Kubernetes API server.
 //
-// Shared informers keep the Services, the EndpointSlices and the own Node. An
-// event marks the Service it concerns dirty; after a short quiet time the dirty
-// ones, and only those, are computed anew by package translate and handed on if
-// they differ from what was handed on before. So the cost of a change follows
-// the change.
+// Shared informers store the Services, the EndpointSlices and this node's Node. An event marks its Service dirty. After
+// a short quiet time package translate recomputes only the dirty Services, and the source passes on those that changed.
+// So the cost of a change is proportional to the change.
 //
-// Nothing is handed on before the first lists of Services and EndpointSlices are
-// complete. When the API server is away, what is known stays as it is, and
-// client-go's informers list and watch anew with back-off; [Reach] tells. Where each
-// watch is answered with 410 Gone client-go has none: the answers are held back, for
-// longer from one to the next.
+// Nothing is passed on before the first lists of Services and EndpointSlices are complete. While the API server is
+// unreachable, the known state stays, and client-go's informers list and watch again with back-off; [Reach] reports
+// this. client-go has no back-off if every watch is answered with 410 Gone: Reach then delays the answers,
+// increasingly.
 //
-// It is the only package that imports client-go's informers. [Client] sends its requests. It also writes
-// Events for those who look at a Service with kubectl.
+// It is the only package that imports client-go's informers. [Client] sends its requests. The package also writes
+// Events for users that inspect a Service with kubectl.
 package kube

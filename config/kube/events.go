@@ -20,13 +20,12 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// Events writes Events, so that people who look at a Service with kubectl see
-// why it is not served on a node. It counts repetitions instead of writing each,
-// and bounds how many it holds and writes. client-go's recorder does the same, but
+// Events writes Events, so that users that inspect a Service with kubectl see why it is not served on a node. It counts
+// repetitions instead of writing each, and limits how many it holds and writes. client-go's recorder does the same, but
 // links 45 packages for its patches.
 //
-// They are written to the core API: in events.k8s.io, Events of one reason are the
-// same, and of two faults of a Service only the first would be there.
+// They are written to the core API: in events.k8s.io, Events with the same reason are merged, and of two faults of a
+// Service only the first would be shown.
 type Events struct {
 	core     rest.Interface
 	source   *Source
@@ -35,12 +34,12 @@ type Events struct {
 	words    config.Words
 
 	queue   chan *corev1.Event
-	again   time.Duration                        // after which a write that got no answer is repeated
-	written *lru.Cache[string, *corev1.Event]    // by what they say; of run
-	limits  *lru.Cache[types.UID, *rate.Limiter] // by the object that they are about; of run
+	again   time.Duration                        // delay before a write without an answer is repeated
+	written *lru.Cache[string, *corev1.Event]    // by content; used by run
+	limits  *lru.Cache[types.UID, *rate.Limiter] // by the object concerned; used by run
 }
 
-// Bounds of Events, which are those of client-go's recorder.
+// Limits of Events, which are those of client-go's recorder.
 const (
 	maxEventsQueued = 1000
 	maxEventsKept   = 4096
@@ -50,15 +49,14 @@ const (
 	eventRetry      = 10 * time.Second
 )
 
-// leftOut returns what logs how many messages about a namespace were left out.
+// leftOut returns a function that logs the number of suppressed messages about a namespace.
 func leftOut(log logrus.FieldLogger, what string) func(string, int) {
 	return func(namespace string, n int) {
 		log.WithFields(logrus.Fields{"namespace": namespace, "count": n}).Warn(what + " suppressed for objects of a namespace: too many; 'usher get services' shows current problems")
 	}
 }
 
-// NewEvents returns Events that are written by client until ctx ends. source
-// knows the objects that they are about.
+// NewEvents returns Events that client writes until ctx ends. source has the objects concerned.
 func NewEvents(ctx context.Context, client *Client, source *Source, nodeName string) *Events {
 	e := newEvents(client, source, nodeName)
 	go e.run(ctx)
@@ -66,7 +64,7 @@ func NewEvents(ctx context.Context, client *Client, source *Source, nodeName str
 }
 
 func newEvents(client *Client, source *Source, nodeName string) *Events {
-	written, _ := lru.New[string, *corev1.Event](maxEventsKept) // fails for no size above 0, as the next
+	written, _ := lru.New[string, *corev1.Event](maxEventsKept) // fails only for a size of 0 or less, as does the next
 	limits, _ := lru.New[types.UID, *rate.Limiter](maxEventsKept)
 	return &Events{
 		core:     client.core,
@@ -81,7 +79,7 @@ func newEvents(client *Client, source *Source, nodeName string) *Events {
 	}
 }
 
-// run writes what is queued until ctx ends.
+// run writes queued events until ctx ends.
 func (e *Events) run(ctx context.Context) {
 	for {
 		select {
@@ -93,8 +91,8 @@ func (e *Events) run(ctx context.Context) {
 	}
 }
 
-// record writes an event, unless there are too many about its object. If the API server does not answer, it is
-// repeated, and all others wait; if it refuses the event, that is all.
+// record writes an event, unless there are too many about its object. If the API server does not answer, it retries,
+// and all others wait; if the API server refuses the event, it is dropped.
 func (e *Events) record(ctx context.Context, event *corev1.Event) {
 	about := event.InvolvedObject
 	limit, known := e.limits.Get(about.UID)
@@ -125,7 +123,7 @@ func (e *Events) record(ctx context.Context, event *corev1.Event) {
 	}
 }
 
-// write creates an event or, if there is one that says the same, counts it there.
+// write creates an event or, if the same one exists, increases its count.
 func (e *Events) write(ctx context.Context, event *corev1.Event, says string) (*corev1.Event, error) {
 	send := func(request *rest.Request) (*corev1.Event, error) {
 		stored := &corev1.Event{}
@@ -144,13 +142,12 @@ func (e *Events) write(ctx context.Context, event *corev1.Event, says string) (*
 	return send(e.core.Post().Body(event))
 }
 
-// Warn writes a warning about a Service; about this Node if the Service is not
-// known. reason is one word in CamelCase.
+// Warn writes a warning about a Service, or about this Node if the Service is unknown. reason is one word in CamelCase.
 func (e *Events) Warn(service types.NamespacedName, reason, message string) {
 	e.tell(service, corev1.EventTypeWarning, reason, message)
 }
 
-// Tell writes that something about a Service is well again.
+// Tell writes that a fault of a Service is repaired.
 func (e *Events) Tell(service types.NamespacedName, reason, message string) {
 	e.tell(service, corev1.EventTypeNormal, reason, message)
 }
@@ -183,15 +180,14 @@ func (e *Events) tell(service types.NamespacedName, kind, reason, message string
 	}
 }
 
-// component is what Events say that they come from.
+// component is the source in Events.
 const component = "usher"
 
-// maxNote is how long a message may be, in bytes: what the API allows for Events of
-// events.k8s.io/v1 (API reference, field note). Nobody would read more.
+// maxNote is the maximum length of a message in bytes: the API's limit for Events of events.k8s.io/v1 (API reference,
+// field note).
 const maxNote = 1024
 
-// onNode adds the node's name: every node has an usher, and their Events are
-// about the same Service.
+// onNode adds the node's name: the usher instances of all nodes write Events about the same Service.
 func (e *Events) onNode(message string) string {
 	if e.nodeName != "" {
 		message = "On node " + e.nodeName + ": " + message

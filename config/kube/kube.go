@@ -27,24 +27,23 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// Options are what a Source is made of. Client and Log are required.
+// Options configure a Source. Client and Log are required.
 type Options struct {
 	Client *Client
 	Log    logrus.FieldLogger
 
-	// Metadata asks for the labels of nodes, while Services have topology keys that need
-	// them. If it is nil, they are not known.
+	// Metadata reads the labels of nodes while Services have topology keys that need them. If it is nil, they are
+	// unknown.
 	Metadata metadata.Interface
 
 	// NodeName is the name of the Node object of this node; "" if there is none.
 	NodeName string
-	// NodeLabels are labels of this node, whatever its object says.
+	// NodeLabels are labels of this node, regardless of its Node object.
 	NodeLabels map[string]string
-	// ServiceProxyName is usher's name among the proxies of the cluster: see
-	// translate.Proxied. "" is none.
+	// ServiceProxyName is usher's name among the proxies of the cluster: see translate.Proxied. "" is none.
 	ServiceProxyName string
-	// Discovery asks for config.Service.Discovery, and so for Services that
-	// nobody proxies too: all Services and EndpointSlices are watched then.
+	// Discovery requests config.Service.Discovery, and so includes Services that are not proxied: the source then
+	// watches all Services and EndpointSlices.
 	Discovery bool
 	// ForbiddenEndpoints and NoClientAddress are those of translate.Options.
 	ForbiddenEndpoints []netip.Prefix
@@ -54,26 +53,23 @@ type Options struct {
 	// NoAccessLog is translate.Options.NoAccessLog.
 	NoAccessLog bool
 
-	// Quiet is how long nothing must happen before what is dirty is computed, while
-	// changes follow each other; under constant change it is computed every MaxDelay all the same. Zero
+	// Quiet is how long there must be no change before dirty Services are computed, while changes follow each other;
+	// under constant change they are computed every MaxDelay. Zero means DefaultQuiet and DefaultMaxDelay.
 	// means DefaultQuiet and DefaultMaxDelay.
 	Quiet, MaxDelay time.Duration
-	// Resync is how often everything is computed anew, though nothing seems to
-	// have changed; 0 means never.
+	// Resync is the interval for recomputing everything even without changes; 0 means never.
 	Resync time.Duration
 
-	// OnNode, if not nil, is told how this node is: once before the first
-	// Services are handed on, and whenever it changes.
+	// OnNode, if not nil, is called with the state of this node: once before the first Services are passed on, and
+	// after each change.
 	OnNode func(config.Node)
-	// OnProgrammed, if not nil, is told, for each change of endpoints that was
-	// handed on, how long ago the change of the Pod or Service was that led to
-	// it.
+	// OnProgrammed, if not nil, is called for each change of endpoints that was passed on, with the time since the
+	// change of the Pod or Service that caused it.
 	OnProgrammed func(took time.Duration)
-	// OnProblems, if not nil, is told what is wrong with the objects of a
-	// Service that was not before.
+	// OnProblems, if not nil, is called with the new problems of a Service's objects.
 	OnProblems func(types.NamespacedName, []translate.Problem)
 
-	// Reports, if not nil, has what is wrong with them now.
+	// Reports, if not nil, gets the current problems.
 	Reports *config.Reports
 }
 
@@ -96,18 +92,18 @@ type Source struct {
 	cidrs   []netip.Prefix // the service CIDRs
 	lookNow atomic.Bool    // the Node may have changed
 
-	// Of the goroutine that computes.
-	node     *config.Node // nil before it was looked at
+	// Used only by the goroutine that computes.
+	node     *config.Node // nil before the first read
 	labels   nodeLabels
 	triggers triggers
-	problems map[types.NamespacedName]map[string]int // the most that was told of each gist
-	words    config.Words                            // about them
+	problems map[types.NamespacedName]map[string]int // the highest logged count for each gist
+	words    config.Words                            // limits messages about problems
 }
 
 // byService is the index of EndpointSlices by the Service they belong to.
 const byService = "service"
 
-// New returns a Source. It asks the API server nothing yet.
+// New returns a Source. It sends no request yet.
 func New(options Options) (*Source, error) {
 	if options.Quiet <= 0 {
 		options.Quiet = DefaultQuiet
@@ -153,12 +149,11 @@ func New(options Options) (*Source, error) {
 	return s, err
 }
 
-// selectors say which objects the API server sends.
+// selectors select the objects that the API server sends.
 type selectors struct{ serviceLabels, serviceFields, sliceLabels string }
 
-// selectorsFor returns kube-proxy's selectors (cmd/kube-proxy/app/server.go, v1.37): Services that
-// are not headless and name no other proxy, and the slices of such Services. Discovery is about
-// all of them.
+// selectorsFor returns kube-proxy's selectors (cmd/kube-proxy/app/server.go, v1.37): Services that are not headless and
+// name no other proxy, and their slices. Discovery needs all of them.
 func selectorsFor(proxyName string, discovery bool) (s selectors, err error) {
 	if discovery {
 		return s, nil
@@ -178,8 +173,8 @@ func selectorsFor(proxyName string, discovery bool) (s selectors, err error) {
 	}, nil
 }
 
-// informer returns an informer, not yet running, of the objects of a resource in all namespaces that
-// the selectors match. It stores them trimmed.
+// informer returns an informer, not yet running, of a resource's objects in all namespaces that the selectors match. It
+// stores them trimmed.
 func (s *Source) informer(client rest.Interface, resource string, object runtime.Object, labelSelector, fieldSelector string) cache.SharedIndexInformer {
 	source := cache.NewFilteredListWatchFromClient(client, resource, metav1.NamespaceAll, func(o *metav1.ListOptions) {
 		o.LabelSelector, o.FieldSelector = labelSelector, fieldSelector
@@ -189,8 +184,7 @@ func (s *Source) informer(client rest.Interface, resource string, object runtime
 	return informer
 }
 
-// watch calls mark with each object that informer sees come, change (as it was
-// and as it is) or go.
+// watch calls mark with each object that informer adds, changes (the old and the new one) or deletes.
 func (s *Source) watch(informer cache.SharedIndexInformer, mark func(object any)) error {
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: mark,
@@ -208,7 +202,7 @@ func (s *Source) watch(informer cache.SharedIndexInformer, mark func(object any)
 	return err
 }
 
-// watchService and watchSlice are called with each object that came, changed or went.
+// watchService and watchSlice are called with each added, changed or deleted object.
 func (s *Source) watchService(object any) {
 	svc := object.(*corev1.Service)
 	s.store.Mark(types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name})
@@ -220,14 +214,13 @@ func (s *Source) watchSlice(object any) {
 	}
 }
 
-// markNode notes that what is known of this node may have changed.
+// markNode records that the state of this node may have changed.
 func (s *Source) markNode() {
 	s.lookNow.Store(true)
 	s.store.Mark()
 }
 
-// Run implements config.Source. It ends only when ctx does: an API server that
-// is away, or says no, is asked again.
+// Run implements config.Source. It ends only when ctx does: it retries if the API server is unreachable or refuses.
 func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 	var informers sync.WaitGroup
 	defer informers.Wait()
@@ -253,7 +246,7 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 			return nil
 		}
 		changed := s.compute(ctx)
-		if w := s.labels.watch; first && w != nil && w.waits() { // the first are all
+		if w := s.labels.watch; first && w != nil && w.waits() { // the first call must have all Services
 			select {
 			case <-ctx.Done():
 				return nil
@@ -273,13 +266,12 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 	}
 }
 
-// alone is the quiet time for a change that comes after a silence: what comes with it
-// in one packet of the API server is computed with it.
+// alone is the quiet time for a change after a pause: changes in the same packet of the API server are computed with
+// it.
 const alone = time.Millisecond
 
-// settle waits until something is dirty and nothing has happened for the quiet
-// time, or MaxDelay is over; for less if the last time was longer ago. It returns false
-// if ctx has ended.
+// settle waits until something is dirty and there is no change for the quiet time, or MaxDelay is over; the quiet time
+// is shorter if the last computation was longer ago. It returns false if ctx has ended.
 func (s *Source) settle(ctx context.Context, last time.Time) bool {
 	select {
 	case <-ctx.Done():
@@ -307,7 +299,7 @@ func (s *Source) settle(ctx context.Context, last time.Time) bool {
 	}
 }
 
-// lookAtNode reads this node's object, and marks all Services if it matters to them.
+// lookAtNode reads this node's object, and marks all Services if it affects them.
 func (s *Source) lookAtNode() {
 	now := config.Node{Name: s.options.NodeName, Leaving: s.nodes != nil}
 	before := s.node
@@ -320,7 +312,7 @@ func (s *Source) lookAtNode() {
 			now.ServiceCIDRs = s.cidrs
 			s.mu.Unlock()
 		case before != nil:
-			return // deleted: what was known stays, as with kube-proxy
+			return // deleted: the known state stays, as with kube-proxy
 		default:
 			s.options.Log.WithField("node", s.options.NodeName).Warn("No Node object has this name; /healthz returns 503 until one exists; check --node-name")
 		}

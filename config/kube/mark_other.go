@@ -4,5 +4,5 @@ package kube
 
 import "syscall"
 
-// mark is net.Dialer.Control. There is no portal that redirects here.
+// mark implements net.Dialer.Control. No portal redirects on other systems.
 func (c Connection) mark(string, string, syscall.RawConn) error { return nil }

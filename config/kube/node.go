@@ -12,11 +12,11 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// toBeDeletedTaint is put on a node by the cluster autoscaler before it takes
-// the node away (autoscaler/cluster-autoscaler/utils/taints; KEP-3836).
+// toBeDeletedTaint is set by the cluster autoscaler on a node before it deletes the node
+// (autoscaler/cluster-autoscaler/utils/taints; KEP-3836).
 const toBeDeletedTaint = "ToBeDeletedByClusterAutoscaler"
 
-// nodeOf returns what usher needs to know of a Node object.
+// nodeOf returns usher's view of a Node object.
 func nodeOf(node *corev1.Node) config.Node {
 	out := config.Node{
 		Name:    node.Name,
@@ -37,8 +37,8 @@ func nodeOf(node *corev1.Node) config.Node {
 	return out
 }
 
-// primaryAddresses returns the address that kube-proxy calls primary, of each
-// family: the first of type InternalIP, or if there is none, of type ExternalIP.
+// primaryAddresses returns, for each family, the address that kube-proxy calls primary: the first of type InternalIP,
+// or if there is none, of type ExternalIP.
 func primaryAddresses(all []corev1.NodeAddress) (out []netip.Addr) {
 	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
 		for _, a := range all {
@@ -55,7 +55,7 @@ func primaryAddresses(all []corev1.NodeAddress) (out []netip.Addr) {
 	return out
 }
 
-// trim takes out of an object what usher never looks at, before it is kept.
+// trim removes the parts of an object that usher never reads, before it is stored.
 func trim(object any) (any, error) {
 	switch o := object.(type) {
 	case *corev1.Node:
@@ -73,8 +73,8 @@ func trim(object any) (any, error) {
 	return object, nil
 }
 
-// keepAnnotations takes all other annotations out of meta. The map is made anew,
-// since one from which much was taken still has the room.
+// keepAnnotations removes all other annotations from meta. It makes a new map, since a map keeps its size when elements
+// are removed.
 func keepAnnotations(meta *metav1.ObjectMeta, keep func(key string) bool) {
 	var kept map[string]string
 	for key, value := range meta.Annotations {

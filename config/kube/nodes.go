@@ -19,16 +19,15 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// nodeLabels are the labels of all nodes that Services ask for by their topology keys. The nodes
-// are watched, their metadata only, while a Service asks; and of that no more is kept than what
-// is asked for. A Service is held, and goes on as it was, until the labels are there that
-// it asks for. It is of the goroutine that computes.
+// nodeLabels are the labels of all nodes that Services need for their topology keys. Nodes are watched, their metadata
+// only, while a Service needs them, and only the needed labels are stored. A Service keeps its previous state until its
+// labels are known. Only the goroutine that computes uses nodeLabels.
 type nodeLabels struct {
-	client metadata.Interface // nil: there are none to be had
+	client metadata.Interface // nil: no labels are available
 	log    logrus.FieldLogger
-	moved  func() // called by other goroutines: those who ask have to be computed anew
+	moved  func() // called by other goroutines: Services that need labels must be recomputed
 
-	watch *labelWatch // nil while nobody asks
+	watch *labelWatch // nil while no Service needs labels
 	all   sync.WaitGroup
 }
 
@@ -38,20 +37,20 @@ type labelWatch struct {
 	store   cache.Store
 	stop    context.CancelFunc
 	began   time.Time
-	settled chan struct{} // closed when all nodes are there, or it takes too long
-	due     bool          // to be looked at when another watch may begin
+	settled chan struct{} // closed when all nodes are listed, or after labelsPatience
+	due     bool          // a check is scheduled for when another watch may begin
 }
 
 const (
-	// labelsPatience is how long Services are held at the most: an API server that does
-	// not let usher list nodes, or does not answer, keeps no Service from being served.
+	// labelsPatience is the maximum time that Services are held: they are served even if the API server does not let
+	// usher list nodes, or does not answer.
 	labelsPatience = 5 * time.Second
-	// labelsPause is how long a watch lasts before another begins because of labels
-	// that it leaves out: who writes Services can ask for ever new ones.
+	// labelsPause is the minimum time between watches that begin for additional labels: authors of Services can request
+	// new ones at any rate.
 	labelsPause = 10 * time.Second
 )
 
-// follow watches what is asked for.
+// follow watches the requested labels.
 func (n *nodeLabels) follow(ctx context.Context, asked map[string]bool) {
 	if n.client == nil {
 		return
@@ -76,7 +75,7 @@ func (w *labelWatch) has(keys []string) bool {
 	return !slices.ContainsFunc(keys, func(key string) bool { return !w.keys[key] })
 }
 
-// end ends the watch. Its nodes are forgotten.
+// end ends the watch and forgets its nodes.
 func (n *nodeLabels) end() {
 	if n.watch != nil {
 		n.watch.stop()
@@ -120,7 +119,7 @@ func (n *nodeLabels) begin(ctx context.Context, keys map[string]bool) {
 	})
 }
 
-// onlyLabels leaves of a node its name and the labels that are asked for.
+// onlyLabels returns a node with only its name and the requested labels.
 func onlyLabels(object any, keys map[string]bool) any {
 	node, ok := object.(*metav1.PartialObjectMetadata)
 	if !ok {
@@ -135,7 +134,7 @@ func onlyLabels(object any, keys map[string]bool) any {
 	return &metav1.PartialObjectMetadata{TypeMeta: node.TypeMeta, ObjectMeta: kept}
 }
 
-// ready reports whether these labels are known, as far as that can be waited for.
+// ready reports whether these labels are known, or no longer waited for.
 func (n *nodeLabels) ready(keys []string) bool {
 	return n.watch == nil || n.watch.has(keys) && !n.watch.waits()
 }
@@ -150,7 +149,7 @@ func (w *labelWatch) waits() bool {
 	}
 }
 
-// of returns what is known of the node of that name.
+// of returns the known labels of the node of that name.
 func (n *nodeLabels) of(name string) map[string]string {
 	if n.watch == nil {
 		return nil

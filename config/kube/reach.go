@@ -17,23 +17,23 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// Reach reports whether the API server sends what usher serves: whether each list and watch of
-// Services, EndpointSlices and Nodes succeeds. The zero value has heard nothing yet.
+// Reach reports whether the API server sends the objects that usher needs: whether each list and watch of Services,
+// EndpointSlices and Nodes succeeds. The zero value has no result yet.
 type Reach struct {
 	mu      sync.Mutex
 	now     ReachStatus
 	failing map[string]failure // by resource
-	refused map[string]int     // watches in a row, by path
+	refused map[string]int     // consecutive refused watches, by path
 }
 
-// ReachStatus is what a Reach reports.
+// ReachStatus is the status that a Reach reports.
 type ReachStatus struct {
 	Connected bool      // no list and no watch fails
-	Since     time.Time // of Connected being as it is; zero if nothing was heard yet
+	Since     time.Time // when Connected last changed; zero if there is no result yet
 	Reason    Reason    // why one fails; "" while Connected
-	Err       error     // the same in detail, with the verb and the resource
-	// Skew is by how much the API server's clock is ahead of this node's, by its last
-	// answer, to some seconds.
+	Err       error     // the details, with the verb and the resource
+	// Skew is how far the API server's clock is ahead of this node's according to its last answer, accurate to some
+	// seconds.
 	Skew time.Duration
 }
 
@@ -51,16 +51,16 @@ type Reason string
 const (
 	Unreachable      Reason = "unreachable"       // no connection, or no answer
 	NameNotFound     Reason = "name-not-found"    // the server's name has no address
-	TLSFailed        Reason = "tls"               // one side does not accept the other's certificate
+	TLSFailed        Reason = "tls"               // one side rejects the other's certificate
 	NoCredentials    Reason = "no-credentials"    // an exec plugin fails, or a token file cannot be read
 	Unauthorized     Reason = "unauthorized"      // 401: the credentials are not, or no longer, valid
 	Forbidden        Reason = "forbidden"         // 403: a role lacks a verb or a resource
 	TooManyRequests  Reason = "too-many-requests" // 429
 	ServerError      Reason = "server-error"      // 5xx, or 410 for each watch
-	UnexpectedAnswer Reason = "unexpected-answer" // not that of an API server
+	UnexpectedAnswer Reason = "unexpected-answer" // not from an API server
 )
 
-// Remedy returns what to do about it.
+// Remedy returns the recommended action.
 func (r Reason) Remedy() string {
 	switch r {
 	case NameNotFound:
@@ -81,18 +81,18 @@ func (r Reason) Remedy() string {
 	return "check that it runs and that this node can reach it"
 }
 
-// Status returns how it is now.
+// Status returns the current status.
 func (r *Reach) Status() ReachStatus {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.now
 }
 
-// watched are the resources of which usher needs all. The first that fails is reported.
+// watched are the resources that usher needs, all of them. The first that fails is reported.
 var watched = []string{"services", "endpointslices", "nodes"}
 
-// note takes note of how a list or watch of a resource ended. A watch that is established ends any
-// failure of the resource; a list does not prove that watches are allowed.
+// note records the result of a list or watch of a resource. An established watch clears any failure of the resource; a
+// list does not prove that watches are allowed.
 func (r *Reach) note(resource string, watch bool, reason Reason, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -117,7 +117,7 @@ func (r *Reach) note(resource string, watch bool, reason Reason, err error) {
 	r.now = now
 }
 
-// date notes the time in an answer (RFC 9110, 6.6.1), which has whole seconds.
+// date records the time in an answer (RFC 9110, 6.6.1), which has whole seconds.
 func (r *Reach) date(text string) {
 	if at, err := http.ParseTime(text); err == nil {
 		r.mu.Lock()
@@ -126,8 +126,8 @@ func (r *Reach) date(text string) {
 	}
 }
 
-// wrap returns a transport that notes how requests end. It must be the outermost one: those that get
-// credentials fail, too. A watch that breaks is noticed by the request that follows it.
+// wrap returns a transport that records the results of requests. It must be the outermost one, since requests for
+// credentials fail, too. A broken watch is noticed by the next request.
 func (r *Reach) wrap(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(req *http.Request) (*http.Response, error) {
 		res, err := next.RoundTrip(req)
@@ -137,7 +137,7 @@ func (r *Reach) wrap(next http.RoundTripper) http.RoundTripper {
 		watch := req.URL.Query().Has("watch")
 		resource := path.Base(req.URL.Path)
 		if err == nil && res.StatusCode == http.StatusOK && isWatched(req, resource) && !isKubernetes(req, res) {
-			// client-go takes any JSON object for a list, of nothing.
+			// client-go accepts any JSON object as an empty list.
 			res.Body.Close()
 			res, err = nil, notKubernetesError{req.URL.Host, res.Header.Get("Content-Type")}
 		}
@@ -155,7 +155,7 @@ func (r *Reach) wrap(next http.RoundTripper) http.RoundTripper {
 	})
 }
 
-// isWatched reports whether a request lists or watches a resource of which usher needs all.
+// isWatched reports whether a request lists or watches a resource that usher needs.
 func isWatched(req *http.Request, resource string) bool {
 	for _, w := range watched {
 		if resource == w {
@@ -165,9 +165,9 @@ func isWatched(req *http.Request, resource string) bool {
 	return false
 }
 
-// isExpected reports whether an answer says nothing about the API server: usher has given up the
-// request; a watch begins too far back, as a few in a row may; or the API server is too old to begin a watch
-// with a list, which usher asks for next.
+// isExpected reports whether an answer says nothing about the API server's state. usher has canceled the request; or a
+// watch begins too far back, which may happen a few times in a row; or the API server is too old to begin a watch with
+// a list, which usher then requests.
 func (r *Reach) isExpected(req *http.Request, res *http.Response, err error) bool {
 	if err != nil {
 		return req.Context().Err() != nil
@@ -183,16 +183,16 @@ func (r *Reach) isExpected(req *http.Request, res *http.Response, err error) boo
 	return false
 }
 
-// notKubernetesError is why a server's answer 200 is not passed on.
+// notKubernetesError is why a server's answer 200 is rejected.
 type notKubernetesError struct{ host, contentType string }
 
 func (e notKubernetesError) Error() string {
 	return fmt.Sprintf("the response from %s is not a Kubernetes API list (Content-Type: %q)", e.host, e.contentType)
 }
 
-// isKubernetes reports whether the answer 200 to a list or watch begins as an API server's does: in protobuf,
-// or in JSON with a list or an event. A watch without initial events may have none for a long time, but its length
-// is not known. What is read of the body is put back.
+// isKubernetes reports whether the answer 200 to a list or watch begins like an API server's: in protobuf, or in JSON
+// with a list or an event. A watch without initial events may stay silent for long, but has no known length.
+// isKubernetes restores the part of the body that it reads.
 func isKubernetes(req *http.Request, res *http.Response) bool {
 	kind, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type"))
 	watch, query := false, req.URL.Query()
@@ -233,7 +233,7 @@ func isKubernetes(req *http.Request, res *http.Response) bool {
 	return false
 }
 
-// failureOf returns why an answer is none with which usher can list or watch; nil if it is one.
+// failureOf returns why usher cannot list or watch with this answer, or nil if it can.
 func failureOf(res *http.Response, err error) (Reason, error) {
 	if err != nil {
 		return reasonOf(err), err
@@ -256,8 +256,8 @@ func failureOf(res *http.Response, err error) (Reason, error) {
 	return reason, fmt.Errorf("the API server returned %d %s", res.StatusCode, http.StatusText(res.StatusCode))
 }
 
-// reasonOf returns why there is no answer. client-go has no types for what fails before a request is
-// sent, nor crypto/tls for what the other side reports.
+// reasonOf returns why there is no answer. client-go has no error types for failures before a request is sent, nor
+// crypto/tls for alerts of the other side.
 func reasonOf(err error) Reason {
 	var name *net.DNSError
 	text := err.Error()
@@ -274,12 +274,11 @@ func reasonOf(err error) Reason {
 	return Unreachable
 }
 
-// maxPause bounds how long an answer is held back.
+// maxPause limits how long an answer is delayed.
 const maxPause = 30 * time.Second
 
-// pause holds back the answer to a watch that was refused, for longer from one to the
-// next; the first is not held back. client-go asks again at once after 410 Gone, which is
-// right once, and hundreds of times a second where each watch is answered so.
+// pause delays the answer to a refused watch, increasingly with each; the first is not delayed. client-go retries at
+// once after 410 Gone. That is right once, but means hundreds of requests a second if each watch is answered so.
 func (r *Reach) pause(req *http.Request, status int) {
 	r.mu.Lock()
 	if status < http.StatusBadRequest {

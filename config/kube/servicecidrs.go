@@ -12,12 +12,12 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// cidrsPause is how long usher waits before it asks again for ServiceCIDRs that the API server does
-// not have (before Kubernetes 1.33) or does not let usher list.
+// cidrsPause is the delay before usher retries to list ServiceCIDRs that the API server does not have (before
+// Kubernetes 1.33) or does not let usher list.
 const cidrsPause = 10 * time.Minute
 
-// followCIDRs watches the ServiceCIDRs until ctx ends. Nothing waits for them, and usher serves all
-// Services without them.
+// followCIDRs watches the ServiceCIDRs until ctx ends. Nothing waits for them, and usher serves all Services without
+// them.
 func (s *Source) followCIDRs(ctx context.Context) {
 	logged := false
 	for ctx.Err() == nil {
@@ -34,8 +34,8 @@ func (s *Source) followCIDRs(ctx context.Context) {
 	}
 }
 
-// watchCIDRs watches the ServiceCIDRs until ctx ends, or the API server refuses to list or watch
-// them, which it returns.
+// watchCIDRs watches the ServiceCIDRs until ctx ends, or the API server refuses to list or watch them. It returns that
+// refusal.
 func (s *Source) watchCIDRs(ctx context.Context) (refused error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -54,7 +54,7 @@ func (s *Source) watchCIDRs(ctx context.Context) (refused error) {
 	return refused
 }
 
-// setCIDRs notes the service CIDRs, which reach others with what is known of this node.
+// setCIDRs records the service CIDRs, which OnNode passes on with the state of this node.
 func (s *Source) setCIDRs(cidrs []netip.Prefix) {
 	s.mu.Lock()
 	s.cidrs = cidrs
