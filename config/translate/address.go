@@ -8,18 +8,17 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// ParseAddr reads an address as Kubernetes does: with leading zeros, which
-// count as decimal, and with an IPv4-mapped IPv6 address meaning the IPv4 one.
-// Objects that were stored by old API servers may hold both.
+// ParseAddr parses an address as Kubernetes does: leading zeros are allowed and decimal, and an IPv4-mapped IPv6
+// address is the IPv4 one. Objects stored by old API servers may contain both.
 func ParseAddr(s string) (netip.Addr, bool) {
-	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" { // which takes a fifth of the time
+	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" { // this takes a fifth of the time
 		return a.Unmap(), true
 	}
 	a, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(s))
 	return a.Unmap(), ok
 }
 
-// parsePrefix reads a network in the same way.
+// parsePrefix parses a network in the same way.
 func parsePrefix(s string) (netip.Prefix, bool) {
 	_, n, err := netutils.ParseCIDRSloppy(s)
 	if err != nil {
@@ -30,17 +29,16 @@ func parsePrefix(s string) (netip.Prefix, bool) {
 	return netip.PrefixFrom(a.Unmap(), bits), true
 }
 
-// forbidden knows the addresses that no endpoint may have.
+// forbidden are the addresses that no endpoint may have.
 type forbidden struct {
 	loopback bool // forbid loopback addresses too
 	networks []netip.Prefix
-	// Cluster IPs: the Service's own, and all. A connection to one would come
-	// back to usher.
+	// Cluster IPs: the Service's own, and all. usher would receive its own connection to one.
 	own []netip.Addr
 	all ClusterIPs
 }
 
-// address returns what speaks against a as an endpoint's address, or nil.
+// address returns why a is forbidden as an endpoint's address, or nil.
 func (f forbidden) address(path *field.Path, a netip.Addr) *field.Error {
 	for _, network := range f.networks {
 		if network.Contains(a) {
@@ -58,9 +56,8 @@ func (f forbidden) address(path *field.Path, a netip.Addr) *field.Error {
 	return special(path, a)
 }
 
-// special returns what speaks against a as an address that reaches one host
-// beyond this node, or nil: what the API server says, which has no rule against
-// multicast beyond the link; such an address is no better.
+// special returns why a is not an address of one host beyond this node, or nil. It follows the API server, which has no
+// rule against multicast beyond the link; special refuses that too.
 func special(path *field.Path, a netip.Addr) *field.Error {
 	detail := SpecialAddress(a)
 	switch {
@@ -75,8 +72,7 @@ func special(path *field.Path, a netip.Addr) *field.Error {
 	return field.Invalid(path, a.String(), detail)
 }
 
-// SpecialAddress returns what the API server says against a as the address of an
-// endpoint or an external IP, or "".
+// SpecialAddress returns the API server's objection to a as the address of an endpoint or an external IP, or "".
 func SpecialAddress(a netip.Addr) string {
 	switch {
 	case a.IsUnspecified():

@@ -14,35 +14,32 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// AnnotationPrefix is what the names of usher's annotations of a Service begin with.
+// AnnotationPrefix is the prefix of usher's annotations of a Service.
 const AnnotationPrefix = "usher.io/"
 
 // Annotations of a Service, each a duration such as "30s" or "5m".
 const (
-	// AnnotationUDPIdleTimeout is how long its UDP sessions last without a datagram.
+	// AnnotationUDPIdleTimeout is how long its UDP sessions stay open without a datagram.
 	AnnotationUDPIdleTimeout = AnnotationPrefix + "udp-idle-timeout"
-	// AnnotationIdleTimeout is how long its connections last in which nothing
-	// moves.
+	// AnnotationIdleTimeout is how long its connections stay open without data.
 	AnnotationIdleTimeout = AnnotationPrefix + "connection-idle-timeout"
-	// AnnotationMaxAge is how long its connections last at the most.
+	// AnnotationMaxAge is the maximum duration of its connections.
 	AnnotationMaxAge = AnnotationPrefix + "max-connection-age"
-	// AnnotationDrainTimeout is after how long its connections end whose endpoint left or
-	// terminates; "0" is never.
+	// AnnotationDrainTimeout is how long its connections stay open after their endpoint left or began to terminate; "0"
+	// means without limit.
 	AnnotationDrainTimeout = AnnotationPrefix + "drain-timeout"
-	// AnnotationSlowStart is how long it takes until an endpoint that is new has its whole
-	// share of new connections; "0" is no time.
+	// AnnotationSlowStart is the time until a new endpoint gets its full share of new connections; "0" means no time.
 	AnnotationSlowStart = AnnotationPrefix + "slow-start"
 )
 
 // AnnotationAccessLog is whether its connections are in the access log: "true" or "false".
 const AnnotationAccessLog = AnnotationPrefix + "access-log"
 
-// AnnotationClientAddress is whom the endpoints of a Service see: "auto", which is the
-// default, or "node".
+// AnnotationClientAddress is the address that the endpoints of a Service see: "auto", which is the default, or "node".
 const AnnotationClientAddress = AnnotationPrefix + "client-address"
 
-// known are the annotations that are read. Of others' there are few, and of usher's own prefix
-// no other means anything.
+// known are the annotations that usher reads. A few have other prefixes; with usher's own prefix no other has an
+// effect.
 var known = map[string]bool{
 	AnnotationUDPIdleTimeout:      true,
 	AnnotationIdleTimeout:         true,
@@ -77,7 +74,7 @@ var known = map[string]bool{
 	AnnotationQueueTimeout:        true,
 }
 
-// removed are annotations that had an effect once, and the reason and replacement.
+// removed are annotations that had an effect in the past, with the reason and replacement.
 var removed = map[string]string{
 	AnnotationPrefix + "quarantine-suspicious": "removed, without effect: usher.io/probe checks endpoints actively, such as http:/healthz (docs/services.md)",
 }
@@ -85,17 +82,16 @@ var removed = map[string]string{
 // originRemoved is the origin of problems with removed annotations.
 const originRemoved = "removed"
 
-// Removed reports whether p names an annotation that no longer has an effect: a warning, since
-// the Service is served as without it.
+// Removed reports whether p names an annotation that no longer has an effect: a warning, since the Service is served as
+// if it were absent.
 func (p Problem) Removed() bool { return p.Field.Origin == originRemoved }
 
-// Reads reports whether an annotation of a Service is one that usher looks at.
+// Reads reports whether usher reads an annotation of a Service.
 func Reads(annotation string) bool {
 	return strings.HasPrefix(annotation, AnnotationPrefix) || known[annotation]
 }
 
-// unknownAnnotations tells of annotations with usher's prefix that it does not know: most are
-// misspelled.
+// unknownAnnotations reports unknown annotations with usher's prefix: most are misspelled.
 func unknownAnnotations(svc *corev1.Service, p *problems) {
 	var own []string
 	for _, name := range slices.Sorted(maps.Keys(svc.Annotations)) {
@@ -129,7 +125,7 @@ func (a annotated) wrong(format string, args ...any) *field.Error {
 	return field.Invalid(a.path, a.text, fmt.Sprintf(format, args...))
 }
 
-// annotatedNodeAddress reports whether the endpoints are to see the node's address.
+// annotatedNodeAddress reports whether the endpoints must see the node's address.
 func annotatedNodeAddress(svc *corev1.Service, forbidden bool, p *problems) bool {
 	switch a, ok := annotation(svc, AnnotationClientAddress); {
 	case ok && forbidden:
@@ -142,15 +138,14 @@ func annotatedNodeAddress(svc *corev1.Service, forbidden bool, p *problems) bool
 	return false
 }
 
-// What annotations of durations may say. Below a second, a session would hardly outlast
-// the answer; above a day, it would outlast most clients.
+// The limits of annotations of durations. Below 1 s, a session would end soon after the answer; above a day, it would
+// outlive most clients.
 const (
 	minAnnotatedDuration = time.Second
 	maxAnnotatedDuration = 24 * time.Hour
 )
 
-// annotatedDuration returns what an annotation says; 0, for the default, if it is
-// not there or not valid.
+// annotatedDuration returns the value of an annotation; 0, for the default, if it is missing or invalid.
 func annotatedDuration(svc *corev1.Service, name string, p *problems) time.Duration {
 	a, ok := annotation(svc, name)
 	if !ok {
@@ -163,7 +158,7 @@ func annotatedDuration(svc *corev1.Service, name string, p *problems) time.Durat
 	return d
 }
 
-// duration returns the time that a says, and false, and 0, if that is none within bounds.
+// duration returns the value of a; false, and 0, if it is not within the limits.
 func (a annotated) duration(least, most time.Duration) (time.Duration, bool) {
 	d, err := time.ParseDuration(a.text)
 	if err != nil || d < least || d > most {
@@ -181,7 +176,7 @@ func (a annotated) number(least, most int) (int, bool) {
 	return n, true
 }
 
-// annotatedOrNever is annotatedDuration for what may be 0 too, which is config.Never.
+// annotatedOrNever is annotatedDuration for annotations that also accept 0, which is config.Never.
 func annotatedOrNever(svc *corev1.Service, name string, p *problems) time.Duration {
 	a, ok := annotation(svc, name)
 	if !ok {
@@ -197,8 +192,8 @@ func annotatedOrNever(svc *corev1.Service, name string, p *problems) time.Durati
 	return d
 }
 
-// annotatedSwitch returns what an annotation says that is "true" or "false"; 0, for the default,
-// if it is not there or neither.
+// annotatedSwitch returns the value of an annotation that is "true" or "false"; 0, for the default, if it is missing or
+// neither.
 func annotatedSwitch(svc *corev1.Service, name string, p *problems) config.Switch {
 	a, ok := annotation(svc, name)
 	switch {

@@ -8,8 +8,8 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// Annotations of a Service for the load balancer that AWS makes for it, which say something
-// of connections that this proxy can do as well. usher's own come before them.
+// Annotations of a Service for its AWS load balancer whose settings this proxy can apply as well. usher's own
+// annotations have precedence.
 const (
 	annotationAWS = "service.beta.kubernetes.io/aws-load-balancer-"
 
@@ -19,16 +19,16 @@ const (
 	AnnotationAWSAccessLog    = annotationAWS + "access-log-enabled"          // "true" or "false"
 )
 
-// What the seconds may be:
+// The limits of the seconds:
 // https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_ConnectionSettings.html
 // and https://docs.aws.amazon.com/elasticloadbalancing/latest/classic/config-conn-drain.html.
 const (
 	maxAWSIdleSeconds  = 4000
 	maxAWSDrainSeconds = 3600
-	awsDrainTimeout    = 300 * time.Second // unless it is said
+	awsDrainTimeout    = 300 * time.Second // AWS's default
 )
 
-// annotatedSeconds returns what an annotation says; 0 if it is not there or not valid.
+// annotatedSeconds returns the value of an annotation; 0 if it is missing or invalid.
 func annotatedSeconds(svc *corev1.Service, name string, most int, p *problems) time.Duration {
 	a, ok := annotation(svc, name)
 	if !ok {
@@ -49,8 +49,7 @@ func idleTimeout(svc *corev1.Service, p *problems) time.Duration {
 	return annotatedSeconds(svc, AnnotationAWSIdleTimeout, maxAWSIdleSeconds, p)
 }
 
-// drainTimeout returns after how long connections of svc end to endpoints that leave; 0 for
-// the default.
+// drainTimeout returns how long connections of svc to leaving endpoints stay open; 0 for the default.
 func drainTimeout(svc *corev1.Service, p *problems) time.Duration {
 	if _, own := annotation(svc, AnnotationDrainTimeout); own {
 		return annotatedOrNever(svc, AnnotationDrainTimeout, p)
@@ -67,7 +66,7 @@ func drainTimeout(svc *corev1.Service, p *problems) time.Duration {
 	return 0
 }
 
-// accessLog returns whether connections of svc are in the access log, which there may be none of.
+// accessLog returns whether connections of svc are in the access log. none says that there is no access log.
 func accessLog(svc *corev1.Service, none bool, p *problems) config.Switch {
 	a, own := annotation(svc, AnnotationAccessLog)
 	if !own {

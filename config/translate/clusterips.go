@@ -7,28 +7,24 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// ClusterIPs is a set of cluster IPs, which no endpoint may have: nothing else has
-// such an address, so a connection to it would come back to usher. It counts how
-// many Services have each.
+// ClusterIPs is a set of cluster IPs, which no endpoint may have: no host has such an address, so usher would receive
+// its own connection to it. It counts the Services that have each.
 //
-// External and load balancer IPs are not in it, since they may be addresses of
-// nodes, on which endpoints listen, too: that of an ingress controller on the
-// host's network is mostly the Service's external IP. Node ports are not in it
-// either: which addresses a node has is not known here.
+// It does not contain external and load balancer IPs. They may be addresses of nodes, where endpoints listen too: an
+// ingress controller on the host's network usually has the Service's external IP. Nor does it contain node ports: the
+// addresses of nodes are not known here.
 //
-// A nil ClusterIPs is empty. It may be read by several goroutines while nobody
-// changes it.
+// A nil ClusterIPs is empty. Several goroutines may read it while no goroutine changes it.
 type ClusterIPs map[netip.Addr]int
 
-// Add puts the cluster IPs of a Service into the set.
+// Add adds the cluster IPs of a Service to the set.
 func (s ClusterIPs) Add(ips []netip.Addr) {
 	for _, a := range ips {
 		s[a]++
 	}
 }
 
-// Remove takes out the cluster IPs of a Service, as they were added. What other
-// Services have too stays in the set.
+// Remove removes the cluster IPs of a Service, as they were added. Those that other Services also have stay in the set.
 func (s ClusterIPs) Remove(ips []netip.Addr) {
 	for _, a := range ips {
 		if s[a]--; s[a] <= 0 {
@@ -37,8 +33,8 @@ func (s ClusterIPs) Remove(ips []netip.Addr) {
 	}
 }
 
-// ClusterIPsOf returns the cluster IPs at which svc is served, at most one of each
-// family: none if usher does not proxy it. It takes far less than Service.
+// ClusterIPsOf returns the served cluster IPs of svc, at most one of each family: none if usher does not proxy it. It
+// is much faster than Service.
 func ClusterIPsOf(svc *corev1.Service, proxyName string) []netip.Addr {
 	valid := func(p corev1.ServicePort) bool { return validPort(&p, nil, &problems{}) }
 	if !Proxied(svc, proxyName) || !slices.ContainsFunc(svc.Spec.Ports, valid) {

@@ -13,11 +13,10 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// Discovery returns how clients find svc by its name, and which endpoints cannot
-// be found and why. It is nil if svc is to have a cluster IP and has none yet.
+// Discovery returns how clients find svc by its name, and the problems of endpoints that cannot be found. It is nil if
+// svc still lacks a cluster IP that it should have.
 //
-// Whose business it is to proxy svc does not matter. What is wrong with svc itself
-// is told by Service.
+// It does not matter which proxy serves svc. Service returns the problems of svc itself.
 func Discovery(svc *corev1.Service, all []*discoveryv1.EndpointSlice, opts Options) (*config.Discovery, []Problem) {
 	out := &config.Discovery{Ports: discoveryPorts(svc)}
 	switch {
@@ -48,8 +47,7 @@ func discoveryPorts(svc *corev1.Service) []config.DiscoveryPort {
 	return out
 }
 
-// discoveryEndpoints returns the endpoints of a headless Service that may be
-// found.
+// discoveryEndpoints returns the published endpoints of a headless Service.
 func discoveryEndpoints(svc *corev1.Service, all []*discoveryv1.EndpointSlice, refuse forbidden, wrong *report) (out []config.DiscoveryEndpoint) {
 	for _, slice := range byName(all) {
 		family, ok := familyOf(slice.AddressType)
@@ -67,8 +65,7 @@ func discoveryEndpoints(svc *corev1.Service, all []*discoveryv1.EndpointSlice, r
 	return mergeEndpoints(out)
 }
 
-// slicePorts returns the ports on which the endpoints of slice listen. All of them
-// share the list.
+// slicePorts returns the ports on which the endpoints of slice listen. All of them share the result.
 func slicePorts(slice *discoveryv1.EndpointSlice, p *problems) []config.DiscoveryPort {
 	var out []config.DiscoveryPort
 	for i, port := range slice.Ports {
@@ -86,8 +83,8 @@ func slicePorts(slice *discoveryv1.EndpointSlice, p *problems) []config.Discover
 	return out
 }
 
-// mergeEndpoints sorts all and makes one of those that are in several slices: Pods
-// that give a named port different numbers are told apart in that way.
+// mergeEndpoints sorts all and merges those that are in several slices: Pods that give a named port different numbers
+// are in different slices.
 func mergeEndpoints(all []config.DiscoveryEndpoint) []config.DiscoveryEndpoint {
 	type key struct {
 		addr     netip.Addr

@@ -15,15 +15,14 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// candidate is an endpoint with all that decides whether it is used.
+// candidate is an endpoint with all input for its selection.
 type candidate struct {
 	config.Endpoint
 	hints  *discoveryv1.EndpointHints
-	labels map[string]string // of its node, as the slice tells them
+	labels map[string]string // of its node, from the slice
 }
 
-// gather returns the endpoints of each of ports, sorted by address, each
-// address and port once.
+// gather returns the endpoints of each of ports, sorted by address, without duplicates of address and port.
 func gather(ports []config.ServicePort, mine []*discoveryv1.EndpointSlice, refuse forbidden, wrong *report) [][]candidate {
 	found := make([]map[netip.AddrPort]candidate, len(ports))
 	for _, slice := range byName(mine) {
@@ -52,12 +51,12 @@ func gather(ports []config.ServicePort, mine []*discoveryv1.EndpointSlice, refus
 	return sorted
 }
 
-// byName returns mine in an order that depends on nothing else.
+// byName returns mine in a deterministic order.
 func byName(mine []*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice {
 	return slices.SortedFunc(slices.Values(mine), func(a, b *discoveryv1.EndpointSlice) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// problemsOf returns the place in a report for what is wrong with slice.
+// problemsOf returns the part of a report about slice.
 func problemsOf(slice *discoveryv1.EndpointSlice, wrong *report) *problems {
 	return &problems{kind: "EndpointSlice", name: types.NamespacedName{Namespace: slice.Namespace, Name: slice.Name}, report: wrong}
 }
@@ -77,7 +76,7 @@ func portNamed(ports []config.ServicePort, name string, family config.Family) in
 	return slices.IndexFunc(ports, func(p config.ServicePort) bool { return p.ID.Port == name && p.ID.Family == family })
 }
 
-// usable reports whether a slice's port says where port is served.
+// usable reports whether a slice's port has the number for port.
 func usable(slicePort discoveryv1.EndpointPort, port config.ServicePort, path *field.Path, p *problems) bool {
 	number := value(slicePort.Port)
 	if number == 0 {
@@ -102,7 +101,7 @@ type host struct {
 	hostname string // "" if it has none
 }
 
-// hostsOf returns the endpoints of slice whose addresses may be served.
+// hostsOf returns the endpoints of slice with allowed addresses.
 func hostsOf(slice *discoveryv1.EndpointSlice, family config.Family, refuse forbidden, p *problems) []host {
 	out := make([]host, 0, len(slice.Endpoints))
 	for i := range slice.Endpoints {
@@ -112,7 +111,7 @@ func hostsOf(slice *discoveryv1.EndpointSlice, family config.Family, refuse forb
 			p.add(field.Required(path(), "must contain at least 1 address"))
 			continue
 		}
-		a, ok := ParseAddr(e.Addresses[0]) // consumers must not use any of the others
+		a, ok := ParseAddr(e.Addresses[0]) // consumers must not use the others
 		if !ok || config.FamilyOf(a) != family {
 			p.add(field.Invalid(path().Index(0), e.Addresses[0], "must be an "+family.String()+" address"))
 			continue
@@ -128,8 +127,7 @@ func hostsOf(slice *discoveryv1.EndpointSlice, family config.Family, refuse forb
 	return out
 }
 
-// endpointOf fills in the defaults of the conditions, as their API
-// documentation defines them.
+// endpointOf fills in the defaults of the conditions, as their API documentation defines them.
 func endpointOf(e *discoveryv1.Endpoint) config.Endpoint {
 	return config.Endpoint{
 		Node:        value(e.NodeName),
@@ -140,9 +138,9 @@ func endpointOf(e *discoveryv1.Endpoint) config.Endpoint {
 	}
 }
 
-// podOf returns the Pod that the endpoint number i of a slice in namespace refers to, "" if it is
-// none, or one that it may not name: connections are made to it with the rights of
-// who runs usher, and it is shown. The API server checks nothing of a targetRef.
+// podOf returns the Pod that endpoint i of a slice in namespace refers to. It returns "" if there is none, or if the
+// slice may not name it: usher connects to it with its user's credentials, and shows it. The API server does not
+// validate a targetRef.
 func podOf(ref *corev1.ObjectReference, namespace string, i int, p *problems) string {
 	if ref == nil || ref.Kind != "Pod" {
 		return ""
@@ -159,7 +157,7 @@ func podOf(ref *corev1.ObjectReference, namespace string, i int, p *problems) st
 	return namespace + "/" + ref.Name
 }
 
-// merge adds hosts, at the given port, to what was found already.
+// merge adds hosts, at the given port, to those found before.
 func merge(found map[netip.AddrPort]candidate, hosts []host, port uint16) {
 	for _, h := range hosts {
 		addr := netip.AddrPortFrom(h.addr, port)
@@ -172,10 +170,9 @@ func merge(found map[netip.AddrPort]candidate, hosts []host, port uint16) {
 	}
 }
 
-// better reports whether a says more than b of what is to be had at the
-// address that both have. An endpoint is in two slices while the controller
-// moves it; and two Pods have one address when the first is still terminating
-// and the second is running already.
+// better reports whether a is a better description than b of the endpoint at their common address. An endpoint is in
+// two slices while the controller moves it; and two Pods have one address when the first is still terminating and the
+// second is already running.
 func better(a, b config.Endpoint) bool {
 	switch {
 	case a.Terminating != b.Terminating:

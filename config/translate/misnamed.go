@@ -11,15 +11,15 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// Mismatch is a slice whose endpoints a service port does not get.
+// Mismatch is a slice whose endpoints are missing from a service port.
 type Mismatch struct {
 	Slice *discoveryv1.EndpointSlice
 	Err   error // names the field, the ports of the slice and the port of the Service
 }
 
-// Misnamed returns, for each service port that has no endpoint, a slice with ports or endpoints
-// and no port number for it: ports of other names, none, or no number. Such a port
-// refuses all connections, and nothing else says why.
+// Misnamed returns, for each service port without endpoints, a slice that has ports or endpoints but no port number for
+// it: ports of other names, none, or no number. Such a port refuses all connections, and no other message gives the
+// reason.
 func Misnamed(svc config.Service, mine []*discoveryv1.EndpointSlice) (found []Mismatch) {
 	for _, port := range svc.Ports {
 		if len(port.Endpoints) > 0 {
@@ -44,7 +44,7 @@ func Misnamed(svc config.Service, mine []*discoveryv1.EndpointSlice) (found []Mi
 	return found
 }
 
-// mismatch says why s has no port of that name.
+// mismatch returns why s has no port of that name.
 func mismatch(s *discoveryv1.EndpointSlice, service types.NamespacedName, name string) error {
 	owner := "Service " + service.String()
 	var there []string

@@ -9,14 +9,13 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// internalLocal reports whether clients of the cluster IPs may only use
-// endpoints on this node.
+// internalLocal reports whether clients of the cluster IPs may only use endpoints on this node.
 func internalLocal(svc *corev1.Service) bool {
 	return value(svc.Spec.InternalTrafficPolicy) == corev1.ServiceInternalTrafficPolicyLocal
 }
 
-// externalLocal reports the same for clients from outside. The policy means
-// nothing for a Service that nobody reaches from outside.
+// externalLocal reports the same for clients from outside. The policy has no effect on a Service that is not reachable
+// from outside.
 func externalLocal(svc *corev1.Service) bool {
 	reachable := svc.Spec.Type == corev1.ServiceTypeNodePort ||
 		svc.Spec.Type == corev1.ServiceTypeLoadBalancer ||
@@ -24,8 +23,8 @@ func externalLocal(svc *corev1.Service) bool {
 	return reachable && svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
 
-// choose gives port its endpoints, and those of them that a new connection
-// from each kind of client may use. keys are what the Service says of their topology.
+// choose sets port's endpoints, and those of them that a new connection from each kind of client may use. keys are the
+// Service's topology keys.
 func choose(port *config.ServicePort, found []candidate, at place, keys []string) {
 	local := func(c candidate) bool { return at.Name != "" && c.Node == at.Name }
 	port.Endpoints = endpoints(found)
@@ -39,7 +38,7 @@ func choose(port *config.ServicePort, found []candidate, at place, keys []string
 		admits, port.Topology = at.hinted(found)
 		usable = usableNow(found, admits)
 	}
-	if len(usable) < len(port.Endpoints) { // or it is the same list
+	if len(usable) < len(port.Endpoints) { // otherwise the list is the same
 		port.Cluster = endpoints(usable)
 	}
 	port.Internal, port.External = port.Cluster, port.Cluster
@@ -55,10 +54,9 @@ func choose(port *config.ServicePort, found []candidate, at place, keys []string
 	}
 }
 
-// usableNow returns the ready candidates that are admitted; or, if none at all
-// are ready, those that still serve while they terminate, so that a rolling
-// update or a drain loses nothing. Hints say nothing of the latter, which the
-// controller no longer distributes.
+// usableNow returns the ready candidates that are admitted. If none at all are ready, it returns those that still serve
+// while they terminate, so that a rolling update or a drain loses no connections. Hints do not cover the latter, which
+// the controller no longer distributes.
 func usableNow(found []candidate, admits func(candidate) bool) []candidate {
 	ready := filter(found, func(c candidate) bool { return c.Ready && admits(c) })
 	if len(ready) > 0 {
@@ -69,12 +67,11 @@ func usableNow(found []candidate, admits func(candidate) bool) []candidate {
 
 func everywhere(candidate) bool { return true }
 
-// hinted returns which ready candidates the hints give to this node: those for the
-// node itself; otherwise those for its zone; otherwise all. A kind of hint
-// counts only if every ready candidate has one and one of them is for us, since
-// anything less means that the controller has not caught up. kube-proxy does the same
-// (pkg/proxy/topology.go of 1.36): what the Service says, by trafficDistribution or the
-// annotation service.kubernetes.io/topology-mode, is what made the controller give hints.
+// hinted returns which ready candidates the hints assign to this node: those for the node itself; otherwise those for
+// its zone; otherwise all. A kind of hint counts only if every ready candidate has one and at least one is for this
+// node or zone: otherwise the controller has not caught up. kube-proxy does the same (pkg/proxy/topology.go of 1.36).
+// The Service's trafficDistribution or annotation service.kubernetes.io/topology-mode is why the controller assigns
+// hints.
 func (at place) hinted(found []candidate) (admits func(candidate) bool, by *config.Topology) {
 	ready := filter(found, func(c candidate) bool { return c.Ready })
 	forNode := func(c candidate) bool { return at.Name != "" && hintsNode(c.hints, at.Name) }

@@ -15,14 +15,14 @@ import (
 
 // Annotations of a Service about the probes of its endpoints: see config.Probe.
 const (
-	AnnotationProbe         = AnnotationPrefix + "probe" // as config.Check is written
+	AnnotationProbe         = AnnotationPrefix + "probe" // in the syntax of config.Check
 	AnnotationProbeInterval = AnnotationPrefix + "probe-interval"
 	AnnotationProbeTimeout  = AnnotationPrefix + "probe-timeout"
 	AnnotationProbeRise     = AnnotationPrefix + "probe-rise"
 	AnnotationProbeFall     = AnnotationPrefix + "probe-fall"
 )
 
-// The same in the words of AWS, times in seconds. usher's own annotations count before these.
+// The AWS equivalents, times in seconds. usher's own annotations have precedence.
 const (
 	awsProbe         = annotationAWS + "healthcheck-"
 	awsProbeProtocol = awsProbe + "protocol"
@@ -34,7 +34,7 @@ const (
 	awsProbeFall     = awsProbe + "unhealthy-threshold"
 )
 
-// What probes may be like.
+// The limits of probes.
 const (
 	MinProbeInterval = time.Second
 	MinProbeTimeout  = 100 * time.Millisecond
@@ -43,11 +43,11 @@ const (
 	MaxProbeCount    = 100             // to rise or fall
 )
 
-// probe is what a Service asks for.
+// probe is the Service's request for probes.
 type probe struct {
 	config.Probe
-	annotated      // where it says what is done
-	aws       bool // in the words of AWS
+	annotated      // the annotation with the check
+	aws       bool // from the annotations of AWS
 }
 
 func annotatedProbe(svc *corev1.Service, p *problems) (asked probe) {
@@ -66,7 +66,7 @@ func annotatedProbe(svc *corev1.Service, p *problems) (asked probe) {
 // of returns the probes of a port, which is at path.
 func (a probe) of(protocol config.Protocol, path *field.Path, p *problems) config.Probe {
 	if a.Check.Kind > config.NoCheck && !a.Wanted(protocol) {
-		if a.aws { // whose load balancers ask the node, or another port of the target
+		if a.aws { // AWS load balancers probe the node, or another port of the target
 			return config.Probe{Check: config.Check{Kind: config.NoCheck}}
 		}
 		p.add(a.wrong("must name a TCP port to probe, such as tcp:8080, for the %s port at %s; its endpoints are not probed", protocol, path))
@@ -75,8 +75,8 @@ func (a probe) of(protocol config.Protocol, path *field.Path, p *problems) confi
 	return a.Probe
 }
 
-// awsCheck returns what the annotations of AWS say that is done; nothing if that is wrong, or is
-// about nodes and not about endpoints.
+// awsCheck returns the check of the annotations of AWS; none if they are invalid, or are about nodes and not about
+// endpoints.
 func awsCheck(svc *corev1.Service, p *problems) (asked probe) {
 	protocol, says := annotation(svc, awsProbeProtocol)
 	path, hasPath := annotation(svc, awsProbePath)
@@ -119,7 +119,7 @@ func awsCheck(svc *corev1.Service, p *problems) (asked probe) {
 	return asked
 }
 
-// kubeProxyHealth is where kube-proxy, and usher as it, answers for a node.
+// kubeProxyHealth is the health check port of kube-proxy, which usher also serves, for a node.
 const kubeProxyHealth = 10256
 
 // nodesPort reports whether nodes have that port, for svc or for all Services.
@@ -128,7 +128,7 @@ func nodesPort(svc *corev1.Service, port int32) bool {
 		slices.ContainsFunc(svc.Spec.Ports, func(sp corev1.ServicePort) bool { return sp.NodePort == port })
 }
 
-// probeTime returns a time that svc says in one of two ways; 0, for the default, if it does not.
+// probeTime returns a time from one of two annotations of svc; 0, for the default, if it has neither.
 func probeTime(svc *corev1.Service, own, aws string, least, most time.Duration, p *problems) time.Duration {
 	a, ok := annotation(svc, own)
 	if !ok {

@@ -12,22 +12,21 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// A Problem is a part of an object that is not served, and why. It names the
-// object, the field and the rule. Of many parts that are wrong in the same way it
-// is the first.
+// A Problem is a part of an object that is not served, and the reason. It names the object, the field and the rule. For
+// many parts with the same fault it is the first one.
 type Problem struct {
 	Kind  string // "Service" or "EndpointSlice"
 	Name  types.NamespacedName
 	Field *field.Error
 
-	// Count is how many parts are wrong in this way, and More says so and names
-	// the next of them: 1 and "" if each is a Problem of its own.
+	// Count is the number of parts with this fault, and More says so and names the next of them: 1 and "" if each is a
+	// separate Problem.
 	Count int
 	More  string
 }
 
-// Gist returns what tells p from others that were told before. Of many of a kind it
-// is the kind, whatever their Count.
+// Gist returns the identity of p among reported problems. For many parts of a kind it is the kind, whatever their
+// Count.
 func (p Problem) Gist() string {
 	if p.More == "" {
 		return p.Error()
@@ -45,26 +44,23 @@ func (p Problem) Error() string {
 // Unwrap returns the field's error.
 func (p Problem) Unwrap() error { return p.Field }
 
-// Anybody who may write EndpointSlices can be wrong a hundred thousand times.
+// An author of EndpointSlices can make a hundred thousand errors.
 const (
-	// maxNamed is how many parts that are wrong in the same way are named.
+	// maxNamed is the maximum number of parts with the same fault that are named.
 	maxNamed = 5
-	// maxKinds is how many ways to be wrong are told apart by the rule that is
-	// broken; beyond that, only by the field.
+	// maxKinds is the number of kinds that differ by the broken rule; further ones differ only by the field.
 	maxKinds = 20
 )
 
-// report collects what is wrong with a Service and its slices, each thing once:
-// some checks are made for every port and family. What it keeps, and makes text
-// of, has a bound.
+// report collects the problems of a Service and its slices, without duplicates: some checks run for every port and
+// family. Its size, and that of its texts, is limited.
 type report struct {
 	kinds map[problemKind]*sameKind
 	seen  map[seenProblem]bool
 	n     int
 }
 
-// problemKind is a way to be wrong: which field of which kind of object, whatever
-// its index, and why.
+// problemKind is a kind of fault: the field and kind of the object, regardless of indexes, and the reason.
 type problemKind struct {
 	kind, field string
 	why         field.ErrorType
@@ -77,10 +73,10 @@ type seenProblem struct {
 	field, detail string
 }
 
-// sameKind are problems of one kind.
+// sameKind are the problems of one kind.
 type sameKind struct {
 	named []Problem // the first ones
-	at    []int     // when each of them was found
+	at    []int     // the order in which they were found
 	count int
 }
 
@@ -108,7 +104,7 @@ func (r *report) add(kind string, name types.NamespacedName, err *field.Error) {
 	}
 }
 
-// brief returns err without most of what is long in it.
+// brief returns err with long parts cut.
 func brief(err *field.Error) *field.Error {
 	short := *err
 	if value := fmt.Sprint(err.BadValue); err.BadValue != nil && len(value) > config.MaxQuote {
@@ -118,8 +114,8 @@ func brief(err *field.Error) *field.Error {
 	return &short
 }
 
-// list returns the problems in the order in which they were found. Those of one
-// kind are a Problem together if there are too many to be told one by one.
+// list returns the problems in the order in which they were found. Those of one kind are a single Problem if there are
+// more than maxNamed.
 func (r *report) list() []Problem {
 	at := map[*field.Error]int{}
 	var out []Problem
@@ -137,7 +133,7 @@ func (r *report) list() []Problem {
 	return out
 }
 
-// sum returns the first problem, with what there is to say of the others.
+// sum returns the first problem, with a summary of the others.
 func (s *sameKind) sum() Problem {
 	first := s.named[0]
 	first.Count = s.count
@@ -158,8 +154,7 @@ func (s *sameKind) sum() Problem {
 	return first
 }
 
-// SumUp returns errs of one object, those of one kind as one if there are too many
-// to be told one by one.
+// SumUp returns errs of one object, those of one kind as one if there are more than maxNamed.
 func SumUp(errs field.ErrorList) (out []error) {
 	var r report
 	for _, err := range errs {
@@ -194,8 +189,7 @@ func withoutIndexes(path string) string {
 	return b.String()
 }
 
-// problems is the part of a report that is about one object. With a nil report
-// nobody is told.
+// problems is the part of a report about one object. With a nil report it discards them.
 type problems struct {
 	kind   string
 	name   types.NamespacedName

@@ -6,14 +6,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// LabelServiceProxyName is the label of a Service that names the proxy which serves it.
+// LabelServiceProxyName is the label of a Service that names its proxy.
 const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
-// Proxied reports whether svc is a Service that usher serves. If usher was told
-// that it has a name, proxyName, it serves only the Services that are labelled
-// with it, so that it can stand beside another proxy that serves the rest;
-// otherwise only those without the label. (Cilium's k8s-service-proxy-name
-// means the same.)
+// Proxied reports whether usher serves svc. If usher has a name, proxyName, it serves only the Services labeled with
+// it, alongside another proxy that serves the rest. Otherwise it serves only those without the label. (Cilium's
+// k8s-service-proxy-name means the same.)
 func Proxied(svc *corev1.Service, proxyName string) bool {
 	switch {
 	case svc.Spec.Type == corev1.ServiceTypeExternalName:
@@ -27,7 +25,7 @@ func Proxied(svc *corev1.Service, proxyName string) bool {
 	return svc.Labels[LabelServiceProxyName] == proxyName
 }
 
-// labelled reports whether labels name a proxy, if only by an empty name.
+// labelled reports whether labels name a proxy, even by an empty name.
 func labelled(labels map[string]string) bool {
 	_, ok := labels[LabelServiceProxyName]
 	return ok
@@ -40,14 +38,13 @@ func ServiceOf(slice *discoveryv1.EndpointSlice) (types.NamespacedName, bool) {
 	return types.NamespacedName{Namespace: slice.Namespace, Name: name}, name != ""
 }
 
-// belongs reports whether the endpoints of slice are svc's.
+// belongs reports whether slice belongs to svc.
 func belongs(slice *discoveryv1.EndpointSlice, svc *corev1.Service) bool {
 	return slice.Namespace == svc.Namespace && slice.Labels[discoveryv1.LabelServiceName] == svc.Name
 }
 
-// slicesOf returns those of all that belong to svc. As with kube-proxy, the label
-// LabelServiceProxyName of a slice means nothing, and those with the label
-// service.kubernetes.io/headless are ignored.
+// slicesOf returns the slices in all that belong to svc. As with kube-proxy, the label LabelServiceProxyName of a slice
+// has no effect, and those with the label service.kubernetes.io/headless are ignored.
 func slicesOf(svc *corev1.Service, all []*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice {
 	var out []*discoveryv1.EndpointSlice
 	for _, s := range all {

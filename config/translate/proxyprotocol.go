@@ -12,18 +12,15 @@ import (
 
 // Annotations of a Service about the PROXY protocol.
 const (
-	// AnnotationProxyProtocol is the version in which endpoints are told who the client
-	// is: v1 or v2.
+	// AnnotationProxyProtocol is the version in which endpoints receive the client's address: v1 or v2.
 	AnnotationProxyProtocol = AnnotationPrefix + "proxy-protocol"
-	// AnnotationAcceptProxyProtocol are the networks of the load balancers that tell it,
-	// by commas.
+	// AnnotationAcceptProxyProtocol are the networks of the load balancers that send it, separated by commas.
 	AnnotationAcceptProxyProtocol = AnnotationPrefix + "accept-proxy-protocol"
-	// AnnotationAWSProxyProtocol says that the load balancer which AWS makes for the
-	// Service tells it: "*", and nothing else.
+	// AnnotationAWSProxyProtocol says that the Service's AWS load balancer sends it: "*", and nothing else.
 	AnnotationAWSProxyProtocol = annotationAWS + "proxy-protocol"
 )
 
-// version is what AnnotationProxyProtocol asks for.
+// version is the request of AnnotationProxyProtocol.
 type version struct {
 	config.ProxyProtocol
 	annotated
@@ -43,7 +40,7 @@ func proxyProtocol(svc *corev1.Service, p *problems) version {
 	return version{}
 }
 
-// over returns the version for a port with a protocol that may have no such header.
+// over returns the version for a port, whose protocol may not support such a header.
 func (v version) over(protocol config.Protocol, port *field.Path, p *problems) config.ProxyProtocol {
 	switch {
 	case v.ProxyProtocol == 0 || protocol == config.TCP || protocol == config.UDP && v.ProxyProtocol == config.ProxyV2:
@@ -56,8 +53,8 @@ func (v version) over(protocol config.Protocol, port *field.Path, p *problems) c
 	return 0
 }
 
-// balancersOf returns the load balancers of svc that say who their clients are, or nil. aws
-// are the networks of AWS's.
+// balancersOf returns the load balancers of svc that announce their clients' addresses, or nil. aws are the networks of
+// AWS's.
 func balancersOf(svc *corev1.Service, aws []netip.Prefix, p *problems) *config.Balancers {
 	networks := acceptedFrom(svc, aws, p)
 	if len(networks) == 0 {
@@ -65,7 +62,7 @@ func balancersOf(svc *corev1.Service, aws []netip.Prefix, p *problems) *config.B
 	}
 	b := &config.Balancers{Networks: networks}
 	if svc.Spec.Type == corev1.ServiceTypeLoadBalancer {
-		// A client of one family may come by the VIP of the other.
+		// A client of one family may connect by the VIP of the other.
 		b.Clients = sourceRanges(svc, anyFamily, p)
 	}
 	return b
@@ -105,7 +102,7 @@ func acceptedFromAWS(svc *corev1.Service, networks []netip.Prefix, p *problems) 
 	return networks
 }
 
-// behind puts balancers in front of all VIPs that can be reached from outside.
+// behind sets balancers for all VIPs that are reachable from outside.
 func behind(vips []config.VIP, balancers *config.Balancers) {
 	for i := range vips {
 		if vips[i].External() {

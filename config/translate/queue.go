@@ -6,12 +6,12 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// Annotations of a Service about clients that wait for an endpoint. For UDP they mean nothing.
+// Annotations of a Service about clients that wait for an endpoint. They have no effect on UDP.
 const (
-	// AnnotationEndpointLimit is how many connections each endpoint may have at a time, from 1 to
-	// config.MaxEndpointLimit; 0 is any number.
+	// AnnotationEndpointLimit is the maximum number of connections per endpoint, from 1 to config.MaxEndpointLimit; 0
+	// means no limit.
 	AnnotationEndpointLimit = AnnotationPrefix + "max-connections-per-endpoint"
-	// AnnotationQueueTimeout is how long a client waits until one has room: a duration.
+	// AnnotationQueueTimeout is how long a client waits for an endpoint below the limit: a duration.
 	AnnotationQueueTimeout = AnnotationPrefix + "queue-timeout"
 )
 

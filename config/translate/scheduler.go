@@ -12,18 +12,16 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// Annotations of a Service about which endpoint is chosen for a new connection.
+// Annotations of a Service about the selection of an endpoint for a new connection.
 const (
 	// AnnotationScheduler is the name of a scheduler, one of config.SchedulerNames.
 	AnnotationScheduler = AnnotationPrefix + "scheduler"
-	// AnnotationWeight has the weights of endpoints by commas, each as WHO=WEIGHT. WHO is the name
-	// of a Pod, with its namespace or without, an address, an address and port, or * for
-	// all others.
+	// AnnotationWeight has the weights of endpoints, separated by commas, each as WHO=WEIGHT. WHO is the name of a Pod,
+	// with or without its namespace, an address, an address and port, or * for all others.
 	AnnotationWeight = AnnotationPrefix + "weight"
 )
 
-// annotatedScheduler returns the scheduler that a Service asks for; 0, for the default, if it
-// is none.
+// annotatedScheduler returns the scheduler of a Service; 0, for the default, if the annotation is missing or invalid.
 func annotatedScheduler(svc *corev1.Service, p *problems) (s config.Scheduler) {
 	if a, ok := annotation(svc, AnnotationScheduler); ok {
 		if err := s.UnmarshalText([]byte(a.text)); err != nil {
@@ -33,8 +31,8 @@ func annotatedScheduler(svc *corev1.Service, p *problems) (s config.Scheduler) {
 	return s
 }
 
-// weights are what AnnotationWeight says: of addresses with port, of addresses, of Pods by
-// namespace and name, and of all others.
+// weights is the parsed AnnotationWeight: of addresses with port, of addresses, of Pods by namespace and name, and of
+// all others.
 type weights struct {
 	places map[netip.AddrPort]config.Weight
 	addrs  map[netip.Addr]config.Weight
@@ -42,7 +40,7 @@ type weights struct {
 	others config.Weight
 }
 
-// annotatedWeights returns nil if svc says nothing of weights. What is wrong is left out.
+// annotatedWeights returns nil if svc has no weights. It omits invalid ones.
 func annotatedWeights(svc *corev1.Service, p *problems) *weights {
 	a, ok := annotation(svc, AnnotationWeight)
 	if !ok {
@@ -87,8 +85,8 @@ func annotatedWeights(svc *corev1.Service, p *problems) *weights {
 	return w
 }
 
-// of returns the weight of an endpoint: the address with its port counts before the address,
-// and that before the Pod.
+// of returns the weight of an endpoint: the address with its port has precedence over the address, and that over the
+// Pod.
 func (w *weights) of(e *config.Endpoint) config.Weight {
 	if weight, ok := w.places[e.Addr]; ok {
 		return weight
@@ -102,7 +100,7 @@ func (w *weights) of(e *config.Endpoint) config.Weight {
 	return w.others
 }
 
-// weigh gives endpoints their weights.
+// weigh sets the weights of endpoints.
 func (w *weights) weigh(found []candidate) {
 	if w == nil {
 		return
@@ -112,8 +110,7 @@ func (w *weights) weigh(found []candidate) {
 	}
 }
 
-// taking returns the candidates whose weight is not 0: the others are to have no new
-// connections, whatever becomes of these.
+// taking returns the candidates whose weight is not 0: the others get no new connections, in any state of these.
 func taking(found []candidate) []candidate {
 	takes := func(c candidate) bool { return c.Weight.Int() > 0 }
 	if every(found, takes) {
@@ -122,9 +119,8 @@ func taking(found []candidate) []candidate {
 	return filter(found, takes)
 }
 
-// WeightsOfNobody returns those that AnnotationWeight gives a weight and who are no endpoint of
-// the Service in the model, if it has endpoints: perhaps they are misspelled, perhaps not there
-// yet.
+// WeightsOfNobody returns the names in AnnotationWeight that match no endpoint of the Service in the model, if it has
+// endpoints: they may be misspelled, or not exist yet.
 func WeightsOfNobody(svc *corev1.Service, model config.Service) (names []string) {
 	w := annotatedWeights(svc, &problems{report: new(report)})
 	if w == nil || !slices.ContainsFunc(model.Ports, func(p config.ServicePort) bool { return len(p.Endpoints) > 0 }) {

@@ -5,10 +5,10 @@ import (
 	"slices"
 )
 
-// ServiceCIDRs returns the networks of the ServiceCIDRs whose spec.cidrs these are, in order, each once.
+// ServiceCIDRs parses the spec.cidrs of ServiceCIDRs, and returns them sorted, without duplicates.
 func ServiceCIDRs(all []string) (cidrs []netip.Prefix) {
 	for _, text := range all {
-		if p, err := netip.ParsePrefix(text); err == nil { // it was validated
+		if p, err := netip.ParsePrefix(text); err == nil { // the API validated it
 			cidrs = append(cidrs, p.Masked())
 		}
 	}

@@ -18,30 +18,30 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// StoreOptions are what a Store is made of.
+// StoreOptions configure a Store.
 type StoreOptions struct {
-	Options // the ClusterIPs are the Store's
+	Options // the Store maintains ClusterIPs
 
-	// Discovery asks for config.Service.Discovery.
+	// Discovery requests config.Service.Discovery.
 	Discovery bool
 
-	// Names returns the names of all Services. Service returns the object of one, nil if there is none,
-	// and Slices its EndpointSlices. Several goroutines may call both at a time, for different names.
+	// Names returns the names of all Services. Service returns the object of one, nil if there is none, and Slices its
+	// EndpointSlices. Several goroutines may call both concurrently, for different names.
 	Names   func() []types.NamespacedName
 	Service func(types.NamespacedName) *corev1.Service
 	Slices  func(types.NamespacedName) []*discoveryv1.EndpointSlice
 }
 
-// Store holds the model of the Services of a source, and computes which of it changes. Sources differ in where
-// they have objects from, and share this. A source marks what may have changed, from any
-// goroutine; one goroutine, which calls all other methods, takes those names, prepares and computes them.
+// Store holds the model of a source's Services, and computes its changes. Sources differ in the origin of their
+// objects, and share this. A source marks names that may have changed, from any goroutine. One goroutine takes those
+// names, prepares and computes them; only it may call the other methods.
 type Store struct {
-	Node  config.Node   // that usher runs on. What another one changes has to be marked
-	Woken chan struct{} // receives after something was noted
+	Node  config.Node   // the node that usher runs on; the source marks Services that a change affects
+	Woken chan struct{} // receives after a mark
 
 	options StoreOptions
 	known   map[types.NamespacedName]*entry
-	asks    map[types.NamespacedName][]string // labels of nodes that Services ask for
+	asks    map[types.NamespacedName][]string // labels of nodes that Services need
 
 	mu     sync.Mutex
 	dirty  map[types.NamespacedName]bool
@@ -49,20 +49,20 @@ type Store struct {
 	labels bool
 }
 
-// entry is what is known of a Service.
+// entry is the state of a Service.
 type entry struct {
 	clusterIPs []netip.Addr
 	model      config.Service
 	problems   []Problem
-	apart      bool // there may be endpoints that are not in the model
+	apart      bool // some endpoints may not be in the model
 }
 
-// Result is what was computed of a Service.
+// Result is the result of computing a Service.
 type Result struct {
 	Service  *corev1.Service // nil if there is none
 	Slices   []*discoveryv1.EndpointSlice
-	Model    config.Service // with no more than its name if the Service is gone
-	Changed  bool           // the model has
+	Model    config.Service // contains only its name if the Service is deleted
+	Changed  bool           // the model has changed
 	Problems []Problem
 }
 
@@ -72,7 +72,7 @@ func NewStore(options StoreOptions) *Store {
 	return &Store{options: options, known: map[types.NamespacedName]*entry{}, asks: map[types.NamespacedName][]string{}, dirty: map[types.NamespacedName]bool{}, Woken: make(chan struct{}, 1)}
 }
 
-// Mark notes that objects of these Services have changed, and makes Woken receive, also if there are none.
+// Mark records that objects of these Services have changed, and makes Woken receive, also without names.
 func (s *Store) Mark(names ...types.NamespacedName) {
 	s.mu.Lock()
 	for _, name := range names {
@@ -85,7 +85,7 @@ func (s *Store) Mark(names ...types.NamespacedName) {
 	}
 }
 
-// MarkAll notes that all Services have to be computed again.
+// MarkAll marks all Services.
 func (s *Store) MarkAll() {
 	s.mu.Lock()
 	s.all = true
@@ -93,7 +93,7 @@ func (s *Store) MarkAll() {
 	s.Mark()
 }
 
-// MarkLabels notes that labels of nodes have changed.
+// MarkLabels records that labels of nodes have changed.
 func (s *Store) MarkLabels() {
 	s.mu.Lock()
 	s.labels = true
@@ -101,7 +101,7 @@ func (s *Store) MarkLabels() {
 	s.Mark()
 }
 
-// Take returns what was marked since the last call.
+// Take returns the names marked since the last call.
 func (s *Store) Take() (names map[types.NamespacedName]bool) {
 	s.mu.Lock()
 	names, all, labels := s.dirty, s.all, s.labels
@@ -123,9 +123,9 @@ func (s *Store) Take() (names map[types.NamespacedName]bool) {
 	return names
 }
 
-// Prepare takes up the cluster IPs of these Services, and which labels of nodes they ask for. It adds to
-// names each Service with an endpoint at a cluster IP that came or went: no endpoint may have one. It returns
-// the labels that all Services ask for.
+// Prepare updates the cluster IPs of these Services, and the labels of nodes that they need. It adds to names each
+// Service with an endpoint at an added or removed cluster IP: no endpoint may have one. It returns the labels that all
+// Services need.
 func (s *Store) Prepare(names map[types.NamespacedName]bool) (labels map[string]bool) {
 	moved := map[netip.Addr]bool{}
 	for name := range names {
@@ -173,10 +173,10 @@ func (s *Store) Prepare(names map[types.NamespacedName]bool) (labels map[string]
 	return labels
 }
 
-// Compute makes the model of these Services from their objects, which were prepared. It returns the
-// results by the age of the Services, and then by name: where two want the same address, the older has it, on every
-// node and after every restart. A Service that asks for labels of nodes which are not ready stays as it was; a
-// nil ready means that all are.
+// Compute computes the model of these prepared Services from their objects. It returns the results by the age of the
+// Services, and then by name: of two that claim the same address, the older gets it, on every node and after every
+// restart. A Service that needs labels of nodes for which ready returns false keeps its previous model; a nil ready
+// means that all are ready.
 func (s *Store) Compute(names map[types.NamespacedName]bool, ready func(labels []string) bool) []Result {
 	results := make([]Result, 0, len(names))
 	for name := range names {
@@ -227,7 +227,7 @@ func (s *Store) compute(r *Result) {
 	k.problems, k.apart = r.Problems, apart(r.Model, r.Slices)
 }
 
-// Model returns what is served of a Service, and Problems what is not.
+// Model returns the served model of a Service.
 func (s *Store) Model(name types.NamespacedName) config.Service {
 	if k := s.known[name]; k != nil {
 		return k.model
@@ -235,7 +235,7 @@ func (s *Store) Model(name types.NamespacedName) config.Service {
 	return config.Service{Name: name}
 }
 
-// Problems returns what was wrong with a Service when it was computed.
+// Problems returns the problems of a Service's last computation.
 func (s *Store) Problems(name types.NamespacedName) []Problem {
 	if k := s.known[name]; k != nil {
 		return k.problems
@@ -243,7 +243,7 @@ func (s *Store) Problems(name types.NamespacedName) []Problem {
 	return nil
 }
 
-// Served returns the number of Services that there is a model of.
+// Served returns the number of Services with a model.
 func (s *Store) Served() (n int) {
 	for _, k := range s.known {
 		if !k.model.Gone() {
@@ -253,7 +253,7 @@ func (s *Store) Served() (n int) {
 	return n
 }
 
-// uses reports whether an endpoint of the model has one of these addresses, which list has, too.
+// uses reports whether an endpoint of the model has one of addrs, which are also in list.
 func (k *entry) uses(addrs map[netip.Addr]bool, list []netip.Addr) bool {
 	return slices.ContainsFunc(k.model.Ports, func(p config.ServicePort) bool {
 		if len(list) > len(p.Endpoints)/8 {
@@ -266,7 +266,7 @@ func (k *entry) uses(addrs map[netip.Addr]bool, list []netip.Addr) bool {
 	})
 }
 
-// same reports whether a and b are equal. Endpoints, of which there may be many, are compared without reflection.
+// same reports whether a and b are equal. Endpoints, which may be many, are compared without reflection.
 func same(a, b config.Service) bool {
 	equal := len(a.Ports) == len(b.Ports)
 	for i := 0; equal && i < len(a.Ports); i++ {
@@ -281,8 +281,8 @@ func same(a, b config.Service) bool {
 	return equal && reflect.DeepEqual(a, b)
 }
 
-// apart reports whether there may be endpoints in slices that are in no port of the model: it is false if for
-// each family a port has as many as the slices.
+// apart reports whether endpoints in slices may be missing from all ports of the model: it is false if for each family
+// a port has as many as the slices.
 func apart(model config.Service, all []*discoveryv1.EndpointSlice) bool {
 	for _, family := range []config.Family{config.IPv4, config.IPv6} {
 		n := 0
@@ -302,7 +302,7 @@ func apart(model config.Service, all []*discoveryv1.EndpointSlice) bool {
 func contain(all []*discoveryv1.EndpointSlice, addrs map[netip.Addr]bool) bool {
 	for _, slice := range all {
 		for i := range slice.Endpoints {
-			if list := slice.Endpoints[i].Addresses; len(list) > 0 { // consumers use no other
+			if list := slice.Endpoints[i].Addresses; len(list) > 0 { // consumers use only the first
 				if a, ok := ParseAddr(list[0]); ok && addrs[a] {
 					return true
 				}
@@ -312,7 +312,7 @@ func contain(all []*discoveryv1.EndpointSlice, addrs map[netip.Addr]bool) bool {
 	return false
 }
 
-// Parallel does n things, on as many CPUs as there are.
+// Parallel calls do n times, on as many CPUs as there are.
 func Parallel(n int, do func(i int)) {
 	var next atomic.Int64
 	var all sync.WaitGroup

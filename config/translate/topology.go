@@ -13,20 +13,19 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// AnnotationTopologyKeys are labels of nodes, with commas between them, and perhaps "*" as the
-// last: what spec.topologyKeys of a Service was in Kubernetes 1.17 to 1.21. A connection goes to
-// endpoints on nodes that have this node's value of the first label for which there are some;
-// "*" are all; if none is left, there is no endpoint.
+// AnnotationTopologyKeys has labels of nodes, separated by commas, and optionally "*" as the last: like
+// spec.topologyKeys of a Service in Kubernetes 1.17 to 1.21. A connection goes to endpoints on nodes with this node's
+// value of the first label that matches any; "*" matches all; if no label matches, there is no endpoint.
 const AnnotationTopologyKeys = AnnotationPrefix + "topology-keys"
 
 const (
-	// maxTopologyKeys is how many there may be (MaxServiceTopologyKeys of Kubernetes 1.17).
+	// maxTopologyKeys is their maximum number (MaxServiceTopologyKeys of Kubernetes 1.17).
 	maxTopologyKeys = 16
 	anyTopology     = "*"
 )
 
-// ValidateTopologyKeys says what is wrong with topology keys of svc that are at path, as the API
-// servers of Kubernetes 1.17 to 1.21 did.
+// ValidateTopologyKeys validates topology keys of svc that are at path, as the API servers of Kubernetes 1.17 to 1.21
+// did.
 func ValidateTopologyKeys(svc *corev1.Service, keys []string, path *field.Path) (errs field.ErrorList) {
 	if len(keys) > 0 && svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
 		errs = append(errs, field.Forbidden(path, "may not be specified when `externalTrafficPolicy=Local`"))
@@ -52,7 +51,7 @@ func ValidateTopologyKeys(svc *corev1.Service, keys []string, path *field.Path) 
 	return errs
 }
 
-// topologyKeys returns what the annotation says; none if it is not there or not valid.
+// topologyKeys returns the annotation's keys; none if it is missing or invalid.
 func topologyKeys(svc *corev1.Service, p *problems) []string {
 	a, ok := annotation(svc, AnnotationTopologyKeys)
 	if !ok {
@@ -76,8 +75,8 @@ func topologyKeys(svc *corev1.Service, p *problems) []string {
 	return keys
 }
 
-// Nodes returns the labels of the node of that name; none if they are not known. It is called by
-// several goroutines. A nil Nodes knows none.
+// Nodes returns the labels of the node of that name; none if they are unknown. Several goroutines call it. A nil Nodes
+// knows none.
 type Nodes func(name string) map[string]string
 
 func (n Nodes) label(name, key string) string {
@@ -87,8 +86,8 @@ func (n Nodes) label(name, key string) string {
 	return n(name)[key]
 }
 
-// NodeKeys returns the labels of nodes that it takes to know for which endpoints of svc this
-// node's connections are, beside what slices tell: none for most Services.
+// NodeKeys returns the labels of nodes, in addition to the slices' data, that determine which endpoints of svc this
+// node uses: none for most Services.
 func NodeKeys(svc *corev1.Service, all []*discoveryv1.EndpointSlice) (keys []string) {
 	for _, key := range topologyKeys(svc, &problems{}) {
 		if key != anyTopology && key != corev1.LabelHostname && (key != corev1.LabelTopologyZone || lacksZone(all)) {
@@ -98,14 +97,14 @@ func NodeKeys(svc *corev1.Service, all []*discoveryv1.EndpointSlice) (keys []str
 	return keys
 }
 
-// lacksZone reports whether there is an endpoint whose zone only its node can tell.
+// lacksZone reports whether an endpoint's zone is only in its node's labels.
 func lacksZone(all []*discoveryv1.EndpointSlice) bool {
 	return slices.ContainsFunc(all, func(slice *discoveryv1.EndpointSlice) bool {
 		return slices.ContainsFunc(slice.Endpoints, func(e discoveryv1.Endpoint) bool { return e.Zone == nil && e.NodeName != nil })
 	})
 }
 
-// place is where this node is, among the others.
+// place is the location of this node.
 type place struct {
 	config.Node
 	nodes Nodes
@@ -120,14 +119,14 @@ func placeOf(node config.Node, nodes Nodes) place {
 func (at place) label(key string) string {
 	switch key {
 	case corev1.LabelHostname:
-		return at.Name // which the slices tell of the others; the label may be another
+		return at.Name // as the slices name the other nodes; the label may differ
 	case corev1.LabelTopologyZone:
 		return at.Zone
 	}
 	return cmp.Or(at.Labels[key], at.nodes.label(at.Name, key))
 }
 
-// labelOf returns the same of the node that c is on.
+// labelOf returns the value of a label of c's node.
 func (at place) labelOf(c candidate, key string) string {
 	switch {
 	case key == corev1.LabelHostname:
@@ -140,8 +139,8 @@ func (at place) labelOf(c candidate, key string) string {
 	return cmp.Or(c.labels[key], at.nodes.label(c.Node, key))
 }
 
-// nearest returns those of the usable candidates that are on nodes which have this node's value
-// of the first key for which there are some, and which key that is.
+// nearest returns the usable candidates on nodes with this node's value of the first key that matches any, and that
+// key.
 func (at place) nearest(usable []candidate, keys []string) ([]candidate, *config.Topology) {
 	for _, key := range keys {
 		if key == anyTopology {

@@ -13,25 +13,20 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// Options are the choices that hold for every Service. The zero value is right
-// for objects from an API server.
+// Options apply to every Service. The zero value is valid for objects from an API server.
 type Options struct {
-	// ServiceProxyName is usher's name among the proxies of a cluster: see
-	// Proxied. "" is none.
+	// ServiceProxyName is usher's name among the proxies of a cluster: see Proxied. "" is none.
 	ServiceProxyName string
 
-	// AllowLoopbackEndpoints admits endpoints in 127.0.0.0/8 and ::1: for
-	// manifests on a developer's machine. It must be off for objects from an
-	// API server, whose authors must not reach what listens on the loopback
-	// address of a node.
+	// AllowLoopbackEndpoints allows endpoints in 127.0.0.0/8 and ::1: for manifests on a developer's machine. It must
+	// be off for objects from an API server, whose authors must not reach listeners on a node's loopback address.
 	AllowLoopbackEndpoints bool
 
-	// ClusterIPs are those of all Services, which no endpoint may have. The
-	// Service's own are refused without being named here. Nil is an empty set.
+	// ClusterIPs are the cluster IPs of all Services, which no endpoint may have. The Service's own are always refused.
+	// Nil is an empty set.
 	ClusterIPs ClusterIPs
 
-	// LoadBalancers are the networks from which the load balancers connect that
-	// AnnotationAWSProxyProtocol is for; none means that they are not known.
+	// LoadBalancers are the source networks of the load balancers for AnnotationAWSProxyProtocol; none means unknown.
 	LoadBalancers []netip.Prefix
 
 	// ForbiddenEndpoints are networks in which no endpoint may be.
@@ -42,15 +37,14 @@ type Options struct {
 	// NoAccessLog says that this node has no access log.
 	NoAccessLog bool
 
-	// Nodes are the labels of the cluster's nodes, as far as NodeKeys asks for them.
+	// Nodes returns the labels of the cluster's nodes, as far as NodeKeys needs them.
 	Nodes Nodes
 }
 
-// Service returns what usher serves for svc on node, and what is left out and
-// why. It takes from all the EndpointSlices that belong to svc and passes over
-// the others.
+// Service returns the model of svc on node, and the problems of the omitted parts. It uses the EndpointSlices in all
+// that belong to svc and ignores the others.
 //
-// The result has no ports if svc is one that usher does not proxy.
+// The result has no ports if usher does not proxy svc.
 func Service(svc *corev1.Service, all []*discoveryv1.EndpointSlice, node config.Node, opts Options) (config.Service, []Problem) {
 	out := config.Service{Name: types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}}
 	if !Proxied(svc, opts.ServiceProxyName) {
@@ -141,7 +135,7 @@ func servicePorts(svc *corev1.Service, opts Options, p *problems) []config.Servi
 	return out
 }
 
-// validPort reports whether port can be served at all.
+// validPort reports whether port can be served.
 func validPort(port *corev1.ServicePort, path *field.Path, p *problems) bool {
 	if port.Port < 1 || port.Port > 65535 {
 		p.add(field.Invalid(path.Child("port"), port.Port, "must be between 1 and 65535, inclusive"))
@@ -163,8 +157,7 @@ func protocolOf(p corev1.Protocol) config.Protocol {
 	return config.Protocol(p)
 }
 
-// affinityTimeout returns how long a client keeps its endpoint; 0 if it does
-// not.
+// affinityTimeout returns how long a client keeps its endpoint; 0 without session affinity.
 func affinityTimeout(svc *corev1.Service, p *problems) time.Duration {
 	if svc.Spec.SessionAffinity != corev1.ServiceAffinityClientIP {
 		return 0
@@ -181,8 +174,7 @@ func affinityTimeout(svc *corev1.Service, p *problems) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// healthCheckNodePort returns the port on which load balancers ask for this
-// node's endpoints; 0 if they do not.
+// healthCheckNodePort returns the port on which load balancers check this node's endpoints; 0 if they do not.
 func healthCheckNodePort(svc *corev1.Service) uint16 {
 	port := svc.Spec.HealthCheckNodePort
 	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer || !externalLocal(svc) || port < 1 || port > 65535 {

@@ -16,7 +16,7 @@ import (
 func clusterIPs(svc *corev1.Service, p *problems) []netip.Addr {
 	path := field.NewPath("spec", "clusterIPs")
 	all := svc.Spec.ClusterIPs
-	if len(all) == 0 { // an object that is older than dual stack
+	if len(all) == 0 { // an object from before dual stack
 		all = []string{svc.Spec.ClusterIP}
 	}
 	var out []netip.Addr
@@ -61,8 +61,8 @@ func externalVIPs(svc *corev1.Service, p *problems) []config.VIP {
 	return out
 }
 
-// externalAddr refuses addresses whose portal would take this node's own
-// traffic, such as what goes to its loopback address.
+// externalAddr refuses addresses whose portal would redirect this node's own traffic, such as that to its loopback
+// address.
 func externalAddr(s string, path *field.Path, p *problems) (netip.Addr, bool) {
 	a, ok := ParseAddr(s)
 	if !ok {
@@ -76,9 +76,8 @@ func externalAddr(s string, path *field.Path, p *problems) (netip.Addr, bool) {
 	return a, true
 }
 
-// vips returns where clients connect to port in the family of clusterIP. Each
-// address is there once; the first reason to serve it counts, as it does in
-// the order of kube-proxy's rules.
+// vips returns the VIPs of port in the family of clusterIP, without duplicate addresses. The first reason to serve an
+// address decides, in the order of kube-proxy's rules.
 func vips(svc *corev1.Service, port *corev1.ServicePort, clusterIP netip.Addr, external []config.VIP, path *field.Path, p *problems) []config.VIP {
 	family, number := config.FamilyOf(clusterIP), uint16(port.Port)
 	out := []config.VIP{{Kind: config.ClusterIP, Addr: clusterIP, Port: number}}
@@ -109,9 +108,8 @@ func vips(svc *corev1.Service, port *corev1.ServicePort, clusterIP netip.Addr, e
 	return out
 }
 
-// hasNodePort reports whether port is served on the node's addresses. A
-// Service of type LoadBalancer has no node port if it was made with
-// allocateLoadBalancerNodePorts: false.
+// hasNodePort reports whether port is served on the node's addresses. A Service of type LoadBalancer has no node port
+// if it was created with allocateLoadBalancerNodePorts: false.
 func hasNodePort(svc *corev1.Service, port *corev1.ServicePort, path *field.Path, p *problems) bool {
 	if svc.Spec.Type != corev1.ServiceTypeNodePort && svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return false
@@ -123,12 +121,12 @@ func hasNodePort(svc *corev1.Service, port *corev1.ServicePort, path *field.Path
 	return port.NodePort != 0
 }
 
-// sourceRanges returns the networks whose clients may connect to a load
-// balancer IP of the family; none means everybody.
+// sourceRanges returns the networks whose clients may connect to a load balancer IP of the family; none means all
+// clients.
 //
-// Ranges of the other family are kept: if there are only such, nobody in this
-// family is allowed (kube-proxy allows everybody), and an empty list would say the opposite. A range that
-// cannot be read is no reason to let everybody in either. For anyFamily all are kept.
+// Ranges of the other family are kept: if there are only those, no client of this family is allowed (kube-proxy allows
+// all), and an empty list would allow all. Nor does an unreadable range allow all: it matches no client. For anyFamily
+// all ranges are kept.
 func sourceRanges(svc *corev1.Service, family config.Family, p *problems) []netip.Prefix {
 	var out []netip.Prefix
 	for i, s := range svc.Spec.LoadBalancerSourceRanges {
@@ -149,5 +147,5 @@ func sourceRanges(svc *corev1.Service, family config.Family, p *problems) []neti
 
 const anyFamily config.Family = 0
 
-// nobody is a network that no client is in.
+// nobody is a network without clients.
 var nobody = netip.PrefixFrom(netip.IPv6Unspecified(), 128)
