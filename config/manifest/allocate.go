@@ -13,24 +13,23 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// What a control plane gives out to Services that ask for it and do not say which: cluster IPs,
-// node ports, and IPs of load balancers. Each depends on nothing but the Service's name, unless it
-// is taken: then it is the next that is free. So it is the same each time, without anything being
-// written down.
+// Allocation of cluster IPs, node ports and IPs of load balancers for Services that name none, as a control plane does.
+// The result depends only on the Service's name or, if that choice is taken, is the next free one. So it is the same
+// each time, without stored state.
 
 // Ports are the ports from First to Last.
 type Ports struct{ First, Last uint16 }
 
-// DefaultNodePorts are those of an API server.
+// DefaultNodePorts are an API server's defaults.
 var DefaultNodePorts = Ports{30000, 32767}
 
 // String returns "30000-32767".
 func (p Ports) String() string { return fmt.Sprintf("%d-%d", p.First, p.Last) }
 
-// give returns the first of the numbers that is free, beginning anywhere from start on, as seed
-// says; those below start come last. It returns false if none is.
+// give returns the first free number, starting at one from start on that seed determines; those below start come last.
+// It returns false if none is free.
 //
-// As in Kubernetes, the lowest are for Services that say which they want, so that both seldom meet.
+// As in Kubernetes, the lowest numbers are for Services that name theirs, so that conflicts are rare.
 func give(first, start, last uint64, seed string, taken func(uint64) bool) (uint64, bool) {
 	h := fnv.New64a()
 	h.Write([]byte(seed))
@@ -46,8 +45,7 @@ func give(first, start, last uint64, seed string, taken func(uint64) bool) (uint
 	return 0, false
 }
 
-// mix spreads the bits of a hash over all of them: FNV alone leaves similar
-// names close together.
+// mix spreads the bits of a hash over all of them: FNV alone leaves similar names close together.
 func mix(h uint64) uint64 {
 	h ^= h >> 33
 	h *= 0xff51afd7ed558ccd
@@ -55,7 +53,7 @@ func mix(h uint64) uint64 {
 	return h
 }
 
-// address returns an address of network. Network and broadcast address are not given out.
+// address returns an address of network, but not the network or broadcast address.
 func address(network netip.Prefix, name string, taken func(netip.Addr) bool) (netip.Addr, bool) {
 	first, last := usableOffsets(network)
 	at, ok := give(first, first+band(last-first+1, 16, 256), last, name, func(n uint64) bool { return taken(offset(network, n)) })
@@ -65,9 +63,8 @@ func address(network netip.Prefix, name string, taken func(netip.Addr) bool) (ne
 	return offset(network, at), true
 }
 
-// band returns how many of size numbers are for Services that say which they want: one of so
-// many, but between 16 and most. For addresses it is a sixteenth and 256 (KEP-3070), for node
-// ports a thirty-second and 128 (KEP-3668).
+// band returns how many of size numbers are for Services that name theirs: the fraction 1/oneOf, but between 16 and
+// most. For addresses it is 1/16 and 256 (KEP-3070), for node ports 1/32 and 128 (KEP-3668).
 func band(size, oneOf, most uint64) uint64 {
 	if size <= 16 {
 		return 0
@@ -86,14 +83,14 @@ func wantsHealthCheck(spec *corev1.ServiceSpec) bool {
 	return spec.Type == corev1.ServiceTypeLoadBalancer && spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
 
-// lacksNodePorts reports whether svc is to get node ports.
+// lacksNodePorts reports whether svc needs node ports.
 func lacksNodePorts(spec *corev1.ServiceSpec) bool {
 	return wantsHealthCheck(spec) && spec.HealthCheckNodePort == 0 ||
 		wantsNodePorts(spec) && slices.ContainsFunc(spec.Ports, func(p corev1.ServicePort) bool { return p.NodePort == 0 })
 }
 
-// withNodePorts returns svc with a node port where it wants one and has none: what give says for
-// a port, nil being that for health checks; 0 leaves it as it is.
+// withNodePorts returns svc with a node port where one is needed and missing. give returns it for a port, and for
+// health checks if called with nil; 0 leaves the field unchanged.
 func withNodePorts(svc *corev1.Service, give func(*corev1.ServicePort) int32) *corev1.Service {
 	if !lacksNodePorts(&svc.Spec) {
 		return svc
@@ -111,7 +108,7 @@ func withNodePorts(svc *corev1.Service, give func(*corev1.ServicePort) int32) *c
 	return &out
 }
 
-// hadNodePorts returns what old gives.
+// hadNodePorts returns a function that returns old's node ports.
 func hadNodePorts(old *corev1.Service) func(*corev1.ServicePort) int32 {
 	return func(p *corev1.ServicePort) int32 {
 		if p == nil {
@@ -126,8 +123,8 @@ func hadNodePorts(old *corev1.Service) func(*corev1.ServicePort) int32 {
 	}
 }
 
-// allocateNodePorts returns svc with the node ports that it lacks. Ports of one number get the same
-// for all protocols, if that is free, as in Kubernetes.
+// allocateNodePorts returns svc with the missing node ports. Ports with one number get the same node port for all
+// protocols, if that is free, as in Kubernetes.
 func (r *resolver) allocateNodePorts(svc *corev1.Service) (*corev1.Service, error) {
 	owner, full := name{Namespace: svc.Namespace, Name: svc.Name}, false
 	size := uint64(r.nodePorts.Last-r.nodePorts.First) + 1
@@ -150,8 +147,8 @@ func (r *resolver) allocateNodePorts(svc *corev1.Service) (*corev1.Service, erro
 	return out, nil
 }
 
-// balance gives svc IPs of a load balancer, if there are networks of those, and it wants some and
-// names none. What it had it keeps.
+// balance sets svc's IPs of a load balancer, if there are networks for these, and it needs some and names none. It
+// keeps previous ones.
 func (r *resolver) balance(n name, svc *corev1.Service, explicit func() map[netip.Addr]name) (*corev1.Service, error) {
 	had := r.balanced[n]
 	delete(r.balanced, n)
@@ -201,12 +198,12 @@ func (r *resolver) balance(n name, svc *corev1.Service, explicit func() map[neti
 	}
 	r.balanced[n] = ips
 	if len(had) > 0 && slices.Equal(had, ips) && len(in) == len(ips) {
-		return svc, nil // it has them
+		return svc, nil // it has them already
 	}
 	return &out, nil
 }
 
-// explicitIPs returns the external and load balancer IPs that Services name, and one that does.
+// explicitIPs returns the external and load balancer IPs that Services name, each with one such Service.
 func (r *resolver) explicitIPs() map[netip.Addr]name {
 	out := map[netip.Addr]name{}
 	for n, s := range r.services {

@@ -12,15 +12,14 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// claim is something that only one Service can have: a cluster IP, or a port on
-// the node's addresses.
+// claim is a resource that only one Service can have: a cluster IP, or a port on the node's addresses.
 type claim struct {
 	addr     netip.Addr
 	protocol corev1.Protocol
 	nodePort int32
 }
 
-// wish is a claim, where it is made, and how it is written there.
+// wish is a claim, with its field and the value there.
 type wish struct {
 	claim
 	path  *field.Path
@@ -28,7 +27,7 @@ type wish struct {
 	what  string // "IP" or "port"
 }
 
-// wishes returns what svc claims by naming it.
+// wishes returns the claims that svc names.
 func wishes(svc *corev1.Service) []wish {
 	var out []wish
 	path := field.NewPath("spec")
@@ -53,10 +52,10 @@ func wishes(svc *corev1.Service) []wish {
 	return out
 }
 
-// claims says which Service has what.
+// claims maps each claim to its Service.
 type claims map[claim]types.NamespacedName
 
-// grant gives name all that it wishes, or nothing and says why not.
+// grant gives name all its wishes, or none and returns the reason.
 func (c claims) grant(name types.NamespacedName, ws []wish) error {
 	for _, w := range ws {
 		if owner, taken := c[w.claim]; taken && owner != name {
@@ -75,9 +74,8 @@ func (c claims) taken(a netip.Addr) bool {
 	return taken
 }
 
-// usableOffsets returns the first and the last address that may be given out,
-// counted from the beginning of network. Of a large network only the lower
-// 2^32 addresses are used.
+// usableOffsets returns the offsets in network of the first and the last allocatable address. Of a large network it
+// uses only the lower 2^32 addresses.
 func usableOffsets(network netip.Prefix) (first, last uint64) {
 	size := uint64(1) << min(network.Addr().BitLen()-network.Bits(), 32)
 	if network.Addr().Is4() {
@@ -86,7 +84,7 @@ func usableOffsets(network netip.Prefix) (first, last uint64) {
 	return 1, size - 1
 }
 
-// offset returns the address that is n after the beginning of network.
+// offset returns the address n after the start of network.
 func offset(network netip.Prefix, n uint64) netip.Addr {
 	if a := network.Addr(); a.Is4() {
 		b := a.As4()

@@ -21,14 +21,14 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// header is what says which object a value is.
+// header identifies the object in a value.
 type header struct {
 	APIVersion string
 	Kind       string
 	name       types.NamespacedName
 }
 
-// versions are the kinds that are read, each in its one version; of slices v1beta1 is read, too.
+// versions are the kinds that are read, each with its version; for slices v1beta1 is read, too.
 var versions = map[schema.GroupKind]string{
 	{Kind: "List"}:          "v1",
 	{Kind: "Service"}:       "v1",
@@ -43,11 +43,10 @@ var versions = map[schema.GroupKind]string{
 	{Group: networkingv1.GroupName, Kind: "ServiceCIDRList"}:  "v1",
 }
 
-// value reads one JSON value, which is an object or a list of objects. If spoiled
-// is set, there was a mistake in the value already, and it is only asked for
-// names. What the value leaves out of the header is taken from defaults.
+// value reads one JSON value, which is an object or a list of objects. If spoiled is set, the value already has an
+// error, and only the names in it are read. Missing header fields are taken from defaults.
 func (r *reader) value(place Diagnostic, value []byte, defaults header, spoiled bool) {
-	if string(value) == "null" { // a template that produced nothing; kubectl skips it, too
+	if string(value) == "null" { // a template without output; kubectl skips it, too
 		return
 	}
 	h, err := readHeader(value, defaults)
@@ -58,7 +57,7 @@ func (r *reader) value(place Diagnostic, value []byte, defaults header, spoiled 
 	r.headed(place, value, h, spoiled)
 }
 
-// headed is value, once it is known what the value is.
+// headed is value with a known header.
 func (r *reader) headed(place Diagnostic, value []byte, h header, spoiled bool) {
 	place.Object = key{h.Kind, h.name}.String()
 	gv, err := schema.ParseGroupVersion(h.APIVersion)
@@ -87,9 +86,8 @@ func (r *reader) headed(place Diagnostic, value []byte, h header, spoiled bool) 
 	}
 }
 
-// meant returns what a kind must be that usher reads and that is misspelled: in its case, or in
-// the group, of those of Kubernetes. An API server refuses it. Other groups have kinds of the
-// same names, which are not usher's.
+// meant returns the correct kind for a misspelled one that usher reads: one with wrong case, or in the wrong group of
+// Kubernetes. An API server refuses it. Other groups have kinds of the same names, which are not usher's.
 func meant(gv schema.GroupVersion, kind string) schema.GroupVersionKind {
 	if !slices.Contains([]string{"", discoveryv1.GroupName, networkingv1.GroupName}, gv.Group) {
 		return schema.GroupVersionKind{}
@@ -102,7 +100,7 @@ func meant(gv schema.GroupVersion, kind string) schema.GroupVersionKind {
 	return schema.GroupVersionKind{}
 }
 
-// readHeader reads which object value is, as far as that can be understood.
+// readHeader reads the header of value, as far as it is valid.
 func readHeader(value []byte, defaults header) (header, error) {
 	var raw struct {
 		APIVersion any             `json:"apiVersion"`
@@ -129,14 +127,13 @@ func readHeader(value []byte, defaults header) (header, error) {
 		}
 	}
 	h.name = readName(raw.Metadata)
-	if h.Kind == "Node" || h.Kind == "ServiceCIDR" { // these are in no namespace
+	if h.Kind == "Node" || h.Kind == "ServiceCIDR" { // these have no namespace
 		h.name.Namespace = ""
 	}
 	return h, nil
 }
 
-// readName reads the name of an object. A mistake in its metadata comes to light
-// later.
+// readName reads the name of an object. Errors in its metadata are found later.
 func readName(metadata []byte) types.NamespacedName {
 	var meta struct {
 		Name      any `json:"name"`
@@ -151,8 +148,7 @@ func readName(metadata []byte) types.NamespacedName {
 	return types.NamespacedName{Namespace: namespace, Name: name}
 }
 
-// list reads the objects of a List. The items of a ServiceList and its like
-// need not say what they are.
+// list reads the objects of a List. The items of a ServiceList and the like need no header.
 func (r *reader) list(place Diagnostic, value []byte, h header, spoiled bool) {
 	place.Object = h.Kind
 	var list struct {
@@ -174,7 +170,7 @@ func (r *reader) list(place Diagnostic, value []byte, h header, spoiled bool) {
 	r.share(len(list.Items), func(r *reader, i int) { r.item(place, i, list.Items[i], defaults, spoiled || len(errs) > 0) })
 }
 
-// item reads the item i of a List.
+// item reads item i of a List.
 func (r *reader) item(list Diagnostic, i int, item []byte, defaults header, spoiled bool) {
 	place := Diagnostic{File: list.File, Document: list.Document, Item: fmt.Sprintf("items[%d]", i)}
 	h, err := readHeader(item, defaults)
@@ -222,8 +218,8 @@ func (r *reader) object(place Diagnostic, value []byte, h header, spoiled bool) 
 	r.objects = append(r.objects, o)
 }
 
-// decode reads an object, fills in its defaults and validates it. If there are errors,
-// which are all that can be found at once, it is of no use.
+// decode reads an object, fills in its defaults and validates it. It returns as many errors as it can find at once;
+// with errors the object is not usable.
 func decode[T any](value []byte, setDefaults func(*T), validate func(*T) field.ErrorList) (*T, []error) {
 	object := new(T)
 	errs, decoded := strict.Decode(value, object)
@@ -234,8 +230,8 @@ func decode[T any](value []byte, setDefaults func(*T), validate func(*T) field.E
 	return object, append(errs, translate.SumUp(validate(object))...)
 }
 
-// decodeService reads a Service. A field that the API had in Kubernetes 1.17 to 1.21 becomes the
-// annotation that stands for it.
+// decodeService reads a Service. It converts a field of the API of Kubernetes 1.17 to 1.21 to the equivalent
+// annotation.
 func (r *reader) decodeService(value []byte) (*corev1.Service, []error) {
 	svc := new(corev1.Service)
 	errs, decoded := strict.Decode(value, svc)
@@ -260,7 +256,7 @@ func (r *reader) decodeService(value []byte) (*corev1.Service, []error) {
 	return svc, append(errs, translate.SumUp(wrong)...)
 }
 
-// decodeNode reads the labels of a Node, and passes over the rest.
+// decodeNode reads the labels of a Node, and ignores the rest.
 func decodeNode(value []byte) (map[string]string, []error) {
 	var node struct {
 		Metadata struct {
@@ -276,16 +272,15 @@ func decodeNode(value []byte) (map[string]string, []error) {
 	return node.Metadata.Labels, translate.SumUp(append(wrong, metavalidation.ValidateLabels(node.Metadata.Labels, path.Child("labels"))...))
 }
 
-// trim takes out what is of no use and can be large.
+// trim removes unused fields that can be large.
 func trim(meta *metav1.ObjectMeta) {
 	meta.ManagedFields = nil
 	delete(meta.Annotations, corev1.LastAppliedConfigAnnotation)
 }
 
-// compact makes slice take less memory, of which there may be tens of thousands
-// with a hundred thousand endpoints: names of nodes, zones and namespaces are the
-// same again and again, a list that was read element by element has room for
-// more, and of what an endpoint refers to only the name is of use.
+// compact reduces the memory of slice. There may be tens of thousands, with a hundred thousand endpoints: names of
+// nodes, zones and namespaces repeat, a list that was read element by element has excess capacity, and of an endpoint's
+// references only the name is used.
 func (r *reader) compact(slice *discoveryv1.EndpointSlice) {
 	slice.Endpoints = slices.Clip(slices.Clone(slice.Endpoints))
 	slice.Namespace = *r.word(&slice.Namespace)
@@ -299,8 +294,8 @@ func (r *reader) compact(slice *discoveryv1.EndpointSlice) {
 	}
 }
 
-// word returns a pointer to the string that w points to, the same one for all
-// that are equal in the file. Nobody changes what it points to.
+// word returns a pointer to the string that w points to, the same one for all equal strings of the file. The string is
+// never changed.
 func (r *reader) word(w *string) *string {
 	if w == nil {
 		return nil

@@ -7,8 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// The functions in this file fill in what the API reference gives as the
-// default of a field that is left out.
+// The functions in this file fill in the API reference's defaults for missing fields.
 
 func defaultMeta(meta *metav1.ObjectMeta) {
 	if meta.Namespace == "" {

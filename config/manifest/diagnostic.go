@@ -8,23 +8,22 @@ import (
 	"strings"
 )
 
-// A Diagnostic is something wrong, or something to know, about a manifest. What is
-// not known of its place is left at zero.
+// A Diagnostic is an error or a note about a manifest. Unknown parts of its place are zero.
 type Diagnostic struct {
 	File     string
 	Document int    // in the file, from 1; empty documents do not count
 	Item     string // in a List: "items[3]"
-	Line     int    // in the file, from 1; for what is wrong with the syntax
+	Line     int    // in the file, from 1; for syntax errors
 	Object   string // "Service default/web"
-	Service  name   // that it is about
+	Service  name   // the Service concerned
 	Err      error
 }
 
-// errIgnored is for objects of a kind that usher does not read. Folders of manifests are full
-// of them: the log and Check tell, but nothing is wrong.
+// errIgnored is for objects of a kind that usher does not read. Folders of manifests contain many: the log and Check
+// report them, but they are no error.
 var errIgnored = errors.New("ignored")
 
-// errTwice is for a further definition of an object. The first one counts.
+// errTwice is for a further definition of an object. The first one is used.
 var errTwice = errors.New("already defined")
 
 // Error returns, for example,
@@ -53,7 +52,7 @@ func (p Diagnostic) Error() string {
 	return strings.Join(where, ", ") + ": " + p.Err.Error()
 }
 
-// Unwrap returns what is wrong, without the place.
+// Unwrap returns the error without the place.
 func (p Diagnostic) Unwrap() error { return p.Err }
 
 // with returns p with another error in the same place.
@@ -62,13 +61,13 @@ func (p Diagnostic) with(err error) Diagnostic {
 	return p
 }
 
-// about returns p as being about a Service.
+// about returns p as a Diagnostic about a Service.
 func (p Diagnostic) about(n name) Diagnostic {
 	p.Service = n
 	return p
 }
 
-// sortDiagnostics sorts by place, keeping the order of what is in the same place.
+// sortDiagnostics sorts by place, and keeps the order within a place.
 func sortDiagnostics(ps []Diagnostic) []Diagnostic {
 	slices.SortStableFunc(ps, func(a, b Diagnostic) int {
 		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Document, b.Document), cmp.Compare(len(a.Item), len(b.Item)), cmp.Compare(a.Item, b.Item), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Object, b.Object))

@@ -1,38 +1,36 @@
-// Package manifest is the source that takes Services from files: the YAML or
-// JSON that one would give to kubectl apply, or that kubectl get -o yaml prints.
+// Package manifest is the source that reads Services from files: the YAML or JSON for kubectl apply, or from kubectl
+// get -o yaml.
 //
-// What is read, from files and from folders (the .yaml, .yml and .json files in
-// them, not in their sub-folders, and none whose name begins with a dot):
+// It reads these objects, from files and from folders (their .yaml, .yml and .json files, without sub-folders and names
+// that begin with a dot):
 //
 //	v1                    Service, Endpoints, Node, List, ServiceList, EndpointsList, NodeList
 //	discovery.k8s.io/v1   EndpointSlice, EndpointSliceList; v1beta1, too
 //	networking.k8s.io/v1  ServiceCIDR, ServiceCIDRList
 //
-// Other kinds are passed over with a warning. A file goes through these stages,
-// each of which is a pure function in a file of that name:
+// It skips other kinds with a warning. A file goes through these stages, each of which is a pure function in a file of
+// that name:
 //
-//	../strict      a file's bytes  → documents → JSON, with the lines of mistakes
+//	../strict      a file's bytes  → documents → JSON, with the lines of errors
 //	decode.go      JSON            → objects, strictly: an unknown or duplicate field is an error
-//	defaults.go    an object       → the same with what an API server fills in
-//	validate.go    an object       → what an API server would say against it
-//	endpoints.go   an Endpoints    → the EndpointSlices that it stands for
-//	slice.go       an EndpointSlice of v1beta1 → the one of v1 that it stands for
+//	defaults.go    an object       → the same with an API server's defaults
+//	validate.go    an object       → an API server's errors
+//	endpoints.go   an Endpoints    → the equivalent EndpointSlices
+//	slice.go       an EndpointSlice of v1beta1 → the equivalent one of v1
 //	read.go        all of the above in one
-//	load.go        two readings    → the objects of a file: the last good version of each
-//	resolve.go     what changed    → who has which cluster IPs and node ports: see claims.go and allocate.go
-//	translated.go  those Services  → the model, and what is to be told of it
+//	load.go        two readings    → the objects of a file: the last valid version of each
+//	resolve.go     changes         → the owners of cluster IPs and node ports: see claims.go and allocate.go
+//	translated.go  those Services  → the model, with errors and warnings
 //
-// A change costs what it changes: a document whose text is as it was is not decoded
-// again, and the model is made anew of what the objects that changed have to do with.
+// The cost of a change is proportional to the change: an unchanged document is not decoded again, and the model is
+// recomputed only for Services that the changed objects affect.
 //
-// Around them, load.go reads the files that changed, [Check] says all that is wrong with some
-// files, and a [Source] watches files and hands over what changes. Which files there are is
-// determined each time by listing all of them, once no file has changed for 25 ms.
+// Around these stages, load.go reads the files that changed, [Check] returns all errors of some files, and a [Source]
+// watches files and passes on changes. The files are listed again each time that no file has changed for 25 ms.
 //
-// A mistake costs as little as it can. An object with a mistake keeps its last
-// good version; a document that cannot be read at all keeps everything that its
-// file held; other files are not affected. Every error names file, document,
-// object and field, and says what is allowed.
+// An error has as little effect as possible. An object with an error keeps its last valid version; a document that
+// cannot be parsed keeps all objects of its file; other files are not affected. Every error names file, document,
+// object and field, and the allowed values.
 //
 // Nothing is ever written: neither files nor status fields.
 package manifest

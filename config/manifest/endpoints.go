@@ -16,16 +16,16 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// Who wrote an EndpointSlice, by its label endpointslice.kubernetes.io/managed-by.
+// The author of an EndpointSlice, by its label endpointslice.kubernetes.io/managed-by.
 const (
 	sliceController  = "endpointslice-controller.k8s.io"
 	mirrorController = "endpointslicemirroring-controller.k8s.io"
 )
 
-// leaderAnnotation is on Endpoints that are a lock and lead to nothing.
+// leaderAnnotation is on Endpoints that are a lock without endpoints.
 const leaderAnnotation = "control-plane.alpha.kubernetes.io/leader"
 
-// decodeEndpoints reads an Endpoints object and returns the slices that it stands for.
+// decodeEndpoints reads an Endpoints object and returns the equivalent slices.
 func decodeEndpoints(value []byte) ([]*discoveryv1.EndpointSlice, []error) {
 	endpoints, errs := decode(value, defaultEndpoints, validateEndpoints)
 	if len(errs) > 0 {
@@ -44,9 +44,8 @@ func defaultEndpoints(endpoints *corev1.Endpoints) {
 	}
 }
 
-// mirror returns the EndpointSlices that Kubernetes makes of an Endpoints
-// object: one for each subset and IP family. Their names are none that a real
-// slice can have, and say where they come from.
+// mirror returns the EndpointSlices that Kubernetes makes of an Endpoints object: one for each subset and IP family.
+// Their names are invalid for real slices, and name the source.
 func mirror(endpoints *corev1.Endpoints) []*discoveryv1.EndpointSlice {
 	if endpoints.Labels[discoveryv1.LabelSkipMirror] == "true" {
 		return nil
@@ -65,8 +64,7 @@ func mirror(endpoints *corev1.Endpoints) []*discoveryv1.EndpointSlice {
 	return out
 }
 
-// mirroredFrom returns the field of an Endpoints object from which the slice of
-// that name was made.
+// mirroredFrom returns the field of an Endpoints object from which the slice of that name was made.
 func mirroredFrom(name string) string {
 	_, subset, _ := strings.Cut(name, ":")
 	return subset
@@ -120,7 +118,7 @@ func hostname(a corev1.EndpointAddress) *string {
 	return new(a.Hostname)
 }
 
-// validateEndpoints checks an Endpoints object that has its defaults.
+// validateEndpoints validates an Endpoints object with its defaults.
 func validateEndpoints(e *corev1.Endpoints) field.ErrorList {
 	errs := validation.ValidateObjectMeta(&e.ObjectMeta, true, validation.NameIsDNSSubdomain, field.NewPath("metadata"))
 	for i := range e.Subsets {

@@ -13,11 +13,10 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// networks are the service CIDRs: at most one of each family, that of the
-// default family first.
+// networks are the service CIDRs: at most one of each family, the default family's first.
 type networks []netip.Prefix
 
-// newNetworks checks the service CIDRs.
+// newNetworks validates the service CIDRs.
 func newNetworks(cidrs []netip.Prefix) (networks, error) {
 	if len(cidrs) == 0 {
 		cidrs = []netip.Prefix{DefaultServiceCIDR}
@@ -65,12 +64,10 @@ func other(f corev1.IPFamily) corev1.IPFamily {
 	return corev1.IPv6Protocol
 }
 
-// chooseFamilies fills in ipFamilyPolicy and ipFamilies of a Service that is
-// valid, as an API server does when the Service is created. Afterwards ipFamilies
-// has the family of every cluster IP that the Service has or is to get.
+// chooseFamilies fills in ipFamilyPolicy and ipFamilies of a valid Service, as an API server does when the Service is
+// created. Afterwards ipFamilies has the family of every cluster IP that the Service has or needs.
 //
-// One rule is missing: a cluster IP that is given may have any family, since no
-// network is needed to give it out.
+// One rule is missing: a cluster IP in the manifest may have any family, since it needs no network for allocation.
 func (n networks) chooseFamilies(svc *corev1.Service) field.ErrorList {
 	spec, path := &svc.Spec, field.NewPath("spec")
 	if spec.Type == corev1.ServiceTypeExternalName || spec.ClusterIP == corev1.ClusterIPNone {
@@ -128,7 +125,7 @@ func ipFamilyOf(ip string) corev1.IPFamily {
 	return corev1.IPv4Protocol
 }
 
-// hasClusterIPs reports whether svc has cluster IPs, or is to get some.
+// hasClusterIPs reports whether svc has or needs cluster IPs.
 func hasClusterIPs(svc *corev1.Service) bool {
 	return svc.Spec.Type != corev1.ServiceTypeExternalName && !slices.Contains(svc.Spec.ClusterIPs, corev1.ClusterIPNone)
 }

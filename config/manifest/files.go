@@ -14,29 +14,28 @@ import (
 
 // entry is a file to be read.
 type entry struct {
-	path string // as it is shown: what was given, with a file name behind a folder's
+	path string // as displayed: the given path, with a file name appended for a folder
 	abs  string
 	info fs.FileInfo
 	link bool // in a folder, and a symbolic link
 }
 
-// listing is what files there are.
+// listing is the list of existing files.
 type listing struct {
-	entries []entry // in the order of their names, each once
+	entries []entry // sorted by name, without duplicates
 
 	// problems are paths that could not be listed.
 	problems []Diagnostic
 
-	// unknown are the folders (absolute) whose files are not known, since they
-	// could not be read for another reason than that they do not exist.
+	// unknown are the folders (absolute) whose files are unknown, since they could not be read for another reason than
+	// that they do not exist.
 	unknown []string
 
 	// empty are folders in which no file is read.
 	empty []string
 }
 
-// list finds the files that paths stand for: a file for itself, a folder for the
-// manifests in it.
+// list returns the files for paths: a file for itself, a folder for its manifests.
 func list(paths []string) listing {
 	var out listing
 	for _, p := range paths {
@@ -78,8 +77,8 @@ func (l *listing) folder(path, abs string) {
 			continue
 		}
 		name := filepath.Join(path, f.Name())
-		// Stat follows links: a ConfigMap that is mounted consists of them. What
-		// it cannot find was deleted just now, or is a link that leads nowhere.
+		// Stat follows links, of which a mounted ConfigMap consists. If it fails, the file was deleted just now, or is
+		// a broken link.
 		if info, err := os.Stat(name); err == nil && info.Mode().IsRegular() {
 			l.entries = append(l.entries, entry{name, filepath.Join(abs, f.Name()), info, f.Type()&fs.ModeSymlink != 0})
 		}
@@ -98,22 +97,20 @@ func (l *listing) covers(abs string) bool {
 	return slices.ContainsFunc(l.unknown, func(p string) bool { return abs == p || filepath.Dir(abs) == p })
 }
 
-// same reports whether l and other hold the same files, as far as can be told
-// without reading them.
+// same reports whether l and other have the same files, as far as visible without reading them.
 func (l *listing) same(other listing) bool {
 	return len(l.problems) == len(other.problems) && slices.EqualFunc(l.entries, other.entries, func(a, b entry) bool {
 		return a.path == b.path && sameFile(a.info, b.info)
 	})
 }
 
-// sameFile reports whether a file is as it was, as far as can be told without
-// reading it.
+// sameFile reports whether a file is unchanged, as far as visible without reading it.
 func sameFile(a, b fs.FileInfo) bool {
 	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 }
 
-// isManifest reports whether a file of that name in a folder is read. Names that
-// begin with a dot are what editors and ConfigMaps work with.
+// isManifest reports whether a file of that name in a folder is read. Editors and ConfigMaps use names that begin with
+// a dot.
 func isManifest(name string) bool {
 	if strings.HasPrefix(name, ".") {
 		return false
@@ -125,7 +122,7 @@ func isManifest(name string) bool {
 	return false
 }
 
-// readFile reads a file that may not be larger than maxSize.
+// readFile reads a file of at most maxSize bytes.
 func readFile(path string, maxSize int) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -133,7 +130,7 @@ func readFile(path string, maxSize int) ([]byte, error) {
 	}
 	defer f.Close()
 	var b bytes.Buffer
-	if info, err := f.Stat(); err == nil { // or it grows step by step
+	if info, err := f.Stat(); err == nil { // avoids growing the buffer step by step
 		b.Grow(int(min(info.Size(), int64(maxSize))) + bytes.MinRead)
 	}
 	_, err = b.ReadFrom(io.LimitReader(f, int64(maxSize)+1))
@@ -151,7 +148,7 @@ func tooBig(maxSize int) error {
 	return fmt.Errorf("file too large: at most %d bytes per file; split it into several files", maxSize)
 }
 
-// cause takes the path out of an error, since it is shown already.
+// cause removes the path from an error, since it is already shown.
 func cause(err error) error {
 	var path *fs.PathError
 	if errors.As(err, &path) {
@@ -160,7 +157,7 @@ func cause(err error) error {
 	return err
 }
 
-// absolute returns the absolute form of path, by which files are told apart.
+// absolute returns the absolute form of path, which identifies files.
 func absolute(path string) string {
 	if abs, err := filepath.Abs(path); err == nil {
 		return abs

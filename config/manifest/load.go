@@ -13,7 +13,7 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// loader reads files and remembers what they said.
+// loader reads files and remembers their content.
 type loader struct {
 	paths    []string
 	maxSize  int
@@ -23,39 +23,39 @@ type loader struct {
 	read     map[string]bool  // see loaded
 }
 
-// file is what is remembered of a file.
+// file is the remembered state of a file.
 type file struct {
 	path      string
-	sum       uint64      // of what it contained when it was last read; zero if it could not be read
-	info      fs.FileInfo // of when it was last read
-	sure      bool        // that it contains the same as long as that is so
+	sum       uint64      // of its content when last read; zero if it could not be read
+	info      fs.FileInfo // from when it was last read
+	sure      bool        // unchanged info proves unchanged content
 	objects   []*object
 	documents []document
 	errors    []Diagnostic
 	warnings  []Diagnostic
 	lacks     lack
-	doubted   time.Time // since when it is gone or says nothing; zero if it is not
+	doubted   time.Time // since when it is missing or empty; zero if it is neither
 }
 
-// lack is what a file may define besides its objects: those that have a mistake, and anything
-// at all if something cannot be read.
+// lack is what a file may define in addition to its objects: those with an error, and any object if a part cannot be
+// read.
 type lack struct {
 	spoiled    []key
 	unreadable bool
 }
 
-// loaded is the outcome of a load.
+// loaded is the result of a load.
 type loaded struct {
 	changed          []config.Service
 	errors, warnings []Diagnostic
-	read             map[string]bool // files that were read anew since the last load, by the path that diagnostics name
-	doubts           bool            // there is something to be confirmed by a load somewhat later
+	read             map[string]bool // files read since the last load, by their path in diagnostics
+	doubts           bool            // a later load must confirm something
 }
 
-// input is what diagnostics call the file that take has read.
+// input is the file name in diagnostics for the Input that take reads.
 const input = "standard input"
 
-// take reads one file more, which never changes.
+// take reads an additional file, which never changes.
 func (l *loader) take(from io.Reader) error {
 	data, err := io.ReadAll(io.LimitReader(from, int64(l.maxSize)+1))
 	if err != nil {
@@ -68,7 +68,7 @@ func (l *loader) take(from io.Reader) error {
 	return nil
 }
 
-// load reads what has changed of the files that are there, and makes the model of that anew.
+// load reads the changed files among those that exist, and recomputes the model for them.
 func (l *loader) load(there listing, now time.Time) (out loaded) {
 	here := map[string]bool{}
 	var differ []entry
@@ -103,7 +103,7 @@ func (l *loader) load(there listing, now time.Time) (out loaded) {
 	return out
 }
 
-// look is what is found in a file.
+// look is the result of reading a file.
 type look struct {
 	sum  uint64
 	same bool // as when it was last read
@@ -111,7 +111,7 @@ type look struct {
 	err error
 }
 
-// look reads one file, and decodes it unless it contains what it did. It changes nothing.
+// look reads one file, and decodes it unless its content is unchanged. It changes no state.
 func (l *loader) look(e entry) look {
 	data, err := readFile(e.path, l.maxSize)
 	if err != nil {
@@ -128,7 +128,7 @@ func (l *loader) look(e entry) look {
 	return out
 }
 
-// believe takes over what was found in a file, unless it is to be confirmed.
+// believe applies the result of reading a file, unless a later load must confirm it.
 func (l *loader) believe(e entry, look look, now time.Time, out *loaded) {
 	f := l.files[e.abs]
 	known := f != nil
@@ -142,7 +142,7 @@ func (l *loader) believe(e entry, look look, now time.Time, out *loaded) {
 		return
 	}
 	l.files[e.abs] = f
-	if look.err != nil { // what it said last still holds
+	if look.err != nil { // its last content stays in effect
 		f.sum, f.errors, f.warnings, f.doubted = 0, []Diagnostic{{File: e.path, Err: look.err}}, nil, time.Time{}
 		f.sure, f.lacks.unreadable = false, true
 		return
@@ -166,22 +166,22 @@ func (l *loader) believe(e entry, look look, now time.Time, out *loaded) {
 	l.read[e.path] = true
 }
 
-// forget forgets a file and what it said.
+// forget removes a file and its objects.
 func (l *loader) forget(abs string) {
 	l.resolver.replace(l.files[abs].objects, nil)
 	delete(l.files, abs)
 }
 
-// settled reports whether a file that is read at now cannot change after that and keep its
-// time of modification: some file systems tell that in steps of two seconds.
+// settled reports whether the modification time shows any change of a file after now: some file systems store it in
+// steps of two seconds.
 func settled(e entry, now time.Time) bool { return now.Sub(e.info.ModTime()) > 2*time.Second }
 
-// silent reports whether a file says nothing, not even something wrong.
+// silent reports whether a file has no content, not even with errors.
 func silent(r reading) bool {
 	return len(r.objects) == 0 && len(r.errors) == 0 && len(r.warnings) == 0
 }
 
-// gone reports whether it is to be believed that f is gone or empty.
+// gone reports whether f has been missing or empty for long enough.
 func (l *loader) gone(f *file, now time.Time, out *loaded) bool {
 	if f.doubted.IsZero() {
 		f.doubted = now
@@ -193,13 +193,13 @@ func (l *loader) gone(f *file, now time.Time, out *loaded) bool {
 	return false
 }
 
-// remember returns the objects of a file that said old before and says now
-// what is in r. It is where mistakes lose their force:
+// remember returns the objects of a file with the previous objects old and the new reading r. It limits the effect of
+// errors:
 //
-//   - An object that has a good definition is as it says now.
-//   - An object that has none, but a bad one, stays as it was.
-//   - An object that is not mentioned is gone; but not as long as something in
-//     the file cannot be read, since it may be in there.
+//   - An object with a valid definition has its new version.
+//   - An object with only an invalid definition keeps its old version.
+//   - An object without a definition is removed, unless a part of the file cannot be
+//     read, which may contain it.
 func remember(old []*object, r reading) []*object {
 	defined := make(map[key]bool, len(r.objects))
 	if r.unreadable || len(r.spoiled) > 0 {

@@ -21,50 +21,44 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// DefaultServiceCIDR is the network that cluster IPs are allocated from if none
-// is given. It is that of kubeadm.
+// DefaultServiceCIDR is the network for allocating cluster IPs if none is given. It is that of kubeadm.
 var DefaultServiceCIDR = netip.MustParsePrefix("10.96.0.0/12")
 
-// DefaultMaxFileSize is how large a file may be if nothing else is said: enough
-// for some 20,000 Services with their EndpointSlices.
+// DefaultMaxFileSize is the default maximum size of a file: enough for some 20,000 Services with their EndpointSlices.
 const DefaultMaxFileSize = 32 << 20
 
 // Stdin is the path that stands for standard input.
 const Stdin = "-"
 
-// Options say what to read, and how.
+// Options say which files to read, and how.
 type Options struct {
-	// Paths are files, and folders whose .yaml, .yml and .json files are read. The path Stdin
-	// stands for Input, which is read once, to its end, by New or Check.
+	// Paths are files, and folders whose .yaml, .yml and .json files are read. The path Stdin stands for Input, which
+	// New or Check reads once, to its end.
 	Paths []string
 	Input io.Reader
 
-	// ServiceCIDRs are the networks that cluster IPs are allocated from: one, or
-	// one of each family. The family of the first is that of Services which do
-	// not say which they want. None means DefaultServiceCIDR.
+	// ServiceCIDRs are the networks for allocating cluster IPs: one, or one of each family. The family of the first is
+	// the default for Services. None means DefaultServiceCIDR.
 	ServiceCIDRs []netip.Prefix
 
-	// NodePorts are given out to Services that want node ports and do not say which; the
-	// zero value means DefaultNodePorts.
+	// NodePorts are allocated to Services that need node ports and name none; the zero value means DefaultNodePorts.
 	NodePorts Ports
 
-	// LoadBalancerCIDRs are the networks from which Services of type LoadBalancer get an IP
-	// if their status tells none: at most one of each family. None means that they get none.
+	// LoadBalancerCIDRs are the networks for IPs of Services of type LoadBalancer whose status has none: at most one of
+	// each family. None means that they get none.
 	LoadBalancerCIDRs []netip.Prefix
 
-	// OnServiceCIDRs, if not nil, is called with the networks of the ServiceCIDRs that were read whenever
-	// those have changed, before what else has changed is applied. Nothing is allocated from them.
+	// OnServiceCIDRs, if not nil, is called with the networks of the ServiceCIDR objects whenever they have changed,
+	// before other changes are applied. usher allocates nothing from them.
 	OnServiceCIDRs func([]netip.Prefix)
 
-	// Node is the node that this process runs on. It decides what is local.
+	// Node is the node of this process. It determines which endpoints are local.
 	Node config.Node
 
-	// ServiceProxyName is usher's name among the proxies of a cluster: see
-	// translate.Proxied. "" is none.
+	// ServiceProxyName is usher's name among the proxies of a cluster: see translate.Proxied. "" is none.
 	ServiceProxyName string
 
-	// Discovery asks for config.Service.Discovery, and so for Services that
-	// nobody proxies too.
+	// Discovery requests config.Service.Discovery, and so includes Services that are not proxied.
 	Discovery bool
 
 	// ForbiddenEndpoints and NoClientAddress are those of translate.Options.
@@ -76,15 +70,13 @@ type Options struct {
 	// NoAccessLog is translate.Options.NoAccessLog.
 	NoAccessLog bool
 
-	// MaxFileSize is the largest file that is read, in bytes; 0 means
-	// DefaultMaxFileSize.
+	// MaxFileSize is the maximum size of a file in bytes; 0 means DefaultMaxFileSize.
 	MaxFileSize int
 
-	// Reports, if not nil, has what is wrong with the files now.
+	// Reports, if not nil, gets the current problems of the files.
 	Reports *config.Reports
 
-	// Log is told what is wrong with the files, and what changes. Nil means
-	// nobody is.
+	// Log gets the problems and changes of the files. Nil disables logging.
 	Log logrus.FieldLogger
 }
 
@@ -122,7 +114,7 @@ func (o Options) loader() (*loader, error) {
 	return l, nil
 }
 
-// Source takes Services from files, and watches them.
+// Source reads Services from files, and watches them.
 type Source struct {
 	loader *loader
 	log    logrus.FieldLogger
@@ -131,19 +123,19 @@ type Source struct {
 	onCIDRs func([]netip.Prefix) // may be nil
 
 	// Only Run uses these.
-	cidrs    []netip.Prefix  // what onCIDRs was last called with
-	said     map[string]bool // what the last load said, to tell what is new
-	reported map[string]bool // about which objects
+	cidrs    []netip.Prefix  // the last argument of onCIDRs
+	said     map[string]bool // the messages of the last load, to recognize new ones
+	reported map[string]bool // the objects concerned
 	reports  *config.Reports
-	words    config.Words // about what is wrong
+	words    config.Words // limits messages about problems
 }
 
 var _ config.Source = (*Source)(nil)
 
 type name = types.NamespacedName
 
-// New returns a Source. It reads nothing yet but the options' Input; an error is about the options, or
-// says that their Input cannot be read.
+// New returns a Source. It reads only the options' Input; an error is about the options, or says that their Input
+// cannot be read.
 func New(opts Options) (*Source, error) {
 	if len(opts.Paths) == 0 {
 		return nil, errors.New("manifest: no files or directories given")
@@ -164,11 +156,10 @@ func New(opts Options) (*Source, error) {
 	return s, nil
 }
 
-// Run reads the files and calls apply with all Services; then it watches them,
-// and calls apply with what changed until ctx ends, once nothing has changed for patience.settle. It returns an error at once if a path
-// does not exist or cannot be read. Later such a thing is logged: what a file that cannot be read said last
-// stays, and of one that is gone for longer than it takes to put another in its
-// place (0.2 s) the Services go. Run may be called once.
+// Run reads the files and calls apply with all Services. Then it watches them until ctx ends, and calls apply with
+// changes once nothing has changed for patience.settle. It returns an error at once if a path does not exist or cannot
+// be read. Later it logs such errors: the last content of an unreadable file stays in effect, and the Services of a
+// missing file are removed after the time for replacing a file (0.2 s). Run may be called once.
 func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 	for _, p := range s.loader.paths {
 		info, err := os.Stat(p)
@@ -181,14 +172,14 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 	}
 	w := newWatcher(s.loader.paths, s.loader.patience, s.notify, s.log)
 	defer w.close()
-	w.follow(list(s.loader.paths)) // first, so that nothing is missed
+	w.follow(list(s.loader.paths)) // first, so that no change is missed
 
 	var there listing
 	var doubts, pending bool
 	for first := true; first || w.wait(ctx, there, doubts, pending); {
 		there = list(s.loader.paths)
 		added := w.follow(there)
-		if added && !pending && !first { // what changed before a folder was watched has gone unnoticed, and may go on
+		if added && !pending && !first { // changes before the folder was watched were not noticed, and may continue
 			pending = true
 			continue
 		}
@@ -198,8 +189,7 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 	return nil
 }
 
-// reload reads what has changed of the files that are there and applies it. It reports
-// whether it has to be done again soon to be sure.
+// reload reads the changed files and applies the changes. It reports whether a later load must confirm them.
 func (s *Source) reload(there listing, apply func([]config.Service), first bool) (doubts bool) {
 	l := s.loader.load(there, time.Now())
 	s.tell(l)
@@ -216,7 +206,7 @@ func (s *Source) reload(there listing, apply func([]config.Service), first bool)
 	return l.doubts
 }
 
-// handCIDRs hands over the networks of the ServiceCIDRs, if they have changed.
+// handCIDRs passes on the networks of the ServiceCIDRs, if they have changed.
 func (s *Source) handCIDRs() {
 	now := translate.ServiceCIDRs(slices.Concat(slices.Collect(maps.Values(s.loader.resolver.cidrs))...))
 	if s.onCIDRs != nil && !slices.Equal(now, s.cidrs) {
@@ -225,12 +215,11 @@ func (s *Source) handCIDRs() {
 	}
 }
 
-// maxTold is how many problems of a kind are logged at once. More of them have
-// one cause, or are a case for usher check.
+// maxTold is the maximum number of problems of a kind that are logged at once. More of them have one cause, or need
+// usher check.
 const maxTold = 100
 
-// tell logs what is wrong, once for each change: what is new, and what is still
-// there after its file was changed.
+// tell logs problems once for each change: new ones, and those that remain after their file has changed.
 func (s *Source) tell(l loaded) {
 	said := map[string]bool{}
 	tell := func(ps []Diagnostic, log func(...any)) {
@@ -254,7 +243,7 @@ func (s *Source) tell(l loaded) {
 	s.report(slices.Concat(l.errors, l.warnings), len(l.errors))
 }
 
-// report tells what is wrong now, of which the first, rejected ones are not served.
+// report sets the current Reports. The objects of the first rejected Diagnostics are not served.
 func (s *Source) report(all []Diagnostic, rejected int) {
 	by := map[string][]config.Report{}
 	for i, d := range all {
@@ -290,30 +279,27 @@ func (s *Source) report(all []Diagnostic, rejected int) {
 	}
 }
 
-// Result is what Check found.
+// Result is the result of Check.
 type Result struct {
-	Files    int              // how many were read
-	Services []config.Service // what would be served, in the order of translate.Store.Compute
+	Files    int              // the number of files read
+	Services []config.Service // the Services of the model, in the order of translate.Store.Compute
 
-	// Unproxied is how many valid Services there are besides: headless ones, those of type
-	// ExternalName, and those of another proxy.
+	// Unproxied is the number of other valid Services: headless ones, those of type ExternalName, and another proxy's.
 	Unproxied int
 
-	// Errors are parts that would not be served; Warnings are parts that would
-	// perhaps not do what was meant. Both are sorted by place.
+	// Errors are parts that would not be served; Warnings are parts that may not work as intended. Both are sorted by
+	// place.
 	Errors, Warnings []Diagnostic
 
-	// Unread are the paths of which nothing could be read. Unreadable says that some of it
-	// could not be, and Spoiled are objects that have a mistake, such as "Service default/web":
-	// a Source keeps what these said before.
+	// Unread are the paths without any readable part. Unreadable says that some part cannot be read, and Spoiled are
+	// objects with an error, such as "Service default/web": a Source keeps their previous versions.
 	Unread     []string
 	Unreadable bool
 	Spoiled    []string
 }
 
-// Check reads the files and folders of opts once, and says what would be served
-// and all that is wrong. It returns an error only if the options are wrong, or their Input
-// cannot be read.
+// Check reads the files and folders of opts once, and returns the model and all problems. It returns an error only if
+// the options are invalid, or their Input cannot be read.
 func Check(opts Options) (*Result, error) {
 	l, err := opts.loader()
 	if err != nil {

@@ -32,29 +32,26 @@ func (k key) String() string {
 	return k.kind + " " + k.name.String()
 }
 
-// object is an object that was read and has no mistakes. What it says is not
-// changed any more.
+// object is an object that was read without errors. Its content does not change.
 type object struct {
 	key
-	place Diagnostic // where it is defined; it moves with its document
-	at    int        // its place among what its file defines, for the resolver
+	place Diagnostic // the place of its definition, which moves with its document
+	at    int        // its index in its file, for the resolver
 
 	service *corev1.Service              // of a Service
-	slices  []*discoveryv1.EndpointSlice // of an EndpointSlice, itself; of an Endpoints, its mirror images
+	slices  []*discoveryv1.EndpointSlice // an EndpointSlice itself, or the mirrors of an Endpoints
 	labels  map[string]string            // of a Node
 	cidrs   []string                     // of a ServiceCIDR
 }
 
-// reading is what a file says, or a part of it.
+// reading is the content of a file, or a part of it.
 type reading struct {
 	objects []*object
 
-	// spoiled are the objects that have a mistake somewhere. There may be a
-	// good definition of one of them too, in another document.
+	// spoiled are the objects with an error in a definition. Another document may contain a valid definition.
 	spoiled []key
 
-	// unreadable says that there is a document of which it is not known which
-	// objects it defines.
+	// unreadable says that a document's objects are unknown.
 	unreadable bool
 
 	errors, warnings []Diagnostic
@@ -62,18 +59,17 @@ type reading struct {
 	documents []document // of a file
 }
 
-// document is what one of the documents of a file says.
+// document is the content of a document of a file.
 type document struct {
 	sum  uint64 // of its text
-	keep bool   // the same text says this again, wherever it is in the file
+	keep bool   // the same text has the same result, anywhere in the file
 	reading
 }
 
 var seed = maphash.MakeSeed()
 
-// read reads the contents of a file. The name of the file is used for the places
-// of diagnostics, and to tell JSON by its ending. Documents that are among known are not
-// decoded again: what they say is the same objects.
+// read reads the contents of a file. The file's name is used for the places of diagnostics, and its extension to detect
+// JSON. Documents among known are not decoded again: they keep the same objects.
 func read(file string, data []byte, known []document, nets networks, maxSize int) reading {
 	r := &reader{nets: nets, budget: new(atomic.Int64)}
 	r.budget.Store(int64(maxSize))
@@ -81,7 +77,7 @@ func read(file string, data []byte, known []document, nets networks, maxSize int
 		r.fail(Diagnostic{File: file, Err: tooBig(maxSize)})
 		return r.reading
 	}
-	if filepath.Ext(file) == ".json" { // the YAML parser would point at another place
+	if filepath.Ext(file) == ".json" { // the YAML parser would report another place
 		values, err := strict.JSONValues(data)
 		if err != nil {
 			r.unreadable = true
@@ -127,7 +123,7 @@ func read(file string, data []byte, known []document, nets networks, maxSize int
 	return r.reading
 }
 
-// renumber moves the objects to where their documents are.
+// renumber moves the objects to the places of their documents.
 func (r *reading) renumber() {
 	for i := range r.documents {
 		for _, o := range r.documents[i].objects {
@@ -140,13 +136,13 @@ func (r *reading) renumber() {
 type reader struct {
 	reading
 	nets   networks
-	budget *atomic.Int64      // what the file may still become when its aliases are written out
+	budget *atomic.Int64      // remaining bytes for expanding the file's aliases
 	words  map[string]*string // see compact
 }
 
-// share reads n pieces, by several readers if they are many: a cluster's state is
-// one long List, or a file of as many documents, and to read it is most of what a
-// start from files takes. What they have read is in the order of the pieces.
+// share reads n pieces, with several readers if there are many. A cluster's state is one long List, or a file of as
+// many documents, and reading it takes most of the time of a start from files. The results are in the order of the
+// pieces.
 func (r *reader) share(n int, read func(r *reader, i int)) {
 	if n < 2*worthAReader {
 		for i := range n {
@@ -166,7 +162,7 @@ func (r *reader) share(n int, read func(r *reader, i int)) {
 	}
 }
 
-// worthAReader is how many pieces a reader of their own is worth.
+// worthAReader is the number of pieces for each additional reader.
 const worthAReader = 1000
 
 // document reads a document of a file.
@@ -198,7 +194,7 @@ func named(place Diagnostic, values [][]byte) Diagnostic {
 	return place
 }
 
-// add takes over what another reader has read.
+// add adds another reader's result.
 func (r *reader) add(more *reading) {
 	r.objects = append(r.objects, more.objects...)
 	for _, k := range more.spoiled {
@@ -215,13 +211,13 @@ func (r *reader) spoiledToo(k key) {
 	}
 }
 
-// fail records an error that leaves unknown which object it concerns.
+// fail records an error whose object is unknown.
 func (r *reader) fail(p Diagnostic) {
 	r.unreadable = true
 	r.errors = append(r.errors, p)
 }
 
-// syntax records an error in the syntax.
+// syntax records a syntax error.
 func (r *reader) syntax(place Diagnostic, err strict.SyntaxError) {
 	place.Line = err.Line
 	r.errors = append(r.errors, place.with(errors.New(err.Text)))

@@ -15,29 +15,28 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// resolver makes the model from the objects of all files. It makes anew what the
-// objects that changed have to do with, so that a change costs what it changes. It
-// remembers which Service had which addresses, so that they stay the same while it
-// lives.
+// resolver computes the model from the objects of all files. It recomputes only the part that changed objects affect,
+// so that the cost of a change is proportional to the change. It keeps the addresses of each Service, so that they stay
+// the same as long as the Service exists.
 type resolver struct {
 	nets  networks
 	node  config.Node
-	store *translate.Store // of the Services with the addresses that they were given
+	store *translate.Store // of the Services with their allocated addresses
 
-	defined map[key][]*object // all definitions of each object: the first counts
-	twice   map[key]bool      // the objects with several
+	defined map[key][]*object // all definitions of each object: the first is used
+	twice   map[key]bool      // objects with several definitions
 
-	services map[name]*service            // each that is defined, or has slices; those of no Service are with the zero name
+	services map[name]*service            // each that is defined, or has slices; slices of no Service have the zero name
 	nodes    map[string]map[string]string // labels of Nodes
 	cidrs    map[string][]string          // networks of ServiceCIDRs
-	refused  map[name]bool                // those that could not have what they claim
-	troubled map[name]bool                // those of which there is something to tell
+	refused  map[name]bool                // Services whose claims were refused
+	troubled map[name]bool                // Services with errors or warnings
 	owners   claims
 
-	nodePorts    Ports    // to give out
-	balancerNets networks // to give out IPs of load balancers from; none: nobody gets any
+	nodePorts    Ports    // for allocation
+	balancerNets networks // for allocating IPs of load balancers; none: none are allocated
 	balancers    map[netip.Addr]name
-	balanced     map[name][]netip.Addr // what is in balancers
+	balanced     map[name][]netip.Addr // the reverse of balancers
 }
 
 func newResolver(nets networks, node config.Node, opts translate.Options, discovery bool) *resolver {
@@ -63,30 +62,29 @@ func newResolver(nets networks, node config.Node, opts translate.Options, discov
 	return r
 }
 
-// service is what is known of a Service, and what was made of that.
+// service is the input and state of a Service.
 type service struct {
 	object *object   // nil if it is not defined
 	slices []*object // its EndpointSlices and Endpoints
 
 	had    addressed
-	claims []claim // what it owns
-	reason error   // why it could not have what it claims
+	claims []claim // the claims that it owns
+	reason error   // why its claims were refused
 
 	errors, warnings []finding
 }
 
-// addressed is a Service as it was in the last resolution, with its cluster IPs, and
-// as it was read; that is nil if the Service could not have what it claims and is
-// what it was before. It is zero if there was none.
+// addressed is a Service in the last resolution, with its cluster IPs, and as it was read. The latter is nil if its
+// claims were refused and it keeps its previous version. It is zero if there was none.
 type addressed struct{ service, read *corev1.Service }
 
-// finding is something to tell about an object, which may move in its file.
+// finding is an error or warning about an object, whose place in its file may change.
 type finding struct {
 	about *object
 	err   error
 }
 
-// replace takes now for what a file said before.
+// replace replaces the objects of a file.
 func (r *resolver) replace(before, now []*object) {
 	for i, o := range now {
 		o.at = i
@@ -121,7 +119,7 @@ func (r *resolver) replace(before, now []*object) {
 	}
 }
 
-// define takes all for the definitions of an object.
+// define sets the definitions of an object.
 func (r *resolver) define(k key, all []*object) {
 	if delete(r.twice, k); len(all) > 1 {
 		r.twice[k] = true
@@ -139,12 +137,12 @@ func first(all []*object) *object {
 	return all[0]
 }
 
-// precedence orders objects by file, and by where in it they are.
+// precedence orders objects by file, and by place in it.
 func precedence(a, b *object) int {
 	return cmp.Or(cmp.Compare(a.place.File, b.place.File), cmp.Compare(a.at, b.at))
 }
 
-// counts notes that an object counts from now on, or does not any more.
+// counts records that an object is now in effect, or no longer is.
 func (r *resolver) counts(o *object, does bool) {
 	if o != nil && o.kind == "Node" {
 		r.countsNode(o, does)
@@ -178,7 +176,7 @@ func (r *resolver) counts(o *object, does bool) {
 	}
 }
 
-// countsNode does that for a Node.
+// countsNode is counts for a Node.
 func (r *resolver) countsNode(o *object, does bool) {
 	delete(r.nodes, o.name.Name)
 	if does {
@@ -189,7 +187,7 @@ func (r *resolver) countsNode(o *object, does bool) {
 	}
 }
 
-// of returns the Service that an object is or belongs to; the zero name if to none.
+// of returns the Service of an object; the zero name if there is none.
 func (o *object) of() name {
 	if o.service != nil {
 		return o.name
@@ -200,13 +198,13 @@ func (o *object) of() name {
 	return name{}
 }
 
-// resolve makes the model of what has changed. It returns the Services that are
-// not as they were, and those that are gone with nothing but their names, in the order of translate.Store.Compute.
+// resolve recomputes the model of the changed Services. It returns those that differ, and removed ones with only their
+// names, in the order of translate.Store.Compute.
 func (r *resolver) resolve() (changed []config.Service) {
 	look := r.store.Take()
 	marked := maps.Clone(look)
 	had := map[name]*corev1.Service{}
-	for n := range r.refused { // what those want may be free now
+	for n := range r.refused { // their claims may be free now
 		look[n], had[n] = true, r.services[n].had.service
 	}
 	r.address(look)
@@ -226,7 +224,7 @@ func (r *resolver) resolve() (changed []config.Service) {
 	return changed
 }
 
-// unproxied returns how many valid Services have nothing that usher serves.
+// unproxied returns the number of valid Services that usher does not serve.
 func (r *resolver) unproxied() (n int) {
 	for name, s := range r.services {
 		if s.had.service != nil && len(r.store.Model(name).Ports) == 0 {
@@ -236,21 +234,19 @@ func (r *resolver) unproxied() (n int) {
 	return n
 }
 
-// address gives Services their cluster IPs and node ports, but for those that
-// cannot have what they claim. All others have what they had. In this order Services
-// get what they ask for:
+// address assigns cluster IPs and node ports to Services, except those whose claims it refuses. All others keep theirs.
+// Services get them in this order:
 //
-//  1. each what it had already: nothing good is taken away by a mistake in
-//     another file;
-//  2. each what it names, in order;
-//  3. those of them that could not, what their last good version had;
-//  4. the others a cluster IP, node ports and IPs of load balancers that are left.
+//  1. each the ones that it had: an error in another file takes none away;
+//  2. each the ones that it names, in order;
+//  3. those for which this failed, the ones of their last valid version;
+//  4. the others a free cluster IP, free node ports and free IPs of load balancers.
 func (r *resolver) address(names map[name]bool) {
 	type claimant struct {
 		*service
 		name   name
-		to     *corev1.Service // what is to have what it claims
-		read   *corev1.Service // as it was read, if to is what became of that
+		to     *corev1.Service // the Service that makes the claims
+		read   *corev1.Service // the Service as read, if to is derived from it
 		wishes []wish
 	}
 	var all []claimant
@@ -319,8 +315,8 @@ func (r *resolver) address(names map[name]bool) {
 	}
 }
 
-// keep returns the Service as it was read, with the cluster IPs and node ports that were
-// allocated to it before, if it still wants them allocated.
+// keep returns the Service as it was read, with its previously allocated cluster IPs and node ports, if it still needs
+// them.
 func (s *service) keep() *corev1.Service {
 	old, svc := s.had.service, s.object.service
 	if old != nil && s.had.read == svc {
@@ -344,13 +340,12 @@ func (s *service) keep() *corev1.Service {
 	return withClusterIPs(svc, ips)
 }
 
-// lacksClusterIPs reports whether svc is to get cluster IPs.
+// lacksClusterIPs reports whether svc needs more cluster IPs.
 func lacksClusterIPs(svc *corev1.Service) bool {
 	return hasClusterIPs(svc) && len(svc.Spec.ClusterIPs) < len(svc.Spec.IPFamilies)
 }
 
-// allocate returns svc with a cluster IP for each family that it has none for, and with node
-// ports.
+// allocate returns svc with a cluster IP for each family that lacks one, and with node ports.
 func (r *resolver) allocate(svc *corev1.Service) (*corev1.Service, error) {
 	if !lacksClusterIPs(svc) {
 		return r.allocateNodePorts(svc)
@@ -371,8 +366,7 @@ func (r *resolver) allocate(svc *corev1.Service) (*corev1.Service, error) {
 	return r.allocateNodePorts(withClusterIPs(svc, ips))
 }
 
-// withClusterIPs returns a copy of svc that has these cluster IPs. The rest is
-// shared with svc, which nobody changes.
+// withClusterIPs returns a copy of svc with these cluster IPs. It shares all else with svc, which is not changed.
 func withClusterIPs(svc *corev1.Service, ips []string) *corev1.Service {
 	if len(ips) == 0 {
 		return svc

@@ -12,7 +12,7 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// v1beta1 is what slices were before they were v1.
+// v1beta1 is the version of slices before v1.
 const v1beta1 = discoveryv1.GroupName + "/v1beta1"
 
 // decodeSlice reads an EndpointSlice of a version.
@@ -30,8 +30,8 @@ func decodeSlice(value []byte, apiVersion string) (*discoveryv1.EndpointSlice, [
 	return slice, append(errs, translate.SumUp(validateSlice(slice))...)
 }
 
-// fromV1beta1 makes the v1 of a slice. Of its topology, the node and the zone became fields, as in
-// API servers and kube-proxies that had both.
+// fromV1beta1 converts a slice to v1. The node and the zone in its topology become fields, as in API servers and
+// kube-proxies that supported both.
 func fromV1beta1(old *discoveryv1beta1.EndpointSlice) *discoveryv1.EndpointSlice {
 	slice := &discoveryv1.EndpointSlice{ObjectMeta: old.ObjectMeta, AddressType: discoveryv1.AddressType(old.AddressType)}
 	for _, p := range old.Ports {
@@ -67,7 +67,7 @@ func fromV1beta1(old *discoveryv1beta1.EndpointSlice) *discoveryv1.EndpointSlice
 	return slice
 }
 
-// warnSlice says what of a valid slice is not as it looks.
+// warnSlice returns warnings about misleading parts of a valid slice.
 func warnSlice(slice *discoveryv1.EndpointSlice, apiVersion string, place Diagnostic) (out []Diagnostic) {
 	warn := func(format string, args ...any) { out = append(out, place.with(fmt.Errorf(format, args...))) }
 	if apiVersion == v1beta1 {

@@ -18,9 +18,8 @@ func slicesIn(objects []*object) (all []*discoveryv1.EndpointSlice) {
 	return all
 }
 
-// current returns the slices to use. What comes from an Endpoints
-// object is left aside if there are slices from the controllers of a cluster:
-// those hold the same endpoints, and know more of each.
+// current returns the slices to use. It omits those from an Endpoints object if a cluster's controllers have written
+// slices: these have the same endpoints, with more detail.
 func (s *service) current() []*object {
 	slices.SortFunc(s.slices, precedence)
 	byController := slices.ContainsFunc(s.slices, func(o *object) bool {
@@ -33,8 +32,7 @@ func (s *service) current() []*object {
 	return slices.DeleteFunc(slices.Clone(s.slices), func(o *object) bool { return o.kind == "Endpoints" })
 }
 
-// diagnose notes what there is to tell about a Service, and forgets it if there is nothing
-// of it any more.
+// diagnose sets the errors and warnings of a Service, and forgets the Service if it no longer has any objects.
 func (r *resolver) diagnose(n name, s *service) {
 	delete(r.troubled, n)
 	if s.object == nil && len(s.slices) == 0 {
@@ -69,7 +67,7 @@ func (r *resolver) diagnose(n name, s *service) {
 			if slice.AddressType == discoveryv1.AddressTypeFQDN {
 				warn(errors.New("addressType: FQDN: ignored, as in kube-proxy; only IPv4 and IPv6 endpoints are served"))
 			}
-			if s.had.service == nil { // they wait for it
+			if s.had.service == nil { // its Service may come later
 				warn(fmt.Errorf("Service %s of these endpoints does not exist", n))
 			}
 		}
@@ -86,7 +84,7 @@ func (r *resolver) diagnose(n name, s *service) {
 	}
 }
 
-// finding says which object a problem is about.
+// finding returns the finding for a problem, with its object.
 func (s *service) finding(p translate.Problem, used []*object) finding {
 	if p.Kind != "EndpointSlice" {
 		return finding{s.object, p.Cause()}
@@ -99,7 +97,7 @@ func (s *service) finding(p translate.Problem, used []*object) finding {
 	return finding{o, p.Cause()}
 }
 
-// diagnostics returns all that had to be left out of the model, or is to be told of it.
+// diagnostics returns the errors for all parts omitted from the model, and the warnings.
 func (r *resolver) diagnostics() (errs, warnings []Diagnostic) {
 	for k := range r.twice {
 		all := r.defined[k]

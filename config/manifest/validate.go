@@ -18,14 +18,12 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// What an API server says against a Service. Its own validation cannot be
-// imported without all of Kubernetes; the rules, fields and words are the same,
-// with the same helpers where they are public.
+// An API server's validation of a Service. It cannot be imported without all of Kubernetes; the rules, fields and words
+// are the same, with the same helpers where they are public.
 
 var protocols = []corev1.Protocol{corev1.ProtocolSCTP, corev1.ProtocolTCP, corev1.ProtocolUDP}
 
-// validateService checks a Service that has its defaults, and fills in its families if
-// it is valid.
+// validateService validates a Service with its defaults, and fills in its families if it is valid.
 func (n networks) validateService(svc *corev1.Service) field.ErrorList {
 	spec, path := &svc.Spec, field.NewPath("spec")
 	errs := validation.ValidateObjectMeta(&svc.ObjectMeta, true, validation.NameIsDNSLabel, field.NewPath("metadata"))
@@ -49,8 +47,8 @@ func (n networks) validateService(svc *corev1.Service) field.ErrorList {
 	return errs
 }
 
-// accepted leaves out errors about the form of addresses (leading zeros, IPv4-mapped IPv6) of an object that an API server has stored: what
-// older ones accepted stays valid, and kube-proxy serves it.
+// accepted omits errors about the form of addresses (leading zeros, IPv4-mapped IPv6) of an object that an API server
+// has stored: addresses that older ones accepted stay valid, and kube-proxy serves them.
 func accepted(meta *metav1.ObjectMeta, errs field.ErrorList) field.ErrorList {
 	if meta.UID == "" {
 		return errs
@@ -61,7 +59,7 @@ func accepted(meta *metav1.ObjectMeta, errs field.ErrorList) field.ErrorList {
 	})
 }
 
-// headless reports whether a Service has no cluster IP because it wants none.
+// headless reports whether a Service requests no cluster IP.
 func headless(spec *corev1.ServiceSpec) bool {
 	return len(spec.ClusterIPs) == 1 && spec.ClusterIPs[0] == corev1.ClusterIPNone
 }
@@ -96,7 +94,7 @@ func validateExternalName(spec *corev1.ServiceSpec, path *field.Path) (errs fiel
 	return append(errs, invalid(path.Child("externalName"), name, utilvalidation.IsDNS1123Subdomain(name))...)
 }
 
-// validatePorts checks the ports one by one and against each other.
+// validatePorts validates the ports one by one and against each other.
 func validatePorts(spec *corev1.ServiceSpec, path *field.Path) (errs field.ErrorList) {
 	if len(spec.Ports) == 0 && !headless(spec) && spec.Type != corev1.ServiceTypeExternalName {
 		errs = append(errs, field.Required(path, ""))
@@ -141,7 +139,7 @@ func validatePort(p *corev1.ServicePort, path *field.Path) field.ErrorList {
 	errs = append(errs, oneOf(path.Child("protocol"), p.Protocol, protocols...)...)
 	if p.TargetPort.Type == intstr.String {
 		errs = append(errs, invalid(path.Child("targetPort"), p.TargetPort.StrVal, utilvalidation.IsValidPortName(p.TargetPort.StrVal))...)
-	} else if p.TargetPort.IntVal != p.Port { // otherwise it is the same mistake
+	} else if p.TargetPort.IntVal != p.Port { // otherwise it is the same error
 		errs = append(errs, invalid(path.Child("targetPort"), p.TargetPort.IntVal, utilvalidation.IsValidPortNum(int(p.TargetPort.IntVal)))...)
 	}
 	if p.NodePort != 0 {
@@ -272,9 +270,8 @@ func validateIngress(in *corev1.LoadBalancerIngress, path *field.Path) (errs fie
 	return errs
 }
 
-// validatePolicies checks where traffic may go. One rule is missing: an API
-// server gives out the healthCheckNodePort that a Service lacks, so that it is
-// no mistake to leave it out.
+// validatePolicies validates the traffic policies. One rule is missing: an API server allocates a missing
+// healthCheckNodePort, so omitting it is no error.
 func validatePolicies(spec *corev1.ServiceSpec, path *field.Path) (errs field.ErrorList) {
 	external, outside := spec.ExternalTrafficPolicy, reachableFromOutside(spec)
 	switch {
@@ -299,7 +296,7 @@ func validatePolicies(spec *corev1.ServiceSpec, path *field.Path) (errs field.Er
 		corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameNode, corev1.ServiceTrafficDistributionPreferSameZone)...)
 }
 
-// oneOf checks that a value is one of those that are allowed.
+// oneOf checks that a value is one of the allowed ones.
 func oneOf[T ~string](path *field.Path, value T, allowed ...T) field.ErrorList {
 	if slices.Contains(allowed, value) {
 		return nil
@@ -315,7 +312,7 @@ func oneOfOptional[T ~string](path *field.Path, name string, value *T, allowed .
 	return oneOf(path.Child(name), *value, allowed...)
 }
 
-// invalid makes an error of each message of a helper that gives only messages.
+// invalid returns an error for each message of a helper that returns only messages.
 func invalid(path *field.Path, value any, messages []string) (errs field.ErrorList) {
 	for _, m := range messages {
 		errs = append(errs, field.Invalid(path, value, m))

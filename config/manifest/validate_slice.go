@@ -14,9 +14,8 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// What an API server says against an EndpointSlice. Two rules are different: loopback
-// addresses are allowed, since manifests are for laptops too; and the port of a slice,
-// which an API server does not look at, must be one.
+// An API server's validation of an EndpointSlice. Two rules differ: loopback addresses are allowed, since manifests are
+// for laptops too; and the port of a slice, which an API server does not validate, must be valid.
 
 // The limits of the API.
 const (
@@ -27,7 +26,7 @@ const (
 	maxHints          = 8
 )
 
-// validateSlice checks an EndpointSlice that has its defaults.
+// validateSlice validates an EndpointSlice with its defaults.
 func validateSlice(s *discoveryv1.EndpointSlice) field.ErrorList {
 	errs := validation.ValidateObjectMeta(&s.ObjectMeta, true, validation.NameIsDNSSubdomain, field.NewPath("metadata"))
 	if path := field.NewPath("addressType"); s.AddressType == "" {
@@ -105,8 +104,7 @@ func validateAddress(a string, t discoveryv1.AddressType, path *field.Path) fiel
 	return nil
 }
 
-// validateEndpointIP checks the address of an endpoint. The API has the same
-// rule for external IPs.
+// validateEndpointIP validates the address of an endpoint. The API has the same rule for external IPs.
 func validateEndpointIP(s string, path *field.Path, loopback bool) (errs field.ErrorList) {
 	if errs := utilvalidation.IsValidIPForLegacyField(path, s, true, nil); len(errs) > 0 {
 		return errs

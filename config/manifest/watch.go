@@ -13,31 +13,28 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// patience is how long something has to last until it is believed.
+// patience are the delays before changes are applied.
 type patience struct {
-	// A file is often written in several steps, and a change is often one of several
-	// files. After the last event all has to be quiet for settle until what changed is
-	// read; but under constant change it is read every settleMax.
+	// A file is often written in several steps, and a change is often one of several files. Changes are read when there
+	// has been no event for settle; but under constant change they are read every settleMax.
 	settle, settleMax time.Duration
 
-	// A file has to be gone for confirm, or to say nothing at all: editors and copying
-	// programs make files vanish or be empty for a moment.
+	// A file counts as deleted or empty only after confirm: editors and copying programs make files missing or empty
+	// for a moment.
 	confirm time.Duration
 }
 
 var usual = patience{settle: 25 * time.Millisecond, settleMax: 300 * time.Millisecond, confirm: 200 * time.Millisecond}
 
-// How often files are looked at without an event: always where events are not
-// to be had; now and then in any case, since some file systems (NFS, shared
-// folders of virtual machines) have none for changes that others make.
+// The intervals for listing files without an event: short if events are unavailable, and long in any case, since some
+// file systems (NFS, shared folders of virtual machines) have none for changes on other machines.
 const (
 	pollAlone = time.Second
 	pollToo   = 10 * time.Second
 )
 
-// watcher tells when files may have changed. It watches folders and not files,
-// because a file that is replaced by another of the same name is not the one
-// that was watched. It is used by one goroutine.
+// watcher detects when files may have changed. It watches folders and not files: a file that is replaced by another of
+// the same name is no longer the watched one. It is not safe for concurrent use.
 type watcher struct {
 	paths    []string
 	patience patience
@@ -61,7 +58,7 @@ func newWatcher(paths []string, p patience, notify func() (*fsnotify.Watcher, er
 	return w
 }
 
-// poll gives up on events.
+// poll switches from events to polling.
 func (w *watcher) poll(err error) {
 	w.log.WithError(err).Warn("Cannot watch manifests (inotify); polling every 1s")
 	w.close()
@@ -74,9 +71,8 @@ func (w *watcher) close() {
 	}
 }
 
-// follow watches what has to be watched for the files of l: the folders in which
-// a file or a link is whose replacement would change what is read. It reports
-// whether it watches a folder that it did not before.
+// follow watches the folders for the files of l: those with a file or a link whose replacement would change the
+// content. It reports whether it added a folder.
 func (w *watcher) follow(l listing) (added bool) {
 	if w.events == nil {
 		return false
@@ -119,8 +115,8 @@ func (w *watcher) follow(l listing) (added bool) {
 	return added
 }
 
-// watch watches a folder, unless it does so already. That the folder does not
-// exist is no error: its parent tells when it does, or polling does.
+// watch watches a folder, unless it already does. A missing folder is no error: its parent has an event when it is
+// created, or polling detects it.
 func (w *watcher) watch(dir string) (isNew bool, err error) {
 	info, err := os.Stat(dir)
 	if err != nil {
@@ -131,7 +127,7 @@ func (w *watcher) watch(dir string) (isNew bool, err error) {
 		if os.SameFile(old, info) {
 			return false, nil
 		}
-		w.forget(dir) // another folder has taken its place
+		w.forget(dir) // another folder has the same path now
 	}
 	if err := w.events.Add(dir); err != nil {
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
@@ -145,14 +141,13 @@ func (w *watcher) watch(dir string) (isNew bool, err error) {
 
 func (w *watcher) forget(dir string) {
 	if w.dirs[dir] != nil {
-		_ = w.events.Remove(dir) // may be gone with the folder
+		_ = w.events.Remove(dir) // it may have been removed with the folder
 		delete(w.dirs, dir)
 	}
 }
 
-// wait returns true when something may have changed since l was listed and has
-// settled, or when there are doubts and it is time to confirm them; and false when
-// ctx has ended. pending says that something has changed already.
+// wait returns true when something may have changed since l was listed and has settled, or when it is time to confirm
+// doubts; and false when ctx has ended. pending says that something has already changed.
 func (w *watcher) wait(ctx context.Context, l listing, doubts, pending bool) bool {
 	var events <-chan fsnotify.Event
 	var errs <-chan error
@@ -171,7 +166,7 @@ func (w *watcher) wait(ctx context.Context, l listing, doubts, pending bool) boo
 	if doubts {
 		confirmed = time.After(w.patience.confirm)
 	}
-	var deadline time.Time // until which it has to settle
+	var deadline time.Time // for settling
 	changed := func() {
 		now := time.Now()
 		if deadline.IsZero() {
@@ -187,7 +182,7 @@ func (w *watcher) wait(ctx context.Context, l listing, doubts, pending bool) boo
 		case <-ctx.Done():
 			return false
 		case <-confirmed:
-			if settled == nil { // or it is looked at soon, but not before it has settled
+			if settled == nil { // otherwise files are read soon, when the change has settled
 				return true
 			}
 		case <-settled:
@@ -196,12 +191,12 @@ func (w *watcher) wait(ctx context.Context, l listing, doubts, pending bool) boo
 			away := e.Has(fsnotify.Remove) || e.Has(fsnotify.Rename)
 			watched := w.dirs[e.Name] != nil
 			if away {
-				w.forget(e.Name) // a folder that is made again may look the same
+				w.forget(e.Name) // a re-created folder may look the same
 			}
 			if w.matters(e.Name) || away && watched {
 				changed()
 			}
-		case err := <-errs: // mostly that there were more events than it could hold
+		case err := <-errs: // usually because its queue overflowed
 			w.log.WithError(err).Debug("Failed to watch manifests")
 			changed()
 		case <-tick.C:
@@ -212,17 +207,15 @@ func (w *watcher) wait(ctx context.Context, l listing, doubts, pending bool) boo
 	}
 }
 
-// matters reports whether a change of the file of that name can change what is
-// read.
+// matters reports whether a change of the file of that name can change the content.
 func (w *watcher) matters(name string) bool {
 	return w.names[name] || w.folders[filepath.Dir(name)] && isManifest(filepath.Base(name))
 }
 
-// trail returns the names that lead to what path stands for: every symbolic
-// link on the way, and the end, which is not one. If the way is broken, the end
-// is where.
+// trail returns the names on the way from path to its target: every symbolic link, and the target, which is not a link.
+// If the way is broken, the last name is where.
 func trail(path string) []string {
-	const maxLinks = 40 // as the kernel has it
+	const maxLinks = 40 // the kernel's limit
 	var out []string
 	at := filepath.VolumeName(path) + string(filepath.Separator)
 	todo := parts(path[len(filepath.VolumeName(path)):])
