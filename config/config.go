@@ -18,7 +18,7 @@ type Source interface {
 	Run(ctx context.Context, apply func([]Service)) error
 }
 
-// Service is what usher serves for one Kubernetes Service.
+// Service is the model of one Kubernetes Service.
 type Service struct {
 	Name types.NamespacedName
 

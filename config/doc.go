@@ -1,4 +1,4 @@
-// Package config is the model of what usher proxies: Services and their ports, with the VIPs and the endpoints of each
+// Package config is the model of the proxied objects: Services and their ports, with the VIPs and the endpoints of each
 // port.
 //
 // A source (package manifest reads files, package kube watches an API server) converts Kubernetes objects into values

@@ -14,7 +14,7 @@ type Report struct {
 	Service types.NamespacedName // the Service concerned; zero if unknown
 	Reason  string               // one word
 	Message string               // the place, the fault, and the allowed values
-	Remedy  string               // what to do; "" if that follows from the message
+	Remedy  string               // the recommended action; "" if the message implies it
 	Since   time.Time            // when it was found
 	Served  bool                 // the object is served anyway
 }

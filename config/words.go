@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// Authors of objects determine what messages quote, and how often that changes. So messages about objects, in the log,
-// in Events and in Reports, are limited.
+// Authors of objects determine the text that messages quote, and how often it changes. So messages about objects, in
+// the log, in Events and in Reports, are limited.
 const (
 	MaxQuote   = 200  // bytes of a value
 	MaxMessage = 1024 // bytes of a message

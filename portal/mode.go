@@ -31,7 +31,7 @@ type Mode struct {
 	List func(context.Context, Options) ([]Rule, error)
 
 	// Remove removes the rules that portals of this mode have installed, in this or another process. It keeps those
-	// that open connections may need. It returns what it removed, a line for each kind, and skips what it cannot read.
+	// that open connections may need. It returns the removed kinds, a line each, and skips rules that it cannot read.
 	// With all set it keeps nothing, and a failed read is an error, unless the kernel has nothing of the kind. Nil: the
 	// mode never installs anything.
 	Remove func(_ context.Context, _ Options, all bool) (removed []string, err error)
@@ -157,7 +157,7 @@ type Installed struct {
 	Rule Rule
 }
 
-// ListAll returns what portals of these modes have installed in the kernel, mode by mode, each in the order of
+// ListAll returns the rules that portals of these modes have installed in the kernel, mode by mode, each in the order of
 // Target.Compare.
 func ListAll(ctx context.Context, modes []Mode, opts Options) (all []Installed, err error) {
 	var errs []error
@@ -175,7 +175,7 @@ func ListAll(ctx context.Context, modes []Mode, opts Options) (all []Installed, 
 	return all, errors.Join(append(errs, ctx.Err())...)
 }
 
-// RemoveAll removes what portals of these modes have installed in the kernel, mode by mode.
+// RemoveAll removes the rules of portals of these modes, mode by mode.
 func RemoveAll(ctx context.Context, modes []Mode, opts Options, all bool) (removed []string, err error) {
 	var errs []error
 	for _, m := range modes {

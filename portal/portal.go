@@ -82,7 +82,7 @@ type PartsComparer interface {
 
 // Withdrawer is a Portal that can remove its rules while connections made through them continue.
 type Withdrawer interface {
-	// Withdraw removes all applied rules, and keeps what open connections need. Nothing may be applied afterwards;
+	// Withdraw removes all applied rules, except the parts that open connections need. Nothing may be applied afterwards;
 	// Remove removes the rest.
 	Withdraw(ctx context.Context) error
 }

@@ -29,9 +29,9 @@ import (
 // predecessor's, or the kernel's alone, which still sends the data of a closed socket. Each Check looks; until the
 // route is removed, new connections are refused.
 //
-// If a VIP is a local address of the node, the node answers ARP for it, as with IPVS proxies, but not neighbor
-// discovery, for which the kernel requires an address of an interface. If a load balancer announces VIPs in the node's
-// own network, set net.ipv4.conf.all.arp_ignore=1.
+// If a VIP is a local address of the node, the node answers ARP for it, as with IPVS proxies. It does not answer
+// neighbor discovery, for which the kernel requires an address of an interface. If a load balancer announces VIPs in
+// the node's own network, set net.ipv4.conf.all.arp_ignore=1.
 type addressPortal struct {
 	log    logrus.FieldLogger
 	opts   portal.Options

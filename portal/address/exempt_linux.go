@@ -13,8 +13,8 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// exemptTable has the exemption from address translation. Packets for a VIP are forwarded over the link, so a rule that
-// translates the addresses of Pods towards other networks, as most CNI plugins have (masquerade), would hide the
+// exemptTable has the exemption from address translation. Packets for a VIP are forwarded over the link. Most CNI
+// plugins have a rule that translates the addresses of Pods towards other networks (masquerade), which would hide the
 // client's address. On a node with any translation, a chain of usher's comes first and gives each client its own
 // address. On other nodes it would only make the kernel track connections without need.
 const exemptTable = "usher-address"

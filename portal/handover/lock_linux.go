@@ -27,8 +27,8 @@ const (
 	wordTaken    = "taken"
 	wordReleased = "released"
 
-	// patience is how long a holder waits for a successor, which installs thousands of rules in that time, and how long
-	// a successor waits for a holder that has not begun yet.
+	// patience is how long a holder waits for a successor, which installs thousands of rules in that time. It is also
+	// how long a successor waits for a holder that has not begun yet.
 	patience = 30 * time.Second
 	// sendTime is how long a successor may take to take all sockets.
 	sendTime = 5 * time.Second

@@ -319,8 +319,8 @@ func (f *backend) Parts() func(context.Context) ([]portal.Part, error) {
 	}
 }
 
-// notes returns the wanted notes for each table: the existing ones, and those for what iptables-nft creates with the
-// next change.
+// notes returns the wanted notes for each table: the existing ones, and those for objects that iptables-nft creates
+// with the next change.
 func (f *backend) notes(wanted map[string]*table) (map[string][]string, error) {
 	if !f.variant.nft {
 		return nil, nil

@@ -10,6 +10,6 @@
 //	variant.go         iptables-nft or iptables-legacy?
 //	command_linux.go   runs the commands, and interprets their errors
 //	backend_linux.go   one family's rules: probe, read, put in, try
-//	notes_linux.go     records of what iptables-nft creates and leaves behind
+//	notes_linux.go     records of objects that iptables-nft creates and leaves behind
 //	mode_linux.go      the mode; lists and removes leftovers
 package iptables

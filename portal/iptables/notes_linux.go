@@ -13,7 +13,7 @@ import (
 
 // iptables-nft creates a table, and its base chains such as PREROUTING, when it first needs them, and leaves them
 // behind when they are empty. So that Remove can restore the node's exact state, usher leaves a note in the table: an
-// empty, dedicated chain whose name says what was created. A note in the kernel outlives the usher process, and is
+// empty, dedicated chain whose name names the created object. A note in the kernel outlives the usher process, and is
 // removed with the table.
 const (
 	noteTable = chainPrefix + "MADE-TABLE"

@@ -30,9 +30,9 @@ const (
 	nftPatience = 30 * time.Second
 )
 
-// OwnSockets are the port IDs of netlink sockets by which this process made changes, and the process IDs of commands
-// that it ran for that, which are the port IDs of their first sockets. The kernel's change events contain them; see
-// Watch.
+// OwnSockets are the port IDs of netlink sockets by which this process made changes. They include the process IDs of
+// commands that it ran for that, which are the port IDs of their first sockets. The kernel's change events contain port
+// IDs; see Watch.
 var OwnSockets recent
 
 // recent remembers the last numbers added.

@@ -25,7 +25,7 @@ const tryInputTime = 600 * time.Millisecond
 var tryInputNode = map[bool]netip.Addr{false: netip.MustParseAddr("192.0.0.120"), true: netip.MustParseAddr("fd75:7368:6572::120")}
 
 // TryInput begins a TCP connection, as a Pod would, to an address that this node serves: its SYN comes in by an
-// interface other than lo, and so passes the rules of PREROUTING and INPUT. It returns what rejected it, or "" if it
+// interface other than lo, and so passes the rules of PREROUTING and INPUT. It returns the rejection, or "" if it
 // was answered. For the unspecified address it uses this node's address on the interface. The interface is a TUN
 // device, which the kernel removes when this function returns or this process is killed. The error says that none could
 // be made, which requires CAP_NET_ADMIN and /dev/net/tun.

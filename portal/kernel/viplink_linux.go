@@ -140,7 +140,7 @@ func (r *Routes) vipLinkAddresses() (addrs []netip.Addr, err error) {
 	return addrs, nil
 }
 
-// RemoveVIPLink removes the VIPLink of any process, and returns what it removed.
+// RemoveVIPLink removes the VIPLink of any process, and returns a description of it.
 func RemoveVIPLink() (removed []string, err error) {
 	r, err := OpenRoutes()
 	if err != nil {

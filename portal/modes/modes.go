@@ -94,7 +94,7 @@ func first(ctx context.Context, modes []portal.Mode, opts portal.Options) (porta
 	return nil, fmt.Errorf("no portal works here: %w", errors.Join(passedOver...))
 }
 
-// List returns what portals of any mode, of this or another process, have installed in the kernel, mode by mode. It
+// List returns the rules that portals of any mode, of this or another process, have installed, mode by mode. It
 // changes nothing. It skips state that it cannot read without a missing tool or kernel feature.
 //
 // On Linux it reads the network namespace of the calling thread. log may be nil.
@@ -107,8 +107,8 @@ func List(ctx context.Context, log logrus.FieldLogger) ([]portal.Installed, erro
 }
 
 // Cleanup removes everything that any portal mode, of this or an earlier process, has installed in the kernel, with the
-// available tools. It returns what it removed, one line for each kind. It skips what the kernel does not support, since
-// then nothing is installed. State that it cannot read for another reason is an error.
+// available tools. It returns the removed kinds, one line each. It skips features that the kernel does not support,
+// since then nothing is installed. State that it cannot read for another reason is an error.
 func Cleanup(ctx context.Context, log logrus.FieldLogger) (removed []string, err error) {
 	if err := kernel.NeedNetAdmin(); err != nil {
 		return nil, err

@@ -13,7 +13,7 @@
 //	Portal         ↔ calls               ↔ portal.Portal
 //	Run            → arguments           → the command
 //	               ← exit status         ← wait4(2)
-//	Close          → end of file         → kills what is left, and ends
+//	Close          → end of file         → kills all processes, and ends
 //
 // Nothing stays when one of them ends, for any reason. When the maker ends, the helper reads end of file and kills
 // every descendant of the command. With the last process the kernel removes the namespaces and everything in them:

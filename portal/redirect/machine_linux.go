@@ -29,7 +29,7 @@ type Backend interface {
 	Unchanged() bool
 
 	// Put makes the kernel hold exactly these rules, in one transaction. If only is not nil, no others than those for
-	// these targets differ from the known rules. It returns what it changed.
+	// these targets differ from the known rules. It returns the changes.
 	Put(_ context.Context, rules map[portal.Target]portal.Rule, only []portal.Target) (changed []string, err error)
 
 	// Parts returns a function that compares, with the kernel's, the chains that serve all targets together: those for
@@ -39,7 +39,7 @@ type Backend interface {
 
 	// Missing returns the rules, in the order of Target.Compare, that the kernel may not hold. Try tries whether the
 	// kernel accepts some of them, in addition to the installed ones; see MarkUndecided for errors that concern no
-	// rule. Tried removes what the tries left.
+	// rule. Tried removes the leftovers of the tries.
 	Missing(rules []portal.Rule) []portal.Rule
 	Try(context.Context, []portal.Rule) error
 	Tried([]portal.Rule)
@@ -96,7 +96,7 @@ func (m *machine) refusal(t portal.Target) error {
 	return m.refused.byTarget[t].err
 }
 
-// sync makes the kernel hold the wanted rules, and returns what it changed. Since the last sync only the rules for
+// sync makes the kernel hold the wanted rules, and returns the changes. Since the last sync only the rules for
 // targets in only have changed. With reread it reads the kernel's rules first. Refused rules are no error.
 func (m *machine) sync(ctx context.Context, only []portal.Target, reread bool) (changed []string, err error) {
 	at := m.backend.Setting()
@@ -118,7 +118,7 @@ func (m *machine) sync(ctx context.Context, only []portal.Target, reread bool) (
 	return slices.Concat(landed, m.leadAnswers(err), m.leadOut(reread), changed), err
 }
 
-// leadOut ensures that this node's packets to VIPs pass the rules, and returns what it had to install.
+// leadOut ensures that this node's packets to VIPs pass the rules, and returns the parts that it installed.
 func (m *machine) leadOut(reread bool) []string {
 	if m.withdrawn {
 		return nil

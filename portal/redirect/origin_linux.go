@@ -71,8 +71,8 @@ func (p *Portal) probeAnswers(m *machine) {
 	m.node, at.Answers = portal.SeenKernel, false
 }
 
-// leadAnswers routes the answers here, once the rules that mark them are installed, and returns what it had to install.
-// err is why the rules are not installed, if so.
+// leadAnswers routes the answers here, once the rules that mark them are installed. It returns the parts that it
+// installed. err is why the rules are not installed, if so.
 func (m *machine) leadAnswers(err error) (made []string) {
 	at := m.backend.Setting()
 	if !at.Answers && (m.node == portal.SeenUnready || m.node == 0) {
