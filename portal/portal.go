@@ -51,8 +51,8 @@ type Portal interface {
 	// listeners have to be where Listen says.
 	SetNodePortAddresses(within []netip.Prefix)
 
-	// Check compares the kernel's state, unless it is known, with the wanted rules, and repairs it. Its Result covers
-	// all wanted rules.
+	// Check reads the kernel's state, unless it is known, compares it with the wanted rules, and repairs it. Its Result
+	// covers all wanted rules.
 	Check(ctx context.Context) Result
 
 	// Compare compares the wanted rules with those that portals of any mode, of this or another process, have
