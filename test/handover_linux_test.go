@@ -476,7 +476,7 @@ var _ = Describe("two ushers", func() {
 			return launch(l.Node, asNobody(program, "run", "--take-over", "--manifests", dir), dir)
 		}
 		alone := begin()
-		Eventually(alone.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving no VIPs: this process cannot install a portal"))
+		Eventually(alone.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("VIPs are not served: this process cannot install a portal"))
 		alone.stop()
 		inPod := asNobody(program, "run", "--take-over", "--manifests", dir)
 		inPod.Env = append(os.Environ(), "KUBERNETES_SERVICE_HOST=10.96.0.1")

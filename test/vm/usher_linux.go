@@ -122,4 +122,4 @@ func (n *node) threads() int {
 }
 
 // eventually is how long a change may take to be live.
-const eventually = 2 * time.Minute
+const eventually = 5 * time.Minute

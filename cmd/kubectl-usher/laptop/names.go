@@ -67,7 +67,7 @@ func (n *Names) Start(ctx context.Context, _ *proxy.Proxy, takeOver bool, log lo
 		if !retryListen(ctx, err, listen) {
 			return
 		}
-		log.WithFields(logrus.Fields{"address": n.at.String(), "domain": n.server.Domain()}).Info("Serving DNS for Service names")
+		log.WithFields(logrus.Fields{"address": n.at.String(), "domain": n.server.Domain()}).Info("DNS server for Service names started")
 		if err := n.server.Serve(ctx, packets, listener); err != nil {
 			log.WithError(err).Error("DNS server for Service names failed")
 		}

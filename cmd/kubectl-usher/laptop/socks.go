@@ -67,7 +67,7 @@ func (s *SOCKS) Close() {
 
 // logSOCKS logs the proxy's address, and a warning if it is reachable from other machines.
 func logSOCKS(server *socks.Server, log logrus.FieldLogger) {
-	log.WithField("address", server.Addr().String()).Info("Serving SOCKS5 and HTTP proxy; reach Services by name, such as curl -x " + server.Addr().String() + " http://web.default/")
+	log.WithField("address", server.Addr().String()).Info("SOCKS5 and HTTP proxy started; reach Services by name, such as curl -x " + server.Addr().String() + " http://web.default/")
 	if at := server.Addr().Addr(); !at.IsLoopback() {
 		who := at.String()
 		if at.IsUnspecified() {

@@ -350,7 +350,7 @@ var _ = Describe("a daemon with a portal", func() {
 			connect(vip)
 			Expect(secondNow.Proxy.Stats().Open).To(BeEquivalentTo(2))
 			Eventually(func() string { return string(second.said.Contents()) }).WithTimeout(patience).Should(And(
-				ContainSubstring("Serving DNS for Service names"),
+				ContainSubstring("DNS server for Service names started"),
 				ContainSubstring("Listening on --healthz-address"),
 				ContainSubstring("Listening on --admin-address")))
 

@@ -89,5 +89,5 @@ func (d *Daemon) setPrimaryAddresses(addrs []netip.Addr) {
 	for _, n := range now[1:] {
 		addresses = append(addresses, n.String())
 	}
-	d.log.WithField("addresses", strings.Join(addresses, ",")).Info("Serving node ports")
+	d.log.WithField("addresses", strings.Join(addresses, ",")).Info("Node port addresses selected")
 }

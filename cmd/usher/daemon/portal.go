@@ -83,7 +83,7 @@ func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, er
 		case inPod(): // of a DaemonSet: it must not count as ready
 			return nil, fmt.Errorf("%s; to serve Services without VIPs, set --portal=%s", needs, none)
 		}
-		d.log.Warn("Serving no VIPs: " + needs)
+		d.log.Warn("VIPs are not served: " + needs)
 	}
 	d.setLock(lock)
 	return p, err
