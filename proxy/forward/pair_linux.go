@@ -520,7 +520,9 @@ func (p *pair) finish() { p.close(p.untaken()) }
 // close closes both sockets, and calls the owner's Ended.
 func (p *pair) close(untaken int) {
 	l := p.loop
-	p.forget()
+	if p.saved != nil {
+		p.forget()
+	}
 	for _, e := range [...]*edge{&p.client, &p.endpoint} {
 		if e.watch.slot == unwatched {
 			e.fd.Close()
