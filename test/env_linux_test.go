@@ -51,7 +51,7 @@ var _ = Describe("kubectl usher env", func() {
 		Expect(session.Out.Contents()).To(BeEmpty())
 	},
 		Entry("no such Service", 1, "there is no Service default/nothing", "nothing"),
-		Entry("no cluster IP", 1, "Service default/db has no variables: only Services with a cluster IP do", "db"),
+		Entry("no cluster IP", 1, "no variables for Service default/db: only Services with a cluster IP have them", "db"),
 		Entry("a format", 2, `--output: invalid value "yaml": must be one of shell, dotenv, json`, "-o", "yaml"),
 		Entry("all and some", 2, "-A selects all Services and cannot be combined with names: cart", "-A", "cart"),
 		Entry("two sources", 2, "Services come either from files or from an API server", "--context", "kind"),

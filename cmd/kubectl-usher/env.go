@@ -89,7 +89,7 @@ func variables(services []config.Service, namespace *view.NamespaceFlag, names [
 		}
 		vars := environ.Of(services[i])
 		if len(vars) == 0 {
-			return nil, fmt.Errorf("Service %s/%s has no variables: only Services with a cluster IP do", ns, n)
+			return nil, fmt.Errorf("no variables for Service %s/%s: only Services with a cluster IP have them", ns, n)
 		}
 		out = append(out, vars...)
 	}

@@ -68,7 +68,7 @@ func (r *resolver) diagnose(n name, s *service) {
 				warn(errors.New("addressType: FQDN: ignored, as in kube-proxy; only IPv4 and IPv6 endpoints are served"))
 			}
 			if s.had.service == nil { // its Service may come later
-				warn(fmt.Errorf("Service %s of these endpoints does not exist", n))
+				warn(fmt.Errorf("these endpoints belong to Service %s, which does not exist", n))
 			}
 		}
 	}
