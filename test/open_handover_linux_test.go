@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -45,6 +46,7 @@ func openHandoverSpecs(portal string) {
 		dir      string
 		services []service
 		talks    *lab.Talks
+		serving  atomic.Pointer[lab.Talks] // talks, for the endpoints' goroutines
 		random   *rand.Rand
 	)
 	BeforeEach(func() {
@@ -57,11 +59,12 @@ func openHandoverSpecs(portal string) {
 		seed := uint64(GinkgoRandomSeed())
 		GinkgoWriter.Printf("seed %d (-ginkgo.seed)\n", seed)
 		talks, random = lab.NewTalks(seed), rand.New(rand.NewPCG(seed, 0))
+		serving.Store(talks)
 		services = []service{{name: "talks", clusterIP: clusterIP, port: 80}, {name: "talks6", clusterIP: "fd00:10:96::10", port: 80}, {name: "web", clusterIP: "10.96.0.20", port: 80}}
 		for n := 1; n <= 2; n++ {
 			for i, at := range []string{lab.Pod(n).String(), lab.Pod6(n).String()} {
 				listener := l.Pods.Listen(net.JoinHostPort(at, "8081"))
-				lab.Serve(listener, func(c net.Conn) { talks.Endpoint(c.(*net.TCPConn)) })
+				lab.Serve(listener, func(c net.Conn) { serving.Load().Endpoint(c.(*net.TCPConn)) })
 				services[i].endpoints = append(services[i].endpoints, listener.Addr().(*net.TCPAddr).AddrPort())
 			}
 			services[2].endpoints = append(services[2].endpoints, startBackend(l.Pods, lab.Pod(n), 8080).addr)
@@ -198,6 +201,7 @@ func openHandoverSpecs(portal string) {
 		n := number("USHER_TALKS", 100)
 		for round := range number("USHER_TAKEOVERS", 3) {
 			talks = lab.NewTalks(random.Uint64())
+			serving.Store(talks)
 			current := start()
 			come(n)
 			Eventually(numbers).WithTimeout(20 * time.Second).Should(HaveLen(n))
