@@ -10,7 +10,6 @@ import (
 	"github.com/usherproxy/usher/portal/fdstore"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/frontend"
-	"github.com/usherproxy/usher/proxy/stream"
 )
 
 // keeping records the sockets of this proxy that are in Options.Store. Proxy.mu guards it; writers hold both
@@ -82,7 +81,7 @@ func (p *Proxy) Recall(handedOver map[string]*os.File) map[string]*os.File {
 		}
 	}
 	for _, file := range p.Store.Take(fdstore.ConnectionsName) {
-		sockets[stream.SavingName] = file
+		sockets[fdstore.ConnectionsName] = file
 	}
 	for _, file := range p.Store.Take(keptNamespace) {
 		if handedOver == nil && sockets[namespaceName] == nil {

@@ -1,6 +1,7 @@
 package fdpass
 
 import (
+	"cmp"
 	"errors"
 	"net"
 	"os"
@@ -28,27 +29,16 @@ func Send(c *net.UnixConn, data []byte, fds ...int) error {
 }
 
 func send(c *net.UnixConn, data []byte, fds []int) error {
-	var rights []byte
-	if len(fds) > 0 {
-		rights = unix.UnixRights(fds...)
-	}
 	raw, err := c.SyscallConn() // package net cannot send on a connected datagram socket
 	if err != nil {
 		return err
 	}
 	var failed error
 	err = raw.Write(func(fd uintptr) bool {
-		for {
-			failed = unix.Sendmsg(int(fd), data, rights, nil, unix.MSG_NOSIGNAL)
-			if failed != unix.EINTR {
-				return failed != unix.EAGAIN
-			}
-		}
+		failed = SendOn(int(fd), data, fds...)
+		return !errors.Is(failed, unix.EAGAIN)
 	})
-	if err == nil {
-		err = os.NewSyscallError("sendmsg", failed)
-	}
-	return err
+	return cmp.Or(err, failed)
 }
 
 // SendNow is Send without waiting: it returns EAGAIN while the receiver's queue is full.
@@ -58,13 +48,22 @@ func SendNow(c *net.UnixConn, data []byte, fds ...int) error {
 		return err
 	}
 	var failed error
-	err = raw.Control(func(fd uintptr) {
-		failed = unix.Sendmsg(int(fd), data, unix.UnixRights(fds...), nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
-	})
-	if err == nil {
-		err = os.NewSyscallError("sendmsg", failed)
+	err = raw.Control(func(fd uintptr) { failed = SendOn(int(fd), data, fds...) })
+	return cmp.Or(err, failed)
+}
+
+// SendOn is SendNow on the socket with descriptor fd.
+func SendOn(fd int, data []byte, fds ...int) error {
+	var rights []byte
+	if len(fds) > 0 {
+		rights = unix.UnixRights(fds...)
 	}
-	return err
+	for {
+		err := unix.Sendmsg(fd, data, rights, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+		if err != unix.EINTR {
+			return os.NewSyscallError("sendmsg", err)
+		}
+	}
 }
 
 // Receive receives into buf the data of one Send, with up to maxFDs descriptors. They are closed on exec, and the
@@ -75,9 +74,31 @@ func Receive(c *net.UnixConn, buf []byte, maxFDs int) (n int, fds []int, err err
 	if err != nil {
 		return 0, nil, err
 	}
-	messages, err := unix.ParseSocketControlMessage(oob[:oobn])
+	fds, err = rights(oob[:oobn], flags)
+	return n, fds, err
+}
+
+// ReceiveOn is Receive on the socket with descriptor fd, without waiting: it returns EAGAIN if no message has arrived.
+func ReceiveOn(fd int, buf []byte, maxFDs int) (n int, fds []int, err error) {
+	oob := make([]byte, unix.CmsgSpace(maxFDs*4))
+	for {
+		n, oobn, flags, _, err := unix.Recvmsg(fd, buf, oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return 0, nil, os.NewSyscallError("recvmsg", err)
+		}
+		fds, err = rights(oob[:oobn], flags)
+		return n, fds, err
+	}
+}
+
+// rights returns the descriptors in the control messages of a received message.
+func rights(oob []byte, flags int) (fds []int, err error) {
+	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	for i := range messages {
 		if more, err := unix.ParseUnixRights(&messages[i]); err == nil { // another kind of control message is skipped
@@ -87,7 +108,7 @@ func Receive(c *net.UnixConn, buf []byte, maxFDs int) (n int, fds []int, err err
 	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
 		err = ErrTruncated
 	}
-	return n, fds, err
+	return fds, err
 }
 
 // Descriptor returns f's descriptor unchanged: f.Fd might set the open file to blocking mode, and other processes share

@@ -202,8 +202,10 @@ func (l *Loop) Continue(in *Pair, f *Frozen, limits *Limits) {
 			l.limited.pairs[p.place-1].watch = watch{began: w.Began, silent: w.Silent, unsent: w.Unsent}
 		}
 	}
-	p.noteHeld(&p.toEndpoint)
-	p.noteHeld(&p.toClient)
+	if p.saved != nil {
+		p.noteHeld(&p.toEndpoint)
+		p.noteHeld(&p.toClient)
+	}
 	p.move(shortTurn)
 }
 

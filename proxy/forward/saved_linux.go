@@ -98,15 +98,14 @@ func (s *saved) end() {
 	s.over()
 }
 
-// forget records that the pair must not be continued.
+// forget records that the saved pair must not be continued.
 func (p *pair) forget() {
-	if s := p.saved; s != nil {
-		p.saved = nil
-		if s.own {
-			p.loop.saved.Add(-1)
-		}
-		s.end()
+	s := p.saved
+	p.saved = nil
+	if s.own {
+		p.loop.saved.Add(-1)
 	}
+	s.end()
 }
 
 // noteMoving notes that bytes are about to be read in one direction.
@@ -122,9 +121,6 @@ func (p *pair) noteMoving(w *way) {
 
 // noteHeld notes whether bytes of one direction are in this process.
 func (p *pair) noteHeld(w *way) {
-	if p.saved == nil {
-		return // the pair has ended
-	}
 	notes, note, begun, count, shift := p.saved.notes.Load(), uint32(heldForEndpoint), uint32(clientBegun), &p.saved.toEndpoint, 0
 	if w == &p.toClient {
 		note, begun, count, shift = heldForClient, endpointBegun, &p.saved.toClient, 16
@@ -146,15 +142,18 @@ func (p *pair) noteHeld(w *way) {
 	p.saved.notes.Store(notes)
 }
 
-// Restored completes t, the State of a saved pair, with the pair's latest notes. whole is false if bytes may be lost:
-// then the pair must be reset. over is true if the pair had ended. toEndpoint and toClient are the numbers of the pipes
-// that may hold bytes; 0 is none.
-func (s *Saved) Restored(t *PairState) (whole, over bool, toEndpoint, toClient int) {
+// Over reports whether the pair had ended, or another process has it.
+func (s *Saved) Over() bool { return s.notes.Load()&SavedOver != 0 }
+
+// Restored completes t, the State of a saved pair that is not over, with the pair's latest notes. whole is false if bytes
+// may be lost: then the pair must be reset. toEndpoint and toClient are the numbers of the pipes that may hold bytes; 0 is
+// none.
+func (s *Saved) Restored(t *PairState) (whole bool, toEndpoint, toClient int) {
 	notes := s.notes.Load()
 	t.ToEndpoint.Bytes, t.ToClient.Bytes = s.toEndpoint.Load(), s.toClient.Load()
 	t.ToEndpoint.Begun, t.ToClient.Begun = notes&clientBegun != 0, notes&endpointBegun != 0
 	pipes := s.pipes.Load()
-	return notes&(heldForEndpoint|heldForClient) == 0, notes&SavedOver != 0, int(pipes & 0xffff), int(pipes >> 16)
+	return notes&(heldForEndpoint|heldForClient) == 0, int(pipes & 0xffff), int(pipes >> 16)
 }
 
 // SavePipes calls save for each pipe that the other process does not have. save returns the pipe's number there, or 0
@@ -175,8 +174,12 @@ func (l *Loop) SavePipes(save func(read, write int) (number uint16), over func(n
 // Unsaved reports whether the loop has pairs or pipes that the other process may not know. Any goroutine may call it.
 func (l *Loop) Unsaved() bool { return l.pairs.Load() > l.saved.Load() || l.pipes.unknown.Load() }
 
-// Forget makes the pair stop noting its state: another process continues it.
-func (p *Pair) Forget() { p.forget() }
+// Forget makes the pair stop noting its state, if it is saved: another process continues it.
+func (p *Pair) Forget() {
+	if p.saved != nil {
+		p.forget()
+	}
+}
 
 // SavedHeader returns the number stored in part 0 of memory. No pair may use that part.
 func SavedHeader(memory []byte) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&memory[0])) }

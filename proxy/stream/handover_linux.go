@@ -20,6 +20,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal/fdpass"
+	"github.com/usherproxy/usher/portal/fdstore"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/conn"
@@ -107,9 +108,9 @@ type Inherited struct{ conn *net.UnixConn }
 // Inherit takes a predecessor's Offer and the socket to the keeper from sockets. It returns nil if there is no Offer.
 // Inherit is called before the first client connects.
 func (s *Server) Inherit(sockets map[string]*os.File) (from *Inherited) {
-	if file := sockets[SavingName]; file != nil {
+	if file := sockets[fdstore.ConnectionsName]; file != nil {
 		s.saving = s.inheritSaving(file)
-		delete(sockets, SavingName)
+		delete(sockets, fdstore.ConnectionsName)
 	}
 	for name, file := range sockets {
 		number, is := strings.CutPrefix(name, offerPrefix)
@@ -441,7 +442,14 @@ func (s *Server) arrive(fds []int, heir Heir) (arrived []held, answer []byte, er
 		lines[i], rests, _ = bytes.Cut(rests, []byte("\n"))
 	}
 	for i, line := range lines {
-		c, err := s.arriveOne(line, rests, heir, func(*transfer) error { return nil })
+		var c *held
+		t, err := readTransfer(line)
+		if err == nil {
+			err = t.takeRests(rests)
+		}
+		if err == nil {
+			c, err = s.arriveOne(t, heir)
+		}
 		if err != nil {
 			s.node.Log.WithError(err).Debug("A connection stays with the previous usher process")
 			fdpass.Close(sockets[i])
@@ -454,25 +462,31 @@ func (s *Server) arrive(fds []int, heir Heir) (arrived []held, answer []byte, er
 	return arrived, append(answer, '.'), nil // an empty packet would look like end of file
 }
 
-// arriveOne returns the connection that a transfer describes, with the pair's bytes from rests, unless complete returns
-// an error. It registers the connection and counts it at its endpoint.
-func (s *Server) arriveOne(line, rests []byte, heir Heir, complete func(*transfer) error) (*held, error) {
-	var t transfer
+// readTransfer returns the transfer that line encodes. The error is about a field or value that this version does not know.
+func readTransfer(line []byte) (*transfer, error) {
+	t := new(transfer)
 	from := json.NewDecoder(bytes.NewReader(line))
 	from.DisallowUnknownFields()
-	if err := from.Decode(&t); err != nil {
+	if err := from.Decode(t); err != nil {
 		return nil, err
 	}
 	if !t.Pair.Known() {
 		return nil, fmt.Errorf("this version does not know the end %q", t.Pair.Ending)
 	}
+	return t, nil
+}
+
+// takeRests takes the pair's bytes from rests.
+func (t *transfer) takeRests(rests []byte) error {
 	if t.At < 0 || t.ForEndpoint < 0 || t.ForClient < 0 || t.At+t.ForEndpoint+t.ForClient > len(rests) {
-		return nil, errors.New("what it holds is missing")
-	}
-	if err := complete(&t); err != nil {
-		return nil, err
+		return errors.New("what it holds is missing")
 	}
 	t.Pair.ToEndpoint.Rest, t.Pair.ToClient.Rest = rests[t.At:][:t.ForEndpoint], rests[t.At+t.ForEndpoint:][:t.ForClient]
+	return nil
+}
+
+// arriveOne returns the connection that a transfer describes. It registers the connection and counts it at its endpoint.
+func (s *Server) arriveOne(t *transfer, heir Heir) (*held, error) {
 	front, endpoint := heir.Find(t.Port, t.Record.To, &config.Endpoint{Addr: t.Endpoint, Pod: t.Pod, Node: t.Node}, t.Left)
 	if front == nil {
 		return nil, fmt.Errorf("%s is not served here", t.Port)

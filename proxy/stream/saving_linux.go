@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/portal/fdpass"
+	"github.com/usherproxy/usher/portal/fdstore"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/forward"
 )
@@ -26,45 +27,15 @@ import (
 // Under a keeper, open TCP connections survive a crash of this process. For each pair that is older than savedAge, the
 // keeper has copies of both sockets, and a transfer that describes the pair. In memory that both processes share, the
 // pair notes whether bytes of it are in this process: see package forward. The next process gets all of that from the
-// keeper. It continues the pairs that lost no byte, and resets the others. Packets on a socket pair that the keeper
-// makes for each process:
-//
-//	usher                                keeper
-//	area A               →                    with the descriptor of a shared memory
-//	save A, and lines    →                    each the number of a slot in area A, and a transfer; with the sockets, two for each
-//	pipe A P             →                    with both ends of a pipe, that may hold bytes of pairs in area A
-//	drop A SLOT…         →                    those have ended: the keeper closes its copies
-//	unpipe A P           →                    that pipe is closed
-//	next                 →                    requests the connections of a process that crashed
-//	                     ←    area A          with its memory; packets "save A" follow
-//	                     ←    pipe A P, save A, … as above, one for each "next"
-//	                     ←    end             there are no more
-//	                     ←    more            another process has crashed: send "next" again
+// keeper. It continues the pairs that lost no byte, and resets the others. Package fdstore has the protocol.
 //
 // Inherited pairs note their state in the memory of the process that crashed, until this process has saved them itself.
 // The first part of an area is not a slot: it holds the last number of a client.
 const (
-	wordArea   = "area"
-	wordSave   = "save"
-	wordPipe   = "pipe"
-	wordDrop   = "drop"
-	wordUnpipe = "unpipe"
-	wordNext   = "next"
-	wordEnd    = "end"
-	wordMore   = "more"
-
-	// SavingName is the name of the socket to the keeper in Server.Inherit.
-	SavingName = "keeper of open connections"
-
 	// savedAge is the age at which a connection is saved, so that short connections cost nothing.
 	savedAge = time.Second
 	// saveEvery is the interval at which connections are saved and dropped.
 	saveEvery = 200 * time.Millisecond
-	// savedAtOnce is the maximum number of connections in a packet. Their loop serves no others while the packet is
-	// made.
-	savedAtOnce = 16
-	// savedBytes is the maximum size of a packet.
-	savedBytes = 64 << 10
 	// maxSaved is the maximum number of saved connections, unless the limit of open files is lower: the keeper has two
 	// files for each, and spareFiles others.
 	maxSaved   = 1 << 16
@@ -80,7 +51,6 @@ type saving struct {
 	heir Heir
 	own  *area // of this process
 	full bool  // the limit of saved connections has been logged
-	more bool  // the keeper has connections of a process that crashed
 	// restored and reset count the connections of a process that crashed, until all have arrived.
 	restored, reset int
 
@@ -96,11 +66,14 @@ type saving struct {
 type area struct {
 	id     uint64
 	memory []byte
-	slots  int            // how many there are
-	used   int            // the slots from 1 to this one have been used
-	free   []int          // slots among those
-	over   []int          // slots that the keeper has not dropped yet
-	pipes  map[int][2]int // of a process that crashed, until a pair owns them
+	over   []int // slots that the keeper has not dropped yet
+
+	// Of the area of this process: the number of slots, how many of the first have been used, and those that are free again.
+	slots, used int
+	free        []int
+
+	// Of the area of a process that crashed: its pipes, until a pair owns them.
+	pipes map[int][2]int
 }
 
 // inheritSaving returns the connection to the keeper, or nil if the keeper does not answer.
@@ -112,7 +85,7 @@ func (s *Server) inheritSaving(file *os.File) *saving {
 	}
 	v := &saving{Server: s, to: to, areas: map[uint64]*area{}, openPipes: map[uint16]bool{}}
 	_ = to.SetDeadline(time.Now().Add(keeperTime)) // fails only if it is closed
-	if err = fdpass.Send(to, []byte(wordNext)); err == nil {
+	if err = fdpass.Send(to, []byte(fdstore.WordNext)); err == nil {
 		err = v.receive()
 	}
 	if err != nil {
@@ -121,7 +94,6 @@ func (s *Server) inheritSaving(file *os.File) *saving {
 		return nil
 	}
 	for _, latest := range v.areas {
-		v.more = true
 		s.node.InheritIDs(latest.lastID().Load())
 	}
 	return v
@@ -130,12 +102,13 @@ func (s *Server) inheritSaving(file *os.File) *saving {
 // start saves connections from now on, and continues those of a process that crashed.
 func (v *saving) start(heir Heir) {
 	v.heir = heir
+	inherits := len(v.areas) > 0
 	_ = v.to.SetDeadline(time.Time{}) // fails only if it is closed
 	v.handing.Go(func() {
 		defer v.to.Close()
 		defer context.AfterFunc(v.ctx, func() { v.to.Close() })()
-		if v.more {
-			_ = fdpass.Send(v.to, []byte(wordNext)) // the next receive returns the error
+		if inherits {
+			_ = fdpass.Send(v.to, []byte(fdstore.WordNext)) // the next receive returns the error
 		}
 		for v.receive() == nil {
 		}
@@ -145,8 +118,8 @@ func (v *saving) start(heir Heir) {
 
 // receive reads a packet and acts on it.
 func (v *saving) receive() error {
-	buf := make([]byte, savedBytes)
-	n, fds, err := fdpass.Receive(v.to, buf, 2*savedAtOnce)
+	buf := make([]byte, fdstore.MaxPacket)
+	n, fds, err := fdpass.Receive(v.to, buf, 2*fdstore.SavedAtOnce)
 	if err == nil && n == 0 {
 		err = errors.New("the keeper closed the socket")
 	}
@@ -163,29 +136,29 @@ func (v *saving) receive() error {
 	from := v.areas[id]
 	v.mu.Unlock()
 	switch {
-	case word == wordArea && len(fds) == 1:
+	case word == fdstore.WordArea && len(fds) == 1:
 		if err := v.inherit(id, fds[0]); err != nil {
 			return err
 		}
 		if v.heir == nil {
 			return nil // start requests more
 		}
-	case word == wordSave && from != nil && len(fds)%2 == 0:
+	case word == fdstore.WordSave && from != nil && len(fds)%2 == 0:
 		v.restore(from, lines, fds)
-	case word == wordPipe && from != nil && len(fds) == 2:
+	case word == fdstore.WordPipe && from != nil && len(fds) == 2:
 		from.pipes[pipe] = [2]int(fds)
-	case word == wordEnd:
+	case word == fdstore.WordEnd:
 		v.restoredAll()
 		return nil
-	case word == wordMore:
+	case word == fdstore.WordMore:
 	default:
 		fdpass.Close(fds)
 		return fmt.Errorf("unexpected message from the keeper: %q", head)
 	}
-	return fdpass.Send(v.to, []byte(wordNext))
+	return fdpass.Send(v.to, []byte(fdstore.WordNext))
 }
 
-// inherit maps the area of a process that crashed. Its slots are free once the connections in them have ended.
+// inherit maps the area of a process that crashed. This process puts no further connections into it.
 func (v *saving) inherit(id uint64, fd int) error {
 	defer unix.Close(fd)
 	var stat unix.Stat_t
@@ -213,7 +186,7 @@ func (v *saving) open() error {
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil && limit.Cur < 2*maxSaved+spareFiles {
 		n = max(1, (int(limit.Cur)-spareFiles)/2)
 	}
-	file, err := handover.Memory(SavingName)
+	file, err := handover.Memory(fdstore.ConnectionsName)
 	if err != nil {
 		return err
 	}
@@ -228,7 +201,7 @@ func (v *saving) open() error {
 		err = v.add(a, fd, size)
 	}
 	if v.own = a; err == nil {
-		err = fdpass.Send(v.to, fmt.Appendf(nil, "%s %d", wordArea, a.id), fd)
+		err = fdpass.Send(v.to, fmt.Appendf(nil, "%s %d", fdstore.WordArea, a.id), fd)
 	}
 	return err
 }
@@ -296,7 +269,7 @@ func (v *saving) drop() error {
 	v.pipes = nil
 	v.mu.Unlock()
 	for _, number := range pipes {
-		if err := fdpass.Send(v.to, fmt.Appendf(nil, "%s %d %d", wordUnpipe, v.own.id, number)); err != nil {
+		if err := fdpass.Send(v.to, fmt.Appendf(nil, "%s %d %d", fdstore.WordUnpipe, v.own.id, number)); err != nil {
 			return err
 		}
 		v.mu.Lock()
@@ -305,18 +278,20 @@ func (v *saving) drop() error {
 	}
 	for a, numbers := range over {
 		for len(numbers) > 0 {
-			text := fmt.Appendf(nil, "%s %d", wordDrop, a.id)
+			text := fmt.Appendf(nil, "%s %d", fdstore.WordDrop, a.id)
 			n := 0
-			for n < len(numbers) && len(text) < savedBytes/2 {
+			for n < len(numbers) && len(text) < fdstore.MaxPacket/2 {
 				text = fmt.Append(append(text, ' '), numbers[n])
 				n++
 			}
 			if err := fdpass.Send(v.to, text); err != nil {
 				return err
 			}
-			v.mu.Lock()
-			a.free = append(a.free, numbers[:n]...)
-			v.mu.Unlock()
+			if a == v.own {
+				v.mu.Lock()
+				a.free = append(a.free, numbers[:n]...)
+				v.mu.Unlock()
+			}
 			numbers = numbers[n:]
 		}
 	}
@@ -335,7 +310,7 @@ func (v *saving) saveOf(l *forward.Loop) (err error) {
 				if !is || p.IsSaved() || time.Since(c.Began) < savedAge {
 					return true
 				}
-				if len(b.pairs) == savedAtOnce {
+				if len(b.pairs) == fdstore.SavedAtOnce {
 					return false
 				}
 				number, free := v.take()
@@ -366,7 +341,7 @@ func (v *saving) savePipe(read, write int) (number uint16) {
 	defer v.mu.Unlock()
 	for number = v.lastPipe + 1; number == 0 || v.openPipes[number]; number++ {
 	}
-	if fdpass.SendNow(v.to, fmt.Appendf(nil, "%s %d %d", wordPipe, v.own.id, number), read, write) != nil {
+	if fdpass.SendNow(v.to, fmt.Appendf(nil, "%s %d %d", fdstore.WordPipe, v.own.id, number), read, write) != nil {
 		return 0
 	}
 	v.lastPipe, v.openPipes[number] = number, true
@@ -391,7 +366,7 @@ type batch struct {
 
 func (v *saving) newBatch() *batch {
 	b := &batch{saving: v}
-	fmt.Fprintf(&b.text, "%s %d\n", wordSave, v.own.id)
+	fmt.Fprintf(&b.text, "%s %d\n", fdstore.WordSave, v.own.id)
 	b.lines = json.NewEncoder(&b.text)
 	return b
 }
@@ -412,7 +387,7 @@ func (b *batch) add(number int, c *Conn, p *forward.PairHere) {
 // send sends the batch at once or not at all.
 func (b *batch) send() error {
 	err := errors.New("message too long")
-	if b.text.Len() <= savedBytes {
+	if b.text.Len() <= fdstore.MaxPacket {
 		err = fdpass.SendNow(b.to, b.text.Bytes(), b.fds...)
 	}
 	for _, p := range b.pairs {
@@ -461,30 +436,12 @@ func (v *saving) restore(a *area, lines string, fds []int) {
 // ended.
 func (v *saving) restoreOne(a *area, number int, text []byte, client, endpoint forward.Socket) bool {
 	saved := forward.SavedAt(a.memory, number)
-	var toEndpoint, toClient int
-	c, err := v.arriveOne(text, nil, v.heir, func(t *transfer) error {
-		var whole, over bool
-		whole, over, toEndpoint, toClient = saved.Restored(&t.Pair)
-		switch {
-		case over:
-			return errOver
-		case !whole || !a.has(toEndpoint) || !a.has(toClient):
-			return errors.New("some of its bytes were in the crashed process")
-		}
-		if (t.Pair.ToEndpoint.Begun || t.Pair.ToClient.Begun) && t.Record.FirstByte <= 0 {
-			t.Pair.ToEndpoint.Begun, t.Pair.ToClient.Begun = true, true
-			t.Record.ForgetFirstByte()
-		}
-		return nil
-	})
-	if err == errOver {
+	if saved.Over() {
 		client.Close()
 		endpoint.Close()
 		return false
 	}
-	if err == nil {
-		err = v.loops.start(v.Server) // unless they run already
-	}
+	c, err := v.readmit(a, saved, text)
 	if err != nil {
 		v.reset++
 		v.node.Log.WithError(err).Debug("Cannot restore a connection; resetting it")
@@ -494,12 +451,34 @@ func (v *saving) restoreOne(a *area, number int, text []byte, client, endpoint f
 	v.restored++
 	c.frozen.Client, c.frozen.Endpoint = client, endpoint
 	c.frozen.Saved, c.frozen.Over = saved, v.over(a, number)
-	c.frozen.ToEndpointPipe, c.frozen.ToClientPipe = a.pipe(toEndpoint), a.pipe(toClient)
 	v.proceed(c, v.restored)
 	return true
 }
 
-var errOver = errors.New("the connection has ended")
+// readmit returns the connection that text describes, with its pipes, if no byte of it is lost.
+func (v *saving) readmit(a *area, saved *forward.Saved, text []byte) (*held, error) {
+	t, err := readTransfer(text)
+	if err != nil {
+		return nil, err
+	}
+	whole, toEndpoint, toClient := saved.Restored(&t.Pair)
+	if !whole || !a.has(toEndpoint) || !a.has(toClient) {
+		return nil, errors.New("some of its bytes were in the crashed process")
+	}
+	if (t.Pair.ToEndpoint.Begun || t.Pair.ToClient.Begun) && t.Record.FirstByte <= 0 {
+		t.Pair.ToEndpoint.Begun, t.Pair.ToClient.Begun = true, true
+		t.Record.ForgetFirstByte()
+	}
+	if err := v.loops.start(v.Server); err != nil { // unless they run already
+		return nil, err
+	}
+	c, err := v.arriveOne(t, v.heir)
+	if err != nil {
+		return nil, err
+	}
+	c.frozen.ToEndpointPipe, c.frozen.ToClientPipe = a.pipe(toEndpoint), a.pipe(toClient)
+	return c, nil
+}
 
 // has reports whether the pipe with that number has arrived. It returns true for 0.
 func (a *area) has(number int) bool {

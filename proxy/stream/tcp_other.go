@@ -77,8 +77,5 @@ func (s *Server) Inherit(map[string]*os.File) *Inherited { return nil }
 // Receive is never called.
 func (s *Server) Receive(*Inherited, Heir) {}
 
-// SavingName is not the name of any socket: there is no keeper.
-const SavingName = ""
-
 // saving exists on Linux only.
 type saving struct{}

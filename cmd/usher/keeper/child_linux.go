@@ -84,7 +84,9 @@ func (k *keeper) spawn(arguments, names []string, fds []int) (*child, error) {
 		Env: k.environment(names), Files: files, Sys: &syscall.SysProcAttr{Setpgid: true},
 	})
 	if err != nil {
-		unix.Close(ours)
+		if ours > 0 {
+			unix.Close(ours)
+		}
 		return nil, err
 	}
 	if k.Score != "" {

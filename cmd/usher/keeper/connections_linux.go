@@ -2,6 +2,7 @@ package keeper
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -12,11 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/portal/fdpass"
+	"github.com/usherproxy/usher/portal/fdstore"
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// The keeper has copies of the sockets of open connections and passes them to the process that it starts after a crash. The
-// protocol is that of package proxy/stream. The keeper does not interpret the descriptions of connections.
+// The keeper has copies of the sockets of open connections and passes them to the process that it starts after a crash.
+// Package fdstore has the protocol.
 
 // area has the connections that a process has saved, by their slots in memory that the process shares with the keeper.
 type area struct {
@@ -36,12 +38,6 @@ type saved struct {
 	FDs  [2]int
 }
 
-const (
-	// maxText is the maximum length of a packet, savedAtOnce its maximum number of connections.
-	maxText     = 64 << 10
-	savedAtOnce = 16
-)
-
 // channel returns the two ends of a socket for the connections of a child.
 func channel() (ours, theirs int, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -50,6 +46,9 @@ func channel() (ours, theirs int, err error) {
 
 // listenTo makes the loop call hearAll when the child has sent a packet.
 func (k *keeper) listenTo(c *child) {
+	if c.Channel == 0 {
+		return
+	}
 	c.heard, c.over = make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(c.over)
@@ -84,28 +83,16 @@ func (k *keeper) hangUp(c *child) {
 
 // hearAll handles all packets that a child has sent on its socket.
 func (k *keeper) hearAll(c *child) {
-	text, oob := make([]byte, maxText), make([]byte, unix.CmsgSpace(2*savedAtOnce*4))
+	text := make([]byte, fdstore.MaxPacket)
 	for {
-		n, oobn, flags, _, err := unix.Recvmsg(c.Channel, text, oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			c.ended = c.ended || err != unix.EAGAIN
+		n, fds, err := fdpass.ReceiveOn(c.Channel, text, 2*fdstore.SavedAtOnce)
+		if errors.Is(err, unix.EAGAIN) {
 			return
 		}
-		if n == 0 {
+		if truncated := err == fdpass.ErrTruncated; n == 0 || err != nil && !truncated {
 			c.ended = true
 			return
-		}
-		var fds []int
-		messages, _ := unix.ParseSocketControlMessage(oob[:oobn]) // the kernel's messages are well-formed
-		for i := range messages {
-			if some, err := unix.ParseUnixRights(&messages[i]); err == nil {
-				fds = append(fds, some...)
-			}
-		}
-		if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 || !k.act(c, string(text[:n]), fds) {
+		} else if truncated || !k.act(c, string(text[:n]), fds) {
 			fdpass.Close(fds)
 		}
 	}
@@ -118,7 +105,7 @@ func (k *keeper) act(c *child, text string, fds []int) (kept bool) {
 	if len(words) == 0 {
 		return false
 	}
-	if words[0] == "next" {
+	if words[0] == fdstore.WordNext {
 		k.answer(c)
 		return false
 	}
@@ -131,12 +118,12 @@ func (k *keeper) act(c *child, text string, fds []int) (kept bool) {
 	}
 	at := slices.IndexFunc(c.Areas, func(a *area) bool { return a.ID == id })
 	switch {
-	case words[0] == "area" && at < 0 && len(fds) == 1:
+	case words[0] == fdstore.WordArea && at < 0 && len(fds) == 1:
 		c.Areas = append(c.Areas, &area{ID: id, Memory: fds[0], Saved: map[int]*saved{}, Pipes: map[int][2]int{}})
 		return true
-	case words[0] == "save" && at >= 0:
+	case words[0] == fdstore.WordSave && at >= 0:
 		return k.save(c.Areas[at], lines, fds)
-	case words[0] == "pipe" && at >= 0 && len(words) == 3 && len(fds) == 2 && !k.full(2, 0):
+	case words[0] == fdstore.WordPipe && at >= 0 && len(words) == 3 && len(fds) == 2 && !k.full(2, 0):
 		number, err := strconv.Atoi(words[2])
 		if err == nil {
 			k.unpipe(c.Areas[at], number) // normally there is none
@@ -144,11 +131,11 @@ func (k *keeper) act(c *child, text string, fds []int) (kept bool) {
 			k.connections++ // a pipe takes as many descriptors as a connection
 		}
 		return err == nil
-	case words[0] == "unpipe" && at >= 0 && len(words) == 3:
+	case words[0] == fdstore.WordUnpipe && at >= 0 && len(words) == 3:
 		if number, err := strconv.Atoi(words[2]); err == nil {
 			k.unpipe(c.Areas[at], number)
 		}
-	case words[0] == "drop" && at >= 0:
+	case words[0] == fdstore.WordDrop && at >= 0:
 		a := c.Areas[at]
 		for _, word := range words[2:] {
 			if slot, err := strconv.Atoi(word); err == nil {
@@ -211,24 +198,24 @@ func (k *keeper) discard(a *area, slot int) {
 
 // answer sends a child the next part of the areas of a process that crashed.
 func (k *keeper) answer(c *child) {
-	text, fds := "end", []int(nil)
+	text, fds := fdstore.WordEnd, []int(nil)
 	for _, a := range slices.Backward(c.Areas) { // the latest first: it knows the last number of a client
 		if a.Inherited && !a.Announced {
 			a.Announced = true
-			text, fds = fmt.Sprintf("area %d", a.ID), []int{a.Memory}
+			text, fds = fmt.Sprintf("%s %d", fdstore.WordArea, a.ID), []int{a.Memory}
 			break
 		}
 		if len(a.RestPipes) > 0 {
 			number := a.RestPipes[0]
 			a.RestPipes = a.RestPipes[1:]
 			ends := a.Pipes[number]
-			text, fds = fmt.Sprintf("pipe %d %d", a.ID, number), ends[:]
+			text, fds = fmt.Sprintf("%s %d %d", fdstore.WordPipe, a.ID, number), ends[:]
 			break
 		}
 		var lines strings.Builder
-		for len(a.Rest) > 0 && len(fds) < 2*savedAtOnce {
+		for len(a.Rest) > 0 && len(fds) < 2*fdstore.SavedAtOnce {
 			s := a.Saved[a.Rest[0]]
-			if s != nil && lines.Len()+len(s.Text) > maxText-100 {
+			if s != nil && lines.Len()+len(s.Text) > fdstore.MaxPacket-100 {
 				break
 			}
 			if a.Rest = a.Rest[1:]; s != nil {
@@ -237,7 +224,7 @@ func (k *keeper) answer(c *child) {
 			}
 		}
 		if lines.Len() > 0 {
-			text = fmt.Sprintf("save %d\n%s", a.ID, lines.String())
+			text = fmt.Sprintf("%s %d\n%s", fdstore.WordSave, a.ID, lines.String())
 			break
 		}
 	}
@@ -246,11 +233,7 @@ func (k *keeper) answer(c *child) {
 
 // say sends a packet without blocking: a child requests each packet.
 func (k *keeper) say(c *child, text string, fds ...int) {
-	var rights []byte
-	if len(fds) > 0 {
-		rights = unix.UnixRights(fds...)
-	}
-	if err := unix.Sendmsg(c.Channel, []byte(text), rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil && err != unix.EPIPE {
+	if err := fdpass.SendOn(c.Channel, []byte(text), fds...); err != nil && !errors.Is(err, unix.EPIPE) {
 		k.log.WithError(err).Warn("Cannot pass open connections to the new usher process; they will be reset")
 	}
 }
@@ -299,9 +282,9 @@ func (k *keeper) inherit(from, to *child) {
 	if to == nil {
 		k.Orphans = append(k.Orphans, areas...)
 	} else {
-		k.bequeath(areas, to)
-		if to.Channel > 0 {
-			k.say(to, "more")
+		before := len(to.Areas)
+		if k.bequeath(areas, to); len(to.Areas) > before && to.Channel > 0 {
+			k.say(to, fdstore.WordMore)
 		}
 	}
 }
@@ -321,9 +304,7 @@ func (k *keeper) adoptConnections(c *child) {
 	for _, a := range c.Areas {
 		k.connections += len(a.Saved) + len(a.Pipes)
 	}
-	if c.Channel > 0 {
-		k.listenTo(c)
-	}
+	k.listenTo(c)
 }
 
 // descriptors returns all descriptors that are for connections.

@@ -10,6 +10,7 @@ import (
 	"github.com/sirupsen/logrus/hooks/test"
 	"golang.org/x/sys/unix"
 
+	"github.com/usherproxy/usher/portal/fdstore"
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
@@ -69,7 +70,7 @@ var _ = Describe("the connections that a keeper has copies of", func() {
 	}
 	hear := func(of int) (string, int) {
 		say("next")
-		text, oob := make([]byte, maxText), make([]byte, 1024)
+		text, oob := make([]byte, fdstore.MaxPacket), make([]byte, 1024)
 		n, oobn, _, _, err := unix.Recvmsg(of, text, oob, unix.MSG_DONTWAIT)
 		Expect(err).NotTo(HaveOccurred())
 		count := 0
