@@ -85,10 +85,10 @@ func (r *release) description(p program, format, licences string) (*nfpm.Info, e
 		Homepage:   "https://github.com/usherproxy/usher",
 		License:    "Apache-2.0",
 		Description: `service proxy for Kubernetes in userspace
-usher brings connections to the cluster IPs of Kubernetes Services to their
-endpoints: it accepts each connection, tries endpoints until one answers, and
-moves the bytes. On a node it takes the place of kube-proxy. kubectl-usher, on a
-laptop, asks the ushers of a cluster, and makes its Services reachable.`,
+usher forwards connections to the cluster IPs of Kubernetes Services to their
+endpoints. It accepts each connection, tries endpoints until one answers, and
+copies the data. On a node it replaces kube-proxy. On a laptop, kubectl-usher
+inspects the usher processes of a cluster, and makes its Services reachable.`,
 		DisableGlobbing: true,
 		MTime:           r.time,
 		Overridables: nfpm.Overridables{
