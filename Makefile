@@ -66,10 +66,10 @@ test-fast: ## what `go test ./...` runs: no long tests; without root, without do
 	$(GO) test ./...
 
 .PHONY: test
-test: ## run all tests, and end with a table; installs what they need (apt, as root); the first time, builds a Kubernetes API server
+test: ## run all tests, or SUITES='test packages' of the table at the end; installs what they need (apt, as root); the first time, builds a Kubernetes API server
 	@test/install.sh iptables nftables iproute2 procps etcd-server qemu-system-x86 kmod dnsmasq-base dnsutils chromium curl wget git python3 python3-requests haproxy nginx libnginx-mod-stream debootstrap lintian rpm containerd runc skopeo qemu-user-static buildah strace prometheus qemu-system-arm
 	@test/privileges.sh
-	@$(GO) run ./test/all
+	@$(GO) run ./test/all $(SUITES)
 
 # What imports most is linked, tests too: the programs, and three suites.
 .PHONY: cross

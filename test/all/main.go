@@ -34,11 +34,16 @@ func main() {
 	lint := suite{name: "lint", commands: []string{"make lint"}}
 	arm64 := suite{name: "arm64", commands: []string{"test/arm64.sh"}}
 	cross := suite{name: "cross", commands: []string{"go run ./test/cross darwin/arm64 windows/amd64"}}
-	if !run(os.Stdout,
+	stages := []stage{
 		// Two lanes for two CPUs: with a third one, specs fail because they wait for a CPU.
-		stage{{program, packages}, {prepare, cluster, dashboard, deploy, monitoring, arm64, lint, cross, release}},
-		stage{{scale, walk, ground}}, // they measure, or have time limits
-	) {
+		{{program, packages}, {prepare, cluster, dashboard, deploy, monitoring, arm64, lint, cross, release}},
+		{{scale, walk, ground}}, // they measure, or have time limits
+	}
+	if err := limit(stages, os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
+	}
+	if !run(os.Stdout, stages...) {
 		os.Exit(1)
 	}
 }
@@ -67,6 +72,28 @@ func become(dir string, args []string) error {
 		return err
 	}
 	return syscall.Exec(args[0], args, append(os.Environ(), patience))
+}
+
+// limit removes all suites but those with the names, if there are any names.
+func limit(stages []stage, names []string) error {
+	if len(names) == 0 {
+		return nil
+	}
+	left := map[string]bool{}
+	for _, lanes := range stages {
+		for i := range lanes {
+			lanes[i] = slices.DeleteFunc(lanes[i], func(s suite) bool { return !slices.Contains(names, s.name) })
+			for _, s := range lanes[i] {
+				left[s.name] = true
+			}
+		}
+	}
+	for _, name := range names {
+		if !left[name] {
+			return fmt.Errorf("no suite is called %q: see the table in main.go", name)
+		}
+	}
+	return nil
 }
 
 // A stage is a list of concurrent lanes; a lane is a sequence of suites.
@@ -123,13 +150,19 @@ func printTable(out io.Writer, results []*result) bool {
 	}
 	fmt.Fprintln(out)
 	for _, r := range results {
-		for _, name := range r.failures {
-			fmt.Fprintf(out, "FAILED %s: %s\n", r.name, name)
+		for _, failure := range r.failures {
+			lines := strings.Split(failure, "\n")
+			lines = lines[:min(len(lines), max(1, mostFailureLines/len(sum.failures)))] // all names must fit in
+			fmt.Fprintf(out, "FAILED %s: %s\n", r.name, strings.Join(lines, "\n"))
 		}
 	}
 	fmt.Fprintf(out, "%.0f s of CPU time\n%d passed, %d failed, %d skipped\n", sum.cpu.Seconds(), sum.passed, len(sum.failures), sum.skipped())
 	return len(sum.failures) == 0
 }
+
+// mostFailureLines is the number of lines for all failures together at the end, for readers
+// that see only the end of the log.
+const mostFailureLines = 60
 
 // sharedWriter makes concurrent suites print whole lines.
 type sharedWriter struct {
