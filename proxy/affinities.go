@@ -57,10 +57,10 @@ func (p *Proxy) Affinities() (*os.File, error) {
 }
 
 // KeepAffinities waits at least keepEvery between two files, and at least keepRest times as long as the last
-// file took to write: about one second for a million clients.
+// file took to write: about one second for a million clients, and more if other processes need the CPU.
 const (
 	keepEvery = time.Second
-	keepRest  = 100
+	keepRest  = 20
 )
 
 // KeepAffinities writes a file like that of Affinities whenever clients have connected, until ctx ends. It

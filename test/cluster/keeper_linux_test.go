@@ -3,6 +3,8 @@ package cluster
 import (
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -20,6 +22,19 @@ func (u *usher) child() int {
 	GinkgoHelper()
 	Eventually(func() []int { return lab.Children(u.Command.Process.Pid) }).WithTimeout(soon).Should(HaveLen(1))
 	return lab.Children(u.Command.Process.Pid)[0]
+}
+
+// saved returns the files of clients' endpoints that a keeper has.
+func (u *usher) saved() []byte {
+	var text []byte
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", u.Command.Process.Pid)) // its only error is a bad pattern
+	for _, file := range files {
+		if to, _ := os.Readlink(file); strings.HasPrefix(to, "/memfd:affinities") {
+			b, _ := os.ReadFile(file) // which may just have been replaced
+			text = append(text, b...)
+		}
+	}
+	return text
 }
 
 var _ = Describe("usher with a keeper, whose usher is killed again and again,", func() {
@@ -54,9 +69,12 @@ var _ = Describe("usher with a keeper, whose usher is killed again and again,", 
 				}
 			}
 			come()
+			for client := range had {
+				Eventually(u.saved).WithTimeout(soon).Should(ContainSubstring(string(netip.MustParseAddr(client).AsSlice())), client)
+			}
 			l := startLoad(c.pod, vip(web), 100)
 			for round := range 3 {
-				l.more(150) // more than a second, after which the last clients are written down
+				l.more(150)
 				Expect(syscall.Kill(u.child(), syscall.SIGKILL)).To(Succeed())
 				Eventually(u.Err).WithTimeout(soon).Should(gbytes.Say("usher exited unexpectedly"))
 				u.serving()
