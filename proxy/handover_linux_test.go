@@ -112,7 +112,7 @@ var _ = Describe("open connections of a Proxy that is taken over from", func() {
 			Eventually(func() int64 { return successor.Stats().Open }).WithTimeout(soon).Should(BeEquivalentTo(n))
 			Expect(p.Stats().Open).To(BeZero())
 			p = successor
-			Expect(ids(p)).To(Equal(before))
+			Eventually(ids).WithArguments(p).WithTimeout(soon).Should(Equal(before)) // counted before it is traced
 			active := int64(0)
 			for _, e := range p.Status()[0].Endpoints {
 				active += e.Active.Load()

@@ -183,7 +183,7 @@ var _ = Describe("portal iptables", func() {
 
 				By("no iptables at all")
 				Expect(os.Setenv("PATH", "/nowhere")).To(Succeed())
-				cleaned(MatchError(ContainSubstring("no iptables-%s is installed", variant)))
+				cleaned(MatchError(ContainSubstring("iptables-%s is not installed to", variant)))
 
 				By("an iptables that cannot read")
 				Expect(os.Setenv("PATH", bin)).To(Succeed())

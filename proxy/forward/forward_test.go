@@ -625,7 +625,7 @@ func specifySlow(movers []mover) {
 		})
 
 		It("goes on while what the client has sent before its end is read, however slowly", func() {
-			each(forward.Limits{HalfClosed: time.Second}, 1, func(p *pair, _ int) {
+			each(forward.Limits{HalfClosed: 2 * time.Second}, 1, func(p *pair, _ int) {
 				p.Expect(p.endpoint.SetReadBuffer(32 << 10)).To(Succeed()) // what it takes is seen soon
 				sent := p.block(p.client)
 				p.Expect(p.client.CloseWrite()).To(Succeed())
@@ -633,7 +633,7 @@ func specifySlow(movers []mover) {
 				// some 800 kB: at this rate, in more than twice the time allowed.
 				read := int64(0)
 				for slow := time.NewTicker(100 * time.Millisecond); read < min(1<<20, sent/2); <-slow.C {
-					n, err := io.CopyN(io.Discard, p.endpoint, 32<<10)
+					n, err := io.CopyN(io.Discard, p.endpoint, 16<<10)
 					read += n
 					p.Expect(err).NotTo(HaveOccurred(), "after %d bytes", read)
 				}

@@ -129,7 +129,7 @@ func successor(n *node, start func(...string)) {
 			select {
 			case <-stop:
 				return
-			default:
+			case <-time.After(20 * time.Millisecond): // both processes need the emulated CPU, too
 			}
 			p, _, err := ask(n.Pods, n.ip.podClient, s.vip)
 			if err == nil {
