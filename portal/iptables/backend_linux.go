@@ -13,7 +13,6 @@ import (
 	"strings"
 	"time"
 
-	goiptables "github.com/coreos/go-iptables/iptables"
 	"github.com/sirupsen/logrus"
 
 	"github.com/usherproxy/usher/portal"
@@ -31,11 +30,10 @@ type backend struct {
 	log     logrus.FieldLogger
 	family  portal.Family // the unspecified address of the family
 	variant variant
-	ipt     *goiptables.IPTables
-	// save and restore are the commands' names; wait are restore's arguments for waiting for the xtables lock.
-	save, restore string
-	wait          []string
-	at            redirect.Setting
+	// These are the commands' names; wait are their arguments for waiting for the xtables lock.
+	command, save, restore string
+	wait                   []string
+	at                     redirect.Setting
 
 	installed map[string]*contents // the kernel's rules, as last read or written
 	fresh     bool                 // no later event makes installed doubtful
@@ -61,6 +59,7 @@ func (f *backend) Left() map[portal.Target]uint16 {
 func openBackend(ctx context.Context, v variant, family portal.Family, opts portal.Options) (*backend, error) {
 	f := &backend{
 		log: opts.Log, family: family, variant: v,
+		command: v.command(family.Is6(), ""),
 		save:    v.command(family.Is6(), "-save"),
 		restore: v.command(family.Is6(), "-restore"),
 		at: redirect.Setting{NodePorts: opts.NodePortAddresses, PodInterfaces: opts.PodInterfaces, Mark: opts.Mark,
@@ -70,25 +69,20 @@ func openBackend(ctx context.Context, v variant, family portal.Family, opts port
 		f.at.NoLanding = "REDIRECT uses a different address on each interface; use --iptables-target=dnat or --portal=address"
 		f.at.Instead = "--iptables-target=dnat"
 	}
-	protocol, seconds := goiptables.ProtocolIPv4, int(opts.LockWait/time.Second)
-	if family.Is6() {
-		protocol = goiptables.ProtocolIPv6
-	}
-	for _, tool := range []string{"", "-save", "-restore"} {
-		if _, err := exec.LookPath(v.command(family.Is6(), tool)); err != nil {
-			return nil, hint(fmt.Errorf("looking up %s: %w", v.command(family.Is6(), tool), err), family.Is6())
+	for _, command := range []string{f.command, f.save, f.restore} {
+		if _, err := exec.LookPath(command); err != nil {
+			return nil, hint(fmt.Errorf("looking up %s: %w", command, err), family.Is6())
 		}
 	}
-	ipt, err := goiptables.New(goiptables.IPFamily(protocol), goiptables.Path(v.command(family.Is6(), "")), goiptables.Timeout(seconds))
+	version, err := run(ctx, "", f.command, "--version")
 	if err != nil {
-		return nil, hint(fmt.Errorf("%s: %w", v.command(family.Is6(), ""), err), family.Is6())
+		return nil, hint(err, family.Is6())
 	}
-	f.ipt = ipt
-	if major, minor, patch := ipt.GetIptablesVersion(); major > 1 || minor > 6 || minor == 6 && patch >= 2 {
-		f.wait = []string{"--wait", fmt.Sprint(seconds)} // restore supports it since 1.6.2
+	if restoreWaits(version) {
+		f.wait = []string{"--wait", fmt.Sprint(int(opts.LockWait / time.Second))}
 	}
-	if err := f.probe(); err != nil {
-		return nil, hint(fmt.Errorf("testing %s with a rule in a dedicated chain: %w", v.command(family.Is6(), ""), err), family.Is6())
+	if err := f.probe(ctx); err != nil {
+		return nil, hint(fmt.Errorf("testing %s with a rule in a dedicated chain: %w", f.command, err), family.Is6())
 	}
 	return f, f.Read(ctx)
 }
@@ -107,62 +101,96 @@ const targetRedirect = "redirect"
 
 var errRedirectChosen = errors.New("--iptables-target=redirect")
 
+// probeRules returns rules by the feature of iptables and the kernel that each requires.
+func (f *backend) probeRules() map[string]string {
+	mark := fmt.Sprintf("%#x/%#x", f.at.Mark, f.at.Mark)
+	toLanding := func(port uint16) string {
+		return "-p tcp -m tcp --dport 9 -j DNAT --to-destination " + netip.AddrPortFrom(kernel.LandingOf(f.family), port).String()
+	}
+	rules := map[string]string{
+		"REDIRECT": fmt.Sprintf("-p tcp -m tcp --dport 9 -j REDIRECT --to-ports %d", redirect.RejectPort),
+		"comment":  "-m comment --comment probe -j RETURN",
+		"addrtype": "-m addrtype --dst-type LOCAL -j RETURN",
+	}
+	if f.at.NoLanding == "" {
+		rules["DNAT"] = toLanding(9)
+		rules["port 0"] = toLanding(redirect.RejectPort) // iptables accepts it since 1.8.8
+		rules["socket"] = "-m socket --transparent --nowildcard -j RETURN"
+	}
+	if f.at.Mark != 0 {
+		rules["mark"] = "-m mark ! --mark " + mark + " -j RETURN"
+	}
+	if f.at.Answers {
+		rules["connmark"] = "-m connmark --mark " + mark + " -m conntrack --ctdir REPLY -j RETURN"
+		rules["CONNMARK"] = "-m mark --mark " + mark + " -j CONNMARK --set-xmark " + mark
+		rules["MARK"] = "-j MARK --set-xmark " + mark
+		rules["NETMAP"] = "-j NETMAP --to " + netip.PrefixFrom(f.family.Any(), 32).String()
+	}
+	return rules
+}
+
 // probe puts rules into a scratch chain of the nat table: the chain must accept a DNAT or a REDIRECT. It also
-// determines the available matches.
-func (f *backend) probe() (err error) {
+// determines the available matches. It tries one by one only if they are not accepted together: each run of a command
+// takes milliseconds, and much longer on a busy node.
+func (f *backend) probe(ctx context.Context) (err error) {
 	var notes []string
 	if f.variant.nft {
 		if notes, err = notesFor(f.family, tableNAT, nil); err != nil {
 			return err
 		}
 	}
-	chain := scratch()
-	if err := f.ipt.ClearChain(tableNAT, chain); err != nil { // creates it if it is missing
-		return err
+	rules, chain := f.probeRules(), ":"+scratch()+" - [0:0]\n"
+	all := chain
+	for _, rule := range rules {
+		all += "-A " + scratch() + " " + rule + "\n"
+	}
+	together := f.runScript(ctx, tableNAT, all)
+	if together != nil {
+		if err := f.runScript(ctx, tableNAT, chain); err != nil {
+			return err
+		}
 	}
 	defer func() {
-		undo := f.ipt.ClearAndDeleteChain(tableNAT, chain)
+		undo := f.runScript(ctx, tableNAT, removeScratch())
 		if undo == nil && f.variant.nft {
 			undo = tidyNFT(f.family, tableNAT, notes)
 		}
 		err = errors.Join(err, undo)
 	}()
-	try := func(action ...string) error {
-		return f.ipt.Append(tableNAT, chain, append([]string{"-p", "tcp", "-m", "tcp", "--dport", "9"}, action...)...)
+	try := func(feature string) error {
+		if together == nil {
+			return nil
+		}
+		args := append([]string{"-t", tableNAT, "-A", scratch()}, strings.Fields(rules[feature])...)
+		_, err := run(ctx, "", f.command, append(args, f.wait...)...)
+		return err
 	}
-	toLanding := func(port uint16) error {
-		return try("-j", "DNAT", "--to-destination", netip.AddrPortFrom(kernel.LandingOf(f.family), port).String())
-	}
+	has := func(feature string) bool { return try(feature) == nil }
 	noLanding := errRedirectChosen
 	if f.at.NoLanding == "" {
-		noLanding = toLanding(9)
+		noLanding = try("DNAT")
 	}
 	if noLanding == nil {
 		noLanding = kernel.ProbeLanding(kernel.LandingOf(f.family))
 	}
 	if noLanding == nil {
 		f.at.Landing = kernel.LandingOf(f.family)
-		f.at.NoPort0 = toLanding(redirect.RejectPort) != nil // iptables accepts it since 1.8.8
+		f.at.NoPort0 = !has("port 0")
 	} else {
 		f.log.WithError(hint(noLanding, f.ip6())).Infof("%s packets will be redirected to the address of their incoming interface", f.family)
 	}
 	if noLanding != nil || f.at.NoPort0 {
-		if err := try("-j", "REDIRECT", "--to-ports", fmt.Sprint(redirect.RejectPort)); err != nil {
+		if err := try("REDIRECT"); err != nil {
 			return err
 		}
 	}
-	has := func(match ...string) bool {
-		return f.ipt.Append(tableNAT, chain, append(match, "-j", "RETURN")...) == nil
-	}
-	f.at.Comment = has("-m", "comment", "--comment", "probe")
-	f.at.AddrType = has("-m", "addrtype", "--dst-type", "LOCAL")
-	if m := f.at.Mark; m != 0 && !has("-m", "mark", "!", "--mark", fmt.Sprintf("%#x/%#x", m, m)) {
+	f.at.Comment = has("comment")
+	f.at.AddrType = has("addrtype")
+	if f.at.Mark != 0 && !has("mark") {
 		f.log.Infof("%s: the match \"mark\" is missing; usher's own packets are not distinguished from clients' packets", f.family)
 		f.at.Mark, f.at.Answers = 0, false
 	}
-	f.at.ProbeOwnOnly(f.family, f.log, func() error {
-		return f.ipt.Append(tableNAT, chain, "-m", "socket", "--transparent", "--nowildcard", "-j", "RETURN")
-	})
+	f.at.ProbeOwnOnly(f.family, f.log, func() error { return try("socket") })
 	if f.at.Answers {
 		f.probeAnswers(has)
 	}
@@ -171,15 +199,12 @@ func (f *backend) probe() (err error) {
 
 // probeAnswers determines whether rules can mark the answers to clients' own addresses, and translate aliases, as far
 // as a chain of the nat table shows this.
-func (f *backend) probeAnswers(has func(...string) bool) {
-	mark := fmt.Sprintf("%#x/%#x", f.at.Mark, f.at.Mark)
-	ok := func(rule ...string) bool { return f.ipt.Append(tableNAT, scratch(), rule...) == nil }
-	if f.at.Answers = has("-m", "connmark", "--mark", mark, "-m", "conntrack", "--ctdir", "REPLY") &&
-		ok("-m", "mark", "--mark", mark, "-j", "CONNMARK", "--set-xmark", mark) && ok("-j", "MARK", "--set-xmark", mark); !f.at.Answers {
+func (f *backend) probeAnswers(has func(feature string) bool) {
+	if f.at.Answers = has("connmark") && has("CONNMARK") && has("MARK"); !f.at.Answers {
 		f.log.Infof("%s endpoints will see this node's address, not their clients': the kernel or iptables lacks connmark, CONNMARK or MARK", f.family)
 		return
 	}
-	if f.at.NoAliases = !ok("-j", "NETMAP", "--to", netip.PrefixFrom(f.family.Any(), 32).String()); f.at.NoAliases {
+	if f.at.NoAliases = !has("NETMAP"); f.at.NoAliases {
 		f.log.Infof("%s endpoints on the client's bridge will see this node's address: the kernel or iptables lacks NETMAP", f.family)
 	}
 }
@@ -277,7 +302,7 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 		return nil, nil
 	}
 	f.prints = nil
-	if _, err := run(ctx, c.script, f.restore, append([]string{"--noflush"}, f.wait...)...); err != nil {
+	if err := f.runRestore(ctx, c.script); err != nil {
 		if !redirect.IsUndecided(err) && f.giveUp(ctx) {
 			return f.Put(ctx, rules, nil)
 		}
@@ -397,8 +422,7 @@ func (f *backend) Try(ctx context.Context, rules []portal.Rule) error {
 	for name, rules := range lines {
 		fmt.Fprintf(&script, "*%s\n:%s - [0:0]\n%sCOMMIT\n", name, scratch(), strings.Join(rules, ""))
 	}
-	_, err := run(ctx, script.String(), f.restore, append([]string{"--noflush"}, f.wait...)...)
-	return hint(err, f.ip6())
+	return hint(f.runRestore(ctx, script.String()), f.ip6())
 }
 
 // giveUp determines whether the kernel refuses the rules that serve all targets together, which need the tables mangle
@@ -443,8 +467,8 @@ func (f *backend) tryTogether(ctx context.Context, add func(map[string]*table, r
 		}
 		script.WriteString("COMMIT\n")
 	}
-	_, err := run(ctx, script.String(), f.restore, append([]string{"--noflush"}, f.wait...)...)
-	f.dropScratch(maps.Keys(tables))
+	err := f.runRestore(ctx, script.String())
+	f.dropScratch(ctx, maps.Keys(tables))
 	if err == nil || redirect.IsUndecided(err) {
 		return nil
 	}
@@ -459,17 +483,27 @@ func (f *backend) Tried(rules []portal.Rule) {
 			tables[tableMangle] = true
 		}
 	}
-	f.dropScratch(maps.Keys(tables))
+	f.dropScratch(context.Background(), maps.Keys(tables))
 }
 
 // dropScratch removes the scratch chains from tables.
-func (f *backend) dropScratch(tables iter.Seq[string]) {
+func (f *backend) dropScratch(ctx context.Context, tables iter.Seq[string]) {
 	for name := range tables {
-		if exists, err := f.ipt.ChainExists(name, scratch()); err != nil || !exists {
-			continue
-		}
-		if err := f.ipt.ClearAndDeleteChain(name, scratch()); err != nil {
-			f.log.WithError(err).Debug("Failed to remove a scratch chain")
+		if err := f.runScript(ctx, name, removeScratch()); err != nil {
+			f.log.WithError(err).Debug("Failed to remove a scratch chain, or there is none")
 		}
 	}
+}
+
+// removeScratch returns the lines of a script that remove the scratch chain from a table.
+func removeScratch() string { return fmt.Sprintf("-F %[1]s\n-X %[1]s\n", scratch()) }
+
+// runScript runs iptables-restore with lines for one table. All take effect or none.
+func (f *backend) runScript(ctx context.Context, table, lines string) error {
+	return f.runRestore(ctx, "*"+table+"\n"+lines+"COMMIT\n")
+}
+
+func (f *backend) runRestore(ctx context.Context, script string) error {
+	_, err := run(ctx, script, f.restore, append([]string{"--noflush"}, f.wait...)...)
+	return err
 }

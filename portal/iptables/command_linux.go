@@ -148,3 +148,11 @@ func isNFT(ctx context.Context, command string) (nft, here bool) {
 	text, err := run(ctx, "", command, "--version")
 	return strings.Contains(text, "nf_tables"), err == nil
 }
+
+// restoreWaits reports whether iptables-restore of this version can wait for the xtables lock, as it can since 1.6.2.
+func restoreWaits(version string) bool {
+	var major, minor, patch int
+	_, number, _ := strings.Cut(version, " v")
+	_, _ = fmt.Sscanf(number, "%d.%d.%d", &major, &minor, &patch) // 1.8 has no patch
+	return slices.Compare([]int{major, minor, patch}, []int{1, 6, 2}) >= 0
+}

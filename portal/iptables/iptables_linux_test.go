@@ -123,6 +123,8 @@ var _ = Describe("portal iptables", func() {
 					Expect(err).NotTo(HaveOccurred())
 					Expect(os.WriteFile(filepath.Join(bin, name), []byte(fmt.Sprintf(
 						"#!/bin/sh\ncase \"$*\" in %s) echo %q >&2; exit 2;; esac\nexec %s \"$@\"\n", rules, message, real)), 0o755)).To(Succeed())
+					Expect(os.WriteFile(filepath.Join(bin, name+"-restore"), []byte(fmt.Sprintf(
+						"#!/bin/sh\ninput=$(cat)\necho \"$input\" | while read -r line; do case \"$line\" in %s) exit 1;; esac; done || { echo 'a line failed' >&2; exit 1; }\necho \"$input\" | %s-restore \"$@\"\n", rules, real)), 0o755)).To(Succeed())
 				}
 				path := os.Getenv("PATH")
 				DeferCleanup(os.Setenv, "PATH", path)

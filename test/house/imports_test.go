@@ -81,7 +81,7 @@ var never = []struct {
 		why: "it is below the modes",
 	},
 	{
-		of: []string{"portal/redirect"}, imports: []string{"github.com/coreos/go-iptables/...", "github.com/google/nftables/..."},
+		of: []string{"portal/redirect"}, imports: []string{"github.com/google/nftables/..."},
 		why: "how rules are written to the kernel is up to the modes",
 	},
 	{

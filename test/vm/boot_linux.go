@@ -31,7 +31,7 @@ const (
 
 const (
 	// bootTimeout is for a whole machine: boot, checks, halt.
-	bootTimeout = 20 * time.Minute
+	bootTimeout = 40 * time.Minute
 	// trialTimeout is for a machine with KVM to boot and halt, which takes it 2 s.
 	trialTimeout = 20 * time.Second
 )
