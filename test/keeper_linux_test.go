@@ -344,7 +344,7 @@ var _ = Describe("a keeper", func() {
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 		second := startKept(l.Node, dir, "--portal=nftables", "--take-over")
 		Eventually(first).WithTimeout(20 * time.Second).Should(gexec.Exit())
-		Expect(lab.Runs(orphan)).To(BeFalse())
+		Eventually(lab.Runs).WithArguments(orphan).WithTimeout(20 * time.Second).Should(BeFalse())
 		second.crash()
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 	})
