@@ -27,8 +27,10 @@ const (
 	wordTaken    = "taken"
 	wordReleased = "released"
 
-	// patience is how long a holder waits for a successor, which installs thousands of rules in that time. It is also
-	// how long a successor waits for a holder that has not begun yet.
+	// installTime is how long a holder waits for a successor, which installs thousands of rules in that time: seconds,
+	// and more than a minute on a node with too few CPUs. If the successor exits, the holder notices at once.
+	installTime = 2 * time.Minute
+	// patience is how long a successor waits for a holder, and a holder for its own first rules.
 	patience = 30 * time.Second
 	// sendTime is how long a successor may take to take all sockets.
 	sendTime = 5 * time.Second
@@ -307,7 +309,7 @@ func (l *Lock) handOver(p peer) {
 		if err = sendSockets(p, sockets); err != nil {
 			return "", err
 		}
-		p.within(patience)
+		p.within(installTime)
 		return p.receiveWord(answers...)
 	}
 	answer, err := hand(andMore(sockets), wordMore, wordTaken)
