@@ -18,8 +18,9 @@ import (
 )
 
 // What this machine's kernel may not have is checked in others: see package vm.
-// Each check there is a test here. Ordered keeps them in one process, which boots each kernel once.
-var _ = Describe("in", Ordered, ContinueOnFailure, func() {
+// Each check there is a test here. Ordered keeps them in one process, which boots each kernel once. They come first,
+// since they take longest.
+var _ = Describe("in", Ordered, ContinueOnFailure, SpecPriority(1), func() {
 	for _, kernel := range vm.Kernels {
 		Describe(kernel.Name, func() {
 			for _, check := range kernel.Checks {
