@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -44,7 +45,8 @@ type scene struct {
 	client                 *http.Client
 	pod                    *lab.Dialer
 	backends               [2]net.Listener
-	clash                  string // the manifest of a Service that cannot be served
+	hangs                  atomic.Bool // the second backend accepts and does not answer
+	clash                  string      // the manifest of a Service that cannot be served
 }
 
 func (s *scene) write(name, text string) {
@@ -62,12 +64,16 @@ func (s *scene) start(cmd *exec.Cmd) (session *gexec.Session) {
 	return session
 }
 
-// listen has backend i answer: it sends back what it gets.
+// listen has backend i answer, unless it hangs: it sends back what it gets.
 func (s *scene) listen(i int) {
 	GinkgoHelper()
 	s.backends[i] = s.Pods.Listen(netip.AddrPortFrom(lab.Pod(i+1), 8080).String())
 	go lab.Serve(s.backends[i], func(c net.Conn) {
 		defer c.Close()
+		if i == 1 && s.hangs.Load() {
+			_, _ = io.Copy(io.Discard, c)
+			return
+		}
 		_, _ = io.Copy(c, c)
 	})
 }
@@ -294,6 +300,7 @@ func (s *scene) faults() []fault {
 	log := filepath.Join(s.dir, "access.log")
 	return []fault{
 		{"an endpoint refuses", []string{"UsherEndpointsInQuarantine"}, func() { s.backends[1].Close() }, func() { s.listen(1) }},
+		{"an endpoint hangs", []string{"UsherEndpointsUnresponsive"}, func() { s.hangs.Store(true) }, func() { s.hangs.Store(false) }},
 		{"all endpoints refuse", []string{"UsherConnectionsFail"}, func() { s.backends[0].Close(); s.backends[1].Close() }, func() { s.listen(0); s.listen(1) }},
 		{"a Service has another's address", []string{"UsherServicesNotServed"}, func() { s.write("manifests/clash.yaml", s.clash) }, func() {
 			Expect(os.Remove(filepath.Join(s.manifests, "clash.yaml"))).To(Succeed())
@@ -366,7 +373,7 @@ var _ = Describe("a Prometheus that watches usher", func() {
 		}
 		By("all is well again")
 		Eventually(s.firing).WithTimeout(2*patience).WithPolling(time.Second).Should(
-			Or(BeEmpty(), HaveEach(BeElementOf("UsherPortalIsBeingChanged", "UsherEndsUnexpectedly"))), "those that look back for an hour, here a minute")
+			Or(BeEmpty(), HaveEach(BeElementOf("UsherPortalIsBeingChanged", "UsherEndsUnexpectedly", "UsherEndpointsUnresponsive"))), "those that look back for an hour, here a minute, or for minutes by themselves")
 
 		By("the dashboard")
 		s.expectData(began)
