@@ -2,6 +2,7 @@ package top
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/usherproxy/usher/cmd/internal/show"
 	"github.com/usherproxy/usher/proxy/admin/api"
@@ -26,6 +27,7 @@ type serviceRow struct {
 var serviceColumns = []show.Column[serviceRow]{
 	{Title: "SERVICE", Least: 20, Cell: func(r serviceRow) string { return show.Clean(serviceKey(r.Service)) }},
 	{Title: "STATE", Cell: func(r serviceRow) string { return stateStyle(r.State).Text(show.Clean(string(r.State))) }},
+	{Title: "SINCE", Rank: 4, Cell: func(r serviceRow) string { return show.Since(r.Since, time.Now()) }},
 	{Title: "READY", Right: true, Cell: func(r serviceRow) string { return show.ReadyOf(r.Endpoints) }},
 	{Title: "OPEN", Right: true, Rank: 3, Cell: func(r serviceRow) string { return fmt.Sprint(r.Totals.Active) }},
 	{Title: "NEW/S", Right: true, Rank: 1, Cell: func(r serviceRow) string { return show.Rate(r.accepted) }},

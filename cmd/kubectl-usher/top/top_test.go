@@ -115,7 +115,7 @@ func newUsher() *usher {
 		Connections: api.Limited{Now: 1, Limit: 9900}}}
 	u.services = []api.Service{
 		{Namespace: "default", Name: "empty", State: api.ServiceNoEndpoints},
-		{Namespace: "default", Name: "web", State: api.ServiceDegraded, Endpoints: api.EndpointCounts{Total: 2, Ready: 1}, Totals: api.Totals{Active: 1, Accepted: 9, Retries: 2}},
+		{Namespace: "default", Name: "web", State: api.ServiceDegraded, Since: now.Add(-24 * time.Hour), Endpoints: api.EndpointCounts{Total: 2, Ready: 1}, Totals: api.Totals{Active: 1, Accepted: 9, Retries: 2}},
 	}
 	attempt := api.Attempt{Number: 1, Endpoint: "10.1.0.8:80", Reason: "round robin", TookMs: 1, Result: "connected"}
 	u.connections = []api.Connection{
@@ -131,9 +131,9 @@ var _ = Describe("the screens", func() {
 			"usher v1  portal nftables  up 3m7s",
 			"2 Services, no problems  0/s new  0/s failed  0/s retries  connections 1 of 9900",
 			"Services, by name",
-			"  SERVICE        STATE         READY  OPEN  NEW/S  RETRY/S  FAIL/S  P99  BYTES/S  RETRIES  FAILED",
-			"> default/empty  no-endpoints    0/0     0      0        0       0    -      0 B        0       0",
-			"  default/web    degraded        1/2     1      0        0       0    -      0 B        2       0",
+			"  SERVICE        STATE         SINCE             READY  OPEN  NEW/S  RETRY/S  FAIL/S  P99  FAILED",
+			"> default/empty  no-endpoints  -                   0/0     0      0        0       0    -       0",
+			"  default/web    degraded      2026-11-20 13:05    1/2     1      0        0       0    -       0",
 			"",
 			"",
 			"↑↓ select  enter connections  c all connections  s sort  / filter  p pause  ? help  q quit",
@@ -205,9 +205,7 @@ var _ = Describe("the screens", func() {
 		}
 		p := sit(u, 90, 9)
 		p.press("end")
-		Expect(p.sees()[4:8]).To(Equal([]string{
-			"  default/s26           0/0     0      0        0       0    -      0 B        0       0", "  default/s27           0/0     0      0        0       0    -      0 B        0       0",
-			"  default/s28           0/0     0      0        0       0    -      0 B        0       0", "> default/s29           0/0     0      0        0       0    -      0 B        0       0"}))
+		Expect(p.sees()[4:8]).To(HaveExactElements(HavePrefix("  default/s26 "), HavePrefix("  default/s27 "), HavePrefix("  default/s28 "), HavePrefix("> default/s29 ")))
 		p.press("up")
 		Expect(p.sees()[6]).To(HavePrefix("> default/s28"))
 	})
