@@ -267,14 +267,12 @@ type EndpointState string
 
 // The states of an endpoint. Of several that apply, quarantined has precedence.
 const (
-	EndpointReady   EndpointState = "ready"   // it is in rotation
-	EndpointOutlier EndpointState = "outlier" // it is in rotation, but broke most of the connections that ended last
-	// it is in rotation, but none of five or more clients had a byte from it in the last 5 to 10 minutes,
-	// while others of its port answered
-	EndpointUnresponsive EndpointState = "unresponsive"
-	EndpointQuarantined  EndpointState = "quarantined" // it failed, and is skipped while there is another one
-	EndpointTerminating  EndpointState = "terminating" // its Pod is ending; used only if none is ready
-	EndpointNotReady     EndpointState = "not-ready"   // it is not used
+	EndpointReady        EndpointState = "ready"        // it is in rotation
+	EndpointOutlier      EndpointState = "outlier"      // it is in rotation, but broke most of the connections that ended last
+	EndpointUnresponsive EndpointState = "unresponsive" // it is in rotation, but clients got no byte from it in the last 5 to 10 minutes, while others of its port answered
+	EndpointQuarantined  EndpointState = "quarantined"  // it failed, and is skipped while there is another one
+	EndpointTerminating  EndpointState = "terminating"  // its Pod is ending; used only if none is ready
+	EndpointNotReady     EndpointState = "not-ready"    // it is not used
 )
 
 // EndpointStates are all states, best first.
