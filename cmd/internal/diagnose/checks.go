@@ -122,6 +122,9 @@ func served(_ context.Context, s *subject) (all []Finding) {
 		if problem := p.port.Problem; problem != nil {
 			all = append(all, Finding{"", Failing, p.object, "port " + p.port.VIP + "/" + p.port.Protocol + " is not served: " + problem.Message,
 				problem.Reason + ": usher keeps retrying", remedies[problem.Reason]})
+		} else if p.port.Protocol == "UDP" && strings.HasSuffix(p.port.VIP, ":69") { // RFC 1350, section 4
+			all = append(all, Finding{"", Warning, p.object, "TFTP clients of " + p.port.VIP + " get no answer", "port 69/UDP: a TFTP server answers from another port, and usher forwards only what comes from the endpoint's port",
+				"let clients connect to the Pod, or run it with hostNetwork"})
 		}
 	})
 	return all
@@ -342,24 +345,25 @@ func portalRules(ctx context.Context, s *subject) (all []Finding) {
 		return []Finding{{"", Note, "usher", "cannot compare the portal's rules", err.Error(), "usher portals"}}
 	}
 	bad := map[string]int{}
+	states := map[string]string{"missing": "is missing", "differs": "differs"}
 	for _, r := range portals.Rules {
 		if s.Service != "" && !strings.HasPrefix(r.Service, s.Service+":") && r.Service != s.Service {
 			continue
 		}
-		if r.State == "missing" || r.State == "differs" {
+		if states[r.State] != "" {
 			object := "usher"
 			if s.Service != "" {
 				object = "Service " + s.Service
 			}
 			if bad[object+"\x00"+r.State]++; bad[object+"\x00"+r.State] <= 3 {
-				all = append(all, Finding{"", Failing, object, fmt.Sprintf("the portal rule for %s (%s) %s", r.VIP, r.Service, r.State), "compared with the kernel's rules",
+				all = append(all, Finding{"", Failing, object, fmt.Sprintf("the portal rule for %s (%s) %s", r.VIP, r.Service, states[r.State]), "compared with the kernel's rules",
 					"usher restores it automatically; if it does not, see the log for the cause, or find the process that removes it: nft monitor, auditctl"})
 			}
 		}
 	}
 	for _, p := range portals.Parts {
-		if p.State == "missing" || p.State == "differs" {
-			all = append(all, Finding{"", Warning, "usher", fmt.Sprintf("%s %s %s", p.Family, p.Name, p.State), "compared with the kernel's rules", "usher restores it automatically; see the log"})
+		if states[p.State] != "" {
+			all = append(all, Finding{"", Warning, "usher", fmt.Sprintf("%s %s %s", p.Family, p.Name, states[p.State]), "compared with the kernel's rules", "usher restores it automatically; see the log"})
 		}
 	}
 	return all

@@ -199,6 +199,18 @@ var _ = Describe("what is slow", func() {
 	})
 })
 
+var _ = Describe("a Service for TFTP", func() {
+	It("is one that clients get no answer from", func() {
+		port := func(vip, protocol string) *subject {
+			return &subject{services: []api.ServiceDetail{{Service: api.Service{Namespace: "default", Name: "boot"}, Details: []api.ServicePort{{PortSummary: api.PortSummary{VIP: vip, Protocol: protocol}}}}}}
+		}
+		Expect(served(GinkgoT().Context(), port("10.96.0.69:69", "UDP"))).To(ConsistOf(And(HaveField("Object", "Service default/boot"),
+			HaveField("Severity", Warning), HaveField("Known", ContainSubstring("answers from another port")))))
+		Expect(served(GinkgoT().Context(), port("10.96.0.69:69", "TCP"))).To(BeEmpty())
+		Expect(served(GinkgoT().Context(), port("10.96.0.69:169", "UDP"))).To(BeEmpty())
+	})
+})
+
 var _ = Describe("an endpoint that was in quarantine again and again", func() {
 	DescribeTable("comes and goes", func(times int, since time.Duration, want ...Severity) {
 		now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.Local)
