@@ -221,16 +221,13 @@ func (p *Proxy) keepNothing() {
 	p.Store.Remove(keptNamespace)
 }
 
-// awaitRemoved waits until the Store has closed removed sockets, if a listener failed and may need their
-// addresses. It reports whether it waited. It is called with both locks of a change, if something was
-// removed.
+// awaitRemoved waits until the Store has closed removed sockets, which may be in the way of new ones. It reports
+// whether it waited. It is called with both locks of a change.
 func (p *Proxy) awaitRemoved() bool {
-	for _, problem := range p.failed {
-		if problem.Reason == ReasonListen {
-			p.keeping.removed = false
-			p.unlocked(func() { p.Store.Wait(time.Second) }) // copies may have to be made before
-			return true
-		}
+	if !p.keeping.removed {
+		return false
 	}
-	return false
+	p.keeping.removed = false
+	p.unlocked(func() { p.Store.Wait(time.Second) }) // copies may have to be made before
+	return true
 }

@@ -23,6 +23,16 @@ func (p *Proxy) mark(f *frontEnd) {
 	}
 }
 
+// failedToListen reports whether a front end has no listener for some VIP.
+func (p *Proxy) failedToListen() bool {
+	for _, problem := range p.failed {
+		if problem.Reason == ReasonListen {
+			return true
+		}
+	}
+	return false
+}
+
 // markFailed marks the front ends that failed in part. It leaves out those with an unsupported protocol,
 // which never succeed. The portal retries its failures itself.
 func (p *Proxy) markFailed() {
@@ -45,6 +55,10 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 	}
 	p.markFailed()
 	for round := range maxRounds {
+		if len(p.unused) > 0 && len(p.dirty) > 0 && !p.Portal.Traits().Redirects { // as with a renamed Service: the new one listens there
+			p.closeUnused()
+			p.awaitRemoved()
+		}
 		if p.plan() {
 			p.noteProblems() // now, since the portal may take long
 		}
@@ -55,8 +69,8 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 		if len(p.differ) > 0 || freed || round == 0 && !check {
 			freed = p.apply(freed) || freed
 		}
-		p.closeUnused()                                     // after the rules that redirect to them
-		if p.keeping.removed && p.awaitRemoved() || freed { // they may have been in the way
+		p.closeUnused()                                      // after the rules that redirect to them
+		if p.failedToListen() && p.awaitRemoved() || freed { // they may have been in the way
 			p.markFailed()
 		}
 		if len(p.dirty) == 0 {

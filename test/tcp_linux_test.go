@@ -457,6 +457,20 @@ func tcpSpecs(portal string) {
 		}
 	})
 
+	It("serves a Service that gets another name, without an error", func() {
+		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}
+		u := start()
+		Expect(ask(pod, web.vip())).To(Equal(web.endpoints[0]))
+		for i := range 4 {
+			renamed := web
+			renamed.name = []string{"shop", "web"}[i%2]
+			writeFile(filepath.Join(u.manifests, "web.yaml"), renamed.yaml())
+			Eventually(func() string { return told(node, "/api/v1/services/default/"+renamed.name) }).WithTimeout(10 * time.Second).Should(ContainSubstring(`"state":"ok"`))
+			Expect(ask(pod, web.vip())).To(Equal(web.endpoints[0]))
+		}
+		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("not served"))
+	})
+
 	It("outlives a client that wants all descriptors: others are served, and UDP, and the client again at once", func() {
 		good := startBackend(l.Pods, lab.Pod(1), 8080)
 		web.endpoints = []netip.AddrPort{good.addr}
