@@ -51,14 +51,15 @@ type Model struct {
 	connectionList  list
 	waterfallOffset int
 
-	asked uint64    // number of the last query; older answers are dropped
-	seen  time.Time // when usher last answered
-	err   error     // why it does not respond
+	asked  uint64    // number of the last query; older answers are dropped
+	asking bool      // it is not answered yet
+	seen   time.Time // when usher last answered
+	err    error     // why it does not respond
 }
 
 // New returns a Model that watches source.
 func New(ctx context.Context, source Source, o Options) Model {
-	m := Model{ctx: ctx, source: source, interval: o.Interval, namespace: o.Namespace, width: 80, height: 24}
+	m := Model{ctx: ctx, source: source, interval: o.Interval, namespace: o.Namespace, width: 80, height: 24, asking: true} // see Init
 	if o.Service != "" {
 		m.service, m.screen = o.Service, connections
 	}
@@ -76,20 +77,21 @@ func (m Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	case tea.KeyPressMsg:
 		return m.key(msg)
 	case tick:
-		if m.paused {
+		if m.paused || m.asking { // an answer may take longer than the interval
 			return m, m.tick()
 		}
-		m.asked++
-		return m, tea.Batch(m.ask(), m.tick())
+		next, ask := m.again()
+		return next, tea.Batch(ask, m.tick())
 	case answer:
 		m.take(msg)
 	}
 	return m, nil
 }
 
-// again queries immediately, since the screen shows other data.
+// again queries, whether the last query is answered or not: the screen may show other data.
 func (m Model) again() (tea.Model, tea.Cmd) {
 	m.asked++
+	m.asking = true
 	return m, m.ask()
 }
 
@@ -98,6 +100,7 @@ func (m *Model) take(a answer) {
 	if a.number != m.asked {
 		return // the screen shows other data by now
 	}
+	m.asking = false
 	if m.err = a.err; a.err != nil {
 		return
 	}

@@ -210,6 +210,17 @@ var _ = Describe("the screens", func() {
 		Expect(p.sees()[6]).To(HavePrefix("> default/s28"))
 	})
 
+	It("show answers that take longer than the interval", func() {
+		model := tea.Model(top.New(context.Background(), newUsher(), top.Options{Interval: time.Nanosecond}))
+		both := model.Init()().(tea.BatchMsg)
+		answer, tick := both[0], both[1]
+		for range 3 {
+			model, tick = model.Update(tick())
+		}
+		model, _ = model.Update(answer())
+		Expect((&person{model}).sees()).To(ContainElement(HavePrefix("  default/web ")))
+	})
+
 	It("keep what was known when usher does not answer, and say so", func() {
 		u := newUsher()
 		p := sit(u, 100, 9)
