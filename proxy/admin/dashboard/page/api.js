@@ -1,9 +1,9 @@
-// The admin API, as this page asks it. Paths are relative, so that the page also
-// works behind a proxy that puts a path in front (kubectl proxy).
+// Requests to the admin API. Paths are relative, so that the page also works
+// behind a proxy with a path prefix (kubectl proxy).
 
 const patience = 5000; // ms for an answer
 
-// Failure is an answer that is not 2xx, or none: then status is 0.
+// Failure is a response with a status other than 2xx, or none: status is 0 then.
 class Failure extends Error {
   constructor(status, message) {
     super(message);
@@ -11,11 +11,11 @@ class Failure extends Error {
   }
 }
 
-// get returns what is answered on path, below /api/v1. Parameters that are empty
-// are left out; an array gives a parameter several times.
+// get returns the response for path, below /api/v1. Empty parameters are
+// omitted; an array repeats its parameter.
 export function get(path, params = {}, wait = patience) { return ask(`api/v1/${path}${query(params)}`, {}, wait).then(r => r.json()); }
 
-// changesSoFar returns the changes of the configuration that usher still knows.
+// changesSoFar returns the configuration changes that usher still keeps.
 export async function changesSoFar(service) {
   const text = await ask(`api/v1/events${query({ history: true, follow: false, kind: 'changes', service })}`).then(r => r.text());
   return text.split('\n\n')
@@ -29,7 +29,7 @@ export function demoBreak(endpoint, how) { return post('demo/break', { endpoint,
 export function demoMend(endpoint) { return post('demo/mend', { endpoint }); }
 
 function post(path, body) {
-  // The header is one that no other site can make a browser send.
+  // No other site can make a browser send this header.
   const headers = { 'Content-Type': 'application/json', 'X-Usher-Demo': '1' };
   return ask(path, { method: 'POST', headers, body: JSON.stringify(body) });
 }

@@ -1,6 +1,6 @@
-// The page of a cluster as a whole: which view is shown, and when its data is asked for.
+// The page of a cluster: selects the view, and loads its data.
 //
-// A view has load, which asks, beside what views of a node's page have.
+// A view has load, which requests data, in addition to the members of a node's views.
 
 import { ClusterOverview } from './view-cluster.js';
 import { ClusterService } from './view-cluster-service.js';

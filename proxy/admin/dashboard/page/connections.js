@@ -1,4 +1,4 @@
-// The connections that this page knows of, put together from their steps.
+// The connections known to this page, assembled from their steps.
 
 import { get } from './api.js';
 
@@ -7,8 +7,8 @@ const kept = 1000;
 const known = new Map(); // by number, in the order in which they came
 
 export const connections = {
-  // load asks for those that usher knows. Steps that come meanwhile are taken
-  // too.
+  // load requests the connections that usher keeps. Steps that arrive meanwhile
+  // are applied as well.
   async load(params = {}) {
     const answer = await get('connections', { state: 'all', limit: kept, ...params });
     for (const c of answer.items.toReversed()) known.set(c.id, { ...c, ...newer(known.get(c.id), c) });
@@ -20,7 +20,7 @@ export const connections = {
     trim();
   },
 
-  // newest returns those that match, the newest first.
+  // newest returns the matching connections, newest first.
   newest(limit, matches = () => true) {
     const out = [];
     for (const c of [...known.values()].reverse()) {
@@ -34,8 +34,8 @@ export const connections = {
   get size() { return known.size; },
   forget() { known.clear(); },
 
-  // step takes one of the stream's events. It returns the connection; none if
-  // its beginning was not seen.
+  // step applies an event of the stream. It returns the connection, or none if
+  // its first event is missing.
   step(e) {
     if (e.kind === 'accepted') {
       const { service, port, family, protocol, client, via, vip } = e;
@@ -73,7 +73,7 @@ const steps = {
   },
 };
 
-// newer returns what steps have told of a connection beyond an answer.
+// newer returns the state of a connection with steps later than a response.
 function newer(have, answer) { return have?.state === 'ended' && answer.state !== 'ended' ? have : {}; }
 
 function trim() {
@@ -83,14 +83,14 @@ function trim() {
   }
 }
 
-// retried says whether an attempt of a connection failed.
+// retried reports whether an attempt of a connection failed.
 export function retried(c) { return c.attempts.some(a => a.result !== 'connected'); }
 
-// broken says whether a client did not get what it came for.
+// broken reports whether a connection failed for its client.
 export function broken(c, ends) {
   const fault = ends.get(c.end)?.fault;
   return fault !== undefined && (fault !== 'none' || c.end === 'no-response');
 }
 
-// lasted is how long a connection has lasted, in milliseconds.
+// lasted returns the duration of a connection in milliseconds.
 export function lasted(c, now) { return c.state === 'ended' ? c.durationMs : Math.max(0, now - Date.parse(c.accepted)); }

@@ -1,12 +1,11 @@
-// Breaking and mending endpoints, while usher demo runs and nowhere else.
+// Breaking and repairing endpoints; only for usher demo.
 
 import { demoBreak, demoEndpoints, demoMend } from './api.js';
 import { h } from './dom.js';
 import { live } from './live.js';
 
 class Demo extends EventTarget {
-  // endpoints are the demo's servers by their addresses; null where there is no
-  // demo.
+  // endpoints are the demo's servers by address; null without a demo.
   endpoints = null;
   #failure = '';
 
@@ -26,7 +25,7 @@ class Demo extends EventTarget {
     this.dispatchEvent(new Event('changed'));
   }
 
-  // buttons are those for one endpoint; null if it is not one of the demo's.
+  // buttons returns the buttons for an endpoint; null if it is not the demo's.
   buttons(address) {
     const e = this.endpoints?.get(address);
     return e && h('span', { class: 'demo-buttons' },
@@ -38,7 +37,7 @@ class Demo extends EventTarget {
 
   #choose(e, fault) { this.#do(() => fault ? demoBreak(e.endpoint, fault) : demoMend(e.endpoint)); }
 
-  // panel is the part of the overview that invites to break something.
+  // panel returns the part of the overview that offers to break endpoints.
   panel() {
     if (!this.endpoints) return null;
     return h('section', { key: 'demo', class: 'card demo', 'aria-labelledby': 'demo-title' },

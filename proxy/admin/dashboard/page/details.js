@@ -1,4 +1,4 @@
-// All about the few Services that somebody looks at just now.
+// Details of the few Services that are on the screen.
 
 import { get } from './api.js';
 
@@ -6,7 +6,7 @@ const known = new Map();
 let wanted = new Map(); // by who wants them
 
 export const details = {
-  // want says which Services a part of the page needs, from now on.
+  // want sets which Services a part of the page needs from now on.
   want(who, keys) {
     wanted.set(who, keys);
     if (keys.length === 0) wanted.delete(who);
@@ -15,8 +15,8 @@ export const details = {
 
   wanted() { return new Set([...wanted.values()].flat()); },
 
-  // get returns the API's ServiceDetail, null if there is no such Service, and
-  // undefined if that is not known yet.
+  // get returns the API's ServiceDetail, null if there is no such Service, or
+  // undefined while that is unknown.
   get(key) { return known.get(key); },
 
   forget() { known.clear(); },
@@ -33,7 +33,7 @@ export const details = {
   },
 };
 
-// pathOf writes namespace/name so that it can stand in a path.
+// pathOf returns namespace/name, escaped for a path.
 export function pathOf(key) {
   const slash = key.indexOf('/');
   return `${encodeURIComponent(key.slice(0, slash))}/${encodeURIComponent(key.slice(slash + 1))}`;
@@ -46,5 +46,5 @@ export function endpointsOf(detail) {
   return [...out.values()].sort(byPod);
 }
 
-// byPod sorts endpoints as people count: web-2 before web-10.
+// byPod compares numbers in names by value: web-2 before web-10.
 export function byPod(a, b) { return (a.pod ?? a.address).localeCompare(b.pod ?? b.address, 'en', { numeric: true }); }

@@ -1,16 +1,15 @@
-// Elements from data. Text is always a text node: there is no way from here to
-// markup.
+// Elements from data. Text always becomes a text node, and never markup.
 
 const svgNames = new Set(['svg', 'g', 'rect', 'circle', 'path', 'polyline', 'text']);
 
 // h makes an element. Props are attributes, besides
-//   key      tells it from its siblings when morph compares (any value)
+//   key      distinguishes it from its siblings when morph compares (any value)
 //   on…      handlers, as in onclick
 //   style    an object of CSS properties
-//   own      a part of the page with a node of its own (a table, the picture): the
-//            element is empty until mount puts that node in, and then left alone
-// An attribute that is false, null or undefined is left out; true is an empty one.
-// Children are nodes, texts, numbers, or arrays of them; null and false are none.
+//   own      a part of the page with its own node (a table, the picture): the
+//            element is empty until mount inserts that node; morph does not change it
+// An attribute that is false, null or undefined is omitted; true is an empty one.
+// Children are nodes, texts, numbers, or arrays of them; null and false are omitted.
 export function h(name, props, ...children) {
   const el = svgNames.has(name) ? document.createElementNS('http://www.w3.org/2000/svg', name) : document.createElement(name);
   el.handlers = {};
@@ -26,7 +25,7 @@ export function h(name, props, ...children) {
   return el;
 }
 
-// mount puts parts of the page into the places that wait for them.
+// mount inserts parts of the page into the elements with own.
 export function mount(root) { for (const el of root.querySelectorAll('[data-own]:empty')) el.append(el.own.node); }
 
 function append(el, children) {
@@ -37,8 +36,8 @@ function append(el, children) {
   }
 }
 
-// morph makes the children of parent like the nodes wanted, and keeps those that
-// are there already, so that focus, selection and scrolling stay as they are.
+// morph makes the children of parent equal to the wanted nodes, and keeps
+// existing ones, so that focus, selection and scroll position do not change.
 export function morph(parent, wanted) {
   const nodes = wanted.flat(Infinity).filter(Boolean);
   const keys = new Set(nodes.map(n => n.key).filter(k => k !== undefined));
@@ -46,7 +45,7 @@ export function morph(parent, wanted) {
   for (const child of parent.childNodes) if (child.key !== undefined) have.set(child.key, child);
   let at = parent.firstChild;
   for (const node of nodes) {
-    // What has gone is removed first: moving what stays would cost it the focus.
+    // Obsolete nodes are removed first: moving the others would lose the focus.
     while (at && at.key !== undefined && !keys.has(at.key)) at = removeAndNext(at);
     const old = node.key !== undefined ? have.get(node.key) : at?.key === undefined ? at : null;
     if (!old || old === node || !alike(old, node)) {
@@ -74,7 +73,7 @@ function update(old, node) {
     if (old.nodeValue !== node.nodeValue) old.nodeValue = node.nodeValue;
     return;
   }
-  // The attribute selected counts only until somebody has chosen.
+  // The attribute selected has no effect after the user's first selection.
   const selected = node.hasAttribute('selected');
   if (old.nodeName === 'OPTION' && old.hasAttribute('selected') !== selected) old.selected = selected;
   for (const { name } of [...old.attributes]) {

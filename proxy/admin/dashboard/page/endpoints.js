@@ -1,5 +1,5 @@
-// The endpoints of a service port, each with its state, its figures and, where it
-// is in quarantine, what is left of that.
+// The endpoints of a service port, each with its state, its figures and the
+// remaining time in quarantine.
 
 import { demo } from './demo.js';
 import { byPod } from './details.js';
@@ -38,7 +38,7 @@ function endpoint(e) {
     demo.buttons(e.address));
 }
 
-// waits tells how long clients waited lately.
+// waits returns how long clients recently waited.
 export function waits(l) {
   const of = (what, p50, p99) => `until ${what}, half of them no longer than ${duration(p50)}, and all but one in a hundred no longer than ${duration(p99)}`;
   return `In the last 5 to 10 minutes clients waited ${of('they were connected', l.connectP50Ms, l.connectP99Ms)}`

@@ -1,9 +1,8 @@
-// What the codes mean with which connections end: asked for once, from the one
-// list that usher has.
+// The meanings of end codes, requested once from usher's list.
 
 import { get } from './api.js';
 
-// ends has the API's End by its code.
+// ends maps codes to the API's End.
 export const ends = new Map();
 
 export async function loadEnds() { for (const end of (await get('ends')).items) ends.set(end.code, end); }

@@ -1,4 +1,4 @@
-// A dry run: which endpoints would a client get, in which order, and why.
+// A dry run: which endpoints usher would try for a client, in which order, and why.
 
 import { get } from './api.js';
 import { h } from './dom.js';

@@ -1,9 +1,9 @@
-// Where the parts of the picture stand: in columns where there is room, one below
-// the other on a phone. Pure: numbers in, numbers out.
+// The positions of the parts of the picture: in columns on wide screens, one below
+// the other on a phone. Pure functions of numbers.
 
 const box = 44, gap = 8, groupGap = 18, headings = 34;
 
-// layout takes the width in px and what is to be shown:
+// layout takes the width in px and the objects to show:
 //   { clients: [address…], services: [{ key, endpoints: [address…] }] }
 // and returns { height, narrow, columns, places }, where places has x, y, w and h
 // for the keys client:…, portal, service:… and endpoint:SERVICE|….
@@ -53,7 +53,7 @@ function stacked(width, model) {
   return { height: y, narrow: true, columns: [], places };
 }
 
-// edge returns the four points of the curve from one place to another.
+// edge returns the four points of the curve from one position to another.
 export function edge(a, b, narrow) {
   if (narrow) {
     const from = [a.x + 10, a.y + a.h], to = [b.x, b.y + b.h / 2];

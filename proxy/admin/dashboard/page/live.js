@@ -1,19 +1,19 @@
-// The line to usher: the stream of events, a status every two seconds, and
-// whether it is there at all.
+// The connection to usher: the stream of events, a status every two seconds, and
+// whether usher responds.
 
 import { get } from './api.js';
 
 const interval = 2000; // ms between questions
 const eventsPerSecond = 500; // more than anybody can see; what is beyond is counted
 
-// live tells its listeners, by events of its own:
+// live dispatches these events:
 //   step, change  detail is the API's Event
-//   missed        events were left out
+//   missed        events were omitted
 //   tick          detail is the API's Status; every two seconds
-//   restarted     another process answers: what was counted begins anew
-//   back          there again, after having been lost, paused or hidden: steps
-//                 of the time between are not told
-//   state         connecting, on, lost or paused has become another one
+//   restarted     another process responds: counters start at zero
+//   back          connected again after having been lost, paused or hidden: steps
+//                 in between are missing
+//   state         the state has changed: connecting, on, lost or paused
 class Live extends EventTarget {
   state = 'connecting';
   status = null;
@@ -31,11 +31,11 @@ class Live extends EventTarget {
     document.addEventListener('visibilitychange', () => this.#visibility());
   }
 
-  // tells takes the failure of a request about which nothing need be said: the
-  // question for the status fails too, and that is told.
+  // tells ignores the failure of a request: the request for the status fails as
+  // well, and is reported.
   tells() {}
 
-  // now is the time as usher has it.
+  // now returns the time by usher's clock.
   now() { return Date.now() + this.#clockSkew; }
 
   get paused() { return this.pausedSince !== null; }
@@ -50,8 +50,8 @@ class Live extends EventTarget {
     }
   }
 
-  // A page that nobody sees asks for nothing: not for usher's sake alone, also
-  // because browsers make six connections to one server at the most.
+  // A hidden page makes no requests, to save usher's work, and because browsers
+  // make at most six connections to one server.
   #visibility() {
     if (document.hidden) {
       this.#close();
@@ -61,8 +61,8 @@ class Live extends EventTarget {
     }
   }
 
-  // After a time without a stream (again), what it has not told is looked up only when
-  // it tells again: nothing is lost between the two.
+  // After a time without a stream (again), missing steps are requested only when the
+  // stream is open: none is lost in between.
   #open(again) {
     const stream = new EventSource(`api/v1/events?rate=${eventsPerSecond}`);
     this.#stream = stream;
@@ -84,8 +84,8 @@ class Live extends EventTarget {
     this.#stream = null;
   }
 
-  // The stream's silence says nothing (a browser does not show heartbeats): the
-  // answers to questions say whether usher is there.
+  // A silent stream proves nothing (a browser does not show heartbeats): responses
+  // to requests show whether usher is running.
   async #ask() {
     if (this.#asking || document.hidden) return;
     this.#asking = true;

@@ -1,10 +1,10 @@
-// The page as a whole: which view is shown, when it is drawn, the keys, and what
-// the header says.
+// The page as a whole: selects and draws the view, and handles keys and the
+// header.
 //
-// Data comes from three places: live (events and a status every two seconds),
-// services (all of them, a page at a time) and details (the few that are looked
-// at). A view turns data into elements (render), and dom.js changes the page
-// where it differs.
+// Data comes from three modules: live (events and a status every two seconds),
+// services (all of them, a page at a time) and details (the few on the screen).
+// A view turns data into elements (render), and dom.js changes the page where it
+// differs.
 
 import { connections } from './connections.js';
 import { demo } from './demo.js';
@@ -29,14 +29,14 @@ const routes = [
   [/^#\/connections$/, Connections],
 ];
 
-// Behind kubectl usher dashboard the page is one of several nodes'.
+// Behind kubectl usher dashboard, this is the page of one of several nodes.
 const node = decodeURIComponent(location.pathname.match(/\/nodes\/([^/]+)\/$/)?.[1] ?? '');
 if (node) document.querySelector('nav').prepend(h('a', { href: '../../' }, 'Cluster'), h('span', { class: 'of-node', title: node }, node));
 
 const router = new Router(routes, Overview, node);
 const draw = () => router.draw();
 
-// soon draws, but not more often than eyes follow: steps come by the hundred.
+// soon draws at a limited rate: hundreds of steps may arrive at a time.
 let drawing = 0;
 
 function soon() {
@@ -58,7 +58,7 @@ live.addEventListener('change', ({ detail: e }) => {
   soon();
 });
 
-// Steps that were left out are missing in what has been put together from them.
+// Omitted steps are missing in the assembled connections.
 let stepsMissing = false;
 live.addEventListener('missed', () => { stepsMissing = true; });
 
@@ -116,8 +116,7 @@ demo.addEventListener('changed', draw);
 
 let sayTimer;
 
-// say shows a line below the header, for some time or until something else is
-// said.
+// say shows a line below the header, for some time or until the next one.
 function say(text, time) {
   clearTimeout(sayTimer);
   notice.hidden = text === '';

@@ -1,9 +1,9 @@
-// Connections on their way through the picture, as dots. A dot shows the number
-// of the attempt that it is on; one that fails goes back to the listener, and on
-// to the next endpoint.
+// Connections that move through the picture as dots. A dot shows the number of its
+// attempt; when the attempt fails, it returns to the listener, and goes to the next
+// endpoint.
 //
-// The steps of a connection are often less than a millisecond apart; a dot takes
-// its time for each, and so is behind by a second or two.
+// The steps of a connection are often less than a millisecond apart; the animation
+// of each takes longer, so that dots are a second or two behind.
 
 import { along } from './layout.js';
 import { h } from './dom.js';
@@ -19,14 +19,14 @@ export class Motion {
   #frame = 0;
   #last = 0;
 
-  // curve(from, to) gives the curve between two places, undefined if one is not
-  // in the picture. mark(place, text, tone) says what an attempt has led to.
+  // curve(from, to) returns the curve between two positions, undefined if one is
+  // not in the picture. mark(place, text, tone) shows the outcome of an attempt.
   constructor(curve, mark) {
     this.curve = curve;
     this.mark = mark;
   }
 
-  // accepted begins a journey at a client's place, by way of the portal.
+  // accepted starts a dot at a client, by way of the portal.
   accepted(id, client, service) {
     if (this.#journeys.size >= most) {
       this.#leftOut++;
@@ -50,8 +50,7 @@ export class Motion {
     else j.over = true;
   }
 
-  // closed ends the journey of a connection that reached no endpoint: its dot
-  // goes back to the client.
+  // closed returns the dot of a connection without an endpoint to the client.
   closed(id) {
     const j = this.#journeys.get(id);
     if (!j || j.over) return;
@@ -60,7 +59,7 @@ export class Motion {
     this.#go(j, { ...way, from: 'portal', to: j.service }, { ...way, from: j.client, to: 'portal' });
   }
 
-  // takeLeftOut says how many connections got no dot since it was asked before.
+  // takeLeftOut returns the number of connections without a dot since its last call.
   takeLeftOut() {
     const n = this.#leftOut;
     this.#leftOut = 0;
@@ -101,7 +100,7 @@ export class Motion {
     if (this.#journeys.size > 0) this.#frame = requestAnimationFrame(t => this.#step(t));
   }
 
-  // advance moves a dot on; false if its journey has ended.
+  // advance moves a dot; false if it has arrived.
   #advance(j, passed) {
     const leg = j.legs[0];
     if (!leg) {

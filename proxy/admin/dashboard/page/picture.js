@@ -28,8 +28,8 @@ export class Picture {
   #endpointsOf = new Map(); // those that are drawn, by Service
   #still = matchMedia('(prefers-reduced-motion: reduce)');
 
-  // services returns the keys of the Services to draw, perService how many
-  // endpoints of each.
+  // services returns the keys of the Services to draw, perService the number of
+  // endpoints for each.
   constructor(services, perService) {
     this.services = services;
     this.perService = perService;
@@ -46,7 +46,7 @@ export class Picture {
     this.motion.clear();
   }
 
-  // knows takes a client that was there before the picture.
+  // knows adds a client from before the picture was opened.
   knows(client) { if (!this.#clients.includes(hostOf(client))) this.#clients.unshift(hostOf(client)); }
 
   // step shows a step of a connection.
@@ -185,7 +185,7 @@ export class Picture {
     return this.#markedBox(endpointKey(key, e.address), state.tone, shortPod(e.pod, e.address), state.word + more, `${e.address} ${e.pod ?? ''}`);
   }
 
-  // markedBox is an endpoint's, with the outcome of the last attempt for a while.
+  // markedBox returns the box of an endpoint, with the last attempt's outcome for a while.
   #markedBox(key, tone, name, text, title) {
     const mark = this.#marks.get(key);
     return this.#box(key, { class: `endpoint ${mark ? `marked ${mark.tone}` : tone}`, title, 'data-mark': mark?.text },
@@ -193,5 +193,5 @@ export class Picture {
   }
 }
 
-// hostOf cuts the port off an address.
+// hostOf returns an address without its port.
 function hostOf(address) { return address.slice(0, address.lastIndexOf(':')).replace(/^\[(.*)\]$/, '$1'); }

@@ -1,11 +1,11 @@
-// Which view is shown: the address behind # says so.
+// Selects the view by the address after #.
 
 import { morph, mount } from './dom.js';
 
 const main = document.getElementById('main');
 
-// Router's routes are [[path, View]…], with First for all else. A View is made of draw and what the
-// path's groups matched; it has title, start, stop, render and drawn. of is what the page is of, in its title.
+// Router's routes are [[path, View]…], with First for all others. A View is constructed with draw and the
+// matches of the path's groups; it has title, start, stop, render and drawn. of is the page's subject, for its title.
 export class Router {
   view;
   #routes;
@@ -38,7 +38,7 @@ export class Router {
     }
   }
 
-  // draw shows what is known now.
+  // draw shows the current data.
   draw() {
     this.drawnAt = performance.now();
     morph(main, [this.view.render()]);

@@ -1,5 +1,5 @@
 // A service port's addresses, and the portal's rules for them: in words, and as
-// the kernel has them.
+// installed in the kernel.
 
 import { h } from './dom.js';
 import { stateMark } from './marks.js';
@@ -14,8 +14,8 @@ const installed = {
   extra: { mark: '!', word: 'in the kernel, but not required', tone: 'warn' },
 };
 
-// rulesOf takes what /api/v1/portals has told of the Service, null if that is not
-// known yet, and what to do to look again.
+// rulesOf takes the response of /api/v1/portals for the Service, null if there is
+// none yet, and the function that requests it again.
 export function rulesOf(port, portals, look) {
   return [
     h('ul', { class: 'rules' }, port.vips.map(v => h('li', { key: `${v.kind} ${v.address}` },

@@ -1,4 +1,4 @@
-// All Services, kept up to date a page at a time, with what they did of late.
+// All Services, updated a page at a time, with their recent history.
 
 import { get } from './api.js';
 import { live } from './live.js';
@@ -9,8 +9,8 @@ const samples = 40; // kept of each Service: its history
 
 // A Service here is the API's, with
 //   key       namespace/name
-//   text      what the search looks at
-//   history   [{ t, accepted, failed, retries }], the newest last
+//   text      the text for searches
+//   history   [{ t, accepted, failed, retries }], newest last
 const known = new Map();
 let found = { q: '', keys: new Set() }; // what usher itself found for a search
 let complete = false; // every Service has been seen once
@@ -27,17 +27,17 @@ export const services = {
   get(key) { return known.get(key); },
   all() { return known.values(); },
 
-  // show says which Services are on the screen: those are asked for every time.
+  // show sets the Services on the screen: each refresh requests them.
   show(keys) { shown = keys.slice(0, 60); },
 
-  // counts says how many there are in each state.
+  // counts returns the number of Services in each state.
   counts() {
     const counts = Object.fromEntries(Object.keys(serviceStates).map(s => [s, 0]));
     for (const s of known.values()) counts[s.state] = (counts[s.state] ?? 0) + 1;
     return counts;
   },
 
-  // list returns those that match, sorted by name unless sort is another order.
+  // list returns the matching Services, sorted by name unless sort is set.
   list({ q, states, sort, descending }) {
     q = q.trim().toLowerCase();
     const asked = [version, q, states, sort, descending].join();
@@ -58,8 +58,8 @@ export const services = {
     return out;
   },
 
-  // find asks usher, who also looks at endpoints and Pods, which this page does
-  // not have for every Service. It resolves when list knows the answer.
+  // find queries usher, which also searches endpoints and Pods: this page does not
+  // have them for every Service. It resolves when list has the result.
   async find(q) {
     q = q.trim().toLowerCase();
     if (!q || found.q === q) return;
@@ -69,7 +69,7 @@ export const services = {
     version++;
   },
 
-  // load asks for all of them; those that are there can be used meanwhile.
+  // load requests all Services; those that have arrived are available meanwhile.
   async load(progress) {
     do {
       await readPage();
@@ -77,7 +77,7 @@ export const services = {
     } while (next);
   },
 
-  // refresh asks for a page, and for those on the screen.
+  // refresh requests a page, and the Services on the screen.
   async refresh() {
     const page = await readPage();
     const missing = shown.filter(key => !page.has(key) && known.has(key));
@@ -134,7 +134,7 @@ function drop(key) {
   version++;
 }
 
-// perSecond says how many of a count there were of late.
+// perSecond returns the recent rate of a counter.
 export function perSecond(history, count) {
   const last = history.at(-1);
   const first = history.findLast(s => last.t - s.t >= 5000) ?? history[0];

@@ -1,11 +1,11 @@
-// A count's rate of late, as a small curve.
+// The recent rate of a counter, as a small curve.
 
 import { h } from './dom.js';
 
 const width = 96, height = 24;
 
-// sparkline draws counts of a history (see services.js), each with a class of its
-// own, on one scale. The numbers stand beside it, so readers of screens skip it.
+// sparkline draws counters of a history (see services.js), each with its own class,
+// on one scale. The numbers are beside it, so screen readers skip it.
 export function sparkline(history, counts) {
   const curves = counts.map(count => rates(history, count));
   const top = Math.max(1, ...curves.flat().map(p => p.y));

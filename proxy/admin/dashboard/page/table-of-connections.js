@@ -1,4 +1,4 @@
-// A table of connections: the same columns wherever they are listed.
+// A table of connections, with the same columns in every view.
 
 import { broken, lasted } from './connections.js';
 import { h } from './dom.js';
@@ -9,7 +9,7 @@ import { Table } from './table.js';
 import { attemptsInShort } from './waterfall.js';
 import { clock, duration } from './words.js';
 
-// tableOfConnections leaves the Service out where all are of one.
+// tableOfConnections omits the Service if all connections have the same.
 export function tableOfConnections(caption, { ofOneService = false } = {}) {
   return new Table({
     caption,

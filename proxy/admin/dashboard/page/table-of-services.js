@@ -36,10 +36,10 @@ function total(s) {
   return [h('span', { class: 'curve' }, sparkline(s.history, ['accepted', 'retries'])), count(s.totals.accepted, '')];
 }
 
-// wait is how long clients waited lately for the first byte, all but one in a hundred.
+// wait returns the recent p99 of clients' wait for the first byte.
 function wait({ latency: l }) {
   return l ? h('span', { title: waits(l) }, duration(l.firstByteP99Ms || l.connectP99Ms)) : h('span', { class: 'quiet' }, '–');
 }
 
-// count is quiet while it is zero.
+// count is dimmed while it is zero.
 function count(n, tone) { return h('span', { class: n ? tone : 'quiet', title: number(n) }, short(n)); }

@@ -1,5 +1,5 @@
-// A table that stays fast with any number of rows: only those on the screen are
-// in the page. It is one stop for the Tab key; arrow keys go from row to row.
+// A table for any number of rows: only visible rows are in the page. It is one stop
+// for the Tab key; arrow keys move between rows.
 
 import { h, morph } from './dom.js';
 
@@ -7,13 +7,13 @@ const few = 100; // up to so many rows all are in the page
 const margin = 8; // rows above and below the screen that are there too
 
 // Table's options:
-//   caption   what it lists, for readers of screens
+//   caption   its content, for screen readers
 //   name      a class: tables.css has the columns' widths, and --row, the height
 //             of a row in px
-//   columns   [{ name, title, sort, cell(row) }]; the first one's cell becomes
-//             the link of the row
+//   columns   [{ name, title, sort, cell(row) }]; the first cell is the link of
+//             the row
 //   key, href of a row
-//   mutable   rows change without becoming other objects
+//   mutable   row objects change in place
 //   onSort    called with a column's sort when its heading is pressed
 export class Table {
   rows = [];
@@ -49,7 +49,7 @@ export class Table {
     requestAnimationFrame(() => { this.waits = false; this.draw(); });
   }
 
-  // visible returns the rows that are in the page.
+  // visible returns the visible rows.
   visible() {
     const [from, to] = this.#window();
     return this.rows.slice(from, to);
@@ -94,7 +94,7 @@ export class Table {
       sort ? h('button', { type: 'button', onclick: () => this.options.onSort(sort) }, title) : title);
   }
 
-  // A row that says what it said before is not made anew.
+  // Unchanged rows are not created again.
   #row(made, row, index, tabStop) {
     const key = `row ${this.options.key(row)}`;
     const before = made.get(key);
@@ -113,7 +113,7 @@ export class Table {
       others.map(c => h('td', { class: c.name }, c.cell(row))));
   }
 
-  // A click anywhere in a row is one on its link, unless text is being selected.
+  // A click anywhere in a row follows its link, unless text is being selected.
   #click(e) {
     if (e.target.closest('a, button') || !getSelection().isCollapsed) return;
     e.currentTarget.querySelector('a').click();

@@ -1,5 +1,5 @@
-// The colours: as the system has them, light or dark. This file is no module, and
-// runs before the page is first drawn, so that the page does not flash.
+// The colors: light or dark, as in the system's settings. This file is not a module:
+// it runs before the page is first drawn, so that the page does not flash.
 'use strict';
 (() => {
   const choices = ['auto', 'light', 'dark'];

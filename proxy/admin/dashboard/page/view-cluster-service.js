@@ -1,5 +1,5 @@
-// A Service over all nodes: its endpoints beside the nodes that connect to them. A red row is a Pod,
-// a red column a node.
+// A Service over all nodes: its endpoints by the nodes that connect to them. A red row indicates a failed
+// Pod, a red column a failed node.
 
 import { get } from './api.js';
 import { pathOf } from './details.js';

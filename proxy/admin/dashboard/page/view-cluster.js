@@ -1,4 +1,4 @@
-// The first page of a cluster: the Services over all nodes, the worst first, and the nodes.
+// The first page of a cluster: the Services over all nodes, worst first, and the nodes.
 
 import { get } from './api.js';
 import { h } from './dom.js';
@@ -130,7 +130,7 @@ export class ClusterOverview {
   }
 }
 
-// whoIsSilent names the nodes whose ushers do not answer, and says why.
+// whoIsSilent lists the nodes whose usher does not respond, with the reasons.
 function whoIsSilent(silent) {
   const named = silent.slice(0, silentNamed).map(n => `${n.name} (${n.error})`).join(', ');
   const more = silent.length > silentNamed ? ` and ${number(silent.length - silentNamed)} more` : '';
@@ -142,5 +142,5 @@ function nodeState(n) {
   return n.problems ? stateMark({ ...nodeStates.problems, word: plural(n.problems, 'problem') }) : stateMark(nodeStates.well);
 }
 
-// count is quiet while it is zero.
+// count is dimmed while it is zero.
 function count(n, tone = '') { return h('span', { class: n ? tone : 'quiet', title: number(n) }, n === undefined ? '–' : short(n)); }

@@ -1,4 +1,4 @@
-// The page of one connection: every attempt, and what became of it.
+// The page of one connection: all attempts and their outcomes.
 
 import { get } from './api.js';
 import { connections, lasted } from './connections.js';
@@ -65,7 +65,7 @@ export class OneConnection {
 
 function noAttempt(c) { return c.state === 'sending' ? 'No endpoint has answered.' : c.state === 'connecting' ? 'The first one is under way.' : 'No endpoint was tried.'; }
 
-// story tells a connection as one would tell it to somebody.
+// story describes a connection in sentences.
 function story(c) {
   const failures = c.attempts.filter(a => a.result !== 'connected').length;
   const failed = failures === 0 ? '' : failures === 1 ? 'One attempt failed; ' : `${failures} attempts failed; `;

@@ -1,4 +1,4 @@
-// All connections that are known.
+// All known connections.
 
 import { broken, connections, retried } from './connections.js';
 import { h } from './dom.js';

@@ -1,4 +1,4 @@
-// The first page: what happens now, and all Services.
+// The first page: current activity, and all Services.
 
 import { connections } from './connections.js';
 import { demo } from './demo.js';
@@ -72,8 +72,8 @@ export class Overview {
 
   restarted() { this.#totals = []; }
 
-  // choose draws the Services with connections of late, and keeps each at its
-  // place; while there are none, those that need attention.
+  // choose selects Services with recent connections, each at a fixed position;
+  // without any, those that need attention.
   #choose() {
     const now = performance.now();
     const busy = key => now - (this.#lastStep.get(key) ?? -Infinity) < quietTime;
@@ -101,8 +101,7 @@ export class Overview {
     this.draw();
   }
 
-  // search shows what this page knows at once, and what usher finds a little
-  // later.
+  // search shows matches in this page at once, and usher's matches a little later.
   #search(q) {
     this.#q = q;
     this.draw();
@@ -200,7 +199,7 @@ function noServices() {
     + 'with --manifests, as soon as a file in that folder has one.';
 }
 
-// howToConnect says what to type to see something.
+// howToConnect shows a command that makes a connection.
 function howToConnect() {
   const port = services.all().flatMap(s => s.ports).find(p => p.protocol === 'TCP' && p.listener);
   if (!port) return null;

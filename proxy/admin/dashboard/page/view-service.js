@@ -1,5 +1,5 @@
-// The page of one Service: its endpoints, addresses, rules, affinity, and what
-// happened to its connections.
+// The page of one Service: its endpoints, addresses, rules, affinity and
+// connections.
 
 import { changesSoFar, get } from './api.js';
 import { connections } from './connections.js';
@@ -57,7 +57,7 @@ export class OneService {
     this.draw();
   }
 
-  // look compares with what the kernel has.
+  // look compares the rules with the kernel's.
   async #look() {
     try {
       const { rules, mode } = await get('portals');
@@ -170,10 +170,10 @@ function rememberedClients(items) {
       h('td', null, seconds(a.secondsLeft))))));
 }
 
-// isOf says whether a service port, as rules name it, is one of a Service's.
+// isOf reports whether a service port, as rules name it, belongs to a Service.
 function isOf(port, service) { return port === service || port.startsWith(`${service}:`) || port.startsWith(`${service}/`); }
 
-// howItFares says a Service's state in a sentence.
+// howItFares describes a Service's state in a sentence.
 function howItFares({ state, endpoints: e }) {
   const others = [[e.outlier, e.outlier === 1 ? 'outlier' : 'outliers'], [e.unresponsive, 'unresponsive'], [e.quarantined, 'in quarantine'], [e.terminating, 'terminating'], [e.notReady, 'not ready']];
   const rest = others.filter(([n]) => n > 0).map(([n, what]) => `${n} ${what}`).join(', ');
@@ -212,7 +212,7 @@ function policyWords({ policies: { internal, external, udpIdleSeconds }, schedul
   return `Clients in the cluster get endpoints ${where(internal)}. ${outside}${near}${chosen}${bound}${probed}${drain}${idle}${told}${tell}`;
 }
 
-// howTheyEnded counts connections by the code of their end, the most frequent first.
+// howTheyEnded counts connections by end code, most frequent first.
 function howTheyEnded(counts) {
   const list = Object.entries(counts).toSorted(([, a], [, b]) => b - a).map(([end, n]) => `${number(n)} ${end}`);
   return `Ended so far: ${list.join(', ')}.`;

@@ -4,7 +4,7 @@ import { h } from './dom.js';
 import { name } from './marks.js';
 import { duration, results, shortPod, stateOf } from './words.js';
 
-// waterfall draws the time until an endpoint was found, or until none was.
+// waterfall draws the time until an endpoint was connected, or the search failed.
 export function waterfall(connection) {
   const { attempts } = connection;
   const end = Math.max(...attempts.map(a => a.startMs + a.tookMs), 0.001);
@@ -35,7 +35,7 @@ function ticks(end) {
   return Array.from({ length: Math.floor(end / step) + 1 }, (_, i) => i * step).filter(t => t < end * 0.97);
 }
 
-// attemptsInShort is one line: which endpoints were tried, with what outcome.
+// attemptsInShort returns one line: the attempted endpoints and outcomes.
 export function attemptsInShort({ attempts, state }) {
   if (attempts.length === 0) {
     return h('span', { class: 'quiet' }, state === 'sending' ? 'no endpoint has answered' : state === 'connecting' ? 'selecting an endpoint' : 'no endpoint was tried');

@@ -1,20 +1,19 @@
-// How things are said: numbers with their units, and states in the words of the
-// documentation.
+// Texts: numbers with their units, and states in the terms of the documentation.
 
-// number writes large numbers in groups of three.
+// number formats large numbers in groups of three digits.
 export function number(n) { return Math.round(n ?? 0).toLocaleString('en').replaceAll(',', '\u202f'); }
 
-// short is a number for a column of a table: from a million on in three figures.
+// short formats a number for a table column: from a million on with three digits.
 export function short(n) {
   if (n < 1e6) return number(n);
   const [unit, size] = [['M', 1e6], ['G', 1e9], ['T', 1e12]].findLast(([, size]) => n >= size);
   return `${+(n / size).toPrecision(3)}\u202f${unit}`;
 }
 
-// plural is "1 endpoint", "2 endpoints".
+// plural returns "1 endpoint", "2 endpoints".
 export function plural(n, noun) { return `${number(n)} ${noun}${n === 1 ? '' : 's'}`; }
 
-// duration says milliseconds with three figures at the most.
+// duration formats milliseconds with at most three digits.
 export function duration(ms) {
   if (ms < 0.005) return '0 ms';
   if (ms < 10) return `${+ms.toFixed(2)} ms`;
@@ -23,7 +22,7 @@ export function duration(ms) {
   return seconds(ms / 1000);
 }
 
-// seconds says longer times with two units: "9 s", "1 min 5 s", "2 h 58 min".
+// seconds formats longer times with two units: "9 s", "1 min 5 s", "2 h 58 min".
 export function seconds(s) {
   s = Math.round(s);
   if (s < 60) return `${s} s`;
@@ -41,28 +40,28 @@ export function bytes(n) {
   }
 }
 
-// rate says how often a second.
+// rate formats a number per second.
 export function rate(perSecond) {
   if (perSecond === 0) return '0/s';
   if (perSecond < 0.1) return '<0.1/s';
   return `${perSecond < 10 ? +perSecond.toFixed(1) : number(perSecond)}/s`;
 }
 
-// clock says the time of day here.
+// clock formats the local time of day.
 export function clock(time) {
   const t = new Date(time);
   return `${t.toLocaleTimeString('en-GB')}.${String(t.getMilliseconds()).padStart(3, '0')}`;
 }
 
-// since says since when something is so: the time of day here, with the date if that is a day ago or more.
+// since formats the start of a state: the local time of day, with the date if that was at least a day ago.
 export function since(time) {
   const t = new Date(time);
   const day = Date.now() - t > 24 * 3600e3 ? `${t.toLocaleDateString()} ` : '';
   return `since ${day}${t.toLocaleTimeString('en-GB')}`;
 }
 
-// The states of a Service: a mark that does not need colour, a word, what it
-// means, and how bad it is.
+// The states of a Service: a mark that does not depend on color, a word, its
+// meaning, and its severity.
 export const serviceStates = {
   'rejected': { mark: '!', word: 'rejected', means: 'not served: its manifest, or a part of it, is invalid', tone: 'bad' },
   'problem': { mark: '!', word: 'problem', means: 'one of its ports has a problem', tone: 'bad' },
@@ -90,12 +89,12 @@ export const results = {
   'failed': { mark: '✗', word: 'failed', tone: 'bad' },
 };
 
-// stateOf finds one of the above; what a later usher may say is shown as it is.
+// stateOf returns one of the above; unknown states of later versions are shown as they are.
 export function stateOf(table, state) {
   return table[state] ?? { mark: '·', word: String(state).replaceAll('-', ' '), means: '', tone: 'quiet' };
 }
 
-// portalWords says how a connection comes to usher's listener.
+// portalWords describes how connections reach usher's listener.
 export function portalWords(mode) {
   return {
     'iptables': 'Rules in the kernel (iptables) redirect packets for a Service’s address to usher’s port.',
@@ -107,11 +106,11 @@ export function portalWords(mode) {
 
 export function capital(text) { return text.charAt(0).toUpperCase() + text.slice(1); }
 
-// portName is "http 80/TCP", or "80/UDP" for a port without a name.
+// portName returns "http 80/TCP", or "80/UDP" for a port without a name.
 export function portName(port) { return `${port.name ? `${port.name} ` : ''}${portNumber(port)}/${port.protocol}`; }
 
 export function portNumber(port) { return port.vip.slice(port.vip.lastIndexOf(':') + 1); }
 
-// shortPod is the Pod's name without its namespace, or the address where no Pod is
-// known.
+// shortPod returns the Pod's name without its namespace, or the address without a
+// known Pod.
 export function shortPod(pod, address) { return pod ? pod.slice(pod.indexOf('/') + 1) : address; }
