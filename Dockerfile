@@ -1,10 +1,10 @@
-# The image, for docker build, podman build and buildah bud. A release has that of `make image`. Which files are in them,
-# deploy/release/image says for both; what is said here too, such as labels, its tests compare.
+# The image, for docker build, podman build and buildah bud. Releases use that of `make image`. deploy/release/image
+# defines the files of both; its tests compare what is also written here, such as labels.
 #
 #     docker build -t REGISTRY/usher:VERSION --build-arg VERSION="$(git describe --tags --always --dirty)" \
 #       --build-arg REVISION="$(git rev-parse HEAD)" --build-arg CREATED="$(git log -1 --format=%cI)" .
 
-# A Debian, or another Linux, with Go and make.
+# Debian, or another Linux, with Go and make.
 ARG GO_IMAGE=docker.io/library/golang:1.26-bookworm
 
 # usher is compiled for the other architecture, and Debian's packages are unpacked, not run: no emulator is needed.
@@ -24,7 +24,7 @@ RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache
       -version "$VERSION" -revision "$REVISION" -created "$CREATED"
 
 FROM scratch
-# iptables, nft and what they need; the same from one version of usher to the next.
+# iptables, nft and their dependencies; the layer is the same for all versions of usher.
 COPY --from=build /image/base/ /
 COPY --from=build /image/usher/ /
 ARG VERSION=devel
@@ -40,7 +40,7 @@ LABEL org.opencontainers.image.title="usher" \
       org.opencontainers.image.revision="$REVISION" \
       org.opencontainers.image.created="$CREATED"
 ENV PATH=/usr/local/bin:/usr/sbin
-# Not root, and a number, which runAsNonRoot can check. The Pods of deploy/ ask for root: Kubernetes gives capabilities to
+# Not root, and numeric, so that runAsNonRoot can check it. The Pods of deploy/ run as root: Kubernetes gives capabilities to
 # no other user. For a portal that changes rules: docker run --user 0 --cap-add NET_ADMIN --network host
 USER 65532:65532
 ENTRYPOINT ["usher"]

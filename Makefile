@@ -1,19 +1,19 @@
-# Everything that a developer or a user types. `make help` lists it.
+# All targets for developers and users. `make help` lists them.
 
 GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 CLI     := github.com/usherproxy/usher/cmd/internal/cli
 LDFLAGS := -s -w -X $(CLI).Version=$(VERSION)$(if $(REVISION), -X $(CLI).commit=$(REVISION))
 
-# Where a person sits in front of it, the demo stays; elsewhere it makes the
-# requests itself and ends.
+# On a terminal, the demo keeps running; otherwise it makes the requests itself and
+# exits.
 DEMO_FLAGS ?= $(shell test -t 0 || echo --once)
 
 .DEFAULT_GOAL := help
 
 # With the flags of `make build`, so that each library is compiled once for all of them, and linked
 # without debug information (-s), which takes a third less CPU time. The race detector needs cgo:
-# what is built with it asks for that.
+# its builds request it.
 lint test walk: export CGO_ENABLED := 0
 lint test walk: export GOFLAGS := $(GOFLAGS) -trimpath -ldflags=-s
 
@@ -28,7 +28,7 @@ build: ## build bin/usher, for nodes, and bin/kubectl-usher, for people: static 
 PROGRAMS ?= usher kubectl-usher
 PLATFORMS ?= linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
 
-# With -buildvcs=true a program that does not say of which commit it is, is not made.
+# With -buildvcs=true, the build fails if a program cannot record its commit.
 .PHONY: programs
 programs:
 	@for platform in $(PLATFORMS); do for program in $(PROGRAMS); do \
@@ -38,7 +38,7 @@ programs:
 	done; done
 
 .PHONY: release
-release: ## make dist/, what a release of VERSION=v1.2.3 consists of: archives, .deb, .rpm, SBOMs, checksums, notes
+release: ## make dist/, the files of a release of VERSION=v1.2.3: archives, .deb, .rpm, SBOMs, checksums, notes
 	@cd deploy/release && $(GO) run ./packages -check -version '$(VERSION)' -source ../..
 	@rm -rf bin/release
 	@$(MAKE) --no-print-directory programs
@@ -53,7 +53,7 @@ image: ## make dist/usher-VERSION-image.tar, an OCI archive for linux/amd64 and 
 		-revision "$$(git rev-parse HEAD)" -created "$$(git log -1 --format=%cI)"
 
 .PHONY: image-lock
-image-lock: ## write deploy/release/image/debian.lock anew: the image gets the packages that Debian has now (needs apt, not root)
+image-lock: ## update deploy/release/image/debian.lock: the image gets Debian's current packages (needs apt, not root)
 	cd deploy/release && $(GO) run ./image -cache ../../.cache/debian -lock image/debian.lock
 
 .PHONY: demo
@@ -62,7 +62,7 @@ demo: build ## see usher at work (root: on a cluster IP; else: on a loopback add
 	bin/usher demo $(DEMO_FLAGS)
 
 .PHONY: test-fast
-test-fast: ## what `go test ./...` runs: no long tests; without root, without downloads, in minutes
+test-fast: ## run the short tests, as `go test ./...`: without root and downloads, in minutes
 	$(GO) test ./...
 
 .PHONY: test
@@ -71,7 +71,7 @@ test: ## run all tests, or SUITES='test packages' of the table at the end; insta
 	@test/privileges.sh
 	@$(GO) run ./test/all $(SUITES)
 
-# What imports most is linked, tests too: the programs, and three suites.
+# Links the programs and test binaries with the most imports.
 .PHONY: cross
 cross: ## check that everything, tests too, compiles for macOS and Windows, and that programs and tests can be linked
 	@set -e; for system in darwin/arm64 windows/amd64; do \
@@ -82,11 +82,11 @@ cross: ## check that everything, tests too, compiles for macOS and Windows, and 
 		for package in ./cmd/usher ./cmd/kubectl-usher ./proxy; do $(GO) test -c -o /dev/null $$package; done; \
 	done
 
-# A run that was broken off goes on where it was: its results are kept here.
+# An interrupted run continues: its results are kept here.
 BENCH_RESULTS = .cache/bench$(if $(QUICK),-quick).jsonl
 
 .PHONY: bench
-bench: build ## measure usher beside HAProxy, nginx and the kernel (as root), and write docs/benchmarks.md; QUICK=1: in three minutes; CLUSTER=1: kube-proxy, too
+bench: build ## compare usher with HAProxy, nginx and the kernel (as root), and write docs/benchmarks.md; QUICK=1: in three minutes; CLUSTER=1: kube-proxy, too
 	@test/install.sh iptables nftables haproxy nginx libnginx-mod-stream
 	@mkdir -p .cache
 	$(GO) build -o .cache/bench ./test/bench
@@ -110,17 +110,17 @@ soak: ## everything that can go wrong at once, as root, for DURATION=20m; writes
 	cd test && USHER_SOAK=$(or $(DURATION),20m) USHER_SOAK_SEED=$(or $(SEED),$(shell date +%s)) $(GO) test -count=1 -timeout 24h -ginkgo.succinct -ginkgo.focus='a soak: '
 
 .PHONY: generate
-generate: ## write anew what is made from the code: openapi.json, cluster.json, docs/metrics.md
+generate: ## update generated files: openapi.json, cluster.json, docs/metrics.md
 	$(GO) test -count=1 ./proxy/admin/api -update
 	$(GO) test -count=1 ./proxy/admin -update
 
 .PHONY: grounds
-grounds: ## as root, write what works where into docs/requirements.md
+grounds: ## as root, update the table in docs/requirements.md
 	@test/install.sh iptables iproute2 runc qemu-system-x86 kmod
 	$(GO) -C test/ground test -count=1 -timeout 30m . -update
 
 .PHONY: recording
-recording: build ## record the demo anew, as root: docs/demo.cast and docs/demo.svg
+recording: build ## record the demo, as root: docs/demo.cast and docs/demo.svg
 	@test/install.sh curl iptables
 	$(GO) run ./test/recording
 
@@ -136,5 +136,5 @@ lint: ## gofmt, go vet, staticcheck
 	cd test/ground && $(GO) vet ./...
 
 .PHONY: clean
-clean: ## remove what the build made
+clean: ## remove all build output
 	rm -rf bin dist .cache

@@ -1,14 +1,14 @@
 #!/bin/sh
-# After a package has put its files there. dpkg calls it with "configure" and, if there was
-# one, the version before; rpm with how many versions there are now.
+# Runs after the package's files were installed. dpkg passes "configure" and the previous
+# version, if there was one; rpm passes the number of installed versions.
 set -e
 
-# In a chroot or a container there may be no systemd that could be told.
+# A chroot or a container may have no running systemd.
 [ -d /run/systemd/system ] || exit 0
 systemctl daemon-reload
-# A new package does not start anything: see usher.service. An usher that runs is replaced by
-# the new program, without a gap. One that does not serve yet, since it waits for its API
-# server, is not reloaded by systemd, but may be started again at once.
+# A new package starts nothing: see usher.service. A running usher is replaced by the new
+# program without a gap. systemd does not reload one that still waits for its API server;
+# that one is restarted.
 case "$(systemctl is-active usher.service)" in
 active | reloading) systemctl reload usher.service ;;
 activating) systemctl --no-block restart usher.service ;;

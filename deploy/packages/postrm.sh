@@ -1,5 +1,5 @@
 #!/bin/sh
-# After a package has taken its files away.
+# Runs after the package's files were removed.
 set -e
 
 if [ -d /run/systemd/system ]; then

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Before a package takes its files away. dpkg calls it with "remove", or "upgrade" and the
-# like; rpm with how many versions there will be.
+# Runs before the package's files are removed. dpkg passes "remove", or "upgrade" and the
+# like; rpm passes the number of versions that will remain.
 set -e
 
 case "$1" in
@@ -13,6 +13,6 @@ if command -v systemctl >/dev/null; then
 	fi
 	systemctl --no-reload --quiet disable usher.service || true
 fi
-# A unit that was stopped leaves its rules for a successor, and there will be none. What
-# keeps usher from removing them (another usher that runs here, a right) it says.
+# A stopped unit leaves its rules for a successor, and there will be none. If usher cannot
+# remove them (another instance is running, a permission is missing), it prints the reason.
 usher cleanup --log-level=error >/dev/null || echo "usher: see 'usher cleanup' about rules that are left" >&2
