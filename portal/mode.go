@@ -47,9 +47,9 @@ type Traits struct {
 	Redirects bool
 	// Local says that VIPs become addresses of this node, at which the listeners are: they need no route.
 	Local bool
-	// Apart says that the VIPs of a portal are addresses in a dedicated network namespace instead. The node's own
+	// InNamespace says that the VIPs of a portal are addresses in a dedicated network namespace instead. The node's own
 	// addresses do not reach it: see Bind.Namespace.
-	Apart bool
+	InNamespace bool
 	// KubeProxy is the mode of kube-proxy that works in the same way, as named in kube-proxy's configuration and
 	// metrics; empty if there is none.
 	KubeProxy string

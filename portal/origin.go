@@ -11,8 +11,8 @@ type Origin struct {
 	//
 	// The port is one that the client's host does not choose for its own connections to the endpoint. 0 means any port,
 	// and if the port is taken, any other is used.
-	Bind netip.AddrPort
-	Seen Seen
+	Bind          netip.AddrPort
+	SourceAddress SourceAddress
 	// Here says that the endpoint is known to be on this node.
 	Here bool
 }
@@ -27,61 +27,61 @@ const (
 	Elsewhere
 )
 
-// Seen is the source address that an endpoint sees for a connection or datagram: the client's own, or the node's and
+// SourceAddress is the source address that an endpoint sees for a connection or datagram: the client's own, or the node's and
 // the reason for that.
-type Seen uint8
+type SourceAddress uint8
 
 // The addresses that an endpoint sees. Zero is undecided: usher has not connected to the endpoint yet.
 const (
-	SeenClient Seen = iota + 1
+	SourceClient SourceAddress = iota + 1
 	// All others are the node.
-	SeenConfigured
-	SeenOwnProcess
-	SeenItself
-	SeenElsewhere
-	SeenNeighbours
-	SeenNoAlias
-	SeenPortal
-	SeenKernel
-	SeenUnready
-	SeenFamily
-	SeenHeader
-	SeenTunnel
-	SeenSCTP
+	SourceConfigured
+	SourceOwnProcess
+	SourceItself
+	SourceElsewhere
+	SourceSameBridge
+	SourceNoAlias
+	SourcePortal
+	SourceKernel
+	SourceNotReady
+	SourceFamily
+	SourceHeader
+	SourceTunnel
+	SourceSCTP
 )
 
 var seen = [...]struct{ name, why string }{
 	{},
-	SeenClient:     {"client", "replies return through this node"},
-	SeenConfigured: {"node-configured", "--client-address or the annotation usher.io/client-address is set to node"},
-	SeenOwnProcess: {"node-itself", "the client is a process of this node"},
-	SeenItself:     {"node-hairpin", "the client is the endpoint itself, and its kernel drops packets from its own address"},
-	SeenElsewhere:  {"node-elsewhere", "neither client nor endpoint is known to be on this node, so replies may take another path"},
-	SeenNeighbours: {"node-same-bridge", "client and endpoint are behind the same interface, so replies bypass netfilter (for a bridge, see net.bridge.bridge-nf-call-iptables and -ip6tables)"},
-	SeenNoAlias:    {"node-no-alias", "client and endpoint are on one bridge, and the kernel cannot translate prefixes for its network, or --client-aliases has no free range"},
-	SeenPortal:     {"node-portal", "only the iptables and nftables portals can route replies back"},
-	SeenKernel:     {"node-kernel", "the kernel or iptables lacks a feature needed to route replies back, or --mark is 0; see the log"},
-	SeenUnready:    {"node-not-ready", "the portal has not installed its rules yet, or does not know the interface yet"},
-	SeenFamily:     {"node-family", "the client's address has another IP family than the endpoint's, or is valid only within one network"},
-	SeenHeader:     {"node-header", "only a load balancer's header names the client, and --load-balancer-cidr does not include that load balancer"},
-	SeenTunnel:     {"node-tunnel", "the endpoint is reached through the API server"},
-	SeenSCTP:       {"node-sctp", "the kernel's SCTP cannot use an address that the node does not have"},
+	SourceClient:     {"client", "replies return through this node"},
+	SourceConfigured: {"node-configured", "--client-address or the annotation usher.io/client-address is set to node"},
+	SourceOwnProcess: {"node-itself", "the client is a process of this node"},
+	SourceItself:     {"node-hairpin", "the client is the endpoint itself, and its kernel drops packets from its own address"},
+	SourceElsewhere:  {"node-elsewhere", "neither client nor endpoint is known to be on this node, so replies may take another path"},
+	SourceSameBridge: {"node-same-bridge", "client and endpoint are behind the same interface, so replies bypass netfilter (for a bridge, see net.bridge.bridge-nf-call-iptables and -ip6tables)"},
+	SourceNoAlias:    {"node-no-alias", "client and endpoint are on one bridge, and the kernel cannot translate prefixes for its network, or --client-aliases has no free range"},
+	SourcePortal:     {"node-portal", "only the iptables and nftables portals can route replies back"},
+	SourceKernel:     {"node-kernel", "the kernel or iptables lacks a feature needed to route replies back, or --mark is 0; see the log"},
+	SourceNotReady:   {"node-not-ready", "the portal has not installed its rules yet, or does not know the interface yet"},
+	SourceFamily:     {"node-family", "the client's address has another IP family than the endpoint's, or is valid only within one network"},
+	SourceHeader:     {"node-header", "only a load balancer's header names the client, and --load-balancer-cidr does not include that load balancer"},
+	SourceTunnel:     {"node-tunnel", "the endpoint is reached through the API server"},
+	SourceSCTP:       {"node-sctp", "the kernel's SCTP cannot use an address that the node does not have"},
 }
 
-// Seens is the number of Seen values, zero included.
-const Seens = len(seen)
+// SourceAddressCount is the number of SourceAddress values, zero included.
+const SourceAddressCount = len(seen)
 
 // Client reports whether it is the client's own address.
-func (s Seen) Client() bool { return s == SeenClient }
+func (s SourceAddress) Client() bool { return s == SourceClient }
 
 // String returns the name in metrics and the API: "client", or "node-" and a reason; empty if undecided.
-func (s Seen) String() string { return seen[s].name }
+func (s SourceAddress) String() string { return seen[s].name }
 
 // Why returns the reason, as a clause that can follow "because".
-func (s Seen) Why() string { return seen[s].why }
+func (s SourceAddress) Why() string { return seen[s].why }
 
 // Text returns the address and the reason, in words that can follow "the endpoint sees"; empty if undecided.
-func (s Seen) Text() string {
+func (s SourceAddress) Text() string {
 	switch {
 	case s == 0:
 		return ""

@@ -61,18 +61,18 @@ const (
 
 // Explanation is the answer to a Question. Package admin formats it as text.
 type Explanation struct {
-	Port      config.ServicePort
-	VIP       config.VIP
-	NodeLocal bool // the client is on this node
-	Verdict   Verdict
-	Cause     Cause
-	Problem   *Problem            // nil if there is none
-	Endpoints []*balance.Endpoint // all endpoints of the port
-	Set       *balance.Set        // those of Endpoints for this client
-	Affinity  *affinity.Entry     // the client's; only set with WouldTry
-	Order     []balance.Choice    // the order in which endpoints would be tried
-	Seen      []portal.Seen       // by each of Order; zero if it depends on an unknown client
-	NotTried  []NotTried
+	Port          config.ServicePort
+	VIP           config.VIP
+	NodeLocal     bool // the client is on this node
+	Verdict       Verdict
+	Cause         Cause
+	Problem       *Problem               // nil if there is none
+	Endpoints     []*balance.Endpoint    // all endpoints of the port
+	Set           *balance.Set           // those of Endpoints for this client
+	Affinity      *affinity.Entry        // the client's; only set with WouldTry
+	Order         []balance.Choice       // the order in which endpoints would be tried
+	SourceAddress []portal.SourceAddress // by each of Order; zero if it depends on an unknown client
+	NotTried      []NotTried
 }
 
 // NotTried is an endpoint that would not be tried, with the reason: "terminating", "not-serving",
@@ -122,7 +122,7 @@ func (p *Proxy) Explain(q Question, now time.Time) (Explanation, error) {
 			client = netip.Addr{}
 		}
 		for _, c := range x.Order {
-			x.Seen = append(x.Seen, front.Origin(v, client, vip.Addr, c.Endpoint.Endpoint).Seen)
+			x.SourceAddress = append(x.SourceAddress, front.Origin(v, client, vip.Addr, c.Endpoint.Endpoint).SourceAddress)
 		}
 	case v.Cluster.Len() == 0:
 		x.Cause, x.Verdict = NoEndpoint, WouldReject

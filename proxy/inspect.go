@@ -23,14 +23,14 @@ type PortView struct {
 	Rules     []portal.Rule    // that the portal was given; only set by InspectService
 
 	Endpoints []*balance.Endpoint // usable or not
-	// Seen is the source address that all endpoints see; zero if it depends on the client.
-	Seen portal.Seen
+	// SourceAddress is the source address that all endpoints see; zero if it depends on the client.
+	SourceAddress portal.SourceAddress
 	// Cluster, Internal and External are as in config.ServicePort.
 	Cluster, Internal, External *balance.Set
 
-	Affinity *affinity.Table
-	Totals   frontend.Totals
-	Story    *frontend.Story // nil if it had no client yet
+	Affinity    *affinity.Table
+	Totals      frontend.Totals
+	PortMetrics *frontend.PortMetrics // nil if it had no client yet
 }
 
 // Inspect returns the service ports of the Services for which match returns true, in PortID order. It blocks
@@ -82,9 +82,9 @@ func (f *frontEnd) inspect() PortView {
 	v := f.View()
 	out := PortView{
 		Port: v.Port, Problem: f.proxy.problems[f.ID()],
-		Seen:      f.Origin(v, netip.Addr{}, v.Port.VIPs[0].Addr, &config.Endpoint{Addr: v.Port.VIPs[0].AddrPort()}).Seen,
-		Endpoints: v.All, Cluster: v.Cluster, Internal: v.Internal, External: v.External,
-		Affinity: f.Affinity, Totals: f.Totals(), Story: f.Story(),
+		SourceAddress: f.Origin(v, netip.Addr{}, v.Port.VIPs[0].Addr, &config.Endpoint{Addr: v.Port.VIPs[0].AddrPort()}).SourceAddress,
+		Endpoints:     v.All, Cluster: v.Cluster, Internal: v.Internal, External: v.External,
+		Affinity: f.Affinity, Totals: f.Totals(), PortMetrics: f.PortMetrics(),
 	}
 	for _, l := range f.listeners {
 		out.Listeners = append(out.Listeners, l.Addr())

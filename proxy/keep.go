@@ -28,18 +28,18 @@ type keeping struct {
 
 // The letters of listeners' sockets, and the name of the portal's namespace.
 const (
-	keptHere      = "S"
-	keptApart     = "P"
-	keptNamespace = "namespace"
+	keptHere        = "S"
+	keptInNamespace = "P"
+	keptNamespace   = "namespace"
 )
 
 // keptNumber returns the number of a name, and whether the name is a listener's.
 func keptNumber(name string) (number uint64, apart, is bool) {
-	if name == "" || name[:1] != keptHere && name[:1] != keptApart {
+	if name == "" || name[:1] != keptHere && name[:1] != keptInNamespace {
 		return 0, false, false
 	}
 	number, err := strconv.ParseUint(name[1:], 36, 64)
-	return number, name[:1] == keptApart, err == nil
+	return number, name[:1] == keptInNamespace, err == nil
 }
 
 // Recall returns the argument for Inherit: handedOver if a running predecessor handed over sockets, else the
@@ -179,7 +179,7 @@ func (p *Proxy) keep(l frontend.Listener, protocol config.Protocol, apart bool) 
 		k.last++
 		letter := keptHere
 		if apart {
-			letter = keptApart
+			letter = keptInNamespace
 		}
 		name = letter + strconv.FormatUint(k.last, 36)
 		p.Store.Put(name, func() []*os.File { return p.copies(l, name) })

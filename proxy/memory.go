@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// ebb detects the end of a rush of connections and UDP sessions. Go's garbage collector follows allocation:
+// burstEnd detects the end of a rush of connections and UDP sessions. Go's garbage collector follows allocation:
 // without new clients, the memory of the rush would not be freed.
-type ebb struct {
+type burstEnd struct {
 	seen    int64     // how many had begun or ended at the last look
 	last    int64     // how many did between the last two looks
 	tidied  int64     // seen when memory was last given back
@@ -16,9 +16,9 @@ type ebb struct {
 }
 
 const (
-	// ebbPeriod is the time between two looks, calmPeriod the time while no client comes: waking up for a
+	// burstPeriod is the time between two looks, calmPeriod the time while no client comes: waking up for a
 	// look was half of usher's idle CPU use.
-	ebbPeriod, calmPeriod = 500 * time.Millisecond, time.Second
+	burstPeriod, calmPeriod = 500 * time.Millisecond, time.Second
 	// rush is the smallest number for which memory is given back: they leave about 1 MiB.
 	rush = 1000
 	// fallen divides the height of a rush: below that, the rush is over.
@@ -30,7 +30,7 @@ const (
 
 // over takes one look and reports whether a rush is over. count is the number of begun and ended connections
 // and sessions since the start.
-func (e *ebb) over(now time.Time, count int64) bool {
+func (e *burstEnd) over(now time.Time, count int64) bool {
 	n := count - e.seen
 	e.seen, e.last = count, n
 	e.busiest = max(e.busiest, n)
@@ -38,15 +38,15 @@ func (e *ebb) over(now time.Time, count int64) bool {
 }
 
 // pause returns the time until the next look.
-func (e *ebb) pause() time.Duration {
+func (e *burstEnd) pause() time.Duration {
 	if e.last == 0 && e.seen-e.tidied < rush {
 		return calmPeriod
 	}
-	return ebbPeriod
+	return burstPeriod
 }
 
 // tidy gives memory back to the system.
-func (e *ebb) tidy() {
+func (e *burstEnd) tidy() {
 	began := time.Now()
 	debug.FreeOSMemory()
 	e.tidied, e.busiest = e.seen, 0

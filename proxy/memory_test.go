@@ -24,7 +24,7 @@ func TestEbb(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := NewWithT(t)
-			var e ebb
+			var e burstEnd
 			var count int64
 			var over []int
 			for i, n := range c.counts {
@@ -36,7 +36,7 @@ func TestEbb(t *testing.T) {
 					g.Expect(e.over(now, count+2*rush)).To(BeFalse(), "they are many")
 					g.Expect(e.over(now, count+2*rush)).To(BeFalse(), "it has just been done")
 					g.Expect(e.over(e.rest, count+2*rush)).To(BeTrue())
-					e = ebb{seen: count, tidied: count}
+					e = burstEnd{seen: count, tidied: count}
 				}
 			}
 			g.Expect(over).To(Equal(c.over))
@@ -47,7 +47,7 @@ func TestEbb(t *testing.T) {
 // TestEbbRests says when the next look may wait.
 func TestEbbRests(t *testing.T) {
 	g := NewWithT(t)
-	var e ebb
+	var e burstEnd
 	look := func(count int64) time.Duration {
 		if e.over(time.Now(), count) {
 			e.tidy()
@@ -55,11 +55,11 @@ func TestEbbRests(t *testing.T) {
 		return e.pause()
 	}
 	g.Expect(look(0)).To(Equal(calmPeriod), "nobody has come yet")
-	g.Expect(look(5000)).To(Equal(ebbPeriod), "a rush")
+	g.Expect(look(5000)).To(Equal(burstPeriod), "a rush")
 	g.Expect(look(5000)).To(Equal(calmPeriod), "it is over, and memory given back")
-	g.Expect(look(5400)).To(Equal(ebbPeriod))
+	g.Expect(look(5400)).To(Equal(burstPeriod))
 	g.Expect(look(5400)).To(Equal(calmPeriod), "they were a few")
 	e.rest = time.Now().Add(time.Hour)
-	g.Expect(look(8000)).To(Equal(ebbPeriod))
-	g.Expect(look(8000)).To(Equal(ebbPeriod), "memory is to be given back")
+	g.Expect(look(8000)).To(Equal(burstPeriod))
+	g.Expect(look(8000)).To(Equal(burstPeriod), "memory is to be given back")
 }

@@ -280,8 +280,8 @@ func (p *Proxy) Run(ctx context.Context) {
 	changed := p.watchPortal(ctx)
 	ticker := time.NewTicker(p.CheckInterval)
 	defer ticker.Stop()
-	var rushes ebb
-	looks := time.NewTimer(ebbPeriod)
+	var rushes burstEnd
+	looks := time.NewTimer(burstPeriod)
 	defer looks.Stop()
 	for {
 		select {

@@ -134,7 +134,7 @@ func (f *frontEnd) HealthChanged(e *balance.Endpoint, h balance.Health, now time
 		f.tellEndpoint(event, e)
 		return
 	}
-	event.Kind, event.Took, event.Err = trace.EndpointQuarantined, h.Until.Sub(now), h.Err.Error()
+	event.Kind, event.Duration, event.Err = trace.EndpointQuarantined, h.Until.Sub(now), h.Err.Error()
 	switch {
 	case h.By == balance.RecheckFailed:
 		event.Kind = trace.EndpointProbed
@@ -142,7 +142,7 @@ func (f *frontEnd) HealthChanged(e *balance.Endpoint, h balance.Health, now time
 		event.Reason = trace.ByProbes
 	case h.Probed:
 		event.Reason = trace.ByProbe
-		f.proxy.prober.Recheck(f.FrontEnd, e, event.Took)
+		f.proxy.prober.Recheck(f.FrontEnd, e, event.Duration)
 	}
 	if event.Kind == trace.EndpointQuarantined {
 		f.Counters.Quarantines.Add(1)

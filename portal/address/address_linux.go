@@ -38,21 +38,21 @@ type addressPortal struct {
 	routes *kernel.Routes
 	known  kernel.Known  // the content of routed and others
 	link   *link         // to the space; nil without one
-	traits portal.Traits // Apart if a family is
+	traits portal.Traits // InNamespace if a family is
 
 	// onNode is why VIPs of a family are addresses of the node; other families are in the space.
 	onNode map[portal.Family]error
 
-	mu      sync.Mutex          // guards all below, and link
-	others  []netip.Prefix      // the node's other addresses, and its networks
-	apart   map[netip.Addr]bool // whether the VIPs of Listen are in the space, as of its last call
-	moved   map[netip.Addr]bool // VIPs whose place has changed since the last Apply
-	rules   map[portal.Target]portal.Rule
-	users   map[netip.Addr]int   // the number of rules with this VIP
-	heard   map[netip.Addr]int   // the number of these with a listener
-	routed  map[netip.Addr]bool  // VIPs with a route of usher's, and whether into the space; the others are local already
-	missing map[netip.Addr]error // VIPs that could not be made local
-	leaving map[netip.Addr]bool  // VIPs without rules that stay routed for open connections
+	mu          sync.Mutex          // guards all below, and link
+	others      []netip.Prefix      // the node's other addresses, and its networks
+	inNamespace map[netip.Addr]bool // whether the VIPs of Listen are in the space, as of its last call
+	moved       map[netip.Addr]bool // VIPs whose place has changed since the last Apply
+	rules       map[portal.Target]portal.Rule
+	users       map[netip.Addr]int   // the number of rules with this VIP
+	heard       map[netip.Addr]int   // the number of these with a listener
+	routed      map[netip.Addr]bool  // VIPs with a route of usher's, and whether into the space; the others are local already
+	missing     map[netip.Addr]error // VIPs that could not be made local
+	leaving     map[netip.Addr]bool  // VIPs without rules that stay routed for open connections
 
 	cidrs    []netip.Prefix        // see SetServiceCIDRs
 	networks map[netip.Prefix]int  // with a route of usher's; see kernel.PutNetwork
@@ -75,7 +75,7 @@ func open(_ context.Context, opts portal.Options) (portal.Portal, error) {
 		return nil, err
 	}
 	if err = routes.LoDown(); err == nil {
-		err = routes.ChooseAddresses(trialVIPs[portal.IPv4], withoutRoutes)
+		err = routes.ChooseAddresses(selfTestVIPs[portal.IPv4], withoutRoutes)
 	}
 	if err != nil {
 		routes.Close()
@@ -83,12 +83,12 @@ func open(_ context.Context, opts portal.Options) (portal.Portal, error) {
 	}
 	p := &addressPortal{
 		log: opts.Log, opts: opts, routes: routes,
-		onNode: map[portal.Family]error{}, apart: map[netip.Addr]bool{}, moved: map[netip.Addr]bool{},
+		onNode: map[portal.Family]error{}, inNamespace: map[netip.Addr]bool{}, moved: map[netip.Addr]bool{},
 		rules: map[portal.Target]portal.Rule{}, users: map[netip.Addr]int{}, heard: map[netip.Addr]int{},
 		routed: map[netip.Addr]bool{}, missing: map[netip.Addr]error{}, leaving: map[netip.Addr]bool{},
 		listened: map[portal.Target][]netip.Addr{}, networks: map[netip.Prefix]int{}, unrouted: map[netip.Prefix]bool{},
 	}
-	if err := p.choosePlaces(); err != nil {
+	if err := p.chooseNamespace(); err != nil {
 		routes.Close()
 		return nil, err
 	}
@@ -106,7 +106,7 @@ func list(context.Context, portal.Options) ([]portal.Rule, error) {
 	table, err := routes.Table()
 	var vips []portal.Rule
 	for _, addr := range slices.AppendSeq(table.Local, maps.Keys(table.Led)) {
-		if !kernel.IsLanding(addr) {
+		if !kernel.IsRedirectAddr(addr) {
 			vips = append(vips, portal.Rule{Target: portal.Target{Addr: addr}})
 		}
 	}
@@ -114,10 +114,10 @@ func list(context.Context, portal.Options) ([]portal.Rule, error) {
 }
 
 // remove removes the routes for VIPs, the link to their namespace, and the interface whose addresses they are. With all
-// set, it also removes routes for landings.
+// set, it also removes routes for redirect addresses.
 func remove(_ context.Context, _ portal.Options, all bool) (removed []string, err error) {
 	onLink, linkErr := kernel.RemoveVIPLink()
-	removed, err = kernel.RemoveRoutes(func(addr netip.Addr) bool { return all || !kernel.IsLanding(addr) })
+	removed, err = kernel.RemoveRoutes(func(addr netip.Addr) bool { return all || !kernel.IsRedirectAddr(addr) })
 	what, wayErr := removeWay()
 	return slices.Concat(onLink, removed, what), errors.Join(linkErr, err, wayErr)
 }
@@ -136,7 +136,7 @@ func (p *addressPortal) Listen(_ string, targets []portal.Target) []portal.Bind 
 		for _, t := range group {
 			var namespace portal.Namespace
 			switch {
-			case p.place(t.Addr):
+			case p.vipLocation(t.Addr):
 				namespace = p.link.space
 			case p.routes.OnVIPLink() && !t.Addr.IsUnspecified():
 				p.addForListener(t.Addr)
@@ -194,7 +194,7 @@ func (p *addressPortal) listensElsewhere(moved bool) []portal.Target {
 	}
 	if moved {
 		for t, r := range p.rules {
-			if was, asked := p.apart[t.Addr]; asked && r.LocalPort != 0 && was != p.isApart(t.Addr) {
+			if was, asked := p.inNamespace[t.Addr]; asked && r.LocalPort != 0 && was != p.inNamespaceNow(t.Addr) {
 				again[t] = true
 			}
 		}
@@ -207,7 +207,7 @@ func (p *addressPortal) Mark() uint32 { return 0 }
 
 // Origin returns the node: without netfilter, answers to usher are indistinguishable from packets for the client.
 func (p *addressPortal) Origin(netip.Addr, netip.Addr, portal.Whereabouts) portal.Origin {
-	return portal.Origin{Seen: portal.SeenPortal}
+	return portal.Origin{SourceAddress: portal.SourcePortal}
 }
 
 // SetLocalSources does nothing: no packets are dropped here.
@@ -349,8 +349,8 @@ func (p *addressPortal) readRoutes() error {
 	p.others, p.networks = table.Others, table.Networks
 	clear(p.routed)
 	for _, addr := range table.Local {
-		// Connections that came in by a landing may still be draining.
-		if !kernel.IsLanding(addr) {
+		// Connections that came in by a redirect address may still be draining.
+		if !kernel.IsRedirectAddr(addr) {
 			p.routed[addr] = false
 		}
 	}
@@ -368,12 +368,12 @@ func (p *addressPortal) settle(ctx context.Context, vips []netip.Addr) (changed 
 			continue
 		}
 		delete(p.leaving, vip)
-		apart, asked := p.apart[vip]
+		inNamespace, asked := p.inNamespace[vip]
 		if !asked || p.heard[vip] <= 0 { // no listener has to move first
-			apart = p.isApart(vip)
+			inNamespace = p.inNamespaceNow(vip)
 		}
 		into, is := p.routed[vip]
-		if is && into == apart {
+		if is && into == inNamespace {
 			continue
 		}
 		delete(p.missing, vip)
@@ -386,12 +386,12 @@ func (p *addressPortal) settle(ctx context.Context, vips []netip.Addr) (changed 
 				continue
 			}
 		}
-		if !apart && p.routes.IsLocal(vip) {
+		if !inNamespace && p.routes.IsLocal(vip) {
 			continue
 		}
-		switch err := p.route(vip, apart); {
+		switch err := p.route(vip, inNamespace); {
 		case err == nil:
-			p.routed[vip] = apart
+			p.routed[vip] = inNamespace
 			changed = append(changed, vip.String())
 		case errors.Is(err, unix.EEXIST):
 			p.missing[vip] = fmt.Errorf("%w: another program has a route for it; see ip route show table local %s", err, vip)
@@ -407,7 +407,7 @@ func (p *addressPortal) settle(ctx context.Context, vips []netip.Addr) (changed 
 		delete(p.users, vip)
 		delete(p.heard, vip)
 		delete(p.missing, vip)
-		delete(p.apart, vip)
+		delete(p.inNamespace, vip)
 		if _, is := p.routed[vip]; is {
 			unused = append(unused, vip)
 		}
@@ -453,7 +453,7 @@ func (p *addressPortal) Remove(ctx context.Context) error {
 	clear(p.missing)
 	clear(p.leaving)
 	clear(p.listened)
-	clear(p.apart)
+	clear(p.inNamespace)
 	clear(p.networks)
 	_, err := Mode.Remove(ctx, p.opts, true)
 	return err
@@ -462,7 +462,7 @@ func (p *addressPortal) Remove(ctx context.Context) error {
 // Compare implements Portal.
 func (p *addressPortal) Compare(ctx context.Context) ([]portal.Comparison, error) {
 	p.mu.Lock()
-	wanted, apart := maps.Clone(p.rules), maps.Clone(p.routed)
+	wanted, inNamespace := maps.Clone(p.rules), maps.Clone(p.routed)
 	p.mu.Unlock()
 	installed, err := portal.ListAll(ctx, slices.Concat([]portal.Mode{Mode}, p.opts.Others), p.opts)
 	if err != nil {
@@ -475,7 +475,7 @@ func (p *addressPortal) Compare(ctx context.Context) ([]portal.Comparison, error
 	all := compare(wanted, func(vip netip.Addr) bool { return routed[vip] || p.routes.IsLocal(vip) }, installed)
 	for i, c := range all {
 		if c.State != portal.StateExtra {
-			all[i].Traits = p.traitsOf(apart[c.Rule.Target.Addr])
+			all[i].Traits = p.traitsOf(inNamespace[c.Rule.Target.Addr])
 		}
 	}
 	return all, nil

@@ -6,8 +6,8 @@
 // are addresses of an interface: kernel.VIPLink.
 //
 //	address_linux.go  the portal: which routes there have to be, and are
-//	places_linux.go   whether a VIP is on the node or in the namespace, and the routes to it
-//	trial_linux.go    tests whether a namespace works here
+//	location_linux.go whether a VIP is on the node or in the namespace, and the routes to it
+//	selftest_linux.go tests whether a namespace works here
 //	cidrs_linux.go    rejects packets to unused addresses of the service CIDRs
 //	space_linux.go    the namespace
 //	link_linux.go     the pair of interfaces that connects it

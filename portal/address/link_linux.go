@@ -26,7 +26,7 @@ type link struct {
 	index int // of the node's end, 0 before connect and after its failure
 }
 
-// The two ends: the addresses that routes name, of the block for protocol assignments (RFC 6890; see landings in
+// The two ends: the addresses that routes name, of the block for protocol assignments (RFC 6890; see redirect addresses in
 // package kernel) and link-local, and the interfaces' hardware addresses. Since these are set on creation, udev does
 // not change them.
 var (

@@ -37,7 +37,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		}
 		addresses := n.Node.Sh("ip -o addr show scope global")
 		p := n.Open(Mode, auto)
-		Expect(p.Traits().Apart).To(BeTrue())
+		Expect(p.Traits().InNamespace).To(BeTrue())
 		n.Publish(p, "web", Web4, Web6, WebNode4)
 		n.Publish(p, "dns", DNS4, DNS6)
 		for _, from := range everybody() {
@@ -90,7 +90,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 
 		By("the next one")
 		p = n.Open(Mode, auto)
-		Expect(p.Traits().Apart).To(BeTrue())
+		Expect(p.Traits().InNamespace).To(BeTrue())
 		Expect(seen(To(portal.TCP, VIP4, 82))).To(Equal("10.1.0.2"))
 		n.Remove(p)
 		Expect(n.Node.Sh("nft list tables")).NotTo(ContainSubstring("usher"))
@@ -268,7 +268,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 			n.Node.Serve(portal.Bind{Addr: netip.AddrPortFrom(portal.IPv4.Any(), 81), Targets: []portal.Target{To(portal.TCP, portal.IPv4.Any(), 81)}}, "the node's")
 			log, said := logtest.NewNullLogger()
 			p := n.Open(Mode, portal.Options{AddressNamespace: "auto", Log: log})
-			Expect(p.Traits().Apart).To(BeFalse())
+			Expect(p.Traits().InNamespace).To(BeFalse())
 			n.Publish(p, "web", Web4)
 			for _, from := range everybody() {
 				Expect(from.Ask(Web4)).To(HavePrefix("web"))
@@ -308,9 +308,9 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 
 	It("is not there if it is not wanted, and is there if it must be", func() {
 		n.Node.Sh("sysctl -qw net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0")
-		Expect(n.Open(Mode, portal.Options{AddressNamespace: "never"}).Traits().Apart).To(BeFalse())
+		Expect(n.Open(Mode, portal.Options{AddressNamespace: "never"}).Traits().InNamespace).To(BeFalse())
 		p := n.Open(Mode, portal.Options{AddressNamespace: "always"})
-		Expect(p.Traits().Apart).To(BeTrue())
+		Expect(p.Traits().InNamespace).To(BeTrue())
 		n.Publish(p, "web", Web4, Web6)
 		Expect(n.Node.Ask(Web4)).To(HavePrefix("web"))
 		Expect(n.Node.Ask(Web6)).To(HavePrefix("web"))

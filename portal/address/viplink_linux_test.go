@@ -30,7 +30,7 @@ var _ = Describe("portal address, with VIPs as addresses of an interface", func(
 		p := n.Open(Mode, portal.Options{AddressNamespace: "auto"})
 		Expect(n.Node.State()).To(Equal(before), "after New")
 		Expect(p.Traits().About).To(ContainSubstring("usher-vips"))
-		Expect(p.Traits().Apart).To(BeFalse())
+		Expect(p.Traits().InNamespace).To(BeFalse())
 		n.Publish(p, "web", Web4, Web6, WebNode4)
 		n.Publish(p, "dns", DNS4, DNS6)
 		for _, from := range []*Host{n.Node, n.Pod} {

@@ -49,7 +49,7 @@ type Lock struct {
 	serving   sync.WaitGroup // the accepting goroutine
 
 	// Slots for guests, and for guests of other users while they are disconnected.
-	places, closing chan struct{}
+	slots, closing chan struct{}
 
 	served  chan struct{} // closed by Serve
 	ended   chan struct{} // closed by end: no further guest is accepted
@@ -143,7 +143,7 @@ func listenAgain(left *os.File) *net.UnixListener {
 func newLockAt(listener *net.UnixListener) *Lock {
 	l := &Lock{
 		listener: listener, name: listener.Addr().String(), served: make(chan struct{}), ended: make(chan struct{}),
-		places: make(chan struct{}, maxGuests), closing: make(chan struct{}, maxGuests),
+		slots: make(chan struct{}, maxGuests), closing: make(chan struct{}, maxGuests),
 		guests: map[peer]bool{},
 	}
 	l.end = sync.OnceFunc(func() {
@@ -170,7 +170,7 @@ func (l *Lock) accept(next func() (*net.UnixConn, error)) {
 		p, place := peer{conn}, l.closing
 		mine := p.sameUser()
 		if mine {
-			place = l.places
+			place = l.slots
 		}
 		for placed := false; !placed; {
 			select {

@@ -66,7 +66,7 @@ func openBackend(ctx context.Context, v variant, family portal.Family, opts port
 			Answers: opts.Mark != 0 && !opts.NodeAddress},
 	}
 	if opts.IPTablesTarget == targetRedirect {
-		f.at.NoLanding = "REDIRECT uses a different address on each interface; use --iptables-target=dnat or --portal=address"
+		f.at.NoRedirectAddr = "REDIRECT uses a different address on each interface; use --iptables-target=dnat or --portal=address"
 		f.at.Instead = "--iptables-target=dnat"
 	}
 	for _, command := range []string{f.command, f.save, f.restore} {
@@ -96,7 +96,7 @@ const scratchPrefix = chainPrefix + "PROBE-"
 // over would make its test of iptables fail.
 func isScratch(chain string) bool { return strings.HasPrefix(chain, scratchPrefix) }
 
-// targetRedirect is the entry of portal.IPTablesTargets that uses no landing.
+// targetRedirect is the entry of portal.IPTablesTargets that uses no redirect address.
 const targetRedirect = "redirect"
 
 var errRedirectChosen = errors.New("--iptables-target=redirect")
@@ -105,14 +105,14 @@ var errRedirectChosen = errors.New("--iptables-target=redirect")
 func (f *backend) probeRules() map[string]string {
 	mark := fmt.Sprintf("%#x/%#x", f.at.Mark, f.at.Mark)
 	toLanding := func(port uint16) string {
-		return "-p tcp -m tcp --dport 9 -j DNAT --to-destination " + netip.AddrPortFrom(kernel.LandingOf(f.family), port).String()
+		return "-p tcp -m tcp --dport 9 -j DNAT --to-destination " + netip.AddrPortFrom(kernel.RedirectAddr(f.family), port).String()
 	}
 	rules := map[string]string{
 		"REDIRECT": fmt.Sprintf("-p tcp -m tcp --dport 9 -j REDIRECT --to-ports %d", redirect.RejectPort),
 		"comment":  "-m comment --comment probe -j RETURN",
 		"addrtype": "-m addrtype --dst-type LOCAL -j RETURN",
 	}
-	if f.at.NoLanding == "" {
+	if f.at.NoRedirectAddr == "" {
 		rules["DNAT"] = toLanding(9)
 		rules["port 0"] = toLanding(redirect.RejectPort) // iptables accepts it since 1.8.8
 		rules["socket"] = "-m socket --transparent --nowildcard -j RETURN"
@@ -166,20 +166,20 @@ func (f *backend) probe(ctx context.Context) (err error) {
 		return err
 	}
 	has := func(feature string) bool { return try(feature) == nil }
-	noLanding := errRedirectChosen
-	if f.at.NoLanding == "" {
-		noLanding = try("DNAT")
+	noRedirectAddr := errRedirectChosen
+	if f.at.NoRedirectAddr == "" {
+		noRedirectAddr = try("DNAT")
 	}
-	if noLanding == nil {
-		noLanding = kernel.ProbeLanding(kernel.LandingOf(f.family))
+	if noRedirectAddr == nil {
+		noRedirectAddr = kernel.ProbeRedirectAddr(kernel.RedirectAddr(f.family))
 	}
-	if noLanding == nil {
-		f.at.Landing = kernel.LandingOf(f.family)
+	if noRedirectAddr == nil {
+		f.at.RedirectAddr = kernel.RedirectAddr(f.family)
 		f.at.NoPort0 = !has("port 0")
 	} else {
-		f.log.WithError(hint(noLanding, f.ip6())).Infof("%s packets will be redirected to the address of their incoming interface", f.family)
+		f.log.WithError(hint(noRedirectAddr, f.ip6())).Infof("%s packets will be redirected to the address of their incoming interface", f.family)
 	}
-	if noLanding != nil || f.at.NoPort0 {
+	if noRedirectAddr != nil || f.at.NoPort0 {
 		if err := try("REDIRECT"); err != nil {
 			return err
 		}

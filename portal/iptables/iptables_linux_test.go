@@ -401,7 +401,7 @@ var _ = Describe("portal iptables", func() {
 				Expect(os.Setenv("PATH", bin+":"+path)).To(Succeed())
 				p := n.Open(Mode, opts)
 				_, rules := n.Publish(p, "web", Web4)
-				Expect(p.Origin(netip.Addr{}, netip.IPv4Unspecified(), portal.Unknown).Seen).To(Equal(portal.SeenKernel), "what marks answers is in that table")
+				Expect(p.Origin(netip.Addr{}, netip.IPv4Unspecified(), portal.Unknown).SourceAddress).To(Equal(portal.SourceKernel), "what marks answers is in that table")
 				limited, local := Redirect(To(portal.TCP, VIP4, 81), 4000), Drop(To(portal.TCP, VIP4, 82))
 				limited.Sources, local.LocalPort = portal.SourcesOf(Prefixes("10.0.0.0/8")), 4000
 				n.Node.Do(func() {

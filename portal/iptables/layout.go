@@ -38,11 +38,11 @@ import (
 //
 // So that a host firewall accepts redirected packets, in filter:
 //
-//	filter INPUT ─► USHER-ACCEPT ─┬─► ACCEPT to the landing, if its destination was changed
-//	                              ├─► … without a landing: ACCEPT to usher's ports, if it was changed
+//	filter INPUT ─► USHER-ACCEPT ─┬─► ACCEPT to the redirect address, if its destination was changed
+//	                              ├─► … without a redirect address: ACCEPT to usher's ports, if it was changed
 //	                              └─► … ACCEPT to health check node ports
 //
-// It accepts nothing else: packets that a host sends to the landing itself are left to the host's own rules.
+// It accepts nothing else: packets that a host sends to the redirect address itself are left to the host's own rules.
 //
 // USHER-LISTENERS has the first place there, so that no other rule accepts the packet first. TCP's other segments
 // belong to an accepted connection, or are answered by a reset. The kernel looks up no socket of SCTP there. Port 0, of
@@ -61,12 +61,12 @@ import (
 // its rules differ, address before protocol before port, and then holds only jumps. With 10,000 Services a first packet
 // meets some 60 rules instead of 10,000.
 //
-// Packets go to the listener's port by DNAT to a dedicated address of usher's, its landing. REDIRECT is the usual way:
+// Packets go to the listener's port by DNAT to a dedicated address of usher's, its redirect address. REDIRECT is the usual way:
 // it uses an address of the packet's incoming interface. But if that interface has no IPv4 address, such as the host's
 // end of a Pod's veth with Calico or the AWS VPC CNI, REDIRECT drops the packet (nf_nat_redirect_ipv4). An existing
 // address of the node may change; then all rules would have to, and open connections would end. REDIRECT remains for
-// nodes without a landing, and as an option (Options.IPTablesTarget). SCTP is not served then, since it needs one
-// address for an association's whole life, and one that its clients can use: see kernel/landing.go.
+// nodes without a redirect address, and as an option (Options.IPTablesTarget). SCTP is not served then, since it needs one
+// address for an association's whole life, and one that its clients can use: see kernel/redirectaddr.go.
 //
 // Reject is a DNAT to port 0, or, where iptables does not accept this, REDIRECT. No socket can be bound to that port,
 // so the kernel answers as for any closed one: TCP reset, ICMP port unreachable, SCTP abort. A REJECT in the filter
@@ -173,13 +173,13 @@ func addChain(tables map[string]*table, at redirect.Setting, name, from string, 
 	t.chains[jump.jump], t.jumps = specs, append(t.jumps, wantedJump{from, jump})
 }
 
-// addListeners adds the rules by which only usher's sockets receive packets redirected to the landing.
+// addListeners adds the rules by which only usher's sockets receive packets redirected to the redirect address.
 func addListeners(tables map[string]*table, at redirect.Setting) {
-	if !at.OwnOnly || !at.Landing.IsValid() {
+	if !at.OwnOnly || !at.RedirectAddr.IsValid() {
 		return
 	}
 	jump := jumpTo(chainListeners)
-	jump.Dst, jump.comment = netip.PrefixFrom(at.Landing, at.Landing.BitLen()), "usher: its listeners only"
+	jump.Dst, jump.comment = netip.PrefixFrom(at.RedirectAddr, at.RedirectAddr.BitLen()), "usher: its listeners only"
 	ports := portal.PortRange{First: 1, Last: math.MaxUint16}
 	addChain(tables, at, tableMangle, "INPUT", jump, []spec{
 		{transparent: true, jump: "RETURN", toPort: -1},
@@ -192,7 +192,7 @@ func addListeners(tables map[string]*table, at redirect.Setting) {
 }
 
 // accepted returns the ports of this node that rules in INPUT accept: health check node ports, as rules without
-// LocalPort, and, for packets not redirected to the landing, the ports that rules redirect to.
+// LocalPort, and, for packets not redirected to the redirect address, the ports that rules redirect to.
 func accepted(rules map[portal.Target]portal.Rule, at redirect.Setting, family portal.Family) []portal.Rule {
 	ports := map[portal.Target]portal.Rule{}
 	for _, port := range at.HealthChecks {
@@ -202,10 +202,10 @@ func accepted(rules map[portal.Target]portal.Rule, at redirect.Setting, family p
 	for _, r := range rules {
 		t := portal.Target{Protocol: r.Target.Protocol, Addr: family.Any(), Port: r.LocalPort}
 		switch {
-		case r.Action == portal.Reject && (at.NoPort0 || !at.Landing.IsValid()):
+		case r.Action == portal.Reject && (at.NoPort0 || !at.RedirectAddr.IsValid()):
 			t.Port = redirect.RejectPort
 			ports[t] = portal.Rule{Target: t, Action: portal.Reject}
-		case r.Action != portal.Reject && r.LocalPort != 0 && !at.Landing.IsValid():
+		case r.Action != portal.Reject && r.LocalPort != 0 && !at.RedirectAddr.IsValid():
 			ports[t] = portal.Rule{Target: t, LocalPort: r.LocalPort}
 		}
 	}
@@ -215,8 +215,8 @@ func accepted(rules map[portal.Target]portal.Rule, at redirect.Setting, family p
 // addAccept adds the rules that accept redirected packets, and the result of accepted, whatever else is in INPUT.
 func addAccept(tables map[string]*table, at redirect.Setting, ports []portal.Rule) {
 	l := &layouter{at: at, chains: map[string][]spec{}}
-	if at.Landing.IsValid() {
-		to := redirect.Match{Dst: netip.PrefixFrom(at.Landing, at.Landing.BitLen())}
+	if at.RedirectAddr.IsValid() {
+		to := redirect.Match{Dst: netip.PrefixFrom(at.RedirectAddr, at.RedirectAddr.BitLen())}
 		l.chains[chainAccept] = []spec{{Match: to, translated: true, jump: "ACCEPT", toPort: -1}}
 	}
 	l.specs = func(r portal.Rule) []spec {
@@ -306,8 +306,8 @@ func (l *layouter) redirect(r portal.Rule) []spec {
 	if r.Action == portal.Reject {
 		s.toPort = redirect.RejectPort
 	}
-	if l.at.Landing.IsValid() && !(l.at.NoPort0 && s.toPort == redirect.RejectPort) {
-		s.jump, s.to = "DNAT", l.at.Landing
+	if l.at.RedirectAddr.IsValid() && !(l.at.NoPort0 && s.toPort == redirect.RejectPort) {
+		s.jump, s.to = "DNAT", l.at.RedirectAddr
 	}
 	return []spec{s}
 }

@@ -119,7 +119,7 @@ var _ = Describe("the layout of iptables chains", func() {
 
 	It("lets in what rules redirect to ports, of which a packet is compared with few", func() {
 		at := redirects.Usual
-		at.Landing, at.HealthChecks = netip.Addr{}, []uint16{32000}
+		at.RedirectAddr, at.HealthChecks = netip.Addr{}, []uint16{32000}
 		node := netip.MustParseAddr("192.168.1.1")
 		rules := map[portal.Target]portal.Rule{}
 		for i := range uint16(1000) {

@@ -60,7 +60,7 @@ func byUse(variants []found) []found {
 		aOurs, aKubelet, aRules, aPlain := score(a)
 		bOurs, bKubelet, bRules, bPlain := score(b)
 		return cmp.Or(
-			cmp.Compare(truth(b.works), truth(a.works)),
+			cmp.Compare(boolToInt(b.works), boolToInt(a.works)),
 			cmp.Compare(bOurs, aOurs),
 			cmp.Compare(bKubelet, aKubelet),
 			cmp.Compare(bRules, aRules),
@@ -70,7 +70,7 @@ func byUse(variants []found) []found {
 	return out
 }
 
-func truth(b bool) int {
+func boolToInt(b bool) int {
 	if b {
 		return 1
 	}

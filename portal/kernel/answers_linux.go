@@ -45,11 +45,11 @@ func answerRules(family portal.Family, mark uint32) []*netlink.Rule {
 		}
 		return r
 	}
-	landing, over, lookup, own := rule(answerRule+3, 0), rule(answerRule+1, mark), rule(answerRule+2, mark), rule(answerRule, AnswerMark(mark))
-	landing.Type = nl.FR_ACT_NOP
-	over.IifName, over.Goto = "lo", landing.Priority
+	redirectAddr, over, lookup, own := rule(answerRule+3, 0), rule(answerRule+1, mark), rule(answerRule+2, mark), rule(answerRule, AnswerMark(mark))
+	redirectAddr.Type = nl.FR_ACT_NOP
+	over.IifName, over.Goto = "lo", redirectAddr.Priority
 	lookup.Table, own.Table = answerTable, answerTable
-	return []*netlink.Rule{landing, over, lookup, own}
+	return []*netlink.Rule{redirectAddr, over, lookup, own}
 }
 
 // answerRoute returns the route in the rules' table.

@@ -4,8 +4,8 @@
 //	origdst_linux.go    the original destination of a redirected connection
 //	flows_linux.go      the same for datagrams, by conntrack
 //	conntrack_linux.go  deletes UDP flows that rules now redirect elsewhere
-//	landing.go          the addresses to which packets are redirected
-//	routes_linux.go     routes that make addresses local: landings, and VIPs in mode address
+//	redirectaddr.go     the addresses to which packets are redirected
+//	routes_linux.go     routes that make addresses local: redirect addresses, and VIPs in mode address
 //	viplink_linux.go    the interface that has VIPs as addresses where such routes have no effect
 //	inuse_linux.go      the local addresses of connections, from /proc (procnet.go)
 //	listeners_linux.go  the listeners on this node, by the names of processes

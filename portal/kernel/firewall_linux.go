@@ -20,7 +20,7 @@ import (
 
 // InputDrops returns the chains of host firewalls that may drop or reject redirected packets, which arrive in INPUT:
 // those of nf_tables, iptables-nft's among them, and of the legacy iptables. It follows jumps. It knows rules for a
-// landing, for translated packets, and usher's own; it does not evaluate other conditions.
+// redirectAddr, for translated packets, and usher's own; it does not evaluate other conditions.
 func InputDrops() (drop []string, err error) {
 	c, err := nftables.New()
 	if err != nil {
@@ -191,13 +191,13 @@ func inputRuleOf(c *nftables.Conn, rule *nftables.Rule) inputRule {
 
 func isLandingBytes(b []byte) bool {
 	addr, is := netip.AddrFromSlice(b)
-	return is && IsLanding(addr)
+	return is && IsRedirectAddr(addr)
 }
 
 var (
 	savedComment    = regexp.MustCompile(`-m comment --comment ("(\\.|[^"\\])*"|\S+) `)
 	savedRule       = regexp.MustCompile(`^-A (\S+) (.*)-[jg] (\S+)`)
-	savedRedirected = regexp.MustCompile(`--ctstate \S*DNAT|-d (` + regexp.QuoteMeta(landing4.String()) + `|` + landing6.String() + `)\b`)
+	savedRedirected = regexp.MustCompile(`--ctstate \S*DNAT|-d (` + regexp.QuoteMeta(redirectAddr4.String()) + `|` + redirectAddr6.String() + `)\b`)
 )
 
 // legacyInputDrops is InputDrops for the legacy iptables. It reads nothing that makes the kernel set up a table.

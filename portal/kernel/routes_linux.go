@@ -58,26 +58,26 @@ func (r *Routes) Probe(addr netip.Addr) error {
 	}
 }
 
-// ProbeLanding tests that a landing receives packets.
-func ProbeLanding(landing netip.Addr) error {
+// ProbeRedirectAddr tests that a redirect address receives packets.
+func ProbeRedirectAddr(redirectAddr netip.Addr) error {
 	routes, err := OpenRoutes()
 	if err != nil {
 		return err
 	}
 	defer routes.Close()
-	return routes.Probe(landing)
+	return routes.Probe(redirectAddr)
 }
 
-// Land makes a landing an address of the node, and returns the parts that it had to install.
-func Land(landing netip.Addr) (made []string, err error) {
+// Land makes a redirect address an address of the node, and returns the parts that it had to install.
+func Land(redirectAddr netip.Addr) (made []string, err error) {
 	routes, err := OpenRoutes()
 	if err != nil {
 		return nil, err
 	}
 	defer routes.Close()
-	switch err := routes.Add(landing); {
+	switch err := routes.Add(redirectAddr); {
 	case err == nil:
-		return []string{"route " + landing.String()}, nil
+		return []string{"route " + redirectAddr.String()}, nil
 	case errors.Is(err, unix.EEXIST):
 		return nil, nil
 	default:
@@ -188,17 +188,17 @@ func (t *Table) add(route netlink.Route) bool {
 	return true
 }
 
-// Lead routes packets for addr over a link to a gateway there, before all other routes and rules of the node. The error
+// AddVia routes packets for addr over a link to a gateway there, before all other routes and rules of the node. The error
 // is EEXIST if addr is local, or routed elsewhere in the same table.
-func (r *Routes) Lead(addr netip.Addr, link int, gateway netip.Addr) error {
+func (r *Routes) AddVia(addr netip.Addr, link int, gateway netip.Addr) error {
 	if err := r.handle.RouteAdd(led(addr, link, gateway)); err != nil {
 		return fmt.Errorf("routing %s to usher: %w", addr, err)
 	}
 	return nil
 }
 
-// Unlead reverts Lead. It is no error if the route does not exist.
-func (r *Routes) Unlead(addr netip.Addr) error {
+// RemoveVia reverts AddVia. It is no error if the route does not exist.
+func (r *Routes) RemoveVia(addr netip.Addr) error {
 	if err := r.handle.RouteDel(led(addr, 0, netip.Addr{})); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("removing route for %s: %w", addr, err)
 	}

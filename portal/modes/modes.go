@@ -78,7 +78,7 @@ func first(ctx context.Context, modes []portal.Mode, opts portal.Options) (porta
 	if err != nil {
 		return nil, err
 	}
-	var passedOver []error
+	var skipped []error
 	for _, m := range modes {
 		p, err := m.Open(ctx, beside(m, opts))
 		if err == nil {
@@ -89,9 +89,9 @@ func first(ctx context.Context, modes []portal.Mode, opts portal.Options) (porta
 			return nil, fmt.Errorf("selecting a portal: %w", ctx.Err())
 		}
 		opts.Log.WithField("portal", m.Name).WithError(err).Info("Portal skipped")
-		passedOver = append(passedOver, fmt.Errorf("%s: %w", m.Name, err))
+		skipped = append(skipped, fmt.Errorf("%s: %w", m.Name, err))
 	}
-	return nil, fmt.Errorf("no portal works here: %w", errors.Join(passedOver...))
+	return nil, fmt.Errorf("no portal works here: %w", errors.Join(skipped...))
 }
 
 // List returns the rules that portals of any mode, of this or another process, have installed, mode by mode. It

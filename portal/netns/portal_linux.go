@@ -41,7 +41,7 @@ func (outside) SetLocalSources([]netip.Prefix) {}
 
 // Origin returns the node: there is no route here for answers to others.
 func (outside) Origin(netip.Addr, netip.Addr, portal.Whereabouts) portal.Origin {
-	return portal.Origin{Seen: portal.SeenPortal}
+	return portal.Origin{SourceAddress: portal.SourcePortal}
 }
 
 // SetNodePortAddresses does nothing: the namespace has no other addresses of the node.

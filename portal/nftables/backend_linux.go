@@ -63,16 +63,16 @@ func (f *backend) probe() error {
 	if _, err := readTable(f.family); err != nil {
 		return err // does not wait for an answer that the kernel will not send
 	}
-	noLanding := kernel.ProbeLanding(kernel.LandingOf(f.family))
+	noRedirectAddr := kernel.ProbeRedirectAddr(kernel.RedirectAddr(f.family))
 	var first error
 	answers := f.at.Answers
 	f.at.Answers = false
-	for _, landing := range []netip.Addr{kernel.LandingOf(f.family), {}} {
-		if landing.IsValid() && noLanding != nil {
+	for _, redirectAddr := range []netip.Addr{kernel.RedirectAddr(f.family), {}} {
+		if redirectAddr.IsValid() && noRedirectAddr != nil {
 			continue
 		}
 		for _, fib := range []bool{true, false} {
-			f.at.Landing, f.at.AddrType = landing, fib
+			f.at.RedirectAddr, f.at.AddrType = redirectAddr, fib
 			try := func() error { return f.Try(context.Background(), nil) }
 			if err := try(); err != nil {
 				first = errors.Join(first, err)
@@ -87,8 +87,8 @@ func (f *backend) probe() error {
 			if f.at.Answers = answers; answers {
 				f.probeAnswers()
 			}
-			if !landing.IsValid() {
-				f.log.WithError(errors.Join(noLanding, first)).Infof("%s packets will be redirected to the address of their incoming interface", f.family)
+			if !redirectAddr.IsValid() {
+				f.log.WithError(errors.Join(noRedirectAddr, first)).Infof("%s packets will be redirected to the address of their incoming interface", f.family)
 			}
 			return nil
 		}
@@ -212,7 +212,7 @@ func (f *backend) Tried([]portal.Rule) {}
 // Try puts rules into a table that the same transaction removes.
 func (f *backend) Try(ctx context.Context, rules []portal.Rule) error {
 	c := diff(noContents(), wanted{fixed: fixedChains(f.family, f.at), rules: portal.ByTarget(rules)})
-	c.trial = true
+	c.dryRun = true
 	err := f.send(ctx, f.family, c)
 	for _, e := range []error{unix.ENOBUFS, unix.ENOMEM, unix.EMFILE, unix.ENFILE, unix.EAGAIN, unix.EINTR, unix.EPERM, os.ErrDeadlineExceeded, ctx.Err()} {
 		if e != nil && errors.Is(err, e) {

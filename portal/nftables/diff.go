@@ -111,9 +111,9 @@ type mapElement struct {
 	value mapValue
 }
 
-// change is one transaction. A trial creates a table of another name and removes it again.
+// change is one transaction. A dry run creates a table of another name and removes it again.
 type change struct {
-	trial      bool // leave nothing behind
+	dryRun     bool // leave nothing behind
 	remove     bool // the table
 	create     bool // the table with its maps and base chains
 	chains     map[string][]rule

@@ -181,11 +181,11 @@ func (r rule) exprs(conn *nftables.Conn, table *nftables.Table, sets map[string]
 		out = append(out, r.key(register32(register))...)
 		out = append(out, &expr.Lookup{SourceRegister: register, SetName: r.by, SetID: sets[r.by].ID, DestRegister: register, IsDestRegSet: true})
 	}
-	if !r.landing.IsValid() {
+	if !r.redirectAddr.IsValid() {
 		lookup(1)
 		return append(out, &expr.Redir{RegisterProtoMin: 1, Flags: unix.NF_NAT_RANGE_PROTO_SPECIFIED}), nil
 	}
-	out = append(out, &expr.Immediate{Register: 1, Data: r.landing.AsSlice()})
+	out = append(out, &expr.Immediate{Register: 1, Data: r.redirectAddr.AsSlice()})
 	lookup(2)
 	return append(out, &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(table.Family), RegAddrMin: 1, RegProtoMin: 2, Specified: true}), nil
 }

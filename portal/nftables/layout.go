@@ -62,7 +62,7 @@ import (
 // elements that differ. The kernel accepts no second element with the same key: an element that changes is deleted and
 // added in the same transaction, and no packet sees it missing.
 //
-// The landing and port 0 for rejected targets are those of mode iptables; see layout.go there. Kernels before 5.9
+// The redirect address and port 0 for rejected targets are those of mode iptables; see layout.go there. Kernels before 5.9
 // refuse an nft reject in prerouting, and all kernels refuse it in a nat chain.
 //
 // Packets are dropped in the nat chains, which see only the first packet of each connection, so open connections
@@ -124,7 +124,7 @@ type rule struct {
 	// Alternatively the packet, or its connection, gets a mark, or its source address another prefix.
 	mark, ctMark uint32
 	to           netip.Prefix
-	landing      netip.Addr // with a map of ports: the new destination; if invalid, redirect decides
+	redirectAddr netip.Addr // with a map of ports: the new destination; if invalid, redirect decides
 	ip6          bool
 }
 
@@ -212,8 +212,8 @@ func (r rule) String() string {
 		add(string(r.verdict))
 	case !r.leads():
 		add(key, "vmap", "@"+r.by)
-	case r.landing.IsValid():
-		add("meta l4proto { tcp, udp, sctp } dnat to", r.landing.String(), ":", key, "map", "@"+r.by)
+	case r.redirectAddr.IsValid():
+		add("meta l4proto { tcp, udp, sctp } dnat to", r.redirectAddr.String(), ":", key, "map", "@"+r.by)
 	default:
 		add("meta l4proto { tcp, udp, sctp } redirect to :", key, "map", "@"+r.by)
 	}
@@ -233,9 +233,9 @@ func fixedChains(family portal.Family, at redirect.Setting) map[string][]rule {
 	six := family.Is6()
 	to := func(chain string) []rule { return []rule{{verdict: jumpTo(chain), ip6: six}} }
 	lookup := func(guards, ports string) []rule {
-		return []rule{{by: guards, ip6: six}, {by: ports, landing: at.Landing, ip6: six}}
+		return []rule{{by: guards, ip6: six}, {by: ports, redirectAddr: at.RedirectAddr, ip6: six}}
 	}
-	portals := append(lookup(nameGuards, namePortals), rule{by: nameClusterIPs, landing: at.Landing, ip6: six})
+	portals := append(lookup(nameGuards, namePortals), rule{by: nameClusterIPs, redirectAddr: at.RedirectAddr, ip6: six})
 	// VIPs come first, so that a VIP that is also an address of the node keeps its own element.
 	for _, m := range at.NodeAddresses(family) {
 		portals = append(portals, rule{Match: m, verdict: jumpTo(nameNodePorts), ip6: six})
@@ -251,17 +251,17 @@ func fixedChains(family portal.Family, at redirect.Setting) map[string][]rule {
 		nameNodePorts:  lookup(nameNodePortGuards, nameNodePorts),
 		nameOutside:    dropAllBut(family, at.Insiders(family)),
 	}
-	if at.OwnOnly && at.Landing.IsValid() {
-		landing := redirect.Match{Dst: netip.PrefixFrom(at.Landing, at.Landing.BitLen())}
+	if at.OwnOnly && at.RedirectAddr.IsValid() {
+		redirectAddr := redirect.Match{Dst: netip.PrefixFrom(at.RedirectAddr, at.RedirectAddr.BitLen())}
 		fixed[nameListeners] = []rule{
-			{Match: landing, transparent: true, verdict: verdictReturn, ip6: six},
-			{Match: landing, opens: portal.TCP, verdict: verdictDrop, ip6: six},
-			{Match: landing, opens: portal.UDP, verdict: verdictDrop, ip6: six},
+			{Match: redirectAddr, transparent: true, verdict: verdictReturn, ip6: six},
+			{Match: redirectAddr, opens: portal.TCP, verdict: verdictDrop, ip6: six},
+			{Match: redirectAddr, opens: portal.UDP, verdict: verdictDrop, ip6: six},
 		}
 		if six {
 			// The node's own datagrams of more than 65,487 bytes arrive as fragments: conntrack, which saw them leave,
 			// does not reassemble them. In all but the first, dport reads part of the IP header (seen on Linux 6.18).
-			fixed[nameListeners] = slices.Insert(fixed[nameListeners], 1, rule{Match: landing, later: true, verdict: verdictReturn, ip6: true})
+			fixed[nameListeners] = slices.Insert(fixed[nameListeners], 1, rule{Match: redirectAddr, later: true, verdict: verdictReturn, ip6: true})
 		}
 	}
 	if len(at.ServiceCIDRs) > 0 && !at.NoReject {

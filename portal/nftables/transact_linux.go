@@ -75,7 +75,7 @@ func baseChain(table *nftables.Table, name string) *nftables.Chain {
 // sendChange sends a change: in one transaction or, if that is too large for the socket, in several.
 func sendChange(ctx context.Context, family portal.Family, c *change) error {
 	err := transact(ctx, family, c)
-	if c.trial && errors.Is(err, unix.EMSGSIZE) {
+	if c.dryRun && errors.Is(err, unix.EMSGSIZE) {
 		return nil // as far as is known
 	}
 	if !errors.Is(err, unix.EMSGSIZE) && !errors.Is(err, unix.ENOBUFS) {
@@ -94,7 +94,7 @@ func transact(ctx context.Context, family portal.Family, c *change) error {
 		return err
 	}
 	table := tableOf(family)
-	if c.trial {
+	if c.dryRun {
 		table.Name = fmt.Sprintf("%s-probe-%d", nameTable, os.Getpid())
 	}
 	conn, err := kernel.OpenNFT()
@@ -104,7 +104,7 @@ func transact(ctx context.Context, family portal.Family, c *change) error {
 	if err := stage(conn, family, table, c); err != nil {
 		return err
 	}
-	if c.trial {
+	if c.dryRun {
 		conn.DelTable(table)
 	}
 	return commit(conn)

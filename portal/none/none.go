@@ -123,7 +123,7 @@ func (n *none) Mark() uint32 { return 0 }
 
 // Origin returns the node: answers to other addresses would not come here.
 func (n *none) Origin(netip.Addr, netip.Addr, portal.Whereabouts) portal.Origin {
-	return portal.Origin{Seen: portal.SeenPortal}
+	return portal.Origin{SourceAddress: portal.SourcePortal}
 }
 
 // SetLocalSources does nothing: no packets are dropped here.

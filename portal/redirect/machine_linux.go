@@ -56,7 +56,7 @@ type machine struct {
 	refused  *refusals
 	laidOut  *Setting // the setting of the installed rules; nil if unknown
 	// node is why endpoints see the node; zero: they need not. See Portal.Origin.
-	node    portal.Seen
+	node    portal.SourceAddress
 	bridges []netip.Prefix // the bridges' networks when aliases were assigned
 	last    *kernel.LastRoutes
 	noRoute string // the last warning
@@ -66,7 +66,7 @@ type machine struct {
 
 // ProbeOwnOnly determines whether OwnOnly is available: try puts in the rules that it requires.
 func (at *Setting) ProbeOwnOnly(family portal.Family, log logrus.FieldLogger, try func() error) {
-	if !at.Landing.IsValid() {
+	if !at.RedirectAddr.IsValid() {
 		return
 	}
 	err := kernel.ProbeTransparent(family)
@@ -85,8 +85,10 @@ func (at *Setting) GiveUpOwnOnly(family portal.Family, log logrus.FieldLogger, e
 	log.WithError(err).Warnf("While usher is not running, other processes on this node can receive packets that %s clients send to VIPs", family)
 }
 
-// lands reports whether packets are redirected to the landing, and not to an address of their incoming interface.
-func (m *machine) lands() bool { return m.unusable == nil && m.backend.Setting().Landing.IsValid() }
+// lands reports whether packets are redirected to the redirect address, and not to an address of their incoming interface.
+func (m *machine) lands() bool {
+	return m.unusable == nil && m.backend.Setting().RedirectAddr.IsValid()
+}
 
 // refusal returns why the wanted rule for t is not installed.
 func (m *machine) refusal(t portal.Target) error {
@@ -105,9 +107,9 @@ func (m *machine) sync(ctx context.Context, only []portal.Target, reread bool) (
 	}
 	var landed []string
 	if !m.lands() {
-		m.refused.addSCTP(m.rules, cmp.Or(at.NoLanding, "the kernel or iptables does not support DNAT or a local route; use --portal=address"))
+		m.refused.addSCTP(m.rules, cmp.Or(at.NoRedirectAddr, "the kernel or iptables does not support DNAT or a local route; use --portal=address"))
 	} else if len(m.rules) > 0 { // before packets are sent there
-		if landed, err = kernel.Land(at.Landing); err != nil {
+		if landed, err = kernel.Land(at.RedirectAddr); err != nil {
 			m.backend.Forget()
 			return nil, err
 		}
@@ -144,7 +146,7 @@ func (m *machine) vips() map[netip.Addr]bool {
 	return vips
 }
 
-// bring is sync without the landing. If the kernel refuses the rules, the reason may be its own state, which is then
+// bring is sync without the redirect address. If the kernel refuses the rules, the reason may be its own state, which is then
 // read again, or one of the rules, which is then found.
 func (m *machine) bring(ctx context.Context, only []portal.Target, reread bool) (changed []string, err error) {
 	decided := func() bool { return err == nil || IsUndecided(err) || ctx.Err() != nil }

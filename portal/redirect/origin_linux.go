@@ -26,7 +26,7 @@ import (
 // origins is the input of Origin. A value is replaced, never changed.
 type origins struct {
 	// node is why the endpoints of a family see the node; zero: they need not.
-	node       [len(portal.Families)]portal.Seen
+	node       [len(portal.Families)]portal.SourceAddress
 	aliases    []Alias
 	room       [len(portal.Families)]netip.Prefix
 	pods       []netip.Prefix
@@ -57,35 +57,35 @@ func (p *Portal) probeAnswers(m *machine) {
 	at := m.backend.Setting()
 	switch {
 	case p.opts.NodeAddress:
-		m.node = portal.SeenConfigured
+		m.node = portal.SourceConfigured
 		at.Answers = false
 		return
 	case at.Answers:
 		err := kernel.ProbeAnswers(m.family, at.Mark)
 		if err == nil {
-			m.node = portal.SeenUnready
+			m.node = portal.SourceNotReady
 			return
 		}
 		p.log.WithError(err).Infof("%s endpoints will see this node's address, not their clients'", m.family)
 	}
-	m.node, at.Answers = portal.SeenKernel, false
+	m.node, at.Answers = portal.SourceKernel, false
 }
 
 // leadAnswers routes the answers here, once the rules that mark them are installed. It returns the parts that it
 // installed. err is why the rules are not installed, if so.
 func (m *machine) leadAnswers(err error) (made []string) {
 	at := m.backend.Setting()
-	if !at.Answers && (m.node == portal.SeenUnready || m.node == 0) {
-		m.node = portal.SeenKernel // as determined since
+	if !at.Answers && (m.node == portal.SourceNotReady || m.node == 0) {
+		m.node = portal.SourceKernel // as determined since
 	}
 	if !at.Answers || len(m.rules) == 0 || err != nil {
 		return nil
 	}
 	if made, err = kernel.LeadAnswers(m.family, at.Mark); err != nil {
-		if m.node != portal.SeenKernel {
+		if m.node != portal.SourceKernel {
 			m.log.WithError(err).Warnf("%s endpoints see this node's address, not their clients'", m.family)
 		}
-		m.node = portal.SeenKernel
+		m.node = portal.SourceKernel
 		return made
 	}
 	m.node = 0
@@ -144,7 +144,7 @@ func (p *Portal) publish() {
 	for family, m := range p.families {
 		o.node[family], o.room[family] = m.node, p.room(m.family)
 		if m.unusable != nil {
-			o.node[family] = portal.SeenKernel
+			o.node[family] = portal.SourceKernel
 			continue
 		}
 		o.aliases = append(o.aliases, m.backend.Setting().Aliases...)
@@ -154,7 +154,7 @@ func (p *Portal) publish() {
 
 // Origin implements portal.Portal.
 func (p *Portal) Origin(client, endpoint netip.Addr, where portal.Whereabouts) portal.Origin {
-	node := func(why portal.Seen) portal.Origin { return portal.Origin{Seen: why} }
+	node := func(why portal.SourceAddress) portal.Origin { return portal.Origin{SourceAddress: why} }
 	o := p.origins.Load()
 	if why := o.node[portal.FamilyOf(endpoint)]; why != 0 {
 		return node(why)
@@ -165,25 +165,25 @@ func (p *Portal) Origin(client, endpoint netip.Addr, where portal.Whereabouts) p
 	now := time.Now()
 	from, to := p.paths.Of(client, now), p.paths.Of(endpoint, now)
 	if !from.Known() || !to.Known() {
-		return node(portal.SeenUnready)
+		return node(portal.SourceNotReady)
 	}
 	endpointHere := to.Local && from.Interface != 0 || // or its answers have no route to the client
 		to.Direct && !to.Local && to.Neighbours != kernel.Apart && (where == portal.Here || where == portal.Unknown && o.isPod(endpoint, to))
 	clientHere := o.isPod(client, from) && from.Neighbours != kernel.Apart
 	switch {
 	case from.Local:
-		return node(portal.SeenOwnProcess)
+		return node(portal.SourceOwnProcess)
 	case !endpointHere && !clientHere:
-		return node(portal.SeenElsewhere)
+		return node(portal.SourceElsewhere)
 	case from.Interface != to.Interface:
-		return portal.Origin{Bind: netip.AddrPortFrom(client, o.port()), Seen: portal.SeenClient, Here: endpointHere}
+		return portal.Origin{Bind: netip.AddrPortFrom(client, o.port()), SourceAddress: portal.SourceClient, Here: endpointHere}
 	case to.Neighbours != kernel.Bridged:
-		return node(portal.SeenNeighbours)
+		return node(portal.SourceSameBridge)
 	}
 	for _, a := range o.aliases {
 		if a.Of.Contains(client) {
-			return portal.Origin{Bind: netip.AddrPortFrom(aliasOf(client, o.room[portal.FamilyOf(client)]), 0), Seen: portal.SeenClient, Here: endpointHere}
+			return portal.Origin{Bind: netip.AddrPortFrom(aliasOf(client, o.room[portal.FamilyOf(client)]), 0), SourceAddress: portal.SourceClient, Here: endpointHere}
 		}
 	}
-	return node(portal.SeenNoAlias)
+	return node(portal.SourceNoAlias)
 }

@@ -24,7 +24,7 @@ type Portal struct {
 	mode portal.Mode
 	log  logrus.FieldLogger
 	opts portal.Options
-	// events are the kernel's events: a landing was removed, or another program changed the rules.
+	// events are the kernel's events: a redirect address was removed, or another program changed the rules.
 	events []func() (kernel.Subscription, error)
 	known  kernel.Known // the rules; the kernel reports no changes for some backends
 
@@ -129,8 +129,8 @@ func (p *Portal) Backends() (all []Backend) {
 // of returns the machine of a target's family.
 func (p *Portal) of(t portal.Target) *machine { return p.families[portal.FamilyOf(t.Addr)] }
 
-// Listen requests one listener per family on all addresses: redirected packets arrive at the landing or, without one,
-// at 127.0.0.1 or an address of their incoming interface. For SCTP the listener is on the landing alone: a listener on
+// Listen requests one listener per family on all addresses: redirected packets arrive at the redirect address or, without one,
+// at 127.0.0.1 or an address of their incoming interface. For SCTP the listener is on the redirect address alone: a listener on
 // all addresses would announce them to clients, which would then use them and bypass the portal.
 func (p *Portal) Listen(_ string, targets []portal.Target) []portal.Bind {
 	p.mu.Lock()
@@ -141,7 +141,7 @@ func (p *Portal) Listen(_ string, targets []portal.Target) []portal.Bind {
 		family := portal.FamilyOf(group[0].Addr)
 		addr := family.Any()
 		if group[0].Protocol == portal.SCTP {
-			addr = kernel.LandingOf(family)
+			addr = kernel.RedirectAddr(family)
 		}
 		binds = append(binds, portal.Bind{
 			Addr:       netip.AddrPortFrom(addr, port),
@@ -362,7 +362,7 @@ func (p *Portal) Withdraw(ctx context.Context) error {
 	return res.Err
 }
 
-// Remove removes the rules of both families, and the landings.
+// Remove removes the rules of both families, and the redirect addresses.
 func (p *Portal) Remove(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -376,7 +376,7 @@ func (p *Portal) Remove(ctx context.Context) error {
 	}
 	_, err := p.mode.Remove(ctx, p.opts, false)
 	kernel.ForgetRedirected(maps.Keys(rules), p.log)
-	_, err2 := kernel.RemoveRoutes(kernel.IsLanding)
+	_, err2 := kernel.RemoveRoutes(kernel.IsRedirectAddr)
 	_, err3 := kernel.ForgetAnswers(0)
 	_, err4 := kernel.ForgetLastRoutes()
 	return errors.Join(err, err2, err3, err4)
@@ -387,13 +387,13 @@ func (p *Portal) Watch(ctx context.Context) (<-chan struct{}, error) {
 	return kernel.Watch(ctx, p.events...)
 }
 
-// landingEvents reports when a needed landing is removed, and when the node has got an address, perhaps a bridge's.
+// landingEvents reports when a needed redirect address is removed, and when the node has got an address, perhaps a bridge's.
 func (p *Portal) landingEvents() (kernel.Subscription, error) {
 	return kernel.RouteEvents(func(addr netip.Addr, gone, ours bool) bool {
 		if !gone && !ours && !addr.IsLinkLocalUnicast() {
 			return p.bridgeIsNew(portal.FamilyOf(addr))
 		}
-		if !gone || !kernel.IsLanding(addr) {
+		if !gone || !kernel.IsRedirectAddr(addr) {
 			return false
 		}
 		p.mu.Lock()
@@ -458,7 +458,7 @@ func (p *Portal) CompareParts(ctx context.Context) (parts []portal.Part, err err
 	return parts, nil
 }
 
-// warnNoAddress logs the interfaces whose packets cannot be redirected without a landing.
+// warnNoAddress logs the interfaces whose packets cannot be redirected without a redirect address.
 func (p *Portal) warnNoAddress() {
 	if p.families[portal.IPv4].lands() {
 		return

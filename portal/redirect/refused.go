@@ -45,9 +45,9 @@ func (r *refusals) add(suspects []portal.Rule, bad map[portal.Target]error) {
 	r.wait = min(2*r.wait, retryLast)
 }
 
-// addSCTP records the SCTP rules that redirect to a listener as refused: without a landing they cannot work.
-func (r *refusals) addSCTP(rules map[portal.Target]portal.Rule, noLanding string) {
-	why := errors.New("cannot redirect SCTP to a listener: " + noLanding)
+// addSCTP records the SCTP rules that redirect to a listener as refused: without a redirect address they cannot work.
+func (r *refusals) addSCTP(rules map[portal.Target]portal.Rule, noRedirectAddr string) {
+	why := errors.New("cannot redirect SCTP to a listener: " + noRedirectAddr)
 	for t, s := range rules {
 		if t.Protocol == portal.SCTP && s.LocalPort != 0 {
 			r.byTarget[t] = refusal{s, why}

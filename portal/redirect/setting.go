@@ -16,13 +16,13 @@ type Setting struct {
 	// Comment and AddrType are matches that may be missing; in nftables the latter is called fib, and comments are
 	// never missing.
 	Comment, AddrType bool
-	// Landing is the new destination of packets; if it is invalid, the kernel selects an address of their incoming
+	// RedirectAddr is the new destination of packets; if it is invalid, the kernel selects an address of their incoming
 	// interface.
-	Landing netip.Addr
-	// NoLanding is why there is no landing and which flag to use instead, and Instead is that flag; both are empty if
+	RedirectAddr netip.Addr
+	// NoRedirectAddr is why there is no redirect address and which flag to use instead, and Instead is that flag; both are empty if
 	// none is possible.
-	NoLanding, Instead string
-	// NoPort0 says that rules do not support port 0 with the landing.
+	NoRedirectAddr, Instead string
+	// NoPort0 says that rules do not support port 0 with the redirect address.
 	NoPort0 bool
 	// Local are the node's own addresses, for kernels without addrtype.
 	Local []netip.Prefix
@@ -35,7 +35,7 @@ type Setting struct {
 	// Mark is Options.Mark, or 0 if the match is missing.
 	Mark uint32
 	// OwnOnly says that rules let only transparent sockets, which are usher's, receive TCP and UDP packets redirected
-	// to the landing. Making one requires CAP_NET_ADMIN or CAP_NET_RAW. So while no usher process listens, no other
+	// to the redirect address. Making one requires CAP_NET_ADMIN or CAP_NET_RAW. So while no usher process listens, no other
 	// process can answer in its place; clients wait.
 	OwnOnly bool
 	// HealthChecks are health check node ports, which rules accept. NoAccept says that no rule can accept them, nor

@@ -46,9 +46,9 @@ func servicePort(t *trace.Log, name string) *conn.Port {
 func retried(t *trace.Log, err string) {
 	life := &conn.Record{ID: 7, Port: servicePort(t, "http"), From: netip.MustParseAddrPort("192.0.2.2:48200"), To: netip.MustParseAddrPort("10.96.0.10:80"), Began: at.Add(-time.Second)}
 	life.Accepted()
-	life.Attempted(life.Began.Add(time.Millisecond), conn.Attempt{Endpoint: bad, Pod: "default/web-1", Took: 500 * time.Microsecond, Result: conn.Refused, Err: err})
-	life.Attempted(life.Began.Add(2*time.Millisecond), conn.Attempt{Endpoint: good, Pod: "default/web-2", Took: time.Millisecond, Seen: portal.SeenClient})
-	life.Answered(life.Began.Add(3500 * time.Microsecond))
+	life.Attempted(life.Began.Add(time.Millisecond), conn.Attempt{Endpoint: bad, Pod: "default/web-1", Duration: 500 * time.Microsecond, Result: conn.Refused, Err: err})
+	life.Attempted(life.Began.Add(2*time.Millisecond), conn.Attempt{Endpoint: good, Pod: "default/web-2", Duration: time.Millisecond, SourceAddress: portal.SourceClient})
+	life.EndpointFirstByte(life.Began.Add(3500 * time.Microsecond))
 	life.Closed(at, outcome.Result{Outcome: outcome.ClientClosed, ToEndpoint: 73, ToClient: 131}, good)
 }
 
@@ -108,8 +108,8 @@ var _ = Describe("an access log", func() {
 		run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.JSON}, func(*accesslog.Log) {
 			life := &conn.Record{ID: 7, Port: servicePort(t, "http"), From: good, Via: &bad, To: good, Began: at}
 			life.Accepted()
-			life.Attempted(at.Add(time.Millisecond), conn.Attempt{Endpoint: good, Pod: "default/web-2", Took: time.Millisecond, Queued: time.Millisecond, Seen: portal.SeenClient})
-			life.Answered(at.Add(time.Second))
+			life.Attempted(at.Add(time.Millisecond), conn.Attempt{Endpoint: good, Pod: "default/web-2", Duration: time.Millisecond, Queued: time.Millisecond, SourceAddress: portal.SourceClient})
+			life.EndpointFirstByte(at.Add(time.Second))
 			life.Closed(at.Add(time.Second), outcome.Result{Outcome: outcome.EndpointReset, Err: errors.New("connection reset by peer")}, good)
 		})
 		var line map[string]any

@@ -59,7 +59,7 @@ func jsonLine(b []byte, e *trace.Event) []byte {
 	if established {
 		b = appendAddr(b, "endpoint", chosen.Endpoint)
 		b = appendField(b, "pod", chosen.Pod)
-		b = appendField(b, "source", chosen.Seen.String())
+		b = appendField(b, "source", chosen.SourceAddress.String())
 	}
 	b = append(b, `,"attempts":[`...)
 	for i, t := range e.Record.Attempts() {
@@ -70,7 +70,7 @@ func jsonLine(b []byte, e *trace.Event) []byte {
 		b = t.Endpoint.AppendTo(b)
 		b = append(b, '"')
 		b = appendField(b, "pod", t.Pod)
-		b = appendMilliseconds(appendName(b, "ms"), t.Took)
+		b = appendMilliseconds(appendName(b, "ms"), t.Duration)
 		b = appendField(b, "error", t.Err)
 		b = append(b, '}')
 	}
@@ -79,12 +79,12 @@ func jsonLine(b []byte, e *trace.Event) []byte {
 		b = appendMilliseconds(appendName(b, "queuedMs"), chosen.Queued)
 	}
 	if established {
-		b = appendMilliseconds(appendName(b, "connectMs"), chosen.Began+chosen.Took)
+		b = appendMilliseconds(appendName(b, "connectMs"), chosen.Began+chosen.Duration)
 	}
 	if first := e.Record.FirstByte(); first > 0 {
 		b = appendMilliseconds(appendName(b, "firstByteMs"), first)
 	}
-	b = appendMilliseconds(appendName(b, "durationMs"), e.Took)
+	b = appendMilliseconds(appendName(b, "durationMs"), e.Duration)
 	b = strconv.AppendInt(appendName(b, "bytesToEndpoint"), e.End.ToEndpoint, 10)
 	b = strconv.AppendInt(appendName(b, "bytesToClient"), e.End.ToClient, 10)
 	b = appendField(b, "end", e.End.Outcome.String())
@@ -153,18 +153,18 @@ func textLine(b []byte, e *trace.Event) []byte {
 		b = append(b, '=')
 		b = append(b, t.Result.String()...)
 		b = append(b, '/')
-		b = appendMilliseconds(b, t.Took)
+		b = appendMilliseconds(b, t.Duration)
 	}
 	if e.Record.Tries() == 0 {
 		b = append(b, '-')
 	}
 	b = append(b, ' ')
 	if established {
-		b = append(appendMilliseconds(b, chosen.Began+chosen.Took), ' ')
+		b = append(appendMilliseconds(b, chosen.Began+chosen.Duration), ' ')
 	} else {
 		b = append(b, "- "...)
 	}
-	b = append(appendMilliseconds(b, e.Took), ' ')
+	b = append(appendMilliseconds(b, e.Duration), ' ')
 	b = append(strconv.AppendInt(b, e.End.ToEndpoint, 10), ' ')
 	b = append(strconv.AppendInt(b, e.End.ToClient, 10), ' ')
 	b = append(b, e.End.Outcome.String()...)

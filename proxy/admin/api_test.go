@@ -343,7 +343,7 @@ var _ = Describe("the API of a proxy", func() {
 		Expect(x.Text).To(ContainElement(HaveSuffix(". It sees this node's address, because the client is a process of this node.")))
 		for _, family := range n.gather() {
 			if family.GetName() == "usher_endpoint_source_address_total" {
-				Expect(family.Metric).To(HaveLen(portal.Seens - 1))
+				Expect(family.Metric).To(HaveLen(portal.SourceAddressCount - 1))
 				for _, m := range family.Metric {
 					Expect(m.Counter.GetValue() == 1).To(Equal(m.Label[0].GetValue() == "node-itself"), m.String())
 				}

@@ -27,7 +27,7 @@ type seen struct {
 // lasted returns its duration until the end, or until now.
 func (s seen) lasted(now time.Time) time.Duration {
 	if s.end != nil {
-		return s.end.Took
+		return s.end.Duration
 	}
 	return now.Sub(s.life.Began)
 }
@@ -149,7 +149,7 @@ var connectionKeys = map[string]func(a *API, s seen, now time.Time) int64{
 	api.SortDuration: func(_ *API, s seen, now time.Time) int64 { return int64(s.lasted(now)) },
 	api.SortConnect: func(_ *API, s seen, now time.Time) int64 {
 		if t, ok := s.life.Established(); ok {
-			return int64(t.Began + t.Took)
+			return int64(t.Began + t.Duration)
 		}
 		return int64(s.lasted(now))
 	},
@@ -203,7 +203,7 @@ func (a *API) connection(r *http.Request) (any, error) {
 }
 
 // sees returns s in the API's form.
-func sees(s portal.Seen) api.Sees { return api.Sees{Source: s.String(), SourceText: s.Text()} }
+func sees(s portal.SourceAddress) api.Sees { return api.Sees{Source: s.String(), SourceText: s.Text()} }
 
 // tell returns the connection in its state at now.
 func (a *API) tell(s seen, now time.Time) api.Connection {
@@ -221,13 +221,13 @@ func (a *API) tell(s seen, now time.Time) api.Connection {
 	}
 	for i, t := range l.Attempts() {
 		c.Attempts = append(c.Attempts, api.Attempt{
-			Sees: sees(t.Seen), Number: i + 1, Endpoint: t.Endpoint.String(), Pod: t.Pod, Reason: t.Reason.String(), PassedOver: t.PassedOver,
-			StartMs: milliseconds(t.Began), TookMs: milliseconds(t.Took), Result: t.Result.String(), Error: t.Err,
+			Sees: sees(t.SourceAddress), Number: i + 1, Endpoint: t.Endpoint.String(), Pod: t.Pod, Reason: t.Reason.String(), Skipped: t.Skipped,
+			StartMs: milliseconds(t.Began), TookMs: milliseconds(t.Duration), Result: t.Result.String(), Error: t.Err,
 		})
 	}
 	c.FirstByteMs = milliseconds(l.FirstByte())
 	if t, ok := l.Established(); ok {
-		c.State, c.Endpoint, c.Pod, c.ConnectMs = api.Established, t.Endpoint.String(), t.Pod, milliseconds(t.Began+t.Took)
+		c.State, c.Endpoint, c.Pod, c.ConnectMs = api.Established, t.Endpoint.String(), t.Pod, milliseconds(t.Began+t.Duration)
 	}
 	if s.end == nil {
 		c.BytesToEndpoint, c.BytesToClient = a.proxy.Trace.Bytes(l)

@@ -246,7 +246,7 @@ func newEvent(id string, e *trace.Event) api.Event {
 	out := api.Event{
 		ID: id, Time: e.Time, Kind: e.Kind.String(), Text: e.String(),
 		Protocol: string(e.Protocol), Connection: e.Conn,
-		Attempt: e.Attempt, Pod: e.Pod, Reason: e.Reason, PassedOver: e.PassedOver, Source: e.Seen.String(), TookMs: milliseconds(e.Took), Error: e.Err,
+		Attempt: e.Attempt, Pod: e.Pod, Reason: e.Reason, Skipped: e.Skipped, Source: e.SourceAddress.String(), TookMs: milliseconds(e.Duration), Error: e.Err,
 		End: e.End.Outcome.String(), BytesToEndpoint: e.End.ToEndpoint, BytesToClient: e.End.ToClient, Count: e.Count,
 	}
 	if e.Port.Service != "" {

@@ -88,7 +88,7 @@ func (s *eventSelection) matches(e *trace.Event) bool {
 	if e.Kind.IsStep() && !s.subject(e.Subject) || !s.servicePort(e.Port) || !s.hasEndpoint(e.Endpoint, e.Pod) {
 		return false
 	}
-	if s.slower > 0 && (e.Kind != trace.Closed || e.Record.Waited(e.Took) <= s.slower) {
+	if s.slower > 0 && (e.Kind != trace.Closed || e.Record.Waited(e.Duration) <= s.slower) {
 		return false
 	}
 	return s.outcomes == nil || slices.ContainsFunc(s.outcomes, func(o string) bool { return hasOutcome(e, o) })

@@ -101,7 +101,7 @@ func order(x *proxy.Explanation, now time.Time) []api.Candidate {
 			why += fmt.Sprintf("; new, at %.0f%% of its share (slow start)", 100*share)
 		}
 		one := candidate(c.Endpoint, c.Reason.String(), why, now)
-		if one.Sees = sees(x.Seen[i]); x.Seen[i] == 0 {
+		if one.Sees = sees(x.SourceAddress[i]); x.SourceAddress[i] == 0 {
 			one.SourceText = "its client's own address if the client is a Pod on this node or the endpoint is on this node, else this node's"
 		}
 		out = append(out, one)
@@ -265,8 +265,8 @@ func whyNext(x *proxy.Explanation, c balance.Choice, now time.Time) string {
 		return onlyOne(c.Endpoint, now)
 	}
 	text := byScheduler(c)
-	if c.PassedOver > 0 {
-		text += fmt.Sprintf("; %d skipped in quarantine", c.PassedOver)
+	if c.Skipped > 0 {
+		text += fmt.Sprintf("; %d skipped in quarantine", c.Skipped)
 	}
 	return text
 }

@@ -29,7 +29,7 @@ type HealthChecks struct {
 	mu       sync.Mutex
 	networks []netip.Prefix // see SetNetworks
 	servers  map[types.NamespacedName]*healthCheck
-	clients  room // of all servers
+	clients  connLimiter // of all servers
 }
 
 // healthCheck is the server for one Service. HealthChecks.mu guards all fields but local.
@@ -66,7 +66,7 @@ func (h *HealthChecks) Apply(services []config.Service) {
 	defer h.mu.Unlock()
 	if h.servers == nil {
 		h.servers = map[types.NamespacedName]*healthCheck{}
-		h.clients.places = MaxClients
+		h.clients.slots = MaxClients
 	}
 	for _, s := range services {
 		c := h.servers[s.Name]

@@ -28,7 +28,7 @@ func (l *lately) told() *api.Latency {
 func (g group) latency(now time.Time) *api.Latency {
 	var l lately
 	for _, v := range g {
-		if s := v.Story; s != nil {
+		if s := v.PortMetrics; s != nil {
 			l.connect.Add(&s.Connect.Recent, now)
 			l.firstByte.Add(&s.FirstByte.Recent, now)
 		}
@@ -39,10 +39,10 @@ func (g group) latency(now time.Time) *api.Latency {
 // ends counts clients of the service ports by how they ended; nil if there are none.
 func (g group) ends() (all map[string]int64) {
 	for _, v := range g {
-		if v.Story == nil {
+		if v.PortMetrics == nil {
 			continue
 		}
-		for end, n := range v.Story.Ends() {
+		for end, n := range v.PortMetrics.Ends() {
 			if all == nil {
 				all = map[string]int64{}
 			}

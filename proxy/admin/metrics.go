@@ -160,8 +160,8 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	}
 	number, below := s.QueueWaits.Buckets(latency.Queued)
 	out <- prometheus.MustNewConstHistogram(queueWait, number, s.QueueWaits.Sum, below)
-	for seen, n := range s.Seen[1:] {
-		tell(sourceAddresses, n, portal.Seen(seen+1).String())
+	for seen, n := range s.SourceAddress[1:] {
+		tell(sourceAddresses, n, portal.SourceAddress(seen+1).String())
 	}
 	tell(retries, s.All.Retries)
 	tell(quarantines, s.Quarantines)

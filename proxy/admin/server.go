@@ -19,7 +19,7 @@ import (
 )
 
 // newServer returns a server that slow clients cannot block, and whose number of clients r limits.
-func newServer(handler http.Handler, r *room) *http.Server {
+func newServer(handler http.Handler, r *connLimiter) *http.Server {
 	return &http.Server{
 		Handler:           handler,
 		ConnState:         r.connState,
@@ -34,7 +34,7 @@ func newServer(handler http.Handler, r *room) *http.Server {
 
 // MaxClients is the maximum number of connections of a server that is open to all clients of the node, and of
 // all health check node ports together. MaxAdminClients is that of the admin server. A further connection
-// replaces an existing one: see room.
+// replaces an existing one: see connLimiter.
 const (
 	MaxClients      = 48
 	MaxAdminClients = MaxSubscribers + 64
@@ -63,7 +63,7 @@ func Serve(address string, handler http.Handler, clients int) (*Server, error) {
 
 // ServeOn is Serve on a listener, which it takes over.
 func ServeOn(l net.Listener, handler http.Handler, clients int) *Server {
-	s := &Server{server: newServer(handler, &room{places: clients}), addr: l.Addr()}
+	s := &Server{server: newServer(handler, &connLimiter{slots: clients}), addr: l.Addr()}
 	go func() { _ = s.server.Serve(l) }() // until Close
 	return s
 }

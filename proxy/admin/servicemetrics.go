@@ -92,7 +92,7 @@ func (n *serviceNumbers) add(g group) {
 		n.ends[end] += count
 	}
 	for _, v := range g {
-		if s := v.Story; s != nil {
+		if s := v.PortMetrics; s != nil {
 			n.connect.Add(&s.Connect)
 			n.firstByte.Add(&s.FirstByte)
 			n.lasted.Add(&s.Lasted)

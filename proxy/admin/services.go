@@ -283,8 +283,8 @@ func unresponsive(v *proxy.PortView, e *balance.Endpoint, now time.Time) bool {
 
 func portSummary(v *proxy.PortView) api.PortSummary {
 	s := api.PortSummary{Name: v.Port.ID.Port, Family: v.Port.ID.Family.String(), Protocol: string(v.Port.Protocol), Scheduler: v.Port.Scheduler.String(), VIP: v.Port.VIPs[0].AddrPort().String()}
-	if s.Sees = sees(v.Seen); v.Seen == 0 {
-		s.Sees = sees(portal.SeenClient)
+	if s.Sees = sees(v.SourceAddress); v.SourceAddress == 0 {
+		s.Sees = sees(portal.SourceClient)
 	}
 	s.SlowStartSeconds, s.DrainSeconds = max(0, v.Port.SlowStart).Seconds(), max(0, v.Port.DrainTimeout).Seconds()
 	s.AccessLog = v.Port.AccessLog == config.On

@@ -164,7 +164,7 @@ var _ = Describe("a Set", func() {
 		fails(2, 0)
 		c, _ := pool.Cluster.Pick(balance.Ask{Now: start})
 		Expect(c.Endpoint.Addr).To(Equal(addr(3)))
-		Expect(c.PassedOver).To(Equal(2))
+		Expect(c.Skipped).To(Equal(2))
 	})
 
 	It("sends one connection to probe when a quarantine is over", func() {

@@ -59,9 +59,9 @@ type Ask struct {
 type Choice struct {
 	Endpoint *Endpoint
 	Reason   Reason
-	// PassedOver is the number of endpoints that would have been next but are in quarantine. A scheduler that
+	// Skipped is the number of endpoints that would have been next but are in quarantine. A scheduler that
 	// compares loads does not count them.
-	PassedOver int
+	Skipped int
 }
 
 // Full reports whether a Choice without an endpoint has one to wait for.
@@ -199,7 +199,7 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 			return s.reasoned(f.Choice, l.Tried), looks, true
 		}
 	}
-	f.PassedOver, f.last = 0, nil // the loop looks at all again
+	f.Skipped, f.last = 0, nil // the loop looks at all again
 	first := l.turn % n
 	for i := range n {
 		if f.take(s, s.endpoints[(first+i)%n], &l, looks+i) { // both less than n
@@ -217,7 +217,7 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 		return Choice{}, 0, false
 	}
 	reason := LastResort
-	if f.PassedOver == 1 {
+	if f.Skipped == 1 {
 		reason = OnlyOne
 	}
 	return Choice{Endpoint: f.resort, Reason: reason}, f.skipped, true
@@ -262,7 +262,7 @@ func (f *finding) take(s *Set, e *Endpoint, l *look, skipped uint32) bool {
 		f.resort, f.skipped = e, skipped
 	}
 	if e != f.last {
-		f.PassedOver++
+		f.Skipped++
 	}
 	f.last = e
 	return false

@@ -65,16 +65,16 @@ type Mover interface {
 
 // Attempt is a finished attempt to connect to an endpoint.
 type Attempt struct {
-	Endpoint   netip.AddrPort
-	Pod        string
-	Reason     balance.Reason // why this endpoint
-	PassedOver int            // endpoints skipped because they are quarantined
-	Began      time.Duration  // after the connection was accepted
-	Took       time.Duration
-	Result     Result
-	Seen       portal.Seen   // source address that the endpoint sees
-	Queued     time.Duration // time spent in the queue before it
-	Err        string        // "" if it succeeded
+	Endpoint      netip.AddrPort
+	Pod           string
+	Reason        balance.Reason // why this endpoint
+	Skipped       int            // endpoints skipped because they are quarantined
+	Began         time.Duration  // after the connection was accepted
+	Duration      time.Duration
+	Result        Result
+	SourceAddress portal.SourceAddress // source address that the endpoint sees
+	Queued        time.Duration        // time spent in the queue before it
+	Err           string               // "" if it succeeded
 }
 
 // Result is the result of an attempt or a probe.
@@ -102,8 +102,8 @@ func (r Result) String() string {
 type answered struct {
 	choice      unique.Handle[choice]
 	began, took time.Duration
-	passedOver  uint16
-	seen        portal.Seen
+	skipped     uint16
+	seen        portal.SourceAddress
 }
 
 // choice is shared by many connections: their endpoint, and the reason why it was chosen.
@@ -116,8 +116,8 @@ type choice struct {
 // Ending is the end of a connection.
 type Ending struct {
 	outcome.Result
-	Took  time.Duration // since it was accepted
-	Flags Flags
+	Duration time.Duration // since it was accepted
+	Flags    Flags
 	// Served is set if the connection had an endpoint.
 	Served bool
 	to     uint8 // number of the attempt whose endpoint it had, from 1 on; 0 if none
@@ -130,10 +130,10 @@ func (r *Record) Accepted() { r.report(Step{Kind: Accepted, Time: r.Began}) }
 // follow.
 func (r *Record) Attempted(now time.Time, a Attempt) {
 	took := now.Sub(r.Began)
-	a.Began = took - a.Took
-	step := Step{Kind: Attempted, Time: now, Took: took, Result: a.Result, Reason: a.Reason, Seen: a.Seen, Attempt: 1}
-	if r.attempts.Load() == nil && a.Result == Connected && a.Queued == 0 && a.PassedOver <= math.MaxUint16 {
-		r.first = answered{unique.Make(choice{a.Endpoint, a.Pod, a.Reason}), a.Began, a.Took, uint16(a.PassedOver), a.Seen}
+	a.Began = took - a.Duration
+	step := Step{Kind: Attempted, Time: now, Duration: took, Result: a.Result, Reason: a.Reason, SourceAddress: a.SourceAddress, Attempt: 1}
+	if r.attempts.Load() == nil && a.Result == Connected && a.Queued == 0 && a.Skipped <= math.MaxUint16 {
+		r.first = answered{unique.Make(choice{a.Endpoint, a.Pod, a.Reason}), a.Began, a.Duration, uint16(a.Skipped), a.SourceAddress}
 	} else {
 		longer := append(slices.Clip(r.Attempts()), a)
 		r.attempts.Store(&longer)
@@ -148,7 +148,7 @@ func (r *Record) Attempted(now time.Time, a Attempt) {
 
 // Delayed reports a wait between attempts: its start, if kind is Waiting, or its end, if kind is Queued.
 func (r *Record) Delayed(kind Kind, now time.Time, d time.Duration) {
-	r.report(Step{Kind: kind, Time: now, Took: d, Attempt: r.Tries()})
+	r.report(Step{Kind: kind, Time: now, Duration: d, Attempt: r.Tries()})
 }
 
 // Adopted reports that the connection is inherited from the previous process, which had connected it to endpoint. Its
@@ -160,27 +160,27 @@ func (r *Record) Adopted(now time.Time, endpoint netip.AddrPort, pod string) {
 	r.report(Step{Kind: Established, Time: now})
 }
 
-// Asked records that the client of an established connection sent its first byte at now. It is called at most once, and
-// not concurrently with Answered.
-func (r *Record) Asked(now time.Time) {
+// ClientFirstByte records that the client of an established connection sent its first byte at now. It is called at most once, and
+// not concurrently with EndpointFirstByte.
+func (r *Record) ClientFirstByte(now time.Time) {
 	if at := r.established.Load(); at > 0 && r.firstByte.Load() == 0 {
 		r.firstByte.Store(min(0, at-int64(now.Sub(r.Began))))
 	}
 }
 
-// Answered records that the endpoint's first byte for the client arrived at now, and returns FirstByte. It is called at
+// EndpointFirstByte records that the endpoint's first byte for the client arrived at now, and returns FirstByte. It is called at
 // most once.
-func (r *Record) Answered(now time.Time) time.Duration {
+func (r *Record) EndpointFirstByte(now time.Time) time.Duration {
 	took := max(adopted+1, now.Sub(r.Began)+time.Duration(r.firstByte.Load()))
 	r.firstByte.Store(int64(took))
-	r.report(Step{Kind: FirstByte, Time: now, Took: took, Flags: r.Flags(took, outcome.Open)})
+	r.report(Step{Kind: FirstByte, Time: now, Duration: took, Flags: r.Flags(took, outcome.Open)})
 	return took
 }
 
 // Closed reports the end of the connection, and its endpoint, if it had one.
 func (r *Record) Closed(now time.Time, result outcome.Result, at netip.AddrPort) {
 	took := now.Sub(r.Began)
-	e := &Ending{Result: result, Took: took, Flags: r.Flags(took, result.Outcome), Served: at.IsValid()}
+	e := &Ending{Result: result, Duration: took, Flags: r.Flags(took, result.Outcome), Served: at.IsValid()}
 	if all := r.attempts.Load(); all != nil {
 		for i := range min(len(*all), math.MaxUint8) {
 			if (*all)[i].Endpoint == at {
@@ -191,7 +191,7 @@ func (r *Record) Closed(now time.Time, result outcome.Result, at netip.AddrPort)
 		e.to = 1
 	}
 	r.ending.Store(e)
-	r.report(Step{Kind: Closed, Time: now, Took: took, Flags: e.Flags, Ending: e})
+	r.report(Step{Kind: Closed, Time: now, Duration: took, Flags: e.Flags, Ending: e})
 }
 
 // report passes a step to the observers.
@@ -243,7 +243,7 @@ func (r *Record) Attempt(n int) Attempt {
 		return (*all)[n-1]
 	}
 	f, c := &r.first, r.first.choice.Value()
-	return Attempt{Endpoint: c.endpoint, Pod: c.pod, Reason: c.reason, PassedOver: int(f.passedOver), Began: f.began, Took: f.took, Seen: f.seen}
+	return Attempt{Endpoint: c.endpoint, Pod: c.pod, Reason: c.reason, Skipped: int(f.skipped), Began: f.began, Duration: f.took, SourceAddress: f.seen}
 }
 
 // Established returns the successful attempt, which is the last one.
@@ -282,13 +282,13 @@ func (s *Snapshot) ForgetFirstByte() { s.FirstByte = adopted }
 
 // AttemptSnapshot is an Attempt in a Snapshot.
 type AttemptSnapshot struct {
-	Endpoint             netip.AddrPort
-	Pod                  string `json:",omitempty"`
-	Reason, Result, Seen string
-	PassedOver           int `json:",omitempty"`
-	Began, Took          time.Duration
-	Queued               time.Duration `json:",omitempty"`
-	Err                  string        `json:",omitempty"`
+	Endpoint                      netip.AddrPort
+	Pod                           string `json:",omitempty"`
+	Reason, Result, SourceAddress string
+	Skipped                       int `json:",omitempty"`
+	Began, Duration               time.Duration
+	Queued                        time.Duration `json:",omitempty"`
+	Err                           string        `json:",omitempty"`
 }
 
 // Snapshot returns the Snapshot of r. No step may be reported meanwhile.
@@ -296,8 +296,8 @@ func (r *Record) Snapshot() Snapshot {
 	s := Snapshot{ID: r.ID, From: r.From, To: r.To, Via: r.Via, Began: r.Began, Established: r.established.Load(), FirstByte: r.firstByte.Load()}
 	for _, a := range r.Attempts() {
 		s.Attempts = append(s.Attempts, AttemptSnapshot{
-			Endpoint: a.Endpoint, Pod: a.Pod, Reason: a.Reason.String(), Result: a.Result.String(), Seen: a.Seen.String(), PassedOver: a.PassedOver,
-			Began: a.Began, Took: a.Took, Queued: a.Queued, Err: a.Err,
+			Endpoint: a.Endpoint, Pod: a.Pod, Reason: a.Reason.String(), Result: a.Result.String(), SourceAddress: a.SourceAddress.String(), Skipped: a.Skipped,
+			Began: a.Began, Duration: a.Duration, Queued: a.Queued, Err: a.Err,
 		})
 	}
 	return s
@@ -311,21 +311,21 @@ func (s *Snapshot) Record(port *Port) (*Record, error) {
 	for i, a := range s.Attempts {
 		reason, err1 := named(a.Reason, balance.Reason(balance.Reasons))
 		result, err2 := named(a.Result, Result(Results))
-		seen, err3 := named(a.Seen, portal.Seen(portal.Seens))
+		seen, err3 := named(a.SourceAddress, portal.SourceAddress(portal.SourceAddressCount))
 		if err := cmp.Or(err1, err2, err3); err != nil {
 			return nil, err
 		}
 		all[i] = Attempt{
-			Endpoint: a.Endpoint, Pod: a.Pod, Reason: reason, Result: result, Seen: seen, PassedOver: a.PassedOver,
-			Began: a.Began, Took: a.Took, Queued: a.Queued, Err: a.Err,
+			Endpoint: a.Endpoint, Pod: a.Pod, Reason: reason, Result: result, SourceAddress: seen, Skipped: a.Skipped,
+			Began: a.Began, Duration: a.Duration, Queued: a.Queued, Err: a.Err,
 		}
 	}
 	last := len(all) - 1
 	if last < 0 || all[last].Result != Connected || s.Established <= 0 {
 		return nil, errors.New("connection not established")
 	}
-	if a := all[last]; last == 0 && a.Queued == 0 && a.PassedOver <= math.MaxUint16 {
-		r.first = answered{unique.Make(choice{a.Endpoint, a.Pod, a.Reason}), a.Began, a.Took, uint16(a.PassedOver), a.Seen}
+	if a := all[last]; last == 0 && a.Queued == 0 && a.Skipped <= math.MaxUint16 {
+		r.first = answered{unique.Make(choice{a.Endpoint, a.Pod, a.Reason}), a.Began, a.Duration, uint16(a.Skipped), a.SourceAddress}
 	} else {
 		r.attempts.Store(&all)
 	}

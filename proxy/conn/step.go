@@ -23,15 +23,15 @@ const (
 
 // Step is a step of a connection. All other data is already in the Record.
 type Step struct {
-	Kind    Kind
-	Time    time.Time
-	Took    time.Duration // since accept; of Waiting and Queued, duration of the wait; of FirstByte, see Record.FirstByte
-	Attempt int           // number of attempts so far; of Attempted, Waiting and Queued
-	Result  Result        // of Attempted, as are Reason and Seen
-	Reason  balance.Reason
-	Seen    portal.Seen
-	Flags   Flags   // problems so far; of FirstByte, Closed and a successful attempt
-	Ending  *Ending // of Closed
+	Kind          Kind
+	Time          time.Time
+	Duration      time.Duration // since accept; of Waiting and Queued, duration of the wait; of FirstByte, see Record.FirstByte
+	Attempt       int           // number of attempts so far; of Attempted, Waiting and Queued
+	Result        Result        // of Attempted, as are Reason and SourceAddress
+	Reason        balance.Reason
+	SourceAddress portal.SourceAddress
+	Flags         Flags   // problems so far; of FirstByte, Closed and a successful attempt
+	Ending        *Ending // of Closed
 }
 
 // Observer observes the steps of connections. The goroutine that serves the connection calls Observe, which must not

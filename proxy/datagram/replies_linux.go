@@ -20,13 +20,13 @@ const busyAfter = 64
 // replies are those of a busy session. Except for atomics, they belong to their loop. That loop also uses the session's
 // key and control and the socket's fd, which do not change, and the session's toClient, which is atomic.
 type replies struct {
-	session *session
-	loop    *loop
-	fd      int
-	watched forward.Registration // if opened is set
-	crowd   crowd
-	opened  bool
-	closed  bool
+	session   *session
+	loop      *loop
+	fd        int
+	watched   forward.Registration // if opened is set
+	burstSize burstSize
+	opened    bool
+	closed    bool
 
 	last atomic.Int64 // time of the last reply, in nanoseconds since 1970
 }
@@ -72,7 +72,7 @@ func (r *replies) notify(f func(*session)) {
 
 // Ready forwards the endpoint's datagrams.
 func (r *replies) Ready(forward.Readiness) {
-	n, bytes, err := r.loop.reply(r.session, r.fd, &r.crowd)
+	n, bytes, err := r.loop.reply(r.session, r.fd, &r.burstSize)
 	if err != nil {
 		r.notify(func(s *session) { s.failed(err) })
 		return

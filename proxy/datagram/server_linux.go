@@ -181,9 +181,9 @@ func (lp *loop) endRound() {
 	}
 }
 
-// crowd estimates the number of datagrams that wait at a descriptor: whether the next read requests one, which is
+// burstSize estimates the number of datagrams that wait at a descriptor: whether the next read requests one, which is
 // cheaper, or many.
-type crowd struct {
+type burstSize struct {
 	round uint32 // of the last read
 	many  bool   // it brought more than one
 }
@@ -191,7 +191,7 @@ type crowd struct {
 // expect returns the number of datagrams that a read requests, at most room. If the last read brought one, and the
 // descriptor was not ready again in the very next round, none was left behind, and the next datagram is probably alone
 // as well.
-func (c *crowd) expect(lp *loop, room int) int {
+func (c *burstSize) expect(lp *loop, room int) int {
 	if c.many || lp.round-c.round <= 1 {
 		return room
 	}
@@ -199,7 +199,7 @@ func (c *crowd) expect(lp *loop, room int) int {
 }
 
 // came records the number of datagrams that a read brought.
-func (c *crowd) came(lp *loop, n int) { c.round, c.many = lp.round, n > 1 }
+func (c *burstSize) came(lp *loop, n int) { c.round, c.many = lp.round, n > 1 }
 
 // flush sends the waiting replies.
 func (lp *loop) flush() {

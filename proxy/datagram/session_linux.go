@@ -31,7 +31,7 @@ type session struct {
 
 	fd                   int // connected to the endpoint; -1 if there is none
 	watched              forward.Registration
-	crowd                crowd
+	burstSize            burstSize
 	search               *unanswered  // nil once an endpoint has answered
 	lent                 *replies     // nil while the session itself reads them
 	replies              int          // that the session has read, up to busyAfter
@@ -142,7 +142,7 @@ func (s *session) Wait(*frontend.View, search.Step) {
 
 // Connected implements frontend.Runner: from now on the session stays with its endpoint.
 func (s *session) Connected() {
-	s.Answered(s.socket.loop.clock())
+	s.EndpointFirstByte(s.socket.loop.clock())
 	s.stopSearching()
 }
 
@@ -282,7 +282,7 @@ func (s *session) Ready(forward.Readiness) {
 	if s.fd < 0 {
 		return // its endpoint must not be used any longer
 	}
-	n, bytes, err := sk.loop.reply(s, s.fd, &s.crowd)
+	n, bytes, err := sk.loop.reply(s, s.fd, &s.burstSize)
 	if err != nil {
 		s.failed(err)
 		return
@@ -306,7 +306,7 @@ func (s *session) Ready(forward.Readiness) {
 
 // reply receives replies to s from fd, and queues them for the end of the round. It returns their number and bytes, or
 // the error that means that the endpoint is unreachable.
-func (lp *loop) reply(s *session, fd int, c *crowd) (n int, bytes int64, err error) {
+func (lp *loop) reply(s *session, fd int, c *burstSize) (n int, bytes int64, err error) {
 	if lp.outFrom != s.socket || lp.outCount == batchSize {
 		lp.flush()
 		lp.outFrom = s.socket

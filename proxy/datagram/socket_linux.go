@@ -19,13 +19,13 @@ import (
 
 // socket is a listener's socket, with the sessions of its clients. It belongs to its loop.
 type socket struct {
-	listener *listener
-	front    *frontend.FrontEnd
-	loop     *loop
-	fd       int
-	watched  forward.Registration
-	crowd    crowd
-	room     int // maximum number of datagrams per turn
+	listener  *listener
+	front     *frontend.FrontEnd
+	loop      *loop
+	fd        int
+	watched   forward.Registration
+	burstSize burstSize
+	room      int // maximum number of datagrams per turn
 
 	view     *frontend.View          // view that the sessions comply with, except stale ones
 	stay     map[*balance.State]bool // usable(view), set if there were sessions
@@ -142,8 +142,8 @@ func (sk *socket) stopReceiving() {
 // Ready receives what clients have sent.
 func (sk *socket) Ready(forward.Readiness) {
 	b, came := sk.loop.in, sk.loop.came
-	n, err := b.Receive(sk.fd, 0, sk.crowd.expect(sk.loop, sk.room))
-	sk.crowd.came(sk.loop, n)
+	n, err := b.Receive(sk.fd, 0, sk.burstSize.expect(sk.loop, sk.room))
+	sk.burstSize.came(sk.loop, n)
 	if err != nil || n == 0 {
 		return // another socket's readiness, or an error that is over now
 	}

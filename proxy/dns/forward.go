@@ -22,8 +22,8 @@ const (
 	// query after five seconds (resolv.conf(5), timeout).
 	tryTimeout = 1500 * time.Millisecond
 	askTimeout = 4500 * time.Millisecond
-	// passOver is how long an upstream that did not answer is asked after the others.
-	passOver = 30 * time.Second
+	// skipFor is how long an upstream that did not answer is asked after the others.
+	skipFor = 30 * time.Second
 )
 
 // errNoUpstream means that there is no upstream.
@@ -111,7 +111,7 @@ func (u *upstreams) inOrder(now time.Time) []netip.AddrPort {
 	}
 	var out, silent []netip.AddrPort
 	for _, s := range u.servers {
-		if since, ok := u.silent[s]; ok && now.Sub(since) < passOver {
+		if since, ok := u.silent[s]; ok && now.Sub(since) < skipFor {
 			silent = append(silent, s)
 		} else {
 			out = append(out, s)

@@ -38,7 +38,7 @@ func Copy(client, endpoint Conn, limits Limits, owner Owner) Flow {
 }
 
 // CopyRest is Copy for a client of which sent bytes were already sent to the endpoint. The Flow and the Result include
-// these. If there were any, owner.Asked is not called.
+// these. If there were any, owner.ClientFirstByte is not called.
 func CopyRest(client, endpoint Conn, sent int64, limits Limits, owner Owner) Flow {
 	fl := newCopying(client, endpoint, limits, owner)
 	fl.toEndpoint.bytes.Store(sent)
@@ -55,7 +55,7 @@ type copying struct {
 	toEndpoint, toClient direction
 	running              atomic.Int32 // directions that have not ended
 	moved                atomic.Bool  // since the last check of the limits
-	telling              sync.Mutex   // held while the owner's Asked or Answered is called
+	telling              sync.Mutex   // held while the owner's ClientFirstByte or EndpointFirstByte is called
 
 	mu      sync.Mutex
 	ending  ending
@@ -337,9 +337,9 @@ func (fl *copying) comes(d *direction) {
 	fl.telling.Lock()
 	defer fl.telling.Unlock()
 	if now := time.Now(); d == &fl.toClient {
-		fl.owner.Answered(now)
+		fl.owner.EndpointFirstByte(now)
 	} else {
-		fl.owner.Asked(now)
+		fl.owner.ClientFirstByte(now)
 	}
 }
 

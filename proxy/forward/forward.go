@@ -10,21 +10,21 @@ import (
 
 // Owner receives the events of a pair.
 type Owner interface {
-	// Asked is called once, when the client's first byte has arrived, unless it arrived before the pair was forwarded.
-	// Answered is called once, when the endpoint's first byte has arrived.
-	Asked(now time.Time)
-	Answered(now time.Time)
+	// ClientFirstByte is called once, when the client's first byte has arrived, unless it arrived before the pair was forwarded.
+	// EndpointFirstByte is called once, when the endpoint's first byte has arrived.
+	ClientFirstByte(now time.Time)
+	EndpointFirstByte(now time.Time)
 	Ended(outcome.Result)
 }
 
 // Done is an Owner that only uses Ended.
 type Done func(outcome.Result)
 
-// Asked implements Owner.
-func (Done) Asked(time.Time) {}
+// ClientFirstByte implements Owner.
+func (Done) ClientFirstByte(time.Time) {}
 
-// Answered implements Owner.
-func (Done) Answered(time.Time) {}
+// EndpointFirstByte implements Owner.
+func (Done) EndpointFirstByte(time.Time) {}
 
 // Ended implements Owner.
 func (d Done) Ended(r outcome.Result) { d(r) }

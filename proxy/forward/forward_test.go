@@ -123,9 +123,9 @@ type pair struct {
 }
 
 // pair is the owner of itself.
-func (p *pair) Ended(r outcome.Result) { p.calls.Add(1); p.ended <- r }
-func (p *pair) Asked(time.Time)        { p.asked.Add(1) }
-func (p *pair) Answered(time.Time)     { p.answered.Add(1) }
+func (p *pair) Ended(r outcome.Result)      { p.calls.Add(1); p.ended <- r }
+func (p *pair) ClientFirstByte(time.Time)   { p.asked.Add(1) }
+func (p *pair) EndpointFirstByte(time.Time) { p.answered.Add(1) }
 
 // begin forwards a new pair, whose connections are closed when the spec ends.
 func begin(m mover, limits forward.Limits) *pair {

@@ -301,9 +301,9 @@ func (p *pair) copy(w *way, from, to *edge) int {
 	if !w.begun {
 		w.begun = true
 		if now := time.Now(); w == &p.toClient {
-			p.done.Answered(now)
+			p.done.EndpointFirstByte(now)
 		} else {
-			p.done.Asked(now)
+			p.done.ClientFirstByte(now)
 		}
 	}
 	wrote := p.write(w, to, buf[:n], flags)

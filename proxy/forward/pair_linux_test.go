@@ -16,9 +16,9 @@ import (
 // results is an owner.
 type results chan outcome.Result
 
-func (to results) Ended(r outcome.Result) { to <- r }
-func (results) Asked(time.Time)           {}
-func (results) Answered(time.Time)        {}
+func (to results) Ended(r outcome.Result)   { to <- r }
+func (results) ClientFirstByte(time.Time)   {}
+func (results) EndpointFirstByte(time.Time) {}
 
 // loopedPair forwards a pair on a loop of its own, and returns its far ends.
 func loopedPair(t *testing.T) (p *pair, client, endpoint *net.TCPConn) {

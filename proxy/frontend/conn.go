@@ -55,9 +55,9 @@ func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
 	return headerDue, r
 }
 
-// Introduce records the client that the PROXY protocol header names; the previous From becomes Via. If client is not
+// SetProxiedClient records the client that the PROXY protocol header names; the previous From becomes Via. If client is not
 // valid, From stays. Like Admit, Introduce returns whether the client is allowed.
-func (c *Conn) Introduce(client netip.AddrPort) outcome.Result {
+func (c *Conn) SetProxiedClient(client netip.AddrPort) outcome.Result {
 	if client.IsValid() {
 		balancer := c.From
 		c.From, c.Via = client, &balancer
@@ -101,7 +101,7 @@ func (c *Conn) Header(v *View) []byte {
 // that is possible.
 func (c *Conn) Source(v *View, to *balance.Endpoint) portal.Origin {
 	if c.Via != nil && c.Payer() != c.From.Addr() {
-		return portal.Origin{Seen: portal.SeenHeader}
+		return portal.Origin{SourceAddress: portal.SourceHeader}
 	}
 	return c.Front.Origin(v, c.From.Addr(), c.reached(), to.Endpoint)
 }
@@ -116,9 +116,9 @@ func (c *Conn) Payer() netip.Addr {
 	return c.Via.Addr()
 }
 
-// Answered records that the first byte from the endpoint has arrived for the client.
-func (c *Conn) Answered(now time.Time) {
-	took := c.Record.Answered(now)
+// EndpointFirstByte records that the first byte from the endpoint has arrived for the client.
+func (c *Conn) EndpointFirstByte(now time.Time) {
+	took := c.Record.EndpointFirstByte(now)
 	c.Endpoint.Times().FirstByte.Observe(latency.Seconds, now, took.Seconds())
 }
 

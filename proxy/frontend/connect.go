@@ -25,7 +25,7 @@ type Connecting struct {
 type Runner interface {
 	// Dial starts to connect to the Endpoint, from an address if that is valid. It calls Connecting.Done, Leave or Stop
 	// once, perhaps before it returns. After limit, the error is context.DeadlineExceeded; 0 means no limit. mayLoop is
-	// the result of Node.LeadsBack.
+	// the result of Node.WouldLoop.
 	Dial(v *View, from netip.AddrPort, mayLoop bool, limit time.Duration)
 	// Wait calls Connecting.Next when a Wait step is over, or Stop if the client leaves before. v is the View that the
 	// step is based on.
@@ -66,14 +66,14 @@ func (c *Connecting) Next(now time.Time) {
 		return
 	}
 	c.Endpoint, c.trying = step.Endpoint, true
-	mayLoop, err := c.Front.LeadsBack(c.Front.Protocol, c.Endpoint.Addr)
+	mayLoop, err := c.Front.WouldLoop(c.Front.Protocol, c.Endpoint.Addr)
 	if err != nil {
-		c.search.Seen, c.search.Policy = 0, c.Front.Policy(portal.Origin{})
+		c.search.SourceAddress, c.search.Policy = 0, c.Front.Policy(portal.Origin{})
 		c.Done(now, err)
 		return
 	}
 	source := c.Source(v, c.Endpoint)
-	c.search.Seen, c.search.Policy = source.Seen, c.Front.Policy(source)
+	c.search.SourceAddress, c.search.Policy = source.SourceAddress, c.Front.Policy(source)
 	c.run.Dial(v, source.Bind, mayLoop, step.For)
 }
 
@@ -81,7 +81,7 @@ func (c *Connecting) Next(now time.Time) {
 func (c *Connecting) Done(now time.Time, err error) {
 	switch {
 	case err == nil:
-		c.search.Answered(now)
+		c.search.EndpointFirstByte(now)
 		c.run.Connected()
 		return
 	case c.ctx.Err() != nil: // whatever its result

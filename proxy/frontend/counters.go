@@ -22,19 +22,19 @@ type Counters struct {
 	Probes                                 [conn.ProbeResults]atomic.Int64
 	LateProbes                             atomic.Int64
 	Quarantines, Recoveries                atomic.Int64
-	seen                                   [portal.Seens]atomic.Int64 // by the source address that endpoints see; answered attempts only
+	seen                                   [portal.SourceAddressCount]atomic.Int64 // by the source address that endpoints see; answered attempts only
 	choices                                [balance.Reasons]atomic.Int64
 	queueWaits                             latency.Histogram // latency.Queued, of clients that have left the queue
 }
 
 // clients are counts of connections, or of UDP sessions.
 type clients struct {
-	tally
+	portCounters
 	ends [outcome.Outcomes]atomic.Int64
 }
 
-// tally counts the clients of one service port, or of all.
-type tally struct {
+// portCounters counts the clients of one service port, or of all.
+type portCounters struct {
 	accepted, established, failed, retries atomic.Int64
 	attempts                               [conn.Results]atomic.Int64
 	toEndpoint, toClient                   atomic.Int64
@@ -46,16 +46,16 @@ func (f *FrontEnd) Observe(r *conn.Record, s conn.Step) {
 	if f.Protocol == config.UDP {
 		all = &f.Counters.sessions
 	}
-	story, example := f.story.Load(), uint64(0)
-	if story == nil && s.Kind != conn.Accepted {
-		f.story.CompareAndSwap(nil, new(Story))
-		story = f.story.Load()
+	portMetrics, example := f.portMetrics.Load(), uint64(0)
+	if portMetrics == nil && s.Kind != conn.Accepted {
+		f.portMetrics.CompareAndSwap(nil, new(PortMetrics))
+		portMetrics = f.portMetrics.Load()
 	}
 	if s.Flags != 0 {
 		example = r.ID
 	}
 	established := s.Kind == conn.Established || s.Kind == conn.Attempted && s.Result == conn.Connected
-	for _, t := range [...]*tally{&f.tally, &all.tally} {
+	for _, t := range [...]*portCounters{&f.portCounters, &all.portCounters} {
 		switch {
 		case s.Kind == conn.Accepted:
 			t.accepted.Add(1)
@@ -83,19 +83,19 @@ func (f *FrontEnd) Observe(r *conn.Record, s conn.Step) {
 	case conn.Attempted:
 		f.Counters.choices[s.Reason].Add(1)
 		if established {
-			f.Counters.seen[s.Seen].Add(1)
-			story.Connect.Observe(latency.Seconds, s.Time, s.Took.Seconds(), example)
+			f.Counters.seen[s.SourceAddress].Add(1)
+			portMetrics.Connect.Observe(latency.Seconds, s.Time, s.Duration.Seconds(), example)
 		}
 	case conn.Queued:
-		f.Counters.queueWaits.Observe(latency.Queued, s.Time, s.Took.Seconds(), 0)
+		f.Counters.queueWaits.Observe(latency.Queued, s.Time, s.Duration.Seconds(), 0)
 	case conn.FirstByte:
-		story.FirstByte.Observe(latency.Seconds, s.Time, s.Took.Seconds(), example)
+		portMetrics.FirstByte.Observe(latency.Seconds, s.Time, s.Duration.Seconds(), example)
 	case conn.Closed:
 		all.ends[s.Ending.Outcome].Add(1)
-		story.ends[s.Ending.Outcome].Add(1)
+		portMetrics.ends[s.Ending.Outcome].Add(1)
 		if s.Ending.Served {
-			story.Lasted.Observe(latency.Lasting, s.Time, s.Took.Seconds(), example)
-			story.Bytes.Observe(latency.Bytes, s.Time, float64(s.Ending.ToEndpoint+s.Ending.ToClient), example)
+			portMetrics.Lasted.Observe(latency.Lasting, s.Time, s.Duration.Seconds(), example)
+			portMetrics.Bytes.Observe(latency.Bytes, s.Time, float64(s.Ending.ToEndpoint+s.Ending.ToClient), example)
 		}
 	}
 }
@@ -111,7 +111,7 @@ type Totals struct {
 
 // Totals returns the counts of f.
 func (f *FrontEnd) Totals() (t Totals) {
-	t.add(&f.tally, f.Open.Load()+f.Sessions.Load())
+	t.add(&f.portCounters, f.Open.Load()+f.Sessions.Load())
 	if s := f.View().Cluster; s != nil {
 		t.Queued = int64(s.Queued())
 	}
@@ -120,12 +120,12 @@ func (f *FrontEnd) Totals() (t Totals) {
 
 // Totals returns the counts of all service ports, including removed ones.
 func (n *Node) Totals() (t Totals) {
-	t.add(&n.Counters.connections.tally, n.Budget.Connections.Load())
-	t.add(&n.Counters.sessions.tally, n.Budget.Sessions.Load())
+	t.add(&n.Counters.connections.portCounters, n.Budget.Connections.Load())
+	t.add(&n.Counters.sessions.portCounters, n.Budget.Sessions.Load())
 	return t
 }
 
-func (t *Totals) add(of *tally, active int64) {
+func (t *Totals) add(of *portCounters, active int64) {
 	t.Active += active
 	t.Accepted += of.accepted.Load()
 	t.Established += of.established.Load()
@@ -172,8 +172,8 @@ type Stats struct {
 	Accepted, Established int64
 	Attempts              [conn.Results]int64 // by conn.Result
 	Choices               map[balance.Reason]int64
-	Seen                  [portal.Seens]int64 // clients whose endpoint answered, by the source address that it sees
-	Unlogged              int64               // refused connections that the trace leaves out
+	SourceAddress         [portal.SourceAddressCount]int64 // clients whose endpoint answered, by the source address that it sees
+	Unlogged              int64                            // refused connections that the trace leaves out
 	Ends                  map[outcome.Outcome]int64
 	Open, Limit           int64       // connections
 	QueueWaits            latency.All // latency.Queued
@@ -224,8 +224,8 @@ func (n *Node) Stats() Stats {
 	for i := range s.Probes {
 		s.Probes[i] = c.Probes[i].Load()
 	}
-	for i := range s.Seen {
-		s.Seen[i] = c.seen[i].Load()
+	for i := range s.SourceAddress {
+		s.SourceAddress[i] = c.seen[i].Load()
 	}
 	s.Choices = map[balance.Reason]int64{}
 	for i := range c.choices {
@@ -239,9 +239,9 @@ func (n *Node) Stats() Stats {
 	return s
 }
 
-// Story holds further metrics of a service port's clients, in addition to its Totals. Service ports without a client so
+// PortMetrics holds further metrics of a service port's clients, in addition to its Totals. Service ports without a client so
 // far, which are most of ten thousand, have none.
-type Story struct {
+type PortMetrics struct {
 	Connect   latency.Histogram // latency.Seconds, until established
 	FirstByte latency.Histogram // latency.Seconds, until the endpoint's first byte for the client
 	Lasted    latency.Histogram // latency.Lasting, of ended ones
@@ -249,13 +249,13 @@ type Story struct {
 	ends      [outcome.Outcomes]atomic.Int64
 }
 
-// Story returns the Story of f, or nil.
-func (f *FrontEnd) Story() *Story { return f.story.Load() }
+// PortMetrics returns the PortMetrics of f, or nil.
+func (f *FrontEnd) PortMetrics() *PortMetrics { return f.portMetrics.Load() }
 
 // answers reports whether any client of f has received a byte from an endpoint.
 func (f *FrontEnd) answers() bool {
 	var all latency.All
-	if s := f.Story(); s != nil {
+	if s := f.PortMetrics(); s != nil {
 		all.Add(&s.FirstByte)
 	}
 	number, _ := all.Buckets(nil)
@@ -263,7 +263,7 @@ func (f *FrontEnd) answers() bool {
 }
 
 // Ends returns the number of clients by outcome, without zeros.
-func (s *Story) Ends() map[outcome.Outcome]int64 { return endsNow(&s.ends) }
+func (s *PortMetrics) Ends() map[outcome.Outcome]int64 { return endsNow(&s.ends) }
 
 // endsNow returns the counts that are not 0.
 func endsNow(counts *[outcome.Outcomes]atomic.Int64) map[outcome.Outcome]int64 {

@@ -93,7 +93,7 @@ func (n *Node) Init() {
 	n.Locality.now.Store(new(localities))
 	n.Locality.isPod = n.IsPod
 	if n.Portal != nil {
-		n.leads, n.Locality.apart = n.Portal.Traits().Leads(), n.Portal.Traits().Apart
+		n.leads, n.Locality.inNamespace = n.Portal.Traits().Leads(), n.Portal.Traits().InNamespace
 	}
 	n.Locality.Refresh()
 }
@@ -129,35 +129,35 @@ func (n *Node) InheritedID(id uint64) uint64 {
 	return id
 }
 
-// ErrLeadsBack is the reason why usher does not connect to an endpoint.
-var ErrLeadsBack = errors.New("refused: a VIP or node port of this node, or usher's own address; connecting would loop")
+// ErrLoop is the reason why usher does not connect to an endpoint.
+var ErrLoop = errors.New("refused: a VIP or node port of this node, or usher's own address; connecting would loop")
 
 // errMayLoop is the reason why usher does not connect SCTP clients to an endpoint: no hop limit ends the loop of an
 // association.
 var errMayLoop = errors.New("refused: its port is a node port: connecting may loop through another node")
 
-// LeadsBack returns an error if a connection to an endpoint would come back to usher. That cannot happen where the
+// WouldLoop returns an error if a connection to an endpoint would come back to usher. That cannot happen where the
 // kernel redirects nothing to usher, where the listeners are in another network namespace than the endpoints, or where
 // something other than this node's kernel connects to the endpoints. Nor is a VIP an error where the portal does not
 // redirect usher's own connections: a process of this node may listen there. (Package translate refuses most endpoints
 // that are VIPs.) mayLoop reports whether a connection may come back through another node: its port is a node port, or
 // it goes to a VIP. See HopsLeft.
-func (n *Node) LeadsBack(protocol config.Protocol, to netip.AddrPort) (mayLoop bool, err error) {
+func (n *Node) WouldLoop(protocol config.Protocol, to netip.AddrPort) (mayLoop bool, err error) {
 	if !n.leads || n.Socket != nil || n.Tunneled {
 		return false, nil
 	}
-	if kernel.IsLanding(to.Addr()) {
-		return false, ErrLeadsBack
+	if kernel.IsRedirectAddr(to.Addr()) {
+		return false, ErrLoop
 	}
 	t := portal.Target{Protocol: portalProtocols[protocol], Addr: to.Addr(), Port: to.Port()}
 	_, vip := n.Targets.Load(t)
 	if vip && n.Portal.Mark() == 0 {
-		return false, ErrLeadsBack
+		return false, ErrLoop
 	}
 	t.Addr = portal.FamilyOf(to.Addr()).Any()
 	_, nodePort := n.Targets.Load(t)
 	if nodePort && n.Locality.IsNode(to.Addr()) {
-		return false, ErrLeadsBack
+		return false, ErrLoop
 	}
 	if mayLoop = vip || nodePort; mayLoop && protocol == config.SCTP {
 		return false, errMayLoop
@@ -213,9 +213,9 @@ type FrontEnd struct {
 	Sessions atomic.Int64 // of UDP
 	Ports    atomic.Int64 // sessions that use a port of this node
 
-	view  atomic.Pointer[View]
-	tally tally
-	story atomic.Pointer[Story]
+	view         atomic.Pointer[View]
+	portCounters portCounters
+	portMetrics  atomic.Pointer[PortMetrics]
 }
 
 // New returns a front end for port, without endpoints.
@@ -244,20 +244,20 @@ func (f *FrontEnd) ID() config.PortID { return f.View().Port.ID }
 // Origin returns the source of a connection to an endpoint of v, for a client that connected from from to to. The zero
 // from has the same meaning as in Portal.Origin.
 func (f *FrontEnd) Origin(v *View, from, to netip.Addr, endpoint *config.Endpoint) portal.Origin {
-	var why portal.Seen
+	var why portal.SourceAddress
 	switch {
 	case f.NodeAddress || v.Port.NodeAddress:
-		why = portal.SeenConfigured
+		why = portal.SourceConfigured
 	case f.Tunneled:
-		why = portal.SeenTunnel
+		why = portal.SourceTunnel
 	case f.Protocol == config.SCTP:
-		why = portal.SeenSCTP
+		why = portal.SourceSCTP
 	case from == to || f.Locality.IsNode(from):
-		why = portal.SeenOwnProcess
+		why = portal.SourceOwnProcess
 	case from.IsValid() && (from.Is4() != endpoint.Addr.Addr().Is4() || !from.IsGlobalUnicast()):
-		why = portal.SeenFamily
+		why = portal.SourceFamily
 	case from == endpoint.Addr.Addr():
-		why = portal.SeenItself
+		why = portal.SourceItself
 	default:
 		where := portal.Unknown
 		switch {
@@ -269,7 +269,7 @@ func (f *FrontEnd) Origin(v *View, from, to netip.Addr, endpoint *config.Endpoin
 		}
 		return f.Portal.Origin(from, endpoint.Addr.Addr(), where)
 	}
-	return portal.Origin{Seen: why}
+	return portal.Origin{SourceAddress: why}
 }
 
 // Policy returns the policy for reports of attempts with source o, and of rechecks. A recheck only resembles a client
@@ -278,7 +278,7 @@ func (f *FrontEnd) Origin(v *View, from, to netip.Addr, endpoint *config.Endpoin
 // that sees its clients' addresses, since a NetworkPolicy may admit some clients but not the nodes.
 func (f *FrontEnd) Policy(o portal.Origin) balance.Policy {
 	p := f.Node.Quarantine
-	p.Probed = p.Probed && f.Protocol == config.TCP && !f.Tunneled && (o.Here || o.Seen != portal.SeenClient)
+	p.Probed = p.Probed && f.Protocol == config.TCP && !f.Tunneled && (o.Here || o.SourceAddress != portal.SourceClient)
 	return p
 }
 

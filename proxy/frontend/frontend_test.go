@@ -31,7 +31,7 @@ type marking struct {
 func (marking) Traits() portal.Traits { return portal.Traits{Redirects: true} }
 func (p marking) Mark() uint32        { return p.mark }
 func (p marking) Origin(client, _ netip.Addr, _ portal.Whereabouts) portal.Origin {
-	return portal.Origin{Bind: netip.AddrPortFrom(client, 0), Seen: portal.SeenClient}
+	return portal.Origin{Bind: netip.AddrPortFrom(client, 0), SourceAddress: portal.SourceClient}
 }
 
 var (
@@ -143,7 +143,7 @@ func TestWhoIsAdmittedThroughALoadBalancer(t *testing.T) {
 			if c.due {
 				g.Expect(r.Err).NotTo(HaveOccurred())
 				header, _ := netip.ParseAddrPort(c.header)
-				r = client.Introduce(header)
+				r = client.SetProxiedClient(header)
 			}
 			g.Expect(r.Outcome).To(Equal(c.end))
 			if c.end != outcome.Open {
@@ -165,22 +165,22 @@ func TestWhoIsAdmittedThroughALoadBalancer(t *testing.T) {
 
 func TestAnAddressThatALoadBalancerNamesIsNotAlwaysOneToConnectFrom(t *testing.T) {
 	f := front(&Node{Settings: Settings{LoadBalancers: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}}})
-	for from, want := range map[string]portal.Seen{
-		"2001:db8::9": portal.SeenFamily, // the endpoint has an IPv4 address
-		"169.254.7.7": portal.SeenFamily,
-		"127.0.0.1":   portal.SeenOwnProcess,
-		"10.1.0.1":    portal.SeenItself,
-		"203.0.113.9": portal.SeenClient,
+	for from, want := range map[string]portal.SourceAddress{
+		"2001:db8::9": portal.SourceFamily, // the endpoint has an IPv4 address
+		"169.254.7.7": portal.SourceFamily,
+		"127.0.0.1":   portal.SourceOwnProcess,
+		"10.1.0.1":    portal.SourceItself,
+		"203.0.113.9": portal.SourceClient,
 	} {
 		via := netip.MustParseAddrPort("10.0.0.1:1")
 		c := &Conn{Record: &conn.Record{From: netip.AddrPortFrom(netip.MustParseAddr(from), 1), Via: &via, To: netip.MustParseAddrPort("192.0.2.10:80")}, Front: f}
 		source := c.Source(f.View(), f.View().All[0])
-		NewWithT(t).Expect(source.Seen).To(Equal(want), from)
-		NewWithT(t).Expect(source.Bind.IsValid()).To(Equal(want == portal.SeenClient), from)
+		NewWithT(t).Expect(source.SourceAddress).To(Equal(want), from)
+		NewWithT(t).Expect(source.Bind.IsValid()).To(Equal(want == portal.SourceClient), from)
 		via = netip.MustParseAddrPort("10.0.1.1:1") // which only the Service names
 		source = c.Source(f.View(), f.View().All[0])
 		NewWithT(t).Expect(source.Bind.IsValid()).To(BeFalse())
-		NewWithT(t).Expect(source.Seen).To(Equal(portal.SeenHeader), from)
+		NewWithT(t).Expect(source.SourceAddress).To(Equal(portal.SourceHeader), from)
 	}
 }
 
@@ -219,10 +219,10 @@ func TestWhatWouldLeadBack(t *testing.T) {
 			}
 			var back []string
 			for _, to := range []string{landing, nodePortHere, elsewhere, vip, "192.0.2.10:81"} {
-				if _, err := n.LeadsBack(config.TCP, netip.MustParseAddrPort(to)); err != nil {
+				if _, err := n.WouldLoop(config.TCP, netip.MustParseAddrPort(to)); err != nil {
 					back = append(back, to)
 				}
-				_, err := n.LeadsBack(config.UDP, netip.MustParseAddrPort(to))
+				_, err := n.WouldLoop(config.UDP, netip.MustParseAddrPort(to))
 				NewWithT(t).Expect(err != nil).To(Equal(to == landing && c.back != nil), "there is no such port of UDP: %s", to)
 			}
 			NewWithT(t).Expect(back).To(Equal(c.back))
@@ -243,11 +243,11 @@ func TestHowFarWhatMayLoopGoes(t *testing.T) {
 		g.Expect(hops).To(Equal(want), "of %d", came)
 		g.Expect(err != nil).To(Equal(want == 0), "of %d", came)
 	}
-	g.Expect(n.LeadsBack(config.TCP, elsewhere)).To(BeTrue())
-	g.Expect(n.LeadsBack(config.TCP, here)).Error().To(MatchError(ErrLeadsBack))
-	g.Expect(n.LeadsBack(config.TCP, netip.MustParseAddrPort("203.0.113.1:80"))).To(BeFalse(), "it does not matter what it came with")
-	g.Expect(n.LeadsBack(config.SCTP, elsewhere)).Error().To(MatchError(errMayLoop))
-	g.Expect(n.LeadsBack(config.UDP, elsewhere)).Error().NotTo(HaveOccurred())
+	g.Expect(n.WouldLoop(config.TCP, elsewhere)).To(BeTrue())
+	g.Expect(n.WouldLoop(config.TCP, here)).Error().To(MatchError(ErrLoop))
+	g.Expect(n.WouldLoop(config.TCP, netip.MustParseAddrPort("203.0.113.1:80"))).To(BeFalse(), "it does not matter what it came with")
+	g.Expect(n.WouldLoop(config.SCTP, elsewhere)).Error().To(MatchError(errMayLoop))
+	g.Expect(n.WouldLoop(config.UDP, elsewhere)).Error().NotTo(HaveOccurred())
 }
 
 // placed is a portal that can keep clients' addresses, but not for a far endpoint.
@@ -258,9 +258,9 @@ func (placed) Origin(client, endpoint netip.Addr, where portal.Whereabouts) port
 	case !client.IsValid():
 		return portal.Origin{}
 	case where == portal.Here:
-		return portal.Origin{Bind: netip.AddrPortFrom(client, 0), Seen: portal.SeenClient}
+		return portal.Origin{Bind: netip.AddrPortFrom(client, 0), SourceAddress: portal.SourceClient}
 	}
-	return portal.Origin{Seen: portal.SeenElsewhere}
+	return portal.Origin{SourceAddress: portal.SourceElsewhere}
 }
 
 func TestWhomAnEndpointSees(t *testing.T) {
@@ -272,20 +272,20 @@ func TestWhomAnEndpointSees(t *testing.T) {
 		node     *Node
 		from     string
 		change   func(*FrontEnd, *config.Endpoint)
-		want     portal.Seen
+		want     portal.SourceAddress
 		whatever bool // it is so for all clients
 	}{
-		"its client, where the portal can":                     {&Node{Settings: usual}, outside, nil, portal.SeenClient, false},
-		"what the portal says":                                 {&Node{Settings: usual}, outside, func(_ *FrontEnd, e *config.Endpoint) { e.Node = "there" }, portal.SeenElsewhere, false},
-		"as if it were elsewhere, if no node is known":         {&Node{Settings: nameless}, outside, func(_ *FrontEnd, e *config.Endpoint) { e.Node = "" }, portal.SeenElsewhere, false},
-		"the node, if all shall":                               {&Node{Settings: configured}, outside, nil, portal.SeenConfigured, true},
-		"the node, if the Service's endpoints shall":           {&Node{Settings: usual}, outside, func(f *FrontEnd, _ *config.Endpoint) { f.View().Port.NodeAddress = true }, portal.SeenConfigured, true},
-		"the node, if it is reached through something else":    {&Node{Settings: usual, Tunneled: true}, outside, nil, portal.SeenTunnel, true},
-		"the node, by SCTP":                                    {&Node{Settings: usual}, outside, func(f *FrontEnd, _ *config.Endpoint) { f.Protocol = config.SCTP }, portal.SeenSCTP, true},
-		"the node, if that is the client":                      {&Node{Settings: usual}, "127.0.0.1", nil, portal.SeenOwnProcess, false},
-		"the node, if the client comes from the VIP":           {&Node{Settings: usual}, vip, nil, portal.SeenOwnProcess, false},
-		"the node, if the client is the endpoint":              {&Node{Settings: usual}, itself, nil, portal.SeenItself, false},
-		"the node, if the Service's shall, before other cases": {&Node{Settings: configured}, itself, nil, portal.SeenConfigured, true},
+		"its client, where the portal can":                     {&Node{Settings: usual}, outside, nil, portal.SourceClient, false},
+		"what the portal says":                                 {&Node{Settings: usual}, outside, func(_ *FrontEnd, e *config.Endpoint) { e.Node = "there" }, portal.SourceElsewhere, false},
+		"as if it were elsewhere, if no node is known":         {&Node{Settings: nameless}, outside, func(_ *FrontEnd, e *config.Endpoint) { e.Node = "" }, portal.SourceElsewhere, false},
+		"the node, if all shall":                               {&Node{Settings: configured}, outside, nil, portal.SourceConfigured, true},
+		"the node, if the Service's endpoints shall":           {&Node{Settings: usual}, outside, func(f *FrontEnd, _ *config.Endpoint) { f.View().Port.NodeAddress = true }, portal.SourceConfigured, true},
+		"the node, if it is reached through something else":    {&Node{Settings: usual, Tunneled: true}, outside, nil, portal.SourceTunnel, true},
+		"the node, by SCTP":                                    {&Node{Settings: usual}, outside, func(f *FrontEnd, _ *config.Endpoint) { f.Protocol = config.SCTP }, portal.SourceSCTP, true},
+		"the node, if that is the client":                      {&Node{Settings: usual}, "127.0.0.1", nil, portal.SourceOwnProcess, false},
+		"the node, if the client comes from the VIP":           {&Node{Settings: usual}, vip, nil, portal.SourceOwnProcess, false},
+		"the node, if the client is the endpoint":              {&Node{Settings: usual}, itself, nil, portal.SourceItself, false},
+		"the node, if the Service's shall, before other cases": {&Node{Settings: configured}, itself, nil, portal.SourceConfigured, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -294,12 +294,12 @@ func TestWhomAnEndpointSees(t *testing.T) {
 				c.change(f, &e)
 			}
 			o := f.Origin(f.View(), netip.MustParseAddr(c.from), netip.MustParseAddr(vip), &e)
-			g.Expect(o.Seen).To(Equal(c.want))
+			g.Expect(o.SourceAddress).To(Equal(c.want))
 			g.Expect(o.Bind.IsValid()).To(Equal(c.want.Client()))
 			if !c.whatever {
 				c.want = 0
 			}
-			g.Expect(f.Origin(f.View(), netip.Addr{}, netip.MustParseAddr(vip), &e).Seen).To(Equal(c.want), "whoever the client is")
+			g.Expect(f.Origin(f.View(), netip.Addr{}, netip.MustParseAddr(vip), &e).SourceAddress).To(Equal(c.want), "whoever the client is")
 		})
 	}
 }
@@ -374,7 +374,7 @@ func TestEndsAreCountedByTheirWords(t *testing.T) {
 			c.Accepted()
 			c.Closed(time.Now(), outcome.Result{Outcome: outcome.Named(word)}, netip.AddrPort{})
 		}
-		for _, ends := range []map[outcome.Outcome]int64{f.Stats().Ends, f.Story().Ends()} {
+		for _, ends := range []map[outcome.Outcome]int64{f.Stats().Ends, f.PortMetrics().Ends()} {
 			g.Expect(ends).To(HaveLen(i + 1))
 			g.Expect(ends[outcome.Named(word)]).To(BeEquivalentTo(i + 1))
 		}

@@ -14,7 +14,7 @@ import (
 )
 
 // SocketNameOf returns the name of a listener's socket, as SocketName does.
-func SocketNameOf(file *os.File, apart bool) (name string, err error) {
+func SocketNameOf(file *os.File, inNamespace bool) (name string, err error) {
 	fd, err := fdpass.Descriptor(file)
 	if err != nil {
 		return "", err
@@ -31,7 +31,7 @@ func SocketNameOf(file *os.File, apart bool) (name string, err error) {
 	if !known {
 		return "", fmt.Errorf("a socket of protocol %d is not a listener", is)
 	}
-	return SocketName(protocol, addr, apart), nil
+	return SocketName(protocol, addr, inNamespace), nil
 }
 
 // Inherit returns the socket that a predecessor has handed over under that name, or -1 if there is none. It returns an

@@ -94,9 +94,9 @@ func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error
 
 // SocketName returns the name of the socket of a listener at addr in a handover. apart means a socket in the portal's
 // namespace.
-func SocketName(protocol config.Protocol, addr netip.AddrPort, apart bool) string {
+func SocketName(protocol config.Protocol, addr netip.AddrPort, inNamespace bool) string {
 	name := strings.ToLower(string(protocol)) + " " + addr.String()
-	if apart {
+	if inNamespace {
 		name += " in the portal's namespace" // a successor without that namespace must not use it as its own
 	}
 	return name

@@ -13,9 +13,9 @@ import (
 // Locality reports whether a client is a Pod or a process of this node. Traffic policies for external clients do not
 // apply to those.
 type Locality struct {
-	now   atomic.Pointer[localities] // not nil from Node.Init on
-	isPod func(netip.Addr) bool      // Settings.IsPod
-	apart bool                       // portal.Traits.Apart
+	now         atomic.Pointer[localities] // not nil from Node.Init on
+	isPod       func(netip.Addr) bool      // Settings.IsPod
+	inNamespace bool                       // portal.Traits.InNamespace
 }
 
 // localities is immutable: it is replaced as a whole.
@@ -65,7 +65,7 @@ func (l *Locality) Admits(vip *config.VIP, from, to netip.Addr) bool {
 	if vip.Allows(from) {
 		return true
 	}
-	if now := l.now.Load(); from == to || l.apart && now.addrs[from] {
+	if now := l.now.Load(); from == to || l.inNamespace && now.addrs[from] {
 		for a := range now.addrs {
 			if vip.Allows(a) {
 				return true

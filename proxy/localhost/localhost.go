@@ -135,7 +135,7 @@ func (onLoopback) Apply(context.Context, []portal.Rule, []portal.Target) portal.
 }
 func (onLoopback) Mark() uint32 { return 0 }
 func (onLoopback) Origin(netip.Addr, netip.Addr, portal.Whereabouts) portal.Origin {
-	return portal.Origin{Seen: portal.SeenPortal}
+	return portal.Origin{SourceAddress: portal.SourcePortal}
 }
 func (onLoopback) SetNodePortAddresses([]netip.Prefix)                  {}
 func (onLoopback) SetLocalSources([]netip.Prefix)                       {}

@@ -31,7 +31,7 @@ func TestAffinityHoldsForTwoConnectionsThatWereQueued(t *testing.T) {
 	g.Expect(next(stranger).Do).To(Equal(Wait))
 	first.Release()
 	g.Expect(next(one).Endpoint).To(BeIdenticalTo(first))
-	one.Answered(now)
+	one.EndpointFirstByte(now)
 	second.Release()
 	g.Expect(next(other).Do).To(Equal(Wait), "it waits for the one that the client has")
 	g.Expect(next(stranger).Endpoint).To(BeIdenticalTo(second))

@@ -4,7 +4,7 @@
 // A [Search] is a state machine without sockets, goroutines or timers. Its driver calls [Search.Next], performs the
 // returned step, and reports the result:
 //
-//	Dial     connect to that endpoint; then Answered, Failed or Left
+//	Dial     connect to that endpoint; then EndpointFirstByte, Failed or Left
 //	Wait     for that time, or until the endpoints are replaced by others, or the Step's channel has a
 //	         value: all were tried, or no endpoint has a free slot; then Next
 //	GiveUp   there is no endpoint, for the given reason

@@ -19,17 +19,17 @@ var DefaultSchedule = []time.Duration{250 * time.Millisecond, 500 * time.Millise
 const maxAttempts = 32
 
 // Search is one client's search for an endpoint. The exported fields are set before the first Next; Policy, Affinity
-// and Seen may be set again for each attempt. One goroutine at a time may call its methods.
+// and SourceAddress may be set again for each attempt. One goroutine at a time may call its methods.
 type Search struct {
-	Schedule []time.Duration // empty: each endpoint is tried once
-	Policy   balance.Policy
-	Affinity *affinity.Table // nil for none
-	Client   netip.Addr
-	VIP      netip.Addr   // that the client connected to, for schedulers that use it
-	Record   *conn.Record // has the attempts, and the client's start time
-	Seen     portal.Seen  // source address that the endpoint of an attempt sees
+	Schedule      []time.Duration // empty: each endpoint is tried once
+	Policy        balance.Policy
+	Affinity      *affinity.Table // nil for none
+	Client        netip.Addr
+	VIP           netip.Addr           // that the client connected to, for schedulers that use it
+	Record        *conn.Record         // has the attempts, and the client's start time
+	SourceAddress portal.SourceAddress // source address that the endpoint of an attempt sees
 
-	waited  bool              // the last step was Wait; next to Seen, so that a Search has 384 bytes
+	waited  bool              // the last step was Wait; next to SourceAddress, so that a Search has 384 bytes
 	tried   []netip.AddrPort  // since all were last tried
 	room    [2]netip.AddrPort // backing array of tried; most searches need no more
 	count   int               // attempts so far
@@ -136,8 +136,8 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 	return Step{Do: Dial, Endpoint: choice.Endpoint, For: limit}
 }
 
-// Answered records that the endpoint has answered: the search is over, and the connection is established.
-func (s *Search) Answered(now time.Time) {
+// EndpointFirstByte records that the endpoint has answered: the search is over, and the connection is established.
+func (s *Search) EndpointFirstByte(now time.Time) {
 	s.report(now, nil)
 	s.now.Endpoint.Times().Connect.Observe(latency.Seconds, now, now.Sub(s.Record.Began).Seconds())
 	s.now.Endpoint.Report(balance.Report{Kind: balance.Connected, Now: now}, s.Policy)
@@ -155,7 +155,7 @@ func (s *Search) Failed(now time.Time, err error) {
 		return
 	}
 	failure := balance.Report{Kind: balance.ConnectFailed, Began: s.started, Now: now, Err: err}
-	if s.Seen.Client() && err == ErrNoAnswer {
+	if s.SourceAddress.Client() && err == ErrNoAnswer {
 		failure.Client = s.Client
 	}
 	if s.now.Endpoint.Report(failure, s.Policy).Blamed && s.Affinity != nil {
@@ -169,8 +169,8 @@ func (s *Search) Left(now time.Time, why error) { s.report(now, Plain(why)) }
 
 // report reports the result of the attempt.
 func (s *Search) report(now time.Time, err error) {
-	a := conn.Attempt{Endpoint: s.now.Endpoint.Addr, Pod: s.now.Endpoint.Pod, Reason: s.now.Reason, PassedOver: s.now.PassedOver,
-		Took: now.Sub(s.started), Seen: s.Seen, Queued: s.inQueue}
+	a := conn.Attempt{Endpoint: s.now.Endpoint.Addr, Pod: s.now.Endpoint.Pod, Reason: s.now.Reason, Skipped: s.now.Skipped,
+		Duration: now.Sub(s.started), SourceAddress: s.SourceAddress, Queued: s.inQueue}
 	if err != nil {
 		a.Result, a.Err = ResultOf(err), err.Error()
 	}

@@ -166,7 +166,7 @@ func (c *client) search() (*balance.Endpoint, error) {
 		err := c.behaviour[number(step.Endpoint.Addr)](ctx, time.Since(c.start))
 		cancel()
 		if err == nil {
-			s.Answered(time.Now())
+			s.EndpointFirstByte(time.Now())
 			return step.Endpoint, nil
 		}
 		s.Failed(time.Now(), err)

@@ -49,13 +49,13 @@ func (a *acceptor) acceptLoop(next func() error) {
 type listening struct {
 	acceptor
 	socket  io.Closer
-	handing heir // nil if a successor opens its own socket
+	handing transferable // nil if a successor opens its own socket
 	closing sync.Once
 	closed  chan struct{} // closed when run has returned
 }
 
-// heir is a socket that a successor can inherit.
-type heir interface {
+// transferable is a socket that a successor can inherit.
+type transferable interface {
 	SyscallConn() (syscall.RawConn, error)
 	// Leave closes this process's copy.
 	Leave() error

@@ -103,7 +103,7 @@ func (c *Conn) introduced(first []byte, failed error) (n int, r outcome.Result) 
 		return 0, outcome.Result{Outcome: outcome.ProxyHeaderInvalid, Err: failed}
 	}
 	balancer := c.From
-	r = c.Introduce(client)
+	r = c.SetProxiedClient(client)
 	if full := c.server.register.reassign(c, balancer.Addr()); r.Outcome == outcome.Open && full != nil {
 		r = outcome.Result{Outcome: outcome.Limit, Err: full}
 	}
@@ -132,7 +132,7 @@ func (c *Conn) start(a *acceptor, run runner) {
 	if err == nil {
 		var due bool
 		if due, r = c.Admit(c.Front.View(), &a.Place); due {
-			run.awaitHeader() // Introduce decides whether the client is allowed
+			run.awaitHeader() // SetProxiedClient decides whether the client is allowed
 			return
 		}
 	}
@@ -197,7 +197,7 @@ func (c *Conn) limits() *forward.Limits {
 	return &own
 }
 
-// Ended implements forward.Owner. frontend.Conn implements its Answered, and the Record its Asked.
+// Ended implements forward.Owner. frontend.Conn implements its EndpointFirstByte, and the Record its ClientFirstByte.
 func (c *Conn) Ended(r outcome.Result) {
 	if c.begun != nil {
 		<-c.begun

@@ -24,8 +24,8 @@ import (
 // tcpListener is a listener for a TCP service port. Several loops accept from it.
 type tcpListener struct {
 	acceptor
-	fd        int
-	entrances []*entrance
+	fd             int
+	acceptHandlers []*acceptHandler
 }
 
 // ListenTCP opens the listener that b describes and starts to accept.
@@ -58,8 +58,8 @@ func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listen
 	l.SetTargets(b.Targets)
 	f.Budget.Listeners.Add(1)
 	for _, loop := range s.loops.watchers() {
-		e := &entrance{listener: l, loop: loop}
-		l.entrances = append(l.entrances, e)
+		e := &acceptHandler{listener: l, loop: loop}
+		l.acceptHandlers = append(l.acceptHandlers, e)
 		_ = loop.Do(e.open) // the loops run as long as there are listeners
 	}
 	return l, nil
@@ -78,7 +78,7 @@ func (l *tcpListener) HandOver() []handover.Socket {
 // accepted, unless a successor has the socket.
 func (l *tcpListener) Close(why frontend.Closing) {
 	var closed sync.WaitGroup
-	for _, e := range l.entrances {
+	for _, e := range l.acceptHandlers {
 		e.loop.Go(&closed, e.close)
 	}
 	closed.Wait()
@@ -89,8 +89,8 @@ func (l *tcpListener) Close(why frontend.Closing) {
 	l.front.Budget.Listeners.Add(-1)
 }
 
-// entrance is a listener on one loop. Only that loop may use it.
-type entrance struct {
+// acceptHandler is a listener on one loop. Only that loop may use it.
+type acceptHandler struct {
 	listener *tcpListener
 	loop     *forward.Loop
 	watch    forward.Registration
@@ -99,7 +99,7 @@ type entrance struct {
 	pause    time.Duration // after a failure
 }
 
-func (e *entrance) open() {
+func (e *acceptHandler) open() {
 	if e.closed || e.watching {
 		return
 	}
@@ -111,12 +111,12 @@ func (e *entrance) open() {
 	e.watching = true
 }
 
-func (e *entrance) close() {
+func (e *acceptHandler) close() {
 	e.closed = true
 	e.unwatch()
 }
 
-func (e *entrance) unwatch() {
+func (e *acceptHandler) unwatch() {
 	if e.watching {
 		e.loop.Remove(e.watch)
 		e.watching = false
@@ -128,7 +128,7 @@ const acceptsPerTurn = 16
 
 // Ready accepts one client. If more wait, the next round calls it again, or another loop does: an accept that finds no
 // client costs a third of a successful one. On a crowded loop, which takes long to call it again, Ready accepts more.
-func (e *entrance) Ready(forward.Readiness) {
+func (e *acceptHandler) Ready(forward.Readiness) {
 	for n := 1; ; n++ {
 		client, from, err := forward.AcceptTCP(e.listener.fd)
 		switch err {
@@ -148,7 +148,7 @@ func (e *entrance) Ready(forward.Readiness) {
 }
 
 // failed pauses before the next accept.
-func (e *entrance) failed(err error) {
+func (e *acceptHandler) failed(err error) {
 	if e.pause = e.listener.acceptFailed(err, e.pause); e.pause > 0 {
 		e.unwatch()
 		time.AfterFunc(e.pause, func() { _ = e.loop.Do(e.open) })
@@ -156,7 +156,7 @@ func (e *entrance) failed(err error) {
 }
 
 // accepted serves a client on the less loaded of two loops.
-func (e *entrance) accepted(socket forward.Socket, from netip.AddrPort) {
+func (e *acceptHandler) accepted(socket forward.Socket, from netip.AddrPort) {
 	l := e.listener
 	if l.server.Dial != nil {
 		l.acceptedPortable(socket, from)

@@ -106,14 +106,14 @@ type Event struct {
 
 	// Attempt, and Established for the one that succeeded; changes of endpoints
 	// have Endpoint and Pod.
-	Attempt    int // 1 for the first
-	Endpoint   netip.AddrPort
-	Pod        string
-	Reason     string        // for the choice of this endpoint
-	PassedOver int           // endpoints skipped because they are in quarantine
-	Seen       portal.Seen   // by the endpoint of an Attempt
-	Took       time.Duration // for the attempt; for Waiting, how long it waits; for Queued, how long it waited; for Closed, since Accepted; for EndpointQuarantined, its duration or when the next probe is due, as for EndpointProbed
-	Err        string        // "" if it succeeded
+	Attempt       int // 1 for the first
+	Endpoint      netip.AddrPort
+	Pod           string
+	Reason        string               // for the choice of this endpoint
+	Skipped       int                  // endpoints skipped because they are in quarantine
+	SourceAddress portal.SourceAddress // by the endpoint of an Attempt
+	Duration      time.Duration        // for the attempt; for Waiting, how long it waits; for Queued, how long it waited; for Closed, since Accepted; for EndpointQuarantined, its duration or when the next probe is due, as for EndpointProbed
+	Err           string               // "" if it succeeded
 
 	// Closed.
 	End    outcome.Result // if read from a Log, Err above has the text of its Err

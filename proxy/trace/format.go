@@ -43,23 +43,23 @@ func (e Event) step() string {
 			fmt.Fprintf(&b, ", through the load balancer at %s", e.Via)
 		}
 	case Attempt:
-		fmt.Fprintf(&b, "attempt %d → %s%s (%s%s%s): ", e.Attempt, e.Endpoint, pod(e.Pod), e.Reason, passedOver(e.PassedOver), as(e.Seen))
+		fmt.Fprintf(&b, "attempt %d → %s%s (%s%s%s): ", e.Attempt, e.Endpoint, pod(e.Pod), e.Reason, skipped(e.Skipped), as(e.SourceAddress))
 		switch {
 		case e.Err == "" && e.Protocol == config.UDP:
-			fmt.Fprintf(&b, "answered in %s", Short(e.Took))
+			fmt.Fprintf(&b, "answered in %s", Short(e.Duration))
 		case e.Err == "":
-			fmt.Fprintf(&b, "connected in %s", Short(e.Took))
+			fmt.Fprintf(&b, "connected in %s", Short(e.Duration))
 		default:
-			fmt.Fprintf(&b, "%s after %s", e.Err, Short(e.Took))
+			fmt.Fprintf(&b, "%s after %s", e.Err, Short(e.Duration))
 		}
 	case Waiting:
-		fmt.Fprintf(&b, "no other endpoint to try; waiting %s", Short(e.Took))
+		fmt.Fprintf(&b, "no other endpoint to try; waiting %s", Short(e.Duration))
 	case Queued:
-		fmt.Fprintf(&b, "waited in the queue for %s", Short(e.Took))
+		fmt.Fprintf(&b, "waited in the queue for %s", Short(e.Duration))
 	case Established:
 		fmt.Fprintf(&b, "established with %s%s", e.Endpoint, pod(e.Pod))
 	case Closed:
-		fmt.Fprintf(&b, "closed after %s: %s", Short(e.Took), e.End.Outcome)
+		fmt.Fprintf(&b, "closed after %s: %s", Short(e.Duration), e.End.Outcome)
 		if e.Endpoint.IsValid() {
 			fmt.Fprintf(&b, ", %d bytes to %s, %d bytes to the client", e.End.ToEndpoint, e.Endpoint, e.End.ToClient)
 		}
@@ -91,13 +91,13 @@ func (e Event) change() string {
 	case EndpointQuarantined:
 		switch e.Reason {
 		case ByProbe:
-			return fmt.Sprintf("%s endpoint %s in quarantine, first probe in %s: %s", e.Port, endpoint, Short(e.Took), e.Err)
+			return fmt.Sprintf("%s endpoint %s in quarantine, first probe in %s: %s", e.Port, endpoint, Short(e.Duration), e.Err)
 		case ByProbes:
-			return fmt.Sprintf("%s endpoint %s in quarantine, next probe in %s: %s", e.Port, endpoint, Short(e.Took), e.Err)
+			return fmt.Sprintf("%s endpoint %s in quarantine, next probe in %s: %s", e.Port, endpoint, Short(e.Duration), e.Err)
 		}
-		return fmt.Sprintf("%s endpoint %s in quarantine for %s: %s", e.Port, endpoint, Short(e.Took), e.Err)
+		return fmt.Sprintf("%s endpoint %s in quarantine for %s: %s", e.Port, endpoint, Short(e.Duration), e.Err)
 	case EndpointProbed:
-		return fmt.Sprintf("%s endpoint %s failed a probe, next in %s: %s", e.Port, endpoint, Short(e.Took), e.Err)
+		return fmt.Sprintf("%s endpoint %s failed a probe, next in %s: %s", e.Port, endpoint, Short(e.Duration), e.Err)
 	case EndpointRecovered:
 		switch e.Reason {
 		case ByProbe:
@@ -131,7 +131,7 @@ func pod(name string) string {
 	return " " + name
 }
 
-func passedOver(n int) string {
+func skipped(n int) string {
 	if n == 0 {
 		return ""
 	}
@@ -140,7 +140,7 @@ func passedOver(n int) string {
 
 // as returns ", as the client" if the endpoint sees the client's address. It does not mention the node's
 // address, the default for a proxy and for all connections where the portal cannot do better.
-func as(s portal.Seen) string {
+func as(s portal.SourceAddress) string {
 	if s.Client() {
 		return ", as the client"
 	}

@@ -42,7 +42,7 @@ func goes(log *trace.Log, id uint64, c gone) {
 	if c.end.Fault() == outcome.FaultNone {
 		to = endpoint
 		r.Attempted(r.Began, conn.Attempt{Endpoint: to})
-		r.Answered(r.Began.Add(c.wait))
+		r.EndpointFirstByte(r.Began.Add(c.wait))
 	}
 	r.Closed(at, outcome.Result{Outcome: c.end}, to)
 }
@@ -69,17 +69,17 @@ var _ = Describe("what is kept besides the steps", func() {
 		began := time.Now().Add(-time.Minute)
 		log := trace.NewLog(50)
 		life := &conn.Record{ID: 1, Began: began, Port: slowPort(log)}
-		life.Attempted(began.Add(30*time.Millisecond), conn.Attempt{Took: 20 * time.Millisecond, Endpoint: endpoint})
-		life.Asked(began.Add(10 * time.Second))
+		life.Attempted(began.Add(30*time.Millisecond), conn.Attempt{Duration: 20 * time.Millisecond, Endpoint: endpoint})
+		life.ClientFirstByte(began.Add(10 * time.Second))
 		Expect(life.FirstByte()).To(BeZero())
 		Expect(life.Flags(10*time.Second, outcome.Open)).To(BeZero())
-		life.Answered(began.Add(10*time.Second + 50*time.Millisecond))
+		life.EndpointFirstByte(began.Add(10*time.Second + 50*time.Millisecond))
 		Expect(life.FirstByte()).To(Equal(80 * time.Millisecond))
 
 		spoken := &conn.Record{Began: began, Port: slowPort(log)}
 		spoken.Attempted(began, conn.Attempt{Endpoint: endpoint})
-		spoken.Answered(began.Add(time.Second))
-		spoken.Asked(began.Add(2 * time.Second))
+		spoken.EndpointFirstByte(began.Add(time.Second))
+		spoken.ClientFirstByte(began.Add(2 * time.Second))
 		Expect(spoken.FirstByte()).To(Equal(time.Second), "the endpoint spoke first")
 	})
 
@@ -88,7 +88,7 @@ var _ = Describe("what is kept besides the steps", func() {
 		log := trace.NewLog(50)
 		silent := &conn.Record{Began: began, Port: &conn.Port{Slow: 200 * time.Millisecond, Protocol: config.UDP, Observers: []conn.Observer{log}}}
 		Expect(silent.Flags(time.Minute, outcome.Idle)).To(BeZero())
-		silent.Answered(began.Add(time.Second))
+		silent.EndpointFirstByte(began.Add(time.Second))
 		Expect(silent.Flags(time.Minute, outcome.Idle)).To(Equal(conn.Slow))
 		adopted := &conn.Record{Began: began, Port: &conn.Port{Slow: 200 * time.Millisecond, Protocol: config.UDP, Observers: []conn.Observer{log}}}
 		adopted.Adopted(began, endpoint, "")

@@ -117,7 +117,7 @@ func (l *Log) Observe(c *conn.Record, s conn.Step) {
 	}
 	r := record{of: c, time: s.Time.UnixNano(), kind: Kind(s.Kind), attempt: uint8(s.Attempt), ended: uint32(p.ended)}
 	if s.Kind == conn.Waiting || s.Kind == conn.Queued {
-		r.took = s.Took
+		r.took = s.Duration
 	}
 	r.seq = l.seq.Add(1)
 	if s.Kind == conn.Attempted && s.Result == conn.Connected {

@@ -90,16 +90,16 @@ func (r *record) event() Event {
 	switch r.kind {
 	case Attempt:
 		a := r.of.Attempt(int(r.attempt))
-		e.Endpoint, e.Pod, e.Reason, e.PassedOver = a.Endpoint, a.Pod, a.Reason.String(), a.PassedOver
-		e.Result, e.Seen, e.Took, e.Err = a.Result, a.Seen, a.Took, a.Err
+		e.Endpoint, e.Pod, e.Reason, e.Skipped = a.Endpoint, a.Pod, a.Reason.String(), a.Skipped
+		e.Result, e.SourceAddress, e.Duration, e.Err = a.Result, a.SourceAddress, a.Duration, a.Err
 	case Waiting, Queued:
-		e.Took = r.took
+		e.Duration = r.took
 	case Established:
 		last, _ := r.of.Established()
 		e.Endpoint, e.Pod = last.Endpoint, last.Pod
 	case Closed:
 		how := r.of.Ending()
-		e.Record, e.End, e.Err, e.Took, e.Flags = r.of, how.Result, how.Cause(), how.Took, how.Flags
+		e.Record, e.End, e.Err, e.Duration, e.Flags = r.of, how.Result, how.Cause(), how.Duration, how.Flags
 		at, _ := r.of.EndedAt()
 		e.Endpoint, e.Pod = at.Endpoint, at.Pod
 	}

@@ -130,7 +130,7 @@ var _ = Describe("a Log", func() {
 			n, missed, _ := r.Next(context.Background(), buf)
 			Expect(missed).To(BeZero())
 			for _, e := range buf[:n] {
-				Expect(e.Took).To(BeEquivalentTo(next[e.Conn%4]), "each writer's events are in order")
+				Expect(e.Duration).To(BeEquivalentTo(next[e.Conn%4]), "each writer's events are in order")
 				next[e.Conn%4]++
 				seq++
 				Expect(e.Seq).To(Equal(seq))
@@ -154,16 +154,16 @@ var _ = DescribeTable("an Event tells itself in a line", func(e trace.Event, lin
 		"accepted 10.0.0.1:999 → 10.96.0.10:80"),
 	Entry(nil, trace.Event{Kind: trace.Accepted, Subject: &trace.Subject{Client: netip.MustParseAddrPort("203.0.113.9:1"), Via: &balancer, VIP: netip.MustParseAddrPort("192.0.2.80:80")}},
 		"accepted 203.0.113.9:1 → 192.0.2.80:80, through the load balancer at 10.0.0.1:999"),
-	Entry(nil, trace.Event{Kind: trace.Attempt, Attempt: 1, Endpoint: netip.MustParseAddrPort("10.1.0.1:80"), Pod: "default/web-1", Reason: "round robin", PassedOver: 2, Err: "connection refused", Took: 240 * time.Microsecond},
+	Entry(nil, trace.Event{Kind: trace.Attempt, Attempt: 1, Endpoint: netip.MustParseAddrPort("10.1.0.1:80"), Pod: "default/web-1", Reason: "round robin", Skipped: 2, Err: "connection refused", Duration: 240 * time.Microsecond},
 		"attempt 1 → 10.1.0.1:80 default/web-1 (round robin, 2 skipped in quarantine): connection refused after 0.24 ms"),
-	Entry(nil, trace.Event{Kind: trace.Attempt, Attempt: 2, Endpoint: netip.MustParseAddrPort("[2001:db8::1]:80"), Reason: "affinity", Took: 253 * time.Millisecond},
+	Entry(nil, trace.Event{Kind: trace.Attempt, Attempt: 2, Endpoint: netip.MustParseAddrPort("[2001:db8::1]:80"), Reason: "affinity", Duration: 253 * time.Millisecond},
 		"attempt 2 → [2001:db8::1]:80 (affinity): connected in 253 ms"),
-	Entry(nil, trace.Event{Kind: trace.Attempt, Attempt: 1, Endpoint: netip.MustParseAddrPort("10.1.0.1:80"), Reason: "round robin", Seen: portal.SeenClient, Took: time.Millisecond},
+	Entry(nil, trace.Event{Kind: trace.Attempt, Attempt: 1, Endpoint: netip.MustParseAddrPort("10.1.0.1:80"), Reason: "round robin", SourceAddress: portal.SourceClient, Duration: time.Millisecond},
 		"attempt 1 → 10.1.0.1:80 (round robin, as the client): connected in 1.00 ms"),
-	Entry(nil, trace.Event{Kind: trace.Attempt, Attempt: 1, Endpoint: netip.MustParseAddrPort("10.1.0.1:80"), Reason: "round robin", Seen: portal.SeenElsewhere, Took: time.Millisecond},
+	Entry(nil, trace.Event{Kind: trace.Attempt, Attempt: 1, Endpoint: netip.MustParseAddrPort("10.1.0.1:80"), Reason: "round robin", SourceAddress: portal.SourceElsewhere, Duration: time.Millisecond},
 		"attempt 1 → 10.1.0.1:80 (round robin): connected in 1.00 ms"),
-	Entry(nil, trace.Event{Kind: trace.Waiting, Took: 1500 * time.Millisecond}, "no other endpoint to try; waiting 1.5 s"),
-	Entry(nil, trace.Event{Kind: trace.Closed, Took: 90 * time.Minute, End: outcome.Result{Outcome: outcome.AttemptsFailed}}, "closed after 1h30m0s: attempts-failed"),
-	Entry(nil, trace.Event{Kind: trace.Closed, Took: 9 * time.Millisecond, End: outcome.Result{Outcome: outcome.ClientReset, ToEndpoint: 5, ToClient: 7}, Endpoint: netip.MustParseAddrPort("10.1.0.1:80"), Err: "connection reset by peer"},
+	Entry(nil, trace.Event{Kind: trace.Waiting, Duration: 1500 * time.Millisecond}, "no other endpoint to try; waiting 1.5 s"),
+	Entry(nil, trace.Event{Kind: trace.Closed, Duration: 90 * time.Minute, End: outcome.Result{Outcome: outcome.AttemptsFailed}}, "closed after 1h30m0s: attempts-failed"),
+	Entry(nil, trace.Event{Kind: trace.Closed, Duration: 9 * time.Millisecond, End: outcome.Result{Outcome: outcome.ClientReset, ToEndpoint: 5, ToClient: 7}, Endpoint: netip.MustParseAddrPort("10.1.0.1:80"), Err: "connection reset by peer"},
 		"closed after 9.00 ms: client-reset, 5 bytes to 10.1.0.1:80, 7 bytes to the client (connection reset by peer)"),
 )

@@ -258,7 +258,7 @@ func source(ctx context.Context, s *subject) (all []Finding) {
 	for i := range list.Items {
 		c := &list.Items[i]
 		n := len(c.Attempts)
-		if n == 0 || protocols[c.Protocol] == 0 || c.Attempts[n-1].Endpoint != c.Endpoint || c.Attempts[n-1].Source != portal.SeenClient.String() {
+		if n == 0 || protocols[c.Protocol] == 0 || c.Attempts[n-1].Endpoint != c.Endpoint || c.Attempts[n-1].Source != portal.SourceClient.String() {
 			continue
 		}
 		from, err1 := netip.ParseAddrPort(c.Client)

@@ -123,7 +123,7 @@ func proxyProtocols(s api.Service) (list []string) {
 // see the client's address depends on the location of client and endpoint.
 func seen(s api.Service) []string {
 	return ofPorts(s, func(p api.PortSummary) string {
-		if p.Source == portal.SeenClient.String() {
+		if p.Source == portal.SourceClient.String() {
 			return "client or node"
 		}
 		return p.SourceText

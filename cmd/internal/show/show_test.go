@@ -38,13 +38,13 @@ var retried = api.Connection{
 	ConnectMs: 500, DurationMs: 1500, BytesToEndpoint: 73, BytesToClient: 131, End: "endpoint-closed",
 	Attempts: []api.Attempt{
 		{Number: 1, Endpoint: "10.1.0.7:80", Pod: "default/web-1", Reason: "round robin", TookMs: 250, Result: "no-answer", Error: "no answer"},
-		{Number: 2, Endpoint: "10.1.0.9:80", Reason: "round robin", PassedOver: 1, StartMs: 250, TookMs: 0.2, Result: "refused", Error: "connection refused"},
+		{Number: 2, Endpoint: "10.1.0.9:80", Reason: "round robin", Skipped: 1, StartMs: 250, TookMs: 0.2, Result: "refused", Error: "connection refused"},
 		{Number: 3, Endpoint: "10.1.0.8:80", Pod: "default/web-2", Reason: "only one left", StartMs: 250.2, TookMs: 249.8, Result: "connected"},
 	},
 }
 
 // sees returns s as the API has it.
-func sees(s portal.Seen) api.Sees { return api.Sees{Source: s.String(), SourceText: s.Text()} }
+func sees(s portal.SourceAddress) api.Sees { return api.Sees{Source: s.String(), SourceText: s.Text()} }
 
 // lines returns a table's lines.
 func lines[T any](columns []show.Column[T], wide bool, rows ...T) []string {
@@ -95,8 +95,8 @@ var _ = Describe("a table", func() {
 	It("tells whom the endpoints of Services see when it is wide, and why it is the node", func() {
 		mixed := web
 		mixed.Ports = slices.Clone(web.Ports)
-		mixed.Ports[0].Sees = sees(portal.SeenClient)
-		mixed.Ports[1].Sees = sees(portal.SeenSCTP)
+		mixed.Ports[0].Sees = sees(portal.SourceClient)
+		mixed.Ports[1].Sees = sees(portal.SourceSCTP)
 		Expect(lines(show.Services, true, mixed)[1]).To(HaveSuffix(" client or node, this node's address, because the kernel's SCTP cannot use an address that the node does not have"))
 		mixed.Ports[1].Sees = mixed.Ports[0].Sees
 		Expect(lines(show.Services, true, mixed)[1]).To(HaveSuffix(" client or node"))
@@ -237,7 +237,7 @@ var _ = Describe("a waterfall", func() {
 	It("says whom the endpoints see, and why, once as long as it is the same", func() {
 		c := retried
 		c.Attempts = slices.Clone(c.Attempts)
-		for i, s := range []portal.Seen{portal.SeenClient, portal.SeenClient, portal.SeenElsewhere} {
+		for i, s := range []portal.SourceAddress{portal.SourceClient, portal.SourceClient, portal.SourceElsewhere} {
 			c.Attempts[i].Sees = sees(s)
 		}
 		told := strings.Join(show.Waterfall(c, 67), "\n")
@@ -261,7 +261,7 @@ var _ = Describe("an explanation", func() {
 		e := api.Explanation{Service: "default/web", Port: "http", Family: "IPv6", Protocol: "TCP", Client: "fd00::7", VIP: "[fd00::10]:80", VIPKind: "ClusterIP",
 			Verdict: api.WouldTry, Policy: "internalTrafficPolicy Cluster: endpoints on all nodes",
 			Order: []api.Candidate{
-				{Endpoint: "[fd00::1]:80", Pod: "default/web-1", Reason: "affinity", Text: "the client had it before", Sees: sees(portal.SeenClient)},
+				{Endpoint: "[fd00::1]:80", Pod: "default/web-1", Reason: "affinity", Text: "the client had it before", Sees: sees(portal.SourceClient)},
 				{Endpoint: "[fd00::2]:80", Reason: "only one left", Text: "no other endpoint is left"}},
 			NotTried:   []api.Candidate{{Endpoint: "[fd00::3]:80", Reason: "not-ready", Text: "it is not ready"}},
 			ScheduleMs: []float64{250, 1000},

@@ -33,7 +33,7 @@ func Waterfall(c api.Connection, width int) []string {
 	seen := ""
 	for _, a := range c.Attempts {
 		lines = append(lines,
-			fmt.Sprintf("%2d %s%s %s", a.Number, Clean(a.Endpoint), inFront(" ", Clean(a.Pod)), Quiet.Text("("+reason(a.Reason, a.PassedOver)+")")),
+			fmt.Sprintf("%2d %s%s %s", a.Number, Clean(a.Endpoint), inFront(" ", Clean(a.Pod)), Quiet.Text("("+reason(a.Reason, a.Skipped)+")")),
 			"   "+attemptStyle(a).Text(bar(a.StartMs, a.TookMs, span, room))+" "+attemptStyle(a).Text(attemptOutcome(a)))
 		lines = append(lines, sees("   ", a.Sees, &seen)...)
 	}
@@ -104,9 +104,9 @@ func fate(c api.Connection) string {
 	return strings.Join(parts, ", ")
 }
 
-func reason(why string, passedOver int) string {
-	if passedOver > 0 {
-		return fmt.Sprintf("%s, %d skipped in quarantine", Clean(why), passedOver)
+func reason(why string, skipped int) string {
+	if skipped > 0 {
+		return fmt.Sprintf("%s, %d skipped in quarantine", Clean(why), skipped)
 	}
 	return Clean(why)
 }

@@ -200,7 +200,7 @@ var ClientAddresses = []string{"auto", "node"}
 
 // DefaultAliases are the networks of client aliases. The IPv4 network is reserved for
 // benchmarks of routers (RFC 2544) and used on no other network. The IPv6 network is in
-// the unique local addresses of the landing.
+// the unique local addresses of the redirect address.
 var DefaultAliases = []netip.Prefix{netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("fd75:7368:6572:8000::/49")}
 
 // Defaults returns the configuration of 'usher run' without flags, except for its HTTP servers.

@@ -307,8 +307,8 @@ func (d *Daemon) tellSeen() {
 	var told [len(portal.Families)]string
 	for i, family := range portal.Families {
 		told[i] = "endpoints see client addresses where replies return through this node"
-		switch seen := d.proxy.Portal.Origin(netip.Addr{}, family.Any(), portal.Unknown).Seen; seen {
-		case 0, portal.SeenUnready: // replaced when the first rule is installed
+		switch seen := d.proxy.Portal.Origin(netip.Addr{}, family.Any(), portal.Unknown).SourceAddress; seen {
+		case 0, portal.SourceNotReady: // replaced when the first rule is installed
 		default:
 			told[i] = "endpoints see " + seen.Text()
 		}
@@ -376,7 +376,7 @@ func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 	d.healthChecks.Close()
 	switch {
 	case remove:
-	case d.proxy.Portal.Traits().Apart:
+	case d.proxy.Portal.Traits().InNamespace:
 		// A successor that does not take over could not use the connections' namespace, and
 		// its own would cut them off.
 		d.draining.Store(true)

@@ -102,15 +102,15 @@ const (
 // answerHealth answers all health checks that usher does not serve, until l is closed.
 func answerHealth(l net.Listener, why string) {
 	answer := fmt.Sprintf("HTTP/1.1 500 Internal Server Error\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(why), why)
-	places := make(chan struct{}, maxAsking)
+	slots := make(chan struct{}, maxAsking)
 	for {
 		c, err := l.Accept()
 		if err != nil {
 			return
 		}
-		places <- struct{}{}
+		slots <- struct{}{}
 		go func() {
-			defer func() { <-places }()
+			defer func() { <-slots }()
 			defer c.Close()
 			_ = c.SetDeadline(time.Now().Add(askTime)) // fails only once it is closed
 			if _, err := c.Read(make([]byte, maxMessage)); err == nil {

@@ -92,8 +92,8 @@ type Attempt struct {
 	Pod      string `json:"pod,omitempty"`
 	// Reason is why this endpoint was chosen.
 	Reason string `json:"reason"`
-	// PassedOver is the number of endpoints that would have been next but were in quarantine.
-	PassedOver int `json:"passedOver,omitempty"`
+	// Skipped is the number of endpoints that would have been next but were in quarantine.
+	Skipped int `json:"passedOver,omitempty"`
 	Sees
 	// StartMs is when it began, after the connection was accepted. Gaps between attempts are waiting time:
 	// every endpoint had been tried.

@@ -75,14 +75,14 @@ type Event struct {
 	Via string `json:"via,omitempty"`
 	VIP string `json:"vip,omitempty"`
 
-	// Attempt, Reason, PassedOver, Source and Result are as in Attempt.
-	Attempt    int    `json:"attempt,omitempty"`
-	Endpoint   string `json:"endpoint,omitempty"`
-	Pod        string `json:"pod,omitempty"`
-	Reason     string `json:"reason,omitempty"`
-	PassedOver int    `json:"passedOver,omitempty"`
-	Source     string `json:"source,omitempty"`
-	Result     string `json:"result,omitempty"`
+	// Attempt, Reason, Skipped, Source and Result are as in Attempt.
+	Attempt  int    `json:"attempt,omitempty"`
+	Endpoint string `json:"endpoint,omitempty"`
+	Pod      string `json:"pod,omitempty"`
+	Reason   string `json:"reason,omitempty"`
+	Skipped  int    `json:"passedOver,omitempty"`
+	Source   string `json:"source,omitempty"`
+	Result   string `json:"result,omitempty"`
 	// TookMs is the time for the attempt; for waiting, how long it waits; for closed, the time since
 	// accepted; for endpoint-quarantined, its duration. If the reason is probe or probes, and for
 	// endpoint-probed, it is the time until the next probe.

@@ -12,11 +12,11 @@ import (
 type fleet struct {
 	asked  time.Time
 	nodes  []Node
-	status []told[standing]
+	status []told[availability]
 }
 
-// standing is the state of usher on a node, with the Services of which most connections have failed there.
-type standing struct {
+// availability is the state of usher on a node, with the Services of which most connections have failed there.
+type availability struct {
 	api.Status
 	failed []api.Service
 }
@@ -29,7 +29,7 @@ func (v *View) fleet(ctx context.Context) (fleet, error) {
 			return fleet{}, err
 		}
 		f := fleet{asked: time.Now(), nodes: nodes}
-		f.status = each(ctx, v, nodes, func(ctx context.Context, n Node) (s standing, err error) {
+		f.status = each(ctx, v, nodes, func(ctx context.Context, n Node) (s availability, err error) {
 			if s.Status, err = n.Client.Status(ctx); err != nil {
 				return s, err
 			}

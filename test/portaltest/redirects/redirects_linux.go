@@ -24,7 +24,7 @@ type Kind struct {
 	Name    string
 	Mode    portal.Mode
 	Options portal.Options
-	// Lands says that packets are led to the landing.
+	// Lands says that packets are led to the redirect address.
 	Lands bool
 	// Accepts says that a chain lets in what is led there, whatever a host firewall drops.
 	Accepts bool
@@ -254,8 +254,8 @@ func ItRedirects(k *Kind) {
 			p := k.open(n)
 			Expect(parts(p)).To(BeEmpty(), "nothing is wanted yet")
 			n.Publish(p, "web", Web4, Web6)
-			listeners := 0 // there are chains for, with a landing, and for what others would drop
-			if settings(p)[0].Landing.IsValid() {
+			listeners := 0 // there are chains for, with a redirect address, and for what others would drop
+			if settings(p)[0].RedirectAddr.IsValid() {
 				listeners = 1
 			}
 			if k.Accepts {
@@ -651,7 +651,7 @@ func ItRedirects(k *Kind) {
 					Redirect(To([]portal.Protocol{portal.TCP, portal.UDP}[i%2], VIP4, uint16(1000+i)), 4002))
 			}
 			sctp := []portal.Rule{Redirect(To(portal.SCTP, VIP4, 80), 4000), Redirect(To(portal.SCTP, VIP6, 80), 4000), Redirect(To(portal.SCTP, portal.IPv4.Any(), 30081), 4000)}
-			if settings(p)[0].Landing.IsValid() {
+			if settings(p)[0].RedirectAddr.IsValid() {
 				rules = append(rules, sctp...)
 			} else {
 				refusesSCTP(n, p, sctp)
@@ -668,7 +668,7 @@ func ItRedirects(k *Kind) {
 		},
 		Entry("with all of them", func(*redirect.Setting) {}),
 		Entry("without addrtype", func(m *redirect.Setting) { m.AddrType = false }),
-		Entry("without landing", func(m *redirect.Setting) { m.Landing = netip.Addr{} }),
+		Entry("without landing", func(m *redirect.Setting) { m.RedirectAddr = netip.Addr{} }),
 		Entry("without comment", func(m *redirect.Setting) { m.Comment = false }),
 	)
 
@@ -774,7 +774,7 @@ func ItRedirects(k *Kind) {
 }
 
 // refusesSCTP expects that rules for SCTP are refused each time, and others not:
-// an SCTP listener is at the landing, and here there is none.
+// an SCTP listener is at the redirect address, and here there is none.
 func refusesSCTP(n *Net, p portal.Portal, rules []portal.Rule) {
 	GinkgoHelper()
 	n.Node.Do(func() {

@@ -7,4 +7,4 @@ import (
 )
 
 // Usual is a setting in which nothing is missing.
-var Usual = redirect.Setting{Comment: true, AddrType: true, Landing: kernel.LandingOf(portal.IPv4)}
+var Usual = redirect.Setting{Comment: true, AddrType: true, RedirectAddr: kernel.RedirectAddr(portal.IPv4)}

@@ -23,7 +23,7 @@ var Flags = []Flag{
 	text("config-sync-period", "configSyncPeriod"),
 	number("conntrack-max-per-core", "conntrack.maxPerCore"),
 	number("conntrack-min", "conntrack.min"),
-	truth("conntrack-tcp-be-liberal", "conntrack.tcpBeLiberal"),
+	boolFlag("conntrack-tcp-be-liberal", "conntrack.tcpBeLiberal"),
 	text("conntrack-tcp-timeout-close-wait", "conntrack.tcpCloseWaitTimeout"),
 	text("conntrack-tcp-timeout-established", "conntrack.tcpEstablishedTimeout"),
 	text("conntrack-udp-timeout", "conntrack.udpTimeout"),
@@ -33,14 +33,14 @@ var Flags = []Flag{
 	text("healthz-bind-address", "healthzBindAddress"),
 	{Name: "healthz-port"},
 	text("hostname-override", "hostnameOverride"),
-	truth("iptables-localhost-nodeports", "iptables.localhostNodePorts"),
+	boolFlag("iptables-localhost-nodeports", "iptables.localhostNodePorts"),
 	number("iptables-masquerade-bit", "iptables.masqueradeBit"),
 	text("iptables-min-sync-period", "iptables.minSyncPeriod"),
 	text("iptables-sync-period", "iptables.syncPeriod"),
 	{Name: "ipvs-exclude-cidrs", field: "ipvs.excludeCIDRs", decode: list},
 	text("ipvs-min-sync-period", "ipvs.minSyncPeriod"),
 	text("ipvs-scheduler", "ipvs.scheduler"),
-	truth("ipvs-strict-arp", "ipvs.strictARP"),
+	boolFlag("ipvs-strict-arp", "ipvs.strictARP"),
 	text("ipvs-sync-period", "ipvs.syncPeriod"),
 	text("ipvs-tcp-timeout", "ipvs.tcpTimeout"),
 	text("ipvs-tcpfin-timeout", "ipvs.tcpFinTimeout"),
@@ -50,13 +50,13 @@ var Flags = []Flag{
 	number("kube-api-qps", "clientConnection.qps"),
 	text("log-flush-frequency", "logging.flushFrequency"),
 	text("logging-format", "logging.format"),
-	truth("masquerade-all", "iptables.masqueradeAll"),
+	boolFlag("masquerade-all", "iptables.masqueradeAll"),
 	text("metrics-bind-address", "metricsBindAddress"),
 	{Name: "metrics-port"},
 	number("oom-score-adj", "oomScoreAdj"),
 	text("pod-bridge-interface", "detectLocal.bridgeInterface"),
 	text("pod-interface-name-prefix", "detectLocal.interfaceNamePrefix"),
-	truth("profiling", "enableProfiling"),
+	boolFlag("profiling", "enableProfiling"),
 	text("proxy-mode", "mode"),
 	text("show-hidden-metrics-for-version", "showHiddenMetricsForVersion"),
 	number("v", "logging.verbosity"),
@@ -73,7 +73,7 @@ func number(name, field string) Flag {
 	return Flag{Name: name, field: field, decode: literal}
 }
 
-func truth(name, field string) Flag {
+func boolFlag(name, field string) Flag {
 	return Flag{Name: name, Bool: true, field: field, decode: literal}
 }
 

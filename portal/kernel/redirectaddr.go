@@ -13,19 +13,19 @@ import (
 // address, before Linux 5.14, is unusable. The IPv6 landing is a unique local address (RFC 4193) with "usher" for its
 // global ID.
 var (
-	landing4 = netip.MustParseAddr("192.0.0.117")
-	landing6 = netip.MustParseAddr("fd75:7368:6572::1")
+	redirectAddr4 = netip.MustParseAddr("192.0.0.117")
+	redirectAddr6 = netip.MustParseAddr("fd75:7368:6572::1")
 )
 
-// IsLanding reports whether addr is a landing. No other host has these addresses.
-func IsLanding(addr netip.Addr) bool { return addr == landing4 || addr == landing6 }
+// IsRedirectAddr reports whether addr is a landing. No other host has these addresses.
+func IsRedirectAddr(addr netip.Addr) bool { return addr == redirectAddr4 || addr == redirectAddr6 }
 
-// LandingOf returns the landing of a family.
-func LandingOf(family portal.Family) netip.Addr {
+// RedirectAddr returns the landing of a family.
+func RedirectAddr(family portal.Family) netip.Addr {
 	if family.Is6() {
-		return landing6
+		return redirectAddr6
 	}
-	return landing4
+	return redirectAddr4
 }
 
 // AnswerMark returns the mark of answers that start on this node: mark plus its lowest unset bit.

@@ -7,12 +7,12 @@ import (
 	"sync"
 )
 
-// room limits the concurrent clients of one or several servers. A client that comes at the maximum does not
+// connLimiter limits the concurrent clients of one or several servers. A client that comes at the maximum does not
 // wait: it replaces an earlier client. That is one of the source with the most clients: the earliest whose
 // request is not being answered, or else the earliest. So a client with idle connections, or one that sends a
 // byte from time to time, keeps no other client out.
-type room struct {
-	places int
+type connLimiter struct {
+	slots int
 
 	mu      sync.Mutex
 	clients []*client // in order of arrival
@@ -30,14 +30,14 @@ type client struct {
 const sendBuffer = 64 << 10
 
 // connState implements http.Server's ConnState.
-func (r *room) connState(conn net.Conn, state http.ConnState) {
+func (r *connLimiter) connState(conn net.Conn, state http.ConnState) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if state == http.StateNew {
 		if t, ok := conn.(*net.TCPConn); ok {
 			_ = t.SetWriteBuffer(sendBuffer) // fails only if the connection is already closed
 		}
-		if len(r.clients) >= r.places {
+		if len(r.clients) >= r.slots {
 			r.sendAway()
 		}
 		r.clients = append(r.clients, &client{conn: conn, source: sourceOf(conn)})
@@ -56,7 +56,7 @@ func (r *room) connState(conn net.Conn, state http.ConnState) {
 }
 
 // sendAway closes the connection of one client.
-func (r *room) sendAway() {
+func (r *connLimiter) sendAway() {
 	of := map[netip.Prefix]int{}
 	for _, c := range r.clients {
 		of[c.source]++

@@ -25,10 +25,10 @@ var errOnVIPLink = errors.New("local routes have no effect in this kernel")
 // withoutRoutes always makes VIPs addresses of an interface. Specs set it.
 var withoutRoutes = false
 
-// choosePlaces determines the families whose VIPs can be in a space, by a test, and makes the space. The test leaves
+// chooseNamespace determines the families whose VIPs can be in a space, by a test, and makes the space. The test leaves
 // nothing on the node. If an usher process already has a link, its routes work: then there is no test, and they stay in
 // use.
-func (p *addressPortal) choosePlaces() error {
+func (p *addressPortal) chooseNamespace() error {
 	how := p.opts.AddressNamespace
 	auto := how == portal.AddressNamespaces[0]
 	var before netlink.Link
@@ -114,7 +114,7 @@ func (p *addressPortal) held(family portal.Family) error {
 		return err
 	}
 	ours := slices.DeleteFunc(table.Local, func(a netip.Addr) bool {
-		return kernel.IsLanding(a) || portal.FamilyOf(a) != family || kernel.ContainsAddr(table.Others, a)
+		return kernel.IsRedirectAddr(a) || portal.FamilyOf(a) != family || kernel.ContainsAddr(table.Others, a)
 	})
 	if len(ours) == 0 {
 		return nil
@@ -136,11 +136,11 @@ func (p *addressPortal) families() []portal.Family {
 }
 
 // traitsOf returns the traits of a portal or a VIP, by whether it is in the space.
-func (p *addressPortal) traitsOf(apart bool) portal.Traits {
+func (p *addressPortal) traitsOf(inNamespace bool) portal.Traits {
 	t := Mode.Traits
 	switch {
-	case apart:
-		t.Apart = true
+	case inNamespace:
+		t.InNamespace = true
 		t.About = "a route for each cluster IP points into usher's\nnetwork namespace, where usher listens on it."
 	case p.routes.OnVIPLink():
 		t.About = "each cluster IP is an address of interface " + kernel.VIPLink + ",\nand usher listens on it."
@@ -148,33 +148,33 @@ func (p *addressPortal) traitsOf(apart bool) portal.Traits {
 	return t
 }
 
-// isApart reports whether a VIP has to be in the space. A VIP that the node has for other reasons cannot, nor can a
+// inNamespaceNow reports whether a VIP has to be in the space. A VIP that the node has for other reasons cannot, nor can a
 // node port, nor one in a network of the node's. Neighbors there resolve it by ARP, which the node answers only for its
 // own addresses.
-func (p *addressPortal) isApart(vip netip.Addr) bool {
+func (p *addressPortal) inNamespaceNow(vip netip.Addr) bool {
 	return !vip.IsUnspecified() && p.onNode[portal.FamilyOf(vip)] == nil && !kernel.ContainsAddr(p.others, vip)
 }
 
-// place is isApart for Listen: it records the place, and any move.
-func (p *addressPortal) place(vip netip.Addr) (apart bool) {
+// vipLocation is inNamespaceNow for Listen: it records the place, and any move.
+func (p *addressPortal) vipLocation(vip netip.Addr) (inNamespace bool) {
 	if vip.IsUnspecified() {
 		return false
 	}
-	apart = p.isApart(vip)
-	if was, asked := p.apart[vip]; asked && was != apart {
+	inNamespace = p.inNamespaceNow(vip)
+	if was, asked := p.inNamespace[vip]; asked && was != inNamespace {
 		p.moved[vip] = true
 	}
-	p.apart[vip] = apart
-	return apart
+	p.inNamespace[vip] = inNamespace
+	return inNamespace
 }
 
 // route makes a VIP local, in the space or on the node.
-func (p *addressPortal) route(vip netip.Addr, apart bool) error {
-	if apart && p.link.index == 0 {
+func (p *addressPortal) route(vip netip.Addr, inNamespace bool) error {
+	if inNamespace && p.link.index == 0 {
 		return fmt.Errorf("no interface %s leads to the namespace", linkName)
 	}
-	if apart {
-		return p.routes.Lead(vip, p.link.index, spaceEnd.gateway(portal.FamilyOf(vip)))
+	if inNamespace {
+		return p.routes.AddVia(vip, p.link.index, spaceEnd.gateway(portal.FamilyOf(vip)))
 	}
 	return p.routes.Add(vip)
 }
@@ -182,7 +182,7 @@ func (p *addressPortal) route(vip netip.Addr, apart bool) error {
 // unroute reverts route.
 func (p *addressPortal) unroute(vip netip.Addr) (err error) {
 	if p.routed[vip] {
-		err = p.routes.Unlead(vip)
+		err = p.routes.RemoveVia(vip)
 	} else {
 		err = p.routes.Delete(vip)
 	}

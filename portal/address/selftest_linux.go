@@ -18,14 +18,14 @@ import (
 )
 
 // Addresses for documentation (RFC 5737, RFC 3849), which no host has.
-var trialVIPs, trialClients = [...]netip.Addr{netip.MustParseAddr("192.0.2.117"), netip.MustParseAddr("2001:db8::117")},
+var selfTestVIPs, selfTestClients = [...]netip.Addr{netip.MustParseAddr("192.0.2.117"), netip.MustParseAddr("2001:db8::117")},
 	[...]netip.Addr{netip.MustParseAddr("192.0.2.118"), netip.MustParseAddr("2001:db8::118")}
 
 const (
-	// trialTime is the time limit for an answer from the same kernel. It allows for one retransmission.
-	trialTime = 1500 * time.Millisecond
-	// trialPort is the port of the test's listener.
-	trialPort = 11700
+	// selfTestTime is the time limit for an answer from the same kernel. It allows for one retransmission.
+	selfTestTime = 1500 * time.Millisecond
+	// selfTestPort is the port of the test's listener.
+	selfTestPort = 11700
 )
 
 // try tests whether VIPs of a family can be in the space. Packets from other hosts and the node must get there over the
@@ -40,14 +40,14 @@ func (l *link) try(family portal.Family, routes *kernel.Routes) error {
 	if _, err := exempt(family); err != nil {
 		return err
 	}
-	vip, client := trialVIPs[family], trialClients[family]
+	vip, client := selfTestVIPs[family], selfTestClients[family]
 	for _, addr := range []netip.Addr{vip, client} {
-		if err := routes.Lead(addr, l.index, spaceEnd.gateway(family)); err != nil {
+		if err := routes.AddVia(addr, l.index, spaceEnd.gateway(family)); err != nil {
 			return err
 		}
-		defer routes.Unlead(addr)
+		defer routes.RemoveVia(addr)
 	}
-	if from, _ := kernel.SourceTo(netip.AddrPortFrom(vip, trialPort)); !from.IsGlobalUnicast() {
+	if from, _ := kernel.SourceTo(netip.AddrPortFrom(vip, selfTestPort)); !from.IsGlobalUnicast() {
 		return fmt.Errorf("this node has no %s address as a source for its processes", family)
 	}
 	if err := l.reaches(vip, netip.Addr{}); err != nil {
@@ -80,12 +80,12 @@ func (l *link) reaches(vip, from netip.Addr) error {
 	var (
 		listener net.Listener
 		err      error
-		dialer   = net.Dialer{Timeout: trialTime, Control: freebind}
+		dialer   = net.Dialer{Timeout: selfTestTime, Control: freebind}
 		config   = net.ListenConfig{Control: freebind}
 		connect  = func() (conn net.Conn, err error) { return dialer.Dial("tcp", listener.Addr().String()) }
 	)
 	l.space.do(func() {
-		listener, err = config.Listen(context.Background(), "tcp", netip.AddrPortFrom(vip, trialPort).String())
+		listener, err = config.Listen(context.Background(), "tcp", netip.AddrPortFrom(vip, selfTestPort).String())
 	})
 	if err != nil {
 		return err
@@ -102,7 +102,7 @@ func (l *link) reaches(vip, from netip.Addr) error {
 		return err
 	}
 	defer client.Close()
-	if err := listener.(*net.TCPListener).SetDeadline(time.Now().Add(trialTime)); err != nil {
+	if err := listener.(*net.TCPListener).SetDeadline(time.Now().Add(selfTestTime)); err != nil {
 		return err
 	}
 	server, err := listener.Accept()
