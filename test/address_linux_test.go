@@ -32,7 +32,7 @@ var _ = Describe("The portal address, on a node with processes on *:80 and *:443
 		pod = startBackend(l.Pods, lab.Pod(1), 8080)
 		pod6 := startBackend(l.Pods, lab.Pod6(1), 8080)
 		for n, port := range []uint16{port1, port2} {
-			startBackend(l.Node, netip.IPv6Unspecified(), port) // of both families
+			startBackend(l.Node, netip.IPv6Unspecified(), port) // IPv4 and IPv6
 			for i := range 5 {
 				all = append(all,
 					service{name: fmt.Sprintf("four%d-%d", n, i), clusterIP: fmt.Sprintf("10.96.%d.%d", n, 10+i), port: int(port), endpoints: []netip.AddrPort{pod.addr}},
@@ -101,7 +101,7 @@ var _ = Describe("The portal address, on a node with processes on *:80 and *:443
 	It("serves what is left without the right to make a namespace, and says which ports clash with whom", func() {
 		cmd := exec.Command(usherBinary, "run", "--manifests", dir, "--log-format=text", "--portal=address")
 		var u *gexec.Session
-		l.Node.Do(func() (err error) { // on a thread that ends with this
+		l.Node.Do(func() (err error) { // on a thread that ends afterwards: only usher lacks the capability
 			if err := unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_SYS_ADMIN, 0, 0, 0); err != nil {
 				return err
 			}

@@ -18,8 +18,8 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// startResetting starts a server in a Pod that resets its clients when they have said something, while
-// resets says so, and otherwise says its address as a backend does.
+// startResetting starts a server in a Pod that waits for a client's first byte. While resets is set, it then
+// resets the connection; otherwise it sends its address as a backend does.
 func startResetting(ns *lab.Namespace, addr netip.Addr, resets *atomic.Bool) netip.AddrPort {
 	GinkgoHelper()
 	at := netip.AddrPortFrom(addr, 8080)
@@ -34,7 +34,7 @@ func startResetting(ns *lab.Namespace, addr netip.Addr, resets *atomic.Bool) net
 	return at
 }
 
-// startHanging starts an endpoint of which only the kernel accepts connections, as of a program that was stopped.
+// startHanging starts an endpoint whose connections only the kernel accepts, like those of a stopped process.
 func startHanging(ns *lab.Namespace, addr netip.Addr) netip.AddrPort {
 	GinkgoHelper()
 	at := netip.AddrPortFrom(addr, 8080)
@@ -43,7 +43,7 @@ func startHanging(ns *lab.Namespace, addr netip.Addr) netip.AddrPort {
 	return at
 }
 
-// request is ask, of a client that says something first.
+// request is like ask, but the client sends a byte first.
 func request(d *lab.Dialer, vip string) (netip.AddrPort, error) {
 	c, err := d.Dial("", vip, 10*time.Second)
 	if err != nil {
@@ -57,9 +57,9 @@ func request(d *lab.Dialer, vip string) (netip.AddrPort, error) {
 }
 
 var _ = Describe("what went wrong an hour ago", func() {
-	// Many good connections stand for the hour: what the trace has of an hour at a thousand connections
-	// a second is the last of four thousand steps, and so it is of these.
-	const hour, calm, crowd = 5000, 4, 20 // connections, and clients: the more, the slower each
+	// The hour is simulated by successful connections. The trace keeps about 4,000 steps, so it holds only the
+	// last of these connections, as it would after an hour at 1,000 connections a second.
+	const hour, calm, crowd = 5000, 4, 20 // connections; clients: with more of them, each connection takes longer
 	var (
 		l   *lab.Lab
 		pod *lab.Dialer
@@ -76,7 +76,7 @@ var _ = Describe("what went wrong an hour ago", func() {
 		web.write(dir)
 		return startUsher(l.Node, dir, append([]string{"--portal=address", "--trace"}, args...)...)
 	}
-	// load has so many clients make connections until as many were answered as given, and returns how many were not.
+	// load runs clients that connect until answered connections got an answer. It returns the number that failed.
 	load := func(clients int, answered int64) (failed int64) {
 		GinkgoHelper()
 		var good, bad atomic.Int64
@@ -95,14 +95,14 @@ var _ = Describe("what went wrong an hour ago", func() {
 		all.Wait()
 		return bad.Load()
 	}
-	// command is what a person types, and reads.
+	// command returns the output of an usher command, which must succeed.
 	command := func(args ...string) string {
 		GinkgoHelper()
 		out, err, code := askUsher(l.Node, args...)
 		Expect(code).To(BeZero(), err)
 		return out + err
 	}
-	// diagnosis is what usher diagnose says, without line breaks.
+	// diagnosis returns the output of usher diagnose without line breaks.
 	diagnosis := func() string {
 		GinkgoHelper()
 		out, _, _ := askUsher(l.Node, "diagnose", "web")

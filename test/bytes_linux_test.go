@@ -47,8 +47,8 @@ var _ = Describe("whatever is sent, with urgent bytes and without,", func() {
 					}).WithTimeout(10 * time.Second).ShouldNot(BeEmpty())
 					vip = line[3]
 				}
-				// With conntrack in the way, a reset can reach the client 15 s late: probably it counts as out of a full
-				// window and is not translated.
+				// With conntrack, a reset can reach the client 15 s late: conntrack probably considers it outside of a
+				// full window, and does not translate it.
 				resets := portal == "address" || portal == "none"
 				lab.CompareBytes(time.Second, resets, func() (near, far *net.TCPConn) {
 					near, err := client.Dial("", vip, 10*time.Second)
@@ -56,7 +56,7 @@ var _ = Describe("whatever is sent, with urgent bytes and without,", func() {
 					Expect(listeners[n].(*net.TCPListener).SetDeadline(time.Now().Add(10 * time.Second))).To(Succeed())
 					accepted, err := listeners[n].Accept()
 					Expect(err).NotTo(HaveOccurred())
-					// Before usher has seen that the endpoint accepted, a reset would be a failed attempt, and cost a retry.
+					// Until usher sees that the endpoint accepted, a reset is a failed attempt, and causes a retry.
 					Expect(accepted.Write([]byte("x"))).To(Equal(1))
 					Expect(near.Read(make([]byte, 1))).To(Equal(1))
 					return near, accepted.(*net.TCPConn)

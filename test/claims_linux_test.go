@@ -19,7 +19,7 @@ var _ = Describe("a client that connects before its Service is there", func() {
 				missing("iptables")
 			}
 			l, dir := lab.New(), manifestsDir()
-			forward(l.Node) // a router outside, where the SYNs vanish, is the node's default gateway
+			forward(l.Node) // the node's default gateway is a router outside that drops the SYNs
 			startBackend(l.Pods, lab.Pod(1), 8080)
 			startBackend(l.Pods, lab.Pod6(1), 8080)
 			write := func(name, ip4, ip6 string) {
@@ -27,7 +27,7 @@ var _ = Describe("a client that connects before its Service is there", func() {
 				service{name: name, clusterIP: ip4, port: 80, endpoints: []netip.AddrPort{netip.AddrPortFrom(lab.Pod(1), 8080)}}.write(dir)
 				service{name: name + "6", clusterIP: ip6, port: 80, endpoints: []netip.AddrPort{netip.AddrPortFrom(lab.Pod6(1), 8080)}}.write(dir)
 			}
-			write("other", "10.96.0.11", "fd00:10:96::11") // with its rules there is conntrack
+			write("other", "10.96.0.11", "fd00:10:96::11") // its rules enable conntrack
 			startUsher(l.Node, dir, "--portal="+portal)
 
 			vips := []string{"10.96.0.12:80", "[fd00:10:96::12]:80"}

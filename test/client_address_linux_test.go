@@ -21,7 +21,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// What an endpoint sees as its client's address.
+// These specs verify the client address that an endpoint sees.
 var _ = Describe("An endpoint", func() {
 	for _, portal := range []string{"iptables", "nftables"} {
 		for _, family := range []string{"IPv4", "IPv6"} {
@@ -30,16 +30,16 @@ var _ = Describe("An endpoint", func() {
 	}
 })
 
-// seenLab is a node with Pods on a bridge, Pods behind interfaces of their own, hosts
-// outside, and a Pod on another node. Behind every address that has an endpoint is a
-// server, for TCP and UDP, that says whom it sees.
+// seenLab is a node with Pods on a bridge, a Pod behind a dedicated interface, a host
+// outside, and a Pod on another node. Every endpoint address has a TCP and a UDP
+// server that returns the source address it sees.
 type seenLab struct {
 	*lab.Lab
 	six      bool
-	services string // the folder
+	services string // the folder of manifests
 	u        *usher
-	// Who asks: two Pods on the bridge, one with an interface of its own, a host outside, the
-	// Pod of the other node, and the node.
+	// Clients: two Pods on the bridge, the Pod with a dedicated interface, the host outside,
+	// the Pod on the other node, and the node.
 	neighbours [2]seenHost
 	routed     seenHost
 	outside    seenHost
@@ -47,7 +47,7 @@ type seenLab struct {
 	node       seenHost
 }
 
-// seenHost is a host with one address that matters.
+// seenHost is a host and the address that it uses in these specs.
 type seenHost struct {
 	ns   *lab.Namespace
 	addr netip.Addr
@@ -76,7 +76,7 @@ func newSeenLab(six bool) *seenLab {
 		ip route add 10.245.1.9/32 dev veth9; ip -6 route add fd00:245:1::9/128 dev veth9`)
 	ns.Output("sh", "-c", `ip addr add 10.245.1.9/32 dev eth0; ip addr add fd00:245:1::9/128 dev eth0 nodad; ip link set eth0 up
 		ip route add 169.254.1.1 dev eth0 scope link; ip route add default via 169.254.1.1; ip -6 route add default via fe80::1 dev eth0`)
-	l.Node.WaitForCarrier("cni0", "port0", "port1", "veth9") // what the kernel says of them is compared
+	l.Node.WaitForCarrier("cni0", "port0", "port1", "veth9") // specs compare their state in the kernel
 	l.routed = l.host(ns, "10.245.1.9", "fd00:245:1::9")
 	l.Outside.Output("sh", "-c", `ip addr add 10.246.0.2/32 dev lo; ip addr add fd00:246::2/128 dev lo nodad`)
 	l.outside = l.host(l.Outside, lab.Outside4, lab.Outside6)
@@ -96,7 +96,7 @@ func (l *seenLab) host(ns *lab.Namespace, four, six string) seenHost {
 	return seenHost{ns, netip.MustParseAddr(four), ns.NewDialer(2)}
 }
 
-// serve says to each client from which address it comes.
+// serve sends each client the source address that the host sees.
 func (h seenHost) serve() {
 	GinkgoHelper()
 	at := netip.AddrPortFrom(h.addr, seenPort).String()
@@ -119,8 +119,8 @@ func (h seenHost) serve() {
 	}()
 }
 
-// start starts usher on a Service for each endpoint: it is at the node port that follows
-// from the endpoint, too.
+// start starts usher with a TCP and a UDP Service for each endpoint. Endpoint number i has
+// the node ports 30000+i and 30100+i.
 func (l *seenLab) start(portal string, args ...string) {
 	GinkgoHelper()
 	if portal == "iptables" {
@@ -152,9 +152,9 @@ func (l *seenLab) clusterIP(protocol string, i int) string {
 	return fmt.Sprintf("10.96.0.%d", service)
 }
 
-// seenBy returns whom an endpoint sees, over TCP and over UDP, of a client that comes to
-// its cluster IP, or, if the client is not on this node, to its node port. The zero
-// Addr is returned if that is not the same.
+// seenBy returns the address that an endpoint sees for a client, or the zero Addr if TCP
+// and UDP differ. The client uses the cluster IP, or the node port if it is not on this
+// node.
 func (l *seenLab) seenBy(endpoint, client seenHost) netip.Addr {
 	GinkgoHelper()
 	var seen [2]netip.AddrPort
@@ -176,13 +176,13 @@ func (l *seenLab) seenBy(endpoint, client seenHost) netip.Addr {
 		seen[1], err = askWho(client.d, client.addr.String(), udp)
 		Expect(err).NotTo(HaveOccurred(), "UDP from %s by %s to %s", client.addr, udp, endpoint.addr)
 	}
-	if seen[0].Addr() != seen[1].Addr() { // it has just changed
+	if seen[0].Addr() != seen[1].Addr() { // it changed between the two requests
 		return netip.Addr{}
 	}
 	return seen[0].Addr()
 }
 
-// explained returns what usher says of whom an endpoint would see of a client that comes by TCP.
+// explained returns the endpoint that 'usher explain' prints for a TCP client, with the source address it would see.
 func (l *seenLab) explained(endpoint, client seenHost) api.Candidate {
 	GinkgoHelper()
 	i := slices.IndexFunc(l.endpoints(), func(h seenHost) bool { return h.addr == endpoint.addr })
@@ -315,11 +315,11 @@ func clientAddressSpecs(portal string, six bool) {
 	})
 
 	It("sees it whatever the node and its CNI do besides", func() {
-		// As WireGuard's wg-quick has it, and as the AWS VPC CNI has Pods on further interfaces.
+		// WireGuard's wg-quick sets src_valid_mark; the AWS VPC CNI adds such rules for Pods on additional interfaces.
 		l.Node.Output("sh", "-c", `echo 1 >/proc/sys/net/ipv4/conf/all/src_valid_mark
 			ip rule add pref 512 to 10.245.0.0/16 lookup main; for p in 10.245.0.2 10.245.1.9; do ip rule add pref 1536 from $p lookup 99; done; ip route add default via `+lab.Outside4+` table 99`)
 		missing("iptables")
-		// flannel's last rule.
+		// flannel's last rule
 		l.Node.Output("iptables", "-t", "nat", "-A", "POSTROUTING", "!", "-s", "10.244.0.0/15", "-d", "10.244.0.0/15", "-j", "MASQUERADE")
 		l.Node.Output("ip6tables", "-t", "nat", "-A", "POSTROUTING", "!", "-s", "fd00:244::/31", "-d", "fd00:244::/31", "-j", "MASQUERADE")
 		l.start(portal)

@@ -17,15 +17,15 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// typed is a command of a page, and what is seen then.
+// typed is a command of a page and its expected output.
 type typed struct {
 	command string
-	seen    []string // lines, in which … is anything; alone, any lines between others
+	seen    []string // lines; … in a line matches any text, and alone any number of lines
 	line    int      // of the page
 }
 
-// typedIn returns what a page says is typed in its second terminal, in blocks that
-// begin with fence.
+// typedIn returns the commands that a page runs in its second terminal: those in blocks
+// that begin with fence.
 func typedIn(text, fence string) (all []typed) {
 	inside := false
 	for i, line := range strings.Split(text, "\n") {
@@ -45,7 +45,7 @@ func typedIn(text, fence string) (all []typed) {
 	return all
 }
 
-// pattern matches what is seen, whatever the widths of columns.
+// pattern matches the expected output, with any column widths.
 func (t typed) pattern() *regexp.Regexp {
 	var b strings.Builder
 	b.WriteString(`(?m)\A`)
@@ -63,10 +63,10 @@ func (t typed) pattern() *regexp.Regexp {
 	return regexp.MustCompile(b.String() + `\z`)
 }
 
-// fails matches what is seen of commands that end with another exit code than 0.
+// fails matches the output of commands whose exit code is not 0.
 var fails = regexp.MustCompile(`(?m)^(usher: |no answer after |curl: \(|WARNING )`)
 
-// inColumns is a program's output, with a space for each run of them.
+// inColumns replaces each run of spaces in a program's output by one space.
 func inColumns(out []byte) string {
 	var b strings.Builder
 	for line := range strings.Lines(string(out)) {
@@ -114,7 +114,7 @@ var _ = Describe("the quick start and the course", func() {
 				s := launch(node, cmd, "")
 				Expect(t.seen).NotTo(Equal([]string{"…"}), "%s:%d says nothing of what is seen", lesson, t.line)
 				Eventually(s).WithTimeout(time.Minute).Should(gexec.Exit())
-				// A terminal shows both; what is told of an error comes last.
+				// A terminal shows both outputs, with the error message last.
 				seen := inColumns(append(s.Out.Contents(), s.Err.Contents()...))
 				Expect(seen).To(MatchRegexp(t.pattern().String()), "%s:%d: %s\nhas shown\n%s", lesson, t.line, t.command, seen)
 				if !fails.MatchString(seen) {

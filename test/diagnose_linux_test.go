@@ -22,7 +22,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// unbroken is what usher diagnose prints, without line breaks.
+// unbroken returns the output of usher diagnose without line breaks.
 func unbroken(s *gexec.Session) string {
 	return strings.Join(strings.Fields(string(s.Out.Contents())), " ")
 }
@@ -189,7 +189,7 @@ var _ = Describe("usher diagnose", func() {
 			Expect(string(u.Err.Contents())).NotTo(ContainSubstring("host firewall"))
 			Expect(os.Remove(filepath.Join(dir, "six.yaml"))).To(Succeed())
 			Eventually(func() []error { return health("32006") }).WithTimeout(10 * time.Second).Should(HaveEach(MatchError(ContainSubstring("timeout"))))
-			Expect(health("32004")[0]).NotTo(HaveOccurred()) // by IPv6 nothing is served any longer
+			Expect(health("32004")[0]).NotTo(HaveOccurred()) // usher no longer serves IPv6
 		}
 	},
 		Entry(nil, "nftables"),

@@ -15,8 +15,8 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// onlyNames are Services that nobody proxies: a headless one with an endpoint, and
-// one that stands for a name of others.
+// onlyNames are Services that usher does not proxy: a headless one with two endpoints,
+// and an ExternalName.
 const onlyNames = `apiVersion: v1
 kind: Service
 metadata: {name: db}
@@ -67,7 +67,7 @@ var _ = Describe("kubectl usher connect --dns", func() {
 	short := func(args ...string) (answers []string) {
 		GinkgoHelper()
 		for line := range strings.Lines(dig(append([]string{"+short"}, args...)...)) {
-			if !strings.HasPrefix(line, ";;") { // that it tries again
+			if !strings.HasPrefix(line, ";;") { // dig reports a retry
 				answers = append(answers, strings.Fields(line)...)
 			}
 		}

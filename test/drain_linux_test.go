@@ -41,7 +41,7 @@ var _ = Describe("endpoints that come and go, with the portal", func() {
 				Expect(ask(pod, web.vip())).Error().NotTo(HaveOccurred())
 			}
 			came := time.Now()
-			// Shares of 100 connections at a time; it may take some turns until a new endpoint has one.
+			// share measures at least 100 connections: a new endpoint may get its first one after several rotations.
 			share := func(until time.Time) float64 {
 				all, its := 0, 0
 				for all < 100 || time.Now().Before(until) {
@@ -78,7 +78,7 @@ func specifyDraining(portal, vip string, at func(int) netip.Addr) {
 	web := service{name: "web", clusterIP: vip, port: 80}
 	stays, leaves := startBackend(l.Pods, at(1), 8080).addr, startBackend(l.Pods, at(2), 8080).addr
 	var u *usher
-	// serve makes usher serve both endpoints, or one, and waits until it has seen that.
+	// serve makes usher serve endpoints, and waits until its trace matches seen.
 	serve := func(drain, seen string, endpoints ...netip.AddrPort) {
 		GinkgoHelper()
 		web.endpoints, web.metadata = endpoints, ""
@@ -112,7 +112,7 @@ func specifyDraining(portal, vip string, at func(int) netip.Addr) {
 		_, err := c.Read(make([]byte, 1))
 		return err
 	}
-	// ends waits until a connection has ended, over which all talk that talks, and returns how long that took.
+	// ends waits until usher resets the idle connection silent, and returns the time since began.
 	ends := func(silent *net.TCPConn, began time.Time) time.Duration {
 		GinkgoHelper()
 		Expect(silent.SetReadDeadline(time.Now().Add(20 * time.Second))).To(Succeed())

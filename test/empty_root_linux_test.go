@@ -17,7 +17,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// The program is all that it needs: no libc, whether glibc or musl, and no file.
+// usher needs only its program: no libc, neither glibc nor musl, and no other file.
 var _ = Describe("In a root file system with nothing but the program,", Ordered, func() {
 	var dir string
 	var l *lab.Lab
@@ -35,7 +35,7 @@ var _ = Describe("In a root file system with nothing but the program,", Ordered,
 		Expect(os.WriteFile(filepath.Join(dir, "usher"), binary, 0o755)).To(Succeed())
 	})
 	BeforeEach(func() { l = lab.New() })
-	// in runs usher there, as a user, and returns its exit code and all that it printed.
+	// in runs usher there as a user, and returns its exit code and its output.
 	in := func(user uint32, input string, args ...string) (int, string) {
 		GinkgoHelper()
 		cmd := exec.Command("/usher", args...)
@@ -46,7 +46,7 @@ var _ = Describe("In a root file system with nothing but the program,", Ordered,
 		l.Node.Start(cmd)
 		ended := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
 		defer ended.Stop()
-		_ = cmd.Wait() // its state tells
+		_ = cmd.Wait() // ProcessState has the result
 		return cmd.ProcessState.ExitCode(), out.String()
 	}
 	onlyUsher := func() {

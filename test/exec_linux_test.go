@@ -26,14 +26,14 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// nobody is an ordinary user, without any capability.
+// nobody is a non-root user without capabilities.
 const nobody = 65534
 
 var _ = Describe("kubectl usher exec, as an ordinary user", func() {
 	var (
 		l         *lab.Lab
 		node      *lab.Namespace // with a /dev/net/tun as udev makes it
-		home      string         // where the command begins; the user may write there
+		home      string         // the command's working directory, writable for the user
 		manifests string
 		program   string
 	)
@@ -205,11 +205,11 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 		own, err := terminal.foreground()
 		Expect(err).NotTo(HaveOccurred())
 		terminal.enter("sh -c 'trap \"echo caught $((40+2)); exit 9\" INT; echo started $((40+2)); sleep 1000 & wait'\n")
-		Eventually(terminal.seen).WithTimeout(10 * time.Second).Should(gbytes.Say("started 42")) // not what was typed
+		Eventually(terminal.seen).WithTimeout(10 * time.Second).Should(gbytes.Say("started 42")) // not the echo of the input
 		terminal.enter("\x1a")                                                                   // Ctrl-Z
 		Eventually(terminal.seen).WithTimeout(10 * time.Second).Should(gbytes.Say("Stopped.*sleep 1000"))
 		terminal.enter("fg\n")
-		// bash tells of the command before that has the terminal.
+		// bash prints the command before it gives it the terminal.
 		Eventually(terminal.foreground).WithTimeout(10 * time.Second).ShouldNot(Equal(own))
 		terminal.enter("\x03") // Ctrl-C
 		Eventually(terminal.seen).WithTimeout(10 * time.Second).Should(gbytes.Say("caught 42"))
@@ -218,7 +218,7 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 		Eventually(terminal.ended).WithTimeout(10 * time.Second).Should(Receive(Equal(5)))
 	})
 
-	// filesOfNobody are those of an ordinary user that are, by their names, usher's.
+	// filesOfNobody returns the temporary files of user nobody whose names begin with usher.
 	filesOfNobody := func() (files []string) {
 		GinkgoHelper()
 		all, err := filepath.Glob(filepath.Join(os.TempDir(), "usher*"))
@@ -280,7 +280,7 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 			took = append(took, time.Since(started))
 		}
 		AddReportEntry("usher exec with 1,000 Services, to the command's end", fmt.Sprint(took))
-		Expect(slices.Min(took)).To(BeNumerically("<", 20*time.Second)) // one, on a machine that has nothing else to do
+		Expect(slices.Min(took)).To(BeNumerically("<", 20*time.Second)) // 1 s on an idle machine
 	})
 
 	DescribeTable("reaches Services where it cannot reach other networks, and says once why and what helps",
@@ -288,7 +288,7 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 			node = l.Node.WithTun(mode)
 			serveText(l.Outside, "192.0.2.2:8000", "elsewhere\n")
 			s := start(command("--", "sh", "-c", "curl -fsS http://web/; curl -fs http://192.0.2.2:8000/"))
-			Eventually(s).WithTimeout(30 * time.Second).Should(gexec.Exit(7)) // curl's for no connection
+			Eventually(s).WithTimeout(30 * time.Second).Should(gexec.Exit(7)) // curl's exit code for a failed connection
 			Expect(string(s.Out.Contents())).To(MatchRegexp(`^Pod [123]\n$`))
 			lines := strings.Split(strings.TrimSpace(string(s.Err.Contents())), "\n")
 			Expect(lines).To(ConsistOf(And(HavePrefix("usher: warning: the command can reach Services and localhost, but no other networks"), ContainSubstring(why))))
@@ -310,8 +310,8 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 	})
 })
 
-// openDir returns a folder that every user may enter and write to. It goes when
-// the test ends.
+// openDir returns a folder that every user may enter and write to. It is removed
+// when the test ends.
 func openDir() string {
 	GinkgoHelper()
 	dir, err := os.MkdirTemp("", "exec-test-")
@@ -330,7 +330,7 @@ func serveText(ns *lab.Namespace, address, text string) {
 	DeferCleanup(func() { _ = server.Shutdown(context.Background()) })
 }
 
-// startUDPEcho sends datagrams back from an address of ns.
+// startUDPEcho starts a UDP echo server at an address of ns.
 func startUDPEcho(ns *lab.Namespace, at netip.AddrPort) netip.AddrPort {
 	GinkgoHelper()
 	lab.Echo(ns.ListenUDP(at.String()))
@@ -344,7 +344,7 @@ type ptySession struct {
 	ended chan int // its exit code
 }
 
-// foreground returns the process group that has the terminal.
+// foreground returns the terminal's foreground process group.
 func (p *ptySession) foreground() (group int, err error) {
 	raw, err := p.file.SyscallConn()
 	if err != nil {
@@ -391,7 +391,7 @@ func (p *ptySession) enter(text string) {
 	Expect(err).NotTo(HaveOccurred())
 }
 
-// descendants returns the processes that come from pid.
+// descendants returns the children of pid, their children, and so on.
 func descendants(pid int) (all []int) {
 	text, _ := exec.Command("pgrep", "-P", strconv.Itoa(pid)).Output()
 	for field := range strings.FieldsSeq(string(text)) {
@@ -401,7 +401,7 @@ func descendants(pid int) (all []int) {
 	return all
 }
 
-// running reports whether there is a process pid that has not ended.
+// running reports whether process pid exists and has not exited; a zombie has.
 func running(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && !strings.Contains(string(stat), ") Z ")

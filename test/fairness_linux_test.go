@@ -23,8 +23,8 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// Who floods one Service takes processor time from all, whoever serves them. So direct
-// connections, made in turn with the others while the same floods go on, tell what that is worth.
+// A flood of one Service takes CPU time from all Services, with or without usher. So the specs compare
+// connections by usher with direct ones, in alternating rounds during the same floods.
 var _ = Describe("A Service and DNS, beside one Service with all the connections that a processor makes and one with UDP from 100,000 addresses,", Serial, func() {
 	for _, portal := range []string{"nftables", "address"} {
 		for _, six := range []bool{false, true} {
@@ -55,10 +55,11 @@ func fairnessSpec(portal string, six bool) {
 	for _, s := range []service{loved, asked, web, dns} {
 		s.write(dir)
 	}
-	// All of these addresses are the Pods', behind one neighbour.
+	// All of these addresses belong to the Pods, behind one neighbor.
 	l.Node.Output("ip", "route", "add", crowd.String(), "via", gateway)
 	l.Pods.Output("ip", "route", "add", "local", crowd.String(), "dev", "lo")
-	// A node runs out of ports after minutes, and this one at once; who floods it does not.
+	// With the default range, the node runs out of ports after minutes; with this one, at once. The flooding
+	// clients are in another namespace and keep their range.
 	l.Node.Output("sysctl", "-qw", "net.ipv4.ip_local_port_range=32768 34815")
 	plain, err := releasedUsher()
 	Expect(err).NotTo(HaveOccurred())
@@ -90,14 +91,14 @@ func fairnessSpec(portal string, six bool) {
 	}
 	AddReportEntry("p99 of rounds", fmt.Sprintf("new connections: direct %v, by usher %v; DNS: direct %v, by usher %v; floods: %.0f connections, %.0f UDP sessions",
 		direct[0], served[0], direct[1], served[1], begun(loved), begun(asked)))
-	const noise = 250 * time.Millisecond // other programs on this machine; without shares it is seconds in each round
+	const noise = 250 * time.Millisecond // from other programs on this machine; without fair shares, p99 is seconds in each round
 	for i, what := range []string{"new connections", "DNS"} {
 		Expect(slices.Min(served[i])).To(BeNumerically("<=", 2*slices.Max(direct[i])+noise), what)
 	}
 }
 
-// beside makes connections, sixteen at once, and asks DNS for so long, and returns how long the
-// longest hundredth of each took. The connections are broken off: they take no port for a minute.
+// beside opens connections, 16 at a time, and sends DNS queries until lasting has passed. It returns the
+// p99 duration of each. It resets its connections, so that none keeps a port in TIME_WAIT for a minute.
 func beside(d *lab.Dialer, from, web, dns string, lasting time.Duration) (webP99, dnsP99 time.Duration) {
 	GinkgoHelper()
 	end := time.Now().Add(lasting)
@@ -131,7 +132,7 @@ func beside(d *lab.Dialer, from, web, dns string, lasting time.Duration) (webP99
 	}
 	for range 2 {
 		client(&queries, func() error {
-			_, _ = askWho(d, from, dns) // the machine's queues are full, and lose some: that takes 5 s
+			_, _ = askWho(d, from, dns) // the machine's full queues drop some queries, which then take 5 s
 			return nil
 		})
 	}
@@ -139,10 +140,10 @@ func beside(d *lab.Dialer, from, web, dns string, lasting time.Duration) (webP99
 	return quantile(newOnes, 0.99), quantile(queries, 0.99)
 }
 
-// crowd4 and crowd6 are where those are who send datagrams.
+// crowd4 and crowd6 are the networks of the clients that send datagrams.
 var crowd4, crowd6 = netip.MustParsePrefix("10.200.0.0/15"), netip.MustParsePrefix("fd00:200::/64")
 
-// floodVariable makes this program a flood, of what protocol and to where.
+// floodVariable makes this program a flood. Its value is a protocol and an address.
 const floodVariable = "USHER_TEST_FLOOD"
 
 func init() {
@@ -155,7 +156,7 @@ func init() {
 	}
 }
 
-// floodTCP makes connections, and closes each as soon as it is made.
+// floodTCP opens connections, and closes each at once.
 func floodTCP(vip string) {
 	for range 32 {
 		go func() {

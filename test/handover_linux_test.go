@@ -24,8 +24,8 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// startWorkers starts so many workers. Each works until stop is closed: by the function
-// returned, which waits for all of them, or when the test ends.
+// startWorkers starts count workers, which must return when stop is closed. end closes stop and
+// waits for all workers; it is also called when the test ends.
 func startWorkers(count int, work func(worker int, stop <-chan struct{})) (end func()) {
 	stop := make(chan struct{})
 	var workers sync.WaitGroup
@@ -40,8 +40,8 @@ func startWorkers(count int, work func(worker int, stop <-chan struct{})) (end f
 	return end
 }
 
-// tick waits for the ticker, and reports whether stop is still open then. A worker that is behind
-// always has a tick, and must still see that it is to stop.
+// tick waits for the ticker, and reports whether stop is still open. It checks stop again after the
+// tick, because a worker that is behind always finds a tick.
 func tick(ticker *time.Ticker, stop <-chan struct{}) bool {
 	select {
 	case <-stop:
@@ -63,8 +63,8 @@ type load struct {
 	end          func()
 }
 
-// startLoad makes about perSecond connections a second to vip, each an exchange
-// of some bytes.
+// startLoad opens about perSecond connections a second to vip, and exchanges some bytes
+// on each.
 func startLoad(d *lab.Dialer, vip string, perSecond int) *load {
 	l := &load{}
 	const workers = 20
@@ -85,8 +85,7 @@ func startLoad(d *lab.Dialer, vip string, perSecond int) *load {
 	return l
 }
 
-// connectAndTalk makes a connection, reads the backend's name, and sends some bytes to
-// and fro.
+// connectAndTalk opens a connection, reads the backend's name, and exchanges some bytes.
 func connectAndTalk(d *lab.Dialer, vip string) error {
 	c, err := d.Dial("", vip, 5*time.Second)
 	if err != nil {
@@ -114,15 +113,15 @@ func pingPong(c net.Conn) error {
 	return err
 }
 
-// udpLoad asks a UDP Service again and again.
+// udpLoad sends requests to a UDP Service repeatedly.
 type udpLoad struct {
 	asked        atomic.Int64
 	firstFailure atomic.Pointer[error]
 	end          func()
 }
 
-// startUDPLoad asks with ten clients that come anew with each request, as
-// resolvers do, and with ten that stay the same.
+// startUDPLoad starts 10 clients that use a new socket for each request, as
+// resolvers do, and 10 that keep their socket.
 func startUDPLoad(d *lab.Dialer, vip string) *udpLoad {
 	l := &udpLoad{}
 	l.end = startWorkers(20, func(i int, stop <-chan struct{}) {
@@ -181,7 +180,7 @@ func askUDP(c net.Conn, n int64) error {
 // mirrored is a client of a mirror.
 type mirrored struct {
 	*net.UDPConn
-	saw string // what the first one that it asked said
+	saw string // the first reply
 }
 
 func (m *mirrored) ask() (string, error) {
@@ -189,7 +188,7 @@ func (m *mirrored) ask() (string, error) {
 	return string(answer), err
 }
 
-// again asks again, and expects to hear the same.
+// again sends another request, and expects the same reply.
 func (m *mirrored) again() error {
 	sees, err := m.ask()
 	if err == nil && sees != m.saw {
@@ -198,7 +197,7 @@ func (m *mirrored) again() error {
 	return err
 }
 
-// startMirror starts an endpoint that tells each client its own address and the client's.
+// startMirror starts an endpoint that replies with the endpoint's address and the client's.
 func startMirror(ns *lab.Namespace, at netip.AddrPort) netip.AddrPort {
 	GinkgoHelper()
 	c := ns.ListenUDP(at.String())
@@ -249,7 +248,7 @@ func handoverSpecs(portal string) {
 	}
 
 	It("fails no new connection and cuts none, five times in a row", func() {
-		current := start("--drain-timeout=5m") // what follows takes longer than 30 s on a busy machine
+		current := start("--drain-timeout=5m") // the takeovers take longer than 30 s on a busy machine
 		inFlight, err := pod.Dial("", web.vip(), time.Second)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(readName(inFlight)).Error().NotTo(HaveOccurred())
@@ -328,8 +327,8 @@ func handoverSpecs(portal string) {
 			previous := current
 			current = launchUsher(l.Node, dir, "--portal="+portal, "--take-over")
 			for ended := false; !ended; {
-				if len(clients) < 1000 { // one client address has a share, of those that open files allow
-					come() // while they change places
+				if len(clients) < 1000 { // one client address gets a share of the sessions that the open-files limit allows
+					come() // during the takeover
 				}
 				Expect(clients[rand.IntN(len(clients))].again()).To(Succeed())
 				select {
@@ -371,7 +370,7 @@ func handoverSpecs(portal string) {
 		Eventually(current).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 		for range 2 {
 			come()
-			time.Sleep(2 * time.Second) // for so long the last clients may not be written down
+			time.Sleep(2 * time.Second) // until then, the last clients may not be saved
 			kept.crash()
 		}
 		come()
@@ -398,7 +397,7 @@ func handoverSpecs(portal string) {
 		client := mirrored{UDPConn: c}
 		client.saw, err = client.ask()
 		Expect(err).NotTo(HaveOccurred())
-		// Somebody who asks it to hand over and goes away.
+		// A successor asks for the handover and aborts it.
 		l.Node.Do(func() error {
 			successor, err := handover.Ask()
 			if err != nil {
@@ -430,7 +429,7 @@ func handoverSpecs(portal string) {
 		Eventually(traffic.made.Load).Should(BeNumerically(">", 50))
 		Expect(traffic.failed.Load()).To(BeZero())
 		u.Kill().Wait(5 * time.Second)
-		if portal != apart { // there nobody refuses meanwhile: clients ask again
+		if portal != apart { // there, nothing refuses connections meanwhile: clients retransmit
 			Eventually(traffic.failed.Load).WithTimeout(5 * time.Second).Should(BeNumerically(">", 0))
 		}
 		start()
@@ -445,7 +444,7 @@ func handoverSpecs(portal string) {
 var _ = Describe("two ushers", func() {
 	It("are kept apart, whoever else takes their names", func() {
 		l := lab.New()
-		l.Node.Do(func() error { // mute, so without rights that could be seen
+		l.Node.Do(func() error { // never answers, so it proves no capability
 			for _, name := range []string{"@usher-portal", "@usher-portal/1"} {
 				squatter, err := net.Listen("unixpacket", name)
 				if err != nil {

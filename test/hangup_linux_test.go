@@ -19,7 +19,7 @@ import (
 
 var _ = Describe("A terminal that is closed", func() {
 	It("stops usher demo and usher run, which leave nothing behind", func() {
-		// A program that nohup has started ignores SIGHUP, and so would usher: of a signal that is caught, exec(3) restores the default.
+		// If nohup started this test, usher would inherit that SIGHUP is ignored. For a caught signal, exec(3) restores the default.
 		hangups := make(chan os.Signal, 1)
 		signal.Notify(hangups, syscall.SIGHUP)
 		defer signal.Stop(hangups)
@@ -37,7 +37,7 @@ var _ = Describe("A terminal that is closed", func() {
 		} {
 			cmd := exec.Command(usherBinary, c.args...)
 			races := filepath.Join(GinkgoT().TempDir(), "race")
-			cmd.Env = append(os.Environ(), "GORACE=log_path="+races) // what is written to the terminal is lost
+			cmd.Env = append(os.Environ(), "GORACE=log_path="+races) // output to the terminal is lost
 			cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 			var terminal *os.File
 			l.Node.Do(func() error {
@@ -52,7 +52,7 @@ var _ = Describe("A terminal that is closed", func() {
 			ended, ready := make(chan error, 1), make(chan struct{})
 			go func() { ended <- cmd.Wait() }()
 			DeferCleanup(func() { _ = cmd.Process.Kill() })
-			go func() { // and no further: a terminal that is read is not closed
+			go func() { // stops after that: Close would not close a terminal during a read
 				var seen []byte
 				for !bytes.Contains(seen, []byte(c.ready)) {
 					part := make([]byte, 4096)

@@ -25,23 +25,23 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// Where rules redirect to while usher does not run, and where it listens.
+// landings are usher's redirect addresses: usher listens there, and rules redirect there even while it does not run.
 var landings = []string{"192.0.0.117", "fd75:7368:6572::1"}
 
-// impostor is a process of the node without any capability that wants to answer for Services.
+// impostor acts as a process on the node without capabilities that tries to answer for Services.
 type impostor struct {
 	ns   *lab.Namespace
 	user int
-	// received is how many connections and datagrams it got.
+	// received is the number of connections and datagrams that it received.
 	received atomic.Int64
 	open     []interface{ Close() error }
 }
 
-// bind binds a port as the impostor, which shares it with anybody who would, and counts what
-// comes. It returns why it cannot.
+// bind binds a port as the impostor's user, shared with any other process that allows it
+// (SO_REUSEPORT), and counts connections and datagrams. It returns the error if that fails.
 func (i *impostor) bind(network, address string) (err error) {
 	GinkgoHelper()
-	i.ns.Do(func() error { // on a thread of its own, to which all of this is confined
+	i.ns.Do(func() error { // on a dedicated thread: user and capabilities are per thread
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var none [2]unix.CapUserData
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(i.user), uintptr(i.user), uintptr(i.user)); errno != 0 {
@@ -54,7 +54,7 @@ func (i *impostor) bind(network, address string) (err error) {
 			control := raw.Control(func(fd uintptr) {
 				err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
 					unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1),
-					unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1)) // for IPv6, too
+					unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1)) // also for IPv6
 				if unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT, 1) == nil {
 					err = errors.New("the impostor has a capability")
 				}
@@ -94,7 +94,7 @@ func (i *impostor) close() {
 	i.open = nil
 }
 
-// redirectedTo returns to which local port the portal's rules redirect each VIP.
+// redirectedTo returns the local port to which the portal's rules redirect each VIP.
 func redirectedTo(ns *lab.Namespace) map[string]uint16 {
 	GinkgoHelper()
 	p := launch(ns, exec.Command(usherBinary, "portals", "-o", "json", "--admin-address=127.0.0.1:1"), "")
@@ -136,7 +136,7 @@ var _ = Describe("nobody else answers for a Service", func() {
 		}
 		return "tcp"
 	}
-	// answer asks a Service, and returns which endpoint answered, or what else came.
+	// answer sends a request to a Service, and returns the name of the endpoint or any other reply.
 	answer := func(s service, patience time.Duration) (string, error) {
 		if network(s) == "udp" {
 			c, err := pod.DialUDP("", s.vip())
@@ -326,8 +326,8 @@ func sockets(u *usher) map[string]bool {
 	return inodes
 }
 
-// polled returns the inode numbers of what the epoll descriptors of a process watch, as
-// proc(5) has them.
+// polled returns the inode numbers of the files that a process's epoll descriptors watch
+// (proc(5)).
 func polled(u *usher) (inodes []string) {
 	GinkgoHelper()
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", u.Command.Process.Pid))

@@ -23,7 +23,7 @@ var _ = Describe("test/install.sh", func() {
 		} {
 			Expect(os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755)).To(Succeed())
 		}
-		// What it puts into /usr/sbin is gone with the namespace.
+		// Files that it adds to /usr/sbin disappear with the mount namespace.
 		cmd := exec.Command("unshare", "--mount", "sh", "-euc", `mount -t tmpfs tmpfs /usr/sbin; PATH=$0:/usr/bin:/bin; exec sh "$@"`,
 			dir, filepath.Join(root(), "test", "install.sh"), "usher-a", "runc", "usher-refused")
 		out, err := cmd.CombinedOutput()

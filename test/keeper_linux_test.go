@@ -23,22 +23,22 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// kept is an usher with a keeper, which is the process of the session.
+// kept is a keeper, which is the process of the session, and its usher process.
 type kept struct {
 	*usher
-	last int // the usher that childOf returned last
+	last int // the usher process that child returned last
 }
 
-// startKept starts a keeper, and waits until its usher serves.
+// startKept starts a keeper, and waits until its usher process serves.
 func startKept(ns *lab.Namespace, manifests string, args ...string) *kept {
 	GinkgoHelper()
 	k := &kept{usher: launchUsher(ns, manifests, append([]string{"--keeper"}, args...)...)}
-	DeferCleanup(func() { // before the session waits for all who have its output
+	DeferCleanup(func() { // before the session waits for all processes that have its output
 		pids := lab.Children(k.Command.Process.Pid)
 		if k.last != 0 && lab.Runs(k.last) {
 			pids = append(pids, k.last)
 		}
-		k.Kill() // first: it would start another one
+		k.Kill() // first: it would restart usher
 		for _, pid := range pids {
 			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
 		}
@@ -47,7 +47,7 @@ func startKept(ns *lab.Namespace, manifests string, args ...string) *kept {
 	return k
 }
 
-// child returns the usher that the keeper runs now.
+// child waits until the keeper has one usher process, and returns it.
 func (k *kept) child() int {
 	GinkgoHelper()
 	Eventually(func() []int { return lab.Children(k.Command.Process.Pid) }).WithTimeout(20 * time.Second).Should(HaveLen(1))
@@ -55,7 +55,7 @@ func (k *kept) child() int {
 	return k.last
 }
 
-// crash kills the usher, and waits until the next one serves.
+// crash kills the usher process, and waits until the next one serves.
 func (k *kept) crash() {
 	GinkgoHelper()
 	Expect(syscall.Kill(k.child(), syscall.SIGKILL)).To(Succeed())
@@ -63,16 +63,16 @@ func (k *kept) crash() {
 	Eventually(k.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("Serving"))
 }
 
-// callers make new connections to Services at a steady rate, and tell those that were
-// not made from those that were lost.
+// callers open new connections to Services at a steady rate. They count those that could not
+// be opened (unmade) separately from those that were lost.
 type callers struct {
 	made, lost, unmade atomic.Int64
 	firstUnmade        atomic.Pointer[error]
 	longest            atomic.Int64 // nanoseconds until the endpoint's first byte
-	stop               func()       // waits for what is under way, too
+	stop               func()       // also waits for open connections
 }
 
-// call makes about perSecond connections a second, to the VIPs in turn.
+// call opens about perSecond connections a second, to the VIPs in rotation.
 func call(d *lab.Dialer, perSecond int, vips ...string) *callers {
 	c := &callers{}
 	const workers = 40
@@ -89,7 +89,7 @@ func call(d *lab.Dialer, perSecond int, vips ...string) *callers {
 func (c *callers) callOnce(d *lab.Dialer, vip string) {
 	began := time.Now()
 	conn, err := d.Dial("", vip, 20*time.Second)
-	if errors.Is(err, syscall.ECONNRESET) { // accepted and lost before connect(2) had looked
+	if errors.Is(err, syscall.ECONNRESET) { // accepted, and reset before connect(2) returned
 		c.lost.Add(1)
 		return
 	}
@@ -101,8 +101,8 @@ func (c *callers) callOnce(d *lab.Dialer, vip string) {
 	}
 	defer conn.Close()
 	c.made.Add(1)
-	if _, err := readNameWithin(conn, time.Minute); err != nil { // a restart may take so long
-		c.lost.Add(1) // the usher had accepted it that was killed
+	if _, err := readNameWithin(conn, time.Minute); err != nil { // a restart may take this long
+		c.lost.Add(1) // the killed usher process had accepted it
 		return
 	}
 	for took := int64(time.Since(began)); ; {
@@ -116,7 +116,7 @@ func (c *callers) callOnce(d *lab.Dialer, vip string) {
 	}
 }
 
-// end stops, and expects that all connections were made.
+// end stops the callers, and expects that every connection could be opened.
 func (c *callers) end() {
 	GinkgoHelper()
 	c.stop()
@@ -166,14 +166,14 @@ func keeperSpecs(portal string) {
 		traffic := call(pod, 1000, vips...)
 		for range 10 {
 			before := traffic.made.Load()
-			time.Sleep(1200 * time.Millisecond) // who ends within a second waits to be started
+			time.Sleep(1200 * time.Millisecond) // the keeper delays the restart of a process that serves for less than 1 s
 			Eventually(traffic.made.Load).WithTimeout(time.Minute).Should(BeNumerically(">", before+300))
 			k.crash()
 		}
 		before := traffic.made.Load()
 		Eventually(traffic.made.Load).WithTimeout(time.Minute).Should(BeNumerically(">", before+500))
 		traffic.end()
-		Expect(time.Duration(traffic.longest.Load())).To(BeNumerically("<", 15*time.Second)) // half a second, but for the race detector and others
+		Expect(time.Duration(traffic.longest.Load())).To(BeNumerically("<", 15*time.Second)) // 0.5 s without the race detector and other load
 		k.stop()
 	})
 
@@ -205,8 +205,8 @@ func keeperSpecs(portal string) {
 	})
 }
 
-// queries are those of resolvers: a query that has no answer is repeated once, and once more for each kill
-// that met it.
+// queries are those of resolvers: an unanswered query is repeated once, and once more for each kill during
+// a retry.
 type queries struct {
 	answered, repeated atomic.Int64
 	kills              atomic.Int64
@@ -214,7 +214,7 @@ type queries struct {
 	stop               func()
 }
 
-// retryTime is when a resolver asks again (resolv.conf(5)).
+// retryTime is the time after which a resolver retries (resolv.conf(5)).
 const retryTime = 5 * time.Second
 
 func resolve(d *lab.Dialer, vip string) *queries {
@@ -295,7 +295,7 @@ var _ = Describe("a keeper", func() {
 		}
 		for !slices.Contains(pauses(), "1.6s") {
 			count := len(pauses())
-			Expect(syscall.Kill(k.child(), syscall.SIGKILL)).To(Succeed()) // but for the first, before it serves
+			Expect(syscall.Kill(k.child(), syscall.SIGKILL)).To(Succeed()) // all but the first before it serves
 			Eventually(pauses).WithTimeout(20 * time.Second).Should(HaveLen(count + 1))
 		}
 		Expect(pauses()[0]).To(Equal("0s"))
@@ -311,7 +311,7 @@ var _ = Describe("a keeper", func() {
 	It("hands over while it pauses", func() {
 		k := startKept(l.Node, dir, "--portal=nftables")
 		ends := func() int { return strings.Count(string(k.Err.Contents()), "exited unexpectedly") }
-		for !strings.Contains(string(k.Err.Contents()), "pause=12.8s") { // in which the rest has to happen
+		for !strings.Contains(string(k.Err.Contents()), "pause=12.8s") { // the rest must happen within this pause
 			count := ends()
 			Expect(syscall.Kill(k.child(), syscall.SIGKILL)).To(Succeed())
 			Eventually(ends).WithTimeout(20 * time.Second).Should(BeNumerically(">", count))
@@ -363,7 +363,7 @@ var _ = Describe("a keeper", func() {
 		k := startKept(l.Node, dir, "--portal=address", "--address-namespace=never")
 		Expect(os.Remove(filepath.Join(dir, "web.yaml"))).To(Succeed())
 		Eventually(func() error { _, err := ask(l.Pods.NewDialer(1), web.vip()); return err }).WithTimeout(10 * time.Second).Should(HaveOccurred())
-		web.name = "other" // the same place, for another Service
+		web.name = "other" // another Service at the same address and port
 		web.write(dir)
 		Eventually(func() error { _, err := ask(l.Pods.NewDialer(1), web.vip()); return err }).WithTimeout(10 * time.Second).Should(Succeed())
 		k.crash()
@@ -403,7 +403,7 @@ var _ = Describe("a keeper", func() {
 	})
 
 	It("waits for what is open at ushers of before an upgrade, and carries out a second one after the first", func() {
-		// A connection stays where it is while clients of its Service wait in the queue.
+		// usher does not hand over a connection while clients of its Service are queued.
 		web.metadata = `, annotations: {usher.io/max-connections-per-endpoint: "1", usher.io/queue-timeout: 5m}`
 		web.write(dir)
 		k := startKept(l.Node, dir, "--portal=nftables")
@@ -489,7 +489,7 @@ var _ = Describe("a keeper", func() {
 	})
 })
 
-// install puts a new copy of a program at a path, in one step.
+// install puts a new copy of a program at a path, atomically.
 func install(program, path string) {
 	GinkgoHelper()
 	binary, err := os.ReadFile(program)
@@ -498,7 +498,7 @@ func install(program, path string) {
 	Expect(os.Rename(path+".new", path)).To(Succeed())
 }
 
-// get asks for a page.
+// get returns the HTTP response for path.
 func get(d *lab.Dialer, address, path string) (string, error) {
 	c, err := d.Dial("", address, 5*time.Second)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// What docs/requirements.md says of kernels that lack something.
+// These specs verify docs/requirements.md for kernels that lack a feature.
 var _ = Describe("A kernel that lacks", func() {
 	var l *lab.Lab
 	var dir string
@@ -42,7 +42,7 @@ var _ = Describe("A kernel that lacks", func() {
 		DeferCleanup(func() { session.Kill().Wait(10 * time.Second) })
 		return session
 	}
-	// answers expects that a stream that is large enough for a pipe goes to the endpoint and back.
+	// answers expects that the endpoint echoes a stream that is large enough for a pipe.
 	answers := func() {
 		GinkgoHelper()
 		c, err := l.Pods.NewDialer(1).Dial("", web.vip(), 5*time.Second)
@@ -51,7 +51,7 @@ var _ = Describe("A kernel that lacks", func() {
 		Expect(c.SetDeadline(time.Now().Add(20 * time.Second))).To(Succeed())
 		sent := bytes.Repeat([]byte("0123456789abcde\n"), 4<<20/16)
 		go func() {
-			_, _ = c.Write(sent) // what does not arrive is missed below
+			_, _ = c.Write(sent) // the comparison below detects lost bytes
 			_ = c.CloseWrite()
 		}()
 		got, err := io.ReadAll(c)
