@@ -18,10 +18,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CompareBytes carries random bytes over one connection after the other. open returns the two ends of a connection,
-// which may belong to different TCP connections. CompareBytes checks that each end reads the other end's bytes, and
-// sees it end in the same way. It does so for about d, or for the duration in the environment variable USHER_BYTES. With
-// resets, some end with a reset. ended is called after each connection.
+// CompareBytes sends random bytes over one connection after the other. open returns the two ends of a connection,
+// which may belong to different TCP connections. CompareBytes checks that each end reads the other end's bytes and
+// sees the same kind of end: FIN or reset. It runs for about d, or for the duration in the environment variable
+// USHER_BYTES. With resets, some connections end with a reset. ended is called after each connection.
 func CompareBytes(d time.Duration, resets bool, open func() (client, endpoint *net.TCPConn), ended func(Ending)) {
 	ginkgo.GinkgoHelper()
 	if long := os.Getenv("USHER_BYTES"); long != "" {
@@ -48,7 +48,7 @@ func CompareBytes(d time.Duration, resets bool, open func() (client, endpoint *n
 // Ending describes how each end closed the connection: with FIN, or with a reset.
 type Ending struct{ ClientReset, EndpointReset bool }
 
-// patience is the longest silence of an end that is still sending.
+// patience is the maximum time without data from an end that is still sending.
 const patience = 20 * time.Second
 
 // end is one end of a connection.
@@ -190,7 +190,7 @@ func (e *end) receive() {
 	}
 }
 
-// pauses sleeps for a moment, once in a while.
+// pauses sometimes sleeps for up to 1 ms.
 func pauses(r *rand.Rand) {
 	if r.IntN(64) == 0 {
 		time.Sleep(time.Duration(r.IntN(1000)) * time.Microsecond)

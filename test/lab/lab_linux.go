@@ -50,8 +50,8 @@ const (
 // pods is the number of Pod addresses.
 const pods = 80
 
-// New creates the network. It skips the test if this user lacks the capabilities, or if long specs
-// were not requested. The network is removed when the test ends.
+// New creates the network. It skips the test if the user is not root, or if long specs were not
+// requested. The network is removed when the test ends.
 func New() *Lab {
 	ginkgo.GinkgoHelper()
 	Long()
@@ -74,8 +74,8 @@ func New() *Lab {
 	l.Outside.address("eth0", Outside4+"/24", Outside6+"/64")
 	l.Outside.defaultRoute(NodeOut4, NodeOut6)
 	for _, clients := range []*Namespace{l.Pods, l.Outside} {
-		// Reuse ports after a second instead of a minute (ip-sysctl of the kernel): a
-		// fast machine, or a long spec, would need more ports than there are.
+		// Reuse ports after 1 s instead of 60 s (ip-sysctl of the kernel): a fast machine,
+		// or a long spec, would otherwise run out of ports.
 		clients.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/tcp_tw_reuse", []byte("1"), 0) })
 	}
 	l.Node.blackHole("to-pods", BlackHole)
@@ -130,8 +130,8 @@ func newNamespace(name string) *Namespace {
 	return ns
 }
 
-// SetUp makes the new network namespace of the calling thread a host: it sets up loopback, and resets settings
-// that depend on the machine.
+// SetUp prepares the new network namespace of the calling thread as a host: it sets up loopback, and resets
+// settings that depend on the machine.
 func SetUp() error {
 	// A new namespace inherits the machine's setting, which is on if it runs containers.
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0); err != nil {

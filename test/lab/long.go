@@ -9,10 +9,9 @@ import (
 // Smoke is the label of a long spec that always runs: one for each portal.
 var Smoke = ginkgo.Label("smoke")
 
-// Long skips a long spec when a developer runs `go test ./...`: one
-// that creates networks, for instance (New), or measures. It runs if it was
-// requested, by -ginkgo.focus, -ginkgo.focus-file or -ginkgo.label-filter: make test requests
-// all by -ginkgo.focus=. and so can any developer.
+// Long skips a long spec when a developer runs `go test ./...`. Long specs create networks (New), for instance, or
+// measure. They run if requested by -ginkgo.focus, -ginkgo.focus-file or -ginkgo.label-filter; make test requests
+// all of them by -ginkgo.focus=. and so can any developer. Specs with the label Smoke always run.
 func Long() {
 	ginkgo.GinkgoHelper()
 	if !Asked() && !slices.Contains(ginkgo.CurrentSpecReport().Labels(), Smoke[0]) {

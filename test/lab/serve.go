@@ -40,7 +40,7 @@ func Echo(c *net.UDPConn) {
 	}()
 }
 
-// Backend is a server on a port of this machine's loopback, until the test ends.
+// Backend starts a server on a loopback port of this machine, and returns its address. It stops when the test ends.
 func Backend(handle func(net.Conn)) netip.AddrPort {
 	ginkgo.GinkgoHelper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -51,7 +51,7 @@ func Backend(handle func(net.Conn)) netip.AddrPort {
 }
 
 // Refusing returns a loopback address of this machine that refuses connections until the
-// test ends: a connected socket has the port, so no listener gets it.
+// test ends: a connected socket occupies the port, so no listener gets it.
 func Refusing() netip.AddrPort {
 	ginkgo.GinkgoHelper()
 	silent := Backend(func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })

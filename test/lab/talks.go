@@ -20,9 +20,9 @@ type Talk uint8
 const (
 	Chat         Talk = iota // messages of random sizes, both ways, with pauses
 	Bulk                     // as much as fits, both ways, to ends that read slowly
-	ClientEnds               // Chat after the client has ended its side
-	EndpointEnds             // Chat after the endpoint has ended its side
-	Idle                     // nothing until the end, and then a message both ways
+	ClientEnds               // Chat after the client has closed its direction
+	EndpointEnds             // Chat after the endpoint has closed its direction
+	Idle                     // nothing until the end, then a message both ways
 	talkKinds
 )
 
@@ -62,7 +62,7 @@ func (t *Talks) Client(kind Talk, c *net.TCPConn) {
 		defer t.sides.Done()
 		if _, err := c.Write(binary.BigEndian.AppendUint64(nil, k.number)); err != nil {
 			t.fail(k, 0, err)
-			t.sides.Done() // the endpoint has not got its number
+			t.sides.Done() // the endpoint does not receive the number
 			return
 		}
 		t.run(k, 0, c)
@@ -73,7 +73,7 @@ func (t *Talks) Client(kind Talk, c *net.TCPConn) {
 func (t *Talks) Endpoint(c *net.TCPConn) {
 	var number [8]byte
 	if _, err := io.ReadFull(c, number[:]); err != nil {
-		return // a client that is no talk
+		return // this client does not belong to a talk
 	}
 	t.mu.Lock()
 	n := binary.BigEndian.Uint64(number[:])
@@ -170,7 +170,7 @@ func (t *Talks) run(k *talk, side int, c *net.TCPConn) {
 	both.Wait()
 }
 
-// send sends until the end, and then ends the side.
+// send sends until End, and then closes the direction.
 func (t *Talks) send(k *talk, side int, c *net.TCPConn) error {
 	bytes, random := t.stream(k, side), rand.New(rand.NewPCG(t.seed, k.number<<1|uint64(side)))
 	message := func(max int) error {
@@ -209,7 +209,8 @@ func (t *Talks) send(k *talk, side int, c *net.TCPConn) error {
 	return c.CloseWrite()
 }
 
-// receive compares the received bytes until the other side ends, which it may do early only if its kind of Talk permits it.
+// receive compares the received bytes until the other side closes its direction. It may do so before End only if its
+// kind of Talk permits that.
 func (t *Talks) receive(k *talk, side int, c *net.TCPConn) error {
 	want := t.stream(k, 1-side)
 	got, expected := make([]byte, 64<<10), make([]byte, 64<<10)
@@ -250,7 +251,7 @@ func (t *Talks) ended() bool {
 	}
 }
 
-// MixOfTalks returns the kind of the connection with that number: mostly Chat; in a hundred, some are of each other kind.
+// MixOfTalks returns the kind of connection number: mostly Chat, and each other kind once in 100 connections.
 func MixOfTalks(number int) Talk {
 	if number%20 == 0 {
 		return Talk(number / 20 % int(talkKinds))

@@ -1,4 +1,4 @@
-// Package portaltest is what the specs of package portal's rooms share: network namespaces
-// that stand for a node, its Pods and hosts outside, with listeners and clients in them, and
-// targets and rules that are easy to read. It knows no mode.
+// Package portaltest contains helpers for the specs of the packages below portal: network
+// namespaces that represent a node, its Pods and hosts outside, with listeners and clients in
+// them, and readable targets and rules. It depends on no portal mode.
 package portaltest

@@ -28,14 +28,14 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// Host is a network namespace that stands for a host.
+// Host is a network namespace that represents a host.
 type Host struct {
 	ns   netns.NsHandle
-	Mark int // of what ask sends
+	Mark int // of packets that Ask and AskFrom send
 }
 
-// NewHost makes a host with nothing but a loopback interface that is up. It
-// is gone when the spec ends.
+// NewHost creates a host with only a loopback interface, which is up. The host
+// is removed when the spec ends.
 func NewHost() *Host {
 	GinkgoHelper()
 	lab.Long()
@@ -49,7 +49,7 @@ func NewHost() *Host {
 	return h
 }
 
-// inNew makes the namespace on a thread of its own, which ends with it.
+// inNew creates the namespace on a dedicated thread.
 func (h *Host) inNew() {
 	GinkgoHelper()
 	done := make(chan error)
@@ -62,7 +62,7 @@ func (h *Host) inNew() {
 	Expect(<-done).To(Succeed())
 }
 
-// Do runs f on a thread that is on this host.
+// Do runs f on a thread in this host's namespace.
 func (h *Host) Do(f func()) {
 	GinkgoHelper()
 	done := make(chan struct{})
@@ -76,7 +76,7 @@ func (h *Host) Do(f func()) {
 	<-done
 }
 
-// Sh runs a shell command on this host and returns what it prints.
+// Sh runs a shell command on this host and returns its output.
 func (h *Host) Sh(command string) string {
 	GinkgoHelper()
 	var out []byte
@@ -88,7 +88,7 @@ func (h *Host) Sh(command string) string {
 	return string(out)
 }
 
-// Connect puts a cable between an interface of h and one of other, both new.
+// Connect connects a new interface of h to a new one of other by a veth pair.
 func (h *Host) Connect(name string, other *Host, otherName string) {
 	GinkgoHelper()
 	h.Do(func() {
@@ -97,8 +97,8 @@ func (h *Host) Connect(name string, other *Host, otherName string) {
 	})
 }
 
-// Net is a node with one Pod behind a veth. The node's default route leads
-// to the Pod too, so that VIPs have a route there.
+// Net is a node with one Pod behind a veth. The node's default route also
+// points to the Pod, so that the node has a route for VIPs.
 type Net struct {
 	Node, Pod *Host
 }
@@ -116,8 +116,8 @@ func NewNet() *Net {
 	return n
 }
 
-// settled waits until the kernel has told the routes of the node's cables that those are
-// up: until then they are not as they stay, and a spec compares.
+// settled waits until the routes of the node's veth pairs show that these are up. The
+// routes change until then, and specs compare them.
 func (n *Net) settled(cables int) {
 	GinkgoHelper()
 	Eventually(func(g Gomega) {
@@ -126,7 +126,7 @@ func (n *Net) settled(cables int) {
 	}).WithTimeout(10 * time.Second).Should(Succeed())
 }
 
-// AddOutside returns a host outside of the node's network that reaches VIPs by
+// AddOutside returns a host outside of the node's network that reaches VIPs through
 // the node, which is 10.2.0.1 and fd02::1 there.
 func (n *Net) AddOutside() *Host {
 	GinkgoHelper()
@@ -140,8 +140,8 @@ func (n *Net) AddOutside() *Host {
 }
 
 // AddBarePod returns a Pod behind an interface of the node that has no IPv4
-// address, as Calico and the AWS VPC CNI make them: each Pod is reached by a
-// route of its own, and reaches all by a gateway that is no address of anybody's.
+// address, as Calico and the AWS VPC CNI create them: the node has a route for
+// each Pod, and the Pod's IPv4 gateway is an address that no interface has.
 func (n *Net) AddBarePod(number int, kind BareKind) *Host {
 	GinkgoHelper()
 	pod := NewHost()
@@ -174,8 +174,7 @@ func (n *Net) AddBarePod(number int, kind BareKind) *Host {
 	return pod
 }
 
-// BareKind is how a Pod's host finds its neighbour on an interface without
-// addresses.
+// BareKind is how neighbors are resolved on an interface without addresses.
 type BareKind int
 
 const (
@@ -183,9 +182,9 @@ const (
 	StaticNeighbours                 // as with the AWS VPC CNI
 )
 
-// Serve opens the listener that b asks for on this host, and answers each TCP
-// connection with word and its original destination, each datagram with word.
-// It returns the port.
+// Serve opens the listener for b on this host. It answers each TCP connection
+// with word and the original destination, and each datagram with word. It returns
+// the port.
 func (h *Host) Serve(b portal.Bind, word string) uint16 {
 	GinkgoHelper()
 	var port uint16
@@ -245,8 +244,8 @@ func (h *Host) Serve(b portal.Bind, word string) uint16 {
 	return port
 }
 
-// Enter moves the calling thread into a portal's namespace, if there is one, and returns
-// what brings it back.
+// Enter moves the calling thread into a portal's namespace, if there is one. leave moves
+// it back.
 func Enter(in portal.Namespace) (leave func()) {
 	GinkgoHelper()
 	if in == nil {
@@ -267,8 +266,8 @@ func Enter(in portal.Namespace) (leave func()) {
 	}
 }
 
-// answer sends word to each client, from the address that the client's
-// datagram came to.
+// answer sends word to each client, from the destination address of the
+// client's datagram.
 func answer(conn *net.UDPConn, word string) {
 	buffer, oob := make([]byte, 100), make([]byte, 100)
 	for {
@@ -295,8 +294,8 @@ func answer(conn *net.UDPConn, word string) {
 	}
 }
 
-// Ask connects to t from this host and returns what comes back: the server's
-// words, "refused", "silence" or another error.
+// Ask connects to t from this host and returns the server's reply, "refused",
+// "silence" or another error.
 func (h *Host) Ask(t portal.Target) string {
 	GinkgoHelper()
 	return h.AskFrom(t, 0, 2*time.Second)
@@ -340,14 +339,14 @@ func (h *Host) AskFrom(t portal.Target, localPort int, patience time.Duration) s
 	return answer
 }
 
-// Counters are what iptables-save, nft and ip print and what changes by itself.
+// Counters matches the parts of the output of iptables-save, nft and ip that change by themselves.
 var Counters = regexp.MustCompile(`(?m)\[\d+:\d+\]|packets \d+ bytes \d+|valid_lft \S+ preferred_lft \S+|^#.*\n`)
 
-// legacyEmpty is a table of the legacy variant with nothing in it. Once looked
-// at, such a table stays until its module is unloaded, so it is no trace.
+// legacyEmpty matches an empty table of the legacy variant. Listing creates such a table,
+// which stays until its module is unloaded. So it is no trace of a portal.
 var legacyEmpty = regexp.MustCompile(`(?m)^\*\w+\n(:[A-Z]+ ACCEPT \n)+COMMIT\n`)
 
-// State is all that a portal might have left on this host.
+// State returns everything that a portal could leave behind on this host.
 func (h *Host) State() string {
 	GinkgoHelper()
 	var all strings.Builder

@@ -21,10 +21,10 @@ var (
 	Background         = context.Background()
 )
 
-// Soon is how long to wait for an answer that is not to come.
+// Soon is the time to wait for a reply that must not arrive.
 const Soon = 200 * time.Millisecond
 
-// Open makes a portal on the node, where there are no portals of other modes.
+// Open creates a portal on the node, which has no portals of other modes.
 func (n *Net) Open(mode portal.Mode, opts portal.Options) portal.Portal {
 	GinkgoHelper()
 	var p portal.Portal
@@ -36,7 +36,7 @@ func (n *Net) Open(mode portal.Mode, opts portal.Options) portal.Portal {
 	return p
 }
 
-// Publish opens the listeners for targets and the portal to them.
+// Publish opens the listeners for targets, and applies the rules that redirect to them.
 func (n *Net) Publish(p portal.Portal, word string, targets ...portal.Target) (binds []portal.Bind, rules []portal.Rule) {
 	GinkgoHelper()
 	binds = p.Listen("default/web", targets)
@@ -64,7 +64,7 @@ func (n *Net) Check(p portal.Portal) int {
 	return len(res.Repaired)
 }
 
-// Watch watches p, which is to tell of nothing else until the spec ends.
+// Watch watches p until the spec ends. The returned channel must close then.
 func (n *Net) Watch(p portal.Portal) <-chan struct{} {
 	GinkgoHelper()
 	ctx, cancel := context.WithCancel(Background)
@@ -88,8 +88,8 @@ func (n *Net) Remove(p portal.Portal) {
 
 func At(t portal.Target, addr netip.Addr) portal.Target { t.Addr = addr; return t }
 
-// KeepAsking connects from the Pod to t again and again until stop is called, which returns
-// the answers that were not as wanted.
+// KeepAsking connects from the Pod to t repeatedly until stop is called. stop returns the
+// answers that differ from want.
 func (n *Net) KeepAsking(t portal.Target, want string) (stop func() (wrong []string)) {
 	end, wrong := make(chan struct{}), make(chan []string)
 	go func() {

@@ -15,7 +15,7 @@ func To(p portal.Protocol, addr netip.Addr, port uint16) portal.Target {
 	return portal.Target{Protocol: p, Addr: addr, Port: port}
 }
 
-// Target reads "10.96.0.10:80" as a target.
+// Target parses an address and port, such as "10.96.0.10:80".
 func Target(p portal.Protocol, addrPort string) portal.Target {
 	ap := netip.MustParseAddrPort(addrPort)
 	return portal.Target{Protocol: p, Addr: ap.Addr(), Port: ap.Port()}
@@ -33,7 +33,7 @@ func Drop(t portal.Target) portal.Rule {
 	return portal.Rule{Target: t, Action: portal.Drop, Comment: "default/local:http"}
 }
 
-// Prefixes reads "10.0.0.0/8" as a prefix.
+// Prefixes parses prefixes, such as "10.0.0.0/8".
 func Prefixes(texts ...string) (list []netip.Prefix) {
 	for _, t := range texts {
 		list = append(list, netip.MustParsePrefix(t))
@@ -56,7 +56,7 @@ func ManyRules(n int) []portal.Rule {
 	return portal.InOrder(rules)
 }
 
-// BeDone matches a portal.Result after which all is as wanted.
+// BeDone matches a portal.Result without an error and without refused or moved rules.
 func BeDone() types.GomegaMatcher {
 	return And(HaveField("Refused", BeEmpty()), HaveField("Moved", BeEmpty()), HaveField("Err", BeNil()))
 }

@@ -1,3 +1,3 @@
-// Package redirects has the specs that every mode of portal meets that redirects. A mode says
-// with a [Kind] how it is looked at, and adds specs of its own.
+// Package redirects contains the specs for every portal mode that redirects. A mode provides
+// a [Kind] for them, and adds its own specs.
 package redirects

@@ -19,22 +19,22 @@ import (
 	. "github.com/usherproxy/usher/test/portaltest"
 )
 
-// Kind is a portal that changes destinations, as the specs see it.
+// Kind describes a portal that rewrites destinations to the specs.
 type Kind struct {
 	Name    string
 	Mode    portal.Mode
 	Options portal.Options
-	// Lands says that packets are led to the redirect address.
+	// Lands says that packets are redirected to the redirect address.
 	Lands bool
-	// Accepts says that a chain lets in what is led there, whatever a host firewall drops.
+	// Accepts says that a chain accepts those packets even if a host firewall drops others.
 	Accepts bool
 	// Saved prints the IPv4 rules, and Limits counts those that drop clients.
 	Saved  func(*Net) string
 	Limits func(*Net) int
-	// Wipe is a command that takes all IPv4 rules out.
+	// Wipe is a command that removes all IPv4 rules.
 	Wipe string
-	// First is how long the first Apply of 10,000 rules may take, and One a
-	// change of one of them.
+	// First is the maximum duration of the first Apply of 10,000 rules, and One
+	// that of a change of one of them.
 	First, One time.Duration
 
 	N    *Net
@@ -46,7 +46,7 @@ func (k *Kind) open(n *Net) portal.Portal {
 	return n.Open(k.Mode, k.opts)
 }
 
-// settings returns what the layouts of both families depend on.
+// settings returns the settings of both families.
 func settings(p portal.Portal) (all []*redirect.Setting) {
 	for _, b := range p.(*redirect.Portal).Backends() {
 		all = append(all, b.Setting())
@@ -54,7 +54,7 @@ func settings(p portal.Portal) (all []*redirect.Setting) {
 	return all
 }
 
-// ItRedirects are the specs that every portal meets that changes destinations.
+// ItRedirects defines the specs for every portal that rewrites destinations.
 func ItRedirects(k *Kind) {
 	var n *Net
 	BeforeEach(func() { n, k.opts = k.N, k.Options })
@@ -82,7 +82,7 @@ func ItRedirects(k *Kind) {
 		Expect(binds).To(HaveLen(1))
 		Expect(binds[0].Redirected).To(BeTrue())
 		direct := To(portal.TCP, NodeIP4, binds[0].Addr.Port())
-		// conntrack knows the connection, with itself as destination.
+		// conntrack tracks the connection with an unchanged destination.
 		Expect(n.Pod.Ask(direct)).To(Equal(fmt.Sprintf("web 10.1.0.1:%d", direct.Port)))
 	})
 
@@ -254,7 +254,7 @@ func ItRedirects(k *Kind) {
 			p := k.open(n)
 			Expect(parts(p)).To(BeEmpty(), "nothing is wanted yet")
 			n.Publish(p, "web", Web4, Web6)
-			listeners := 0 // there are chains for, with a redirect address, and for what others would drop
+			listeners := 0 // chains for them: one with a redirect address, one to accept packets that others would drop
 			if settings(p)[0].RedirectAddr.IsValid() {
 				listeners = 1
 			}
@@ -527,7 +527,7 @@ func ItRedirects(k *Kind) {
 			GinkgoHelper()
 			for _, from := range []*Host{n.Node, n.Pod} {
 				for _, t := range unused {
-					// What the node itself sends by UDP fails already as it is sent.
+					// UDP from the node itself can fail with EPERM on sending.
 					Expect(from.AskFrom(t, 0, 2*time.Second)).To(Or(Equal("refused"), HaveSuffix(unix.EPERM.Error())), t.String())
 				}
 				Expect(from.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
@@ -707,7 +707,7 @@ func ItRedirects(k *Kind) {
 		n.Apply(p, nil, []portal.Target{other})
 		Expect(last()).NotTo(ContainSubstring("10.96.0.11"))
 		for _, damage := range []string{"ip rule del pref 32768", "ip -6 route flush table 117118"} {
-			repaired := after(damage) // or what was before: two commands may be told of twice
+			repaired := after(damage) // the notification may be of an earlier change: two commands can cause two
 			Eventually(func() int { repaired += n.Check(p); return repaired }, 10*time.Second).Should(BeNumerically(">", 0))
 			served(n.Node)
 		}
@@ -721,7 +721,7 @@ func ItRedirects(k *Kind) {
 
 		n.Node.Sh("ip link set pod0 down")
 		served(n.Node)
-		after("ip addr flush dev pod0") // nothing but lo is left
+		after("ip addr flush dev pod0") // only lo is left
 		served(n.Node)
 		after("ip addr add 10.1.0.1/24 dev pod0; ip addr add fd01::1/64 dev pod0 nodad; ip link set pod0 up")
 		served(n.Node, n.Pod)
@@ -745,7 +745,7 @@ func ItRedirects(k *Kind) {
 		within := func(most time.Duration, what string, took ...time.Duration) {
 			GinkgoHelper()
 			AddReportEntry(fmt.Sprintf("%s, 10,000 rules: %s: %v", k.Name, what, took))
-			// Other packages are tested at the same time; test/scale has the targets.
+			// The limit is ten times as high because other packages are tested at the same time. test/scale has the targets.
 			Expect(slices.Min(took)).To(BeNumerically("<", 10*most), what)
 		}
 		measure := func(what string, most time.Duration, f func()) {
@@ -773,8 +773,8 @@ func ItRedirects(k *Kind) {
 	})
 }
 
-// refusesSCTP expects that rules for SCTP are refused each time, and others not:
-// an SCTP listener is at the redirect address, and here there is none.
+// refusesSCTP expects that SCTP rules are refused each time, and other rules are not:
+// an SCTP listener needs the redirect address, and here there is none.
 func refusesSCTP(n *Net, p portal.Portal, rules []portal.Rule) {
 	GinkgoHelper()
 	n.Node.Do(func() {

@@ -6,5 +6,5 @@ import (
 	"github.com/usherproxy/usher/portal/redirect"
 )
 
-// Usual is a setting in which nothing is missing.
+// Usual is a setting in which every match is available.
 var Usual = redirect.Setting{Comment: true, AddrType: true, RedirectAddr: kernel.RedirectAddr(portal.IPv4)}
