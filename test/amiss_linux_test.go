@@ -57,8 +57,8 @@ func request(d *lab.Dialer, vip string) (netip.AddrPort, error) {
 }
 
 var _ = Describe("what went wrong an hour ago", func() {
-	// The hour is simulated by successful connections. The trace keeps about 4,000 steps, so it holds only the
-	// last of these connections, as it would after an hour at 1,000 connections a second.
+	// Successful connections simulate the hour. The trace keeps the last 4,000 steps or so: after these
+	// connections, and also after an hour at 1,000 connections a second.
 	const hour, calm, crowd = 5000, 4, 20 // connections; clients: with more of them, each connection takes longer
 	var (
 		l   *lab.Lab

@@ -59,7 +59,7 @@ var _ = Describe("kubectl usher connect --dns", func() {
 		GinkgoHelper()
 		return startConnect(l.Node, dir, append([]string{"--portal=address", "--dns-upstream=" + upstream.String()}, args...)...)
 	}
-	// dig returns what dig prints for the arguments, from a Pod.
+	// dig runs dig with the arguments in a Pod, and returns its output.
 	dig := func(args ...string) string {
 		GinkgoHelper()
 		return l.Pods.Output("dig", append([]string{"+tries=3", "+time=2", "@" + resolver}, args...)...)
@@ -67,7 +67,7 @@ var _ = Describe("kubectl usher connect --dns", func() {
 	short := func(args ...string) (answers []string) {
 		GinkgoHelper()
 		for line := range strings.Lines(dig(append([]string{"+short"}, args...)...)) {
-			if !strings.HasPrefix(line, ";;") { // dig reports a retry
+			if !strings.HasPrefix(line, ";;") { // dig's report of a retry
 				answers = append(answers, strings.Fields(line)...)
 			}
 		}

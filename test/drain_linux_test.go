@@ -78,7 +78,7 @@ func specifyDraining(portal, vip string, at func(int) netip.Addr) {
 	web := service{name: "web", clusterIP: vip, port: 80}
 	stays, leaves := startBackend(l.Pods, at(1), 8080).addr, startBackend(l.Pods, at(2), 8080).addr
 	var u *usher
-	// serve makes usher serve endpoints, and waits until its trace matches seen.
+	// serve makes usher serve endpoints, and waits until usher's trace matches seen.
 	serve := func(drain, seen string, endpoints ...netip.AddrPort) {
 		GinkgoHelper()
 		web.endpoints, web.metadata = endpoints, ""

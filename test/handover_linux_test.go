@@ -327,7 +327,7 @@ func handoverSpecs(portal string) {
 			previous := current
 			current = launchUsher(l.Node, dir, "--portal="+portal, "--take-over")
 			for ended := false; !ended; {
-				if len(clients) < 1000 { // one client address gets a share of the sessions that the open-files limit allows
+				if len(clients) < 1000 { // one client address may hold a share of the sessions that open files allow
 					come() // during the takeover
 				}
 				Expect(clients[rand.IntN(len(clients))].again()).To(Succeed())

@@ -19,7 +19,7 @@ import (
 
 var _ = Describe("A terminal that is closed", func() {
 	It("stops usher demo and usher run, which leave nothing behind", func() {
-		// If nohup started this test, usher would inherit that SIGHUP is ignored. For a caught signal, exec(3) restores the default.
+		// If nohup started this test, usher would inherit the ignored SIGHUP. Caught here, exec(3) resets it to the default.
 		hangups := make(chan os.Signal, 1)
 		signal.Notify(hangups, syscall.SIGHUP)
 		defer signal.Stop(hangups)
@@ -52,7 +52,7 @@ var _ = Describe("A terminal that is closed", func() {
 			ended, ready := make(chan error, 1), make(chan struct{})
 			go func() { ended <- cmd.Wait() }()
 			DeferCleanup(func() { _ = cmd.Process.Kill() })
-			go func() { // stops after that: Close would not close a terminal during a read
+			go func() { // and then stops: a terminal is not closed while it is read
 				var seen []byte
 				for !bytes.Contains(seen, []byte(c.ready)) {
 					part := make([]byte, 4096)

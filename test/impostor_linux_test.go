@@ -28,7 +28,7 @@ import (
 // landings are usher's redirect addresses: usher listens there, and rules redirect there even while it does not run.
 var landings = []string{"192.0.0.117", "fd75:7368:6572::1"}
 
-// impostor acts as a process on the node without capabilities that tries to answer for Services.
+// impostor acts as a process without capabilities on the node, and tries to answer for Services.
 type impostor struct {
 	ns   *lab.Namespace
 	user int
@@ -38,7 +38,7 @@ type impostor struct {
 }
 
 // bind binds a port as the impostor's user, shared with any other process that allows it
-// (SO_REUSEPORT), and counts connections and datagrams. It returns the error if that fails.
+// (SO_REUSEPORT), and counts connections and datagrams. It returns the error of the bind.
 func (i *impostor) bind(network, address string) (err error) {
 	GinkgoHelper()
 	i.ns.Do(func() error { // on a dedicated thread: user and capabilities are per thread

@@ -64,7 +64,7 @@ func (k *kept) crash() {
 }
 
 // callers open new connections to Services at a steady rate. They count those that could not
-// be opened (unmade) separately from those that were lost.
+// be opened (unmade) separately from those that were lost afterwards.
 type callers struct {
 	made, lost, unmade atomic.Int64
 	firstUnmade        atomic.Pointer[error]

@@ -19,7 +19,7 @@ import (
 	. "github.com/usherproxy/usher/test/portaltest"
 )
 
-// Kind describes a portal that rewrites destinations to the specs.
+// Kind describes, for the specs, a portal that rewrites destinations.
 type Kind struct {
 	Name    string
 	Mode    portal.Mode
@@ -707,7 +707,7 @@ func ItRedirects(k *Kind) {
 		n.Apply(p, nil, []portal.Target{other})
 		Expect(last()).NotTo(ContainSubstring("10.96.0.11"))
 		for _, damage := range []string{"ip rule del pref 32768", "ip -6 route flush table 117118"} {
-			repaired := after(damage) // the notification may be of an earlier change: two commands can cause two
+			repaired := after(damage) // the notification may belong to an earlier change: two commands can cause two
 			Eventually(func() int { repaired += n.Check(p); return repaired }, 10*time.Second).Should(BeNumerically(">", 0))
 			served(n.Node)
 		}
