@@ -13,7 +13,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// kube-proxy's flags say by which interfaces this node's Pods are told.
+// kube-proxy's flags name the interfaces of this node's Pods.
 var _ = Describe("A Service with externalTrafficPolicy Local and no endpoint on this node, with the portal", func() {
 	for _, portal := range []string{"iptables", "nftables", "address", apart} {
 		It(portal+": answers Pods behind a bridge, once there is one, and nobody else", func() {
@@ -49,7 +49,7 @@ var _ = Describe("A Service with externalTrafficPolicy Local and no endpoint on 
 	}
 })
 
-// localLab is a lab in which usher serves a Service whose only endpoint is elsewhere.
+// localLab is a lab in which usher serves a Service whose only endpoint is on another node.
 type localLab struct {
 	*lab.Lab
 	endpoints map[string]netip.AddrPort // by VIP
@@ -78,7 +78,7 @@ func startLocalMode(portal string, args ...string) (*localLab, *usher) {
 	return l, startUsher(l.Node, dir, append([]string{"--portal=" + portal, "--node-name=this"}, args...)...)
 }
 
-// expectLocal expects that the Service answers who is in ns.
+// expectLocal expects that the Service answers clients in ns.
 func (l *localLab) expectLocal(ns *lab.Namespace) {
 	GinkgoHelper()
 	d := ns.NewDialer(1)
@@ -90,15 +90,15 @@ func (l *localLab) expectLocal(ns *lab.Namespace) {
 	}
 }
 
-// expectOthersOut expects that it answers neither a host outside nor what is behind
-// another interface of the node.
+// expectOthersOut expects that the Service answers neither a host outside nor clients behind another interface of the
+// node.
 func (l *localLab) expectOthersOut() {
 	GinkgoHelper()
 	for _, ns := range []*lab.Namespace{l.Outside, l.Pods} {
 		d := ns.NewDialer(1)
 		for vip := range l.endpoints {
 			c, err := d.Dial("", vip, 300*time.Millisecond)
-			if err == nil { // the portal address drops nothing
+			if err == nil { // the address portal drops nothing
 				_, err = readName(c)
 				c.Close()
 			}

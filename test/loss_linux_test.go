@@ -14,8 +14,8 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// Loss, delay and the rest of what bad networks do are checked in another kernel, whose
-// processor is emulated: package vm. Here time counts.
+// Package vm checks loss, delay and other faults of bad networks in another kernel, on an emulated CPU. These specs
+// measure time.
 var _ = Describe("on a link that loses 5 % of all packets each way", Serial, func() {
 	for _, portal := range []string{"nftables", "address"} {
 		It("the slowest connections are as fast as direct ones, but for one slot, with the portal "+portal, func() {
@@ -28,7 +28,7 @@ var _ = Describe("on a link that loses 5 % of all packets each way", Serial, fun
 			}
 			dir := manifestsDir()
 			web.write(dir)
-			// With the default's last slot one client in 200,000 would lose every SYN.
+			// With the default's last slot, 1 client in 200,000 would lose every SYN.
 			startUsher(l.Node, dir, "--portal="+portal, "--dial-timeouts=250ms,500ms,1s,2s,8s")
 			for _, end := range []*lab.Namespace{l.Node, l.Pods} {
 				end.Output("nft", "add table inet loss; add chain inet loss in { type filter hook prerouting priority -400; }; "+
@@ -36,15 +36,15 @@ var _ = Describe("on a link that loses 5 % of all packets each way", Serial, fun
 			}
 			node := l.Node.NewDialer(20)
 			var direct, served []time.Duration
-			for turn := range 4 { // in turn, so that both meet the same machine
+			for turn := range 4 { // alternating, so that both meet the same machine load
 				direct = append(direct, exchanges(node, web.endpoints[turn%3].String(), 4*time.Second)...)
 				served = append(served, exchanges(node, web.vip(), 4*time.Second)...)
 			}
 			AddReportEntry("with 5 % loss", fmt.Sprintf("direct %s; by usher %s", distribution(direct), distribution(served)))
 			const slot = 250 * time.Millisecond
 			Expect(quantile(served, 0.95)).To(BeNumerically("<=", quantile(direct, 0.95)), "a lost SYN costs a slot, not the second that the kernel waits")
-			// One in a hundred is slower than direct's p99 by its definition. That is some
-			// twenty connections, which chance makes thirty of.
+			// By definition, 1 in 100 connections is slower than direct's p99. Here that is about 20 connections, and
+			// chance raises it to 30.
 			limit := quantile(direct, 0.99) + slot
 			slower := len(served) - sort.Search(len(served), func(i int) bool { return served[i] > limit })
 			Expect(float64(slower)/float64(len(served))).To(BeNumerically("<", 0.02), "share of connections that took longer than %s", limit)
@@ -52,8 +52,8 @@ var _ = Describe("on a link that loses 5 % of all packets each way", Serial, fun
 	}
 })
 
-// exchanges makes connections for so long, and on a busy machine until there are five hundred,
-// sixteen at once, each with a few bytes to and fro, and returns how long each took, sorted.
+// exchanges opens connections, 16 at a time, and exchanges a few bytes on each. It runs for the duration lasting, and on
+// a busy machine until there are 500 connections. It returns the sorted durations.
 func exchanges(d *lab.Dialer, to string, lasting time.Duration) (took []time.Duration) {
 	GinkgoHelper()
 	end := time.Now().Add(lasting)
@@ -80,8 +80,8 @@ func exchanges(d *lab.Dialer, to string, lasting time.Duration) (took []time.Dur
 	return took
 }
 
-// exchangeOnce waits for long: an endpoint whose SYN-ACK was lost sends again after 3 s, 6 s
-// and so on what is lost then (RFC 6298, 5.7).
+// exchangeOnce has a long timeout: an endpoint whose SYN-ACK was lost retransmits after 3 s, 6 s and so on
+// (RFC 6298, 5.7).
 func exchangeOnce(d *lab.Dialer, to string) error {
 	c, err := d.Dial("", to, time.Minute)
 	if err != nil {
@@ -95,7 +95,7 @@ func exchangeOnce(d *lab.Dialer, to string) error {
 		return err
 	}
 	in := bufio.NewReader(c)
-	for range 2 { // the endpoint's name, and what comes back
+	for range 2 { // the endpoint's name, and the echo
 		if _, err := in.ReadString('\n'); err != nil {
 			return err
 		}

@@ -86,7 +86,7 @@ var _ = Describe("manifests", func() {
 						began := time.Now()
 						_, err := from.Dial("", vip, 4*time.Second)
 						Expect(err).To(HaveOccurred())
-						// A process of the node may see the rejection only with its second SYN.
+						// A process on the node may get the rejection only with its second SYN.
 						if took := time.Since(began); took > 3*time.Second {
 							return took
 						}
@@ -292,7 +292,7 @@ var _ = Describe("a manifest that is rejected", func() {
 		wrong := filepath.Join(dir, "wrong.yaml")
 		writeFile(wrong, service{name: "wrong", clusterIP: "nonsense", port: 80}.yaml())
 		writeFile(filepath.Join(dir, "others.yaml"), "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings}\n---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n")
-		startUsher(l.Node, dir) // the others are nobody's problem
+		startUsher(l.Node, dir) // these specs ignore the other clients
 		get := func() string { return l.Node.Output(usherBinary, "get", "services", "-A", "-o", "wide") }
 		attention := func() string { return l.Node.Output("curl", "-s", "http://127.0.0.1:10249/api/v1/status") }
 		Expect(get()).To(MatchRegexp(`default +wrong +rejected .*ManifestRejected: .*wrong.yaml, document 1: spec.clusterIP`))

@@ -18,7 +18,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// Where a VIP is an address of the node, the node's own processes come from the VIP.
+// If a VIP is an address of the node, connections from the node's own processes have the VIP as their source.
 var _ = Describe("A load balancer's IP that is an address of the node, with the portal", func() {
 	for _, portal := range []string{"iptables", "nftables", "address", apart} {
 		for _, ip := range []string{"203.0.113.10", "2001:db8:1::10"} {
@@ -29,10 +29,10 @@ var _ = Describe("A load balancer's IP that is an address of the node, with the 
 	}
 })
 
-// An ingress on bare metal is often so: a process of the node at an address of the node
-// that is its Service's external IP too.
+// An ingress on bare metal is often set up like this: its process listens at a node address that is also its Service's
+// external IP.
 var _ = Describe("An endpoint on the host's network at an external IP of its Service, with the portal", func() {
-	for _, portal := range []string{"iptables", "nftables"} { // with address, usher would have to listen where the process does
+	for _, portal := range []string{"iptables", "nftables"} { // with address, usher would need the port on which the process listens
 		for _, ip := range []string{"203.0.113.10", "2001:db8:1::10"} {
 			It(portal+", "+ip+": is served, and usher's own connections to it do not come back", func() {
 				if portal == "iptables" {
@@ -117,7 +117,7 @@ func nodePortsSpec(portal string, ip netip.Addr) {
 	}
 	for i, port := range []int{22, 80, 10256, 30080} {
 		endpoints := []netip.AddrPort{thief}
-		if port == 22 { // an endpoint that looks like the process itself leads nobody to the others
+		if port == 22 { // an endpoint that looks like the process itself redirects no client to the others
 			endpoints = append(endpoints, netip.AddrPortFrom(ip, 22))
 		}
 		service{name: "thief-" + strconv.Itoa(port), clusterIP: clusterIPs + strconv.Itoa(10+i), port: port, spec: "  externalIPs: [\"" + ip.String() + "\"]\n", endpoints: endpoints}.write(dir)
@@ -139,7 +139,7 @@ func nodePortsSpec(portal string, ip netip.Addr) {
 	By("and goes")
 	Expect(os.Remove(filepath.Join(dir, "honest.yaml"))).To(Succeed())
 	Eventually(answers(30080)).WithTimeout(20 * time.Second).Should(Equal(thief))
-	if portal != apart { // with that, usher has the port, and the process is refused it
+	if portal != apart { // with apart, usher holds the port and the process cannot bind it
 		By("a process that begins to listen")
 		late := startBackend(l.Node, ip, 80).addr
 		Eventually(answers(80)).WithTimeout(20 * time.Second).Should(Equal(late))

@@ -27,8 +27,8 @@ var _ = Describe("open connections, when another usher takes over,", Serial, fun
 	}
 })
 
-// openHandoverSpecs let connections talk while processes take over from each other: 100 and 3 times, or as the environment
-// variables USHER_TALKS and USHER_TAKEOVERS say.
+// openHandoverSpecs keep connections busy while processes take over from each other: 100 connections and 3 takeovers
+// by default. The environment variables USHER_TALKS and USHER_TAKEOVERS override these numbers.
 func openHandoverSpecs(portal string) {
 	number := func(variable string, otherwise int) int {
 		GinkgoHelper()
@@ -81,7 +81,7 @@ func openHandoverSpecs(portal string) {
 			talks.Client(lab.MixOfTalks(i), c)
 		}
 	}
-	// numbers returns those of the open connections of the Services that talk, by the addresses of the clients.
+	// numbers returns the numbers of the talks' open connections by client address.
 	numbers := func() (map[string]int, error) {
 		var out []byte
 		var err error
@@ -160,7 +160,7 @@ func openHandoverSpecs(portal string) {
 		saved := func() float64 { return metric(node, "usher_connections_saved") }
 		lost := 0
 		for round := range number("USHER_CRASHES", 3) {
-			if round%3 == 1 { // those that another process has handed over are saved, too
+			if round%3 == 1 { // connections from an earlier handover are saved, too
 				Expect(syscall.Kill(k.Command.Process.Pid, syscall.SIGHUP)).To(Succeed())
 				Eventually(k.Err).WithTimeout(time.Minute).Should(gbytes.Say("the new usher instance is taking over"))
 				Eventually(k.Err).WithTimeout(time.Minute).Should(gbytes.Say("Open connections handed over"))
@@ -187,7 +187,7 @@ func openHandoverSpecs(portal string) {
 		AddReportEntry("bytes compared", talks.Moved())
 		Expect(lost).To(BeNumerically("<=", n/10), "%v", talks.Err())
 		traffic.end()
-		_ = talks.End() // those that are lost have failed
+		_ = talks.End() // lost connections have failed
 		Expect(talks.Wrong()).NotTo(HaveOccurred())
 		Expect(talks.Lost()).To(Equal(lost), "no other has ended, or lacks a byte")
 		k.Terminate()
@@ -206,12 +206,12 @@ func openHandoverSpecs(portal string) {
 			come(n)
 			Eventually(numbers).WithTimeout(20 * time.Second).Should(HaveLen(n))
 			next := launchUsher(l.Node, dir, "--portal="+portal, "--drain-timeout=5m", "--take-over")
-			if round > 0 { // the first time it is killed before it has the lock, or after it has all
+			if round > 0 { // in the first round usher is killed before it has the lock, or after the handover is complete
 				Eventually(current.Err).WithTimeout(30 * time.Second).WithPolling(time.Millisecond).Should(gbytes.Say("has taken over"))
 			}
 			time.Sleep(time.Duration(random.IntN(400)) * time.Millisecond)
 			next.Kill().Wait(10 * time.Second)
-			time.Sleep(200 * time.Millisecond) // until all who have lost their connections know
+			time.Sleep(200 * time.Millisecond) // until all clients have seen that their connections are lost
 			lost := talks.Lost()
 			AddReportEntry("lost with the process that was killed", lost)
 			Expect(talks.Wrong()).NotTo(HaveOccurred())
@@ -225,7 +225,7 @@ func openHandoverSpecs(portal string) {
 			if lost < n {
 				Eventually(talks.Moved).WithTimeout(10 * time.Second).Should(BeNumerically(">", moved+10_000))
 			}
-			_ = talks.End() // those that are lost have failed
+			_ = talks.End() // lost connections have failed
 			Expect(talks.Lost()).To(Equal(lost), "no other has ended, or lacks a byte")
 			Expect(talks.Wrong()).NotTo(HaveOccurred())
 			current.Kill().Wait(10 * time.Second)

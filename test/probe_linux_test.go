@@ -20,12 +20,11 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// webServer is an endpoint that answers by HTTP: its address to clients, and how it is to those
-// who ask for /healthz.
+// webServer is an HTTP endpoint: it has an address for clients and a status for requests to /healthz.
 type webServer struct {
 	addr    netip.AddrPort
 	status  atomic.Int32
-	clients atomic.Int32 // that have asked
+	clients atomic.Int32 // number of requests from clients
 }
 
 func startWebServer(ns *lab.Namespace, addr netip.Addr) *webServer {
@@ -48,7 +47,7 @@ func startWebServer(ns *lab.Namespace, addr netip.Addr) *webServer {
 }
 
 var _ = Describe("endpoints that are probed because their Service asks for it", func() {
-	// endpointsByHand has a Service without selector, and its Endpoints.
+	// endpointsByHand writes a Service without selector and its Endpoints.
 	endpointsByHand := func(vip, annotations string, endpoints ...netip.AddrPort) string {
 		var addresses []string
 		for _, e := range endpoints {
@@ -77,7 +76,7 @@ var _ = Describe("endpoints that are probed because their Service asks for it", 
 						return pod.Dial("", web.vip(), 10*time.Second)
 					},
 				}}
-				// asked asks some times, and returns by whom it was answered.
+				// asked sends some requests and counts the answers by endpoint.
 				asked := func() (map[string]int, error) {
 					counts := map[string]int{}
 					for range 6 {

@@ -49,13 +49,13 @@ var _ = Describe("endpoints that fail", func() {
 			l.Pods.Output("nft", "add table inet blip; add chain inet blip in { type filter hook input priority 0; };"+
 				fmt.Sprintf("add rule inet blip in tcp dport 8080 %s daddr { %s } drop", family, strings.Join(lost, ", ")))
 			var clients sync.WaitGroup
-			for range 10 { // each endpoint has a turn, at the same time
+			for range 10 { // each endpoint is selected in rotation, at the same time
 				clients.Go(func() {
 					defer GinkgoRecover()
 					Expect(ask(pod, web.vip())).Error().NotTo(HaveOccurred())
 				})
 			}
-			for range lost { // a quarter of a second, if nothing else delays it
+			for range lost { // 250 ms, unless another delay adds to it
 				Eventually(u.Out).WithTimeout(10 * time.Second).Should(gbytes.Say(`in quarantine, first probe in 1.0 s: no answer`))
 			}
 			l.Pods.Output("nft", "delete table inet blip")
@@ -80,7 +80,7 @@ var _ = Describe("endpoints that fail", func() {
 		dead := netip.AddrPortFrom(lab.Pod(2), 8080)
 		web.endpoints = []netip.AddrPort{good.addr, dead}
 		u := start()
-		asked := func() *gbytes.Buffer { // clients come all the time
+		asked := func() *gbytes.Buffer { // clients connect continuously
 			Expect(ask(pod, web.vip())).To(BeElementOf(good.addr, dead))
 			return u.Out
 		}

@@ -20,8 +20,8 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// startHAProxy and startNginx start these in ns until the test ends. They serve once each
-// of the addresses can be connected to.
+// startHAProxy and startNginx start these servers in ns until the test ends. They wait until each of the addresses
+// accepts connections.
 func startHAProxy(ns *lab.Namespace, config string, addresses ...string) {
 	GinkgoHelper()
 	missing("haproxy")
@@ -63,8 +63,8 @@ func startPeer(ns *lab.Namespace, cmd *exec.Cmd, addresses []string) {
 	}
 }
 
-// tellers starts HAProxy and nginx as endpoints that expect a header, and answer with what
-// it says: "haproxy 203.0.113.9 4711 10.96.0.10 80".
+// tellers starts HAProxy and nginx as endpoints that expect a header. They answer with its contents:
+// "haproxy 203.0.113.9 4711 10.96.0.10 80".
 func tellers(l *lab.Lab) (v4, v6 []netip.AddrPort) {
 	GinkgoHelper()
 	at := func(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, 8080) }
@@ -76,8 +76,8 @@ func tellers(l *lab.Lab) (v4, v6 []netip.AddrPort) {
 	return v4, v6
 }
 
-// learned asks one of the tellers over c, behind a header that may be empty, and returns
-// which it is and what it was told.
+// learned sends a request to one of the tellers over c, after a header that may be empty. It returns the teller's name
+// and the header's contents as the teller reports them.
 func learned(c *net.TCPConn, header []byte) (by, what string) {
 	GinkgoHelper()
 	defer c.Close()
@@ -96,7 +96,7 @@ func words(from, to netip.AddrPort) string {
 
 func localOf(c net.Conn) netip.AddrPort { return c.LocalAddr().(*net.TCPAddr).AddrPort() }
 
-// Clients that are beyond the load balancers, which are at lab.Outside4 and Outside6.
+// These clients are behind the load balancers at lab.Outside4 and Outside6.
 const (
 	beyond4, otherBeyond4 = "203.0.113.9", "203.0.113.200"
 	beyond6               = "2001:db8:1::9"
@@ -224,14 +224,14 @@ func proxyProtocolSpecs(portal string) {
 		header := func(client string) []byte {
 			return proxyproto.Header(config.ProxyV2, config.TCP, netip.AddrPortFrom(netip.MustParseAddr(client), 99), netip.MustParseAddrPort(vip))
 		}
-		// name is what the endpoint says first, to who begins with first.
+		// name returns the first line that the endpoint sends to a client which starts with first.
 		name := func(from, to string, first []byte) (netip.AddrPort, error) {
 			c, err := outside.Dial(from, to, 5*time.Second)
 			if err != nil {
 				return netip.AddrPort{}, err
 			}
 			defer c.Close()
-			_, _ = c.Write(first) // reading tells
+			_, _ = c.Write(first) // the read below reports the error
 			return readName(c)
 		}
 		for _, to := range []string{vip, nodePort} {

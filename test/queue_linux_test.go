@@ -30,8 +30,8 @@ var _ = Describe("clients who come when all endpoints have as many connections a
 	}
 })
 
-// few is an endpoint that says its address and then waits until its client goes. It counts
-// those that it has, one less before it closes its side.
+// few is an endpoint that sends its address and then waits until its client closes the connection. It counts its open
+// connections, and decrements the count before it closes its side.
 type few struct {
 	addr     netip.AddrPort
 	listener net.Listener
@@ -68,14 +68,14 @@ func startFew(ns *lab.Namespace, addr netip.Addr) *few {
 	return f
 }
 
-// serves returns how many clients the endpoint has.
+// serves returns the number of clients that the endpoint has.
 func (f *few) serves() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.open)
 }
 
-// die ends the endpoint, and resets those that it has. It returns how many.
+// die closes the endpoint, resets its open connections and returns their number.
 func (f *few) die() int {
 	f.listener.Close()
 	f.mu.Lock()
@@ -118,7 +118,7 @@ func queueSpec(portal string, six bool) {
 	dialer, node := l.Pods.NewDialer(20), l.Node.NewDialer(1)
 	inLine := func() float64 { return metric(node, `usher_service_queue_length{namespace="default",service="web"}`) }
 
-	// Clients come some at a time; who comes later has a greater number. Those of one number have no order.
+	// client is a client of a batch. Later batches have greater numbers; clients with the same number have no order.
 	type client struct {
 		net.Conn
 		number int
@@ -146,7 +146,7 @@ func queueSpec(portal string, six bool) {
 		}).WithTimeout(soon).WithPolling(time.Millisecond).Should(Equal(min(len(waiting), 3*places)))
 	}
 	var open []client
-	// next are served, so many, whose turn it is.
+	// next checks that the next clients in the queue, as many as so says, are served.
 	next := func(so int) {
 		GinkgoHelper()
 		last := waiting[so-1]
@@ -216,5 +216,5 @@ func queueSpec(portal string, six bool) {
 	Expect(errors.Is(err, syscall.ECONNRESET)).To(BeTrue(), "%v", err)
 	Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say(`waited in the queue for [1-9]\.\d s`))
 	Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say(`queue-timeout \(no endpoint had a free slot in time\)`))
-	runtime.KeepAlive(open) // those that nobody refers to any more are closed
+	runtime.KeepAlive(open) // unreferenced connections would be closed
 }

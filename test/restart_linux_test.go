@@ -17,7 +17,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// What usher installs, through its own death and other people's hands.
+// These specs check usher's rules and routes after usher dies and after other programs change them.
 var _ = Describe("the rules and routes of", func() {
 	for _, portal := range []string{"iptables", "nftables", "address", apart} {
 		Describe("the "+portal+" portal", func() { restartSpecs(portal) })
@@ -35,7 +35,7 @@ func restartSpecs(portal string) {
 		l = lab.New()
 		pod = l.Pods.NewDialer(8)
 		dir = manifestsDir()
-		if portal == apart { // before anybody looks: the kernel makes routes then
+		if portal == apart { // before the first snapshot: the kernel then adds routes
 			forward(l.Node)
 		}
 	})
@@ -131,7 +131,7 @@ func restartSpecs(portal string) {
 		if mode != "address" {
 			parts := 5 + 3 + 1
 			if mode == "iptables" {
-				parts++ // what lets in what is redirected
+				parts++ // the rule that accepts redirected packets
 			}
 			Expect(answer.Parts).To(And(HaveLen(parts), HaveEach(HaveField("State", "ok"))))
 			Expect(string(portals().Out.Contents())).To(MatchRegexp(`(?m)^STATE +FAMILY +OBJECT +DETAIL\n(?:.*\n)*ok +IPv4 +routing rule 115 +115: from all fwmark 0x1001/0x1001 lookup 117117$`))
@@ -169,7 +169,7 @@ func restartSpecs(portal string) {
 
 	It("are put back when somebody removes them, and connections that are open do not notice", func() {
 		list := services(3, startBackend(l.Pods, lab.Pod(1), 8080))
-		interval := "1m" // the kernel tells before
+		interval := "1m" // the kernel's change events come first
 		if portal == "iptables" && !strings.Contains(l.Node.Output("iptables", "--version"), "nf_tables") {
 			interval = "1s"
 		}
@@ -205,7 +205,7 @@ func restartSpecs(portal string) {
 	})
 }
 
-// rule returns the lines of an iptables-save output that speak of an address.
+// rule returns the lines of an iptables-save output that contain an address.
 func rule(saved, address string) (lines []string) {
 	for line := range strings.Lines(saved) {
 		if strings.Contains(line, address) {
@@ -232,7 +232,7 @@ var _ = Describe("where there is no iptables", func() {
 			dir := manifestsDir()
 			web := service{name: "web", clusterIP: clusterIP, port: 80, endpoints: []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}}
 			web.write(dir)
-			// An empty PATH: no iptables, no nft, no ip.
+			// An empty PATH: no iptables, nft or ip.
 			cmd := exec.Command(usherBinary, "run", "--manifests", dir, "--log-format=text", "--portal="+mode)
 			cmd.Env = []string{"PATH=/nowhere"}
 			u := launch(l.Node, cmd, dir)

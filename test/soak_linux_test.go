@@ -22,14 +22,14 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// The soak lasts for USHER_SOAK, a duration, and does what USHER_SOAK_SEED, a number, says.
-// make soak sets both.
+// The soak runs for the duration USHER_SOAK, with the events and traffic of the seed USHER_SOAK_SEED. make soak sets
+// both.
 const (
 	soakTime = time.Minute
 	soakSeed = 1
 )
 
-// soakMemory is how many bytes more than after its first seconds usher may have, with its keeper.
+// soakMemory is the number of bytes that usher and its keeper may use above their use after the first seconds.
 const soakMemory = 64 << 20
 
 var _ = Describe("a soak: mixed traffic, with all faults that there are,", Serial, Ordered, ContinueOnFailure, func() {
@@ -56,18 +56,18 @@ var _ = Describe("a soak: mixed traffic, with all faults that there are,", Seria
 			page.failed = append(page.failed, report.LeafNodeText+"\n"+report.FailureMessage())
 		}
 		for _, s := range page.parts {
-			s.end() // before usher goes
+			s.end() // before usher exits
 		}
 	})
 	AfterAll(func() {
-		if page.parts != nil { // it was asked for
+		if page.parts != nil { // the soak was requested
 			page.write(filepath.Join(root(), ".cache", "soak.md"))
 		}
 	})
 
 	for n, part := range []struct {
 		portal  string
-		limited bool // in memory, which says nothing with the race detector's own
+		limited bool // the memory limit; useless with the race detector, which needs memory itself
 	}{{"iptables", false}, {"nftables", true}, {"address", true}, {apart, false}} {
 		It("the "+part.portal+" portal: loses nothing but what was killed, and leaves nothing behind", func() {
 			if _, err := exec.LookPath(part.portal); err != nil && part.portal == "iptables" {
@@ -90,31 +90,31 @@ var _ = Describe("a soak: mixed traffic, with all faults that there are,", Seria
 	}
 })
 
-// soak is the part of one portal.
+// soak is the run for one portal.
 type soak struct {
 	portal  string
-	rand    *rand.Rand // what is done next, and to whom
+	rand    *rand.Rand // chooses events and their targets
 	lab     *lab.Lab
 	pod     *lab.Dialer
 	node    *lab.Dialer
 	dir     string
 	kept    *kept
-	memory  *lab.Memory // what keeper and usher may have; nil if that is not limited
+	memory  *lab.Memory // limits keeper and usher; nil without a limit
 	traffic soakTraffic
-	end     func() // of the traffic
+	end     func() // stops the traffic
 	incidents
 	families [2]*soakFamily
-	guest    service         // one that comes and goes
-	leaving  []*soakEndpoint // no client is led to them any more
+	guest    service         // added and removed during the run
+	leaving  []*soakEndpoint // receive no more clients
 	events   []soakEvent
-	checked  []string // what was found at the end
+	checked  []string // results of the final checks
 }
 
-// soakFamily are the Services of an IP family, and their endpoints.
+// soakFamily holds the Services of an IP family and their endpoints.
 type soakFamily struct {
 	of        family
 	web, dns  service
-	endpoints []*soakEndpoint // all but the last are the Services'
+	endpoints []*soakEndpoint // the last one is spare; the Services have the others
 }
 
 type soakEvent struct {
@@ -129,7 +129,7 @@ func newSoak(portal string, r *rand.Rand) *soak {
 	switch portal {
 	case "nftables":
 		s.lab.Node.Output("sh", "-c", masquerade)
-	case apart: // before anybody looks: the kernel makes routes then
+	case apart: // before the first snapshot: the kernel then adds routes
 		forward(s.lab.Node)
 	}
 	s.pod, s.node = s.lab.Pods.NewDialer(2*soakers), s.lab.Node.NewDialer(4)
@@ -152,7 +152,7 @@ func newSoak(portal string, r *rand.Rand) *soak {
 		t.endpoints = append(t.endpoints, f.endpoints...)
 	}
 	s.guest = service{name: "guest", clusterIP: "10.96.0.20", port: 80}
-	// What is remembered of flows that have ended, or went astray without rules, shall be gone soon.
+	// conntrack must soon forget flows that have ended or that went astray without rules.
 	for name, value := range map[string]int{"tcp_loose": 0, "tcp_timeout_time_wait": 1, "tcp_timeout_close": 1, "tcp_timeout_close_wait": 5, "tcp_timeout_last_ack": 5,
 		"tcp_timeout_fin_wait": 5, "tcp_timeout_syn_sent": 5, "tcp_timeout_established": 15, "tcp_timeout_unacknowledged": 15, "tcp_timeout_max_retrans": 15, "tcp_timeout_syn_recv": 5, "udp_timeout": 5, "udp_timeout_stream": 5} {
 		s.lab.Node.Output("sysctl", "-eqw", fmt.Sprintf("net.netfilter.nf_conntrack_%s=%d", name, value))
@@ -160,7 +160,7 @@ func newSoak(portal string, r *rand.Rand) *soak {
 	return s
 }
 
-// write puts the manifests of the Services into dir.
+// write writes the manifests of the Services to dir.
 func (f *soakFamily) write(dir string) {
 	f.web.endpoints, f.dns.endpoints = nil, nil
 	for _, e := range f.endpoints[:len(f.endpoints)-1] {
@@ -170,14 +170,14 @@ func (f *soakFamily) write(dir string) {
 	f.dns.write(dir)
 }
 
-// startKept starts usher and its keeper. A client's reset that was lost, with the routes that led to
-// usher, is not sent again: keepalive shall find it out soon.
+// startKept starts usher and its keeper. If the routes to usher are missing, a client's reset is lost and not sent
+// again; a short keepalive detects this soon.
 func (s *soak) startKept(more ...string) {
 	GinkgoHelper()
 	s.kept = startKept(s.lab.Node, s.dir, append([]string{"--portal=" + s.portal, "--udp-idle-timeout=2s", "--keepalive=2s"}, more...)...)
 }
 
-// run makes traffic and events for some time, and then checks that all is as it was.
+// run makes traffic and events for the duration d, and then checks that the initial state is restored.
 func (s *soak) run(d time.Duration) {
 	GinkgoHelper()
 	before, flows := state(s.lab.Node), s.flows()
@@ -187,7 +187,7 @@ func (s *soak) run(d time.Duration) {
 	}
 	s.startKept()
 	s.end = s.traffic.start()
-	warm := time.After(2 * time.Second) // what is opened once and kept is there after this
+	warm := time.After(2 * time.Second) // this warm-up opens everything that stays open
 	<-warm
 	needed := s.limitMemory()
 	s.end()
@@ -219,12 +219,12 @@ func (s *soak) run(d time.Duration) {
 	}
 }
 
-// watchMachine notes how late timers are at most, and when the kernel had no room for packets, whoever
-// had filled that. It returns a function that ends that, and tells.
+// watchMachine records the latest timer, and the times when the kernel dropped packets because a queue or table was
+// full, whatever filled it. It returns a function that stops it and returns a summary.
 func (s *soak) watchMachine() func() string {
 	GinkgoHelper()
 	const period = 20 * time.Millisecond
-	// An answer that comes 500 ms after its endpoint has left finds nobody: the endpoints are in this process.
+	// The endpoints run in this process. An answer that is 500 ms late arrives after its endpoint has left.
 	const mostLate = 300 * time.Millisecond
 	over, result := make(chan struct{}), make(chan string)
 	go func() {
@@ -252,9 +252,9 @@ func (s *soak) watchMachine() func() string {
 	return stop
 }
 
-// droppedPackets returns how many packets this machine had no room for: in its processors' queues
-// (softnet_seq_show in the kernel has the columns), or in its tables of neighbours, which are one for all
-// namespaces. What is not told is 0.
+// droppedPackets returns the number of packets that this machine dropped because its CPUs' queues (see
+// softnet_seq_show in the kernel for the columns) or its neighbor tables were full. All namespaces share these tables.
+// A missing file counts as 0.
 func droppedPackets() (sum uint64) {
 	for _, in := range []struct {
 		file    string
@@ -265,7 +265,7 @@ func droppedPackets() (sum uint64) {
 			fields := strings.Fields(line)
 			for _, column := range in.columns {
 				if column < len(fields) {
-					n, _ := strconv.ParseUint(fields[column], 16, 64) // or it is the heading
+					n, _ := strconv.ParseUint(fields[column], 16, 64) // fails for the heading
 					sum += n
 				}
 			}
@@ -274,8 +274,7 @@ func droppedPackets() (sum uint64) {
 	return sum
 }
 
-// checkCount checks that as many were begun as have ended or are open, of the usher that
-// was the last.
+// checkCount checks that, for the last usher process, the number begun equals the number ended plus the number open.
 func (s *soak) checkCount(what, word, begun, ended, open string) {
 	GinkgoHelper()
 	b, e, o := metric(s.node, begun), s.sum(ended), metric(s.node, open)
@@ -283,7 +282,7 @@ func (s *soak) checkCount(what, word, begun, ended, open string) {
 	Expect(b).To(Equal(e+o), what)
 }
 
-// limitMemory gives usher and its keeper little more memory than they need, and returns that.
+// limitMemory limits usher and its keeper to soakMemory above their current use, and returns the current use.
 func (s *soak) limitMemory() (needed int64) {
 	GinkgoHelper()
 	if s.memory != nil {
@@ -308,7 +307,7 @@ func (s *soak) check(format string, args ...any) {
 	s.checked = append(s.checked, fmt.Sprintf(format, args...))
 }
 
-// differences returns the lines that only one of two texts has.
+// differences returns the lines that are in only one of the two texts.
 func differences(before, after string) (all []string) {
 	for sign, texts := range map[string][2]string{"-": {before, after}, "+": {after, before}} {
 		others := slices.Collect(strings.Lines(texts[1]))
@@ -324,13 +323,13 @@ func differences(before, after string) (all []string) {
 // settle waits until nothing is open.
 func (s *soak) settle() {
 	GinkgoHelper()
-	Eventually(func() error { _, err := s.traffic.get("/metrics"); return err }).WithTimeout(20 * time.Second).Should(Succeed()) // it may have taken over just now
+	Eventually(func() error { _, err := s.traffic.get("/metrics"); return err }).WithTimeout(20 * time.Second).Should(Succeed()) // a takeover may be under way
 	for _, open := range []string{"usher_connections_open", "usher_udp_sessions_open"} {
 		Eventually(func() float64 { return metric(s.node, open) }).WithTimeout(20*time.Second).Should(BeZero(), open)
 	}
 }
 
-// sum returns the sum of a metric that has labels.
+// sum returns the sum of all series of a metric that has labels.
 func (s *soak) sum(name string) (sum float64) {
 	GinkgoHelper()
 	for line := range strings.Lines(told(s.node, "/metrics")) {
@@ -343,26 +342,26 @@ func (s *soak) sum(name string) (sum float64) {
 	return sum
 }
 
-// conntrack is the kernel's list of what it tracks. Not every kernel has it.
+// conntrack lists the connections that the kernel tracks. Not every kernel has it.
 const conntrack = "/proc/net/nf_conntrack"
 
-// flows returns how many entries conntrack has on the node. (Its own count holds some that are
-// over; to read the list takes those away.)
+// flows returns the number of entries that conntrack lists on the node. The kernel's own count includes some expired
+// entries; reading the list removes them.
 func (s *soak) flows() int {
 	GinkgoHelper()
 	return strings.Count(s.lab.Node.Output("sh", "-c", "test ! -e "+conntrack+" || cat "+conntrack), "\n")
 }
 
-// soakPage is what a run of the soak says of itself.
+// soakPage is the report of a soak run.
 type soakPage struct {
 	seed    uint64
 	time    time.Duration
 	parts   []*soak
-	failed  []string // why it is red
+	failed  []string // reasons for a failed run
 	notDone []string
 }
 
-// write writes the page, and says where it is.
+// write writes the page and prints its path.
 func (p *soakPage) write(path string) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Soak of %s, seed %d\n\n", p.time, p.seed)

@@ -17,21 +17,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// incident is something that connections may be lost by.
+// incident is an event that may cost connections.
 type incident int
 
 const (
 	usherKilled incident = iota
 	endpointKilled
-	rulesGone      // nothing leads a client who comes to usher
-	nothingTracked // the kernel tracks no connections, so packets of those that are open go astray
-	noDescriptors  // usher can take nobody in
-	away           // usher or an endpoint: who sends datagrams may have to ask again
-	packetsDropped // by the kernel: who sends datagrams may have to ask again
-	anyLoss        // any of them
+	rulesGone      // no rule redirects clients to usher
+	nothingTracked // the kernel tracks no connections, so packets of open ones go astray
+	noDescriptors  // usher cannot accept connections
+	away           // usher or an endpoint: UDP clients may have to retry
+	packetsDropped // by the kernel: UDP clients may have to retry
+	anyLoss        // any of the above
 )
 
-// Why connections were lost.
+// These are the reasons for lost connections.
 const (
 	lostWithUsher          = "whose usher was killed"
 	lostWithEndpoint       = "whose endpoint was killed"
@@ -58,13 +58,13 @@ func familyOf(vip string) family {
 	return six
 }
 
-// incidents are when there were some.
+// incidents holds the times of all incidents by kind.
 type incidents struct {
 	mu    sync.Mutex
 	times [anyLoss][]*soakEvent
 }
 
-// during notes an incident for as long as f takes.
+// during records an incident that lasts while f runs.
 func (in *incidents) during(kind incident, of family, f func()) {
 	now := &soakEvent{at: time.Now(), of: of}
 	in.mu.Lock()
@@ -76,14 +76,14 @@ func (in *incidents) during(kind incident, of family, f func()) {
 	in.mu.Unlock()
 }
 
-// note notes an incident that is over.
+// note records an incident that is over.
 func (in *incidents) note(kind incident, at, until time.Time) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.times[kind] = append(in.times[kind], &soakEvent{at: at, until: until, of: bothFamilies})
 }
 
-// within reports whether there was such an incident, of that family, in that time.
+// within reports whether an incident of that kind and family overlaps the period.
 func (in *incidents) within(kind incident, of family, from, until time.Time) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -97,8 +97,8 @@ func (in *incidents) within(kind incident, of family, from, until time.Time) boo
 	return false
 }
 
-// disturb makes one event after the other until it is time, but each kind once: all kinds,
-// in an order that the seed says, and then again. It leaves all as it was.
+// disturb makes one event after the other until end. It makes every kind at least once: all kinds in an order that the
+// seed determines, and then again. At the end it removes the guest Service and the endpoints that have left.
 func (s *soak) disturb(end time.Time) {
 	GinkgoHelper()
 	kinds := []func() string{s.killUsher, s.killKeeper, s.killEndpoint, s.rollEndpoints, s.flushRules, s.changeService, s.takeDescriptors}
@@ -121,7 +121,7 @@ func (s *soak) disturb(end time.Time) {
 	}
 }
 
-// dismiss ends the endpoints that have left their Services.
+// dismiss stops the endpoints that have left their Services.
 func (s *soak) dismiss() {
 	for _, e := range s.leaving {
 		e.leave()
@@ -158,7 +158,7 @@ func (s *soak) killEndpoint() string {
 	dead := time.Duration(100+s.rand.IntN(900)) * time.Millisecond
 	s.during(away, f.of, func() {
 		s.during(endpointKilled, f.of, e.die)
-		<-time.After(dead) // usher shall meet it dead
+		<-time.After(dead) // usher must meet the dead endpoint
 		e.listen()
 	})
 	return fmt.Sprintf("endpoint %s died, and came back after %s", e.at, dead)
@@ -180,21 +180,21 @@ func (s *soak) rollEndpoints() string {
 	return fmt.Sprintf("rolling update: endpoint %s came, and %s left", last.at, old.at)
 }
 
-// flush is a command that takes usher's rules, or routes, of a family away.
+// flush is a command that removes usher's rules or routes of a family.
 type flush struct {
 	command string
 	of      family
 }
 
-// flushes are what may happen to a portal.
+// flushes are the possible flushes by portal.
 var flushes = map[string][]flush{
 	"iptables": {{"iptables -t nat -F", four}, {"ip6tables -t nat -F", six}},
 	"nftables": {{"nft flush table ip usher", four}, {"nft flush table ip6 usher", six}, {"nft flush ruleset", bothFamilies}},
 	"address":  {{"ip route flush table local proto 117", four}, {"ip -6 route flush table local proto 117", six}},
 }
 
-// masquerade is what a network of Pods mostly has beside usher. As long as it is there, the kernel
-// tracks connections whatever becomes of usher's rules, and so those that are open go on.
+// masquerade is a rule as most Pod networks have. While it exists, the kernel tracks connections even without usher's
+// rules, so open connections survive a flush.
 const masquerade = `nft add table inet cni
 nft add chain inet cni pods '{ type nat hook postrouting priority srcnat; }'
 nft add rule inet cni pods oifname nowhere masquerade`
@@ -222,14 +222,14 @@ func (s *soak) flushRules() string {
 	return fmt.Sprintf("%s; all VIPs served again after %s", f.command, gone.Round(time.Millisecond))
 }
 
-// await waits until there is a connection to vip.
+// await waits until a client can connect to vip.
 func (s *soak) await(vip string) {
 	GinkgoHelper()
 	Eventually(func() error { return s.reach(vip) }).WithTimeout(20 * time.Second).Should(Succeed())
 }
 
-// reach makes a connection. It does not wait for long: SYN may have come while rules were
-// gone, and the kernel sends it again only after a second.
+// reach makes a connection. Its timeout is short: the SYN may arrive while rules are missing, and the kernel retransmits
+// it only after 1 s.
 func (s *soak) reach(vip string) error {
 	c, err := s.pod.Dial("", vip, 100*time.Millisecond)
 	if err != nil {
@@ -238,7 +238,7 @@ func (s *soak) reach(vip string) error {
 	return c.Close()
 }
 
-// changeService adds a Service, gives it another port, or takes it away.
+// changeService adds the guest Service, changes its port, or removes it.
 func (s *soak) changeService() string {
 	GinkgoHelper()
 	switch had := s.guest; {
@@ -265,7 +265,7 @@ func (s *soak) removeGuest() {
 	Eventually(func() error { return s.reach(s.guest.vip()) }).WithTimeout(20 * time.Second).ShouldNot(Succeed())
 }
 
-// takeDescriptors takes all descriptors that are free from usher, for a moment.
+// takeDescriptors deprives usher of all free descriptors for a moment.
 func (s *soak) takeDescriptors() string {
 	GinkgoHelper()
 	pid, lasting := s.kept.child(), time.Duration(200+s.rand.IntN(600))*time.Millisecond

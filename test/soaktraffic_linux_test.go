@@ -21,39 +21,38 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// What a connection of the soak does.
+// These are the kinds of connections in the soak.
 const (
-	bothWays      = iota // both sides send at once, and end when they have sent all
-	clientResets         // the client breaks off in the middle
-	endpointReset        // the endpoint breaks off in the middle
+	bothWays      = iota // both sides send at once, and close when all is sent
+	clientResets         // the client resets halfway
+	endpointReset        // the endpoint resets halfway
 	stalls               // both read with pauses
 	smallTalk            // short messages to and fro
-	halfClosed           // the client ends at once and reads on
+	halfClosed           // the client half-closes at once and keeps reading
 	soakKinds
 )
 
-// soakHeader is what a client sends first: what the connection is to do, and with
-// which bytes.
+// soakHeader is the first message of a client: the kind of the connection, and the seed and number of its bytes.
 type soakHeader struct {
 	Seed                 uint64
 	Kind                 uint64
 	ToEndpoint, ToClient uint64 // bytes
 }
 
-// stream returns the bytes that one side sends.
+// stream returns the bytes that a side sends.
 func (h soakHeader) stream(side byte) *rand.ChaCha8 {
 	seed := [32]byte{0: side}
 	binary.BigEndian.PutUint64(seed[8:], h.Seed)
 	return rand.NewChaCha8(seed)
 }
 
-// soakers are how many connections, and half as many UDP clients, are open at once.
+// soakers is the number of concurrent connections. There are half as many UDP clients.
 const soakers = 40
 
-// soakTraffic are the clients.
+// soakTraffic makes the client traffic.
 type soakTraffic struct {
 	dialer    *lab.Dialer
-	node      *lab.Dialer // who asks usher
+	node      *lab.Dialer // for requests to usher's admin address
 	tcp, udp  []string    // VIPs
 	seed      uint64
 	endpoints []*soakEndpoint
@@ -62,14 +61,14 @@ type soakTraffic struct {
 	total, bytes, exchanges, repeated atomic.Int64
 	kinds                             [soakKinds]atomic.Int64
 	mu                                sync.Mutex
-	lost                              map[string]int // connections, by why
+	lost                              map[string]int // number of connections by reason
 	failures                          []string
 }
 
-// start makes traffic until the function that it returns is called, which waits for its end.
+// start makes traffic until the returned function is called, which waits for the clients to stop.
 func (s *soakTraffic) start() (end func()) {
 	s.lost = map[string]int{}
-	s.seed++ // no two connections have the same seed: who serves one tells it by that
+	s.seed++ // seeds are unique per connection, so that endpoints can identify it
 	seed, stop := s.seed, make(chan struct{})
 	var clients sync.WaitGroup
 	client := func(n int, do func(*rand.Rand)) {
@@ -94,7 +93,7 @@ func (s *soakTraffic) start() (end func()) {
 	return sync.OnceFunc(func() { close(stop); clients.Wait() })
 }
 
-// connection makes one connection, and says what became of it.
+// connection makes one connection and records its result.
 func (s *soakTraffic) connection(r *rand.Rand) {
 	h := soakHeader{Seed: r.Uint64(), Kind: r.Uint64N(soakKinds), ToEndpoint: size(r), ToClient: size(r)}
 	began, vip := time.Now(), s.tcp[r.IntN(len(s.tcp))]
@@ -115,7 +114,7 @@ func (s *soakTraffic) connection(r *rand.Rand) {
 	s.lose("connection %+v of %v to %s, begun %s, ended %s: %v; usher says: %s", h, from, vip, began.Format(clock), ended.Format(clock), err, s.inquire(from))
 }
 
-// inquire returns what usher knows of a client's connection.
+// inquire returns usher's record of a client's connection.
 func (s *soakTraffic) inquire(client net.Addr) string {
 	if client == nil {
 		return "-"
@@ -127,7 +126,7 @@ func (s *soakTraffic) inquire(client net.Addr) string {
 	return strings.Join(strings.Fields(text), " ")
 }
 
-// get returns what usher answers at its admin address, if it does.
+// get returns usher's response at its admin address.
 func (s *soakTraffic) get(path string) (string, error) {
 	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, _, to string) (net.Conn, error) {
 		return s.node.Dial("", to, time.Second)
@@ -141,7 +140,7 @@ func (s *soakTraffic) get(path string) (string, error) {
 	return string(text), err
 }
 
-// clock is how the page tells times.
+// clock is the time format of the page.
 const clock = "15:04:05.000"
 
 func (s *soakTraffic) excused(why string) {
@@ -156,8 +155,8 @@ func (s *soakTraffic) lose(format string, args ...any) {
 	s.failures = append(s.failures, fmt.Sprintf(format, args...))
 }
 
-// excuse returns why a connection was lost that failed, or "" if it should not have been.
-// made says that the client's connect(2) has succeeded.
+// excuse returns the reason why a failed connection was lost, or "" if it should have succeeded.
+// made reports whether the client's connect(2) succeeded.
 func (s *soakTraffic) excuse(seed uint64, vip string, began, ended time.Time, made bool, err error) string {
 	of, served := familyOf(vip), false
 	for _, e := range s.endpoints {
@@ -171,16 +170,16 @@ func (s *soakTraffic) excuse(seed uint64, vip string, began, ended time.Time, ma
 		served = served || broken != nil
 	}
 	hit := func(kind incident) bool { return s.incidents.within(kind, of, began, ended) }
-	// One that is made and reset at once may look like one that could not be made.
+	// A connection that is established and reset at once may look like a failed connect.
 	made = made || errors.Is(err, syscall.ECONNRESET)
 	switch {
 	case made && hit(usherKilled):
 		return lostWithUsher
 	case hit(nothingTracked):
 		return lostUntracked
-	case served: // whatever else there was, usher had found an endpoint
+	case served: // despite other incidents, usher had found an endpoint
 		return ""
-	case hit(endpointKilled): // it had connected, and not read anything
+	case hit(endpointKilled): // the endpoint had accepted, but read nothing
 		return lostWithEndpoint
 	case hit(noDescriptors):
 		return lostWithoutDescriptors
@@ -190,11 +189,11 @@ func (s *soakTraffic) excuse(seed uint64, vip string, began, ended time.Time, ma
 	return ""
 }
 
-// soakTries is how often a UDP client asks before it gives up. It waits as long as resolvers do:
-// on a busy machine answers are late that are not lost.
+// soakTries is the maximum number of times that a UDP client sends a datagram. Each try waits as long as resolvers do: on
+// a busy machine answers may be late without being lost.
 const soakTries = 4
 
-// session is one UDP client, with some exchanges.
+// session is one UDP client with some exchanges.
 func (s *soakTraffic) session(r *rand.Rand) {
 	vip := s.udp[r.IntN(len(s.udp))]
 	c, err := s.dialer.DialUDP("", vip)
@@ -214,7 +213,7 @@ func (s *soakTraffic) session(r *rand.Rand) {
 		s.exchanges.Add(1)
 		s.bytes.Add(int64(len(sent)))
 		if tries == 1 && err == nil {
-			time.Sleep(time.Duration(r.IntN(20)) * time.Millisecond) // a client's pace
+			time.Sleep(time.Duration(r.IntN(20)) * time.Millisecond) // the client's pace
 			continue
 		}
 		s.repeated.Add(1)
@@ -223,7 +222,7 @@ func (s *soakTraffic) session(r *rand.Rand) {
 		case errors.Is(err, errBytes):
 		case err == nil && s.incidents.within(anyLoss, of, began, time.Now()):
 			continue
-		case n == 0 && s.incidents.within(rulesGone, of, began, out): // the kernel remembers that it leads elsewhere, as long as it is used
+		case n == 0 && s.incidents.within(rulesGone, of, began, out): // the kernel keeps the flow's wrong destination while the flow is in use
 			s.excused(lostUDPWithoutRules)
 			return
 		}
@@ -233,19 +232,19 @@ func (s *soakTraffic) session(r *rand.Rand) {
 	}
 }
 
-// another reports whether there is one more answer: if so, the first was not lost, but late.
+// another reports whether one more answer arrives, in which case the first was late and not lost.
 func another(c net.Conn) bool {
 	_ = c.SetReadDeadline(time.Now().Add(time.Second))
 	_, err := c.Read(make([]byte, 1))
 	return err == nil
 }
 
-// exchange sends a datagram until it comes back, and returns how often it was sent, and until
-// when for the first time.
+// exchange sends a datagram until it comes back. It returns how many times it was sent, and when the first send
+// returned.
 func (s *soakTraffic) exchange(c net.Conn, sent []byte) (tries int, first time.Time, err error) {
 	buf := make([]byte, 64<<10)
 	for tries = 1; tries <= soakTries; tries++ {
-		if _, err = c.Write(sent); err != nil { // what ICMP has said of the one before
+		if _, err = c.Write(sent); err != nil { // an ICMP error of the previous datagram
 			_, err = c.Write(sent)
 		}
 		if tries == 1 {
@@ -267,11 +266,10 @@ func (s *soakTraffic) exchange(c net.Conn, sent []byte) (tries int, first time.T
 	return soakTries, first, err
 }
 
-// size returns a number of bytes: mostly few, sometimes many.
+// size returns a random number of bytes: mostly few, sometimes many.
 func size(r *rand.Rand) uint64 { return r.Uint64N(1 << (4 + r.Uint64N(19))) }
 
-// one makes one connection. It returns from where, or nil if that could not be made, and
-// what was wrong with it.
+// one makes one connection. It returns the client's address, or nil if it could not connect, and any error.
 func (s *soakTraffic) one(vip string, h soakHeader) (from net.Addr, err error) {
 	c, err := s.dialer.Dial("", vip, 20*time.Second)
 	if err != nil {
@@ -280,7 +278,7 @@ func (s *soakTraffic) one(vip string, h soakHeader) (from net.Addr, err error) {
 	return c.LocalAddr(), s.converse(c, h)
 }
 
-// converse does as the header says, and closes the connection.
+// converse runs the exchange that the header describes and closes the connection.
 func (s *soakTraffic) converse(c *net.TCPConn, h soakHeader) error {
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(60 * time.Second))
@@ -311,8 +309,7 @@ func (s *soakTraffic) converse(c *net.TCPConn, h soakHeader) error {
 	err := s.receive(c, h)
 	sending.Wait()
 	if h.Kind == endpointReset {
-		// Of two calls that meet a reset, the kernel tells one. The other meets what
-		// looks like an end.
+		// If two calls meet a reset, the kernel reports it to only one of them. The other sees an EOF.
 		if told := errors.Is(err, syscall.ECONNRESET) || errors.Is(sent, syscall.ECONNRESET); !told || errors.Is(err, errBytes) {
 			return fmt.Errorf("the endpoint's reset arrived as %v, %v", err, sent)
 		}
@@ -327,10 +324,10 @@ func (s *soakTraffic) receive(c *net.TCPConn, h soakHeader) error {
 	return err
 }
 
-// errBytes says that other bytes arrived than were sent.
+// errBytes is returned if received bytes differ from the sent ones.
 var errBytes = errors.New("wrong bytes")
 
-// expectStream reads until the other side ends, and compares.
+// expectStream reads until the other side closes, and compares the bytes.
 func expectStream(c io.Reader, want *rand.ChaCha8, size uint64, pauses bool) (total int64, err error) {
 	got, expected := make([]byte, 64<<10), make([]byte, 64<<10)
 	for {
@@ -354,7 +351,7 @@ func expectStream(c io.Reader, want *rand.ChaCha8, size uint64, pauses bool) (to
 	}
 }
 
-// talk sends 50 messages, and expects one for each, before or after.
+// talk sends 50 messages, and expects one message before or after each.
 func talk(c net.Conn, h soakHeader, mine, others byte) error {
 	out, in := h.stream(mine), h.stream(others)
 	buf, want := make([]byte, 100), make([]byte, 100)
@@ -378,8 +375,7 @@ func talk(c net.Conn, h soakHeader, mine, others byte) error {
 	return nil
 }
 
-// soakEndpoint is a server that does what each client's header says, and sends datagrams
-// back.
+// soakEndpoint is a server that acts as each client's header requests, and echoes datagrams.
 type soakEndpoint struct {
 	ns      *lab.Namespace
 	at      netip.Addr
@@ -388,8 +384,8 @@ type soakEndpoint struct {
 	mu       sync.Mutex
 	listener net.Listener
 	packets  *net.UDPConn
-	open     map[*net.TCPConn]*bool // whether it broke them off
-	served   map[uint64]*bool       // the same, by seeds, of those whose header was read
+	open     map[*net.TCPConn]*bool // whether the endpoint reset it
+	served   map[uint64]*bool       // the same by seed, for connections whose header was read
 }
 
 // The ports of the soak's endpoints.
@@ -415,7 +411,7 @@ func (e *soakEndpoint) listen() {
 	}()
 }
 
-// leave stops listening. Connections that are open go on.
+// leave stops listening. Open connections continue.
 func (e *soakEndpoint) leave() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -423,7 +419,7 @@ func (e *soakEndpoint) leave() {
 	e.packets.Close()
 }
 
-// die stops listening and resets what is open.
+// die stops listening and resets open connections.
 func (e *soakEndpoint) die() {
 	e.leave()
 	e.mu.Lock()
@@ -436,7 +432,7 @@ func (e *soakEndpoint) die() {
 	}
 }
 
-// tell tells of other bytes than the client has sent. Of all else the client does.
+// tell records a failure if the endpoint received wrong bytes. The client records all other errors.
 func (e *soakEndpoint) tell(h soakHeader, err error) {
 	if errors.Is(err, errBytes) {
 		e.clients.lose("connection %+v at %s, %s: %v", h, e.at, time.Now().Format(clock), err)
@@ -448,7 +444,7 @@ func (e *soakEndpoint) serve(l net.Listener, c *net.TCPConn) {
 	broken := new(bool)
 	e.mu.Lock()
 	if e.open[c] = broken; e.listener != l {
-		_ = c.SetLinger(0) // it died just now
+		_ = c.SetLinger(0) // the endpoint has just died
 		c.Close()
 	}
 	e.mu.Unlock()
@@ -485,7 +481,7 @@ func (e *soakEndpoint) serve(l net.Listener, c *net.TCPConn) {
 	receiving.Wait()
 	e.tell(h, wrong)
 	if wrong != nil && err == nil && h.Kind != clientResets {
-		_ = c.SetLinger(0) // so that the client fails, too
+		_ = c.SetLinger(0) // makes the client fail, too
 		return
 	}
 	if err == nil {

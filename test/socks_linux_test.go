@@ -17,14 +17,14 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// serveHTTP starts a web server in ns that answers with its name.
+// serveHTTP starts a web server in ns that responds with its name.
 func serveHTTP(ns *lab.Namespace, address, name string) netip.AddrPort {
 	GinkgoHelper()
 	named(ns, address, name).Start()
 	return netip.MustParseAddrPort(address)
 }
 
-// named returns a web server in ns that will answer with its name; Git is told that of a branch.
+// named returns an unstarted web server in ns that responds with its name. To Git it presents name as a branch.
 func named(ns *lab.Namespace, address, name string) *httptest.Server {
 	GinkgoHelper()
 	server := &httptest.Server{Listener: ns.Listen(address), Config: &http.Server{
@@ -44,7 +44,7 @@ var _ = Describe("a user without any privilege", func() {
 		l     *lab.Lab
 		usher string
 	)
-	// shell returns what a script prints.
+	// shell returns the output of a script.
 	shell := func(script string) string {
 		GinkgoHelper()
 		cmd := asNobody("sh", "-c", script)
@@ -53,7 +53,7 @@ var _ = Describe("a user without any privilege", func() {
 		Eventually(out).WithTimeout(30 * time.Second).Should(gexec.Exit())
 		return string(out.Out.Contents()) + string(out.Err.Contents())
 	}
-	// curl runs a command line of curl's after what is before it.
+	// curl runs curl with args, after the commands in before.
 	curl := func(before, args string) string {
 		GinkgoHelper()
 		return shell(before + "\ncurl -sS --fail --max-time 10 " + args)

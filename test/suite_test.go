@@ -1,6 +1,5 @@
-// Package test holds the tests of usher as a whole: the program, started as a
-// user starts it, in a network of namespaces that stand for a node, its Pods and
-// clients. What one package does alone is tested beside it.
+// Package test tests usher as a whole. It starts the program as a user does, in network namespaces that represent a
+// node, its Pods and clients. Tests of a single package are in that package's folder.
 package test
 
 import (
@@ -23,13 +22,11 @@ func TestUsher(t *testing.T) {
 	RunSpecs(t, "usher")
 }
 
-// usherBinary is the program under test, built with the race detector where long
-// specs were asked for.
+// usherBinary is the program under test. It is built with the race detector if long specs are enabled.
 var usherBinary string
 
 var _ = SynchronizedBeforeSuite(func() []byte {
-	// go test believes an earlier result while nothing has changed that was looked
-	// at: the program is made of all this.
+	// go test caches a result until a file that the test has looked at changes. The program is built from all of these.
 	Expect(filepath.WalkDir(root(), func(_ string, entry fs.DirEntry, err error) error {
 		if err == nil && entry.IsDir() && (entry.Name()[0] == '.' || entry.Name() == "bin") {
 			return fs.SkipDir
@@ -54,7 +51,7 @@ var builtKubectlUsher = sync.OnceValues(func() (string, error) {
 	return gexec.Build("github.com/usherproxy/usher/cmd/kubectl-usher", raceFlags()...)
 })
 
-// kubectlUsher returns the path of kubectl-usher, which is built as usherBinary is when a spec first needs it.
+// kubectlUsher returns the path of kubectl-usher. It is built on first use, with the options of usherBinary.
 func kubectlUsher() string {
 	GinkgoHelper()
 	path, err := builtKubectlUsher()
@@ -62,8 +59,8 @@ func kubectlUsher() string {
 	return path
 }
 
-// releasedUsher and releasedKubectlUsher build the programs once, as they are released: static and without the race
-// detector, which takes ten times the CPU time.
+// releasedUsher and releasedKubectlUsher build the programs once with release options: static, and without the race
+// detector, which needs 10 times the CPU time.
 var releasedUsher = sync.OnceValues(func() (string, error) {
 	return gexec.BuildWithEnvironment("github.com/usherproxy/usher/cmd/usher", []string{"CGO_ENABLED=0"}, "-trimpath", "-ldflags=-s -w")
 })
@@ -72,7 +69,7 @@ var releasedKubectlUsher = sync.OnceValues(func() (string, error) {
 	return gexec.BuildWithEnvironment("github.com/usherproxy/usher/cmd/kubectl-usher", []string{"CGO_ENABLED=0"}, "-trimpath", "-ldflags=-s -w")
 })
 
-// here is the folder of this suite, which go test starts it in.
+// here is the folder of this suite, in which go test starts it.
 var here, _ = os.Getwd()
 
 // root is the top folder of the repository.

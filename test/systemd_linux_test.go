@@ -22,8 +22,8 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// systemd does with a unit what systemd would: sd_notify(3), the file descriptor store of
-// sd_pid_notify_with_fds(3), sd_listen_fds(3), sd_watchdog_enabled(3).
+// systemd runs a unit as systemd does: sd_notify(3), the file descriptor store of sd_pid_notify_with_fds(3),
+// sd_listen_fds(3), sd_watchdog_enabled(3).
 type systemd struct {
 	ns       *lab.Namespace
 	settings map[string]string
@@ -39,7 +39,7 @@ type systemd struct {
 	said         []string
 }
 
-// playSystemd reads the unit that usher comes with.
+// playSystemd reads the unit file that usher ships.
 func playSystemd(ns *lab.Namespace, program, flags string) *systemd {
 	GinkgoHelper()
 	text, err := os.ReadFile(filepath.Join(root(), "deploy", "systemd", "usher.service"))
@@ -72,7 +72,7 @@ func playSystemd(ns *lab.Namespace, program, flags string) *systemd {
 	return s
 }
 
-// start starts the main process, with what is in the store, and waits until it is ready.
+// start starts the main process with the stored descriptors and waits until it is ready.
 func (s *systemd) start() {
 	GinkgoHelper()
 	out, in, err := os.Pipe()
@@ -84,7 +84,7 @@ func (s *systemd) start() {
 			if err != nil {
 				return
 			}
-			_, _ = s.log.Write(buf[:n]) // it is a buffer
+			_, _ = s.log.Write(buf[:n]) // a buffer; no errors
 		}
 	}()
 	s.mu.Lock()
@@ -102,9 +102,9 @@ func (s *systemd) start() {
 	watchdog, err := strconv.Atoi(s.settings["WatchdogSec"])
 	Expect(err).NotTo(HaveOccurred())
 	s.ns.Do(func() (err error) {
-		s.mu.Lock() // who speaks first is known by then
+		s.mu.Lock() // s.main is set before the first message is handled
 		defer s.mu.Unlock()
-		// The number of the process is known to itself only.
+		// Only the process itself knows its PID.
 		s.main, err = syscall.ForkExec(shell, []string{"sh", "-c", "export LISTEN_PID=$$ WATCHDOG_PID=$$; exec " + s.settings["ExecStart"]}, &syscall.ProcAttr{
 			Files: files,
 			Env: append(os.Environ(), "NOTIFY_SOCKET="+s.socket.LocalAddr().String(), "LISTEN_FDS="+strconv.Itoa(len(names)),
@@ -198,7 +198,7 @@ func (s *systemd) hear(pid int, text string, fds []int) {
 	}
 }
 
-// stored returns how many descriptors there are under each name.
+// stored returns the number of descriptors under each name.
 func (s *systemd) stored() map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -269,7 +269,7 @@ var _ = Describe("under systemd, as its unit says,", func() {
 		Expect(usher).To(HaveLen(1))
 		Expect(syscall.Kill(s.main, syscall.SIGKILL)).To(Succeed())
 		Eventually(s.ended).WithTimeout(10 * time.Second).Should(Receive())
-		Expect(syscall.Kill(usher[0], syscall.SIGKILL)).To(Succeed()) // as systemd does with what is left
+		Expect(syscall.Kill(usher[0], syscall.SIGKILL)).To(Succeed()) // as systemd kills remaining processes
 		s.start()
 		flow(400)
 		traffic.end()

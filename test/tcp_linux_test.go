@@ -26,7 +26,7 @@ import (
 
 const clusterIP = "10.96.0.10"
 
-// Everything about TCP holds whichever portal leads to usher.
+// These specs hold for every portal.
 var _ = Describe("TCP through", func() {
 	for _, portal := range []string{"iptables", "nftables", "address", apart} {
 		Describe("the "+portal+" portal", func() { tcpSpecs(portal) })
@@ -77,7 +77,7 @@ func tcpSpecs(portal string) {
 		b := startBackend(l.Pods, lab.Pod(1), 8080)
 		web.endpoints = []netip.AddrPort{b.addr}
 		if portal == "iptables" {
-			// Without any rule that translates, the kernel ceases to track connections.
+			// Without any translating rule the kernel stops tracking connections.
 			service{name: "other", clusterIP: "10.96.0.33", port: 80}.write(dir)
 		}
 		u := start("--portal-check-interval=200ms")
@@ -90,7 +90,7 @@ func tcpSpecs(portal string) {
 			open = append(open, c)
 		}
 		Expect(os.Remove(filepath.Join(dir, web.name+".yaml"))).To(Succeed())
-		gone := HaveOccurred() // led out of the node, to where nobody is
+		gone := HaveOccurred() // forwarded out of the node, where no host answers
 		if strings.HasPrefix(portal, "address") {
 			gone = refused
 		}
@@ -123,7 +123,7 @@ func tcpSpecs(portal string) {
 		web2.name, web2.clusterIP = "web2", "10.96.0.22"
 		web2.write(dir)
 		args := []string{"--portal=" + portal, "--portal-check-interval=200ms"}
-		if portal == apart { // connections are in the other one's namespace
+		if portal == apart { // connections are in usher's namespace
 			args = append(args, "--take-over")
 		}
 		startUsher(l.Node, dir, args...)
@@ -160,10 +160,10 @@ func tcpSpecs(portal string) {
 		plain.write(dir)
 		web.endpoints = []netip.AddrPort{good.addr, address(2, 8080), netip.MustParseAddrPort(lab.BlackHole + ":8080")}
 		start()
-		for takes(web) < 200*time.Millisecond { // until one has waited for the silent one
+		for takes(web) < 200*time.Millisecond { // until one connection has waited for the unresponsive endpoint
 		}
 		var one, three []time.Duration
-		for range 200 { // in turn, so that both meet the same machine
+		for range 200 { // alternating, so that both meet the same machine load
 			one, three = append(one, takes(plain)), append(three, takes(web))
 		}
 		slices.Sort(one)
@@ -176,7 +176,7 @@ func tcpSpecs(portal string) {
 	It("lets no connection wait for another's attempts", func() {
 		good := startBackend(l.Pods, lab.Pod(1), 8080)
 		web.endpoints = []netip.AddrPort{good.addr, netip.MustParseAddrPort(lab.BlackHole + ":8080")}
-		start("--quarantine=0s", "--dial-timeouts=5s,5s") // so that every second connection meets the silent one
+		start("--quarantine=0s", "--dial-timeouts=5s,5s") // so that every second connection meets the unresponsive endpoint
 		var wg sync.WaitGroup
 		var mu sync.Mutex
 		var quick, slow int
@@ -195,7 +195,7 @@ func tcpSpecs(portal string) {
 			})
 		}
 		wg.Wait()
-		// 64 client threads: the last 36 begin when others are done.
+		// There are 64 client threads: the last 36 connections start when others are done.
 		Expect(quick).To(BeNumerically(">=", 45), "connections whose turn was the good endpoint's; %d were slow", slow)
 	})
 
@@ -250,7 +250,7 @@ func tcpSpecs(portal string) {
 				if err != nil {
 					return
 				}
-				go func() { // as many bytes back as came, once the client has ended
+				go func() { // sends back as many bytes as it received, once the client has half-closed
 					defer c.Close()
 					got, err := io.ReadAll(c)
 					if err == nil && bytes.Equal(got, question[:len(got)]) {
@@ -326,13 +326,13 @@ func tcpSpecs(portal string) {
 			asked := time.Now()
 			first, err := ask(pod, web.vip())
 			Expect(err).NotTo(HaveOccurred())
-			for range 3 { // each new connection starts the two seconds anew
+			for range 3 { // each new connection restarts the 2 s
 				time.Sleep(1300 * time.Millisecond)
 				before := asked
 				asked = time.Now()
 				next, err := ask(pod, web.vip())
 				Expect(err).NotTo(HaveOccurred())
-				if time.Since(before) < 2*time.Second { // or this machine was busy
+				if time.Since(before) < 2*time.Second { // unless this machine was busy
 					Expect(next).To(Equal(first))
 				}
 				first = next
@@ -404,7 +404,7 @@ func tcpSpecs(portal string) {
 					used[endpoint] = true
 					mu.Unlock()
 					Expect(c.SetDeadline(time.Now().Add(10 * time.Second))).To(Succeed())
-					for i := range 4 { // for 200 ms: over two changes
+					for i := range 4 { // for 200 ms: over 2 changes
 						message := fmt.Appendf(nil, "message %d", i)
 						Expect(c.Write(message)).Error().NotTo(HaveOccurred())
 						got := make([]byte, len(message))
@@ -534,7 +534,7 @@ func tcpSpecs(portal string) {
 
 	It("keeps nothing of clients that are gone while their endpoint does not read", func() {
 		endpoint := netip.AddrPortFrom(lab.Pod(1), 8080)
-		defer l.Pods.Listen(endpoint.String()).Close() // its kernel accepts, and nobody reads
+		defer l.Pods.Listen(endpoint.String()).Close() // its kernel accepts, and no process reads
 		web.endpoints = []netip.AddrPort{endpoint}
 		u := start()
 		sockets := func() (n int) {
@@ -559,7 +559,7 @@ func tcpSpecs(portal string) {
 				c, err := pod.Dial("", web.vip(), 10*time.Second)
 				Expect(err).NotTo(HaveOccurred())
 				defer c.Close()
-				for chunk := make([]byte, 1<<20); err == nil; { // until there is no room anywhere
+				for chunk := make([]byte, 1<<20); err == nil; { // until all buffers are full
 					Expect(c.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))).To(Succeed())
 					_, err = c.Write(chunk)
 				}
@@ -598,19 +598,18 @@ func tcpSpecs(portal string) {
 	})
 }
 
-// cpuTime returns how long a process has used processors.
+// cpuTime returns the CPU time that a process has used.
 func cpuTime(pid int) time.Duration {
 	GinkgoHelper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	Expect(err).NotTo(HaveOccurred())
-	// See proc(5): after the name in brackets, utime and stime are the 12th and
-	// 13th field.
+	// See proc(5): after the name in parentheses, utime and stime are the 12th and 13th field.
 	_, rest, _ := strings.Cut(string(text), ") ")
 	fields := strings.Fields(rest)
 	user, err := strconv.Atoi(fields[11])
 	Expect(err).NotTo(HaveOccurred())
 	system, err := strconv.Atoi(fields[12])
 	Expect(err).NotTo(HaveOccurred())
-	const ticksPerSecond = 100 // USER_HZ, on every architecture that Go has
+	const ticksPerSecond = 100 // USER_HZ, on every architecture that Go supports
 	return time.Duration(user+system) * time.Second / ticksPerSecond
 }

@@ -27,7 +27,7 @@ func roundsSpec(portal string) {
 	at := func(addr string, port uint16) []netip.AddrPort {
 		return []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr(addr), port)}
 	}
-	// Of each Service that goes round there is another one, whose endpoint merely listens on a node port's number.
+	// Each Service that loops has a counterpart whose endpoint merely listens on the number of a node port.
 	var vips, others [2]string
 	dirs := [2]string{manifestsDir(), manifestsDir()}
 	for i, nodes := range [][2]string{{lab.NodeOut4, lab.Outside4}, {lab.NodeOut6, lab.Outside6}} {

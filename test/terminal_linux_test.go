@@ -27,22 +27,20 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// terminal is a pseudo-terminal in which a program runs, and the screen that a
-// person would see.
+// terminal is a pseudo-terminal in which a program runs, and its screen as a user sees it.
 type terminal struct {
 	cmd    *exec.Cmd
 	pty    *os.File
 	vt     vt10x.Terminal
-	before unix.Termios  // its settings before the program
-	after  unix.Termios  // and behind it
-	done   chan struct{} // closed when the program has ended and all is drawn
+	before unix.Termios  // settings before the program starts
+	after  unix.Termios  // settings after it exits
+	done   chan struct{} // closed when the program has ended and all output is drawn
 
 	mu  sync.Mutex
-	raw strings.Builder // all that was written
+	raw strings.Builder // all output
 }
 
-// startTerminal runs usher, or kubectl-usher for top, in ns, in a terminal of this size. env is added to the
-// environment.
+// startTerminal runs usher, or kubectl-usher for top, in ns, in a terminal of this size. env extends the environment.
 func startTerminal(ns *lab.Namespace, width, height int, env []string, args ...string) *terminal {
 	GinkgoHelper()
 	program := usherBinary
@@ -68,21 +66,21 @@ func startTerminal(ns *lab.Namespace, width, height int, env []string, args ...s
 		close(drawn)
 	}()
 	go func() {
-		_ = t.cmd.Wait() // its state tells
+		_ = t.cmd.Wait() // the caller checks its ProcessState
 		t.after = settings(tty)
 		tty.Close() // ends draw
 		<-drawn
 		close(t.done)
 	}()
 	DeferCleanup(func() {
-		_ = t.cmd.Process.Kill() // it may have ended
+		_ = t.cmd.Process.Kill() // it may have exited
 		<-t.done
 		t.pty.Close()
 	})
 	return t
 }
 
-// settings are those of a terminal.
+// settings returns the settings of a terminal.
 func settings(tty *os.File) unix.Termios {
 	modes, err := unix.IoctlGetTermios(int(tty.Fd()), unix.TCGETS)
 	if err != nil {
@@ -97,7 +95,7 @@ func (t *terminal) resize(width, height int) {
 	Expect(pty.Setsize(t.pty, &pty.Winsize{Cols: uint16(width), Rows: uint16(height)})).To(Succeed())
 }
 
-// draw draws what the program writes until it has ended.
+// draw draws the program's output until the program exits.
 func (t *terminal) draw() {
 	buf := make([]byte, 4096)
 	for {
@@ -105,17 +103,17 @@ func (t *terminal) draw() {
 		t.mu.Lock()
 		t.raw.Write(buf[:n])
 		t.mu.Unlock()
-		_, _ = t.vt.Write(buf[:n]) // draws, and cannot fail
-		if err != nil {            // EIO: the program has ended
+		_, _ = t.vt.Write(buf[:n]) // cannot fail
+		if err != nil {            // EIO: the program has exited
 			return
 		}
 	}
 }
 
-// screen is what is on the screen now.
+// screen returns the current contents of the screen.
 func (t *terminal) screen() string { return t.vt.String() }
 
-// written is all that was written, as it was.
+// written returns all output, unprocessed.
 func (t *terminal) written() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -128,24 +126,24 @@ func (t *terminal) press(keys string) {
 	Expect(err).NotTo(HaveOccurred())
 }
 
-// shows waits until the screen matches.
+// shows waits until the screen matches pattern.
 func (t *terminal) shows(pattern string) {
 	GinkgoHelper()
 	Eventually(t.screen).WithTimeout(15 * time.Second).Should(MatchRegexp(pattern))
 }
 
-// ends waits until the program has ended, and expects its exit code.
+// ends waits until the program exits, and checks its exit code.
 func (t *terminal) ends(code int) {
 	GinkgoHelper()
 	Eventually(t.done).WithTimeout(15*time.Second).Should(BeClosed(), t.written)
 	Expect(t.cmd.ProcessState.ExitCode()).To(Equal(code), t.written())
 }
 
-// askUsher runs a command of usher in ns and returns what it wrote, with its exit code.
+// askUsher runs an usher command in ns, and returns its output and exit code.
 func askUsher(ns *lab.Namespace, args ...string) (out, err string, code int) {
 	GinkgoHelper()
 	cmd := exec.Command(usherBinary, args...)
-	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0") // the race detector's second after each
+	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0") // skips the race detector's 1 s sleep after each command
 	s := launch(ns, cmd, "")
 	Eventually(s).WithTimeout(20 * time.Second).Should(gexec.Exit())
 	return string(s.Out.Contents()), string(s.Err.Contents()), s.ExitCode()
@@ -153,14 +151,14 @@ func askUsher(ns *lab.Namespace, args ...string) (out, err string, code int) {
 
 var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 	var l *lab.Lab
-	var dialer *lab.Dialer // of Pods
+	var dialer *lab.Dialer // for clients in Pods
 	web := service{name: "web", clusterIP: "10.96.0.10", port: 80}
 	empty := service{name: "empty", clusterIP: "10.96.0.11", port: 80}
 
 	BeforeAll(func() {
 		l = lab.New()
 		good := startBackend(l.Pods, lab.Pod(1), 8080)
-		refuses := netip.AddrPortFrom(lab.Pod(2), 8080) // nobody listens
+		refuses := netip.AddrPortFrom(lab.Pod(2), 8080) // nothing listens here
 		web.endpoints = append(web.endpoints, good.addr, refuses)
 		web.spec = "  sessionAffinity: ClientIP\n"
 		dir := manifestsDir()
@@ -168,8 +166,7 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 		empty.write(dir)
 		startUsher(l.Node, dir, "--portal=address", "--quarantine=10m", "--quarantine-max=10m")
 		dialer = l.Pods.NewDialer(1)
-		// A client gets to the endpoint that refuses sooner or later: each has its
-		// turn.
+		// Within a few connections a client reaches the endpoint that refuses: the rotation includes each endpoint.
 		for n := range 4 {
 			_, err := askFrom(dialer, lab.Pod(10+n).String(), web.vip())
 			Expect(err).NotTo(HaveOccurred())
@@ -194,7 +191,7 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 			out, _, code := askUsher(l.Node, "get", "all", "web", "-o", "name")
 			Expect(code).To(BeZero())
 			Expect(strings.Fields(out)).To(ConsistOf("service/web", "endpoint/10.244.0.11:8080", "endpoint/10.244.0.12:8080"))
-			for _, kind := range []string{"services", "endpoints", "connections"} { // all can be typed back, with the namespace or without
+			for _, kind := range []string{"services", "endpoints", "connections"} { // kind and name can be typed back, with or without the namespace
 				for _, args := range [][]string{{kind, "-o", "name"}, {kind, "-o", "name", "-A"}} {
 					if kind == "connections" {
 						args = append(args, "--state=all")
@@ -218,7 +215,7 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 			s := launch(l.Node, exec.Command(usherBinary, "get", "connections", "-w"), "")
 			endpoints := launch(l.Node, exec.Command(usherBinary, "get", "endpoints", "-w"), "")
 			Eventually(endpoints.Out).WithTimeout(10 * time.Second).Should(gbytes.Say(`(?s)SERVICE .*\nweb .*10\.244\.0\.12:8080 .*quarantined`))
-			Eventually(func() string { // those that ended before it began are not told
+			Eventually(func() string { // connections that ended before the watch began are not shown
 				_, err := askFrom(dialer, lab.Pod(10).String(), web.vip())
 				Expect(err).NotTo(HaveOccurred())
 				return string(s.Out.Contents())
@@ -270,12 +267,12 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 			}
 			_, err, _ = askUsher(l.Node, "get", "services", "mail")
 			Expect(err).To(HaveSuffix("there is no Service default/mail that usher serves; use -A to search all namespaces\n"))
-			_, err, _ = askUsher(l.Node, "trace", "mail") // which has no -A
+			_, err, _ = askUsher(l.Node, "trace", "mail") // trace has no -A
 			Expect(err).To(HaveSuffix("there is no Service default/mail that usher serves\n"))
 			_, err, code = askUsher(l.Node, "get", "pods")
 			Expect(code).To(Equal(2))
 			Expect(err).To(ContainSubstring(`unknown kind "pods"`))
-			_, err, code = askUsher(l.Pods, "get", "services") // where no usher runs
+			_, err, code = askUsher(l.Pods, "get", "services") // no usher runs there
 			Expect(code).To(Equal(1))
 			Expect(err).To(ContainSubstring("cannot connect to usher at 127.0.0.1:10249: connection refused\nStart it with 'usher run', or try it with 'usher demo'"))
 			_, err, code = askUsher(l.Node, "demo", "mend", "--all")
@@ -450,11 +447,11 @@ var _ = Describe("usher demo", func() {
 
 		By("resetting, which no attempt can know")
 		change("now accepts, and resets at once", "break", "web-3", "reset")
-		// Of a client's two calls, writing and reading, one is told of the reset.
+		// Only one of a client's two calls, write and read, reports the reset.
 		Expect(curl(web)).To(Or(ContainSubstring("reset by peer"), HaveSuffix("EOF")))
 		Eventually(func() *gbytes.Buffer { curl(web); return d.Out }).WithTimeout(20 * time.Second).Should(gbytes.Say(`endpoint-reset`))
-		// Some resets come before the connection is established: then it is an attempt that
-		// fails, and the endpoint is in quarantine until a probe, which is no wiser.
+		// Some resets arrive before the connection is established. They count as failed attempts and quarantine the
+		// endpoint until a probe, which cannot detect the fault either.
 		Eventually(func() string {
 			curl(web)
 			out, _, _ := askUsher(l.Node, "get", "endpoints", "web")

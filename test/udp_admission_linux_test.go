@@ -17,14 +17,14 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// Who is served, by which port and which endpoint, where rules lead to usher.
+// These specs check which clients are served, through which port and by which endpoint, if rules redirect to usher.
 var _ = Describe("A UDP Service behind a redirect of", func() {
 	for _, portal := range []string{"iptables", "nftables"} {
 		Describe(portal, func() { redirectedUDPSpecs(portal) })
 	}
 })
 
-// countedEcho is an echo server that counts what it gets.
+// countedEcho is an echo server that counts the datagrams that it receives.
 type countedEcho struct {
 	addr netip.AddrPort
 	got  atomic.Int64
@@ -173,8 +173,7 @@ func redirectedUDPSpecs(portal string) {
 		reaches(pod, first)
 	})
 
-	// conditions writes the Service again, with what EndpointSlices say of its
-	// endpoints.
+	// conditions writes the Service again, with these conditions of its endpoints in the EndpointSlices.
 	conditions := func(of map[*countedEcho]string) {
 		GinkgoHelper()
 		text := dns.yaml()

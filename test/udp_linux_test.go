@@ -29,7 +29,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// Everything about UDP holds whichever portal leads to usher.
+// These specs hold for every portal.
 var _ = Describe("UDP through", func() {
 	for _, portal := range []string{"iptables", "nftables", "address", apart} {
 		Describe("the "+portal+" portal", func() { udpSpecs(portal) })
@@ -39,7 +39,7 @@ var _ = Describe("UDP through", func() {
 // who is the datagram that an echo server answers with its address.
 const who = "who are you?"
 
-// startEcho starts a server that sends back what it gets.
+// startEcho starts a server that sends back each datagram.
 func startEcho(ns *lab.Namespace, addr netip.Addr) netip.AddrPort {
 	GinkgoHelper()
 	at := netip.AddrPortFrom(addr, 5300)
@@ -69,7 +69,7 @@ func serveEcho(c *net.UDPConn, at netip.AddrPort) {
 	}()
 }
 
-// exchange sends one datagram and returns the next one that comes back.
+// exchange sends one datagram and returns the next one received.
 func exchange(c net.Conn, datagram []byte, timeout time.Duration) ([]byte, error) {
 	if err := c.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return nil, err
@@ -85,7 +85,7 @@ func exchange(c net.Conn, datagram []byte, timeout time.Duration) ([]byte, error
 	return buf[:n], nil
 }
 
-// askWho is one new client that asks which endpoint it gets.
+// askWho acts as one new client and returns the endpoint that answers it.
 func askWho(d *lab.Dialer, from, vip string) (netip.AddrPort, error) {
 	c, err := d.DialUDP(from, vip)
 	if err != nil {
@@ -95,8 +95,8 @@ func askWho(d *lab.Dialer, from, vip string) (netip.AddrPort, error) {
 	return whoAnswers(c)
 }
 
-// askAnew is askWho of a client whose port no other has until the spec ends: the kernel may
-// give one that was closed a second time, and usher has its session still.
+// askAnew is askWho with a client port that stays reserved until the spec ends. The kernel may reuse the port of a
+// closed socket, for which usher still has a session.
 func askAnew(d *lab.Dialer, vip string) netip.AddrPort {
 	GinkgoHelper()
 	c, err := d.DialUDP("", vip)
@@ -182,15 +182,15 @@ func udpSpecs(portal string) {
 			endpoints: []netip.AddrPort{startEcho(l.Pods, lab.Pod6(1))}}
 		six.write(dir)
 		start("--trace")
-		// A connected socket takes only what comes from where it sent to.
+		// A connected socket accepts datagrams only from the address to which it sends.
 		for _, at := range []string{"192.0.2.1:30053", "192.0.2.7:30053", "198.51.100.1:30053", "10.244.0.1:30053", "203.0.113.9:53", dns.vip()} {
 			Expect(askWho(outside, "", at)).To(Equal(dns.endpoints[0]), at)
 			Expect(askWho(pod, "", at)).To(Equal(dns.endpoints[0]), at)
 			Expect(askWho(node, "", at)).To(Equal(dns.endpoints[0]), at)
 		}
 		for _, at := range []string{"[fd00:244::1]:30054", "[2001:db8::1]:30054", "[2001:db8::7]:30054"} {
-			// The Pod first: without link-local addresses (see lab) the node
-			// finds its neighbours only by an address of the same interface.
+			// The Pod comes first: without link-local addresses (see lab) the node discovers its neighbors only by an
+			// address of the same interface.
 			Expect(askWho(pod, "", at)).To(Equal(six.endpoints[0]), at)
 			Expect(askWho(outside, "", at)).To(Equal(six.endpoints[0]), at)
 		}
@@ -242,7 +242,7 @@ func udpSpecs(portal string) {
 		Expect(ask(2 * time.Second)).To(refused)
 		dns.endpoints = []netip.AddrPort{startEcho(l.Pods, lab.Pod(1))}
 		dns.write(u.manifests)
-		// The node does not send an ICMP error each time.
+		// The node does not send an ICMP error for each datagram.
 		Eventually(func() error { return ask(100 * time.Millisecond) }).WithTimeout(10 * time.Second).Should(Succeed())
 	})
 
@@ -252,7 +252,7 @@ func udpSpecs(portal string) {
 		u := start("--trace")
 		c, err := pod.DialUDP("", dns.vip())
 		Expect(err).NotTo(HaveOccurred())
-		asked, stop := keepAsking(c, 2*time.Second) // what comes later is lost
+		asked, stop := keepAsking(c, 2*time.Second) // later answers count as lost
 		Eventually(asked.latest).Should(Equal(first.String()))
 		dns.endpoints = []netip.AddrPort{second}
 		dns.write(u.manifests)
@@ -272,7 +272,7 @@ func udpSpecs(portal string) {
 		defer stop()
 		for i := range 3 {
 			Eventually(asked.latest).Should(Equal(dns.endpoints[0].String()))
-			at := listenerOf(u, "dns") // once it stops, the table may show that it refuses
+			at := listenerOf(u, "dns") // read it now: after usher stops, the table may show a refusal
 			if i%2 == 0 {
 				u.Kill().Wait(10 * time.Second)
 			} else {
@@ -332,7 +332,7 @@ func udpSpecs(portal string) {
 		Expect(metric(node, "usher_udp_sessions_open")).To(BeNumerically("<=", 20))
 		Expect(metric(node, `usher_udp_sessions_ended_total{end="limit"}`)).To(BeNumerically(">=", 40))
 		Expect(u.Out).To(gbytes.Say(`closed after .*: limit, .*had been idle longest`))
-		for _, c := range clients { // those that are gone begin another
+		for _, c := range clients { // clients whose sessions were closed start new ones
 			Expect(exchange(c, []byte(who), time.Second)).Error().NotTo(HaveOccurred())
 		}
 	})
@@ -341,7 +341,7 @@ func udpSpecs(portal string) {
 		at := netip.AddrPortFrom(lab.Pod(1), 5300)
 		dns.endpoints = []netip.AddrPort{at}
 		server := l.Pods.ListenUDP(at.String())
-		go func() { // says by which port of usher's a datagram came: a session has one
+		go func() { // answers with usher's source port: each session has one
 			buf := make([]byte, 2048)
 			for {
 				_, from, err := server.ReadFromUDPAddrPort(buf)
@@ -385,7 +385,7 @@ func udpSpecs(portal string) {
 		c, err := pod.DialUDP("", "203.0.113.10:53")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(exchange(c, []byte(who), 300*time.Millisecond)).Error().To(MatchError(os.ErrDeadlineExceeded))
-		if strings.HasPrefix(portal, "address") { // others leave it to the kernel
+		if strings.HasPrefix(portal, "address") { // with other portals the kernel checks sources
 			Eventually(u.Out).Should(gbytes.Say("closed after .*: source-denied"))
 		}
 	})
@@ -466,7 +466,7 @@ func expectEverySize(d *lab.Dialer, vip string) {
 			sent[i] = byte(rand.Uint32())
 		}
 		var got []byte
-		for try := 1; ; try++ { // a busy machine may lose one of 45 fragments
+		for try := 1; ; try++ { // a busy machine may lose 1 of 45 fragments
 			c, err := d.DialUDP("", vip)
 			Expect(err).NotTo(HaveOccurred())
 			got, err = exchange(c, sent, 2*time.Second)
@@ -480,7 +480,7 @@ func expectEverySize(d *lab.Dialer, vip string) {
 	}
 }
 
-// asking is what came of a client that keeps asking.
+// asking holds the results of a client that keeps asking.
 type asking struct {
 	last                 atomic.Value
 	answered, unanswered atomic.Int64
@@ -491,7 +491,7 @@ func (a *asking) latest() string {
 	return s
 }
 
-// keepAsking asks who over c, every ten milliseconds, until stop is called.
+// keepAsking sends who over c every 10 ms until stop is called.
 func keepAsking(c *net.UDPConn, patience time.Duration) (a *asking, stop func()) {
 	a = new(asking)
 	done := make(chan struct{})
@@ -519,7 +519,7 @@ func keepAsking(c *net.UDPConn, patience time.Duration) (a *asking, stop func())
 
 var listensOn = regexp.MustCompile(`default/(\w+) .* (\S+:\d+) +\S+`)
 
-// listenerOf reads from usher's table where it listens for a Service.
+// listenerOf returns the address on which usher listens for a Service, from usher's table.
 func listenerOf(u *usher, name string) (at string) {
 	GinkgoHelper()
 	Eventually(func() string {
@@ -533,7 +533,7 @@ func listenerOf(u *usher, name string) (at string) {
 	return at
 }
 
-// metric returns a number that usher tells on the node's loopback address.
+// metric returns the value of a metric that usher serves on the node's loopback address.
 func metric(node *lab.Dialer, name string) float64 {
 	GinkgoHelper()
 	for line := range strings.Lines(told(node, "/metrics")) {
@@ -546,11 +546,11 @@ func metric(node *lab.Dialer, name string) float64 {
 	return 0
 }
 
-// told returns what usher answers at its admin address.
+// told returns usher's response at its admin address.
 func told(node *lab.Dialer, path string) string {
 	GinkgoHelper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, _, to string) (net.Conn, error) {
-		return node.Dial("", to, 10*time.Second) // a SYN may be lost, where a node is flooded
+		return node.Dial("", to, 10*time.Second) // a flooded node may lose a SYN
 	}}}
 	res, err := client.Get("http://127.0.0.1:10249" + path)
 	Expect(err).NotTo(HaveOccurred())
@@ -583,8 +583,7 @@ func launchServer(ns *lab.Namespace, cmd *exec.Cmd) *gexec.Session {
 	return session
 }
 
-// query asks the DNS server behind vip for an address, as a resolver that does
-// not try again.
+// query asks the DNS server behind vip for an address, as a resolver that does not retry.
 func query(d *lab.Dialer, vip string, random bool) error {
 	c, err := d.DialUDP("", vip)
 	if err != nil {

@@ -17,12 +17,12 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// The race detector has memory of its own for all that a program ever touched,
-// so this usher is built without.
+// The race detector needs extra memory for each address that a program ever touched, so these specs run usher without
+// it.
 var _ = Describe("The memory and the descriptors that UDP clients cost", Serial, func() {
 	It("are bounded with 100,000 clients of one datagram each, and given back when they are idle", func() {
 		const (
-			some     = 10_000 // enough to fill what is kept: the trace
+			some     = 10_000 // enough to fill all fixed-size buffers, such as the trace
 			clients  = 100_000
 			workers  = 8
 			sessions = 4000
@@ -65,7 +65,7 @@ var _ = Describe("The memory and the descriptors that UDP clients cost", Serial,
 			wg.Wait()
 			look()
 		}
-		// settled returns the memory when no session is left, once it is below most.
+		// settled waits until no session is left and memory is below most, and returns the memory.
 		settled := func(most int64) (now int64) {
 			Eventually(open).WithTimeout(15 * time.Second).Should(BeZero())
 			Eventually(func() int64 { now = lab.Resident(pid); return now }).WithTimeout(time.Minute).Should(BeNumerically("<", most))
@@ -89,7 +89,7 @@ var _ = Describe("The memory and the descriptors that UDP clients cost", Serial,
 
 func megabytes(n int64) float64 { return float64(n) / (1 << 20) }
 
-// descriptors returns how many descriptors a process has.
+// descriptors returns the number of descriptors of a process.
 func descriptors(pid int) int {
 	GinkgoHelper()
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))

@@ -23,7 +23,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// What specs write, ordinary users must be able to read.
+// Non-root users must be able to read the files that specs write.
 func init() { syscall.Umask(0o022) }
 
 // usher is a process of the program under test.
@@ -32,8 +32,8 @@ type usher struct {
 	manifests string // the folder that it watches
 }
 
-// startUsher starts usher in ns on the manifests folder and waits until it
-// serves. It is killed, if it still runs, when the test ends.
+// startUsher starts usher in ns on the manifests folder and waits until it serves. The test's end kills it if it still
+// runs.
 func startUsher(ns *lab.Namespace, manifests string, args ...string) *usher {
 	GinkgoHelper()
 	u := launchUsher(ns, manifests, args...)
@@ -41,8 +41,8 @@ func startUsher(ns *lab.Namespace, manifests string, args ...string) *usher {
 	return u
 }
 
-// launchConnect starts 'kubectl usher connect' in ns on the manifests folder, without the proxy for SOCKS unless args
-// ask for it, and startConnect waits until it serves.
+// launchConnect starts 'kubectl usher connect' in ns on the manifests folder, without the SOCKS proxy unless args ask
+// for it. startConnect also waits until it serves.
 func launchConnect(ns *lab.Namespace, manifests string, args ...string) *usher {
 	GinkgoHelper()
 	return launch(ns, exec.Command(kubectlUsher(), append([]string{"connect", "--manifests", manifests, "--socks=", "--log-format=text"}, args...)...), manifests)
@@ -55,8 +55,8 @@ func startConnect(ns *lab.Namespace, manifests string, args ...string) *usher {
 	return u
 }
 
-// apart is the portal address with VIPs in a network namespace of usher's own, for which
-// launchUsher makes the node forward packets.
+// apart is the address portal with VIPs in usher's network namespace. For it, launchUsher makes the node forward
+// packets.
 const apart = "address --address-namespace=always"
 
 func launchUsher(ns *lab.Namespace, manifests string, args ...string) *usher {
@@ -76,8 +76,7 @@ func forward(ns *lab.Namespace) {
 	ns.Output("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
 }
 
-// launch starts usher in ns, or in the machine's own network if that is nil, where
-// it must have no portal.
+// launch starts usher in ns, or in the machine's own network if ns is nil, where it must have no portal.
 func launch(ns *lab.Namespace, cmd *exec.Cmd, manifests string) *usher {
 	GinkgoHelper()
 	u := &usher{manifests: manifests}
@@ -98,8 +97,7 @@ func launch(ns *lab.Namespace, cmd *exec.Cmd, manifests string) *usher {
 	return u
 }
 
-// usherForNobody returns a copy of the program that every user may execute, and kubectlUsherForNobody of
-// the other one.
+// usherForNobody returns a copy of usher that every user may execute; kubectlUsherForNobody does so for kubectl-usher.
 func usherForNobody() string {
 	GinkgoHelper()
 	return forNobody(usherBinary, "usher")
@@ -127,11 +125,11 @@ func asNobody(program string, args ...string) *exec.Cmd {
 	GinkgoHelper()
 	missing("setpriv")
 	cmd := exec.Command("setpriv", append([]string{"--reuid=65534", "--regid=65534", "--clear-groups", program}, args...)...)
-	cmd.Dir = "/" // it may not enter this one, if that is below root's home
+	cmd.Dir = "/" // this one is not accessible if it is below root's home
 	return cmd
 }
 
-// stop ends usher with SIGTERM and waits for it.
+// stop terminates usher with SIGTERM and waits until it exits.
 func (u *usher) stop() {
 	GinkgoHelper()
 	u.Terminate()
@@ -141,7 +139,7 @@ func (u *usher) stop() {
 // manifestsDir returns an empty folder for manifests.
 func manifestsDir() string { return GinkgoT().TempDir() }
 
-// service is what a test says of a Service; the rest has defaults.
+// service describes a Service; zero fields have defaults.
 type service struct {
 	name       string
 	clusterIP  string
@@ -151,10 +149,10 @@ type service struct {
 	metadata   string // further fields of the metadata, with a comma in front
 	spec       string // further lines of the spec, each indented by two blanks
 	endpoints  []netip.AddrPort
-	node       string // that the endpoints are on; empty if the slices do not tell
+	node       string // the endpoints' node; empty if the slices name none
 }
 
-// yaml returns the manifests of the Service and of a slice for each endpoint.
+// yaml returns the manifests of the Service, with one slice per endpoint.
 func (s service) yaml() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata: {name: %s, namespace: default%s}\nspec:\n  clusterIP: %q\n", s.name, s.metadata, s.clusterIP)
@@ -175,7 +173,7 @@ func (s service) yaml() string {
 	return b.String()
 }
 
-// write puts the Service's manifests into dir, in one step as editors do.
+// write writes the Service's manifests to dir, in one step as editors do.
 func (s service) write(dir string) {
 	GinkgoHelper()
 	writeFile(filepath.Join(dir, s.name+".yaml"), s.yaml())
@@ -187,11 +185,10 @@ func writeFile(path, text string) {
 	Expect(os.Rename(path+".new", path)).To(Succeed())
 }
 
-// vip returns where clients connect.
+// vip returns the address to which clients connect.
 func (s service) vip() string { return net.JoinHostPort(s.clusterIP, fmt.Sprint(s.port)) }
 
-// backend is a server in a Pod: it says its address in a line and then sends
-// back what it gets.
+// backend is a server in a Pod. It sends its address in a line and then sends back all it receives.
 type backend struct {
 	addr netip.AddrPort
 
@@ -243,7 +240,7 @@ func (b *backend) connections() int {
 	return b.accepted
 }
 
-// ask connects to a Service of backends, and returns which endpoint answered.
+// ask connects to a Service of backends and returns the endpoint that answered.
 func ask(d *lab.Dialer, vip string) (netip.AddrPort, error) { return askFrom(d, "", vip) }
 
 func askFrom(d *lab.Dialer, from, vip string) (netip.AddrPort, error) {
@@ -255,14 +252,14 @@ func askFrom(d *lab.Dialer, from, vip string) (netip.AddrPort, error) {
 	return readName(c)
 }
 
-// readName reads the line with which a backend begins.
+// readName reads the first line of a backend.
 func readName(c net.Conn) (netip.AddrPort, error) { return readNameWithin(c, 10*time.Second) }
 
 func readNameWithin(c net.Conn, patience time.Duration) (netip.AddrPort, error) {
 	if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		return netip.AddrPort{}, err
 	}
-	defer c.SetReadDeadline(time.Time{}) // what is said later has its own time
+	defer c.SetReadDeadline(time.Time{}) // later reads have their own deadlines
 	var line []byte
 	buf := make([]byte, 1)
 	for {
@@ -276,8 +273,8 @@ func readNameWithin(c net.Conn, patience time.Duration) (netip.AddrPort, error) 
 	}
 }
 
-// state returns what usher might change in ns: rules, routes, addresses. It waits for the end of the connection by which
-// usher tries at the start whether a firewall lets it in: that has an interface of its own.
+// state returns everything that usher might change in ns: rules, routes, addresses. At its start usher makes a
+// connection through a temporary interface to check whether a firewall blocks it; state waits until that has closed.
 func state(ns *lab.Namespace) (text string) {
 	GinkgoHelper()
 	Eventually(func() string {
@@ -300,8 +297,8 @@ func stateNow(ns *lab.Namespace) string {
 	}
 	for _, command := range commands {
 		for line := range strings.Lines(ns.Output(command[0], command[1:]...)) {
-			// Comments hold the time of day; addresses, how long they are valid. Now and then, on a busy
-			// machine, ip(8) complains of "Peer netns reference" though it tells all and succeeds.
+			// Comments contain the time of day, and addresses their lifetimes. On a busy machine, ip(8) sometimes
+			// prints an error about "Peer netns reference" although its output is complete and it succeeds.
 			if !strings.HasPrefix(line, "#") && !strings.HasPrefix(line, "Error: Peer netns") {
 				b.WriteString(withoutCounters(line))
 			}
@@ -310,7 +307,7 @@ func stateNow(ns *lab.Namespace) string {
 	return b.String()
 }
 
-// withoutCounters takes packet and byte counts out of a line of iptables-save.
+// withoutCounters removes packet and byte counts from a line of iptables-save.
 func withoutCounters(line string) string {
 	if i := strings.Index(line, " ["); strings.HasPrefix(line, ":") && i > 0 {
 		return line[:i] + "\n"
@@ -318,14 +315,14 @@ func withoutCounters(line string) string {
 	return line
 }
 
-// resetOrRefused are what clients see of a connection that is not served.
+// refused and reset match the errors that clients get for a connection that is not served.
 var (
 	refused = MatchError(syscall.ECONNREFUSED)
 	reset   = MatchError(syscall.ECONNRESET)
 )
 
-// unserved is what clients see, within a second, while rules and routes of a portal are there
-// and no usher listens.
+// unserved checks that clients time out with iptables and nftables, and are refused with other portals, while the
+// portal's rules and routes exist and no usher process listens.
 func unserved(d *lab.Dialer, portal, vip string) {
 	GinkgoHelper()
 	connect := func() error {

@@ -17,9 +17,9 @@ import (
 	"github.com/usherproxy/usher/test/vm"
 )
 
-// What this machine's kernel may not have is checked in others: see package vm.
-// Each check there is a test here. Ordered keeps them in one process, which boots each kernel once. They come first,
-// since they take longest.
+// Package vm checks kernel features in other kernels, since this machine's kernel may lack them. Each check there is a
+// test here. Ordered keeps the tests in one process, which boots each kernel once. They run first, since they take
+// longest.
 var _ = Describe("in", Ordered, ContinueOnFailure, SpecPriority(1), func() {
 	for _, kernel := range vm.Kernels {
 		Describe(kernel.Name, func() {
@@ -45,12 +45,11 @@ var _ = Describe("in", Ordered, ContinueOnFailure, SpecPriority(1), func() {
 	}
 })
 
-// atOnce is how many kernels run at a time: with more, emulated CPUs leave little of this machine's to
-// each of them and to other specs.
+// atOnce is the number of kernels that run concurrently. With more, emulated CPUs leave too little of this machine's
+// CPUs to each kernel and to other specs.
 const atOnce = 2
 
-// bootAll boots all kernels that were asked for, and returns functions that wait for the
-// verdicts and the console of each.
+// bootAll boots all requested kernels and returns, for each, a function that waits for its verdicts and console.
 var bootAll = sync.OnceValue(func() map[string]func() (map[string]vm.Verdict, string) {
 	GinkgoHelper()
 	boots := map[string]func() (map[string]vm.Verdict, string){}
@@ -76,7 +75,7 @@ var bootAll = sync.OnceValue(func() map[string]func() (map[string]vm.Verdict, st
 	return boots
 })
 
-// asked reports whether a check of the kernel is among the specs that run.
+// asked reports whether a check of the kernel is among the selected specs.
 func asked(kernel vm.Kernel) bool {
 	config, _ := GinkgoConfiguration()
 	return len(config.FocusStrings) == 0 || slices.ContainsFunc(kernel.Checks, func(check vm.Check) bool {
@@ -86,14 +85,14 @@ func asked(kernel vm.Kernel) bool {
 	})
 }
 
-// buildImage builds what runs in a kernel. It is static, and without the race
-// detector, which would take most of an emulated processor's time.
+// buildImage builds the image that runs in a kernel. It is static and without the race detector, which would take most
+// of an emulated CPU's time.
 func buildImage(p *vm.Platform) *vm.Image {
 	GinkgoHelper()
 	static, stripped := []string{"CGO_ENABLED=0", "GOARCH=" + p.Arch}, "-ldflags=-s -w"
 	usher, err := gexec.BuildWithEnvironment("github.com/usherproxy/usher/cmd/usher", static, stripped)
 	Expect(err).NotTo(HaveOccurred())
-	dir := filepath.Dir(usher) // gexec cleans up there
+	dir := filepath.Dir(usher) // gexec removes it
 	inside := filepath.Join(dir, "vm.test")
 	compile := exec.Command("go", "test", "-c", stripped, "-o", inside, "github.com/usherproxy/usher/test/vm")
 	compile.Env = append(os.Environ(), static...)
