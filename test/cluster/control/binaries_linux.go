@@ -18,8 +18,7 @@ type Binaries struct {
 	Etcd, APIServer, ControllerManager string
 }
 
-// Missing returns which program the machine lacks for a control plane and a
-// lab, or "".
+// Missing returns the name of a program that this machine lacks for a control plane and a lab, or "".
 func Missing() string {
 	for _, need := range []struct{ program, from string }{
 		{"etcd", "etcd-server"}, {"iptables", "iptables"}, {"ip", "iproute2"}, {"go", "Go"},
@@ -31,9 +30,8 @@ func Missing() string {
 	return ""
 }
 
-// Build returns the programs of a control plane, after building those that are
-// not there yet, which takes some four minutes on two cores. Progress goes to
-// log. Two processes may call it at once: one builds, the other waits.
+// Build returns the programs of a control plane. It first builds the missing ones, which takes about 4 minutes on 2
+// cores, and writes progress to log. If two processes call it at once, one builds and the other waits.
 func Build(log io.Writer) (Binaries, error) {
 	etcd, err := exec.LookPath("etcd")
 	if err != nil {
@@ -47,7 +45,7 @@ func Build(log io.Writer) (Binaries, error) {
 	}, err
 }
 
-// KubeProxy returns kube-proxy, which no control plane needs, in the same way.
+// KubeProxy returns kube-proxy in the same way. No control plane needs it.
 func KubeProxy(log io.Writer) (string, error) {
 	dir, err := ensure(log, "k8s.io/kubernetes/cmd/kube-proxy")
 	return filepath.Join(dir, "kube-proxy"), err
@@ -59,8 +57,7 @@ func Kubectl(log io.Writer) (string, error) {
 	return filepath.Join(dir, "kubectl"), err
 }
 
-// ensure builds those programs of Kubernetes, given as packages, that are not there
-// yet, and returns the folder they are in.
+// ensure builds the missing ones of these programs of Kubernetes, given as packages, and returns their folder.
 func ensure(log io.Writer, programs ...string) (dir string, err error) {
 	version, err := output("go", "list", "-m", "-f", "{{.Version}}", "k8s.io/kubernetes")
 	if err != nil {
@@ -83,8 +80,7 @@ func ensure(log io.Writer, programs ...string) (dir string, err error) {
 	return dir, build(dir, version, missing, log)
 }
 
-// build builds programs aside and then moves them into dir, so that there is never
-// half of one.
+// build builds programs in a temporary folder and then moves them into dir, so that dir never has a partial program.
 func build(dir, version string, programs []string, log io.Writer) error {
 	aside, err := os.MkdirTemp(dir, "build-")
 	if err != nil {
@@ -107,7 +103,7 @@ func build(dir, version string, programs []string, log io.Writer) error {
 	return nil
 }
 
-// lock takes the lock file at path, waiting for it.
+// lock waits for the lock file at path and locks it.
 func lock(path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {

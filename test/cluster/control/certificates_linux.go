@@ -46,7 +46,7 @@ func (a *authority) server(addresses []net.IP, names ...string) (cert, key []byt
 	return a.sign(template)
 }
 
-// client returns a certificate by which the API server knows a user and groups.
+// client returns a certificate that identifies a user and groups to the API server.
 func (a *authority) client(user string, groups ...string) (cert, key []byte) {
 	GinkgoHelper()
 	template := a.template(user)

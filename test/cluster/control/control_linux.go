@@ -22,7 +22,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// Networks of the cluster.
+// These are the networks of the cluster.
 const (
 	ServiceCIDR4 = "10.96.0.0/16"
 	ServiceCIDR6 = "fd00:10:96::/112"
@@ -36,15 +36,14 @@ const (
 	managerHealthz = "127.0.0.1:10257"
 )
 
-// controllers are those that have work in a cluster without kubelets: what
-// becomes of Services, Pods and namespaces. The others would wait for nodes
-// that never report.
+// controllers have work in a cluster without kubelets: they handle Services, Pods and namespaces. The others would
+// wait for nodes that never report.
 var controllers = []string{
 	"endpoints-controller", "endpointslice-controller", "endpointslice-mirroring-controller",
 	"namespace-controller", "serviceaccount-controller", "garbage-collector-controller",
 }
 
-// Plane is a control plane. Its methods are for one goroutine at a time.
+// Plane is a control plane. Its methods are not safe for concurrent use.
 type Plane struct {
 	// Client may do everything.
 	Client kubernetes.Interface
@@ -58,8 +57,8 @@ type Plane struct {
 	etcd, server, manager *process
 }
 
-// Start starts a control plane in ns, whose API server answers at address,
-// which ns must have, and waits until it is ready. It ends with the test.
+// Start starts a control plane in ns and waits until it is ready. The API server listens at address, which ns must
+// have. The end of the test stops the control plane.
 func Start(ns *lab.Namespace, address netip.Addr, binaries Binaries) *Plane {
 	GinkgoHelper()
 	dir, err := os.MkdirTemp("", "usher-control-")
@@ -79,8 +78,7 @@ func Start(ns *lab.Namespace, address netip.Addr, binaries Binaries) *Plane {
 	return p
 }
 
-// writeCertificates makes the files that the API server and the controllers
-// read.
+// writeCertificates writes the files that the API server and the controllers read.
 func (p *Plane) writeCertificates() {
 	GinkgoHelper()
 	p.write("ca.crt", p.ca.pem)
@@ -91,9 +89,8 @@ func (p *Plane) writeCertificates() {
 	p.write("serviceaccount.key", encodeKey(newKey()))
 }
 
-// StartAPIServer starts the API server, on the address and the data that it
-// had before, and waits until it is ready. Flags given come after its own, and so
-// say otherwise.
+// StartAPIServer starts the API server with its previous address and data, and waits until it is ready. The flags
+// override its own.
 func (p *Plane) StartAPIServer(flags ...string) {
 	GinkgoHelper()
 	p.server = start(p.ns, p.dir, "kube-apiserver", p.binaries.APIServer, append([]string{
@@ -104,16 +101,16 @@ func (p *Plane) StartAPIServer(flags ...string) {
 		"--service-account-key-file=" + p.path("serviceaccount.key"), "--service-account-signing-key-file=" + p.path("serviceaccount.key"),
 		"--authorization-mode=RBAC",
 		"--service-cluster-ip-range=" + ServiceCIDR4 + "," + ServiceCIDR6,
-		// Pods need no ServiceAccount: nothing in them asks the API server.
+		// Pods need no ServiceAccount: no program in them uses the API server.
 		"--disable-admission-plugins=ServiceAccount",
-		// As kubeadm has it: usher's init container is privileged.
+		// kubeadm sets this, too: usher's init container is privileged.
 		"--allow-privileged=true",
 		"--max-requests-inflight=0", "--max-mutating-requests-inflight=0", "--enable-priority-and-fairness=false",
 	}, flags...)...)
 	p.ready(p.server, "readyz of kube-apiserver", p.httpClient(), "https://"+p.apiServer()+"/readyz")
 }
 
-// APIServerPID is the API server's process.
+// APIServerPID is the PID of the API server.
 func (p *Plane) APIServerPID() int { return p.server.cmd.Process.Pid }
 
 // KillAPIServer kills the API server, as kill -9 does.
@@ -139,7 +136,7 @@ func (p *Plane) StartControllers() {
 // StopControllers ends kube-controller-manager.
 func (p *Plane) StopControllers() { p.manager.stop(syscall.SIGTERM) }
 
-// stop ends what runs and removes its files.
+// stop stops all components and removes their files.
 func (p *Plane) stop() {
 	p.manager.stop(syscall.SIGKILL)
 	p.server.stop(syscall.SIGKILL)
@@ -147,7 +144,7 @@ func (p *Plane) stop() {
 	_ = os.RemoveAll(p.dir)
 }
 
-// Logs returns the last lines of what each component said.
+// Logs returns the last lines of each component's log.
 func (p *Plane) Logs(lines int) string {
 	return p.etcd.tail(lines) + p.server.tail(lines) + p.manager.tail(lines)
 }
@@ -157,7 +154,7 @@ func (p *Plane) Server() string { return "https://" + p.apiServer() }
 
 func (p *Plane) apiServer() string { return netip.AddrPortFrom(p.address, apiServerPort).String() }
 
-// ready waits until url answers 200, and fails if the component ends.
+// ready waits until url returns 200, and fails if the component exits.
 func (p *Plane) ready(c *process, what string, client *http.Client, url string) {
 	GinkgoHelper()
 	Eventually(func(g Gomega) {

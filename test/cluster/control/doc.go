@@ -6,17 +6,17 @@
 //	│ etcd ◀── kube-apiserver ◀────────┼──── the test (Plane.Config)
 //	│                ▲      ▲          │
 //	│  kube-controller-     │          │
-//	│  manager             Wire ◀──────┼──── what is tested, where the way to the
-//	└──────────────────────────────────┘     API server is to be cut
+//	│  manager             Wire ◀──────┼──── the program under test, if the test
+//	└──────────────────────────────────┘     cuts its route to the API server
 //
-// There is no kubelet, no scheduler and no node: a test writes what they would
-// write. There is the EndpointSlice controller, so that a Pod whose status says
-// Ready becomes an endpoint as it does in a cluster.
+// There is no kubelet, scheduler or node: a test writes their objects. The
+// EndpointSlice controller runs, so that a Pod whose status says Ready becomes an
+// endpoint as in a cluster.
 //
-// Kubernetes' programs are built from the module that go.mod names, once, into
-// .cache at the top of the repository. etcd is Debian's (etcd-server).
+// Kubernetes' programs are built once from the module in go.mod, into .cache at
+// the top of the repository. etcd is Debian's (etcd-server).
 //
-// Like package lab, functions here fail the test when something goes wrong, and
-// what they start ends with the test. A process is ended by its id, and dies
-// with the test's process even if that is killed.
+// Like package lab, functions here fail the test on errors, and the processes that
+// they start end with the test. Processes are ended by their PID, and die with the
+// test's process even if that is killed.
 package control

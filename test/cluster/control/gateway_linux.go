@@ -17,8 +17,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// A Gateway is a way to the API server that reads what is asked, and where a test can be
-// an API server in trouble.
+// Gateway is a proxy in front of the API server. It counts requests and can inject faults.
 type Gateway struct {
 	address string
 	pass    http.Handler
@@ -29,11 +28,11 @@ type Gateway struct {
 	conns    map[net.Conn]bool
 }
 
-// Fault answers a request as an API server in trouble does, or has the real one answer.
+// Fault answers a request as a faulty API server does, or passes it to the real one.
 type Fault func(w http.ResponseWriter, r *http.Request, pass http.Handler)
 
-// NewGateway returns a gateway on the loopback of ns, which needs no way to the control
-// plane. It goes when the test ends.
+// NewGateway returns a gateway on the loopback of ns, which needs no route to the control plane. The end of the test
+// closes it.
 func (p *Plane) NewGateway(ns *lab.Namespace) *Gateway {
 	GinkgoHelper()
 	pair, err := tls.LoadX509KeyPair(p.path("apiserver.crt"), p.path("apiserver.key"))
@@ -50,7 +49,7 @@ func (p *Plane) NewGateway(ns *lab.Namespace) *Gateway {
 		pass: &httputil.ReverseProxy{
 			Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(upstream) },
 			Transport:     transport,
-			FlushInterval: -1, // a watch is told at once
+			FlushInterval: -1, // forwards watch events at once
 			ErrorLog:      silent,
 		},
 		conns: map[net.Conn]bool{},
@@ -91,7 +90,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	fault(w, r, g.pass)
 }
 
-// Spoil breaks every connection, and has fault answer from now on; nil ends that.
+// Spoil closes every connection and lets fault answer from now on; nil removes the fault.
 func (g *Gateway) Spoil(fault Fault) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -101,7 +100,7 @@ func (g *Gateway) Spoil(fault Fault) {
 	}
 }
 
-// Requests returns how many there were since the last Spoil.
+// Requests returns the number of requests since the last Spoil.
 func (g *Gateway) Requests() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()

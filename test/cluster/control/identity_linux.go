@@ -13,8 +13,8 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// Identity is who somebody is to the API server: a user with groups, whom a
-// certificate proves; or, if Token is set, whom that says.
+// Identity identifies a client to the API server: a user with groups, proven by a certificate, or the subject of Token
+// if that is set.
 type Identity struct {
 	User   string
 	Groups []string
@@ -24,8 +24,7 @@ type Identity struct {
 // Admin may do everything.
 var Admin = Identity{User: "admin", Groups: []string{"system:masters"}}
 
-// ServiceAccount returns the identity that a Pod has which runs under a
-// ServiceAccount. The ServiceAccount must exist.
+// ServiceAccount returns the identity of a Pod that runs under a ServiceAccount. The ServiceAccount must exist.
 func (p *Plane) ServiceAccount(ctx context.Context, namespace, name string) Identity {
 	GinkgoHelper()
 	answer, err := p.Client.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
@@ -33,9 +32,8 @@ func (p *Plane) ServiceAccount(ctx context.Context, namespace, name string) Iden
 	return Identity{User: "system:serviceaccount:" + namespace + ":" + name, Token: answer.Status.Token}
 }
 
-// Config returns a client's configuration that works in the test's process,
-// which is not in the control plane's namespace. It sets no limit to how often
-// the API server is asked.
+// Config returns a client configuration for the test's process, which is outside the control plane's namespace. It
+// sets no limit on the request rate.
 func (p *Plane) Config(who Identity) *rest.Config {
 	GinkgoHelper()
 	config := &rest.Config{
@@ -51,8 +49,8 @@ func (p *Plane) Config(who Identity) *rest.Config {
 	return config
 }
 
-// Kubeconfig writes a kubeconfig file for somebody and returns its path. server
-// is the API server's URL, from Server or Wire.Server.
+// Kubeconfig writes a kubeconfig file for an identity and returns its path. server is the API server's URL, from Server
+// or Wire.Server.
 func (p *Plane) Kubeconfig(who Identity, server string) string {
 	GinkgoHelper()
 	user := &clientcmdapi.AuthInfo{Token: who.Token}

@@ -15,7 +15,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// process is a component that runs.
+// process is a running component.
 type process struct {
 	name  string
 	log   string // file
@@ -23,8 +23,7 @@ type process struct {
 	ended chan struct{} // closed when it has ended
 }
 
-// start starts a component in ns. It appends what the component says to a file
-// in dir.
+// start starts a component in ns and appends its output to a file in dir.
 func start(ns *lab.Namespace, dir, name, program string, args ...string) *process {
 	GinkgoHelper()
 	p := &process{name: name, log: filepath.Join(dir, name+".log"), cmd: exec.Command(program, args...), ended: make(chan struct{})}
@@ -32,9 +31,8 @@ func start(ns *lab.Namespace, dir, name, program string, args ...string) *proces
 	Expect(err).NotTo(HaveOccurred())
 	defer log.Close()
 	p.cmd.Stdout, p.cmd.Stderr = log, log
-	// The kernel kills the process when the thread that started it ends. So
-	// that thread stays until the process has ended, and then the test's end,
-	// however it comes, is the process's.
+	// The kernel kills the process when the thread that started it exits. So that thread stays until the process has
+	// ended, and any end of the test's process also ends the component.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	started := make(chan error)
 	go func() {
@@ -43,7 +41,7 @@ func start(ns *lab.Namespace, dir, name, program string, args ...string) *proces
 			err := p.cmd.Start()
 			started <- err
 			if err == nil {
-				_ = p.cmd.Wait() // how it ended does not matter: readiness tells whether it works
+				_ = p.cmd.Wait() // the result does not matter: readiness shows whether it works
 			}
 			close(p.ended)
 			return nil
@@ -53,12 +51,12 @@ func start(ns *lab.Namespace, dir, name, program string, args ...string) *proces
 	return p
 }
 
-// stop ends the process with sig, and with SIGKILL if it has not ended in time.
+// stop signals the process, and sends SIGKILL if it does not exit in time.
 func (p *process) stop(sig syscall.Signal) {
 	if p == nil {
 		return
 	}
-	_ = p.cmd.Process.Signal(sig) // fails if it has ended already
+	_ = p.cmd.Process.Signal(sig) // fails if it has exited
 	select {
 	case <-p.ended:
 	case <-time.After(10 * time.Second):
@@ -67,7 +65,7 @@ func (p *process) stop(sig syscall.Signal) {
 	}
 }
 
-// runs reports whether the process has not ended.
+// runs reports whether the process is still running.
 func (p *process) runs() bool {
 	select {
 	case <-p.ended:

@@ -8,8 +8,8 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 )
 
-// A Wire is a second way to the API server, which a test can cut: what uses it
-// sees the API server vanish, while the test and the controllers go on.
+// Wire is a second route to the API server that a test can cut. For its clients the API server vanishes, while the test
+// and the controllers keep their connections.
 type Wire struct {
 	plane   *Plane
 	address string // "" until the first listen
@@ -19,7 +19,7 @@ type Wire struct {
 	conns    map[net.Conn]struct{}
 }
 
-// NewWire returns a wire that works. It goes when the test ends.
+// NewWire returns a working wire. The end of the test closes it.
 func (p *Plane) NewWire() *Wire {
 	GinkgoHelper()
 	w := &Wire{plane: p, conns: map[net.Conn]struct{}{}, address: net.JoinHostPort(p.address.String(), "0")}
@@ -28,10 +28,10 @@ func (p *Plane) NewWire() *Wire {
 	return w
 }
 
-// Server is the URL of the API server at the end of the wire.
+// Server is the API server's URL through the wire.
 func (w *Wire) Server() string { return "https://" + w.address }
 
-// Cut breaks every connection and refuses new ones.
+// Cut resets all connections and refuses new ones.
 func (w *Wire) Cut() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -42,23 +42,23 @@ func (w *Wire) Cut() {
 	w.drop()
 }
 
-// Break breaks every connection; new ones work.
+// Break resets all connections; new ones work.
 func (w *Wire) Break() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.drop()
 }
 
-// drop resets the connections. The lock is held.
+// drop resets the connections. The caller must hold the lock.
 func (w *Wire) drop() {
 	for c := range w.conns {
-		_ = c.(*net.TCPConn).SetLinger(0) // a reset, as from a machine that has crashed and is back
+		_ = c.(*net.TCPConn).SetLinger(0) // a reset, as from a machine that has restarted after a crash
 		c.Close()
 	}
 	clear(w.conns)
 }
 
-// Mend makes a wire that was cut work again, at the same address.
+// Mend restores a cut wire at the same address.
 func (w *Wire) Mend() {
 	GinkgoHelper()
 	w.mu.Lock()
@@ -81,7 +81,7 @@ func (w *Wire) accept(l net.Listener) {
 	}
 }
 
-// carry moves bytes between a client and the API server until a side ends.
+// carry copies bytes between a client and the API server until a side closes.
 func (w *Wire) carry(l net.Listener, client net.Conn) {
 	server, err := w.plane.dial(w.plane.apiServer())
 	if err != nil {
@@ -108,7 +108,7 @@ func (w *Wire) carry(l net.Listener, client net.Conn) {
 	delete(w.conns, server)
 }
 
-// keep notes the connections, unless the wire was cut meanwhile.
+// keep registers the connections, unless the wire has been cut in the meantime.
 func (w *Wire) keep(l net.Listener, conns ...net.Conn) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
