@@ -12,7 +12,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// Addresses that a cloud would give.
+// These are addresses that a cloud would assign.
 const (
 	externalIP     = "203.0.113.10"
 	loadBalancerIP = "203.0.113.20"
@@ -25,7 +25,7 @@ func externalLocal(svc *corev1.Service) {
 	svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 }
 
-// ingress gives a Service a load balancer's address, as a cloud controller does.
+// ingress sets a load balancer's address on a Service, as a cloud controller does.
 func (c *cluster) ingress(name string, mode *corev1.LoadBalancerIPMode) {
 	GinkgoHelper()
 	c.updateStatus(name, func(s *corev1.Service) {
@@ -33,14 +33,14 @@ func (c *cluster) ingress(name string, mode *corev1.LoadBalancerIPMode) {
 	})
 }
 
-// What is said here holds whichever portal leads to usher.
+// These specs hold for every portal.
 var _ = Describe("where clients connect:", func() {
 	for _, portal := range []string{"iptables", "nftables", "address", apart} {
 		Describe("through the "+portal+" portal:", func() { addressSpecs(portal) })
 	}
 })
 
-// apart is the portal address with VIPs in a network namespace of usher's own.
+// apart is the portal address with VIPs in usher's network namespace.
 const apart = "address --address-namespace=always"
 
 func addressSpecs(portal string) {
@@ -72,8 +72,7 @@ func addressSpecs(portal string) {
 		GinkgoHelper()
 		local, distant = c.startPod("web", 1, here), c.startPod("web", 2, elsewhere)
 	}
-	// reaches says that connections go to these Pods and, within twenty
-	// connections after the first that does, to no other.
+	// reaches checks that connections reach these Pods and, in the 20 connections after the first match, no other Pod.
 	reaches := func(client *lab.Dialer, from, vip string, want ...*kubernetesPod) {
 		GinkgoHelper()
 		expected := map[netip.AddrPort]bool{}
@@ -168,7 +167,7 @@ func addressSpecs(portal string) {
 		By("being told others")
 		addresses("10.244.0.1")
 		reaches(c.pod, "", at("10.244.0.1", port), local, distant)
-		// One family is changed after the other.
+		// The families change one after the other.
 		Eventually(failure(c.outside, at(lab.NodeOut4, port))).WithTimeout(soon).Should(HaveOccurred())
 		Eventually(failure(c.outside, at(lab.NodeOut6, port))).WithTimeout(soon).Should(HaveOccurred())
 	})

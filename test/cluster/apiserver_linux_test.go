@@ -13,8 +13,8 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// recovery is how long usher may take to notice that the API server is back:
-// client-go waits longer from try to try, up to a minute.
+// recovery is the maximum time until usher notices that the API server is back: client-go's backoff grows up to 1
+// minute.
 const recovery = 75 * time.Second
 
 var _ = Describe("while the API server is away", func() {
@@ -102,7 +102,7 @@ var _ = Describe("while the API server is away", func() {
 		wire.Cut()
 		c.deleteService("deleted")
 		created := create("created", 2)
-		for i := range 20 { // so that it has moved on a good way
+		for i := range 20 { // moves the resource version forward
 			c.update("kept", func(s *corev1.Service) { s.Labels = map[string]string{"edit": fmt.Sprint(i)} })
 		}
 		plane.KillAPIServer()
@@ -161,7 +161,7 @@ var _ = Describe("a watch that breaks", func() {
 		c.usher("--kubeconfig=" + leastRole(wire.Server()))
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(one.addr))
 
-		// Only twice: client-go waits longer from break to break.
+		// Only twice: client-go's backoff grows with each break.
 		wire.Break()
 		c.write(c.slice("web", "web", endpoint(lab.Pod(2))))
 		other := c.service("other", noSelector)
@@ -176,8 +176,7 @@ var _ = Describe("a watch that breaks", func() {
 	})
 })
 
-// restartControllers spares the next spec the time in which the controllers
-// wait before they ask an API server again that was away.
+// restartControllers saves the next spec the backoff of the controllers after the API server was unreachable.
 func restartControllers() {
 	GinkgoHelper()
 	plane.StopControllers()

@@ -22,7 +22,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// The Nodes that there always are: usher runs on the first.
+// These Nodes always exist; usher runs on the first.
 const (
 	here      = "here"
 	elsewhere = "elsewhere"
@@ -33,7 +33,7 @@ var (
 	podCIDRs = map[string][]string{here: {"10.244.0.0/24", "fd00:244::/64"}, elsewhere: {"10.244.1.0/24", "fd00:244:0:1::/64"}}
 )
 
-// prepareCluster creates what all specs share.
+// prepareCluster creates the objects that all specs share.
 func prepareCluster() {
 	GinkgoHelper()
 	for name := range zones {
@@ -54,21 +54,19 @@ func createNode(name string, edit ...func(*corev1.Node)) {
 	Expect(plane.Client.CoreV1().Nodes().Create(context.Background(), node, metav1.CreateOptions{})).Error().NotTo(HaveOccurred())
 }
 
-// cluster is what a spec works with: a network, and a namespace of the API
-// server.
+// cluster is the environment of a spec: a network and a namespace in the API server.
 type cluster struct {
 	*lab.Lab
 	api       kubernetes.Interface
 	namespace string
 
-	// Clients: a Pod, a process of the node, a machine outside.
+	// These clients are a Pod, a process on the node and a machine outside.
 	pod, node, outside *lab.Dialer
 }
 
-var clusters int // that specs have had
+var clusters int // number of clusters so far
 
-// newCluster returns a cluster without Services, but for default/kubernetes. It
-// goes when the spec ends.
+// newCluster returns a cluster without Services, except default/kubernetes. The end of the spec removes it.
 func newCluster() *cluster {
 	GinkgoHelper()
 	clusters++
@@ -84,7 +82,7 @@ func newCluster() *cluster {
 	return c
 }
 
-// connectControl puts a cable between the node and the control plane.
+// connectControl adds a cable between the node and the control plane.
 func (c *cluster) connectControl() {
 	GinkgoHelper()
 	c.Node.Do(func() error {
@@ -95,7 +93,7 @@ func (c *cluster) connectControl() {
 	controlSpace.Output("ip", "link", "set", "node", "up")
 	controlSpace.Output("ip", "route", "add", "198.51.100.2/32", "dev", "node", "src", controlAddress.String())
 	c.Node.WaitForCarrier("to-control")
-	// Not left to the kernel, which takes its time to remove a namespace.
+	// Delete it here: the kernel may take long to remove a namespace.
 	DeferCleanup(func() { c.Node.Output("ip", "link", "delete", "to-control") })
 }
 
@@ -105,8 +103,7 @@ func (c *cluster) createNamespace() {
 	object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: c.namespace}}
 	Expect(c.api.CoreV1().Namespaces().Create(ctx, object, metav1.CreateOptions{})).Error().NotTo(HaveOccurred())
 	DeferCleanup(func() {
-		// What the next spec must not see goes now; the rest goes when the
-		// namespace controller comes to it.
+		// Objects that the next spec must not see are deleted now. The namespace controller deletes the rest later.
 		now, all := metav1.DeleteOptions{GracePeriodSeconds: new(int64)}, metav1.ListOptions{}
 		Expect(c.deleteServices()).To(Succeed())
 		Expect(c.api.CoreV1().Pods(c.namespace).DeleteCollection(ctx, now, all)).To(Succeed())
@@ -115,12 +112,11 @@ func (c *cluster) createNamespace() {
 	})
 }
 
-// service creates a Service: port "main", 80 → 8080, for the Pods with the label
-// app=name, unless edit says something else.
+// service creates a Service: port "main", 80 → 8080, for the Pods with the label app=name. edit can change it.
 func (c *cluster) service(name string, edit ...func(*corev1.Service)) *corev1.Service {
 	GinkgoHelper()
 	var svc *corev1.Service
-	// An API server that has just started says that it is ready before it can give cluster IPs.
+	// An API server that has just started reports that it is ready before it can allocate cluster IPs.
 	Eventually(func() (err error) {
 		svc, err = c.tryService(name, edit...)
 		return err
@@ -148,7 +144,7 @@ func (c *cluster) update(name string, edit func(*corev1.Service)) *corev1.Servic
 	return c.change(name, edit, c.api.CoreV1().Services(c.namespace).Update)
 }
 
-// annotate gives a Service an annotation, or takes it away if the value is empty.
+// annotate sets an annotation on a Service, or removes it if the value is empty.
 func (c *cluster) annotate(service, name, value string) {
 	GinkgoHelper()
 	c.update(service, func(s *corev1.Service) {
@@ -161,7 +157,7 @@ func (c *cluster) annotate(service, name, value string) {
 	})
 }
 
-// whom returns a function for Eventually: the endpoints that answer a Pod which asks twelve times, and how often.
+// whom returns a function for Eventually that makes 12 connections from a Pod and counts them by endpoint.
 func (c *cluster) whom(svc *corev1.Service) func() (map[netip.AddrPort]int, error) {
 	return func() (map[netip.AddrPort]int, error) {
 		counts := map[netip.AddrPort]int{}
@@ -196,8 +192,7 @@ func (c *cluster) change(name string, edit func(*corev1.Service), write func(con
 	return svc
 }
 
-// deleteServices deletes all Services of the namespace, for which the typed
-// client has no method.
+// deleteServices deletes all Services of the namespace, for which the typed client has no method.
 func (c *cluster) deleteServices() error {
 	return c.api.CoreV1().RESTClient().Delete().Namespace(c.namespace).Resource("services").Do(context.Background()).Error()
 }
@@ -211,18 +206,17 @@ func (c *cluster) deleteService(name string) {
 // noSelector is for Services whose EndpointSlices the spec writes.
 func noSelector(svc *corev1.Service) { svc.Spec.Selector = nil }
 
-// nodePort is for Services of that type.
+// nodePort makes a Service a NodePort Service.
 func nodePort(svc *corev1.Service) { svc.Spec.Type = corev1.ServiceTypeNodePort }
 
-// vip returns where clients connect to the first port of a Service.
+// vip returns the address for clients of a Service's first port.
 func vip(svc *corev1.Service) string { return vipOf(svc, svc.Spec.Ports[0].Port) }
 
 func vipOf(svc *corev1.Service, port int32) string { return at(svc.Spec.ClusterIP, port) }
 
 func at(address string, port int32) string { return net.JoinHostPort(address, strconv.Itoa(int(port))) }
 
-// kubernetesPod is a Pod with a server in it, listening on port 8080 of both of
-// its addresses.
+// kubernetesPod is a Pod with a server that listens on port 8080 of both of its addresses.
 type kubernetesPod struct {
 	*server         // on the IPv4 address
 	six     *server // on the IPv6 address
@@ -230,8 +224,7 @@ type kubernetesPod struct {
 	cluster *cluster
 }
 
-// startPod creates Pod number n of an app on a Node, with a server, and reports
-// it ready, as a kubelet would.
+// startPod creates Pod number n of an app on a Node, starts its server, and reports it ready, as a kubelet would.
 func (c *cluster) startPod(app string, n int, node string, edit ...func(*corev1.Pod)) *kubernetesPod {
 	GinkgoHelper()
 	p := &kubernetesPod{
@@ -255,7 +248,7 @@ func (c *cluster) startPod(app string, n int, node string, edit ...func(*corev1.
 	return p
 }
 
-// report writes the Pod's status: whether it is ready.
+// report writes the Pod's readiness to its status.
 func (p *kubernetesPod) report(ready bool) {
 	GinkgoHelper()
 	pods, ctx := p.cluster.api.CoreV1().Pods(p.cluster.namespace), context.Background()
@@ -277,14 +270,13 @@ func (p *kubernetesPod) report(ready bool) {
 	})).To(Succeed())
 }
 
-// terminate asks the Pod to end. It stays, terminating, until remove, since
-// there is no kubelet that ends it.
+// terminate deletes the Pod. Without a kubelet, it stays in state terminating until remove.
 func (p *kubernetesPod) terminate() {
 	GinkgoHelper()
 	p.delete(300)
 }
 
-// remove removes the Pod, as a kubelet does once its containers have ended.
+// remove removes the Pod, as a kubelet does after its containers have exited.
 func (p *kubernetesPod) remove() {
 	GinkgoHelper()
 	p.delete(0)
@@ -298,7 +290,7 @@ func (p *kubernetesPod) delete(graceSeconds int64) {
 	}
 }
 
-// endpoint returns an endpoint for a slice that a spec writes.
+// endpoint returns an endpoint for a slice that the spec writes.
 func endpoint(addr netip.Addr, edit ...func(*discoveryv1.Endpoint)) discoveryv1.Endpoint {
 	e := discoveryv1.Endpoint{Addresses: []string{addr.String()}, Conditions: conditions(true, true, false)}
 	for _, f := range edit {
@@ -311,8 +303,7 @@ func conditions(ready, serving, terminating bool) discoveryv1.EndpointConditions
 	return discoveryv1.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &terminating}
 }
 
-// slice returns an EndpointSlice of a Service, for its port "main" and port
-// 8080 of the endpoints.
+// slice returns an EndpointSlice for a Service's port "main" and port 8080 of the endpoints.
 func (c *cluster) slice(service, name string, endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
 	main, port := "main", int32(8080)
 	return &discoveryv1.EndpointSlice{
@@ -339,8 +330,7 @@ func (c *cluster) tryWrite(slice *discoveryv1.EndpointSlice) error {
 	return err
 }
 
-// slices returns the endpoints that the EndpointSlices of a Service have, of
-// both families.
+// slices returns the endpoints in the EndpointSlices of a Service, of both families.
 func (c *cluster) slices(service string) (list []discoveryv1.Endpoint) {
 	GinkgoHelper()
 	found, err := c.api.DiscoveryV1().EndpointSlices(c.namespace).List(context.Background(), metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
@@ -351,8 +341,8 @@ func (c *cluster) slices(service string) (list []discoveryv1.Endpoint) {
 	return list
 }
 
-// soon is how long a change may take to come through controllers and usher on a
-// machine that is busy with other things. What must be quick is measured apart.
+// soon is the maximum time for a change to pass through controllers and usher on a busy machine. Other specs measure
+// latencies.
 const soon = 10 * time.Second
 
 // updateNode changes a Node.
@@ -385,7 +375,7 @@ func updateNodeStatus(name string, edit func(*corev1.Node)) {
 	})).To(Succeed())
 }
 
-// deleteNode deletes a Node, if it is still there.
+// deleteNode deletes a Node if it exists.
 func deleteNode(name string) {
 	GinkgoHelper()
 	err := plane.Client.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{})

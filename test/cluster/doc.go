@@ -1,6 +1,6 @@
-// Package cluster holds the tests of usher against a real API server: the
-// program, started with a kubeconfig, on a node of package lab, while the tests
-// act as the rest of a cluster would.
+// Package cluster tests usher against a real API server. The program runs with a
+// kubeconfig on a node of package lab, while the tests act as the rest of a
+// cluster.
 //
 //	namespace "control"                    the lab of one spec
 //	┌───────────────────────┐              outside ───── node ───── pods
@@ -9,18 +9,17 @@
 //	│ manager               │
 //	└───────────────────────┘
 //
-// There is one control plane for the suite; a spec has a network, a namespace
-// and an usher of its own. A spec creates Nodes, Services and Pods. Behind a
-// Pod's address a server listens, and the Pod's status is what a kubelet would
-// report, so that the real EndpointSlice controller writes the slices.
+// The suite has one control plane; each spec has its own network, namespace and usher
+// process. A spec creates Nodes, Services and Pods. A server listens at each Pod's
+// address, and the Pod's status is as a kubelet would report it, so that the real
+// EndpointSlice controller writes the slices.
 //
 //	go test ./...
 //
-// is all that is needed, as root, with Go and Debian's packages etcd-server,
-// iptables and iproute2. The first run builds Kubernetes (package control).
-// One of them is a measurement beside kube-proxy, which only `make bench CLUSTER=1` asks
-// for.
-// The specs say what a proxy for Services must do in a cluster. Where that stands: the
+// needs root, Go and Debian's packages etcd-server, iptables and iproute2. The first run
+// builds Kubernetes (package control). One spec is a measurement alongside kube-proxy; it
+// runs only in `make bench CLUSTER=1`.
+// The specs check the requirements for a Service proxy in a cluster. The sources are the
 // comments on the fields in k8s.io/api (core/v1, discovery/v1), and Kubernetes' pages
 // "Service", "Virtual IPs and Service Proxies" and "EndpointSlices".
 package cluster

@@ -38,7 +38,7 @@ var _ = Describe("endpoints that come and go:", func() {
 		}
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1)), endpoint(lab.Pod(2))))
 	})
-	// says is what usher says of the Service's connections.
+	// says holds the settings for the Service's connections as usher reports them.
 	type says struct {
 		Drain, Slow, Idle float64
 		Log               bool
@@ -84,7 +84,7 @@ var _ = Describe("endpoints that come and go:", func() {
 			{idle, "1m", func() { now.Idle = 10800 }, `metadata.annotations[` + idle + `]: Invalid value: "1m": must be a number of seconds from 1 to 4000`},
 			{accessLog, "false", func() { now.Log = false }, ""},
 			{accessLog, "yes", func() { now.Log = true }, `metadata.annotations[usher.io/access-log]: Invalid value: "yes": must be true or false`},
-			{aws + "access-log-enabled", "false", func() {}, ""}, // usher's own, though wrong, is there
+			{aws + "access-log-enabled", "false", func() {}, ""}, // usher's own annotation is set, although invalid
 			{accessLog, "", func() { now.Log = false }, ""},
 			{aws + "access-log-enabled", "", func() { now.Log = true }, ""},
 		} {
@@ -109,7 +109,7 @@ var _ = Describe("endpoints that come and go:", func() {
 		Eventually(said).WithTimeout(soon).Should(Equal(now))
 		before := lines()
 		Expect(ask(c.pod, vip(svc))).To(BeElementOf(pods))
-		Consistently(lines).WithTimeout(300 * time.Millisecond).Should(Equal(before)) // by then it has ended
+		Consistently(lines).WithTimeout(300 * time.Millisecond).Should(Equal(before)) // the connection has ended by then
 		c.annotate("web", accessLog, "true")
 		now.Log = true
 		Eventually(said).WithTimeout(soon).Should(Equal(now))

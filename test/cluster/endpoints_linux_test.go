@@ -15,7 +15,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// writeEndpoints creates an object of the old sort that endpoints were in.
+// writeEndpoints creates an Endpoints object, the predecessor of EndpointSlices.
 func (c *cluster) writeEndpoints(service string, addr netip.Addr) {
 	GinkgoHelper()
 	Expect(c.tryEndpoints(service, addr)).To(Succeed())
@@ -52,7 +52,7 @@ var _ = Describe("which endpoints are used:", func() {
 	state := func(ready, serving, terminating bool) func(*discoveryv1.Endpoint) {
 		return func(e *discoveryv1.Endpoint) { e.Conditions = conditions(ready, serving, terminating) }
 	}
-	// used returns who answered twelve connections, and how often.
+	// used counts 12 connections by endpoint.
 	used := func() (map[netip.AddrPort]int, error) {
 		seen := map[netip.AddrPort]int{}
 		for range 12 {
@@ -64,7 +64,7 @@ var _ = Describe("which endpoints are used:", func() {
 		}
 		return seen, nil
 	}
-	uses := func(want ...int) { // numbers of Pods, evenly
+	uses := func(want ...int) { // numbers of Pods, used evenly
 		GinkgoHelper()
 		expected := map[netip.AddrPort]int{}
 		for _, n := range want {
@@ -132,7 +132,7 @@ var _ = Describe("which endpoints are used:", func() {
 	})
 
 	It("an address that two entries share: the one that is not terminating counts", func() {
-		// The old Pod is ready all the same where publishNotReadyAddresses is set.
+		// With publishNotReadyAddresses the old Pod is ready anyway.
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1), state(true, true, true))))
 		c.write(c.slice("web", "b", endpoint(lab.Pod(1), state(false, false, false)), endpoint(lab.Pod(2))))
 		c.usher()
@@ -226,8 +226,7 @@ var _ = Describe("which endpoints are used:", func() {
 	})
 })
 
-// warnings returns a function that returns the notes of the warnings about a
-// Service.
+// warnings returns a function that returns the notes of a Service's warnings.
 func (c *cluster) warnings(service string) func() ([]string, error) {
 	return func() (notes []string, err error) {
 		list, err := c.api.EventsV1().Events(c.namespace).List(context.Background(), metav1.ListOptions{})

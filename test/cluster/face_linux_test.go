@@ -91,7 +91,7 @@ var _ = Describe("the proxy's own face:", func() {
 
 	It("cleanup: everything that usher made is gone, and what others made is untouched", func() {
 		c.Node.Output("iptables", "-t", "nat", "-A", "PREROUTING", "-d", "198.18.0.1", "-p", "tcp", "--dport", "99", "-j", "REDIRECT", "--to-ports", "98")
-		c.Node.Output("ip6tables", "-t", "nat", "-L") // so that the tables are there before, too
+		c.Node.Output("ip6tables", "-t", "nat", "-L") // creates the tables, so that they exist before usher starts, too
 		c.Node.Output("iptables", "-t", "mangle", "-L")
 		c.Node.Output("ip6tables", "-t", "mangle", "-L")
 		c.Node.Output("iptables", "-t", "filter", "-L")
@@ -126,7 +126,7 @@ var _ = Describe("kube-proxy's configuration file", func() {
 		Expect(os.WriteFile(path, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"+fields), 0o600)).To(Succeed())
 		return path
 	}
-	// run runs usher with nothing but the file.
+	// run runs usher with only the file.
 	run := func(path string, args ...string) *gexec.Session {
 		GinkgoHelper()
 		session := startIn(c.Node, exec.Command(usherRace, append([]string{"run", "--portal=iptables", "--log-format=text", "--config=" + path}, args...)...))
@@ -177,7 +177,7 @@ clusterCIRD: 10.0.0.0/8
 	)
 })
 
-// kernelState returns what usher might change in ns: rules, routes, addresses.
+// kernelState returns everything that usher might change in ns: rules, routes, addresses.
 func kernelState(ns *lab.Namespace) string {
 	GinkgoHelper()
 	var b strings.Builder
@@ -191,8 +191,7 @@ func kernelState(ns *lab.Namespace) string {
 	return b.String()
 }
 
-// counters is what changes by itself: packets and bytes that a chain has seen,
-// and the time of day.
+// counters matches parts that change by themselves: packet and byte counts of chains, and the time of day.
 var counters = regexp.MustCompile(`(?m)^#.*\n| \[\d+:\d+\]$`)
 
 func withoutCounters(saved string) string { return counters.ReplaceAllString(saved, "") }

@@ -5,7 +5,7 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// The harness itself.
+// These specs test the harness itself.
 var _ = Describe("the control plane", func() {
 	It("writes an EndpointSlice for a Service whose Pods are ready, and changes it with them", func() {
 		c := newCluster()

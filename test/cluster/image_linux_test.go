@@ -22,11 +22,11 @@ import (
 	"github.com/usherproxy/usher/test/cluster/control"
 )
 
-// notApart is what a DaemonSet without SYS_ADMIN says of the portal address.
+// notApart is the portal address's error in a DaemonSet without SYS_ADMIN.
 const notApart = "creating a network namespace: operation not permitted: CAP_SYS_ADMIN is missing"
 
-// The images as `make image` and the Dockerfile make them, under containerd and runc, with the
-// DaemonSet's own specification: its flags, security context, probes and role.
+// These specs run the images of `make image` and the Dockerfile under containerd and runc, with the DaemonSet's own
+// specification: its flags, security context, probes and role.
 var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 	var archive string
 	BeforeAll(func() {
@@ -77,7 +77,7 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 			Expect(ask(c.node, vips[i])).To(Equal(want.addr), "for processes of the node")
 		}
 	}
-	// installed is all that a portal changes on a node.
+	// installed returns everything that a portal changes on a node.
 	installed := func() string {
 		GinkgoHelper()
 		return withoutCounters(c.Node.Output("iptables-save")+c.Node.Output("ip6tables-save")+c.Node.Output("nft", "list", "ruleset")) +
@@ -91,7 +91,7 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 		flags []string
 		image string
 	}{
-		{"iptables", nil, ""}, // as it is deployed
+		{"iptables", nil, ""}, // as deployed
 		{"nftables", []string{"--portal=nftables"}, ""},
 		{"address", []string{"--portal=address"}, ""},
 		{"iptables", nil, dockerfile},
@@ -125,7 +125,7 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 			open, err := connect(c.pod, vips[0])
 			Expect(err).NotTo(HaveOccurred())
 			bulk := bytes.Repeat([]byte("0123456789abcdef"), 2<<20)
-			go func() { _, _ = open.Write(bulk) }() // an error is seen by who reads
+			go func() { _, _ = open.Write(bulk) }() // the reader sees errors
 			Expect(open.SetReadDeadline(time.Now().Add(time.Minute))).To(Succeed())
 			back := make([]byte, len(bulk))
 			Expect(io.ReadFull(open, back)).Error().NotTo(HaveOccurred())
@@ -162,12 +162,12 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 		six := startLoad(c.pod, vips[1], 250)
 		l.more(500)
 		young := k.run("young")
-		young.ready() // which is all that the DaemonSet's controller waits for
+		young.ready() // the DaemonSet's controller waits only for this
 		old.terminate()
 		l.more(500)
 		Expect(append(l.stop(), six.stop()...)).To(BeEmpty())
 		AddReportEntry("connections", fmt.Sprint(l.count()+six.count()))
-		served() // not beside the load, which may be more than a busy machine can do
+		served() // not during the load, which may be too much for a busy machine
 		young.terminate()
 	})
 
@@ -195,7 +195,7 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 	})
 })
 
-// Capabilities are for root.
+// Only root gets capabilities.
 var _ = Describe("the command of docs/kubernetes.md that removes the rules of an instance that is gone", func() {
 	It("starts the image as root, though its user is not", func() {
 		page, err := os.ReadFile(filepath.Join(control.Root(), "docs", "kubernetes.md"))
@@ -220,7 +220,7 @@ var _ = Describe("the command of docs/kubernetes.md that removes the rules of an
 		}
 		Eventually(debugger).WithTimeout(30 * time.Second).ShouldNot(BeNil())
 		p := debugger()
-		session.Kill().Wait(10 * time.Second) // it would wait for the Pod
+		session.Kill().Wait(10 * time.Second) // otherwise it waits for the Pod
 		Expect(pods.Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})).To(Succeed())
 		Expect(p.Spec.HostNetwork).To(BeTrue())
 		container := p.Spec.Containers[0]

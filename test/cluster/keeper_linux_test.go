@@ -17,20 +17,20 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// child returns the process that a keeper's usher is.
+// child returns the PID of the keeper's usher process.
 func (u *usher) child() int {
 	GinkgoHelper()
 	Eventually(func() []int { return lab.Children(u.Command.Process.Pid) }).WithTimeout(soon).Should(HaveLen(1))
 	return lab.Children(u.Command.Process.Pid)[0]
 }
 
-// saved returns the files of clients' endpoints that a keeper has.
+// saved returns the contents of the keeper's session affinity files.
 func (u *usher) saved() []byte {
 	var text []byte
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", u.Command.Process.Pid)) // its only error is a bad pattern
 	for _, file := range files {
 		if to, _ := os.Readlink(file); strings.HasPrefix(to, "/memfd:affinities") {
-			b, _ := os.ReadFile(file) // which may just have been replaced
+			b, _ := os.ReadFile(file) // another version may just have replaced it
 			text = append(text, b...)
 		}
 	}
@@ -51,7 +51,7 @@ var _ = Describe("usher with a keeper, whose usher is killed again and again,", 
 				c.write(c.slice(name, name, endpoint(three[0]), endpoint(three[1]), endpoint(three[2])))
 			}
 			u := c.launch(usherRace, "--keeper", "--portal="+portal).serving()
-			DeferCleanup(func() { // before the keeper, which would start another one
+			DeferCleanup(func() { // before the keeper is stopped, which would restart usher
 				pid := u.child()
 				_ = syscall.Kill(u.Command.Process.Pid, syscall.SIGKILL)
 				_ = syscall.Kill(pid, syscall.SIGKILL)
@@ -84,8 +84,8 @@ var _ = Describe("usher with a keeper, whose usher is killed again and again,", 
 				Eventually(answers(c.pod, vip(changed))).WithTimeout(soon).Should(Equal(netip.AddrPortFrom(three[round], 8080)))
 			}
 			l.more(50)
-			for _, failure := range l.stop() { // what usher had accepted may be lost with it, and nothing else
-				if !strings.Contains(failure, "connection reset") { // which connect(2) may tell, of one that was accepted
+			for _, failure := range l.stop() { // a crash may lose connections that usher had accepted, and no others
+				if !strings.Contains(failure, "connection reset") { // connect(2) may return this for an accepted connection
 					Expect(failure).NotTo(Or(ContainSubstring("dial"), ContainSubstring("timeout")))
 				}
 			}

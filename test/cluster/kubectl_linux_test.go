@@ -26,13 +26,13 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// The rights that it takes to ask the ushers of a cluster, as docs/kubectl.md has them.
+// These are the permissions needed to query the usher instances of a cluster, as docs/kubectl.md lists them.
 var (
 	listPods    = rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"list"}}
 	portForward = rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods/portforward"}, Verbs: []string{"get", "create"}}
 )
 
-// person creates a user with these rights in kube-system, and no others. The user's kubeconfig has the spec's
+// person creates a user with only these permissions, in kube-system. The user's kubeconfig selects the spec's
 // namespace.
 func (c *cluster) person(name string, rules ...rbacv1.PolicyRule) (kubeconfig string) {
 	GinkgoHelper()
@@ -49,7 +49,7 @@ func (c *cluster) person(name string, rules ...rbacv1.PolicyRule) (kubeconfig st
 	return kubeconfig
 }
 
-// usherPod creates the Pod that the DaemonSet would on a Node, as it is when usher runs there.
+// usherPod creates the Pod that the DaemonSet would create on a Node, in the state in which usher runs.
 func (c *cluster) usherPod(node string) {
 	GinkgoHelper()
 	ctx, pods := context.Background(), c.api.CoreV1().Pods(roleNamespace)
@@ -74,11 +74,11 @@ var _ = Describe("the ushers of a cluster, asked from outside", func() {
 		onHere     *usher
 		laptop     *lab.Dialer // a client on the Node "elsewhere"
 		kubeconfig string
-		names      string // a folder with kubectl's plugin, under both of its names
+		names      string // folder with kubectl's plugin under both names
 	)
 	BeforeEach(func() {
 		c = newCluster()
-		// The other Node is where the API server is: Pods are reached from there, too.
+		// The other Node is the API server's host, from which clients also reach Pods.
 		controlSpace.Output("ip", "route", "add", "10.244.0.0/24", "via", "198.51.100.2", "dev", "node", "onlink", "src", controlAddress.String())
 		c.Node.Output("sysctl", "-qw", "net.ipv4.ip_forward=1")
 		laptop = controlSpace.NewDialer(8)
@@ -106,7 +106,7 @@ var _ = Describe("the ushers of a cluster, asked from outside", func() {
 			Expect(os.Symlink(kubectlUsherRace(), filepath.Join(names, name))).To(Succeed())
 		}
 	})
-	// start starts a program where the API server is reached, as the person whom the kubeconfig is of.
+	// start starts a program where the API server is reachable, as the user of the kubeconfig.
 	start := func(kubeconfig, program string, args ...string) *gexec.Session {
 		GinkgoHelper()
 		cmd := exec.Command(program, args...)
@@ -118,14 +118,14 @@ var _ = Describe("the ushers of a cluster, asked from outside", func() {
 		})
 		return s
 	}
-	// says runs the plugin.
+	// says runs the plugin, expects an exit code, and returns the output.
 	says := func(code int, args ...string) (out, errors string) {
 		GinkgoHelper()
 		s := start(kubeconfig, filepath.Join(names, "kubectl-usher"), args...)
 		Eventually(s).WithTimeout(30 * time.Second).Should(gexec.Exit(code))
 		return string(s.Out.Contents()), string(s.Err.Contents())
 	}
-	// clients connects, so many times, on each Node.
+	// clients makes the given number of connections on each Node.
 	clients := func(onHere, onElsewhere int) {
 		GinkgoHelper()
 		for range onHere {
@@ -164,7 +164,7 @@ var _ = Describe("the ushers of a cluster, asked from outside", func() {
 			Eventually(s).WithTimeout(30 * time.Second).Should(gexec.Exit(0))
 			lines := strings.Split(strings.TrimSpace(string(s.Out.Contents())), "\n")
 			told := map[string]int{}
-			var accepted []string // when; of one client, each comes after the one before
+			var accepted []string // times; the connections of a client are sequential
 			for _, line := range lines {
 				words := strings.Fields(line)
 				if strings.Contains(line, " accepted ") || strings.Contains(line, "connected to") {
@@ -207,7 +207,7 @@ var _ = Describe("the ushers of a cluster, asked from outside", func() {
 		Expect(out).To(MatchRegexp(`(?s)web-1.*on: +node elsewhere`))
 		Expect(out).NotTo(ContainSubstring("node here"))
 
-		// And in one picture, in a browser.
+		// The dashboard shows all nodes in a browser.
 		serving := start(kubeconfig, filepath.Join(names, "kubectl-usher"), "dashboard", "--address=127.0.0.1:0")
 		Eventually(serving.Out).WithTimeout(3 * soon).Should(gbytes.Say(`Open http://\S+/ in a browser: 2 nodes\.`))
 		page := strings.Fields(string(serving.Out.Contents()))[1]
@@ -234,14 +234,14 @@ var _ = Describe("the ushers of a cluster, asked from outside", func() {
 		read("nodes/"+elsewhere+"/api/v1/status", &status)
 		Expect(status.PortalMode).NotTo(BeEmpty())
 
-		// Of the Pod's own it is so on all.
+		// A fault of the Pod itself shows on all nodes.
 		pods[1].stop()
 		Eventually(failure(c.pod, vip(svc))).WithTimeout(soon).ShouldNot(HaveOccurred())
 		clients(4, 0)
 		_ = failure(laptop, vip(svc))()
 		out, _ = says(0, "get", "endpoints", "web")
 		Expect(out).To(MatchRegexp(`(?m)^web +main +%s +web-2 +quarantined +- `, pods[1].addr))
-		Eventually(func() []string { // the page shows what it knew until it knows better
+		Eventually(func() []string { // the page shows its last known state until it has a newer one
 			read("api/v1/cluster/services/"+c.namespace+"/web", &seen)
 			var told []string
 			for _, f := range seen.Findings {
@@ -254,7 +254,7 @@ var _ = Describe("the ushers of a cluster, asked from outside", func() {
 	It("are named when they do not answer, and the others are heard; trace asks them again", func() {
 		clients(1, 1)
 		following := start(kubeconfig, filepath.Join(names, "kubectl-usher"), "trace", "web", "--since=1h")
-		Eventually(func() string { // until it is heard of
+		Eventually(func() string { // until the trace shows it
 			clients(1, 1)
 			return string(following.Out.Contents())
 		}).WithTimeout(30 * time.Second).Should(And(MatchRegexp(`(?m)^\S+ here +`), MatchRegexp(`(?m)^\S+ elsewhere +`)))

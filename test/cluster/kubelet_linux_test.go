@@ -20,22 +20,20 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// remote is a Node whose Pods only the API server reaches, through a kubelet.
+// remote is a Node whose Pods are reachable only for the API server, through a kubelet.
 const remote = "remote"
 
-// kubelet is the side of a kubelet that the API server talks to for port-forward:
-// Kubernetes' own library, and in place of a container runtime what containerd
-// does.
+// kubelet is the part of a kubelet that serves port-forward to the API server. It uses Kubernetes' own library, and
+// acts as containerd does instead of using a container runtime.
 type kubelet struct {
 	cluster   *cluster
 	dialer    *lab.Dialer
 	hosts     map[string]*lab.Dialer // by Node, for Pods on the host's network
-	forwarded atomic.Int64           // connections
-	status    func(*corev1.Node)     // says in a Node's status where it is
+	forwarded atomic.Int64           // number of connections
+	status    func(*corev1.Node)     // writes its address to a Node's status
 }
 
-// startKubelet creates the Node with its kubelet, which answers on the node's side
-// of the cable to the control plane.
+// startKubelet creates the Node with its kubelet, which listens on the node's side of the cable to the control plane.
 func (c *cluster) startKubelet() *kubelet {
 	GinkgoHelper()
 	k := c.newKubelet()
@@ -44,7 +42,7 @@ func (c *cluster) startKubelet() *kubelet {
 	return k
 }
 
-// newKubelet starts the kubelet of no Node yet: those whose status it has written into are asked there.
+// newKubelet starts a kubelet without a Node. It serves the Nodes whose status its status function has updated.
 func (c *cluster) newKubelet() *kubelet {
 	GinkgoHelper()
 	k := &kubelet{cluster: c, dialer: c.Pods.NewDialer(64), hosts: map[string]*lab.Dialer{}}
@@ -64,15 +62,14 @@ func (c *cluster) newKubelet() *kubelet {
 	return k
 }
 
-// serve answers /portForward/NAMESPACE/POD.
+// serve handles /portForward/NAMESPACE/POD.
 func (k *kubelet) serve(w http.ResponseWriter, r *http.Request) {
 	name := strings.TrimPrefix(r.URL.Path, "/portForward/")
 	portforward.ServePortForward(w, r, k, name, "", &portforward.V4Options{}, time.Minute, 30*time.Second, portforward.SupportedProtocols)
 }
 
-// PortForward implements portforward.PortForwarder. A Pod's localhost is its
-// address here, but for one on its host's network. As with containerd, when one direction has ended the other has a
-// second.
+// PortForward implements portforward.PortForwarder. A Pod's localhost is its address here, except for a Pod on its
+// host's network. As with containerd, when one direction has ended, the other has 1 s to finish.
 func (k *kubelet) PortForward(ctx context.Context, name, _ string, port int32, stream io.ReadWriteCloser) error {
 	defer stream.Close()
 	namespace, name, _ := strings.Cut(name, "/")

@@ -25,20 +25,20 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// What `make bench CLUSTER=1` says: the file that results are appended to, how many
-// rounds there are, and, for a trial, how many Services.
+// These are the variables of `make bench CLUSTER=1`: the file to which results are appended, the number of rounds, and,
+// for a trial, the number of Services.
 const (
 	resultsVariable  = "BENCH_RESULTS"
 	roundsVariable   = "BENCH_ROUNDS"
 	servicesVariable = "BENCH_SERVICES"
 )
 
-// A measurement, for docs/benchmarks.md: the proxies take turns on one node, before
-// one API server that nothing else asks.
+// This is a measurement for docs/benchmarks.md: the proxies run in rotation on one node, with an API server that has no
+// other clients.
 var _ = Describe("usher beside kube-proxy, with 10,000 Services of ten endpoints", Ordered, func() {
 	var (
 		b    *comparison
-		last *corev1.Service // of those that are there from the start
+		last *corev1.Service // of the Services that exist from the start
 	)
 	BeforeAll(func() {
 		if os.Getenv(resultsVariable) == "" {
@@ -68,7 +68,7 @@ var _ = Describe("usher beside kube-proxy, with 10,000 Services of ten endpoints
 				}
 				r := report.Result{Figure: report.Cluster, Peer: proxy.name, Round: round, Values: report.Values{}}
 				if err := InterceptGomegaFailure(func() { b.measure(proxy, last, r.Values) }); err != nil {
-					r.Failed = err.Error() // the others are measured all the same
+					r.Failed = err.Error() // the other proxies are still measured
 				}
 				Expect(report.Write(file, r)).To(Succeed())
 				fmt.Println(report.Line(r))
@@ -77,15 +77,15 @@ var _ = Describe("usher beside kube-proxy, with 10,000 Services of ten endpoints
 	})
 })
 
-// comparison is the cluster in which proxies are compared.
+// comparison is the cluster in which the proxies are compared.
 type comparison struct {
 	*cluster
 	kubeProxy string // the program
 	endpoints []discoveryv1.Endpoint
-	late      int // Services that were created while a proxy was measured
+	late      int // number of Services created during measurements
 }
 
-// contender is a proxy that takes part.
+// contender is one of the compared proxies.
 type contender struct {
 	name  string
 	start func() *gexec.Session
@@ -95,7 +95,7 @@ func (b *comparison) contenders() []contender {
 	config := plane.Kubeconfig(control.Admin, plane.Server())
 	kubeProxy := func(mode string) contender {
 		return contender{"kube-proxy-" + mode, func() *gexec.Session {
-			// All else as it is by default, except that what belongs to the whole machine stays.
+			// All other flags have their defaults. These three preserve settings of the whole machine.
 			return startIn(b.Node, exec.Command(b.kubeProxy, "--kubeconfig="+config, "--proxy-mode="+mode, "--hostname-override="+here,
 				"--cluster-cidr="+control.PodCIDR4, "--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0"))
 		}}
@@ -106,9 +106,8 @@ func (b *comparison) contenders() []contender {
 	return []contender{kubeProxy("nftables"), usher("nftables"), kubeProxy("iptables"), usher("iptables")}
 }
 
-// newComparison returns a cluster without controllers, which would take processor
-// time. It is not cleared away: the control plane goes when this, the only spec that
-// was asked for, ends.
+// newComparison returns a cluster without controllers, which would use CPU time. It needs no cleanup: this is the only
+// selected spec, and the control plane ends with it.
 func newComparison(kubeProxy string) *comparison {
 	GinkgoHelper()
 	plane.StopControllers()
@@ -121,7 +120,7 @@ func newComparison(kubeProxy string) *comparison {
 	return b
 }
 
-// prepareNode gives the Node the address that kube-proxy looks for.
+// prepareNode sets the Node address that kube-proxy looks for.
 func (b *comparison) prepareNode() {
 	GinkgoHelper()
 	nodes := b.api.CoreV1().Nodes()
@@ -131,8 +130,8 @@ func (b *comparison) prepareNode() {
 	Expect(nodes.UpdateStatus(context.Background(), node, metav1.UpdateOptions{})).Error().NotTo(HaveOccurred())
 }
 
-// create creates Services with all endpoints, and returns the last. What an API server that
-// has much to do does not answer in time is written again.
+// create creates Services with all endpoints and returns the last. It retries writes that time out because the API
+// server is busy.
 func (b *comparison) create(n int) *corev1.Service {
 	GinkgoHelper()
 	fmt.Printf("writing %d Services: some minutes\n", n)
@@ -152,7 +151,7 @@ func (b *comparison) create(n int) *corev1.Service {
 	return last
 }
 
-// measure starts a proxy, measures it, fills v, and leaves the node as it was.
+// measure starts a proxy, measures it, fills v, and restores the node's state.
 func (b *comparison) measure(proxy contender, last *corev1.Service, v report.Values) {
 	GinkgoHelper()
 	const patience = 5 * time.Minute
@@ -190,7 +189,7 @@ func (b *comparison) measure(proxy contender, last *corev1.Service, v report.Val
 		b.late++
 		svc := b.service(fmt.Sprintf("late-%d", b.late), noSelector)
 		slice := b.slice(svc.Name, svc.Name, b.endpoints...)
-		began := time.Now() // before it is written: the API server's time counts too
+		began := time.Now() // before the write: the API server's time counts too
 		b.cluster.write(slice)
 		took = append(took, answered(svc, began))
 	}
@@ -198,7 +197,7 @@ func (b *comparison) measure(proxy contender, last *corev1.Service, v report.Val
 	v[report.Change] = float64(took[len(took)/2]) / float64(time.Millisecond)
 }
 
-// variable returns the number that an environment variable holds, or the one given.
+// variable returns the number in an environment variable, or otherwise if it is not set.
 func variable(name string, otherwise int) int {
 	GinkgoHelper()
 	n, err := strconv.Atoi(cmp.Or(os.Getenv(name), strconv.Itoa(otherwise)))

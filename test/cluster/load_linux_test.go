@@ -11,7 +11,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// load is clients that connect at a steady rate.
+// load is a set of clients that connect at a steady rate.
 type load struct {
 	exchange func() error
 	end      chan struct{}
@@ -22,13 +22,12 @@ type load struct {
 	failures []string
 }
 
-// startLoad makes so many connections a second until stop. Each asks something
-// and waits for the answer.
+// startLoad makes perSecond connections until stop. Each sends a request and waits for the answer.
 func startLoad(d *lab.Dialer, vip string, perSecond int) *load {
 	return startExchanges(perSecond, func() error { return exchange(d, vip) })
 }
 
-// startExchanges does something so many times a second until stop.
+// startExchanges calls exchange perSecond times a second until stop.
 func startExchanges(perSecond int, exchange func() error) *load {
 	l := &load{exchange: exchange, end: make(chan struct{})}
 	l.all.Go(func() {
@@ -64,28 +63,28 @@ func exchange(d *lab.Dialer, vip string) error {
 		return err
 	}
 	defer c.Close()
-	name, err := readNameWithin(c, 30*time.Second) // a client may wait in a socket for an usher that is started again
+	name, err := readNameWithin(c, 30*time.Second) // a client may wait in the backlog until usher is restarted
 	if err != nil {
 		return err
 	}
 	return (&connection{c, name}).works()
 }
 
-// count returns how many connections have been made.
+// count returns the number of connections so far.
 func (l *load) count() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.done
 }
 
-// more waits for so many further connections.
+// more waits for n further connections.
 func (l *load) more(n int) {
 	GinkgoHelper()
 	want := l.count() + n
 	Eventually(l.count).WithTimeout(30 * time.Second).Should(BeNumerically(">=", want))
 }
 
-// stop ends the load and returns what failed.
+// stop ends the load and returns the failures.
 func (l *load) stop() []string {
 	select {
 	case <-l.end:

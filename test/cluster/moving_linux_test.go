@@ -25,18 +25,18 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// move is a node on its way from kube-proxy to usher, or back. The spec does what the
-// DaemonSet controller and the kubelet do: it starts and ends processes.
+// move is a node that migrates from kube-proxy to usher, or back. Like the DaemonSet controller and the kubelet, the
+// spec starts and ends processes.
 type move struct {
 	*cluster
 	kubeProxy, config, mode string
 	svc                     *corev1.Service
-	flow                    net.Conn // a UDP client that has been there from the start
-	page                    string   // what is left to do of docs/kubernetes.md
+	flow                    net.Conn // a UDP client that stays from the start
+	page                    string   // the part of docs/kubernetes.md that remains to be done
 	lost                    map[string][]string
 }
 
-// step says that a step of the page follows, by the command that is in it.
+// step starts a step of the page, which is identified by the command in it.
 func (m *move) step(command string) {
 	GinkgoHelper()
 	_, rest, found := strings.Cut(m.page, command)
@@ -45,7 +45,7 @@ func (m *move) step(command string) {
 	By(command)
 }
 
-// resolve asks over UDP as resolvers do: once more if there is no answer.
+// resolve sends a UDP query as resolvers do, with one retry.
 func resolve(c net.Conn) (err error) {
 	for range 2 {
 		if _, err = c.Write([]byte("?")); err == nil {
@@ -59,9 +59,8 @@ func resolve(c net.Conn) (err error) {
 	return fmt.Errorf("UDP from %s: %w", c.LocalAddr(), err)
 }
 
-// under does something while 300 connections a second come, from Pods, the node and outside, and
-// some over UDP, and takes note of those that are lost. Of UDP that is who got no answer when they
-// asked a second time, either.
+// under runs do while 300 clients/s connect from Pods, the node and outside, and others use UDP. It records the lost
+// connections and exchanges. A UDP exchange is lost if its retry gets no answer either.
 func (m *move) under(what string, do func()) {
 	GinkgoHelper()
 	var six string
@@ -82,7 +81,7 @@ func (m *move) under(what string, do func()) {
 		defer c.Close()
 		return resolve(c)
 	}))
-	var asking sync.Mutex // one at a time: it is one flow
+	var asking sync.Mutex // one query at a time: there is one flow
 	loads = append(loads, startExchanges(30, func() error {
 		if !asking.TryLock() {
 			return nil
@@ -110,7 +109,7 @@ func (m *move) under(what string, do func()) {
 	AddReportEntry(what, fmt.Sprintf("%d connections and exchanges, %d lost", count, len(m.lost[what])))
 }
 
-// startKubeProxy starts kube-proxy and waits until its rules are there.
+// startKubeProxy starts kube-proxy and waits until it has installed its rules.
 func (m *move) startKubeProxy() *gexec.Session {
 	GinkgoHelper()
 	s := startIn(m.Node, exec.Command(m.kubeProxy, "--config="+m.config))
@@ -127,7 +126,7 @@ func (m *move) kubeProxysRules() string {
 	return m.Node.Output("sh", "-c", "(iptables-save -t nat; ip6tables-save -t nat) | grep KUBE-SVC || true")
 }
 
-// endKubeProxy ends kube-proxy as a kubelet does.
+// endKubeProxy stops kube-proxy as a kubelet does.
 func endKubeProxy(s *gexec.Session) {
 	GinkgoHelper()
 	s.Terminate()
@@ -152,7 +151,7 @@ func (m *move) startUsher(more ...string) *usher {
 	args = append(slices.Concat(args, more), "--config="+m.config, "--healthz-address=:"+healthzPort, "--admin-address=127.0.0.1:10249", "--kubeconfig="+leastRole(plane.Server()), "--log-format=text")
 	u := &usher{cluster: m.cluster, Session: startIn(m.Node, exec.Command(usherReleased, args...))}
 	DeferCleanup(func() {
-		u.Terminate() // the keeper's usher, too
+		u.Terminate() // the keeper ends its usher process, too
 		u.Wait(time.Minute)
 		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("panic:"))
 	})
@@ -171,13 +170,13 @@ func (m *move) ushersRules() (rules []string) {
 	return rules
 }
 
-// echo sends datagrams back.
+// echo starts an echo server for datagrams.
 func (m *move) echo(addr netip.AddrPort) {
 	GinkgoHelper()
 	lab.Echo(m.Pods.ListenUDP(addr.String()))
 }
 
-// connections opens long connections of all kinds of clients.
+// connections opens long connections from all kinds of clients.
 func (m *move) connections() (open []*connection) {
 	GinkgoHelper()
 	for _, from := range []struct {
@@ -211,8 +210,8 @@ var _ = Describe("a node that goes from kube-proxy to usher and back, step by st
 			})
 			DeferCleanup(updateNodeStatus, here, func(n *corev1.Node) { n.Status.Addresses = nil })
 			m.Node.Output("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
-			// Clients and endpoints are in one namespace here, so that answers come back by the
-			// node only if it masquerades. What belongs to the whole machine stays as it is.
+			// Clients and endpoints share a namespace here, so answers return through the node only if it masquerades.
+			// Settings of the whole machine stay as they are.
 			m.config = filepath.Join(GinkgoT().TempDir(), "config.conf")
 			Expect(os.WriteFile(m.config, fmt.Appendf(nil, `apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
@@ -264,15 +263,15 @@ nftables: {masqueradeAll: true}
 				m.step("removeRules=true")
 				former := u
 				u = m.startUsher("--remove-rules")
-				expectAlive(late) // with the former
+				expectAlive(late) // the former process serves them
 				m.step("kubectl label node NODE kube-proxy-")
 				proxy = m.startKubeProxy()
 				m.step("kubectl label node NODE usher-")
 				more := m.connections()
 				u.Terminate()
-				former.Terminate() // it is one Pod that has gone, or another
+				former.Terminate() // either Pod may be the one that is removed
 				Eventually(func() string { return m.Node.Output(usherReleased, "portals") }).WithTimeout(soon).ShouldNot(ContainSubstring("redirect"))
-				expectAlive(more) // they have the drain timeout to end
+				expectAlive(more) // they have the drain timeout to finish
 				expectAlive(late)
 				for _, c := range slices.Concat(more, late) {
 					c.Close()
@@ -281,7 +280,7 @@ nftables: {masqueradeAll: true}
 			Eventually(u.Session).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 			Expect(u.Err).To(gbytes.Say("Stopped"))
 			Expect(m.ushersRules()).To(BeEmpty())
-			Eventually(getting(m.node, adminURL+"/proxyMode")).WithTimeout(20 * time.Second).Should(HaveField("Body", mode)) // kube-proxy has its ports, too
+			Eventually(getting(m.node, adminURL+"/proxyMode")).WithTimeout(20 * time.Second).Should(HaveField("Body", mode)) // so kube-proxy has its ports, too
 			m.under("with kube-proxy", func() {})
 			expectAlive(early)
 

@@ -11,15 +11,14 @@ import (
 )
 
 var _ = Describe("the names of Services", func() {
-	const resolver = "10.244.0.1" // the node, for its Pods
+	const resolver = "10.244.0.1" // the node's address for its Pods
 
 	It("are those of all kinds, also of Services that nobody or another proxy serves, as they are now", func() {
 		if _, err := exec.LookPath("dig"); err != nil {
 			Skip("dig is not installed")
 		}
 		c := newCluster()
-		// short returns a function for Eventually that returns what dig says to a
-		// Pod.
+		// short returns a function for Eventually that returns dig's answer in a Pod.
 		short := func(args ...string) func() ([]string, error) {
 			return func() (lines []string, err error) {
 				c.Pods.Do(func() error {

@@ -27,8 +27,8 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// How many there are of what. With the defaults it is a test that takes seconds;
-// docs/sizing.md says what was measured with more.
+// These flags set the size of the spec. With the defaults it takes seconds; docs/sizing.md has measurements of larger
+// sizes.
 var (
 	manyNodes    = flag.Int("many-nodes", 3, "nodes of the spec \"many nodes\"; with more than 3 the API server is started again, too")
 	manyServices = flag.Int("many-services", 20, "Services of the spec \"many nodes\", of ten endpoints each")
@@ -36,7 +36,7 @@ var (
 	manyLike     = flag.String("many-like", "", "measure only usher, or only kube-proxy")
 )
 
-// withFairness are the API server's own defaults for who may ask how much at once.
+// withFairness holds the API server's own defaults for concurrent requests.
 var withFairness = []string{"--max-requests-inflight=400", "--max-mutating-requests-inflight=200", "--enable-priority-and-fairness=true"}
 
 var _ = Describe("many nodes", func() {
@@ -49,7 +49,7 @@ var _ = Describe("many nodes", func() {
 				plane.StartAPIServer()
 				restartControllers()
 			})
-			plane.StopControllers() // the test writes what they would
+			plane.StopControllers() // the test writes their objects
 			plane.KillAPIServer()
 			plane.StartAPIServer(withFairness...)
 		}
@@ -94,8 +94,8 @@ var _ = Describe("many nodes", func() {
 	})
 })
 
-// manySlice returns the slice of Service number i, with ten endpoints on ten nodes. Its
-// Pods are those of a generation.
+// manySlice returns the slice of Service number i, with ten endpoints on ten nodes. The generation is part of the
+// Pods' names.
 func (c *cluster) manySlice(i, generation int) *discoveryv1.EndpointSlice {
 	name := fmt.Sprintf("many-%d", i)
 	var all []discoveryv1.Endpoint
@@ -119,9 +119,8 @@ func (c *cluster) manyEndpoint(i, n, generation int) discoveryv1.Endpoint {
 	}
 }
 
-// roll replaces Pods by those of a generation, ten of each Service, one after the
-// other. As in a cluster each takes three writes of a slice: the new Pod is ready, the old one
-// terminates, the old one is gone.
+// roll replaces Pods by Pods of a new generation, ten of each Service, one by one. As in a cluster, each replacement
+// takes three writes of a slice: new Pod ready, old Pod terminating, old Pod removed.
 func (c *cluster) roll(generation int) {
 	GinkgoHelper()
 	each(*manyPods/10, func(i int) error {
@@ -152,7 +151,7 @@ func (c *cluster) tryUpdate(slice *discoveryv1.EndpointSlice) error {
 	return err
 }
 
-// watchers is the command of that name, while it runs.
+// watchers is a running watchers command.
 type watchers struct {
 	like  string
 	nodes int
@@ -161,21 +160,21 @@ type watchers struct {
 	out   *bufio.Scanner
 }
 
-// watched is what the command tells.
+// watched is a report of the command.
 type watched struct {
 	Synced, Received, Connections, Refused int64
 	Lists                                  []time.Time
 }
 
-// figures are what a step has cost.
+// figures are the costs of a step.
 type figures struct {
 	what             string
 	took             time.Duration
 	received         int64
-	nodes, apiServer time.Duration // of the processor
+	nodes, apiServer time.Duration // CPU time
 }
 
-// watch builds the command, for so many nodes.
+// watch builds the command for the given number of nodes.
 func watch(like string, nodes int) *watchers {
 	GinkgoHelper()
 	program := filepath.Join(GinkgoT().TempDir(), "watchers")
@@ -189,7 +188,7 @@ func watch(like string, nodes int) *watchers {
 	return &watchers{like: like, nodes: nodes, cmd: exec.Command(program, "-kubeconfig", kubeconfig, "-like", like, "-nodes", strconv.Itoa(nodes))}
 }
 
-// kubeProxyAccount returns who kube-proxy is where it runs in a DaemonSet.
+// kubeProxyAccount returns kube-proxy's identity in a DaemonSet.
 func kubeProxyAccount() control.Identity {
 	GinkgoHelper()
 	ctx := context.Background()
@@ -218,7 +217,7 @@ func (w *watchers) begin() {
 	DeferCleanup(w.end)
 }
 
-// end ends the command, if it runs.
+// end ends the command if it runs.
 func (w *watchers) end() {
 	if w.in != nil {
 		w.in.Close()
@@ -235,8 +234,7 @@ func (w *watchers) report() (r watched) {
 	return r
 }
 
-// measure does a step, waits until the nodes have had what came of it, and tells what
-// that has cost.
+// measure runs a step, waits until the nodes have received its effects, and returns the step's cost.
 func (w *watchers) measure(what string, do func()) figures {
 	GinkgoHelper()
 	began, server := time.Now(), cpuOf(plane.APIServerPID())
@@ -257,7 +255,7 @@ func (w *watchers) measure(what string, do func()) figures {
 	return f
 }
 
-// quiet is how long nothing comes when all that was under way is there.
+// quiet is the time without received bytes after which a step counts as complete.
 const quiet = 2 * time.Second
 
 func (w *watchers) settle(quiet time.Duration) (last watched) {
@@ -273,7 +271,7 @@ func (w *watchers) settle(quiet time.Duration) (last watched) {
 	return last
 }
 
-// again kills the API server and starts it again, and tells when the nodes ask it for everything.
+// again restarts the API server and reports when the nodes list everything again.
 func (w *watchers) again() {
 	GinkgoHelper()
 	lists := len(w.report().Lists)
@@ -284,11 +282,11 @@ func (w *watchers) again() {
 	plane.StartAPIServer(withFairness...)
 	ready := time.Now()
 	Eventually(func() int { return len(w.report().Lists) - lists }).WithTimeout(90*time.Second).Should(BeNumerically(">=", 3*w.nodes), "everything is asked for again")
-	after := w.settle(6 * quiet) // client-go waits longer from try to try
+	after := w.settle(6 * quiet) // client-go's backoff grows with each retry
 	asked := after.Lists[lists:]
 	slices.SortFunc(asked, time.Time.Compare)
 	at := func(part float64) float64 { return asked[int(part*float64(len(asked)-1))].Sub(ready).Seconds() }
-	most := 0 // within a second
+	most := 0 // within 1 s
 	for i := range asked {
 		j := i
 		for j < len(asked) && asked[j].Sub(asked[i]) < time.Second {
@@ -304,7 +302,7 @@ func (w *watchers) again() {
 
 var watchEventsTotal = regexp.MustCompile(`(?m)^apiserver_watch_events_total\{[^}]*resource="(?:services|endpointslices|nodes|servicecidrs)"[^}]*\} (\S+)$`)
 
-// watchEvents returns how many objects the API server has sent to watchers.
+// watchEvents returns the number of objects that the API server has sent to watchers.
 func watchEvents() (total int64) {
 	GinkgoHelper()
 	text, err := plane.Client.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(context.Background())

@@ -25,8 +25,8 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// developer creates a user who may see Services, and do with pods/portforward what
-// verbs say. It returns the user's kubeconfig.
+// developer creates a user who may see Services and use pods/portforward with these verbs. It returns the user's
+// kubeconfig.
 func (c *cluster) developer(verbs ...string) string {
 	GinkgoHelper()
 	ctx, name := context.Background(), "developer-"+c.namespace
@@ -47,14 +47,14 @@ func (c *cluster) developer(verbs ...string) string {
 	return plane.Kubeconfig(control.Identity{User: name}, plane.Server())
 }
 
-// laptop starts kubectl usher connect where the API server is, and no Pod: cluster IPs are
-// addresses there.
+// laptop starts 'kubectl usher connect' in the API server's namespace, which has no Pods. Cluster IPs are addresses
+// there.
 func (c *cluster) laptop(kubeconfig string, args ...string) *usher {
 	GinkgoHelper()
 	cmd := exec.Command(kubectlUsherRace(), append([]string{"connect", "--kubeconfig=" + kubeconfig, "--portal=address", "--socks=", "--trace", "--log-format=text"}, args...)...)
 	u := &usher{cluster: c, Session: startIn(controlSpace, cmd)}
 	DeferCleanup(func() {
-		u.Interrupt() // what it installed goes
+		u.Interrupt() // removes what it installed
 		Eventually(u.Session).WithTimeout(20 * time.Second).Should(gexec.Exit())
 		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("DATA RACE"))
 		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("panic:"))
@@ -62,8 +62,7 @@ func (c *cluster) laptop(kubeconfig string, args ...string) *usher {
 	return u.serving()
 }
 
-// kill ends a Pod's server with all its connections, as the end of its containers
-// does, and returns how many those were.
+// kill closes a Pod's server and all its connections, as the end of its containers does, and returns their number.
 func (s *server) kill() int {
 	s.stop()
 	s.mu.Lock()
@@ -75,7 +74,7 @@ func (s *server) kill() int {
 	return len(s.conns)
 }
 
-// What the trace says of connections, line by line.
+// told returns usher's output: the trace of connections, line by line.
 func (u *usher) told() string { return string(u.Out.Contents()) }
 
 var _ = Describe("kubectl usher connect --via=portforward", func() {
@@ -84,7 +83,7 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		k      *kubelet
 		svc    *corev1.Service
 		pods   []*kubernetesPod
-		laptop *lab.Dialer // a client there
+		laptop *lab.Dialer // a client in the API server's namespace
 	)
 	BeforeEach(func() {
 		c = newCluster()
@@ -100,7 +99,7 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		laptop = controlSpace.NewDialer(64)
 	})
 	all := func() []netip.AddrPort { return []netip.AddrPort{pods[0].addr, pods[1].addr, pods[2].addr} }
-	// three asks three times.
+	// three makes three connections and returns their endpoints.
 	three := func() (list []netip.AddrPort) {
 		GinkgoHelper()
 		for range 3 {
@@ -123,7 +122,7 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		for _, program := range []string{"bash", "setpriv"} {
 			Expect(exec.LookPath(program)).Error().NotTo(HaveOccurred())
 		}
-		// What the user needs is where the user may read it.
+		// The user can read all files that the command needs.
 		dir := GinkgoT().TempDir()
 		Expect(os.Chmod(dir, 0o755)).To(Succeed())
 		program, kubeconfig := filepath.Join(dir, "kubectl-usher"), filepath.Join(dir, "kubeconfig")
@@ -154,7 +153,7 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		l := startLoad(laptop, vip(svc), 50)
 		l.more(100)
 		broken := victim.kill()
-		l.more(50) // it is still listed
+		l.more(50) // the Pod is still listed
 		victim.remove()
 		l.more(100)
 		Expect(len(l.stop())).To(BeNumerically("<=", broken), "%s", l.failures)

@@ -25,7 +25,7 @@ var _ = Describe("how endpoints are probed:", func() {
 		for n := 1; n <= 3; n++ {
 			pods = append(pods, serve(c.Pods, netip.AddrPortFrom(lab.Pod(n), 8080)).addr)
 		}
-		for n, status := range map[int]int{1: http.StatusOK, 2: http.StatusServiceUnavailable} { // and at the third, nobody
+		for n, status := range map[int]int{1: http.StatusOK, 2: http.StatusServiceUnavailable} { // nothing listens on the third
 			health := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) })}
 			listener := c.Pods.Listen(netip.AddrPortFrom(lab.Pod(n), 9090).String())
 			go func() { _ = health.Serve(listener) }()
@@ -34,7 +34,7 @@ var _ = Describe("how endpoints are probed:", func() {
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1)), endpoint(lab.Pod(2)), endpoint(lab.Pod(3))))
 		c.usher()
 		whom := c.whom(svc)
-		// annotate gives the Service these annotations about probes, each as NAME=VALUE, and no others.
+		// annotate sets these annotations about probes on the Service, each as NAME=VALUE, and removes all others.
 		annotate := func(annotations ...string) {
 			GinkgoHelper()
 			c.update("web", func(s *corev1.Service) {

@@ -21,7 +21,7 @@ var _ = Describe("how many connections an endpoint may have:", func() {
 		pod := serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 8080)).addr
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1))))
 		c.usher()
-		// waits is an error unless a client is reset who waits until its time is over.
+		// waits returns an error unless a waiting client is reset when its time in the queue is over.
 		waits := func() error {
 			_, err := ask(c.pod, vip(svc))
 			switch {

@@ -14,12 +14,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Every spec runs usher under the role that deploy/kustomize gives it.
+// Every spec runs usher with the role that deploy/kustomize gives it.
 
 const roleNamespace, roleName = metav1.NamespaceSystem, "usher"
 
-// roleDeployed says that the role is that of deploy/kustomize. While there is
-// none, it is what the design says.
+// roleDeployed reports whether the role comes from deploy/kustomize. If that has none, specs use designedRules.
 var roleDeployed bool
 
 var designedRules = []rbacv1.PolicyRule{
@@ -29,8 +28,7 @@ var designedRules = []rbacv1.PolicyRule{
 	{APIGroups: []string{"", "events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 }
 
-// leastRole returns a kubeconfig with nothing but the role, for the API server
-// at a URL.
+// leastRole returns a kubeconfig that has only the role, for the API server at a URL.
 func leastRole(server string) string {
 	GinkgoHelper()
 	return plane.Kubeconfig(plane.ServiceAccount(context.Background(), roleNamespace, roleName), server)
@@ -46,7 +44,7 @@ func useLeastRole() {
 	createAccount(roleName, rules)
 }
 
-// createAccount creates a role and a ServiceAccount that has it, both of the same name.
+// createAccount creates a role and a ServiceAccount that has it, both with the same name.
 func createAccount(name string, rules []rbacv1.PolicyRule) {
 	GinkgoHelper()
 	ctx := context.Background()
@@ -103,8 +101,8 @@ var _ = Describe("the least role", func() {
 		Expect(err).NotTo(HaveOccurred())
 		allowed := map[string][]string{
 			"services": {"list", "watch"}, "nodes": {"list", "watch"}, "endpointslices": {"list", "watch"}, "servicecidrs": {"list", "watch"},
-			"events": {"create", "patch"}, // a patch says that it happened again
-			// What Kubernetes gives to every ServiceAccount.
+			"events": {"create", "patch"}, // patch counts a repeated event
+			// Kubernetes grants these to every ServiceAccount.
 			"clustertrustbundles": {"get", "list", "watch"},
 			"selfsubjectreviews":  {"create"}, "selfsubjectaccessreviews": {"create"}, "selfsubjectrulesreviews": {"create"},
 		}

@@ -15,7 +15,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// endpointOf returns what the slices of a Service say of a Pod's address, or nil.
+// endpointOf returns the endpoint for a Pod's address in a Service's slices, or nil.
 func (c *cluster) endpointOf(service string, pod *kubernetesPod) *discoveryv1.Endpoint {
 	GinkgoHelper()
 	for _, e := range c.slices(service) {
@@ -66,7 +66,7 @@ var _ = Describe("with 200 connections a second, none fails", func() {
 			p.terminate()
 			c.awaitTerminating("web", p)
 			p.awaitLast()
-			p.stop() // it was asked to end: no new connections
+			p.stop() // as after SIGTERM: no new connections
 			l.more(100)
 			Expect(open.works()).To(Succeed(), "those in flight go on")
 			p.remove()
@@ -93,7 +93,7 @@ var _ = Describe("with 200 connections a second, none fails", func() {
 			p.terminate()
 			c.awaitTerminating("web", p)
 		}
-		l.more(200) // nobody is ready: those that serve on are used
+		l.more(200) // no endpoint is ready: terminating ones that still serve are used
 		fresh := c.startPod("web", 11, elsewhere)
 		c.awaitReady("web", fresh)
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(fresh.addr))
@@ -137,8 +137,8 @@ var _ = Describe("an endpoint that goes terminating", func() {
 	}, SpecTimeout(time.Minute))
 })
 
-// whenTerminating watches a slice as usher does, and tells each time when it
-// hears that an endpoint has begun to terminate.
+// whenTerminating watches a slice as usher does. The channel receives the time of each event in which an endpoint is
+// terminating.
 func (c *cluster) whenTerminating(ctx context.Context, slice string) <-chan time.Time {
 	GinkgoHelper()
 	client := c.api.DiscoveryV1().EndpointSlices(c.namespace)

@@ -29,9 +29,8 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// containers is containerd on the node of a cluster, and what a kubelet does with it: "on the
-// node's network" is in the node's namespace. It has namespaces of its own for mounts and
-// processes, so that nothing of it stays, however the spec ends.
+// containers is containerd on a cluster's node, driven as a kubelet does. "On the node's network" means in the node's
+// namespace. containerd has its own mount and PID namespaces, so that nothing of it remains, however the spec ends.
 type containers struct {
 	cluster *cluster
 	session *gexec.Session
@@ -44,10 +43,10 @@ const (
 	containerTag = "test" // of the image under test
 )
 
-// startContainers starts containerd with the image under test. It ends with the spec.
+// startContainers starts containerd with the image under test. The end of the spec stops it.
 func (c *cluster) startContainers(archive string) *containers {
 	GinkgoHelper()
-	dir, err := os.MkdirTemp("", "cri-") // short: the path of a socket is
+	dir, err := os.MkdirTemp("", "cri-") // short, since socket paths have a length limit
 	Expect(err).NotTo(HaveOccurred())
 	k := &containers{cluster: c, dir: dir}
 	config := fmt.Sprintf(`version = 2
@@ -65,10 +64,10 @@ state = "%[1]s/state"
 	k.session = startIn(c.Node, exec.Command("unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "containerd", "--config", filepath.Join(dir, "config.toml"), "--log-level=warn"))
 	DeferCleanup(func() {
 		k.session.Kill().Wait(20 * time.Second)
-		for _, pattern := range []string{"/sys/fs/cgroup/%s/*", "/sys/fs/cgroup/%s", "/sys/fs/cgroup/*/%s/*", "/sys/fs/cgroup/*/%s"} { // of either version
+		for _, pattern := range []string{"/sys/fs/cgroup/%s/*", "/sys/fs/cgroup/%s", "/sys/fs/cgroup/*/%s/*", "/sys/fs/cgroup/*/%s"} { // of cgroup v1 or v2
 			groups, err := filepath.Glob(fmt.Sprintf(pattern, k.cgroup()))
 			Expect(err).NotTo(HaveOccurred())
-			for _, group := range groups { // what was killed leaves it
+			for _, group := range groups { // killed processes leave it
 				if info, err := os.Stat(group); err != nil || !info.IsDir() {
 					continue
 				}
@@ -90,7 +89,7 @@ state = "%[1]s/state"
 	return k
 }
 
-// cgroup is the one that all containers are below.
+// cgroup returns the parent cgroup of all containers.
 func (k *containers) cgroup() string { return filepath.Base(k.dir) }
 
 func (k *containers) importImage(archive string) {
@@ -99,7 +98,7 @@ func (k *containers) importImage(archive string) {
 	Expect(err).NotTo(HaveOccurred(), "%s", out)
 }
 
-// importDockerfile builds the image of the Dockerfile, imports it, and returns its name.
+// importDockerfile builds the Dockerfile's image, imports it, and returns its name.
 func (k *containers) importDockerfile() string {
 	GinkgoHelper()
 	for _, program := range []string{"buildah", "debootstrap"} {
@@ -115,7 +114,7 @@ func (k *containers) importDockerfile() string {
 	return name
 }
 
-// pauseArchive makes an image, as docker save does, with nothing but a program that waits.
+// pauseArchive makes an image archive, as docker save does, that contains only a program that waits.
 func pauseArchive() string {
 	GinkgoHelper()
 	dir := GinkgoT().TempDir()
@@ -143,7 +142,7 @@ func pauseArchive() string {
 	return file
 }
 
-// daemonSet returns that of deploy/kustomize.
+// daemonSet returns the DaemonSet of deploy/kustomize.
 func daemonSet() *appsv1.DaemonSet {
 	GinkgoHelper()
 	for _, object := range deployed() {
@@ -157,7 +156,7 @@ func daemonSet() *appsv1.DaemonSet {
 	return nil
 }
 
-// A containerPod is a Pod of the DaemonSet, with its one container.
+// containerPod is a Pod of the DaemonSet with its single container.
 type containerPod struct {
 	on      *containers
 	spec    corev1.PodSpec
@@ -205,8 +204,8 @@ func (k *containers) run(name string, edit ...func(*corev1.Container)) *containe
 	return p
 }
 
-// containerConfig translates a container's specification for the runtime. What a kubelet
-// adds is added: the ServiceAccount's token, and the variables.
+// containerConfig translates a container's specification for the runtime, and adds what a kubelet adds: the
+// ServiceAccount's token and the environment variables.
 func (k *containers) containerConfig(container *corev1.Container, namespaces *cri.NamespaceOption) *cri.ContainerConfig {
 	GinkgoHelper()
 	env := k.environment(container)
@@ -248,7 +247,7 @@ func (k *containers) containerConfig(container *corev1.Container, namespaces *cr
 	return config
 }
 
-// environment returns the container's variables, with those of the ConfigMap that it names.
+// environment returns the container's variables, including those of the ConfigMap that it references.
 func (k *containers) environment(container *corev1.Container) map[string]string {
 	GinkgoHelper()
 	env := map[string]string{}
@@ -272,7 +271,7 @@ func (k *containers) environment(container *corev1.Container) map[string]string 
 	return env
 }
 
-// token writes what a kubelet mounts for the ServiceAccount, and returns the folder.
+// token writes the files that a kubelet mounts for the ServiceAccount, and returns their folder.
 func (k *containers) token() string {
 	GinkgoHelper()
 	dir := filepath.Join(k.dir, "serviceaccount")
@@ -284,13 +283,13 @@ func (k *containers) token() string {
 	return dir
 }
 
-// output is what the container has printed.
+// output returns all output of the container.
 func (p *containerPod) output() string {
-	text, _ := os.ReadFile(p.log) // there is none before it has
+	text, _ := os.ReadFile(p.log) // the file is missing until the first output
 	return string(text)
 }
 
-// probe makes a probe of the Pod as the kubelet does, and returns why it failed.
+// probe probes the Pod as the kubelet does and returns the failure.
 func (p *containerPod) probe(what *corev1.Probe) func() error {
 	if what.Exec != nil {
 		return func() error {
@@ -311,14 +310,14 @@ func (p *containerPod) probe(what *corev1.Probe) func() error {
 	}
 }
 
-// ready waits until the Pod is, by its readiness probe.
+// ready waits until the Pod's readiness probe succeeds.
 func (p *containerPod) ready() *containerPod {
 	GinkgoHelper()
 	Eventually(p.probe(p.spec.Containers[0].ReadinessProbe)).WithTimeout(30*time.Second).Should(Succeed(), p.output)
 	return p
 }
 
-// status returns what the runtime says of the container.
+// status returns the container's status from the runtime.
 func (p *containerPod) status() *cri.ContainerStatus {
 	GinkgoHelper()
 	answer, err := p.on.client.ContainerStatus(context.Background(), &cri.ContainerStatusRequest{ContainerId: p.id})
@@ -326,14 +325,14 @@ func (p *containerPod) status() *cri.ContainerStatus {
 	return answer.Status
 }
 
-// exited waits until the container has, and expects 0.
+// exited waits until the container exits and expects exit code 0.
 func (p *containerPod) exited() {
 	GinkgoHelper()
 	Eventually(func() cri.ContainerState { return p.status().State }).WithTimeout(40*time.Second).Should(Equal(cri.ContainerState_CONTAINER_EXITED), p.output)
 	Expect(p.status().ExitCode).To(BeZero(), p.output())
 }
 
-// terminate ends the Pod as a kubelet does: SIGTERM, and after the grace period SIGKILL.
+// terminate terminates the Pod as a kubelet does: SIGTERM, and SIGKILL after the grace period.
 func (p *containerPod) terminate() {
 	GinkgoHelper()
 	ctx := context.Background()
@@ -343,12 +342,12 @@ func (p *containerPod) terminate() {
 	Expect(p.on.client.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: p.sandbox})).Error().NotTo(HaveOccurred())
 }
 
-// execSync runs a command in the container, which has so many seconds.
+// execSync runs a command in the container, with a timeout in seconds.
 func (p *containerPod) execSync(command []string, seconds int64) (*cri.ExecSyncResponse, error) {
 	return p.on.client.ExecSync(context.Background(), &cri.ExecSyncRequest{ContainerId: p.id, Cmd: command, Timeout: seconds})
 }
 
-// exec runs a command in the container and returns what it printed.
+// exec runs a command in the container and returns its output.
 func (p *containerPod) exec(args ...string) string {
 	GinkgoHelper()
 	answer, err := p.execSync(args, 20)
@@ -357,7 +356,7 @@ func (p *containerPod) exec(args ...string) string {
 	return string(answer.Stdout)
 }
 
-// ushers returns the processes of the container: the keeper, and the usher that it has started.
+// ushers returns the PIDs of the container's keeper and of the usher process that it started.
 func (p *containerPod) ushers() (keeper, usher int) {
 	GinkgoHelper()
 	answer, err := p.on.client.ContainerStatus(context.Background(), &cri.ContainerStatusRequest{ContainerId: p.id, Verbose: true})
@@ -369,7 +368,7 @@ func (p *containerPod) ushers() (keeper, usher int) {
 	return keeper, lab.Children(keeper)[0]
 }
 
-// outside returns the number that a process has here, of the one that it has beside containerd.
+// outside returns the PID in this namespace of a process, from its PID in containerd's namespace.
 func (k *containers) outside(pid int) int {
 	GinkgoHelper()
 	todo := lab.Children(k.session.Command.Process.Pid)
@@ -387,7 +386,7 @@ func (k *containers) outside(pid int) int {
 
 // processStatus returns a field of proc_pid_status(5).
 func processStatus(pid int, field string) string {
-	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)) // it may have ended
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)) // the process may have exited
 	_, rest, _ := strings.Cut(string(text), "\n"+field+":")
 	value, _, _ := strings.Cut(rest, "\n")
 	return strings.TrimSpace(value)

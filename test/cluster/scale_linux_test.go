@@ -21,8 +21,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// What must hold in a cluster with many Services, measured on the program as it
-// is released.
+// These specs check requirements for clusters with many Services, on the release build.
 var _ = Describe("1,000 Services with 10 endpoints each", Ordered, func() {
 	const many = 1000
 	var (
@@ -65,20 +64,20 @@ var _ = Describe("1,000 Services with 10 endpoints each", Ordered, func() {
 		for i := range 10 {
 			svc := c.service(fmt.Sprintf("late-%d", i), noSelector)
 			slice := c.slice(svc.Name, svc.Name, endpoint(lab.Pod(20)))
-			began := time.Now() // before it is written: the API server's time counts too
+			began := time.Now() // before the write: the API server's time counts too
 			c.write(slice)
 			Eventually(impatient(c.pod, vip(svc), 20*time.Millisecond)).WithTimeout(soon).WithPolling(2 * time.Millisecond).Should(Equal(server.addr))
 			took = append(took, time.Since(began))
 		}
 		slices.Sort(took)
 		AddReportEntry("reachable after its slice was written", fmt.Sprintf("median %s, worst %s", took[len(took)/2], took[len(took)-1]))
-		// Most of them wait for a processor, where the machine has other things to do.
+		// On a machine with other load, most of them wait for a CPU.
 		Expect(took[len(took)/4]).To(BeNumerically("<", 200*time.Millisecond))
 	})
 
 	It("take less than 120 MiB of memory", func() {
 		var resident int64
-		Eventually(func() int64 { // what the specs before have left is given back soon
+		Eventually(func() int64 { // garbage of earlier specs is freed soon
 			resident = lab.Resident(u.Command.Process.Pid)
 			return resident
 		}).WithTimeout(soon).Should(BeNumerically("<", 120<<20))
@@ -86,9 +85,10 @@ var _ = Describe("1,000 Services with 10 endpoints each", Ordered, func() {
 	})
 
 	It("take less than one percent of a core while nothing happens", func() {
-		// After a change all rules are read once, some time or other: here at once, since others have changed something.
+		// After a change, usher reads all rules once at a later time. This change by another program triggers that read
+		// now.
 		c.Node.Output("iptables", "-t", "nat", "-A", "PREROUTING", "-p", "99", "-j", "RETURN")
-		for range 2 { // the first may have been under way
+		for range 2 { // the first check may already have been running
 			now := time.Now()
 			Eventually(u.lastCheck).WithTimeout(3 * soon).WithPolling(time.Second).Should(BeTemporally(">", now))
 		}
@@ -98,7 +98,7 @@ var _ = Describe("1,000 Services with 10 endpoints each", Ordered, func() {
 		Eventually(over).WithTimeout(long + soon).Should(Receive())
 		used := u.cpu() - before
 		AddReportEntry("processor", fmt.Sprintf("%s in %s: %.2f %%", used, long, 100*used.Seconds()/long.Seconds()))
-		Expect(used).To(BeNumerically("<", long/100)) // 0.05 % is usual; Go's collection every two minutes, on a machine that does other things, made it 0.4
+		Expect(used).To(BeNumerically("<", long/100)) // usually 0.05 %; up to 0.4 % with Go's GC every 2 minutes on a loaded machine
 	})
 
 	It("deleted in one go, are all gone, and other Services are not affected", func() {
@@ -117,9 +117,8 @@ var _ = Describe("1,000 Services with 10 endpoints each", Ordered, func() {
 	})
 })
 
-// impatient returns a function for Eventually that asks. It does not wait for
-// TCP to repeat a packet, which it does after a second, when the first came too
-// early.
+// impatient returns a function for Eventually that makes one connection. Its timeout is short, since TCP retransmits a
+// SYN that came too early only after 1 s.
 func impatient(d *lab.Dialer, vip string, patience time.Duration) func() (netip.AddrPort, error) {
 	return func() (netip.AddrPort, error) {
 		c, err := d.Dial("", vip, patience)
@@ -131,7 +130,7 @@ func impatient(d *lab.Dialer, vip string, patience time.Duration) func() (netip.
 	}
 }
 
-// each calls f for 0 to n-1, twenty at a time.
+// each calls f for 0 to n-1, with 20 concurrent calls.
 func each(n int, f func(i int) error) {
 	GinkgoHelper()
 	next, errs := make(chan int), make([]error, n)
@@ -151,7 +150,7 @@ func each(n int, f func(i int) error) {
 	Expect(errors.Join(errs...)).To(Succeed())
 }
 
-// lastCheck returns when usher has last looked whether its rules are there.
+// lastCheck returns the time of usher's last check of its rules.
 func (u *usher) lastCheck() (time.Time, error) {
 	answer, err := get(u.cluster.node, adminURL+"/api/v1/portals")
 	if err != nil {
@@ -164,8 +163,8 @@ func (u *usher) lastCheck() (time.Time, error) {
 
 func (u *usher) cpu() time.Duration { return cpuOf(u.Command.Process.Pid) }
 
-// cpuOf returns how much processor time a process has used, and the programs that it
-// ran (proc_pid_stat(5): utime, stime, cutime and cstime, in hundredths).
+// cpuOf returns the CPU time of a process and of the programs that it ran and reaped (proc_pid_stat(5): utime, stime,
+// cutime and cstime, in hundredths of a second).
 func cpuOf(pid int) time.Duration {
 	GinkgoHelper()
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))

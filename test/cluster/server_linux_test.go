@@ -13,8 +13,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// server says its address in a line to who connects, and then sends back what
-// it gets.
+// server sends its address in a line to each client and then sends back all it receives.
 type server struct {
 	addr     netip.AddrPort
 	listener net.Listener
@@ -70,26 +69,24 @@ func (s *server) echo(c net.Conn) {
 	}
 }
 
-// stop closes the listener, as a program does that was asked to end: what is
-// open goes on.
+// stop closes the listener, as a program does on SIGTERM. Open connections continue.
 func (s *server) stop() { s.listener.Close() }
 
-// awaitLast waits until no new connections have come for a while. As long as usher
-// has not heard that an endpoint terminates it sends it some, and the kernel resets
-// what waits to be accepted when a listener is closed.
+// awaitLast waits until no new connections have arrived for 250 ms. usher selects a terminating endpoint until it gets
+// the update, and the kernel resets connections in the backlog when their listener closes.
 func (s *server) awaitLast() {
 	GinkgoHelper()
 	Eventually(func() time.Duration { return time.Since(s.last()) }).WithTimeout(soon).Should(BeNumerically(">", 250*time.Millisecond))
 }
 
-// connections returns how many connections there were.
+// connections returns the number of connections so far.
 func (s *server) connections() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.accepted)
 }
 
-// last returns when the last connection came.
+// last returns the time of the last connection.
 func (s *server) last() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,7 +96,7 @@ func (s *server) last() time.Time {
 	return s.accepted[len(s.accepted)-1]
 }
 
-// ask connects to a Service and returns which server answered.
+// ask connects to a Service and returns the server that answered.
 func ask(d *lab.Dialer, vip string) (netip.AddrPort, error) { return askFrom(d, "", vip) }
 
 func askFrom(d *lab.Dialer, from, vip string) (netip.AddrPort, error) {
@@ -111,13 +108,13 @@ func askFrom(d *lab.Dialer, from, vip string) (netip.AddrPort, error) {
 	return readName(c)
 }
 
-// answers returns a function for Eventually that asks.
+// answers returns a function for Eventually that calls ask.
 func answers(d *lab.Dialer, vip string) func() (netip.AddrPort, error) {
 	return func() (netip.AddrPort, error) { return ask(d, vip) }
 }
 
-// failure returns a function for Eventually that asks, and returns only the
-// error. It waits a short time only, for addresses that nobody answers for.
+// failure returns a function for Eventually that connects and returns only the error. Its timeout is short, for
+// addresses that do not respond.
 func failure(d *lab.Dialer, vip string) func() error {
 	return func() error {
 		c, err := d.Dial("", vip, 300*time.Millisecond)
@@ -130,7 +127,7 @@ func failure(d *lab.Dialer, vip string) func() error {
 	}
 }
 
-// readName reads the line with which a server begins.
+// readName reads the first line of a server.
 func readName(c net.Conn) (netip.AddrPort, error) { return readNameWithin(c, 5*time.Second) }
 
 func readNameWithin(c net.Conn, d time.Duration) (netip.AddrPort, error) {
@@ -150,7 +147,7 @@ func readNameWithin(c net.Conn, d time.Duration) (netip.AddrPort, error) {
 	}
 }
 
-// connection is one that stays open.
+// connection is a connection that stays open.
 type connection struct {
 	net.Conn
 	server netip.AddrPort
@@ -171,7 +168,7 @@ func connect(d *lab.Dialer, vip string) (*connection, error) {
 	return &connection{c, name}, nil
 }
 
-// works returns an error unless bytes go to the server and come back.
+// works returns an error unless the server echoes bytes.
 func (c *connection) works() error {
 	if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
 		return err

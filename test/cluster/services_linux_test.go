@@ -24,8 +24,7 @@ var _ = Describe("which Services are served:", func() {
 	var c *cluster
 	BeforeEach(func() { c = newCluster() })
 
-	// notProxied says that a Service opened no listener, once a Service that was
-	// created after it is served.
+	// notProxied checks that a Service opens no listener, once a later Service is served.
 	notProxied := func(u *usher, create func()) {
 		GinkgoHelper()
 		before := u.listeners()
@@ -85,7 +84,7 @@ var _ = Describe("which Services are served:", func() {
 		c.usher(args...)
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
 		Eventually(func() error {
-			conn, err := c.pod.Dial("", "10.96.200.200:80", 5*time.Second) // in mode address the second SYN may be the first to have an answer
+			conn, err := c.pod.Dial("", "10.96.200.200:80", 5*time.Second) // in mode address the second SYN may be the first that is answered
 			if err == nil {
 				conn.Close()
 			}
@@ -278,7 +277,7 @@ var _ = Describe("which Services are served:", func() {
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1))))
 		c.usher("--load-balancer-cidr=192.0.2.0/24")
 		nodePort := fmt.Sprintf("%s:%d", lab.NodeOut4, svc.Spec.Ports[0].NodePort)
-		// echo is what the endpoint has got, after a client sent that and nothing else.
+		// echo returns a function that sends only the given text and returns the text that the endpoint received.
 		echo := func(client *lab.Dialer, to, sent string) func() (string, error) {
 			return func() (string, error) {
 				conn, err := client.Dial("", to, 3*time.Second)
@@ -377,7 +376,7 @@ var _ = Describe("which Services are served:", func() {
 	})
 
 	It("a port that is renamed: nobody is refused", func() {
-		// With endpoints under both names, since a controller comes later.
+		// There are endpoints for both names, since controllers follow later.
 		svc := c.service("web", noSelector)
 		serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 8080))
 		slice := c.slice("web", "a", endpoint(lab.Pod(1)))
@@ -454,5 +453,5 @@ var _ = Describe("which Services are served:", func() {
 	})
 })
 
-// second returns the second of two results, an error.
+// second returns the second of two results, the error.
 func second[T any](_ T, err error) error { return err }

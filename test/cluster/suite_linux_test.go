@@ -29,23 +29,21 @@ func TestCluster(t *testing.T) {
 	RunSpecs(t, "usher in a cluster")
 }
 
-// controlAddress is where the API server answers.
+// controlAddress is the API server's address.
 var controlAddress = netip.MustParseAddr("198.51.100.1")
 
 var (
 	plane *control.Plane
 
-	// controlSpace is the namespace that the control plane is in: the
-	// "outside" of a lab that has no other use.
+	// controlSpace is the control plane's namespace: the "outside" of a lab that has no other use.
 	controlSpace  *lab.Namespace
 	controlHandle netns.NsHandle
 
-	// The program under test, built with the race detector and as it is
-	// released: the latter is for what is measured.
+	// usherRace is the program under test with the race detector; usherReleased is the release build, for measurements.
 	usherRace, usherReleased string
 )
 
-// builtFolders have the programs that were built.
+// builtFolders contain the built programs.
 var builtFolders []string
 
 var _ = AfterSuite(func() {
@@ -73,8 +71,8 @@ var _ = BeforeSuite(func() {
 // kubectlUsherRace builds kubectl-usher with the race detector when a spec first needs it.
 var kubectlUsherRace = sync.OnceValue(func() string { return buildUsher("kubectl-usher", "-race") })
 
-// buildUsher builds a program of usher's in its own module, as `make build` does, and returns
-// its path. If the environment has USHER_PROGRAM, it is that usher which is tested.
+// buildUsher builds one of usher's programs in its own module, as `make build` does, and returns its path. If the
+// environment variable USHER_PROGRAM is set, the tests use that usher instead.
 func buildUsher(name string, flags ...string) string {
 	GinkgoHelper()
 	if program := os.Getenv("USHER_PROGRAM"); program != "" && name == "usher" {

@@ -16,17 +16,17 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// lag is by how much an API server is slow, or behind: longer than usher's own retries
-// begin with, shorter than anybody's timeout.
+// lag is the delay of a slow or stale API server. It is longer than usher's first retry intervals and shorter than any
+// timeout.
 const lag = 5 * time.Second
 
-// troubles are what an API server that answers can be ill with.
+// troubles are the faults of an API server that still answers.
 var troubles = []struct {
 	name  string
 	fault control.Fault
-	// says is what usher's log says meanwhile; "" if it cannot know.
+	// says matches usher's log during the fault; "" if usher cannot detect it.
 	says string
-	// arrive says that changes arrive meanwhile, only later.
+	// arrive reports whether changes still arrive during the fault, only later.
 	arrive bool
 }{
 	{name: "errors", says: "the API server returned 50[03]", fault: func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
@@ -64,16 +64,16 @@ var troubles = []struct {
 	}},
 }
 
-// refuse answers as the API server does that says no.
+// refuse writes an error as the API server does.
 func refuse(w http.ResponseWriter, s metav1.Status) {
 	s.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
 	s.Status = metav1.StatusFailure
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(int(s.Code))
-	_ = json.NewEncoder(w).Encode(s) // whoever asked may be gone
+	_ = json.NewEncoder(w).Encode(s) // the client may have closed the connection
 }
 
-// late is an answer whose parts come late, each.
+// late delays each part of a response.
 type late struct{ http.ResponseWriter }
 
 func (l late) Write(b []byte) (int, error) {
@@ -84,7 +84,7 @@ func (l late) Write(b []byte) (int, error) {
 func (l late) Unwrap() http.ResponseWriter { return l.ResponseWriter }
 
 var _ = Describe("an API server that is in trouble", func() {
-	// Each trouble has a node of its own, and all have them at once.
+	// Each fault has its own node. All faults run concurrently.
 	It("leaves everything served, is not stormed, and what changed arrives", func() {
 		c := newCluster()
 		one, two := netip.AddrPortFrom(lab.Pod(1), 8080), netip.AddrPortFrom(lab.Pod(2), 8080)
@@ -136,14 +136,14 @@ var _ = Describe("an API server that is in trouble", func() {
 			}
 			if says := troubles[i].says; says != "" {
 				Eventually(func() (answer, error) { return health(n, "/healthz") }).WithTimeout(soon).Should(
-					And(code(200), HaveField("Body", MatchRegexp(`(?s)"connected": *false.*"error": *"server-error"`)))) // and not its text: anybody can ask
+					And(code(200), HaveField("Body", MatchRegexp(`(?s)"connected": *false.*"error": *"server-error"`)))) // not the error's text: the endpoint is public
 				Eventually(func() string { return string(n.usher.Err.Contents()) }).WithTimeout(soon).Should(
 					MatchRegexp("API server unreachable; serving last known state.*" + says))
 				Expect(get(n.node, adminURL+"/metrics")).To(HaveField("Body", MatchRegexp(`rest_client_requests_total\{code="50[03]"`)))
 			}
 			Expect(health(n, "/livez")).To(code(200))
 		}
-		time.Sleep(time.Until(began.Add(20 * time.Second))) // in which one that does not wait asks thousands of times
+		time.Sleep(time.Until(began.Add(20 * time.Second))) // in this time a client without backoff sends thousands of requests
 		for i, n := range all {
 			asked := n.gateway.Requests()
 			AddReportEntry(fmt.Sprintf("%s: %d requests in %s", troubles[i].name, asked, time.Since(began).Round(time.Second)))

@@ -22,7 +22,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// Where usher answers about itself: to everybody, and on the node.
+// These are the port of usher's public health server and the URL of its admin server on the node.
 const (
 	healthzPort = "10256"
 	adminURL    = "http://127.0.0.1:10249"
@@ -34,26 +34,26 @@ type usher struct {
 	cluster *cluster
 }
 
-// usher starts usher on the node and waits until it serves. It runs under the
-// least role. It is killed, if it still runs, when the spec ends.
+// usher starts usher with the least role on the node and waits until it serves. The end of the spec kills it if it
+// still runs.
 func (c *cluster) usher(args ...string) *usher {
 	GinkgoHelper()
 	return c.launch(usherRace, append([]string{"--trace"}, args...)...).serving()
 }
 
-// releasedUsher starts usher as it is released, for what is measured.
+// releasedUsher starts the release build, for measurements.
 func (c *cluster) releasedUsher(args ...string) *usher {
 	GinkgoHelper()
 	return c.launch(usherReleased, args...).serving()
 }
 
-// connect starts 'kubectl usher connect' on the node, as usher does it otherwise, and waits until it serves.
+// connect starts 'kubectl usher connect' on the node with the same options as usher, and waits until it serves.
 func (c *cluster) connect(args ...string) *usher {
 	GinkgoHelper()
 	return c.launchCommand(kubectlUsherRace(), "connect", append([]string{"--trace", "--socks="}, args...)...).serving()
 }
 
-// launch starts usher on the node. Flags in args win over the defaults.
+// launch starts usher on the node. args override the default flags.
 func (c *cluster) launch(program string, args ...string) *usher {
 	GinkgoHelper()
 	return c.launchCommand(program, "run", args...)
@@ -72,7 +72,7 @@ func (c *cluster) launchCommand(program, command string, args ...string) *usher 
 	return u
 }
 
-// startIn starts a command in a namespace. It dies with the test's process.
+// startIn starts a command in a namespace. The kernel kills it if the test's process dies.
 func startIn(ns *lab.Namespace, cmd *exec.Cmd) *gexec.Session {
 	GinkgoHelper()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // see control.start
@@ -93,34 +93,34 @@ func startIn(ns *lab.Namespace, cmd *exec.Cmd) *gexec.Session {
 	return session
 }
 
-// serving waits until usher serves what there is.
+// serving waits until usher serves the current Services.
 func (u *usher) serving() *usher {
 	GinkgoHelper()
 	Eventually(u.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("Serving"))
 	return u
 }
 
-// stop ends usher with SIGTERM and waits for it.
+// stop terminates usher with SIGTERM and waits until it exits.
 func (u *usher) stop() {
 	GinkgoHelper()
 	u.Terminate()
 	Eventually(u.Session).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 }
 
-// listeners returns how many TCP sockets listen on the node, which are usher's.
+// listeners returns the number of listening TCP sockets on the node. All are usher's.
 func (u *usher) listeners() int {
 	GinkgoHelper()
 	return len(strings.Split(strings.TrimSpace(u.cluster.Node.Output("ss", "-Hltn")), "\n"))
 }
 
-// answer is what an HTTP server answered.
+// answer is the response of an HTTP server.
 type answer struct {
 	Code   int
 	Body   string
 	Header http.Header
 }
 
-// get asks an HTTP server.
+// get sends a request to an HTTP server.
 func get(d *lab.Dialer, url string) (answer, error) {
 	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -137,7 +137,7 @@ func get(d *lab.Dialer, url string) (answer, error) {
 	return answer{response.StatusCode, string(body), response.Header}, err
 }
 
-// getting returns a function for Eventually that asks an HTTP server.
+// getting returns a function for Eventually that calls get.
 func getting(d *lab.Dialer, url string) func() (answer, error) {
 	return func() (answer, error) { return get(d, url) }
 }
@@ -156,7 +156,7 @@ func (a answer) fields() (object map[string]any) {
 
 func (a answer) String() string { return fmt.Sprintf("%d %s", a.Code, a.Body) }
 
-// What clients see of a connection that is not served.
+// These match what clients see of a connection that is not served.
 var (
 	refused  = MatchError(syscall.ECONNREFUSED)
 	timedOut = Satisfy(func(err error) bool {

@@ -1,5 +1,5 @@
-// Command build builds the programs of Kubernetes that the tests need, unless they
-// are there already. The tests do so too; this is for those who want it done before.
+// Command build builds the programs of Kubernetes that the tests need, unless they exist. The tests do so too; this
+// command does it in advance.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Command pause is the first process of a Pod's sandbox: it does nothing until it is told to end.
+// Command pause is the first process of a Pod's sandbox: it waits until it receives a signal to exit.
 package main
 
 import (

@@ -1,6 +1,5 @@
-// Command watchers is many nodes' worth of one API server's clients, in one process:
-// usher's source (config/kube) for each, without a portal and without a proxy, or the
-// informers that kube-proxy has. It is for the spec "many nodes".
+// Command watchers runs the API server clients of many nodes in one process. Each node has usher's source (config/kube),
+// without portal and proxy, or the informers of kube-proxy. The spec "many nodes" uses it.
 //
 // For each line on standard input it prints a [Report] as JSON.
 package main
@@ -33,19 +32,19 @@ import (
 	"github.com/usherproxy/usher/config/kube"
 )
 
-// Report is what all nodes have had so far.
+// Report sums up what all nodes have received so far.
 type Report struct {
-	Synced      int64       // nodes that know all
-	Received    int64       // bytes, as they come by the wire
-	Connections int64       // that were made
-	Lists       []time.Time // when everything was asked for
-	Refused     int64       // requests that were answered by an error
+	Synced      int64       // nodes with a complete initial sync
+	Received    int64       // bytes on the wire
+	Connections int64       // connections made
+	Lists       []time.Time // times of full lists
+	Refused     int64       // requests that failed with an HTTP error
 }
 
 var (
-	report Report // but for Lists and Synced, by atomic
+	report Report // except Lists and Synced; atomic
 	synced atomic.Int64
-	mu     sync.Mutex // of report.Lists
+	mu     sync.Mutex // guards report.Lists
 )
 
 func main() {
@@ -99,7 +98,7 @@ func usher(ctx context.Context, api *rest.Config, node string) error {
 	return nil
 }
 
-// once is a set of the nodes that told that they know all.
+// once is the set of nodes that have reported a complete initial sync.
 type once struct{ told sync.Map }
 
 var first once
@@ -113,8 +112,8 @@ func (o *once) tell(node string) {
 // resync is kube-proxy's configSyncPeriod.
 const resync = 15 * time.Minute
 
-// kubeProxy watches what kube-proxy watches (cmd/kube-proxy/app/server.go and
-// pkg/proxy/node.go, v1.36), and does nothing with it.
+// kubeProxy watches the objects that kube-proxy watches (cmd/kube-proxy/app/server.go and pkg/proxy/node.go, v1.36), and
+// ignores the events.
 func kubeProxy(ctx context.Context, api *rest.Config, node string) error {
 	client, err := kubernetes.NewForConfig(api)
 	if err != nil {
@@ -144,8 +143,8 @@ func kubeProxy(ctx context.Context, api *rest.Config, node string) error {
 	return nil
 }
 
-// connect returns the configuration of a client with a connection of its own: client-go shares
-// those of clients that are configured alike.
+// connect returns a client configuration with a dedicated connection. client-go shares connections between clients with
+// equal configurations.
 func connect(kubeconfig string) (*rest.Config, error) {
 	c, err := kube.Connection{Kubeconfig: kubeconfig}.RESTConfig()
 	if err != nil {
@@ -163,7 +162,7 @@ func connect(kubeconfig string) (*rest.Config, error) {
 	return c, nil
 }
 
-// counted counts what comes.
+// counted counts the received bytes.
 type counted struct{ net.Conn }
 
 func (c counted) Read(b []byte) (int, error) {
@@ -172,7 +171,7 @@ func (c counted) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// asked notes when everything is asked for: a list, or a watch that begins with one.
+// asked records the times of full lists, and of watches that begin with one.
 type asked struct{ next http.RoundTripper }
 
 func (a asked) RoundTrip(r *http.Request) (*http.Response, error) {
