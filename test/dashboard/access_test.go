@@ -28,17 +28,17 @@ var _ = Describe("the page", Ordered, func() {
 			"#/service/default/empty", "#/service/default/with-a-rather-long-name-as-some-have-them-in-production", "#/service/default/nowhere"}
 	})
 
-	// each opens every view, and waits until it is there.
+	// each opens every view and waits until it has loaded.
 	each := func(check func(p *page, view string), how ...any) {
 		GinkgoHelper()
 		for _, view := range views {
 			p := open(u.url+view, how...)
-			p.downtime = strings.HasSuffix(view, "nowhere") // the browser tells of 404
+			p.downtime = strings.HasSuffix(view, "nowhere") // the browser logs the 404
 			eventually(func() bool {
 				return p.text("#live") == "live" && p.count("h1") == 1 && !strings.Contains(strings.Join(p.texts(".empty"), ""), "Reading")
 			}).Should(BeTrue(), view)
 			check(p, view)
-			p.close() // a browser makes six connections to a server at the most, and each page keeps one
+			p.close() // a browser makes at most 6 connections to a server, and each page keeps one
 		}
 	}
 
@@ -79,7 +79,7 @@ var _ = Describe("the page", Ordered, func() {
 	It("is reached by keyboard, all of it", func() {
 		each(func(p *page, view string) {
 			eval[any](p, `document.body.focus()`)
-			Eventually(func() []string { // once around is not enough if something has come, or was drawn anew, behind the focus
+			Eventually(func() []string { // one round misses elements that were added or redrawn behind the focus
 				for range 60 {
 					p.press(kb.Tab)
 					eval[any](p, `(window.reached ??= new Set()).add(document.activeElement)`)
@@ -119,8 +119,7 @@ var _ = Describe("the page", Ordered, func() {
 	})
 })
 
-// faintTexts are the texts whose contrast to what is behind them is less than WCAG
-// 2.2 asks for in level AA: 4.5, or 3 for large ones.
+// faintTexts are the texts whose contrast with their background is below WCAG 2.2's level AA: 4.5, or 3 for large texts.
 const faintTexts = `(() => {
 	const parse = colour => colour.match(/[\d.]+/g).map(Number);
 	const light = ([r, g, b]) => [r, g, b].map(c => c / 255).map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)

@@ -18,8 +18,8 @@ import (
 	"github.com/onsi/gomega/gexec"
 )
 
-// apart starts 'usher run' on manifests, as run does, in a network namespace of its own: from there no
-// endpoint answers that listens here. Its url leads there all the same.
+// apart starts 'usher run' on manifests, as run does, in a dedicated network namespace. Endpoints on this host are
+// unreachable from there; the returned usher's url still works here.
 func apart(manifests ...string) *usher {
 	GinkgoHelper()
 	unshare := []string{"unshare", "--net"}
@@ -46,14 +46,14 @@ func apart(manifests ...string) *usher {
 			}
 			go func() {
 				defer conn.Close()
-				_ = u.enter(at, conn, conn) // until one of them ends
+				_ = u.enter(at, conn, conn) // until a side closes
 			}()
 		}
 	}()
 	return u
 }
 
-// enter connects to an address in the usher's namespace, and copies until that side ends.
+// enter connects to an address in usher's namespace, and copies until that side closes.
 func (u *usher) enter(address string, in io.Reader, out io.Writer) error {
 	host, port, _ := net.SplitHostPort(address)
 	enter := []string{"--net", "--target", strconv.Itoa(u.Command.Process.Pid)}
@@ -67,13 +67,13 @@ func (u *usher) enter(address string, in io.Reader, out io.Writer) error {
 		return err
 	}
 	go func() {
-		_, _ = io.Copy(stdin, in) // one side has ended
+		_, _ = io.Copy(stdin, in) // a side has closed
 		stdin.Close()
 	}()
 	return cmd.Run()
 }
 
-// clients makes connections to a Service, one after the other, whatever becomes of them.
+// clients makes connections to a Service one by one, and ignores their results.
 func (u *usher) clients(service string, number int) {
 	GinkgoHelper()
 	var answer struct{ Ports []struct{ Listener string } }
@@ -81,7 +81,7 @@ func (u *usher) clients(service string, number int) {
 	at := answer.Ports[0].Listener
 	for range number {
 		if u.inside != nil {
-			_ = u.enter(at, strings.NewReader(""), io.Discard) // nobody answers there
+			_ = u.enter(at, strings.NewReader(""), io.Discard) // no endpoint answers there
 			continue
 		}
 		conn, err := net.DialTimeout("tcp", at, 5*time.Second)
@@ -92,7 +92,7 @@ func (u *usher) clients(service string, number int) {
 	}
 }
 
-// dashboardOf starts 'kubectl usher dashboard' for ushers, by the names of their nodes, and returns its address.
+// dashboardOf starts 'kubectl usher dashboard' for usher instances by node name, and returns its address.
 func dashboardOf(ushers map[string]string) string {
 	GinkgoHelper()
 	args := []string{"dashboard", "--address", "127.0.0.1:0"}
@@ -204,7 +204,7 @@ var _ = Describe("the page of a cluster", func() {
 
 	It("says so where no usher answers at all", func() {
 		p := open(dashboardOf(map[string]string{"a": "http://" + refusing() + "/"}))
-		p.downtime = true // the browser tells of a failed request, too
+		p.downtime = true // the browser logs a failed request, too
 		eventually(func() []string { return p.texts("main .bad, main .empty p") }).Should(ContainElements("No usher instance responds on the node a (connection refused). It is not included here.", "No usher instance responds."))
 		Expect(p.text("#live")).To(Equal("live"))
 	})

@@ -10,8 +10,8 @@ var _ = Describe("a connection whose first endpoint refuses", func() {
 
 	BeforeEach(func() { u = run(service("web", "10.96.0.10", refusing(), answering())) })
 
-	// retry makes connections until one has met both endpoints: round robin begins
-	// where it likes, and after that the one that refuses is in quarantine.
+	// retry makes connections until one has tried both endpoints. Round robin starts at any endpoint; after the first
+	// try the refusing one is in quarantine.
 	retry := func() {
 		GinkgoHelper()
 		var answer struct{ Total int }
@@ -92,7 +92,7 @@ var _ = Describe("a connection whose first endpoint refuses", func() {
 	})
 })
 
-// watchDots collects in seen what dots and boxes show from now on, each for less than a second.
+// watchDots collects in seen what dots and boxes show from now on; each is visible for less than 1 s.
 const watchDots = `(() => {
 	window.seen = new Set();
 	const look = () => {

@@ -22,7 +22,7 @@ func TestDashboard(t *testing.T) {
 
 var (
 	usherBinary string
-	browser     context.Context // that pages are opened in
+	browser     context.Context // in which pages are opened
 )
 
 var _ = BeforeSuite(func() {
@@ -42,14 +42,14 @@ var _ = BeforeSuite(func() {
 	var end context.CancelFunc
 	browser, end = chromedp.NewContext(context.Background(), chromedp.WithAllocatorOptions(
 		chromedp.ExecPath(chromium), chromedp.Headless, chromedp.NoSandbox, chromedp.CombinedOutput(io.Discard), chromedp.WSURLReadTimeout(2*time.Minute),
-		// Whatever the browser itself would like to ask the world does not get out.
+		// Requests of the browser itself do not leave this machine.
 		chromedp.Flag("host-resolver-rules", "MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"),
 	))
 	DeferCleanup(end)
 	Expect(chromedp.Do(browser, chromedp.Navigate("about:blank"))).To(Succeed())
 })
 
-// header returns a header of what is answered at url.
+// header returns a header of the response at url.
 func header(url, name string) string {
 	GinkgoHelper()
 	res, err := http.Get(url)

@@ -1,7 +1,7 @@
-// Package dashboard tests the dashboard as a person has it: a real usher, and its
-// page in Chromium without a window.
+// Package dashboard tests the dashboard as a user sees it: a real usher process, and its
+// page in headless Chromium.
 //
-// It is a module of its own, so that usher's does not get chromedp, which drives
-// the browser. Nothing here needs root or reaches beyond loopback: usher runs
-// with --portal=none.
+// It is a separate module, so that usher's module does not depend on chromedp, which
+// drives the browser. Nothing here needs root or a network other than loopback: usher
+// runs with --portal=none.
 package dashboard

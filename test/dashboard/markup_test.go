@@ -14,17 +14,17 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// hostile is a name that would do harm if a page took it for markup.
+// hostile is a name that would do harm if a page interpreted it as markup.
 const hostile = `<img src=x onerror=document.title=1>`
 
-// hostileTwin returns the address of a server that answers as u does, but for
-// names that are hostile: neither a cluster nor usher lets such a name in.
+// hostileTwin returns the URL of a server that responds as u does, but with hostile in place of a name. Neither a
+// cluster nor usher accepts such a name.
 func hostileTwin(u *usher, name string) string {
 	GinkgoHelper()
 	target, err := url.Parse(u.url)
 	Expect(err).NotTo(HaveOccurred())
 	twin := httptest.NewServer(&httputil.ReverseProxy{
-		FlushInterval: -1, // events pass as they come
+		FlushInterval: -1, // forwards events at once
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(target)
 			r.Out.URL.Path, r.Out.URL.RawPath = strings.ReplaceAll(r.In.URL.Path, hostile, name), ""
@@ -52,7 +52,7 @@ func hostileTwin(u *usher, name string) string {
 	return twin.URL + "/"
 }
 
-// renamed reads line by line, and puts hostile in the place of name.
+// renamed reads line by line and replaces name by hostile.
 type renamed struct {
 	lines *bufio.Reader
 	io.Closer
@@ -116,6 +116,6 @@ var _ = Describe("the browser", func() {
 
 		p := open(u.url)
 		Expect(eval[string](p, `(() => { try { document.body.innerHTML = "x"; return "done" } catch (err) { return err.name } })()`)).To(Equal("TypeError"))
-		p.downtime = true // the refusal is told to the console
+		p.downtime = true // the browser logs the refusal to the console
 	})
 })

@@ -15,24 +15,22 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// page is the dashboard in a tab of its own. When the test ends, or earlier by
-// close, the tab is closed, and the test fails if the page has written an error to
-// the console or asked anybody but its usher.
+// page is the dashboard in a dedicated tab. close, or the end of the test, closes the tab. The test then fails if the
+// page has logged an error to the console or sent a request to a host other than its usher.
 type page struct {
 	ctx    context.Context
 	close  func()
 	origin string
 
 	mu       sync.Mutex
-	errors   []string // that the page wrote to the console
+	errors   []string // logged to the console by the page
 	requests []string
 
-	// downtime says that the usher ends in this test: the browser complains
-	// about requests that nobody answers.
+	// downtime is set if usher stops in this test: the browser logs unanswered requests.
 	downtime bool
 }
 
-// size is that of a screen, in px.
+// size is the size of a screen, in px.
 type size struct{ width, height int64 }
 
 var (
@@ -40,14 +38,13 @@ var (
 	phone   = size{375, 667}
 )
 
-// script is run before those of the page.
+// script runs before the page's scripts.
 type script string
 
-// preferences are what the system tells a browser about the person.
+// preferences are the user preferences that the system reports to the browser.
 type preferences map[string]string
 
-// open opens the dashboard at url, on a desktop without preferences unless told
-// otherwise.
+// open opens the dashboard at url. The default is a desktop without preferences; how overrides it.
 func open(url string, how ...any) *page {
 	GinkgoHelper()
 	ctx, closeTab := chromedp.NewContext(browser)
@@ -81,7 +78,7 @@ func open(url string, how ...any) *page {
 	return p
 }
 
-// judge looks at what the page has written and asked for.
+// judge checks the page's errors and requests.
 func (p *page) judge() {
 	GinkgoHelper()
 	p.mu.Lock()
@@ -94,7 +91,7 @@ func (p *page) judge() {
 	}
 }
 
-// listen takes note of what the page writes and asks for.
+// listen records the page's errors and requests.
 func (p *page) listen() {
 	GinkgoHelper()
 	_, err := chromedp.Call(p.ctx, network.Enable, network.EnableParams{})
@@ -131,7 +128,7 @@ func (p *page) do(steps ...chromedp.Action[chromedp.Void]) {
 	Expect(chromedp.Do(ctx, steps...)).To(Succeed())
 }
 
-// eval returns what a JavaScript expression gives; a promise is waited for.
+// eval returns the value of a JavaScript expression. It awaits a promise.
 func eval[T any](p *page, expression string) T {
 	GinkgoHelper()
 	ctx, cancel := context.WithTimeout(p.ctx, 2*time.Minute)
@@ -141,13 +138,13 @@ func eval[T any](p *page, expression string) T {
 	return value
 }
 
-// texts returns the texts of all elements that a selector finds.
+// texts returns the texts of all elements that match a selector.
 func (p *page) texts(selector string) []string {
 	GinkgoHelper()
 	return eval[[]string](p, fmt.Sprintf(`[...document.querySelectorAll(%q)].map(e => e.textContent.trim())`, selector))
 }
 
-// text returns the text of the first one, "" if there is none.
+// text returns the text of the first match, or "".
 func (p *page) text(selector string) string {
 	GinkgoHelper()
 	texts := p.texts(selector)
@@ -157,14 +154,14 @@ func (p *page) text(selector string) string {
 	return texts[0]
 }
 
-// count says how many elements a selector finds.
+// count returns the number of elements that match a selector.
 func (p *page) count(selector string) int {
 	GinkgoHelper()
 	return eval[int](p, fmt.Sprintf(`document.querySelectorAll(%q).length`, selector))
 }
 
-// click clicks on the first element that a selector finds, as a mouse does, and does so again
-// if that moved away just then.
+// click clicks on the first element that matches a selector, as a mouse does, and retries if the element has just moved
+// away.
 func (p *page) click(selector string) {
 	GinkgoHelper()
 	eventually(func() bool {
@@ -177,7 +174,7 @@ func (p *page) click(selector string) {
 	}).Should(BeTrue(), selector)
 }
 
-// clickOnce is for what leads to another document or opens what takes the click.
+// clickOnce clicks without retry, for elements that lead to another document or open an element which takes the click.
 func (p *page) clickOnce(selector string) {
 	GinkgoHelper()
 	p.do(chromedp.Click(chromedp.CSS(selector)))
@@ -189,7 +186,7 @@ func (p *page) press(keys string) {
 	p.do(chromedp.KeyEvent(keys))
 }
 
-// eventually waits for what get returns.
+// eventually returns an assertion that polls get.
 func eventually(get any) AsyncAssertion {
 	return Eventually(get).WithTimeout(time.Minute).WithPolling(50 * time.Millisecond)
 }

@@ -11,10 +11,10 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// long returns a name that is as long as one may be.
+// long returns a name of the maximum length.
 func long(n int) string { return fmt.Sprintf("checkout%s-n-%03d", strings.Repeat("-and-on", 7), n) }
 
-// busy makes every number that usher tells a large one.
+// busy makes every number in usher's responses large.
 const busy script = `{
 	const ask = fetch;
 	const more = { active: 98765, queued: 4321, accepted: 123456789, retries: 987654, failed: 987654, connected: 123456789 };
@@ -27,7 +27,7 @@ const busy script = `{
 	};
 }`
 
-// cut gives what does not fit: cells but for names, ends of names, and figures.
+// cut returns the elements whose contents do not fit: cells (for names only the end counts), figures, and the page.
 const cut = `(() => {
 	const over = e => e.scrollWidth > e.clientWidth || e.scrollHeight > e.clientHeight + 4; // glyphs may be taller than their line
 	const cells = [...document.querySelectorAll("table:not(.plain) :is(td, th), .number dd, .figures, .filter")]
@@ -37,7 +37,7 @@ const cut = `(() => {
 	return wide.concat(cells.map(e => e.className + ": " + e.textContent + " " + [e.scrollWidth, e.clientWidth, e.scrollHeight, e.clientHeight]));
 })()`
 
-// shoot takes a picture of what is on the screen, for people, if they want one.
+// shoot writes a screenshot to the folder SCREENSHOTS, if that variable is set.
 func (p *page) shoot(name string, args ...any) {
 	GinkgoHelper()
 	dir := os.Getenv("SCREENSHOTS")

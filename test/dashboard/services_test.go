@@ -73,7 +73,7 @@ var _ = Describe("the table of Services", func() {
 		Eventually(func() string { return p.text(".filters .filter") }).WithTimeout(2 * time.Minute).Should(Equal("All 10\u202f001"))
 		Expect(p.count(".services tbody tr")).To(BeNumerically("<", 100), "only rows on the screen are in the page")
 
-		// A machine that is busy with something else is given another chance, for each input.
+		// Repeat for each input, since other load on this machine may delay it.
 		times := map[string]float64{}
 		Eventually(func() float64 {
 			for input, took := range eval[map[string]float64](p, interactionTimes) {
@@ -91,8 +91,8 @@ var _ = Describe("the table of Services", func() {
 	})
 })
 
-// interactionTimes gives the milliseconds from each input to the frame that shows
-// what it did: the least of seven, since what else a machine does makes it longer and never shorter.
+// interactionTimes returns the milliseconds from each input to the frame that shows its effect: the minimum of 7, since
+// other load on a machine can only make it longer.
 const interactionTimes = `(async () => {
 	const table = document.querySelector(".services");
 	const shown = () => new Promise(done => requestAnimationFrame(() => setTimeout(done)));

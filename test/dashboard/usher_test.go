@@ -23,8 +23,8 @@ import (
 type usher struct {
 	*gexec.Session
 	args   []string
-	url    string   // of its dashboard
-	inside []string // what it is started by; nil for nothing
+	url    string   // of the dashboard
+	inside []string // command that starts usher, or nil
 }
 
 // run starts 'usher run' on manifests and waits until it serves.
@@ -35,7 +35,7 @@ func run(manifests ...string) *usher {
 	return u
 }
 
-// prepare returns an usher that is to run on manifests.
+// prepare returns an usher for manifests that is not started yet.
 func prepare(manifests ...string) *usher {
 	GinkgoHelper()
 	dir := GinkgoT().TempDir()
@@ -66,8 +66,8 @@ func (u *usher) start() {
 	Eventually(u.Err).WithTimeout(5 * time.Minute).Should(gbytes.Say("Serving"))
 }
 
-// freeAddress returns an address on which nobody listens. Who lets the kernel choose, such as the suites
-// beside this one, has ports from 32768 on.
+// freeAddress returns an address on which no process listens. Its port is below 32768, where the kernel's automatic
+// ports begin, which concurrent suites use.
 func freeAddress() string {
 	GinkgoHelper()
 	for {
@@ -80,9 +80,9 @@ func freeAddress() string {
 	}
 }
 
-var freed int // addresses so far
+var freed int // number of addresses so far
 
-// ask reads an answer of the API into v.
+// ask decodes a response of the API into v.
 func (u *usher) ask(path string, v any) {
 	GinkgoHelper()
 	res, err := http.Get(u.url + "api/v1/" + path)
@@ -94,8 +94,7 @@ func (u *usher) ask(path string, v any) {
 	Expect(json.Unmarshal(body, v)).To(Succeed(), string(body))
 }
 
-// connect makes a connection to a Service in namespace default, and returns what
-// its endpoint says.
+// connect connects to a Service in namespace default and returns its endpoint's message.
 func (u *usher) connect(service string) string {
 	GinkgoHelper()
 	var answer struct {
@@ -111,7 +110,7 @@ func (u *usher) connect(service string) string {
 	return string(said)
 }
 
-// answering returns an endpoint that says hello and closes.
+// answering returns an endpoint that sends hello and closes the connection.
 func answering() string {
 	GinkgoHelper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -123,15 +122,15 @@ func answering() string {
 			if err != nil {
 				return // the test is over
 			}
-			_, _ = fmt.Fprintln(conn, "hello") // the client may be gone
+			_, _ = fmt.Fprintln(conn, "hello") // the client may have closed the connection
 			conn.Close()
 		}
 	}()
 	return l.Addr().String()
 }
 
-// refusing returns an endpoint that refuses connections: the port is that of a
-// connected socket, so nobody else can listen on it.
+// refusing returns an endpoint that refuses connections. The port belongs to a connected socket, so no other process
+// can listen on it.
 func refusing() string {
 	GinkgoHelper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -143,8 +142,8 @@ func refusing() string {
 	return conn.LocalAddr().String()
 }
 
-// service returns the manifests of a Service in namespace default with the
-// endpoints given. Each endpoint's Pod is named like the Service, with a number.
+// service returns the manifests of a Service in namespace default with these endpoints. Each endpoint's Pod has the
+// Service's name with a number.
 func service(name, clusterIP string, endpoints ...string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata: {name: %s, namespace: default}\nspec:\n  clusterIP: %s\n  ports: [{name: http, port: 80, protocol: TCP}]\n", name, clusterIP)
