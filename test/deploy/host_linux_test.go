@@ -13,8 +13,7 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// command runs a command that must succeed and returns what it prints. If it is
-// not installed, the spec is skipped.
+// command runs a command that must succeed and returns its output. If the command is not installed, it skips the spec.
 func command(stdin, name string, args ...string) string {
 	GinkgoHelper()
 	if _, err := exec.LookPath(name); err != nil {
@@ -40,7 +39,7 @@ var _ = Describe("the unit of systemd", func() {
 		Expect(m).To(HaveLen(1), name)
 		return m[0][1]
 	}
-	// here is the unit with a program that this machine has.
+	// here returns the unit with a program that exists on this machine.
 	here := func() string {
 		GinkgoHelper()
 		file := filepath.Join(GinkgoT().TempDir(), "usher.service")
@@ -53,8 +52,7 @@ var _ = Describe("the unit of systemd", func() {
 	})
 
 	It("exposes little", func() {
-		// 0 is nothing, 10 is everything; what is left is being root, the network
-		// and the two capabilities.
+		// 0 is the best score, 10 the worst. The remaining points are for root, the network and the two capabilities.
 		command("", "systemd-analyze", "security", "--offline=true", "--threshold=30", here())
 	})
 
@@ -94,7 +92,7 @@ var _ = Describe("the unit of systemd", func() {
 	})
 })
 
-// What deploy/kustomize says about capabilities, files and iptables.
+// These specs check the statements of deploy/kustomize about capabilities, files and iptables.
 var _ = Describe("the two capabilities", func() {
 	BeforeEach(func() {
 		if os.Geteuid() != 0 {

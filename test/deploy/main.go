@@ -1,5 +1,4 @@
-// Command deploy renders what deploy/ holds into a folder, and prints the files.
-// For those who want to apply it somewhere.
+// Command deploy renders everything in deploy/ into a folder, ready to apply, and prints the files.
 package main
 
 import (

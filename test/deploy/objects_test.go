@@ -27,19 +27,19 @@ func TestDeploy(t *testing.T) {
 	RunSpecs(t, "test/deploy")
 }
 
-// deploy is the folder that is tested, root that of the repository.
+// deploy is the folder under test, root the repository's.
 const root, deploy = "../..", "../../deploy"
 
 var decoder = serializer.NewCodecFactory(clientscheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
 
-// installation is what is applied to a cluster to install usher.
+// installation holds the objects that install usher in a cluster.
 type installation struct {
 	account *corev1.ServiceAccount
 	role    *rbacv1.ClusterRole
 	binding *rbacv1.ClusterRoleBinding
 	daemon  *appsv1.DaemonSet
 
-	// What the chart makes if it is asked to.
+	// The chart makes these only on request.
 	config  *corev1.ConfigMap
 	policy  *networkingv1.NetworkPolicy
 	monitor map[string]any // a PodMonitor
@@ -113,7 +113,7 @@ func chart(values map[string]any) *installation {
 	return parse(text)
 }
 
-// withoutHelm removes the labels that say that Helm manages an object.
+// withoutHelm removes the labels that mark an object as managed by Helm.
 func (i *installation) withoutHelm() *installation {
 	for _, o := range []metav1.Object{i.account, i.role, i.binding, i.daemon} {
 		labels := o.GetLabels()

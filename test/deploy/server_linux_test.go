@@ -34,8 +34,8 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// operator is the module that has the CustomResourceDefinition of PodMonitors. Its file is
-// fetched, not required: nothing of it is compiled.
+// operator is the module with the CustomResourceDefinition of PodMonitors. The test downloads this file, and go.mod does
+// not require the module: none of its code is compiled.
 const operator = "github.com/prometheus-operator/prometheus-operator@v0.92.1"
 
 // podMonitors returns the definition.
@@ -55,7 +55,7 @@ func podMonitors() []byte {
 	return text
 }
 
-// Values of all kinds that a cluster may need, each on top of the defaults.
+// matrix holds values for the needs of various clusters, each on top of the defaults.
 var matrix = map[string]string{
 	"nothing":               "",
 	"each portal":           "portal: nftables",
@@ -102,7 +102,7 @@ var _ = Describe("a real API server", Ordered, func() {
 		Expect(err).NotTo(HaveOccurred())
 	})
 
-	// kinds are those that the API server tells of.
+	// kinds returns the kinds that the API server's discovery lists.
 	kinds := func() meta.RESTMapper {
 		GinkgoHelper()
 		groups, err := restmapper.GetAPIGroupResources(discovery.NewDiscoveryClientForConfigOrDie(plane.Config(control.Admin)))
@@ -134,7 +134,7 @@ var _ = Describe("a real API server", Ordered, func() {
 
 	It("has the definition of PodMonitors", func() {
 		apply(podMonitors())
-		Eventually(func() error { // it may list them before it tells of them
+		Eventually(func() error { // the API server may serve them before discovery lists them
 			_, unlisted := client.Resource(schema.GroupVersionResource{Group: "monitoring.coreos.com", Version: "v1", Resource: "podmonitors"}).List(context.Background(), metav1.ListOptions{})
 			_, untold := kinds().RESTMapping(schema.GroupKind{Group: "monitoring.coreos.com", Kind: "PodMonitor"}, "v1")
 			return cmp.Or(unlisted, untold)
@@ -157,7 +157,7 @@ var _ = Describe("a real API server", Ordered, func() {
 		})
 	}
 
-	// there returns the objects that there are, of the kinds that the chart or Helm makes.
+	// there returns the existing objects of the kinds that the chart or Helm makes.
 	there := func() (all []string) {
 		GinkgoHelper()
 		for _, r := range []schema.GroupVersionResource{
@@ -212,7 +212,7 @@ var _ = Describe("a real API server", Ordered, func() {
 		Expect(there()).To(ContainElements(append(more, installed...)))
 		Expect(args()).To(ContainElements("--config=/etc/usher/config.conf", "--admin-address=:10249"))
 
-		upgrade.ResetThenReuseValues = true // as docs/kubernetes.md says for the way back
+		upgrade.ResetThenReuseValues = true // docs/kubernetes.md has this flag for the rollback
 		_, err = upgrade.Run(render.Release, source, values("removeRules: true"))
 		Expect(err).NotTo(HaveOccurred())
 		Expect(args()).To(ContainElements("--remove-rules", "--config=/etc/usher/config.conf", "--admin-address=:10249"))

@@ -12,7 +12,7 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-var built string // the program, once it is
+var built string // path of the program after the first build
 
 var _ = AfterSuite(func() {
 	if built != "" {
@@ -33,7 +33,7 @@ func usherProgram() string {
 	return built
 }
 
-// usherHelp returns what 'usher run --help' says.
+// usherHelp returns the output of 'usher run --help'.
 func usherHelp() string {
 	GinkgoHelper()
 	out, err := exec.Command(usherProgram(), "run", "--help").CombinedOutput()
@@ -41,7 +41,7 @@ func usherHelp() string {
 	return string(out)
 }
 
-// expectFlag fails unless usher has the flag of an argument.
+// expectFlag fails unless usher has the flag in arg.
 func expectFlag(arg string) {
 	GinkgoHelper()
 	flag, _, _ := strings.Cut(arg, "=")

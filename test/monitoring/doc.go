@@ -1,6 +1,6 @@
-// Package monitoring tests what deploy/monitoring has for Prometheus and Grafana, with
-// Debian's Prometheus: promtool runs the rules on made-up samples (testdata/alerts_test.yaml), and a
-// Prometheus watches an usher to which everything happens that there is an alert for.
+// Package monitoring tests deploy/monitoring, for Prometheus and Grafana, with Debian's Prometheus. promtool runs the
+// rules on synthetic samples (testdata/alerts_test.yaml), and a Prometheus monitors an usher process that meets every
+// fault for which there is an alert.
 //
-// A quarter of an hour is a quarter of a minute there: all times in the rules are divided by 60, down to ten seconds.
+// The second test divides all times in the rules by 60, with a minimum of 10 s: 15 minutes become 15 s.
 package monitoring

@@ -34,13 +34,13 @@ const (
 	more     = "10.96.0.13:80"
 	resolver = "10.96.0.11:53"
 	query    = "http://127.0.0.1:9090/api/v1/"
-	patience = time.Minute // beyond the time that an alert waits by itself
+	patience = time.Minute // in addition to an alert's own wait
 )
 
-// scene is a node with an usher that a Prometheus watches.
+// scene is a node with an usher process that Prometheus monitors.
 type scene struct {
 	*lab.Lab
-	dir, manifests, broken string // broken: while this file is there, the kernel takes no rules
+	dir, manifests, broken string // broken: while this file exists, installing rules fails
 	usher                  *gexec.Session
 	client                 *http.Client
 	pod                    *lab.Dialer
@@ -54,7 +54,7 @@ func (s *scene) write(name, text string) {
 	Expect(os.WriteFile(filepath.Join(s.dir, name), []byte(text), 0o755)).To(Succeed())
 }
 
-// start starts a command on the node, which dies with the test's process.
+// start starts a command on the node. The caller must stop it.
 func (s *scene) start(cmd *exec.Cmd) (session *gexec.Session) {
 	GinkgoHelper()
 	s.Node.Do(func() (err error) {
@@ -64,7 +64,7 @@ func (s *scene) start(cmd *exec.Cmd) (session *gexec.Session) {
 	return session
 }
 
-// listen has backend i answer, unless it hangs: it sends back what it gets.
+// listen starts backend i, which sends back what it receives, unless it hangs.
 func (s *scene) listen(i int) {
 	GinkgoHelper()
 	s.backends[i] = s.Pods.Listen(netip.AddrPortFrom(lab.Pod(i+1), 8080).String())
@@ -109,8 +109,8 @@ ports: [{name: main, port: %[6]d, protocol: %[4]s}]
 endpoints: [{addresses: [%[7]s]}, {addresses: [%[8]s]}]
 `
 
-// startUsher starts usher as deploy/ does, but with few descriptors, and iptables in
-// its PATH that fails when it is told to.
+// startUsher starts usher as deploy/ does, but with few descriptors, and with an iptables in its PATH that fails while
+// the file broken exists.
 func (s *scene) startUsher() {
 	GinkgoHelper()
 	program := filepath.Join(s.dir, "usher")
@@ -139,14 +139,14 @@ func (s *scene) startUsher() {
 	Eventually(s.usher.Err).WithTimeout(patience).Should(gbytes.Say("Serving"))
 }
 
-// child is the keeper's usher.
+// child returns the PID of the keeper's usher process.
 func (s *scene) child() int {
 	GinkgoHelper()
 	Eventually(func() []int { return lab.Children(s.usher.Command.Process.Pid) }).WithTimeout(patience).Should(HaveLen(1))
 	return lab.Children(s.usher.Command.Process.Pid)[0]
 }
 
-// startPrometheus starts Prometheus with the hurried rules, and waits until it has found usher.
+// startPrometheus starts Prometheus with the hurried rules and waits until it has discovered usher.
 func (s *scene) startPrometheus() {
 	GinkgoHelper()
 	rules, err := yaml.Marshal(alerts().hurried())
@@ -163,11 +163,11 @@ scrape_configs: [{job_name: usher, static_configs: [{targets: ["127.0.0.1:10249"
 	Eventually(func() (float64, error) { return s.value("up") }).WithTimeout(patience).Should(Equal(1.0))
 }
 
-// series is what Prometheus answers about one.
+// series is a time series in a response of Prometheus.
 type series struct {
 	Metric map[string]string
 	Value  []any   // time, value
-	Values [][]any // of them
+	Values [][]any // a list of these
 }
 
 func (s *scene) ask(path string, parameters url.Values, into any) error {
@@ -189,7 +189,7 @@ func (s *scene) ask(path string, parameters url.Values, into any) error {
 	return json.Unmarshal(answer.Data, into)
 }
 
-// value returns the value that an expression has now.
+// value returns the current value of an expression.
 func (s *scene) value(expr string) (float64, error) {
 	var data struct{ Result []series }
 	if err := s.ask("query", url.Values{"query": {expr}}, &data); err != nil {
@@ -201,7 +201,7 @@ func (s *scene) value(expr string) (float64, error) {
 	return strconv.ParseFloat(data.Result[0].Value[1].(string), 64)
 }
 
-// awaitValue is value, where there is one soon: there is none in the second after a scrape that was late.
+// awaitValue is value with retries: in the second after a late scrape there is no value.
 func (s *scene) awaitValue(expr string) (v float64) {
 	GinkgoHelper()
 	Eventually(func() (err error) {
@@ -211,7 +211,7 @@ func (s *scene) awaitValue(expr string) (v float64) {
 	return v
 }
 
-// history returns what an expression was in each second since a time.
+// history returns the values of an expression, one for each second since a time.
 func (s *scene) history(expr string, since time.Time) ([]series, error) {
 	var data struct{ Result []series }
 	err := s.ask("query_range", url.Values{"query": {expr}, "step": {"1"},
@@ -219,7 +219,7 @@ func (s *scene) history(expr string, since time.Time) ([]series, error) {
 	return data.Result, err
 }
 
-// firing returns which alerts fire.
+// firing returns the names of the alerts that fire.
 func (s *scene) firing() (names []string, err error) {
 	var data struct {
 		Alerts []struct {
@@ -236,8 +236,7 @@ func (s *scene) firing() (names []string, err error) {
 	return names, err
 }
 
-// traffic has clients come, ten a second over TCP and every other second one over UDP, until the
-// end of the spec.
+// traffic starts clients, 10/s over TCP and 5/s over UDP, until the end of the spec.
 func (s *scene) traffic() {
 	var all sync.WaitGroup
 	ctx, end := context.WithCancel(context.Background())
@@ -261,7 +260,7 @@ func (s *scene) traffic() {
 	}
 	exchange := func(c net.Conn, err error) {
 		if err != nil {
-			return // that some fail is what the spec is about
+			return // the spec injects faults, so some clients fail
 		}
 		defer c.Close()
 		_ = c.SetDeadline(time.Now().Add(6 * time.Second))
@@ -285,7 +284,7 @@ func (s *scene) traffic() {
 	})
 }
 
-// fault is what happens to usher, and what is to be told of it.
+// fault is an event that happens to usher, and the alerts that must report it.
 type fault struct {
 	what   string
 	alerts []string
@@ -315,7 +314,7 @@ func (s *scene) faults() []fault {
 		{"the disk is full", []string{"UsherAccessLogLosesLines"}, func() {
 			Expect(os.Rename(log, log+".1")).To(Succeed())
 			Expect(os.Symlink("/dev/full", log+".full")).To(Succeed())
-			Expect(os.Rename(log+".full", log)).To(Succeed()) // usher may have made a new one by now
+			Expect(os.Rename(log+".full", log)).To(Succeed()) // replaces a log that usher may have created by now
 		}, func() { Expect(os.Remove(log)).To(Succeed()) }},
 		{"the kernel takes no rules", []string{"UsherPortalFails", "UsherSyncIsLate"}, func() {
 			s.write("broken", "")
@@ -331,7 +330,7 @@ func (s *scene) faults() []fault {
 				}
 				return err
 			}).WithTimeout(patience).Should(Succeed(), "the Service that came while the kernel took no rules")
-			for i := range int(limit*0.95) + 1 { // to two ports, since none has more than half when little is left
+			for i := range int(limit*0.95) + 1 { // to two ports, since near the limit no port may have more than half
 				c, err := s.pod.Dial(lab.Pod(20+i%50).String(), []string{web, more}[i%2], 3*time.Second)
 				Expect(err).NotTo(HaveOccurred())
 				open = append(open, c)
@@ -353,8 +352,8 @@ var _ = Describe("a Prometheus that watches usher", func() {
 		s.startUsher()
 		s.traffic()
 		s.startPrometheus()
-		Eventually(s.firing).WithTimeout(patience).Should(BeEmpty())   // it may have told that there is no usher
-		began := time.Now().Truncate(time.Second).Add(2 * time.Second) // of whole seconds the first would be before
+		Eventually(s.firing).WithTimeout(patience).Should(BeEmpty())   // UsherDown may have fired
+		began := time.Now().Truncate(time.Second).Add(2 * time.Second) // samples are per second, and this second began before the check above
 		Consistently(s.firing).WithTimeout(20*time.Second).WithPolling(time.Second).Should(BeEmpty(), "nothing is wrong yet")
 
 		injected := map[string]time.Time{}
@@ -385,7 +384,7 @@ var _ = Describe("a Prometheus that watches usher", func() {
 
 		for _, name := range alerts().names() {
 			if name == "UsherAPIServerFails" {
-				continue // Services come from files here; testdata/alerts_test.yaml has it
+				continue // Services come from files here; testdata/alerts_test.yaml covers it
 			}
 			Expect(injected).To(HaveKey(name))
 			fired, err := s.history(fmt.Sprintf(`ALERTS{alertstate="firing",alertname=%q}`, name), began)
@@ -400,7 +399,7 @@ var _ = Describe("a Prometheus that watches usher", func() {
 	})
 })
 
-// expectData evaluates all expressions of the dashboard, for every second since a time.
+// expectData checks that all expressions of the dashboard have data since a time.
 func (s *scene) expectData(since time.Time) {
 	GinkgoHelper()
 	text, err := os.ReadFile(filepath.Join(deployed, "dashboard.json"))
@@ -420,10 +419,10 @@ func (s *scene) expectData(since time.Time) {
 			Expect(found).NotTo(BeEmpty(), "%s: %s", p.Title, expr)
 			Expect(slices.ContainsFunc(found, func(r series) bool {
 				return slices.ContainsFunc(r.Values, func(v []any) bool { return v[1] != "NaN" })
-			}) || strings.Contains(expr, "network_programming")).To(BeTrue(), "%s: %s is never a number", p.Title, expr) // which only an API server's objects have
+			}) || strings.Contains(expr, "network_programming")).To(BeTrue(), "%s: %s is never a number", p.Title, expr) // only an API server's objects have this metric
 		}
 	}
-	nodes, err := s.history("usher_build_info", since) // of which its list of nodes is made
+	nodes, err := s.history("usher_build_info", since) // the source of the dashboard's list of nodes
 	Expect(err).NotTo(HaveOccurred())
 	Expect(nodes).To(ContainElement(HaveField("Metric", HaveKeyWithValue("instance", "127.0.0.1:10249"))))
 }

@@ -20,10 +20,10 @@ func TestMonitoring(t *testing.T) {
 	RunSpecs(t, "test/monitoring")
 }
 
-// deployed is the folder that is tested.
+// deployed is the folder under test.
 const deployed = "../../deploy/monitoring"
 
-// file is a file of rules.
+// file is a rules file.
 type file struct {
 	Groups []struct {
 		Name  string `json:"name"`
@@ -45,7 +45,7 @@ func alerts() (f file) {
 	return f
 }
 
-// names are those of all alerts.
+// names returns the names of all alerts.
 func (f file) names() (all []string) {
 	for _, g := range f.Groups {
 		for _, r := range g.Rules {
@@ -55,8 +55,8 @@ func (f file) names() (all []string) {
 	return all
 }
 
-// hurried divides all times by 60, down to ten seconds: on a busy machine some samples of a second
-// each do not come.
+// hurried divides all times by 60, with a minimum of 10 s: on a busy machine some of the samples, one per second, are
+// missing.
 func (f file) hurried() file {
 	GinkgoHelper()
 	shorter := func(d string) string {

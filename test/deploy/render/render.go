@@ -1,4 +1,4 @@
-// Package render renders what deploy/ holds, as kubectl and helm do.
+// Package render renders the manifests in deploy/, as kubectl and helm do.
 package render
 
 import (
@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 )
 
-// Namespace and Release are what the chart is rendered for.
+// Namespace and Release are the values for which the chart is rendered.
 const (
 	Namespace = "kube-system"
 	Release   = "usher"
@@ -33,9 +33,8 @@ func Kustomize(dir string) ([]byte, error) {
 	return resources.AsYaml()
 }
 
-// Chart renders a chart with values over its defaults, as 'helm template' does,
-// and returns its objects and its notes. Values that its schema does not allow
-// are an error.
+// Chart renders a chart with values over its defaults, as 'helm template' does. It returns the objects and the notes.
+// Values that the chart's schema does not allow are an error.
 func Chart(dir string, values map[string]any) (objects []byte, notes string, err error) {
 	chart, err := loader.Load(dir)
 	if err != nil {
@@ -62,8 +61,8 @@ func Chart(dir string, values map[string]any) (objects []byte, notes string, err
 	return []byte(out.String()), notes, nil
 }
 
-// Write renders everything with its defaults into a folder, one file for each
-// way to install usher, and returns the files.
+// Write renders everything with its defaults into a folder, one file for each way to install usher, and returns the
+// files.
 func Write(deploy, dir string) ([]string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
