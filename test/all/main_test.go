@@ -8,7 +8,7 @@ import (
 	"github.com/onsi/gomega/gbytes"
 )
 
-// The test binary is go test's -exec in turn, as the program is.
+// The test binary acts as go test's -exec, as the program does.
 func TestMain(m *testing.M) {
 	if os.Getenv(reportsVariable) != "" {
 		main()

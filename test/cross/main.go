@@ -1,5 +1,5 @@
-// Command cross type-checks everything of this module, tests too, for systems other than this one.
-// It takes seconds, since of libraries only declarations are read: `make cross` compiles and links.
+// Command cross type-checks this module, including tests, for other operating systems and architectures.
+// It takes seconds, since it reads only the declarations of libraries. `make cross` compiles and links.
 package main
 
 import (
@@ -37,7 +37,7 @@ func main() {
 	}
 }
 
-// check returns what does not compile of the module at top.
+// check returns the compile errors of the module at top.
 func check(top string, env ...string) (problems []string, err error) {
 	all, err := packages.Load(&packages.Config{
 		Mode:  packages.NeedName | packages.NeedFiles | packages.NeedCompiledGoFiles | packages.NeedImports | packages.NeedDeps | packages.NeedTypes | packages.NeedSyntax | packages.NeedTypesInfo | packages.NeedTypesSizes,
@@ -69,7 +69,7 @@ func check(top string, env ...string) (problems []string, err error) {
 	return problems, nil
 }
 
-// withoutBodies removes the bodies of functions, but for those that must have one.
+// withoutBodies removes the bodies of functions, except those that must have one.
 func withoutBodies(f *ast.File) {
 	for _, d := range f.Decls {
 		if d, is := d.(*ast.FuncDecl); is && d.Type.TypeParams == nil && d.Name.Name != "init" && d.Name.Name != "main" {

@@ -1,14 +1,12 @@
-// Package scale holds what must be true of usher with ten thousand service ports,
-// in each portal mode: how long it takes to start, how soon a Service that is
-// added can be reached, what a connection costs, how much memory it takes, and
-// that neither a handover, nor being killed, nor somebody who flushes its rules
-// does more harm than it must.
+// Package scale tests usher with 10,000 service ports in each portal mode: the time to
+// start, the time until an added Service is reachable, the cost of a connection, the
+// memory, and the connections lost in a handover, a crash and a flush of usher's rules
+// by another program.
 //
 //	go test ./test/scale -v -ginkgo.focus=.
 //
-// tests the program as it is released, in about 3 minutes.
-// Each spec prints what it measured in one line that begins with "figure:", and
-// fails beyond the target that is written there. Targets hold for a machine that
-// does nothing else; a spec allows more (see slack) where other programs compete
-// for two cores.
+// tests the release build in about 3 minutes.
+// Each spec prints its measurement in a line that starts with "figure:", and fails if
+// the result misses the target in that line. Targets apply to an otherwise idle
+// machine; a spec allows more (see slack) if other programs compete for two CPUs.
 package scale

@@ -12,7 +12,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// startBackends answers on all Pod addresses: four bytes come back.
+// startBackends starts servers on all Pod addresses that send back four bytes.
 func startBackends(pods *lab.Namespace) {
 	GinkgoHelper()
 	l := pods.Listen(fmt.Sprintf("0.0.0.0:%d", backendPort))
@@ -29,7 +29,7 @@ func startBackends(pods *lab.Namespace) {
 	})
 }
 
-// pingPong asks and waits for the answer.
+// pingPong sends a request and waits for the answer.
 func pingPong(c net.Conn) error {
 	if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
 		return err
@@ -43,7 +43,7 @@ func pingPong(c net.Conn) error {
 	return nil
 }
 
-// connectAndAsk is a connection with one request and its response.
+// connectAndAsk makes a connection with one request and response.
 func connectAndAsk(d *lab.Dialer, vip string, patience time.Duration) error {
 	c, err := d.Dial("", vip, patience)
 	if err != nil {
@@ -53,8 +53,7 @@ func connectAndAsk(d *lab.Dialer, vip string, patience time.Duration) error {
 	return pingPong(c)
 }
 
-// rate returns how many such connections a second some clients make, each one
-// after the other, while it lasts.
+// rate returns the number of connections per second of some clients, each of which makes its connections one by one.
 func rate(d *lab.Dialer, clients int, vip string, lasts time.Duration) (perSecond float64, failed error) {
 	var mu sync.Mutex
 	var workers sync.WaitGroup
@@ -77,7 +76,7 @@ func rate(d *lab.Dialer, clients int, vip string, lasts time.Duration) (perSecon
 	return float64(made) / time.Since(began).Seconds(), failed
 }
 
-// load makes new connections at a steady rate.
+// load is a set of clients that make connections at a steady rate.
 type load struct {
 	stop    func()
 	stopped chan struct{}
@@ -88,7 +87,7 @@ type load struct {
 	failed []failure
 }
 
-// failure is a connection that failed.
+// failure describes a failed connection.
 type failure struct {
 	began, ended time.Time
 	err          error
@@ -98,12 +97,11 @@ func (f failure) String() string {
 	return fmt.Sprintf("begun %s, failed after %s: %v", f.began.Format("15:04:05.000"), f.ended.Sub(f.began).Round(time.Millisecond), f.err)
 }
 
-// loadClients is how many threads make connections: enough for some to wait for
-// their timeout while the others go on.
+// loadClients is the number of threads that make connections: enough that some can wait for their timeout while the
+// others continue.
 const loadClients = 100
 
-// startLoad starts the load, in which each connection may take as long as patience
-// to be made. It ends when the spec does, if not before.
+// startLoad starts the load. patience is the timeout of each connection. The load ends with the spec, if not before.
 func startLoad(d *lab.Dialer, vip string, perSecond int, patience time.Duration) *load {
 	GinkgoHelper()
 	l := &load{stopped: make(chan struct{})}
@@ -141,15 +139,14 @@ func (l *load) took(began time.Time, err error) {
 	}
 }
 
-// count returns how many connections were made so far.
+// count returns the number of connections so far.
 func (l *load) count() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.made
 }
 
-// end ends the load and returns how many connections there were, and those that
-// failed.
+// end ends the load and returns the number of connections and the failures.
 func (l *load) end() (made int, failed []failure) {
 	l.stop()
 	return l.made, l.failed

@@ -16,8 +16,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// openFiles is the limit on open files that usher runs with: one that common
-// systems give, and in which 10,000 listeners fit.
+// openFiles is usher's limit on open files. It is common on systems and sufficient for 10,000 listeners.
 const openFiles = 20_000
 
 // usher is a process of the program under test.
@@ -26,7 +25,7 @@ type usher struct {
 	began time.Time
 }
 
-// start starts usher and waits until it serves. Who calls it sees to its end.
+// start starts usher and waits until it serves. The caller must end it.
 func start(ns *lab.Namespace, dir, portal string, args ...string) *usher {
 	GinkgoHelper()
 	return startWithin(openFiles, ns, dir, portal, args...)
@@ -47,14 +46,14 @@ func startWithin(files int, ns *lab.Namespace, dir, portal string, args ...strin
 	return u
 }
 
-// logged is a line of the log.
+// logged is a log line.
 type logged struct {
 	Message string `json:"msg"`
 	Time    time.Time
 	Took    string
 }
 
-// log returns the last line with that message.
+// log returns the last line with this message.
 func (u *usher) log(message string) (last logged) {
 	GinkgoHelper()
 	found := false
@@ -68,13 +67,13 @@ func (u *usher) log(message string) (last logged) {
 	return last
 }
 
-// served returns when the portals were open.
+// served returns the time at which the portals were open.
 func (u *usher) served() time.Time {
 	GinkgoHelper()
 	return u.log("Serving").Time
 }
 
-// resident returns how many MiB of memory usher holds.
+// resident returns usher's resident memory in MiB.
 func (u *usher) resident() float64 {
 	GinkgoHelper()
 	return float64(lab.Resident(u.Command.Process.Pid)) / (1 << 20)
@@ -83,7 +82,7 @@ func (u *usher) resident() float64 {
 // end kills usher if it still runs.
 func (u *usher) end() { u.Kill().Wait(20 * time.Second) }
 
-// killed kills usher and returns when.
+// killed kills usher and returns the time.
 func (u *usher) killed() time.Time {
 	GinkgoHelper()
 	at := time.Now()

@@ -14,12 +14,12 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// target is what must hold in one portal mode.
+// target holds the requirements for one portal mode.
 type target struct {
 	portal string
 	start  time.Duration // until all portals are open
-	added  time.Duration // until a Service that is added can be reached
-	flush  []string      // what takes all rules away
+	added  time.Duration // until an added Service is reachable
+	flush  []string      // command that removes all rules
 }
 
 var targets = []target{
@@ -30,16 +30,15 @@ var targets = []target{
 
 const (
 	maxResident = 250 // MiB
-	// maxBusyResident is what is accepted while garbage has not been collected yet.
+	// maxBusyResident is the limit before garbage has been collected.
 	maxBusyResident = 300
 	minCRR          = 0.9
-	// What is accepted: while more programs want to run than there are processors,
-	// the two sides of the comparison do not meet the same load.
+	// These are the limits on a busy machine: while more programs want to run than there are CPUs, the two sides of the
+	// comparison do not meet the same load.
 	minNoisyCRR, minBusyCRR = 0.8, 0.4
-	// repairTime is how long rules may be away until the kernel's news of that has
-	// led to repair: README.
+	// repairTime is the maximum time from the kernel's change event for removed rules to their repair; see README.
 	repairTime = time.Second
-	// patience is enough for a SYN that is sent again on a busy machine.
+	// patience allows for a SYN that is retransmitted on a busy machine.
 	patience = 5 * time.Second
 )
 
@@ -66,7 +65,7 @@ func specs(t target) {
 		pod = l.Pods.NewDialer(loadClients)
 		dir = serve(many)
 		u = start(l.Node, dir, t.portal)
-		DeferCleanup(func() { u.end() }) // the last one
+		DeferCleanup(func() { u.end() }) // the last process
 	})
 
 	It("are open soon after the start", func() {
@@ -79,7 +78,7 @@ func specs(t target) {
 	})
 
 	It("fit into memory", func() {
-		// What reading took is given back soon after the start: until then it shrinks.
+		// usher frees the memory for reading manifests soon after the start; until then its memory shrinks.
 		before := u.resident()
 		Eventually(func() bool {
 			now := u.resident()
@@ -121,12 +120,12 @@ func specs(t target) {
 			Expect(err).NotTo(HaveOccurred())
 			return n
 		}
-		// Until the trace is full and pools are filled.
+		// Until the trace and the pools are full.
 		perSecond(clients, vip(0), time.Second)
 		perSecond(pod, last, time.Second)
 		const rounds = 20
 		var one, ofMany float64
-		for range rounds { // in turn, so that both meet the same machine
+		for range rounds { // alternating, so that both meet the same machine load
 			one += perSecond(clients, vip(0), 250*time.Millisecond) / rounds
 			ofMany += perSecond(pod, last, 250*time.Millisecond) / rounds
 		}
@@ -139,8 +138,8 @@ func specs(t target) {
 	})
 
 	It("fit into memory, also after all that", func() {
-		// What a rush has left is given back when it is over, but not so soon after the time before that
-		// it would cost more than a hundredth of a processor.
+		// usher frees the memory of a burst afterwards, but leaves enough time between frees that they cost at most 1%
+		// of a CPU.
 		Eventually(u.resident).WithTimeout(time.Minute).WithPolling(time.Second).Should(BeNumerically("<=", maxBusyResident))
 		figure("%s: %.0f MiB resident after changes and connections (target %d MiB)", t.portal, u.resident(), maxResident)
 	})
@@ -215,7 +214,7 @@ func specs(t target) {
 			}
 			longest = max(longest, after)
 		}
-		// A repair that comes a tenth of a second late has fifty of them.
+		// A repair that is 0.1 s late has 50 of them.
 		Expect(len(late)).To(BeNumerically("<=", made/1000), "begun before anything was flushed, or after repair was due: %v", late)
 		figure("%s: rules flushed %d times, every 3 s: %d of %d connections failed; the last of them was begun %s after a flush (target %s)", t.portal,
 			times, len(failed), made, longest.Round(time.Millisecond), repairTime)

@@ -14,7 +14,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// backendPort is where the endpoints of all Services listen.
+// backendPort is the port of all endpoints.
 const backendPort = 8080
 
 const (
@@ -22,14 +22,13 @@ const (
 	endpointsPerPort = 10
 )
 
-// clusterIP returns the VIP's address of Service number i.
+// clusterIP returns the VIP of Service number i.
 func clusterIP(i int) string { return fmt.Sprintf("10.96.%d.%d", i/250, 1+i%250) }
 
 func vip(i int) string { return clusterIP(i) + ":80" }
 
-// serve returns a folder with manifests of count Services, of which the last
-// has endpoints that answer. It is what `kubectl get -o json` gives: each
-// endpoint is a Pod on a node in a zone.
+// serve returns a folder with manifests of count Services in the format of `kubectl get -o json`. Each endpoint is a Pod
+// on a node in a zone. Only the last Service's endpoints answer.
 func serve(count int) (dir string) {
 	GinkgoHelper()
 	dir = GinkgoT().TempDir()
@@ -46,19 +45,19 @@ func serve(count int) (dir string) {
 	fmt.Fprint(w, "]}\n")
 	Expect(w.Flush()).To(Succeed())
 	Expect(file.Close()).To(Succeed())
-	// A file that was written just now is read again at each change.
+	// usher reads a file that has just been written again at each change.
 	old := time.Now().Add(-time.Minute)
 	Expect(os.Chtimes(file.Name(), old, old)).To(Succeed())
 	return dir
 }
 
-// add puts a file for one more Service into dir, whose endpoints answer.
+// add writes a file for one more Service to dir. Its endpoints answer.
 func add(dir string, i int) {
 	GinkgoHelper()
 	writeOne(filepath.Join(dir, fmt.Sprintf("added-%d.json", i)), i)
 }
 
-// replaceAll leaves Service number i alone in dir, whose endpoints answer.
+// replaceAll replaces all files in dir by one for Service number i. Its endpoints answer.
 func replaceAll(dir string, i int) {
 	GinkgoHelper()
 	writeOne(filepath.Join(dir, "services.json"), i)

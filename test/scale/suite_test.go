@@ -19,8 +19,7 @@ func TestScale(t *testing.T) {
 	RunSpecs(t, "scale")
 }
 
-// usherBinary is the program as it is released: without the race detector, which
-// makes everything several times slower and larger.
+// usherBinary is the release build: the race detector makes everything several times slower and larger.
 var usherBinary string
 
 var _ = BeforeSuite(func() {
@@ -32,8 +31,8 @@ var _ = BeforeSuite(func() {
 
 var _ = AfterSuite(gexec.CleanupBuildArtifacts)
 
-// slack returns by how much a duration may be longer than its target: where tests of other
-// packages, or other jobs of a CI machine, run at the same time, it says only that nothing hangs.
+// slack returns the factor by which a duration may exceed its target. If tests of other packages or other jobs of a CI
+// machine run concurrently, it is so large that a check only detects hangs.
 func slack() time.Duration {
 	if busy() {
 		return 10
@@ -41,13 +40,13 @@ func slack() time.Duration {
 	return 2
 }
 
-// figure prints a figure, beside its target.
+// figure prints a figure with its target.
 func figure(format string, args ...any) {
 	fmt.Printf("\nfigure: "+format+"\n", args...)
 }
 
-// busy reports whether, in the last minute, twice as many threads wanted to run as
-// there are processors: more than this suite has by itself.
+// busy reports whether, in the last minute, twice as many threads wanted to run as there are CPUs. This suite alone
+// causes fewer.
 func busy() bool {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
