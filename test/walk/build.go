@@ -15,7 +15,7 @@ import (
 
 const module = "github.com/usherproxy/usher/"
 
-// measured are the folders whose functions count.
+// measured lists the folders whose functions count.
 var measured = []string{"affinity", "cmd/usher/daemon", "config", "portal", "proxy"}
 
 // function is a declaration with a body.
@@ -24,14 +24,14 @@ type function struct {
 	begin, end token.Position
 }
 
-// meter is the program that makes events, built of rewritten code.
+// meter is the program that makes events, built from rewritten code.
 type meter struct {
 	dir       string // temporary; its owner removes it
 	program   string
-	functions map[string][]function // by file: "proxy/proxy.go"
+	functions map[string][]function // by file, such as "proxy/proxy.go"
 }
 
-// build copies the code at root to dir, rewrites it there, and builds test/walk/events.
+// build copies the code at root to dir, rewrites the copy, and builds test/walk/events.
 func build(root, dir string) (*meter, error) {
 	m := &meter{dir, filepath.Join(dir, "events"), map[string][]function{}}
 	tree := filepath.Join(dir, "tree")
@@ -54,7 +54,7 @@ func build(root, dir string) (*meter, error) {
 			return nil, err
 		}
 	}
-	// The counters begin in main: without it in the list there are none.
+	// The counters start in main: without it in the list there are none.
 	packages := module + "test/walk/events"
 	for _, folder := range measured {
 		packages += "," + module + folder + "/..."
@@ -63,7 +63,7 @@ func build(root, dir string) (*meter, error) {
 	return m, err
 }
 
-// run runs a command, and returns what it prints.
+// run runs a command and returns its output.
 func (m *meter) run(dir, name string, args ...string) (string, error) {
 	c := exec.Command(name, args...)
 	c.Dir = dir
@@ -75,8 +75,8 @@ func (m *meter) run(dir, name string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// files calls f for each file at path that is not for tests, and of no hidden folder.
-// Paths are relative to root, with slashes.
+// files calls f for each file at path, except tests and files in hidden folders. Paths are relative to root, with
+// slashes.
 func files(root, path string, f func(file string, text []byte) error) error {
 	return fs.WalkDir(os.DirFS(root), path, func(path string, entry fs.DirEntry, err error) error {
 		switch {
@@ -95,9 +95,8 @@ func files(root, path string, f func(file string, text []byte) error) error {
 	})
 }
 
-// rewrite has each function that is declared in a file record when it is called. What
-// is inserted keeps to the lines that are there, and follows the brace with which a
-// function begins: positions of compiler and coverage still are those of text.
+// rewrite makes each function in a file record its calls. The inserted code adds no lines and follows the opening brace
+// of a function, so that compiler and coverage positions still match text.
 func rewrite(file string, text []byte) (rewritten []byte, functions []function, err error) {
 	functions, pkgEnd, err := declared(file, text)
 	if err != nil || len(functions) == 0 {
@@ -115,7 +114,7 @@ func rewrite(file string, text []byte) (rewritten []byte, functions []function, 
 	return append(rewritten, text[at:]...), functions, nil
 }
 
-// declared returns the functions of a file, in its order, and where its package clause ends.
+// declared returns the functions of a file in order, and the end of its package clause.
 func declared(file string, text []byte) (functions []function, pkgEnd int, err error) {
 	set := token.NewFileSet()
 	tree, err := parser.ParseFile(set, file, text, parser.SkipObjectResolution)
@@ -130,7 +129,7 @@ func declared(file string, text []byte) (functions []function, pkgEnd int, err e
 	return functions, set.Position(tree.Name.End()).Offset, nil
 }
 
-// receiver returns the type of which f is a method, and a dot.
+// receiver returns f's receiver type and a dot.
 func receiver(f *ast.FuncDecl) string {
 	if f.Recv == nil {
 		return ""
@@ -150,13 +149,13 @@ func receiver(f *ast.FuncDecl) string {
 	}
 }
 
-// functionAt returns the function that a position is in.
+// functionAt returns the function that contains a position.
 func (m *meter) functionAt(file string, line, column int) (string, bool) {
 	i := slices.IndexFunc(m.functions[file], func(f function) bool {
 		return !before(line, column, f.begin) && before(line, column, f.end)
 	})
 	if i < 0 {
-		return "", false // a function literal of a variable
+		return "", false // a function literal in a variable declaration
 	}
 	return m.functions[file][i].name, true
 }

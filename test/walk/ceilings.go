@@ -4,7 +4,7 @@ import (
 	"fmt"
 )
 
-// figures are how far a reader walks: files, packages, functions, calls, stays
+// figures measure the code that a reader passes: files, packages, functions, calls, stays
 // (stretches of calls in one file) and netlink requests.
 type figures [6]int
 
@@ -19,12 +19,11 @@ const (
 
 var columns = [...]string{"files", "packages", "functions", "calls", "stays", "netlink requests"}
 
-// none is a figure that is not counted.
+// none marks a figure that is not counted.
 const none = -1
 
-// ceilings are the highest figures that the spec accepts. They fall: a commit that
-// shortens a walk lowers them, and the spec fails if one is more than 3% too high.
-// It takes a reason, in the commit's message, to raise one.
+// ceilings are the highest figures that the spec accepts. A commit that shortens a walk lowers them: the spec fails if
+// one is more than 3% too high. A commit that raises one must give the reason in its message.
 var ceilings = []struct {
 	event, name string
 	highest     figures
@@ -38,7 +37,7 @@ var ceilings = []struct {
 	{"file-service", "Service added, file", figures{91, 18, 410, none, none, 17}},
 }
 
-// compare returns what is wrong with ceilings, of figures that are counted.
+// compare returns the ceilings that do not match measured. It ignores figures that are none.
 func compare(measured map[string]figures) (faults []string) {
 	for _, c := range ceilings {
 		f, ok := measured[c.event]

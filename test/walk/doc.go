@@ -1,19 +1,18 @@
-// Command walk measures how far a reader walks through the code: the files, packages,
-// functions and calls that one event passes, such as one TCP connection or one added
-// endpoint. It writes the page docs/walk.md, with the calls of a connection and of a
-// change.
+// Command walk measures how much code a reader passes in one event, such as a TCP
+// connection or an added endpoint: files, packages, functions and calls. It writes the
+// page docs/walk.md, with the calls of a connection and of a change.
 //
-//	make walk                      measures, and writes the page
-//	go run ./test/walk -runs 20    measures twenty times, and prints what varies
+//	make walk                      measures and writes the page
+//	go run ./test/walk -runs 20    measures 20 times and prints the variation
 //
-// The working tree stays as it is. A copy of it is rewritten, so that each function
-// records when it is entered and left ([recorder]), and the program test/walk/events,
-// built of the copy with coverage counters, makes the events.
+// The working tree is not changed. walk rewrites a copy of it, so that each function
+// records its entry and return ([recorder]). The program test/walk/events, built from
+// the copy with coverage counters, makes the events.
 //
-// What the recorder counts is exact: calls of functions of the data plane, between the
-// first and the last. Much of the control side runs in loops that are entered at start,
-// which is why coverage counters count there: a function counts if a statement of it
-// ran that does not run when nothing happens.
+// The recorder's counts are exact: calls of data plane functions between the first and
+// the last. Much of the control side runs in loops that start with the process. So
+// coverage counters count there: a function counts if one of its statements ran that
+// does not run when nothing happens.
 //
-// The spec of this package holds each figure to its ceiling in ceilings.go.
+// The spec of this package checks each figure against its ceiling in ceilings.go.
 package main

@@ -16,29 +16,29 @@ import (
 	"github.com/usherproxy/usher/test/walk/recorder"
 )
 
-// polling is how an event loop waits for its sockets, and what it does at the end of
-// each round. How many rounds one event takes is chance: two packets may come at once,
-// or not. So these calls are left out, but not what they call.
+// polling are the functions with which an event loop waits for its sockets and ends a round. The number of rounds for an
+// event is random: two packets may arrive together or not. So these calls are left out, but not the calls that they
+// make.
 var polling = map[string][]string{
 	"proxy/forward/poll_linux.go":    {"Poller.poll", "Poller.take", "Poller.wait", "Poller.block", "Poller.rest", "Poller.takeTurns", "Poller.Crowded", "Poller.runTasks", "Poller.signal"},
 	"proxy/datagram/server_linux.go": {"loop.endRound", "loop.flush"},
 }
 
-// call is the call of a function, with the calls that it made.
+// call is a function call with the calls that it made.
 type call struct {
 	file, name string
 	calls      []*call
 }
 
-// recording is what one event called.
+// recording holds the calls of one event.
 type recording struct {
-	roots []*call // of goroutines, in the order in which they begin
+	roots []*call // by goroutine, in start order
 	figures
 }
 
-// read returns the recording of what the program has recorded.
+// read builds a recording from the recorder's events.
 func read(events []recorder.Event) recording {
-	stacks := map[string][]*call{} // of goroutines; the first of each is none of the calls, but holds them
+	stacks := map[string][]*call{} // by goroutine; the first entry is no call, but holds the calls
 	var goroutines []*call
 	for _, e := range events {
 		file, name, _ := strings.Cut(e.Function, " ")
@@ -47,7 +47,7 @@ func read(events []recorder.Event) recording {
 		}
 		stack := stacks[e.Goroutine]
 		if e.Return {
-			if len(stack) > 1 { // else it was called before the event
+			if len(stack) > 1 { // otherwise it was called before the event
 				stacks[e.Goroutine] = stack[:len(stack)-1]
 			}
 			continue
@@ -79,7 +79,7 @@ func read(events []recorder.Event) recording {
 	return r
 }
 
-// count counts functions, "proxy/proxy.go Proxy.Apply", and where they are.
+// count counts functions, such as "proxy/proxy.go Proxy.Apply", and their files and packages.
 func (f *figures) count(functions map[string]bool) {
 	files, packages := map[string]bool{}, map[string]bool{}
 	for function := range functions {
@@ -89,7 +89,7 @@ func (f *figures) count(functions map[string]bool) {
 	f[inFiles], f[inPackages], f[inFunctions] = len(files), len(packages), len(functions)
 }
 
-// each calls f for all calls, in their order.
+// each calls f for all calls in order.
 func each(calls []*call, f func(*call)) {
 	for _, c := range calls {
 		f(c)
@@ -97,9 +97,8 @@ func each(calls []*call, f func(*call)) {
 	}
 }
 
-// dataEvents returns what a connection, a datagram and a change call: of the
-// recordings of each, the one whose figures are the most frequent. In others the
-// event did what is done once in a while, or a timer of the one before fell into it.
+// dataEvents returns the recordings of a connection, a datagram and a change: for each, the one with the most frequent
+// figures. Other recordings contain occasional work, or a timer of the previous event.
 func (m *meter) dataEvents() (map[string]recording, error) {
 	dir, err := os.MkdirTemp(m.dir, "data-")
 	if err != nil {
@@ -134,11 +133,10 @@ func (m *meter) dataEvents() (map[string]recording, error) {
 	return found, nil
 }
 
-// inNamespace runs a command in a network namespace of its own.
+// inNamespace runs a command in a dedicated network namespace.
 const inNamespace = `ip link set lo up && exec "$@"`
 
-// controlEvents returns the figures of an added endpoint and an added Service, from the
-// source: "api" or "file".
+// controlEvents returns the figures of an added endpoint and an added Service for a source, "api" or "file".
 func (m *meter) controlEvents(source string) (map[string]figures, error) {
 	dir, err := os.MkdirTemp(m.dir, source+"-")
 	if err != nil {
@@ -179,17 +177,17 @@ func (m *meter) controlEvents(source string) (map[string]figures, error) {
 	return found, nil
 }
 
-// requests counts the netlink messages that were sent during an event.
+// requests counts the netlink messages sent during an event.
 func requests(trace []byte, event string) int {
 	_, after, _ := bytes.Cut(trace, []byte(`/walk-mark/`+event))
 	during, _, _ := bytes.Cut(after, []byte(`/walk-mark/end`))
 	return bytes.Count(during, []byte("nlmsg_len="))
 }
 
-// block is a line of a coverage profile: the position, how many statements, how often they ran.
+// block matches a line of a coverage profile: position, number of statements, number of runs.
 var block = regexp.MustCompile(`(?m)^` + module + `(\S+):(\d+)\.(\d+),\S+ \d+ [1-9]\d*$`)
 
-// covered returns the functions of which a statement ran: "proxy/proxy.go Proxy.Apply".
+// covered returns the functions in which a statement ran, such as "proxy/proxy.go Proxy.Apply".
 func (m *meter) covered(dir string) (map[string]bool, error) {
 	profile := filepath.Join(dir, "profile")
 	if _, err := m.run(dir, "go", "tool", "covdata", "textfmt", "-i="+dir, "-o="+profile); err != nil {
@@ -201,7 +199,7 @@ func (m *meter) covered(dir string) (map[string]bool, error) {
 	}
 	ran := map[string]bool{}
 	for _, match := range block.FindAllStringSubmatch(string(text), -1) {
-		line, _ := strconv.Atoi(match[2]) // digits
+		line, _ := strconv.Atoi(match[2]) // the pattern allows only digits
 		column, _ := strconv.Atoi(match[3])
 		if name, ok := m.functionAt(match[1], line, column); ok {
 			ran[match[1]+" "+name] = true

@@ -48,7 +48,7 @@ func run(to string, runs int) error {
 	return printLines(os.Stdout, ".")
 }
 
-// mayControl returns why the control side cannot be measured here.
+// mayControl returns the reason why the control side cannot be measured here, or nil.
 func mayControl() error {
 	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
 		return errors.New("needs root on Linux, for a network namespace with rules of nftables")
@@ -56,7 +56,7 @@ func mayControl() error {
 	return nil
 }
 
-// measure makes all events, and returns their figures, and the recordings of those in the data plane.
+// measure makes all events. It returns their figures, and the recordings of those in the data plane.
 func (m *meter) measure() (map[string]figures, map[string]recording, error) {
 	measured := map[string]figures{}
 	recordings, err := m.dataEvents()

@@ -22,7 +22,7 @@ The wait of an event loop is omitted too; the loop calls the functions at the ma
 the source of Services.
 `
 
-// page returns the page of the recordings.
+// page returns the page for the recordings.
 func page(found map[string]recording) string {
 	var b strings.Builder
 	b.WriteString(pageHead)
@@ -36,7 +36,7 @@ func page(found map[string]recording) string {
 	return b.String()
 }
 
-// writeCalls writes calls, and below each what it calls. The files in seen were named before.
+// writeCalls writes calls, each followed by its own calls. It omits the names of files in seen.
 func writeCalls(b *strings.Builder, calls []*call, indent string, seen map[string]bool) {
 	for _, c := range calls {
 		if len(c.calls) > 0 || !seen[c.file] {

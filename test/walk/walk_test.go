@@ -30,7 +30,7 @@ var _ = Describe("the walk of an event", Ordered, func() {
 
 	It("in the data plane is as long as its ceilings say", func() {
 		var faults []string
-		for range 3 { // beside other work of the machine a connection may wait where it need not
+		for range 3 { // with other load on the machine, a connection may wait where it otherwise does not
 			recordings, err := m.dataEvents()
 			Expect(err).NotTo(HaveOccurred())
 			Expect(recordings).To(HaveLen(3))

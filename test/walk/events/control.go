@@ -18,21 +18,21 @@ import (
 	"github.com/usherproxy/usher/cmd/usher/daemon"
 )
 
-// source is where the daemon has its Services from.
+// source is the source of the daemon's Services.
 type source interface {
 	configure(c *daemon.Config)
 	addEndpoint() // to the Service web
 	addService()
 }
 
-// makeControlEvents runs a daemon with one Service, and writes which statements run
-// when nothing happens, when an endpoint is added and when a Service is.
+// makeControlEvents runs a daemon with one Service. It writes the coverage when nothing happens, when an endpoint is
+// added and when a Service is added.
 func makeControlEvents(dir string, s source) {
 	c := daemon.Defaults()
 	c.Log = logrus.New()
 	c.Mode = "nftables"
 	c.NodeName = "node"
-	c.Proxy.CheckInterval = time.Hour // not in the middle of an event
+	c.Proxy.CheckInterval = time.Hour // no check during an event
 	s.configure(&c)
 	ready := make(chan struct{})
 	c.OnReady = func(daemon.Ready) { close(ready) }
@@ -40,7 +40,7 @@ func makeControlEvents(dir string, s source) {
 	must(err)
 	go func() { must(d.Run(context.Background(), nil)) }()
 	<-ready
-	time.Sleep(2 * time.Second) // what runs late, of the start
+	time.Sleep(2 * time.Second) // for late work of the start
 	for _, event := range []struct {
 		name string
 		make func()
@@ -50,14 +50,14 @@ func makeControlEvents(dir string, s source) {
 		must(coverage.ClearCounters())
 		mark(event.name)
 		event.make()
-		time.Sleep(2 * time.Second) // debounced, and applied
+		time.Sleep(2 * time.Second) // for debouncing and the update
 		mark("end")
 		must(coverage.WriteMetaDir(to))
 		must(coverage.WriteCountersDir(to))
 	}
 }
 
-// mark makes a system call by which a trace of them shows where an event begins.
+// mark makes a system call that marks the start of an event in a trace.
 func mark(name string) { _, _ = os.Stat("/walk-mark/" + name) }
 
 const list = `{"apiVersion":"%s","kind":"%s","metadata":{"resourceVersion":"7"},"items":[%s]}`
@@ -101,7 +101,7 @@ func (f folder) addService() {
 	f.write("new.json", serviceObject("new", "10.96.0.11"), sliceObject("new", "12", "10.1.0.9"))
 }
 
-// api is an API server that has only what usher lists and watches.
+// api is an API server with only the objects that usher lists and watches.
 type api struct {
 	mu      sync.Mutex
 	watches map[string][]chan string // by the kind's name in URLs
@@ -133,7 +133,7 @@ func (a *api) send(kind, change, object string) {
 	}
 }
 
-// watchEvent is one line: a decoder of JSON would wait for more of an object in several.
+// watchEvent returns an event in one line: a JSON decoder would wait for more of an object in several lines.
 func watchEvent(change, object string) string {
 	return fmt.Sprintf(`{"type":%q,"object":%s}`, change, strings.ReplaceAll(object, "\n", ""))
 }

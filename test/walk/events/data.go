@@ -25,12 +25,11 @@ import (
 	"github.com/usherproxy/usher/test/walk/recorder"
 )
 
-// times is how often each event is made and recorded.
+// times is the number of recordings of each event.
 const times = 9
 
-// makeDataEvents records an endpoint that is added to a TCP Service, a datagram with
-// its answer, and a connection. They come in this order since timers of what was
-// before run meanwhile, and an endpoint leaves none.
+// makeDataEvents records an endpoint that is added to a TCP Service, a datagram with its answer, and a connection. The
+// order matters since timers of an earlier event run during the next one, and an endpoint leaves none.
 func makeDataEvents(dir string) {
 	runtime.GOMAXPROCS(1) // goroutines run in the order in which they become ready
 	ctx := context.Background()
@@ -60,21 +59,21 @@ func makeDataEvents(dir string) {
 	record(dir, "tcp", nothing, func() { ask("tcp", listeners["web"]) })
 }
 
-// record writes recordings of what event calls.
+// record writes recordings of the calls in event.
 func record(dir, name string, before, event func()) {
 	for i := range times {
 		before()
-		time.Sleep(200 * time.Millisecond) // what runs late, of what was before
+		time.Sleep(200 * time.Millisecond) // for late work of earlier events
 		recorder.Start()
 		event()
-		time.Sleep(100 * time.Millisecond) // what the proxy does when the client has closed
+		time.Sleep(100 * time.Millisecond) // for the proxy's work after the client closes
 		text, err := json.Marshal(recorder.Stop())
 		must(err)
 		must(os.WriteFile(filepath.Join(dir, fmt.Sprintf("%s-%d.json", name, i)), text, 0o600))
 	}
 }
 
-// ask sends 5 bytes and reads as many. TCP is ended by the client, cleanly.
+// ask sends 5 bytes and reads 5. The client closes TCP connections cleanly.
 func ask(network, address string) {
 	c, err := net.Dial(network, address)
 	must(err)

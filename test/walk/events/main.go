@@ -1,10 +1,10 @@
 // Command events makes the events whose calls test/walk counts:
 //
-//	events data DIR     in the data plane, with calls recorded: DIR/tcp-1.json and so on
-//	events api DIR      in a daemon that follows an API server: coverage counters in DIR/idle, DIR/endpoint, DIR/service
-//	events file DIR     the same, with a folder of manifests
+//	events data DIR     in the data plane, with recorded calls: DIR/tcp-1.json and so on
+//	events api DIR      in a daemon that uses an API server: coverage counters in DIR/idle, DIR/endpoint, DIR/service
+//	events file DIR     the same with a folder of manifests
 //
-// The last two need a network namespace where rules of nftables can be set.
+// The last two need a network namespace in which nftables rules can be installed.
 package main
 
 import (
@@ -43,7 +43,7 @@ func tempDir() string {
 	return dir
 }
 
-// writeFile puts a file in place that is complete from the first moment.
+// writeFile writes a file atomically: it is complete when it appears.
 func writeFile(path, text string) {
 	temporary := filepath.Join(filepath.Dir(path), ".new")
 	must(os.WriteFile(temporary, []byte(text), 0o600))

@@ -1,6 +1,5 @@
-// Package recorder records the calls of functions, in the order in which they are made.
-// The functions are those that test/walk has rewritten; in any other build, nothing
-// calls Enter and all recordings are empty.
+// Package recorder records function calls in order. Only functions that test/walk has
+// rewritten call Enter; in any other build all recordings are empty.
 package recorder
 
 import (
@@ -10,7 +9,7 @@ import (
 	"sync/atomic"
 )
 
-// Event is the call of a function, or its return.
+// Event is the call or the return of a function.
 type Event struct {
 	Goroutine string
 	Function  string // "proxy/proxy.go Proxy.Apply"
@@ -23,7 +22,7 @@ var (
 	events []Event
 )
 
-// Start begins a recording.
+// Start starts a recording.
 func Start() {
 	mu.Lock()
 	defer mu.Unlock()
@@ -31,7 +30,7 @@ func Start() {
 	on.Store(true)
 }
 
-// Stop ends the recording, and returns it.
+// Stop ends the recording and returns it.
 func Stop() []Event {
 	mu.Lock()
 	defer mu.Unlock()
@@ -39,8 +38,7 @@ func Stop() []Event {
 	return events
 }
 
-// Enter records that function is called. The function that it returns records the
-// return.
+// Enter records the call of a function. The returned function records the return.
 func Enter(function string) func() {
 	if !on.Load() {
 		return nothing
