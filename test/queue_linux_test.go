@@ -146,7 +146,7 @@ func queueSpec(portal string, six bool) {
 		}).WithTimeout(soon).WithPolling(time.Millisecond).Should(Equal(min(len(waiting), 3*places)))
 	}
 	var open []client
-	// next checks that the next clients in the queue, as many as so says, are served.
+	// next checks that the next clients in the queue are served; so is their number.
 	next := func(so int) {
 		GinkgoHelper()
 		last := waiting[so-1]

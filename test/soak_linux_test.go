@@ -252,9 +252,9 @@ func (s *soak) watchMachine() func() string {
 	return stop
 }
 
-// droppedPackets returns the number of packets that this machine dropped because its CPUs' queues (see
-// softnet_seq_show in the kernel for the columns) or its neighbor tables were full. All namespaces share these tables.
-// A missing file counts as 0.
+// droppedPackets returns the number of packets that this machine dropped because a CPU's queue (softnet_seq_show in the
+// kernel has the columns) or a neighbor table was full. All namespaces share the neighbor tables. A missing file counts
+// as 0.
 func droppedPackets() (sum uint64) {
 	for _, in := range []struct {
 		file    string

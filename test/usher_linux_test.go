@@ -321,8 +321,8 @@ var (
 	reset   = MatchError(syscall.ECONNRESET)
 )
 
-// unserved checks that clients time out with iptables and nftables, and are refused with other portals, while the
-// portal's rules and routes exist and no usher process listens.
+// unserved checks the clients' errors while a portal's rules and routes exist and no usher process listens. With
+// iptables and nftables, clients time out; with other portals they are refused.
 func unserved(d *lab.Dialer, portal, vip string) {
 	GinkgoHelper()
 	connect := func() error {

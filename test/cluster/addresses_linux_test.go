@@ -40,7 +40,7 @@ var _ = Describe("where clients connect:", func() {
 	}
 })
 
-// apart is the portal address with VIPs in usher's network namespace.
+// apart is the address portal with VIPs in usher's network namespace.
 const apart = "address --address-namespace=always"
 
 func addressSpecs(portal string) {

@@ -11,7 +11,7 @@
 //
 // The suite has one control plane; each spec has its own network, namespace and usher
 // process. A spec creates Nodes, Services and Pods. A server listens at each Pod's
-// address, and the Pod's status is as a kubelet would report it, so that the real
+// address. The Pod's status is as a kubelet would report it, so that the real
 // EndpointSlice controller writes the slices.
 //
 //	go test ./...

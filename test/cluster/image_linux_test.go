@@ -22,11 +22,11 @@ import (
 	"github.com/usherproxy/usher/test/cluster/control"
 )
 
-// notApart is the portal address's error in a DaemonSet without SYS_ADMIN.
+// notApart is the address portal's error in a DaemonSet without SYS_ADMIN.
 const notApart = "creating a network namespace: operation not permitted: CAP_SYS_ADMIN is missing"
 
-// These specs run the images of `make image` and the Dockerfile under containerd and runc, with the DaemonSet's own
-// specification: its flags, security context, probes and role.
+// These specs run the images of `make image` and the Dockerfile under containerd and runc. They use the DaemonSet's own
+// flags, security context, probes and role.
 var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 	var archive string
 	BeforeAll(func() {

@@ -85,8 +85,7 @@ var _ = Describe("1,000 Services with 10 endpoints each", Ordered, func() {
 	})
 
 	It("take less than one percent of a core while nothing happens", func() {
-		// After a change, usher reads all rules once at a later time. This change by another program triggers that read
-		// now.
+		// Some time after a change, usher reads all rules once. This change by another program makes it do so now.
 		c.Node.Output("iptables", "-t", "nat", "-A", "PREROUTING", "-p", "99", "-j", "RETURN")
 		for range 2 { // the first check may already have been running
 			now := time.Now()
@@ -163,8 +162,8 @@ func (u *usher) lastCheck() (time.Time, error) {
 
 func (u *usher) cpu() time.Duration { return cpuOf(u.Command.Process.Pid) }
 
-// cpuOf returns the CPU time of a process and of the programs that it ran and reaped (proc_pid_stat(5): utime, stime,
-// cutime and cstime, in hundredths of a second).
+// cpuOf returns the CPU time of a process and of its reaped children. See proc_pid_stat(5): utime, stime, cutime and
+// cstime, in hundredths of a second.
 func cpuOf(pid int) time.Duration {
 	GinkgoHelper()
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))

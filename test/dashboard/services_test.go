@@ -91,8 +91,8 @@ var _ = Describe("the table of Services", func() {
 	})
 })
 
-// interactionTimes returns the milliseconds from each input to the frame that shows its effect: the minimum of 7, since
-// other load on a machine can only make it longer.
+// interactionTimes returns the milliseconds from each input to the frame that shows its effect. Each is the minimum of 7,
+// since other load on a machine can only make it longer.
 const interactionTimes = `(async () => {
 	const table = document.querySelector(".services");
 	const shown = () => new Promise(done => requestAnimationFrame(() => setTimeout(done)));

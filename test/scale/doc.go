@@ -1,7 +1,7 @@
-// Package scale tests usher with 10,000 service ports in each portal mode: the time to
-// start, the time until an added Service is reachable, the cost of a connection, the
-// memory, and the connections lost in a handover, a crash and a flush of usher's rules
-// by another program.
+// Package scale tests usher with 10,000 service ports in each portal mode. It measures
+// the time to start, the time until an added Service is reachable, the cost of a
+// connection, and the memory. It also counts the connections lost in a handover, in a
+// crash, and when another program flushes usher's rules.
 //
 //	go test ./test/scale -v -ginkgo.focus=.
 //

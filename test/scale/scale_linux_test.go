@@ -33,8 +33,8 @@ const (
 	// maxBusyResident is the limit before garbage has been collected.
 	maxBusyResident = 300
 	minCRR          = 0.9
-	// These are the limits on a busy machine: while more programs want to run than there are CPUs, the two sides of the
-	// comparison do not meet the same load.
+	// These are the limits on a busy machine. While more programs want to run than there are CPUs, the two sides of
+	// the comparison do not meet the same load.
 	minNoisyCRR, minBusyCRR = 0.8, 0.4
 	// repairTime is the maximum time from the kernel's change event for removed rules to their repair; see README.
 	repairTime = time.Second

@@ -45,7 +45,7 @@ func serve(count int) (dir string) {
 	fmt.Fprint(w, "]}\n")
 	Expect(w.Flush()).To(Succeed())
 	Expect(file.Close()).To(Succeed())
-	// usher reads a file that has just been written again at each change.
+	// At each change, usher reads files with a recent modification time again.
 	old := time.Now().Add(-time.Minute)
 	Expect(os.Chtimes(file.Name(), old, old)).To(Succeed())
 	return dir
