@@ -117,7 +117,7 @@ func nodePortsSpec(portal string, ip netip.Addr) {
 	}
 	for i, port := range []int{22, 80, 10256, 30080} {
 		endpoints := []netip.AddrPort{thief}
-		if port == 22 { // an endpoint that looks like the process itself redirects no client to the others
+		if port == 22 { // the process's own address as an endpoint must not let clients reach the other one
 			endpoints = append(endpoints, netip.AddrPortFrom(ip, 22))
 		}
 		service{name: "thief-" + strconv.Itoa(port), clusterIP: clusterIPs + strconv.Itoa(10+i), port: port, spec: "  externalIPs: [\"" + ip.String() + "\"]\n", endpoints: endpoints}.write(dir)

@@ -206,7 +206,7 @@ func openHandoverSpecs(portal string) {
 			come(n)
 			Eventually(numbers).WithTimeout(20 * time.Second).Should(HaveLen(n))
 			next := launchUsher(l.Node, dir, "--portal="+portal, "--drain-timeout=5m", "--take-over")
-			if round > 0 { // in the first round usher is killed before it has the lock, or after the handover is complete
+			if round > 0 { // in the first round it may die before it has the lock, or after it has everything
 				Eventually(current.Err).WithTimeout(30 * time.Second).WithPolling(time.Millisecond).Should(gbytes.Say("has taken over"))
 			}
 			time.Sleep(time.Duration(random.IntN(400)) * time.Millisecond)

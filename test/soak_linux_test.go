@@ -224,7 +224,7 @@ func (s *soak) run(d time.Duration) {
 func (s *soak) watchMachine() func() string {
 	GinkgoHelper()
 	const period = 20 * time.Millisecond
-	// The endpoints run in this process. An answer that is 500 ms late arrives after its endpoint has left.
+	// The endpoints run in this process. usher drops an answer that comes 500 ms after its endpoint has left.
 	const mostLate = 300 * time.Millisecond
 	over, result := make(chan struct{}), make(chan string)
 	go func() {

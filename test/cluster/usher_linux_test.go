@@ -47,7 +47,7 @@ func (c *cluster) releasedUsher(args ...string) *usher {
 	return c.launch(usherReleased, args...).serving()
 }
 
-// connect starts 'kubectl usher connect' on the node with the same options as usher, and waits until it serves.
+// connect starts 'kubectl usher connect' on the node as usher starts 'usher run', and waits until it serves.
 func (c *cluster) connect(args ...string) *usher {
 	GinkgoHelper()
 	return c.launchCommand(kubectlUsherRace(), "connect", append([]string{"--trace", "--socks="}, args...)...).serving()

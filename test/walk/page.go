@@ -36,7 +36,7 @@ func page(found map[string]recording) string {
 	return b.String()
 }
 
-// writeCalls writes calls, each followed by its own calls. It omits the names of files in seen.
+// writeCalls writes calls, each followed by its own calls. It omits a call that makes none if its file is in seen.
 func writeCalls(b *strings.Builder, calls []*call, indent string, seen map[string]bool) {
 	for _, c := range calls {
 		if len(c.calls) > 0 || !seen[c.file] {
