@@ -54,7 +54,7 @@ func (c *cluster) laptop(kubeconfig string, args ...string) *usher {
 	cmd := exec.Command(kubectlUsherRace(), append([]string{"connect", "--kubeconfig=" + kubeconfig, "--portal=address", "--socks=", "--trace", "--log-format=text"}, args...)...)
 	u := &usher{cluster: c, Session: startIn(controlSpace, cmd)}
 	DeferCleanup(func() {
-		u.Interrupt() // removes what it installed
+		u.Interrupt() // removes the addresses that it installed
 		Eventually(u.Session).WithTimeout(20 * time.Second).Should(gexec.Exit())
 		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("DATA RACE"))
 		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("panic:"))

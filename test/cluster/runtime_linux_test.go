@@ -204,7 +204,7 @@ func (k *containers) run(name string, edit ...func(*corev1.Container)) *containe
 	return p
 }
 
-// containerConfig translates a container's specification for the runtime, and adds what a kubelet adds: the
+// containerConfig translates a container's specification for the runtime. As a kubelet does, it adds the
 // ServiceAccount's token and the environment variables.
 func (k *containers) containerConfig(container *corev1.Container, namespaces *cri.NamespaceOption) *cri.ContainerConfig {
 	GinkgoHelper()

@@ -156,7 +156,7 @@ func (a answer) fields() (object map[string]any) {
 
 func (a answer) String() string { return fmt.Sprintf("%d %s", a.Code, a.Body) }
 
-// These match what clients see of a connection that is not served.
+// These match the errors of clients whose connection is not served.
 var (
 	refused  = MatchError(syscall.ECONNREFUSED)
 	timedOut = Satisfy(func(err error) bool {

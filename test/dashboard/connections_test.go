@@ -92,7 +92,7 @@ var _ = Describe("a connection whose first endpoint refuses", func() {
 	})
 })
 
-// watchDots collects in seen what dots and boxes show from now on; each is visible for less than 1 s.
+// watchDots collects in seen the states of dots and boxes from now on; each is visible for less than 1 s.
 const watchDots = `(() => {
 	window.seen = new Set();
 	const look = () => {

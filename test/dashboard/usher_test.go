@@ -35,7 +35,7 @@ func run(manifests ...string) *usher {
 	return u
 }
 
-// prepare returns an usher for manifests that is not started yet.
+// prepare returns a process for manifests that is not started yet.
 func prepare(manifests ...string) *usher {
 	GinkgoHelper()
 	dir := GinkgoT().TempDir()

@@ -32,7 +32,7 @@ import (
 	"github.com/usherproxy/usher/config/kube"
 )
 
-// Report sums up what all nodes have received so far.
+// Report holds the totals of all nodes so far.
 type Report struct {
 	Synced      int64       // nodes with a complete initial sync
 	Received    int64       // bytes on the wire
