@@ -27,19 +27,18 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// trouble is what a network does to packets, in each direction of each link.
+// trouble is the impairment of packets, in each direction of each link.
 type trouble struct {
 	name string
 	how  netlink.NetemQdiscAttrs
-	// connections is how many there are, if the environment does not say.
+	// connections is the number of connections, unless the environment sets it.
 	connections int
-	// schedule is --dial-timeouts. It begins as the default does. An endpoint counts as
-	// out of reach if each SYN of the schedule, or its answer, is lost: with the default
-	// that is one client in 100,000 at 5 %, and one in 160 at 20 %. With the longer one it is
-	// none in 10,000,000, also where an emulated processor answers too late for the first two.
+	// schedule is --dial-timeouts; it begins like the default. An endpoint counts as unreachable if each SYN of
+	// the schedule, or its answer, is lost. With the default that affects one client in 100,000 at 5 %, and one in
+	// 160 at 20 %; with the longer one none in 10,000,000, even if an emulated CPU misses the first two timeouts.
 	schedule string
-	// clientTimeout is after how long a client tries again for which usher's node is out
-	// of reach: the network's fault. It is not for what is measured.
+	// clientTimeout is the time after which a client retries because it cannot reach usher's node, which is the
+	// network's fault. Latency measurements do not use it.
 	clientTimeout time.Duration
 	measured      bool
 }
@@ -47,7 +46,7 @@ type trouble struct {
 const (
 	dialTimeouts       = "--dial-timeouts=250ms,500ms,1s,2s,4s"
 	longerDialTimeouts = "--dial-timeouts=250ms,500ms,1s,2s,4s,8s,16s"
-	// kernelTimeout is for a client that leaves it to the kernel: net.ipv4.tcp_syn_retries.
+	// kernelTimeout is for a client that leaves retries to the kernel: net.ipv4.tcp_syn_retries.
 	kernelTimeout = 140 * time.Second
 )
 
@@ -67,8 +66,8 @@ var troubles = []trouble{
 	corruption,
 }
 
-// badNetworks are the checks of the portals iptables and address. The kernel translates, and
-// reports errors, for each portal in another way.
+// badNetworks are the checks of the portals iptables and address. With each of them the kernel translates addresses and
+// reports errors in a different way.
 var badNetworks = slices.Concat(troubled("iptables", troubles...), troubled("address", loss5, duplication, corruption),
 	badLinks("iptables"), badLinks("address"))
 
@@ -87,7 +86,7 @@ func badLinks(portal string) []Check {
 	}
 }
 
-// families are both, and a bad network's node serves Services of both.
+// families are both address families: a node in a bad network serves Services of both.
 var families = []family{ipv4, ipv6}
 
 func newBadNode(portal string) *node {
@@ -102,7 +101,7 @@ func newBadNode(portal string) *node {
 	return n
 }
 
-// cables are those of the lab, by their two ends.
+// cables returns the lab's links by their two ends.
 func (n *node) cables() [][2]end {
 	return [][2]end{
 		{{n.Outside, "eth0"}, {n.Node, "to-outside"}},
@@ -117,7 +116,7 @@ func (n *node) of(ip family) *node {
 	return &other
 }
 
-// mirror is a TCP Service whose endpoints send back what they get. It is served, not put.
+// mirror returns a TCP Service whose endpoints echo the data. The Service is served: put is not needed.
 func (n *node) mirror(at ...netip.AddrPort) service {
 	GinkgoHelper()
 	s := service{name: "mirror-" + n.ip.option[1:], vip: netip.AddrPortFrom(n.ip.vip, 80), protocol: "TCP", endpoints: at}
@@ -125,7 +124,7 @@ func (n *node) mirror(at ...netip.AddrPort) service {
 	return s
 }
 
-// startMirror starts such an endpoint.
+// startMirror starts an endpoint for mirror.
 func startMirror(ns *lab.Namespace, addr netip.Addr) netip.AddrPort {
 	GinkgoHelper()
 	at := netip.AddrPortFrom(addr, 8080)
@@ -133,19 +132,19 @@ func startMirror(ns *lab.Namespace, addr netip.Addr) netip.AddrPort {
 	return at
 }
 
-// quietly are flags: nobody reads thousands of lines about connections.
+// quietly returns flags that log less: the thousands of lines about connections are not needed.
 func quietly(portal, schedule string) []string {
 	return []string{"--portal=" + portal, "--log-level=info", "--trace=false", schedule}
 }
 
-// noise is what connections carry.
+// noise is the payload of connections.
 var noise = func() []byte {
 	b := make([]byte, 256<<10)
 	_, _ = rand.NewChaCha8([32]byte{17}).Read(b) // it never fails
 	return b
 }()
 
-// trip connects, sends what no other trip sends, and wants that back, and then the end.
+// trip connects, sends data that no other trip sends, and expects the same data back, followed by EOF.
 func trip(from *lab.Dialer, to netip.AddrPort, number uint64, size int, timeout time.Duration) error {
 	var c *net.TCPConn
 	for end := time.Now().Add(5 * time.Minute); ; {
@@ -179,8 +178,8 @@ func trip(from *lab.Dialer, to netip.AddrPort, number uint64, size int, timeout 
 	return nil
 }
 
-// trips makes so many, to each address in turn, some at once. It returns how long those
-// to each address took, in order, and what failed.
+// trips makes count connections, to each address in turn, atOnce of them concurrently. It returns the sorted durations
+// for each address, and the errors.
 func trips(from *lab.Namespace, to []netip.AddrPort, atOnce, count int, size func(uint64) int, timeout time.Duration) (took map[netip.AddrPort][]time.Duration, failed []error) {
 	GinkgoHelper()
 	d := from.NewDialer(atOnce)
@@ -209,10 +208,10 @@ func trips(from *lab.Namespace, to []netip.AddrPort, atOnce, count int, size fun
 	return took, failed
 }
 
-// small says how many bytes trip number n carries: a packet.
+// small returns the number of bytes of trip n, which fit into one packet.
 func small(n uint64) int { return rand.New(rand.NewPCG(17, n)).IntN(1200) }
 
-// mixed makes some of them many.
+// mixed returns the number of bytes of trip n; some trips are large.
 func mixed(n uint64) int {
 	if n%16 == 0 {
 		return rand.New(rand.NewPCG(17, n)).IntN(32 << 10)
@@ -220,7 +219,7 @@ func mixed(n uint64) int {
 	return small(n)
 }
 
-// p99 is of sorted durations.
+// p99 returns the 99th percentile of sorted durations.
 func p99(t []time.Duration) time.Duration { return t[min(len(t)*99/100, len(t)-1)] }
 
 func (t trouble) count() int {
@@ -233,7 +232,7 @@ func (t trouble) count() int {
 	return 150
 }
 
-// carried expects that TCP and UDP are carried by one usher.
+// carried expects that one usher process carries TCP and UDP.
 func (t trouble) carried(portal string) {
 	n := newBadNode(portal)
 	for _, cable := range n.cables() {
@@ -246,8 +245,8 @@ func (t trouble) carried(portal string) {
 	udp()
 }
 
-// withTCP makes Services and returns a check for which there is trouble on both links:
-// usher's clients and its endpoints are far from it.
+// withTCP creates Services and returns a check with trouble on both links: between usher and its clients, and between
+// usher and its endpoints.
 func (t trouble) withTCP(n *node) func(portal string) {
 	GinkgoHelper()
 	var vips, direct []netip.AddrPort
@@ -269,10 +268,9 @@ func (t trouble) withTCP(n *node) func(portal string) {
 	}
 }
 
-// measure notes how long the slowest connections take beside those past usher, at the
-// same time. It is no bound: on a busy machine slots of 250 ms end before an emulated
-// processor has answered. The clients' own link would cost both the same, and has no
-// trouble yet.
+// measure reports the p99 of connections through usher and of direct connections made at the same time. It sets no
+// bound: on a busy machine slots of 250 ms end before an emulated CPU has answered. The clients' link has no trouble
+// yet, since it would slow down both equally.
 func (t trouble) measure(n *node, vips, direct []netip.AddrPort, portal string) {
 	GinkgoHelper()
 	took, failed := trips(n.Outside, slices.Concat(vips, direct), 16, max(800, t.count()), small, kernelTimeout)
@@ -283,9 +281,8 @@ func (t trouble) measure(n *node, vips, direct []netip.AddrPort, portal string) 
 	AddReportEntry(t.name, note)
 }
 
-// withUDP makes Services and returns a check for which there is trouble in what is sent
-// to the node, so that what arrives there is known: usher has to carry each datagram that
-// does, as often as it does.
+// withUDP creates Services and returns a check with trouble only on the links towards the node. So the check knows the
+// datagrams that arrive there: usher must carry each of them exactly as often as it arrives.
 func (t trouble) withUDP(n *node) func() {
 	GinkgoHelper()
 	const port, clients, each = 5300, 8, 30
@@ -302,7 +299,7 @@ func (t trouble) withUDP(n *node) func() {
 	return func() {
 		GinkgoHelper()
 		fromClients, fromEndpoint := tap(n.Node, "to-outside", 53), tap(n.Node, "to-pods", port)
-		// What TCP had remains where it spoils what is sent to the node.
+		// Remove the impairment left by TCP from the links out of the node.
 		mend(n.Node, "to-outside")
 		mend(n.Node, "to-pods")
 		var conns []net.Conn
@@ -328,10 +325,10 @@ func (t trouble) withUDP(n *node) func() {
 	}
 }
 
-// sendAll has each client send so many datagrams, each different from all others.
+// sendAll makes each client send the given number of datagrams, each different from all others.
 func sendAll(conns []net.Conn, each int) {
 	GinkgoHelper()
-	pace := time.NewTicker(5 * time.Millisecond) // what a socket's buffer holds is not what is tested
+	pace := time.NewTicker(5 * time.Millisecond) // the capacity of socket buffers is not under test
 	defer pace.Stop()
 	for i := range each {
 		for j, c := range conns {
@@ -368,8 +365,7 @@ func receiveUDP(c net.Conn, t *tally) {
 	}
 }
 
-// differences says how often each datagram came at a tap and how often it was carried, where
-// that is not the same.
+// differences lists the datagrams that came at a tap and were carried a different number of times.
 func differences(at, beyond *tally) (all []string) {
 	came, carried := at.counts(), beyond.counts()
 	for datagram, n := range came {
@@ -385,13 +381,12 @@ func differences(at, beyond *tally) (all []string) {
 	return all
 }
 
-// flow is a connection on which bytes go to and fro until it is told to pause and to
-// stop.
+// flow is a connection that sends bytes back and forth until it is paused and then stopped.
 type flow struct {
 	pause, stop chan struct{}
 	over        chan error
 	written     atomic.Int64 // bytes
-	back        atomic.Int64 // bytes that came back as they were sent
+	back        atomic.Int64 // bytes that came back unchanged
 }
 
 func startFlow(from *lab.Dialer, to netip.AddrPort) *flow {
@@ -410,12 +405,12 @@ func startFlow(from *lab.Dialer, to netip.AddrPort) *flow {
 			case <-f.pause:
 				<-f.stop
 				sent <- n
-				_ = c.CloseWrite() // the reader sees what comes of it
+				_ = c.CloseWrite() // the reader sees the result
 				return
 			case <-pace.C:
 				begin := n % int64(len(noise)-1000)
 				if _, err := c.Write(noise[begin : begin+1000]); err != nil {
-					return // the reader's too
+					return // the reader returns an error, too
 				}
 				n += 1000
 				f.written.Store(n)
@@ -447,27 +442,27 @@ func startFlow(from *lab.Dialer, to netip.AddrPort) *flow {
 	return f
 }
 
-// moves expects that bytes move.
+// moves expects that bytes are moving.
 func (f *flow) moves() {
 	GinkgoHelper()
 	Eventually(f.back.Load).WithTimeout(patience).Should(BeNumerically(">", f.back.Load()))
 }
 
-// end ends the flow and expects that all that was sent has come back.
+// end ends the flow and expects that all sent bytes have come back.
 func (f *flow) end() {
 	GinkgoHelper()
 	close(f.pause)
 	f.stopped()
 }
 
-// stopped ends a flow that pauses.
+// stopped ends a paused flow.
 func (f *flow) stopped() {
 	GinkgoHelper()
 	close(f.stop)
 	Eventually(f.over).WithTimeout(patience).Should(Receive(BeNil()))
 }
 
-// linkDown takes the carrier from the link to all endpoints.
+// linkDown takes down the carrier of the link to all endpoints.
 func linkDown(portal string) {
 	n := newBadNode(portal)
 	setSysctl(n.Pods, "ipv6/conf/eth0/keep_addr_on_down", "1")
@@ -475,7 +470,7 @@ func linkDown(portal string) {
 	for _, ip := range families {
 		vips = append(vips, n.of(ip).mirror(startMirror(n.Pods, ip.pod(1)), startMirror(n.Pods, ip.pod(2))).vip)
 	}
-	// The last two are for this kernel, in which it may take seconds to make a link and routes.
+	// The last two timeouts are for this kernel, which may take seconds to create a link and routes.
 	n.start(quietly(portal, "--dial-timeouts=250ms,500ms,1s,2s,4s,8s")...)
 	d := n.Outside.NewDialer(64)
 	var flows []*flow
@@ -512,7 +507,7 @@ func linkDown(portal string) {
 	}
 }
 
-// narrowLink has clients and endpoints behind a link that takes 1280 bytes.
+// narrowLink places clients and endpoints behind a link with an MTU of 1280 bytes.
 func narrowLink(portal string) {
 	n := newNode(ipv4)
 	far := newFar(n)
@@ -539,7 +534,7 @@ func narrowLink(portal string) {
 				Expect(trip(d, c.to.vip, number, 128<<10, patience)).To(Succeed(), "%s, from %s to %s", ip.name, c.from.Name, c.to.name)
 			}
 		}
-		// The first datagrams are lost on the way, until both ends have learnt.
+		// The first datagrams are lost, until both ends have learned the path MTU.
 		c := dialUDP(n.Outside, questions[i])
 		sent := noise[:1400]
 		Eventually(func() ([]byte, error) {
@@ -556,19 +551,18 @@ func narrowLink(portal string) {
 	}
 }
 
-// vanishingNode has one of two nodes with endpoints vanish: nothing comes from there any
-// more, no FIN, no RST, no ICMP.
+// vanishingNode makes one of two nodes with endpoints vanish: it sends nothing, no FIN, no RST, no ICMP.
 func vanishingNode(portal string) {
 	n := newBadNode(portal)
 	other := n.AddHost("to-other")
 	addresses(n.Node, "to-other", "10.245.0.1/24", "fd00:245::1/64")
 	addresses(other, "eth0", "10.245.0.2/24", "fd00:245::2/64")
 	route(other, "default", "10.245.0.1", "default", "fd00:245::1")
-	// A sender gives up after some seconds, and not after a quarter of an hour.
+	// A sender gives up after some seconds, not after a quarter of an hour.
 	setSysctl(n.Node, "ipv4/tcp_retries2", "4")
 	d := n.Outside.NewDialer(1)
 	var vips []netip.AddrPort
-	var there atomic.Int64 // connections that the other node has had
+	var there atomic.Int64 // connections that the other node has accepted
 	for _, ip := range families {
 		gone := netip.AddrPortFrom(map[bool]netip.Addr{true: netip.MustParseAddr("10.245.0.2"), false: netip.MustParseAddr("fd00:245::2")}[ip.vip.Is4()], 8080)
 		lab.Serve(other.Listen(gone.String()), func(c net.Conn) {
@@ -590,7 +584,7 @@ func vanishingNode(portal string) {
 	impair(other, "eth0", everything)
 	lost := there.Load()
 	Expect(lost).To(BeNumerically(">", 0))
-	for _, f := range flows { // until each has written all of something that nobody gets
+	for _, f := range flows { // until each has written data that no endpoint receives
 		Eventually(f.written.Load).WithTimeout(patience).Should(BeNumerically(">", f.written.Load()+1000))
 		close(f.pause)
 	}

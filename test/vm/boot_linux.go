@@ -23,41 +23,41 @@ import (
 )
 
 const (
-	// programPath is where programs are, here and in a machine.
+	// programPath is the PATH for programs, on this machine and in a VM.
 	programPath = "/usr/sbin:/usr/bin:/sbin:/bin"
-	// usherPath is where usher is in a machine.
+	// usherPath is the path of usher in a machine.
 	usherPath = "/usher"
 )
 
 const (
-	// bootTimeout is for a whole machine: boot, checks, halt.
+	// bootTimeout is for a complete run of a machine: boot, checks, halt.
 	bootTimeout = 40 * time.Minute
-	// trialTimeout is for a machine with KVM to boot and halt, which takes it 2 s.
+	// trialTimeout is the time that a machine with KVM may take to boot and halt; it usually takes 2 s.
 	trialTimeout = 20 * time.Second
 )
 
-// kernelOptions: after a panic the machine is off. On a busy machine an emulated
-// timer does not tick as often as the kernel expects when it checks that.
+// kernelOptions: the machine powers off after a panic. On a busy machine an emulated timer ticks less often than the
+// kernel expects, so its timer check is disabled.
 const kernelOptions = "quiet panic=-1 no_timer_check mitigations=off"
 
-// A Platform is a processor and a kernel of Debian's for it.
+// A Platform is a CPU architecture and a Debian kernel for it.
 type Platform struct {
-	// Arch is the processor, as Go calls it.
+	// Arch is the architecture, as GOARCH.
 	Arch string
-	// folder is where test/kernel.sh leaves the kernel, below .cache; for another processor
-	// than this machine's with the programs that a machine needs.
+	// folder is the folder below .cache in which test/kernel.sh stores the kernel. For a foreign CPU architecture it
+	// also holds the programs that a machine needs.
 	folder string
-	// kernels are the kernels there, and modules their folders of modules, as patterns of
-	// [filepath.Match]. What stands for the first * names the version.
+	// kernels and modules match the kernels in folder and their module folders, as patterns of [filepath.Match]. The
+	// text that matches the first * is the version.
 	kernels, modules string
-	// emulator is QEMU's program for the CPU, with the options that it needs; nil if the
-	// kernel is a program of this machine's itself.
+	// emulator is QEMU's program for the CPU with its required options; nil if the kernel itself runs as a program on
+	// this machine.
 	emulator []string
-	// cpu is the model to emulate: one that is emulated quickly.
+	// cpu is the model to emulate, one that QEMU emulates quickly.
 	cpu string
-	// options are further ones of the kernel.
+	// options are additional kernel options.
 	options string
-	// load are modules that others expect to be part of the kernel.
+	// load are the modules that other programs expect to be built into the kernel.
 	load []string
 }
 
@@ -68,46 +68,44 @@ const (
 
 // PC, OldPC, ARM and UML are all platforms.
 var (
-	// "max" has page tables of five levels, and SMAP. The kernel takes several TSCs for
-	// unsynchronized, which those of an emulator are not, and would use a much slower clock.
+	// "max" has page tables of five levels, and SMAP. The kernel assumes that several TSCs are unsynchronized and would
+	// use a much slower clock; those of an emulator are synchronized.
 	PC    = &Platform{"amd64", "kernel", cloudKernels + "amd64", cloudModules + "amd64", []string{"qemu-system-x86_64"}, "Nehalem", "console=ttyS0 tsc=reliable", nil}
 	OldPC = &Platform{"amd64", "kernel-5.10", PC.kernels, PC.modules, PC.emulator, PC.cpu, PC.options, nil}
-	// "max" signs pointers.
+	// "max" supports pointer authentication.
 	ARM = &Platform{"arm64", "kernel-arm64", cloudKernels + "arm64", cloudModules + "arm64", []string{"qemu-system-aarch64", "-machine", "virt"}, "cortex-a72", "console=ttyAMA0", nil}
-	// UML is User Mode Linux: a kernel that is a process, whose programs run on this machine's
-	// processor, so that it takes a sixth of an emulator's time. Debian's has one
-	// CPU, and of nf_tables nothing for IP: iptables is the legacy one there.
+	// UML is User Mode Linux: a kernel that is a process. Its programs run on this machine's CPU, so it takes a sixth
+	// of an emulator's time. Debian's UML has one CPU and no nf_tables for IP, so iptables is the legacy one there.
 	UML = &Platform{"amd64", "kernel-uml", "/usr/bin/linux.uml", "/usr/lib/uml/modules/*", nil, "", "con0=null,fd:1 con=null root=/dev/ram0", []string{"ipv6", "hmac"}}
 )
 
-// foreign reports whether it is another processor than this machine's.
+// foreign reports whether the platform has a different CPU architecture than this machine.
 func (p *Platform) foreign() bool { return p.Arch != runtime.GOARCH }
 
-// kernelVariable tells a machine's first process, through its environment, which
-// of the Kernels it is in.
+// kernelVariable names, in the environment of a machine's first process, the entry of Kernels that it runs in.
 const kernelVariable = "usher_kernel"
 
-// connectionsVariable says, here and in a machine, how many connections a check of a bad
-// network makes, if it is not what fits into a few minutes.
+// connectionsVariable sets, on this machine and in a VM, the number of connections of a bad-network check. The default
+// fits into a few minutes.
 const connectionsVariable = "USHER_CONNECTIONS"
 
-// Verdict is what became of a check.
+// Verdict is the result of a check.
 type Verdict struct {
 	Name    string
 	Passed  bool
 	Took    time.Duration
 	Message string // why it failed
-	Log     string // of a check that failed
+	Log     string // of a failed check
 	Notes   []string
 }
 
-// upMark is what a machine says first.
+// upMark is the first line that a machine prints.
 const upMark = "usher's checks: the machine is up"
 
 // verdictMark begins a line with a verdict on the console.
 const verdictMark = "VERDICT "
 
-// Missing says what this machine lacks to boot another one, or "".
+// Missing returns the prerequisite that this machine lacks to boot another one, or "".
 func (p *Platform) Missing() string {
 	if p.emulator == nil && p.foreign() {
 		return "this kernel is a program for " + p.Arch
@@ -123,17 +121,17 @@ func (p *Platform) Missing() string {
 	return ""
 }
 
-// fetched is where test/kernel.sh leaves the platform's kernel, seen from folder test.
+// fetched returns the folder in which test/kernel.sh stores the platform's kernel, relative to folder test.
 func (p *Platform) fetched() string { return filepath.Join("../.cache", p.folder) }
 
 // newestKernel returns the kernel to boot and the folder of its modules, or "".
 func (p *Platform) newestKernel() (image, modules string) {
 	roots := []string{p.fetched()}
 	if p == PC {
-		roots = append(roots, "/") // it may be installed
+		roots = append(roots, "/") // the kernel may be installed
 	}
 	for _, root := range roots {
-		folders, _ := filepath.Glob(filepath.Join(root, p.modules)) // the pattern is a good one
+		folders, _ := filepath.Glob(filepath.Join(root, p.modules)) // the pattern is valid
 		for _, dir := range folders {
 			before, after, _ := strings.Cut(filepath.Base(p.modules), "*")
 			version := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(dir), before), after)
@@ -147,7 +145,7 @@ func (p *Platform) newestKernel() (image, modules string) {
 	return image, modules
 }
 
-// numbers returns those in a version.
+// numbers returns the numbers in a version.
 func numbers(version string) (all []int) {
 	for _, n := range regexp.MustCompile(`\d+`).FindAllString(version, -1) {
 		i, _ := strconv.Atoi(n) // digits
@@ -156,16 +154,15 @@ func numbers(version string) (all []int) {
 	return all
 }
 
-// Image is what machines boot.
+// Image is the image that machines boot.
 type Image struct {
 	platform          *Platform
 	kernel, initramfs string
 	accelerator       func() string
 }
 
-// NewImage makes an image of init, the test binary of this package, and usher with what is to be beside it,
-// all static and for the platform. Its file goes to dir. What [Platform.Missing] asks for
-// must be there.
+// NewImage creates an image of init (the test binary of this package), usher and the programs to put next to it. All
+// are static and built for the platform. The file is written to dir. [Platform.Missing] must have returned "".
 func (p *Platform) NewImage(dir, init, usher string, beside ...string) (*Image, error) {
 	kernel, modules := p.newestKernel()
 	i := &Image{platform: p, kernel: kernel, initramfs: filepath.Join(dir, "initramfs-"+p.folder)}
@@ -180,8 +177,7 @@ func (p *Platform) NewImage(dir, init, usher string, beside ...string) (*Image, 
 // kvm is the accelerator that needs /dev/kvm.
 const kvm = "kvm"
 
-// chooseAccelerator tries whether the processor's help is to be had. On some
-// machines /dev/kvm is there, and what is booted with it stands still.
+// chooseAccelerator tries whether KVM works. On some machines /dev/kvm exists, but a machine booted with it hangs.
 func (i *Image) chooseAccelerator() string {
 	if i.platform.emulator != nil && !i.platform.foreign() && unix.Access("/dev/kvm", unix.R_OK|unix.W_OK) == nil {
 		if console := i.run(kvm, "", trialTimeout); strings.Contains(console, upMark) {
@@ -191,14 +187,14 @@ func (i *Image) chooseAccelerator() string {
 	return "tcg,thread=multi"
 }
 
-// Boot boots a kernel in a machine that has nothing but the image and a console,
-// and returns the verdicts by the checks' names, and the console.
+// Boot boots a kernel in a machine that has only the image and a console. It returns the verdicts by check name, and
+// the console output.
 func (i *Image) Boot(kernel string) (map[string]Verdict, string) {
 	console := i.run(i.accelerator(), kernel, bootTimeout)
 	return verdicts(console), console
 }
 
-// run boots a kernel and returns the console when the machine is off.
+// run boots a kernel and returns the console output after the machine has powered off.
 func (i *Image) run(accelerator, kernel string, timeout time.Duration) string {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
@@ -206,12 +202,12 @@ func (i *Image) run(accelerator, kernel string, timeout time.Duration) string {
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	var console bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &console, &console
-	// However the tests end, the machine does not outlive them: see PR_SET_PDEATHSIG in
-	// prctl(2), which counts the thread that started it.
+	// The machine does not outlive the tests, however they end. See PR_SET_PDEATHSIG in prctl(2); the signal is tied to
+	// the thread that started the process.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if i.platform.emulator == nil {
 		cmd.Env = append(os.Environ(), "TMPDIR="+i.memoryFolder())
-		// Its processes are ones of this machine, and end with the first one of their namespace.
+		// Its processes are processes of this machine; they end with the first process of their PID namespace.
 		cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWPID
 		if os.Geteuid() != 0 {
 			cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
@@ -232,18 +228,18 @@ func (i *Image) command(accelerator, options string) []string {
 	}
 	cpu := i.platform.cpu
 	if accelerator == kvm {
-		cpu = "max" // the machine's own
+		cpu = "max" // the host CPU's features
 	}
 	return append(slices.Clone(i.platform.emulator), "-cpu", cpu, "-accel", accelerator, "-smp", "2", "-m", memory,
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio",
 		"-kernel", i.kernel, "-initrd", i.initramfs, "-append", options)
 }
 
-// memory is a machine's, 1 GiB.
+// memory is the size of a machine's memory, 1 GiB.
 const memory = "1G"
 
-// memoryFolder returns where UML has the file that is its memory, which programs run in: in
-// memory where that has room and may hold programs, which the /dev/shm of a container may not.
+// memoryFolder returns the folder for UML's memory file, from which programs are executed. It is in memory if that has
+// enough space and allows execution; the /dev/shm of a container may not.
 func (i *Image) memoryFolder() string {
 	const shm = "/dev/shm"
 	var s unix.Statfs_t
@@ -253,8 +249,7 @@ func (i *Image) memoryFolder() string {
 	return filepath.Dir(i.initramfs)
 }
 
-// verdicts finds the verdicts on a console. A line that is not one after all
-// leaves its check without a verdict.
+// verdicts extracts the verdicts from console output. A check whose verdict line is malformed gets no verdict.
 func verdicts(console string) map[string]Verdict {
 	found := map[string]Verdict{}
 	lines := bufio.NewScanner(strings.NewReader(console))

@@ -20,8 +20,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// everydayChecks are what every node does, with each portal: they show whether a kernel or a
-// processor will do.
+// everydayChecks are what every node does, with each portal: they show whether a kernel or CPU is suitable.
 var everydayChecks = func() (all []Check) {
 	for _, portal := range []string{"iptables", "nftables", "address"} {
 		all = append(all, Check{fmt.Sprintf("TCP and UDP over IPv4 and IPv6 through the %s portal: served, tried again, carried whole, and taken over", portal),
@@ -30,7 +29,7 @@ var everydayChecks = func() (all []Check) {
 	return all
 }()
 
-// startTCPEcho starts a TCP server that says whom it sees, and then sends back what it gets.
+// startTCPEcho starts a TCP server that sends the client address it sees, and then echoes the data.
 func startTCPEcho(ns *lab.Namespace, addr netip.Addr) netip.AddrPort {
 	GinkgoHelper()
 	l := ns.Listen(netip.AddrPortFrom(addr, 8080).String())
@@ -43,7 +42,7 @@ func startTCPEcho(ns *lab.Namespace, addr netip.Addr) netip.AddrPort {
 			go func() {
 				defer c.Close()
 				fmt.Fprintln(c, c.RemoteAddr().(*net.TCPAddr).IP)
-				_, _ = io.Copy(c, c) // until the client has said all
+				_, _ = io.Copy(c, c) // until the client sends EOF
 			}()
 		}
 	}()
@@ -54,7 +53,7 @@ func startTCPEcho(ns *lab.Namespace, addr netip.Addr) netip.AddrPort {
 type conversation struct {
 	*net.TCPConn
 	in   *bufio.Reader
-	sees string // the client whom the server sees
+	sees string // the client address that the server sees
 }
 
 func converse(from *lab.Namespace, local string, to netip.AddrPort) conversation {
@@ -69,12 +68,12 @@ func converse(from *lab.Namespace, local string, to netip.AddrPort) conversation
 	return conversation{c, in, line[:len(line)-1]}
 }
 
-// end sends the last of what there is to say, and expects that it comes back, and then the end.
+// end sends the last data, and expects it back, followed by EOF.
 func (c conversation) end(last []byte) {
 	GinkgoHelper()
 	Expect(c.SetDeadline(time.Now().Add(patience))).To(Succeed())
 	go func() {
-		_, _ = c.Write(last) // what does not arrive is missed below
+		_, _ = c.Write(last) // missing data is detected below
 		_ = c.CloseWrite()
 	}()
 	got, err := io.ReadAll(c.in)
@@ -82,7 +81,7 @@ func (c conversation) end(last []byte) {
 	Expect(bytes.Equal(got, last)).To(BeTrue(), "%d of %d bytes came back", len(got), len(last))
 }
 
-// newClient connects the node with a Pod that has an interface there to itself.
+// newClient connects the node with a Pod that has a dedicated interface there.
 func newClient(n *node) *lab.Namespace {
 	GinkgoHelper()
 	client := n.AddHost("to-client")
@@ -93,7 +92,7 @@ func newClient(n *node) *lab.Namespace {
 	return client
 }
 
-// client is the address of the Pod that newClient connects.
+// client returns the address of the Pod that newClient connects.
 func (f family) client() netip.Addr {
 	if f.vip.Is4() {
 		return netip.MustParseAddr("10.245.0.2")
@@ -135,10 +134,10 @@ func everyday(portal string) {
 	Eventually(first).WithTimeout(eventually).Should(gexec.Exit(0))
 }
 
-// bulk is so much that it is spliced.
+// bulk is large enough to be spliced.
 var bulk = bytes.Repeat([]byte("0123456789abcde"), 2<<20/15)
 
-// familyCheck is a Service of TCP and one of UDP, of a family. The first endpoint of each refuses.
+// familyCheck has a TCP and a UDP Service of one family. The first endpoint of each refuses.
 type familyCheck struct {
 	*node
 	tcp, udp service
@@ -155,7 +154,7 @@ func newFamilyCheck(n *node) *familyCheck {
 	return &familyCheck{n, tcp, udp}
 }
 
-// served expects that both Services are, to Pods, to the node and from outside.
+// served expects that both Services are served to Pods, to the node and from outside.
 func (c *familyCheck) served() {
 	GinkgoHelper()
 	for _, from := range []*lab.Namespace{c.Pods, c.Node, c.Outside} {

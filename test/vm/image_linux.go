@@ -11,26 +11,25 @@ import (
 	"strings"
 )
 
-// programs are those of this machine that the kernel, the checks and usher call.
+// programs are this machine's programs that the kernel, the checks and usher call.
 var programs = []string{"modprobe", "ip",
 	"iptables", "iptables-save", "iptables-restore", "iptables-nft", "iptables-nft-save", "iptables-nft-restore",
 	"ip6tables", "ip6tables-save", "ip6tables-restore", "ip6tables-nft", "ip6tables-nft-save", "ip6tables-nft-restore",
 	"iptables-legacy", "iptables-legacy-save", "iptables-legacy-restore", "ip6tables-legacy", "ip6tables-legacy-save", "ip6tables-legacy-restore"}
 
-// plugins are what iptables loads by itself.
+// plugins are the libraries that iptables loads with dlopen.
 const plugins = "/usr/lib/*/xtables/*.so"
 
-// libraries are where those of another processor's programs are, which are all taken along:
-// its ldd(1) does not run here.
+// libraries are the library folders of a foreign CPU architecture's programs. All of them are copied, since its ldd(1)
+// does not run here.
 var libraries = []string{"/lib/*.so*", "/lib/*-linux-gnu/*.so*", "/usr/lib/*-linux-gnu/*.so*"}
 
-// moduleFiles are the kernel's modules that are taken along, all that have to do
-// with the network, and modprobe's lists of them.
+// moduleFiles are the kernel modules to copy, all those related to the network, and modprobe's lists of them.
 var moduleFiles = []string{"modules.*", "kernel/net", "kernel/lib", "kernel/crypto", "kernel/arch/*/crypto", "kernel/drivers/net/*.ko*"}
 
-// writeImage writes an initramfs, an archive as the kernel's
-// Documentation/driver-api/early-userspace/buffer-format.rst has it: init, usher and
-// the programs beside it, and copies of what they need of root, which is "" for this machine. Nothing is shared with it.
+// writeImage writes an initramfs in the format of the kernel's
+// Documentation/driver-api/early-userspace/buffer-format.rst. It contains init, usher, the programs next to it, and
+// copies of the files that they need from root, which is "" for this machine. Nothing is shared with it.
 func writeImage(path, init, usher, modules, root string, beside ...string) (err error) {
 	f, err := os.Create(path)
 	if err != nil {
@@ -54,7 +53,7 @@ func writeImage(path, init, usher, modules, root string, beside ...string) (err 
 		a.tree(root+pattern, func(path string) { a.same(strings.TrimPrefix(path, root)) })
 	}
 	for _, pattern := range moduleFiles {
-		a.tree(filepath.Join(modules, pattern), func(path string) { // where modprobe looks for it
+		a.tree(filepath.Join(modules, pattern), func(path string) { // where modprobe searches
 			a.copy(filepath.Join("/lib/modules", filepath.Base(modules), strings.TrimPrefix(path, modules)), path)
 		})
 	}
@@ -66,16 +65,15 @@ func writeImage(path, init, usher, modules, root string, beside ...string) (err 
 	return errors.Join(a.err, a.w.Flush())
 }
 
-// archive is an initramfs that is being written. It keeps the first error.
+// archive is an initramfs while it is written. It keeps the first error.
 type archive struct {
 	w    *bufio.Writer
 	has  map[string]bool // paths
-	root string          // of the files that have the same path in it
+	root string          // folder of the files that have the same path in the archive
 	err  error
 }
 
-// entry writes an entry, with mode and device as stat(2) has them, after the
-// folders that it is in. What is there already stays.
+// entry writes an entry, with mode and device as in stat(2), after its parent folders. Existing entries are kept.
 func (a *archive) entry(path string, mode, device uint32, content []byte) {
 	if a.has[path] || a.err != nil {
 		return
@@ -86,10 +84,10 @@ func (a *archive) entry(path string, mode, device uint32, content []byte) {
 	}
 	name := strings.TrimPrefix(path, "/") + "\x00"
 	fields := []any{len(a.has), mode, 0, 0, 1, 0, len(content), 0, 0, device >> 8, device & 0xff, len(name), 0}
-	// Header and name, and the content, each fill up a multiple of four bytes.
+	// Header with name, and content, are each padded to a multiple of four bytes.
 	head := fmt.Sprintf("070701"+strings.Repeat("%08x", len(fields))+"%s", append(fields, name)...)
 	for _, part := range [][]byte{[]byte(head), content} {
-		_, _ = a.w.Write(part) // it keeps its error, for Flush
+		_, _ = a.w.Write(part) // w keeps its error, for Flush
 		_, _ = a.w.Write(make([]byte, -len(part)&3))
 	}
 }
@@ -103,14 +101,13 @@ func (a *archive) copy(path, from string) {
 	a.entry(path, 0o100755, 0, content)
 }
 
-// same adds a file of the root under the path that it has there, and under that
-// to which it is a link.
+// same adds a file of the root under its path there, and, if it is a link, also under the link's target.
 func (a *archive) same(path string) {
 	real := path
 	for {
 		to, err := os.Readlink(a.root + real)
 		if err != nil {
-			break // it is none
+			break // not a link
 		}
 		if !filepath.IsAbs(to) {
 			to = filepath.Join(filepath.Dir(real), to)
@@ -125,7 +122,7 @@ func (a *archive) same(path string) {
 	}
 }
 
-// tree adds the files that match a pattern, and those in folders that do, each by add.
+// tree calls add for the files that match a pattern, and for those in matching folders.
 func (a *archive) tree(pattern string, add func(path string)) {
 	matches, err := filepath.Glob(pattern)
 	a.err = errors.Join(a.err, err)
@@ -139,8 +136,8 @@ func (a *archive) tree(pattern string, add func(path string)) {
 	}
 }
 
-// program adds a program with its libraries, which ldd(1) knows. One that is not
-// installed is left out: whatever needs it says so.
+// program adds a program with its libraries as listed by ldd(1). A program that is not installed is left out; the check
+// that needs it reports that.
 func (a *archive) program(name string) {
 	path := findProgram(a.root, name)
 	if path == "" {
@@ -161,8 +158,7 @@ func (a *archive) program(name string) {
 	}
 }
 
-// findProgram returns where below root a program is, or "". Those for administrators are not
-// on everybody's PATH.
+// findProgram returns the path of a program below root, or "". Administrators' programs are not on every user's PATH.
 func findProgram(root, name string) string {
 	for _, dir := range filepath.SplitList(programPath) {
 		path := filepath.Join(dir, name)

@@ -19,10 +19,10 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// impair makes what is sent out of a link suffer, as tc-netem(8) says.
+// impair applies a tc-netem(8) qdisc to the packets sent out of a link.
 func impair(ns *lab.Namespace, link string, how netlink.NetemQdiscAttrs) {
 	GinkgoHelper()
-	how.Limit = 1 << 16 // a queue that is full would lose more than was asked for
+	how.Limit = 1 << 16 // a full queue would lose more than requested
 	ns.Do(func() error {
 		l, err := netlink.LinkByName(link)
 		if err != nil {
@@ -33,7 +33,7 @@ func impair(ns *lab.Namespace, link string, how netlink.NetemQdiscAttrs) {
 	})
 }
 
-// mend ends that. A netem that is replaced keeps what the new one does not say.
+// mend removes the impairment. Replacing a netem is not enough: it keeps attributes that the new one does not set.
 func mend(ns *lab.Namespace, link string) {
 	GinkgoHelper()
 	ns.Do(func() error {
@@ -45,12 +45,12 @@ func mend(ns *lab.Namespace, link string) {
 	})
 }
 
-// offloads are what ethtool(8) calls rx, tx, tso, gso and gro.
+// offloads are the features that ethtool(8) calls rx, tx, tso, gso and gro.
 var offloads = []uint32{unix.ETHTOOL_SRXCSUM, unix.ETHTOOL_STXCSUM, unix.ETHTOOL_STSO, unix.ETHTOOL_SGSO, unix.ETHTOOL_SGRO}
 
-// withoutOffloads makes a link one of wires: each packet is one of its own that has its
-// checksum, and one that was corrupted fails it. A veth would hand on 64 KiB at once, of
-// which netem would lose all or nothing, and promise that nothing happens to them.
+// withoutOffloads makes a link behave like a wire: each packet is sent separately with its checksum, and a corrupted
+// packet fails it. With offloads, a veth would pass on 64 KiB at once and skip the checksums. netem would then lose all
+// of it or nothing.
 func withoutOffloads(ns *lab.Namespace, link string) {
 	GinkgoHelper()
 	ns.Do(func() error {
@@ -75,16 +75,16 @@ func withoutOffloads(ns *lab.Namespace, link string) {
 	})
 }
 
-// end is one of a cable's.
+// end is one end of a cable.
 type end struct {
 	ns   *lab.Namespace
 	link string
 }
 
-// acquaint has the two ends of a cable know all of each other's addresses for good. A host
-// is out of reach if three questions for its link address are not answered (RFC 4861,
-// MAX_MULTICAST_SOLICIT): with 20 % loss that is one time in 20, and a client is told so at
-// once. ARP (RFC 826) has no checksum either: an answer that was corrupted is believed.
+// acquaint adds permanent neighbor entries for all addresses to both ends of a cable. A host is unreachable if three
+// solicitations for its link address are not answered (RFC 4861, MAX_MULTICAST_SOLICIT). With 20 % loss that happens
+// one time in 20, and a client gets the error at once. ARP (RFC 826) has no checksum either, so a corrupted answer is
+// accepted.
 func acquaint(a, b end) {
 	GinkgoHelper()
 	a.knows(b)
@@ -120,7 +120,7 @@ func (e end) knows(other end) {
 	})
 }
 
-// setSysctl sets what is below net in a namespace.
+// setSysctl sets a sysctl below net in a namespace.
 func setSysctl(ns *lab.Namespace, name, value string) {
 	GinkgoHelper()
 	ns.Do(func() error { return os.WriteFile("/proc/sys/net/"+name, []byte(value), 0) })
@@ -132,7 +132,7 @@ func forwards(ns *lab.Namespace) {
 	setSysctl(ns, "ipv6/conf/all/forwarding", "1")
 }
 
-// move moves a link of a namespace's to another.
+// move moves a link from one namespace to another.
 func move(from *lab.Namespace, link string, to *lab.Namespace) {
 	GinkgoHelper()
 	var there netns.NsHandle
@@ -150,7 +150,7 @@ func move(from *lab.Namespace, link string, to *lab.Namespace) {
 	})
 }
 
-// addresses gives a link addresses and brings it up.
+// addresses assigns addresses to a link and brings it up.
 func addresses(ns *lab.Namespace, link string, all ...string) {
 	GinkgoHelper()
 	for _, a := range all {
@@ -159,7 +159,7 @@ func addresses(ns *lab.Namespace, link string, all ...string) {
 	ns.Output("ip", "link", "set", link, "up")
 }
 
-// tally counts datagrams by what they hold.
+// tally counts datagrams by content.
 type tally struct {
 	mu      sync.Mutex
 	seen    map[string]int
@@ -175,7 +175,7 @@ func (t *tally) add(datagram []byte) {
 	t.seen[string(datagram)]++
 }
 
-// doubt notes a datagram that may be carried or not.
+// doubt marks a datagram that usher may carry or not.
 func (t *tally) doubt(datagram []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -185,21 +185,21 @@ func (t *tally) doubt(datagram []byte) {
 	t.unclear[string(datagram)] = true
 }
 
-// isUnclear reports whether a datagram was doubted.
+// isUnclear reports whether doubt was called for a datagram.
 func (t *tally) isUnclear(datagram string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.unclear[datagram]
 }
 
-// counts returns how often each datagram came.
+// counts returns how often each datagram arrived.
 func (t *tally) counts() map[string]int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return maps.Clone(t.seen)
 }
 
-// total is how many datagrams came.
+// total returns the number of datagrams that arrived.
 func (t *tally) total() (sum int) {
 	for _, n := range t.counts() {
 		sum += n
@@ -207,10 +207,10 @@ func (t *tally) total() (sum int) {
 	return sum
 }
 
-// tap counts the UDP datagrams from or to a port that come in through a link of the
-// namespace and are sound. What the network has lost or corrupted was never there, and of what
-// it has corrupted without the checksums' knowledge the kernel takes what is for this node itself,
-// and forwards nothing: a frame to a group, and a hop limit of IPv6 that is used up. That is unclear.
+// tap counts the valid UDP datagrams from or to a port that come in through a link of the namespace. Datagrams that the
+// network lost or corrupted are not counted. Corruption that the checksums miss can leave a frame to a group address or
+// an IPv6 hop limit that is used up. The kernel accepts those for this node but does not forward them: they are
+// unclear.
 func tap(ns *lab.Namespace, link string, port uint16) *tally {
 	GinkgoHelper()
 	t := &tally{}
@@ -269,13 +269,13 @@ func tap(ns *lab.Namespace, link string, port uint16) *tally {
 	return t
 }
 
-// htons is byteorder(3)'s.
+// htons is the function of byteorder(3).
 func htons(n uint16) uint16 { return binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, n)) }
 
-// soundUDP returns what is in an IP packet that is a whole UDP datagram with good
-// checksums: RFC 768, 791, 8200.
+// soundUDP returns the payload of an IP packet that is a complete UDP datagram with valid checksums: RFC 768, 791,
+// 8200.
 func soundUDP(packet []byte) (payload []byte, source, destination uint16, ok bool) {
-	var header, length int // of IP, and of what is in it
+	var header, length int // lengths of the IP header and of the IP payload
 	var pseudo []byte
 	switch {
 	case len(packet) >= 20 && packet[0]>>4 == 4:
@@ -308,7 +308,7 @@ func soundUDP(packet []byte) (payload []byte, source, destination uint16, ok boo
 	return datagram[8:], binary.BigEndian.Uint16(datagram), binary.BigEndian.Uint16(datagram[2:]), true
 }
 
-// checksum is that of RFC 1071. All parts but the last are of even length.
+// checksum returns the checksum of RFC 1071. All parts except the last must have even length.
 func checksum(parts ...[]byte) uint16 {
 	var sum uint32
 	for _, b := range parts {
@@ -325,7 +325,7 @@ func checksum(parts ...[]byte) uint16 {
 	return ^uint16(sum)
 }
 
-// Addresses of the host that [newFar] makes.
+// Addresses of the host that newFar creates.
 var (
 	far4 = netip.MustParseAddr("172.16.9.2")
 	far6 = netip.MustParseAddr("fd09::2")
@@ -338,13 +338,12 @@ func (f family) far() netip.Addr {
 	return far6
 }
 
-// newFar connects the node with a host that is three links away, and the one in the
-// middle takes no more than 1280 bytes:
+// newFar connects the node with a host that is three links away. The middle link has an MTU of 1280 bytes:
 //
 //	node ─── router ─── router ─── far
 //	     1500      1280       1500
 //
-// The hosts at both ends know nothing of that until a router tells them by ICMP.
+// The hosts at both ends learn that only when a router sends them an ICMP message.
 func newFar(n *node) *lab.Namespace {
 	GinkgoHelper()
 	near, next, far := n.AddHost("to-far"), n.AddHost("to-next"), n.AddHost("to-last")
@@ -369,7 +368,7 @@ func newFar(n *node) *lab.Namespace {
 	return far
 }
 
-// route adds a route of each family.
+// route adds a route for each family.
 func route(ns *lab.Namespace, to4, via4, to6, via6 string) {
 	GinkgoHelper()
 	ns.Output("ip", "-4", "route", "add", to4, "via", via4)

@@ -5,7 +5,7 @@ import (
 	"os/exec"
 )
 
-// loadModule loads a module and those that it needs.
+// loadModule loads a module and its dependencies.
 func loadModule(name string) error {
 	out, err := exec.Command("modprobe", name).CombinedOutput()
 	if err != nil {

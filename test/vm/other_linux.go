@@ -17,7 +17,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// notLoaded is what is checked while nobody uses SCTP. The last one loads it.
+// notLoaded are the checks that run while SCTP is unused and not loaded. The last one loads it.
 var notLoaded = []Check{
 	{"--sctp=off: the SCTP Service is reported, the kernel's SCTP is left alone, and TCP is served", func() { switchedOff("--sctp=off", `--sctp=off`) }},
 	{"--sctp=auto: the SCTP Service is reported, the kernel's SCTP is left alone, and TCP is served", func() { switchedOff("--sctp=auto", `the kernel's SCTP module is not loaded`) }},
@@ -25,8 +25,7 @@ var notLoaded = []Check{
 	{"--sctp=off: SCTP is not served where it is loaded either", stillOff},
 }
 
-// withoutNetfilter is what is checked, besides SCTP, on a node with an old or
-// minimal kernel.
+// withoutNetfilter are the checks, in addition to SCTP's, for a node with an old or minimal kernel.
 var withoutNetfilter = []Check{
 	{"--portal=auto: takes the address portal and says why not iptables", autoPortal},
 	{"--portal=auto: TCP is served", func() { tcpServed("--portal=auto") }},
@@ -34,13 +33,13 @@ var withoutNetfilter = []Check{
 	{"--portal=auto: UDP sessions end with their endpoint", func() { udpEndpointLeaves("--portal=auto") }},
 }
 
-// addressChecks are what is checked of the address portal and of none, once.
+// addressChecks are the checks of the portals address and none. They run once.
 var addressChecks = []Check{
 	{"SCTP through the address portal: serves node ports on an address that the node got later", laterAddress},
 	{"SCTP through no portal: listens on loopback", withoutPortal},
 }
 
-// web is a TCP Service with one endpoint, which says its name.
+// web returns a TCP Service with one endpoint, which sends its name.
 func web(n *node) service {
 	GinkgoHelper()
 	at := netip.AddrPortFrom(lab.Pod(1), 8080)
@@ -80,13 +79,13 @@ func tcpServed(flags ...string) {
 	answersTCP(n, s)
 }
 
-// loaded reports whether the kernel's SCTP is loaded.
+// loaded reports whether the kernel's SCTP module is loaded.
 func loaded() bool {
 	_, err := os.Stat("/sys/module/sctp")
 	return err == nil
 }
 
-// reports expects that the log says why SCTP is not served.
+// reports expects that the log contains the reason why SCTP is not served.
 func (n *node) reports(why string) {
 	GinkgoHelper()
 	Expect(string(n.usher.Err.Contents())).To(MatchRegexp("Service port is not served.*" + why + ".*reason=SCTPOff"))
@@ -102,7 +101,7 @@ func switchedOff(flag, why string) {
 	n.reports(why)
 	n.said("default/diameter.*not served: SCTP is not served")
 	answersTCP(n, s)
-	time.Sleep(500 * time.Millisecond) // some retries
+	time.Sleep(500 * time.Millisecond) // time for some retries
 	Expect(loaded()).To(BeFalse(), "usher must not load it")
 }
 
@@ -113,7 +112,7 @@ func switchedOn() {
 	n.put(s)
 	d := n.diameter(netip.AddrPortFrom(lab.Pod(1), 3868))
 	n.put(d)
-	// One that waits for SCTP to be loaded by somebody else.
+	// This instance waits until another process loads SCTP.
 	n.start("--sctp=auto", "--portal-check-interval=200ms")
 	n.reports("the kernel's SCTP module is not loaded")
 

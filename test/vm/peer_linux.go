@@ -23,10 +23,10 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// patience is how long a client or server waits for the other side.
+// patience is how long a client or server waits for its peer.
 const patience = time.Minute
 
-// message is what an association carries.
+// message is a message of an association.
 type message struct {
 	stream    uint16
 	ppid      uint32
@@ -34,15 +34,13 @@ type message struct {
 	data      string
 }
 
-// peer is one end of an association, as an application has it: a descriptor that
-// blocks. It shares no code with usher's.
+// peer is one end of an association as applications have it: a blocking descriptor. It shares no code with usher.
 type peer struct {
 	fd     int
 	status *sctp.Status
 }
 
-// newPeer takes over an association of the library's, which has no flags of its
-// own to say where a message ends.
+// newPeer takes over an association from the library, which does not return the flag that marks the end of a message.
 func newPeer(c *sctp.SCTPConn) (*peer, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -73,8 +71,8 @@ func (p *peer) send(m message) error {
 		info.Flags = sctp.SCTP_UNORDERED
 	}
 	for {
-		// With a send timeout the kernel does not restart what a signal, such as
-		// those of Go's scheduler, has interrupted (signal(7)).
+		// With a send timeout the kernel does not restart a call that was interrupted by a signal, such as those of
+		// Go's scheduler (signal(7)).
 		_, err := sctp.NewSCTPConn(p.fd, nil).SCTPWrite([]byte(m.data), info)
 		if err != unix.EINTR {
 			return os.NewSyscallError("send", err)
@@ -82,7 +80,7 @@ func (p *peer) send(m message) error {
 	}
 }
 
-// receive returns the next message; io.EOF after a shutdown.
+// receive returns the next message, or io.EOF after a shutdown.
 func (p *peer) receive() (message, error) {
 	var m message
 	buf, control := make([]byte, 16<<10), make([]byte, 256)
@@ -111,7 +109,7 @@ func (p *peer) receive() (message, error) {
 	}
 }
 
-// shutdown says that this side has said all.
+// shutdown ends this side's sending.
 func (p *peer) shutdown() error { return unix.Shutdown(p.fd, unix.SHUT_WR) }
 
 func (p *peer) close() { unix.Close(p.fd) }
@@ -121,8 +119,8 @@ func (p *peer) abort() {
 	unix.Close(p.fd)
 }
 
-// dial associates from ns with a Service. from may be the zero Addr: then the
-// association has all addresses of ns, as an ordinary client's has.
+// dial associates from ns with a Service. from may be the zero Addr: then the association has all addresses of ns, like
+// an ordinary client's.
 func dial(ns *lab.Namespace, from netip.Addr, to netip.AddrPort, streams uint16) (*peer, error) {
 	GinkgoHelper()
 	var p *peer
@@ -141,7 +139,7 @@ func dial(ns *lab.Namespace, from netip.Addr, to netip.AddrPort, streams uint16)
 			p, err = newPeer(c)
 		}
 		if errors.Is(err, syscall.EINVAL) {
-			err = syscall.ECONNRESET // it was there, and is gone already
+			err = syscall.ECONNRESET // it was established, and is already closed
 		}
 		failed = err
 		return nil
@@ -149,8 +147,7 @@ func dial(ns *lab.Namespace, from netip.Addr, to netip.AddrPort, streams uint16)
 	return p, failed
 }
 
-// limitConnect makes connecting give up soon: what is refused is refused at once,
-// and usher accepts at once.
+// limitConnect shortens the kernel's connection attempts: a refusal arrives at once, and usher accepts at once.
 func limitConnect(_, _ string, raw syscall.RawConn) error {
 	wait := unix.NsecToTimeval(int64(10 * time.Second))
 	var failed error
@@ -164,14 +161,13 @@ func address(a netip.AddrPort) *sctp.SCTPAddr {
 	return &sctp.SCTPAddr{IPAddrs: []net.IPAddr{{IP: a.Addr().AsSlice()}}, Port: int(a.Port())}
 }
 
-// endpoint is a server in a Pod. It says its address and then sends back what it
-// gets; or, if it is silent, nothing.
+// endpoint is a server in a Pod. It sends its address and then echoes the messages; if it is silent, it sends nothing.
 type endpoint struct {
 	addr netip.AddrPort
 
 	mu       sync.Mutex
 	accepted []*peer
-	arrived  chan *peer // for a silent endpoint, which leaves them to the test
+	arrived  chan *peer // for a silent endpoint, which leaves its associations to the test
 }
 
 func startEndpoint(ns *lab.Namespace, addr netip.Addr, silent bool) *endpoint {
@@ -219,7 +215,7 @@ func (e *endpoint) echo(p *peer) {
 	for {
 		m, err := p.receive()
 		if errors.Is(err, unix.EAGAIN) {
-			continue // a client that says nothing for longer than patience
+			continue // the client sent nothing for longer than patience
 		}
 		if err != nil || p.send(m) != nil {
 			return
@@ -233,8 +229,7 @@ func (e *endpoint) associations() []*peer {
 	return append([]*peer(nil), e.accepted...)
 }
 
-// ask associates with a Service and returns the association and which endpoint
-// it leads to.
+// ask associates with a Service and returns the association and the endpoint that serves it.
 func ask(ns *lab.Namespace, from netip.Addr, to netip.AddrPort) (*peer, netip.AddrPort, error) {
 	GinkgoHelper()
 	p, err := dial(ns, from, to, 8)
@@ -250,11 +245,10 @@ func ask(ns *lab.Namespace, from netip.Addr, to netip.AddrPort) (*peer, netip.Ad
 	return p, name, err
 }
 
-// ended is what a side sees that has shut its association down, when that is
-// over; or that of its peer.
+// ended matches the error that either side sees when an association has shut down.
 var ended = Or(MatchError(io.EOF), MatchError(syscall.ENOTCONN))
 
-// echoes expects that what p sends comes back.
+// echoes expects that messages sent by p come back.
 func echoes(p *peer) {
 	GinkgoHelper()
 	m := message{stream: 3, ppid: 46, data: "are you there?"}

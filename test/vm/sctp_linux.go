@@ -25,7 +25,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// redirectChecks are what is checked of a portal that redirects; for all see sctpChecks.
+// redirectChecks are the checks of a portal that redirects; for all see sctpChecks.
 func redirectChecks(portal string, all bool) []Check {
 	const past = "who connects to the listener past the portal is aborted"
 	return slices.Concat(sctpChecks(ipv4, portal, all), sctpChecks(ipv6, portal, false), []Check{
@@ -34,9 +34,8 @@ func redirectChecks(portal string, all bool) []Check {
 	})
 }
 
-// sctpChecks hold whichever portal leads to usher. By default they are those that addresses, routes
-// and rules have a part in. The others are of associations that a portal has brought to usher:
-// all asks for them.
+// sctpChecks are valid for every portal. By default they are those that depend on addresses, routes and rules. With all
+// they include those of associations after a portal has redirected them to usher.
 func sctpChecks(ip family, portal string, all bool) (checks []Check) {
 	for _, c := range []struct {
 		name     string
@@ -65,7 +64,7 @@ func sctpChecks(ip family, portal string, all bool) (checks []Check) {
 	return checks
 }
 
-// sctpCheck is one on a node of its own, where start starts usher.
+// sctpCheck returns a check with a dedicated node; start starts usher on it.
 func sctpCheck(ip family, portal, name string, body func(n *node, start func(flags ...string))) Check {
 	return Check{fmt.Sprintf("SCTP over %s through the %s portal: %s", ip.name, portal, name), func() {
 		n := newNode(ip)
@@ -73,12 +72,11 @@ func sctpCheck(ip family, portal, name string, body func(n *node, start func(fla
 	}}
 }
 
-// anyAddr makes a client use every address that it has.
+// anyAddr makes a client use all its addresses.
 var anyAddr netip.Addr
 
-// everywhere includes the addresses that the kernel's SCTP keeps apart by their
-// scope: loopback, link-local, private and global ones. (A link-local one of IPv6
-// is good for one interface only, and a portal has no loopback one of IPv6.)
+// everywhere includes the addresses that the kernel's SCTP separates by scope: loopback, link-local, private and global
+// ones. (An IPv6 link-local address is valid on one interface only, and a portal has no IPv6 loopback address.)
 func everywhere(n *node, start func(...string)) {
 	e := startEndpoint(n.Pods, n.ip.pod(1), false)
 	s := n.diameter(e.addr)
@@ -112,7 +110,7 @@ func everywhere(n *node, start func(...string)) {
 	}
 }
 
-// successor: both ushers accept until the new one has taken over.
+// successor tests a takeover: both processes accept until the new one has taken over.
 func successor(n *node, start func(...string)) {
 	e := startEndpoint(n.Pods, n.ip.pod(1), false)
 	s := n.diameter(e.addr)
@@ -239,7 +237,7 @@ func retry(n *node, start func(...string)) {
 	good := startEndpoint(n.Pods, n.ip.pod(1), false)
 	s := n.diameter(netip.AddrPortFrom(n.ip.pod(2), 3868), netip.AddrPortFrom(n.ip.blackHole, 3868), good.addr)
 	n.put(s)
-	start("--quarantine=10m", "--quarantine-max=10m") // however long this takes
+	start("--quarantine=10m", "--quarantine-max=10m") // longer than this check takes
 	for range 20 {
 		p, name, err := ask(n.Pods, n.ip.podClient, s.vip)
 		Expect(err).NotTo(HaveOccurred())
@@ -258,11 +256,11 @@ func noEndpoint(n *node, start func(...string)) {
 	n.put(s)
 	start("--dial-timeouts=50ms,50ms")
 	p, err := dial(n.Pods, n.ip.podClient, s.vip, 1)
-	if err == nil { // the association is there before usher knows of it
+	if err == nil { // the association is established before usher accepts it
 		_, err = p.receive()
 		p.close()
 	}
-	// It is "refused" if the abort comes before connect(2) has looked.
+	// The error is "refused" if the abort arrives before connect(2) has checked.
 	Expect(err).To(Or(MatchError(syscall.ECONNRESET), MatchError(syscall.ECONNREFUSED)))
 	n.said("closed after .*: attempts-failed")
 
@@ -326,7 +324,7 @@ func serviceRemoval(n *node, start func(...string)) {
 	e := startEndpoint(n.Pods, n.ip.pod(1), false)
 	s := n.diameter(e.addr)
 	n.put(s)
-	// Without any rule that translates, the kernel ceases to track connections.
+	// Without any NAT rule, the kernel stops tracking connections.
 	n.put(service{name: "other", vip: netip.AddrPortFrom(n.ip.vip.Next(), 80), protocol: "TCP"})
 	start("--portal-check-interval=200ms")
 	var open []*peer
@@ -357,8 +355,7 @@ func serviceRemoval(n *node, start func(...string)) {
 	}).WithTimeout(eventually).ShouldNot(ContainSubstring(s.vip.Addr().String()))
 }
 
-// pair makes an association through usher to an endpoint that leaves its side to
-// the check.
+// pair creates an association through usher to an endpoint that leaves its side to the check.
 func pair(n *node, s service, e *endpoint) (client, server *peer) {
 	GinkgoHelper()
 	client, err := dial(n.Pods, n.ip.podClient, s.vip, 8)
@@ -450,7 +447,7 @@ func backPressure(n *node, start func(...string)) {
 		Expect(client.shutdown()).To(Succeed())
 	})
 	count := func() int { mu.Lock(); defer mu.Unlock(); return sent }
-	// Until the sender has stood still for a while.
+	// Wait until the sender has been blocked for a while.
 	for before := -1; before != count(); {
 		before = count()
 		time.Sleep(time.Second)
@@ -473,8 +470,8 @@ func backPressure(n *node, start func(...string)) {
 	Expect(received).To(Equal(count()))
 }
 
-// multiHomed outlasts the time after which the kernel probes further addresses
-// of a peer: half a second to one and a half times the initial RTO of 3 s.
+// multiHomed waits for longer than the kernel takes to probe further addresses of a peer: half a second to one and a
+// half times the initial RTO of 3 s.
 func multiHomed(n *node, start func(...string)) {
 	e := startEndpoint(n.Pods, n.ip.pod(1), false)
 	s := n.diameter(e.addr)
@@ -514,8 +511,7 @@ func draining(n *node, start func(...string)) {
 	Eventually(n.usher.Err).WithTimeout(patience).Should(gbytes.Say("reset the connections that were still open"))
 }
 
-// listensAt returns where usher listens for the only Service, given the address
-// as a pattern.
+// listensAt returns the address on which usher listens for the only Service, given the IP address as a pattern.
 func (n *node) listensAt(addr string) netip.AddrPort {
 	GinkgoHelper()
 	at := regexp.MustCompile(addr + `:\d+`)
@@ -534,7 +530,7 @@ func directConnection(n *node, start func(...string)) {
 		if err == nil {
 			_, err = p.receive()
 		}
-		// It is "refused" if the abort comes before connect(2) has looked.
+		// The error is "refused" if the abort arrives before connect(2) has checked.
 		Expect(err).To(Or(MatchError(syscall.ECONNRESET), MatchError(syscall.ECONNREFUSED)))
 		n.said("bypassed-portal")
 		_, err = dial(client, anyAddr, netip.AddrPortFrom(n.ip.toPods, direct.Port()), 1)
@@ -609,7 +605,7 @@ func manyAssociations(n *node, start func(...string)) {
 	}
 }
 
-// portRange has all ports of the range but one taken, whichever usher prefers.
+// portRange occupies all ports of the range but one, in whatever order usher tries them.
 func portRange(n *node, start func(...string)) {
 	for _, port := range []uint16{20000, 20001, 20003} {
 		n.Node.Do(func() error {

@@ -17,7 +17,7 @@ import (
 // who is the datagram that an echo server answers with its address.
 const who = "who are you?"
 
-// startEcho starts a UDP server that sends back what it gets.
+// startEcho starts a UDP server that echoes datagrams.
 func startEcho(ns *lab.Namespace, addr netip.Addr) netip.AddrPort {
 	GinkgoHelper()
 	at := netip.AddrPortFrom(addr, 5300)
@@ -39,7 +39,7 @@ func startEcho(ns *lab.Namespace, addr netip.Addr) netip.AddrPort {
 	return at
 }
 
-// dns is a UDP Service.
+// dns returns a UDP Service.
 func dns(endpoints ...netip.AddrPort) service {
 	return service{name: "dns", vip: netip.MustParseAddrPort("10.96.0.12:53"), protocol: "UDP", endpoints: endpoints}
 }
@@ -66,8 +66,7 @@ func exchange(c net.Conn, datagram []byte) ([]byte, error) {
 	return buf[:n], err
 }
 
-// udpServed expects that a UDP Service with an endpoint that refuses is served to
-// Pods, to the node and from outside.
+// udpServed expects that a UDP Service whose first endpoint refuses is served to Pods, to the node and from outside.
 func udpServed(flags ...string) {
 	n := newNode(ipv4)
 	good := startEcho(n.Pods, lab.Pod(1))

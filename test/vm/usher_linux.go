@@ -20,8 +20,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// family is IPv4 or IPv6, with addresses of the lab, of the Service, and the
-// landing of package portal.
+// family is IPv4 or IPv6, with the addresses of the lab and of the Service, and the redirect address of package portal.
 type family struct {
 	name, option                                               string // option of ip(8)
 	pod                                                        func(n int) netip.Addr
@@ -35,7 +34,7 @@ var (
 		netip.MustParseAddr(lab.NodeOut6), netip.MustParseAddr("fd00:10:96::10"), netip.MustParseAddr("fd75:7368:6572::1"), netip.IPv6Unspecified()}
 )
 
-// node is a lab with an usher on its node, and the Services that it serves.
+// node is a lab with an usher process on its node, and the Services that it serves.
 type node struct {
 	*lab.Lab
 	ip        family
@@ -53,7 +52,7 @@ func (n *node) start(flags ...string) {
 	GinkgoHelper()
 	args := append([]string{"run", "--manifests", n.manifests, "--log-format=text", "--log-level=debug", "--trace"}, flags...)
 	if !slices.ContainsFunc(flags, func(f string) bool { return strings.HasPrefix(f, "--dial-timeouts") }) {
-		// On a busy machine a kernel in an emulator takes its time for a connection.
+		// On a busy machine an emulated kernel takes longer to open a connection.
 		args = append(args, "--dial-timeouts=3s,3s,3s,3s")
 	}
 	n.Node.Do(func() (err error) {
@@ -67,22 +66,22 @@ func (n *node) start(flags ...string) {
 	Eventually(n.usher.Err).WithTimeout(eventually).Should(gbytes.Say("Serving"))
 }
 
-// service is what a check says of a Service; the rest has defaults.
+// service is a check's description of a Service; the rest has defaults.
 type service struct {
 	name      string
 	vip       netip.AddrPort
 	protocol  string
-	spec      string // further lines of the spec, each indented by two blanks
+	spec      string // further lines of the spec, each indented by two spaces
 	endpoints []netip.AddrPort
 	nodePort  uint16 // 0: none
 }
 
-// diameter is an SCTP Service. 3868 is the port of Diameter.
+// diameter returns an SCTP Service. 3868 is the port of Diameter.
 func (n *node) diameter(endpoints ...netip.AddrPort) service {
 	return service{name: "diameter", vip: netip.AddrPortFrom(n.ip.vip, 3868), protocol: "SCTP", endpoints: endpoints}
 }
 
-// put writes the Service's manifests, in one step as editors do.
+// put writes the Service's manifests atomically, as editors do.
 func (n *node) put(s service) {
 	GinkgoHelper()
 	var b strings.Builder
@@ -113,7 +112,7 @@ func (n *node) said(step string) {
 	Eventually(n.usher.Out).WithTimeout(patience).Should(gbytes.Say(step))
 }
 
-// threads returns how many threads usher has.
+// threads returns the number of usher's threads.
 func (n *node) threads() int {
 	GinkgoHelper()
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", n.usher.Command.Process.Pid))
@@ -121,5 +120,5 @@ func (n *node) threads() int {
 	return len(tasks)
 }
 
-// eventually is how long a change may take to be live.
+// eventually is the time that a change may take to become effective.
 const eventually = 5 * time.Minute

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 }
 
-// TestInside runs the checks of the kernel that this is.
+// TestInside runs the checks of the kernel that it runs in.
 func TestInside(t *testing.T) {
 	if os.Getpid() != 1 {
 		t.Skip("this runs inside the kernels that folder test boots")
@@ -42,7 +42,7 @@ func TestInside(t *testing.T) {
 	RunSpecs(t, "inside")
 }
 
-// thisKernel is the one that this process is in; nil if it is an ordinary test.
+// thisKernel is the kernel that this process runs in; nil in an ordinary test.
 var thisKernel = func() *Kernel {
 	for i, k := range Kernels {
 		if strings.ReplaceAll(k.Name, " ", "_") == os.Getenv(kernelVariable) && os.Getpid() == 1 {
@@ -76,7 +76,7 @@ var _ = ReportAfterEach(func(r SpecReport) {
 	fmt.Printf("\n%s%s\n", verdictMark, line)
 })
 
-// prepare makes the kernel fit for the checks: file systems, modules.
+// prepare prepares the kernel for the checks: file systems, modules.
 func prepare() error {
 	for _, v := range [][2]string{{"PATH", programPath}, {"TMPDIR", "/tmp"}, {"HOME", "/tmp"}} {
 		if err := os.Setenv(v[0], v[1]); err != nil {
@@ -93,7 +93,7 @@ func prepare() error {
 			return err
 		}
 	}
-	loader := findProgram("", "modprobe") // what the kernel calls when it wants a module
+	loader := findProgram("", "modprobe") // what the kernel calls to load a module
 	if thisKernel.Bare {
 		loader = ""
 	}
