@@ -4,17 +4,15 @@ import (
 	"github.com/usherproxy/usher/test/bench/report"
 )
 
-// In each cycle 10,000 connections are opened and closed, as many at once as the
-// peers' limits allow.
+// Each cycle opens and closes 10,000 connections, as many concurrently as the peers' limits allow.
 const (
 	cycles      = 10
 	atOnce      = 2500
 	timesACycle = 4
 )
 
-// churn measures whether memory and descriptors go back to where they were. The
-// start is before the first connection; memory that a program has taken once
-// and keeps for the next is told apart by what it is after the first cycle.
+// churn measures whether memory and descriptors return to their values before the first connection. The value after the
+// first cycle shows the memory that a program allocates once and keeps for later connections.
 func churn(s *scene, o options) (report.Values, error) {
 	start, err := s.settled()
 	if err != nil {

@@ -14,20 +14,19 @@ import (
 	"syscall"
 )
 
-// What namespaces get unless -congestion says otherwise: Linux's default, or where
-// that cannot be set the one that every kernel has and allows.
+// The congestion control of namespaces unless -congestion is set: Linux's default, or, where that cannot be set, the
+// one that every kernel has and allows.
 const (
 	usual    = "cubic"
 	fallback = "reno"
 )
 
-// allowed names what may be set in a network namespace that is not the machine's
-// first. Only there it can be written.
+// allowed lists the values that may be set in a network namespace other than the machine's first. It can be written
+// only in the first one.
 const allowed = "/proc/sys/net/ipv4/tcp_allowed_congestion_control"
 
-// settleCongestion returns the congestion control of TCP that namespaces get: the
-// one wanted, or, if that is "", the usual one or its fallback. note says why it is
-// the fallback. end takes back what had to be allowed for it.
+// settleCongestion returns the TCP congestion control for namespaces: wanted, or, if that is "", the usual one or its
+// fallback. note is the reason for the fallback. end reverts the change that allowed it.
 func settleCongestion(wanted string) (name, note string, end func(), err error) {
 	name = wanted
 	if name == "" {
@@ -48,7 +47,7 @@ func settleCongestion(wanted string) (name, note string, end func(), err error) 
 	return fallback, why, end, err
 }
 
-// remedy says what to type, so that the congestion control can be set.
+// remedy returns the command that makes the congestion control available.
 func remedy(name string, err error) string {
 	if errors.Is(err, fs.ErrNotExist) {
 		return "to have it, type as root, outside of any container: modprobe tcp_" + name
@@ -58,7 +57,7 @@ func remedy(name string, err error) string {
 		strings.Join(append(without(name, strings.Fields(string(list))), name), " "))
 }
 
-// enable makes sure that a namespace can have the congestion control.
+// enable ensures that a namespace can use the congestion control.
 func enable(name string) (end func(), err error) {
 	if err = tryCongestion(name); err == nil {
 		return func() {}, nil
@@ -76,8 +75,7 @@ func enable(name string) (end func(), err error) {
 	return end, nil
 }
 
-// tryCongestion sets it in a namespace that nobody uses. The kernel loads the
-// module, if there is one.
+// tryCongestion sets it in an unused namespace. The kernel loads the module, if there is one.
 func tryCongestion(name string) error {
 	s, err := newStage(name)
 	if err == nil {
@@ -86,11 +84,11 @@ func tryCongestion(name string) error {
 	return err
 }
 
-// allow starts the part that allows the congestion control. end ends it; so does
-// the end of this process, however that comes.
+// allow starts the part that allows the congestion control. end stops it; so does the exit of this process, for any
+// reason.
 func allow(name string) (end func(), err error) {
 	cmd := exec.Command("/proc/self/exe", allowPart, name)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is not for it
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C must not reach it
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -104,7 +102,7 @@ func allow(name string) (end func(), err error) {
 	}
 	end = func() {
 		in.Close()
-		_ = cmd.Wait() // what it could not put back it has said
+		_ = cmd.Wait() // it has printed what it could not restore
 	}
 	line, _ := bufio.NewReader(out).ReadString('\n')
 	said := strings.TrimSpace(line)
@@ -117,9 +115,8 @@ func allow(name string) (end func(), err error) {
 	return nil, errors.New(said)
 }
 
-// allowUntil allows the congestion control in all namespaces until in ends, and
-// then takes it off the list again, unless it was there before, whatever else came onto that meanwhile. It
-// says on out that it is ready, or why it is not.
+// allowUntil allows the congestion control in all namespaces until in ends. It then removes it from the list again,
+// unless it was there before, and keeps entries added meanwhile. It writes to out that it is ready, or why it is not.
 func allowUntil(name string, in io.Reader, out io.Writer) error {
 	signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	change := func(how func([]string) []string) error {

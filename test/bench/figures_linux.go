@@ -8,24 +8,24 @@ import (
 	"github.com/usherproxy/usher/test/bench/report"
 )
 
-// figure is one thing that is measured for every peer.
+// figure is a measurement made for every peer.
 type figure struct {
 	name    string
 	measure func(s *scene, o options) (report.Values, error)
-	// of says which peers it is measured of; nil means all.
+	// of selects the peers to measure; nil means all.
 	of func(peer) bool
-	// set, if it is not nil, makes the peer ready in another way than usual.
+	// set, if not nil, changes how the peer is set up.
 	set func(peer) peer
 	// once: not in every round, since it takes long and hardly varies.
 	once bool
-	// open, if it is not nil, is a load at a constant rate, which must be settled first.
+	// open, if not nil, is a load at a constant rate, which must be settled first.
 	open *openLoop
 }
 
-// message is how many bytes a client sends and gets back, and a datagram has.
+// message is the number of bytes that a client sends and gets back, and the size of a datagram.
 const message = 64
 
-// figures are all, in the order in which they are measured and told.
+// figures are all figures, in the order in which they are measured and printed.
 var figures = []figure{
 	{name: "crr", measure: exchanges(load.CRR, 64, 100_000)},
 	{name: "rr1", measure: exchanges(load.RR, 1, 1_000_000)},
@@ -50,7 +50,7 @@ var figures = []figure{
 	{name: "services10000", of: hasPortal, set: many(10_000), measure: services},
 }
 
-// about reports whether the figure is measured of the peer.
+// about reports whether the figure is measured for the peer.
 func (f figure) about(p peer) bool {
 	return (f.of == nil || f.of(p)) && (p.figures == nil || slices.Contains(p.figures, f.name))
 }
@@ -59,11 +59,10 @@ func speaksUDP(p peer) bool { return !p.noUDP }
 func isProcess(p peer) bool { return !p.kernel }
 func hasPortal(p peer) bool { return p.usher != nil && p.usher.portal != "none" }
 
-// warm is how long a load runs before it is measured.
+// warm is the time that a load runs before it is measured.
 const warm = 300 * time.Millisecond
 
-// exchanges measures how many exchanges a second clients make, and the proxy's
-// processor time for so many of them.
+// exchanges measures the exchanges per second of clients, and the proxy's CPU time for per exchanges.
 func exchanges(kind load.Kind, clients, per int) func(*scene, options) (report.Values, error) {
 	return func(s *scene, o options) (report.Values, error) {
 		out, _, err := s.drive(load.Spec{Kind: kind, To: s.echo, Clients: clients, Size: message, Warm: warm, For: o.each})
@@ -74,8 +73,7 @@ func exchanges(kind load.Kind, clients, per int) func(*scene, options) (report.V
 	}
 }
 
-// values are what all exchanges have in common. Processor time is that for per
-// exchanges.
+// values returns the values that all kinds of exchanges have in common. CPU time is that for per exchanges.
 func (o outcome) values(s *scene, per float64) report.Values {
 	v := report.Values{
 		report.Rate:   float64(o.Done) / o.Seconds,
@@ -86,7 +84,7 @@ func (o outcome) values(s *scene, per float64) report.Values {
 	return v
 }
 
-// addLatencies adds the percentiles that there are enough exchanges for.
+// addLatencies adds the percentiles for which there are enough exchanges.
 func (o outcome) addLatencies(v report.Values) {
 	for q, d := range map[report.Quantity]time.Duration{report.P50: o.P50, report.P99: o.P99, report.P999: o.P999} {
 		if d > 0 {
@@ -95,10 +93,10 @@ func (o outcome) addLatencies(v report.Values) {
 	}
 }
 
-// gbits returns Gbit/s, where bytes were counted.
+// gbits returns Gbit/s, if bytes were counted.
 func (o outcome) gbits() float64 { return float64(o.Done) * 8 / 1e9 / o.Seconds }
 
-// addCPU adds the proxy's processor seconds for per things done.
+// addCPU adds the proxy's CPU seconds for per units of work.
 func (o outcome) addCPU(v report.Values, s *scene, per float64) {
 	if s.proxy != nil && o.Done > 0 {
 		v[report.CPU] = o.cpu().Seconds() / float64(o.Done) * per
@@ -107,7 +105,7 @@ func (o outcome) addCPU(v report.Values, s *scene, per float64) {
 
 func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 
-// stream measures Gbit/s, and the proxy's processor time for 100 GB.
+// stream measures Gbit/s, and the proxy's CPU time for 100 GB.
 func stream(clients int) func(*scene, options) (report.Values, error) {
 	return func(s *scene, o options) (report.Values, error) {
 		out, _, err := s.drive(load.Spec{Kind: load.Stream, To: s.sink, Clients: clients, Size: 256 << 10, Warm: warm, For: o.each})
@@ -120,15 +118,15 @@ func stream(clients int) func(*scene, options) (report.Values, error) {
 	}
 }
 
-// mixed measures 64 connections with short requests while 16 with bulk run through
-// the same proxy. Each kind has clients of its own, in a process of its own.
+// mixed measures 64 connections with short requests while 16 bulk connections run through the same proxy. Each kind has
+// its clients in a separate process.
 func mixed(s *scene, o options) (report.Values, error) {
 	requests, err := s.startClients(load.Spec{Kind: load.RR, To: s.echo, Clients: 64, Size: message, Warm: warm, For: o.each})
 	if err != nil {
 		return nil, err
 	}
 	defer requests.stop()
-	// It began last, and so it ends last: requests are beside bulk all the time.
+	// Bulk starts last and so ends last: it runs alongside the requests all the time.
 	bulk, err := s.startClients(load.Spec{Kind: load.Stream, To: s.sink, Clients: 16, Size: 256 << 10, Warm: warm, For: o.each})
 	if err != nil {
 		return nil, err
@@ -147,7 +145,7 @@ func mixed(s *scene, o options) (report.Values, error) {
 	return v, nil
 }
 
-// udp measures datagrams of 16 clients, each with so many under way.
+// udp measures datagrams of 16 clients, each with window datagrams in flight.
 func udp(window int) func(*scene, options) (report.Values, error) {
 	return func(s *scene, o options) (report.Values, error) {
 		out, _, err := s.drive(load.Spec{Kind: load.UDP, To: s.udp, Clients: 16, Window: window, Size: message, Warm: warm, For: o.each})

@@ -5,11 +5,11 @@ import (
 	"runtime"
 )
 
-// haproxyMax is how many connections HAProxy may have: it refuses to start if
-// that does not fit the limit of open files, which may be 20,000.
+// haproxyMax is HAProxy's maximum number of connections: it refuses to start if that exceeds what the open-files limit
+// allows, which may be 20,000.
 const haproxyMax = 4000
 
-// haproxy copies with splice(2) where it finds that this helps.
+// haproxy copies with splice(2) where it detects that this helps.
 var haproxy = peer{name: "haproxy", noUDP: true, set: func(s *stage, dir string) (targets, *process, error) {
 	if err := s.own(vip); err != nil {
 		return targets{}, nil, err
@@ -18,11 +18,11 @@ var haproxy = peer{name: "haproxy", noUDP: true, set: func(s *stage, dir string)
 	return onVIP, p, err
 }}
 
-// elsewhere is where a proxy listens that a rule leads to from the VIP.
+// elsewhere is where a proxy listens to which a rule redirects the VIP.
 var elsewhere = at(node, 10080, 10081, 10082)
 
-// behind is HAProxy as usher's portals of netfilter have usher: the kernel rewrites
-// the VIP to an address where it listens.
+// behind returns HAProxy set up like usher with its netfilter portals: the kernel rewrites the VIP to an address on
+// which it listens.
 func behind(portal string) peer {
 	p := haproxy
 	p.name = "haproxy-" + portal

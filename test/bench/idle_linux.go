@@ -7,15 +7,14 @@ import (
 	"github.com/usherproxy/usher/test/bench/report"
 )
 
-// idleConnections are how many are held open. HAProxy may have 4,000.
+// idleConnections is the number of connections that are held open. HAProxy may have 4,000.
 const idleConnections = 3000
 
-// idle measures what a connection costs that has exchanged one byte: bytes and
-// descriptors of the proxy, and what the whole system's available memory lost.
-// The last includes the sockets of clients and endpoint; those are the same for
-// all, and what "direct" shows.
+// idle measures the cost of a connection that has exchanged one byte: bytes and descriptors of the proxy, and the
+// decrease of the whole system's available memory. The latter includes the sockets of clients and endpoint; they are
+// the same for all peers, and "direct" shows their cost.
 func idle(s *scene, o options) (report.Values, error) {
-	// What a program takes for its first connections is not counted.
+	// Exclude what a program allocates for its first connections.
 	if err := s.openAndClose(100); err != nil {
 		return nil, err
 	}
@@ -40,7 +39,7 @@ func idle(s *scene, o options) (report.Values, error) {
 	return v, nil
 }
 
-// openAndClose opens so many connections, all at once, and closes them.
+// openAndClose opens n connections, all concurrently, and closes them.
 func (s *scene) openAndClose(n int) error {
 	_, clients, err := s.drive(load.Spec{Kind: load.Hold, To: s.echo, Clients: n, Size: 1})
 	if err != nil {
@@ -50,14 +49,14 @@ func (s *scene) openAndClose(n int) error {
 	return nil
 }
 
-// memory is what a moment's look at memory says.
+// memory is a snapshot of memory use.
 type memory struct {
 	usage           // of the proxy
 	available int64 // bytes, in the whole system
 }
 
-// settled returns memory once it has not changed for a second, or after five:
-// namespaces that are gone are cleared away later, and so is garbage.
+// settled returns memory once it has not changed for a second, or after five seconds: the kernel clears removed
+// namespaces later, and garbage collection also runs later.
 func (s *scene) settled() (memory, error) {
 	const interval, quiet = 100 * time.Millisecond, 10
 	var steady memory
@@ -78,7 +77,7 @@ func (s *scene) settled() (memory, error) {
 	}
 }
 
-// near allows what programs do all the time: 200 bytes for each idle connection.
+// near tolerates the usual fluctuation of programs: 200 bytes for each idle connection.
 func near(a, b int64) bool { return max(a-b, b-a) <= idleConnections*200 }
 
 func (s *scene) memory() (memory, error) {

@@ -7,15 +7,13 @@ import (
 	"strings"
 )
 
-// direct is no proxy at all: clients connect to the endpoint. Nothing can be
-// faster, and if it is not much faster than a proxy, it is the clients or the
-// endpoint that were measured.
+// direct has no proxy: clients connect to the endpoint. Nothing can be faster. If it is not much faster than a proxy,
+// the clients or the endpoint limit the measurement.
 var direct = peer{name: "direct", kernel: true, set: func(*stage, string) (targets, *process, error) {
 	return onEndpoint, nil, nil
 }}
 
-// dnat is what kube-proxy's rules come down to: the kernel rewrites the
-// destination. No userspace proxy can pass it.
+// dnat is the effect of kube-proxy's rules: the kernel rewrites the destination. No userspace proxy can be faster.
 var dnat = peer{name: "dnat", kernel: true, set: func(s *stage, _ string) (targets, *process, error) {
 	return onVIP, nil, s.run(iptablesRules(onEndpoint))
 }}
@@ -36,7 +34,7 @@ func (s *stage) run(commands []string) error {
 	return nil
 }
 
-// iptablesRules are the commands by which the kernel leads from the VIP to targets.
+// iptablesRules are the commands that make the kernel redirect the VIP to targets.
 func iptablesRules(to targets) []string {
 	rule := func(protocol string, from, to netip.AddrPort) string {
 		return fmt.Sprintf("iptables -t nat -A OUTPUT -d %s -p %s --dport %d -j DNAT --to-destination %s", from.Addr(), protocol, from.Port(), to)
@@ -44,7 +42,7 @@ func iptablesRules(to targets) []string {
 	return []string{rule("tcp", onVIP.echo, to.echo), rule("tcp", onVIP.sink, to.sink), rule("udp", onVIP.udp, to.udp)}
 }
 
-// nftablesRules are the same for nft.
+// nftablesRules are the commands of nft for that.
 func nftablesRules(to targets) []string {
 	rule := func(protocol string, from, to netip.AddrPort) string {
 		return fmt.Sprintf("nft add rule ip bench output ip daddr %s %s dport %d dnat to %s", from.Addr(), protocol, from.Port(), to)

@@ -11,16 +11,16 @@ import (
 	"github.com/usherproxy/usher/test/bench/load"
 )
 
-// The first argument of a process that is not the bench itself but one of its
-// parts; the second is what it shall do, as JSON.
+// The first argument of a process that is not the bench itself but one of its parts; the second describes its work as
+// JSON.
 const (
 	clientsPart  = "clients"
 	endpointPart = "endpoint"
 	allowPart    = "allow"   // its second argument is a name
-	computePart  = "compute" // its second argument is for how long
+	computePart  = "compute" // its second argument is a duration
 )
 
-// runPart does what a part does, if args ask for one.
+// runPart runs the part that args name, if they name one.
 func runPart(args []string) (ran bool, err error) {
 	if len(args) != 2 {
 		return false, nil
@@ -70,7 +70,7 @@ func (s *stage) startEndpoint(loops int) (*process, error) {
 	return p, err
 }
 
-// outcome is what clients saw, and what the proxy took meanwhile.
+// outcome is the clients' result, and the proxy's usage meanwhile.
 type outcome struct {
 	load.Result
 	before, after usage // of the proxy, at begin and end
@@ -78,8 +78,7 @@ type outcome struct {
 
 func (o outcome) cpu() time.Duration { return o.after.cpu - o.before.cpu }
 
-// drive makes a load and watches the proxy. It returns the clients as well,
-// which have ended unless they hold connections.
+// drive makes a load and watches the proxy. It also returns the clients, which have ended unless they hold connections.
 func (s *scene) drive(spec load.Spec) (o outcome, clients *process, err error) {
 	if clients, err = s.startClients(spec); err != nil {
 		return o, nil, err
@@ -95,8 +94,7 @@ func (s *scene) startClients(spec load.Spec) (*process, error) {
 	return s.startPart(clientsPart, spec)
 }
 
-// watch looks at the proxy when clients begin and end, and returns what they
-// saw.
+// watch records the proxy's usage when clients begin and end, and returns it with the clients' result.
 func (s *scene) watch(clients *process) (o outcome, err error) {
 	if _, err = clients.line(); err != nil {
 		return o, err
@@ -104,7 +102,7 @@ func (s *scene) watch(clients *process) (o outcome, err error) {
 	if o.before, err = s.proxyUsage(); err != nil {
 		return o, err
 	}
-	// The word comes at the end, the result behind it somewhat later.
+	// Ended is printed at the end, and the result after it, somewhat later.
 	if _, err = clients.out.ReadString(' '); err != nil {
 		return o, clients.gone()
 	}
@@ -121,7 +119,7 @@ func (s *scene) watch(clients *process) (o outcome, err error) {
 	return o, nil
 }
 
-// proxyUsage returns what the proxy takes; nothing, if that is the kernel.
+// proxyUsage returns the proxy's usage, or nothing if the kernel is the proxy.
 func (s *scene) proxyUsage() (usage, error) {
 	if s.proxy == nil {
 		return usage{}, nil

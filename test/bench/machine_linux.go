@@ -12,7 +12,7 @@ import (
 	"github.com/usherproxy/usher/test/bench/report"
 )
 
-// thisMachine describes where measurements are made, and of what.
+// thisMachine describes the machine and the programs that are measured.
 func thisMachine(usher, note string, o options) (report.Machine, error) {
 	var kernel unix.Utsname
 	if err := unix.Uname(&kernel); err != nil {
@@ -46,8 +46,8 @@ func thisMachine(usher, note string, o options) (report.Machine, error) {
 	}, nil
 }
 
-// firstLine returns the first line that a program prints, or the error: a
-// program that is missing is told when it is to be measured.
+// firstLine returns the first line that a program prints, or the error: a missing program is reported when its
+// measurement starts.
 func firstLine(program string, args ...string) string {
 	out, err := exec.Command(program, args...).CombinedOutput()
 	if line, _, _ := strings.Cut(string(out), "\n"); line != "" {
@@ -56,8 +56,7 @@ func firstLine(program string, args ...string) string {
 	return program + ": " + err.Error()
 }
 
-// after returns the rest of the first line of a file that begins with prefix,
-// or "".
+// after returns the rest of the first line of a file that begins with prefix, or "".
 func after(file, prefix string) string {
 	data, _ := os.ReadFile(file)
 	for line := range strings.Lines(string(data)) {

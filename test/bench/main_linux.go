@@ -1,16 +1,13 @@
-// Command bench measures usher beside other proxies and the kernel, and writes
-// the page docs/benchmarks.md.
+// Command bench compares usher with other proxies and the kernel, and writes the page docs/benchmarks.md.
 //
 //	make bench                                everything, and the page: about half an hour
-//	make bench QUICK=1                        one short round of the most of it: three minutes
-//	make bench CLUSTER=1                      and usher beside kube-proxy: see test/cluster
+//	make bench QUICK=1                        one short round of most of it: three minutes
+//	make bench CLUSTER=1                      also usher compared with kube-proxy: see test/cluster
 //	go run ./test/bench -only crr,rr64 -peers haproxy,usher-none -seconds 2 -usher bin/usher
-//	go run ./test/bench -report FILE          the page from results that are there
+//	go run ./test/bench -report FILE          the page from existing results
 //
-// It needs root, for network namespaces, and a /proc/sys that can be written; and
-// haproxy, nginx with its stream module, nft and iptables. peers_linux.go says what
-// is compared, figures_linux.go what is measured, and package load what clients and
-// endpoint do.
+// It needs root, for network namespaces, and a writable /proc/sys; and haproxy, nginx with its stream module, nft and
+// iptables. The peers are in peers_linux.go, the figures in figures_linux.go, and clients and endpoint in package load.
 package main
 
 import (
@@ -26,20 +23,20 @@ import (
 	"github.com/usherproxy/usher/test/bench/load"
 )
 
-// options are what the command line says.
+// options are the command-line options.
 type options struct {
 	only, peers []string
 	rounds      int
-	each        time.Duration // how long a load is measured
+	each        time.Duration // duration of each measured load
 	loops       int           // threads of clients, and of the endpoint
 	usher       string
 	congestion  string // control of TCP; "" means the usual one, or its fallback
 	results     string
-	capacity    map[load.Kind]float64 // exchanges a second that HAProxy does here, as far as they were measured
+	capacity    map[load.Kind]float64 // exchanges per second that HAProxy reaches here, where measured
 	page        string                // file of results to make the page from
 }
 
-// What -quick measures, in three minutes.
+// The measurements of -quick, which takes three minutes.
 const (
 	quickFigures = "crr,rr1,rr64,stream1,stream16,mixed,udp1,udp4,idle,services10,services1000"
 	quickPeers   = "direct,dnat,haproxy,nginx,haproxy-nftables,usher-none,usher-nftables,usher-address"
@@ -89,7 +86,7 @@ func parse() options {
 	return o
 }
 
-// list splits a list with commas; an empty one is nil.
+// list splits a comma-separated list; an empty one is nil.
 func list(s string) []string {
 	if s == "" {
 		return nil
@@ -107,7 +104,7 @@ func names[T any](all []T, name func(T) string) (out []string) {
 	return out
 }
 
-// selected returns those of all that are named, or all if no name is given.
+// selected returns the elements of all that are named in wanted, or all if wanted is empty.
 func selected[T any](what string, all []T, name func(T) string, wanted []string) ([]T, error) {
 	for _, w := range wanted {
 		if known := names(all, name); !slices.Contains(known, w) {

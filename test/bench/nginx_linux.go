@@ -5,7 +5,7 @@ import (
 	"runtime"
 )
 
-// nginx has one worker for each core, each with listening sockets of its own.
+// nginx has one worker for each core, each with its own listening sockets.
 var nginx = peer{name: "nginx", set: func(s *stage, dir string) (targets, *process, error) {
 	file, err := write(dir, "nginx.conf", nginxConfig(dir, runtime.NumCPU()))
 	if err != nil {

@@ -8,14 +8,14 @@ import (
 	"github.com/usherproxy/usher/test/bench/report"
 )
 
-// openLoop is a load at a constant rate: a share of what HAProxy can do here.
+// openLoop is a load at a constant rate: a share of the rate that HAProxy reaches here.
 type openLoop struct {
 	kind   load.Kind
 	share  float64
-	beside int // processes that compute meanwhile
+	beside int // processes that use CPU meanwhile
 }
 
-// figure is that load's figure.
+// figure returns the figure of that load.
 func (l openLoop) figure(name string) figure {
 	return figure{name: name, open: &l, measure: func(s *scene, o options) (report.Values, error) {
 		for range l.beside {
@@ -36,8 +36,8 @@ func (l openLoop) figure(name string) figure {
 	}}
 }
 
-// settle makes sure that the rate of the load is known: the one of earlier results, or
-// a share of what HAProxy does now when its clients ask as fast as they can.
+// settle ensures that the rate of the load is known: the one of earlier results, or a share of HAProxy's rate now, with
+// clients that send as fast as they can.
 func (l openLoop) settle(name string, o options, results report.Results) error {
 	if o.capacity[l.kind] > 0 {
 		return nil
@@ -56,7 +56,7 @@ func (l openLoop) settle(name string, o options, results report.Results) error {
 	return nil
 }
 
-// compute takes a processor for the time given.
+// compute keeps a CPU busy for the given time.
 func compute(d time.Duration) {
 	for end := time.Now().Add(d); time.Now().Before(end); {
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/usherproxy/usher/test/bench/report"
 )
 
-// Where the page and its plots are, in the project's folder.
+// Where the page and its plots are, relative to the project's folder.
 const (
 	pageFile  = "docs/benchmarks.md"
 	plotsName = "benchmarks"
@@ -38,7 +38,7 @@ func writePage(o options) error {
 	return os.WriteFile(pageFile, []byte(report.Page(run, plotsName, configurations())), 0o644)
 }
 
-// configurations are what the peers were told.
+// configurations are the configurations of the peers.
 func configurations() []report.Listing {
 	cores := runtime.NumCPU()
 	return []report.Listing{

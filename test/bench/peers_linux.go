@@ -10,20 +10,20 @@ import (
 	"github.com/usherproxy/usher/test/bench/load"
 )
 
-// The ports of the VIP that a peer serves, and those of the endpoint behind.
+// The ports of the VIP that a peer serves, and those of the endpoint behind it.
 const (
 	echoPort, echoTarget = 80, 8080
 	sinkPort, sinkTarget = 81, 8081
 	udpPort, udpTarget   = 82, 8082
 )
 
-// targets are where clients connect to.
+// targets are the addresses that clients connect to.
 type targets struct {
 	echo, sink, udp netip.AddrPort
 }
 
 var (
-	onVIP      = at(vip, echoPort, sinkPort, udpPort)            // where clients of a proxy connect to
+	onVIP      = at(vip, echoPort, sinkPort, udpPort)            // for clients of a proxy
 	onEndpoint = at(endpoint, echoTarget, sinkTarget, udpTarget) // where the endpoint listens
 )
 
@@ -31,21 +31,19 @@ func at(a netip.Addr, echo, sink, udp uint16) targets {
 	return targets{netip.AddrPortFrom(a, echo), netip.AddrPortFrom(a, sink), netip.AddrPortFrom(a, udp)}
 }
 
-// peer is something that stands between clients and the endpoint.
+// peer stands between clients and the endpoint.
 type peer struct {
 	name   string
 	noUDP  bool
 	kernel bool         // there is no process
 	usher  *usherPortal // nil for others
-	// figures are those that the peer is there for; nil means all.
+	// figures are those for which the peer exists; nil means all.
 	figures []string
-	// set makes the peer ready on the stage; dir is for its files. The process
-	// is nil if there is none.
+	// set sets up the peer on the stage; dir is for its files. The process is nil if there is none.
 	set func(s *stage, dir string) (targets, *process, error)
 }
 
-// allPeers returns all that are compared, in the order in which they take
-// turns. usher is the path of the binary.
+// allPeers returns all peers, in the order in which they are measured. usher is the path of the binary.
 func allPeers(usher string) []peer {
 	peers := []peer{direct, dnat, haproxy, nginx, behind("nftables"), behind("iptables")}
 	for _, portal := range []string{"none", "nftables", "iptables", "address", "namespace"} {
@@ -67,7 +65,7 @@ type scene struct {
 	readyAfter time.Duration // from the start of the proxy to a client's first answer
 }
 
-// setScene makes a scene. Close it.
+// setScene creates a scene. The caller must close it.
 func setScene(p peer, o options) (s *scene, err error) {
 	s = &scene{loops: o.loops}
 	if s.dir, err = os.MkdirTemp("", "usher-bench-"); err != nil {
@@ -109,7 +107,7 @@ func (s *scene) close() {
 	os.RemoveAll(s.dir)
 }
 
-// awaitAnswer waits until a client gets through to the endpoint.
+// awaitAnswer waits until a client gets an answer from the endpoint.
 func (s *scene) awaitAnswer() error {
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		err := s.do(func() error {

@@ -22,15 +22,14 @@ type process struct {
 	cmd  *exec.Cmd
 	in   io.Closer
 	out  *bufio.Reader
-	said bytes.Buffer // to standard error
+	said bytes.Buffer // standard error
 	done chan struct{}
 
 	started time.Time
 }
 
-// start starts a program on the stage. It ends with the stage's thread at the
-// latest. Its process ID is the first of a namespace of its own, so that its
-// children end with it.
+// start starts a program on the stage. It ends with the stage's thread at the latest. It is the first process of a
+// dedicated PID namespace, so that its children end with it.
 func (s *stage) start(name string, args ...string) (*process, error) {
 	p := &process{name: name, cmd: exec.Command(name, args...), done: make(chan struct{})}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Cloneflags: syscall.CLONE_NEWPID}
@@ -40,7 +39,7 @@ func (s *stage) start(name string, args ...string) (*process, error) {
 	if p.in, err = p.cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
-	// A pipe of our own: what was printed can be read after the process has ended.
+	// Not cmd.StdoutPipe, which Wait closes: the output remains readable after the process has ended.
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -69,14 +68,13 @@ func (p *process) line() (string, error) {
 	return strings.TrimSuffix(line, "\n"), nil
 }
 
-// gone is the error for a process that ended too early.
+// gone returns the error for a process that ended too early.
 func (p *process) gone() error {
 	<-p.done
 	return fmt.Errorf("%s ended: %s: %s", strings.Join(p.cmd.Args, " "), p.cmd.ProcessState, p.last(1000))
 }
 
-// last returns the last n bytes that a process that has ended had said to
-// standard error.
+// last returns the last n bytes that an ended process wrote to standard error.
 func (p *process) last(n int) []byte {
 	said := bytes.TrimSpace(p.said.Bytes())
 	return said[max(len(said)-n, 0):]
@@ -92,7 +90,7 @@ func (p *process) running() error {
 	}
 }
 
-// finish tells the process that it gets no more input, and waits until it ends.
+// finish closes the process's standard input, and waits until it ends.
 func (p *process) finish() {
 	p.in.Close()
 	<-p.done
@@ -105,8 +103,7 @@ func (p *process) stop() {
 	<-p.done
 }
 
-// pids returns the process and its children, oldest first. There are no
-// grandchildren in what is measured here.
+// pids returns the process and its children, oldest first. The measured programs have no grandchildren.
 func (p *process) pids() ([]int, error) {
 	pid := p.cmd.Process.Pid
 	list, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
@@ -124,7 +121,7 @@ func (p *process) pids() ([]int, error) {
 	return pids, nil
 }
 
-// usage is what a program takes, its children included.
+// usage is a program's resource usage, its children included.
 type usage struct {
 	cpu         time.Duration // user and system time since it started
 	resident    int64         // bytes
@@ -151,15 +148,13 @@ func (p *process) usage() (usage, error) {
 	return all, nil
 }
 
-// available returns how many bytes the whole system could still give to
-// programs.
+// available returns how many bytes the whole system could still give to programs.
 func available() (int64, error) {
 	kB, err := kilobytes("/proc/meminfo", "MemAvailable:")
 	return kB << 10, err
 }
 
-// kilobytes returns the number in the line of a file of /proc that begins with
-// name.
+// kilobytes returns the number in the line of a /proc file that begins with name.
 func kilobytes(file, name string) (int64, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {

@@ -14,9 +14,8 @@ import (
 	"github.com/usherproxy/usher/test/bench/report"
 )
 
-// run measures what was selected. In each round, and for each figure, the peers
-// take turns: what is compared was measured within seconds. A measurement that
-// fails is a result, too.
+// run makes the selected measurements. In each round, and for each figure, the peers are measured in turn, so that
+// compared values are only seconds apart. A failed measurement is a result, too.
 func run(o options) error {
 	wanted, err := selected("only", figures, figureName, o.only)
 	if err != nil {
@@ -38,7 +37,7 @@ func run(o options) error {
 		return err
 	}
 	if o.congestion == "" {
-		o.congestion = all.Machine.Congestion // what was measured before, if this goes on
+		o.congestion = all.Machine.Congestion // as measured before, when resuming earlier results
 	}
 	var note string
 	var end func()
@@ -54,7 +53,7 @@ func run(o options) error {
 		return err
 	}
 	defer keep.Close()
-	// What is under way is cleared away, and what was measured is kept.
+	// The current measurement is cleaned up, and results are kept.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	err = takeTurns(ctx, o, wanted, peers, &all.Results, keep)
@@ -62,7 +61,7 @@ func run(o options) error {
 	return err
 }
 
-// takeTurns measures what results do not have yet, and writes it to keep.
+// takeTurns makes the measurements that are missing in results, and writes them to keep.
 func takeTurns(ctx context.Context, o options, wanted []figure, peers []peer, results *report.Results, keep io.Writer) error {
 	for round := 1; round <= o.rounds; round++ {
 		for _, f := range wanted {
@@ -81,7 +80,7 @@ func takeTurns(ctx context.Context, o options, wanted []figure, peers []peer, re
 					r.Failed = err.Error()
 				}
 				if ctx.Err() != nil {
-					// Ctrl-C goes to clients and proxies, too: this one says nothing.
+					// Ctrl-C also reaches clients and proxies: this error is not a result.
 					return errors.New("stopped by a signal; with -results, the same command goes on")
 				}
 				*results = results.With(r)
@@ -95,8 +94,8 @@ func takeTurns(ctx context.Context, o options, wanted []figure, peers []peer, re
 	return nil
 }
 
-// resume returns the file to append results to, which begins with a description
-// of the machine. Without a file nothing is kept.
+// resume returns the file to append results to, which begins with a description of the machine. Without a file name,
+// results are not kept.
 func resume(run *report.Run, note string, o options, usher string) (*os.File, error) {
 	keep, err := os.OpenFile(cmp.Or(o.results, os.DevNull), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err == nil && run.Machine.Date == "" {
@@ -107,7 +106,7 @@ func resume(run *report.Run, note string, o options, usher string) (*os.File, er
 	return keep, err
 }
 
-// measure takes one figure of one peer.
+// measure measures one figure of one peer.
 func measure(f figure, p peer, o options) (report.Values, error) {
 	if f.set != nil {
 		p = f.set(p)

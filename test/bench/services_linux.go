@@ -14,8 +14,8 @@ import (
 	"github.com/usherproxy/usher/test/bench/report"
 )
 
-// many returns what makes usher serve n Services of ten endpoints each. The last
-// one is where clients connect to. There is no UDP, and no sink.
+// many makes usher serve n Services of ten endpoints each. Clients connect to the last one. There is no UDP, and no
+// sink.
 func many(n int) func(peer) peer {
 	return func(p peer) peer {
 		u := p.usher
@@ -40,8 +40,8 @@ func many(n int) func(peer) peer {
 	}
 }
 
-// services measures how long it took to start, what memory that takes, how soon
-// a change is there, and whether the last portal is as fast as the first.
+// services measures the time to start, memory, the time until a change is effective, and whether the last portal is as
+// fast as the first.
 func services(s *scene, o options) (report.Values, error) {
 	settled, err := s.settled()
 	if err != nil {
@@ -61,8 +61,8 @@ func services(s *scene, o options) (report.Values, error) {
 	return v, nil
 }
 
-// firstAndLast returns crr a second through the first portal and through the
-// last. They take turns in an order that favours neither.
+// firstAndLast returns crr per second through the first portal and through the last. They alternate in an order that
+// favors neither.
 func (s *scene) firstAndLast(each time.Duration) (first, last float64, err error) {
 	for _, turn := range []struct {
 		to   netip.AddrPort
@@ -77,10 +77,9 @@ func (s *scene) firstAndLast(each time.Duration) (first, last float64, err error
 	return first, last, nil
 }
 
-// add adds a Service in a file of its own, and returns how long it takes until a
-// client of its VIP is connected.
+// add adds a Service in a separate file, and returns the time until a client of its VIP is connected.
 func (s *scene) add(name string, vip netip.Addr) (time.Duration, error) {
-	// Written beside and renamed: usher never sees half of it.
+	// Written outside the folder and renamed: usher never reads a partial file.
 	beside, err := write(filepath.Dir(s.dir), filepath.Base(s.dir)+".new", serviceManifest(name, vip))
 	if err != nil {
 		return 0, err
@@ -92,7 +91,7 @@ func (s *scene) add(name string, vip netip.Addr) (time.Duration, error) {
 	to := netip.AddrPortFrom(vip, echoPort).String()
 	for time.Since(began) < 30*time.Second {
 		err = s.do(func() error {
-			// TCP repeats a packet that came too early only after a second.
+			// Time out early: TCP would retransmit a SYN that was sent too early only after a second.
 			conn, err := net.DialTimeout("tcp4", to, 5*time.Millisecond)
 			if err == nil {
 				conn.Close()
@@ -107,7 +106,7 @@ func (s *scene) add(name string, vip netip.Addr) (time.Duration, error) {
 	return 0, errors.Join(fmt.Errorf("the Service that was added is not there after 30 s"), err)
 }
 
-// serviceManifest is a Service with all addresses of the endpoint.
+// serviceManifest returns a Service with all addresses of the endpoint.
 func serviceManifest(name string, vip netip.Addr) string {
 	var addresses []string
 	for _, a := range following(endpoint, endpoints) {

@@ -12,19 +12,18 @@ import (
 
 // Addresses on every stage.
 var (
-	vip      = netip.MustParseAddr("10.96.0.10")  // clients connect to it
-	endpoint = netip.MustParseAddr("10.244.0.11") // the endpoint has it, and the nine that follow
-	node     = netip.MustParseAddr("192.0.2.1")   // clients connect from it
+	vip      = netip.MustParseAddr("10.96.0.10")  // clients connect to this address
+	endpoint = netip.MustParseAddr("10.244.0.11") // the endpoint has this address and the nine that follow
+	node     = netip.MustParseAddr("192.0.2.1")   // clients connect from this address
 )
 
-// endpoints is how many addresses the endpoint has.
+// endpoints is the number of addresses of the endpoint.
 const endpoints = 10
 
-// stage is a network namespace in which clients, one peer and the endpoint meet
-// on loopback. Each measurement has a new one, so that none inherits sockets in
-// TIME-WAIT or conntrack entries from another.
+// stage is a network namespace in which clients, one peer and the endpoint run on loopback. Each measurement has a new
+// one, so that it does not inherit sockets in TIME-WAIT or conntrack entries.
 //
-// The namespace is there as long as its thread or a process in it.
+// The namespace exists as long as its thread or a process in it.
 type stage struct {
 	jobs chan func()
 }
@@ -33,8 +32,8 @@ func newStage(congestion string) (*stage, error) {
 	s := &stage{jobs: make(chan func())}
 	ready := make(chan error)
 	go func() {
-		// Never unlocked: the thread ends with the goroutine. Processes that it
-		// started end then, too: see (*stage).start.
+		// Never unlocked: the thread ends with the goroutine. The processes that it started then end, too: see
+		// (*stage).start.
 		runtime.LockOSThread()
 		handle, err := netns.New()
 		if err != nil {
@@ -63,7 +62,7 @@ func (s *stage) do(f func() error) error {
 	return <-done
 }
 
-// furnish sets up the namespace of this thread, with that congestion control of TCP.
+// furnish sets up the namespace of this thread, with the given TCP congestion control.
 func furnish(congestion string) error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -77,7 +76,7 @@ func furnish(congestion string) error {
 			return err
 		}
 	}
-	// As on a node: a route towards VIPs, so that rules in OUTPUT see them.
+	// As on a node: a route to VIPs, so that rules in OUTPUT apply to them.
 	everywhere, err := netlink.ParseIPNet("0.0.0.0/0")
 	if err != nil {
 		return err
@@ -86,7 +85,7 @@ func furnish(congestion string) error {
 		return fmt.Errorf("default route: %w", err)
 	}
 	for file, value := range map[string]string{
-		// Room for connections in TIME-WAIT, on either side of the proxy.
+		// Enough ports for connections in TIME-WAIT, on either side of the proxy.
 		"ipv4/ip_local_port_range":    "10240 65535",
 		"ipv4/tcp_tw_reuse":           "1",
 		"core/somaxconn":              "4096",
@@ -99,7 +98,7 @@ func furnish(congestion string) error {
 	return nil
 }
 
-// following returns n addresses, the first one included.
+// following returns n addresses, starting with first.
 func following(first netip.Addr, n int) (all []netip.Addr) {
 	for range n {
 		all = append(all, first)
@@ -115,7 +114,7 @@ func addAddress(lo netlink.Link, a netip.Addr) error {
 	return nil
 }
 
-// own makes the VIP an address of the stage, for programs that listen on it.
+// own assigns the VIP to the stage, for programs that listen on it.
 func (s *stage) own(a netip.Addr) error {
 	return s.do(func() error {
 		lo, err := netlink.LinkByName("lo")

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// usherPortal is usher with one of its portals, and with its defaults otherwise: address has
-// VIPs on the node, and namespace is the same with VIPs in a network namespace of usher's own.
+// usherPortal is usher with one of its portals, and otherwise its defaults. address has VIPs on the node; namespace is
+// the same with VIPs in a dedicated network namespace.
 type usherPortal struct{ binary, portal string }
 
 func newUsher(binary, portal string) peer {
@@ -39,8 +39,7 @@ func (u *usherPortal) set(s *stage, dir string) (targets, *process, error) {
 	return to, p, err
 }
 
-// readTable waits for the table that usher prints when it serves, and returns
-// where it listens.
+// readTable waits for the table that usher prints when it serves, and returns the addresses on which it listens.
 func readTable(p *process) (targets, error) {
 	var to targets
 	places := map[string]*netip.AddrPort{"echo": &to.echo, "sink": &to.sink, "udp": &to.udp}

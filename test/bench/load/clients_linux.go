@@ -14,15 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Words that a process with clients prints, one a line; Ended is followed by a
-// Result as JSON.
+// Lines that a process with clients prints; Ended is followed by a Result as JSON.
 const (
 	Began = "began"
 	Ended = "ended"
 )
 
-// Run makes the load that spec describes and announces its begin, end and
-// result on out. Connections that are held are closed when in ends.
+// Run makes the load of spec and writes its begin, end and result to out. Held connections are closed when in ends.
 func Run(spec Spec, in io.Reader, out io.Writer) error {
 	if err := spec.check(); err != nil {
 		return err
@@ -30,9 +28,9 @@ func Run(spec Spec, in io.Reader, out io.Writer) error {
 	if spec.Kind == Hold {
 		return hold(spec, in, out)
 	}
-	// The loops keep their processors to themselves; what is left is for here.
+	// The loops occupy their threads completely; one more is for this goroutine.
 	runtime.GOMAXPROCS(spec.Loops + 1)
-	debug.SetGCPercent(-1) // nothing is allocated; and the loops would not stop for it
+	debug.SetGCPercent(-1) // nothing is allocated, and the loops would not stop for a collection
 	loops, err := newLoops(spec)
 	if err != nil {
 		return err
@@ -70,7 +68,7 @@ type loop struct {
 	epoll      int
 	clients    []client
 	behaviour  behaviour
-	open       *openLoop // nil: a client begins an exchange when its last is over
+	open       *openLoop // nil: a client begins an exchange when its previous one ends
 	buffer     []byte
 
 	done, errors, lost int64
@@ -78,18 +76,18 @@ type loop struct {
 	err                error // why it gave up
 }
 
-// client is one client's socket and where it is in its exchange.
+// client is a client's socket and the state of its exchange.
 type client struct {
 	fd      int
-	missing int       // bytes of the answer, or datagrams, that have not come
-	since   time.Time // the exchange began
+	missing int       // outstanding bytes of the answer, or datagrams
+	since   time.Time // begin of the exchange
 }
 
-// behaviour is what the clients of a loop do. Its methods get a client's number.
+// behaviour is the kind of exchange of a loop's clients. Its methods take a client's number.
 type behaviour interface {
 	start(l *loop, i int)
 	ready(l *loop, i int, events uint32)
-	// tick is called some times a second.
+	// tick is called several times per second.
 	tick(l *loop)
 }
 
@@ -103,7 +101,7 @@ func newLoops(spec Spec) ([]*loop, error) {
 	var loops []*loop
 	for n := range spec.Loops {
 		l := &loop{spec: spec, to: to, begin: begin, end: begin.Add(spec.For), buffer: make([]byte, max(spec.Size, 2048))}
-		// The first ones have one more where it does not come out even.
+		// The first loops have one client more if the division has a remainder.
 		l.clients = make([]client, (spec.Clients+spec.Loops-1-n)/spec.Loops)
 		switch spec.Kind {
 		case CRR:
@@ -128,11 +126,10 @@ func newLoops(spec Spec) ([]*loop, error) {
 	return loops, nil
 }
 
-// run is the life of the thread. The process ends with its last loop, and so do
-// the sockets.
+// run is the main function of the thread. The process ends with its last loop, and the kernel closes the sockets.
 func (l *loop) run() {
 	runtime.LockOSThread()
-	// A wait ends when it is due, and not up to 50 µs later.
+	// Wake up when a wait is due, not up to 50 µs later.
 	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
 		l.err = err
 		return
@@ -166,10 +163,10 @@ func (l *loop) run() {
 	}
 }
 
-// counts reports whether what was completed now is part of the result.
+// counts reports whether an exchange completed now is part of the result.
 func (l *loop) counts(now time.Time) bool { return now.After(l.begin) && !now.After(l.end) }
 
-// exchanged counts client i's exchange, and returns the time.
+// exchanged counts client i's exchange, and returns the current time.
 func (l *loop) exchanged(i int) time.Time {
 	now := time.Now()
 	if l.counts(now) {
@@ -179,7 +176,7 @@ func (l *loop) exchanged(i int) time.Time {
 	return now
 }
 
-// tooMany is how many errors end a measurement: it would measure failing.
+// tooMany is the number of errors that end a measurement: it would measure failures.
 const tooMany = 1000
 
 // failed counts an error, and gives up when there are too many.
@@ -189,7 +186,7 @@ func (l *loop) failed(errno syscall.Errno) {
 	}
 }
 
-// stop gives up because of what a system call said.
+// stop gives up because of an error of a system call.
 func (l *loop) stop(step string, errno syscall.Errno) {
 	l.err = fmt.Errorf("%s to %s: %s: %w", l.spec.Kind, l.spec.To, step, errno)
 }

@@ -7,9 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CPUTime returns the processor time of a process, threads that have ended
-// included, to the nanosecond: the clock of clock_getcpuclockid(3), whose
-// number the kernel defines in include/linux/posix-timers_types.h.
+// CPUTime returns the CPU time of a process, ended threads included, with nanosecond resolution. It reads the clock of
+// clock_getcpuclockid(3), whose number the kernel defines in include/linux/posix-timers_types.h.
 func CPUTime(pid int) (time.Duration, error) {
 	const cpuclockSched = 2
 	var t unix.Timespec

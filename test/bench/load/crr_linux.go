@@ -6,8 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// crr is a client that makes a new connection for each exchange. It is the one
-// who closes first.
+// crr is a client that makes a new connection for each exchange. The client closes first.
 type crr struct{}
 
 func (c crr) start(l *loop, i int) { l.again(c, i, time.Now()) }
@@ -17,7 +16,7 @@ func (c crr) begin(l *loop, i int, due time.Time) {
 	}
 }
 
-// connect begins an exchange. It returns false if that failed at once.
+// connect begins an exchange. It returns false if that failed immediately.
 func (c crr) connect(l *loop, i int, due time.Time) bool {
 	fd, errno := open(unix.SOCK_STREAM)
 	if errno != 0 {
@@ -30,7 +29,7 @@ func (c crr) connect(l *loop, i int, due time.Time) bool {
 		l.failed(errno)
 		return false
 	}
-	// On loopback a connection is mostly there when connect returns.
+	// On loopback a connection is usually established when connect returns.
 	wait := uint32(unix.EPOLLIN)
 	if _, errno := send(fd, l.buffer[:l.spec.Size]); errno == unix.EAGAIN {
 		wait = unix.EPOLLOUT

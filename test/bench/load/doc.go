@@ -1,12 +1,9 @@
-// Package load is what a proxy under measurement stands between: the clients
-// and the endpoint.
+// Package load contains the clients and the endpoint, between which a proxy is measured.
 //
-// Both are made so that they cost little next to a proxy: one thread for each
-// loop, one epoll for each thread, system calls that do not tell Go's scheduler
-// (a loop never gives up its thread), nothing allocated while it measures. They
-// share no code with what is measured.
+// Both cost little compared with a proxy: one thread for each loop, one epoll for each thread, system calls that bypass
+// Go's scheduler (a loop never gives up its thread), and no allocations while measuring. They share no code with the
+// measured programs.
 //
-// Clients count what was completed between two moments, begin and end, which
-// they announce on standard output so that the one who measures the proxy can
-// look at it at the same moments.
+// Clients count the exchanges completed between two moments, begin and end. They announce both on standard output, so
+// that the process that measures the proxy can read its usage at the same moments.
 package load

@@ -9,21 +9,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Endpoint is where an endpoint listens.
+// Endpoint contains the addresses on which an endpoint listens.
 type Endpoint struct {
-	Echo netip.AddrPort // TCP: sends back what comes
+	Echo netip.AddrPort // TCP: echoes
 	Sink netip.AddrPort // TCP: reads, and answers nothing
 	UDP  netip.AddrPort // sends each datagram back
-	// Loops is how many threads there are for Echo and UDP, each with listeners of
-	// its own; there are as many for Sink, so that an answer waits for no bulk here.
+	// Loops is the number of threads for Echo and UDP, each with its own listeners. Sink has as many threads, so that
+	// no answer waits for bulk data.
 	Loops int
 }
 
-// Serve is the endpoint. It returns only if it cannot begin; ready is called
-// when clients may connect.
+// Serve runs the endpoint. It returns only if it cannot start; it calls ready when clients may connect.
 func Serve(e Endpoint, ready func()) error {
 	runtime.GOMAXPROCS(2*e.Loops + 1)
-	debug.SetGCPercent(-1) // nothing is allocated; and the loops would not stop for it
+	debug.SetGCPercent(-1) // nothing is allocated, and the loops would not stop for a collection
 	for range e.Loops {
 		answers, err := newServer(place{e.Echo, echoListener, unix.SOCK_STREAM}, place{e.UDP, datagrams, unix.SOCK_DGRAM})
 		if err != nil {
@@ -47,7 +46,7 @@ type server struct {
 	buffer []byte
 }
 
-// role is what a descriptor is for.
+// role is the purpose of a descriptor.
 type role uint8
 
 const (
@@ -58,10 +57,10 @@ const (
 	datagrams
 )
 
-// bulk is how much the sink reads at once, and how much a descriptor may hold.
+// bulk is the number of bytes that the sink reads at once, and the receive buffer of a descriptor.
 const bulk = 256 << 10
 
-// place is where a server listens.
+// place is an address on which a server listens.
 type place struct {
 	at   netip.AddrPort
 	role role
@@ -96,7 +95,7 @@ func (s *server) listen(at netip.AddrPort, role role, kind int) error {
 		return err
 	}
 	if kind == unix.SOCK_DGRAM {
-		// Room for the windows of all clients, so that none is lost here.
+		// Capacity for the windows of all clients, so that no datagram is lost here.
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20)
 	} else {
 		if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil { // connections inherit it
@@ -136,7 +135,7 @@ func (s *server) ready(fd int) {
 		s.accept(fd, sinkConn)
 	case echoConn:
 		if n := s.read(fd, 16<<10); n > 0 {
-			// Clients wait for the answer: the socket has room for it.
+			// Clients wait for the answer, so the socket has free buffer space.
 			_, _ = send(fd, s.buffer[:n])
 		}
 	case sinkConn:
@@ -156,7 +155,7 @@ func (s *server) accept(listener int, role role) {
 	}
 }
 
-// read returns how many bytes came, and closes the connection at its end.
+// read returns the number of bytes read, and closes the connection at EOF.
 func (s *server) read(fd, most int) int {
 	n, errno := receive(fd, s.buffer[:most])
 	if errno == unix.EAGAIN {

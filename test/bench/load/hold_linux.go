@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// hold opens connections one after the other, exchanges a message on each, and
-// keeps them until in ends.
+// hold opens connections one after the other, exchanges a message on each, and keeps them open until in ends.
 func hold(spec Spec, in io.Reader, out io.Writer) error {
 	fmt.Fprintln(out, Began)
 	began := time.Now()
@@ -34,9 +33,8 @@ func hold(spec Spec, in io.Reader, out io.Writer) error {
 	return err
 }
 
-// Exchange connects, sends the message, waits until as many bytes have come
-// back, and returns the connection, which the caller closes. All of it may take
-// five seconds.
+// Exchange connects, sends the message, waits until as many bytes have come back, and returns the connection, which the
+// caller must close. The total timeout is five seconds.
 func Exchange(to netip.AddrPort, message []byte) (net.Conn, error) {
 	const patience = 5 * time.Second
 	conn, err := net.DialTimeout("tcp4", to.String(), patience)

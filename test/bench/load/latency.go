@@ -5,22 +5,21 @@ import (
 	"time"
 )
 
-// latencies counts durations in buckets whose width grows with the duration:
-// 128 for each power of two of nanoseconds, so that a quantile is off by less
-// than one per cent. It never allocates.
+// latencies counts durations in buckets whose width grows with the duration: 128 for each power of two of nanoseconds,
+// so that a quantile is off by less than one percent. It never allocates.
 type latencies struct {
 	buckets [64 << steps]int64
 	count   int64
 }
 
-const steps = 7 // bits of a duration that count, after its highest
+const steps = 7 // significant bits of a duration after its highest bit
 
 func (l *latencies) add(d time.Duration) {
 	l.buckets[bucket(d)]++
 	l.count++
 }
 
-// merge adds what other has counted.
+// merge adds the counts of other.
 func (l *latencies) merge(other *latencies) {
 	for i, n := range other.buckets {
 		l.buckets[i] += n
@@ -28,8 +27,7 @@ func (l *latencies) merge(other *latencies) {
 	l.count += other.count
 }
 
-// quantile returns the duration that the share q (0 to 1) of all do not exceed,
-// or 0 if there are none.
+// quantile returns the duration that the share q (0 to 1) of all durations do not exceed, or 0 if there are none.
 func (l *latencies) quantile(q float64) time.Duration {
 	rank := int64(q * float64(l.count))
 	for i, n := range l.buckets {
@@ -48,8 +46,7 @@ func (l *latencies) percentile(q float64) time.Duration {
 	return l.quantile(q)
 }
 
-// bucket returns the number of d's bucket: the place of the highest bit, and
-// the bits after it.
+// bucket returns the number of d's bucket: the position of the highest bit, and the bits after it.
 func bucket(d time.Duration) int {
 	n := uint64(max(d, 1))
 	high := bits.Len64(n) - 1

@@ -9,29 +9,29 @@ import (
 // exchanger is a behaviour whose exchanges can begin at any time.
 type exchanger interface {
 	behaviour
-	// begin begins an exchange of client i that was due at the time given.
+	// begin begins an exchange of client i that was due at the given time.
 	begin(l *loop, i int, due time.Time)
 }
 
-// openLoop makes exchanges due at a constant rate, whatever the proxy does. One for which no
-// client is free waits, and its time counts from the moment it was due: a closed loop asks a
-// proxy that stalls for less, and so does not see most of the stall.
+// openLoop makes exchanges due at a constant rate, whatever the proxy does. An exchange for which no client is free
+// waits, and its time counts from the moment it was due. A closed loop sends less to a proxy that stalls, and so does
+// not measure most of the stall.
 type openLoop struct {
 	behaviour exchanger
 	interval  time.Duration
-	next      time.Time   // the next exchange is due
+	next      time.Time   // when the next exchange is due
 	idle      []int       // clients
-	waiting   []time.Time // when those were due that no client was free for; first from head
+	waiting   []time.Time // due times of the exchanges that wait for a client; the first is at head
 	head      int
 }
 
 func newOpenLoop(b exchanger, spec Spec, begin time.Time) *openLoop {
 	interval := time.Duration(float64(time.Second) * float64(spec.Loops) / spec.Rate)
-	// Nothing is allocated while it measures, unless the proxy is so slow that this is beside the point.
+	// Nothing is allocated while measuring, unless the proxy is so slow that it does not matter.
 	return &openLoop{behaviour: b, interval: interval, next: begin.Add(-spec.Warm), idle: make([]int, 0, spec.Clients), waiting: make([]time.Time, 0, 1<<16)}
 }
 
-// due begins the exchanges that are due, and returns how long it is until the next.
+// due begins the exchanges that are due, and returns the time until the next one.
 func (o *openLoop) due(l *loop) time.Duration {
 	now := time.Now()
 	for ; !o.next.After(now); o.next = o.next.Add(o.interval) {
@@ -46,7 +46,7 @@ func (o *openLoop) due(l *loop) time.Duration {
 	return o.next.Sub(now)
 }
 
-// free gives client i the exchange that has waited longest, if one does.
+// free gives client i the exchange that has waited longest, if any.
 func (o *openLoop) free(l *loop, i int) {
 	if o.head == len(o.waiting) {
 		o.waiting, o.head = o.waiting[:0], 0
@@ -57,7 +57,7 @@ func (o *openLoop) free(l *loop, i int) {
 	o.behaviour.begin(l, i, o.waiting[o.head-1])
 }
 
-// end counts what still waits as having waited until now.
+// end counts the exchanges that still wait with their waiting time until now.
 func (o *openLoop) end(l *loop, now time.Time) {
 	for _, due := range o.waiting[o.head:] {
 		if l.counts(due) {
@@ -66,7 +66,7 @@ func (o *openLoop) end(l *loop, now time.Time) {
 	}
 }
 
-// again lets client i, whose exchange is over, make the next one.
+// again makes client i, whose exchange has ended, begin the next one.
 func (l *loop) again(e exchanger, i int, now time.Time) {
 	if l.open != nil {
 		l.open.free(l, i)
@@ -75,7 +75,7 @@ func (l *loop) again(e exchanger, i int, now time.Time) {
 	e.begin(l, i, now)
 }
 
-// untilDue is poll, for as long as nothing is due; epoll_wait counts in milliseconds.
+// untilDue is poll until the next exchange is due; epoll_wait has a resolution of milliseconds.
 func (o *openLoop) untilDue(l *loop, events []unix.EpollEvent) int {
 	return pollFor(l.epoll, events, o.due(l))
 }

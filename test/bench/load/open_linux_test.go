@@ -18,10 +18,10 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// stall is for how long the server of the tests does not answer, once.
+// stall is the time for which the tests' server stops answering, once.
 const stall = 400 * time.Millisecond
 
-// stallingServer echoes, except for a while that begins half a second after its first byte.
+// stallingServer echoes, except for a pause that begins half a second after its first byte.
 func stallingServer(g *WithT, t *testing.T) netip.AddrPort {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	g.Expect(err).NotTo(HaveOccurred())
@@ -68,10 +68,10 @@ func TestAnOpenLoopSeesAStallThatAClosedOneDoesNot(t *testing.T) {
 		closed := result(g, t, spec)
 		spec.To, spec.Rate = stallingServer(g, t), 1000
 		open := result(g, t, spec)
-		// It asks no faster than the rate. 400 of 1,500 exchanges were due while the server stalled; a closed loop has four that it delays.
+		// The rate is a maximum. Of 1,500 exchanges 400 were due during the stall; a closed loop delays only four.
 		g.Expect(closed.P99).To(BeNumerically("<", stall/2), string(kind))
 		g.Expect(open.P99).To(BeNumerically(">", stall/2), string(kind))
-		g.Expect(open.Done).To(BeNumerically("<=", 1600), string(kind)) // those due while it warmed up may end later
+		g.Expect(open.Done).To(BeNumerically("<=", 1600), string(kind)) // some that were due during the warm-up may end later
 		g.Expect(open.Errors).To(BeZero())
 	}
 }

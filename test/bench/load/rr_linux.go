@@ -7,8 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rr is a client with one connection, on which it makes one exchange after the
-// other.
+// rr is a client with one connection, on which it makes one exchange after the other.
 type rr struct{}
 
 func (r rr) start(l *loop, i int) {
@@ -17,8 +16,8 @@ func (r rr) start(l *loop, i int) {
 	}
 }
 
-// dial connects client i, waits until that is done, and watches for events. A
-// connection that stays must succeed: otherwise the loop gives up.
+// dial connects client i, waits for the result, and watches for events. A persistent connection must succeed: otherwise
+// the loop gives up.
 func (l *loop) dial(i int, events uint32) bool {
 	fd, errno := open(unix.SOCK_STREAM)
 	if errno != 0 {

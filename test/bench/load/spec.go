@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// Kind says what clients do.
+// Kind is the kind of load that clients make.
 type Kind string
 
 // The kinds of load.
 const (
 	// CRR: connect, send, read the same number of bytes, close, again.
 	CRR Kind = "crr"
-	// RR: send and read the same number of bytes on connections that stay.
+	// RR: send and read the same number of bytes on persistent connections.
 	RR Kind = "rr"
-	// Stream: send as fast as the connection takes it.
+	// Stream: send as fast as the connection accepts data.
 	Stream Kind = "stream"
 	// UDP: send a datagram for each that comes back.
 	UDP Kind = "udp"
@@ -23,24 +23,24 @@ const (
 	Hold Kind = "hold"
 )
 
-// Spec is a load. It is what the process that makes it gets as its argument.
+// Spec is a load. It is the argument of the process that makes it.
 type Spec struct {
 	Kind    Kind
 	To      netip.AddrPort
 	Clients int
 	Size    int           // bytes of a message, a datagram or a write
-	Window  int           // UDP: datagrams that each client has under way
+	Window  int           // UDP: datagrams that each client has in flight
 	Loops   int           // threads
-	Rate    float64       // CRR, RR: exchanges a second that are due, of all clients; 0 means as many as go
+	Rate    float64       // CRR, RR: exchanges per second that are due, of all clients; 0 means as many as possible
 	Warm    time.Duration // before begin
 	For     time.Duration // from begin to end
 }
 
-// stampSize is how many bytes at the begin of a datagram say when it was sent, in
-// nanoseconds after the measurement's begin.
+// stampSize is the number of bytes at the begin of a datagram that hold its send time, in nanoseconds after the
+// measurement's begin.
 const stampSize = 8
 
-// check returns an error that names the field that is wrong.
+// check returns an error that names the invalid field.
 func (s Spec) check() error {
 	switch {
 	case !s.To.IsValid():
@@ -59,14 +59,14 @@ func (s Spec) check() error {
 	return nil
 }
 
-// Result is what clients saw between begin and end.
+// Result is the clients' result between begin and end.
 type Result struct {
 	Seconds float64
 	Done    int64 // exchanges, datagrams that came back, or bytes sent
-	Errors  int64 // connections that failed, whenever that was
+	Errors  int64 // failed connections, whenever they failed
 	Lost    int64 // datagrams that did not come back
-	// Of an exchange, connecting included if that is part of it, from the moment it was due. One that fewer than
-	// ten exchanges exceed would be a matter of chance: it is 0. So P99 takes 1,000
-	// exchanges, and P999, which is 99.9 per cent, 10,000.
+	// Latencies of exchanges, including connecting if that is part of the exchange, from the moment it was due. A
+	// percentile that fewer than ten exchanges exceed would be random: it is 0. So P99 takes 1,000 exchanges, and P999,
+	// which is 99.9 percent, 10,000.
 	P50, P99, P999 time.Duration
 }

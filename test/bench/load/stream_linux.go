@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stream is a client that sends without end.
+// stream is a client that sends continuously.
 type stream struct{}
 
 func (stream) start(l *loop, i int) { l.dial(i, unix.EPOLLOUT) }

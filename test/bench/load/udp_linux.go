@@ -7,12 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// udp is a client that keeps a window of datagrams under way: it sends one for
-// each that comes back.
+// udp is a client that keeps a window of datagrams in flight: it sends one for each that comes back.
 type udp struct{}
 
-// overdue is how long a client waits for a datagram before it takes all that
-// are under way for lost and begins again.
+// overdue is the time that a client waits for a datagram before it counts all datagrams in flight as lost and fills its
+// window again.
 const overdue = 250 * time.Millisecond
 
 func (u udp) start(l *loop, i int) {
@@ -55,7 +54,7 @@ func (u udp) ready(l *loop, i int, _ uint32) {
 		if errno == unix.EAGAIN {
 			break
 		}
-		if errno != 0 { // what ICMP said
+		if errno != 0 { // reported by ICMP
 			l.failed(errno)
 			break
 		}
@@ -63,7 +62,7 @@ func (u udp) ready(l *loop, i int, _ uint32) {
 			l.stop("receive", unix.EBADMSG)
 			return
 		}
-		// One that was taken for lost may still come.
+		// A datagram counted as lost may still arrive.
 		c.missing = max(c.missing-1, 0)
 		if l.counts(now) {
 			l.done++

@@ -1,16 +1,14 @@
 package report
 
-// ceiling is a peer that nobody measures: what a proxy could reach that copies
-// nothing, decides nothing and gathers nothing. Its two hops cost twice what one
-// does, so its rate is half of direct's.
+// ceiling is a calculated peer: the rate of a hypothetical proxy that copies nothing, decides nothing and collects
+// nothing. Its two hops cost twice as much as one, so its rate is half of direct's.
 const ceiling = "ceiling"
 
-// withCeiling returns the results with the ceiling behind each measurement of
-// direct.
+// withCeiling returns the results with the ceiling added after each measurement of direct.
 func (r Results) withCeiling() (all Results) {
 	for _, m := range r {
 		all = append(all, m)
-		if m.Peer != "direct" || m.Values[Due] > 0 { // at a constant rate all have the same
+		if m.Peer != "direct" || m.Values[Due] > 0 { // at a constant rate all peers have the same one
 			continue
 		}
 		half := Values{}

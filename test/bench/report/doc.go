@@ -1,3 +1,3 @@
-// Package report keeps results of measurements and makes a page of them: ratios
-// round by round, medians, tables, plots. It measures nothing.
+// Package report stores results of measurements and creates a page from them: ratios for each round, medians, tables,
+// plots. It measures nothing.
 package report

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Listing is a configuration that the page shows.
+// Listing is a configuration shown on the page.
 type Listing struct{ Title, Text string }
 
 // Page returns the page in Markdown. Plots are at plots/NAME.svg.
@@ -37,8 +37,8 @@ func Page(run Run, plots string, listings []Listing) string {
 	return b.String()
 }
 
-// profiles says what bounds the figures. It was taken with perf on the machine of
-// November 2026 (perf record -e cpu-clock -g -p PID), and does not come with a run.
+// profiles describes what limits the figures. It was recorded with perf on the machine of November 2026 (perf record -e
+// cpu-clock -g -p PID), and is not part of a run.
 const profiles = `
 ## Where the time goes
 
@@ -147,7 +147,7 @@ process, so its CPU time is unknown.
 `, "`", m.System, m.Cores, m.CPU, float64(m.Memory)/(1<<30), m.Date, strings.Join(m.Programs, "\n- "), number(m.Seconds), m.congestion())
 }
 
-// congestion tells the congestion control of TCP, and why it is that.
+// congestion describes the TCP congestion control and the reason for it.
 func (m Machine) congestion() string {
 	why := "cubic is what Linux has by default; -congestion sets another"
 	if m.Note != "" {
@@ -156,9 +156,8 @@ func (m Machine) congestion() string {
 	return fmt.Sprintf("%s (%s)", m.Congestion, why)
 }
 
-// sectionTable has a row for each peer. What stands in brackets are the least and
-// the greatest: of the ratios that matter most, and where there are none of the
-// figures.
+// sectionTable has a row for each peer. The values in brackets are the minimum and maximum: of the most important
+// ratios, or, if there are no ratios, of the figures.
 func (r Results) sectionTable(s section, peers []string) string {
 	t := table{head: []string{""}}
 	cells := map[string][]string{}
@@ -175,7 +174,7 @@ func (r Results) sectionTable(s section, peers []string) string {
 		}
 		add(c.heading, func(p string) string { return cell(r.Over(s.figure, p, c.quantity), c.scale, !compared) })
 		for i, base := range c.against {
-			// Nothing is compared with who was not measured.
+			// Without a measurement of the base there is no comparison.
 			if base != like && !slices.Contains(peers, base) {
 				continue
 			}
@@ -191,7 +190,7 @@ func (r Results) sectionTable(s section, peers []string) string {
 	return t.String()
 }
 
-// has reports whether there is something to show of a quantity.
+// has reports whether there are values of a quantity to show.
 func (r Results) has(figure string, q Quantity) bool {
 	if q == Errors || q == Lost {
 		return r.greatest(figure, q) > 0
@@ -211,7 +210,7 @@ func cell(s Spread, scale float64, spread bool) string {
 	return fmt.Sprintf("%s (%s–%s)", median, number(s.Min/scale), number(s.Max/scale))
 }
 
-// failures tells what could not be measured.
+// failures lists the measurements that failed.
 func (r Results) failures() string {
 	var b strings.Builder
 	for _, m := range r {

@@ -6,10 +6,8 @@ import (
 	"strings"
 )
 
-// Plots returns, for each section that there are results for, its plot as SVG, by
-// the section's name.
-// Peers that have nothing to show, such as DNAT where a process is measured, are
-// left out.
+// Plots returns the plots as SVG, by section name, for each section that has results. Peers that have no values to
+// show, such as DNAT if a process is measured, are left out.
 func Plots(r Results) map[string]string {
 	r = r.withCeiling()
 	all := map[string]string{}
@@ -37,8 +35,8 @@ const (
 	headerEnd = 44
 )
 
-// style has colours of its own for the background, so that the text can be read
-// wherever the image is shown, and darker ones where the reader prefers them.
+// style sets its own background, so that the text is readable wherever the image is shown, and dark colors if the
+// reader prefers them.
 const style = `<style>
 text { font: 13px system-ui, sans-serif; fill: #1f2328 } .title { font-weight: 600; font-size: 14px } .small { fill: #59636e }
 .back { fill: #f6f8fa } .bound { fill: #afb8c1 } .other { fill: #6e8fb8 } .usher { fill: #1a7f64 } .range { stroke: #1f2328 }
@@ -49,8 +47,7 @@ text { fill: #e6edf3 } .small { fill: #9198a1 }
 </style>
 `
 
-// plot draws a bar for each peer's median, with a line from the least to the
-// greatest.
+// plot draws a bar for each peer's median, with a line from the minimum to the maximum.
 func (r Results) plot(s section, peers []string) string {
 	c := s.main()
 	full := r.greatest(s.figure, c.quantity)
@@ -68,7 +65,7 @@ func (r Results) plot(s section, peers []string) string {
 	return b.String()
 }
 
-// better says which way is better, where that is down.
+// better returns a note if lower values are better.
 func better(q Quantity) string {
 	if q == Rate || q == Gbits {
 		return ""
@@ -87,7 +84,7 @@ func bar(name, kind string, s Spread, scale, full float64, y int) string {
 		fmt.Sprintf(`<text x="%d" y="%d">%s</text>`+"\n", barRight+10, base, html.EscapeString(cell(s, scale, true)))
 }
 
-// kindOf returns the class of a peer's bar.
+// kindOf returns the CSS class of a peer's bar.
 func kindOf(peer string) string {
 	switch {
 	case strings.HasPrefix(peer, "usher-"):

@@ -6,10 +6,10 @@ import (
 	"slices"
 )
 
-// Spread is a median over rounds, with the least and the greatest.
+// Spread is a median over rounds, with the minimum and maximum.
 type Spread struct {
 	Median, Min, Max float64
-	Rounds           int // 0: there is none
+	Rounds           int // 0: no values
 }
 
 func spread(values []float64) Spread {
@@ -21,7 +21,7 @@ func spread(values []float64) Spread {
 	return Spread{Median: (values[(n-1)/2] + values[n/2]) / 2, Min: values[0], Max: values[n-1], Rounds: n}
 }
 
-// Over returns a quantity over all rounds.
+// Over returns the spread of a quantity over all rounds.
 func (r Results) Over(figure, peer string, q Quantity) Spread {
 	var values []float64
 	for _, m := range r {
@@ -32,10 +32,9 @@ func (r Results) Over(figure, peer string, q Quantity) Spread {
 	return spread(values)
 }
 
-// Ratio returns the ratio of a quantity between two peers, taken in each round
-// that has both: what a busy machine does to one round it does to both. Memory
-// that seems to have become more while connections were opened, since another
-// program gave some back, has no ratio.
+// Ratio returns the ratio of a quantity between two peers, calculated in each round that has both: load on the machine
+// affects both in the same round. A negative value has no ratio: a connection's system memory is negative if another
+// program freed memory meanwhile.
 func (r Results) Ratio(figure, peer, to string, q Quantity) Spread {
 	var ratios []float64
 	for round := 1; round <= r.lastRound(); round++ {
@@ -59,7 +58,7 @@ func (r Results) OwnRatio(figure, peer string, q, to Quantity) Spread {
 	return spread(ratios)
 }
 
-// greatest returns the greatest value of a quantity among all peers.
+// greatest returns the maximum of a quantity among all peers.
 func (r Results) greatest(figure string, q Quantity) (most float64) {
 	for _, m := range r {
 		if m.Figure == figure {
@@ -69,8 +68,8 @@ func (r Results) greatest(figure string, q Quantity) (most float64) {
 	return most
 }
 
-// peers returns those that there are results of, for a figure or, if that is
-// "", at all, in the order in which they were measured.
+// peers returns the peers that have results for a figure or, if that is "", for any figure, in the order of
+// measurement.
 func (r Results) peers(figure string) (all []string) {
 	for _, m := range r {
 		if (figure == "" || m.Figure == figure) && !slices.Contains(all, m.Peer) {
@@ -93,8 +92,8 @@ func (r Results) lastRound() (last int) {
 	return last
 }
 
-// rounds says how many rounds there are of a figure: "6 rounds", or "6 to 30 rounds"
-// where some peers took part in more of them.
+// rounds returns the number of rounds of a figure: "6 rounds", or "6 to 30 rounds" if some peers took part in more of
+// them.
 func (r Results) rounds(figure string) string {
 	of := map[string]int{}
 	for _, m := range r {

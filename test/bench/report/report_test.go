@@ -20,7 +20,7 @@ func TestReport(t *testing.T) {
 	RunSpecs(t, "report")
 }
 
-// crr returns rates of new connections, a round for each.
+// crr returns rates of new connections, one round for each.
 func crr(peer string, rates ...float64) (all report.Results) {
 	for i, rate := range rates {
 		all = append(all, report.Result{Figure: "crr", Peer: peer, Round: i + 1, Values: report.Values{report.Rate: rate}})

@@ -11,18 +11,17 @@ import (
 	"slices"
 )
 
-// Quantity is something that a measurement yields, with its unit.
+// Quantity is a measured quantity with its unit.
 type Quantity string
 
-// The quantities.
 const (
-	Rate   Quantity = "rate"   // exchanges or datagrams a second
-	Due    Quantity = "due"    // exchanges a second that clients began, where they do not wait for the last
+	Rate   Quantity = "rate"   // exchanges or datagrams per second
+	Due    Quantity = "due"    // exchanges per second that clients began, where they do not wait for the previous one
 	P50    Quantity = "p50"    // microseconds
 	P99    Quantity = "p99"    // microseconds
 	P999   Quantity = "p99.9"  // microseconds
 	Gbits  Quantity = "gbits"  // Gbit/s
-	CPU    Quantity = "cpu"    // seconds of the proxy, for as many as the figure says
+	CPU    Quantity = "cpu"    // seconds of the proxy, for the number of exchanges or bytes that the figure states
 	Errors Quantity = "errors" // connections that failed
 	Lost   Quantity = "lost"   // datagrams that did not come back
 
@@ -38,18 +37,18 @@ const (
 
 	Start     Quantity = "start"      // seconds until all portals are open
 	Memory    Quantity = "memory"     // bytes, resident, with all Services
-	Change    Quantity = "change"     // milliseconds until the portal of a Service that is added is open
-	FirstRate Quantity = "first-rate" // crr a second through the first portal
+	Change    Quantity = "change"     // milliseconds until the portal of an added Service is open
+	FirstRate Quantity = "first-rate" // crr per second through the first portal
 	LastRate  Quantity = "last-rate"  // and through the last
 	LastFirst Quantity = "last-first" // their ratio
-	Rest      Quantity = "rest"       // per cent of a core that is taken while nothing happens
+	Rest      Quantity = "rest"       // percent of a core that is used when idle
 )
 
-// Cluster is the figure of proxies that are told of 10,000 Services by an API
-// server. It is measured apart, by package test/cluster.
+// Cluster is the figure of proxies that get 10,000 Services from an API server. Package test/cluster measures it
+// separately.
 const Cluster = "cluster10000"
 
-// Values are what one measurement yielded.
+// Values are the values of one measurement.
 type Values map[Quantity]float64
 
 // Result is one measurement.
@@ -58,23 +57,23 @@ type Result struct {
 	Peer   string
 	Round  int // from 1
 	Values Values
-	Failed string `json:",omitempty"` // why there are no values, or not all
+	Failed string `json:",omitempty"` // why values are missing
 }
 
-// Machine is where measurements were made.
+// Machine describes the machine of the measurements.
 type Machine struct {
-	Date       string // of the first
+	Date       string // of the first measurement
 	System     string // kernel and distribution
 	CPU        string
 	Cores      int
 	Memory     int64    // bytes
 	Congestion string   // control of TCP
-	Note       string   `json:",omitempty"` // why that is not the usual one
+	Note       string   `json:",omitempty"` // why it is not the usual one
 	Programs   []string // with their versions
-	Seconds    float64  // that each load was measured
+	Seconds    float64  // duration of each measured load
 }
 
-// Run is what a file of results holds.
+// Run is the content of a file of results.
 type Run struct {
 	Machine Machine
 	Results Results
@@ -86,10 +85,10 @@ type record struct {
 	Result  *Result  `json:",omitempty"`
 }
 
-// Results are the measurements of one run, in the order in which they were made.
+// Results are the measurements of one run, in the order of measurement.
 type Results []Result
 
-// With returns r with a measurement added, instead of an earlier one of the same.
+// With returns r with m added; m replaces an earlier measurement of the same figure, peer and round.
 func (r Results) With(m Result) Results {
 	return append(slices.DeleteFunc(r, m.same), m)
 }
@@ -98,13 +97,13 @@ func (m Result) same(other Result) bool {
 	return m.Figure == other.Figure && m.Peer == other.Peer && m.Round == other.Round
 }
 
-// Has reports whether a measurement was made, and did not fail.
+// Has reports whether a measurement exists and did not fail.
 func (r Results) Has(figure, peer string, round int) bool {
 	i := slices.IndexFunc(r, Result{Figure: figure, Peer: peer, Round: round}.same)
 	return i >= 0 && r[i].Failed == ""
 }
 
-// Find returns the values of one measurement, or nil if it was not made.
+// Find returns the values of one measurement, or nil if it does not exist.
 func (r Results) Find(figure, peer string, round int) Values {
 	for _, m := range r {
 		if m.Figure == figure && m.Peer == peer && m.Round == round {
@@ -114,10 +113,9 @@ func (r Results) Find(figure, peer string, round int) Values {
 	return nil
 }
 
-// Read reads results from a file with one JSON object a line. A file that is not
-// there has none.
+// Read reads results from a file with one JSON object per line. A missing file has none.
 //
-// A measurement that was made again, since it had failed, is there once.
+// A measurement that was repeated after a failure is contained once.
 func Read(path string) (Run, error) {
 	var run Run
 	f, err := os.Open(path)

@@ -5,25 +5,24 @@ import (
 	"strings"
 )
 
-// section is one figure on the page: what it is, of whom, and its columns.
+// section shows one figure on the page: its text, its peers, and its columns.
 type section struct {
-	name        string // of the plot's file
+	name        string // of the plot file
 	figure      string
 	title, text string
 	of          func(peer string) bool
 	columns     []column
 }
 
-// column is a quantity with its heading. It is shown divided by scale.
+// column is a quantity with its heading. Values are shown divided by scale.
 type column struct {
 	quantity Quantity
 	heading  string
 	scale    float64
-	against  []string // peers, to whose figure the ratio stands beside it
+	against  []string // base peers: a ratio to each is shown next to the value
 }
 
-// like stands in column.against and in target.to for HAProxy behind the same
-// portal's way of translating.
+// like stands in column.against and in target.to for HAProxy with the same kind of address translation as the portal.
 const like = "like"
 
 // against returns the name of the peer that a peer is compared with.
@@ -35,11 +34,10 @@ func against(base, peer string) string {
 	return "haproxy-" + portal
 }
 
-// main is what a section's plot and its first ratios are about: its first column.
+// main is the column of a section's plot and first ratios: its first column.
 func (s section) main() column { return s.columns[0] }
 
-// peers returns those that the section shows: none, if all of them are in the
-// figure's main section.
+// peers returns the peers to show: none if all of them are in the figure's main section.
 func (s section) peers(r Results) []string {
 	peers := slices.DeleteFunc(r.peers(s.figure), func(p string) bool { return !s.of(p) })
 	if s.name != s.figure && !slices.ContainsFunc(peers, func(p string) bool { return !untranslated(p) }) {
@@ -48,13 +46,13 @@ func (s section) peers(r Results) []string {
 	return peers
 }
 
-// Who is reached how.
+// Filters of peers by how clients reach them.
 func all(string) bool { return true }
 
-// translated are the ushers whose portal has the kernel translate addresses.
+// translated selects usher with the portals for which the kernel translates addresses.
 func translated(peer string) bool { return peer == "usher-nftables" || peer == "usher-iptables" }
 
-// behind are proxies that others put the kernel's translation in front of.
+// behind selects other proxies with the kernel's translation in front of them.
 func behind(peer string) bool { return peer == "haproxy-nftables" || peer == "haproxy-iptables" }
 
 func untranslated(peer string) bool { return !translated(peer) && !behind(peer) }
@@ -65,7 +63,7 @@ func throughNetfilter(peer string) bool {
 
 func plain(q Quantity, heading string) column { return column{q, heading, 1, nil} }
 
-// exchanges are the columns of a figure that is about exchanges.
+// exchanges are the columns of a figure that measures exchanges.
 func exchanges(cpu string, bases ...string) []column {
 	return []column{
 		{Rate, "per second", 1, bases}, plain(P50, "p50, µs"), {P99, "p99, µs", 1, bases[:1]}, {P999, "p99.9, µs", 1, bases[:1]},
@@ -75,7 +73,7 @@ func exchanges(cpu string, bases ...string) []column {
 
 var bulk = []column{{Gbits, "Gbit/s", 1, []string{"haproxy", "dnat", ceiling}}, plain(CPU, "CPU, s per 100 GB")}
 
-// sections are the page, in order.
+// sections are the sections of the page, in order.
 var sections = []section{
 	{"crr", "crr", "New connections", "64 clients, each: connect, send 64 bytes, read 64 bytes, close, again.", untranslated, exchanges("100,000", "haproxy", ceiling)},
 	{"crr-netfilter", "crr", "New connections through netfilter", "The same through the portals with address translation in the kernel, compared with HAProxy behind such a rule ([configurations](#configurations)).",
@@ -116,7 +114,7 @@ var sections = []section{
 			{CPU, "CPU, s", 1, []string{"kube-proxy-nftables"}}, plain(Rest, "at rest, % of a core"), plain(Change, "change, ms")}},
 }
 
-// open is about a load at a constant rate: its latencies.
+// open returns the section of a load at a constant rate, with its latencies.
 func open(figure, title, text string) section {
 	return section{figure, figure, title, text, all, []column{{P50, "p50, µs", 1, []string{"haproxy"}}, {P99, "p99, µs", 1, []string{"haproxy"}}, {P999, "p99.9, µs", 1, []string{"haproxy"}},
 		plain(Rate, "per second"), plain(CPU, "CPU, s per 100,000"), plain(Errors, "failed")}}
@@ -127,7 +125,7 @@ func services(figure, title, text string) section {
 		plain(FirstRate, "crr through the first"), plain(LastRate, "through the last"), plain(LastFirst, "last / first")}}
 }
 
-// titles are the names that people know the peers by.
+// titles are the display names of the peers.
 var titles = map[string]string{
 	"direct":              "direct",
 	ceiling:               "*the ceiling*",

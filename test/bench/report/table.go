@@ -2,7 +2,7 @@ package report
 
 import "strings"
 
-// table is one of Markdown's.
+// table is a Markdown table.
 type table struct {
 	head []string
 	rows [][]string

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// target is something that usher set out to reach: a quantity against another
-// peer's, or against another quantity of its own, or by itself.
+// target is a goal for usher: a quantity relative to another peer's or to another quantity of usher's, or an absolute
+// value.
 type target struct {
 	figure   string
 	quantity Quantity
@@ -15,12 +15,12 @@ type target struct {
 	own      Quantity // of the same measurement
 	least    bool     // at least bound; otherwise at most
 	bound    float64
-	unit     float64                 // what bound counts in; 0 means 1
-	of       func(usher string) bool // whom it is about; nil means each
+	unit     float64                 // unit of bound; 0 means 1
+	of       func(usher string) bool // peers to which the target applies; nil means all
 	text     string
 }
 
-// targets are all, in the order of the page.
+// targets are all targets, in the order of the page.
 var targets = []target{
 	{figure: "crr", quantity: Rate, to: "haproxy", least: true, bound: 1.10, of: untranslated, text: "new connections a second"},
 	{figure: "crr", quantity: Rate, to: ceiling, least: true, bound: 0.95, of: untranslated, text: "new connections a second"},
@@ -73,12 +73,12 @@ var targets = []target{
 	{figure: "services10000", quantity: LastFirst, least: true, bound: 0.9, text: "new connections, the last of 10,000 portals / the first"},
 }
 
-// only returns what is true of the ushers that are named.
+// only returns a filter for the named peers.
 func only(ushers ...string) func(string) bool {
 	return func(peer string) bool { return slices.Contains(ushers, peer) }
 }
 
-// measured returns what the target is about, for one usher.
+// measured returns the value to compare with the target, for one usher peer.
 func (t target) measured(r Results, peer string) Spread {
 	switch {
 	case !t.about(peer):
@@ -95,11 +95,10 @@ func (t target) measured(r Results, peer string) Spread {
 	return s
 }
 
-// about reports whether the target is about the usher given.
+// about reports whether the target applies to peer.
 func (t target) about(peer string) bool { return t.of == nil || t.of(peer) }
 
-// met reports whether the median reaches the target, to the two digits that are
-// shown.
+// met reports whether the median reaches the target, rounded to the two digits shown.
 func (t target) met(s Spread) bool {
 	const half = 0.005
 	if t.least {
@@ -120,7 +119,7 @@ func (t target) wanted() string {
 	return fmt.Sprintf("%s %.2f × %s", sign, t.bound, title(t.to))
 }
 
-// targetTable says of every target and every usher whether it was met.
+// targetTable shows for every target and every usher peer whether it was met.
 func (r Results) targetTable() string {
 	var ushers []string
 	for _, p := range r.peers("") {
@@ -147,7 +146,7 @@ func (r Results) targetTable() string {
 	return t.String()
 }
 
-// verdict tells it; failed says that a measurement was tried and came to nothing.
+// verdict returns the result as text; failed means that a measurement was tried and failed.
 func (t target) verdict(s Spread, failed bool) string {
 	switch {
 	case s.Rounds == 0 && failed:

@@ -8,11 +8,11 @@ import (
 	"text/tabwriter"
 )
 
-// shown are the quantities in the order in which they are told.
+// shown are the quantities in the order in which they are printed.
 var shown = []Quantity{Due, Rate, Gbits, P50, P99, P999, CPU, Resident, Descriptors, System, Lost, Errors,
 	ResidentStart, ResidentFirst, ResidentEnd, DescriptorsStart, DescriptorsEnd, Start, Memory, Change, FirstRate, LastRate, LastFirst, Rest}
 
-// Line tells one measurement in a line.
+// Line formats one measurement as a line.
 func Line(r Result) string {
 	parts := []string{fmt.Sprintf("round %d  %-8s  %-16s", r.Round, r.Figure, r.Peer)}
 	for _, q := range shown {
@@ -26,7 +26,7 @@ func Line(r Result) string {
 	return strings.Join(parts, "  ")
 }
 
-// number writes v with three or four digits that count.
+// number formats v with three or four significant digits.
 func number(v float64) string {
 	switch {
 	case v >= 10_000:
@@ -51,7 +51,7 @@ func thousands(n int64) string {
 // bases are the peers that the others are compared with.
 var bases = []string{"haproxy", "nginx", "dnat", ceiling}
 
-// Summary tells, for every quantity, the medians and the medians of the ratios.
+// Summary formats, for every quantity, the medians and the medians of the ratios.
 func Summary(r Results) string {
 	r = r.withCeiling()
 	var b strings.Builder
@@ -78,8 +78,7 @@ func Summary(r Results) string {
 	return b.String()
 }
 
-// ratio writes a median of ratios, with the least and the greatest if that is asked
-// for.
+// ratio formats a median of ratios, with the minimum and maximum if spread is set.
 func ratio(s Spread, itself, spread bool) string {
 	if s.Rounds == 0 || itself {
 		return ""
@@ -92,8 +91,7 @@ func ratio(s Spread, itself, spread bool) string {
 
 type place struct{ figure, peer string }
 
-// places returns the figures and peers that there are results of: figure by
-// figure, in the order in which they were measured.
+// places returns the figures and peers that have results: figure by figure, in the order of measurement.
 func (r Results) places() (all []place) {
 	var figures []string
 	for _, m := range r {

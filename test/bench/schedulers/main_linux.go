@@ -1,11 +1,11 @@
-// Command schedulers measures how the schedulers spread connections, for
-// docs/services.md: it prints that page's tables, and writes its picture.
+// Command schedulers measures how the schedulers distribute connections, for docs/services.md. It prints the tables of
+// that page, and writes its picture.
 //
 //	go run ./test/bench/schedulers -usher bin/usher -picture docs/schedulers.svg
 //	go run ./test/bench/schedulers -usher bin/usher -rates 9
 //
-// Connections are real and go through usher, on loopback, without a portal and without
-// root. Which clients move when endpoints change is computed by package balance alone.
+// Connections are real: they go through usher on loopback, without a portal and without root. Only package balance is
+// used to calculate which clients move when endpoints change.
 package main
 
 import (
@@ -29,9 +29,8 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// What is measured: so many connections by so many clients at a time, of so many addresses, to
-// endpoints each of which serves one connection at a time, and the last of which takes
-// ten times as long for it.
+// The measured load: connections in total, atOnce concurrent ones from as many client addresses, to endpoints that each
+// serve one connection at a time. The last endpoint takes ten times as long.
 const (
 	connections = 10_000
 	atOnce      = 40
@@ -39,11 +38,10 @@ const (
 	fast, slow  = 500 * time.Microsecond, 5 * time.Millisecond
 )
 
-// weighted are the schedulers that are measured with the weights 10 and, for the slow
-// endpoint, 1.
+// weighted are the schedulers that are measured with the weight 10, and 1 for the slow endpoint.
 var weighted = []string{"sed", "nq", "wrr", "wlc"}
 
-// result is what came of one scheduler.
+// result is the result of one scheduler.
 type result struct {
 	name     string
 	counts   [endpoints]int
@@ -100,8 +98,7 @@ func run(usher, picture string, names []string) error {
 	return os.WriteFile(picture, []byte(draw(results)), 0o644)
 }
 
-// newEndpoint serves one connection after the other, each as long as it takes: it says which
-// endpoint it is.
+// newEndpoint serves one connection after the other for its service time, and sends its number.
 func newEndpoint(i int) (netip.AddrPort, error) {
 	l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.%d:0", 11+i))
 	if err != nil {
@@ -125,8 +122,7 @@ func newEndpoint(i int) (netip.AddrPort, error) {
 	return l.Addr().(*net.TCPAddr).AddrPort(), nil
 }
 
-// start starts usher with a Service for each scheduler, and returns where they are served, and by
-// which process.
+// start starts usher with a Service for each scheduler. It returns the addresses of the Services and usher's PID.
 func start(usher string, names []string, addrs []netip.AddrPort) (places map[string]string, pid int, stop func(), err error) {
 	dir, err := os.MkdirTemp("", "schedulers-")
 	if err != nil {
@@ -181,7 +177,7 @@ func start(usher string, names []string, addrs []netip.AddrPort) (places map[str
 	return places, cmd.Process.Pid, stop, nil
 }
 
-// measure makes the connections.
+// measure makes the connections of one scheduler.
 func measure(name, to string, addrs []netip.AddrPort) (result, error) {
 	r := result{name: name}
 	times := make([]time.Duration, connections)
@@ -217,7 +213,7 @@ func measure(name, to string, addrs []netip.AddrPort) (result, error) {
 	return r, nil
 }
 
-// connect is a connection of the n-th client, which has an address of its own.
+// connect makes a connection of the n-th client, which has its own address.
 func connect(to string, n int) (endpoint int, err error) {
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 100, byte(n>>8), byte(n))}, Timeout: 30 * time.Second}
 	c, err := d.Dial("tcp", to)

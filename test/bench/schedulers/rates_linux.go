@@ -15,10 +15,10 @@ import (
 	"github.com/usherproxy/usher/test/bench/load"
 )
 
-// port is where the endpoints of printRates listen, which are one process.
+// port is the port of the endpoints of printRates, which are one process.
 const port = 18080
 
-// The first argument of a process that is a part; the second is what it shall do, as JSON.
+// The first argument of a process that is a part; the second describes its work as JSON.
 const (
 	clientsPart  = "clients"
 	endpointPart = "endpoint"
@@ -42,23 +42,22 @@ func runPart(args []string) (done bool, err error) {
 	return true, err
 }
 
-// part makes the command of a part.
+// part returns the command of a part.
 func part(name string, does any) *exec.Cmd {
-	argument, _ := json.Marshal(does) // what is given can be
+	argument, _ := json.Marshal(does) // does is a value that JSON can represent
 	cmd := exec.Command("/proc/self/exe", name, string(argument))
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return cmd
 }
 
-// rate is what was measured of a scheduler: in each round new connections a second, and usher's
-// processor time for one.
+// rate contains a scheduler's measurements: in each round, new connections per second and usher's CPU time for one.
 type rate struct {
 	perSecond, cpu []float64
 }
 
-// printRates prints the rate of new connections, and usher's processor time for one, with each
-// scheduler beside the first one. They take turns.
+// printRates prints the rate of new connections and usher's CPU time for one, with each scheduler, relative to the
+// first one. The schedulers are measured in turn.
 func printRates(usher string, names []string, rounds int) error {
 	endpoint := part(endpointPart, load.Endpoint{Echo: netip.AddrPortFrom(netip.IPv4Unspecified(), port), Sink: netip.AddrPortFrom(netip.IPv4Unspecified(), port+1),
 		UDP: netip.AddrPortFrom(netip.IPv4Unspecified(), port), Loops: runtime.NumCPU()})
@@ -100,7 +99,7 @@ func measureRates(usher string, names []string, addrs []netip.AddrPort, rounds i
 	rates := map[string]*rate{}
 	for round := range rounds {
 		order := slices.Clone(names)
-		if round%2 == 1 { // who comes after whom shall not matter
+		if round%2 == 1 { // alternate the order, so that it has no effect
 			slices.Reverse(order)
 		}
 		for _, name := range order {

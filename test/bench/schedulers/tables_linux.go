@@ -24,7 +24,7 @@ func milliseconds(d time.Duration) string {
 	return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000)
 }
 
-// printSpeeds prints the table of what was measured.
+// printSpeeds prints the table of measurements.
 func printSpeeds(results []result) {
 	fmt.Println("| scheduler | the four fast endpoints | the slow one | connections a second | median | p99 |")
 	fmt.Println("|---|---:|---:|---:|---:|---:|")
@@ -38,14 +38,14 @@ func printSpeeds(results []result) {
 	}
 }
 
-// printMoves prints the table of what becomes of 10,000 clients when endpoints change.
+// printMoves prints the table of how 10,000 clients move when endpoints change.
 func printMoves(names []string) {
 	fmt.Println("| scheduler | ten endpoints: least and most | one added: it gets | and so many move | one removed: of the others' clients move | one dead: it gets | of the others' clients move |")
 	fmt.Println("|---|---:|---:|---:|---:|---:|---:|")
 	for _, name := range names {
 		var by config.Scheduler
 		if err := by.UnmarshalText([]byte(name)); err != nil {
-			panic(err) // it was measured
+			panic(err) // the name was measured, so it is valid
 		}
 		ten := after(by, 10, nil)
 		added := after(by, 10, func(p *balance.Pool) { update(p, by, 11, -1) })
@@ -60,11 +60,10 @@ func printMoves(names []string) {
 
 var now = time.Now()
 
-// outcome is where 10,000 clients went, before a change and after it: endpoint 3 is the one
-// that leaves.
+// outcome is the distribution of 10,000 clients before and after a change, in which endpoint 3 leaves.
 type outcome struct {
-	counts        [11]int // after it
-	others, moves int     // clients that had another endpoint than 3, and of those who has another one now
+	counts        [11]int // after the change
+	others, moves int     // clients whose endpoint was not 3, and those of them whose endpoint has changed
 }
 
 func (o outcome) moved(by config.Scheduler) string {
@@ -78,7 +77,7 @@ func address(i int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, 0, byte(i)}), 80)
 }
 
-// update gives a pool so many endpoints, without one of them.
+// update gives a pool n endpoints, except the one with index without.
 func update(p *balance.Pool, by config.Scheduler, n, without int) {
 	var list []config.Endpoint
 	for i := range n {
@@ -89,7 +88,7 @@ func update(p *balance.Pool, by config.Scheduler, n, without int) {
 	p.Update(config.ServicePort{Scheduler: by, Endpoints: list, Cluster: list}, time.Now())
 }
 
-// after sends 10,000 clients, whose connections stay open, before a change and after it.
+// after sends 10,000 clients, whose connections stay open, before and after a change.
 func after(by config.Scheduler, n int, change func(*balance.Pool)) (o outcome) {
 	var p balance.Pool
 	update(&p, by, n, -1)
@@ -103,7 +102,7 @@ func after(by config.Scheduler, n int, change func(*balance.Pool)) (o outcome) {
 		before[client] = choose(client)
 	}
 	if change != nil {
-		for _, e := range p.All { // all connections end
+		for _, e := range p.All { // close all connections
 			for e.Active.Load() > 0 {
 				e.Release()
 			}
