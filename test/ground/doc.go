@@ -1,4 +1,4 @@
-// Package ground runs the same checks, what a user does with usher, in each place in which usher may
-// run. What works where is a table in docs/requirements.md: a check that fails and should not, or that works
-// and should not, makes the suite fail until the page says so (make grounds).
+// Package ground runs the same checks of what users do with usher in each environment in which usher may run. The
+// results are a table in docs/requirements.md. If a check unexpectedly fails or unexpectedly succeeds, the suite fails
+// until the page is updated (make grounds).
 package ground

@@ -16,16 +16,16 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// A ground is a place in which usher may run.
+// A ground is an environment in which usher may run.
 type ground struct {
 	name string
-	// needs are programs of this machine that make it.
+	// needs are this machine's programs that create the ground.
 	needs []string
-	// command returns what runs the checks there. dir has the programs, and may be written to.
+	// command returns the command that runs the checks there. dir contains the programs, and is writable.
 	command func(dir string) []string
 }
 
-// dual, only4 and only6 are scripts that give a new network namespace an interface besides loopback, and run a command there.
+// dual, only4 and only6 are scripts that set up a new network namespace with an interface, and run a command there.
 var (
 	dual  = network("10.244.0.2/24", "fd00:244::2/64")
 	only4 = "echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6 && echo 1 >/proc/sys/net/ipv6/conf/default/disable_ipv6 && " + network("10.244.0.2/24")
@@ -43,20 +43,20 @@ func network(addresses ...string) string {
 	return script + ` && exec "$@"`
 }
 
-// in returns a command that runs another one in a new network namespace that a script prepares.
+// in returns a command that runs another one in a new network namespace set up by a script.
 func in(script string, command ...string) []string {
 	return append([]string{"unshare", "--net", "--", "sh", "-c", script, "sh"}, command...)
 }
 
-// checksIn is the command that runs the checks whose programs are in dir.
+// checksIn returns the command that runs the checks with the programs in dir.
 func checksIn(dir string) []string {
 	return []string{filepath.Join(dir, "checks"), "-usher", filepath.Join(dir, "usher"), "-dir", filepath.Join(dir, "tmp")}
 }
 
-// ordinaryUser runs a command as a user that is not root.
+// ordinaryUser runs a command as a non-root user.
 var ordinaryUser = []string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"}
 
-// grounds are all of them but the machines with other kernels.
+// grounds are all grounds except machines with other kernels.
 var grounds = []ground{
 	{"root on a node", nil, func(dir string) []string { return in(dual, checksIn(dir)...) }},
 	{"a user who is not root", []string{"setpriv"}, func(dir string) []string { return in(dual, append(ordinaryUser, checksIn(dir)...)...) }},
@@ -92,7 +92,7 @@ var grounds = []ground{
 	}},
 }
 
-// halfCore returns the folder of a new cgroup whose processes have half of a core.
+// halfCore returns the folder of a new cgroup that limits its processes to half a core.
 func halfCore() string {
 	GinkgoHelper()
 	parent, file, limit := "/sys/fs/cgroup", "cpu.max", "50000 100000"
@@ -106,12 +106,12 @@ func halfCore() string {
 	return dir
 }
 
-// dockerCapabilities are those that Docker and containerd give a container by default.
+// dockerCapabilities are the default capabilities of a container with Docker and containerd.
 var dockerCapabilities = []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID",
 	"CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE"}
 
-// container returns a command that makes a container as Docker and containerd do: with their default
-// seccomp profile, /proc/sys to be read only, and the capabilities named besides. It has this machine's programs.
+// container returns a command that creates a container like Docker and containerd: with their default seccomp profile,
+// read-only /proc/sys, and the given additional capabilities. Its root is read-only on request. It has this machine's programs.
 func container(dir string, readonly bool, capabilities ...string) []string {
 	GinkgoHelper()
 	root := filepath.Join(dir, "root")
@@ -154,7 +154,7 @@ func container(dir string, readonly bool, capabilities ...string) []string {
 	return in(dual, "runc", "--root", filepath.Join(dir, "runc"), "run", "--bundle", dir, filepath.Base(dir))
 }
 
-// lack says what this machine has not that makes the ground, or "".
+// lack returns the prerequisite of the ground that this machine lacks, or "".
 func (g ground) lack() string {
 	if os.Geteuid() != 0 {
 		return "needs root"

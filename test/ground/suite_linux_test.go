@@ -21,10 +21,10 @@ import (
 
 var update = flag.Bool("update", false, "write what came of the grounds that ran into docs/requirements.md")
 
-// patience is how long something may take to go.
+// patience is the time that an operation may take.
 const patience = 20 * time.Second
 
-// page is where the table is, seen from folder test.
+// page is the path of the page with the table, relative to folder test.
 const page = "../docs/requirements.md"
 
 // runsc is gVisor's program, which is built once.
@@ -32,13 +32,13 @@ var runsc string
 
 func TestGrounds(t *testing.T) {
 	RegisterFailHandler(Fail)
-	if err := os.Chdir(".."); err != nil { // from where package vm sees its kernels
+	if err := os.Chdir(".."); err != nil { // package vm finds its kernels relative to that folder
 		t.Fatal(err)
 	}
 	RunSpecs(t, "grounds")
 }
 
-// result is what the checks print of one: see folder checks.
+// result is the output of one check: see folder checks.
 type result struct {
 	Check, Reason, Portal string
 	OK                    bool
@@ -53,7 +53,7 @@ var (
 // The first process builds for all.
 var _ = SynchronizedBeforeSuite(func() []byte {
 	if os.Geteuid() != 0 {
-		return nil // each spec says so
+		return nil // each spec reports that
 	}
 	dir, err := os.MkdirTemp("", "ground-")
 	Expect(err).NotTo(HaveOccurred())
@@ -112,7 +112,7 @@ var _ = Describe("usher in", func() {
 // oldKernel is Debian 11's.
 var oldKernel = ground{name: "Linux 5.10"}
 
-// run runs the checks in the ground, and returns what came of them and all that was printed.
+// run runs the checks in the ground, and returns their results and the complete output.
 func (g ground) run() ([]result, string) {
 	GinkgoHelper()
 	dir, err := os.MkdirTemp("", "ground-")
@@ -133,7 +133,7 @@ func (g ground) run() ([]result, string) {
 	Expect(cmd.Start()).To(Succeed())
 	timer := time.AfterFunc(10*time.Minute, func() { _ = cmd.Process.Kill() })
 	defer timer.Stop()
-	_ = cmd.Wait() // its results count
+	_ = cmd.Wait() // its results count, not its exit code
 	return results(out.String()), out.String()
 }
 
@@ -147,7 +147,7 @@ func results(out string) (all []result) {
 	return all
 }
 
-// expect expects that the page says what came of the checks.
+// expect expects that the page contains the results of the checks.
 func (g ground) expect(all []result, out string) {
 	GinkgoHelper()
 	for _, r := range all {
@@ -163,7 +163,7 @@ func (g ground) expect(all []result, out string) {
 	}
 	text, err := os.ReadFile(page)
 	Expect(err).NotTo(HaveOccurred())
-	// The messages may differ between machines: what fails may not.
+	// Messages may differ between machines; the set of failures may not.
 	shown := linesOf(string(text), g.name)
 	Expect(shown).NotTo(BeEmpty(), page)
 	Expect(shown[0]).To(Equal(lines[0]), "%s; make grounds writes it", page)
@@ -176,10 +176,10 @@ func (g ground) expect(all []result, out string) {
 // last is the last check.
 const last = "demo"
 
-// portals are the checks that are columns of the table.
+// portals are the checks that have a column in the table.
 var portals = []string{"portal iptables", "portal nftables", "portal address", "portal none"}
 
-// lines returns what the page says of a ground: its row of the table, and an item for each reason why checks fail.
+// lines returns the page's lines about a ground: its row of the table, and an item for each reason of failures.
 func (g ground) lines(all []result) []string {
 	row := "| " + g.name
 	chosen, passed, others := "–", 0, 0
@@ -213,7 +213,7 @@ func (g ground) lines(all []result) []string {
 	return lines
 }
 
-// linesOf returns the lines of the page that are a ground's.
+// linesOf returns the lines of the page about a ground.
 func linesOf(text, name string) (lines []string) {
 	for line := range strings.Lines(text) {
 		if line = strings.TrimSuffix(line, "\n"); strings.HasPrefix(line, "| "+name+" |") || strings.HasPrefix(line, "- "+name+": ") {
@@ -228,7 +228,7 @@ const (
 	end   = "<!-- end -->\n"
 )
 
-// writePage writes what ran into the page. Of other grounds it keeps what it says.
+// writePage writes the results of ran into the page. It keeps the lines of other grounds.
 func writePage() error {
 	b, err := os.ReadFile(page)
 	if err != nil {

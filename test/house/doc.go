@@ -1,8 +1,7 @@
-// Package house holds what must be true of the repository itself and not of what
-// usher does: which package may import which (imports_test.go), what the program may
-// link (program_test.go), that a link in a document leads somewhere, that documents
-// are found (links_test.go), and that words to avoid become fewer (words_test.go).
+// Package house contains tests of the repository itself, not of usher's behavior: permitted imports (imports_test.go),
+// linked packages and size (program_test.go), links in documents and whether documents are linked (links_test.go), and
+// the number of words to avoid (words_test.go).
 //
-// But for the size of usher it reads files and builds nothing, so it sees the code of every operating system
-// and of the modules below test, and takes a moment.
+// Except for usher's size the tests only read files and build nothing. So they cover the code of every operating system
+// and the modules below test, and take only a moment.
 package house

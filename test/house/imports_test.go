@@ -17,26 +17,24 @@ import (
 
 const module = "github.com/usherproxy/usher"
 
-// floors are the top-level folders with code, the highest first. A package imports
-// from the floors below its own and from its own folder; so a new room, such as
-// proxy/new, needs no line here. Folders side by side on a floor do not know one
-// another: what brings them together is on the floor above.
+// floors are the top-level folders with code, the highest first. A package imports from the floors below its own and
+// from its own top-level folder, so a new package, such as proxy/new, needs no line here. Folders on the same floor do
+// not import each other: code that combines them is on the floor above.
 var floors = [][]string{
 	{"cmd", "deploy"},
 	{"proxy"},
 	{"portal", "config", "affinity"},
 }
 
-// never are the rules beside the floors. In of, imports and but, "a/b" is a
-// package, "a/b/..." is that and what is below it, and "..." is all; packages of
-// this module are named by their folder. What is in but may import all the same; what is in save
-// may be imported.
+// never are the rules in addition to the floors. In of, imports and but, "a/b" is a package, "a/b/..." is that package
+// and those below it, and "..." is all; packages of this module are named by their folder. Packages in but are exempt
+// from the rule; imports in save are allowed.
 var never = []struct {
 	of, imports, but, save []string
 	why                    string
 }{
 	{
-		of: []string{"..."}, imports: []string{"cmd/..."}, but: []string{"cmd/...", "test/walk/events"}, // the latter starts what it measures
+		of: []string{"..."}, imports: []string{"cmd/..."}, but: []string{"cmd/...", "test/walk/events"}, // the latter starts the program that it measures
 		why: "cmd is flags and wiring; what others need of it belongs on a floor below",
 	},
 	{
@@ -52,7 +50,7 @@ var never = []struct {
 		why: "it is words only, which all others share",
 	},
 	{
-		of: []string{"proxy/search"}, imports: []string{"proxy/forward/...", "proxy/frontend/...", "portal/...", "net"}, save: []string{"portal"}, // its words
+		of: []string{"proxy/search"}, imports: []string{"proxy/forward/...", "proxy/frontend/...", "portal/...", "net"}, save: []string{"portal"}, // its constants
 		why: "it decides; who asks it has the sockets",
 	},
 	{
@@ -94,7 +92,7 @@ var never = []struct {
 	},
 	{
 		of: []string{"..."}, imports: []string{"k8s.io/client-go/tools/cache/..."},
-		but: []string{"config/kube/...", "test/cluster/watchers"}, // the latter is kube-proxy's stand-in
+		but: []string{"config/kube/...", "test/cluster/watchers"}, // the latter stands in for kube-proxy
 		why: "one place watches the API server; all others are given the model",
 	},
 	{
@@ -120,16 +118,16 @@ var never = []struct {
 	},
 }
 
-// noName are names that say nothing of what a package is for.
+// noName are names that do not describe the purpose of a package.
 var noName = []string{"util", "utils", "common", "helper", "helpers", "types"}
 
-// importOf is an import as it stands in a file.
+// importOf is an import in a file.
 type importOf struct {
 	file string // "proxy/proxy.go"
 	path string // as an import: "net/netip"; of this module: "portal"
 }
 
-// broken returns what the import breaks, or "".
+// broken returns the rule that the import breaks, or "".
 func (i importOf) broken() string {
 	folder := path.Dir(i.file)
 	if strings.HasSuffix(i.file, "_test.go") && matches(i.path, "test/...") {
@@ -137,7 +135,7 @@ func (i importOf) broken() string {
 	}
 	for _, rule := range never {
 		exempt := slices.ContainsFunc(rule.but, func(p string) bool { return matches(folder, p) })
-		// A package's own folder is a part of it.
+		// A package may import packages of its own folder.
 		binds := slices.IndexFunc(rule.of, func(p string) bool {
 			return matches(folder, p) && !(strings.HasSuffix(p, "/...") && matches(i.path, p))
 		})
@@ -155,8 +153,8 @@ func (i importOf) broken() string {
 		i.file, i.path, folder, from, top(i.path), to)
 }
 
-// floorOf returns the floor that a package of ours is on, the lowest being 1, or 0
-// if it is on none: tests, and packages of others.
+// floorOf returns the floor of a package of this module, the lowest being 1, or 0 if it is on none: tests, and packages
+// of other modules.
 func floorOf(p string) int {
 	i := slices.IndexFunc(floors, func(folders []string) bool { return slices.Contains(folders, top(p)) })
 	if i < 0 {
@@ -170,7 +168,7 @@ func top(p string) string {
 	return first
 }
 
-// matches reports whether a package or import is among those that pattern means.
+// matches reports whether pattern matches a package or import.
 func matches(p, pattern string) bool {
 	if pattern == "..." {
 		return floorOf(p) > 0 || top(p) == "test"
@@ -181,7 +179,7 @@ func matches(p, pattern string) bool {
 	return p == pattern
 }
 
-// readCode reads all Go files once: every import, and the packages' names by folder.
+// readCode reads all Go files once. It returns every import, and the package names by folder.
 var readCode = sync.OnceValues(func() (imports []importOf, packages map[string]string) {
 	GinkgoHelper()
 	packages = map[string]string{}

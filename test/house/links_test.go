@@ -15,15 +15,15 @@ import (
 var (
 	codeBlock = regexp.MustCompile("(?ms)^ *```.*?^ *```")
 	codeSpan  = regexp.MustCompile("`[^`\n]*`")
-	// [text](link), [text](link "title"), [text]: link, and what HTML has.
+	// [text](link), [text](link "title"), [text]: link, and HTML attributes.
 	link    = regexp.MustCompile(`\]\(([^()\s]+)[^()]*\)|(?m:^\[[^]]+\]: *(\S+))|(?:src|srcset|href)="([^"]+)"`)
 	heading = regexp.MustCompile(`(?m)^#{1,6} +(.*?) *#*$`)
-	// What GitHub leaves out of a heading's anchor.
+	// Characters that GitHub omits from a heading's anchor.
 	notInAnchor = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
 	linkText    = regexp.MustCompile(`\[([^]]*)\]\([^)]*\)`)
 )
 
-// anchorsOf returns the anchors that GitHub gives the headings of a document.
+// anchorsOf returns the anchors that GitHub assigns to the headings of a document.
 func anchorsOf(text string) map[string]bool {
 	anchors := map[string]bool{}
 	for _, match := range heading.FindAllStringSubmatch(codeBlock.ReplaceAllString(text, ""), -1) {
@@ -38,9 +38,8 @@ func anchorsOf(text string) map[string]bool {
 	return anchors
 }
 
-// deadLinks returns what is wrong with the links in the document at file: those
-// that lead to a file, folder or heading of the repository that is not there.
-// Links to other places are not followed.
+// deadLinks returns the broken links of the document at file: those to a file, folder or heading of the repository that
+// does not exist. External links are not checked.
 func deadLinks(in fs.FS, file, text string) (dead []string) {
 	prose := codeSpan.ReplaceAllString(codeBlock.ReplaceAllString(text, ""), "")
 	for _, match := range link.FindAllStringSubmatch(prose, -1) {

@@ -10,8 +10,8 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// programs are what is built, with what each may link: at most so many packages outside Go's standard library, and
-// none that is named here, with all below it. Lower a number when less is linked.
+// programs are the binaries with their limits: the maximum number of packages outside Go's standard library, and the
+// packages that must not be linked, including those below them. Lower a number when fewer are linked.
 var programs = []struct {
 	name    string
 	ceiling int
@@ -38,10 +38,10 @@ var programs = []struct {
 	}},
 }
 
-// sizeCeiling is how large usher may be for linux/amd64, in bytes, as make build makes it.
+// sizeCeiling is the maximum size of usher for linux/amd64, in bytes, as built by make build.
 const sizeCeiling = 28_000_000
 
-// goHere returns a command of go's for linux/amd64, at the top of the repository.
+// goHere returns a go command for linux/amd64, at the top of the repository.
 func goHere(args ...string) *exec.Cmd {
 	cmd := exec.Command("go", args...)
 	cmd.Dir, cmd.Stderr = "../..", GinkgoWriter

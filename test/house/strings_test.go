@@ -12,11 +12,11 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// alert is a text of an alert rule.
+// alert matches a text of an alert rule.
 var alert = regexp.MustCompile(`(?m)^ *(?:- alert|summary|description): (.*)$`)
 
-// shown lists every string that can reach a person, by folder: all of two words or more, and messages, titles and
-// help texts of one. A string that is there twice is listed once.
+// shown lists every user-visible string, by folder: all strings of two words or more, and one-word messages, titles and
+// help texts. A repeated string is listed once.
 func shown() string {
 	GinkgoHelper()
 	var b strings.Builder

@@ -18,9 +18,8 @@ func TestHouse(t *testing.T) {
 // repository is the root of the working tree.
 var repository = os.DirFS("../..")
 
-// filesNamed returns the paths of the repository's files that end with suffix.
-// What make leaves behind is passed over, as the go command does: folders whose
-// names begin with a dot (but for GitHub's), bin, and testdata.
+// filesNamed returns the paths of the repository's files that end with suffix. Like the go command, it skips build
+// output: folders whose names begin with a dot (except GitHub's), bin, and testdata.
 func filesNamed(suffix string) (paths []string) {
 	GinkgoHelper()
 	Expect(fs.WalkDir(repository, ".", func(path string, entry fs.DirEntry, err error) error {

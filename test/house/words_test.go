@@ -21,16 +21,16 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/strings.txt, and lower the ceilings in testdata/words.txt")
 
-// A place is where a word is counted.
+// The places where words are counted.
 const (
 	inProse    = iota // README.md, CONTRIBUTING.md, SECURITY.md and docs
-	inComments        // of Go files that are no tests
-	inStrings         // of the same
-	inNames           // of the same: each identifier once per folder
+	inComments        // of Go files except tests
+	inStrings         // of the same files
+	inNames           // of the same files: each identifier once per folder
 	places
 )
 
-// listed are the words that are counted. Identifiers are matched as their parts: tellReady is "tell ready".
+// listed are the words that are counted. Identifiers are split into words: tellReady is "tell ready".
 var listed = []word{
 	{"tell", re(`tell|tells|told|telling`), all},
 	{"who", re(`who`), countWho},
@@ -78,8 +78,8 @@ var listed = []word{
 // word is a line of the glossary.
 type word struct {
 	name    string
-	pattern *regexp.Regexp                     // as it is matched in names
-	count   func(w *word, text string) (n int) // how often it is in a text
+	pattern *regexp.Regexp                     // pattern for names
+	count   func(w *word, text string) (n int) // number of matches in a text
 }
 
 func re(pattern string) *regexp.Regexp { return regexp.MustCompile(`(?i)\b(` + pattern + `)\b`) }
@@ -94,14 +94,14 @@ var (
 	sentence = regexp.MustCompile(`[^.?!]+[.?!]*`)
 	who      = regexp.MustCompile(`(?i)(?:(\S+) )?\bwho\b`)
 	noun     = regexp.MustCompile(`(?i)^\W*(` + named + `),?$`)
-	// A what without a noun: after a preposition, or where a clause begins. That of "show what changed" and of
-	// "what to do" is an indirect question, and not counted.
+	// A "what" without a noun: after a preposition, or at the beginning of a clause. In "show what changed" and "what
+	// to do" it begins an indirect question, which is not counted.
 	what = regexp.MustCompile(`(?i)((^|[,:;(–] *|\b(and|or|but|of|to|for|from|in|with|by|on|at|about|than|after|before|into|that|as|all|without)) *)\bwhat\b( to\b)?`)
 
 	camel = regexp.MustCompile(`([a-z0-9])([A-Z])|_`)
 )
 
-// statements returns the sentences of text but for questions, which may ask who and what.
+// statements returns the sentences of text except questions, which may contain "who" and "what".
 func statements(text string) []string {
 	return slices.DeleteFunc(sentence.FindAllString(text, -1), func(s string) bool { return strings.HasSuffix(s, "?") })
 }
@@ -128,20 +128,20 @@ func countWhat(_ *word, text string) (n int) {
 	return n
 }
 
-// code is what is in the Go files of a folder that are no tests.
+// code is the text of a folder's Go files, except tests.
 type code struct {
 	comments, names []string
 	strings         []literal
 }
 
-// literal is a string as a reader meets it: literals that are added are one, with … for each value between.
+// literal is a string as readers see it: added literals are joined, with … for each value between them.
 type literal struct {
 	text  string
 	words bool // it has two words or more
-	shown bool // it is a message, a title or a help text, also if it is one word
+	shown bool // it is a message, a title or a help text, even with one word
 }
 
-// texts returns the code by folder, without this one, which lists the words.
+// texts returns the code by folder, except this folder's, which lists the words.
 func texts() map[string]*code {
 	GinkgoHelper()
 	all := map[string]*code{}
@@ -205,7 +205,7 @@ func (c *code) add(tree *ast.File) {
 }
 
 var (
-	// messages are functions whose strings are read by people, and titles such fields, also if they are one word.
+	// messages are functions whose strings are user-visible, and titles such fields, even if the string has one word.
 	messages = regexp.MustCompile(`^((Trace|Debug|Info|Warn|Warning|Error|Fatal|Print|Event|New|Errorf)f?|WithField)$`)
 	titles   = regexp.MustCompile(`^(Title|Use|Short|Long|Example)$`)
 
@@ -213,8 +213,8 @@ var (
 	letters  = regexp.MustCompile(`\pL\pL`)
 )
 
-// join returns the string that x is, literals that are added as one, and the values that are no literals; ok is
-// false if there is no literal.
+// join returns the string of x, with added literals joined, and the values that are not literals; ok is false if there
+// is no literal.
 func join(x ast.Expr) (text string, values []ast.Expr, ok bool) {
 	switch x := x.(type) {
 	case *ast.BasicLit:
@@ -234,12 +234,12 @@ func join(x ast.Expr) (text string, values []ast.Expr, ok bool) {
 
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
-// prose returns the documents without code.
+// prose returns the text of the documents, without code.
 func prose() (all []string) {
 	GinkgoHelper()
 	for _, file := range filesNamed(".md") {
 		switch {
-		case file == "docs/walk.md": // of names in the code
+		case file == "docs/walk.md": // it consists of names in the code
 		case file == "README.md", file == "CONTRIBUTING.md", file == "SECURITY.md", strings.HasPrefix(file, "docs/"):
 			text, err := fs.ReadFile(repository, file)
 			Expect(err).NotTo(HaveOccurred())
@@ -292,7 +292,7 @@ const (
 	tableHead    = "%-14s %6s %9s %8s %6s\n"
 )
 
-// table writes counts, one line for each word.
+// table formats counts, one line for each word.
 func table(counts [][places]int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, tableHead, "word", "prose", "comments", "strings", "names")
@@ -302,7 +302,7 @@ func table(counts [][places]int) string {
 	return b.String()
 }
 
-// ceilings reads a table.
+// ceilings parses a table.
 func ceilings(text string) (counts [][places]int) {
 	GinkgoHelper()
 	line := regexp.MustCompile(`(?m)^(.{14}) +(\d+) +(\d+) +(\d+) +(\d+)$`)
@@ -321,8 +321,8 @@ func ceilings(text string) (counts [][places]int) {
 
 var _ = Describe("the words of the style guide's glossary", func() {
 	It("become fewer", func() {
-		// The ceilings only fall: with -update, to what is counted. A ceiling that is far above the count is lowered too,
-		// or words could come back unseen. It takes a reason, in the commit's message, to raise one.
+		// Ceilings only fall: -update lowers them to the counts. A ceiling far above its count must be lowered too, so
+		// that no words can come back unnoticed. Raising one needs a reason in the commit message.
 		text, err := os.ReadFile(ceilingsFile)
 		if !os.IsNotExist(err) {
 			Expect(err).NotTo(HaveOccurred())

@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// check is one thing that a user does. Checks run in this order, with the usher that one of them started.
+// check is a user's task. Checks run in this order, with the usher process that one of them started.
 type check struct {
 	name string
 	run  func(g *ground) error
@@ -70,7 +70,7 @@ var checks = []check{
 	{"demo", demo},
 }
 
-// services are what is served from the start.
+// services are the Services that exist from the start.
 var services = map[string]service{}
 
 func (g *ground) family(v6 bool) (netip.Addr, error) {
@@ -86,7 +86,7 @@ func (g *ground) family(v6 bool) (netip.Addr, error) {
 	return g.addr4, nil
 }
 
-// define writes the manifests of a Service that is served from the start.
+// define writes the manifests of a Service that exists from the start.
 func (g *ground) define(name, protocol string, v6 bool, spec string, endpoints ...netip.AddrPort) error {
 	s := service{name: name, n: byte(1 + len(services)), protocol: protocol, endpoints: endpoints, spec: spec, v6: v6}
 	services[name] = s
@@ -102,7 +102,7 @@ func (g *ground) prepare() error {
 	}{{"", any6}, {"4", false}, {"6", true}} {
 		addr, err := g.family(f.v6)
 		if err != nil {
-			continue // the check says so
+			continue // the check reports that
 		}
 		tcp, err1 := echo(addr, "one")
 		udp, err2 := echoUDP(addr)
@@ -152,10 +152,10 @@ func (g *ground) prepare() error {
 	)
 }
 
-// heard is what the endpoint of the Service half has been sent after its own end.
+// heard is the data that the endpoint of the Service half received after it sent FIN.
 var heard = make(chan string, 1)
 
-// through serves by one portal, and asks over TCP and UDP. Its rules are removed then.
+// through starts usher with a portal, sends requests over TCP and UDP, and then removes the portal's rules.
 func (g *ground) through(portal string) error {
 	if len(services) == 0 {
 		if err := g.prepare(); err != nil {
@@ -169,7 +169,7 @@ func (g *ground) through(portal string) error {
 	return cmp.Or(g.serves(), g.stop(syscall.SIGINT))
 }
 
-// serves expects that TCP and UDP are served now. If not, the reason is what usher says a moment later.
+// serves expects that TCP and UDP are served now. If not, it tries again after 1 s, when usher reports the reason.
 func (g *ground) serves() error {
 	try := func() error { return errors.Join(g.bounces("tcp", 10), g.exchanges("udp", 10)) }
 	err := try()
@@ -180,10 +180,10 @@ func (g *ground) serves() error {
 	return cmp.Or(try(), err)
 }
 
-// flags are those of the usher that most checks use.
+// flags are the flags of the usher process for most checks.
 var flags = []string{"--healthz-address=127.0.0.1:10256", "--service-node-port-range=30080-30080"}
 
-// start leaves the choice of the portal to usher.
+// start starts usher, which selects the portal.
 func start(g *ground) error {
 	_, err := g.start(flags...)
 	return err
@@ -214,7 +214,7 @@ func (g *ground) open(name string) (*net.TCPConn, error) {
 	return c, err
 }
 
-// named returns where clients reach a Service.
+// named returns the address on which clients reach a Service.
 func (g *ground) named(name string) (string, error) {
 	s, ok := services[name]
 	if !ok {
@@ -255,7 +255,7 @@ func atOnce(g *ground) error {
 	return cmp.Or(failed...)
 }
 
-// names asks a Service for the names of its endpoints.
+// names requests the names of a Service's endpoints.
 func (g *ground) names(name string, n int) (all []string, err error) {
 	to, err := g.named(name)
 	for ; n > 0 && err == nil; n-- {
@@ -347,7 +347,7 @@ func refused(g *ground) error {
 	if g.portal == "none" {
 		got, err := g.get("empty")
 		if err != nil || got.Ports[0].Listener == "" {
-			return err // usher does not listen: there is no address that a client could know
+			return err // usher does not listen: there is no address for clients
 		}
 		at = got.Ports[0].Listener
 	}
@@ -365,7 +365,7 @@ func nodePort(g *ground) error {
 	return err
 }
 
-// connected does what check says while 'kubectl usher connect' runs beside usher.
+// connected runs check while 'kubectl usher connect' runs alongside usher.
 func (g *ground) connected(check func() error, flags ...string) error {
 	p, err := launchProgram(kubectlUsher(), append([]string{"connect", "--manifests", g.manifests, "--admin-address=", "--log-format=text"}, flags...)...)
 	if err != nil {
@@ -381,7 +381,7 @@ func (g *ground) connected(check func() error, flags ...string) error {
 	return nil
 }
 
-// errorOf returns an error with a text, or nil for none.
+// errorOf returns an error with the given text, or nil for "".
 func errorOf(text string) error {
 	if text == "" {
 		return nil
@@ -393,7 +393,7 @@ func dns(g *ground) error {
 	return g.connected(func() error { return askName() }, "--socks=", "--dns=127.0.0.1:10053")
 }
 
-// askName asks for the name of a Service, which has the same address whether that can be reached or not.
+// askName resolves the name of a Service, whose address is the same whether it is reachable or not.
 func askName() error {
 	r := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "udp", "127.0.0.1:10053")
@@ -496,7 +496,7 @@ func getConnections(g *ground) error {
 	return nil
 }
 
-// prints runs usher, which prints what is expected.
+// prints runs usher and expects that it prints the given text.
 func prints(expected string, args ...string) error { return printsOf(*usher, expected, args...) }
 
 func printsOf(program, expected string, args ...string) error {
@@ -507,8 +507,8 @@ func printsOf(program, expected string, args ...string) error {
 	return err
 }
 
-// demo does not say how the demo fails, if it does, since that depends on what its requests meet: what it
-// prints goes to standard error.
+// demo does not return why the demo fails, since that depends on the errors of its requests. The demo's output is
+// written to standard error.
 func demo(*ground) error {
 	out, err := command("demo", "--once")
 	if err != nil || !strings.Contains(out, "requests had the expected outcome") {
@@ -518,7 +518,7 @@ func demo(*ground) error {
 	return nil
 }
 
-// diagnose expects that nothing is found but notes, of a Service that no check has kept busy: an emulated machine is slow then.
+// diagnose expects only notes, for a Service that no check has kept busy: an emulated machine would then be slow.
 func diagnose(*ground) error {
 	out, err := command("diagnose", "port")
 	if err == nil && !strings.Contains(out, "Checked") {
@@ -542,7 +542,7 @@ func takeOver(g *ground) error {
 	defer open.Close()
 	first := g.running
 	if _, err := g.start(append(flags, "--take-over")...); err != nil {
-		g.running = first // it serves
+		g.running = first // it still serves
 		return err
 	}
 	if _, err := ask(to); err != nil {
@@ -570,7 +570,7 @@ func killed(g *ground) error {
 }
 
 func stops(g *ground) error {
-	defer func() { _ = g.stop(syscall.SIGKILL) }() // what follows needs that none runs
+	defer func() { _ = g.stop(syscall.SIGKILL) }() // the next checks require that no usher process runs
 	open, err := g.open("tcp")
 	if err != nil {
 		return err
@@ -611,7 +611,7 @@ func cleanup(g *ground) error {
 	return nil
 }
 
-// keeper kills the usher that a keeper has started: clients that come meanwhile wait.
+// keeper kills the usher process started by a keeper: clients that connect meanwhile wait.
 func keeper(g *ground) error {
 	defer func() { _ = g.stop(syscall.SIGKILL) }()
 	if _, err := g.start(append(flags, "--keeper")...); err != nil {
@@ -645,7 +645,7 @@ func childOf(pid int) (int, error) {
 	for _, e := range entries {
 		stat, err := os.ReadFile(filepath.Join("/proc", e.Name(), "stat"))
 		if err != nil {
-			continue // no process, or one that has ended
+			continue // not a process, or one that has ended
 		}
 		_, rest, _ := strings.Cut(string(stat), ") ")
 		if fields := strings.Fields(rest); len(fields) > 1 && fields[1] == strconv.Itoa(pid) {
@@ -655,7 +655,7 @@ func childOf(pid int) (int, error) {
 	return 0, errors.New("the keeper has no child")
 }
 
-// executes asks a Service by its name in `kubectl usher exec`.
+// executes sends a request to a Service by name in `kubectl usher exec`.
 func executes(g *ground) error {
 	self := os.Args[0]
 	if exe, err := os.Executable(); err == nil {

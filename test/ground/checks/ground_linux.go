@@ -17,17 +17,17 @@ import (
 	"time"
 )
 
-// ground is where the checks run, and the usher that they use.
+// ground is the environment of the checks, and the usher process that they use.
 type ground struct {
-	// addr4 and addr6 are where endpoints are; not valid where the ground has none.
+	// addr4 and addr6 are the endpoints' addresses; invalid if the ground has no address of the family.
 	addr4, addr6 netip.Addr
 	manifests    string
 	running      *process
 	portal       string // of running
 }
 
-// newGround finds the addresses of the ground: the first that is not of loopback, of each family.
-// A ground that has loopback only has endpoints there.
+// newGround determines the ground's addresses: the first non-loopback one of each family. If the ground has only
+// loopback, endpoints use that.
 func newGround() (*ground, error) {
 	manifests, err := os.MkdirTemp(*dir, "manifests-")
 	if err != nil {
@@ -36,7 +36,7 @@ func newGround() (*ground, error) {
 	g := &ground{manifests: manifests}
 	for _, loopback := range []bool{false, true} {
 		all, err := net.InterfaceAddrs()
-		if err != nil { // without /proc or netlink
+		if err != nil { // no /proc or netlink
 			all = nil
 		}
 		for _, a := range all {
@@ -58,7 +58,7 @@ func newGround() (*ground, error) {
 	return nil, errors.New("this ground has no address")
 }
 
-// addr is where endpoints are whose family does not matter.
+// addr returns the address for endpoints whose family does not matter.
 func (g *ground) addr() netip.Addr {
 	if g.addr4.IsValid() {
 		return g.addr4
@@ -66,7 +66,7 @@ func (g *ground) addr() netip.Addr {
 	return g.addr6
 }
 
-// service is a Service with its endpoints, of one port. The family is that of its endpoints.
+// service is a Service with its endpoints and one port. Its family is that of its endpoints.
 type service struct {
 	name      string
 	n         byte // of its VIP
@@ -76,7 +76,7 @@ type service struct {
 	v6        bool
 }
 
-// port is where each Service is.
+// port is the port of each Service.
 const port = 8000
 
 func (s service) write(g *ground) error {
@@ -98,14 +98,14 @@ func (s service) write(g *ground) error {
 	return os.Rename(path+".new", path)
 }
 
-// A process is usher, and what it has said.
+// A process is an usher process and its output.
 type process struct {
 	cmd      *exec.Cmd
 	ended    chan struct{}
 	out, log output
 }
 
-// output is what a process has written.
+// output is the output of a process.
 type output struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -129,7 +129,7 @@ func (o *output) String() string {
 // launch starts usher.
 func launch(args ...string) (*process, error) { return launchProgram(*usher, args...) }
 
-// kubectlUsher is beside usher.
+// kubectlUsher returns the path of kubectl-usher, next to usher.
 func kubectlUsher() string { return filepath.Join(filepath.Dir(*usher), "kubectl-usher") }
 
 func launchProgram(program string, args ...string) (*process, error) {
@@ -142,7 +142,7 @@ func launchProgram(program string, args ...string) (*process, error) {
 		return nil, err
 	}
 	go func() {
-		_ = p.cmd.Wait() // its state says
+		_ = p.cmd.Wait() // ProcessState has the result
 		close(p.ended)
 	}()
 	return p, nil
@@ -158,15 +158,15 @@ func (p *process) end() (int, error) {
 		return p.cmd.ProcessState.ExitCode(), nil
 	case <-time.After(*patience):
 		p.kill()
-		<-p.ended // what is started next needs its ports
+		<-p.ended // the next process needs its ports
 		return 0, fmt.Errorf("usher %s does not end", p.cmd.Args[1])
 	}
 }
 
-// kill kills usher, and what it has started. Both may have ended.
+// kill kills usher and its child processes. All of them may have ended.
 func (p *process) kill() { _ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL) }
 
-// command runs usher until it ends, and returns what it prints. Another exit code than 0 is an error.
+// command runs usher until it ends, and returns its output. A nonzero exit code is an error.
 func command(args ...string) (string, error) { return commandOf(*usher, args...) }
 
 func commandOf(program string, args ...string) (string, error) {
@@ -181,7 +181,7 @@ func commandOf(program string, args ...string) (string, error) {
 	return p.out.String(), err
 }
 
-// reason is the last thing that a process has said, without what it begins with.
+// reason returns the last message of a process, without its prefix.
 func (p *process) reason() string {
 	lines := strings.Split(strings.TrimSpace(p.log.String()), "\n")
 	if out := strings.TrimSpace(p.out.String()); lines[0] == "" {
@@ -192,7 +192,7 @@ func (p *process) reason() string {
 
 var serving = regexp.MustCompile(`msg=Serving portal=(\w+)`)
 
-// start starts usher as the running one, and waits until it serves.
+// start starts usher, waits until it serves, and stores it as the running process.
 func (g *ground) start(flags ...string) (*process, error) {
 	p, err := launch(append([]string{"run", "--manifests", g.manifests, "--log-format=text", "--dial-timeouts=" + *dialFor}, flags...)...)
 	if err != nil {
@@ -214,7 +214,7 @@ func (g *ground) start(flags ...string) (*process, error) {
 	return p, err
 }
 
-// stop ends the running usher, if there is one, by a signal.
+// stop ends the running usher process, if any, with a signal.
 func (g *ground) stop(s syscall.Signal) error {
 	if g.running == nil {
 		return nil
@@ -232,7 +232,7 @@ func (g *ground) stop(s syscall.Signal) error {
 	return err
 }
 
-// final is an error after which waiting is in vain.
+// final is an error that ends waiting.
 type final struct{ error }
 
 // eventually waits until f succeeds.
@@ -248,7 +248,7 @@ func eventually(f func() error) error {
 	}
 }
 
-// served is what `usher get services` says of one.
+// served is a Service in the output of `usher get services`.
 type served struct {
 	Name, State string
 	Ports       []struct {
@@ -276,8 +276,8 @@ func (g *ground) get(name string) (served, error) {
 	return list.Items[0], nil
 }
 
-// at is where clients reach a Service: at its VIP, or where usher listens if there is no portal. One
-// that usher does not serve is an error, with the reason that usher gives.
+// at returns the address on which clients reach a Service: its VIP, or usher's listener if there is no portal. If usher
+// does not serve the Service, at returns an error with the reason from usher.
 func (g *ground) at(s service) (string, error) {
 	got, err := g.get(s.name)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Command checks is what a user does with usher, about forty times. It runs inside a ground (a
-// container, an emulated machine, a chroot), starts the usher that is given, its own servers and
-// clients, and prints a line of JSON for each check. It needs no file and no other program.
+// Command checks runs about forty tasks of usher's users. It runs inside a ground (a container, an emulated machine, a
+// chroot), starts the given usher binary and its own servers and clients, and prints a line of JSON for each check. It
+// needs no file and no other program.
 package main
 
 import (
@@ -20,14 +20,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// result is what is printed of a check. Its reason is what usher says, or else what a client sees.
+// result is the output of a check. Its reason is usher's message, or else the client's error.
 type result struct {
 	Check  string `json:"check"`
 	OK     bool   `json:"ok"`
 	Reason string `json:"reason,omitempty"`
-	// Portal is the one that usher has chosen.
+	// Portal is the one that usher has selected.
 	Portal string `json:"portal,omitempty"`
-	// Seconds is how long the check took.
+	// Seconds is the duration of the check.
 	Seconds float64 `json:"seconds"`
 }
 
@@ -51,7 +51,7 @@ func main() {
 		fmt.Println(answer)
 		return
 	}
-	debug.SetMemoryLimit(16 << 20)       // usher is to have the rest of a ground's memory
+	debug.SetMemoryLimit(16 << 20)       // leave the rest of a ground's memory to usher
 	if os.Getenv("usher_kernel") != "" { // this is the first process of a machine: see package vm
 		*patience, *dialFor = 4**patience, "3s,3s,3s,3s" // it is emulated
 		defer func() { _ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF) }()
@@ -82,7 +82,7 @@ func main() {
 	g.stop(unix.SIGKILL)
 }
 
-// beMachine mounts what init mounts, and gives the machine addresses.
+// beMachine mounts the file systems that init mounts, and assigns addresses to the machine.
 func beMachine() error {
 	for _, m := range [][2]string{{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}} {
 		if err := unix.Mount(m[0], m[1], m[0], 0, ""); err != nil {
@@ -111,7 +111,7 @@ var changing = []struct {
 	{regexp.MustCompile(`time="[^"]*" `), ""},
 }
 
-// steady leaves out of a reason what differs from run to run.
+// steady removes from a reason the parts that differ between runs.
 func steady(reason string) string {
 	for _, c := range changing {
 		reason = c.pattern.ReplaceAllString(reason, c.word)
@@ -123,7 +123,7 @@ func steady(reason string) string {
 	return strings.Join(slices.Compact(lines), "\n")
 }
 
-// vip is the address of a Service.
+// vip returns the address of a Service.
 func vip(v6 bool, n byte) netip.Addr {
 	if v6 {
 		return netip.AddrFrom16([16]byte{0xfd, 0, 0, 0x10, 0, 0x96, 15: n})

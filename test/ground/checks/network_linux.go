@@ -7,7 +7,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// network gives a machine that has none the interfaces of a ground: loopback, and one with an address of each family.
+// network adds a ground's interfaces to a machine that has none: loopback, and one with an address of each family.
 func network() error {
 	eth0 := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "peer"}
 	err := netlink.LinkAdd(eth0)

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// serveTCP starts a server that gives each client to handle, and closes the connection then.
+// serveTCP starts a server that passes each client to handle, and then closes the connection.
 func serveTCP(addr netip.Addr, handle func(*net.TCPConn)) (netip.AddrPort, error) {
 	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(addr, 0)))
 	if err != nil {
@@ -37,15 +37,15 @@ func serveTCP(addr netip.Addr, handle func(*net.TCPConn)) (netip.AddrPort, error
 	return l.Addr().(*net.TCPAddr).AddrPort(), nil
 }
 
-// echo starts a server that sends its name, and then what the client sends, until the client's end.
+// echo starts a server that sends its name, and then echoes the client's data until EOF.
 func echo(addr netip.Addr, name string) (netip.AddrPort, error) {
 	return serveTCP(addr, func(c *net.TCPConn) {
 		fmt.Fprintln(c, name)
-		_, _ = io.Copy(c, c) // the client misses what is not sent back
+		_, _ = io.Copy(c, c) // the client detects missing data
 	})
 }
 
-// echoUDP starts a server that sends back each datagram.
+// echoUDP starts a server that echoes each datagram.
 func echoUDP(addr netip.Addr) (netip.AddrPort, error) {
 	c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 0)))
 	if err != nil {
@@ -64,8 +64,8 @@ func echoUDP(addr netip.Addr) (netip.AddrPort, error) {
 	return c.LocalAddr().(*net.UDPAddr).AddrPort(), nil
 }
 
-// bound returns a socket with an address, and that address. Connections to it are refused as long as
-// it does not listen, and datagrams once it is connected.
+// bound returns a bound socket and its address. Connections to it are refused while it does not listen; datagrams are
+// refused once it is connected.
 func bound(addr netip.Addr, kind int) (fd int, at netip.AddrPort, err error) {
 	sa, family := sockaddr(netip.AddrPortFrom(addr, 0))
 	if fd, err = unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0); err != nil {
@@ -84,7 +84,7 @@ func bound(addr netip.Addr, kind int) (fd int, at netip.AddrPort, err error) {
 	}
 }
 
-// connect connects a socket of bound to itself: it gets nothing from others.
+// connect connects a socket of bound to itself, so that it receives nothing from others.
 func connect(fd int, to netip.AddrPort) error {
 	sa, _ := sockaddr(to)
 	return unix.Connect(fd, sa)
@@ -100,7 +100,7 @@ func sockaddr(a netip.AddrPort) (sa unix.Sockaddr, family int) {
 // held are connections that fill the backlogs of silent addresses.
 var held []net.Conn
 
-// silent returns an address where nothing answers a client: its backlog is full, as two attempts in a row have shown.
+// silent returns an address that does not answer clients: its backlog is full, as two timeouts in a row have shown.
 func silent(addr netip.Addr) (netip.AddrPort, error) {
 	fd, at, err := bound(addr, unix.SOCK_STREAM)
 	if err != nil {
@@ -123,7 +123,7 @@ func silent(addr netip.Addr) (netip.AddrPort, error) {
 	return at, nil
 }
 
-// dial connects to a Service. Each operation on the connection fails after *patience.
+// dial connects to a Service. Each operation on the connection times out after *patience.
 func dial(to string) (*net.TCPConn, error) {
 	c, err := net.DialTimeout("tcp", to, *patience/4)
 	if err != nil {
@@ -132,7 +132,7 @@ func dial(to string) (*net.TCPConn, error) {
 	return c.(*net.TCPConn), c.SetDeadline(time.Now().Add(*patience))
 }
 
-// plain is an error without addresses and ports, which differ from run to run.
+// plain returns an error without addresses and ports, which differ between runs.
 func plain(err error) error {
 	if op := new(net.OpError); errors.As(err, &op) {
 		if os := new(os.SyscallError); errors.As(err, &os) {
@@ -153,7 +153,7 @@ func ask(to string) (string, error) {
 	return line(c)
 }
 
-// line reads the line with which an endpoint begins.
+// line reads the first line that an endpoint sends.
 func line(c net.Conn) (string, error) {
 	var name []byte
 	for b := make([]byte, 1); ; {
@@ -167,7 +167,7 @@ func line(c net.Conn) (string, error) {
 	}
 }
 
-// bounce sends n random bytes to an endpoint of echo and then the end, and expects them back, and the end.
+// bounce sends n random bytes and then FIN to an endpoint of echo, and expects both back.
 func bounce(c *net.TCPConn, n int64) error {
 	sent, got := sha256.New(), sha256.New()
 	failed := make(chan error, 1)
@@ -195,7 +195,7 @@ func exchange(to string, n int) error {
 	defer c.Close()
 	sent := strings.Repeat("d", n)
 	b := make([]byte, 1<<16)
-	// A client of UDP asks again.
+	// A UDP client must retransmit.
 	for deadline := time.Now().Add(*patience / 4); ; {
 		_ = c.SetDeadline(time.Now().Add(*patience / 8))
 		if _, err = c.Write([]byte(sent)); err == nil {
