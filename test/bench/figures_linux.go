@@ -62,7 +62,8 @@ func hasPortal(p peer) bool { return p.usher != nil && p.usher.portal != "none" 
 // warm is the time that a load runs before it is measured.
 const warm = 300 * time.Millisecond
 
-// exchanges measures the exchanges per second of clients, and the proxy's CPU time for per exchanges.
+// exchanges measures clients' exchanges per second, and the proxy's CPU time. per is the number of exchanges that the
+// CPU time is given for.
 func exchanges(kind load.Kind, clients, per int) func(*scene, options) (report.Values, error) {
 	return func(s *scene, o options) (report.Values, error) {
 		out, _, err := s.drive(load.Spec{Kind: kind, To: s.echo, Clients: clients, Size: message, Warm: warm, For: o.each})
@@ -73,7 +74,7 @@ func exchanges(kind load.Kind, clients, per int) func(*scene, options) (report.V
 	}
 }
 
-// values returns the values that all kinds of exchanges have in common. CPU time is that for per exchanges.
+// values returns the values that all kinds of exchanges have in common. per is as in exchanges.
 func (o outcome) values(s *scene, per float64) report.Values {
 	v := report.Values{
 		report.Rate:   float64(o.Done) / o.Seconds,
@@ -96,7 +97,7 @@ func (o outcome) addLatencies(v report.Values) {
 // gbits returns Gbit/s, if bytes were counted.
 func (o outcome) gbits() float64 { return float64(o.Done) * 8 / 1e9 / o.Seconds }
 
-// addCPU adds the proxy's CPU seconds for per units of work.
+// addCPU adds the proxy's CPU seconds. per is the number of operations that they are given for.
 func (o outcome) addCPU(v report.Values, s *scene, per float64) {
 	if s.proxy != nil && o.Done > 0 {
 		v[report.CPU] = o.cpu().Seconds() / float64(o.Done) * per

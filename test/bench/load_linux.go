@@ -73,7 +73,7 @@ func (s *stage) startEndpoint(loops int) (*process, error) {
 // outcome is the clients' result, and the proxy's usage meanwhile.
 type outcome struct {
 	load.Result
-	before, after usage // of the proxy, at begin and end
+	before, after usage // of the proxy, when clients begin and end
 }
 
 func (o outcome) cpu() time.Duration { return o.after.cpu - o.before.cpu }

@@ -111,7 +111,7 @@ var dockerCapabilities = []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID",
 	"CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE"}
 
 // container returns a command that creates a container like Docker and containerd: with their default seccomp profile,
-// read-only /proc/sys, and the given additional capabilities. Its root is read-only on request. It has this machine's programs.
+// read-only /proc/sys, and the given additional capabilities. It has this machine's programs.
 func container(dir string, readonly bool, capabilities ...string) []string {
 	GinkgoHelper()
 	root := filepath.Join(dir, "root")

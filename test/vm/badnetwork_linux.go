@@ -116,7 +116,7 @@ func (n *node) of(ip family) *node {
 	return &other
 }
 
-// mirror returns a TCP Service whose endpoints echo the data. The Service is served: put is not needed.
+// mirror puts a TCP Service whose endpoints echo the data, and returns it.
 func (n *node) mirror(at ...netip.AddrPort) service {
 	GinkgoHelper()
 	s := service{name: "mirror-" + n.ip.option[1:], vip: netip.AddrPortFrom(n.ip.vip, 80), protocol: "TCP", endpoints: at}

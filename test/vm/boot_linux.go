@@ -161,8 +161,9 @@ type Image struct {
 	accelerator       func() string
 }
 
-// NewImage creates an image of init (the test binary of this package), usher and the programs to put next to it. All
-// are static and built for the platform. The file is written to dir. [Platform.Missing] must have returned "".
+// NewImage creates an image of init (the first process, such as the test binary of this package), usher and the
+// programs to put next to it. All are static and built for the platform. The file is written to dir.
+// [Platform.Missing] must have returned "".
 func (p *Platform) NewImage(dir, init, usher string, beside ...string) (*Image, error) {
 	kernel, modules := p.newestKernel()
 	i := &Image{platform: p, kernel: kernel, initramfs: filepath.Join(dir, "initramfs-"+p.folder)}

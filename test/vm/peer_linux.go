@@ -147,7 +147,7 @@ func dial(ns *lab.Namespace, from netip.Addr, to netip.AddrPort, streams uint16)
 	return p, failed
 }
 
-// limitConnect shortens the kernel's connection attempts: a refusal arrives at once, and usher accepts at once.
+// limitConnect limits connect(2) to 10 s, which is ample: refusals arrive at once, and usher accepts at once.
 func limitConnect(_, _ string, raw syscall.RawConn) error {
 	wait := unix.NsecToTimeval(int64(10 * time.Second))
 	var failed error

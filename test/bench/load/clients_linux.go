@@ -20,7 +20,8 @@ const (
 	Ended = "ended"
 )
 
-// Run makes the load of spec and writes its begin, end and result to out. Held connections are closed when in ends.
+// Run makes the load of spec. It announces the start and end on out, and then writes the result. Held
+// connections are closed when in ends.
 func Run(spec Spec, in io.Reader, out io.Writer) error {
 	if err := spec.check(); err != nil {
 		return err
@@ -80,7 +81,7 @@ type loop struct {
 type client struct {
 	fd      int
 	missing int       // outstanding bytes of the answer, or datagrams
-	since   time.Time // begin of the exchange
+	since   time.Time // when the exchange began
 }
 
 // behaviour is the kind of exchange of a loop's clients. Its methods take a client's number.

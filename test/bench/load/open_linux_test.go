@@ -68,7 +68,8 @@ func TestAnOpenLoopSeesAStallThatAClosedOneDoesNot(t *testing.T) {
 		closed := result(g, t, spec)
 		spec.To, spec.Rate = stallingServer(g, t), 1000
 		open := result(g, t, spec)
-		// The rate is a maximum. Of 1,500 exchanges 400 were due during the stall; a closed loop delays only four.
+		// The open loop sends no faster than the rate. Of 1,500 exchanges 400 were due during the stall; a
+		// closed loop delays only four.
 		g.Expect(closed.P99).To(BeNumerically("<", stall/2), string(kind))
 		g.Expect(open.P99).To(BeNumerically(">", stall/2), string(kind))
 		g.Expect(open.Done).To(BeNumerically("<=", 1600), string(kind)) // some that were due during the warm-up may end later

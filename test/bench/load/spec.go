@@ -36,8 +36,8 @@ type Spec struct {
 	For     time.Duration // from begin to end
 }
 
-// stampSize is the number of bytes at the begin of a datagram that hold its send time, in nanoseconds after the
-// measurement's begin.
+// stampSize is the number of bytes at the start of a datagram that hold its send time, in nanoseconds after the
+// measurement began.
 const stampSize = 8
 
 // check returns an error that names the invalid field.

@@ -518,7 +518,7 @@ func demo(*ground) error {
 	return nil
 }
 
-// diagnose expects only notes, for a Service that no check has kept busy: an emulated machine would then be slow.
+// diagnose expects only notes, for a Service that no check has kept busy: an emulated machine is slow with busy ones.
 func diagnose(*ground) error {
 	out, err := command("diagnose", "port")
 	if err == nil && !strings.Contains(out, "Checked") {
