@@ -19,7 +19,7 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// sticky returns a proxy with a front end for each port that has affinity for timeout.
+// sticky returns a proxy with one front end per port. Each has session affinity for timeout.
 func sticky(timeout time.Duration, ports ...string) *Proxy {
 	p := New(Options{AffinityPerPort: 10, AffinityTotal: 100})
 	p.Log = logrus.New()
@@ -41,8 +41,8 @@ func (p *Proxy) table(port string) *affinity.Table {
 	return p.services[types.NamespacedName{Namespace: "default", Name: "web"}][id].Affinity
 }
 
-// TestAffinitiesGoOn expects that clients keep their endpoints at service ports that are there
-// already, and at those that come later, but not for longer than before.
+// TestAffinitiesGoOn expects that clients keep their endpoints at existing service ports and at those added later,
+// but not for longer than before.
 func TestAffinitiesGoOn(t *testing.T) {
 	g := NewWithT(t)
 	alice, bob, one := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::2"), netip.MustParseAddrPort("10.1.0.1:80")
@@ -68,8 +68,8 @@ func TestAffinitiesGoOn(t *testing.T) {
 	g.Expect(after.had).To(BeEmpty())
 }
 
-// TestAllEndpointsLeave expects that the table of clients is not walked once for each endpoint that
-// leaves, which took more than a minute here: no other goroutine can change or look at anything meanwhile.
+// TestAllEndpointsLeave expects that usher does not walk the client table once per removed endpoint. That took more
+// than a minute here, and no other goroutine could read or change anything meanwhile.
 func TestAllEndpointsLeave(t *testing.T) {
 	g := NewWithT(t)
 	const endpoints, clients = 10_000, 65_536
@@ -92,7 +92,7 @@ func TestAllEndpointsLeave(t *testing.T) {
 	g.Expect(p.affinities.Used()).To(BeZero())
 }
 
-// FuzzAffinities: a file that cannot be read does no harm, and stays not open.
+// FuzzAffinities: a file that cannot be read does no harm and is closed.
 func FuzzAffinities(f *testing.F) {
 	p := sticky(time.Minute, "http")
 	p.Log.(*logrus.Logger).SetOutput(io.Discard)

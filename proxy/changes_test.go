@@ -54,7 +54,7 @@ var _ = Describe("a change that waits", func() {
 		o.Portal, o.Trace, o.Log = locked, trace.NewLog(10), &logrus.Logger{Out: io.Discard, Formatter: &logrus.TextFormatter{}}
 		p = proxy.New(o)
 	})
-	// looks is all that only looks; it never ends if one of them waits.
+	// looks calls all functions that only read, and closes the channel when they have returned.
 	looks := func() <-chan struct{} {
 		done := make(chan struct{})
 		go func() {

@@ -25,8 +25,8 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// tunnel is a connection through which an endpoint is reached: it is there at once,
-// and what became of the endpoint is told by Confirm.
+// tunnel is a connection that reaches an endpoint through a proxy. It is open at once, and Confirm reports whether
+// the endpoint was reached.
 type tunnel struct {
 	*net.TCPConn
 	verdict error
@@ -34,7 +34,7 @@ type tunnel struct {
 
 func (t tunnel) Confirm() error {
 	if t.verdict != nil {
-		// The client's bytes are on their way: the next endpoint must get them too.
+		// The client's bytes are in transit already: the next endpoint must get them too.
 		_, _ = t.Read(make([]byte, 1))
 	}
 	return t.verdict
@@ -47,12 +47,12 @@ var _ = Describe("a Proxy with a Dial of its own", func() {
 		refuse  map[netip.AddrPort]bool
 		refusal = errors.New("nobody there, after all")
 	)
-	// echo answers with what it got, once the client has sent FIN.
+	// echo returns the received bytes after the client has sent FIN.
 	echo := func(c net.Conn) {
 		all, _ := io.ReadAll(c)
 		_, _ = c.Write(all)
 	}
-	// swallow says so when it has got something.
+	// swallow reports on a channel that it has received bytes.
 	swallow := func(c net.Conn) {
 		_, _ = c.Read(make([]byte, 1))
 		_, _ = c.Write([]byte("!"))
@@ -93,7 +93,7 @@ var _ = Describe("a Proxy with a Dial of its own", func() {
 		o := proxy.Defaults()
 		o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(1000)
 		events = o.Trace.Reader(true)
-		o.Quarantine.First = time.Hour // longer than a spec takes
+		o.Quarantine.First = time.Hour // longer than any spec
 		o.TCPOnly = errors.New("a tunnel carries TCP only")
 		o.Dial = func(ctx context.Context, to *config.Endpoint) (forward.Conn, error) {
 			c, err := o.DirectDial(ctx, to)
@@ -115,7 +115,7 @@ var _ = Describe("a Proxy with a Dial of its own", func() {
 			Eventually(gleak.Goroutines).ShouldNot(gleak.HaveLeaked(goroutines))
 		})
 	})
-	// told returns the events of the connections so far, once the last has ended.
+	// told returns the events of the connections so far, after the last connection has ended.
 	told := func() (list []trace.Event) {
 		GinkgoHelper()
 		Eventually(p.Connections).Should(BeZero())
@@ -136,7 +136,7 @@ var _ = Describe("a Proxy with a Dial of its own", func() {
 			refuse[dead] = true
 			at := serve(config.TCP, dead, alive)
 			var clients sync.WaitGroup
-			for range 2 { // whichever endpoint's turn it is
+			for range 2 { // covers both starts of the rotation
 				c := connect(at)
 				clients.Go(func() {
 					defer GinkgoRecover()

@@ -27,7 +27,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// isSynSent reports whether somebody is connecting to an IPv4 address of this machine's.
+// isSynSent reports whether a process is connecting to an IPv4 address of this machine.
 func isSynSent(to netip.AddrPort) bool {
 	text, err := os.ReadFile("/proc/self/net/tcp")
 	Expect(err).NotTo(HaveOccurred())
@@ -41,10 +41,10 @@ func isSynSent(to netip.AddrPort) bool {
 	return false
 }
 
-// nobody returns an address where connections are refused.
+// nobody returns an address that refuses connections.
 func nobody() netip.AddrPort {
 	GinkgoHelper()
-	l, err := net.Listen("tcp", "127.117.0.3:0") // which nobody else has
+	l, err := net.Listen("tcp", "127.117.0.3:0") // no other process uses this address
 	Expect(err).NotTo(HaveOccurred())
 	defer l.Close()
 	return l.Addr().(*net.TCPAddr).AddrPort()

@@ -60,7 +60,7 @@ func specifyLeaving(portable bool) {
 		}
 		apply(echo)
 	})
-	// ask sends a byte, and waits for it to come back.
+	// ask sends a byte and waits for the echo.
 	ask := func(c net.Conn) error {
 		if _, err := c.Write([]byte("x")); err != nil {
 			return err
@@ -124,7 +124,7 @@ func specifyLeaving(portable bool) {
 		c := connect()
 		apply(another)
 		left := time.Now()
-		time.Sleep(300 * time.Millisecond) // that is what it is about
+		time.Sleep(300 * time.Millisecond) // longer than the new drain timeout
 		port.DrainTimeout = 200 * time.Millisecond
 		apply(another)
 		Expect(c.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))

@@ -41,8 +41,7 @@ func servicePort(t *trace.Log, name string) *conn.Port {
 	return &conn.Port{Observers: []conn.Observer{t}, ID: config.PortID{Namespace: "default", Service: "web", Port: name, Family: config.IPv4}, Protocol: config.TCP}
 }
 
-// retried puts a connection into the trace that got its endpoint at the second
-// attempt.
+// retried records a connection that reached its endpoint at the second attempt.
 func retried(t *trace.Log, err string) {
 	life := &conn.Record{ID: 7, Port: servicePort(t, "http"), From: netip.MustParseAddrPort("192.0.2.2:48200"), To: netip.MustParseAddrPort("10.96.0.10:80"), Began: at.Add(-time.Second)}
 	life.Accepted()
@@ -114,7 +113,7 @@ var _ = Describe("an access log", func() {
 		})
 		var line map[string]any
 		Expect(json.Unmarshal([]byte(out.String()), &line)).To(Succeed())
-		line["lost"] = nil // in a line of its own
+		line["lost"] = nil // on a separate line
 		for name := range line {
 			Expect(documented).To(HaveKey(name))
 		}
@@ -215,7 +214,7 @@ var _ = Describe("an access log", func() {
 	})
 })
 
-// slowDisk keeps what is written to it, and lets writers wait until it is free.
+// slowDisk keeps the written bytes. Writes block until the disk is free.
 type slowDisk struct {
 	begun, free chan struct{}
 	text        strings.Builder
@@ -230,7 +229,7 @@ func (d *slowDisk) Write(p []byte) (int, error) {
 	return d.text.Write(p)
 }
 
-// BenchmarkConnection is what a connection costs with an access log, both formats.
+// BenchmarkConnection measures the cost of a connection with an access log, in both formats.
 func BenchmarkConnection(b *testing.B) {
 	for _, format := range []accesslog.Format{accesslog.JSON, accesslog.Text} {
 		b.Run(string(format), func(b *testing.B) {

@@ -131,7 +131,7 @@ var _ = Describe("health check node ports", func() {
 		// Two ports of one Service: endpoints count once.
 		return config.Service{Name: name, HealthCheckNodePort: port, Ports: []config.ServicePort{p, p}}
 	}
-	// free returns a port that nobody has, and that is not given to whoever asks for any.
+	// free returns a port that no process uses and that lies outside the default ephemeral port range.
 	free := func() uint16 {
 		GinkgoHelper()
 		for range 1000 {

@@ -30,8 +30,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// node is a real proxy behind the portal that needs nothing, with its API on a real
-// server.
+// node is a real proxy with the portal none, and its API on a real server.
 type node struct {
 	proxy   *proxy.Proxy
 	metrics *admin.Metrics
@@ -49,8 +48,8 @@ func newNode(change ...func(*proxy.Options)) *node {
 	log.SetOutput(GinkgoWriter)
 	o := proxy.Defaults()
 	o.Portal, o.Log, o.Trace, o.SCTP = pt, log, trace.NewLog(1000), stream.SCTPOff
-	o.FirstTurn = nil                     // the first endpoint's, as the specs expect
-	o.Quarantine.First = 10 * time.Second // no spec lasts so long
+	o.FirstTurn = nil                     // starts with the first endpoint, as the specs expect
+	o.Quarantine.First = 10 * time.Second // longer than any spec
 	o.Schedule = []time.Duration{100 * time.Millisecond, 100 * time.Millisecond}
 	for _, f := range change {
 		f(&o)
@@ -74,7 +73,7 @@ func newNode(change ...func(*proxy.Options)) *node {
 	return n
 }
 
-// get asks for what is behind /api/v1 and decodes the answer.
+// get requests a path below /api/v1 and decodes the response.
 func (n *node) get(path string, into any) int {
 	GinkgoHelper()
 	res, err := http.Get(n.url + api.Prefix + path)
@@ -86,7 +85,7 @@ func (n *node) get(path string, into any) int {
 	return res.StatusCode
 }
 
-// fails asks for what cannot be had, and returns what is said about it.
+// fails requests a path that must fail, and returns the error message.
 func (n *node) fails(path string) string {
 	GinkgoHelper()
 	var e api.Error
@@ -95,7 +94,7 @@ func (n *node) fails(path string) string {
 	return fmt.Sprintf("%d %s", code, e.Message)
 }
 
-// client connects to a Service, and returns the connection and the answer.
+// client connects to a Service, and returns the connection and the response.
 func (n *node) client(service string) (net.Conn, string) {
 	GinkgoHelper()
 	for _, s := range n.proxy.Status() {
@@ -112,7 +111,7 @@ func (n *node) client(service string) (net.Conn, string) {
 	return nil, ""
 }
 
-// answering starts an endpoint that says hello and waits for the client to go.
+// answering starts an endpoint that sends hello and waits until the client closes.
 func answering() netip.AddrPort {
 	GinkgoHelper()
 	return lab.Backend(func(c net.Conn) {
@@ -121,7 +120,7 @@ func answering() netip.AddrPort {
 	})
 }
 
-// service is a Service with one port and endpoints that are Pods of this node.
+// service returns a Service with one port. Its endpoints are Pods of this node.
 func service(name, vip string, endpoints ...netip.AddrPort) config.Service {
 	port := config.ServicePort{
 		ID:       config.PortID{Namespace: "default", Service: name, Port: "main", Family: config.IPv4},
@@ -293,7 +292,7 @@ var _ = Describe("the API of a proxy", func() {
 			Expect(x.Order[1].Text).To(ContainSubstring("in quarantine until a probe succeeds, next in "))
 			Expect(x.ScheduleMs).To(Equal([]float64{100, 100}))
 			again := ask()
-			again.Order[1], x.Order[1] = api.Candidate{}, api.Candidate{} // time goes on
+			again.Order[1], x.Order[1] = api.Candidate{}, api.Candidate{} // they depend on the time
 			again.Text, x.Text = nil, nil
 			Expect(again).To(Equal(x))
 		})
@@ -427,10 +426,10 @@ var _ = Describe("the API of a proxy", func() {
 	It("filters and sorts connections by how they went, and says how far back they are known", func() {
 		n := newNode(func(o *proxy.Options) {
 			o.Trace.Keep(100)
-			o.Slow = time.Nanosecond // all are
+			o.Slow = time.Nanosecond // all connections are slow
 		})
 		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", lab.Refusing(), answering()), service("down", "10.96.0.2", lab.Refusing())})
-		n.client("web") // stays
+		n.client("web") // stays open
 		gone, _ := n.client("web")
 		gone.Close()
 		n.client("down")
@@ -519,7 +518,7 @@ var _ = Describe("the API of a proxy", func() {
 		for i := range 25 {
 			all = append(all, service(fmt.Sprintf("s%02d", i), fmt.Sprintf("10.96.1.%d", i), at))
 		}
-		// "a-b" sorts behind "a" as a name, though before "a/".
+		// "a-b" sorts after "a" as a name, but before "a/".
 		for _, namespace := range []string{"a-b", "a"} {
 			s := service("x", "10.96.2."+fmt.Sprint(len(namespace)), at)
 			s.Name.Namespace, s.Ports[0].ID.Namespace = namespace, namespace
@@ -577,7 +576,7 @@ var _ = Describe("the API of a proxy", func() {
 	})
 })
 
-// subscription is what was read from a stream that has ended.
+// subscription is the data read from a stream that has ended.
 type subscription struct {
 	events []api.Event
 	missed []uint64

@@ -23,8 +23,8 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// goldenEnds are all ends in the order in which the API returns them: word, fault, meaning. Alerts,
-// scripts and log queries of users contain the words, so they do not change.
+// goldenEnds lists all ends in the order of the API: word, fault, meaning. Users' alerts, scripts and log queries
+// contain the words, so they must not change.
 var goldenEnds = []api.End{
 	{Code: "client-closed", Fault: "none", Meaning: "both directions ended, the client's first"},
 	{Code: "endpoint-closed", Fault: "none", Meaning: "both directions ended, the endpoint's first"},
@@ -123,7 +123,7 @@ var _ = Describe("the ends of connections", func() {
 	})
 })
 
-// outcomes are those of a connection in the API.
+// outcomes returns the outcomes that the API shows for a connection.
 func outcomes(failed bool, end string) (all []string) {
 	if failed {
 		all = append(all, "failed")

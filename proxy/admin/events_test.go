@@ -25,7 +25,7 @@ var _ = Describe("a subscriber of events", func() {
 		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", answering())})
 	})
 
-	// steps puts steps of one connection into the trace.
+	// steps adds count steps of one connection to the trace.
 	steps := func(count int) {
 		life := &conn.Record{ID: 1 << 40, Port: &conn.Port{Observers: []conn.Observer{n.proxy.Trace}}, Began: time.Now()}
 		for range count {
@@ -124,7 +124,7 @@ var _ = Describe("a subscriber of events", func() {
 				Expect(err).NotTo(HaveOccurred())
 				DeferCleanup(func() { c.Close() })
 				fmt.Fprintf(c, "GET %s/events?history=true&rate=100000 HTTP/1.1\r\nHost: localhost\r\n\r\n", api.Prefix)
-				// It reads no more than whether it was let in.
+				// The client reads only the status.
 				status := make([]byte, len("HTTP/1.1 200"))
 				_, err = c.Read(status)
 				Expect(err).NotTo(HaveOccurred())
@@ -135,10 +135,10 @@ var _ = Describe("a subscriber of events", func() {
 			Expect(refused).To(Equal(1000 - admin.MaxSubscribers))
 			var s api.Status
 			Expect(n.get("/status", &s)).To(Equal(200))
-			Expect(s.Subscribers.Now).To(BeEquivalentTo(admin.MaxSubscribers)) // later some may be gone, for being slow
+			Expect(s.Subscribers.Now).To(BeEquivalentTo(admin.MaxSubscribers)) // later, slow ones may have been closed
 			var more int64
 			Eventually(func() int64 {
-				add() // until no socket takes more
+				add() // until no socket accepts more data
 				more = heap() - before
 				return more
 			}, "50s").Should(BeNumerically("<", 16<<20))

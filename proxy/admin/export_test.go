@@ -2,8 +2,7 @@ package admin
 
 import "time"
 
-// SetHeartbeat bounds how long streams that begin later are silent, until the function that it
-// returns is called.
+// SetHeartbeat sets the heartbeat interval of streams that begin later, until the caller calls restore.
 func SetHeartbeat(d time.Duration) (restore func()) {
 	before := heartbeat
 	heartbeat = d

@@ -7,7 +7,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 )
 
-// needFiles skips a spec where this process may not open n files at once.
+// needFiles skips a spec if this process cannot open n files at once.
 func needFiles(n int) {
 	GinkgoHelper()
 	for range n {

@@ -19,8 +19,7 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// FuzzQuery: whatever a client asks for, it is answered, or told what is wrong; it is
-// never this side's fault.
+// FuzzQuery: every query gets a response or a client error, never a server error.
 func FuzzQuery(f *testing.F) {
 	pt, err := none.Mode.New(context.Background(), portal.Options{})
 	if err != nil {
@@ -42,12 +41,12 @@ func FuzzQuery(f *testing.F) {
 	f.Add("/api/v1/changes", "since=9999999999999999999", "")
 	f.Add("/configz", "", "127.0.0.1")
 	f.Fuzz(func(t *testing.T, path, query, host string) {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond) // some go on for ever
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond) // some never end
 		defer cancel()
 		r := (&http.Request{Method: http.MethodGet, URL: &url.URL{Path: path, RawQuery: query}, Host: host, RemoteAddr: "127.0.0.1:1", Header: http.Header{}}).WithContext(ctx)
 		w := httptest.NewRecorder()
 		handler.ServeHTTP(w, r)
-		if w.Code >= 500 && w.Code != http.StatusServiceUnavailable { // healthz: nothing is served
+		if w.Code >= 500 && w.Code != http.StatusServiceUnavailable { // healthz: no Service is served
 			t.Errorf("%s?%s: %d %s", path, query, w.Code, w.Body)
 		}
 	})

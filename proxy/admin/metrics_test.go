@@ -20,7 +20,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// update writes docs/metrics.md instead of comparing it: make generate.
+// update makes the test write docs/metrics.md instead of comparing it ("make generate").
 var update = flag.Bool("update", false, "write docs/metrics.md")
 
 const metricsPage = "../../docs/metrics.md"
@@ -62,7 +62,7 @@ var _ = Describe("the metrics", func() {
 			switch name {
 			case "usher_udp_sessions_ended_total", "usher_service_port_problems", // none has ended, there is none
 				"usher_access_log_lines_total", "usher_access_log_lost_total", // there is no access log
-				"usher_dns_queries_total",                                                                                               // nobody answers for names
+				"usher_dns_queries_total",                                                                                               // no DNS server runs
 				"kubeproxy_sync_proxy_rules_iptables_restore_failures_total", "kubeproxy_sync_proxy_rules_nftables_sync_failures_total", // another portal
 				"rest_client_requests_total", "rest_client_request_duration_seconds": // there is no API server
 			default:
@@ -74,7 +74,7 @@ var _ = Describe("the metrics", func() {
 	It("have connections that went wrong as exemplars", func() {
 		n := newNode()
 		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", lab.Refusing(), answering())})
-		c, _ := n.client("web") // the first endpoint's turn
+		c, _ := n.client("web") // the first endpoint is next in rotation
 		c.Close()
 		Eventually(n.proxy.Connections).Should(BeZero())
 		req, err := http.NewRequest(http.MethodGet, n.url+"/metrics", nil)
@@ -116,7 +116,7 @@ func (n *node) gather() []*dto.MetricFamily {
 	return all
 }
 
-// named finds names of metrics in an expression.
+// named finds the names of metrics in an expression.
 var named = regexp.MustCompile(`\b(?:usher|kubeproxy|go|process)_[a-z_]+\b`)
 
 var _ = Describe("what is made for Prometheus and Grafana", func() {
@@ -126,7 +126,7 @@ var _ = Describe("what is made for Prometheus and Grafana", func() {
 		Expect(names).NotTo(BeEmpty(), expression)
 		for _, name := range names {
 			if strings.HasPrefix(name, "process_") {
-				continue // those of the process are Prometheus' own
+				continue // Prometheus' own metrics of the process
 			}
 			base := regexp.MustCompile(`_(bucket|count|sum)$`).ReplaceAllString(name, "")
 			Expect(documented()).To(HaveKey(base), expression)
@@ -174,7 +174,7 @@ var _ = Describe("what is made for Prometheus and Grafana", func() {
 			text, err := os.ReadFile(page)
 			Expect(err).NotTo(HaveOccurred())
 			for _, m := range names.FindAllStringSubmatch(string(text), -1) {
-				if !strings.HasSuffix(m[1], "_") { // the beginning of many
+				if !strings.HasSuffix(m[1], "_") { // prefix of several names
 					Expect(documented()).To(HaveKey(m[1]), page)
 					found++
 				}

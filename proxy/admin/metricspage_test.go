@@ -35,7 +35,7 @@ func MetricsDocumentation() string {
 	return b.String()
 }
 
-// metricsIntroduction is what docs/metrics.md begins with.
+// metricsIntroduction is the beginning of docs/metrics.md.
 const metricsIntroduction = `# Metrics
 
 usher serves metrics for Prometheus at ` + "`/metrics`" + ` of ` + "`--admin-address`, " + `also those of Go and of the process

@@ -20,8 +20,8 @@ import (
 )
 
 var _ = Describe("a health port", func() {
-	// prompt is less than any of the times that a slow client may take, and far more
-	// than an answer takes, on a busy machine too.
+	// prompt is shorter than each timeout for slow clients, and far longer than a response takes, even on a busy
+	// machine.
 	const prompt = 3 * time.Second
 	var at string
 	BeforeEach(func() {
@@ -31,7 +31,7 @@ var _ = Describe("a health port", func() {
 		DeferCleanup(s.Close)
 		at = s.Addr().String()
 	})
-	// connect makes n connections from a source to at, and says something on each.
+	// connect makes n connections from source to at, and writes says on each.
 	connect := func(n int, source, at, says string) (conns []net.Conn) {
 		GinkgoHelper()
 		for range n {
@@ -119,7 +119,7 @@ var _ = Describe("a health port", func() {
 			}
 			return n
 		}
-		// What was closed is seen a moment later, and before one is closed for being slow.
+		// The server notices closed connections a moment later, but earlier than it closes one for being slow.
 		Eventually(open).WithTimeout(prompt).Should(And(BeNumerically(">", 0), BeNumerically("<=", admin.MaxClients)))
 	})
 })
@@ -143,7 +143,7 @@ var _ = Describe("a server that has no more room", func() {
 			Expect(err).NotTo(HaveOccurred())
 			DeferCleanup(c.Close)
 		}
-		// The last of them is there: the others were accepted before.
+		// The server has accepted the last connection, so it accepted the others before.
 		last, err := http.Get("http://" + s.Addr().String())
 		Expect(err).NotTo(HaveOccurred())
 		defer last.Body.Close()

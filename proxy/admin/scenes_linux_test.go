@@ -26,24 +26,24 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// scenesFile is what the scenes looked like; go test ./proxy/admin -update writes it.
+// scenesFile holds the expected scenes. "go test ./proxy/admin -update" writes it.
 const scenesFile = "testdata/scenes.golden"
 
-// scenes records what users see of connections: events, connections, access log lines and metrics. Addresses,
-// ports and times, which differ between runs, are replaced by names.
+// scenes records what users can observe of connections: events, connections, access log lines and metrics. Names
+// replace addresses, ports and times, which differ between runs.
 type scenes struct {
 	*node
 	out    bytes.Buffer
 	names  map[string]string // of addresses
 	access map[accesslog.Format]*bytes.Buffer
-	stop   func() // ends the access logs, and returns when they are complete
-	last   string // ID of the last event that was recorded
+	stop   func() // ends the access logs; returns when they are complete
+	last   string // ID of the last recorded event
 }
 
-// name makes addr appear as name.
+// name replaces addr by name in the output.
 func (s *scenes) name(addr fmt.Stringer, name string) { s.names[addr.String()] = name }
 
-// attach makes s record n from now on.
+// attach starts recording n.
 func (s *scenes) attach(n *node) {
 	GinkgoHelper()
 	s.node, s.last = n, ""
@@ -61,7 +61,7 @@ func (s *scenes) attach(n *node) {
 	}
 }
 
-// listener returns the address of a Service, which has a name from then on.
+// listener returns the listener's address of a Service, and names it.
 func (s *scenes) listener(service string) string {
 	GinkgoHelper()
 	for _, st := range s.proxy.Status() {
@@ -93,7 +93,7 @@ func (s *scenes) greeted(service string) net.Conn {
 	return c
 }
 
-// refused connects to a Service, whose listener resets the connection: perhaps before connect has returned.
+// refused connects to a Service whose listener resets the connection, possibly before connect has returned.
 func (s *scenes) refused(service string) {
 	GinkgoHelper()
 	c, err := net.Dial("tcp", s.listener(service))
@@ -113,7 +113,7 @@ func ask(c net.Conn) {
 	Expect(err).NotTo(HaveOccurred())
 }
 
-// ends waits until the trace has so many connections that have ended.
+// ends waits until the trace has n ended connections.
 func (s *scenes) ends(n int) {
 	GinkgoHelper()
 	Eventually(func() int {
@@ -123,7 +123,7 @@ func (s *scenes) ends(n int) {
 	}).WithTimeout(10 * time.Second).Should(Equal(n))
 }
 
-// record writes the events since the last call, and what the API says of the connections.
+// record writes the events since the last call, and the connections as the API shows them.
 func (s *scenes) record(title string) {
 	GinkgoHelper()
 	fmt.Fprintf(&s.out, "\n=== %s\n", title)
@@ -148,14 +148,14 @@ func (s *scenes) record(title string) {
 }
 
 var (
-	client    = regexp.MustCompile(`127\.0\.0\.1:\d+`) // and no other is left
+	client    = regexp.MustCompile(`127\.0\.0\.1:\d+`) // all other addresses have names already
 	duration  = regexp.MustCompile(`\b\d+(\.\d+)? m?s\b`)
 	jsonMs    = regexp.MustCompile(`("\w*(?:Ms|ms)":)[0-9.e-]+`)
 	timestamp = regexp.MustCompile(`\d{4}-\d\d-\d\dT[0-9:.]+Z`)
 	textMs    = regexp.MustCompile(`\b\d+\.\d{3}\b`)
 )
 
-// write writes v as JSON, without what differs between runs.
+// write writes v as JSON, without the parts that differ between runs.
 func (s *scenes) write(v any) {
 	GinkgoHelper()
 	text, err := json.Marshal(v)
@@ -174,7 +174,7 @@ func (s *scenes) line(text string) {
 	fmt.Fprintln(&s.out, textMs.ReplaceAllString(text, "TOOK"))
 }
 
-// counted are the metrics of connections, and datagrams.
+// counted matches the metrics of connections and datagrams.
 var counted = regexp.MustCompile(`^usher_(connection|attempt|endpoint|service|sctp|udp|quarantine|probe|queue|bytes|retr|choice)`)
 
 // summarize writes the access log and the metrics.
@@ -204,7 +204,7 @@ func (s *scenes) summarize(title string) {
 			case m.Histogram != nil:
 				value = fmt.Sprint(m.Histogram.GetSampleCount(), " observations")
 			default:
-				continue // a gauge may be a limit of this machine
+				continue // a gauge may show a limit of this machine
 			}
 			s.line(fmt.Sprintf("%s{%s} %v", family.GetName(), strings.Join(labels, ","), value))
 		}
@@ -241,7 +241,7 @@ var _ = Describe("recorded scenes", func() {
 
 		c := s.connect("tcp", "web")
 		ask(c)
-		Eventually(func() int64 { // they are counted once they are sent
+		Eventually(func() int64 { // datagrams are counted after they are sent
 			var open api.Connection
 			s.get("/connections/1", &open)
 			return open.BytesToClient

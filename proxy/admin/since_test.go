@@ -28,7 +28,7 @@ var _ = Describe("a state", func() {
 		Expect(well.State).To(Equal(api.ServiceOK))
 		Expect(well.Since).To(BeTemporally(">=", start))
 
-		time.Sleep(10 * time.Millisecond) // so that the failure is later than the look
+		time.Sleep(10 * time.Millisecond) // so that the failure is later than the request
 		n.client("flaky")
 		failed := time.Now()
 		bad, _ := look()

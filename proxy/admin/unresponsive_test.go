@@ -17,8 +17,8 @@ import (
 )
 
 var _ = Describe("an endpoint that leaves some of its clients without a response", func() {
-	// served has two endpoints, of which the first leaves one in so many without a response, the second one in others,
-	// and 60 clients who reset the connection when they have waited for a moment.
+	// served has two endpoints. The first leaves every one-th client without a response, the second every others-th.
+	// 60 clients reset the connection after waiting for 300 ms.
 	served := func(one, others int64) (detail api.ServiceDetail, status api.Status, ended api.ConnectionList) {
 		GinkgoHelper()
 		n := newNode()
@@ -54,7 +54,7 @@ var _ = Describe("an endpoint that leaves some of its clients without a response
 		detail, status, ended := served(2, 1e6)
 		Expect(detail.State).To(Equal(api.ServiceDegraded))
 		hangs, answers := detail.Details[0].Endpoints[0], detail.Details[0].Endpoints[1]
-		aboutHalf := BeNumerically("~", 15, 2) // an answer may be late on a busy machine
+		aboutHalf := BeNumerically("~", 15, 2) // a response may be late on a busy machine
 		Expect([]any{hangs.State, hangs.Failed}).To(Equal([]any{api.EndpointUnresponsive, int64(0)}))
 		Expect(hangs.NoResponse).To(aboutHalf)
 		Expect(hangs.NoResponseLately).To(Equal(hangs.NoResponse))

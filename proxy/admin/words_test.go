@@ -16,7 +16,7 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// The specs of what people read, as far as it might be false: see the table in docs/observing.md.
+// These specs check texts for users that could be false: see the table in docs/observing.md.
 var _ = Describe("a word that people read", func() {
 	It("about failures does not say that they were in a row when a probe was answered in between", func() {
 		n := newNode()

@@ -39,7 +39,7 @@ func recheck(e *balance.Endpoint, kind balance.Kind, now time.Time, err error, p
 	return e.Report(balance.Report{Kind: kind, Now: now, Err: err}, p)
 }
 
-// check reports that a check passed or, if err is not nil, failed.
+// check reports a check that passed (err is nil) or failed.
 func check(e *balance.Endpoint, now time.Time, err error, interval time.Duration, rise, fall int) balance.Change {
 	kind := balance.CheckPassed
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/usherproxy/usher/proxy/balance"
 )
 
-// Whoever makes a connection asks for an endpoint and reports how the attempt
-// ended. One that failed is passed over while there is another.
+// The caller chooses an endpoint for a connection and reports how the attempt ended. A failed endpoint is skipped
+// while another one is available.
 func Example() {
 	endpoints := []config.Endpoint{
 		{Addr: netip.MustParseAddrPort("10.1.0.7:8080")},

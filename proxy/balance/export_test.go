@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// CouldGoOn reports whether there is an endpoint with a free slot for a client that waits.
+// CouldGoOn reports whether an endpoint has a free slot for a waiting client.
 func (s *Set) CouldGoOn(a Ask, had netip.AddrPort, now time.Time) bool {
 	a.Now = now
 	if c, kept := s.Again(had, a); kept {

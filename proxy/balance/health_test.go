@@ -17,10 +17,10 @@ import (
 
 var writeHealth = flag.Bool("write-health", false, "write testdata/health.txt instead of comparing with it")
 
-// subject is an endpoint whose health a test changes. Times are seconds since the test's beginning.
+// subject is an endpoint whose health a test changes. Times are in seconds since the start of the test.
 type subject struct {
 	*Endpoint
-	news []string // since the last look
+	news []string // since the last call of look
 }
 
 var (
@@ -69,7 +69,7 @@ func newSubject() *subject {
 	return s
 }
 
-// The reports. Each returns what it comes to.
+// reports lists all reports that change an endpoint's health. Each make returns a description of the result.
 var reports = []struct {
 	name string
 	make func(s *subject, now time.Time) string
@@ -97,7 +97,7 @@ var reports = []struct {
 	{"checks off", func(s *subject, now time.Time) string { return s.check(CheckOff, now, nil) }},
 }
 
-// fail reports an attempt that failed. If client is valid, it was made from its address.
+// fail reports a failed attempt. If client is valid, the attempt was made from the client's address.
 func (s *subject) fail(began, now time.Time, client netip.Addr, p Policy) string {
 	if s.Report(Report{Kind: ConnectFailed, Began: began, Now: now, Err: errors.New("refused"), Client: client}, p).Blamed {
 		return "blamed"
@@ -126,11 +126,10 @@ func (s *subject) report(name string, at float64) string {
 	panic(name)
 }
 
-// claim makes a choice of the endpoint.
+// claim chooses the endpoint for a connection.
 func (s *subject) claim(at float64) { s.available(seconds(at), true) }
 
-// look describes the endpoint's health at now for people, for affinity, and for choices
-// from then on.
+// look describes the endpoint's health at now: for users, for session affinity, and for choices from then on.
 func (s *subject) look(now time.Time) string {
 	out := "up"
 	if h := s.Health(now); h.State == Down {
@@ -149,7 +148,7 @@ func (s *subject) look(now time.Time) string {
 	return out
 }
 
-// The states, each with its present. A number is when, in seconds.
+// states lists all health states. In each, now is the present, in seconds.
 var states = []struct {
 	name  string
 	now   float64
@@ -231,7 +230,7 @@ var states = []struct {
 	}},
 }
 
-// Each state meets each report; what is remembered shows in what a later failure does.
+// The test applies each report to each state. A later failure shows the effect of the remembered state.
 func TestHealthOfAnEndpointInEachStateAfterEachReport(t *testing.T) {
 	g := NewWithT(t)
 	var out strings.Builder

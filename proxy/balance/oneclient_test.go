@@ -18,7 +18,7 @@ func TestSilenceTowardsOneClientAloneIsNoFailure(t *testing.T) {
 	blamed := func(client netip.Addr) bool {
 		return s.Report(Report{Kind: ConnectFailed, Began: now, Now: now, Err: silent, Client: client}, p).Blamed
 	}
-	for range 3 { // however often: it is never longer
+	for range 3 { // repeats do not make it longer
 		g.Expect(blamed(one)).To(BeFalse())
 		h := s.Health(now)
 		h.Since = time.Time{}

@@ -9,7 +9,8 @@ import (
 	"github.com/usherproxy/usher/proxy/balance"
 )
 
-// A choice is made for every connection, by all acceptors at once.
+// BenchmarkPick measures a choice of an endpoint. All acceptors choose concurrently, one endpoint for every
+// connection.
 func BenchmarkPick(b *testing.B) {
 	for _, c := range []struct{ endpoints, quarantined int }{{1, 0}, {10, 0}, {10, 5}, {250, 0}, {250, 125}} {
 		b.Run(fmt.Sprintf("%d endpoints, %d in quarantine", c.endpoints, c.quarantined), func(b *testing.B) {
@@ -36,7 +37,8 @@ func BenchmarkPick(b *testing.B) {
 	}
 }
 
-// What a connection costs with each scheduler: the choice, and that it counts until it ends.
+// BenchmarkSchedulers measures the cost of a connection with each scheduler: the choice, and counting it until it
+// ends.
 func BenchmarkSchedulers(b *testing.B) {
 	for _, name := range config.SchedulerNames() {
 		for _, n := range []int{3, 64, 1000} {
@@ -56,7 +58,7 @@ func BenchmarkSchedulers(b *testing.B) {
 				b.ReportAllocs()
 				b.ResetTimer()
 				b.RunParallel(func(pb *testing.PB) {
-					var open [64]*balance.Endpoint // each loop has some connections
+					var open [64]*balance.Endpoint // each loop has open connections
 					for i := 0; pb.Next(); i++ {
 						c, _ := pool.Cluster.Pick(balance.Ask{Now: start, Client: client(i)})
 						c.Endpoint.Take()

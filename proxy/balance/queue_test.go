@@ -18,12 +18,12 @@ import (
 	"github.com/usherproxy/usher/proxy/balance"
 )
 
-// bounded is a Pool with endpoints 10.0.0.n:80, each of which may have so many connections, and its clients.
+// bounded is a Pool and its clients. The Pool has endpoints 10.0.0.n:80, each with a connection limit.
 type bounded struct {
 	balance.Pool
 	port    config.ServicePort
 	waiting []*waiter
-	looks   int // of clients that were woken
+	looks   int // number of looks by clients that were woken
 }
 
 func newBounded(limit int, ns ...int) *bounded {
@@ -39,7 +39,7 @@ func (b *bounded) update(limit int, ns ...int) {
 	b.Update(b.port, time.Now())
 }
 
-// waiter is a client.
+// waiter is a client in the queue.
 type waiter struct {
 	balance.Waiter
 	name string
@@ -54,7 +54,7 @@ func (b *bounded) cluster() *balance.Set  { return b.Cluster }
 func (b *bounded) internal() *balance.Set { return b.Internal }
 func (b *bounded) external() *balance.Set { return b.External }
 
-// comes lets a client come, who may go to the endpoints of set.
+// comes adds a client that may use the endpoints of set.
 func (b *bounded) comes(name string, set func() *balance.Set, had int, tried ...int) *waiter {
 	w := &waiter{name: name, set: set}
 	if had > 0 {
@@ -69,7 +69,7 @@ func (b *bounded) comes(name string, set func() *balance.Set, had int, tried ...
 	return w
 }
 
-// looks lets the client take what it can have.
+// looks lets the client take an available endpoint.
 func (w *waiter) looks() {
 	w.ask.Now = time.Now()
 	c, ok := w.set().Take(w.ask, w.had, &w.Waiter)
@@ -78,8 +78,8 @@ func (w *waiter) looks() {
 	}
 }
 
-// serve lets those clients look who are woken, and those at the front if all are, until none is woken any more. It
-// returns those who do not wait any more, in that order, as "name:endpoint", or "name:none".
+// serve runs woken clients until none is woken. If fronts is true, the clients at the front of a queue run too. It
+// returns the clients that no longer wait, in order, as "name:endpoint" or "name:none".
 func (b *bounded) serve(fronts bool) string {
 	var served []string
 	for again := true; again; {
@@ -99,7 +99,7 @@ func (b *bounded) serve(fronts bool) string {
 			if w.looks(); w.Waits() {
 				continue
 			}
-			again, fronts = true, fronts || w.why == balance.Probe // which others skip now, and may have to make do with any
+			again, fronts = true, fronts || w.why == balance.Probe // other clients now skip that endpoint, and may have to use any
 			b.waiting = slices.DeleteFunc(b.waiting, func(o *waiter) bool { return o == w })
 			at := "none"
 			if w.got != nil {
@@ -111,13 +111,13 @@ func (b *bounded) serve(fronts bool) string {
 	return strings.Join(served, " ")
 }
 
-// leaves lets a client leave that waits.
+// leaves removes a waiting client.
 func (b *bounded) leaves(w *waiter) {
 	w.Leave()
 	b.waiting = slices.DeleteFunc(b.waiting, func(o *waiter) bool { return o == w })
 }
 
-// inBubble runs f with a clock of its own.
+// inBubble runs f with a fake clock.
 func inBubble(t *testing.T, f func(*GomegaWithT)) {
 	synctest.Test(t, func(t *testing.T) { f(NewWithT(t)) })
 }
@@ -147,7 +147,8 @@ func TestQueueIsServedInOrder(t *testing.T) {
 	})
 }
 
-// However many wait, and in whatever order their goroutines run, one slot wakes one client, and then the one behind it.
+// For any number of waiting clients and any order of their goroutines, one slot wakes one client, then the next in
+// the queue.
 func TestASlotWakesFewClients(t *testing.T) {
 	inBubble(t, func(g *GomegaWithT) {
 		b := newBounded(1, 1)
@@ -170,7 +171,8 @@ func TestASlotWakesFewClients(t *testing.T) {
 	})
 }
 
-// Clients whose attempt failed were before those that wait, and may be first only for endpoints that they have not tried.
+// Clients whose attempt failed were ahead of those that wait. They go first only for endpoints that they have not
+// tried.
 func TestClientsWhoTryAgainAreBeforeOthers(t *testing.T) {
 	inBubble(t, func(g *GomegaWithT) {
 		b := newBounded(1, 1, 2)
@@ -222,7 +224,7 @@ func TestAClientWaitsForTheEndpointThatItHad(t *testing.T) {
 	})
 }
 
-// Both have some of the slots: those who wait for an endpoint that they had, and those who take any.
+// Clients that wait for their previous endpoint and clients that take any endpoint both get some of the slots.
 func TestNoQueueStarves(t *testing.T) {
 	inBubble(t, func(g *GomegaWithT) {
 		b := newBounded(1, 1)
@@ -236,7 +238,7 @@ func TestNoQueueStarves(t *testing.T) {
 			b.serve(true)
 			queue := slices.Clone(b.waiting)
 			has.got.Release()
-			// The one that was woken first runs first.
+			// The client that was woken first runs first.
 			slices.SortStableFunc(b.waiting, func(x, y *waiter) int { return len(y.Woken()) - len(x.Woken()) })
 			got := b.serve(false)
 			g.Expect(got).To(HaveSuffix(":1"))
@@ -277,7 +279,7 @@ func TestNobodyIsForgotten(t *testing.T) {
 	}
 }
 
-// A list that gives the kinds of clients other endpoints gives them other queues.
+// If an update gives a kind of clients other endpoints, these clients move to other queues.
 func TestClientsMoveToTheQueueOfTheirEndpoints(t *testing.T) {
 	inBubble(t, func(g *GomegaWithT) {
 		b := newBounded(1, 1, 2)
@@ -303,7 +305,7 @@ func TestClientsMoveToTheQueueOfTheirEndpoints(t *testing.T) {
 }
 
 func TestEndpointsInQuarantine(t *testing.T) {
-	// 1 is full, 2 has failed and has a free slot.
+	// Endpoint 1 is full. Endpoint 2 has failed and has a free slot.
 	begin := func(probed bool) *bounded {
 		b := newBounded(1, 1, 2)
 		q := quarantine
@@ -375,8 +377,8 @@ func TestSchedulersPassOverEndpointsThatAreFull(t *testing.T) {
 	}
 }
 
-// Whatever happens in whatever order, no endpoint has more than it may, no client waits that could
-// go on, and those who may use the same endpoints go on in the order in which they came.
+// For any sequence of events: no endpoint exceeds its limit, no client waits that could be served, and clients that
+// may use the same endpoints are served in order of arrival.
 func TestQueueHoldsWhateverHappens(t *testing.T) {
 	for seed := range uint64(100) {
 		inBubble(t, func(g *GomegaWithT) {
@@ -385,7 +387,7 @@ func TestQueueHoldsWhateverHappens(t *testing.T) {
 			b.port.Scheduler = config.Scheduler(1 + r.IntN(len(config.SchedulerNames())))
 			var all, having []*waiter
 			ns, limit := []int{1, 2, 3}, 2
-			over := map[*balance.State]int64{} // those that have more since before the bound was lowered
+			over := map[*balance.State]int64{} // those above the limit since it was lowered
 			fronts := false
 			update := func() {
 				for _, e := range b.All {
@@ -484,7 +486,7 @@ func TestQueueHoldsWhateverHappens(t *testing.T) {
 	}
 }
 
-// Goroutines on all processors come, wait, leave and end, while the bound changes.
+// Goroutines on all CPUs arrive, wait, leave and end, while the limit changes.
 func TestQueueUnderConcurrency(t *testing.T) {
 	g := NewWithT(t)
 	b := newBounded(3, 1, 2, 3)

@@ -16,11 +16,11 @@ import (
 	"github.com/usherproxy/usher/proxy/balance"
 )
 
-// crowd is a pool whose endpoints are 10.0.0.n:80, and clients of it.
+// crowd is a pool with endpoints 10.0.0.n:80, and its clients.
 type crowd struct {
 	*balance.Pool
 	scheduler config.Scheduler
-	open      []*balance.Endpoint // connections
+	open      []*balance.Endpoint // of each open connection
 	after     time.Duration
 }
 
@@ -37,7 +37,7 @@ func (c *crowd) update(list ...config.Endpoint) {
 	c.Update(p, start)
 }
 
-// weighed returns endpoints 1, 2, … with weights.
+// weighed returns endpoints 1, 2, … with these weights.
 func weighed(weights ...int) (list []config.Endpoint) {
 	for i, w := range weights {
 		e := endpoints(i + 1)[0]
@@ -62,7 +62,7 @@ func (c *crowd) choose(n int, tried ...int) (balance.Choice, bool) {
 	return choice, ok
 }
 
-// connect is a connection of client n that stays open.
+// connect opens a connection of client n, keeps it open, and returns the number of its endpoint.
 func (c *crowd) connect(n int, tried ...int) int {
 	choice, ok := c.choose(n, tried...)
 	Expect(ok).To(BeTrue())
@@ -83,7 +83,7 @@ func (c *crowd) fail(n int) {
 	fail(c.Cluster.Find(addr(n)), now, now, quarantine)
 }
 
-// shares returns how many of so many clients go to each endpoint. Their connections end at once.
+// shares returns the number of clients that go to each endpoint. Their connections end at once.
 func (c *crowd) shares(clients int) map[int]int {
 	counts := map[int]int{}
 	for n := range clients {
@@ -266,7 +266,7 @@ var _ = Describe("lc", func() {
 		c.end(1)
 		Expect(c.connect(0)).To(Equal(1))
 		c.update(endpoints(2, 3)...)
-		c.end(1) // its endpoint is gone
+		c.end(1) // its endpoint was removed
 		c.update(endpoints(2, 3, 4)...)
 		Expect([]int{c.connect(0), c.connect(0)}).To(Equal([]int{4, 4}))
 	})
@@ -306,7 +306,7 @@ var _ = Describe("lc", func() {
 		for _, e := range append(c.All[:100:100], c.All[200:]...) {
 			fail(e, start, start, quarantine)
 		}
-		for range 1300 { // the window is in turn everywhere
+		for range 1300 { // the search window reaches all endpoints
 			Expect(chosen()).To(BeNumerically("~", 150, 50))
 		}
 	})
@@ -356,7 +356,7 @@ var _ = Describe("p2c", func() {
 	})
 })
 
-// moved returns which clients of 10,000 get another endpoint after a change.
+// moved returns the share of 10,000 clients whose endpoint changes with change, and their previous endpoints.
 func moved(c *crowd, change func()) (share float64, from map[int]bool) {
 	const clients = 10000
 	var before [clients]int

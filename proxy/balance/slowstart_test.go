@@ -29,7 +29,7 @@ var _ = Describe("slow start", func() {
 		pool = new(balance.Pool)
 		update(list)
 	}
-	// shares returns which part of many connections, of which some are open at a time, each endpoint has.
+	// shares returns each endpoint's share of many connections, a few of which are open at a time.
 	shares := func(among ...int) (shares []float64) {
 		const connections = 20000
 		counts := map[netip.AddrPort]int{}
@@ -61,7 +61,7 @@ var _ = Describe("slow start", func() {
 			update(endpoints(1, 2, 3, 4))
 			Expect(shares(1, 4)).To(HaveExactElements(BeNumerically(">", 0.3), about(0.025)))
 			after(length / 2)
-			// As if its weight were half of the others'; at the most half of an even share.
+			// The share is as if its weight were half of the others', and at most half of an even share.
 			Expect(shares(4)).To(HaveExactElements(BeNumerically("~", 0.134, 0.025)))
 			after(length)
 			Expect(shares(1, 2, 3, 4)).To(HaveExactElements(about(0.25), about(0.25), about(0.25), about(0.25)))

@@ -6,10 +6,10 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// usual are the limits that usher has without flags.
+// usual are the default limits.
 var usual = Limits{MaxUDPSessions: 65536, MaxClientShare: 25}
 
-// of returns a budget of so many descriptors.
+// of returns a budget for this number of descriptors.
 func of(descriptors int64, limits Limits) *Budget {
 	b := New(limits)
 	b.Descriptors = descriptors
@@ -18,7 +18,7 @@ func of(descriptors int64, limits Limits) *Budget {
 
 func TestConnectionsLeaveRoomForUDP(t *testing.T) {
 	g := NewWithT(t)
-	b := of(1024, usual) // of which 768 are usable
+	b := of(1024, usual) // 768 of them are usable
 	g.Expect(b.usable()).To(BeEquivalentTo(1024 - 256))
 	g.Expect(b.ConnectionLimit()).To(BeEquivalentTo(768/2), "where nothing but TCP is served")
 	b.UDP.Add(8)
@@ -34,7 +34,7 @@ func TestConnectionsLeaveRoomForUDP(t *testing.T) {
 
 func TestUDPLeavesRoomForConnections(t *testing.T) {
 	g := NewWithT(t)
-	b := of(1024, usual) // of which 768 are usable
+	b := of(1024, usual) // 768 of them are usable
 	var sessions int64
 	for b.TakeSession(1, 1) == Enough {
 		sessions++
@@ -47,11 +47,11 @@ func TestTheLastRoomForConnectionsIsForThoseWhoHaveLittle(t *testing.T) {
 	for _, c := range []struct {
 		name             string
 		set              func(*Limits)
-		open             int64 // before
-		toPort, ofClient int64 // this one included
+		open             int64 // before the connection
+		toPort, ofClient int64 // including the connection
 		want             error
 	}{
-		{"much room", nil, 349 - 1, 349, 349, nil}, // 350 of 400 are in use by a single client
+		{"much room", nil, 349 - 1, 349, 349, nil}, // a single client uses 350 of 400
 		{"the last eighth, a client with a quarter", nil, 350, 351, 100, nil},
 		{"the last eighth, a client with more", nil, 350, 351, 101, errTooManyOfClient},
 		{"the last eighth, a client with more that may", func(l *Limits) { l.MaxClientShare = 100 }, 350, 351, 351, nil},
@@ -85,8 +85,8 @@ func TestTheLastRoomForConnectionsIsForThoseWhoHaveLittle(t *testing.T) {
 func TestWhoseUDPSessionEndsWhenThereIsNoRoom(t *testing.T) {
 	for _, c := range []struct {
 		name             string
-		open             int64 // before, of 400
-		toPort, ofClient int64 // this one included
+		open             int64 // before the connection, of 400
+		toPort, ofClient int64 // including the connection
 		want             Room
 	}{
 		{"much room", 100, 101, 101, Enough},

@@ -13,7 +13,7 @@ import (
 	"github.com/usherproxy/usher/proxy/frontend"
 )
 
-// Clients that are not admitted are new each time, as those of a flood are.
+// Each client is new and not admitted, as the clients of a flood are.
 func TestATurnBringsFewDatagramsWhileAllClientsAreNew(t *testing.T) {
 	g := NewWithT(t)
 	f, srv := redirectedFront(t, logrus.New())
@@ -24,7 +24,7 @@ func TestATurnBringsFewDatagramsWhileAllClientsAreNew(t *testing.T) {
 	held, begin, done := make(chan struct{}), make(chan struct{}), make(chan []int)
 	dropped := func() int { return int(f.Stats().Sessions.Dropped[frontend.DropNotAdmitted]) }
 	sk := l.(*listener).socket
-	g.Expect(sk.loop.poller.Do(func() { // the loop does nothing else meanwhile
+	g.Expect(sk.loop.poller.Do(func() { // blocks the loop meanwhile
 		held <- struct{}{}
 		<-begin
 		var turns []int
@@ -53,7 +53,7 @@ func TestATurnBringsFewDatagramsWhileAllClientsAreNew(t *testing.T) {
 	g.Eventually(done).WithTimeout(10 * time.Second).Should(Receive(&turns))
 	all := 0
 	for i, n := range turns {
-		if all += n; i > 1 { // the first brings one, the second as many as there are
+		if all += n; i > 1 { // turn 0 reads one datagram, turn 1 as many as there are
 			g.Expect(n).To(BeNumerically("<=", 2*newcomersPerTurn), "%v", turns)
 		}
 	}

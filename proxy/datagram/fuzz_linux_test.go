@@ -8,8 +8,7 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// FuzzBequest: whatever another version of usher says of its sessions, it is understood or
-// passed over, and no file stays open that nobody has a use for.
+// FuzzBequest: usher understands or skips any session record of another version, and leaks no file.
 func FuzzBequest(f *testing.F) {
 	f.Add(`{"socket":"udp 10.96.0.10:53 #0","peer":"AgDBn38AAAE=","local":"10.96.0.10","to":"10.96.0.10:53","endpoint":"10.1.0.1:53","hops":63,"asked":true,"began":"2026-01-01T00:00:00Z","silent":1000}`)
 	f.Add(`{"socket":"","peer":"` + "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA" + `","silent":-9223372036854775808}`)

@@ -26,8 +26,7 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// dropNetAdmin takes from this thread what conntrack wants to see. The thread
-// ends with the goroutine.
+// dropNetAdmin drops the capability that conntrack requires from this thread. The thread ends with the goroutine.
 func dropNetAdmin() error {
 	runtime.LockOSThread()
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -39,8 +38,7 @@ func dropNetAdmin() error {
 	return unix.Capset(&header, &sets[0])
 }
 
-// redirectedFront returns a front end without listeners for a UDP Service, and what can
-// open some.
+// redirectedFront returns a front end without listeners for a UDP Service, and a Server that can open some.
 func redirectedFront(t *testing.T, log *logrus.Logger) (*frontend.FrontEnd, *Server) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -86,7 +84,7 @@ func TestWhereConntrackCannotBeAskedThereIsNoListener(t *testing.T) {
 
 func TestWhereConntrackCannotBeAskedAnyMoreNewClientsAreDroppedAndCounted(t *testing.T) {
 	g := NewWithT(t)
-	originErrors = rate.Sometimes{First: 1, Interval: time.Hour} // whatever was logged before
+	originErrors = rate.Sometimes{First: 1, Interval: time.Hour} // forget earlier log messages
 	var said bytes.Buffer
 	log := logrus.New()
 	log.SetOutput(&said)
@@ -113,7 +111,7 @@ func TestWhereConntrackCannotBeAskedAnyMoreNewClientsAreDroppedAndCounted(t *tes
 	stats := func() frontend.SessionStats { return f.Stats().Sessions }
 	g.Eventually(func() int64 { return stats().Dropped[frontend.DropUnknownOrigin] }).WithTimeout(5 * time.Second).Should(BeEquivalentTo(clients))
 	g.Expect(stats().Open).To(BeZero())
-	// A flood takes a bounded part of the trace: two events for each.
+	// A flood uses a bounded part of the trace: two events per client.
 	told := stats().Ends[outcome.Internal]
 	mayTell := frontend.RefusalsPerSecond + int(frontend.RefusalsPerSecond*time.Since(began).Seconds()) + 1
 	g.Expect(told).To(And(BeNumerically(">", 0), BeNumerically("<=", mayTell*len(srv.loops))))

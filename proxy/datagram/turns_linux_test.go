@@ -17,7 +17,7 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// TestManySessionsEndInTurns expects that others may use a loop between the ends of many sessions.
+// TestManySessionsEndInTurns expects that the loop does other work while it ends many sessions.
 func TestManySessionsEndInTurns(t *testing.T) {
 	for name, ends := range map[string]func(*frontend.FrontEnd, *socket){
 		"of an endpoint that leaves": func(f *frontend.FrontEnd, sk *socket) {
@@ -68,8 +68,8 @@ func TestManySessionsEndInTurns(t *testing.T) {
 	}
 }
 
-// TestAnUnansweredSessionEndsBeforeAnAnsweredOne expects the timeouts that the kernel's connection
-// tracking tells apart too.
+// TestAnUnansweredSessionEndsBeforeAnAnsweredOne expects separate timeouts for unanswered and answered sessions, as
+// in the kernel's connection tracking.
 func TestAnUnansweredSessionEndsBeforeAnAnsweredOne(t *testing.T) {
 	for _, c := range []struct {
 		silent, ofService time.Duration

@@ -12,7 +12,7 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// tenThousand are Services with a cluster IP each.
+// tenThousand returns 10,000 Services with one cluster IP each.
 func tenThousand() []config.Service {
 	all := make([]config.Service, 10000)
 	for i := range all {
@@ -40,7 +40,7 @@ func BenchmarkAnswer(b *testing.B) {
 	}
 }
 
-// BenchmarkApply is one Service that changes among ten thousand.
+// BenchmarkApply measures the update of one Service among 10,000.
 func BenchmarkApply(b *testing.B) {
 	s, err := New(Options{})
 	if err != nil {

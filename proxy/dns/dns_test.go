@@ -24,7 +24,7 @@ func TestDNS(t *testing.T) {
 	RunSpecs(t, "proxy/dns")
 }
 
-// running is a Server on loopback, and where it is asked.
+// running is a Server on loopback, and its address.
 type running struct {
 	*dns.Server
 	udp, tcp string
@@ -37,7 +37,7 @@ func start(o dns.Options, services ...config.Service) *running {
 	log.SetOutput(GinkgoWriter)
 	o.Log = log
 	if o.ResolvConf == "" && o.Upstreams == nil {
-		o.ResolvConf = "/none" // never that of the machine
+		o.ResolvConf = "/none" // never the file of this machine
 	}
 	s, err := dns.New(o)
 	Expect(err).NotTo(HaveOccurred())
@@ -74,7 +74,7 @@ func edns(size uint16) func(*mdns.Msg) {
 	return func(m *mdns.Msg) { m.SetEdns0(size, false) }
 }
 
-// ask asks over UDP.
+// ask sends a query over UDP.
 func (r *running) ask(name string, kind uint16, changes ...func(*mdns.Msg)) *mdns.Msg {
 	GinkgoHelper()
 	return send("udp", r.udp, question(name, kind, changes...))
@@ -88,7 +88,7 @@ func send(network, to string, m *mdns.Msg) *mdns.Msg {
 	return reply
 }
 
-// text writes records as the specification does, without their TTL.
+// text formats records as the specification does, without their TTL.
 func text(rrs []mdns.RR) []string {
 	out := []string{}
 	for _, rr := range rrs {
@@ -123,7 +123,7 @@ func endpoint(hostname, ip string, ports ...config.DiscoveryPort) config.Discove
 	return config.DiscoveryEndpoint{Addr: addr(ip), Hostname: hostname, Ports: ports}
 }
 
-// ofTheSpecification are Services such as the specification has in its examples.
+// ofTheSpecification are Services like those in the examples of the specification.
 var ofTheSpecification = []config.Service{
 	clusterIP("kubernetes", "10.3.0.1", tcp("https", 443)),
 	clusterIP("plain", "10.3.0.5", tcp("", 80)),
@@ -145,7 +145,7 @@ var ofTheSpecification = []config.Service{
 
 const suffix = ".default.svc.cluster.local. "
 
-// names puts the cluster's domain into lines in which it is left out.
+// names inserts the cluster's domain into lines that leave it out.
 func names(lines ...string) []string {
 	for i, l := range lines {
 		lines[i] = strings.ReplaceAll(l, "+ ", suffix)
@@ -291,7 +291,7 @@ var _ = Describe("the names of the cluster", func() {
 	})
 })
 
-// expectSOA expects that reply says nothing but where the zone begins.
+// expectSOA expects that reply holds only the zone's SOA record.
 func expectSOA(reply *mdns.Msg, zone string) {
 	GinkgoHelper()
 	Expect(reply.Authoritative).To(BeTrue())
@@ -333,7 +333,7 @@ var _ = Describe("names that change", func() {
 				clusterIP("kubernetes", fmt.Sprintf("10.3.0.%d", n%200+1), tcp("https", 443)),
 			})
 		}
-		change(0) // what start gave it has three endpoints
+		change(0) // start added three endpoints
 		stop := make(chan struct{})
 		changed := make(chan struct{})
 		go func() {

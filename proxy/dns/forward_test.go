@@ -19,7 +19,7 @@ import (
 	"github.com/usherproxy/usher/proxy/dns"
 )
 
-// upstream is a resolver, and what it was asked.
+// upstream is a resolver, and the queries that it received.
 type upstream struct {
 	addr netip.AddrPort
 	mu   sync.Mutex
@@ -71,7 +71,7 @@ func (u *upstream) queries() []*mdns.Msg {
 	return u.seen
 }
 
-// says returns an answer that every name has this address.
+// says returns a handler that answers every query with this address.
 func says(ip string) func(mdns.ResponseWriter, *mdns.Msg, *mdns.Msg) {
 	return func(_ mdns.ResponseWriter, query, reply *mdns.Msg) {
 		reply.Answer = []mdns.RR{&mdns.A{Hdr: mdns.RR_Header{Name: query.Question[0].Name, Rrtype: mdns.TypeA, Class: mdns.ClassINET, Ttl: 300}, A: net.ParseIP(ip)}}
@@ -82,7 +82,7 @@ func code(rcode int) func(mdns.ResponseWriter, *mdns.Msg, *mdns.Msg) {
 	return func(_ mdns.ResponseWriter, _, reply *mdns.Msg) { reply.Rcode = rcode }
 }
 
-// refuses returns where nobody listens.
+// refuses returns an address without a listener.
 func refuses() netip.AddrPort {
 	GinkgoHelper()
 	pc, l := samePort()
@@ -91,7 +91,7 @@ func refuses() netip.AddrPort {
 	return pc.LocalAddr().(*net.UDPAddr).AddrPort()
 }
 
-// silent returns where queries arrive and are never answered.
+// silent returns an address of a resolver that never answers.
 func silent() netip.AddrPort {
 	GinkgoHelper()
 	pc, l := samePort()
@@ -210,7 +210,7 @@ var _ = Describe("names of others", func() {
 	})
 
 	It("fail if nobody answers, and before a client gives up", func() {
-		s := start(via(silent(), silent(), silent(), silent())) // to ask each of them twice takes 12 s
+		s := start(via(silent(), silent(), silent(), silent())) // querying each of them twice would take 12 s
 		before := time.Now()
 		Expect(s.ask("www.example.com.", mdns.TypeA).Rcode).To(Equal(mdns.RcodeServerFailure))
 		Expect(time.Since(before)).To(BeNumerically("<", 9*time.Second))
@@ -298,13 +298,12 @@ var _ = Describe("a flood of queries that nobody answers", func() {
 			}
 		}
 		Expect(most).To(And(BeNumerically(">", 100), BeNumerically("<", 150)))
-		// It may have to wait for the resolver that does not answer.
+		// The query may have to wait for the unresponsive resolver.
 		askPatiently(s, 5*time.Second, "one.more.example.com.", mdns.RcodeServerFailure)
 	})
 })
 
-// askPatiently asks as a client does, again if there is no answer in the time given:
-// in a flood datagrams are lost.
+// askPatiently retries as a client does if there is no answer within timeout: a flood loses datagrams.
 func askPatiently(s *running, timeout time.Duration, name string, code int) {
 	GinkgoHelper()
 	client := mdns.Client{Timeout: timeout}

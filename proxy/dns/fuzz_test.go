@@ -38,8 +38,7 @@ func packed(tb testing.TB, m *dns.Msg) []byte {
 	return raw
 }
 
-// FuzzQuery sends what a client may send: whatever it is, the answer is a message
-// that answers it and fits.
+// FuzzQuery sends any bytes that a client may send. The reply must be a message that answers the query and fits.
 func FuzzQuery(f *testing.F) {
 	s := fuzzed(f)
 	for _, name := range []string{"web.a.svc.cluster.local.", "_http._tcp.db.a.svc.cluster.local.", "out.a.svc.cluster.local.",
@@ -57,7 +56,7 @@ func FuzzQuery(f *testing.F) {
 	})
 }
 
-// FuzzUpstream receives what a resolver may send.
+// FuzzUpstream receives any bytes that a resolver may send.
 func FuzzUpstream(f *testing.F) {
 	s := fuzzed(f)
 	query := packed(f, new(dns.Msg).SetQuestion("out.a.svc.cluster.local.", dns.TypeANY).SetEdns0(1232, false))
@@ -85,8 +84,7 @@ func FuzzUpstream(f *testing.F) {
 	})
 }
 
-// check expects that reply is a message that answers query and is no longer than
-// limit.
+// check expects that reply is a message that answers query and has at most limit bytes.
 func check(t *testing.T, query, reply []byte, limit int) {
 	m := new(dns.Msg)
 	switch err := m.Unpack(reply); {

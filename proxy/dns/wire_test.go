@@ -14,7 +14,7 @@ import (
 	"github.com/usherproxy/usher/proxy/dns"
 )
 
-// crowd is a headless Service with so many endpoints.
+// crowd returns a headless Service with n endpoints.
 func crowd(n int) config.Service {
 	d := &config.Discovery{}
 	for i := range n {

@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// loopback returns a socket that listens, one that is connected to it, and the
-// address that it has.
+// loopback returns an open socket, a client socket connected to it, and its address.
 func loopback(t testing.TB, listen string) (server, client int, at netip.AddrPort) {
 	t.Helper()
 	fd, err := Sockets(nil).ListenUDP(netip.MustParseAddrPort(listen))
@@ -43,7 +42,7 @@ func loopback(t testing.TB, listen string) (server, client int, at netip.AddrPor
 
 func TestDatagramsOfEverySizeComeBackFromWhereTheyWereSent(t *testing.T) {
 	for _, listen := range []string{"0.0.0.0:0", "[::]:0"} {
-		for _, max := range []int{1, 4} { // one alone takes other system calls
+		for _, max := range []int{1, 4} { // a single message uses other system calls
 			t.Run(fmt.Sprintf("%s, %d at a time", listen, max), func(t *testing.T) { comesBack(t, listen, max) })
 		}
 	}

@@ -41,7 +41,7 @@ var _ = Describe("whatever is sent, with urgent bytes and without,", func() {
 
 var _ = Describe("an urgent byte", func() {
 	for _, m := range systemMovers() {
-		for _, size := range []int{3, 1 << 20} { // with pipes, there is one by then
+		for _, size := range []int{3, 1 << 20} { // with pipes, one exists by then
 			It("is urgent where it was, through "+m.name, func() {
 				p := begin(m, forward.Limits{})
 				for _, way := range [][2]*net.TCPConn{{p.client, p.endpoint}, {p.endpoint, p.client}} {
@@ -68,7 +68,7 @@ var _ = Describe("an urgent byte", func() {
 	}
 })
 
-// sendUrgent sends b when there is room.
+// sendUrgent sends b once the send buffer has space.
 func sendUrgent(c *net.TCPConn, b byte) error {
 	raw, err := c.SyscallConn()
 	Expect(err).NotTo(HaveOccurred())
@@ -79,8 +79,8 @@ func sendUrgent(c *net.TCPConn, b byte) error {
 	return errors.Join(failed, err)
 }
 
-// readAfterUrgent reads n bytes. Each look has a deadline: at an urgent byte that was received already, a
-// pending signal makes the kernel return EAGAIN, and net.TCPConn.Read would wait for what has come.
+// readAfterUrgent reads n bytes. Each read has a deadline: at an urgent byte that was received already, a pending
+// signal makes the kernel return EAGAIN. net.TCPConn.Read would then wait, although data has arrived.
 func readAfterUrgent(c *net.TCPConn, n int) string {
 	GinkgoHelper()
 	buf, got := make([]byte, n), 0
@@ -94,7 +94,7 @@ func readAfterUrgent(c *net.TCPConn, n int) string {
 	return string(buf)
 }
 
-// receiveUrgent returns the urgent byte at which c is.
+// receiveUrgent returns the urgent byte at c's current position.
 func receiveUrgent(c *net.TCPConn) (byte, error) {
 	var b [1]byte
 	err := onSocket(c, func(fd int) error {

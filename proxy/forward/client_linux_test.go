@@ -29,7 +29,7 @@ var _ = Describe("A client that has no endpoint yet", func() {
 	BeforeEach(func() {
 		loop = newLoop(4)
 		near, client = accepted()
-		DeferCleanup(func() { client.Close() }) // perhaps again
+		DeferCleanup(func() { client.Close() }) // may be closed already
 		results = make(chan outcome.Result, 2)
 	})
 	join := func() *net.TCPConn {
@@ -227,7 +227,7 @@ var _ = Describe("A client that has no endpoint yet", func() {
 	})
 
 	It("and its endpoint are probed when they are silent, once the pair has lasted", func() {
-		for range 2 { // the second begins when the loop has looked for those
+		for range 2 { // the second pair begins after the loop has checked the first
 			endpoint := join()
 			for _, far := range []*net.TCPConn{client, endpoint} {
 				Eventually(func() string { return timerOf(far.RemoteAddr(), far.LocalAddr()) }).WithTimeout(10 * time.Second).Should(Equal("02"))
@@ -239,8 +239,8 @@ var _ = Describe("A client that has no endpoint yet", func() {
 	})
 })
 
-// timerOf returns which timer a TCP socket of this machine has, as the kernel
-// writes it: 02 is keepalive (see proc_net_tcp.txt of its documentation).
+// timerOf returns the active timer of a TCP socket of this machine in the kernel's notation: 02 is keepalive (see
+// proc_net_tcp.txt of its documentation).
 func timerOf(local, remote net.Addr) string {
 	table, err := os.ReadFile("/proc/self/net/tcp")
 	Expect(err).NotTo(HaveOccurred())

@@ -9,8 +9,8 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// A server that accepts one connection, connects to an endpoint, and forwards. The
-// client ends its half, and still gets the answer.
+// A server accepts one connection, connects to an endpoint, and forwards. The client ends its half, and still gets
+// the answer.
 func ExampleCopy() {
 	endpoint := listen()
 	defer endpoint.Close()

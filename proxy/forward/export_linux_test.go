@@ -1,10 +1,10 @@
 package forward
 
-// KeepNothing makes pairs keep nothing until they may again, as if others kept all that may be kept.
+// KeepNothing stops pairs from keeping bytes until the caller calls again, as if others had used up the limit.
 func KeepNothing() (again func()) {
 	kept.Add(maxKept)
 	return func() { kept.Add(-maxKept) }
 }
 
-// Kept is how many bytes pairs keep.
+// Kept returns the number of bytes that pairs keep.
 func Kept() int64 { return kept.Load() }

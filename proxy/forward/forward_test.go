@@ -40,11 +40,11 @@ func tcpPair() (near, far *net.TCPConn) {
 	return a.(*net.TCPConn), c.(*net.TCPConn)
 }
 
-// mover is one of the ways to forward a pair.
+// mover is one way to forward a pair.
 type mover struct {
 	name string
-	// begin forwards a new pair and returns the far ends of its connections. What
-	// it takes for that is given back when the spec has ended.
+	// begin forwards a new pair and returns the far ends of its connections. It releases its resources when the spec
+	// has ended.
 	begin func(forward.Limits, forward.Owner) (client, endpoint *net.TCPConn, flow forward.Flow)
 }
 
@@ -54,7 +54,7 @@ var copyMover = mover{"two goroutines", func(limits forward.Limits, owner forwar
 	return client, endpoint, forward.Copy(nearClient, nearEndpoint, limits, owner)
 }}
 
-// opaque is a connection of which nothing but itself can tell how it is.
+// opaque is a connection whose state only its own methods report, as the kernel does not know it.
 type opaque struct {
 	forward.Conn
 	failed chan struct{}
@@ -114,20 +114,20 @@ var _ = Describe("a pair whose client has sent something before", func() {
 // pair is a pair that a mover forwards.
 type pair struct {
 	Gomega
-	client, endpoint *net.TCPConn // the far ends
-	began            time.Time    // before the flow did
+	client, endpoint *net.TCPConn // far ends
+	began            time.Time    // before the flow began
 	flow             forward.Flow
 	ended            chan outcome.Result
 	calls            atomic.Int32 // of Ended
-	asked, answered  atomic.Int32 // calls of those
+	asked, answered  atomic.Int32 // calls of ClientFirstByte and EndpointFirstByte
 }
 
-// pair is the owner of itself.
+// pair is its own owner.
 func (p *pair) Ended(r outcome.Result)      { p.calls.Add(1); p.ended <- r }
 func (p *pair) ClientFirstByte(time.Time)   { p.asked.Add(1) }
 func (p *pair) EndpointFirstByte(time.Time) { p.answered.Add(1) }
 
-// begin forwards a new pair, whose connections are closed when the spec ends.
+// begin forwards a new pair. The connections are closed when the spec ends.
 func begin(m mover, limits forward.Limits) *pair {
 	GinkgoHelper()
 	p := &pair{began: time.Now(), ended: make(chan outcome.Result, 2)}
@@ -162,11 +162,11 @@ func (p *pair) write(c net.Conn, s string) {
 	p.Expect(err).NotTo(HaveOccurred())
 }
 
-// moved returns how many bytes the pair has moved.
+// moved returns the number of bytes that the pair has moved.
 func (p *pair) moved() int64 { a, b := p.flow.Bytes(); return a + b }
 
-// fill writes to c until neither c nor the pair takes any more, and returns how much
-// that was. It sees that twice in a row: once, a busy machine may only have stopped the pair.
+// fill writes to c until neither c nor the pair accepts more, and returns the number of bytes written. It requires
+// two failures in a row, as a busy machine may have stopped the pair during the first one.
 func (p *pair) fill(c *net.TCPConn) (sent int) {
 	GinkgoHelper()
 	chunk := make([]byte, 1<<20)
@@ -184,15 +184,15 @@ func (p *pair) fill(c *net.TCPConn) (sent int) {
 	return sent
 }
 
-// block writes to c until the pair moves no more of it, and returns how much that
-// was. A FIN still gets through to the pair.
+// block writes to c until the pair moves no more, and returns the number of bytes written. A FIN still reaches the
+// pair.
 func (p *pair) block(c *net.TCPConn) (sent int64) {
 	GinkgoHelper()
 	for before := p.moved(); ; {
 		n, err := c.Write(make([]byte, 64<<10))
 		p.Expect(err).NotTo(HaveOccurred())
 		sent += int64(n)
-		// Looks are counted, and not time, in which a busy machine may have stopped both.
+		// It counts looks instead of time, as a busy machine may have stopped both sides for a while.
 		for looks := 0; p.moved() < before+sent; time.Sleep(time.Millisecond) {
 			if looks++; looks > 500 {
 				return sent
@@ -207,8 +207,8 @@ func (p *pair) reset(c *net.TCPConn) {
 	c.Close()
 }
 
-// noLeaks makes the spec look, when its pairs are closed, that nothing is left, and
-// that done was called once for each that pairs returns.
+// noLeaks makes the spec check, after its pairs are closed, that no goroutine is left and that Ended was called once
+// for each pair that pairs returns.
 func noLeaks(pairs func() []*pair) {
 	goroutines := gleak.Goroutines()
 	DeferCleanup(func() {
@@ -280,7 +280,7 @@ func specify(m mover) {
 		Expect(p.result().Outcome).To(Equal(outcome.EndpointClosed))
 	})
 
-	// The protocol may have no answers wherever both sides have ended, whichever did first.
+	// If both sides have ended, the protocol may have no answers, whichever side ended first.
 	DescribeTable("says whether the client got no response", func(how func(p *pair), is outcome.Outcome) {
 		p := begin(m, forward.Limits{HalfClosed: 500 * time.Millisecond})
 		how(p)
@@ -410,7 +410,7 @@ func specify(m mover) {
 	It("delivers an answer that was sent before the endpoint stopped reading", func() {
 		p.write(p.endpoint, "too large")
 		Expect(p.read(p.client, 9)).To(Equal("too large"))
-		// The endpoint closes with bytes unread: its kernel answers with a reset.
+		// The endpoint closes with bytes unread, so its kernel sends a reset.
 		p.write(p.client, "a long question")
 		Eventually(func() int64 { n, _ := p.flow.Bytes(); return n }).Should(BeEquivalentTo(15))
 		p.endpoint.Close()
@@ -425,7 +425,7 @@ func specify(m mover) {
 			}
 			p.write(p.endpoint, "half of the ")
 			Expect(p.read(p.client, 12)).To(Equal("half of the "))
-			// The reset meets a pair that is writing: writing meets it, not reading.
+			// The reset arrives while the pair is writing, so that a write reports it, not a read.
 			sent := make(chan error)
 			go func() {
 				for {
@@ -439,7 +439,7 @@ func specify(m mover) {
 			Expect(p.endpoint.SetLinger(0)).To(Succeed())
 			p.endpoint.Close()
 			_, err := p.client.Read(make([]byte, 1))
-			// Of the client's own two calls, one is told.
+			// One of the client's own two calls reports the reset.
 			Expect([]error{err, <-sent}).To(ContainElement(MatchError(syscall.ECONNRESET)))
 			Expect(p.result().Outcome).To(Equal(outcome.EndpointReset))
 		}
@@ -456,7 +456,7 @@ func specify(m mover) {
 	})
 
 	It("ends when it is too old, though there is no silence to end in", func() {
-		// A busy machine may make one, but hardly each time.
+		// A busy machine may cause a pause, but hardly each time.
 		Eventually(func() time.Duration {
 			p = begin(m, forward.Limits{Age: 800 * time.Millisecond})
 			began := time.Now()
@@ -478,12 +478,12 @@ func specify(m mover) {
 				break
 			}
 			if _, err := p.endpoint.Read(make([]byte, 1)); err != nil {
-				break // it may end in between
+				break // the pair may end in between
 			}
 		}
 		Expect(p.result().Outcome).To(Equal(outcome.EndpointDrained))
 		Expect(time.Since(began)).To(BeNumerically("<", 10*time.Second), "a busy machine included")
-		p.flow.Retire(began) // again: nothing happens
+		p.flow.Retire(began) // a second call has no effect
 	})
 
 	It("moves both ways at once, through readers that stop and go, byte for byte", func() {
@@ -532,18 +532,18 @@ func specify(m mover) {
 		Expect(p.client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
 		Expect(p.endpoint.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
 		Expect(p.result()).To(Equal(outcome.Result{Outcome: outcome.Drained, ToEndpoint: 1}))
-		p.flow.Break() // again: nothing happens
+		p.flow.Break() // a second call has no effect
 	})
 }
 
-// specifySlow has what takes its time: the pairs of all movers wait together.
+// specifySlow runs the specs that take long: the pairs of all movers wait concurrently.
 func specifySlow(movers []mover) {
 	var pairs []*pair
 	BeforeEach(func() {
 		pairs = nil
 		noLeaks(func() []*pair { return pairs })
 	})
-	// each checks n pairs of each mover, all at once, of which check is told the index.
+	// each checks n pairs of each mover concurrently, and passes the pair's index to check.
 	each := func(limits forward.Limits, n int, check func(p *pair, i int)) {
 		GinkgoHelper()
 		var all sync.WaitGroup
@@ -561,9 +561,8 @@ func specifySlow(movers []mover) {
 	}
 
 	Context("of which one side does not read", func() {
-		// eachSide checks pairs of which the client is gone and the endpoint deaf, and
-		// others where it is the other way round. reset is how a pair ends when gone is
-		// reset.
+		// eachSide checks pairs whose client leaves (gone) and whose endpoint does not read (deaf), and pairs with
+		// the sides swapped. A pair ends with outcome reset when gone sends a reset.
 		eachSide := func(limits forward.Limits, check func(p *pair, gone, deaf *net.TCPConn, reset outcome.Outcome)) {
 			GinkgoHelper()
 			each(limits, 2, func(p *pair, i int) {
@@ -585,7 +584,7 @@ func specifySlow(movers []mover) {
 		It("ends when the other is reset", func() {
 			eachSide(unlimited, func(p *pair, gone, deaf *net.TCPConn, reset outcome.Outcome) {
 				if reset == outcome.ClientReset {
-					reset = outcome.NoResponse // that is all that it sends
+					reset = outcome.NoResponse // the client sends nothing else
 				}
 				p.fill(gone)
 				p.reset(gone)
@@ -614,7 +613,7 @@ func specifySlow(movers []mover) {
 			eachSide(unlimited, func(p *pair, gone, deaf *net.TCPConn, _ outcome.Outcome) {
 				sent := p.block(gone)
 				gone.Close()
-				for range 2 { // the first is answered by a reset
+				for range 2 { // the kernel answers the first write with a reset
 					p.write(deaf, "late")
 					p.Consistently(p.ended).WithTimeout(50 * time.Millisecond).ShouldNot(Receive())
 				}
@@ -626,11 +625,11 @@ func specifySlow(movers []mover) {
 
 		It("goes on while what the client has sent before its end is read, however slowly", func() {
 			each(forward.Limits{HalfClosed: 2 * time.Second}, 1, func(p *pair, _ int) {
-				p.Expect(p.endpoint.SetReadBuffer(32 << 10)).To(Succeed()) // what it takes is seen soon
+				p.Expect(p.endpoint.SetReadBuffer(32 << 10)).To(Succeed()) // so that the pair soon notices that the endpoint reads
 				sent := p.block(p.client)
 				p.Expect(p.client.CloseWrite()).To(Succeed())
-				// The kernel finds room for more when a third of its buffer is empty,
-				// some 800 kB: at this rate, in more than twice the time allowed.
+				// The kernel lets the pair write more when a third of its buffer is empty, some 800 kB: at this rate,
+				// that takes more than twice the time allowed.
 				read := int64(0)
 				for slow := time.NewTicker(100 * time.Millisecond); read < min(1<<20, sent/2); <-slow.C {
 					n, err := io.CopyN(io.Discard, p.endpoint, 16<<10)
@@ -649,7 +648,7 @@ func specifySlow(movers []mover) {
 	It("ends when half closed and silent for too long", func() {
 		each(forward.Limits{HalfClosed: 1200 * time.Millisecond}, 1, func(p *pair, _ int) {
 			p.Expect(p.client.CloseWrite()).To(Succeed())
-			for range 6 { // it is silence that counts
+			for range 6 { // only silence counts
 				p.write(p.endpoint, "tick")
 				p.read(p.client, 4)
 				p.Consistently(p.ended).WithTimeout(250 * time.Millisecond).ShouldNot(Receive())
@@ -702,11 +701,11 @@ func specifySlow(movers []mover) {
 var _ = Describe("an idle pair of two goroutines", func() {
 	const pairs = 200
 
-	// taken returns how much memory f takes for good, in bytes, but for stacks: the race detector's are larger.
+	// taken returns how many bytes of memory f retains, without stacks: those of the race detector are larger.
 	taken := func(f func()) int64 {
 		used := func() int64 {
 			runtime.GC()
-			runtime.GC() // the first leaves what is in pools
+			runtime.GC() // the first run leaves the contents of pools
 			var m runtime.MemStats
 			runtime.ReadMemStats(&m)
 			return int64(m.HeapAlloc)

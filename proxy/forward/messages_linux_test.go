@@ -13,8 +13,8 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// association is a Unix socket that keeps messages apart. As with SCTP, one that is
-// closed with something unread has failed for the other side.
+// association is a Unix socket that preserves message boundaries. As with SCTP, if one side closes with unread data,
+// the other side gets an error.
 type association struct{ *net.UnixConn }
 
 func (a association) Receive() (*forward.Message, error) {
@@ -42,7 +42,7 @@ func associate() (near, far association) {
 	for i, fd := range fds {
 		f := os.NewFile(uintptr(fd), "association")
 		c, err := net.FileConn(f)
-		f.Close() // c has a copy
+		f.Close() // c has a duplicate
 		Expect(err).NotTo(HaveOccurred())
 		ends[i] = association{c.(*net.UnixConn)}
 	}
@@ -50,7 +50,7 @@ func associate() (near, far association) {
 }
 
 var _ = Describe("A pair of associations of which one side does not read", func() {
-	var client, endpoint association // the far ends
+	var client, endpoint association // far ends
 	var ended chan outcome.Result
 	start := func(limits forward.Limits) {
 		var nearClient, nearEndpoint association
@@ -67,7 +67,7 @@ var _ = Describe("A pair of associations of which one side does not read", func(
 	fill := func(a association) {
 		GinkgoHelper()
 		full := 0
-		Eventually(func() int { // twice in a row: once, a busy machine may only have stopped the pair
+		Eventually(func() int { // twice in a row, as a busy machine may have stopped the pair
 			Expect(a.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))).To(Succeed())
 			if _, err := a.Write(make([]byte, 1<<10)); err == nil {
 				full = 0

@@ -15,7 +15,7 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// systemMovers are those that only this system has.
+// systemMovers are the movers that exist only on Linux.
 func systemMovers() []mover {
 	return []mover{{"a loop", func(limits forward.Limits, owner forward.Owner) (*net.TCPConn, *net.TCPConn, forward.Flow) {
 		GinkgoHelper()
@@ -43,7 +43,7 @@ func systemMovers() []mover {
 	}}}
 }
 
-// wanderer is a Flow that is handed over from loop to loop, as to another process.
+// wanderer is a Flow that moves from loop to loop, as if handed over to another process.
 type wanderer struct {
 	over chan struct{}
 
@@ -89,7 +89,7 @@ func (w *wanderer) wander(from, to *forward.Loop) {
 	}
 }
 
-// set makes p the pair that w is by now; retired says that it knows when it is to end.
+// set makes p the current pair of w; retired means that p already knows its retirement time.
 func (w *wanderer) set(p *forward.Pair, retired bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -134,7 +134,7 @@ func newLoop(pipes int) *forward.Loop {
 	return loop
 }
 
-// on calls f on the loop, and returns what it returns.
+// on calls f on the loop and returns the result.
 func on[T any](loop *forward.Loop, f func() T) T {
 	GinkgoHelper()
 	result := make(chan T, 1)
@@ -144,8 +144,7 @@ func on[T any](loop *forward.Loop, f func() T) T {
 	return r
 }
 
-// dialed returns a connection to an endpoint that the loop has made, and its far
-// end.
+// dialed returns a connection that the loop has made to an endpoint, and its far end.
 func dialed(loop *forward.Loop) (*forward.Dialed, *net.TCPConn) {
 	GinkgoHelper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

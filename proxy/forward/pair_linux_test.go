@@ -13,14 +13,14 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// results is an owner.
+// results is an owner that sends results to a channel.
 type results chan outcome.Result
 
 func (to results) Ended(r outcome.Result)   { to <- r }
 func (results) ClientFirstByte(time.Time)   {}
 func (results) EndpointFirstByte(time.Time) {}
 
-// loopedPair forwards a pair on a loop of its own, and returns its far ends.
+// loopedPair forwards a pair on a dedicated loop, and returns its far ends.
 func loopedPair(t *testing.T) (p *pair, client, endpoint *net.TCPConn) {
 	t.Helper()
 	g := NewWithT(t)
@@ -64,7 +64,7 @@ func loopedPair(t *testing.T) (p *pair, client, endpoint *net.TCPConn) {
 	return p, far.(*net.TCPConn), other.(*net.TCPConn)
 }
 
-// onLoop calls f on p's loop, and returns when that has returned.
+// onLoop calls f on p's loop, and returns after f.
 func (p *pair) onLoop(t *testing.T, f func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -110,7 +110,7 @@ func TestAPairHasOneTurnInEachRound(t *testing.T) {
 			before = sent()
 			ready()
 		}
-		take(sent()) // so that there is room
+		take(sent()) // to empty the buffers
 		before = sent()
 		for range 3 {
 			ready()
@@ -130,12 +130,11 @@ type urgentTest struct {
 	pair      *pair
 	way       *way
 	from, to  *edge
-	near, far Socket // the far ends
+	near, far Socket // far ends
 	read      io.Reader
 }
 
-// eachWay calls f for each direction of a pair. Then the byte arrives as urgent, after all that came
-// before it.
+// eachWay calls f for each direction of a pair. The byte must then arrive as urgent, after the bytes sent before it.
 func eachWay(t *testing.T, f func(*urgentTest) (before int)) {
 	for _, toClient := range []bool{false, true} {
 		p, client, endpoint := loopedPair(t)
@@ -153,7 +152,7 @@ func eachWay(t *testing.T, f func(*urgentTest) (before int)) {
 	}
 }
 
-// send sends b, and returns when it has come.
+// send sends b, and returns when it has arrived.
 func (u *urgentTest) send(b []byte, flags int) {
 	u.Expect(u.near.write(b, flags)).To(Equal(len(b)))
 	u.Eventually(u.from.fd.unread).WithTimeout(5 * time.Second).Should(Equal(len(b)))

@@ -70,7 +70,7 @@ func TestManyTasksLeaveHandlersTheirTurn(t *testing.T) {
 	g := NewWithT(t)
 	p, err := NewPoller()
 	g.Expect(err).NotTo(HaveOccurred())
-	fd, err := unix.Eventfd(1, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC) // readable for ever
+	fd, err := unix.Eventfd(1, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC) // always readable
 	g.Expect(err).NotTo(HaveOccurred())
 	defer unix.Close(fd)
 	const tasks = 1000
@@ -86,7 +86,7 @@ func TestManyTasksLeaveHandlersTheirTurn(t *testing.T) {
 		}
 	})
 	all.Wait()
-	p.Close() // what the loop has is ours now
+	p.Close() // the loop has ended, so its variables can be read
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(done).To(Equal(tasks))
 	g.Expect(most).To(BeNumerically("<=", 2*tasksPerRound))
@@ -104,7 +104,7 @@ func TestClosingAPollerDoesItsTasksFirst(t *testing.T) {
 	g.Expect(done).To(Equal(1000))
 }
 
-// untilSeen has always more to do.
+// untilSeen asks for another turn as long as after returns true.
 type untilSeen struct {
 	poller *Poller
 	turns  int
@@ -166,12 +166,12 @@ func TestOtherGoroutinesRunWhileAPollerHasMuchToDo(t *testing.T) {
 	var missed []int32
 	for range 50 {
 		before := taken.Load()
-		time.Sleep(time.Microsecond) // the loop has the processor meanwhile
+		time.Sleep(time.Microsecond) // the loop gets the CPU meanwhile
 		missed = append(missed, taken.Load()-before)
 	}
 	stop.Store(true)
 	slices.Sort(missed)
-	// Go's scheduler interrupts who has run for 10 ms, which is five turns.
+	// Go's scheduler preempts a goroutine that has run for 10 ms, which is five turns.
 	g.Expect(missed[len(missed)*4/5]).To(BeNumerically("<=", 2))
 }
 

@@ -78,7 +78,7 @@ func TestNothingIsConnectedToItself(t *testing.T) {
 		t.Run(loopback, func(t *testing.T) {
 			g := NewWithT(t)
 			var unused netip.AddrPort
-			// A process of this machine may take the port meanwhile, so that the connection begins from another one.
+			// Another process may take the port meanwhile; the connection then uses a different source port.
 			g.Eventually(func() error {
 				l, err := net.Listen("tcp", loopback)
 				g.Expect(err).NotTo(HaveOccurred())
@@ -91,7 +91,7 @@ func TestNothingIsConnectedToItself(t *testing.T) {
 				}
 				defer s.Close()
 				if _, unknown := unix.GetsockoptInt(int(s), unix.IPPROTO_IP, unix.IP_LOCAL_PORT_RANGE); unknown != nil {
-					return unix.ECONNREFUSED // before Linux 6.3 the port may not be chosen
+					return unix.ECONNREFUSED // before Linux 6.3 a caller cannot choose the port
 				}
 				return nil
 			}).Should(MatchError(unix.ECONNREFUSED))
@@ -102,7 +102,7 @@ func TestNothingIsConnectedToItself(t *testing.T) {
 				"TCP": func() error { _, err := connectTCP(0, unused, unused, 0, 0, false); return err },
 				"UDP": func() error { _, err := ConnectUDP(0, unused, unused); return err },
 			} {
-				if err := connect(); err != unix.EADDRNOTAVAIL { // an address of one's own choice is not for everybody
+				if err := connect(); err != unix.EADDRNOTAVAIL { // without the capability for a chosen source address
 					g.Expect(err).To(Equal(unix.ECONNREFUSED), name)
 				}
 			}

@@ -25,11 +25,11 @@ func TestASavedPairNotesWhetherBytesAreInThisProcess(t *testing.T) {
 		g.Expect(h.IsSaved()).To(BeTrue())
 		c, e := h.Sockets()
 		for i, fd := range []Socket{c, e} {
-			sockets[i], _ = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0) // as another process has them
+			sockets[i], _ = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0) // like another process's duplicates
 		}
 	})
 	state := func() (r PairState, is [2]bool) {
-		r.ToEndpoint.Preface = 9 // what was saved is kept
+		r.ToEndpoint.Preface = 9 // Restored must keep it
 		is[0], _, _ = s.Restored(&r)
 		is[1] = s.Over()
 		return r, is
@@ -46,7 +46,7 @@ func TestASavedPairNotesWhetherBytesAreInThisProcess(t *testing.T) {
 	g.Expect(r.ToEndpoint).To(Equal(WayState{Bytes: 8, Begun: true, Preface: 9}))
 	g.Expect(r.ToClient).To(Equal(WayState{}))
 
-	// The endpoint reads nothing until some of what the client sends is in this process.
+	// The endpoint does not read until this process holds some of the client's bytes.
 	sent := 8
 	g.Eventually(func() [2]bool {
 		_ = client.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// through sends datagrams of these sizes from one socket to another, all at once,
-// and returns the sizes of those that came.
+// through sends datagrams of these sizes from one socket to another in one batch, and returns the sizes of the
+// received datagrams.
 func through(t *testing.T, segments bool, sizes ...int) []int {
 	t.Helper()
 	g := NewWithT(t)

@@ -13,7 +13,7 @@ import (
 )
 
 var _ = Describe("many pairs of a loop that are retired at the same time", func() {
-	// seenBetween retires many, and returns how many had ended at each turn of another's in between.
+	// seenBetween retires many pairs, and returns how many had ended at each turn of another task in between.
 	seenBetween := func() (between []int64) {
 		const pairs = 300
 		loop := newLoop(0)
@@ -34,7 +34,7 @@ var _ = Describe("many pairs of a loop that are retired at the same time", func(
 			loop.EachPair(func(p *forward.PairHere, _ forward.Owner) { p.Retire(time.Now().Add(time.Hour)) })
 			return true
 		})
-		// A task that is always there has its turn in each round.
+		// A task that always resubmits itself runs once in each round.
 		var task func()
 		task = func() {
 			if n := ended.Load(); n < pairs {
@@ -50,8 +50,8 @@ var _ = Describe("many pairs of a loop that are retired at the same time", func(
 		return between
 	}
 	It("all end, some at a time: others have their turns in between", func() {
-		// Turns last for as long as the loop was busy before: where the machine stopped it for so
-		// long, all may end in one.
+		// A turn may take as long as the loop was busy before. If the machine stopped the loop for that long, all
+		// pairs may end in one turn.
 		for range 4 {
 			if len(seenBetween()) > 0 {
 				return

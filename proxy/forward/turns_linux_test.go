@@ -8,7 +8,7 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// fake is something that is timed.
+// fake is a timed object.
 type fake struct{ err error }
 
 func (f *fake) over() bool          { return f.err != nil }

@@ -22,7 +22,7 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// update writes the descriptions instead of comparing them: make generate.
+// update makes the test write the descriptions instead of comparing them ("make generate").
 var update = flag.Bool("update", false, "write openapi.json and cluster.json")
 
 func TestAPI(t *testing.T) {
@@ -57,8 +57,7 @@ var _ = Describe("openapi.json", func() {
 
 type object = map[string]any
 
-// description collects what openapi.json has, from the structs and from the
-// comments in their source.
+// description collects the contents of openapi.json from the structs and from the comments in their source.
 type description struct {
 	comments map[string]string   // of "Type" and "Type.Field"
 	enums    map[string][]string // values of named string types
@@ -146,8 +145,7 @@ func (d *description) openAPI(title, prefix string, routes []api.Route) object {
 	}
 }
 
-// schema returns the schema of t: for structs a reference to one that it puts
-// among d.schemas.
+// schema returns the schema of t. For a struct it adds the schema to d.schemas and returns a reference.
 func (d *description) schema(t reflect.Type) object {
 	switch {
 	case t == reflect.TypeFor[time.Time]():
@@ -177,7 +175,7 @@ func (d *description) schema(t reflect.Type) object {
 	Expect(t.Kind()).To(Equal(reflect.Struct))
 	if d.schemas[t.Name()] == nil {
 		properties, required := object{}, []string{}
-		d.schemas[t.Name()] = object{} // a struct may hold itself
+		d.schemas[t.Name()] = object{} // a struct may contain itself
 		d.addFields(t, properties, &required)
 		slices.Sort(required)
 		d.schemas[t.Name()] = object{"type": "object", "description": d.comments[t.Name()], "properties": properties, "required": required}
@@ -196,7 +194,7 @@ func (d *description) addFields(t reflect.Type, properties object, required *[]s
 		schema := d.schema(f.Type)
 		text := d.comments[t.Name()+"."+f.Name]
 		switch {
-		case text != "" && schema["$ref"] != nil: // nothing may stand beside $ref
+		case text != "" && schema["$ref"] != nil: // no other key is allowed next to $ref
 			schema = object{"allOf": []object{schema}, "description": text}
 		case text != "":
 			schema["description"] = text

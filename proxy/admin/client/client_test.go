@@ -27,7 +27,7 @@ func TestClient(t *testing.T) {
 	RunSpecs(t, "client")
 }
 
-// serve answers as handler says, and returns a client of it.
+// serve starts a server with this handler, and returns a client for it.
 func serve(handler http.HandlerFunc) *client.Client {
 	GinkgoHelper()
 	server := httptest.NewServer(handler)
@@ -43,7 +43,7 @@ func newClient(address string) *client.Client {
 	return c
 }
 
-// answer writes v as usher does.
+// answer writes v in the same form as usher.
 func answer(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
@@ -120,7 +120,7 @@ var _ = Describe("a request that waits", func() {
 })
 
 var _ = Describe("a list", func() {
-	// five Services, in pages as asked for.
+	// five returns a handler that serves five Services in pages, and records the requests in asked.
 	five := func(asked *[]string) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			*asked = append(*asked, r.URL.RequestURI())
@@ -248,7 +248,7 @@ var _ = Describe("the event stream", func() {
 		"event: of-a-later-version\ndata: {}\n\n" +
 		"id: a-9\r\nevent: change\r\ndata: {\"id\":\"a-9\",\r\ndata: \"kind\":\"service-added\"}\r\n\r\n"
 
-	// told reads a stream to its end.
+	// told reads a stream until it ends, and returns its lines.
 	told := func(ctx context.Context, c *client.Client, q client.EventQuery) (lines []string, err error) {
 		for m, err := range c.Events(ctx, q) {
 			switch {

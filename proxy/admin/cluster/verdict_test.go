@@ -10,13 +10,13 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// drawn is a matrix as it is drawn: a row for each endpoint, in which x is bad, . good, and _ not known.
+// drawn parses a matrix from a drawing: one row per endpoint, in which x is bad, . good, and _ unknown.
 func drawn(rows ...string) matrix {
 	results := map[byte]api.ClusterResult{'x': api.ResultBad, '.': api.ResultGood, '_': api.ResultUnknown}
 	return matrix{len(rows), len(rows[0]), func(r, c int) api.ClusterResult { return results[rows[r][c]] }}
 }
 
-// TestVerdicts has what each picture means, as it is told: Pods are web-0 and so on, nodes a, b, c …
+// TestVerdicts checks the verdict for each matrix. Pods are web-0 and so on, nodes a, b, c …
 func TestVerdicts(t *testing.T) {
 	for _, is := range []struct {
 		what string
@@ -112,9 +112,9 @@ func TestResults(t *testing.T) {
 	}{
 		{api.EndpointReady, 0, 0, api.ResultUnknown},
 		{api.EndpointReady, 1, 0, api.ResultGood},
-		{api.EndpointReady, 9, 1, api.ResultUnknown}, // too few to tell
+		{api.EndpointReady, 9, 1, api.ResultUnknown}, // too few for a verdict
 		{api.EndpointReady, 10, 1, api.ResultBad},
-		{api.EndpointReady, 11, 1, api.ResultGood}, // a Pod that began anew, perhaps
+		{api.EndpointReady, 11, 1, api.ResultGood}, // the Pod may have restarted
 		{api.EndpointQuarantined, 1, 1, api.ResultBad},
 		{api.EndpointQuarantined, 0, 0, api.ResultBad}, // probes
 		{api.EndpointOutlier, 100, 4, api.ResultBad},

@@ -92,16 +92,16 @@ func TestQuestionsAndAbsencesAreBounded(t *testing.T) {
 		time.Sleep(5*time.Second + time.Millisecond)
 		g.Expect(v.away("a")).To(Succeed(), "it answered, and begins anew")
 
-		v.Close() // and waits for those that hang
+		v.Close() // also waits for the requests that hang
 		g.Expect(one("closed", at)).To(MatchError(context.Canceled))
 	})
 }
 
-// many stands for as many ushers as there are clients of it, whose nodes' names are in the Host of their requests.
+// many stands for one usher instance for each client. The Host header of a request names the node.
 type many struct {
 	services       map[string][]byte // answers to /services, by node
-	detail         map[string][]byte // answers to /services/shop/web; "" is any other node's
-	details        atomic.Int64      // asked for
+	detail         map[string][]byte // answers to /services/shop/web; key "" is for all other nodes
+	details        atomic.Int64      // number of requests
 	now, mostAtOne atomic.Int64
 }
 
@@ -115,7 +115,7 @@ func (m *many) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if by[node] == nil {
 			node = ""
 		}
-		_, _ = w.Write(by[node]) // who asks may have given up
+		_, _ = w.Write(by[node]) // the client may have given up
 	}
 	w.Header().Set("Content-Type", "application/json")
 	switch r.URL.Path {
@@ -129,7 +129,7 @@ func (m *many) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// encode returns v as an usher writes it.
+// encode returns v as the API of usher writes it.
 func encode(g Gomega, v any) []byte {
 	text, err := json.Marshal(v)
 	g.Expect(err).NotTo(HaveOccurred())
@@ -160,7 +160,7 @@ func TestFiveHundredNodesWithFiveThousandEndpoints(t *testing.T) {
 	}
 	server := httptest.NewServer(m)
 	defer server.Close()
-	const patience = 10 * time.Minute // with this machine
+	const patience = 10 * time.Minute // for a slow machine
 	var all []Node
 	for i := range nodes {
 		name := fmt.Sprintf("node-%d", i)
@@ -204,7 +204,7 @@ func TestFiveHundredNodesWithFiveThousandEndpoints(t *testing.T) {
 	g.Expect(heap()-before).To(BeNumerically("<", 16<<20), "bytes that are kept")
 }
 
-// heap returns how many bytes are in use.
+// heap returns the number of bytes in use.
 func heap() int64 {
 	runtime.GC()
 	var m runtime.MemStats
