@@ -25,7 +25,7 @@ import (
 )
 
 var _ = Describe("open connections of a Proxy that is taken over from", func() {
-	const soon = time.Minute // an emulated processor carries them, too
+	const soon = time.Minute // also on an emulated CPU
 	var talks *lab.Talks
 	var services []config.Service
 	var endpoints []config.Endpoint
@@ -33,7 +33,7 @@ var _ = Describe("open connections of a Proxy that is taken over from", func() {
 		seed := uint64(GinkgoRandomSeed())
 		GinkgoWriter.Printf("seed %d (-ginkgo.seed)\n", seed)
 		talks = lab.NewTalks(seed)
-		DeferCleanup(func() { _ = talks.End() }) // where a spec fails before it does
+		DeferCleanup(func() { _ = talks.End() }) // if a spec fails before it calls End
 		endpoints = nil
 		for range 2 {
 			endpoints = append(endpoints, config.Endpoint{Addr: lab.Backend(func(c net.Conn) { talks.Endpoint(c.(*net.TCPConn)) }), Ready: true, Pod: "default/web"})
@@ -61,7 +61,7 @@ var _ = Describe("open connections of a Proxy that is taken over from", func() {
 		GinkgoHelper()
 		Eventually(func() int64 { return p.Stats().Established }).WithTimeout(soon).Should(BeEquivalentTo(n))
 	}
-	// ids returns the numbers of the connections that are open, by the addresses of their clients.
+	// ids returns the IDs of the open connections by client address.
 	ids := func(p *proxy.Proxy) map[string]string {
 		all := map[string]string{}
 		for _, r := range p.Trace.Open(func(*conn.Record) bool { return true }) {
@@ -70,7 +70,7 @@ var _ = Describe("open connections of a Proxy that is taken over from", func() {
 		}
 		return all
 	}
-	// socketsOf returns what a proxy hands over.
+	// socketsOf returns the sockets that a proxy hands over.
 	socketsOf := func(each func(func(handover.Socket) bool)) map[string]*os.File {
 		all := map[string]*os.File{}
 		for s := range each {
@@ -78,7 +78,7 @@ var _ = Describe("open connections of a Proxy that is taken over from", func() {
 		}
 		return all
 	}
-	// takeOver returns a proxy that has taken over from p, which stops. drained is closed when it has no connections.
+	// takeOver returns a proxy that has taken over from p, which stops. It closes drained when p has no connections.
 	takeOver := func(p *proxy.Proxy) (successor *proxy.Proxy, drained chan int) {
 		GinkgoHelper()
 		sockets, more, _, release, err := p.HandOver()
@@ -104,7 +104,7 @@ var _ = Describe("open connections of a Proxy that is taken over from", func() {
 		}
 		established(p, n)
 		for range 3 {
-			time.Sleep(200 * time.Millisecond) // they talk
+			time.Sleep(200 * time.Millisecond) // the clients exchange data
 			before := ids(p)
 			Expect(before).To(HaveLen(n))
 			successor, drained := takeOver(p)
@@ -112,7 +112,7 @@ var _ = Describe("open connections of a Proxy that is taken over from", func() {
 			Eventually(func() int64 { return successor.Stats().Open }).WithTimeout(soon).Should(BeEquivalentTo(n))
 			Expect(p.Stats().Open).To(BeZero())
 			p = successor
-			Eventually(ids).WithArguments(p).WithTimeout(soon).Should(Equal(before)) // counted before it is traced
+			Eventually(ids).WithArguments(p).WithTimeout(soon).Should(Equal(before)) // the counter changes before the trace
 			active := int64(0)
 			for _, e := range p.Status()[0].Endpoints {
 				active += e.Active.Load()
@@ -175,7 +175,8 @@ var _ = Describe("open connections of a Proxy that is taken over from", func() {
 		stop(successor)
 	})
 
-	// offered returns p's offer, and lets p believe that a successor has taken over.
+	// offered returns the connection on which p offers its state, and makes p believe that a successor has taken
+	// over.
 	offered := func(p *proxy.Proxy) *net.UnixConn {
 		GinkgoHelper()
 		sockets, _, _, release, err := p.HandOver()
@@ -225,7 +226,7 @@ var _ = Describe("open connections of a Proxy that is taken over from", func() {
 		Entry("since it ends before it has received them", func(c *net.UnixConn) {
 			hear(c)
 			Expect(fdpass.Send(c, []byte("go"))).To(Succeed())
-			time.Sleep(100 * time.Millisecond) // they are under way
+			time.Sleep(100 * time.Millisecond) // data is in transit
 			c.Close()
 		}),
 		Entry("since it ends instead of answering", func(c *net.UnixConn) {
@@ -242,7 +243,7 @@ var _ = Describe("open connections of a Proxy that is taken over from", func() {
 			_, fds := hear(c)
 			time.Sleep(6 * time.Second)
 			Expect(fdpass.Send(c, []byte(strings.Repeat("1", 20)))).NotTo(Succeed(), "it is too late")
-			DeferCleanup(func() { handover.Discard(fds) }) // connections end although it has copies
+			DeferCleanup(func() { handover.Discard(fds) }) // connections end although the successor holds duplicates
 		}),
 		Entry("since it refuses them", func(c *net.UnixConn) {
 			hear(c)

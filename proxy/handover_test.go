@@ -10,8 +10,7 @@ import (
 	"github.com/usherproxy/usher/proxy/frontend"
 )
 
-// TestInheritNamespace expects that sockets in the namespace of a predecessor are not used
-// without that.
+// TestInheritNamespace expects that a proxy without a network namespace ignores the sockets in its predecessor's.
 func TestInheritNamespace(t *testing.T) {
 	g := NewWithT(t)
 	sockets := map[string]*os.File{}
@@ -26,8 +25,7 @@ func TestInheritNamespace(t *testing.T) {
 	g.Expect(p.node.Inherited).To(And(HaveLen(1), HaveKey("tcp 10.96.0.10:80")))
 }
 
-// TestInheritOfSeveral expects that of the sockets that earlier versions had for a UDP port
-// one is used.
+// TestInheritOfSeveral expects that usher uses one of the several sockets that earlier versions had for a UDP port.
 func TestInheritOfSeveral(t *testing.T) {
 	g := NewWithT(t)
 	sockets := map[string]*os.File{}

@@ -33,10 +33,10 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// reset is what a client sees that is turned away.
+// reset is the error that a rejected client gets.
 var reset = MatchError(syscall.ECONNRESET)
 
-// Whoever moves the bytes, headers of the PROXY protocol are the same.
+// Headers of the PROXY protocol are the same for every mover.
 var _ = Describe("headers of the PROXY protocol,", func() {
 	Describe("where the kernel connects,", func() { headerSpecs(false) })
 	Describe("where something else connects,", func() { headerSpecs(true) })
@@ -47,7 +47,7 @@ func headerSpecs(tunneled bool) {
 		o       proxy.Options
 		p       *proxy.Proxy
 		refuse  map[netip.AddrPort]bool
-		said    = netip.MustParseAddrPort("203.0.113.9:4711") // by a header
+		said    = netip.MustParseAddrPort("203.0.113.9:4711") // from a header
 		saidVIP = netip.MustParseAddrPort("192.0.2.80:443")
 		v1      = proxyproto.Header(config.ProxyV1, config.TCP, said, saidVIP)
 		v2      = proxyproto.Header(config.ProxyV2, config.TCP, said, saidVIP)
@@ -61,7 +61,7 @@ func headerSpecs(tunneled bool) {
 		refuse = map[netip.AddrPort]bool{}
 		o = proxy.Defaults()
 		o.Portal, o.Log, o.Trace, o.SCTP = pt, log, trace.NewLog(1000), stream.SCTPOff
-		o.Quarantine.First = time.Hour // longer than a spec takes
+		o.Quarantine.First = time.Hour // longer than any spec
 		if tunneled {
 			o.Dial = func(ctx context.Context, to *config.Endpoint) (forward.Conn, error) {
 				c, err := o.DirectDial(ctx, to)
@@ -83,7 +83,7 @@ func headerSpecs(tunneled bool) {
 			Eventually(gleak.Goroutines).ShouldNot(gleak.HaveLeaked(goroutines))
 		})
 	})
-	// serve returns where a Service is to be had that has these endpoints.
+	// serve serves a Service with these endpoints, and returns its address.
 	serve := func(change func(*config.ServicePort), endpoints ...netip.AddrPort) string {
 		GinkgoHelper()
 		p = proxy.New(o)
@@ -107,8 +107,8 @@ func headerSpecs(tunneled bool) {
 		Expect(c.SetDeadline(time.Now().Add(20 * time.Second))).To(Succeed())
 		return c.(*net.TCPConn)
 	}
-	// listen is an endpoint, with the bytes of each connection when that has ended, or
-	// has sent as many as it is to wait for.
+	// listen starts an endpoint. The channel receives the bytes of each connection once it has ended or, if atLeast
+	// is not 0, has sent that many bytes.
 	listen := func(atLeast int) (netip.AddrPort, chan string) {
 		GinkgoHelper()
 		got := make(chan string, 100)
@@ -125,7 +125,7 @@ func headerSpecs(tunneled bool) {
 			got <- string(all)
 		}), got
 	}
-	// last returns the end of the only connection that there was.
+	// last returns the end of the only connection.
 	last := func() *trace.Event {
 		GinkgoHelper()
 		var ended []trace.Event
@@ -174,7 +174,7 @@ func headerSpecs(tunneled bool) {
 					dead = lab.Refusing()
 				}
 				at := serve(asked, dead, alive)
-				for range 2 { // whichever endpoint's turn it is
+				for range 2 { // covers both starts of the rotation
 					c := connect(at)
 					Expect(c.Write([]byte("payload"))).Error().NotTo(HaveOccurred())
 					Expect(c.CloseWrite()).To(Succeed())
@@ -329,12 +329,12 @@ func headerSpecs(tunneled bool) {
 				c := connect(at)
 				answer := make([]byte, 1)
 				_, err := c.Write(proxyproto.Header(config.ProxyV2, config.TCP, netip.MustParseAddrPort(client+":99"), saidVIP))
-				if err == nil { // a reset that has come is reported once
+				if err == nil { // a received reset is reported once
 					_, err = io.ReadFull(c, answer)
 				}
 				return string(answer), err
 			}
-			for i := range 8 { // more than the share of one: they count for nobody in the end
+			for i := range 8 { // more than one client's share; rejected connections count for no client
 				_, err := asks(fmt.Sprint("198.51.100.", i))
 				Expect(err).To(reset)
 			}
@@ -350,7 +350,7 @@ func headerSpecs(tunneled bool) {
 				Expect(answer).To(Equal(had[client]), "affinity of %s", client)
 			}
 			Expect(had).To(And(ContainElement("1"), ContainElement("2")))
-			for range 2 { // little room is left, and nobody but the balancer has much of it
+			for range 2 { // little capacity is left; only the balancer uses much of it
 				_, err := asks("203.0.113.6")
 				Expect(err).NotTo(HaveOccurred())
 			}
@@ -370,7 +370,7 @@ func headerSpecs(tunneled bool) {
 				}
 				DeferCleanup(func() { c.Close() })
 				Expect(c.SetDeadline(time.Now().Add(20 * time.Second))).To(Succeed())
-				if _, err = c.Write(first); err == nil { // a reset that has come is reported once
+				if _, err = c.Write(first); err == nil { // a received reset is reported once
 					_, err = io.ReadFull(c, make([]byte, 1))
 				}
 				return err
@@ -379,7 +379,7 @@ func headerSpecs(tunneled bool) {
 				return proxyproto.Header(config.ProxyV2, config.TCP, netip.MustParseAddrPort(client+":99"), saidVIP)
 			}
 			const victim = "127.0.0.2"
-			for i := range 14 { // half of them as the victim
+			for i := range 14 { // half of them on behalf of the victim
 				Expect(served("127.0.0.1", named([]string{victim, fmt.Sprint("203.0.113.", i)}[i%2]))).To(Succeed())
 			}
 			Expect(served("127.0.0.1", named("203.0.113.99"))).To(reset, "the last eighth is not for who has that many, whatever it says")
@@ -402,7 +402,7 @@ func headerSpecs(tunneled bool) {
 						first := lab.SpoiledHeader(rand.New(rand.NewPCG(seed, 100)))
 						c, err := net.Dial("tcp", at)
 						Expect(err).NotTo(HaveOccurred())
-						_, _ = c.Write(first) // it may have been reset by the first of it
+						_, _ = c.Write(first) // the connection may have been reset already
 						_ = c.(*net.TCPConn).CloseWrite()
 						Expect(c.SetReadDeadline(time.Now().Add(30 * time.Second))).To(Succeed())
 						_, err = c.Read(make([]byte, 1))

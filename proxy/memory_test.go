@@ -7,12 +7,12 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// TestEbb looks at how many connections come in each period.
+// TestEbb gives the number of connections in each period.
 func TestEbb(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		counts []int64 // that have begun or ended in each period
-		over   []int   // after which memory is given back
+		counts []int64 // change of the connection count in each period
+		over   []int   // periods after which memory is freed
 	}{
 		{"a few", []int64{300, 300, 300, 0, 0}, nil},
 		{"a burst", []int64{5000, 0, 0, 0}, []int{1}},
@@ -44,7 +44,7 @@ func TestEbb(t *testing.T) {
 	}
 }
 
-// TestEbbRests says when the next look may wait.
+// TestEbbRests checks the time until the next look.
 func TestEbbRests(t *testing.T) {
 	g := NewWithT(t)
 	var e burstEnd

@@ -50,7 +50,7 @@ var _ = Describe("a Proxy with an endpoint that refuses", func() {
 			_, _ = io.Copy(io.Discard, c)
 		}
 		good = lab.Backend(hello)
-		// On an address that nobody else has, the port stays free.
+		// No other process uses this address, so the port stays free.
 		l, err := net.Listen("tcp", "127.117.0.1:0")
 		Expect(err).NotTo(HaveOccurred())
 		bad = l.Addr().(*net.TCPAddr).AddrPort()
@@ -72,7 +72,7 @@ var _ = Describe("a Proxy with an endpoint that refuses", func() {
 		p = proxy.New(options)
 		p.Apply(services)
 	}
-	// connect makes so many connections to the n-th Service, one after the other.
+	// connect makes several connections to the n-th Service, one after the other.
 	connect := func(n, times int) {
 		GinkgoHelper()
 		at := p.Status()[n].Listeners[0].String()
@@ -123,7 +123,7 @@ var _ = Describe("a Proxy with an endpoint that refuses", func() {
 	})
 
 	It("probes it once for all Services that have it", func() {
-		options.Quarantine.First = time.Second // it is back before
+		options.Quarantine.First = time.Second // the first probe is later than the restart
 		serve(service("a", "10.96.0.1", bad, good), service("b", "10.96.0.2", bad, good))
 		connect(0, 2)
 		connect(1, 2)
@@ -141,7 +141,7 @@ var _ = Describe("a Proxy with an endpoint that refuses", func() {
 		Eventually(refusedProbes).WithTimeout(10 * time.Second).Should(BeNumerically(">=", 1))
 		p.Apply([]config.Service{service("web", "10.96.0.1", good), {Name: types.NamespacedName{Namespace: "of-probes", Name: "other"}}})
 		last := int64(-1)
-		Eventually(func() bool { // one may be under way; after that there is none in ten times the longest wait
+		Eventually(func() bool { // one may be in progress; then none in ten times the longest wait
 			before := last
 			last = refusedProbes()
 			return last == before

@@ -31,8 +31,7 @@ func TestProxy(t *testing.T) {
 	RunSpecs(t, "proxy")
 }
 
-// These specs run the proxy behind the portal that needs nothing. What needs
-// the kernel is in folder test.
+// These specs run the proxy with the portal none. Tests that need the kernel are in folder test.
 var _ = Describe("a Proxy", func() {
 	var p *proxy.Proxy
 	var problems []string
@@ -61,8 +60,8 @@ var _ = Describe("a Proxy", func() {
 		})
 	})
 
-	// service is a Service with one port on a VIP, of a namespace that no other tests
-	// have: those that run at the same time would take the loopback address.
+	// service returns a Service with one port on a VIP. No other tests use its namespace: concurrent tests would take
+	// the loopback address.
 	service := func(name, vip string, endpoints ...netip.AddrPort) config.Service {
 		port := config.ServicePort{
 			ID:       config.PortID{Namespace: "of-proxy", Service: name, Port: "main", Family: config.IPv4},
@@ -78,7 +77,7 @@ var _ = Describe("a Proxy", func() {
 	gone := func(name string) config.Service {
 		return config.Service{Name: types.NamespacedName{Namespace: "of-proxy", Name: name}}
 	}
-	// backend is a server that answers with its name.
+	// backend starts a server that responds with its name.
 	backend := func(name string) netip.AddrPort {
 		GinkgoHelper()
 		return lab.Backend(func(c net.Conn) {
@@ -309,7 +308,7 @@ var _ = Describe("a Proxy", func() {
 		const clients = 200
 		began := time.Now()
 		for i := range clients {
-			if c, err := net.Dial("tcp", listener("web")); err == nil { // it may see the reset at once
+			if c, err := net.Dial("tcp", listener("web")); err == nil { // the client may get the reset at once
 				c.Close()
 			}
 			Eventually(func() int64 { return p.Stats().Ends[outcome.SourceDenied] }).WithPolling(time.Millisecond).WithTimeout(10 * time.Second).Should(BeEquivalentTo(i + 1))
@@ -339,7 +338,7 @@ var _ = Describe("a Proxy", func() {
 			endpoints = append(endpoints, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(n)}), 80))
 		}
 		first := map[netip.AddrPort]bool{}
-		for n := range 20 { // the same endpoint twenty times: once in 10^17 runs
+		for n := range 20 { // chance of the same endpoint 20 times: 1 in 10^17 runs
 			name := fmt.Sprint("web-", n)
 			s := service(name, fmt.Sprint("10.96.0.", n+1), endpoints...)
 			p.Apply([]config.Service{s})
@@ -437,8 +436,8 @@ var _ = Describe("a Proxy", func() {
 	})
 })
 
-// brokenPortal is a portal that cannot carry out a change, or repair its rules, while broken or
-// checked says so. It counts what it is asked for.
+// brokenPortal is a portal whose changes fail while broken is set and whose repairs fail while checked is set. It
+// counts the calls.
 type brokenPortal struct {
 	portal.Portal
 	broken, checked  portal.Result

@@ -28,7 +28,7 @@ var _ = Describe("clients of a Proxy whose endpoints have no room", func() {
 	}
 })
 
-// inLine are the specs of clients that loops serve, or goroutines.
+// inLine holds the specs of queued clients. They are served by goroutines if portable is true, else by event loops.
 func inLine(portable bool) {
 	const soon = 10 * time.Second
 	var p *proxy.Proxy
@@ -43,7 +43,7 @@ func inLine(portable bool) {
 		port.Cluster, port.Internal, port.External = port.Endpoints, port.Endpoints, port.Endpoints
 		p.Apply([]config.Service{{Name: types.NamespacedName{Namespace: "in-line", Name: "web"}, Ports: []config.ServicePort{port}}})
 	}
-	// serve serves endpoints that may have one connection each.
+	// serve serves endpoints with a limit of one connection each.
 	serve := func(endpoints ...netip.AddrPort) {
 		GinkgoHelper()
 		o := defaults()
@@ -60,7 +60,7 @@ func inLine(portable bool) {
 		apply(endpoints...)
 		to = p.Status()[0].Listeners[0].String()
 	}
-	// echo is an endpoint that says its name and then echoes.
+	// echo starts an endpoint that sends its name and then echoes.
 	echo := func(name string) netip.AddrPort {
 		return lab.Backend(func(c net.Conn) {
 			fmt.Fprintln(c, name)
@@ -75,7 +75,7 @@ func inLine(portable bool) {
 		return c
 	}
 	inLine := func() int { return p.Status()[0].Cluster.Queued() }
-	// comes connects, and returns when the client is in line, as so many.
+	// comes connects, and returns when n clients are queued.
 	comes := func(n int) net.Conn {
 		GinkgoHelper()
 		c := connect()
@@ -182,7 +182,7 @@ func inLine(portable bool) {
 
 		apply(a)
 		to = p.Status()[0].Listeners[0].String()
-		first.Close() // it counts until then: the endpoint is the same
+		first.Close() // the connection counts until then, as the endpoint is the same
 		Expect(greeted(connect())).To(Equal("a\n"))
 		c = comes(1)
 		stop(p)

@@ -32,7 +32,7 @@ var _ = Describe("a client of a Proxy that has no endpoint yet", func() {
 				port.Cluster, port.Internal, port.External = port.Endpoints, port.Endpoints, port.Endpoints
 				p.Apply([]config.Service{{Name: types.NamespacedName{Namespace: "resets", Name: "web"}, Ports: []config.ServicePort{port}}})
 			}
-			// serve serves one endpoint, and gives it up after no less than an hour.
+			// serve serves one endpoint with an attempt timeout of at least an hour.
 			serve := func(endpoint netip.AddrPort) {
 				GinkgoHelper()
 				o := defaults()
@@ -45,7 +45,7 @@ var _ = Describe("a client of a Proxy that has no endpoint yet", func() {
 				apply(endpoint)
 				to = p.Status()[0].Listeners[0].String()
 			}
-			// comes connects, sends 100 bytes, and returns when usher has the client.
+			// comes connects, sends 100 bytes, and returns when usher has accepted the client.
 			comes := func() *net.TCPConn {
 				GinkgoHelper()
 				c, err := net.Dial("tcp", to)
@@ -61,7 +61,7 @@ var _ = Describe("a client of a Proxy that has no endpoint yet", func() {
 				Expect(c.SetLinger(0)).To(Succeed())
 				c.Close()
 				Eventually(func() int64 { return p.Stats().Ends[outcome.ClientReset] }).WithTimeout(soon).Should(BeEquivalentTo(1))
-				// A connection is counted by its end first, and is not open any more a moment later.
+				// The counter of ends changes first, the number of open connections a moment later.
 				Eventually(func() int64 { return p.Stats().Open }).WithTimeout(soon).Should(BeZero())
 				Eventually(func() int64 { return p.Stats().Established }).WithTimeout(soon).Should(BeZero())
 			}

@@ -13,7 +13,7 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// defaults returns the default options, with the portal none and a log that a spec which fails shows.
+// defaults returns the default options, with the portal none and a log that is shown if a spec fails.
 func defaults() proxy.Options {
 	GinkgoHelper()
 	pt, err := none.Mode.New(context.Background(), portal.Options{})
@@ -25,7 +25,7 @@ func defaults() proxy.Options {
 	return o
 }
 
-// stop stops p and ends its connections at once.
+// stop stops p and resets its connections at once.
 func stop(p *proxy.Proxy) {
 	p.Stop()
 	over, cancel := context.WithCancel(context.Background())

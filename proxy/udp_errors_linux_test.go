@@ -22,7 +22,7 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// withTraits is a portal that says that it is another.
+// withTraits is a portal with the traits of another portal.
 type withTraits struct {
 	portal.Portal
 	traits portal.Traits
@@ -30,7 +30,7 @@ type withTraits struct {
 
 func (p withTraits) Traits() portal.Traits { return p.traits }
 
-// What tells usher about a UDP endpoint, and what does not.
+// These specs cover the errors that usher learns about a UDP endpoint, and those that it does not.
 var _ = Describe("a UDP session", func() {
 	var o proxy.Options
 	BeforeEach(func() {
@@ -41,7 +41,7 @@ var _ = Describe("a UDP session", func() {
 		o = proxy.Defaults()
 		o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(1000)
 	})
-	// serve serves these endpoints, and returns a way to make a client.
+	// serve serves these endpoints, and returns the proxy and a function that creates a client.
 	serve := func(endpoints ...netip.AddrPort) (*proxy.Proxy, func() *net.UDPConn) {
 		GinkgoHelper()
 		p := proxy.New(o)
@@ -69,7 +69,7 @@ var _ = Describe("a UDP session", func() {
 			return client
 		}
 	}
-	// listen opens an endpoint that says nothing by itself.
+	// listen opens an endpoint that does not respond.
 	listen := func(at string) (*net.UDPConn, netip.AddrPort) {
 		GinkgoHelper()
 		c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(at)))
@@ -154,7 +154,7 @@ var _ = Describe("a UDP session", func() {
 
 	It("ends no quarantine by silence", func() {
 		o.UDPIdleTimeout = 2 * time.Second
-		c, addr := listen("127.117.0.1:0") // where nobody else takes the port
+		c, addr := listen("127.117.0.1:0") // no other process takes the port there
 		c.Close()
 		p, newClient := serve(addr)
 		client := newClient()
@@ -191,7 +191,7 @@ var _ = Describe("a UDP session", func() {
 		dead.Close()
 		collector, addr := listen("127.0.0.1:0")
 		p, newClient := serve(nobody, addr)
-		for range 5 { // quarantines, after each of which the dead one is asked again
+		for range 5 { // after each quarantine the unresponsive endpoint gets a datagram again
 			before := p.Stats().Quarantines
 			Eventually(func() int64 {
 				send(newClient(), "a line of a log")
@@ -204,8 +204,8 @@ var _ = Describe("a UDP session", func() {
 	})
 })
 
-// tellTooBig sends to a UDP socket at to the ICMP error that a router sends for a
-// datagram from there, to from, that is too big for the next link (RFC 1191, RFC 4443).
+// tellTooBig sends an ICMP error to the UDP socket at address to: its datagram to address from is too big for the
+// next link of a router (RFC 1191, RFC 4443).
 func tellTooBig(to, from netip.AddrPort) {
 	GinkgoHelper()
 	if os.Geteuid() != 0 {

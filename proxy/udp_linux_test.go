@@ -23,8 +23,7 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// serveUDP serves a Service of one echo server behind the portal that needs
-// nothing, and returns a client's socket.
+// serveUDP serves a Service with one echo server, with the portal none, and returns a client's socket.
 func serveUDP(t testing.TB) (*proxy.Proxy, *net.UDPConn) {
 	t.Helper()
 	g := NewWithT(t)
@@ -49,7 +48,7 @@ func serveUDP(t testing.TB) (*proxy.Proxy, *net.UDPConn) {
 	return p, client
 }
 
-// proxyOf serves the Service of a server, until the test ends.
+// proxyOf serves a Service with this server until the test ends.
 func proxyOf(t testing.TB, server *net.UDPConn) *proxy.Proxy {
 	t.Helper()
 	g := NewWithT(t)
@@ -112,7 +111,7 @@ func TestASessionThatWaitsForAnEndpointThatLeftEndsBecauseOfThat(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	defer client.Close()
 	buf := make([]byte, 64)
-	for i := range 2 { // the first is answered, the second is not
+	for i := range 2 { // only the first gets a response
 		_, err = client.Write(buf)
 		g.Expect(err).NotTo(HaveOccurred())
 		_, from, err := server.ReadFromUDPAddrPort(buf)
@@ -125,11 +124,11 @@ func TestASessionThatWaitsForAnEndpointThatLeftEndsBecauseOfThat(t *testing.T) {
 		}
 	}
 	p.Apply([]config.Service{echoService()})
-	p.Stop() // closes the listener, as the last endpoint's leave does behind a redirect
+	p.Stop() // closes the listener, as removing the last endpoint does behind a redirect
 	g.Expect(p.Stats().Sessions.Ends).To(Equal(map[outcome.Outcome]int64{outcome.EndpointRemoved: 1}))
 }
 
-// ownEcho returns the goroutines of the test's own servers.
+// ownEcho returns the goroutines of the test's echo servers.
 func ownEcho() (list []gleak.Goroutine) {
 	for _, g := range gleak.Goroutines() {
 		if g.CreatorFunction == "github.com/usherproxy/usher/proxy_test.serveUDP" {
@@ -212,11 +211,10 @@ func TestDatagramsToEndpointsBeginWithAHeaderIfTheServiceWantsIt(t *testing.T) {
 
 	send("first")
 	g.Eventually(got).Should(Receive(Equal(header + "first")))
-	had := hear() // which has no header
+	had := hear() // a datagram without a header
 	g.Expect(servers).To(HaveKey(had))
 
-	// The endpoint refuses from now on: what it has not got comes to the other one, and the
-	// header is there once.
+	// The endpoint refuses from now on. The datagrams that it has not received go to the other one, with one header.
 	servers[had].Close()
 	for i := 0; ; i++ {
 		send("second")
@@ -231,7 +229,7 @@ func TestDatagramsToEndpointsBeginWithAHeaderIfTheServiceWantsIt(t *testing.T) {
 	}
 	g.Expect(hear()).NotTo(Equal(had))
 
-	// An annotation that is taken away has effect for the sessions that there are.
+	// Removing the annotation takes effect for existing sessions.
 	service.Ports[0].ProxyProtocol = 0
 	p.Apply([]config.Service{service})
 	send("third")
@@ -250,8 +248,8 @@ func TestDatagramsToEndpointsBeginWithAHeaderIfTheServiceWantsIt(t *testing.T) {
 	g.Expect((payload-int64(len("firstthird")))%int64(len("second"))).To(BeZero(), "headers, of %d bytes, do not count", len(header))
 }
 
-// busySession returns what serves a UDP Service with one session that has had hundreds of replies: from
-// then on another loop passes them on, if there is one. Its client is connected.
+// busySession serves a UDP Service with one session that has had hundreds of replies. Then another loop forwards
+// them, if there is one. The client is connected.
 func busySession(t *testing.T, idle time.Duration) (p *proxy.Proxy, client, server *net.UDPConn, peer netip.AddrPort) {
 	t.Helper()
 	g := NewWithT(t)
@@ -267,7 +265,7 @@ func busySession(t *testing.T, idle time.Duration) (p *proxy.Proxy, client, serv
 	t.Cleanup(func() { client.Close() })
 	g.Expect(client.SetDeadline(time.Now().Add(time.Minute))).To(Succeed())
 	g.Expect(server.SetDeadline(time.Now().Add(time.Minute))).To(Succeed())
-	for n := uint16(0); n < 1000; n++ { // in order, also where the other loop begins
+	for n := uint16(0); n < 1000; n++ { // in order, also when the other loop takes over
 		const window = 4
 		for i := range uint16(window) {
 			g.Expect(client.Write(binary.BigEndian.AppendUint16(nil, n*window+i))).Error().NotTo(HaveOccurred())

@@ -30,10 +30,10 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// webServer answers by a status that may be changed, and counts who asks.
+// webServer responds with a status that can be changed, and counts requests by probes and clients.
 type webServer struct {
 	addr                   netip.AddrPort
-	status, asked, clients atomic.Int64 // asked is by probes
+	status, asked, clients atomic.Int64 // asked counts probes
 	last                   atomic.Pointer[http.Request]
 }
 
@@ -100,7 +100,7 @@ var _ = Describe("a Proxy whose Services ask for probes", func() {
 		p = proxy.New(options)
 		p.Apply([]config.Service{s})
 	}
-	// why returns why the n-th endpoint is in quarantine, "" if it is in none.
+	// why returns the reason for the n-th endpoint's quarantine, or "".
 	why := func(n int) func() string {
 		return func() string {
 			if h := p.Status()[0].Endpoints[n].Health(time.Now()); h.State == balance.Down {
@@ -109,7 +109,7 @@ var _ = Describe("a Proxy whose Services ask for probes", func() {
 			return ""
 		}
 	}
-	// more waits until a server has been asked so many times more.
+	// more waits until a server has received that many more probes.
 	more := func(w *webServer, times int64) {
 		GinkgoHelper()
 		from := w.asked.Load()
@@ -145,10 +145,10 @@ var _ = Describe("a Proxy whose Services ask for probes", func() {
 		Expect(why(0)()).To(BeEmpty())
 		Expect(p.Stats().Probes[conn.BadStatus]).To(BeNumerically(">=", 3))
 
-		bad.status.Store(302) // where that leads to nobody listens
+		bad.status.Store(302) // the target of the redirect has no listener
 		Eventually(why(1)).WithTimeout(10 * time.Second).Should(BeEmpty())
 		Eventually(kinds).Should(ContainElements("endpoint-quarantined probes", "endpoint-recovered probes"))
-		s := p.Stats() // counted before it is told
+		s := p.Stats() // the counter changes before the event
 		Expect([]int64{s.Quarantines, s.Recoveries}).To(Equal([]int64{1, 1}))
 	})
 
@@ -210,7 +210,7 @@ var _ = Describe("a Proxy whose Services ask for probes", func() {
 		p.Apply([]config.Service{service(config.TCP, w.addr)})
 		Expect(why(0)()).To(BeEmpty())
 		last := int64(-1)
-		Eventually(func() bool { // one may be under way
+		Eventually(func() bool { // one may be in progress
 			before := last
 			last = w.asked.Load()
 			return last == before

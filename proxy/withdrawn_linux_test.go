@@ -16,7 +16,7 @@ import (
 	"github.com/usherproxy/usher/proxy"
 )
 
-// hookedPortal calls applies before each change of rules.
+// hookedPortal calls a hook before each change of rules.
 type hookedPortal struct {
 	portal.Portal
 	applies func()
@@ -50,7 +50,7 @@ var _ = Describe("a listener that is withdrawn", func() {
 		Expect(err).NotTo(HaveOccurred())
 		copies := 0
 		for s := range sockets {
-			defer s.File.Close() // as a keeper's, which takes a while to hear of it
+			defer s.File.Close() // like a keeper's, which closes its duplicates a while later
 			copies++
 		}
 		resume()

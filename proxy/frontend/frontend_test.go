@@ -22,7 +22,7 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// marking is a portal that leaves packets with a mark alone.
+// marking is a portal that ignores packets with a mark.
 type marking struct {
 	portal.Portal
 	mark uint32
@@ -45,7 +45,7 @@ func endpoint(n int) config.Endpoint {
 	return config.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, 0, byte(n)}), 8080), Ready: true}
 }
 
-// front is a front end of all these VIPs, whose first endpoint is on this node.
+// front returns a front end of all these VIPs. Its first endpoint is on this node.
 func front(node *Node) *FrontEnd {
 	node.Log, node.Trace, node.Budget = logrus.New(), trace.NewLog(100), budget.New(budget.Limits{})
 	if node.Portal == nil {
@@ -82,7 +82,7 @@ func TestWhoIsAdmitted(t *testing.T) {
 		{true, "[2001:db8::1]:1", "[2001:db8::7]:30080", outcome.BypassedPortal, nodePort, 0},
 		{true, "198.51.100.7:1", "192.0.2.10:80", outcome.Open, limited, 1},
 		{true, "203.0.113.1:1", "192.0.2.10:80", outcome.SourceDenied, limited, 0},
-		// Without a redirect it is the listener that tells which VIP is meant.
+		// Without a redirect, the listener determines the VIP.
 		{false, "198.51.100.7:1", "192.0.2.10:80", outcome.Open, vip4, 2},
 	} {
 		t.Run(fmt.Sprintf("%s to %s, redirected %t", c.from, c.to, c.redirected), func(t *testing.T) {
@@ -126,10 +126,11 @@ func TestWhoIsAdmittedThroughALoadBalancer(t *testing.T) {
 		{"10.0.0.1:1", np, "203.0.113.1:1", true, outcome.SourceDenied, 0},
 		{"10.0.0.1:1", np, "10.244.0.9:1", true, outcome.Open, 2}, // a Pod of this node
 		{"10.0.0.1:1", lb, lb, true, outcome.SourceDenied, 0},
-		// The balancer itself: where ranges do not hold for clients that come straight, nor for it.
+		// The balancer itself. Source ranges do not apply to direct clients of a node port, so not to the balancer
+		// either.
 		{"10.0.0.1:1", np, "", true, outcome.Open, 1},
 		{"10.0.0.1:1", lb, "", true, outcome.SourceDenied, 0},
-		// Who is none, and VIPs that have none.
+		// Clients that are no balancers, and VIPs that have none.
 		{"203.0.113.1:1", np, "", false, outcome.Open, 1},
 		{"203.0.113.1:1", lb, "", false, outcome.SourceDenied, 0},
 		{"198.51.100.7:1", lb, "", false, outcome.Open, 1},
@@ -177,7 +178,7 @@ func TestAnAddressThatALoadBalancerNamesIsNotAlwaysOneToConnectFrom(t *testing.T
 		source := c.Source(f.View(), f.View().All[0])
 		NewWithT(t).Expect(source.SourceAddress).To(Equal(want), from)
 		NewWithT(t).Expect(source.Bind.IsValid()).To(Equal(want == portal.SourceClient), from)
-		via = netip.MustParseAddrPort("10.0.1.1:1") // which only the Service names
+		via = netip.MustParseAddrPort("10.0.1.1:1") // only the Service names this address
 		source = c.Source(f.View(), f.View().All[0])
 		NewWithT(t).Expect(source.Bind.IsValid()).To(BeFalse())
 		NewWithT(t).Expect(source.SourceAddress).To(Equal(portal.SourceHeader), from)
@@ -250,7 +251,7 @@ func TestHowFarWhatMayLoopGoes(t *testing.T) {
 	g.Expect(n.WouldLoop(config.UDP, elsewhere)).Error().NotTo(HaveOccurred())
 }
 
-// placed is a portal that can keep clients' addresses, but not for a far endpoint.
+// placed is a portal that can preserve clients' addresses, except for endpoints on other nodes.
 type placed struct{ marking }
 
 func (placed) Origin(client, endpoint netip.Addr, where portal.Whereabouts) portal.Origin {
@@ -273,7 +274,7 @@ func TestWhomAnEndpointSees(t *testing.T) {
 		from     string
 		change   func(*FrontEnd, *config.Endpoint)
 		want     portal.SourceAddress
-		whatever bool // it is so for all clients
+		whatever bool // true for all clients
 	}{
 		"its client, where the portal can":                     {&Node{Settings: usual}, outside, nil, portal.SourceClient, false},
 		"what the portal says":                                 {&Node{Settings: usual}, outside, func(_ *FrontEnd, e *config.Endpoint) { e.Node = "there" }, portal.SourceElsewhere, false},
@@ -362,7 +363,7 @@ func TestRefusedClientsHaveABoundedPartOfTheTrace(t *testing.T) {
 	g.Expect(f.Trace.Ended(1000, func(*trace.Event) bool { return true })).To(HaveLen(told))
 }
 
-// TestEndsAreCountedByTheirWords: the labels of metrics, and what the API has of a Service.
+// TestEndsAreCountedByTheirWords checks the labels of metrics and the API's counters of a Service.
 func TestEndsAreCountedByTheirWords(t *testing.T) {
 	g := NewWithT(t)
 	f := front(&Node{})

@@ -26,7 +26,7 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// network is where the probes of a test go. Endpoints that are not listed as answering refuse.
+// network is the network of a test's probes. Endpoints that are not listed as answering refuse.
 type network struct {
 	node   *frontend.Node
 	prober *health.Prober
@@ -36,14 +36,14 @@ type network struct {
 	mu             sync.Mutex
 	answering      map[netip.AddrPort]bool
 	probes         []string                           // "address@time"
-	begun          map[netip.AddrPort][]time.Duration // when probes began
+	begun          map[netip.AddrPort][]time.Duration // start times of probes
 	underWay, most int
 }
 
-// probing runs a test in a bubble, in which time passes when all wait.
+// probing runs a test in a bubble, in which time advances when all goroutines wait.
 func probing(t *testing.T, name string, test func(g Gomega, n *network)) {
 	t.Run(name, func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) { // which fails if a goroutine is left
+		synctest.Test(t, func(t *testing.T) { // fails if a goroutine is left
 			pt, err := none.Mode.New(t.Context(), portal.Options{})
 			if err != nil {
 				t.Fatal(err)
@@ -65,7 +65,7 @@ func policy(first time.Duration) balance.Policy {
 	return balance.Policy{First: first, Max: 1000 * time.Hour, Probed: true}
 }
 
-// connection is what a probe gets that is answered.
+// connection is the result of a successful probe.
 type connection struct{ forward.Conn }
 
 func (connection) Close() error { return nil }
@@ -91,7 +91,7 @@ func (n *network) dial(ctx context.Context, to *config.Endpoint) (forward.Conn, 
 	return connection{}, nil
 }
 
-// late returns by how much the longest time between two probes of an endpoint is longer than interval.
+// late returns the longest time between two probes of an endpoint, minus interval.
 func (n *network) late(at netip.AddrPort, interval time.Duration) (late time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -112,7 +112,7 @@ type service struct {
 	pool   balance.Pool
 }
 
-// service returns one with the endpoints addr(from) to addr(to-1).
+// service returns a service port with the endpoints addr(from) to addr(to-1).
 func (n *network) service(namespace string, from, to int) *service {
 	s := &service{prober: n.prober}
 	s.pool.Watcher = s
@@ -132,7 +132,7 @@ func (s *service) update(port config.ServicePort) {
 	s.prober.Update(s.FrontEnd, s.Swap(v), v)
 }
 
-// check has the endpoints checked.
+// check enables checks of the endpoints.
 func (s *service) check(how config.Probe) *service {
 	port := s.View().Port
 	port.Probe = how
@@ -140,12 +140,12 @@ func (s *service) check(how config.Probe) *service {
 	return s
 }
 
-// checked are checks by TCP.
+// checked returns TCP checks with this interval.
 func checked(interval time.Duration) config.Probe {
 	return config.Probe{Check: config.Check{Kind: config.CheckTCP}, Interval: interval, Timeout: 2 * time.Second, Rise: 1, Fall: 1}
 }
 
-// fail reports that a client's attempt at each endpoint has failed, and that the first recheck is due after wait.
+// fail reports a client's failed attempt at each endpoint. The first recheck is due after wait.
 func (s *service) fail(wait time.Duration) *service {
 	for _, e := range s.View().All {
 		e.Report(balance.Report{Kind: balance.ConnectFailed, Began: time.Now(), Now: time.Now(), Err: syscall.ECONNREFUSED}, policy(wait))
@@ -160,10 +160,10 @@ func (s *service) HealthChanged(e *balance.Endpoint, h balance.Health, now time.
 	}
 }
 
-// health returns that of the first endpoint.
+// health returns the health of the first endpoint.
 func (s *service) health() balance.Health { return s.View().All[0].Health(time.Now()) }
 
-// pass lets time pass, and what is due happen.
+// pass advances time by d and runs everything that is due.
 func pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
@@ -239,7 +239,7 @@ func TestRechecks(t *testing.T) {
 		pass(2 * time.Minute)
 		g.Expect(len(n.probes)).To(BeNumerically("<", 5000))
 		a := n.service("a", 20_000, 20_001).fail(time.Second)
-		pass(6 * time.Second) // one second, then the next of 16 that end, and its own two
+		pass(6 * time.Second) // 1 s, then the next of 16 probes to end, and its own two
 		g.Expect(a.health().Failures).To(Equal(2))
 	})
 
@@ -281,7 +281,7 @@ func TestRechecks(t *testing.T) {
 
 func TestChecks(t *testing.T) {
 	probing(t, "are made in turn, and those that are late are counted", func(g Gomega, n *network) {
-		n.service("a", 0, 1000).check(checked(time.Second)) // twice as many as there may be
+		n.service("a", 0, 1000).check(checked(time.Second)) // twice the maximum rate
 		n.service("a", 1000, 1001).check(checked(10 * time.Second))
 		pass(time.Minute)
 		for i := range 1000 {
@@ -298,7 +298,7 @@ func TestChecks(t *testing.T) {
 		pass(1500 * time.Millisecond)
 		g.Expect(n.begun).To(HaveLen(1))
 		g.Expect(n.begun[addr(1)]).To(HaveLen(1))
-		b.check(config.Probe{}) // while it is under way
+		b.check(config.Probe{}) // while the probe is in progress
 		pass(time.Minute)
 		g.Expect(n.probes).To(HaveLen(1))
 		g.Expect([]balance.Availability{a.health().State, b.health().State}).To(HaveEach(balance.Up))
@@ -319,7 +319,7 @@ func TestChecks(t *testing.T) {
 	})
 }
 
-// begin has the endpoints of a service probed with an interval of a second, by rechecks or checks.
+// begin probes the endpoints of a service every second, by rechecks or by checks.
 func (n *network) begin(s *service, checks bool) {
 	if checks {
 		s.check(checked(time.Second))
@@ -342,7 +342,7 @@ func TestNamespacesShareTheProber(t *testing.T) {
 		})
 
 		probing(t, name+": a namespace with many does not delay those of others", func(g Gomega, n *network) {
-			many := 1000 // ten times what there may be
+			many := 1000 // ten times the maximum
 			if checks {
 				many = 5000
 			}

@@ -18,7 +18,7 @@ func TestLatency(t *testing.T) {
 
 var began = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// quantile returns that of r at a time, or -1.
+// quantile returns the quantile q of r at a time, or -1.
 func quantile(r *latency.Recent, at time.Time, q float64) float64 {
 	var l latency.Lately
 	l.Add(r, at)

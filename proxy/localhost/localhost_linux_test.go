@@ -43,7 +43,7 @@ var _ = Describe("a server on this machine's loopback", func() {
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(there.Close)
 	})
-	// mirror serves this machine's loopback there until the spec ends.
+	// mirror serves this machine's loopback in the namespace until the spec ends.
 	mirror := func() {
 		m := New(there.Socket)
 		m.Refresh()
@@ -58,7 +58,7 @@ var _ = Describe("a server on this machine's loopback", func() {
 			Eventually(ended).WithTimeout(20 * time.Second).Should(BeClosed())
 		})
 	}
-	// asks returns what a client there is told at an address, by that kind of socket.
+	// asks returns the response to a client in the namespace, by address and kind of socket.
 	asks := func(kind int, at netip.AddrPort) (string, error) {
 		fd, err := there.Socket(unix.AF_INET, kind, 0)
 		if err != nil {
@@ -88,7 +88,7 @@ var _ = Describe("a server on this machine's loopback", func() {
 		return func(c net.Conn) {
 			_, _ = c.Read(make([]byte, 1))
 			_, _ = io.WriteString(c, word)
-			_, _ = io.Copy(io.Discard, c) // who ends first keeps the port (TIME-WAIT): the client
+			_, _ = io.Copy(io.Discard, c) // the side that ends first keeps the port (TIME-WAIT): the client
 		}
 	}
 

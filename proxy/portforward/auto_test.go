@@ -13,14 +13,13 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// Each step asks for an endpoint, whose network answers in some way, and says which
-// ways must have been tried.
+// Each step dials an endpoint whose network responds in some way, and lists the ways that must have been tried.
 func TestAutoRemembersWhichNetworksAreWithinReach(t *testing.T) {
 	answers, refuses, silent := error(nil), error(syscall.ECONNREFUSED), errors.New("silent")
 	unreachable := error(syscall.ENETUNREACH)
 	type step struct {
 		endpoint string
-		direct   error // what becomes of a direct connection
+		direct   error // result of a direct connection
 		later    time.Duration
 		tried    string
 	}

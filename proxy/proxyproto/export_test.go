@@ -6,7 +6,7 @@ import (
 	pires "github.com/pires/go-proxyproto"
 )
 
-// SetParser replaces the library's parser, and returns what puts it back.
+// SetParser replaces the library's parser, and returns a function that restores it.
 func SetParser(p func(*bufio.Reader) (*pires.Header, error)) (restore func()) {
 	before := parse
 	parse = p

@@ -23,7 +23,7 @@ var (
 
 const signature = "\r\n\r\n\x00\r\nQUIT\n"
 
-// The bytes are those of the protocol's description, sections 2.1 and 2.2.
+// The bytes come from the protocol's description, sections 2.1 and 2.2.
 func TestHeadersAreWrittenAsTheProtocolSays(t *testing.T) {
 	for _, c := range []struct {
 		version  config.ProxyProtocol
@@ -55,7 +55,7 @@ func TestHeadersThatAreBelieved(t *testing.T) {
 		signature + "\x21\x11\x00\x0c\xcb\x00\x71\x09\x0a\x60\x00\x0a\x12\x67\x00\x50":        client4,
 		signature + "\x21\x11\x03\x2c\xcb\x00\x71\x09\x0a\x60\x00\x0a\x12\x67\x00\x50" + tlvs: client4,
 		signature + "\x20\x00\x00\x00":                               {}, // LOCAL
-		signature + "\x20\x11\x00\x03abc":                            {}, // LOCAL, with what is to be ignored
+		signature + "\x20\x11\x00\x03abc":                            {}, // LOCAL, with data to ignore
 		signature + "\x21\x00\x00\x02ab":                             {}, // of an unknown protocol
 		signature + "\x21\x31\x00\xd8" + strings.Repeat("\x00", 216): {}, // of a Unix socket
 	} {
@@ -120,8 +120,8 @@ func TestAHeaderAtWhichTheParserPanicsIsRefused(t *testing.T) {
 	g.Expect(n).To(BeZero())
 }
 
-// FuzzRead has one property: what is believed is a client, and a header that is all
-// there, whatever comes behind it; nothing short of it is, and reading ends.
+// FuzzRead has one property: Read accepts only a complete header with a client, whatever follows it. It rejects
+// anything shorter, and always returns.
 func FuzzRead(f *testing.F) {
 	for _, v := range []config.ProxyProtocol{config.ProxyV1, config.ProxyV2} {
 		f.Add(proxyproto.Header(v, config.TCP, client4, vip4))
@@ -155,8 +155,8 @@ func holds(t *testing.T, first []byte) {
 	}
 }
 
-// What a fuzzer finds in a minute, in one second: headers with bytes that are changed,
-// taken out, put in and said twice.
+// The test finds in one second as much as a fuzzer in a minute: it changes, removes, inserts and repeats bytes of
+// headers.
 func TestHeadersWithErrorsCrashNobody(t *testing.T) {
 	for seed := range uint64(100_000) {
 		holds(t, lab.SpoiledHeader(rand.New(rand.NewPCG(seed, 15))))

@@ -14,8 +14,7 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// sndRcv is what the kernel tells beside a message: a control message with a
-// struct sctp_sndrcvinfo.
+// sndRcv returns the control message that the kernel returns with a message: a struct sctp_sndrcvinfo.
 func sndRcv(stream, flags uint16, ppid uint32) []byte {
 	const size = 32
 	b := make([]byte, unix.CmsgSpace(size))
@@ -29,8 +28,7 @@ func sndRcv(stream, flags uint16, ppid uint32) []byte {
 	return b
 }
 
-// FuzzDescribe: whatever the kernel says beside a message, its bytes stay, and
-// without a stream there is no description.
+// FuzzDescribe: no control message changes the message's bytes, and without a stream there is no description.
 func FuzzDescribe(f *testing.F) {
 	f.Add(sndRcv(7, 0, 46))
 	f.Add(append(sndRcv(0, 0, 0)[:16], sndRcv(7, sctp.SCTP_UNORDERED, 46)...))
@@ -53,8 +51,7 @@ func TestDescribeReadsStreamIdentifierAndOrder(t *testing.T) {
 	}
 }
 
-// notification is the beginning of a union sctp_notification: type, flags,
-// length, and what follows.
+// notification returns the beginning of a union sctp_notification: type, flags, length, and the following bytes.
 func notification(kind sctp.SCTPNotificationType, state sctp.SCTPState) []byte {
 	b := binary.NativeEndian.AppendUint16(nil, uint16(kind))
 	b = binary.NativeEndian.AppendUint16(b, 0)
@@ -63,11 +60,11 @@ func notification(kind sctp.SCTPNotificationType, state sctp.SCTPState) []byte {
 	return append(b, make([]byte, 10)...)
 }
 
-// noSocket stands for an association of which the kernel knows no error.
+// noSocket stands for an association without an error in the kernel.
 const noSocket = -1
 
-// FuzzNotified: a notification ends an association, takes back a part of a
-// message, or means nothing; it never adds to a message.
+// FuzzNotified: a notification ends an association, discards a part of a message, or has no effect. It never extends
+// a message.
 func FuzzNotified(f *testing.F) {
 	f.Add(notification(sctp.SCTP_ASSOC_CHANGE, sctp.SCTP_COMM_LOST))
 	f.Add(notification(sctp.SCTP_PARTIAL_DELIVERY_EVENT, 0))

@@ -8,8 +8,8 @@ import (
 	"github.com/usherproxy/usher/proxy/conn"
 )
 
-// What a search costs whose first attempt succeeds at once, beside the dialing: choosing
-// the endpoint, and telling how it went.
+// BenchmarkSearch measures a search whose first attempt succeeds at once, without the dialing: choosing the endpoint,
+// and reporting the result.
 func BenchmarkSearch(b *testing.B) {
 	c := newClient(answers, answers, answers)
 	set, client := c.listed.Load().set, netip.MustParseAddr("192.0.2.1")

@@ -21,7 +21,7 @@ import (
 	"github.com/usherproxy/usher/proxy/conn"
 )
 
-// behaviour is what an endpoint does to a dial at some time after the start.
+// behaviour is an endpoint's response to a dial at a time after the start.
 type behaviour func(ctx context.Context, since time.Duration) error
 
 func answers(context.Context, time.Duration) error { return nil }
@@ -59,16 +59,15 @@ type listed struct {
 	replaced chan struct{}
 }
 
-// client is one who drives a search as a goroutine does: endpoint n has address
-// 10.0.0.n:80.
+// client runs a search as a goroutine does. Endpoint n has the address 10.0.0.n:80.
 type client struct {
 	table      *affinity.Table
 	quarantine balance.Policy
 	schedule   []time.Duration
 	scheduler  config.Scheduler
 	pool       balance.Pool
-	bound      int           // of connections to each endpoint
-	patience   time.Duration // of clients that wait in the queue
+	bound      int           // maximum number of connections to each endpoint
+	patience   time.Duration // queue timeout of clients
 	listed     atomic.Pointer[listed]
 	behaviour  map[int]behaviour
 	start      time.Time
@@ -92,7 +91,7 @@ func newClient(endpoints ...behaviour) *client {
 	return c
 }
 
-// record returns a record whose observer the client is.
+// record returns a record that the client observes.
 func (c *client) record() *conn.Record {
 	return &conn.Record{Port: &conn.Port{Observers: []conn.Observer{c}}, Began: time.Now()}
 }
@@ -117,7 +116,7 @@ func endpointAddr(n int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(n)}), 80)
 }
 
-// list makes the endpoints those with the given numbers.
+// list sets the endpoints to those with the given numbers.
 func (c *client) list(ns ...int) {
 	var list []config.Endpoint
 	for _, n := range ns {
@@ -129,7 +128,7 @@ func (c *client) list(ns ...int) {
 	}
 }
 
-// find makes a search and returns what it found and how.
+// find runs a search and describes its result and steps.
 func (c *client) find() string {
 	c.log = nil
 	e, err := c.search()
@@ -351,7 +350,7 @@ func TestAPreviewIsWhatASearchThenDoes(t *testing.T) {
 				c.schedule = nil
 				prepare(c)
 				var want []string
-				for range 2 { // which changes nothing
+				for range 2 { // the second run changes nothing
 					want = nil
 					var had *affinity.Entry
 					if e, ok := c.table.Peek(netip.MustParseAddr("192.0.2.1"), time.Now()); ok {
@@ -448,12 +447,12 @@ func TestOnlySoManyWaitInTheQueue(t *testing.T) {
 	})
 }
 
-// A client in the queue goes on when there is a free slot, and its slot lasts as if it had not waited.
+// A queued client is served when a slot becomes free. Its time for attempts is then as long as if it had not waited.
 func TestQueue(t *testing.T) {
 	const timeout = 3 * time.Second
 	for _, c := range []struct {
 		name   string
-		change func(c *client, has *balance.Endpoint) // after a second
+		change func(c *client, has *balance.Endpoint) // one second after the start
 		want   string
 	}{
 		{"goes to the endpoint that has room, for its full time", func(c *client, has *balance.Endpoint) {

@@ -16,14 +16,13 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// leadsAway reports whether a client asks for a connection to something else than what
-// can only be a Service's name.
+// leadsAway reports whether a client requests a connection to anything other than a possible name of a Service.
 func leadsAway(said []byte) bool {
 	if len(said) > 0 && said[0] >= 'A' {
 		return bytes.Contains(said, []byte("CONNECT")) || bytes.Contains(bytes.ToLower(said), []byte("http://"))
 	}
 	if len(said) < 2 || len(said) < 2+int(said[1])+5 {
-		return false // it does not get that far
+		return false // the handshake fails earlier
 	}
 	request := said[2+int(said[1]):]
 	if request[1] != 1 {
@@ -35,7 +34,7 @@ func leadsAway(said []byte) bool {
 	return request[3] != 3 || !certain
 }
 
-// FuzzHandshake: whatever a client says, its connection ends soon after it has said all.
+// FuzzHandshake: the connection of any client ends soon after the client has sent its last byte.
 func FuzzHandshake(f *testing.F) {
 	pt, err := none.Mode.New(context.Background(), portal.Options{})
 	if err != nil {

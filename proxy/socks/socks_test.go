@@ -70,7 +70,7 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 		dialer xproxy.Dialer
 		at     string // where the server listens
 	)
-	// backend answers with its name and what it is asked, a line.
+	// backend starts a server that responds with its name and the received line.
 	backend := func(name string) netip.AddrPort {
 		GinkgoHelper()
 		return lab.Backend(func(c net.Conn) {
@@ -214,7 +214,7 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 
 	Describe("asked by HTTP", func() {
 		var web *http.Client
-		// webServer answers with its name, and with what the request looks like to it.
+		// webServer starts a server that responds with its name and a description of the request.
 		webServer := func(name string) netip.AddrPort {
 			GinkgoHelper()
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -298,7 +298,7 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 
 		It("says how it is with what cannot be reached", func() {
 			broken := lab.Backend(func(c net.Conn) {
-				_, _ = c.Read(make([]byte, 4096)) // who asks has written, and is told of the reset when it reads
+				_, _ = c.Read(make([]byte, 4096)) // the client has written; its read reports the reset
 				_ = c.(*net.TCPConn).SetLinger(0)
 			})
 			p.Apply([]config.Service{service("default", "empty", "10.96.0.12"), service("default", "broken", "10.96.0.13", broken)})
@@ -357,7 +357,7 @@ type tcpDialer struct{}
 
 func (tcpDialer) Dial(network, address string) (net.Conn, error) { return net.Dial(network, address) }
 
-// connectDialer asks a proxy at an address by CONNECT of HTTP.
+// connectDialer uses the HTTP CONNECT method of a proxy at this address.
 type connectDialer string
 
 func (at connectDialer) Dial(network, address string) (net.Conn, error) {

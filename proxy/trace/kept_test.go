@@ -17,16 +17,16 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// a connection of a Service: how it went, and when it ended.
+// gone is an ended connection of a Service: its steps, and the time of its end.
 type gone struct {
 	service string
-	refused int           // attempts, before one is answered
+	refused int           // refused attempts before one succeeds
 	wait    time.Duration // for the first byte
 	end     outcome.Outcome
 	at      time.Time
 }
 
-// goes lets a connection come and go, all its steps.
+// goes records all steps of a connection.
 func goes(log *trace.Log, id uint64, c gone) {
 	at := c.at
 	if at.IsZero() {
@@ -47,12 +47,12 @@ func goes(log *trace.Log, id uint64, c gone) {
 	r.Closed(at, outcome.Result{Outcome: c.end}, to)
 }
 
-// slowPort returns a service port where clients are slow that wait for more than 200 ms.
+// slowPort returns a service port where a client counts as slow if it waits for more than 200 ms.
 func slowPort(log *trace.Log) *conn.Port {
 	return &conn.Port{Slow: 200 * time.Millisecond, Observers: []conn.Observer{log}}
 }
 
-// ids returns the numbers of the connections that have ended and are known, the newest first.
+// ids returns the numbers of the ended connections that the log has kept, newest first.
 func ids(log *trace.Log) (list []uint64) {
 	for _, e := range log.Ended(math.MaxInt, func(*trace.Event) bool { return true }) {
 		list = append(list, e.Conn)
@@ -153,7 +153,7 @@ var _ = Describe("what is kept besides the steps", func() {
 	It("says how far back it reaches, for each Service", func() {
 		log := trace.NewLog(1)
 		log.Keep(4)
-		start := time.Now().Add(time.Hour) // all is later than the log
+		start := time.Now().Add(time.Hour) // all times are later than the log
 		for i := range 10 {
 			goes(log, uint64(1+i), gone{service: "loud", end: outcome.AttemptsFailed, at: start.Add(time.Duration(i) * time.Second)})
 		}
@@ -179,7 +179,7 @@ var _ = Describe("what is kept besides the steps", func() {
 	})
 })
 
-// What it costs to keep one, while it is full of failures of few and of many Services.
+// BenchmarkKept measures keeping a connection while the log is full of failures of few or many Services.
 func BenchmarkKept(b *testing.B) {
 	for _, services := range []int{1, 1000} {
 		b.Run(fmt.Sprint(services), func(b *testing.B) {

@@ -20,7 +20,7 @@ var (
 	endpoint = netip.MustParseAddrPort("10.1.0.7:80")
 )
 
-// BenchmarkConnection is what a connection costs that leaves four events.
+// BenchmarkConnection measures a connection with four events.
 func BenchmarkConnection(b *testing.B) {
 	of := port(trace.NewLog(8192))
 	b.ReportAllocs()
@@ -35,7 +35,7 @@ func BenchmarkConnection(b *testing.B) {
 	})
 }
 
-// mover has moved something.
+// mover has moved data.
 type mover struct{}
 
 func (mover) Bytes() (toEndpoint, toClient int64) { return 1, 2 }
@@ -44,7 +44,7 @@ var _ = Describe("the life of a connection", func() {
 	var log *trace.Log
 	BeforeEach(func() { log = trace.NewLog(10) })
 
-	// begin begins the life of a connection with so many attempts that failed.
+	// begin records the start of a connection and a number of failed attempts.
 	begin := func(id uint64, failed int) *conn.Record {
 		c := record(log, id)
 		c.Accepted()
@@ -73,11 +73,11 @@ var _ = Describe("the life of a connection", func() {
 
 	It("is known from accept to close, and then with its last event", func() {
 		lives := map[uint64]*conn.Record{}
-		for id := range uint64(40) { // several in each part of the register
+		for id := range uint64(40) { // several in each shard of the register
 			lives[id] = begin(id, 0)
 		}
 		Expect(log.Open(any)).To(HaveLen(40))
-		for _, id := range []uint64{16, 0, 32, 7} { // first, middle and last of a part
+		for _, id := range []uint64{16, 0, 32, 7} { // first, middle and last of a shard
 			lives[id].Closed(time.Now(), outcome.Result{Outcome: outcome.ClientClosed}, netip.AddrPort{})
 		}
 		Expect(log.Open(any)).To(HaveLen(36))
@@ -104,7 +104,7 @@ var _ = Describe("the life of a connection", func() {
 			log.Open(func(l *conn.Record) bool {
 				others += 2
 				other := record(log, others)
-				other.Accepted() // it would wait forever for what calls this
+				other.Accepted() // would wait forever if Open held a lock
 				other.Closed(time.Now(), outcome.Result{}, netip.AddrPort{})
 				found[l.ID]++
 				return true

@@ -29,12 +29,12 @@ func seqs(events []trace.Event) (list []uint64) {
 	return list
 }
 
-// port returns a service port whose clients' steps go to log.
+// port returns a service port whose connections log to log.
 func port(log *trace.Log) *conn.Port {
 	return &conn.Port{ID: config.PortID{Namespace: "default", Service: "web", Port: "http", Family: config.IPv4}, Protocol: config.TCP, Observers: []conn.Observer{log}}
 }
 
-// record returns the record of a connection whose steps go to log.
+// record returns the record of a connection that logs to log.
 func record(log *trace.Log, id uint64) *conn.Record {
 	return &conn.Record{ID: id, Port: port(log), From: client, Began: time.Now()}
 }

@@ -27,11 +27,11 @@ import (
 
 const (
 	roleInside = "uplink-test-inside"     // the first argument of a namespace's helper
-	ownNetwork = "UPLINK_TEST_IN_NETWORK" // set where the tests are in a network of their own
+	ownNetwork = "UPLINK_TEST_IN_NETWORK" // set if the tests run in a dedicated network namespace
 )
 
-// TestMain runs the tests in a network namespace of their own, which has the addresses
-// of "elsewhere", and plays the part of the helper of another one.
+// TestMain runs the tests in a dedicated network namespace that has the addresses of "elsewhere". It also runs the
+// helper of another namespace.
 func TestMain(m *testing.M) {
 	switch {
 	case len(os.Args) > 1 && os.Args[1] == roleInside:
@@ -55,7 +55,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// noNetwork is why the tests are not in a network of their own.
+// noNetwork is the reason why the tests do not run in a dedicated network namespace.
 var noNetwork error
 
 func TestUplink(t *testing.T) {
@@ -63,8 +63,7 @@ func TestUplink(t *testing.T) {
 	RunSpecs(t, "proxy/uplink")
 }
 
-// elsewhere are addresses that this process reaches, and nobody in another network
-// namespace does.
+// elsewhere are addresses that only this process reaches, and no process in another network namespace.
 var elsewhere = []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
 
 var _ = BeforeSuite(func() {
@@ -86,7 +85,7 @@ type world struct {
 	uplink    *Uplink
 }
 
-// newWorld returns one, which goes when the test ends.
+// newWorld returns a world that is removed when the test ends.
 func newWorld() *world {
 	GinkgoHelper()
 	n, err := netns.Start(netns.Options{Self: []string{roleInside}})
@@ -108,7 +107,7 @@ func newWorld() *world {
 	return w
 }
 
-// dial connects a socket that is inside, of that kind, to an address.
+// dial connects a socket of that kind in the namespace to an address.
 func (w *world) dial(kind int, to netip.AddrPort) (net.Conn, error) {
 	domain, at := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Port: int(to.Port())})
 	if to.Addr().Is4() {
@@ -132,7 +131,7 @@ func (w *world) dial(kind int, to netip.AddrPort) (net.Conn, error) {
 	return c, err
 }
 
-// connect dials by TCP, which must succeed.
+// connect dials TCP, which must succeed.
 func (w *world) connect(to netip.AddrPort) *net.TCPConn {
 	GinkgoHelper()
 	c, err := w.dial(unix.SOCK_STREAM, to)
@@ -141,7 +140,7 @@ func (w *world) connect(to netip.AddrPort) *net.TCPConn {
 	return c.(*net.TCPConn)
 }
 
-// exchange dials by UDP, which always succeeds.
+// exchange dials UDP, which always succeeds.
 func (w *world) exchange(to netip.AddrPort) net.Conn {
 	GinkgoHelper()
 	c, err := w.dial(unix.SOCK_DGRAM, to)
@@ -150,7 +149,7 @@ func (w *world) exchange(to netip.AddrPort) net.Conn {
 	return c
 }
 
-// listen listens at an address elsewhere, and hands on whom it accepts.
+// listen listens at an address elsewhere, and sends the accepted connections to a channel.
 func listen(addr netip.Addr) (netip.AddrPort, <-chan *net.TCPConn) {
 	GinkgoHelper()
 	l, err := net.Listen("tcp", netip.AddrPortFrom(addr, 0).String())
@@ -169,7 +168,7 @@ func listen(addr netip.Addr) (netip.AddrPort, <-chan *net.TCPConn) {
 	return l.Addr().(*net.TCPAddr).AddrPort(), accepted
 }
 
-// echo sends back all datagrams that come to an address elsewhere.
+// echo returns all datagrams that arrive at an address elsewhere.
 func echo(addr netip.Addr) netip.AddrPort {
 	GinkgoHelper()
 	c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 0)))
@@ -179,8 +178,8 @@ func echo(addr netip.Addr) netip.AddrPort {
 	return c.LocalAddr().(*net.UDPAddr).AddrPort()
 }
 
-// ask sends a datagram until it is answered, and returns the answer: one may be lost,
-// above all just after the device has come up.
+// ask sends a datagram until it gets a response, and returns it: datagrams may be lost, above all just after the
+// device has come up.
 func ask(client net.Conn, sent []byte) (got []byte) {
 	GinkgoHelper()
 	buf := make([]byte, maxDatagram)
@@ -198,7 +197,7 @@ func ask(client net.Conn, sent []byte) (got []byte) {
 	return got
 }
 
-// pair is a connection that is carried: both of its ends.
+// pair returns both ends of a carried connection.
 func (w *world) pair() (client, server *net.TCPConn) {
 	GinkgoHelper()
 	at, accepted := listen(elsewhere[0])
@@ -303,7 +302,7 @@ var _ = Describe("datagrams to another network", func() {
 		w := newWorld()
 		client := w.exchange(netip.MustParseAddrPort("239.1.2.3:9"))
 		Expect(client.Write([]byte("lost"))).To(Equal(4))
-		ask(w.exchange(echo(elsewhere[0])), []byte("x")) // it is carried after the other
+		ask(w.exchange(echo(elsewhere[0])), []byte("x")) // carried after the other datagram
 		Expect(client.SetReadDeadline(time.Now())).To(Succeed())
 		_, err := client.Read(make([]byte, 1))
 		Expect(err).To(MatchError(os.ErrDeadlineExceeded))
@@ -321,7 +320,7 @@ var _ = Describe("a ping to another network", func() {
 		defer unix.Close(fd)
 		echoRequest := []byte{8, 0, 0xf7, 0xff, 0, 0, 0, 0} // RFC 792
 		Expect(unix.Sendto(fd, echoRequest, 0, &unix.SockaddrInet4{Addr: elsewhere[0].As4()})).To(Succeed())
-		ask(w.exchange(echo(elsewhere[0])), []byte("x")) // it is carried after the ping
+		ask(w.exchange(echo(elsewhere[0])), []byte("x")) // carried after the ping
 		_, _, err = unix.Recvfrom(fd, make([]byte, 100), unix.MSG_DONTWAIT)
 		Expect(err).To(MatchError(unix.EAGAIN))
 	})
@@ -348,7 +347,7 @@ var _ = Describe("an uplink that is closed", func() {
 	})
 })
 
-// flow passes datagrams on until it is idle.
+// TestFlowEndsWhenItIsIdle expects that a flow forwards datagrams until it is idle.
 func TestFlowEndsWhenItIsIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		u := &Uplink{ctx: context.Background()}
