@@ -276,7 +276,7 @@ var _ = Describe("portal address", func() {
 		redirect := func(i int) portal.Rule {
 			return Redirect(To(portal.TCP, netip.AddrFrom4([4]byte{10, 100, byte(i >> 8), byte(i)}), 80), 80)
 		}
-		// took returns how long each of the steps takes with so many VIPs.
+		// took returns the duration of each step with count VIPs.
 		took := func(count int) (times [len(steps)]time.Duration) {
 			GinkgoHelper()
 			p := n.Open(Mode, portal.Options{})
@@ -292,7 +292,7 @@ var _ = Describe("portal address", func() {
 			times[0] = measure(func() { n.Apply(p, rules, nil) })
 			times[1] = measure(func() { Expect(n.Check(p)).To(BeZero()) })
 			times[2] = time.Hour
-			for i := range 5 { // the machine may have been busy with something else
+			for i := range 5 { // the machine may have been busy
 				times[2] = min(times[2], measure(func() { n.Apply(p, []portal.Rule{redirect(count + i)}, nil) }))
 			}
 			times[3] = measure(func() { n.Remove(p) })
@@ -307,19 +307,19 @@ var _ = Describe("portal address", func() {
 		}
 		for step, t := range took(10000) {
 			AddReportEntry(fmt.Sprintf("address, 10,000 VIPs: %s: %v", steps[step], t.Round(10*time.Microsecond)))
-			most := 40*few[step] + time.Second // it grows as the VIPs do
+			most := 40*few[step] + time.Second // grows with the number of VIPs
 			if steps[step] == added {
-				most = 100 * time.Millisecond // however many there are
+				most = 100 * time.Millisecond // for any number of VIPs
 			}
 			Expect(t).To(BeNumerically("<", most), steps[step])
 		}
 	})
 })
 
-// connection is a TCP connection of which the specs have both ends.
+// connection holds both ends of a TCP connection.
 type connection struct{ client, server net.Conn }
 
-// listenOn listens at a TCP target, from the calling thread's host.
+// listenOn listens at a TCP target in the calling thread's network namespace.
 func listenOn(t portal.Target) net.Listener {
 	GinkgoHelper()
 	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
@@ -349,13 +349,13 @@ func connect(from *Host, l net.Listener, t portal.Target) *connection {
 	return c
 }
 
-// end ends it, the client first.
+// end closes the connection, the client's end first.
 func (c *connection) end() {
 	c.client.Close()
 	c.server.Close()
 }
 
-// carries expects that a connection carries bytes both ways.
+// carries expects that a connection carries bytes in both directions.
 func carries(c *connection) {
 	GinkgoHelper()
 	for _, way := range [][2]net.Conn{{c.client, c.server}, {c.server, c.client}} {

@@ -43,7 +43,7 @@ var _ = Describe("portal address, with service CIDRs", func() {
 				GinkgoHelper()
 				for _, from := range []*Host{n.Node, n.Pod} {
 					for _, t := range unused {
-						// The kernel limits the rate of ICMP errors for each client.
+						// The kernel limits the rate of ICMP errors per client.
 						Eventually(func() string { return from.AskFrom(t, 0, 2*time.Second) }).WithTimeout(20*time.Second).Should(rejected, t.String())
 					}
 					Expect(from.Ask(Web4)).To(HavePrefix("web"))

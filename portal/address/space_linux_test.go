@@ -290,7 +290,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		p := n.Open(Mode, auto)
 		n.Apply(p, []portal.Rule{Reject(Web4)}, nil)
 		n.Node.Do(func() {
-			// This process is no clash; seen from another one it is.
+			// The usher process itself does not count as a conflict; for another process it would.
 			Expect(p.(*addressPortal).clashes(portal.IPv4)).To(BeEmpty())
 		})
 	})

@@ -12,7 +12,7 @@ import (
 	. "github.com/usherproxy/usher/test/portaltest"
 )
 
-// As in gVisor, where local routes have no effect.
+// These specs cover systems in which local routes have no effect, such as gVisor.
 var _ = Describe("portal address, with VIPs as addresses of an interface", func() {
 	var n *Net
 	BeforeEach(func() {

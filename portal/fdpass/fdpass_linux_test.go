@@ -35,7 +35,7 @@ var _ = Describe("open files that are passed", func() {
 			DeferCleanup(func() { conn.Close() })
 		}
 	})
-	// pipe returns the end to read of a pipe in which there is a word.
+	// pipe returns the read end of a pipe that contains a word.
 	pipe := func(word string) int {
 		GinkgoHelper()
 		var ends [2]int
@@ -80,13 +80,13 @@ var _ = Describe("open files that are passed", func() {
 		DeferCleanup(func() { Expect(unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)).To(Succeed()) })
 		fd, sent, full := pipe("one"), make(chan error, 1), make(chan struct{})
 		go func() {
-			runtime.LockOSThread() // and the thread, which is another user's from here on, ends with the goroutine
+			runtime.LockOSThread() // not unlocked: the thread, now another user's, ends with the goroutine
 			const user = 61234
 			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, user, user, user); errno != 0 {
 				sent <- errno
 				return
 			}
-			for range 4 { // of 100, after which there are more than the bound
+			for range 4 { // 4 × 100 exceed the limit
 				if err := fdpass.Send(here, []byte("full"), slices.Repeat([]int{fd}, 100)...); err != nil {
 					sent <- err
 					return

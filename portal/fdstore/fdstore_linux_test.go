@@ -119,7 +119,7 @@ var _ = Describe("a manager", func() {
 
 	It("may be busy for some seconds", func() {
 		m := manager()
-		for i := range 300 { // more than wait in a socket
+		for i := range 300 { // more than a socket queues
 			m.Tell("STATUS=" + strconv.Itoa(i))
 		}
 		Consistently(log.AllEntries).WithTimeout(6 * time.Second).Should(BeEmpty())

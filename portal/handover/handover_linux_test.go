@@ -24,8 +24,8 @@ import (
 
 const role = "HANDOVER_TEST_ROLE"
 
-// TestMain runs the tests in a network namespace of their own, where nobody else has
-// a lock, and plays the parts of other processes for them.
+// TestMain runs the tests in a dedicated network namespace, where no other process holds a lock. It also plays the
+// roles of other processes.
 func TestMain(m *testing.M) {
 	switch os.Getenv(role) {
 	case "":
@@ -81,11 +81,11 @@ func TestMain(m *testing.M) {
 				if c, err := net.DialUnix(network, nil, &net.UnixAddr{Name: names[0], Net: network}); err == nil {
 					c.Close()
 				}
-				time.Sleep(100 * time.Microsecond) // that a backlog is full is another spec
+				time.Sleep(100 * time.Microsecond) // so as not to fill the backlog, which another spec covers
 			}
 		}()
 	case "successor":
-		// It says that it has signed, although it could not.
+		// The successor claims to have signed, although it cannot.
 		holder, _, err := look("", wordHandOver)
 		exitIf(err)
 		exitIf(holder.send(wordSigned))
@@ -113,7 +113,7 @@ func again(as string, namespace uintptr) *exec.Cmd {
 	return cmd
 }
 
-// noNamespace is why this is not a network namespace of its own.
+// noNamespace is the reason why this process does not run in a dedicated network namespace.
 var noNamespace error
 
 var _ = BeforeSuite(func() {
@@ -123,7 +123,7 @@ var _ = BeforeSuite(func() {
 	Expect(exec.Command("ip", "link", "set", "lo", "up").Run()).To(Succeed())
 })
 
-// fullHolders have holders' names, and nobody gets in.
+// fullHolders creates sockets with holders' names and full backlogs.
 func fullHolders(n int) (closeAll func()) {
 	var all []int
 	for range n {
@@ -150,7 +150,7 @@ func fullHolders(n int) (closeAll func()) {
 	}
 }
 
-// giveLingering sends p a socket whose last close waits: it has sent what nobody reads.
+// giveLingering sends p a socket whose last close blocks: it has unread data in its send buffer.
 func giveLingering(p peer, text string) error {
 	sink, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -161,7 +161,7 @@ func giveLingering(p peer, text string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { go c.Close() }() // the other side may have closed its copy already
+	defer func() { go c.Close() }() // the receiver may have closed its duplicate already
 	tcp := c.(*net.TCPConn)
 	accepted, err := sink.Accept()
 	if err != nil {
@@ -180,7 +180,7 @@ func giveLingering(p peer, text string) error {
 	}
 	defer func() { go f.Close() }()
 	if err = p.send(text, int(f.Fd())); err != nil {
-		_ = tcp.SetLinger(0) // it is still this process's to close
+		_ = tcp.SetLinger(0) // this process still has to close it
 	}
 	return err
 }
@@ -196,7 +196,7 @@ func TestHandover(t *testing.T) {
 	RunSpecs(t, "portal/handover")
 }
 
-// holding is a Holder that counts.
+// holding is a Holder that counts calls.
 type holding struct {
 	sockets              iter.Seq[Socket]
 	mu                   sync.Mutex
@@ -224,7 +224,7 @@ func (o *holding) counts() [3]int {
 }
 
 var _ = Describe("the lock", func() {
-	// start starts another process, and returns what it says first.
+	// start starts another process, and returns its first line of output.
 	start := func(cmd *exec.Cmd) (pid int, says string) {
 		GinkgoHelper()
 		in, err := cmd.StdinPipe()
@@ -238,14 +238,14 @@ var _ = Describe("the lock", func() {
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(func() {
 			in.Close()
-			_ = cmd.Wait() // the role says itself how it went
+			_ = cmd.Wait() // the process prints its own errors
 		})
 		says, err = bufio.NewReader(out).ReadString('\n')
 		Expect(err).NotTo(HaveOccurred())
 		return cmd.Process.Pid, says
 	}
-	// rootWithoutRights starts this program as a root that may change nothing in this
-	// network namespace, as in a container without capabilities on the host's network.
+	// rootWithoutRights starts this program as a root user without capabilities in this network namespace, as in an
+	// unprivileged container on the host's network.
 	rootWithoutRights := func(as string) (pid int, says string) {
 		GinkgoHelper()
 		lab.UserNamespaces()

@@ -13,9 +13,8 @@ import (
 	"github.com/usherproxy/usher/test/portaltest/redirects"
 )
 
-// FuzzParseSave feeds parseSave with what iptables-save might print, and then
-// diff with what comes of it: whatever a node holds, the script of one run of
-// iptables-restore makes ours of it.
+// FuzzParseSave passes possible output of iptables-save to parseSave, and the result to diff. For any rules on a
+// node, one run of iptables-restore must install the wanted rules.
 func FuzzParseSave(f *testing.F) {
 	f.Add(saved)
 	f.Add("*nat\n:USHER-PORTALS - [0:0]\n-A PREROUTING -j USHER-PORTALS\n-A PREROUTING -j USHER-PORTALS\nCOMMIT\n")
@@ -40,7 +39,7 @@ func FuzzParseSave(f *testing.F) {
 	})
 }
 
-// checkOurs makes sure that nothing of others passes for ours.
+// checkOurs checks that no foreign chains or jumps count as usher's.
 func checkOurs(t *testing.T, table string, c *contents) {
 	for chain := range c.chains {
 		if !strings.HasPrefix(chain, chainPrefix) {
@@ -54,7 +53,7 @@ func checkOurs(t *testing.T, table string, c *contents) {
 	}
 }
 
-// restored does with installed what iptables-restore --noflush would.
+// restored applies a script to installed, as iptables-restore --noflush does.
 func restored(t *testing.T, installed map[string]*contents, script string) map[string]*contents {
 	now := map[string]*contents{}
 	for name, c := range installed {
@@ -97,8 +96,7 @@ func restored(t *testing.T, installed map[string]*contents, script string) map[s
 	return now
 }
 
-// FuzzParseSpec looks for rules that are understood in another way once they
-// have been written again.
+// FuzzParseSpec looks for rules that parse differently after they have been written again.
 func FuzzParseSpec(f *testing.F) {
 	for line := range strings.Lines(saved) {
 		if _, rule, ok := strings.Cut(strings.TrimSpace(line), "-A "); ok {
@@ -111,7 +109,7 @@ func FuzzParseSpec(f *testing.F) {
 		s := parseSpec(words(line))
 		if s.other != "" || s.comment != redirect.PlainComment(s.comment) || strings.ContainsAny(s.jump+string(s.In), " \"\\") ||
 			s.jump == "" || s.proto == 0 && !s.ports.IsZero() {
-			return // usher writes nothing like it
+			return // usher does not write such rules
 		}
 		if again := parseSpec(words(s.String())); again != s {
 			t.Errorf("%q is %+v, but when written as %q it is %+v", line, s, s, again)

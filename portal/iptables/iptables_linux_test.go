@@ -28,7 +28,7 @@ func ipFamilies(p portal.Portal) (all []*backend) {
 	return all
 }
 
-// cleanup takes out all that the mode has ever put in.
+// cleanup removes all rules that the mode has installed at any time.
 func cleanup() ([]string, error) {
 	opts, err := portal.Options{}.Complete()
 	Expect(err).NotTo(HaveOccurred())
@@ -113,7 +113,7 @@ var _ = Describe("portal iptables", func() {
 				return n.Node.Sh("ip" + six + "tables-" + variant + "-save -t " + table)
 			}
 
-			// refuses puts an iptables in front that does not take rules like these.
+			// refuses puts an iptables program first in PATH that rejects rules like these.
 			refuses := func(rules, message string) {
 				GinkgoHelper()
 				bin := GinkgoT().TempDir()
@@ -223,7 +223,7 @@ var _ = Describe("portal iptables", func() {
 				second := n.Open(Mode, opts)
 				before, after := p.Listen("default/web", []portal.Target{Web4, Web6}), second.Listen("default/web", []portal.Target{Web4, Web6})
 				for i := range after {
-					after[i].Transparent = false // which only those are to which DNAT leads
+					after[i].Transparent = false // set only for binds that DNAT redirects to
 				}
 				Expect(after).To(Equal(before))
 			})
@@ -327,7 +327,7 @@ var _ = Describe("portal iptables", func() {
 			})
 
 			It("puts in all other rules when the kernel refuses some, names those, and tries them again", func() {
-				// An iptables-restore that refuses port 666 stands for a kernel that does.
+				// An iptables-restore that rejects port 666 stands for a kernel that does.
 				bin := GinkgoT().TempDir()
 				real, err := exec.LookPath("iptables-" + variant + "-restore")
 				Expect(err).NotTo(HaveOccurred())

@@ -15,8 +15,8 @@ import (
 	"github.com/usherproxy/usher/test/portaltest/redirects"
 )
 
-// walk does what the kernel does with a packet for t: it returns the rule
-// that the packet ends with, and with how many rules it was compared.
+// walk evaluates the rules for a packet to t as the kernel does. It returns the final rule, and the number of rules
+// compared.
 func walk(chains map[string][]spec, chain string, t portal.Target, local bool) (end *spec, compared int) {
 	for _, s := range chains[chain] {
 		compared++

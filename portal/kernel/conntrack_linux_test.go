@@ -12,8 +12,8 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// TestFlowsOfANodePortAreThoseToTheNode expects that a node port without endpoints, which is rejected, does not
-// cost other hosts their flows: its target has no address.
+// TestFlowsOfANodePortAreThoseToTheNode expects that rejecting a node port without endpoints deletes no flows to
+// other hosts: its target has no address.
 func TestFlowsOfANodePortAreThoseToTheNode(t *testing.T) {
 	g := NewWithT(t)
 	node, other := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("198.51.100.7")

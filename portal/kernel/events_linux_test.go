@@ -93,7 +93,7 @@ var _ = Describe("a subscription that the kernel refuses", func() {
 	It("closes no descriptor that others have opened since", func() {
 		refused := make(chan error)
 		go func() {
-			runtime.LockOSThread() // never unlocked: the thread ends with its lack of capabilities
+			runtime.LockOSThread() // never unlocked: the thread without capabilities ends
 			var none [2]unix.CapUserData
 			err := unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &none[0])
 			if err == nil {
@@ -103,14 +103,14 @@ var _ = Describe("a subscription that the kernel refuses", func() {
 		}()
 		Expect(<-refused).To(MatchError(unix.EPERM))
 		var pipes [][2]int
-		for range 16 { // one of them has the number that the subscription had
+		for range 16 { // one of them reuses the descriptor number of the subscription
 			var p [2]int
 			Expect(unix.Pipe2(p[:], unix.O_CLOEXEC)).To(Succeed())
 			DeferCleanup(func() { unix.Close(p[0]); unix.Close(p[1]) })
 			pipes = append(pipes, p)
 		}
 		for range 3 {
-			runtime.GC() // and finalizers
+			runtime.GC() // also runs finalizers
 			time.Sleep(10 * time.Millisecond)
 		}
 		for _, p := range pipes {

@@ -1,7 +1,7 @@
 package kernel
 
-// OpenPathsAsking is OpenPaths that asks for the list of interfaces by request.
+// OpenPathsAsking is OpenPaths with a parameter for the request that lists the interfaces.
 var OpenPathsAsking = openPaths
 
-// RequestLinks is what OpenPaths asks by.
+// RequestLinks is the request that OpenPaths uses.
 var RequestLinks = requestLinks

@@ -9,8 +9,8 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// FuzzParseFlow feeds what the kernel might say, the request among it: it has
-// the form of an answer but for the name of its tuple.
+// FuzzParseFlow parses possible messages of the kernel. A request is among them: it has the form of a response,
+// except for the name of its tuple.
 func FuzzParseFlow(f *testing.F) {
 	request := flowRequest(nil, 7, portal.UDP, nl.CTA_TUPLE_REPLY, netip.MustParseAddrPort("10.0.0.1:53"), netip.MustParseAddrPort("192.0.2.1:4000"))
 	f.Add(request)

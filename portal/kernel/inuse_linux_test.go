@@ -18,7 +18,7 @@ var _ = Describe("addresses that connections have", func() {
 		Expect(read(strings.NewReader(text), func(a netip.Addr) { addrs = append(addrs, a.String()) })).To(Succeed())
 		return addrs
 	}
-	// word is 32 bits of an address as /proc/net/tcp has them.
+	// word formats 32 bits of an address as /proc/net/tcp does.
 	word := func(b ...byte) string { return fmt.Sprintf("%08X", binary.NativeEndian.Uint32(b)) }
 
 	It("are read from /proc/net/tcp and tcp6, without listeners and what is over", func() {
@@ -28,8 +28,8 @@ var _ = Describe("addresses that connections have", func() {
 		Expect(noted(readTCP, head+
 			line(word(10, 96, 0, 10), "01")+ // established
 			line(word(10, 96, 0, 11), "0A")+ // listening
-			line(word(10, 96, 0, 12), "06")+ // over
-			line(word(10, 96, 0, 13), "04")+ // the kernel's alone
+			line(word(10, 96, 0, 12), "06")+ // TIME-WAIT
+			line(word(10, 96, 0, 13), "04")+ // closed by the process; the kernel finishes it
 			line(word(0xfd, 0x96, 0, 0)+word(0, 0, 0, 0)+word(0, 0, 0, 0)+word(0, 0, 0, 0x10), "01")+
 			line(word(0, 0, 0, 0)+word(0, 0, 0, 0)+word(0, 0, 0xff, 0xff)+word(10, 96, 0, 14), "01"),
 		)).To(Equal([]string{"10.96.0.10", "10.96.0.13", "fd96::10", "10.96.0.14"}))
@@ -43,8 +43,7 @@ var _ = Describe("addresses that connections have", func() {
 	})
 })
 
-// FuzzConnectionLists: whatever the lists hold, reading ends, and what it notes
-// are addresses.
+// FuzzConnectionLists: for any content, reading ends and reports only valid addresses.
 func FuzzConnectionLists(f *testing.F) {
 	f.Add("   0: 0A00600A:0050 00000000:C350 01 0:0\n")
 	f.Add(" 0 0 2 1 3 0 1 0 0 0 1 3868 4567 *10.96.0.10 fd00::1 <-> *10.244.0.100 7500\n")

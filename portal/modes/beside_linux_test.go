@@ -17,7 +17,7 @@ import (
 	. "github.com/usherproxy/usher/test/portaltest"
 )
 
-// choose makes a portal by the name of its mode, beside those of other modes.
+// choose creates a portal by the name of its mode, alongside those of other modes.
 func choose(n *Net, mode string, opts portal.Options) portal.Portal {
 	GinkgoHelper()
 	var p portal.Portal
@@ -82,7 +82,7 @@ var _ = Describe("the modes beside each other", func() {
 			Expect(err).NotTo(HaveOccurred())
 			Expect(p.Mode()).To(Equal(nftables.Mode.Name))
 
-			// As iptables-nft does where the kernel has no nf_tables, whatever is asked.
+			// This is the output of iptables-nft for any command if the kernel has no nf_tables.
 			complaint := "#!/bin/sh\necho 'iptables/1.8.9 Failed to initialize nft: Protocol not supported' >&2\nexit 1\n"
 			Expect(os.WriteFile(filepath.Join(os.Getenv("PATH"), "iptables"), []byte(complaint), 0o755)).To(Succeed())
 			_, err = New(Background, iptables.Mode.Name, portal.Options{})

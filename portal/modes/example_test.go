@@ -9,9 +9,9 @@ import (
 	"github.com/usherproxy/usher/portal/modes"
 )
 
-// A portal is asked where to listen for a VIP, and then told of the listener. Mode
-// none changes nothing in the kernel, so that this runs everywhere; with the others
-// what is sent to the VIP arrives at the listener.
+// The caller asks a portal where to listen for a VIP, and then passes the listener to the portal. Mode none changes
+// nothing in the kernel, so that this runs everywhere. With the other modes, packets to the VIP arrive at the
+// listener.
 func Example() {
 	ctx := context.Background()
 	p, err := modes.New(ctx, "none", portal.Options{})
@@ -24,8 +24,8 @@ func Example() {
 	web := portal.Target{Protocol: portal.TCP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 8080}
 	var rules []portal.Rule
 	for _, bind := range p.Listen("default/web", []portal.Target{web}) {
-		// Here the owner opens a listener at bind.Addr, or, if that is taken and
-		// bind.Preferred, at another port.
+		// Here the caller opens a listener at bind.Addr or, if that is taken and bind.Preferred is set, at another
+		// port.
 		for _, target := range bind.Targets {
 			fmt.Println(target, "on loopback:", bind.Addr.Addr().IsLoopback())
 			rules = append(rules, portal.Rule{

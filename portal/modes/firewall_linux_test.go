@@ -16,7 +16,7 @@ import (
 	. "github.com/usherproxy/usher/test/portaltest"
 )
 
-// inputDrops returns what the kernel's rules on a node of its own say after a script.
+// inputDrops runs a script on a dedicated node, and returns the rules of its kernel that drop input.
 func inputDrops(n *Net, script string) (drops []string) {
 	GinkgoHelper()
 	n.Node.Sh("set -e\n" + script)
@@ -29,7 +29,7 @@ func inputDrops(n *Net, script string) (drops []string) {
 }
 
 var _ = Describe("a host firewall", func() {
-	// both runs a script for iptables and for ip6tables.
+	// both returns a script for both iptables and ip6tables.
 	both := func(variant, script string) string {
 		for4 := strings.NewReplacer("IPT", "iptables-"+variant, "LANDING", "192.0.0.117").Replace(script)
 		return for4 + "\n" + strings.NewReplacer("IPT", "ip6tables-"+variant, "LANDING", "fd75:7368:6572::1").Replace(script)

@@ -14,7 +14,7 @@ import (
 	. "github.com/usherproxy/usher/test/portaltest"
 )
 
-// A UDP client that keeps its port would go on talking to where the rules once led.
+// Conntrack would still redirect a UDP client that keeps its port to the previous listener.
 var _ = Describe("a UDP client that keeps its port, when rules that led it go", func() {
 	DescribeTable("is led there no more", func(mode portal.Mode, goes func(*Net, portal.Portal)) {
 		n := NewNet()
@@ -22,7 +22,7 @@ var _ = Describe("a UDP client that keeps its port, when rules that led it go", 
 		n.Publish(p, "dns", DNS4)
 		Expect(n.Node.AskFrom(DNS4, 5353, time.Second)).To(Equal("dns"))
 		goes(n, p)
-		// It is the node's own address now, where another server answers.
+		// The VIP is now an address of the node, where another server answers.
 		n.Node.Sh("ip addr add 10.96.0.10/32 dev lo")
 		n.Node.Serve(portal.Bind{Addr: netip.AddrPortFrom(VIP4, 53), Targets: []portal.Target{DNS4}}, "other")
 		Expect(n.Node.AskFrom(DNS4, 5353, time.Second)).To(Equal("other"))
@@ -42,7 +42,7 @@ var _ = Describe("a UDP client that keeps its port, when rules that led it go", 
 		_, rules := n.Publish(p, "dns", DNS4)
 		Expect(n.Pod.AskFrom(DNS4, 5353, time.Second)).To(Equal("dns"))
 		rules[0].LocalPort, rules[0].Action = 0, portal.Reject
-		n.Apply(p, rules, nil) // the server, which had answered, is still there
+		n.Apply(p, rules, nil) // the first server still runs
 		Expect(n.Pod.AskFrom(DNS4, 5353, time.Second)).To(Equal("refused"))
 	},
 		Entry("with iptables", iptables.Mode),

@@ -19,7 +19,7 @@ var _ = Describe("watching a portal", func() {
 	BeforeEach(func() { n = NewNet() })
 
 	const tellsNothing = 500 * time.Millisecond
-	// count returns how often it is told until it is not any more.
+	// count returns the number of events until there is none for some time.
 	count := func(told <-chan struct{}) (times int) {
 		for {
 			select {
@@ -75,7 +75,7 @@ var _ = Describe("watching a portal", func() {
 				By(damage)
 				n.Node.Sh(damage)
 				Eventually(told, 10*time.Second).Should(Receive())
-				count(told) // on a busy machine one damage may be told in parts
+				count(told) // on a busy machine, one damage may cause several events
 				Expect(n.Check(p)).To(BeNumerically(">", 0))
 				if kind.variant != "legacy" {
 					Expect(n.Pod.Ask(Web4)).To(HavePrefix("web"))

@@ -29,10 +29,10 @@ import (
 
 const (
 	roleInside   = "netns-test-inside"   // the helper
-	roleOrdinary = "netns-test-ordinary" // somebody who is not root, and makes a namespace
+	roleOrdinary = "netns-test-ordinary" // a non-root user that creates a namespace
 )
 
-// TestMain plays the parts of other processes for the tests.
+// TestMain also plays the roles of other processes.
 func TestMain(m *testing.M) {
 	role := ""
 	if len(os.Args) > 1 {
@@ -65,8 +65,8 @@ func TestNetns(t *testing.T) {
 
 var options = Options{Self: []string{roleInside}, ResolvConf: "nameserver 192.0.0.6\n"}
 
-// made makes a namespace, which goes when the test ends. It skips the test where none
-// can be made.
+// made creates a namespace that is removed when the test ends. It skips the test if the kernel does not allow a
+// namespace.
 func made(with ...func(*Options)) *Namespace {
 	GinkgoHelper()
 	o := options
@@ -82,13 +82,13 @@ func made(with ...func(*Options)) *Namespace {
 	return n
 }
 
-// script returns a shell script as a command, and the file that has what it says.
+// script returns a shell script as a command, and the file with its output.
 func script(text string) (c Command, said string) {
 	said = filepath.Join(GinkgoT().TempDir(), "said")
 	return Command{Path: "/bin/sh", Args: []string{"sh", "-c", `exec > "$SAID"; ` + text}, Env: append(os.Environ(), "SAID="+said)}, said
 }
 
-// run runs a script and returns what it says and how it ends.
+// run runs a script, and returns its output and exit code.
 func run(n *Namespace, text string) (said string, code int) {
 	GinkgoHelper()
 	c, file := script(text)
@@ -99,7 +99,7 @@ func run(n *Namespace, text string) (said string, code int) {
 	return string(content), code
 }
 
-// networkOf returns what identifies the network namespace that a socket is in.
+// networkOf returns the cookie of a socket's network namespace.
 func networkOf(fd int) uint64 {
 	GinkgoHelper()
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
@@ -121,13 +121,13 @@ func connect(n *Namespace, to netip.AddrPort) (net.Conn, error) {
 	return net.FileConn(f)
 }
 
-// answerAll answers the clients of l with word.
+// answerAll sends word to all clients of l.
 func answerAll(l net.Listener, word string) {
 	DeferCleanup(func() { l.Close() })
 	lab.Serve(l, func(c net.Conn) { _, _ = io.WriteString(c, word) })
 }
 
-// asks returns what is answered at an address of the namespace.
+// asks returns the response at an address of the namespace.
 func asks(n *Namespace, at netip.AddrPort) (string, error) {
 	c, err := connect(n, at)
 	if err != nil {
@@ -241,7 +241,7 @@ var _ = Describe("sockets that are made in a namespace", func() {
 
 	It("are all there, whoever asks for how many at a time, and closed on exec", func() {
 		n := made()
-		const askers, each = 10, 30 // more than are made ahead at once
+		const askers, each = 10, 30 // more sockets than are made ahead at once
 		fds := make(chan int, askers*each)
 		var all sync.WaitGroup
 		for range askers {
@@ -296,7 +296,7 @@ var _ = Describe("sockets that are made in a namespace", func() {
 		defer client.Close()
 		Expect(client.WriteTo([]byte("out"), net.UDPAddrFromAddrPort(netip.MustParseAddrPort("192.0.2.7:9")))).To(Equal(3))
 		packet := make([]byte, MTU)
-		for { // others are there too: the kernel looks for routers by IPv6
+		for { // skips others: the kernel looks for IPv6 routers
 			Expect(tun.SetReadDeadline(time.Now().Add(10 * time.Second))).To(Succeed())
 			size, err := tun.Read(packet)
 			Expect(err).NotTo(HaveOccurred())
@@ -331,7 +331,7 @@ var _ = Describe("the portal of a namespace", func() {
 
 		Expect(l.Close()).To(Succeed())
 		Expect(p.Apply(ctx, nil, []portal.Target{target})).To(portaltest.BeDone())
-		Eventually(func() error { // a route stays while a connection needs it
+		Eventually(func() error { // a route stays as long as a connection needs it
 			Expect(p.Check(ctx)).To(portaltest.BeDone())
 			_, err := connect(n, vip)
 			return err

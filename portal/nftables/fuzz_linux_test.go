@@ -7,8 +7,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// FuzzElement: whatever an element of one of usher's maps holds, it is read as what would be
-// written like that, or not at all.
+// FuzzElement: usher parses an element of its maps only if writing the result gives the same element.
 func FuzzElement(f *testing.F) {
 	f.Add([]byte{10, 96, 0, 10, 6, 0, 0, 0, 0, 80, 0, 0}, []byte{0, 8, 0, 1, 0, 0, 0, 0}, false)
 	f.Add([]byte{17, 0, 0, 0, 0, 53, 0, 0}, []byte{0, 8, 0, 1, 0xff, 0xff, 0xff, 0xfd, 0, 9, 0, 2, 'x', 0, 0, 0}, true)

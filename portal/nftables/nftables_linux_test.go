@@ -221,7 +221,7 @@ var _ = Describe("portal nftables", func() {
 			limited.Sources = portal.SourcesOf(Prefixes("192.0.2.0/24"))
 			n.Publish(p, "web", Web4, Web6, WebNode4)
 			n.Apply(p, []portal.Rule{limited}, nil)
-			state := func() []string { // tables and chains that are made anew come in another order
+			state := func() []string { // re-created tables and chains are listed in another order
 				return slices.Sorted(strings.Lines(n.Node.State()))
 			}
 			before, raw := state(), n.Node.State()

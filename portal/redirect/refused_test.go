@@ -13,7 +13,7 @@ import (
 
 var errRefusedForTest = errors.New("refused")
 
-// HaveExactKeys matches the targets of a bisect's result.
+// HaveExactKeys matches the targets in the result of a bisection.
 func HaveExactKeys(want map[portal.Target]bool) types.GomegaMatcher {
 	return WithTransform(func(got map[portal.Target]error) []portal.Target { return portal.SortedTargets(got) }, Equal(portal.SortedTargets(want)))
 }
