@@ -9,8 +9,8 @@ import (
 	"github.com/usherproxy/usher/affinity"
 )
 
-// What a connection of a client costs that is known, as most are, and of one
-// that is not, in a table that is full.
+// BenchmarkTable measures a new connection of a known client, as most are, and of an unknown client while the table
+// is full.
 func BenchmarkTable(b *testing.B) {
 	const bound = 10_000
 	now := time.Now()

@@ -8,8 +8,7 @@ import (
 	"github.com/usherproxy/usher/affinity"
 )
 
-// A client keeps its endpoint for the timeout after its last new connection, or
-// until the endpoint fails.
+// A client keeps its endpoint for the timeout after its last new connection, or until the endpoint fails.
 func Example() {
 	limits := &affinity.Limits{PerTable: 1000, Total: 100_000}
 	table := affinity.NewTable(limits, 3*time.Hour)

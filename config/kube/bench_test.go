@@ -11,8 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// BenchmarkCompute makes the model of 10,000 Services with ten endpoints each, as a
-// start does.
+// BenchmarkCompute computes the model of 10,000 Services with ten endpoints each, as on startup.
 func BenchmarkCompute(b *testing.B) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)

@@ -22,7 +22,7 @@ import (
 type eventAPI struct {
 	mu     sync.Mutex
 	events map[string]*corev1.Event // by name
-	status int                      // of all answers, unless it is 0; -1 is none
+	status int                      // of all responses unless 0; -1 aborts the request
 	asked  int
 }
 
@@ -84,7 +84,7 @@ func (a *eventAPI) requests() int {
 }
 
 var _ = Describe("Events", func() {
-	web := types.NamespacedName{Namespace: "shop", Name: "web"} // which the source does not know
+	web := types.NamespacedName{Namespace: "shop", Name: "web"} // unknown to the source
 	var (
 		api    *eventAPI
 		events *Events

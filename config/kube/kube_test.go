@@ -22,13 +22,13 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// What needs an API server is tested in test/cluster, against a real one.
+// Tests that need an API server are in test/cluster, against a real one.
 func TestKube(t *testing.T) {
 	RegisterFailHandler(Fail)
 	RunSpecs(t, "kube")
 }
 
-// unreachable returns a client of an API server that is not there.
+// unreachable returns a client of an unreachable API server.
 func unreachable() *Client {
 	client, err := NewClient(&rest.Config{Host: "192.0.2.1"})
 	if err != nil {
@@ -200,7 +200,7 @@ var _ = Describe("what is wrong with a Service", func() {
 		Expect(logged.LastEntry().String()).To(ContainSubstring("and 999 more of this kind"))
 		wrong(2000)
 		Expect(told).To(HaveLen(2))
-		for range 10 { // to and fro
+		for range 10 { // back and forth
 			wrong(1000)
 			wrong(2001)
 		}

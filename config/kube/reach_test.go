@@ -24,13 +24,13 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// patience is how long specs wait: client-go waits up to 2 s before the second try, and longer before others.
+// patience is the timeout of specs: client-go waits up to 2 s before the second try, and longer before later ones.
 const patience = time.Minute
 
-// fakeServer speaks list and watch over TLS; of each kind there is nothing.
+// fakeServer serves empty lists and watches over TLS.
 type fakeServer struct {
 	*httptest.Server
-	// fault, if it is not nil, answers instead, unless it returns false.
+	// fault, if not nil, handles a request first. If it returns false, the server handles the request as usual.
 	fault atomic.Pointer[func(w http.ResponseWriter, r *http.Request) bool]
 }
 
@@ -42,7 +42,7 @@ func newFakeServer() *fakeServer {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		switch {
-		case r.URL.Query().Has("sendInitialEvents"): // it is too old for that
+		case r.URL.Query().Has("sendInitialEvents"): // like an older API server
 			w.WriteHeader(http.StatusUnprocessableEntity)
 		case r.URL.Query().Has("watch"):
 			w.(http.Flusher).Flush()
@@ -56,13 +56,13 @@ func newFakeServer() *fakeServer {
 			_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": version, "kind": kinds[r.URL.Path], "metadata": map[string]any{"resourceVersion": "1"}, "items": []any{}})
 		}
 	}))
-	s.Config.ErrorLog = log.New(io.Discard, "", 0) // clients that do not trust it
+	s.Config.ErrorLog = log.New(io.Discard, "", 0) // logs errors of clients that do not trust it
 	s.StartTLS()
 	DeferCleanup(func() { s.CloseClientConnections(); s.Close() })
 	return s
 }
 
-// become makes the server answer like this from now on, and ends the watches that there are.
+// become replaces the fault, and ends existing watches.
 func (s *fakeServer) become(fault func(w http.ResponseWriter, r *http.Request) bool) {
 	if fault == nil {
 		s.fault.Store(nil)
@@ -72,7 +72,7 @@ func (s *fakeServer) become(fault func(w http.ResponseWriter, r *http.Request) b
 	s.CloseClientConnections()
 }
 
-// refuses answers each request that is one with a code.
+// refuses returns a fault that answers requests matching is with a status code.
 func refuses(code int, is func(r *http.Request) bool) func(http.ResponseWriter, *http.Request) bool {
 	return func(w http.ResponseWriter, r *http.Request) bool {
 		if is(r) {
@@ -85,7 +85,7 @@ func refuses(code int, is func(r *http.Request) bool) func(http.ResponseWriter, 
 	}
 }
 
-// answers answers each request that is one with 200 and this.
+// answers returns a fault that answers requests matching is with 200 and this text.
 func answers(kind, text string, is func(r *http.Request) bool) func(http.ResponseWriter, *http.Request) bool {
 	return func(w http.ResponseWriter, r *http.Request) bool {
 		if is(r) {
@@ -104,7 +104,7 @@ func every(*http.Request) bool      { return true }
 func isWatch(r *http.Request) bool  { return r.URL.Query().Has("watch") }
 func ofSlices(r *http.Request) bool { return filepath.Base(r.URL.Path) == "endpointslices" }
 
-// kubeconfig returns a file that names the server, with what is changed.
+// kubeconfig returns a file that names the server, with changes.
 func (s *fakeServer) kubeconfig(change func(cluster, user map[string]any)) string {
 	GinkgoHelper()
 	cluster := map[string]any{"server": s.URL, "certificate-authority-data": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})}
@@ -121,8 +121,7 @@ func (s *fakeServer) kubeconfig(change func(cluster, user map[string]any)) strin
 	return path
 }
 
-// follow runs a source that has that kubeconfig, and returns its Reach, and what is closed with the first
-// full picture.
+// follow runs a source with that kubeconfig, and returns its Reach. It closes complete on the initial sync.
 func follow(kubeconfig string, change ...func(*Options)) (reach *Reach, complete chan struct{}) {
 	GinkgoHelper()
 	client, reach, err := Connection{Kubeconfig: kubeconfig, UserAgent: "test"}.Connect()
@@ -255,7 +254,7 @@ var _ = Describe("Reach", func() {
 	})
 })
 
-// A server that answers each watch with 410 Gone is asked for it again and again.
+// If a server answers each watch with 410 Gone, the client requests it again and again.
 func TestPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)

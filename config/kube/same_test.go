@@ -25,7 +25,7 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// choices turns bytes into choices. When the bytes are used up, each is 0.
+// choices derives choices from bytes. After the last byte, each choice is 0.
 type choices struct{ bytes []byte }
 
 func (c *choices) of(n int) int {
@@ -103,7 +103,7 @@ func (c *choices) service(i int) *corev1.Service {
 	return s
 }
 
-// slice returns the EndpointSlice number i, of any Service.
+// slice returns the EndpointSlice number i, which may belong to any Service.
 func (c *choices) slice(i int) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("e%d", i), Labels: map[string]string{discoveryv1.LabelServiceName: fmt.Sprintf("s%d", c.of(5))}},
@@ -113,7 +113,7 @@ func (c *choices) slice(i int) *discoveryv1.EndpointSlice {
 	}
 	for range c.of(5) {
 		e := discoveryv1.Endpoint{Conditions: discoveryv1.EndpointConditions{Ready: oneOf(c, nil, new(true), new(false)), Serving: oneOf(c, nil, new(true), new(false)), Terminating: oneOf(c, nil, new(true), new(false))}}
-		network := oneOf(c, "10.1.0.%d", "10.96.0.%d") // perhaps a cluster IP
+		network := oneOf(c, "10.1.0.%d", "10.96.0.%d") // may be a cluster IP
 		if s.AddressType == discoveryv1.AddressTypeIPv6 {
 			network = oneOf(c, "fd00:1::%x", "fd00:96::%x")
 		}
@@ -133,9 +133,8 @@ func (c *choices) slice(i int) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// FuzzSources gives a set of objects that changes to both sources: through files, and as an API server
-// hands them over. Both have to make the same model of them: the one from what changed, the other from
-// nothing.
+// FuzzSources passes a changing set of objects to both sources: as files, and as an API server sends them. Both must
+// compute the same model, one from the changes, the other from scratch.
 func FuzzSources(f *testing.F) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for i := range 200 {
@@ -186,7 +185,7 @@ func FuzzSources(f *testing.F) {
 	})
 }
 
-// replace puts an object in the place of the one of that name, or takes that one away, as an informer does.
+// replace adds, replaces or deletes an object, as an informer does.
 func replace(t *testing.T, store cache.Store, objects map[string]runtime.Object, now metav1.Object, gone bool, mark func(any)) {
 	before, known := objects[now.GetName()]
 	if known {
@@ -211,7 +210,7 @@ func replace(t *testing.T, store cache.Store, objects map[string]runtime.Object,
 	mark(object)
 }
 
-// fromFile returns what is made of a file of these objects.
+// fromFile returns the model of a file with these objects.
 func fromFile(t *testing.T, objects map[string]runtime.Object, discovery bool) []config.Service {
 	var text []byte
 	for _, name := range slices.Sorted(maps.Keys(objects)) {
@@ -225,7 +224,7 @@ func fromFile(t *testing.T, objects map[string]runtime.Object, discovery bool) [
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Unreadable || len(r.Spoiled) > 0 { // what is valid and yet not served is no matter
+	if r.Unreadable || len(r.Spoiled) > 0 { // valid objects that are not served do not matter
 		t.Fatalf("no valid objects: %v", r.Errors[:min(len(r.Errors), 3)])
 	}
 	return r.Services

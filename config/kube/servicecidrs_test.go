@@ -23,8 +23,8 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// serve answers a list or a watch of what source has. list is an empty one of its kind. Of watches
-// with initial events it leaves the refusal to the server.
+// serve answers a list or a watch with the objects of source. list is an empty list of their kind. It returns false
+// for watches with initial events, so that the server rejects them.
 func serve(w http.ResponseWriter, r *http.Request, source *fcache.FakeControllerSource, list metav1.ListInterface) bool {
 	defer GinkgoRecover()
 	query := r.URL.Query()

@@ -11,7 +11,7 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// ports returns the node ports of a Service, in the order of its ports.
+// nodePortsOf returns the node ports of a Service, in the order of its ports.
 func (w *world) nodePortsOf(name string) (out []uint16) {
 	for _, p := range w.served(name).Ports {
 		for _, v := range p.VIPs {
@@ -23,7 +23,7 @@ func (w *world) nodePortsOf(name string) (out []uint16) {
 	return out
 }
 
-// balancersOf returns its IPs of load balancers.
+// balancersOf returns the load balancer IPs of a Service.
 func (w *world) balancersOf(name string) (out []string) {
 	for _, p := range w.served(name).Ports {
 		for _, v := range p.VIPs {
@@ -57,7 +57,7 @@ var _ = Describe("a Service that names no node port", func() {
 	It("gets one number for all protocols of a port", func() {
 		w := newWorld()
 		w.write("a.yaml", strings.Replace(svc("dns", "type: NodePort"), "[{port: 80}]", "[{name: tcp, port: 53}, {name: udp, port: 53, protocol: UDP}, {name: other, port: 54}]", 1))
-		had := w.nodePortsOf("dns") // other, tcp, udp
+		had := w.nodePortsOf("dns") // order: other, tcp, udp
 		Expect(had).To(HaveLen(3))
 		Expect(had[1]).To(Equal(had[2]))
 		Expect(had[0]).NotTo(Equal(had[1]))

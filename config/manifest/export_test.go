@@ -7,14 +7,14 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// SetNotify replaces how the Source gets its events.
+// SetNotify replaces the source of file events.
 func (s *Source) SetNotify(notify func() (*fsnotify.Watcher, error)) { s.notify = notify }
 
 // OnServiceCIDRs sets Options.OnServiceCIDRs.
 func (s *Source) OnServiceCIDRs(f func([]netip.Prefix)) { s.onCIDRs = f }
 
-// SetPatience makes the Source wait so long until it believes that a file is written,
-// and that one is gone.
+// SetPatience sets how long a file must stay unchanged until the Source reads it, and missing until the Source
+// removes its objects.
 func (s *Source) SetPatience(settle, confirm time.Duration) {
 	s.loader.patience = patience{settle: settle, settleMax: 10 * settle, confirm: confirm}
 }

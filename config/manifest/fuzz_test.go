@@ -21,8 +21,8 @@ func testNetworks(t testing.TB) networks {
 	return n
 }
 
-// FuzzRead feeds anything to the reader, and what comes out of it to the
-// resolver: neither may panic, take long, or lose an error.
+// FuzzRead passes any text to the reader, and its result to the resolver. Neither may panic, take long, or lose an
+// error.
 func FuzzRead(f *testing.F) {
 	for _, pattern := range []string{"testdata/*/*.yaml", "testdata/*/*.json", "../../examples/*.yaml"} {
 		files, err := filepath.Glob(pattern)
@@ -62,7 +62,7 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// many is a manifest of n Services with an EndpointSlice each.
+// many returns a manifest of n Services with one EndpointSlice each.
 func many(n int) string {
 	var b strings.Builder
 	for i := range n {
@@ -117,7 +117,7 @@ func BenchmarkLoad(b *testing.B) {
 	}
 }
 
-// BenchmarkResolve adds a Service to 10,000, and takes it out again.
+// BenchmarkResolve adds a Service to 10,000, and removes it.
 func BenchmarkResolve(b *testing.B) {
 	nets := testNetworks(b)
 	r := newResolver(nets, config.Node{}, translate.Options{}, false)

@@ -16,9 +16,7 @@ import (
 	"github.com/usherproxy/usher/config/manifest"
 )
 
-// update writes the golden files anew:
-//
-//	go test ./config/manifest -update
+// update makes the tests write the golden files: go test ./config/manifest -update
 var update = flag.Bool("update", false, "write the golden files anew")
 
 func TestManifest(t *testing.T) {
@@ -28,7 +26,7 @@ func TestManifest(t *testing.T) {
 
 var here = config.Node{Name: "here", Zone: "east"}
 
-// report writes down what Check says.
+// report formats the result of Check.
 func report(r *manifest.Result) string {
 	var b strings.Builder
 	for _, p := range r.Errors {
@@ -43,7 +41,7 @@ func report(r *manifest.Result) string {
 	return b.String()
 }
 
-// describe writes down what is served for a Service.
+// describe formats the served model of a Service.
 func describe(svc config.Service) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n", svc.Name)
@@ -98,7 +96,7 @@ func golden(input, got string) {
 	Expect(got).To(Equal(string(want)))
 }
 
-// inputs are the manifests in a folder of testdata.
+// inputs returns the manifests in a folder of testdata.
 func inputs(folder string) []string {
 	var out []string
 	for _, pattern := range []string{"*.yaml", "*.json"} {

@@ -12,7 +12,7 @@ import (
 	"github.com/usherproxy/usher/config/manifest"
 )
 
-// Several readers share what is long.
+// Several readers share a long file.
 var _ = Describe("A long file", func() {
 	const count = 5000
 	var objects []string
@@ -60,7 +60,7 @@ var _ = Describe("A long file", func() {
 	})
 
 	It("may not become too large by its aliases, whoever reads them", func() {
-		// Each becomes about 20 MB, and 32 MiB are allowed.
+		// Each alias expands the document to about 20 MB. The limit is 32 MiB.
 		large := `{apiVersion: v1, kind: Service, metadata: {name: a}, x: &a "` + strings.Repeat("1234567890", 10000) + `", y: [` + strings.Repeat("*a,", 200) + `*a]}`
 		const tooLarge = "too large after expanding aliases (*name)"
 		objects[0] = large

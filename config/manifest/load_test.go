@@ -20,7 +20,7 @@ var _ = Describe("what is wrong with a file", func() {
 		put(twice)
 		Expect(l.load(list(l.paths), time.Now()).errors).To(HaveLen(1))
 		there := list(l.paths)
-		there.entries[0].path = dir + "/./a.yaml" // as of the same folder, given a second time
+		there.entries[0].path = dir + "/./a.yaml" // as if the folder were given a second time
 		put(twice + "# more\n")
 		Expect(l.load(there, time.Now()).errors).To(HaveExactElements(HaveField("File", there.entries[0].path)))
 	})

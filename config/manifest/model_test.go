@@ -14,7 +14,7 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// history is what a resolver remembers for ever: who had which addresses.
+// history is the state that a resolver keeps forever: the addresses of each Service.
 type history struct {
 	had    map[name]addressed
 	claims map[name][]claim
@@ -29,8 +29,7 @@ func (r *resolver) history() history {
 	return h
 }
 
-// afresh returns a resolver that knows nothing but what was, and makes the model of
-// all files from nothing.
+// afresh returns a resolver that knows only the history h, and computes the model of all files from scratch.
 func (w *world) afresh(h history) *resolver {
 	r := newResolver(w.resolver.nets, w.resolver.node, translate.Options{AllowLoopbackEndpoints: true}, w.discovery)
 	r.nodePorts, r.balancerNets = w.resolver.nodePorts, w.resolver.balancerNets
@@ -46,7 +45,7 @@ func (w *world) afresh(h history) *resolver {
 	return r
 }
 
-// model is all that a resolver serves and tells.
+// model returns the served Services and the diagnostics of a resolver.
 func (r *resolver) model() (map[name]config.Service, string) {
 	served := map[name]config.Service{}
 	for n := range r.services {
@@ -58,7 +57,7 @@ func (r *resolver) model() (map[name]config.Service, string) {
 	return served, fmt.Sprintln(sortDiagnostics(errs), sortDiagnostics(warnings))
 }
 
-// anything is a document about a few names and addresses, right or wrong.
+// anything returns a valid or invalid document with one of a few names and addresses.
 func anything(random *rand.Rand) string {
 	some := func(format string, n int) string { return fmt.Sprintf(format, 1+random.IntN(n)) }
 	name, ip := some("s%d", 6), some("10.96.0.%d", 6)
@@ -145,7 +144,7 @@ var _ = Describe("the model that is made of changes", func() {
 	)
 })
 
-// warnedOf is a slice with something to warn of.
+// warnedOf returns an EndpointSlice that causes a warning.
 func warnedOf(name string) string {
 	return fmt.Sprintf("apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: %s}\naddressType: IPv4\nendpoints: [{addresses: [10.0.0.1, 10.0.0.2]}]\n---\n", name)
 }

@@ -12,14 +12,14 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// svc is the manifest of a Service, with what is given of its spec.
+// svc returns the manifest of a Service with this spec.
 func svc(name, spec string) string {
 	return fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: %s}\nspec: {ports: [{port: 80}], %s}\n---\n", name, spec)
 }
 
 func at(ip string) string { return "clusterIP: " + ip }
 
-// world is a set of files and what is made of them.
+// world is a set of files and the resulting model.
 type world struct {
 	resolver  *resolver
 	discovery bool
@@ -41,7 +41,7 @@ func newWorld(cidrs ...string) *world {
 	}
 }
 
-// write changes files (name, content, ...) and makes the model anew.
+// write changes files (name, content, ...) and updates the model.
 func (w *world) write(files ...string) {
 	for i := 0; i < len(files); i += 2 {
 		before := w.files[files[i]]
@@ -59,12 +59,12 @@ func (w *world) write(files ...string) {
 	sortDiagnostics(w.errors)
 }
 
-// served is what is served for a Service.
+// served returns the served model of a Service.
 func (w *world) served(n string) config.Service {
 	return w.resolver.store.Model(name{Namespace: "default", Name: n})
 }
 
-// has is the first cluster IP of a Service; "" if it is not served.
+// has returns the first cluster IP of a Service, or "" if it is not served.
 func (w *world) has(name string) string {
 	if s := w.served(name); len(s.Ports) > 0 {
 		return s.Ports[0].VIPs[0].Addr.String()

@@ -15,8 +15,8 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// BenchmarkServed measures how long it takes from the write of a file, in which the endpoint of one Service
-// changes, until the source hands that Service over.
+// BenchmarkServed measures the time from writing a file, in which the endpoint of one Service changes, until the
+// source reports that Service.
 func BenchmarkServed(b *testing.B) {
 	for _, c := range []struct {
 		name            string
@@ -64,7 +64,7 @@ func BenchmarkServed(b *testing.B) {
 			<-applied
 			for i := range b.N {
 				b.StopTimer()
-				time.Sleep(400 * time.Millisecond) // all is quiet
+				time.Sleep(400 * time.Millisecond) // until the source is idle
 				b.StartTimer()
 				write(0, i+1)
 				if all := <-applied; len(all) != 1 {

@@ -22,23 +22,23 @@ import (
 	"github.com/usherproxy/usher/config/manifest"
 )
 
-// service is the manifest of a Service.
+// service returns the manifest of a Service.
 func service(name, clusterIP string) string {
 	return fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: %s}\nspec: {clusterIP: %s, ports: [{port: 80}]}\n---\n", name, clusterIP)
 }
 
-// running is a Source that runs, and what it has applied so far.
+// running is a running Source, and the state that it has applied so far.
 type running struct {
 	source  *manifest.Source
 	applied chan []config.Service
 	log     *gbytes.Buffer
 	has     map[string]string // name → cluster IP
-	gone    []string          // that were taken away at any time
+	gone    []string          // Services removed at any time
 	calls   int
 	stop    func()
 }
 
-// run starts a Source and waits for its first picture.
+// run starts a Source and waits for the initial sync.
 func run(paths []string, change ...func(*manifest.Source)) *running {
 	GinkgoHelper()
 	log := logrus.New()
@@ -62,7 +62,7 @@ func run(paths []string, change ...func(*manifest.Source)) *running {
 	return r
 }
 
-// take takes one call of apply.
+// take receives one call of apply.
 func (r *running) take() []config.Service {
 	GinkgoHelper()
 	var svcs []config.Service
@@ -79,7 +79,7 @@ func (r *running) take() []config.Service {
 	return svcs
 }
 
-// becomes waits until these Services are there: name, cluster IP, ...
+// becomes waits until exactly these Services exist: name, cluster IP, ...
 func (r *running) becomes(pairs ...string) {
 	GinkgoHelper()
 	want := map[string]string{}
@@ -99,7 +99,7 @@ func write(path, content string) {
 	Expect(os.WriteFile(path, []byte(content), 0o644)).To(Succeed())
 }
 
-// replace writes a file as editors do: another file takes its name.
+// replace writes a file as editors do: it renames another file to its name.
 func replace(path, content string) {
 	GinkgoHelper()
 	tmp := filepath.Join(filepath.Dir(path), ".tmp")
@@ -342,8 +342,8 @@ var _ = Describe("a Source", func() {
 
 	It("takes nothing away when a file vanishes or is empty for a moment", func() {
 		write(a, service("one", "10.96.0.1"))
-		r := run([]string{dir}, patient(50*time.Millisecond, never)) // however long the moment is on a busy machine
-		// Other files tell when the Source has looked.
+		r := run([]string{dir}, patient(50*time.Millisecond, never)) // however long a busy machine takes
+		// Changes of other files show that the Source has read the folder.
 		Expect(os.Remove(a)).To(Succeed())
 		write(b, service("two", "10.96.0.2"))
 		Expect(names(r.take())).To(Equal([]string{"two"}))

@@ -13,12 +13,12 @@ import (
 	"github.com/usherproxy/usher/config/manifest"
 )
 
-// patient is a Source that believes what has been quiet for settle, and that is gone for confirm.
+// patient sets how long a file must be unchanged (settle) or missing (confirm) before the Source acts.
 func patient(settle, confirm time.Duration) func(*manifest.Source) {
 	return func(s *manifest.Source) { s.SetPatience(settle, confirm) }
 }
 
-// nothing expects that nothing is applied for some time.
+// nothing expects that the Source applies nothing for some time.
 func (r *running) nothing(d time.Duration) {
 	GinkgoHelper()
 	Consistently(r.applied).WithTimeout(d).ShouldNot(Receive())
@@ -34,7 +34,7 @@ func begin(path, content string) *os.File {
 	return f
 }
 
-// finish writes the rest.
+// finish writes the rest of the file.
 func finish(f *os.File, content string) {
 	GinkgoHelper()
 	_, err := f.WriteString(content)
@@ -79,7 +79,7 @@ var _ = Describe("what changes while something else does", func() {
 		r := run([]string{dir}, patient(4*time.Second, time.Second))
 		Expect(os.Remove(a)).To(Succeed())
 		write(b, service("two", "10.96.0.22"))
-		r.becomes("one", "10.96.0.1", "two", "10.96.0.22") // the removal has been seen
+		r.becomes("one", "10.96.0.1", "two", "10.96.0.22") // the Source has seen the removal
 		f := begin(b, service("three", "10.96.0.3"))
 		r.nothing(1300 * time.Millisecond)
 		finish(f, service("two", "10.96.0.23"))
@@ -92,7 +92,7 @@ var _ = Describe("what changes while something else does", func() {
 		Expect(os.RemoveAll(dir)).To(Succeed())
 		Expect(os.Mkdir(dir, 0o755)).To(Succeed())
 		f := begin(a, service("three", "10.96.0.3"))
-		r.nothing(1300 * time.Millisecond) // it has been seen that there is another folder
+		r.nothing(1300 * time.Millisecond) // the Source has seen the new folder
 		finish(f, service("one", "10.96.0.11"))
 		r.becomes("one", "10.96.0.11", "two", "10.96.0.2", "three", "10.96.0.3")
 		Expect(r.gone).To(BeEmpty())

@@ -14,7 +14,7 @@ func TestStrict(t *testing.T) {
 	RunSpecs(t, "config/strict")
 }
 
-// toJSON returns what becomes of a file, one line for each value and each mistake.
+// toJSON converts a file, and returns one line for each value and each error.
 func toJSON(file string) string {
 	var budget atomic.Int64
 	budget.Store(1000)

@@ -12,7 +12,7 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// discovered is how svc is found, and must not have problems.
+// discovered returns the DNS data of svc, which must not cause problems.
 func discovered(svc *corev1.Service, slices ...*discoveryv1.EndpointSlice) *config.Discovery {
 	GinkgoHelper()
 	out, problems := translate.Discovery(svc, slices, translate.Options{})

@@ -14,7 +14,7 @@ import (
 
 var _ = Describe("how endpoints are probed", func() {
 	const aws = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-"
-	// probes returns what is said by annotations, each as NAME=VALUE, of which NAME has no prefix.
+	// probes translates annotations, each given as NAME=VALUE without the prefix of NAME.
 	probes := func(protocol corev1.Protocol, annotations ...string) (config.Probe, []translate.Problem) {
 		svc := service(func(svc *corev1.Service) {
 			svc.Annotations = map[string]string{}
@@ -119,7 +119,7 @@ var _ = Describe("how endpoints are probed", func() {
 			got, problems = probes(protocol, "probe=tcp")
 			Expect(got.Check.String()).To(Equal("none"))
 			Expect(problems).To(ConsistOf(MatchError(ContainSubstring("must name a TCP port to probe, such as tcp:8080, for the " + string(protocol) + " port at spec.ports[0]; its endpoints are not probed"))))
-			got, problems = probes(protocol, "protocol=HTTP", "path=/healthz") // as AWS wants it
+			got, problems = probes(protocol, "protocol=HTTP", "path=/healthz") // in AWS's form
 			Expect(got.Check.String()).To(Equal("none"))
 			Expect(problems).To(BeEmpty())
 		}

@@ -15,7 +15,7 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// wrong are so many endpoints at multicast addresses, in slices of a thousand.
+// wrong returns n endpoints at multicast addresses, in slices of a thousand.
 func wrong(n int) (out []*discoveryv1.EndpointSlice) {
 	addr := netip.MustParseAddr("239.0.0.1")
 	for i := range n {
@@ -72,7 +72,7 @@ var _ = Describe("What is wrong", func() {
 	})
 
 	It("has a bound, whatever the objects hold", func() {
-		// Each port's protocol is against a rule of its own.
+		// Each port's protocol violates a different rule.
 		s := slice("a", endpoint("10.0.0.1"))
 		s.Ports = nil
 		svc := service(func(s *corev1.Service) { s.Spec.Ports = nil })

@@ -11,7 +11,7 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// annotatedService has a port of each protocol, and a VIP of each kind.
+// annotatedService returns a Service with a port of each protocol and a VIP of each kind.
 func annotatedService(annotations map[string]string) *corev1.Service {
 	return &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: annotations},

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// BenchmarkStoreEndpoint computes a Service of 10,000 endpoints of which one changes.
+// BenchmarkStoreEndpoint computes a Service with 10,000 endpoints after one of them changes.
 func BenchmarkStoreEndpoint(b *testing.B) {
 	web := types.NamespacedName{Namespace: "default", Name: "web"}
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},

@@ -13,7 +13,7 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// keyed gives a Service topology keys.
+// keyed sets the topology keys of a Service.
 func keyed(keys string) func(*corev1.Service) {
 	return func(svc *corev1.Service) {
 		svc.Annotations = map[string]string{translate.AnnotationTopologyKeys: keys}

@@ -22,8 +22,7 @@ func TestTranslate(t *testing.T) {
 // here is the node that the specs run on.
 var here = config.Node{Name: "here", Zone: "east"}
 
-// service is a Service default/web with cluster IP 10.96.0.10 and the unnamed
-// port 80, with changes.
+// service returns the Service default/web with cluster IP 10.96.0.10 and the unnamed port 80, with changes.
 func service(changes ...func(*corev1.Service)) *corev1.Service {
 	svc := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
@@ -40,10 +39,10 @@ func service(changes ...func(*corev1.Service)) *corev1.Service {
 	return svc
 }
 
-// dual gives a Service an IPv6 cluster IP too.
+// dual adds an IPv6 cluster IP to a Service.
 func dual(svc *corev1.Service) { svc.Spec.ClusterIPs = []string{"10.96.0.10", "fd00::10"} }
 
-// slice is an EndpointSlice of default/web with the unnamed port 8080.
+// slice returns an EndpointSlice of default/web with the unnamed port 8080.
 func slice(name string, endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
 	return &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name,
@@ -58,7 +57,7 @@ func port(name string, number int32) discoveryv1.EndpointPort {
 	return discoveryv1.EndpointPort{Name: &name, Port: &number}
 }
 
-// endpoint is a ready endpoint, with changes.
+// endpoint returns a ready endpoint, with changes.
 func endpoint(addr string, changes ...func(*discoveryv1.Endpoint)) discoveryv1.Endpoint {
 	e := discoveryv1.Endpoint{Addresses: []string{addr}}
 	for _, change := range changes {
@@ -72,7 +71,7 @@ func notServing(e *discoveryv1.Endpoint)  { e.Conditions.Serving = new(false) }
 func serving(e *discoveryv1.Endpoint)     { e.Conditions.Serving = new(true) }
 func terminating(e *discoveryv1.Endpoint) { e.Conditions.Terminating = new(true) }
 
-// draining is what a Pod is that terminates and still answers.
+// draining sets the conditions of a Pod that terminates and still serves.
 func draining(e *discoveryv1.Endpoint) { notReady(e); serving(e); terminating(e) }
 
 func onNode(name string) func(*discoveryv1.Endpoint) {
@@ -101,7 +100,7 @@ func forNodes(names ...string) func(*discoveryv1.Endpoint) {
 	}
 }
 
-// translated is what svc means here, and must not have problems.
+// translated returns the model of svc on this node, which must not cause problems.
 func translated(svc *corev1.Service, slices ...*discoveryv1.EndpointSlice) config.Service {
 	GinkgoHelper()
 	out, problems := translate.Service(svc, slices, here, translate.Options{})
@@ -109,7 +108,7 @@ func translated(svc *corev1.Service, slices ...*discoveryv1.EndpointSlice) confi
 	return out
 }
 
-// first is the first port of the same.
+// first returns the first port of the model.
 func first(svc *corev1.Service, slices ...*discoveryv1.EndpointSlice) config.ServicePort {
 	GinkgoHelper()
 	out := translated(svc, slices...)
@@ -284,7 +283,7 @@ var _ = Describe("Which endpoints", func() {
 	})
 
 	It("duplicates: one that is not terminating wins, though only the other is ready", func() {
-		// With publishNotReadyAddresses a terminating Pod is ready.
+		// With publishNotReadyAddresses, a terminating Pod counts as ready.
 		old := slice("a", endpoint("10.0.0.1", terminating, onNode("old")))
 		for _, change := range []func(*discoveryv1.Endpoint){notReady, func(*discoveryv1.Endpoint) {}} {
 			starting := slice("b", endpoint("10.0.0.1", change, onNode("new")))
