@@ -23,7 +23,7 @@ func TestCommands(t *testing.T) {
 	RunSpecs(t, "commands")
 }
 
-// says runs a command line, and returns what it prints.
+// says runs a command line, and returns its exit code and output.
 func says(args ...string) (code int, out, err string) {
 	var stdout, stderr bytes.Buffer
 	root := newRoot()

@@ -27,7 +27,7 @@ func TestCommands(t *testing.T) {
 	RunSpecs(t, "commands")
 }
 
-// runWith returns what 'usher run' with these flags makes of them, and the warnings.
+// runWith parses the flags of 'usher run', and returns the command and the warnings.
 func runWith(args ...string) (r *runCommand, cmd *cobra.Command, warnings []string, err error) {
 	GinkgoHelper()
 	r = &runCommand{}
@@ -39,7 +39,7 @@ func runWith(args ...string) (r *runCommand, cmd *cobra.Command, warnings []stri
 	return r, cmd, warnings, err
 }
 
-// configOf returns the Config that 'usher run' with these flags has.
+// configOf returns the Config that 'usher run' creates from these flags.
 func configOf(args ...string) daemon.Config {
 	GinkgoHelper()
 	r, _, _, err := runWith(args...)

@@ -31,7 +31,7 @@ func TestDiagnose(t *testing.T) {
 	RunSpecs(t, "cmd/internal/diagnose")
 }
 
-// answering returns a client of a server that answers as handler does.
+// answering returns a client of a server with this handler.
 func answering(handler http.HandlerFunc) *client.Client {
 	GinkgoHelper()
 	server := httptest.NewServer(handler)

@@ -108,7 +108,7 @@ var _ = Describe("a connection of a node", func() {
 	It("is sorted as usher sorts its own", func() {
 		now := time.Now()
 		old := api.Connection{Accepted: now, DurationMs: 5, ConnectMs: 1, FirstByteMs: 4, Protocol: "TCP"}
-		young := api.Connection{Accepted: now.Add(time.Second), DurationMs: 3, Protocol: "TCP"} // waits to be connected
+		young := api.Connection{Accepted: now.Add(time.Second), DurationMs: 3, Protocol: "TCP"} // not connected yet
 		Expect(CompareConnections("", old, young)).To(BeNumerically(">", 0))
 		Expect(CompareConnections(api.SortDuration, old, young)).To(BeNumerically("<", 0))
 		Expect(CompareConnections(api.SortConnect, old, young)).To(BeNumerically(">", 0))

@@ -24,7 +24,7 @@ func TestServe(t *testing.T) {
 }
 
 var _ = Describe("what client-go logs", func() {
-	// said has client-go log something, and returns what is on standard error by that.
+	// said makes client-go log a message, and returns the resulting output on standard error.
 	said := func(log *logrus.Logger) string {
 		GinkgoHelper()
 		r, w, err := os.Pipe()

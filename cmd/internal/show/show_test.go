@@ -31,7 +31,7 @@ var web = api.Service{
 	Totals:    api.Totals{Active: 2, Accepted: 1210, Retries: 4, Failed: 1, BytesToEndpoint: 730, BytesToClient: 1310000},
 }
 
-// A connection whose first endpoint did not answer and whose second one refused.
+// retried is a connection whose first endpoint did not answer and whose second endpoint refused.
 var retried = api.Connection{
 	ID: 7, Service: "default/web", Port: "http", Family: "IPv4", Protocol: "TCP", Client: "192.0.2.2:48200", VIP: "10.96.0.10:80",
 	State: api.Ended, Accepted: time.Date(2026, 11, 21, 13, 5, 0, 123e6, time.Local), Endpoint: "10.1.0.8:80", Pod: "default/web-2",
@@ -43,10 +43,10 @@ var retried = api.Connection{
 	},
 }
 
-// sees returns s as the API has it.
+// sees returns s in the API's form.
 func sees(s portal.SourceAddress) api.Sees { return api.Sees{Source: s.String(), SourceText: s.Text()} }
 
-// lines returns a table's lines.
+// lines returns the lines of a table.
 func lines[T any](columns []show.Column[T], wide bool, rows ...T) []string {
 	GinkgoHelper()
 	var out bytes.Buffer

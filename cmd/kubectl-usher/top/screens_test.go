@@ -21,7 +21,7 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/screens anew")
 
-// busy is an usher with n Services that have names as long as they may be, and much to do.
+// busy returns an usher instance with n Services that have names of maximum length, and much traffic.
 func busy(n int) *usher {
 	u := newUsher()
 	u.services = nil
@@ -63,7 +63,7 @@ func busy(n int) *usher {
 	return u
 }
 
-// goesOn lets ten seconds pass in which much happens.
+// goesOn adds ten seconds of heavy traffic.
 func (u *usher) goesOn() {
 	time.Sleep(10 * time.Second)
 	more := api.Totals{Accepted: 123456, Retries: 7654, Failed: 5432, BytesToClient: 9e9}
@@ -76,8 +76,8 @@ func (u *usher) goesOn() {
 	}
 }
 
-// TestScreens compares screens with those in testdata/screens, which people have looked at:
-// go test ./cmd/usher/top -run Screens -update writes them anew.
+// TestScreens compares screens with the reviewed ones in testdata/screens. Rewrite them with: go test
+// ./cmd/kubectl-usher/top -run Screens -update
 func TestScreens(t *testing.T) {
 	for _, width := range []int{80, 120} {
 		for _, n := range []int{0, 10, 500} {

@@ -23,7 +23,7 @@ func TestTop(t *testing.T) {
 	RunSpecs(t, "top")
 }
 
-// usher is what the screens tell of; what is asked is noted.
+// usher holds the data for the screens, and records the requests.
 type usher struct {
 	err         error
 	status      api.Status
@@ -53,12 +53,12 @@ func (u *usher) Connection(_ context.Context, id uint64) (api.Connection, error)
 	return api.Connection{}, &api.Error{Code: 404, Message: "gone"}
 }
 
-// person looks at a screen and presses keys.
+// person is a user who looks at a screen and presses keys.
 type person struct {
 	model tea.Model
 }
 
-// sit begins with usher on a terminal of this size.
+// sit starts the program on a terminal of this size.
 func sit(u *usher, width, height int) *person {
 	p := &person{top.New(context.Background(), u, top.Options{Interval: time.Hour})}
 	p.happens(tea.WindowSizeMsg{Width: width, Height: height})
@@ -66,7 +66,7 @@ func sit(u *usher, width, height int) *person {
 	return p
 }
 
-// happens lets the model take a message, and what its command answers.
+// happens passes a message to the model, and then the result of the model's command.
 func (p *person) happens(msg tea.Msg) (quit bool) {
 	var cmd tea.Cmd
 	p.model, cmd = p.model.Update(msg)
@@ -80,7 +80,7 @@ func (p *person) happens(msg tea.Msg) (quit bool) {
 	return quit
 }
 
-// asks lets the model ask as it does when its time has come.
+// asks makes the model request data as it does at each interval.
 func (p *person) asks() {
 	p.press("p")
 	p.press("p")
@@ -101,7 +101,7 @@ func (p *person) press(keys ...string) (quit bool) {
 	return quit
 }
 
-// sees are the lines on the screen, without colours and trailing blanks.
+// sees returns the lines on the screen, without colors and trailing blanks.
 func (p *person) sees() (lines []string) {
 	for _, line := range p.model.(top.Model).Lines() {
 		lines = append(lines, strings.TrimRight(ansi.Strip(line), " "))

@@ -60,7 +60,7 @@ var _ = Describe("a Config", func() {
 	)
 })
 
-// within tells on which of some addresses there are node ports.
+// within returns the addresses on which node ports are served.
 func within(networks []netip.Prefix, addrs ...string) (in []string) {
 	for _, a := range addrs {
 		for _, p := range networks {
@@ -73,7 +73,7 @@ func within(networks []netip.Prefix, addrs ...string) (in []string) {
 	return in
 }
 
-// addrs reads addresses.
+// addrs parses addresses.
 func addrs(texts ...string) (list []netip.Addr) {
 	for _, t := range texts {
 		list = append(list, netip.MustParseAddr(t))
@@ -169,7 +169,7 @@ var _ = Describe("the settings of connection tracking", func() {
 	})
 })
 
-// localSources is a portal that keeps what it is told of this node's Pods.
+// localSources is a portal that records the networks of this node's Pods.
 type localSources struct {
 	portal.Portal
 	pods []netip.Prefix

@@ -27,7 +27,7 @@ import (
 	"github.com/usherproxy/usher/portal/modes"
 )
 
-// withPortal is a Config that serves manifests on their cluster IPs.
+// withPortal returns a Config that serves manifests on their cluster IPs.
 func withPortal() Config {
 	GinkgoHelper()
 	c := withoutPortal()
@@ -35,7 +35,7 @@ func withPortal() Config {
 	return c
 }
 
-// installed returns what portals have put into the kernel.
+// installed returns the rules that portals have installed in the kernel.
 func installed() []portal.Installed {
 	GinkgoHelper()
 	list, err := modes.List(GinkgoT().Context(), silent())
@@ -49,15 +49,15 @@ func silent() *logrus.Logger {
 	return log
 }
 
-// apiServer is an API server with a Service, which answers once it is let.
+// apiServer is an API server with one Service. It answers only after let is closed.
 type apiServer struct {
 	*httptest.Server
 	let     chan struct{}
-	watches atomic.Int64 // how many there have been
+	watches atomic.Int64 // number of watches so far
 }
 
-// newAPIServer returns a server on an address, and a kubeconfig for it. Where that is not loopback,
-// the server's address and port are the Service's too.
+// newAPIServer returns a server on an address, and a kubeconfig for it. If the address is not loopback, the Service
+// has the server's address and port too.
 func newAPIServer(endpoint netip.AddrPort, on netip.Addr) (s *apiServer, kubeconfig string) {
 	GinkgoHelper()
 	l, err := net.Listen("tcp", netip.AddrPortFrom(on, 0).String())
@@ -92,7 +92,7 @@ func newAPIServer(endpoint netip.AddrPort, on netip.Addr) (s *apiServer, kubecon
 		switch {
 		case !known:
 			w.WriteHeader(http.StatusNotFound)
-		case r.URL.Query().Get("sendInitialEvents") != "": // it is too old for that
+		case r.URL.Query().Get("sendInitialEvents") != "": // like an older API server
 			w.WriteHeader(http.StatusUnprocessableEntity)
 			_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonInvalid, Code: http.StatusUnprocessableEntity})
 		case r.URL.Query().Get("watch") != "":
@@ -117,7 +117,7 @@ var _ = Describe("a daemon with a portal", func() {
 	})
 
 	It("changes nothing in the kernel, and is not ready, before the source has its first full picture", func() {
-		api, kubeconfig := newAPIServer(netip.MustParseAddrPort("10.244.0.11:80"), netip.MustParseAddr("127.0.0.1")) // which nobody asks
+		api, kubeconfig := newAPIServer(netip.MustParseAddrPort("10.244.0.11:80"), netip.MustParseAddr("127.0.0.1")) // no client connects to the endpoint
 		c := withPortal()
 		c.Manifests, c.NodeName, c.Cluster.Kubeconfig = nil, "worker-1", kubeconfig
 		c.Proxy.CheckInterval = 100 * time.Millisecond
@@ -153,7 +153,7 @@ var _ = Describe("a daemon with a portal", func() {
 		close(api.let)
 		c := withPortal()
 		c.Manifests, c.NodeName, c.Cluster.Kubeconfig, c.Mode = nil, "worker-1", kubeconfig, mode
-		c.Proxy.ClaimNodeAddresses = true // the API server is on this node here
+		c.Proxy.ClaimNodeAddresses = true // the API server runs on this node
 		r := begin(c)
 		Eventually(r.ready).WithTimeout(patience).Should(Receive())
 		const kinds = 3 // Services, EndpointSlices, the Node

@@ -31,14 +31,13 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// patience is how long specs wait for what happens at once.
+// patience is the timeout of specs for events that normally happen at once.
 const patience = 20 * time.Second
 
 // vip is the cluster IP and port of the Service that the daemons serve.
 const vip = "10.96.0.10:80"
 
-// manifests returns a folder with a Service whose endpoint answers each line with the
-// same line, as long as the client goes on.
+// manifests returns a folder with a Service whose endpoint echoes until the client closes.
 func manifests() string {
 	GinkgoHelper()
 	echo := lab.Backend(func(c net.Conn) { _, _ = io.Copy(c, c) })
@@ -60,8 +59,7 @@ endpoints: [{addresses: [%q]}]
 	return dir
 }
 
-// listen listens on a port that no spec has had: one that was given back is soon
-// chosen again.
+// listen listens on a port that no spec has used: the kernel soon selects a released port again.
 func listen() net.Listener {
 	GinkgoHelper()
 	for {
@@ -77,7 +75,7 @@ func listen() net.Listener {
 
 var hadAddresses = map[string]struct{}{}
 
-// free returns an address that nobody listens on.
+// free returns an address without a listener.
 func free() string {
 	GinkgoHelper()
 	l := listen()
@@ -85,7 +83,7 @@ func free() string {
 	return l.Addr().String()
 }
 
-// taken returns an address that somebody else listens on, over TCP and UDP.
+// taken returns an address with listeners for TCP and UDP.
 func taken() string {
 	GinkgoHelper()
 	l := listen()
@@ -111,7 +109,7 @@ func namesAt(address string) Names {
 	return n
 }
 
-// withoutPortal is a Config that serves manifests on loopback, and /healthz.
+// withoutPortal returns a Config that serves manifests on loopback, and /healthz.
 func withoutPortal() Config {
 	GinkgoHelper()
 	c := Defaults()
@@ -133,17 +131,17 @@ func kubeconfigOf(url string) (path string) {
 	return path
 }
 
-// running is a daemon that runs.
+// running is a running daemon.
 type running struct {
 	*Daemon
 	said    *gbytes.Buffer // its log
 	signals chan os.Signal
 	ready   chan Ready
 	ended   chan error
-	cancel  func() // its context
+	cancel  func() // cancels its context
 }
 
-// begin starts a daemon, and ends it with the spec.
+// begin starts a daemon, and stops it when the spec ends.
 func begin(c Config) *running {
 	GinkgoHelper()
 	r := &running{said: gbytes.NewBuffer(), signals: make(chan os.Signal, 2), ready: make(chan Ready, 1), ended: make(chan error, 1)}
@@ -165,7 +163,7 @@ func begin(c Config) *running {
 		cancel()
 		for stop := time.After(patience); ; {
 			select {
-			case r.signals <- syscall.SIGTERM: // so that nothing is waited for
+			case r.signals <- syscall.SIGTERM: // so that the daemon does not wait for connections
 			case <-done:
 				return
 			case <-stop:
@@ -176,7 +174,7 @@ func begin(c Config) *running {
 	return r
 }
 
-// serve starts a daemon, and returns when it serves.
+// serve starts a daemon, and returns once it serves.
 func serve(c Config) (r *running, now Ready) {
 	GinkgoHelper()
 	r = begin(c)
@@ -184,7 +182,7 @@ func serve(c Config) (r *running, now Ready) {
 	return r, now
 }
 
-// healthz returns what /healthz answers, 0 if nobody does.
+// healthz returns the status code of /healthz, or 0 if there is no response.
 func healthz(address string) int {
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience}
 	res, err := client.Get("http://" + address + "/healthz")
@@ -195,7 +193,7 @@ func healthz(address string) int {
 	return res.StatusCode
 }
 
-// connect returns a connection to a Service, over which something has been said.
+// connect returns a connection to a Service that has carried data.
 func connect(to string) net.Conn {
 	GinkgoHelper()
 	c, err := net.DialTimeout("tcp", to, patience)
@@ -205,7 +203,7 @@ func connect(to string) net.Conn {
 	return c
 }
 
-// say says something over c, and waits for the answer.
+// say sends a line over c, and waits for the echo.
 func say(c net.Conn) error {
 	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		return err
@@ -217,7 +215,7 @@ func say(c net.Conn) error {
 	return err
 }
 
-// listener returns where the Service is without a portal.
+// listener returns the Service's address without a portal.
 func listener(now Ready) string { return now.Proxy.Status()[0].Listeners[0].String() }
 
 var _ = Describe("a daemon", func() {
@@ -297,7 +295,7 @@ var _ = Describe("a daemon", func() {
 			DeferCleanup(typed.Close)
 			c.Input = input
 			r := begin(c)
-			_, err := io.WriteString(typed, "apiVersion: v1\n") // it is being read
+			_, err := io.WriteString(typed, "apiVersion: v1\n") // the daemon is reading it
 			Expect(err).NotTo(HaveOccurred())
 			r.signals <- os.Interrupt
 			Eventually(r.ended).WithTimeout(patience).Should(Receive(BeNil()))
@@ -313,7 +311,7 @@ var _ = Describe("a daemon", func() {
 			Eventually(func() error {
 				late, err := net.Dial("tcp", to)
 				if err == nil {
-					late.Close() // it was accepted before the listener was closed
+					late.Close() // accepted before the listener was closed
 				}
 				return err
 			}).WithTimeout(patience).Should(MatchError(syscall.ECONNREFUSED))
@@ -407,5 +405,5 @@ var _ = Describe("a daemon", func() {
 	})
 })
 
-// echoes are the goroutines of the specs' own endpoints and clients.
+// echoes matches the goroutines of the specs' own endpoints and clients.
 var echoes = gleak.IgnoringInBacktrace("test/lab")

@@ -11,14 +11,14 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// inside says that this process has a network namespace of its own.
+// inside is set in the environment of a process in a dedicated network namespace.
 const inside = "DAEMON_TEST_INSIDE"
 
-// noNamespace is why it has none.
+// noNamespace is the reason why this process does not run in a dedicated network namespace.
 var noNamespace error
 
-// TestMain runs the tests in a network namespace of their own: daemons change the
-// kernel, and the lock of the portals is the namespace's.
+// TestMain runs the tests in a dedicated network namespace: daemons change the kernel, and the lock of the portals
+// belongs to the namespace.
 func TestMain(m *testing.M) {
 	if os.Getenv(inside) != "" {
 		lo, err := netlink.LinkByName("lo")

@@ -45,7 +45,7 @@ var _ = Describe("the demo", func() {
 		}
 		return askHTTP(ctx, &ordinary, "http://"+address(name)+"/")
 	}
-	// post returns how the API answers a request.
+	// post returns the API's response to a request.
 	post := func(path, body string, header ...string) (status int, text string) {
 		request := httptest.NewRequest(http.MethodPost, path, strings.NewReader(body))
 		for _, h := range header {
@@ -96,7 +96,7 @@ var _ = Describe("the demo", func() {
 		}
 		breakIt("web-1", api.DemoReset)
 		_, err := ask("web-1")
-		// It may be told of the reset while it writes, or find its connection closed.
+		// The client may get the reset while it writes, or find its connection closed.
 		Expect(err).To(Or(MatchError(syscall.ECONNRESET), MatchError(syscall.EPIPE), MatchError(net.ErrClosed), MatchError(ContainSubstring("EOF"))))
 
 		status, text := post(api.DemoMendPath, `{"all": true}`, api.DemoHeader)

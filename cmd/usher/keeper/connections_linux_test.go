@@ -14,7 +14,7 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// newKeeper returns a keeper with a child that has a socket for connections, and the child's end.
+// newKeeper returns a keeper with one child that has a socket for connections, and the child's end of the socket.
 func newKeeper() (k *keeper, c *child, theirs int) {
 	logger, _ := test.NewNullLogger()
 	k = &keeper{log: logger, sent: make(chan *child), state: state{Kept: map[string][]int{}}}
@@ -43,7 +43,7 @@ var _ = Describe("the connections that a keeper has copies of", func() {
 		Expect(unix.Ftruncate(memory, 10*forward.SavedSize)).To(Succeed())
 		DeferCleanup(unix.Close, memory)
 	})
-	// connection returns a socket of a TCP connection, and the peer's.
+	// connection returns a socket of a TCP connection, and the peer's socket.
 	connection := func() (fd, peer int) {
 		l, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		Expect(err).NotTo(HaveOccurred())
@@ -100,7 +100,7 @@ var _ = Describe("the connections that a keeper has copies of", func() {
 		say("save 7\n"+lines.String(), fds...)
 		return peers
 	}
-	// ended returns what the peer of a connection reads: "open", "end" or "reset".
+	// ended returns the state of a connection as its peer reads it: "open", "end" or "reset".
 	ended := func(peer int) string {
 		_, _, err := unix.Recvfrom(peer, make([]byte, 1), unix.MSG_DONTWAIT)
 		switch err {
@@ -172,7 +172,7 @@ var _ = Describe("the connections that a keeper has copies of", func() {
 	})
 })
 
-// FuzzConnections: whatever a process sends, the keeper does not fail, and has no descriptor open that it does not count.
+// FuzzConnections: for any messages of a process, the keeper does not fail, and counts all its open descriptors.
 func FuzzConnections(f *testing.F) {
 	f.Add("area 7\x00save 7\n1 {}\n\x00drop 7 1\x00next")
 	f.Add("area 7\x00save 7\n1 {}\n\x00pipe 7 1\x00pipe 7 1\x00unpipe 7 1\x00next\x00drop 7 1")

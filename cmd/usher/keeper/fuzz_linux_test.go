@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FuzzMessages: whatever two ushers say, one of which is to take over from the other, and each
-// with a descriptor, the keeper knows how much it keeps, and nothing stays open that it does not keep.
+// FuzzMessages: two usher processes, one of which takes over from the other, send any messages, each with a
+// descriptor. The keeper counts the descriptors that it keeps, and closes all others.
 func FuzzMessages(f *testing.F) {
 	f.Add("FDSTORE=1\nFDNAME=a\x00FDSTORE=1\nFDNAME=a\x00FDSTOREREMOVE=1\nFDNAME=a\x00STOPPING=1")
 	f.Add("FDSTORE=1\x00READY=1\x00FDSTORE=1\nFDSTOREREMOVE=1\nREADY=1\x00WATCHDOG=1\nFDSTORE=1\nFDNAME=b")
 	f.Fuzz(func(t *testing.T, text string) {
 		var logger *logrus.Logger
 		logger, _ = test.NewNullLogger()
-		// Nobody has these numbers, and so nobody is sent a signal.
+		// No processes have these IDs, so the keeper sends no signal to a real process.
 		current, next := &child{PID: 1 << 30, Since: time.Now()}, &child{PID: 1<<30 + 1, Since: time.Now()}
 		k := &keeper{log: logger, taken: make(chan struct{}, 1), state: state{Kept: map[string][]int{}, Current: current, Next: next}}
 		var all []int

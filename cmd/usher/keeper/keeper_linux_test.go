@@ -24,13 +24,13 @@ var _ = Describe("a keeper", func() {
 		k   *keeper
 		log *test.Hook
 	)
-	// program writes one that stands for usher.
+	// program writes a program that replaces usher.
 	program := func(script string) string {
 		path := filepath.Join(GinkgoT().TempDir(), "usher")
 		Expect(os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o755)).To(Succeed())
 		return path
 	}
-	// say sends the keeper something by a process, which then is c.
+	// say sends the keeper a message from this process, in the role of child c.
 	say := func(c *child, text string) {
 		c.PID = os.Getpid()
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM, 0)
@@ -38,9 +38,9 @@ var _ = Describe("a keeper", func() {
 		defer unix.Close(fd)
 		Expect(unix.Sendto(fd, []byte(text), 0, &unix.SockaddrUnix{Name: k.address()})).To(Succeed())
 		k.receive()
-		c.PID = 1 << 30 // nobody is sent signals
+		c.PID = 1 << 30 // so that no process gets a signal
 	}
-	// file returns a descriptor of something that is to be kept.
+	// file returns a descriptor that the keeper can keep.
 	file := func() int {
 		fd, err := unix.MemfdCreate("kept", unix.MFD_CLOEXEC)
 		Expect(err).NotTo(HaveOccurred())
@@ -124,7 +124,7 @@ var _ = Describe("a keeper", func() {
 		defer l.Close()
 		c, err := net.Dial("tcp", l.Addr().String())
 		Expect(err).NotTo(HaveOccurred())
-		Expect(c.(*net.TCPConn).SetLinger(10)).To(Succeed()) // who closes it last waits until all is read
+		Expect(c.(*net.TCPConn).SetLinger(10)).To(Succeed()) // the last close waits until all data is read
 		Expect(c.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))).To(Succeed())
 		_, err = c.Write(make([]byte, 32<<20))
 		Expect(err).To(MatchError(os.ErrDeadlineExceeded))
@@ -135,7 +135,7 @@ var _ = Describe("a keeper", func() {
 		Expect(err).NotTo(HaveOccurred())
 		defer unix.Close(fd)
 		Expect(unix.Sendmsg(fd, []byte("X=1"), unix.UnixRights(int(copied.Fd())), &unix.SockaddrUnix{Name: k.address()}, 0)).To(Succeed())
-		copied.Close() // the keeper's is the last copy
+		copied.Close() // the keeper's descriptor is the last one
 		began := time.Now()
 		k.receive()
 		Expect(time.Since(began)).To(BeNumerically("<", 3*time.Second))

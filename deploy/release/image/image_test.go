@@ -38,7 +38,7 @@ func run(name string, args ...string) string {
 	return string(out)
 }
 
-// needs skips the spec if it has not what it needs.
+// needs skips the spec unless these programs are installed.
 func needs(programs ...string) {
 	GinkgoHelper()
 	if os.Geteuid() != 0 {
@@ -60,7 +60,8 @@ var _ = Describe("make image", Ordered, func() {
 		images  = map[string]v1.Image{}
 		roots   = map[string]string{} // the images' files
 	)
-	// A clone, since a program says whether files differ from their commit, and tests may write some meanwhile.
+	// The tests use a clone: a program records whether files differ from their commit, and tests may write files
+	// meanwhile.
 	clone := ""
 	make := func(archive string) (digest string) {
 		GinkgoHelper()
@@ -262,7 +263,7 @@ COMMIT
 			Expect(run("chroot", root, "/qemu", "/lib/ld-linux-aarch64.so.1", "--list", "/usr/sbin/"+program)).To(
 				And(ContainSubstring("libxtables.so.12 => /lib/"), Not(ContainSubstring("not found"))))
 		}
-		// The nft variant would ask the kernel first, which no emulator of programs translates.
+		// The nft variant would query the kernel first, and QEMU's user-mode emulation does not translate that.
 		help := run("chroot", root, "/qemu", "/usr/sbin/iptables-legacy", "-m", "addrtype", "-j", "REDIRECT", "-h")
 		Expect(help).To(And(ContainSubstring("Address type match options:"), ContainSubstring("REDIRECT target options:")))
 	})
@@ -282,7 +283,7 @@ COMMIT
 		Expect(out).To(ContainSubstring("requests had the expected outcome"))
 	})
 
-	// The Dockerfile repeats what label.image says. Debian's files are those of debian.lock in both.
+	// The Dockerfile repeats the content of label.image. The files of Debian are those of debian.lock in both.
 	It("says and has what the Dockerfile's image does", func() {
 		needs("buildah", "debootstrap")
 		commit := strings.TrimSpace(run("git", "rev-parse", "HEAD"))
@@ -306,7 +307,7 @@ COMMIT
 
 		files, otherFiles := filesOf(released), filesOf(other)
 		const program, bill = "usr/local/bin/usher", "usr/share/doc/usher/usher.spdx.json"
-		for _, name := range []string{program, bill} { // how it was built is in them, and differs
+		for _, name := range []string{program, bill} { // they contain build details, which differ
 			Expect(files[name].mode).To(Equal(otherFiles[name].mode))
 			delete(files, name)
 			delete(otherFiles, name)
@@ -319,7 +320,8 @@ COMMIT
 	})
 })
 
-// filesOf returns what is in an image, by path: each is root's. A folder that a layer repeats is as the upper has it.
+// filesOf returns the files of an image by path. All must belong to root. For a folder in several layers, the upper
+// layer counts.
 func filesOf(image v1.Image) map[string]file {
 	GinkgoHelper()
 	all := map[string]file{}
@@ -338,7 +340,7 @@ func filesOf(image v1.Image) map[string]file {
 	}
 }
 
-// extract writes the files of an image below a folder.
+// extract writes the files of an image to a folder.
 func extract(image v1.Image, to string) {
 	GinkgoHelper()
 	files := mutate.Extract(image)

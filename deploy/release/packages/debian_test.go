@@ -15,15 +15,14 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// suite and programs are what the packages are installed in: a small Debian, which is made
-// once and kept, and not changed by any test.
+// suite and programs define the small Debian system that the packages are installed in. It is made once and kept; no
+// test changes it.
 const (
 	suite    = "bookworm"
 	programs = "systemd,man-db,bash-completion,zsh,fish,iptables"
 )
 
-// inside is how a script runs in that Debian: in namespaces of its own, on a copy of which
-// nothing is left.
+// inside prepares a script's run in that Debian system: in dedicated namespaces, on a copy that is discarded.
 const inside = `
 mount -t tmpfs tmpfs "$TOP"
 mkdir "$TOP/upper" "$TOP/work" "$TOP/root"
@@ -34,7 +33,7 @@ ip link set lo up
 cp "$DIST"/*_` + runtime.GOARCH + `.deb "$TOP/root/usher.deb"
 `
 
-// debian makes the small Debian, or finds it.
+// debian returns the folder of the small Debian system, and makes the system if necessary.
 func debian() string {
 	GinkgoHelper()
 	if os.Geteuid() != 0 {
@@ -60,8 +59,8 @@ func debian() string {
 	return dir
 }
 
-// outside runs a script of sh on this system, in namespaces of its own, after inside; $R is
-// the root of the small Debian.
+// outside runs inside and then a script of sh on this system, in dedicated namespaces. $R is the root of the small
+// Debian system.
 func outside(script string) string {
 	GinkgoHelper()
 	root := debian()
@@ -72,7 +71,7 @@ func outside(script string) string {
 	return string(out)
 }
 
-// within runs a script of bash within the small Debian.
+// within runs a script of bash in the small Debian system.
 func within(script string) string {
 	GinkgoHelper()
 	return outside("chroot $R bash -euc " + quoted(script))
@@ -91,7 +90,7 @@ var _ = Describe("the .deb", func() {
 	})
 
 	It("leaves nothing when it is purged, and its configuration when it is removed", func() {
-		// What dpkg, apt and man write into their own books is theirs.
+		// The list excludes the databases of dpkg, apt and man.
 		const list = `find / -xdev \( -path /proc -o -path /dev -o -path /tmp -o -path /var/lib/dpkg -o -path /var/log -o -path /var/cache -o -path /var/lib/apt \) -prune -o -printf "%p %y %m %u %l\n" | sort`
 		out := within(list + " >/tmp/before\n" + install + list + ` >/tmp/installed
 			echo '#mine' >>/etc/usher/usher.env
@@ -165,8 +164,8 @@ var _ = Describe("the .deb", func() {
 	})
 })
 
-// boot begins a system in the small Debian: its systemd is the first process in namespaces and
-// in a control group of its own, as in a container. The kernel's settings cannot be written there.
+// boot starts the small Debian system: its systemd is the first process in dedicated namespaces and in a dedicated
+// control group, as in a container. The kernel's settings are read-only there.
 const boot = inside + `
 cd "$TOP/root"
 mount --bind proc/sys proc/sys
@@ -212,11 +211,11 @@ func booted() func(script string) string {
 	Expect(cmd.Start()).To(Succeed())
 	DeferCleanup(func() {
 		Expect(cmd.Process.Kill()).To(Succeed())
-		_ = cmd.Wait() // it was killed
+		_ = cmd.Wait() // reports that it was killed
 	})
 	var first string
 	Eventually(func() string {
-		children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", cmd.Process.Pid)) // when there are any
+		children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", cmd.Process.Pid)) // empty until there are children
 		first = strings.TrimSpace(string(children))
 		name, _ := os.ReadFile(filepath.Join("/proc", first, "comm"))
 		return string(name)

@@ -31,8 +31,8 @@ func TestPackages(t *testing.T) {
 
 const version = "v9.8.7"
 
-// sources are two clones of what is tested, with changes that are not committed; made is what
-// make release makes in the first.
+// sources are two clones of the working tree, including uncommitted changes. made holds the output of "make release"
+// in the first.
 var (
 	sources [2]string
 	made    string
@@ -48,8 +48,8 @@ var _ = BeforeSuite(func() {
 	commit = strings.TrimSpace(run(sources[0], "git", "rev-parse", "HEAD"))
 })
 
-// clone makes a repository in dir that has the files as they are here, in one commit that is
-// the same whenever it is made, and a changelog, a chart and a kustomization with the version.
+// clone creates a repository in dir with the current files in one commit, which is always the same. It also sets the
+// version in the changelog, the chart and the kustomization.
 func clone(dir string) string {
 	GinkgoHelper()
 	Expect(os.MkdirAll(dir, 0o755)).To(Succeed())
@@ -71,7 +71,7 @@ func run(dir, name string, args ...string) string {
 	GinkgoHelper()
 	cmd := exec.Command(name, args...)
 	cmd.Dir = dir
-	for _, who := range []string{"AUTHOR", "COMMITTER"} { // a commit needs them, and is the same with the same ones
+	for _, who := range []string{"AUTHOR", "COMMITTER"} { // git requires them; fixed values keep the commit the same
 		cmd.Env = append(cmd.Env, "GIT_"+who+"_NAME=a", "GIT_"+who+"_EMAIL=a", "GIT_"+who+"_DATE=2026-01-02T03:04:05Z")
 	}
 	cmd.Env = append(os.Environ(), cmd.Env...)
@@ -80,7 +80,7 @@ func run(dir, name string, args ...string) string {
 	return string(out)
 }
 
-// unpacked unpacks the archive for an architecture of Linux, and returns its folder.
+// unpacked unpacks the archive for a Linux architecture, and returns its folder.
 func unpacked(arch string) string {
 	GinkgoHelper()
 	name, dir := "usher_"+version+"_linux_"+arch, GinkgoT().TempDir()
@@ -88,7 +88,7 @@ func unpacked(arch string) string {
 	return filepath.Join(dir, name)
 }
 
-// another builds some program, and returns the folder for -binaries.
+// another builds another program, and returns the folder for -binaries.
 func another(source, flag string) string {
 	GinkgoHelper()
 	dir := GinkgoT().TempDir()
@@ -96,7 +96,8 @@ func another(source, flag string) string {
 	return dir
 }
 
-// without returns what takes a line out of a file of the release's sources, which come back.
+// without returns a function that removes a line from a file of the release's sources. The file is restored
+// afterwards.
 func without(name, line string) func(*release) {
 	return func(r *release) {
 		GinkgoHelper()
@@ -114,7 +115,7 @@ func read(elements ...string) string {
 	return string(text)
 }
 
-// filesIn lists what is in a folder, below it.
+// filesIn lists the files below a folder.
 func filesIn(dir string) (names []string) {
 	GinkgoHelper()
 	Expect(filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -260,7 +261,7 @@ var _ = Describe("a release", func() {
 		}, "it was built with changes that are not committed"),
 	)
 
-	// staged returns a release that has got as far as the files for a platform, with these.
+	// staged returns a release with these files staged for a platform.
 	staged := func(version string, names ...string) release {
 		r := release{version: version, source: sources[0], out: GinkgoT().TempDir(), staged: GinkgoT().TempDir(), time: time.Date(2026, 1, 2, 3, 4, 6, 0, time.UTC)}
 		for _, name := range append(names, "licences", "program", "kubectl-usher", manual+"/usher.1") {

@@ -24,7 +24,7 @@ func TestSBOM(t *testing.T) {
 
 var created = time.Date(2026, 1, 2, 3, 4, 5, 0, time.FixedZone("", 3600))
 
-// program is one that Go has linked with modules.
+// program is a program that Go has linked with modules.
 var program string
 
 var _ = BeforeSuite(func() {
@@ -33,7 +33,7 @@ var _ = BeforeSuite(func() {
 	Expect(err).NotTo(HaveOccurred(), string(out))
 })
 
-// written describes the program, as change changes that, and reads what is written of it.
+// written describes the program, applies change to the description, writes it and reads it back.
 func written(change func(*spdx.Document)) (string, *spdx.Document) {
 	GinkgoHelper()
 	doc, err := Program(program, "v1.2.3", created)

@@ -28,10 +28,10 @@ func TestKubeproxy(t *testing.T) {
 
 const header = "apiVersion: " + APIVersion + "\nkind: " + Kind + "\n"
 
-// flags are values of flags of 'usher run'.
+// flags maps flags of 'usher run' to values.
 type flags = map[string]string
 
-// are matches Settings that equal want, whose Flags may be nil.
+// are matches Settings that equal want. The Flags of want may be nil.
 func are(want Settings) OmegaMatcher {
 	if want.Flags == nil {
 		want.Flags = flags{}
@@ -47,7 +47,7 @@ func write(text string) string {
 	return path
 }
 
-// read reads a file with the header and body, in which nothing is wrong.
+// read reads a valid file with the header and body.
 func read(body string) (*Settings, []string) {
 	GinkgoHelper()
 	s, warnings, err := Read(write(header+body), nil)
@@ -382,7 +382,7 @@ var _ = Describe("Read", func() {
 		}
 	})
 
-	// A field that a new release adds must not be ignored silently.
+	// usher must not silently ignore a field that a new release adds.
 	Context("for every field that the type has", func() {
 		fields := map[string]string{}
 		everyField(reflect.TypeFor[v1alpha1.KubeProxyConfiguration](), nil, fields)
@@ -403,7 +403,7 @@ var _ = Describe("Read", func() {
 	})
 })
 
-// valid are values for fields that do not take any.
+// valid has values for fields that accept only some values.
 var valid = map[string]string{
 	"clientConnection.acceptContentTypes": "application/json",
 	"clientConnection.contentType":        "application/json",
@@ -420,7 +420,7 @@ var valid = map[string]string{
 	"iptables.localhostNodePorts":         "false",
 }
 
-// everyField fills in a value for each field of a type.
+// everyField adds a value for each field of a type to out.
 func everyField(t reflect.Type, keys []string, out map[string]string) {
 	for i := range t.NumField() {
 		f := t.Field(i)
@@ -486,7 +486,7 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// conntrack returns kube-proxy's defaults but for what differs.
+// conntrack returns kube-proxy's defaults, changed by differs.
 func conntrack(differs func(*daemon.Conntrack)) *daemon.Conntrack {
 	c := daemon.DefaultConntrack
 	differs(&c)
