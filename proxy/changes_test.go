@@ -18,7 +18,7 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// lockedPortal is a portal whose rules another program has locked.
+// lockedPortal is a portal whose changes wait, as if another program held the lock of the rules.
 type lockedPortal struct {
 	portal.Portal
 	asked, free chan struct{}

@@ -7,7 +7,7 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// TestEbb gives the number of connections in each period.
+// TestEbb checks after which periods a burst of connections counts as over.
 func TestEbb(t *testing.T) {
 	for _, c := range []struct {
 		name   string

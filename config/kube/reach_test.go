@@ -254,7 +254,8 @@ var _ = Describe("Reach", func() {
 	})
 })
 
-// If a server answers each watch with 410 Gone, the client requests it again and again.
+// TestPause expects growing delays of the responses if the API server answers each watch with 410 Gone: the client
+// requests the watch again and again.
 func TestPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)

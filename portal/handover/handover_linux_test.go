@@ -150,7 +150,7 @@ func fullHolders(n int) (closeAll func()) {
 	}
 }
 
-// giveLingering sends p a socket whose last close blocks: it has unread data in its send buffer.
+// giveLingering sends p a socket whose last close blocks, as the peer does not read its data.
 func giveLingering(p peer, text string) error {
 	sink, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 	"github.com/usherproxy/usher/test/portaltest/redirects"
 )
 
-// ipFamilies returns the families of a portal of mode iptables.
+// ipFamilies returns the families of an iptables portal.
 func ipFamilies(p portal.Portal) (all []*backend) {
 	for _, b := range p.(*redirect.Portal).Backends() {
 		all = append(all, b.(*backend))

@@ -20,7 +20,7 @@ import (
 	"github.com/usherproxy/usher/test/portaltest/redirects"
 )
 
-// nftFamilies returns the families of a portal of mode nftables.
+// nftFamilies returns the families of an nftables portal.
 func nftFamilies(p portal.Portal) (all []*backend) {
 	for _, b := range p.(*redirect.Portal).Backends() {
 		all = append(all, b.(*backend))

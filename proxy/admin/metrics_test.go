@@ -60,7 +60,7 @@ var _ = Describe("the metrics", func() {
 		}
 		for name := range documented() {
 			switch name {
-			case "usher_udp_sessions_ended_total", "usher_service_port_problems", // none has ended, there is none
+			case "usher_udp_sessions_ended_total", "usher_service_port_problems", // no session has ended, no port has a problem
 				"usher_access_log_lines_total", "usher_access_log_lost_total", // there is no access log
 				"usher_dns_queries_total",                                                                                               // no DNS server runs
 				"kubeproxy_sync_proxy_rules_iptables_restore_failures_total", "kubeproxy_sync_proxy_rules_nftables_sync_failures_total", // another portal

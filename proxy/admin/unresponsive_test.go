@@ -17,8 +17,8 @@ import (
 )
 
 var _ = Describe("an endpoint that leaves some of its clients without a response", func() {
-	// served has two endpoints. The first leaves every one-th client without a response, the second every others-th.
-	// 60 clients reset the connection after waiting for 300 ms.
+	// served has two endpoints. The first leaves one of every n clients without a response (n = one), the second too
+	// (n = others). 60 clients reset the connection after waiting for 300 ms.
 	served := func(one, others int64) (detail api.ServiceDetail, status api.Status, ended api.ConnectionList) {
 		GinkgoHelper()
 		n := newNode()

@@ -147,8 +147,8 @@ func TestQueueIsServedInOrder(t *testing.T) {
 	})
 }
 
-// For any number of waiting clients and any order of their goroutines, one slot wakes one client, then the next in
-// the queue.
+// TestASlotWakesFewClients expects that one slot wakes one client, and then the next in the queue, for any number of
+// waiting clients and any order of their goroutines.
 func TestASlotWakesFewClients(t *testing.T) {
 	inBubble(t, func(g *GomegaWithT) {
 		b := newBounded(1, 1)
@@ -171,8 +171,8 @@ func TestASlotWakesFewClients(t *testing.T) {
 	})
 }
 
-// Clients whose attempt failed were ahead of those that wait. They go first only for endpoints that they have not
-// tried.
+// TestClientsWhoTryAgainAreBeforeOthers expects that clients whose attempt failed are ahead of those that wait, but
+// only for endpoints that they have not tried.
 func TestClientsWhoTryAgainAreBeforeOthers(t *testing.T) {
 	inBubble(t, func(g *GomegaWithT) {
 		b := newBounded(1, 1, 2)
@@ -224,7 +224,8 @@ func TestAClientWaitsForTheEndpointThatItHad(t *testing.T) {
 	})
 }
 
-// Clients that wait for their previous endpoint and clients that take any endpoint both get some of the slots.
+// TestNoQueueStarves expects that some slots go to clients that wait for their previous endpoint, and some to clients
+// that take any endpoint.
 func TestNoQueueStarves(t *testing.T) {
 	inBubble(t, func(g *GomegaWithT) {
 		b := newBounded(1, 1)
@@ -279,7 +280,8 @@ func TestNobodyIsForgotten(t *testing.T) {
 	}
 }
 
-// If an update gives a kind of clients other endpoints, these clients move to other queues.
+// TestClientsMoveToTheQueueOfTheirEndpoints expects that clients move to other queues if an update gives them other
+// endpoints.
 func TestClientsMoveToTheQueueOfTheirEndpoints(t *testing.T) {
 	inBubble(t, func(g *GomegaWithT) {
 		b := newBounded(1, 1, 2)
@@ -377,8 +379,8 @@ func TestSchedulersPassOverEndpointsThatAreFull(t *testing.T) {
 	}
 }
 
-// For any sequence of events: no endpoint exceeds its limit, no client waits that could be served, and clients that
-// may use the same endpoints are served in order of arrival.
+// TestQueueHoldsWhateverHappens checks three properties for any sequence of events. No endpoint exceeds its limit. No
+// client waits that could be served. Clients that may use the same endpoints are served in order of arrival.
 func TestQueueHoldsWhateverHappens(t *testing.T) {
 	for seed := range uint64(100) {
 		inBubble(t, func(g *GomegaWithT) {
@@ -486,7 +488,7 @@ func TestQueueHoldsWhateverHappens(t *testing.T) {
 	}
 }
 
-// Goroutines on all CPUs arrive, wait, leave and end, while the limit changes.
+// TestQueueUnderConcurrency lets goroutines on all CPUs arrive, wait, leave and end, while the limit changes.
 func TestQueueUnderConcurrency(t *testing.T) {
 	g := NewWithT(t)
 	b := newBounded(3, 1, 2, 3)

@@ -279,7 +279,7 @@ var _ = Describe("lc", func() {
 		for range 3 {
 			c.connect(0)
 		}
-		c.connect(0, 1, 3) // two at 2
+		c.connect(0, 1, 3) // endpoint 2 has two connections
 		choice, _ := c.External.Pick(balance.Ask{Now: start})
 		Expect(number(choice.Endpoint)).To(Equal(3))
 	})

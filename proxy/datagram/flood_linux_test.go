@@ -13,7 +13,8 @@ import (
 	"github.com/usherproxy/usher/proxy/frontend"
 )
 
-// Each client is new and not admitted, as the clients of a flood are.
+// TestATurnBringsFewDatagramsWhileAllClientsAreNew sends each datagram from a new client that is not admitted, as in
+// a flood.
 func TestATurnBringsFewDatagramsWhileAllClientsAreNew(t *testing.T) {
 	g := NewWithT(t)
 	f, srv := redirectedFront(t, logrus.New())

@@ -26,7 +26,7 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// dropNetAdmin drops the capability that conntrack requires from this thread. The thread ends with the goroutine.
+// dropNetAdmin drops CAP_NET_ADMIN, which conntrack requires, from this thread. The thread ends with the goroutine.
 func dropNetAdmin() error {
 	runtime.LockOSThread()
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -84,7 +84,7 @@ func TestWhereConntrackCannotBeAskedThereIsNoListener(t *testing.T) {
 
 func TestWhereConntrackCannotBeAskedAnyMoreNewClientsAreDroppedAndCounted(t *testing.T) {
 	g := NewWithT(t)
-	originErrors = rate.Sometimes{First: 1, Interval: time.Hour} // forget earlier log messages
+	originErrors = rate.Sometimes{First: 1, Interval: time.Hour} // resets the rate limit of log messages
 	var said bytes.Buffer
 	log := logrus.New()
 	log.SetOutput(&said)

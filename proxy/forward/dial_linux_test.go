@@ -34,7 +34,7 @@ var _ = Describe("a loop that connects to who does not answer", func() {
 		const long, short, never = 2 * time.Second, 100 * time.Millisecond, time.Hour
 		Expect(loop.Do(func() {
 			connect(never)
-			connect(long, never) // adds a dial to never while it expires those of long
+			connect(long, never) // on expiry, its callback adds a dial with another limit
 			connect(short, short)
 		})).To(Succeed())
 		for _, want := range []end{{limit: short, took: short}, {limit: short, took: 2 * short}, {limit: long, took: long}} {

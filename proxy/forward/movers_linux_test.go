@@ -167,7 +167,7 @@ func dialed(loop *forward.Loop) (*forward.Dialed, *net.TCPConn) {
 	return d, far.(*net.TCPConn)
 }
 
-// accepted returns a client that was accepted, and its far end.
+// accepted returns an accepted client, and its far end.
 func accepted() (*forward.Client, *net.TCPConn) {
 	GinkgoHelper()
 	fd, err := forward.Sockets(nil).ListenTCP(netip.MustParseAddrPort("127.0.0.1:0"), keepalive)

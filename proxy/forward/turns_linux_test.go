@@ -24,7 +24,7 @@ func TestWhatALoopDoesForManyItDoesInTurns(t *testing.T) {
 	canceled := make([]int, 0, 2)
 	var fakes []*fake
 	var pairs []*pair
-	var others int // slots
+	var others int // slots in use before
 	count := func() {
 		n, have := 0, 0
 		for _, p := range pairs {

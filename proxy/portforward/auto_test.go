@@ -13,7 +13,7 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// Each step dials an endpoint whose network responds in some way, and lists the ways that must have been tried.
+// In each step, the test dials an endpoint whose network responds in some way, and checks the ways that were tried.
 func TestAutoRemembersWhichNetworksAreWithinReach(t *testing.T) {
 	answers, refuses, silent := error(nil), error(syscall.ECONNREFUSED), errors.New("silent")
 	unreachable := error(syscall.ENETUNREACH)

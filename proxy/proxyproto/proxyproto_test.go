@@ -23,7 +23,7 @@ var (
 
 const signature = "\r\n\r\n\x00\r\nQUIT\n"
 
-// The bytes come from the protocol's description, sections 2.1 and 2.2.
+// TestHeadersAreWrittenAsTheProtocolSays uses the bytes of the protocol's description, sections 2.1 and 2.2.
 func TestHeadersAreWrittenAsTheProtocolSays(t *testing.T) {
 	for _, c := range []struct {
 		version  config.ProxyProtocol

@@ -71,7 +71,7 @@ type client struct {
 	listed     atomic.Pointer[listed]
 	behaviour  map[int]behaviour
 	start      time.Time
-	log        []string // what was reported: "endpoint@ms:outcome"
+	log        []string // reported attempts: "endpoint@ms:outcome"
 }
 
 func newClient(endpoints ...behaviour) *client {
@@ -447,7 +447,8 @@ func TestOnlySoManyWaitInTheQueue(t *testing.T) {
 	})
 }
 
-// A queued client is served when a slot becomes free. Its time for attempts is then as long as if it had not waited.
+// TestQueue expects that a queued client is served when a slot becomes free. The client then has as much time for
+// attempts as if it had not waited.
 func TestQueue(t *testing.T) {
 	const timeout = 3 * time.Second
 	for _, c := range []struct {

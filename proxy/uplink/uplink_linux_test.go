@@ -291,7 +291,7 @@ var _ = Describe("datagrams to another network", func() {
 
 	It("are refused where there is no way", func() {
 		w := newWorld()
-		ask(w.exchange(echo(elsewhere[0])), []byte("x")) // the device is up
+		ask(w.exchange(echo(elsewhere[0])), []byte("x")) // waits until the device is up
 		client := w.exchange(netip.MustParseAddrPort("198.51.100.1:9"))
 		Expect(client.Write([]byte("lost"))).To(Equal(4))
 		_, err := client.Read(make([]byte, 1))

@@ -38,7 +38,7 @@ func run(name string, args ...string) string {
 	return string(out)
 }
 
-// needs skips the spec unless these programs are installed.
+// needs skips the spec unless it runs as root and these programs are installed.
 func needs(programs ...string) {
 	GinkgoHelper()
 	if os.Geteuid() != 0 {

@@ -59,7 +59,7 @@ type object = map[string]any
 
 // description collects the contents of openapi.json from the structs and from the comments in their source.
 type description struct {
-	comments map[string]string   // of "Type" and "Type.Field"
+	comments map[string]string   // by "Type" and "Type.Field"
 	enums    map[string][]string // values of named string types
 	schemas  object
 }

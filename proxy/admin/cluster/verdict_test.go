@@ -125,7 +125,7 @@ func TestResults(t *testing.T) {
 	}
 }
 
-func TestManyCells(t *testing.T) { // 50 nodes × 5,000 endpoints, a tenth of which are dead
+func TestManyCells(t *testing.T) { // 50 nodes × 5,000 endpoints, 10% of them dead
 	g := NewWithT(t)
 	row, deadRow := strings.Repeat(".", 49)+"x", strings.Repeat("x", 50)
 	rows := make([]string, 5000)
