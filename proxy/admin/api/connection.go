@@ -93,7 +93,7 @@ type Attempt struct {
 	// Reason is why this endpoint was chosen.
 	Reason string `json:"reason"`
 	// Skipped is the number of endpoints that would have been next but were in quarantine.
-	Skipped int `json:"passedOver,omitempty"`
+	Skipped int `json:"skipped,omitempty"`
 	Sees
 	// StartMs is when it began, after the connection was accepted. Gaps between attempts are waiting time:
 	// every endpoint had been tried.

@@ -80,7 +80,7 @@ type Event struct {
 	Endpoint string `json:"endpoint,omitempty"`
 	Pod      string `json:"pod,omitempty"`
 	Reason   string `json:"reason,omitempty"`
-	Skipped  int    `json:"passedOver,omitempty"`
+	Skipped  int    `json:"skipped,omitempty"`
 	Source   string `json:"source,omitempty"`
 	Result   string `json:"result,omitempty"`
 	// TookMs is the time for the attempt; for waiting, how long it waits; for closed, the time since

@@ -54,9 +54,9 @@ export const connections = {
 const steps = {
   attempt(c, e) {
     if (c.attempts.some(a => a.number === e.attempt)) return;
-    const { endpoint, pod, reason, passedOver, source, result, error, tookMs = 0 } = e;
+    const { endpoint, pod, reason, skipped, source, result, error, tookMs = 0 } = e;
     const startMs = Math.max(0, Date.parse(e.time) - Date.parse(c.accepted) - tookMs);
-    c.attempts.push({ number: e.attempt, endpoint, pod, reason, passedOver, source, result, error, tookMs, startMs });
+    c.attempts.push({ number: e.attempt, endpoint, pod, reason, skipped, source, result, error, tookMs, startMs });
   },
   established(c, e) {
     c.state = 'established';
