@@ -466,7 +466,7 @@ func tcpSpecs(portal string) {
 			renamed.name = []string{"shop", "web"}[i%2]
 			writeFile(filepath.Join(u.manifests, "web.yaml"), renamed.yaml())
 			Eventually(func() string { return told(node, "/api/v1/services/default/"+renamed.name) }).WithTimeout(10 * time.Second).Should(ContainSubstring(`"state":"ok"`))
-			Expect(ask(pod, web.vip())).To(Equal(web.endpoints[0]))
+			Eventually(func() (netip.AddrPort, error) { return ask(pod, web.vip()) }).WithTimeout(10 * time.Second).Should(Equal(web.endpoints[0])) // the kernel's rules follow
 		}
 		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("not served"))
 	})
