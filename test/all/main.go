@@ -36,7 +36,7 @@ func main() {
 	cross := suite{name: "cross", commands: []string{"go run ./test/cross darwin/arm64 windows/amd64"}}
 	stages := []stage{
 		// Two lanes for two CPUs: with a third one, specs fail because they wait for a CPU.
-		{{program, packages}, {prepare, cluster, dashboard, deploy, monitoring, arm64, lint, cross, release}},
+		{{program, packages, lint, cross, arm64}, {prepare, cluster, dashboard, deploy, monitoring, release}},
 		{{scale, walk, ground}}, // they measure, or have time limits
 	}
 	if err := limit(stages, os.Args[1:]); err != nil {

@@ -34,30 +34,41 @@ func redirectChecks(portal string, all bool) []Check {
 	})
 }
 
-// sctpChecks are valid for every portal. By default they are those that depend on addresses, routes and rules. With all
-// they include those of associations after a portal has redirected them to usher.
+// Parts of usher that an SCTP check depends on.
+const (
+	byNothing = iota // associations after a portal has redirected them to usher
+	byPortal         // routes and rules
+	byFamily         // and addresses
+)
+
+// sctpChecks are valid for every portal. By default they are those that depend on the portal, and over IPv6 those that
+// depend on the family. With all they are complete.
 func sctpChecks(ip family, portal string, all bool) (checks []Check) {
+	least := byPortal
+	if ip.name == ipv6.name {
+		least = byFamily
+	}
 	for _, c := range []struct {
-		name     string
-		byPortal bool
-		body     func(n *node, start func(...string))
+		name string
+		by   int
+		body func(n *node, start func(...string))
 	}{
-		{"clients on the node, in Pods and outside are served, whichever of their addresses they use", true, everywhere},
-		{"1,000 messages on 8 streams keep boundary, stream, identifier and order flag", false, echo},
-		{"messages larger than a read are carried whole, and one beyond the bound ends the association", false, largeMessages},
-		{"an endpoint that refuses and one that is silent cost no association", true, retry},
-		{"the client is aborted when every attempt failed, and refused where there is no endpoint", true, noEndpoint},
-		{"a client with ClientIP affinity keeps its endpoint", false, stickiness},
-		{"associations in flight outlive their endpoint's entry", false, removal},
-		{"associations in flight outlive their Service", true, serviceRemoval},
-		{"a shutdown is carried across in both ways, after what came before it", false, shutdowns},
-		{"an abort is carried across in both ways", false, aborts},
-		{"a side that does not read stops the other, and loses nothing", false, backPressure},
-		{"clients with several addresses keep their association", true, multiHomed},
-		{"a successor goes on with the listener, and no association fails", true, successor},
-		{"associations may end when usher is stopped, and those that do not are aborted", false, draining},
+		{"clients on the node, in Pods and outside are served, whichever of their addresses they use", byFamily, everywhere},
+		{"1,000 messages on 8 streams keep boundary, stream, identifier and order flag", byNothing, echo},
+		{"messages larger than a read are carried whole, and one beyond the bound ends the association", byNothing, largeMessages},
+		{"an endpoint that refuses and one that is silent cost no association", byPortal, retry},
+		{"the client is aborted when every attempt failed, and refused where there is no endpoint", byFamily, noEndpoint},
+		{"a client with ClientIP affinity keeps its endpoint", byNothing, stickiness},
+		{"associations in flight outlive their endpoint's entry", byNothing, removal},
+		{"associations in flight outlive their Service", byPortal, serviceRemoval},
+		{"a shutdown is carried across in both ways, after what came before it", byNothing, shutdowns},
+		{"an abort is carried across in both ways", byNothing, aborts},
+		{"a side that does not read stops the other, and loses nothing", byNothing, backPressure},
+		{"clients with several addresses keep their association", byFamily, multiHomed},
+		{"a successor goes on with the listener, and no association fails", byPortal, successor},
+		{"associations may end when usher is stopped, and those that do not are aborted", byNothing, draining},
 	} {
-		if all || c.byPortal {
+		if all || c.by >= least {
 			checks = append(checks, sctpCheck(ip, portal, c.name, c.body))
 		}
 	}
