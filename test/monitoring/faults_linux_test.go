@@ -16,7 +16,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -32,6 +31,7 @@ import (
 const (
 	web      = "10.96.0.10:80"
 	more     = "10.96.0.13:80"
+	hung     = "10.96.0.14:80"
 	resolver = "10.96.0.11:53"
 	query    = "http://127.0.0.1:9090/api/v1/"
 	patience = time.Minute // in addition to an alert's own wait
@@ -45,8 +45,7 @@ type scene struct {
 	client                 *http.Client
 	pod                    *lab.Dialer
 	backends               [2]net.Listener
-	hangs                  atomic.Bool // the second backend accepts and does not answer
-	clash                  string      // the manifest of a Service that cannot be served
+	clash                  string // the manifest of a Service that cannot be served
 }
 
 func (s *scene) write(name, text string) {
@@ -64,16 +63,12 @@ func (s *scene) start(cmd *exec.Cmd) (session *gexec.Session) {
 	return session
 }
 
-// listen starts backend i, which sends back what it receives, unless it hangs.
+// listen starts backend i, which sends back what it receives.
 func (s *scene) listen(i int) {
 	GinkgoHelper()
 	s.backends[i] = s.Pods.Listen(netip.AddrPortFrom(lab.Pod(i+1), 8080).String())
 	go lab.Serve(s.backends[i], func(c net.Conn) {
 		defer c.Close()
-		if i == 1 && s.hangs.Load() {
-			_, _ = io.Copy(io.Discard, c)
-			return
-		}
 		_, _ = io.Copy(c, c)
 	})
 }
@@ -295,11 +290,33 @@ type fault struct {
 func (s *scene) faults() []fault {
 	nothing := func() {}
 	var open []net.Conn
+	var hangs net.Listener
 	repairs := func() (float64, error) { return s.value("usher_portal_repairs_total") }
 	log := filepath.Join(s.dir, "access.log")
 	return []fault{
 		{"an endpoint refuses", []string{"UsherEndpointsInQuarantine"}, func() { s.backends[1].Close() }, func() { s.listen(1) }},
-		{"an endpoint hangs", []string{"UsherEndpointsUnresponsive"}, func() { s.hangs.Store(true) }, func() { s.hangs.Store(false) }},
+		{"an endpoint hangs", []string{"UsherEndpointsUnresponsive"}, func() {
+			hangs = s.Pods.Listen(netip.AddrPortFrom(lab.Pod(3), 8080).String()) // the kernel accepts for it
+			s.write("manifests/hung.yaml", fmt.Sprintf(service, "hung", "10.96.0.14", 80, "TCP", "", 8080, lab.Pod(1), lab.Pod(3)))
+			ask := func() error {
+				c, err := s.pod.Dial("", hung, 3*time.Second)
+				if err != nil {
+					return err
+				}
+				defer c.Close()
+				_ = c.SetDeadline(time.Now().Add(200 * time.Millisecond))
+				_, err = c.Write([]byte("?"))
+				_, _ = c.Read(make([]byte, 1))
+				return err
+			}
+			Eventually(ask).WithTimeout(patience).Should(Succeed())
+			for range 20 {
+				Expect(ask()).To(Succeed())
+			}
+		}, func() {
+			Expect(os.Remove(filepath.Join(s.manifests, "hung.yaml"))).To(Succeed())
+			hangs.Close()
+		}},
 		{"all endpoints refuse", []string{"UsherConnectionsFail"}, func() { s.backends[0].Close(); s.backends[1].Close() }, func() { s.listen(0); s.listen(1) }},
 		{"a Service has another's address", []string{"UsherServicesNotServed"}, func() { s.write("manifests/clash.yaml", s.clash) }, func() {
 			Expect(os.Remove(filepath.Join(s.manifests, "clash.yaml"))).To(Succeed())
@@ -372,7 +389,7 @@ var _ = Describe("a Prometheus that watches usher", func() {
 		}
 		By("all is well again")
 		Eventually(s.firing).WithTimeout(2*patience).WithPolling(time.Second).Should(
-			Or(BeEmpty(), HaveEach(BeElementOf("UsherPortalIsBeingChanged", "UsherEndsUnexpectedly", "UsherEndpointsUnresponsive"))), "those that look back for an hour, here a minute, or for minutes by themselves")
+			Or(BeEmpty(), HaveEach(BeElementOf("UsherPortalIsBeingChanged", "UsherEndsUnexpectedly"))), "those that look back for an hour, here a minute")
 
 		By("the dashboard")
 		s.expectData(began)

@@ -57,7 +57,6 @@ var (
 )
 
 var troubles = []trouble{
-	{name: "loss of 1 %", how: netlink.NetemQdiscAttrs{Loss: 1}},
 	loss5,
 	{name: "loss of 20 %", how: netlink.NetemQdiscAttrs{Loss: 20}, connections: 100, schedule: longerDialTimeouts, clientTimeout: time.Second},
 	{name: "a delay of 10 to 30 ms", how: netlink.NetemQdiscAttrs{Latency: 20_000, Jitter: 10_000}},

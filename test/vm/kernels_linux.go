@@ -31,7 +31,6 @@ var Kernels = []Kernel{
 	{Name: "a kernel that has not loaded its SCTP", On: UML, Checks: slices.Concat(notLoaded, sctpChecks(ipv6, "address", false), addressChecks)},
 	// This one does not load veth automatically either.
 	{Name: "a kernel with SCTP and without netfilter", On: UML, Modules: []string{"veth", "sctp"}, Bare: true, Checks: slices.Concat(withoutNetfilter, sctpChecks(ipv4, "address", false))},
-	{Name: "Linux 5.10", On: OldPC, Checks: everydayChecks},
 	{Name: "a kernel for arm64", On: ARM, Checks: everydayChecks},
 	{Name: "a kernel with bad networks", On: UML, Modules: []string{"sch_netem"}, Checks: badNetworks},
 }
