@@ -69,8 +69,8 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 		if len(p.differ) > 0 || freed || round == 0 && !check {
 			freed = p.apply(freed) || freed
 		}
-		p.closeUnused()                                      // after the rules that redirect to them
-		if p.failedToListen() && p.awaitRemoved() || freed { // they may have been in the way
+		p.closeUnused()                                                           // after the rules that redirect to them
+		if p.keeping.removed && p.failedToListen() && p.awaitRemoved() || freed { // they may have been in the way
 			p.markFailed()
 		}
 		if len(p.dirty) == 0 {
