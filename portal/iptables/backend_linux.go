@@ -104,7 +104,7 @@ var errRedirectChosen = errors.New("--iptables-target=redirect")
 // probeRules returns rules by the feature of iptables and the kernel that each requires.
 func (f *backend) probeRules() map[string]string {
 	mark := fmt.Sprintf("%#x/%#x", f.at.Mark, f.at.Mark)
-	toLanding := func(port uint16) string {
+	toRedirectAddr := func(port uint16) string {
 		return "-p tcp -m tcp --dport 9 -j DNAT --to-destination " + netip.AddrPortFrom(kernel.RedirectAddr(f.family), port).String()
 	}
 	rules := map[string]string{
@@ -113,8 +113,8 @@ func (f *backend) probeRules() map[string]string {
 		"addrtype": "-m addrtype --dst-type LOCAL -j RETURN",
 	}
 	if f.at.NoRedirectAddr == "" {
-		rules["DNAT"] = toLanding(9)
-		rules["port 0"] = toLanding(redirect.RejectPort) // iptables accepts it since 1.8.8
+		rules["DNAT"] = toRedirectAddr(9)
+		rules["port 0"] = toRedirectAddr(redirect.RejectPort) // iptables accepts it since 1.8.8
 		rules["socket"] = "-m socket --transparent --nowildcard -j RETURN"
 	}
 	if f.at.Mark != 0 {
@@ -139,19 +139,15 @@ func (f *backend) probe(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	rules, chain := f.probeRules(), ":"+scratch()+" - [0:0]\n"
-	all := chain
-	for _, rule := range rules {
-		all += "-A " + scratch() + " " + rule + "\n"
-	}
-	together := f.runScript(ctx, tableNAT, all)
+	rules := f.probeRules()
+	together := f.runRestore(ctx, addScratch(tableNAT, slices.Collect(maps.Values(rules))))
 	if together != nil {
-		if err := f.runScript(ctx, tableNAT, chain); err != nil {
+		if err := f.runRestore(ctx, addScratch(tableNAT, nil)); err != nil {
 			return err
 		}
 	}
 	defer func() {
-		undo := f.runScript(ctx, tableNAT, removeScratch())
+		undo := f.runRestore(ctx, removeScratch(tableNAT))
 		if undo == nil && f.variant.nft {
 			undo = tidyNFT(f.family, tableNAT, notes)
 		}
@@ -409,20 +405,20 @@ func (f *backend) specs(r portal.Rule) (specs []tableSpec) {
 
 // Try puts rules into scratch chains.
 func (f *backend) Try(ctx context.Context, rules []portal.Rule) error {
-	lines := map[string][]string{tableNAT: nil}
+	inTable := map[string][]string{tableNAT: nil}
 	for _, r := range rules {
 		for _, s := range f.specs(r) {
 			if strings.HasPrefix(s.spec.jump, chainPrefix) {
 				s.spec.jump = "RETURN" // instead of a chain that may not exist
 			}
-			lines[s.table] = append(lines[s.table], "-A "+scratch()+" "+s.spec.String()+"\n")
+			inTable[s.table] = append(inTable[s.table], s.spec.String())
 		}
 	}
-	var script strings.Builder
-	for name, rules := range lines {
-		fmt.Fprintf(&script, "*%s\n:%s - [0:0]\n%sCOMMIT\n", name, scratch(), strings.Join(rules, ""))
+	script := ""
+	for name, rules := range inTable {
+		script += addScratch(name, rules)
 	}
-	return hint(f.runRestore(ctx, script.String()), f.ip6())
+	return hint(f.runRestore(ctx, script), f.ip6())
 }
 
 // giveUp determines whether the kernel refuses the rules that serve all targets together, which need the tables mangle
@@ -457,17 +453,17 @@ func (f *backend) tryTogether(ctx context.Context, add func(map[string]*table, r
 	if add(tables, f.at); len(tables) == 0 {
 		return nil
 	}
-	var script strings.Builder
+	script := ""
 	for name, t := range tables {
-		fmt.Fprintf(&script, "*%s\n:%s - [0:0]\n", name, scratch())
+		var rules []string
 		for _, specs := range t.chains {
 			for _, s := range specs {
-				fmt.Fprintf(&script, "-A %s %s\n", scratch(), s)
+				rules = append(rules, s.String())
 			}
 		}
-		script.WriteString("COMMIT\n")
+		script += addScratch(name, rules)
 	}
-	err := f.runRestore(ctx, script.String())
+	err := f.runRestore(ctx, script)
 	f.dropScratch(ctx, maps.Keys(tables))
 	if err == nil || redirect.IsUndecided(err) {
 		return nil
@@ -489,20 +485,30 @@ func (f *backend) Tried(rules []portal.Rule) {
 // dropScratch removes the scratch chains from tables.
 func (f *backend) dropScratch(ctx context.Context, tables iter.Seq[string]) {
 	for name := range tables {
-		if err := f.runScript(ctx, name, removeScratch()); err != nil {
+		if err := f.runRestore(ctx, removeScratch(name)); err != nil {
 			f.log.WithError(err).Debug("Failed to remove a scratch chain, or there is none")
 		}
 	}
 }
 
-// removeScratch returns the lines of a script that remove the scratch chain from a table.
-func removeScratch() string { return fmt.Sprintf("-F %[1]s\n-X %[1]s\n", scratch()) }
-
-// runScript runs iptables-restore with lines for one table. All take effect or none.
-func (f *backend) runScript(ctx context.Context, table, lines string) error {
-	return f.runRestore(ctx, "*"+table+"\n"+lines+"COMMIT\n")
+// addScratch returns the part of a script for iptables-restore that creates or empties a table's scratch chain, and adds
+// rules to it.
+func addScratch(table string, rules []string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "*%s\n:%s - [0:0]\n", table, scratch())
+	for _, r := range rules {
+		fmt.Fprintf(&b, "-A %s %s\n", scratch(), r)
+	}
+	b.WriteString("COMMIT\n")
+	return b.String()
 }
 
+// removeScratch returns the part of a script that removes a table's scratch chain. It fails if there is none.
+func removeScratch(table string) string {
+	return fmt.Sprintf("*%[1]s\n-F %[2]s\n-X %[2]s\nCOMMIT\n", table, scratch())
+}
+
+// runRestore runs iptables-restore with a script. Of each table, all lines take effect or none.
 func (f *backend) runRestore(ctx context.Context, script string) error {
 	_, err := run(ctx, script, f.restore, append([]string{"--noflush"}, f.wait...)...)
 	return err
