@@ -61,9 +61,9 @@ var troubles = []trouble{
 
 // badNetworks are the checks of the portals iptables and address. With each of them the kernel translates addresses and
 // reports errors in a different way; lost and changed packets are a matter of the connections behind it.
-var badNetworks = slices.Concat(troubled("iptables", troubles...), badLinks("iptables"), badLinks("address"))
+var badNetworks = slices.Concat(troubled("iptables"), badLinks("iptables"), badLinks("address"))
 
-func troubled(portal string, troubles ...trouble) (all []Check) {
+func troubled(portal string) (all []Check) {
 	for _, t := range troubles {
 		all = append(all, Check{t.name + ", the " + portal + " portal: every byte of TCP arrives, no client fails, and no datagram is lost but by the network", func() { t.carried(portal) }})
 	}
