@@ -34,7 +34,7 @@ const (
 )
 
 // keptNumber returns the number of a name, and whether the name is a listener's.
-func keptNumber(name string) (number uint64, apart, is bool) {
+func keptNumber(name string) (number uint64, inNamespace, is bool) {
 	if name == "" || name[:1] != keptHere && name[:1] != keptInNamespace {
 		return 0, false, false
 	}
@@ -56,14 +56,14 @@ func (p *Proxy) Recall(handedOver map[string]*os.File) map[string]*os.File {
 	}
 	p.keeping.recalled = map[string]string{}
 	for name := range p.Store.Kept {
-		number, apart, is := keptNumber(name)
+		number, inNamespace, is := keptNumber(name)
 		if !is {
 			continue
 		}
 		p.keeping.last = max(p.keeping.last, number)
 		whole := true
 		for _, file := range p.Store.Take(name) {
-			what, err := frontend.SocketNameOf(file, apart)
+			what, err := frontend.SocketNameOf(file, inNamespace)
 			if handedOver == nil && err == nil && sockets[what] == nil {
 				sockets[what] = file
 			} else {
@@ -107,7 +107,7 @@ func same(a, b *os.File) bool {
 func HandOverKept(kept map[string][]int) iter.Seq[handover.Socket] {
 	return func(yield func(handover.Socket) bool) {
 		for name, fds := range kept {
-			_, apart, is := keptNumber(name)
+			_, inNamespace, is := keptNumber(name)
 			if !is && name != keptNamespace {
 				continue
 			}
@@ -118,7 +118,7 @@ func HandOverKept(kept map[string][]int) iter.Seq[handover.Socket] {
 				}
 				var err error
 				if is {
-					s.Name, err = frontend.SocketNameOf(s.File, apart)
+					s.Name, err = frontend.SocketNameOf(s.File, inNamespace)
 				}
 				if err != nil {
 					s.File.Close()
@@ -164,7 +164,7 @@ func (p *Proxy) Recalled() {
 
 // keep gives copies of a listener's sockets to Options.Store, unless the Store has them from an earlier
 // process.
-func (p *Proxy) keep(l frontend.Listener, protocol config.Protocol, apart bool) {
+func (p *Proxy) keep(l frontend.Listener, protocol config.Protocol, inNamespace bool) {
 	if p.Store == nil {
 		return
 	}
@@ -172,13 +172,13 @@ func (p *Proxy) keep(l frontend.Listener, protocol config.Protocol, apart bool) 
 	if k.names == nil {
 		k.names = map[frontend.Listener]string{}
 	}
-	what := frontend.SocketName(protocol, l.Addr(), apart)
+	what := frontend.SocketName(protocol, l.Addr(), inNamespace)
 	name, has := k.recalled[what]
 	delete(k.recalled, what)
 	if !has {
 		k.last++
 		letter := keptHere
-		if apart {
+		if inNamespace {
 			letter = keptInNamespace
 		}
 		name = letter + strconv.FormatUint(k.last, 36)

@@ -62,7 +62,7 @@ func Open(mode portal.Mode, opts portal.Options, open func(portal.Family) (Backe
 	for _, e := range events {
 		p.events = append(p.events, p.known.By(e))
 	}
-	p.events = append(p.events, p.landingEvents, p.lastRouteEvents, kernel.AnswerEvents)
+	p.events = append(p.events, p.redirectAddrEvents, p.lastRouteEvents, kernel.AnswerEvents)
 	p.clientPorts = kernel.PortsBelowLocal()
 	var err error
 	if p.paths, err = kernel.OpenPaths(); err != nil {
@@ -387,8 +387,8 @@ func (p *Portal) Watch(ctx context.Context) (<-chan struct{}, error) {
 	return kernel.Watch(ctx, p.events...)
 }
 
-// landingEvents reports when a needed redirect address is removed, and when the node has got an address, perhaps a bridge's.
-func (p *Portal) landingEvents() (kernel.Subscription, error) {
+// redirectAddrEvents reports when a needed redirect address is removed, and when the node has got an address, perhaps a bridge's.
+func (p *Portal) redirectAddrEvents() (kernel.Subscription, error) {
 	return kernel.RouteEvents(func(addr netip.Addr, gone, ours bool) bool {
 		if !gone && !ours && !addr.IsLinkLocalUnicast() {
 			return p.bridgeIsNew(portal.FamilyOf(addr))

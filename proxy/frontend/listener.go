@@ -92,7 +92,7 @@ func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error
 	return l, err
 }
 
-// SocketName returns the name of the socket of a listener at addr in a handover. apart means a socket in the portal's
+// SocketName returns the name of the socket of a listener at addr in a handover. inNamespace means a socket in the portal's
 // namespace.
 func SocketName(protocol config.Protocol, addr netip.AddrPort, inNamespace bool) string {
 	name := strings.ToLower(string(protocol)) + " " + addr.String()

@@ -59,7 +59,7 @@ func (l *Locality) Addresses() iter.Seq[netip.Addr] {
 func (l *Locality) OfThisNode(from, to netip.Addr) bool { return from == to || l.local(from) }
 
 // Admits reports whether vip admits the client. If any address of this node is allowed, so are its processes that
-// connect from the VIP itself. With a separate network namespace (apart), so are those that connect from any address of
+// connect from the VIP itself. With a separate network namespace (inNamespace), so are those that connect from any address of
 // the node: there the route to the VIP, not the client, decides on the source address.
 func (l *Locality) Admits(vip *config.VIP, from, to netip.Addr) bool {
 	if vip.Allows(from) {
