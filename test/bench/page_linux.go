@@ -47,6 +47,6 @@ func configurations() []report.Listing {
 		{Title: "HAProxy behind iptables", Text: strings.Join(iptablesRules(elsewhere), "\n")},
 		{Title: "nginx", Text: nginxConfig("DIR", cores)},
 		{Title: "Kernel DNAT", Text: strings.Join(iptablesRules(onEndpoint), "\n")},
-		{Title: "usher (`usher run --manifests DIR --portal PORTAL`, all else as it is by default)", Text: usherManifest()},
+		{Title: "usher (`usher run --manifests DIR --portal PORTAL`, all other flags at their defaults)", Text: usherManifest()},
 	}
 }

@@ -253,6 +253,6 @@ func writePage() error {
 			}
 		}
 	}
-	table := "| Place | iptables | nftables | address | none | auto selects | other checks passed |\n|---|---|---|---|---|---|---|\n" + rows + "\nChecks that fail, and the message of usher or of the client:\n\n" + items
+	table := "| Environment | iptables | nftables | address | none | auto selects | other checks passed |\n|---|---|---|---|---|---|---|\n" + rows + "\nChecks that fail, and the message of usher or of the client:\n\n" + items
 	return os.WriteFile(page, []byte(before+begin+table+end+after), 0o644)
 }

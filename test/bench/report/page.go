@@ -42,7 +42,7 @@ func Page(run Run, plots string, listings []Listing) string {
 const profiles = `
 ## Where the time goes
 
-Profiles of the proxy's process (perf record -e cpu-clock -g), in November 2026, of a build whose loops are parked once in a millisecond:
+Profiles of the proxy's process (perf record -e cpu-clock -g), in November 2026, of an older build, whose loops parked once per millisecond:
 
 | Load | in the kernel | most of it |
 |---|---|---|
@@ -51,10 +51,10 @@ Profiles of the proxy's process (perf record -e cpu-clock -g), in November 2026,
 | bulk, 16 connections | 94% | splice 81% |
 | UDP, one datagram in flight | 93% | sending 60%, epoll_wait 9%, receiving 10% |
 
-On loopback the sending process carries the packets, so these figures contain TCP and UDP of both ends. A connection takes
+On loopback, the sending process also does the kernel's receive processing, so these figures contain both ends. A connection takes
 15 system calls in usher (HAProxy: 18). Any proxy needs 14 of them: accept, socket, connect, two epoll_ctl, four reads,
 two writes, shutdown, two closes. The other one saves a packet (TCP_QUICKACK). A connection takes one round of the
-loop for each of four events. Connecting takes none, because the first data follows connect directly.
+loop for each of four events. Connecting takes no round, because the first data is written directly after connect.
 
 - **New connections.** Nine tenths of the CPU time are work of the kernel, which other proxies cause as well.
   - Adopted: one read instead of a poll and a read; keepalive only for connections that stay open
@@ -62,10 +62,10 @@ loop for each of four events. Connecting takes none, because the first data foll
   - Adopted: no timer and no goroutine for a connection
   - Adopted: polling for a millisecond before the loop blocks in its own epoll instance (most of the difference in p99)
   - Worse: blocking at once
-  - Worse: parking the goroutine in Go's poller, with the loop's epoll descriptor nested (1.4 times the median of requests at 30% of the rate)
+  - Worse: parking the goroutine in Go's poller, with the loop's epoll descriptor nested (at 30% of the rate, the median request took 1.4 times as long)
   - Worse: sched_yield before waiting (p99 of requests on 64 connections a quarter longer)
-- **New connections through netfilter.** The kernel also tracks and translates each connection, which costs a third
-  of the rate of *direct* too (see kernel DNAT). HAProxy and nginx listen on the address themselves, as usher does with the address portal.
+- **New connections through netfilter.** The kernel also tracks and translates each connection, which costs about a quarter
+  of the rate of *direct* (see kernel DNAT). HAProxy and nginx listen on the address themselves, as usher does with the address portal.
 - **No tracking of usher's connections** (notrack by the endpoint's address, in raw output and prerouting, both ways).
   With nftables, in six rounds of 0.6 s, new connections had 1.09 (0.86 to 1.53) of the rate, 64 concurrent requests
   1.01 (0.76 to 1.50), UDP 1.15 (0.86 to 1.45). CPU time was 0.96, 1.01 and 0.94. Rounds differ by as much.
@@ -78,18 +78,18 @@ loop for each of four events. Connecting takes none, because the first data foll
   0.92, 0.87, and *nftables* 0.84, 0.90, 0.92. Each packet still needs a socket lookup, map lookups and
   routing rules. It was not kept: *address* needs no netfilter, and its namespace avoids conflicts with other
   processes.
-- **Faster than nginx with one datagram in flight.** Each datagram costs one system call in every proxy: a client
+- **UDP with one datagram in flight.** In every proxy each datagram costs its own receive and send calls: a client
   that waits for its answer sends one, which leaves nothing to batch. With four in flight usher sends them together.
 - **A change among 10,000 Services** begins when the file is written. usher updates only the affected parts.
-  It reads the file once no manifest has changed for 25 ms. The figures in the table are older: then it read one
-  complete file at once. In one YAML file of 10,000 Services, usher finds the changed one in 28 ms. The rest
+  It reads the file once no manifest has changed for 25 ms. The figures in the table were measured before this
+  delay existed. In one YAML file of 10,000 Services, usher finds the changed one in 28 ms. The rest
   takes 5 ms; with iptables 30 to 60 ms, because iptables-restore reads all rules first.
 
 Tried for bulk data: pipes of 64 KiB, 256 KiB, 1 MiB (adopted) and 4 MiB; turns of 256 KiB to 4 MiB; socket buffers of
 256 KiB and 1 MiB. Smaller values are slower, larger ones make no difference. Also adopted: splice(2) without
 notifying Go's scheduler, which took a seventh of the CPU time.
 
-The machine's own congestion control is bbr. It paces by timers, which dominates measurements on loopback: bulk
+The machine's default congestion control is bbr. It paces by timers, which dominates measurements on loopback: bulk
 rates of all proxies are less than half. With bbr (-congestion bbr; six rounds of the same day) usher without a portal has 1.11 times
 HAProxy's new connections. Its bulk rates on one and on 16 connections are 1.48 and 1.37 times HAProxy's, and 0.63 and 0.60 times kernel
 DNAT's.
@@ -121,24 +121,24 @@ with two cores (the program fb78500, three rounds of 1 s). In brackets: the rati
 | datagrams, one in flight × nginx | – | – | 0.92 (1.59) | 0.99 (1.13) |
 | datagrams, four in flight × nginx | – | – | 1.34 (0.69) | 1.38 (0.74) |
 
-Six alternating rounds of both programs gave 0.96 to 1.17 (median 1.03) for that of the tables, and
-0.84 to 1.09 (1.02) for the later one. The host's CPU therefore matters more than the changes between them.
+Six alternating rounds compared the two programs. The program of the tables had 0.96 to 1.17 (median 1.03) times
+HAProxy's new connections, the later one 0.84 to 1.09 (1.02). The host's CPU therefore matters more than the changes between them.
 
 *The ceiling* is half of *direct* in each round, because a proxy has two hops. A proxy can exceed it by batching, or by not
-copying bulk data. On one connection it can too, because there *direct* waits most of the time.
+copying bulk data. On one connection a proxy can also exceed it, because *direct* waits most of the time there.
 
 The tables have a percentile only if ten exchanges of the round exceed it: p99 needs 1,000 exchanges, p99.9 needs 10,000.
 
 - %[2]s; %[3]d cores, %[4]s, %.1[5]f GiB of memory; %[6]s
 - %[7]s
-- congestion control of TCP: %[9]s
+- TCP congestion control: %[9]s
 - each load runs for %[8]s s after 0.3 s of warming up
 
 All use the same path: in a separate network namespace for each measurement, clients
 connect on loopback to 10.96.0.10, and the endpoint listens on 10.244.0.11. HAProxy
 and nginx listen on 10.96.0.10 themselves. *HAProxy behind nftables* or *iptables* listens elsewhere,
-and a rule redirects to it, as usher's portals do. Kernel DNAT rewrites that address, as
-kube-proxy's rules do, and is the limit for a proxy outside the kernel. Clients reach usher
+and a rule redirects to it, as usher's portals do. Kernel DNAT rewrites 10.96.0.10 to the endpoint's
+address, as kube-proxy's rules do. It is the limit for a proxy outside the kernel. Clients reach usher
 through its portals, or without one on a separate port. *direct* is
 no proxy: it shows that clients and endpoint are not the bottleneck. Clients and endpoint are separate processes with one
 epoll loop per core (the endpoint has as many more for bulk). They share the cores with the proxy.
@@ -149,7 +149,7 @@ process, so its CPU time is unknown.
 
 // congestion describes the TCP congestion control and the reason for it.
 func (m Machine) congestion() string {
-	why := "cubic is what Linux has by default; -congestion sets another"
+	why := "Linux's default; -congestion sets another"
 	if m.Note != "" {
 		why = m.Note
 	}

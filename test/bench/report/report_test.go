@@ -82,7 +82,7 @@ var _ = Describe("the page", func() {
 		page := page(append(append(results, crr("haproxy-nftables", 8_000, 8_000)...), crr("usher-nftables", 7_000, 8_000)...))
 		Expect(page).To(ContainSubstring("| HAProxy behind nftables | 8000 |  | 0.80 |\n"))
 		Expect(page).To(ContainSubstring("| usher, nftables | 7500 | 0.94 (0.88–1.00) | 0.75 |\n"))
-		Expect(page).To(ContainSubstring("| new connections a second | ≥ 0.90 × HAProxy behind the same |  |  | 0.94 met |\n"))
+		Expect(page).To(ContainSubstring("| new connections a second | ≥ 0.90 × HAProxy behind the same rules |  |  | 0.94 met |\n"))
 	})
 	It("tells what failed", func() {
 		Expect(page(append(results, report.Result{Figure: "idle", Peer: "nginx", Round: 2, Failed: "timed out"}))).

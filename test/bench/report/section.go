@@ -98,7 +98,7 @@ var sections = []section{
 	{"udp1", "udp1", "UDP, one datagram in flight", "16 clients, each: send 64 bytes, wait for them to come back, again. HAProxy does not support UDP.", all, exchanges("1,000,000", "nginx", ceiling)},
 	{"udp4", "udp4", "UDP, four datagrams in flight", "The same with four datagrams of each client in flight at any time.", all, exchanges("1,000,000", "nginx", ceiling)},
 	{"idle", "idle", "Idle connections", "3,000 connections that have exchanged one byte. Per connection: memory and descriptors of the proxy, " +
-		"and the decrease of the system's available memory. The last includes the sockets of client and endpoint, which *direct* shows alone.", all,
+		"and the decrease of the system's available memory. The last includes the sockets of client and endpoint, which *direct* shows alone. Differences below about 10 kB, and negative ones, are noise.", all,
 		[]column{{Resident, "resident, bytes", 1, []string{"haproxy"}}, plain(Descriptors, "descriptors"), {System, "system, kB", 1000, []string{"haproxy"}}}},
 	{"churn", "churn", "Opened and closed", "10,000 connections opened and closed (2,500 at once), ten times. Resident memory and descriptors of the proxy at the start, after the first ten thousand, and at the end.", all,
 		[]column{{ResidentEnd, "resident at the end, MiB", 1 << 20, nil}, {ResidentFirst, "after the first cycle", 1 << 20, nil}, {ResidentStart, "at the start", 1 << 20, nil},
@@ -122,7 +122,7 @@ func open(figure, title, text string) section {
 
 func services(figure, title, text string) section {
 	return section{figure, figure, title, text, all, []column{plain(Start, "start, s"), {Memory, "resident, MiB", 1 << 20, nil}, plain(Change, "change, ms"),
-		plain(FirstRate, "crr through the first"), plain(LastRate, "through the last"), plain(LastFirst, "last / first")}}
+		plain(FirstRate, "new connections/s through the first VIP"), plain(LastRate, "through the last"), plain(LastFirst, "last / first")}}
 }
 
 // titles are the display names of the peers.
@@ -133,7 +133,7 @@ var titles = map[string]string{
 	"haproxy":             "HAProxy",
 	"haproxy-nftables":    "HAProxy behind nftables",
 	"haproxy-iptables":    "HAProxy behind iptables",
-	like:                  "HAProxy behind the same",
+	like:                  "HAProxy behind the same rules",
 	"nginx":               "nginx",
 	"kube-proxy-nftables": "kube-proxy, nftables",
 	"kube-proxy-iptables": "kube-proxy, iptables",

@@ -64,12 +64,12 @@ var targets = []target{
 	{figure: "churn", quantity: ResidentEnd, own: ResidentFirst, bound: 1.1, text: "resident memory after 100,000 connections / after 10,000"},
 	{figure: "services10000", quantity: Start, of: only("usher-nftables"), bound: 2, text: "seconds to start, 10,000 Services from files"},
 	{figure: "services10000", quantity: Start, of: only("usher-iptables", "usher-address"), bound: 6, text: "seconds to start, 10,000 Services from files"},
-	{figure: "services10000", quantity: Change, bound: 50, text: "ms until a change of a file is there, 10,000 Services"},
+	{figure: "services10000", quantity: Change, bound: 50, text: "ms until a changed file takes effect, 10,000 Services"},
 	{figure: "services10000", quantity: Memory, bound: 250, unit: 1 << 20, text: "resident MiB, 10,000 Services from files"},
 	{figure: Cluster, quantity: Start, to: "kube-proxy-nftables", bound: 1, text: "time to start, 10,000 Services of a cluster"},
 	{figure: Cluster, quantity: Memory, to: "kube-proxy-nftables", bound: 1, text: "resident memory, 10,000 Services of a cluster"},
 	{figure: Cluster, quantity: CPU, to: "kube-proxy-nftables", bound: 1, text: "CPU time to start, 10,000 Services of a cluster"},
-	{figure: Cluster, quantity: Change, bound: 10, text: "ms until a change is there, 10,000 Services of a cluster"},
+	{figure: Cluster, quantity: Change, bound: 10, text: "ms until a change takes effect, 10,000 Services of a cluster"},
 	{figure: "services10000", quantity: LastFirst, least: true, bound: 0.9, text: "new connections, the last of 10,000 portals / the first"},
 }
 

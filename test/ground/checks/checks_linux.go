@@ -75,10 +75,10 @@ var services = map[string]service{}
 
 func (g *ground) family(v6 bool) (netip.Addr, error) {
 	if v6 && !g.addr6.IsValid() {
-		return g.addr6, errors.New("no address of the ground is IPv6")
+		return g.addr6, errors.New("the environment has no IPv6 address")
 	}
 	if !v6 && !g.addr4.IsValid() {
-		return g.addr4, errors.New("no address of the ground is IPv4")
+		return g.addr4, errors.New("the environment has no IPv4 address")
 	}
 	if v6 {
 		return g.addr6, nil

@@ -159,7 +159,7 @@ func (p *process) end() (int, error) {
 	case <-time.After(*patience):
 		p.kill()
 		<-p.ended // the next process needs its ports
-		return 0, fmt.Errorf("usher %s does not end", p.cmd.Args[1])
+		return 0, fmt.Errorf("the previous usher %s does not exit", p.cmd.Args[1])
 	}
 }
 
