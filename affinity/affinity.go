@@ -10,13 +10,14 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
-// Limits limits the entries of all tables that share it, so that a flood of clients cannot exhaust memory. An entry
-// takes about 200 bytes.
+// Limits is the maximum number of entries, shared by several tables, so that a flood of clients cannot exhaust memory.
+// An entry takes about 200 bytes.
 type Limits struct {
 	PerTable int64 // entries in one table; at least 1
 	Total    int64 // entries in all tables that share this value
 
-	// Changed, if not nil, is sent a value when a table has a new entry, unless the send would block.
+	// Changed, if not nil, receives a value when an entry is added or refreshed. If the send would block, it is
+	// skipped.
 	Changed chan<- struct{}
 
 	used atomic.Int64
@@ -31,7 +32,7 @@ type Table struct {
 
 	mu      sync.Mutex
 	timeout time.Duration
-	clients *simplelru.LRU[netip.Addr, entry] // nil while the timeout is 0, as in most of thousands of tables
+	clients *simplelru.LRU[netip.Addr, entry] // nil while the timeout is 0, which saves memory: most tables are unused
 }
 
 type entry struct {
@@ -88,7 +89,7 @@ func (t *Table) Get(client netip.Addr, now time.Time) (endpoint netip.AddrPort, 
 	if !ok {
 		return netip.AddrPort{}, false
 	}
-	if t.over(e, now) {
+	if t.expired(e, now) {
 		t.clients.Remove(client)
 		return netip.AddrPort{}, false
 	}
@@ -100,7 +101,7 @@ func (t *Table) Peek(client netip.Addr, now time.Time) (Entry, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	e, ok := t.peek(client)
-	if !ok || t.over(e, now) {
+	if !ok || t.expired(e, now) {
 		return Entry{}, false
 	}
 	return Entry{Client: client, Endpoint: e.endpoint, Left: t.timeout - now.Sub(e.since)}, true
@@ -127,8 +128,8 @@ func (t *Table) set(client netip.Addr, endpoint netip.AddrPort, now time.Time) {
 	t.clients.Add(client, entry{endpoint: endpoint, since: now})
 }
 
-// Restore is Set for another process's entry: it stays valid as long as it was there, unless the table's timeout is
-// shorter. A client that has made a newer connection keeps its entry.
+// Restore adds an entry from another process. The entry keeps its remaining time, but at most the table's timeout. A
+// client that has made a newer connection keeps its entry.
 func (t *Table) Restore(e Entry, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -139,20 +140,20 @@ func (t *Table) Restore(e Entry, now time.Time) {
 	t.set(e.Client, e.Endpoint, since)
 }
 
-// Claim is Set for a client without an entry in Get: if another connection of the client was faster, its endpoint is
-// kept and returned.
+// Claim sets the endpoint of a client for which Get found no entry, and returns it. If another connection of the client
+// has set one meanwhile, Claim returns that endpoint and changes nothing.
 func (t *Table) Claim(client netip.Addr, endpoint netip.AddrPort, now time.Time) netip.AddrPort {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if e, ok := t.peek(client); ok && !t.over(e, now) {
+	if e, ok := t.peek(client); ok && !t.expired(e, now) {
 		return e.endpoint
 	}
 	t.set(client, endpoint, now)
 	return endpoint
 }
 
-// reserve reserves one entry under the limit for all tables. If the limit is reached, the table removes its own oldest
-// entry; a table without entries cannot add one.
+// reserve reserves one entry under the limit for all tables. If the limit is reached, the table removes its least
+// recently used entry. If it has none, reserve returns false.
 func (t *Table) reserve() bool {
 	if t.limits.used.Add(1) <= t.limits.Total {
 		return true
@@ -164,8 +165,8 @@ func (t *Table) reserve() bool {
 	return false
 }
 
-// Forget ends the affinity of client if it is to endpoint: a later connection may already have another endpoint, and
-// keeps it.
+// Forget removes the client's entry if its endpoint is endpoint. If a later connection has set another endpoint, the
+// entry stays.
 func (t *Table) Forget(client netip.Addr, endpoint netip.AddrPort) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -174,8 +175,8 @@ func (t *Table) Forget(client netip.Addr, endpoint netip.AddrPort) {
 	}
 }
 
-// ForgetEndpoints ends the affinity of every client of a removed endpoint and returns their number. It visits every
-// entry once.
+// ForgetEndpoints removes the entries of all clients of the endpoints in gone, and returns the number of entries
+// removed. It visits every entry once.
 func (t *Table) ForgetEndpoints(gone map[netip.AddrPort]bool) (n int) {
 	if len(gone) == 0 {
 		return 0
@@ -192,8 +193,8 @@ func (t *Table) ForgetEndpoints(gone map[netip.AddrPort]bool) (n int) {
 // lockedFor is the number of entries visited before the table's lock is released.
 const lockedFor = 1000
 
-// each calls f, which may remove the entry, for the clients, least recently used first. mu is held while f runs, and
-// released at intervals, since connections wait for it.
+// each calls f for every entry, least recently used first. f may remove the entry. each holds mu while f runs, and
+// releases it every lockedFor entries, since connections wait for it.
 func (t *Table) each(f func(netip.Addr, entry)) {
 	t.mu.Lock()
 	clients := t.known()
@@ -223,11 +224,11 @@ type Entry struct {
 func (t *Table) Entries(now time.Time) []Entry {
 	entries := []Entry{}
 	t.each(func(client netip.Addr, e entry) {
-		if !t.over(e, now) {
+		if !t.expired(e, now) {
 			entries = append(entries, Entry{Client: client, Endpoint: e.endpoint, Left: t.timeout - now.Sub(e.since)})
 		}
 	})
 	return entries
 }
 
-func (t *Table) over(e entry, now time.Time) bool { return now.Sub(e.since) >= t.timeout }
+func (t *Table) expired(e entry, now time.Time) bool { return now.Sub(e.since) >= t.timeout }

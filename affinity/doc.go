@@ -5,6 +5,6 @@
 // ClientIP type session sticky time"; this is what kube-proxy's iptables mode does.) An entry also ends when its
 // endpoint fails or is removed, and when the table is full and its client is the least recently used.
 //
-// The package knows no Services, and only the addresses of endpoints. It selects no endpoint and starts no goroutine:
-// an expired entry is removed when it is looked up, or displaced by newer ones.
+// The package knows endpoints only by their addresses, and knows nothing about Services. It selects no endpoint and
+// starts no goroutine: an expired entry stays until Get removes it or a newer entry replaces it.
 package affinity

@@ -32,10 +32,10 @@ func Cut(text string, most int) string {
 // Each namespace may have a burst of wordsAtOnce messages, and then one more every wordsEvery. Suppressed messages are
 // counted and reported every wordsTold. Namespaces beyond maxSpeakers count as one.
 const (
-	wordsAtOnce = 200
-	wordsEvery  = 10 * time.Second
-	wordsTold   = time.Minute
-	maxSpeakers = 1000
+	wordsAtOnce    = 200
+	wordsEvery     = 10 * time.Second
+	reportInterval = time.Minute
+	maxSpeakers    = 1000
 )
 
 // Words limits the rate of messages about the objects of each namespace. It is safe for concurrent use.
@@ -84,7 +84,7 @@ func (w *Words) Allow(namespace string, now time.Time) bool {
 		return true
 	}
 	if s.leftOut++; s.leftOut == 1 {
-		time.AfterFunc(wordsTold, func() { w.report(namespace, s) })
+		time.AfterFunc(reportInterval, func() { w.report(namespace, s) })
 	}
 	return false
 }

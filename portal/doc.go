@@ -1,5 +1,5 @@
 // Package portal defines portals: the mechanisms that redirect packets for a Service's VIP to a local listener of
-// usher's.
+// usher.
 //
 // There are several mechanisms, the modes, each in its own folder. Each makes a [Portal]:
 //
@@ -27,9 +27,10 @@
 //	modes       all of them, in order
 //
 // In addition, package netns manages a portal in a network namespace for one command, and package handover decides
-// which process manages the portals of a node.
+// which process manages the portals of a node. Package fdpass passes descriptors between processes, and package fdstore
+// stores them with the service manager.
 //
-// In reading order: portal.go, target.go, mode.go; then family.go, sources.go, interfaces.go and ports.go.
+// In reading order: portal.go, target.go, mode.go, origin.go; then family.go, sources.go, interfaces.go and ports.go.
 //
 // A portal never opens a listener, never reads a packet and knows nothing of Services: the name of a rule's Service is
 // only a comment.

@@ -26,7 +26,7 @@ type Mode struct {
 	Open func(context.Context, Options) (Portal, error)
 
 	// List returns the rules that portals of this mode have installed, in this or another process. It changes nothing.
-	// It skips rules that it cannot read without a missing tool or kernel feature. Nil: the mode never installs
+	// It skips rules that it cannot read because a tool or kernel feature is missing. Nil: the mode never installs
 	// anything.
 	List func(context.Context, Options) ([]Rule, error)
 
@@ -45,7 +45,7 @@ type Traits struct {
 	// Redirects says that the kernel redirects packets for a VIP to a listener elsewhere. It also rejects or drops
 	// clients as the rule's action and sources say. Otherwise the listener has to do all of that.
 	Redirects bool
-	// Local says that VIPs become addresses of this node, at which the listeners are: they need no route.
+	// Local says that VIPs become addresses of this node, and listeners bind to them. VIPs then need no route.
 	Local bool
 	// InNamespace says that the VIPs of a portal are addresses in a dedicated network namespace instead. The node's own
 	// addresses do not reach it: see Bind.Namespace.
@@ -57,8 +57,8 @@ type Traits struct {
 	About string
 }
 
-// Leads reports whether packets for a VIP reach a listener. Otherwise clients need the listeners' addresses.
-func (t Traits) Leads() bool { return t.Redirects || t.Local }
+// CarriesVIPs reports whether packets for a VIP reach a listener. Otherwise clients need the listeners' addresses.
+func (t Traits) CarriesVIPs() bool { return t.Redirects || t.Local }
 
 // New makes a portal. It leaves nothing changed before the portal's first Apply.
 func (m Mode) New(ctx context.Context, opts Options) (Portal, error) {
@@ -89,13 +89,13 @@ type Options struct {
 	// none the Service's own.
 	ProxyPorts PortRange
 	// NodePortAddresses are the networks whose node addresses accept connections to node ports, as for kube-proxy's
-	// --nodeport-addresses; but a family without a network in it then has no node ports. None: all addresses of the
-	// node, loopback included. Mode none ignores it.
+	// --nodeport-addresses; but here a family without a network in the list has no node ports. None: all addresses of
+	// the node, loopback included. Mode none ignores it.
 	NodePortAddresses []netip.Prefix
 	// PodInterfaces are the interfaces of this node's Pods, in addition to the networks of Portal.SetLocalSources; see
 	// Drop. They need not exist yet.
 	PodInterfaces Interfaces
-	// Mark is the mark (SO_MARK, socket(7)) of packets that the portal leaves alone: those that have all of its bits.
+	// Mark is the mark (SO_MARK, socket(7)) of packets that the portal ignores: those whose mark has all of these bits.
 	// The process that listens for a portal sets it on packets to endpoints, so the portal never redirects these back.
 	// Zero: all packets are alike. See Portal.Mark.
 	Mark uint32
@@ -196,13 +196,13 @@ func (o Options) RemoveOthers(ctx context.Context) (removed []string) {
 	if err != nil {
 		o.Log.WithError(err).Debug("Failed to look for rules left by another portal mode")
 	} else if len(removed) > 0 {
-		o.Log.WithField("what", Some(removed)).Info("Removed rules left by another portal mode")
+		o.Log.WithField("removed", Shorten(removed)).Info("Removed rules left by another portal mode")
 	}
 	return removed
 }
 
-// Some shortens a list for the log.
-func Some(list []string) string {
+// Shorten shortens a list for the log.
+func Shorten(list []string) string {
 	const most = 8
 	if len(list) <= most {
 		return strings.Join(list, ", ")

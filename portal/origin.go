@@ -17,12 +17,12 @@ type Origin struct {
 	Here bool
 }
 
-// Whereabouts says on which node an endpoint is.
-type Whereabouts uint8
+// EndpointLocality says on which node an endpoint is.
+type EndpointLocality uint8
 
-// The whereabouts.
+// Values of EndpointLocality.
 const (
-	Unknown Whereabouts = iota
+	Unknown EndpointLocality = iota
 	Here
 	Elsewhere
 )
@@ -50,7 +50,7 @@ const (
 	SourceSCTP
 )
 
-var seen = [...]struct{ name, why string }{
+var sourceAddresses = [...]struct{ name, why string }{
 	{},
 	SourceClient:     {"client", "replies return through this node"},
 	SourceConfigured: {"node-configured", "--client-address or the annotation usher.io/client-address is set to node"},
@@ -69,16 +69,16 @@ var seen = [...]struct{ name, why string }{
 }
 
 // SourceAddressCount is the number of SourceAddress values, zero included.
-const SourceAddressCount = len(seen)
+const SourceAddressCount = len(sourceAddresses)
 
 // Client reports whether it is the client's own address.
 func (s SourceAddress) Client() bool { return s == SourceClient }
 
 // String returns the name in metrics and the API: "client", or "node-" and a reason; empty if undecided.
-func (s SourceAddress) String() string { return seen[s].name }
+func (s SourceAddress) String() string { return sourceAddresses[s].name }
 
 // Why returns the reason, as a clause that can follow "because".
-func (s SourceAddress) Why() string { return seen[s].why }
+func (s SourceAddress) Why() string { return sourceAddresses[s].why }
 
 // Text returns the address and the reason, in words that can follow "the endpoint sees"; empty if undecided.
 func (s SourceAddress) Text() string {

@@ -9,8 +9,8 @@ import (
 	"os"
 )
 
-// Portal is one way to redirect packets for a VIP to a local listener. Its methods are safe for concurrent use; calls
-// wait for each other.
+// Portal is one way to redirect packets for a VIP to a local listener. Its methods are safe for concurrent use. Apply,
+// Check and similar methods wait for each other; Origin does not wait.
 type Portal interface {
 	// Mode returns the name that selects the portal: "iptables", "nftables", "address" or "none".
 	Mode() string
@@ -28,17 +28,17 @@ type Portal interface {
 	//
 	// For the zero client, Origin says which address endpoints of that family see for all clients; zero: it depends on
 	// the client. Many goroutines call it, for each connection; it waits for no other method.
-	Origin(client, endpoint netip.Addr, where Whereabouts) Origin
+	Origin(client, endpoint netip.Addr, where EndpointLocality) Origin
 
 	// Listen returns where the listeners for the targets of one service port have to be. service is the Service's name,
-	// "namespace/name". Each target is in exactly one of the Binds, except for node ports in mode address: those of
-	// SCTP, and with Options.NodePortAddresses all, have a Bind for each address. Listen changes nothing, except that
-	// mode address makes VIPs local where no socket can be bound to them otherwise.
+	// "namespace/name". Each target is in exactly one Bind, with one exception in mode address: node ports of SCTP have
+	// a Bind for each address, and with Options.NodePortAddresses all node ports do. Listen changes nothing, except
+	// that mode address makes VIPs local where no socket can be bound to them otherwise.
 	Listen(service string, targets []Target) []Bind
 
-	// Apply installs or replaces the rules in set and removes those for the targets in gone, in one transaction where
-	// the kernel has them. The first call also removes rules of an earlier process that are not in set. Rules that stay
-	// are never missing in between.
+	// Apply installs or replaces the rules in set and removes those for the targets in gone, in one transaction if the
+	// kernel supports that. The first call also removes rules of an earlier process that are not in set. Rules that
+	// stay are never missing in between.
 	//
 	// Whatever the Result, the rules remain wanted: Check tries again.
 	Apply(ctx context.Context, set []Rule, gone []Target) Result
@@ -159,7 +159,7 @@ type Rule struct {
 	// netfilter leaves this to the listener, which should check in any case.
 	Sources Sources
 	// Sole says that the address belongs to one Service and nothing else, as a cluster IP does. A portal that can
-	// distinguish this rejects packets for its ports without a rule.
+	// distinguish this rejects packets to ports of that address that have no rule.
 	Sole bool
 	// Comment describes the rule's purpose for people, such as "default/web:http".
 	Comment string
@@ -218,20 +218,20 @@ type Bind struct {
 	Targets []Target
 }
 
-// Namespace is a portal's dedicated network namespace. Two are the same if they are equal.
+// Namespace is a portal's dedicated network namespace. Two Namespaces are the same if they are ==.
 type Namespace interface {
 	// Socket makes a socket in the namespace, as socket(2) does.
 	Socket(domain, kind, protocol int) (fd int, err error)
 }
 
-// Settler is a Portal that may have such a namespace. The namespace ends when no process has its descriptor or one of
+// Namespaced is a Portal that may have such a namespace. The namespace ends when no process has its descriptor or one of
 // its sockets open, so a successor receives it with the listeners.
-type Settler interface {
+type Namespaced interface {
 	// Namespace returns a descriptor of the namespace, which the caller closes; nil if there is none.
 	Namespace() *os.File
-	// Settle makes the portal use a predecessor's namespace, and closes the descriptor. It is called before the first
+	// UseNamespace makes the portal use a predecessor's namespace, and closes the descriptor. It is called before the first
 	// Listen.
-	Settle(*os.File)
+	UseNamespace(*os.File)
 }
 
 // Result is the outcome of Apply or Check. The zero Result: all is as wanted.

@@ -30,10 +30,10 @@ func ParsePorts(s string) (PortRange, bool) {
 	return PortRange{First: uint16(a), Last: uint16(b)}, err1 == nil && err2 == nil
 }
 
-// PortBook proposes local ports that stay the same across restarts. The target determines where in the range the search
-// begins, and only ports that this process has promised to another target are skipped. PortBook opens nothing, so
+// PortAllocator proposes local ports that stay the same across restarts. The target determines where in the range the search
+// begins, and only ports that this process has promised to another target are skipped. PortAllocator opens nothing, so
 // another process may already use a proposed port.
-type PortBook struct {
+type PortAllocator struct {
 	within PortRange
 	owner  map[portKey]Target
 	port   map[Target]uint16
@@ -46,13 +46,13 @@ type portKey struct {
 	port     uint16
 }
 
-// NewPortBook returns an empty book of the ports in a range.
-func NewPortBook(within PortRange) *PortBook {
-	return &PortBook{within: within, owner: map[portKey]Target{}, port: map[Target]uint16{}}
+// NewPortAllocator returns a PortAllocator for a range, without assigned ports.
+func NewPortAllocator(within PortRange) *PortAllocator {
+	return &PortAllocator{within: within, owner: map[portKey]Target{}, port: map[Target]uint16{}}
 }
 
 // Propose returns t's port, or 0 if all ports of the range are promised.
-func (b *PortBook) Propose(t Target) uint16 {
+func (b *PortAllocator) Propose(t Target) uint16 {
 	if port, ok := b.port[t]; ok {
 		return port
 	}
@@ -72,12 +72,12 @@ func (b *PortBook) Propose(t Target) uint16 {
 }
 
 // Promise records that t already has port.
-func (b *PortBook) Promise(t Target, port uint16) {
+func (b *PortAllocator) Promise(t Target, port uint16) {
 	b.owner[portKey{FamilyOf(t.Addr), t.Protocol, port}], b.port[t] = t, port
 }
 
 // Forget releases t's promised port.
-func (b *PortBook) Forget(t Target) {
+func (b *PortAllocator) Forget(t Target) {
 	if port, ok := b.port[t]; ok {
 		delete(b.port, t)
 		if key := (portKey{FamilyOf(t.Addr), t.Protocol, port}); b.owner[key] == t {

@@ -31,7 +31,7 @@ var _ = Describe("a rule", func() {
 
 var _ = Describe("a book of ports", func() {
 	It("never promises a port twice while it is in use", func() {
-		book := portal.NewPortBook(portal.PortRange{First: 100, Last: 102})
+		book := portal.NewPortAllocator(portal.PortRange{First: 100, Last: 102})
 		ports := map[uint16]bool{}
 		for i := range 3 {
 			ports[book.Propose(To(portal.TCP, netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 80))] = true

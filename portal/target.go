@@ -55,7 +55,7 @@ func (r Rule) Check() error {
 	return nil
 }
 
-// Merge makes the changes set and gone in wanted. It returns the targets whose rule has changed, and errors for invalid
+// Merge applies set and gone to wanted. It returns the targets whose rule has changed, and errors for invalid
 // rules.
 func Merge(wanted map[Target]Rule, set []Rule, gone []Target) (changed []Target, bad map[Target]error) {
 	bad = map[Target]error{}

@@ -56,8 +56,8 @@ func (p *Proxy) Affinities() (*os.File, error) {
 	return file, nil
 }
 
-// KeepAffinities waits at least keepEvery between two files, and at least keepRest times as long as the last
-// file took to write: about one second for a million clients, and more if other processes need the CPU.
+// KeepAffinities waits at least keepEvery between two files, and at least keepRest times as long as the last file took
+// to write.
 const (
 	keepEvery = time.Second
 	keepRest  = 20

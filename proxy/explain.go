@@ -26,7 +26,7 @@ type Question struct {
 	VIP     netip.AddrPort // port 0: any; invalid: the first VIP of the client's family
 }
 
-// QuestionError names the part of a Question that has no answer.
+// QuestionError names the invalid field of a Question.
 type QuestionError struct {
 	Field   string // service, port, client or vip
 	Message string
@@ -71,7 +71,7 @@ type Explanation struct {
 	Set           *balance.Set           // those of Endpoints for this client
 	Affinity      *affinity.Entry        // the client's; only set with WouldTry
 	Order         []balance.Choice       // the order in which endpoints would be tried
-	SourceAddress []portal.SourceAddress // by each of Order; zero if it depends on an unknown client
+	SourceAddress []portal.SourceAddress // for each endpoint in Order; zero if it depends on an unknown client
 	NotTried      []NotTried
 }
 
@@ -146,8 +146,8 @@ func leftOut(v *frontend.View, set *balance.Set) (list []NotTried) {
 	return list
 }
 
-// WhyLeftOut returns the reason of a [NotTried] for an endpoint that some kind of client does not get.
-// cluster is the set of a client under policy Cluster.
+// WhyLeftOut returns the Reason of a [NotTried] for an endpoint that is not in a client's set. cluster is the set for
+// policy Cluster.
 func WhyLeftOut(cluster *balance.Set, e *balance.Endpoint) string {
 	switch {
 	case e.Terminating && !e.Serving:
@@ -204,9 +204,9 @@ func (p *Proxy) asked(q Question) (*frontEnd, config.VIP, error) {
 	}
 	switch {
 	case found == nil && vips != nil && q.VIP.IsValid():
-		return nil, config.VIP{}, &QuestionError{"vip", fmt.Sprintf("Service %s has no VIP %s; it has %s", q.Service, vip, portal.Some(vips))}
+		return nil, config.VIP{}, &QuestionError{"vip", fmt.Sprintf("Service %s has no VIP %s; it has %s", q.Service, vip, portal.Shorten(vips))}
 	case found == nil && vips != nil:
-		return nil, config.VIP{}, &QuestionError{"client", fmt.Sprintf("Service %s has no VIP of the IP family of %s; it has %s", q.Service, q.Client, portal.Some(vips))}
+		return nil, config.VIP{}, &QuestionError{"client", fmt.Sprintf("Service %s has no VIP of the IP family of %s; it has %s", q.Service, q.Client, portal.Shorten(vips))}
 	case found == nil:
 		return nil, config.VIP{}, &QuestionError{"port", fmt.Sprintf("Service %s has no port %q; it has %s", q.Service, q.Port, portNames(ids))}
 	case len(names) > 1:

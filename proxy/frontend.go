@@ -25,7 +25,7 @@ type frontEnd struct {
 
 	pool      balance.Pool
 	listeners []frontend.Listener
-	draining  *time.Timer // fires when the next endpoint's connections end; nil if none is leaving
+	draining  *time.Timer // fires when the next drain timeout expires; nil if there is none
 	dirty     bool        // in Proxy.dirty
 	removed   bool        // the service port no longer exists
 	// owned holds the targets that it serves, unordered; see Proxy.owners. Each of thousands of front ends
@@ -43,7 +43,7 @@ func (f *frontEnd) openListener(b portal.Bind) (frontend.Listener, error) {
 }
 
 func (f *frontEnd) open(b portal.Bind) (frontend.Listener, error) {
-	if err := f.Budget.RoomForListener(); err != nil {
+	if err := f.Budget.AdmitListener(); err != nil {
 		return nil, err
 	}
 	if why := f.proxy.TCPOnly; why != nil && f.Protocol != config.TCP {
@@ -114,7 +114,7 @@ func (f *frontEnd) swapView(port config.ServicePort) (planned bool) {
 	}
 	old := f.Swap(v)
 	same := sameButEndpoints(old.Port, port)
-	f.tellEndpoints(old, v, same)
+	f.recordEndpoints(old, v, same)
 	if old.Port.Probe.Check.Kind != 0 || port.Probe.Check.Kind != 0 {
 		f.proxy.prober.Update(f.FrontEnd, old, v)
 	}
@@ -130,11 +130,10 @@ func (f *frontEnd) swapView(port config.ServicePort) (planned bool) {
 	return same && len(f.owned) == len(port.VIPs) && v.ServesLike(old)
 }
 
-// claim makes the front end the owner of its port's VIPs and returns the VIPs that it owns. A VIP stays with
-// the service port that already has it, with one exception. Kubernetes gives a cluster IP to one Service, but
-// any author of Services may write it as an external or load balancer IP. claim takes it from such a front
-// end and has that front end planned again. It also replans front ends that use a new node port's port on an
-// address of this node.
+// claim makes the front end the owner of its port's VIPs and returns the VIPs that it owns. A VIP stays with the
+// service port that already serves it, with two exceptions. A cluster IP takes precedence over the same address as
+// another Service's external or load balancer IP. A port in use on an address of this node is released; see
+// inUseOnNode. claim marks the front ends that lose a VIP, and those that conflict with a new node port.
 func (f *frontEnd) claim() (own []portal.Target, problem *Problem) {
 	port := f.View().Port
 	for _, vip := range port.VIPs {

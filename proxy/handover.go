@@ -31,7 +31,7 @@ func (p *Proxy) Inherit(sockets map[string]*os.File) {
 	p.predecessor = p.streams.Inherit(sockets)
 	p.datagrams.Inherit(sockets)
 	p.takeAffinities(sockets)
-	if !p.settle(sockets[namespaceName]) {
+	if !p.useNamespace(sockets[namespaceName]) {
 		for name, file := range sockets { // sockets of that namespace would be mistaken for sockets of this portal's namespace
 			if strings.HasSuffix(name, namespaceName) && name != namespaceName {
 				file.Close()
@@ -41,17 +41,17 @@ func (p *Proxy) Inherit(sockets map[string]*os.File) {
 	}
 	delete(sockets, namespaceName)
 	p.node.Inherited = sockets
-	p.keepOnly(sockets)
+	p.removeOthersFromStore(sockets)
 }
 
-// InheritRest does what Inherit does for clients that the predecessor has got since, and drops inherited
+// InheritRest does what Inherit does for clients that have connected to the predecessor since, and drops inherited
 // affinities whose service port does not exist. Open connections follow, if the predecessor hands them over.
 func (p *Proxy) InheritRest(sockets map[string]*os.File) {
 	defer p.lock()()
 	p.datagrams.InheritRest(sockets)
 	p.takeAffinities(sockets)
 	p.had = nil
-	p.streams.Receive(p.predecessor, &heir{proxy: p})
+	p.streams.Receive(p.predecessor, &receiver{proxy: p})
 	p.predecessor = nil
 }
 
@@ -62,15 +62,15 @@ func (p *Proxy) takeAffinities(sockets map[string]*os.File) {
 	}
 }
 
-// settle makes the portal use the network namespace in file, and reports whether it does. It closes file.
-func (p *Proxy) settle(file *os.File) bool {
-	s, ok := p.Portal.(portal.Settler)
+// useNamespace makes the portal use the network namespace in file, and reports whether it does. It closes file.
+func (p *Proxy) useNamespace(file *os.File) bool {
+	s, ok := p.Portal.(portal.Namespaced)
 	if file == nil || !ok {
 		file.Close()
 		return false
 	}
-	that, err := file.Stat() // before Settle closes it
-	s.Settle(file)
+	that, err := file.Stat() // before UseNamespace closes it
+	s.UseNamespace(file)
 	is := s.Namespace()
 	if err != nil || is == nil {
 		return false
@@ -125,7 +125,7 @@ func (p *Proxy) HandOver() (sockets, more iter.Seq[handover.Socket], resume, rel
 	return sockets, more, resume, release, nil
 }
 
-// leaving returns, for each leaving endpoint, the time since when.
+// leaving returns when each leaving endpoint began to leave.
 func (p *Proxy) leaving() map[*balance.State]time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -140,13 +140,13 @@ func (p *Proxy) leaving() map[*balance.State]time.Time {
 	return all
 }
 
-// heir implements stream.Heir.
-type heir struct {
+// receiver implements stream.Receiver.
+type receiver struct {
 	proxy  *Proxy
 	drains map[*frontEnd]bool
 }
 
-func (h *heir) Begin() error {
+func (h *receiver) Begin() error {
 	p := h.proxy
 	p.changes.Lock()
 	p.mu.Lock()
@@ -158,7 +158,7 @@ func (h *heir) Begin() error {
 	return nil
 }
 
-func (h *heir) End() {
+func (h *receiver) End() {
 	for f := range h.drains {
 		f.drain()
 	}
@@ -166,8 +166,8 @@ func (h *heir) End() {
 	h.proxy.changes.Unlock()
 }
 
-// Find implements stream.Heir. It falls back to the VIP, since the front end may have been renamed.
-func (h *heir) Find(port config.PortID, vip netip.AddrPort, e *config.Endpoint, left time.Time) (*frontend.FrontEnd, *balance.Endpoint) {
+// Find implements stream.Receiver. It falls back to the VIP, since the front end may have been renamed.
+func (h *receiver) Find(port config.PortID, vip netip.AddrPort, e *config.Endpoint, left time.Time) (*frontend.FrontEnd, *balance.Endpoint) {
 	p := h.proxy
 	f := p.services[port.ServiceName()][port]
 	if f == nil {
@@ -188,7 +188,7 @@ func (h *heir) Find(port config.PortID, vip netip.AddrPort, e *config.Endpoint, 
 // draining proxy has nothing else to hand over.
 func (p *Proxy) HandOverNamespace() iter.Seq[handover.Socket] {
 	return func(yield func(handover.Socket) bool) {
-		if s, ok := p.Portal.(portal.Settler); ok {
+		if s, ok := p.Portal.(portal.Namespaced); ok {
 			if file := s.Namespace(); file != nil {
 				yield(handover.Socket{Name: namespaceName, File: file})
 			}

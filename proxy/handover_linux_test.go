@@ -66,7 +66,7 @@ var _ = Describe("open connections of a Proxy that is taken over from", func() {
 		all := map[string]string{}
 		for _, r := range p.Trace.Open(func(*conn.Record) bool { return true }) {
 			last, _ := r.Established()
-			all[r.From.String()] = fmt.Sprint(r.ID, " ", r.Tries(), " ", last.Reason, " ", last.Endpoint, " ", r.Began.UnixNano())
+			all[r.From.String()] = fmt.Sprint(r.ID, " ", r.Tries(), " ", last.Reason, " ", last.Endpoint, " ", r.Start.UnixNano())
 		}
 		return all
 	}
@@ -88,7 +88,7 @@ var _ = Describe("open connections of a Proxy that is taken over from", func() {
 		successor.Apply(services)
 		successor.InheritRest(socketsOf(more))
 		release()
-		successor.Recalled()
+		successor.CloseUnused()
 		p.Stop()
 		drained = make(chan int, 1)
 		go func() { drained <- p.Drain(context.Background()) }()

@@ -42,10 +42,9 @@ func keptNumber(name string) (number uint64, inNamespace, is bool) {
 	return number, name[:1] == keptInNamespace, err == nil
 }
 
-// Recall returns the argument for Inherit: handedOver if a running predecessor handed over sockets, else the
-// sockets that an earlier process left in Options.Store. In the former case only sockets that are the same
-// remain stored: the predecessor may have closed and opened listeners since. Call Recalled after the first
-// Apply.
+// Recall returns the argument for Inherit: handedOver if a running predecessor handed over sockets, else the sockets
+// that an earlier process left in Options.Store. If sockets were handed over, only their copies stay stored: the
+// predecessor may have closed and opened listeners. Call Recalled after the first Apply.
 func (p *Proxy) Recall(handedOver map[string]*os.File) map[string]*os.File {
 	sockets := handedOver
 	if sockets == nil {
@@ -130,8 +129,8 @@ func HandOverKept(kept map[string][]int) iter.Seq[handover.Socket] {
 	}
 }
 
-// keepOnly removes recalled sockets from the Store that are not in sockets.
-func (p *Proxy) keepOnly(sockets map[string]*os.File) {
+// removeOthersFromStore removes recalled sockets from the Store that are not in sockets.
+func (p *Proxy) removeOthersFromStore(sockets map[string]*os.File) {
 	for what, name := range p.keeping.recalled {
 		if sockets[what] == nil {
 			p.Store.Remove(name)
@@ -140,9 +139,9 @@ func (p *Proxy) keepOnly(sockets map[string]*os.File) {
 	}
 }
 
-// Recalled closes inherited sockets that are unused now that all Services are served. From now on the Store
+// CloseUnused closes inherited sockets that are unused now that all Services are served. From now on the Store
 // keeps the portal's namespace, if there is one.
-func (p *Proxy) Recalled() {
+func (p *Proxy) CloseUnused() {
 	defer p.lock()()
 	for name, file := range p.node.Inherited {
 		file.Close()
@@ -151,7 +150,7 @@ func (p *Proxy) Recalled() {
 	if p.Store == nil {
 		return
 	}
-	p.keepOnly(nil)
+	p.removeOthersFromStore(nil)
 	p.Store.Remove(keptNamespace)
 	p.Store.Put(keptNamespace, func() []*os.File {
 		var files []*os.File
@@ -200,8 +199,8 @@ func (p *Proxy) copies(l frontend.Listener, name string) (files []*os.File) {
 	return files
 }
 
-// keepNoMore removes a listener's sockets from the Store.
-func (p *Proxy) keepNoMore(l frontend.Listener) {
+// removeFromStore removes a listener's sockets from the Store.
+func (p *Proxy) removeFromStore(l frontend.Listener) {
 	if name, kept := p.keeping.names[l]; kept {
 		p.Store.Remove(name)
 		delete(p.keeping.names, l)
@@ -209,8 +208,8 @@ func (p *Proxy) keepNoMore(l frontend.Listener) {
 	}
 }
 
-// keepNothing removes everything from the Store: a successor has it.
-func (p *Proxy) keepNothing() {
+// clearStore removes everything from the Store: a successor has it.
+func (p *Proxy) clearStore() {
 	if p.Store == nil {
 		return
 	}
@@ -228,6 +227,6 @@ func (p *Proxy) awaitRemoved() bool {
 		return false
 	}
 	p.keeping.removed = false
-	p.unlocked(func() { p.Store.Wait(time.Second) }) // copies may have to be made before
+	p.unlocked(func() { p.Store.Wait(time.Second) }) // unlocked, since the Store may first call copies, which takes mu
 	return true
 }

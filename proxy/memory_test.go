@@ -33,9 +33,9 @@ func TestEbb(t *testing.T) {
 					over = append(over, i)
 					e.tidy()
 					now := e.rest.Add(-1)
-					g.Expect(e.over(now, count+2*rush)).To(BeFalse(), "they are many")
-					g.Expect(e.over(now, count+2*rush)).To(BeFalse(), "it has just been done")
-					g.Expect(e.over(e.rest, count+2*rush)).To(BeTrue())
+					g.Expect(e.over(now, count+2*minBurst)).To(BeFalse(), "they are many")
+					g.Expect(e.over(now, count+2*minBurst)).To(BeFalse(), "it has just been done")
+					g.Expect(e.over(e.rest, count+2*minBurst)).To(BeTrue())
 					e = burstEnd{seen: count, tidied: count}
 				}
 			}

@@ -13,15 +13,15 @@ import (
 // Any author of Services may write an address of this node as an external IP. The node itself has precedence
 // there: its node ports, usher's own servers, and its processes.
 
-// onNode reports whether vip is an address of this node; other nodes may have the address too.
+// onNode reports whether this node's processes take precedence at vip: an external VIP that is an address of this node.
+// Other nodes may have it too.
 func (p *Proxy) onNode(vip config.VIP) bool {
-	return vip.External() && !vip.Addr.IsUnspecified() && !p.ClaimNodeAddresses && p.Portal.Traits().Leads() && p.Socket == nil &&
+	return vip.External() && !vip.Addr.IsUnspecified() && !p.ClaimNodeAddresses && p.Portal.Traits().CarriesVIPs() && p.Socket == nil &&
 		p.node.Locality.IsNode(vip.Addr)
 }
 
-// inUseOnNode returns an error that names the user of vip, a VIP of f, if vip is an address of this node and
-// in use: another Service's node port, or a listening process. Where usher itself must listen there, the
-// kernel detects the latter.
+// inUseOnNode returns an error if vip, a VIP of f, is an address of this node and its port is in use: by another
+// Service's node port, or by a listening process. Where usher itself listens, the kernel detects the process.
 func (f *frontEnd) inUseOnNode(vip config.VIP) error {
 	p := f.proxy
 	if !p.onNode(vip) {
@@ -42,8 +42,8 @@ func (f *frontEnd) inUseOnNode(vip config.VIP) error {
 	return nil
 }
 
-// isFrontEnd reports whether l is the listener of a front end behind a redirect. It takes nothing from
-// clients of its port, since it accepts only redirected connections.
+// isFrontEnd reports whether l is the listener of a front end behind a redirect. Such a listener causes no conflict,
+// since it accepts only redirected connections.
 func (p *Proxy) isFrontEnd(l *kernel.Listener) bool {
 	if !l.Mine {
 		return false
@@ -60,8 +60,8 @@ func (p *Proxy) isFrontEnd(l *kernel.Listener) bool {
 	return false
 }
 
-// displaceOnNode takes the port of nodePort, if that is a node port target, from the front ends that have it
-// on any address of this node.
+// displaceOnNode marks the front ends that serve nodePort's port on an address of this node, so that they release it.
+// It does nothing for other targets than node ports.
 func (p *Proxy) displaceOnNode(nodePort portal.Target) {
 	if !nodePort.Addr.IsUnspecified() {
 		return

@@ -77,8 +77,8 @@ type Options struct {
 	// OnProblem, if not nil, is called when a service port gets a problem, when the problem changes, and with
 	// nil when it is solved. It must return quickly.
 	OnProblem func(config.PortID, *Problem)
-	// OnSync, if not nil, is called with the time that a change took. full is set for the first change and
-	// for each check, which carry out everything.
+	// OnSync, if not nil, is called with the time that a change took. full is set for the first change and for each
+	// check, which process all Services.
 	OnSync func(took time.Duration, full bool)
 }
 

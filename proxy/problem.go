@@ -92,7 +92,7 @@ func (p *Proxy) reportOpenFiles() {
 	case left > before:
 		b := p.node.Budget
 		needed := b.NeededFor(left)
-		p.Log.WithFields(logrus.Fields{"limit": b.Descriptors, "listeners": b.Listeners.Load(), "not-served": left, "needed": needed}).
+		p.Log.WithFields(logrus.Fields{"limit": b.Descriptors, "listeners": b.Listeners.Load(), "notServed": left, "needed": needed}).
 			Errorf("Open files limit of %d is too low: %d service ports are not served and refuse clients; raise it to %d or more (ulimit -n, LimitNOFILE=)", b.Descriptors, left, needed)
 	case left == 0 && before > 0:
 		p.Log.Info("Open files limit now suffices for all service ports")

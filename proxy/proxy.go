@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/affinity"
@@ -47,19 +48,19 @@ type Proxy struct {
 	started bool       // the initial sync was applied
 	stopped bool
 	// handedOver is set once a successor has the listeners' sockets.
-	handedOver bool
-	keeping    keeping
-	telling    telling
-	services   map[types.NamespacedName]map[config.PortID]*frontEnd
-	owners     map[portal.Target]*frontEnd   // the front end that serves a VIP; exactly one
-	dirty      []*frontEnd                   // front ends that reconcile has to plan, in this order
-	rules      map[portal.Target]portal.Rule // the wanted rules
-	differ     map[portal.Target]bool        // targets whose rules changed or were removed since the last call of the portal
-	unused     []frontend.Listener           // to close once the rules redirect to others
-	due        bool                          // call the portal though no rule differs: at first, after a changed setting, after a failure
-	failed     map[*frontEnd]*Problem        // front ends that could not be planned
-	problems   map[config.PortID]*Problem
-	leftOut    int // service ports that exceeded the open-files limit at the last report
+	handedOver     bool
+	keeping        keeping
+	changeRecorder changeRecorder
+	services       map[types.NamespacedName]map[config.PortID]*frontEnd
+	owners         map[portal.Target]*frontEnd   // the front end that serves a VIP; exactly one
+	dirty          []*frontEnd                   // front ends that reconcile has to plan, in this order
+	rules          map[portal.Target]portal.Rule // the wanted rules
+	differ         map[portal.Target]bool        // targets whose rules changed or were removed since the last call of the portal
+	unused         []frontend.Listener           // to close once the rules redirect to others
+	due            bool                          // call the portal though no rule differs: at first, after a changed setting, after a failure
+	failed         map[*frontEnd]*Problem        // front ends that could not be planned
+	problems       map[config.PortID]*Problem
+	leftOut        int // service ports that exceeded the open-files limit at the last report
 	// had holds the affinities of service ports that do not exist yet: see Inherit.
 	had         map[config.PortID][]affinity.Entry
 	predecessor *stream.Inherited // until InheritRest; nil if no predecessor hands connections over
@@ -169,19 +170,19 @@ func (p *Proxy) Apply(services []config.Service) {
 	if p.stopped {
 		return
 	}
-	p.telling.begin()
+	p.changeRecorder.begin()
 	full := !p.started
 	p.started = true
 	p.counters.serviceChanges.Add(int64(len(services)))
 	// Removals come first, so that others can take over the VIPs that they release.
 	for _, s := range services {
-		p.telling.service(p, s)
+		p.changeRecorder.service(p, s)
 		p.removePorts(s)
 	}
 	for _, s := range services {
 		p.updatePorts(s)
 	}
-	p.telling.end(p.Trace)
+	p.changeRecorder.end(p.Trace)
 	p.setHealthChecks(services)
 	p.reconcile(p.ctx, false)
 	p.synced(started, full)
@@ -230,9 +231,9 @@ func (p *Proxy) removePorts(s config.Service) {
 	p.services[s.Name] = fronts
 }
 
-// staying returns the front ends that s keeps, each with its port of s. That is the port with the same
-// cluster IP and number, since clients do not know its name: while a port is renamed its listeners stay, and
-// no client is refused. Without such a port, a front end keeps the port of its name.
+// staying returns the front ends that s keeps, each with its port of s. A port keeps the front end that serves its
+// first VIP, even if the port was renamed: clients do not know the name, so none is refused. Otherwise it keeps the
+// front end of its name.
 func (p *Proxy) staying(s config.Service) map[*frontEnd]config.ServicePort {
 	stay := map[*frontEnd]config.ServicePort{}
 	had := p.services[s.Name]
@@ -275,23 +276,23 @@ func (p *Proxy) updatePorts(s config.Service) {
 }
 
 // Run repairs the portal and retries service ports that failed, until ctx ends. It does so periodically, and
-// when the kernel reports a change by others. It also gives memory back after a rush of clients.
+// when the kernel reports a change by others. It also returns memory to the system after a burst of clients.
 func (p *Proxy) Run(ctx context.Context) {
 	changed := p.watchPortal(ctx)
 	ticker := time.NewTicker(p.CheckInterval)
 	defer ticker.Stop()
-	var rushes burstEnd
-	looks := time.NewTimer(burstPeriod)
-	defer looks.Stop()
+	var bursts burstEnd
+	burstTimer := time.NewTimer(burstPeriod)
+	defer burstTimer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case now := <-looks.C:
-			if rushes.over(now, p.turnover()) {
-				rushes.tidy()
+		case now := <-burstTimer.C:
+			if bursts.over(now, p.turnover()) {
+				bursts.tidy()
 			}
-			looks.Reset(rushes.pause())
+			burstTimer.Reset(bursts.pause())
 		case <-ticker.C:
 			p.Check(ctx)
 		case _, open := <-changed:
@@ -312,7 +313,7 @@ func (p *Proxy) watchPortal(ctx context.Context) <-chan struct{} {
 	}
 	changed, err := w.Watch(ctx)
 	if err != nil {
-		p.Log.WithError(err).Infof("No change events from the kernel for the %s portal; checking it every %s", p.Portal.Mode(), p.CheckInterval)
+		p.Log.WithError(err).WithFields(logrus.Fields{"portal": p.Portal.Mode(), "interval": p.CheckInterval}).Info("No change events from the kernel for the portal; checking it periodically")
 		return nil
 	}
 	return changed
@@ -330,10 +331,9 @@ func (p *Proxy) Check(ctx context.Context) {
 	p.synced(started, true)
 }
 
-// Withdraw removes the portal's rules for all VIPs if open connections do not depend on them, and reports
-// whether it did. Listeners continue to accept clients that the rules redirected here. The node's other
-// service proxy, if any, serves later clients of the VIP. The proxy carries out no more changes. The caller
-// must call Stop next.
+// Withdraw removes the portal's rules for all VIPs, unless open connections depend on them. did reports whether the
+// portal supports this. Listeners still accept clients that were redirected here. Another service proxy of the node
+// serves later clients. The proxy makes no further changes. Call Stop next.
 func (p *Proxy) Withdraw(ctx context.Context) (did bool, err error) {
 	w, can := p.Portal.(portal.Withdrawer)
 	if !can {
@@ -369,7 +369,7 @@ func (p *Proxy) closeListeners() {
 		}
 	}
 	if p.handedOver {
-		p.keepNothing()
+		p.clearStore()
 	}
 }
 

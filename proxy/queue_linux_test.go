@@ -113,7 +113,7 @@ func inLine(portable bool) {
 			Eventually(inLine).WithTimeout(soon).Should(Equal(2 - n))
 			has = c
 		}
-		Expect(p.Stats().Choices).To(HaveKeyWithValue(balance.FirstInLine, BeEquivalentTo(3)))
+		Expect(p.Stats().Choices).To(HaveKeyWithValue(balance.FirstInQueue, BeEquivalentTo(3)))
 	})
 
 	It("are reset when their time is over, with a reason", func() {

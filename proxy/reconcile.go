@@ -5,6 +5,8 @@ import (
 	"maps"
 	"time"
 
+	"github.com/sirupsen/logrus"
+
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -45,7 +47,7 @@ func (p *Proxy) markFailed() {
 
 // reconcile adapts listeners and rules to the wanted state. Each round plans the dirty front ends, which
 // opens listeners. Then it has the portal install the rules, closes left-over listeners, and records
-// failures. With check, the portal first compares its rules with the kernel's. Nothing else retries.
+// failures. With check, the portal first compares its rules with the kernel's. No other function retries failures.
 //
 // It is called with both locks of a change, and releases Proxy.mu while the kernel is at work.
 func (p *Proxy) reconcile(ctx context.Context, check bool) {
@@ -55,7 +57,7 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 	}
 	p.markFailed()
 	for round := range maxRounds {
-		if len(p.unused) > 0 && len(p.dirty) > 0 && !p.Portal.Traits().Redirects { // as with a renamed Service: the new one listens there
+		if len(p.unused) > 0 && len(p.dirty) > 0 && !p.Portal.Traits().Redirects { // a new listener may need the address, as after a rename of a Service
 			p.closeUnused()
 			p.awaitRemoved()
 		}
@@ -70,7 +72,7 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 			freed = p.apply(freed) || freed
 		}
 		p.closeUnused()                                                           // after the rules that redirect to them
-		if p.keeping.removed && p.failedToListen() && p.awaitRemoved() || freed { // they may have been in the way
+		if p.keeping.removed && p.failedToListen() && p.awaitRemoved() || freed { // removed sockets may have blocked new listeners
 			p.markFailed()
 		}
 		if len(p.dirty) == 0 {
@@ -84,7 +86,7 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 func (p *Proxy) closeUnused() {
 	for _, l := range p.unused {
 		l.Close(frontend.Withdrawn)
-		p.keepNoMore(l)
+		p.removeFromStore(l)
 	}
 	p.unused = nil
 }
@@ -138,7 +140,7 @@ func (p *Proxy) checkPortal(ctx context.Context) {
 	if repaired := len(res.Repaired); repaired > 0 {
 		p.counters.repaired.Add(int64(repaired))
 		p.Trace.Change(&trace.Event{Kind: trace.PortalRepaired, Time: time.Now(), Count: repaired})
-		p.Log.WithField("repaired", repaired).Warnf("Restored missing or changed rules of the %s portal", p.Portal.Mode())
+		p.Log.WithFields(logrus.Fields{"portal": p.Portal.Mode(), "repaired": repaired}).Warn("Restored missing or changed rules of the portal")
 	}
 	clear(p.refused) // res has them all
 	p.portalAnswered(&res)
@@ -162,7 +164,7 @@ func (p *Proxy) portalAnswered(res *portal.Result) {
 	switch {
 	case res.Err != nil:
 		p.counters.portalFailures.Add(1)
-		p.Log.WithError(res.Err).Errorf("Failed to update the %s portal; retrying every %s", p.Portal.Mode(), p.CheckInterval)
+		p.Log.WithError(res.Err).WithFields(logrus.Fields{"portal": p.Portal.Mode(), "interval": p.CheckInterval}).Error("Failed to update the portal; retrying")
 	case p.started:
 		p.counters.appliedChanges()
 	}

@@ -31,12 +31,12 @@ type Stats struct {
 
 	Services, Ports int
 	Listeners       int64
-	Saved           int64 // open TCP connections that survive a crash of this process: its keeper has copies of their sockets
+	Saved           int64 // open TCP connections of which the keeper has copies; after a crash they continue unless this process held bytes
 	AffinityClients int64
 	Problems        map[Reason]int
 
 	ServiceChanges, EndpointChanges   int64
-	ServicesPending, EndpointsPending int64 // of those, that the kernel does not have yet
+	ServicesPending, EndpointsPending int64 // those not yet applied to the kernel
 	Repaired                          int64 // rules, routes and chains that another program had removed or changed
 	PortalFailures                    int64 // changes that the portal could not make
 

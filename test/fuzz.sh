@@ -1,7 +1,7 @@
 #!/bin/sh
 # fuzz.sh TIME [FLAG…]: runs each fuzz target of the module for so long. Inputs that go new ways
 # are kept for the next time ($(go env GOCACHE)/fuzz). One that fails is written to
-# testdata/fuzz of its package, where 'go test' runs it from then on: commit it with the mend.
+# testdata/fuzz of its package, where 'go test' runs it from then on: commit it with the repair.
 set -eu
 cd "$(dirname "$0")/.."
 time=$1

@@ -95,7 +95,7 @@ var _ = Describe("A kernel that lacks", func() {
 		answers()
 		Expect(askWho(l.Pods.NewDialer(1), "", udp.vip())).To(Equal(echo))
 		if portal != "address" {
-			Expect(string(session.Err.Contents())).To(MatchRegexp(`level=warning msg="While usher is not running, other processes on this node can receive packets that IPv4 clients send to VIPs" error="setsockopt IP_TRANSPARENT: protocol not available"`))
+			Expect(string(session.Err.Contents())).To(MatchRegexp(`level=warning msg="While usher is not running, other processes on this node can receive packets that clients send to VIPs" error="setsockopt IP_TRANSPARENT: protocol not available" family=IPv4`))
 		}
 	},
 		Entry("through the portal iptables", "iptables"),

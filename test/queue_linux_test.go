@@ -173,7 +173,7 @@ func queueSpec(portal string, six bool) {
 	By("an endpoint that dies")
 	dead := endpoints[1].addr.String()
 	Expect(endpoints[1].die()).To(Equal(places))
-	Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say(`→ ` + regexp.QuoteMeta(dead) + ` \(first in line\): connection refused`))
+	Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say(`→ ` + regexp.QuoteMeta(dead) + ` \(first in queue\): connection refused`))
 	isReset := func(c client) bool {
 		Expect(c.SetReadDeadline(time.Now().Add(time.Millisecond))).To(Succeed())
 		_, err := c.Read(make([]byte, 1))

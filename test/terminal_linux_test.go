@@ -275,7 +275,7 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 			_, err, code = askUsher(l.Pods, "get", "services") // no usher runs there
 			Expect(code).To(Equal(1))
 			Expect(err).To(ContainSubstring("cannot connect to usher at 127.0.0.1:10249: connection refused\nStart it with 'usher run', or try it with 'usher demo'"))
-			_, err, code = askUsher(l.Node, "demo", "mend", "--all")
+			_, err, code = askUsher(l.Node, "demo", "repair", "--all")
 			Expect(code).To(Equal(1))
 			Expect(err).To(ContainSubstring("this usher is not a demo"))
 			for _, kind := range []string{"services", "endpoints", "connections", "all"} {
@@ -403,7 +403,7 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 })
 
 var _ = Describe("usher demo", func() {
-	It("breaks and mends its servers on request", func() {
+	It("breaks and repairs its servers on request", func() {
 		l := lab.New()
 		d := launch(l.Node, exec.Command(usherBinary, "demo", "--portal=address", "--quarantine=100ms"), "")
 		Eventually(d.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`Open http://127\.0\.0\.1:10249/`))
@@ -466,8 +466,8 @@ var _ = Describe("usher demo", func() {
 		Expect(curl(web)).To(ContainSubstring("I am web-3"))
 		Expect(time.Since(began)).To(BeNumerically(">=", 2*time.Second))
 
-		By("mending")
-		change("default/web-2", "mend", "--all")
+		By("repairing")
+		change("default/web-2", "repair", "--all")
 		answered := func() string { return curl(web) }
 		for _, name := range []string{"web-1", "web-2", "web-3"} {
 			Eventually(answered).WithTimeout(10 * time.Second).Should(ContainSubstring("I am " + name))
@@ -480,7 +480,7 @@ var _ = Describe("usher demo", func() {
 			Expect(err).NotTo(HaveOccurred())
 			defer conn.Close()
 			const body = `{"all":true}`
-			fmt.Fprintf(conn, "POST /demo/mend HTTP/1.0\r\nContent-Length: %d\r\n%s\r\n\r\n%s", len(body), strings.Join(headers, "\r\n"), body)
+			fmt.Fprintf(conn, "POST /demo/repair HTTP/1.0\r\nContent-Length: %d\r\n%s\r\n\r\n%s", len(body), strings.Join(headers, "\r\n"), body)
 			answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
 			Expect(err).NotTo(HaveOccurred())
 			defer answer.Body.Close()
@@ -501,9 +501,9 @@ var _ = Describe("usher demo", func() {
 		_, err, code = askUsher(l.Node, "demo", "break", "web-1", "flaky=200%")
 		Expect(code).To(Equal(1))
 		Expect(err).To(ContainSubstring(`flaky: invalid value "200%": must be a share from 0.1% to 100%, such as 10%`))
-		_, err, code = askUsher(l.Node, "demo", "mend")
+		_, err, code = askUsher(l.Node, "demo", "repair")
 		Expect(code).To(Equal(2))
-		Expect(err).To(ContainSubstring("mend takes one ENDPOINT or --all"))
+		Expect(err).To(ContainSubstring("repair takes one ENDPOINT or --all"))
 
 		By("playing what comes true, and what does not")
 		scenario := filepath.Join(manifestsDir(), "scenario.yaml")

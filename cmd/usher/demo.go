@@ -39,13 +39,13 @@ API, which the other commands query, and its pages.
 As root, the Services have their cluster IPs on this node; without root, they are on
 loopback addresses. Everything is removed on exit.
 
-From another terminal, 'usher demo break' and 'usher demo mend' change the behavior of
+From another terminal, 'usher demo break' and 'usher demo repair' change the behavior of
 the servers, and 'usher trace', 'usher explain', 'usher get' and 'kubectl-usher top
 --local' show the effects.`,
 		Example: `  usher demo                            # and then, in another terminal:
   usher demo break web-2 blackhole
   usher demo endpoints
-  usher demo mend --all
+  usher demo repair --all
   usher demo ask web --count=3          # as a client, or with curl
   usher demo play docs/course/2-retry.yaml
 
@@ -65,9 +65,9 @@ the servers, and 'usher trace', 'usher explain', 'usher get' and 'kubectl-usher 
 	flags.StringVar(&d.AdminAddress, "admin-address", cli.DefaultAdminAddress, "Listen address `host:port` of the API and the pages. If the default port is in use, a free port is selected. Empty = none")
 	cli.Group(flags, "Demo")
 	d.RegisterProxy(flags)
-	cli.SetDefault(flags, "quarantine-max", "5s") // so that a mended endpoint is back soon
+	cli.SetDefault(flags, "quarantine-max", "5s") // so that a repaired endpoint is back soon
 	d.Logs.Register(flags, "text")
-	cmd.AddCommand(newDemoBreak(), newDemoMend(), newDemoEndpoints(), newDemoAsk(), newDemoPlay())
+	cmd.AddCommand(newDemoBreak(), newDemoRepair(), newDemoEndpoints(), newDemoAsk(), newDemoPlay())
 	return cmd
 }
 
@@ -165,7 +165,7 @@ func printHowToGoOn(out io.Writer, api string, manifests bool) {
 		{"usher get services -A", "state of the Services"},
 		{"usher explain refusing", "which endpoint usher would try, and why"},
 		{"usher demo break web-2 blackhole", "break an endpoint; --help lists the ways"},
-		{"usher demo mend --all", "mend all endpoints"},
+		{"usher demo repair --all", "repair all endpoints"},
 	} {
 		fmt.Fprintf(w, "  %s%s\t%s\n", line[0], flag, line[1])
 	}
@@ -219,31 +219,31 @@ func printNow(out io.Writer, e api.DemoEndpoint) {
 	fmt.Fprintf(out, "%s (%s) now %s.\n", e.Pod, e.Endpoint, e.Does)
 }
 
-func newDemoMend() *cobra.Command {
+func newDemoRepair() *cobra.Command {
 	var asks view.Asks
 	var all bool
 	cmd := &cobra.Command{
-		Use:   "mend ENDPOINT | --all",
-		Short: "Mend a server of the running demo",
-		Long: `Mends one server of the running 'usher demo', or all of them, including those that were
+		Use:   "repair ENDPOINT | --all",
+		Short: "Repair a server of the running demo",
+		Long: `Repairs one server of the running 'usher demo', or all of them, including those that were
 broken from the start. usher detects it: it probes a quarantined endpoint at least every
 5 seconds.`,
-		Example: `  usher demo mend web-2
-  usher demo mend --all`,
+		Example: `  usher demo repair web-2
+  usher demo repair --all`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 || (len(args) == 1) == all {
-				return cli.Usagef("mend takes one ENDPOINT or --all")
+				return cli.Usagef("repair takes one ENDPOINT or --all")
 			}
 			return nil
 		},
 		ValidArgsFunction: view.CompleteOne(asks.CompleteDemoEndpoints),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			what := api.DemoMend{All: all}
+			what := api.DemoRepair{All: all}
 			if !all {
 				what.Endpoint = args[0]
 			}
 			return asks.Ask(func(c *client.Client) error {
-				list, err := c.Mend(cmd.Context(), what)
+				list, err := c.Repair(cmd.Context(), what)
 				for _, e := range list.Items {
 					printNow(cmd.OutOrStdout(), e)
 				}
@@ -251,7 +251,7 @@ broken from the start. usher detects it: it probes a quarantined endpoint at lea
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&all, "all", false, "Mend all servers")
+	cmd.Flags().BoolVar(&all, "all", false, "Repair all servers")
 	asks.Register(cmd.Flags())
 	return cmd
 }
@@ -320,9 +320,9 @@ func newDemoPlay() *cobra.Command {
 		Use:   "play FILE",
 		Short: "Play a scenario of load and faults with the running demo",
 		Long: `Plays a scenario with the running 'usher demo': it sends requests to the Services,
-breaks and mends servers at the times in the file, prints its steps, and checks the
+breaks and repairs servers at the times in the file, prints its steps, and checks the
 expected results. The exit code is 0 if all expectations were met. The load comes from
-this process and ends with it; broken servers stay broken until they are mended.
+this process and ends with it; broken servers stay broken until they are repaired.
 docs/course/README.md explains the file:
 
   title: One of three crashes

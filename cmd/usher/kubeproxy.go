@@ -90,7 +90,7 @@ const configCheckInterval = 10 * time.Second
 // watchConfig logs each change of the file from its contents before, until ctx ends.
 // kube-proxy would exit on a change.
 func watchConfig(ctx context.Context, path string, before []byte, every time.Duration, log logrus.FieldLogger) {
-	told := before
+	warned := before
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
 	for {
@@ -100,10 +100,10 @@ func watchConfig(ctx context.Context, path string, before []byte, every time.Dur
 		case <-ticker.C:
 		}
 		now, err := os.ReadFile(path)
-		if err != nil || bytes.Equal(now, told) {
+		if err != nil || bytes.Equal(now, warned) {
 			continue // a file that is being replaced may be missing for a moment
 		}
-		told = now
+		warned = now
 		if fields := kubeproxy.Changed(before, now); len(fields) > 0 {
 			log.WithField("config", path).Warn(fmt.Sprintf("Configuration file has changed (%s); usher keeps the configuration that it read at startup until it is restarted", strings.Join(fields, ", ")))
 		}

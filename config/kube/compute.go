@@ -22,7 +22,7 @@ func (s *Source) compute(ctx context.Context) (changed []config.Service) {
 	labels := s.store.Prepare(names)
 	s.labels.follow(ctx, labels)
 	for _, r := range s.store.Compute(names, s.labels.ready) {
-		s.tellProblems(&r)
+		s.logProblems(&r)
 		if !r.Changed {
 			continue
 		}
@@ -46,21 +46,21 @@ func (s *Source) slicesOf(name types.NamespacedName) []*discoveryv1.EndpointSlic
 	return list
 }
 
-// tellProblems logs, and passes to OnProblems, a Service's new problems, and those whose count is at least twice the
+// logProblems logs, and passes to OnProblems, a Service's new problems, and those whose count is at least twice the
 // highest count logged since they appeared.
-func (s *Source) tellProblems(r *translate.Result) {
+func (s *Source) logProblems(r *translate.Result) {
 	name := r.Model.Name
 	all := map[string]int{}
 	var fresh []translate.Problem
 	var reports []config.Report
 	for _, p := range r.Problems {
 		gist := p.Gist()
-		told, known := s.problems[name][gist]
-		if !known || p.Count >= 2*max(told, 1) {
+		logged, known := s.problems[name][gist]
+		if !known || p.Count >= 2*max(logged, 1) {
 			fresh = append(fresh, p)
-			told = p.Count
+			logged = p.Count
 		}
-		all[gist] = told
+		all[gist] = logged
 		reports = append(reports, config.Report{Object: p.Kind + " " + p.Name.String(), Service: name, Reason: "PartNotServed", Message: p.Cause().Error()})
 	}
 	for _, m := range translate.Misnamed(r.Model, r.Slices) {

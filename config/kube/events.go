@@ -144,15 +144,15 @@ func (e *Events) write(ctx context.Context, event *corev1.Event, says string) (*
 
 // Warn writes a warning about a Service, or about this Node if the Service is unknown. reason is one word in CamelCase.
 func (e *Events) Warn(service types.NamespacedName, reason, message string) {
-	e.tell(service, corev1.EventTypeWarning, reason, message)
+	e.queueEvent(service, corev1.EventTypeWarning, reason, message)
 }
 
-// Tell writes that a fault of a Service is repaired.
-func (e *Events) Tell(service types.NamespacedName, reason, message string) {
-	e.tell(service, corev1.EventTypeNormal, reason, message)
+// Repaired writes that a fault of a Service is repaired.
+func (e *Events) Repaired(service types.NamespacedName, reason, message string) {
+	e.queueEvent(service, corev1.EventTypeNormal, reason, message)
 }
 
-func (e *Events) tell(service types.NamespacedName, kind, reason, message string) {
+func (e *Events) queueEvent(service types.NamespacedName, kind, reason, message string) {
 	now := metav1.Now()
 	if !e.words.Allow(service.Namespace, now.Time) {
 		return

@@ -127,17 +127,17 @@ var _ = Describe("Events", func() {
 
 	It("are repeated while there is no answer, and not if they are refused", func() {
 		api.answer(-1)
-		events.Tell(web, "Served", "again")
+		events.Repaired(web, "Served", "again")
 		Eventually(api.requests).WithTimeout(patience).Should(BeNumerically(">", 1))
 		api.answer(0)
 		Eventually(api.all).WithTimeout(patience).Should(ConsistOf("On node worker-1: again 1"))
 
 		api.answer(http.StatusForbidden)
 		before := api.requests()
-		events.Tell(web, "Served", "refused")
+		events.Repaired(web, "Served", "refused")
 		Eventually(api.requests).WithTimeout(patience).Should(Equal(before + 1))
 		api.answer(0)
-		events.Tell(web, "Served", "later")
+		events.Repaired(web, "Served", "later")
 		Eventually(api.all).WithTimeout(patience).Should(ConsistOf("On node worker-1: again 1", "On node worker-1: later 1"))
 	})
 

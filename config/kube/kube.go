@@ -242,7 +242,7 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 	s.store.MarkAll()
 	var last time.Time
 	for first := true; ; first = false {
-		if !first && !s.settle(ctx, last) {
+		if !first && !s.waitQuiet(ctx, last) {
 			return nil
 		}
 		changed := s.compute(ctx)
@@ -270,9 +270,9 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 // it.
 const alone = time.Millisecond
 
-// settle waits until something is dirty and there is no change for the quiet time, or MaxDelay is over; the quiet time
+// waitQuiet waits until something is dirty and there is no change for the quiet time, or MaxDelay is over; the quiet time
 // is shorter if the last computation was longer ago. It returns false if ctx has ended.
-func (s *Source) settle(ctx context.Context, last time.Time) bool {
+func (s *Source) waitQuiet(ctx context.Context, last time.Time) bool {
 	select {
 	case <-ctx.Done():
 		return false

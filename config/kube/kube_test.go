@@ -190,7 +190,7 @@ var _ = Describe("what is wrong with a Service", func() {
 			svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
 				Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.10", Ports: []corev1.ServicePort{{Port: 80}}}}
 			_, problems := translate.Service(svc, []*discoveryv1.EndpointSlice{slice}, config.Node{}, translate.Options{})
-			s.tellProblems(&translate.Result{Model: config.Service{Name: web}, Problems: problems})
+			s.logProblems(&translate.Result{Model: config.Service{Name: web}, Problems: problems})
 		}
 		for n := range 100 {
 			wrong(1000 - n)
@@ -225,7 +225,7 @@ var _ = Describe("what is wrong with a Service", func() {
 				Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.10", Ports: []corev1.ServicePort{{Port: 80}}}}
 			_, problems := translate.Service(svc, nil, config.Node{}, translate.Options{})
 			Expect(problems).To(HaveLen(1))
-			s.tellProblems(&translate.Result{Model: config.Service{Name: types.NamespacedName{Namespace: namespace, Name: "web"}}, Problems: problems})
+			s.logProblems(&translate.Result{Model: config.Service{Name: types.NamespacedName{Namespace: namespace, Name: "web"}}, Problems: problems})
 		}
 		for n := range 500 {
 			wrong("loud", n)
@@ -251,13 +251,13 @@ var _ = Describe("what is wrong with a Service", func() {
 		slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-1"}, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: new(int32(8080))}}}
 		svc := config.Service{Name: types.NamespacedName{Namespace: "default", Name: "web"}, Ports: []config.ServicePort{{ID: config.PortID{Port: "main", Family: config.IPv4}}}}
 		slices := []*discoveryv1.EndpointSlice{slice}
-		s.tellProblems(&translate.Result{Model: svc, Slices: slices})
+		s.logProblems(&translate.Result{Model: svc, Slices: slices})
 		all := reports.All()
 		Expect(all).To(HaveLen(1))
 		Expect(all[0].Message).To(Equal(`ports: "http": no port is named "main", so that port of Service default/web has no endpoints`))
 		Expect(all[0].Service).To(Equal(svc.Name))
 		name = "main"
-		s.tellProblems(&translate.Result{Model: svc, Slices: slices})
+		s.logProblems(&translate.Result{Model: svc, Slices: slices})
 		Expect(reports.All()).To(BeEmpty())
 	})
 })

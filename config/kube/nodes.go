@@ -42,9 +42,9 @@ type labelWatch struct {
 }
 
 const (
-	// labelsPatience is the maximum time that Services are held: they are served even if the API server does not let
+	// labelsTimeout is the maximum time that Services are held: they are served even if the API server does not let
 	// usher list nodes, or does not answer.
-	labelsPatience = 5 * time.Second
+	labelsTimeout = 5 * time.Second
 	// labelsPause is the minimum time between watches that begin for additional labels: authors of Services can request
 	// new ones at any rate.
 	labelsPause = 10 * time.Second
@@ -108,11 +108,11 @@ func (n *nodeLabels) begin(ctx context.Context, keys map[string]bool) {
 	n.watch = w
 	n.all.Go(func() { informer.RunWithContext(ctx) })
 	n.all.Go(func() {
-		patience, cancel := context.WithTimeout(ctx, labelsPatience)
+		waiting, cancel := context.WithTimeout(ctx, labelsTimeout)
 		defer cancel()
-		if !cache.WaitForCacheSync(patience.Done(), informer.HasSynced) && ctx.Err() == nil {
-			n.log.WithField("labels", slices.Sorted(maps.Keys(keys))).Warnf(
-				"No list of Nodes from the API server within %s; until it arrives, topology keys that need node labels match no endpoint", labelsPatience)
+		if !cache.WaitForCacheSync(waiting.Done(), informer.HasSynced) && ctx.Err() == nil {
+			n.log.WithFields(logrus.Fields{"labels": slices.Sorted(maps.Keys(keys)), "timeout": labelsTimeout}).Warn(
+				"No list of Nodes from the API server yet; until it arrives, topology keys that need node labels match no endpoint")
 		}
 		close(w.settled)
 		n.moved()

@@ -19,17 +19,17 @@ type claim struct {
 	nodePort int32
 }
 
-// wish is a claim, with its field and the value there.
-type wish struct {
+// claimRequest is a claim, with its field and the value there.
+type claimRequest struct {
 	claim
 	path  *field.Path
 	value any
 	what  string // "IP" or "port"
 }
 
-// wishes returns the claims that svc names.
-func wishes(svc *corev1.Service) []wish {
-	var out []wish
+// claimRequests returns the claims that svc names.
+func claimRequests(svc *corev1.Service) []claimRequest {
+	var out []claimRequest
 	path := field.NewPath("spec")
 	if hasClusterIPs(svc) {
 		for i, ip := range svc.Spec.ClusterIPs {
@@ -38,16 +38,16 @@ func wishes(svc *corev1.Service) []wish {
 				where = path.Child("clusterIPs").Index(i)
 			}
 			a, _ := translate.ParseAddr(ip)
-			out = append(out, wish{claim{addr: a}, where, ip, "IP"})
+			out = append(out, claimRequest{claim{addr: a}, where, ip, "IP"})
 		}
 	}
 	for i, p := range svc.Spec.Ports {
 		if p.NodePort != 0 {
-			out = append(out, wish{claim{protocol: p.Protocol, nodePort: p.NodePort}, path.Child("ports").Index(i).Child("nodePort"), p.NodePort, "port"})
+			out = append(out, claimRequest{claim{protocol: p.Protocol, nodePort: p.NodePort}, path.Child("ports").Index(i).Child("nodePort"), p.NodePort, "port"})
 		}
 	}
 	if p := svc.Spec.HealthCheckNodePort; p != 0 {
-		out = append(out, wish{claim{protocol: corev1.ProtocolTCP, nodePort: p}, path.Child("healthCheckNodePort"), p, "port"})
+		out = append(out, claimRequest{claim{protocol: corev1.ProtocolTCP, nodePort: p}, path.Child("healthCheckNodePort"), p, "port"})
 	}
 	return out
 }
@@ -55,8 +55,8 @@ func wishes(svc *corev1.Service) []wish {
 // claims maps each claim to its Service.
 type claims map[claim]types.NamespacedName
 
-// grant gives name all its wishes, or none and returns the reason.
-func (c claims) grant(name types.NamespacedName, ws []wish) error {
+// grant gives name all that it requests, or none and returns the reason.
+func (c claims) grant(name types.NamespacedName, ws []claimRequest) error {
 	for _, w := range ws {
 		if owner, taken := c[w.claim]; taken && owner != name {
 			return field.Invalid(w.path, w.value, fmt.Sprintf("provided %s is already allocated to Service %s", w.what, owner))

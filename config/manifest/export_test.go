@@ -15,6 +15,6 @@ func (s *Source) OnServiceCIDRs(f func([]netip.Prefix)) { s.onCIDRs = f }
 
 // SetPatience sets how long a file must stay unchanged until the Source reads it, and missing until the Source
 // removes its objects.
-func (s *Source) SetPatience(settle, confirm time.Duration) {
-	s.loader.patience = patience{settle: settle, settleMax: 10 * settle, confirm: confirm}
+func (s *Source) SetPatience(quiet, confirm time.Duration) {
+	s.loader.debounce = debounce{quiet: quiet, quietMax: 10 * quiet, confirm: confirm}
 }

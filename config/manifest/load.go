@@ -17,7 +17,7 @@ import (
 type loader struct {
 	paths    []string
 	maxSize  int
-	patience patience
+	debounce debounce
 	resolver *resolver
 	files    map[string]*file // by absolute path
 	read     map[string]bool  // see loaded
@@ -33,13 +33,13 @@ type file struct {
 	documents []document
 	errors    []Diagnostic
 	warnings  []Diagnostic
-	lacks     lack
+	lacks     missing
 	doubted   time.Time // since when it is missing or empty; zero if it is neither
 }
 
-// lack is what a file may define in addition to its objects: those with an error, and any object if a part cannot be
+// missing is what a file may define in addition to its objects: those with an error, and any object if a part cannot be
 // read.
-type lack struct {
+type missing struct {
 	spoiled    []key
 	unreadable bool
 }
@@ -63,7 +63,7 @@ func (l *loader) take(from io.Reader) error {
 	}
 	found := read(input, data, nil, l.resolver.nets, l.maxSize)
 	found.renumber()
-	l.files[input] = &file{path: input, objects: found.objects, errors: found.errors, warnings: found.warnings, lacks: lack{found.spoiled, found.unreadable}}
+	l.files[input] = &file{path: input, objects: found.objects, errors: found.errors, warnings: found.warnings, lacks: missing{found.spoiled, found.unreadable}}
 	l.resolver.replace(nil, found.objects)
 	return nil
 }
@@ -157,7 +157,7 @@ func (l *loader) believe(e entry, look look, now time.Time, out *loaded) {
 	before := f.objects
 	f.path, f.sum, f.documents = e.path, look.sum, look.documents
 	f.objects, f.errors, f.warnings = remember(before, look.reading), look.errors, look.warnings
-	f.lacks = lack{look.spoiled, look.unreadable}
+	f.lacks = missing{look.spoiled, look.unreadable}
 	look.renumber()
 	l.resolver.replace(before, f.objects)
 	if l.read == nil {
@@ -186,7 +186,7 @@ func (l *loader) gone(f *file, now time.Time, out *loaded) bool {
 	if f.doubted.IsZero() {
 		f.doubted = now
 	}
-	if len(f.objects) == 0 || now.Sub(f.doubted) >= l.patience.confirm {
+	if len(f.objects) == 0 || now.Sub(f.doubted) >= l.debounce.confirm {
 		return true
 	}
 	out.doubts = true

@@ -105,7 +105,7 @@ func (o Options) loader() (*loader, error) {
 		paths:    slices.DeleteFunc(slices.Clone(o.Paths), isInput),
 		maxSize:  o.MaxFileSize,
 		files:    map[string]*file{},
-		patience: usual,
+		debounce: defaultDebounce,
 		resolver: resolver,
 	}
 	if len(l.paths) < len(o.Paths) {
@@ -157,7 +157,7 @@ func New(opts Options) (*Source, error) {
 }
 
 // Run reads the files and calls apply with all Services. Then it watches them until ctx ends, and calls apply with
-// changes once nothing has changed for patience.settle. It returns an error at once if a path does not exist or cannot
+// changes once nothing has changed for debounce.quiet. It returns an error at once if a path does not exist or cannot
 // be read. Later it logs such errors: the last content of an unreadable file stays in effect, and the Services of a
 // missing file are removed after the time for replacing a file (0.2 s). Run may be called once.
 func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
@@ -170,7 +170,7 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 			return fmt.Errorf("manifest %s: neither a file nor a directory", p)
 		}
 	}
-	w := newWatcher(s.loader.paths, s.loader.patience, s.notify, s.log)
+	w := newWatcher(s.loader.paths, s.loader.debounce, s.notify, s.log)
 	defer w.close()
 	w.follow(list(s.loader.paths)) // first, so that no change is missed
 
@@ -192,7 +192,7 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 // reload reads the changed files and applies the changes. It reports whether a later load must confirm them.
 func (s *Source) reload(there listing, apply func([]config.Service), first bool) (doubts bool) {
 	l := s.loader.load(there, time.Now())
-	s.tell(l)
+	s.logProblems(l)
 	s.handCIDRs()
 	switch log := s.log.WithField("services", s.loader.resolver.store.Served()); {
 	case first:
@@ -215,30 +215,30 @@ func (s *Source) handCIDRs() {
 	}
 }
 
-// maxTold is the maximum number of problems of a kind that are logged at once. More of them have one cause, or need
+// maxLogged is the maximum number of problems of a kind that are logged at once. More of them have one cause, or need
 // usher check.
-const maxTold = 100
+const maxLogged = 100
 
-// tell logs problems once for each change: new ones, and those that remain after their file has changed.
-func (s *Source) tell(l loaded) {
+// logProblems logs problems once for each change: new ones, and those that remain after their file has changed.
+func (s *Source) logProblems(l loaded) {
 	said := map[string]bool{}
-	tell := func(ps []Diagnostic, log func(...any)) {
-		told := 0
+	logProblems := func(ps []Diagnostic, log func(...any)) {
+		logged := 0
 		for _, p := range ps {
 			text := p.Error()
 			if !s.said[text] || l.read[p.File] {
-				if told++; told <= maxTold && s.words.Allow(cmp.Or(p.Service.Namespace, p.File), time.Now()) {
+				if logged++; logged <= maxLogged && s.words.Allow(cmp.Or(p.Service.Namespace, p.File), time.Now()) {
 					log(config.Cut(text, config.MaxMessage))
 				}
 			}
 			said[text] = true
 		}
-		if told > maxTold {
-			log(told-maxTold, " more of these; \"usher check\" lists all")
+		if logged > maxLogged {
+			log(logged-maxLogged, " more of these; \"usher check\" lists all")
 		}
 	}
-	tell(l.errors, s.log.Error)
-	tell(l.warnings, s.log.Warn)
+	logProblems(l.errors, s.log.Error)
+	logProblems(l.warnings, s.log.Warn)
 	s.said = said
 	s.report(slices.Concat(l.errors, l.warnings), len(l.errors))
 }

@@ -244,10 +244,10 @@ func (r *resolver) unproxied() (n int) {
 func (r *resolver) address(names map[name]bool) {
 	type claimant struct {
 		*service
-		name   name
-		to     *corev1.Service // the Service that makes the claims
-		read   *corev1.Service // the Service as read, if to is derived from it
-		wishes []wish
+		name          name
+		to            *corev1.Service // the Service that makes the claims
+		read          *corev1.Service // the Service as read, if to is derived from it
+		claimRequests []claimRequest
 	}
 	var all []claimant
 	for n := range names {
@@ -255,13 +255,13 @@ func (r *resolver) address(names map[name]bool) {
 		c := claimant{service: s, name: n}
 		if s.object != nil {
 			c.to, c.read = s.keep(), s.object.service
-			c.wishes = wishes(c.to)
+			c.claimRequests = claimRequests(c.to)
 			all = append(all, c)
 		} else {
 			s.had = addressed{}
 		}
 		for _, had := range s.claims {
-			if !slices.ContainsFunc(c.wishes, func(w wish) bool { return w.claim == had }) {
+			if !slices.ContainsFunc(c.claimRequests, func(w claimRequest) bool { return w.claim == had }) {
 				delete(r.owners, had)
 			}
 		}
@@ -272,7 +272,7 @@ func (r *resolver) address(names map[name]bool) {
 	refuse := func(c claimant, err error) { c.reason, r.refused[c.name] = err, true }
 	var good, late []claimant
 	for _, c := range all {
-		if err := r.owners.grant(c.name, c.wishes); err != nil {
+		if err := r.owners.grant(c.name, c.claimRequests); err != nil {
 			refuse(c, err)
 			late = append(late, c)
 			continue
@@ -281,7 +281,7 @@ func (r *resolver) address(names map[name]bool) {
 	}
 	for _, c := range late {
 		c.to, c.read = c.had.service, nil
-		if c.to != nil && r.owners.grant(c.name, wishes(c.to)) == nil {
+		if c.to != nil && r.owners.grant(c.name, claimRequests(c.to)) == nil {
 			good = append(good, c)
 		} else {
 			c.had = addressed{}
@@ -305,9 +305,9 @@ func (r *resolver) address(names map[name]bool) {
 	}
 	for _, c := range all {
 		if c.had.service != nil {
-			c.wishes = append(c.wishes, wishes(c.had.service)...)
+			c.claimRequests = append(c.claimRequests, claimRequests(c.had.service)...)
 		}
-		for _, w := range c.wishes {
+		for _, w := range c.claimRequests {
 			if r.owners[w.claim] == c.name && !slices.Contains(c.claims, w.claim) {
 				c.claims = append(c.claims, w.claim)
 			}

@@ -13,18 +13,18 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// patience are the delays before changes are applied.
-type patience struct {
+// debounce are the delays before changes are applied.
+type debounce struct {
 	// A file is often written in several steps, and a change is often one of several files. Changes are read when there
-	// has been no event for settle; but under constant change they are read every settleMax.
-	settle, settleMax time.Duration
+	// has been no event for quiet; but under constant change they are read every quietMax.
+	quiet, quietMax time.Duration
 
 	// A file counts as deleted or empty only after confirm: editors and copying programs make files missing or empty
 	// for a moment.
 	confirm time.Duration
 }
 
-var usual = patience{settle: 25 * time.Millisecond, settleMax: 300 * time.Millisecond, confirm: 200 * time.Millisecond}
+var defaultDebounce = debounce{quiet: 25 * time.Millisecond, quietMax: 300 * time.Millisecond, confirm: 200 * time.Millisecond}
 
 // The intervals for listing files without an event: short if events are unavailable, and long in any case, since some
 // file systems (NFS, shared folders of virtual machines) have none for changes on other machines.
@@ -37,7 +37,7 @@ const (
 // the same name is no longer the watched one. It is not safe for concurrent use.
 type watcher struct {
 	paths    []string
-	patience patience
+	debounce debounce
 	log      logrus.FieldLogger
 
 	events *fsnotify.Watcher // nil: only polling
@@ -47,8 +47,8 @@ type watcher struct {
 	names   map[string]bool // of which any change matters
 }
 
-func newWatcher(paths []string, p patience, notify func() (*fsnotify.Watcher, error), log logrus.FieldLogger) *watcher {
-	w := &watcher{paths: paths, patience: p, log: log, dirs: map[string]fs.FileInfo{}}
+func newWatcher(paths []string, p debounce, notify func() (*fsnotify.Watcher, error), log logrus.FieldLogger) *watcher {
+	w := &watcher{paths: paths, debounce: p, log: log, dirs: map[string]fs.FileInfo{}}
 	events, err := notify()
 	if err != nil {
 		w.poll(err)
@@ -164,15 +164,15 @@ func (w *watcher) wait(ctx context.Context, l listing, doubts, pending bool) boo
 
 	var confirmed, settled <-chan time.Time
 	if doubts {
-		confirmed = time.After(w.patience.confirm)
+		confirmed = time.After(w.debounce.confirm)
 	}
 	var deadline time.Time // for settling
 	changed := func() {
 		now := time.Now()
 		if deadline.IsZero() {
-			deadline = now.Add(w.patience.settleMax)
+			deadline = now.Add(w.debounce.quietMax)
 		}
-		settled = time.After(min(w.patience.settle, deadline.Sub(now)))
+		settled = time.After(min(w.debounce.quiet, deadline.Sub(now)))
 	}
 	if pending {
 		changed()

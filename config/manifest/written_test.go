@@ -13,9 +13,9 @@ import (
 	"github.com/usherproxy/usher/config/manifest"
 )
 
-// patient sets how long a file must be unchanged (settle) or missing (confirm) before the Source acts.
-func patient(settle, confirm time.Duration) func(*manifest.Source) {
-	return func(s *manifest.Source) { s.SetPatience(settle, confirm) }
+// patient sets how long a file must be unchanged (quiet) or missing (confirm) before the Source acts.
+func patient(quiet, confirm time.Duration) func(*manifest.Source) {
+	return func(s *manifest.Source) { s.SetPatience(quiet, confirm) }
 }
 
 // nothing expects that the Source applies nothing for some time.

@@ -206,7 +206,7 @@ func (p *addressPortal) listensElsewhere(moved bool) []portal.Target {
 func (p *addressPortal) Mark() uint32 { return 0 }
 
 // Origin returns the node: without netfilter, answers to usher are indistinguishable from packets for the client.
-func (p *addressPortal) Origin(netip.Addr, netip.Addr, portal.Whereabouts) portal.Origin {
+func (p *addressPortal) Origin(netip.Addr, netip.Addr, portal.EndpointLocality) portal.Origin {
 	return portal.Origin{SourceAddress: portal.SourcePortal}
 }
 
@@ -253,10 +253,10 @@ func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []por
 	}
 	var err error
 	if p.applied {
-		_, err = p.settle(ctx, slices.SortedFunc(maps.Keys(touched), netip.Addr.Compare))
+		_, err = p.updateLocations(ctx, slices.SortedFunc(maps.Keys(touched), netip.Addr.Compare))
 	} else {
 		p.known.Doubtful(time.Now()) // the state is read now
-		_, err = p.settleAll(ctx, true)
+		_, err = p.updateAllLocations(ctx, true)
 	}
 	if err != nil {
 		p.known.Doubt()
@@ -268,7 +268,7 @@ func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []por
 		}
 		_, _ = kernel.ForgetAnswers(0) // leftovers of these or of the next misroute nothing
 		_, _ = kernel.ForgetLastRoutes()
-		p.tell()
+		p.logLocation()
 	}
 	for _, r := range set {
 		p.explain(r.Target.Plain(), refused)
@@ -298,12 +298,12 @@ func (p *addressPortal) Check(ctx context.Context) portal.Result {
 		return portal.Result{}
 	}
 	doubtful := p.known.Doubtful(time.Now())
-	repaired, err := p.settleAll(ctx, doubtful)
+	repaired, err := p.updateAllLocations(ctx, doubtful)
 	if err != nil {
 		p.known.Doubt()
 	}
 	if len(repaired) > 0 {
-		p.log.WithFields(logrus.Fields{"count": len(repaired), "what": portal.Some(repaired)}).Warn("Portal repaired")
+		p.log.WithFields(logrus.Fields{"count": len(repaired), "changed": portal.Shorten(repaired)}).Warn("Portal repaired")
 	}
 	refused := map[portal.Target]error{}
 	for t := range p.rules {
@@ -312,8 +312,8 @@ func (p *addressPortal) Check(ctx context.Context) portal.Result {
 	return portal.Result{Refused: refused, Moved: p.listensElsewhere(doubtful), Repaired: repaired, Err: err}
 }
 
-// settleAll settles all VIPs or, if the routes are not doubtful, those with pending changes.
-func (p *addressPortal) settleAll(ctx context.Context, doubtful bool) (changed []string, err error) {
+// updateAllLocations settles all VIPs or, if the routes are not doubtful, those with pending changes.
+func (p *addressPortal) updateAllLocations(ctx context.Context, doubtful bool) (changed []string, err error) {
 	if err := p.routes.LoDown(); err != nil {
 		return nil, err
 	}
@@ -336,7 +336,7 @@ func (p *addressPortal) settleAll(ctx context.Context, doubtful bool) (changed [
 	for vip := range p.leaving {
 		addrs[vip] = true
 	}
-	more, err := p.settle(ctx, slices.SortedFunc(maps.Keys(addrs), netip.Addr.Compare))
+	more, err := p.updateLocations(ctx, slices.SortedFunc(maps.Keys(addrs), netip.Addr.Compare))
 	return append(changed, more...), errors.Join(wayErr, err)
 }
 
@@ -360,9 +360,9 @@ func (p *addressPortal) readRoutes() error {
 	return nil
 }
 
-// settle makes VIPs with rules local, and removes the routes of those without rules once they have no connections. Such
+// updateLocations makes VIPs with rules local, and removes the routes of those without rules once they have no connections. Such
 // a removal does not count as a change.
-func (p *addressPortal) settle(ctx context.Context, vips []netip.Addr) (changed []string, err error) {
+func (p *addressPortal) updateLocations(ctx context.Context, vips []netip.Addr) (changed []string, err error) {
 	for _, vip := range vips { // first the additions, so that nothing is missing meanwhile
 		if p.users[vip] <= 0 {
 			continue
@@ -413,7 +413,7 @@ func (p *addressPortal) settle(ctx context.Context, vips []netip.Addr) (changed 
 		}
 	}
 	removed, err := p.leave(unused)
-	return slices.Concat(changed, removed, p.settleNetworks()), err
+	return slices.Concat(changed, removed, p.updateNetworks()), err
 }
 
 // leave removes the routes of VIPs without connections. It returns those whose removal was not deferred before.
@@ -543,8 +543,8 @@ func (p *addressPortal) lost(addr netip.Addr, gone, ours bool) bool {
 }
 
 var (
-	_ portal.Watcher = (*addressPortal)(nil)
-	_ portal.Settler = (*addressPortal)(nil)
+	_ portal.Watcher    = (*addressPortal)(nil)
+	_ portal.Namespaced = (*addressPortal)(nil)
 
 	_ portal.ServiceCIDRRejecter = (*addressPortal)(nil)
 )

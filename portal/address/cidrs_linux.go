@@ -35,9 +35,9 @@ func (p *addressPortal) wantedNetworks() map[netip.Prefix]int {
 	return wanted
 }
 
-// settleNetworks adds and removes routes for service CIDRs, and returns those it has changed. Services are served even
+// updateNetworks adds and removes routes for service CIDRs, and returns those it has changed. Services are served even
 // if the kernel refuses such a route.
-func (p *addressPortal) settleNetworks() (changed []string) {
+func (p *addressPortal) updateNetworks() (changed []string) {
 	wanted := p.wantedNetworks()
 	failed := map[netip.Prefix]bool{}
 	failing := func(network netip.Prefix, err error) {

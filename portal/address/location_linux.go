@@ -250,7 +250,7 @@ func removeWay() (removed []string, err error) {
 	return append(removed, tables...), errors.Join(err, err2)
 }
 
-// Namespace implements portal.Settler.
+// Namespace implements portal.Namespaced.
 func (p *addressPortal) Namespace() *os.File {
 	if p.link == nil {
 		return nil
@@ -262,8 +262,8 @@ func (p *addressPortal) Namespace() *os.File {
 	return os.NewFile(uintptr(fd), "network namespace")
 }
 
-// Settle implements portal.Settler.
-func (p *addressPortal) Settle(file *os.File) {
+// UseNamespace implements portal.Namespaced.
+func (p *addressPortal) UseNamespace(file *os.File) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.families()) == 0 {
@@ -279,8 +279,8 @@ func (p *addressPortal) Settle(file *os.File) {
 	p.link.space = s
 }
 
-// tell logs where VIPs are. If they are addresses of the node only for lack of a namespace, it logs the consequences.
-func (p *addressPortal) tell() {
+// logLocation logs where VIPs are. If they are addresses of the node only for lack of a namespace, it logs the consequences.
+func (p *addressPortal) logLocation() {
 	vips := map[portal.Family]bool{}
 	for vip := range p.users {
 		vips[portal.FamilyOf(vip)] = true
@@ -293,14 +293,14 @@ func (p *addressPortal) tell() {
 		p.log.WithField("interface", kernel.VIPLink).WithField("reason", errOnVIPLink.Error()).Info("VIPs are addresses of an interface")
 		for _, family := range portal.Families {
 			if clashes := p.clashes(family); len(clashes) > 0 {
-				p.log.WithField("clashes", portal.Some(clashes)).Warn("Processes that listen on all addresses take ports of VIPs; make them listen on single addresses")
+				p.log.WithField("clashes", portal.Shorten(clashes)).Warn("Processes that listen on all addresses take ports of VIPs; make them listen on single addresses")
 			}
 		}
 		return
 	}
 	for _, family := range portal.Families {
 		if err := p.onNode[family]; err != nil && !errors.Is(err, errNever) && vips[family] {
-			p.log.WithError(err).WithFields(logrus.Fields{"family": family.String(), "clashes": portal.Some(p.clashes(family))}).
+			p.log.WithError(err).WithFields(logrus.Fields{"family": family.String(), "clashes": portal.Shorten(p.clashes(family))}).
 				Warn("VIPs are addresses of this node, not of a dedicated network namespace; processes that listen on all addresses conflict with Services for ports")
 		}
 	}

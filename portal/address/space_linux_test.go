@@ -153,7 +153,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		n.Apply(first, []portal.Rule{Redirect(Web4, 80)}, nil)
 		open, routes := connect(n.Pod, l, Web4), ours()
 		second := n.Open(Mode, auto)
-		second.(portal.Settler).Settle(first.(portal.Settler).Namespace())
+		second.(portal.Namespaced).UseNamespace(first.(portal.Namespaced).Namespace())
 		n.Apply(second, []portal.Rule{Redirect(Web4, 80)}, nil)
 		Expect(ours()).To(Equal(routes))
 		carries(open)

@@ -75,18 +75,18 @@ func FromEnvironment(log logrus.FieldLogger) (*Manager, error) {
 	return m, nil
 }
 
-// Tell sends the manager an assignment such as "READY=1".
-func (m *Manager) Tell(state string) { m.tell(message{state: state}) }
+// Notify sends the manager an assignment such as "READY=1".
+func (m *Manager) Notify(state string) { m.enqueue(message{state: state}) }
 
 // Put sends the manager copies of files, under a name of at most 255 characters without ':'. Another goroutine calls
 // files once, when the message is next, and closes its result. If it returns none, nothing is stored.
 func (m *Manager) Put(name string, files func() []*os.File) {
 	// FDPOLL: otherwise the manager would drop a file on hangup, even a listener that is still usable.
-	m.tell(message{state: "FDSTORE=1\nFDNAME=" + name + "\nFDPOLL=0", files: files})
+	m.enqueue(message{state: "FDSTORE=1\nFDNAME=" + name + "\nFDPOLL=0", files: files})
 }
 
 // Remove makes the manager close its files of a name.
-func (m *Manager) Remove(name string) { m.Tell("FDSTOREREMOVE=1\nFDNAME=" + name) }
+func (m *Manager) Remove(name string) { m.Notify("FDSTOREREMOVE=1\nFDNAME=" + name) }
 
 // Take returns the files that an earlier process left under a name, or nil. The manager still has them. The caller
 // closes them.
@@ -123,7 +123,7 @@ func (m *Manager) Wait(most time.Duration) {
 		return
 	}
 	defer ours.Close()
-	if !m.tell(message{state: "BARRIER=1", barrier: theirs}) {
+	if !m.enqueue(message{state: "BARRIER=1", barrier: theirs}) {
 		theirs.Close()
 		return
 	}
@@ -145,14 +145,14 @@ func (m *Manager) Watch(ctx context.Context, healthy func() bool) {
 			return
 		case <-ticker.C:
 			if healthy() {
-				m.Tell("WATCHDOG=1")
+				m.Notify("WATCHDOG=1")
 			}
 		}
 	}
 }
 
-// tell queues a message, and reports whether there is a manager to send it to.
-func (m *Manager) tell(what message) bool {
+// enqueue queues a message, and reports whether there is a manager to send it to.
+func (m *Manager) enqueue(what message) bool {
 	if m == nil {
 		return false
 	}

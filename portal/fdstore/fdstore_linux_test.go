@@ -79,7 +79,7 @@ var _ = Describe("a manager", func() {
 		set("NOTIFY_SOCKET", "")
 		m := manager()
 		Expect(m).To(BeNil())
-		m.Tell("READY=1")
+		m.Notify("READY=1")
 		m.Put("lock", nil)
 		m.Remove("lock")
 		m.Forget()
@@ -93,7 +93,7 @@ var _ = Describe("a manager", func() {
 		m.Put("S1", func() []*os.File { return []*os.File{f} })
 		m.Put("S2", func() []*os.File { return nil })
 		m.Remove("S1")
-		m.Tell("READY=1")
+		m.Notify("READY=1")
 		text, fds := receive()
 		Expect(text).To(Equal("FDSTORE=1\nFDNAME=S1\nFDPOLL=0"))
 		Expect(fds).To(HaveLen(1))
@@ -120,7 +120,7 @@ var _ = Describe("a manager", func() {
 	It("may be busy for some seconds", func() {
 		m := manager()
 		for i := range 300 { // more than a socket queues
-			m.Tell("STATUS=" + strconv.Itoa(i))
+			m.Notify("STATUS=" + strconv.Itoa(i))
 		}
 		Consistently(log.AllEntries).WithTimeout(6 * time.Second).Should(BeEmpty())
 		for i := range 300 {
@@ -132,9 +132,9 @@ var _ = Describe("a manager", func() {
 	It("is given up, once, when it does not listen", func() {
 		m := manager()
 		socket.Close()
-		m.Tell("READY=1")
+		m.Notify("READY=1")
 		Eventually(log.AllEntries).WithTimeout(20 * time.Second).Should(HaveLen(1))
-		m.Tell("WATCHDOG=1")
+		m.Notify("WATCHDOG=1")
 		m.Wait(time.Hour)
 		Expect(log.AllEntries()).To(HaveLen(1))
 	})

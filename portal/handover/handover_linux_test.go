@@ -456,7 +456,7 @@ var _ = Describe("the lock", func() {
 		defer holder.close()
 		Expect(holder.challenge.sign(holder.name, bySuccessor)).To(Succeed())
 		Expect(holder.send(wordSigned)).To(Succeed())
-		Eventually(o.counts).WithTimeout(patience / 2).Should(Equal([3]int{1, 1, 0}))
+		Eventually(o.counts).WithTimeout(stepTimeout / 2).Should(Equal([3]int{1, 1, 0}))
 	})
 })
 

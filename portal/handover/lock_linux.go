@@ -30,8 +30,8 @@ const (
 	// installTime is how long a holder waits for a successor, which installs thousands of rules in that time: seconds,
 	// and more than a minute on a node with too few CPUs. If the successor exits, the holder notices at once.
 	installTime = 2 * time.Minute
-	// patience is how long a successor waits for a holder, and a holder for its own first rules.
-	patience = 30 * time.Second
+	// stepTimeout is how long a successor waits for a holder, and a holder for its own first rules.
+	stepTimeout = 30 * time.Second
 	// sendTime is how long a successor may take to take all sockets.
 	sendTime = 5 * time.Second
 	// maxGuests is how many processes a holder serves at once. When a further one has waited for guestTime, the holder
@@ -292,7 +292,7 @@ func (l *Lock) handOver(p peer) {
 	case <-l.served:
 	case <-l.ended:
 		return
-	case <-time.After(patience):
+	case <-time.After(stepTimeout):
 		return
 	}
 	l.handing.Lock()

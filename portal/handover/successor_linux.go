@@ -33,7 +33,7 @@ func Ask() (*Successor, error) {
 	err = holder.challenge.sign(holder.name, bySuccessor)
 	holder.challenge.close()
 	if err == nil {
-		s.peer.within(patience)
+		s.peer.within(stepTimeout)
 		err = s.peer.send(wordSigned)
 	}
 	if err == nil {
@@ -57,7 +57,7 @@ func (s *Successor) More() error {
 	if !s.more {
 		return nil
 	}
-	s.peer.within(patience)
+	s.peer.within(stepTimeout)
 	if err := s.peer.send(wordMore); err != nil {
 		return fmt.Errorf("requesting changes from the running usher: %w", err)
 	}
@@ -73,7 +73,7 @@ func (s *Successor) Take() (*Lock, error) {
 		return nil, fmt.Errorf("taking over: %w", err)
 	}
 	l.held.Store(true)
-	s.peer.within(patience)
+	s.peer.within(stepTimeout)
 	if err = s.peer.send(wordTaken); err == nil {
 		if _, err = s.peer.receiveWord(wordReleased); err != nil {
 			err = fmt.Errorf("the previous usher process resumed instead: %w", err)

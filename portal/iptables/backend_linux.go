@@ -58,7 +58,7 @@ func (f *backend) Left() map[portal.Target]uint16 {
 // leaves nothing behind.
 func openBackend(ctx context.Context, v variant, family portal.Family, opts portal.Options) (*backend, error) {
 	f := &backend{
-		log: opts.Log, family: family, variant: v,
+		log: opts.Log.WithField("family", family.String()), family: family, variant: v,
 		command: v.command(family.Is6(), ""),
 		save:    v.command(family.Is6(), "-save"),
 		restore: v.command(family.Is6(), "-restore"),
@@ -173,7 +173,7 @@ func (f *backend) probe(ctx context.Context) (err error) {
 		f.at.RedirectAddr = kernel.RedirectAddr(f.family)
 		f.at.NoPort0 = !has("port 0")
 	} else {
-		f.log.WithError(hint(noRedirectAddr, f.ip6())).Infof("%s packets will be redirected to the address of their incoming interface", f.family)
+		f.log.WithError(hint(noRedirectAddr, f.ip6())).Info("Packets will be redirected to the address of their incoming interface")
 	}
 	if noRedirectAddr != nil || f.at.NoPort0 {
 		if err := try("REDIRECT"); err != nil {
@@ -183,7 +183,7 @@ func (f *backend) probe(ctx context.Context) (err error) {
 	f.at.Comment = has("comment")
 	f.at.AddrType = has("addrtype")
 	if f.at.Mark != 0 && !has("mark") {
-		f.log.Infof("%s: the match \"mark\" is missing; usher's own packets are not distinguished from clients' packets", f.family)
+		f.log.Info("The match \"mark\" is missing; usher's own packets are not distinguished from clients' packets")
 		f.at.Mark, f.at.Answers = 0, false
 	}
 	f.at.ProbeOwnOnly(f.family, f.log, func() error { return try("socket") })
@@ -197,11 +197,11 @@ func (f *backend) probe(ctx context.Context) (err error) {
 // as a chain of the nat table shows this.
 func (f *backend) probeAnswers(has func(feature string) bool) {
 	if f.at.Answers = has("connmark") && has("CONNMARK") && has("MARK"); !f.at.Answers {
-		f.log.Infof("%s endpoints will see this node's address, not their clients': the kernel or iptables lacks connmark, CONNMARK or MARK", f.family)
+		f.log.Info("Endpoints will see this node's address, not their clients': the kernel or iptables lacks connmark, CONNMARK or MARK")
 		return
 	}
 	if f.at.NoAliases = !has("NETMAP"); f.at.NoAliases {
-		f.log.Infof("%s endpoints on the client's bridge will see this node's address: the kernel or iptables lacks NETMAP", f.family)
+		f.log.Info("Endpoints on the client's bridge will see this node's address: the kernel or iptables lacks NETMAP")
 	}
 }
 
@@ -290,7 +290,7 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 	}
 	if f.moves < maxMoves && movedDown(f.installed, wanted) {
 		if f.moves++; f.moves == maxMoves {
-			f.log.Warnf("Another program keeps moving its %s nat rules before usher's; leaving them there", f.family)
+			f.log.Warn("Another program keeps moving its nat rules before usher's; leaving them there")
 		}
 	}
 	c := diff(f.installed, wanted, keep, f.moves < maxMoves)
@@ -425,22 +425,22 @@ func (f *backend) Try(ctx context.Context, rules []portal.Rule) error {
 // and filter. If so, the backend continues without them.
 func (f *backend) giveUp(ctx context.Context) (gaveUp bool) {
 	if err := f.tryTogether(ctx, addListeners); err != nil {
-		f.at.GiveUpOwnOnly(f.family, f.log, err)
+		f.at.GiveUpOwnOnly(f.log, err)
 		gaveUp = true
 	}
 	if err := f.tryTogether(ctx, func(tables map[string]*table, at redirect.Setting) {
 		addAccept(tables, at, f.accepted[:min(1, len(f.accepted))]) // no chains below it
 	}); err != nil {
-		f.log.WithError(err).Infof("%s: no rule accepts redirected packets; a host firewall must accept them", f.family)
+		f.log.WithError(err).Info("No rule accepts redirected packets; a host firewall must accept them")
 		f.at.NoAccept = true
 		gaveUp = true
 	}
 	if err := f.tryTogether(ctx, addServiceCIDRs); err != nil {
-		f.at.GiveUpReject(f.family, f.log, err)
+		f.at.GiveUpReject(f.log, err)
 		gaveUp = true
 	}
 	if err := f.tryTogether(ctx, addAnswers); err != nil {
-		f.log.WithError(err).Infof("%s endpoints will see this node's address, not their clients'", f.family)
+		f.log.WithError(err).Info("Endpoints will see this node's address, not their clients'")
 		f.at.Answers = false
 		gaveUp = true
 	}

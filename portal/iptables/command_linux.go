@@ -19,8 +19,8 @@ import (
 func run(ctx context.Context, stdin, command string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, command, args...)
 	cmd.Stdin = strings.NewReader(stdin)
-	var out, complaint bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &complaint
+	var out, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &stderr
 	// The process ID is the port ID of its first netlink socket (netlink(7)).
 	err := kernel.OwnSockets.AddOf(func() (uint32, error) {
 		if err := cmd.Start(); err != nil {
@@ -33,11 +33,11 @@ func run(ctx context.Context, stdin, command string, args ...string) (string, er
 	}
 	if err != nil {
 		var exit *exec.ExitError
-		refused := errors.As(err, &exit) && exit.Exited() && ctx.Err() == nil && !ofLock(complaint.String())
+		refused := errors.As(err, &exit) && exit.Exited() && ctx.Err() == nil && !ofLock(stderr.String())
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}
-		err = fmt.Errorf("%s: %w: %s", command, err, lastLines(complaint.String()))
+		err = fmt.Errorf("%s: %w: %s", command, err, lastLines(stderr.String()))
 		if !refused {
 			err = redirect.MarkUndecided(err)
 		}
@@ -47,8 +47,8 @@ func run(ctx context.Context, stdin, command string, args ...string) (string, er
 }
 
 // ofLock reports whether an error is about the xtables lock (xtables_lock in iptables/xshared.c).
-func ofLock(complaint string) bool {
-	return strings.Contains(complaint, "xtables lock") || strings.Contains(complaint, "lock file")
+func ofLock(stderr string) bool {
+	return strings.Contains(stderr, "xtables lock") || strings.Contains(stderr, "lock file")
 }
 
 // lastLines joins a command's error output into one line, without the hints that iptables always prints.

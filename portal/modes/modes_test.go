@@ -49,7 +49,7 @@ var _ = Describe("selecting a portal", func() {
 		Expect(With(func(t portal.Traits) bool { return t.KubeProxy == "ipvs" })).To(BeEmpty())
 		for _, m := range All {
 			Expect(m.Traits.Redirects && m.Traits.Local).To(BeFalse(), m.Name)
-			Expect(m.Traits.Installs).To(Equal(m.Traits.Leads()), m.Name)
+			Expect(m.Traits.Installs).To(Equal(m.Traits.CarriesVIPs()), m.Name)
 			Expect(m.Traits.About).NotTo(BeEmpty(), m.Name)
 		}
 	})

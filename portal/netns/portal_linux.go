@@ -40,7 +40,7 @@ func (outside) Mark() uint32 { return 0 }
 func (outside) SetLocalSources([]netip.Prefix) {}
 
 // Origin returns the node: there is no route here for answers to others.
-func (outside) Origin(netip.Addr, netip.Addr, portal.Whereabouts) portal.Origin {
+func (outside) Origin(netip.Addr, netip.Addr, portal.EndpointLocality) portal.Origin {
 	return portal.Origin{SourceAddress: portal.SourcePortal}
 }
 

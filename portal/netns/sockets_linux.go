@@ -26,9 +26,9 @@ const (
 	wantTun = unix.AF_UNSPEC
 )
 
-// stock are sockets made in advance, since the start needs thousands and each request costs two switches between
+// socketPool are sockets made in advance, since the start needs thousands and each request costs two switches between
 // processes. The remaining ones are closed when the process ends.
-type stock struct {
+type socketPool struct {
 	fds   []int
 	batch int // the number of the last request
 }
@@ -42,10 +42,10 @@ func (n *Namespace) Socket(domain, kind, protocol int) (fd int, err error) {
 	n.lineMu.Lock()
 	defer n.lineMu.Unlock()
 	of := socketKind{domain, kind, protocol}
-	s := n.stocks[of]
+	s := n.socketPools[of]
 	if s == nil {
-		s = &stock{}
-		n.stocks[of] = s
+		s = &socketPool{}
+		n.socketPools[of] = s
 	}
 	if len(s.fds) == 0 {
 		s.batch = min(max(1, 2*s.batch), maxBatch)

@@ -22,9 +22,9 @@ type Namespace struct {
 	helper *exec.Cmd
 	ended  *os.File // the helper writes the command's exit status here
 
-	lineMu sync.Mutex // guards the fields below
-	line   *net.UnixConn
-	stocks map[socketKind]*stock
+	lineMu      sync.Mutex // guards the fields below
+	line        *net.UnixConn
+	socketPools map[socketKind]*socketPool
 
 	callsMu sync.Mutex // guards the fields below: one call at a time
 	calls   *net.UnixConn
@@ -52,7 +52,7 @@ func Start(o Options) (*Namespace, error) {
 		return nil, fmt.Errorf("pipe: %w", err)
 	}
 	defer endedInside.Close()
-	n := &Namespace{line: line, stocks: map[socketKind]*stock{}, calls: calls, ended: ended, encoder: gob.NewEncoder(calls), decoder: gob.NewDecoder(calls)}
+	n := &Namespace{line: line, socketPools: map[socketKind]*socketPool{}, calls: calls, ended: ended, encoder: gob.NewEncoder(calls), decoder: gob.NewDecoder(calls)}
 	n.helper = exec.Command("/proc/self/exe", o.Self...)
 	n.helper.Stdin, n.helper.Stdout, n.helper.Stderr = os.Stdin, os.Stdout, os.Stderr
 	n.helper.ExtraFiles = []*os.File{lineInside, callsInside, endedInside} // in the order of Inside

@@ -35,7 +35,7 @@ type backend struct {
 
 // openBackend tests that rules can be put in, and reads the existing ones. It leaves nothing behind.
 func openBackend(family portal.Family, opts portal.Options) (*backend, error) {
-	f := &backend{log: opts.Log, family: family, send: sendChange,
+	f := &backend{log: opts.Log.WithField("family", family.String()), family: family, send: sendChange,
 		at: redirect.Setting{Comment: true, NodePorts: opts.NodePortAddresses, PodInterfaces: opts.PodInterfaces, Mark: opts.Mark, Answers: opts.Mark != 0 && !opts.NodeAddress}}
 	if err := f.probe(); err != nil {
 		return nil, err
@@ -81,14 +81,14 @@ func (f *backend) probe() error {
 			f.at.ProbeOwnOnly(f.family, f.log, try)
 			f.at.ServiceCIDRs = []netip.Prefix{netip.PrefixFrom(f.family.Any(), 32)}
 			if err := try(); err != nil {
-				f.at.GiveUpReject(f.family, f.log, err)
+				f.at.GiveUpReject(f.log, err)
 			}
 			f.at.ServiceCIDRs = nil
 			if f.at.Answers = answers; answers {
 				f.probeAnswers()
 			}
 			if !redirectAddr.IsValid() {
-				f.log.WithError(errors.Join(noRedirectAddr, first)).Infof("%s packets will be redirected to the address of their incoming interface", f.family)
+				f.log.WithError(errors.Join(noRedirectAddr, first)).Info("Packets will be redirected to the address of their incoming interface")
 			}
 			return nil
 		}
@@ -109,7 +109,7 @@ func (f *backend) probeAnswers() {
 		f.at.Answers = false
 		err = without
 	}
-	f.log.WithError(err).WithField("aliases", !f.at.NoAliases).Infof("Some %s endpoints will see this node's address, not their clients'", f.family)
+	f.log.WithError(err).WithField("aliases", !f.at.NoAliases).Info("Some endpoints will see this node's address, not their clients'")
 }
 
 // Unchanged implements redirect.Backend.
@@ -143,7 +143,7 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 		return nil, nil
 	}
 	if f.installed.other != "" {
-		f.log.Infof("Replacing the %s table %s: %s", f.family, nameTable, f.installed.other)
+		f.log.WithFields(logrus.Fields{"table": nameTable, "reason": f.installed.other}).Info("Replacing the table")
 	}
 	if err := f.send(ctx, f.family, c); err != nil {
 		return nil, err

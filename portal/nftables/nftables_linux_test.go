@@ -265,7 +265,8 @@ var _ = Describe("portal nftables", func() {
 		n.Publish(p, "web", Web4)
 		Expect(n.Pod.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
 		Expect(list(n)).NotTo(Or(ContainSubstring("old"), ContainSubstring("-150")))
-		Expect(seen.LastEntry().Message).To(Equal("Replacing the IPv4 table usher: it has an unexpected set old"))
+		Expect(seen.LastEntry().Message).To(Equal("Replacing the table"))
+		Expect(seen.LastEntry().Data).To(SatisfyAll(HaveKeyWithValue("family", "IPv4"), HaveKeyWithValue("reason", "it has an unexpected set old")))
 		Expect(n.Check(p)).To(BeZero())
 	})
 

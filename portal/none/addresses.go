@@ -14,9 +14,9 @@ import (
 // give the same one is 1/8.
 var ownAddresses = netip.MustParsePrefix("127.64.0.0/10")
 
-// addressBook assigns each Service a dedicated address, derived from its name. If another Service has that already, it
+// addressAllocator assigns each Service a dedicated address, derived from its name. If another Service has that already, it
 // tries the next one derived from the name: of two such Services, the first to come gets its first choice.
-type addressBook struct {
+type addressAllocator struct {
 	within netip.Prefix // of IPv4
 	owner  map[netip.Addr]string
 	addr   map[string]netip.Addr
@@ -24,13 +24,13 @@ type addressBook struct {
 	used   map[portal.Target]string              // the reverse mapping
 }
 
-func newAddressBook(within netip.Prefix) *addressBook {
-	return &addressBook{within: within, owner: map[netip.Addr]string{}, addr: map[string]netip.Addr{},
+func newAddressAllocator(within netip.Prefix) *addressAllocator {
+	return &addressAllocator{within: within, owner: map[netip.Addr]string{}, addr: map[string]netip.Addr{},
 		users: map[string]map[portal.Target]struct{}{}, used: map[portal.Target]string{}}
 }
 
 // propose returns the service's address for targets.
-func (b *addressBook) propose(service string, targets []portal.Target) netip.Addr {
+func (b *addressAllocator) propose(service string, targets []portal.Target) netip.Addr {
 	addr, ok := b.addr[service]
 	for i := 0; !ok; i++ {
 		addr = b.choice(service, i)
@@ -52,7 +52,7 @@ func (b *addressBook) propose(service string, targets []portal.Target) netip.Add
 
 // choice returns the i-th address derived from a name. It is neither the first nor the last of a /24, which look like a
 // network and its broadcast address.
-func (b *addressBook) choice(service string, i int) netip.Addr {
+func (b *addressAllocator) choice(service string, i int) netip.Addr {
 	h := fnv.New64a()
 	h.Write([]byte(service + "#" + strconv.Itoa(i)))
 	sum := h.Sum64()
@@ -65,7 +65,7 @@ func (b *addressBook) choice(service string, i int) netip.Addr {
 }
 
 // forget releases t. With its last target, the Service loses its address.
-func (b *addressBook) forget(t portal.Target) {
+func (b *addressAllocator) forget(t portal.Target) {
 	service, ok := b.used[t]
 	if !ok {
 		return

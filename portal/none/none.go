@@ -17,9 +17,9 @@ type none struct {
 	system loopback
 
 	mu        sync.Mutex // guards addresses and ports
-	addresses *addressBook
-	ports     *portal.PortBook // for Services without a dedicated address, and if the user gave a range
-	ownPorts  bool             // no range was given
+	addresses *addressAllocator
+	ports     *portal.PortAllocator // for Services without a dedicated address, and if the user gave a range
+	ownPorts  bool                  // no range was given
 }
 
 // loopback says which loopback addresses and ports this user has.
@@ -45,12 +45,12 @@ var Mode = portal.Mode{
 }
 
 func newOn(system loopback, opts portal.Options) *none {
-	n := &none{system: system, addresses: newAddressBook(ownAddresses), ownPorts: opts.ProxyPorts.IsZero()}
+	n := &none{system: system, addresses: newAddressAllocator(ownAddresses), ownPorts: opts.ProxyPorts.IsZero()}
 	within := opts.ProxyPorts
 	if n.ownPorts {
 		within = nonePorts
 	}
-	n.ports = portal.NewPortBook(within)
+	n.ports = portal.NewPortAllocator(within)
 	return n
 }
 
@@ -122,7 +122,7 @@ func (n *none) Apply(_ context.Context, set []portal.Rule, gone []portal.Target)
 func (n *none) Mark() uint32 { return 0 }
 
 // Origin returns the node: answers to other addresses would not come here.
-func (n *none) Origin(netip.Addr, netip.Addr, portal.Whereabouts) portal.Origin {
+func (n *none) Origin(netip.Addr, netip.Addr, portal.EndpointLocality) portal.Origin {
 	return portal.Origin{SourceAddress: portal.SourcePortal}
 }
 

@@ -67,7 +67,7 @@ var _ = Describe("portal none", func() {
 		Entry("one address and a range of ports", onlyOne, portal.Options{ProxyPorts: portal.PortRange{First: 5000, Last: 5009}}, "127.0.0.1/32", 5000, 5009),
 	)
 	It("gives two Services that want the same address different ones, and takes back what is not used", func() {
-		book := newAddressBook(netip.MustParsePrefix("127.64.0.0/24"))
+		book := newAddressAllocator(netip.MustParsePrefix("127.64.0.0/24"))
 		tcp := func(i int) portal.Target { return To(portal.TCP, netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 80) }
 		service := func(i int) string { return fmt.Sprintf("default/s%d", i) }
 		given := map[netip.Addr]bool{}

@@ -75,14 +75,14 @@ func (at *Setting) ProbeOwnOnly(family portal.Family, log logrus.FieldLogger, tr
 		err = try()
 	}
 	if err != nil {
-		at.GiveUpOwnOnly(family, log, err)
+		at.GiveUpOwnOnly(log, err)
 	}
 }
 
 // GiveUpOwnOnly disables OwnOnly and logs the reason.
-func (at *Setting) GiveUpOwnOnly(family portal.Family, log logrus.FieldLogger, err error) {
+func (at *Setting) GiveUpOwnOnly(log logrus.FieldLogger, err error) {
 	at.OwnOnly = false
-	log.WithError(err).Warnf("While usher is not running, other processes on this node can receive packets that %s clients send to VIPs", family)
+	log.WithError(err).Warn("While usher is not running, other processes on this node can receive packets that clients send to VIPs")
 }
 
 // lands reports whether packets are redirected to the redirect address, and not to an address of their incoming interface.
@@ -130,7 +130,7 @@ func (m *machine) leadOut(reread bool) []string {
 		m.noRoute = ""
 	} else if why := err.Error(); why != m.noRoute {
 		m.noRoute = why
-		m.log.WithError(err).Warnf("Processes on this node have no %s route to VIPs and get \"network is unreachable\"; add a default route or use --portal=address", m.family)
+		m.log.WithError(err).Warn("Processes on this node have no route to VIPs and get \"network is unreachable\"; add a default route or use --portal=address")
 	}
 	return made
 }

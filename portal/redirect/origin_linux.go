@@ -66,7 +66,7 @@ func (p *Portal) probeAnswers(m *machine) {
 			m.node = portal.SourceNotReady
 			return
 		}
-		p.log.WithError(err).Infof("%s endpoints will see this node's address, not their clients'", m.family)
+		m.log.WithError(err).Info("Endpoints will see this node's address, not their clients'")
 	}
 	m.node, at.Answers = portal.SourceKernel, false
 }
@@ -83,7 +83,7 @@ func (m *machine) leadAnswers(err error) (made []string) {
 	}
 	if made, err = kernel.LeadAnswers(m.family, at.Mark); err != nil {
 		if m.node != portal.SourceKernel {
-			m.log.WithError(err).Warnf("%s endpoints see this node's address, not their clients'", m.family)
+			m.log.WithError(err).Warn("Endpoints see this node's address, not their clients'")
 		}
 		m.node = portal.SourceKernel
 		return made
@@ -103,7 +103,7 @@ func (p *Portal) forgetAnswers() {
 	if removed, err := kernel.ForgetAnswers(mark); err != nil {
 		p.log.WithError(err).Debug("Failed to look for routing rules left by another process")
 	} else if len(removed) > 0 {
-		p.log.WithField("what", portal.Some(removed)).Info("Removed routing rules left by another process")
+		p.log.WithField("removed", portal.Shorten(removed)).Info("Removed routing rules left by another process")
 	}
 }
 
@@ -153,7 +153,7 @@ func (p *Portal) publish() {
 }
 
 // Origin implements portal.Portal.
-func (p *Portal) Origin(client, endpoint netip.Addr, where portal.Whereabouts) portal.Origin {
+func (p *Portal) Origin(client, endpoint netip.Addr, where portal.EndpointLocality) portal.Origin {
 	node := func(why portal.SourceAddress) portal.Origin { return portal.Origin{SourceAddress: why} }
 	o := p.origins.Load()
 	if why := o.node[portal.FamilyOf(endpoint)]; why != 0 {

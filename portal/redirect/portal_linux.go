@@ -38,7 +38,7 @@ type Portal struct {
 	checks   []uint16       // see SetHealthChecks
 	// before are the local ports in the rules that an earlier process left.
 	before  map[portal.Target]uint16
-	ports   *portal.PortBook // nil if any free port is acceptable
+	ports   *portal.PortAllocator // nil if any free port is acceptable
 	free    *kernel.FreePorts
 	applied bool   // the first Apply is done
 	warned  string // the interfaces in the last warning
@@ -73,7 +73,7 @@ func Open(mode portal.Mode, opts portal.Options, open func(portal.Family) (Backe
 		return nil, err
 	}
 	for _, family := range portal.Families {
-		m := &machine{family: family, log: p.log, rules: map[portal.Target]portal.Rule{}, refused: newRefusals(func() time.Time { return p.Now() }), last: kernel.NewLastRoutes(family, routes)}
+		m := &machine{family: family, log: p.log.WithField("family", family.String()), rules: map[portal.Target]portal.Rule{}, refused: newRefusals(func() time.Time { return p.Now() }), last: kernel.NewLastRoutes(family, routes)}
 		p.families[family] = m
 		if m.backend, m.unusable = open(family); m.unusable != nil {
 			if family == portal.IPv4 {
@@ -90,7 +90,7 @@ func Open(mode portal.Mode, opts portal.Options, open func(portal.Family) (Backe
 		}
 	}
 	if !opts.ProxyPorts.IsZero() {
-		p.ports = portal.NewPortBook(opts.ProxyPorts)
+		p.ports = portal.NewPortAllocator(opts.ProxyPorts)
 		for t, port := range p.before {
 			p.ports.Promise(t, port)
 		}
@@ -278,7 +278,7 @@ func (p *Portal) Check(ctx context.Context) portal.Result {
 		}
 	}
 	if len(res.Repaired) > 0 {
-		p.log.WithFields(logrus.Fields{"count": len(res.Repaired), "what": portal.Some(res.Repaired)}).Warn("Portal repaired")
+		p.log.WithFields(logrus.Fields{"count": len(res.Repaired), "changed": portal.Shorten(res.Repaired)}).Warn("Portal repaired")
 	}
 	p.warnNoAddress()
 	return res
@@ -471,8 +471,8 @@ func (p *Portal) warnNoAddress() {
 	if what := strings.Join(names, " "); what != p.warned {
 		p.warned = what
 		if what != "" {
-			p.log.WithField("interfaces", portal.Some(names)).Warnf("These interfaces have no IPv4 address: the kernel drops packets that a rule redirects from them; use %s if Pods are behind them",
-				cmp.Or(p.families[portal.IPv4].backend.Setting().Instead, "--portal=address"))
+			p.log.WithFields(logrus.Fields{"interfaces": portal.Shorten(names), "alternative": cmp.Or(p.families[portal.IPv4].backend.Setting().Instead, "--portal=address")}).
+				Warn("Interfaces have no IPv4 address: the kernel drops packets that a rule redirects from them; use the alternative if Pods are behind them")
 		}
 	}
 }

@@ -94,9 +94,9 @@ func (at Setting) NodeAddresses(family portal.Family) (these []Match) {
 }
 
 // GiveUpReject records that rules cannot reject, and logs the reason.
-func (at *Setting) GiveUpReject(family portal.Family, log logrus.FieldLogger, err error) {
+func (at *Setting) GiveUpReject(log logrus.FieldLogger, err error) {
 	at.NoReject = true
-	log.WithError(err).Infof("%s packets to unused addresses of the service CIDRs are not rejected", family)
+	log.WithError(err).Info("Packets to unused addresses of the service CIDRs are not rejected")
 }
 
 // FromEach matches packets from one of the networks.

@@ -43,11 +43,11 @@ func servicePort(t *trace.Log, name string) *conn.Port {
 
 // retried records a connection that reached its endpoint at the second attempt.
 func retried(t *trace.Log, err string) {
-	life := &conn.Record{ID: 7, Port: servicePort(t, "http"), From: netip.MustParseAddrPort("192.0.2.2:48200"), To: netip.MustParseAddrPort("10.96.0.10:80"), Began: at.Add(-time.Second)}
+	life := &conn.Record{ID: 7, Port: servicePort(t, "http"), From: netip.MustParseAddrPort("192.0.2.2:48200"), To: netip.MustParseAddrPort("10.96.0.10:80"), Start: at.Add(-time.Second)}
 	life.Accepted()
-	life.Attempted(life.Began.Add(time.Millisecond), conn.Attempt{Endpoint: bad, Pod: "default/web-1", Duration: 500 * time.Microsecond, Result: conn.Refused, Err: err})
-	life.Attempted(life.Began.Add(2*time.Millisecond), conn.Attempt{Endpoint: good, Pod: "default/web-2", Duration: time.Millisecond, SourceAddress: portal.SourceClient})
-	life.EndpointFirstByte(life.Began.Add(3500 * time.Microsecond))
+	life.Attempted(life.Start.Add(time.Millisecond), conn.Attempt{Endpoint: bad, Pod: "default/web-1", Duration: 500 * time.Microsecond, Result: conn.Refused, Err: err})
+	life.Attempted(life.Start.Add(2*time.Millisecond), conn.Attempt{Endpoint: good, Pod: "default/web-2", Duration: time.Millisecond, SourceAddress: portal.SourceClient})
+	life.EndpointFirstByte(life.Start.Add(3500 * time.Microsecond))
 	life.Closed(at, outcome.Result{Outcome: outcome.ClientClosed, ToEndpoint: 73, ToClient: 131}, good)
 }
 
@@ -105,7 +105,7 @@ var _ = Describe("an access log", func() {
 
 		var out strings.Builder
 		run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.JSON}, func(*accesslog.Log) {
-			life := &conn.Record{ID: 7, Port: servicePort(t, "http"), From: good, Via: &bad, To: good, Began: at}
+			life := &conn.Record{ID: 7, Port: servicePort(t, "http"), From: good, Via: &bad, To: good, Start: at}
 			life.Accepted()
 			life.Attempted(at.Add(time.Millisecond), conn.Attempt{Endpoint: good, Pod: "default/web-2", Duration: time.Millisecond, Queued: time.Millisecond, SourceAddress: portal.SourceClient})
 			life.EndpointFirstByte(at.Add(time.Second))
@@ -125,7 +125,7 @@ var _ = Describe("an access log", func() {
 	It("has the load balancer that a client came through", func() {
 		var out strings.Builder
 		run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.JSON}, func(*accesslog.Log) {
-			life := &conn.Record{Port: servicePort(t, "http"), From: good, Via: &bad, To: good, Began: at}
+			life := &conn.Record{Port: servicePort(t, "http"), From: good, Via: &bad, To: good, Start: at}
 			life.Accepted()
 			life.Closed(at, outcome.Result{}, netip.AddrPort{})
 		})
@@ -135,7 +135,7 @@ var _ = Describe("an access log", func() {
 	It("leaves out the Services that are not to be in it, and misses nothing", func() {
 		var out strings.Builder
 		l := run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.JSON}, func(*accesslog.Log) {
-			life := &conn.Record{Port: &conn.Port{Unlogged: true, Observers: []conn.Observer{t}}, From: good, To: good, Began: at}
+			life := &conn.Record{Port: &conn.Port{Unlogged: true, Observers: []conn.Observer{t}}, From: good, To: good, Start: at}
 			life.Accepted()
 			life.Closed(at, outcome.Result{}, netip.AddrPort{})
 			retried(t, "connection refused")
@@ -153,7 +153,7 @@ var _ = Describe("an access log", func() {
 	It("has a line and as many fields as text, whatever a name holds", func() {
 		var out strings.Builder
 		run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.Text}, func(*accesslog.Log) {
-			life := &conn.Record{ID: 7, Port: servicePort(t, "x\ny"), From: good, To: good, Began: at}
+			life := &conn.Record{ID: 7, Port: servicePort(t, "x\ny"), From: good, To: good, Start: at}
 			life.Accepted()
 			life.Attempted(at, conn.Attempt{Endpoint: good, Pod: "default/a b\n\x1b"})
 			life.Closed(at, outcome.Result{Outcome: outcome.ClientClosed}, good)

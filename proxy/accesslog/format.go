@@ -79,7 +79,7 @@ func jsonLine(b []byte, e *trace.Event) []byte {
 		b = appendMilliseconds(appendName(b, "queuedMs"), chosen.Queued)
 	}
 	if established {
-		b = appendMilliseconds(appendName(b, "connectMs"), chosen.Began+chosen.Duration)
+		b = appendMilliseconds(appendName(b, "connectMs"), chosen.Start+chosen.Duration)
 	}
 	if first := e.Record.FirstByte(); first > 0 {
 		b = appendMilliseconds(appendName(b, "firstByteMs"), first)
@@ -160,7 +160,7 @@ func textLine(b []byte, e *trace.Event) []byte {
 	}
 	b = append(b, ' ')
 	if established {
-		b = append(appendMilliseconds(b, chosen.Began+chosen.Duration), ' ')
+		b = append(appendMilliseconds(b, chosen.Start+chosen.Duration), ' ')
 	} else {
 		b = append(b, "- "...)
 	}

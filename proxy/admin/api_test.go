@@ -242,7 +242,7 @@ var _ = Describe("the API of a proxy", func() {
 			Expect(c.Attempts).To(HaveLen(2))
 			Expect(c.Attempts[0].Endpoint + " " + c.Attempts[0].Result).To(Equal(bad.String() + " refused"))
 			Expect(c.Attempts[1].Endpoint + " " + c.Attempts[1].Result).To(Equal(good.String() + " connected"))
-			Expect(c.Attempts[1].StartMs).To(BeNumerically(">=", c.Attempts[0].StartMs+c.Attempts[0].TookMs-1e-9), "but for rounding")
+			Expect(c.Attempts[1].StartMs).To(BeNumerically(">=", c.Attempts[0].StartMs+c.Attempts[0].DurationMs-1e-9), "but for rounding")
 
 			n.proxy.Stop()
 			ctx, cancel := context.WithCancel(context.Background())

@@ -29,7 +29,7 @@ func (s seen) lasted(now time.Time) time.Duration {
 	if s.end != nil {
 		return s.end.Duration
 	}
-	return now.Sub(s.life.Began)
+	return now.Sub(s.life.Start)
 }
 
 // connectionSelection selects connections. Zero fields match all.
@@ -139,7 +139,7 @@ func (a *API) connections(r *http.Request) (any, error) {
 		return nil, err
 	}
 	for _, s := range all {
-		out.Items = append(out.Items, a.tell(s, now))
+		out.Items = append(out.Items, a.describe(s, now))
 	}
 	return out, nil
 }
@@ -149,7 +149,7 @@ var connectionKeys = map[string]func(a *API, s seen, now time.Time) int64{
 	api.SortDuration: func(_ *API, s seen, now time.Time) int64 { return int64(s.lasted(now)) },
 	api.SortConnect: func(_ *API, s seen, now time.Time) int64 {
 		if t, ok := s.life.Established(); ok {
-			return int64(t.Began + t.Duration)
+			return int64(t.Start + t.Duration)
 		}
 		return int64(s.lasted(now))
 	},
@@ -195,9 +195,9 @@ func (a *API) connection(r *http.Request) (any, error) {
 	life, end := a.proxy.Trace.Find(id)
 	switch {
 	case life != nil:
-		return a.tell(seen{life: life}, time.Now()), nil
+		return a.describe(seen{life: life}, time.Now()), nil
 	case end != nil:
-		return a.tell(seen{end.Record, end}, time.Now()), nil
+		return a.describe(seen{end.Record, end}, time.Now()), nil
 	}
 	return nil, notFound(fmt.Sprintf("connection %d not found: it does not exist, or its record has expired (see --trace-events, and --trace-connections for failed, retried and slow ones)", id))
 }
@@ -205,12 +205,12 @@ func (a *API) connection(r *http.Request) (any, error) {
 // sees returns s in the API's form.
 func sees(s portal.SourceAddress) api.Sees { return api.Sees{Source: s.String(), SourceText: s.Text()} }
 
-// tell returns the connection in its state at now.
-func (a *API) tell(s seen, now time.Time) api.Connection {
+// describe returns the connection in its state at now.
+func (a *API) describe(s seen, now time.Time) api.Connection {
 	l, about := s.life, trace.SubjectOf(s.life)
 	c := api.Connection{
 		ID: about.Conn, Service: about.Port.ServiceName().String(), Port: about.Port.Port, Family: about.Port.Family.String(), Protocol: string(about.Protocol),
-		Client: about.Client.String(), VIP: about.VIP.String(), Accepted: l.Began,
+		Client: about.Client.String(), VIP: about.VIP.String(), Accepted: l.Start,
 		State: api.Connecting, DurationMs: milliseconds(s.lasted(now)), Attempts: []api.Attempt{},
 	}
 	if about.Protocol == config.UDP { // a session begins when its first datagram goes to an endpoint
@@ -222,16 +222,16 @@ func (a *API) tell(s seen, now time.Time) api.Connection {
 	for i, t := range l.Attempts() {
 		c.Attempts = append(c.Attempts, api.Attempt{
 			Sees: sees(t.SourceAddress), Number: i + 1, Endpoint: t.Endpoint.String(), Pod: t.Pod, Reason: t.Reason.String(), Skipped: t.Skipped,
-			StartMs: milliseconds(t.Began), TookMs: milliseconds(t.Duration), Result: t.Result.String(), Error: t.Err,
+			StartMs: milliseconds(t.Start), DurationMs: milliseconds(t.Duration), Result: t.Result.String(), Error: t.Err,
 		})
 	}
 	c.FirstByteMs = milliseconds(l.FirstByte())
 	if t, ok := l.Established(); ok {
-		c.State, c.Endpoint, c.Pod, c.ConnectMs = api.Established, t.Endpoint.String(), t.Pod, milliseconds(t.Began+t.Duration)
+		c.State, c.Endpoint, c.Pod, c.ConnectMs = api.Established, t.Endpoint.String(), t.Pod, milliseconds(t.Start+t.Duration)
 	}
 	if s.end == nil {
 		c.BytesToEndpoint, c.BytesToClient = a.proxy.Trace.Bytes(l)
-		c.Outcomes = l.Flags(now.Sub(l.Began), outcome.Open).Words()
+		c.Outcomes = l.Flags(now.Sub(l.Start), outcome.Open).Words()
 		return c
 	}
 	c.State, c.End, c.Error, c.Outcomes = api.Ended, s.end.End.Outcome.String(), s.end.Err, s.end.Flags.Words()

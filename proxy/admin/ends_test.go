@@ -30,15 +30,15 @@ var goldenEnds = []api.End{
 	{Code: "endpoint-closed", Fault: "none", Meaning: "both directions ended, the endpoint's first"},
 	{Code: "client-reset", Fault: "client", Meaning: "the client reset the connection"},
 	{Code: "endpoint-reset", Fault: "endpoint", Meaning: "the endpoint reset the connection; UDP: it had answered and now refuses"},
-	{Code: "no-response", Fault: "none", Meaning: "the client sent data and got no byte from the endpoint: the client reset the connection, or closed its side and the endpoint kept the other open for `--half-closed-timeout`; or the endpoint, which responds to other clients of the port, closed first. Not a failure"},
-	{Code: "half-closed", Fault: "policy", Meaning: "one direction was closed, or one side closed and the other did not read the remaining data, and no data moved for `--half-closed-timeout`"},
+	{Code: "no-response", Fault: "none", Meaning: "not a failure: the client sent data and got no byte from the endpoint. The client reset the connection; or it closed its side and the endpoint did not within `--half-closed-timeout`; or the endpoint closed first, although it responds to other clients of the port"},
+	{Code: "half-closed", Fault: "policy", Meaning: "no data moved for `--half-closed-timeout` after one direction was closed, or after one side closed and the other did not read the remaining data"},
 	{Code: "no-endpoint", Fault: "endpoint", Meaning: "no usable endpoint"},
 	{Code: "attempts-failed", Fault: "endpoint", Meaning: "every attempt failed"},
-	{Code: "queue-timeout", Fault: "endpoint", Meaning: "no endpoint had a free slot within `--queue-timeout` or the Service's own limit"},
+	{Code: "queue-timeout", Fault: "endpoint", Meaning: "no endpoint had a free slot within `--queue-timeout` or the Service's own timeout, or the queue was full"},
 	{Code: "bypassed-portal", Fault: "client", Meaning: "the client connected directly to usher's port"},
 	{Code: "source-denied", Fault: "policy", Meaning: "the client is not in `loadBalancerSourceRanges`"},
-	{Code: "proxy-header-invalid", Fault: "client", Meaning: "the load balancer sent no PROXY protocol header, an invalid one, or an incomplete one in time; see the error"},
-	{Code: "limit", Fault: "node", Meaning: "too many connections, or the node is out of descriptors, memory or ports; UDP: evicted for another client as the longest idle session, or the first datagram's hop limit was exhausted"},
+	{Code: "proxy-header-invalid", Fault: "client", Meaning: "the load balancer sent no PROXY protocol header, an invalid one, or did not complete it in time; see the error"},
+	{Code: "limit", Fault: "node", Meaning: "too many connections, or the node is out of descriptors, memory or ports; UDP: usher ended the session that was idle longest to serve another client, or the first datagram's hop limit was exhausted"},
 	{Code: "drained", Fault: "node", Meaning: "usher was stopped and `--drain-timeout` had passed; UDP sessions end as soon as usher is stopped"},
 	{Code: "max-age", Fault: "policy", Meaning: "the connection reached `--max-connection-age`"},
 	{Code: "idle", Fault: "none", Meaning: "no data for `--connection-idle-timeout`; UDP: no datagram in either direction for `--udp-idle-timeout`, or for 1 min before the first response"},
@@ -86,7 +86,7 @@ var _ = Describe("the ends of connections", func() {
 		endpoint := netip.MustParseAddrPort("10.1.0.8:80")
 		for i, e := range goldenEnds {
 			for id, established := range map[uint64]bool{uint64(i + 1): true, uint64(i + 101): false} {
-				life := &conn.Record{ID: id, From: netip.MustParseAddrPort("192.0.2.2:48200"), To: netip.MustParseAddrPort("10.96.0.10:80"), Began: at.Add(-time.Second),
+				life := &conn.Record{ID: id, From: netip.MustParseAddrPort("192.0.2.2:48200"), To: netip.MustParseAddrPort("10.96.0.10:80"), Start: at.Add(-time.Second),
 					Port: &conn.Port{ID: config.PortID{Namespace: "default", Service: "web"}, Protocol: config.TCP, Unlogged: !established, Observers: []conn.Observer{n.proxy.Trace}}}
 				result, to := outcome.Result{Outcome: outcome.Named(e.Code)}, netip.AddrPort{}
 				life.Accepted()

@@ -152,7 +152,7 @@ func (s *stream) run(ctx context.Context) {
 		clear(buf[:n]) // they refer to connections
 		ended := n == 0 && err == nil
 		if ended || n < batch {
-			s.tellMissed()
+			s.sendMissed()
 		}
 		if s.pending.Len() == 0 && time.Since(s.sent) >= s.silence { // there may have been events that do not match
 			s.pending.WriteString(": heartbeat\n\n")
@@ -199,7 +199,7 @@ func (s *stream) event(e *trace.Event) {
 		s.missed++
 		return
 	}
-	s.tellMissed()
+	s.sendMissed()
 	name := api.StreamStep
 	if !e.Kind.IsStep() {
 		name = api.StreamChange
@@ -208,7 +208,7 @@ func (s *stream) event(e *trace.Event) {
 	s.put(id, name, newEvent(id, e))
 }
 
-func (s *stream) tellMissed() {
+func (s *stream) sendMissed() {
 	if s.missed > 0 {
 		s.put("", api.StreamMissed, api.Missed{Missed: s.missed})
 		s.missed = 0
@@ -246,7 +246,7 @@ func newEvent(id string, e *trace.Event) api.Event {
 	out := api.Event{
 		ID: id, Time: e.Time, Kind: e.Kind.String(), Text: e.String(),
 		Protocol: string(e.Protocol), Connection: e.Conn,
-		Attempt: e.Attempt, Pod: e.Pod, Reason: e.Reason, Skipped: e.Skipped, Source: e.SourceAddress.String(), TookMs: milliseconds(e.Duration), Error: e.Err,
+		Attempt: e.Attempt, Pod: e.Pod, Reason: e.Reason, Skipped: e.Skipped, Source: e.SourceAddress.String(), DurationMs: milliseconds(e.Duration), Error: e.Err,
 		End: e.End.Outcome.String(), BytesToEndpoint: e.End.ToEndpoint, BytesToClient: e.End.ToClient, Count: e.Count,
 	}
 	if e.Port.Service != "" {

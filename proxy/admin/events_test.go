@@ -27,7 +27,7 @@ var _ = Describe("a subscriber of events", func() {
 
 	// steps adds count steps of one connection to the trace.
 	steps := func(count int) {
-		life := &conn.Record{ID: 1 << 40, Port: &conn.Port{Observers: []conn.Observer{n.proxy.Trace}}, Began: time.Now()}
+		life := &conn.Record{ID: 1 << 40, Port: &conn.Port{Observers: []conn.Observer{n.proxy.Trace}}, Start: time.Now()}
 		for range count {
 			life.Delayed(conn.Waiting, time.Now(), time.Second)
 		}

@@ -8,12 +8,12 @@ import (
 	"github.com/usherproxy/usher/proxy/latency"
 )
 
-// lately is how long clients of some service ports or of an endpoint waited recently.
-type lately struct{ connect, firstByte latency.Lately }
+// recentLatency is how long clients of some service ports or of an endpoint waited recently.
+type recentLatency struct{ connect, firstByte latency.Sum }
 
-// told returns l in the API's form; nil if it is empty.
-func (l *lately) told() *api.Latency {
-	ms := func(of *latency.Lately, q float64) float64 {
+// forAPI returns l in the API's form; nil if it is empty.
+func (l *recentLatency) forAPI() *api.Latency {
+	ms := func(of *latency.Sum, q float64) float64 {
 		seconds, _ := of.Quantile(latency.Seconds, q)
 		return 1000 * seconds
 	}
@@ -26,14 +26,14 @@ func (l *lately) told() *api.Latency {
 
 // latency returns how long clients of the service ports waited recently, or nil.
 func (g group) latency(now time.Time) *api.Latency {
-	var l lately
+	var l recentLatency
 	for _, v := range g {
 		if s := v.PortMetrics; s != nil {
 			l.connect.Add(&s.Connect.Recent, now)
 			l.firstByte.Add(&s.FirstByte.Recent, now)
 		}
 	}
-	return l.told()
+	return l.forAPI()
 }
 
 // ends counts clients of the service ports by how they ended; nil if there are none.
@@ -52,15 +52,15 @@ func (g group) ends() (all map[string]int64) {
 	return all
 }
 
-// latelyOf returns how long clients of an endpoint waited.
-func latelyOf(e *balance.Endpoint, now time.Time) (l lately) {
+// recentLatencyOf returns how long clients of an endpoint waited.
+func recentLatencyOf(e *balance.Endpoint, now time.Time) (l recentLatency) {
 	l.add(e, now)
 	return l
 }
 
 // add adds how long clients of an endpoint waited.
-func (l *lately) add(e *balance.Endpoint, now time.Time) {
-	if t := e.TimesSeen(); t != nil {
+func (l *recentLatency) add(e *balance.Endpoint, now time.Time) {
+	if t := e.ExistingTimes(); t != nil {
 		l.connect.Add(&t.Connect, now)
 		l.firstByte.Add(&t.FirstByte, now)
 	}

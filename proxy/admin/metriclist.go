@@ -10,8 +10,8 @@ type metric struct {
 	desc       *prometheus.Desc
 }
 
-// told holds all metrics, in the order of the documentation.
-var told []*metric
+// allMetrics holds all metrics, in the order of the documentation.
+var allMetrics []*metric
 
 func counter(name, help string, labels ...string) *metric {
 	return newMetric(prometheus.CounterValue, name, help, labels)
@@ -23,12 +23,12 @@ func gauge(name, help string, labels ...string) *metric {
 
 func newMetric(kind prometheus.ValueType, name, help string, labels []string) *metric {
 	m := &metric{name: name, help: help, kind: kind, labels: labels, desc: prometheus.NewDesc(name, help, labels, nil)}
-	told = append(told, m)
+	allMetrics = append(allMetrics, m)
 	return m
 }
 
-// tell sends the metric's value for these label values.
-func (m *metric) tell(out chan<- prometheus.Metric, value float64, labels ...string) {
+// send sends the metric's value for these label values.
+func (m *metric) send(out chan<- prometheus.Metric, value float64, labels ...string) {
 	out <- prometheus.MustNewConstMetric(m.desc, m.kind, value, labels...)
 }
 

@@ -138,109 +138,109 @@ func (c *proxyCollector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
 func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
-	tell := func(m *metric, value int64, labels ...string) { m.tell(out, float64(value), labels...) }
+	send := func(m *metric, value int64, labels ...string) { m.send(out, float64(value), labels...) }
 	s := c.proxy.Stats()
-	tell(connectionsAccepted, s.Accepted)
-	tell(connectionsServed, s.Established)
+	send(connectionsAccepted, s.Accepted)
+	send(connectionsServed, s.Established)
 	for end, n := range s.Ends {
-		tell(connectionsClosed, n, end.String())
+		send(connectionsClosed, n, end.String())
 	}
-	tell(connectionsOpen, s.Open)
-	tell(connectionsSaved, s.Saved)
-	tell(connectionsLimit, s.Limit)
-	tell(connectionsFailed, s.All.Failed)
-	tell(logsSuppressed, s.Unlogged)
-	tell(associations, s.Associations.Accepted)
-	tell(associationsOpen, s.Associations.Open)
+	send(connectionsOpen, s.Open)
+	send(connectionsSaved, s.Saved)
+	send(connectionsLimit, s.Limit)
+	send(connectionsFailed, s.All.Failed)
+	send(logsSuppressed, s.Unlogged)
+	send(associations, s.Associations.Accepted)
+	send(associationsOpen, s.Associations.Open)
 	for result, n := range s.Attempts {
-		tell(attempts, n, conn.Result(result).String())
+		send(attempts, n, conn.Result(result).String())
 	}
 	for reason, n := range s.Choices {
-		tell(selections, n, reason.String())
+		send(selections, n, reason.String())
 	}
 	number, below := s.QueueWaits.Buckets(latency.Queued)
 	out <- prometheus.MustNewConstHistogram(queueWait, number, s.QueueWaits.Sum, below)
 	for seen, n := range s.SourceAddress[1:] {
-		tell(sourceAddresses, n, portal.SourceAddress(seen+1).String())
+		send(sourceAddresses, n, portal.SourceAddress(seen+1).String())
 	}
-	tell(retries, s.All.Retries)
-	tell(quarantines, s.Quarantines)
-	tell(recoveries, s.Recoveries)
+	send(retries, s.All.Retries)
+	send(quarantines, s.Quarantines)
+	send(recoveries, s.Recoveries)
 	for result, n := range s.Probes {
-		tell(probes, n, conn.Result(result).String())
+		send(probes, n, conn.Result(result).String())
 	}
-	tell(lateProbes, s.LateProbes)
-	tell(bytesMoved, s.All.ToEndpoint, "endpoint")
-	tell(bytesMoved, s.All.ToClient, "client")
+	send(lateProbes, s.LateProbes)
+	send(bytesMoved, s.All.ToEndpoint, "endpoint")
+	send(bytesMoved, s.All.ToClient, "client")
 	u := s.Sessions
-	tell(udpSessionsBegun, u.Begun)
-	tell(udpSessionsAnswered, u.Answered)
+	send(udpSessionsBegun, u.Begun)
+	send(udpSessionsAnswered, u.Answered)
 	for end, n := range u.Ends {
-		tell(udpSessionsEnded, n, end.String())
+		send(udpSessionsEnded, n, end.String())
 	}
-	tell(udpSessionsOpen, u.Open)
-	tell(udpSessionsLimit, u.Limit)
-	tell(udpDatagrams, u.ToEndpoint, "endpoint")
-	tell(udpDatagrams, u.ToClient, "client")
+	send(udpSessionsOpen, u.Open)
+	send(udpSessionsLimit, u.Limit)
+	send(udpDatagrams, u.ToEndpoint, "endpoint")
+	send(udpDatagrams, u.ToClient, "client")
 	for reason, n := range u.Dropped {
-		tell(udpDropped, n, frontend.Drop(reason).String())
+		send(udpDropped, n, frontend.Drop(reason).String())
 	}
-	tell(services, int64(s.Services))
-	tell(servicePorts, int64(s.Ports))
-	tell(listeners, s.Listeners)
-	tell(affinityClients, s.AffinityClients)
-	tell(affinityLimit, c.proxy.AffinityTotal)
+	send(services, int64(s.Services))
+	send(servicePorts, int64(s.Ports))
+	send(listeners, s.Listeners)
+	send(affinityClients, s.AffinityClients)
+	send(affinityLimit, c.proxy.AffinityTotal)
 	for reason, n := range s.Problems {
-		tell(portProblems, int64(n), string(reason))
+		send(portProblems, int64(n), string(reason))
 	}
-	tell(portalRepairs, s.Repaired)
-	tell(portalFailures, s.PortalFailures)
-	tell(serviceChanges, s.ServiceChanges)
-	tell(endpointChanges, s.EndpointChanges)
-	tell(servicesPending, s.ServicesPending)
-	tell(endpointsPending, s.EndpointsPending)
+	send(portalRepairs, s.Repaired)
+	send(portalFailures, s.PortalFailures)
+	send(serviceChanges, s.ServiceChanges)
+	send(endpointChanges, s.EndpointChanges)
+	send(servicesPending, s.ServicesPending)
+	send(endpointsPending, s.EndpointsPending)
 	status := c.proxy.SyncStatus()
 	for family, n := range s.NoLocalEndpoints {
-		tell(noLocalEndpoints, int64(n.Internal), "internal", family.String())
-		tell(noLocalEndpoints, int64(n.External), "external", family.String())
-		lastApplied.tell(out, seconds(status.Of(family).LastApplied), family.String())
-		lastQueued.tell(out, seconds(status.LastQueued), family.String())
+		send(noLocalEndpoints, int64(n.Internal), "internal", family.String())
+		send(noLocalEndpoints, int64(n.External), "external", family.String())
+		lastApplied.send(out, seconds(status.Of(family).LastApplied), family.String())
+		lastQueued.send(out, seconds(status.LastQueued), family.String())
 		switch c.proxy.Portal.Traits().KubeProxy {
 		case "iptables":
-			tell(restoreFailures, s.PortalFailures, family.String())
+			send(restoreFailures, s.PortalFailures, family.String())
 		case "nftables":
-			tell(nftablesFailures, s.PortalFailures, family.String())
+			send(nftablesFailures, s.PortalFailures, family.String())
 		}
 	}
 	c.services.collect(out, c.proxy, c.api)
 	if c.api != nil {
-		tell(subscribersNow, c.api.subscribers.now.Load())
-		tell(subscribersRefused, c.api.subscribers.refused.Load())
+		send(subscribersNow, c.api.subscribers.now.Load())
+		send(subscribersRefused, c.api.subscribers.refused.Load())
 	}
 	if c.accessLog != nil {
-		tell(accessLines, c.accessLog.Written())
-		tell(accessLost, c.accessLog.Lost())
+		send(accessLines, c.accessLog.Written())
+		send(accessLost, c.accessLog.Lost())
 	}
 	if c.queries != nil {
 		for of, n := range c.queries() {
-			tell(dnsQueries, n, of[0], of[1])
+			send(dnsQueries, n, of[0], of[1])
 		}
 	}
 	if c.health != nil {
 		if of := c.health.APIServer; of != nil {
 			if reason := of().Reason; reason != "" {
-				tell(apiServerFailing, 1, reason)
+				send(apiServerFailing, 1, reason)
 			}
 		}
 		if r := c.health.Restarts; r != nil {
-			tell(restarts, int64(r.Count))
+			send(restarts, int64(r.Count))
 		} else {
-			tell(restarts, 0)
+			send(restarts, 0)
 		}
-		tell(healthzTotal, c.health.healthz.ok.Load(), "200")
-		tell(healthzTotal, c.health.healthz.unavailable.Load(), "503")
-		tell(livezTotal, c.health.livez.ok.Load(), "200")
-		tell(livezTotal, c.health.livez.unavailable.Load(), "503")
+		send(healthzTotal, c.health.healthz.ok.Load(), "200")
+		send(healthzTotal, c.health.healthz.unavailable.Load(), "503")
+		send(livezTotal, c.health.livez.ok.Load(), "200")
+		send(livezTotal, c.health.livez.unavailable.Load(), "503")
 	}
 }
 

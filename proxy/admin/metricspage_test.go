@@ -19,7 +19,7 @@ func MetricsDocumentation() string {
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", name, kind, text, help)
 	}
 	kinds := map[prometheus.ValueType]string{prometheus.CounterValue: "counter", prometheus.GaugeValue: "gauge"}
-	for _, m := range told {
+	for _, m := range allMetrics {
 		row(m.name, kinds[m.kind], m.labels, m.help)
 	}
 	for _, h := range serviceHistograms {

@@ -66,7 +66,7 @@ func ruleInWords(traits portal.Traits, r portal.Rule) string {
 		at = fmt.Sprintf("port %d on every address of this node", r.Target.Port)
 	}
 	switch {
-	case r.Action == portal.Redirect && !traits.Leads():
+	case r.Action == portal.Redirect && !traits.CarriesVIPs():
 		return fmt.Sprintf("nothing redirects %s to usher, which listens on port %d", at, r.LocalPort)
 	case r.Action == portal.Redirect && traits.Local && r.Target.Addr.IsUnspecified():
 		return fmt.Sprintf("usher listens on %s", at)

@@ -268,7 +268,7 @@ func badEndpoint(e *balance.Endpoint, state api.EndpointState, now time.Time) st
 	if q := quarantine(e, now); q != nil {
 		text += ", " + q.Cause
 	} else if state == api.EndpointUnresponsive {
-		l := latelyOf(e, now)
+		l := recentLatencyOf(e, now)
 		_, none := e.NoResponse(now)
 		of := fmt.Sprint(none)
 		if l.firstByte.Number() == 0 {

@@ -91,7 +91,7 @@ var _ = Describe("what usher knows to be wrong", func() {
 		n.proxy.Apply(many)
 		s := status()
 		Expect(s.Problems).To(HaveLen(100))
-		Expect(s.ProblemsUntold).To(Equal(200))
+		Expect(s.ProblemsOmitted).To(Equal(200))
 		Expect(s.Attention).To(Equal("300 Services need attention: default/empty-000, default/empty-001, default/empty-002 and 297 more"))
 	})
 })

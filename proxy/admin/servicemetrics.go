@@ -54,26 +54,26 @@ func (s *serviceSeries) collect(out chan<- prometheus.Metric, p *proxy.Proxy, a 
 		if still[name] {
 			var own serviceNumbers
 			own.add(g)
-			own.tell(out, name.Namespace, name.Name)
+			own.send(out, name.Namespace, name.Name)
 			if a != nil {
 				is := a.summary(g, nil, now)
-				serviceSince.tell(out, seconds(is.Since), name.Namespace, name.Name, string(is.State))
+				serviceSince.send(out, seconds(is.Since), name.Namespace, name.Name, string(is.State))
 			}
 		} else {
 			rest.add(g)
 		}
 	}
 	s.has = still
-	rest.tell(out, "", others)
+	rest.send(out, "", others)
 	for state, since := range earliest(views, now) {
-		endpointsSince.tell(out, seconds(since), string(state))
+		endpointsSince.send(out, seconds(since), string(state))
 	}
-	endpointsByState.tell(out, float64(counts.Ready), string(api.EndpointReady))
-	endpointsByState.tell(out, float64(counts.Outlier), string(api.EndpointOutlier))
-	endpointsByState.tell(out, float64(counts.Unresponsive), string(api.EndpointUnresponsive))
-	endpointsByState.tell(out, float64(counts.Quarantined), string(api.EndpointQuarantined))
-	endpointsByState.tell(out, float64(counts.Terminating), string(api.EndpointTerminating))
-	endpointsByState.tell(out, float64(counts.NotReady), string(api.EndpointNotReady))
+	endpointsByState.send(out, float64(counts.Ready), string(api.EndpointReady))
+	endpointsByState.send(out, float64(counts.Outlier), string(api.EndpointOutlier))
+	endpointsByState.send(out, float64(counts.Unresponsive), string(api.EndpointUnresponsive))
+	endpointsByState.send(out, float64(counts.Quarantined), string(api.EndpointQuarantined))
+	endpointsByState.send(out, float64(counts.Terminating), string(api.EndpointTerminating))
+	endpointsByState.send(out, float64(counts.NotReady), string(api.EndpointNotReady))
 }
 
 // serviceNumbers are the numbers of one Service, or of several together.
@@ -101,22 +101,22 @@ func (n *serviceNumbers) add(g group) {
 	}
 }
 
-func (n *serviceNumbers) tell(out chan<- prometheus.Metric, namespace, service string) {
+func (n *serviceNumbers) send(out chan<- prometheus.Metric, namespace, service string) {
 	t := n.totals
-	serviceAccepted.tell(out, float64(t.Accepted), namespace, service)
-	serviceFailed.tell(out, float64(t.Failed), namespace, service)
-	serviceRetries.tell(out, float64(t.Retries), namespace, service)
-	serviceOpen.tell(out, float64(t.Active), namespace, service)
-	serviceQueue.tell(out, float64(t.Queued), namespace, service)
-	serviceBytes.tell(out, float64(t.BytesToEndpoint), namespace, service, "endpoint")
-	serviceBytes.tell(out, float64(t.BytesToClient), namespace, service, "client")
+	serviceAccepted.send(out, float64(t.Accepted), namespace, service)
+	serviceFailed.send(out, float64(t.Failed), namespace, service)
+	serviceRetries.send(out, float64(t.Retries), namespace, service)
+	serviceOpen.send(out, float64(t.Active), namespace, service)
+	serviceQueue.send(out, float64(t.Queued), namespace, service)
+	serviceBytes.send(out, float64(t.BytesToEndpoint), namespace, service, "endpoint")
+	serviceBytes.send(out, float64(t.BytesToClient), namespace, service, "client")
 	for end, count := range n.ends {
-		serviceEnds.tell(out, float64(count), namespace, service, end)
+		serviceEnds.send(out, float64(count), namespace, service, end)
 	}
-	serviceConnect.tell(out, &n.connect, namespace, service)
-	serviceFirstByte.tell(out, &n.firstByte, namespace, service)
-	serviceLasted.tell(out, &n.lasted, namespace, service)
-	serviceConnectionBytes.tell(out, &n.bytes, namespace, service)
+	serviceConnect.send(out, &n.connect, namespace, service)
+	serviceFirstByte.send(out, &n.firstByte, namespace, service)
+	serviceLasted.send(out, &n.lasted, namespace, service)
+	serviceConnectionBytes.send(out, &n.bytes, namespace, service)
 }
 
 // serviceHistogram is a histogram over a Service's connections.
@@ -142,8 +142,8 @@ var (
 	serviceConnectionBytes = newServiceHistogram("usher_service_connection_bytes", "Bytes transferred per connection or UDP session, in both directions.", latency.Bytes)
 )
 
-// tell sends the observed values, with notable connections as exemplars.
-func (h *serviceHistogram) tell(out chan<- prometheus.Metric, seen *latency.All, labels ...string) {
+// send sends the observed values, with notable connections as exemplars.
+func (h *serviceHistogram) send(out chan<- prometheus.Metric, seen *latency.All, labels ...string) {
 	number, below := seen.Buckets(h.bounds)
 	if number == 0 {
 		return

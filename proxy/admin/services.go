@@ -235,7 +235,7 @@ func stateOf(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoint
 	switch {
 	case e.Terminating && !e.Ready: // with publishNotReadyAddresses it is both, and has its full share
 		return api.EndpointTerminating
-	case e.Ready && e.Suspicious():
+	case e.Ready && e.Outlier():
 		return api.EndpointOutlier
 	case e.Ready && unresponsive(v, e, now):
 		return api.EndpointUnresponsive
@@ -260,14 +260,14 @@ const (
 // one than at the other endpoints. Another endpoint of the port must have sent some: where none sends any,
 // the protocol may have no answers. The kernel accepts connections also for a program that hangs.
 func unresponsive(v *proxy.PortView, e *balance.Endpoint, now time.Time) bool {
-	l := latelyOf(e, now)
+	l := recentLatencyOf(e, now)
 	_, none := e.NoResponse(now)
 	clients := float64(l.connect.Number())
 	silent := clients >= fewestUnresponsive && l.firstByte.Number() == 0
 	if !silent && (none < fewestUnresponsive || float64(none) < unresponsivePart*clients) {
 		return false
 	}
-	var others lately
+	var others recentLatency
 	othersNone := int64(0)
 	for _, o := range v.Endpoints {
 		if o != e {
@@ -389,14 +389,14 @@ func policies(port config.ServicePort, o *proxy.Options) api.Policies {
 }
 
 func endpoint(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoint {
-	l, state := latelyOf(e, now), stateOf(v, e, now)
-	none, noneLately := e.NoResponse(now)
+	l, state := recentLatencyOf(e, now), stateOf(v, e, now)
+	none, noneRecently := e.NoResponse(now)
 	out := api.Endpoint{
 		Address: e.Addr.String(), Pod: e.Pod, Node: e.Node, Zone: e.Zone, State: state, Since: endpointSince(e, state, now), Weight: e.Weight.Int(),
 		Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating, UsedFor: []string{},
 		Quarantine: quarantine(e, now),
-		Active:     e.Active.Load(), Limit: v.Port.EndpointLimit, Connected: e.Connected.Load(), Failed: e.Failed.Load(), FailedLately: e.FailedLately(now), NoResponse: none, NoResponseLately: noneLately,
-		BytesToEndpoint: e.ToEndpoint.Load(), BytesToClient: e.ToClient.Load(), Latency: l.told(),
+		Active:     e.Active.Load(), Limit: v.Port.EndpointLimit, Connected: e.Connected.Load(), Failed: e.Failed.Load(), FailedRecently: e.FailedRecently(now), NoResponse: none, NoResponseRecently: noneRecently,
+		BytesToEndpoint: e.ToEndpoint.Load(), BytesToClient: e.ToClient.Load(), Latency: l.forAPI(),
 	}
 	var without []string // clients whose connections do not go to it
 	for _, use := range []struct {

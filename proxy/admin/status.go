@@ -28,7 +28,7 @@ func (a *API) status(*http.Request) (any, error) {
 	}
 	var total int
 	out.Problems, total, out.Attention = a.problems(&s, out.Now)
-	out.ProblemsUntold, out.Since = total-len(out.Problems), a.since()
+	out.ProblemsOmitted, out.Since = total-len(out.Problems), a.since()
 	for _, ends := range []map[outcome.Outcome]int64{s.Ends, s.Sessions.Ends} {
 		for end, n := range ends {
 			out.Ends[end.String()] += n

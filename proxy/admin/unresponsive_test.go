@@ -57,7 +57,7 @@ var _ = Describe("an endpoint that leaves some of its clients without a response
 		aboutHalf := BeNumerically("~", 15, 2) // a response may be late on a busy machine
 		Expect([]any{hangs.State, hangs.Failed}).To(Equal([]any{api.EndpointUnresponsive, int64(0)}))
 		Expect(hangs.NoResponse).To(aboutHalf)
-		Expect(hangs.NoResponseLately).To(Equal(hangs.NoResponse))
+		Expect(hangs.NoResponseRecently).To(Equal(hangs.NoResponse))
 		Expect(answers.State).To(Equal(api.EndpointReady))
 		Expect(answers.NoResponse).To(BeNumerically("<=", 2))
 		Expect(detail.Ends).To(HaveKeyWithValue("no-response", hangs.NoResponse+answers.NoResponse))

@@ -31,7 +31,7 @@ var _ = Describe("a word that people read", func() {
 		policy := balance.Policy{First: time.Minute, Max: time.Hour, Probed: true}
 		report := func(kind balance.Kind) {
 			now := time.Now()
-			e.Report(balance.Report{Kind: kind, Began: now, Now: now, Err: net.ErrClosed}, policy)
+			e.Report(balance.Report{Kind: kind, Start: now, Now: now, Err: net.ErrClosed}, policy)
 		}
 		report(balance.ConnectFailed)
 		Expect(quarantined().Count()).To(Equal("1 failure"))
@@ -80,7 +80,7 @@ var _ = Describe("a word that people read", func() {
 	It("is connecting only while a TCP client has no endpoint", func() {
 		n := newNode()
 		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", answering())})
-		life := &conn.Record{ID: 7, Port: &conn.Port{ID: n.proxy.Status()[0].Port.ID, Protocol: config.TCP, Observers: []conn.Observer{n.proxy.Trace}}, From: netip.MustParseAddrPort("192.0.2.2:1"), Began: time.Now()}
+		life := &conn.Record{ID: 7, Port: &conn.Port{ID: n.proxy.Status()[0].Port.ID, Protocol: config.TCP, Observers: []conn.Observer{n.proxy.Trace}}, From: netip.MustParseAddrPort("192.0.2.2:1"), Start: time.Now()}
 		life.Accepted()
 		var c api.Connection
 		Expect(n.get("/connections/7", &c)).To(Equal(http.StatusOK))

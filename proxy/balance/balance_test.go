@@ -28,7 +28,7 @@ var (
 )
 
 func fail(e *balance.Endpoint, began, now time.Time, p balance.Policy) balance.Change {
-	return e.Report(balance.Report{Kind: balance.ConnectFailed, Began: began, Now: now, Err: errRefused}, p)
+	return e.Report(balance.Report{Kind: balance.ConnectFailed, Start: began, Now: now, Err: errRefused}, p)
 }
 
 func connected(e *balance.Endpoint, now time.Time) balance.Change {
@@ -74,7 +74,7 @@ var _ = Describe("a Set", func() {
 		for _, n := range tried {
 			done = append(done, addr(n))
 		}
-		c, ok := pool.Cluster.Pick(balance.Ask{Now: start.Add(after), Tried: done})
+		c, ok := pool.Cluster.Pick(balance.Request{Now: start.Add(after), Tried: done})
 		if !ok {
 			return "nobody"
 		}
@@ -114,7 +114,7 @@ var _ = Describe("a Set", func() {
 		for range 8 {
 			wg.Go(func() {
 				for range 300 {
-					c, _ := pool.Cluster.Pick(balance.Ask{Now: start})
+					c, _ := pool.Cluster.Pick(balance.Request{Now: start})
 					c.Endpoint.Connected.Add(1)
 				}
 			})
@@ -133,7 +133,7 @@ var _ = Describe("a Set", func() {
 
 	It("picks nobody where there is nobody", func() {
 		Expect(pool.External.Len()).To(BeZero())
-		_, ok := pool.External.Pick(balance.Ask{Now: start})
+		_, ok := pool.External.Pick(balance.Request{Now: start})
 		Expect(ok).To(BeFalse())
 	})
 
@@ -162,7 +162,7 @@ var _ = Describe("a Set", func() {
 	It("says how many it passed over", func() {
 		fails(1, 0)
 		fails(2, 0)
-		c, _ := pool.Cluster.Pick(balance.Ask{Now: start})
+		c, _ := pool.Cluster.Pick(balance.Request{Now: start})
 		Expect(c.Endpoint.Addr).To(Equal(addr(3)))
 		Expect(c.Skipped).To(Equal(2))
 	})
@@ -182,7 +182,7 @@ var _ = Describe("a Set", func() {
 		Expect(period.Failures).To(Equal(2))
 		By("trusting it again once the probe has succeeded")
 		connected(pool.Cluster.Find(addr(1)), start)
-		c, _ := pool.Cluster.Pick(balance.Ask{Now: start.Add(30 * time.Second), Tried: []netip.AddrPort{addr(2), addr(3)}})
+		c, _ := pool.Cluster.Pick(balance.Request{Now: start.Add(30 * time.Second), Tried: []netip.AddrPort{addr(2), addr(3)}})
 		Expect(c.Reason).To(Equal(balance.OnlyOne))
 		Expect(pick(30*time.Second, 3)).NotTo(ContainSubstring("quarantine"))
 	})
@@ -252,7 +252,7 @@ var _ = Describe("a Set", func() {
 
 			c := recheck(e, balance.RecheckPassed, start.Add(time.Hour), nil, q)
 			Expect(c.Next).To(BeZero())
-			Expect(c.News).To(BeTrue())
+			Expect(c.Notify).To(BeTrue())
 			Expect(quarantined(time.Hour)).To(BeFalse())
 			Expect(pick(time.Hour, 2, 3)).To(Equal("1, only one left"))
 		})
@@ -263,7 +263,7 @@ var _ = Describe("a Set", func() {
 			var waits []time.Duration
 			for range 9 {
 				c := recheck(e, balance.RecheckFailed, now, silent, q)
-				Expect(c.News).To(Equal(len(waits) < 7), "that it takes longer")
+				Expect(c.Notify).To(Equal(len(waits) < 7), "that it takes longer")
 				now = now.Add(c.Next)
 				waits = append(waits, c.Next/time.Second)
 				period := e.Health(now)
@@ -275,9 +275,9 @@ var _ = Describe("a Set", func() {
 
 		It("does not hold it against the endpoint if the probe could not be made", func() {
 			fail(e, start, start, q)
-			c := recheck(e, balance.RecheckNotMade, start.Add(time.Second), errors.New("too many open files"), q)
+			c := recheck(e, balance.RecheckSkipped, start.Add(time.Second), errors.New("too many open files"), q)
 			Expect(c.Next).To(Equal(time.Second))
-			Expect(c.News).To(BeFalse())
+			Expect(c.Notify).To(BeFalse())
 			period := e.Health(start)
 			Expect(period).To(Equal(balance.Health{State: balance.Down, By: balance.ConnectFailed, Since: start, Until: start.Add(2 * time.Second), Probed: true, Failures: 1, Err: errRefused}))
 		})
@@ -289,11 +289,11 @@ var _ = Describe("a Set", func() {
 			Expect(period.Until).To(Equal(start.Add(time.Second)))
 			Expect(period.Failures).To(Equal(1))
 
-			Expect(connected(e, start).News).To(BeTrue())
+			Expect(connected(e, start).Notify).To(BeTrue())
 			Expect(quarantined(0)).To(BeFalse())
 			c := recheck(e, balance.RecheckPassed, start.Add(time.Minute), nil, q)
 			Expect(c.Next).To(BeZero())
-			Expect(c.News).To(BeFalse(), "that is known already")
+			Expect(c.Notify).To(BeFalse(), "that is known already")
 		})
 
 		It("is not misled by an endpoint that answers probes only", func() {
@@ -309,7 +309,7 @@ var _ = Describe("a Set", func() {
 			Expect(waits).To(Equal([]time.Duration{1, 2, 4, 8}))
 
 			By("forgetting it when a client has been connected")
-			Expect(connected(e, start).News).To(BeFalse(), "it had recovered")
+			Expect(connected(e, start).Notify).To(BeFalse(), "it had recovered")
 			fail(e, now, now, q)
 			period := e.Health(now)
 			Expect(period.Until.Sub(now)).To(Equal(time.Second))
@@ -342,7 +342,7 @@ var _ = Describe("a Pool", func() {
 	It("keeps what it knows of endpoints that stay, and the turn", func() {
 		var pool balance.Pool
 		pool.Update(port(endpoints(1, 2, 3)), start)
-		pool.Cluster.Pick(balance.Ask{Now: start})
+		pool.Cluster.Pick(balance.Request{Now: start})
 		fail(pool.Cluster.Find(addr(2)), start, start, quarantine)
 
 		list := endpoints(2, 3, 4)
@@ -355,7 +355,7 @@ var _ = Describe("a Pool", func() {
 		Expect(two.Terminating).To(BeTrue())
 		ok := two.Health(start).State == balance.Down
 		Expect(ok).To(BeTrue())
-		c, _ := pool.Cluster.Pick(balance.Ask{Now: start})
+		c, _ := pool.Cluster.Pick(balance.Request{Now: start})
 		Expect(c.Endpoint.Addr).To(Equal(addr(3)))
 	})
 

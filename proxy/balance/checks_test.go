@@ -24,12 +24,12 @@ var _ = Describe("an endpoint whose Service asks for probes", func() {
 	})
 	checks := func(errs ...error) (news []bool) {
 		for _, err := range errs {
-			news = append(news, check(bad, start, err, interval, rise, fall).News)
+			news = append(news, check(bad, start, err, interval, rise, fall).Notify)
 		}
 		return news
 	}
 	off := func() (news bool) {
-		return bad.Report(balance.Report{Kind: balance.CheckOff, Now: start}, balance.Policy{}).News
+		return bad.Report(balance.Report{Kind: balance.CheckOff, Now: start}, balance.Policy{}).Notify
 	}
 	makeDown := func() {
 		GinkgoHelper()
@@ -38,7 +38,7 @@ var _ = Describe("an endpoint whose Service asks for probes", func() {
 	picked := func() map[int]int {
 		counts := map[int]int{}
 		for range 10 {
-			c, _ := pool.Cluster.Pick(balance.Ask{Now: start})
+			c, _ := pool.Cluster.Pick(balance.Request{Now: start})
 			counts[int(c.Endpoint.Addr.Addr().As4()[3])]++
 		}
 		return counts
@@ -67,7 +67,7 @@ var _ = Describe("an endpoint whose Service asks for probes", func() {
 		makeDown()
 		connected(bad, start)
 		Expect(picked()).To(Equal(map[int]int{2: 10}))
-		Expect(fail(bad, start, start, quarantine).News).To(BeFalse(), "it is in quarantine already")
+		Expect(fail(bad, start, start, quarantine).Notify).To(BeFalse(), "it is in quarantine already")
 		Expect(checks(nil, nil)).To(Equal([]bool{false, true}))
 		Expect(picked()).To(Equal(map[int]int{1: 5, 2: 5}))
 	})
@@ -92,7 +92,7 @@ var _ = Describe("an endpoint whose Service asks for probes", func() {
 			check(other, start, errProbe, interval, rise, fall)
 		}
 		Expect(picked()).To(Equal(map[int]int{1: 5, 2: 5}))
-		c, _ := pool.Cluster.Pick(balance.Ask{Now: start})
+		c, _ := pool.Cluster.Pick(balance.Request{Now: start})
 		Expect(c.Reason).To(Equal(balance.LastResort))
 	})
 

@@ -4,10 +4,10 @@
 // number of connections. A [Set] is the part of the pool that a group of clients may use; traffic policies
 // make different groups. It is replaced as a whole when endpoints change. Pick selects from it.
 //
-// A scheduler determines the order. Each scheduler is a file, and a line in a list (scheduler.go). It returns
-// endpoints one by one until one is usable. It prepares its data when the Set is made: a table (maglev.go) or
-// shares by weight (shares.go). While most endpoints are usable, only schedulers that compare loads look at
-// more than one endpoint, and at most at 1,024 (least.go).
+// A scheduler determines the order. Each scheduler has a line in a list (scheduler.go); similar ones share a file. It
+// returns endpoints one by one until one is usable. It prepares its data when the Set is made: a table (maglev.go) or
+// shares by weight (shares.go). While most endpoints are usable, only schedulers that compare loads look at more than
+// one endpoint, and at most at 1,024 (least.go).
 //
 // All schedulers skip an endpoint in quarantine as long as there is another one. The quarantine ends when the
 // caller has probed the endpoint and it answered. Without probes it ends after some time: then one connection

@@ -17,8 +17,8 @@ type Endpoint struct {
 	pool *Pool
 }
 
-// State is the state of an endpoint. It is kept for as long as the endpoint is listed without interruption
-// and belongs to the same Pod; its other properties may change.
+// State is the state of an endpoint. It is kept while the endpoint is listed and belongs to the same Pod. An endpoint
+// that returns while it still has connections gets its State back.
 type State struct {
 	// Counters that the data plane updates and that are shown to users.
 	Active    atomic.Int64 // connections open now, and attempts under way: see Endpoint.Take
@@ -27,15 +27,15 @@ type State struct {
 	// Bytes of connections that have ended.
 	ToEndpoint, ToClient atomic.Int64
 
-	shown  atomic.Uint64          // see Since: Unix time in ms, and a state in the lowest four bits; 0 at first
-	ends   atomic.Uint32          // the last connections as bits: a leading one, then one bit each, set if it was broken, newest last
-	health atomic.Pointer[health] // nil, as for most of a hundred thousand, if nothing bad is known
-	rare   atomic.Pointer[rare]
+	shown     atomic.Uint64          // see Since: Unix time in ms, and a state in the lowest four bits; 0 at first
+	ends      atomic.Uint32          // the last connections as bits: a leading one, then one bit each, set if it was broken, newest last
+	health    atomic.Pointer[health] // nil if no failure is known, as for most endpoints
+	rareState atomic.Pointer[rareState]
 }
 
-// rare is state that only some endpoints need, or those that had clients; nil for all others.
-type rare struct {
-	cameAt   atomic.Int64 // see came; Unix time in ns
+// rareState is state that only some endpoints need, or those that had clients; nil for all others.
+type rareState struct {
+	readyAt  atomic.Int64 // see readySince; Unix time in ns
 	drained  atomic.Int64 // see EndConnections; Unix time in ns, 0 for never
 	times    atomic.Pointer[Times]
 	failures atomic.Pointer[latency.Recent] // only the times matter, not the durations
@@ -44,23 +44,23 @@ type rare struct {
 	queue      atomic.Pointer[queue]
 }
 
-// rarely returns s.rare, and creates it if needed.
-func (s *State) rarely() *rare {
-	if s.rare.Load() == nil {
-		s.rare.CompareAndSwap(nil, new(rare))
+// ensureRare returns s.rare, and creates it if needed.
+func (s *State) ensureRare() *rareState {
+	if s.rareState.Load() == nil {
+		s.rareState.CompareAndSwap(nil, new(rareState))
 	}
-	return s.rare.Load()
+	return s.rareState.Load()
 }
 
 // Times are how long clients of an endpoint waited recently, from accept until established and until the
 // endpoint's first byte.
 type Times struct{ Connect, FirstByte latency.Recent }
 
-// Times returns those of the endpoint, and creates them if needed.
+// Times returns the endpoint's Times, and creates them if needed.
 func (s *State) Times() *Times {
-	r := s.rare.Load()
+	r := s.rareState.Load()
 	if r == nil {
-		r = s.rarely()
+		r = s.ensureRare()
 	}
 	if r.times.Load() == nil {
 		r.times.CompareAndSwap(nil, new(Times))
@@ -68,9 +68,9 @@ func (s *State) Times() *Times {
 	return r.times.Load()
 }
 
-// TimesSeen returns those of the endpoint, or nil if it had no client yet.
-func (s *State) TimesSeen() *Times {
-	if r := s.rare.Load(); r != nil {
+// ExistingTimes returns the endpoint's Times, or nil if it had no client yet.
+func (s *State) ExistingTimes() *Times {
+	if r := s.rareState.Load(); r != nil {
 		return r.times.Load()
 	}
 	return nil
@@ -79,15 +79,15 @@ func (s *State) TimesSeen() *Times {
 // countFailure adds one to State.Failed and to the recent failures.
 func (s *State) countFailure(now time.Time) {
 	s.Failed.Add(1)
-	r := s.rarely()
+	r := s.ensureRare()
 	if r.failures.Load() == nil {
 		r.failures.CompareAndSwap(nil, new(latency.Recent))
 	}
 	r.failures.Load().Observe(latency.Seconds, now, 0)
 }
 
-// Since returns since when the endpoint has been in a state, a number below 16. The caller defines the
-// states: if the last call was for another one, this one began at began.
+// Since returns when the endpoint entered state, a caller-defined number below 16. If the last call was for another
+// state, that is began.
 func (s *State) Since(state uint8, began time.Time) time.Time {
 	for {
 		was := s.shown.Load()
@@ -102,7 +102,7 @@ func (s *State) Since(state uint8, began time.Time) time.Time {
 
 // CountNoResponse counts a connection that ended as outcome.NoResponse at now.
 func (s *State) CountNoResponse(now time.Time) {
-	r := s.rarely()
+	r := s.ensureRare()
 	if r.noResponse.Load() == nil {
 		r.noResponse.CompareAndSwap(nil, new(latency.Histogram))
 	}
@@ -111,26 +111,26 @@ func (s *State) CountNoResponse(now time.Time) {
 
 // NoResponse returns how many connections of the endpoint ended as outcome.NoResponse, in total and in the
 // last 5 to 10 minutes before now. They are no failures.
-func (s *State) NoResponse(now time.Time) (ever, lately int64) {
-	r := s.rare.Load()
+func (s *State) NoResponse(now time.Time) (ever, recent int64) {
+	r := s.rareState.Load()
 	if r == nil || r.noResponse.Load() == nil {
 		return 0, 0
 	}
 	var all latency.All
-	var l latency.Lately
+	var l latency.Sum
 	all.Add(r.noResponse.Load())
 	l.Add(&r.noResponse.Load().Recent, now)
 	number, _ := all.Buckets(nil)
 	return int64(number), int64(l.Number())
 }
 
-// FailedLately returns how many of State.Failed occurred in the last 5 to 10 minutes before now.
-func (s *State) FailedLately(now time.Time) int64 {
-	r := s.rare.Load()
+// FailedRecently returns how many of State.Failed occurred in the last 5 to 10 minutes before now.
+func (s *State) FailedRecently(now time.Time) int64 {
+	r := s.rareState.Load()
 	if r == nil || r.failures.Load() == nil {
 		return 0
 	}
-	var l latency.Lately
+	var l latency.Sum
 	l.Add(r.failures.Load(), now)
 	return int64(l.Number())
 }
@@ -152,7 +152,7 @@ func (e *Endpoint) tryTake() bool {
 	}
 }
 
-// Release ends a Take or a Set.Take. Waiting clients may take the free slot. Report a failed attempt before.
+// Release ends a Take or a Set.Take. Waiting clients may take the free slot. Report a failed attempt first.
 func (e *Endpoint) Release() {
 	e.Active.Add(-1)
 	if e.pool.waiting.Load() > 0 {
@@ -168,7 +168,7 @@ func (s *State) Moved(toEndpoint, toClient int64) {
 
 // Drained returns the time by which a connection established now must end; false if there is none.
 func (s *State) Drained() (by time.Time, ok bool) {
-	r := s.rare.Load()
+	r := s.rareState.Load()
 	if r == nil {
 		return time.Time{}, false
 	}
@@ -176,11 +176,11 @@ func (s *State) Drained() (by time.Time, ok bool) {
 	return time.Unix(0, ns), ns != 0
 }
 
-// lately is the number of most recently ended connections that State.Suspicious considers; fewest is the
+// outlierWindow is the number of most recently ended connections that State.Outlier considers; fewest is the
 // minimum number for a verdict.
 const (
-	lately = 16
-	fewest = 4
+	outlierWindow = 16
+	fewest        = 4
 )
 
 // ended records the end of a connection that the endpoint had answered; broken means that the endpoint was at
@@ -189,8 +189,8 @@ func (s *State) ended(broken bool) {
 	for {
 		was := s.ends.Load()
 		now := max(was, 1) << 1
-		if now >= 2<<lately { // the oldest is dropped
-			now = now&(1<<lately-1) | 1<<lately
+		if now >= 2<<outlierWindow { // the oldest is dropped
+			now = now&(1<<outlierWindow-1) | 1<<outlierWindow
 		}
 		if broken {
 			now |= 1
@@ -201,12 +201,12 @@ func (s *State) ended(broken bool) {
 	}
 }
 
-// counted returns the number of ends in ends, and broke how many of them were broken.
+// counted returns the number of recorded ends, and broke the number of broken ones.
 func counted(ends uint32) int { return max(0, bits.Len32(ends)-1) }
 func broke(ends uint32) int   { return max(0, bits.OnesCount32(ends)-1) }
 
-// Suspicious reports whether the endpoint broke most of the connections that ended last.
-func (s *State) Suspicious() bool {
+// Outlier reports whether the endpoint broke most of the connections that ended last.
+func (s *State) Outlier() bool {
 	ends := s.ends.Load()
 	return counted(ends) >= fewest && 2*broke(ends) > counted(ends)
 }

@@ -21,13 +21,13 @@ func Example() {
 	pool.Update(config.ServicePort{Endpoints: endpoints, Cluster: endpoints}, time.Now())
 
 	now := time.Now()
-	first, _ := pool.Cluster.Pick(balance.Ask{Now: now})
+	first, _ := pool.Cluster.Pick(balance.Request{Now: now})
 	policy := balance.Policy{First: 10 * time.Second, Max: time.Minute}
-	first.Endpoint.Report(balance.Report{Kind: balance.ConnectFailed, Began: now, Now: now, Err: errors.New("connection refused")}, policy)
+	first.Endpoint.Report(balance.Report{Kind: balance.ConnectFailed, Start: now, Now: now, Err: errors.New("connection refused")}, policy)
 
 	others := 0
 	for range 4 {
-		next, _ := pool.Cluster.Pick(balance.Ask{Now: now.Add(time.Second)})
+		next, _ := pool.Cluster.Pick(balance.Request{Now: now.Add(time.Second)})
 		if next.Endpoint != first.Endpoint {
 			next.Endpoint.Report(balance.Report{Kind: balance.Connected, Now: now}, policy)
 			others++

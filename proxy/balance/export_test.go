@@ -6,7 +6,7 @@ import (
 )
 
 // CouldGoOn reports whether an endpoint has a free slot for a waiting client.
-func (s *Set) CouldGoOn(a Ask, had netip.AddrPort, now time.Time) bool {
+func (s *Set) CouldGoOn(a Request, had netip.AddrPort, now time.Time) bool {
 	a.Now = now
 	if c, kept := s.Again(had, a); kept {
 		return !c.Full()

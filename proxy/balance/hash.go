@@ -5,14 +5,14 @@ import (
 	"net/netip"
 )
 
-// newSourceHash gives a client, whatever its port, the same endpoint each time while the endpoints and their
-// weights stay the same.
+// newSourceHash returns an order that gives a client, whatever its port, the same endpoint each time while the
+// endpoints and their weights stay the same.
 func newSourceHash(s *Set) order {
 	return &hashed{sharesOf(s), ByClient}
 }
 
-// newDestinationHash gives all clients of a VIP the same endpoint, and those of other VIPs possibly another
-// one. A node port is one VIP, whichever address of the node it is reached at.
+// newDestinationHash returns an order that gives all clients of a VIP the same endpoint, and those of other VIPs
+// possibly another one. A node port is one VIP, whichever address of the node it is reached at.
 func newDestinationHash(s *Set) order {
 	return &hashed{sharesOf(s), ByVIP}
 }
@@ -34,8 +34,8 @@ func (h *hashed) look(s *Set, l look, i uint32) *Endpoint {
 
 func (h *hashed) reason() Reason { return h.why }
 
-// hash returns the i-th hash of an address. It is the same on each node and after each restart, so a client
-// may come by any node.
+// hash returns the i-th hash of an address. It is the same on each node and after each restart, so a client gets the
+// same endpoint through any node.
 func hash(a netip.Addr, i uint32) uint64 {
 	b := a.As16()
 	return mix(mix(binary.BigEndian.Uint64(b[:8])+uint64(i)) ^ binary.BigEndian.Uint64(b[8:]))

@@ -16,22 +16,22 @@ const (
 	ConnectFailed                  // an attempt failed, or a UDP endpoint that had answered refused
 	RecheckPassed                  // the endpoint is in rotation again
 	RecheckFailed                  // the next recheck is due after twice the time
-	RecheckNotMade                 // for a reason on this node
+	RecheckSkipped                 // it could not be made, for a reason on this node
 	CheckPassed
 	CheckFailed
 	CheckOff // the Service no longer asks for checks
-	Closed   // a connection ended; see Suspicious
-	Broken   // the endpoint broke a connection
+	Closed   // a connection ended; see Outlier
+	Broken   // the endpoint reset an established connection
 	claim    // one connection is sent to an endpoint that is HalfOpen
 )
 
 // Report is one observation of an endpoint.
 type Report struct {
 	Kind   Kind
-	Began  time.Time  // the attempt; of ConnectFailed
+	Start  time.Time  // start of the attempt; only for ConnectFailed
 	Now    time.Time  // the observation
 	Err    error      // of failures
-	Client netip.Addr // of ConnectFailed, if valid: the attempt came from this client's own address, and had no answer
+	Client netip.Addr // only for ConnectFailed; if valid, the attempt came from this client's own address, and had no answer
 }
 
 // Policy determines how reports change an endpoint's health.
@@ -63,7 +63,7 @@ func (p *Policy) length(failures int32) time.Duration {
 // Change is the result of a Report.
 type Change struct {
 	Blamed bool          // the failure counts against the endpoint, not just for one client
-	News   bool          // the Watcher is notified
+	Notify bool          // the Watcher is notified
 	Next   time.Duration // until the next recheck; 0 for none
 }
 
@@ -104,11 +104,11 @@ const claimTime = time.Second
 // published health does not change: each report that matters makes another one, so that readers need no lock.
 type health struct {
 	passive passive
-	active  spell // by checks
+	active  failureStreak // by checks
 }
 
-// spell is a series of consecutive failures.
-type spell struct {
+// failureStreak is a series of consecutive failures.
+type failureStreak struct {
 	down             bool
 	failures, passes int32     // consecutive; passes only of checks, since the last failure
 	since            time.Time // when the endpoint became Down
@@ -119,27 +119,26 @@ type spell struct {
 // passive is a spell caused by clients' attempts. After a passed recheck it is not down, but kept until a
 // client has connected. Otherwise an endpoint that answers only probes would return after a second each time.
 type passive struct {
-	spell
+	failureStreak
 	rechecked bool       // down until a recheck passes
 	client    netip.Addr // valid if failures affected this client alone
 	claimed   time.Time  // one connection decides; others skip the endpoint until then
 
 	// For protocols without a positive answer: when clients were let in again, and how much time without a
 	// failure counts as an answer.
-	halfOpen time.Time
-	enough   time.Duration
+	halfOpen     time.Time
+	healthyAfter time.Duration
 }
 
 // Report records an observation. Nothing else changes an endpoint's health. It notifies the Pool's Watcher.
 // It takes no lock, except those of queues if clients wait and the health changed.
 //
-// Only a failed attempt that began outside of a quarantine begins the next, longer one. A hundred connections
-// that meet a dead endpoint at once do not lengthen it, nor does one sent to it because there is no other. If
-// an attempt from a client's own address had no answer, a NetworkPolicy may block that client. Such an
-// endpoint is Down for First only, however often that happens, until a second client has no answer; meanwhile
-// clients with affinity to it keep it.
+// A failed attempt lengthens the quarantine only if it began outside of it. Concurrent failures do not, nor do attempts
+// for lack of another endpoint. If an attempt from a client's own address had no answer, a NetworkPolicy may block that
+// client. The endpoint is then Down for First only, until a second client has no answer. Meanwhile clients with
+// affinity keep it.
 //
-// Checks and attempts are judged separately: neither ends a time Down that the other began.
+// Checks and attempts have separate quarantines: neither ends one that the other began.
 func (e *Endpoint) Report(r Report, p Policy) Change {
 	switch r.Kind {
 	case Connected:
@@ -159,7 +158,7 @@ func (e *Endpoint) Report(r Report, p Policy) Change {
 	if changed && e.pool.waiting.Load() > 0 {
 		e.pool.wake(e)
 	}
-	if c.News && e.pool.Watcher != nil {
+	if c.Notify && e.pool.Watcher != nil {
 		h := next.health(r.Now)
 		if r.Kind == RecheckFailed { // also if it is Down by checks
 			h = next.passive.health(r.Now)
@@ -202,11 +201,11 @@ func (h *health) report(r *Report, p *Policy) (c Change, changed bool) {
 			}
 		}
 	case Connected:
-		changed, c.News = f.failures > 0, f.down && !a.down
+		changed, c.Notify = f.failures > 0, f.down && !a.down
 		*f = passive{}
 	case ConnectFailed:
 		return h.failed(r, p)
-	case RecheckPassed, RecheckFailed, RecheckNotMade:
+	case RecheckPassed, RecheckFailed, RecheckSkipped:
 		if !f.rechecked { // a client connected before
 			break
 		}
@@ -214,13 +213,13 @@ func (h *health) report(r *Report, p *Policy) (c Change, changed bool) {
 		switch before := p.length(f.failures); r.Kind {
 		case RecheckPassed:
 			f.down, f.rechecked, f.until = false, false, r.Now
-			c.News = !a.down
+			c.Notify = !a.down
 		case RecheckFailed:
 			f.failures, f.err = f.failures+1, r.Err
 			c.Next = p.length(f.failures)
-			c.News = c.Next > before
+			c.Notify = c.Next > before
 			f.until = r.Now.Add(c.Next)
-		case RecheckNotMade:
+		case RecheckSkipped:
 			c.Next = before
 			f.until = r.Now.Add(c.Next)
 		}
@@ -229,22 +228,22 @@ func (h *health) report(r *Report, p *Policy) (c Change, changed bool) {
 			break
 		}
 		if a.passes++; !a.down || a.passes >= p.Rise {
-			*a = spell{}
+			*a = failureStreak{}
 		} else {
 			a.until = r.Now.Add(p.First)
 		}
-		c.News = down && h.state(r.Now) != Down
+		c.Notify = down && h.state(r.Now) != Down
 	case CheckFailed:
 		changed = true
 		a.failures, a.passes, a.err, a.until = a.failures+1, 0, r.Err, r.Now.Add(p.First)
 		if !a.down && a.failures >= p.Fall {
 			a.down, a.since = true, r.Now
 		}
-		c.News = a.down && !down
+		c.Notify = a.down && !down
 	case CheckOff:
 		changed = a.failures > 0
-		*a = spell{}
-		c.News = down && h.state(r.Now) != Down
+		*a = failureStreak{}
+		c.Notify = down && h.state(r.Now) != Down
 	}
 	return c, changed
 }
@@ -256,7 +255,7 @@ func (h *health) failed(r *Report, p *Policy) (c Change, changed bool) {
 	if p.First > 0 && (f.failures == 0 || f.client == r.Client) {
 		client = r.Client
 	}
-	began := r.Began
+	began := r.Start
 	if c.Blamed = !client.IsValid(); !c.Blamed {
 		began = r.Now
 	}
@@ -264,24 +263,24 @@ func (h *health) failed(r *Report, p *Policy) (c Change, changed bool) {
 		return c, false
 	}
 	failures, since := int32(1), r.Now
-	if c.Blamed && f.failures > 0 && (f.down || r.Now.Sub(f.until) < p.Max) { // it was not healthy for long
+	if c.Blamed && f.failures > 0 && (f.down || r.Now.Sub(f.until) < p.Max) { // it had recovered only recently
 		failures += f.failures
 	}
 	if f.state(r.Now) != Up {
 		since = f.since
 	}
 	*f = passive{
-		spell:     spell{down: true, failures: failures, since: since, until: r.Now.Add(p.length(failures)), err: r.Err},
-		rechecked: p.Probed && c.Blamed, client: client, enough: p.Max,
+		failureStreak: failureStreak{down: true, failures: failures, since: since, until: r.Now.Add(p.length(failures)), err: r.Err},
+		rechecked:     p.Probed && c.Blamed, client: client, healthyAfter: p.Max,
 	}
-	c.News = c.Blamed
+	c.Notify = c.Blamed
 	return c, true
 }
 
 // state returns the availability that follows from attempts alone.
 func (f *passive) state(now time.Time) Availability {
 	switch {
-	case !f.down, !f.halfOpen.IsZero() && now.Sub(f.halfOpen) >= f.enough:
+	case !f.down, !f.halfOpen.IsZero() && now.Sub(f.halfOpen) >= f.healthyAfter:
 		return Up
 	case f.rechecked, now.Before(f.until):
 		return Down

@@ -90,7 +90,7 @@ var reports = []struct {
 	{"recheck passed", func(s *subject, now time.Time) string { return s.recheck(RecheckPassed, now, nil) }},
 	{"recheck failed", func(s *subject, now time.Time) string { return s.recheck(RecheckFailed, now, errors.New("no answer")) }},
 	{"recheck not made", func(s *subject, now time.Time) string {
-		return s.recheck(RecheckNotMade, now, errors.New("no descriptor"))
+		return s.recheck(RecheckSkipped, now, errors.New("no descriptor"))
 	}},
 	{"check passed", func(s *subject, now time.Time) string { return s.check(CheckPassed, now, nil) }},
 	{"check failed", func(s *subject, now time.Time) string { return s.check(CheckFailed, now, errors.New("status 503")) }},
@@ -99,7 +99,7 @@ var reports = []struct {
 
 // fail reports a failed attempt. If client is valid, the attempt was made from the client's address.
 func (s *subject) fail(began, now time.Time, client netip.Addr, p Policy) string {
-	if s.Report(Report{Kind: ConnectFailed, Began: began, Now: now, Err: errors.New("refused"), Client: client}, p).Blamed {
+	if s.Report(Report{Kind: ConnectFailed, Start: began, Now: now, Err: errors.New("refused"), Client: client}, p).Blamed {
 		return "blamed"
 	}
 	return "not blamed"
@@ -138,7 +138,7 @@ func (s *subject) look(now time.Time) string {
 			out += ", rechecked"
 		}
 	}
-	if _, kept := s.pool.Cluster.Again(s.Addr, Ask{Now: now}); !kept {
+	if _, kept := s.pool.Cluster.Again(s.Addr, Request{Now: now}); !kept {
 		out += "; no affinity"
 	}
 	out += "; choices "

@@ -6,14 +6,14 @@ import "slices"
 // first, starting at the turn.
 type least struct {
 	why       Reason
-	reckons   uint64 // added to the connections of each endpoint
+	extraLoad uint64 // added to the connections of each endpoint
 	idleFirst bool   // an endpoint without connections comes before all others
 }
 
 var (
 	leastConnections = &least{why: ByLeast} // IPVS' lc and wlc, except that a closed connection does not count
-	shortestDelay    = &least{why: ByDelay, reckons: 1}
-	neverQueue       = &least{why: ByNoQueue, reckons: 1, idleFirst: true}
+	shortestDelay    = &least{why: ByDelay, extraLoad: 1}
+	neverQueue       = &least{why: ByNoQueue, extraLoad: 1, idleFirst: true}
 )
 
 // maxScanned is the number of endpoints that one choice compares, starting at the turn; with more endpoints
@@ -57,7 +57,7 @@ func (o *leastOrder) look(s *Set, l look, i uint32) *Endpoint {
 			weight = uint64(o.weights[at])
 		}
 		busy := o.idleFirst && load > 0
-		load += o.reckons
+		load += o.extraLoad
 		if best != nil && (busy && !bestBusy || busy == bestBusy && load*bestWeight >= bestLoad*weight) {
 			continue
 		}

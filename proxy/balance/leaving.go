@@ -13,7 +13,7 @@ type Leaving struct {
 	*Endpoint
 	Since time.Time // when that began
 	Gone  bool
-	Ended bool // its connections were ended; the reader sets it
+	Ended bool // its connections were ended; set by the caller that ended them
 }
 
 // leave updates p.Leaving: the endpoints in gone leave now.
@@ -65,21 +65,20 @@ func (p *Pool) left() map[identity]*State {
 	return left
 }
 
-// back forgets the failures of a removed endpoint that still has connections. It returns s; nil if there is
-// none.
-func (s *State) back() *State {
+// reinstate returns s without its failures, for a removed endpoint that is listed again. It returns nil if s is nil.
+func (s *State) reinstate() *State {
 	if s == nil {
 		return nil
 	}
-	s.rarely().drained.Store(0)
+	s.ensureRare().drained.Store(0)
 	s.health.Store(nil)
 	s.ends.Store(0)
 	return s
 }
 
-// EndConnections makes connections that are still being established to a removed endpoint end by a time: see
-// Drained.
-func (s *State) EndConnections(by time.Time) { s.rarely().drained.Store(by.UnixNano()) }
+// EndConnections sets the time by which connections that are still being established to a removed endpoint must end;
+// see Drained.
+func (s *State) EndConnections(by time.Time) { s.ensureRare().drained.Store(by.UnixNano()) }
 
 // Inherit returns the endpoint that a previous process has connections to: one of p.All, a leaving one, or,
 // if none has that address and Pod, a removed one. since is when it began to leave there; zero if it was not

@@ -16,7 +16,7 @@ func TestSilenceTowardsOneClientAloneIsNoFailure(t *testing.T) {
 	s := newSubject()
 	now := time.Unix(1000, 0)
 	blamed := func(client netip.Addr) bool {
-		return s.Report(Report{Kind: ConnectFailed, Began: now, Now: now, Err: silent, Client: client}, p).Blamed
+		return s.Report(Report{Kind: ConnectFailed, Start: now, Now: now, Err: silent, Client: client}, p).Blamed
 	}
 	for range 3 { // repeats do not make it longer
 		g.Expect(blamed(one)).To(BeFalse())

@@ -1,14 +1,14 @@
 package balance
 
 // powerOfTwo draws two endpoints, by weight, and takes the one with fewer connections for its weight. This is
-// close to the least load, without looking at all (M. Mitzenmacher, "The Power of Two Choices in Randomized
+// close to the least load, without looking at all endpoints (M. Mitzenmacher, "The Power of Two Choices in Randomized
 // Load Balancing", 2001).
 type powerOfTwo struct{ shares }
 
 func newPowerOfTwo(s *Set) order { return &powerOfTwo{sharesOf(s)} }
 
 func (p *powerOfTwo) look(s *Set, l look, i uint32) *Endpoint {
-	// The first look of each two is at the less loaded one, the second at the other.
+	// Even looks return the less loaded of two endpoints, odd looks the other one.
 	random := mix(uint64(l.turn + i&^1))
 	first := p.draw(random)
 	second := p.draw(mix(random))

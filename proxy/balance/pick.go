@@ -23,16 +23,16 @@ const (
 	ByMaglev
 	ByVIP
 
-	Affinity    // the client had it before
-	FirstInLine // none had a free slot when the client came; this one was the first to have one
-	Probe       // it failed before; this connection tests whether it still does
-	OnlyOne     // all others were tried
-	LastResort  // better than no endpoint
-	Inherited   // the previous process chose it
+	Affinity     // the client had it before
+	FirstInQueue // none had a free slot when the client came; this one was the first to have one
+	Probe        // it failed before; this connection tests whether it still does
+	OnlyOne      // all others were tried
+	LastResort   // better than no endpoint
+	Inherited    // the previous process chose it
 
-	// noRoomLeft is the Reason of a Choice without an endpoint because all are full. Another field would make
+	// allFull is the Reason of a Choice without an endpoint because all are full. Another field would make
 	// a Choice too large for registers.
-	noRoomLeft
+	allFull
 
 	Reasons = iota // the number of reasons, 0 included: for arrays
 )
@@ -41,15 +41,15 @@ const (
 var reasons = [...]string{
 	ByTurn: "round robin", ByWeight: "weighted round robin", ByChance: "random", ByTwo: "less loaded of two", ByLeast: "fewest connections",
 	ByDelay: "shortest expected delay", ByNoQueue: "never queue", ByClient: "hash of the client's address", ByMaglev: "maglev hash of the client's address",
-	ByVIP: "hash of the VIP", Affinity: "affinity", FirstInLine: "first in line", Probe: "probe after quarantine", OnlyOne: "only one left",
-	LastResort: "all that are left are in quarantine", Inherited: "chosen by the previous process", noRoomLeft: "none has room",
+	ByVIP: "hash of the VIP", Affinity: "affinity", FirstInQueue: "first in queue", Probe: "probe after quarantine", OnlyOne: "only one left",
+	LastResort: "all that are left are in quarantine", Inherited: "chosen by the previous process", allFull: "no free slot",
 }
 
 // String returns the name of r.
 func (r Reason) String() string { return reasons[r] }
 
-// Ask holds the inputs of a choice other than the endpoints.
-type Ask struct {
+// Request holds the inputs of a choice other than the endpoints.
+type Request struct {
 	Now         time.Time
 	Client, VIP netip.Addr       // source and destination, for schedulers that hash them
 	Tried       []netip.AddrPort // not to be tried again
@@ -64,8 +64,8 @@ type Choice struct {
 	Skipped int
 }
 
-// Full reports whether a Choice without an endpoint has one to wait for.
-func (c Choice) Full() bool { return c.Reason == noRoomLeft }
+// Full reports whether a Choice has no endpoint because the usable ones are full, so that the client can wait.
+func (c Choice) Full() bool { return c.Reason == allFull }
 
 // Set is a list of endpoints to spread connections over. It never changes, and is safe for concurrent use.
 type Set struct {
@@ -97,8 +97,8 @@ func (s *Set) Find(addr netip.AddrPort) *Endpoint {
 // Pick returns the endpoint to try next: the scheduler's first choice among those that are not in a.Tried and
 // not in quarantine, else among those that are not in a.Tried. It skips full ones, and returns false if all
 // have been tried or are full. The caller calls Take of the endpoint that it uses.
-func (s *Set) Pick(a Ask) (Choice, bool) {
-	choice, skipped, ok := s.pick(look{Ask: a, turn: s.cursor.Add(1) - 1, claim: true})
+func (s *Set) Pick(a Request) (Choice, bool) {
+	choice, skipped, ok := s.pick(look{Request: a, turn: s.cursor.Add(1) - 1, claim: true})
 	// A skipped endpoint uses up its turn; otherwise the next one would get that share in addition to its
 	// own.
 	if skipped > 0 {
@@ -107,10 +107,10 @@ func (s *Set) Pick(a Ask) (Choice, bool) {
 	return choice, ok
 }
 
-// Take is Again or, if that does not choose, Pick. It also takes a slot of the endpoint, which Release
-// returns. If the Choice is Full, no endpoint has a free slot, or others wait for the next one. Then w waits,
-// if it is not nil and QueueLimit permits.
-func (s *Set) Take(a Ask, had netip.AddrPort, w *Waiter) (Choice, bool) {
+// Take calls Again and, if that chooses nothing, Pick. It also takes a slot of the endpoint; call Release to return it.
+// If no slot is free, or other clients are ahead, the Choice is Full. Then w waits, unless it is nil or QueueLimit is
+// reached.
+func (s *Set) Take(a Request, had netip.AddrPort, w *Waiter) (Choice, bool) {
 	for {
 		var c Choice
 		var kept bool
@@ -123,12 +123,12 @@ func (s *Set) Take(a Ask, had netip.AddrPort, w *Waiter) (Choice, bool) {
 		}
 		switch {
 		case q != nil && q.clients.Load() > 0 && !(w != nil && w.in == q && w.Front()):
-			c = Choice{Reason: noRoomLeft}
+			c = Choice{Reason: allFull}
 		case !kept:
 			c, _ = s.Pick(a)
 		}
 		switch {
-		case c.Reason == noRoomLeft:
+		case c.Reason == allFull:
 			if w == nil || !w.join(s.queue(a, had, kept)) {
 				return c, false
 			}
@@ -144,15 +144,15 @@ func (s *Set) Take(a Ask, had netip.AddrPort, w *Waiter) (Choice, bool) {
 
 // Peek is Pick for the turn-th caller from now on (0 for the next one), without using up a turn or claiming a
 // probe. It returns the turn of the caller after that.
-func (s *Set) Peek(turn uint32, a Ask) (c Choice, next uint32, ok bool) {
-	c, skipped, ok := s.pick(look{Ask: a, turn: s.cursor.Load() + turn})
+func (s *Set) Peek(turn uint32, a Request) (c Choice, next uint32, ok bool) {
+	c, skipped, ok := s.pick(look{Request: a, turn: s.cursor.Load() + turn})
 	return c, turn + 1 + skipped, ok
 }
 
 // Again chooses the endpoint with address had, which the client had before. If the Choice is Full, that
 // endpoint is full, and the client should wait for it. Again returns false if the endpoint was removed, is in
-// quarantine, or was tried: then any other will do.
-func (s *Set) Again(had netip.AddrPort, a Ask) (Choice, bool) {
+// quarantine, or was tried: the caller then uses any other.
+func (s *Set) Again(had netip.AddrPort, a Request) (Choice, bool) {
 	if slices.Contains(a.Tried, had) {
 		return Choice{}, false
 	}
@@ -164,22 +164,22 @@ func (s *Set) Again(had netip.AddrPort, a Ask) (Choice, bool) {
 		return Choice{}, false
 	}
 	if e.Full() {
-		return Choice{Reason: noRoomLeft}, true
+		return Choice{Reason: allFull}, true
 	}
 	return Choice{Endpoint: e, Reason: Affinity}, true
 }
 
 // look is one choice in progress.
 type look struct {
-	Ask
+	Request
 	turn  uint32 // grows by one with each choice, and with each endpoint that was skipped
-	claim bool   // the choice counts
+	claim bool   // claims a HalfOpen endpoint; false for Peek
 
 	noneLeft bool // all that are left are skipped by Filters for which clients do not wait; ignore those
 }
 
-// maxLooks is the number of endpoints that a scheduler proposes before all are looked at in order: with half
-// of them in quarantine that is one choice in 65,536.
+// maxLooks is the number of endpoints that a scheduler proposes before all are checked in order. With half of them in
+// quarantine, that happens once in 65,536 choices.
 const maxLooks = 16
 
 // pick is Pick, and returns the number of skipped endpoints that would have been next.
@@ -188,7 +188,7 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 	if n == 0 {
 		return Choice{}, 0, false
 	}
-	var f finding
+	var f pickResult
 	looks := uint32(0)
 	for ; s.order != nil && looks < maxLooks; looks++ {
 		e := s.order.look(s, l, looks)
@@ -210,9 +210,9 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 		l.noneLeft = true
 		return s.pick(l)
 	}
-	if f.wellFull || f.resort == nil {
+	if f.healthyFull || f.fallback == nil {
 		if f.full {
-			return Choice{Reason: noRoomLeft}, 0, false
+			return Choice{Reason: allFull}, 0, false
 		}
 		return Choice{}, 0, false
 	}
@@ -220,22 +220,22 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 	if f.Skipped == 1 {
 		reason = OnlyOne
 	}
-	return Choice{Endpoint: f.resort, Reason: reason}, f.skipped, true
+	return Choice{Endpoint: f.fallback, Reason: reason}, f.skipped, true
 }
 
-// finding is the state of a choice in progress.
-type finding struct {
+// pickResult is the state of a choice in progress.
+type pickResult struct {
 	Choice
-	resort   *Endpoint // the first one in quarantine
-	last     *Endpoint // the last one in quarantine
-	skipped  uint32    // before resort
-	full     bool      // some are full
-	wellFull bool      // some are full and not in quarantine
-	filtered bool      // some are usable if no other is left
+	fallback    *Endpoint // the first one in quarantine
+	last        *Endpoint // the last one in quarantine
+	skipped     uint32    // before resort
+	full        bool      // some are full
+	healthyFull bool      // some are full and not in quarantine
+	filtered    bool      // some are usable if no other is left
 }
 
 // take looks at an endpoint, and reports whether to choose it. skipped is how many were skipped before.
-func (f *finding) take(s *Set, e *Endpoint, l *look, skipped uint32) bool {
+func (f *pickResult) take(s *Set, e *Endpoint, l *look, skipped uint32) bool {
 	if slices.Contains(l.Tried, e.Addr) {
 		return false
 	}
@@ -243,7 +243,7 @@ func (f *finding) take(s *Set, e *Endpoint, l *look, skipped uint32) bool {
 		switch by := s.skippedBy(e, l, skipped); {
 		case by == nil:
 		case by.Waits():
-			f.full, f.wellFull = true, f.wellFull || e.available(l.Now, false) != Down
+			f.full, f.healthyFull = true, f.healthyFull || e.available(l.Now, false) != Down
 			return false
 		default:
 			f.filtered = true
@@ -258,8 +258,8 @@ func (f *finding) take(s *Set, e *Endpoint, l *look, skipped uint32) bool {
 		f.Endpoint = e
 		return true
 	}
-	if f.resort == nil {
-		f.resort, f.skipped = e, skipped
+	if f.fallback == nil {
+		f.fallback, f.skipped = e, skipped
 	}
 	if e != f.last {
 		f.Skipped++

@@ -27,7 +27,7 @@ func BenchmarkPick(b *testing.B) {
 			b.ResetTimer()
 			b.RunParallel(func(pb *testing.PB) {
 				for pb.Next() {
-					if _, ok := pool.Cluster.Pick(balance.Ask{Now: start}); !ok {
+					if _, ok := pool.Cluster.Pick(balance.Request{Now: start}); !ok {
 						b.Error("no endpoint")
 						return
 					}
@@ -60,7 +60,7 @@ func BenchmarkSchedulers(b *testing.B) {
 				b.RunParallel(func(pb *testing.PB) {
 					var open [64]*balance.Endpoint // each loop has open connections
 					for i := 0; pb.Next(); i++ {
-						c, _ := pool.Cluster.Pick(balance.Ask{Now: start, Client: client(i)})
+						c, _ := pool.Cluster.Pick(balance.Request{Now: start, Client: client(i)})
 						c.Endpoint.Take()
 						if last := open[i%len(open)]; last != nil {
 							last.Release()

@@ -15,7 +15,7 @@ type Pool struct {
 	// Watcher, if not nil, is notified of the quarantine of endpoints. Set it before the first Update.
 	Watcher Watcher
 
-	// FirstTurn returns the first turn of a new Set, an endpoint's index modulo their number. Nil means 0.
+	// FirstTurn returns the index, modulo the number of endpoints, at which a new Set begins. Nil means 0.
 	// Set it before the first Update.
 	FirstTurn func() uint32
 
@@ -49,15 +49,15 @@ func (p *Pool) Update(port config.ServicePort, now time.Time) (gone []*Endpoint)
 		known := old[c.Addr]
 		switch {
 		case known == nil:
-			e.State = cmp.Or(left[identity{c.Addr, c.Pod}].back(), new(State))
+			e.State = cmp.Or(left[identity{c.Addr, c.Pod}].reinstate(), new(State))
 		case known.Pod != c.Pod:
 			gone = append(gone, known)
-			e.State = cmp.Or(left[identity{c.Addr, c.Pod}].back(), new(State))
+			e.State = cmp.Or(left[identity{c.Addr, c.Pod}].reinstate(), new(State))
 		default:
 			e.State = known.State
 		}
 		if !first && c.Ready && (known == nil || known.State != e.State || !known.Ready) {
-			e.rarely().cameAt.Store(now.UnixNano())
+			e.ensureRare().readyAt.Store(now.UnixNano())
 		}
 		listed[c.Addr], p.All[i] = e, e
 	}
@@ -85,7 +85,7 @@ func (p *Pool) Update(port config.ServicePort, now time.Time) (gone []*Endpoint)
 	return gone
 }
 
-// byAddr is computed when needed and not kept: each of thousands of service ports has a pool.
+// byAddr returns list by address. The map is not kept, because each of thousands of service ports has a Pool.
 func byAddr(list []*Endpoint) map[netip.AddrPort]*Endpoint {
 	m := make(map[netip.AddrPort]*Endpoint, len(list))
 	for _, e := range list {

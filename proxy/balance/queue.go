@@ -51,7 +51,7 @@ func (p *Pool) groups() *[3]group {
 
 // queue returns the queue of clients that have affinity to the endpoint.
 func (e *Endpoint) queue() *queue {
-	r := e.rarely()
+	r := e.ensureRare()
 	if r.queue.Load() == nil {
 		r.queue.CompareAndSwap(nil, &queue{pool: e.pool})
 	}
@@ -59,7 +59,7 @@ func (e *Endpoint) queue() *queue {
 }
 
 // queue returns where a client waits: for the endpoint that it had, if it keeps that, or for any.
-func (s *Set) queue(a Ask, had netip.AddrPort, kept bool) *queue {
+func (s *Set) queue(a Request, had netip.AddrPort, kept bool) *queue {
 	g := &s.pool.groups()[s.group]
 	switch {
 	case kept:
@@ -84,7 +84,7 @@ func (w *Waiter) join(q *queue) bool {
 		q.passOn()
 		return false
 	case w.in != nil:
-		w.part()
+		w.dequeue()
 	case q.pool.waiting.Add(1) > QueueLimit && !w.waited:
 		q.pool.waiting.Add(-1)
 		return false
@@ -102,14 +102,14 @@ func (w *Waiter) join(q *queue) bool {
 // Leave ends the client's wait, if it waits.
 func (w *Waiter) Leave() {
 	if q := w.in; q != nil {
-		w.part()
+		w.dequeue()
 		w.in = nil
 		q.pool.waiting.Add(-1)
 	}
 }
 
-// part removes the client from its queue. If it was at the front, the next one looks for a slot.
-func (w *Waiter) part() {
+// dequeue removes the client from its queue. If it was at the front, the next one looks for a slot.
+func (w *Waiter) dequeue() {
 	q := w.in
 	q.mu.Lock()
 	front := q.list.Front() == w.at
@@ -124,8 +124,8 @@ func (w *Waiter) part() {
 // Waits reports whether the client waits.
 func (w *Waiter) Waits() bool { return w.in != nil }
 
-// Front reports whether the waiting client takes the next free slot. Only that client is woken for slots, and
-// needs to check other endpoints. Others are woken when they become the front.
+// Front reports whether the waiting client gets the next free slot. Only that client is woken for slots and checks
+// other endpoints. Others are woken when they become the front.
 func (w *Waiter) Front() bool {
 	w.in.mu.Lock()
 	defer w.in.mu.Unlock()
@@ -164,7 +164,7 @@ func (p *Pool) wake(e *Endpoint) {
 	for i := range 4 { // the first to be woken has an advantage, so they alternate
 		switch at := (turn + i) % 4; {
 		case at == 3:
-			if r := e.rare.Load(); r != nil && r.queue.Load() != nil {
+			if r := e.rareState.Load(); r != nil && r.queue.Load() != nil {
 				r.queue.Load().wake()
 			}
 		case groups[at].retries.clients.Load() > 0:

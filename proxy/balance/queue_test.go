@@ -44,7 +44,7 @@ type waiter struct {
 	balance.Waiter
 	name string
 	set  func() *balance.Set // its endpoints
-	ask  balance.Ask
+	ask  balance.Request
 	had  netip.AddrPort
 	got  *balance.Endpoint
 	why  balance.Reason
@@ -368,7 +368,7 @@ func TestSchedulersPassOverEndpointsThatAreFull(t *testing.T) {
 					has[last.got.Addr]++
 				}
 				g.Expect(has).To(Equal(map[netip.AddrPort]int{addr(1): 4, addr(2): 4, addr(3): 4}))
-				c, ok := b.Cluster.Pick(balance.Ask{Now: time.Now()})
+				c, ok := b.Cluster.Pick(balance.Request{Now: time.Now()})
 				g.Expect(ok).To(BeFalse())
 				g.Expect(c.Full()).To(BeTrue())
 				b.comes("waits", b.cluster, 0)
@@ -517,7 +517,7 @@ func TestQueueUnderConcurrency(t *testing.T) {
 					if n%3 == 0 {
 						had = addr(1 + n%2)
 					}
-					c, ok := set.Load().Take(balance.Ask{Now: time.Now()}, had, w)
+					c, ok := set.Load().Take(balance.Request{Now: time.Now()}, had, w)
 					if ok {
 						for m := most.Load(); c.Endpoint.Active.Load() > m && !most.CompareAndSwap(m, c.Endpoint.Active.Load()); m = most.Load() {
 						}

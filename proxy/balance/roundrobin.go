@@ -1,7 +1,7 @@
 package balance
 
-// newRoundRobin gives one connection to each endpoint in rotation; with weights, as many as its weight to
-// each, well mixed.
+// newRoundRobin returns an order that gives each endpoint one connection in rotation. With weights, each gets as many
+// as its weight, interleaved.
 func newRoundRobin(s *Set) order {
 	if shares := sharesOf(s); shares.ends != nil {
 		return &weightedRoundRobin{shares, strideFor(shares.total())}
@@ -9,7 +9,7 @@ func newRoundRobin(s *Set) order {
 	return nil
 }
 
-// weightedRoundRobin steps through all shares in strides of about their golden section, which spreads those
+// weightedRoundRobin steps through all shares in strides of about 0.618 times their number, which spreads those
 // of each endpoint evenly. In as many turns as there are shares, each share has one.
 type weightedRoundRobin struct {
 	shares

@@ -6,8 +6,8 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// A scheduler makes the order of a new Set; nil is the order of the list. Each scheduler is a file, and a
-// line in schedulers.
+// A scheduler makes the order of a new Set; nil is the order of the list. Each scheduler has a line in schedulers;
+// similar ones share a file.
 type scheduler func(*Set) order
 
 // order is the order in which a choice looks at a Set's endpoints. It is safe for concurrent use.

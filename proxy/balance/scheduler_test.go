@@ -52,7 +52,7 @@ func client(n int) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, byte(n >>
 func number(e *balance.Endpoint) int { return int(e.Addr.Addr().As4()[3]) }
 
 func (c *crowd) choose(n int, tried ...int) (balance.Choice, bool) {
-	ask := balance.Ask{Now: start.Add(c.after), Client: client(n), VIP: netip.MustParseAddr("10.96.0.1")}
+	ask := balance.Request{Now: start.Add(c.after), Client: client(n), VIP: netip.MustParseAddr("10.96.0.1")}
 	for _, t := range tried {
 		ask.Tried = append(ask.Tried, addr(t))
 	}
@@ -174,7 +174,7 @@ var _ = Describe("every scheduler", func() {
 					wg.Go(func() {
 						for n := range 500 {
 							set, _ := sets.Load(0)
-							choice, _ := set.(*balance.Set).Pick(balance.Ask{Now: start, Client: client(worker*500 + n)})
+							choice, _ := set.(*balance.Set).Pick(balance.Request{Now: start, Client: client(worker*500 + n)})
 							choice.Endpoint.Take()
 							choice.Endpoint.Release()
 						}
@@ -280,7 +280,7 @@ var _ = Describe("lc", func() {
 			c.connect(0)
 		}
 		c.connect(0, 1, 3) // endpoint 2 has two connections
-		choice, _ := c.External.Pick(balance.Ask{Now: start})
+		choice, _ := c.External.Pick(balance.Request{Now: start})
 		Expect(number(choice.Endpoint)).To(Equal(3))
 	})
 

@@ -7,7 +7,7 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// shares are the shares of a Set's endpoints by weight, one after the other.
+// shares assigns each endpoint of a Set a range of consecutive numbers as long as its weight.
 type shares struct {
 	endpoints int
 	ends      []uint32 // where those of each endpoint end; nil if all have the same weight

@@ -6,12 +6,12 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// slowStart is the slow start of a Set with new endpoints. A new endpoint leaves a share of its turns to
-// others: the part of length that it has yet to reach, as with HAProxy's slowstart and Envoy's slow start
-// mode. If all are new, the age of the oldest replaces length.
+// slowStart is the Filter of a Set with new endpoints. A new endpoint takes the fraction of its turns that its age is
+// of length, as with HAProxy's slowstart and Envoy's slow start mode. If all are new, the age of the oldest replaces
+// length.
 type slowStart struct {
 	length time.Duration // for which an endpoint is new
-	oldest time.Time     // when the first of all came
+	oldest time.Time     // when the first of all became ready
 	over   time.Time     // when no endpoint is new any longer
 	part   float64       // maximum share of its turns that a new endpoint takes
 }
@@ -34,11 +34,11 @@ func newSlowStart(s *Set, port *config.ServicePort, now time.Time) *slowStart {
 		st.part = 1 / float64(len(s.endpoints)) // a new one has the least load, and would have all turns
 	}
 	for _, e := range s.endpoints {
-		came := e.came()
-		if came.Before(st.oldest) {
-			st.oldest = came
+		readySince := e.readySince()
+		if readySince.Before(st.oldest) {
+			st.oldest = readySince
 		}
-		if over := came.Add(st.length); over.After(st.over) {
+		if over := readySince.Add(st.length); over.After(st.over) {
 			st.over = over
 		}
 	}
@@ -48,13 +48,13 @@ func newSlowStart(s *Set, port *config.ServicePort, now time.Time) *slowStart {
 	return st
 }
 
-// came returns when the endpoint became ready; 1970 if that was before the Pool was filled.
-func (s *State) came() time.Time {
-	r := s.rare.Load()
+// readySince returns when the endpoint became ready; the Unix epoch if it was ready at the first Update.
+func (s *State) readySince() time.Time {
+	r := s.rareState.Load()
 	if r == nil {
 		return time.Unix(0, 0)
 	}
-	return time.Unix(0, r.cameAt.Load())
+	return time.Unix(0, r.readyAt.Load())
 }
 
 // share returns the share of its turns that an endpoint takes at now, up to 1.
@@ -62,7 +62,7 @@ func (st *slowStart) share(e *Endpoint, now time.Time) float64 {
 	if !now.Before(st.over) {
 		return 1
 	}
-	age, whole := now.Sub(e.came()), min(st.length, now.Sub(st.oldest))
+	age, whole := now.Sub(e.readySince()), min(st.length, now.Sub(st.oldest))
 	if age >= whole {
 		return 1
 	}

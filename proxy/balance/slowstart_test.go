@@ -35,7 +35,7 @@ var _ = Describe("slow start", func() {
 		counts := map[netip.AddrPort]int{}
 		var open []*balance.Endpoint
 		for i := range connections {
-			c, ok := pool.Cluster.Pick(balance.Ask{Now: now, Client: client(i)})
+			c, ok := pool.Cluster.Pick(balance.Request{Now: now, Client: client(i)})
 			Expect(ok).To(BeTrue())
 			counts[c.Endpoint.Addr]++
 			c.Endpoint.Take()
@@ -113,14 +113,14 @@ var _ = Describe("slow start", func() {
 			begin(scheduler, endpoints(1))
 			update(endpoints(1, 2))
 			for range 100 {
-				c, ok := pool.Cluster.Pick(balance.Ask{Now: now, Client: client(1), Tried: []netip.AddrPort{addr(1)}})
+				c, ok := pool.Cluster.Pick(balance.Request{Now: now, Client: client(1), Tried: []netip.AddrPort{addr(1)}})
 				Expect(ok).To(BeTrue())
 				Expect(number(c.Endpoint)).To(Equal(2))
 				Expect(c.Reason).To(Equal(balance.OnlyOne))
 			}
 			fail(pool.All[0], now, now, quarantine)
 			for range 100 {
-				c, _ := pool.Cluster.Pick(balance.Ask{Now: now, Client: client(1)})
+				c, _ := pool.Cluster.Pick(balance.Request{Now: now, Client: client(1)})
 				Expect(number(c.Endpoint)).To(Equal(2))
 			}
 		},
@@ -134,13 +134,13 @@ var _ = Describe("slow start", func() {
 			pool.Update(p, now)
 			counts := map[int]int{}
 			for range 10 {
-				c, ok := pool.Cluster.Pick(balance.Ask{Now: now, Client: client(1)})
+				c, ok := pool.Cluster.Pick(balance.Request{Now: now, Client: client(1)})
 				Expect(ok).To(BeTrue())
 				c.Endpoint.Take()
 				counts[number(c.Endpoint)]++
 			}
 			Expect(counts).To(Equal(map[int]int{1: 5, 2: 5}))
-			c, ok := pool.Cluster.Pick(balance.Ask{Now: now, Client: client(1)})
+			c, ok := pool.Cluster.Pick(balance.Request{Now: now, Client: client(1)})
 			Expect(ok).To(BeFalse())
 			Expect(c.Full()).To(BeTrue())
 		},

@@ -80,8 +80,8 @@ func (b *Budget) maxListeners() int64 { return max(1, b.usable()*3/4) }
 // ErrOpenFiles means that the limit on open files allows no further listener.
 var ErrOpenFiles = errors.New("open files limit reached, no descriptor left for another listener")
 
-// RoomForListener returns an error if there is no capacity for another listener.
-func (b *Budget) RoomForListener() error {
+// AdmitListener returns an error if there is no capacity for another listener.
+func (b *Budget) AdmitListener() error {
 	if b.Listeners.Load() < b.maxListeners() {
 		return nil
 	}
@@ -167,9 +167,9 @@ func (b *Budget) TakeConnection(toPort, ofClient int64) error {
 	return err
 }
 
-// RoomForClient checks the client's limit again if a counted connection turns out to be another client's. ofClient is
+// AdmitClient checks the client's limit again if a counted connection turns out to be another client's. ofClient is
 // that client's number of connections, this one included.
-func (b *Budget) RoomForClient(ofClient int64) error {
+func (b *Budget) AdmitClient(ofClient int64) error {
 	if limit := b.ConnectionLimit(); scarce(b.Connections.Load(), limit, partForClients) && ofClient > b.clientsPart(limit) {
 		return errTooManyOfClient
 	}

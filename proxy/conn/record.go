@@ -29,12 +29,12 @@ type Record struct {
 	Port     *Port
 	From, To netip.AddrPort
 	Via      *netip.AddrPort // the load balancer that named the client; nil if the client itself has connected
-	Began    time.Time
+	Start    time.Time
 
 	// Most connections have one attempt, which succeeds: it is in first. Otherwise attempts has all attempts.
 	first       answered
 	attempts    atomic.Pointer[[]Attempt] // replaced, never changed
-	established atomic.Int64              // time of the successful attempt, in ns after Began, at least 1; 0 if there is none. Set last
+	established atomic.Int64              // time of the successful attempt, in ns after Start, at least 1; 0 if there is none. Set last
 
 	firstByte atomic.Int64 // see FirstByte; in ns. Until it arrives at most 0: the time to subtract
 	ending    atomic.Pointer[Ending]
@@ -69,7 +69,7 @@ type Attempt struct {
 	Pod           string
 	Reason        balance.Reason // why this endpoint
 	Skipped       int            // endpoints skipped because they are quarantined
-	Began         time.Duration  // after the connection was accepted
+	Start         time.Duration  // after the connection was accepted
 	Duration      time.Duration
 	Result        Result
 	SourceAddress portal.SourceAddress // source address that the endpoint sees
@@ -124,16 +124,16 @@ type Ending struct {
 }
 
 // Accepted reports that the client has connected.
-func (r *Record) Accepted() { r.report(Step{Kind: Accepted, Time: r.Began}) }
+func (r *Record) Accepted() { r.report(Step{Kind: Accepted, Time: r.Start}) }
 
 // Attempted reports an attempt that ended at now. If it succeeded, the connection is established, and no attempts
 // follow.
 func (r *Record) Attempted(now time.Time, a Attempt) {
-	took := now.Sub(r.Began)
-	a.Began = took - a.Duration
+	took := now.Sub(r.Start)
+	a.Start = took - a.Duration
 	step := Step{Kind: Attempted, Time: now, Duration: took, Result: a.Result, Reason: a.Reason, SourceAddress: a.SourceAddress, Attempt: 1}
 	if r.attempts.Load() == nil && a.Result == Connected && a.Queued == 0 && a.Skipped <= math.MaxUint16 {
-		r.first = answered{unique.Make(choice{a.Endpoint, a.Pod, a.Reason}), a.Began, a.Duration, uint16(a.Skipped), a.SourceAddress}
+		r.first = answered{unique.Make(choice{a.Endpoint, a.Pod, a.Reason}), a.Start, a.Duration, uint16(a.Skipped), a.SourceAddress}
 	} else {
 		longer := append(slices.Clip(r.Attempts()), a)
 		r.attempts.Store(&longer)
@@ -164,14 +164,14 @@ func (r *Record) Adopted(now time.Time, endpoint netip.AddrPort, pod string) {
 // not concurrently with EndpointFirstByte.
 func (r *Record) ClientFirstByte(now time.Time) {
 	if at := r.established.Load(); at > 0 && r.firstByte.Load() == 0 {
-		r.firstByte.Store(min(0, at-int64(now.Sub(r.Began))))
+		r.firstByte.Store(min(0, at-int64(now.Sub(r.Start))))
 	}
 }
 
 // EndpointFirstByte records that the endpoint's first byte for the client arrived at now, and returns FirstByte. It is called at
 // most once.
 func (r *Record) EndpointFirstByte(now time.Time) time.Duration {
-	took := max(adopted+1, now.Sub(r.Began)+time.Duration(r.firstByte.Load()))
+	took := max(adopted+1, now.Sub(r.Start)+time.Duration(r.firstByte.Load()))
 	r.firstByte.Store(int64(took))
 	r.report(Step{Kind: FirstByte, Time: now, Duration: took, Flags: r.Flags(took, outcome.Open)})
 	return took
@@ -179,7 +179,7 @@ func (r *Record) EndpointFirstByte(now time.Time) time.Duration {
 
 // Closed reports the end of the connection, and its endpoint, if it had one.
 func (r *Record) Closed(now time.Time, result outcome.Result, at netip.AddrPort) {
-	took := now.Sub(r.Began)
+	took := now.Sub(r.Start)
 	e := &Ending{Result: result, Duration: took, Flags: r.Flags(took, result.Outcome), Served: at.IsValid()}
 	if all := r.attempts.Load(); all != nil {
 		for i := range min(len(*all), math.MaxUint8) {
@@ -243,7 +243,7 @@ func (r *Record) Attempt(n int) Attempt {
 		return (*all)[n-1]
 	}
 	f, c := &r.first, r.first.choice.Value()
-	return Attempt{Endpoint: c.endpoint, Pod: c.pod, Reason: c.reason, Skipped: int(f.skipped), Began: f.began, Duration: f.took, SourceAddress: f.seen}
+	return Attempt{Endpoint: c.endpoint, Pod: c.pod, Reason: c.reason, Skipped: int(f.skipped), Start: f.began, Duration: f.took, SourceAddress: f.seen}
 }
 
 // Established returns the successful attempt, which is the last one.
@@ -271,7 +271,7 @@ type Snapshot struct {
 	ID       uint64
 	From, To netip.AddrPort
 	Via      *netip.AddrPort `json:",omitempty"`
-	Began    time.Time
+	Start    time.Time
 	Attempts []AttemptSnapshot
 
 	Established, FirstByte int64 // as in Record
@@ -286,18 +286,18 @@ type AttemptSnapshot struct {
 	Pod                           string `json:",omitempty"`
 	Reason, Result, SourceAddress string
 	Skipped                       int `json:",omitempty"`
-	Began, Duration               time.Duration
+	Start, Duration               time.Duration
 	Queued                        time.Duration `json:",omitempty"`
 	Err                           string        `json:",omitempty"`
 }
 
 // Snapshot returns the Snapshot of r. No step may be reported meanwhile.
 func (r *Record) Snapshot() Snapshot {
-	s := Snapshot{ID: r.ID, From: r.From, To: r.To, Via: r.Via, Began: r.Began, Established: r.established.Load(), FirstByte: r.firstByte.Load()}
+	s := Snapshot{ID: r.ID, From: r.From, To: r.To, Via: r.Via, Start: r.Start, Established: r.established.Load(), FirstByte: r.firstByte.Load()}
 	for _, a := range r.Attempts() {
 		s.Attempts = append(s.Attempts, AttemptSnapshot{
 			Endpoint: a.Endpoint, Pod: a.Pod, Reason: a.Reason.String(), Result: a.Result.String(), SourceAddress: a.SourceAddress.String(), Skipped: a.Skipped,
-			Began: a.Began, Duration: a.Duration, Queued: a.Queued, Err: a.Err,
+			Start: a.Start, Duration: a.Duration, Queued: a.Queued, Err: a.Err,
 		})
 	}
 	return s
@@ -306,7 +306,7 @@ func (r *Record) Snapshot() Snapshot {
 // Record returns the record of a client of port from s. It returns an error for words that this version does not know,
 // and if the connection was not established.
 func (s *Snapshot) Record(port *Port) (*Record, error) {
-	r := &Record{ID: s.ID, Port: port, From: s.From, To: s.To, Via: s.Via, Began: s.Began}
+	r := &Record{ID: s.ID, Port: port, From: s.From, To: s.To, Via: s.Via, Start: s.Start}
 	all := make([]Attempt, len(s.Attempts))
 	for i, a := range s.Attempts {
 		reason, err1 := named(a.Reason, balance.Reason(balance.Reasons))
@@ -317,7 +317,7 @@ func (s *Snapshot) Record(port *Port) (*Record, error) {
 		}
 		all[i] = Attempt{
 			Endpoint: a.Endpoint, Pod: a.Pod, Reason: reason, Result: result, SourceAddress: seen, Skipped: a.Skipped,
-			Began: a.Began, Duration: a.Duration, Queued: a.Queued, Err: a.Err,
+			Start: a.Start, Duration: a.Duration, Queued: a.Queued, Err: a.Err,
 		}
 	}
 	last := len(all) - 1
@@ -325,7 +325,7 @@ func (s *Snapshot) Record(port *Port) (*Record, error) {
 		return nil, errors.New("connection not established")
 	}
 	if a := all[last]; last == 0 && a.Queued == 0 && a.Skipped <= math.MaxUint16 {
-		r.first = answered{unique.Make(choice{a.Endpoint, a.Pod, a.Reason}), a.Began, a.Duration, uint16(a.Skipped), a.SourceAddress}
+		r.first = answered{unique.Make(choice{a.Endpoint, a.Pod, a.Reason}), a.Start, a.Duration, uint16(a.Skipped), a.SourceAddress}
 	} else {
 		r.attempts.Store(&all)
 	}

@@ -21,7 +21,7 @@ func FuzzBequest(f *testing.F) {
 		srv := New(nil, nil, 0)
 		sockets := map[string]*os.File{sessionPrefix + text: file}
 		srv.Inherit(sockets)
-		for _, all := range srv.bequests {
+		for _, all := range srv.sessionRecords {
 			for _, b := range all {
 				peer := forward.NewPeer(b.Peer)
 				_ = peer.AddrPort()

@@ -47,9 +47,9 @@ func (l *listener) HandOver() []handover.Socket {
 
 func (l *listener) name() string { return frontend.SocketName(config.UDP, l.At, l.Namespace != nil) }
 
-// bequest is a session in a handover, as JSON. With sessionPrefix before it, it is the name of the session's socket to
+// sessionRecord is a session in a handover, as JSON. With sessionPrefix before it, it is the name of the session's socket to
 // the endpoint.
-type bequest struct {
+type sessionRecord struct {
 	Socket   string         `json:"socket"` // the name of the listener's socket
 	Peer     []byte         `json:"peer"`   // forward.Peer.Raw
 	Local    netip.Addr     `json:"local"`
@@ -58,7 +58,7 @@ type bequest struct {
 	Endpoint netip.AddrPort `json:"endpoint"`
 	Hops     int16          `json:"hops"`
 	Asked    bool           `json:"asked"`
-	Began    time.Time      `json:"began"`
+	Start    time.Time      `json:"began"`
 	Silent   time.Duration  `json:"silent"` // since the last datagram, in nanoseconds
 
 	file *os.File
@@ -128,9 +128,9 @@ func (lp *loop) await(f func()) {
 
 // bequeath returns the data with which a successor continues s.
 func (s *session) bequeath() (handover.Socket, bool) {
-	text, err := json.Marshal(&bequest{
+	text, err := json.Marshal(&sessionRecord{
 		Socket: s.socket.listener.name(), Peer: s.key.peer.Raw(), Local: s.key.local, Control: s.control,
-		To: s.To, Endpoint: s.Endpoint.Addr, Hops: s.hops, Asked: s.asked, Began: s.Began, Silent: s.socket.loop.clock().Sub(s.last),
+		To: s.To, Endpoint: s.Endpoint.Addr, Hops: s.hops, Asked: s.asked, Start: s.Start, Silent: s.socket.loop.clock().Sub(s.last),
 	})
 	if err != nil { // these types can always be encoded
 		return handover.Socket{}, false
@@ -149,8 +149,8 @@ func (srv *Server) Resume() {
 // sockets and are open, or are opened before InheritRest. These do not receive before InheritRest. Callers are
 // serialized as for Listen.
 func (srv *Server) Inherit(sockets map[string]*os.File) {
-	if srv.bequests == nil {
-		srv.bequests = map[string][]bequest{}
+	if srv.sessionRecords == nil {
+		srv.sessionRecords = map[string][]sessionRecord{}
 	}
 	for name, file := range sockets {
 		text, is := strings.CutPrefix(name, sessionPrefix)
@@ -158,17 +158,17 @@ func (srv *Server) Inherit(sockets map[string]*os.File) {
 			continue
 		}
 		delete(sockets, name)
-		b := bequest{file: file}
+		b := sessionRecord{file: file}
 		if err := json.Unmarshal([]byte(text), &b); err != nil { // written by another version of usher
 			file.Close()
 			continue
 		}
 		b.Socket = frontend.PlainSocketName(b.Socket)
-		srv.bequests[b.Socket] = append(srv.bequests[b.Socket], b)
+		srv.sessionRecords[b.Socket] = append(srv.sessionRecords[b.Socket], b)
 	}
-	for _, all := range srv.bequests {
+	for _, all := range srv.sessionRecords {
 		// As in a list of sessions: the longest idle first.
-		slices.SortFunc(all, func(a, b bequest) int { return cmp.Compare(b.Silent, a.Silent) })
+		slices.SortFunc(all, func(a, b sessionRecord) int { return cmp.Compare(b.Silent, a.Silent) })
 	}
 }
 
@@ -182,18 +182,18 @@ func (srv *Server) InheritRest(sockets map[string]*os.File) {
 			l.do(l.socket.open)
 		}
 	}
-	for _, all := range srv.bequests {
+	for _, all := range srv.sessionRecords {
 		for _, b := range all {
 			b.file.Close()
 		}
 	}
-	srv.bequests = nil
+	srv.sessionRecords = nil
 }
 
 // adopt continues the sessions that a predecessor has handed over.
 func (l *listener) adopt() {
-	all := l.server.bequests[l.name()]
-	if delete(l.server.bequests, l.name()); len(all) == 0 {
+	all := l.server.sessionRecords[l.name()]
+	if delete(l.server.sessionRecords, l.name()); len(all) == 0 {
 		return
 	}
 	if l.socket.loop.poller.Do(func() { l.socket.adopt(all) }) != nil { // the loop has ended
@@ -203,7 +203,7 @@ func (l *listener) adopt() {
 	}
 }
 
-func (sk *socket) adopt(all []bequest) {
+func (sk *socket) adopt(all []sessionRecord) {
 	sk.refresh()
 	endpoints := make(map[netip.AddrPort]*balance.Endpoint, len(sk.view.All))
 	for _, e := range sk.view.All {
@@ -216,13 +216,13 @@ func (sk *socket) adopt(all []bequest) {
 }
 
 // adoptOne continues a session if its client may still use that endpoint, which is nil if it was removed.
-func (sk *socket) adoptOne(b *bequest, endpoint *balance.Endpoint) {
+func (sk *socket) adoptOne(b *sessionRecord, endpoint *balance.Endpoint) {
 	s := &session{
 		socket: sk, key: sessionKey{peer: forward.NewPeer(b.Peer), local: b.Local},
 		control: b.Control, hops: b.Hops, fd: -1, asked: b.Asked,
 	}
 	now := sk.loop.clock()
-	s.Conn = frontend.Conn{Record: &conn.Record{Port: sk.view.Clients, From: s.key.peer.AddrPort(), To: b.To, Began: b.Began}, Front: sk.front}
+	s.Conn = frontend.Conn{Record: &conn.Record{Port: sk.view.Clients, From: s.key.peer.AddrPort(), To: b.To, Start: b.Start}, Front: sk.front}
 	s.last = now.Add(-max(b.Silent, 0))
 	if _, r := s.Admit(sk.view, &sk.listener.Place); r.Outcome != outcome.Open || sk.closed || sk.sessions[s.key] != nil {
 		return

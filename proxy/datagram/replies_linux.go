@@ -115,9 +115,9 @@ func (s *session) stirred() bool {
 	return true
 }
 
-// settle calls f, on the socket's loop, when no other loop sends by the socket any longer. All its sessions must have
+// whenUnused calls f, on the socket's loop, when no other loop sends by the socket any longer. All its sessions must have
 // ended.
-func (sk *socket) settle(f func()) {
+func (sk *socket) whenUnused(f func()) {
 	if !sk.lent {
 		f()
 		return

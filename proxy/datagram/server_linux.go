@@ -27,9 +27,9 @@ type Server struct {
 
 	clients clients
 
-	listeners map[*listener]bool   // true for those that do not receive before InheritRest
-	bequests  map[string][]bequest // by the name of the listener's socket in the handover
-	handover  uint32               // number of handovers of sessions so far
+	listeners      map[*listener]bool         // true for those that do not receive before InheritRest
+	sessionRecords map[string][]sessionRecord // by the name of the listener's socket in the handover
+	handover       uint32                     // number of handovers of sessions so far
 
 	retiring sync.WaitGroup // listeners that a successor has, but that still send replies
 }

@@ -80,8 +80,8 @@ func (s *session) admit() (outcome.Result, frontend.Drop) {
 	return outcome.Result{}, 0
 }
 
-// tell sets or clears the header that names the client to the endpoint, as v requires.
-func (s *session) tell(v *frontend.View) {
+// updateHeader sets or clears the header that names the client to the endpoint, as v requires.
+func (s *session) updateHeader(v *frontend.View) {
 	if told := s.header != nil; told != (v.Port.ProxyProtocol != 0) {
 		s.header = s.Header(v)
 	}
@@ -359,7 +359,7 @@ func (s *session) stopSearching() {
 func (s *session) broken(err error) {
 	now := s.socket.loop.clock()
 	err = search.Plain(err)
-	s.Endpoint.Report(balance.Report{Kind: balance.ConnectFailed, Began: now, Now: now, Err: err}, s.Front.Policy(portal.Origin{}))
+	s.Endpoint.Report(balance.Report{Kind: balance.ConnectFailed, Start: now, Now: now, Err: err}, s.Front.Policy(portal.Origin{}))
 	s.Front.Affinity.Forget(s.From.Addr(), s.Endpoint.Addr)
 	s.end(outcome.Result{Outcome: outcome.EndpointReset, Err: err})
 }
@@ -448,7 +448,7 @@ func (s *session) compare() {
 		return
 	}
 	s.VIP = vip
-	s.tell(v)
+	s.updateHeader(v)
 	if s.socket.stay[s.Endpoint.State] {
 		return
 	}

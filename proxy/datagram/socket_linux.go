@@ -108,7 +108,7 @@ func (sk *socket) close(end outcome.Outcome, done func()) {
 	}
 	sk.expiry.Stop()
 	sk.closed = true
-	sk.settle(func() {
+	sk.whenUnused(func() {
 		unix.Close(sk.fd)
 		done()
 	})
@@ -203,7 +203,7 @@ func (sk *socket) pass(at, count int) (newcomer bool) {
 func (sk *socket) begin(first *arrival, count int) *session {
 	f := sk.front
 	s := &session{
-		Conn:   frontend.Conn{Record: &conn.Record{Port: sk.view.Clients, From: first.peer.AddrPort(), To: sk.listener.At, Began: sk.loop.clock()}, Front: f},
+		Conn:   frontend.Conn{Record: &conn.Record{Port: sk.view.Clients, From: first.peer.AddrPort(), To: sk.listener.At, Start: sk.loop.clock()}, Front: f},
 		socket: sk, key: first.sessionKey, hops: int16(first.hops - 1), fd: -1,
 	}
 	if first.local.IsValid() {
@@ -225,10 +225,10 @@ func (sk *socket) begin(first *arrival, count int) *session {
 		}
 		return nil
 	}
-	s.last = s.Began
+	s.last = s.Start
 	sk.enter(s)
 	s.search = &unanswered{Connecting: s.Connect(context.Background(), s), inSocket: sk.unanswered.PushBack(s)}
-	if s.search.Next(s.Began); s.fd < 0 {
+	if s.search.Next(s.Start); s.fd < 0 {
 		f.Counters.Drop(frontend.DropNoEndpoint, count)
 		return nil
 	}
@@ -245,7 +245,7 @@ func (sk *socket) enter(s *session) {
 	sk.peak = max(sk.peak, len(sk.sessions))
 	s.inSocket, s.inLoop = sk.order.PushBack(s), sk.loop.sessions.PushBack(s)
 	sk.loop.join(s)
-	s.tell(sk.view)
+	s.updateHeader(sk.view)
 	sk.tick()
 }
 

@@ -83,22 +83,22 @@ func (u *upstreams) ask(ctx context.Context, m *dns.Msg) (*dns.Msg, error) {
 			u.heard(server, err, time.Now())
 			switch {
 			case err != nil && ctx.Err() != nil:
-				u.tell(err)
+				u.logAvailability(err)
 				return nil, err
 			case err != nil:
 			case r.Rcode == dns.RcodeSuccess || r.Rcode == dns.RcodeNameError:
-				u.tell(nil)
+				u.logAvailability(nil)
 				return r, nil
 			default:
 				poor = r
 			}
 		}
 		if poor != nil {
-			u.tell(nil)
+			u.logAvailability(nil)
 			return poor, nil
 		}
 	}
-	u.tell(err)
+	u.logAvailability(err)
 	return nil, err
 }
 
@@ -171,8 +171,8 @@ func (u *upstreams) heard(server netip.AddrPort, err error, now time.Time) {
 	}
 }
 
-// tell logs when upstreams stop answering, and when they answer again.
-func (u *upstreams) tell(err error) {
+// logAvailability logs when upstreams stop answering, and when they answer again.
+func (u *upstreams) logAvailability(err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if away := err != nil; away != u.away {

@@ -138,7 +138,7 @@ var _ = Describe("A client that has no endpoint yet", func() {
 		line := func(first []byte) bool { return strings.Contains(string(first), "\n") }
 		await := func(timeout time.Duration) chan error {
 			done := make(chan error, 1)
-			Expect(loop.Do(func() { loop.Await(near, timeout, line, func(err error) { done <- err }) })).To(Succeed())
+			Expect(loop.Do(func() { loop.AwaitHeader(near, timeout, line, func(err error) { done <- err }) })).To(Succeed())
 			return done
 		}
 

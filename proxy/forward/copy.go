@@ -55,7 +55,7 @@ type copying struct {
 	toEndpoint, toClient direction
 	running              atomic.Int32 // directions that have not ended
 	moved                atomic.Bool  // since the last check of the limits
-	telling              sync.Mutex   // held while the owner's ClientFirstByte or EndpointFirstByte is called
+	reporting            sync.Mutex   // held while the owner's ClientFirstByte or EndpointFirstByte is called
 
 	mu      sync.Mutex
 	ending  ending
@@ -334,8 +334,8 @@ func (fl *copying) comes(d *direction) {
 		return
 	}
 	d.begun = true
-	fl.telling.Lock()
-	defer fl.telling.Unlock()
+	fl.reporting.Lock()
+	defer fl.reporting.Unlock()
 	if now := time.Now(); d == &fl.toClient {
 		fl.owner.EndpointFirstByte(now)
 	} else {

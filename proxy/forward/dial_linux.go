@@ -100,13 +100,13 @@ func (l *Loop) ReadAhead(c *Client) {
 	}
 }
 
-// Await reads from c until enough, called with all bytes so far whenever there are more, returns true, or until 4 KiB
+// AwaitHeader reads from c until enough, called with all bytes so far whenever there are more, returns true, or until 4 KiB
 // have arrived. Only the loop may call it.
 //
-// The loop calls done once, perhaps before Await returns: with a unix.Errno if c has failed, io.ErrUnexpectedEOF if c
-// has ended its side, context.DeadlineExceeded after timeout, context.Canceled after CancelDials. Then c belongs to the
-// caller again. A loop supports only a few different timeouts.
-func (l *Loop) Await(c *Client, timeout time.Duration, enough func(first []byte) bool, done func(error)) {
+// The loop calls done once, perhaps before AwaitHeader returns: with a unix.Errno if c has failed, io.ErrUnexpectedEOF
+// if c has ended its side, context.DeadlineExceeded after timeout, context.Canceled after CancelDials. Then c belongs
+// to the caller again. A loop supports only a few different timeouts.
+func (l *Loop) AwaitHeader(c *Client, timeout time.Duration, enough func(first []byte) bool, done func(error)) {
 	a := &awaiting{loop: l, client: c, enough: enough, done: done, until: time.Now().Add(timeout)}
 	if a.read(); a.done == nil {
 		return // the bytes had arrived already
@@ -247,7 +247,7 @@ func (d *Dialed) Cancel() {
 	d.loop.CloseFD(d.watch)
 }
 
-// CancelDials cancels all pending connections of the loop that have a timeout, and all Await calls. Their done
+// CancelDials cancels all pending connections of the loop that have a timeout, and all AwaitHeader calls. Their done
 // functions must not start new ones. Only the loop may call it.
 func (l *Loop) CancelDials() {
 	for _, q := range l.timed {

@@ -56,7 +56,7 @@ type WayState struct {
 
 // WatchState is the state of a pair's limits; zero for a pair without limits so far.
 type WatchState struct {
-	Began, Silent time.Time `json:",omitzero"`
+	Start, Silent time.Time `json:",omitzero"`
 	Unsent        int       `json:",omitempty"`
 	Moved         bool      `json:",omitempty"`
 }
@@ -103,7 +103,7 @@ func (h *PairHere) Freeze() *Frozen {
 	}}
 	if p.place > 0 {
 		w := l.limited.pairs[p.place-1].watch
-		f.Watch.Began, f.Watch.Silent, f.Watch.Unsent = w.began, w.silent, w.unsent
+		f.Watch.Start, f.Watch.Silent, f.Watch.Unsent = w.began, w.silent, w.unsent
 		l.limited.remove(p)
 	}
 	l.Remove(p.client.watch)
@@ -198,8 +198,8 @@ func (l *Loop) Continue(in *Pair, f *Frozen, limits *Limits) {
 	}
 	if limits.Idle > 0 || limits.Age > 0 || !limits.Retire.IsZero() || p.half && limits.HalfClosed > 0 {
 		l.limited.add(p)
-		if w := f.Watch; !w.Began.IsZero() {
-			l.limited.pairs[p.place-1].watch = watch{began: w.Began, silent: w.Silent, unsent: w.Unsent}
+		if w := f.Watch; !w.Start.IsZero() {
+			l.limited.pairs[p.place-1].watch = watch{began: w.Start, silent: w.Silent, unsent: w.Unsent}
 		}
 	}
 	if p.saved != nil {

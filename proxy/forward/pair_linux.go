@@ -36,16 +36,16 @@ type pair struct {
 
 // edge is one of a pair's two sockets.
 type edge struct {
-	fd       Socket
-	watch    Registration
-	readable bool // there may be bytes to read
-	urgent   bool // the next byte may be urgent, which must be known before it is read
-	writable bool // the socket may accept bytes
-	hungUp   bool // the peer has ended or failed; reading returns which
-	ended    bool // the peer has ended, and had not failed by then
-	roomTold bool // the kernel reports when the socket accepts bytes again
-	delays   bool // the kernel may wait for more bytes before it sends
-	lost     bool // a write has returned the peer's failure, and reading will not
+	fd           Socket
+	watch        Registration
+	readable     bool // there may be bytes to read
+	urgent       bool // the next byte may be urgent, which must be known before it is read
+	writable     bool // the socket may accept bytes
+	hungUp       bool // the peer has ended or failed; reading returns which
+	ended        bool // the peer has ended, and had not failed by then
+	roomReported bool // the kernel reports when the socket accepts bytes again
+	delays       bool // the kernel may wait for more bytes before it sends
+	lost         bool // a write has returned the peer's failure, and reading will not
 }
 
 // way is one of the two directions of a pair.
@@ -77,7 +77,7 @@ const (
 func (l *Loop) Forward(in *Pair, client *Client, endpoint *Dialed, limits *Limits, owner Owner) {
 	p := &in.pair
 	p.loop, p.limits, p.done = l, limits, owner
-	p.endpoint = edge{fd: endpoint.fd, watch: endpoint.watch, writable: true, roomTold: endpoint.sent == 0, delays: true}
+	p.endpoint = edge{fd: endpoint.fd, watch: endpoint.watch, writable: true, roomReported: endpoint.sent == 0, delays: true}
 	p.client = edge{fd: client.Socket, writable: true}
 	opening := client.Opening()
 	p.toEndpoint.preface, p.toEndpoint.begun = uint16(len(client.Preface)), len(client.first) > 0
@@ -358,7 +358,7 @@ func (p *pair) write(w *way, to *edge, b []byte, flags int) int {
 	}
 	w.bytes.Add(int64(n))
 	if n < len(b) {
-		p.awaitRoom(to)
+		p.awaitWritable(to)
 	}
 	return n
 }
@@ -372,7 +372,7 @@ func (p *pair) writeRest(w *way, to *edge) int {
 	n, err := to.fd.write(w.rest.bytes, w.rest.flags)
 	switch {
 	case err == unix.EAGAIN:
-		p.awaitRoom(to)
+		p.awaitWritable(to)
 		return 0
 	case err != nil:
 		p.writeFailed(w, to, err)
@@ -394,12 +394,12 @@ func (e *edge) undelay(w *way) {
 	}
 }
 
-// awaitRoom is called when e accepts no more bytes for now. Most sockets never get that far. Watching all of them for
+// awaitWritable is called when e accepts no more bytes for now. Most sockets never get that far. Watching all of them for
 // it from the start would cost each an event at first.
-func (p *pair) awaitRoom(e *edge) {
+func (p *pair) awaitWritable(e *edge) {
 	e.writable = false
-	if !e.roomTold {
-		e.roomTold = true
+	if !e.roomReported {
+		e.roomReported = true
 		p.loop.Watch(e.watch, Readable|Writable|HungUp|Urgent|Once)
 	}
 }

@@ -76,7 +76,7 @@ func (h *PairHere) State() PairState {
 		ToEndpoint: WayState{Preface: p.toEndpoint.preface}, Limits: *p.limits, Probed: p.probed,
 	}
 	if p.place > 0 {
-		s.Watch.Began = p.loop.limited.pairs[p.place-1].watch.began
+		s.Watch.Start = p.loop.limited.pairs[p.place-1].watch.began
 	}
 	s.Ending, s.Errno, s.Half = p.ending.outcome.String(), p.ending.number, p.half
 	return s

@@ -89,7 +89,7 @@ func (p *pair) drain(w *way, to *edge) int {
 	n, err := splice(w.pipe.read, int(to.fd), w.pipe.held)
 	switch {
 	case err == unix.EAGAIN:
-		p.awaitRoom(to)
+		p.awaitWritable(to)
 		return 0
 	case err != nil:
 		p.writeFailed(w, to, err)

@@ -33,7 +33,7 @@ var (
 // Admit determines, once To is known, which VIP the client of a listener at p connected to, and whether the client is
 // allowed; if so, the outcome is Open. The check is needed behind a redirect, since any client that finds the
 // listener's port can connect to it. If headerDue is set, the peer is a load balancer, which first names the client in
-// a header of the PROXY protocol; Introduce then decides whether that client is allowed.
+// a header of the PROXY protocol; SetProxiedClient then decides whether that client is allowed.
 func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
 	var vip *config.VIP
 	var ok bool
@@ -56,7 +56,7 @@ func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
 }
 
 // SetProxiedClient records the client that the PROXY protocol header names; the previous From becomes Via. If client is not
-// valid, From stays. Like Admit, Introduce returns whether the client is allowed.
+// valid, From stays. Like Admit, SetProxiedClient returns whether the client is allowed.
 func (c *Conn) SetProxiedClient(client netip.AddrPort) outcome.Result {
 	if client.IsValid() {
 		balancer := c.From

@@ -76,7 +76,7 @@ type Node struct {
 	// LimitErrors limits how often the log reports refused clients.
 	LimitErrors rate.Sometimes
 
-	leads        bool // portal.Traits.Leads of Portal
+	carriesVIPs  bool // portal.Traits.Leads of Portal
 	lastID       atomic.Uint64
 	inheritedIDs atomic.Uint64 // the last number reserved for a predecessor
 	refusals     *rate.Limiter
@@ -93,7 +93,7 @@ func (n *Node) Init() {
 	n.Locality.now.Store(new(localities))
 	n.Locality.isPod = n.IsPod
 	if n.Portal != nil {
-		n.leads, n.Locality.inNamespace = n.Portal.Traits().Leads(), n.Portal.Traits().InNamespace
+		n.carriesVIPs, n.Locality.inNamespace = n.Portal.Traits().CarriesVIPs(), n.Portal.Traits().InNamespace
 	}
 	n.Locality.Refresh()
 }
@@ -143,7 +143,7 @@ var errMayLoop = errors.New("refused: its port is a node port: connecting may lo
 // that are VIPs.) mayLoop reports whether a connection may come back through another node: its port is a node port, or
 // it goes to a VIP. See HopsLeft.
 func (n *Node) WouldLoop(protocol config.Protocol, to netip.AddrPort) (mayLoop bool, err error) {
-	if !n.leads || n.Socket != nil || n.Tunneled {
+	if !n.carriesVIPs || n.Socket != nil || n.Tunneled {
 		return false, nil
 	}
 	if kernel.IsRedirectAddr(to.Addr()) {

@@ -30,7 +30,7 @@ type marking struct {
 
 func (marking) Traits() portal.Traits { return portal.Traits{Redirects: true} }
 func (p marking) Mark() uint32        { return p.mark }
-func (p marking) Origin(client, _ netip.Addr, _ portal.Whereabouts) portal.Origin {
+func (p marking) Origin(client, _ netip.Addr, _ portal.EndpointLocality) portal.Origin {
 	return portal.Origin{Bind: netip.AddrPortFrom(client, 0), SourceAddress: portal.SourceClient}
 }
 
@@ -254,7 +254,7 @@ func TestHowFarWhatMayLoopGoes(t *testing.T) {
 // placed is a portal that can preserve clients' addresses, except for endpoints on other nodes.
 type placed struct{ marking }
 
-func (placed) Origin(client, endpoint netip.Addr, where portal.Whereabouts) portal.Origin {
+func (placed) Origin(client, endpoint netip.Addr, where portal.EndpointLocality) portal.Origin {
 	switch {
 	case !client.IsValid():
 		return portal.Origin{}
@@ -350,7 +350,7 @@ func TestRefusedClientsHaveABoundedPartOfTheTrace(t *testing.T) {
 		if !c.RefusedUnlogged(outcome.Limit) {
 			told++
 			c.Accepted()
-			c.Closed(c.Began, outcome.Result{Outcome: outcome.Limit, Err: errors.ErrUnsupported}, netip.AddrPort{})
+			c.Closed(c.Start, outcome.Result{Outcome: outcome.Limit, Err: errors.ErrUnsupported}, netip.AddrPort{})
 		}
 	}
 	mayTell := RefusalsPerSecond + int(RefusalsPerSecond*time.Since(began).Seconds()) + 1
@@ -371,7 +371,7 @@ func TestEndsAreCountedByTheirWords(t *testing.T) {
 		"queue-timeout", "bypassed-portal", "source-denied", "proxy-header-invalid", "limit", "drained", "max-age", "idle", "endpoint-drained", "endpoint-removed", "vip-removed", "internal"} {
 		g.Expect(outcome.Words()[i]).To(Equal(word))
 		for range i + 1 {
-			c := &Conn{Record: &conn.Record{ID: f.NewID(), Port: f.View().Clients, From: netip.MustParseAddrPort("203.0.113.1:1"), Began: time.Now()}, Front: f}
+			c := &Conn{Record: &conn.Record{ID: f.NewID(), Port: f.View().Clients, From: netip.MustParseAddrPort("203.0.113.1:1"), Start: time.Now()}, Front: f}
 			c.Accepted()
 			c.Closed(time.Now(), outcome.Result{Outcome: outcome.Named(word)}, netip.AddrPort{})
 		}

@@ -177,7 +177,7 @@ func (j *job) report(t target, err error) (next time.Duration) {
 		case search.Blames(err):
 			r.Kind = balance.RecheckFailed
 		default:
-			r.Kind = balance.RecheckNotMade
+			r.Kind = balance.RecheckSkipped
 		}
 		return e.Report(r, t.front.Policy(portal.Origin{})).Next
 	}

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"golang.org/x/time/rate"
 
 	"github.com/usherproxy/usher/config"
@@ -204,8 +205,8 @@ func (p *Prober) begin(q *queue) {
 		if late := time.Since(j.due); !j.isRecheck() && late > j.Interval {
 			p.node.Counters.LateProbes.Add(1)
 			p.overload.Do(func() {
-				p.node.Log.Warnf("Services request more probes than the limit of %d per second and %d at once; the probe of %s starts %s late",
-					time.Second/checkGap, p.atOnce, j.at, trace.Short(late))
+				p.node.Log.WithFields(logrus.Fields{"maxPerSecond": int(time.Second / checkGap), "maxAtOnce": p.atOnce, "endpoint": j.at, "delay": trace.Short(late)}).
+					Warn("Services request more probes than the limit; a probe starts late")
 			})
 		}
 		q.pausing = true

@@ -148,7 +148,7 @@ func checked(interval time.Duration) config.Probe {
 // fail reports a client's failed attempt at each endpoint. The first recheck is due after wait.
 func (s *service) fail(wait time.Duration) *service {
 	for _, e := range s.View().All {
-		e.Report(balance.Report{Kind: balance.ConnectFailed, Began: time.Now(), Now: time.Now(), Err: syscall.ECONNREFUSED}, policy(wait))
+		e.Report(balance.Report{Kind: balance.ConnectFailed, Start: time.Now(), Now: time.Now(), Err: syscall.ECONNREFUSED}, policy(wait))
 	}
 	return s
 }

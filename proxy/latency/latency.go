@@ -91,15 +91,15 @@ func (r *Recent) turn(now time.Time, forget func(bucket int, n uint32)) {
 	r.began.Store(now.UnixNano())
 }
 
-// Lately holds recent values, of one or more Recents.
-type Lately struct {
+// Sum holds recent values, of one or more Recents.
+type Sum struct {
 	counts [buckets]uint64
 	number uint64
 	most   float64
 }
 
 // Add adds the values of r in the five to ten minutes before now.
-func (l *Lately) Add(r *Recent, now time.Time) {
+func (l *Sum) Add(r *Recent, now time.Time) {
 	age := now.UnixNano() - r.began.Load()
 	current := r.now.Load()
 	for i := range r.seen {
@@ -117,11 +117,11 @@ func (l *Lately) Add(r *Recent, now time.Time) {
 }
 
 // Number returns the number of values.
-func (l *Lately) Number() uint64 { return l.number }
+func (l *Sum) Number() uint64 { return l.number }
 
 // Quantile returns an estimate, from the buckets, of the value that a share q of all values do not exceed,
 // and false if there are no values.
-func (l *Lately) Quantile(b Bounds, q float64) (float64, bool) {
+func (l *Sum) Quantile(b Bounds, q float64) (float64, bool) {
 	if l.number == 0 {
 		return 0, false
 	}

@@ -20,7 +20,7 @@ var began = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 // quantile returns the quantile q of r at a time, or -1.
 func quantile(r *latency.Recent, at time.Time, q float64) float64 {
-	var l latency.Lately
+	var l latency.Sum
 	l.Add(r, at)
 	v, ok := l.Quantile(latency.Seconds, q)
 	if !ok {
@@ -72,7 +72,7 @@ var _ = Describe("a Histogram", func() {
 		Expect(number).To(BeEquivalentTo(3))
 		Expect(all.Sum).To(BeNumerically("~", 601.001, 1e-9))
 		Expect(below).To(Equal(map[float64]uint64{0.001: 1, 0.01: 1, 0.1: 1, 0.25: 1, 0.5: 1, 1: 1, 2.5: 1, 5: 1, 10: 1, 30: 1, 60: 1, 300: 2}))
-		var l latency.Lately
+		var l latency.Sum
 		l.Add(&h.Recent, began)
 		longest, _ := l.Quantile(latency.Queued, 1)
 		Expect(longest).To(BeEquivalentTo(301))

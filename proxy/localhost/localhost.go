@@ -134,7 +134,7 @@ func (onLoopback) Apply(context.Context, []portal.Rule, []portal.Target) portal.
 	return portal.Result{}
 }
 func (onLoopback) Mark() uint32 { return 0 }
-func (onLoopback) Origin(netip.Addr, netip.Addr, portal.Whereabouts) portal.Origin {
+func (onLoopback) Origin(netip.Addr, netip.Addr, portal.EndpointLocality) portal.Origin {
 	return portal.Origin{SourceAddress: portal.SourcePortal}
 }
 func (onLoopback) SetNodePortAddresses([]netip.Prefix)                  {}

@@ -5,7 +5,7 @@ package outcome
 // Outcome is the way in which a connection or UDP session ended.
 type Outcome uint8
 
-// Values of Outcome. The variable words has their meanings.
+// Values of Outcome. See Meaning for their meanings.
 const (
 	Open Outcome = iota // not ended
 	ClientClosed
@@ -57,15 +57,15 @@ var words = [Outcomes]struct {
 	EndpointClosed:     {"endpoint-closed", FaultNone, "both directions ended, the endpoint's first"},
 	ClientReset:        {"client-reset", FaultClient, "the client reset the connection"},
 	EndpointReset:      {"endpoint-reset", FaultEndpoint, "the endpoint reset the connection; UDP: it had answered and now refuses"},
-	NoResponse:         {"no-response", FaultNone, "the client sent data and got no byte from the endpoint: the client reset the connection, or closed its side and the endpoint kept the other open for `--half-closed-timeout`; or the endpoint, which responds to other clients of the port, closed first. Not a failure"},
-	HalfClosed:         {"half-closed", FaultPolicy, "one direction was closed, or one side closed and the other did not read the remaining data, and no data moved for `--half-closed-timeout`"},
+	NoResponse:         {"no-response", FaultNone, "not a failure: the client sent data and got no byte from the endpoint. The client reset the connection; or it closed its side and the endpoint did not within `--half-closed-timeout`; or the endpoint closed first, although it responds to other clients of the port"},
+	HalfClosed:         {"half-closed", FaultPolicy, "no data moved for `--half-closed-timeout` after one direction was closed, or after one side closed and the other did not read the remaining data"},
 	NoEndpoint:         {"no-endpoint", FaultEndpoint, "no usable endpoint"},
 	AttemptsFailed:     {"attempts-failed", FaultEndpoint, "every attempt failed"},
-	QueueTimeout:       {"queue-timeout", FaultEndpoint, "no endpoint had a free slot within `--queue-timeout` or the Service's own limit"},
+	QueueTimeout:       {"queue-timeout", FaultEndpoint, "no endpoint had a free slot within `--queue-timeout` or the Service's own timeout, or the queue was full"},
 	BypassedPortal:     {"bypassed-portal", FaultClient, "the client connected directly to usher's port"},
 	SourceDenied:       {"source-denied", FaultPolicy, "the client is not in `loadBalancerSourceRanges`"},
-	ProxyHeaderInvalid: {"proxy-header-invalid", FaultClient, "the load balancer sent no PROXY protocol header, an invalid one, or an incomplete one in time; see the error"},
-	Limit:              {"limit", FaultNode, "too many connections, or the node is out of descriptors, memory or ports; UDP: evicted for another client as the longest idle session, or the first datagram's hop limit was exhausted"},
+	ProxyHeaderInvalid: {"proxy-header-invalid", FaultClient, "the load balancer sent no PROXY protocol header, an invalid one, or did not complete it in time; see the error"},
+	Limit:              {"limit", FaultNode, "too many connections, or the node is out of descriptors, memory or ports; UDP: usher ended the session that was idle longest to serve another client, or the first datagram's hop limit was exhausted"},
 	Drained:            {"drained", FaultNode, "usher was stopped and `--drain-timeout` had passed; UDP sessions end as soon as usher is stopped"},
 	MaxAge:             {"max-age", FaultPolicy, "the connection reached `--max-connection-age`"},
 	Idle:               {"idle", FaultNone, "no data for `--connection-idle-timeout`; UDP: no datagram in either direction for `--udp-idle-timeout`, or for 1 min before the first response"},

@@ -39,7 +39,7 @@ type Dialer struct {
 
 	requests     atomic.Uint64 // numbers for pairs of streams
 	noWebSocket  atomic.Bool   // the API server, or a proxy in front of it, supports SPDY only
-	toldOfRights sync.Map      // namespaces for which the missing permission was logged
+	loggedRights sync.Map      // namespaces for which the missing permission was logged
 
 	mu     sync.Mutex
 	pods   map[pod]*connection // that new streams may use

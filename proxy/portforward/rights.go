@@ -34,7 +34,7 @@ func (d *Dialer) plain(p pod, err error) error {
 	if err == nil || !strings.Contains(err.Error(), "is forbidden") { // SPDY's errors are texts
 		return err
 	}
-	if _, told := d.toldOfRights.LoadOrStore(p.namespace, true); !told {
+	if _, logged := d.loggedRights.LoadOrStore(p.namespace, true); !logged {
 		d.log.WithField("namespace", p.namespace).WithError(err).
 			Errorf("The API server forbids port-forward; to allow it: "+rights, p.namespace)
 	}

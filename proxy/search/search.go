@@ -123,7 +123,7 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 	}
 	if !s.queued.IsZero() {
 		s.Abandon(now)
-		choice.Reason = balance.FirstInLine
+		choice.Reason = balance.FirstInQueue
 	}
 	if !ok {
 		return Step{Do: GiveUp, Result: noEndpoint}
@@ -139,7 +139,7 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 // EndpointFirstByte records that the endpoint has answered: the search is over, and the connection is established.
 func (s *Search) EndpointFirstByte(now time.Time) {
 	s.report(now, nil)
-	s.now.Endpoint.Times().Connect.Observe(latency.Seconds, now, now.Sub(s.Record.Began).Seconds())
+	s.now.Endpoint.Times().Connect.Observe(latency.Seconds, now, now.Sub(s.Record.Start).Seconds())
 	s.now.Endpoint.Report(balance.Report{Kind: balance.Connected, Now: now}, s.Policy)
 }
 
@@ -154,7 +154,7 @@ func (s *Search) Failed(now time.Time, err error) {
 	if !blame {
 		return
 	}
-	failure := balance.Report{Kind: balance.ConnectFailed, Began: s.started, Now: now, Err: err}
+	failure := balance.Report{Kind: balance.ConnectFailed, Start: s.started, Now: now, Err: err}
 	if s.SourceAddress.Client() && err == ErrNoAnswer {
 		failure.Client = s.Client
 	}
@@ -180,7 +180,7 @@ func (s *Search) report(now time.Time, err error) {
 // choose takes the endpoint that the client had, if there is affinity and that endpoint is as good as any, and
 // otherwise the next in rotation. If none has a free slot, the client waits for one.
 func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) {
-	ask := balance.Ask{Now: now, Client: s.Client, VIP: s.VIP, Tried: s.tried}
+	ask := balance.Request{Now: now, Client: s.Client, VIP: s.VIP, Tried: s.tried}
 	var before netip.AddrPort
 	if s.Affinity != nil {
 		before, _ = s.Affinity.Get(s.Client, now)
@@ -257,7 +257,7 @@ func (s *Search) Abandon(now time.Time) {
 // is the client's VIP, had its affinity or nil. Preview changes nothing: it takes no turn in rotation and claims no
 // probe.
 func Preview(set *balance.Set, client, vip netip.Addr, had *affinity.Entry, now time.Time) (order []balance.Choice) {
-	ask := balance.Ask{Now: now, Client: client, VIP: vip}
+	ask := balance.Request{Now: now, Client: client, VIP: vip}
 	take := func(c balance.Choice) {
 		order = append(order, c)
 		ask.Tried = append(ask.Tried, c.Endpoint.Addr)

@@ -15,7 +15,7 @@ func BenchmarkSearch(b *testing.B) {
 	set, client := c.listed.Load().set, netip.MustParseAddr("192.0.2.1")
 	b.ReportAllocs()
 	for b.Loop() {
-		s := Search{Schedule: c.schedule, Policy: c.quarantine, Affinity: c.table, Client: client, Record: &conn.Record{Port: &conn.Port{}, Began: time.Now()}}
+		s := Search{Schedule: c.schedule, Policy: c.quarantine, Affinity: c.table, Client: client, Record: &conn.Record{Port: &conn.Port{}, Start: time.Now()}}
 		now := time.Now()
 		if s.Next(set, now).Do != Dial {
 			b.Fatal("there is no endpoint")

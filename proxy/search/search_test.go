@@ -93,7 +93,7 @@ func newClient(endpoints ...behaviour) *client {
 
 // record returns a record that the client observes.
 func (c *client) record() *conn.Record {
-	return &conn.Record{Port: &conn.Port{Observers: []conn.Observer{c}}, Began: time.Now()}
+	return &conn.Record{Port: &conn.Port{Observers: []conn.Observer{c}}, Start: time.Now()}
 }
 
 // Observe implements conn.Observer.
@@ -332,7 +332,7 @@ func TestAPreviewIsWhatASearchThenDoes(t *testing.T) {
 	for name, prepare := range map[string]func(*client){
 		"all are well": func(*client) {},
 		"one is in quarantine": func(c *client) {
-			c.pool.All[1].Report(balance.Report{Kind: balance.ConnectFailed, Began: c.start, Now: c.start, Err: syscall.ECONNREFUSED}, c.quarantine)
+			c.pool.All[1].Report(balance.Report{Kind: balance.ConnectFailed, Start: c.start, Now: c.start, Err: syscall.ECONNREFUSED}, c.quarantine)
 		},
 		"the client had one": func(c *client) {
 			c.table.SetTimeout(time.Minute)
@@ -341,7 +341,7 @@ func TestAPreviewIsWhatASearchThenDoes(t *testing.T) {
 		"the client had one that is in quarantine": func(c *client) {
 			c.table.SetTimeout(time.Minute)
 			c.table.Set(netip.MustParseAddr("192.0.2.1"), endpointAddr(1), c.start)
-			c.pool.All[0].Report(balance.Report{Kind: balance.ConnectFailed, Began: c.start, Now: c.start, Err: syscall.ECONNREFUSED}, c.quarantine)
+			c.pool.All[0].Report(balance.Report{Kind: balance.ConnectFailed, Start: c.start, Now: c.start, Err: syscall.ECONNREFUSED}, c.quarantine)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -400,7 +400,7 @@ func TestAffinityOfAttempts(t *testing.T) {
 			g := NewWithT(t)
 			s := sticky(answers, answers)
 			g.Expect(s.find()).To(HaveSuffix("found 1"))
-			s.pool.Cluster.Endpoints()[0].Report(balance.Report{Kind: balance.ConnectFailed, Began: time.Now(), Now: time.Now(), Err: syscall.ECONNREFUSED}, s.quarantine)
+			s.pool.Cluster.Endpoints()[0].Report(balance.Report{Kind: balance.ConnectFailed, Start: time.Now(), Now: time.Now(), Err: syscall.ECONNREFUSED}, s.quarantine)
 			g.Expect(s.find()).To(HaveSuffix("2@0:ok found 2"))
 		})
 	})
@@ -438,7 +438,7 @@ func TestOnlySoManyWaitInTheQueue(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		set := client.listed.Load().set
 		for range balance.QueueLimit {
-			choice, _ := set.Take(balance.Ask{Now: time.Now()}, netip.AddrPort{}, new(balance.Waiter))
+			choice, _ := set.Take(balance.Request{Now: time.Now()}, netip.AddrPort{}, new(balance.Waiter))
 			g.Expect(choice.Full()).To(BeTrue())
 		}
 		client.log = nil

@@ -56,7 +56,7 @@ func (s *Server) webServer() *http.Server {
 		FlushInterval: -1, // flush data immediately
 		ErrorLog:      silent,
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			s.tell(r.RemoteAddr, err)
+			s.logFailure(r.RemoteAddr, err)
 			http.Error(w, failure(r.URL.Host, err), statusOf(err))
 		},
 	}
@@ -161,7 +161,7 @@ func (s *Server) connectWeb(w http.ResponseWriter, r *http.Request) {
 		return err
 	})
 	if err != nil {
-		s.tell(r.RemoteAddr, err)
+		s.logFailure(r.RemoteAddr, err)
 	}
 }
 

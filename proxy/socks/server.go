@@ -129,12 +129,12 @@ func (s *Server) serve(conn *net.TCPConn) {
 	if first[0] >= 'A' {
 		s.web.serve(c)
 	} else if err := s.socks.ServeConn(c); err != nil {
-		s.tell(conn.RemoteAddr().String(), err)
+		s.logFailure(conn.RemoteAddr().String(), err)
 	}
 }
 
-// tell logs why a request failed.
-func (s *Server) tell(client string, err error) {
+// logFailure logs why a request failed.
+func (s *Server) logFailure(client string, err error) {
 	s.log.WithField("client", client).WithError(err).Debug("Request to the SOCKS and HTTP proxy")
 }
 

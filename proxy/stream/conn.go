@@ -44,7 +44,7 @@ type client interface {
 // accepted returns the connection of a new client. It resets the client and returns nil if a limit is reached.
 func (a *acceptor) accepted(client client, from netip.AddrPort) *Conn {
 	c := &Conn{server: a.server, client: client}
-	c.Record = &conn.Record{ID: a.front.NewID(), Port: a.front.View().Clients, From: from, Began: time.Now()}
+	c.Record = &conn.Record{ID: a.front.NewID(), Port: a.front.View().Clients, From: from, Start: time.Now()}
 	c.Front = a.front
 	if err := a.server.register.add(c); err != nil {
 		c.turnAway(err)
@@ -74,9 +74,9 @@ func (c *Conn) turnAway(why error) {
 // packet, which may be lost twice (tcp(7): resent after 1 s and 2 s).
 const headerTimeout = 5 * time.Second
 
-// introduced records the client that the header at the start of first names. It returns the header's length and the
-// result of Introduce. failed is the error that ended reading.
-func (c *Conn) introduced(first []byte, failed error) (n int, r outcome.Result) {
+// readHeader reads the PROXY protocol header at the start of first and records the client that it names. It returns the
+// header's length and the result of SetProxiedClient. failed is the error that ended reading.
+func (c *Conn) readHeader(first []byte, failed error) (n int, r outcome.Result) {
 	var client netip.AddrPort
 	if failed == nil {
 		client, n, failed = proxyproto.Read(first)
@@ -110,7 +110,7 @@ func (c *Conn) introduced(first []byte, failed error) (n int, r outcome.Result) 
 	return n, r
 }
 
-// A runner waits for a connection that has no endpoint yet: in a loop, or in a goroutine.
+// A runner waits on behalf of a connection that has no endpoint yet: in a loop, or in a goroutine.
 type runner interface {
 	frontend.Runner
 	// awaitHeader reads the PROXY protocol header, and calls enter.
@@ -257,23 +257,23 @@ func (r *register) add(conn *Conn) error {
 	if err != nil {
 		conn.Front.Open.Add(-1)
 		r.count(client, -1)
-		r.tell()
+		r.closeDrained()
 	}
 	return err
 }
 
-// reassign moves conn's count from balancer to its Payer, now that its client is known. It returns the same errors as
-// add, and conn stays in the register.
+// reassign moves conn's count from balancer to its Payer, now that its client is known. It returns an error if the
+// client's limit is exceeded; conn stays counted.
 func (r *register) reassign(conn *Conn, balancer netip.Addr) error {
 	r.count(balancer, -1)
-	return r.budget.RoomForClient(r.count(conn.Payer(), 1))
+	return r.budget.AdmitClient(r.count(conn.Payer(), 1))
 }
 
 func (r *register) remove(conn *Conn) {
 	conn.Front.Open.Add(-1)
 	r.count(conn.Payer(), -1)
 	r.budget.Connections.Add(-1)
-	r.tell()
+	r.closeDrained()
 }
 
 // count adds more to the client's connections, and returns the new number.
@@ -305,12 +305,12 @@ func (r *register) each(f func(*Conn, forward.Flow)) {
 func (r *register) whenDrained() <-chan struct{} {
 	drained := make(chan struct{})
 	r.drained.Store(&drained)
-	r.tell()
+	r.closeDrained()
 	return drained
 }
 
-// tell closes drained if no connection is open.
-func (r *register) tell() {
+// closeDrained closes drained if no connection is open.
+func (r *register) closeDrained() {
 	if r.budget.Connections.Load() != 0 {
 		return
 	}

@@ -5,9 +5,9 @@
 // connection waits in one of two ways:
 //
 //	tcp_linux.go   loops, one per CPU, accept and connect: nothing blocks
-//	goroutine.go   one goroutine per connection. portable.go uses it for TCP on other systems, for endpoints that are
-//	               not connected to by the kernel, and for clients that no loop has accepted; sctp.go for associations
+//	goroutine.go   one goroutine per connection. portable.go uses it for TCP on other systems, for endpoints that
+//	               Options.Dial connects to, and for clients that no loop has accepted; sctp.go for associations
 //
-// The front end provides everything that a connection needs: the view, affinity, the trace. A register holds all open
-// connections; Drain waits for it when usher stops.
+// The front end provides everything that a connection needs: the view, affinity, the trace. A register counts all open
+// connections; Drain waits until it is empty when usher stops.
 package stream

@@ -13,13 +13,13 @@ import (
 	"github.com/usherproxy/usher/proxy/search"
 )
 
-// goroutine is a client without an endpoint that a goroutine serves. It is used for SCTP, and for TCP where there are
-// no loops or where endpoints are not connected to by the kernel.
+// goroutine serves a client that has no endpoint yet, in a goroutine. It is used for SCTP, and for TCP where there are
+// no loops or where Options.Dial connects to endpoints.
 type goroutine struct {
 	*Conn
-	search    frontend.Connecting
-	introduce func() outcome.Result // reads the expected header; nil if none is expected
-	dial      dialer
+	search           frontend.Connecting
+	setProxiedClient func() outcome.Result // reads the expected header; nil if none is expected
+	dial             dialer
 
 	forward forwarder // of the successful attempt
 	waited  bool      // seek takes the next step
@@ -34,7 +34,7 @@ type dialer func(_ context.Context, v *frontend.View, from netip.AddrPort, to *c
 type forwarder func(*forward.Limits, forward.Owner) forward.Flow
 
 // awaitHeader implements runner.
-func (g *goroutine) awaitHeader() { g.enter(g.introduce(), g) }
+func (g *goroutine) awaitHeader() { g.enter(g.setProxiedClient(), g) }
 
 // seek implements runner.
 func (g *goroutine) seek() {

@@ -28,14 +28,14 @@ import (
 )
 
 // Open TCP connections follow the listeners to a successor, over a socket pair. The successor gets one end with the
-// listeners. Packets, repeated once the successor has taken over:
+// listeners. Once the successor has taken over, they repeat this exchange:
 //
 //	predecessor              successor
 //	offer               →                  when there are connections to hand over
 //	                    ←    go            when the successor can take them at once
 //	descriptors         →                  of a file with a transfer for each connection, one per line, followed by the
 //	                                       bytes that their pairs hold; and of the sockets, two for each
-//	                    ←    a digit for each: 1 if the successor takes it, 0 if not; and a full stop
+//	                    ←    a digit for each: 1 if the successor takes it, 0 if not; and a period
 //
 // After "go" the predecessor takes the pairs off their loops. It restores those that are not taken: all of them if no
 // answer comes. The answer decides: once it is sent, the successor forwards the pair's bytes, and before that it reads
@@ -166,7 +166,7 @@ func (s *Server) handOver(o *Offer, leaving func() map[*balance.State]time.Time)
 			logged = true
 			s.node.Log.WithFields(logrus.Fields{
 				"connections": h.taken, "staying": s.node.Budget.Connections.Load(),
-				"took": time.Since(began).Round(10 * time.Microsecond).String(), "longestPause": h.longest.Round(10 * time.Microsecond).String(),
+				"duration": time.Since(began).Round(10 * time.Microsecond).String(), "longestPause": h.longest.Round(10 * time.Microsecond).String(),
 			}).Info("Open connections handed over")
 		}
 		if h.taken > before {
@@ -205,7 +205,7 @@ func (h *handing) pass(l *forward.Loop) error {
 	for from := 0; ; {
 		more := false
 		await(l, func() {
-			from, more = l.PairsFrom(from, func(_ *forward.PairHere, owner forward.Owner) bool { return !h.passable(owner) })
+			from, more = l.PairsFrom(from, func(_ *forward.PairHere, owner forward.Owner) bool { return !h.canHandOver(owner) })
 		})
 		if !more {
 			return nil
@@ -220,7 +220,7 @@ func (h *handing) pass(l *forward.Loop) error {
 			size := 0
 			began = time.Now()
 			from, _ = l.PairsFrom(from, func(p *forward.PairHere, owner forward.Owner) bool {
-				if !h.passable(owner) {
+				if !h.canHandOver(owner) {
 					return true
 				}
 				if len(batch) == pairsAtOnce || size >= bytesAtOnce {
@@ -262,8 +262,8 @@ func (h *handing) pass(l *forward.Loop) error {
 	}
 }
 
-// passable reports whether a pair may be handed over now. Only its loop may call it.
-func (h *handing) passable(owner forward.Owner) bool {
+// canHandOver reports whether a pair may be handed over now. Only its loop may call it.
+func (h *handing) canHandOver(owner forward.Owner) bool {
 	c, is := owner.(*Conn)
 	return is && !h.stays[c] && c.Front.View().Cluster.Queued() == 0
 }
@@ -279,7 +279,7 @@ func (h *handing) ask() error {
 	}
 	text, _, err := receive(h.to)
 	if err == nil && text != wordGo {
-		err = fmt.Errorf("it said %q", text)
+		err = fmt.Errorf("unexpected reply %q from the successor", text)
 	}
 	return err
 }
@@ -358,9 +358,9 @@ func receive(from *net.UnixConn) (text string, fds []int, err error) {
 // Receive takes over the connections that a predecessor hands over, unless from is nil. With a keeper, it also
 // continues those of a process that crashed, and the keeper has copies of all connections from then on. Receive returns
 // at once.
-func (s *Server) Receive(from *Inherited, heir Heir) {
+func (s *Server) Receive(from *Inherited, receiver Receiver) {
 	if s.saving != nil {
-		s.saving.start(heir)
+		s.saving.start(receiver)
 	}
 	if from == nil {
 		return
@@ -368,22 +368,22 @@ func (s *Server) Receive(from *Inherited, heir Heir) {
 	s.handing.Go(func() {
 		defer from.conn.Close()
 		defer context.AfterFunc(s.ctx, func() { from.conn.Close() })()
-		for s.receiveBatch(from.conn, heir) == nil {
+		for s.receiveBatch(from.conn, receiver) == nil {
 		}
 	})
 }
 
-func (s *Server) receiveBatch(from *net.UnixConn, heir Heir) error {
+func (s *Server) receiveBatch(from *net.UnixConn, receiver Receiver) error {
 	_ = from.SetDeadline(time.Time{}) // fails only if it is closed
 	if _, fds, err := receive(from); err != nil {
 		return err
 	} else if fdpass.Close(fds); len(fds) > 0 {
-		return errors.New("descriptors came with an offer")
+		return errors.New("unexpected descriptors in an offer")
 	}
-	if err := heir.Begin(); err != nil {
+	if err := receiver.Begin(); err != nil {
 		return err
 	}
-	defer heir.End()
+	defer receiver.End()
 	_ = from.SetDeadline(time.Now().Add(answerTime))
 	if err := fdpass.Send(from, []byte(wordGo)); err != nil {
 		return err
@@ -392,7 +392,7 @@ func (s *Server) receiveBatch(from *net.UnixConn, heir Heir) error {
 	if err != nil {
 		return err
 	}
-	arrived, answer, err := s.arrive(fds, heir)
+	arrived, answer, err := s.arrive(fds, receiver)
 	if err == nil {
 		err = fdpass.Send(from, answer)
 	}
@@ -421,10 +421,10 @@ func (s *Server) proceed(c *held, n int) {
 }
 
 // arrive returns the accepted connections, and the answer that names them. It closes the descriptors of all others.
-func (s *Server) arrive(fds []int, heir Heir) (arrived []held, answer []byte, err error) {
+func (s *Server) arrive(fds []int, receiver Receiver) (arrived []held, answer []byte, err error) {
 	if len(fds) == 0 || len(fds)%2 == 0 {
 		fdpass.Close(fds)
-		return nil, nil, fmt.Errorf("%d descriptors came", len(fds))
+		return nil, nil, fmt.Errorf("received %d descriptors: must be an odd number", len(fds))
 	}
 	file := os.NewFile(uintptr(fds[0]), wordOffer)
 	defer file.Close()
@@ -448,7 +448,7 @@ func (s *Server) arrive(fds []int, heir Heir) (arrived []held, answer []byte, er
 			err = t.takeRests(rests)
 		}
 		if err == nil {
-			c, err = s.arriveOne(t, heir)
+			c, err = s.arriveOne(t, receiver)
 		}
 		if err != nil {
 			s.node.Log.WithError(err).Debug("A connection stays with the previous usher process")
@@ -471,7 +471,7 @@ func readTransfer(line []byte) (*transfer, error) {
 		return nil, err
 	}
 	if !t.Pair.Known() {
-		return nil, fmt.Errorf("this version does not know the end %q", t.Pair.Ending)
+		return nil, fmt.Errorf("unknown end %q", t.Pair.Ending)
 	}
 	return t, nil
 }
@@ -479,15 +479,15 @@ func readTransfer(line []byte) (*transfer, error) {
 // takeRests takes the pair's bytes from rests.
 func (t *transfer) takeRests(rests []byte) error {
 	if t.At < 0 || t.ForEndpoint < 0 || t.ForClient < 0 || t.At+t.ForEndpoint+t.ForClient > len(rests) {
-		return errors.New("what it holds is missing")
+		return errors.New("buffered bytes are missing")
 	}
 	t.Pair.ToEndpoint.Rest, t.Pair.ToClient.Rest = rests[t.At:][:t.ForEndpoint], rests[t.At+t.ForEndpoint:][:t.ForClient]
 	return nil
 }
 
 // arriveOne returns the connection that a transfer describes. It registers the connection and counts it at its endpoint.
-func (s *Server) arriveOne(t *transfer, heir Heir) (*held, error) {
-	front, endpoint := heir.Find(t.Port, t.Record.To, &config.Endpoint{Addr: t.Endpoint, Pod: t.Pod, Node: t.Node}, t.Left)
+func (s *Server) arriveOne(t *transfer, receiver Receiver) (*held, error) {
+	front, endpoint := receiver.Find(t.Port, t.Record.To, &config.Endpoint{Addr: t.Endpoint, Pod: t.Pod, Node: t.Node}, t.Left)
 	if front == nil {
 		return nil, fmt.Errorf("%s is not served here", t.Port)
 	}

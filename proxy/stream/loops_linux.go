@@ -57,7 +57,7 @@ func (ls *loops) start(s *Server) error {
 // giveUp cancels the attempts to connect, and resets the connections that have an endpoint.
 func (ls *loops) giveUp() {
 	for _, l := range ls.list {
-		_ = l.Do(l.CancelDials) // fails if the loop has ended, and has no attempts
+		_ = l.Do(l.CancelDials) // fails only if the loop has ended; it then has no attempts
 		_ = l.Do(func() { l.EachPair(func(p *forward.PairHere, _ forward.Owner) { p.Break() }) })
 	}
 }

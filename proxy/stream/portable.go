@@ -28,8 +28,8 @@ func (a *acceptor) servePortable(conn forward.Conn, from netip.AddrPort) {
 		return
 	}
 	g := &goroutine{Conn: c}
-	g.introduce = func() outcome.Result {
-		n, r := c.introduced(client.await(a.server.ctx, headerTimeout, proxyproto.Complete))
+	g.setProxiedClient = func() outcome.Result {
+		n, r := c.readHeader(client.await(a.server.ctx, headerTimeout, proxyproto.Complete))
 		client.kept = client.kept[n:]
 		return r
 	}
@@ -68,7 +68,7 @@ func keepaliveConfig(idle time.Duration) net.KeepAliveConfig {
 	return net.KeepAliveConfig{Enable: true, Idle: idle, Interval: keepaliveInterval, Count: keepaliveProbes}
 }
 
-// Unconfirmed is a connection that may turn out, after it was made, to have no endpoint at its other end.
+// Unconfirmed is a connection whose endpoint may turn out not to exist.
 type Unconfirmed interface {
 	forward.Conn
 	// Confirm waits for a short time until the endpoint's existence is certain enough. It returns an error if nothing
@@ -91,7 +91,7 @@ const maxOffered = 64 << 10
 func (k *keptClient) originalDst() (netip.AddrPort, error) { return kernel.OriginalDst(k) }
 
 // await reads from the client until enough returns true for all bytes read, or maxAwaited is reached. Its errors are
-// those of forward.Loop.Await.
+// those of forward.Loop.AwaitHeader.
 func (k *keptClient) await(ctx context.Context, timeout time.Duration, enough func([]byte) bool) ([]byte, error) {
 	_ = k.SetReadDeadline(time.Now().Add(timeout)) // fails only if the client's socket is closed
 	stop := context.AfterFunc(ctx, func() { _ = k.SetReadDeadline(time.Unix(1, 0)) })
@@ -118,7 +118,7 @@ func (k *keptClient) await(ctx context.Context, timeout time.Duration, enough fu
 	return k.kept, nil
 }
 
-// maxAwaited equals the bytes that a loop reads from a client without an endpoint.
+// maxAwaited is the maximum number of bytes that await reads, the same as in a loop.
 const maxAwaited = 4 << 10
 
 // offerTo sends the header and the client's bytes to endpoint until that is confirmed. It returns the forwarder for the
@@ -172,8 +172,8 @@ func (k *keptClient) offer(to forward.Conn, header []byte) (withdraw func()) {
 	}
 }
 
-// send returns when reading from the client must stop. It keeps the bytes that to does not accept; if the connection to
-// the endpoint is lost, reading from to returns the error.
+// send returns when reading from the client must stop. It keeps all bytes that it reads, for the next endpoint. If the
+// endpoint is lost, the forwarder gets the error when it reads.
 func (k *keptClient) send(to forward.Conn, header []byte) {
 	first := k.kept
 	if len(header) > 0 {
@@ -198,7 +198,7 @@ func (k *keptClient) send(to forward.Conn, header []byte) {
 		}
 	}
 	if k.ended {
-		_ = to.CloseWrite() // as with Write
+		_ = to.CloseWrite() // the forwarder sees a lost connection when it reads
 	}
 }
 

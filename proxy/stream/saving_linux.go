@@ -30,7 +30,7 @@ import (
 // keeper. It continues the pairs that lost no byte, and resets the others. Package fdstore has the protocol.
 //
 // Inherited pairs note their state in the memory of the process that crashed, until this process has saved them itself.
-// The first part of an area is not a slot: it holds the last number of a client.
+// The first entry of an area is a header with the last client number.
 const (
 	// savedAge is the age at which a connection is saved, so that short connections cost nothing.
 	savedAge = time.Second
@@ -47,10 +47,10 @@ const (
 // saving keeps copies of open connections with the keeper.
 type saving struct {
 	*Server
-	to   *net.UnixConn
-	heir Heir
-	own  *area // of this process
-	full bool  // the limit of saved connections has been logged
+	to       *net.UnixConn
+	receiver Receiver
+	own      *area // of this process
+	full     bool  // the limit of saved connections has been logged
 	// restored and reset count the connections of a process that crashed, until all have arrived.
 	restored, reset int
 
@@ -100,8 +100,8 @@ func (s *Server) inheritSaving(file *os.File) *saving {
 }
 
 // start saves connections from now on, and continues those of a process that crashed.
-func (v *saving) start(heir Heir) {
-	v.heir = heir
+func (v *saving) start(receiver Receiver) {
+	v.receiver = receiver
 	inherits := len(v.areas) > 0
 	_ = v.to.SetDeadline(time.Time{}) // fails only if it is closed
 	v.handing.Go(func() {
@@ -140,7 +140,7 @@ func (v *saving) receive() error {
 		if err := v.inherit(id, fds[0]); err != nil {
 			return err
 		}
-		if v.heir == nil {
+		if v.receiver == nil {
 			return nil // start requests more
 		}
 	case word == fdstore.WordSave && from != nil && len(fds)%2 == 0:
@@ -225,7 +225,7 @@ func (v *saving) take() (number int, ok bool) {
 	return a.used, true
 }
 
-// over returns a function to call when the connection in a slot has ended.
+// over counts a saved connection, and returns a function to call when it has ended.
 func (v *saving) over(a *area, number int) func() {
 	v.saved.Add(1)
 	return func() {
@@ -307,7 +307,7 @@ func (v *saving) saveOf(l *forward.Loop) (err error) {
 			b := v.newBatch()
 			from, more = l.PairsFrom(from, func(p *forward.PairHere, owner forward.Owner) bool {
 				c, is := owner.(*Conn)
-				if !is || p.IsSaved() || time.Since(c.Began) < savedAge {
+				if !is || p.IsSaved() || time.Since(c.Start) < savedAge {
 					return true
 				}
 				if len(b.pairs) == fdstore.SavedAtOnce {
@@ -402,13 +402,13 @@ func (b *batch) send() error {
 
 // restore continues the connections that lines describe, in slots of a, with copies of their sockets.
 func (v *saving) restore(a *area, lines string, fds []int) {
-	if err := v.heir.Begin(); err != nil { // this process ends, so they are reset
+	if err := v.receiver.Begin(); err != nil { // this process ends, so they are reset
 		for _, fd := range fds {
 			forward.Reset(forward.Socket(fd))
 		}
 		return
 	}
-	defer v.heir.End()
+	defer v.receiver.End()
 	var dropped []int
 	for line := range strings.Lines(lines) {
 		if len(fds) < 2 {
@@ -472,7 +472,7 @@ func (v *saving) readmit(a *area, saved *forward.Saved, text []byte) (*held, err
 	if err := v.loops.start(v.Server); err != nil { // unless they run already
 		return nil, err
 	}
-	c, err := v.arriveOne(t, v.heir)
+	c, err := v.arriveOne(t, v.receiver)
 	if err != nil {
 		return nil, err
 	}

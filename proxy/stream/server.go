@@ -22,7 +22,7 @@ type Options struct {
 	Keepalive time.Duration
 	// SCTP selects whether SCTP Services are served.
 	SCTP SCTPMode
-	// Dial, if not nil, connects to TCP endpoints in place of the kernel, which costs two goroutines per connection. It
+	// Dial, if not nil, connects to TCP endpoints in place of the kernel. It costs two goroutines per connection. It
 	// returns when ctx ends. Its connection may be an [Unconfirmed]. An error whose method Futile returns true means
 	// that the Service's other endpoints are unreachable too.
 	Dial func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)
@@ -115,9 +115,10 @@ const (
 	keepaliveInterval = 30 * time.Second
 )
 
-// Heir finds the front ends and endpoints for connections of a predecessor.
-type Heir interface {
-	// Begin waits until connections can be accepted at once. After an error they never can. End must follow.
+// Receiver finds the front ends and endpoints for connections of a predecessor.
+type Receiver interface {
+	// Begin waits until connections can be accepted. If it returns nil, End must follow. After an error, none can be
+	// accepted.
 	Begin() error
 	End()
 	// Find returns the front end and the endpoint for a connection of a service port to vip, or nil if there is no such

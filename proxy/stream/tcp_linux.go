@@ -172,14 +172,14 @@ func (e *acceptHandler) accepted(socket forward.Socket, from netip.AddrPort) {
 	}
 }
 
-// muchMore is the number of additional connections that a loop must have before another loop gets the next client: the
+// minDifference is the number of additional connections that a loop must have before another loop gets the next client: the
 // transfer costs a wake-up.
-const muchMore = 16
+const minDifference = 16
 
 // lessLoaded returns here, or a random other loop with clearly fewer pairs. It reads two counts, however many loops
 // there are.
 func (ls *loops) lessLoaded(here *forward.Loop) *forward.Loop {
-	if other := ls.list[rand.N(len(ls.list))]; other.Pairs() < here.Pairs()*3/4-muchMore {
+	if other := ls.list[rand.N(len(ls.list))]; other.Pairs() < here.Pairs()*3/4-minDifference {
 		return other
 	}
 	return here
@@ -221,8 +221,8 @@ func (w *waiting) originalDst() (netip.AddrPort, error) {
 
 // awaitHeader implements runner.
 func (w *waiting) awaitHeader() {
-	w.loop.Await(&w.Client, headerTimeout, proxyproto.Complete, func(failed error) {
-		n, r := w.introduced(w.First(), failed)
+	w.loop.AwaitHeader(&w.Client, headerTimeout, proxyproto.Complete, func(failed error) {
+		n, r := w.readHeader(w.First(), failed)
 		w.Skip(n)
 		w.enter(r, w)
 	})

@@ -75,7 +75,7 @@ type Inherited struct{}
 func (s *Server) Inherit(map[string]*os.File) *Inherited { return nil }
 
 // Receive is never called.
-func (s *Server) Receive(*Inherited, Heir) {}
+func (s *Server) Receive(*Inherited, Receiver) {}
 
 // saving exists on Linux only.
 type saving struct{}

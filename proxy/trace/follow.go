@@ -36,7 +36,7 @@ func (f *Follower) Run(ctx context.Context, each func(e *Event, missed int64), p
 		if err != nil {
 			break
 		}
-		if f.tell(events[:n], each); n == batch || f.reader.looked == mostLooked {
+		if f.notify(events[:n], each); n == batch || f.reader.looked == mostLooked {
 			continue
 		}
 		paused()
@@ -50,12 +50,12 @@ func (f *Follower) Run(ctx context.Context, each func(e *Event, missed int64), p
 		if n == 0 && f.reader.looked == 0 {
 			break
 		}
-		f.tell(events[:n], each)
+		f.notify(events[:n], each)
 	}
 	paused()
 }
 
-func (f *Follower) tell(events []Event, each func(e *Event, missed int64)) {
+func (f *Follower) notify(events []Event, each func(e *Event, missed int64)) {
 	for i := range events {
 		e := &events[i]
 		missed := int64(e.Ended - f.ended - 1)

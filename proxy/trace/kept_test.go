@@ -32,17 +32,17 @@ func goes(log *trace.Log, id uint64, c gone) {
 	if at.IsZero() {
 		at = time.Now()
 	}
-	r := &conn.Record{ID: id, Began: at.Add(-time.Second), Port: slowPort(log)}
+	r := &conn.Record{ID: id, Start: at.Add(-time.Second), Port: slowPort(log)}
 	r.Port.ID = config.PortID{Namespace: "default", Service: c.service}
 	r.Accepted()
 	for range c.refused {
-		r.Attempted(r.Began, conn.Attempt{Endpoint: endpoint, Result: conn.Refused, Err: "connection refused"})
+		r.Attempted(r.Start, conn.Attempt{Endpoint: endpoint, Result: conn.Refused, Err: "connection refused"})
 	}
 	var to netip.AddrPort
 	if c.end.Fault() == outcome.FaultNone {
 		to = endpoint
-		r.Attempted(r.Began, conn.Attempt{Endpoint: to})
-		r.EndpointFirstByte(r.Began.Add(c.wait))
+		r.Attempted(r.Start, conn.Attempt{Endpoint: to})
+		r.EndpointFirstByte(r.Start.Add(c.wait))
 	}
 	r.Closed(at, outcome.Result{Outcome: c.end}, to)
 }
@@ -68,7 +68,7 @@ var _ = Describe("what is kept besides the steps", func() {
 	It("does not take for slow who waits before asking", func() {
 		began := time.Now().Add(-time.Minute)
 		log := trace.NewLog(50)
-		life := &conn.Record{ID: 1, Began: began, Port: slowPort(log)}
+		life := &conn.Record{ID: 1, Start: began, Port: slowPort(log)}
 		life.Attempted(began.Add(30*time.Millisecond), conn.Attempt{Duration: 20 * time.Millisecond, Endpoint: endpoint})
 		life.ClientFirstByte(began.Add(10 * time.Second))
 		Expect(life.FirstByte()).To(BeZero())
@@ -76,7 +76,7 @@ var _ = Describe("what is kept besides the steps", func() {
 		life.EndpointFirstByte(began.Add(10*time.Second + 50*time.Millisecond))
 		Expect(life.FirstByte()).To(Equal(80 * time.Millisecond))
 
-		spoken := &conn.Record{Began: began, Port: slowPort(log)}
+		spoken := &conn.Record{Start: began, Port: slowPort(log)}
 		spoken.Attempted(began, conn.Attempt{Endpoint: endpoint})
 		spoken.EndpointFirstByte(began.Add(time.Second))
 		spoken.ClientFirstByte(began.Add(2 * time.Second))
@@ -86,11 +86,11 @@ var _ = Describe("what is kept besides the steps", func() {
 	It("does not take for slow a UDP session that nobody answers, nor one of which a predecessor knows how long it took", func() {
 		began := time.Now().Add(-time.Minute)
 		log := trace.NewLog(50)
-		silent := &conn.Record{Began: began, Port: &conn.Port{Slow: 200 * time.Millisecond, Protocol: config.UDP, Observers: []conn.Observer{log}}}
+		silent := &conn.Record{Start: began, Port: &conn.Port{Slow: 200 * time.Millisecond, Protocol: config.UDP, Observers: []conn.Observer{log}}}
 		Expect(silent.Flags(time.Minute, outcome.Idle)).To(BeZero())
 		silent.EndpointFirstByte(began.Add(time.Second))
 		Expect(silent.Flags(time.Minute, outcome.Idle)).To(Equal(conn.Slow))
-		adopted := &conn.Record{Began: began, Port: &conn.Port{Slow: 200 * time.Millisecond, Protocol: config.UDP, Observers: []conn.Observer{log}}}
+		adopted := &conn.Record{Start: began, Port: &conn.Port{Slow: 200 * time.Millisecond, Protocol: config.UDP, Observers: []conn.Observer{log}}}
 		adopted.Adopted(began, endpoint, "")
 		Expect(adopted.Flags(time.Minute, outcome.Idle)).To(BeZero())
 		Expect(adopted.FirstByte()).To(BeZero())

@@ -27,7 +27,7 @@ func BenchmarkConnection(b *testing.B) {
 	b.RunParallel(func(pb *testing.PB) {
 		for i := uint64(0); pb.Next(); i++ {
 			now := time.Now()
-			c := &conn.Record{ID: i, Port: of, From: client, Began: now}
+			c := &conn.Record{ID: i, Port: of, From: client, Start: now}
 			c.Accepted()
 			c.Attempted(now, conn.Attempt{Endpoint: endpoint, Pod: "default/web-1", Reason: balance.ByTurn, Duration: time.Millisecond})
 			c.Closed(now, outcome.Result{Outcome: outcome.ClientClosed, ToEndpoint: 70, ToClient: 200}, endpoint)
@@ -49,7 +49,7 @@ var _ = Describe("the life of a connection", func() {
 		c := record(log, id)
 		c.Accepted()
 		for i := range failed {
-			c.Attempted(c.Began.Add(time.Duration(i+1)*time.Second), conn.Attempt{Duration: time.Second, Result: conn.Refused, Err: "connection refused"})
+			c.Attempted(c.Start.Add(time.Duration(i+1)*time.Second), conn.Attempt{Duration: time.Second, Result: conn.Refused, Err: "connection refused"})
 		}
 		return c
 	}
@@ -59,13 +59,13 @@ var _ = Describe("the life of a connection", func() {
 		life := begin(1, 2)
 		_, ok := life.Established()
 		Expect(ok).To(BeFalse())
-		life.Attempted(life.Began.Add(3*time.Second), conn.Attempt{Duration: time.Second, Endpoint: endpoint})
+		life.Attempted(life.Start.Add(3*time.Second), conn.Attempt{Duration: time.Second, Endpoint: endpoint})
 		chosen, ok := life.Established()
 		Expect(ok).To(BeTrue())
 		Expect(chosen.Endpoint).To(Equal(endpoint))
 		var began []time.Duration
 		for _, t := range life.Attempts() {
-			began = append(began, t.Began)
+			began = append(began, t.Start)
 		}
 		Expect(began).To(Equal([]time.Duration{0, time.Second, 2 * time.Second}))
 		Expect(life.Tries()).To(Equal(3))

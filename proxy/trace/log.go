@@ -130,7 +130,7 @@ func (l *Log) Observe(c *conn.Record, s conn.Step) {
 		l.kept.add(r, s.Ending)
 	}
 	if l.more.Load() != nil {
-		l.tell()
+		l.notify()
 	}
 }
 
@@ -143,15 +143,15 @@ func (l *Log) Change(e *Event) {
 	e.Seq = l.seq.Add(1)
 	l.changes.add(e)
 	l.changing.Unlock()
-	l.tell()
+	l.notify()
 }
 
 var nobody Subject
 
 func (e *Event) number() uint64 { return e.Seq }
 
-// tell wakes the readers that wait for an event.
-func (l *Log) tell() {
+// notify wakes the readers that wait for an event.
+func (l *Log) notify() {
 	if more := l.more.Load(); more != nil && l.more.CompareAndSwap(more, nil) {
 		close(*more)
 	}

@@ -36,7 +36,7 @@ func port(log *trace.Log) *conn.Port {
 
 // record returns the record of a connection that logs to log.
 func record(log *trace.Log, id uint64) *conn.Record {
-	return &conn.Record{ID: id, Port: port(log), From: client, Began: time.Now()}
+	return &conn.Record{ID: id, Port: port(log), From: client, Start: time.Now()}
 }
 
 // step adds a step of a connection.

@@ -138,7 +138,7 @@ var _ = Describe("an API server that is in trouble", func() {
 				Eventually(func() (answer, error) { return health(n, "/healthz") }).WithTimeout(soon).Should(
 					And(code(200), HaveField("Body", MatchRegexp(`(?s)"connected": *false.*"error": *"server-error"`)))) // not the error's text: the endpoint is public
 				Eventually(func() string { return string(n.usher.Err.Contents()) }).WithTimeout(soon).Should(
-					MatchRegexp("API server unreachable; serving last known state.*" + says))
+					MatchRegexp("No updates from the API server; serving last known state.*" + says))
 				Expect(get(n.node, adminURL+"/metrics")).To(HaveField("Body", MatchRegexp(`rest_client_requests_total\{code="50[03]"`)))
 			}
 			Expect(health(n, "/livez")).To(code(200))

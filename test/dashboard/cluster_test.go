@@ -188,7 +188,7 @@ var _ = Describe("the page of a cluster", func() {
 		}{
 			{421, "GET", "api/v1/cluster/nodes", []string{"Host", "evil.example"}},
 			{403, "GET", "api/v1/cluster/nodes", []string{"Sec-Fetch-Site", "cross-site"}},
-			{403, "POST", "nodes/laptop/demo/mend", nil}, // without the header that only the page sends
+			{403, "POST", "nodes/laptop/demo/repair", nil}, // without the header that only the page sends
 			{405, "POST", "nodes/laptop/api/v1/status", nil},
 			{404, "GET", "nodes/laptop/metrics", nil},
 			{404, "GET", "nodes/nobody/api/v1/status", nil},

@@ -41,7 +41,7 @@ var _ = Describe("the line to usher", func() {
 })
 
 var _ = Describe("usher demo", func() {
-	It("has endpoints that can be broken and mended from the page", func() {
+	It("has endpoints that can be broken and repaired from the page", func() {
 		u := demo()
 		p := open(u.url)
 		choose := func(fault string) {
@@ -54,9 +54,9 @@ var _ = Describe("usher demo", func() {
 		}
 		eventually(func() int { return p.count("select[aria-label='Break web-1']") }).Should(Equal(1))
 		choose("refuse")
-		eventually(func() int { return p.count("button[aria-label='Mend web-1']:not(:disabled)") }).Should(Equal(1))
-		p.click("button[aria-label='Mend web-1']")
-		eventually(func() int { return p.count("button[aria-label='Mend web-1']:disabled") }).Should(Equal(1))
+		eventually(func() int { return p.count("button[aria-label='Repair web-1']:not(:disabled)") }).Should(Equal(1))
+		p.click("button[aria-label='Repair web-1']")
+		eventually(func() int { return p.count("button[aria-label='Repair web-1']:disabled") }).Should(Equal(1))
 	})
 
 	It("is the only usher with such buttons", func() {

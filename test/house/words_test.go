@@ -30,7 +30,7 @@ const (
 	places
 )
 
-// listed are the words that are counted. Identifiers are split into words: tellReady is "tell ready".
+// listed are the words that are counted. Identifiers are split into words: startTime is "start time".
 var listed = []word{
 	{"tell", re(`tell|tells|told|telling`), all},
 	{"who", re(`who`), countWho},

@@ -82,7 +82,7 @@ func groupsOf(flags *pflag.FlagSet) (groups []group) {
 // block prints a flag in one line, and its description below: some names and descriptions
 // are long.
 func block(f *pflag.Flag) string {
-	head, text := told(f)
+	head, text := usageParts(f)
 	if text == "" { // it is hidden
 		return ""
 	}
@@ -91,9 +91,9 @@ func block(f *pflag.Flag) string {
 	return "  " + head + indent + strings.ReplaceAll(text, "\n", indent) + "\n"
 }
 
-// told returns the parts of a flag's usage as pflag prints it: its names with the type of
+// usageParts returns the parts of a flag's usage as pflag prints it: its names with the type of
 // its value, and its description. Both are empty for a hidden flag.
-func told(f *pflag.Flag) (head, text string) {
+func usageParts(f *pflag.Flag) (head, text string) {
 	one := pflag.NewFlagSet("", pflag.ContinueOnError)
 	one.AddFlag(f)
 	head, text, _ = strings.Cut(strings.TrimLeft(one.FlagUsages(), " "), "   ")

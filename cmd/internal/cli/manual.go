@@ -40,7 +40,7 @@ func ManualPage(cmd *cobra.Command, source, date string) (name, text string) {
 				fmt.Fprintf(&b, ".SS %s\n", quote(g.name))
 			}
 			for _, f := range g.flags {
-				if head, text := told(f); text != "" {
+				if head, text := usageParts(f); text != "" {
 					fmt.Fprintf(&b, ".TP\n.B %s\n%s\n", escape(head), escape(text))
 				}
 			}

@@ -179,10 +179,10 @@ func dropSeverity(clients string) Severity {
 	return Failing
 }
 
-// flaps is the number of quarantines from which an endpoint is reported. Within lately, it is more than a note.
+// flaps is the number of quarantines from which an endpoint is reported. Within recentPeriod, it is more than a note.
 const (
-	flaps  = 3
-	lately = 10 * time.Minute
+	flaps        = 3
+	recentPeriod = 10 * time.Minute
 )
 
 func quarantine(ctx context.Context, s *subject) (all []Finding) {
@@ -222,7 +222,7 @@ func quarantine(ctx context.Context, s *subject) (all []Finding) {
 					e.Quarantine.Count() + again, remedyFor(e.Quarantine.Cause, p.name)})
 			case n >= flaps:
 				severity := Warning
-				if s.status.Now.Sub(last[key]) > lately {
+				if s.status.Now.Sub(last[key]) > recentPeriod {
 					severity = Note
 				}
 				all = append(all, Finding{"", severity, p.object, endpointName(e) + " is unstable", strings.TrimPrefix(again, "; ") + ", it went into quarantine and recovered",
@@ -260,10 +260,10 @@ const failedTimes, failedPercent = 2, 2
 
 // failing reports whether an endpoint has enough recent failures to be reported. Earlier failures do not count.
 func failing(e *api.Endpoint) bool {
-	return e.State == api.EndpointOutlier || e.FailedLately >= failedTimes && 100*e.FailedLately >= failedPercent*(connectedLately(e)+e.FailedLately)
+	return e.State == api.EndpointOutlier || e.FailedRecently >= failedTimes && 100*e.FailedRecently >= failedPercent*(connectedRecently(e)+e.FailedRecently)
 }
 
-func connectedLately(e *api.Endpoint) int64 {
+func connectedRecently(e *api.Endpoint) int64 {
 	if e.Latency == nil {
 		return 0
 	}
@@ -285,7 +285,7 @@ func breaks(_ context.Context, s *subject) (all []Finding) {
 				wrong = endpointName(e) + " is an outlier: it accepts connections, but resets most of them"
 			}
 			all = append(all, Finding{"", Warning, p.object, wrong, fmt.Sprintf("in the last minutes: connected %d times, %d failed attempts and connections; since usher started: %d and %d; over all endpoints, %d connections were reset, %d ended without a response",
-				connectedLately(e), e.FailedLately, e.Connected, e.Failed, p.port.Ends[outcome.EndpointReset.String()], p.port.Ends[outcome.NoResponse.String()]),
+				connectedRecently(e), e.FailedRecently, e.Connected, e.Failed, p.port.Ends[outcome.EndpointReset.String()], p.port.Ends[outcome.NoResponse.String()]),
 				"usher get connections " + p.name + " --state=ended --endpoint " + e.Address + "; then the Pod's log"})
 		}
 	})
@@ -330,10 +330,10 @@ func slow(_ context.Context, s *subject) (all []Finding) {
 // hangs describes which clients get no response from an unresponsive endpoint.
 func hangs(p place, e *api.Endpoint) Finding {
 	wrong := endpointName(e) + " accepts connections but never responds"
-	known := fmt.Sprintf("in the last minutes it had %s and sent no byte, while other endpoints of this port did", show.Plural(int(connectedLately(e)), "client"))
+	known := fmt.Sprintf("in the last minutes it had %s and sent no byte, while other endpoints of this port did", show.Plural(int(connectedRecently(e)), "client"))
 	if e.Latency == nil || e.Latency.FirstByteP99Ms > 0 {
 		wrong = endpointName(e) + " leaves far more clients without a response than other endpoints of its port"
-		known = fmt.Sprintf("in the last minutes, %s left without a byte, of %d that connected", show.Plural(int(e.NoResponseLately), "client"), connectedLately(e))
+		known = fmt.Sprintf("in the last minutes, %s left without a byte, of %d that connected", show.Plural(int(e.NoResponseRecently), "client"), connectedRecently(e))
 	}
 	return Finding{"", Warning, p.object, wrong, known,
 		"check the process: the kernel accepts connections even if it hangs; usher get connections " + p.name + " --state=all --endpoint=" + e.Address}

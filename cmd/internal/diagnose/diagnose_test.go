@@ -193,7 +193,7 @@ var _ = Describe("what is slow", func() {
 
 		some := of(api.EndpointUnresponsive)
 		e := &some.services[0].Details[0].Endpoints[0]
-		e.Latency.Clients, e.Latency.FirstByteP99Ms, e.NoResponseLately = 100, 10, 50
+		e.Latency.Clients, e.Latency.FirstByteP99Ms, e.NoResponseRecently = 100, 10, 50
 		Expect(slow(GinkgoT().Context(), some)).To(ConsistOf(And(HaveField("Severity", Warning), HaveField("Wrong", HavePrefix("10.0.0.1:80 leaves far more clients without a response")),
 			HaveField("Known", ContainSubstring("50 clients left without a byte, of 100 that connected")))))
 	})
@@ -260,13 +260,13 @@ var _ = Describe("an endpoint that has failed", func() {
 		Expect(now).To(HaveLen(1))
 		Expect(now[0]).To(And(HaveField("Severity", Warning), HaveField("Wrong", HavePrefix(address)), HaveField("Known", ContainSubstring("in the last minutes"))))
 	},
-		Entry(nil, api.Endpoint{Connected: 1e6, Failed: 2, FailedLately: 2, Latency: &api.Latency{Clients: 98}}),
-		Entry("without any that was connected", api.Endpoint{Connected: 1e6, Failed: 2, FailedLately: 2}),
+		Entry(nil, api.Endpoint{Connected: 1e6, Failed: 2, FailedRecently: 2, Latency: &api.Latency{Clients: 98}}),
+		Entry("without any that was connected", api.Endpoint{Connected: 1e6, Failed: 2, FailedRecently: 2}),
 		Entry("and gets too few connections to tell a share", api.Endpoint{State: api.EndpointOutlier, Connected: 9, Failed: 9}),
 	)
 
 	It("is none if that is rare", func() {
-		for _, e := range []api.Endpoint{{FailedLately: 1}, {FailedLately: 2, Latency: &api.Latency{Clients: 99}}} {
+		for _, e := range []api.Endpoint{{FailedRecently: 1}, {FailedRecently: 2, Latency: &api.Latency{Clients: 99}}} {
 			now, before := found(e)
 			Expect(now).To(BeEmpty())
 			Expect(before).To(HaveLen(1))

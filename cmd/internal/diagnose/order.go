@@ -41,9 +41,9 @@ func (s *subject) hurt(f Finding, refused map[string]int64) (clients int64) {
 				continue
 			}
 			ofEndpoint = true
-			clients += e.FailedLately + e.NoResponseLately
+			clients += e.FailedRecently + e.NoResponseRecently
 			if e.State == api.EndpointUnresponsive && e.Latency != nil && e.Latency.FirstByteP99Ms == 0 {
-				clients += max(0, connectedLately(e)-e.NoResponseLately) // clients that are still waiting
+				clients += max(0, connectedRecently(e)-e.NoResponseRecently) // clients that are still waiting
 			}
 		}
 	})
@@ -53,10 +53,10 @@ func (s *subject) hurt(f Finding, refused map[string]int64) (clients int64) {
 	return clients
 }
 
-// refusedLately returns, for each Service, the number of recently failed clients for which there was no endpoint.
-func refusedLately(ctx context.Context, s *subject) map[string]int64 {
+// recentlyRefused returns, for each Service, the number of recently failed clients for which there was no endpoint.
+func recentlyRefused(ctx context.Context, s *subject) map[string]int64 {
 	refused := map[string]int64{}
-	for _, c := range s.failedLately(ctx) {
+	for _, c := range s.recentlyFailed(ctx) {
 		if c.Endpoint == "" {
 			refused[c.Service]++
 		}
@@ -64,9 +64,9 @@ func refusedLately(ctx context.Context, s *subject) map[string]int64 {
 	return refused
 }
 
-// failedLately returns the recently failed connections that are kept, the newest first.
-func (s *subject) failedLately(ctx context.Context) []api.Connection {
-	list, err := s.client.Connections(ctx, client.ConnectionQuery{State: "ended", Service: s.Service, Outcome: "failed", Last: lately, Max: mostPast})
+// recentlyFailed returns the recently failed connections that are kept, the newest first.
+func (s *subject) recentlyFailed(ctx context.Context) []api.Connection {
+	list, err := s.client.Connections(ctx, client.ConnectionQuery{State: "ended", Service: s.Service, Outcome: "failed", Last: recentPeriod, Max: mostPast})
 	if err != nil {
 		return nil
 	}
@@ -77,7 +77,7 @@ func (s *subject) failedLately(ctx context.Context) []api.Connection {
 func denied(ctx context.Context, s *subject) (all []Finding) {
 	clients := map[string][]string{}
 	times, last := map[string]int{}, map[string]time.Time{}
-	for _, c := range s.failedLately(ctx) {
+	for _, c := range s.recentlyFailed(ctx) {
 		if c.End != outcome.SourceDenied.String() {
 			continue
 		}

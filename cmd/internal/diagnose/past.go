@@ -30,7 +30,7 @@ func past(ctx context.Context, s *subject) (all []Finding) {
 	if err != nil {
 		return nil
 	}
-	told, empty := map[[2]string]bool{}, map[string]bool{}
+	reported, empty := map[[2]string]bool{}, map[string]bool{}
 	s.ports(func(p place) {
 		if usable(p.port) == 0 {
 			empty[p.name] = true
@@ -38,7 +38,7 @@ func past(ctx context.Context, s *subject) (all []Finding) {
 		for i := range p.port.Endpoints {
 			e := &p.port.Endpoints[i]
 			if failing(e) || e.Quarantine != nil {
-				told[[2]string{p.name, e.Address}] = true
+				reported[[2]string{p.name, e.Address}] = true
 			}
 		}
 	})
@@ -47,7 +47,7 @@ func past(ctx context.Context, s *subject) (all []Finding) {
 	for i := range list.Items { // the newest first
 		c := &list.Items[i]
 		for address, e := range events(c) {
-			if told[[2]string{c.Service, address}] || c.End == outcome.NoEndpoint.String() && empty[c.Service] {
+			if reported[[2]string{c.Service, address}] || c.End == outcome.NoEndpoint.String() && empty[c.Service] {
 				continue
 			}
 			if times[e]++; times[e] == 1 {

@@ -45,7 +45,7 @@ func Run(ctx context.Context, c *client.Client, o Options) (Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.atMost(checkTime))
 	defer cancel()
 	found := make([][]Found, len(checks))
-	refused := refusedLately(ctx, s)
+	refused := recentlyRefused(ctx, s)
 	var looking sync.WaitGroup
 	r := Result{Findings: []Found{}, Services: len(s.services), All: len(s.services), details: s.services}
 	if o.Service == "" {

@@ -23,13 +23,13 @@ func TestFleet(t *testing.T) {
 }
 
 var _ = Describe("what nodes tell of a Service", func() {
-	service := func(node, name string, state api.ServiceState, accepted int64, l *api.Latency) Told[api.Service] {
-		return Told[api.Service]{Node: node, Item: api.Service{Namespace: "shop", Name: name, State: state,
+	service := func(node, name string, state api.ServiceState, accepted int64, l *api.Latency) Reported[api.Service] {
+		return Reported[api.Service]{Node: node, Item: api.Service{Namespace: "shop", Name: name, State: state,
 			Totals: api.Totals{Accepted: accepted, Failed: 1}, Ends: map[string]int64{"closed": accepted}, Latency: l}}
 	}
 
 	It("is put together: the worst state and where, sums, and the longest latency", func() {
-		list := []Told[api.Service]{
+		list := []Reported[api.Service]{
 			service("a", "web", api.ServiceOK, 10, &api.Latency{Clients: 9, ConnectP50Ms: 1, ConnectP99Ms: 7, FirstByteP99Ms: 2}),
 			service("a", "cart", api.ServiceOK, 1, nil),
 			service("b", "web", api.ServiceDegraded, 20, nil),
@@ -55,7 +55,7 @@ var _ = Describe("what nodes tell of a Service", func() {
 	})
 
 	It("is a table with the nodes beside the state, or with one in front", func() {
-		list := []Told[api.Service]{service("a", "web", api.ServiceOK, 1, nil), service("b", "web", api.ServiceDown, 2, nil)}
+		list := []Reported[api.Service]{service("a", "web", api.ServiceOK, 1, nil), service("b", "web", api.ServiceDown, 2, nil)}
 		rows := Services(list)
 		columns := show.Shown(Columns(show.Services, true), rows, false)
 		Expect(show.Lines(columns, rows)[1]).To(MatchRegexp(`^shop +web +down on 1 of 2 +b +`))
@@ -75,12 +75,12 @@ var _ = Describe("what nodes tell of a Service", func() {
 
 var _ = Describe("what nodes tell of an endpoint", func() {
 	It("is put together by port, protocol and address, with the quarantine of where there is one", func() {
-		endpoint := func(node, port string, state api.EndpointState, q *api.Quarantine) Told[show.PortEndpoint] {
-			return Told[show.PortEndpoint]{Node: node, Item: show.PortEndpoint{Namespace: "shop", Service: "web", Port: port, Protocol: "TCP",
+		endpoint := func(node, port string, state api.EndpointState, q *api.Quarantine) Reported[show.PortEndpoint] {
+			return Reported[show.PortEndpoint]{Node: node, Item: show.PortEndpoint{Namespace: "shop", Service: "web", Port: port, Protocol: "TCP",
 				Endpoint: api.Endpoint{Address: "10.0.0.1:80", Node: "pods-node", State: state, Quarantine: q, Active: 1, Connected: 4, Failed: 2}}}
 		}
 		refused := &api.Quarantine{Cause: "connection refused"}
-		all := Endpoints([]Told[show.PortEndpoint]{endpoint("a", "http", api.EndpointReady, nil), endpoint("a", "admin", api.EndpointNotReady, nil),
+		all := Endpoints([]Reported[show.PortEndpoint]{endpoint("a", "http", api.EndpointReady, nil), endpoint("a", "admin", api.EndpointNotReady, nil),
 			endpoint("b", "http", api.EndpointQuarantined, refused), endpoint("b", "admin", api.EndpointNotReady, nil)})
 		Expect(all).To(HaveLen(2))
 		Expect(all[0].Item.Quarantine).To(Equal(refused))
@@ -101,8 +101,8 @@ var _ = Describe("what nodes tell of an endpoint", func() {
 
 var _ = Describe("a connection of a node", func() {
 	It("names it in JSON; without a cluster nothing is added", func() {
-		Expect(json.Marshal(Told[api.Missed]{Node: "a", Item: api.Missed{Missed: 3}})).To(BeEquivalentTo(`{"node":"a","missed":3}`))
-		Expect(json.Marshal(Told[api.Missed]{Item: api.Missed{Missed: 3}})).To(BeEquivalentTo(`{"missed":3}`))
+		Expect(json.Marshal(Reported[api.Missed]{Node: "a", Item: api.Missed{Missed: 3}})).To(BeEquivalentTo(`{"node":"a","missed":3}`))
+		Expect(json.Marshal(Reported[api.Missed]{Item: api.Missed{Missed: 3}})).To(BeEquivalentTo(`{"missed":3}`))
 	})
 
 	It("is sorted as usher sorts its own", func() {

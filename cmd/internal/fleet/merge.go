@@ -8,8 +8,8 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// Told is an item reported by the usher instance of a node, or merged from those of several nodes.
-type Told[T any] struct {
+// Reported is an item reported by the usher instance of a node, or merged from those of several nodes.
+type Reported[T any] struct {
 	Node string // "" for several
 	Item T
 	// Nodes is the state on each node, the worst first; empty unless the item was merged.
@@ -27,7 +27,7 @@ type OnNode struct {
 }
 
 // Worst returns the nodes with the worst state, or nil if all nodes have it.
-func (t Told[T]) Worst() (nodes []string) {
+func (t Reported[T]) Worst() (nodes []string) {
 	for _, n := range t.Nodes {
 		if n.State == t.Nodes[0].State {
 			nodes = append(nodes, n.Node)
@@ -41,7 +41,7 @@ func (t Told[T]) Worst() (nodes []string) {
 
 // Services merges the reports about each Service: the worst state with its details, the sums of counts, and the longest
 // latencies. The order is that of first occurrence.
-func Services(list []Told[api.Service]) []Told[api.Service] {
+func Services(list []Reported[api.Service]) []Reported[api.Service] {
 	return merge(list,
 		func(s api.Service) string { return s.Namespace + "/" + s.Name },
 		func(s api.Service) int { return s.State.Badness() },
@@ -67,7 +67,7 @@ func Services(list []Told[api.Service]) []Told[api.Service] {
 }
 
 // Endpoints merges the reports about each endpoint of a service port, as Services does.
-func Endpoints(list []Told[show.PortEndpoint]) []Told[show.PortEndpoint] {
+func Endpoints(list []Reported[show.PortEndpoint]) []Reported[show.PortEndpoint] {
 	return merge(list,
 		func(e show.PortEndpoint) string {
 			return e.Namespace + "/" + e.Service + ":" + e.Port + "/" + e.Protocol + "/" + e.Address
@@ -84,9 +84,9 @@ func Endpoints(list []Told[show.PortEndpoint]) []Told[show.PortEndpoint] {
 			sum.Limit += e.Limit
 			sum.Connected += e.Connected
 			sum.Failed += e.Failed
-			sum.FailedLately += e.FailedLately
+			sum.FailedRecently += e.FailedRecently
 			sum.NoResponse += e.NoResponse
-			sum.NoResponseLately += e.NoResponseLately
+			sum.NoResponseRecently += e.NoResponseRecently
 			sum.BytesToEndpoint += e.BytesToEndpoint
 			sum.BytesToClient += e.BytesToClient
 			sum.Latency = longest(sum.Latency, e.Latency)
@@ -94,8 +94,8 @@ func Endpoints(list []Told[show.PortEndpoint]) []Told[show.PortEndpoint] {
 }
 
 // merge merges items of the same key: add adds one to the worst of them, by rank.
-func merge[T any](list []Told[T], key func(T) string, rank func(T) int, on func(T) OnNode, add func(sum *T, item T)) (merged []Told[T]) {
-	same := map[string][]Told[T]{}
+func merge[T any](list []Reported[T], key func(T) string, rank func(T) int, on func(T) OnNode, add func(sum *T, item T)) (merged []Reported[T]) {
+	same := map[string][]Reported[T]{}
 	var keys []string
 	for _, t := range list {
 		k := key(t.Item)
@@ -106,8 +106,8 @@ func merge[T any](list []Told[T], key func(T) string, rank func(T) int, on func(
 	}
 	for _, k := range keys {
 		all := same[k]
-		slices.SortStableFunc(all, func(a, b Told[T]) int { return -cmp.Compare(rank(a.Item), rank(b.Item)) })
-		sum := Told[T]{Item: all[0].Item}
+		slices.SortStableFunc(all, func(a, b Reported[T]) int { return -cmp.Compare(rank(a.Item), rank(b.Item)) })
+		sum := Reported[T]{Item: all[0].Item}
 		for i, t := range all {
 			if i > 0 {
 				add(&sum.Item, t.Item)

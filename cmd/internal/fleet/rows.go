@@ -12,7 +12,7 @@ import (
 
 // MarshalJSON implements json.Marshaler: the item's fields, preceded by node, that of the reporting usher instance,
 // or nodes. An endpoint already has a node, its Pod's: the instance's node is usherNode then.
-func (t Told[T]) MarshalJSON() ([]byte, error) {
+func (t Reported[T]) MarshalJSON() ([]byte, error) {
 	item, err := json.Marshal(t.Item)
 	if err != nil || t.Node == "" && t.Nodes == nil {
 		return item, err
@@ -33,21 +33,21 @@ func (t Told[T]) MarshalJSON() ([]byte, error) {
 
 // Columns returns the columns of a table of reported items, given those for the items: it adds NODE, if there is any.
 // For merged items it adds the number of nodes with the item's state, and their names.
-func Columns[T any](columns []show.Column[T], together bool) []show.Column[Told[T]] {
-	node := show.Column[Told[T]]{Title: "NODE", Some: true, Cell: func(t Told[T]) string {
+func Columns[T any](columns []show.Column[T], together bool) []show.Column[Reported[T]] {
+	node := show.Column[Reported[T]]{Title: "NODE", Some: true, Cell: func(t Reported[T]) string {
 		if t.Node != "" {
 			return show.Clean(t.Node)
 		}
 		return cmp.Or(show.Few(t.Worst()), "-")
 	}}
-	var all []show.Column[Told[T]]
+	var all []show.Column[Reported[T]]
 	if !together {
 		all = append(all, node)
 	}
 	for _, c := range columns {
-		cell := func(t Told[T]) string { return c.Cell(t.Item) }
+		cell := func(t Reported[T]) string { return c.Cell(t.Item) }
 		if c.Title == "STATE" {
-			cell = func(t Told[T]) string {
+			cell = func(t Reported[T]) string {
 				if worst := len(t.Worst()); worst > 0 {
 					return fmt.Sprintf("%s on %d of %d", c.Cell(t.Item), worst, len(t.Nodes))
 				}
@@ -57,7 +57,7 @@ func Columns[T any](columns []show.Column[T], together bool) []show.Column[Told[
 		if c.Title == "NODE" { // the node of an endpoint's Pod
 			c.Title = "POD'S NODE"
 		}
-		all = append(all, show.Column[Told[T]]{Title: c.Title, Cell: cell, Right: c.Right, Wide: c.Wide, Some: c.Some, Rank: c.Rank, Least: c.Least, Text: c.Text})
+		all = append(all, show.Column[Reported[T]]{Title: c.Title, Cell: cell, Right: c.Right, Wide: c.Wide, Some: c.Some, Rank: c.Rank, Least: c.Least, Text: c.Text})
 		if together && c.Title == "STATE" {
 			all = append(all, node)
 		}

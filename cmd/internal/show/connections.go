@@ -44,11 +44,11 @@ var Connections = []Column[api.Connection]{
 
 // Reaches describes how far back a list of connections reaches.
 func Reaches(r api.Reaches, now time.Time) string {
-	ago := func(t time.Time) string { return Seconds(now.Sub(t).Seconds()) + " ago" }
+	last := func(t time.Time) string { return Seconds(now.Sub(t).Seconds()) }
 	if r.Amiss.Before(r.All) {
-		return fmt.Sprintf("Ended connections since %s; failed, retried and slow ones since %s.", ago(r.All), ago(r.Amiss))
+		return fmt.Sprintf("Ended connections of the last %s; failed, retried, slow and unanswered ones of the last %s.", last(r.All), last(r.Amiss))
 	}
-	return fmt.Sprintf("Ended connections since %s.", ago(r.All))
+	return fmt.Sprintf("Ended connections of the last %s.", last(r.All))
 }
 
 // ConnectionState returns the state of a connection, or how it ended.

@@ -37,9 +37,9 @@ var retried = api.Connection{
 	State: api.Ended, Accepted: time.Date(2026, 11, 21, 13, 5, 0, 123e6, time.Local), Endpoint: "10.1.0.8:80", Pod: "default/web-2",
 	ConnectMs: 500, DurationMs: 1500, BytesToEndpoint: 73, BytesToClient: 131, End: "endpoint-closed",
 	Attempts: []api.Attempt{
-		{Number: 1, Endpoint: "10.1.0.7:80", Pod: "default/web-1", Reason: "round robin", TookMs: 250, Result: "no-answer", Error: "no answer"},
-		{Number: 2, Endpoint: "10.1.0.9:80", Reason: "round robin", Skipped: 1, StartMs: 250, TookMs: 0.2, Result: "refused", Error: "connection refused"},
-		{Number: 3, Endpoint: "10.1.0.8:80", Pod: "default/web-2", Reason: "only one left", StartMs: 250.2, TookMs: 249.8, Result: "connected"},
+		{Number: 1, Endpoint: "10.1.0.7:80", Pod: "default/web-1", Reason: "round robin", DurationMs: 250, Result: "no-answer", Error: "no answer"},
+		{Number: 2, Endpoint: "10.1.0.9:80", Reason: "round robin", Skipped: 1, StartMs: 250, DurationMs: 0.2, Result: "refused", Error: "connection refused"},
+		{Number: 3, Endpoint: "10.1.0.8:80", Pod: "default/web-2", Reason: "only one left", StartMs: 250.2, DurationMs: 249.8, Result: "connected"},
 	},
 }
 
@@ -124,8 +124,8 @@ var _ = Describe("a table", func() {
 	It("says how far back connections are known, and where those reach farther with which something was amiss", func() {
 		now := time.Now()
 		Expect(show.Reaches(api.Reaches{All: now.Add(-12 * time.Second), Amiss: now.Add(-58 * time.Minute)}, now)).
-			To(Equal("Ended connections since 12s ago; failed, retried and slow ones since 58m0s ago."))
-		Expect(show.Reaches(api.Reaches{All: now.Add(-time.Minute), Amiss: now.Add(-time.Minute)}, now)).To(Equal("Ended connections since 1m0s ago."))
+			To(Equal("Ended connections of the last 12s; failed, retried, slow and unanswered ones of the last 58m0s."))
+		Expect(show.Reaches(api.Reaches{All: now.Add(-time.Minute), Amiss: now.Add(-time.Minute)}, now)).To(Equal("Ended connections of the last 1m0s."))
 	})
 
 	It("tells connections", func() {

@@ -28,13 +28,13 @@ func Waterfall(c api.Connection, width int) []string {
 	room := max(10, min(width, 100)-len("   no answer after 0.00 ms "))
 	span := 0.0
 	for _, a := range c.Attempts {
-		span = max(span, a.StartMs+a.TookMs)
+		span = max(span, a.StartMs+a.DurationMs)
 	}
 	seen := ""
 	for _, a := range c.Attempts {
 		lines = append(lines,
 			fmt.Sprintf("%2d %s%s %s", a.Number, Clean(a.Endpoint), inFront(" ", Clean(a.Pod)), Quiet.Text("("+reason(a.Reason, a.Skipped)+")")),
-			"   "+attemptStyle(a).Text(bar(a.StartMs, a.TookMs, span, room))+" "+attemptStyle(a).Text(attemptOutcome(a)))
+			"   "+attemptStyle(a).Text(bar(a.StartMs, a.DurationMs, span, room))+" "+attemptStyle(a).Text(attemptOutcome(a)))
 		lines = append(lines, sees("   ", a.Sees, &seen)...)
 	}
 	return append(lines, "   "+Quiet.Text(scale(span, room)))
@@ -77,9 +77,9 @@ func attemptStyle(a api.Attempt) Style {
 // attemptOutcome describes how an attempt ended.
 func attemptOutcome(a api.Attempt) string {
 	if a.Error == "" {
-		return Clean(a.Result) + " in " + Milliseconds(a.TookMs)
+		return Clean(a.Result) + " in " + Milliseconds(a.DurationMs)
 	}
-	return Clean(a.Error) + " after " + Milliseconds(a.TookMs)
+	return Clean(a.Error) + " after " + Milliseconds(a.DurationMs)
 }
 
 // fate describes the result of a connection.

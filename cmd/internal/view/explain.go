@@ -74,11 +74,11 @@ func printExplanations(out io.Writer, output string, cluster bool, answers []fle
 	if !cluster && output != "" {
 		return cli.PrintObject(out, output, answers[0].Value)
 	}
-	var items []fleet.Told[api.Explanation]
+	var items []fleet.Reported[api.Explanation]
 	nodes := map[string][]string{}
 	var texts []string
 	for _, a := range answers {
-		items = append(items, fleet.Told[api.Explanation]{Node: a.From.Node, Item: a.Value})
+		items = append(items, fleet.Reported[api.Explanation]{Node: a.From.Node, Item: a.Value})
 		text := strings.Join(show.Explanation(a.Value), "\n")
 		if nodes[text] == nil {
 			texts = append(texts, text)

@@ -155,7 +155,7 @@ type kind[T any] struct {
 	service func(T) string // of the Service that it belongs to, "namespace/name"
 	// order sorts items of several usher instances; merge, if not nil, merges those of several nodes.
 	order func(a, b T) int
-	merge func([]fleet.Told[T]) []fleet.Told[T]
+	merge func([]fleet.Reported[T]) []fleet.Reported[T]
 	// name is the output of -o name; news is the text whose change -w prints; key identifies an
 	// item. Kinds without them do not have these flags.
 	name, news, key func(T) string
@@ -226,7 +226,7 @@ func (f *getFlags) printOutdated(out io.Writer) {
 func (k kind[T]) together(f *getFlags) bool { return f.asks.cluster() && k.merge != nil && !f.apart }
 
 // items returns the items that the command line selects. A fleet.SilentError concerns the other nodes only.
-func (k kind[T]) items(ctx context.Context, f *getFlags, ushers []fleet.Usher, names []string) (items []fleet.Told[T], err error) {
+func (k kind[T]) items(ctx context.Context, f *getFlags, ushers []fleet.Usher, names []string) (items []fleet.Reported[T], err error) {
 	answers, err := fleet.Answered(fleet.Ask(ctx, ushers, func(ctx context.Context, u fleet.Usher) ([]T, error) {
 		items, err := k.list(ctx, u, names)
 		if err != nil && (len(names) == 0 || !client.IsNotFound(err)) { // see known for a Service that does not exist
@@ -236,7 +236,7 @@ func (k kind[T]) items(ctx context.Context, f *getFlags, ushers []fleet.Usher, n
 	}))
 	for _, a := range answers {
 		for _, item := range a.Value {
-			items = append(items, fleet.Told[T]{Node: a.From.Node, Item: item})
+			items = append(items, fleet.Reported[T]{Node: a.From.Node, Item: item})
 		}
 	}
 	if !f.asks.cluster() {
@@ -245,14 +245,14 @@ func (k kind[T]) items(ctx context.Context, f *getFlags, ushers []fleet.Usher, n
 	if k.together(f) {
 		items = k.merge(items)
 	}
-	slices.SortStableFunc(items, func(a, b fleet.Told[T]) int { return k.order(a.Item, b.Item) })
+	slices.SortStableFunc(items, func(a, b fleet.Reported[T]) int { return k.order(a.Item, b.Item) })
 	return items, err
 }
 
 // known is items, but returns an error for a selected name that usher does not know, as
 // kubectl does. It also returns one for a namespace without Services, since otherwise a misspelled
 // namespace would go unnoticed. With -w, waiting for the first Service is no error.
-func (k kind[T]) known(ctx context.Context, f *getFlags, ushers []fleet.Usher, names []string) ([]fleet.Told[T], error) {
+func (k kind[T]) known(ctx context.Context, f *getFlags, ushers []fleet.Usher, names []string) ([]fleet.Reported[T], error) {
 	items, err := k.items(ctx, f, ushers, names)
 	if err != nil && !fleet.IsSilent(err) {
 		return nil, err
@@ -263,7 +263,7 @@ func (k kind[T]) known(ctx context.Context, f *getFlags, ushers []fleet.Usher, n
 		}
 	}
 	for _, n := range names {
-		if slices.ContainsFunc(items, func(t fleet.Told[T]) bool { return k.wanted(f, t.Item, []string{n}) }) {
+		if slices.ContainsFunc(items, func(t fleet.Reported[T]) bool { return k.wanted(f, t.Item, []string{n}) }) {
 			continue
 		}
 		if k.address != nil && isAddress(n) {
@@ -289,12 +289,12 @@ func isAddress(name string) bool {
 }
 
 // printItems prints items in the selected format.
-func printItems[T any](cmd *cobra.Command, f *getFlags, k kind[T], items []fleet.Told[T]) error {
+func printItems[T any](cmd *cobra.Command, f *getFlags, k kind[T], items []fleet.Reported[T]) error {
 	out := cmd.OutOrStdout()
 	switch {
 	case f.output == "json" || f.output == "yaml":
 		if items == nil {
-			items = []fleet.Told[T]{}
+			items = []fleet.Reported[T]{}
 		}
 		return cli.PrintObject(out, f.output, map[string]any{"total": len(items), "items": items})
 	case len(items) == 0 && f.all:

@@ -164,7 +164,7 @@ func (f *getFlags) printConnection(cmd *cobra.Command, ushers []fleet.Usher, id 
 		}
 		unknown = nil
 		if f.output == "json" || f.output == "yaml" {
-			if err := cli.PrintObject(out, f.output, fleet.Told[api.Connection]{Node: a.From.Node, Item: *a.Value}); err != nil {
+			if err := cli.PrintObject(out, f.output, fleet.Reported[api.Connection]{Node: a.From.Node, Item: *a.Value}); err != nil {
 				return err
 			}
 			continue

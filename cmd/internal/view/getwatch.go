@@ -25,9 +25,9 @@ const findInterval = 10 * time.Second
 // watch prints items, and then those that are new or changed, until the command is
 // ended. It reports once if usher does not respond for a while.
 func watch[T any](cmd *cobra.Command, f *getFlags, k kind[T], ushers []fleet.Usher, names []string) error {
-	var columns []show.Column[fleet.Told[T]] // set when there are items
+	var columns []show.Column[fleet.Reported[T]] // set when there are items
 	var known map[string]string
-	titled, told := false, ""
+	titled, printed := false, ""
 	ctx, began := cmd.Context(), time.Now()
 	found := began
 	items, err := k.known(ctx, f, ushers, names)
@@ -39,10 +39,10 @@ func watch[T any](cmd *cobra.Command, f *getFlags, k kind[T], ushers []fleet.Ush
 		if err != nil {
 			text = err.Error()
 		}
-		if text != "" && (told == "" || f.asks.cluster() && text != told) {
+		if text != "" && (printed == "" || f.asks.cluster() && text != printed) {
 			fmt.Fprintf(cmd.ErrOrStderr(), "usher: %s; retrying\n", text)
 		}
-		told = text
+		printed = text
 		if f.asks.cluster() && time.Since(found) > findInterval {
 			if now, err := f.asks.fleet.Find(ctx); err == nil {
 				ushers = now

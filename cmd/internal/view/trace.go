@@ -111,7 +111,7 @@ func (t *traceCommand) run(cmd *cobra.Command, args []string) error {
 		}
 		for m, err := range ushers[0].Events(cmd.Context(), t.query) {
 			if err == nil {
-				err = t.tell(fleet.Message{From: ushers[0], Message: m})
+				err = t.print(fleet.Message{From: ushers[0], Message: m})
 			}
 			if err != nil {
 				return err
@@ -142,7 +142,7 @@ func (t *traceCommand) printCluster(cmd *cobra.Command, ushers []fleet.Usher) er
 			case m.Event != nil:
 				after[m.From.Node] = m.Event.ID
 			}
-			if err := t.tell(m); err != nil {
+			if err := t.print(m); err != nil {
 				return err
 			}
 		}
@@ -166,7 +166,7 @@ func (t *traceCommand) printCluster(cmd *cobra.Command, ushers []fleet.Usher) er
 		case err != nil:
 			fmt.Fprintf(cmd.ErrOrStderr(), "usher: %v; retrying\n", err)
 		default:
-			if err := t.tell(m); err != nil {
+			if err := t.print(m); err != nil {
 				return err
 			}
 		}
@@ -181,14 +181,14 @@ const (
 	maxNodeWidth = 30
 )
 
-// tell prints one message, unless the flags exclude it.
-func (t *traceCommand) tell(m fleet.Message) (err error) {
+// print prints one message, unless the flags exclude it.
+func (t *traceCommand) print(m fleet.Message) (err error) {
 	switch {
 	case m.Event != nil && (m.Event.Time.Before(t.oldest) || len(t.ends) > 0 && !slices.Contains(t.ends, m.Event.End)):
 	case t.output == "json" && m.Event != nil:
-		return json.NewEncoder(t.out).Encode(fleet.Told[api.Event]{Node: m.From.Node, Item: *m.Event})
+		return json.NewEncoder(t.out).Encode(fleet.Reported[api.Event]{Node: m.From.Node, Item: *m.Event})
 	case t.output == "json" && m.Missed > 0:
-		return json.NewEncoder(t.out).Encode(fleet.Told[api.Missed]{Node: m.From.Node, Item: api.Missed{Missed: m.Missed}})
+		return json.NewEncoder(t.out).Encode(fleet.Reported[api.Missed]{Node: m.From.Node, Item: api.Missed{Missed: m.Missed}})
 	case m.Event != nil:
 		_, err = fmt.Fprintln(t.out, show.EventOn(m.From.Node, t.width, *m.Event))
 	case m.Missed > 0 && m.From.Node != "":

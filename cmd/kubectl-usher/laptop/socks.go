@@ -69,10 +69,6 @@ func (s *SOCKS) Close() {
 func logSOCKS(server *socks.Server, log logrus.FieldLogger) {
 	log.WithField("address", server.Addr().String()).Info("SOCKS5 and HTTP proxy started; reach Services by name, such as curl -x " + server.Addr().String() + " http://web.default/")
 	if at := server.Addr().Addr(); !at.IsLoopback() {
-		who := at.String()
-		if at.IsUnspecified() {
-			who = "an address of this machine"
-		}
-		log.Warnf("The SOCKS5 and HTTP proxy has no authentication: every client that reaches %s can connect to everything that this machine reaches", who)
+		log.WithField("address", at).Warn("The SOCKS5 and HTTP proxy has no authentication: every client that reaches it can connect to everything that this machine reaches")
 	}
 }

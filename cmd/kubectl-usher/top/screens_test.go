@@ -56,8 +56,8 @@ func busy(n int) *usher {
 			c.Client, c.Endpoint = "192.168.100.200:48201", "192.168.200.100:65535"
 		}
 		c.BytesToEndpoint, c.BytesToClient, c.DurationMs = 123456789, 9876543210, 252
-		attempt := api.Attempt{Number: 1, Endpoint: c.Endpoint, Pod: pod, Reason: "round robin", Skipped: 119, TookMs: 250, Result: "no-answer", Error: "no answer"}
-		c.Attempts = []api.Attempt{attempt, {Number: 2, Endpoint: c.Endpoint, Pod: pod, Reason: "only one left", StartMs: 250, TookMs: 2, Result: "connected"}}
+		attempt := api.Attempt{Number: 1, Endpoint: c.Endpoint, Pod: pod, Reason: "round robin", Skipped: 119, DurationMs: 250, Result: "no-answer", Error: "no answer"}
+		c.Attempts = []api.Attempt{attempt, {Number: 2, Endpoint: c.Endpoint, Pod: pod, Reason: "only one left", StartMs: 250, DurationMs: 2, Result: "connected"}}
 		u.connections = append(u.connections, c)
 	}
 	return u

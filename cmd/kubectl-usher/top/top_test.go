@@ -117,7 +117,7 @@ func newUsher() *usher {
 		{Namespace: "default", Name: "empty", State: api.ServiceNoEndpoints},
 		{Namespace: "default", Name: "web", State: api.ServiceDegraded, Since: now.Add(-24 * time.Hour), Endpoints: api.EndpointCounts{Total: 2, Ready: 1}, Totals: api.Totals{Active: 1, Accepted: 9, Retries: 2}},
 	}
-	attempt := api.Attempt{Number: 1, Endpoint: "10.1.0.8:80", Reason: "round robin", TookMs: 1, Result: "connected"}
+	attempt := api.Attempt{Number: 1, Endpoint: "10.1.0.8:80", Reason: "round robin", DurationMs: 1, Result: "connected"}
 	u.connections = []api.Connection{
 		{ID: 9, Service: "default/web", Client: "192.0.2.2:48201", State: api.Established, Endpoint: "10.1.0.8:80", DurationMs: 1500, Attempts: []api.Attempt{attempt}},
 		{ID: 7, Service: "default/web", Protocol: "TCP", VIP: "10.96.0.10:80", Accepted: now, Client: "192.0.2.2:48200", State: api.Ended, End: "client-closed", Endpoint: "10.1.0.8:80", DurationMs: 252, Attempts: []api.Attempt{attempt, attempt}},

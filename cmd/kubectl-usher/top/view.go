@@ -64,7 +64,7 @@ func (m Model) head() []string {
 		first += "  " + show.Care.Text("paused, p resumes")
 	}
 	problems := "no problems"
-	if n := len(s.Problems) + s.ProblemsUntold; n > 0 {
+	if n := len(s.Problems) + s.ProblemsOmitted; n > 0 {
 		problems = show.Plural(n, "problem")
 		first += "  " + show.Care.Text(show.Clean(s.Attention))
 	}

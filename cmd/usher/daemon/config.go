@@ -32,10 +32,9 @@ import (
 // Config configures the daemon. [Defaults] returns one to start from; only Log is
 // required.
 //
-// Errors and log lines name a setting by its flag of 'usher run', since that is
-// the name that their readers change.
+// Errors and log lines name a setting by its flag of 'usher run', because users set it there.
 type Config struct {
-	// Version is usher's version, for the API, the metrics and the API server.
+	// Version is usher's version, shown by the API and metrics and sent to the API server as user agent.
 	Version string
 	Log     logrus.FieldLogger
 
@@ -44,36 +43,34 @@ type Config struct {
 	// standard input if Input is nil.
 	Manifests []string
 	Input     io.Reader
-	// ServiceCIDRs are the networks from which a Service of Manifests without a cluster
-	// IP gets one, at most one network per IP family; empty means
-	// manifest.DefaultServiceCIDR.
+	// ServiceCIDRs are the networks from which Services of Manifests get cluster IPs that they do not set. At most one
+	// network per IP family; empty means manifest.DefaultServiceCIDR.
 	ServiceCIDRs []netip.Prefix
-	// ServiceNodePorts and LoadBalancerCIDRs are the pools for the other addresses of such
-	// a Service: see manifest.Options.
+	// ServiceNodePorts and LoadBalancerCIDRs are the pools from which Services of Manifests get node ports and load
+	// balancer IPs: see manifest.Options.
 	ServiceNodePorts  manifest.Ports
 	LoadBalancerCIDRs []netip.Prefix
 	Cluster           kube.Connection
-	// Tunnel reaches endpoints from where their addresses are not routable, such as through Cluster's API server;
-	// nil means none.
+	// Tunnel connects to endpoints whose addresses this machine cannot route to, for example through Cluster's API
+	// server; nil means direct connections.
 	Tunnel *Tunnel
 	// ServiceProxyName identifies usher among the cluster's proxies: see
 	// translate.Proxied. "" means none.
 	ServiceProxyName string
-	// ForbiddenEndpoints and NoClientAddress restrict authors of Services: see
+	// ForbiddenEndpoints and NoClientAddress limit what authors of Services can configure: see
 	// translate.Options.
 	ForbiddenEndpoints []netip.Prefix
 	NoClientAddress    bool
-	// LoadBalancers are the networks of the load balancers that
-	// translate.AnnotationAWSProxyProtocol is for.
+	// LoadBalancers are the networks from which load balancers connect. usher trusts their PROXY protocol headers for
+	// Services with translate.AnnotationAWSProxyProtocol.
 	LoadBalancers []netip.Prefix
-	// MaxDelay is the time for which changes of the API server may be gathered before they are
-	// applied; 0 means kube.DefaultMaxDelay. Resync is the interval of full recomputation;
-	// 0 means never.
+	// MaxDelay is the maximum time for which changes from the API server are batched; 0 means kube.DefaultMaxDelay.
+	// Resync is the interval of full recomputation; 0 means never.
 	MaxDelay, Resync time.Duration
 
 	// NodeName is the name of this node's Node object, "" without one.
 	NodeName string
-	// NodeLabels are labels of this node, regardless of its Node object. Topology
+	// NodeLabels override the labels in this node's Node object. Topology
 	// keys and EndpointSlice hints use them to find near endpoints.
 	NodeLabels map[string]string
 	// PodNetworks are networks of the cluster's Pods, in addition to those in the Node
@@ -86,16 +83,15 @@ type Config struct {
 	// NodePortAddresses of Portal.
 	Mode   string
 	Portal portal.Options
-	// TakeOver takes over from an usher process that already serves this node. If unset, such
-	// a process is an error, except in a demo.
+	// TakeOver makes the daemon replace an usher process that already serves this node. If it is not set, such a
+	// process causes an error, except in a demo.
 	TakeOver bool
-	// Manager is the process that started this one, and keeps its sockets for the next one;
+	// Manager is the keeper or service manager that started this process. It keeps the sockets for the next process;
 	// nil means none.
 	Manager *fdstore.Manager
-	// Netns is the network namespace of a command; the command's owner closes it.
-	// VIPs are then its addresses, and names are answered inside. Mode, Portal and TakeOver
-	// have no effect, and the cluster gets no Events about ports that are not served. nil
-	// means the namespace of this process.
+	// Netns is the network namespace in which a command runs; the command's owner closes it. VIPs are then addresses in
+	// the namespace, and usher answers DNS queries there. Mode, Portal and TakeOver have no effect, and the cluster
+	// gets no Events about ports that are not served. nil means the namespace of this process.
 	Netns Netns
 	// Demo is set in a demo only.
 	Demo *Demo
@@ -105,8 +101,8 @@ type Config struct {
 	Proxy proxy.Options
 	// TraceEvents is the number of connection steps that are kept in memory.
 	TraceEvents int
-	// TraceConnections is the number of failed, retried or slow connections that are kept in
-	// addition. Slow is the client's wait from which a connection counts as slow. 0 = none.
+	// TraceConnections is the number of failed, retried, slow or unanswered connections that are kept in addition. A
+	// connection is slow if its client waits longer than Slow. 0 = none.
 	TraceConnections int
 	Slow             time.Duration
 	// AccessLog configures the log with a line for each connection that has ended; without Path
@@ -117,18 +113,17 @@ type Config struct {
 	// DrainTimeout is the time for connections to end when the daemon is stopped; 0
 	// resets them at once.
 	DrainTimeout time.Duration
-	// RemoveRules makes any signal remove the portal's rules. It removes those that redirect
-	// before the listeners close, so that another service proxy on the node can take over.
+	// RemoveRules makes every signal remove the portal's rules. Redirects are removed before the listeners close, so
+	// that another service proxy on the node can take over.
 	RemoveRules bool
 
-	// AdminAddress and HealthzAddress are HOST:PORT of the HTTP servers; "" means none. The
-	// daemon retries an unavailable address until it is free. With HardFail such an address
-	// ends the daemon.
+	// AdminAddress and HealthzAddress are HOST:PORT of the HTTP servers; "" means none. The daemon retries an
+	// unavailable address until it is free. With HardFail, an unavailable address is an error, unless TakeOver is set.
 	AdminAddress, HealthzAddress string
 	HardFail                     bool
 	// Settings are the values that /configz returns.
 	Settings map[string]string
-	// SOCKS is a SOCKS proxy for programs, and Names answers queries for Services; nil means none.
+	// SOCKS is a SOCKS proxy, and Names a DNS server for the names of Services; nil means none.
 	SOCKS Server
 	Names Names
 
@@ -149,9 +144,8 @@ type Ready struct {
 	AdminAddress string
 }
 
-// Demo configures a demo. It has no successor: its rules are removed, whatever ended it.
-// It does not disturb an usher process that is already running: in mode auto it then uses
-// no portal.
+// Demo configures a demo. A demo has no successor: its rules are removed however it ends. A demo does not disturb a
+// running usher process: in mode auto it then uses no portal.
 type Demo struct {
 	// Handler returns a handler that extends the one at AdminAddress.
 	Handler func(http.Handler) http.Handler
@@ -161,23 +155,23 @@ type Demo struct {
 type Tunnel struct {
 	// Name is the tunnel's name in the API.
 	Name string
-	// Open sets in o how endpoints are dialed through the API server of rest. o.DirectDial dials
-	// endpoints without it. close ends the connections.
+	// Open makes o dial endpoints through the API server of rest. o.DirectDial still dials them directly. close ends
+	// the connections.
 	Open func(rest *rest.Config, o *proxy.Options, log logrus.FieldLogger) (close func(), err error)
 }
 
 // Netns is the network namespace of a command, as created by portal/netns.
 type Netns interface {
-	// Portal returns a portal that makes VIPs addresses inside.
+	// Portal returns a portal that adds VIPs as addresses in the namespace.
 	Portal() portal.Portal
-	// Socket is socket(2) inside.
+	// Socket calls socket(2) in the namespace.
 	Socket(domain, kind, protocol int) (fd int, err error)
 }
 
 // Server is a server that runs alongside the proxy.
 type Server interface {
-	// Start listens, and serves clients until ctx ends. With takeOver it retries an address that is in use, by the
-	// usher process from which this one takes over, until the address is free.
+	// Start listens, and serves clients until ctx ends. With takeOver it retries an address that the previous usher
+	// process still uses, until the address is free.
 	Start(ctx context.Context, p *proxy.Proxy, takeOver bool, log logrus.FieldLogger) error
 	// Close ends open connections, and returns when all have ended.
 	Close()
@@ -198,9 +192,9 @@ var SCTPModes = []string{string(stream.SCTPAuto), string(stream.SCTPOn), string(
 // ClientAddresses are the values of --client-address.
 var ClientAddresses = []string{"auto", "node"}
 
-// DefaultAliases are the networks of client aliases. The IPv4 network is reserved for
-// benchmarks of routers (RFC 2544) and used on no other network. The IPv6 network is in
-// the unique local addresses of the redirect address.
+// DefaultAliases are the networks of client aliases. The IPv4 network is reserved for benchmarks of routers (RFC 2544),
+// so no other network should use it. The IPv6 network is part of the unique local prefix that also contains the
+// redirect address.
 var DefaultAliases = []netip.Prefix{netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("fd75:7368:6572:8000::/49")}
 
 // Defaults returns the configuration of 'usher run' without flags, except for its HTTP servers.
@@ -253,7 +247,7 @@ func (c *Config) Check() error {
 	return nil
 }
 
-// maxCount bounds counts; it exceeds every real node. maxKept bounds the counts for which memory is
+// maxCount bounds counts, far above what any node can have. maxKept bounds the counts for which memory is
 // allocated at startup.
 const (
 	maxCount = 100_000_000

@@ -22,23 +22,22 @@ import (
 // (Documentation/networking/nf_conntrack-sysctl.rst).
 const conntrackDir = "/proc/sys/net/netfilter"
 
-// maxConntrack is the maximum to which kube-proxy raises nf_conntrack_max for the number of
-// CPUs.
+// maxConntrack is the upper bound for the nf_conntrack_max that kube-proxy would set.
 const maxConntrack = 1 << 20
 
-// Conntrack are settings of the kernel's connection tracking, for the whole
-// node. A setting of 0 leaves the kernel's value unchanged.
+// Conntrack configures the kernel's connection tracking, for the whole node. A value of 0 leaves the kernel's setting
+// unchanged.
 type Conntrack struct {
 	// MaxPerCore and Min size the table: MaxPerCore connections for each CPU, at least
 	// Min in total.
 	MaxPerCore, Min int
 	// Lifetimes of idle entries, in whole seconds.
 	TCPEstablished, TCPCloseWait, UDP, UDPStream time.Duration
-	// TCPBeLiberal also tracks TCP segments outside of the window.
+	// TCPBeLiberal accepts TCP segments outside of the window, except resets.
 	TCPBeLiberal bool
 }
 
-// DefaultConntrack is kube-proxy's default where its configuration sets nothing
+// DefaultConntrack has kube-proxy's defaults, for settings that its configuration omits
 // (k8s.io/kubernetes/pkg/proxy/apis/config/v1alpha1/defaults.go).
 var DefaultConntrack = Conntrack{MaxPerCore: 32 * 1024, Min: 128 * 1024, TCPEstablished: 24 * time.Hour, TCPCloseWait: time.Hour}
 
@@ -53,8 +52,8 @@ func SetConntrack(c Conntrack, log logrus.FieldLogger) error {
 	return c.write(conntrackDir, processors(), log)
 }
 
-// setConntrack applies the settings; an init container may have done so before. The default settings are
-// of use only to a portal that redirects.
+// setConntrack applies the settings; an init container may have done so before. Without explicit settings, it does
+// nothing for a portal that does not redirect.
 func (d *Daemon) setConntrack(pt portal.Portal) {
 	c := d.config.Conntrack
 	if c == DefaultConntrack && !pt.Traits().Redirects {

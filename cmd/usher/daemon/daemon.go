@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,10 +35,10 @@ type Daemon struct {
 	reports config.Reports             // problems of objects
 	events  *kube.Events               // nil if the cluster gets no Events about ports that are not served
 
-	lock       atomic.Pointer[handover.Lock] // nil without one
-	handedOver chan struct{}                 // closed when another usher process has taken over
-	told       chan struct{}                 // closed when, after that, a signal requests a stop
-	draining   atomic.Bool                   // stopped, but holding the lock for connections in the portal's namespace
+	lock          atomic.Pointer[handover.Lock] // nil without one
+	handedOver    chan struct{}                 // closed when another usher process has taken over
+	stopRequested chan struct{}                 // closed when a signal requests a stop after the handover
+	draining      atomic.Bool                   // stopped, but holding the lock for connections in the portal's namespace
 
 	proxy        *proxy.Proxy
 	health       *admin.Health
@@ -46,7 +47,7 @@ type Daemon struct {
 	accessLog    *accesslog.Log // nil without one
 	servers      servers
 
-	// nextAffinities is the index of the entry of keptAffinities that is used first.
+	// nextAffinities is the index in keptAffinities at which the next file is stored.
 	nextAffinities int
 
 	// nodePorts are the networks whose addresses currently have node ports; empty means all.
@@ -66,7 +67,7 @@ func New(c Config) (*Daemon, error) {
 	if err := c.Check(); err != nil {
 		return nil, err
 	}
-	return &Daemon{config: c, log: c.Log, handedOver: make(chan struct{}), told: make(chan struct{}), nodePorts: c.NodePorts.networks(nil)}, nil
+	return &Daemon{config: c, log: c.Log, handedOver: make(chan struct{}), stopRequested: make(chan struct{}), nodePorts: c.NodePorts.networks(nil)}, nil
 }
 
 // Run serves the source's Services until a signal arrives, ctx ends, or the source fails.
@@ -102,7 +103,7 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 	defer d.workers.Wait()
 	defer cancel()
 	if d.newProxy(pt); d.events != nil {
-		d.proxy.OnProblem, d.healthChecks.OnProblem = d.tellProblem, d.tellHealthCheckProblem
+		d.proxy.OnProblem, d.healthChecks.OnProblem = d.recordProblem, d.recordHealthCheckProblem
 		d.health.SetLeaving(d.hasNode()) // until the Node object is known
 	}
 	if reach := d.reach.Load(); reach != nil {
@@ -135,7 +136,7 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 		// The kubelet would restart this process, which would then take over again.
 		select {
 		case <-signals:
-		case <-d.told:
+		case <-d.stopRequested:
 		}
 	}
 	return err
@@ -168,7 +169,7 @@ func (d *Daemon) await(ctx context.Context, failed <-chan error, signals <-chan 
 	case sig := <-signals:
 		d.log.WithFields(logrus.Fields{"signal": sig.String(), "connections": d.proxy.Connections(), "drainTimeout": d.config.DrainTimeout.String()}).
 			Info("Stopping: accepting no new connections, waiting for open ones to finish")
-		d.config.Manager.Tell(stopping)
+		d.config.Manager.Notify(stopping)
 		remove = remove || sig == os.Interrupt || d.config.RemoveRules
 	}
 	return remove, err
@@ -183,7 +184,7 @@ const healthTimeout = time.Minute
 
 // newProxy creates the proxy behind pt, and its health checks.
 func (d *Daemon) newProxy(pt portal.Portal) {
-	o := &d.config.Proxy // from here on it has the portal, including for DirectDial
+	o := &d.config.Proxy // DirectDial uses the portal that is set here
 	o.Portal, o.Log, o.Trace = pt, d.log, trace.NewLog(d.config.TraceEvents)
 	o.Trace.Keep(d.config.TraceConnections)
 	o.Slow = d.config.Slow
@@ -203,7 +204,7 @@ func (d *Daemon) newProxy(pt portal.Portal) {
 }
 
 // isPod returns a function that identifies this node's Pods by the interface of the route
-// to them. It returns nil if networks identify the Pods, or nothing does.
+// to them. It returns nil if no interface is configured.
 func (d *Daemon) isPod() func(netip.Addr) bool {
 	interfaces := d.config.Portal.PodInterfaces
 	if interfaces == "" {
@@ -234,8 +235,7 @@ func (d *Daemon) openAccessLog() (err error) {
 	return nil
 }
 
-// startWorkers starts the goroutines alongside the source. Readers of the trace end with
-// traceCtx.
+// startWorkers starts the goroutines alongside the source. Readers of the trace stop when traceCtx ends.
 func (d *Daemon) startWorkers(ctx, traceCtx context.Context) {
 	d.workers.Go(func() { d.proxy.Run(ctx) })
 	d.workers.Go(func() { every(ctx, time.Second, func() (goOn bool) { d.healthChecks.Retry(); return true }) })
@@ -292,8 +292,8 @@ func (d *Daemon) apply(ctx context.Context, failed chan<- error) func([]config.S
 		first = false
 		d.applied(services)
 		d.log.WithFields(logrus.Fields{"services": len(services), "portal": d.proxy.Portal.Mode(), "took": time.Since(started).Round(time.Millisecond).String()}).Info("Serving")
-		d.tellSeen()
-		d.tellReady(ctx, len(services))
+		d.logSourceAddresses()
+		d.notifyReady(ctx, len(services))
 		d.workers.Go(func() { d.warnOfFirewall(ctx, services) })
 		if d.config.OnReady != nil {
 			d.config.OnReady(Ready{Proxy: d.proxy, Services: services, AdminAddress: d.servers.adminAddress()})
@@ -302,27 +302,20 @@ func (d *Daemon) apply(ctx context.Context, failed chan<- error) func([]config.S
 	}
 }
 
-// tellSeen logs the source addresses that endpoints see, as far as these are the same for all clients.
-func (d *Daemon) tellSeen() {
-	var told [len(portal.Families)]string
-	for i, family := range portal.Families {
-		told[i] = "endpoints see client addresses where replies return through this node"
-		switch seen := d.proxy.Portal.Origin(netip.Addr{}, family.Any(), portal.Unknown).SourceAddress; seen {
-		case 0, portal.SourceNotReady: // replaced when the first rule is installed
-		default:
-			told[i] = "endpoints see " + seen.Text()
+// logSourceAddresses logs which source addresses endpoints see.
+func (d *Daemon) logSourceAddresses() {
+	fields := logrus.Fields{}
+	for _, family := range portal.Families {
+		text := "client addresses where replies return through this node"
+		if source := d.proxy.Portal.Origin(netip.Addr{}, family.Any(), portal.Unknown).SourceAddress; source != 0 && source != portal.SourceNotReady { // which is replaced when the first rule is installed
+			text = source.Text()
 		}
+		fields[strings.ToLower(family.String())] = text
 	}
-	if told[0] == told[1] {
-		d.log.Infof("All %s", told[0])
-		return
-	}
-	for i, family := range portal.Families {
-		d.log.Infof("%s %s", family, told[i])
-	}
+	d.log.WithFields(fields).Info("Source addresses that endpoints see")
 }
 
-// applied passes the served Services to health checks and names: a client must not resolve
+// applied passes the served Services to health checks and the DNS server: a client must not resolve
 // a Service's name before the Service is served.
 func (d *Daemon) applied(services []config.Service) {
 	d.healthChecks.Apply(services)
@@ -346,18 +339,18 @@ func (d *Daemon) nodeChanged(node config.Node) {
 // hasNode reports whether there is a Node object.
 func (d *Daemon) hasNode() bool { return len(d.config.Manifests) == 0 && d.config.NodeName != "" }
 
-// tellProblem sends the cluster an Event: a service port is not served, or is served again.
-func (d *Daemon) tellProblem(id config.PortID, p *proxy.Problem) {
+// recordProblem sends the cluster an Event: a service port is not served, or is served again.
+func (d *Daemon) recordProblem(id config.PortID, p *proxy.Problem) {
 	if p == nil {
-		d.events.Tell(id.ServiceName(), "Served", fmt.Sprintf("Service port %s is served again", id))
+		d.events.Repaired(id.ServiceName(), "Served", fmt.Sprintf("Service port %s is served again", id))
 		return
 	}
 	d.events.Warn(id.ServiceName(), string(p.Reason), fmt.Sprintf("Service port %s is not served: %v", id, p.Err))
 }
 
-func (d *Daemon) tellHealthCheckProblem(service types.NamespacedName, err error) {
+func (d *Daemon) recordHealthCheckProblem(service types.NamespacedName, err error) {
 	if err == nil {
-		d.events.Tell(service, "Served", "Health check node port is served again")
+		d.events.Repaired(service, "Served", "Health check node port is served again")
 		return
 	}
 	d.events.Warn(service, "HealthCheckFailed", err.Error())
@@ -377,8 +370,8 @@ func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 	switch {
 	case remove:
 	case d.proxy.Portal.Traits().InNamespace:
-		// A successor that does not take over could not use the connections' namespace, and
-		// its own would cut them off.
+		// Keep the lock: a successor that does not take over would create a new namespace and cut off the open
+		// connections, which use the current one.
 		d.draining.Store(true)
 	default:
 		d.unlock() // a successor need not wait until connections have ended
@@ -389,7 +382,7 @@ func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 		if d.isHandedOver() {
 			select {
 			case <-signals: // requests a stop, which is already in progress
-				close(d.told)
+				close(d.stopRequested)
 			case <-grace.Done():
 				return
 			}
@@ -405,7 +398,7 @@ func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 	if remove {
 		// Not earlier: open connections need what the portal installed.
 		if err := pt.Remove(context.Background()); err != nil {
-			d.log.WithError(err).Error("Failed to remove all portal rules; run 'usher cleanup' to retry")
+			d.log.WithError(err).Error("Some portal rules were not removed; run 'usher cleanup' to retry")
 			log = d.log.WithField("rules", "partly removed")
 		}
 	}
@@ -416,15 +409,15 @@ func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 	log.Info("Stopped")
 }
 
-// handshake is the time in which a client may still arrive that the removed rules had redirected
-// here: it retransmits its SYN after one second (RFC 6298).
+// handshake is the time for which redirected clients can still arrive after the rules are removed: a client retransmits
+// its SYN after one second (RFC 6298).
 const handshake = time.Second
 
-// withdraw removes the redirecting rules, then accepts the clients redirected before.
+// withdraw removes the redirecting rules, then waits for clients that were redirected before.
 func (d *Daemon) withdraw() {
 	did, err := d.proxy.Withdraw(context.Background())
 	if err != nil {
-		d.log.WithError(err).Error("Failed to remove all portal rules before closing the listeners")
+		d.log.WithError(err).Error("Some redirecting rules were not removed before closing the listeners")
 	}
 	if did {
 		time.Sleep(handshake)

@@ -351,8 +351,8 @@ var _ = Describe("a daemon with a portal", func() {
 			Expect(secondNow.Proxy.Stats().Open).To(BeEquivalentTo(2))
 			Eventually(func() string { return string(second.said.Contents()) }).WithTimeout(patience).Should(And(
 				ContainSubstring("DNS server for Service names started"),
-				ContainSubstring("Listening on --healthz-address"),
-				ContainSubstring("Listening on --admin-address")))
+				ContainSubstring("Listening after retries\" flag=--healthz-address"),
+				ContainSubstring("Listening after retries\" flag=--admin-address")))
 
 			Expect(say(open)).To(Succeed())
 			Expect(installed()).To(Equal(before))

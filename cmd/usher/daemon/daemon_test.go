@@ -252,9 +252,9 @@ var _ = Describe("a daemon", func() {
 		c.AdminAddress = l.Addr().String()
 		r, now := serve(c)
 		Expect(now.AdminAddress).To(BeEmpty())
-		Expect(r.said).To(gbytes.Say("Cannot listen on --admin-address; retrying"))
+		Expect(r.said).To(gbytes.Say(`Cannot listen; retrying" error=.* flag=--admin-address`))
 		l.Close()
-		Eventually(r.said).WithTimeout(patience).Should(gbytes.Say("Listening on --admin-address"))
+		Eventually(r.said).WithTimeout(patience).Should(gbytes.Say(`Listening after retries" flag=--admin-address`))
 		Expect(healthz(c.AdminAddress)).To(Equal(http.StatusOK))
 	})
 
@@ -283,8 +283,8 @@ var _ = Describe("a daemon", func() {
 		Eventually(answer).WithArguments(c.AdminAddress + "/api/v1/status").WithTimeout(patience).Should(And(ContainSubstring("NotServing"), ContainSubstring("services: the API server returned 401 Unauthorized"), ContainSubstring("renew the token")))
 		Expect(answer(c.AdminAddress + "/metrics")).To(ContainSubstring(`usher_api_server_failing{reason="unauthorized"} 1`))
 		Eventually(asked.Load).WithTimeout(patience).Should(BeNumerically(">", 12), "it tries again")
-		Eventually(r.said.Contents).WithTimeout(patience).Should(ContainSubstring("API server unreachable; serving no Services yet"))
-		Expect(strings.Count(string(r.said.Contents()), "API server unreachable")).To(Equal(1))
+		Eventually(r.said.Contents).WithTimeout(patience).Should(ContainSubstring("No updates from the API server; serving no Services yet"))
+		Expect(strings.Count(string(r.said.Contents()), "No updates from the API server")).To(Equal(1))
 	})
 
 	Describe("that is stopped", func() {

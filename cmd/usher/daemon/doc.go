@@ -8,17 +8,16 @@
 //	the portal             portal.go      with its lock
 //	the proxy              daemon.go
 //	HTTP                   servers.go     health, metrics, API
-//	SOCKS and names        config.go      the servers in Config
+//	SOCKS and names        config.go      Config.SOCKS and Config.Names
 //
-// and stops them in reverse order. If a part cannot start, Run stops the parts before it,
-// and the error names the part. Run changes nothing in the kernel before the source has
-// completed its initial sync. Then it installs the portal's rules, or takes over those of
-// the previous usher process (succession.go).
+// and stops them in reverse order. If a part cannot start, Run stops the parts before it, and the error names the part.
+// Before the source has completed its initial sync, Run installs no rules or routes; it only configures connection
+// tracking. Then it installs the portal's rules, or takes over those of the previous usher process (succession.go).
 //
-// On a stop, /healthz reports it first. Then usher accepts no more connections. Open
-// connections end, or usher resets them after the drain timeout. The portal's rules stay
-// for a successor, or are removed last, since connections need them. HTTP is served
-// until the end.
+// When the daemon stops, /healthz first returns 503. Then usher accepts no more connections. Open connections end, or
+// usher resets them after the drain timeout. The portal's rules stay for a successor, or are removed last, since
+// connections need them. With Config.RemoveRules, redirects are removed first. HTTP is served until the end or a
+// takeover.
 //
 // The package also handles node port addresses (nodeports.go), settings of the kernel's
 // connection tracking (conntrack.go) and memory use (memory.go). manager.go talks to the

@@ -43,12 +43,12 @@ func (d *Daemon) restarts() *admin.Restarts {
 	return &admin.Restarts{Count: m.Restarts, Last: m.Why}
 }
 
-// tellReady notifies the manager that the initial sync is served, and from then on that
-// the daemon is healthy, as long as it is.
-func (d *Daemon) tellReady(ctx context.Context, services int) {
+// notifyReady notifies the manager that the daemon serves the initial sync. From then on it notifies the manager
+// periodically while the daemon is healthy.
+func (d *Daemon) notifyReady(ctx context.Context, services int) {
 	m := d.config.Manager
-	m.Forget() // files that this process has not taken by now
-	m.Tell(fmt.Sprintf("READY=1\nSTATUS=Serving %d Services through portal %s", services, d.proxy.Portal.Mode()))
+	m.Forget() // closes files that this process has not taken by now
+	m.Notify(fmt.Sprintf("READY=1\nSTATUS=Serving %d Services through portal %s", services, d.proxy.Portal.Mode()))
 	d.workers.Go(func() { m.Watch(ctx, d.health.Alive) })
 	if m != nil {
 		d.workers.Go(func() { d.keepAffinities(ctx) })
@@ -64,22 +64,20 @@ func (d *Daemon) keepAffinities(ctx context.Context) {
 	})
 }
 
-// keepUnder stores file under the nth of the names, and removes the other one's. At every moment at
-// least one name has a file; both have one if a process was killed in between, so the nth is
-// removed before file is stored there.
+// keepUnder stores file under the nth of the names, and removes the other one's. At least one name always has a file.
+// Both have one if a process was killed between the steps; therefore the nth is removed first.
 func keepUnder(m *fdstore.Manager, n int, file *os.File) {
 	m.Remove(keptAffinities[n])
 	m.Put(keptAffinities[n], func() []*os.File { return one(file) })
 	m.Remove(keptAffinities[1-n])
 }
 
-// recallAffinities restores the session affinity of clients from before an earlier process
-// crashed.
+// recallAffinities restores the session affinity that an earlier process saved before it crashed.
 func (d *Daemon) recallAffinities() {
 	for n, name := range keptAffinities {
 		for _, file := range d.config.Manager.Take(name) {
 			d.proxy.InheritAffinities(file)
-			d.nextAffinities = 1 - n // removes the file under this name then
+			d.nextAffinities = 1 - n // so the next save removes this file last
 		}
 	}
 }

@@ -8,18 +8,16 @@ import (
 )
 
 const (
-	// manyServices is the number of Services from which on memory is released after a change.
+	// manyServices is the minimum number of Services for which memory is released after a change.
 	manyServices = 1000
-	// largeHeap is the heap size from which the garbage collector starts after growth of
-	// largeHeapGrowth percent instead of 100. With ten thousand Services most of the heap
-	// lives as long as they do: 110 MiB in use would take up 250. A smaller heap keeps the
-	// default, since it would be collected too often.
+	// Above largeHeap, the garbage collector starts after the heap has grown by largeHeapGrowth percent instead of 100.
+	// With 10,000 Services most of the heap is long-lived: with 100 percent, 110 MiB in use would occupy 250 MiB. A
+	// smaller heap keeps the default, since it would be collected too often.
 	largeHeap       = 64 << 20
 	largeHeapGrowth = 40
-	// growthAtStart is the percentage by which the heap may grow until the first Services
-	// are served. Frequent collections take time: 40 cost a third more than 150. But
-	// long-lived objects are allocated between short-lived ones, and Go does not move
-	// objects: with 150, 75 MiB of 205 stayed holes for good, with 80 it is 45 of 175.
+	// growthAtStart is the percentage by which the heap may grow until the first Services are served. A lower
+	// percentage takes more CPU time: 40 took a third more than 150. A higher one leaves more fragmentation, because Go
+	// does not move objects: with 150, 75 of 205 MiB stayed unusable; with 80, 45 of 175 MiB.
 	growthAtStart = 80
 	// tidyAfter is the delay after a change before memory is released.
 	tidyAfter = time.Second
@@ -36,10 +34,9 @@ func setGrowth(percent int) {
 	}
 }
 
-// tidyMemory releases the memory that reading many Services needed, several times the
-// amount in use afterwards, in one step instead of over minutes. It waits until the portal
-// has verified its own changes, since a list of the kernel's rules would otherwise
-// stay in memory.
+// tidyMemory releases the memory that reading many Services needed, several times the amount in use afterwards, in one
+// step instead of over minutes. It waits for tidyAfter, in which the portal verifies its changes; otherwise a list of
+// the kernel's rules would stay in memory.
 func tidyMemory() { time.AfterFunc(tidyAfter, giveBack) }
 
 func giveBack() {

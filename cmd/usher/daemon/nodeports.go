@@ -13,9 +13,8 @@ type NodePorts struct {
 	// Networks are the networks that contain these addresses. As with kube-proxy, an IP family
 	// without a network is not restricted, unless Primary is set.
 	Networks []netip.Prefix
-	// Primary adds the node's primary addresses, one per family: those in the Node object,
-	// or without one the source addresses for other networks. They may change, and
-	// are empty until they are known.
+	// Primary adds the node's primary addresses, one per family: those in the Node object or, if there is no Node
+	// object, the source addresses for other networks. They can change, and are empty until they are known.
 	Primary bool
 	// NodeIP, if valid, is the primary address of its family.
 	NodeIP netip.Addr

@@ -33,8 +33,7 @@ func Lock(log logrus.FieldLogger, left *os.File) (*handover.Lock, error) {
 }
 
 // openPortal creates the portal and takes its lock. A portal that installs nothing here
-// needs no lock. If it is taken over from another usher process, the lock follows
-// later.
+// needs no lock. With Config.TakeOver, if another usher process holds the lock, the daemon gets it later.
 func (d *Daemon) openPortal(ctx context.Context) (portal.Portal, error) {
 	switch {
 	case d.config.Netns != nil:
@@ -76,7 +75,7 @@ func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, er
 		d.log.Warn("--take-over has no effect with --portal=" + none + ": a running instance keeps its listeners until it stops")
 	}
 	if err == nil && mode == modes.Auto && d.config.TakeOver && d.config.Demo == nil && !p.Traits().Installs {
-		const needs = "this process cannot install a portal: that usually requires CAP_NET_ADMIN in the user namespace that owns the network namespace, as root has; the log above lists each attempt"
+		const needs = "this process cannot install a portal: run as root or add CAP_NET_ADMIN in the user namespace that owns the network namespace; the log above has the reason for each portal"
 		switch {
 		case other:
 			return nil, errors.New("--take-over: an usher instance is running here, but " + needs)
@@ -94,14 +93,14 @@ func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, er
 func (d *Daemon) openPortalBeside(ctx context.Context) (portal.Portal, error) {
 	p, err := d.openMode(ctx, d.config.Mode)
 	if errors.Is(err, handover.ErrLocked) && d.config.Mode == modes.Auto {
-		d.log.WithError(err).Warn("Leaving the portals unchanged")
+		d.log.WithError(err).Warn("Another usher instance manages the portals; the demo uses none")
 		return d.openMode(ctx, modes.With(func(t portal.Traits) bool { return !t.Installs }))
 	}
 	return p, err
 }
 
-// warnOfFirewall logs whether a host firewall drops redirected packets. Test connections show it; where none are
-// possible, it looks for rules of other programs that may drop them.
+// warnOfFirewall logs a warning if a host firewall may drop redirected packets. It opens test connections. If that is
+// not possible, it looks for rules of other programs that may drop such packets.
 func (d *Daemon) warnOfFirewall(ctx context.Context, services []config.Service) {
 	if !d.proxy.Portal.Traits().Redirects {
 		return
@@ -119,8 +118,8 @@ func (d *Daemon) warnOfFirewall(ctx context.Context, services []config.Service) 
 	}
 }
 
-// tryInput makes one test connection per IP family to a VIP, arriving through an interface. dropped describes the last
-// connection that failed. The error means that no connection could be tried.
+// tryInput makes one test connection per IP family to a VIP, as if from another host (through a TUN device). dropped
+// describes the last connection that failed. The error means that no connection could be tried.
 func (d *Daemon) tryInput(ctx context.Context, services []config.Service) (dropped string, err error) {
 	tried := map[config.Family]bool{}
 	for _, s := range services {

@@ -91,21 +91,22 @@ func (d *Daemon) startServer(ctx context.Context, setting, address string, handl
 	case d.config.HardFail && !d.config.TakeOver:
 		return fmt.Errorf("--%s: %w", setting, err)
 	}
-	d.log.WithError(err).Warnf("Cannot listen on --%s; retrying", setting)
+	log := d.log.WithField("flag", "--"+setting)
+	log.WithError(err).Warn("Cannot listen; retrying")
 	d.workers.Go(func() {
 		every(ctx, 500*time.Millisecond, func() (goOn bool) {
 			if d.servers.serve(setting, listen) != nil {
 				return true
 			}
-			d.log.Infof("Listening on --%s", setting)
+			log.Info("Listening after retries")
 			return false
 		})
 	})
 	return nil
 }
 
-// serveHealth is admin.Serve for health answers. It uses the listener of an earlier process;
-// if l is nil, it opens one and keeps it with the manager.
+// serveHealth serves health checks, like admin.Serve. l is the listener of an earlier process; if it is nil,
+// serveHealth opens one and stores it with the manager.
 func (d *Daemon) serveHealth(l net.Listener, address string, handler http.Handler, clients int) (*admin.Server, error) {
 	if l == nil {
 		var err error

@@ -17,8 +17,8 @@ import (
 	"github.com/usherproxy/usher/proxy/admin"
 )
 
-// newSource returns the source of Services, and a function that closes the tunnel to their endpoints. The source may
-// call back once it runs.
+// newSource returns the source of Services, and a function that closes the tunnel to their endpoints. The source calls
+// the daemon's callbacks only while it runs.
 func (d *Daemon) newSource(ctx context.Context, signals <-chan os.Signal) (source config.Source, closeTunnel func(), err error) {
 	c, closeTunnel := &d.config, func() {}
 	if len(c.Manifests) > 0 {
@@ -67,7 +67,7 @@ func (d *Daemon) apiSource(ctx context.Context, client *kube.Client) (config.Sou
 	return source, nil
 }
 
-// errStopped: the daemon was stopped before it had a source.
+// errStopped means that the daemon was stopped before it had a source.
 var errStopped = errors.New("stopped")
 
 // unlessStopped returns the result of open, or errStopped if a signal comes first. Standard input may
@@ -169,14 +169,15 @@ func (d *Daemon) warnWhileAway(ctx context.Context, reach *kube.Reach) {
 		}
 		logged = now.Reason
 		if now.Err == nil {
-			d.log.Info("API server is reachable again")
+			d.log.Info("API server sends changes again")
 			return true
 		}
-		served := "serving last known state"
+		log := d.log.WithError(now.Err).WithField("reason", now.Reason)
 		if d.proxy.SyncStatus().LastQueued.IsZero() {
-			served = "serving no Services yet"
+			log.Warn("No updates from the API server; serving no Services yet")
+			return true
 		}
-		d.log.WithError(now.Err).WithField("reason", now.Reason).Warnf("API server unreachable; %s", served)
+		log.Warn("No updates from the API server; serving last known state")
 		return true
 	})
 }
@@ -184,8 +185,8 @@ func (d *Daemon) warnWhileAway(ctx context.Context, reach *kube.Reach) {
 // readTimeout bounds the wait for the API server to list all Services.
 const readTimeout = 30 * time.Second
 
-// Services returns all current Services with their discovery information, and serves
-// none of them. It uses only the settings of c that select the source.
+// Services returns all current Services with their discovery information, without serving them. It uses only the
+// settings of c that select the source.
 func (c Config) Services(ctx context.Context) ([]config.Service, error) {
 	reach := &kube.Reach{}
 	var source config.Source

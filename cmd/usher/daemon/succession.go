@@ -11,8 +11,8 @@ import (
 	"github.com/usherproxy/usher/proxy"
 )
 
-// begin serves the services of the initial sync. If the portal needs the lock, the daemon
-// holds it afterwards: its own, or that of the usher process from which it takes over.
+// begin serves the services of the initial sync. If the portal needs the lock, the daemon holds it afterwards, either
+// from openPortal or from the process that it replaces.
 func (d *Daemon) begin(services []config.Service) error {
 	var successor *handover.Successor
 	if d.mustSucceed() {
@@ -42,9 +42,9 @@ func (d *Daemon) begin(services []config.Service) error {
 			return err
 		}
 		d.setLock(lock)
-		d.settle()
+		d.retryListeners()
 	}
-	d.proxy.Recalled()
+	d.proxy.CloseUnused()
 	if lock := d.lock.Load(); lock != nil && d.config.Demo == nil {
 		lock.Serve(d)
 	}
@@ -73,13 +73,13 @@ func (d *Daemon) succeed() (successor *handover.Successor, err error) {
 	}
 }
 
-// successionTime is the time for the running usher process to answer whether it hands over.
+// successionTime is the time for which succeed retries.
 const successionTime = 10 * time.Second
 
-// settle retries for a short time the listeners that could not open while the other usher process
-// was running: not every socket is handed over. It also detects changes which that process
-// made after this one first looked.
-func (d *Daemon) settle() {
+// retryListeners retries for a short time the listeners that could not open while the other usher process was running:
+// not every socket is handed over. It also detects changes that the other process made after this process read the
+// kernel's rules.
+func (d *Daemon) retryListeners() {
 	for range 20 {
 		d.proxy.Check(context.Background())
 		if d.proxy.Stats().Problems[proxy.ReasonListen] == 0 {
@@ -97,8 +97,8 @@ func (d *Daemon) HandOver() (sockets, more iter.Seq[handover.Socket], resume, re
 	sockets, more, resume, stop, err := d.proxy.HandOver()
 	return sockets, more, resume, func() {
 		close(d.handedOver)
-		d.config.Manager.Tell(stopping)
-		for _, name := range append([]string{keptLock, keptHealth}, keptAffinities[:]...) { // immediately; the others when they are closed
+		d.config.Manager.Notify(stopping)
+		for _, name := range append([]string{keptLock, keptHealth}, keptAffinities[:]...) { // these immediately; other files when they are closed
 			d.config.Manager.Remove(name)
 		}
 		stop()

@@ -21,7 +21,7 @@ func (list backends) Handler(next http.Handler) http.Handler {
 	mux.Handle("/", next)
 	mux.HandleFunc("GET "+api.DemoEndpointsPath, list.answerEndpoints)
 	mux.HandleFunc("POST "+api.DemoBreakPath, ownPagesOnly(list.answerBreak))
-	mux.HandleFunc("POST "+api.DemoMendPath, ownPagesOnly(list.answerMend))
+	mux.HandleFunc("POST "+api.DemoRepairPath, ownPagesOnly(list.answerRepair))
 	return mux
 }
 
@@ -44,13 +44,13 @@ func ownPagesOnly(next http.HandlerFunc) http.HandlerFunc {
 }
 
 func (list backends) answerEndpoints(w http.ResponseWriter, _ *http.Request) {
-	admin.WriteJSON(w, http.StatusOK, list.tell())
+	admin.WriteJSON(w, http.StatusOK, list.describe())
 }
 
-func (list backends) tell() api.DemoEndpointList {
+func (list backends) describe() api.DemoEndpointList {
 	items := []api.DemoEndpoint{}
 	for _, b := range list {
-		items = append(items, b.tell())
+		items = append(items, b.describe())
 	}
 	return api.DemoEndpointList{Page: api.Page{Total: len(items)}, Items: items}
 }
@@ -72,29 +72,29 @@ func (list backends) answerBreak(w http.ResponseWriter, r *http.Request) {
 		admin.WriteError(w, http.StatusBadRequest, err.Error())
 		return
 	}
-	admin.WriteJSON(w, http.StatusOK, b.tell())
+	admin.WriteJSON(w, http.StatusOK, b.describe())
 }
 
-func (list backends) answerMend(w http.ResponseWriter, r *http.Request) {
-	var what api.DemoMend
+func (list backends) answerRepair(w http.ResponseWriter, r *http.Request) {
+	var what api.DemoRepair
 	if !readJSON(w, r, &what) {
 		return
 	}
-	mend := list
+	repair := list
 	if !what.All {
 		b := list.named(w, what.Endpoint)
 		if b == nil {
 			return
 		}
-		mend = backends{b}
+		repair = backends{b}
 	}
-	for _, b := range mend {
+	for _, b := range repair {
 		if err := b.setFault(""); err != nil {
 			admin.WriteError(w, http.StatusInternalServerError, err.Error())
 			return
 		}
 	}
-	admin.WriteJSON(w, http.StatusOK, mend.tell())
+	admin.WriteJSON(w, http.StatusOK, repair.describe())
 }
 
 // named returns the server called name. If there is none, it responds with an error and

@@ -30,7 +30,7 @@ type backend struct {
 // faultyServer is a server that accepts faults. Calls must not be concurrent.
 type faultyServer interface {
 	addr() netip.AddrPort
-	// setFault sets the server's fault; the zero value mends it.
+	// setFault sets the server's fault; the zero value repairs it.
 	setFault(fault) error
 	close()
 }
@@ -93,7 +93,7 @@ func (list backends) find(name string) *backend {
 	return nil
 }
 
-// setFault sets the fault of b; "" mends it.
+// setFault sets the fault of b; "" repairs it.
 func (b *backend) setFault(text string) error {
 	f, err := parseFault(text, b.service.protocol, b.name)
 	if err != nil {
@@ -108,8 +108,8 @@ func (b *backend) setFault(text string) error {
 	return nil
 }
 
-// tell returns the description of b for the API.
-func (b *backend) tell() api.DemoEndpoint {
+// describe returns the description of b for the API.
+func (b *backend) describe() api.DemoEndpoint {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return api.DemoEndpoint{

@@ -69,7 +69,7 @@ func (d *Demo) Print(out io.Writer, p *proxy.Proxy) {
 	}
 	w.Flush()
 	fmt.Fprintf(out, "\nTheir endpoints (servers in this process):\n\n")
-	PrintEndpoints(out, "  ", d.tell().Items)
+	PrintEndpoints(out, "  ", d.describe().Items)
 	if d.Dir == "" {
 		fmt.Fprintf(out, "\nThe manifests are in memory only and cannot be edited: %v.\n", d.noDir)
 	} else {

@@ -83,7 +83,7 @@ var _ = Describe("the demo", func() {
 		Expect(ask("echo-1")).To(Equal("echo-1: hello"))
 	})
 
-	It("has faults that do what they are called, and can be mended", func() {
+	It("has faults that do what they are called, and can be repaired", func() {
 		for _, name := range []string{"web-1", "echo-1"} {
 			breakIt(name, api.DemoRefuse)
 			_, err := ask(name)
@@ -99,7 +99,7 @@ var _ = Describe("the demo", func() {
 		// The client may get the reset while it writes, or find its connection closed.
 		Expect(err).To(Or(MatchError(syscall.ECONNRESET), MatchError(syscall.EPIPE), MatchError(net.ErrClosed), MatchError(ContainSubstring("EOF"))))
 
-		status, text := post(api.DemoMendPath, `{"all": true}`, api.DemoHeader)
+		status, text := post(api.DemoRepairPath, `{"all": true}`, api.DemoHeader)
 		Expect(status).To(Equal(http.StatusOK), text)
 		for _, b := range d.backends {
 			Expect(ask(b.name)).To(ContainSubstring(b.name))
@@ -243,7 +243,7 @@ var _ = Describe("the demo", func() {
 			Expect(text).To(ContainSubstring(says))
 			Expect(got).To(Equal(status))
 		},
-		Entry("without a header of its own", http.StatusForbidden, api.DemoHeader+": 1 is required", api.DemoMendPath, `{"all": true}`),
+		Entry("without a header of its own", http.StatusForbidden, api.DemoHeader+": 1 is required", api.DemoRepairPath, `{"all": true}`),
 		Entry("for a server that is not there", http.StatusNotFound, "must be one of web-1, web-2", api.DemoBreakPath, `{"endpoint": "web-9", "how": "slow"}`, api.DemoHeader),
 		Entry("by a fault that UDP cannot have", http.StatusBadRequest, "must be one of refuse, blackhole, slow, delay=300ms, flaky=10% for echo-1, a UDP server", api.DemoBreakPath, `{"endpoint": "echo-1", "how": "reset"}`, api.DemoHeader),
 		Entry("by a fault without its value", http.StatusBadRequest, `invalid value \"flaky\": must be one of refuse, blackhole, slow, delay=300ms, flaky=10%, reset, reset=10%, slow-accept, half-open, half-close for`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "flaky"}`, api.DemoHeader),
@@ -252,6 +252,6 @@ var _ = Describe("the demo", func() {
 		Entry("by a time that is none", http.StatusBadRequest, `delay: invalid value \"x\": must be a time from 1ms to 1m, such as 300ms`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "delay=x"}`, api.DemoHeader),
 		Entry("by a time that is too long", http.StatusBadRequest, `delay: invalid value \"2h\": must be a time from 1ms to 1m`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "delay=2h"}`, api.DemoHeader),
 		Entry("by no fault", http.StatusBadRequest, "value is required", api.DemoBreakPath, `{"endpoint": "echo-1"}`, api.DemoHeader),
-		Entry("by what is no such object", http.StatusBadRequest, "invalid body", api.DemoMendPath, `{"every": true}`, api.DemoHeader),
+		Entry("by what is no such object", http.StatusBadRequest, "invalid body", api.DemoRepairPath, `{"every": true}`, api.DemoHeader),
 	)
 })

@@ -1,9 +1,9 @@
 // Package demo implements 'usher demo': a Service of each kind, with
-// servers in this process that can be broken and mended.
+// servers in this process that can be broken and repaired.
 //
 // [Start] starts the servers on loopback ports and writes the manifests that make
 // them the endpoints of Services, for a proxy that the caller runs. Handler adds the
-// routes for 'usher demo break' and 'mend' to the proxy's API. [AskAll] and [KeepAsking]
+// routes for 'usher demo break' and 'repair' to the proxy's API. [AskAll] and [KeepAsking]
 // are the clients. The package also prints the output for users, since the purpose of
 // the demo is to be watched.
 //

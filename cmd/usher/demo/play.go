@@ -17,10 +17,10 @@ import (
 )
 
 const (
-	lookEvery = 200 * time.Millisecond // while something is expected
-	width     = 80                     // of the output, in columns
-	maxAsking = 500                    // requests of a play that have no answer yet
-	patience  = 5 * time.Second        // of each request
+	lookEvery      = 200 * time.Millisecond // while something is expected
+	width          = 80                     // of the output, in columns
+	maxAsking      = 500                    // requests of a play that have no answer yet
+	requestTimeout = 5 * time.Second        // of each request
 )
 
 // player plays a scenario.
@@ -61,7 +61,7 @@ func (s *Scenario) Play(ctx context.Context, c *client.Client, out io.Writer) (u
 		if !sleep(ctx, time.Until(p.started.Add(st.at))) {
 			return unmet, ctx.Err()
 		}
-		p.tell(st.Say)
+		p.print(st.Say)
 		met, err := p.do(ctx, st)
 		if err != nil {
 			return unmet, err
@@ -75,7 +75,7 @@ func (s *Scenario) Play(ctx context.Context, c *client.Client, out io.Writer) (u
 	}
 	for name, cs := range p.clients {
 		if n := cs.late.Load(); n > 0 {
-			p.tell(fmt.Sprintf("Skipped %d requests to %s, because %d requests were waiting for answers.", n, name, maxAsking))
+			p.print(fmt.Sprintf("Skipped %d requests to %s, because %d requests were waiting for answers.", n, name, maxAsking))
 		}
 	}
 	fmt.Fprintf(out, "\n%d of %d expectations met.\n", expected-unmet, expected)
@@ -105,23 +105,23 @@ func (p *player) prepare(ctx context.Context, st step) error {
 func (p *player) do(ctx context.Context, st step) (met bool, err error) {
 	switch {
 	case st.Load != "":
-		p.tell("load: " + st.Load)
+		p.print("load: " + st.Load)
 		p.load(ctx, p.clients[st.load.service], st.load.rate)
 	case st.Break != "":
 		e, err := p.usher.Break(ctx, st.breaks)
 		if err != nil {
 			return false, err
 		}
-		p.tell("break: " + e.Pod + " now " + e.Does)
-	case st.Mend != "":
-		what := api.DemoMend{Endpoint: st.Mend}
-		if st.Mend == "all" {
-			what = api.DemoMend{All: true}
+		p.print("break: " + e.Pod + " now " + e.Does)
+	case st.Repair != "":
+		what := api.DemoRepair{Endpoint: st.Repair}
+		if st.Repair == "all" {
+			what = api.DemoRepair{All: true}
 		}
-		if _, err := p.usher.Mend(ctx, what); err != nil {
+		if _, err := p.usher.Repair(ctx, what); err != nil {
 			return false, err
 		}
-		p.tell("mend: " + st.Mend)
+		p.print("repair: " + st.Repair)
 	case st.Expect != "":
 		return p.expect(ctx, st)
 	}
@@ -136,10 +136,10 @@ func (p *player) expect(ctx context.Context, st step) (bool, error) {
 		case err != nil:
 			return false, err
 		case met:
-			p.tell(fmt.Sprintf("as expected: %s (%s)", st.Expect, saw))
+			p.print(fmt.Sprintf("as expected: %s (%s)", st.Expect, saw))
 			return true, nil
 		case time.Since(p.started) >= st.by:
-			p.tell(fmt.Sprintf("NOT AS EXPECTED: %s (%s)", st.Expect, saw))
+			p.print(fmt.Sprintf("NOT AS EXPECTED: %s (%s)", st.Expect, saw))
 			return false, nil
 		}
 		if !sleep(ctx, lookEvery) {
@@ -235,7 +235,7 @@ func (p *player) load(ctx context.Context, cs *clients, rate int) {
 }
 
 func (p *player) ask(ctx context.Context, cs *clients) {
-	patient, cancel := context.WithTimeout(ctx, patience)
+	patient, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	if _, err := cs.ask(patient); err == nil {
 		cs.answered.Add(1)
@@ -244,8 +244,8 @@ func (p *player) ask(ctx context.Context, cs *clients) {
 	}
 }
 
-// tell prints a text after the time.
-func (p *player) tell(text string) {
+// print prints a text after the time.
+func (p *player) print(text string) {
 	const indent = 8
 	if text == "" {
 		return

@@ -46,7 +46,7 @@ func targetsOf(p *proxy.Proxy) (list []target) {
 			t.unserved = "it no longer exists"
 		case status.Problem != nil:
 			t.unserved = status.Problem.Err.Error()
-		case p.Portal.Traits().Leads():
+		case p.Portal.Traits().CarriesVIPs():
 			t.at = status.Port.VIPs[0].AddrPort()
 		case len(status.Listeners) > 0:
 			t.at = status.Listeners[0]
@@ -198,14 +198,14 @@ func askAndTell(ctx context.Context, out io.Writer, events *trace.Reader, t targ
 }
 
 // printSteps prints the steps of one connection to t: up to its end, or for UDP,
-// whose sessions outlast a user's patience, up to the answer. A request that
+// whose sessions outlast the timeout, up to the answer. A request that
 // was not answered may have left no steps at all.
 func printSteps(ctx context.Context, out io.Writer, events *trace.Reader, t target, answered bool) {
-	patience := 5 * time.Second
+	timeout := 5 * time.Second
 	if !answered {
-		patience = 100 * time.Millisecond
+		timeout = 100 * time.Millisecond
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	buf := make([]trace.Event, 1)
 	for {

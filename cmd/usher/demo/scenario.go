@@ -42,7 +42,7 @@ type stepText struct {
 	Say    string `json:"say"`
 	Load   string `json:"load"`   // "web 50/s"
 	Break  string `json:"break"`  // "web-2 reset=30%"
-	Mend   string `json:"mend"`   // "web-2", "all"
+	Repair string `json:"repair"` // "web-2", "all"
 	Expect string `json:"expect"` // "web failed >= 3"
 	By     string `json:"by"`     // of Expect
 }
@@ -143,11 +143,11 @@ func parseStep(text stepText, before time.Duration, rates map[string]int) (st st
 		st.breaks, err = parseBreak(text.Break)
 		check("break", err)
 	}
-	if text.Mend != "" && text.Mend != "all" {
-		_, err = serverNamed(text.Mend)
-		check("mend", err)
+	if text.Repair != "" && text.Repair != "all" {
+		_, err = serverNamed(text.Repair)
+		check("repair", err)
 	}
-	if text.Mend != "" {
+	if text.Repair != "" {
 		done++
 	}
 	if text.Expect != "" {
@@ -164,7 +164,7 @@ func parseStep(text stepText, before time.Duration, rates map[string]int) (st st
 		check("by", err)
 	}
 	if done > 1 || done == 0 && text.Say == "" {
-		check("say", errors.New("a step needs say, or one of load, break, mend and expect, or both"))
+		check("say", errors.New("a step needs say, or one of load, break, repair and expect, or both"))
 	}
 	return st, errs
 }

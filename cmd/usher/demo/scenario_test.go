@@ -18,7 +18,7 @@ steps:
 - {at: 5s, break: web-2 reset=30%}
 - {at: 5s, expect: web failed >= 3, by: 1m}
 - {at: 1m, expect: default/web-2 state = quarantined}
-- {at: 1h, mend: all}
+- {at: 1h, repair: all}
 `))
 		Expect(errs).To(BeEmpty())
 		Expect(s.steps).To(HaveLen(5))
@@ -49,7 +49,7 @@ steps:
 		Entry("out of order", "steps[1].at: 1s is before 3s", "{at: 2s, expect: web open = 0, by: 3s}, {at: 1s, say: x}"),
 		Entry("with what has no time to come", "steps[0].by: allowed only with expect", "{at: 2s, say: x, by: 3s}"),
 		Entry("with nothing to do", "steps[0].say: a step needs say", "{at: 0s}"),
-		Entry("with two things at once", "or one of load", "{at: 0s, mend: all, load: web 1/s}"),
+		Entry("with two things at once", "or one of load", "{at: 0s, repair: all, load: web 1/s}"),
 		Entry("with what a terminal would obey", "steps[0].say: control characters are not allowed", `{at: 0s, say: "\e[2J"}`),
 		Entry("with a rate that is none", `steps[0].load: invalid rate "50" for web: must be a rate such as 50/s`, "{at: 0s, load: web 50}"),
 		Entry("with too much load", "steps[1].load: 1010 requests per second over all Services: must be at most 1000", "{at: 0s, load: web 950/s}, {at: 0s, load: sticky 60/s}"),
@@ -57,7 +57,7 @@ steps:
 		Entry("with a server that is not there", `steps[0].break: unknown name "web-9": must be a Service (web, refusing,`, "{at: 0s, break: web-9 slow}"),
 		Entry("with a fault that is none", `steps[0].break: how: flaky: invalid value "200%": must be a share`, "{at: 0s, break: web-1 flaky=200%}"),
 		Entry("with a fault that is not said", "steps[0].break: how is required: must be one of refuse,", "{at: 0s, break: web-1}"),
-		Entry("with a Service to mend", `steps[0].mend: "web" is a Service: must be one of its servers, such as web-1`, "{at: 0s, mend: web}"),
+		Entry("with a Service to repair", `steps[0].repair: "web" is a Service: must be one of its servers, such as web-1`, "{at: 0s, repair: web}"),
 		Entry("with an expectation that is none", `must have the form "web failed >= 3"`, "{at: 0s, expect: web failed}"),
 		Entry("with a count that there is not", `invalid value "size": must be one of state, accepted,`, "{at: 0s, expect: web size = 3}"),
 		Entry("with a server's count that there is not", `invalid value "retries": must be one of state, connected, failed, open`, "{at: 0s, expect: web-1 retries = 3}"),

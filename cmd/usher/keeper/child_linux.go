@@ -63,7 +63,7 @@ func (k *keeper) start() {
 	}
 	k.log.WithError(err).Error("Failed to start usher")
 	k.Failures = max(k.Failures, 1) + 1
-	k.begin(k.patience())
+	k.begin(k.restartDelay())
 }
 
 // spawn starts an usher process.

@@ -30,14 +30,14 @@ var forwarded = []os.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGQUIT, unix.SIGUSR
 // keeper is the state of the keeper process.
 type keeper struct {
 	state
-	log     logrus.FieldLogger
-	manager *manager      // nil for none
-	pause   *pause        // nil while an usher process runs
-	told    bool          // a signal has requested a stop
-	code    int           // exit code, once told is set and usher has exited
-	again   bool          // replace the program once more
-	taken   chan struct{} // another usher instance has taken over while none ran here
-	sent    chan *child   // children with packets about connections
+	log           logrus.FieldLogger
+	manager       *manager      // nil for none
+	pause         *pause        // nil while an usher process runs
+	stopRequested bool          // a signal has requested a stop
+	code          int           // exit code, once told is set and usher has exited
+	again         bool          // replace the program once more
+	taken         chan struct{} // another usher instance has taken over while none ran here
+	sent          chan *child   // children with packets about connections
 	// connections is the number of saved connections and pipes. Each has two descriptors.
 	connections int
 	// count is the number of kept descriptors, and length the total length of their names.
@@ -170,13 +170,13 @@ func poll(fd int, readable chan<- struct{}, read <-chan struct{}) {
 // which resets connections.
 func (k *keeper) forward(sig os.Signal) (over bool) {
 	s := sig.(syscall.Signal)
-	if k.told {
+	if k.stopRequested {
 		for _, c := range k.Draining {
 			_ = unix.Kill(c.PID, s) // it is not reaped
 		}
 	}
 	if s == unix.SIGTERM || s == unix.SIGINT {
-		k.told = true
+		k.stopRequested = true
 		k.pause.end() // before the files that it would hand over are closed
 		k.drop()      // the kernel refuses clients from now on
 	}
@@ -185,7 +185,7 @@ func (k *keeper) forward(sig os.Signal) (over bool) {
 			_ = unix.Kill(c.PID, s) // fails if it has exited already
 		}
 	}
-	if k.told && k.Current == nil && len(k.Draining) == 0 {
+	if k.stopRequested && k.Current == nil && len(k.Draining) == 0 {
 		k.log.WithField("signal", sig.String()).Info("Keeper exiting; no usher is running and its rules are kept for the next start ('usher cleanup' removes them)")
 		return true
 	}
@@ -227,7 +227,7 @@ func (k *keeper) reap() (code int, over bool) {
 		case former >= 0:
 			k.inherit(k.Draining[former], k.Current)
 			k.Draining = slices.Delete(k.Draining, former, former+1)
-			code, over = k.code, k.told && k.Current == nil && k.Next == nil && len(k.Draining) == 0
+			code, over = k.code, k.stopRequested && k.Current == nil && k.Next == nil && len(k.Draining) == 0
 		case k.Next != nil && pid == k.Next.PID:
 			code, over = k.nextEnded(status)
 		case k.Current == nil || pid != k.Current.PID:
@@ -253,7 +253,7 @@ func (k *keeper) ended(status unix.WaitStatus) (code int, over bool) {
 	}
 	log := k.log.WithField("reason", why)
 	switch {
-	case k.told, c.Stopping, code == 0:
+	case k.stopRequested, c.Stopping, code == 0:
 		return k.end(code)
 	case code == ExitLocked:
 		log.Error("Another usher instance manages the portals; keeper exiting")
@@ -271,7 +271,7 @@ func (k *keeper) ended(status unix.WaitStatus) (code int, over bool) {
 	}
 	k.Restarts++
 	k.Last = why
-	wait := k.patience()
+	wait := k.restartDelay()
 	log.WithFields(logrus.Fields{"restarts": k.Restarts, "pause": wait.String()}).Error("usher exited unexpectedly; restarting it")
 	k.begin(wait)
 	return 0, false
@@ -280,15 +280,15 @@ func (k *keeper) ended(status unix.WaitStatus) (code int, over bool) {
 // end makes the keeper exit with code when all processes that have handed over have exited: if the
 // keeper is process 1, its exit would reset their connections.
 func (k *keeper) end(code int) (_ int, over bool) {
-	if k.told, k.code = true, code; len(k.Draining) == 0 {
+	if k.stopRequested, k.code = true, code; len(k.Draining) == 0 {
 		return code, true
 	}
 	k.log.WithField("instances", len(k.Draining)).Info("Keeper waiting for previous usher instances to finish their connections")
 	return 0, false
 }
 
-// patience returns the pause before usher is restarted.
-func (k *keeper) patience() time.Duration {
+// restartDelay returns the pause before usher is restarted.
+func (k *keeper) restartDelay() time.Duration {
 	if k.Failures < 2 {
 		return 0
 	}

@@ -154,7 +154,7 @@ func (k *keeper) obey(c *child, m *message) {
 		c.Stopping = true
 	}
 	if !m.says("BARRIER") {
-		k.manager.tell(m)
+		k.manager.send(m)
 	}
 	if !m.says("FDSTORE") || c.Stopping || !k.put(name, m.FDs) {
 		m.close()
@@ -246,7 +246,7 @@ func newManager(log logrus.FieldLogger) *manager {
 // managerTime is the time limit for a message to the manager.
 const managerTime = time.Second
 
-func (m *manager) tell(what *message) {
+func (m *manager) send(what *message) {
 	if m == nil {
 		return
 	}
@@ -266,7 +266,7 @@ func (m *manager) beat() <-chan time.Time {
 
 func (k *keeper) beat() {
 	if k.Current == nil || !k.Current.Ready {
-		k.manager.tell(&message{Text: "WATCHDOG=1"})
+		k.manager.send(&message{Text: "WATCHDOG=1"})
 	}
 }
 

@@ -36,7 +36,7 @@ const (
 
 // upgrade replaces the program, if possible.
 func (k *keeper) upgrade() {
-	if k.told || k.Current != nil && k.Current.Stopping {
+	if k.stopRequested || k.Current != nil && k.Current.Stopping {
 		return
 	}
 	if k.Next != nil {
@@ -211,7 +211,7 @@ func (k *keeper) replace() {
 
 // nextEnded handles the exit of the next usher process.
 func (k *keeper) nextEnded(status unix.WaitStatus) (code int, over bool) {
-	if k.told || !k.Current.stops() {
+	if k.stopRequested || !k.Current.stops() {
 		k.inherit(k.Next, k.Current)
 		k.upgradeFailed(describe(status))
 		return 0, false
@@ -223,7 +223,7 @@ func (k *keeper) nextEnded(status unix.WaitStatus) (code int, over bool) {
 
 // currentGone handles the exit of the current usher process while the next one is starting.
 func (k *keeper) currentGone(status unix.WaitStatus) {
-	if !k.told && !k.Current.stops() {
+	if !k.stopRequested && !k.Current.stops() {
 		k.remove("lock") // otherwise the next process would wait for an answer of the lock's holder
 		k.Restarts++
 		k.Last = describe(status)
@@ -236,7 +236,7 @@ func (k *keeper) currentGone(status unix.WaitStatus) {
 // dismiss signals the current usher process to exit. A process that has handed over exits anyway, but
 // in a Pod it waits for a signal. A process without a lock to hand over would never exit.
 func (k *keeper) dismiss() {
-	if !k.told { // otherwise this would be a second signal, which resets its connections
+	if !k.stopRequested { // otherwise this would be a second signal, which resets its connections
 		_ = unix.Kill(k.Current.PID, unix.SIGTERM) // it may have exited, but is not reaped
 	}
 }
@@ -249,7 +249,7 @@ func (k *keeper) promote() {
 		m.close()
 	}
 	k.Current, k.Next = next, nil
-	k.settle(next)
+	k.executeDeferred(next)
 }
 
 // upgradeFailed handles the exit of the next usher process before it has taken over.
@@ -259,11 +259,11 @@ func (k *keeper) upgradeFailed(why string) {
 		m.close()
 	}
 	k.Next = nil
-	k.settle(k.Current)
+	k.executeDeferred(k.Current)
 }
 
-// settle executes the messages that an usher process sent while it was undecided whether it continues.
-func (k *keeper) settle(c *child) {
+// executeDeferred executes the messages that an usher process sent while it was undecided whether it continues.
+func (k *keeper) executeDeferred(c *child) {
 	held := c.Held
 	c.Held = nil
 	for _, m := range held {

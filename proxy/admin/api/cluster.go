@@ -77,16 +77,16 @@ type ClusterService struct {
 type ClusterServiceDetail struct {
 	ClusterService
 	Asked time.Time `json:"asked"`
-	// Findings are the problems found and their causes, the most certain first: at most 10. FindingsUntold is
+	// Findings are the problems found and their causes, the most certain first: at most 10. FindingsOmitted is
 	// the number of further ones.
-	Findings       []ClusterFinding `json:"findings"`
-	FindingsUntold int              `json:"findingsUntold,omitempty"`
-	// Nodes lists at most 50 nodes, and Endpoints at most 100 endpoints, failing ones first. NodesUntold and
-	// EndpointsUntold are the numbers of further ones that were examined.
-	Nodes           []ClusterColumn   `json:"nodes"`
-	NodesUntold     int               `json:"nodesUntold,omitempty"`
-	Endpoints       []ClusterEndpoint `json:"endpoints"`
-	EndpointsUntold int               `json:"endpointsUntold,omitempty"`
+	Findings        []ClusterFinding `json:"findings"`
+	FindingsOmitted int              `json:"findingsOmitted,omitempty"`
+	// Nodes lists at most 50 nodes, and Endpoints at most 100 endpoints, failing ones first. NodesOmitted and
+	// EndpointsOmitted are the numbers of further ones that were examined.
+	Nodes            []ClusterColumn   `json:"nodes"`
+	NodesOmitted     int               `json:"nodesOmitted,omitempty"`
+	Endpoints        []ClusterEndpoint `json:"endpoints"`
+	EndpointsOmitted int               `json:"endpointsOmitted,omitempty"`
 	// NodesUnasked is the number of nodes that know the Service but were not queried for its endpoints,
 	// because there are too many of both. Those with the most failures and the most connections were queried.
 	NodesUnasked int `json:"nodesUnasked,omitempty"`

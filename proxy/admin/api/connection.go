@@ -97,8 +97,8 @@ type Attempt struct {
 	Sees
 	// StartMs is when it began, after the connection was accepted. Gaps between attempts are waiting time:
 	// every endpoint had been tried.
-	StartMs float64 `json:"startMs"`
-	TookMs  float64 `json:"tookMs"`
+	StartMs    float64 `json:"startMs"`
+	DurationMs float64 `json:"durationMs"`
 	// Result is connected, refused, no-answer or failed; for UDP, connected is a
 	// first answer.
 	Result string `json:"result"`

@@ -5,7 +5,7 @@ package api
 const (
 	DemoEndpointsPath = "/demo/endpoints" // GET: DemoEndpointList
 	DemoBreakPath     = "/demo/break"     // POST DemoBreak: DemoEndpoint
-	DemoMendPath      = "/demo/mend"      // POST DemoMend: DemoEndpointList, the repaired ones
+	DemoRepairPath    = "/demo/repair"    // POST DemoRepair: DemoEndpointList, the repaired ones
 
 	DemoHeader = "X-Usher-Demo" // with any value
 )
@@ -52,8 +52,8 @@ type DemoBreak struct {
 	How string `json:"how"`
 }
 
-// DemoMend is the server to repair.
-type DemoMend struct {
+// DemoRepair is the server to repair.
+type DemoRepair struct {
 	Endpoint string `json:"endpoint,omitempty"` // as in DemoBreak
 	All      bool   `json:"all,omitempty"`      // instead of Endpoint
 }

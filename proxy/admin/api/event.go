@@ -83,11 +83,11 @@ type Event struct {
 	Skipped  int    `json:"skipped,omitempty"`
 	Source   string `json:"source,omitempty"`
 	Result   string `json:"result,omitempty"`
-	// TookMs is the time for the attempt; for waiting, how long it waits; for closed, the time since
+	// DurationMs is the time for the attempt; for waiting, how long it waits; for closed, the time since
 	// accepted; for endpoint-quarantined, its duration. If the reason is probe or probes, and for
 	// endpoint-probed, it is the time until the next probe.
-	TookMs float64 `json:"tookMs,omitempty"`
-	Error  string  `json:"error,omitempty"`
+	DurationMs float64 `json:"durationMs,omitempty"`
+	Error      string  `json:"error,omitempty"`
 
 	// End is how a connection ended, for closed.
 	End             string `json:"end,omitempty"`

@@ -320,17 +320,17 @@ type Endpoint struct {
 	// Active is the number of open connections, including attempts in progress, Limit the maximum, left out
 	// if there is none. Connected is the total number of connections. Failed is the number of attempts that
 	// failed and of connections that it broke. NoResponse is the number of connections that ended as
-	// no-response, which is not a failure. FailedLately and NoResponseLately are the numbers in the last 5 to
+	// no-response, which is not a failure. FailedRecently and NoResponseRecently are the numbers in the last 5 to
 	// 10 minutes, the time of Latency; left out if 0.
-	Active           int64 `json:"active"`
-	Limit            int   `json:"limit,omitempty"`
-	Connected        int64 `json:"connected"`
-	Failed           int64 `json:"failed"`
-	FailedLately     int64 `json:"failedLately,omitempty"`
-	NoResponse       int64 `json:"noResponse,omitempty"`
-	NoResponseLately int64 `json:"noResponseLately,omitempty"`
-	BytesToEndpoint  int64 `json:"bytesToEndpoint"`
-	BytesToClient    int64 `json:"bytesToClient"`
+	Active             int64 `json:"active"`
+	Limit              int   `json:"limit,omitempty"`
+	Connected          int64 `json:"connected"`
+	Failed             int64 `json:"failed"`
+	FailedRecently     int64 `json:"failedRecently,omitempty"`
+	NoResponse         int64 `json:"noResponse,omitempty"`
+	NoResponseRecently int64 `json:"noResponseRecently,omitempty"`
+	BytesToEndpoint    int64 `json:"bytesToEndpoint"`
+	BytesToClient      int64 `json:"bytesToClient"`
 	// Latency is left out if it had no recent connection.
 	Latency *Latency `json:"latency,omitempty"`
 }

@@ -29,9 +29,9 @@ type Status struct {
 	Services     int `json:"services"`
 	ServicePorts int `json:"servicePorts"`
 	// Problems are the current problems that usher knows, worst first: those of usher as a whole, then those
-	// of Services. At most 100 are listed; ProblemsUntold is the number of further ones.
-	Problems       []StatusProblem `json:"problems"`
-	ProblemsUntold int             `json:"problemsUntold,omitempty"`
+	// of Services. At most 100 are listed; ProblemsOmitted is the number of further ones.
+	Problems        []StatusProblem `json:"problems"`
+	ProblemsOmitted int             `json:"problemsOmitted,omitempty"`
 	// Attention is a summary in one sentence: "no problems", "3 Services need attention: …".
 	Attention string `json:"attention"`
 	// Since is when the first of Problems began or, without problems, when the last one ended or usher

@@ -25,9 +25,9 @@ func (c *Client) Break(ctx context.Context, b api.DemoBreak) (out api.DemoEndpoi
 	return out, noDemo(c.ask(ctx, http.MethodPost, api.DemoBreakPath, nil, b, &out))
 }
 
-// Mend repairs one of the demo's servers, or all.
-func (c *Client) Mend(ctx context.Context, m api.DemoMend) (out api.DemoEndpointList, err error) {
-	return out, noDemo(c.ask(ctx, http.MethodPost, api.DemoMendPath, nil, m, &out))
+// Repair repairs one of the demo's servers, or all.
+func (c *Client) Repair(ctx context.Context, m api.DemoRepair) (out api.DemoEndpointList, err error) {
+	return out, noDemo(c.ask(ctx, http.MethodPost, api.DemoRepairPath, nil, m, &out))
 }
 
 // noDemo returns ErrNoDemo if usher does not know the path or the method.

@@ -9,15 +9,15 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// told is one node's answer, or the reason that there is none.
-type told[T any] struct {
+// answerOf is one node's answer, or the reason that there is none.
+type answerOf[T any] struct {
 	answer T
 	err    error
 }
 
 // each queries every node, and returns the answers in the order of nodes.
-func each[T any](ctx context.Context, v *View, nodes []Node, do func(context.Context, Node) (T, error)) []told[T] {
-	all := make([]told[T], len(nodes))
+func each[T any](ctx context.Context, v *View, nodes []Node, do func(context.Context, Node) (T, error)) []answerOf[T] {
+	all := make([]answerOf[T], len(nodes))
 	var done sync.WaitGroup
 	defer done.Wait()
 	for i, n := range nodes {
@@ -33,13 +33,13 @@ func each[T any](ctx context.Context, v *View, nodes []Node, do func(context.Con
 		}
 		done.Go(func() {
 			defer func() { <-v.slots }()
-			ctx, cancel := context.WithTimeoutCause(ctx, v.patience, errSilent)
+			ctx, cancel := context.WithTimeoutCause(ctx, v.timeout, errSilent)
 			defer cancel()
 			answer, err := do(ctx, n)
 			if err != nil && errors.Is(context.Cause(ctx), errSilent) {
 				err = errSilent
 			}
-			all[i] = told[T]{answer, err}
+			all[i] = answerOf[T]{answer, err}
 			v.note(n.Name, err)
 			if len(nodes) > maxKept {
 				n.Client.Close()
@@ -50,7 +50,7 @@ func each[T any](ctx context.Context, v *View, nodes []Node, do func(context.Con
 }
 
 // errSilent is the error for a node whose usher is too slow.
-var errSilent = errors.New("no response within " + maxPatience.String())
+var errSilent = errors.New("no response within " + maxTimeout.String())
 
 // away returns the reason that usher on a node is not queried now: it recently failed to answer. nil: query
 // it.
@@ -73,6 +73,6 @@ func (v *View) note(node string, err error) {
 		delete(v.absent, node)
 	case v.ctx.Err() == nil:
 		times := min(v.absent[node].times, 10)
-		v.absent[node] = absence{until: time.Now().Add(min(firstAbsence<<times, maxAbsence)), times: times + 1, err: err}
+		v.absent[node] = unreachable{until: time.Now().Add(min(firstRetry<<times, maxRetry)), times: times + 1, err: err}
 	}
 }

@@ -53,7 +53,7 @@ func (v *View) Handler() http.Handler {
 	node("GET "+api.Prefix+"/", passed)
 	node("GET "+api.DemoEndpointsPath, passed)
 	node("POST "+api.DemoBreakPath, passed)
-	node("POST "+api.DemoMendPath, passed)
+	node("POST "+api.DemoRepairPath, passed)
 	return mux
 }
 
@@ -75,8 +75,8 @@ var (
 )
 
 const (
-	maxBody        = 4 << 10          // of a request
-	readerPatience = 10 * time.Second // for a browser that does not read
+	maxBody       = 4 << 10          // of a request
+	readerTimeout = 10 * time.Second // for a browser that does not read
 )
 
 // pass passes a request to usher on the node in its path.
@@ -154,7 +154,7 @@ func (p *patient) WriteHeader(code int) {
 
 // Write implements io.Writer.
 func (p *patient) Write(b []byte) (int, error) {
-	_ = p.control.SetWriteDeadline(time.Now().Add(readerPatience)) // otherwise the server's applies
+	_ = p.control.SetWriteDeadline(time.Now().Add(readerTimeout)) // otherwise the server's applies
 	return p.ResponseWriter.Write(b)
 }
 

@@ -10,9 +10,9 @@ import (
 
 // fleet is the state of all nodes.
 type fleet struct {
-	asked  time.Time
-	nodes  []Node
-	status []told[availability]
+	lastUsed time.Time
+	nodes    []Node
+	status   []answerOf[availability]
 }
 
 // availability is the state of usher on a node, with the Services of which most connections have failed there.
@@ -28,7 +28,7 @@ func (v *View) fleet(ctx context.Context) (fleet, error) {
 		if err != nil {
 			return fleet{}, err
 		}
-		f := fleet{asked: time.Now(), nodes: nodes}
+		f := fleet{lastUsed: time.Now(), nodes: nodes}
 		f.status = each(ctx, v, nodes, func(ctx context.Context, n Node) (s availability, err error) {
 			if s.Status, err = n.Client.Status(ctx); err != nil {
 				return s, err
@@ -47,14 +47,14 @@ func (v *View) Nodes(ctx context.Context) (list api.ClusterNodeList, err error) 
 	if err != nil {
 		return list, err
 	}
-	list = api.ClusterNodeList{Asked: f.asked, Items: make([]api.ClusterNode, 0, len(f.nodes))}
+	list = api.ClusterNodeList{Asked: f.lastUsed, Items: make([]api.ClusterNode, 0, len(f.nodes))}
 	for i, n := range f.nodes {
 		out := api.ClusterNode{Name: n.Name}
 		if s := &f.status[i]; s.err != nil {
 			out.Error = client.Cause(s.err)
 		} else {
 			out.Version, out.PortalMode = s.answer.Version, s.answer.PortalMode
-			out.Problems, out.Attention = len(s.answer.Problems)+s.answer.ProblemsUntold, s.answer.Attention
+			out.Problems, out.Attention = len(s.answer.Problems)+s.answer.ProblemsOmitted, s.answer.Attention
 			out.Since = s.answer.Since
 			out.Totals = &s.answer.Totals
 		}

@@ -32,14 +32,14 @@ func (v *View) Service(ctx context.Context, namespace, name string) (api.Cluster
 		summaries := each(ctx, v, f.nodes, func(ctx context.Context, n Node) (api.ServiceList, error) {
 			return n.Client.Services(ctx, client.ServiceQuery{Names: []string{key}, Max: 1})
 		})
-		var know, silent []knowing
+		var know, silent []serviceNode
 		answered := false
 		for i, t := range summaries {
 			switch {
 			case t.err != nil:
-				silent = append(silent, knowing{Node: f.nodes[i], err: t.err})
+				silent = append(silent, serviceNode{Node: f.nodes[i], err: t.err})
 			case len(t.answer.Items) > 0:
-				know = append(know, knowing{Node: f.nodes[i], service: t.answer.Items[0]})
+				know = append(know, serviceNode{Node: f.nodes[i], service: t.answer.Items[0]})
 				addService(&out.ClusterService, t.answer.Items[0])
 				fallthrough
 			default:
@@ -55,9 +55,9 @@ func (v *View) Service(ctx context.Context, namespace, name string) (api.Cluster
 			return out, &api.Error{Code: http.StatusNotFound, Message: fmt.Sprintf("no usher instance serves a Service %s", key)}
 		}
 		out.Message = f.messages()[key].message
-		asked := chosen(know, max(2, maxCells/max(1, out.EndpointCount)))
-		out.NodesUnasked = len(know) - len(asked)
-		g := v.read(ctx, asked, namespace, name)
+		lastUsed := chosen(know, max(2, maxCells/max(1, out.EndpointCount)))
+		out.NodesUnasked = len(know) - len(lastUsed)
+		g := v.read(ctx, lastUsed, namespace, name)
 		for _, n := range silent {
 			g.nodes, g.cells = append(g.nodes, n), append(g.cells, nil)
 		}
@@ -66,8 +66,8 @@ func (v *View) Service(ctx context.Context, namespace, name string) (api.Cluster
 	})
 }
 
-// knowing is a node that knows a Service, or does not answer.
-type knowing struct {
+// serviceNode is a node that knows a Service, or does not answer.
+type serviceNode struct {
 	Node
 	service api.Service
 	err     error
@@ -75,24 +75,24 @@ type knowing struct {
 
 // chosen returns at most most nodes, sorted by name: half of them those with the most failed attempts, and
 // the others those with the most connections, which have the most data about endpoints.
-func chosen(know []knowing, most int) []knowing {
+func chosen(know []serviceNode, most int) []serviceNode {
 	if len(know) <= most {
 		return know
 	}
 	know = slices.Clone(know)
-	by := func(list []knowing, of func(api.Totals) int64) {
-		slices.SortStableFunc(list, func(a, b knowing) int { return cmp.Compare(of(b.service.Totals), of(a.service.Totals)) })
+	by := func(list []serviceNode, of func(api.Totals) int64) {
+		slices.SortStableFunc(list, func(a, b serviceNode) int { return cmp.Compare(of(b.service.Totals), of(a.service.Totals)) })
 	}
 	by(know, func(t api.Totals) int64 { return t.AttemptsFailed })
 	by(know[most/2:], func(t api.Totals) int64 { return t.Established })
 	know = know[:most]
-	slices.SortFunc(know, func(a, b knowing) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(know, func(a, b serviceNode) int { return cmp.Compare(a.Name, b.Name) })
 	return know
 }
 
 // grid holds the data of some nodes about the endpoints of a Service.
 type grid struct {
-	nodes []knowing
+	nodes []serviceNode
 	cells [][]api.ClusterCell // of each node; shorter than rows if it does not know the last of them
 
 	mu    sync.Mutex // guards the fields below
@@ -102,7 +102,7 @@ type grid struct {
 }
 
 // read queries nodes for the endpoints. It reduces the answers to cells as they arrive.
-func (v *View) read(ctx context.Context, know []knowing, namespace, name string) *grid {
+func (v *View) read(ctx context.Context, know []serviceNode, namespace, name string) *grid {
 	g := &grid{nodes: slices.Clone(know), cells: make([][]api.ClusterCell, len(know)), index: map[string]int{}, words: map[string]string{}}
 	nodes := make([]Node, len(know))
 	at := map[string]int{}
@@ -145,8 +145,8 @@ func (g *grid) add(node int, detail api.ServiceDetail) {
 				c.Tried += int64(e.Latency.Clients)
 				c.ConnectP99Ms = max(c.ConnectP99Ms, e.Latency.ConnectP99Ms)
 			}
-			c.Failed += e.FailedLately
-			c.Tried += e.FailedLately
+			c.Failed += e.FailedRecently
+			c.Tried += e.FailedRecently
 			if e.Quarantine != nil {
 				c.Cause = g.word(e.Quarantine.Cause)
 			}
@@ -209,7 +209,7 @@ func (g *grid) fill(out *api.ClusterServiceDetail) {
 			columns[node].Failed += c.Failed
 		}
 	}
-	out.Findings, out.FindingsUntold = findings(verdict, g.rows, columns)
+	out.Findings, out.FindingsOmitted = findings(verdict, g.rows, columns)
 
 	nodes := sorted(len(columns), maxColumns, func(a, b int) int {
 		return byFault(verdict.columns[a], verdict.columns[b], columns[a].Name, columns[b].Name)
@@ -218,7 +218,7 @@ func (g *grid) fill(out *api.ClusterServiceDetail) {
 		x, y := &g.rows[a], &g.rows[b]
 		return byFault(verdict.rows[a], verdict.rows[b], cmp.Or(x.Pod, x.Address), cmp.Or(y.Pod, y.Address))
 	})
-	out.NodesUntold, out.EndpointsUntold = len(columns)-len(nodes), len(g.rows)-len(rows)
+	out.NodesOmitted, out.EndpointsOmitted = len(columns)-len(nodes), len(g.rows)-len(rows)
 	out.Nodes, out.Endpoints = []api.ClusterColumn{}, []api.ClusterEndpoint{}
 	for _, node := range nodes {
 		out.Nodes = append(out.Nodes, columns[node])

@@ -83,7 +83,7 @@ func judge(m matrix) (v verdict) {
 			}
 		}
 	}
-	told := func(lines []counts) (n int) {
+	examined := func(lines []counts) (n int) {
 		for _, l := range lines {
 			if l.bad+l.good > 0 {
 				n++
@@ -91,7 +91,7 @@ func judge(m matrix) (v verdict) {
 		}
 		return n
 	}
-	if good == 0 && told(v.rows) > 1 && told(v.columns) > 1 {
+	if good == 0 && examined(v.rows) > 1 && examined(v.columns) > 1 {
 		v.all = true
 		return v
 	}
@@ -152,11 +152,11 @@ func (c *counts) leave(r api.ClusterResult) {
 }
 
 // findings describes a verdict in sentences, most certain first, and returns the number of further ones.
-func findings(v verdict, endpoints []api.ClusterEndpoint, nodes []api.ClusterColumn) (list []api.ClusterFinding, untold int) {
+func findings(v verdict, endpoints []api.ClusterEndpoint, nodes []api.ClusterColumn) (list []api.ClusterFinding, omitted int) {
 	list = []api.ClusterFinding{}
 	add := func(fault api.ClusterFault, row, column int, format string, args ...any) {
 		if len(list) == maxFindings {
-			untold++
+			omitted++
 			return
 		}
 		f := api.ClusterFinding{Fault: fault, Text: fmt.Sprintf(format, args...)}
@@ -196,7 +196,7 @@ func findings(v verdict, endpoints []api.ClusterEndpoint, nodes []api.ClusterCol
 	for _, at := range v.unclear {
 		add(api.FaultUnclear, at[0], at[1], "Connections from node %s to %s fail. There were too few other connections to determine which of the two is the cause.", nodes[at[1]].Name, the(endpoints[at[0]]))
 	}
-	return list, untold
+	return list, omitted
 }
 
 // the names an endpoint.

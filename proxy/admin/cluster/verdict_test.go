@@ -47,23 +47,23 @@ func TestVerdicts(t *testing.T) {
 		t.Run(is.what, func(t *testing.T) {
 			g := NewWithT(t)
 			v := judge(drawn(is.rows...))
-			var told []string
+			var answerOf []string
 			if v.all {
-				told = append(told, "all")
+				answerOf = append(answerOf, "all")
 			}
 			for _, l := range v.order {
 				if l.column {
-					told = append(told, fmt.Sprintf("node %c: %s", 'a'+l.index, v.columns[l.index].part()))
+					answerOf = append(answerOf, fmt.Sprintf("node %c: %s", 'a'+l.index, v.columns[l.index].part()))
 				} else {
-					told = append(told, fmt.Sprintf("pod web-%d: %s", l.index, v.rows[l.index].part()))
+					answerOf = append(answerOf, fmt.Sprintf("pod web-%d: %s", l.index, v.rows[l.index].part()))
 				}
 			}
 			for what, cells := range map[string][][2]int{"path": v.pairs, "unclear": v.unclear} {
 				for _, at := range cells {
-					told = append(told, fmt.Sprintf("%s %c web-%d", what, 'a'+at[1], at[0]))
+					answerOf = append(answerOf, fmt.Sprintf("%s %c web-%d", what, 'a'+at[1], at[0]))
 				}
 			}
-			g.Expect(told).To(ConsistOf(is.want))
+			g.Expect(answerOf).To(ConsistOf(is.want))
 		})
 	}
 }
@@ -87,8 +87,8 @@ func TestVerdictsInWords(t *testing.T) {
 		for i := range m.rows {
 			endpoints = append(endpoints, api.ClusterEndpoint{Address: fmt.Sprintf("10.1.0.%d:80", i), Pod: fmt.Sprintf("shop/web-%d", i)})
 		}
-		list, untold := findings(judge(m), endpoints, []api.ClusterColumn{{Name: "a"}, {Name: "b"}, {Name: "c"}})
-		g.Expect(untold).To(BeZero())
+		list, omitted := findings(judge(m), endpoints, []api.ClusterColumn{{Name: "a"}, {Name: "b"}, {Name: "c"}})
+		g.Expect(omitted).To(BeZero())
 		g.Expect(list).To(HaveLen(1))
 		g.Expect(list[0].Text).To(Equal(is.want))
 	}
@@ -98,9 +98,9 @@ func TestVerdictsInWords(t *testing.T) {
 		many[i] = "xx"
 	}
 	many = append(many, "..")
-	list, untold := findings(judge(drawn(many...)), make([]api.ClusterEndpoint, 41), make([]api.ClusterColumn, 2))
+	list, omitted := findings(judge(drawn(many...)), make([]api.ClusterEndpoint, 41), make([]api.ClusterColumn, 2))
 	g.Expect(list).To(HaveLen(maxFindings))
-	g.Expect(untold).To(Equal(30))
+	g.Expect(omitted).To(Equal(30))
 }
 
 func TestResults(t *testing.T) {

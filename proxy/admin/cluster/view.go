@@ -16,12 +16,12 @@ const (
 	maxAtOnce    = 16               // concurrent requests
 	maxKept      = 64               // nodes with kept connections: through an API server each takes a megabyte
 	maxQuestions = 16               // with kept answers
-	maxPatience  = 5 * time.Second  // for one answer of a node
+	maxTimeout   = 5 * time.Second  // for one answer of a node
 	minFresh     = 2 * time.Second  // how long an answer is fresh; four times as long as it took, if that is more,
 	maxFresh     = time.Minute      // up to this
 	grace        = 10 * time.Second // during a round the old answer is used until its age is twice its fresh time plus this
-	firstAbsence = 5 * time.Second  // how long a node that did not answer is not queried; twice as long each time,
-	maxAbsence   = time.Minute      // up to this
+	firstRetry   = 5 * time.Second  // how long a node that did not answer is not queried; twice as long each time,
+	maxRetry     = time.Minute      // up to this
 	findEvery    = 30 * time.Second // interval for looking for nodes
 )
 
@@ -41,26 +41,26 @@ type View struct {
 	stop  context.CancelFunc
 	slots chan struct{}
 
-	patience time.Duration
+	timeout time.Duration
 
 	rounds    sync.WaitGroup // in progress
 	mu        sync.Mutex     // guards the fields below
 	questions map[string]*question
-	absent    map[string]absence // by node
+	absent    map[string]unreachable // by node
 }
 
 // question is a query of readers, with the last answer.
 type question struct {
-	asked   time.Time     // last
-	running chan struct{} // closed when the round in progress has ended; nil if there is none
-	told    time.Time     // when answer was complete; zero for never
-	fresh   time.Duration
-	answer  any
-	err     error
+	lastUsed  time.Time     // last
+	running   chan struct{} // closed when the round in progress has ended; nil if there is none
+	completed time.Time     // when answer was complete; zero for never
+	fresh     time.Duration
+	answer    any
+	err       error
 }
 
-// absence is the state of a node that did not answer.
-type absence struct {
+// unreachable is the state of a node that did not answer.
+type unreachable struct {
 	until time.Time
 	times int // consecutive
 	err   error
@@ -68,7 +68,7 @@ type absence struct {
 
 // NewView returns a View of the nodes that find returns.
 func NewView(find Finder) *View {
-	v := &View{find: find, patience: maxPatience, slots: make(chan struct{}, maxAtOnce), questions: map[string]*question{}, absent: map[string]absence{}}
+	v := &View{find: find, timeout: maxTimeout, slots: make(chan struct{}, maxAtOnce), questions: map[string]*question{}, absent: map[string]unreachable{}}
 	v.ctx, v.stop = context.WithCancel(context.Background())
 	return v
 }
@@ -99,8 +99,8 @@ func ask[T any](ctx context.Context, v *View, key string, atLeast time.Duration,
 		v.mu.Unlock()
 		return answer, err
 	}
-	q.asked = now
-	age := now.Sub(q.told)
+	q.lastUsed = now
+	age := now.Sub(q.completed)
 	if q.running == nil && age > q.fresh {
 		q.running = make(chan struct{})
 		v.rounds.Go(func() {
@@ -108,11 +108,11 @@ func ask[T any](ctx context.Context, v *View, key string, atLeast time.Duration,
 			answer, err := round(v.ctx)
 			v.mu.Lock()
 			defer v.mu.Unlock()
-			q.told = time.Now()
+			q.completed = time.Now()
 			if err != nil {
 				atLeast = minFresh
 			}
-			q.fresh = max(atLeast, min(4*q.told.Sub(began), maxFresh))
+			q.fresh = max(atLeast, min(4*q.completed.Sub(began), maxFresh))
 			q.answer, q.err = answer, err
 			close(q.running)
 			q.running = nil
@@ -145,7 +145,7 @@ func (v *View) makeRoom() bool {
 	}
 	oldest := ""
 	for key, q := range v.questions {
-		if q.running == nil && (oldest == "" || q.asked.Before(v.questions[oldest].asked)) {
+		if q.running == nil && (oldest == "" || q.lastUsed.Before(v.questions[oldest].lastUsed)) {
 			oldest = key
 		}
 	}
@@ -166,7 +166,7 @@ func (v *View) nodes(ctx context.Context) ([]Node, error) {
 		}
 		v.mu.Lock()
 		defer v.mu.Unlock()
-		maps.DeleteFunc(v.absent, func(name string, _ absence) bool { return !names[name] })
+		maps.DeleteFunc(v.absent, func(name string, _ unreachable) bool { return !names[name] })
 		return found, nil
 	})
 }

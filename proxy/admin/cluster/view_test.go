@@ -148,7 +148,7 @@ func TestFiveHundredNodesWithFiveThousandEndpoints(t *testing.T) {
 		for i := range list {
 			is := `"state":"ready","latency":{"clients":10,"connectP99Ms":1.5}`
 			if dead(i) {
-				is = `"state":"quarantined","failedLately":3,"quarantine":{"cause":"connection refused"}`
+				is = `"state":"quarantined","failedRecently":3,"quarantine":{"cause":"connection refused"}`
 			}
 			list[i] = fmt.Sprintf(`{"address":"10.1.%d.%d:8080","pod":"shop/web-%d",%s}`, i/250, i%250, i, is)
 		}
@@ -160,7 +160,7 @@ func TestFiveHundredNodesWithFiveThousandEndpoints(t *testing.T) {
 	}
 	server := httptest.NewServer(m)
 	defer server.Close()
-	const patience = 10 * time.Minute // for a slow machine
+	const timeout = 10 * time.Minute // for a slow machine
 	var all []Node
 	for i := range nodes {
 		name := fmt.Sprintf("node-%d", i)
@@ -169,11 +169,11 @@ func TestFiveHundredNodesWithFiveThousandEndpoints(t *testing.T) {
 		})
 		g.Expect(err).NotTo(HaveOccurred())
 		defer c.Close()
-		c.Timeout = patience
+		c.Timeout = timeout
 		all = append(all, Node{name, c})
 	}
 	v := NewView(func(context.Context) ([]Node, error) { return all, nil })
-	v.patience = patience
+	v.timeout = timeout
 	defer v.Close()
 
 	services, err := v.Services(t.Context(), "")
@@ -193,7 +193,7 @@ func TestFiveHundredNodesWithFiveThousandEndpoints(t *testing.T) {
 	g.Expect(m.mostAtOne.Load()).To(BeNumerically("<=", maxAtOnce))
 	g.Expect(service.Nodes).To(HaveLen(maxColumns))
 	g.Expect(service.Endpoints).To(HaveLen(maxEndpoints))
-	g.Expect(service.EndpointsUntold).To(Equal(endpoints - maxEndpoints))
+	g.Expect(service.EndpointsOmitted).To(Equal(endpoints - maxEndpoints))
 	g.Expect(service.Findings).To(HaveLen(2))
 	g.Expect(service.Findings[0].Text).To(HavePrefix("The cause is node node-250: all 5000 endpoints fail from there"))
 	g.Expect(service.Findings[1].Text).To(HavePrefix("The cause is the Pod web-4711 ("))

@@ -51,7 +51,7 @@ func printMoves(names []string) {
 		added := after(by, 10, func(p *balance.Pool) { update(p, by, 11, -1) })
 		removed := after(by, 10, func(p *balance.Pool) { update(p, by, 10, 3) })
 		dead := after(by, 10, func(p *balance.Pool) {
-			p.All[3].Report(balance.Report{Kind: balance.ConnectFailed, Began: now, Now: now, Err: errors.New("refused")}, balance.Policy{First: time.Hour, Max: time.Hour})
+			p.All[3].Report(balance.Report{Kind: balance.ConnectFailed, Start: now, Now: now, Err: errors.New("refused")}, balance.Policy{First: time.Hour, Max: time.Hour})
 		})
 		fmt.Printf("| `%s` | %d to %d | %d | %s | %s | %d | %s |\n", name, slices.Min(ten.counts[:10]), slices.Max(ten.counts[:10]),
 			added.counts[10], added.moved(by), removed.moved(by), dead.counts[3], dead.moved(by))
@@ -93,7 +93,7 @@ func after(by config.Scheduler, n int, change func(*balance.Pool)) (o outcome) {
 	var p balance.Pool
 	update(&p, by, n, -1)
 	choose := func(client int) int {
-		c, _ := p.Cluster.Pick(balance.Ask{Now: now, Client: netip.AddrFrom4([4]byte{192, 0, byte(client >> 8), byte(client)}), VIP: netip.MustParseAddr("10.96.0.1")})
+		c, _ := p.Cluster.Pick(balance.Request{Now: now, Client: netip.AddrFrom4([4]byte{192, 0, byte(client >> 8), byte(client)}), VIP: netip.MustParseAddr("10.96.0.1")})
 		c.Endpoint.Take()
 		return int(c.Endpoint.Addr.Addr().As4()[3])
 	}

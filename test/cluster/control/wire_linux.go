@@ -23,7 +23,7 @@ type Wire struct {
 func (p *Plane) NewWire() *Wire {
 	GinkgoHelper()
 	w := &Wire{plane: p, conns: map[net.Conn]struct{}{}, address: net.JoinHostPort(p.address.String(), "0")}
-	w.Mend()
+	w.Repair()
 	DeferCleanup(w.Cut)
 	return w
 }
@@ -58,8 +58,8 @@ func (w *Wire) drop() {
 	clear(w.conns)
 }
 
-// Mend restores a cut wire at the same address.
-func (w *Wire) Mend() {
+// Repair restores a cut wire at the same address.
+func (w *Wire) Repair() {
 	GinkgoHelper()
 	w.mu.Lock()
 	defer w.mu.Unlock()

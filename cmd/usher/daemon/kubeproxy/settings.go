@@ -269,7 +269,7 @@ func (v *validator) oneOf(path *field.Path, value string, allowed ...string) str
 func (v *validator) mode(path *field.Path, value v1alpha1.ProxyMode) string {
 	mode := v.oneOf(path, string(value), modeUserspace, modeIPTables, modeNFTables, modeIPVS)
 	if mode == modeUserspace || mode == modeIPVS {
-		return "" // usher is that already, or has no portal for it; it selects one itself
+		return "" // usher has no portal of that name and selects one itself
 	}
 	return mode
 }

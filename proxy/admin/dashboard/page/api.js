@@ -26,7 +26,7 @@ export async function changesSoFar(service) {
 // The demo's own requests; they exist only while usher demo runs.
 export function demoEndpoints() { return ask('demo/endpoints').then(r => r.json()); }
 export function demoBreak(endpoint, how) { return post('demo/break', { endpoint, how }); }
-export function demoMend(endpoint) { return post('demo/mend', { endpoint }); }
+export function demoRepair(endpoint) { return post('demo/repair', { endpoint }); }
 
 function post(path, body) {
   // No other site can make a browser send this header.

@@ -54,9 +54,9 @@ export const connections = {
 const steps = {
   attempt(c, e) {
     if (c.attempts.some(a => a.number === e.attempt)) return;
-    const { endpoint, pod, reason, skipped, source, result, error, tookMs = 0 } = e;
-    const startMs = Math.max(0, Date.parse(e.time) - Date.parse(c.accepted) - tookMs);
-    c.attempts.push({ number: e.attempt, endpoint, pod, reason, skipped, source, result, error, tookMs, startMs });
+    const { endpoint, pod, reason, skipped, source, result, error, durationMs = 0 } = e;
+    const startMs = Math.max(0, Date.parse(e.time) - Date.parse(c.accepted) - durationMs);
+    c.attempts.push({ number: e.attempt, endpoint, pod, reason, skipped, source, result, error, durationMs, startMs });
   },
   established(c, e) {
     c.state = 'established';
@@ -67,7 +67,7 @@ const steps = {
     c.state = 'ended';
     c.end = e.end;
     c.error = e.error;
-    c.durationMs = e.tookMs ?? 0;
+    c.durationMs = e.durationMs ?? 0;
     c.bytesToEndpoint = e.bytesToEndpoint ?? 0;
     c.bytesToClient = e.bytesToClient ?? 0;
   },

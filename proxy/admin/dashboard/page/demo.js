@@ -1,6 +1,6 @@
 // Breaking and repairing endpoints; only for usher demo.
 
-import { demoBreak, demoEndpoints, demoMend } from './api.js';
+import { demoBreak, demoEndpoints, demoRepair } from './api.js';
 import { h } from './dom.js';
 import { live } from './live.js';
 
@@ -30,12 +30,12 @@ class Demo extends EventTarget {
     const e = this.endpoints?.get(address);
     return e && h('span', { class: 'demo-buttons' },
       h('select', { 'aria-label': `Break ${nameOf(e)}`, class: e.broken ? 'bad' : null, onchange: ev => this.#choose(e, ev.target.value) },
-        h('option', { value: '', selected: !e.broken }, e.broken ? 'Mend it' : 'Break…'),
+        h('option', { value: '', selected: !e.broken }, e.broken ? 'Repair it' : 'Break…'),
         [...new Set([...e.can, e.broken].filter(Boolean))].map(fault => h('option', { value: fault, selected: fault === e.broken }, fault))),
-      h('button', { type: 'button', 'aria-label': `Mend ${nameOf(e)}`, disabled: !e.broken, onclick: () => this.#choose(e, '') }, 'Mend'));
+      h('button', { type: 'button', 'aria-label': `Repair ${nameOf(e)}`, disabled: !e.broken, onclick: () => this.#choose(e, '') }, 'Repair'));
   }
 
-  #choose(e, fault) { this.#do(() => fault ? demoBreak(e.endpoint, fault) : demoMend(e.endpoint)); }
+  #choose(e, fault) { this.#do(() => fault ? demoBreak(e.endpoint, fault) : demoRepair(e.endpoint)); }
 
   // panel returns the part of the overview that offers to break endpoints.
   panel() {

@@ -84,14 +84,14 @@ function findings(s) {
       const { mark, tone } = stateOf(faults, f.fault);
       return h('li', { class: tone }, h('b', { 'aria-hidden': 'true' }, mark), h('span', null, f.text));
     }),
-    s.findingsUntold > 0 && h('li', { class: 'quiet' }, `and ${number(s.findingsUntold)} more`),
+    s.findingsOmitted > 0 && h('li', { class: 'quiet' }, `and ${number(s.findingsOmitted)} more`),
   ];
 }
 
 function leftOut(s) {
   const parts = [];
-  if (s.endpointsUntold) parts.push(plural(s.endpointsUntold, 'more endpoint'));
-  if (s.nodesUntold) parts.push(plural(s.nodesUntold, 'more node'));
+  if (s.endpointsOmitted) parts.push(plural(s.endpointsOmitted, 'more endpoint'));
+  if (s.nodesOmitted) parts.push(plural(s.nodesOmitted, 'more node'));
   const more = parts.length > 0 ? `${parts.join(' and ')} fare no worse than those shown. ` : '';
   return s.nodesUnasked ? `${more}${plural(s.nodesUnasked, 'node')} were not asked, since there are too many of both: those with the most failures and the most connections were.` : more;
 }

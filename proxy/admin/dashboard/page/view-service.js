@@ -117,7 +117,7 @@ export class OneService {
     const history = services.get(this.key)?.history ?? [];
     const curve = history.length > 1 && sparkline(history, ['accepted', 'retries']);
     return h('dl', { class: 'numbers' },
-      figure('open', number(totals.active), { more: totals.queued > 0 && `${number(totals.queued)} in line` }),
+      figure('open', number(totals.active), { more: totals.queued > 0 && `${number(totals.queued)} queued` }),
       figure('connections', number(totals.accepted), { more: curve }),
       figure('retries', number(totals.retries), { tone: totals.retries > 0 && 'warn' }),
       figure('failed', number(totals.failed), { tone: totals.failed > 0 && 'bad' }),

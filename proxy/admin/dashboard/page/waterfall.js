@@ -7,22 +7,22 @@ import { duration, results, shortPod, stateOf } from './words.js';
 // waterfall draws the time until an endpoint was connected, or the search failed.
 export function waterfall(connection) {
   const { attempts } = connection;
-  const end = Math.max(...attempts.map(a => a.startMs + a.tookMs), 0.001);
+  const end = Math.max(...attempts.map(a => a.startMs + a.durationMs), 0.001);
   const percent = ms => `${(ms / end * 100).toFixed(3)}%`;
   return h('div', { class: 'waterfall', role: 'list', 'aria-label': 'attempts' },
     h('div', { class: 'scale', 'aria-hidden': 'true' }, ticks(end).map(t => h('span', { style: { left: percent(t) } }, duration(t)))),
     attempts.map((a, i) => {
       const { mark, word, tone } = stateOf(results, a.result);
-      const before = i === 0 ? 0 : attempts[i - 1].startMs + attempts[i - 1].tookMs;
+      const before = i === 0 ? 0 : attempts[i - 1].startMs + attempts[i - 1].durationMs;
       const waited = a.startMs - before;
       return h('div', { class: `attempt ${tone}`, role: 'listitem', 'data-attempt': a.number },
         h('div', { class: 'who' },
           h('b', null, a.number), h('span', { class: 'mono' }, a.endpoint), a.pod && h('small', null, a.pod)),
         h('div', { class: 'track', 'aria-hidden': 'true' },
           waited > end / 100 && h('i', { class: 'waited', style: { left: percent(before), width: percent(waited) } }),
-          h('i', { class: 'bar', style: { left: `min(${percent(a.startMs)}, 100% - 3px)`, width: percent(a.tookMs) } })),
+          h('i', { class: 'bar', style: { left: `min(${percent(a.startMs)}, 100% - 3px)`, width: percent(a.durationMs) } })),
         h('div', { class: 'outcome' },
-          h('b', null, `${mark} ${word} after ${duration(a.tookMs)}`),
+          h('b', null, `${mark} ${word} after ${duration(a.durationMs)}`),
           h('small', null, [a.error && a.error !== word && a.error, `chosen by: ${a.reason}`,
             a.skipped && `${a.skipped} skipped in quarantine`,
             waited > end / 100 && `${duration(waited)} waited before`, a.sourceText && `it sees ${a.sourceText}`].filter(Boolean).join(' · '))));
@@ -43,7 +43,7 @@ export function attemptsInShort({ attempts, state }) {
   return h('span', { class: 'chips' }, attempts.map((a, i) => {
     const { mark, word, tone } = stateOf(results, a.result);
     return [i > 0 && h('span', { class: 'then', 'aria-label': 'then' }, '→'),
-      h('span', { class: `chip ${tone}`, title: `attempt ${a.number}: ${a.endpoint} ${word} after ${duration(a.tookMs)}` },
+      h('span', { class: `chip ${tone}`, title: `attempt ${a.number}: ${a.endpoint} ${word} after ${duration(a.durationMs)}` },
         h('span', { 'aria-hidden': 'true' }, mark), h('span', { class: 'unseen' }, word), ' ', name(shortPod(a.pod, a.endpoint)))];
   }));
 }

@@ -15,9 +15,9 @@ func TestAnEndpointIsSuspiciousThatBrokeMostOfItsLastConnections(t *testing.T) {
 		for _, c := range how {
 			s.Report(Report{Kind: map[rune]Kind{'x': Broken, '.': Closed}[c], Now: now}, Policy{})
 		}
-		return s.Suspicious()
+		return s.Outlier()
 	}
-	g.Expect(s.Suspicious()).To(BeFalse())
+	g.Expect(s.Outlier()).To(BeFalse())
 	g.Expect(end("xxx")).To(BeFalse(), "three are too few")
 	g.Expect(end("x")).To(BeTrue())
 	g.Expect(end("...")).To(BeTrue(), "four of seven")
@@ -28,6 +28,6 @@ func TestAnEndpointIsSuspiciousThatBrokeMostOfItsLastConnections(t *testing.T) {
 	g.Expect(end("x")).To(BeTrue())
 	g.Expect(end("................")).To(BeFalse())
 	g.Expect(s.Failed.Load()).To(BeEquivalentTo(14))
-	g.Expect(s.FailedLately(now.Add(time.Minute))).To(BeEquivalentTo(14))
-	g.Expect(s.FailedLately(now.Add(10 * time.Minute))).To(BeZero())
+	g.Expect(s.FailedRecently(now.Add(time.Minute))).To(BeEquivalentTo(14))
+	g.Expect(s.FailedRecently(now.Add(10 * time.Minute))).To(BeZero())
 }

@@ -11,30 +11,30 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// maxTold is the number of changes of one Apply that are recorded one by one, so that a change of everything
+// maxRecorded is the number of changes of one Apply that are recorded one by one, so that a change of everything
 // does not displace earlier records.
-const maxTold = 100
+const maxRecorded = 100
 
-// telling records configuration changes in the trace. Proxy.mu guards it.
-type telling struct {
+// changeRecorder records configuration changes in the trace. Proxy.mu guards it.
+type changeRecorder struct {
 	now     time.Time // zero outside of an Apply
 	left    int       // how many may still be recorded one by one
 	omitted int       // how many were not
 }
 
-// begin begins the changes of one Apply.
-func (t *telling) begin() { t.now, t.left, t.omitted = time.Now(), maxTold, 0 }
+// begin starts recording the changes of one Apply.
+func (t *changeRecorder) begin() { t.now, t.left, t.omitted = time.Now(), maxRecorded, 0 }
 
-// end ends them.
-func (t *telling) end(log *trace.Log) {
+// end stops recording, and records the number of omitted changes.
+func (t *changeRecorder) end(log *trace.Log) {
 	if t.omitted > 0 {
 		log.Change(&trace.Event{Kind: trace.MoreChanges, Time: t.now, Count: t.omitted})
 	}
-	*t = telling{}
+	*t = changeRecorder{}
 }
 
-// tell records a change, unless the limit is reached.
-func (t *telling) tell(log *trace.Log, id config.PortID, e trace.Event) {
+// record records a change, unless the limit is reached.
+func (t *changeRecorder) record(log *trace.Log, id config.PortID, e trace.Event) {
 	if t.left == 0 {
 		t.omitted++
 		return
@@ -44,8 +44,8 @@ func (t *telling) tell(log *trace.Log, id config.PortID, e trace.Event) {
 	log.Change(&e)
 }
 
-// service records that s is added or removed, before it is.
-func (t *telling) service(p *Proxy, s config.Service) {
+// service records the addition or removal of s. Call it before the change.
+func (t *changeRecorder) service(p *Proxy, s config.Service) {
 	_, had := p.services[s.Name]
 	id := config.PortID{Namespace: s.Name.Namespace, Service: s.Name.Name}
 	switch {
@@ -54,9 +54,9 @@ func (t *telling) service(p *Proxy, s config.Service) {
 		if t.left > 0 {
 			e.Count = countEndpoints(s)
 		}
-		t.tell(p.Trace, id, e)
+		t.record(p.Trace, id, e)
 	case had && len(s.Ports) == 0:
-		t.tell(p.Trace, id, trace.Event{Kind: trace.ServiceRemoved})
+		t.record(p.Trace, id, trace.Event{Kind: trace.ServiceRemoved})
 	}
 }
 
@@ -71,18 +71,18 @@ func countEndpoints(s config.Service) int {
 	return len(all)
 }
 
-// tellEndpoints records what changed in a front end that stays. same means that its service port differs in
+// recordEndpoints records what changed in a front end that stays. same means that its service port differs in
 // endpoints only.
-func (f *frontEnd) tellEndpoints(before, after *frontend.View, same bool) {
+func (f *frontEnd) recordEndpoints(before, after *frontend.View, same bool) {
 	p := f.proxy
-	if p.telling.now.IsZero() || len(f.owned) == 0 {
+	if p.changeRecorder.now.IsZero() || len(f.owned) == 0 {
 		return // it is being added or removed
 	}
-	tell := func(kind trace.Kind, e *balance.Endpoint) {
-		p.telling.tell(p.Trace, f.ID(), trace.Event{Kind: kind, Endpoint: e.Addr, Pod: e.Pod, Reason: conditions(e)})
+	record := func(kind trace.Kind, e *balance.Endpoint) {
+		p.changeRecorder.record(p.Trace, f.ID(), trace.Event{Kind: kind, Endpoint: e.Addr, Pod: e.Pod, Reason: conditions(e)})
 	}
 	if !same {
-		p.telling.tell(p.Trace, f.ID(), trace.Event{Kind: trace.ServiceChanged})
+		p.changeRecorder.record(p.Trace, f.ID(), trace.Event{Kind: trace.ServiceChanged})
 	}
 	had := make(map[*balance.State]*balance.Endpoint, len(before.All))
 	for _, e := range before.All {
@@ -93,19 +93,19 @@ func (f *frontEnd) tellEndpoints(before, after *frontend.View, same bool) {
 		delete(had, e.State)
 		switch {
 		case was == nil:
-			tell(trace.EndpointAdded, e)
+			record(trace.EndpointAdded, e)
 		case conditions(was) != conditions(e):
-			tell(trace.EndpointChanged, e)
+			record(trace.EndpointChanged, e)
 		}
 	}
 	for _, e := range before.All {
 		if had[e.State] != nil {
-			tell(trace.EndpointRemoved, e)
+			record(trace.EndpointRemoved, e)
 		}
 	}
 }
 
-// conditions returns whether an endpoint is used, as a short text.
+// conditions returns an endpoint's conditions as a short text.
 func conditions(e *balance.Endpoint) string {
 	switch {
 	case e.Ready:
@@ -131,7 +131,7 @@ func (f *frontEnd) HealthChanged(e *balance.Endpoint, h balance.Health, now time
 		f.Counters.Recoveries.Add(1)
 		event.Kind = trace.EndpointRecovered
 		event.Reason = map[balance.Kind]string{balance.RecheckPassed: trace.ByProbe, balance.CheckPassed: trace.ByProbes, balance.CheckOff: trace.NoProbes}[h.By]
-		f.tellEndpoint(event, e)
+		f.recordHealth(event, e)
 		return
 	}
 	event.Kind, event.Duration, event.Err = trace.EndpointQuarantined, h.Until.Sub(now), h.Err.Error()
@@ -147,12 +147,12 @@ func (f *frontEnd) HealthChanged(e *balance.Endpoint, h balance.Health, now time
 	if event.Kind == trace.EndpointQuarantined {
 		f.Counters.Quarantines.Add(1)
 	}
-	f.tellEndpoint(event, e)
+	f.recordHealth(event, e)
 }
 
-// tellEndpoint records a state change of an endpoint.
-func (f *frontEnd) tellEndpoint(told trace.Event, e *balance.Endpoint) {
-	told.Subject = &trace.Subject{Port: f.ID(), Protocol: f.Protocol}
-	told.Endpoint, told.Pod = e.Addr, e.Pod
-	f.Trace.Change(&told)
+// recordHealth records a state change of an endpoint.
+func (f *frontEnd) recordHealth(event trace.Event, e *balance.Endpoint) {
+	event.Subject = &trace.Subject{Port: f.ID(), Protocol: f.Protocol}
+	event.Endpoint, event.Pod = e.Addr, e.Pod
+	f.Trace.Change(&event)
 }
