@@ -8,7 +8,7 @@ import (
 )
 
 var _ = Describe("Interfaces", func() {
-	It("are one name, or all that begin so", func() {
+	It("match one name, or all names with a prefix", func() {
 		Expect(portal.Interfaces("cni0").Has("cni0")).To(BeTrue())
 		Expect(portal.Interfaces("cni0").Has("cni01")).To(BeFalse())
 		Expect(portal.Interfaces("cali+").Has("cali12ab")).To(BeTrue())

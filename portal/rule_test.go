@@ -11,16 +11,16 @@ import (
 )
 
 var _ = Describe("a rule", func() {
-	DescribeTable("refuses what no portal can carry", func(r portal.Rule, why string) {
+	DescribeTable("is refused with", func(r portal.Rule, why string) {
 		Expect(r.Check()).To(MatchError(ContainSubstring(why)))
 	},
 		Entry("no address", portal.Rule{}, "no address"),
 		Entry("no port", Redirect(Target(portal.TCP, "10.0.0.1:0"), 5), "port 0"),
-		Entry("another protocol", Redirect(Target(50, "10.0.0.1:1"), 5), "protocol 50"),
+		Entry("an unsupported protocol", Redirect(Target(50, "10.0.0.1:1"), 5), "protocol 50"),
 		Entry("no local port", Redirect(Target(portal.TCP, "10.0.0.1:1"), 0), "local port"),
-		Entry("multicast", Redirect(Target(portal.TCP, "224.0.0.1:1"), 1), "multicast"),
+		Entry("a multicast address", Redirect(Target(portal.TCP, "224.0.0.1:1"), 1), "multicast"),
 	)
-	It("takes an IPv4 address in an IPv6 one's clothes for what it is", func() {
+	It("with an IPv4-mapped IPv6 address becomes an IPv4 rule", func() {
 		wanted := map[portal.Target]portal.Rule{}
 		changed, bad := portal.Merge(wanted, []portal.Rule{Redirect(Target(portal.TCP, "[::ffff:10.0.0.1]:80"), 5)}, nil)
 		Expect(bad).To(BeEmpty())
@@ -29,8 +29,8 @@ var _ = Describe("a rule", func() {
 	})
 })
 
-var _ = Describe("a book of ports", func() {
-	It("never promises a port twice while it is in use", func() {
+var _ = Describe("a port book", func() {
+	It("never proposes a port that is in use", func() {
 		book := portal.NewPortAllocator(portal.PortRange{First: 100, Last: 102})
 		ports := map[uint16]bool{}
 		for i := range 3 {

@@ -42,7 +42,7 @@ func file(text string) string {
 }
 
 var _ = Describe("the command line", func() {
-	It("has kubectl's name in all that is said", func() {
+	It("shows its commands as 'kubectl usher' in all output", func() {
 		code, out, _ := says("explain", "--help")
 		Expect(code).To(BeZero())
 		Expect(out).To(And(ContainSubstring("\n  kubectl usher explain SERVICE[:PORT] [flags]\n"), ContainSubstring("\n  kubectl usher explain web\n")))
@@ -51,37 +51,37 @@ var _ = Describe("the command line", func() {
 			Expect(out).NotTo(MatchRegexp(`(?m)^  usher `), cmd.Name())
 		}
 		code, _, err := says("run")
-		Expect(code).To(Equal(2), "which is for a node")
+		Expect(code).To(Equal(2), "run is a command for nodes")
 		Expect(err).To(HaveSuffix("See 'kubectl usher --help'.\n"))
 	})
 
-	DescribeTable("says what is wrong",
+	DescribeTable("reports",
 		func(code int, text string, args ...string) {
 			GinkgoT().Setenv("KUBECONFIG", filepath.Join(GinkgoT().TempDir(), "none"))
 			got, _, err := says(args...)
 			Expect(err).To(ContainSubstring(text))
 			Expect(got).To(Equal(code))
 		},
-		Entry("the address of a page for others", 2, `--address: invalid value "0.0.0.0": must be a loopback address`, "dashboard", "--usher=a=127.0.0.1:1", "--address=0.0.0.0:0"),
-		Entry("an usher without a node", 2, `--usher: invalid value "127.0.0.1:1": must be NODE=HOST:PORT`, "dashboard", "--usher=127.0.0.1:1"),
-		Entry("an usher without a port", 2, `--usher a: "192.0.2.1" is not host:port`, "dashboard", "--usher=a=192.0.2.1"),
-		Entry("a node that is none", 2, `--usher: invalid node name "../a"`, "dashboard", "--usher=../a=127.0.0.1:1"),
-		Entry("a node twice", 2, "--usher: node a is given twice", "dashboard", "--usher=a=127.0.0.1:1", "--usher=a=127.0.0.1:2"),
-		Entry("ushers that are named, of a cluster", 2, "--context cannot be combined with --usher", "dashboard", "--usher=a=127.0.0.1:1", "--context=x"),
-		Entry("a node of none", 2, "--node cannot be combined with --local", "get", "services", "--local", "--node=a"),
-		Entry("a context of none", 2, "--context cannot be combined with --local", "trace", "--local", "--context=a"),
-		Entry("no cluster", 1, "no cluster configured", "get", "services"),
-		Entry("no port", 2, "--admin-address: \"1\" is not host:port", "get", "services", "--admin-address=1"),
-		Entry("all nodes, of a command for one", 2, "top queries a single usher instance: set --node, or --local", "top"),
-		Entry("what only the node can tell", 2, "--bundle, --log and --dns work only on the node itself", "diagnose", "--bundle=a", "-n=a"),
-		Entry("a way that there is not", 2, `--via: invalid value "car": must be one of direct, portforward, auto`, "connect", "--via=car"),
-		Entry("a way to no cluster", 2, "--via=auto requires an API server and cannot be combined with --manifests", "connect", "--manifests=/tmp", "--via=auto"),
-		Entry("two sources", 2, "Services come either from files or from an API server", "connect", "--manifests=/tmp", "--context=staging"),
-		Entry("a proxy without a port", 2, `--socks: invalid value "1080": must be HOST:PORT, such as 127.0.0.1:1080`, "connect", "--manifests=/tmp", "--socks=1080"),
-		Entry("a proxy's environment without a port", 2, `--socks: invalid value "1080": must be HOST:PORT, such as 127.0.0.1:1080`, "proxy-env", "--socks=1080"),
-		Entry("a domain that is none", 2, "--dns-domain: \"a..b\" is not a domain such as cluster.local", "connect", "--manifests=/tmp", "--dns-domain=a..b"),
-		Entry("the same, of exec", 2, "--dns-domain: \"a..b\" is not a domain such as cluster.local", "exec", "--manifests=/tmp", "--dns-domain=a..b"),
-		Entry("a resolver that is none", 2, `--dns: "localhost" is not an address`, "connect", "--manifests=/tmp", "--dns=localhost"),
+		Entry("a dashboard address that is not loopback", 2, `--address: invalid value "0.0.0.0": must be a loopback address`, "dashboard", "--usher=a=127.0.0.1:1", "--address=0.0.0.0:0"),
+		Entry("an instance without a node", 2, `--usher: invalid value "127.0.0.1:1": must be NODE=HOST:PORT`, "dashboard", "--usher=127.0.0.1:1"),
+		Entry("an instance without a port", 2, `--usher a: "192.0.2.1" is not host:port`, "dashboard", "--usher=a=192.0.2.1"),
+		Entry("an invalid node name", 2, `--usher: invalid node name "../a"`, "dashboard", "--usher=../a=127.0.0.1:1"),
+		Entry("a duplicate node", 2, "--usher: node a is given twice", "dashboard", "--usher=a=127.0.0.1:1", "--usher=a=127.0.0.1:2"),
+		Entry("--usher combined with --context", 2, "--context cannot be combined with --usher", "dashboard", "--usher=a=127.0.0.1:1", "--context=x"),
+		Entry("--local combined with --node", 2, "--node cannot be combined with --local", "get", "services", "--local", "--node=a"),
+		Entry("--local combined with --context", 2, "--context cannot be combined with --local", "trace", "--local", "--context=a"),
+		Entry("a missing cluster configuration", 1, "no cluster configured", "get", "services"),
+		Entry("an admin address without a port", 2, "--admin-address: \"1\" is not host:port", "get", "services", "--admin-address=1"),
+		Entry("a missing node for a command that queries one instance", 2, "top queries a single usher instance: set --node, or --local", "top"),
+		Entry("flags that work only on the node itself", 2, "--bundle, --log and --dns work only on the node itself", "diagnose", "--bundle=a", "-n=a"),
+		Entry("an unknown value of --via", 2, `--via: invalid value "car": must be one of direct, portforward, auto`, "connect", "--via=car"),
+		Entry("--via combined with --manifests", 2, "--via=auto requires an API server and cannot be combined with --manifests", "connect", "--manifests=/tmp", "--via=auto"),
+		Entry("two sources of Services", 2, "Services come either from files or from an API server", "connect", "--manifests=/tmp", "--context=staging"),
+		Entry("a SOCKS address without a port", 2, `--socks: invalid value "1080": must be HOST:PORT, such as 127.0.0.1:1080`, "connect", "--manifests=/tmp", "--socks=1080"),
+		Entry("a SOCKS address without a port for proxy-env", 2, `--socks: invalid value "1080": must be HOST:PORT, such as 127.0.0.1:1080`, "proxy-env", "--socks=1080"),
+		Entry("an invalid domain for connect", 2, "--dns-domain: \"a..b\" is not a domain such as cluster.local", "connect", "--manifests=/tmp", "--dns-domain=a..b"),
+		Entry("an invalid domain for exec", 2, "--dns-domain: \"a..b\" is not a domain such as cluster.local", "exec", "--manifests=/tmp", "--dns-domain=a..b"),
+		Entry("an invalid resolver address", 2, `--dns: "localhost" is not an address`, "connect", "--manifests=/tmp", "--dns=localhost"),
 	)
 })
 
@@ -95,7 +95,7 @@ var _ = Describe("kubectl usher connect", func() {
 		return c
 	}
 
-	It("leads through the API server, with a proxy; it is no node, and has no portal", func() {
+	It("connects through the API server by default, with a SOCKS proxy and no portal", func() {
 		c := with()
 		Expect(c.Tunnel.Name).To(Equal("portforward"))
 		Expect(c.Proxy.Schedule).To(Equal(portforward.Schedule))
@@ -103,7 +103,7 @@ var _ = Describe("kubectl usher connect", func() {
 		Expect(c.SOCKS).NotTo(BeNil())
 		Expect(c.Names).To(BeNil())
 	})
-	It("has what is given", func() {
+	It("uses the values of its flags", func() {
 		c := with("--via=auto", "--dial-timeouts=1s", "--node-name=worker-1", "--healthz-address=127.0.0.1:1", "--portal=auto", "--socks=",
 			"--dns=192.0.2.53", "--dns-upstream=192.0.2.1,192.0.2.2:5353")
 		Expect(c.Tunnel.Name).To(Equal("auto"))
@@ -121,7 +121,7 @@ var _ = Describe("kubectl usher connect", func() {
 	})
 })
 
-var _ = Describe("the namespace and the cluster of 'kubectl usher exec'", func() {
+var _ = Describe("the namespace of 'kubectl usher exec'", func() {
 	kubeconfig := func(namespace string) string {
 		return file("apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, namespace: " + namespace + "}}]\n" +
 			"clusters: [{name: c, cluster: {server: \"http://127.0.0.1:1\"}}]\n")
@@ -135,7 +135,7 @@ var _ = Describe("the namespace and the cluster of 'kubectl usher exec'", func()
 		return e.namespace
 	}
 
-	It("are a flag's rather than the environment's, and that rather than the user's file's", func() {
+	It("comes from -n, else from --kubeconfig, else from KUBECONFIG", func() {
 		home := GinkgoT().TempDir()
 		GinkgoT().Setenv("HOME", home)
 		GinkgoT().Setenv("KUBECONFIG", kubeconfig("from-environment"))

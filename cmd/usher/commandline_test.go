@@ -24,46 +24,46 @@ var _ = Describe("the command line", func() {
 		return code, stdout.String(), stderr.String()
 	}
 
-	DescribeTable("says what is meant, perhaps",
+	DescribeTable("exits with code 2 and a specific error for",
 		func(text string, args ...string) {
 			code, _, err := says(args...)
 			Expect(code).To(Equal(2))
 			Expect(err).To(ContainSubstring(text))
 		},
-		Entry("a command", `unknown command "gte"; did you mean get?`, "gte"),
-		Entry("a kind", "did you mean services?", "get", "srvices"),
-		Entry("a flag", "unknown flag: --portl; did you mean --portal?", "run", "--portl=x"),
-		Entry("a value", `--portal: invalid value "iptabels": must be one of auto, iptables, nftables, address, none; did you mean iptables?`, "run", "--portal=iptabels"),
-		Entry("a command of the demo", `demo: unknown command "brake"; did you mean break?`, "demo", "brake", "web-1", "refuse"),
-		Entry("true or false", `usher: --once: invalid value "3": must be true or false`, "demo", "--once=3"),
-		Entry("a number", `usher: --trace-events: invalid value "x": must be a whole number`, "run", "--trace-events=x"),
-		Entry("a large number", `usher: --trace-events: invalid value "99999999999999999999": out of range`, "run", "--trace-events=99999999999999999999"),
-		Entry("a duration", `usher: --dial-timeouts: invalid value "abc": must be a duration such as 250ms`, "run", "--dial-timeouts=1s,abc"),
+		Entry("an unknown command", `unknown command "gte"; did you mean get?`, "gte"),
+		Entry("an unknown kind", "did you mean services?", "get", "srvices"),
+		Entry("an unknown flag", "unknown flag: --portl; did you mean --portal?", "run", "--portl=x"),
+		Entry("an unknown flag value", `--portal: invalid value "iptabels": must be one of auto, iptables, nftables, address, none; did you mean iptables?`, "run", "--portal=iptabels"),
+		Entry("an unknown command of the demo", `demo: unknown command "brake"; did you mean break?`, "demo", "brake", "web-1", "refuse"),
+		Entry("a value that is not a Boolean", `usher: --once: invalid value "3": must be true or false`, "demo", "--once=3"),
+		Entry("a value that is not a number", `usher: --trace-events: invalid value "x": must be a whole number`, "run", "--trace-events=x"),
+		Entry("a number out of range", `usher: --trace-events: invalid value "99999999999999999999": out of range`, "run", "--trace-events=99999999999999999999"),
+		Entry("a value that is not a duration", `usher: --dial-timeouts: invalid value "abc": must be a duration such as 250ms`, "run", "--dial-timeouts=1s,abc"),
 		Entry("a duration without a unit", `usher: --slow-threshold: invalid value "5": must be a duration such as 250ms`, "run", "--slow-threshold=5"),
-		Entry("a long duration", `usher: --dial-timeouts: invalid value "9999999h": must be at most 2562047h`, "run", "--dial-timeouts=9999999h"),
-		Entry("two ports", "explain: web:http and --port=dns name different ports", "explain", "web:http", "--port=dns"),
-		Entry("one of several values", `--outcome: invalid value "fialed": must be one of`, "trace", "--outcome=ok,fialed"),
-		Entry("an address", `--admin-address: invalid value "99999": must be HOST:PORT with a port from 0 to 65535`, "run", "--manifests=/tmp", "--admin-address=99999"),
-		Entry("a command of the other program", "exec is a command of kubectl-usher: run 'kubectl-usher exec -n shop -- curl http://web/'", "exec", "-n", "shop", "--", "curl", "http://web/"),
-		Entry("one that asks this machine", "top is a command of kubectl-usher: run 'kubectl-usher top web --local'", "top", "web"),
-		Entry("one that asks a node", "top is a command of kubectl-usher: run 'kubectl-usher top --node=a'", "top", "--node=a"),
-		Entry("a flag of the other program", "--socks is a flag of kubectl-usher: run 'kubectl-usher connect'", "run", "--socks=:1080"),
-		Entry("a cluster", "--cluster is a flag of kubectl-usher: run 'kubectl-usher get services'", "get", "services", "--cluster"),
-		Entry("a file that could not be read again", "--keeper cannot be combined with --manifests=-", "run", "--manifests=-", "--keeper"),
+		Entry("a duration that is too long", `usher: --dial-timeouts: invalid value "9999999h": must be at most 2562047h`, "run", "--dial-timeouts=9999999h"),
+		Entry("two different ports", "explain: web:http and --port=dns name different ports", "explain", "web:http", "--port=dns"),
+		Entry("an invalid value in a list", `--outcome: invalid value "fialed": must be one of`, "trace", "--outcome=ok,fialed"),
+		Entry("an invalid address", `--admin-address: invalid value "99999": must be HOST:PORT with a port from 0 to 65535`, "run", "--manifests=/tmp", "--admin-address=99999"),
+		Entry("a command of kubectl-usher", "exec is a command of kubectl-usher: run 'kubectl-usher exec -n shop -- curl http://web/'", "exec", "-n", "shop", "--", "curl", "http://web/"),
+		Entry("a command of kubectl-usher that queries this machine", "top is a command of kubectl-usher: run 'kubectl-usher top web --local'", "top", "web"),
+		Entry("a command of kubectl-usher that queries a node", "top is a command of kubectl-usher: run 'kubectl-usher top --node=a'", "top", "--node=a"),
+		Entry("a flag of kubectl-usher", "--socks is a flag of kubectl-usher: run 'kubectl-usher connect'", "run", "--socks=:1080"),
+		Entry("--cluster, which is a flag of kubectl-usher", "--cluster is a flag of kubectl-usher: run 'kubectl-usher get services'", "get", "services", "--cluster"),
+		Entry("--keeper with manifests from standard input", "--keeper cannot be combined with --manifests=-", "run", "--manifests=-", "--keeper"),
 	)
 
-	DescribeTable("takes the names of -o name for arguments of get",
+	DescribeTable("accepts the output of -o name as arguments of get",
 		func(typed, is string) {
 			Expect(view.KindAndName(newRoot(), strings.Fields(typed))).To(Equal(strings.Fields(is)))
 		},
-		Entry("one", "get service/web -o wide", "get service web -o wide"),
-		Entry("several, by any name of the kind", "get svc/web services/shop/cart echo", "get svc web shop/cart echo"),
+		Entry("one name", "get service/web -o wide", "get service web -o wide"),
+		Entry("several names, with any alias of the kind", "get svc/web services/shop/cart echo", "get svc web shop/cart echo"),
 		Entry("an endpoint", "get endpoint/[fd00::1]:80", "get endpoint [fd00::1]:80"),
 		Entry("connections", "get connection/42 connection/43", "get connection 42 43"),
-		Entry("of a namespace that is called like a kind", "get services service/web", "get services service/web"),
+		Entry("a namespace with the name of a kind", "get services service/web", "get services service/web"),
 	)
 
-	It("says of manifests that serve nothing that they do", func() {
+	It("reports that valid manifests contain nothing to serve", func() {
 		file := filepath.Join(GinkgoT().TempDir(), "empty.yaml")
 		Expect(os.WriteFile(file, nil, 0o600)).To(Succeed())
 		for _, path := range []string{file, filepath.Dir(file)} {
@@ -85,7 +85,7 @@ var _ = Describe("the command line", func() {
 		Expect(err).To(Equal("error: " + folder + ": the directory has no .yaml, .yml or .json file; subdirectories are not read\n"))
 	})
 
-	It("takes each level that the logger knows", func() {
+	It("accepts each log level of the logger", func() {
 		for _, level := range []string{"INFO", "Warning", "warn", "trace", "fatal", "panic"} {
 			_, _, _, err := runWith("--manifests=/tmp", "--log-level="+level)
 			Expect(err).NotTo(HaveOccurred(), level)
@@ -94,20 +94,20 @@ var _ = Describe("the command line", func() {
 		Expect(err).To(MatchError(ContainSubstring(`invalid value "loud": must be one of debug, info, warning, error`)))
 	})
 
-	It("completes values, also the last of several", func() {
+	It("completes flag values, also the last one of a list", func() {
 		_, out, _ := says("__complete", "get", "services", "--state", "d")
 		Expect(strings.Split(out, "\n")).To(ContainElements("degraded", "down"))
 		_, out, _ = says("__complete", "trace", "--outcome", "ok,f")
 		Expect(strings.Split(out, "\n")).To(ContainElement("ok,failed"))
 	})
 
-	It("has a version", func() {
+	It("prints its version", func() {
 		code, out, _ := says("--version")
 		Expect(code).To(BeZero())
 		Expect(out).To(HavePrefix("usher " + cli.Version))
 	})
 
-	It("has help in groups, in 80 columns", func() {
+	It("prints help in groups of flags, at most 80 columns wide", func() {
 		for _, command := range []string{"run", "demo"} {
 			_, out, _ := says(command, "--help")
 			Expect(out).To(ContainSubstring("\nPortal: how clients reach usher:\n"))

@@ -58,7 +58,7 @@ func file(text string) string {
 const header = "apiVersion: " + kubeproxy.APIVersion + "\nkind: " + kubeproxy.Kind + "\n"
 
 var _ = Describe("usher run", func() {
-	It("does without flags what a daemon does by default, with its HTTP servers", func() {
+	It("uses the daemon's defaults and the default HTTP addresses without flags", func() {
 		c := configOf("--node-name=worker-1")
 		Expect(c.AdminAddress).To(Equal("127.0.0.1:10249"))
 		Expect(c.HealthzAddress).To(Equal("0.0.0.0:10256"))
@@ -69,7 +69,7 @@ var _ = Describe("usher run", func() {
 			To(Equal([]any{defaults.Mode, defaults.MaxDelay, defaults.DrainTimeout, defaults.TraceEvents, defaults.AccessLog.Format}))
 	})
 
-	It("has all that must be parsed in its Config", func() {
+	It("stores parsed flag values in its Config", func() {
 		c := configOf("--manifests=/tmp", "--service-cidr=10.1.0.0/16,fd00::/112", "--cluster-cidr=10.2.0.0/16", "--load-balancer-cidr=10.3.0.0/16", "--nodeport-addresses=192.0.2.0/24",
 			"--proxy-port-range=40000-40010", "--iptables-target=redirect", "--sctp=off")
 		Expect(c.ServiceCIDRs).To(HaveExactElements(netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00::/112")))
@@ -81,7 +81,7 @@ var _ = Describe("usher run", func() {
 		Expect(c.Proxy.SCTP).To(Equal(stream.SCTPOff))
 	})
 
-	DescribeTable("says which flag is wrong, as a mistake in the command line",
+	DescribeTable("returns a usage error that names the invalid flag",
 		func(arg, says string) {
 			_, _, _, err := runWith("--manifests=/tmp", arg)
 			Expect(err).To(MatchError(says))
@@ -99,8 +99,8 @@ var _ = Describe("usher run", func() {
 	)
 })
 
-var _ = Describe("what 'usher run' is told in several places", func() {
-	It("is a flag's rather than kube-proxy's flag's, that rather than the file's, and that rather than the default", func() {
+var _ = Describe("a setting of 'usher run'", func() {
+	It("comes from usher's flag, else kube-proxy's flag, else the file, else the default", func() {
 		config := "--config=" + file(header+"mode: iptables\nhealthzBindAddress: 127.0.0.1:1\nnodePortAddresses: [primary]\nbindAddress: 192.0.2.7\niptables: {syncPeriod: 7s}\n")
 		all := func(args ...string) []any {
 			GinkgoHelper()
@@ -114,7 +114,7 @@ var _ = Describe("what 'usher run' is told in several places", func() {
 			To(Equal([]any{"none", "127.0.0.1:3", false, 9 * time.Second}))
 	})
 
-	It("is the file's where there is no flag for it", func() {
+	It("comes from the file if it has no flag", func() {
 		c := configOf("--node-name=worker-1", "--config="+file(header+
 			"conntrack: {min: 5}\nconfigSyncPeriod: 3m\nclientConnection: {qps: 3, burst: 4}\nnodePortAddresses: [primary]\nbindAddress: 192.0.2.7\ndetectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: cali}\n"))
 		Expect(c.Conntrack.Min).To(Equal(5))
@@ -125,7 +125,7 @@ var _ = Describe("what 'usher run' is told in several places", func() {
 		Expect(c.Portal.PodInterfaces).To(Equal(portal.Interfaces("cali+")))
 	})
 
-	It("has kube-proxy's defaults for connection tracking on a node of a cluster only", func() {
+	It("has kube-proxy's default for connection tracking on cluster nodes only", func() {
 		kubeadm := file(header + "conntrack: {maxPerCore: null, min: null, tcpCloseWaitTimeout: null, tcpEstablishedTimeout: null}\n")
 		Expect(configOf().Conntrack).To(Equal(daemon.DefaultConntrack))
 		Expect(configOf("--config=" + kubeadm).Conntrack).To(Equal(daemon.DefaultConntrack))
@@ -133,26 +133,26 @@ var _ = Describe("what 'usher run' is told in several places", func() {
 		Expect(configOf("--config="+kubeadm, "--manifests=/tmp").Conntrack).To(BeZero())
 	})
 
-	It("is --manifests, though the file says how to reach an API server", func() {
+	It("comes from --manifests even if the file has a kubeconfig", func() {
 		c := configOf("--manifests=/tmp", "--config="+file(header+"clientConnection: {kubeconfig: /etc/kube.conf}\n"))
 		Expect(c.Manifests).To(HaveExactElements("/tmp"))
 		Expect(c.HealthzAddress).To(BeEmpty(), "as without the file")
 	})
 
-	It("warns of OpenTelemetry's variables, which usher followed once", func() {
+	It("is not read from OpenTelemetry's environment variables, which cause a warning", func() {
 		GinkgoT().Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
 		_, _, warnings, err := runWith("--manifests=/tmp")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(warnings).To(ConsistOf(And(HavePrefix("OTEL_EXPORTER_OTLP_ENDPOINT: ignored"), ContainSubstring("--access-log"))))
 	})
 
-	It("is kube-proxy's flags', as kube-proxy takes them", func() {
+	It("is accepted from kube-proxy's flags", func() {
 		r, cmd, warnings, err := runWith("--hostname-override=Worker-1", "--healthz-bind-address=127.0.0.1", "--proxy-mode=iptables", "--node-name=worker-2",
 			"--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=cali",
 			"-v=4", "--masquerade-all", "--conntrack-min=7", "--master=https://192.0.2.1")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(warnings).To(ConsistOf(ContainSubstring("--masquerade-all (")))
-		Expect(r.NodeName).To(Equal("worker-2"), "usher's own flag wins")
+		Expect(r.NodeName).To(Equal("worker-2"), "usher's flag takes precedence")
 		Expect(r.HealthzAddress).To(Equal("127.0.0.1:10256"))
 		Expect(r.Mode).To(Equal("iptables"))
 		Expect(r.Conntrack.Min).To(Equal(7))
@@ -163,25 +163,25 @@ var _ = Describe("what 'usher run' is told in several places", func() {
 		Expect(cmd.UsageString()).NotTo(ContainSubstring("hostname-override"))
 	})
 
-	It("is no flag that nobody has", func() {
+	It("is rejected if its flag is unknown", func() {
 		_, _, _, err := runWith("--no-such-flag")
 		Expect(err).To(MatchError("unknown flag: --no-such-flag"))
 	})
 
-	DescribeTable("is a mistake, said of where it was made",
+	DescribeTable("is rejected with an error that names its source",
 		func(usage bool, says string, args ...string) {
 			_, _, _, err := runWith(args...)
 			Expect(err).To(MatchError(HavePrefix(says)))
 			_, isUsage := err.(*cli.UsageError)
 			Expect(isUsage).To(Equal(usage))
 		},
-		Entry("in kube-proxy's flags", true, "kube-proxy flags: mode: ", "--proxy-mode=red"),
-		Entry("in a file", false, "--config: open /no/such/file", "--config=/no/such/file"),
+		Entry("from kube-proxy's flags", true, "kube-proxy flags: mode: ", "--proxy-mode=red"),
+		Entry("from a file", false, "--config: open /no/such/file", "--config=/no/such/file"),
 	)
 })
 
 var _ = Describe("the mark", func() {
-	It("is shown as rules show it, and may be given as a decimal number", func() {
+	It("is shown in hexadecimal, and accepted in hexadecimal or decimal", func() {
 		r, cmd, _, err := runWith("--manifests=/tmp")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(cmd.Flags().FlagUsages()).To(MatchRegexp(`--mark bits .*\(default 0x1000\)`))
@@ -197,8 +197,8 @@ var _ = Describe("the mark", func() {
 	})
 })
 
-var _ = Describe("whom endpoints see", func() {
-	It("is the client where that can be, or the node", func() {
+var _ = Describe("the source address that endpoints see", func() {
+	It("is selected by --client-address, auto or node", func() {
 		r, cmd, _, err := runWith("--manifests=/tmp")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(serve.AllFlags(cmd)).To(HaveKeyWithValue("client-address", "auto"))
@@ -212,7 +212,7 @@ var _ = Describe("whom endpoints see", func() {
 		}
 	})
 
-	It("is told on a bridge by aliases in networks that may be chosen", func() {
+	It("can be an alias from the networks of --client-aliases", func() {
 		r, cmd, _, err := runWith("--manifests=/tmp")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(serve.AllFlags(cmd)).To(HaveKeyWithValue("client-aliases", "198.18.0.0/15,fd75:7368:6572:8000::/49"))
@@ -228,12 +228,12 @@ var _ = Describe("whom endpoints see", func() {
 		for _, wrong := range []string{"198.18.0.0", "198.18.0.1/15", "198.18.0.0/16,198.19.0.0/16", "fd99::/32,", "red"} {
 			Expect(cmd.ParseFlags([]string{"--client-aliases=" + wrong})).To(MatchError(ContainSubstring("must be at most one network per IP family, such as 198.18.0.0/15,")), wrong)
 		}
-		Expect(serve.AllFlags(cmd)).To(HaveKeyWithValue("client-aliases", Not(ContainSubstring("red"))), "what is wrong changes nothing")
+		Expect(serve.AllFlags(cmd)).To(HaveKeyWithValue("client-aliases", Not(ContainSubstring("red"))), "an invalid value changes nothing")
 	})
 })
 
 var _ = Describe("kube-proxy's configuration file", func() {
-	It("is watched, and a change is told", func() {
+	It("is watched, and a change is logged", func() {
 		path := file("")
 		said := gbytes.NewBuffer()
 		log := logrus.New()

@@ -26,7 +26,7 @@ var _ = Describe("portal address", func() {
 		return n.Node.Sh("ip route show table local proto 117; ip -6 route show table local proto 117")
 	}
 
-	It("works from the node and from Pods where there is no iptables at all", func() {
+	It("serves the node and Pods on a node without iptables", func() {
 		path := os.Getenv("PATH")
 		DeferCleanup(os.Setenv, "PATH", path)
 		Expect(os.Setenv("PATH", "/nowhere")).To(Succeed())
@@ -47,7 +47,7 @@ var _ = Describe("portal address", func() {
 		Expect(ours()).To(BeEmpty())
 	})
 
-	It("asks for listeners at the very targets", func() {
+	It("requests listeners at the addresses and ports of the targets", func() {
 		p := n.Open(Mode, portal.Options{})
 		Expect(p.Listen("default/web", []portal.Target{Web4, WebNode4})).To(ConsistOf(
 			portal.Bind{Addr: netip.MustParseAddrPort("10.96.0.10:80"), Targets: []portal.Target{Web4}},
@@ -55,7 +55,7 @@ var _ = Describe("portal address", func() {
 		))
 	})
 
-	It("asks for a listener at each address that has node ports, and tells when they have to move", func() {
+	It("requests a listener for each node port address, and reports when these addresses change", func() {
 		p := n.Open(Mode, portal.Options{NodePortAddresses: Prefixes("10.1.0.0/16", "127.0.0.0/8", "fd01::/64", "fe80::/10")})
 		addrs := func(t portal.Target) (addrs []string) {
 			for _, b := range p.Listen("default/web", []portal.Target{t}) {
@@ -90,10 +90,10 @@ var _ = Describe("portal address", func() {
 			Expect(p.Check(Background).Moved).To(Equal([]portal.Target{WebNode4}))
 		})
 		n.Apply(p, []portal.Rule{Reject(WebNode4)}, nil)
-		Expect(n.Check(p)).To(BeZero(), "without listener none has to move")
+		Expect(n.Check(p)).To(BeZero(), "without listeners, none has to move")
 	})
 
-	It("has no node ports where no address has", func() {
+	It("serves no node ports if no address is in their networks", func() {
 		p := n.Open(Mode, portal.Options{NodePortAddresses: Prefixes("192.0.2.0/24")})
 		Expect(p.Listen("default/web", []portal.Target{WebNode4, WebNode6})).To(BeEmpty())
 	})
@@ -108,19 +108,19 @@ var _ = Describe("portal address", func() {
 		}
 	})
 
-	It("keeps a VIP until its last target is gone", func() {
+	It("keeps a VIP until its last target is removed", func() {
 		p := n.Open(Mode, portal.Options{})
 		n.Apply(p, []portal.Rule{Redirect(Web4, 80), Redirect(DNS4, 53), Redirect(WebNode4, 30080)}, nil)
 		n.Apply(p, []portal.Rule{Reject(Web4)}, nil)
 		n.Apply(p, nil, []portal.Target{Web4, WebNode4})
 		Expect(ours()).To(Equal("local 10.96.0.10 dev lo scope host \n"))
 		n.Apply(p, nil, []portal.Target{Web4})
-		Expect(ours()).NotTo(BeEmpty(), "taking away twice what was there once")
+		Expect(ours()).NotTo(BeEmpty(), "removing a target twice")
 		n.Apply(p, nil, []portal.Target{DNS4})
 		Expect(ours()).To(BeEmpty())
 	})
 
-	It("keeps a VIP that has lost its last target until its last connection has ended, and refuses new ones", func() {
+	It("keeps a VIP without targets until its last connection closes, and refuses new ones", func() {
 		for _, t := range []portal.Target{Web4, Web6} {
 			p := n.Open(Mode, portal.Options{})
 			var l net.Listener
@@ -147,14 +147,14 @@ var _ = Describe("portal address", func() {
 			n.Apply(p, nil, []portal.Target{again})
 			carries(remote)
 
-			By("the end")
+			By("the end of the connections")
 			remote.end()
 			local.end()
 			Eventually(func() string { Expect(n.Check(p)).To(BeZero()); return ours() }).Should(BeEmpty())
 		}
 	})
 
-	It("keeps a VIP while the kernel sends what a closed connection has left", func() {
+	It("keeps a VIP while the kernel sends the remaining data of a closed connection", func() {
 		p := n.Open(Mode, portal.Options{})
 		var l net.Listener
 		n.Node.Do(func() { l = listenOn(Web4) })
@@ -167,14 +167,14 @@ var _ = Describe("portal address", func() {
 		n.Apply(p, nil, []portal.Target{Web4})
 		Expect(ours()).To(ContainSubstring(VIP4.String()))
 
-		By("the end")
+		By("the end of the connection")
 		n.Pod.Sh("ip link set eth0 up; ip route add default via 10.1.0.1")
 		Expect(io.Copy(io.Discard, c.client)).To(BeEquivalentTo(64 << 10))
 		c.client.Close()
 		Eventually(func() string { Expect(n.Check(p)).To(BeZero()); return ours() }).WithTimeout(10 * time.Second).Should(BeEmpty())
 	})
 
-	It("repairs routes that others removed", func() {
+	It("repairs routes that other programs removed", func() {
 		p := n.Open(Mode, portal.Options{})
 		n.Publish(p, "web", Web4, Web6)
 		Expect(n.Check(p)).To(BeZero())
@@ -185,7 +185,7 @@ var _ = Describe("portal address", func() {
 		Expect(n.Check(p)).To(BeZero())
 	})
 
-	It("puts a route in again that others took while only an old connection used it", func() {
+	It("restores a route that was removed while only an old connection used it", func() {
 		p := n.Open(Mode, portal.Options{})
 		n.Watch(p)
 		_, rules := n.Publish(p, "web", Web4)
@@ -208,7 +208,7 @@ var _ = Describe("portal address", func() {
 		}).Should(ContainSubstring("10.96.0.10"))
 	})
 
-	It("takes over what an earlier process left, and removes what is not wanted any more", func() {
+	It("takes over the routes of an earlier process, and removes those no longer wanted", func() {
 		n.Apply(n.Open(Mode, portal.Options{}), []portal.Rule{Redirect(Web4, 80), Redirect(Target(portal.TCP, "10.96.0.77:80"), 80)}, nil)
 		second := n.Open(Mode, portal.Options{})
 		Expect(n.Check(second)).To(BeZero())
@@ -217,7 +217,7 @@ var _ = Describe("portal address", func() {
 		Expect(ours()).To(Equal("local 10.96.0.10 dev lo scope host \n"))
 	})
 
-	It("leaves addresses alone that the node has anyhow, until it has them no more", func() {
+	It("adds no route for an address of the node until the node loses it", func() {
 		n.Node.Sh("ip addr add 10.96.0.10/32 dev pod0; ip route add local 10.97.0.0/16 dev lo")
 		p := n.Open(Mode, portal.Options{})
 		n.Publish(p, "web", Web4)
@@ -238,7 +238,7 @@ var _ = Describe("portal address", func() {
 		Expect(n.Node.State()).To(Equal(before))
 	})
 
-	It("says so when lo is down", func() {
+	It("fails with advice if lo is down", func() {
 		n.Node.Sh("ip link set lo down")
 		n.Node.Do(func() {
 			_, err := Mode.New(Background, portal.Options{})
@@ -246,7 +246,7 @@ var _ = Describe("portal address", func() {
 		})
 	})
 
-	DescribeTable("names the VIPs for which others have a route, and has them when that is gone", func(namespace string) {
+	DescribeTable("refuses VIPs that another program has a route for, until that route is removed", func(namespace string) {
 		p := n.Open(Mode, portal.Options{AddressNamespace: namespace})
 		n.Node.Sh("ip route add blackhole 10.96.0.10 table local")
 		n.Node.Do(func() {
@@ -261,7 +261,7 @@ var _ = Describe("portal address", func() {
 		Entry("with VIPs on the node", "never"),
 	)
 
-	It("names the VIPs that cannot be had where IPv6 is off", func() {
+	It("refuses only IPv6 VIPs if IPv6 is disabled", func() {
 		n.Node.Sh("sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.lo.disable_ipv6=1")
 		p := n.Open(Mode, portal.Options{})
 		n.Node.Do(func() {

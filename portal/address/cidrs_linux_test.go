@@ -56,7 +56,7 @@ var _ = Describe("portal address, with service CIDRs", func() {
 			rejects()
 			Expect(n.Check(p)).To(BeZero())
 
-			By("a route of others for a part of a CIDR, and for the same one")
+			By("routes of another program for part of a CIDR and for a whole CIDR")
 			n.Node.Sh("ip route add 10.96.7.0/24 via 10.2.0.2; ip route add 10.96.0.0/16 via 10.2.0.2; ip -6 route add fd96::/112 via fd02::2")
 			for _, t := range unused {
 				Expect(n.Pod.AskFrom(t, 0, Soon)).To(Equal("silence"), t.String())
@@ -64,7 +64,7 @@ var _ = Describe("portal address, with service CIDRs", func() {
 			n.Node.Sh("ip route del 10.96.7.0/24; ip route del 10.96.0.0/16 via 10.2.0.2; ip -6 route del fd96::/112 via fd02::2")
 			rejects()
 
-			By("others that take the routes away")
+			By("another program that removes the routes")
 			ctx, cancel := context.WithCancel(Background)
 			defer cancel()
 			var events <-chan struct{}
@@ -91,7 +91,7 @@ var _ = Describe("portal address, with service CIDRs", func() {
 			rejects()
 			Expect(n.Check(p)).To(BeZero())
 
-			By("their going")
+			By("removal of one CIDR, and then of all Services")
 			p.(portal.ServiceCIDRRejecter).SetServiceCIDRs(Prefixes("10.96.0.0/16"))
 			n.Apply(p, nil, nil)
 			Expect(n.Pod.AskFrom(unused[2], 0, Soon)).To(Equal("silence"))
@@ -99,7 +99,7 @@ var _ = Describe("portal address, with service CIDRs", func() {
 			n.Apply(p, nil, []portal.Target{Web4, Web6})
 			Expect(routes()).To(BeEmpty(), "nothing is served")
 
-			By("all going, with them")
+			By("removal of the portal")
 			n.Apply(p, rules, nil)
 			Expect(routes()).NotTo(BeEmpty())
 			n.Remove(p)
@@ -109,7 +109,7 @@ var _ = Describe("portal address, with service CIDRs", func() {
 		Entry("with VIPs on the node", "never", Or(HaveSuffix("no route to host"), HaveSuffix("permission denied"))),
 	)
 
-	DescribeTable("leaves what the node itself sends to another proxy, which redirects it",
+	DescribeTable("does not reject packets from the node that another proxy redirects",
 		func(opts portal.Options) {
 			p := n.Open(Mode, opts)
 			p.(portal.ServiceCIDRRejecter).SetServiceCIDRs(Prefixes("10.96.0.0/16", "fd96::/112"))
@@ -120,6 +120,6 @@ var _ = Describe("portal address, with service CIDRs", func() {
 			Expect(n.Node.Ask(At(own, netip.MustParseAddr("10.96.0.88")))).To(HavePrefix("other"))
 		},
 		Entry("with VIPs in a namespace", portal.Options{AddressNamespace: "auto"}),
-		Entry("with VIPs on the node, if it is known", portal.Options{OtherProxies: true}),
+		Entry("with VIPs on the node, if OtherProxies is set", portal.Options{OtherProxies: true}),
 	)
 })

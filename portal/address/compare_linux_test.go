@@ -10,8 +10,8 @@ import (
 	. "github.com/usherproxy/usher/test/portaltest"
 )
 
-var _ = Describe("comparing what is wanted with what is installed, in mode address", func() {
-	It("goes by whether the VIP is local, and leaves node ports alone", func() {
+var _ = Describe("the comparison of wanted and installed rules in mode address", func() {
+	It("depends on whether a VIP is local, and always accepts node ports", func() {
 		node := Redirect(Target(portal.TCP, "0.0.0.0:30080"), 30080)
 		web := Redirect(Target(portal.TCP, "10.96.0.10:80"), 4000)
 		lost := Redirect(Target(portal.TCP, "10.96.0.12:80"), 80)

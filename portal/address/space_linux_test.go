@@ -15,7 +15,7 @@ import (
 
 const forwarding = "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1; "
 
-var _ = Describe("portal address, in a network namespace of its own", func() {
+var _ = Describe("portal address, in a dedicated network namespace", func() {
 	var (
 		n       *Net
 		outside *Host
@@ -31,7 +31,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 	}
 	everybody := func() []*Host { return []*Host{n.Node, n.Pod, outside} }
 
-	It("serves the node, Pods and others, and the node's own processes are not on VIPs", func() {
+	It("serves the node, Pods and other hosts, and keeps the node's listeners off VIPs", func() {
 		for _, t := range []portal.Target{Web4, Web6, DNS4, DNS6} {
 			Expect(n.Node.Serve(portal.Bind{Addr: netip.AddrPortFrom(portal.FamilyOf(t.Addr).Any(), t.Port), Targets: []portal.Target{t}}, "the node's")).To(Equal(t.Port))
 		}
@@ -53,7 +53,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		Expect(n.Check(p)).To(BeZero())
 	})
 
-	It("refuses at once what nobody serves there", func() {
+	It("refuses connections to ports that are not served", func() {
 		p := n.Open(Mode, auto)
 		n.Apply(p, []portal.Rule{Reject(Web4), Reject(DNS4), Reject(Web6), Reject(DNS6), Drop(To(portal.TCP, VIP4, 81))}, nil)
 		for _, from := range everybody() {
@@ -63,7 +63,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		}
 	})
 
-	It("shows listeners who the client is, though the node masquerades what Pods send elsewhere", func() {
+	It("preserves client addresses although the node masquerades packets from Pods", func() {
 		p := n.Open(Mode, auto)
 		seen := func(t portal.Target) string {
 			b := p.Listen("default/web", []portal.Target{t})[0]
@@ -78,7 +78,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 			return netip.MustParseAddrPort(c.server.RemoteAddr().String()).Addr().String()
 		}
 		Expect(seen(Web4)).To(Equal("10.1.0.2"))
-		Expect(n.Node.Sh("nft list tables")).To(BeEmpty(), "nothing is tracked that was not")
+		Expect(n.Node.Sh("nft list tables")).To(BeEmpty(), "no additional connections are tracked")
 		n.Node.Sh(`nft 'add table ip nat; add chain ip nat POSTROUTING { type nat hook postrouting priority 100; }; add rule ip nat POSTROUTING ip saddr 10.1.0.0/24 ip daddr != 10.1.0.0/24 masquerade'
 			nft 'add table inet nat; add chain inet nat POSTROUTING { type nat hook postrouting priority 100; }; add rule inet nat POSTROUTING ip6 saddr fd01::/64 masquerade'`)
 		Expect(n.Check(p)).To(Equal(2))
@@ -88,7 +88,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		n.Node.Sh("nft delete table ip usher-address")
 		Expect(n.Check(p)).To(Equal(1))
 
-		By("the next one")
+		By("the next process")
 		p = n.Open(Mode, auto)
 		Expect(p.Traits().InNamespace).To(BeTrue())
 		Expect(seen(To(portal.TCP, VIP4, 82))).To(Equal("10.1.0.2"))
@@ -96,7 +96,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		Expect(n.Node.Sh("nft list tables")).NotTo(ContainSubstring("usher"))
 	})
 
-	It("puts back what others take away", func() {
+	It("restores routes and interfaces that other programs remove or change", func() {
 		p := n.Open(Mode, auto)
 		n.Publish(p, "web", Web4, Web6)
 		for what, repairs := range map[string]int{
@@ -115,7 +115,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		}
 	})
 
-	It("leaves nothing behind, and nothing before it is applied", func() {
+	It("changes nothing before rules are applied, and leaves nothing behind", func() {
 		before := n.Node.State()
 		p := n.Open(Mode, auto)
 		Expect(n.Node.State()).To(Equal(before), "after New")
@@ -125,7 +125,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		Expect(n.Node.State()).To(Equal(before))
 	})
 
-	It("keeps a VIP until its last connection has ended", func() {
+	It("keeps a VIP until its last connection closes", func() {
 		for _, t := range []portal.Target{Web4, Web6} {
 			p := n.Open(Mode, auto)
 			b := p.Listen("default/web", []portal.Target{t})[0]
@@ -145,7 +145,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		}
 	})
 
-	It("goes on in the namespace of the one before, which has connections there", func() {
+	It("reuses the namespace of the previous process, and keeps its connections", func() {
 		first := n.Open(Mode, auto)
 		b := first.Listen("default/web", []portal.Target{Web4})[0]
 		var l net.Listener
@@ -161,7 +161,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		Expect(n.Check(second)).To(BeZero())
 	})
 
-	It("goes on where one works, whatever the trial would say, and is one that the firewall's rules for usher0 let through", func() {
+	It("passes firewall rules for usher0, and reuses a working namespace without a new self-test", func() {
 		n.Node.Sh(`nft 'add table inet f; add chain inet f c { type filter hook forward priority 0; policy drop; }
 			add rule inet f c iifname usher0 accept; add rule inet f c oifname usher0 accept'`)
 		p := n.Open(Mode, auto)
@@ -174,7 +174,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		Expect(n.Node.State()).To(Equal(before))
 	})
 
-	It("says so when somebody else has the name of its interface, and leads nothing there", func() {
+	It("fails if the name of its interface is in use, and routes nothing there", func() {
 		p := n.Open(Mode, auto)
 		n.Node.Sh("ip link add usher0 type veth peer name other")
 		n.Node.Do(func() {
@@ -186,13 +186,13 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		Expect(outside.Ask(Web4)).To(HavePrefix("web"))
 	})
 
-	It("is on the node where others translate addresses before it can keep them", func() {
+	It("keeps IPv4 VIPs on the node if another program translates client addresses first", func() {
 		n.Node.Sh("nft 'add table ip nat; add chain ip nat early { type nat hook postrouting priority 0; }; add rule ip nat early oifname usher0 snat to 10.1.0.1'")
 		Expect(n.Open(Mode, auto).(*addressPortal).families()).To(Equal([]portal.Family{portal.IPv6}))
 		Expect(n.Node.Sh("nft list tables")).NotTo(ContainSubstring("usher"))
 	})
 
-	It("makes another when the one before is not to be had, and takes its place", func() {
+	It("replaces the previous namespace if that is not available", func() {
 		n.Publish(n.Open(Mode, auto), "first", Web4, To(portal.TCP, VIP4, 81))
 		p := n.Open(Mode, auto)
 		n.Publish(p, "second", Web4)
@@ -202,7 +202,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		}
 	})
 
-	It("has VIPs that the node has anyhow on the node, and tells when that changes", func() {
+	It("serves VIPs that are node addresses on the node, and reports when this changes", func() {
 		n.Node.Sh("ip addr add 10.96.0.10/32 dev lo")
 		p := n.Open(Mode, auto)
 		binds, _ := n.Publish(p, "node", Web4)
@@ -232,7 +232,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		move("ip addr add 10.96.0.10/32 dev lo", "node")
 	})
 
-	It("leaves an address to the node that it gets when only a rule without listener is left", func() {
+	It("leaves a VIP without listeners to the node while that has the address", func() {
 		p := n.Open(Mode, auto)
 		p.Listen("default/web", []portal.Target{Web4})
 		n.Apply(p, []portal.Rule{Redirect(Web4, 80)}, nil)
@@ -249,7 +249,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		Expect(outside.Ask(To(portal.TCP, VIP4, 81))).To(Equal("refused"))
 	})
 
-	It("has VIPs in a network of the node on the node, which answers for them there", func() {
+	It("serves VIPs within a network of the node on the node", func() {
 		near := Target(portal.TCP, "10.2.0.77:80")
 		p := n.Open(Mode, auto)
 		n.Publish(p, "web", near, Web4)
@@ -259,10 +259,10 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		}
 		Expect(n.Check(p)).To(BeZero())
 		n.Node.Sh("ip link del usher0")
-		Expect(n.Open(Mode, auto).(*addressPortal).families()).To(HaveLen(2), "the next one")
+		Expect(n.Open(Mode, auto).(*addressPortal).families()).To(HaveLen(2), "the next process")
 	})
 
-	DescribeTable("has VIPs on the node where it does not work, and says which ports clash with whom",
+	DescribeTable("serves VIPs on the node if the namespace does not work, and logs the cause",
 		func(prepare, says string) {
 			n.Node.Sh(prepare)
 			n.Node.Serve(portal.Bind{Addr: netip.AddrPortFrom(portal.IPv4.Any(), 81), Targets: []portal.Target{To(portal.TCP, portal.IPv4.Any(), 81)}}, "the node's")
@@ -277,14 +277,14 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 			Expect(said.AllEntries()).To(ContainElement(And(
 				HaveField("Level", logrus.WarnLevel), HaveField("Data", HaveKeyWithValue("error", MatchError(ContainSubstring(says)))))))
 		},
-		Entry("no forwarding", "sysctl -qw net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0", "net.ipv4.ip_forward is 0"),
-		Entry("a rule that drops what is forwarded", "nft 'add table inet f; add chain inet f c { type filter hook forward priority 0; policy drop; }'", "blocked by a FORWARD rule?"),
-		Entry("a rule that rejects what is forwarded", "nft 'add table inet f; add chain inet f c { type filter hook forward priority 0; }; add rule inet f c reject with tcp reset'", "blocked by a FORWARD rule?"),
-		Entry("a rule that rejects what the node sends", "nft 'add table inet f; add chain inet f c { type filter hook output priority 0; }; add rule inet f c oifname \"usher*\" reject'", "a process on this node cannot reach a VIP there"),
-		Entry("the name taken", "ip link add usher0 type veth peer name other", "usher0 exists already"),
+		Entry("forwarding is off", "sysctl -qw net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0", "net.ipv4.ip_forward is 0"),
+		Entry("a rule drops forwarded packets", "nft 'add table inet f; add chain inet f c { type filter hook forward priority 0; policy drop; }'", "blocked by a FORWARD rule?"),
+		Entry("a rule rejects forwarded packets", "nft 'add table inet f; add chain inet f c { type filter hook forward priority 0; }; add rule inet f c reject with tcp reset'", "blocked by a FORWARD rule?"),
+		Entry("a rule rejects packets from the node", "nft 'add table inet f; add chain inet f c { type filter hook output priority 0; }; add rule inet f c oifname \"usher*\" reject'", "a process on this node cannot reach a VIP there"),
+		Entry("the name of the interface is in use", "ip link add usher0 type veth peer name other", "usher0 exists already"),
 	)
 
-	It("names who clashes", func() {
+	It("does not count usher's listeners as conflicts", func() {
 		n.Node.Sh("sysctl -qw net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0")
 		n.Node.Serve(portal.Bind{Addr: netip.AddrPortFrom(portal.IPv4.Any(), 80), Targets: []portal.Target{Web4}}, "mine")
 		p := n.Open(Mode, auto)
@@ -295,7 +295,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		})
 	})
 
-	It("waits until nobody serves VIPs that are addresses of the node, whose connections it would cut", func() {
+	It("is used for an IP family only after all its VIPs are removed from the node", func() {
 		before := n.Open(Mode, portal.Options{})
 		n.Publish(before, "before", Web4)
 		held := n.Open(Mode, auto)
@@ -306,7 +306,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		Expect(n.Open(Mode, auto).(*addressPortal).families()).To(HaveLen(2))
 	})
 
-	It("is not there if it is not wanted, and is there if it must be", func() {
+	It("is not used with AddressNamespace never, and always used with always", func() {
 		n.Node.Sh("sysctl -qw net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0")
 		Expect(n.Open(Mode, portal.Options{AddressNamespace: "never"}).Traits().InNamespace).To(BeFalse())
 		p := n.Open(Mode, portal.Options{AddressNamespace: "always"})

@@ -25,7 +25,7 @@ var _ = Describe("portal address, with VIPs as addresses of an interface", func(
 		return n.Node.Sh("ip route show table all proto 117; ip -6 route show table all proto 117")
 	}
 
-	It("serves them from the node and from Pods, without a route, and leaves nothing behind", func() {
+	It("serves the node and Pods without routes, and leaves nothing behind", func() {
 		before := n.Node.State()
 		p := n.Open(Mode, portal.Options{AddressNamespace: "auto"})
 		Expect(n.Node.State()).To(Equal(before), "after New")
@@ -63,17 +63,17 @@ var _ = Describe("portal address, with VIPs as addresses of an interface", func(
 		})
 		Expect(n.Check(p)).To(BeZero())
 		n.Apply(p, nil, nil)
-		Expect(addresses()).NotTo(ContainSubstring("10.96.0.10"), "nothing is served there after all")
+		Expect(addresses()).NotTo(ContainSubstring("10.96.0.10"), "nothing is served there")
 	})
 
-	It("adds an address to which sockets can be bound although no interface has it", func() {
+	It("adds a VIP even if ip_nonlocal_bind lets sockets bind without it", func() {
 		n.Node.Sh("sysctl -qw net.ipv4.ip_nonlocal_bind=1")
 		p := n.Open(Mode, portal.Options{})
 		n.Apply(p, []portal.Rule{Redirect(Web4, 80)}, nil)
 		Expect(addresses()).To(ContainSubstring("10.96.0.10/32"))
 	})
 
-	It("takes over what a killed process left, removes what is not wanted any more, and repairs the rest", func() {
+	It("takes over the addresses of a killed process, removes unwanted ones, and repairs the rest", func() {
 		gone := Target(portal.TCP, "10.96.0.77:80")
 		n.Apply(n.Open(Mode, portal.Options{}), []portal.Rule{Redirect(Web4, 80), Redirect(Web6, 80), Redirect(gone, 80)}, nil)
 		p := n.Open(Mode, portal.Options{})
@@ -94,7 +94,7 @@ var _ = Describe("portal address, with VIPs as addresses of an interface", func(
 			portal.Bind{Addr: netip.MustParseAddrPort("10.1.0.1:30080"), Targets: []portal.Target{WebNode4}}))
 	})
 
-	It("is listed, and is removed by a process that uses routes", func() {
+	It("is listed and removed by a process that uses routes", func() {
 		n.Apply(n.Open(Mode, portal.Options{}), []portal.Rule{Redirect(Web4, 80)}, nil)
 		withoutRoutes = false
 		n.Node.Do(func() {
@@ -104,7 +104,7 @@ var _ = Describe("portal address, with VIPs as addresses of an interface", func(
 		})
 	})
 
-	It("leaves another interface of that name alone", func() {
+	It("does not change another interface named usher-vips", func() {
 		n.Node.Sh("ip link add usher-vips type bridge; ip addr add 10.96.0.10/32 dev usher-vips")
 		before := n.Node.State()
 		n.Node.Do(func() {

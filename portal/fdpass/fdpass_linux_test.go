@@ -21,7 +21,7 @@ func TestFdpass(t *testing.T) {
 	RunSpecs(t, "portal/fdpass")
 }
 
-var _ = Describe("open files that are passed", func() {
+var _ = Describe("file descriptors that are passed over a socket", func() {
 	var here, there *net.UnixConn
 	BeforeEach(func() {
 		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -54,7 +54,7 @@ var _ = Describe("open files that are passed", func() {
 		return string(text)
 	}
 
-	It("arrive with the words that go with them, in order, closed on exec", func() {
+	It("arrive with their message, in order, and with close-on-exec set", func() {
 		Expect(fdpass.Send(here, []byte("two"), pipe("one"), pipe("other"))).To(Succeed())
 		buf := make([]byte, 10)
 		n, fds, err := fdpass.Receive(there, buf, 2)
@@ -69,9 +69,9 @@ var _ = Describe("open files that are passed", func() {
 		}
 	})
 
-	It("wait while too many of the user's are under way", func() {
+	It("are not sent while too many of the user's descriptors are in flight", func() {
 		if os.Geteuid() != 0 {
-			Skip("only root can be a user of whom nothing is under way")
+			Skip("only root can switch to a user without descriptors in flight")
 		}
 		var limit unix.Rlimit
 		Expect(unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)).To(Succeed())
@@ -107,14 +107,14 @@ var _ = Describe("open files that are passed", func() {
 		Eventually(sent).Should(Receive(Succeed()))
 	})
 
-	It("may be none", func() {
+	It("are optional", func() {
 		Expect(fdpass.Send(here, []byte("a word"))).To(Succeed())
 		n, fds, err := fdpass.Receive(there, make([]byte, 10), 0)
 		Expect(n, err).To(Equal(6))
 		Expect(fds).To(BeEmpty())
 	})
 
-	DescribeTable("are told of that something is lost",
+	DescribeTable("arrive with ErrTruncated if the receiver has too little space for",
 		func(room, maxFDs, arrive int) {
 			Expect(fdpass.Send(here, []byte("0123456789"), pipe("a"), pipe("b"), pipe("c"), pipe("d"))).To(Succeed())
 			_, fds, err := fdpass.Receive(there, make([]byte, room), maxFDs)
@@ -128,7 +128,7 @@ var _ = Describe("open files that are passed", func() {
 		Entry("descriptors", 10, 2, 2),
 	)
 
-	It("say when the other side is gone", func() {
+	It("are followed by io.EOF when the peer has closed", func() {
 		Expect(here.Close()).To(Succeed())
 		_, _, err := fdpass.Receive(there, make([]byte, 10), 1)
 		Expect(err).To(MatchError(io.EOF))

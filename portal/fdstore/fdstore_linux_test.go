@@ -75,7 +75,7 @@ var _ = Describe("a manager", func() {
 		return f
 	}
 
-	It("is nobody without a word of one, and can be told all the same", func() {
+	It("is nil without NOTIFY_SOCKET, and its methods can be called", func() {
 		set("NOTIFY_SOCKET", "")
 		m := manager()
 		Expect(m).To(BeNil())
@@ -87,7 +87,7 @@ var _ = Describe("a manager", func() {
 		Expect(m.Take("lock")).To(BeEmpty())
 	})
 
-	It("is told in order, and given copies when it is their turn", func() {
+	It("sends messages in order, and obtains descriptors when their message is sent", func() {
 		m := manager()
 		f := file()
 		m.Put("S1", func() []*os.File { return []*os.File{f} })
@@ -100,10 +100,10 @@ var _ = Describe("a manager", func() {
 		os.NewFile(uintptr(fds[0]), "").Close()
 		Expect(said()).To(Equal("FDSTOREREMOVE=1\nFDNAME=S1"))
 		Expect(said()).To(Equal("READY=1"))
-		Expect(f.Close()).To(MatchError(os.ErrClosed), "the manager has its own")
+		Expect(f.Close()).To(MatchError(os.ErrClosed), "the service manager has a copy")
 	})
 
-	It("says when it has done all", func() {
+	It("waits until the service manager has processed all messages", func() {
 		m := manager()
 		done := make(chan struct{})
 		go func() {
@@ -117,7 +117,7 @@ var _ = Describe("a manager", func() {
 		Eventually(done).WithTimeout(20 * time.Second).Should(BeClosed())
 	})
 
-	It("may be busy for some seconds", func() {
+	It("tolerates a service manager that is busy for some seconds", func() {
 		m := manager()
 		for i := range 300 { // more than a socket queues
 			m.Notify("STATUS=" + strconv.Itoa(i))
@@ -129,7 +129,7 @@ var _ = Describe("a manager", func() {
 		}
 	})
 
-	It("is given up, once, when it does not listen", func() {
+	It("stops, and logs this once, if the service manager does not listen", func() {
 		m := manager()
 		socket.Close()
 		m.Notify("READY=1")
@@ -139,7 +139,7 @@ var _ = Describe("a manager", func() {
 		Expect(log.AllEntries()).To(HaveLen(1))
 	})
 
-	It("is heard of by this process alone", func() {
+	It("reads and unsets its environment variables", func() {
 		set("LISTEN_FDS", "0")
 		set(KeeperVariable, "restarts=3 last=signal: killed")
 		set("WATCHDOG_USEC", "20000000")
@@ -153,13 +153,13 @@ var _ = Describe("a manager", func() {
 		}
 	})
 
-	It("leaves descriptors of another process alone", func() {
+	It("ignores descriptors that were passed to another process", func() {
 		set("LISTEN_FDS", "1")
 		set("LISTEN_PID", strconv.Itoa(os.Getpid()+1))
 		Expect(manager().Kept).To(BeEmpty())
 	})
 
-	It("is told what nobody wants of what was kept", func() {
+	It("removes stored descriptors that were not taken", func() {
 		m := manager()
 		f := file()
 		m.Kept = map[string][]*os.File{"affinity": {f}, "old": {file()}}

@@ -118,7 +118,7 @@ var noNamespace error
 
 var _ = BeforeSuite(func() {
 	if noNamespace != nil {
-		Skip(fmt.Sprint("needs the right to make a network namespace: ", noNamespace))
+		Skip(fmt.Sprint("requires the capability to create a network namespace: ", noNamespace))
 	}
 	Expect(exec.Command("ip", "link", "set", "lo", "up").Run()).To(Succeed())
 })
@@ -233,7 +233,7 @@ var _ = Describe("the lock", func() {
 		Expect(err).NotTo(HaveOccurred())
 		err = cmd.Start()
 		if cmd.SysProcAttr.Credential != nil && errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) {
-			Skip("needs to be root outside of a user namespace")
+			Skip("requires root outside a user namespace")
 		}
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(func() {
@@ -266,7 +266,7 @@ var _ = Describe("the lock", func() {
 		return l
 	}
 
-	It("is one process's at a time", func() {
+	It("is held by one process at a time", func() {
 		for range 5 {
 			var mu sync.Mutex
 			var got []*Lock
@@ -291,7 +291,7 @@ var _ = Describe("the lock", func() {
 			got[0].Release()
 		}
 	})
-	It("cannot be kept by who has not the rights, root or not", func() {
+	It("cannot be kept by a root process without capabilities", func() {
 		pid, says := rootWithoutRights("holder")
 		Expect(says).To(Equal("ready\n"))
 		mute, says := rootWithoutRights("mute holder")
@@ -303,7 +303,7 @@ var _ = Describe("the lock", func() {
 			fmt.Sprintf("process %d of user %d", pid, os.Getuid()),
 			fmt.Sprintf("process %d of user %d", mute, os.Getuid())))
 	})
-	It("is not handed over to who has not the rights, root or not", func() {
+	It("is not handed over to a root process without capabilities", func() {
 		o := &holding{}
 		serve(o)
 		_, says := rootWithoutRights("successor")
@@ -311,7 +311,7 @@ var _ = Describe("the lock", func() {
 		Expect(o.counts()).To(Equal([3]int{}), "the holder is not even asked")
 		Expect(Acquire(nil)).Error().To(MatchError(ErrLocked))
 	})
-	It("is handed over to who has", func() {
+	It("is handed over to a process with capabilities", func() {
 		null, err := os.Open(os.DevNull)
 		Expect(err).NotTo(HaveOccurred())
 		o := &holding{sockets: func(yield func(Socket) bool) { yield(Socket{Name: "null", File: null}) }}
@@ -324,7 +324,7 @@ var _ = Describe("the lock", func() {
 		defer l.Release()
 		Expect(o.counts()).To(Equal([3]int{1, 0, 1}))
 	})
-	It("is handed over although many come and say nothing", func() {
+	It("is handed over despite many idle connections", func() {
 		o := &holding{}
 		l := serve(o)
 		for range 4 * maxGuests {
@@ -335,7 +335,7 @@ var _ = Describe("the lock", func() {
 		began := time.Now()
 		s, err := Ask()
 		Expect(err).NotTo(HaveOccurred())
-		Expect(time.Since(began)).To(BeNumerically("<", answerTime), "it does not wait for them to go")
+		Expect(time.Since(began)).To(BeNumerically("<", answerTime), "it does not wait for them to close")
 		s.Abort()
 		Eventually(o.counts).WithTimeout(5 * time.Second).Should(Equal([3]int{1, 1, 0}))
 	})
@@ -345,7 +345,7 @@ var _ = Describe("the lock", func() {
 		within time.Duration
 	}{
 		{"another user", otherUser, lookTime / 2},
-		{"a root without rights", rootWithoutRights, 2 * lookTime},
+		{"root without capabilities", rootWithoutRights, 2 * lookTime},
 	} {
 		for _, as := range []string{"mute holder", "lingering holder"} {
 			It("is not delayed by a "+as+" that is "+who.name, func() {
@@ -362,7 +362,7 @@ var _ = Describe("the lock", func() {
 				}
 			})
 		}
-		It("is answered for and released although "+who.name+" sends what is slow to close", func() {
+		It("is reported as held, and released, although "+who.name+" sends sockets that are slow to close", func() {
 			l := serve(&holding{})
 			_, says := who.start("lingering guest")
 			Expect(says).To(Equal("ready\n"))
@@ -374,7 +374,7 @@ var _ = Describe("the lock", func() {
 			}()
 			Eventually(released).WithTimeout(lookTime).Should(BeClosed())
 		})
-		It("is known to be held although "+who.name+" connects again and again", func() {
+		It("is reported as held although "+who.name+" connects repeatedly", func() {
 			serve(&holding{})
 			_, says := who.start("crowd")
 			Expect(says).To(Equal("ready\n"))
@@ -383,7 +383,7 @@ var _ = Describe("the lock", func() {
 			}
 		})
 	}
-	It("is delayed once, and not by each, by holders with full backlogs", func() {
+	It("is delayed only once by many holders with full backlogs", func() {
 		_, says := otherUser("full holders")
 		Expect(says).To(Equal("ready\n"))
 		began := time.Now()
@@ -393,7 +393,7 @@ var _ = Describe("the lock", func() {
 		Expect(time.Since(began)).To(BeNumerically("<", 2*lookTime))
 		Expect(l.Strangers()).To(ConsistOf("a process that accepts no connections"))
 	})
-	It("is another's if a holder is gone that has just handed over", func() {
+	It("passes to the successor although other processes compete for it", func() {
 		for range 5 {
 			serve(&holding{})
 			s, err := Ask()
@@ -424,7 +424,7 @@ var _ = Describe("the lock", func() {
 			Expect(taken.Load()).To(BeZero())
 		}
 	})
-	It("is answered for although accepting fails for a while", func() {
+	It("is reported as held although accepting fails temporarily", func() {
 		listener, err := net.ListenUnix(network, &net.UnixAddr{Name: holderPrefix + random(), Net: network})
 		Expect(err).NotTo(HaveOccurred())
 		l := newLockAt(listener)
@@ -461,7 +461,7 @@ var _ = Describe("the lock", func() {
 })
 
 var _ = Describe("a challenge", func() {
-	It("is not signed for another connection, nor by the other side of its own", func() {
+	It("cannot be signed for another connection, or by the wrong side", func() {
 		d, err := newChallenge("@one", byHolder)
 		Expect(err).NotTo(HaveOccurred())
 		defer d.close()
@@ -471,7 +471,7 @@ var _ = Describe("a challenge", func() {
 		Expect(d.sign("@one", byHolder)).To(Succeed())
 		Expect(d.signed()).To(BeTrue())
 	})
-	It("is no other descriptor", func() {
+	It("cannot be signed on a descriptor of another kind", func() {
 		r, w, err := os.Pipe()
 		Expect(err).NotTo(HaveOccurred())
 		defer r.Close()

@@ -69,7 +69,7 @@ var _ = Describe("portal iptables", func() {
 				BeforeEach(func() { other.N, opts = n, other.Options })
 				redirects.ItRedirects(&other)
 
-				It("has the classic rules, no landing, and says from which interfaces the kernel drops what they redirect", func() {
+				It("uses REDIRECT without a redirect address, and warns about interfaces without IPv4 address", func() {
 					log, seen := logtest.NewNullLogger()
 					opts.Log = log
 					bare := n.AddBarePod(2, StaticNeighbours)
@@ -82,7 +82,7 @@ var _ = Describe("portal iptables", func() {
 					Expect(bare.AskFrom(Web4, 0, Soon)).To(Equal("silence"))
 				})
 
-				It("refuses SCTP, and says which flag helps", func() {
+				It("refuses SCTP with an error that names the flags to use", func() {
 					p := n.Open(Mode, opts)
 					n.Publish(p, "web", Web4)
 					sctp := To(portal.SCTP, VIP4, 80)
@@ -93,7 +93,7 @@ var _ = Describe("portal iptables", func() {
 					Expect(n.Pod.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
 				})
 
-				It("follows and is followed by the target dnat without a gap", func() {
+				It("replaces the target dnat, and is replaced by it, without a gap", func() {
 					first := n.Open(Mode, k.Options)
 					_, rules := n.Publish(first, "web", Web4, Web6)
 					before := k.Saved(n)
@@ -131,9 +131,9 @@ var _ = Describe("portal iptables", func() {
 				Expect(os.Setenv("PATH", bin+":"+path)).To(Succeed())
 			}
 
-			It("takes a lock that it did not get for no refusal of a rule, and waits for it once", func() {
+			It("does not treat a lock timeout as a refused rule, and waits only once", func() {
 				if variant != "legacy" {
-					Skip("has no lock")
+					Skip("only iptables-legacy has a lock")
 				}
 				file := filepath.Join(GinkgoT().TempDir(), "lock")
 				DeferCleanup(os.Unsetenv, "XTABLES_LOCKFILE")
@@ -164,7 +164,7 @@ var _ = Describe("portal iptables", func() {
 				Expect(n.Pod.Ask(DNS4)).To(Equal("refused"))
 			})
 
-			It("says in a cleanup what it could not read or remove", func() {
+			It("reports in a cleanup which rules it could not read or remove", func() {
 				p := n.Open(Mode, opts)
 				n.Publish(p, "web", Web4)
 				path, bin := os.Getenv("PATH"), GinkgoT().TempDir()
@@ -183,7 +183,7 @@ var _ = Describe("portal iptables", func() {
 					})
 				}
 
-				By("no iptables at all")
+				By("no iptables")
 				Expect(os.Setenv("PATH", "/nowhere")).To(Succeed())
 				cleaned(MatchError(ContainSubstring("iptables-%s is not installed to", variant)))
 
@@ -196,7 +196,7 @@ var _ = Describe("portal iptables", func() {
 				cleaned(Succeed())
 			})
 
-			It("uses REDIRECT where iptables takes no DNAT, and warns of interfaces from which the kernel drops that", func() {
+			It("uses REDIRECT if iptables lacks DNAT, and warns about interfaces without IPv4 address", func() {
 				path := os.Getenv("PATH")
 				refuses("*DNAT*", "No chain/target/match by that name")
 				log, seen := logtest.NewNullLogger()
@@ -216,9 +216,9 @@ var _ = Describe("portal iptables", func() {
 					Expect(from.Ask(Web6)).To(Equal("web [fd96::10]:80"))
 					Expect(from.Ask(DNS4)).To(Equal("refused"))
 				}
-				Expect(bare.AskFrom(Web4, 0, Soon)).To(Equal("silence"), "what the warning is about")
+				Expect(bare.AskFrom(Web4, 0, Soon)).To(Equal("silence"), "the kernel drops these packets, as the warning states")
 
-				By("an iptables that takes it, and a restart")
+				By("an iptables that supports DNAT, and a restart")
 				Expect(os.Setenv("PATH", path)).To(Succeed())
 				second := n.Open(Mode, opts)
 				before, after := p.Listen("default/web", []portal.Target{Web4, Web6}), second.Listen("default/web", []portal.Target{Web4, Web6})
@@ -228,7 +228,7 @@ var _ = Describe("portal iptables", func() {
 				Expect(after).To(Equal(before))
 			})
 
-			It("rejects by REDIRECT where iptables takes no DNAT to port 0, as those before 1.8.8", func() {
+			It("rejects with REDIRECT if iptables does not support DNAT to port 0 (before 1.8.8)", func() {
 				refuses("*DNAT*:0*", "Port 0 not valid")
 				bare := n.AddBarePod(2, StaticNeighbours)
 				p := n.Open(Mode, opts)
@@ -244,7 +244,7 @@ var _ = Describe("portal iptables", func() {
 				Expect(n.Check(p)).To(BeZero())
 			})
 
-			DescribeTable("repairs what others did to it",
+			DescribeTable("repairs its rules after another program",
 				func(damage string, atLeast int) {
 					p := n.Open(Mode, opts)
 					n.Publish(p, "web", Web4, Web6, WebNode4)
@@ -262,13 +262,13 @@ var _ = Describe("portal iptables", func() {
 				Entry("deleted the jump in PREROUTING", `iptables -t nat -D PREROUTING 1`, 1),
 				Entry("deleted a chain's rules", "iptables -t nat -F USHER-NODEPORTS", 1),
 				Entry("deleted one rule", "iptables -t nat -D USHER-PORTALS 1", 1),
-				Entry("added a rule of their own to our chain", "iptables -t nat -I USHER-PORTALS 1 -p tcp -j RETURN", 1),
-				Entry("put a rule before the jump", "iptables -t nat -I PREROUTING 1 -d 10.96.0.0/16 -j ACCEPT", 1),
-				Entry("doubled the jump", "iptables -t nat -A OUTPUT -m comment --comment 'usher: portals of Services' -j USHER-PORTALS", 1),
-				Entry("added a chain called like ours", "iptables -t nat -N USHER-OLD; iptables -t nat -A INPUT -j USHER-OLD", 2),
+				Entry("added a rule to usher's chain", "iptables -t nat -I USHER-PORTALS 1 -p tcp -j RETURN", 1),
+				Entry("inserted a rule before the jump", "iptables -t nat -I PREROUTING 1 -d 10.96.0.0/16 -j ACCEPT", 1),
+				Entry("duplicated the jump", "iptables -t nat -A OUTPUT -m comment --comment 'usher: portals of Services' -j USHER-PORTALS", 1),
+				Entry("added a chain with usher's prefix", "iptables -t nat -N USHER-OLD; iptables -t nat -A INPUT -j USHER-OLD", 2),
 			)
 
-			It("reads the rules again only if others may have changed them", func() {
+			It("reads the rules again only if other programs may have changed them", func() {
 				bin := GinkgoT().TempDir()
 				calls := filepath.Join(bin, "calls")
 				for _, save := range []string{"iptables-" + variant + "-save", "ip6tables-" + variant + "-save"} {
@@ -293,9 +293,9 @@ var _ = Describe("portal iptables", func() {
 				before := count()
 				later(2 * time.Hour)
 				Expect(n.Check(p)).To(BeZero())
-				Expect(count()).To(Equal(before), "it does not matter how long ago it was that nobody has changed anything")
+				Expect(count()).To(Equal(before), "elapsed time alone does not cause a read")
 				n.Node.Sh("iptables-" + variant + " -t raw -A OUTPUT -p 99 -j ACCEPT")
-				Expect(n.Pod.Ask(Web4)).To(Equal("web 10.96.0.10:80"), "which counters count")
+				Expect(n.Pod.Ask(Web4)).To(Equal("web 10.96.0.10:80"), "this changes counters")
 				for range 3 {
 					Expect(n.Check(p)).To(BeZero())
 				}
@@ -305,7 +305,7 @@ var _ = Describe("portal iptables", func() {
 				Expect(count()).To(BeNumerically(">", before))
 			})
 
-			It("gives up the first place to a program that wants it as much", func() {
+			It("gives up the first position to a program that keeps taking it", func() {
 				p := n.Open(Mode, opts)
 				n.Publish(p, "web", Web4)
 				usurp := fmt.Sprintf("iptables-%[1]s -t nat -D PREROUTING -p 99 -j RETURN 2>/dev/null; iptables-%[1]s -t nat -I PREROUTING 1 -p 99 -j RETURN", variant)
@@ -318,7 +318,7 @@ var _ = Describe("portal iptables", func() {
 				Expect(n.Check(p)).To(BeZero())
 			})
 
-			It("removes its rules, but not the table, when others use what it made", func() {
+			It("removes its rules, but not a table that other programs use", func() {
 				p := n.Open(Mode, opts)
 				n.Publish(p, "web", Web4)
 				n.Node.Sh("iptables-" + variant + " -t nat -A PREROUTING -p 99 -j ACCEPT")
@@ -326,7 +326,7 @@ var _ = Describe("portal iptables", func() {
 				Expect(save("", "nat")).To(And(ContainSubstring("-A PREROUTING -p 99 -j ACCEPT"), Not(ContainSubstring("USHER"))))
 			})
 
-			It("puts in all other rules when the kernel refuses some, names those, and tries them again", func() {
+			It("installs all other rules if the kernel refuses some, and retries those", func() {
 				// An iptables-restore that rejects port 666 stands for a kernel that does.
 				bin := GinkgoT().TempDir()
 				real, err := exec.LookPath("iptables-" + variant + "-restore")
@@ -363,14 +363,14 @@ var _ = Describe("portal iptables", func() {
 
 				Expect(os.Remove(refuse)).To(Succeed())
 				n.Node.Do(func() {
-					Expect(p.Check(Background).Refused).To(HaveLen(len(bad)), "it is too early to try again")
+					Expect(p.Check(Background).Refused).To(HaveLen(len(bad)), "it is too early to retry")
 				})
 				now = now.Add(redirect.RetryFirst)
 				Expect(n.Check(p)).To(BeNumerically(">", 0))
 				Expect(strings.Count(save("", "nat"), "--dport 666 ")).To(Equal(2))
 			})
 
-			It("serves IPv4 and refuses IPv6 rules where ip6tables is missing", func() {
+			It("serves IPv4 and refuses IPv6 rules if ip6tables is missing", func() {
 				bin := GinkgoT().TempDir()
 				for _, tool := range []string{"", "-save", "-restore"} {
 					real, err := exec.LookPath("iptables-" + variant + tool)
@@ -390,7 +390,7 @@ var _ = Describe("portal iptables", func() {
 				Expect(save("", "nat")).To(ContainSubstring("--to-destination 192.0.0.117:4000"))
 			})
 
-			It("refuses what needs the mangle table where that is missing, and puts in all others", func() {
+			It("refuses rules that need a missing mangle table, and installs all others", func() {
 				bin := GinkgoT().TempDir()
 				real, err := exec.LookPath("iptables-" + variant + "-restore")
 				Expect(err).NotTo(HaveOccurred())
@@ -401,7 +401,7 @@ var _ = Describe("portal iptables", func() {
 				Expect(os.Setenv("PATH", bin+":"+path)).To(Succeed())
 				p := n.Open(Mode, opts)
 				_, rules := n.Publish(p, "web", Web4)
-				Expect(p.Origin(netip.Addr{}, netip.IPv4Unspecified(), portal.Unknown).SourceAddress).To(Equal(portal.SourceKernel), "what marks answers is in that table")
+				Expect(p.Origin(netip.Addr{}, netip.IPv4Unspecified(), portal.Unknown).SourceAddress).To(Equal(portal.SourceKernel), "the rules that mark answers are in that table")
 				limited, local := Redirect(To(portal.TCP, VIP4, 81), 4000), Drop(To(portal.TCP, VIP4, 82))
 				limited.Sources, local.LocalPort = portal.SourcesOf(Prefixes("10.0.0.0/8")), 4000
 				n.Node.Do(func() {
@@ -413,7 +413,7 @@ var _ = Describe("portal iptables", func() {
 				Expect(save("", "nat")).NotTo(Or(ContainSubstring("PROBE"), ContainSubstring(":4000")))
 			})
 
-			It("leaves the chain alone in which another process tries rules, and cleans it up", func() {
+			It("does not change another process's probe chain, but removes it in a cleanup", func() {
 				p := n.Open(Mode, opts)
 				n.Publish(p, "web", Web4)
 				n.Node.Sh("iptables-" + variant + " -t nat -N USHER-PROBE-1")
@@ -425,7 +425,7 @@ var _ = Describe("portal iptables", func() {
 		})
 	}
 
-	It("takes out the rules that it left in the other variant of iptables", func() {
+	It("removes its old rules from the other variant of iptables", func() {
 		n := NewNet()
 		before := n.Node.State()
 		old := n.Open(Mode, portal.Options{IPTablesVariant: "legacy"})
@@ -438,7 +438,7 @@ var _ = Describe("portal iptables", func() {
 		Expect(n.Node.State()).To(Equal(before))
 	})
 
-	It("goes on with the variant in which its rules are", func() {
+	It("keeps using the variant that has its rules", func() {
 		n := NewNet()
 		old := n.Open(Mode, portal.Options{IPTablesVariant: "legacy"})
 		n.Publish(old, "old", Web4)
@@ -446,7 +446,7 @@ var _ = Describe("portal iptables", func() {
 		Expect(ipFamilies(now)[0].variant).To(Equal(variant{"legacy", false}))
 	})
 
-	It("tells nothing of a connection that no conntrack saw", func() {
+	It("reports a connection that conntrack did not track as not redirected", func() {
 		n := NewNet()
 		port := n.Node.Serve(portal.Bind{Addr: netip.AddrPortFrom(portal.IPv4.Any(), 0), Targets: []portal.Target{Web4}}, "web")
 		Expect(n.Pod.Ask(To(portal.TCP, NodeIP4, port))).To(Equal("web " + portal.ErrNotRedirected.Error()))
@@ -455,7 +455,7 @@ var _ = Describe("portal iptables", func() {
 })
 
 var _ = Describe("a host firewall that drops in INPUT", func() {
-	DescribeTable("lets in what the portal redirects, and health checks, and nothing else", func(variant, target string) {
+	DescribeTable("admits redirected packets and health checks, and nothing else", func(variant, target string) {
 		n := NewNet()
 		for _, command := range []string{"iptables-" + variant, "ip6tables-" + variant} {
 			n.Node.Sh(command + " -P INPUT DROP")
@@ -474,7 +474,7 @@ var _ = Describe("a host firewall that drops in INPUT", func() {
 		Expect(n.Pod.AskFrom(To(portal.TCP, NodeIP4, 9999), 0, Soon)).To(Equal("silence"))
 		Expect(n.Pod.AskFrom(To(portal.TCP, NodeIP4, rules[0].LocalPort), 0, Soon)).To(Equal("silence"))
 
-		By("health check node ports, as long as there are some")
+		By("health check node ports, until they are removed")
 		var checks []portal.Target
 		for _, addr := range []netip.Addr{NodeIP4, NodeIP6} {
 			t := To(portal.TCP, addr, 32000)

@@ -46,11 +46,11 @@ var _ = Describe("the layout of iptables chains", func() {
 	}
 	web := Target(portal.TCP, "10.96.0.10:80")
 
-	It("is nothing at all without rules", func() {
+	It("is empty without rules", func() {
 		Expect(layOut(nil, redirects.Usual)).To(BeEmpty())
 	})
 
-	It("is one flat chain while there are few rules", func() {
+	It("is one flat chain for few rules", func() {
 		tables := layOut([]portal.Rule{Redirect(web, 40001), Reject(Target(portal.UDP, "10.96.0.11:53"))}, redirects.Usual)
 		Expect(tables).To(HaveLen(1))
 		nat := tables["nat"]
@@ -63,7 +63,7 @@ var _ = Describe("the layout of iptables chains", func() {
 		Expect(nat.jumps).To(Equal([]wantedJump{{"PREROUTING", jump}, {"OUTPUT", jump}}))
 	})
 
-	It("leaves alone what this node sends with the mark, and what of that comes in by lo", func() {
+	It("skips packets that this node sends with the mark, also when they arrive on lo", func() {
 		limited, marking := Redirect(web, 40001), redirects.Usual
 		limited.Sources, marking.Mark = portal.SourcesOf(Prefixes("192.0.2.0/24")), 0x1000
 		var jumps []string
@@ -81,7 +81,7 @@ var _ = Describe("the layout of iptables chains", func() {
 		}))
 	})
 
-	It("lets only transparent sockets receive what opens a flow to the landing, and leaves port 0 to answer", func() {
+	It("lets only transparent sockets receive new flows to the redirect address, except on port 0", func() {
 		at := redirects.Usual
 		at.OwnOnly = true
 		tables := map[string]*table{}
@@ -90,7 +90,7 @@ var _ = Describe("the layout of iptables chains", func() {
 		Expect(mangle.jumps).To(HaveLen(1))
 		Expect(mangle.jumps[0].chain).To(Equal("INPUT"))
 		Expect(mangle.jumps[0].spec.String()).To(Equal(`-d 192.0.0.117/32 -m comment --comment "usher: its listeners only" -j USHER-LISTENERS`))
-		Expect(mangle.jumps[0].anywhere()).To(BeFalse(), "nobody may accept that before")
+		Expect(mangle.jumps[0].anywhere()).To(BeFalse(), "no earlier rule may accept these packets")
 		rules := lines(mangle.chains, "USHER-LISTENERS")
 		Expect(rules).To(Equal([]string{
 			"-m socket --transparent --nowildcard -j RETURN",
@@ -103,7 +103,7 @@ var _ = Describe("the layout of iptables chains", func() {
 		Expect(parseSpec(words("-m socket --transparent -j RETURN"))).NotTo(Equal(mangle.chains["USHER-LISTENERS"][0]))
 	})
 
-	It("lets in what rules led to the landing, and nothing that was sent there", func() {
+	It("accepts packets redirected to the redirect address, but not those sent to it", func() {
 		tables := map[string]*table{}
 		at := redirects.Usual
 		at.HealthChecks = []uint16{32000}
@@ -117,7 +117,7 @@ var _ = Describe("the layout of iptables chains", func() {
 		}
 	})
 
-	It("lets in what rules redirect to ports, of which a packet is compared with few", func() {
+	It("accepts packets redirected to ports, with few comparisons per packet", func() {
 		at := redirects.Usual
 		at.RedirectAddr, at.HealthChecks = netip.Addr{}, []uint16{32000}
 		node := netip.MustParseAddr("192.168.1.1")
@@ -145,7 +145,7 @@ var _ = Describe("the layout of iptables chains", func() {
 			return tables
 		}
 
-		It("marks what usher begins and what answers it, and translates aliases of what usher sends", func() {
+		It("marks usher's connections and their answers, and translates aliases in usher's packets", func() {
 			tables := layOut(at, Redirect(web, 40001))
 			mangle, nat := tables["mangle"], tables["nat"]
 			Expect(lines(mangle.chains, chainSent)).To(Equal([]string{
@@ -166,19 +166,19 @@ var _ = Describe("the layout of iptables chains", func() {
 			for _, t := range tables {
 				for chain := range t.chains {
 					for _, s := range t.chains[chain] {
-						Expect(parseSpec(words(s.String()))).To(Equal(s), "it is read as it is written")
+						Expect(parseSpec(words(s.String()))).To(Equal(s), "it is parsed as it was written")
 					}
 				}
 			}
 		})
 
-		It("has no aliases where NETMAP is missing", func() {
+		It("has no alias rules if NETMAP is missing", func() {
 			without := at
 			without.NoAliases = true
 			Expect(layOut(without, Redirect(web, 40001))["nat"].chains).NotTo(HaveKey(chainAliases))
 		})
 
-		It("has only the jump that translates first in its chain: nobody else asks for the marks", func() {
+		It("moves only the jump that translates to the front of its chain", func() {
 			tables := layOut(at, Redirect(web, 40001))
 			have := asInstalled(tables, nil)
 			for _, table := range have {
@@ -194,7 +194,7 @@ var _ = Describe("the layout of iptables chains", func() {
 		})
 	})
 
-	DescribeTable("reads no rule for one of usher's that does something else", func(rule string) {
+	DescribeTable("does not mistake a rule with another effect for usher's", func(rule string) {
 		Expect(parseSpec(words(rule)).other).NotTo(BeEmpty())
 	},
 		Entry(nil, "-m connmark --mark 0x1000/0x1000 -j MARK --set-xmark 0x1000/0x1000"),
@@ -206,7 +206,7 @@ var _ = Describe("the layout of iptables chains", func() {
 		Entry(nil, "-j CONNMARK --restore-mark --nfmask 0x1000 --ctmask 0x1000"),
 	)
 
-	It("rejects by REDIRECT where iptables takes no DNAT to port 0", func() {
+	It("rejects with REDIRECT if iptables does not support DNAT to port 0", func() {
 		old := redirects.Usual
 		old.NoPort0 = true
 		chains := layOut([]portal.Rule{Redirect(web, 40001), Reject(Target(portal.SCTP, "10.96.0.11:80"))}, old)["nat"].chains
@@ -214,14 +214,14 @@ var _ = Describe("the layout of iptables chains", func() {
 			HaveSuffix("-j DNAT --to-destination 192.0.0.117:40001"), HaveSuffix("-j REDIRECT --to-ports 0")))
 	})
 
-	It("asks for node ports after all VIPs, and only at addresses of this node", func() {
+	It("matches node ports after all VIPs, and only at addresses of this node", func() {
 		tables := layOut([]portal.Rule{Redirect(Target(portal.TCP, "0.0.0.0:30080"), 40001), Redirect(web, 40001)}, redirects.Usual)
 		Expect(lines(tables["nat"].chains, "USHER-PORTALS")).To(HaveExactElements(
 			HavePrefix("-d 10.96.0.10/32"), Equal("-m addrtype --dst-type LOCAL -j USHER-NODEPORTS")))
 		Expect(lines(tables["nat"].chains, "USHER-NODEPORTS")).To(HaveExactElements(HavePrefix("-p tcp -m tcp --dport 30080 ")))
 	})
 
-	It("lists this node's addresses where addrtype is missing, leaves out comments where they are, and uses REDIRECT where there is no landing", func() {
+	It("works without addrtype and comments, and uses REDIRECT without a redirect address", func() {
 		tables := layOut([]portal.Rule{Redirect(Target(portal.TCP, "0.0.0.0:30080"), 40001)},
 			redirect.Setting{Local: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("10.0.0.1/32")}})
 		Expect(lines(tables["nat"].chains, "USHER-PORTALS")).To(Equal([]string{
@@ -230,7 +230,7 @@ var _ = Describe("the layout of iptables chains", func() {
 			"-p tcp -m tcp --dport 30080 -j REDIRECT --to-ports 40001"}))
 	})
 
-	It("asks for node ports only at this node's addresses within the networks that it was given", func() {
+	It("matches node ports only at this node's addresses in the configured networks", func() {
 		within := redirects.Usual
 		within.NodePorts = Prefixes("10.0.0.0/8", "127.0.0.1/32", "fd00::/8")
 		jumps := func(rule portal.Rule) []string {
@@ -249,7 +249,7 @@ var _ = Describe("the layout of iptables chains", func() {
 		Expect(jumps(six)).To(BeEmpty())
 	})
 
-	It("drops new connections in mangle, whoever's they are", func() {
+	It("drops new connections of all clients in mangle", func() {
 		tables := layOut([]portal.Rule{Drop(web)}, redirects.Usual)
 		Expect(tables).To(HaveLen(1))
 		Expect(lines(tables["mangle"].chains, "USHER-DROP")).To(HaveExactElements(
@@ -258,7 +258,7 @@ var _ = Describe("the layout of iptables chains", func() {
 		Expect(tables["mangle"].jumps).To(Equal([]wantedJump{{"PREROUTING", jump}, {"OUTPUT", jump}}))
 	})
 
-	It("drops those from outside only, and redirects this node's, if a port is given", func() {
+	It("drops only connections from outside, and redirects this node's, if a port is given", func() {
 		rule := Drop(web)
 		rule.LocalPort = 40001
 		at := redirects.Usual
@@ -279,7 +279,7 @@ var _ = Describe("the layout of iptables chains", func() {
 		Expect(parseSpec(words(outside[2].String()))).To(Equal(outside[2]))
 	})
 
-	It("drops what comes from elsewhere than the sources of a rule, with one chain for all rules that have the same", func() {
+	It("drops connections from other sources, with one chain for rules with equal sources", func() {
 		dns := Redirect(Target(portal.UDP, "10.96.0.10:53"), 40002)
 		rules := []portal.Rule{Redirect(web, 40001), dns, Drop(Target(portal.TCP, "10.96.0.11:80")), Redirect(Target(portal.TCP, "10.96.0.12:80"), 1)}
 		rules[0].Sources = portal.SourcesOf(Prefixes("192.0.2.7/24"))
@@ -327,8 +327,8 @@ var _ = Describe("the layout of iptables chains", func() {
 			Expect(worst).To(BeNumerically("<=", most))
 		},
 		Entry("10,000, cluster IPs and node ports", ManyRules(10000), 110),
-		Entry("as many as are still flat", ManyRules(32), 33),
-		Entry("one more than that", ManyRules(33), 60),
+		Entry("the maximum for a flat chain", ManyRules(32), 33),
+		Entry("one more than the maximum for a flat chain", ManyRules(33), 60),
 		Entry("one VIP with 3,000 ports of two protocols", func() (rules []portal.Rule) {
 			for i := range 3000 {
 				rules = append(rules, Redirect(To([]portal.Protocol{portal.TCP, portal.UDP}[i/1500], netip.MustParseAddr("10.0.0.1"), uint16(1000+i%1500)), uint16(i+1)))

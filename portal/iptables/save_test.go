@@ -45,8 +45,8 @@ COMMIT
 # Completed on Sat Nov 21 09:06:38 2026
 `
 
-var _ = Describe("what iptables-save prints", func() {
-	It("is read table by table, ours only", func() {
+var _ = Describe("the output of iptables-save", func() {
+	It("is parsed by table, with only usher's chains and jumps", func() {
 		tables := parseSave(saved)
 		Expect(tables).To(HaveLen(2))
 		Expect(tables["filter"].chains).To(BeEmpty())
@@ -60,7 +60,7 @@ var _ = Describe("what iptables-save prints", func() {
 		Expect(nat.jumps).To(Equal([]foundJump{{"PREROUTING", 2, jump, raw}, {"OUTPUT", 1, jump, raw}}))
 	})
 
-	It("tells the local ports that the rules lead to", func() {
+	It("contains the local ports that the rules redirect to", func() {
 		Expect(parseSave(saved)["nat"].ports(portal.IPv4)).To(Equal(map[portal.Target]uint16{
 			Target(portal.TCP, "0.0.0.0:30080"):  40001,
 			Target(portal.TCP, "10.96.0.10:80"):  40001,
@@ -70,21 +70,21 @@ var _ = Describe("what iptables-save prints", func() {
 		}))
 	})
 
-	It("keeps what it does not know apart", func() {
+	It("is parsed with unknown parts kept separate", func() {
 		Expect(parseSave(saved)["nat"].chains["USHER-PORTALS"][3].other).To(Equal("-m owner --uid-owner 7"))
 	})
 
-	DescribeTable("means the same in different spellings",
+	DescribeTable("is parsed to the same rule for different",
 		func(a, b string) { Expect(parseSpec(words(a))).To(Equal(parseSpec(words(b)))) },
 		Entry("quotes", `-m comment --comment "x" -j A`, `-m comment --comment x -j A`),
-		Entry("prefix length", `-d 10.0.0.1 -j A`, `-d 10.0.0.1/32 -j A`),
-		Entry("protocol number", `-p 132 -m sctp --dport 5 -j A`, `-p sctp -m sctp --dport 5 -j A`),
-		Entry("no match module named", `-p tcp --dport 5 -j A`, `-p tcp -m tcp --dport 5:5 -j A`),
-		Entry("order", `-m addrtype --dst-type LOCAL -p tcp -j A`, `-p tcp -m addrtype --dst-type LOCAL -j A`),
-		Entry("IPv6 spelling", `-d FD00::0:1/128 -j A`, `-d fd00::1/128 -j A`),
+		Entry("prefix lengths", `-d 10.0.0.1 -j A`, `-d 10.0.0.1/32 -j A`),
+		Entry("protocol names", `-p 132 -m sctp --dport 5 -j A`, `-p sctp -m sctp --dport 5 -j A`),
+		Entry("match modules", `-p tcp --dport 5 -j A`, `-p tcp -m tcp --dport 5:5 -j A`),
+		Entry("orders", `-m addrtype --dst-type LOCAL -p tcp -j A`, `-p tcp -m addrtype --dst-type LOCAL -j A`),
+		Entry("spellings of IPv6 addresses", `-d FD00::0:1/128 -j A`, `-d fd00::1/128 -j A`),
 	)
 
-	It("gives back each rule that usher writes", func() {
+	It("is parsed to the rules that usher wrote", func() {
 		rules := append(ManyRules(500), Redirect(Target(portal.TCP, "[fd00::10]:80"), 7), Redirect(Target(portal.SCTP, "[fd00::11]:80"), 8), Drop(Target(portal.UDP, "[fd00::12]:80")))
 		local := Drop(Target(portal.TCP, "[fd00::13]:80"))
 		local.LocalPort, local.Sources = 9, portal.SourcesOf(Prefixes("10.0.0.0/8", "fd77::/64"))
@@ -100,7 +100,7 @@ var _ = Describe("what iptables-save prints", func() {
 		}
 	})
 
-	It("never holds a comment that iptables would print in another way", func() {
+	It("contains only comments that iptables prints unchanged", func() {
 		Expect(redirect.PlainComment("a\"b'c\\d\ne\u00e9/f g:h")).To(Equal("a_b_c_d_e_/f g:h"))
 		Expect(len(redirect.PlainComment(strings.Repeat("x", 300)))).To(Equal(255))
 	})
@@ -110,7 +110,7 @@ var _ = Describe("the difference between two sets of chains", func() {
 	rules := []portal.Rule{Redirect(Target(portal.TCP, "10.96.0.10:80"), 40001), Redirect(Target(portal.TCP, "10.96.0.11:80"), 40002)}
 	wanted := layOut(rules, redirects.Usual)
 
-	It("is everything at first", func() {
+	It("contains everything at first", func() {
 		c := diff(nil, wanted, nil, true)
 		Expect(c.script).To(Equal(`*nat
 :USHER-PORTALS - [0:0]
@@ -123,11 +123,11 @@ COMMIT
 		Expect(c.repairs).To(ConsistOf("nat USHER-PORTALS", "nat PREROUTING", "nat OUTPUT"))
 	})
 
-	It("is nothing when all is as wanted", func() {
+	It("is empty if the rules are as wanted", func() {
 		Expect(diff(asInstalled(wanted, nil), wanted, nil, true)).To(Equal(change{}))
 	})
 
-	It("replaces what an earlier process left, without taking a jump away that stays", func() {
+	It("replaces the chains of an earlier process, and keeps a jump that is still wanted", func() {
 		had := parseSave(saved)
 		had["nat"].jumps[0].position = 1
 		c := diff(had, wanted, nil, true)
@@ -143,7 +143,7 @@ COMMIT
 `))
 	})
 
-	It("brings a jump back to the front, unless told not to", func() {
+	It("moves a jump to the front only on request", func() {
 		had := asInstalled(wanted, nil)
 		had["nat"].jumps[0].position = 3
 		Expect(movedDown(had, wanted)).To(BeTrue())
@@ -153,7 +153,7 @@ COMMIT
 		Expect(diff(had, wanted, nil, false).script).To(BeEmpty())
 	})
 
-	It("leaves one of two equal jumps, and none that is not wanted", func() {
+	It("removes duplicate jumps and unwanted jumps", func() {
 		had := asInstalled(wanted, nil)
 		nat := had["nat"]
 		second := nat.jumps[0]
@@ -166,7 +166,7 @@ COMMIT
 		Expect(script).NotTo(ContainSubstring("OUTPUT"))
 	})
 
-	It("keeps the notes about what usher made", func() {
+	It("keeps the notes about objects that usher created", func() {
 		keep := map[string][]string{"nat": {noteForTest}}
 		Expect(diff(nil, wanted, keep, true).script).To(ContainSubstring(":" + noteForTest + " - [0:0]\n"))
 		Expect(diff(asInstalled(wanted, keep), wanted, keep, true).script).To(BeEmpty())
@@ -183,17 +183,17 @@ var _ = Describe("the choice between variants of iptables", func() {
 	nft := func(saved string) found {
 		return found{variant: variant{"nft", true}, plain: true, works: true, saved: saved}
 	}
-	DescribeTable("falls on",
+	DescribeTable("selects",
 		func(suffix string, variants ...found) {
 			Expect(byUse(variants)[0].suffix).To(Equal(suffix))
 		},
-		Entry("the default when nothing is there", "nft", legacy(""), nft("")),
-		Entry("the one with rules", "legacy", nft(""), legacy("*nat\n-A INPUT -j ACCEPT\n")),
-		Entry("the one of kubelet", "nft", legacy("-A INPUT -j ACCEPT\n"), nft("*mangle\n:KUBE-IPTABLES-HINT - [0:0]\n")),
-		Entry("the one that holds rules of ours", "legacy", nft("*mangle\n:KUBE-IPTABLES-HINT - [0:0]\n"), legacy(":USHER-PORTALS - [0:0]\n")),
-		Entry("one that works", "legacy", legacy(""), found{variant: variant{"nft", true}, plain: true}),
+		Entry("the default if there are no rules", "nft", legacy(""), nft("")),
+		Entry("the variant with rules", "legacy", nft(""), legacy("*nat\n-A INPUT -j ACCEPT\n")),
+		Entry("kubelet's variant", "nft", legacy("-A INPUT -j ACCEPT\n"), nft("*mangle\n:KUBE-IPTABLES-HINT - [0:0]\n")),
+		Entry("the variant with usher's rules", "legacy", nft("*mangle\n:KUBE-IPTABLES-HINT - [0:0]\n"), legacy(":USHER-PORTALS - [0:0]\n")),
+		Entry("a variant that works", "legacy", legacy(""), found{variant: variant{"nft", true}, plain: true}),
 	)
-	It("names commands", func() {
+	It("determines the names of commands", func() {
 		Expect(variant{"nft", true}.command(true, "-save")).To(Equal("ip6tables-nft-save"))
 		Expect(variant{}.command(false, "-restore")).To(Equal("iptables-restore"))
 	})

@@ -45,7 +45,7 @@ var _ = Describe("answers to clients' own addresses", func() {
 		return removed
 	}
 
-	It("are led here by four rules and a route, which are put in once", func() {
+	It("are routed to this node by four rules and a route, which are added once", func() {
 		Expect(lead(mark)).To(HaveLen(2 * 5))
 		for _, ip := range []string{"ip", "ip -6"} {
 			Expect(node.Sh(ip + " rule")).To(MatchRegexp(`(?s)\n115:\s+from all fwmark 0x1001/0x1001 lookup 117117 .*` +
@@ -57,7 +57,7 @@ var _ = Describe("answers to clients' own addresses", func() {
 		Expect(lead(mark)).To(ConsistOf("routing rule 116", "route of table 117117"))
 	})
 
-	It("are not led here by trying whether they could be, and what is there stays", func() {
+	It("are not affected by a probe, which leaves the existing rules unchanged", func() {
 		probe := func() {
 			GinkgoHelper()
 			node.Do(func() {
@@ -76,7 +76,7 @@ var _ = Describe("answers to clients' own addresses", func() {
 		Expect(routing()).To(Equal(before))
 	})
 
-	It("are forgotten, for all marks but one or for all, and rules of others are left alone", func() {
+	It("are no longer routed after ForgetAnswers, which keeps the rules of other programs", func() {
 		node.Sh("for f in -4 -6; do ip $f rule add pref 115 fwmark 0x1000/0x1000 lookup 99; ip $f rule add pref 118 from all lookup 98; ip $f rule add pref 200 fwmark 0x1000/0x1000 lookup main; done")
 		before := routing()
 		lead(mark)
@@ -92,7 +92,7 @@ var _ = Describe("answers to clients' own addresses", func() {
 		Expect(forget(0)).To(BeEmpty())
 	})
 
-	It("are compared with what is wanted", func() {
+	It("are compared with the wanted rules and routes", func() {
 		compare := func(mark uint32) (all []string) {
 			GinkgoHelper()
 			node.Do(func() {
@@ -117,7 +117,7 @@ var _ = Describe("answers to clients' own addresses", func() {
 		Expect(compare(0)).To(And(HaveLen(5), HaveEach(HavePrefix("extra "))))
 	})
 
-	DescribeTable("that start on this node have a mark with one bit more, the lowest that is free", func(mark, answer uint32) {
+	DescribeTable("that start on this node have a mark with the lowest free bit added", func(mark, answer uint32) {
 		Expect(kernel.AnswerMark(mark)).To(Equal(answer))
 	},
 		Entry(nil, uint32(0x1000), uint32(0x1001)), Entry(nil, uint32(0x1), uint32(0x3)), Entry(nil, uint32(0x1003), uint32(0x1007)),
@@ -144,16 +144,16 @@ var _ = Describe("Paths", func() {
 		})
 	})
 
-	It("tell what leaves this node by which interface, and what does not", func() {
+	It("return the interface for an address, and whether the address is local", func() {
 		Expect(of("10.1.0.1")).To(And(HaveField("Local", true), HaveField("Direct", true)))
 		Eventually(func() bool { return of("fd01::1").Local }).WithTimeout(10 * time.Second).Should(BeTrue())
 		Expect(of("192.0.2.7")).To(Equal(kernel.Path{Direct: true, Uplink: true, Name: "base"}))
-		Expect(of("198.51.100.7")).To(Equal(kernel.Path{Uplink: true, Name: "base"}), "it goes to a router")
+		Expect(of("198.51.100.7")).To(Equal(kernel.Path{Uplink: true, Name: "base"}), "via a router")
 		Expect(of("10.3.0.7")).To(BeZero())
 		Expect(of("2001:db8::1")).To(BeZero(), "no route")
 	})
 
-	It("are told of routes, and not waited for, while the kernel does not list interfaces", func() {
+	It("are returned without delay while the kernel does not list its interfaces", func() {
 		locked := make(chan struct{})
 		node.Do(func() {
 			var err error
@@ -167,19 +167,19 @@ var _ = Describe("Paths", func() {
 		})
 		Expect(of("10.1.0.1").Local).To(BeTrue())
 
-		By("interfaces that come are known by their events")
+		By("new interfaces, known by their events")
 		node.Sh("ip link add cni1 type bridge; ip addr add 10.4.0.1/24 dev cni1; ip link set cni1 up")
 		Eventually(func() string { return of("10.4.0.7").Name }).WithTimeout(10 * time.Second).Should(Equal("cni1"))
 		node.Sh("ip link set cni1 down; ip link set cni1 name cni2; ip link set cni2 up")
 		Eventually(func() string { return of("10.4.0.7").Name }).WithTimeout(20 * time.Second).Should(Equal("cni2"))
 
-		By("the others when the kernel lists them")
+		By("other interfaces, once the kernel lists them")
 		close(locked)
 		Eventually(func() kernel.Path { return of("192.0.2.7") }).WithTimeout(10 * time.Second).
 			Should(Equal(kernel.Path{Direct: true, Uplink: true, Name: "base"}))
 	})
 
-	It("tell those who are behind one interface, but do not come through this node", func() {
+	It("identify neighbors on an interface whose packets bypass this node", func() {
 		if node.Sh("ip link add vlan0 link base type macvlan 2>&1 || true") != "" {
 			Skip("the kernel has no macvlan")
 		}
@@ -187,7 +187,7 @@ var _ = Describe("Paths", func() {
 		Expect(of("10.2.0.7")).To(Equal(kernel.Path{Direct: true, Name: "vlan0", Neighbours: kernel.Apart}))
 	})
 
-	It("tell neighbours on a bridge that netfilter sees from those that it does not", func() {
+	It("distinguish bridge neighbors that netfilter sees from those that it does not", func() {
 		if node.Sh("ls /proc/sys/net/bridge 2>/dev/null || true") == "" {
 			Skip("the module br_netfilter is not loaded")
 		}
@@ -196,13 +196,13 @@ var _ = Describe("Paths", func() {
 		Expect(of("fd01::7")).To(Equal(kernel.Path{Direct: true, Name: "cni0", Neighbours: kernel.Unseen}))
 	})
 
-	It("are remembered, for a while", func() {
+	It("are cached for a limited time", func() {
 		Expect(of("10.3.0.7")).To(BeZero())
 		node.Sh("ip route del blackhole 10.3.0.0/24")
 		Eventually(func() kernel.Path { return of("10.3.0.7") }).WithTimeout(20 * time.Second).Should(Equal(kernel.Path{Uplink: true, Name: "base"}))
 	})
 
-	It("and the networks of bridges, which are those of their addresses", func() {
+	It("come with BridgeNetworks, which returns the networks of bridge addresses", func() {
 		node.Sh("ip addr add 10.9.0.1/32 dev cni0; ip addr add 10.1.0.2/24 dev cni0")
 		node.Do(func() {
 			Expect(kernel.BridgeNetworks(portal.IPv4)).To(Equal(Prefixes("10.1.0.0/24")))

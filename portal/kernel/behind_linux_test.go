@@ -12,7 +12,7 @@ import (
 )
 
 var _ = Describe("Interfaces", func() {
-	It("have behind them what the route leads to over one of them, as it is now", func() {
+	It("have behind them the addresses that are currently routed over one of them", func() {
 		node := NewHost()
 		add := func(name string) {
 			node.Connect(name, NewHost(), "eth0")
@@ -43,7 +43,7 @@ var _ = Describe("Interfaces", func() {
 			Expect(err).NotTo(HaveOccurred())
 			Expect(portal.Interfaces("cali+").Exist()).To(BeTrue())
 			node.Sh("ip link del cali1")
-			Expect(is(netip.MustParseAddr("10.1.0.7"))).To(BeFalse(), "a Pod that is gone")
+			Expect(is(netip.MustParseAddr("10.1.0.7"))).To(BeFalse(), "a removed Pod")
 			Expect(portal.Interfaces("cali+").Exist()).To(BeFalse())
 			add("cali2")
 			node.Sh("ip route add 10.1.0.7 dev cali2")

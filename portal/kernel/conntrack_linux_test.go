@@ -12,9 +12,9 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// TestFlowsOfANodePortAreThoseToTheNode expects that rejecting a node port without endpoints deletes no flows to
+// TestNodePortFlowsMatchOnlyNodeAddresses expects that rejecting a node port without endpoints deletes no flows to
 // other hosts: its target has no address.
-func TestFlowsOfANodePortAreThoseToTheNode(t *testing.T) {
+func TestNodePortFlowsMatchOnlyNodeAddresses(t *testing.T) {
 	g := NewWithT(t)
 	node, other := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("198.51.100.7")
 	stale := staleFlows{

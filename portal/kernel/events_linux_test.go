@@ -12,23 +12,23 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("events of the kernel", func() {
-	DescribeTable("reads messages of nf_tables, whatever they are", func(data string, want string) {
+var _ = Describe("kernel events", func() {
+	DescribeTable("are parsed from an nf_tables message", func(data string, want string) {
 		Expect(nftString([]byte(data), 1)).To(Equal(want))
 	},
-		Entry("nothing", "", ""),
-		Entry("no attribute", "\x02\x00\x00\x00", ""),
-		Entry("a name", "\x02\x00\x00\x00\x0a\x00\x01\x00usher\x00", "usher"),
-		Entry("a name after another", "\x02\x00\x00\x00\x06\x00\x03\x00a\x00\x00\x00\x06\x00\x01\x80b\x00", "b"),
-		Entry("cut off", "\x02\x00\x00\x00\xff\x00\x01\x00usher", ""),
-		Entry("no length", "\x02\x00\x00\x00\x00\x00\x01\x00usher", ""),
+		Entry("that is empty", "", ""),
+		Entry("without attributes", "\x02\x00\x00\x00", ""),
+		Entry("with a name", "\x02\x00\x00\x00\x0a\x00\x01\x00usher\x00", "usher"),
+		Entry("with a name after another attribute", "\x02\x00\x00\x00\x06\x00\x03\x00a\x00\x00\x00\x06\x00\x01\x80b\x00", "b"),
+		Entry("that is truncated", "\x02\x00\x00\x00\xff\x00\x01\x00usher", ""),
+		Entry("with an attribute without a length", "\x02\x00\x00\x00\x00\x00\x01\x00usher", ""),
 	)
 
-	It("leave what was read in no doubt until others have changed it, or for some minutes", func() {
+	It("keep known rules valid until another program changes them or some minutes pass", func() {
 		node := lab.New().Node
 		known, now := new(Known), time.Now()
 		Expect(known.Doubtful(now)).To(BeTrue())
-		Expect(known.Doubtful(now)).To(BeTrue(), "nobody watches")
+		Expect(known.Doubtful(now)).To(BeTrue(), "nothing is watched")
 		ctx, cancel := context.WithCancel(context.Background())
 		var told <-chan struct{}
 		node.Do(func() (err error) {
@@ -37,7 +37,7 @@ var _ = Describe("events of the kernel", func() {
 			}))
 			return err
 		})
-		Expect(known.Doubtful(now)).To(BeTrue(), "what was before is not told")
+		Expect(known.Doubtful(now)).To(BeTrue(), "changes before the watch are unknown")
 		Expect(known.Doubtful(now)).To(BeFalse())
 		node.Output("nft", "add table ip other")
 		Consistently(func() bool { return known.Doubtful(now) }, "100ms").Should(BeFalse())
@@ -49,10 +49,10 @@ var _ = Describe("events of the kernel", func() {
 		for range told { // until it is closed
 		}
 		Expect(known.Doubtful(now)).To(BeTrue())
-		Expect(known.Doubtful(now)).To(BeTrue(), "nobody watches any more")
+		Expect(known.Doubtful(now)).To(BeTrue(), "the watch has ended")
 	})
 
-	It("are counted, those of nf_tables, whoever makes them", func() {
+	It("increment the nf_tables generation once per transaction of any program", func() {
 		node := lab.New().Node
 		generation := func() (n uint32) {
 			node.Do(func() error { n = NFTGeneration(); return nil })
@@ -69,7 +69,7 @@ var _ = Describe("events of the kernel", func() {
 		Expect(generation()).To(Equal(before + 2))
 	})
 
-	It("takes lost messages for an event", func() {
+	It("are also sent for lost messages", func() {
 		node := lab.New().Node
 		var s Subscription
 		node.Do(func() (err error) {
@@ -90,7 +90,7 @@ var _ = Describe("events of the kernel", func() {
 })
 
 var _ = Describe("a subscription that the kernel refuses", func() {
-	It("closes no descriptor that others have opened since", func() {
+	It("does not close a descriptor that was opened later", func() {
 		refused := make(chan error)
 		go func() {
 			runtime.LockOSThread() // never unlocked: the thread without capabilities ends

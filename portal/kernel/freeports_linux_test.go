@@ -19,13 +19,13 @@ var _ = Describe("ports that are proposed for TCP listeners", func() {
 		return ports
 	}
 
-	It("are all those that the kernel would choose first, and no reserved one", func() {
+	It("are the ports that the kernel would select first, except reserved ones", func() {
 		h := NewHost()
 		h.Sh("echo 40000 40009 > /proc/sys/net/ipv4/ip_local_port_range; echo 40002-40003,40007 > /proc/sys/net/ipv4/ip_local_reserved_ports")
 		Expect(proposed(h, 3)).To(ConsistOf(uint16(40001), uint16(40005), uint16(40009)))
 		Expect(proposed(h, 6)).To(ContainElements(uint16(40001), uint16(40005), uint16(40009)))
 	})
-	It("are left to the kernel where there are none to choose from", func() {
+	It("are left to the kernel if all are reserved", func() {
 		h := NewHost()
 		h.Sh("echo 40000 40009 > /proc/sys/net/ipv4/ip_local_port_range; echo 40000-40009 > /proc/sys/net/ipv4/ip_local_reserved_ports")
 		Expect(proposed(h, 1)).To(Equal([]uint16{0}))

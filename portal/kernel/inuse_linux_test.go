@@ -12,7 +12,7 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-var _ = Describe("addresses that connections have", func() {
+var _ = Describe("the local addresses of connections", func() {
 	noted := func(read func(io.Reader, func(netip.Addr)) error, text string) (addrs []string) {
 		GinkgoHelper()
 		Expect(read(strings.NewReader(text), func(a netip.Addr) { addrs = append(addrs, a.String()) })).To(Succeed())
@@ -21,7 +21,7 @@ var _ = Describe("addresses that connections have", func() {
 	// word formats 32 bits of an address as /proc/net/tcp does.
 	word := func(b ...byte) string { return fmt.Sprintf("%08X", binary.NativeEndian.Uint32(b)) }
 
-	It("are read from /proc/net/tcp and tcp6, without listeners and what is over", func() {
+	It("are read from /proc/net/tcp and tcp6, except those of listeners and closed connections", func() {
 		const rest = ":0050 00000000:C350 %s 00000000:00000000 00:00000000 00000000     0        0 1 1 0 20 4 30 10 -1\n"
 		const head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 		line := func(addr, state string) string { return "   0: " + addr + fmt.Sprintf(rest, state) }
@@ -35,7 +35,7 @@ var _ = Describe("addresses that connections have", func() {
 		)).To(Equal([]string{"10.96.0.10", "10.96.0.13", "fd96::10", "10.96.0.14"}))
 	})
 
-	It("are read from /proc/net/sctp/assocs, all of this side", func() {
+	It("are all read from /proc/net/sctp/assocs", func() {
 		Expect(noted(readAssociations, ` ASSOC     SOCK   STY SST ST HBKT ASSOC-ID TX_QUEUE RX_QUEUE UID INODE LPORT RPORT LADDRS <-> RADDRS HBINT INS OUTS MAXRT T1X T2X RTXC wmema wmemq sndbuf rcvbuf
        0        0 2   1   3  0       1        0        0       0  1234 3868  45678  *10.96.0.10 <-> *10.244.0.100 10.244.0.11 \t    7500     8     8   10    0    0        0        1        0   212992   212992
        0        0 10  1   3  0       2        0        0       0  1235 3868  45679  *fd00:0010:0096:0000:0000:0000:0000:0010 10.96.0.11 <-> *fd00:0244:0000:0000:0000:0000:0000:0100 \t    7500     8     8   10    0    0        0        1        0   212992   212992

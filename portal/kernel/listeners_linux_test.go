@@ -12,8 +12,8 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-var _ = Describe("who listens", func() {
-	It("is told by the process, for TCP and UDP", func() {
+var _ = Describe("the listening sockets", func() {
+	It("are listed with their process, for TCP and UDP", func() {
 		l, err := net.Listen("tcp4", "127.0.0.1:0")
 		Expect(err).NotTo(HaveOccurred())
 		defer l.Close()
@@ -28,17 +28,17 @@ var _ = Describe("who listens", func() {
 		Expect(Holder(portal.Target{Protocol: portal.TCP, Addr: at.Addr(), Port: at.Port()}, nil)).To(HaveSuffix(fmt.Sprintf("(process %d) listens on %s", os.Getpid(), at)))
 	})
 
-	DescribeTable("takes what is sent to", func(at string, protocol portal.Protocol, to string, does bool) {
+	DescribeTable("receive packets", func(at string, protocol portal.Protocol, to string, does bool) {
 		l := Listener{Protocol: portal.TCP, At: netip.MustParseAddrPort(at)}
 		t := netip.MustParseAddrPort(to)
 		Expect(l.Takes(portal.Target{Protocol: protocol, Addr: t.Addr(), Port: t.Port()})).To(Equal(does))
 	},
-		Entry("a VIP, on all addresses", "0.0.0.0:443", portal.TCP, "10.96.0.10:443", true),
-		Entry("a VIP of IPv4, on all addresses of both families", "[::]:443", portal.TCP, "10.96.0.10:443", true),
-		Entry("not one of IPv6, on all of IPv4", "0.0.0.0:443", portal.TCP, "[fd96::10]:443", false),
-		Entry("not another port", "0.0.0.0:443", portal.TCP, "10.96.0.10:80", false),
-		Entry("not another protocol", "0.0.0.0:443", portal.UDP, "10.96.0.10:443", false),
-		Entry("not a VIP, on another address", "192.0.2.1:443", portal.TCP, "10.96.0.10:443", false),
-		Entry("a node port, on one address", "192.0.2.1:30443", portal.TCP, "0.0.0.0:30443", true),
+		Entry("to a VIP, on all addresses", "0.0.0.0:443", portal.TCP, "10.96.0.10:443", true),
+		Entry("to an IPv4 VIP, on all addresses of both families", "[::]:443", portal.TCP, "10.96.0.10:443", true),
+		Entry("not to an IPv6 VIP, on all IPv4 addresses", "0.0.0.0:443", portal.TCP, "[fd96::10]:443", false),
+		Entry("not to another port", "0.0.0.0:443", portal.TCP, "10.96.0.10:80", false),
+		Entry("not of another protocol", "0.0.0.0:443", portal.UDP, "10.96.0.10:443", false),
+		Entry("not to a VIP, on another address", "192.0.2.1:443", portal.TCP, "10.96.0.10:443", false),
+		Entry("to a node port, on one address", "192.0.2.1:30443", portal.TCP, "0.0.0.0:30443", true),
 	)
 })

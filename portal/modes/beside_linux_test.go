@@ -29,7 +29,7 @@ func choose(n *Net, mode string, opts portal.Options) portal.Portal {
 	return p
 }
 
-var _ = Describe("the modes beside each other", func() {
+var _ = Describe("the modes alongside each other", func() {
 	var n *Net
 	BeforeEach(func() { n = NewNet() })
 	ours := func() string {
@@ -46,7 +46,7 @@ var _ = Describe("the modes beside each other", func() {
 				}
 			})
 
-			It("leaves what others had, and removes what a process that died has left", func() {
+			It("keep rules of other programs in a cleanup, and remove those of a crashed process", func() {
 				n.Node.Sh(strings.ReplaceAll(`
 					iptables -t nat -N KUBE-MARK-MASQ
 					iptables -t nat -A POSTROUTING -s 10.0.0.0/8 -m comment --comment "to USHER-X \"y\"" -j MASQUERADE
@@ -70,7 +70,7 @@ var _ = Describe("the modes beside each other", func() {
 		})
 	}
 
-	It("says what is missing", func() {
+	It("report missing tools and kernel modules", func() {
 		n := NewNet()
 		path := os.Getenv("PATH")
 		DeferCleanup(os.Setenv, "PATH", path)
@@ -91,7 +91,7 @@ var _ = Describe("the modes beside each other", func() {
 		Expect(os.Setenv("PATH", path)).To(Succeed())
 		Expect(slices.Contains(Names(), choose(n, Auto, portal.Options{}).Mode())).To(BeTrue())
 	})
-	It("leaves what others had, and removes what a process with mode nftables that died has left", func() {
+	It("keep tables of other programs in a cleanup, and remove nftables rules of a crashed process", func() {
 		n.Node.Sh(`nft 'table ip filter { chain input { type filter hook input priority 0; tcp dport 9 drop; }; }
 			table inet usher { chain x { }; }
 			table ip usher-too { map portals { type ipv4_addr : verdict; }; }'`)
@@ -106,7 +106,7 @@ var _ = Describe("the modes beside each other", func() {
 		n.Node.Do(func() { Expect(Cleanup(Background, nil)).To(BeEmpty()) })
 	})
 
-	It("is chosen where there is no iptables", func() {
+	It("include nftables, which auto selects if there is no iptables", func() {
 		path := os.Getenv("PATH")
 		DeferCleanup(os.Setenv, "PATH", path)
 		Expect(os.Setenv("PATH", "/nowhere")).To(Succeed())
@@ -118,7 +118,7 @@ var _ = Describe("the modes beside each other", func() {
 	})
 
 	for _, other := range []string{iptables.Mode.Name, address.Mode.Name} {
-		It("follows and is followed by mode "+other, func() {
+		It("let mode nftables replace, and be replaced by, mode "+other, func() {
 			before := n.Node.State()
 			n.Publish(choose(n, other, portal.Options{}), "old", Web4)
 			p := choose(n, nftables.Mode.Name, portal.Options{})
@@ -135,7 +135,7 @@ var _ = Describe("the modes beside each other", func() {
 		})
 	}
 
-	It("takes out the rules that mode iptables left, but while it runs not the landing of connections in flight", func() {
+	It("let mode address remove iptables rules, but keep the redirect address while it runs", func() {
 		before := n.Node.State()
 		n.Publish(choose(n, iptables.Mode.Name, portal.Options{}), "old", Web4)
 		p := choose(n, address.Mode.Name, portal.Options{})

@@ -26,7 +26,7 @@ var _ = Describe("a portal that is compared with the kernel", func() {
 		return states
 	}
 
-	DescribeTable("tells what others did, and repairs nothing", func(mode portal.Mode, tool, remove string, expected ...portal.State) {
+	DescribeTable("reports changes by other programs, and repairs nothing", func(mode portal.Mode, tool, remove string, expected ...portal.State) {
 		if _, err := exec.LookPath(tool); err != nil {
 			Skip("needs " + tool)
 		}
@@ -48,7 +48,7 @@ var _ = Describe("a portal that is compared with the kernel", func() {
 			portal.StateMissing, portal.StateMissing, portal.StateExtra, portal.StateOK),
 	)
 
-	It("in mode address is content with a VIP that is the node's own address", func() {
+	It("in mode address accepts a VIP that is an address of the node", func() {
 		n := NewNet()
 		n.Node.Sh("ip addr add 10.96.0.10/32 dev lo")
 		p := n.Open(address.Mode, portal.Options{})

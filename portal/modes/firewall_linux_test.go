@@ -41,27 +41,27 @@ var _ = Describe("a host firewall", func() {
 			}
 			return []string{"chain " + name + " of table filter of iptables-legacy", "chain " + name + " of table filter of ip6tables-legacy"}
 		}
-		DescribeTable("of iptables-"+variant+" is found if it may drop redirected packets", func(script, drops string) {
+		DescribeTable("of iptables-"+variant+" is detected if it may drop redirected packets", func(script, drops string) {
 			want := []string{}
 			if drops != "" {
 				want = chain(drops)
 			}
 			Expect(inputDrops(NewNet(), both(variant, script))).To(ConsistOf(want))
 		},
-			Entry("not if there is none", "IPT -A INPUT -p tcp --dport 23 -j DROP", ""),
+			Entry("not if it has no such rule", "IPT -A INPUT -p tcp --dport 23 -j DROP", ""),
 			Entry("by policy", "IPT -P INPUT DROP; IPT -A INPUT -p tcp --dport 22 -j ACCEPT", "INPUT"),
 			Entry("by its last rule, with a comment", `IPT -A INPUT -p tcp --dport 22 -j ACCEPT; IPT -A INPUT -m comment --comment "no -j ACCEPT" -j REJECT`, "INPUT"),
-			Entry("in a chain that all goes to", "IPT -N ours; IPT -N deny; IPT -A INPUT -i lo -j ACCEPT; IPT -A INPUT -j ours; IPT -A ours -j deny; IPT -A deny -j DROP", "deny"),
-			Entry("in a chain that some goes to", "IPT -N from-pods; IPT -A INPUT -i pod0 -j from-pods; IPT -A from-pods -j DROP", "from-pods"),
-			Entry("as ufw does, which sorts out what is not for the node first",
+			Entry("in a chain that all packets traverse", "IPT -N ours; IPT -N deny; IPT -A INPUT -i lo -j ACCEPT; IPT -A INPUT -j ours; IPT -A ours -j deny; IPT -A deny -j DROP", "deny"),
+			Entry("in a chain that some packets traverse", "IPT -N from-pods; IPT -A INPUT -i pod0 -j from-pods; IPT -A from-pods -j DROP", "from-pods"),
+			Entry("as ufw does, which first filters packets for other destinations",
 				"IPT -P INPUT DROP; IPT -N not-local; IPT -N before; IPT -A INPUT -j before; IPT -A before -i lo -j ACCEPT; IPT -A before -j not-local; IPT -A not-local -m addrtype --dst-type LOCAL -j RETURN; IPT -A not-local -j DROP", "INPUT"),
-			Entry("not if it accepts all, or all that comes to a chain", "IPT -P INPUT DROP; IPT -N all; IPT -A INPUT -j all; IPT -A all -j ACCEPT", ""),
-			Entry("not if it names the landing, in a chain", "IPT -P INPUT DROP; IPT -N user; IPT -A INPUT -j user; IPT -A user -d LANDING -j ACCEPT", ""),
-			Entry("not if it accepts what was translated", "IPT -P INPUT DROP; IPT -A INPUT -m conntrack --ctstate DNAT -j ACCEPT", ""),
-			Entry("not if the landing comes too late", "IPT -A INPUT -j DROP; IPT -A INPUT -d LANDING -j ACCEPT", "INPUT"),
+			Entry("not if it accepts all packets in a chain", "IPT -P INPUT DROP; IPT -N all; IPT -A INPUT -j all; IPT -A all -j ACCEPT", ""),
+			Entry("not if it accepts the redirect address in a chain", "IPT -P INPUT DROP; IPT -N user; IPT -A INPUT -j user; IPT -A user -d LANDING -j ACCEPT", ""),
+			Entry("not if it accepts translated packets", "IPT -P INPUT DROP; IPT -A INPUT -m conntrack --ctstate DNAT -j ACCEPT", ""),
+			Entry("even if it accepts the redirect address too late", "IPT -A INPUT -j DROP; IPT -A INPUT -d LANDING -j ACCEPT", "INPUT"),
 		)
 
-		It("of iptables-"+variant+" is not named where usher's rules overrule it, and is where they do not", func() {
+		It("of iptables-"+variant+" is reported only if usher's rules do not override it", func() {
 			n := NewNet()
 			for _, target := range portal.IPTablesTargets {
 				p := n.Open(iptables.Mode, portal.Options{IPTablesVariant: variant, IPTablesTarget: target})
@@ -75,21 +75,21 @@ var _ = Describe("a host firewall", func() {
 		})
 	}
 
-	DescribeTable("in a table of nftables is found if it may drop redirected packets", func(rules string, drops ...string) {
+	DescribeTable("in an nftables table is detected if it may drop redirected packets", func(rules string, drops ...string) {
 		if drops == nil {
 			drops = []string{}
 		}
 		Expect(inputDrops(NewNet(), "nft -f - <<'END'\ntable inet fw {\n"+rules+"\n}\nEND")).To(ConsistOf(drops))
 	},
-		Entry("as firewalld rejects", "chain in { type filter hook input priority 10; ct state established,related accept; iifname lo accept; jump zones; reject with icmpx admin-prohibited; }; chain zones { tcp dport 22 accept; }", "chain in of table inet fw"),
-		Entry("by a chain of a map", `chain wan { counter log drop; }; chain in { type filter hook input priority 0; iifname vmap { "eth0" : jump wan }; }`, "chain wan of table inet fw"),
+		Entry("as firewalld does", "chain in { type filter hook input priority 10; ct state established,related accept; iifname lo accept; jump zones; reject with icmpx admin-prohibited; }; chain zones { tcp dport 22 accept; }", "chain in of table inet fw"),
+		Entry("in a chain of a verdict map", `chain wan { counter log drop; }; chain in { type filter hook input priority 0; iifname vmap { "eth0" : jump wan }; }`, "chain wan of table inet fw"),
 		Entry("not as newer firewalld does", "chain in { type filter hook input priority 10; ct status dnat accept; reject; }"),
-		Entry("not if a set has the landing", "set ok { type ipv4_addr; elements = { 192.0.0.117 }; }; chain in { type filter hook input priority 0; policy drop; ip daddr @ok accept; }"),
-		Entry("not if an anonymous set has it", "chain in { type filter hook input priority 0; policy drop; ip6 daddr { fd75:7368:6572::1, ::1 } accept; }"),
-		Entry("of another hook", "chain f { type filter hook forward priority 0; policy drop; }"),
+		Entry("not if a set has the redirect address", "set ok { type ipv4_addr; elements = { 192.0.0.117 }; }; chain in { type filter hook input priority 0; policy drop; ip daddr @ok accept; }"),
+		Entry("not if an anonymous set has the redirect address", "chain in { type filter hook input priority 0; policy drop; ip6 daddr { fd75:7368:6572::1, ::1 } accept; }"),
+		Entry("not at another hook", "chain f { type filter hook forward priority 0; policy drop; }"),
 	)
 
-	DescribeTable("shows in a connection that comes in by an interface", func(mode portal.Mode, opts portal.Options, script, want string) {
+	DescribeTable("is detected by a test connection through an interface", func(mode portal.Mode, opts portal.Options, script, want string) {
 		n := NewNet()
 		n.Publish(n.Open(mode, opts), "web", Web4, Web6)
 		before := n.Node.State()
@@ -109,13 +109,13 @@ var _ = Describe("a host firewall", func() {
 			Expect(before).To(Equal(during))
 		}
 	},
-		Entry("none", nftables.Mode, portal.Options{}, "", ""),
-		Entry("none, with strict filters of the reverse path", nftables.Mode, portal.Options{}, "sysctl -qw net.ipv4.conf.all.rp_filter=1", ""),
-		Entry("none, with REDIRECT", iptables.Mode, portal.Options{IPTablesTarget: "redirect"}, "", ""),
-		Entry("what iptables overrules", iptables.Mode, portal.Options{}, "iptables -P INPUT DROP; ip6tables -P INPUT DROP", ""),
-		Entry("what nftables does not overrule, though the node's own connections pass", nftables.Mode, portal.Options{},
+		Entry("not if there is none", nftables.Mode, portal.Options{}, "", ""),
+		Entry("not if there is none, with strict reverse path filters", nftables.Mode, portal.Options{}, "sysctl -qw net.ipv4.conf.all.rp_filter=1", ""),
+		Entry("not if there is none, with REDIRECT", iptables.Mode, portal.Options{IPTablesTarget: "redirect"}, "", ""),
+		Entry("not if iptables rules override it", iptables.Mode, portal.Options{}, "iptables -P INPUT DROP; ip6tables -P INPUT DROP", ""),
+		Entry("if nftables rules do not override it, although local connections pass", nftables.Mode, portal.Options{},
 			"for c in iptables ip6tables; do $c -P INPUT DROP; $c -A INPUT -i lo -j ACCEPT; done", "got no response within 600ms"),
-		Entry("a rejection", nftables.Mode, portal.Options{}, "for c in iptables ip6tables; do $c -A INPUT -i lo -j ACCEPT; $c -A INPUT -j REJECT; done", "was rejected by ICMP"),
-		Entry("a reset", nftables.Mode, portal.Options{}, "for c in iptables ip6tables; do $c -A INPUT -p tcp -j REJECT --reject-with tcp-reset; done", "was reset"),
+		Entry("if it rejects packets", nftables.Mode, portal.Options{}, "for c in iptables ip6tables; do $c -A INPUT -i lo -j ACCEPT; $c -A INPUT -j REJECT; done", "was rejected by ICMP"),
+		Entry("if it resets connections", nftables.Mode, portal.Options{}, "for c in iptables ip6tables; do $c -A INPUT -p tcp -j REJECT --reject-with tcp-reset; done", "was reset"),
 	)
 })

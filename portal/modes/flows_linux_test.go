@@ -15,8 +15,8 @@ import (
 )
 
 // Conntrack would still redirect a UDP client that keeps its port to the previous listener.
-var _ = Describe("a UDP client that keeps its port, when rules that led it go", func() {
-	DescribeTable("is led there no more", func(mode portal.Mode, goes func(*Net, portal.Portal)) {
+var _ = Describe("a UDP client that keeps its port", func() {
+	DescribeTable("is no longer redirected", func(mode portal.Mode, goes func(*Net, portal.Portal)) {
 		n := NewNet()
 		p := n.Open(mode, portal.Options{})
 		n.Publish(p, "dns", DNS4)
@@ -27,16 +27,16 @@ var _ = Describe("a UDP client that keeps its port, when rules that led it go", 
 		n.Node.Serve(portal.Bind{Addr: netip.AddrPortFrom(VIP4, 53), Targets: []portal.Target{DNS4}}, "other")
 		Expect(n.Node.AskFrom(DNS4, 5353, time.Second)).To(Equal("other"))
 	},
-		Entry("when a rule of iptables goes", iptables.Mode, withdraw),
-		Entry("when a rule of nftables goes", nftables.Mode, withdraw),
+		Entry("when an iptables rule is removed", iptables.Mode, withdraw),
+		Entry("when an nftables rule is removed", nftables.Mode, withdraw),
 		Entry("when mode iptables is removed", iptables.Mode, func(n *Net, p portal.Portal) { n.Remove(p) }),
 		Entry("when mode nftables is removed", nftables.Mode, func(n *Net, p portal.Portal) { n.Remove(p) }),
-		Entry("when what is left is cleaned up", nftables.Mode, func(n *Net, _ portal.Portal) {
+		Entry("when a cleanup removes the rules", nftables.Mode, func(n *Net, _ portal.Portal) {
 			n.Node.Do(func() { Expect(Cleanup(Background, nil)).NotTo(BeEmpty()) })
 		}),
 	)
 
-	DescribeTable("is refused when its Service has no endpoint any more", func(mode portal.Mode) {
+	DescribeTable("is refused when its Service has no endpoint left", func(mode portal.Mode) {
 		n := NewNet()
 		p := n.Open(mode, portal.Options{})
 		_, rules := n.Publish(p, "dns", DNS4)
@@ -49,7 +49,7 @@ var _ = Describe("a UDP client that keeps its port, when rules that led it go", 
 		Entry("with nftables", nftables.Mode),
 	)
 
-	It("is served when mode address takes the place of mode nftables", func() {
+	It("is served when mode address replaces mode nftables", func() {
 		n := NewNet()
 		n.Publish(choose(n, nftables.Mode.Name, portal.Options{}), "before", DNS4)
 		Expect(n.Pod.AskFrom(DNS4, 5353, time.Second)).To(Equal("before"))

@@ -13,7 +13,7 @@ import (
 	. "github.com/usherproxy/usher/test/portaltest"
 )
 
-var _ = Describe("listing what is installed", func() {
+var _ = Describe("the list of installed rules", func() {
 	list := func(n *Net) (all []portal.Installed) {
 		GinkgoHelper()
 		n.Node.Do(func() {
@@ -28,7 +28,7 @@ var _ = Describe("listing what is installed", func() {
 		mode    portal.Mode
 		variant string
 	}{{nftables.Mode, ""}, {iptables.Mode, "nft"}, {iptables.Mode, "legacy"}} {
-		It("returns the very rules that were put in by mode "+kind.mode.Name+" "+kind.variant, func() {
+		It("contains exactly the rules that were installed by mode "+kind.mode.Name+" "+kind.variant, func() {
 			if _, err := exec.LookPath("iptables-" + kind.variant); kind.variant != "" && err != nil {
 				Skip("needs iptables-" + kind.variant)
 			}
@@ -53,7 +53,7 @@ var _ = Describe("listing what is installed", func() {
 		})
 	}
 
-	It("returns the addresses of mode address", func() {
+	It("contains the addresses of mode address", func() {
 		n := NewNet()
 		n.Apply(n.Open(address.Mode, portal.Options{}), []portal.Rule{Redirect(Web4, 80), Redirect(WebNode4, 30080), Redirect(Web6, 80)}, nil)
 		Expect(list(n)).To(HaveExactElements(

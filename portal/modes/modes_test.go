@@ -19,7 +19,7 @@ var _ = Describe("selecting a portal", func() {
 	}}
 	works := none.Mode
 
-	It("takes the first that works and says why it passed over the others", func() {
+	It("uses the first that works, and logs why it skipped another", func() {
 		log, seen := logtest.NewNullLogger()
 		p, err := first(context.Background(), []portal.Mode{fails, works, fails}, portal.Options{Log: log})
 		Expect(err).NotTo(HaveOccurred())
@@ -28,19 +28,19 @@ var _ = Describe("selecting a portal", func() {
 		Expect(seen.AllEntries()[0].Message).To(Equal("Portal skipped"))
 		Expect(seen.AllEntries()[0].Data).To(HaveKeyWithValue(logrus.ErrorKey, MatchError("no kernel for it")))
 	})
-	It("says why nothing works", func() {
+	It("fails with the reasons if no portal works", func() {
 		_, err := first(context.Background(), []portal.Mode{fails}, portal.Options{})
 		Expect(err).To(MatchError(ContainSubstring("broken: no kernel for it")))
 	})
-	It("names the modes when asked for another", func() {
+	It("rejects an unknown mode, and lists the valid ones", func() {
 		_, err := New(context.Background(), "ipvs", portal.Options{})
 		Expect(err).To(MatchError(`invalid portal "ipvs": must be one of auto, iptables, nftables, address, none`))
 	})
-	It("names the targets of iptables when asked for another", func() {
+	It("rejects an unknown iptables target, and lists the valid ones", func() {
 		_, err := New(context.Background(), none.Mode.Name, portal.Options{IPTablesTarget: "tproxy"})
 		Expect(err).To(MatchError(`portal: invalid iptables target "tproxy": must be one of dnat, redirect`))
 	})
-	It("finds modes by what they do, not by their names", func() {
+	It("finds modes by their names or traits", func() {
 		Expect(Named(Auto)).To(HaveLen(len(All)))
 		Expect(Named("address")).To(HaveLen(1))
 		Expect(Named("ipvs")).To(BeEmpty())

@@ -56,7 +56,7 @@ var _ = Describe("watching a portal", func() {
 			[]string{"ip route del local 10.96.0.10 table local", "ip -6 route flush table local proto 117"},
 			[]string{"ip addr add 10.77.0.1/32 dev lo; ip addr del 10.77.0.1/32 dev lo", "nft flush ruleset"}},
 	} {
-		It("tells of changes by others, and of nothing that the portal does itself: "+kind.name, func() {
+		It("reports changes by other programs, and none by the portal itself: "+kind.name, func() {
 			if _, err := exec.LookPath("nft"); err != nil {
 				Skip("needs nft")
 			}
@@ -87,7 +87,7 @@ var _ = Describe("watching a portal", func() {
 		})
 	}
 
-	It("tells mode address when node ports have other addresses", func() {
+	It("reports a new node port address in mode address", func() {
 		p := n.Open(address.Mode, portal.Options{NodePortAddresses: Prefixes("10.0.0.0/8")})
 		told := n.Watch(p)
 		n.Publish(p, "web", WebNode4)
@@ -95,7 +95,7 @@ var _ = Describe("watching a portal", func() {
 		Eventually(told, 10*time.Second).Should(Receive())
 	})
 
-	It("tells now and then while others change things all the time", func() {
+	It("reports continuous changes at a limited rate", func() {
 		p := n.Open(nftables.Mode, portal.Options{})
 		n.Publish(p, "web", Web4)
 		told := n.Watch(p)

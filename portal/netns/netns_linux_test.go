@@ -144,7 +144,7 @@ func runs(pid int) bool {
 }
 
 var _ = Describe("a namespace", func() {
-	It("is a network of its own, in which names are asked of whom its maker says", func() {
+	It("has a separate network and the configured resolver", func() {
 		before, err := os.ReadFile("/etc/resolv.conf")
 		Expect(err).NotTo(HaveOccurred())
 		outside, err := os.Readlink("/proc/self/ns/net")
@@ -155,10 +155,10 @@ var _ = Describe("a namespace", func() {
 		Expect(inside).To(HavePrefix("net:["))
 		Expect(inside).NotTo(Equal(outside))
 		Expect(conf).To(Equal(options.ResolvConf))
-		Expect(os.ReadFile("/etc/resolv.conf")).To(Equal(before), "outside, all is as it was")
+		Expect(os.ReadFile("/etc/resolv.conf")).To(Equal(before), "the file outside is unchanged")
 	})
 
-	It("may have nobody to ask for names, and is set up all the same", func() {
+	It("can be created without a resolver", func() {
 		n := made(func(o *Options) { o.ResolvConf = "" })
 		said, _ := run(n, "cat /etc/resolv.conf")
 		Expect(said).To(BeEmpty())
@@ -167,15 +167,15 @@ var _ = Describe("a namespace", func() {
 		Expect(l.Close()).To(Succeed())
 	})
 
-	It("has nobody who answers on the sockets of other resolvers", func() {
+	It("hides the sockets of other resolvers", func() {
 		said, _ := run(made(), "for s in "+strings.Join(resolverSockets, " ")+"; do test -S $s && echo $s; done; true")
 		Expect(said).To(BeEmpty())
 	})
 
-	It("can be made by who is not root, whose command has no capabilities in it", func() {
+	It("can be created by a non-root user, whose command has no capabilities", func() {
 		lab.UserNamespaces()
 		if os.Geteuid() != 0 {
-			Skip("all the other specs show it")
+			Skip("all other specs cover this")
 		}
 		cmd := exec.Command("/proc/self/exe", roleOrdinary)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
@@ -184,7 +184,7 @@ var _ = Describe("a namespace", func() {
 		Expect(strings.Fields(string(out))).To(Equal([]string{"65534", "nameserver", "192.0.0.6", "CapEff:", "0000000000000000"}))
 	})
 
-	It("is gone with all that runs in it when it is closed", func() {
+	It("is removed with all its processes when it is closed", func() {
 		n := made()
 		said, _ := run(n, "setsid sleep 1000 & echo $!")
 		pid, err := strconv.Atoi(strings.TrimSpace(said))
@@ -198,26 +198,26 @@ var _ = Describe("a namespace", func() {
 		Expect(err).To(MatchError(ContainSubstring("the helper in the namespace does not respond")))
 	})
 
-	DescribeTable("that cannot be made says why, and what needs none",
+	DescribeTable("that cannot be created reports the reason",
 		func(err error, hint bool) {
 			said := forbidden(err)
 			Expect(said).To(MatchError(err))
 			Expect(strings.Contains(said.Error(), insteadOf)).To(Equal(hint), said.Error())
 		},
-		Entry("forbidden", &os.PathError{Op: "fork/exec", Path: "x", Err: unix.EPERM}, true),
-		Entry("too many", unix.ENOSPC, true),
-		Entry("something else", fs.ErrNotExist, false),
+		Entry("with an alternative if it is forbidden", &os.PathError{Op: "fork/exec", Path: "x", Err: unix.EPERM}, true),
+		Entry("with an alternative if there are too many", unix.ENOSPC, true),
+		Entry("without an alternative for another error", fs.ErrNotExist, false),
 	)
 
-	It("is not for people to begin with", func() {
+	It("has a helper command that users cannot run directly", func() {
 		out, err := exec.Command("/proc/self/exe", roleInside).CombinedOutput()
 		Expect(err).To(HaveOccurred())
 		Expect(string(out)).To(ContainSubstring("internal command; run 'kubectl usher exec'"))
 	})
 })
 
-var _ = Describe("sockets that are made in a namespace", func() {
-	It("serve its clients, on low ports too", func() {
+var _ = Describe("sockets that are created in a namespace", func() {
+	It("serve its clients, also on low ports", func() {
 		n := made()
 		at := netip.AddrPortFrom(Address, 53)
 		l, err := n.Listen(at)
@@ -239,7 +239,7 @@ var _ = Describe("sockets that are made in a namespace", func() {
 		Expect(from).To(Equal(client.LocalAddr()))
 	})
 
-	It("are all there, whoever asks for how many at a time, and closed on exec", func() {
+	It("are distinct for concurrent callers, and have close-on-exec set", func() {
 		n := made()
 		const askers, each = 10, 30 // more sockets than are made ahead at once
 		fds := make(chan int, askers*each)
@@ -266,27 +266,27 @@ var _ = Describe("sockets that are made in a namespace", func() {
 			Expect(err).NotTo(HaveOccurred())
 			Expect(flags & unix.FD_CLOEXEC).NotTo(BeZero())
 			inside[networkOf(fd)] = true
-			Expect(unix.Close(fd)).To(Succeed(), "each is handed out once")
+			Expect(unix.Close(fd)).To(Succeed(), "each is returned once")
 		}
 		Expect(inside).To(HaveLen(1))
 		Expect(inside).NotTo(HaveKey(networkOf(own)))
 	})
 
-	It("have the errors of socket(2) and bind(2)", func() {
+	It("return the errors of socket(2) and bind(2)", func() {
 		n := made()
 		_, err := n.Socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_UDP)
 		Expect(err).To(MatchError(unix.EPROTONOSUPPORT))
 		elsewhere := netip.MustParseAddrPort("192.0.2.1:80")
 		_, err = n.Listen(elsewhere)
 		Expect(err).To(And(MatchError(unix.EADDRNOTAVAIL), MatchError(ContainSubstring("binding 192.0.2.1:80"))))
-		Expect(asks(n, elsewhere)).Error().To(MatchError(unix.ENETUNREACH), "there is no way out before Tun")
+		Expect(asks(n, elsewhere)).Error().To(MatchError(unix.ENETUNREACH), "there is no route out before Tun")
 	})
 
-	It("reach what is elsewhere by the device that leads there", func() {
+	It("reach other networks through the TUN device", func() {
 		n := made()
 		tun, err := n.Tun()
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
-			Expect(err).To(MatchError(ContainSubstring("; ")), "with what helps")
+			Expect(err).To(MatchError(ContainSubstring("; ")), "the error includes advice")
 			Skip(err.Error())
 		}
 		Expect(err).NotTo(HaveOccurred())
@@ -315,7 +315,7 @@ var _ = Describe("the portal of a namespace", func() {
 	target := portal.Target{Protocol: portal.TCP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}
 	vip := netip.AddrPortFrom(target.Addr, target.Port)
 
-	It("makes VIPs local addresses inside, until they are gone", func(ctx context.Context) {
+	It("makes VIPs local addresses in the namespace until they are removed", func(ctx context.Context) {
 		n := made()
 		p := n.Portal()
 		Expect(p.Mode()).To(Equal("address"))
@@ -339,9 +339,9 @@ var _ = Describe("the portal of a namespace", func() {
 		Expect(p.Compare(ctx)).To(BeEmpty())
 	})
 
-	It("repairs what others have broken, and says how much", func(ctx context.Context) {
+	It("repairs changes by other programs, and reports its repairs", func(ctx context.Context) {
 		if _, err := exec.LookPath("ip"); err != nil || os.Geteuid() != 0 {
-			Skip("needs ip(8), and root: the command of others has no capabilities")
+			Skip("requires ip(8) and root: commands of other users have no capabilities")
 		}
 		n := made()
 		p := n.Portal()
@@ -353,14 +353,14 @@ var _ = Describe("the portal of a namespace", func() {
 		Expect(p.Compare(ctx)).To(ConsistOf(HaveField("State", portal.StateOK)))
 	})
 
-	It("says when there is nobody any more who manages it", func(ctx context.Context) {
+	It("reports an error after the namespace is closed", func(ctx context.Context) {
 		n := made()
 		n.Close()
 		Expect(n.Portal().Listen("default/web", []portal.Target{target})).To(BeEmpty())
 		Expect(n.Portal().Apply(ctx, nil, nil).Err).To(MatchError(ContainSubstring("does not respond")))
 	})
 
-	DescribeTable("has the portal's own results, also from inside",
+	DescribeTable("returns the results of the portal inside unchanged:",
 		func(want portal.Result) {
 			got := resultOf(want).plain(nil)
 			Expect(got.Refused).To(HaveLen(len(want.Refused)))
@@ -375,15 +375,15 @@ var _ = Describe("the portal of a namespace", func() {
 			got.Refused, got.Err, want.Refused, want.Err = nil, nil, nil, nil
 			Expect(got).To(Equal(want))
 		},
-		Entry("all as wanted", portal.Result{}),
-		Entry("a rule that is refused", portal.Result{Refused: map[portal.Target]error{target: errors.New("why")}}),
-		Entry("listeners that are wanted elsewhere, after a repair", portal.Result{Moved: []portal.Target{target}, Repaired: []string{"10.96.0.10"}}),
-		Entry("anything else", portal.Result{Err: errors.New("the kernel is busy"), Unaffected: [...]bool{portal.IPv4: true, portal.IPv6: false}}),
+		Entry("no change", portal.Result{}),
+		Entry("a refused rule", portal.Result{Refused: map[portal.Target]error{target: errors.New("why")}}),
+		Entry("moved listeners and a repair", portal.Result{Moved: []portal.Target{target}, Repaired: []string{"10.96.0.10"}}),
+		Entry("another error", portal.Result{Err: errors.New("the kernel is busy"), Unaffected: [...]bool{portal.IPv4: true, portal.IPv6: false}}),
 	)
 })
 
 var _ = Describe("the command in a namespace", func() {
-	It("has arguments, environment and folder as it is told", func() {
+	It("has the given arguments and environment, and the current directory", func() {
 		folder, err := os.Getwd()
 		Expect(err).NotTo(HaveOccurred())
 		GinkgoT().Setenv("ONE", "1")
@@ -392,12 +392,12 @@ var _ = Describe("the command in a namespace", func() {
 		Expect(said).To(Equal("1\n" + folder + "\n"))
 	})
 
-	It("that a signal has ended has the code that a shell gives it", func() {
+	It("that is killed by a signal has the exit code of a shell", func() {
 		_, code := run(made(), "kill -TERM $$")
 		Expect(code).To(Equal(128 + int(unix.SIGTERM)))
 	})
 
-	It("gets signals that are passed on", func() {
+	It("receives forwarded signals", func() {
 		n := made()
 		c, said := script(`trap "echo got it; exit 3" TERM; echo ready; while :; do sleep 0.1; done`)
 		signals := make(chan os.Signal)
@@ -419,7 +419,7 @@ var _ = Describe("the command in a namespace", func() {
 		Expect(os.ReadFile(said)).To(BeEquivalentTo("ready\ngot it\n"))
 	})
 
-	It("that there is not is told as such", func() {
+	It("that does not exist is reported with ENOENT", func() {
 		_, err := made().Run(Command{Path: "/nowhere/program", Args: []string{"program"}}, nil)
 		Expect(err).To(MatchError(unix.ENOENT))
 	})

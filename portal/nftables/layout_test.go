@@ -42,11 +42,11 @@ var _ = Describe("the layout of the nftables table", func() {
 		return out
 	}
 
-	It("is nothing at all while there have been no rules", func() {
+	It("is empty before the first rule", func() {
 		Expect(diff(noContents(), wanted{}).empty()).To(BeTrue())
 	})
 
-	It("leads to an address of the interface where there is no landing", func() {
+	It("redirects to an address of the interface if there is no redirect address", func() {
 		Expect(lines(fixedChains(portal.IPv6, redirect.Setting{AddrType: true})[namePortals])).To(Equal([]string{
 			"ip6 daddr . meta l4proto . th dport vmap @guards",
 			"meta l4proto { tcp, udp, sctp } redirect to : ip6 daddr . meta l4proto . th dport map @portals",
@@ -55,14 +55,14 @@ var _ = Describe("the layout of the nftables table", func() {
 		}))
 	})
 
-	It("leaves alone what this node sends with the mark", func() {
+	It("skips packets that this node sends with the mark", func() {
 		marking := redirects.Usual
 		marking.Mark = 0x1000
 		Expect(lines(fixedChains(portal.IPv6, marking)[nameOutput])).To(Equal([]string{"meta mark & 0x1000 == 0x1000 return", "jump portals"}))
 		Expect(lines(fixedChains(portal.IPv6, marking)[namePrerouting])).To(Equal([]string{"jump portals"}))
 	})
 
-	It("lets only transparent sockets receive what opens a flow to the landing, and leaves port 0 to answer", func() {
+	It("lets only transparent sockets receive new flows to the redirect address, except on port 0", func() {
 		at := redirects.Usual
 		at.OwnOnly = true
 		Expect(lines(fixedChains(portal.IPv4, at)[nameListeners])).To(Equal([]string{
@@ -79,7 +79,7 @@ var _ = Describe("the layout of the nftables table", func() {
 		at.Mark, at.Answers = 0x1000, true
 		at.Aliases = []redirect.Alias{{Of: netip.MustParsePrefix("10.1.1.0/24"), As: netip.MustParsePrefix("198.18.1.0/24")}}
 
-		It("marks what usher begins and what answers it, and translates aliases of what usher sends", func() {
+		It("marks usher's connections and their answers, and translates aliases in usher's packets", func() {
 			fixed := fixedChains(portal.IPv4, at)
 			Expect(lines(fixed[nameSent])).To(Equal([]string{
 				"meta mark & 0x1000 == 0x1000 ct state new ct mark set ct mark | 0x1000",
@@ -89,7 +89,7 @@ var _ = Describe("the layout of the nftables table", func() {
 			Expect(lines(fixed[nameAliases])).To(Equal([]string{"ip saddr 198.18.1.0/24 meta mark & 0x1000 == 0x1000 snat ip prefix to 10.1.1.0/24"}))
 		})
 
-		It("has an empty chain for aliases while there is no bridge, and none where the kernel translates no prefixes", func() {
+		It("has an empty alias chain without bridges, and none if the kernel cannot translate prefixes", func() {
 			without := at
 			without.Aliases = nil
 			Expect(fixedChains(portal.IPv4, without)).To(HaveKeyWithValue(nameAliases, BeEmpty()))
@@ -98,7 +98,7 @@ var _ = Describe("the layout of the nftables table", func() {
 			Expect(fixedChains(portal.IPv4, without)).To(HaveKey(nameSent))
 		})
 
-		It("takes the chains out when they are not wanted any more", func() {
+		It("removes the chains when they are no longer wanted", func() {
 			have := diff(noContents(), wanted{fixed: fixedChains(portal.IPv4, at)}).done(noContents())
 			c := diff(have, want())
 			Expect(c.goneChains).To(Equal([]string{nameAliases, nameAnswers, nameSent}))
@@ -106,7 +106,7 @@ var _ = Describe("the layout of the nftables table", func() {
 		})
 	})
 
-	It("asks for node ports only at this node's addresses within the networks that it was given", func() {
+	It("matches node ports only at this node's addresses in the configured networks", func() {
 		within := redirects.Usual
 		within.NodePorts = Prefixes("10.0.0.0/8", "fd00::/8")
 		Expect(lines(fixedChains(portal.IPv4, within)[namePortals])).To(ContainElement("ip daddr 10.0.0.0/8 fib daddr type local jump node-ports"))
@@ -116,7 +116,7 @@ var _ = Describe("the layout of the nftables table", func() {
 		Expect(fixedChains(portal.IPv6, within)[namePortals]).To(HaveLen(3))
 	})
 
-	It("lets this node and its Pods in where others are dropped", func() {
+	It("admits this node and its Pods where other clients are dropped", func() {
 		at := redirects.Usual
 		at.Pods = Prefixes("10.1.0.0/24", "fd01::/64")
 		Expect(lines(fixedChains(portal.IPv4, at)[nameOutside])).To(Equal([]string{
@@ -153,19 +153,19 @@ var _ = Describe("the layout of the nftables table", func() {
 		Expect(elements(from(Redirect(web, 1), "0.0.0.0/0"))).To(HaveLen(1))
 	})
 
-	It("names chains so that nft can read them", func() {
+	It("gives chains names that nft can read", func() {
 		_, chain, _ := elementsOf(portal.Rule{Target: web, LocalPort: 1, Sources: portal.SourcesOf(Prefixes("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "10.0.0.0/8", "172.16.0.0/12"))})
 		Expect(chain).To(MatchRegexp(`^from-[a-z2-7]{16}$`))
 	})
 
-	It("names an owner no longer than nft takes it", func() {
+	It("limits the comment of an element to the length that nft accepts", func() {
 		r := Redirect(web, 1)
 		r.Comment = strings.Repeat("x", 255)
 		found, _, _ := elementsOf(r)
 		Expect(found[mapKey{target: web}].comment).To(HaveLen(maxComment))
 	})
 
-	It("gets from anything to anything in one transaction, of which nothing remains to do", func() {
+	It("reaches any set of rules from any other, with no difference left", func() {
 		random := rand.New(rand.NewPCG(3, 4))
 		some := func() []portal.Rule {
 			var rules []portal.Rule
@@ -214,7 +214,7 @@ var _ = Describe("the layout of the nftables table", func() {
 		}
 	})
 
-	It("never splits what replaces an element, and leaves chains until nobody needs them", func() {
+	It("replaces an element in one transaction, and removes chains in the last one", func() {
 		c := &change{goneChains: []string{"from-x"}}
 		for i := range uint16(10) {
 			k := mapKey{target: To(portal.TCP, web.Addr, 1+i)}

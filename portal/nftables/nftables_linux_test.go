@@ -49,7 +49,7 @@ var _ = Describe("portal nftables", func() {
 	redirects.ItRedirects(k)
 	open := func() portal.Portal { GinkgoHelper(); return n.Open(Mode, portal.Options{}) }
 
-	It("has a table that nft lists, and takes back from a file", func() {
+	It("has a table that nft can list and load from a file", func() {
 		p := open()
 		n.Publish(p, "web", Web4, Web6, WebNode4, WebNode6)
 		limited := Drop(To(portal.TCP, VIP4, 81))
@@ -91,7 +91,7 @@ var _ = Describe("portal nftables", func() {
 		Expect(list(n)).To(ContainSubstring("ip daddr map @cluster-ips"))
 		Expect(n.Check(p)).To(BeZero())
 
-		By("one of two rules, and then both, going")
+		By("removal of one of two rules, and then of both")
 		n.Apply(p, nil, []portal.Target{Web4})
 		Expect(n.Node.Sh("nft list map ip usher cluster-ips")).To(ContainSubstring(VIP4.String()))
 		n.Apply(p, nil, []portal.Target{DNS4})
@@ -100,7 +100,7 @@ var _ = Describe("portal nftables", func() {
 		Expect(n.Check(p)).To(BeZero())
 	})
 
-	It("has rules that are the same however many Services there are", func() {
+	It("has the same chains for any number of Services", func() {
 		p := open()
 		n.Apply(p, []portal.Rule{Redirect(Web4, 4000)}, nil)
 		chains := func() string {
@@ -147,7 +147,7 @@ var _ = Describe("portal nftables", func() {
 		Expect(chains()).To(Equal(before))
 	})
 
-	It("changes no more than what differs", func() {
+	It("changes only elements that differ", func() {
 		p := open()
 		n.Apply(p, ManyRules(50), nil)
 		var sent []*change
@@ -177,7 +177,7 @@ var _ = Describe("portal nftables", func() {
 		}
 	})
 
-	It("makes and removes the chains of rules that have sources with the first and the last of them", func() {
+	It("creates a source chain with its first rule, and removes it with its last", func() {
 		p := open()
 		limited := Redirect(Web4, 4000)
 		limited.Sources = portal.SourcesOf(Prefixes("192.0.2.0/24"))
@@ -193,7 +193,7 @@ var _ = Describe("portal nftables", func() {
 		Expect(n.Check(p)).To(BeZero())
 	})
 
-	It("has rules with hundreds of sources", func() {
+	It("supports rules with hundreds of sources", func() {
 		p := open()
 		var networks []netip.Prefix
 		for i := range 300 {
@@ -207,7 +207,7 @@ var _ = Describe("portal nftables", func() {
 		Expect(n.Check(p)).To(BeZero())
 	})
 
-	It("comes before what others do with nat", func() {
+	It("takes precedence over NAT rules of other programs", func() {
 		n.Node.Sh(`nft 'table ip other { chain pre { type nat hook prerouting priority dstnat; ip daddr 10.96.0.0/16 dnat to 10.1.0.1; }; }'
 			iptables-nft -t nat -A PREROUTING -d 10.96.0.0/16 -j REDIRECT`)
 		n.Publish(open(), "web", Web4)
@@ -241,7 +241,7 @@ var _ = Describe("portal nftables", func() {
 		Entry("deleted a base chain", "nft flush chain ip usher output; nft delete chain ip usher output", 1),
 		Entry("changed a policy", "nft 'chain ip usher prerouting { policy drop; }'", 1),
 		Entry("deleted one rule", "nft delete rule ip usher portals handle $(nft -a list chain ip usher portals | sed -n 's/.*jump node-ports # handle //p')", 1),
-		Entry("put the same rule in again in another place", `h=$(nft -a list chain ip usher portals | sed -n 's/.*jump node-ports # handle //p')
+		Entry("moved a rule to another position", `h=$(nft -a list chain ip usher portals | sed -n 's/.*jump node-ports # handle //p')
 			nft "delete rule ip usher portals handle $h; insert rule ip usher portals fib daddr type local jump node-ports"`, 1),
 		Entry("added a rule", "nft insert rule ip usher portals tcp dport 80 accept", 1),
 		Entry("replaced a rule", "nft replace rule ip usher portals handle $(nft -a list chain ip usher portals | sed -n 's/.*jump node-ports # handle //p') drop", 1),
@@ -261,7 +261,7 @@ var _ = Describe("portal nftables", func() {
 			chain pre { type nat hook prerouting priority -150; meta l4proto tcp redirect to : ip daddr . th dport map @portals; }; }'`)
 		log, seen := logtest.NewNullLogger()
 		p := n.Open(Mode, portal.Options{Log: log})
-		Expect(p.Listen("default/web", []portal.Target{Web4})[0].Addr.Port()).NotTo(BeEquivalentTo(9), "what it does not know it does not read")
+		Expect(p.Listen("default/web", []portal.Target{Web4})[0].Addr.Port()).NotTo(BeEquivalentTo(9), "it does not read unknown layouts")
 		n.Publish(p, "web", Web4)
 		Expect(n.Pod.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
 		Expect(list(n)).NotTo(Or(ContainSubstring("old"), ContainSubstring("-150")))
@@ -270,7 +270,7 @@ var _ = Describe("portal nftables", func() {
 		Expect(n.Check(p)).To(BeZero())
 	})
 
-	It("keeps the rules of the process before it without a gap", func() {
+	It("keeps the rules of the previous process without a gap", func() {
 		first := open()
 		_, rules := n.Publish(first, "web", Web4)
 		n.Apply(first, ManyRules(2000), nil)
@@ -283,7 +283,7 @@ var _ = Describe("portal nftables", func() {
 		Expect(stop()).To(BeEmpty())
 	})
 
-	It("puts in all other rules when the kernel refuses some, names those, and tries them again", func() {
+	It("installs all other rules if the kernel refuses some, and retries those", func() {
 		p := open()
 		now, refuse := time.Now(), true
 		p.(*redirect.Portal).Now = func() time.Time { return now }
@@ -314,14 +314,14 @@ var _ = Describe("portal nftables", func() {
 		n.Apply(p, []portal.Rule{Redirect(DNS4, 4002)}, nil)
 		refuse = false
 		n.Node.Do(func() {
-			Expect(p.Check(Background).Refused).To(HaveLen(len(bad)), "it is too early to try again")
+			Expect(p.Check(Background).Refused).To(HaveLen(len(bad)), "it is too early to retry")
 		})
 		now = now.Add(redirect.RetryFirst)
 		Expect(n.Check(p)).To(Equal(2))
 		Expect(strings.Count(list(n), ". 666 ")).To(Equal(2))
 	})
 
-	It("takes several transactions where the kernel takes none that is large enough", func() {
+	It("applies a change that is split into several transactions", func() {
 		p := open()
 		parts := 0
 		for _, f := range nftFamilies(p) {

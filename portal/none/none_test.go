@@ -21,7 +21,7 @@ var _ = Describe("portal none", func() {
 		return newOn(system, opts).Listen(service, targets)[0].Addr
 	}
 
-	It("wants one listener on loopback per family, each target in exactly one", func() {
+	It("requests one loopback listener per IP family, with each target in exactly one", func() {
 		p, err := Mode.New(context.Background(), portal.Options{})
 		Expect(err).NotTo(HaveOccurred())
 		binds := p.Listen("default/web", targets)
@@ -35,14 +35,14 @@ var _ = Describe("portal none", func() {
 			Expect(b.Redirected).To(BeFalse())
 		}
 	})
-	It("finds out what the system has", func() {
+	It("detects the loopback features of the system", func() {
 		system := lookAtLoopback()
 		Expect(system.many).To(Equal(runtime.GOOS != "darwin"))
 		if os.Geteuid() == 0 {
 			Expect(system.low).To(BeTrue())
 		}
 	})
-	It("gives each Service an address of its own, and its own ports there", func() {
+	It("gives each Service a dedicated address with the ports of the Service", func() {
 		p := newOn(everything, portal.Options{})
 		web := p.Listen("default/web", []portal.Target{Target(portal.TCP, "10.96.0.10:80")})[0].Addr
 		Expect(netip.MustParsePrefix("127.64.0.0/10").Contains(web.Addr())).To(BeTrue())
@@ -51,11 +51,11 @@ var _ = Describe("portal none", func() {
 		Expect(p.Listen("default/web", []portal.Target{Target(portal.UDP, "10.96.0.10:53")})[0].Addr).To(Equal(netip.AddrPortFrom(web.Addr(), 53)))
 		Expect(p.Listen("other/web", []portal.Target{Target(portal.TCP, "10.96.0.11:80")})[0].Addr.Addr()).NotTo(Equal(web.Addr()))
 	})
-	It("gives it the same one in every process, whatever its cluster IP", func() {
+	It("gives a Service the same address in every process, for any cluster IP", func() {
 		Expect(at(everything, portal.Options{}, "default/web", Target(portal.TCP, "10.96.7.7:80"))).To(Equal(at(everything, portal.Options{}, "default/web", targets...)))
 		Expect(at(everything, portal.Options{}, "default/web", targets...)).To(Equal(netip.MustParseAddrPort("127.79.36.49:80")), "also in the next version")
 	})
-	DescribeTable("where less can be had, keeps to what can:", func(system loopback, opts portal.Options, prefix string, first, last int) {
+	DescribeTable("supports a system or configuration with", func(system loopback, opts portal.Options, prefix string, first, last int) {
 		web := at(system, opts, "default/web", targets...)
 		Expect(web).To(Equal(at(system, opts, "default/web", targets...)), "the same in every process")
 		Expect(netip.MustParsePrefix(prefix).Contains(web.Addr())).To(BeTrue(), "%s", web)
@@ -66,7 +66,7 @@ var _ = Describe("portal none", func() {
 		Entry("a range of ports", everything, portal.Options{ProxyPorts: portal.PortRange{First: 5000, Last: 5009}}, "127.64.0.0/10", 5000, 5009),
 		Entry("one address and a range of ports", onlyOne, portal.Options{ProxyPorts: portal.PortRange{First: 5000, Last: 5009}}, "127.0.0.1/32", 5000, 5009),
 	)
-	It("gives two Services that want the same address different ones, and takes back what is not used", func() {
+	It("gives Services with colliding addresses different ones, and releases unused addresses", func() {
 		book := newAddressAllocator(netip.MustParsePrefix("127.64.0.0/24"))
 		tcp := func(i int) portal.Target { return To(portal.TCP, netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 80) }
 		service := func(i int) string { return fmt.Sprintf("default/s%d", i) }
@@ -80,7 +80,7 @@ var _ = Describe("portal none", func() {
 		first := book.propose(service(0), nil)
 		book.propose(service(0), []portal.Target{To(portal.UDP, tcp(0).Addr, 80)})
 		book.forget(tcp(0))
-		Expect(book.owner).To(HaveKeyWithValue(first, service(0)), "it has a target still")
+		Expect(book.owner).To(HaveKeyWithValue(first, service(0)), "it still has a target")
 		for i := range 200 {
 			book.forget(tcp(i))
 		}

@@ -15,19 +15,19 @@ var (
 )
 
 var _ = Describe("an alias", func() {
-	DescribeTable("is an address's in a room", func(addr string, room netip.Prefix, alias string) {
+	DescribeTable("replaces the prefix of an address with an alias network", func(addr string, room netip.Prefix, alias string) {
 		Expect(aliasOf(netip.MustParseAddr(addr), room)).To(Equal(netip.MustParseAddr(alias)))
 	},
 		Entry(nil, "10.244.1.7", room4, "198.18.1.7"),
 		Entry(nil, "10.245.1.7", room4, "198.19.1.7"),
 		Entry(nil, "10.244.1.7", netip.MustParsePrefix("0.0.0.0/0"), "10.244.1.7"),
 		Entry(nil, "10.244.1.7", netip.MustParsePrefix("198.18.0.1/32"), "198.18.0.1"),
-		Entry("with a room that is written with an address in it", "10.1.2.3", netip.MustParsePrefix("192.0.2.9/24"), "192.0.2.3"),
+		Entry("that has host bits set", "10.1.2.3", netip.MustParsePrefix("192.0.2.9/24"), "192.0.2.3"),
 		Entry(nil, "fd00:10:244:1::7", room6, "fd75:7368:6572:8001::7"),
 		Entry(nil, "fd00:10:244:8001::7", room6, "fd75:7368:6572:8001::7"),
 	)
 
-	DescribeTable("and the last address of a network", func(network, last string) {
+	DescribeTable("comes with LastOf, which returns the last address of a network", func(network, last string) {
 		Expect(LastOf(netip.MustParsePrefix(network))).To(Equal(netip.MustParseAddr(last)))
 	},
 		Entry(nil, "10.244.1.0/24", "10.244.1.255"),
@@ -50,7 +50,7 @@ var _ = Describe("the aliases of networks", func() {
 		return of
 	}
 
-	It("are as large as those, in the order of the networks", func() {
+	It("are as large as the networks, and sorted by network", func() {
 		Expect(aliases(Prefixes("10.245.0.0/16", flannel), nil, room4, nil)).To(Equal([]Alias{
 			{Of: netip.MustParsePrefix(flannel), As: netip.MustParsePrefix("198.18.1.0/24")},
 			{Of: netip.MustParsePrefix("10.245.0.0/16"), As: netip.MustParsePrefix("198.19.0.0/16")},
@@ -59,19 +59,19 @@ var _ = Describe("the aliases of networks", func() {
 			{Of: netip.MustParsePrefix("fd00:10:244:1::/64"), As: netip.MustParsePrefix("fd75:7368:6572:8001::/64")}}))
 	})
 
-	It("are none without a room, nor for a network that is larger", func() {
+	It("are empty without an alias network, and skip networks larger than that", func() {
 		Expect(aliases(Prefixes(flannel), nil, netip.Prefix{}, nil)).To(BeEmpty())
 		Expect(all(nil, nil, "10.0.0.0/8", flannel)).To(Equal([]string{flannel}))
 	})
 
-	It("are one's alone where two would have the same: the smaller one's, but for Pods'", func() {
+	It("belong to the smaller of two colliding networks, or to that of Pods", func() {
 		Expect(all(nil, nil, docker, flannel)).To(Equal([]string{flannel}))
 		Expect(all(Prefixes("172.16.0.0/12"), nil, docker, flannel)).To(Equal([]string{docker}))
-		Expect(all(nil, nil, second, flannel)).To(Equal([]string{flannel}), "of two as large, the first")
+		Expect(all(nil, nil, second, flannel)).To(Equal([]string{flannel}), "the first of two with equal sizes")
 	})
 
-	It("stay whose they are, as long as there is that network", func() {
-		Expect(all(Prefixes(flannel), Prefixes(docker), docker, flannel)).To(Equal([]string{flannel}), "but for Pods")
+	It("stay with their network while it exists, unless Pods need them", func() {
+		Expect(all(Prefixes(flannel), Prefixes(docker), docker, flannel)).To(Equal([]string{flannel}), "Pods take precedence")
 		Expect(all(nil, Prefixes(second), flannel, second)).To(Equal([]string{second}))
 		Expect(all(nil, Prefixes(docker), flannel)).To(Equal([]string{flannel}))
 	})

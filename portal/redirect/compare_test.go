@@ -10,7 +10,7 @@ import (
 	. "github.com/usherproxy/usher/test/portaltest"
 )
 
-var _ = Describe("comparing what is wanted with what is installed", func() {
+var _ = Describe("the comparison of wanted and installed rules", func() {
 	web := Redirect(To(portal.TCP, netip.MustParseAddr("10.96.0.10"), 80), 4000)
 	dns := Reject(To(portal.UDP, netip.MustParseAddr("10.96.0.11"), 53))
 	limited := web
@@ -35,22 +35,22 @@ var _ = Describe("comparing what is wanted with what is installed", func() {
 		return portal.Comparison{Mode: nftables.Name, Rule: r, State: portal.StateDiffers, Installed: installed}
 	}
 
-	DescribeTable("of a portal with rules", func(wanted map[portal.Target]portal.Rule, installed []portal.Installed, expected ...portal.Comparison) {
+	DescribeTable("for a portal with rules", func(wanted map[portal.Target]portal.Rule, installed []portal.Installed, expected ...portal.Comparison) {
 		Expect(compare(nftables, wanted, installed)).To(HaveExactElements(expected))
 	},
-		Entry("finds nothing where nothing is wanted nor installed", nil, nil),
-		Entry("is content with what is as wanted", wanted(web, dns), in(nftables, dns, web),
+		Entry("is empty if no rule is wanted or installed", nil, nil),
+		Entry("accepts rules that are as wanted", wanted(web, dns), in(nftables, dns, web),
 			is(portal.StateOK, nftables, web), is(portal.StateOK, nftables, dns)),
-		Entry("does not mind a comment that the kernel does not keep", wanted(web), in(nftables, unnamed), is(portal.StateOK, nftables, web)),
-		Entry("misses what is not there", wanted(web, dns), in(nftables, dns),
+		Entry("ignores a comment that the kernel does not keep", wanted(web), in(nftables, unnamed), is(portal.StateOK, nftables, web)),
+		Entry("reports a missing rule", wanted(web, dns), in(nftables, dns),
 			is(portal.StateMissing, nftables, web), is(portal.StateOK, nftables, dns)),
-		Entry("shows both where another port is installed", wanted(web), in(nftables, moved), differs(web, moved)),
-		Entry("shows both where others may connect", wanted(limited), in(nftables, web), differs(limited, web)),
-		Entry("finds what nobody wants", wanted(web), in(nftables, web, dns),
+		Entry("reports both rules if another port is installed", wanted(web), in(nftables, moved), differs(web, moved)),
+		Entry("reports both rules if the sources differ", wanted(limited), in(nftables, web), differs(limited, web)),
+		Entry("reports an unwanted rule", wanted(web), in(nftables, web, dns),
 			is(portal.StateOK, nftables, web), is(portal.StateExtra, nftables, dns)),
-		Entry("does not take another mode's rule for its own", wanted(web), in(iptables, web),
+		Entry("does not accept a rule of another mode", wanted(web), in(iptables, web),
 			is(portal.StateExtra, iptables, web), is(portal.StateMissing, nftables, web)),
-		Entry("counts the worse of two rules for the same target", wanted(web), in(nftables, moved, web), differs(web, moved)),
+		Entry("reports the worse of two rules for the same target", wanted(web), in(nftables, moved, web), differs(web, moved)),
 	)
 
 })

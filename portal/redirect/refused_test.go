@@ -18,7 +18,7 @@ func HaveExactKeys(want map[portal.Target]bool) types.GomegaMatcher {
 	return WithTransform(func(got map[portal.Target]error) []portal.Target { return portal.SortedTargets(got) }, Equal(portal.SortedTargets(want)))
 }
 
-var _ = Describe("finding the rules that the kernel refuses", func() {
+var _ = Describe("the search for rules that the kernel refuses", func() {
 	rules := ManyRules(1000)
 	refusing := func(bad map[portal.Target]bool, tries *int) func([]portal.Rule) error {
 		return func(part []portal.Rule) error {
@@ -31,24 +31,24 @@ var _ = Describe("finding the rules that the kernel refuses", func() {
 			return nil
 		}
 	}
-	It("finds one in a thousand by some twenty tries", func() {
+	It("finds one of 1,000 rules in at most 21 tries", func() {
 		tries := 0
 		bad := map[portal.Target]bool{rules[617].Target: true}
 		Expect(bisect(rules, refusing(bad, &tries))).To(HaveExactKeys(bad))
 		Expect(tries).To(BeNumerically("<=", 21))
 	})
-	It("finds several", func() {
+	It("finds several rules in at most 80 tries", func() {
 		tries := 0
 		bad := map[portal.Target]bool{rules[0].Target: true, rules[1].Target: true, rules[999].Target: true, rules[500].Target: true}
 		Expect(bisect(rules, refusing(bad, &tries))).To(HaveExactKeys(bad))
 		Expect(tries).To(BeNumerically("<=", 80))
 	})
-	It("finds none where none is", func() {
+	It("finds none in one try if none is refused", func() {
 		tries := 0
 		Expect(bisect(rules, refusing(nil, &tries))).To(BeEmpty())
 		Expect(tries).To(Equal(1))
 	})
-	It("blames none, and gives up, once a try could not be made", func() {
+	It("stops without a result after an undecided try", func() {
 		tries := 0
 		try := refusing(map[portal.Target]bool{rules[0].Target: true}, &tries)
 		bad, err := bisect(rules, func(part []portal.Rule) error {
@@ -61,7 +61,7 @@ var _ = Describe("finding the rules that the kernel refuses", func() {
 		Expect(bad).To(BeEmpty())
 		Expect(tries).To(Equal(5))
 	})
-	It("blames those that are only refused together", func() {
+	It("returns rules that are refused only together", func() {
 		together := func(part []portal.Rule) error {
 			if len(part) >= 4 {
 				return errRefusedForTest

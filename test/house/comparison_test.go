@@ -11,7 +11,7 @@ import (
 )
 
 var _ = Describe("docs/comparison.md", func() {
-	It("names a spec for each case, which is in the file that it links to", func() {
+	It("names a spec for each case, and links to the file with that spec", func() {
 		text, err := fs.ReadFile(repository, "docs/comparison.md")
 		Expect(err).NotTo(HaveOccurred())
 		spec := regexp.MustCompile(`^\[(.+)\]\(\.\./(.+_test\.go|test/portaltest/.+\.go)\)$`)

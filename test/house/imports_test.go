@@ -198,7 +198,7 @@ var readCode = sync.OnceValues(func() (imports []importOf, packages map[string]s
 	return imports, packages
 })
 
-var _ = Describe("the house", func() {
+var _ = Describe("the package structure", func() {
 	It("has no import that breaks a rule", func() {
 		imports, _ := readCode()
 		var all []string
@@ -219,7 +219,7 @@ var _ = Describe("the house", func() {
 		}
 	})
 
-	It("has no package whose name says nothing", func() {
+	It("has no package with a meaningless name", func() {
 		_, packages := readCode()
 		for folder, name := range packages {
 			Expect(noName).NotTo(Or(ContainElement(name), ContainElement(path.Base(folder))),
@@ -227,7 +227,7 @@ var _ = Describe("the house", func() {
 		}
 	})
 
-	It("has no rule about what is gone", func() {
+	It("has no rule about removed packages", func() {
 		imports, packages := readCode()
 		for _, rule := range never {
 			for _, pattern := range slices.Concat(rule.of, rule.but, rule.save) {
@@ -239,47 +239,47 @@ var _ = Describe("the house", func() {
 		}
 	})
 
-	DescribeTable("says of an import",
+	DescribeTable("is checked for an import",
 		func(file, imported, says string) {
 			Expect(importOf{file, imported}.broken()).To(HavePrefix(says))
 			Expect(importOf{file, imported}.broken() == "").To(Equal(says == ""))
 		},
-		Entry("that goes up", "proxy/proxy.go", "cmd/internal/show",
+		Entry("to a higher floor", "proxy/proxy.go", "cmd/internal/show",
 			"proxy/proxy.go imports cmd/internal/show, but ... may not import cmd/...: cmd is flags"),
-		Entry("that goes up from the ground", "config/config.go", "proxy/trace",
+		Entry("to a higher floor by the model", "config/config.go", "proxy/trace",
 			"config/config.go imports proxy/trace, but config may not import ...: it is the model"),
-		Entry("that goes up from a folder of the ground's", "config/kube/source.go", "proxy/trace",
+		Entry("to a higher floor by a subfolder of the model", "config/kube/source.go", "proxy/trace",
 			"config/kube/source.go imports proxy/trace, but config/kube, on floor 1, may not import from proxy, on floor 2: a package imports only"),
-		Entry("from one side of a floor to the other", "config/kube/source.go", "portal",
+		Entry("to another folder on the same floor", "config/kube/source.go", "portal",
 			"config/kube/source.go imports portal, but config/kube, on floor 1, may not import from portal, on floor 1: "),
-		Entry("of client-go into the model", "config/config.go", "k8s.io/client-go/rest",
+		Entry("of client-go by the model", "config/config.go", "k8s.io/client-go/rest",
 			"config/config.go imports k8s.io/client-go/rest, but config may not import k8s.io/client-go/...: it is the model"),
-		Entry("of the model into the mover of bytes", "proxy/forward/copy.go", "config",
+		Entry("of the model by proxy/forward", "proxy/forward/copy.go", "config",
 			"proxy/forward/copy.go imports config, but proxy/forward/... may not import ...: it knows nothing of Services"),
-		Entry("of the words by the mover of bytes, nothing", "proxy/forward/copy.go", "proxy/outcome", ""),
-		Entry("of anything by the words", "proxy/outcome/outcome.go", "config",
+		Entry("of proxy/outcome by proxy/forward, which is allowed", "proxy/forward/copy.go", "proxy/outcome", ""),
+		Entry("of the model by proxy/outcome", "proxy/outcome/outcome.go", "config",
 			"proxy/outcome/outcome.go imports config, but proxy/outcome may not import ...: it is words only"),
-		Entry("of an informer by another than the source", "cmd/usher/run.go", "k8s.io/client-go/tools/cache",
+		Entry("of informers by a package other than the source", "cmd/usher/run.go", "k8s.io/client-go/tools/cache",
 			"cmd/usher/run.go imports k8s.io/client-go/tools/cache, but ... may not import k8s.io/client-go/tools/cache/...: one place"),
-		Entry("of what tests need by what is no test", "proxy/proxy.go", "test/lab",
+		Entry("of a test package by a file that is not a test", "proxy/proxy.go", "test/lab",
 			"proxy/proxy.go imports test/lab, but ... may not import test/...: what only tests need"),
 		Entry("of flags by the daemon", "cmd/usher/daemon/daemon.go", "github.com/spf13/pflag",
 			"cmd/usher/daemon/daemon.go imports github.com/spf13/pflag, but cmd/usher/daemon/... may not import github.com/spf13/pflag: it is given values"),
-		Entry("of the daemon by another than a command", "cmd/usher/demo/demo.go", "cmd/usher/daemon",
+		Entry("of the daemon by a package other than a command", "cmd/usher/demo/demo.go", "cmd/usher/daemon",
 			"cmd/usher/demo/demo.go imports cmd/usher/daemon, but ... may not import cmd/usher/daemon/...: only commands start"),
-		Entry("within the daemon, nothing", "cmd/usher/daemon/daemon.go", "cmd/usher/daemon/new", ""),
-		Entry("of the daemon by a command, nothing", "cmd/usher/run.go", "cmd/usher/daemon", ""),
-		Entry("of a test's, nothing", "proxy/proxy_test.go", "test/lab", ""),
-		Entry("of a mode into the words", "portal/portal.go", "portal/none",
+		Entry("within the daemon, which is allowed", "cmd/usher/daemon/daemon.go", "cmd/usher/daemon/new", ""),
+		Entry("of the daemon by a command, which is allowed", "cmd/usher/run.go", "cmd/usher/daemon", ""),
+		Entry("of a test package by a test, which is allowed", "proxy/proxy_test.go", "test/lab", ""),
+		Entry("of a mode by package portal", "portal/portal.go", "portal/none",
 			"portal/portal.go imports portal/none, but portal may not import portal/...: it is the words"),
 		Entry("of one mode by another", "portal/iptables/mode_linux.go", "portal/nftables",
 			"portal/iptables/mode_linux.go imports portal/nftables, but portal/iptables may not import portal/nftables: a mode is told"),
-		Entry("of a mode by the command", "cmd/usher/run.go", "portal/address",
+		Entry("of a mode by a command", "cmd/usher/run.go", "portal/address",
 			"cmd/usher/run.go imports portal/address, but cmd/... may not import portal/address: what has to be known"),
-		Entry("of all modes by their list, nothing", "portal/modes/modes.go", "portal/address", ""),
-		Entry("to a floor below, nothing", "cmd/usher/run.go", "config/kube", ""),
-		Entry("by a new room, nothing", "proxy/new/new.go", "affinity", ""),
-		Entry("within a folder, nothing", "portal/new/new.go", "portal", ""),
-		Entry("of others', nothing", "portal/kernel/nftables_linux.go", "github.com/google/nftables", ""),
+		Entry("of a mode by portal/modes, which is allowed", "portal/modes/modes.go", "portal/address", ""),
+		Entry("to a lower floor, which is allowed", "cmd/usher/run.go", "config/kube", ""),
+		Entry("by a new package, which is allowed", "proxy/new/new.go", "affinity", ""),
+		Entry("within a folder, which is allowed", "portal/new/new.go", "portal", ""),
+		Entry("of another module, which is allowed", "portal/kernel/nftables_linux.go", "github.com/google/nftables", ""),
 	)
 })

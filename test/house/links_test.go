@@ -71,7 +71,7 @@ func deadLinks(in fs.FS, file, text string) (dead []string) {
 }
 
 var _ = Describe("the documents", func() {
-	It("have no link that leads nowhere", func() {
+	It("have no broken links", func() {
 		files := filesNamed(".md")
 		Expect(files).To(ContainElements("README.md", "docs/running.md"))
 		var dead []string
@@ -83,7 +83,7 @@ var _ = Describe("the documents", func() {
 		Expect(dead).To(BeEmpty(), strings.Join(dead, "\n"))
 	})
 
-	It("in docs are all in its index, by which people find them", func() {
+	It("in docs are all linked from its index", func() {
 		const index = "docs/README.md"
 		text, err := fs.ReadFile(repository, index)
 		Expect(err).NotTo(HaveOccurred())
@@ -94,13 +94,13 @@ var _ = Describe("the documents", func() {
 		}
 	})
 
-	It("begin with a README of two screens: the rest is in docs", func() {
+	It("start with a README of at most 110 lines", func() {
 		text, err := fs.ReadFile(repository, "README.md")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(strings.Count(string(text), "\n")).To(BeNumerically("<=", 110), "lines of README.md")
 	})
 
-	DescribeTable("are told of links that lead nowhere",
+	DescribeTable("are checked for broken links",
 		func(text string, says ...string) {
 			in := fstest.MapFS{
 				"docs/a.md": {Data: []byte(text)},
@@ -109,14 +109,14 @@ var _ = Describe("the documents", func() {
 			}
 			Expect(deadLinks(in, "docs/a.md", text)).To(HaveExactElements(says))
 		},
-		Entry("to a file that is not there", "see\n[x](c.md)", "docs/a.md links to c.md, and there is no docs/c.md"),
-		Entry("out of the folder", "[x](../code.go) [y](../gone.go)", "docs/a.md links to ../gone.go, and there is no gone.go"),
-		Entry("to a heading that is not there", "[x](b.md#three)", "docs/a.md links to b.md#three, and docs/b.md has no such heading"),
+		Entry("to a missing file", "see\n[x](c.md)", "docs/a.md links to c.md, and there is no docs/c.md"),
+		Entry("outside the folder", "[x](../code.go) [y](../gone.go)", "docs/a.md links to ../gone.go, and there is no gone.go"),
+		Entry("to a missing heading", "[x](b.md#three)", "docs/a.md links to b.md#three, and docs/b.md has no such heading"),
 		Entry("to a heading of the same document", "# Here\n[x](#here) [y](#there)", "docs/a.md links to #there, and docs/a.md has no such heading"),
-		Entry("to what is a heading only in code", "[x](b.md#code)", "docs/a.md links to b.md#code, and docs/b.md has no such heading"),
+		Entry("to a heading that is only in code", "[x](b.md#code)", "docs/a.md links to b.md#code, and docs/b.md has no such heading"),
 		Entry("in HTML", `<img src="no.png">`, "docs/a.md links to no.png, and there is no docs/no.png"),
 		Entry("in a reference", "[x]: no.md", "docs/a.md links to no.md, and there is no docs/no.md"),
-		Entry("but not where all is well", "[a](b.md#one---flag-two) [b](b.md#again-1 \"title\") [c](../docs) [d](https://example.com/no.md)"),
+		Entry("but not for valid links", "[a](b.md#one---flag-two) [b](b.md#again-1 \"title\") [c](../docs) [d](https://example.com/no.md)"),
 		Entry("but not in code", "`[x](no.md)`\n```\n[x](no.md)\n```\n"),
 	)
 })

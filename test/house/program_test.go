@@ -51,7 +51,7 @@ func goHere(args ...string) *exec.Cmd {
 
 var _ = Describe("the programs", func() {
 	for _, p := range programs {
-		It(p.name+" links no more packages than it needs", func() {
+		It(p.name+" links a limited number of packages, and no forbidden one", func() {
 			out, err := goHere("list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", "./cmd/"+p.name).Output()
 			Expect(err).NotTo(HaveOccurred())
 			linked := strings.Fields(string(out))
@@ -65,7 +65,7 @@ var _ = Describe("the programs", func() {
 		})
 	}
 
-	It("are no larger than a node has to load", func() {
+	It("include a usher executable of limited size", func() {
 		file := filepath.Join(GinkgoT().TempDir(), "usher")
 		Expect(goHere("build", "-trimpath", "-ldflags=-s -w", "-o", file, "./cmd/usher").Run()).To(Succeed())
 		info, err := os.Stat(file)

@@ -55,7 +55,7 @@ func write(b *strings.Builder, from string, lines []string) {
 	}
 }
 
-var _ = It("all strings that can reach a person are in testdata/strings.txt, to be read in one sitting", func() {
+var _ = It("all user-visible strings are listed in testdata/strings.txt", func() {
 	const golden = "testdata/strings.txt"
 	now := shown()
 	if *update {
@@ -75,6 +75,6 @@ var _ = It("all strings that can reach a person are in testdata/strings.txt, to 
 			changed = append(changed, "- "+line)
 		}
 	}
-	Expect(now == string(listed)).To(BeTrue(), "read what changed, as a person who meets it for the first time, then run go test ./test/house -update\n"+
+	Expect(now == string(listed)).To(BeTrue(), "review the changes as a first-time reader, then run go test ./test/house -update\n"+
 		strings.Join(changed, "\n"))
 })

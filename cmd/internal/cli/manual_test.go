@@ -7,7 +7,7 @@ import (
 )
 
 var _ = Describe("a manual page", func() {
-	It("says what --help says, and nothing in it is a request", func() {
+	It("has the text of --help, with roff requests escaped", func() {
 		run := func(*cobra.Command, []string) {}
 		root := &cobra.Command{Use: "usher", Short: "A proxy"}
 		get := &cobra.Command{Use: "get [NAME]", Short: "List", Run: run, Example: "  usher get web",

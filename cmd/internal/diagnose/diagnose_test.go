@@ -43,7 +43,7 @@ func answering(handler http.HandlerFunc) *client.Client {
 }
 
 var _ = Describe("a bundle", func() {
-	DescribeTable("leaves secrets out", func(text, secret string) {
+	DescribeTable("omits secrets", func(text, secret string) {
 		out := string(withoutSecrets([]byte("before " + text + " behind\nnext")))
 		Expect(out).NotTo(ContainSubstring(secret))
 		Expect(out).To(And(HavePrefix("before "), ContainSubstring(leftOut), HaveSuffix("next")))
@@ -81,7 +81,7 @@ var _ = Describe("a bundle", func() {
 		Entry(nil, "-----BEGIN RSA PRIVATE KEY-----\nMIIs3cr3t\n-----END RSA PRIVATE KEY-----", "s3cr3t"),
 	)
 
-	DescribeTable("keeps what is beside a secret", func(text, kept string) {
+	DescribeTable("keeps the text around a secret", func(text, kept string) {
 		Expect(string(withoutSecrets([]byte(text)))).To(Equal(kept))
 	},
 		Entry(nil, `{"token":"s3cr3t","a":1}`, `{"token":(left out),"a":1}`),
@@ -96,7 +96,7 @@ var _ = Describe("a bundle", func() {
 		Entry(nil, "http://me@10.0.0.1:80/", "http://(left out)@10.0.0.1:80/"),
 	)
 
-	It("leaves alone what is none", func() {
+	It("keeps text that is not a secret", func() {
 		for _, text := range []string{
 			`usher_service_connections_total{namespace="default"} 7`, "10.96.0.10:80 default/web:http", `"kubeconfig": "/etc/kubeconfig"`, "http://10.0.0.1:80/", "http://10.0.0.1:80/?to=a@b",
 			"default/token-issuer 10.96.0.3:80", `{"service":"default/token-issuer:http","vip":"10.96.0.3:80"}`, "Service default/token-issuer: spec.ports[0].port: 70000 is not in 1-65535", readme,
@@ -105,7 +105,7 @@ var _ = Describe("a bundle", func() {
 		}
 	})
 
-	It("has what an usher answers that is not healthy, and the status", func() {
+	It("includes the response and the status of an unhealthy instance", func() {
 		c := answering(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
 			if r.URL.Path == "/healthz" {
@@ -125,7 +125,7 @@ var _ = Describe("a bundle", func() {
 		}))
 	})
 
-	It("has no secrets where a long log was cut", func() {
+	It("contains no part of a secret where a long log was truncated", func() {
 		path := filepath.Join(GinkgoT().TempDir(), "usher.log")
 		Expect(os.WriteFile(path, []byte("token="+strings.Repeat("s3cr3t", maxLog/6)+"\nlast line\n"), 0o600)).To(Succeed())
 		Expect(tail(path)).To(BeEquivalentTo("last line\n"))
@@ -137,7 +137,7 @@ var _ = Describe("a result", func() {
 		return Found{Finding: Finding{Severity: s, Object: object, Wrong: strings.Repeat("much is wrong ", 20), Known: strings.Repeat("x", 100), Remedy: "usher trace"}}
 	}
 
-	It("has one heading for what is about the same, and no line that is too wide", func() {
+	It("has one heading per object, and no line wider than the terminal", func() {
 		r := Result{Findings: []Found{finding(Failing, "Service default/a"), finding(Failing, "Service default/a"), finding(Warning, "usher")}}
 		lines := r.Lines(80)
 		heads := 0
@@ -151,7 +151,7 @@ var _ = Describe("a result", func() {
 		Expect(r.Wrong()).To(BeTrue())
 	})
 
-	It("says what was looked at if there is nothing, or only a note", func() {
+	It("lists the checks if there are no findings, or only notes", func() {
 		r := Result{Looked: []string{"limits"}, Services: 3}
 		Expect(r.Lines(80)).To(Equal([]string{"Nothing found. Checked, of 3 Services:", "  - limits"}))
 		r.Findings = []Found{finding(Note, "node")}
@@ -160,8 +160,8 @@ var _ = Describe("a result", func() {
 	})
 })
 
-var _ = Describe("what is slow", func() {
-	It("is an endpoint whose clients wait, or a Service of which some do", func() {
+var _ = Describe("the check for slow endpoints", func() {
+	It("reports an endpoint whose clients wait, and a Service with some waiting clients", func() {
 		latency := func(connect, first float64) *api.Latency {
 			return &api.Latency{Clients: 20, ConnectP50Ms: 1, ConnectP99Ms: connect, FirstByteP50Ms: first, FirstByteP99Ms: first}
 		}
@@ -178,7 +178,7 @@ var _ = Describe("what is slow", func() {
 		Expect(all[1].Known).To(ContainSubstring("p99 connect time was about 250"))
 	})
 
-	It("is an endpoint that is unresponsive", func() {
+	It("reports an unresponsive endpoint", func() {
 		of := func(state api.EndpointState) *subject {
 			return &subject{services: []api.ServiceDetail{{Service: api.Service{Namespace: "default", Name: "web"}, Details: []api.ServicePort{{
 				PortSummary: api.PortSummary{VIP: "10.96.0.10:80"}, Latency: &api.Latency{Clients: 5, FirstByteP99Ms: 10},
@@ -200,7 +200,7 @@ var _ = Describe("what is slow", func() {
 })
 
 var _ = Describe("a Service for TFTP", func() {
-	It("is one that clients get no answer from", func() {
+	It("is reported because TFTP servers answer from another port", func() {
 		port := func(vip, protocol string) *subject {
 			return &subject{services: []api.ServiceDetail{{Service: api.Service{Namespace: "default", Name: "boot"}, Details: []api.ServicePort{{PortSummary: api.PortSummary{VIP: vip, Protocol: protocol}}}}}}
 		}
@@ -211,8 +211,8 @@ var _ = Describe("a Service for TFTP", func() {
 	})
 })
 
-var _ = Describe("an endpoint that was in quarantine again and again", func() {
-	DescribeTable("comes and goes", func(times int, since time.Duration, want ...Severity) {
+var _ = Describe("an endpoint that was quarantined repeatedly", func() {
+	DescribeTable("is reported as unstable", func(times int, since time.Duration, want ...Severity) {
 		now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.Local)
 		s := &subject{status: api.Status{Now: now}, client: answering(func(w http.ResponseWriter, r *http.Request) {
 			Expect(r.URL.RawQuery).To(Equal("follow=false&history=true&kind=endpoint-quarantined"))
@@ -229,9 +229,9 @@ var _ = Describe("an endpoint that was in quarantine again and again", func() {
 		}
 		Expect(got).To(ConsistOf(want))
 	},
-		Entry("lately", 3, time.Minute, Warning),
-		Entry("long ago", 3, time.Hour, Note),
-		Entry("twice, which may be a rollout", 2, time.Minute),
+		Entry("with a warning if it was recent", 3, time.Minute, Warning),
+		Entry("with a note if it was long ago", 3, time.Hour, Note),
+		Entry("only after more than 2 times, as 2 may be a rollout", 2, time.Minute),
 	)
 })
 
@@ -247,25 +247,25 @@ var _ = Describe("an endpoint that has failed", func() {
 		return breaks(GinkgoT().Context(), s), past(GinkgoT().Context(), s)
 	}
 
-	It("is a note with the times if that was long ago, however much it was", func() {
+	It("is reported as a note with the times if the failures are old", func() {
 		now, before := found(api.Endpoint{Connected: 100, Failed: 50, Latency: &api.Latency{Clients: 90}})
 		Expect(now).To(BeEmpty())
 		Expect(before).To(HaveLen(1))
 		Expect(before[0]).To(And(HaveField("Severity", Note), HaveField("Wrong", "2 connections failed: endpoint-reset by "+address), HaveField("Known", ContainSubstring("2026-01-02 03:04:05"))))
 	})
 
-	DescribeTable("is a warning if it fails now, however well it was before", func(e api.Endpoint) {
+	DescribeTable("is reported as a warning if it fails now", func(e api.Endpoint) {
 		now, before := found(e)
-		Expect(before).To(BeEmpty(), "it is told once")
+		Expect(before).To(BeEmpty(), "it is reported once")
 		Expect(now).To(HaveLen(1))
 		Expect(now[0]).To(And(HaveField("Severity", Warning), HaveField("Wrong", HavePrefix(address)), HaveField("Known", ContainSubstring("in the last minutes"))))
 	},
 		Entry(nil, api.Endpoint{Connected: 1e6, Failed: 2, FailedRecently: 2, Latency: &api.Latency{Clients: 98}}),
-		Entry("without any that was connected", api.Endpoint{Connected: 1e6, Failed: 2, FailedRecently: 2}),
-		Entry("and gets too few connections to tell a share", api.Endpoint{State: api.EndpointOutlier, Connected: 9, Failed: 9}),
+		Entry("without any successful connection", api.Endpoint{Connected: 1e6, Failed: 2, FailedRecently: 2}),
+		Entry("with too few connections for a failure rate", api.Endpoint{State: api.EndpointOutlier, Connected: 9, Failed: 9}),
 	)
 
-	It("is none if that is rare", func() {
+	It("is not reported as failing now if failures are rare", func() {
 		for _, e := range []api.Endpoint{{FailedRecently: 1}, {FailedRecently: 2, Latency: &api.Latency{Clients: 99}}} {
 			now, before := found(e)
 			Expect(now).To(BeEmpty())
@@ -275,13 +275,13 @@ var _ = Describe("an endpoint that has failed", func() {
 })
 
 var _ = Describe("the kernel's connection tracking", func() {
-	It("is told when its last tenth is begun, and where it is known", func() {
+	It("is reported when 90% of its entries are in use", func() {
 		Expect(conntrackRoom(0, 0)).To(BeEmpty())
 		Expect(conntrackRoom(899, 1000)).To(BeEmpty())
 		Expect(conntrackRoom(900, 1000)).To(ConsistOf(And(HaveField("Severity", Failing), HaveField("Known", "900 of 1000 entries"))))
 	})
 
-	It("is compared with what was configured, which may be the least", func() {
+	It("is reported if its settings do not meet the configured values", func() {
 		is := map[string]float64{"nf_conntrack_max": 300, "nf_conntrack_tcp_timeout_close_wait": 60, "nf_conntrack_tcp_timeout_established": 86400}
 		find := func(wanted map[string]int) []Finding {
 			return conntrackSettings(wanted, func(name string) float64 { return is[name] })
@@ -300,7 +300,7 @@ var _ = Describe("a DNS server", func() {
 		return names(GinkgoT().Context(), s)
 	}
 
-	DescribeTable("tells the addresses of Services", func(ip, other string) {
+	DescribeTable("is reported if it returns other addresses or no answer", func(ip, other string) {
 		server, err := dns.New(dns.Options{ResolvConf: "/none"})
 		Expect(err).NotTo(HaveOccurred())
 		server.Apply([]config.Service{{Name: types.NamespacedName{Namespace: "default", Name: "web"}, Discovery: &config.Discovery{ClusterIPs: []netip.Addr{netip.MustParseAddr(ip)}}}})
@@ -324,8 +324,8 @@ var _ = Describe("a DNS server", func() {
 	)
 })
 
-var _ = Describe("what was found on several nodes", func() {
-	It("is told once, with the nodes, the worst and most spread first", func() {
+var _ = Describe("findings from several nodes", func() {
+	It("are merged with their nodes, the worst and most widespread first", func() {
 		finding := func(s Severity, wrong, known string) Found {
 			return Found{Finding: Finding{Check: "quarantine", Severity: s, Object: "Service default/web", Wrong: wrong, Known: known, Remedy: "usher trace"}}
 		}

@@ -11,13 +11,13 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-var _ = Describe("the order of findings", func() {
+var _ = Describe("the findings", func() {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.Local)
 	connection := func(service, client, end string) api.Connection {
 		return api.Connection{Service: service, Client: client, End: end, Outcomes: []string{"failed"}, Accepted: at}
 	}
 
-	It("is by how many clients each hurts now, and what is over comes last", func() {
+	It("are ordered by the number of clients affected now, with resolved ones last", func() {
 		failed := []api.Connection{
 			connection("default/closed", "[2001:db8::7]:1", "source-denied"), connection("default/closed", "192.0.2.7:1", "source-denied"),
 			connection("default/closed", "192.0.2.7:2", "source-denied"), connection("default/gone", "192.0.2.8:1", "no-endpoint"),
@@ -67,7 +67,7 @@ var _ = Describe("the order of findings", func() {
 		Expect(r.Lines(80)).To(ContainElement("Resolved:"))
 	})
 
-	It("has no remedy that needs a cluster if Services come from files", func() {
+	It("have no remedy that needs a cluster if Services come from files", func() {
 		for _, remedy := range []string{noEndpoints(place{name: "default/web"}), remedyFor("no answer", "default/web"), "see why the readiness probe fails: kubectl describe pod", "usher get endpoints; then the Pod's log"} {
 			Expect(withoutCluster(Finding{Object: "Service default/web", Remedy: remedy})).NotTo(Or(ContainSubstring("kubectl"), ContainSubstring("Pod"), ContainSubstring("selector")), remedy)
 		}
@@ -75,7 +75,7 @@ var _ = Describe("the order of findings", func() {
 		Expect(withoutCluster(Finding{Remedy: "usher portals"})).To(Equal("usher portals"))
 	})
 
-	It("has what hurts all clients first", func() {
+	It("affect all clients if usher itself fails, and none if it only has a warning", func() {
 		Expect((&subject{}).hurt(Finding{Severity: Failing, Object: "usher"}, nil)).To(BeEquivalentTo(everyone))
 		Expect((&subject{}).hurt(Finding{Severity: Warning, Object: "usher"}, nil)).To(BeZero())
 	})

@@ -22,13 +22,13 @@ func TestFleet(t *testing.T) {
 	RunSpecs(t, "fleet")
 }
 
-var _ = Describe("what nodes tell of a Service", func() {
+var _ = Describe("a Service's data from several nodes", func() {
 	service := func(node, name string, state api.ServiceState, accepted int64, l *api.Latency) Reported[api.Service] {
 		return Reported[api.Service]{Node: node, Item: api.Service{Namespace: "shop", Name: name, State: state,
 			Totals: api.Totals{Accepted: accepted, Failed: 1}, Ends: map[string]int64{"closed": accepted}, Latency: l}}
 	}
 
-	It("is put together: the worst state and where, sums, and the longest latency", func() {
+	It("is merged: the worst state with its nodes, sums, and the longest latency", func() {
 		list := []Reported[api.Service]{
 			service("a", "web", api.ServiceOK, 10, &api.Latency{Clients: 9, ConnectP50Ms: 1, ConnectP99Ms: 7, FirstByteP99Ms: 2}),
 			service("a", "cart", api.ServiceOK, 1, nil),
@@ -41,20 +41,20 @@ var _ = Describe("what nodes tell of a Service", func() {
 		Expect(web.Item.State).To(Equal(api.ServiceDegraded))
 		Expect(web.Item.Totals).To(Equal(api.Totals{Accepted: 60, Failed: 3}))
 		Expect(web.Item.Ends).To(Equal(map[string]int64{"closed": 60}))
-		Expect(list[0].Item.Ends).To(Equal(map[string]int64{"closed": 10}), "what the node told stays")
+		Expect(list[0].Item.Ends).To(Equal(map[string]int64{"closed": 10}), "the node's data is unchanged")
 		Expect(*web.Item.Latency).To(Equal(api.Latency{Clients: 14, ConnectP50Ms: 2, ConnectP99Ms: 7, FirstByteP99Ms: 9}))
 		Expect(web.Worst()).To(Equal([]string{"b", "c"}))
 		Expect(web.Nodes).To(HaveExactElements(
 			OnNode{Node: "b", State: "degraded", Connections: 20, Failed: 1},
 			OnNode{Node: "c", State: "degraded", Connections: 30, Failed: 1},
 			OnNode{Node: "a", State: "ok", Connections: 10, Failed: 1}))
-		Expect(all[1].Worst()).To(BeEmpty(), "it is so on all that know it")
+		Expect(all[1].Worst()).To(BeEmpty(), "all nodes with the Service report this state")
 
 		list = append(list, service("d", "web", "new", 1, nil))
-		Expect(Services(list)[0].Item.State).To(BeEquivalentTo("new"), "of a later version: it may be bad")
+		Expect(Services(list)[0].Item.State).To(BeEquivalentTo("new"), "an unknown state of a later version may be bad")
 	})
 
-	It("is a table with the nodes beside the state, or with one in front", func() {
+	It("is shown as a table with nodes after the state, or with one node per row", func() {
 		list := []Reported[api.Service]{service("a", "web", api.ServiceOK, 1, nil), service("b", "web", api.ServiceDown, 2, nil)}
 		rows := Services(list)
 		columns := show.Shown(Columns(show.Services, true), rows, false)
@@ -62,19 +62,19 @@ var _ = Describe("what nodes tell of a Service", func() {
 		columns = show.Shown(Columns(show.Services, false), list, false)
 		Expect(show.Lines(columns, list)[2]).To(MatchRegexp(`^b +shop +web +down +`))
 		rows = Services(list[:1])
-		Expect(show.Lines(show.Shown(Columns(show.Services, true), rows, false), rows)[0]).NotTo(ContainSubstring("NODE"), "nothing to tell")
+		Expect(show.Lines(show.Shown(Columns(show.Services, true), rows, false), rows)[0]).NotTo(ContainSubstring("NODE"), "all nodes agree")
 	})
 
 	It("is sorted by the sums", func() {
 		a, b := service("", "a", api.ServiceOK, 1, nil).Item, service("", "b", api.ServiceOK, 5, nil).Item
 		Expect(CompareServices("", a, b)).To(BeNumerically("<", 0))
 		Expect(CompareServices(api.SortConnections, a, b)).To(BeNumerically(">", 0))
-		Expect(CompareServices(api.SortFailed, a, b)).To(BeNumerically("<", 0), "as many: by name")
+		Expect(CompareServices(api.SortFailed, a, b)).To(BeNumerically("<", 0), "equal numbers: by name")
 	})
 })
 
-var _ = Describe("what nodes tell of an endpoint", func() {
-	It("is put together by port, protocol and address, with the quarantine of where there is one", func() {
+var _ = Describe("an endpoint's data from several nodes", func() {
+	It("is merged by port, protocol and address, with the quarantine of any node", func() {
 		endpoint := func(node, port string, state api.EndpointState, q *api.Quarantine) Reported[show.PortEndpoint] {
 			return Reported[show.PortEndpoint]{Node: node, Item: show.PortEndpoint{Namespace: "shop", Service: "web", Port: port, Protocol: "TCP",
 				Endpoint: api.Endpoint{Address: "10.0.0.1:80", Node: "pods-node", State: state, Quarantine: q, Active: 1, Connected: 4, Failed: 2}}}
@@ -100,12 +100,12 @@ var _ = Describe("what nodes tell of an endpoint", func() {
 })
 
 var _ = Describe("a connection of a node", func() {
-	It("names it in JSON; without a cluster nothing is added", func() {
+	It("has its node in JSON, and no such field without a cluster", func() {
 		Expect(json.Marshal(Reported[api.Missed]{Node: "a", Item: api.Missed{Missed: 3}})).To(BeEquivalentTo(`{"node":"a","missed":3}`))
 		Expect(json.Marshal(Reported[api.Missed]{Item: api.Missed{Missed: 3}})).To(BeEquivalentTo(`{"missed":3}`))
 	})
 
-	It("is sorted as usher sorts its own", func() {
+	It("is sorted as usher sorts its connections", func() {
 		now := time.Now()
 		old := api.Connection{Accepted: now, DurationMs: 5, ConnectMs: 1, FirstByteMs: 4, Protocol: "TCP"}
 		young := api.Connection{Accepted: now.Add(time.Second), DurationMs: 3, Protocol: "TCP"} // not connected yet
@@ -124,7 +124,7 @@ var _ = Describe("Ask", func() {
 		return list
 	}
 
-	It("asks all, but not too many at once, and keeps the order", func() {
+	It("queries all instances with limited concurrency, and keeps their order", func() {
 		var now, most atomic.Int64
 		release := make(chan struct{})
 		answers := make(chan []Answer[string])
@@ -156,25 +156,25 @@ var _ = Describe("Ask", func() {
 	}
 	refused := &client.UnreachableError{Address: "127.0.0.1:10249", Err: errors.New("connection refused")}
 
-	It("names those that do not answer, once for each reason, and has the others", func() {
+	It("lists nodes that do not answer by error, and returns the other answers", func() {
 		good, err := answered(nil, refused, errors.New("too old"), refused, nil)
 		Expect(good).To(HaveLen(2))
 		Expect(IsSilent(err)).To(BeTrue())
 		Expect(err).To(MatchError("nodes n1, n3: cannot connect to usher: connection refused\nnode n2: too old"))
 	})
 
-	It("fails if none answers", func() {
+	It("fails if no node answers", func() {
 		good, err := answered(refused, refused)
 		Expect(good).To(BeEmpty())
 		Expect(IsSilent(err)).To(BeFalse())
 		Expect(err).To(MatchError("nodes n0, n1: cannot connect to usher: connection refused"))
 	})
 
-	It("leaves the error of the only one without a node as it is", func() {
+	It("returns the error of a single instance without a node unchanged", func() {
 		_, err := Answered([]Answer[int]{{Err: refused}})
 		Expect(err).To(BeIdenticalTo(refused))
 		good, err := Answered([]Answer[int]{{Err: refused}, {From: ushers(1)[0]}})
-		Expect(good).To(HaveLen(1), "it is not the only one")
+		Expect(good).To(HaveLen(1), "there is another instance")
 		Expect(IsSilent(err)).To(BeTrue())
 	})
 })

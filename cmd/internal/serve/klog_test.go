@@ -23,7 +23,7 @@ func TestServe(t *testing.T) {
 	RunSpecs(t, "serve")
 }
 
-var _ = Describe("what client-go logs", func() {
+var _ = Describe("client-go's log output", func() {
 	// said makes client-go log a message, and returns the resulting output on standard error.
 	said := func(log *logrus.Logger) string {
 		GinkgoHelper()
@@ -51,7 +51,7 @@ var _ = Describe("what client-go logs", func() {
 		return log, &out
 	}
 
-	It("is usher's log's at the level debug, in lines of one form", func() {
+	It("goes to usher's log at level debug, in its format", func() {
 		log, out := logger("debug")
 		Expect(said(log)).To(BeEmpty())
 		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
@@ -66,7 +66,7 @@ var _ = Describe("what client-go logs", func() {
 		Expect(lines[2]).To(ContainSubstring("unhandled"))
 	})
 
-	It("is nowhere otherwise", func() {
+	It("is discarded at level info or without a logger", func() {
 		log, out := logger("info")
 		Expect(said(log)).To(BeEmpty())
 		Expect(out.String()).To(BeEmpty())

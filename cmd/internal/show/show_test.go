@@ -54,25 +54,25 @@ func lines[T any](columns []show.Column[T], wide bool, rows ...T) []string {
 	return strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
 }
 
-var _ = DescribeTable("what is left of a quarantine",
+var _ = DescribeTable("the remaining time of a quarantine",
 	func(probed bool, seconds float64, says string) {
 		Expect(show.QuarantineCell(&api.Quarantine{Probed: probed, SecondsLeft: seconds, Cause: "x"})).To(Equal(says))
 	},
 	Entry("until a probe", true, 7.2, "probe in 7s: x"),
 	Entry("until a probe that is due", true, 0.2, "probe now: x"),
 	Entry("without probes", false, 7.2, "another 7s: x"),
-	Entry("that is over", false, 0.0, "ends now: x"),
+	Entry("after its end", false, 0.0, "ends now: x"),
 )
 
 var _ = Describe("a table", func() {
-	It("tells Services", func() {
+	It("shows Services", func() {
 		Expect(lines(show.Services, false, web)).To(Equal([]string{
 			"NAMESPACE  NAME  STATE     VIP                   PORTS   ENDPOINTS  ACTIVE  CONNECTIONS  RETRIES  FAILED",
 			"default    web   degraded  10.96.0.10, fd00::10  80/TCP  2/3             2         1210        4       1",
 		}))
 	})
 
-	It("tells more of Services when it is wide", func() {
+	It("shows more columns for Services when it is wide", func() {
 		problem := web
 		problem.AffinitySeconds, problem.Totals.Queued = 10800, 4
 		problem.Latency = &api.Latency{ConnectP50Ms: 0.31, ConnectP99Ms: 251, FirstByteP50Ms: 1, FirstByteP99Ms: 2500}
@@ -92,7 +92,7 @@ var _ = Describe("a table", func() {
 		Expect(lines(show.Services, true, problem)[1]).To(ContainSubstring("  http:/healthz every 10s  "))
 	})
 
-	It("tells whom the endpoints of Services see when it is wide, and why it is the node", func() {
+	It("shows which source address endpoints see when it is wide, with the reason", func() {
 		mixed := web
 		mixed.Ports = slices.Clone(web.Ports)
 		mixed.Ports[0].Sees = sees(portal.SourceClient)
@@ -102,7 +102,7 @@ var _ = Describe("a table", func() {
 		Expect(lines(show.Services, true, mixed)[1]).To(HaveSuffix(" client or node"))
 	})
 
-	It("tells endpoints, and for how long one is in quarantine", func() {
+	It("shows endpoints, and the remaining time of their quarantine", func() {
 		detail := api.ServiceDetail{Service: web, Details: []api.ServicePort{{
 			PortSummary: web.Ports[0],
 			Endpoints: []api.Endpoint{
@@ -121,34 +121,34 @@ var _ = Describe("a table", func() {
 		}))
 	})
 
-	It("says how far back connections are known, and where those reach farther with which something was amiss", func() {
+	It("shows since when ended connections are kept, and failed, retried and slow ones", func() {
 		now := time.Now()
 		Expect(show.Reaches(api.Reaches{All: now.Add(-12 * time.Second), Amiss: now.Add(-58 * time.Minute)}, now)).
 			To(Equal("Ended connections of the last 12s; failed, retried, slow and unanswered ones of the last 58m0s."))
 		Expect(show.Reaches(api.Reaches{All: now.Add(-time.Minute), Amiss: now.Add(-time.Minute)}, now)).To(Equal("Ended connections of the last 1m0s."))
 	})
 
-	It("tells connections", func() {
+	It("shows connections", func() {
 		Expect(lines(show.Connections, false, retried)).To(Equal([]string{
 			"ID  NAMESPACE  SERVICE   CLIENT           ENDPOINT     POD    STATE            ATTEMPTS  DURATION  TO ENDPOINT  TO CLIENT",
 			" 7  default    web:http  192.0.2.2:48200  10.1.0.8:80  web-2  endpoint-closed         3     1.5 s         73 B      131 B",
 		}))
 	})
 
-	It("does not say of a UDP session that only sends that an endpoint is looked for", func() {
+	It("shows a UDP session that only sends as sending, not as looking for an endpoint", func() {
 		session := api.Connection{ID: 9, Protocol: "UDP", State: api.Sending, DurationMs: 120, BytesToEndpoint: 500}
 		Expect(lines(show.Connections, false, session)[1]).To(And(ContainSubstring(" sending "), ContainSubstring(" 500 B ")))
 		Expect(strings.Join(show.Waterfall(session, 80), "\n")).To(And(ContainSubstring("open for 120 ms, no byte from the endpoint yet"), ContainSubstring("500 B to the endpoint"), Not(ContainSubstring("looking"))))
 	})
 
-	It("tells who is remembered", func() {
+	It("shows clients with session affinity", func() {
 		Expect(lines(show.Affinity, false, api.AffinityEntry{Service: "default/web", Client: "192.0.2.2", Endpoint: "10.1.0.8:80", SecondsLeft: 10712})).To(Equal([]string{
 			"NAMESPACE  SERVICE  CLIENT     ENDPOINT     POD   LEFT",
 			"default    web      192.0.2.2  10.1.0.8:80  -    2h59m",
 		}))
 	})
 
-	It("tells rules, and under one what the kernel has instead", func() {
+	It("shows rules, and below a differing rule the one in the kernel", func() {
 		rule := api.PortalRule{Mode: "nftables", Service: "default/web:http", Protocol: "TCP", VIP: "10.96.0.10:80", State: "differs",
 			PortalEffect: api.PortalEffect{Action: "redirect", LocalPort: 36841},
 			Installed:    &api.PortalEffect{Action: "reject", Sources: []string{"10.0.0.0/8"}}}
@@ -161,14 +161,14 @@ var _ = Describe("a table", func() {
 		Expect(show.ServiceOfRule(api.PortalRule{Service: "default/web/IPv6"})).To(Equal("default/web"))
 	})
 
-	It("lines up what is wider than a byte, or has colours", func() {
+	It("aligns cells with multibyte characters or colors", func() {
 		columns := []show.Column[string]{{Title: "A", Cell: func(s string) string { return s }}, {Title: "B", Cell: func(string) string { return "x" }}}
 		Expect(lines(columns, false, "äöü", show.Good.Text("ok"))).To(Equal([]string{
 			"A    B", "äöü  x", show.Good.Text("ok") + "   x",
 		}))
 	})
 
-	It("leaves out columns, and shortens names, where a terminal is narrow", func() {
+	It("omits columns and shortens names on a narrow terminal", func() {
 		columns := []show.Column[string]{
 			{Title: "NAME", Least: 7, Cell: func(s string) string { return s }},
 			{Title: "BYTES", Right: true, Rank: 2, Cell: func(string) string { return "12345678" }},
@@ -182,20 +182,20 @@ var _ = Describe("a table", func() {
 	})
 })
 
-var _ = DescribeTable("the widths of columns",
+var _ = DescribeTable("the columns of a table",
 	func(width int, needs []show.Need, widths ...int) { Expect(show.Widths(needs, width)).To(Equal(widths)) },
-	Entry("there is room", 80, []show.Need{{Most: 10}, {Most: 5}}, 10, 5),
-	Entry("the greatest rank goes first", 12, []show.Need{{Most: 5}, {Most: 5, Rank: 2}, {Most: 5, Rank: 1}}, 5, -1, 5),
-	Entry("of equal ranks, the last", 12, []show.Need{{Most: 5}, {Most: 5}, {Most: 5}}, 5, 5, -1),
-	Entry("a name gives way before a column goes", 15, []show.Need{{Most: 70, Least: 8}, {Most: 5}}, 8, 5),
-	Entry("and takes what is left over", 40, []show.Need{{Most: 70, Least: 8}, {Most: 5}}, 33, 5),
-	Entry("names share evenly", 30, []show.Need{{Most: 70, Least: 8}, {Most: 9, Least: 8}, {Most: 70, Least: 8}}, 9, 9, 8),
-	Entry("a small column is there, though a wide one is not", 12, []show.Need{{Most: 5}, {Most: 9, Rank: 1}, {Most: 5, Rank: 2}}, 5, -1, 5),
-	Entry("one column stays, whatever it takes", 3, []show.Need{{Most: 70, Least: 8}, {Most: 5, Rank: 1}}, 8, -1),
-	Entry("a column may be empty", 3, []show.Need{{Most: 0}, {Most: 1}}, 0, 1),
+	Entry("keep their maximum widths if there is enough space", 80, []show.Need{{Most: 10}, {Most: 5}}, 10, 5),
+	Entry("lose the one with the greatest rank first", 12, []show.Need{{Most: 5}, {Most: 5, Rank: 2}, {Most: 5, Rank: 1}}, 5, -1, 5),
+	Entry("lose the last of several with equal ranks", 12, []show.Need{{Most: 5}, {Most: 5}, {Most: 5}}, 5, 5, -1),
+	Entry("shorten a name before any is omitted", 15, []show.Need{{Most: 70, Least: 8}, {Most: 5}}, 8, 5),
+	Entry("give the remaining space to a name", 40, []show.Need{{Most: 70, Least: 8}, {Most: 5}}, 33, 5),
+	Entry("share the space evenly among names", 30, []show.Need{{Most: 70, Least: 8}, {Most: 9, Least: 8}, {Most: 70, Least: 8}}, 9, 9, 8),
+	Entry("keep a small one after a wide one was omitted", 12, []show.Need{{Most: 5}, {Most: 9, Rank: 1}, {Most: 5, Rank: 2}}, 5, -1, 5),
+	Entry("keep one even if it does not fit", 3, []show.Need{{Most: 70, Least: 8}, {Most: 5, Rank: 1}}, 8, -1),
+	Entry("can be empty", 3, []show.Need{{Most: 0}, {Most: 1}}, 0, 1),
 )
 
-var _ = DescribeTable("a name in few cells",
+var _ = DescribeTable("a name is shortened in the middle to the given width",
 	func(name string, width int, is string) { Expect(show.Middle(name, width)).To(Equal(is)) },
 	Entry(nil, "web", 3, "web"),
 	Entry(nil, "checkout-frontend-v2", 11, "check…nd-v2"),
@@ -212,13 +212,13 @@ var _ = Describe("a waterfall", func() {
 		return out
 	}
 
-	It("tells when the first byte came", func() {
+	It("shows the time of the first byte", func() {
 		c := retried
 		c.FirstByteMs = 620
 		Expect(ansi.Strip(show.Waterfall(c, 67)[1])).To(Equal("accepted 13:05:00.123, established after 500 ms, first byte after 620 ms, ended after 1.5 s: endpoint-closed"))
 	})
 
-	It("has a bar for each attempt, as long as it took", func() {
+	It("has a bar for each attempt, with the length of its duration", func() {
 		Expect(plain(67)).To(Equal([]string{
 			"#7 default/web:http  TCP  192.0.2.2:48200 → 10.96.0.10:80",
 			"accepted 13:05:00.123, established after 500 ms, ended after 1.5 s: endpoint-closed",
@@ -234,7 +234,7 @@ var _ = Describe("a waterfall", func() {
 		}))
 	})
 
-	It("says whom the endpoints see, and why, once as long as it is the same", func() {
+	It("shows which source address endpoints see and why, once per change", func() {
 		c := retried
 		c.Attempts = slices.Clone(c.Attempts)
 		for i, s := range []portal.SourceAddress{portal.SourceClient, portal.SourceClient, portal.SourceElsewhere} {
@@ -245,11 +245,11 @@ var _ = Describe("a waterfall", func() {
 		Expect(ansi.Strip(told)).To(MatchRegexp(`(?s)\(round robin\)\n[^\n]*\n   it sees its client's own address, because replies return through this node\n 2 .*\(only one left\)\n[^\n]*\n   it sees this node's address, because neither `))
 	})
 
-	It("is there on a narrow terminal too", func() {
+	It("fits a narrow terminal", func() {
 		Expect(plain(20)).To(ContainElement("   █████      no answer after 250 ms"))
 	})
 
-	It("says so while no attempt has ended", func() {
+	It("shows that no attempt has ended yet", func() {
 		c := api.Connection{ID: 9, State: api.Connecting, DurationMs: 120}
 		Expect(ansi.Strip(strings.Join(show.Waterfall(c, 80), "\n"))).To(And(
 			ContainSubstring("looking for an endpoint for 120 ms"), ContainSubstring("No attempt has ended.")))
@@ -257,7 +257,7 @@ var _ = Describe("a waterfall", func() {
 })
 
 var _ = Describe("an explanation", func() {
-	It("lists who would be tried, and who would not, each with why", func() {
+	It("lists the endpoints that would and would not be tried, with reasons", func() {
 		e := api.Explanation{Service: "default/web", Port: "http", Family: "IPv6", Protocol: "TCP", Client: "fd00::7", VIP: "[fd00::10]:80", VIPKind: "ClusterIP",
 			Verdict: api.WouldTry, Policy: "internalTrafficPolicy Cluster: endpoints on all nodes",
 			Order: []api.Candidate{
@@ -290,7 +290,7 @@ var _ = Describe("an event", func() {
 		return show.Event(api.Event{Time: time.Date(2026, 11, 21, 13, 5, 0, 0, time.Local), Kind: kind, Text: "#7 text", Error: err, End: end})
 	}
 
-	DescribeTable("has a colour by what it means", func(kind, err, end string, style show.Style) {
+	DescribeTable("has a color by its kind and result", func(kind, err, end string, style show.Style) {
 		Expect(event(kind, err, end)).To(Equal(show.Quiet.Text("13:05:00.000") + " " + style.Text("#7 text")))
 	},
 		Entry(nil, api.KindAccepted, "", "", show.Plain),
@@ -302,17 +302,17 @@ var _ = Describe("an event", func() {
 		Entry(nil, api.KindEndpointRecovered, "", "", show.Note),
 	)
 
-	It("cannot tell a terminal what to do", func() {
+	It("contains no terminal control characters", func() {
 		Expect(show.Clean("a\x1b[2Jb\u202ec\n")).To(Equal("a\ufffd[2Jb\ufffdc\ufffd"))
 	})
 
-	It("says how many are missing", func() {
+	It("shows the number of missed steps", func() {
 		Expect(ansi.Strip(show.Missed(1))).To(Equal("… 1 step missed"))
 		Expect(ansi.Strip(show.Missed(12))).To(Equal("… 12 steps missed"))
 	})
 })
 
-var _ = DescribeTable("an amount is written as people read it", func(got, want string) { Expect(got).To(Equal(want)) },
+var _ = DescribeTable("an amount is formatted in human-readable form", func(got, want string) { Expect(got).To(Equal(want)) },
 	Entry(nil, show.Bytes(0), "0 B"),
 	Entry(nil, show.Bytes(999), "999 B"),
 	Entry(nil, show.Bytes(1234), "1.2 kB"),
@@ -345,7 +345,7 @@ var _ = Describe("a plan", func() {
 		}
 		return lines[1:]
 	}
-	It("tells what is new, and what goes", func() {
+	It("shows added and removed service ports", func() {
 		Expect(told(nil, asIs, redirects)).To(Equal([]string{"", "+ default/web:http  TCP",
 			"+  ClusterIP 10.96.0.10:80  redirected to usher",
 			"+  NodePort 30080           redirected to usher",
@@ -354,10 +354,10 @@ var _ = Describe("a plan", func() {
 			"1 service port: 1 added, 0 removed, 0 changed, 0 unchanged."}))
 		Expect(told(asIs, nil, redirects)).To(ContainElements("- default/web:http  TCP", "-  NodePort 30080           redirected to usher"))
 	})
-	It("counts what stays", func() {
+	It("counts unchanged service ports", func() {
 		Expect(told(asIs, asIs, redirects)).To(Equal([]string{"1 service port: 0 added, 0 removed, 0 changed, 1 unchanged."}))
 	})
-	It("tells what becomes of clients when a policy leaves this node without an endpoint", func() {
+	It("shows the effect on clients if a policy leaves this node without an endpoint", func() {
 		local := port(func(p *api.ServicePort) {
 			p.Policies.External = "Local"
 			p.Endpoints[0].UsedFor = []string{"internal", "node"}
@@ -370,11 +370,11 @@ var _ = Describe("a plan", func() {
 			"+  externalTrafficPolicy  Local", "",
 			"1 service port: 0 added, 0 removed, 1 changed, 0 unchanged."}))
 	})
-	It("tells which topology key decides", func() {
+	It("shows the topology key in effect", func() {
 		near := port(func(p *api.ServicePort) { p.Topology = &api.Topology{Keys: []string{"zone"}, Key: "zone", Value: "a"} })
 		Expect(told(asIs, near, redirects)).To(ContainElement("+  topology  zone=a"))
 	})
-	It("tells other settings, and other weights", func() {
+	It("shows changed settings and weights", func() {
 		other := port(func(p *api.ServicePort) {
 			p.Scheduler, p.Endpoints[0].Weight = "wlc", 3
 			p.Probe = &api.Probe{Check: "tcp", IntervalSeconds: 5, Rise: 2, Fall: 3}
@@ -391,7 +391,7 @@ var _ = Describe("a plan", func() {
 			"+  new endpoint      reaches its full share after 30s",
 			"+  removed endpoint  its connections end after 5m0s"))
 	})
-	It("speaks the portal's words", func() {
+	It("describes VIPs in the portal's terms", func() {
 		none := port(func(p *api.ServicePort) { p.Endpoints = nil })
 		Expect(told(nil, none, redirects)).To(ContainElement("+  NodePort 30080           rejected: no endpoint"))
 		Expect(told(nil, none, portal.Traits{Local: true})).To(ContainElement("+  NodePort 30080           not listening: no endpoint"))

@@ -26,7 +26,7 @@ func TestView(t *testing.T) {
 	RunSpecs(t, "view")
 }
 
-var _ = DescribeTable("get says why there may be other Services than usher has", func(reason string, said OmegaMatcher, args ...string) {
+var _ = DescribeTable("get prints why Services may be missing", func(reason string, said OmegaMatcher, args ...string) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		switch r.URL.Path {
@@ -48,14 +48,14 @@ var _ = DescribeTable("get says why there may be other Services than usher has",
 	cli.Execute(context.Background(), root, append(args, "--admin-address="+server.Listener.Addr().String()))
 	Expect(string(errs.Contents())).To(said)
 },
-	Entry("Services", "NotServing", Equal("No Services.\nusher: since 2026-01-02 03:04:05 list services: 403\n"), "get", "services", "-A"),
-	Entry("a Service that it does not have", "NotServing", ContainSubstring("usher: since 2026-01-02 03:04:05 list services: 403\n"), "get", "services", "web"),
-	Entry("endpoints", "APIServerFailed", Equal("No endpoints.\nusher: since 2026-01-02 03:04:05 list services: 403\n"), "get", "endpoints", "-A"),
-	Entry("another problem", "ClockSkew", Equal("No Services.\n"), "get", "services", "-A"),
+	Entry("for all Services", "NotServing", Equal("No Services.\nusher: since 2026-01-02 03:04:05 list services: 403\n"), "get", "services", "-A"),
+	Entry("for an unknown Service", "NotServing", ContainSubstring("usher: since 2026-01-02 03:04:05 list services: 403\n"), "get", "services", "web"),
+	Entry("for endpoints", "APIServerFailed", Equal("No endpoints.\nusher: since 2026-01-02 03:04:05 list services: 403\n"), "get", "endpoints", "-A"),
+	Entry("but not for an unrelated problem", "ClockSkew", Equal("No Services.\n"), "get", "services", "-A"),
 )
 
 var _ = Describe("get -w of a cluster", func() {
-	It("tells what others have while a node is silent from the first, and the node's own when it answers", func(ctx context.Context) {
+	It("shows other nodes' Services while a node is unreachable, and its Services once it answers", func(ctx context.Context) {
 		var answers atomic.Bool
 		usher := func(node, service string, answers func() bool) fleet.Usher {
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -90,12 +90,12 @@ var _ = Describe("get -w of a cluster", func() {
 		Eventually(errs).Should(gbytes.Say("node b: .*; retrying\n"))
 		Eventually(out).Should(gbytes.Say("^service/shop/web\n"))
 		answers.Store(true)
-		Eventually(out, "5s").Should(gbytes.Say("^service/shop/cart\n"), "and web is not news")
+		Eventually(out, "5s").Should(gbytes.Say("^service/shop/cart\n"), "and web is not printed again")
 		cancel()
 		Eventually(ended).Should(Receive(BeNil()))
 	})
 
-	It("leaves out what had ended before, of a node that answers later, too", func() {
+	It("omits connections that ended before it started, also of nodes that answer later", func() {
 		q := client.ConnectionQuery{}
 		past := (&getFlags{}).connectionKind(&q, &reach{}).past
 		began := time.Now()
@@ -106,6 +106,6 @@ var _ = Describe("get -w of a cluster", func() {
 		Expect(past(late, time.Time{})).To(BeTrue())
 		Expect(past(api.Connection{}, time.Time{})).To(BeFalse(), "it is open")
 		q.State = "all"
-		Expect(past(ended, began)).To(BeFalse(), "that was asked for")
+		Expect(past(ended, began)).To(BeFalse(), "ended connections were requested")
 	})
 })

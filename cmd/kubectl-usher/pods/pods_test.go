@@ -25,7 +25,7 @@ func TestPods(t *testing.T) {
 	RunSpecs(t, "pods")
 }
 
-var _ = Describe("the Pod that is asked on a node", func() {
+var _ = Describe("the Pod that is queried on a node", func() {
 	pod := func(edit func(*corev1.Pod)) *corev1.Pod {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{CreationTimestamp: metav1.NewTime(time.Unix(1000, 0))}, Spec: corev1.PodSpec{NodeName: "a"}}
 		p.Status.Phase = corev1.PodRunning
@@ -35,18 +35,18 @@ var _ = Describe("the Pod that is asked on a node", func() {
 	ready := func(p *corev1.Pod) {
 		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 	}
-	DescribeTable("is the better of two that take turns",
+	DescribeTable("is, of two Pods,",
 		func(one, other func(*corev1.Pod)) {
 			Expect(better(pod(one), pod(other))).To(BeTrue())
 			Expect(better(pod(other), pod(one))).To(BeFalse())
 		},
 		Entry("the one that runs", func(*corev1.Pod) {}, func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }),
-		Entry("the one that does not end", func(*corev1.Pod) {}, func(p *corev1.Pod) { ready(p); p.DeletionTimestamp = &metav1.Time{} }),
+		Entry("the one that is not terminating", func(*corev1.Pod) {}, func(p *corev1.Pod) { ready(p); p.DeletionTimestamp = &metav1.Time{} }),
 		Entry("the one that is ready", ready, func(p *corev1.Pod) { p.CreationTimestamp = metav1.NewTime(time.Unix(2000, 0)) }),
 		Entry("the younger one", func(p *corev1.Pod) { p.CreationTimestamp = metav1.NewTime(time.Unix(2000, 0)) }, func(*corev1.Pod) {}),
 	)
 
-	It("is none that has no node", func(ctx context.Context) {
+	It("is never one without a node", func(ctx context.Context) {
 		list := corev1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"},
 			Items: []corev1.Pod{*pod(func(p *corev1.Pod) { p.Spec.NodeName, p.Status.Phase = "", corev1.PodPending })}}
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -67,7 +67,7 @@ var _ = Describe("the Pod that is asked on a node", func() {
 		Expect(found[0].Node).To(Equal("a"))
 	})
 
-	It("that waits for its node says which that is to be", func() {
+	It("has the node of its node affinity before it is scheduled", func() {
 		p := pod(func(p *corev1.Pod) { p.Spec.NodeName = "" })
 		Expect(nodeOf(p)).To(BeEmpty())
 		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{

@@ -17,21 +17,21 @@ var _ = Describe("rates", func() {
 			services: []api.Service{{Namespace: "default", Name: "web", Totals: totals}}}
 	}
 
-	It("are what happened between two answers, for each second", func() {
+	It("are the changes per second between two responses", func() {
 		r := rates{}.next(told("a", 0, 100, 7), time.Second)
-		Expect(r.all).To(BeZero(), "one answer tells no rate")
+		Expect(r.all).To(BeZero(), "one response gives no rate")
 		r = r.next(told("a", 2*time.Second, 110, 8), time.Second)
 		want := rate{accepted: 5, retries: 0.5, bytes: 500}
 		Expect(r.all).To(Equal(want))
 		Expect(r.services["default/web"]).To(Equal(want))
 	})
 
-	It("stay as they are for answers that follow at once", func() {
+	It("stay unchanged for responses in quick succession", func() {
 		r := rates{}.next(told("a", 0, 100, 0), time.Second).next(told("a", 2*time.Second, 110, 0), time.Second)
 		Expect(r.next(told("a", 2*time.Second+time.Millisecond, 111, 0), time.Second).all.accepted).To(Equal(5.0))
 	})
 
-	It("begin anew with another process", func() {
+	It("restart from 0 with another process", func() {
 		r := rates{}.next(told("a", 0, 100, 0), time.Second)
 		Expect(r.next(told("b", 2*time.Second, 500, 0), time.Second).all).To(BeZero())
 	})

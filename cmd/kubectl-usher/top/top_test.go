@@ -126,7 +126,7 @@ func newUsher() *usher {
 }
 
 var _ = Describe("the screens", func() {
-	It("begin with the Services", func() {
+	It("start with the list of Services", func() {
 		Expect(sit(newUsher(), 100, 9).sees()).To(Equal([]string{
 			"usher v1  portal nftables  up 3m7s",
 			"2 Services, no problems  0/s new  0/s failed  0/s retries  connections 1 of 9900",
@@ -140,7 +140,7 @@ var _ = Describe("the screens", func() {
 		}))
 	})
 
-	It("go from a Service to its connections, to one of them, and back", func() {
+	It("lead from a Service to its connections, to one of them, and back", func() {
 		u := newUsher()
 		p := sit(u, 90, 12)
 		p.press("down", "enter")
@@ -162,13 +162,13 @@ var _ = Describe("the screens", func() {
 		}))
 		Expect(p.sees()[8]).To(HaveSuffix("█ connected in 1.00 ms"))
 		p.press("esc")
-		Expect(p.sees()[5]).To(HavePrefix("> 7 "), "the same line is chosen")
+		Expect(p.sees()[5]).To(HavePrefix("> 7 "), "the same line is selected")
 		p.press("esc")
 		Expect(p.sees()[2]).To(Equal("Services, by name"))
 		Expect(p.sees()[5]).To(HavePrefix("> default/web"))
 	})
 
-	It("sort", func() {
+	It("sort by the next column with s, and by the previous one with S", func() {
 		u := newUsher()
 		p := sit(u, 90, 12)
 		p.press("s", "s", "s")
@@ -181,7 +181,7 @@ var _ = Describe("the screens", func() {
 		Expect(p.sees()[4]).To(HavePrefix("> 7 "))
 	})
 
-	It("filter Services by asking, and connections by what is there", func() {
+	It("filter Services on the server, and connections locally", func() {
 		u := newUsher()
 		p := sit(u, 90, 12)
 		p.press("/", "w", "q")
@@ -197,7 +197,7 @@ var _ = Describe("the screens", func() {
 		Expect(p.sees()[5]).To(HavePrefix("  7 "))
 	})
 
-	It("scroll so that the line that is chosen is seen", func() {
+	It("scroll to the selected line", func() {
 		u := newUsher()
 		u.services = nil
 		for i := range 30 {
@@ -210,7 +210,7 @@ var _ = Describe("the screens", func() {
 		Expect(p.sees()[6]).To(HavePrefix("> default/s28"))
 	})
 
-	It("show answers that take longer than the interval", func() {
+	It("show responses that take longer than the interval", func() {
 		model := tea.Model(top.New(context.Background(), newUsher(), top.Options{Interval: time.Nanosecond}))
 		both := model.Init()().(tea.BatchMsg)
 		answer, tick := both[0], both[1]
@@ -221,7 +221,7 @@ var _ = Describe("the screens", func() {
 		Expect((&person{model}).sees()).To(ContainElement(HavePrefix("  default/web ")))
 	})
 
-	It("keep what was known when usher does not answer, and say so", func() {
+	It("keep the last data while usher does not answer, and show the error", func() {
 		u := newUsher()
 		p := sit(u, 100, 9)
 		u.err = &client.UnreachableError{Err: errors.New("connection refused")}
@@ -233,7 +233,7 @@ var _ = Describe("the screens", func() {
 		Expect(p.sees()[0]).To(Equal("usher v1  portal nftables  up 3m7s"))
 	})
 
-	It("say so of a connection that is not known any more", func() {
+	It("show a note for a connection that usher no longer keeps", func() {
 		u := newUsher()
 		p := sit(u, 90, 20)
 		p.press("c", "enter")
@@ -243,7 +243,7 @@ var _ = Describe("the screens", func() {
 		Expect(strings.Join(p.sees(), "\n")).To(ContainSubstring("10.1.0.8:80"))
 	})
 
-	It("are there on a small terminal, and say so on one that is too small", func() {
+	It("fit a small terminal, and show a message on one that is too small", func() {
 		p := sit(newUsher(), 30, 7)
 		Expect(p.sees()).To(Equal([]string{
 			"usher v1  portal nftables  up…",
@@ -260,7 +260,7 @@ var _ = Describe("the screens", func() {
 		Expect(p.sees()).To(Equal([]string{"too s"}))
 	})
 
-	It("help, and quit", func() {
+	It("show help with ?, and quit with q", func() {
 		p := sit(newUsher(), 90, 20)
 		p.press("?")
 		Expect(strings.Join(p.sees(), "\n")).To(ContainSubstring("esc             back"))

@@ -18,20 +18,20 @@ import (
 )
 
 var _ = Describe("a Config", func() {
-	It("makes sense as Defaults has it", func() {
+	It("is valid with the values of Defaults", func() {
 		c := Defaults()
 		Expect(c.Check()).To(Succeed())
 	})
 
-	It("needs a logger, and needs to begin with Defaults", func() {
+	It("is rejected without a logger or without the values of Defaults", func() {
 		_, err := New(Defaults())
 		Expect(err).To(MatchError("daemon: Config.Log is required"))
 		_, err = New(Config{Log: logrus.New()})
 		Expect(err).To(MatchError("--dial-timeouts: at least one duration is required"))
 	})
 
-	refused := func(says string, change func(c *Config)) TableEntry { return Entry("as in "+says, says, change) }
-	DescribeTable("is refused with the name of the setting",
+	refused := func(says string, change func(c *Config)) TableEntry { return Entry("error: "+says, says, change) }
+	DescribeTable("is rejected with an error that names the setting",
 		func(says string, change func(c *Config)) {
 			c := Defaults()
 			c.Log = logrus.New()
@@ -84,50 +84,50 @@ func addrs(texts ...string) (list []netip.Addr) {
 var _ = Describe("node ports", func() {
 	all := []string{"127.0.0.1", "192.0.2.1", "192.0.2.2", "::1", "2001:db8::1"}
 
-	It("are on all addresses if nothing is said", func() {
+	It("are served on all addresses by default", func() {
 		Expect(NodePorts{}.networks(addrs("192.0.2.1"))).To(BeNil())
 	})
 
-	It("on networks of one family leave the other alone", func() {
+	It("limited to networks of one IP family stay on all addresses of the other", func() {
 		n := NodePorts{Networks: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}
 		Expect(within(n.networks(nil), all...)).To(Equal([]string{"192.0.2.1", "192.0.2.2", "::1", "2001:db8::1"}))
 		n.Networks = append(n.Networks, netip.MustParsePrefix("2001:db8::/32"))
 		Expect(within(n.networks(nil), all...)).To(Equal([]string{"192.0.2.1", "192.0.2.2", "2001:db8::1"}))
 	})
 
-	It("on primary addresses are nowhere until these are known, and nowhere in a family that has none", func() {
+	It("limited to primary addresses are nowhere until these are known, and nowhere in a family that has none", func() {
 		n := NodePorts{Primary: true}
-		Expect(n.networks(nil)).NotTo(BeEmpty(), "none would be all")
+		Expect(n.networks(nil)).NotTo(BeEmpty(), "an empty list would mean all addresses")
 		Expect(within(n.networks(nil), all...)).To(BeEmpty())
 		Expect(within(n.networks(addrs("192.0.2.1")), all...)).To(Equal([]string{"192.0.2.1"}))
 		Expect(within(n.networks(addrs("192.0.2.2", "2001:db8::1")), all...)).To(Equal([]string{"192.0.2.2", "2001:db8::1"}))
 	})
 
-	It("on primary addresses and networks are on both, and nowhere else in a family", func() {
+	It("limited to primary addresses and networks are served on both only", func() {
 		n := NodePorts{Primary: true, Networks: []netip.Prefix{netip.MustParsePrefix("192.0.2.2/32"), netip.MustParsePrefix("::1/128")}}
 		Expect(within(n.networks(addrs("192.0.2.1")), all...)).To(Equal([]string{"192.0.2.1", "192.0.2.2", "::1"}))
 		Expect(within(n.networks(nil), all...)).To(Equal([]string{"192.0.2.2", "::1"}))
 	})
 
-	It("on primary addresses have the node's IP as that of its family", func() {
+	It("limited to primary addresses use the configured node IP for its IP family", func() {
 		n := NodePorts{Primary: true, NodeIP: netip.MustParseAddr("192.0.2.2")}
 		Expect(within(n.networks(addrs("192.0.2.1", "2001:db8::1")), all...)).To(Equal([]string{"192.0.2.2", "2001:db8::1"}))
 	})
 })
 
-var _ = Describe("the settings of connection tracking", func() {
-	DescribeTable("count the processors of the node, not those of the process", func(list string, n int) {
+var _ = Describe("the connection tracking settings", func() {
+	DescribeTable("use the number of CPUs of the node", func(list string, n int) {
 		path := filepath.Join(GinkgoT().TempDir(), "online")
 		Expect(os.WriteFile(path, []byte(list), 0o600)).To(Succeed())
 		Expect(nodeProcessors(path)).To(Equal(n))
 	},
-		Entry("one", "0\n", 1),
-		Entry("a range", "0-63\n", 64),
-		Entry("with gaps", "0-3,6,8-9\n", 7),
-		Entry("what cannot be read", "?", runtime.NumCPU()),
+		Entry("one CPU", "0\n", 1),
+		Entry("a range of CPUs", "0-63\n", 64),
+		Entry("a list with gaps", "0-3,6,8-9\n", 7),
+		Entry("an invalid list, which falls back to the CPUs of the process", "?", runtime.NumCPU()),
 	)
 
-	It("are kube-proxy's where nothing is configured", func() {
+	It("have kube-proxy's defaults", func() {
 		dir := GinkgoT().TempDir()
 		for _, name := range []string{"max", "buckets", "tcp_timeout_established", "tcp_timeout_close_wait"} {
 			Expect(os.WriteFile(filepath.Join(dir, "nf_conntrack_"+name), []byte("1000\n"), 0o600)).To(Succeed())
@@ -140,7 +140,7 @@ var _ = Describe("the settings of connection tracking", func() {
 		Expect(DefaultConntrack.write(filepath.Join(dir, "none"), 8, log)).To(Succeed(), "without connection tracking")
 	})
 
-	It("are made, never lowered where others may need more, and all that cannot be made is named", func() {
+	It("are written without lowering the maximum, and an error names each failed one", func() {
 		dir := GinkgoT().TempDir()
 		file := func(name, value string) string {
 			path := filepath.Join(dir, name)
@@ -179,7 +179,7 @@ func (p *localSources) SetLocalSources(pods []netip.Prefix) { p.pods = pods }
 
 var _ = Describe("this node's Pods", func() {
 	ours := netip.MustParsePrefix("10.244.1.0/24")
-	DescribeTable("are told by networks or by interfaces",
+	DescribeTable("are identified by Pod networks, or by interfaces if configured",
 		func(interfaces portal.Interfaces, want []netip.Prefix, warnings int) {
 			log, logged := logtest.NewNullLogger()
 			c := Defaults()
@@ -192,7 +192,7 @@ var _ = Describe("this node's Pods", func() {
 			d.newProxy(told)
 			d.nodeChanged(config.Node{PodCIDRs: []netip.Prefix{ours}})
 			Expect(told.pods).To(Equal(want))
-			Expect(logged.AllEntries()).To(HaveLen(warnings), "there is no such interface")
+			Expect(logged.AllEntries()).To(HaveLen(warnings), "warnings about missing interfaces")
 		},
 		Entry("networks", portal.Interfaces(""), []netip.Prefix{ours}, 0),
 		Entry("interfaces", portal.Interfaces("usher-none+"), nil, 1),

@@ -116,7 +116,7 @@ var _ = Describe("a daemon with a portal", func() {
 		DeferCleanup(func() { Expect(modes.Cleanup(context.Background(), silent())).Error().NotTo(HaveOccurred()) })
 	})
 
-	It("changes nothing in the kernel, and is not ready, before the source has its first full picture", func() {
+	It("installs no rules and is not ready before the initial sync", func() {
 		api, kubeconfig := newAPIServer(netip.MustParseAddrPort("10.244.0.11:80"), netip.MustParseAddr("127.0.0.1")) // no client connects to the endpoint
 		c := withPortal()
 		c.Manifests, c.NodeName, c.Cluster.Kubeconfig = nil, "worker-1", kubeconfig
@@ -124,7 +124,7 @@ var _ = Describe("a daemon with a portal", func() {
 		r := begin(c)
 		health := func() int { return healthz(c.HealthzAddress) }
 		Eventually(health).WithTimeout(patience).Should(Equal(http.StatusServiceUnavailable))
-		Consistently(health).WithTimeout(time.Second).Should(Equal(http.StatusServiceUnavailable), "checks of the portal are no full picture")
+		Consistently(health).WithTimeout(time.Second).Should(Equal(http.StatusServiceUnavailable), "checks of the portal do not replace the initial sync")
 		Expect(installed()).To(BeEmpty())
 		Expect(r.ready).NotTo(Receive())
 		close(api.let)
@@ -136,7 +136,7 @@ var _ = Describe("a daemon with a portal", func() {
 		Expect(status.Connected).To(BeTrue())
 	})
 
-	It("is not healthy for load balancers on a node that the API server does not know", func() {
+	It("returns 503 on /healthz if its node is unknown to the API server", func() {
 		api, kubeconfig := newAPIServer(netip.MustParseAddrPort("10.244.0.11:80"), netip.MustParseAddr("127.0.0.1"))
 		close(api.let)
 		c := withPortal()
@@ -147,7 +147,7 @@ var _ = Describe("a daemon with a portal", func() {
 		Expect(r.said).To(gbytes.Say("No Node object has this name"))
 	})
 
-	DescribeTable("reaches an API server whose address and port a Service has as an external IP", func(mode string) {
+	DescribeTable("reaches the API server although a Service has its address as external IP", func(mode string) {
 		Expect(exec.Command("ip", "addr", "replace", "192.0.2.77/32", "dev", "lo").Run()).To(Succeed())
 		api, kubeconfig := newAPIServer(netip.MustParseAddrPort("10.244.0.11:80"), netip.MustParseAddr("192.0.2.77"))
 		close(api.let)
@@ -166,7 +166,7 @@ var _ = Describe("a daemon with a portal", func() {
 		Entry("nftables", "nftables"),
 	)
 
-	DescribeTable("rejects what is sent to unused addresses of the API server's service CIDRs", func(mode string, unused ...string) {
+	DescribeTable("rejects connections to unused addresses in the service CIDRs of the API server", func(mode string, unused ...string) {
 		Expect(exec.Command("sh", "-c", `ip link add wire type veth peer name end && ip link set wire up && ip link set end up &&
 			ip addr add 192.0.2.1/24 dev wire && ip addr add 2001:db8::1/64 dev wire nodad &&
 			ip neigh add 192.0.2.2 lladdr 2:0:0:0:0:2 dev wire && ip neigh add 2001:db8::2 lladdr 2:0:0:0:0:2 dev wire &&
@@ -188,7 +188,7 @@ var _ = Describe("a daemon with a portal", func() {
 		for _, addr := range unused {
 			Eventually(dial(addr)).WithTimeout(patience).Should(And(HaveOccurred(), Not(silence)), addr)
 		}
-		Expect(dial("10.97.0.1:80")()).To(silence, "outside of them")
+		Expect(dial("10.97.0.1:80")()).To(silence, "outside the service CIDRs")
 		r.signals <- os.Interrupt
 		Eventually(r.ended).WithTimeout(patience).Should(Receive(BeNil()))
 		Expect(dial(unused[0])()).To(silence)
@@ -198,7 +198,7 @@ var _ = Describe("a daemon with a portal", func() {
 		Entry("address", "address", "10.96.7.7:80", "[fd96::77]:80"),
 	)
 
-	It("leaves the rules to a successor on SIGTERM", func() {
+	It("keeps the rules for a successor on SIGTERM", func() {
 		r, _ := serve(withPortal())
 		connect(vip).Close()
 		r.signals <- syscall.SIGTERM
@@ -208,7 +208,7 @@ var _ = Describe("a daemon with a portal", func() {
 		connect(vip)
 	})
 
-	It("leaves them too if its context ends", func() {
+	It("keeps the rules if its context is canceled", func() {
 		r, _ := serve(withPortal())
 		Expect(installed()).NotTo(BeEmpty())
 		r.cancel()
@@ -216,20 +216,20 @@ var _ = Describe("a daemon with a portal", func() {
 		Expect(installed()).NotTo(BeEmpty())
 	})
 
-	It("removes the rules on an interrupt, after the last connection has ended", func() {
+	It("removes the rules on SIGINT, after the last connection has closed", func() {
 		c := withPortal()
 		r, _ := serve(c)
 		open := connect(vip)
 		r.signals <- os.Interrupt
 		Eventually(func() int { return healthz(c.HealthzAddress) }).WithTimeout(patience).Should(Equal(http.StatusServiceUnavailable))
 		Expect(say(open)).To(Succeed())
-		Expect(installed()).NotTo(BeEmpty(), "the connection needs them")
+		Expect(installed()).NotTo(BeEmpty(), "the connection still needs the rules")
 		open.Close()
 		Eventually(r.ended).WithTimeout(patience).Should(Receive(BeNil()))
 		Expect(installed()).To(BeEmpty())
 	})
 
-	DescribeTable("removes them on any signal if it is told to, where it redirects while it still takes connections", func(mode string) {
+	DescribeTable("removes the rules on SIGTERM if RemoveRules is set, redirects before connections close", func(mode string) {
 		c := withPortal()
 		c.Mode, c.RemoveRules = mode, true
 		r, _ := serve(c)
@@ -249,7 +249,7 @@ var _ = Describe("a daemon with a portal", func() {
 		Entry("address", "address"),
 	)
 
-	It("frees the lock if a part cannot be had, and has changed nothing", func() {
+	It("installs no rules and releases the lock if a server cannot listen", func() {
 		c := withPortal()
 		c.SOCKS = socksAt(taken())
 		r := begin(c)
@@ -260,7 +260,7 @@ var _ = Describe("a daemon with a portal", func() {
 		lock.Release()
 	})
 
-	It("is refused where another one serves, which goes on", func() {
+	It("fails to start alongside another daemon, which keeps serving", func() {
 		serve(withPortal())
 		r := begin(withPortal())
 		var err error
@@ -284,7 +284,7 @@ var _ = Describe("a daemon with a portal", func() {
 			return c
 		}
 
-		It("removes its rules on any signal, and serves what is added to its API", func() {
+		It("removes its rules on SIGTERM, and serves the handlers added to its API", func() {
 			r, now := serve(demo())
 			connect(vip).Close()
 			res, err := http.Get("http://" + now.AdminAddress + "/broken")
@@ -296,7 +296,7 @@ var _ = Describe("a daemon with a portal", func() {
 			Expect(installed()).To(BeEmpty())
 		})
 
-		It("does without a portal beside an usher that serves, whose rules stay", func() {
+		It("uses no portal alongside a running daemon, and keeps that daemon's rules", func() {
 			serve(withPortal())
 			before := installed()
 			c := demo()
@@ -310,7 +310,7 @@ var _ = Describe("a daemon with a portal", func() {
 			connect(vip)
 		})
 
-		It("hands over to nobody: who wants to take over waits until it has ended", func() {
+		It("does not hand over: a daemon that takes over waits until it exits", func() {
 			first, _ := serve(demo())
 			c := withPortal()
 			c.TakeOver = true
@@ -331,7 +331,7 @@ var _ = Describe("a daemon with a portal", func() {
 			return from
 		}
 
-		It("has the sockets, the rules and at last the addresses of the first, whose connections go on", func() {
+		It("inherits the sockets, rules, addresses and open connections of the first", func() {
 			c := withPortal()
 			c.AdminAddress, c.HardFail = free(), true
 			names := free()
@@ -344,7 +344,7 @@ var _ = Describe("a daemon with a portal", func() {
 			second, secondNow := serve(takeOver(c))
 			Eventually(first.said).WithTimeout(patience).Should(gbytes.Say("Another usher instance has taken over; open connections move to it"))
 			Expect(installed()).To(Equal(before))
-			Eventually(first.ended).WithTimeout(patience).Should(Receive(BeNil()), "no connection is left to it")
+			Eventually(first.ended).WithTimeout(patience).Should(Receive(BeNil()), "no connection is left")
 			Expect(say(open)).To(Succeed())
 			Expect(firstNow.Proxy.Stats().Open).To(BeZero())
 			connect(vip)
@@ -360,12 +360,12 @@ var _ = Describe("a daemon with a portal", func() {
 			connect(vip)
 		})
 
-		It("begins by itself where there is none", func() {
+		It("starts normally if there is no other daemon", func() {
 			serve(takeOver(withPortal()))
 			connect(vip)
 		})
 
-		It("has the rules to remove, and the first has not", func() {
+		It("removes the rules on SIGINT, and the first does not", func() {
 			first, _ := serve(withPortal())
 			open := connect(vip)
 			second, _ := serve(takeOver(withPortal()))
@@ -380,7 +380,7 @@ var _ = Describe("a daemon with a portal", func() {
 			Expect(installed()).To(BeEmpty())
 		})
 
-		It("leaves the first, in a Pod, waiting until it is told to stop: else it would be started again", func() {
+		It("makes the first daemon, in a Pod, wait for a signal before it exits", func() {
 			GinkgoT().Setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
 			first, _ := serve(withPortal())
 			serve(takeOver(withPortal()))
@@ -390,7 +390,7 @@ var _ = Describe("a daemon with a portal", func() {
 			Eventually(first.ended).WithTimeout(patience).Should(Receive(BeNil()))
 		})
 
-		It("takes over from nobody if its source fails before", func() {
+		It("does not take over if its source fails", func() {
 			serve(withPortal())
 			c := takeOver(withPortal())
 			c.Manifests = []string{"/no/such/file"}

@@ -219,7 +219,7 @@ func say(c net.Conn) error {
 func listener(now Ready) string { return now.Proxy.Status()[0].Listeners[0].String() }
 
 var _ = Describe("a daemon", func() {
-	It("serves what it is told of, and says so when it does", func() {
+	It("serves its Services, and reports when it is ready", func() {
 		c := withoutPortal()
 		c.AdminAddress = "127.0.0.1:0"
 		_, now := serve(c)
@@ -229,7 +229,7 @@ var _ = Describe("a daemon", func() {
 		Expect(healthz(now.AdminAddress)).To(Equal(http.StatusOK))
 	})
 
-	It("has Services that can be read without being served", func() {
+	It("can read its Services without serving them", func() {
 		c := Defaults()
 		c.Log, c.Manifests = logrus.New(), []string{manifests()}
 		services, err := c.Services(GinkgoT().Context())
@@ -237,7 +237,7 @@ var _ = Describe("a daemon", func() {
 		Expect(services).To(HaveExactElements(HaveField("Name.Name", "web")))
 	})
 
-	It("ends with an error if its source fails", func() {
+	It("exits with an error if its source fails", func() {
 		c := withoutPortal()
 		c.Manifests = []string{"/no/such/file"}
 		r := begin(c)
@@ -245,7 +245,7 @@ var _ = Describe("a daemon", func() {
 		Expect(healthz(c.HealthzAddress)).To(BeZero())
 	})
 
-	It("goes on without an HTTP server whose address is taken, until it is free", func() {
+	It("keeps trying to listen while the address of an HTTP server is in use", func() {
 		l := listen()
 		defer l.Close()
 		c := withoutPortal()
@@ -258,7 +258,7 @@ var _ = Describe("a daemon", func() {
 		Expect(healthz(c.AdminAddress)).To(Equal(http.StatusOK))
 	})
 
-	It("says that an API server refuses its credentials, and logs it once", func() {
+	It("reports that the API server rejects its credentials, and logs this once", func() {
 		var asked atomic.Int64
 		api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			asked.Add(1)
@@ -279,16 +279,16 @@ var _ = Describe("a daemon", func() {
 		}
 		Eventually(answer).WithArguments(c.HealthzAddress + "/healthz").WithTimeout(patience).Should(And(HavePrefix("503"), MatchRegexp(`"connected": *false`), MatchRegexp(`"error": *"unauthorized"`)))
 		Expect(answer(c.HealthzAddress+"/livez")).To(HavePrefix("200"), "a restart would not help")
-		Expect(answer(c.HealthzAddress+"/healthz")).NotTo(Or(ContainSubstring("401"), ContainSubstring("192.0.2.1")), "everybody can ask")
+		Expect(answer(c.HealthzAddress+"/healthz")).NotTo(Or(ContainSubstring("401"), ContainSubstring("192.0.2.1")), "all users can read it")
 		Eventually(answer).WithArguments(c.AdminAddress + "/api/v1/status").WithTimeout(patience).Should(And(ContainSubstring("NotServing"), ContainSubstring("services: the API server returned 401 Unauthorized"), ContainSubstring("renew the token")))
 		Expect(answer(c.AdminAddress + "/metrics")).To(ContainSubstring(`usher_api_server_failing{reason="unauthorized"} 1`))
-		Eventually(asked.Load).WithTimeout(patience).Should(BeNumerically(">", 12), "it tries again")
+		Eventually(asked.Load).WithTimeout(patience).Should(BeNumerically(">", 12), "it retries")
 		Eventually(r.said.Contents).WithTimeout(patience).Should(ContainSubstring("No updates from the API server; serving no Services yet"))
 		Expect(strings.Count(string(r.said.Contents()), "No updates from the API server")).To(Equal(1))
 	})
 
 	Describe("that is stopped", func() {
-		It("ends although its input does not", func() {
+		It("exits although its standard input stays open", func() {
 			c := withoutPortal()
 			c.Manifests = []string{manifest.Stdin}
 			input, typed := io.Pipe()
@@ -301,7 +301,7 @@ var _ = Describe("a daemon", func() {
 			Eventually(r.ended).WithTimeout(patience).Should(Receive(BeNil()))
 		})
 
-		It("says on /healthz that it is not ready, takes no new connections, and ends when those that are open have", func() {
+		It("returns 503 on /healthz, refuses new connections, and exits after open ones close", func() {
 			c := withoutPortal()
 			r, now := serve(c)
 			to := listener(now)
@@ -317,13 +317,13 @@ var _ = Describe("a daemon", func() {
 			}).WithTimeout(patience).Should(MatchError(syscall.ECONNREFUSED))
 			Expect(say(open)).To(Succeed())
 			Expect(r.ended).NotTo(Receive())
-			Expect(healthz(c.HealthzAddress)).To(Equal(http.StatusServiceUnavailable), "HTTP is served to the end")
+			Expect(healthz(c.HealthzAddress)).To(Equal(http.StatusServiceUnavailable), "HTTP is served until it exits")
 			open.Close()
 			Eventually(r.ended).WithTimeout(patience).Should(Receive(BeNil()))
 			Expect(healthz(c.HealthzAddress)).To(BeZero())
 		})
 
-		It("breaks connections when a second signal comes", func() {
+		It("resets connections on a second signal", func() {
 			r, now := serve(withoutPortal())
 			open := connect(listener(now))
 			r.signals <- syscall.SIGTERM
@@ -333,7 +333,7 @@ var _ = Describe("a daemon", func() {
 			Expect(say(open)).NotTo(Succeed())
 		})
 
-		It("breaks them when their time is over, and has told all ends by then", func() {
+		It("resets connections after the drain timeout, and records their ends before it exits", func() {
 			c := withoutPortal()
 			c.DrainTimeout = 0
 			path := filepath.Join(GinkgoT().TempDir(), "access.log")
@@ -361,7 +361,7 @@ var _ = Describe("a daemon", func() {
 			Expect(os.ReadFile(path)).To(ContainSubstring("drained"))
 		})
 
-		It("leaves no goroutine, and no address taken", func() {
+		It("leaves no goroutine running and no address in use", func() {
 			before := gleak.Goroutines()
 			c := withoutPortal()
 			addresses := []string{c.HealthzAddress, free(), free(), free()}
@@ -379,8 +379,8 @@ var _ = Describe("a daemon", func() {
 		})
 	})
 
-	Describe("one of whose parts cannot be had", func() {
-		DescribeTable("names it, and stops what was started before",
+	Describe("with a part that fails to start", func() {
+		DescribeTable("names the part in its error, and stops the parts already started",
 			func(says string, change func(c *Config)) {
 				before := gleak.Goroutines()
 				c := withoutPortal()
@@ -399,8 +399,8 @@ var _ = Describe("a daemon", func() {
 			},
 			Entry("the access log", "--access-log: open /no/such/folder/log", func(c *Config) { c.AccessLog.Path = "/no/such/folder/log" }),
 			Entry("the admin server", "--admin-address: listen tcp", func(c *Config) { c.AdminAddress = taken() }),
-			Entry("SOCKS", "--socks: listen tcp", func(c *Config) { c.SOCKS = socksAt(taken()) }),
-			Entry("names", "--dns: listen udp", func(c *Config) { c.Names = namesAt(taken()) }),
+			Entry("the SOCKS server", "--socks: listen tcp", func(c *Config) { c.SOCKS = socksAt(taken()) }),
+			Entry("the DNS server", "--dns: listen udp", func(c *Config) { c.Names = namesAt(taken()) }),
 		)
 	})
 })

@@ -16,8 +16,8 @@ import (
 	"github.com/usherproxy/usher/portal/fdstore"
 )
 
-var _ = Describe("what is known of clients", func() {
-	It("is with the manager once, also if a process was killed before it had removed the former", func() {
+var _ = Describe("saved session affinity", func() {
+	It("is stored once with the service manager, even if a process died between updates", func() {
 		at := &net.UnixAddr{Name: filepath.Join(GinkgoT().TempDir(), "notify"), Net: "unixgram"}
 		socket, err := net.ListenUnixgram("unixgram", at)
 		Expect(err).NotTo(HaveOccurred())

@@ -48,6 +48,6 @@ func TestMain(m *testing.M) {
 // ownNamespace skips a spec that would change the machine's own network.
 func ownNamespace() {
 	if noNamespace != nil {
-		Skip(fmt.Sprint("needs the right to make a network namespace: ", noNamespace))
+		Skip(fmt.Sprint("requires the capability to create a network namespace: ", noNamespace))
 	}
 }

@@ -61,7 +61,7 @@ var _ = Describe("the demo", func() {
 		Expect(status).To(Equal(http.StatusOK), text)
 	}
 
-	It("has manifests without a mistake, for Services with and without endpoints", func() {
+	It("has valid manifests for all its Services", func() {
 		r, err := manifest.Check(manifest.Options{Paths: []string{d.Dir}})
 		Expect(err).NotTo(HaveOccurred())
 		Expect(r.Errors).To(BeEmpty())
@@ -69,7 +69,7 @@ var _ = Describe("the demo", func() {
 		Expect(r.Services).To(HaveLen(len(services)))
 	})
 
-	It("leaves nothing when it is closed", func() {
+	It("removes its directory and stops its servers when it is closed", func() {
 		other, err := Start()
 		Expect(err).NotTo(HaveOccurred())
 		other.Close()
@@ -78,12 +78,12 @@ var _ = Describe("the demo", func() {
 		Expect(err).To(MatchError(syscall.ECONNREFUSED))
 	})
 
-	It("has servers that say who they are", func() {
+	It("has servers that respond with their names", func() {
 		Expect(ask("web-2")).To(Equal("I am web-2"))
 		Expect(ask("echo-1")).To(Equal("echo-1: hello"))
 	})
 
-	It("has faults that do what they are called, and can be repaired", func() {
+	It("injects refuse, slow and reset faults, and repairs all servers", func() {
 		for _, name := range []string{"web-1", "echo-1"} {
 			breakIt(name, api.DemoRefuse)
 			_, err := ask(name)
@@ -106,7 +106,7 @@ var _ = Describe("the demo", func() {
 		}
 	})
 
-	It("has a black hole, from which nothing comes back", func() {
+	It("lets connection attempts to a black hole time out", func() {
 		if runtime.GOOS != "linux" {
 			Skip("Linux only")
 		}
@@ -118,7 +118,7 @@ var _ = Describe("the demo", func() {
 		Expect(err).To(MatchError(syscall.ECONNREFUSED))
 	})
 
-	It("resets a share of connections, after the request", func() {
+	It("resets a percentage of connections after the request", func() {
 		breakIt("web-1", "reset=25%")
 		failed := 0
 		for range 8 {
@@ -130,7 +130,7 @@ var _ = Describe("the demo", func() {
 		Expect(failed).To(Equal(2))
 	})
 
-	It("is late by as much as is said, also for a client that has ended its own direction", func() {
+	It("delays responses by the given time, also for half-closed connections", func() {
 		breakIt("echo-1", "delay=120ms")
 		started := time.Now()
 		Expect(ask("echo-1")).To(Equal("echo-1: hello"))
@@ -147,7 +147,7 @@ var _ = Describe("the demo", func() {
 		Expect(time.Since(started)).To(BeNumerically(">=", 120*time.Millisecond))
 	})
 
-	It("fails some clients and not others", func() {
+	It("fails requests intermittently if a server is flaky", func() {
 		breakIt("echo-1", "flaky=50%")
 		short := func() error {
 			ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
@@ -173,7 +173,7 @@ var _ = Describe("the demo", func() {
 		Consistently(again).WithTimeout(1500 * time.Millisecond).Should(Succeed())
 	})
 
-	It("leaves a connection without an answer, half-open or half-closed", func() {
+	It("leaves connections unanswered with the faults half-open and half-close", func() {
 		begin := func() *net.TCPConn {
 			GinkgoHelper()
 			c, err := net.Dial("tcp", address("web-1"))
@@ -188,7 +188,7 @@ var _ = Describe("the demo", func() {
 		Expect(open.CloseWrite()).To(Succeed())
 		Expect(open.SetReadDeadline(time.Now().Add(200 * time.Millisecond))).To(Succeed())
 		_, err := open.Read(buf)
-		Expect(err).To(MatchError(os.ErrDeadlineExceeded), "neither an answer nor an end")
+		Expect(err).To(MatchError(os.ErrDeadlineExceeded), "neither a response nor EOF")
 
 		breakIt("web-1", api.DemoHalfClose)
 		closed := begin()
@@ -197,14 +197,14 @@ var _ = Describe("the demo", func() {
 		Expect(err).To(MatchError(io.EOF))
 		for range 3 {
 			_, err = closed.Write([]byte("more"))
-			Expect(err).NotTo(HaveOccurred(), "it goes on reading")
+			Expect(err).NotTo(HaveOccurred(), "it keeps reading")
 		}
 		Expect(open.SetReadDeadline(time.Now().Add(longEnough))).To(Succeed())
 		_, err = open.Read(buf)
 		Expect(err).To(MatchError(io.EOF), "the server has stopped being half-open")
 	})
 
-	It("holds no more than 1,000 connections, the newest, and forgets those that have ended", func() {
+	It("holds at most the newest 1,000 connections, and drops closed ones", func() {
 		a := &answerer{}
 		first, second := a.keep(), a.keep()
 		for range maxHeld - 2 {
@@ -216,13 +216,13 @@ var _ = Describe("the demo", func() {
 		a.forget(second)
 		third := a.held[0]
 		a.keep()
-		Expect(third).NotTo(BeClosed(), "there was room")
+		Expect(third).NotTo(BeClosed(), "there was a free slot")
 		Expect(a.held).To(HaveLen(maxHeld))
 	})
 
-	It("accepts slowly: who comes is in the backlog, or has no answer", func() {
+	It("accepts slowly: connections wait in the backlog, and time out once it is full", func() {
 		if runtime.GOOS != "linux" {
-			Skip("the backlog is the system's elsewhere")
+			Skip("the size of the backlog is fixed on Linux only")
 		}
 		breakIt("web-1", api.DemoSlowAccept)
 		started := time.Now()
@@ -237,21 +237,21 @@ var _ = Describe("the demo", func() {
 		}).WithTimeout(longEnough).WithPolling(time.Millisecond).Should(Satisfy(os.IsTimeout), "the backlog is full")
 	})
 
-	DescribeTable("refuses to be changed",
+	DescribeTable("rejects a request",
 		func(status int, says, path, body string, header ...string) {
 			got, text := post(path, body, header...)
 			Expect(text).To(ContainSubstring(says))
 			Expect(got).To(Equal(status))
 		},
-		Entry("without a header of its own", http.StatusForbidden, api.DemoHeader+": 1 is required", api.DemoRepairPath, `{"all": true}`),
-		Entry("for a server that is not there", http.StatusNotFound, "must be one of web-1, web-2", api.DemoBreakPath, `{"endpoint": "web-9", "how": "slow"}`, api.DemoHeader),
-		Entry("by a fault that UDP cannot have", http.StatusBadRequest, "must be one of refuse, blackhole, slow, delay=300ms, flaky=10% for echo-1, a UDP server", api.DemoBreakPath, `{"endpoint": "echo-1", "how": "reset"}`, api.DemoHeader),
-		Entry("by a fault without its value", http.StatusBadRequest, `invalid value \"flaky\": must be one of refuse, blackhole, slow, delay=300ms, flaky=10%, reset, reset=10%, slow-accept, half-open, half-close for`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "flaky"}`, api.DemoHeader),
-		Entry("by a share above all", http.StatusBadRequest, `flaky: invalid value \"200%\": must be a share from 0.1% to 100%`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "flaky=200%"}`, api.DemoHeader),
-		Entry("by a share that is none", http.StatusBadRequest, `reset: invalid value \"NaN%\": must be a share from 0.1% to 100%`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "reset=NaN%"}`, api.DemoHeader),
-		Entry("by a time that is none", http.StatusBadRequest, `delay: invalid value \"x\": must be a time from 1ms to 1m, such as 300ms`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "delay=x"}`, api.DemoHeader),
-		Entry("by a time that is too long", http.StatusBadRequest, `delay: invalid value \"2h\": must be a time from 1ms to 1m`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "delay=2h"}`, api.DemoHeader),
-		Entry("by no fault", http.StatusBadRequest, "value is required", api.DemoBreakPath, `{"endpoint": "echo-1"}`, api.DemoHeader),
-		Entry("by what is no such object", http.StatusBadRequest, "invalid body", api.DemoRepairPath, `{"every": true}`, api.DemoHeader),
+		Entry("without the demo's header", http.StatusForbidden, api.DemoHeader+": 1 is required", api.DemoRepairPath, `{"all": true}`),
+		Entry("for an unknown server", http.StatusNotFound, "must be one of web-1, web-2", api.DemoBreakPath, `{"endpoint": "web-9", "how": "slow"}`, api.DemoHeader),
+		Entry("for a fault that UDP does not support", http.StatusBadRequest, "must be one of refuse, blackhole, slow, delay=300ms, flaky=10% for echo-1, a UDP server", api.DemoBreakPath, `{"endpoint": "echo-1", "how": "reset"}`, api.DemoHeader),
+		Entry("for a fault without its value", http.StatusBadRequest, `invalid value \"flaky\": must be one of refuse, blackhole, slow, delay=300ms, flaky=10%, reset, reset=10%, slow-accept, half-open, half-close for`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "flaky"}`, api.DemoHeader),
+		Entry("for a share above 100%", http.StatusBadRequest, `flaky: invalid value \"200%\": must be a share from 0.1% to 100%`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "flaky=200%"}`, api.DemoHeader),
+		Entry("for a share that is not a number", http.StatusBadRequest, `reset: invalid value \"NaN%\": must be a share from 0.1% to 100%`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "reset=NaN%"}`, api.DemoHeader),
+		Entry("for an invalid delay", http.StatusBadRequest, `delay: invalid value \"x\": must be a time from 1ms to 1m, such as 300ms`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "delay=x"}`, api.DemoHeader),
+		Entry("for a delay that is too long", http.StatusBadRequest, `delay: invalid value \"2h\": must be a time from 1ms to 1m`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "delay=2h"}`, api.DemoHeader),
+		Entry("without a fault", http.StatusBadRequest, "value is required", api.DemoBreakPath, `{"endpoint": "echo-1"}`, api.DemoHeader),
+		Entry("with an unknown field", http.StatusBadRequest, "invalid body", api.DemoRepairPath, `{"every": true}`, api.DemoHeader),
 	)
 })

@@ -9,7 +9,7 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-var _ = It("removes the folders of demos that were killed, and nothing else", func() {
+var _ = It("a new demo removes only the directories of killed demos", func() {
 	temp, elsewhere := GinkgoT().TempDir(), GinkgoT().TempDir()
 	GinkgoT().Setenv("TMPDIR", temp)
 	old := time.Now().Add(-time.Hour)

@@ -27,7 +27,7 @@ func newKeeper() (k *keeper, c *child, theirs int) {
 	return k, c, theirs
 }
 
-var _ = Describe("the connections that a keeper has copies of", func() {
+var _ = Describe("the connections that a keeper holds copies of", func() {
 	var (
 		k      *keeper
 		c      *child
@@ -112,7 +112,7 @@ var _ = Describe("the connections that a keeper has copies of", func() {
 		return "end"
 	}
 
-	It("go to the process after the one that crashed, but for those that are over", func() {
+	It("pass to the process that replaces a crashed one, except closed connections", func() {
 		say("area 7", memory)
 		peers := saves(1, 2, 3)
 		for number := range 2 {
@@ -125,9 +125,9 @@ var _ = Describe("the connections that a keeper has copies of", func() {
 		say("unpipe 7 5")
 		say("drop 7 2")
 		Expect(k.connections).To(Equal(2 + 1))
-		Expect(ended(peers[2])).To(Equal("end"), "the keeper's was the last copy")
+		Expect(ended(peers[2])).To(Equal("end"), "the keeper had the last copy")
 		Expect(ended(peers[0])).To(Equal("open"))
-		Expect(hear(theirs)).To(Equal("end"), "its own are not for it")
+		Expect(hear(theirs)).To(Equal("end"), "a process does not get its own connections")
 
 		next := &child{PID: 1 << 30}
 		k.inherit(c, nil)
@@ -147,7 +147,7 @@ var _ = Describe("the connections that a keeper has copies of", func() {
 		Expect(ended(peers[0])).To(Equal("end"))
 	})
 
-	It("are reset if nobody continues them, and end if they were over", func() {
+	It("are reset if no process continues them, and closed if they had finished", func() {
 		say("area 7", memory)
 		peers := saves(1, 2)
 		_, err := unix.Pwrite(memory, []byte{forward.SavedOver, 0, 0, 0}, 2*forward.SavedSize)
@@ -162,7 +162,7 @@ var _ = Describe("the connections that a keeper has copies of", func() {
 		Expect(k.connections).To(BeZero())
 	})
 
-	It("are what was sent before a process ended", func() {
+	It("include those sent just before the process exited", func() {
 		k.listenTo(c)
 		Expect(unix.Sendmsg(theirs, []byte("area 7"), unix.UnixRights(memory), nil, 0)).To(Succeed())
 		Expect(unix.Close(theirs)).To(Succeed())

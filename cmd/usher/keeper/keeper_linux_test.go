@@ -58,17 +58,17 @@ var _ = Describe("a keeper", func() {
 		DeferCleanup(func() { unix.Close(k.Socket) })
 	})
 
-	Context("while another usher is about to take over from the one that runs", func() {
+	Context("while a new instance is about to take over from the current one", func() {
 		BeforeEach(func() {
 			k.Current, k.Next = &child{PID: 1 << 30, Ready: true, Since: time.Now()}, &child{PID: 1<<30 + 1}
 		})
 
-		It("hears that usher is well, and tells the service manager", func() {
+		It("does not hold back a watchdog message of the current instance", func() {
 			say(k.Current, "WATCHDOG=1")
 			Expect(k.Current.Held).To(BeEmpty())
 		})
 
-		It("holds what it may have to keep, and not what is over by then", func() {
+		It("keeps the descriptors stored meanwhile if the takeover fails, except removed ones", func() {
 			files := []int{file(), file(), file()}
 			k.hear(k.Current, &message{Text: "FDSTORE=1\nFDNAME=a", FDs: files[:1]})
 			k.hear(k.Current, &message{Text: "FDSTORE=1\nFDNAME=b", FDs: files[1:2]})
@@ -83,7 +83,7 @@ var _ = Describe("a keeper", func() {
 			k.drop()
 		})
 
-		It("starts one again if that ends when it has taken over, and does not yet serve", func() {
+		It("restarts usher if the new instance exits after taking over, before it serves", func() {
 			fd := file()
 			Expect(k.put("S1", []int{fd})).To(BeTrue())
 			k.hear(k.Current, &message{Text: "STOPPING=1"})
@@ -92,12 +92,12 @@ var _ = Describe("a keeper", func() {
 			Expect(over).To(BeFalse())
 			Expect(k.Current).To(BeNil())
 			Expect(k.Next).To(BeNil())
-			Expect(k.pause).NotTo(BeNil(), "it is started again")
+			Expect(k.pause).NotTo(BeNil(), "usher is restarted")
 			Expect(isOpen(fd)).To(BeTrue())
 			Expect(k.Restarts).To(Equal(1))
 		})
 
-		It("goes on with the one that runs if that has not handed over", func() {
+		It("keeps the current instance if the new one exits before the handover", func() {
 			current := k.Current
 			_, over := k.nextEnded(unix.WaitStatus(unix.SIGKILL))
 			Expect(over).To(BeFalse())
@@ -106,7 +106,7 @@ var _ = Describe("a keeper", func() {
 			Expect(k.pause).To(BeNil())
 		})
 
-		It("lets go of the lock of one that is killed, so that nobody waits for its answer", func() {
+		It("releases the lock of a killed instance, and keeps its sockets", func() {
 			lock, socket := file(), file()
 			Expect(k.put("lock", []int{lock})).To(BeTrue())
 			Expect(k.put("S1", []int{socket})).To(BeTrue())
@@ -118,7 +118,7 @@ var _ = Describe("a keeper", func() {
 		})
 	})
 
-	It("does not wait for what a stranger sends", func() {
+	It("does not block when it closes a descriptor sent by an unknown process", func() {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		Expect(err).NotTo(HaveOccurred())
 		defer l.Close()
@@ -141,16 +141,16 @@ var _ = Describe("a keeper", func() {
 		Expect(time.Since(began)).To(BeNumerically("<", 3*time.Second))
 	})
 
-	It("starts nothing when another has taken over while its pause was about to end", func() {
+	It("does not restart usher if another instance takes over during the pause", func() {
 		k.Program = program("exit 0")
 		k.pause = &pause{timer: time.NewTimer(time.Hour)}
 		k.taken <- struct{}{}
 		k.start()
 		Expect(k.Current).To(BeNil())
-		Expect(k.taken).To(HaveLen(1), "and leaves")
+		Expect(k.taken).To(HaveLen(1), "the keeper then exits")
 	})
 
-	It("becomes no program that cannot go on with its arguments", func() {
+	It("rejects a program that does not accept its arguments", func() {
 		k.Program = program("exit 0")
 		Expect(k.try()).To(MatchError(ContainSubstring("it does not support --keeper")))
 		k.Program = program(`echo "usher: unknown flag: --keeper"; exit 2`)
@@ -159,7 +159,7 @@ var _ = Describe("a keeper", func() {
 		Expect(k.try()).To(Succeed())
 	})
 
-	It("hears usher while it tries a program that takes its time", func() {
+	It("receives messages from usher while it tries a slow program", func() {
 		k.Current = &child{PID: os.Getpid()}
 		k.Program = program("sleep 1; exit 1")
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM, 0)

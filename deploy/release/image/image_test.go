@@ -108,13 +108,13 @@ var _ = Describe("make image", Ordered, func() {
 		Expect(images).To(And(HaveLen(2), HaveKey("amd64"), HaveKey("arm64")))
 	})
 
-	It("makes the same bytes again", func() {
+	It("creates the same bytes again", func() {
 		again := filepath.Join(GinkgoT().TempDir(), "again.tar")
 		make(again)
 		run("cmp", archive, again)
 	})
 
-	It("tells what it is, in the index, in each image, and to programs that read labels", func() {
+	It("records version, commit and licenses in the index, the manifests and the labels", func() {
 		commit := strings.TrimSpace(run("git", "rev-parse", "HEAD"))
 		created := strings.TrimSpace(run("git", "log", "-1", "--format=%ct"))
 		check := func(told map[string]string) {
@@ -146,7 +146,7 @@ var _ = Describe("make image", Ordered, func() {
 		}
 	})
 
-	It("makes what others can read", func() {
+	It("creates an archive that skopeo can read", func() {
 		needs("skopeo")
 		copied := GinkgoT().TempDir()
 		run("skopeo", "--insecure-policy", "copy", "--all", "oci-archive:"+archive, "dir:"+copied)
@@ -155,7 +155,7 @@ var _ = Describe("make image", Ordered, func() {
 		Expect(told.Architecture).To(Equal("arm64"))
 	})
 
-	It("is small", func() {
+	It("creates small layers", func() {
 		for arch, image := range images {
 			layers, err := image.Layers()
 			Expect(err).NotTo(HaveOccurred())
@@ -169,7 +169,7 @@ var _ = Describe("make image", Ordered, func() {
 		}
 	})
 
-	It("lists what is in it: for who reads SPDX, and for who looks for Debian's packages", func() {
+	It("lists the contents of each image in SPDX and as Debian packages", func() {
 		for arch, root := range roots {
 			bill, err := os.ReadFile(filepath.Join(root, "usr/share/doc/usher/usher.spdx.json"))
 			Expect(err).NotTo(HaveOccurred())
@@ -201,7 +201,7 @@ var _ = Describe("make image", Ordered, func() {
 		}
 	})
 
-	It("has usher, iptables, nft, and no other program", func() {
+	It("includes usher, iptables, nft, and no other program", func() {
 		for _, root := range roots {
 			var programs []string
 			for _, folder := range []string{"bin", "sbin", "usr/bin", "usr/sbin", "usr/local/bin"} {
@@ -217,7 +217,7 @@ var _ = Describe("make image", Ordered, func() {
 			Expect(programs).To(HaveEach(MatchRegexp(`^(usher|nft|ip6?tables(-nft|-legacy)?(-save|-restore)?|xtables-(nft|legacy)-multi)$`)))
 			info, err := os.Stat(filepath.Join(root, "tmp"))
 			Expect(err).NotTo(HaveOccurred())
-			Expect(info.Mode()).To(Equal(os.ModeDir|os.ModeSticky|0o777), "any user may write there")
+			Expect(info.Mode()).To(Equal(os.ModeDir|os.ModeSticky|0o777), "any user can write there")
 		}
 	})
 
@@ -228,7 +228,7 @@ var _ = Describe("make image", Ordered, func() {
 -A PREROUTING -d ADDR -p sctp -m sctp --dport 80 -j REDIRECT --to-ports 8080
 COMMIT
 `
-	DescribeTable("has an iptables that works", func(name, addr string) {
+	DescribeTable("includes an iptables that works", func(name, addr string) {
 		needs("unshare", "chroot")
 		in := "chroot " + roots[runtime.GOARCH] + " " + name
 		cmd := exec.Command("unshare", "-n", "sh", "-c", in+"-restore --noflush && "+in+"-save -t nat")
@@ -239,20 +239,20 @@ COMMIT
 			Expect(string(out)).To(ContainSubstring("-p " + protocol + " -m " + protocol + " --dport 80"))
 		}
 	},
-		Entry("in IPv4", "iptables", "10.96.0.10/32"),
-		Entry("in IPv6", "ip6tables", "fd00::10/128"),
-		Entry("that is the nft variant", "iptables-nft", "10.96.0.10/32"),
-		Entry("the legacy variant", "iptables-legacy", "10.96.0.10/32"),
-		Entry("the legacy variant in IPv6", "ip6tables-legacy", "fd00::10/128"),
+		Entry("for IPv4", "iptables", "10.96.0.10/32"),
+		Entry("for IPv6", "ip6tables", "fd00::10/128"),
+		Entry("with the nft variant", "iptables-nft", "10.96.0.10/32"),
+		Entry("with the legacy variant", "iptables-legacy", "10.96.0.10/32"),
+		Entry("with the legacy variant for IPv6", "ip6tables-legacy", "fd00::10/128"),
 	)
 
-	It("has an nft that works", func() {
+	It("includes an nft that works", func() {
 		needs("unshare", "chroot")
 		in := "chroot " + roots[runtime.GOARCH] + " nft "
 		Expect(run("unshare", "-n", "sh", "-c", in+"add table inet usher-test && "+in+"list ruleset")).To(ContainSubstring("table inet usher-test"))
 	})
 
-	It("has programs of arm64 whose libraries are all there", func() {
+	It("includes programs for arm64 with all their libraries", func() {
 		needs("qemu-aarch64-static", "chroot")
 		root := roots["arm64"]
 		emulator, err := exec.LookPath("qemu-aarch64-static")
@@ -268,14 +268,14 @@ COMMIT
 		Expect(help).To(And(ContainSubstring("Address type match options:"), ContainSubstring("REDIRECT target options:")))
 	})
 
-	It("has a usher that needs nothing else of it", func() {
+	It("includes an executable of usher that runs without other files", func() {
 		needs("unshare", "chroot", "ip")
 		empty := GinkgoT().TempDir()
 		run("cp", roots[runtime.GOARCH]+"/usr/local/bin/usher", empty)
 		Expect(run("unshare", "-n", "sh", "-c", "ip link set lo up && exec chroot "+empty+" /usher demo --once")).NotTo(BeEmpty())
 	})
 
-	It("works as the user that it names, who has no capability", func() {
+	It("creates an image that works as its non-root user without capabilities", func() {
 		needs("unshare", "chroot", "ip")
 		config, err := images[runtime.GOARCH].ConfigFile()
 		Expect(err).NotTo(HaveOccurred())
@@ -284,7 +284,7 @@ COMMIT
 	})
 
 	// The Dockerfile repeats the content of label.image. The files of Debian are those of debian.lock in both.
-	It("says and has what the Dockerfile's image does", func() {
+	It("creates the same configuration and files as the Dockerfile", func() {
 		needs("buildah", "debootstrap")
 		commit := strings.TrimSpace(run("git", "rev-parse", "HEAD"))
 		file := filepath.Join(GinkgoT().TempDir(), "image.tar")
@@ -352,17 +352,17 @@ func extract(image v1.Image, to string) {
 }
 
 var _ = Describe("debian.lock", func() {
-	DescribeTable("that is wrong", func(text, message string) {
+	DescribeTable("is rejected", func(text, message string) {
 		_, err := parseLock(strings.NewReader(text))
 		Expect(err).To(MatchError(ContainSubstring(message)))
 	},
 		Entry("without a time", "# nothing\n", `there is no line "taken TIME"`),
-		Entry("a time", "taken yesterday", "line 1: parsing time"),
-		Entry("a line", "taken 20261123T084618Z\namd64 debian/x.deb", `line 2: want "taken TIME", or architecture, path and SHA-256: "amd64 debian/x.deb"`),
-		Entry("a sum", "taken 20261123T084618Z\namd64 debian/x.deb 1234", "line 2"),
+		Entry("with an invalid time", "taken yesterday", "line 1: parsing time"),
+		Entry("with an incomplete line", "taken 20261123T084618Z\namd64 debian/x.deb", `line 2: want "taken TIME", or architecture, path and SHA-256: "amd64 debian/x.deb"`),
+		Entry("with an invalid checksum", "taken 20261123T084618Z\namd64 debian/x.deb 1234", "line 2"),
 	)
 
-	It("has each package that it names for all architectures", func() {
+	It("has the same number of packages for all architectures", func() {
 		lock, err := parseLock(bytes.NewReader(lockText))
 		Expect(err).NotTo(HaveOccurred())
 		count := map[string]int{}
@@ -375,17 +375,17 @@ var _ = Describe("debian.lock", func() {
 })
 
 var _ = Describe("a package", func() {
-	DescribeTable("that is none", func(deb, message string) {
+	DescribeTable("is rejected", func(deb, message string) {
 		_, err := unpack([]byte(deb))
 		Expect(err).To(MatchError(ContainSubstring(message)))
 	},
-		Entry("another file", "PK", "it is not an ar archive"),
-		Entry("one that ends early", "!<arch>\n"+fmt.Sprintf("%-48s%-10s`\n", "data.tar.xz", "12345"), `member "data.tar.xz" is broken off`),
-		Entry("one that is empty", "!<arch>\n", "there is no control file in it"),
-		Entry("one with another compression", "!<arch>\n"+fmt.Sprintf("%-48s%-10s`\n1234", "data.tar.zst", "4"), "data.tar.zst: a package of Debian's is compressed with xz or gzip"),
+		Entry("if it is another kind of file", "PK", "it is not an ar archive"),
+		Entry("if it ends early", "!<arch>\n"+fmt.Sprintf("%-48s%-10s`\n", "data.tar.xz", "12345"), `member "data.tar.xz" is broken off`),
+		Entry("if it is empty", "!<arch>\n", "there is no control file in it"),
+		Entry("with an unsupported compression", "!<arch>\n"+fmt.Sprintf("%-48s%-10s`\n1234", "data.tar.zst", "4"), "data.tar.zst: a package of Debian's is compressed with xz or gzip"),
 	)
 
-	It("is had from Debian's archive, and from that of all that Debian had", func() {
+	It("has a URL in Debian's archive, and one in its snapshot archive", func() {
 		l, err := parseLock(strings.NewReader("taken 20261123T084618Z"))
 		Expect(err).NotTo(HaveOccurred())
 		Expect(l.urls(locked{path: "debian-security/pool/x.deb"})).To(HaveExactElements(
@@ -415,22 +415,22 @@ var _ = Describe("a package", func() {
 		})
 		kept := func() string { return filepath.Join(dir, p.sha256+".deb") }
 
-		It("is kept, and not fetched again", func() {
+		It("is cached, and not downloaded again", func() {
 			Expect(p.fetch(dir, server.URL+"/right")).To(BeEquivalentTo(right))
 			Expect(p.fetch(dir)).To(BeEquivalentTo(right))
 		})
-		It("is fetched again if what was kept is something else", func() {
+		It("is downloaded again if the cached file is a different one", func() {
 			Expect(os.WriteFile(kept(), []byte(wrong), 0o644)).To(Succeed())
 			Expect(p.fetch(dir, server.URL+"/right")).To(BeEquivalentTo(right))
 			Expect(os.ReadFile(kept())).To(BeEquivalentTo(right))
 		})
-		DescribeTable("is fetched from the second server", func(first string) {
+		DescribeTable("is downloaded from the second server", func(first string) {
 			Expect(p.fetch(dir, server.URL+first, server.URL+"/right")).To(BeEquivalentTo(right))
 		},
 			Entry("if the first lacks it", "/none"),
-			Entry("if the first has something else", "/wrong"),
+			Entry("if the first has a different file", "/wrong"),
 		)
-		It("is not taken if all have something else", func() {
+		It("is rejected if all servers have a different file", func() {
 			_, err := p.fetch(dir, server.URL+"/wrong", server.URL+"/wrong?second")
 			Expect(err).To(MatchError(And(ContainSubstring("/wrong: it is not what"), ContainSubstring("/wrong?second: it is not what"), ContainSubstring("make image-lock"))))
 			Expect(kept()).NotTo(BeAnExistingFile())
@@ -438,8 +438,8 @@ var _ = Describe("a package", func() {
 	})
 })
 
-var _ = Describe("what cannot be a layer's root", func() {
-	It("names what is missing", func() {
+var _ = Describe("rootfs", func() {
+	It("returns an error that names a missing program", func() {
 		_, _, err := rootfs([]*debianPackage{{files: map[string]file{}}})
 		Expect(err).To(MatchError("no package has usr/sbin/iptables-nft"))
 	})

@@ -54,7 +54,7 @@ var _ = Describe("krew's manifest", func() {
 		Expect(yaml.Unmarshal(text, &manifest)).To(Succeed())
 		Expect(manifest.APIVersion + " " + manifest.Kind + " " + manifest.Metadata.Name).To(Equal("krew.googlecontainertools.github.com/v1alpha2 Plugin usher"))
 		Expect(manifest.Spec.Version).To(Equal(version))
-		Expect(len(manifest.Spec.ShortDescription)).To(BeNumerically("<=", 50), "what krew allows")
+		Expect(len(manifest.Spec.ShortDescription)).To(BeNumerically("<=", 50), "the limit of krew")
 		Expect(manifest.Spec.Platforms).To(HaveLen(6))
 		seen := map[string]bool{}
 		for _, p := range manifest.Spec.Platforms {
@@ -70,7 +70,7 @@ var _ = Describe("krew's manifest", func() {
 		Expect(string(text)).NotTo(Or(ContainSubstring("VERSION"), ContainSubstring("SHA256(")))
 	})
 
-	It("is not made of a release that lacks one", func() {
+	It("is not created for a release that lacks an archive", func() {
 		_, err := Manifest(template, version, GinkgoT().TempDir())
 		Expect(err).To(MatchError(ContainSubstring("usher_v9.8.7_linux_amd64.tar.gz")))
 	})

@@ -37,7 +37,7 @@ cp "$DIST"/*_` + runtime.GOARCH + `.deb "$TOP/root/usher.deb"
 func debian() string {
 	GinkgoHelper()
 	if os.Geteuid() != 0 {
-		Skip("a Debian to install into is made by root")
+		Skip("requires root to create a Debian system")
 	}
 	if _, err := exec.LookPath("debootstrap"); err != nil {
 		Skip("debootstrap is not installed")
@@ -82,14 +82,14 @@ func quoted(script string) string { return "'" + strings.ReplaceAll(script, "'",
 const install = "apt-get install -y -q ./usher.deb >/tmp/install.log 2>&1 || { cat /tmp/install.log; exit 1; }\n"
 
 var _ = Describe("the .deb", func() {
-	It("is installed, and usher works", func() {
+	It("can be installed, and usher works", func() {
 		Expect(strings.Fields(within(install + "usher version"))[:3]).To(HaveExactElements("usher", version, commit[:12]))
 		out := within(install + "usher demo --once")
 		Expect(out).To(ContainSubstring("10.96.0.10"))
 		fmt.Fprintln(GinkgoWriter, out)
 	})
 
-	It("leaves nothing when it is purged, and its configuration when it is removed", func() {
+	It("leaves nothing when it is purged, and only its configuration when it is removed", func() {
 		// The list excludes the databases of dpkg, apt and man.
 		const list = `find / -xdev \( -path /proc -o -path /dev -o -path /tmp -o -path /var/lib/dpkg -o -path /var/log -o -path /var/cache -o -path /var/lib/apt \) -prune -o -printf "%p %y %m %u %l\n" | sort`
 		out := within(list + " >/tmp/before\n" + install + list + ` >/tmp/installed
@@ -107,14 +107,14 @@ var _ = Describe("the .deb", func() {
 		Expect(out).To(Equal("/etc/usher d 755 root \n/etc/usher/usher.env f 644 root \npurged:\nthe same\n"))
 	})
 
-	It("keeps a configuration file that was changed, when it is installed again", func() {
+	It("keeps a changed configuration file when it is installed again", func() {
 		Expect(within(install + `
 			echo USHER_FLAGS=--portal=none >/etc/usher/usher.env
 			dpkg --force-confdef -i usher.deb >/dev/null
 			cat /etc/usher/usher.env`)).To(Equal("USHER_FLAGS=--portal=none\n"))
 	})
 
-	It("has a unit that systemd understands, and that exposes little", func() {
+	It("has a valid systemd unit with a low exposure level", func() {
 		Expect(within(install + "systemd-analyze verify --man=yes usher.service")).To(BeEmpty())
 		out := within(install + "systemd-analyze security --offline=true --no-pager usher.service")
 		score := regexp.MustCompile(`Overall exposure level for usher.service: ([0-9.]+)`).FindStringSubmatch(out)
@@ -123,7 +123,7 @@ var _ = Describe("the .deb", func() {
 		Expect(read(sources[0], "docs", "running.md")).To(ContainSubstring("rates it " + score[1] + " of 10"))
 	})
 
-	It("has manual pages without mistakes", func() {
+	It("has manual pages without warnings", func() {
 		pages, err := filepath.Glob(filepath.Join(unpacked(runtime.GOARCH), "man", "*.1"))
 		Expect(err).NotTo(HaveOccurred())
 		out := within(install + `
@@ -154,7 +154,7 @@ var _ = Describe("the .deb", func() {
 			Equal("_usher\n_usher: function\n"))
 	})
 
-	It("has nothing that lintian calls an error", func() {
+	It("has no errors reported by lintian", func() {
 		if _, err := exec.LookPath("lintian"); err != nil {
 			Skip("lintian is not installed")
 		}
@@ -197,7 +197,7 @@ func booted() func(script string) string {
 	}
 	group, err := os.MkdirTemp(point[1], "usher-packages-")
 	if err != nil {
-		Skip("no control group can be made: " + err.Error())
+		Skip("cannot create a control group: " + err.Error())
 	}
 	DeferCleanup(func() {
 		Eventually(func() error {
@@ -227,7 +227,7 @@ func booted() func(script string) string {
 }
 
 var _ = Describe("the .deb, under systemd", func() {
-	It("is replaced without a gap when it is upgraded, and takes its rules away", func() {
+	It("is upgraded without a gap, and removes its rules when it is purged", func() {
 		in := booted()
 		Expect(in(`# A unit of Debian's may fail here, which is "degraded".
 			until systemctl is-system-running 2>/dev/null | grep -q 'running\|degraded'; do sleep 0.1; done
@@ -284,9 +284,9 @@ var _ = Describe("the .deb, under systemd", func() {
 })
 
 var _ = Describe("the archive", func() {
-	DescribeTable("has a program that works in a root file system that holds nothing else", func(prepare, ready string) {
+	DescribeTable("has a program that works in a root file system without other files", func(prepare, ready string) {
 		if os.Geteuid() != 0 {
-			Skip("only root changes its root")
+			Skip("chroot requires root")
 		}
 		dir, root := unpacked(runtime.GOARCH), GinkgoT().TempDir()
 		out := run(".", "unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "sh", "-euc", `
@@ -298,8 +298,8 @@ var _ = Describe("the archive", func() {
 		Expect(out).To(ContainSubstring("requests had the expected outcome"))
 		Expect(filesIn(root)).To(HaveExactElements("usher"))
 	},
-		Entry("at all", "", `The portal is "none"`),
-		Entry("but /proc, which containers have", `mkdir "$1/proc"; mount -t proc proc "$1/proc"`, "10.96.0.10:80"),
+		Entry("and without /proc", "", `The portal is "none"`),
+		Entry("but with /proc, as in containers", `mkdir "$1/proc"; mount -t proc proc "$1/proc"`, "10.96.0.10:80"),
 	)
 })
 
@@ -312,7 +312,7 @@ var _ = Describe("the .rpm", func() {
 		rpm = filepath.Join(made, "usher-9.8.7-1."+map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]+".rpm")
 	})
 
-	It("is whole, and says what it is", func() {
+	It("has valid digests, metadata and files", func() {
 		Expect(run(".", "rpm", "-K", rpm)).To(ContainSubstring("digests OK"))
 		Expect(run(".", "rpm", "-qp", "--qf", "%{name} %{version} %{license} %{buildhost} %{buildtime}", rpm)).To(Equal("usher 9.8.7 Apache-2.0 localhost 1767323045"))
 		Expect(run(".", "rpm", "-qpc", rpm)).To(Equal("/etc/usher/usher.env\n"))
@@ -321,7 +321,7 @@ var _ = Describe("the .rpm", func() {
 			"/usr/share/bash-completion/completions/usher", "/usr/share/zsh/site-functions/_usher", "/usr/share/fish/vendor_completions.d/usher.fish"))
 	})
 
-	It("is installed, works, and leaves nothing when it is erased", func() {
+	It("can be installed, works, and leaves nothing when it is erased", func() {
 		out := outside(`
 			cp ` + quoted(rpm) + ` $R/usher.rpm
 			mkdir -p $R/usr/share/zsh/site-functions $R/usr/share/licenses # where there is rpm, others have them

@@ -136,7 +136,7 @@ var _ = Describe("a release", func() {
 		Expect(strings.Count(run(made, "sha256sum", "--strict", "-c", "checksums.txt"), ": OK\n")).To(Equal(10))
 	})
 
-	It("has krew's manifest if it is of all platforms, and all of it but the notes is published", func() {
+	It("has krew's manifest if it has all platforms, and all files except notes are published", func() {
 		r := release{version: version, source: sources[0], out: GinkgoT().TempDir()}
 		for _, platform := range []string{"linux_amd64.tar.gz", "linux_arm64.tar.gz", "darwin_amd64.tar.gz", "darwin_arm64.tar.gz", "windows_amd64.zip"} {
 			Expect(os.WriteFile(filepath.Join(r.out, "usher_"+version+"_"+platform), nil, 0o644)).To(Succeed())
@@ -158,12 +158,12 @@ var _ = Describe("a release", func() {
 		Expect(left).To(HaveExactElements("notes.md"))
 	})
 
-	It("is the same, bit by bit, when it is made again elsewhere", func() {
+	It("is the same, bit by bit, when it is built in another directory", func() {
 		Expect(run(sources[1], "git", "rev-parse", "HEAD")).To(Equal(commit + "\n"))
 		Expect(read(sources[1], "dist", "checksums.txt")).To(Equal(read(made, "checksums.txt")))
 	})
 
-	It("has programs that tell version and commit, and are for their platforms", func() {
+	It("has programs that report version and commit, built for their platforms", func() {
 		for _, program := range []string{"usher", "kubectl-usher"} {
 			Expect(strings.Fields(run(".", filepath.Join(unpacked(runtime.GOARCH), program), "version"))[:3]).To(HaveExactElements("usher", version, commit[:12]))
 		}
@@ -183,7 +183,7 @@ var _ = Describe("a release", func() {
 		}
 	})
 
-	It("has archives with what belongs to a program", func() {
+	It("has archives with programs, documents, units, manual pages and completions", func() {
 		dir := unpacked("amd64")
 		Expect(filesIn(dir)).To(ContainElements("usher", "kubectl-usher", "LICENSE", "README.md", "CHANGELOG.md", "THIRD_PARTY_LICENSES",
 			"systemd/usher.service", "systemd/usher.env", "man/usher.1", "man/usher-run.1", "man/usher-get-services.1", "man/kubectl-usher.1", "man/kubectl-usher-exec.1",
@@ -202,7 +202,7 @@ var _ = Describe("a release", func() {
 		}
 	})
 
-	It("names each module that is linked, in its bill of materials and among the licences", func() {
+	It("lists each linked module in its bill of materials and its licenses", func() {
 		for _, of := range [][2]string{{"usher", "amd64"}, {"usher", "arm64"}, {"kubectl-usher", "amd64"}, {"kubectl-usher", "arm64"}} {
 			program, arch := of[0], of[1]
 			dir := unpacked(arch)
@@ -232,29 +232,29 @@ var _ = Describe("a release", func() {
 		}
 	})
 
-	DescribeTable("is not made", func(change func(*release), why string) {
+	DescribeTable("is not created", func(change func(*release), why string) {
 		r := release{version: version, source: sources[0], binaries: filepath.Join(sources[0], "bin/release"), out: GinkgoT().TempDir()}
 		change(&r)
 		Expect(r.make()).To(MatchError(ContainSubstring(why)))
 		Expect(filesIn(r.out)).To(BeEmpty())
 	},
-		Entry("of a version without v", func(r *release) { r.version = "9.8.7" }, `"9.8.7" is not like v1.2.3`),
-		Entry("of half a version", func(r *release) { r.version = "v9.8" }, `"v9.8" is not like v1.2.3`),
-		Entry("of another version than the programs'", func(r *release) { r.version = "v9.8.7-rc.1" }, `it is v9.8.7-rc.1, but usher version says "usher v9.8.7`),
-		Entry("of a version that the changelog does not have", func(r *release) { r.version = "v9.8.8" }, "CHANGELOG.md: there is no section '## 9.8.8 - "),
-		Entry("of a version that the chart does not have", without("deploy/helm/usher/Chart.yaml", "version: 9.8.7"), "Chart.yaml: there is no line 'version: 9.8.7'"),
-		Entry("of one whose image the chart does not ask for", without("deploy/helm/usher/Chart.yaml", "appVersion: v9.8.7"), "Chart.yaml: there is no line 'appVersion: v9.8.7'"),
-		Entry("of one whose image the kustomization does not ask for", without("deploy/kustomize/kustomization.yaml", "newTag: v9.8.7"), "kustomization.yaml: there is no line 'newTag: v9.8.7'"),
-		Entry("of no programs", func(r *release) { r.binaries = r.source }, "there is no program "),
-		Entry("of a program in another's folder", func(r *release) {
+		Entry("for a version without v", func(r *release) { r.version = "9.8.7" }, `"9.8.7" is not like v1.2.3`),
+		Entry("for an incomplete version", func(r *release) { r.version = "v9.8" }, `"v9.8" is not like v1.2.3`),
+		Entry("for a version that differs from that of the programs", func(r *release) { r.version = "v9.8.7-rc.1" }, `it is v9.8.7-rc.1, but usher version says "usher v9.8.7`),
+		Entry("for a version that is missing from the changelog", func(r *release) { r.version = "v9.8.8" }, "CHANGELOG.md: there is no section '## 9.8.8 - "),
+		Entry("for a version that is missing from the chart", without("deploy/helm/usher/Chart.yaml", "version: 9.8.7"), "Chart.yaml: there is no line 'version: 9.8.7'"),
+		Entry("for a version whose image is missing from the chart", without("deploy/helm/usher/Chart.yaml", "appVersion: v9.8.7"), "Chart.yaml: there is no line 'appVersion: v9.8.7'"),
+		Entry("for a version whose image is missing from the kustomization", without("deploy/kustomize/kustomization.yaml", "newTag: v9.8.7"), "kustomization.yaml: there is no line 'newTag: v9.8.7'"),
+		Entry("without programs", func(r *release) { r.binaries = r.source }, "there is no program "),
+		Entry("with a program in the directory of another platform", func(r *release) {
 			other := GinkgoT().TempDir()
 			Expect(os.Symlink(filepath.Join(r.binaries, "linux-arm64"), filepath.Join(other, "linux-amd64"))).To(Succeed())
 			r.binaries = other
 		}, "it is for linux/arm64"),
-		Entry("of a program that does not tell its commit", func(r *release) {
+		Entry("with a program that does not report its commit", func(r *release) {
 			r.binaries = another(r.source, "-buildvcs=false")
 		}, "it does not say of which commit it is"),
-		Entry("of changes that are not committed", func(r *release) {
+		Entry("with a program built from uncommitted changes", func(r *release) {
 			Expect(os.WriteFile(filepath.Join(r.source, "new"), nil, 0o644)).To(Succeed())
 			DeferCleanup(os.Remove, filepath.Join(r.source, "new"))
 			r.binaries = another(r.source, "-buildvcs=true")
@@ -271,7 +271,7 @@ var _ = Describe("a release", func() {
 		return r
 	}
 
-	It("has packages that sort before the release they precede, under names that GitHub leaves alone", func() {
+	It("has pre-release packages that sort before the release, with names that GitHub keeps", func() {
 		r := staged(version+"-rc.1", completions+"/usher.bash", completions+"/_usher", completions+"/usher.fish",
 			completions+"/kubectl-usher.bash", completions+"/_kubectl-usher", completions+"/kubectl-usher.fish")
 		names, err := r.packages(program{file: filepath.Join(r.staged, "program"), os: "linux", arch: "amd64"}, filepath.Join(r.staged, "licences"))

@@ -55,7 +55,7 @@ func inAnImage(d *spdx.Document) {
 }
 
 var _ = Describe("the bill of materials of a program", func() {
-	It("has the program, Go, each module that is linked into it, and what is added", func() {
+	It("lists the program, Go, each linked module, and added packages", func() {
 		_, doc := written(withIptables)
 		info, err := buildinfo.ReadFile(program)
 		Expect(err).NotTo(HaveOccurred())
@@ -78,7 +78,7 @@ var _ = Describe("the bill of materials of a program", func() {
 		Expect(doc.Relationships).To(HaveLen(len(doc.Packages)))
 	})
 
-	It("says of an image what is in it, and what of that is in the program", func() {
+	It("lists the contents of an image, and those of the program in it", func() {
 		_, doc := written(inAnImage)
 		named := map[common.ElementID]*spdx.Package{}
 		for _, p := range doc.Packages {
@@ -101,7 +101,7 @@ var _ = Describe("the bill of materials of a program", func() {
 			"example.com/ginkgo CONTAINS LIBRARY iptables"))
 	})
 
-	It("has a namespace of its own", func() {
+	It("has a unique namespace", func() {
 		namespaces := map[string]bool{}
 		for _, change := range []func(*spdx.Document){asItIs, withIptables, inAnImage} {
 			_, doc := written(change)
@@ -118,7 +118,7 @@ var _ = Describe("the bill of materials of a program", func() {
 		Expect(one).To(ContainSubstring(`"created": "2026-01-02T02:04:05Z"`))
 	})
 
-	It("is refused for what Go has not linked", func() {
+	It("is refused for a file that is not a Go program", func() {
 		file := filepath.Join(GinkgoT().TempDir(), "script")
 		Expect(os.WriteFile(file, []byte("#!/bin/sh\n"), 0o755)).To(Succeed())
 		_, err := Program(file, "v1.2.3", created)
