@@ -8,7 +8,7 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-func TestReportsOfWhatIsNotServedFindRoom(t *testing.T) {
+func TestReportsOfUnservedObjectsReplaceOthers(t *testing.T) {
 	g := NewWithT(t)
 	var r Reports
 	set := func(by string, served bool) { r.Set(by, time.Now(), []Report{{Object: by, Served: served}}) }

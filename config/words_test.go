@@ -11,7 +11,7 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-func TestWhatIsQuotedIsCut(t *testing.T) {
+func TestCutShortensLongText(t *testing.T) {
 	g := NewWithT(t)
 	g.Expect(Cut("short", 5)).To(Equal("short"))
 	g.Expect(Cut("longer", 5)).To(Equal("longe… (1 bytes more)"))
@@ -19,10 +19,10 @@ func TestWhatIsQuotedIsCut(t *testing.T) {
 		cut := Cut(strings.Repeat("é€𝄞", 3), n)
 		g.Expect(utf8.ValidString(cut)).To(BeTrue(), "%d: %q", n, cut)
 	}
-	g.Expect(Cut(strings.Repeat("\x80", 300), 200)).To(HavePrefix(strings.Repeat("\x80", 200)+"…"), "no UTF-8")
+	g.Expect(Cut(strings.Repeat("\x80", 300), 200)).To(HavePrefix(strings.Repeat("\x80", 200)+"…"), "not UTF-8")
 }
 
-func TestEachNamespaceHasItsShareOfMessages(t *testing.T) {
+func TestMessagesAreLimitedPerNamespace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		leftOut := map[string]int{}
@@ -48,7 +48,7 @@ func TestEachNamespaceHasItsShareOfMessages(t *testing.T) {
 		}
 		g.Expect(len(w.of)).To(BeNumerically("<=", maxSpeakers+1))
 		time.Sleep(time.Hour)
-		g.Expect(w.Allow("another", time.Now())).To(BeTrue(), "there is room again")
+		g.Expect(w.Allow("another", time.Now())).To(BeTrue(), "capacity is free again")
 		synctest.Wait()
 	})
 }

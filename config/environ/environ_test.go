@@ -39,7 +39,7 @@ func strings(vars []environ.Variable) []string {
 var http = config.DiscoveryPort{Protocol: config.TCP, Number: 80}
 
 var _ = Describe("the variables of a Service", func() {
-	It("are those of a kubelet, and Docker's", func() {
+	It("are those that the kubelet sets, including Docker's", func() {
 		s := service("default", "redis-primary", "10.0.0.11",
 			config.DiscoveryPort{Name: "db-main", Protocol: config.TCP, Number: 6379}, config.DiscoveryPort{Name: "gossip", Protocol: config.UDP, Number: 7000})
 		Expect(strings(environ.Of(s))).To(Equal([]string{
@@ -59,13 +59,13 @@ var _ = Describe("the variables of a Service", func() {
 		}))
 	})
 
-	It("tell the first of two cluster IPs, and put brackets around an IPv6 one in a URL", func() {
+	It("use the first of two cluster IPs, with brackets for IPv6 in URLs", func() {
 		s := service("default", "web", "fd00::10", http)
 		s.Discovery.ClusterIPs = append(s.Discovery.ClusterIPs, netip.MustParseAddr("10.0.0.1"))
 		Expect(strings(environ.Of(s))).To(ContainElements("WEB_SERVICE_HOST=fd00::10", "WEB_PORT=tcp://[fd00::10]:80"))
 	})
 
-	It("are none without a cluster IP", func() {
+	It("are absent without a cluster IP", func() {
 		Expect(environ.Of(config.Service{})).To(BeEmpty())
 		Expect(environ.Of(config.Service{Discovery: &config.Discovery{Ports: []config.DiscoveryPort{http}}})).To(BeEmpty())
 		Expect(environ.Of(config.Service{Discovery: &config.Discovery{ExternalName: "example.com"}})).To(BeEmpty())
@@ -84,24 +84,24 @@ var _ = Describe("the variables of a Pod", func() {
 		return slices.DeleteFunc(strings(vars), func(s string) bool { return !bytes.Contains([]byte(s), []byte("_SERVICE_HOST=")) })
 	}
 
-	It("are those of its namespace, and of the API server", func() {
+	It("are those of its namespace's Services and of the API server", func() {
 		Expect(hosts(environ.OfPod(all, "a"))).To(Equal([]string{"DB_SERVICE_HOST=10.0.0.3", "KUBERNETES_SERVICE_HOST=10.0.0.4", "WEB_SERVICE_HOST=10.0.0.1"}))
 		Expect(hosts(environ.OfPod(all, "none"))).To(Equal([]string{"KUBERNETES_SERVICE_HOST=10.0.0.4"}))
 		Expect(hosts(environ.OfPod(all, "default"))).To(Equal([]string{"KUBERNETES_SERVICE_HOST=10.0.0.4", "OTHER_SERVICE_HOST=10.0.0.5"}))
 	})
 
-	It("are those of its own namespace's kubernetes, if it has one", func() {
+	It("prefer a Service named kubernetes in its namespace", func() {
 		own := append(all, service("a", "kubernetes", "10.0.0.9", http))
 		Expect(hosts(environ.OfPod(own, "a"))).To(ContainElement("KUBERNETES_SERVICE_HOST=10.0.0.9"))
 	})
 
-	It("can be asked for of all namespaces; of equal names its own comes first, or else the first", func() {
+	It("can cover all namespaces, preferring the Pod's, then the first, for equal names", func() {
 		Expect(hosts(environ.OfAll(all, "b"))).To(Equal([]string{"DB_SERVICE_HOST=10.0.0.3", "KUBERNETES_SERVICE_HOST=10.0.0.4", "OTHER_SERVICE_HOST=10.0.0.5", "WEB_SERVICE_HOST=10.0.0.2"}))
 		Expect(hosts(environ.OfAll(all, "default"))).To(ContainElement("WEB_SERVICE_HOST=10.0.0.1"))
 	})
 })
 
-var _ = Describe("variables that are written down", func() {
+var _ = Describe("written variables", func() {
 	vars := append(environ.Of(service("default", "web", "fd00::10", http)), environ.Of(service("default", "3scale", "10.0.0.1", http))...)
 	write := func(format environ.Format) (string, []string) {
 		GinkgoHelper()
@@ -111,7 +111,7 @@ var _ = Describe("variables that are written down", func() {
 		return b.String(), left
 	}
 
-	It("for a shell are what it sets, but for those whose name it cannot take", func() {
+	It("for a shell can be evaluated by it, except those with invalid names", func() {
 		text, left := write(environ.Shell)
 		Expect(left).To(HaveLen(7))
 		Expect(left).To(HaveEach(HavePrefix("3SCALE_")))
@@ -120,7 +120,7 @@ var _ = Describe("variables that are written down", func() {
 		Expect(string(out)).To(And(HavePrefix("tcp://[fd00::10]:80"), ContainSubstring("\nWEB_SERVICE_HOST=fd00::10\n")))
 	})
 
-	It("for .env are lines without quotes", func() {
+	It("for .env are unquoted lines", func() {
 		text, left := write(environ.Dotenv)
 		Expect(left).To(BeEmpty())
 		Expect(text).To(And(ContainSubstring("WEB_PORT=tcp://[fd00::10]:80\n"), ContainSubstring("3SCALE_SERVICE_HOST=10.0.0.1\n")))

@@ -109,7 +109,7 @@ var _ = Describe("Events", func() {
 		DeferCleanup(func() { cancel(); <-ended })
 	})
 
-	It("are counted where they say the same, and created again where one is gone", func() {
+	It("are counted if their message is equal, and created again after deletion", func() {
 		events.Warn(web, "Failed", "no port")
 		events.Warn(web, "Failed", "no port")
 		events.Warn(web, "Failed", "no address")
@@ -125,7 +125,7 @@ var _ = Describe("Events", func() {
 		Eventually(api.all).WithTimeout(patience).Should(ConsistOf("On node worker-1: no port 1"))
 	})
 
-	It("are repeated while there is no answer, and not if they are refused", func() {
+	It("are sent again if there is no response, but not if they are rejected", func() {
 		api.answer(-1)
 		events.Repaired(web, "Served", "again")
 		Eventually(api.requests).WithTimeout(patience).Should(BeNumerically(">", 1))
@@ -141,7 +141,7 @@ var _ = Describe("Events", func() {
 		Eventually(api.all).WithTimeout(patience).Should(ConsistOf("On node worker-1: again 1", "On node worker-1: later 1"))
 	})
 
-	It("are limited about one object", func() {
+	It("are limited per object", func() {
 		for n := range 2 * eventsAtOnce {
 			events.Warn(web, "Failed", fmt.Sprint(n))
 		}

@@ -37,7 +37,7 @@ func unreachable() *Client {
 	return client
 }
 
-var _ = DescribeTable("the API server is asked only for what is usher's business",
+var _ = DescribeTable("the API server is asked only for relevant objects",
 	func(proxyName string, discovery bool, object map[string]string, service, slice bool) {
 		of, err := selectorsFor(proxyName, discovery)
 		Expect(err).NotTo(HaveOccurred())
@@ -50,17 +50,17 @@ var _ = DescribeTable("the API server is asked only for what is usher's business
 		Expect(matches(of.sliceLabels)).To(Equal(slice), "EndpointSlice")
 	},
 	Entry("no label", "", false, map[string]string{}, true, true),
-	Entry("headless, which only slices are by their label", "", false, map[string]string{"service.kubernetes.io/headless": ""}, true, false),
-	Entry("another proxy's", "", false, map[string]string{"service.kubernetes.io/service-proxy-name": "other"}, false, true),
-	Entry("with a name: its own", "usher", false, map[string]string{"service.kubernetes.io/service-proxy-name": "usher"}, true, true),
-	Entry("with a name: no label; people may have written the slice", "usher", false, map[string]string{}, false, true),
-	Entry("with a name: headless", "usher", false, map[string]string{"service.kubernetes.io/headless": ""}, false, false),
-	Entry("with a name: another proxy's", "usher", false, map[string]string{"service.kubernetes.io/service-proxy-name": "other"}, false, true),
-	Entry("with discovery: headless", "", true, map[string]string{"service.kubernetes.io/headless": ""}, true, true),
-	Entry("with discovery: another proxy's", "usher", true, map[string]string{"service.kubernetes.io/service-proxy-name": "other"}, true, true),
+	Entry("headless label: only slices are excluded", "", false, map[string]string{"service.kubernetes.io/headless": ""}, true, false),
+	Entry("another proxy's label: only Services are excluded", "", false, map[string]string{"service.kubernetes.io/service-proxy-name": "other"}, false, true),
+	Entry("with a proxy name: its own label", "usher", false, map[string]string{"service.kubernetes.io/service-proxy-name": "usher"}, true, true),
+	Entry("with a proxy name: no label, as on slices that users create", "usher", false, map[string]string{}, false, true),
+	Entry("with a proxy name: headless label", "usher", false, map[string]string{"service.kubernetes.io/headless": ""}, false, false),
+	Entry("with a proxy name: another proxy's label", "usher", false, map[string]string{"service.kubernetes.io/service-proxy-name": "other"}, false, true),
+	Entry("with discovery: headless label", "", true, map[string]string{"service.kubernetes.io/headless": ""}, true, true),
+	Entry("with discovery: another proxy's label", "usher", true, map[string]string{"service.kubernetes.io/service-proxy-name": "other"}, true, true),
 )
 
-var _ = It("the API server is not asked for Services without a cluster IP, but with discovery", func() {
+var _ = It("the API server is asked for Services without a cluster IP only with discovery", func() {
 	of, err := selectorsFor("", false)
 	Expect(err).NotTo(HaveOccurred())
 	Expect(of.serviceFields).To(Equal("spec.clusterIP!=None"))
@@ -101,7 +101,7 @@ var _ = Describe("a Node", func() {
 		taint := corev1.Taint{Key: "ToBeDeletedByClusterAutoscaler", Effect: corev1.TaintEffectNoSchedule}
 		Expect(node(func(n *corev1.Node) { n.Spec.Taints = append(n.Spec.Taints, taint) }).Leaving).To(BeTrue())
 	})
-	It("is leaving as long as there is no object, and stays as it was when that is deleted", func() {
+	It("is leaving while no Node object exists, and keeps its state if that is deleted", func() {
 		var now config.Node
 		log, logged := logtest.NewNullLogger()
 		s, err := New(Options{Client: unreachable(), NodeName: "n1", Log: log, OnNode: func(n config.Node) { now = n }})
@@ -131,7 +131,7 @@ var _ = Describe("a Node", func() {
 		Expect(s.nodes.GetStore().Add(object)).To(Succeed())
 		s.lookAtNode()
 		Expect(marked()).To(BeFalse())
-		Expect(now.Leaving).To(BeFalse(), "it has come back")
+		Expect(now.Leaving).To(BeFalse(), "the Node object exists again")
 	})
 	It("with other taints is not leaving", func() {
 		taint := corev1.Taint{Key: "node.kubernetes.io/unschedulable", Effect: corev1.TaintEffectNoSchedule}
@@ -139,10 +139,10 @@ var _ = Describe("a Node", func() {
 	})
 })
 
-var _ = Describe("what is kept of an object", func() {
+var _ = Describe("a stored object", func() {
 	meta := metav1.ObjectMeta{Name: "a", Labels: map[string]string{"keep": "me"}, Annotations: map[string]string{"long": "text"},
 		ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl"}}}
-	It("is with the annotations that usher reads", func() {
+	It("keeps the annotations that usher reads", func() {
 		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "default", Annotations: map[string]string{
 			translate.AnnotationUDPIdleTimeout: "7s", translate.AnnotationIdleTimeout: "8s", translate.AnnotationMaxAge: "9s", translate.AnnotationClientAddress: "node", translate.AnnotationAWSProxyProtocol: "*", "long": "text"}},
 			Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{
@@ -157,7 +157,7 @@ var _ = Describe("what is kept of an object", func() {
 		Expect(ports[0].NodeAddress).To(BeTrue())
 		Expect([]time.Duration{ports[0].IdleTimeout, ports[0].MaxAge, ports[1].UDPIdleTimeout}).To(Equal([]time.Duration{8 * time.Second, 9 * time.Second, 7 * time.Second}))
 	})
-	It("is without managed fields and annotations, and with all that decides", func() {
+	It("has no managed fields and other annotations, but its labels and spec", func() {
 		svc := &corev1.Service{ObjectMeta: *meta.DeepCopy(), Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Selector: map[string]string{"app": "web"}}}
 		Expect(trim(svc)).To(BeIdenticalTo(svc))
 		Expect(svc.ManagedFields).To(BeNil())
@@ -173,8 +173,8 @@ var _ = Describe("what is kept of an object", func() {
 	})
 })
 
-var _ = Describe("what is wrong with a Service", func() {
-	It("is told once, and again only if it is another thing, or twice as much", func() {
+var _ = Describe("the problems of a Service", func() {
+	It("are logged once, and again only if they recur or their number doubles", func() {
 		web := types.NamespacedName{Namespace: "default", Name: "web"}
 		log, logged := logtest.NewNullLogger()
 		var told []translate.Problem
@@ -207,10 +207,10 @@ var _ = Describe("what is wrong with a Service", func() {
 		Expect(told).To(HaveLen(2))
 		wrong(0)
 		wrong(1)
-		Expect(told).To(HaveLen(3), "it was well in between")
+		Expect(told).To(HaveLen(3), "there was no problem in between")
 	})
 
-	It("is cut, and told with a bound, if a namespace says very much that is always new", func() {
+	It("are shortened, and limited per namespace, if they change all the time", func() {
 		log, logged := logtest.NewNullLogger()
 		var reports config.Reports
 		told := map[string]int{}
@@ -242,7 +242,7 @@ var _ = Describe("what is wrong with a Service", func() {
 		Expect(reports.All()).To(HaveEach(HaveField("Message", ContainSubstring("bytes more"))))
 	})
 
-	It("is reported as long as it is so, names of ports that differ, too", func() {
+	It("are reported while they exist, including port names that do not match", func() {
 		var reports config.Reports
 		log, _ := logtest.NewNullLogger()
 		s, err := New(Options{Client: unreachable(), Log: log, Reports: &reports})
@@ -263,7 +263,7 @@ var _ = Describe("what is wrong with a Service", func() {
 })
 
 var _ = Describe("triggers", func() {
-	It("tell how long ago a change was, each once, and nothing of those before the start", func() {
+	It("report the age of each change once, except for changes before the start", func() {
 		web := types.NamespacedName{Namespace: "default", Name: "web"}
 		slice := func(ago time.Duration) *discoveryv1.EndpointSlice {
 			at := time.Now().Add(-ago).Format(time.RFC3339Nano)

@@ -158,20 +158,20 @@ var _ = Describe("Reach", func() {
 		return And(HaveField("Connected", false), HaveField("Reason", reason), HaveField("Since", Not(BeZero())), HaveField("Err", MatchError(ContainSubstring(text))))
 	}
 
-	It("tells since when the API server sends what there is, or does not", func() {
+	It("reports the connection state, the time of its last change, and the error", func() {
 		var r Reach
 		Expect(r.Status()).To(BeZero())
 		r.note("services", false, "", nil)
 		up := r.Status()
 		Expect(up.Connected).To(BeTrue())
 		r.note("services", true, "", nil)
-		Expect(r.Status()).To(Equal(up), "it has not changed")
+		Expect(r.Status()).To(Equal(up), "the state has not changed")
 		r.note("nodes", true, Unreachable, errTest)
 		down := r.Status()
 		Expect(down).To(fails(Unreachable, "away"))
 		Expect(down.Since).To(BeTemporally(">=", up.Since))
 		r.note("services", true, Forbidden, errors.New("no"))
-		Expect(r.Status()).To(And(fails(Forbidden, "no"), HaveField("Since", down.Since)), "the first of them, since the first failed")
+		Expect(r.Status()).To(And(fails(Forbidden, "no"), HaveField("Since", down.Since)), "the first resource, since the time of the first failure")
 		r.note("services", false, "", nil)
 		Expect(r.Status()).To(fails(Forbidden, "no"), "a list does not prove that watches are allowed")
 		r.note("services", true, "", nil)
@@ -180,7 +180,7 @@ var _ = Describe("Reach", func() {
 		Expect(r.Status().Connected).To(BeTrue())
 	})
 
-	DescribeTable("names why there is nothing to serve, from the start", func(reason Reason, text string, change func(cluster, user map[string]any), fault func(http.ResponseWriter, *http.Request) bool) {
+	DescribeTable("reports why the initial sync fails", func(reason Reason, text string, change func(cluster, user map[string]any), fault func(http.ResponseWriter, *http.Request) bool) {
 		s := newFakeServer()
 		s.become(fault)
 		reach, complete := follow(s.kubeconfig(change))
@@ -195,12 +195,12 @@ var _ = Describe("Reach", func() {
 		Entry("404", UnexpectedAnswer, "the API server returned 404", nil, refuses(404, every)),
 		Entry("a proxy that answers 200 with HTML", UnexpectedAnswer, noList("text/html"), nil, answers("text/html", "<html><body>log in</body></html>", every)),
 		Entry("a proxy that answers 200 with JSON", UnexpectedAnswer, "services: the response from 127.0.0.1:", nil, answers("application/json", `{"ok":true}`, every)),
-		Entry("the same, if it refuses to begin a watch with a list", UnexpectedAnswer, "list services: the response from 127.0.0.1:", nil,
+		Entry("a proxy that answers 200 with JSON, except to watches", UnexpectedAnswer, "list services: the response from 127.0.0.1:", nil,
 			answers("application/json", `{"ok":true}`, func(r *http.Request) bool { return !isWatch(r) })),
-		Entry("a list in JSON of something else", UnexpectedAnswer, noList("application/json"), nil, answers("application/json", ` {"apiVersion": "v1", "kind": "Status"}`, every)),
-		Entry("JSON that is no object", UnexpectedAnswer, noList("application/json"), nil, answers("application/json", `["ok"]`, every)),
-		Entry("no such name", NameNotFound, "lookup api.invalid", func(cluster, _ map[string]any) { cluster["server"] = "https://api.invalid" }, nil),
-		Entry("nobody there", Unreachable, "connection refused", func(cluster, _ map[string]any) { cluster["server"] = "https://127.0.0.1:1" }, nil),
+		Entry("JSON of another kind than a list", UnexpectedAnswer, noList("application/json"), nil, answers("application/json", ` {"apiVersion": "v1", "kind": "Status"}`, every)),
+		Entry("JSON that is not an object", UnexpectedAnswer, noList("application/json"), nil, answers("application/json", `["ok"]`, every)),
+		Entry("an unknown host name", NameNotFound, "lookup api.invalid", func(cluster, _ map[string]any) { cluster["server"] = "https://api.invalid" }, nil),
+		Entry("no server at the address", Unreachable, "connection refused", func(cluster, _ map[string]any) { cluster["server"] = "https://127.0.0.1:1" }, nil),
 		Entry("a certificate of another CA", TLSFailed, "x509: ", func(cluster, _ map[string]any) { delete(cluster, "certificate-authority-data") }, nil),
 		Entry("a certificate for another name", TLSFailed, "x509: ", func(cluster, _ map[string]any) { cluster["tls-server-name"] = "other.test" }, nil),
 		Entry("an exec plugin that fails", NoCredentials, "getting credentials: exec: executable false failed", func(_, user map[string]any) {
@@ -209,7 +209,7 @@ var _ = Describe("Reach", func() {
 		}, nil),
 	)
 
-	It("names why changes are not sent any more, while what was sent is served; and a new watch ends that", func() {
+	It("reports why changes no longer arrive after the initial sync, until a watch succeeds", func() {
 		s := newFakeServer()
 		reach, complete := follow(s.kubeconfig(nil))
 		Eventually(complete).WithTimeout(patience).Should(BeClosed())
@@ -223,16 +223,16 @@ var _ = Describe("Reach", func() {
 		Eventually(reach.Status).WithTimeout(2 * patience).Should(And(HaveField("Connected", true), HaveField("Err", BeNil())))
 	})
 
-	It("names the verb that a role lacks, though lists are answered", func() {
+	It("reports the verb that a role lacks, even if lists succeed", func() {
 		s := newFakeServer()
 		s.become(refuses(403, func(r *http.Request) bool { return isWatch(r) && ofSlices(r) }))
 		reach, complete := follow(s.kubeconfig(nil))
-		Eventually(complete).WithTimeout(patience).Should(BeClosed(), "lists are all there is")
+		Eventually(complete).WithTimeout(patience).Should(BeClosed(), "lists are enough for the initial sync")
 		Eventually(reach.Status).WithTimeout(patience).Should(fails(Forbidden, "watch endpointslices: the API server returned 403"))
 		Consistently(reach.Status).WithTimeout(2 * time.Second).Should(fails(Forbidden, "watch endpointslices"))
 	})
 
-	It("takes a watch that is established again for no failure", func() {
+	It("does not report a re-established watch as a failure", func() {
 		s := newFakeServer()
 		var gone, watches atomic.Int64
 		s.become(func(w http.ResponseWriter, r *http.Request) bool {
@@ -267,19 +267,19 @@ func TestPause(t *testing.T) {
 			g.Expect(err).NotTo(HaveOccurred())
 			return time.Since(began)
 		}
-		g.Expect(watch()).To(BeZero(), "the first may be right")
+		g.Expect(watch()).To(BeZero(), "the first response may be legitimate")
 		g.Expect(watch()).To(Equal(200 * time.Millisecond))
 		g.Expect(watch()).To(Equal(400 * time.Millisecond))
 		g.Expect(r.Status()).To(BeZero())
 		for range 10 {
 			g.Expect(watch()).To(BeNumerically("<=", maxPause))
 		}
-		g.Expect(r.Status().Err).To(MatchError("watch services: the API server returned 410 Gone"), "again and again is a failure")
+		g.Expect(r.Status().Err).To(MatchError("watch services: the API server returned 410 Gone"), "repeated responses are a failure")
 		gone = http.StatusOK
 		g.Expect(watch()).To(BeZero())
 		g.Expect(r.Status().Connected).To(BeTrue())
 		gone = http.StatusGone
-		g.Expect(watch()).To(BeZero(), "it begins anew")
+		g.Expect(watch()).To(BeZero(), "the delays start over")
 	})
 }
 

@@ -66,7 +66,7 @@ var _ = Describe("ServiceCIDRs", func() {
 		return out
 	}
 
-	It("are told with the node, when they come, change and go, also once the Node object is deleted", func() {
+	It("are reported with the node when added, changed or deleted, also across the Node's deletion", func() {
 		node := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}}
 		nodeObjects, cidrObjects := fcache.NewFakeControllerSource(), fcache.NewFakeControllerSource()
 		nodeObjects.Add(node)
@@ -97,13 +97,13 @@ var _ = Describe("ServiceCIDRs", func() {
 		become("10.96.0.0/16")
 
 		nodeObjects.Delete(node)
-		Consistently(nodes).WithTimeout(300*time.Millisecond).ShouldNot(Receive(), "what was known of the node stays")
+		Consistently(nodes).WithTimeout(300*time.Millisecond).ShouldNot(Receive(), "the known state of the node is kept")
 		nodeObjects.Add(node)
 		cidrObjects.Delete(cidr("kubernetes"))
 		become()
 	})
 
-	DescribeTable("are not known, and nothing fails, where the API server refuses them",
+	DescribeTable("are unknown, and nothing fails, if the API server rejects the requests",
 		func(code int) {
 			server := newFakeServer()
 			server.become(refuses(code, func(r *http.Request) bool { return filepath.Base(r.URL.Path) == "servicecidrs" }))
@@ -124,7 +124,7 @@ var _ = Describe("ServiceCIDRs", func() {
 			Consistently(lines).WithTimeout(2 * time.Second).Should(ConsistOf(line))
 			Expect(reach.Status().Err).NotTo(HaveOccurred())
 		},
-		Entry("since it has none", http.StatusNotFound),
-		Entry("by the role", http.StatusForbidden),
+		Entry("404: no such resource", http.StatusNotFound),
+		Entry("403: not allowed by the role", http.StatusForbidden),
 	)
 })

@@ -35,8 +35,8 @@ func (w *world) balancersOf(name string) (out []string) {
 	return out
 }
 
-var _ = Describe("a Service that names no node port", func() {
-	It("gets one from the upper band, the same each time, and keeps it when it changes", func() {
+var _ = Describe("a Service that specifies no node port", func() {
+	It("gets the same one from the upper band each time, and keeps it when changed", func() {
 		w := newWorld()
 		w.write("a.yaml", svc("one", "type: NodePort"))
 		had := w.nodePortsOf("one")
@@ -48,7 +48,7 @@ var _ = Describe("a Service that names no node port", func() {
 		again.write("a.yaml", svc("two", "type: NodePort")+svc("one", "type: NodePort"))
 		Expect(again.nodePortsOf("one")).To(Equal(had))
 	})
-	It("gets none if it wants none", func() {
+	It("gets none if it is a ClusterIP or sets allocateLoadBalancerNodePorts: false", func() {
 		w := newWorld()
 		w.write("a.yaml", svc("one", "type: LoadBalancer, allocateLoadBalancerNodePorts: false")+svc("two", ""))
 		Expect(w.nodePortsOf("one")).To(BeEmpty())
@@ -62,7 +62,7 @@ var _ = Describe("a Service that names no node port", func() {
 		Expect(had[1]).To(Equal(had[2]))
 		Expect(had[0]).NotTo(Equal(had[1]))
 	})
-	It("gets another one if that has been named by another Service", func() {
+	It("gets another one if another Service specifies that one", func() {
 		w := newWorld()
 		w.write("a.yaml", svc("one", "type: NodePort"))
 		had := w.nodePortsOf("one")[0]
@@ -72,7 +72,7 @@ var _ = Describe("a Service that names no node port", func() {
 		Expect(again.nodePortsOf("one")).To(HaveExactElements(Equal(had + 1)))
 		Expect(again.said()).To(BeEmpty())
 	})
-	It("keeps it when another Service names it later, as in a cluster, and that is told", func() {
+	It("keeps it if another Service specifies it later, which is reported", func() {
 		w := newWorld()
 		w.write("a.yaml", svc("one", "type: NodePort"))
 		had := w.nodePortsOf("one")
@@ -80,9 +80,9 @@ var _ = Describe("a Service that names no node port", func() {
 		Expect(w.nodePortsOf("one")).To(Equal(had))
 		Expect(w.said()).To(ContainSubstring("Service default/two: spec.ports[0].nodePort: Invalid value: %d: provided port is already allocated to Service default/one", had[0]))
 		w.write("a.yaml", "")
-		Expect(w.nodePortsOf("two")).To(Equal(had), "it has gone")
+		Expect(w.nodePortsOf("two")).To(Equal(had), "the owner was removed")
 	})
-	It("gets none when none is left, and says so", func() {
+	It("gets none if none is free, which is reported", func() {
 		w := newWorld()
 		w.resolver.nodePorts = Ports{40000, 40001}
 		w.write("a.yaml", svc("one", "type: NodePort")+svc("two", "type: NodePort")+svc("three", "type: NodePort"))
@@ -92,7 +92,7 @@ var _ = Describe("a Service that names no node port", func() {
 		Expect(w.nodePortsOf("three")).To(HaveLen(1))
 		Expect(w.said()).To(BeEmpty())
 	})
-	It("gets one for health checks if load balancers ask for its endpoints", func() {
+	It("gets one for health checks with externalTrafficPolicy Local", func() {
 		w := newWorld()
 		w.write("a.yaml", svc("one", "type: LoadBalancer, externalTrafficPolicy: Local"))
 		had := w.served("one").HealthCheckNodePort
@@ -108,7 +108,7 @@ var _ = Describe("a Service of type LoadBalancer", func() {
 		w = newWorld("10.96.0.0/12", "fd00::/112")
 		w.resolver.balancerNets = networks{netip.MustParsePrefix("192.0.2.0/28"), netip.MustParsePrefix("2001:db8::/64")}
 	})
-	It("gets an IP of a load balancer of each of its families, and keeps them when it changes", func() {
+	It("gets a load balancer IP of each family, and keeps them when it changes", func() {
 		w.write("a.yaml", svc("one", "type: LoadBalancer, ipFamilyPolicy: PreferDualStack"))
 		had := w.balancersOf("one")
 		Expect(had).To(HaveExactElements(HavePrefix("192.0.2."), HavePrefix("2001:db8::")))
@@ -120,7 +120,7 @@ var _ = Describe("a Service of type LoadBalancer", func() {
 		w.write("a.yaml", svc("one", ""))
 		Expect(w.balancersOf("one")).To(BeEmpty())
 	})
-	It("has those that its status tells, which nobody else is given", func() {
+	It("has the IPs in its status, which no other Service gets", func() {
 		for i := range 16 {
 			w.write(fmt.Sprint(i, ".yaml"), svc(fmt.Sprint("s", i), fmt.Sprintf("type: LoadBalancer}\nstatus: {loadBalancer: {ingress: [{ip: 192.0.2.%d}]}", i)))
 		}
@@ -128,18 +128,18 @@ var _ = Describe("a Service of type LoadBalancer", func() {
 		Expect(w.balancersOf("s3")).To(Equal([]string{"192.0.2.3"}))
 		Expect(w.balancersOf("one")).To(BeEmpty())
 		Expect(w.said()).To(ContainSubstring("Service default/one: status.loadBalancer: no free address in --load-balancer-ip-cidr 192.0.2.0/28"))
-		Expect(w.has("one")).NotTo(BeEmpty(), "it is served all the same")
+		Expect(w.has("one")).NotTo(BeEmpty(), "it is still served")
 		w.write("3.yaml", "")
 		Expect(w.balancersOf("one")).To(Equal([]string{"192.0.2.3"}))
 	})
-	It("has the one that it asks for, unless another has it", func() {
+	It("gets its loadBalancerIP, unless another Service has it", func() {
 		w.write("a.yaml", svc("one", "type: LoadBalancer, loadBalancerIP: 198.51.100.7"))
 		Expect(w.balancersOf("one")).To(Equal([]string{"198.51.100.7"}))
 		w.write("b.yaml", svc("two", "type: LoadBalancer, loadBalancerIP: 198.51.100.7"))
 		Expect(w.balancersOf("two")).To(BeEmpty())
 		Expect(w.said()).To(ContainSubstring(`Service default/two: spec.loadBalancerIP: Invalid value: "198.51.100.7": provided IP is already allocated to another Service`))
 	})
-	It("gets none where there are no networks for that, or another's class is asked for", func() {
+	It("gets no IP without load balancer networks or with another loadBalancerClass", func() {
 		w.write("a.yaml", svc("one", "type: LoadBalancer, loadBalancerClass: example.com/other"))
 		Expect(w.balancersOf("one")).To(BeEmpty())
 		w.resolver.balancerNets = nil

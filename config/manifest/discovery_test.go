@@ -32,7 +32,7 @@ spec: {type: ExternalName, externalName: www.example.com}
 ---
 `
 
-var _ = Describe("Services that are only names", func() {
+var _ = Describe("headless and ExternalName Services", func() {
 	var dir string
 	BeforeEach(func() {
 		dir = GinkgoT().TempDir()
@@ -61,7 +61,7 @@ var _ = Describe("Services that are only names", func() {
 		return out
 	}
 
-	It("are no mistake, and not told of unless asked for", func() {
+	It("are valid, and are not applied without discovery", func() {
 		r, err := manifest.Check(manifest.Options{Paths: []string{dir}})
 		Expect(err).NotTo(HaveOccurred())
 		Expect(r.Errors).To(BeEmpty())
@@ -69,7 +69,7 @@ var _ = Describe("Services that are only names", func() {
 		Eventually(start(false)).Should(Receive(BeEmpty()))
 	})
 
-	It("are told of if asked for, and when they change or go", func() {
+	It("are applied with discovery, also when they change or are removed", func() {
 		applied := start(true)
 		var services []config.Service
 		Eventually(applied).Should(Receive(&services))

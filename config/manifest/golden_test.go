@@ -109,7 +109,7 @@ func inputs(folder string) []string {
 	return out
 }
 
-var _ = Describe("a manifest without mistakes", func() {
+var _ = Describe("a valid manifest", func() {
 	for _, file := range inputs("good") {
 		It("is served: "+filepath.Base(file), func() {
 			r, err := manifest.Check(manifest.Options{
@@ -124,9 +124,9 @@ var _ = Describe("a manifest without mistakes", func() {
 	}
 })
 
-var _ = Describe("a manifest with mistakes", func() {
+var _ = Describe("an invalid manifest", func() {
 	for _, file := range inputs("bad") {
-		It("is told all of them: "+filepath.Base(file), func() {
+		It("is reported with all its errors: "+filepath.Base(file), func() {
 			r, err := manifest.Check(manifest.Options{Paths: []string{file}, Node: here})
 			Expect(err).NotTo(HaveOccurred())
 			Expect(r.Errors).NotTo(BeEmpty())
@@ -136,7 +136,7 @@ var _ = Describe("a manifest with mistakes", func() {
 })
 
 var _ = Describe("the examples", func() {
-	It("have no mistakes and nothing to warn of", func() {
+	It("have no errors or warnings", func() {
 		r, err := manifest.Check(manifest.Options{Paths: []string{"../../examples"}})
 		Expect(err).NotTo(HaveOccurred())
 		Expect(r.Errors).To(BeEmpty())

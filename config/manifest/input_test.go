@@ -17,7 +17,7 @@ import (
 var _ = Describe("standard input", func() {
 	const web = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {ports: [{port: 80}]}\n"
 
-	It("is one file more, whose Services stay", func() {
+	It("is an additional file, whose Services stay", func() {
 		dir := GinkgoT().TempDir()
 		s, err := manifest.New(manifest.Options{Paths: []string{manifest.Stdin, dir}, Input: strings.NewReader(web)})
 		Expect(err).NotTo(HaveOccurred())
@@ -31,13 +31,13 @@ var _ = Describe("standard input", func() {
 		Expect(services[0].Name.String()).To(Equal("default/web"))
 		Expect(os.WriteFile(filepath.Join(dir, "cart.yaml"), []byte(strings.ReplaceAll(web, "web", "cart")), 0o644)).To(Succeed())
 		Eventually(applied).WithTimeout(10 * time.Second).Should(Receive(&services))
-		Expect(services).To(HaveLen(1), "what has changed")
+		Expect(services).To(HaveLen(1), "only the changed Service")
 		Expect(services[0].Name.String()).To(Equal("default/cart"))
 		cancel()
 		Eventually(done).WithTimeout(10 * time.Second).Should(Receive(BeNil()))
 	})
 
-	It("may be all there is, and is named where it is wrong", func() {
+	It("can be the only input, and is named in errors", func() {
 		result, err := manifest.Check(manifest.Options{Paths: []string{manifest.Stdin}, Input: strings.NewReader(web + "---\nkind: Service\n")})
 		Expect(err).NotTo(HaveOccurred())
 		Expect(result.Files).To(Equal(1))

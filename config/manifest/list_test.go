@@ -13,7 +13,7 @@ import (
 )
 
 // Several readers share a long file.
-var _ = Describe("A long file", func() {
+var _ = Describe("a long file", func() {
 	const count = 5000
 	var objects []string
 	BeforeEach(func() {
@@ -36,7 +36,7 @@ var _ = Describe("A long file", func() {
 		return r
 	}
 
-	It("that is one List is read whole, and its mistakes are told in its order", func() {
+	It("that is one List is read completely, with errors in the order of its items", func() {
 		objects[4008] = `{apiVersion: "v1", kind: "List", items: []}`
 		r := read("apiVersion: v1\nkind: List\nitems:\n- " + strings.Join(objects, "\n- "))
 		Expect(r.Services).To(HaveLen(count - 6))
@@ -47,7 +47,7 @@ var _ = Describe("A long file", func() {
 		Expect(r.Errors[5].Error()).To(ContainSubstring("a list must not contain a list"))
 	})
 
-	It("of many documents is read whole, and its mistakes are told in its order", func() {
+	It("of many documents is read completely, with errors in their order", func() {
 		objects[4008] = "apiVersion: v1\nkind: Service\n\tmetadata: {}"
 		r := read(strings.Join(objects, "\n---\n"))
 		Expect(r.Services).To(HaveLen(count - 6))
@@ -59,7 +59,7 @@ var _ = Describe("A long file", func() {
 		Expect(r.Errors[5].Line).To(Equal(2*4008 + 3))
 	})
 
-	It("may not become too large by its aliases, whoever reads them", func() {
+	It("has one size limit for expanded aliases, which all readers share", func() {
 		// Each alias expands the document to about 20 MB. The limit is 32 MiB.
 		large := `{apiVersion: v1, kind: Service, metadata: {name: a}, x: &a "` + strings.Repeat("1234567890", 10000) + `", y: [` + strings.Repeat("*a,", 200) + `*a]}`
 		const tooLarge = "too large after expanding aliases (*name)"

@@ -9,8 +9,8 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-var _ = Describe("what is wrong with a file", func() {
-	It("is reported by the path that the file has now", func() {
+var _ = Describe("an error in a file", func() {
+	It("is reported with the file's current path", func() {
 		dir := GinkgoT().TempDir()
 		a := filepath.Join(dir, "a.yaml")
 		l, err := Options{Paths: []string{dir}}.loader()

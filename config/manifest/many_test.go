@@ -14,7 +14,7 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-var _ = Describe("a hundred slices of a thousand wrong endpoints", func() {
+var _ = Describe("100 slices of 1,000 invalid endpoints", func() {
 	write := func(dir, name string, object map[string]any) {
 		GinkgoHelper()
 		text, err := json.Marshal(object)
@@ -30,7 +30,7 @@ var _ = Describe("a hundred slices of a thousand wrong endpoints", func() {
 			"metadata": map[string]any{"name": fmt.Sprintf("web-%02d", i), "labels": map[string]string{"kubernetes.io/service-name": "web"}}}
 	}
 
-	DescribeTable("are told in a few lines, and other Services are served", func(addr, said string, lines int) {
+	DescribeTable("are reported in a few lines, and other Services are served", func(addr, said string, lines int) {
 		dir := GinkgoT().TempDir()
 		for _, name := range []string{"web", "other"} {
 			write(dir, name, map[string]any{"apiVersion": "v1", "kind": "Service", "metadata": map[string]any{"name": name}, "spec": map[string]any{"ports": []any{map[string]any{"port": 80}}}})
@@ -52,7 +52,7 @@ var _ = Describe("a hundred slices of a thousand wrong endpoints", func() {
 		Expect(text.String()).To(ContainSubstring(said))
 		Expect(len(logged.AllEntries())).To(BeNumerically("<=", lines), text.String())
 	},
-		Entry("that usher refuses: once for the Service", "239.0.0.1", "and 99999 more of this kind", 10),
-		Entry("that the API refuses: once for each object", "169.254.1.1", "and 999 more of this kind", 110),
+		Entry("rejected by usher: once for the Service", "239.0.0.1", "and 99999 more of this kind", 10),
+		Entry("rejected by the API: once for each object", "169.254.1.1", "and 999 more of this kind", 110),
 	)
 })

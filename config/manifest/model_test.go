@@ -89,8 +89,8 @@ func anything(random *rand.Rand) string {
 	return slice("kubernetes.io/service-name: " + name)
 }
 
-var _ = Describe("the model that is made of changes", func() {
-	DescribeTable("is what is made from nothing, whatever the changes are", func(discovery bool, cidrs ...string) {
+var _ = Describe("the model computed from changes", func() {
+	DescribeTable("equals the model computed from scratch", func(discovery bool, cidrs ...string) {
 		const rounds = 1000
 		random := rand.New(rand.NewPCG(17, 0))
 		var w *world
@@ -138,9 +138,9 @@ var _ = Describe("the model that is made of changes", func() {
 			Expect(before).To(Equal(served), where)
 		}
 	},
-		Entry("where there is room", false, "10.96.0.0/24"),
-		Entry("where there is little", false, "10.96.0.0/29"),
-		Entry("with both families, and names alone", true, "10.96.0.0/29", "fd00::/126"),
+		Entry("with many free addresses", false, "10.96.0.0/24"),
+		Entry("with few free addresses", false, "10.96.0.0/29"),
+		Entry("with both families and discovery", true, "10.96.0.0/29", "fd00::/126"),
 	)
 })
 
@@ -150,7 +150,7 @@ func warnedOf(name string) string {
 }
 
 var _ = Describe("a document that has not changed", func() {
-	It("is not decoded again, and is told in the place where it is now", func() {
+	It("is not decoded again, and is reported at its current position", func() {
 		w := newWorld()
 		w.write("a.yaml", "---\n"+svc("one", at("10.96.0.1"))+svc("two", at("10.96.0.1"))+warnedOf("three"))
 		before := w.files["a.yaml"].objects
@@ -163,7 +163,7 @@ var _ = Describe("a document that has not changed", func() {
 		Expect(w.files["a.yaml"].warnings).To(HaveExactElements(HaveField("Document", 2)))
 	})
 
-	It("is decoded again while it has a mistake, or aliases, which count for the whole file", func() {
+	It("is decoded again if it has errors, or aliases, which count for the whole file", func() {
 		w := newWorld()
 		text := "a: &x 1\nb: *x\n---\na: [\n---\n"
 		w.write("a.yaml", text)

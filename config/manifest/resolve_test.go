@@ -80,8 +80,8 @@ func (w *world) said() string {
 	return strings.Join(all, "\n")
 }
 
-var _ = Describe("the last good version", func() {
-	It("of an object stays when its new version has a mistake, and the others change", func() {
+var _ = Describe("the last valid version", func() {
+	It("of an object stays if its new version is invalid, while others change", func() {
 		w := newWorld()
 		w.write("a.yaml", svc("one", at("10.96.0.1"))+svc("two", at("10.96.0.2")))
 		w.write("a.yaml", svc("one", "clusterIP: wrong")+svc("two", at("10.96.0.22")))
@@ -90,7 +90,7 @@ var _ = Describe("the last good version", func() {
 		Expect(w.said()).To(ContainSubstring(`a.yaml, document 1, Service default/one: spec.clusterIPs[0]: Invalid value: "wrong"`))
 	})
 
-	It("of an object stays when it has an unknown or a doubled field", func() {
+	It("of an object stays if its new version has an unknown or duplicate field", func() {
 		w := newWorld()
 		w.write("a.yaml", svc("one", at("10.96.0.1"))+svc("two", at("10.96.0.2")))
 		w.write("a.yaml", svc("one", "clusterIp: 10.96.0.11")+svc("two", "clusterIP: 10.96.0.22, clusterIP: 10.96.0.23"))
@@ -98,7 +98,7 @@ var _ = Describe("the last good version", func() {
 		Expect(w.has("two")).To(Equal("10.96.0.2"))
 	})
 
-	It("of all that a file held stays when a document cannot be read, but for what the readable ones say", func() {
+	It("of a file's objects stays if a document is unreadable, except for readable ones", func() {
 		w := newWorld()
 		w.write("a.yaml", svc("one", at("10.96.0.1"))+svc("two", at("10.96.0.2"))+svc("three", at("10.96.0.3")))
 		w.write("a.yaml", svc("one", at("10.96.0.11"))+"a: [\n---\n"+svc("three", at("10.96.0.3")))
@@ -106,11 +106,11 @@ var _ = Describe("the last good version", func() {
 		Expect(w.has("two")).To(Equal("10.96.0.2"))
 
 		w.write("a.yaml", svc("one", at("10.96.0.11")))
-		Expect(w.has("two")).To(BeEmpty(), "once the file can be read, what it does not mention is gone")
+		Expect(w.has("two")).To(BeEmpty(), "once the file is readable, objects missing from it are removed")
 		Expect(w.has("three")).To(BeEmpty())
 	})
 
-	It("does not matter to other files", func() {
+	It("of one file does not affect other files", func() {
 		w := newWorld()
 		w.write("a.yaml", svc("one", at("10.96.0.1")), "b.yaml", svc("two", at("10.96.0.2")))
 		w.write("a.yaml", "}", "b.yaml", svc("two", at("10.96.0.22")))
@@ -118,13 +118,13 @@ var _ = Describe("the last good version", func() {
 		Expect(w.has("two")).To(Equal("10.96.0.22"))
 	})
 
-	It("does not bring back what was never good", func() {
+	It("does not exist for an object that was never valid", func() {
 		w := newWorld()
 		w.write("a.yaml", svc("one", "clusterIP: wrong"))
 		Expect(w.has("one")).To(BeEmpty())
 	})
 
-	It("stays when the new version wants what another Service has", func() {
+	It("stays if the new version specifies another Service's cluster IP", func() {
 		w := newWorld()
 		w.write("a.yaml", svc("one", at("10.96.0.1")), "b.yaml", svc("two", at("10.96.0.2")))
 		w.write("a.yaml", svc("one", at("10.96.0.2")))
@@ -133,12 +133,12 @@ var _ = Describe("the last good version", func() {
 		Expect(w.said()).To(Equal(`a.yaml, document 1, Service default/one: spec.clusterIP: Invalid value: "10.96.0.2": provided IP is already allocated to Service default/two`))
 
 		w.write("b.yaml", "")
-		Expect(w.has("one")).To(Equal("10.96.0.2"), "when it is free, it is taken")
+		Expect(w.has("one")).To(Equal("10.96.0.2"), "it is used once it is free")
 	})
 })
 
-var _ = Describe("the same object in two places", func() {
-	It("is as the first file in order says, and an error in the second", func() {
+var _ = Describe("an object that is defined twice", func() {
+	It("has the definition of the first file, and an error in the second", func() {
 		w := newWorld()
 		w.write("b.yaml", svc("one", at("10.96.0.2")))
 		w.write("a.yaml", svc("one", at("10.96.0.1")))
@@ -146,7 +146,7 @@ var _ = Describe("the same object in two places", func() {
 		Expect(w.said()).To(Equal("b.yaml, document 1, Service default/one: already defined in a.yaml, document 1"))
 	})
 
-	It("is as the second says when the first is deleted", func() {
+	It("has the second definition once the first is deleted", func() {
 		w := newWorld()
 		w.write("a.yaml", svc("one", at("10.96.0.1")), "b.yaml", svc("one", at("10.96.0.2")))
 		w.write("a.yaml", "")
@@ -155,15 +155,15 @@ var _ = Describe("the same object in two places", func() {
 	})
 })
 
-var _ = Describe("two Services with one cluster IP", func() {
-	It("at start: the first has it", func() {
+var _ = Describe("a cluster IP that two Services specify", func() {
+	It("belongs to the first Service at startup", func() {
 		w := newWorld()
 		w.write("a.yaml", svc("one", at("10.96.0.1")), "b.yaml", svc("two", at("10.96.0.1")))
 		Expect(w.has("one")).To(Equal("10.96.0.1"))
 		Expect(w.has("two")).To(BeEmpty())
 	})
 
-	It("later: the one that has it keeps it, whatever the order", func() {
+	It("stays with the Service that has it, whatever the order", func() {
 		w := newWorld()
 		w.write("b.yaml", svc("two", at("10.96.0.1")))
 		w.write("a.yaml", svc("one", at("10.96.0.1")))
@@ -171,7 +171,7 @@ var _ = Describe("two Services with one cluster IP", func() {
 		Expect(w.has("two")).To(Equal("10.96.0.1"))
 	})
 
-	It("may exchange theirs", func() {
+	It("can be swapped with the other Service's", func() {
 		w := newWorld()
 		w.write("a.yaml", svc("one", at("10.96.0.1")), "b.yaml", svc("two", at("10.96.0.2")))
 		w.write("a.yaml", svc("one", at("10.96.0.2")), "b.yaml", svc("two", at("10.96.0.1")))
@@ -182,7 +182,7 @@ var _ = Describe("two Services with one cluster IP", func() {
 })
 
 var _ = Describe("a Service without a cluster IP", func() {
-	It("gets one, the same in every process and whatever else there is", func() {
+	It("gets the same one in every process, whatever other Services exist", func() {
 		w := newWorld()
 		w.write("a.yaml", svc("one", ""))
 		ip := w.has("one")
@@ -193,7 +193,7 @@ var _ = Describe("a Service without a cluster IP", func() {
 		Expect(other.has("one")).To(Equal(ip))
 	})
 
-	It("keeps it, though another Service claims it later", func() {
+	It("keeps it even if another Service specifies it later", func() {
 		w := newWorld()
 		w.write("b.yaml", svc("one", ""))
 		ip := w.has("one")
@@ -203,7 +203,7 @@ var _ = Describe("a Service without a cluster IP", func() {
 		Expect(w.said()).To(ContainSubstring("already allocated to Service default/one"))
 	})
 
-	It("gets another if its own is named by a Service that is there first", func() {
+	It("gets another one if another Service specifies it from the start", func() {
 		w := newWorld()
 		w.write("b.yaml", svc("one", ""))
 		ip := w.has("one")
@@ -213,7 +213,7 @@ var _ = Describe("a Service without a cluster IP", func() {
 		Expect(fresh.has("one")).NotTo(Or(BeEmpty(), Equal(ip)))
 	})
 
-	It("keeps the cluster IP that it named before and does not name any more", func() {
+	It("keeps the cluster IP that it specified before", func() {
 		w := newWorld()
 		w.write("a.yaml", svc("one", at("10.96.0.1")))
 		w.write("a.yaml", svc("one", ""))
@@ -229,7 +229,7 @@ var _ = Describe("a Service without a cluster IP", func() {
 		Expect(w.served("one").Ports).To(HaveLen(2))
 	})
 
-	It("gets none when none is left, and says so", func() {
+	It("gets none if none is free, which is reported", func() {
 		w := newWorld("10.0.0.0/30")
 		w.write("a.yaml", svc("one", "")+svc("two", "")+svc("three", ""))
 		Expect([]string{w.has("one"), w.has("two")}).To(ConsistOf("10.0.0.1", "10.0.0.2"), "neither network nor broadcast address")
@@ -241,7 +241,7 @@ var _ = Describe("a Service without a cluster IP", func() {
 var _ = Describe("the allocation of cluster IPs", func() {
 	nothing := func(netip.Addr) bool { return false }
 
-	It("leaves the lowest addresses to those who name theirs", func() {
+	It("leaves the lowest addresses for Services that specify theirs", func() {
 		for i := range 1000 {
 			a, ok := address(netip.MustParsePrefix("10.96.0.0/12"), fmt.Sprint("default/", i), nothing)
 			Expect(ok).To(BeTrue())
@@ -264,14 +264,14 @@ var _ = Describe("the allocation of cluster IPs", func() {
 		Expect(ok).To(BeFalse())
 	})
 
-	It("copes with large IPv6 networks", func() {
+	It("supports large IPv6 networks", func() {
 		network := netip.MustParsePrefix("fd00:1234::/48")
 		a, ok := address(network, "default/one", nothing)
 		Expect(ok).To(BeTrue())
 		Expect(network.Contains(a)).To(BeTrue())
 	})
 
-	DescribeTable("refuses networks that make no sense",
+	DescribeTable("rejects invalid networks",
 		func(message string, cidrs ...string) {
 			var prefixes []netip.Prefix
 			for _, c := range cidrs {
@@ -299,20 +299,20 @@ var _ = Describe("Endpoints and EndpointSlices of one Service", func() {
 		return out
 	}
 
-	It("are used together when somebody wrote both", func() {
+	It("are used together if users created both", func() {
 		w := newWorld()
 		w.write("a.yaml", svc("one", "")+endpoints+slice(""))
 		Expect(addrs(w)).To(Equal([]string{"10.0.0.1", "10.0.0.2"}))
 	})
 
-	It("are the same in a cluster's dump: the slices count", func() {
+	It("are the same in a cluster dump, of which only the slices are used", func() {
 		w := newWorld()
 		w.write("a.yaml", svc("one", "")+endpoints+slice(", endpointslice.kubernetes.io/managed-by: endpointslice-controller.k8s.io"))
 		Expect(addrs(w)).To(Equal([]string{"10.0.0.2"}))
 	})
 })
 
-var _ = Describe("what is kept from one resolution to the next", func() {
+var _ = Describe("the cached model of a Service", func() {
 	web := svc("web", at("10.96.0.1"))
 	slice := func(addr string) string {
 		return "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1, labels: {kubernetes.io/service-name: web}}\n" +
@@ -322,7 +322,7 @@ var _ = Describe("what is kept from one resolution to the next", func() {
 		return len(w.served("web").Ports[0].Cluster)
 	}
 
-	It("is what was made of the same objects", func() {
+	It("is used again if its objects are the same", func() {
 		w := newWorld()
 		w.write("a.yaml", web, "b.yaml", slice("10.1.0.1"))
 		before := w.served("web").Ports
@@ -330,19 +330,19 @@ var _ = Describe("what is kept from one resolution to the next", func() {
 		Expect(w.changed).To(HaveExactElements(HaveField("Name.Name", "other")))
 		Expect(&w.served("web").Ports[0]).To(BeIdenticalTo(&before[0]))
 	})
-	It("is not what was made of endpoints that have changed", func() {
+	It("is replaced if its endpoints change", func() {
 		w := newWorld()
 		w.write("a.yaml", web, "b.yaml", slice("10.1.0.1"))
 		w.write("b.yaml", slice("10.1.0.1, 10.1.0.2"))
 		w.write("b.yaml", "")
 		Expect(endpoints(w)).To(BeZero())
 	})
-	It("is not what was made of an endpoint whose address has become a cluster IP, or is one no longer", func() {
+	It("is replaced if an endpoint's address becomes a cluster IP or stops being one", func() {
 		w := newWorld()
 		w.write("a.yaml", web, "b.yaml", slice("10.96.0.2"))
 		Expect(endpoints(w)).To(Equal(1))
 		w.write("c.yaml", svc("other", at("10.96.0.2")))
-		Expect(endpoints(w)).To(BeZero(), "a connection to it would come back")
+		Expect(endpoints(w)).To(BeZero(), "a connection to it would loop")
 		Expect(w.said()).To(ContainSubstring("10.96.0.2"))
 		w.write("c.yaml", "")
 		Expect(endpoints(w)).To(Equal(1))

@@ -115,7 +115,7 @@ var _ = Describe("a Source", func() {
 		a, b = filepath.Join(dir, "a.yaml"), filepath.Join(dir, "b.yaml")
 	})
 
-	It("hands over the networks of ServiceCIDRs, when they come, change and go, and not what is wrong", func() {
+	It("passes on the networks of ServiceCIDRs as they change, except invalid ones", func() {
 		cidr := func(name, cidrs string) string {
 			return fmt.Sprintf("apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: %s}\nspec: {cidrs: [%s]}\n---\n", name, cidrs)
 		}
@@ -145,7 +145,7 @@ var _ = Describe("a Source", func() {
 		Expect(r.applied).NotTo(Receive(), "no Service has changed")
 	})
 
-	It("begins with every Service there is", func() {
+	It("first applies all Services", func() {
 		write(a, service("one", "10.96.0.1"))
 		write(b, service("two", "10.96.0.2"))
 		write(filepath.Join(dir, "notes.txt"), "{")
@@ -155,14 +155,14 @@ var _ = Describe("a Source", func() {
 		Expect(r.calls).To(Equal(1))
 	})
 
-	It("begins with none if the folder is empty, and takes what comes", func() {
+	It("first applies no Services if the folder is empty, and new ones later", func() {
 		r := run([]string{dir})
 		Expect(r.has).To(BeEmpty())
 		write(a, service("one", "10.96.0.1"))
 		r.becomes("one", "10.96.0.1")
 	})
 
-	It("ends at once if a path does not exist", func() {
+	It("fails at once if a path does not exist", func() {
 		s, err := manifest.New(manifest.Options{Paths: []string{dir, filepath.Join(dir, "missing.yaml")}})
 		Expect(err).NotTo(HaveOccurred())
 		err = s.Run(context.Background(), func([]config.Service) { Fail("applied") })
@@ -170,7 +170,7 @@ var _ = Describe("a Source", func() {
 		Expect(err).To(MatchError(ContainSubstring("missing.yaml")))
 	})
 
-	It("serves what is good and says what is not, once", func() {
+	It("applies valid objects, and logs each error once", func() {
 		write(a, service("one", "10.96.0.1")+service("two", "wrong"))
 		write(b, "a: [")
 		r := run([]string{dir})
@@ -181,7 +181,7 @@ var _ = Describe("a Source", func() {
 		Expect(bytes.Count(r.log.Contents(), []byte("b.yaml, document 1, line 1"))).To(Equal(1))
 	})
 
-	It("drops the Services that are taken out of a file in which a document is null", func() {
+	It("removes the Services deleted from a file that has a null document", func() {
 		write(a, service("one", "10.96.0.1")+service("two", "10.96.0.2"))
 		r := run([]string{dir})
 		r.becomes("one", "10.96.0.1", "two", "10.96.0.2")
@@ -190,7 +190,7 @@ var _ = Describe("a Source", func() {
 		Expect(r.log.Contents()).NotTo(ContainSubstring("level=error"))
 	})
 
-	It("reports a further definition of a headless Service, and not that the Service is not served", func() {
+	It("reports a duplicate definition of a headless Service, and the Service as served", func() {
 		headless := strings.Replace(service("db", "10.96.0.1"), "10.96.0.1", "None", 1)
 		write(a, headless+headless)
 		var reports config.Reports
@@ -206,7 +206,7 @@ var _ = Describe("a Source", func() {
 		Expect(<-ended).To(Succeed())
 	})
 
-	It("hands over only the Services that changed", func() {
+	It("applies only the Services that changed", func() {
 		write(a, service("one", "10.96.0.1")+service("two", "10.96.0.2"))
 		r := run([]string{dir})
 		write(a, "# moved down\n"+service("two", "10.96.0.22")+service("one", "10.96.0.1"))
@@ -215,7 +215,7 @@ var _ = Describe("a Source", func() {
 		Expect(changed[0].Name.String()).To(Equal("default/two"))
 	})
 
-	It("is live well within a second", func() {
+	It("applies a change within a second", func() {
 		write(a, service("one", "10.96.0.1"))
 		r := run([]string{dir})
 		start := time.Now()
@@ -224,7 +224,7 @@ var _ = Describe("a Source", func() {
 		Expect(time.Since(start)).To(BeNumerically("<", time.Second))
 	})
 
-	DescribeTable("sees changes of a file, given by itself or by its folder",
+	DescribeTable("detects changes of a file, given by its path or its folder",
 		func(path func() string) {
 			write(a, service("one", "10.96.0.1"))
 			r := run([]string{path()})
@@ -245,14 +245,14 @@ var _ = Describe("a Source", func() {
 		},
 		Entry("file", func() string { return a }),
 		Entry("folder", func() string { return dir }),
-		Entry("folder behind a link", func() string {
+		Entry("symbolic link to a folder", func() string {
 			link := filepath.Join(GinkgoT().TempDir(), "link")
 			Expect(os.Symlink(dir, link)).To(Succeed())
 			return link
 		}),
 	)
 
-	DescribeTable("sees a mounted ConfigMap change, in which ..data is another link at once",
+	DescribeTable("detects a change of a mounted ConfigMap, which replaces the link ..data",
 		func(path func() string) {
 			version := func(n int) {
 				v := fmt.Sprintf("..v%d", n)
@@ -277,7 +277,7 @@ var _ = Describe("a Source", func() {
 		Entry("folder", func() string { return dir }),
 	)
 
-	It("sees changes of the file that a link leads to, and of where the link leads", func() {
+	It("detects changes of a link and of the file that it points to", func() {
 		far := GinkgoT().TempDir()
 		target, other := filepath.Join(far, "real.yaml"), filepath.Join(far, "other.yaml")
 		write(target, service("one", "10.96.0.1"))
@@ -293,7 +293,7 @@ var _ = Describe("a Source", func() {
 		r.becomes("one", "10.96.0.4")
 	})
 
-	It("sees another folder take the place of the one it reads", func() {
+	It("detects that the folder it reads is replaced", func() {
 		folder := filepath.Join(dir, "folder")
 		Expect(os.Mkdir(folder, 0o755)).To(Succeed())
 		write(filepath.Join(folder, "a.yaml"), service("one", "10.96.0.1"))
@@ -306,7 +306,7 @@ var _ = Describe("a Source", func() {
 		r.becomes("one", "10.96.0.3")
 	})
 
-	It("sees another folder take the place of the one in which the file is that it reads", func() {
+	It("detects that the folder of the file it reads is replaced", func() {
 		folder := filepath.Join(dir, "folder")
 		path := filepath.Join(folder, "a.yaml")
 		Expect(os.Mkdir(folder, 0o755)).To(Succeed())
@@ -320,17 +320,17 @@ var _ = Describe("a Source", func() {
 		r.becomes("one", "10.96.0.3")
 	})
 
-	It("keeps what was good when the file is broken, and says so", func() {
+	It("keeps the last valid version of a file that becomes invalid, and logs the error", func() {
 		write(a, service("one", "10.96.0.1"))
 		r := run([]string{dir})
 		write(a, "a: [")
 		Eventually(r.log).WithTimeout(5 * time.Second).Should(gbytes.Say("a.yaml, document 1, line 1: did not find expected"))
 		write(a, service("one", "10.96.0.2"))
 		r.becomes("one", "10.96.0.2")
-		Expect(r.calls).To(Equal(2), "nothing was taken away in between")
+		Expect(r.calls).To(Equal(2), "nothing was removed in between")
 	})
 
-	It("keeps what was good when the file grows too large", func() {
+	It("keeps the last valid version of a file that becomes too large", func() {
 		write(a, service("one", "10.96.0.1"))
 		r := run([]string{dir})
 		write(a, service("one", "10.96.0.2")+string(bytes.Repeat([]byte("#"), 1<<20)))
@@ -340,7 +340,7 @@ var _ = Describe("a Source", func() {
 		Expect(r.calls).To(Equal(2))
 	})
 
-	It("takes nothing away when a file vanishes or is empty for a moment", func() {
+	It("removes nothing if a file is missing or empty for a moment", func() {
 		write(a, service("one", "10.96.0.1"))
 		r := run([]string{dir}, patient(50*time.Millisecond, never)) // however long a busy machine takes
 		// Changes of other files show that the Source has read the folder.
@@ -356,14 +356,14 @@ var _ = Describe("a Source", func() {
 		Expect(r.has).To(HaveKey("one"))
 	})
 
-	It("believes that a file is empty when it stays so", func() {
+	It("removes the Services of a file that stays empty", func() {
 		write(a, service("one", "10.96.0.1"))
 		r := run([]string{dir})
 		write(a, "# nothing\n")
 		r.becomes()
 	})
 
-	It("keeps the objects that another file defines too when one is deleted", func() {
+	It("keeps the objects of a deleted file that another file also defines", func() {
 		write(a, service("one", "10.96.0.1"))
 		write(b, service("one", "10.96.0.1"))
 		r := run([]string{dir})
@@ -374,7 +374,7 @@ var _ = Describe("a Source", func() {
 		r.becomes("one", "10.96.0.1", "two", "10.96.0.3")
 	})
 
-	It("looks every second where files cannot be watched, and says so", func() {
+	It("polls every second if files cannot be watched, and logs it", func() {
 		write(a, service("one", "10.96.0.1"))
 		r := run([]string{dir}, func(s *manifest.Source) {
 			s.SetNotify(func() (*fsnotify.Watcher, error) { return nil, errors.New("no more inotify instances") })
@@ -386,7 +386,7 @@ var _ = Describe("a Source", func() {
 		r.becomes()
 	})
 
-	It("ends when it is told to", func() {
+	It("returns when its context is canceled", func() {
 		r := run([]string{dir})
 		r.stop()
 		r.stop = func() {}

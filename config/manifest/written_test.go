@@ -45,7 +45,7 @@ func finish(f *os.File, content string) {
 // never is longer than any test takes.
 const never = time.Hour
 
-var _ = Describe("what changes while something else does", func() {
+var _ = Describe("a Source, while files change,", func() {
 	var dir, a, b string
 	BeforeEach(func() {
 		dir = filepath.Join(GinkgoT().TempDir(), "folder")
@@ -55,7 +55,7 @@ var _ = Describe("what changes while something else does", func() {
 		write(b, service("two", "10.96.0.2"))
 	})
 
-	DescribeTable("does not keep a file for ever", func(takeAway func()) {
+	DescribeTable("removes the Services of a file", func(takeAway func()) {
 		r := run([]string{dir})
 		takeAway()
 		replace(b, service("two", "10.96.0.22"))
@@ -65,7 +65,7 @@ var _ = Describe("what changes while something else does", func() {
 		Entry("that is emptied", func() { Expect(os.Truncate(a, 0)).To(Succeed()) }),
 	)
 
-	It("does not keep a file that is deleted, even if it never ends", func() {
+	It("removes the Services of a deleted file even if another file changes continuously", func() {
 		r := run([]string{dir})
 		Expect(os.Remove(a)).To(Succeed())
 		for i := 0; len(r.gone) == 0; i++ {
@@ -75,7 +75,7 @@ var _ = Describe("what changes while something else does", func() {
 		Expect(r.gone).To(Equal([]string{"one"}))
 	})
 
-	It("is not believed half when it is time to confirm that another is gone", func() {
+	It("does not read a half-written file when it confirms the removal of another", func() {
 		r := run([]string{dir}, patient(4*time.Second, time.Second))
 		Expect(os.Remove(a)).To(Succeed())
 		write(b, service("two", "10.96.0.22"))
@@ -87,7 +87,7 @@ var _ = Describe("what changes while something else does", func() {
 		Expect(r.gone).To(Equal([]string{"one"}))
 	})
 
-	It("is not believed half in a folder that is made again", func() {
+	It("does not read a half-written file in a folder that is created again", func() {
 		r := run([]string{dir}, patient(time.Second, never))
 		Expect(os.RemoveAll(dir)).To(Succeed())
 		Expect(os.Mkdir(dir, 0o755)).To(Succeed())
@@ -98,7 +98,7 @@ var _ = Describe("what changes while something else does", func() {
 		Expect(r.gone).To(BeEmpty())
 	})
 
-	DescribeTable("is not believed half when it is written by line, and the file closed each time", func(takeAway func(path string) error) {
+	DescribeTable("does not read a half-written file that is closed after each line", func(takeAway func(path string) error) {
 		text := "apiVersion: v1\nkind: Service\nmetadata: {name: one}\nspec:\n  clusterIP: 10.96.0.1\n  ports:\n  - {name: http, port: 80}\n  - {name: admin, port: %d}\n"
 		write(a, fmt.Sprintf(text, 81))
 		r := run([]string{dir}, patient(time.Second, never))
@@ -112,12 +112,12 @@ var _ = Describe("what changes while something else does", func() {
 		Expect(r.take()[0].Ports).To(ConsistOf(HaveField("VIPs", HaveExactElements(HaveField("Port", uint16(80)))), HaveField("VIPs", HaveExactElements(HaveField("Port", uint16(82))))))
 		Expect(r.gone).To(BeEmpty())
 	},
-		Entry("into the file", func(path string) error { return os.Truncate(path, 0) }),
+		Entry("after it was truncated", func(path string) error { return os.Truncate(path, 0) }),
 		Entry("after it was deleted", os.Remove),
-		Entry("after an editor kept it under another name", func(path string) error { return os.Rename(path, path+"~") }),
+		Entry("after an editor renamed it", func(path string) error { return os.Rename(path, path+"~") }),
 	)
 
-	It("is not believed half while one program writes it", func() {
+	It("does not read a half-written file while a program keeps it open", func() {
 		r := run([]string{dir}, patient(time.Second, never))
 		f := begin(a, service("one", "10.96.0.11"))
 		for i := range 20 {
@@ -129,7 +129,7 @@ var _ = Describe("what changes while something else does", func() {
 		Expect(r.take()).To(HaveLen(21))
 	})
 
-	It("costs one look, however many files it is", func() {
+	It("applies any number of new files at once", func() {
 		r := run([]string{dir}, patient(time.Second, never))
 		want := []string{"one", "10.96.0.1", "two", "10.96.0.2"}
 		for i := range 200 {
@@ -138,6 +138,6 @@ var _ = Describe("what changes while something else does", func() {
 			want = append(want, name, ip)
 		}
 		r.becomes(want...)
-		Expect(r.calls).To(Equal(2), "the first picture, and all files")
+		Expect(r.calls).To(Equal(2), "the initial sync, and all files")
 	})
 })

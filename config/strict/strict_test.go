@@ -34,24 +34,24 @@ func toJSON(file string) string {
 var _ = Describe("a document", func() {
 	DescribeTable("becomes JSON",
 		func(file string, want ...string) { Expect(toJSON(file)).To(Equal(strings.Join(want, "\n"))) },
-		Entry("of YAML", "a: [1, two]\n", `{"a":[1,"two"]}`),
-		Entry("of JSON, as it is, with tabs", "{\n\t\"a\": 1}", "{\n\t\"a\": 1}"),
-		Entry("of several JSON objects behind a separator", "---\n{\"a\": 1}\n{\"b\": 2}", `{"a": 1}`, `{"b": 2}`),
-		Entry("of aliases", "a: &x [1]\nb: *x", `{"a":[1],"b":[1]}`),
+		Entry("from YAML", "a: [1, two]\n", `{"a":[1,"two"]}`),
+		Entry("from JSON, unchanged, with tabs", "{\n\t\"a\": 1}", "{\n\t\"a\": 1}"),
+		Entry("from several JSON objects after a separator", "---\n{\"a\": 1}\n{\"b\": 2}", `{"a": 1}`, `{"b": 2}`),
+		Entry("from YAML with aliases", "a: &x [1]\nb: *x", `{"a":[1],"b":[1]}`),
 	)
 
-	DescribeTable("with a mistake says in which line of the file",
+	DescribeTable("with an error reports its line in the file",
 		func(file string, want ...string) { Expect(toJSON(file)).To(Equal(strings.Join(want, "\n"))) },
-		Entry("and the next one is read", "a: 1\n---\nb: c: d\n---\nc: 3", `{"a":1}`, "line 3: mapping values are not allowed in this context", `{"c":3}`),
-		Entry("and which field is there twice, and still what it means", "x: 0\n---\na:\n- b: 1\n  c: 2\n  b: 3\na: 4",
+		Entry("and the next document is read", "a: 1\n---\nb: c: d\n---\nc: 3", `{"a":1}`, "line 3: mapping values are not allowed in this context", `{"c":3}`),
+		Entry("and the duplicate field, and is still decoded", "x: 0\n---\na:\n- b: 1\n  c: 2\n  b: 3\na: 4",
 			`{"x":0}`, `{"a":4}`, `line 6: duplicate field "a[0].b"; first set in line 4`, `line 7: duplicate field "a"; first set in line 3`),
-		Entry("also where two ways to write a key mean the same", "1: a\n0x1: b", `{"1":"b"}`, "line 2: key 1 already set in map"),
-		Entry("but not where its aliases would be too large", "a: &x "+strings.Repeat("long", 100)+"\nb: [*x, *x]", "too large after expanding aliases (*name)"),
+		Entry("also for two spellings of one key", "1: a\n0x1: b", `{"1":"b"}`, "line 2: key 1 already set in map"),
+		Entry("except for aliases that expand too much", "a: &x "+strings.Repeat("long", 100)+"\nb: [*x, *x]", "too large after expanding aliases (*name)"),
 	)
 })
 
 var _ = Describe("an object", func() {
-	DescribeTable("is told its mistakes",
+	DescribeTable("reports its errors",
 		func(value string, want ...string) {
 			var into struct {
 				Port  int32  `json:"port"`
@@ -65,14 +65,14 @@ var _ = Describe("an object", func() {
 			for _, err := range errs {
 				said = append(said, err.Error())
 			}
-			Expect(decoded).To(Equal(!strings.Contains(strings.Join(said, ""), "must be")), "else all but these is in the object")
+			Expect(decoded).To(Equal(!strings.Contains(strings.Join(said, ""), "must be")), "the object is decoded unless a value is invalid")
 			Expect(said).To(HaveExactElements(want))
 		},
 		Entry("none", `{"port": 80, "inner": [{"on": true}]}`),
-		Entry("all that are unknown or twice", `{"Port": 80, "inner": [{"of": 1}], "name": "a", "name": "b"}`,
+		Entry("all unknown and duplicate fields", `{"Port": 80, "inner": [{"of": 1}], "name": "a", "name": "b"}`,
 			`unknown field "Port"`, `unknown field "inner[0].of"`, `duplicate field "name"`),
 		Entry("a wrong type", `{"port": "80"}`, "port: must be a whole number of 32 bits, not a string"),
 		Entry("a number that is too large", `{"port": 99999999999}`, "port: must be a whole number of 32 bits, not 99999999999"),
-		Entry("a wrong type within", `{"inner": [{"on": {}}]}`, "inner.on: must be true or false, not an object"),
+		Entry("a wrong type in a nested object", `{"inner": [{"on": {}}]}`, "inner.on: must be true or false, not an object"),
 	)
 })

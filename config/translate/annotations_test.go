@@ -30,7 +30,7 @@ func TestUDPIdleTimeoutComesFromTheAnnotation(t *testing.T) {
 				{Name: "tcp", Port: 53, Protocol: corev1.ProtocolTCP}, {Name: "udp", Port: 53, Protocol: corev1.ProtocolUDP}}},
 		}
 		served, problems := Service(svc, nil, config.Node{}, Options{})
-		g.Expect(served.Ports[0].UDPIdleTimeout).To(BeZero(), "TCP has none")
+		g.Expect(served.Ports[0].UDPIdleTimeout).To(BeZero(), "not for TCP")
 		g.Expect(served.Ports[1].UDPIdleTimeout).To(Equal(c.want), c.annotation)
 		if c.problem == "" {
 			g.Expect(problems).To(BeEmpty())
@@ -41,7 +41,7 @@ func TestUDPIdleTimeoutComesFromTheAnnotation(t *testing.T) {
 	}
 }
 
-func TestWhomEndpointsSeeComesFromTheAnnotation(t *testing.T) {
+func TestClientAddressComesFromTheAnnotation(t *testing.T) {
 	for _, c := range []struct {
 		annotations map[string]string
 		node        bool
@@ -75,7 +75,7 @@ func TestWhomEndpointsSeeComesFromTheAnnotation(t *testing.T) {
 	}
 }
 
-func TestConnectionsLastAsTheAnnotationsSay(t *testing.T) {
+func TestIdleTimeoutAndMaxAgeComeFromAnnotations(t *testing.T) {
 	g := NewWithT(t)
 	svc := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "dns", Annotations: map[string]string{
@@ -86,7 +86,7 @@ func TestConnectionsLastAsTheAnnotationsSay(t *testing.T) {
 	served, problems := Service(svc, nil, config.Node{}, Options{})
 	g.Expect(problems).To(BeEmpty())
 	g.Expect([]time.Duration{served.Ports[0].IdleTimeout, served.Ports[0].MaxAge}).To(Equal([]time.Duration{10 * time.Minute, time.Hour}))
-	g.Expect([]time.Duration{served.Ports[1].IdleTimeout, served.Ports[1].MaxAge}).To(Equal([]time.Duration{0, 0}), "UDP has sessions")
+	g.Expect([]time.Duration{served.Ports[1].IdleTimeout, served.Ports[1].MaxAge}).To(Equal([]time.Duration{0, 0}), "not for UDP")
 
 	svc.Annotations[AnnotationMaxAge] = "25h"
 	served, problems = Service(svc, nil, config.Node{}, Options{})
@@ -94,7 +94,7 @@ func TestConnectionsLastAsTheAnnotationsSay(t *testing.T) {
 	g.Expect(served.Ports[0].MaxAge).To(BeZero())
 }
 
-func TestAnAnnotationOfOursThatIsNotKnownIsTold(t *testing.T) {
+func TestUnknownAnnotationIsReported(t *testing.T) {
 	g := NewWithT(t)
 	svc := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{"usher.io/idle-timeout": "5s", "example.com/idle-timeout": "5s"}},
@@ -106,7 +106,7 @@ func TestAnAnnotationOfOursThatIsNotKnownIsTold(t *testing.T) {
 	g.Expect(problems[0].Error()).To(HavePrefix(`Service default/web: metadata.annotations: Unsupported value: "usher.io/idle-timeout": supported values: "usher.io/accept-proxy-protocol", `))
 }
 
-func TestARemovedAnnotationIsAWarningThatNamesItsReplacement(t *testing.T) {
+func TestRemovedAnnotationWarningNamesReplacement(t *testing.T) {
 	g := NewWithT(t)
 	svc := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{"usher.io/quarantine-suspicious": "true"}},

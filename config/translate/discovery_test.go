@@ -28,10 +28,10 @@ func hostname(name string) func(*discoveryv1.Endpoint) {
 	return func(e *discoveryv1.Endpoint) { e.Hostname = &name }
 }
 
-var _ = Describe("how a Service is found", func() {
+var _ = Describe("the DNS data of a Service", func() {
 	addr := netip.MustParseAddr
 
-	It("is by its cluster IPs and its ports, in its order", func() {
+	It("has the cluster IPs and the ports in the order of the Service", func() {
 		svc := service(dual, func(svc *corev1.Service) {
 			svc.Spec.ClusterIP, svc.Spec.ClusterIPs = "fd00::10", []string{"fd00::10", "10.96.0.10"}
 			svc.Spec.Ports = []corev1.ServicePort{{Name: "web", Port: 80}, {Name: "dns", Protocol: "UDP", Port: 53}}
@@ -42,18 +42,18 @@ var _ = Describe("how a Service is found", func() {
 		}))
 	})
 
-	It("is not yet at all as long as it has no cluster IP", func() {
+	It("is absent until the Service has a cluster IP", func() {
 		Expect(discovered(service(func(svc *corev1.Service) { svc.Spec.ClusterIP, svc.Spec.ClusterIPs = "", nil }))).To(BeNil())
 	})
 
-	It("is the same if another proxy serves it, or it says that it is headless", func() {
+	It("is the same if another proxy serves it or it has the headless label", func() {
 		for _, label := range []string{translate.LabelServiceProxyName, corev1.IsHeadlessService} {
 			svc := service(func(svc *corev1.Service) { svc.Labels = map[string]string{label: "other"} })
 			Expect(discovered(svc).ClusterIPs).To(ConsistOf(addr("10.96.0.10")))
 		}
 	})
 
-	It("is another name, if it is an ExternalName", func() {
+	It("is the external name if the type is ExternalName", func() {
 		svc := service(func(svc *corev1.Service) {
 			svc.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "www.example.com."}
 		})
@@ -67,7 +67,7 @@ var _ = Describe("how a Service is found", func() {
 		}
 		http := []config.DiscoveryPort{{Protocol: config.TCP, Number: 8080}}
 
-		It("is by its ready endpoints, of both families, sorted, each with its hostname and ports", func() {
+		It("has the ready endpoints of both families, sorted, with hostnames and ports", func() {
 			v6 := slice("b", endpoint("fd00::1", hostname("web-0")))
 			v6.AddressType = discoveryv1.AddressTypeIPv6
 			v6.Labels[corev1.IsHeadlessService] = ""
@@ -78,16 +78,16 @@ var _ = Describe("how a Service is found", func() {
 			}))
 		})
 
-		It("is by endpoints that are not ready too, if it says so", func() {
+		It("includes endpoints that are not ready with publishNotReadyAddresses", func() {
 			svc := service(headless, func(svc *corev1.Service) { svc.Spec.PublishNotReadyAddresses = true })
 			Expect(endpoints(svc, slice("a", endpoint("10.0.0.1", notReady)))).To(HaveLen(1))
 		})
 
-		It("is not by a Pod that is terminating", func() {
+		It("excludes terminating Pods", func() {
 			Expect(endpoints(service(headless), slice("a", endpoint("10.0.0.1", draining)))).To(BeEmpty())
 		})
 
-		It("knows an endpoint of two slices once, with the ports of both", func() {
+		It("lists an endpoint of two slices once, with the ports of both", func() {
 			other := slice("b", endpoint("10.0.0.1"))
 			other.Ports = []discoveryv1.EndpointPort{port("", 8080), port("metrics", 9090)}
 			Expect(endpoints(service(headless), slice("a", endpoint("10.0.0.1")), other)).To(Equal([]config.DiscoveryEndpoint{
@@ -95,13 +95,13 @@ var _ = Describe("how a Service is found", func() {
 			}))
 		})
 
-		It("takes no endpoints of others", func() {
+		It("excludes endpoints of other Services", func() {
 			other := slice("b", endpoint("10.0.0.1"))
 			other.Labels[discoveryv1.LabelServiceName] = "other"
 			Expect(endpoints(service(headless), other)).To(BeEmpty())
 		})
 
-		It("leaves out endpoints and ports that cannot be, and says which", func() {
+		It("excludes invalid endpoints and ports, and reports them", func() {
 			bad := slice("bad", endpoint("127.0.0.1"), endpoint("10.0.0.1"))
 			bad.Ports = []discoveryv1.EndpointPort{port("a", 70000), {Name: new("all")}, port("b", 80)}
 			out, problems := translate.Discovery(service(headless), []*discoveryv1.EndpointSlice{bad}, translate.Options{})

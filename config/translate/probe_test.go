@@ -12,7 +12,7 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-var _ = Describe("how endpoints are probed", func() {
+var _ = Describe("the probe of a Service port", func() {
 	const aws = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-"
 	// probes translates annotations, each given as NAME=VALUE without the prefix of NAME.
 	probes := func(protocol corev1.Protocol, annotations ...string) (config.Probe, []translate.Problem) {
@@ -34,7 +34,7 @@ var _ = Describe("how endpoints are probed", func() {
 		return out.Ports[0].Probe, problems
 	}
 
-	DescribeTable("is as annotations say", func(want string, annotations ...string) {
+	DescribeTable("is set by annotations", func(want string, annotations ...string) {
 		got, problems := probes(corev1.ProtocolTCP, annotations...)
 		Expect(problems).To(BeEmpty())
 		Expect(got.Check.String()).To(Equal(want))
@@ -44,7 +44,7 @@ var _ = Describe("how endpoints are probed", func() {
 			Expect(again).To(Equal(got.Check))
 		}
 	},
-		Entry("nothing", ""),
+		Entry("no annotations", ""),
 		Entry(nil, "none", "probe=none"),
 		Entry(nil, "tcp", "probe=tcp"),
 		Entry(nil, "tcp:8081", "probe=tcp:8081"),
@@ -52,18 +52,18 @@ var _ = Describe("how endpoints are probed", func() {
 		Entry(nil, "http:/healthz:8081", "probe=http:/healthz:8081"),
 		Entry(nil, "http:/a:b?c=d:e", "probe=http:/a:b?c=d:e"),
 		Entry(nil, "https:/:8443", "probe=https:/:8443"),
-		Entry("AWS's", "tcp", "protocol=TCP", "path=/x"),
-		Entry("AWS's", "http:/", "protocol=HTTP", "port=traffic-port"),
-		Entry("AWS's", "https:/healthz:8443", "protocol=https", "path=/healthz", "port=8443"),
-		Entry("AWS's", "http:/healthz", "path=/healthz"),
-		Entry("usher's before AWS's", "none", "probe=none", "protocol=HTTP", "path=/healthz", "port=1"),
-		Entry("no endpoint's: what is asked of nodes by the Service's health check", "", "protocol=HTTP", "path=/healthz", "port=30254"),
-		Entry("no endpoint's: what is asked of kube-proxy", "", "protocol=HTTP", "path=/healthz", "port=10256"),
-		Entry("no endpoint's: what is asked by node port", "", "protocol=TCP", "port=30080"),
-		Entry("that there is a port does not mean that there are probes", "", "port=8081"),
+		Entry("TCP in AWS's form", "tcp", "protocol=TCP", "path=/x"),
+		Entry("HTTP in AWS's form, on the traffic port", "http:/", "protocol=HTTP", "port=traffic-port"),
+		Entry("HTTPS in AWS's form, with path and port", "https:/healthz:8443", "protocol=https", "path=/healthz", "port=8443"),
+		Entry("a path in AWS's form", "http:/healthz", "path=/healthz"),
+		Entry("usher's annotation overrides AWS's", "none", "probe=none", "protocol=HTTP", "path=/healthz", "port=1"),
+		Entry("no probe: AWS's form, for the Service's health check node port", "", "protocol=HTTP", "path=/healthz", "port=30254"),
+		Entry("no probe: AWS's form, for kube-proxy's health port", "", "protocol=HTTP", "path=/healthz", "port=10256"),
+		Entry("no probe: AWS's form, for a node port", "", "protocol=TCP", "port=30080"),
+		Entry("no probe: only a port in AWS's form", "", "port=8081"),
 	)
 
-	It("has times and numbers", func() {
+	It("has the interval, timeout and thresholds that annotations set", func() {
 		got, problems := probes(corev1.ProtocolTCP, "probe=tcp", "probe-interval=1m", "probe-timeout=100ms", "probe-rise=1", "probe-fall=100")
 		Expect(problems).To(BeEmpty())
 		Expect(got).To(Equal(config.Probe{Check: config.Check{Kind: config.CheckTCP}, Interval: time.Minute, Timeout: 100 * time.Millisecond, Rise: 1, Fall: 100}))
@@ -72,7 +72,7 @@ var _ = Describe("how endpoints are probed", func() {
 		Expect(got).To(Equal(config.Probe{Interval: 20 * time.Second, Timeout: 3 * time.Second, Rise: 4, Fall: 6}))
 	})
 
-	DescribeTable("is not what is wrong, which is told", func(annotation, message string) {
+	DescribeTable("is the default if an annotation is invalid, which is reported", func(annotation, message string) {
 		got, problems := probes(corev1.ProtocolTCP, annotation)
 		Expect(got).To(Equal(config.Probe{}))
 		Expect(problems).To(ConsistOf(MatchError(ContainSubstring(message))))
@@ -105,13 +105,13 @@ var _ = Describe("how endpoints are probed", func() {
 		Entry(nil, "path=healthz", `[`+aws+`path]: Invalid value: "healthz": must be a path such as /healthz; the default is used`),
 	)
 
-	It("is not by AWS's annotations with a port that is none", func() {
+	It("is the default if AWS's port annotation is invalid, which is reported", func() {
 		got, problems := probes(corev1.ProtocolTCP, "protocol=TCP", "port=http")
 		Expect(got).To(Equal(config.Probe{}))
 		Expect(problems).To(ConsistOf(MatchError(ContainSubstring(`[` + aws + `port]: Invalid value: "http": must be traffic-port or a number from 1 to 65535; the default is used`))))
 	})
 
-	It("takes a TCP port where the Service's is none", func() {
+	It("needs a TCP port number if the Service port is UDP or SCTP", func() {
 		for _, protocol := range []corev1.Protocol{corev1.ProtocolUDP, corev1.ProtocolSCTP} {
 			got, problems := probes(protocol, "probe=tcp:53")
 			Expect(problems).To(BeEmpty())

@@ -29,18 +29,18 @@ func wrong(n int) (out []*discoveryv1.EndpointSlice) {
 	return out
 }
 
-var _ = Describe("What is wrong", func() {
+var _ = Describe("the problems of a Service", func() {
 	found := func(svc *corev1.Service, slices ...*discoveryv1.EndpointSlice) []translate.Problem {
 		_, problems := translate.Service(svc, slices, here, translate.Options{})
 		return problems
 	}
 	const rule = `may not be in the multicast range (224.0.0.0/4, ff00::/8)`
 
-	It("is told part by part, if there are few", func() {
+	It("are reported one by one if there are few", func() {
 		Expect(messages(found(service(), wrong(5)...))).To(HaveLen(5))
 	})
 
-	It("is told once for each kind, with the first five, if there are many", func() {
+	It("are reported once per kind, with the first five, if there are many", func() {
 		slices := wrong(100_000)
 		slices[1].Endpoints[0] = endpoint("0.0.0.0")
 		Expect(messages(found(service(), slices...))).To(Equal([]string{
@@ -49,7 +49,7 @@ var _ = Describe("What is wrong", func() {
 		}))
 	})
 
-	It("names the slice of each of the first five that is in another", func() {
+	It("name the slice of each of the first five that is in another slice", func() {
 		var slices []*discoveryv1.EndpointSlice
 		for i := range 6 {
 			slices = append(slices, slice(fmt.Sprintf("web-%d", i), endpoint("239.0.0.1")))
@@ -59,7 +59,7 @@ var _ = Describe("What is wrong", func() {
 				`EndpointSlice default/web-3: endpoints[0].addresses[0] "239.0.0.1", EndpointSlice default/web-4: endpoints[0].addresses[0] "239.0.0.1", …`)))
 	})
 
-	It("is found out in a time that grows as the endpoints do", func() {
+	It("are found in time proportional to the number of endpoints", func() {
 		took := func(n int) time.Duration {
 			slices := wrong(n)
 			began := time.Now()
@@ -71,7 +71,7 @@ var _ = Describe("What is wrong", func() {
 		Expect(took(100_000)).To(BeNumerically("<", 50*few+time.Second))
 	})
 
-	It("has a bound, whatever the objects hold", func() {
+	It("are limited in number and size, whatever the objects contain", func() {
 		// Each port's protocol violates a different rule.
 		s := slice("a", endpoint("10.0.0.1"))
 		s.Ports = nil
@@ -88,7 +88,7 @@ var _ = Describe("What is wrong", func() {
 		Expect(len(strings.Join(messages(problems), ""))).To(BeNumerically("<", 10_000))
 	})
 
-	It("is of one kind, however many there are", func() {
+	It("have the same gist for 100 and 1000 of one kind", func() {
 		gist := func(n int) string {
 			problems := found(service(), wrong(n)...)
 			Expect(problems).To(HaveLen(1))
@@ -98,12 +98,12 @@ var _ = Describe("What is wrong", func() {
 		Expect(gist(1)).NotTo(Equal(gist(100)))
 	})
 
-	It("of a headless Service is told in the same way", func() {
+	It("are reported in the same way for a headless Service", func() {
 		_, problems := translate.Discovery(service(headless), wrong(1000), translate.Options{})
 		Expect(messages(problems)).To(ConsistOf(ContainSubstring("and 999 more of this kind: ")))
 	})
 
-	It("keeps nothing else from being served", func() {
+	It("do not prevent valid endpoints from being served", func() {
 		slices := append(wrong(2000), slice("zzz", endpoint("10.0.0.1")))
 		out, _ := translate.Service(service(), slices, config.Node{}, translate.Options{})
 		Expect(addrs(out.Ports[0].Cluster)).To(Equal([]string{"10.0.0.1:8080"}))

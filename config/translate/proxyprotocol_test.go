@@ -26,7 +26,7 @@ func annotatedService(annotations map[string]string) *corev1.Service {
 	}
 }
 
-func TestEndpointsAreToldOfTheirClientsAsTheAnnotationSays(t *testing.T) {
+func TestProxyProtocolComesFromTheAnnotation(t *testing.T) {
 	const at = "Service default/web: metadata.annotations[usher.io/proxy-protocol]: Invalid value: "
 	const sctp = "supports only TCP and UDP, not SCTP; endpoints of spec.ports[2] get no PROXY protocol header"
 	for text, c := range map[string]struct {
@@ -48,7 +48,7 @@ func TestEndpointsAreToldOfTheirClientsAsTheAnnotationSays(t *testing.T) {
 	}
 }
 
-func TestBalancersAreThoseThatAnnotationsName(t *testing.T) {
+func TestLoadBalancersComeFromAnnotations(t *testing.T) {
 	const ours, aws = AnnotationAcceptProxyProtocol, AnnotationAWSProxyProtocol
 	flag := []netip.Prefix{netip.MustParsePrefix("10.3.0.0/16")}
 	for _, c := range []struct {
@@ -58,17 +58,17 @@ func TestBalancersAreThoseThatAnnotationsName(t *testing.T) {
 		networks    []string
 		problems    []string
 	}{
-		{name: "none"},
-		{name: "some", annotations: map[string]string{ours: "10.1.0.0/16, fd00::/64,192.0.2.7"}, networks: []string{"10.1.0.0/16", "fd00::/64", "192.0.2.7/32"}},
-		{name: "some that are none", annotations: map[string]string{ours: "10.1.0.0/16,10.2.0.0/33,"}, networks: []string{"10.1.0.0/16"}, problems: []string{
+		{name: "no annotations"},
+		{name: "networks and an address", annotations: map[string]string{ours: "10.1.0.0/16, fd00::/64,192.0.2.7"}, networks: []string{"10.1.0.0/16", "fd00::/64", "192.0.2.7/32"}},
+		{name: "invalid networks", annotations: map[string]string{ours: "10.1.0.0/16,10.2.0.0/33,"}, networks: []string{"10.1.0.0/16"}, problems: []string{
 			`metadata.annotations[usher.io/accept-proxy-protocol]: Invalid value: "10.1.0.0/16,10.2.0.0/33,": must be networks of load balancers, separated by commas (e.g. 10.9.8.0/24,2001:db8::/64); "10.2.0.0/33" is not a network and is ignored`,
 			`"" is not a network and is ignored`}},
-		{name: "AWS's, which are known", annotations: map[string]string{aws: "*"}, flag: flag, networks: []string{"10.3.0.0/16"}},
-		{name: "AWS's, which are not known", annotations: map[string]string{aws: "*"}, problems: []string{
+		{name: "AWS's, with known load balancers", annotations: map[string]string{aws: "*"}, flag: flag, networks: []string{"10.3.0.0/16"}},
+		{name: "AWS's, with unknown load balancers", annotations: map[string]string{aws: "*"}, problems: []string{
 			`metadata.annotations[service.beta.kubernetes.io/aws-load-balancer-proxy-protocol]: Invalid value: "*": no header is accepted because the load balancer's networks are unknown; set --load-balancer-cidr for all Services, or the annotation usher.io/accept-proxy-protocol for this one`}},
-		{name: "AWS's, of some back ends", annotations: map[string]string{aws: "a"}, flag: flag, problems: []string{`must be "*"; no header is accepted`}},
-		{name: "AWS's, and others", annotations: map[string]string{aws: "*", ours: "10.1.0.0/16"}, flag: flag, networks: []string{"10.1.0.0/16"}},
-		{name: "those of other Services", flag: flag},
+		{name: "AWS's, for some back ends", annotations: map[string]string{aws: "a"}, flag: flag, problems: []string{`must be "*"; no header is accepted`}},
+		{name: "AWS's and usher's", annotations: map[string]string{aws: "*", ours: "10.1.0.0/16"}, flag: flag, networks: []string{"10.1.0.0/16"}},
+		{name: "no annotations, with known load balancers", flag: flag},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -94,7 +94,7 @@ func TestBalancersAreThoseThatAnnotationsName(t *testing.T) {
 	}
 }
 
-func TestBalancersAreExpectedToSayWhoTheirClientsAre(t *testing.T) {
+func TestProxyHeaderIsExpectedFromLoadBalancersOnly(t *testing.T) {
 	g := NewWithT(t)
 	served, _ := Service(annotatedService(map[string]string{AnnotationAcceptProxyProtocol: "10.1.0.0/16"}), nil, config.Node{}, Options{})
 	cluster, external := served.Ports[0].VIPs[0], served.Ports[0].VIPs[1]
@@ -102,6 +102,6 @@ func TestBalancersAreExpectedToSayWhoTheirClientsAre(t *testing.T) {
 	g.Expect(external.Expects(balancer)).To(BeTrue())
 	g.Expect(external.Expects(netip.MustParseAddr("10.2.2.3"))).To(BeFalse())
 	g.Expect(cluster.Expects(balancer)).To(BeFalse())
-	g.Expect(external.Balancers.Allows(balancer)).To(BeTrue(), "as everybody with an IPv4 address")
-	g.Expect(external.Balancers.Allows(netip.MustParseAddr("2001:db8::1"))).To(BeFalse(), "who is not in loadBalancerSourceRanges, though the VIP is one of IPv4")
+	g.Expect(external.Balancers.Allows(balancer)).To(BeTrue(), "in loadBalancerSourceRanges, like all IPv4 addresses")
+	g.Expect(external.Balancers.Allows(netip.MustParseAddr("2001:db8::1"))).To(BeFalse(), "not in loadBalancerSourceRanges, although the VIP is IPv4")
 }

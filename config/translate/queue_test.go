@@ -11,7 +11,7 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-var _ = Describe("how many connections an endpoint may have", func() {
+var _ = Describe("the connection limit per endpoint", func() {
 	annotated := func(protocol corev1.Protocol, name, value string) (config.ServicePort, []translate.Problem) {
 		out, problems := translate.Service(service(func(svc *corev1.Service) {
 			svc.Annotations = map[string]string{name: value}
@@ -19,7 +19,7 @@ var _ = Describe("how many connections an endpoint may have", func() {
 		}), nil, config.Node{}, translate.Options{})
 		return out.Ports[0], problems
 	}
-	DescribeTable("is what the annotation says", func(text string, want int) {
+	DescribeTable("is set by the annotation", func(text string, want int) {
 		port, problems := annotated(corev1.ProtocolTCP, translate.AnnotationEndpointLimit, text)
 		Expect(problems).To(BeEmpty())
 		Expect(port.EndpointLimit).To(Equal(want))
@@ -28,9 +28,9 @@ var _ = Describe("how many connections an endpoint may have", func() {
 		port, _ = annotated(corev1.ProtocolUDP, translate.AnnotationEndpointLimit, text)
 		Expect(port.EndpointLimit).To(BeZero(), "UDP")
 	},
-		Entry("one", "1", 1), Entry("the most", "1000000", 1000000), Entry("any number", "0", config.Unlimited))
+		Entry("one", "1", 1), Entry("the maximum", "1000000", 1000000), Entry("0, for no limit", "0", config.Unlimited))
 
-	It("is the default's if that is wrong, and it is told", func() {
+	It("is the default if the annotation is invalid, which is reported", func() {
 		for _, text := range []string{"", "-1", "many", "1000001", "1.5"} {
 			port, problems := annotated(corev1.ProtocolTCP, translate.AnnotationEndpointLimit, text)
 			Expect(port.EndpointLimit).To(BeZero())
@@ -38,7 +38,7 @@ var _ = Describe("how many connections an endpoint may have", func() {
 		}
 	})
 
-	It("and how long clients wait, too", func() {
+	It("comes with a queue timeout, set by its own annotation", func() {
 		port, problems := annotated(corev1.ProtocolTCP, translate.AnnotationQueueTimeout, "5s")
 		Expect(problems).To(BeEmpty())
 		Expect(port.QueueTimeout).To(Equal(5 * time.Second))

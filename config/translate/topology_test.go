@@ -49,7 +49,7 @@ var _ = Describe("a Service with topology keys", func() {
 		endpoint("10.0.0.3", onNode("far")),
 		endpoint("10.0.0.4", onNode("abroad"), inZone("north")),
 	}
-	DescribeTable("has the endpoints that share the first key with this node for which there are some",
+	DescribeTable("uses the endpoints that match this node in the first key with any match",
 		func(keys string, first int, decided string, want ...string) {
 			port := served(service(keyed(keys)), all[first:]...)
 			var got []string
@@ -63,55 +63,55 @@ var _ = Describe("a Service with topology keys", func() {
 			Expect(strings.Join(port.Topology.Keys, ", ")).To(Equal(keys))
 			Expect(port.Endpoints).To(HaveLen(len(all) - first))
 		},
-		Entry("the node", host, 0, host, "10.0.0.1"),
-		Entry("none on the node: no endpoint", host, 1, ""),
-		Entry("none on the node, but in its zone", host+", "+zone, 1, zone, "10.0.0.2"),
-		Entry("the zone, of which the slice tells", zone, 0, zone, "10.0.0.1", "10.0.0.2"),
-		Entry("none in the zone, but in the region, of which the nodes tell", zone+", "+region, 2, region, "10.0.0.3"),
-		Entry("any label of nodes", rack, 0, rack, "10.0.0.1", "10.0.0.2", "10.0.0.4"),
+		Entry("hostname: the endpoint on the node", host, 0, host, "10.0.0.1"),
+		Entry("hostname, without an endpoint on the node: none", host, 1, ""),
+		Entry("hostname, then zone: no endpoint on the node, one in its zone", host+", "+zone, 1, zone, "10.0.0.2"),
+		Entry("zone, from the EndpointSlice", zone, 0, zone, "10.0.0.1", "10.0.0.2"),
+		Entry("zone, then region from Node labels: none in the zone, one in the region", zone+", "+region, 2, region, "10.0.0.3"),
+		Entry("any other Node label", rack, 0, rack, "10.0.0.1", "10.0.0.2", "10.0.0.4"),
 		Entry("a label that no node has", "example.com/none", 0, ""),
-		Entry("any at all", "*", 0, "*", "10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"),
-		Entry("none on the node, so any", host+", *", 3, "*", "10.0.0.4"),
+		Entry("*: all endpoints", "*", 0, "*", "10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"),
+		Entry("hostname, then *: none on the node, so all", host+", *", 3, "*", "10.0.0.4"),
 	)
-	It("has none that is not ready while one is that is farther away", func() {
+	It("prefers a ready endpoint farther away to a terminating one nearby", func() {
 		port := served(service(keyed(host+",*")), endpoint("10.0.0.1", onNode("here"), draining), all[3])
 		Expect(addrs(port.Cluster)).To(Equal([]string{"10.0.0.4:8080"}))
 		port = served(service(keyed(host+",*")), endpoint("10.0.0.1", onNode("here"), draining), endpoint("10.0.0.4", onNode("abroad"), draining))
-		Expect(addrs(port.Cluster)).To(Equal([]string{"10.0.0.1:8080"}), "those that end count where there are no others")
+		Expect(addrs(port.Cluster)).To(Equal([]string{"10.0.0.1:8080"}), "terminating endpoints are used if no other is ready")
 	})
-	It("is told of labels by an old slice too", func() {
+	It("also uses the labels in a slice's deprecatedTopology", func() {
 		port := served(service(keyed(rack)), endpoint("10.0.0.1", labelled(rack, "7")), endpoint("10.0.0.2", labelled(rack, "9")))
 		Expect(addrs(port.Cluster)).To(Equal([]string{"10.0.0.1:8080"}))
 	})
-	It("asks of this node what was said of it first", func() {
+	It("prefers configured labels of this node to those of its Node object", func() {
 		at := here
 		at.Labels = map[string]string{rack: "8", zone: "west"}
 		out, _ := translate.Service(service(keyed(zone+","+rack)), []*discoveryv1.EndpointSlice{slice("web-1", all...)}, at, translate.Options{Nodes: nodes})
 		Expect(addrs(out.Ports[0].Cluster)).To(Equal([]string{"10.0.0.3:8080"}))
 		Expect(out.Ports[0].Topology.Value).To(Equal("west"))
 	})
-	It("has the hints of slices mean nothing", func() {
+	It("ignores the hints in EndpointSlices", func() {
 		port := served(service(keyed(host)), endpoint("10.0.0.1", onNode("here"), forZones("west")), endpoint("10.0.0.2", onNode("near"), forZones("east")))
 		Expect(addrs(port.Cluster)).To(Equal([]string{"10.0.0.1:8080"}))
 	})
-	It("keeps to this node with internalTrafficPolicy Local", func() {
+	It("uses only endpoints of this node with internalTrafficPolicy Local", func() {
 		port := served(service(keyed("*"), func(svc *corev1.Service) {
 			svc.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
 		}), all...)
 		Expect(addrs(port.Internal)).To(Equal([]string{"10.0.0.1:8080"}))
 		Expect(port.Cluster).To(HaveLen(4))
 	})
-	DescribeTable("asks for labels of nodes only where slices do not tell",
+	DescribeTable("needs Node labels only for keys that EndpointSlices do not provide",
 		func(keys string, want ...string) {
 			Expect(translate.NodeKeys(service(keyed(keys)), []*discoveryv1.EndpointSlice{slice("web-1", all[:2]...)})).To(HaveExactElements(want))
 		},
-		Entry("the node", host+",*"), Entry("the zone", zone), Entry("the region", host+","+region, region), Entry("wrong ones", "*,"+region),
+		Entry("hostname", host+",*"), Entry("zone", zone), Entry("region", host+","+region, region), Entry("invalid keys", "*,"+region),
 	)
-	It("asks for zones where a slice does not tell all", func() {
+	It("needs the zones of Nodes if a slice lacks the zone of an endpoint", func() {
 		Expect(translate.NodeKeys(service(keyed(zone)), []*discoveryv1.EndpointSlice{slice("web-1", all...)})).To(Equal([]string{zone}))
 		Expect(translate.NodeKeys(service(), []*discoveryv1.EndpointSlice{slice("web-1", all...)})).To(BeEmpty())
 	})
-	DescribeTable("that are wrong has all endpoints, and a problem",
+	DescribeTable("that are invalid uses all endpoints, and reports a problem",
 		func(keys, problem string, more ...func(*corev1.Service)) {
 			svc := service(append(more, keyed(keys))...)
 			out, problems := translate.Service(svc, []*discoveryv1.EndpointSlice{slice("web-1", all...)}, here, translate.Options{Nodes: nodes})
@@ -120,9 +120,9 @@ var _ = Describe("a Service with topology keys", func() {
 			Expect(problems).To(ConsistOf(MatchError("Service default/web: metadata.annotations[usher.io/topology-keys]" + problem + " the endpoints of all nodes are used")))
 		},
 		Entry("* not last", "*,"+zone, `[0]: Invalid value: "*": "*" must be the last value specified;`),
-		Entry("twice", zone+","+zone, `[1]: Duplicate value: "topology.kubernetes.io/zone":`),
-		Entry("no label", "zone!", `[0]: Invalid value: "zone!": name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]');`),
-		Entry("more than 16", func() string {
+		Entry("a duplicate key", zone+","+zone, `[1]: Duplicate value: "topology.kubernetes.io/zone":`),
+		Entry("an invalid label key", "zone!", `[0]: Invalid value: "zone!": name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]');`),
+		Entry("more than 16 keys", func() string {
 			var keys []string
 			for i := range 17 {
 				keys = append(keys, fmt.Sprint("k", i))

@@ -154,7 +154,7 @@ var _ = Describe("Which Services", func() {
 		Entry("label service.kubernetes.io/service-proxy-name present", func(s *corev1.Service) {
 			s.Labels = map[string]string{translate.LabelServiceProxyName: "other"}
 		}),
-		Entry("that label, empty", func(s *corev1.Service) {
+		Entry("label service.kubernetes.io/service-proxy-name present but empty", func(s *corev1.Service) {
 			s.Labels = map[string]string{translate.LabelServiceProxyName: ""}
 		}),
 	)
@@ -164,13 +164,13 @@ var _ = Describe("Which Services", func() {
 		Expect(addrs(out.Ports[0].Endpoints)).To(Equal([]string{"10.0.0.1:8080"}))
 	})
 
-	It("have the endpoints of a slice that names another proxy, as with kube-proxy", func() {
+	It("have the endpoints of a slice labeled for another proxy, as with kube-proxy", func() {
 		s := slice("a", endpoint("10.0.0.1"))
 		s.Labels[translate.LabelServiceProxyName] = "other"
 		Expect(addrs(translated(service(), s).Ports[0].Endpoints)).To(Equal([]string{"10.0.0.1:8080"}))
 	})
 
-	It("label service.kubernetes.io/service-proxy-name that equals the name usher was told it has: is ours", func() {
+	It("are proxied if the label service.kubernetes.io/service-proxy-name has usher's configured name", func() {
 		labelled := func(s *corev1.Service) { s.Labels = map[string]string{translate.LabelServiceProxyName: "usher"} }
 		opts := translate.Options{ServiceProxyName: "usher"}
 		s := slice("a", endpoint("10.0.0.1"))
@@ -179,26 +179,26 @@ var _ = Describe("Which Services", func() {
 		Expect(addrs(out.Ports[0].Endpoints)).To(Equal([]string{"10.0.0.1:8080"}))
 
 		out, _ = translate.Service(service(), nil, here, opts)
-		Expect(out.Ports).To(BeEmpty(), "whoever has a name leaves the other Services to the proxy that has none")
+		Expect(out.Ports).To(BeEmpty(), "a proxy with a name leaves Services without the label to other proxies")
 
 		handwritten := slice("b", endpoint("10.0.0.2"))
 		out, _ = translate.Service(service(labelled), []*discoveryv1.EndpointSlice{handwritten}, here, opts)
-		Expect(addrs(out.Ports[0].Endpoints)).To(Equal([]string{"10.0.0.2:8080"}), "slices that people wrote need no label")
+		Expect(addrs(out.Ports[0].Endpoints)).To(Equal([]string{"10.0.0.2:8080"}), "slices that users create need no label")
 	})
 
-	It("EndpointSlice labelled service.kubernetes.io/headless: is ignored", func() {
+	It("ignore EndpointSlices labeled service.kubernetes.io/headless", func() {
 		s := slice("a", endpoint("10.0.0.1"))
 		s.Labels[corev1.IsHeadlessService] = ""
 		Expect(first(service(), s).Endpoints).To(BeEmpty())
 	})
 
-	It("no selector: same as with one", func() {
+	It("are proxied in the same way with and without a selector", func() {
 		selected := service(func(s *corev1.Service) { s.Spec.Selector = map[string]string{"app": "web"} })
 		s := slice("a", endpoint("10.0.0.1"))
 		Expect(translated(service(), s)).To(Equal(translated(selected, s)))
 	})
 
-	It("several ports: each is a service port of its own, and a number may serve several protocols", func() {
+	It("have one service port per port name, even if protocols share a number", func() {
 		dns := service(func(s *corev1.Service) {
 			s.Spec.Ports = []corev1.ServicePort{
 				{Name: "metrics", Protocol: "TCP", Port: 9153},
@@ -214,7 +214,7 @@ var _ = Describe("Which Services", func() {
 			To(Equal([]config.Protocol{config.SCTP, config.UDP, config.TCP, config.TCP}), "TCP is the default")
 	})
 
-	It("clusterIPs with two families: each is served from the slices of its addressType", func() {
+	It("are proxied in each family of clusterIPs, with slices of its addressType", func() {
 		v6 := slice("b", endpoint("fd00:1::1"))
 		v6.AddressType = discoveryv1.AddressTypeIPv6
 		out := translated(service(dual), slice("a", endpoint("10.0.0.1")), v6)
@@ -224,22 +224,22 @@ var _ = Describe("Which Services", func() {
 		Expect(out.Ports[1].VIPs[0].AddrPort().String()).To(Equal("[fd00::10]:80"))
 	})
 
-	It("an IPv6 Service with IPv4 as its second family is the same", func() {
+	It("have the same model whichever family is first in clusterIPs", func() {
 		reversed := service(func(s *corev1.Service) {
 			s.Spec.ClusterIP, s.Spec.ClusterIPs = "fd00::10", []string{"fd00::10", "10.96.0.10"}
 		})
 		Expect(translated(reversed)).To(Equal(translated(service(dual))))
 	})
 
-	It("clusterIP without clusterIPs, as old API servers store it: is served", func() {
+	It("are proxied with clusterIP but no clusterIPs, as old API servers store them", func() {
 		Expect(first(service(func(s *corev1.Service) { s.Spec.ClusterIPs = nil })).VIPs[0].Addr.String()).To(Equal("10.96.0.10"))
 	})
 
-	It("appProtocol: is shown", func() {
+	It("have the appProtocol of the port in their model", func() {
 		Expect(first(service(func(s *corev1.Service) { s.Spec.Ports[0].AppProtocol = new("http") })).AppProtocol).To(Equal("http"))
 	})
 
-	It("a port that cannot be served does not keep another from being served", func() {
+	It("are proxied on their valid ports; invalid ports are reported", func() {
 		out, problems := translate.Service(service(func(s *corev1.Service) {
 			s.Spec.Ports = []corev1.ServicePort{
 				{Name: "a", Port: 70000}, {Name: "b", Port: 80, Protocol: "QUIC"}, {Name: "c", Port: 80}, {Name: "c", Port: 81},
@@ -253,7 +253,7 @@ var _ = Describe("Which Services", func() {
 		}))
 	})
 
-	It("a cluster IP that is none does not keep the other family from being served", func() {
+	It("are proxied in one family if the other cluster IPs are invalid", func() {
 		out, problems := translate.Service(service(func(s *corev1.Service) {
 			s.Spec.ClusterIPs = []string{"ten", "fd00::10", "fd00::11", "0.0.0.0"}
 		}), nil, here, translate.Options{})
@@ -262,8 +262,8 @@ var _ = Describe("Which Services", func() {
 	})
 })
 
-var _ = Describe("Which endpoints", func() {
-	It("slices of one Service: those labelled kubernetes.io/service-name, in its namespace", func() {
+var _ = Describe("the endpoints of a Service", func() {
+	It("come from slices labeled kubernetes.io/service-name in the Service's namespace", func() {
 		other, nobody, elsewhere := slice("a", endpoint("10.0.0.1")), slice("b", endpoint("10.0.0.2")), slice("c", endpoint("10.0.0.3"))
 		other.Labels[discoveryv1.LabelServiceName] = "other"
 		nobody.Labels = nil
@@ -272,7 +272,7 @@ var _ = Describe("Which endpoints", func() {
 			To(Equal([]string{"10.0.0.4:8080"}))
 	})
 
-	It("all merged, sorted by address, duplicates (address and port) once, in whatever order the slices come", func() {
+	It("are all merged, sorted by address, duplicates once, whatever the order of slices", func() {
 		a := slice("a", endpoint("10.0.0.9"), endpoint("10.0.0.2"))
 		b := slice("b", endpoint("10.0.0.2", onNode("x")), endpoint("10.0.0.1"))
 		c := slice("c", endpoint("10.0.0.2"))
@@ -282,7 +282,7 @@ var _ = Describe("Which endpoints", func() {
 		Expect(translated(service(), c, b, a)).To(Equal(out))
 	})
 
-	It("duplicates: one that is not terminating wins, though only the other is ready", func() {
+	It("prefer a duplicate that is not terminating, even if only the other is ready", func() {
 		// With publishNotReadyAddresses, a terminating Pod counts as ready.
 		old := slice("a", endpoint("10.0.0.1", terminating, onNode("old")))
 		for _, change := range []func(*discoveryv1.Endpoint){notReady, func(*discoveryv1.Endpoint) {}} {
@@ -296,7 +296,7 @@ var _ = Describe("Which endpoints", func() {
 		}
 	})
 
-	It("duplicates: ready wins over not ready, and running over terminating", func() {
+	It("prefer a duplicate that is ready and not terminating", func() {
 		gone := slice("a", endpoint("10.0.0.1", draining, onNode("old")))
 		back := slice("b", endpoint("10.0.0.1", onNode("new")))
 		zombie := slice("c", endpoint("10.0.0.1", terminating, onNode("zombie")))
@@ -308,13 +308,13 @@ var _ = Describe("Which endpoints", func() {
 		}
 	})
 
-	It("endpoints[].addresses: the first address counts", func() {
+	It("have the first address of endpoints[].addresses", func() {
 		e := endpoint("10.0.0.1")
 		e.Addresses = append(e.Addresses, "10.0.0.2")
 		Expect(addrs(first(service(), slice("a", e)).Endpoints)).To(Equal([]string{"10.0.0.1:8080"}))
 	})
 
-	DescribeTable("ports[].name matches the service port's name, not its number or targetPort",
+	DescribeTable("match the service port by ports[].name, not by number or targetPort",
 		func(servicePort string, slicePort *string, matches bool) {
 			svc := service(func(s *corev1.Service) { s.Spec.Ports[0].Name = servicePort })
 			s := slice("a", endpoint("10.0.0.1"))
@@ -329,19 +329,19 @@ var _ = Describe("Which endpoints", func() {
 		Entry("unnamed and named", "", new("http"), false),
 	)
 
-	It("named and differing target ports: each slice has its own number", func() {
+	It("have the port number of their slice", func() {
 		a, b := slice("a", endpoint("10.0.0.1")), slice("b", endpoint("10.0.0.2"))
 		b.Ports = []discoveryv1.EndpointPort{port("", 9090)}
 		Expect(addrs(first(service(), a, b).Endpoints)).To(Equal([]string{"10.0.0.1:8080", "10.0.0.2:9090"}))
 	})
 
-	It("a port of null is skipped", func() {
+	It("exclude slice ports without a number", func() {
 		s := slice("a", endpoint("10.0.0.1"))
 		s.Ports = []discoveryv1.EndpointPort{{Name: new("")}}
 		Expect(first(service(), s).Endpoints).To(BeEmpty())
 	})
 
-	It("a port with another protocol than the Service's is not used, and said so", func() {
+	It("exclude slice ports with another protocol than the Service's, which are reported", func() {
 		s := slice("a", endpoint("10.0.0.1"))
 		s.Ports[0].Protocol = new(corev1.ProtocolUDP)
 		out, problems := translate.Service(service(), []*discoveryv1.EndpointSlice{s}, here, translate.Options{})
@@ -349,7 +349,7 @@ var _ = Describe("Which endpoints", func() {
 		Expect(messages(problems)).To(Equal([]string{`EndpointSlice default/a: ports[0].protocol: Invalid value: "UDP": must be TCP, the protocol of port default/web`}))
 	})
 
-	DescribeTable("conditions",
+	DescribeTable("have the conditions of the slice, or the defaults",
 		func(ready, serving, terminating *bool, wantReady, wantServing, wantTerminating bool) {
 			e := endpoint("10.0.0.1")
 			e.Conditions = discoveryv1.EndpointConditions{Ready: ready, Serving: serving, Terminating: terminating}
@@ -357,16 +357,16 @@ var _ = Describe("Which endpoints", func() {
 			Expect([]bool{got.Ready, got.Serving, got.Terminating}).To(Equal([]bool{wantReady, wantServing, wantTerminating}))
 		},
 		Entry("ready null: ready", nil, nil, nil, true, true, false),
-		Entry("serving null: true, if not ready too", new(false), nil, nil, false, true, false),
+		Entry("serving null: true, even if not ready", new(false), nil, nil, false, true, false),
 		Entry("serving null: true", new(true), nil, new(true), true, true, true),
 		Entry("terminating null: false", new(true), new(true), nil, true, true, false),
 		Entry("all given", new(false), new(true), new(true), false, true, true),
 	)
 
-	It("some are ready: use the ready ones", func() {
+	It("are used only if ready, while at least one is ready", func() {
 		p := first(service(), slice("a", endpoint("10.0.0.1"), endpoint("10.0.0.2", notReady), endpoint("10.0.0.3", draining)))
 		Expect(addrs(p.Cluster)).To(Equal([]string{"10.0.0.1:8080"}))
-		Expect(p.Endpoints).To(HaveLen(3), "all are known, so that connections in flight are not cut")
+		Expect(p.Endpoints).To(HaveLen(3), "all are listed, so that open connections are not closed")
 	})
 
 	It("none ready, some serving and terminating: use those", func() {
@@ -374,7 +374,7 @@ var _ = Describe("Which endpoints", func() {
 		Expect(addrs(p.Cluster)).To(Equal([]string{"10.0.0.3:8080", "10.0.0.4:8080"}))
 	})
 
-	It("none at all: no endpoint is usable", func() {
+	It("are unused if none is ready or terminating", func() {
 		p := first(service(), slice("a", endpoint("10.0.0.1", notReady)))
 		Expect(p.Cluster).To(BeEmpty())
 		Expect(p.Internal).To(BeEmpty())
@@ -382,7 +382,7 @@ var _ = Describe("Which endpoints", func() {
 		Expect(p.Endpoints).To(HaveLen(1))
 	})
 
-	It("over 1000 endpoints: all are there", func() {
+	It("are complete, even if there are more than 1000", func() {
 		var slices []*discoveryv1.EndpointSlice
 		for i := range 3 {
 			s := slice(string(rune('a' + i)))
@@ -394,13 +394,13 @@ var _ = Describe("Which endpoints", func() {
 		Expect(first(service(), slices...).Cluster).To(HaveLen(3000))
 	})
 
-	It("addressType: FQDN: ignored", func() {
+	It("exclude slices with addressType FQDN", func() {
 		s := slice("a", endpoint("web.example.com"))
 		s.AddressType = discoveryv1.AddressTypeFQDN
 		Expect(first(service(), s).Endpoints).To(BeEmpty())
 	})
 
-	DescribeTable("endpoint address is invalid: refuse, say so, and serve the others",
+	DescribeTable("exclude invalid addresses, report them, and include the others",
 		func(addressType discoveryv1.AddressType, bad, rule string) {
 			s := slice("web-1", endpoint(bad), endpoint("10.0.0.1"))
 			if addressType == discoveryv1.AddressTypeIPv6 {
@@ -411,29 +411,29 @@ var _ = Describe("Which endpoints", func() {
 			Expect(append(out.Ports[0].Endpoints, out.Ports[1].Endpoints...)).To(HaveLen(1))
 			Expect(messages(problems)).To(Equal([]string{`EndpointSlice default/web-1: endpoints[0].addresses[0]: Invalid value: "` + bad + `": ` + rule}))
 		},
-		Entry("loopback", discoveryv1.AddressTypeIPv4, "127.1.2.3", "may not be in the loopback range (127.0.0.0/8, ::1/128)"),
-		Entry("loopback", discoveryv1.AddressTypeIPv6, "::1", "may not be in the loopback range (127.0.0.0/8, ::1/128)"),
-		Entry("link-local", discoveryv1.AddressTypeIPv4, "169.254.169.254", "may not be in the link-local range (169.254.0.0/16, fe80::/10)"),
-		Entry("link-local", discoveryv1.AddressTypeIPv6, "fe80::1", "may not be in the link-local range (169.254.0.0/16, fe80::/10)"),
+		Entry("loopback, IPv4", discoveryv1.AddressTypeIPv4, "127.1.2.3", "may not be in the loopback range (127.0.0.0/8, ::1/128)"),
+		Entry("loopback, IPv6", discoveryv1.AddressTypeIPv6, "::1", "may not be in the loopback range (127.0.0.0/8, ::1/128)"),
+		Entry("link-local, IPv4", discoveryv1.AddressTypeIPv4, "169.254.169.254", "may not be in the link-local range (169.254.0.0/16, fe80::/10)"),
+		Entry("link-local, IPv6", discoveryv1.AddressTypeIPv6, "fe80::1", "may not be in the link-local range (169.254.0.0/16, fe80::/10)"),
 		Entry("link-local multicast", discoveryv1.AddressTypeIPv4, "224.0.0.1", "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)"),
-		Entry("multicast", discoveryv1.AddressTypeIPv4, "239.1.1.1", "may not be in the multicast range (224.0.0.0/4, ff00::/8)"),
-		Entry("multicast", discoveryv1.AddressTypeIPv6, "ff0e::1", "may not be in the multicast range (224.0.0.0/4, ff00::/8)"),
-		Entry("unspecified", discoveryv1.AddressTypeIPv4, "0.0.0.0", "may not be unspecified (0.0.0.0)"),
-		Entry("unspecified", discoveryv1.AddressTypeIPv6, "::", "may not be unspecified (::)"),
+		Entry("multicast, IPv4", discoveryv1.AddressTypeIPv4, "239.1.1.1", "may not be in the multicast range (224.0.0.0/4, ff00::/8)"),
+		Entry("multicast, IPv6", discoveryv1.AddressTypeIPv6, "ff0e::1", "may not be in the multicast range (224.0.0.0/4, ff00::/8)"),
+		Entry("unspecified, IPv4", discoveryv1.AddressTypeIPv4, "0.0.0.0", "may not be unspecified (0.0.0.0)"),
+		Entry("unspecified, IPv6", discoveryv1.AddressTypeIPv6, "::", "may not be unspecified (::)"),
 		Entry("broadcast", discoveryv1.AddressTypeIPv4, "255.255.255.255", "may not be the broadcast address"),
-		Entry("the other family", discoveryv1.AddressTypeIPv4, "fd00:1::2", "must be an IPv4 address"),
-		Entry("the other family", discoveryv1.AddressTypeIPv6, "10.0.0.2", "must be an IPv6 address"),
-		Entry("an IPv4-mapped one", discoveryv1.AddressTypeIPv6, "::ffff:127.0.0.1", "must be an IPv6 address"),
-		Entry("no address", discoveryv1.AddressTypeIPv4, "web", "must be an IPv4 address"),
+		Entry("IPv6 in an IPv4 slice", discoveryv1.AddressTypeIPv4, "fd00:1::2", "must be an IPv4 address"),
+		Entry("IPv4 in an IPv6 slice", discoveryv1.AddressTypeIPv6, "10.0.0.2", "must be an IPv6 address"),
+		Entry("IPv4-mapped", discoveryv1.AddressTypeIPv6, "::ffff:127.0.0.1", "must be an IPv6 address"),
+		Entry("not an IP address", discoveryv1.AddressTypeIPv4, "web", "must be an IPv4 address"),
 		Entry("a VIP of the same Service", discoveryv1.AddressTypeIPv4, "10.96.0.10", "may not be an address of the Service itself"),
 	)
 
-	It("no address at all: refuse, say so", func() {
+	It("are reported if they have no address", func() {
 		_, problems := translate.Service(service(), []*discoveryv1.EndpointSlice{slice("a", discoveryv1.Endpoint{})}, here, translate.Options{})
 		Expect(messages(problems)).To(Equal([]string{`EndpointSlice default/a: endpoints[0].addresses: Required value: must contain at least 1 address`}))
 	})
 
-	It("in a network that the operator forbids: refuse, say so, and serve the others", func() {
+	It("exclude addresses in forbidden networks, report them, and include the others", func() {
 		opts := translate.Options{ForbiddenEndpoints: []netip.Prefix{netip.MustParsePrefix("168.63.129.16/32"), netip.MustParsePrefix("fd00:ec2::254/128"), netip.MustParsePrefix("10.9.0.0/16")}}
 		six := slice("b", endpoint("fd00:ec2::254"), endpoint("fd00:ec2::253"))
 		six.AddressType = discoveryv1.AddressTypeIPv6
@@ -447,14 +447,14 @@ var _ = Describe("Which endpoints", func() {
 		}))
 	})
 
-	It("loopback addresses are allowed where manifests may have them, and nothing else is", func() {
+	It("may be loopback with AllowLoopbackEndpoints, but not link-local", func() {
 		s := slice("a", endpoint("127.0.0.1"), endpoint("169.254.1.1"))
 		out, problems := translate.Service(service(), []*discoveryv1.EndpointSlice{s}, here, translate.Options{AllowLoopbackEndpoints: true})
 		Expect(addrs(out.Ports[0].Endpoints)).To(Equal([]string{"127.0.0.1:8080"}))
 		Expect(problems).To(HaveLen(1))
 	})
 
-	DescribeTable("an address of the node that is also an address at which Services are reached from outside: serve it, as of an ingress on the host's network",
+	DescribeTable("may have an external address of any Service, as an ingress on the host network",
 		func(give func(*corev1.Service)) {
 			own := service(give, func(s *corev1.Service) { s.Spec.Ports[0].Port = 8080 })
 			s := slice("a", endpoint("192.0.2.1"))
@@ -492,7 +492,7 @@ var _ = Describe("Which endpoints", func() {
 		Expect(all).To(BeEmpty())
 	})
 
-	It("cluster IPs are claimed by a Service that is served, of both families, and by no other", func() {
+	It("are checked against the cluster IPs of both families of served Services only", func() {
 		claimed := func(changes ...func(*corev1.Service)) []netip.Addr {
 			return translate.ClusterIPsOf(service(changes...), "")
 		}
@@ -501,7 +501,7 @@ var _ = Describe("Which endpoints", func() {
 		Expect(claimed(func(s *corev1.Service) { s.Spec.Ports[0].Port = 70000 })).To(BeEmpty(), "it has no port that can be served")
 	})
 
-	It("tells the Pod, node and zone behind an endpoint", func() {
+	It("have the Pod, node and zone of the slice", func() {
 		e := endpoint("10.0.0.1", onNode("here"), func(e *discoveryv1.Endpoint) {
 			e.Zone = new("east")
 			e.TargetRef = &corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "web-abc"}
@@ -512,7 +512,7 @@ var _ = Describe("Which endpoints", func() {
 	})
 })
 
-var _ = DescribeTable("A Pod that an endpoint may not name is not believed, and the endpoint is served all the same",
+var _ = DescribeTable("an endpoint with an invalid Pod reference is served without it, and the reference is reported",
 	func(namespace, name, problem string) {
 		e := endpoint("10.0.0.1", func(e *discoveryv1.Endpoint) {
 			e.TargetRef = &corev1.ObjectReference{Kind: "Pod", Namespace: namespace, Name: name}
@@ -523,13 +523,13 @@ var _ = DescribeTable("A Pod that an endpoint may not name is not believed, and 
 		Expect(messages(problems)).To(ConsistOf(HavePrefix("EndpointSlice default/a: endpoints[0].targetRef." + problem)))
 	},
 	Entry("in another namespace", "kube-system", "etcd-0", `namespace: Invalid value: "kube-system": must be default, the slice's own`),
-	Entry("another path of the API", "default", "../../kube-system/pods/etcd-0", `name: Invalid value: "../../kube-system/pods/etcd-0": `),
-	Entry("two points", "default", "..", `name: Invalid value: "..": `),
+	Entry("another API path", "default", "../../kube-system/pods/etcd-0", `name: Invalid value: "../../kube-system/pods/etcd-0": `),
+	Entry("two dots", "default", "..", `name: Invalid value: "..": `),
 	Entry("control characters", "default", "web\n\x1b[2J", `name: Invalid value: "web\n\x1b[2J": `),
 	Entry("no name", "default", "", `name: Invalid value: "": `),
 )
 
-var _ = Describe("Where clients connect", func() {
+var _ = Describe("the VIPs of a Service", func() {
 	vips := func(svc *corev1.Service) map[config.PortID][]string {
 		out := map[config.PortID][]string{}
 		for _, p := range translated(svc).Ports {
@@ -542,11 +542,11 @@ var _ = Describe("Where clients connect", func() {
 	v4 := config.PortID{Namespace: "default", Service: "web", Family: config.IPv4}
 	v6 := config.PortID{Namespace: "default", Service: "web", Family: config.IPv6}
 
-	It("clusterIP:port", func() {
+	It("include clusterIP:port", func() {
 		Expect(vips(service())).To(Equal(map[config.PortID][]string{v4: {"ClusterIP 10.96.0.10:80"}}))
 	})
 
-	It("nodeIP:nodePort: the unspecified address of each family", func() {
+	It("include the node port on the unspecified address of each family", func() {
 		Expect(vips(service(dual, func(s *corev1.Service) {
 			s.Spec.Type, s.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, 30080
 		}))).To(Equal(map[config.PortID][]string{
@@ -555,11 +555,11 @@ var _ = Describe("Where clients connect", func() {
 		}))
 	})
 
-	It("allocateLoadBalancerNodePorts: false: no node port", func() {
+	It("include no node port if a load balancer Service has none", func() {
 		Expect(vips(service(func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeLoadBalancer }))[v4]).To(HaveLen(1))
 	})
 
-	It("externalIPs:port, each in its family", func() {
+	It("include external IPs, each in its family", func() {
 		Expect(vips(service(dual, func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"192.0.2.1", "2001:db8::1"} }))).
 			To(Equal(map[config.PortID][]string{
 				v4: {"ClusterIP 10.96.0.10:80", "ExternalIP 192.0.2.1:80"},
@@ -567,7 +567,7 @@ var _ = Describe("Where clients connect", func() {
 			}))
 	})
 
-	It("status.loadBalancer.ingress[].ip:port, ipMode VIP or unset; with ipMode: Proxy no portal", func() {
+	It("include load balancer IPs with ipMode VIP or unset, but not Proxy", func() {
 		Expect(vips(service(func(s *corev1.Service) {
 			s.Spec.Type = corev1.ServiceTypeLoadBalancer
 			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{
@@ -579,7 +579,7 @@ var _ = Describe("Where clients connect", func() {
 		}))[v4]).To(Equal([]string{"ClusterIP 10.96.0.10:80", "LoadBalancerIP 192.0.2.1:80", "LoadBalancerIP 192.0.2.2:80"}))
 	})
 
-	It("the same address once", func() {
+	It("include a repeated address once", func() {
 		Expect(vips(service(func(s *corev1.Service) {
 			s.Spec.Type = corev1.ServiceTypeLoadBalancer
 			s.Spec.ExternalIPs = []string{"192.0.2.1", "192.0.2.1"}
@@ -587,7 +587,7 @@ var _ = Describe("Where clients connect", func() {
 		}))[v4]).To(Equal([]string{"ClusterIP 10.96.0.10:80", "ExternalIP 192.0.2.1:80"}))
 	})
 
-	DescribeTable("loadBalancerSourceRanges",
+	DescribeTable("admit clients by loadBalancerSourceRanges",
 		func(ranges []string, allowed, refused []string) {
 			out, _ := translate.Service(service(dual, func(s *corev1.Service) {
 				s.Spec.Type, s.Spec.LoadBalancerSourceRanges = corev1.ServiceTypeLoadBalancer, ranges
@@ -596,7 +596,7 @@ var _ = Describe("Where clients connect", func() {
 			allows := func(client string) bool {
 				a := netip.MustParseAddr(client)
 				for _, p := range out.Ports {
-					Expect(p.VIPs[0].Allows(a)).To(BeTrue(), "source ranges say nothing of cluster IPs")
+					Expect(p.VIPs[0].Allows(a)).To(BeTrue(), "source ranges do not apply to cluster IPs")
 					if p.ID.Family == config.FamilyOf(a) {
 						return p.VIPs[1].Allows(a)
 					}
@@ -610,13 +610,13 @@ var _ = Describe("Where clients connect", func() {
 				Expect(allows(client)).To(BeFalse(), client)
 			}
 		},
-		Entry("none: everybody", nil, []string{"198.51.100.1", "2001:db8:1::1"}, nil),
+		Entry("none: all clients", nil, []string{"198.51.100.1", "2001:db8:1::1"}, nil),
 		Entry("some: only from there", []string{"198.51.100.0/24", " 203.0.113.0/24 "}, []string{"198.51.100.1", "203.0.113.1"}, []string{"192.0.2.9"}),
-		Entry("only of one family: nobody of the other", []string{"198.51.100.0/24"}, []string{"198.51.100.1"}, []string{"2001:db8:1::1"}),
-		Entry("0.0.0.0/0: everybody of the family", []string{"0.0.0.0/0", "2001:db8:1::/64"}, []string{"192.0.2.9", "2001:db8:1::1"}, []string{"2001:db8:2::1"}),
+		Entry("ranges of one family: no client of the other", []string{"198.51.100.0/24"}, []string{"198.51.100.1"}, []string{"2001:db8:1::1"}),
+		Entry("0.0.0.0/0: all clients of the family", []string{"0.0.0.0/0", "2001:db8:1::/64"}, []string{"192.0.2.9", "2001:db8:1::1"}, []string{"2001:db8:2::1"}),
 	)
 
-	It("a source range that cannot be read lets nobody in", func() {
+	It("admit no client if the source range is invalid", func() {
 		out, problems := translate.Service(service(func(s *corev1.Service) {
 			s.Spec.Type, s.Spec.LoadBalancerSourceRanges = corev1.ServiceTypeLoadBalancer, []string{"10.0.0.0/99"}
 			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
@@ -633,7 +633,7 @@ var _ = Describe("Where clients connect", func() {
 		Expect(messages(problems)).To(ConsistOf(`Service default/web: spec.loadBalancerSourceRanges: Invalid value: ["198.51.100.0/24"]: no IPv6 range: no client can use the load balancer IP 2001:db8::1; add a range, or remove all`))
 	})
 
-	It("an external IP that is this node's own business is refused", func() {
+	It("exclude a loopback external IP, which is reported", func() {
 		out, problems := translate.Service(service(func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"127.0.0.1", "192.0.2.1"} }), nil, here, translate.Options{})
 		Expect(out.Ports[0].VIPs).To(HaveLen(2))
 		Expect(messages(problems)).To(Equal([]string{`Service default/web: spec.externalIPs[0]: Invalid value: "127.0.0.1": may not be in the loopback range (127.0.0.0/8, ::1/128)`}))
@@ -648,7 +648,7 @@ var _ = Describe("Traffic policy", func() {
 	}
 	mine, theirs := endpoint("10.0.0.1", onNode("here")), endpoint("10.0.0.2", onNode("there"))
 
-	It("Cluster: all", func() {
+	It("Cluster: all endpoints are used", func() {
 		p := first(service(), slice("a", mine, theirs))
 		Expect(p.Internal).To(Equal(p.Cluster))
 		Expect(p.External).To(Equal(p.Cluster))
@@ -656,7 +656,7 @@ var _ = Describe("Traffic policy", func() {
 		Expect(p.InternalLocal || p.ExternalLocal).To(BeFalse())
 	})
 
-	It("internalTrafficPolicy: Local: only endpoints whose nodeName is this node", func() {
+	It("internalTrafficPolicy Local: internal traffic uses only endpoints whose nodeName is this node", func() {
 		p := first(service(internal), slice("a", mine, theirs, endpoint("10.0.0.3")))
 		Expect(addrs(p.Internal)).To(Equal([]string{"10.0.0.1:8080"}))
 		Expect(p.External).To(HaveLen(3))
@@ -664,7 +664,7 @@ var _ = Describe("Traffic policy", func() {
 		Expect(p.ExternalLocal).To(BeFalse())
 	})
 
-	It("externalTrafficPolicy: Local: the same for traffic from outside, and Cluster for this node", func() {
+	It("externalTrafficPolicy Local: only traffic from outside is restricted to this node's endpoints", func() {
 		p := first(service(external), slice("a", mine, theirs))
 		Expect(addrs(p.External)).To(Equal([]string{"10.0.0.1:8080"}))
 		Expect(p.Internal).To(HaveLen(2))
@@ -672,7 +672,7 @@ var _ = Describe("Traffic policy", func() {
 		Expect(p.ExternalLocal).To(BeTrue())
 	})
 
-	It("Local with none here: none, and the policy is told so that packets are dropped", func() {
+	It("Local without an endpoint on this node: none is used, and packets can be dropped", func() {
 		p := first(service(internal, external), slice("a", theirs))
 		Expect(p.Internal).To(BeEmpty())
 		Expect(p.External).To(BeEmpty())
@@ -680,25 +680,25 @@ var _ = Describe("Traffic policy", func() {
 		Expect(p.InternalLocal && p.ExternalLocal).To(BeTrue())
 	})
 
-	It("Local: first ready local ones, then serving and terminating local ones, though others are ready elsewhere", func() {
+	It("Local: first ready local ones, then serving and terminating local ones, even if others are ready elsewhere", func() {
 		leaving := endpoint("10.0.0.3", draining, onNode("here"))
 		Expect(addrs(first(service(external), slice("a", mine, theirs, leaving)).External)).To(Equal([]string{"10.0.0.1:8080"}))
 		Expect(addrs(first(service(external), slice("a", theirs, leaving)).External)).To(Equal([]string{"10.0.0.3:8080"}))
 		Expect(addrs(first(service(external), slice("a", theirs, leaving)).Cluster)).To(Equal([]string{"10.0.0.2:8080"}))
 	})
 
-	It("externalTrafficPolicy means nothing for a Service that nobody reaches from outside", func() {
+	It("externalTrafficPolicy Local: ignored for a Service without external addresses", func() {
 		p := first(service(func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal }), slice("a", theirs))
 		Expect(p.ExternalLocal).To(BeFalse())
 		Expect(p.External).To(HaveLen(1))
 	})
 
-	It("no node name: nothing is local", func() {
+	It("Local without a node name: no endpoint is local", func() {
 		out, _ := translate.Service(service(internal), []*discoveryv1.EndpointSlice{slice("a", endpoint("10.0.0.1", onNode("")))}, config.Node{}, translate.Options{})
 		Expect(out.Ports[0].Internal).To(BeEmpty())
 	})
 
-	It("healthCheckNodePort: for type LoadBalancer with Local", func() {
+	It("healthCheckNodePort: only used for type LoadBalancer with externalTrafficPolicy Local", func() {
 		balanced := func(s *corev1.Service) {
 			s.Spec.Type, s.Spec.HealthCheckNodePort = corev1.ServiceTypeLoadBalancer, 32000
 		}
@@ -708,38 +708,38 @@ var _ = Describe("Traffic policy", func() {
 	})
 })
 
-var _ = Describe("Hints", func() {
-	DescribeTable("endpoints[].hints.forZones, .forNodes for policy Cluster",
+var _ = Describe("topology hints", func() {
+	DescribeTable("select endpoints for policy Cluster",
 		func(want []string, endpoints ...discoveryv1.Endpoint) {
 			Expect(addrs(first(service(), slice("a", endpoints...)).Cluster)).To(Equal(want))
 		},
-		Entry("every one has a hint and one is for our zone: only those", []string{"10.0.0.1:8080"},
+		Entry("all have hints, one for this zone: only that one", []string{"10.0.0.1:8080"},
 			endpoint("10.0.0.1", forZones("east", "north")), endpoint("10.0.0.2", forZones("west"))),
-		Entry("one has none: all", []string{"10.0.0.1:8080", "10.0.0.2:8080"},
+		Entry("one has no hint: all", []string{"10.0.0.1:8080", "10.0.0.2:8080"},
 			endpoint("10.0.0.1", forZones("east")), endpoint("10.0.0.2")),
-		Entry("none is for us: all", []string{"10.0.0.1:8080", "10.0.0.2:8080"},
+		Entry("no hint for this zone: all", []string{"10.0.0.1:8080", "10.0.0.2:8080"},
 			endpoint("10.0.0.1", forZones("north")), endpoint("10.0.0.2", forZones("west"))),
-		Entry("forNodes for this node: only those, whatever the zones say", []string{"10.0.0.2:8080"},
+		Entry("forNodes for this node: only those, whatever the zone hints", []string{"10.0.0.2:8080"},
 			endpoint("10.0.0.1", forZones("east"), forNodes("there")), endpoint("10.0.0.2", forZones("west"), forNodes("here"))),
-		Entry("forNodes for other nodes: the zones count", []string{"10.0.0.1:8080"},
+		Entry("forNodes for other nodes: zone hints apply", []string{"10.0.0.1:8080"},
 			endpoint("10.0.0.1", forZones("east"), forNodes("there")), endpoint("10.0.0.2", forZones("west"), forNodes("there"))),
-		Entry("forNodes not on all: the zones count", []string{"10.0.0.1:8080"},
+		Entry("forNodes not on all endpoints: zone hints apply", []string{"10.0.0.1:8080"},
 			endpoint("10.0.0.1", forZones("east")), endpoint("10.0.0.2", forZones("west"), forNodes("here"))),
-		Entry("what is not ready needs no hint", []string{"10.0.0.1:8080"},
+		Entry("an endpoint that is not ready needs no hint", []string{"10.0.0.1:8080"},
 			endpoint("10.0.0.1", forZones("east")), endpoint("10.0.0.2", forZones("west")), endpoint("10.0.0.3", notReady)),
-		Entry("what is not ready is nothing for us: all", []string{"10.0.0.2:8080"},
+		Entry("the only endpoint for this zone is not ready: all ready ones", []string{"10.0.0.2:8080"},
 			endpoint("10.0.0.1", forZones("east"), notReady), endpoint("10.0.0.2", forZones("west"))),
-		Entry("none ready: those that serve while they terminate, without regard to hints", []string{"10.0.0.1:8080", "10.0.0.2:8080"},
+		Entry("none ready: all terminating ones, regardless of hints", []string{"10.0.0.1:8080", "10.0.0.2:8080"},
 			endpoint("10.0.0.1", forZones("east"), draining), endpoint("10.0.0.2", forZones("west"), draining)),
 	)
 
-	It("a node without a zone uses all", func() {
+	It("are ignored on a node without a zone", func() {
 		out, _ := translate.Service(service(), []*discoveryv1.EndpointSlice{slice("a", endpoint("10.0.0.1", forZones("")), endpoint("10.0.0.2", forZones("west")))},
 			config.Node{Name: "here"}, translate.Options{})
 		Expect(out.Ports[0].Cluster).To(HaveLen(2))
 	})
 
-	It("say nothing about Local", func() {
+	It("do not apply to policy Local", func() {
 		local := corev1.ServiceInternalTrafficPolicyLocal
 		p := first(service(func(s *corev1.Service) { s.Spec.InternalTrafficPolicy = &local }),
 			slice("a", endpoint("10.0.0.1", onNode("here"), forZones("west")), endpoint("10.0.0.2", forZones("east"))))

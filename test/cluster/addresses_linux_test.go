@@ -34,9 +34,9 @@ func (c *cluster) ingress(name string, mode *corev1.LoadBalancerIPMode) {
 }
 
 // These specs hold for every portal.
-var _ = Describe("where clients connect:", func() {
+var _ = Describe("clients connect", func() {
 	for _, portal := range []string{"iptables", "nftables", "address", apart} {
-		Describe("through the "+portal+" portal:", func() { addressSpecs(portal) })
+		Describe("through the "+portal+" portal", func() { addressSpecs(portal) })
 	}
 })
 
@@ -99,7 +99,7 @@ func addressSpecs(portal string) {
 		}).WithTimeout(soon).Should(BeEmpty(), vip)
 	}
 
-	It("a node port, on every address of the node, loopback included, from everywhere", func() {
+	It("to a node port on every address of the node, including loopback, from everywhere", func() {
 		pods()
 		both := corev1.IPFamilyPolicyRequireDualStack
 		svc := c.service("web", nodePort, func(s *corev1.Service) { s.Spec.IPFamilyPolicy = &both })
@@ -129,7 +129,7 @@ func addressSpecs(portal string) {
 		reaches(c.pod, "", vip(svc), local, distant)
 	})
 
-	It("a node port only on the addresses in --nodeport-addresses", func() {
+	It("to a node port only on the addresses in --nodeport-addresses", func() {
 		pods()
 		svc := c.service("web", nodePort)
 		start("--nodeport-addresses=192.0.2.0/24")
@@ -139,7 +139,7 @@ func addressSpecs(portal string) {
 		Expect(failure(c.node, at("127.0.0.1", port))()).To(HaveOccurred())
 	})
 
-	It("a node port on the node's primary addresses: those of its Node object, and nowhere while it has none", func() {
+	It("to a node port on the primary addresses of the Node object, or nowhere without them", func() {
 		pods()
 		both := corev1.IPFamilyPolicyRequireDualStack
 		svc := c.service("web", nodePort, func(s *corev1.Service) { s.Spec.IPFamilyPolicy = &both })
@@ -159,12 +159,12 @@ func addressSpecs(portal string) {
 		for _, a := range []string{lab.NodeOut4, lab.NodeOut6, "10.244.0.1", "127.0.0.1", "::1"} {
 			Expect(failure(c.node, at(a, port))()).To(HaveOccurred(), a)
 		}
-		By("being told them")
+		By("setting the Node's addresses")
 		addresses(lab.NodeOut4, lab.NodeOut6)
 		reaches(c.outside, "", at(lab.NodeOut4, port), local, distant)
 		reaches(c.outside, "", at(lab.NodeOut6, port), local, distant)
 		Eventually(failure(c.pod, at("10.244.0.1", port))).WithTimeout(soon).Should(HaveOccurred())
-		By("being told others")
+		By("changing the Node's addresses")
 		addresses("10.244.0.1")
 		reaches(c.pod, "", at("10.244.0.1", port), local, distant)
 		// The families change one after the other.
@@ -172,7 +172,7 @@ func addressSpecs(portal string) {
 		Eventually(failure(c.outside, at(lab.NodeOut6, port))).WithTimeout(soon).Should(HaveOccurred())
 	})
 
-	It("a node port on loopback alone, of both families, by the word localhost", func() {
+	It("to a node port on loopback alone, of both families, by the word localhost", func() {
 		pods()
 		both := corev1.IPFamilyPolicyRequireDualStack
 		svc := c.service("web", nodePort, func(s *corev1.Service) { s.Spec.IPFamilyPolicy = &both })
@@ -185,7 +185,7 @@ func addressSpecs(portal string) {
 		}
 	})
 
-	It("a node port on an address that the node gets later", func() {
+	It("to a node port on an address that the node gets later", func() {
 		pods()
 		svc := c.service("web", nodePort)
 		start("--portal-check-interval=1s")
@@ -193,7 +193,7 @@ func addressSpecs(portal string) {
 		reaches(c.outside, "", at("192.0.2.9", svc.Spec.Ports[0].NodePort), local, distant)
 	})
 
-	It("externalIPs, from everywhere", func() {
+	It("to external IPs, from everywhere", func() {
 		pods()
 		c.service("web", func(s *corev1.Service) { s.Spec.ExternalIPs = []string{externalIP} })
 		start()
@@ -204,7 +204,7 @@ func addressSpecs(portal string) {
 		Eventually(failure(c.outside, at(externalIP, 80))).WithTimeout(soon).Should(HaveOccurred())
 	})
 
-	It("a load balancer's address with ipMode VIP or unset, from everywhere", func() {
+	It("to a load balancer IP without ipMode, from everywhere", func() {
 		pods()
 		svc := c.service("web", loadBalancer)
 		start()
@@ -215,7 +215,7 @@ func addressSpecs(portal string) {
 		reaches(c.outside, "", at(lab.NodeOut4, svc.Spec.Ports[0].NodePort), local, distant)
 	})
 
-	It("a load balancer's address with ipMode Proxy: no portal, but the node port", func() {
+	It("to the node port, but not to the load balancer IP, with ipMode Proxy", func() {
 		pods()
 		svc := c.service("web", loadBalancer)
 		mode := corev1.LoadBalancerIPModeVIP
@@ -228,7 +228,7 @@ func addressSpecs(portal string) {
 		reaches(c.outside, "", at(lab.NodeOut4, svc.Spec.Ports[0].NodePort), local, distant)
 	})
 
-	It("loadBalancerSourceRanges: only from there", func() {
+	It("to a load balancer IP only from addresses in loadBalancerSourceRanges", func() {
 		c.Outside.Output("ip", "address", "add", otherOutside4+"/24", "dev", "eth0")
 		pods()
 		c.service("web", loadBalancer, func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{lab.Outside4 + "/32"} })
@@ -243,7 +243,7 @@ func addressSpecs(portal string) {
 		Expect(askFrom(c.outside, lab.Outside4, at(loadBalancerIP, 80))).Error().To(HaveOccurred())
 	})
 
-	It("allocateLoadBalancerNodePorts: false: the load balancer's address and no node port", func() {
+	It("to a load balancer IP without a node port, with allocateLoadBalancerNodePorts: false", func() {
 		pods()
 		no := false
 		svc := c.service("web", loadBalancer, func(s *corev1.Service) { s.Spec.AllocateLoadBalancerNodePorts = &no })
@@ -253,7 +253,7 @@ func addressSpecs(portal string) {
 		reaches(c.outside, "", at(loadBalancerIP, 80), local, distant)
 	})
 
-	It("internalTrafficPolicy Local: only endpoints of this node; if there is none, packets are dropped", func() {
+	It("with internalTrafficPolicy Local: only endpoints of this node; without one, packets are dropped", func() {
 		pods()
 		policy := corev1.ServiceInternalTrafficPolicyLocal
 		svc := c.service("web", func(s *corev1.Service) { s.Spec.InternalTrafficPolicy = &policy })
@@ -269,7 +269,7 @@ func addressSpecs(portal string) {
 		reaches(c.pod, "", vip(svc), distant)
 	})
 
-	It("externalTrafficPolicy Local: from outside only endpoints of this node; from this node all", func() {
+	It("with externalTrafficPolicy Local: from outside to endpoints of this node, from this node to all", func() {
 		pods()
 		svc := c.service("web", loadBalancer, externalLocal, func(s *corev1.Service) { s.Spec.ExternalIPs = []string{externalIP} })
 		c.ingress("web", nil)
@@ -283,7 +283,7 @@ func addressSpecs(portal string) {
 		reaches(c.node, "", at("127.0.0.1", port), local, distant)
 		reaches(c.pod, "", vip(svc), local, distant)
 
-		By("the last local endpoint terminating: it serves on, until there is none")
+		By("the last local endpoint terminating: it is used until it is removed")
 		local.terminate()
 		Eventually(func() bool { return *c.slices("web")[0].Conditions.Ready && *c.slices("web")[1].Conditions.Ready }).WithTimeout(soon).Should(BeFalse())
 		reaches(c.outside, "", at(lab.NodeOut4, port), local)
@@ -296,7 +296,7 @@ func addressSpecs(portal string) {
 		Expect(get(c.node, adminURL+"/api/v1/services?name=web")).To(HaveField("Body", MatchRegexp(`"state":"no-local-endpoints-external"(.*)"dropped":\[{"clients":"external","text":"externalTrafficPolicy is Local`)))
 	})
 
-	It("sessionAffinity ClientIP: the same client gets the same endpoint", func() {
+	It("with sessionAffinity ClientIP: always to the same endpoint", func() {
 		pods()
 		third := c.startPod("web", 3, here)
 		svc := c.service("web", nodePort, func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP })
@@ -316,7 +316,7 @@ func addressSpecs(portal string) {
 			}
 		}
 
-		By("its endpoint leaving")
+		By("removing its endpoint")
 		first, err := ask(c.pod, vip(svc))
 		Expect(err).NotTo(HaveOccurred())
 		for _, p := range []*kubernetesPod{local, distant, third} {
@@ -328,7 +328,7 @@ func addressSpecs(portal string) {
 	})
 
 	if strings.HasPrefix(portal, "address") {
-		It("a node port that somebody else has: an Event says so, the rest is served, and it is served once it is free", func() {
+		It("to a node port that another process used, reported in an Event, once it is free", func() {
 			taken := c.Node.Listen("0.0.0.0:31999")
 			pods()
 			svc := c.service("web", nodePort, func(s *corev1.Service) { s.Spec.Ports[0].NodePort = 31999 })

@@ -17,7 +17,7 @@ import (
 // minute.
 const recovery = 75 * time.Second
 
-var _ = Describe("while the API server is away", func() {
+var _ = Describe("while the API server is unavailable,", func() {
 	var (
 		c       *cluster
 		wire    *control.Wire
@@ -48,7 +48,7 @@ var _ = Describe("while the API server is away", func() {
 		if err != nil {
 			return false, err
 		}
-		Expect(answer.Code).To(Equal(200), "what is known goes on being served: %s", answer.Body)
+		Expect(answer.Code).To(Equal(200), "the last known state is served: %s", answer.Body)
 		status, _ := answer.fields()["apiServer"].(map[string]any)
 		connected, ok := status["connected"].(bool)
 		if !ok {
@@ -57,7 +57,7 @@ var _ = Describe("while the API server is away", func() {
 		return connected, nil
 	}
 
-	It("what was served goes on being served, and health says so; what changed meanwhile is right afterwards", func() {
+	It("usher serves the last known state, reports this in /healthz, and applies changes afterwards", func() {
 		kept, deleted, moved := create("kept", 1), create("deleted", 1), create("moved", 1)
 		again := create("again", 1)
 		start()
@@ -90,7 +90,7 @@ var _ = Describe("while the API server is away", func() {
 		Eventually(connected).WithTimeout(soon).Should(BeTrue())
 	})
 
-	It("and it was killed and has forgotten what it had sent (resource version too old): the same", func() {
+	It("usher serves the last known state, even if its resource version is too old afterwards", func() {
 		DeferCleanup(restartControllers)
 		kept, deleted := create("kept", 1), create("deleted", 1)
 		start()
@@ -112,10 +112,10 @@ var _ = Describe("while the API server is away", func() {
 		Eventually(answers(c.pod, vip(created))).WithTimeout(recovery).Should(Equal(servers[1].addr))
 		Eventually(answers(c.pod, vip(kept))).WithTimeout(recovery).Should(Equal(servers[2].addr))
 		Eventually(failure(c.pod, vip(deleted))).WithTimeout(soon).Should(HaveOccurred())
-		Expect(l.stop()).To(BeEmpty(), "connections meanwhile")
+		Expect(l.stop()).To(BeEmpty(), "connections during the outage")
 	})
 
-	It("and it was killed and comes back: changes are followed again", func() {
+	It("usher serves the last known state, and follows changes again after a restart", func() {
 		DeferCleanup(restartControllers)
 		kept := create("kept", 1)
 		c.usher()
@@ -128,10 +128,10 @@ var _ = Describe("while the API server is away", func() {
 		created := create("created", 2)
 		Eventually(answers(c.pod, vip(created))).WithTimeout(recovery).Should(Equal(servers[1].addr))
 		Eventually(connected).WithTimeout(soon).Should(BeTrue())
-		Expect(l.stop()).To(BeEmpty(), "connections meanwhile")
+		Expect(l.stop()).To(BeEmpty(), "connections during the outage")
 	})
 
-	It("an usher that starts leaves the rules of the one before, and serves once the API server is back", func() {
+	It("a new usher instance keeps existing rules, and serves once the API server is back", func() {
 		kept := create("kept", 1)
 		first := start()
 		Eventually(answers(c.pod, vip(kept))).WithTimeout(soon).Should(Equal(servers[0].addr))
@@ -142,7 +142,7 @@ var _ = Describe("while the API server is away", func() {
 		wire.Cut()
 		second := c.launch(usherRace, "--kubeconfig="+leastRole(wire.Server()))
 		Eventually(getting(c.outside, "http://"+lab.NodeOut4+":"+healthzPort+"/livez")).WithTimeout(soon).Should(code(200))
-		Expect(get(c.outside, healthz)).To(code(503), "there is no full picture yet")
+		Expect(get(c.outside, healthz)).To(code(503), "before the initial sync")
 		Consistently(func() string { return withoutCounters(rules()) }).WithTimeout(time.Second).Should(Equal(before))
 		wire.Repair()
 		second.serving()
@@ -151,8 +151,8 @@ var _ = Describe("while the API server is away", func() {
 	})
 })
 
-var _ = Describe("a watch that breaks", func() {
-	It("is taken up again, and nothing is missed", func() {
+var _ = Describe("a watch whose connection fails", func() {
+	It("is established again, without missed changes", func() {
 		c := newCluster()
 		wire := plane.NewWire()
 		one, two := serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 8080)), serve(c.Pods, netip.AddrPortFrom(lab.Pod(2), 8080))

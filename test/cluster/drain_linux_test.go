@@ -17,7 +17,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("endpoints that come and go:", func() {
+var _ = Describe("the drain, slow start, idle and access log settings of a Service", func() {
 	const (
 		drain, slow, accessLog = "usher.io/drain-timeout", "usher.io/slow-start", "usher.io/access-log"
 		aws                    = "service.beta.kubernetes.io/aws-load-balancer-"
@@ -56,7 +56,7 @@ var _ = Describe("endpoints that come and go:", func() {
 		return says{p.DrainSeconds, p.SlowStartSeconds, p.Policies.ConnectionIdleSeconds, p.AccessLog}, nil
 	}
 
-	It("by the annotations of the Service and those for AWS, set, changed, wrong and removed", func() {
+	It("follow usher's and AWS's annotations when set, changed, invalid and removed", func() {
 		path := filepath.Join(GinkgoT().TempDir(), "access.log")
 		c.usher("--access-log="+path, "--endpoint-drain-timeout=1h", "--slow-start=2h", "--connection-idle-timeout=3h")
 		now := says{3600, 7200, 10800, true}
@@ -115,10 +115,10 @@ var _ = Describe("endpoints that come and go:", func() {
 		Eventually(said).WithTimeout(soon).Should(Equal(now))
 		Expect(ask(c.pod, vip(svc))).To(BeElementOf(pods))
 		Eventually(lines).WithTimeout(soon).ShouldNot(Equal(before))
-		Expect(lines()[len(before):]).To(MatchRegexp(`\A[^\n]*\n\z`), "one line, and not of both connections")
+		Expect(lines()[len(before):]).To(MatchRegexp(`\A[^\n]*\n\z`), "one line, for only one of the connections")
 	})
 
-	It("where there is no access log, to ask for it is a problem", func() {
+	It("cause a problem if the access log is enabled but not configured", func() {
 		c.usher()
 		c.annotate("web", accessLog, "true")
 		Eventually(c.warnings("web")).WithTimeout(soon).Should(ContainElement(ContainSubstring(
@@ -126,7 +126,7 @@ var _ = Describe("endpoints that come and go:", func() {
 		Expect(said()).To(Equal(says{}))
 	})
 
-	It("connections to one that terminates end as the annotation says, also if it comes later", func() {
+	It("end connections to a terminating endpoint, even if the annotation is added later", func() {
 		u := c.usher()
 		var leaving, staying *connection
 		for leaving == nil || staying == nil {
@@ -143,7 +143,7 @@ var _ = Describe("endpoints that come and go:", func() {
 		Eventually(u.told).WithTimeout(soon).Should(ContainSubstring("endpoint " + pods[0].String() + " is now terminating"))
 		Consistently(leaving.works).WithTimeout(time.Second).Should(Succeed())
 
-		By("a wrong one, which changes nothing")
+		By("setting an invalid annotation, which changes nothing")
 		c.annotate("web", drain, "1")
 		Eventually(c.warnings("web")).WithTimeout(soon).Should(ContainElement(ContainSubstring(drain)))
 		Expect(leaving.works()).To(Succeed())

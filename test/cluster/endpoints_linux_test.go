@@ -35,7 +35,7 @@ func (c *cluster) tryEndpoints(service string, addr netip.Addr) error {
 	return err
 }
 
-var _ = Describe("which endpoints are used:", func() {
+var _ = Describe("the endpoints of a Service:", func() {
 	var (
 		c       *cluster
 		svc     *corev1.Service
@@ -73,7 +73,7 @@ var _ = Describe("which endpoints are used:", func() {
 		Eventually(used).WithTimeout(soon).Should(Equal(expected))
 	}
 
-	It("all slices of the Service, duplicates once", func() {
+	It("all slices are used, duplicates once", func() {
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1)), endpoint(lab.Pod(2))))
 		c.write(c.slice("web", "b", endpoint(lab.Pod(2)), endpoint(lab.Pod(3))))
 		c.write(c.slice("other", "c", endpoint(lab.Pod(4))))
@@ -81,13 +81,13 @@ var _ = Describe("which endpoints are used:", func() {
 		uses(1, 2, 3)
 	})
 
-	It("of several addresses the first", func() {
+	It("the first of several addresses is used", func() {
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1), func(e *discoveryv1.Endpoint) { e.Addresses = append(e.Addresses, lab.Pod(2).String()) })))
 		c.usher()
 		uses(1)
 	})
 
-	It("ports by their name; unset and \"\" are the same; a port of null is skipped", func() {
+	It("ports match by name, unset and \"\" are equal, and null ports are skipped", func() {
 		svc = c.service("unnamed", noSelector, func(s *corev1.Service) { s.Spec.Ports[0].Name = "" })
 		unset, null, foreign := c.slice("unnamed", "unset", endpoint(lab.Pod(1))), c.slice("unnamed", "null", endpoint(lab.Pod(2))), c.slice("unnamed", "foreign", endpoint(lab.Pod(3)))
 		unset.Ports[0].Name = nil
@@ -100,7 +100,7 @@ var _ = Describe("which endpoints are used:", func() {
 		uses(1)
 	})
 
-	It("conditions that are null: ready, serving, not terminating", func() {
+	It("null conditions mean ready, serving and not terminating", func() {
 		c.write(c.slice("web", "a",
 			endpoint(lab.Pod(1), func(e *discoveryv1.Endpoint) { e.Conditions = discoveryv1.EndpointConditions{} }),
 			endpoint(lab.Pod(2), state(false, false, false))))
@@ -108,22 +108,22 @@ var _ = Describe("which endpoints are used:", func() {
 		uses(1)
 	})
 
-	It("the ready ones, if there are some", func() {
+	It("only ready ones are used if there are any", func() {
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1)), endpoint(lab.Pod(2), state(false, true, true)), endpoint(lab.Pod(3), state(false, false, false))))
 		c.usher()
 		uses(1)
 	})
 
-	It("none ready: those that serve while they terminate", func() {
+	It("terminating ones that serve are used if none is ready", func() {
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1), state(false, true, true)), endpoint(lab.Pod(2), state(false, false, true)), endpoint(lab.Pod(3), state(false, false, false))))
 		c.usher()
 		uses(1)
-		By("coming back to ready ones")
+		By("returning to ready ones")
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1), state(false, true, true)), endpoint(lab.Pod(2))))
 		uses(2)
 	})
 
-	It("serving that is not given means that it does", func() {
+	It("an unset serving condition means serving", func() {
 		unsaid := endpoint(lab.Pod(1), state(false, true, true))
 		unsaid.Conditions.Serving = nil
 		c.write(c.slice("web", "a", unsaid, endpoint(lab.Pod(2), state(false, false, true))))
@@ -131,7 +131,7 @@ var _ = Describe("which endpoints are used:", func() {
 		uses(1)
 	})
 
-	It("an address that two entries share: the one that is not terminating counts", func() {
+	It("of two with the same address, the one that is not terminating is used", func() {
 		// With publishNotReadyAddresses the old Pod is ready anyway.
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1), state(true, true, true))))
 		c.write(c.slice("web", "b", endpoint(lab.Pod(1), state(false, false, false)), endpoint(lab.Pod(2))))
@@ -151,7 +151,7 @@ var _ = Describe("which endpoints are used:", func() {
 		uses(1)
 	})
 
-	It("one that goes from ready to terminating gets no new connection; those in flight go on", func() {
+	It("one that goes from ready to terminating gets no new connection; open ones continue", func() {
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1))))
 		c.usher()
 		uses(1)
@@ -163,7 +163,7 @@ var _ = Describe("which endpoints are used:", func() {
 		Expect(open.works()).To(Succeed())
 	})
 
-	It("one that disappears gets no new connection; TCP in flight goes on", func() {
+	It("one that is removed gets no new connection; open TCP connections continue", func() {
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1))))
 		c.usher()
 		uses(1)
@@ -179,7 +179,7 @@ var _ = Describe("which endpoints are used:", func() {
 		Expect(open.works()).To(Succeed())
 	})
 
-	It("over 1000 endpoints: all slices count", func() {
+	It("more than 1000 are used, from all slices", func() {
 		var list []discoveryv1.Endpoint
 		for i := range 1001 {
 			list = append(list, endpoint(netip.AddrFrom4([4]byte{10, 244, byte(1 + i/250), byte(1 + i%250)}), state(false, false, false)))
@@ -192,7 +192,7 @@ var _ = Describe("which endpoints are used:", func() {
 		uses(2)
 	})
 
-	It("addressType FQDN does no harm", func() {
+	It("slices with addressType FQDN are ignored", func() {
 		names := c.slice("web", "names", endpoint(lab.Pod(1)))
 		names.AddressType = discoveryv1.AddressTypeFQDN
 		names.Endpoints[0].Addresses = []string{"nowhere.example.com"}
@@ -202,7 +202,7 @@ var _ = Describe("which endpoints are used:", func() {
 		uses(2)
 	})
 
-	DescribeTable("an address that the API refuses:", func(addr string) {
+	DescribeTable("the API rejects addresses that are", func(addr string) {
 		invalid := MatchError(ContainSubstring("Invalid value"))
 		Expect(c.tryWrite(c.slice("web", "a", endpoint(netip.MustParseAddr(addr))))).To(invalid)
 		Expect(c.tryEndpoints("web", netip.MustParseAddr(addr))).To(invalid)
@@ -211,7 +211,7 @@ var _ = Describe("which endpoints are used:", func() {
 		Entry("link-local multicast", "224.0.0.1"), Entry("unspecified", "0.0.0.0"),
 	)
 
-	It("an address that is multicast, or a Service's, is refused by usher, which says so in an Event", func() {
+	It("usher rejects multicast addresses and cluster IPs, and reports them in Events", func() {
 		other := c.service("other", noSelector)
 		c.write(c.slice("web", "a", endpoint(netip.MustParseAddr("239.1.2.3")), endpoint(lab.Pod(1))))
 		loop := c.slice("other", "b", endpoint(netip.MustParseAddr(svc.Spec.ClusterIP)))

@@ -18,7 +18,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("the proxy's own face:", func() {
+var _ = Describe("usher's external interface:", func() {
 	var (
 		c              *cluster
 		healthz, livez = "http://" + lab.NodeOut4 + ":" + healthzPort + "/healthz", "http://" + lab.NodeOut4 + ":" + healthzPort + "/livez"
@@ -39,7 +39,7 @@ var _ = Describe("the proxy's own face:", func() {
 		}
 	})
 
-	It("/healthz is 503 while the node carries ToBeDeletedByClusterAutoscaler; /livez is not", func() {
+	It("/healthz returns 503 while the node has the taint ToBeDeletedByClusterAutoscaler; /livez returns 200", func() {
 		createNode("doomed")
 		DeferCleanup(deleteNode, "doomed")
 		c.usher("--node-name=doomed")
@@ -53,7 +53,7 @@ var _ = Describe("the proxy's own face:", func() {
 		Eventually(getting(c.outside, healthz)).WithTimeout(soon).Should(code(200))
 	})
 
-	It("/healthz is 503 while the node is being deleted; /livez is not", func() {
+	It("/healthz returns 503 while the node is being deleted; /livez returns 200", func() {
 		createNode("leaving", func(n *corev1.Node) { n.Finalizers = []string{"usher.example/test"} })
 		DeferCleanup(func() { updateNode("leaving", func(n *corev1.Node) { n.Finalizers = nil }) })
 		c.usher("--node-name=leaving")
@@ -63,7 +63,7 @@ var _ = Describe("the proxy's own face:", func() {
 		Expect(get(c.outside, livez)).To(code(200))
 	})
 
-	It("/proxyMode, /metrics and /configz, on the node's loopback only", func() {
+	It("/proxyMode, /metrics and /configz are served only on the node's loopback", func() {
 		c.usher()
 		Expect(get(c.node, adminURL+"/proxyMode")).To(And(code(200), HaveField("Body", "userspace")))
 		metrics, err := get(c.node, adminURL+"/metrics")
@@ -76,7 +76,7 @@ var _ = Describe("the proxy's own face:", func() {
 		Expect(get(c.outside, "http://"+lab.NodeOut4+":10249/metrics")).Error().To(HaveOccurred())
 	})
 
-	It("Events say what cannot be served, and why; the rest is served", func() {
+	It("Events report a port that cannot be served and the reason; other ports are served", func() {
 		svc := c.service("assoc", func(s *corev1.Service) {
 			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "sctp", Port: 5000, Protocol: corev1.ProtocolSCTP})
 		})
@@ -89,7 +89,7 @@ var _ = Describe("the proxy's own face:", func() {
 		Expect(metrics.Body).To(MatchRegexp(`(?m)^usher_service_port_problems\{reason="\w+"\} 1$`))
 	})
 
-	It("cleanup: everything that usher made is gone, and what others made is untouched", func() {
+	It("cleanup removes everything that usher created, and nothing else", func() {
 		c.Node.Output("iptables", "-t", "nat", "-A", "PREROUTING", "-d", "198.18.0.1", "-p", "tcp", "--dport", "99", "-j", "REDIRECT", "--to-ports", "98")
 		c.Node.Output("ip6tables", "-t", "nat", "-L") // creates the tables, so that they exist before usher starts, too
 		c.Node.Output("iptables", "-t", "mangle", "-L")
@@ -154,7 +154,7 @@ mode: userspace
 		Expect(get(c.node, "http://127.0.0.1:11249/proxyMode")).To(code(200))
 	})
 
-	It("gives way to flags, and warns of fields that have no meaning here", func() {
+	It("is overridden by flags, and fields without effect cause warnings", func() {
 		session := run(file(`
 clientConnection: {kubeconfig: `+leastRole(plane.Server())+`}
 healthzBindAddress: 0.0.0.0:11256
@@ -166,14 +166,14 @@ clusterCIRD: 10.0.0.0/8
 		Expect(string(session.Err.Contents())).To(And(MatchRegexp("(?i)masqueradeBit"), ContainSubstring("clusterCIRD"), ContainSubstring("--oom-score-adj")))
 	})
 
-	DescribeTable("is refused, and the field named:", func(fields, named string) {
+	DescribeTable("is rejected with the name of the field:", func(fields, named string) {
 		session := run(file(fields))
 		Eventually(session).WithTimeout(soon).Should(gexec.Exit())
 		Expect(session.ExitCode()).NotTo(BeZero())
 		Expect(string(session.Err.Contents())).To(ContainSubstring(named))
 	},
-		Entry("a wrong value", "healthzBindAddress: nowhere\n", "healthzBindAddress"),
-		Entry("another mode", "mode: kernelspace\n", "mode"),
+		Entry("an invalid value", "healthzBindAddress: nowhere\n", "healthzBindAddress"),
+		Entry("an unsupported mode", "mode: kernelspace\n", "mode"),
 	)
 })
 

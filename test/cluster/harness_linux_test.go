@@ -7,7 +7,7 @@ import (
 
 // These specs test the harness itself.
 var _ = Describe("the control plane", func() {
-	It("writes an EndpointSlice for a Service whose Pods are ready, and changes it with them", func() {
+	It("writes an EndpointSlice for a Service with ready Pods, and updates it", func() {
 		c := newCluster()
 		c.service("web")
 		pod := c.startPod("web", 1, here)

@@ -74,7 +74,7 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 		GinkgoHelper()
 		for i, want := range []*server{pod.server, pod.six} {
 			Eventually(answers(c.pod, vips[i])).WithTimeout(soon).Should(Equal(want.addr))
-			Expect(ask(c.node, vips[i])).To(Equal(want.addr), "for processes of the node")
+			Expect(ask(c.node, vips[i])).To(Equal(want.addr), "from the node")
 		}
 	}
 	// installed returns everything that a portal changes on a node.
@@ -96,7 +96,7 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 		{"address", []string{"--portal=address"}, ""},
 		{"iptables", nil, dockerfile},
 	} {
-		It("serves both families with the portal "+portal.name+portal.image+", answers the probes, outlives kill -9, and leaves nothing", func() {
+		It("serves both families with the portal "+portal.name+portal.image+", answers the probes, survives kill -9, and leaves no rules", func() {
 			of := func(*corev1.Container) {}
 			if portal.image == dockerfile {
 				name := k.importDockerfile()
@@ -105,13 +105,13 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 			before := installed()
 			p := k.run("usher", of, with(portal.flags...)).ready()
 			served()
-			Expect(get(c.pod, adminURL+"/metrics")).Error().To(HaveOccurred(), "the admin server is the node's alone")
+			Expect(get(c.pod, adminURL+"/metrics")).Error().To(HaveOccurred(), "the admin server is only for the node")
 			Expect(p.exec("usher", "portals")).To(MatchRegexp(`(?m)^ok +%s `, portal.name))
 			for _, probe := range []*corev1.Probe{p.spec.Containers[0].ReadinessProbe, p.spec.Containers[0].LivenessProbe} {
 				Expect(p.probe(probe)()).To(Succeed())
 			}
 
-			By("having no more rights than the specification gives")
+			By("having only the permissions in the specification")
 			keeper, usher := p.ushers()
 			for _, pid := range []int{keeper, usher} {
 				Expect(processStatus(pid, "CapEff")).To(Equal("0000000000001400"), "NET_ADMIN and NET_BIND_SERVICE: capability.h")
@@ -121,7 +121,7 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 				Expect(processStatus(pid, "Uid")).To(HavePrefix("0\t"))
 			}
 
-			By("moving 32 MB to and fro, which is splice")
+			By("transferring 32 MB in both directions, with splice")
 			open, err := connect(c.pod, vips[0])
 			Expect(err).NotTo(HaveOccurred())
 			bulk := bytes.Repeat([]byte("0123456789abcdef"), 2<<20)
@@ -146,7 +146,7 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 				}
 			}
 
-			By("ending it")
+			By("terminating the Pod")
 			p.terminate()
 			cleanup := k.run("cleanup", of, instead("cleanup"))
 			cleanup.exited()
@@ -155,7 +155,7 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 		})
 	}
 
-	It("is replaced under 500 connections a second, as a rollout with surge does, and none fails", func() {
+	It("is replaced at 500 connections per second, as in a surge rollout, without a failure", func() {
 		old := k.run("old").ready()
 		served()
 		l := startLoad(c.pod, vips[0], 250)
@@ -171,21 +171,21 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 		young.terminate()
 	})
 
-	It("says that VIPs are addresses of the node where it may not make a namespace for them", func() {
+	It("warns that VIPs become node addresses if it cannot create a namespace", func() {
 		p := k.run("usher", with("--portal=address", "--address-namespace=auto")).ready()
 		served()
 		Expect(p.output()).To(MatchRegexp(`level":"warning","msg":"VIPs are addresses of this node`))
 		Expect(p.output()).To(ContainSubstring(notApart))
 		p.terminate()
 
-		By("ending when it is to have one all the same")
+		By("exiting if the namespace is required")
 		p = k.run("always", with("--portal=address", "--address-namespace=always"))
 		Eventually(func() cri.ContainerState { return p.status().State }).WithTimeout(40*time.Second).Should(Equal(cri.ContainerState_CONTAINER_EXITED), p.output)
 		Expect(p.status().ExitCode).To(BeEquivalentTo(1))
 		Expect(p.output()).To(ContainSubstring(notApart))
 	})
 
-	It("shows the demo", func() {
+	It("runs the demo", func() {
 		p := k.run("demo", instead("demo", "--once"), func(container *corev1.Container) {
 			writable := false // the demo writes its manifests to a folder
 			container.SecurityContext.ReadOnlyRootFilesystem = &writable
@@ -196,8 +196,8 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 })
 
 // Only root gets capabilities.
-var _ = Describe("the command of docs/kubernetes.md that removes the rules of an instance that is gone", func() {
-	It("starts the image as root, though its user is not", func() {
+var _ = Describe("the command of docs/kubernetes.md that removes the rules of a removed instance", func() {
+	It("starts the image as root, although its user is not root", func() {
 		page, err := os.ReadFile(filepath.Join(control.Root(), "docs", "kubernetes.md"))
 		Expect(err).NotTo(HaveOccurred())
 		command := regexp.MustCompile(`(?m)^kubectl debug node/NODE (?:.*\\\n)*.* usher cleanup$`).FindString(string(page))

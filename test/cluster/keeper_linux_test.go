@@ -37,9 +37,9 @@ func (u *usher) saved() []byte {
 	return text
 }
 
-var _ = Describe("usher with a keeper, whose usher is killed again and again,", func() {
+var _ = Describe("usher with a keeper", func() {
 	for _, portal := range []string{"iptables", "nftables", "address"} {
-		It("refuses nobody, keeps clients with their endpoints, and follows changes, behind the portal "+portal, func() {
+		It("accepts clients, keeps affinity and follows changes despite repeated SIGKILL, with the portal "+portal, func() {
 			c := newCluster()
 			for n := 1; n <= 3; n++ {
 				serve(c.Pods, netip.AddrPortFrom(lab.Pod(n), 8080))
@@ -93,7 +93,7 @@ var _ = Describe("usher with a keeper, whose usher is killed again and again,", 
 		})
 	}
 
-	It("hands its clients over to another keeper", func() {
+	It("hands its clients over to a new keeper", func() {
 		c := newCluster()
 		for n := 1; n <= 3; n++ {
 			serve(c.Pods, netip.AddrPortFrom(lab.Pod(n), 8080))

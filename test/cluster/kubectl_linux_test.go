@@ -66,7 +66,7 @@ func (c *cluster) usherPod(node string) {
 	Expect(pods.UpdateStatus(ctx, pod, metav1.UpdateOptions{})).Error().NotTo(HaveOccurred())
 }
 
-var _ = Describe("the ushers of a cluster, asked from outside", func() {
+var _ = Describe("kubectl usher, run outside the cluster,", func() {
 	var (
 		c          *cluster
 		svc        *corev1.Service
@@ -136,10 +136,10 @@ var _ = Describe("the ushers of a cluster, asked from outside", func() {
 		}
 	}
 
-	It("tell together what each knows, in one table and by node; as kubectl's plugin and by its own name", func() {
+	It("shows the state of all nodes, merged or by node, as a kubectl plugin and directly", func() {
 		clients(3, 2)
 		out, _ := says(0, "get", "services")
-		Expect(strings.Fields(strings.Split(out, "\n")[0])).NotTo(ContainElement("NODE"), "all is well on all")
+		Expect(strings.Fields(strings.Split(out, "\n")[0])).NotTo(ContainElement("NODE"), "all nodes have the same state")
 		Expect(out).To(MatchRegexp(`(?m)^web +ok +[0-9:]+ +%s +80/TCP +2/2 +0 +5 +0 +0$`, svc.Spec.ClusterIP))
 		out, _ = says(0, "get", "services", "--per-node")
 		Expect(out).To(MatchRegexp(`(?m)^elsewhere +web +ok .* 2 +0 +0\nhere +web +ok .* 3 +0 +0$`))
@@ -174,7 +174,7 @@ var _ = Describe("the ushers of a cluster, asked from outside", func() {
 					accepted = append(accepted, words[0])
 				}
 			}
-			Expect(slices.IsSorted(accepted)).To(BeTrue(), "in the order of time:\n%s", strings.Join(lines, "\n"))
+			Expect(slices.IsSorted(accepted)).To(BeTrue(), "in chronological order:\n%s", strings.Join(lines, "\n"))
 			Expect(told).To(And(HaveKey(here), HaveKey(elsewhere), HaveLen(2)), strings.Join(lines, "\n"))
 		}
 
@@ -193,7 +193,7 @@ var _ = Describe("the ushers of a cluster, asked from outside", func() {
 		Expect(out).To(ContainSubstring("On elsewhere"))
 	})
 
-	It("say on which node an endpoint is in quarantine: is it the Pod, or the node?", func() {
+	It("shows whether an endpoint is in quarantine because of its Pod or one node", func() {
 		controlSpace.Output("ip", "route", "add", "unreachable", pods[0].addr.Addr().String())
 		DeferCleanup(func() { controlSpace.Output("ip", "route", "delete", "unreachable", pods[0].addr.Addr().String()) })
 		watching := start(kubeconfig, filepath.Join(names, "kubectl-usher"), "get", "services", "-w")
@@ -229,7 +229,7 @@ var _ = Describe("the ushers of a cluster, asked from outside", func() {
 		Eventually(func(g Gomega) { // a node that answers late is left out
 			read("api/v1/cluster/services/"+c.namespace+"/web", &seen)
 			g.Expect(seen.Findings).To(HaveExactElements(And(HaveField("Node", elsewhere), HaveField("Endpoint", pods[0].addr.String()), HaveField("Fault", "path"))))
-		}).WithTimeout(3*soon).Should(Succeed(), "of one Pod, which answers the other node, from a node that reaches the other Pod")
+		}).WithTimeout(3*soon).Should(Succeed(), "a Pod that answers the other node, from a node that reaches the other Pod")
 		var status struct{ PortalMode string }
 		read("nodes/"+elsewhere+"/api/v1/status", &status)
 		Expect(status.PortalMode).NotTo(BeEmpty())
@@ -251,7 +251,7 @@ var _ = Describe("the ushers of a cluster, asked from outside", func() {
 		}).WithTimeout(30 * time.Second).Should(ContainElement("pod " + pods[1].addr.String()))
 	})
 
-	It("are named when they do not answer, and the others are heard; trace asks them again", func() {
+	It("names nodes that do not answer, shows the others, and retries in trace", func() {
 		clients(1, 1)
 		following := start(kubeconfig, filepath.Join(names, "kubectl-usher"), "trace", "web", "--since=1h")
 		Eventually(func() string { // until the trace shows it
@@ -276,11 +276,11 @@ var _ = Describe("the ushers of a cluster, asked from outside", func() {
 		for line := range strings.Lines(string(following.Out.Contents())) {
 			told[line]++
 		}
-		Expect(told).To(HaveEach(1), "nothing is told twice, neither of the past nor after a restart")
-		Expect(told).To(HaveKey(MatchRegexp(`^\S+ elsewhere +.*#1 .* accepted `)), "what was before it began")
+		Expect(told).To(HaveEach(1), "no event is shown twice, neither a past one nor after a restart")
+		Expect(told).To(HaveKey(MatchRegexp(`^\S+ elsewhere +.*#1 .* accepted `)), "events before the command started")
 	})
 
-	It("are asked with the person's own rights, of which it is said which are missing; and if there are none", func() {
+	It("uses the user's permissions, and reports missing permissions and nodes without usher", func() {
 		operator := kubeconfig
 		kubeconfig = c.person("nobody")
 		_, errors := says(1, "get", "services")

@@ -174,7 +174,7 @@ func (b *comparison) measure(proxy contender, last *corev1.Service, v report.Val
 		now := cpuOf(pid)
 		defer func() { before = now }()
 		return now - before
-	}).WithTimeout(patience).WithPolling(quiet).Should(BeNumerically("<", quiet/20), "it comes to rest")
+	}).WithTimeout(patience).WithPolling(quiet).Should(BeNumerically("<", quiet/20), "the proxy becomes idle")
 	v[report.CPU] = cpuOf(pid).Seconds()
 	v[report.Memory] = float64(lab.Resident(pid))
 

@@ -197,9 +197,9 @@ func expectAlive(open []*connection) {
 	}
 }
 
-var _ = Describe("a node that goes from kube-proxy to usher and back, step by step as docs/kubernetes.md says,", func() {
+var _ = Describe("a node that migrates from kube-proxy to usher and back, by the steps of docs/kubernetes.md,", func() {
 	for _, mode := range []string{"iptables", "nftables"} {
-		It("loses no connection, nor a datagram that is sent again, with kube-proxy in its mode "+mode, func() {
+		It("loses no connection and no datagram that is sent again, with kube-proxy in mode "+mode, func() {
 			kubeProxy, err := control.KubeProxy(GinkgoWriter)
 			Expect(err).NotTo(HaveOccurred())
 			page, err := os.ReadFile(filepath.Join(control.Root(), "docs", "kubernetes.md"))

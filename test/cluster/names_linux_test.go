@@ -13,7 +13,7 @@ import (
 var _ = Describe("the names of Services", func() {
 	const resolver = "10.244.0.1" // the node's address for its Pods
 
-	It("are those of all kinds, also of Services that nobody or another proxy serves, as they are now", func() {
+	It("resolve for all kinds of Services, including unserved ones, and follow changes", func() {
 		if _, err := exec.LookPath("dig"); err != nil {
 			Skip("dig is not installed")
 		}

@@ -40,7 +40,7 @@ var (
 var withFairness = []string{"--max-requests-inflight=400", "--max-mutating-requests-inflight=200", "--enable-priority-and-fairness=true"}
 
 var _ = Describe("many nodes", func() {
-	It("ask the API server for no more than kube-proxies do", func() {
+	It("receive at most 10% more data from the API server with usher than with kube-proxy", func() {
 		c := newCluster()
 		full := *manyNodes > 3
 		if full {
@@ -281,7 +281,7 @@ func (w *watchers) again() {
 	received := w.report().Received
 	plane.StartAPIServer(withFairness...)
 	ready := time.Now()
-	Eventually(func() int { return len(w.report().Lists) - lists }).WithTimeout(90*time.Second).Should(BeNumerically(">=", 3*w.nodes), "everything is asked for again")
+	Eventually(func() int { return len(w.report().Lists) - lists }).WithTimeout(90*time.Second).Should(BeNumerically(">=", 3*w.nodes), "all objects are listed again")
 	after := w.settle(6 * quiet) // client-go's backoff grows with each retry
 	asked := after.Lists[lists:]
 	slices.SortFunc(asked, time.Time.Compare)

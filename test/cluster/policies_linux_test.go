@@ -28,7 +28,7 @@ func forNode(node, zone string) func(*discoveryv1.Endpoint) {
 	}
 }
 
-var _ = Describe("trafficDistribution and hints:", func() {
+var _ = Describe("topology hints", func() {
 	var (
 		c       *cluster
 		svc     *corev1.Service
@@ -61,7 +61,7 @@ var _ = Describe("trafficDistribution and hints:", func() {
 		}).WithTimeout(soon).Should(Equal(expected))
 	}
 
-	It("forZones: only those for this node's zone, if every endpoint has hints and one is for it; otherwise all", func() {
+	It("select this zone's endpoints by forZones if all endpoints have hints, otherwise all endpoints", func() {
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1), forZone("zone-a")), endpoint(lab.Pod(2), forZone("zone-b"))))
 		c.usher()
 		uses(1)
@@ -73,7 +73,7 @@ var _ = Describe("trafficDistribution and hints:", func() {
 		uses(1, 2)
 	})
 
-	It("forNodes: only those for this node", func() {
+	It("select this node's endpoints by forNodes, or else its zone's by forZones", func() {
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1), forNode(here, "zone-a")), endpoint(lab.Pod(2), forNode(elsewhere, "zone-a"))))
 		c.usher()
 		uses(1)
@@ -82,7 +82,7 @@ var _ = Describe("trafficDistribution and hints:", func() {
 		uses(2)
 	})
 
-	It("trafficDistribution PreferSameZone: the controller's hints are followed", func() {
+	It("are followed as the controller sets them for trafficDistribution PreferSameZone", func() {
 		same := corev1.ServiceTrafficDistributionPreferSameZone
 		near := c.startPod("app", 11, here)
 		c.startPod("app", 12, elsewhere)
@@ -98,7 +98,7 @@ var _ = Describe("trafficDistribution and hints:", func() {
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).ShouldNot(Equal(near.addr))
 	})
 
-	It("this node's zone may change", func() {
+	It("are applied again when this node's zone changes", func() {
 		createNode("moving", func(n *corev1.Node) { n.Labels[corev1.LabelTopologyZone] = "zone-a" })
 		DeferCleanup(deleteNode, "moving")
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1), forZone("zone-a")), endpoint(lab.Pod(2), forZone("zone-b"))))
@@ -114,7 +114,7 @@ var _ = Describe("topology keys", func() {
 	onNode := func(name string) func(*discoveryv1.Endpoint) {
 		return func(e *discoveryv1.Endpoint) { e.NodeName = &name }
 	}
-	It("by annotation: set, changed, wrong, removed; the labels of nodes are followed, and watched only while one is asked for", func() {
+	It("follow their annotation when set, changed, invalid and removed, and changes of Node labels", func() {
 		c := newCluster()
 		svc := c.service("web", noSelector)
 		for n := 1; n <= 2; n++ {
@@ -151,30 +151,30 @@ var _ = Describe("topology keys", func() {
 			})
 		}
 		both()
-		By("set")
+		By("setting the annotation")
 		annotate(rack)
 		only(1)
-		By("another node's label")
+		By("changing another node's label")
 		updateNode("rack-b", func(n *corev1.Node) { n.Labels[rack] = "9" })
 		Eventually(func() error { _, err := ask(c.pod, vip(svc)); return err }).WithTimeout(soon).Should(HaveOccurred(), "no endpoint shares the rack")
-		By("this node's label")
+		By("changing this node's label")
 		updateNode("rack-a", func(n *corev1.Node) { n.Labels[rack] = "8" })
 		only(2)
-		By("changed")
+		By("changing the annotation")
 		annotate("kubernetes.io/hostname, *")
 		both()
-		By("wrong: all endpoints, and it is told")
+		By("setting invalid keys, which are logged: all endpoints are used")
 		annotate("*," + rack)
 		Eventually(u.Err).WithTimeout(soon).Should(gbytes.Say("must be the last value specified"))
 		both()
-		By("removed")
+		By("removing the annotation")
 		annotate(rack)
 		only(2)
 		annotate("")
 		both()
 	})
 
-	It("keep no Service from being served by an usher that may see no node but its own: labels of others match nobody", func() {
+	It("do not prevent serving if usher may list only its own node; other labels never match", func() {
 		const account = "own-node"
 		createAccount(account, []rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"services"}, Verbs: []string{"list", "watch"}},
@@ -198,7 +198,7 @@ var _ = Describe("topology keys", func() {
 })
 
 var _ = Describe("healthCheckNodePort", func() {
-	It("answers how many local endpoints there are: 200 while there are some, else 503", func() {
+	It("returns 200 and the number of local endpoints, or 503 if there are none", func() {
 		c := newCluster()
 		svc := c.service("web", loadBalancer, externalLocal)
 		port := svc.Spec.HealthCheckNodePort
@@ -218,14 +218,14 @@ var _ = Describe("healthCheckNodePort", func() {
 
 		one.remove()
 		Eventually(getting(c.outside, url)).WithTimeout(soon).Should(And(code(200), HaveField("Body", ContainSubstring(`"localEndpoints":1`))))
-		By("the last one terminating: load balancers are told to go elsewhere")
+		By("the last one terminating: 503, so that load balancers use other nodes")
 		two.terminate()
 		Eventually(getting(c.outside, url)).WithTimeout(soon).Should(code(503))
 		answer, err = get(c.outside, url)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(answer.Header.Get("X-Load-Balancing-Endpoint-Weight")).To(Equal("0"))
 
-		By("the policy becoming Cluster: the server goes")
+		By("the policy becoming Cluster: the server closes")
 		c.update("web", func(s *corev1.Service) {
 			s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = corev1.ServiceExternalTrafficPolicyCluster, 0
 		})

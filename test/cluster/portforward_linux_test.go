@@ -110,14 +110,14 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		return list
 	}
 
-	It("uses all Pods of a Service in turn, with no rights but to see Services and to port-forward", func() {
+	It("uses all Pods in rotation, with permissions only for Services, Events and port-forward", func() {
 		u := c.laptop(c.developer("get", "create"), "--via=portforward")
 		Expect(three()).To(ConsistOf(all()))
 		Expect(k.forwarded.Load()).To(BeEquivalentTo(3))
 		Expect(string(u.Err.Contents())).NotTo(MatchRegexp("(?i)forbidden"))
 	})
 
-	It("lets the command of an ordinary user reach Services as a Pod would: by name, on their ports (kubectl usher exec)", func() {
+	It("lets a non-root user's command reach Services by name and port (kubectl usher exec)", func() {
 		lab.UserNamespaces()
 		for _, program := range []string{"bash", "setpriv"} {
 			Expect(exec.LookPath(program)).Error().NotTo(HaveOccurred())
@@ -142,7 +142,7 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		Expect(three()).To(ConsistOf(all()))
 	})
 
-	It("loses nothing but the open streams of a Pod that goes away under load", func() {
+	It("loses only the open streams of a Pod that is removed under load", func() {
 		u := c.laptop(c.developer("get", "create"), "--via=portforward", "--trace=false")
 		open, err := connect(laptop, vip(svc))
 		Expect(err).NotTo(HaveOccurred())
@@ -157,7 +157,7 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		victim.remove()
 		l.more(100)
 		Expect(len(l.stop())).To(BeNumerically("<=", broken), "%s", l.failures)
-		Expect(open.works()).To(Succeed(), "those to other Pods go on")
+		Expect(open.works()).To(Succeed(), "connections to other Pods continue")
 		for _, p := range others {
 			Expect(p.connections()).NotTo(BeZero())
 		}
@@ -165,7 +165,7 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		Expect(u.Session).NotTo(gexec.Exit())
 	})
 
-	It("tries the next Pod when one refuses, with what the client has sent", func() {
+	It("tries the next Pod if one refuses, with the data that the client has sent", func() {
 		u := c.laptop(c.developer("get", "create"), "--via=portforward", "--quarantine=1h", "--quarantine-max=1h")
 		pods[0].stop()
 		for range 3 {
@@ -183,10 +183,10 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 			client.Close()
 		}
 		Eventually(u.told).WithTimeout(soon).Should(ContainSubstring("web-1 (round robin): connection refused after"))
-		Expect(strings.Count(u.told(), ": connection refused after")).To(Equal(1), "then it is in quarantine")
+		Expect(strings.Count(u.told(), ": connection refused after")).To(Equal(1), "after that it is in quarantine")
 	})
 
-	It("resets the client when the Pod ends in the middle of an answer", func() {
+	It("resets the client if the Pod exits during a response", func() {
 		c.laptop(c.developer("get", "create"), "--via=portforward")
 		open, err := connect(laptop, vip(svc))
 		Expect(err).NotTo(HaveOccurred())
@@ -198,7 +198,7 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		Expect(err).To(MatchError(syscall.ECONNRESET))
 	})
 
-	It("carries many bytes both ways, and the Pod's FIN", func() {
+	It("carries 1 MiB in both directions, and the Pod's FIN", func() {
 		u := c.laptop(c.developer("get", "create"), "--via=portforward")
 		open, err := connect(laptop, vip(svc))
 		Expect(err).NotTo(HaveOccurred())
@@ -215,7 +215,7 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		Eventually(u.Out).Should(gbytes.Say(`closed after .* client-closed, %d bytes to `, len(question)))
 	})
 
-	It("says which rights are missing", func() {
+	It("reports missing permissions", func() {
 		u := c.laptop(c.developer(), "--via=portforward")
 		began := time.Now()
 		Expect(ask(laptop, vip(svc))).Error().To(MatchError(syscall.ECONNRESET))
@@ -224,7 +224,7 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		Eventually(u.Out).Should(gbytes.Say("port-forward is forbidden: requires get and create on pods/portforward in namespace " + c.namespace))
 	})
 
-	It("reports UDP Services, which it cannot carry", func() {
+	It("reports UDP Services, which it does not support", func() {
 		u := c.laptop(c.developer("get", "create"), "--via=portforward")
 		c.service("web-udp", func(s *corev1.Service) {
 			s.Spec.Selector = map[string]string{"app": "web"}
@@ -238,7 +238,7 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		}).WithTimeout(soon).Should(Succeed())
 	})
 
-	It("says that an endpoint is no Pod", func() {
+	It("reports an endpoint that is not a Pod", func() {
 		other := c.service("other", noSelector)
 		c.write(c.slice("other", "a", endpoint(lab.Pod(1))))
 		u := c.laptop(c.developer("get", "create"), "--via=portforward")
@@ -246,13 +246,13 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		Eventually(u.Out).Should(gbytes.Say("the EndpointSlice has no targetRef Pod for 10.244.0.11"))
 	})
 
-	Describe("auto", func() {
-		It("goes through the API server where Pods do not answer", func() {
+	Describe("replaced by --via=auto", func() {
+		It("connects through the API server if Pods do not answer", func() {
 			c.laptop(c.developer("get", "create"), "--via=auto")
 			Expect(three()).To(ConsistOf(all()))
 			Expect(k.forwarded.Load()).To(BeEquivalentTo(3))
 		})
-		It("goes directly where they do, and needs no rights for that", func() {
+		It("connects directly if Pods answer, without permission for port-forward", func() {
 			c.connect("--via=auto", "--kubeconfig="+c.developer(), "--node-name=")
 			for range 3 {
 				Expect(ask(c.pod, vip(svc))).Error().NotTo(HaveOccurred())

@@ -12,13 +12,13 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("how endpoints are probed:", func() {
+var _ = Describe("the probes of endpoints", func() {
 	const (
 		usher = "usher.io/probe"
 		aws   = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-"
 	)
 
-	It("by the annotations of the Service, usher's and AWS's, set, changed, wrong and removed", func() {
+	It("follow usher's and AWS's annotations when set, changed, invalid and removed", func() {
 		c := newCluster()
 		svc := c.service("web", noSelector)
 		var pods []netip.AddrPort
@@ -50,13 +50,13 @@ var _ = Describe("how endpoints are probed:", func() {
 		one := map[netip.AddrPort]int{pods[0]: 12}
 		Eventually(whom).WithTimeout(soon).Should(Equal(all))
 
-		By("usher's")
+		By("setting usher's annotations")
 		annotate(usher+"=tcp:9090", usher+"-interval=1s", usher+"-fall=1")
 		Eventually(whom).WithTimeout(soon).Should(Equal(two))
 		annotate(usher+"=http:/healthz:9090", usher+"-interval=1s", usher+"-fall=1")
 		Eventually(whom).WithTimeout(soon).Should(Equal(one))
 
-		By("wrong ones being told, and no endpoint being probed")
+		By("reporting invalid annotations, and probing no endpoint")
 		annotate(usher+"=often", usher+"-interval=1", usher+"-fall=0")
 		Eventually(c.warnings("web")).WithTimeout(soon).Should(ContainElements(
 			ContainSubstring(`metadata.annotations[usher.io/probe]: Invalid value: "often": must be none, tcp, tcp:PORT,`),
@@ -64,7 +64,7 @@ var _ = Describe("how endpoints are probed:", func() {
 			ContainSubstring(`metadata.annotations[usher.io/probe-fall]: Invalid value: "0": must be a number from 1 to 100`)))
 		Eventually(whom).WithTimeout(soon).Should(Equal(all))
 
-		By("AWS's")
+		By("setting AWS's annotations")
 		annotate(aws+"protocol=HTTP", aws+"port=9090", aws+"interval=1", aws+"unhealthy-threshold=1")
 		Eventually(whom).WithTimeout(soon).Should(Equal(one))
 		annotate(aws+"protocol=TCP", aws+"port=9090", aws+"interval=1", aws+"unhealthy-threshold=1")
@@ -74,7 +74,7 @@ var _ = Describe("how endpoints are probed:", func() {
 		annotate(aws+"protocol=ICMP", aws+"interval=1")
 		Eventually(c.warnings("web")).WithTimeout(soon).Should(ContainElement(ContainSubstring(`healthcheck-protocol]: Unsupported value: "ICMP"`)))
 
-		By("one that is removed")
+		By("removing an annotation")
 		annotate(usher+"=tcp:9090", usher+"-interval=1s", usher+"-fall=1")
 		Eventually(whom).WithTimeout(soon).Should(Equal(two))
 		annotate()

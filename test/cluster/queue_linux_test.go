@@ -12,10 +12,10 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("how many connections an endpoint may have:", func() {
+var _ = Describe("the connection limit of endpoints", func() {
 	const limit, timeout = "usher.io/max-connections-per-endpoint", "usher.io/queue-timeout"
 
-	It("as the annotations of the Service say, set, changed, wrong and removed", func() {
+	It("follows the Service's annotations when set, changed, invalid and removed", func() {
 		c := newCluster()
 		svc := c.service("web", noSelector)
 		pod := serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 8080)).addr
@@ -39,18 +39,18 @@ var _ = Describe("how many connections an endpoint may have:", func() {
 		defer has.Close()
 		Expect(readName(has)).To(Equal(pod))
 
-		By("one")
+		By("allowing one connection")
 		c.annotate("web", timeout, "1s")
 		c.annotate("web", limit, "1")
 		Eventually(waits).WithTimeout(soon).Should(Succeed())
 
-		By("one more")
+		By("allowing one more")
 		c.annotate("web", limit, "2")
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod))
 		c.annotate("web", limit, "1")
 		Eventually(waits).WithTimeout(soon).Should(Succeed())
 
-		By("what is wrong being told, and the default used")
+		By("reporting invalid values, and using the defaults")
 		c.annotate("web", limit, "few")
 		c.annotate("web", timeout, "0s")
 		Eventually(c.warnings("web")).WithTimeout(soon).Should(ContainElements(
@@ -61,7 +61,7 @@ var _ = Describe("how many connections an endpoint may have:", func() {
 		Eventually(status).WithTimeout(soon).Should(HaveField("Body", And(ContainSubstring("1 Service needs attention: "),
 			ContainSubstring("PartNotServed"), ContainSubstring("must be a number of connections from 1 to 1000000"))))
 
-		By("a client that waits when the annotation goes")
+		By("removing the annotation while a client waits")
 		c.annotate("web", timeout, "5m")
 		c.annotate("web", limit, "1")
 		waiting := make(chan error, 1)

@@ -85,7 +85,7 @@ var _ = Describe("the least role", func() {
 		Expect(err).NotTo(HaveOccurred())
 	})
 
-	It("is enough: usher serves, and is never forbidden anything", func() {
+	It("is enough: usher serves, and no request is forbidden", func() {
 		c := newCluster()
 		svc := c.service("web", nodePort)
 		pod := c.startPod("web", 1, here)
@@ -95,7 +95,7 @@ var _ = Describe("the least role", func() {
 		Expect(string(u.Err.Contents())).NotTo(MatchRegexp("(?i)forbidden"))
 	})
 
-	It("holds what the design says and no more", func(ctx SpecContext) {
+	It("grants only the permissions in the design", func(ctx SpecContext) {
 		review := &authorizationv1.SelfSubjectRulesReview{Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: "default"}}
 		review, err := api.AuthorizationV1().SelfSubjectRulesReviews().Create(ctx, review, metav1.CreateOptions{})
 		Expect(err).NotTo(HaveOccurred())
@@ -116,7 +116,7 @@ var _ = Describe("the least role", func() {
 		}
 	})
 
-	It("is forbidden everything else", func(ctx SpecContext) {
+	It("does not allow other requests", func(ctx SpecContext) {
 		core := api.CoreV1()
 		forbidden := func(what string, err error) {
 			GinkgoHelper()

@@ -42,8 +42,8 @@ func (c *cluster) awaitTerminating(service string, pod *kubernetesPod) {
 	}).WithTimeout(soon).Should(BeTrue())
 }
 
-var _ = Describe("with 200 connections a second, none fails", func() {
-	It("during a rolling update: old Pods terminating, new ones ready", func() {
+var _ = Describe("of 200 connections per second, none fails", func() {
+	It("during a rolling update, while old Pods terminate and new ones become ready", func() {
 		c := newCluster()
 		svc := c.service("web")
 		var old, young []*kubernetesPod
@@ -68,7 +68,7 @@ var _ = Describe("with 200 connections a second, none fails", func() {
 			p.awaitLast()
 			p.stop() // as after SIGTERM: no new connections
 			l.more(100)
-			Expect(open.works()).To(Succeed(), "those in flight go on")
+			Expect(open.works()).To(Succeed(), "open connections continue")
 			p.remove()
 		}
 		l.more(100)
@@ -79,7 +79,7 @@ var _ = Describe("with 200 connections a second, none fails", func() {
 		AddReportEntry("connections", l.count())
 	})
 
-	It("during a drain: every Pod terminating, and their successors late", func() {
+	It("during a drain, while all Pods terminate before a new one is ready", func() {
 		c := newCluster()
 		svc := c.service("web")
 		old := []*kubernetesPod{c.startPod("web", 1, here), c.startPod("web", 2, here)}
@@ -106,7 +106,7 @@ var _ = Describe("with 200 connections a second, none fails", func() {
 	})
 })
 
-var _ = Describe("an endpoint that goes terminating", func() {
+var _ = Describe("an endpoint that starts to terminate", func() {
 	It("gets no new connection later than 100 ms after the watch event", func(ctx SpecContext) {
 		c := newCluster()
 		svc := c.service("web", noSelector)

@@ -37,7 +37,7 @@ var _ = Describe("1,000 Services with 10 endpoints each", Ordered, func() {
 		u = c.releasedUsher()
 	})
 
-	It("created in one go, are all reachable", func() {
+	It("created at once, are all reachable", func() {
 		began := time.Now()
 		services = make([]*corev1.Service, many)
 		each(many, func(i int) error {
@@ -58,7 +58,7 @@ var _ = Describe("1,000 Services with 10 endpoints each", Ordered, func() {
 		AddReportEntry("1,000 Services", fmt.Sprintf("created after %s, all slices written after %s, all reachable after %s", created, written, time.Since(began)))
 	})
 
-	It("leave one that is created then reachable within 200 ms of its EndpointSlice being written", func() {
+	It("leave a new Service reachable within 200 ms of writing its EndpointSlice", func() {
 		server := serve(c.Pods, netip.AddrPortFrom(lab.Pod(20), 8080))
 		var took []time.Duration
 		for i := range 10 {
@@ -84,7 +84,7 @@ var _ = Describe("1,000 Services with 10 endpoints each", Ordered, func() {
 		AddReportEntry("resident memory", fmt.Sprintf("%.1f MiB", float64(resident)/(1<<20)))
 	})
 
-	It("take less than one percent of a core while nothing happens", func() {
+	It("take less than 1% of a core when idle", func() {
 		// Some time after a change, usher reads all rules once. This change by another program makes it do so now.
 		c.Node.Output("iptables", "-t", "nat", "-A", "PREROUTING", "-p", "99", "-j", "RETURN")
 		for range 2 { // the first check may already have been running
@@ -100,7 +100,7 @@ var _ = Describe("1,000 Services with 10 endpoints each", Ordered, func() {
 		Expect(used).To(BeNumerically("<", long/100)) // usually 0.05 %; up to 0.4 % with Go's GC every 2 minutes on a loaded machine
 	})
 
-	It("deleted in one go, are all gone, and other Services are not affected", func() {
+	It("deleted at once, are all removed without affecting other Services", func() {
 		svc := c.service("stays", noSelector)
 		server := serve(c.Pods, netip.AddrPortFrom(lab.Pod(21), 8080))
 		c.write(c.slice("stays", "stays", endpoint(lab.Pod(21))))

@@ -9,10 +9,10 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("how an endpoint is chosen:", func() {
+var _ = Describe("endpoint selection", func() {
 	const scheduler, weight = "usher.io/scheduler", "usher.io/weight"
 
-	It("by the annotations of the Service, set, changed, wrong and removed", func() {
+	It("follows the Service's annotations when set, changed, invalid and removed", func() {
 		c := newCluster()
 		svc := c.service("web", noSelector)
 		var pods []netip.AddrPort
@@ -25,7 +25,7 @@ var _ = Describe("how an endpoint is chosen:", func() {
 		inTurn := map[netip.AddrPort]int{pods[0]: 4, pods[1]: 4, pods[2]: 4}
 		Eventually(whom).WithTimeout(soon).Should(Equal(inTurn))
 
-		By("a scheduler that gives a client the same one each time")
+		By("a scheduler that gives a client the same endpoint each time")
 		c.annotate("web", scheduler, "sh")
 		Eventually(whom).WithTimeout(soon).Should(HaveLen(1))
 		c.annotate("web", scheduler, "lc")
@@ -38,7 +38,7 @@ var _ = Describe("how an endpoint is chosen:", func() {
 		c.annotate("web", weight, pods[0].String()+"=4")
 		Eventually(whom).WithTimeout(soon).Should(Equal(map[netip.AddrPort]int{pods[0]: 8, pods[1]: 2, pods[2]: 2}))
 
-		By("what is wrong being told, and the rest served")
+		By("reporting invalid values, and using the defaults")
 		c.annotate("web", scheduler, "best")
 		c.annotate("web", weight, pods[0].String()+"=many")
 		Eventually(c.warnings("web")).WithTimeout(soon).Should(ContainElements(

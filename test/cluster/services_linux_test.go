@@ -20,7 +20,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("which Services are served:", func() {
+var _ = Describe("a Service", func() {
 	var c *cluster
 	BeforeEach(func() { c = newCluster() })
 
@@ -32,10 +32,10 @@ var _ = Describe("which Services are served:", func() {
 		svc := c.service("later")
 		pod := c.startPod("later", 20, here)
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
-		Expect(u.listeners()).To(Equal(before+1), "one listener more, for the later Service")
+		Expect(u.listeners()).To(Equal(before+1), "one more listener, for the later Service")
 	}
 
-	It("default/kubernetes, whose slice the API server writes itself", func() {
+	It("named default/kubernetes is served, with the slice that the API server writes", func() {
 		c.usher()
 		for _, client := range []*lab.Dialer{c.pod, c.node} {
 			conn, err := client.Dial("", "10.96.0.1:443", soon)
@@ -44,7 +44,7 @@ var _ = Describe("which Services are served:", func() {
 		}
 	})
 
-	It("type ClusterIP, from Pods and from the node, each endpoint in turn", func() {
+	It("of type ClusterIP is served from Pods and the node, by all endpoints", func() {
 		svc := c.service("web")
 		one, two := c.startPod("web", 1, here), c.startPod("web", 2, elsewhere)
 		c.awaitReady("web", one)
@@ -61,7 +61,7 @@ var _ = Describe("which Services are served:", func() {
 		}
 	})
 
-	It("endpoints on the node's own address (hostNetwork), and clients that are an endpoint themselves", func() {
+	It("can have endpoints on the node's address (hostNetwork), and endpoints as clients", func() {
 		svc := c.service("web", noSelector)
 		host := serve(c.Node, netip.AddrPortFrom(netip.MustParseAddr(lab.NodeOut4), 8080))
 		pod := serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 8080))
@@ -77,7 +77,7 @@ var _ = Describe("which Services are served:", func() {
 		}
 	})
 
-	DescribeTable("addresses of the API server's ServiceCIDR that no Service has: clients are rejected", func(args ...string) {
+	DescribeTable("does not affect unused addresses of the ServiceCIDR, where clients are rejected", func(args ...string) {
 		c.Node.Output("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
 		svc := c.service("web")
 		pod := c.startPod("web", 1, here)
@@ -94,7 +94,7 @@ var _ = Describe("which Services are served:", func() {
 		Entry("iptables", "--portal=iptables"), Entry("nftables", "--portal=nftables"),
 		Entry("address", "--portal=address", "--address-namespace=never"), Entry("address, in a network namespace", "--portal=address", "--address-namespace=always"))
 
-	It("type ExternalName: nothing is proxied", func() {
+	It("of type ExternalName is not proxied", func() {
 		notProxied(c.usher(), func() {
 			c.service("name", func(s *corev1.Service) {
 				s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeExternalName, "example.com"
@@ -102,7 +102,7 @@ var _ = Describe("which Services are served:", func() {
 		})
 	})
 
-	It("clusterIP None (headless): nothing is proxied", func() {
+	It("with clusterIP None (headless) is not proxied", func() {
 		notProxied(c.usher(), func() {
 			c.service("headless", func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone })
 			c.startPod("headless", 21, here)
@@ -110,7 +110,7 @@ var _ = Describe("which Services are served:", func() {
 		})
 	})
 
-	It("a Service that becomes ExternalName is not proxied any more", func() {
+	It("that becomes ExternalName is no longer proxied", func() {
 		svc := c.service("web")
 		pod := c.startPod("web", 1, here)
 		c.usher()
@@ -121,21 +121,21 @@ var _ = Describe("which Services are served:", func() {
 		Eventually(failure(c.pod, vip(svc))).WithTimeout(soon).Should(HaveOccurred())
 	})
 
-	Describe("the label service.kubernetes.io/service-proxy-name", func() {
+	Describe("with the label service.kubernetes.io/service-proxy-name", func() {
 		labelled := func(name string) func(*corev1.Service) {
 			return func(s *corev1.Service) {
 				s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": name}
 			}
 		}
 
-		It("says that a Service is another proxy's", func() {
+		It("is not proxied", func() {
 			notProxied(c.usher(), func() {
 				c.service("foreign", labelled("somebody"))
 				c.startPod("foreign", 21, here)
 			})
 		})
 
-		It("with the name that usher was told, says that it is usher's", func() {
+		It("is proxied if the label has usher's configured name", func() {
 			ours, foreign := c.service("ours", labelled("usher.example")), c.service("foreign", labelled("somebody"))
 			pod := c.startPod("ours", 1, here)
 			c.startPod("foreign", 2, here)
@@ -144,7 +144,7 @@ var _ = Describe("which Services are served:", func() {
 			Expect(failure(c.pod, vip(foreign))()).To(HaveOccurred())
 		})
 
-		It("may be put on and taken off", func() {
+		It("is served again once the label is removed", func() {
 			svc := c.service("web")
 			pod := c.startPod("web", 1, here)
 			c.usher()
@@ -156,7 +156,7 @@ var _ = Describe("which Services are served:", func() {
 		})
 	})
 
-	It("no selector: the endpoints come from slices that somebody else wrote", func() {
+	It("without a selector uses manually created slices", func() {
 		svc := c.service("web", noSelector)
 		server := serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 8080))
 		c.write(c.slice("web", "by-hand", endpoint(lab.Pod(1))))
@@ -164,7 +164,7 @@ var _ = Describe("which Services are served:", func() {
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(server.addr))
 	})
 
-	It("no selector: the endpoints come from an Endpoints object, which the controller mirrors", func() {
+	It("without a selector uses an Endpoints object, which the controller mirrors", func() {
 		svc := c.service("web", noSelector)
 		server := serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 8080))
 		c.writeEndpoints("web", lab.Pod(1))
@@ -172,7 +172,7 @@ var _ = Describe("which Services are served:", func() {
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(server.addr))
 	})
 
-	It("several ports, one number used by two protocols, named and differing target ports, appProtocol", func() {
+	It("can have ports with shared numbers, named and differing target ports, and appProtocol", func() {
 		h2c := "kubernetes.io/h2c"
 		svc := c.service("dns", func(s *corev1.Service) {
 			s.Spec.Ports = []corev1.ServicePort{
@@ -199,7 +199,7 @@ var _ = Describe("which Services are served:", func() {
 		}
 	})
 
-	It("clusterIPs of two families: each is served from the slices of its addressType", func() {
+	It("with two families is served in each from slices of its addressType", func() {
 		both := corev1.IPFamilyPolicyRequireDualStack
 		svc := c.service("web", func(s *corev1.Service) { s.Spec.IPFamilyPolicy = &both })
 		Expect(svc.Spec.ClusterIPs).To(HaveLen(2))
@@ -210,7 +210,7 @@ var _ = Describe("which Services are served:", func() {
 			Eventually(answers(client, at(svc.Spec.ClusterIPs[1], 80))).WithTimeout(soon).Should(Equal(pod.six.addr))
 		}
 
-		By("taking one family away")
+		By("removing one family")
 		single := corev1.IPFamilyPolicySingleStack
 		c.update("web", func(s *corev1.Service) {
 			s.Spec.IPFamilyPolicy, s.Spec.ClusterIPs, s.Spec.IPFamilies = &single, s.Spec.ClusterIPs[:1], s.Spec.IPFamilies[:1]
@@ -219,14 +219,14 @@ var _ = Describe("which Services are served:", func() {
 		Expect(ask(c.pod, at(svc.Spec.ClusterIPs[0], 80))).To(Equal(pod.addr))
 	})
 
-	It("only IPv6", func() {
+	It("with only IPv6 is served", func() {
 		svc := c.service("web", func(s *corev1.Service) { s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol} })
 		pod := c.startPod("web", 1, here)
 		c.usher()
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.six.addr))
 	})
 
-	It("ports that are edited ten times: the last edit counts, and connections in flight go on", func() {
+	It("whose port changes 10 times is served on the last one, and open connections continue", func() {
 		svc := c.service("web")
 		pod := c.startPod("web", 1, here)
 		c.usher()
@@ -244,7 +244,7 @@ var _ = Describe("which Services are served:", func() {
 		Expect(open.works()).To(Succeed())
 	})
 
-	It("annotations: connections last as long as they say", func() {
+	It("closes connections by its idle timeout and maximum age annotations", func() {
 		svc := c.service("web", noSelector, func(s *corev1.Service) {
 			s.Annotations = map[string]string{"usher.io/connection-idle-timeout": "1s"}
 		})
@@ -267,7 +267,7 @@ var _ = Describe("which Services are served:", func() {
 		}
 	})
 
-	It("annotations: endpoints are told who the client is, and load balancers tell usher", func() {
+	It("sends and accepts PROXY protocol headers as its annotations specify", func() {
 		const tell, accept, aws = "usher.io/proxy-protocol", "usher.io/accept-proxy-protocol", "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol"
 		annotate := func(annotations map[string]string) func(*corev1.Service) {
 			return func(s *corev1.Service) { s.Annotations = annotations }
@@ -303,7 +303,7 @@ var _ = Describe("which Services are served:", func() {
 		becomes(c.pod, vip(svc), "hello", "PROXY TCP4 "+lab.PodClient4+" "+clusterIP+" PORT 80\r\nhello")
 		becomes(c.outside, nodePort, balancer, "PROXY TCP4 192.0.2.2 192.0.2.1 PORT "+fmt.Sprint(svc.Spec.Ports[0].NodePort)+"\r\n"+balancer)
 
-		By("changed")
+		By("changing the annotations")
 		c.update("web", annotate(map[string]string{accept: "192.0.2.2/32"}))
 		becomes(c.pod, vip(svc), "hello", "hello")
 		becomes(c.outside, nodePort, balancer+"hello", "hello")
@@ -313,21 +313,21 @@ var _ = Describe("which Services are served:", func() {
 		c.update("web", annotate(map[string]string{aws: "*", tell: "v1"}))
 		becomes(c.outside, nodePort, balancer+"hello", "PROXY TCP4 203.0.113.9 192.0.2.1 4711 "+fmt.Sprint(svc.Spec.Ports[0].NodePort)+"\r\nhello")
 
-		By("wrong")
+		By("setting invalid annotations")
 		c.update("web", annotate(map[string]string{accept: "everywhere", tell: "v3"}))
 		becomes(c.outside, nodePort, balancer, balancer)
 		Eventually(c.warnings("web")).WithTimeout(soon).Should(ConsistOf(
 			ContainSubstring(`metadata.annotations[usher.io/proxy-protocol]: Invalid value: "v3": must be v1 or v2`),
 			ContainSubstring(`metadata.annotations[usher.io/accept-proxy-protocol]: Invalid value: "everywhere": must be networks of load balancers`)))
 
-		By("removed")
+		By("removing the annotations")
 		c.update("web", annotate(map[string]string{tell: "v1"}))
 		becomes(c.pod, vip(svc), "hello", "PROXY TCP4 "+lab.PodClient4+" "+clusterIP+" PORT 80\r\nhello")
 		c.update("web", annotate(nil))
 		becomes(c.pod, vip(svc), "hello", "hello")
 	})
 
-	It("annotations: endpoints see whom the annotation says, set, changed, removed, or wrong", func() {
+	It("shows endpoints the client address by its annotation when set, changed, removed or invalid", func() {
 		node := here
 		svc := c.service("web", noSelector, nodePort)
 		listener := c.Pods.Listen(netip.AddrPortFrom(lab.Pod(1), 8080).String())
@@ -369,13 +369,13 @@ var _ = Describe("which Services are served:", func() {
 		annotate("node")
 		Eventually(seen).WithTimeout(soon).ShouldNot(Equal(lab.Outside4))
 		annotate("client")
-		Eventually(seen).WithTimeout(soon).Should(Equal(lab.Outside4), "what is wrong is the default")
+		Eventually(seen).WithTimeout(soon).Should(Equal(lab.Outside4), "an invalid value means the default")
 		Eventually(c.warnings("web")).WithTimeout(soon).Should(ContainElement(And(
 			ContainSubstring("usher.io/client-address"), ContainSubstring(`"client"`), ContainSubstring(`"auto", "node"`))))
 		Expect(string(u.Out.Contents())).To(ContainSubstring(", as the client): connected in "))
 	})
 
-	It("a port that is renamed: nobody is refused", func() {
+	It("whose port is renamed refuses no client", func() {
 		// There are endpoints for both names, since controllers follow later.
 		svc := c.service("web", noSelector)
 		serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 8080))
@@ -415,7 +415,7 @@ var _ = Describe("which Services are served:", func() {
 		}
 	})
 
-	It("a selector that is changed: new connections go to the new Pods, those in flight go on", func() {
+	It("whose selector changes uses the new Pods for new connections, and open ones continue", func() {
 		svc := c.service("web")
 		blue, green := c.startPod("web", 1, here), c.startPod("green", 2, here)
 		c.usher()
@@ -427,7 +427,7 @@ var _ = Describe("which Services are served:", func() {
 		Expect(open.works()).To(Succeed())
 	})
 
-	It("deleted and created again under the same name: the new one is served, on its own address", func() {
+	It("that is deleted and created again with its name is served at its new address", func() {
 		old := c.service("web")
 		pod := c.startPod("web", 1, here)
 		c.usher()
@@ -440,7 +440,7 @@ var _ = Describe("which Services are served:", func() {
 		}
 	})
 
-	It("deleted and created again with the same cluster IP by one who is quick: served", func() {
+	It("that gets the cluster IP of one just deleted is served", func() {
 		old := c.service("web")
 		pod := c.startPod("web", 1, here)
 		c.usher()

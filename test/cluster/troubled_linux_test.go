@@ -54,7 +54,7 @@ var troubles = []struct {
 			pass.ServeHTTP(w, r)
 		}
 	}},
-	{name: "lies behind: it tells of changes late, and does not know yet what another told", arrive: true, fault: func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+	{name: "stale state: changes arrive late, and newer resource versions are unknown", arrive: true, fault: func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 		if version := r.URL.Query().Get("resourceVersion"); version != "" && version != "0" && (r.URL.Query().Get("watch") == "" || r.URL.Query().Has("sendInitialEvents")) {
 			refuse(w, metav1.Status{Code: http.StatusGatewayTimeout, Reason: metav1.StatusReasonTimeout, Message: "Too large resource version",
 				Details: &metav1.StatusDetails{RetryAfterSeconds: 1, Causes: []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge, Message: "Too large resource version"}}}})
@@ -83,9 +83,9 @@ func (l late) Write(b []byte) (int, error) {
 
 func (l late) Unwrap() http.ResponseWriter { return l.ResponseWriter }
 
-var _ = Describe("an API server that is in trouble", func() {
+var _ = Describe("an API server with a fault", func() {
 	// Each fault has its own node. All faults run concurrently.
-	It("leaves everything served, is not stormed, and what changed arrives", func() {
+	It("leaves all Services served, gets few requests, and delivers changes afterwards", func() {
 		c := newCluster()
 		one, two := netip.AddrPortFrom(lab.Pod(1), 8080), netip.AddrPortFrom(lab.Pod(2), 8080)
 		kept, deleted := c.service("kept", noSelector), c.service("deleted", noSelector)
@@ -147,7 +147,7 @@ var _ = Describe("an API server that is in trouble", func() {
 		for i, n := range all {
 			asked := n.gateway.Requests()
 			AddReportEntry(fmt.Sprintf("%s: %d requests in %s", troubles[i].name, asked, time.Since(began).Round(time.Second)))
-			Expect(asked).To(BeNumerically("<", 60), "an API server in trouble is not stormed: "+troubles[i].name)
+			Expect(asked).To(BeNumerically("<", 60), "few requests during the fault: "+troubles[i].name)
 			n.gateway.Spoil(nil)
 		}
 		for i, n := range all {
@@ -155,8 +155,8 @@ var _ = Describe("an API server that is in trouble", func() {
 			right(n)
 			Eventually(func() (answer, error) { return health(n, "/healthz") }).WithTimeout(recovery).Should(
 				And(code(200), HaveField("Body", MatchRegexp(`"connected": *true`))))
-			Expect(n.load.stop()).To(BeEmpty(), "connections meanwhile: %s", troubles[i].name)
-			Expect(n.gateway.Requests()).To(BeNumerically("<", 40), "once the API server is well: %s", troubles[i].name)
+			Expect(n.load.stop()).To(BeEmpty(), "connections during the fault: %s", troubles[i].name)
+			Expect(n.gateway.Requests()).To(BeNumerically("<", 40), "requests after the fault: %s", troubles[i].name)
 		}
 	})
 })

@@ -43,7 +43,7 @@ var _ = Describe("the chart", func() {
 		Expect(args[4:]).To(HaveExactElements(want))
 	},
 		Entry("none", ""),
-		Entry("keeper, that an older release did not have", "keeper: null"),
+		Entry("keeper null, as with values of an older release", "keeper: null"),
 		Entry("portal", "portal: address", "--portal=address"),
 		Entry("serviceProxyName", "serviceProxyName: usher", "--service-proxy-name=usher"),
 		Entry("nodePortAddresses", "nodePortAddresses: [192.0.2.0/24, 'fd00::/8']", "--nodeport-addresses=192.0.2.0/24,fd00::/8"),
@@ -63,15 +63,15 @@ var _ = Describe("the chart", func() {
 		Entry("extraArgs, last", "extraArgs: ['--quarantine=5s']\nlogLevel: error", "--log-level=error", "--quarantine=5s"),
 	)
 
-	It("can do without a keeper", func() {
+	It("can run usher without a keeper", func() {
 		Expect(chart(values("keeper: false")).container().Args).To(HaveExactElements("run", "--node-name=$(NODE_NAME)", "--take-over"))
 	})
 
-	It("can do without settings of connection tracking", func() {
+	It("has no init container with setConntrack: false", func() {
 		Expect(chart(values("setConntrack: false")).pod().InitContainers).To(BeEmpty())
 	})
 
-	It("keeps a configuration that usher takes, and replaces Pods when it changes", func() {
+	It("contains a configuration that usher accepts, and replaces Pods when it changes", func() {
 		i := chart(values("config: {mode: nftables, nodePortAddresses: [primary], nftables: {syncPeriod: 1m}}"))
 		Expect(i.config.Name).To(Equal(i.pod().Volumes[0].ConfigMap.Name))
 		Expect(i.container().VolumeMounts).To(ConsistOf(corev1.VolumeMount{Name: "config", MountPath: "/etc/usher", ReadOnly: true}))
@@ -86,7 +86,7 @@ var _ = Describe("the chart", func() {
 		Expect(checksum("config: {mode: nftables}")).NotTo(Or(BeEmpty(), Equal(checksum("config: {mode: iptables}"))))
 	})
 
-	DescribeTable("lets everybody reach all ports but that of metrics, and nobody else", func(address string, admin int32) {
+	DescribeTable("opens all ports to all clients, except for the metrics port", func(address string, admin int32) {
 		policy := chart(map[string]any{"adminAddress": address, "networkPolicy": map[string]any{"enabled": true,
 			"metricsFrom": []any{map[string]any{"podSelector": map[string]any{}}}}}).policy.Spec
 		Expect(policy.Ingress).To(HaveLen(2))
@@ -107,7 +107,7 @@ var _ = Describe("the chart", func() {
 		Entry("the last", ":65535", int32(65535)),
 	)
 
-	It("has Prometheus ask each node's address, which it calls by the node's name", func() {
+	It("makes Prometheus scrape each node's address under the node's name", func() {
 		m := chart(values("adminAddress: ':10349'\npodMonitor: {enabled: true}")).monitor
 		endpoint := m["spec"].(map[string]any)["podMetricsEndpoints"].([]any)[0].(map[string]any)
 		got := map[string]string{}
@@ -126,7 +126,7 @@ var _ = Describe("the chart", func() {
 		}
 	})
 
-	It("is one that 'helm lint' finds nothing wrong with", func() {
+	It("passes 'helm lint' without warnings", func() {
 		for name, text := range matrix {
 			for _, m := range lint.RunAll(filepath.Join(deploy, "helm", "usher"), values(text), render.Namespace).Messages {
 				Expect(m.Severity).To(BeNumerically("<", support.WarningSev), "%s: %s", name, m)
@@ -134,11 +134,11 @@ var _ = Describe("the chart", func() {
 		}
 	})
 
-	It("gives the Pod the time to drain", func() {
+	It("gives the Pod enough time to drain", func() {
 		Expect(*chart(values("drainTimeoutSeconds: 600")).pod().TerminationGracePeriodSeconds).To(BeEquivalentTo(610))
 	})
 
-	DescribeTable("asks for health where it is served", func(address string, port int32) {
+	DescribeTable("probes the address at which health is served", func(address string, port int32) {
 		c := chart(map[string]any{"healthzAddress": address}).container()
 		Expect(c.Args).To(ContainElement("--healthz-address=" + address))
 		Expect(c.LivenessProbe.HTTPGet.Port).To(Equal(intstr.FromInt32(port)))
@@ -146,17 +146,17 @@ var _ = Describe("the chart", func() {
 	},
 		Entry("on another port", "0.0.0.0:10356", int32(10356)),
 		Entry("IPv6", "[::]:10356", int32(10356)),
-		Entry("both", ":10356", int32(10356)),
+		Entry("both families", ":10356", int32(10356)),
 	)
 
-	It("tells the API server's address", func() {
+	It("passes the API server's address to usher", func() {
 		c := chart(values("apiServer: {host: 192.0.2.10, port: 8443}")).container()
 		Expect(c.Env).To(ContainElements(
 			corev1.EnvVar{Name: "KUBERNETES_SERVICE_HOST", Value: "192.0.2.10"},
 			corev1.EnvVar{Name: "KUBERNETES_SERVICE_PORT", Value: "8443"}))
 	})
 
-	It("gives the legacy iptables what it needs", func() {
+	It("gives legacy iptables its capability and lock file", func() {
 		i := chart(values("iptablesLegacy: true"))
 		Expect(i.container().SecurityContext.Capabilities.Add).To(ConsistOf(BeEquivalentTo("NET_ADMIN"), BeEquivalentTo("NET_BIND_SERVICE"), BeEquivalentTo("NET_RAW")))
 		Expect(i.pod().Volumes).To(ConsistOf(corev1.Volume{Name: "xtables-lock", VolumeSource: corev1.VolumeSource{
@@ -164,23 +164,23 @@ var _ = Describe("the chart", func() {
 		Expect(i.container().VolumeMounts).To(ConsistOf(corev1.VolumeMount{Name: "xtables-lock", MountPath: "/run/xtables.lock"}))
 	})
 
-	It("gives the portal address the right to make a network namespace", func() {
+	It("gives the address portal the capability to create a network namespace", func() {
 		Expect(chart(values("portal: address\naddressNamespace: true")).container().SecurityContext.Capabilities.Add).To(
 			ConsistOf(BeEquivalentTo("NET_ADMIN"), BeEquivalentTo("NET_BIND_SERVICE"), BeEquivalentTo("SYS_ADMIN")))
 	})
 
-	It("takes an image by digest", func() {
+	It("supports an image digest", func() {
 		digest := "sha256:" + strings.Repeat("ab", 32)
 		i := chart(map[string]any{"image": map[string]any{"repository": "r.example/u", "tag": "v1", "digest": digest, "pullPolicy": "Always"}})
 		Expect(i.container().Image).To(Equal("r.example/u@" + digest))
 		Expect(i.container().ImagePullPolicy).To(Equal(corev1.PullAlways))
 	})
 
-	It("has the same version in both ways to install", func() {
+	It("has the same image version as kustomize", func() {
 		Expect(chart(nil).container().Image).To(Equal(kustomize("kustomize").container().Image))
 	})
 
-	It("leaves out what others create", func() {
+	It("omits the account and role that the user creates", func() {
 		i := chart(values("serviceAccount: {create: false, name: theirs}\nrbac: {create: false}"))
 		Expect(i.account).To(BeNil())
 		Expect(i.role).To(BeNil())
@@ -188,7 +188,7 @@ var _ = Describe("the chart", func() {
 		Expect(i.pod().ServiceAccountName).To(Equal("theirs"))
 	})
 
-	It("names objects as it is told", func() {
+	It("uses the names and settings in the values", func() {
 		i := chart(values("fullnameOverride: other\nserviceAccount: {annotations: {a: b}}\nimagePullSecrets: [{name: s}]\naffinity: {nodeAffinity: {}}\nextraEnv: [{name: A, value: b}]"))
 		Expect(i.daemon.Name).To(Equal("other"))
 		Expect(i.binding.RoleRef.Name).To(Equal("other"))
@@ -201,18 +201,18 @@ var _ = Describe("the chart", func() {
 		Expect(m["metadata"]).To(HaveKeyWithValue("namespace", "123"))
 	})
 
-	DescribeTable("refuses values that are wrong", func(text, field string) {
+	DescribeTable("rejects invalid values", func(text, field string) {
 		_, _, err := render.Chart(filepath.Join(deploy, "helm", "usher"), values(text))
 		Expect(err).To(MatchError(ContainSubstring(field)))
 	},
-		Entry("an unknown one", "tolerance: []", "tolerance"),
-		Entry("an unknown one below", "image: {name: x}", "image"),
+		Entry("an unknown value", "tolerance: []", "tolerance"),
+		Entry("an unknown nested value", "image: {name: x}", "image"),
 		Entry("portal", "portal: ipvs", "portal"),
 		Entry("logLevel", "logLevel: loud", "logLevel"),
 		Entry("apiServer.host with a scheme", "apiServer: {host: 'https://192.0.2.10'}", "apiServer/host"),
 		Entry("apiServer.port", "apiServer: {port: 0}", "apiServer/port"),
 		Entry("nodePortAddresses", "nodePortAddresses: [192.0.2.1]", "nodePortAddresses"),
-		Entry("nodePortAddresses of an unknown word", "nodePortAddresses: [primary, here]", "nodePortAddresses"),
+		Entry("nodePortAddresses with an unknown word", "nodePortAddresses: [primary, here]", "nodePortAddresses"),
 		Entry("clusterCIDR", "clusterCIDR: 10.244.0.0/16", "clusterCIDR"),
 		Entry("serviceProxyName", "serviceProxyName: a b", "serviceProxyName"),
 		Entry("healthzAddress", "healthzAddress: localhost", "healthzAddress"),
@@ -222,16 +222,16 @@ var _ = Describe("the chart", func() {
 		Entry("keeper", "keeper: 'yes'", "keeper"),
 		Entry("a port", "adminAddress: ':65536'", "adminAddress"),
 		Entry("config of another kind", "config: {kind: KubeletConfiguration}", "config/kind"),
-		Entry("where health is served, by config", "config: {healthzBindAddress: 0.0.0.0:10356}", "set healthzAddress"),
-		Entry("where metrics are, by config", "config: {metricsBindAddress: 0.0.0.0:9100}", "set adminAddress"),
+		Entry("the health address in config", "config: {healthzBindAddress: 0.0.0.0:10356}", "set healthzAddress"),
+		Entry("the metrics address in config", "config: {metricsBindAddress: 0.0.0.0:9100}", "set adminAddress"),
 		Entry("two configurations", "config: {mode: nftables}\nkubeProxyConfig: {configMap: kube-proxy}", "only one of them"),
 		Entry("a toleration", "tolerations: [{operator: Exist}]", "tolerations/0/operator"),
 		Entry("a quantity", "resources: {limits: {memory: 64 MB}}", "resources/limits/memory"),
 		Entry("maxSurge", "updateStrategy: {rollingUpdate: {maxSurge: one}}", "maxSurge"),
-		Entry("a peer", "networkPolicy: {metricsFrom: [{cidr: 192.0.2.0/24}]}", "networkPolicy/metricsFrom/0"),
-		Entry("an interval", "podMonitor: {interval: 30}", "podMonitor/interval"),
-		Entry("a monitor of what answers to the node alone", "podMonitor: {enabled: true}", "adminAddress has to be one that Prometheus can reach"),
-		Entry("and of loopback", "adminAddress: '[::1]:10249'\npodMonitor: {enabled: true}", "adminAddress has to be"),
+		Entry("a network policy peer", "networkPolicy: {metricsFrom: [{cidr: 192.0.2.0/24}]}", "networkPolicy/metricsFrom/0"),
+		Entry("a monitor interval", "podMonitor: {interval: 30}", "podMonitor/interval"),
+		Entry("a monitor of the default address, which is loopback", "podMonitor: {enabled: true}", "adminAddress has to be one that Prometheus can reach"),
+		Entry("a monitor of a loopback address", "adminAddress: '[::1]:10249'\npodMonitor: {enabled: true}", "adminAddress has to be"),
 		Entry("a digest", "image: {digest: latest}", "image/digest"),
 	)
 
@@ -251,7 +251,7 @@ var _ = Describe("the chart", func() {
 		}
 	})
 
-	It("allows the portals that usher has, but for none", func() {
+	It("allows all portals of usher except none", func() {
 		var schema struct {
 			Properties struct {
 				Portal struct{ Enum []string }
@@ -275,15 +275,15 @@ var _ = Describe("the chart", func() {
 		}
 	})
 
-	DescribeTable("says what to do next", func(text, want string) {
+	DescribeTable("prints notes on the next steps", func(text, want string) {
 		_, notes, err := render.Chart(filepath.Join(deploy, "helm", "usher"), values(text))
 		Expect(err).NotTo(HaveOccurred())
 		Expect(notes).To(ContainSubstring(want))
 	},
-		Entry("that the API server's address is missing", "", "The address of the API server is not set."),
-		Entry("that kube-proxy has to go", "apiServer: {host: 192.0.2.10}", "kube-proxy must not run on the same nodes."),
-		Entry("that rules stay", "", "'usher cleanup' removes them."),
-		Entry("that they go", "removeRules: true", "Start another service\nproxy there first"),
-		Entry("what is served", "serviceProxyName: mine", "service.kubernetes.io/service-proxy-name=mine"),
+		Entry("the API server's address is missing", "", "The address of the API server is not set."),
+		Entry("kube-proxy must not run", "apiServer: {host: 192.0.2.10}", "kube-proxy must not run on the same nodes."),
+		Entry("rules stay", "", "'usher cleanup' removes them."),
+		Entry("rules are removed", "removeRules: true", "Start another service\nproxy there first"),
+		Entry("the label of served Services", "serviceProxyName: mine", "service.kubernetes.io/service-proxy-name=mine"),
 	)
 })

@@ -26,7 +26,7 @@ func command(stdin, name string, args ...string) string {
 	return string(out)
 }
 
-var _ = Describe("the unit of systemd", func() {
+var _ = Describe("the systemd unit", func() {
 	var unit string
 	BeforeEach(func() {
 		text, err := os.ReadFile(filepath.Join(deploy, "systemd", "usher.service"))
@@ -47,16 +47,16 @@ var _ = Describe("the unit of systemd", func() {
 		return file
 	}
 
-	It("is one that systemd understands, without a warning", func() {
+	It("passes systemd-analyze verify without warnings", func() {
 		Expect(command("", "systemd-analyze", "verify", "--man=no", here())).To(BeEmpty())
 	})
 
-	It("exposes little", func() {
+	It("has a low exposure score", func() {
 		// 0 is the best score, 10 the worst. The remaining points are for root, the network and the two capabilities.
 		command("", "systemd-analyze", "security", "--offline=true", "--threshold=30", here())
 	})
 
-	It("gives two capabilities, and none to take", func() {
+	It("allows two capabilities and no new privileges", func() {
 		Expect(strings.Fields(setting("CapabilityBoundingSet"))).To(ConsistOf("CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE"))
 		Expect(setting("NoNewPrivileges")).To(Equal("yes"))
 		Expect(setting("ProtectSystem")).To(Equal("strict"))
@@ -64,7 +64,7 @@ var _ = Describe("the unit of systemd", func() {
 		Expect(unit).NotTo(ContainSubstring("\nReadWritePaths="))
 	})
 
-	It("waits for connections to end, and leaves the rules for the successor", func() {
+	It("waits for the drain timeout, and keeps the rules for the next instance", func() {
 		stop, err := time.ParseDuration(setting("TimeoutStopSec") + "s")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(stop).To(BeNumerically(">=", drainTimeout()+5*time.Second))
@@ -73,7 +73,7 @@ var _ = Describe("the unit of systemd", func() {
 		Expect(unit).NotTo(ContainSubstring("\nKillSignal=")) // SIGTERM
 	})
 
-	It("lets the keeper say how usher is, and keeps the sockets for a restart", func() {
+	It("lets the keeper notify systemd, and stores its sockets for a restart", func() {
 		Expect(setting("ExecStart")).To(ContainSubstring(" run --keeper "))
 		Expect(setting("Type")).To(Equal("notify"))
 		Expect(setting("NotifyAccess")).To(Equal("main"))
@@ -83,7 +83,7 @@ var _ = Describe("the unit of systemd", func() {
 		Expect(setting("OOMPolicy")).To(Equal("continue"))
 	})
 
-	It("gives only flags that usher has", func() {
+	It("passes only flags that usher has", func() {
 		for _, flag := range regexp.MustCompile(`USHER_FLAGS=(.*)`).FindAllStringSubmatch(unit, -1) {
 			for _, f := range strings.Fields(strings.Trim(flag[1], `"`)) {
 				expectFlag(f)

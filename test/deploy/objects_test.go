@@ -139,7 +139,7 @@ var _ = Describe("the objects", func() {
 		Expect(theirs.daemon).To(Equal(kustomize("kustomize-kubeadm").daemon))
 	})
 
-	It("are written where others find them", func() {
+	It("are written to .cache/deploy", func() {
 		files, err := render.Write(deploy, filepath.Join(root, ".cache", "deploy"))
 		Expect(err).NotTo(HaveOccurred())
 		Expect(files).To(HaveLen(3))

@@ -44,7 +44,7 @@ func each(specs func(get func() *installation)) {
 
 var _ = Describe("an installation", func() {
 	each(func(get func() *installation) {
-		It("gives the role that is needed, and no more", func() {
+		It("has exactly the permissions that usher needs", func() {
 			i := get()
 			Expect(i.role.Rules).To(ConsistOf(
 				rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"services"}, Verbs: []string{"list", "watch"}},
@@ -61,7 +61,7 @@ var _ = Describe("an installation", func() {
 			Expect(i.daemon.Namespace).To(Equal("kube-system"))
 		})
 
-		It("gives the container two capabilities and a root that cannot be written", func() {
+		It("gives the container two capabilities and a read-only root file system", func() {
 			i := get()
 			Expect(i.container().SecurityContext).To(Equal(&corev1.SecurityContext{
 				Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"NET_ADMIN", "NET_BIND_SERVICE"}},
@@ -82,7 +82,7 @@ var _ = Describe("an installation", func() {
 			}
 		})
 
-		It("sets connection tracking in an init container that may write /proc/sys, with the same configuration", func() {
+		It("sets connection tracking in a privileged init container with the same configuration", func() {
 			i := get()
 			Expect(i.pod().InitContainers).To(HaveLen(1))
 			c := i.pod().InitContainers[0]
@@ -101,7 +101,7 @@ var _ = Describe("an installation", func() {
 				Privileged: ptr.To(true), ReadOnlyRootFilesystem: ptr.To(true)}))
 		})
 
-		It("runs on the network of every Linux node, and declares no ports", func() {
+		It("runs on the host network of every Linux node, and declares no ports", func() {
 			i := get()
 			Expect(i.pod().HostNetwork).To(BeTrue())
 			Expect(i.pod().DNSPolicy).To(Equal(corev1.DNSDefault))
@@ -111,7 +111,7 @@ var _ = Describe("an installation", func() {
 			Expect(i.pod().PriorityClassName).To(Equal("system-node-critical"))
 		})
 
-		It("knows the name of its node, and may learn the API server's address", func() {
+		It("gets the name of its node and, optionally, the API server's address", func() {
 			c := get().container()
 			Expect(c.Args[:4]).To(Equal([]string{"run", "--node-name=$(NODE_NAME)", "--take-over", "--keeper"}))
 			Expect(c.Env).To(ContainElement(corev1.EnvVar{Name: "NODE_NAME", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "spec.nodeName"}}}))
@@ -119,7 +119,7 @@ var _ = Describe("an installation", func() {
 				LocalObjectReference: corev1.LocalObjectReference{Name: "usher-api-server"}, Optional: ptr.To(true)}}))
 		})
 
-		It("is replaced without a gap", func() {
+		It("is updated with surge, and has enough time to drain", func() {
 			i := get()
 			Expect(i.daemon.Spec.UpdateStrategy).To(Equal(appsv1.DaemonSetUpdateStrategy{
 				Type:          appsv1.RollingUpdateDaemonSetStrategyType,
@@ -130,17 +130,17 @@ var _ = Describe("an installation", func() {
 			Expect(grace).To(BeNumerically("<=", drainTimeout()+30*time.Second))
 		})
 
-		It("is asked whether it is alive and healthy", func() {
+		It("has liveness and readiness probes", func() {
 			c := get().container()
 			Expect(c.LivenessProbe).NotTo(BeNil())
 			Expect(c.LivenessProbe.HTTPGet).To(Equal(&corev1.HTTPGetAction{Path: "/livez", Port: intstr.FromInt32(10256)}))
 			Expect(c.ReadinessProbe).NotTo(BeNil())
-			Expect(c.ReadinessProbe.Exec).NotTo(BeNil(), "by HTTP the old Pod's usher would answer during an update")
+			Expect(c.ReadinessProbe.Exec).NotTo(BeNil(), "over HTTP, the old Pod's usher would answer during an update")
 			Expect(c.ReadinessProbe.Exec.Command[:2]).To(Equal([]string{"usher", "ready"}))
 			Expect(c.StartupProbe).To(BeNil())
 		})
 
-		It("asks for resources", func() {
+		It("requests CPU and memory", func() {
 			Expect(get().container().Resources.Requests).To(And(HaveKey(corev1.ResourceCPU), HaveKey(corev1.ResourceMemory)))
 		})
 
@@ -157,7 +157,7 @@ var _ = Describe("an installation", func() {
 			Expect(get().container().Image).To(MatchRegexp(`^ghcr\.io/usherproxy/usher:v\d`))
 		})
 
-		It("gives only flags that usher has", func() {
+		It("passes only flags that usher has", func() {
 			for _, arg := range get().container().Args[1:] {
 				expectFlag(arg)
 			}

@@ -57,29 +57,29 @@ func podMonitors() []byte {
 
 // matrix holds values for the needs of various clusters, each on top of the defaults.
 var matrix = map[string]string{
-	"nothing":               "",
-	"each portal":           "portal: nftables",
-	"the portal address":    "portal: address\naddressNamespace: true",
-	"legacy iptables":       "portal: iptables\niptablesLegacy: true",
-	"another proxy's":       "kubeProxyConfig: {configMap: kube-proxy}\niptablesLegacy: true",
-	"a configuration":       "config: {mode: nftables, detectLocalMode: BridgeInterface, detectLocal: {bridgeInterface: cni0}, conntrack: {maxPerCore: 0}}",
-	"another's Services":    "serviceProxyName: mine\nhealthzAddress: 0.0.0.0:10356\nadminAddress: 127.0.0.1:10349",
-	"IPv6":                  "healthzAddress: '[::]:10256'\nadminAddress: '[fd00::1]:10249'\napiServer: {host: 'fd00::10'}\nclusterCIDR: ['fd01::/48']",
-	"resources":             "resources: {requests: {cpu: 1, memory: 1Gi}, limits: {memory: 2Gi, cpu: 1500m}}",
-	"none of the resources": "resources: null\npriorityClassName: ''\ntolerations: []\nnodeSelector: {}",
-	"where it runs":         "tolerations: [{key: a, operator: Equal, value: b, effect: NoExecute, tolerationSeconds: 60}]\nnodeSelector: {service-proxy: usher}\naffinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: service-proxy, operator: In, values: [usher]}]}]}}}",
-	"no surge":              "updateStrategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 25%}}",
-	"by hand":               "updateStrategy: {type: OnDelete}",
-	"without a keeper":      "keeper: false\nremoveRules: true\ndrainTimeoutSeconds: 0",
-	"logs and environment":  "logLevel: debug\nlogFormat: text\nextraEnv: [{name: HOST_IP, valueFrom: {fieldRef: {fieldPath: status.hostIP}}}]\nextraArgs: ['--access-log=-']",
-	"labels and secrets":    "podLabels: {team: net}\npodAnnotations: {a: b}\nimagePullSecrets: [{name: registry}]\nserviceAccount: {annotations: {c: d}}\nconfig: {clusterCIDR: 10.244.0.0/16}",
-	"others' account":       "serviceAccount: {create: false, name: theirs}\nrbac: {create: false}\nfullnameOverride: other",
-	"names of digits":       "fullnameOverride: '123'\nserviceAccount: {name: '456'}\npriorityClassName: '789'\nkubeProxyConfig: {configMap: '1e3'}\nnetworkPolicy: {enabled: true}\nadminAddress: ':10249'\npodMonitor: {enabled: true}",
-	"one, with its own":     "fullnameOverride: '123'\nconfig: {mode: nftables}",
-	"a policy":              "networkPolicy: {enabled: true}",
-	"a policy for some":     "adminAddress: ':65535'\nnetworkPolicy: {enabled: true, metricsFrom: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}, podSelector: {}}, {ipBlock: {cidr: 192.0.2.0/24}}]}",
-	"a monitor":             "adminAddress: ':10249'\npodMonitor: {enabled: true}",
-	"a monitor elsewhere":   "adminAddress: '[::]:10349'\npodMonitor: {enabled: true, namespace: default, labels: {release: prometheus}, interval: 1m30s, scrapeTimeout: 10s}",
+	"no values":                          "",
+	"the portal nftables":                "portal: nftables",
+	"the portal address":                 "portal: address\naddressNamespace: true",
+	"legacy iptables":                    "portal: iptables\niptablesLegacy: true",
+	"a configuration of kube-proxy":      "kubeProxyConfig: {configMap: kube-proxy}\niptablesLegacy: true",
+	"a configuration":                    "config: {mode: nftables, detectLocalMode: BridgeInterface, detectLocal: {bridgeInterface: cni0}, conntrack: {maxPerCore: 0}}",
+	"a proxy name":                       "serviceProxyName: mine\nhealthzAddress: 0.0.0.0:10356\nadminAddress: 127.0.0.1:10349",
+	"IPv6":                               "healthzAddress: '[::]:10256'\nadminAddress: '[fd00::1]:10249'\napiServer: {host: 'fd00::10'}\nclusterCIDR: ['fd01::/48']",
+	"resources":                          "resources: {requests: {cpu: 1, memory: 1Gi}, limits: {memory: 2Gi, cpu: 1500m}}",
+	"no resources and tolerations":       "resources: null\npriorityClassName: ''\ntolerations: []\nnodeSelector: {}",
+	"scheduling constraints":             "tolerations: [{key: a, operator: Equal, value: b, effect: NoExecute, tolerationSeconds: 60}]\nnodeSelector: {service-proxy: usher}\naffinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: service-proxy, operator: In, values: [usher]}]}]}}}",
+	"no surge":                           "updateStrategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 25%}}",
+	"updates on deletion":                "updateStrategy: {type: OnDelete}",
+	"without a keeper":                   "keeper: false\nremoveRules: true\ndrainTimeoutSeconds: 0",
+	"logs and environment":               "logLevel: debug\nlogFormat: text\nextraEnv: [{name: HOST_IP, valueFrom: {fieldRef: {fieldPath: status.hostIP}}}]\nextraArgs: ['--access-log=-']",
+	"labels and secrets":                 "podLabels: {team: net}\npodAnnotations: {a: b}\nimagePullSecrets: [{name: registry}]\nserviceAccount: {annotations: {c: d}}\nconfig: {clusterCIDR: 10.244.0.0/16}",
+	"an existing account":                "serviceAccount: {create: false, name: theirs}\nrbac: {create: false}\nfullnameOverride: other",
+	"numeric names":                      "fullnameOverride: '123'\nserviceAccount: {name: '456'}\npriorityClassName: '789'\nkubeProxyConfig: {configMap: '1e3'}\nnetworkPolicy: {enabled: true}\nadminAddress: ':10249'\npodMonitor: {enabled: true}",
+	"a numeric name and a configuration": "fullnameOverride: '123'\nconfig: {mode: nftables}",
+	"a network policy":                   "networkPolicy: {enabled: true}",
+	"a network policy with peers":        "adminAddress: ':65535'\nnetworkPolicy: {enabled: true, metricsFrom: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}, podSelector: {}}, {ipBlock: {cidr: 192.0.2.0/24}}]}",
+	"a Pod monitor":                      "adminAddress: ':10249'\npodMonitor: {enabled: true}",
+	"a Pod monitor in another namespace": "adminAddress: '[::]:10349'\npodMonitor: {enabled: true, namespace: default, labels: {release: prometheus}, interval: 1m30s, scrapeTimeout: 10s}",
 }
 
 var _ = Describe("a real API server", Ordered, func() {
@@ -132,7 +132,7 @@ var _ = Describe("a real API server", Ordered, func() {
 		}
 	}
 
-	It("has the definition of PodMonitors", func() {
+	It("accepts the definition of PodMonitors", func() {
 		apply(podMonitors())
 		Eventually(func() error { // the API server may serve them before discovery lists them
 			_, unlisted := client.Resource(schema.GroupVersionResource{Group: "monitoring.coreos.com", Version: "v1", Resource: "podmonitors"}).List(context.Background(), metav1.ListOptions{})
@@ -142,7 +142,7 @@ var _ = Describe("a real API server", Ordered, func() {
 	})
 
 	for name, text := range matrix {
-		It("takes what the chart makes of "+name, func() {
+		It("accepts the chart's objects with "+name, func() {
 			objects, _, err := render.Chart(filepath.Join(deploy, "helm", "usher"), values(text))
 			Expect(err).NotTo(HaveOccurred())
 			apply(objects, metav1.DryRunAll)
@@ -150,7 +150,7 @@ var _ = Describe("a real API server", Ordered, func() {
 	}
 
 	for _, folder := range []string{"kustomize", "kustomize-kubeadm"} {
-		It("takes what deploy/"+folder+" has", func() {
+		It("accepts the objects of deploy/"+folder+" in a dry run", func() {
 			objects, err := render.Kustomize(filepath.Join(deploy, folder))
 			Expect(err).NotTo(HaveOccurred())
 			apply(objects, metav1.DryRunAll)
@@ -176,7 +176,7 @@ var _ = Describe("a real API server", Ordered, func() {
 		return all
 	}
 
-	It("has a release installed, upgraded, rolled back and uninstalled, and nothing is left", func() {
+	It("has a release installed, upgraded, rolled back and uninstalled, without leftovers", func() {
 		Eventually(func() []string { return there() }).WithTimeout(30 * time.Second).Should(ContainElement("serviceaccounts kube-system/default")) // the controllers' own objects
 		flags, kubeconfig, namespace := genericclioptions.NewConfigFlags(true), plane.Kubeconfig(control.Admin, plane.Server()), render.Namespace
 		flags.KubeConfig, flags.Namespace = &kubeconfig, &namespace
