@@ -154,6 +154,65 @@ var _ = Describe("open connections of a Proxy that is taken over from", func() {
 		stop(successor)
 	})
 
+	It("continue as UDP sessions with their bytes, and do not count as answered before they are", func() {
+		echo, err := net.ListenPacket("udp", "127.0.0.1:0")
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(echo.Close)
+		answer := func(n int) {
+			GinkgoHelper()
+			buf := make([]byte, 16)
+			for range n {
+				n, from, err := echo.ReadFrom(buf)
+				Expect(err).NotTo(HaveOccurred())
+				if string(buf[:n]) != "metric" {
+					_, err = echo.WriteTo(buf[:n], from)
+					Expect(err).NotTo(HaveOccurred())
+				}
+			}
+		}
+		port := &services[0].Ports[0]
+		port.Protocol = config.UDP
+		port.Endpoints = []config.Endpoint{{Addr: echo.LocalAddr().(*net.UDPAddr).AddrPort(), Ready: true, Pod: "default/web"}}
+		port.Cluster, port.Internal, port.External = port.Endpoints, port.Endpoints, port.Endpoints
+		p := serve()
+		clients := map[string]net.Conn{}
+		for _, text := range []string{"query", "metric"} {
+			c, err := net.Dial("udp", p.Status()[0].Listeners[0].String())
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(c.Close)
+			clients[text] = c
+			Expect(c.Write([]byte(text))).To(Equal(len(text)))
+			answer(1)
+		}
+		// sessions returns, for each client, whether its session is established, and its bytes.
+		sessions := func(p *proxy.Proxy) map[string]string {
+			all := map[string]string{}
+			for _, r := range p.Trace.Open(func(*conn.Record) bool { return true }) {
+				for text, c := range clients {
+					if c.LocalAddr().String() == r.From.String() {
+						_, established := r.Established()
+						sent, received := p.Trace.Bytes(r)
+						all[text] = fmt.Sprint(established, " ", sent, " ", received)
+					}
+				}
+			}
+			return all
+		}
+		want := map[string]string{"query": "true 5 5", "metric": "false 6 0"}
+		Eventually(sessions).WithArguments(p).WithTimeout(soon).Should(Equal(want))
+		successor, drained := takeOver(p)
+		Eventually(drained).WithTimeout(soon).Should(Receive(BeZero()))
+		Eventually(sessions).WithArguments(successor).WithTimeout(soon).Should(Equal(want))
+		Expect(p.Stats().Sessions.Ends).To(BeEmpty(), "the predecessor's sessions have not ended")
+		Expect(successor.Status()[0].Endpoints[0].Connected.Load()).To(BeEquivalentTo(1))
+		Expect(clients["metric"].Write([]byte("query"))).To(Equal(5))
+		answer(1)
+		want["metric"] = "true 11 5"
+		Eventually(sessions).WithArguments(successor).WithTimeout(soon).Should(Equal(want))
+		Expect(successor.Status()[0].Endpoints[0].Connected.Load()).To(BeEquivalentTo(2))
+		stop(successor)
+	})
+
 	It("stay while clients of their Service wait in the queue, which would find too much room otherwise", func() {
 		services[0].Ports[0].EndpointLimit = 1
 		p := serve()

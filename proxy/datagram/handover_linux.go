@@ -60,6 +60,9 @@ type sessionRecord struct {
 	Asked    bool           `json:"asked"`
 	Start    time.Time      `json:"began"`
 	Silent   time.Duration  `json:"silent"` // since the last datagram, in nanoseconds
+	Answered bool           `json:"answered"`
+
+	ToEndpoint, ToClient int64 // bytes so far
 
 	file *os.File
 }
@@ -128,9 +131,11 @@ func (lp *loop) await(f func()) {
 
 // bequeath returns the data with which a successor continues s.
 func (s *session) bequeath() (handover.Socket, bool) {
+	toEndpoint, toClient := s.Bytes()
 	text, err := json.Marshal(&sessionRecord{
 		Socket: s.socket.listener.name(), Peer: s.key.peer.Raw(), Local: s.key.local, Control: s.control,
 		To: s.To, Endpoint: s.Endpoint.Addr, Hops: s.hops, Asked: s.asked, Start: s.Start, Silent: s.socket.loop.clock().Sub(s.last),
+		Answered: s.search == nil && !s.mute, ToEndpoint: toEndpoint, ToClient: toClient,
 	})
 	if err != nil { // these types can always be encoded
 		return handover.Socket{}, false
@@ -241,8 +246,18 @@ func (sk *socket) adoptOne(b *sessionRecord, endpoint *balance.Endpoint) {
 	}
 	s.watched, s.fd, s.Endpoint = watched, fd, endpoint
 	s.Endpoint.Take()
+	s.toEndpoint.Store(b.ToEndpoint)
+	s.toClient.Store(b.ToClient)
 	sk.enter(s)
-	s.Adopted(now, endpoint.Addr, endpoint.Pod)
+	if s.mute = !b.Answered; b.Answered {
+		s.adopted()
+	}
+}
+
+// adopted records that the endpoint of an inherited session has answered.
+func (s *session) adopted() {
+	s.Endpoint.Connected.Add(1)
+	s.Adopted(s.socket.loop.clock(), s.Endpoint.Addr, s.Endpoint.Pod)
 }
 
 // retire leaves the listener to a successor. It does not wait: see Server.retiring.

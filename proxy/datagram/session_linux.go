@@ -35,6 +35,7 @@ type session struct {
 	search               *unanswered  // nil once an endpoint has answered
 	lent                 *replies     // nil while the session itself reads them
 	replies              int          // that the session has read, up to busyAfter
+	mute                 bool         // inherited, and its endpoint has never answered
 	toEndpoint, toClient atomic.Int64 // bytes
 
 	hops     int16  // hop limit for its datagrams; -1 if unknown
@@ -290,8 +291,12 @@ func (s *session) Ready(forward.Readiness) {
 	if n == 0 {
 		return
 	}
-	if s.search != nil {
+	switch {
+	case s.search != nil:
 		s.search.Done(sk.loop.clock(), nil)
+	case s.mute:
+		s.mute = false
+		s.adopted()
 	}
 	s.touch()
 	if s.asked {
@@ -504,5 +509,7 @@ func (s *session) end(r outcome.Result) {
 	if s.asked {
 		s.socket.replied()
 	}
-	s.Closed(now, r, at)
+	if s.handover == 0 || s.socket.retired == nil { // otherwise the successor continues the session
+		s.Closed(now, r, at)
+	}
 }

@@ -414,6 +414,7 @@ func (s *Server) receiveBatch(from *net.UnixConn, receiver Receiver) error {
 func (s *Server) proceed(c *held, n int) {
 	l := s.loops.list[n%len(s.loops.list)]
 	_ = l.Do(func() { // the loop runs as long as there are connections
+		c.Endpoint.Connected.Add(1)
 		c.Continued(time.Now())
 		l.Continue(&c.pair, c.frozen, c.limitsOf(c.frozen))
 		c.flowing(&c.pair)
