@@ -17,7 +17,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("The portal address, on a node with processes on *:80 and *:443", func() {
+var _ = Describe("The address portal on a node with processes on *:80 and *:443", func() {
 	const port1, port2 = 80, 443
 	var (
 		l    *lab.Lab
@@ -80,7 +80,7 @@ var _ = Describe("The portal address, on a node with processes on *:80 and *:443
 		Expect(state(l.Node)).To(Equal(before))
 	})
 
-	It("shows endpoints of a Service with source ranges who is in them", func() {
+	It("enforces a Service's source ranges: serves clients in them and resets others", func() {
 		all[0].spec = "  loadBalancerSourceRanges: [\"" + lab.PodClient4 + "/32\"]\n  type: LoadBalancer\nstatus: {loadBalancer: {ingress: [{ip: 203.0.113.10}]}}\n"
 		all[0].write(dir)
 		startUsher(l.Node, dir, "--portal=address")
@@ -98,7 +98,7 @@ var _ = Describe("The portal address, on a node with processes on *:80 and *:443
 		Expect(at(lab.Pod(3).String())).To(reset)
 	})
 
-	It("serves what is left without the right to make a namespace, and says which ports clash with whom", func() {
+	It("starts without CAP_SYS_ADMIN, and logs which ports conflict with which processes", func() {
 		cmd := exec.Command(usherBinary, "run", "--manifests", dir, "--log-format=text", "--portal=address")
 		var u *gexec.Session
 		l.Node.Do(func() (err error) { // on a thread that ends afterwards: only usher lacks the capability

@@ -56,7 +56,7 @@ func request(d *lab.Dialer, vip string) (netip.AddrPort, error) {
 	return readName(c)
 }
 
-var _ = Describe("what went wrong an hour ago", func() {
+var _ = Describe("usher's commands", func() {
 	// Successful connections simulate the hour. The trace keeps the last 4,000 steps or so: after these
 	// connections, and also after an hour at 1,000 connections a second.
 	const hour, calm, crowd = 5000, 4, 20 // connections; clients: with more of them, each connection takes longer
@@ -116,7 +116,7 @@ var _ = Describe("what went wrong an hour ago", func() {
 		return strings.Fields(lines[1])[0]
 	}
 
-	It("is told in three commands: some of my connections took 250 ms, why?", func() {
+	It("show in three steps why some connections took 250 ms an hour ago", func() {
 		missing("nft")
 		for n := 1; n <= 3; n++ {
 			web.endpoints = append(web.endpoints, startBackend(l.Pods, lab.Pod(n), 8080).addr)
@@ -124,7 +124,7 @@ var _ = Describe("what went wrong an hour ago", func() {
 		u := start()
 		l.Pods.Output("nft", "add table ip silent; add chain ip silent in { type filter hook input priority 0; };"+
 			fmt.Sprintf("add rule ip silent in tcp dport 8080 ip daddr %s drop", lab.Pod(2)))
-		Expect(load(crowd, 100)).To(BeZero(), "each found another endpoint")
+		Expect(load(crowd, 100)).To(BeZero(), "each reached another endpoint")
 		Eventually(u.Out).WithTimeout(10 * time.Second).Should(gbytes.Say(`10\.244\.0\.12:8080 in quarantine.*no answer`))
 		l.Pods.Output("nft", "delete table ip silent")
 		Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`10\.244\.0\.12:8080 answers again`))
@@ -139,18 +139,18 @@ var _ = Describe("what went wrong an hour ago", func() {
 		Expect(second).To(MatchRegexp(`Ended connections of the last [\dms]+; failed, retried, slow and unanswered ones of the last [\dms]+\.`))
 
 		third := command("get", "connection", idIn(second))
-		Expect(third).To(MatchRegexp(`accepted \d\d:\d\d:\d\d\.\d+, established after \d+ ms, first byte after \d+ ms, ended after`), "when")
-		Expect(third).To(MatchRegexp(`(?s) 1 10\.244\.0\.12:8080 [^\n]*\n[^\n]* no answer after \d+ ms\n.* 2 10\.244\.0\.1[13]:8080 .* connected in `), "who, and what")
+		Expect(third).To(MatchRegexp(`accepted \d\d:\d\d:\d\d\.\d+, established after \d+ ms, first byte after \d+ ms, ended after`), "timestamps")
+		Expect(third).To(MatchRegexp(`(?s) 1 10\.244\.0\.12:8080 [^\n]*\n[^\n]* no answer after \d+ ms\n.* 2 10\.244\.0\.1[13]:8080 .* connected in `), "endpoints and results")
 
-		Expect(diagnosis()).To(MatchRegexp(`NOTE Service default/web \d+ connections? were retried: no-answer from 10\.244\.0\.12:8080 evidence: last at `), "or in one")
+		Expect(diagnosis()).To(MatchRegexp(`NOTE Service default/web \d+ connections? were retried: no-answer from 10\.244\.0\.12:8080 evidence: last at `), "diagnose finds it in one step")
 	})
 
-	It("is told in three commands: one of three Pods resets", func() {
+	It("show in three steps that one of three Pods reset connections an hour ago", func() {
 		var resets atomic.Bool
 		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr, startResetting(l.Pods, lab.Pod(2), &resets), startBackend(l.Pods, lab.Pod(3), 8080).addr}
 		start()
 		resets.Store(true)
-		Expect(load(crowd, 100)).To(BeNumerically(">", 30), "a third")
+		Expect(load(crowd, 100)).To(BeNumerically(">", 30), "about a third of the connections fail")
 		resets.Store(false)
 		Expect(load(calm, hour)).To(BeZero())
 
@@ -158,7 +158,7 @@ var _ = Describe("what went wrong an hour ago", func() {
 
 		second := command("get", "endpoints", "web")
 		Expect(second).To(MatchRegexp(`10\.244\.0\.12:8080 +- +ready +[0-9:]+ +\d+ +\d+ +[1-9]\d+ `))
-		Expect(regexp.MustCompile(`ready +[0-9:]+ +\d+ +\d+ +0 `).FindAllString(second, -1)).To(HaveLen(2), "of the others none failed")
+		Expect(regexp.MustCompile(`ready +[0-9:]+ +\d+ +\d+ +0 `).FindAllString(second, -1)).To(HaveLen(2), "no connection to the others failed")
 
 		third := command("get", "connections", "web", "--outcome", "failed", "--last", "1h", "-o", "wide")
 		for line := range strings.Lines(third) {
@@ -168,21 +168,21 @@ var _ = Describe("what went wrong an hour ago", func() {
 		}
 		Expect(strings.Count(third, "endpoint-reset")).To(BeNumerically(">", 30))
 
-		Expect(diagnosis()).To(MatchRegexp(`10\.244\.0\.12:8080 fails some of its connections|\d+ connections failed: endpoint-reset by 10\.244\.0\.12:8080 evidence: last at `), "or in one")
+		Expect(diagnosis()).To(MatchRegexp(`10\.244\.0\.12:8080 fails some of its connections|\d+ connections failed: endpoint-reset by 10\.244\.0\.12:8080 evidence: last at `), "diagnose finds it in one step")
 	})
 
-	It("is told in three commands: one of three Pods hangs", func() {
+	It("show in three steps that one of three Pods hangs", func() {
 		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr, startHanging(l.Pods, lab.Pod(2)), startBackend(l.Pods, lab.Pod(3), 8080).addr}
 		start()
 		Expect(command("get", "services")).To(MatchRegexp(`web +ok `))
-		Expect(load(crowd, 200)).To(BeNumerically(">=", 5), "those that came to it")
+		Expect(load(crowd, 200)).To(BeNumerically(">=", 5), "connections to the Pod that hangs")
 
 		Expect(command("get", "services", "-o", "wide")).To(MatchRegexp(`web +degraded +.* 2/3 `))
 		Expect(command("get", "endpoints", "web")).To(And(MatchRegexp(`10\.244\.0\.12:8080 +- +unresponsive `), MatchRegexp(`10\.244\.0\.11:8080 +- +ready `), MatchRegexp(`10\.244\.0\.13:8080 +- +ready `)))
 		Expect(diagnosis()).To(MatchRegexp(`10\.244\.0\.12:8080 accepts connections but never responds evidence: in the last minutes it had \d+ clients and sent no byte`))
 	})
 
-	It("says that there is no such Service, and what is wrong with what it is asked", func() {
+	It("report unknown Services and invalid flag values", func() {
 		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}
 		start()
 		for _, wrong := range []struct {

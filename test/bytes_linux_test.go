@@ -15,7 +15,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("whatever is sent, with urgent bytes and without,", func() {
+var _ = Describe("data, with and without urgent bytes,", func() {
 	for _, portal := range []string{"iptables", "nftables", "address", "none"} {
 		It("arrives through the "+portal+" portal", func() {
 			if portal == "iptables" {
@@ -67,8 +67,8 @@ var _ = Describe("whatever is sent, with urgent bytes and without,", func() {
 	}
 })
 
-var _ = Describe("usher on a machine with 600 processors", func() {
-	It("serves, with fewer threads and watchers of a listener than processors", func() {
+var _ = Describe("usher on a machine with 600 CPUs", func() {
+	It("serves Services with fewer than 400 threads", func() {
 		l := lab.New()
 		dir := manifestsDir()
 		b := startBackend(l.Pods, lab.Pod(1), 8080)
@@ -80,7 +80,7 @@ var _ = Describe("usher on a machine with 600 processors", func() {
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(b.addr))
 		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", u.Command.Process.Pid))
 		Expect(err).NotTo(HaveOccurred())
-		Expect(len(threads)).To(BeNumerically("<", 400), "64 event loops, and what Go needs")
+		Expect(len(threads)).To(BeNumerically("<", 400), "64 event loops and the threads of the Go runtime")
 		u.stop()
 		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("Cannot accept clients"))
 	})

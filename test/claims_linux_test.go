@@ -12,9 +12,9 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("a client that connects before its Service is there", func() {
+var _ = Describe("a client that connects before its Service exists", func() {
 	for _, portal := range []string{"iptables", "nftables", "address"} {
-		It("is connected by a SYN that it repeats, with the "+portal+" portal", func() {
+		It("is connected by a retransmitted SYN, with the "+portal+" portal", func() {
 			if portal == "iptables" {
 				missing("iptables")
 			}
@@ -56,9 +56,9 @@ var _ = Describe("a client that connects before its Service is there", func() {
 	}
 })
 
-var _ = Describe("an address that one Service has as an external IP, and then another as its cluster IP", func() {
+var _ = Describe("an address that is one Service's external IP and then another's cluster IP", func() {
 	for _, portal := range []string{"iptables", "nftables", "address"} {
-		It("is the cluster IP's while there is one, with the "+portal+" portal", func() {
+		It("serves the Service with the cluster IP while that exists, with the "+portal+" portal", func() {
 			if portal == "iptables" {
 				missing("iptables")
 			}

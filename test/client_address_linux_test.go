@@ -25,7 +25,7 @@ import (
 var _ = Describe("An endpoint", func() {
 	for _, portal := range []string{"iptables", "nftables"} {
 		for _, family := range []string{"IPv4", "IPv6"} {
-			Describe(fmt.Sprintf("behind the portal %s, over %s,", portal, family), func() { clientAddressSpecs(portal, family == "IPv6") })
+			Describe(fmt.Sprintf("behind the %s portal, over %s,", portal, family), func() { clientAddressSpecs(portal, family == "IPv6") })
 		}
 	}
 })
@@ -205,7 +205,7 @@ func clientAddressSpecs(portal string, six bool) {
 	var l *seenLab
 	BeforeEach(func() { l = newSeenLab(six) })
 
-	It("sees its client's own address wherever the answer comes back through this node, and otherwise the node's", func() {
+	It("sees its client's address if replies pass through this node, otherwise the node's address", func() {
 		l.start(portal)
 		neighbour, other := l.neighbours[0], l.neighbours[1]
 		for _, client := range []seenHost{neighbour, l.routed} { // Pods of this node
@@ -216,18 +216,18 @@ func clientAddressSpecs(portal string, six bool) {
 		Expect(l.seenBy(l.routed, neighbour)).To(Equal(neighbour.addr))
 		at, err := askFrom(l.outside.d, l.outside.addr.String(), net.JoinHostPort(map[bool]string{false: lab.NodeOut4, true: lab.NodeOut6}[six], "30000"))
 		Expect(err).NotTo(HaveOccurred())
-		Expect(at.Port()).To(And(BeNumerically(">=", 8192), BeNumerically("<", 32768)), "one that the client does not choose for its own connections")
+		Expect(at.Port()).To(And(BeNumerically(">=", 8192), BeNumerically("<", 32768)), "a port outside the client's ephemeral range")
 		for _, client := range []seenHost{l.outside, l.elsewhere} {
 			for _, endpoint := range []seenHost{neighbour, l.routed, l.node} {
 				Expect(l.seenBy(endpoint, client)).To(Equal(client.addr), "%s → %s", client.addr, endpoint.addr)
 			}
 		}
-		Expect(l.seenBy(l.elsewhere, l.outside)).To(l.isNode(), "neither is here")
-		Expect(l.seenBy(neighbour, neighbour)).To(l.isNode(), "a Pod that reaches itself")
+		Expect(l.seenBy(l.elsewhere, l.outside)).To(l.isNode(), "neither is on this node")
+		Expect(l.seenBy(neighbour, neighbour)).To(l.isNode(), "a Pod that connects to itself")
 		Expect(l.seenBy(neighbour, l.node)).To(l.isNode(), "the node itself")
 	})
 
-	It("sees whom 'usher explain' says that it would see", func() {
+	It("sees the source address that 'usher explain' predicts", func() {
 		l.start(portal)
 		neighbour, other := l.neighbours[0], l.neighbours[1]
 		for _, c := range []struct {
@@ -249,7 +249,7 @@ func clientAddressSpecs(portal string, six bool) {
 		Expect(out).To(ContainSubstring("it sees its client's own address if the client is a Pod on this node or the endpoint is on this node, else this node's"), errs)
 	})
 
-	It("lets clients in by their own addresses, as a NetworkPolicy does, and nobody else", func() {
+	It("admits only clients that its firewall allows by address, as with a NetworkPolicy", func() {
 		missing("nft")
 		l.start(portal)
 		neighbour, other := l.neighbours[0], l.neighbours[1]
@@ -266,7 +266,7 @@ func clientAddressSpecs(portal string, six bool) {
 		Expect(l.seenBy(other, l.routed)).To(Equal(l.routed.addr))
 	})
 
-	It("sees it again when rules and routes were taken away", func() {
+	It("sees the client's address again after rules and routes were flushed", func() {
 		l.start(portal, "--portal-check-interval=1s")
 		neighbour, other := l.neighbours[0], l.neighbours[1]
 		Expect(l.seenBy(other, neighbour)).To(Equal(neighbour.addr))
@@ -278,7 +278,7 @@ func clientAddressSpecs(portal string, six bool) {
 		Expect(l.seenBy(neighbour, l.outside)).To(Equal(l.outside.addr))
 	})
 
-	It("sees it on a bridge that appears later, and the node while netfilter does not see the bridge", func() {
+	It("sees the client's address on a bridge that comes up after usher has started", func() {
 		l.Node.Output("ip", "link", "set", "cni0", "down")
 		l.Node.Output("sh", "-c", "ip addr flush dev cni0")
 		l.start(portal)
@@ -287,7 +287,7 @@ func clientAddressSpecs(portal string, six bool) {
 		Eventually(func() netip.Addr { return l.seenBy(other, neighbour) }).WithTimeout(20 * time.Second).Should(Equal(neighbour.addr))
 	})
 
-	It("sees the node while netfilter does not see what neighbours on a bridge send each other", func() {
+	It("sees the node's address for clients on its bridge while bridge netfilter is off", func() {
 		bridgeNetfilter := func(on int) {
 			l.Node.Output("sh", "-c", fmt.Sprintf("for f in iptables ip6tables; do echo %d >/proc/sys/net/bridge/bridge-nf-call-$f; done", on))
 		}
@@ -295,12 +295,12 @@ func clientAddressSpecs(portal string, six bool) {
 		l.start(portal)
 		neighbour, other := l.neighbours[0], l.neighbours[1]
 		Expect(l.seenBy(other, neighbour)).To(l.isNode())
-		Expect(l.seenBy(other, l.routed)).To(Equal(l.routed.addr), "not a neighbour")
+		Expect(l.seenBy(other, l.routed)).To(Equal(l.routed.addr), "not on the bridge")
 		bridgeNetfilter(1)
 		Eventually(func() netip.Addr { return l.seenBy(other, neighbour) }).WithTimeout(20 * time.Second).Should(Equal(neighbour.addr))
 	})
 
-	It("sees the node if that is asked for, and nothing stays in the kernel", func() {
+	It("sees the node's address with --client-address=node, and cleanup leaves no kernel state", func() {
 		before := state(l.Node)
 		l.start(portal, "--client-address=node")
 		neighbour, other := l.neighbours[0], l.neighbours[1]
@@ -314,7 +314,7 @@ func clientAddressSpecs(portal string, six bool) {
 		Expect(state(l.Node)).To(Equal(before))
 	})
 
-	It("sees it whatever the node and its CNI do besides", func() {
+	It("sees the client's address despite src_valid_mark, AWS VPC CNI rules and flannel masquerading", func() {
 		// WireGuard's wg-quick sets src_valid_mark; the AWS VPC CNI adds such rules for Pods on additional interfaces.
 		l.Node.Output("sh", "-c", `echo 1 >/proc/sys/net/ipv4/conf/all/src_valid_mark
 			ip rule add pref 512 to 10.245.0.0/16 lookup main; for p in 10.245.0.2 10.245.1.9; do ip rule add pref 1536 from $p lookup 99; done; ip route add default via `+lab.Outside4+` table 99`)
@@ -330,7 +330,7 @@ func clientAddressSpecs(portal string, six bool) {
 		}
 	})
 
-	It("sees the node of which the CNI masquerades what leaves it, and usher diagnose says so", func() {
+	It("sees the node's address if the CNI masquerades egress, and 'usher diagnose' reports it", func() {
 		missing("iptables")
 		tables, network := "iptables", "10.245.0.0/16"
 		if six {
@@ -345,7 +345,7 @@ func clientAddressSpecs(portal string, six bool) {
 		Expect(l.seenBy(l.neighbours[1], l.neighbours[0])).To(Equal(l.neighbours[0].addr))
 	})
 
-	It("sees it over UDP after another one has refused", func() {
+	It("sees the client's address over UDP after another endpoint has refused", func() {
 		at := l.clusterIP("UDP", 9)
 		service{name: "refusing", clusterIP: at, port: 80, protocol: "UDP", node: "this", endpoints: []netip.AddrPort{
 			netip.AddrPortFrom(l.neighbours[1].addr, 9), netip.AddrPortFrom(l.neighbours[1].addr, seenPort),
@@ -362,7 +362,7 @@ func clientAddressSpecs(portal string, six bool) {
 		}
 	})
 
-	It("sees it in 10,000 connections, of which many meet a dead endpoint first", func() {
+	It("sees the client's address in 10,000 connections, many of them retried after a dead endpoint", func() {
 		at := l.clusterIP("TCP", 9)
 		dead := l.host(l.neighbours[1].ns, "10.245.0.3", "fd00:245::3").addr
 		service{name: "mixed", clusterIP: at, port: 80, node: "this", endpoints: []netip.AddrPort{

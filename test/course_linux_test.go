@@ -115,22 +115,22 @@ var _ = Describe("the quick start and the course", func() {
 				cmd.Dir = home
 				cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", "PATH="+home+":"+os.Getenv("PATH"), "HOME="+home)
 				s := launch(node, cmd, "")
-				Expect(t.seen).NotTo(Equal([]string{"…"}), "%s:%d says nothing of what is seen", lesson, t.line)
+				Expect(t.seen).NotTo(Equal([]string{"…"}), "%s:%d shows no output", lesson, t.line)
 				Eventually(s).WithTimeout(time.Minute).Should(gexec.Exit())
 				// A terminal shows both outputs, with the error message last. On a busy machine a response takes a second.
 				seen := inColumns(append(s.Out.Contents(), waits.ReplaceAll(s.Err.Contents(), nil)...))
-				Expect(seen).To(MatchRegexp(t.pattern().String()), "%s:%d: %s\nhas shown\n%s", lesson, t.line, t.command, seen)
+				Expect(seen).To(MatchRegexp(t.pattern().String()), "%s:%d: %s\nprinted\n%s", lesson, t.line, t.command, seen)
 				if !fails.MatchString(seen) {
-					Expect(s.ExitCode()).To(BeZero(), "%s:%d: %s\nhas shown\n%s", lesson, t.line, t.command, seen)
+					Expect(s.ExitCode()).To(BeZero(), "%s:%d: %s\nprinted\n%s", lesson, t.line, t.command, seen)
 				}
 			}
 			d.stop()
 		}
 		if lesson != quickStart {
-			It("have what is typed and seen in "+name+", without root", func() { play(asNobody, "```console") })
+			It("show the real output of the commands in "+name+", without root", func() { play(asNobody, "```console") })
 		}
 		if strings.Contains(string(text), "```console root") {
-			It("have what is seen as root in "+name, func() { play(exec.Command, "```console root") })
+			It("show the real output of the root commands in "+name, func() { play(exec.Command, "```console root") })
 		}
 	}
 })

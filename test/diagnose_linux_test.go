@@ -51,7 +51,7 @@ var _ = Describe("usher diagnose", func() {
 		return s
 	}
 
-	It("finds nothing where nothing is wrong, and says what it looked at", func() {
+	It("finds nothing on a healthy node, and lists its checks", func() {
 		web := write("web", 10, startBackend(l.Pods, lab.Pod(1), 8080).addr)
 		startConnect(l.Node, dir, "--portal=auto", "--dns=127.0.0.1:5353")
 		_, err := ask(l.Pods.NewDialer(3), web.vip())
@@ -65,7 +65,7 @@ var _ = Describe("usher diagnose", func() {
 		Expect(string(diagnose(2, "--client", "nobody").Err.Contents())).To(ContainSubstring(`--client: invalid value "nobody": must be an IP address`))
 	})
 
-	It("says of each thing that is wrong how it is known, and what to do", func() {
+	It("reports each problem with its evidence and the next step", func() {
 		good := startBackend(l.Pods, lab.Pod(1), 8080).addr
 		refusing, silent := netip.AddrPortFrom(lab.Pod(2), 8080), netip.AddrPortFrom(lab.Pod(3), 8080)
 		l.Pods.Output("iptables", "-A", "INPUT", "-p", "tcp", "-d", silent.Addr().String(), "--dport", "8080", "-j", "DROP")
@@ -97,21 +97,21 @@ var _ = Describe("usher diagnose", func() {
 		Expect(text).To(ContainSubstring(silent.String() + " is unresponsive, but its host answers: packets to that port are dropped"))
 		Expect(text).To(ContainSubstring("is there a firewall, is the machine down, or is there no route to it? ip route get ADDRESS; nft list ruleset"))
 
-		By("of one Service alone, and whether a client is let in")
+		By("diagnosing one Service, and whether it admits a client")
 		Expect(unbroken(diagnose(1, "mixed"))).NotTo(ContainSubstring("default/empty"))
 		Expect(unbroken(diagnose(1, "mixed", "-o", "json"))).To(ContainSubstring(`"check": "reach"`))
 
 		Expect(unbroken(diagnose(1, "closed", "--client", "198.51.100.9"))).To(MatchRegexp(`198\.51\.100\.9 would not be served at 203\.0\.113\.\d+:80 \(LoadBalancerIP\): .* usher explain reports: drop`))
 		Expect(unbroken(diagnose(0, "closed", "--client", "192.0.2.9"))).To(ContainSubstring("found. Checked"))
 
-		By("rules of somebody else, and no usher that answers")
+		By("reporting another program's rules, and that usher does not run")
 		l.Node.Output("iptables", "-t", "nat", "-I", "OUTPUT", "-d", "10.96.0.10/32", "-j", "ACCEPT")
 		Expect(unbroken(diagnose(1, "mixed"))).To(ContainSubstring("another program has a rule for 10.96.0.10 that may take precedence"))
 		u.stop()
 		Expect(string(diagnose(1).Err.Contents())).To(ContainSubstring("usher run"))
 	})
 
-	It("says of an endpoint that comes and goes how often it did", func() {
+	It("reports how often an unstable endpoint went into quarantine and recovered", func() {
 		web := write("web", 10, startBackend(l.Pods, lab.Pod(1), 8080).addr, startBackend(l.Pods, lab.Pod(2), 8080).addr)
 		u, pod := startUsher(l.Node, dir, "--trace"), l.Pods.NewDialer(3)
 		refused := []string{"INPUT", "-p", "tcp", "-d", lab.Pod(2).String(), "--dport", "8080", "-j", "REJECT", "--reject-with", "tcp-reset"}
@@ -128,7 +128,7 @@ var _ = Describe("usher diagnose", func() {
 		Expect(unbroken(diagnose(1))).To(MatchRegexp(`WARNING Service default/web 10\.244\.0\.12:8080 is unstable evidence: 3 times since .*, last at .*, it went into quarantine and recovered`))
 	})
 
-	DescribeTable("tries whether a host firewall drops in INPUT, and usher lets in what it can", func(mode string) {
+	DescribeTable("detects a host firewall that drops in INPUT, unless usher's rules accept its packets", func(mode string) {
 		const spec = "  type: LoadBalancer\n  externalTrafficPolicy: Local\n"
 		var balanced []service
 		for name, at := range map[string]netip.Addr{"four": lab.Pod(1), "six": lab.Pod6(1)} {
@@ -196,7 +196,7 @@ var _ = Describe("usher diagnose", func() {
 		Entry(nil, "iptables"),
 	)
 
-	It("collects a bundle without secrets, for its owner alone", func() {
+	It("writes a bundle without secrets that only its owner can read", func() {
 		write("web", 10, startBackend(l.Pods, lab.Pod(1), 8080).addr)
 		startUsher(l.Node, dir)
 		log := filepath.Join(GinkgoT().TempDir(), "usher.log")
@@ -224,7 +224,7 @@ var _ = Describe("usher diagnose", func() {
 		Expect(string(diagnose(1, "--bundle", path).Err.Contents())).To(ContainSubstring("already exists"))
 	})
 
-	It("collects what can be had where there are no tools, and no file can be written, as in the Pod", func() {
+	It("writes a bundle to stdout where no tools are installed, as in the Pod", func() {
 		write("web", 10, startBackend(l.Pods, lab.Pod(1), 8080).addr)
 		startUsher(l.Node, dir)
 		GinkgoT().Setenv("PATH", "/nowhere")
@@ -239,7 +239,7 @@ var _ = Describe("usher diagnose", func() {
 		Expect(files).To(HaveKeyWithValue("usher-bundle/log.txt", ContainSubstring("use 'kubectl logs'")))
 	})
 
-	It("collects a bundle where no usher answers", func() {
+	It("writes a bundle if usher does not run", func() {
 		path := filepath.Join(GinkgoT().TempDir(), "usher.tgz")
 		s := diagnose(1, "--bundle", path)
 		Expect(string(s.Err.Contents())).To(And(ContainSubstring("Wrote "+path), ContainSubstring("Start it with 'usher run'")))

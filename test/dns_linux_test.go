@@ -74,7 +74,7 @@ var _ = Describe("kubectl usher connect --dns", func() {
 		return answers
 	}
 
-	It("answers Pods for the names of all kinds of Services, over UDP and TCP", func() {
+	It("resolves the names of all kinds of Services for Pods, over UDP and TCP", func() {
 		start("--dns=" + resolver)
 		for _, how := range []string{"+notcp", "+tcp", "+noedns", "+bufsize=4096"} {
 			Expect(short(how, "web.default.svc.cluster.local")).To(ConsistOf(clusterIP))
@@ -92,11 +92,11 @@ var _ = Describe("kubectl usher connect --dns", func() {
 		Expect(dig("nothing.default.svc.cluster.local")).To(And(ContainSubstring("status: NXDOMAIN"), ContainSubstring("SOA")))
 		Expect(dig("AAAA", "web.default.svc.cluster.local")).To(And(ContainSubstring("status: NOERROR"), ContainSubstring("ANSWER: 0"), ContainSubstring("SOA")))
 
-		By("to which the Pods can connect then")
+		By("connecting from a Pod to the resolved address")
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 	})
 
-	DescribeTable("answers from the address that was asked, where it listens on all", func(all string) {
+	DescribeTable("replies from the queried address when it listens on all addresses", func(all string) {
 		start("--dns=" + all)
 		for ns, at := range map[*lab.Namespace]string{l.Pods: resolver, l.Outside: lab.NodeOut4, l.Node: "127.0.0.1"} {
 			Expect(ns.Output("dig", "+short", "+tries=1", "-p", "5353", "@"+at, "web.default.svc.cluster.local")).To(Equal(clusterIP + "\n"))
@@ -106,7 +106,7 @@ var _ = Describe("kubectl usher connect --dns", func() {
 		Entry("of both families", "[::]:5353"),
 	)
 
-	It("sees changes", func() {
+	It("follows changes to Services and endpoints", func() {
 		start("--dns=" + resolver)
 		answer := func(name string) func() []string {
 			return func() []string { return short(name + ".default.svc.cluster.local") }
@@ -122,14 +122,14 @@ var _ = Describe("kubectl usher connect --dns", func() {
 		Expect(answer("web")()).To(ConsistOf(clusterIP))
 	})
 
-	It("has another domain if that is the cluster's, and tells what it did as a metric", func() {
+	It("serves the domain of --dns-domain, and counts queries in a metric", func() {
 		start("--dns="+resolver, "--dns-domain=lab.test")
 		Expect(short("web.default.svc.lab.test")).To(ConsistOf(clusterIP))
-		Expect(dig("web.default.svc.cluster.local")).To(ContainSubstring("status: "), "that is another's name")
+		Expect(dig("web.default.svc.cluster.local")).To(ContainSubstring("status: "), "a name in another domain")
 		Expect(metric(l.Node.NewDialer(1), `usher_dns_queries_total{code="NOERROR",type="A"}`)).To(BeNumerically(">=", 1))
 	})
 
-	It("ends at once and says why, if the address is another's", func() {
+	It("exits with an error if another resolver uses its address", func() {
 		l.Node.ListenUDP(resolver + ":53")
 		u := launchConnect(l.Node, dir, "--portal=address", "--dns="+resolver)
 		Eventually(u).WithTimeout(10 * time.Second).Should(gexec.Exit(1))
@@ -137,7 +137,7 @@ var _ = Describe("kubectl usher connect --dns", func() {
 		Expect(state(l.Node)).NotTo(ContainSubstring(clusterIP))
 	})
 
-	DescribeTable("does not begin with a flag that is wrong", func(flag, message string) {
+	DescribeTable("rejects an invalid", func(flag, message string) {
 		u := launchConnect(l.Node, dir, "--portal=none", "--dns=127.0.0.1", flag)
 		Eventually(u).WithTimeout(10 * time.Second).Should(gexec.Exit(2))
 		Expect(string(u.Err.Contents())).To(ContainSubstring(message))
@@ -148,14 +148,14 @@ var _ = Describe("kubectl usher connect --dns", func() {
 		Entry("upstream", "--dns-upstream=dns.example", `--dns-upstream: "dns.example" is not an address`),
 	)
 
-	It("asks nobody for names of others, rather than itself", func() {
+	It("skips an upstream that is itself, and answers SERVFAIL for external names", func() {
 		u := startConnect(l.Node, dir, "--portal=none", "--dns="+resolver, "--dns-upstream="+resolver)
 		Expect(string(u.Err.Contents())).To(ContainSubstring("Skipping upstream that is this resolver itself"))
 		Expect(dig("www.example.test")).To(ContainSubstring("status: SERVFAIL"))
 		Expect(short("web.default.svc.cluster.local")).To(ConsistOf(clusterIP))
 	})
 
-	It("goes on when another usher takes over", func() {
+	It("keeps answering after another instance takes over", func() {
 		old := start("--dns=" + resolver)
 		start("--dns="+resolver, "--take-over")
 		Eventually(old).WithTimeout(20 * time.Second).Should(gexec.Exit(0))

@@ -16,7 +16,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("endpoints that come and go, with the portal", func() {
+var _ = Describe("added and removed endpoints, with the portal", func() {
 	for _, portal := range []string{"iptables", "nftables", "address", apart} {
 		DescribeTable(portal, func(vip string, at func(int) netip.Addr) { specifyDraining(portal, vip, at) },
 			Entry("IPv4", clusterIP, lab.Pod),
@@ -24,7 +24,7 @@ var _ = Describe("endpoints that come and go, with the portal", func() {
 		)
 	}
 
-	DescribeTable("address: the share of a new endpoint grows",
+	DescribeTable("address: a new endpoint's share grows during slow start",
 		func(vip string, at func(int) netip.Addr) {
 			const length = 12 * time.Second
 			l, dir := lab.New(), manifestsDir()
@@ -121,18 +121,18 @@ func specifyDraining(portal, vip string, at func(int) netip.Addr) {
 	}
 	removed, added := "endpoint .*:8080 removed", "endpoint .*:8080 added"
 
-	By("nothing ending without a drain timeout")
+	By("keeping connections without a drain timeout")
 	first, other := connect(leaves), connect(stays)
 	serve("", removed, stays)
 	Consistently(func() error { return talk(first) }).WithTimeout(2 * time.Second).Should(Succeed())
 
-	By("a connection being back in time with its endpoint, when there is one")
+	By("keeping a connection whose endpoint returns within the drain timeout")
 	serve("1h", "web:main.* changed", stays)
 	serve("1h", added, stays, leaves)
 	serve("1s", "web:main.* changed", stays, leaves)
 	Consistently(func() error { return talk(first) }).WithTimeout(3 * time.Second).Should(Succeed())
 
-	By("a silent connection ending, and one that is never silent")
+	By("ending an idle and a busy connection after the drain timeout")
 	silent := connect(leaves)
 	began := time.Now()
 	serve("1s", removed, stays)
@@ -155,7 +155,7 @@ func specifyDraining(portal, vip string, at func(int) netip.Addr) {
 		WithTimeout(5 * time.Second).Should(BeEquivalentTo(2))
 	Expect(u.Out).To(gbytes.Say("closed after .*: endpoint-drained"))
 
-	By("a connection to one that terminates ending")
+	By("ending a connection to a terminating endpoint")
 	serve("1s", added, stays, leaves)
 	terminates := connect(leaves)
 	began = time.Now()

@@ -18,7 +18,7 @@ import (
 )
 
 // usher needs only its program: no libc, neither glibc nor musl, and no other file.
-var _ = Describe("In a root file system with nothing but the program,", Ordered, func() {
+var _ = Describe("In a root file system with only the program,", Ordered, func() {
 	var dir string
 	var l *lab.Lab
 	BeforeAll(func() {
@@ -53,10 +53,10 @@ var _ = Describe("In a root file system with nothing but the program,", Ordered,
 		GinkgoHelper()
 		entries, err := os.ReadDir(dir)
 		Expect(err).NotTo(HaveOccurred())
-		Expect(entries).To(HaveLen(1), "nothing was left there")
+		Expect(entries).To(HaveLen(1), "no other file is left")
 	}
 
-	It("it asks for no loader and no library", func() {
+	It("usher needs no loader and no library", func() {
 		f, err := elf.Open(filepath.Join(dir, "usher"))
 		Expect(err).NotTo(HaveOccurred())
 		defer f.Close()
@@ -71,9 +71,9 @@ var _ = Describe("In a root file system with nothing but the program,", Ordered,
 		Expect(out).To(And(ContainSubstring("requests had the expected outcome"), ContainSubstring("The manifests are in memory only"),
 			MatchRegexp("Without /proc only portal none is available; using it.*/proc/thread-self/net/unix")))
 		onlyUsher()
-	}, Entry("as root", uint32(0)), Entry("as nobody", uint32(65534)))
+	}, Entry("as root", uint32(0)), Entry("as a non-root user", uint32(65534)))
 
-	It("demo --once works through each portal that needs no program, if there is /proc", func() {
+	It("demo --once works with each portal that needs no other program, if /proc exists", func() {
 		Expect(os.Mkdir(filepath.Join(dir, "proc"), 0o755)).To(Succeed())
 		DeferCleanup(os.Remove, filepath.Join(dir, "proc"))
 		Expect(unix.Mount("proc", filepath.Join(dir, "proc"), "proc", 0, "")).To(Succeed())
@@ -88,7 +88,7 @@ var _ = Describe("In a root file system with nothing but the program,", Ordered,
 		Expect(out).To(ContainSubstring("install the iptables package"))
 	})
 
-	It("the other commands work, or say what they lack", func() {
+	It("the other commands work or report what is missing", func() {
 		code, out := in(0, service{name: "web", clusterIP: "10.96.0.10", port: 80}.yaml(), "check", "-")
 		Expect(code).To(BeZero(), out)
 		Expect(out).To(ContainSubstring("1 Service with 1 port, 0 errors"))

@@ -29,7 +29,7 @@ import (
 // nobody is a non-root user without capabilities.
 const nobody = 65534
 
-var _ = Describe("kubectl usher exec, as an ordinary user", func() {
+var _ = Describe("kubectl usher exec, as a non-root user", func() {
 	var (
 		l         *lab.Lab
 		node      *lab.Namespace // with a /dev/net/tun as udev makes it
@@ -83,7 +83,7 @@ var _ = Describe("kubectl usher exec, as an ordinary user", func() {
 		return string(s.Out.Contents())
 	}
 
-	It("reaches a Service by name, on its own port, at all its endpoints", func() {
+	It("reaches all endpoints of a Service by its name and port", func() {
 		said := output(`for name in web web.default web.default.svc.cluster.local; do curl -fsS http://$name/; done`)
 		Expect(strings.Split(said, "\n")).To(ConsistOf("Pod 1", "Pod 2", "Pod 3", ""))
 	})
@@ -104,7 +104,7 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 		Expect(output("dig +short SRV _main._tcp.web.default.svc.cluster.local")).To(Equal("0 100 80 web.default.svc.cluster.local.\n"))
 	})
 
-	It("starts the user's shell without a command, which can tell that it is inside", func() {
+	It("starts the user's shell with USHER_EXEC set if no command is given", func() {
 		for shell, args := range map[string][]string{"SHELL=/bin/bash": nil, "SHELL=": {"-n", "shop"}} {
 			cmd := command(args...)
 			cmd.Env = append(cmd.Env, shell)
@@ -119,25 +119,25 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 		}
 	})
 
-	It("gives the command the variables of Services, over those that it had", func() {
+	It("sets the command's Service variables, replacing inherited ones", func() {
 		GinkgoT().Setenv("WEB_SERVICE_HOST", "192.0.2.99")
 		Expect(strings.Split(output("env | grep WEB_SERVICE_ | sort"), "\n")).
 			To(HaveExactElements("WEB_SERVICE_HOST=10.96.0.10", "WEB_SERVICE_PORT=80", "WEB_SERVICE_PORT_MAIN=80", ""))
 	})
 
-	It("leaves localhost and other networks as they are", func() {
+	It("keeps localhost and other networks reachable", func() {
 		serveText(l.Node, "127.0.0.1:3000", "on IPv4's loopback\n")
 		serveText(l.Node, "[::1]:3001", "on IPv6's loopback\n")
 		serveText(l.Outside, "192.0.2.2:8000", "elsewhere\n")
 		serveText(l.Outside, "[2001:db8::2]:8000", "elsewhere, by IPv6\n")
 		Expect(output(`for at in 127.0.0.1:3000 [::1]:3001 localhost:3000 192.0.2.2:8000 [2001:db8::2]:8000; do curl -fsS http://$at/; done`)).
 			To(Equal("on IPv4's loopback\non IPv6's loopback\non IPv4's loopback\nelsewhere\nelsewhere, by IPv6\n"))
-		By("a refusal being one, too")
+		By("passing on refused connections")
 		Expect(output(`curl -sS http://192.0.2.2:8001/ 2>&1 || true`)).To(ContainSubstring("Failed to connect"))
 		Expect(output(`curl -sS http://127.0.0.1:3002/ 2>&1 || true`)).To(ContainSubstring("Failed to connect"))
 	})
 
-	It("lets a server that listens on localhost inside have its port, and shows those that come later outside", func() {
+	It("gives localhost ports to servers inside, and forwards to servers started outside later", func() {
 		s := start(command("--", "sh", "-euc", `
 			mkdir inside && echo inside > inside/index.html
 			python3 -m http.server --bind 127.0.0.1 --directory inside 3003 >/dev/null 2>&1 &
@@ -151,7 +151,7 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 		Expect(string(s.Out.Contents())).To(Equal("inside\nlater\ninside\n"))
 	})
 
-	It("shows a Service that comes later", func() {
+	It("reaches a Service that is added later", func() {
 		s := start(command("--", "sh", "-euc", `echo ready; until curl -fs http://late.default.svc.cluster.local/; do sleep 0.05; done`))
 		Eventually(s).WithTimeout(20 * time.Second).Should(gbytes.Say("ready"))
 		service{name: "late", clusterIP: "10.96.0.20", port: 80, endpoints: []netip.AddrPort{netip.AddrPortFrom(lab.Pod(1), 8080)}}.write(manifests)
@@ -160,18 +160,18 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 		AddReportEntry("from a manifest to the end of the command that waits for its Service", time.Since(written).String())
 	})
 
-	DescribeTable("has the command's exit code",
+	DescribeTable("exits with",
 		func(code int, words ...string) {
 			s := start(command(append([]string{"--"}, words...)...))
 			Eventually(s).WithTimeout(20 * time.Second).Should(gexec.Exit(code))
 		},
-		Entry("its own", 7, "sh", "-c", "exit 7"),
-		Entry("128 and the signal that ended it", 128+9, "sh", "-c", "kill -9 $$"),
-		Entry("127 if there is no such command", 127, "no-such-command"),
-		Entry("126 if it cannot be run", 126, "/etc/passwd"),
+		Entry("the command's exit code", 7, "sh", "-c", "exit 7"),
+		Entry("128 plus the number of the signal that killed the command", 128+9, "sh", "-c", "kill -9 $$"),
+		Entry("127 if the command does not exist", 127, "no-such-command"),
+		Entry("126 if the command is not executable", 126, "/etc/passwd"),
 	)
 
-	It("leaves user, working directory, input, output and arguments to the command", func() {
+	It("runs the command with unchanged user, working directory, input, output and arguments", func() {
 		cmd := command("sh", "-c", `id -u; pwd; cat; echo "$0 $1" >&2; touch made`, "zero", "--trace")
 		cmd.Stdin = strings.NewReader("from outside\n")
 		s := start(cmd)
@@ -187,7 +187,7 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 		Expect(output("grep -E 'Cap(Inh|Prm|Eff|Amb)' /proc/self/status | sort -u -k2 | cut -f2")).To(Equal("0000000000000000\n"))
 	})
 
-	It("passes on SIGTERM, and SIGINT where no terminal has done so", func() {
+	It("forwards SIGTERM and SIGINT to the command if it has no terminal", func() {
 		for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 			s := start(command("--", "sh", "-c", `trap "exit 3" TERM INT; echo ready; while :; do sleep 0.05; done`))
 			Eventually(s).WithTimeout(20 * time.Second).Should(gbytes.Say("ready"))
@@ -230,7 +230,7 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 		}
 		return files
 	}
-	DescribeTable("leaves nothing behind",
+	DescribeTable("leaves no processes, rules or files behind",
 		func(end func(*gexec.Session)) {
 			before, files := state(l.Node), filesOfNobody()
 			s := start(command("--", "sh", "-c", `
@@ -257,11 +257,11 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 			Expect(state(l.Node)).To(Equal(before))
 			Expect(filesOfNobody()).To(Equal(files))
 		},
-		Entry("after the command's end", func(s *gexec.Session) { s.Signal(syscall.SIGINT) }),
+		Entry("after the command exits", func(s *gexec.Session) { s.Signal(syscall.SIGINT) }),
 		Entry("after kill -9 of usher", func(s *gexec.Session) { s.Kill() }),
 	)
 
-	It("is ready soon with a thousand Services", func() {
+	It("runs a command within 20 s with 1,000 Services", func() {
 		plain, err := releasedKubectlUsher()
 		Expect(err).NotTo(HaveOccurred())
 		Expect(os.Remove(program)).To(Succeed())
@@ -283,7 +283,7 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 		Expect(slices.Min(took)).To(BeNumerically("<", 20*time.Second)) // 1 s on an idle machine
 	})
 
-	DescribeTable("reaches Services where it cannot reach other networks, and says once why and what helps",
+	DescribeTable("reaches Services but no other networks, and warns once with cause and fix, if",
 		func(mode os.FileMode, why string) {
 			node = l.Node.WithTun(mode)
 			serveText(l.Outside, "192.0.2.2:8000", "elsewhere\n")
@@ -293,11 +293,11 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 			lines := strings.Split(strings.TrimSpace(string(s.Err.Contents())), "\n")
 			Expect(lines).To(ConsistOf(And(HavePrefix("usher: warning: the command can reach Services and localhost, but no other networks"), ContainSubstring(why))))
 		},
-		Entry("the device is root's", os.FileMode(0o600), "/dev/net/tun: permission denied; `sudo chmod 0666 /dev/net/tun` gives all users access"),
-		Entry("there is no device", os.FileMode(0), "/dev/net/tun: no such file or directory; `sudo mkdir -p /dev/net && sudo mknod -m 0666 /dev/net/tun c 10 200` creates it"),
+		Entry("only root can open /dev/net/tun", os.FileMode(0o600), "/dev/net/tun: permission denied; `sudo chmod 0666 /dev/net/tun` gives all users access"),
+		Entry("/dev/net/tun does not exist", os.FileMode(0), "/dev/net/tun: no such file or directory; `sudo mkdir -p /dev/net && sudo mknod -m 0666 /dev/net/tun c 10 200` creates it"),
 	)
 
-	It("says what is missing where namespaces are forbidden", func() {
+	It("reports that user namespaces are disabled, and suggests an alternative", func() {
 		missing("unshare")
 		missing("setpriv")
 		script := `echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-all --inh-caps=-all "$0" "$@"`

@@ -216,7 +216,7 @@ func startMirror(ns *lab.Namespace, at netip.AddrPort) netip.AddrPort {
 	return at
 }
 
-var _ = Describe("taking over from a running usher", Serial, func() {
+var _ = Describe("a takeover from a running instance", Serial, func() {
 	for _, portal := range []string{"iptables", "nftables", "address", apart} {
 		Describe("with the "+portal+" portal", func() { handoverSpecs(portal) })
 	}
@@ -247,7 +247,7 @@ func handoverSpecs(portal string) {
 		return startUsher(l.Node, dir, append([]string{"--portal=" + portal}, args...)...)
 	}
 
-	It("fails no new connection and cuts none, five times in a row", func() {
+	It("fails no new connection and resets no open one, five times in a row", func() {
 		current := start("--drain-timeout=5m") // the takeovers take longer than 30 s on a busy machine
 		inFlight, err := pod.Dial("", web.vip(), time.Second)
 		Expect(err).NotTo(HaveOccurred())
@@ -259,8 +259,8 @@ func handoverSpecs(portal string) {
 			previous := current
 			current = start("--take-over")
 			Eventually(previous.Err).WithTimeout(5 * time.Second).Should(gbytes.Say("has taken over"))
-			Eventually(previous).WithTimeout(20*time.Second).Should(gexec.Exit(0), "it ends when its connections have gone")
-			Expect(pingPong(inFlight)).To(Succeed(), "an open connection goes with the others")
+			Eventually(previous).WithTimeout(20*time.Second).Should(gexec.Exit(0), "exits once it has handed over its connections")
+			Expect(pingPong(inFlight)).To(Succeed(), "an open connection is handed over too")
 		}
 		inFlight.Close()
 		traffic.end()
@@ -270,10 +270,10 @@ func handoverSpecs(portal string) {
 		}
 		Expect(traffic.failed.Load()).To(BeZero())
 		Expect(traffic.made.Load()).To(BeNumerically(">", 500))
-		Expect(state(l.Node)).To(Equal(rules), "the rules are the same throughout")
+		Expect(state(l.Node)).To(Equal(rules), "the rules did not change")
 	})
 
-	It("leaves no UDP request unanswered, five times in a row", func() {
+	It("loses no UDP request, five times in a row", func() {
 		dns := service{name: "dns", clusterIP: "10.96.0.53", port: 53, protocol: "UDP"}
 		for n := 1; n <= 3; n++ {
 			dns.endpoints = append(dns.endpoints, startEcho(l.Pods, lab.Pod(n)))
@@ -284,7 +284,7 @@ func handoverSpecs(portal string) {
 		for range 5 {
 			previous := current
 			current = start("--take-over")
-			Eventually(previous).WithTimeout(10*time.Second).Should(gexec.Exit(0), "it ends when its clients have their replies")
+			Eventually(previous).WithTimeout(10*time.Second).Should(gexec.Exit(0), "exits once its clients have their replies")
 			made := traffic.asked.Load()
 			Eventually(traffic.asked.Load).WithTimeout(5 * time.Second).Should(BeNumerically(">", made+200))
 		}
@@ -295,7 +295,7 @@ func handoverSpecs(portal string) {
 		}
 	})
 
-	It("lets UDP clients keep their endpoints, and endpoints see the same address and port, three times in a row", func() {
+	It("keeps each UDP client's endpoint and the client port that the endpoint sees", func() {
 		var vips []string
 		for _, vip := range []string{"10.96.0.53", "fd00:96::53"} {
 			dns := service{name: "dns" + strconv.Itoa(len(vip)), clusterIP: vip, port: 53, protocol: "UDP"}
@@ -344,7 +344,7 @@ func handoverSpecs(portal string) {
 		AddReportEntry("clients", len(clients))
 	})
 
-	It("lets clients keep the endpoint that ClientIP affinity gives them, also if it is started again by a keeper", func() {
+	It("keeps clients' endpoints with ClientIP affinity, also after restarts by a keeper", func() {
 		web.spec = "  sessionAffinity: ClientIP\n"
 		web.write(dir)
 		had := map[netip.Addr]netip.AddrPort{}
@@ -376,7 +376,7 @@ func handoverSpecs(portal string) {
 		come()
 	})
 
-	It("brings what changed since the other one looked", func() {
+	It("installs the new instance's Services, and removes those that only the old one served", func() {
 		old := start()
 		other := service{name: "other", clusterIP: "10.96.0.20", port: 80, endpoints: web.endpoints}
 		dir = manifestsDir()
@@ -384,10 +384,10 @@ func handoverSpecs(portal string) {
 		start("--take-over")
 		Eventually(old).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 		Expect(connectAndTalk(pod, other.vip())).To(Succeed())
-		Expect(state(l.Node)).NotTo(ContainSubstring(clusterIP+"/32"), "what only the old one served is gone")
+		Expect(state(l.Node)).NotTo(ContainSubstring(clusterIP+"/32"), "the Service that only the old instance served is removed")
 	})
 
-	It("leaves the old one in charge if the new one dies before it is done", func() {
+	It("leaves the old instance serving if the new one aborts", func() {
 		dns := service{name: "dns", clusterIP: "10.96.0.53", port: 53, protocol: "UDP", endpoints: []netip.AddrPort{startMirror(l.Pods, netip.AddrPortFrom(lab.Pod(1), 5300))}}
 		dns.write(dir)
 		u := start()
@@ -419,11 +419,11 @@ func handoverSpecs(portal string) {
 				seen[e] = true
 			}
 			return seen, nil
-		}).WithTimeout(5*time.Second).Should(HaveLen(1), "it goes on to follow changes")
+		}).WithTimeout(5*time.Second).Should(HaveLen(1), "the old instance still follows changes")
 		u.stop()
 	})
 
-	It("keeps failures after kill -9 to the time in which no process runs", func() {
+	It("after kill -9 fails connections only until the new process serves", func() {
 		u := start()
 		traffic := startLoad(pod, web.vip(), 200)
 		Eventually(traffic.made.Load).Should(BeNumerically(">", 50))
@@ -437,12 +437,12 @@ func handoverSpecs(portal string) {
 		made := traffic.made.Load()
 		Eventually(traffic.made.Load).WithTimeout(5 * time.Second).Should(BeNumerically(">", made+200))
 		traffic.end()
-		Expect(traffic.failed.Load()-before).To(BeNumerically("<=", 20), "only those that were under way")
+		Expect(traffic.failed.Load()-before).To(BeNumerically("<=", 20), "only connections in progress fail")
 	})
 }
 
-var _ = Describe("two ushers", func() {
-	It("are kept apart, whoever else takes their names", func() {
+var _ = Describe("two usher instances", func() {
+	It("exclude each other even if another process occupies the names of their lock", func() {
 		l := lab.New()
 		l.Node.Do(func() error { // never answers, so it proves no capability
 			for _, name := range []string{"@usher-portal", "@usher-portal/1"} {
@@ -465,7 +465,7 @@ var _ = Describe("two ushers", func() {
 		u.stop()
 		Eventually(launch(l.Node, exec.Command(usherBinary, "cleanup"), "")).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 	})
-	It("are not taken over by who may not, who serves without a portal where there is none", func() {
+	It("reject a takeover by an unprivileged process, which can only run without a portal", func() {
 		l := lab.New()
 		dir := manifestsDir()
 		service{name: "web", clusterIP: clusterIP, port: 80}.write(dir)
@@ -488,7 +488,7 @@ var _ = Describe("two ushers", func() {
 		Expect(late.Err).To(gbytes.Say("--take-over: an usher instance is running here, but this process cannot install a portal.*CAP_NET_ADMIN"))
 	})
 
-	It("pass their HTTP addresses on, too", func() {
+	It("hand over the --healthz-address", func() {
 		l := lab.New()
 		dir := manifestsDir()
 		service{name: "web", clusterIP: clusterIP, port: 80}.write(dir)
@@ -496,7 +496,7 @@ var _ = Describe("two ushers", func() {
 		newer := startUsher(l.Node, dir, "--portal=address", "--healthz-address=127.0.0.1:10256", "--take-over")
 		Eventually(old).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 		Eventually(func() string { return string(newer.Err.Contents()) }).WithTimeout(10*time.Second).
-			Should(ContainSubstring("Listening after retries\" flag=--healthz-address"), "before it serves, or after that")
+			Should(ContainSubstring("Listening on --healthz-address"), "logged before or after it serves")
 		c, err := l.Node.NewDialer(1).Dial("", "127.0.0.1:10256", time.Second)
 		Expect(err).NotTo(HaveOccurred())
 		defer c.Close()

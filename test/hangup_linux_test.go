@@ -17,8 +17,8 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("A terminal that is closed", func() {
-	It("stops usher demo and usher run, which leave nothing behind", func() {
+var _ = Describe("Closing the terminal", func() {
+	It("stops usher demo and usher run, which leave no rules or routes behind", func() {
 		// If nohup started this test, usher would inherit the ignored SIGHUP. Caught here, exec(3) resets it to the default.
 		hangups := make(chan os.Signal, 1)
 		signal.Notify(hangups, syscall.SIGHUP)

@@ -108,7 +108,7 @@ func redirectedTo(ns *lab.Namespace) map[string]uint16 {
 	return ports
 }
 
-var _ = Describe("nobody else answers for a Service", func() {
+var _ = Describe("the protection of Services against impostors on the node", func() {
 	var (
 		l        *lab.Lab
 		dir      string
@@ -162,7 +162,7 @@ var _ = Describe("nobody else answers for a Service", func() {
 
 	for _, mode := range []string{"iptables", "nftables"} {
 		for _, end := range []os.Signal{syscall.SIGTERM, syscall.SIGKILL} {
-			It(fmt.Sprintf("after %s, by the %s portal: clients wait for the next usher", end, mode), func() {
+			It(fmt.Sprintf("keeps clients waiting for the next instance after %s, with the %s portal", end, mode), func() {
 				if mode == "iptables" {
 					missing("iptables")
 				}
@@ -210,7 +210,7 @@ var _ = Describe("nobody else answers for a Service", func() {
 	}
 
 	for _, mode := range []string{"iptables", "nftables", "address"} {
-		It("beside a running usher, by the "+mode+" portal", func() {
+		It("prevents binds to the ports of a running instance, with the "+mode+" portal", func() {
 			if mode == "iptables" {
 				missing("iptables")
 			}
@@ -231,7 +231,7 @@ var _ = Describe("nobody else answers for a Service", func() {
 		})
 	}
 
-	It("while a keeper has the sockets of an usher that was killed, by the address portal", func() {
+	It("holds while a keeper has the sockets of a killed instance, with the address portal", func() {
 		k := startKept(l.Node, dir, "--portal=address")
 		for _, s := range services {
 			served(s)
@@ -244,7 +244,7 @@ var _ = Describe("nobody else answers for a Service", func() {
 		}
 	})
 
-	It("and what keeps others out is put back", func() {
+	It("is restored after its rules are flushed", func() {
 		for _, mode := range []string{"iptables", "nftables"} {
 			u := startUsher(l.Node, dir, "--portal="+mode, "--portal-check-interval=1s")
 			flush := []string{"nft", "flush", "chain", "ip", "usher", "listeners"}
@@ -258,7 +258,7 @@ var _ = Describe("nobody else answers for a Service", func() {
 		}
 	})
 
-	It("and a port that rejects still refuses, by TCP and UDP", func() {
+	It("does not stop Services without endpoints from refusing TCP and UDP clients", func() {
 		for i := range services {
 			services[i].endpoints = nil
 			services[i].write(dir)
@@ -274,8 +274,8 @@ var _ = Describe("nobody else answers for a Service", func() {
 	})
 })
 
-var _ = Describe("an usher that was taken over from", func() {
-	It("watches nothing that its successor has", func() {
+var _ = Describe("an instance that was taken over", func() {
+	It("polls no socket of its successor", func() {
 		l := lab.New()
 		dir := manifestsDir()
 		pod := l.Pods.NewDialer(2)
@@ -305,7 +305,7 @@ var _ = Describe("an usher that was taken over from", func() {
 				}
 			}
 			return both
-		}).WithTimeout(10*time.Second).Should(BeEmpty(), "it would be woken by each of its datagrams")
+		}).WithTimeout(10*time.Second).Should(BeEmpty(), "it would be woken by each of the successor's datagrams")
 		Expect(pingPong(stays)).To(Succeed())
 		Expect(first).NotTo(gexec.Exit())
 	})

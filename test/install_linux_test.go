@@ -10,7 +10,7 @@ import (
 )
 
 var _ = Describe("test/install.sh", func() {
-	It("removes nothing, installs nothing whose program is there, and goes on without what cannot be had", func() {
+	It("removes no package, skips installed programs, and continues without unavailable packages", func() {
 		if os.Geteuid() != 0 {
 			Skip("only root installs packages")
 		}

@@ -161,7 +161,7 @@ func keeperSpecs(portal string) {
 		}
 	})
 
-	It("refuses nobody while usher is killed ten times", func() {
+	It("refuses no client while usher is killed ten times", func() {
 		k := startKept(l.Node, dir, "--portal="+portal)
 		traffic := call(pod, 1000, vips...)
 		for range 10 {
@@ -192,7 +192,7 @@ func keeperSpecs(portal string) {
 		k.stop()
 	})
 
-	It("hands over to another with its keeper, and ends", func() {
+	It("is handed over to another keeper's instance, and the first keeper exits", func() {
 		first := startKept(l.Node, dir, "--portal="+portal)
 		traffic := call(pod, 500, vips...)
 		second := startKept(l.Node, dir, "--portal="+portal, "--take-over")
@@ -284,7 +284,7 @@ var _ = Describe("a keeper", func() {
 	const health = "127.0.0.1:10256"
 	livez := func() (string, error) { return get(l.Node.NewDialer(1), health, "/livez") }
 
-	It("pauses longer and longer while usher fails again and again, says why, and recovers", func() {
+	It("backs off while usher keeps crashing, reports the reason, and recovers", func() {
 		k := startKept(l.Node, dir, "--portal=nftables", "--healthz-address="+health)
 		Expect(livez()).To(And(ContainSubstring("200 OK"), Not(ContainSubstring("restarts"))))
 		pauses := func() (all []string) {
@@ -308,7 +308,7 @@ var _ = Describe("a keeper", func() {
 		k.stop()
 	})
 
-	It("hands over while it pauses", func() {
+	It("can be taken over during a pause before a restart", func() {
 		k := startKept(l.Node, dir, "--portal=nftables")
 		ends := func() int { return strings.Count(string(k.Err.Contents()), "exited unexpectedly") }
 		for !strings.Contains(string(k.Err.Contents()), "pause=12.8s") { // the rest must happen within this pause
@@ -327,7 +327,7 @@ var _ = Describe("a keeper", func() {
 		next.stop()
 	})
 
-	It("ends with usher where that cannot begin", func() {
+	It("exits with usher's exit code if usher cannot start", func() {
 		u := launchUsher(l.Node, dir, "--keeper", "--portal=nonsense")
 		Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(2))
 		first := startKept(l.Node, dir, "--portal=nftables")
@@ -337,7 +337,7 @@ var _ = Describe("a keeper", func() {
 		Expect(lab.Children(first.Command.Process.Pid)).To(HaveLen(1))
 	})
 
-	It("leaves usher alone when it is killed itself, and the next one takes over", func() {
+	It("leaves usher running when it is killed, and the next keeper takes over", func() {
 		first := startKept(l.Node, dir, "--portal=nftables")
 		orphan := first.child()
 		first.Command.Process.Kill()
@@ -349,7 +349,7 @@ var _ = Describe("a keeper", func() {
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 	})
 
-	It("leaves nothing behind", func() {
+	It("removes all rules when it is interrupted", func() {
 		before := state(l.Node)
 		k := startKept(l.Node, dir, "--portal=nftables")
 		k.crash()
@@ -359,7 +359,7 @@ var _ = Describe("a keeper", func() {
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).Error().To(HaveOccurred())
 	})
 
-	It("lets go of sockets that usher closes, and of none that it opens", func() {
+	It("drops sockets that usher closes, and keeps those that usher opens", func() {
 		k := startKept(l.Node, dir, "--portal=address", "--address-namespace=never")
 		Expect(os.Remove(filepath.Join(dir, "web.yaml"))).To(Succeed())
 		Eventually(func() error { _, err := ask(l.Pods.NewDialer(1), web.vip()); return err }).WithTimeout(10 * time.Second).Should(HaveOccurred())
@@ -370,7 +370,7 @@ var _ = Describe("a keeper", func() {
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 	})
 
-	It("becomes the program that is at its path on SIGHUP, while nothing fails", func() {
+	It("switches to the new program at its path on SIGHUP, and no connection fails", func() {
 		copied := filepath.Join(GinkgoT().TempDir(), "usher")
 		old := usherBinary
 		install(old, copied)
@@ -390,7 +390,7 @@ var _ = Describe("a keeper", func() {
 			Expect(os.SameFile(runs, now)).To(BeTrue())
 			k.child()
 		}
-		By("not becoming what is no program")
+		By("keeping the current program if the new file is not a program")
 		writeFile(copied, "not a program")
 		Expect(syscall.Kill(k.Command.Process.Pid, syscall.SIGHUP)).To(Succeed())
 		Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("keeping the current keeper and usher"))
@@ -402,7 +402,7 @@ var _ = Describe("a keeper", func() {
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 	})
 
-	It("waits for what is open at ushers of before an upgrade, and carries out a second one after the first", func() {
+	It("runs a second upgrade after the first, and waits for connections of previous instances", func() {
 		// usher does not hand over a connection while clients of its Service are queued.
 		web.metadata = `, annotations: {usher.io/max-connections-per-endpoint: "1", usher.io/queue-timeout: 5m}`
 		web.write(dir)
@@ -435,7 +435,7 @@ var _ = Describe("a keeper", func() {
 		Eventually(k).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 	})
 
-	It("has what is known of clients once, however often usher ends", func() {
+	It("holds one copy of the client affinities however often usher crashes", func() {
 		web.spec = "  sessionAffinity: ClientIP\n"
 		web.write(dir)
 		k := startKept(l.Node, dir, "--portal=nftables")
@@ -453,14 +453,14 @@ var _ = Describe("a keeper", func() {
 			Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 			Eventually(held).WithTimeout(20 * time.Second).Should(BeNumerically(">", 0))
 			k.crash()
-			Expect(held()).To(BeNumerically("<=", 2), "the one before, and perhaps a new one")
+			Expect(held()).To(BeNumerically("<=", 2), "the previous copy, and perhaps a new one")
 		}
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 		Eventually(held).WithTimeout(20 * time.Second).Should(Equal(1))
 		k.stop()
 	})
 
-	It("leaves no usher behind on SIGHUP where none hands over", func() {
+	It("leaves no old instance behind on SIGHUP with --portal=none", func() {
 		copied := filepath.Join(GinkgoT().TempDir(), "usher")
 		install(usherBinary, copied)
 		old := usherBinary
@@ -476,7 +476,7 @@ var _ = Describe("a keeper", func() {
 		k.stop()
 	})
 
-	It("leaves no usher behind on SIGHUP in a Pod", func() {
+	It("leaves no old instance behind on SIGHUP in a Pod", func() {
 		Expect(os.Setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")).To(Succeed())
 		DeferCleanup(os.Unsetenv, "KUBERNETES_SERVICE_HOST")
 		k := startKept(l.Node, dir, "--portal=nftables")

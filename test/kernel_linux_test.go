@@ -17,7 +17,7 @@ import (
 )
 
 // These specs verify docs/requirements.md for kernels that lack a feature.
-var _ = Describe("A kernel that lacks", func() {
+var _ = Describe("usher on a kernel that lacks features", func() {
 	var l *lab.Lab
 	var dir string
 	var web service
@@ -60,7 +60,7 @@ var _ = Describe("A kernel that lacks", func() {
 		Expect(bytes.Equal(got[len(got)-len(sent):], sent)).To(BeTrue())
 	}
 
-	DescribeTable("what usher needs: it says so and does not start,", func(lacks lab.Refusal, says string) {
+	DescribeTable("exits with an error if the missing feature is", func(lacks lab.Refusal, says string) {
 		session := start([]lab.Refusal{lacks})
 		Eventually(session).WithTimeout(20 * time.Second).Should(gexec.Exit(1))
 		Expect(string(session.Err.Contents())).To(MatchRegexp(`this kernel \(Linux [^)]+\) lacks a required feature: .*` + says + `.*; see docs/requirements.md`))
@@ -68,17 +68,17 @@ var _ = Describe("A kernel that lacks", func() {
 		Entry("IP_FREEBIND", option(unix.SOL_IP, unix.IP_FREEBIND), `a TCP listener: setting IP_FREEBIND: protocol not available`),
 		Entry("IP_PKTINFO", option(unix.SOL_IP, unix.IP_PKTINFO), `a UDP socket: enabling local addresses of datagrams: protocol not available`),
 		Entry("recvmmsg", lab.Refusal{Call: unix.SYS_RECVMMSG, Errno: unix.ENOSYS}, `receiving datagrams: recvmmsg: function not implemented`),
-		Entry("sendmmsg, which a filter forbids", lab.Refusal{Call: unix.SYS_SENDMMSG, Errno: unix.EPERM}, `sending datagrams: sendmmsg: operation not permitted`),
+		Entry("sendmmsg, forbidden by a seccomp filter", lab.Refusal{Call: unix.SYS_SENDMMSG, Errno: unix.EPERM}, `sending datagrams: sendmmsg: operation not permitted`),
 	)
 
-	It("IPV6_FREEBIND: it says so, and serves IPv4", func() {
+	It("warns and serves only IPv4 if IPV6_FREEBIND is missing", func() {
 		session := start([]lab.Refusal{option(unix.SOL_IPV6, unix.IPV6_FREEBIND)})
 		Eventually(session.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
 		Expect(string(session.Err.Contents())).To(MatchRegexp(`level=warning msg="Cannot serve IPv6 Services: this kernel .*IPV6_FREEBIND: protocol not available`))
 		answers()
 	})
 
-	DescribeTable("what usher can do without: all is served,", func(portal string) {
+	DescribeTable("serves all Services without optional features,", func(portal string) {
 		var lacks []lab.Refusal
 		for _, o := range [][2]uint32{{unix.SOL_UDP, unix.UDP_SEGMENT}, {unix.SOL_IP, unix.IP_LOCAL_PORT_RANGE}, {unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT},
 			{unix.SOL_SOCKET, unix.SO_RXQ_OVFL}, {unix.SOL_SOCKET, unix.SO_RCVBUF}, {unix.SOL_IP, unix.IP_RECVTTL}, {unix.SOL_SOCKET, unix.SO_MARK}, {unix.SOL_IP, unix.IP_TRANSPARENT}} {
@@ -98,12 +98,12 @@ var _ = Describe("A kernel that lacks", func() {
 			Expect(string(session.Err.Contents())).To(MatchRegexp(`level=warning msg="While usher is not running, other processes on this node can receive packets that clients send to VIPs" error="setsockopt IP_TRANSPARENT: protocol not available" family=IPv4`))
 		}
 	},
-		Entry("through the portal iptables", "iptables"),
-		Entry("through the portal nftables", "nftables"),
-		Entry("through the portal address", "address"),
+		Entry("through the iptables portal", "iptables"),
+		Entry("through the nftables portal", "nftables"),
+		Entry("through the address portal", "address"),
 	)
 
-	It("SO_TXTIME, which a successor shows its right by: it says so, and the one that is there goes on", func() {
+	It("cannot take over without SO_TXTIME, and the running instance keeps serving", func() {
 		first := start(nil)
 		Eventually(first.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
 		second := start([]lab.Refusal{option(unix.SOL_SOCKET, unix.SO_TXTIME)}, "--take-over")

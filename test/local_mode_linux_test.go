@@ -16,7 +16,7 @@ import (
 // kube-proxy's flags name the interfaces of this node's Pods.
 var _ = Describe("A Service with externalTrafficPolicy Local and no endpoint on this node, with the portal", func() {
 	for _, portal := range []string{"iptables", "nftables", "address", apart} {
-		It(portal+": answers Pods behind a bridge, once there is one, and nobody else", func() {
+		It(portal+": serves only Pods behind the Pod bridge, once that exists", func() {
 			l, u := startLocalMode(portal, "--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cni0")
 			Expect(string(u.Err.Contents())).To(MatchRegexp("No matching Pod interface exists.*cni0"))
 			l.expectOthersOut()
@@ -33,7 +33,7 @@ var _ = Describe("A Service with externalTrafficPolicy Local and no endpoint on 
 			l.expectOthersOut()
 		})
 
-		It(portal+": answers Pods behind interfaces whose names begin so, whenever they appear, and nobody else", func() {
+		It(portal+": serves only Pods behind interfaces with the name prefix, whenever these appear", func() {
 			l, _ := startLocalMode(portal, "--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=cali")
 			for n := 2; n < 4; n++ {
 				name := fmt.Sprint("cali", n)

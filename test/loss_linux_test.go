@@ -16,9 +16,9 @@ import (
 
 // Package vm checks loss, delay and other faults of bad networks in another kernel, on an emulated CPU. These specs
 // measure time.
-var _ = Describe("on a link that loses 5 % of all packets each way", Serial, func() {
+var _ = Describe("on a link that loses 5% of the packets in each direction,", Serial, func() {
 	for _, portal := range []string{"nftables", "address"} {
-		It("the slowest connections are as fast as direct ones, but for one slot, with the portal "+portal, func() {
+		It("the slowest connections take at most one slot longer than direct ones, with the portal "+portal, func() {
 			lab.Long()
 			missing("nft")
 			l := lab.New()
@@ -42,7 +42,7 @@ var _ = Describe("on a link that loses 5 % of all packets each way", Serial, fun
 			}
 			AddReportEntry("with 5 % loss", fmt.Sprintf("direct %s; by usher %s", distribution(direct), distribution(served)))
 			const slot = 250 * time.Millisecond
-			Expect(quantile(served, 0.95)).To(BeNumerically("<=", quantile(direct, 0.95)), "a lost SYN costs a slot, not the second that the kernel waits")
+			Expect(quantile(served, 0.95)).To(BeNumerically("<=", quantile(direct, 0.95)), "a lost SYN costs one slot, not the kernel's 1 s")
 			// By definition, 1 in 100 connections is slower than direct's p99. Here that is about 20 connections, and
 			// chance raises it to 30.
 			limit := quantile(direct, 0.99) + slot

@@ -40,7 +40,7 @@ var _ = Describe("manifests", func() {
 		return func() (netip.AddrPort, error) { return ask(pod, vip) }
 	}
 
-	It("that change are soon live, and those that go are gone", func() {
+	It("are served after they change, and no longer after they are removed", func() {
 		u := startUsher(l.Node, dir, "--portal=address", "--portal-check-interval=200ms")
 		Expect(ask(pod, web.vip())).To(Equal(first.addr))
 
@@ -66,7 +66,7 @@ var _ = Describe("manifests", func() {
 		u.stop()
 	})
 
-	DescribeTable("with ServiceCIDRs say where no Service is, which is refused at once, until they change",
+	DescribeTable("with ServiceCIDRs make usher refuse clients of unused addresses until the ranges change",
 		func(mode ...string) {
 			forward(l.Node)
 			six := service{name: "six", clusterIP: "fd00:10:96::10", port: 80, endpoints: []netip.AddrPort{startBackend(l.Pods, lab.Pod6(1), 8080).addr}}
@@ -97,12 +97,12 @@ var _ = Describe("manifests", func() {
 			for _, vip := range []string{"10.97.3.3:80", "[fd00:10:97::33]:80"} {
 				Eventually(fails(vip)).WithTimeout(20*time.Second).Should(BeZero(), vip)
 			}
-			Expect(fails("10.96.3.3:80")()).NotTo(BeZero(), "outside of them")
+			Expect(fails("10.96.3.3:80")()).NotTo(BeZero(), "outside the ranges")
 			become("10.96.0.0/16, 'fd00:10:96::/112'")
 			for _, vip := range []string{"10.96.3.3:80", "[fd00:10:96::33]:80"} {
 				Eventually(fails(vip)).WithTimeout(20*time.Second).Should(BeZero(), vip)
 			}
-			Expect(fails("10.97.3.3:80")()).NotTo(BeZero(), "they are no longer")
+			Expect(fails("10.97.3.3:80")()).NotTo(BeZero(), "no longer in the ranges")
 			Expect(ask(pod, web.vip())).To(Equal(first.addr))
 			Expect(ask(node, six.vip())).To(Equal(six.endpoints[0]))
 
@@ -116,7 +116,7 @@ var _ = Describe("manifests", func() {
 		Entry("address, on the node", "--portal=address", "--address-namespace=never"),
 	)
 
-	It("that are planned change nothing, and what would change is told, against what is served", func() {
+	It("passed to 'usher plan' change nothing, and their differences to served Services are printed", func() {
 		u := startUsher(l.Node, dir, "--portal=address", "--scheduler=p2c", "--max-connection-age=1h")
 		planned := manifestsDir()
 		web.endpoints = []netip.AddrPort{second.addr}
@@ -129,9 +129,9 @@ var _ = Describe("manifests", func() {
 		Expect(out).To(MatchRegexp(`(?m)^  -  %s +for all clients$`, regexp.QuoteMeta(first.addr.String())))
 		Expect(out).To(MatchRegexp(`(?m)^  \+  %s +for all clients, weight 3$`, regexp.QuoteMeta(second.addr.String())))
 		Expect(out).To(MatchRegexp(`(?m)^  ~  connection age +at most 2h0m0s\n +was: at most 1h0m0s$`))
-		Expect(out).NotTo(ContainSubstring("scheduler"), "the default is the running usher's")
+		Expect(out).NotTo(ContainSubstring("scheduler"), "the default is the running instance's")
 		Expect(out).To(HaveSuffix("1 service port: 0 added, 0 removed, 1 changed, 0 unchanged.\n"))
-		Expect(ask(pod, web.vip())).To(Equal(first.addr), "it is as it was")
+		Expect(ask(pod, web.vip())).To(Equal(first.addr), "unchanged")
 
 		out, _, code = askUsher(l.Node, "plan", dir)
 		Expect(code).To(BeZero())
@@ -141,7 +141,7 @@ var _ = Describe("manifests", func() {
 		web.write(planned)
 		out, errs, code = askUsher(l.Node, "plan", planned)
 		Expect(code).To(Equal(1))
-		Expect(out).To(HaveSuffix("1 service port: 0 added, 0 removed, 0 changed, 1 unchanged.\n"), "what has a mistake stays as it is")
+		Expect(out).To(HaveSuffix("1 service port: 0 added, 0 removed, 0 changed, 1 unchanged.\n"), "an invalid Service stays unchanged")
 		Expect(errs).To(ContainSubstring("warning: the plan covers only objects that could be read and are valid"))
 		other := service{name: "other", clusterIP: "10.96.0.11", port: 8000, endpoints: web.endpoints}
 		other.write(planned)
@@ -157,7 +157,7 @@ var _ = Describe("manifests", func() {
 		Expect(err).NotTo(HaveOccurred())
 		writeFile(filepath.Join(planned, "other.yaml"), string(text)+"---\nkind: [\n")
 		out, _, _ = askUsher(l.Node, "plan", planned)
-		Expect(out).To(ContainSubstring("1 added, 0 removed"), "what is not to be read may be any Service")
+		Expect(out).To(ContainSubstring("1 added, 0 removed"), "an unreadable document may be any Service")
 		out, errs, code = askUsher(l.Node, "plan", "/nonexistent")
 		Expect([]any{out, code}).To(Equal([]any{"", 1}))
 		Expect(errs).To(HaveSuffix("cannot plan: failed to read /nonexistent\n"))
@@ -170,7 +170,7 @@ var _ = Describe("manifests", func() {
 
 	for _, mode := range []string{"iptables", "nftables", "address"} {
 		for _, family := range []string{"IPv4", "IPv6"} {
-			It(fmt.Sprintf("get node ports, the same after a restart, and what topology keys say is done, with %s by the portal %s", family, mode), func() {
+			It(fmt.Sprintf("get stable node ports, and follow topology keys, over %s with the portal %s", family, mode), func() {
 				vip, node, of := clusterIP, lab.NodeOut4, lab.Pod
 				if family == "IPv6" {
 					vip, node, of = "fd00:10:96::10", lab.NodeOut6, lab.Pod6
@@ -221,7 +221,7 @@ metadata: {name: near, labels: {example.com/rack: "7"}}
 		}
 	}
 
-	It("that are bad take nothing down that was good, and the log says where", func() {
+	It("that are invalid do not affect served Services, and the log has file and document", func() {
 		u := startUsher(l.Node, dir, "--portal=address")
 		bad := web
 		bad.port = 70000
@@ -238,7 +238,7 @@ metadata: {name: near, labels: {example.com/rack: "7"}}
 		Eventually(answers(web.vip())).WithTimeout(20 * time.Second).Should(Equal(second.addr))
 	})
 
-	It("without a cluster IP get one, the same in each life", func() {
+	It("without a cluster IP get one, the same after each restart", func() {
 		noIP := service{name: "auto", port: 80, endpoints: []netip.AddrPort{first.addr}}
 		text := strings.Replace(noIP.yaml(), "  clusterIP: \"\"\n", "", 1)
 		writeFile(filepath.Join(dir, "auto.yaml"), text)
@@ -254,7 +254,7 @@ metadata: {name: near, labels: {example.com/rack: "7"}}
 		Expect(vip()).To(Equal(once))
 	})
 
-	It("are served on a loopback address of their own by the portal that needs nothing", func() {
+	It("are served on a loopback address with --portal=none", func() {
 		web.endpoints = []netip.AddrPort{startBackend(l.Node, netip.MustParseAddr("127.0.0.1"), 8080).addr}
 		web.write(dir)
 		before := state(l.Node)
@@ -266,7 +266,7 @@ metadata: {name: near, labels: {example.com/rack: "7"}}
 		Expect(state(l.Node)).To(Equal(before))
 	})
 
-	It("with a port that cannot be served keep no other from being served", func() {
+	It("with a port that cannot be served do not affect other ports", func() {
 		taken := service{name: "taken", clusterIP: "10.96.0.12", port: 80, endpoints: []netip.AddrPort{first.addr}}
 		l.Node.Output("ip", "route", "add", "local", "10.96.0.12/32", "dev", "lo")
 		holder := l.Node.Listen("10.96.0.12:80")
@@ -275,15 +275,15 @@ metadata: {name: near, labels: {example.com/rack: "7"}}
 		Expect(ask(pod, web.vip())).To(Equal(first.addr))
 		Expect(string(u.Err.Contents())).To(MatchRegexp(`Service port is not served.*address already in use.*default/taken`))
 
-		By("being tried again until it can be served")
+		By("retrying until the port can be served")
 		holder.Close()
 		Eventually(answers(taken.vip())).WithTimeout(20 * time.Second).Should(Equal(first.addr))
 		Eventually(u.Err).Should(gbytes.Say("Problem with service port resolved"))
 	})
 })
 
-var _ = Describe("a manifest that is rejected", func() {
-	It("is told by get services and by the status, until it is right", func() {
+var _ = Describe("a rejected manifest", func() {
+	It("is reported by 'get services' and the status until it is corrected", func() {
 		l := lab.New()
 		first := startBackend(l.Pods, lab.Pod(1), 8080)
 		dir := GinkgoT().TempDir()
@@ -298,7 +298,7 @@ var _ = Describe("a manifest that is rejected", func() {
 		Expect(get()).To(MatchRegexp(`default +wrong +rejected .*ManifestRejected: .*wrong.yaml, document 1: spec.clusterIP`))
 		Eventually(attention).Should(ContainSubstring(`"attention":"1 Service needs attention: default/wrong"`))
 
-		By("the last good version of another being served")
+		By("serving the last valid version of another manifest")
 		web.port = 0
 		writeFile(filepath.Join(dir, "web.yaml"), web.yaml())
 		Eventually(get).WithTimeout(20 * time.Second).Should(MatchRegexp(`default +web +ok .*ManifestRejected: .*web.yaml, document 1: spec.ports`))
@@ -312,13 +312,13 @@ var _ = Describe("a manifest that is rejected", func() {
 })
 
 var _ = Describe("usher check", func() {
-	It("finds nothing wrong with the examples", func() {
+	It("finds no errors in the examples", func() {
 		out, err := exec.Command(usherBinary, "check", filepath.Join(root(), "examples")).CombinedOutput()
 		Expect(err).NotTo(HaveOccurred(), string(out))
 		Expect(string(out)).To(ContainSubstring("0 errors"))
 	})
 
-	It("tells every error at once and fails", func() {
+	It("reports all errors at once and fails", func() {
 		dir := GinkgoT().TempDir()
 		writeFile(filepath.Join(dir, "a.yaml"), service{name: "UPPER", clusterIP: "10.0.0.1", port: 80}.yaml())
 		writeFile(filepath.Join(dir, "b.yaml"), service{name: "web", clusterIP: "nonsense", port: 0}.yaml())

@@ -22,7 +22,7 @@ import (
 var _ = Describe("A load balancer's IP that is an address of the node, with the portal", func() {
 	for _, portal := range []string{"iptables", "nftables", "address", apart} {
 		for _, ip := range []string{"203.0.113.10", "2001:db8:1::10"} {
-			It(portal+", "+ip+": the node is this node, and in the source ranges that hold an address of it", func() {
+			It(portal+", "+ip+": serves the node's processes as local clients if a source range has a node address", func() {
 				nodeVIPSpec(portal, netip.MustParseAddr(ip))
 			})
 		}
@@ -31,10 +31,10 @@ var _ = Describe("A load balancer's IP that is an address of the node, with the 
 
 // An ingress on bare metal is often set up like this: its process listens at a node address that is also its Service's
 // external IP.
-var _ = Describe("An endpoint on the host's network at an external IP of its Service, with the portal", func() {
+var _ = Describe("A host-network endpoint at an external IP of its Service, with the portal", func() {
 	for _, portal := range []string{"iptables", "nftables"} { // with address, usher would need the port on which the process listens
 		for _, ip := range []string{"203.0.113.10", "2001:db8:1::10"} {
-			It(portal+", "+ip+": is served, and usher's own connections to it do not come back", func() {
+			It(portal+", "+ip+": is served, and usher's connections to it do not loop back", func() {
 				if portal == "iptables" {
 					missing("iptables")
 				}
@@ -56,8 +56,8 @@ var _ = Describe("An endpoint on the host's network at an external IP of its Ser
 					Expect(ask(client, ingress.addr.String())).To(Equal(ingress.addr))
 				}
 				Expect(ingress.connections()).To(Equal(6))
-				Expect(strings.Count(string(u.Out.Contents()), " established with ")).To(BeNumerically("<=", 6), "one for each client")
-				Expect(string(u.Err.Contents())).NotTo(ContainSubstring("is not served"), "the endpoint answers there")
+				Expect(strings.Count(string(u.Out.Contents()), " established with ")).To(BeNumerically("<=", 6), "one per client")
+				Expect(string(u.Err.Contents())).NotTo(ContainSubstring("is not served"), "the endpoint itself serves that address")
 			})
 		}
 	}
@@ -66,13 +66,13 @@ var _ = Describe("An endpoint on the host's network at an external IP of its Ser
 var _ = Describe("An external IP that is an address of the node, with the portal", func() {
 	for _, portal := range []string{"iptables", "nftables", apart} {
 		for _, ip := range []string{lab.NodeOut4, lab.NodeOut6} {
-			It(portal+", "+ip+": has no port of a node port, of usher, or of a process", func() {
+			It(portal+", "+ip+": does not take ports of node ports, usher or other processes", func() {
 				nodePortsSpec(portal, netip.MustParseAddr(ip))
 			})
 		}
 	}
 
-	It("nftables: has the port of a process with --claim-node-addresses", func() {
+	It("nftables: takes a process's port with --claim-node-addresses", func() {
 		l, dir := lab.New(), manifestsDir()
 		startBackend(l.Node, netip.IPv4Unspecified(), 22)
 		pod := startBackend(l.Pods, lab.Pod(1), 8080).addr
@@ -123,24 +123,24 @@ func nodePortsSpec(portal string, ip netip.Addr) {
 		service{name: "thief-" + strconv.Itoa(port), clusterIP: clusterIPs + strconv.Itoa(10+i), port: port, spec: "  externalIPs: [\"" + ip.String() + "\"]\n", endpoints: endpoints}.write(dir)
 	}
 	u := startUsher(l.Node, dir, "--portal="+portal, "--healthz-address=[::]:10256", "--portal-check-interval=200ms")
-	Expect(answers(80)()).To(Equal(thief), "a port that is free")
-	Expect(answers(30080)()).To(Equal(thief), "which is no node port yet")
+	Expect(answers(80)()).To(Equal(thief), "a free port")
+	Expect(answers(30080)()).To(Equal(thief), "not a node port yet")
 	for range 4 {
 		Expect(answers(22)()).To(Equal(sshd))
 	}
 	Expect(healthy()).To(Succeed())
 
-	By("a node port that comes later")
+	By("adding a node port")
 	nodePort := service{name: "honest", clusterIP: clusterIPs + "20", port: 80, portFields: ", nodePort: 30080", spec: "  type: NodePort\n", endpoints: []netip.AddrPort{honest}}
 	nodePort.write(dir)
 	Eventually(answers(30080)).WithTimeout(20 * time.Second).Should(Equal(honest))
 	Eventually(u.Err).WithTimeout(10 * time.Second).Should(gbytes.Say("NodeAddressInUse"))
 
-	By("and goes")
+	By("removing the node port")
 	Expect(os.Remove(filepath.Join(dir, "honest.yaml"))).To(Succeed())
 	Eventually(answers(30080)).WithTimeout(20 * time.Second).Should(Equal(thief))
 	if portal != apart { // with apart, usher holds the port and the process cannot bind it
-		By("a process that begins to listen")
+		By("starting a process that listens on the port")
 		late := startBackend(l.Node, ip, 80).addr
 		Eventually(answers(80)).WithTimeout(20 * time.Second).Should(Equal(late))
 	}
@@ -174,14 +174,14 @@ func nodeVIPSpec(portal string, ip netip.Addr) {
 	u := startUsher(l.Node, dir, "--portal="+portal, "--node-name=this")
 	c, err := node.DialUDP("", vip(53))
 	Expect(err).NotTo(HaveOccurred())
-	Expect(c.LocalAddr().String()).To(HavePrefix(strings.TrimSuffix(vip(53), "53")), "where the node's processes come from")
+	Expect(c.LocalAddr().String()).To(HavePrefix(strings.TrimSuffix(vip(53), "53")), "the source address of the node's processes")
 	Expect(exchange(c, []byte(who), 5*time.Second)).To(BeEquivalentTo(udp.String()))
 	Expect(ask(node, vip(80))).To(Equal(tcp))
 	other, err := pod.DialUDP("", vip(53))
 	Expect(err).NotTo(HaveOccurred())
-	Expect(exchange(other, []byte(who), 300*time.Millisecond)).Error().To(MatchError(os.ErrDeadlineExceeded), "a Pod is in no range")
+	Expect(exchange(other, []byte(who), 300*time.Millisecond)).Error().To(MatchError(os.ErrDeadlineExceeded), "the Pod is in no range")
 
-	By("not where the ranges hold none of its addresses")
+	By("rejecting the node if no range has one of its addresses")
 	services(local + sources(others))
 	Eventually(func() error {
 		c, err := node.Dial("", vip(80), 300*time.Millisecond)
@@ -196,5 +196,5 @@ func nodeVIPSpec(portal string, ip netip.Addr) {
 		_, err := exchange(c, []byte(who), 300*time.Millisecond)
 		return err
 	}).WithTimeout(10 * time.Second).Should(MatchError(os.ErrDeadlineExceeded))
-	Expect(u.ExitCode()).To(Equal(-1), "it runs")
+	Expect(u.ExitCode()).To(Equal(-1), "usher still runs")
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("open connections, when another usher takes over,", Serial, func() {
+var _ = Describe("open connections, when another instance takes over,", Serial, func() {
 	for _, portal := range []string{"iptables", "nftables", "address", apart} {
 		Describe("with the "+portal+" portal", func() { openHandoverSpecs(portal) })
 	}
@@ -114,7 +114,7 @@ func openHandoverSpecs(portal string) {
 		return startUsher(l.Node, dir, append([]string{"--portal=" + portal, "--drain-timeout=5m"}, args...)...)
 	}
 
-	It("go on byte for byte, with their numbers, several times in a row, and no new one fails", func() {
+	It("continue byte for byte with the same numbers, repeatedly, and no new one fails", func() {
 		n := number("USHER_TALKS", 100)
 		current := start()
 		come(n)
@@ -144,7 +144,7 @@ func openHandoverSpecs(portal string) {
 		Expect(talks.End()).To(Succeed())
 	})
 
-	It("go on byte for byte after kill -9 under a keeper, with their numbers, but for few that are reset", func() {
+	It("continue byte for byte after kill -9 under a keeper, except at most 10% that are reset", func() {
 		n := number("USHER_TALKS", 100)
 		k := startKept(l.Node, dir, "--portal="+portal, "--drain-timeout=5m")
 		const streams = 4
@@ -189,7 +189,7 @@ func openHandoverSpecs(portal string) {
 		traffic.end()
 		_ = talks.End() // lost connections have failed
 		Expect(talks.Wrong()).NotTo(HaveOccurred())
-		Expect(talks.Lost()).To(Equal(lost), "no other has ended, or lacks a byte")
+		Expect(talks.Lost()).To(Equal(lost), "no other connection ended or lost bytes")
 		k.Terminate()
 		Eventually(k).WithTimeout(time.Minute).Should(gexec.Exit(0))
 	})
@@ -197,7 +197,7 @@ func openHandoverSpecs(portal string) {
 	if portal != "address" {
 		return
 	}
-	It("go on or end, and none with a byte less, when the new process is killed while it takes over", func() {
+	It("continue or are reset, without missing bytes, if the new process is killed meanwhile", func() {
 		n := number("USHER_TALKS", 100)
 		for round := range number("USHER_TAKEOVERS", 3) {
 			talks = lab.NewTalks(random.Uint64())
@@ -217,16 +217,16 @@ func openHandoverSpecs(portal string) {
 			Expect(talks.Wrong()).NotTo(HaveOccurred())
 			if !strings.Contains(string(current.Err.Contents()), "has taken over") {
 				Expect(lost).To(BeZero(), "nothing was handed over")
-				Expect(connectAndTalk(pod, services[2].vip())).To(Succeed(), "the old one goes on")
+				Expect(connectAndTalk(pod, services[2].vip())).To(Succeed(), "the old instance keeps serving")
 			}
 			third := start("--take-over")
-			Expect(connectAndTalk(pod, services[2].vip())).To(Succeed(), "no lock is stuck")
+			Expect(connectAndTalk(pod, services[2].vip())).To(Succeed(), "the lock was released")
 			moved := talks.Moved()
 			if lost < n {
 				Eventually(talks.Moved).WithTimeout(10 * time.Second).Should(BeNumerically(">", moved+10_000))
 			}
 			_ = talks.End() // lost connections have failed
-			Expect(talks.Lost()).To(Equal(lost), "no other has ended, or lacks a byte")
+			Expect(talks.Lost()).To(Equal(lost), "no other connection ended or lost bytes")
 			Expect(talks.Wrong()).NotTo(HaveOccurred())
 			current.Kill().Wait(10 * time.Second)
 			third.stop()

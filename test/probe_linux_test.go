@@ -46,7 +46,7 @@ func startWebServer(ns *lab.Namespace, addr netip.Addr) *webServer {
 	return w
 }
 
-var _ = Describe("endpoints that are probed because their Service asks for it", func() {
+var _ = Describe("endpoints of a Service with probe annotations", func() {
 	// endpointsByHand writes a Service without selector and its Endpoints.
 	endpointsByHand := func(vip, annotations string, endpoints ...netip.AddrPort) string {
 		var addresses []string
@@ -61,7 +61,7 @@ var _ = Describe("endpoints that are probed because their Service asks for it", 
 
 	for _, portal := range []string{"iptables", "nftables", "address"} {
 		for family, vip := range map[string]string{"IPv4": clusterIP, "IPv6": "fd00:10:96::10"} {
-			It(fmt.Sprintf("get no connection while they say that they are not well: %s, %s", portal, family), func() {
+			It(fmt.Sprintf("get no connections while their probes fail: %s, %s", portal, family), func() {
 				if portal == "iptables" {
 					missing("iptables")
 				}
@@ -112,7 +112,7 @@ var _ = Describe("endpoints that are probed because their Service asks for it", 
 				Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`endpoint .*:8080 recovered: its probes succeed`))
 				Expect(asked()).To(Equal(both))
 
-				By("nobody being asked any more")
+				By("disabling the probes")
 				bad.status.Store(http.StatusServiceUnavailable)
 				Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`2 probes failed`))
 				write("")

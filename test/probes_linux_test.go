@@ -33,7 +33,7 @@ var _ = Describe("endpoints that fail", func() {
 		return startUsher(l.Node, dir, append([]string{"--portal=address", "--trace"}, args...)...)
 	}
 
-	DescribeTable("are back after a second or two when only some packets were lost",
+	DescribeTable("get clients again after a short packet loss, and no client serves as the probe",
 		func(vip string, at func(int) netip.Addr) {
 			missing("nft")
 			web.clusterIP = vip
@@ -69,13 +69,13 @@ var _ = Describe("endpoints that fail", func() {
 				return seen
 			}).WithTimeout(20 * time.Second).WithPolling(time.Millisecond).Should(HaveLen(10))
 			AddReportEntry("all ten have clients again", time.Since(began).String())
-			Expect(string(u.Out.Contents())).NotTo(ContainSubstring("probe after quarantine"), "no client found out")
+			Expect(string(u.Out.Contents())).NotTo(ContainSubstring("probe after quarantine"), "no client served as a probe")
 		},
 		Entry("IPv4", clusterIP, lab.Pod),
 		Entry("IPv6", "fd00:10:96::10", lab.Pod6),
 	)
 
-	It("cost one client an attempt and no other anything, until they are back", func() {
+	It("cost only one client an attempt until they recover", func() {
 		good := startBackend(l.Pods, lab.Pod(1), 8080)
 		dead := netip.AddrPortFrom(lab.Pod(2), 8080)
 		web.endpoints = []netip.AddrPort{good.addr, dead}
@@ -98,7 +98,7 @@ var _ = Describe("endpoints that fail", func() {
 		Expect(metric(l.Node.NewDialer(1), `usher_probes_total{result="connected"}`)).To(BeEquivalentTo(1))
 	})
 
-	It("are found out about by clients with --probes=false", func() {
+	It("get clients as probes after quarantine with --probes=false", func() {
 		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr, netip.AddrPortFrom(lab.Pod(2), 8080)}
 		u := start("--probes=false", "--quarantine=100ms")
 		Eventually(func() *gbytes.Buffer {

@@ -134,7 +134,7 @@ func proxyProtocolSpecs(portal string) {
 		return startUsher(l.Node, dir, append([]string{"--portal=" + portal, "--trace"}, args...)...)
 	}
 
-	It("tells HAProxy and nginx who the client is and which VIP it wanted: v1 and v2, IPv4 and IPv6", func() {
+	It("passes client address and VIP to HAProxy and nginx: v1 and v2, IPv4 and IPv6", func() {
 		v4, v6 := tellers(l)
 		vips := map[string]netip.AddrPort{}
 		for i, version := range []string{"v1", "v2"} {
@@ -169,7 +169,7 @@ func proxyProtocolSpecs(portal string) {
 		}
 	})
 
-	It("is told by HAProxy and nginx who the client is, and passes that on", func() {
+	It("accepts the client address from HAProxy and nginx, and passes it on", func() {
 		v4, v6 := tellers(l)
 		const annotations = ", annotations: {usher.io/proxy-protocol: v2, usher.io/accept-proxy-protocol: \"192.0.2.2/32, 2001:db8::2\"}"
 		service{name: "web", clusterIP: clusterIP, port: 80, portFields: ", nodePort: 30080", metadata: annotations, spec: "  type: NodePort\n", endpoints: v4}.write(dir)
@@ -208,7 +208,7 @@ func proxyProtocolSpecs(portal string) {
 		}
 	})
 
-	It("lets the client that a load balancer names count, and believes nobody else", func() {
+	It("uses the client address from trusted load balancers only", func() {
 		web := service{name: "web", clusterIP: clusterIP, port: 80, portFields: ", nodePort: 30080",
 			metadata: ", annotations: {usher.io/accept-proxy-protocol: 192.0.2.2/32}",
 			spec: "  type: LoadBalancer\n  sessionAffinity: ClientIP\n  loadBalancerSourceRanges: [203.0.113.0/25, \"2001:db8:1::/64\"]\n" +
@@ -247,34 +247,34 @@ func proxyProtocolSpecs(portal string) {
 			}
 			Expect(had).To(And(ContainElement(web.endpoints[0]), ContainElement(web.endpoints[1]), ContainElement(web.endpoints[2])), "all from one address")
 
-			By("one of the other family, at " + to)
+			By("accepting a client of the other address family, at " + to)
 			Expect(name("", to, header(beyond6))).Error().NotTo(HaveOccurred())
 
-			By("one that is not in the ranges, at " + to)
+			By("resetting a client outside the source ranges, at " + to)
 			_, err := name("", to, header(otherBeyond4))
 			Expect(err).To(reset)
 			Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say("accepted 203.0.113.200:99 → "))
 			Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say("source-denied"))
 
-			By("a balancer that says nothing of its client, at " + to)
+			By("resetting a load balancer that sends no header, at " + to)
 			_, err = name("", to, []byte("GET / HTTP/1.0\r\n\r\n"))
 			Expect(err).To(reset)
 			Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say("proxy-header-invalid .*missing PROXY protocol header"))
 
-			By("a client that comes itself, at " + to)
+			By("serving a direct client, at " + to)
 			Expect(name(beyond4, to, nil)).Error().NotTo(HaveOccurred())
-			Expect(name(beyond4, to, header("203.0.113.1"))).Error().NotTo(HaveOccurred(), "what he sends is for the endpoint")
+			Expect(name(beyond4, to, header("203.0.113.1"))).Error().NotTo(HaveOccurred(), "its header is data for the endpoint")
 			Expect(u.Out).NotTo(gbytes.Say("accepted 203.0.113.1:99"))
 		}
 
-		By("a client that comes itself and is not in the ranges")
+		By("rejecting a direct client outside the source ranges")
 		_, err := name(otherBeyond4, vip, header("203.0.113.1"))
 		Expect(err).To(HaveOccurred())
 
-		By("the cluster IP, where no header is due of anybody")
+		By("requiring no header at the cluster IP")
 		Expect(name("", web.vip(), nil)).Error().NotTo(HaveOccurred())
 
-		By("an annotation that is taken away")
+		By("requiring no header after the annotation is removed")
 		web.metadata = ""
 		web.spec = "  type: NodePort\n"
 		web.write(dir)
@@ -284,7 +284,7 @@ func proxyProtocolSpecs(portal string) {
 		}).WithTimeout(20 * time.Second).Should(Succeed())
 	})
 
-	It("puts a header of version 2 in front of datagrams", func() {
+	It("prepends a version 2 header to datagrams", func() {
 		dns := service{name: "dns", clusterIP: clusterIP, port: 53, protocol: "UDP", metadata: ", annotations: {usher.io/proxy-protocol: v2}",
 			endpoints: []netip.AddrPort{startEcho(l.Pods, lab.Pod(1))}}
 		dns.write(dir)
@@ -300,7 +300,7 @@ func proxyProtocolSpecs(portal string) {
 }
 
 var _ = Describe("headers of the PROXY protocol", func() {
-	It("are, byte for byte, those of HAProxy and nginx", func() {
+	It("are byte-for-byte identical to those of HAProxy and nginx", func() {
 		l := lab.New()
 		addBeyond(l)
 		got := make(chan string, 1)

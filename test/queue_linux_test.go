@@ -21,11 +21,11 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("clients who come when all endpoints have as many connections as they may", func() {
+var _ = Describe("clients that connect while all endpoints are at their connection limit", func() {
 	for _, portal := range []string{"iptables", "nftables", "address"} {
 		for _, six := range []bool{false, true} {
 			family := map[bool]string{false: "IPv4", true: "IPv6"}[six]
-			It("wait in line, with the portal "+portal+", "+family, func() { queueSpec(portal, six) })
+			It("wait in the queue in order, with the portal "+portal+", "+family, func() { queueSpec(portal, six) })
 		}
 	}
 })
@@ -154,7 +154,7 @@ func queueSpec(portal string, six bool) {
 			var c client
 			Eventually(served).WithTimeout(soon).Should(Receive(&c))
 			Expect(c.err).NotTo(HaveOccurred())
-			Expect(c.number).To(BeNumerically("<=", last), "it was not its turn")
+			Expect(c.number).To(BeNumerically("<=", last), "served out of order")
 			i := slices.Index(waiting, c.number)
 			waiting = slices.Delete(waiting, i, i+1)
 			open = append(open, c)
@@ -170,7 +170,7 @@ func queueSpec(portal string, six bool) {
 		next(1)
 	}
 
-	By("an endpoint that dies")
+	By("closing an endpoint")
 	dead := endpoints[1].addr.String()
 	Expect(endpoints[1].die()).To(Equal(places))
 	Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say(`→ ` + regexp.QuoteMeta(dead) + ` \(first in queue\): connection refused`))
@@ -188,7 +188,7 @@ func queueSpec(portal string, six bool) {
 		next(1)
 	}
 
-	By("another one that comes")
+	By("adding an endpoint")
 	web.endpoints = slices.Delete(web.endpoints, 1, 2)
 	add(4)
 	web.write(dir)
@@ -205,7 +205,7 @@ func queueSpec(portal string, six bool) {
 	out, _, _ := askUsher(l.Node, "get", "endpoints", "web")
 	Expect(out).To(ContainSubstring("10/10"))
 
-	By("whose time is over before there is room")
+	By("resetting a client after its queue timeout")
 	web.metadata = fmt.Sprintf(`, annotations: {usher.io/max-connections-per-endpoint: "%d", usher.io/queue-timeout: 1s}`, places)
 	web.write(dir)
 	Eventually(func(g Gomega) {

@@ -59,10 +59,10 @@ func restartSpecs(portal string) {
 		GinkgoHelper()
 		s := launch(l.Node, exec.Command(usherBinary, "cleanup"), "")
 		Eventually(s).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
-		Expect(string(s.Err.Contents())).NotTo(ContainSubstring("removed"), "it is told once")
+		Expect(string(s.Err.Contents())).NotTo(ContainSubstring("removed"), "removal is reported only once")
 	}
 
-	It("are taken over after kill -9 with 100 Services, and cleanup leaves no trace", func() {
+	It("are correct after kill -9 and a restart with 100 Services, and removed by cleanup", func() {
 		before := state(l.Node)
 		first, second := startBackend(l.Pods, lab.Pod(1), 8080), startBackend(l.Pods, lab.Pod(2), 8080)
 		list := services(100, first)
@@ -74,13 +74,13 @@ func restartSpecs(portal string) {
 		Expect(installed).NotTo(Equal(before))
 		u.Kill().Wait(10 * time.Second)
 		if portal == apart {
-			Eventually(func() string { return state(l.Node) }).WithTimeout(10*time.Second).Should(Equal(before), "the namespace goes, and the routes with it")
+			Eventually(func() string { return state(l.Node) }).WithTimeout(10*time.Second).Should(Equal(before), "the namespace and its routes are removed")
 		} else {
 			Expect(state(l.Node)).To(Equal(installed), "a killed process leaves its rules")
 			unserved(pod, portal, list[0].vip())
 		}
 
-		By("changing every Service and removing one while no usher runs")
+		By("changing every Service and removing one while usher does not run")
 		for i := range list {
 			list[i].endpoints = []netip.AddrPort{second.addr}
 			list[i].write(dir)
@@ -94,8 +94,8 @@ func restartSpecs(portal string) {
 		}
 		Expect(ask(pod, removed.vip())).To(Equal(second.addr))
 		after := state(l.Node)
-		Expect(after).NotTo(ContainSubstring(list[99].clusterIP), "what is not wanted any more is gone")
-		Expect(strings.Count(after, "10.96.0.7")).To(Equal(strings.Count(installed, "10.96.0.7")), "nothing is there twice")
+		Expect(after).NotTo(ContainSubstring(list[99].clusterIP), "unwanted rules are removed")
+		Expect(strings.Count(after, "10.96.0.7")).To(Equal(strings.Count(installed, "10.96.0.7")), "no rule is duplicated")
 		if portal == "iptables" {
 			By("using the same local ports")
 			Expect(rule(after, "10.96.0.7/32")).To(Equal(rule(installed, "10.96.0.7/32")))
@@ -107,7 +107,7 @@ func restartSpecs(portal string) {
 		Expect(state(l.Node)).To(Equal(before))
 	})
 
-	It("are listed, beside what is wanted while an usher runs", func() {
+	It("are listed by 'usher portals', and compared with wanted rules while usher runs", func() {
 		list := services(3, startBackend(l.Pods, lab.Pod(1), 8080))
 		before := time.Now().Truncate(time.Second)
 		u := startUsher(l.Node, dir, "--portal="+portal, "--portal-check-interval=1m")
@@ -137,7 +137,7 @@ func restartSpecs(portal string) {
 			Expect(string(portals().Out.Contents())).To(MatchRegexp(`(?m)^STATE +FAMILY +OBJECT +DETAIL\n(?:.*\n)*ok +IPv4 +routing rule 115 +115: from all fwmark 0x1001/0x1001 lookup 117117$`))
 		}
 
-		By("asking nobody")
+		By("listing rules while usher does not respond")
 		alone := portals("--admin-address=127.0.0.1:1")
 		Expect(alone.Err).To(gbytes.Say("Cannot determine which rules are wanted: cannot connect to usher at .*: connection refused"))
 		Expect(alone.Out.Contents()).NotTo(ContainSubstring("STATE"))
@@ -157,7 +157,7 @@ func restartSpecs(portal string) {
 		Expect(portals("-o", "json").Out.Contents()).To(MatchJSON(`{"repairs": 0, "rules": []}`))
 	})
 
-	It("go at once on Ctrl-C", func() {
+	It("are removed at once on Ctrl-C", func() {
 		before := state(l.Node)
 		services(3, startBackend(l.Pods, lab.Pod(1), 8080))
 		u := run()
@@ -167,7 +167,7 @@ func restartSpecs(portal string) {
 		Expect(state(l.Node)).To(Equal(before))
 	})
 
-	It("are put back when somebody removes them, and connections that are open do not notice", func() {
+	It("are restored after another program removes them, and open connections continue", func() {
 		list := services(3, startBackend(l.Pods, lab.Pod(1), 8080))
 		interval := "1m" // the kernel's change events come first
 		if portal == "iptables" && !strings.Contains(l.Node.Output("iptables", "--version"), "nf_tables") {
@@ -192,7 +192,7 @@ func restartSpecs(portal string) {
 		Expect(open.Read(make([]byte, 1))).To(Equal(1))
 	})
 
-	It("are managed by one usher at a time", func() {
+	It("are managed by one instance at a time", func() {
 		services(1, startBackend(l.Pods, lab.Pod(1), 8080))
 		u := run()
 		other := launchUsher(l.Node, dir, "--portal="+portal)
@@ -216,7 +216,7 @@ func rule(saved, address string) (lines []string) {
 }
 
 var _ = Describe("usher cleanup", func() {
-	It("does not say that there is nothing, where it may not look", func() {
+	It("fails without CAP_NET_ADMIN instead of reporting that there is nothing to remove", func() {
 		l := lab.New()
 		clean := launch(l.Node, asNobody(usherForNobody(), "cleanup"), "")
 		Eventually(clean).WithTimeout(20 * time.Second).Should(gexec.Exit(1))
@@ -225,9 +225,9 @@ var _ = Describe("usher cleanup", func() {
 	})
 })
 
-var _ = Describe("where there is no iptables", func() {
+var _ = Describe("without iptables, nft and ip", func() {
 	for mode, chosen := range map[string]string{"auto": "nftables", "address": "address"} {
-		It("--portal="+mode+" serves all the same", func() {
+		It("--portal="+mode+" serves Services", func() {
 			l := lab.New()
 			dir := manifestsDir()
 			web := service{name: "web", clusterIP: clusterIP, port: 80, endpoints: []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}}
@@ -247,7 +247,7 @@ var _ = Describe("where there is no iptables", func() {
 })
 
 var _ = Describe("a listener behind a redirect", func() {
-	DescribeTable("resets who did not come through its portal", func(portal string) {
+	DescribeTable("resets clients that bypass its portal", func(portal string) {
 		if portal == "iptables" {
 			missing("iptables")
 		}
@@ -267,6 +267,6 @@ var _ = Describe("a listener behind a redirect", func() {
 			Eventually(u.Out).Should(gbytes.Say("closed after .*: bypassed-portal"))
 		}
 		Expect(backend.connections()).To(BeZero())
-		Expect(ask(l.Outside.NewDialer(1), web.vip())).To(Equal(backend.addr), "through the portal it is served")
+		Expect(ask(l.Outside.NewDialer(1), web.vip())).To(Equal(backend.addr), "it is served through the portal")
 	}, Entry("iptables", "iptables"), Entry("nftables", "nftables"))
 })

@@ -32,7 +32,7 @@ const (
 // soakMemory is the number of bytes that usher and its keeper may use above their use after the first seconds.
 const soakMemory = 64 << 20
 
-var _ = Describe("a soak: mixed traffic, with all faults that there are,", Serial, Ordered, ContinueOnFailure, func() {
+var _ = Describe("a soak: mixed traffic with all kinds of faults,", Serial, Ordered, ContinueOnFailure, func() {
 	page := &soakPage{time: soakTime, seed: soakSeed}
 	var raced, plain string
 	var err error
@@ -69,7 +69,7 @@ var _ = Describe("a soak: mixed traffic, with all faults that there are,", Seria
 		portal  string
 		limited bool // the memory limit; useless with the race detector, which needs memory itself
 	}{{"iptables", false}, {"nftables", true}, {"address", true}, {apart, false}} {
-		It("the "+part.portal+" portal: loses nothing but what was killed, and leaves nothing behind", func() {
+		It("the "+part.portal+" portal: loses only connections that a fault hit, and leaves no state behind", func() {
 			if _, err := exec.LookPath(part.portal); err != nil && part.portal == "iptables" {
 				page.notDone = append(page.notDone, "The iptables portal: "+err.Error()+".")
 				Skip("iptables is not installed")
@@ -300,7 +300,7 @@ func (s *soak) checkMemory(needed int64) {
 	kills := s.memory.Kills()
 	s.check("memory: usher and keeper had %.1f MB, and could have %.1f MB; %.1f MB at most; %d killed for want of it",
 		megabytes(needed), megabytes(needed+soakMemory), megabytes(s.memory.Peak()), kills)
-	Expect(kills).To(BeZero(), "killed for want of memory")
+	Expect(kills).To(BeZero(), "processes killed because of the memory limit")
 }
 
 func (s *soak) check(format string, args ...any) {

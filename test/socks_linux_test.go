@@ -39,7 +39,7 @@ func named(ns *lab.Namespace, address, name string) *httptest.Server {
 	return server
 }
 
-var _ = Describe("a user without any privilege", func() {
+var _ = Describe("an unprivileged user", func() {
 	var (
 		l     *lab.Lab
 		usher string
@@ -79,11 +79,11 @@ var _ = Describe("a user without any privilege", func() {
 		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
 	})
 
-	It("reaches a Service on a loopback address of its own, the same each time", func() {
+	It("reaches a Service on its fixed loopback address", func() {
 		Expect(curl("", "http://127.79.36.49:8080/")).To(Equal("the Service"))
 	})
 
-	It("reaches it by name through SOCKS and HTTP, and everything else too", func() {
+	It("reaches Services by name, and other servers, through the SOCKS and HTTP proxy", func() {
 		Expect(curl("", "-x socks5h://127.0.0.1:1080 http://web.default/")).To(Equal("the Service"))
 		Expect(curl("", "-p -x http://127.0.0.1:1080 http://web.default/")).To(Equal("the Service"), "through a tunnel")
 		environment := fmt.Sprintf(`eval "$(%s proxy-env)"`, usher)
@@ -96,9 +96,9 @@ var _ = Describe("a user without any privilege", func() {
 		Expect(curl("", "-x socks5h://127.0.0.1:1080 http://nobody.default.svc/")).To(ContainSubstring("curl: (97)"), "host unreachable")
 	})
 
-	DescribeTable("uses programs that know the environment of kubectl usher proxy-env", func(program, present, command string) {
+	DescribeTable("reaches Services by programs that use the environment of kubectl usher proxy-env", func(program, present, command string) {
 		if shell("command -v "+program+" >/dev/null && "+present+" && echo yes") != "yes\n" {
-			Skip(program + " is not installed, or an old one")
+			Skip(program + " is not installed or too old")
 		}
 		environment := shell(usher + " proxy-env")
 		for url, answer := range map[string]string{

@@ -209,7 +209,7 @@ func (s *systemd) stored() map[string]int {
 	return count
 }
 
-var _ = Describe("under systemd, as its unit says,", func() {
+var _ = Describe("under systemd, with the shipped unit,", func() {
 	var (
 		l        *lab.Lab
 		s        *systemd
@@ -252,7 +252,7 @@ var _ = Describe("under systemd, as its unit says,", func() {
 		ends()
 	})
 
-	It("a reload runs the program that is there now, and fails no connection", func() {
+	It("a reload starts the newly installed program, and fails no connection", func() {
 		for range 3 {
 			flow(200)
 			install(usherBinary, programs)
@@ -263,7 +263,7 @@ var _ = Describe("under systemd, as its unit says,", func() {
 		ends()
 	})
 
-	It("a keeper that is killed is healed from the store", func() {
+	It("a killed keeper recovers from the file descriptor store", func() {
 		flow(200)
 		usher := lab.Children(s.main)
 		Expect(usher).To(HaveLen(1))
@@ -275,7 +275,7 @@ var _ = Describe("under systemd, as its unit says,", func() {
 		traffic.end()
 	})
 
-	It("it says that it is well as often as it is to", func() {
+	It("usher sends watchdog notifications and its status", func() {
 		before := s.beats.Load()
 		Eventually(s.beats.Load).WithTimeout(30 * time.Second).Should(BeNumerically(">=", before+3))
 		Expect(syscall.Kill(s.main, syscall.SIGTERM)).To(Succeed())

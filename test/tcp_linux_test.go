@@ -57,7 +57,7 @@ func tcpSpecs(portal string) {
 		return startUsher(l.Node, dir, append([]string{"--portal=" + portal}, args...)...)
 	}
 
-	It("reaches every endpoint in turn, from Pods and from the node", lab.Smoke, func() {
+	It("reaches all endpoints in rotation, from Pods and from the node", lab.Smoke, func() {
 		for n := 1; n <= 3; n++ {
 			web.endpoints = append(web.endpoints, startBackend(l.Pods, lab.Pod(n), 8080).addr)
 		}
@@ -73,7 +73,7 @@ func tcpSpecs(portal string) {
 		}
 	})
 
-	It("lets connections in flight go on when their Service is removed", func() {
+	It("keeps open connections when their Service is removed", func() {
 		b := startBackend(l.Pods, lab.Pod(1), 8080)
 		web.endpoints = []netip.AddrPort{b.addr}
 		if portal == "iptables" {
@@ -116,7 +116,7 @@ func tcpSpecs(portal string) {
 			return
 		}
 
-		By("a restart, in which the former process drains")
+		By("restarting while the old process drains")
 		u.Terminate()
 		Eventually(u.Err).WithTimeout(5 * time.Second).Should(gbytes.Say("Stopping"))
 		web2 := web
@@ -130,7 +130,7 @@ func tcpSpecs(portal string) {
 		Expect(ask(pod, web2.vip())).To(Equal(b.addr))
 		echoes()
 
-		By("ending them")
+		By("closing the connections")
 		for _, c := range open {
 			c.Close()
 		}
@@ -148,7 +148,7 @@ func tcpSpecs(portal string) {
 		}
 	})
 
-	It("loses no connection to one endpoint that refuses and one that is silent, and soon they cost nothing", func() {
+	It("loses no connection to a refusing and an unresponsive endpoint, which soon add no latency", func() {
 		good := startBackend(l.Pods, lab.Pod(1), 8080)
 		takes := func(s service) time.Duration {
 			GinkgoHelper()
@@ -173,7 +173,7 @@ func tcpSpecs(portal string) {
 		Expect(together).To(BeNumerically("<", 2*alone+time.Millisecond))
 	})
 
-	It("lets no connection wait for another's attempts", func() {
+	It("does not delay a connection while another one is retried", func() {
 		good := startBackend(l.Pods, lab.Pod(1), 8080)
 		web.endpoints = []netip.AddrPort{good.addr, netip.MustParseAddrPort(lab.BlackHole + ":8080")}
 		start("--quarantine=0s", "--dial-timeouts=5s,5s") // so that every second connection meets the unresponsive endpoint
@@ -196,7 +196,7 @@ func tcpSpecs(portal string) {
 		}
 		wg.Wait()
 		// There are 64 client threads: the last 36 connections start when others are done.
-		Expect(quick).To(BeNumerically(">=", 45), "connections whose turn was the good endpoint's; %d were slow", slow)
+		Expect(quick).To(BeNumerically(">=", 45), "connections that got the good endpoint first; %d were slow", slow)
 	})
 
 	It("waits for an endpoint that is restarting", func() {
@@ -208,7 +208,7 @@ func tcpSpecs(portal string) {
 			startBackend(l.Pods, lab.Pod(1), 8080)
 		})
 		Expect(ask(pod, web.vip())).To(Equal(web.endpoints[0]))
-		Expect(time.Since(began)).To(And(BeNumerically(">=", 2*time.Second), BeNumerically("<", 6*time.Second)), "the attempt after that is made at 3.75 s")
+		Expect(time.Since(began)).To(And(BeNumerically(">=", 2*time.Second), BeNumerically("<", 6*time.Second)), "the next attempt would be at 3.75 s")
 	})
 
 	It("resets the client when every attempt failed", func() {
@@ -220,18 +220,18 @@ func tcpSpecs(portal string) {
 		Eventually(u.Out).Should(gbytes.Say(`closed after .*: attempts-failed`))
 	})
 
-	It("refuses at once where there are no endpoints, and serves as soon as there is one", func() {
+	It("refuses clients at once without endpoints, and serves them once one is added", func() {
 		u := start()
 		for _, client := range []*lab.Dialer{pod, node} {
 			began := time.Now()
 			Expect(ask(client, web.vip())).Error().To(refused)
-			Expect(time.Since(began)).To(BeNumerically("<", time.Second), "a SYN that is not answered is sent again after a second")
+			Expect(time.Since(began)).To(BeNumerically("<", time.Second), "an unanswered SYN is retransmitted after 1 s")
 		}
 		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}
 		web.write(u.manifests)
 		Eventually(func() error { _, err := ask(pod, web.vip()); return err }).WithTimeout(10 * time.Second).Should(Succeed())
 
-		By("refusing again when the last one has left")
+		By("refusing again after the last endpoint is removed")
 		web.endpoints = nil
 		web.write(u.manifests)
 		Eventually(func() error { _, err := ask(pod, web.vip()); return err }).WithTimeout(10 * time.Second).Should(refused)
@@ -310,7 +310,7 @@ func tcpSpecs(portal string) {
 			}
 		})
 
-		It("gives the same client the same endpoint, and other clients others", func() {
+		It("gives a client the same endpoint each time, and other clients other endpoints", func() {
 			start()
 			first, err := ask(pod, web.vip())
 			Expect(err).NotTo(HaveOccurred())
@@ -321,7 +321,7 @@ func tcpSpecs(portal string) {
 			Expect(askFrom(pod, lab.Pod(50).String(), web.vip())).NotTo(Equal(first))
 		})
 
-		It("ends timeoutSeconds after the last new connection", func() {
+		It("forgets a client timeoutSeconds after its last new connection", func() {
 			start()
 			asked := time.Now()
 			first, err := ask(pod, web.vip())
@@ -341,7 +341,7 @@ func tcpSpecs(portal string) {
 			Expect(ask(pod, web.vip())).NotTo(Equal(first))
 		})
 
-		It("ends when the endpoint leaves, and never leads to a dead one", func() {
+		It("forgets a removed endpoint, and does not select dead ones", func() {
 			u := start()
 			first, err := ask(pod, web.vip())
 			Expect(err).NotTo(HaveOccurred())
@@ -349,7 +349,7 @@ func tcpSpecs(portal string) {
 			web.write(u.manifests)
 			Eventually(func() (netip.AddrPort, error) { return ask(pod, web.vip()) }).WithTimeout(10 * time.Second).ShouldNot(Equal(first))
 
-			By("putting a dead endpoint into the place of all but one")
+			By("replacing all endpoints but one by dead ones")
 			second, err := ask(pod, web.vip())
 			Expect(err).NotTo(HaveOccurred())
 			web.endpoints = []netip.AddrPort{address(60, 1), second, address(61, 1)}
@@ -360,7 +360,7 @@ func tcpSpecs(portal string) {
 		})
 	})
 
-	It("cuts and fails nothing while endpoints are added, removed and replaced ten times a second", func() {
+	It("fails and resets no connection while endpoints change ten times a second", func() {
 		var backends []*backend
 		for n := 1; n <= 6; n++ {
 			backends = append(backends, startBackend(l.Pods, lab.Pod(n), 8080))
@@ -421,10 +421,10 @@ func tcpSpecs(portal string) {
 		wg.Wait()
 		close(stop)
 		churn.Wait()
-		Expect(used).To(HaveLen(len(backends)), "all endpoints had their time")
+		Expect(used).To(HaveLen(len(backends)), "all endpoints were used")
 	})
 
-	It("refuses nobody while a port is renamed again and again", func() {
+	It("refuses no client while a port is renamed repeatedly", func() {
 		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}
 		u := start()
 		stop := make(chan struct{})
@@ -457,7 +457,7 @@ func tcpSpecs(portal string) {
 		}
 	})
 
-	It("serves a Service that gets another name, without an error", func() {
+	It("serves a renamed Service without an error", func() {
 		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}
 		u := start()
 		Expect(ask(pod, web.vip())).To(Equal(web.endpoints[0]))
@@ -471,7 +471,7 @@ func tcpSpecs(portal string) {
 		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("not served"))
 	})
 
-	It("outlives a client that wants all descriptors: others are served, and UDP, and the client again at once", func() {
+	It("survives a client that exhausts the descriptors, and still serves other clients and UDP", func() {
 		good := startBackend(l.Pods, lab.Pod(1), 8080)
 		web.endpoints = []netip.AddrPort{good.addr}
 		web.write(dir)
@@ -508,17 +508,17 @@ func tcpSpecs(portal string) {
 			})
 		}
 		wg.Wait()
-		Expect(served).To(BeNumerically("~", 70, 10), "seven eighths of the connections for which 256 descriptors suffice beside UDP")
+		Expect(served).To(BeNumerically("~", 70, 10), "7/8 of the connections that 256 descriptors allow in addition to UDP")
 		Expect(turnedAway).To(Equal(1000 - served))
 		Expect(bytes.Count(u.Err.Contents(), []byte("Too many connections"))).To(BeNumerically("<=", 3), "the log is not flooded")
 
-		By("serving whoever has little")
+		By("serving clients with few connections")
 		Expect(ask(node, web.vip())).To(Equal(good.addr))
 		for range 10 {
 			Expect(askWho(pod, "", dns.vip())).To(Equal(dns.endpoints[0]))
 		}
 
-		By("not using the processor while it is full")
+		By("using little CPU time at the connection limit")
 		before := cpuTime(u.Command.Process.Pid)
 		time.Sleep(time.Second)
 		Expect(cpuTime(u.Command.Process.Pid) - before).To(BeNumerically("<", 200*time.Millisecond))
@@ -532,7 +532,7 @@ func tcpSpecs(portal string) {
 		}
 	})
 
-	It("keeps nothing of clients that are gone while their endpoint does not read", func() {
+	It("closes the sockets of reset clients even if their endpoint does not read", func() {
 		endpoint := netip.AddrPortFrom(lab.Pod(1), 8080)
 		defer l.Pods.Listen(endpoint.String()).Close() // its kernel accepts, and no process reads
 		web.endpoints = []netip.AddrPort{endpoint}
@@ -575,7 +575,7 @@ func tcpSpecs(portal string) {
 		Expect(metric(node, "usher_connections_open")).To(BeZero())
 	})
 
-	It("lets connections end when it is stopped, and resets those that do not", func() {
+	It("drains connections on SIGTERM, and resets those that exceed the drain timeout", func() {
 		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}
 		u := start("--drain-timeout=10s")
 		ends, err := pod.Dial("", web.vip(), 10*time.Second)

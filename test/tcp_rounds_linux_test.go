@@ -13,7 +13,7 @@ import (
 
 var _ = Describe("Nodes whose endpoints are node ports of each other, with", func() {
 	for _, portal := range []string{"iptables", "nftables", "address"} {
-		It("the "+portal+" portal, make a bounded number of TCP connections of one", func() { roundsSpec(portal) })
+		It("the "+portal+" portal, open a bounded number of TCP connections for one client", func() { roundsSpec(portal) })
 	}
 })
 
@@ -51,11 +51,11 @@ func roundsSpec(portal string) {
 		before := count("usher_connections_accepted_total")
 		_, err := ask(pod, vip)
 		Expect(err).To(reset, vip)
-		Expect(count("usher_connections_accepted_total")-before).To(And(BeNumerically(">", 8), BeNumerically("<", 1000)), "64 is the pod's hop limit, and a slow answer makes an attempt more; %s", vip)
+		Expect(count("usher_connections_accepted_total")-before).To(And(BeNumerically(">", 8), BeNumerically("<", 1000)), "64 is the Pod's hop limit, and a slow answer adds an attempt; %s", vip)
 		Eventually(func() float64 { return count("usher_connections_open") }).WithTimeout(10 * time.Second).Should(BeZero())
 
 		Expect(ask(pod, others[i])).Error().NotTo(HaveOccurred())
-		Expect(ask(outside, others[i])).Error().NotTo(HaveOccurred(), "the endpoint is behind a router, which is the node")
+		Expect(ask(outside, others[i])).Error().NotTo(HaveOccurred(), "the endpoint is behind a router, the node")
 	}
-	Expect(count(`usher_connections_closed_total{end="attempts-failed"}`)).To(BeNumerically(">=", len(vips)), "the last of each chain")
+	Expect(count(`usher_connections_closed_total{end="attempts-failed"}`)).To(BeNumerically(">=", len(vips)), "the last connection of each chain")
 }

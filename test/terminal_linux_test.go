@@ -149,7 +149,7 @@ func askUsher(ns *lab.Namespace, args ...string) (out, err string, code int) {
 	return string(s.Out.Contents()), string(s.Err.Contents()), s.ExitCode()
 }
 
-var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
+var _ = Describe("commands that query a running instance", Ordered, func() {
 	var l *lab.Lab
 	var dialer *lab.Dialer // for clients in Pods
 	web := service{name: "web", clusterIP: "10.96.0.10", port: 80}
@@ -211,7 +211,7 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 			Expect(out).To(MatchRegexp(`(?s)^NAME +STATE .*\n\nSERVICE +PORT +ENDPOINT .*`))
 		})
 
-		It("goes on with what changes (-w)", func() {
+		It("watches for changes with -w", func() {
 			s := launch(l.Node, exec.Command(usherBinary, "get", "connections", "-w"), "")
 			endpoints := launch(l.Node, exec.Command(usherBinary, "get", "endpoints", "-w"), "")
 			Eventually(endpoints.Out).WithTimeout(10 * time.Second).Should(gbytes.Say(`(?s)SERVICE .*\nweb .*10\.244\.0\.12:8080 .*quarantined`))
@@ -224,7 +224,7 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 				w.Interrupt()
 				Eventually(w).WithTimeout(10 * time.Second).Should(gexec.Exit())
 			}
-			Expect(strings.Count(string(endpoints.Out.Contents()), "web ")).To(Equal(2), "whose state stays is not told again")
+			Expect(strings.Count(string(endpoints.Out.Contents()), "web ")).To(Equal(2), "endpoints with unchanged state are not printed again")
 		})
 
 		It("prints JSON and YAML for programs", func() {
@@ -238,7 +238,7 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 			Expect(out).To(ContainSubstring("state: no-endpoints\n"))
 		})
 
-		It("tells endpoints with their quarantine, affinity and rules", func() {
+		It("prints quarantined endpoints, affinities and portal rules", func() {
 			out, _, _ := askUsher(l.Node, "get", "endpoints", "web")
 			Expect(out).To(MatchRegexp(`(?m)^web +main +10\.244\.0\.12:8080 +- +quarantined .* probe in \dm\d+s: connection refused$`))
 			out, _, _ = askUsher(l.Node, "get", "affinity", "--client", "10.244.0.20")
@@ -247,7 +247,7 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 			Expect(out).To(MatchRegexp(`(?m)^ok +address +10\.96\.0\.10`))
 		})
 
-		It("tells all attempts of one connection", func() {
+		It("prints all attempts of one connection", func() {
 			out, _, _ := askUsher(l.Node, "get", "conn", "-A", "--state=all", "--retried", "-o", "json")
 			var list api.ConnectionList
 			Expect(json.Unmarshal([]byte(out), &list)).To(Succeed())
@@ -256,7 +256,7 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 			Expect(out).To(MatchRegexp(`(?s)1 10\.244\.0\.12:8080 \(round robin\)\n +█+ *connection refused after .*2 10\.244\.0\.11:8080 .*connected in`))
 		})
 
-		It("says what is wrong, with an exit code", func() {
+		It("reports errors with suggestions and an exit code", func() {
 			_, err, code := askUsher(l.Node, "get", "services", "wbe")
 			Expect(code).To(Equal(1))
 			Expect(err).To(ContainSubstring("there is no Service default/wbe that usher serves; did you mean web?"))
@@ -290,7 +290,7 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 	})
 
 	Describe("usher explain", func() {
-		It("says who would be tried, in which order, and why", func() {
+		It("prints the endpoints that would be tried, in order, with reasons", func() {
 			out, _, code := askUsher(l.Node, "explain", "web", "--client", "10.244.0.20")
 			Expect(code).To(BeZero())
 			Expect(out).To(MatchRegexp(`(?m)^  1  10\.244\.0\.11:8080 +affinity +session affinity: the client had it before`))
@@ -305,14 +305,14 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 	})
 
 	Describe("usher trace", func() {
-		It("tells what is still known, and ends", func() {
+		It("prints recorded events and exits with --follow=false", func() {
 			out, _, code := askUsher(l.Node, "trace", "web", "--follow=false", "--outcome=retry")
 			Expect(code).To(BeZero())
 			Expect(out).To(MatchRegexp(`attempt 1 → 10\.244\.0\.12:8080 .*: connection refused after`))
-			Expect(out).NotTo(ContainSubstring("\x1b"), "no colours in a pipe")
+			Expect(out).NotTo(ContainSubstring("\x1b"), "no colors in a pipe")
 		})
 
-		It("follows, in colours, until Ctrl-C", func() {
+		It("follows events in color until Ctrl-C", func() {
 			t := startTerminal(l.Node, 120, 30, nil, "trace", "web", "--client=10.244.0.33", "--history")
 			Eventually(func() string {
 				_, err := askFrom(dialer, "10.244.0.33", web.vip())
@@ -320,13 +320,13 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 				return t.written()
 			}).WithTimeout(10 * time.Second).Should(ContainSubstring("\x1b[32m#"))
 			t.shows(`accepted 10\.244\.0\.33:\d+ → 10\.96\.0\.10:80`)
-			Expect(ansi.Strip(t.written())).NotTo(ContainSubstring("10.244.0.20"), "the filter holds")
+			Expect(ansi.Strip(t.written())).NotTo(ContainSubstring("10.244.0.20"), "the filter applies")
 			t.press("\x03")
 			Eventually(t.done).WithTimeout(10 * time.Second).Should(BeClosed())
 			Expect(t.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal()).To(Equal(syscall.SIGINT))
 		})
 
-		It("has no colours where NO_COLOR is set", func() {
+		It("prints no colors if NO_COLOR is set", func() {
 			t := startTerminal(l.Node, 120, 30, []string{"NO_COLOR=1"}, "trace", "--follow=false")
 			t.ends(0)
 			Expect(t.written()).To(ContainSubstring("connection refused after"))
@@ -335,7 +335,7 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 	})
 
 	Describe("kubectl usher top", func() {
-		It("shows Services, sorts them, opens a connection's waterfall, and leaves the terminal as it was", func() {
+		It("shows and sorts Services, opens a connection's waterfall, and restores the terminal", func() {
 			t := startTerminal(l.Node, 110, 24, nil, "top", "--interval=200ms")
 			t.shows(`> default/empty +no-endpoints`)
 			t.shows(`default/web +degraded .*1/2`)
@@ -365,35 +365,35 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 			By("quitting")
 			t.press("q")
 			t.ends(0)
-			Expect(t.written()).To(ContainSubstring("\x1b[?1049h"), "the other screen of the terminal")
-			Expect(t.written()).To(MatchRegexp(`(?s)\x1b\[\?1049l.*$`), "and back")
+			Expect(t.written()).To(ContainSubstring("\x1b[?1049h"), "the alternate screen")
+			Expect(t.written()).To(MatchRegexp(`(?s)\x1b\[\?1049l.*$`), "back to the main screen")
 			Expect(t.vt.Mode() & vt10x.ModeAltScreen).To(BeZero())
 			Expect(t.vt.CursorVisible()).To(BeTrue())
 			Expect(t.after).To(Equal(t.before))
 		})
 
-		It("filters, and says who does not match", func() {
+		It("filters Services, and reports if none matches", func() {
 			t := startTerminal(l.Node, 90, 20, []string{"NO_COLOR=1"}, "top", "--interval=200ms")
 			t.shows(`(?m)^>? +default/web`)
 			t.press("/emp")
 			t.shows(`Services, with “emp▏”`)
-			Eventually(t.screen).Should(Not(MatchRegexp(`(?m)^>? +default/web`)), "the header names it all the same")
+			Eventually(t.screen).Should(Not(MatchRegexp(`(?m)^>? +default/web`)), "the header still names it")
 			t.press("x")
 			t.shows(`Nothing matches the filter`)
 			t.press("\x1b")
 			t.shows(`(?m)^>? +default/web`)
 			t.press("\x03")
 			t.ends(0)
-			Expect(t.written()).NotTo(MatchRegexp(`\x1b\[[0-9;]*3[1-7]m`), "no colours")
+			Expect(t.written()).NotTo(MatchRegexp(`\x1b\[[0-9;]*3[1-7]m`), "no colors")
 		})
 
-		It("needs a terminal", func() {
+		It("requires a terminal", func() {
 			s := launch(l.Node, exec.Command(kubectlUsher(), "top", "--local"), "")
 			Eventually(s).WithTimeout(20 * time.Second).Should(gexec.Exit(1))
 			Expect(string(s.Err.Contents())).To(ContainSubstring("top requires a terminal; 'kubectl usher get services' prints similar data once"))
 		})
 
-		It("says so on the ordinary screen if no usher runs", func() {
+		It("prints an error on the main screen if usher does not run", func() {
 			t := startTerminal(l.Pods, 80, 24, nil, "top")
 			t.ends(1)
 			Expect(t.written()).To(ContainSubstring("cannot connect to usher at 127.0.0.1:10249"))
@@ -445,7 +445,7 @@ var _ = Describe("usher demo", func() {
 		Eventually(d.Out).Should(gbytes.Say(`web-3 .*: connected in`))
 		Expect(string(d.Out.Contents())).To(MatchRegexp(`web-2 .*: no answer after`))
 
-		By("resetting, which no attempt can know")
+		By("resetting, which attempts cannot detect")
 		change("now accepts, and resets at once", "break", "web-3", "reset")
 		// Only one of a client's two calls, write and read, reports the reset.
 		Expect(curl(web)).To(Or(ContainSubstring("reset by peer"), HaveSuffix("EOF")))
@@ -458,7 +458,7 @@ var _ = Describe("usher demo", func() {
 			return out
 		}).WithTimeout(20 * time.Second).Should(MatchRegexp(`web-3 +outlier +[0-9:]+ +0 +\d+ +(?:[4-9]|\d\d)`))
 		out, _, _ := askUsher(l.Node, "get", "services", "web")
-		Expect(out).To(MatchRegexp(`web +degraded +[0-9:]+ +10.* 0/3 .* (?:[4-9]|\d\d+)\n`), "they have failed")
+		Expect(out).To(MatchRegexp(`web +degraded +[0-9:]+ +10.* 0/3 .* (?:[4-9]|\d\d+)\n`), "connections have failed")
 
 		By("answering slowly")
 		change("now answers after 2s", "break", "web-3", "slow")
@@ -473,7 +473,7 @@ var _ = Describe("usher demo", func() {
 			Eventually(answered).WithTimeout(10 * time.Second).Should(ContainSubstring("I am " + name))
 		}
 
-		By("doing nothing that another site's page may ask for")
+		By("rejecting requests of other sites' pages")
 		post := func(headers ...string) string {
 			GinkgoHelper()
 			conn, err := dialer.Dial("", "127.0.0.1:10249", 10*time.Second)
@@ -489,9 +489,9 @@ var _ = Describe("usher demo", func() {
 		Expect(post("Host: 127.0.0.1:10249", "X-Usher-Demo: 1")).To(HavePrefix("200"))
 		Expect(post("Host: 127.0.0.1:10249")).To(HavePrefix("403"), "a plain form")
 		Expect(post("Host: 127.0.0.1:10249", "X-Usher-Demo: 1", "Origin: http://evil.example")).To(HavePrefix("403"))
-		Expect(post("Host: evil.example", "X-Usher-Demo: 1")).To(HavePrefix("421"), "a name that leads here")
+		Expect(post("Host: evil.example", "X-Usher-Demo: 1")).To(HavePrefix("421"), "a host name that resolves to this address")
 
-		By("saying what cannot be done")
+		By("reporting invalid requests")
 		_, err, code := askUsher(l.Node, "demo", "break", "echo-1", "reset")
 		Expect(code).To(Equal(1))
 		Expect(err).To(ContainSubstring(`invalid value "reset": must be one of refuse, blackhole, slow, delay=300ms, flaky=10% for echo-1, a UDP server`))
@@ -505,7 +505,7 @@ var _ = Describe("usher demo", func() {
 		Expect(code).To(Equal(2))
 		Expect(err).To(ContainSubstring("repair takes one ENDPOINT or --all"))
 
-		By("playing what comes true, and what does not")
+		By("playing a scenario with a met and an unmet expectation")
 		scenario := filepath.Join(manifestsDir(), "scenario.yaml")
 		writeFile(scenario, "title: x\nsteps:\n- {at: 0s, break: web-1 delay=1ms}\n- {at: 0s, load: web 20/s}\n"+
 			"- {at: 0s, expect: web answered >= 5, by: 10s}\n- {at: 10s, expect: web ready = 9}\n")

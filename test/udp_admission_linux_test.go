@@ -77,7 +77,7 @@ func redirectedUDPSpecs(portal string) {
 		Expect(askAnew(from, dns.vip())).To(Equal(e.addr))
 	}
 
-	It("does not answer who sends to the listener's port, past the portal", func() {
+	It("does not answer clients that bypass the portal and send to the listener's port", func() {
 		u := start()
 		_, port, err := net.SplitHostPort(listenerOf(u, "dns"))
 		Expect(err).NotTo(HaveOccurred())
@@ -95,11 +95,11 @@ func redirectedUDPSpecs(portal string) {
 		}
 		Eventually(u.Out).Should(gbytes.Say("closed after .*: bypassed-portal"))
 		Expect(metric(node, "usher_udp_sessions_open")).To(BeZero())
-		Expect(first.got.Load()).To(BeZero(), "datagrams that the endpoint saw")
+		Expect(first.got.Load()).To(BeZero(), "datagrams that the endpoint received")
 		reaches(pod, first)
 	})
 
-	It("has nothing to do with an endpoint that is a node port of this node", func() {
+	It("skips an endpoint that is a node port of this node", func() {
 		dns.portFields, dns.spec = ", nodePort: 30053", "  type: NodePort\n"
 		dns.endpoints = []netip.AddrPort{netip.MustParseAddrPort("10.244.0.1:30053"), first.addr}
 		u := start()
@@ -110,7 +110,7 @@ func redirectedUDPSpecs(portal string) {
 		Expect(first.got.Load()).To(BeEquivalentTo(4))
 	})
 
-	It("has nothing to do with an endpoint that is usher's own address", func() {
+	It("skips an endpoint that is usher's own address", func() {
 		dns.portFields, dns.spec = ", nodePort: 30053", "  type: NodePort\n"
 		dns.endpoints = []netip.AddrPort{netip.MustParseAddrPort("192.0.0.117:30053"), first.addr}
 		six := service{name: "six", clusterIP: "fd00:10:96::10", port: 53, protocol: "UDP", portFields: ", nodePort: 30054", spec: "  type: NodePort\n",
@@ -132,7 +132,7 @@ func redirectedUDPSpecs(portal string) {
 	})
 
 	for _, nodes := range [][2]string{{lab.NodeOut4, lab.Outside4}, {lab.NodeOut6, lab.Outside6}} {
-		It("sends a datagram round between nodes only so often, with the endpoint "+nodes[1], func() {
+		It("limits the hops of a datagram that loops between nodes, with the endpoint "+nodes[1], func() {
 			at := func(addr string) []netip.AddrPort {
 				return []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr(addr), 30053)}
 			}
@@ -154,11 +154,11 @@ func redirectedUDPSpecs(portal string) {
 				return metric(node, dropped) + metric(outside, dropped)
 			}).WithTimeout(10 * time.Second).Should(BeEquivalentTo(1))
 			const sent = `usher_udp_datagrams_total{to="endpoint"}`
-			Expect(metric(node, sent)+metric(outside, sent)).To(And(BeNumerically(">", 2), BeNumerically("<=", 64)), "64 is the pod's hop limit")
+			Expect(metric(node, sent)+metric(outside, sent)).To(And(BeNumerically(">", 2), BeNumerically("<=", 64)), "64 is the Pod's hop limit")
 		})
 	}
 
-	It("listens on another port of the range that the user gave where its own is taken", func() {
+	It("listens on a free port of --proxy-port-range if the preferred one is taken", func() {
 		for _, taken := range []string{"0.0.0.0:20000", "0.0.0.0:20001", "0.0.0.0:20003"} {
 			l.Node.ListenUDP(taken)
 		}
@@ -166,7 +166,7 @@ func redirectedUDPSpecs(portal string) {
 		Expect(listenerOf(u, "dns")).To(Equal("0.0.0.0:20002"))
 		reaches(pod, first)
 
-		By("not listening anywhere else when all are taken")
+		By("not listening outside the range when all ports are taken")
 		other := service{name: "other", clusterIP: "10.96.0.11", port: 53, protocol: "UDP", endpoints: dns.endpoints}
 		other.write(dir)
 		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say(`Service port is not served.*address already in use`))
@@ -185,7 +185,7 @@ func redirectedUDPSpecs(portal string) {
 		writeFile(filepath.Join(dir, "dns.yaml"), text)
 	}
 
-	It("keeps a session with an endpoint that is terminating for as long as that serves", func() {
+	It("keeps a session with a terminating endpoint while that endpoint serves", func() {
 		dns.endpoints = append(dns.endpoints, second.addr)
 		ready, terminating, gone := "ready: true", "ready: false, serving: true, terminating: true", "ready: false, serving: false, terminating: true"
 		conditions(map[*countedEcho]string{first: ready, second: gone})
@@ -198,18 +198,18 @@ func redirectedUDPSpecs(portal string) {
 
 		conditions(map[*countedEcho]string{first: terminating, second: ready})
 		Eventually(func() (netip.AddrPort, error) { return askWho(pod, "", dns.vip()) }).WithTimeout(20*time.Second).
-			Should(Equal(second.addr), "new clients go to the one that is ready")
+			Should(Equal(second.addr), "new clients get the ready endpoint")
 		before := asked.answered.Load()
 		Eventually(asked.answered.Load).WithTimeout(10 * time.Second).Should(BeNumerically(">", before+50))
 		Expect(asked.latest()).To(Equal(first.addr.String()))
 		Expect(u.Out).NotTo(gbytes.Say("closed after .*: endpoint-removed"))
 
-		By("ending it where that one serves no more")
+		By("ending it once that endpoint no longer serves")
 		conditions(map[*countedEcho]string{first: gone, second: ready})
 		Eventually(asked.latest).WithTimeout(20 * time.Second).Should(Equal(second.addr.String()))
 		Eventually(u.Out).Should(gbytes.Say("closed after .*: endpoint-removed"))
 
-		By("staying with one that is terminating where none is ready")
+		By("keeping it with a terminating endpoint if none is ready")
 		conditions(map[*countedEcho]string{first: gone, second: terminating})
 		before = asked.answered.Load()
 		Eventually(asked.answered.Load).WithTimeout(10 * time.Second).Should(BeNumerically(">", before+50))

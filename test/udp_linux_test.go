@@ -140,7 +140,7 @@ func udpSpecs(portal string) {
 		return startUsher(l.Node, dir, append([]string{"--portal=" + portal}, args...)...)
 	}
 
-	It("reaches every endpoint in turn, from Pods, from the node and from outside", func() {
+	It("reaches all endpoints in rotation, from Pods, the node and outside", func() {
 		for n := 1; n <= 3; n++ {
 			dns.endpoints = append(dns.endpoints, startEcho(l.Pods, lab.Pod(n)))
 		}
@@ -172,7 +172,7 @@ func udpSpecs(portal string) {
 		}
 	})
 
-	It("answers from the address that the client sent to, on a node with several", func() {
+	It("replies from the address that the client sent to, on a node with several", func() {
 		l.Node.Output("ip", "addr", "add", "192.0.2.7/24", "dev", "to-outside")
 		l.Node.Output("ip", "addr", "add", "198.51.100.1/32", "dev", "lo")
 		l.Node.Output("ip", "addr", "add", "2001:db8::7/64", "dev", "to-outside", "nodad")
@@ -196,7 +196,7 @@ func udpSpecs(portal string) {
 		}
 	})
 
-	It("goes on to the next endpoint, within milliseconds, from one that refuses", func() {
+	It("retries on the next endpoint within 200 ms if one refuses", func() {
 		good := startEcho(l.Pods, lab.Pod(1))
 		dns.endpoints = []netip.AddrPort{dead(2), dead(3), good}
 		u := start("--trace")
@@ -208,12 +208,12 @@ func udpSpecs(portal string) {
 		}
 		slices.Sort(took)
 		AddReportEntry("slowest answers", fmt.Sprint(took[40:]))
-		Expect(took[len(took)/2]).To(BeNumerically("<", 200*time.Millisecond), "two of three clients meet one that refuses")
+		Expect(took[len(took)/2]).To(BeNumerically("<", 200*time.Millisecond), "two of three clients get a refusing endpoint first")
 		Eventually(u.Out).Should(gbytes.Say(`attempt 1 → 10\.244\.0\.1[23]:5300 .*connection refused after`))
 		Eventually(u.Out).Should(gbytes.Say(`attempt \d → 10\.244\.0\.11:5300 .*answered in`))
 	})
 
-	It("passes over an endpoint that refused, and says nothing when all do", func() {
+	It("sends no reply when all endpoints refuse, and serves the client once one answers", func() {
 		dns.endpoints = []netip.AddrPort{dead(2), dead(3)}
 		u := start("--trace")
 		c, err := pod.DialUDP("", dns.vip())
@@ -230,7 +230,7 @@ func udpSpecs(portal string) {
 		}).WithTimeout(5 * time.Second).Should(Equal(dns.endpoints[2].String()))
 	})
 
-	It("refuses where there are no endpoints", func() {
+	It("refuses clients while there are no endpoints", func() {
 		u := start()
 		ask := func(timeout time.Duration) error {
 			c, err := pod.DialUDP("", dns.vip())
@@ -246,7 +246,7 @@ func udpSpecs(portal string) {
 		Eventually(func() error { return ask(100 * time.Millisecond) }).WithTimeout(10 * time.Second).Should(Succeed())
 	})
 
-	It("gives a client that never pauses a live endpoint as soon as its own has left", func() {
+	It("moves a client that sends continuously to another endpoint when its endpoint is removed", func() {
 		first, second := startEcho(l.Pods, lab.Pod(1)), startEcho(l.Pods, lab.Pod(2))
 		dns.endpoints = []netip.AddrPort{first}
 		u := start("--trace")
@@ -263,7 +263,7 @@ func udpSpecs(portal string) {
 		Expect(asked.unanswered.Load()).To(BeNumerically("<=", 2))
 	})
 
-	It("serves a client that never pauses through a restart of usher", func() {
+	It("serves a client that sends continuously across restarts of usher", func() {
 		dns.endpoints = []netip.AddrPort{startEcho(l.Pods, lab.Pod(1))}
 		u := start()
 		c, err := pod.DialUDP("", dns.vip())
@@ -305,7 +305,7 @@ func udpSpecs(portal string) {
 		Eventually(func() (netip.AddrPort, error) { return askWho(pod, "", dns.vip()) }).ShouldNot(Equal(first))
 	})
 
-	It("ends sessions that are idle, as the flag or the Service says", func() {
+	It("ends idle sessions after the timeout of the flag or the Service's annotation", func() {
 		echo := startEcho(l.Pods, lab.Pod(1))
 		dns.endpoints = []netip.AddrPort{echo}
 		slow := dns
@@ -319,7 +319,7 @@ func udpSpecs(portal string) {
 		Expect(metric(node, "usher_udp_sessions_open")).To(BeEquivalentTo(1))
 	})
 
-	It("ends the session that has been idle longest when there are too many", func() {
+	It("ends the longest-idle sessions when the limit is reached", func() {
 		dns.endpoints = []netip.AddrPort{startEcho(l.Pods, lab.Pod(1))}
 		u := start("--max-udp-sessions=40", "--max-udp-sessions-per-port=20", "--trace")
 		var clients []*net.UDPConn
@@ -337,7 +337,7 @@ func udpSpecs(portal string) {
 		}
 	})
 
-	It("lets a client that begins too many sessions end its own, and nobody else's", func() {
+	It("ends only the sessions of the client that opens too many", func() {
 		at := netip.AddrPortFrom(lab.Pod(1), 5300)
 		dns.endpoints = []netip.AddrPort{at}
 		server := l.Pods.ListenUDP(at.String())
@@ -376,7 +376,7 @@ func udpSpecs(portal string) {
 		Expect(sessions()).To(Equal(before), "each quiet client still has its session")
 	})
 
-	It("checks where clients come from, and ends their sessions when that changes", func() {
+	It("enforces a Service's source ranges", func() {
 		dns.portFields = ", nodePort: 30053"
 		dns.spec = "  type: LoadBalancer\n  loadBalancerSourceRanges: [192.0.2.0/24]\nstatus: {loadBalancer: {ingress: [{ip: 203.0.113.10}]}}\n"
 		dns.endpoints = []netip.AddrPort{startEcho(l.Pods, lab.Pod(1))}
@@ -390,7 +390,7 @@ func udpSpecs(portal string) {
 		}
 	})
 
-	It("loses no query to a real DNS server while endpoints roll and one is dead", func() {
+	It("loses no query to a real DNS server while endpoints change and one is dead", func() {
 		missing("dnsmasq")
 		missing("dig")
 		for n := 1; n <= 4; n++ {
@@ -448,7 +448,7 @@ func udpSpecs(portal string) {
 		Expect(unanswered.Load()).To(BeZero(), "of %d", clients*each)
 	})
 
-	It("ends its sessions when it is stopped", func() {
+	It("ends its sessions when usher stops", func() {
 		dns.endpoints = []netip.AddrPort{startEcho(l.Pods, lab.Pod(1))}
 		u := start("--trace", "--drain-timeout=30s")
 		Expect(askWho(pod, "", dns.vip())).To(Equal(dns.endpoints[0]))
@@ -529,7 +529,7 @@ func listenerOf(u *usher, name string) (at string) {
 			}
 		}
 		return at
-	}).ShouldNot(BeEmpty(), "it stands in the table that is printed once usher serves")
+	}).ShouldNot(BeEmpty(), "the table that usher prints when it serves lists the Service")
 	return at
 }
 

@@ -19,8 +19,8 @@ import (
 
 // The race detector needs extra memory for each address that a program ever touched, so these specs run usher without
 // it.
-var _ = Describe("The memory and the descriptors that UDP clients cost", Serial, func() {
-	It("are bounded with 100,000 clients of one datagram each, and given back when they are idle", func() {
+var _ = Describe("The memory and descriptors that UDP sessions use", Serial, func() {
+	It("stay bounded with 100,000 clients of one datagram each, and are freed when idle", func() {
 		const (
 			some     = 10_000 // enough to fill all fixed-size buffers, such as the trace
 			clients  = 100_000
@@ -78,7 +78,7 @@ var _ = Describe("The memory and the descriptors that UDP clients cost", Serial,
 		flood(clients)
 		// A datagram may be lost while the listener's buffer is full.
 		Eventually(func() (netip.AddrPort, error) { return askWho(pod, "", dns.vip()) }).WithTimeout(20*time.Second).
-			Should(Equal(dns.endpoints[0]), "others are served meanwhile")
+			Should(Equal(dns.endpoints[0]), "other clients are served meanwhile")
 		Expect(topFiles.Load()).To(BeNumerically("<=", files+sessions+20))
 		Expect(top.Load() - before).To(BeNumerically("<", 64<<20))
 		after := settled(before + 2<<20)

@@ -333,7 +333,7 @@ func unserved(d *lab.Dialer, portal, vip string) {
 		return err
 	}
 	if portal == "iptables" || portal == "nftables" {
-		Eventually(connect).WithTimeout(10*time.Second).Should(Satisfy(os.IsTimeout), "clients wait for the next usher")
+		Eventually(connect).WithTimeout(10*time.Second).Should(Satisfy(os.IsTimeout), "clients wait for the next instance")
 		return
 	}
 	Eventually(connect).WithTimeout(10 * time.Second).Should(refused)

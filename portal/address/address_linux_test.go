@@ -98,7 +98,7 @@ var _ = Describe("portal address", func() {
 		Expect(p.Listen("default/web", []portal.Target{WebNode4, WebNode6})).To(BeEmpty())
 	})
 
-	It("refuses rejected targets at once, and another port of the VIP too", func() {
+	It("refuses rejected targets and other ports of the VIP at once", func() {
 		p := n.Open(Mode, portal.Options{})
 		n.Apply(p, []portal.Rule{Reject(Web4), Reject(DNS6)}, nil)
 		for _, from := range []*Host{n.Node, n.Pod} {

@@ -33,7 +33,7 @@ var _ = Describe("portal address, with service CIDRs", func() {
 		return n.Node.Sh("ip route show table main proto 117; ip -6 route show table main proto 117")
 	}
 
-	DescribeTable("rejects at once what is sent to addresses of them that no Service has, and to no others",
+	DescribeTable("rejects packets to their unused addresses at once, and to no others",
 		func(namespace string, rejected OmegaMatcher) {
 			before := n.Node.State()
 			p := open(namespace)

@@ -214,7 +214,7 @@ var _ = Describe("portal nftables", func() {
 		Expect(n.Pod.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
 	})
 
-	DescribeTable("repairs what others did to it",
+	DescribeTable("repairs changes by other programs",
 		func(damage string, atLeast int) {
 			p := open()
 			limited := Redirect(DNS4, 4000)

@@ -60,7 +60,7 @@ type sessionRecord struct {
 	Asked    bool           `json:"asked"`
 	Start    time.Time      `json:"began"`
 	Silent   time.Duration  `json:"silent"` // since the last datagram, in nanoseconds
-	Answered bool           `json:"answered"`
+	Mute     bool           `json:"mute"`   // see session
 
 	ToEndpoint, ToClient int64 // bytes so far
 
@@ -135,7 +135,7 @@ func (s *session) bequeath() (handover.Socket, bool) {
 	text, err := json.Marshal(&sessionRecord{
 		Socket: s.socket.listener.name(), Peer: s.key.peer.Raw(), Local: s.key.local, Control: s.control,
 		To: s.To, Endpoint: s.Endpoint.Addr, Hops: s.hops, Asked: s.asked, Start: s.Start, Silent: s.socket.loop.clock().Sub(s.last),
-		Answered: s.search == nil && !s.mute, ToEndpoint: toEndpoint, ToClient: toClient,
+		Mute: s.search != nil || s.mute, ToEndpoint: toEndpoint, ToClient: toClient,
 	})
 	if err != nil { // these types can always be encoded
 		return handover.Socket{}, false
@@ -249,13 +249,13 @@ func (sk *socket) adoptOne(b *sessionRecord, endpoint *balance.Endpoint) {
 	s.toEndpoint.Store(b.ToEndpoint)
 	s.toClient.Store(b.ToClient)
 	sk.enter(s)
-	if s.mute = !b.Answered; b.Answered {
-		s.adopted()
+	if s.mute = b.Mute; !s.mute {
+		s.inherit()
 	}
 }
 
-// adopted records that the endpoint of an inherited session has answered.
-func (s *session) adopted() {
+// inherit records that the endpoint of an inherited session has answered.
+func (s *session) inherit() {
 	s.Endpoint.Connected.Add(1)
 	s.Adopted(s.socket.loop.clock(), s.Endpoint.Addr, s.Endpoint.Pod)
 }

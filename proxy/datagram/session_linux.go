@@ -296,7 +296,7 @@ func (s *session) Ready(forward.Readiness) {
 		s.search.Done(sk.loop.clock(), nil)
 	case s.mute:
 		s.mute = false
-		s.adopted()
+		s.inherit()
 	}
 	s.touch()
 	if s.asked {

@@ -42,13 +42,13 @@ var _ = Describe("the page", Ordered, func() {
 		}
 	}
 
-	It("needs no scrolling to the side on a phone", func() {
+	It("needs no horizontal scrolling on a phone", func() {
 		each(func(p *page, view string) {
 			Expect(eval[int](p, "document.documentElement.scrollWidth")).To(BeNumerically("<=", phone.width), view)
 		}, phone)
 	})
 
-	It("has a name for everything that can be used", func() {
+	It("has an accessible name for every control, table, image and region", func() {
 		each(func(p *page, view string) {
 			tree, err := chromedp.Call(p.ctx, accessibility.GetFullAXTree, accessibility.GetFullAXTreeParams{})
 			Expect(err).NotTo(HaveOccurred())
@@ -68,7 +68,7 @@ var _ = Describe("the page", Ordered, func() {
 		})
 	})
 
-	It("can be read: every text stands out from its ground", func() {
+	It("has sufficient contrast for every text in both color schemes", func() {
 		for _, scheme := range []string{"light", "dark"} {
 			each(func(p *page, view string) {
 				Expect(eval[[]string](p, faintTexts)).To(BeEmpty(), "%s, %s", view, scheme)
@@ -76,7 +76,7 @@ var _ = Describe("the page", Ordered, func() {
 		}
 	})
 
-	It("is reached by keyboard, all of it", func() {
+	It("lets Tab reach every control", func() {
 		each(func(p *page, view string) {
 			eval[any](p, `document.body.focus()`)
 			Eventually(func() []string { // one round misses elements that were added or redrawn behind the focus
@@ -90,7 +90,7 @@ var _ = Describe("the page", Ordered, func() {
 		})
 	})
 
-	It("has tables that arrow keys go through, and rows that Enter opens", func() {
+	It("lets arrow keys move through the table, and Enter open a row", func() {
 		p := open(u.url)
 		eventually(func() int { return p.count(".services tbody tr") }).Should(Equal(3))
 		eval[any](p, `document.querySelector(".services [tabindex='0']").focus()`)
@@ -101,10 +101,10 @@ var _ = Describe("the page", Ordered, func() {
 		p.press(kb.Home)
 		p.press(kb.Enter)
 		eventually(func() string { return p.text("h1") }).Should(HavePrefix("empty"))
-		Expect(eval[string](p, "document.activeElement.id")).To(Equal("main"), "readers of screens begin with the new view")
+		Expect(eval[string](p, "document.activeElement.id")).To(Equal("main"), "screen readers start with the new view")
 	})
 
-	It("has the colours of the system, and others if one wants", func() {
+	It("follows the system's color scheme until the user selects another", func() {
 		p := open(u.url, preferences{"prefers-color-scheme": "dark"})
 		ground := func() string { return eval[string](p, "getComputedStyle(document.body).backgroundColor") }
 		Expect(ground()).To(Equal("rgb(17, 20, 24)"))
@@ -112,7 +112,7 @@ var _ = Describe("the page", Ordered, func() {
 		Expect(p.text("#theme")).To(Equal("Colours: light"))
 		Expect(ground()).To(Equal("rgb(246, 247, 249)"))
 		p.do(chromedp.Reload())
-		Expect(ground()).To(Equal("rgb(246, 247, 249)"), "it is remembered")
+		Expect(ground()).To(Equal("rgb(246, 247, 249)"), "the selection is remembered")
 		p.click("#theme")
 		p.click("#theme")
 		Expect(p.text("#theme")).To(Equal("Colours: auto"))

@@ -28,7 +28,7 @@ func apart(manifests ...string) *usher {
 	}
 	inside := append(unshare, "--", "sh", "-c", `ip link set lo up && exec "$0" "$@"`)
 	if said, err := exec.Command(inside[0], append(inside[1:], "true")...).CombinedOutput(); err != nil {
-		Skip("no network namespace can be made here: " + string(said))
+		Skip("cannot create a network namespace: " + string(said))
 	}
 	u := prepare(manifests...)
 	u.inside = inside
@@ -110,10 +110,10 @@ func dashboardOf(ushers map[string]string) string {
 	return url
 }
 
-var _ = Describe("the page of a cluster", func() {
+var _ = Describe("the cluster page", func() {
 	dead := func() []string { return []string{refusing(), answering(), answering()} }
 
-	It("tells the Pod that is dead from the node that reaches nobody, and names who does not answer", func() {
+	It("distinguishes a dead Pod from a node without connectivity, and names unresponsive nodes", func() {
 		manifests := []string{service("web", "10.96.0.10", dead()...), service("cart", "10.96.0.11", answering()), service("idle", "10.96.0.12", answering(), answering())}
 		a, b, c := run(manifests...), run(manifests...), apart(manifests...)
 		url := dashboardOf(map[string]string{"node-a": a.url, "node-b": b.url, "node-c": c.url, "node-d": "http://" + refusing() + "/"})
@@ -148,7 +148,7 @@ var _ = Describe("the page of a cluster", func() {
 		eventually(func() string { return p.text(".findings") }).Should(HavePrefix("?There were not enough connections"))
 	})
 
-	It("leads to each node's own page, which changes nothing more than it can there", func() {
+	It("links to each node's page, and rejects invalid and cross-site requests", func() {
 		d := demo()
 		url := dashboardOf(map[string]string{"laptop": d.url, "other": "http://" + refusing() + "/"})
 		p := open(url)
@@ -202,14 +202,14 @@ var _ = Describe("the page of a cluster", func() {
 		Expect(header(url+"nodes/laptop/api/v1/status", "Content-Security-Policy")).To(Equal("default-src 'none'; frame-ancestors 'none'"))
 	})
 
-	It("says so where no usher answers at all", func() {
+	It("reports that no usher instance responds", func() {
 		p := open(dashboardOf(map[string]string{"a": "http://" + refusing() + "/"}))
 		p.downtime = true // the browser logs a failed request, too
 		eventually(func() []string { return p.texts("main .bad, main .empty p") }).Should(ContainElements("No usher instance responds on the node a (connection refused). It is not included here.", "No usher instance responds."))
 		Expect(p.text("#live")).To(Equal("live"))
 	})
 
-	It("cuts no number of long names", func() {
+	It("truncates no number next to long names", func() {
 		manifests := []string{service(long(0), "10.96.0.10", dead()...)}
 		for i := 1; i < 9; i++ {
 			manifests = append(manifests, service(long(i), fmt.Sprintf("10.96.0.%d", 10+i), answering()))

@@ -22,17 +22,17 @@ var _ = Describe("a connection whose first endpoint refuses", func() {
 		}).Should(Equal(1))
 	}
 
-	It("is seen going on to the next endpoint", func() {
+	It("is shown moving to the next endpoint", func() {
 		p := open(u.url)
 		eventually(func() []string { return p.texts(".box.endpoint b") }).Should(ConsistOf("web-0", "web-1"))
 		eval[any](p, watchDots)
 		retry()
 		eventually(func() []string { return eval[[]string](p, "[...seen]") }).Should(ContainElements("dot 1 bad", "1 refused web-0", "dot 2", "2 connected web-1"))
-		eventually(func() int { return p.count(".dot") }).Should(BeZero(), "it has arrived")
+		eventually(func() int { return p.count(".dot") }).Should(BeZero(), "the animation has ended")
 		eventually(func() string { return p.text(`a[title="default/web"] + .endpoint span`) }).Should(ContainSubstring("quarantined: connection refused"))
 	})
 
-	It("is told without motion to those who want none", func() {
+	It("is shown without motion if the user prefers reduced motion", func() {
 		p := open(u.url, preferences{"prefers-reduced-motion": "reduce"})
 		eventually(func() int { return p.count(".box.endpoint") }).Should(Equal(2))
 		eval[any](p, watchDots)
@@ -41,7 +41,7 @@ var _ = Describe("a connection whose first endpoint refuses", func() {
 		Expect(eval[[]string](p, "[...seen]")).NotTo(ContainElement(HavePrefix("dot")))
 	})
 
-	It("has a page with every attempt, how long it took, and its error", func() {
+	It("has a page with every attempt, its duration and its error", func() {
 		p := open(u.url)
 		eventually(func() string { return p.text("#live") }).Should(Equal("live"))
 		retry()
@@ -61,7 +61,7 @@ var _ = Describe("a connection whose first endpoint refuses", func() {
 		})()`)).To(BeTrue(), "the bars follow one another")
 	})
 
-	It("is found among the connections", func() {
+	It("is found in the list by filter and search", func() {
 		retry()
 		p := open(u.url + "#/connections")
 		eventually(func() int { return p.count("tbody tr") }).Should(BeNumerically(">=", 1))
@@ -74,7 +74,7 @@ var _ = Describe("a connection whose first endpoint refuses", func() {
 		eventually(func() string { return p.text(".empty") }).Should(ContainSubstring("No connection matches"))
 	})
 
-	It("has a Service that tells of the quarantine", func() {
+	It("has a Service page that shows the quarantine", func() {
 		p := open(u.url + "#/service/default/web")
 		retry()
 		eventually(func() string { return p.text(`li .countdown`) }).Should(MatchRegexp(`^[0-9]+ s until it is tried again: connection refused`))

@@ -28,7 +28,7 @@ var (
 var _ = BeforeSuite(func() {
 	chromium, err := exec.LookPath("chromium")
 	if err != nil {
-		Skip("there is no chromium here; as root, 'make test' installs it")
+		Skip("chromium is not installed; as root, 'make test' installs it")
 	}
 	dir, err := os.MkdirTemp("", "usher-dashboard-")
 	Expect(err).NotTo(HaveOccurred())

@@ -7,8 +7,8 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-var _ = Describe("the line to usher", func() {
-	It("is told when it is lost, and when usher is back", func() {
+var _ = Describe("the connection to usher", func() {
+	It("is reported when it is lost, and when usher is back", func() {
 		u := run(service("web", "10.96.0.10", answering()))
 		p := open(u.url)
 		p.downtime = true
@@ -16,16 +16,16 @@ var _ = Describe("the line to usher", func() {
 		u.Interrupt().Wait(20 * time.Second)
 		eventually(func() string { return p.text("#live") }).Should(Equal("no connection"))
 		Expect(p.text("#notice:not([hidden])")).To(ContainSubstring("Lost the connection to usher"))
-		Expect(p.texts(".services tbody th")).To(Equal([]string{"default/web"}), "what was known is still there")
+		Expect(p.texts(".services tbody th")).To(Equal([]string{"default/web"}), "known Services are still shown")
 
 		u.start()
 		eventually(func() string { return p.text("#live") }).Should(Equal("live"))
 		eventually(func() string { return p.text("#notice:not([hidden])") }).Should(ContainSubstring("was restarted"))
 		u.connect("web")
-		eventually(func() int { return p.count(".connections tbody tr") }).Should(Equal(1), "events come again")
+		eventually(func() int { return p.count(".connections tbody tr") }).Should(Equal(1), "events arrive again")
 	})
 
-	It("can be paused: the page holds still, and says what it leaves out", func() {
+	It("can be paused: the page stops updating, and counts the steps since then", func() {
 		u := run(service("web", "10.96.0.10", answering()))
 		p := open(u.url)
 		eventually(func() string { return p.text("#live") }).Should(Equal("live"))
@@ -36,12 +36,12 @@ var _ = Describe("the line to usher", func() {
 		eventually(func() string { return p.text("#notice") }).Should(MatchRegexp(`; 4 steps since then`))
 		Expect(p.count(".connections tbody tr")).To(BeZero())
 		p.click("#pause")
-		eventually(func() int { return p.count(".connections tbody tr") }).Should(Equal(1), "what happened meanwhile is there")
+		eventually(func() int { return p.count(".connections tbody tr") }).Should(Equal(1), "connections made during the pause are shown")
 	})
 })
 
 var _ = Describe("usher demo", func() {
-	It("has endpoints that can be broken and repaired from the page", func() {
+	It("has endpoints that the page can break and repair", func() {
 		u := demo()
 		p := open(u.url)
 		choose := func(fault string) {
@@ -59,7 +59,7 @@ var _ = Describe("usher demo", func() {
 		eventually(func() int { return p.count("button[aria-label='Repair web-1']:disabled") }).Should(Equal(1))
 	})
 
-	It("is the only usher with such buttons", func() {
+	It("is the only command with controls to break endpoints", func() {
 		p := open(run(service("web", "10.96.0.10", answering())).url)
 		eventually(func() string { return p.text("#live") }).Should(Equal("live"))
 		Expect(p.count("select[aria-label^=Break]")).To(BeZero())

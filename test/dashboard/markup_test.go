@@ -74,7 +74,7 @@ func (r *renamed) Read(p []byte) (int, error) {
 }
 
 var _ = Describe("names that look like markup", func() {
-	It("are shown as they are, on every page", func() {
+	It("are shown literally on every page", func() {
 		u := run(service("hostile", "10.96.0.10", refusing(), answering()))
 		twin := hostileTwin(u, "hostile")
 		p := open(twin)
@@ -106,8 +106,8 @@ var _ = Describe("names that look like markup", func() {
 	})
 })
 
-var _ = Describe("the browser", func() {
-	It("is told to run nothing and load nothing but the page's own files", func() {
+var _ = Describe("the content security policy", func() {
+	It("allows only the page's own files, and no markup from strings", func() {
 		u := run(service("web", "10.96.0.10"))
 		policy := strings.Split(header(u.url, "Content-Security-Policy"), "; ")
 		Expect(policy).To(ContainElements("default-src 'self'", "require-trusted-types-for 'script'", "trusted-types 'none'", "frame-ancestors 'none'", "base-uri 'none'"))

@@ -87,7 +87,7 @@ func (p *page) judge() {
 		Expect(r).To(HavePrefix(p.origin), "no request leaves the origin")
 	}
 	if !p.downtime {
-		Expect(p.errors).To(BeEmpty(), "the console")
+		Expect(p.errors).To(BeEmpty(), "errors in the console")
 	}
 }
 

@@ -51,7 +51,7 @@ func (p *page) shoot(name string, args ...any) {
 
 var _ = Describe("the screens", func() {
 	for _, services := range []int{0, 10, 500} {
-		It(fmt.Sprintf("cut no number with %d Services of long names", services), func() {
+		It(fmt.Sprintf("truncate no number with %d Services that have long names", services), func() {
 			manifests := []string{"apiVersion: v1\nkind: List\nitems: []\n"}
 			for i := range services {
 				vip, endpoints := fmt.Sprintf("10.196.100.%d", 100+i), []string{refusing(), answering()}

@@ -32,7 +32,7 @@ var _ = Describe("the table of Services", func() {
 		eventually(names(p)).Should(Equal([]string{"default/empty"}))
 		p.press(kb.Escape)
 		p.press("cart-0")
-		eventually(names(p)).Should(Equal([]string{"default/cart"}), "by the name of a Pod")
+		eventually(names(p)).Should(Equal([]string{"default/cart"}), "by a Pod's name")
 		p.press(kb.Escape)
 		p.press(endpoint)
 		eventually(names(p)).Should(Equal([]string{"default/cart"}), "by an endpoint's address")
@@ -46,13 +46,13 @@ var _ = Describe("the table of Services", func() {
 		Expect(p.text(".services tbody .state")).To(Equal("∅ no endpoints"))
 	})
 
-	It("says what to do when there is none", func() {
+	It("shows a hint if usher serves no Service", func() {
 		p := open(run("apiVersion: v1\nkind: List\nitems: []\n").url)
 		eventually(func() []string { return p.texts(".empty") }).Should(ContainElement(ContainSubstring("usher serves no Service yet")))
 		Expect(p.count("table")).To(BeZero())
 	})
 
-	It("says how to see a connection when there was none", func() {
+	It("shows a command that makes a connection if there was none", func() {
 		u := run(service("web", "10.96.0.10", answering()))
 		var answer struct {
 			Ports []struct{ Listener string }
@@ -62,7 +62,7 @@ var _ = Describe("the table of Services", func() {
 		eventually(func() []string { return p.texts(".empty code") }).Should(Equal([]string{"curl http://" + strings.TrimSuffix(answer.Ports[0].Listener, ":80") + "/"}))
 	})
 
-	It("stays fluid with 10,000 Services", func() {
+	It("responds to input within 100 ms with 10,000 Services", func() {
 		manifests := []string{}
 		for i := range 10_000 {
 			manifests = append(manifests, service(fmt.Sprintf("service-%05d", i), fmt.Sprintf("10.100.%d.%d", i/250, i%250+1)))
@@ -71,7 +71,7 @@ var _ = Describe("the table of Services", func() {
 		u := run(manifests...)
 		p := open(u.url)
 		Eventually(func() string { return p.text(".filters .filter") }).WithTimeout(2 * time.Minute).Should(Equal("All 10\u202f001"))
-		Expect(p.count(".services tbody tr")).To(BeNumerically("<", 100), "only rows on the screen are in the page")
+		Expect(p.count(".services tbody tr")).To(BeNumerically("<", 100), "only visible rows are in the page")
 
 		// Repeat for each input, since other load on this machine may delay it.
 		times := map[string]float64{}

@@ -318,10 +318,10 @@ func (s *scene) faults() []fault {
 			hangs.Close()
 		}},
 		{"all endpoints refuse", []string{"UsherConnectionsFail"}, func() { s.backends[0].Close(); s.backends[1].Close() }, func() { s.listen(0); s.listen(1) }},
-		{"a Service has another's address", []string{"UsherServicesNotServed"}, func() { s.write("manifests/clash.yaml", s.clash) }, func() {
+		{"a Service has another Service's address", []string{"UsherServicesNotServed"}, func() { s.write("manifests/clash.yaml", s.clash) }, func() {
 			Expect(os.Remove(filepath.Join(s.manifests, "clash.yaml"))).To(Succeed())
 		}},
-		{"rules are flushed again and again", []string{"UsherPortalIsBeingChanged"}, func() {
+		{"rules are flushed repeatedly", []string{"UsherPortalIsBeingChanged"}, func() {
 			for range 4 {
 				before := s.awaitValue("usher_portal_repairs_total")
 				s.Node.Output("sh", "-c", "iptables -t nat -F PREROUTING")
@@ -333,7 +333,7 @@ func (s *scene) faults() []fault {
 			Expect(os.Symlink("/dev/full", log+".full")).To(Succeed())
 			Expect(os.Rename(log+".full", log)).To(Succeed()) // replaces a log that usher may have created by now
 		}, func() { Expect(os.Remove(log)).To(Succeed()) }},
-		{"the kernel takes no rules", []string{"UsherPortalFails", "UsherSyncIsLate"}, func() {
+		{"the kernel rejects rules", []string{"UsherPortalFails", "UsherSyncIsLate"}, func() {
 			s.write("broken", "")
 			s.write("manifests/more.yaml", fmt.Sprintf(service, "more", "10.96.0.13", 80, "TCP", "", 8080, lab.Pod(1), lab.Pod(2)))
 		}, func() { Expect(os.Remove(s.broken)).To(Succeed()) }},
@@ -346,7 +346,7 @@ func (s *scene) faults() []fault {
 					c.Close()
 				}
 				return err
-			}).WithTimeout(patience).Should(Succeed(), "the Service that came while the kernel took no rules")
+			}).WithTimeout(patience).Should(Succeed(), "the Service that was added while the kernel rejected rules")
 			for i := range int(limit*0.95) + 1 { // to two ports, since near the limit no port may have more than half
 				c, err := s.pod.Dial(lab.Pod(20+i%50).String(), []string{web, more}[i%2], 3*time.Second)
 				Expect(err).NotTo(HaveOccurred())
@@ -357,21 +357,21 @@ func (s *scene) faults() []fault {
 				c.Close()
 			}
 		}},
-		{"usher is killed, and its keeper starts it again", []string{"UsherEndsUnexpectedly"}, func() {
+		{"usher is killed, and its keeper restarts it", []string{"UsherEndsUnexpectedly"}, func() {
 			Expect(syscall.Kill(s.child(), syscall.SIGKILL)).To(Succeed())
 		}, nothing},
 	}
 }
 
-var _ = Describe("a Prometheus that watches usher", func() {
-	It("tells of each fault when there is one and not before, and has data for each panel of the dashboard", func() {
+var _ = Describe("Prometheus with usher's alert rules", func() {
+	It("fires an alert for each fault, not before, and has data for each dashboard panel", func() {
 		s := newScene()
 		s.startUsher()
 		s.traffic()
 		s.startPrometheus()
 		Eventually(s.firing).WithTimeout(patience).Should(BeEmpty())   // UsherDown may have fired
 		began := time.Now().Truncate(time.Second).Add(2 * time.Second) // samples are per second, and this second began before the check above
-		Consistently(s.firing).WithTimeout(20*time.Second).WithPolling(time.Second).Should(BeEmpty(), "nothing is wrong yet")
+		Consistently(s.firing).WithTimeout(20*time.Second).WithPolling(time.Second).Should(BeEmpty(), "no fault has been injected yet")
 
 		injected := map[string]time.Time{}
 		happen := func(f fault) {
@@ -387,14 +387,14 @@ var _ = Describe("a Prometheus that watches usher", func() {
 		for _, f := range s.faults() {
 			happen(f)
 		}
-		By("all is well again")
+		By("waiting until all alerts have stopped")
 		Eventually(s.firing).WithTimeout(2*patience).WithPolling(time.Second).Should(
-			Or(BeEmpty(), HaveEach(BeElementOf("UsherPortalIsBeingChanged", "UsherEndsUnexpectedly"))), "those that look back for an hour, here a minute")
+			Or(BeEmpty(), HaveEach(BeElementOf("UsherPortalIsBeingChanged", "UsherEndsUnexpectedly"))), "alerts that look back an hour, here a minute")
 
-		By("the dashboard")
+		By("checking the dashboard's data")
 		s.expectData(began)
 
-		happen(fault{"usher and its keeper are gone", []string{"UsherDown"}, func() {
+		happen(fault{"usher and its keeper have exited", []string{"UsherDown"}, func() {
 			s.usher.Terminate()
 			Eventually(s.usher).WithTimeout(patience).Should(gexec.Exit())
 		}, func() {}})

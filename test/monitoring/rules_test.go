@@ -89,15 +89,15 @@ func promtool(args ...string) {
 }
 
 var _ = Describe("alerts.yaml", func() {
-	It("is what Prometheus takes", func() {
+	It("is accepted by promtool", func() {
 		promtool("check", "rules", filepath.Join(deployed, "alerts.yaml"))
 	})
 
-	It("has alerts that fire, and do not, as testdata/alerts_test.yaml says", func() {
+	It("has alerts that fire only as testdata/alerts_test.yaml expects", func() {
 		promtool("test", "rules", "testdata/alerts_test.yaml")
 	})
 
-	It("has no alert without a test of both", func() {
+	It("has tests of firing and of not firing for each alert", func() {
 		text, err := os.ReadFile("testdata/alerts_test.yaml")
 		Expect(err).NotTo(HaveOccurred())
 		var tests struct {
@@ -122,7 +122,7 @@ var _ = Describe("alerts.yaml", func() {
 		}
 	})
 
-	It("tells where each alert is explained", func() {
+	It("links each alert to its section of the runbook", func() {
 		page, err := os.ReadFile("../../docs/runbook.md")
 		Expect(err).NotTo(HaveOccurred())
 		for _, g := range alerts().Groups {

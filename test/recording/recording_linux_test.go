@@ -45,13 +45,13 @@ var _ = Describe("the recording", Ordered, func() {
 		return c
 	}
 
-	It("is of the session, half a minute long, and of commands that there are", func() {
+	It("shows the session in about 30 s, with commands that exist", func() {
 		c := committed()
 		var typed []string
 		for _, command := range session {
 			typed = append(typed, command.typed)
 		}
-		Expect(c.commands()).To(Equal(typed), "make recording makes it anew")
+		Expect(c.commands()).To(Equal(typed), "make recording updates it")
 		Expect(c.header.Width).To(Equal(columns))
 		Expect(c.events[len(c.events)-1].at).To(BeNumerically("~", 30*time.Second, 8*time.Second))
 		for _, command := range typed {
@@ -65,11 +65,11 @@ var _ = Describe("the recording", Ordered, func() {
 		}
 	})
 
-	It("has a picture that is made from it, well-formed and small", func() {
+	It("has an SVG image generated from it, well-formed and below 300 kB", func() {
 		picture := read(svgFile)
 		made, err := committed().svg()
 		Expect(err).NotTo(HaveOccurred())
-		Expect(bytes.Equal(made, picture)).To(BeTrue(), "make recording makes both anew")
+		Expect(bytes.Equal(made, picture)).To(BeTrue(), "make recording updates both")
 		Expect(len(picture)).To(BeNumerically("<", 300_000))
 		var text strings.Builder
 		for tokens := xml.NewDecoder(bytes.NewReader(picture)); ; {
@@ -85,10 +85,10 @@ var _ = Describe("the recording", Ordered, func() {
 		Expect(text.String()).To(And(ContainSubstring("curl http://10.96.0.11/"), ContainSubstring("connection refused after"), ContainSubstring("connected in")))
 	})
 
-	It("can be made anew", func() {
+	It("can be recorded again", func() {
 		lab.Long()
 		if os.Geteuid() != 0 {
-			Skip("needs root, to make a network namespace")
+			Skip("needs root to create a network namespace")
 		}
 		to := GinkgoT().TempDir()
 		Expect(run(usher, to, 5*time.Millisecond)).To(Succeed())
@@ -98,7 +98,7 @@ var _ = Describe("the recording", Ordered, func() {
 		Expect(err).NotTo(HaveOccurred())
 		again, err := c.marshal()
 		Expect(err).NotTo(HaveOccurred())
-		Expect(string(again)).To(Equal(string(text)), "nothing is lost by reading it")
+		Expect(string(again)).To(Equal(string(text)), "parsing it loses nothing")
 		Expect(c.commands()).To(Equal(committed().commands()))
 	})
 })

@@ -13,8 +13,8 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("more service ports than the limit on open files can hold", func() {
-	It("are served as far as it goes, with room for connections, and usher says so once", func() {
+var _ = Describe("more service ports than the open files limit allows", func() {
+	It("are served up to the limit, with descriptors left for connections, and one warning", func() {
 		const limit, ports = 2000, 3000
 		l := lab.New()
 		startBackends(l.Pods)
@@ -25,7 +25,7 @@ var _ = Describe("more service ports than the limit on open files can hold", fun
 		log := string(u.Err.Contents())
 		Expect(log).To(MatchRegexp("Open files limit of 2000 is too low: [0-9]+ service ports are not served and .*; raise it to [0-9]+ or more"))
 		Expect(strings.Count(log, "Open files limit of")).To(Equal(1))
-		Expect(log).NotTo(ContainSubstring("Service port is not served"), "a line for each would tell no more")
+		Expect(log).NotTo(ContainSubstring("Service port is not served"), "one warning covers all ports")
 
 		metrics := func() string { return l.Node.Output("curl", "-s", "http://127.0.0.1:10249/metrics") }
 		value := func(metric string) int {
@@ -42,11 +42,11 @@ var _ = Describe("more service ports than the limit on open files can hold", fun
 		}
 		served := value("usher_listeners")
 		figure("open files limit %d, %d service ports: %d served, %d connections may be open", limit, ports, served, value("usher_connections_limit"))
-		Expect(served).To(And(BeNumerically(">", limit/2), BeNumerically("<=", limit*3/4)), "a quarter stays for connections")
+		Expect(served).To(And(BeNumerically(">", limit/2), BeNumerically("<=", limit*3/4)), "a quarter is reserved for connections")
 		Expect(value(`usher_service_port_problems{reason="ListenFailed"}`)).To(Equal(ports - served))
 		Expect(value("usher_connections_limit")).To(BeNumerically(">", 100))
 
-		By("asking one that is not served, and making room for it")
+		By("connecting to an unserved port, and removing the other ports")
 		Expect(connectAndAsk(pod, vip(ports-1), time.Second)).To(MatchError(ContainSubstring("refused")))
 		replaceAll(dir, ports-1)
 		Eventually(func() error { return connectAndAsk(pod, vip(ports-1), time.Second) }).WithTimeout(10 * time.Second).Should(Succeed())

@@ -68,7 +68,7 @@ func specs(t target) {
 		DeferCleanup(func() { u.end() }) // the last process
 	})
 
-	It("are open soon after the start", func() {
+	It("are served within the target time after the start", func() {
 		read := u.log("Manifests read").Time
 		portals := u.served().Sub(read)
 		Expect(connectAndAsk(pod, last, time.Second)).To(Succeed())
@@ -77,7 +77,7 @@ func specs(t target) {
 		Expect(portals).To(BeNumerically("<", slack()*t.start))
 	})
 
-	It("fit into memory", func() {
+	It("fit into the target memory", func() {
 		// usher frees the memory for reading manifests soon after the start; until then its memory shrinks.
 		before := u.resident()
 		Eventually(func() bool {
@@ -90,7 +90,7 @@ func specs(t target) {
 		figure("%s: %.0f MiB resident after the start (target %d MiB)", t.portal, u.resident(), maxResident)
 	})
 
-	It("let one that is added be reached at once", func() {
+	It("allow a client to reach an added Service within the target time", func() {
 		var afterChange, afterWrite []time.Duration
 		for i := many; i < many+10; i++ {
 			written := time.Now()
@@ -109,7 +109,7 @@ func specs(t target) {
 		Expect(median).To(BeNumerically("<", slack()*t.added))
 	})
 
-	It("cost a connection through the last of them no more than through the only one of 1", func() {
+	It("do not slow down connections compared with a single service port", func() {
 		alone := lab.New()
 		startBackends(alone.Pods)
 		DeferCleanup(start(alone.Node, serve(1), t.portal).end)
@@ -137,14 +137,14 @@ func specs(t target) {
 		Expect(ofMany / one).To(BeNumerically(">=", least))
 	})
 
-	It("fit into memory, also after all that", func() {
+	It("still fit into memory after changes and connections", func() {
 		// usher frees the memory of a burst afterwards, but leaves enough time between frees that they cost at most 1%
 		// of a CPU.
 		Eventually(u.resident).WithTimeout(time.Minute).WithPolling(time.Second).Should(BeNumerically("<=", maxBusyResident))
 		figure("%s: %.0f MiB resident after changes and connections (target %d MiB)", t.portal, u.resident(), maxResident)
 	})
 
-	It("are handed over under 500 new connections a second: none fails, none is cut", func() {
+	It("are handed over at 500 new connections a second: none fails or is reset", func() {
 		open, err := pod.Dial("", last, time.Second)
 		Expect(err).NotTo(HaveOccurred())
 		defer open.Close()
@@ -160,7 +160,7 @@ func specs(t target) {
 		made, failed := traffic.end()
 		figure("%s: %d of %d connections failed in a handover (target 0)", t.portal, len(failed), made)
 		Expect(failed).To(BeEmpty())
-		Expect(pingPong(open)).To(Succeed(), "a connection that is open stays with the usher that has it")
+		Expect(pingPong(open)).To(Succeed(), "an open connection continues")
 		open.Close()
 		Eventually(old).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 	})
@@ -182,7 +182,7 @@ func specs(t target) {
 		}
 	})
 
-	It("come back each time that all rules are flushed under load", func() {
+	It("recover each time that all rules are flushed under load", func() {
 		const times = 5
 		traffic := startLoad(pod, last, 500, time.Second)
 		var flushed []time.Time
@@ -215,7 +215,7 @@ func specs(t target) {
 			longest = max(longest, after)
 		}
 		// A repair that is 0.1 s late has 50 of them.
-		Expect(len(late)).To(BeNumerically("<=", made/1000), "begun before anything was flushed, or after repair was due: %v", late)
+		Expect(len(late)).To(BeNumerically("<=", made/1000), "begun before the first flush or after repair was due: %v", late)
 		figure("%s: rules flushed %d times, every 3 s: %d of %d connections failed; the last of them was begun %s after a flush (target %s)", t.portal,
 			times, len(failed), made, longest.Round(time.Millisecond), repairTime)
 		Expect(connectAndAsk(pod, last, time.Second)).To(Succeed())

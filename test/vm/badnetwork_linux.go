@@ -65,16 +65,16 @@ var badNetworks = slices.Concat(troubled("iptables"), badLinks("iptables"), badL
 
 func troubled(portal string) (all []Check) {
 	for _, t := range troubles {
-		all = append(all, Check{t.name + ", the " + portal + " portal: every byte of TCP arrives, no client fails, and no datagram is lost but by the network", func() { t.carried(portal) }})
+		all = append(all, Check{t.name + ", the " + portal + " portal: all TCP bytes arrive, no client fails, and only the network loses datagrams", func() { t.carried(portal) }})
 	}
 	return all
 }
 
 func badLinks(portal string) []Check {
 	return []Check{
-		{"an MTU of 1280 on the way, the " + portal + " portal: usher and its peers learn it from the router", func() { narrowLink(portal) }},
-		{"a link that is down for 3 s, the " + portal + " portal: who is connected goes on, and who comes meanwhile gets through", func() { linkDown(portal) }},
-		{"a node that vanishes, the " + portal + " portal: its clients are reset, and new ones are served by the others", func() { vanishingNode(portal) }},
+		{"a path MTU of 1280, the " + portal + " portal: usher and its peers learn it from the router", func() { narrowLink(portal) }},
+		{"a link that is down for 3 s, the " + portal + " portal: open connections continue, and clients that connect meanwhile succeed", func() { linkDown(portal) }},
+		{"a node that vanishes, the " + portal + " portal: its clients are reset, and the other node serves new ones", func() { vanishingNode(portal) }},
 	}
 }
 
@@ -309,9 +309,9 @@ func (t trouble) withUDP(n *node) func() {
 		lost := len(conns)*each - fromClients.total() + atEndpoint.total() - fromEndpoint.total()
 		switch {
 		case t.how.Loss > 0 || t.how.CorruptProb > 0:
-			Expect(lost).To(BeNumerically(">", 0), "the network is bad")
+			Expect(lost).To(BeNumerically(">", 0), "the network lost or duplicated datagrams")
 		case t.how.Duplicate > 0:
-			Expect(lost).To(BeNumerically("<", 0), "the network is bad")
+			Expect(lost).To(BeNumerically("<", 0), "the network lost or duplicated datagrams")
 		}
 		AddReportEntry(t.name, fmt.Sprintf("%s: of %d datagrams to and fro the network lost %d", t.name, len(conns)*each+atEndpoint.total(), lost))
 	}
@@ -491,7 +491,7 @@ func linkDown(portal string) {
 	new.Wait()
 	close(failed)
 	for err := range failed {
-		Expect(err).NotTo(HaveOccurred(), "of those who came while the link was down")
+		Expect(err).NotTo(HaveOccurred(), "a client that connected while the link was down")
 	}
 	for _, f := range flows {
 		f.moves()
@@ -590,7 +590,7 @@ func vanishingNode(portal string) {
 		each = append(each, time.Since(began))
 	}
 	slices.Sort(each)
-	Expect(each[len(each)/2]).To(BeNumerically("<", time.Second), "the endpoint that does not answer is passed over")
+	Expect(each[len(each)/2]).To(BeNumerically("<", time.Second), "the unresponsive endpoint is skipped")
 	over := func() (n int64) {
 		for _, f := range flows {
 			n += int64(len(f.over))
@@ -600,7 +600,7 @@ func vanishingNode(portal string) {
 	Eventually(over).WithTimeout(patience).Should(Equal(lost))
 	for _, f := range flows {
 		if len(f.over) > 0 {
-			Expect(<-f.over).To(MatchError(syscall.ECONNRESET), "a connection that broke must not look like one that ended")
+			Expect(<-f.over).To(MatchError(syscall.ECONNRESET), "a failed connection must not look closed")
 		} else {
 			f.stopped()
 		}

@@ -23,7 +23,7 @@ import (
 // everydayChecks cover a node's everyday work, with each portal: they show whether a kernel or CPU is suitable.
 var everydayChecks = func() (all []Check) {
 	for _, portal := range []string{"iptables", "nftables", "address"} {
-		all = append(all, Check{fmt.Sprintf("TCP and UDP over IPv4 and IPv6 through the %s portal: served, tried again, carried whole, and taken over", portal),
+		all = append(all, Check{fmt.Sprintf("TCP and UDP over IPv4 and IPv6 through the %s portal: served, retried, complete, and taken over", portal),
 			func() { everyday(portal) }})
 	}
 	return all

@@ -19,23 +19,23 @@ import (
 
 // notLoaded are the checks that run while SCTP is unused and not loaded. The last one loads it.
 var notLoaded = []Check{
-	{"--sctp=off: the SCTP Service is reported, the kernel's SCTP is left alone, and TCP is served", func() { switchedOff("--sctp=off", `--sctp=off`) }},
-	{"--sctp=auto: the SCTP Service is reported, the kernel's SCTP is left alone, and TCP is served", func() { switchedOff("--sctp=auto", `the kernel's SCTP module is not loaded`) }},
+	{"--sctp=off: the SCTP Service is reported, the kernel's SCTP stays unloaded, and TCP is served", func() { switchedOff("--sctp=off", `--sctp=off`) }},
+	{"--sctp=auto: the SCTP Service is reported, the kernel's SCTP stays unloaded, and TCP is served", func() { switchedOff("--sctp=auto", `the kernel's SCTP module is not loaded`) }},
 	{"--sctp=on: the kernel's SCTP is loaded, and the Service is served", switchedOn},
-	{"--sctp=off: SCTP is not served where it is loaded either", stillOff},
+	{"--sctp=off: SCTP is not served even if it is loaded", stillOff},
 }
 
 // withoutNetfilter are the checks, in addition to SCTP's, for a node with an old or minimal kernel.
 var withoutNetfilter = []Check{
-	{"--portal=auto: takes the address portal and says why not iptables", autoPortal},
+	{"--portal=auto: selects the address portal, and logs that iptables is skipped", autoPortal},
 	{"--portal=auto: TCP is served", func() { tcpServed("--portal=auto") }},
-	{"--portal=auto: UDP is served, in every size, and a dead endpoint costs nothing", func() { udpServed("--portal=auto") }},
+	{"--portal=auto: UDP is served in every size, also if an endpoint refuses", func() { udpServed("--portal=auto") }},
 	{"--portal=auto: UDP sessions end with their endpoint", func() { udpEndpointLeaves("--portal=auto") }},
 }
 
 // addressChecks are the checks of the portals address and none. They run once.
 var addressChecks = []Check{
-	{"SCTP through the address portal: serves node ports on an address that the node got later", laterAddress},
+	{"SCTP through the address portal: serves node ports on an address that is added later", laterAddress},
 	{"SCTP through no portal: listens on loopback", withoutPortal},
 }
 

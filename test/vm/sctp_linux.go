@@ -27,7 +27,7 @@ import (
 
 // redirectChecks are the checks of a portal that redirects; for all see sctpChecks.
 func redirectChecks(portal string, all bool) []Check {
-	const past = "who connects to the listener past the portal is aborted"
+	const past = "a client that bypasses the portal is aborted"
 	return slices.Concat(sctpChecks(ipv4, portal, all), sctpChecks(ipv6, portal, false), []Check{
 		sctpCheck(ipv4, portal, past, directConnection),
 		sctpCheck(ipv6, portal, past, directConnection),
@@ -53,20 +53,20 @@ func sctpChecks(ip family, portal string, all bool) (checks []Check) {
 		by   int
 		body func(n *node, start func(...string))
 	}{
-		{"clients on the node, in Pods and outside are served, whichever of their addresses they use", byFamily, everywhere},
+		{"clients on the node, in Pods and outside are served from any of their addresses", byFamily, everywhere},
 		{"1,000 messages on 8 streams keep boundary, stream, identifier and order flag", byNothing, echo},
-		{"messages larger than a read are carried whole, and one beyond the bound ends the association", byNothing, largeMessages},
-		{"an endpoint that refuses and one that is silent cost no association", byPortal, retry},
-		{"the client is aborted when every attempt failed, and refused where there is no endpoint", byFamily, noEndpoint},
+		{"messages larger than a read arrive whole, and one above the limit ends the association", byNothing, largeMessages},
+		{"a refusing and an unresponsive endpoint fail no association", byPortal, retry},
+		{"the client is aborted after all attempts failed, and refused without endpoints", byFamily, noEndpoint},
 		{"a client with ClientIP affinity keeps its endpoint", byNothing, stickiness},
-		{"associations in flight outlive their endpoint's entry", byNothing, removal},
-		{"associations in flight outlive their Service", byPortal, serviceRemoval},
-		{"a shutdown is carried across in both ways, after what came before it", byNothing, shutdowns},
-		{"an abort is carried across in both ways", byNothing, aborts},
-		{"a side that does not read stops the other, and loses nothing", byNothing, backPressure},
+		{"open associations continue after their endpoint is removed", byNothing, removal},
+		{"open associations continue after their Service is removed", byPortal, serviceRemoval},
+		{"a shutdown is forwarded in both directions, after all earlier messages", byNothing, shutdowns},
+		{"an abort is forwarded in both directions", byNothing, aborts},
+		{"a side that does not read blocks the other, and no message is lost", byNothing, backPressure},
 		{"clients with several addresses keep their association", byFamily, multiHomed},
-		{"a successor goes on with the listener, and no association fails", byPortal, successor},
-		{"associations may end when usher is stopped, and those that do not are aborted", byNothing, draining},
+		{"a successor takes over the listener, and no association fails", byPortal, successor},
+		{"usher drains associations when it stops, and aborts those that exceed the timeout", byNothing, draining},
 	} {
 		if all || c.by >= least {
 			checks = append(checks, sctpCheck(ip, portal, c.name, c.body))
@@ -176,8 +176,8 @@ func echo(n *node, start func(...string)) {
 	Expect(err).NotTo(HaveOccurred())
 	defer p.close()
 	Expect(p.status.Ostreams).To(BeEquivalentTo(8))
-	Expect(e.associations()[0].status.Instreams).To(BeEquivalentTo(8), "the endpoint was asked for as many streams as usher was")
-	Expect(e.associations()[0].status.Ostreams).To(BeEquivalentTo(8), "and may use as many as the client takes")
+	Expect(e.associations()[0].status.Instreams).To(BeEquivalentTo(8), "the endpoint gets as many streams as usher")
+	Expect(e.associations()[0].status.Ostreams).To(BeEquivalentTo(8), "the endpoint can use as many streams as the client accepts")
 
 	const count = 1000
 	rnd := rand.New(rand.NewPCG(1, 2))
@@ -306,7 +306,7 @@ func stickiness(n *node, start func(...string)) {
 			Expect(name).To(Equal(first[client]))
 		}
 	}
-	Expect(first).To(ContainElements(s.endpoints), "each client has another one")
+	Expect(first).To(ContainElements(s.endpoints), "each client has a different endpoint")
 }
 
 func removal(n *node, start func(...string)) {
@@ -356,7 +356,7 @@ func serviceRemoval(n *node, start func(...string)) {
 	for _, p := range open {
 		echoes(p)
 	}
-	By("ending them")
+	By("shutting them down")
 	for _, p := range open {
 		Expect(p.shutdown()).To(Succeed())
 		Expect(p.receive()).Error().To(ended)
@@ -463,7 +463,7 @@ func backPressure(n *node, start func(...string)) {
 		before = count()
 		time.Sleep(time.Second)
 	}
-	Expect(count()*size).To(BeNumerically("<", 4<<20), "bytes that are under way, in three kernels' buffers and usher")
+	Expect(count()*size).To(BeNumerically("<", 4<<20), "bytes in transit, in the kernels' buffers and usher")
 	mu.Lock()
 	stop = true
 	mu.Unlock()
@@ -545,7 +545,7 @@ func directConnection(n *node, start func(...string)) {
 		Expect(err).To(Or(MatchError(syscall.ECONNRESET), MatchError(syscall.ECONNREFUSED)))
 		n.said("bypassed-portal")
 		_, err = dial(client, anyAddr, netip.AddrPortFrom(n.ip.toPods, direct.Port()), 1)
-		Expect(err).To(MatchError(syscall.ECONNREFUSED), "no other address of the node is listened on")
+		Expect(err).To(MatchError(syscall.ECONNREFUSED), "usher listens on no other node address")
 	}
 	Expect(e.associations()).To(BeEmpty())
 	p, _, err := ask(n.Pods, n.ip.podClient, s.vip)

@@ -28,7 +28,7 @@ var _ = Describe("the walk of an event", Ordered, func() {
 		Expect(err).NotTo(HaveOccurred())
 	})
 
-	It("in the data plane is as long as its ceilings say", func() {
+	It("matches its ceilings in the data plane", func() {
 		var faults []string
 		for range 3 { // with other load on the machine, a connection may wait where it otherwise does not
 			recordings, err := m.dataEvents()
@@ -45,7 +45,7 @@ var _ = Describe("the walk of an event", Ordered, func() {
 		Expect(faults).To(BeEmpty(), strings.Join(faults, "\n"))
 	})
 
-	DescribeTable("on the control side is as long as its ceilings say", func(source string) {
+	DescribeTable("matches its ceilings in the control plane,", func(source string) {
 		if err := mayControl(); err != nil {
 			Skip(err.Error())
 		}
@@ -89,7 +89,7 @@ func declares(file, name string) bool {
 }
 
 var _ = Describe("names of functions", func() {
-	It("on the page docs/walk.md are those of the code: make walk writes it", func() {
+	It("in docs/walk.md exist in the code; make walk updates the page", func() {
 		text, err := os.ReadFile(root + "/docs/walk.md")
 		Expect(err).NotTo(HaveOccurred())
 		calls := regexp.MustCompile(`(?m)^ *(\S+) +(\S+\.go)$`).FindAllStringSubmatch(string(text), -1)
@@ -99,7 +99,7 @@ var _ = Describe("names of functions", func() {
 		}
 	})
 
-	It("in the list of those that poll are those of the code", func() {
+	It("in the list of polling functions exist in the code", func() {
 		for file, names := range polling {
 			for _, name := range names {
 				Expect(declares(file, name)).To(BeTrue(), "%s in %s", name, file)
@@ -109,7 +109,7 @@ var _ = Describe("names of functions", func() {
 })
 
 var _ = Describe("the rewriter", func() {
-	It("has functions and methods record their calls, on the lines where they are", func() {
+	It("makes functions and methods record their calls, and keeps line numbers", func() {
 		text := "package p // of a test\n\nimport \"fmt\"\n\nfunc (t *T[A, B]) one() { fmt.Print(1) }\n\nfunc two() {\n}\n\nfunc elsewhere()\n"
 		rewritten, functions, err := rewrite("p/p.go", []byte(text))
 		Expect(err).NotTo(HaveOccurred())

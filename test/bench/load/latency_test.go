@@ -7,7 +7,7 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-func TestAQuantileIsOffByLessThanOnePerCent(t *testing.T) {
+func TestQuantileErrorIsBelowOnePercent(t *testing.T) {
 	g := NewWithT(t)
 	for _, d := range []time.Duration{0, 1, 127, 128, 129, 1000, 12_345, time.Millisecond, 123 * time.Millisecond, time.Hour} {
 		var l latencies
@@ -16,7 +16,7 @@ func TestAQuantileIsOffByLessThanOnePerCent(t *testing.T) {
 	}
 }
 
-func TestAPercentileNeedsTenThatExceedIt(t *testing.T) {
+func TestPercentileNeedsTenSamplesAboveIt(t *testing.T) {
 	g := NewWithT(t)
 	var l latencies
 	for range 999 {
@@ -28,7 +28,7 @@ func TestAPercentileNeedsTenThatExceedIt(t *testing.T) {
 	g.Expect(l.percentile(0.999)).To(BeZero())
 }
 
-func TestQuantilesOfAll(t *testing.T) {
+func TestQuantilesAfterMerge(t *testing.T) {
 	g := NewWithT(t)
 	var a, b latencies
 	for i := range 1000 {

@@ -60,7 +60,7 @@ func result(g *WithT, t *testing.T, spec Spec) (r Result) {
 	return r
 }
 
-func TestAnOpenLoopSeesAStallThatAClosedOneDoesNot(t *testing.T) {
+func TestOpenLoopMeasuresStallThatClosedLoopMisses(t *testing.T) {
 	g := NewWithT(t)
 	for _, kind := range []Kind{RR, CRR} {
 		spec := Spec{Kind: kind, Clients: 4, Size: 64, Loops: 1, Warm: 100 * time.Millisecond, For: 1500 * time.Millisecond}
@@ -77,7 +77,7 @@ func TestAnOpenLoopSeesAStallThatAClosedOneDoesNot(t *testing.T) {
 	}
 }
 
-func TestARateIsOfExchanges(t *testing.T) {
+func TestStreamsRejectRate(t *testing.T) {
 	g := NewWithT(t)
 	spec := Spec{Kind: Stream, To: netip.MustParseAddrPort("127.0.0.1:1"), Clients: 1, Size: 64, Loops: 1, For: time.Second, Rate: 1}
 	g.Expect(Run(spec, strings.NewReader(""), io.Discard)).To(MatchError(ContainSubstring("field Rate")))

@@ -59,7 +59,7 @@ func ItRedirects(k *Kind) {
 	var n *Net
 	BeforeEach(func() { n, k.opts = k.N, k.Options })
 
-	It("brings TCP and UDP from the node and from a Pod to the listener, which learns where they wanted to go", func() {
+	It("redirects TCP and UDP from node and Pod to the listener, with the original destination", func() {
 		p := k.open(n)
 		n.Publish(p, "web", Web4, Web6, WebNode4, WebNode6)
 		n.Publish(p, "dns", DNS4, DNS6)
@@ -73,10 +73,10 @@ func ItRedirects(k *Kind) {
 		}
 		Expect(n.Node.Ask(At(WebNode4, Localhost4))).To(Equal("web 127.0.0.1:30080"))
 		Expect(n.Node.Ask(At(WebNode6, netip.IPv6Loopback()))).To(Equal("web [::1]:30080"))
-		Expect(n.Check(p)).To(BeZero(), "a check just after finds all as it should be")
+		Expect(n.Check(p)).To(BeZero(), "a check right afterwards finds nothing to repair")
 	})
 
-	It("tells a listener of who comes straight to it", func() {
+	It("lets a listener detect clients that bypass the portal", func() {
 		p := k.open(n)
 		binds, _ := n.Publish(p, "web", Web4)
 		Expect(binds).To(HaveLen(1))
@@ -86,7 +86,7 @@ func ItRedirects(k *Kind) {
 		Expect(n.Pod.Ask(direct)).To(Equal(fmt.Sprintf("web 10.1.0.1:%d", direct.Port)))
 	})
 
-	It("leaves alone what has the mark of those who listen for it", func() {
+	It("does not redirect packets with the portal's mark", func() {
 		p := k.open(n)
 		Expect(p.Mark()).To(BeEquivalentTo(0x1000))
 		own := []portal.Target{To(portal.TCP, NodeIP4, 80), To(portal.TCP, NodeIP6, 80), To(portal.UDP, NodeIP4, 80), To(portal.UDP, NodeIP6, 80), To(portal.TCP, NodeIP4, 81)}
@@ -130,7 +130,7 @@ func ItRedirects(k *Kind) {
 		})
 	}
 
-	It("lets a UDP client that keeps its port find the listener that comes after a reject", func() {
+	It("redirects a UDP client with an unchanged port to a listener that follows a reject", func() {
 		p := k.open(n)
 		n.Apply(p, []portal.Rule{Reject(DNS4), Reject(DNS6)}, nil)
 		Expect(n.Pod.AskFrom(DNS4, 5353, time.Second)).To(Equal("refused"))
@@ -142,11 +142,11 @@ func ItRedirects(k *Kind) {
 
 	needsLanding := func() {
 		if !k.Lands {
-			Skip("is what the landing is for")
+			Skip("this portal has no redirect address")
 		}
 	}
 
-	DescribeTable("serves and refuses Pods behind interfaces without an address, at once when such interfaces appear",
+	DescribeTable("serves and refuses Pods on new interfaces without an address at once,",
 		func(kind BareKind, forwarding string) {
 			needsLanding()
 			n.AddOutside()
@@ -173,12 +173,12 @@ func ItRedirects(k *Kind) {
 			Expect(n.Node.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
 			Expect(n.Check(p)).To(BeZero())
 		},
-		Entry("as Calico makes them", ProxyARP, "1"),
-		Entry("as the AWS VPC CNI makes them", StaticNeighbours, "1"),
+		Entry("as Calico creates them", ProxyARP, "1"),
+		Entry("as the AWS VPC CNI creates them", StaticNeighbours, "1"),
 		Entry("on a node that does not forward", StaticNeighbours, "0"),
 	)
 
-	It("keeps connections in flight when this node's addresses change", func() {
+	It("keeps open connections when the node's addresses change", func() {
 		needsLanding()
 		p := k.open(n)
 		binds := p.Listen("default/web", []portal.Target{Web4})
@@ -212,7 +212,7 @@ func ItRedirects(k *Kind) {
 		})
 	})
 
-	It("puts the landing back when others removed it", func() {
+	It("restores the route for the redirect address after another program removed it", func() {
 		needsLanding()
 		p := k.open(n)
 		n.Publish(p, "web", Web4, Web6)
@@ -223,18 +223,18 @@ func ItRedirects(k *Kind) {
 		Expect(n.Check(p)).To(BeZero())
 	})
 
-	It("does not touch the kernel when the rules that it is given are there already", func() {
+	It("does not change the kernel when the given rules are already installed", func() {
 		needsLanding()
 		p := k.open(n)
 		_, rules := n.Publish(p, "web", Web4, Web6)
 		n.Node.Sh("ip route del local 192.0.0.117 table local; ip -6 route del local fd75:7368:6572::1 table local")
 		n.Apply(p, rules, nil)
 		Expect(n.Node.Sh("ip route show table local; ip -6 route show table local")).NotTo(Or(ContainSubstring("192.0.0.117"), ContainSubstring("fd75:7368")))
-		Expect(n.Check(p)).To(Equal(2), "what others did is for Check")
+		Expect(n.Check(p)).To(Equal(2), "Check repairs changes by other programs")
 		Expect(n.Pod.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
 	})
 
-	Describe("so that endpoints see their clients' own addresses,", func() {
+	Describe("to preserve client addresses,", func() {
 		parts := func(p portal.Portal) (all []portal.Part) {
 			GinkgoHelper()
 			n.Node.Do(func() {
@@ -250,7 +250,7 @@ func ItRedirects(k *Kind) {
 			k.opts.Aliases = Prefixes("198.18.0.0/15", "fd75:7368:6572:8000::/49")
 		})
 
-		It("has what leads the answers here, tells of what others did to it, and repairs it", func() {
+		It("installs rules that route replies to this node, reports damage, and repairs it", func() {
 			p := k.open(n)
 			Expect(parts(p)).To(BeEmpty(), "nothing is wanted yet")
 			n.Publish(p, "web", Web4, Web6)
@@ -284,7 +284,7 @@ func ItRedirects(k *Kind) {
 			Expect(n.Check(p)).To(BeZero())
 		})
 
-		It("has aliases for the bridges that there are", func() {
+		It("keeps aliases for the existing bridges", func() {
 			p := k.open(n)
 			n.Publish(p, "web", Web4)
 			n.Node.Sh("ip link add docker0 type bridge; ip link set docker0 up; ip addr add 172.16.0.1/16 dev docker0")
@@ -296,7 +296,7 @@ func ItRedirects(k *Kind) {
 			Expect(n.Check(p)).To(BeZero())
 		})
 
-		It("takes out what was put in for another mark, or is not wanted any more, and leaves the rules of others alone", func() {
+		It("removes unwanted rules and those for another mark, and keeps other programs' rules", func() {
 			rules := func() string { return n.Node.Sh("ip rule; ip -6 rule") }
 			before := rules()
 			n.Node.Sh("ip rule add pref 116 fwmark 0x1000/0x1000 lookup 99")
@@ -323,7 +323,7 @@ func ItRedirects(k *Kind) {
 		})
 	})
 
-	It("drops new connections to a dropped target, whoever makes them", func() {
+	It("drops new connections of all clients to a dropped target", func() {
 		outside := n.AddOutside()
 		p := k.open(n)
 		n.Publish(p, "web", Web4, Web6, WebNode4)
@@ -340,7 +340,7 @@ func ItRedirects(k *Kind) {
 		Expect(k.Limits(n)).To(BeZero())
 	})
 
-	It("redirects clients of this node to a dropped target that has a local port, and drops others", func() {
+	It("redirects clients on this node for a dropped target with a local port, and drops others", func() {
 		outside := n.AddOutside()
 		p := k.open(n)
 		_, rules := n.Publish(p, "web", Web4, Web6, WebNode4, WebNode6)
@@ -366,7 +366,7 @@ func ItRedirects(k *Kind) {
 		expect(outside, false)
 		Expect(n.Node.Ask(At(WebNode4, Localhost4))).To(Equal("web 127.0.0.1:30080"))
 
-		By("learning where this node's Pods are")
+		By("setting the ranges of this node's Pods")
 		p.SetLocalSources(Prefixes("10.1.0.77/24", "fd01::/64"))
 		n.Apply(p, nil, nil)
 		expect(n.Node, true)
@@ -374,18 +374,18 @@ func ItRedirects(k *Kind) {
 		expect(outside, false)
 		Expect(n.Check(p)).To(BeZero())
 
-		By("losing the rules")
+		By("flushing the rules")
 		n.Node.Sh(k.Wipe)
 		Expect(n.Check(p)).To(BeNumerically(">", 0))
 		expect(n.Pod, true)
 		expect(outside, false)
 
-		By("forgetting about the Pods")
+		By("clearing the ranges of Pods")
 		p.SetLocalSources(nil)
 		Expect(n.Check(p)).To(BeNumerically(">", 0))
 		expect(n.Pod, false)
 
-		By("having endpoints on this node again")
+		By("redirecting all clients again")
 		for i := range rules {
 			rules[i].Action = portal.Redirect
 		}
@@ -395,7 +395,7 @@ func ItRedirects(k *Kind) {
 	})
 
 	for _, interfaces := range []portal.Interfaces{"pod0", "pod+"} {
-		It("redirects what comes in by "+string(interfaces)+" to a dropped target that has a local port, and drops others", func() {
+		It("redirects packets from "+string(interfaces)+" to a dropped target with a local port, and drops others", func() {
 			outside := n.AddOutside()
 			k.opts.PodInterfaces = interfaces
 			p := k.open(n)
@@ -414,9 +414,9 @@ func ItRedirects(k *Kind) {
 				Expect(n.Node.Ask(t)).To(Equal(answer))
 				Expect(outside.AskFrom(t, 0, Soon)).To(Equal("silence"))
 				if interfaces == "pod0" {
-					Expect(later.AskFrom(t, 0, Soon)).To(Equal("silence"), "the name is another one")
+					Expect(later.AskFrom(t, 0, Soon)).To(Equal("silence"), "the interface name differs")
 				} else {
-					Expect(later.Ask(t)).To(Equal(answer), "without a change of rules")
+					Expect(later.Ask(t)).To(Equal(answer), "without a rule change")
 				}
 			}
 			Expect(n.Check(p)).To(BeZero())
@@ -427,7 +427,7 @@ func ItRedirects(k *Kind) {
 		})
 	}
 
-	It("drops clients that are not among a rule's sources", func() {
+	It("drops clients outside a rule's sources", func() {
 		outside := n.AddOutside()
 		p := k.open(n)
 		_, rules := n.Publish(p, "web", Web4, Web6)
@@ -444,7 +444,7 @@ func ItRedirects(k *Kind) {
 		Expect(n.Pod.Ask(DNS4)).To(Equal("dns"), "another port of the same VIP")
 		Expect(n.Check(p)).To(BeZero())
 
-		By("other sources")
+		By("changing the sources")
 		for i := range rules {
 			rules[i].Sources = portal.SourcesOf(Prefixes("10.1.0.1/32", "fd01::1/128"))
 		}
@@ -454,7 +454,7 @@ func ItRedirects(k *Kind) {
 			Expect(n.Node.Ask(t)).To(HavePrefix("web"))
 		}
 
-		By("dropping those that are among the sources but not of this node")
+		By("dropping clients in the sources that are not on this node")
 		for i := range rules {
 			rules[i].Action = portal.Drop
 			rules[i].Sources = portal.SourcesOf(Prefixes("10.0.0.0/8", "fd00::/8"))
@@ -467,7 +467,7 @@ func ItRedirects(k *Kind) {
 		}
 	})
 
-	It("takes over ports and rules of the process before it, and removes what is not wanted any more", func() {
+	It("reuses ports and rules of the previous process, and removes unwanted rules", func() {
 		first := k.open(n)
 		targets := []portal.Target{Web4, Web6, WebNode4, WebNode6}
 		binds, _ := n.Publish(first, "web", targets...)
@@ -481,7 +481,7 @@ func ItRedirects(k *Kind) {
 			Expect(b.Preferred).To(BeTrue())
 		}
 		Expect(second.Listen("default/web", []portal.Target{DNS4})[0].Addr.Port()).To(BeZero(), "a rejected target had no port")
-		Expect(n.Check(second)).To(BeZero(), "nothing is touched before the first Apply")
+		Expect(n.Check(second)).To(BeZero(), "nothing is changed before the first Apply")
 		Expect(k.Saved(n)).To(ContainSubstring("10.96.0.99"))
 
 		var rules []portal.Rule
@@ -497,7 +497,7 @@ func ItRedirects(k *Kind) {
 		Expect(n.Check(second)).To(BeZero())
 	})
 
-	It("keeps to the port range, and to what it says before", func() {
+	It("selects a port of the range, and the same one for the same target", func() {
 		k.opts.ProxyPorts = portal.PortRange{First: 41000, Last: 41009}
 		p := k.open(n)
 		b := p.Listen("default/web", []portal.Target{Web4})[0]
@@ -506,7 +506,7 @@ func ItRedirects(k *Kind) {
 		Expect(k.open(n).Listen("default/web", []portal.Target{Web4})[0]).To(Equal(b))
 	})
 
-	It("rejects what is not redirected of the service CIDRs, for as long as they are known", func() {
+	It("rejects unused addresses and ports of the service CIDRs while these are set", func() {
 		n.AddOutside()
 		n.Node.Sh(`sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 # as on each node of a cluster
 			ip route replace default via 10.2.0.2; ip -6 route del default; ip -6 route add default via fd02::2`)
@@ -532,13 +532,13 @@ func ItRedirects(k *Kind) {
 				}
 				Expect(from.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
 				Expect(from.Ask(Web6)).To(Equal("web [fd96::10]:80"))
-				Expect(from.AskFrom(To(portal.TCP, netip.MustParseAddr("10.97.0.1"), 80), 0, Soon)).To(Equal("silence"), "outside of them")
+				Expect(from.AskFrom(To(portal.TCP, netip.MustParseAddr("10.97.0.1"), 80), 0, Soon)).To(Equal("silence"), "outside the CIDRs")
 			}
 		}
 		rejects()
 		Expect(n.Check(p)).To(BeZero())
 
-		By("an address of this node, and what another proxy redirects")
+		By("leaving a node address and another proxy's redirect alone")
 		n.Node.Sh("ip addr add 10.96.0.99/32 dev lo; nft 'add table ip other; add chain ip other out { type nat hook output priority -100; }; add rule ip other out ip daddr 10.96.0.88 dnat to 10.96.0.99'")
 		own := To(portal.TCP, netip.MustParseAddr("10.96.0.99"), 4711)
 		n.Node.Serve(portal.Bind{Addr: netip.AddrPortFrom(own.Addr, own.Port), Targets: []portal.Target{own}}, "own")
@@ -546,28 +546,28 @@ func ItRedirects(k *Kind) {
 		Expect(n.Node.Ask(At(own, netip.MustParseAddr("10.96.0.88")))).To(HavePrefix("own"))
 		n.Node.Sh("ip addr del 10.96.0.99/32 dev lo; nft delete table ip other")
 
-		By("another process that takes over")
+		By("taking over in another process")
 		again := k.open(n)
 		again.(portal.ServiceCIDRRejecter).SetServiceCIDRs(Prefixes("10.96.0.0/16", "fd96::/112"))
 		n.Apply(again, rules, nil)
 		rejects()
 		Expect(n.Check(again)).To(BeZero())
 
-		By("their going")
+		By("clearing the CIDRs")
 		again.(portal.ServiceCIDRRejecter).SetServiceCIDRs(nil)
 		n.Apply(again, nil, nil)
 		Expect(n.Pod.AskFrom(To(portal.TCP, unused4, 80), 0, Soon)).To(Equal("silence"))
 		Expect(n.Pod.AskFrom(To(portal.TCP, unused6, 80), 0, Soon)).To(Equal("silence"))
 		Expect(n.Check(again)).To(BeZero())
 
-		By("all going, with them")
+		By("removing the portal")
 		again.(portal.ServiceCIDRRejecter).SetServiceCIDRs(Prefixes("10.96.0.0/16", "fd96::/112"))
 		n.Apply(again, nil, nil)
 		n.Remove(again)
 		Expect(n.Node.State()).To(Equal(before))
 	})
 
-	It("leaves nothing behind", func() {
+	It("leaves nothing behind after it is removed", func() {
 		before := n.Node.State()
 		p := k.open(n)
 		Expect(n.Node.State()).To(Equal(before), "after New")
@@ -579,7 +579,7 @@ func ItRedirects(k *Kind) {
 		Expect(n.Node.State()).To(Equal(before))
 	})
 
-	DescribeTable("serves node ports only at the addresses that it was given",
+	DescribeTable("serves node ports only at the configured addresses,",
 		func(addrtype bool) {
 			n.AddOutside()
 			k.opts.NodePortAddresses = Prefixes("10.1.0.0/16", "fd01::/64")
@@ -609,7 +609,7 @@ func ItRedirects(k *Kind) {
 			Expect(n.Check(p)).To(BeZero())
 			Expect(n.Node.AskFrom(At(WebNode4, later), 0, Soon)).To(Equal("silence"))
 
-			By("being given others")
+			By("configuring other addresses")
 			p.SetNodePortAddresses(Prefixes("127.0.0.0/8", "::1/128"))
 			n.Apply(p, nil, nil)
 			Expect(n.Pod.Ask(At(WebNode4, NodeIP4))).To(Equal("refused"))
@@ -621,11 +621,11 @@ func ItRedirects(k *Kind) {
 			Expect(n.Node.Ask(At(WebNode4, Localhost4))).To(Equal("refused"))
 			Expect(n.Check(p)).To(BeZero())
 		},
-		Entry("by addrtype", true),
-		Entry("by a list, where addrtype is missing", false),
+		Entry("with addrtype", true),
+		Entry("with a list of addresses instead of addrtype", false),
 	)
 
-	It("finds the rules gone when it is next given a change, and puts all in", func() {
+	It("reinstalls flushed rules with the next change", func() {
 		p := k.open(n)
 		n.Publish(p, "web", Web4)
 		n.Node.Sh(k.Wipe)
@@ -635,7 +635,7 @@ func ItRedirects(k *Kind) {
 		Expect(n.Pod.Ask(DNS4)).To(Equal("dns"))
 	})
 
-	DescribeTable("takes what the kernel says of any kind of rule for its own, and does the same without optional matches",
+	DescribeTable("recognizes each kind of rule in the kernel's output,",
 		func(have func(*redirect.Setting)) {
 			p := k.open(n)
 			for _, at := range settings(p) {
@@ -666,13 +666,13 @@ func ItRedirects(k *Kind) {
 			}
 			Expect(n.Node.Ask(At(WebNode4, Localhost4))).To(Equal("web 127.0.0.1:30080"))
 		},
-		Entry("with all of them", func(*redirect.Setting) {}),
+		Entry("with all optional matches", func(*redirect.Setting) {}),
 		Entry("without addrtype", func(m *redirect.Setting) { m.AddrType = false }),
-		Entry("without landing", func(m *redirect.Setting) { m.RedirectAddr = netip.Addr{} }),
-		Entry("without comment", func(m *redirect.Setting) { m.Comment = false }),
+		Entry("without a redirect address", func(m *redirect.Setting) { m.RedirectAddr = netip.Addr{} }),
+		Entry("without comments", func(m *redirect.Setting) { m.Comment = false }),
 	)
 
-	It("leads what the node itself sends to VIPs, whether a route leads there or not", func() {
+	It("redirects the node's own packets to VIPs with and without a route to them", func() {
 		p := k.open(n)
 		n.Publish(p, "web", Web4, Web6)
 		n.Publish(p, "dns", DNS4, DNS6)
@@ -700,7 +700,7 @@ func ItRedirects(k *Kind) {
 			return n.Check(p)
 		}
 
-		Expect(after("ip route del default; ip -6 route del default")).To(BeZero(), "nobody took anything away that was usher's")
+		Expect(after("ip route del default; ip -6 route del default")).To(BeZero(), "none of usher's rules was removed")
 		served(n.Node, n.Pod)
 		Expect(n.Node.Ask(other)).To(Equal("refused"))
 		Expect(last()).To(And(ContainSubstring("10.96.0.11 dev lo proto 117"), ContainSubstring("fd96::10 dev lo proto 117")))
