@@ -30,7 +30,7 @@ var goldenEnds = []api.End{
 	{Code: "endpoint-closed", Fault: "none", Meaning: "both directions ended, the endpoint's first"},
 	{Code: "client-reset", Fault: "client", Meaning: "the client reset the connection"},
 	{Code: "endpoint-reset", Fault: "endpoint", Meaning: "the endpoint reset the connection; UDP: it had answered and now refuses"},
-	{Code: "no-response", Fault: "none", Meaning: "not a failure: the client sent data and got no byte from the endpoint. The client reset the connection; or it closed its side and the endpoint did not within `--half-closed-timeout`; or the endpoint closed first, although it responds to other clients of the port"},
+	{Code: "no-response", Fault: "none", Meaning: "not a failure: the client sent data and got no byte from the endpoint. The client reset the connection; or it closed its side and the endpoint did not within `--half-closed-timeout`; or the endpoint closed first, or the client was lost, although endpoints of the port respond to other clients"},
 	{Code: "half-closed", Fault: "policy", Meaning: "no data moved for `--half-closed-timeout` after one direction was closed, or after one side closed and the other did not read the remaining data"},
 	{Code: "no-endpoint", Fault: "endpoint", Meaning: "no usable endpoint"},
 	{Code: "attempts-failed", Fault: "endpoint", Meaning: "every attempt failed"},

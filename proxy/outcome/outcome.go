@@ -57,7 +57,7 @@ var words = [Outcomes]struct {
 	EndpointClosed:     {"endpoint-closed", FaultNone, "both directions ended, the endpoint's first"},
 	ClientReset:        {"client-reset", FaultClient, "the client reset the connection"},
 	EndpointReset:      {"endpoint-reset", FaultEndpoint, "the endpoint reset the connection; UDP: it had answered and now refuses"},
-	NoResponse:         {"no-response", FaultNone, "not a failure: the client sent data and got no byte from the endpoint. The client reset the connection; or it closed its side and the endpoint did not within `--half-closed-timeout`; or the endpoint closed first, although it responds to other clients of the port"},
+	NoResponse:         {"no-response", FaultNone, "not a failure: the client sent data and got no byte from the endpoint. The client reset the connection; or it closed its side and the endpoint did not within `--half-closed-timeout`; or the endpoint closed first, or the client was lost, although endpoints of the port respond to other clients"},
 	HalfClosed:         {"half-closed", FaultPolicy, "no data moved for `--half-closed-timeout` after one direction was closed, or after one side closed and the other did not read the remaining data"},
 	NoEndpoint:         {"no-endpoint", FaultEndpoint, "no usable endpoint"},
 	AttemptsFailed:     {"attempts-failed", FaultEndpoint, "every attempt failed"},
