@@ -38,20 +38,20 @@ var _ = Describe("a Table", func() {
 		return e
 	}
 
-	It("knows nobody at first", func() {
+	It("is empty at first", func() {
 		Expect(endpointOf(alice, 0)).To(BeZero())
 	})
 
-	It("holds until exactly the timeout after the last new connection", func() {
+	It("keeps an entry until exactly the timeout after the last new connection", func() {
 		table.Set(alice, one, start)
 		Expect(endpointOf(alice, 10*time.Second-1)).To(Equal(one))
 		table.Set(alice, one, start.Add(9*time.Second))
-		Expect(endpointOf(alice, 19*time.Second-1)).To(Equal(one), "the second connection starts the time anew")
+		Expect(endpointOf(alice, 19*time.Second-1)).To(Equal(one), "the second connection restarts the timeout")
 		Expect(endpointOf(alice, 19*time.Second)).To(BeZero())
-		Expect(limits.Used()).To(BeZero(), "an entry that is over is given back")
+		Expect(limits.Used()).To(BeZero(), "an expired entry is no longer counted")
 	})
 
-	It("is not prolonged by looking", func() {
+	It("does not prolong an entry on lookup", func() {
 		table.Set(alice, one, start)
 		for s := range 10 {
 			Expect(endpointOf(alice, time.Duration(s)*time.Second)).To(Equal(one))
@@ -59,7 +59,7 @@ var _ = Describe("a Table", func() {
 		Expect(endpointOf(alice, 10*time.Second)).To(BeZero())
 	})
 
-	It("applies a new timeout to clients that it knows", func() {
+	It("applies a new timeout to existing entries", func() {
 		table.Set(alice, one, start)
 		table.SetTimeout(20 * time.Second)
 		Expect(endpointOf(alice, 19*time.Second)).To(Equal(one))
@@ -67,7 +67,7 @@ var _ = Describe("a Table", func() {
 		Expect(endpointOf(alice, 5*time.Second)).To(BeZero())
 	})
 
-	It("remembers nothing while affinity is off", func() {
+	It("keeps no entries while affinity is off", func() {
 		table.Set(alice, one, start)
 		table.SetTimeout(0)
 		table.Set(bob, one, start)
@@ -76,7 +76,7 @@ var _ = Describe("a Table", func() {
 		Expect(endpointOf(bob, 0)).To(BeZero())
 	})
 
-	It("forgets a client whose endpoint failed, but not one that has moved on", func() {
+	It("removes a client's entry for a failed endpoint, but not its entry for another endpoint", func() {
 		table.Set(alice, one, start)
 		table.Set(bob, two, start)
 		table.Forget(alice, one)
@@ -85,7 +85,7 @@ var _ = Describe("a Table", func() {
 		Expect(endpointOf(bob, 0)).To(Equal(two))
 	})
 
-	It("forgets all clients of an endpoint that left", func() {
+	It("removes all entries of a removed endpoint", func() {
 		table.Set(alice, one, start)
 		table.Set(bob, one, start)
 		Expect(table.ForgetEndpoints(map[netip.AddrPort]bool{two: true})).To(Equal(0))
@@ -94,7 +94,7 @@ var _ = Describe("a Table", func() {
 		Expect(limits.Used()).To(BeZero())
 	})
 
-	It("when full, gives up the client that has been away longest", func() {
+	It("evicts the least recently used entry when it is full", func() {
 		table.Set(alice, one, start)
 		table.Set(bob, one, start)
 		table.Set(alice, one, start)
@@ -105,33 +105,33 @@ var _ = Describe("a Table", func() {
 		Expect(limits.Used()).To(Equal(int64(2)))
 	})
 
-	It("shares the total with other tables and never passes it", func() {
+	It("shares the total limit with other tables and never exceeds it", func() {
 		others := affinity.NewTable(limits, time.Hour)
 		others.Set(alice, one, start)
 		others.Set(bob, one, start)
 		table.Set(alice, two, start)
 		table.Set(bob, two, start)
 		Expect(limits.Used()).To(Equal(int64(3)))
-		Expect(endpointOf(alice, 0)).To(BeZero(), "it gave up its own oldest")
+		Expect(endpointOf(alice, 0)).To(BeZero(), "the table evicted its own oldest entry")
 		Expect(endpointOf(bob, 0)).To(Equal(two))
 
 		third := affinity.NewTable(limits, time.Hour)
 		third.Set(carol, one, start)
-		Expect(third.Entries(start)).To(BeEmpty(), "it had none to give up")
+		Expect(third.Entries(start)).To(BeEmpty(), "the table had no entry to evict")
 		others.Close()
 		table.Close()
 		Expect(limits.Used()).To(BeZero())
 	})
 
-	It("gives two connections that claim at once the same endpoint", func() {
+	It("gives concurrent claims of one client the same endpoint", func() {
 		Expect(table.Claim(alice, one, start)).To(Equal(one))
 		Expect(table.Claim(alice, two, start)).To(Equal(one))
-		Expect(table.Claim(alice, two, start.Add(10*time.Second))).To(Equal(two), "the first claim is over")
+		Expect(table.Claim(alice, two, start.Add(10*time.Second))).To(Equal(two), "the first claim has expired")
 		table.SetTimeout(0)
-		Expect(table.Claim(alice, one, start)).To(Equal(one), "without affinity nobody has a claim")
+		Expect(table.Claim(alice, one, start)).To(Equal(one), "without affinity no claim is kept")
 	})
 
-	It("lists who it knows, with the time left", func() {
+	It("lists its entries with the time left", func() {
 		table.Set(alice, one, start)
 		table.Set(bob, two, start.Add(4*time.Second))
 		Expect(table.Entries(start.Add(6 * time.Second))).To(Equal([]affinity.Entry{
@@ -140,7 +140,7 @@ var _ = Describe("a Table", func() {
 		}))
 	})
 
-	It("goes on with what another process remembered, unless it knows better", func() {
+	It("restores entries of another process unless its own expire later", func() {
 		now := start.Add(time.Minute)
 		table.Set(alice, one, now.Add(-2*time.Second))
 		for client, left := range map[netip.Addr]time.Duration{alice: 5 * time.Second, bob: 3 * time.Second, carol: 0} {
@@ -154,7 +154,7 @@ var _ = Describe("a Table", func() {
 		Expect(table.Entries(now)).To(ContainElement(affinity.Entry{Client: bob, Endpoint: one, Left: 10 * time.Second}), "the timeout is shorter now")
 	})
 
-	It("says that there is something new to remember", func() {
+	It("signals that it has new entries", func() {
 		changed := make(chan struct{}, 1)
 		limits.Changed = changed
 		table.Set(alice, one, start)

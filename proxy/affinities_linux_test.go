@@ -41,9 +41,9 @@ func (p *Proxy) table(port string) *affinity.Table {
 	return p.services[types.NamespacedName{Namespace: "default", Name: "web"}][id].Affinity
 }
 
-// TestAffinitiesGoOn expects that clients keep their endpoints at existing service ports and at those added later,
+// TestAffinitiesSurviveHandover expects that clients keep their endpoints at existing service ports and at those added later,
 // but not for longer than before.
-func TestAffinitiesGoOn(t *testing.T) {
+func TestAffinitiesSurviveHandover(t *testing.T) {
 	g := NewWithT(t)
 	alice, bob, one := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::2"), netip.MustParseAddrPort("10.1.0.1:80")
 	before := sticky(time.Minute, "http", "https")
@@ -68,9 +68,9 @@ func TestAffinitiesGoOn(t *testing.T) {
 	g.Expect(after.had).To(BeEmpty())
 }
 
-// TestAllEndpointsLeave expects that usher does not walk the client table once per removed endpoint. That took more
+// TestRemovingAllEndpointsIsFast expects that usher does not walk the client table once per removed endpoint. That took more
 // than a minute here, and no other goroutine could read or change anything meanwhile.
-func TestAllEndpointsLeave(t *testing.T) {
+func TestRemovingAllEndpointsIsFast(t *testing.T) {
 	g := NewWithT(t)
 	const endpoints, clients = 10_000, 65_536
 	p := New(Options{AffinityPerPort: clients, AffinityTotal: clients, Settings: frontend.Settings{Trace: trace.NewLog(1)}})

@@ -36,7 +36,7 @@ func (p *lockedPortal) Apply(ctx context.Context, set []portal.Rule, gone []port
 	return p.Portal.Apply(ctx, set, gone)
 }
 
-var _ = Describe("a change that waits", func() {
+var _ = Describe("a pending change", func() {
 	var p *proxy.Proxy
 	var locked *lockedPortal
 	name := types.NamespacedName{Namespace: "of-changes", Name: "web"}
@@ -69,7 +69,7 @@ var _ = Describe("a change that waits", func() {
 		return done
 	}
 
-	It("for another program's lock keeps nobody from looking", func() {
+	It("that waits for another program's lock does not block readers", func() {
 		applied := make(chan struct{})
 		go func() {
 			p.Apply([]config.Service{web})
@@ -82,7 +82,7 @@ var _ = Describe("a change that waits", func() {
 		Eventually(applied).WithTimeout(5 * time.Second).Should(BeClosed())
 		p.Stop()
 	})
-	It("for another program's lock is over before other addresses have node ports", func() {
+	It("that waits for a lock delays a change of the node port addresses", func() {
 		go p.Apply([]config.Service{web})
 		Eventually(locked.asked).Should(Receive())
 		within := []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
@@ -97,7 +97,7 @@ var _ = Describe("a change that waits", func() {
 		Eventually(set).WithTimeout(5 * time.Second).Should(BeClosed())
 		p.Stop()
 	})
-	It("has the health check node ports of all Services, as they come and go", func() {
+	It("includes the health check node ports of all Services, across updates", func() {
 		close(locked.free)
 		other := web
 		other.Name.Name, other.Ports = "other", nil
@@ -121,7 +121,7 @@ var _ = Describe("a change that waits", func() {
 		}
 		p.Stop()
 	})
-	It("for a successor keeps nobody from looking", func() {
+	It("that waits for a successor does not block readers", func() {
 		close(locked.free)
 		p.Apply([]config.Service{web})
 		_, _, resume, _, err := p.HandOver()

@@ -40,7 +40,7 @@ func (t tunnel) Confirm() error {
 	return t.verdict
 }
 
-var _ = Describe("a Proxy with a Dial of its own", func() {
+var _ = Describe("a Proxy with a custom Dial", func() {
 	var (
 		p       *proxy.Proxy
 		events  *trace.Reader
@@ -130,7 +130,7 @@ var _ = Describe("a Proxy with a Dial of its own", func() {
 		return list
 	}
 
-	DescribeTable("what a client sends before an endpoint is confirmed goes to the endpoint that is",
+	DescribeTable("sends early data of a client to the endpoint that is confirmed",
 		func(question string) {
 			dead, alive := lab.Backend(swallow), lab.Backend(echo)
 			refuse[dead] = true
@@ -164,13 +164,13 @@ var _ = Describe("a Proxy with a Dial of its own", func() {
 				}
 			}
 			Expect(attempts).To(Equal(2))
-			Expect(failed).To(Equal(1), "and then it is in quarantine")
+			Expect(failed).To(Equal(1), "the endpoint is in quarantine after that")
 		},
-		Entry("a few bytes", "GET /"),
-		Entry("more than is kept", strings.Repeat("0123456789abcdef", 20_000)),
+		Entry("few bytes", "GET /"),
+		Entry("more than the buffer holds", strings.Repeat("0123456789abcdef", 20_000)),
 	)
 
-	It("does not serve other protocols, and says why", func() {
+	It("does not serve other protocols, and reports the reason", func() {
 		Expect(serve(config.UDP, netip.MustParseAddrPort("10.0.0.1:53"))).To(BeEmpty())
 		problem := p.Status()[0].Problem
 		Expect(problem.Reason).To(Equal(proxy.ReasonProtocol))

@@ -61,7 +61,7 @@ var _ = Describe("draining a Proxy", func() {
 	isDialing := func(netip.AddrPort) bool { return len(dialing) > 0 }
 	refuse := func(context.Context, *config.Endpoint) (forward.Conn, error) { return nil, syscall.ECONNREFUSED }
 
-	DescribeTable("resets a client that has no endpoint yet, at once",
+	DescribeTable("immediately resets a client that has no endpoint yet",
 		func(endpoint func() netip.AddrPort, dial func(context.Context, *config.Endpoint) (forward.Conn, error), underWay func(netip.AddrPort) bool, last string) {
 			goroutines := gleak.Goroutines()
 			pt, err := none.Mode.New(context.Background(), portal.Options{})
@@ -105,9 +105,9 @@ var _ = Describe("draining a Proxy", func() {
 			Expect(tried[0].Err).To(Equal(last))
 			Eventually(gleak.Goroutines).WithTimeout(10 * time.Second).ShouldNot(gleak.HaveLeaked(goroutines))
 		},
-		Entry("while a loop connects", lab.Silent, nil, isSynSent, "context canceled"),
-		Entry("while it waits to ask again", nobody, nil, nil, "connection refused"),
-		Entry("while something else than the kernel connects", nobody, untilCanceled, isDialing, "context canceled"),
-		Entry("while it waits to ask that again", nobody, refuse, nil, "connection refused"),
+		Entry("while an event loop connects", lab.Silent, nil, isSynSent, "context canceled"),
+		Entry("while an event loop waits to retry", nobody, nil, nil, "connection refused"),
+		Entry("while a custom Dial connects", nobody, untilCanceled, isDialing, "context canceled"),
+		Entry("while the proxy waits to retry a custom Dial", nobody, refuse, nil, "connection refused"),
 	)
 })

@@ -20,7 +20,7 @@ import (
 )
 
 var _ = Describe("a Proxy whose endpoints leave", func() {
-	for name, portable := range map[string]bool{"on loops": false, "by goroutines": true} {
+	for name, portable := range map[string]bool{"with event loops": false, "with goroutines": true} {
 		Context(name, func() { specifyLeaving(portable) })
 	}
 })
@@ -80,7 +80,7 @@ func specifyLeaving(portable bool) {
 	ends := func() map[outcome.Outcome]int64 { return p.Stats().Ends }
 	drained := map[outcome.Outcome]int64{outcome.EndpointDrained: 1}
 
-	It("ends a silent connection to one that is gone, after the drain timeout and not before", func() {
+	It("resets an idle connection to a removed endpoint after the drain timeout, not before", func() {
 		c := connect()
 		port.DrainTimeout = time.Second
 		began := time.Now()
@@ -90,7 +90,7 @@ func specifyLeaving(portable bool) {
 		Eventually(ends).Should(Equal(drained))
 	})
 
-	It("ends one that never is silent, too", func() {
+	It("resets a busy connection to a removed endpoint after the drain timeout", func() {
 		c := connect()
 		port.DrainTimeout = 500 * time.Millisecond
 		apply(another)
@@ -103,7 +103,7 @@ func specifyLeaving(portable bool) {
 		Eventually(ends).Should(Equal(drained))
 	})
 
-	It("ends the connections to one that terminates, and no others", func() {
+	It("ends connections to a terminating endpoint, and no others", func() {
 		apply(echo, another)
 		first, second := connect(), connect()
 		port.DrainTimeout = 100 * time.Millisecond
@@ -120,7 +120,7 @@ func specifyLeaving(portable bool) {
 		Expect(alive).To(Equal(1))
 	})
 
-	It("counts from when it left, if the timeout comes later", func() {
+	It("measures the drain timeout from the removal, even if it is set later", func() {
 		c := connect()
 		apply(another)
 		left := time.Now()
@@ -132,7 +132,7 @@ func specifyLeaving(portable bool) {
 		Eventually(ends).Should(Equal(drained))
 	})
 
-	It("lets the connections go on to one that is back in time, until it leaves again", func() {
+	It("keeps connections to an endpoint that returns in time, until it leaves again", func() {
 		c := connect()
 		port.DrainTimeout = time.Second
 		apply(another)
@@ -142,7 +142,7 @@ func specifyLeaving(portable bool) {
 		Expect(c.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
 	})
 
-	It("lets them go on without a timeout, also if there was one before", func() {
+	It("keeps connections if the drain timeout is disabled", func() {
 		c := connect()
 		port.DrainTimeout = time.Second
 		apply(another)
@@ -151,7 +151,7 @@ func specifyLeaving(portable bool) {
 		Consistently(func() error { return ask(c) }).WithTimeout(2 * time.Second).Should(Succeed())
 	})
 
-	It("ends those of a Service that is gone", func() {
+	It("ends connections of a removed Service", func() {
 		c := connect()
 		port.DrainTimeout = 100 * time.Millisecond
 		apply(echo)

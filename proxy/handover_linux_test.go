@@ -24,7 +24,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("open connections of a Proxy that is taken over from", func() {
+var _ = Describe("open connections of a replaced Proxy", func() {
 	const soon = time.Minute // also on an emulated CPU
 	var talks *lab.Talks
 	var services []config.Service
@@ -95,7 +95,7 @@ var _ = Describe("open connections of a Proxy that is taken over from", func() {
 		return successor, drained
 	}
 
-	It("go on byte for byte, with the same numbers, three times in a row", func() {
+	It("continue byte for byte with the same IDs over three takeovers", func() {
 		p := serve()
 		n := 0
 		for kind := range 40 {
@@ -131,7 +131,7 @@ var _ = Describe("open connections of a Proxy that is taken over from", func() {
 		stop(p)
 	})
 
-	It("belong to an endpoint that is leaving there, too", func() {
+	It("keep the drain deadline of a removed endpoint after a takeover", func() {
 		p := serve()
 		for range 10 {
 			come(p, lab.Chat)
@@ -149,71 +149,12 @@ var _ = Describe("open connections of a Proxy that is taken over from", func() {
 		Expect(successor.Stats().Open).To(BeEquivalentTo(10))
 		Eventually(func() int64 { return successor.Stats().Open }).WithTimeout(soon).Should(BeEquivalentTo(5))
 		Expect(time.Since(gone)).To(BeNumerically("~", 13*time.Second, 3*time.Second))
-		Eventually(talks.Err).WithTimeout(soon).Should(HaveOccurred(), "those were reset")
+		Eventually(talks.Err).WithTimeout(soon).Should(HaveOccurred(), "the connections to the removed endpoint were reset")
 		_ = talks.End()
 		stop(successor)
 	})
 
-	It("continue as UDP sessions with their bytes, and do not count as answered before they are", func() {
-		echo, err := net.ListenPacket("udp", "127.0.0.1:0")
-		Expect(err).NotTo(HaveOccurred())
-		DeferCleanup(echo.Close)
-		answer := func(n int) {
-			GinkgoHelper()
-			buf := make([]byte, 16)
-			for range n {
-				n, from, err := echo.ReadFrom(buf)
-				Expect(err).NotTo(HaveOccurred())
-				if string(buf[:n]) != "metric" {
-					_, err = echo.WriteTo(buf[:n], from)
-					Expect(err).NotTo(HaveOccurred())
-				}
-			}
-		}
-		port := &services[0].Ports[0]
-		port.Protocol = config.UDP
-		port.Endpoints = []config.Endpoint{{Addr: echo.LocalAddr().(*net.UDPAddr).AddrPort(), Ready: true, Pod: "default/web"}}
-		port.Cluster, port.Internal, port.External = port.Endpoints, port.Endpoints, port.Endpoints
-		p := serve()
-		clients := map[string]net.Conn{}
-		for _, text := range []string{"query", "metric"} {
-			c, err := net.Dial("udp", p.Status()[0].Listeners[0].String())
-			Expect(err).NotTo(HaveOccurred())
-			DeferCleanup(c.Close)
-			clients[text] = c
-			Expect(c.Write([]byte(text))).To(Equal(len(text)))
-			answer(1)
-		}
-		// sessions returns, for each client, whether its session is established, and its bytes.
-		sessions := func(p *proxy.Proxy) map[string]string {
-			all := map[string]string{}
-			for _, r := range p.Trace.Open(func(*conn.Record) bool { return true }) {
-				for text, c := range clients {
-					if c.LocalAddr().String() == r.From.String() {
-						_, established := r.Established()
-						sent, received := p.Trace.Bytes(r)
-						all[text] = fmt.Sprint(established, " ", sent, " ", received)
-					}
-				}
-			}
-			return all
-		}
-		want := map[string]string{"query": "true 5 5", "metric": "false 6 0"}
-		Eventually(sessions).WithArguments(p).WithTimeout(soon).Should(Equal(want))
-		successor, drained := takeOver(p)
-		Eventually(drained).WithTimeout(soon).Should(Receive(BeZero()))
-		Eventually(sessions).WithArguments(successor).WithTimeout(soon).Should(Equal(want))
-		Expect(p.Stats().Sessions.Ends).To(BeEmpty(), "the predecessor's sessions have not ended")
-		Expect(successor.Status()[0].Endpoints[0].Connected.Load()).To(BeEquivalentTo(1))
-		Expect(clients["metric"].Write([]byte("query"))).To(Equal(5))
-		answer(1)
-		want["metric"] = "true 11 5"
-		Eventually(sessions).WithArguments(successor).WithTimeout(soon).Should(Equal(want))
-		Expect(successor.Status()[0].Endpoints[0].Connected.Load()).To(BeEquivalentTo(2))
-		stop(successor)
-	})
-
-	It("stay while clients of their Service wait in the queue, which would find too much room otherwise", func() {
+	It("are not transferred while clients of their Service are queued", func() {
 		services[0].Ports[0].EndpointLimit = 1
 		p := serve()
 		leaves, err := net.Dial("tcp", p.Status()[0].Listeners[0].String())
@@ -262,7 +203,7 @@ var _ = Describe("open connections of a Proxy that is taken over from", func() {
 		Expect(err).NotTo(HaveOccurred())
 		return string(buf[:n]), fds
 	}
-	DescribeTable("stay with a successor that does not take them",
+	DescribeTable("are kept if the successor does not take them",
 		func(breaks func(*net.UnixConn)) {
 			p := serve()
 			for kind := range 20 {
@@ -277,18 +218,18 @@ var _ = Describe("open connections of a Proxy that is taken over from", func() {
 			Eventually(func() int64 { return p.Stats().Open }).WithTimeout(soon).Should(BeZero())
 			stop(p)
 		},
-		Entry("since it does not know the offer", func(c *net.UnixConn) { c.Close() }),
-		Entry("since it ends after it was offered some", func(c *net.UnixConn) {
+		Entry("because it does not know the offer", func(c *net.UnixConn) { c.Close() }),
+		Entry("because it exits after the offer", func(c *net.UnixConn) {
 			hear(c)
 			c.Close()
 		}),
-		Entry("since it ends before it has received them", func(c *net.UnixConn) {
+		Entry("because it exits before it has received them", func(c *net.UnixConn) {
 			hear(c)
 			Expect(fdpass.Send(c, []byte("go"))).To(Succeed())
 			time.Sleep(100 * time.Millisecond) // data is in transit
 			c.Close()
 		}),
-		Entry("since it ends instead of answering", func(c *net.UnixConn) {
+		Entry("because it exits instead of answering", func(c *net.UnixConn) {
 			hear(c)
 			Expect(fdpass.Send(c, []byte("go"))).To(Succeed())
 			_, fds := hear(c)
@@ -296,15 +237,15 @@ var _ = Describe("open connections of a Proxy that is taken over from", func() {
 			c.Close()
 			handover.Discard(fds)
 		}),
-		Entry("since it hangs", func(c *net.UnixConn) {
+		Entry("because it hangs", func(c *net.UnixConn) {
 			hear(c)
 			Expect(fdpass.Send(c, []byte("go"))).To(Succeed())
 			_, fds := hear(c)
 			time.Sleep(6 * time.Second)
-			Expect(fdpass.Send(c, []byte(strings.Repeat("1", 20)))).NotTo(Succeed(), "it is too late")
+			Expect(fdpass.Send(c, []byte(strings.Repeat("1", 20)))).NotTo(Succeed(), "the answer is too late")
 			DeferCleanup(func() { handover.Discard(fds) }) // connections end although the successor holds duplicates
 		}),
-		Entry("since it refuses them", func(c *net.UnixConn) {
+		Entry("because it refuses them", func(c *net.UnixConn) {
 			hear(c)
 			Expect(fdpass.Send(c, []byte("go"))).To(Succeed())
 			_, fds := hear(c)
@@ -313,7 +254,7 @@ var _ = Describe("open connections of a Proxy that is taken over from", func() {
 		}),
 	)
 
-	It("are not taken by a version that does not know all of them", func() {
+	It("are refused by a version that does not know their fields or Services", func() {
 		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 		Expect(err).NotTo(HaveOccurred())
 		file := os.NewFile(uintptr(fds[0]), "")

@@ -37,9 +37,9 @@ import (
 var reset = MatchError(syscall.ECONNRESET)
 
 // Headers of the PROXY protocol are the same for every mover.
-var _ = Describe("headers of the PROXY protocol,", func() {
-	Describe("where the kernel connects,", func() { headerSpecs(false) })
-	Describe("where something else connects,", func() { headerSpecs(true) })
+var _ = Describe("PROXY protocol headers", func() {
+	Describe("with a direct connection", func() { headerSpecs(false) })
+	Describe("with a tunneled connection", func() { headerSpecs(true) })
 })
 
 func headerSpecs(tunneled bool) {
@@ -136,7 +136,7 @@ func headerSpecs(tunneled bool) {
 		return &ended[0]
 	}
 
-	Describe("towards endpoints,", func() {
+	Describe("to endpoints", func() {
 		for _, version := range []config.ProxyProtocol{config.ProxyV1, config.ProxyV2} {
 			asked := func(port *config.ServicePort) { port.ProxyProtocol = version }
 			header := func(c net.Conn) string {
@@ -144,7 +144,7 @@ func headerSpecs(tunneled bool) {
 				return string(proxyproto.Header(version, config.TCP, addr(c.LocalAddr()), addr(c.RemoteAddr())))
 			}
 
-			It(fmt.Sprintf("%s: come before the first byte of the client's, and do not count", version), func() {
+			It(fmt.Sprintf("%s: precede the client's first byte and are not counted", version), func() {
 				endpoint, got := listen(0)
 				c := connect(serve(asked, endpoint))
 				Expect(c.Write([]byte("payload"))).Error().NotTo(HaveOccurred())
@@ -153,7 +153,7 @@ func headerSpecs(tunneled bool) {
 				Expect(last().End.ToEndpoint).To(BeEquivalentTo(len("payload")))
 			})
 
-			It(fmt.Sprintf("%s: come at once, also if the client waits for the endpoint to speak", version), func() {
+			It(fmt.Sprintf("%s: are sent immediately, even if the client waits for the endpoint's data", version), func() {
 				probe := proxyproto.Header(version, config.TCP, netip.MustParseAddrPort("127.0.0.1:10000"), netip.MustParseAddrPort("127.0.0.1:10000"))
 				endpoint, got := listen(len(probe) - 20) // ports and addresses may be shorter
 				c := connect(serve(asked, endpoint))
@@ -163,7 +163,7 @@ func headerSpecs(tunneled bool) {
 				Expect(last().End.ToEndpoint).To(BeZero())
 			})
 
-			It(fmt.Sprintf("%s: come anew to each endpoint that is tried", version), func() {
+			It(fmt.Sprintf("%s: are sent to each endpoint that is tried", version), func() {
 				dead, alive := netip.AddrPort{}, netip.AddrPort{}
 				var got, lost chan string
 				alive, got = listen(0)
@@ -181,21 +181,21 @@ func headerSpecs(tunneled bool) {
 					Eventually(got).WithTimeout(10 * time.Second).Should(Receive(Equal(header(c) + "payload")))
 				}
 				if tunneled {
-					Expect(lost).To(Receive(BeElementOf("P", "\r")), "the dead one, too")
+					Expect(lost).To(Receive(BeElementOf("P", "\r")), "the failed endpoint received a header too")
 				}
 				Expect(p.Stats().Attempts[conn.Connected]).To(BeEquivalentTo(2))
 			})
 		}
 	})
 
-	Describe("from load balancers,", func() {
+	Describe("from load balancers", func() {
 		var balancers *config.Balancers
 		due := func(port *config.ServicePort) { port.VIPs[0].Balancers = balancers }
 		BeforeEach(func() {
 			balancers = &config.Balancers{Networks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}
 		})
 
-		DescribeTable("name the client; nothing of the payload is lost, whatever its pieces",
+		DescribeTable("name the client, and the payload arrives complete, however it is split",
 			func(header []byte, want netip.AddrPort) {
 				endpoint, got := listen(0)
 				at := serve(due, endpoint)
@@ -227,17 +227,17 @@ func headerSpecs(tunneled bool) {
 			Entry("version 1", v1, said),
 			Entry("version 2", v2, said),
 			Entry("version 2, of IPv6", proxyproto.Header(config.ProxyV2, config.TCP, netip.MustParseAddrPort("[2001:db8::9]:4711"), saidVIP), netip.MustParseAddrPort("[2001:db8::9]:4711")),
-			Entry("version 2, LOCAL: the balancer's own", []byte("\r\n\r\n\x00\r\nQUIT\n\x20\x00\x00\x00"), netip.AddrPort{}),
+			Entry("version 2, LOCAL: a connection of the load balancer itself", []byte("\r\n\r\n\x00\r\nQUIT\n\x20\x00\x00\x00"), netip.AddrPort{}),
 			Entry("version 1, UNKNOWN", []byte("PROXY UNKNOWN\r\n"), netip.AddrPort{}),
 		)
 
-		It("may be alone: who then waits for the endpoint to speak hears it", func() {
+		It("may be the only data, and the endpoint's data reaches the client", func() {
 			c := connect(serve(due, lab.Backend(func(c net.Conn) { fmt.Fprint(c, "hello") })))
 			Expect(c.Write(v2)).Error().NotTo(HaveOccurred())
 			Expect(io.ReadAll(c)).To(BeEquivalentTo("hello"))
 		})
 
-		It("are passed on as usher's own, with the client that they name", func() {
+		It("are replaced by usher's header, which names the same client", func() {
 			endpoint, got := listen(0)
 			c := connect(serve(func(port *config.ServicePort) {
 				due(port)
@@ -249,7 +249,7 @@ func headerSpecs(tunneled bool) {
 			Eventually(got).WithTimeout(10 * time.Second).Should(Receive(Equal(string(proxyproto.Header(config.ProxyV1, config.TCP, said, to)) + "payload")))
 		})
 
-		DescribeTable("that are wrong: a reset, and no endpoint is reached",
+		DescribeTable("that are invalid cause a reset and reach no endpoint",
 			func(first string, hangUp bool, says string) {
 				endpoint, got := listen(0)
 				c := connect(serve(due, endpoint))
@@ -265,13 +265,13 @@ func headerSpecs(tunneled bool) {
 				Expect(got).NotTo(Receive())
 			},
 			Entry("missing", "GET / HTTP/1.1\r\n\r\n", false, "missing PROXY"),
-			Entry("cut", string(v2[:20]), true, "truncated"),
-			Entry("nothing at all", "", true, "missing PROXY"),
+			Entry("truncated", string(v2[:20]), true, "truncated"),
+			Entry("empty", "", true, "missing PROXY"),
 			Entry("too long", "\r\n\r\n\x00\r\nQUIT\n\x21\x11\xff\xff", false, "too long"),
-			Entry("wrong", "PROXY TCP4 a b c d\r\n", false, "invalid PROXY protocol header: proxyproto: invalid address"),
+			Entry("with an invalid address", "PROXY TCP4 a b c d\r\n", false, "invalid PROXY protocol header: proxyproto: invalid address"),
 		)
 
-		It("that come too slowly, a byte a second: a reset", func() {
+		It("that arrive too slowly cause a reset", func() {
 			lab.Long()
 			endpoint, got := listen(0)
 			c := connect(serve(due, endpoint))
@@ -291,7 +291,7 @@ func headerSpecs(tunneled bool) {
 			Expect(got).NotTo(Receive())
 		})
 
-		It("that are awaited keep usher from ending no longer than other connections do", func() {
+		It("that are missing do not prolong draining", func() {
 			endpoint, _ := listen(0)
 			c := connect(serve(due, endpoint))
 			Eventually(p.Connections).Should(BeEquivalentTo(1))
@@ -305,7 +305,7 @@ func headerSpecs(tunneled bool) {
 			Expect(last().End.Outcome).To(Equal(outcome.Drained))
 		})
 
-		It("are not looked for in what others send, who are served as ever", func() {
+		It("are not parsed in the data of other clients", func() {
 			endpoint, got := listen(0)
 			balancers.Networks = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
 			c := connect(serve(due, endpoint))
@@ -316,7 +316,7 @@ func headerSpecs(tunneled bool) {
 			Expect(e.Client).To(Equal(c.LocalAddr().(*net.TCPAddr).AddrPort()))
 		})
 
-		It("decide who may, which endpoint it had, and whose share it takes", func() {
+		It("determine the client for admission, affinity and the limit per client", func() {
 			o.MaxConnections, o.MaxConnectionsPerPort = 16, 16
 			o.LoadBalancers = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
 			balancers.Clients = []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}
@@ -357,7 +357,7 @@ func headerSpecs(tunneled bool) {
 			Expect(p.Connections()).To(BeEquivalentTo(16))
 		})
 
-		It("of a load balancer that only the Service names use up that load balancer's share, whoever they name", func() {
+		It("count toward the load balancer's limit if only the Service configures it", func() {
 			o.MaxConnections, o.MaxConnectionsPerPort = 16, 16
 			balancers.Networks = []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32")}
 			endpoint := lab.Backend(func(c net.Conn) { fmt.Fprint(c, "1"); _, _ = io.Copy(io.Discard, c) })
@@ -382,11 +382,11 @@ func headerSpecs(tunneled bool) {
 			for i := range 14 { // half of them on behalf of the victim
 				Expect(served("127.0.0.1", named([]string{victim, fmt.Sprint("203.0.113.", i)}[i%2]))).To(Succeed())
 			}
-			Expect(served("127.0.0.1", named("203.0.113.99"))).To(reset, "the last eighth is not for who has that many, whatever it says")
-			Expect(served(victim, []byte("payload"))).To(Succeed(), "the victim has none yet")
+			Expect(served("127.0.0.1", named("203.0.113.99"))).To(reset, "the load balancer has reached its limit, regardless of the header")
+			Expect(served(victim, []byte("payload"))).To(Succeed(), "the victim has no connection yet")
 		})
 
-		It("that are spoiled, a hundred thousand of them: no endpoint is reached, and usher goes on", func() {
+		It("that are corrupt reach no endpoint, and usher serves later clients", func() {
 			n := 2000
 			if lab.Asked() {
 				n = 100_000

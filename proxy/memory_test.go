@@ -7,20 +7,20 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// TestEbb checks after which periods a burst of connections counts as over.
-func TestEbb(t *testing.T) {
+// TestBurstEnd checks after which periods a burst of connections counts as over.
+func TestBurstEnd(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		counts []int64 // change of the connection count in each period
 		over   []int   // periods after which memory is freed
 	}{
-		{"a few", []int64{300, 300, 300, 0, 0}, nil},
+		{"few connections", []int64{300, 300, 300, 0, 0}, nil},
 		{"a burst", []int64{5000, 0, 0, 0}, []int{1}},
 		{"a burst that fades", []int64{5000, 3000, 400, 300, 0}, []int{3}},
-		{"many all the time", []int64{5000, 4000, 6000, 5000, 4500, 5500}, nil},
-		{"a few each time add up", []int64{400, 400, 400, 0}, []int{3}},
+		{"many connections continuously", []int64{5000, 4000, 6000, 5000, 4500, 5500}, nil},
+		{"few connections per period that add up", []int64{400, 400, 400, 0}, []int{3}},
 		{"two bursts", []int64{5000, 0, 0, 5000, 0, 0}, []int{1, 4}},
-		{"a beginning that is counted late", []int64{-1, 5001, -1, 1}, []int{2}},
+		{"a start that is counted late", []int64{-1, 5001, -1, 1}, []int{2}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -33,8 +33,8 @@ func TestEbb(t *testing.T) {
 					over = append(over, i)
 					e.tidy()
 					now := e.rest.Add(-1)
-					g.Expect(e.over(now, count+2*minBurst)).To(BeFalse(), "they are many")
-					g.Expect(e.over(now, count+2*minBurst)).To(BeFalse(), "it has just been done")
+					g.Expect(e.over(now, count+2*minBurst)).To(BeFalse(), "there are too many connections")
+					g.Expect(e.over(now, count+2*minBurst)).To(BeFalse(), "memory was freed recently")
 					g.Expect(e.over(e.rest, count+2*minBurst)).To(BeTrue())
 					e = burstEnd{seen: count, tidied: count}
 				}
@@ -44,8 +44,8 @@ func TestEbb(t *testing.T) {
 	}
 }
 
-// TestEbbRests checks the time until the next look.
-func TestEbbRests(t *testing.T) {
+// TestBurstEndPause checks the time until the next look.
+func TestBurstEndPause(t *testing.T) {
 	g := NewWithT(t)
 	var e burstEnd
 	look := func(count int64) time.Duration {
@@ -54,12 +54,12 @@ func TestEbbRests(t *testing.T) {
 		}
 		return e.pause()
 	}
-	g.Expect(look(0)).To(Equal(calmPeriod), "nobody has come yet")
-	g.Expect(look(5000)).To(Equal(burstPeriod), "a rush")
-	g.Expect(look(5000)).To(Equal(calmPeriod), "it is over, and memory given back")
+	g.Expect(look(0)).To(Equal(calmPeriod), "no client has connected yet")
+	g.Expect(look(5000)).To(Equal(burstPeriod), "a burst of connections")
+	g.Expect(look(5000)).To(Equal(calmPeriod), "the burst is over and memory was freed")
 	g.Expect(look(5400)).To(Equal(burstPeriod))
-	g.Expect(look(5400)).To(Equal(calmPeriod), "they were a few")
+	g.Expect(look(5400)).To(Equal(calmPeriod), "there were few new connections")
 	e.rest = time.Now().Add(time.Hour)
 	g.Expect(look(8000)).To(Equal(burstPeriod))
-	g.Expect(look(8000)).To(Equal(burstPeriod), "memory is to be given back")
+	g.Expect(look(8000)).To(Equal(burstPeriod), "memory has yet to be freed")
 }

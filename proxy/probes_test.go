@@ -23,7 +23,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("a Proxy with an endpoint that refuses", func() {
+var _ = Describe("a Proxy with an endpoint that refuses connections", func() {
 	var (
 		p         *proxy.Proxy
 		options   proxy.Options
@@ -103,7 +103,7 @@ var _ = Describe("a Proxy with an endpoint that refuses", func() {
 		}()
 	}
 
-	It("finds out itself when it answers again: of all clients one meets it before", func() {
+	It("detects its recovery with probes; before that, only one client attempts to connect", func() {
 		serve(service("web", "10.96.0.1", bad, good))
 		connect(0, 2)
 		Expect(refusedAttempts()).To(BeEquivalentTo(1))
@@ -119,10 +119,10 @@ var _ = Describe("a Proxy with an endpoint that refuses", func() {
 		Expect(after.Attempts[conn.Connected] - before.Attempts[conn.Connected]).To(BeEquivalentTo(4))
 		Expect(after.Accepted - before.Accepted).To(BeEquivalentTo(4))
 		e := p.Status()[0].Endpoints[0]
-		Expect(e.Connected.Load()).To(BeEquivalentTo(2), "it has its turns, and the probe is none")
+		Expect(e.Connected.Load()).To(BeEquivalentTo(2), "the endpoint is in rotation, and probes do not count")
 	})
 
-	It("probes it once for all Services that have it", func() {
+	It("probes the endpoint once for all its Services", func() {
 		options.Quarantine.First = time.Second // the first probe is later than the restart
 		serve(service("a", "10.96.0.1", bad, good), service("b", "10.96.0.2", bad, good))
 		connect(0, 2)
@@ -134,7 +134,7 @@ var _ = Describe("a Proxy with an endpoint that refuses", func() {
 		Expect(s.Probes[conn.Connected]).To(BeEquivalentTo(1))
 	})
 
-	It("does not probe one that is gone", func() {
+	It("does not probe a removed endpoint", func() {
 		serve(service("web", "10.96.0.1", bad, good), service("other", "10.96.0.2", bad, good))
 		connect(0, 2)
 		connect(1, 2)
@@ -148,7 +148,7 @@ var _ = Describe("a Proxy with an endpoint that refuses", func() {
 		}).WithTimeout(10 * time.Second).WithPolling(10 * options.Quarantine.Max).Should(BeTrue())
 	})
 
-	It("leaves it to a client to find out, with probes switched off", func() {
+	It("uses clients' connections as probes if probes are disabled", func() {
 		options.Quarantine.Probed = false
 		serve(service("web", "10.96.0.1", bad, good))
 		Eventually(func() int64 { connect(0, 2); return refusedAttempts() }).WithTimeout(10 * time.Second).Should(BeNumerically(">=", 3))

@@ -110,7 +110,7 @@ var _ = Describe("a Proxy", func() {
 		return string(buf[:n])
 	}
 
-	It("serves a Service, changes its endpoints under it, and takes it away, while an open connection goes on", func() {
+	It("keeps an open connection while a Service changes endpoints and is removed", func() {
 		p.Apply([]config.Service{service("web", "10.96.0.1", backend("one"))})
 		open := dial("web")
 		Expect(answer(open)).To(Equal("one"))
@@ -127,7 +127,7 @@ var _ = Describe("a Proxy", func() {
 		Expect(p.Connections()).To(BeEquivalentTo(2))
 	})
 
-	It("tells the portal which addresses are a Service's alone: cluster IPs, and no others", func() {
+	It("marks only cluster IPs as exclusive to a Service for the portal", func() {
 		svc := service("web", "10.96.0.1")
 		svc.Ports[0].VIPs = append(svc.Ports[0].VIPs, config.VIP{Kind: config.ExternalIP, Addr: netip.MustParseAddr("192.0.2.1"), Port: 80})
 		p.Apply([]config.Service{svc})
@@ -147,10 +147,10 @@ var _ = Describe("a Proxy", func() {
 		p.Apply([]config.Service{service("web", "10.96.0.1")})
 		Expect(listener("web")).To(BeEmpty())
 		p.Apply([]config.Service{service("web", "10.96.0.1", backend("one"))})
-		Expect(listener("web")).To(Equal(at), "the same port again")
+		Expect(listener("web")).To(Equal(at), "the listener has the same port again")
 	})
 
-	It("lets one Service have a VIP, and gives it to the next when that leaves", func() {
+	It("serves a VIP for one Service, and for the next when the first is removed", func() {
 		p.Apply([]config.Service{service("a", "10.96.0.1", backend("a"))})
 		p.Apply([]config.Service{service("b", "10.96.0.1", backend("b"))})
 		Expect(problems).To(Equal([]string{"of-proxy/b:main: AddressConflict: ClusterIP 10.96.0.1:80/tcp is already served for of-proxy/a:main"}))
@@ -162,7 +162,7 @@ var _ = Describe("a Proxy", func() {
 		Expect(answer(dial("b"))).To(Equal("b"))
 	})
 
-	It("serves a cluster IP for its Service, though another one's external IP was there first", func() {
+	It("prefers a cluster IP to an earlier external IP with the same address", func() {
 		external := service("a", "10.96.0.9", backend("a"))
 		external.Ports[0].VIPs = append(external.Ports[0].VIPs, config.VIP{Kind: config.ExternalIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80})
 		vip := netip.MustParseAddrPort("10.96.0.1:80")
@@ -194,7 +194,7 @@ var _ = Describe("a Proxy", func() {
 		Expect(serves()).To(Equal("a"))
 	})
 
-	It("takes a cluster IP from a Service that gives up another of its VIPs in the same change", func() {
+	It("takes a cluster IP from a Service that loses another VIP in the same change", func() {
 		external := func(name, vip string, more ...string) config.Service {
 			s := service(name, vip, backend(name))
 			for _, ip := range more {
@@ -208,14 +208,14 @@ var _ = Describe("a Proxy", func() {
 		p.Apply([]config.Service{external("a", "10.96.0.1"), now})
 		conflict := "of-proxy/b:renamed: AddressConflict: ExternalIP 10.96.0.1:80/tcp is already served for of-proxy/a:main"
 		Expect(problems).To(Equal([]string{conflict}))
-		By("which nobody keeps from others")
+		By("serving the released VIP for another Service")
 		p.Apply([]config.Service{external("c", "10.96.0.7", "192.0.2.1")})
 		Expect(problems).To(Equal([]string{conflict}))
 		known, usable := p.Serves(netip.MustParseAddrPort("192.0.2.1:80"))
 		Expect(known && usable).To(BeTrue())
 	})
 
-	It("lets two Services swap their VIPs in one change", func() {
+	It("swaps the VIPs of two Services in one change", func() {
 		p.Apply([]config.Service{service("a", "10.96.0.1", backend("a")), service("b", "10.96.0.2", backend("b"))})
 		p.Apply([]config.Service{service("a", "10.96.0.2", backend("a")), service("b", "10.96.0.1", backend("b"))})
 		Expect(problems).To(BeEmpty())
@@ -223,7 +223,7 @@ var _ = Describe("a Proxy", func() {
 		Expect(answer(dial("b"))).To(Equal("b"))
 	})
 
-	It("keeps the listener of a port that is renamed, and tells of it by its new name", func() {
+	It("keeps the listener of a renamed port and reports the new name", func() {
 		web := service("web", "10.96.0.1", backend("one"))
 		more := web.Ports[0]
 		more.ID.Port, more.VIPs = "more", []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 81}}
@@ -255,10 +255,10 @@ var _ = Describe("a Proxy", func() {
 		named("main", "more")
 		Expect(problems).To(BeEmpty())
 		Expect(p.Connections()).To(BeEquivalentTo(1))
-		Expect(p.InspectService(web.Name)).To(ContainElement(HaveField("Totals.Active", BeEquivalentTo(1))), "the connection counts on")
+		Expect(p.InspectService(web.Name)).To(ContainElement(HaveField("Totals.Active", BeEquivalentTo(1))), "the connection is still counted")
 	})
 
-	It("says which protocols it does not serve, and serves the rest", func() {
+	It("reports unsupported protocols and serves the others", func() {
 		dns := service("dns", "10.96.0.1", backend("dns"))
 		sctp := dns.Ports[0]
 		sctp.ID.Port, sctp.Protocol = "sctp", config.SCTP
@@ -270,7 +270,7 @@ var _ = Describe("a Proxy", func() {
 		Expect(p.Stats().Problems).To(BeEmpty())
 	})
 
-	It("turns clients away that are too many, and counts how each connection ended", func() {
+	It("rejects clients above the limit and counts the ends of connections", func() {
 		p.Apply([]config.Service{service("web", "10.96.0.1", backend("one"))})
 		var open []net.Conn
 		for range 3 {
@@ -296,12 +296,12 @@ var _ = Describe("a Proxy", func() {
 		s := p.Stats()
 		Expect(s.Ends).To(Equal(map[outcome.Outcome]int64{outcome.Limit: tooMany, outcome.ClientClosed: 3}))
 		Expect(s.Accepted).To(BeEquivalentTo(tooMany + 4))
-		Expect(s.Unlogged).To(BeNumerically(">=", tooMany-10-int(10*time.Since(began).Seconds())-1), "the trace tells of ten a second")
+		Expect(s.Unlogged).To(BeNumerically(">=", tooMany-10-int(10*time.Since(began).Seconds())-1), "the trace records ten rejections per second")
 		Expect(s.Attempts[conn.Connected]).To(BeEquivalentTo(4))
 		Expect(s.All.ToClient).To(BeEquivalentTo(9))
 	})
 
-	It("counts all clients that it does not admit, and tells of ten a second", func() {
+	It("counts all rejected clients and records ten per second", func() {
 		web := service("web", "10.96.0.1", backend("one"))
 		web.Ports[0].VIPs[0].Sources = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
 		p.Apply([]config.Service{web})
@@ -322,7 +322,7 @@ var _ = Describe("a Proxy", func() {
 		Expect(s.Unlogged).To(BeEquivalentTo(clients - told))
 	})
 
-	It("ends the search for an endpoint when the Service goes", func() {
+	It("ends the search for an endpoint when the Service is removed", func() {
 		holder := lab.Refusing()
 		p.Apply([]config.Service{service("web", "10.96.0.1", holder)})
 		c := dial("web")
@@ -332,7 +332,7 @@ var _ = Describe("a Proxy", func() {
 		Eventually(func() int64 { return p.Stats().Ends[outcome.NoEndpoint] }).Should(BeEquivalentTo(1))
 	})
 
-	It("leaves to chance which endpoint of a new Service is the first", func() {
+	It("starts with a random endpoint of a new Service", func() {
 		var endpoints []netip.AddrPort
 		for n := range 8 {
 			endpoints = append(endpoints, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(n)}), 80))
@@ -350,7 +350,7 @@ var _ = Describe("a Proxy", func() {
 		Expect(len(first)).To(BeNumerically(">", 1))
 	})
 
-	It("tells which IP family could not be brought up to date", func() {
+	It("reports which IP family could not be updated", func() {
 		pt := &brokenPortal{Portal: p.Portal}
 		p.Portal = pt
 		p.Apply(nil)
@@ -374,7 +374,7 @@ var _ = Describe("a Proxy", func() {
 		}
 	})
 
-	It("asks the portal for nothing when endpoints differ, unless the first comes or the last goes, or it failed before", func() {
+	It("calls the portal only for the first or last endpoint, or after a failure", func() {
 		pt := &brokenPortal{Portal: p.Portal}
 		p.Portal = pt
 		one, two := backend("one"), backend("two")
@@ -393,7 +393,7 @@ var _ = Describe("a Proxy", func() {
 		Expect(p.SyncStatus().Err).NotTo(HaveOccurred())
 	})
 
-	It("has a problem while the portal refuses a rule", func() {
+	It("reports a problem while the portal refuses a rule", func() {
 		pt := &brokenPortal{Portal: p.Portal}
 		p.Portal = pt
 		at := func(port uint16) portal.Target {
@@ -412,7 +412,7 @@ var _ = Describe("a Proxy", func() {
 		Expect(problems[2:]).To(Equal([]string{"of-proxy/web:main: solved"}))
 	})
 
-	It("asks where to listen again when listeners have to move, once for each check", func() {
+	It("determines listen addresses again, once per check, when listeners must move", func() {
 		pt := &brokenPortal{Portal: p.Portal}
 		p.Portal = pt
 		p.Apply([]config.Service{service("web", "10.96.0.1", backend("one")), service("other", "10.96.0.2", backend("two"))})
@@ -425,10 +425,10 @@ var _ = Describe("a Proxy", func() {
 		Expect(answer(dial("web"))).To(Equal("one"))
 	})
 
-	It("tells when a change was wanted and when it was carried out", func() {
+	It("reports when a change was requested and when it was applied", func() {
 		Expect(p.SyncStatus()).To(BeZero())
 		p.Check(GinkgoT().Context())
-		Expect(p.SyncStatus().LastApplied).To(BeZero(), "nothing was wanted yet")
+		Expect(p.SyncStatus().LastApplied).To(BeZero(), "no change was requested yet")
 		p.Apply(nil)
 		s := p.SyncStatus()
 		Expect(s.Pending).To(BeZero())

@@ -22,9 +22,9 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("clients of a Proxy whose endpoints have no room", func() {
+var _ = Describe("queued clients of a Proxy", func() {
 	for _, portable := range []bool{false, true} {
-		Context(map[bool]string{false: "on loops", true: "with a goroutine each"}[portable], func() { inLine(portable) })
+		Context(map[bool]string{false: "with event loops", true: "with goroutines"}[portable], func() { inLine(portable) })
 	}
 })
 
@@ -97,7 +97,7 @@ func inLine(portable bool) {
 	}
 	ends := func(end outcome.Outcome) func() int64 { return func() int64 { return p.Stats().Ends[end] } }
 
-	It("go on in the order in which they came, and what they have sent is not lost", func() {
+	It("are served in order of arrival, and their early data is delivered", func() {
 		serve(echo("a"))
 		has := connect()
 		Expect(greeted(has)).To(Equal("a\n"))
@@ -116,7 +116,7 @@ func inLine(portable bool) {
 		Expect(p.Stats().Choices).To(HaveKeyWithValue(balance.FirstInQueue, BeEquivalentTo(3)))
 	})
 
-	It("are reset when their time is over, with a reason", func() {
+	It("are reset with a reason at the queue timeout", func() {
 		serve(echo("a"))
 		port.QueueTimeout = time.Second
 		apply(port.Endpoints[0].Addr)
@@ -129,7 +129,7 @@ func inLine(portable bool) {
 		Expect(inLine()).To(BeZero())
 	})
 
-	It("leave the line when they hang up, unless they have sent what may be a request", func() {
+	It("leave the queue when they close, unless they have sent a possible request", func() {
 		serve(echo("a"))
 		has := connect()
 		Expect(greeted(has)).To(Equal("a\n"))
@@ -153,7 +153,7 @@ func inLine(portable bool) {
 		Expect(greeted(waits)).To(Equal("a\n"))
 	})
 
-	It("go on when an endpoint comes, when the bound is raised, and when there is none", func() {
+	It("are served when an endpoint is added or the limit is raised or removed", func() {
 		a, b := echo("a"), echo("b")
 		serve(a)
 		Expect(greeted(connect())).To(Equal("a\n"))
@@ -170,7 +170,7 @@ func inLine(portable bool) {
 		Expect(greeted(third)).NotTo(BeEmpty())
 	})
 
-	It("are reset when the Service goes, and when usher does", func() {
+	It("are reset when the endpoints are removed or usher stops", func() {
 		a := echo("a")
 		serve(a)
 		first := connect()

@@ -17,10 +17,10 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("a client of a Proxy that has no endpoint yet", func() {
+var _ = Describe("a client of a Proxy", func() {
 	const soon = 10 * time.Second
 	for _, portable := range []bool{false, true} {
-		Context(map[bool]string{false: "on loops", true: "with a goroutine each"}[portable], func() {
+		Context(map[bool]string{false: "with event loops", true: "with goroutines"}[portable], func() {
 			var p *proxy.Proxy
 			var to string
 			port := config.ServicePort{
@@ -66,13 +66,13 @@ var _ = Describe("a client of a Proxy that has no endpoint yet", func() {
 				Eventually(func() int64 { return p.Stats().Established }).WithTimeout(soon).Should(BeZero())
 			}
 
-			It("ends the attempt that is under way when it resets", func() {
+			It("ends the attempt in progress when it resets", func() {
 				serve(lab.Silent())
 				resets(comes())
 				Expect(p.Stats().All.Attempts).To(BeNumerically("<=", 1))
 			})
 
-			It("ends the search when it resets while usher waits to ask again", func() {
+			It("ends the search when it resets while usher waits to retry", func() {
 				serve(lab.Refusing())
 				c := comes()
 				Eventually(func() int64 { return p.Stats().All.Attempts }).WithTimeout(soon).Should(BeEquivalentTo(1))
@@ -80,7 +80,7 @@ var _ = Describe("a client of a Proxy that has no endpoint yet", func() {
 				Expect(p.Stats().All.Attempts).To(BeEquivalentTo(1))
 			})
 
-			It("got no response, which is no failure, when the endpoint ends first and answers others", func() {
+			It("gets no-response, not a failure, when the endpoint closes first but answers others", func() {
 				serve(lab.Backend(func(c net.Conn) {
 					if request := make([]byte, 100); readFull(c, request) && request[0] > 0 {
 						fmt.Fprint(c, "answer")
@@ -99,7 +99,7 @@ var _ = Describe("a client of a Proxy that has no endpoint yet", func() {
 				}
 				ends := func(o outcome.Outcome) func() int64 { return func() int64 { return p.Stats().Ends[o] } }
 				Expect(ask(0)).To(BeEmpty())
-				Eventually(ends(outcome.EndpointClosed)).WithTimeout(soon).Should(BeEquivalentTo(1), "for all that is known, the protocol has no answers")
+				Eventually(ends(outcome.EndpointClosed)).WithTimeout(soon).Should(BeEquivalentTo(1), "no client has received an answer yet")
 				Expect(ask(1)).To(Equal("answer"))
 				Expect(ask(0)).To(BeEmpty())
 				Eventually(ends(outcome.NoResponse)).WithTimeout(soon).Should(BeEquivalentTo(1))
@@ -110,7 +110,7 @@ var _ = Describe("a client of a Proxy that has no endpoint yet", func() {
 				Expect(endpoint.Failed.Load()).To(BeZero())
 			})
 
-			It("got no response when the endpoint hangs and it resets, and others at the same port upload without one", func() {
+			It("gets no-response when it resets and the endpoint hangs, but not after uploads", func() {
 				serve(lab.Backend(func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }))
 				for range 3 {
 					c := comes()
@@ -126,7 +126,7 @@ var _ = Describe("a client of a Proxy that has no endpoint yet", func() {
 				Expect(p.Stats().All.Failed).To(BeZero())
 			})
 
-			It("gets its answer when it has only ended its own side", func() {
+			It("gets its answer if it has closed only its own side", func() {
 				serve(lab.Refusing())
 				c := comes()
 				Expect(c.CloseWrite()).To(Succeed())

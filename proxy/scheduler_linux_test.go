@@ -15,7 +15,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("a Proxy that chooses by how many connections endpoints have", func() {
+var _ = Describe("a Proxy with the least-connections scheduler", func() {
 	var p *proxy.Proxy
 	serve := func(protocol config.Protocol, schedule time.Duration, endpoints ...netip.AddrPort) string {
 		GinkgoHelper()
@@ -50,7 +50,7 @@ var _ = Describe("a Proxy that chooses by how many connections endpoints have", 
 	}
 	alive := func() netip.AddrPort { return lab.Backend(func(c net.Conn) { _, _ = io.Copy(c, c) }) }
 
-	It("counts those whose attempt is under way: a rush does not go to who does not answer", func() {
+	It("counts attempts in progress, so that a burst avoids an unresponsive endpoint", func() {
 		to := serve(config.TCP, time.Hour, lab.Silent(), alive())
 		for range 20 {
 			connect(to)
@@ -60,7 +60,7 @@ var _ = Describe("a Proxy that chooses by how many connections endpoints have", 
 		Eventually(active).WithTimeout(10 * time.Second).Should(Equal([]int64{0, 0}))
 	})
 
-	It("counts no attempt that failed, and no connection that has ended", func() {
+	It("does not count failed attempts and ended connections", func() {
 		to := serve(config.TCP, time.Minute, nobody(), alive(), nobody(), alive())
 		var open []net.Conn
 		for range 30 {
@@ -80,7 +80,7 @@ var _ = Describe("a Proxy that chooses by how many connections endpoints have", 
 		Eventually(total).WithTimeout(10 * time.Second).Should(BeZero())
 	})
 
-	It("counts UDP's sessions, from the first datagram to the end", func() {
+	It("counts UDP sessions only until they end", func() {
 		var servers []netip.AddrPort
 		for range 2 {
 			l, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})

@@ -92,7 +92,7 @@ var _ = Describe("a UDP session", func() {
 	}
 
 	for _, at := range []string{"127.0.0.1:0", "[::1]:0"} {
-		It("goes on when it is told that a datagram was too big, to "+at, func() {
+		It("continues after an error that a datagram was too big, to "+at, func() {
 			endpoint, addr := listen(at)
 			p, newClient := serve(addr)
 			client := newClient()
@@ -105,7 +105,7 @@ var _ = Describe("a UDP session", func() {
 				Eventually(func() int64 { return p.Stats().Sessions.Dropped[frontend.DropTooBig] }).WithTimeout(10 * time.Second).Should(Equal(before + 1))
 			}
 
-			By("while the endpoint has not answered")
+			By("reporting the error before the endpoint has answered")
 			tooBig()
 			send(client, "hello")
 			got, session := receive(endpoint)
@@ -115,7 +115,7 @@ var _ = Describe("a UDP session", func() {
 			got, _ = receive(client)
 			Expect(got).To(Equal("welcome"))
 
-			By("and when it has")
+			By("reporting the error after the endpoint has answered")
 			tooBig()
 			send(client, "smaller")
 			got, again := receive(endpoint)
@@ -148,11 +148,11 @@ var _ = Describe("a UDP session", func() {
 		Expect(process.SetReadDeadline(time.Now())).To(Succeed())
 		Expect(process.ReadFromUDPAddrPort(make([]byte, 100))).Error().To(MatchError(os.ErrDeadlineExceeded))
 	},
-		Entry("is not sent, where the portal tells usher's datagrams from no others", portal.Traits{Local: true}, false),
-		Entry("is sent, where the kernel leads nothing to usher", portal.Traits{}, true),
+		Entry("is not sent if the portal cannot recognize usher's datagrams", portal.Traits{Local: true}, false),
+		Entry("is sent if the kernel redirects no datagrams to usher", portal.Traits{}, true),
 	)
 
-	It("ends no quarantine by silence", func() {
+	It("does not end a quarantine without an answer", func() {
 		o.UDPIdleTimeout = 2 * time.Second
 		c, addr := listen("127.117.0.1:0") // no other process takes the port there
 		c.Close()
@@ -161,7 +161,7 @@ var _ = Describe("a UDP session", func() {
 		send(client, "is anybody there?")
 		Eventually(func() int64 { return p.Stats().Quarantines }).Should(BeEquivalentTo(1))
 
-		By("sending to the only endpoint there is, which refuses no more and does not answer")
+		By("sending to the only endpoint, which no longer refuses but does not answer")
 		c, _ = listen(addr.String())
 		Consistently(func() int64 {
 			send(client, "a line of a log")
@@ -172,7 +172,7 @@ var _ = Describe("a UDP session", func() {
 		Eventually(func() int64 { return p.Stats().Sessions.Ends[outcome.Idle] }).WithTimeout(20 * time.Second).Should(BeEquivalentTo(1))
 		Expect(p.Stats().Recoveries).To(BeZero())
 
-		By("ending it by an answer")
+		By("ending the quarantine with an answer")
 		send(client, "and now?")
 		for {
 			got, session := receive(c)
@@ -185,7 +185,7 @@ var _ = Describe("a UDP session", func() {
 		Eventually(func() int64 { return p.Stats().Recoveries }).Should(BeEquivalentTo(1))
 	})
 
-	It("serves an endpoint that never answers by design, beside one that is dead", func() {
+	It("reaches an endpoint that never answers by design, despite a dead one", func() {
 		o.Quarantine.First, o.Quarantine.Max = 50*time.Millisecond, 100*time.Millisecond
 		dead, nobody := listen("127.117.0.1:0")
 		dead.Close()

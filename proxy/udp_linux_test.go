@@ -101,7 +101,7 @@ func TestUDPSessionsAndLoopsEndWhenTheProxyStops(t *testing.T) {
 	g.Eventually(gleak.Goroutines).ShouldNot(gleak.HaveLeaked(append(before, ownEcho()...)))
 }
 
-func TestASessionThatWaitsForAnEndpointThatLeftEndsBecauseOfThat(t *testing.T) {
+func TestUnansweredSessionEndsWithItsRemovedEndpoint(t *testing.T) {
 	g := NewWithT(t)
 	server, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	g.Expect(err).NotTo(HaveOccurred())
@@ -138,7 +138,7 @@ func ownEcho() (list []gleak.Goroutine) {
 	return list
 }
 
-func TestADatagramOfASessionAllocatesNothing(t *testing.T) {
+func TestDatagramsOfASessionDoNotAllocate(t *testing.T) {
 	_, client := serveUDP(t)
 	buf := make([]byte, 64)
 	exchangeOnce(t, client, buf)
@@ -164,7 +164,7 @@ func BenchmarkUDPOutAndBack(b *testing.B) {
 	}
 }
 
-func TestDatagramsToEndpointsBeginWithAHeaderIfTheServiceWantsIt(t *testing.T) {
+func TestDatagramsHaveAPROXYHeaderIfConfigured(t *testing.T) {
 	g := NewWithT(t)
 	got := make(chan string, 1000)
 	servers := map[string]*net.UDPConn{}
@@ -237,7 +237,7 @@ func TestDatagramsToEndpointsBeginWithAHeaderIfTheServiceWantsIt(t *testing.T) {
 		if datagram == "third" {
 			break
 		}
-		g.Expect(datagram).To(Equal(header+"second"), "from before")
+		g.Expect(datagram).To(Equal(header+"second"), "sent before the change")
 	}
 	p.Stop()
 	var payload int64
@@ -245,7 +245,7 @@ func TestDatagramsToEndpointsBeginWithAHeaderIfTheServiceWantsIt(t *testing.T) {
 		payload += e.End.ToEndpoint
 	}
 	g.Expect(payload).To(BeNumerically(">=", len("firstsecondthird")))
-	g.Expect((payload-int64(len("firstthird")))%int64(len("second"))).To(BeZero(), "headers, of %d bytes, do not count", len(header))
+	g.Expect((payload-int64(len("firstthird")))%int64(len("second"))).To(BeZero(), "headers of %d bytes are not counted", len(header))
 }
 
 // busySession serves a UDP Service with one session that has had hundreds of replies. Then another loop forwards
@@ -284,7 +284,7 @@ func busySession(t *testing.T, idle time.Duration) (p *proxy.Proxy, client, serv
 	return p, client, server, peer
 }
 
-func TestABusySessionIsNotIdleWhileRepliesCome(t *testing.T) {
+func TestBusySessionIsNotIdleWhileRepliesArrive(t *testing.T) {
 	g := NewWithT(t)
 	const idle = time.Second
 	p, client, server, peer := busySession(t, idle)
@@ -296,7 +296,7 @@ func TestABusySessionIsNotIdleWhileRepliesCome(t *testing.T) {
 	g.Eventually(func() map[outcome.Outcome]int64 { return p.Stats().Sessions.Ends }).WithTimeout(20 * time.Second).Should(Equal(map[outcome.Outcome]int64{outcome.Idle: 1}))
 }
 
-func TestABusySessionEndsWhenItsEndpointRefuses(t *testing.T) {
+func TestBusySessionEndsWhenItsEndpointRefuses(t *testing.T) {
 	g := NewWithT(t)
 	p, client, server, _ := busySession(t, 0)
 	server.Close()
@@ -304,7 +304,7 @@ func TestABusySessionEndsWhenItsEndpointRefuses(t *testing.T) {
 	g.Eventually(func() map[outcome.Outcome]int64 { return p.Stats().Sessions.Ends }).WithTimeout(20 * time.Second).Should(Equal(map[outcome.Outcome]int64{outcome.EndpointReset: 1}))
 }
 
-func TestABusySessionEndsWithItsServiceAndIsCounted(t *testing.T) {
+func TestBusySessionEndsWithItsServiceAndIsCounted(t *testing.T) {
 	g := NewWithT(t)
 	p, client, _, _ := busySession(t, 0)
 	p.Stop()

@@ -59,7 +59,7 @@ func newWebServer(start func(*httptest.Server)) *webServer {
 	return w
 }
 
-var _ = Describe("a Proxy whose Services ask for probes", func() {
+var _ = Describe("a Proxy whose Services configure probes", func() {
 	var (
 		p       *proxy.Proxy
 		options proxy.Options
@@ -124,7 +124,7 @@ var _ = Describe("a Proxy whose Services ask for probes", func() {
 		return list
 	}
 
-	It("passes over who answers, but not by a status that is good, until it does again", func() {
+	It("skips an endpoint with a bad HTTP status until its status is good", func() {
 		good, bad := newWebServer((*httptest.Server).Start), newWebServer((*httptest.Server).Start)
 		serve(service(config.TCP, good.addr, bad.addr))
 		more(bad, 5)
@@ -152,18 +152,18 @@ var _ = Describe("a Proxy whose Services ask for probes", func() {
 		Expect([]int64{s.Quarantines, s.Recoveries}).To(Equal([]int64{1, 1}))
 	})
 
-	DescribeTable("tells in few words why a probe by HTTP failed", func(kind config.CheckKind, endpoint func(net.Conn), want string) {
+	DescribeTable("reports briefly why an HTTP probe failed", func(kind config.CheckKind, endpoint func(net.Conn), want string) {
 		how.Check.Kind, how.Timeout = kind, 500*time.Millisecond
 		serve(service(config.TCP, lab.Backend(endpoint)))
 		Eventually(why(0)).WithTimeout(20 * time.Second).Should(MatchRegexp(`^\d+ probes failed: ` + want + `$`))
 	},
-		Entry("nobody says anything", config.CheckHTTP, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }, "no answer"),
-		Entry("nobody says anything, and it should be TLS", config.CheckHTTPS, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }, "no answer"),
-		Entry("it is another protocol, which says much", config.CheckHTTP, func(c net.Conn) { fmt.Fprintln(c, strings.Repeat("x", 5000)) }, `.*malformed HTTP response "x{100,150}…`),
-		Entry("it is not TLS", config.CheckHTTPS, func(c net.Conn) { fmt.Fprintln(c, "hello, this is not TLS") }, "tls: .*"),
+		Entry("the endpoint does not answer", config.CheckHTTP, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }, "no answer"),
+		Entry("the endpoint does not answer over TLS", config.CheckHTTPS, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }, "no answer"),
+		Entry("the endpoint answers in another protocol, with much data", config.CheckHTTP, func(c net.Conn) { fmt.Fprintln(c, strings.Repeat("x", 5000)) }, `.*malformed HTTP response "x{100,150}…`),
+		Entry("the endpoint does not use TLS", config.CheckHTTPS, func(c net.Conn) { fmt.Fprintln(c, "hello, this is not TLS") }, "tls: .*"),
 	)
 
-	It("asks by TLS whoever has signed the certificate", func() {
+	It("accepts any certificate in HTTPS probes", func() {
 		how.Check.Kind = config.CheckHTTPS
 		w := newWebServer((*httptest.Server).StartTLS)
 		serve(service(config.TCP, w.addr))
@@ -171,38 +171,38 @@ var _ = Describe("a Proxy whose Services ask for probes", func() {
 		Expect(why(0)()).To(BeEmpty())
 	})
 
-	It("connects to another port, and for Services of other protocols too", func() {
+	It("probes another port by TCP, even for a UDP Service", func() {
 		dead := nobody()
 		how.Check = config.Check{Kind: config.CheckTCP, Port: dead.Port()}
 		serve(service(config.UDP, netip.AddrPortFrom(dead.Addr(), 9)))
 		Eventually(why(0)).WithTimeout(10 * time.Second).Should(MatchRegexp(`^\d+ probes failed: connection refused$`))
 	})
 
-	It("makes no probes of a port that has none of TCP, by the default for all", func() {
+	It("does not apply default TCP probes to a UDP port", func() {
 		options.Probe.Check = config.Check{Kind: config.CheckTCP}
 		how = config.Probe{}
 		serve(service(config.UDP, nobody()))
 		Expect(p.Status()[0].Port.Probe).To(BeZero())
 	})
 
-	It("goes by what the Service says now", func() {
+	It("follows changes of the Service's probes", func() {
 		w := newWebServer((*httptest.Server).Start)
 		w.status.Store(500)
 		serve(service(config.TCP, w.addr))
 		Eventually(why(0)).WithTimeout(10 * time.Second).Should(ContainSubstring("HTTP status 500"))
 
-		By("the endpoints changing, and that one not")
+		By("changing other endpoints")
 		p.Apply([]config.Service{service(config.TCP, w.addr, nobody())})
 		Expect(why(0)()).NotTo(BeEmpty())
 		Expect(p.Stats().Recoveries).To(BeZero())
 
-		By("another probe")
+		By("changing the probe")
 		how.Check = config.Check{Kind: config.CheckTCP}
 		p.Apply([]config.Service{service(config.TCP, w.addr)})
 		Expect(why(0)()).To(BeEmpty())
 		Expect(kinds()).To(ContainElement("endpoint-recovered no longer probed"))
 
-		By("none")
+		By("removing the probe")
 		how.Check = config.Check{Kind: config.CheckHTTP, Path: "/"}
 		p.Apply([]config.Service{service(config.TCP, w.addr)})
 		Eventually(why(0)).WithTimeout(10 * time.Second).ShouldNot(BeEmpty())
@@ -217,14 +217,14 @@ var _ = Describe("a Proxy whose Services ask for probes", func() {
 		}).WithTimeout(10 * time.Second).WithPolling(200 * time.Millisecond).Should(BeTrue())
 	})
 
-	It("tells when more is asked for than is made", func() {
+	It("logs when Services request more probes than the limit", func() {
 		how.Check, how.Interval = config.Check{Kind: config.CheckTCP}, time.Microsecond
 		serve(service(config.TCP, nobody(), nobody(), nobody()))
 		Eventually(said).WithTimeout(10 * time.Second).Should(gbytes.Say(`Services request more probes than the limit; a probe starts late" .*maxPerSecond=500`))
 		Expect(p.Stats().LateProbes).To(BeNumerically(">", 0))
 	})
 
-	It("makes none of an endpoint that clients may not use", func() {
+	It("does not probe an endpoint that clients may not use", func() {
 		used, unused := newWebServer((*httptest.Server).Start), newWebServer((*httptest.Server).Start)
 		s := service(config.TCP, used.addr, unused.addr)
 		port := &s.Ports[0]

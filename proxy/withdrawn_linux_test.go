@@ -27,8 +27,8 @@ func (p *hookedPortal) Apply(ctx context.Context, set []portal.Rule, gone []port
 	return p.Portal.Apply(ctx, set, gone)
 }
 
-var _ = Describe("a listener that is withdrawn", func() {
-	It("refuses clients before its address goes, even if another process has a copy of the socket", func() {
+var _ = Describe("a listener that is removed", func() {
+	It("refuses clients before the portal's rules change, even if another process has its socket", func() {
 		o := defaults()
 		pt := &hookedPortal{o.Portal, func() {}}
 		o.Portal = pt

@@ -71,7 +71,7 @@ var _ = Describe("an access log", func() {
 		return l
 	}
 
-	It("has a line in JSON for each connection, with its attempts", func() {
+	It("has one JSON line for each connection, with its attempts", func() {
 		var out strings.Builder
 		l := run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.JSON}, func(*accesslog.Log) { retried(t, "connection refused") })
 		Expect(out.String()).To(MatchJSON(`{"time":"2026-01-02T03:04:05.600Z","connection":7,"service":"default/web","port":"http","protocol":"TCP",
@@ -82,7 +82,7 @@ var _ = Describe("an access log", func() {
 		Expect(l.Written()).To(BeEquivalentTo(1))
 	})
 
-	It("writes what is in errors so that it stays JSON", func() {
+	It("escapes error texts so that each line is valid JSON", func() {
 		var out strings.Builder
 		run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.JSON}, func(*accesslog.Log) { retried(t, "a \"quoted\"\n\\ error") })
 		var line struct{ Attempts []struct{ Error string } }
@@ -90,7 +90,7 @@ var _ = Describe("an access log", func() {
 		Expect(line.Attempts[0].Error).To(Equal("a \"quoted\"\n\\ error"))
 	})
 
-	It("has the fields that the documentation names, and no others", func() {
+	It("has exactly the fields that the documentation lists", func() {
 		page, err := os.ReadFile("../../docs/observing.md")
 		Expect(err).NotTo(HaveOccurred())
 		_, table, found := strings.Cut(string(page), "\n| field | value | present |\n|---|---|---|\n")
@@ -122,7 +122,7 @@ var _ = Describe("an access log", func() {
 		}
 	})
 
-	It("has the load balancer that a client came through", func() {
+	It("contains the load balancer that a client connected through", func() {
 		var out strings.Builder
 		run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.JSON}, func(*accesslog.Log) {
 			life := &conn.Record{Port: servicePort(t, "http"), From: good, Via: &bad, To: good, Start: at}
@@ -132,7 +132,7 @@ var _ = Describe("an access log", func() {
 		Expect(out.String()).To(ContainSubstring(`"client":"10.1.0.8:80","via":"10.1.0.7:80","vip":"10.1.0.8:80"`))
 	})
 
-	It("leaves out the Services that are not to be in it, and misses nothing", func() {
+	It("omits Services that disable it, without counting their lines as lost", func() {
 		var out strings.Builder
 		l := run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.JSON}, func(*accesslog.Log) {
 			life := &conn.Record{Port: &conn.Port{Unlogged: true, Observers: []conn.Observer{t}}, From: good, To: good, Start: at}
@@ -144,13 +144,13 @@ var _ = Describe("an access log", func() {
 		Expect([]int64{l.Written(), l.Lost()}).To(Equal([]int64{1, 0}))
 	})
 
-	It("has the same as text", func() {
+	It("has the same values in text format", func() {
 		var out strings.Builder
 		run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.Text}, func(*accesslog.Log) { retried(t, "connection refused") })
 		Expect(out.String()).To(Equal("2026-01-02T03:04:05.600Z default/web:http TCP 192.0.2.2:48200 10.96.0.10:80 10.1.0.8:80 default/web-2 10.1.0.7:80=refused/0.500,10.1.0.8:80=connected/1.000 2.000 1000.000 73 131 client-closed\n"))
 	})
 
-	It("has a line and as many fields as text, whatever a name holds", func() {
+	It("quotes names in text format so that a connection stays on one line", func() {
 		var out strings.Builder
 		run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.Text}, func(*accesslog.Log) {
 			life := &conn.Record{ID: 7, Port: servicePort(t, "x\ny"), From: good, To: good, Start: at}
@@ -162,7 +162,7 @@ var _ = Describe("an access log", func() {
 		Expect(strings.Count(out.String(), "\n")).To(Equal(1))
 	})
 
-	It("goes on in a new file when the old one was moved away", func() {
+	It("continues in a new file after the old one was renamed", func() {
 		path := filepath.Join(GinkgoT().TempDir(), "access.log")
 		lines := func(name string) int {
 			text, err := os.ReadFile(name)
@@ -181,10 +181,10 @@ var _ = Describe("an access log", func() {
 				return lines(path)
 			}, "5s").Should(BeNumerically(">", 0))
 		})
-		Expect(lines(path+".1")).To(BeNumerically(">=", 1), "nothing is lost on the way")
+		Expect(lines(path+".1")).To(BeNumerically(">=", 1), "no line is lost during the rotation")
 	})
 
-	It("counts the lines that it loses, and says so where they are missing", func() {
+	It("counts lost lines and records the number where they are missing", func() {
 		disk := &slowDisk{begun: make(chan struct{}, 1), free: make(chan struct{})}
 		l := run(accesslog.Options{Path: "-", Out: disk, Format: accesslog.JSON}, func(l *accesslog.Log) {
 			retried(t, "")
@@ -208,7 +208,7 @@ var _ = Describe("an access log", func() {
 		Expect(l.Written()).To(BeZero())
 	})
 
-	It("says at once that a file cannot be had", func() {
+	It("fails immediately if its file cannot be created", func() {
 		_, err := accesslog.New(t, accesslog.Options{Path: filepath.Join(GinkgoT().TempDir(), "none", "x.log")})
 		Expect(err).To(MatchError(os.ErrNotExist))
 	})

@@ -53,28 +53,28 @@ var _ = Describe("health", func() {
 		return [2]int{healthz, livez}
 	}
 
-	It("is 200 while the last wanted change was applied", func() {
+	It("is 200 while the last requested change is applied", func() {
 		Expect(codes()).To(Equal([2]int{200, 200}))
 	})
-	It("is 200 while a change waits, but not for too long", func() {
+	It("is 200 while a change is pending for less than the timeout", func() {
 		status.Pending = time.Now().Add(-59 * time.Second)
 		Expect(codes()).To(Equal([2]int{200, 200}))
 		status.Pending = time.Now().Add(-61 * time.Second)
 		Expect(codes()).To(Equal([2]int{503, 503}))
 		Expect(h.Serving()).To(BeFalse())
 	})
-	It("is alive but not healthy before the first full picture", func() {
+	It("is alive but not healthy before the initial sync", func() {
 		status = proxy.SyncStatus{}
 		Expect(codes()).To(Equal([2]int{503, 200}))
 	})
-	It("is alive but not healthy on a node that is leaving", func() {
+	It("is alive but not healthy on a node that is being deleted", func() {
 		h.SetLeaving(true)
 		Expect(codes()).To(Equal([2]int{503, 200}))
-		Expect(h.Serving()).To(BeTrue(), "that is about the proxy")
+		Expect(h.Serving()).To(BeTrue(), "this is the state of the proxy, not of the node")
 		h.SetLeaving(false)
 		Expect(codes()).To(Equal([2]int{200, 200}))
 	})
-	It("tells of each IP family whether it is healthy, as kube-proxy does", func() {
+	It("reports the health of each IP family, as kube-proxy does", func() {
 		n := newNode()
 		answer := func(path string) string {
 			GinkgoHelper()
@@ -94,7 +94,7 @@ var _ = Describe("health", func() {
 			}
 		}
 		Expect(json.Unmarshal([]byte(answer("/healthz")), &body)).To(Succeed())
-		Expect(body.Healthy).To(BeTrue(), "that is about the proxy")
+		Expect(body.Healthy).To(BeTrue(), "this is the state of the proxy, not of the node")
 		Expect(body.NodeEligible).To(BeFalse())
 		Expect(body.Status).To(HaveLen(2))
 		for _, family := range []string{"IPv4", "IPv6"} {
@@ -102,19 +102,19 @@ var _ = Describe("health", func() {
 			Expect(body.Status[family].LastUpdated).To(BeTemporally("==", body.LastUpdated))
 		}
 	})
-	It("tells the times, and whether the API server answers, in JSON", func() {
+	It("reports times and the state of the API server in JSON", func() {
 		since := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 		h.APIServer = func() admin.APIServerStatus {
 			return admin.APIServerStatus{Connected: false, Since: since, Reason: "unreachable", Error: "dial tcp 192.0.2.1:6443: connection refused", Remedy: "look"}
 		}
 		code, body := get(handler, "/healthz")
-		Expect(code).To(Equal(200), "what is known goes on being served")
+		Expect(code).To(Equal(200), "usher serves the last known state")
 		var answer map[string]any
 		Expect(json.Unmarshal([]byte(body), &answer)).To(Succeed())
 		Expect(answer).To(HaveKeyWithValue("nodeEligible", true))
 		Expect(answer).To(HaveKey("lastUpdated"))
 		Expect(answer).To(HaveKey("currentTime"))
-		Expect(answer).To(HaveKeyWithValue("apiServer", map[string]any{"connected": false, "since": "2026-01-01T00:00:00Z", "error": "unreachable"}), "and no more, to everybody")
+		Expect(answer).To(HaveKeyWithValue("apiServer", map[string]any{"connected": false, "since": "2026-01-01T00:00:00Z", "error": "unreachable"}), "the public response omits the details")
 	})
 })
 
@@ -163,7 +163,7 @@ var _ = Describe("health check node ports", func() {
 		DeferCleanup(h.Close)
 	})
 
-	It("answer only at the addresses that they are told, when they are told them", func() {
+	It("answer only in the configured networks, also after these change", func() {
 		port := free()
 		h.SetNetworks([]netip.Prefix{netip.MustParsePrefix("::/128")})
 		h.Apply([]config.Service{service(port, true)})
@@ -175,7 +175,7 @@ var _ = Describe("health check node ports", func() {
 		Expect(net.Dial("tcp", "127.0.0.1:"+strconv.Itoa(int(port)))).Error().To(HaveOccurred())
 	})
 
-	It("answer 200 with the number of ready endpoints on this node, 503 where there are none", func() {
+	It("answer 200 with the number of ready endpoints on this node, 503 without any", func() {
 		port := free()
 		h.Apply([]config.Service{service(port, true, true, false)})
 		code, weight, body := ask(port)
@@ -190,7 +190,7 @@ var _ = Describe("health check node ports", func() {
 		Expect(body).To(ContainSubstring(`"localEndpoints":0`))
 	})
 
-	It("count the endpoints of the IP family by which they are asked, as kube-proxy does", func() {
+	It("count the endpoints of the request's IP family, as kube-proxy does", func() {
 		port := free()
 		svc := service(port, true)
 		six := config.ServicePort{ExternalLocal: true}
@@ -210,7 +210,7 @@ var _ = Describe("health check node ports", func() {
 		Expect(weight("::1")).To(Equal("2"))
 	})
 
-	It("answer 503 while the proxy is not well", func() {
+	It("answer 503 while the proxy is unhealthy", func() {
 		port := free()
 		h.Apply([]config.Service{service(port, true)})
 		serving = false
@@ -219,7 +219,7 @@ var _ = Describe("health check node ports", func() {
 		Expect(body).To(ContainSubstring(`"serviceProxyHealthy":false`))
 	})
 
-	It("move and go with the Service", func() {
+	It("follow changes of the Service's port and close when it is removed", func() {
 		first, second := free(), free()
 		for second == first {
 			second = free()
@@ -233,7 +233,7 @@ var _ = Describe("health check node ports", func() {
 		Expect(net.Dial("tcp", "127.0.0.1:"+strconv.Itoa(int(second)))).Error().To(HaveOccurred())
 	})
 
-	It("that are taken are reported once, and tried again", func() {
+	It("are reported once and retried if another process uses their port", func() {
 		l, err := net.Listen("tcp", ":0")
 		Expect(err).NotTo(HaveOccurred())
 		port := uint16(l.Addr().(*net.TCPAddr).Port)
@@ -268,15 +268,15 @@ var _ = Describe("the admin handler", func() {
 		handler = admin.Handler(admin.NewAPI(p, admin.APIOptions{Version: "v1"}), h, m.Registry, map[string]string{"portal": "none"})
 	})
 
-	It("says which mode it is, in kube-proxy's word", func() {
+	It("returns kube-proxy's name for the proxy mode", func() {
 		_, body := get(handler, "/proxyMode")
 		Expect(body).To(Equal("userspace"))
 	})
-	It("tells the configuration", func() {
+	It("returns the configuration", func() {
 		_, body := get(handler, "/configz")
 		Expect(body).To(MatchJSON(`{"portal": "none"}`))
 	})
-	It("has kube-proxy's metrics, under kube-proxy's names, and its own", func() {
+	It("serves kube-proxy's metrics under their names, and usher's own", func() {
 		code, body := get(handler, "/metrics")
 		Expect(code).To(Equal(200))
 		for _, line := range []string{
@@ -303,17 +303,17 @@ var _ = Describe("the admin handler", func() {
 			Expect(body).To(ContainSubstring(line))
 		}
 	})
-	It("tells the portals", func() {
+	It("returns the portals", func() {
 		code, body := get(handler, "/api/v1/portals")
 		Expect(code).To(Equal(200))
 		var answer map[string]any
 		Expect(json.Unmarshal([]byte(body), &answer)).To(Succeed())
 		Expect(answer).To(HaveKeyWithValue("mode", "none"))
 		Expect(answer).To(HaveKey("lastApplied"))
-		Expect(answer).NotTo(HaveKey("lastCheck"), "there was none yet")
+		Expect(answer).NotTo(HaveKey("lastCheck"), "no check has run yet")
 		Expect(answer).To(HaveKeyWithValue("rules", BeEmpty()))
 	})
-	It("tells a rule of a portal in words that stay", func() {
+	It("encodes portal rules with stable names and values", func() {
 		vip := portal.Target{Protocol: portal.TCP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}
 		rule := portal.Rule{Target: vip, LocalPort: 4000, Comment: "default/web:http", Sources: portal.SourcesOf([]netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")})}
 		Expect(json.Marshal(admin.NewPortalRule("nftables", rule))).To(MatchJSON(`{"mode": "nftables", "service": "default/web:http",
@@ -321,7 +321,7 @@ var _ = Describe("the admin handler", func() {
 		address := portal.Rule{Target: portal.Target{Addr: netip.MustParseAddr("fd96::10")}}
 		Expect(json.Marshal(admin.NewPortalRule("address", address))).To(MatchJSON(`{"mode": "address", "vip": "fd96::10", "action": "address"}`))
 	})
-	It("changes nothing: only GET is answered", func() {
+	It("is read-only: it rejects POST, PUT and DELETE", func() {
 		for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete} {
 			w := httptest.NewRecorder()
 			handler.ServeHTTP(w, httptest.NewRequest(method, "/metrics", nil))

@@ -107,7 +107,7 @@ func (n *node) client(service string) (net.Conn, string) {
 			return c, string(buf[:got])
 		}
 	}
-	Fail("nobody listens for " + service)
+	Fail("no listener for Service " + service)
 	return nil, ""
 }
 
@@ -138,7 +138,7 @@ var _ = Describe("the API of a proxy", func() {
 	var n *node
 	BeforeEach(func() { n = newNode() })
 
-	It("answers every route that is described", func() {
+	It("serves every documented route", func() {
 		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", answering())})
 		n.client("web")
 		fill := strings.NewReplacer("{namespace}", "default", "{name}", "web", "{id}", "1")
@@ -195,7 +195,7 @@ var _ = Describe("the API of a proxy", func() {
 		}))
 	})
 
-	Describe("a Service with an endpoint that refuses", func() {
+	Describe("a Service with an endpoint that refuses connections", func() {
 		var bad, good netip.AddrPort
 		BeforeEach(func() {
 			bad, good = lab.Refusing(), answering()
@@ -204,7 +204,7 @@ var _ = Describe("the API of a proxy", func() {
 			Expect(hello).To(Equal("hello"))
 		})
 
-		It("is degraded, and its detail says which endpoint is in quarantine, until when and why", func() {
+		It("is degraded; its details show the quarantined endpoint, the time left and the cause", func() {
 			var list api.ServiceList
 			n.get("/services", &list)
 			Expect(list.Total).To(Equal(1))
@@ -231,7 +231,7 @@ var _ = Describe("the API of a proxy", func() {
 			Expect(at[good.String()].Active).To(BeEquivalentTo(1))
 		})
 
-		It("has a connection with both attempts, while it is open and when it has ended", func() {
+		It("has both attempts of a connection while it is open and after it ended", func() {
 			var list api.ConnectionList
 			n.get("/connections?client=127.0.0.0/8&retried=true", &list)
 			Expect(list.Items).To(HaveLen(1))
@@ -242,7 +242,7 @@ var _ = Describe("the API of a proxy", func() {
 			Expect(c.Attempts).To(HaveLen(2))
 			Expect(c.Attempts[0].Endpoint + " " + c.Attempts[0].Result).To(Equal(bad.String() + " refused"))
 			Expect(c.Attempts[1].Endpoint + " " + c.Attempts[1].Result).To(Equal(good.String() + " connected"))
-			Expect(c.Attempts[1].StartMs).To(BeNumerically(">=", c.Attempts[0].StartMs+c.Attempts[0].DurationMs-1e-9), "but for rounding")
+			Expect(c.Attempts[1].StartMs).To(BeNumerically(">=", c.Attempts[0].StartMs+c.Attempts[0].DurationMs-1e-9), "except for rounding")
 
 			n.proxy.Stop()
 			ctx, cancel := context.WithCancel(context.Background())
@@ -264,7 +264,7 @@ var _ = Describe("the API of a proxy", func() {
 			Expect(list.Items).To(BeEmpty())
 		})
 
-		It("tells the steps and the quarantine as events, in one stream", func() {
+		It("has connection steps and the quarantine in one event stream", func() {
 			s := n.subscribe("follow=false", "")
 			Expect(s.kinds()).To(Equal([]string{"service-added", "accepted", "attempt", "endpoint-quarantined", "attempt", "established"}))
 			Expect(s.events[0].Count).To(Equal(2))
@@ -278,7 +278,7 @@ var _ = Describe("the API of a proxy", func() {
 			Expect(n.subscribe("follow=false", s.events[3].ID).kinds()).To(Equal([]string{"attempt", "established"}), "Last-Event-ID")
 		})
 
-		It("explains which endpoints would be tried, without using up a turn", func() {
+		It("is explained with the order of endpoints, without advancing the rotation", func() {
 			ask := func() (x api.Explanation) {
 				n.get("/explain?service=default/web&client=192.0.2.2", &x)
 				return x
@@ -298,7 +298,7 @@ var _ = Describe("the API of a proxy", func() {
 		})
 	})
 
-	It("tells how endpoints are probed, and what their probes say", func() {
+	It("shows the probe settings and the failures of probes", func() {
 		bad, good := lab.Refusing(), answering()
 		svc := service("web", "10.96.0.1", bad, good)
 		svc.Ports[0].Probe = config.Probe{Check: config.Check{Kind: config.CheckTCP}, Interval: 50 * time.Millisecond, Timeout: 10 * time.Second, Rise: 1, Fall: 2}
@@ -325,7 +325,7 @@ var _ = Describe("the API of a proxy", func() {
 		Expect(x.Order[1].Text).To(MatchRegexp(`it is in quarantine until its probes succeed, next (now|in \S+ \S+) \(\d+ probes failed: connection refused\)`))
 	})
 
-	It("tells whom an endpoint sees, and why", func() {
+	It("shows the source address that an endpoint sees, and why", func() {
 		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", answering())})
 		n.client("web")
 		var services api.ServiceList
@@ -336,7 +336,7 @@ var _ = Describe("the API of a proxy", func() {
 		Expect(connections.Items[0].Attempts[0].Sees).To(Equal(api.Sees{Source: "node-itself", SourceText: "this node's address, because the client is a process of this node"}))
 		var x api.Explanation
 		n.get("/explain?service=web", &x)
-		Expect(x.Order[0].Source).To(Equal("node-portal"), "whoever it is")
+		Expect(x.Order[0].Source).To(Equal("node-portal"), "for an unspecified client")
 		n.get("/explain?service=web&client=127.0.0.1", &x)
 		Expect(x.Order[0].Source).To(Equal("node-itself"))
 		Expect(x.Text).To(ContainElement(HaveSuffix(". It sees this node's address, because the client is a process of this node.")))
@@ -350,7 +350,7 @@ var _ = Describe("the API of a proxy", func() {
 		}
 	})
 
-	It("explains what happens next: what it says comes true", func() {
+	It("predicts the endpoint that the next connection gets", func() {
 		a, b, c := answering(), answering(), answering()
 		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", a, b, c)})
 		for range 5 {
@@ -423,7 +423,7 @@ var _ = Describe("the API of a proxy", func() {
 		Expect(n.fails("/explain?service=empty&vip=2001:db8::1")).To(ContainSubstring("has no VIP 2001:db8::1; it has 10."))
 	})
 
-	It("filters and sorts connections by how they went, and says how far back they are known", func() {
+	It("filters and sorts connections by result, and returns how far back they reach", func() {
 		n := newNode(func(o *proxy.Options) {
 			o.Trace.Keep(100)
 			o.Slow = time.Nanosecond // all connections are slow
@@ -459,7 +459,7 @@ var _ = Describe("the API of a proxy", func() {
 		Expect(find("state=all&sort=newest&continue=2")).To(Equal([]string{"1 retried,slow"}))
 	})
 
-	It("tells each connection once, also those that end just then", func() {
+	It("lists each connection once, even if it ends during the request", func() {
 		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", answering())})
 		var clients []net.Conn
 		for range 200 {
@@ -483,7 +483,7 @@ var _ = Describe("the API of a proxy", func() {
 		}
 	})
 
-	It("tells how long clients waited, and how their connections ended, by Service, port and endpoint", func() {
+	It("shows latencies by Service, port and endpoint, and ends of connections by Service and port", func() {
 		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", answering(), lab.Refusing()), service("idle", "10.96.0.2", answering())})
 		c, _ := n.client("web")
 		c.Close()
@@ -557,7 +557,7 @@ var _ = Describe("the API of a proxy", func() {
 		Expect(one("protocol=UDP")).To(BeEmpty())
 	})
 
-	It("says which parameter is wrong, and what is allowed", func() {
+	It("names the invalid parameter and the allowed values", func() {
 		Expect(n.fails("/services?sort=x")).To(Equal(`400 sort: invalid value "x": must be one of name, active, connections, failed, retries, bytes`))
 		Expect(n.fails("/services?limit=0")).To(Equal(`400 limit: invalid value "0": must be a number from 1 to 1000`))
 		Expect(n.fails("/services?limi=1")).To(HavePrefix(`400 unknown parameter "limi": must be one of namespace, name`))

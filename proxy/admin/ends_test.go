@@ -71,7 +71,7 @@ var _ = Describe("the ends of connections", func() {
 		Expect(found).To(Equal(documented))
 	})
 
-	It("have the same words in connections, events and the access log", func() {
+	It("have the same codes in connections, events and the access log", func() {
 		n, at := newNode(), time.Now()
 		log := logrus.New()
 		log.SetOutput(io.Discard)

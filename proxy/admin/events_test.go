@@ -54,7 +54,7 @@ var _ = Describe("a subscriber of events", func() {
 		Expect(next("data: ")).To(ContainSubstring(`"kind":"accepted"`))
 	})
 
-	It("is told how many it missed: those that the trace has no more", func() {
+	It("gets the number of events that it missed because the trace had dropped them", func() {
 		first := n.subscribe("follow=false", "").events[0]
 		steps(1500) // the trace keeps 1000
 		s := n.subscribe("follow=false", first.ID)
@@ -62,7 +62,7 @@ var _ = Describe("a subscriber of events", func() {
 		Expect(s.events).To(HaveLen(1000))
 	})
 
-	It("has heartbeats while only others have events", func() {
+	It("gets heartbeats while only other Services have events", func() {
 		DeferCleanup(admin.SetHeartbeat(50 * time.Millisecond))
 		busy, stopped := make(chan struct{}), make(chan struct{})
 		go func() {
@@ -92,18 +92,18 @@ var _ = Describe("a subscriber of events", func() {
 		Eventually(heard).WithTimeout(10 * time.Second).Should(BeClosed())
 	})
 
-	It("goes on from the beginning behind another process", func() {
+	It("starts at the first event if its last event ID is another process's", func() {
 		Expect(n.subscribe("follow=false", "other-7").kinds()).To(Equal([]string{"service-added"}))
 	})
 
-	It("may ask for the headers alone", func() {
+	It("can request only the headers", func() {
 		res, err := http.Head(n.url + api.Prefix + "/events")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(res.StatusCode).To(Equal(200))
 	})
 
-	Describe("of whom there are a thousand, who never read", func() {
-		It("costs a bounded amount of memory, and slows neither the trace nor who asks for something else", func() {
+	Describe("that never reads, one of 1,000,", func() {
+		It("uses bounded memory and slows neither the trace nor other requests", func() {
 			needFiles(2200) // both ends are in this process
 			heap := func() int64 {
 				runtime.GC()
@@ -146,7 +146,7 @@ var _ = Describe("a subscriber of events", func() {
 			Eventually(func() time.Duration {
 				among = add()
 				return among
-			}, "50s").Should(BeNumerically("<", 10*alone+10*time.Millisecond), "nobody waits for who does not read")
+			}, "50s").Should(BeNumerically("<", 10*alone+10*time.Millisecond), "the trace does not wait for subscribers that do not read")
 			GinkgoWriter.Printf("20,000 steps: %v alone, %v among 1,000 subscribers; memory %+d kB\n", alone, among, more/1024)
 			Expect(n.get("/status", &s)).To(Equal(200))
 		})

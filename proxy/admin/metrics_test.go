@@ -41,10 +41,10 @@ var _ = Describe("the metrics", func() {
 		}
 		page, err := os.ReadFile(metricsPage)
 		Expect(err).NotTo(HaveOccurred())
-		Expect(string(page) == admin.MetricsDocumentation()).To(BeTrue(), "docs/metrics.md is out of date: make generate")
+		Expect(string(page) == admin.MetricsDocumentation()).To(BeTrue(), "docs/metrics.md is out of date: run make generate")
 	})
 
-	It("are all there, and none that is not documented", func() {
+	It("match the documented names", func() {
 		n := newNode()
 		n.health.APIServer = func() admin.APIServerStatus { return admin.APIServerStatus{Reason: "forbidden"} }
 		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", lab.Refusing(), answering())})
@@ -71,7 +71,7 @@ var _ = Describe("the metrics", func() {
 		}
 	})
 
-	It("have connections that went wrong as exemplars", func() {
+	It("have a retried connection as exemplar", func() {
 		n := newNode()
 		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", lab.Refusing(), answering())})
 		c, _ := n.client("web") // the first endpoint is next in rotation
@@ -91,7 +91,7 @@ var _ = Describe("the metrics", func() {
 		Expect(string(page)).To(ContainSubstring(`usher_service_connections_closed_total{end="client-closed",namespace="default",service="web"} 1`))
 	})
 
-	It("give a Service series of its own from its first connection on, for so many Services at the most", func() {
+	It("have series for a Service from its first connection on", func() {
 		n := newNode()
 		at := answering()
 		n.proxy.Apply([]config.Service{service("used", "10.96.0.1", lab.Refusing(), at), service("idle", "10.96.0.2", at)})
@@ -119,7 +119,7 @@ func (n *node) gather() []*dto.MetricFamily {
 // named finds the names of metrics in an expression.
 var named = regexp.MustCompile(`\b(?:usher|kubeproxy|go|process)_[a-z_]+\b`)
 
-var _ = Describe("what is made for Prometheus and Grafana", func() {
+var _ = Describe("references to metrics", func() {
 	known := func(expression string) {
 		GinkgoHelper()
 		names := named.FindAllString(expression, -1)
@@ -136,7 +136,7 @@ var _ = Describe("what is made for Prometheus and Grafana", func() {
 		}
 	}
 
-	It("has alert rules that name metrics that there are", func() {
+	It("are valid in the alert rules", func() {
 		text, err := os.ReadFile("../../deploy/monitoring/alerts.yaml")
 		Expect(err).NotTo(HaveOccurred())
 		var file struct {
@@ -165,7 +165,7 @@ var _ = Describe("what is made for Prometheus and Grafana", func() {
 		Expect(len(alerts)).To(BeNumerically(">", 5))
 	})
 
-	It("has documents that name metrics that there are", func() {
+	It("are valid in the documentation", func() {
 		pages, err := filepath.Glob("../../docs/*.md")
 		Expect(err).NotTo(HaveOccurred())
 		names := regexp.MustCompile("`(usher_[a-z0-9_]+|kubeproxy_[a-z0-9_]+)`")
@@ -183,7 +183,7 @@ var _ = Describe("what is made for Prometheus and Grafana", func() {
 		Expect(found).To(BeNumerically(">", 10))
 	})
 
-	It("has a dashboard whose panels name metrics that there are", func() {
+	It("are valid in the dashboard's panels", func() {
 		text, err := os.ReadFile("../../deploy/monitoring/dashboard.json")
 		Expect(err).NotTo(HaveOccurred())
 		var dashboard struct {

@@ -14,7 +14,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("what usher knows to be wrong", func() {
+var _ = Describe("the list of problems", func() {
 	var n *node
 	BeforeEach(func() { n = newNode() })
 	status := func() (s api.Status) {
@@ -23,14 +23,14 @@ var _ = Describe("what usher knows to be wrong", func() {
 		return s
 	}
 
-	It("is nothing at first", func() {
+	It("is empty at first", func() {
 		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", answering())})
 		s := status()
 		Expect(s.Problems).To(BeEmpty())
 		Expect(s.Attention).To(Equal("no problems"))
 	})
 
-	It("is told of Services, of what the source has rejected, and of usher itself, with what to do", func() {
+	It("covers Services, rejected objects and usher itself", func() {
 		since := time.Now().Add(-time.Hour)
 		n.health.APIServer = func() admin.APIServerStatus {
 			return admin.APIServerStatus{Since: since, Reason: "unreachable", Error: "connection refused", Remedy: "look", Skew: -time.Hour}
@@ -72,17 +72,17 @@ var _ = Describe("what usher knows to be wrong", func() {
 		Expect(detail.State).To(Equal(api.ServiceRejected))
 	})
 
-	DescribeTable("says that nothing is served yet", func(reason, text, message string) {
+	DescribeTable("says that no Service is served yet", func(reason, text, message string) {
 		n.health.APIServer = func() admin.APIServerStatus {
 			return admin.APIServerStatus{Reason: reason, Error: text, Remedy: "look"}
 		}
 		Expect(status().Problems).To(ConsistOf(And(HaveField("Reason", "NotServing"), HaveField("Message", message))))
 	},
-		Entry("while the API server does not answer", "", "", "waiting for the initial list from the API server; no Service is served yet"),
-		Entry("since it refuses", "forbidden", "list services: 403", "the API server sends no Services; none is served (forbidden): list services: 403"),
+		Entry("while the API server does not respond", "", "", "waiting for the initial list from the API server; no Service is served yet"),
+		Entry("because the API server refuses", "forbidden", "list services: 403", "the API server sends no Services; none is served (forbidden): list services: 403"),
 	)
 
-	It("has a bound", func() {
+	It("is limited to 100 and counts the others", func() {
 		var many []config.Service
 		for i := range 300 {
 			many = append(many, service(fmt.Sprintf("empty-%03d", i), fmt.Sprintf("10.96.1.%d", i%250+1)))

@@ -58,34 +58,34 @@ var _ = Describe("a health port", func() {
 		return ok && timeout.Timeout()
 	}
 
-	It("answers a probe beside 64 clients that are idle", func() {
+	It("answers a probe while 64 clients are idle", func() {
 		connect(64, "127.0.0.1", at, "GET /livez HTTP/1.1\r\nHost: node\r\n\r\n")
 		probe(at)
 		connect(64, "127.0.0.1", at, "")
 		probe(at)
 	})
-	It("answers a probe beside a thousand clients that send next to nothing", func() {
+	It("answers a probe while 1,000 clients have sent only two bytes", func() {
 		needFiles(1200)
 		for _, c := range connect(1000, "127.0.0.1", at, "G") {
 			_, _ = io.WriteString(c, "E")
 		}
 		probe(at)
 	})
-	It("keeps a client while another source has more", func() {
+	It("keeps a client while another source has more connections", func() {
 		one := connect(1, "127.0.0.2", at, "GET /li")[0]
 		connect(200, "127.0.0.1", at, "")
 		probe(at)
 		Expect(io.WriteString(one, "vez HTTP/1.1\r\nHost: node\r\n\r\n")).Error().NotTo(HaveOccurred())
 		Expect(io.ReadAll(one)).To(HavePrefix("HTTP/1.1 200 OK"))
 	})
-	It("keeps a client while another source, which has more, never ends what it asks", func() {
+	It("keeps a client while another source fills the server with incomplete requests", func() {
 		connect(admin.MaxClients, "127.0.0.1", at, "POST /livez HTTP/1.1\r\nHost: node\r\nContent-Length: 10\r\n\r\n")
 		one := connect(1, "127.0.0.2", at, "GET /li")[0]
 		connect(20, "127.0.0.1", at, "")
 		Expect(io.WriteString(one, "vez HTTP/1.1\r\nHost: node\r\n\r\n")).Error().NotTo(HaveOccurred())
 		Expect(io.ReadAll(one)).To(HavePrefix("HTTP/1.1 200 OK"))
 	})
-	It("answers while its Service's port is asked, and all health check node ports have one bound", func() {
+	It("answers despite idle clients, and shares one limit with all health check node ports", func() {
 		log := logrus.New()
 		log.SetOutput(GinkgoWriter)
 		h := &admin.HealthChecks{Serving: func() bool { return true }, Log: log}
@@ -124,8 +124,8 @@ var _ = Describe("a health port", func() {
 	})
 })
 
-var _ = Describe("a server that has no more room", func() {
-	It("sends away who waits, and not who is being answered", func() {
+var _ = Describe("a server at its connection limit", func() {
+	It("closes idle connections, but none with a response in progress", func() {
 		goOn := make(chan struct{})
 		s, err := admin.Serve("127.0.0.1:0", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.WriteString(w, "some ")

@@ -212,7 +212,7 @@ func (s *scenes) summarize(title string) {
 }
 
 var _ = Describe("recorded scenes", func() {
-	It("look as before in events, connections, the access log and metrics", func() {
+	It("match the golden file in events, connections, the access log and metrics", func() {
 		s := &scenes{names: map[string]string{}}
 		s.attach(newNode())
 		echo := lab.Backend(func(c net.Conn) { _, _ = io.Copy(c, c) })
@@ -280,7 +280,7 @@ var _ = Describe("recorded scenes", func() {
 		ask(first)
 		s.record("UDP session, retried")
 
-		By("a successor")
+		By("handing over to a successor")
 		sockets := map[string]*os.File{}
 		all, more, _, release, err := s.proxy.HandOver()
 		Expect(err).NotTo(HaveOccurred())

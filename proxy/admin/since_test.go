@@ -13,7 +13,7 @@ import (
 )
 
 var _ = Describe("a state", func() {
-	It("has a start, which stays when it is asked for again, and another one when the state changes", func() {
+	It("keeps its start time until it changes", func() {
 		n := newNode()
 		look := func() (detail api.ServiceDetail, status api.Status) {
 			GinkgoHelper()
@@ -36,8 +36,8 @@ var _ = Describe("a state", func() {
 		is := bad.Details[0].Endpoints[0]
 		Expect(is.State).To(Equal(api.EndpointQuarantined))
 		Expect(is.Since).To(And(BeTemporally(">", well.Since), BeTemporally("<=", failed)))
-		Expect(bad.Since).To(Equal(is.Since), "the Service is degraded since its endpoint is")
-		Expect(bad.Details[0].Endpoints[1].Since).To(Equal(well.Details[0].Endpoints[1].Since), "which is ready as before")
+		Expect(bad.Since).To(Equal(is.Since), "the Service has been degraded since its endpoint failed")
+		Expect(bad.Details[0].Endpoints[1].Since).To(Equal(well.Details[0].Endpoints[1].Since), "the state of this endpoint has not changed")
 		Eventually(func() api.Status { _, status := look(); return status }).WithTimeout(10 * time.Second).
 			Should(And(HaveField("Since", is.Since), HaveField("Problems", ConsistOf(HaveField("Since", is.Since)))))
 		for _, f := range n.gather() {
@@ -56,6 +56,6 @@ var _ = Describe("a state", func() {
 		better, _ := look()
 		Expect(better.State).To(Equal(api.ServiceOK))
 		Expect(better.Since).To(BeTemporally(">", is.Since))
-		Eventually(func() time.Time { _, status := look(); return status.Since }).WithTimeout(10*time.Second).Should(BeTemporally(">", is.Since), "usher has no problem since then")
+		Eventually(func() time.Time { _, status := look(); return status.Since }).WithTimeout(10*time.Second).Should(BeTemporally(">", is.Since), "usher's state changes with its last problem")
 	})
 })

@@ -50,7 +50,7 @@ var _ = Describe("an endpoint that leaves some of its clients without a response
 		return detail, status, ended
 	}
 
-	It("is unresponsive if the others answer", func() {
+	It("is unresponsive if the other endpoint responds", func() {
 		detail, status, ended := served(2, 1e6)
 		Expect(detail.State).To(Equal(api.ServiceDegraded))
 		hangs, answers := detail.Details[0].Endpoints[0], detail.Details[0].Endpoints[1]
@@ -66,13 +66,13 @@ var _ = Describe("an endpoint that leaves some of its clients without a response
 		Expect(ended.Items).To(HaveEach(And(HaveField("End", "no-response"), HaveField("Outcomes", ContainElement("no-response")))))
 	})
 
-	It("is ready if the others leave as many: it may be the clients", func() {
+	It("is ready if the other endpoint does the same: the clients may be the cause", func() {
 		detail, _, ended := served(2, 2)
 		Expect(detail.State).To(Equal(api.ServiceOK))
 		Expect(ended.Total).To(BeNumerically("~", 30, 2))
 	})
 
-	It("is ready if these are few", func() {
+	It("is ready if these clients are few", func() {
 		detail, _, ended := served(15, 1e6)
 		Expect(detail.State).To(Equal(api.ServiceOK))
 		Expect(ended.Total).To(BeNumerically("~", 2, 2))

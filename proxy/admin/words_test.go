@@ -17,8 +17,8 @@ import (
 )
 
 // These specs check texts for users that could be false: see the table in docs/observing.md.
-var _ = Describe("a word that people read", func() {
-	It("about failures does not say that they were in a row when a probe was answered in between", func() {
+var _ = Describe("a text for users", func() {
+	It("does not call failures consecutive if a probe succeeded in between", func() {
 		n := newNode()
 		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", answering(), answering())})
 		e := n.proxy.Status()[0].Endpoints[0]
@@ -36,7 +36,7 @@ var _ = Describe("a word that people read", func() {
 		report(balance.ConnectFailed)
 		Expect(quarantined().Count()).To(Equal("1 failure"))
 		report(balance.RecheckPassed)
-		Expect(quarantined()).To(BeNil(), "it is well in between")
+		Expect(quarantined()).To(BeNil(), "the endpoint recovers in between")
 		time.Sleep(time.Millisecond)
 		report(balance.ConnectFailed)
 		Expect(quarantined().Count()).To(Equal("2 failures, with no client connected in between"))
@@ -46,7 +46,7 @@ var _ = Describe("a word that people read", func() {
 		Expect(quarantined().Count()).To(Equal("1 failure"), "a client was connected in between")
 	})
 
-	It("is not connecting for a UDP session that only sends, and its bytes are known while it is open", func() {
+	It("shows a UDP session that only sends as sending, with its bytes so far", func() {
 		sink, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(sink.Close)
@@ -77,7 +77,7 @@ var _ = Describe("a word that people read", func() {
 		Eventually(open).WithTimeout(10 * time.Second).Should(And(HaveField("State", api.Established), HaveField("BytesToEndpoint", int64(300)), HaveField("BytesToClient", int64(40))))
 	})
 
-	It("is connecting only while a TCP client has no endpoint", func() {
+	It("shows a TCP client as connecting only while it has no endpoint", func() {
 		n := newNode()
 		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", answering())})
 		life := &conn.Record{ID: 7, Port: &conn.Port{ID: n.proxy.Status()[0].Port.ID, Protocol: config.TCP, Observers: []conn.Observer{n.proxy.Trace}}, From: netip.MustParseAddrPort("192.0.2.2:1"), Start: time.Now()}

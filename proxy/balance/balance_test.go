@@ -85,7 +85,7 @@ var _ = Describe("a Set", func() {
 		fail(e, start.Add(after), start.Add(after), quarantine)
 	}
 
-	It("goes round robin", func() {
+	It("selects endpoints in round-robin order", func() {
 		for range 2 {
 			Expect(pick(0)).To(Equal("1, round robin"))
 			Expect(pick(0)).To(Equal("2, round robin"))
@@ -93,7 +93,7 @@ var _ = Describe("a Set", func() {
 		}
 	})
 
-	It("begins with the turn that it is told, and goes on from there when endpoints change", func() {
+	It("starts at the given turn and continues from there after an update", func() {
 		first := uint32(4)
 		pool = &balance.Pool{FirstTurn: func() uint32 { first++; return first }}
 		pool.Update(port(endpoints(1, 2, 3)), start)
@@ -103,7 +103,7 @@ var _ = Describe("a Set", func() {
 		Expect(pick(0)).To(Equal("2, round robin"))
 	})
 
-	It("knows every endpoint, also in the last turn that can be counted", func() {
+	It("finds every endpoint even if the turn counter is about to overflow", func() {
 		pool = &balance.Pool{FirstTurn: func() uint32 { return math.MaxUint32 }}
 		pool.Update(port(endpoints(1, 2, 3)), start)
 		Expect(pick(0, 1, 2)).To(Equal("3, only one left"))
@@ -125,19 +125,19 @@ var _ = Describe("a Set", func() {
 		}
 	})
 
-	It("goes to an endpoint that was not tried while there is one", func() {
+	It("selects an untried endpoint while there is one", func() {
 		Expect(pick(0, 1)).To(Equal("2, round robin"))
 		Expect(pick(0, 2, 3)).To(Equal("1, only one left"))
 		Expect(pick(0, 1, 2, 3)).To(Equal("nobody"))
 	})
 
-	It("picks nobody where there is nobody", func() {
+	It("selects no endpoint if it is empty", func() {
 		Expect(pool.External.Len()).To(BeZero())
 		_, ok := pool.External.Pick(balance.Request{Now: start})
 		Expect(ok).To(BeFalse())
 	})
 
-	It("passes over an endpoint in quarantine, and shares its turns evenly", func() {
+	It("skips a quarantined endpoint and distributes its turns evenly", func() {
 		fails(2, 0)
 		counts := map[string]int{}
 		for range 30 {
@@ -146,7 +146,7 @@ var _ = Describe("a Set", func() {
 		Expect(counts).To(Equal(map[string]int{"1, round robin": 15, "3, round robin": 15}))
 	})
 
-	It("uses those in quarantine when there are no others", func() {
+	It("uses quarantined endpoints if there are no others", func() {
 		fails(2, 0)
 		fails(3, 0)
 		Expect(pick(0, 1)).To(Equal("2, all that are left are in quarantine"))
@@ -156,10 +156,10 @@ var _ = Describe("a Set", func() {
 		for range 3 {
 			seen[pick(0)] = true
 		}
-		Expect(seen).To(HaveLen(3), "in turn")
+		Expect(seen).To(HaveLen(3), "in rotation")
 	})
 
-	It("says how many it passed over", func() {
+	It("reports how many endpoints it skipped", func() {
 		fails(1, 0)
 		fails(2, 0)
 		c, _ := pool.Cluster.Pick(balance.Request{Now: start})
@@ -167,42 +167,42 @@ var _ = Describe("a Set", func() {
 		Expect(c.Skipped).To(Equal(2))
 	})
 
-	It("sends one connection to probe when a quarantine is over", func() {
+	It("sends one connection as a probe when a quarantine has expired", func() {
 		fails(1, 0)
 		Expect(pick(10*time.Second, 2, 3)).To(Equal("1, probe after quarantine"))
 		for range 6 {
 			Expect(pick(10 * time.Second)).NotTo(HavePrefix("1,"))
 		}
-		By("letting the next one probe if nothing is heard of the first")
+		By("sending another probe if the first has no result")
 		Expect(pick(11*time.Second, 2, 3)).To(Equal("1, probe after quarantine"))
-		By("making the quarantine longer if a probe fails")
+		By("extending the quarantine if a probe fails")
 		fails(1, 11*time.Second)
 		Expect(pick(30*time.Second, 2, 3)).To(Equal("1, only one left"))
 		period := pool.Cluster.Find(addr(1)).Health(start.Add(30 * time.Second))
 		Expect(period.Failures).To(Equal(2))
-		By("trusting it again once the probe has succeeded")
+		By("ending the quarantine when a probe succeeds")
 		connected(pool.Cluster.Find(addr(1)), start)
 		c, _ := pool.Cluster.Pick(balance.Request{Now: start.Add(30 * time.Second), Tried: []netip.AddrPort{addr(2), addr(3)}})
 		Expect(c.Reason).To(Equal(balance.OnlyOne))
 		Expect(pick(30*time.Second, 3)).NotTo(ContainSubstring("quarantine"))
 	})
 
-	It("trusts an endpoint of which nothing is heard any more, when it has refused nobody for the longest quarantine", func() {
+	It("ends a quarantine if probes have had no result for the maximum time", func() {
 		fails(1, 0)
 		longest := int(quarantine.Max / time.Second)
 		for s := range longest {
 			Expect(pick(10*time.Second+time.Duration(s)*time.Second, 2, 3)).To(Equal("1, probe after quarantine"))
 		}
 		Expect(pick(10*time.Second+quarantine.Max, 2, 3)).To(Equal("1, only one left"))
-		By("not one that nobody was sent to for so long")
+		By("keeping the quarantine of an endpoint that got no probes")
 		fails(2, 0)
 		Expect(pick(time.Hour, 1, 3)).To(Equal("2, probe after quarantine"))
-		By("beginning anew when it refuses somebody")
+		By("starting a new quarantine when the endpoint refuses a connection")
 		fails(1, time.Hour)
 		Expect(pick(time.Hour+20*time.Second, 2, 3)).To(Equal("1, probe after quarantine"))
 	})
 
-	DescribeTable("doubles the quarantine with each failure in a row, up to the maximum",
+	DescribeTable("doubles the quarantine with each consecutive failure, up to the maximum",
 		func(failures int, length time.Duration) {
 			e := pool.Cluster.Find(addr(1))
 			now := start
@@ -222,7 +222,7 @@ var _ = Describe("a Set", func() {
 		Entry(nil, 50, 2*time.Minute),
 	)
 
-	It("takes failures of attempts that began before the quarantine was over as one", func() {
+	It("counts failures of concurrent attempts as one", func() {
 		e := pool.Cluster.Find(addr(1))
 		for i := range 100 {
 			fail(e, start.Add(time.Duration(i)*time.Millisecond), start.Add(250*time.Millisecond), quarantine)
@@ -242,10 +242,10 @@ var _ = Describe("a Set", func() {
 			return ok
 		}
 
-		It("passes one over until a probe is answered, and then at once no more", func() {
+		It("skips a failed endpoint until a probe succeeds, and then uses it immediately", func() {
 			fail(e, start, start, q)
 			for range 6 {
-				Expect(pick(time.Hour)).NotTo(HavePrefix("1,"), "no client has to find out")
+				Expect(pick(time.Hour)).NotTo(HavePrefix("1,"), "no client serves as a probe")
 			}
 			period := e.Health(start.Add(time.Hour))
 			Expect(period).To(Equal(balance.Health{State: balance.Down, By: balance.ConnectFailed, Since: start, Until: start.Add(time.Second), Probed: true, Failures: 1, Err: errRefused}))
@@ -257,23 +257,23 @@ var _ = Describe("a Set", func() {
 			Expect(pick(time.Hour, 2, 3)).To(Equal("1, only one left"))
 		})
 
-		It("waits twice as long for each probe, up to the maximum", func() {
+		It("doubles the time to each probe, up to the maximum", func() {
 			fail(e, start, start, q)
 			now, silent := start.Add(time.Second), errors.New("no answer")
 			var waits []time.Duration
 			for range 9 {
 				c := recheck(e, balance.RecheckFailed, now, silent, q)
-				Expect(c.Notify).To(Equal(len(waits) < 7), "that it takes longer")
+				Expect(c.Notify).To(Equal(len(waits) < 7), "only a longer quarantine is reported")
 				now = now.Add(c.Next)
 				waits = append(waits, c.Next/time.Second)
 				period := e.Health(now)
 				Expect(period).To(Equal(balance.Health{State: balance.Down, By: balance.ConnectFailed, Since: start, Until: now, Probed: true, Failures: 1 + len(waits), Err: silent}))
 			}
 			Expect(waits).To(Equal([]time.Duration{2, 4, 8, 16, 32, 64, 120, 120, 120}))
-			Expect(e.Failed.Load()).To(BeEquivalentTo(1), "clients' attempts")
+			Expect(e.Failed.Load()).To(BeEquivalentTo(1), "only clients' attempts count")
 		})
 
-		It("does not hold it against the endpoint if the probe could not be made", func() {
+		It("does not count a probe that could not be made as a failure", func() {
 			fail(e, start, start, q)
 			c := recheck(e, balance.RecheckSkipped, start.Add(time.Second), errors.New("too many open files"), q)
 			Expect(c.Next).To(Equal(time.Second))
@@ -282,7 +282,7 @@ var _ = Describe("a Set", func() {
 			Expect(period).To(Equal(balance.Health{State: balance.Down, By: balance.ConnectFailed, Since: start, Until: start.Add(2 * time.Second), Probed: true, Failures: 1, Err: errRefused}))
 		})
 
-		It("lets clients that have nobody else neither shorten nor prolong the time, but end it", func() {
+		It("keeps a quarantine when a client's attempt fails, and ends it when one succeeds", func() {
 			fail(e, start, start, q)
 			fail(e, start.Add(time.Minute), start.Add(time.Minute), q)
 			period := e.Health(start)
@@ -293,10 +293,10 @@ var _ = Describe("a Set", func() {
 			Expect(quarantined(0)).To(BeFalse())
 			c := recheck(e, balance.RecheckPassed, start.Add(time.Minute), nil, q)
 			Expect(c.Next).To(BeZero())
-			Expect(c.Notify).To(BeFalse(), "that is known already")
+			Expect(c.Notify).To(BeFalse(), "the recovery was already reported")
 		})
 
-		It("is not misled by an endpoint that answers probes only", func() {
+		It("doubles the quarantine of an endpoint that answers only probes", func() {
 			var waits []time.Duration
 			now := start
 			for range 4 {
@@ -308,13 +308,13 @@ var _ = Describe("a Set", func() {
 			}
 			Expect(waits).To(Equal([]time.Duration{1, 2, 4, 8}))
 
-			By("forgetting it when a client has been connected")
+			By("resetting the time when a client connects")
 			Expect(connected(e, start).Notify).To(BeFalse(), "it had recovered")
 			fail(e, now, now, q)
 			period := e.Health(now)
 			Expect(period.Until.Sub(now)).To(Equal(time.Second))
 
-			By("and when it has been well for long")
+			By("resetting the time after a long period without failures")
 			recheck(e, balance.RecheckPassed, now, nil, q)
 			now = now.Add(q.Max)
 			fail(e, now, now, q)
@@ -322,7 +322,7 @@ var _ = Describe("a Set", func() {
 			Expect(period.Until.Sub(now)).To(Equal(time.Second))
 		})
 
-		It("takes no notice of an attempt that began before the probe was answered", func() {
+		It("ignores failures of attempts that started before a successful probe", func() {
 			fail(e, start, start, q)
 			recheck(e, balance.RecheckPassed, start.Add(time.Second), nil, q)
 			fail(e, start.Add(900*time.Millisecond), start.Add(1150*time.Millisecond), q)
@@ -330,7 +330,7 @@ var _ = Describe("a Set", func() {
 		})
 	})
 
-	It("knows no quarantine if that is switched off", func() {
+	It("does not quarantine endpoints if quarantine is disabled", func() {
 		e := pool.Cluster.Find(addr(1))
 		fail(e, start, start, balance.Policy{})
 		ok := e.Health(start).State == balance.Down
@@ -339,7 +339,7 @@ var _ = Describe("a Set", func() {
 })
 
 var _ = Describe("a Pool", func() {
-	It("keeps what it knows of endpoints that stay, and the turn", func() {
+	It("keeps the health of remaining endpoints, and the turn", func() {
 		var pool balance.Pool
 		pool.Update(port(endpoints(1, 2, 3)), start)
 		pool.Cluster.Pick(balance.Request{Now: start})
@@ -359,7 +359,7 @@ var _ = Describe("a Pool", func() {
 		Expect(c.Endpoint.Addr).To(Equal(addr(3)))
 	})
 
-	It("forgets an endpoint that was replaced by another Pod or was away", func() {
+	It("forgets the health of an endpoint whose Pod was replaced or that was removed", func() {
 		var pool balance.Pool
 		list := endpoints(1)
 		list[0].Pod = "default/old"
@@ -379,7 +379,7 @@ var _ = Describe("a Pool", func() {
 		Expect(ok).To(BeFalse())
 	})
 
-	It("knows since when endpoints are leaving, until they are back or have no connections", func() {
+	It("records since when endpoints are leaving, until they return or have no connections", func() {
 		now := start
 		var pool balance.Pool
 		leaving := func() map[netip.AddrPort]time.Duration {

@@ -10,7 +10,7 @@ import (
 	"github.com/usherproxy/usher/proxy/balance"
 )
 
-var _ = Describe("an endpoint whose Service asks for probes", func() {
+var _ = Describe("an endpoint with probes configured by its Service", func() {
 	const rise, fall, interval = 2, 3, 10 * time.Second
 	var (
 		pool     *balance.Pool
@@ -44,7 +44,7 @@ var _ = Describe("an endpoint whose Service asks for probes", func() {
 		return counts
 	}
 
-	It("is in quarantine after so many failures in a row, and out of it after so many successes in a row", func() {
+	It("is quarantined after Fall consecutive failures, and released after Rise consecutive successes", func() {
 		Expect(checks(errProbe, errProbe, nil, errProbe, errProbe)).To(HaveEach(false))
 		Expect(picked()).To(Equal(map[int]int{1: 5, 2: 5}))
 		Expect(checks(errProbe, errProbe)).To(Equal([]bool{true, false}))
@@ -63,7 +63,7 @@ var _ = Describe("an endpoint whose Service asks for probes", func() {
 		Expect(picked()).To(Equal(map[int]int{1: 5, 2: 5}))
 	})
 
-	It("stays in quarantine whoever has been connected to it, or failed", func() {
+	It("stays in quarantine regardless of the results of client connections", func() {
 		makeDown()
 		connected(bad, start)
 		Expect(picked()).To(Equal(map[int]int{2: 10}))
@@ -72,7 +72,7 @@ var _ = Describe("an endpoint whose Service asks for probes", func() {
 		Expect(picked()).To(Equal(map[int]int{1: 5, 2: 5}))
 	})
 
-	It("has to be well for clients too, if it failed them before", func() {
+	It("must also recover for clients if their connections failed before", func() {
 		fail(bad, start, start, balance.Policy{First: time.Second, Max: time.Minute, Probed: true})
 		Expect(checks(errProbe, errProbe, errProbe)).To(HaveEach(false), "it is in quarantine already")
 		Expect(recheck(bad, balance.RecheckPassed, start, nil, quarantine)).To(Equal(balance.Change{}))
@@ -82,10 +82,10 @@ var _ = Describe("an endpoint whose Service asks for probes", func() {
 		fail(bad, start, start, balance.Policy{First: time.Second, Max: time.Minute, Probed: true})
 		news := checks(errProbe, errProbe, errProbe, nil, nil)
 		Expect(news).To(HaveEach(false))
-		Expect(picked()).To(Equal(map[int]int{2: 10}), "nobody has found out yet whether clients reach it")
+		Expect(picked()).To(Equal(map[int]int{2: 10}), "no recheck has shown yet whether clients reach it")
 	})
 
-	It("is used if all are like that", func() {
+	It("is used if all endpoints are in quarantine", func() {
 		makeDown()
 		other := pool.All[1]
 		for range fall {
@@ -96,7 +96,7 @@ var _ = Describe("an endpoint whose Service asks for probes", func() {
 		Expect(c.Reason).To(Equal(balance.LastResort))
 	})
 
-	It("is out of quarantine when the Service asks no more", func() {
+	It("leaves quarantine when the Service disables probes", func() {
 		Expect(off()).To(BeFalse())
 		makeDown()
 		Expect(off()).To(BeTrue())

@@ -9,7 +9,7 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-func TestSilenceTowardsOneClientAloneIsNoFailure(t *testing.T) {
+func TestNoAnswerToOnlyOneClientIsNotAFailure(t *testing.T) {
 	g := NewWithT(t)
 	p := Policy{First: time.Second, Max: time.Minute, Probed: true}
 	silent, one, other := errors.New("no answer"), netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("10.1.0.3")
@@ -28,10 +28,10 @@ func TestSilenceTowardsOneClientAloneIsNoFailure(t *testing.T) {
 	}
 	g.Expect(s.Health(now).Since).To(Equal(time.Unix(1000, 0)))
 	g.Expect(s.news).To(BeEmpty())
-	g.Expect(blamed(other)).To(BeTrue(), "two clients")
+	g.Expect(blamed(other)).To(BeTrue(), "failures of two clients")
 	g.Expect(s.news).To(Equal([]string{"DOWN for 2s by no answer"}))
 	g.Expect(s.health.Load().passive.client.IsValid()).To(BeFalse())
 	s.Report(Report{Kind: Connected, Now: now}, p)
-	g.Expect(blamed(other)).To(BeFalse(), "one, since it answered")
+	g.Expect(blamed(other)).To(BeFalse(), "failures of one client since the endpoint answered")
 	g.Expect(s.Failed.Load()).To(BeEquivalentTo(5))
 }

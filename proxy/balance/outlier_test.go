@@ -7,7 +7,7 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-func TestAnEndpointIsSuspiciousThatBrokeMostOfItsLastConnections(t *testing.T) {
+func TestEndpointThatResetMostRecentConnectionsIsSuspicious(t *testing.T) {
 	g := NewWithT(t)
 	s := newSubject()
 	now := time.Unix(1000, 0)
@@ -21,10 +21,10 @@ func TestAnEndpointIsSuspiciousThatBrokeMostOfItsLastConnections(t *testing.T) {
 	g.Expect(end("xxx")).To(BeFalse(), "three are too few")
 	g.Expect(end("x")).To(BeTrue())
 	g.Expect(end("...")).To(BeTrue(), "four of seven")
-	g.Expect(end(".")).To(BeFalse(), "half")
+	g.Expect(end(".")).To(BeFalse(), "half of the connections")
 	g.Expect(end("x")).To(BeTrue(), "five of nine")
-	g.Expect(end("..............")).To(BeFalse(), "only the last sixteen count")
-	g.Expect(end("xxxxxxxx")).To(BeFalse(), "half")
+	g.Expect(end("..............")).To(BeFalse(), "only the last 16 connections count")
+	g.Expect(end("xxxxxxxx")).To(BeFalse(), "half of the connections")
 	g.Expect(end("x")).To(BeTrue())
 	g.Expect(end("................")).To(BeFalse())
 	g.Expect(s.Failed.Load()).To(BeEquivalentTo(14))

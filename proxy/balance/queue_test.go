@@ -135,21 +135,21 @@ func TestQueueIsServedInOrder(t *testing.T) {
 		g.Expect(b.serve(true)).To(BeEmpty())
 		two.got.Release()
 		late := b.comes("late", b.cluster, 0)
-		g.Expect(late.got).To(BeNil(), "the slot is for those who wait")
+		g.Expect(late.got).To(BeNil(), "the slot is reserved for waiting clients")
 		g.Expect(b.serve(false)).To(Equal("0:2"))
 		b.leaves(queue[1])
 		one.got.Release()
 		g.Expect(b.serve(false)).To(Equal("2:1"))
 		queue[0].got.Release()
 		queue[2].got.Release()
-		g.Expect(b.serve(false)).To(Equal("3:1 late:2"), "the one behind takes what is left")
+		g.Expect(b.serve(false)).To(Equal("3:1 late:2"), "the last client takes the remaining slot")
 		g.Expect(b.Cluster.Queued()).To(BeZero())
 	})
 }
 
-// TestASlotWakesFewClients expects that one slot wakes one client, and then the next in the queue, for any number of
+// TestFreeSlotWakesFewClients expects that one slot wakes one client, and then the next in the queue, for any number of
 // waiting clients and any order of their goroutines.
-func TestASlotWakesFewClients(t *testing.T) {
+func TestFreeSlotWakesFewClients(t *testing.T) {
 	inBubble(t, func(g *GomegaWithT) {
 		b := newBounded(1, 1)
 		has, want := b.comes("has", b.cluster, 0), ""
@@ -171,9 +171,9 @@ func TestASlotWakesFewClients(t *testing.T) {
 	})
 }
 
-// TestClientsWhoTryAgainAreBeforeOthers expects that clients whose attempt failed are ahead of those that wait, but
+// TestRetryingClientsAreServedFirst expects that clients whose attempt failed are ahead of those that wait, but
 // only for endpoints that they have not tried.
-func TestClientsWhoTryAgainAreBeforeOthers(t *testing.T) {
+func TestRetryingClientsAreServedFirst(t *testing.T) {
 	inBubble(t, func(g *GomegaWithT) {
 		b := newBounded(1, 1, 2)
 		one, two := b.comes("one", b.cluster, 0), b.comes("two", b.cluster, 0)
@@ -182,7 +182,7 @@ func TestClientsWhoTryAgainAreBeforeOthers(t *testing.T) {
 		b.comes("late", b.cluster, 0)
 		b.serve(true)
 		one.got.Release()
-		g.Expect(b.serve(false)).To(Equal("early:1"), "it has tried that one")
+		g.Expect(b.serve(false)).To(Equal("early:1"), "the failed client has tried that endpoint")
 		two.got.Release()
 		g.Expect(b.serve(false)).To(Equal("failed:2"))
 		failed.got.Release()
@@ -190,7 +190,7 @@ func TestClientsWhoTryAgainAreBeforeOthers(t *testing.T) {
 	})
 }
 
-func TestNobodyWaitsForWhoMayNotUseASlot(t *testing.T) {
+func TestSlotSkipsClientsThatCannotUseIt(t *testing.T) {
 	inBubble(t, func(g *GomegaWithT) {
 		b := newBounded(1, 1, 2)
 		b.Update(config.ServicePort{EndpointLimit: 1, QueueTimeout: time.Minute,
@@ -201,13 +201,13 @@ func TestNobodyWaitsForWhoMayNotUseASlot(t *testing.T) {
 		two.got.Release()
 		g.Expect(b.serve(false)).To(Equal("of 2:2"))
 		ofTwo.got.Release()
-		g.Expect(b.comes("any", b.cluster, 0).got.Addr).To(Equal(addr(2)), "no client that waits can use it")
+		g.Expect(b.comes("any", b.cluster, 0).got.Addr).To(Equal(addr(2)), "no waiting client can use it")
 		one.got.Release()
 		g.Expect(b.serve(false)).To(Equal("of 1:1"))
 	})
 }
 
-func TestAClientWaitsForTheEndpointThatItHad(t *testing.T) {
+func TestClientWaitsForItsPreviousEndpoint(t *testing.T) {
 	inBubble(t, func(g *GomegaWithT) {
 		b := newBounded(1, 1, 2)
 		one := b.comes("one", b.cluster, 1)
@@ -218,7 +218,7 @@ func TestAClientWaitsForTheEndpointThatItHad(t *testing.T) {
 		g.Expect(other.got.Addr).To(Equal(addr(2)))
 		b.serve(true)
 		other.got.Release()
-		g.Expect(b.serve(false)).To(BeEmpty(), "that is another one")
+		g.Expect(b.serve(false)).To(BeEmpty(), "the client waits for the other endpoint")
 		fail(one.got, time.Now(), time.Now(), quarantine)
 		g.Expect(b.serve(false)).To(Equal("had:2"))
 	})
@@ -257,15 +257,15 @@ func TestNoQueueStarves(t *testing.T) {
 	})
 }
 
-func TestNobodyIsForgotten(t *testing.T) {
+func TestWaitingClientIsServed(t *testing.T) {
 	for name, change := range map[string]func(b *bounded, has *waiter) (fronts bool){
-		"when an endpoint comes":               func(b *bounded, _ *waiter) bool { b.update(1, 1, 2); return true },
-		"when the endpoint is another":         func(b *bounded, _ *waiter) bool { b.update(1, 2); return true },
-		"when the bound is raised":             func(b *bounded, _ *waiter) bool { b.update(3, 1); return true },
-		"when the bound is taken away":         func(b *bounded, _ *waiter) bool { b.update(0, 1); return true },
-		"when a connection ends":               func(_ *bounded, has *waiter) bool { has.got.Release(); return false },
-		"when there is no endpoint any more":   func(b *bounded, _ *waiter) bool { b.update(1); return true },
-		"when a connection ends after a break": func(b *bounded, has *waiter) bool { b.update(1, 1); has.got.Release(); return false },
+		"when an endpoint is added":              func(b *bounded, _ *waiter) bool { b.update(1, 1, 2); return true },
+		"when the endpoint is replaced":          func(b *bounded, _ *waiter) bool { b.update(1, 2); return true },
+		"when the limit is raised":               func(b *bounded, _ *waiter) bool { b.update(3, 1); return true },
+		"when the limit is removed":              func(b *bounded, _ *waiter) bool { b.update(0, 1); return true },
+		"when a connection ends":                 func(_ *bounded, has *waiter) bool { has.got.Release(); return false },
+		"when the last endpoint is removed":      func(b *bounded, _ *waiter) bool { b.update(1); return true },
+		"when a connection ends after an update": func(b *bounded, has *waiter) bool { b.update(1, 1); has.got.Release(); return false },
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(g *GomegaWithT) {
@@ -306,7 +306,7 @@ func TestClientsMoveToTheQueueOfTheirEndpoints(t *testing.T) {
 	})
 }
 
-func TestEndpointsInQuarantine(t *testing.T) {
+func TestWaitingClientGetsAQuarantinedEndpointWhenItIsUsable(t *testing.T) {
 	// Endpoint 1 is full. Endpoint 2 has failed and has a free slot.
 	begin := func(probed bool) *bounded {
 		b := newBounded(1, 1, 2)
@@ -322,14 +322,14 @@ func TestEndpointsInQuarantine(t *testing.T) {
 		time.Sleep(quarantine.First - 1)
 		g.Expect(b.serve(true)).To(BeEmpty())
 		time.Sleep(time.Nanosecond)
-		g.Expect(b.serve(true)).To(Equal("waits:2"), "its quarantine is over by itself")
+		g.Expect(b.serve(true)).To(Equal("waits:2"), "its quarantine has expired")
 	})
 	for why, change := range map[string]func(b *bounded){
-		"a probe was answered":                              func(b *bounded) { recheck(b.All[1], balance.RecheckPassed, time.Now(), nil, quarantine) },
-		"all are in quarantine: it is as good as the other": func(b *bounded) { fail(b.All[0], time.Now(), time.Now(), quarantine) },
-		"a client was connected to it":                      func(b *bounded) { connected(b.All[1], start) },
-		"the other has failed probes":                       func(b *bounded) { check(b.All[0], time.Now(), errRefused, time.Second, 1, 1) },
-		"the other has not answered one client's own address": func(b *bounded) {
+		"a probe succeeded":                func(b *bounded) { recheck(b.All[1], balance.RecheckPassed, time.Now(), nil, quarantine) },
+		"both endpoints are in quarantine": func(b *bounded) { fail(b.All[0], time.Now(), time.Now(), quarantine) },
+		"a client connected to it":         func(b *bounded) { connected(b.All[1], start) },
+		"the other endpoint failed probes": func(b *bounded) { check(b.All[0], time.Now(), errRefused, time.Second, 1, 1) },
+		"the other endpoint did not answer one client": func(b *bounded) {
 			b.All[0].Report(balance.Report{Kind: balance.ConnectFailed, Now: time.Now(), Err: errRefused, Client: netip.MustParseAddr("192.0.2.1")}, quarantine)
 		},
 	} {
@@ -347,11 +347,11 @@ func TestEndpointsInQuarantine(t *testing.T) {
 		connected(b.All[1], start)
 		g.Expect(b.serve(true)).To(BeEmpty())
 		b.All[1].Report(balance.Report{Kind: balance.CheckOff, Now: time.Now()}, balance.Policy{})
-		g.Expect(b.serve(false)).To(Equal("waits:2"), "it is not probed any more")
+		g.Expect(b.serve(false)).To(Equal("waits:2"), "its probes are disabled")
 	})
 }
 
-func TestSchedulersPassOverEndpointsThatAreFull(t *testing.T) {
+func TestSchedulersSkipFullEndpoints(t *testing.T) {
 	for _, name := range config.SchedulerNames() {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(g *GomegaWithT) {
@@ -379,9 +379,9 @@ func TestSchedulersPassOverEndpointsThatAreFull(t *testing.T) {
 	}
 }
 
-// TestQueueHoldsWhateverHappens checks three properties for any sequence of events. No endpoint exceeds its limit. No
+// TestQueueInvariants checks three properties for any sequence of events. No endpoint exceeds its limit. No
 // client waits that could be served. Clients that may use the same endpoints are served in order of arrival.
-func TestQueueHoldsWhateverHappens(t *testing.T) {
+func TestQueueInvariants(t *testing.T) {
 	for seed := range uint64(100) {
 		inBubble(t, func(g *GomegaWithT) {
 			r := rand.New(rand.NewPCG(seed, 18))
@@ -467,7 +467,7 @@ func TestQueueHoldsWhateverHappens(t *testing.T) {
 				for _, w := range all {
 					plain := !w.had.IsValid() && len(w.ask.Tried) == 0
 					if w.Waits() && (plain || w.Front()) {
-						g.Expect(w.set().CouldGoOn(w.ask, w.had, time.Now())).To(BeFalse(), "seed %d, step %d: %s waits and need not", seed, step, w.name)
+						g.Expect(w.set().CouldGoOn(w.ask, w.had, time.Now())).To(BeFalse(), "seed %d, step %d: %s waits although an endpoint is free", seed, step, w.name)
 					}
 					waits = waits || plain && w.Waits()
 				}
@@ -482,7 +482,7 @@ func TestQueueHoldsWhateverHappens(t *testing.T) {
 				having, fronts = nil, true
 				before := len(b.waiting)
 				serve()
-				g.Expect(len(b.waiting) < before || before == 0).To(BeTrue(), "seed %d: no client goes on, and %d wait", seed, before)
+				g.Expect(len(b.waiting) < before || before == 0).To(BeTrue(), "seed %d: no client is served, and %d wait", seed, before)
 			}
 		})
 	}

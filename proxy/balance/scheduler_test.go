@@ -58,7 +58,7 @@ func (c *crowd) choose(n int, tried ...int) (balance.Choice, bool) {
 	}
 	peeked, _, _ := c.Cluster.Peek(0, ask)
 	choice, ok := c.Cluster.Pick(ask)
-	Expect(choice).To(Equal(peeked), "what is told is what comes")
+	Expect(choice).To(Equal(peeked), "Peek predicts the choice of Pick")
 	return choice, ok
 }
 
@@ -96,7 +96,7 @@ func (c *crowd) shares(clients int) map[int]int {
 var _ = Describe("every scheduler", func() {
 	for _, name := range config.SchedulerNames() {
 		Describe(name, func() {
-			It("gives endpoints that are alike their share", func() {
+			It("distributes connections evenly among equal endpoints", func() {
 				c := newCrowd(name, endpoints(1, 2, 3, 4)...)
 				if name == "dh" {
 					Expect(c.shares(100)).To(HaveLen(1), "there is one VIP")
@@ -110,7 +110,7 @@ var _ = Describe("every scheduler", func() {
 				}
 			})
 
-			It("chooses the others if an endpoint was tried, each once", func() {
+			It("selects each untried endpoint once", func() {
 				c := newCrowd(name, weighed(1, 5, 1, 9, 1)...)
 				var tried []int
 				for range 5 {
@@ -125,13 +125,13 @@ var _ = Describe("every scheduler", func() {
 				Expect(ok).To(BeFalse())
 			})
 
-			It("passes over an endpoint in quarantine until that is over, and then lets one connection find out", func() {
+			It("skips quarantined endpoints, and sends a probe when the quarantine has expired", func() {
 				c := newCrowd(name, endpoints(1, 2, 3)...)
 				c.fail(1)
 				c.fail(2)
 				Expect(c.shares(30)).To(Equal(map[int]int{3: 30}))
 				choice, _ := c.choose(1, 3)
-				Expect(choice.Reason).To(Equal(balance.LastResort), "better than nobody")
+				Expect(choice.Reason).To(Equal(balance.LastResort), "a quarantined endpoint is better than none")
 				c.fail(3)
 				choice, _ = c.choose(1)
 				Expect(choice.Reason).To(Equal(balance.LastResort))
@@ -142,7 +142,7 @@ var _ = Describe("every scheduler", func() {
 				Expect(c.shares(20)).To(HaveKey(number(choice.Endpoint)))
 			})
 
-			It("is right for one endpoint, for none, and for those that come later", func() {
+			It("works with one endpoint, with none, and with those added later", func() {
 				c := newCrowd(name, endpoints(1)...)
 				Expect(c.connect(1)).To(Equal(1))
 				c.update()
@@ -153,7 +153,7 @@ var _ = Describe("every scheduler", func() {
 				Expect(c.shares(20)).NotTo(HaveKey(1))
 			})
 
-			It("does not care how many are in quarantine", func() {
+			It("finds the usable endpoint if all others are in quarantine", func() {
 				var list []config.Endpoint
 				for n := range 200 {
 					list = append(list, endpoints(n+1)...)
@@ -165,7 +165,7 @@ var _ = Describe("every scheduler", func() {
 				Expect(c.shares(50)).To(Equal(map[int]int{200: 50}))
 			})
 
-			It("may be used while endpoints change", func() {
+			It("is safe for use while endpoints change", func() {
 				c := newCrowd(name, endpoints(1, 2, 3)...)
 				var sets sync.Map
 				sets.Store(0, c.Cluster)
@@ -192,7 +192,7 @@ var _ = Describe("every scheduler", func() {
 		})
 	}
 
-	DescribeTable("gives an endpoint what its weight says", func(name string) {
+	DescribeTable("distributes connections by weight", func(name string) {
 		c := newCrowd(name, weighed(1, 3, 2)...)
 		for n := range 6000 {
 			c.connect(n)
@@ -205,7 +205,7 @@ var _ = Describe("every scheduler", func() {
 })
 
 var _ = Describe("rr", func() {
-	It("mixes the turns of endpoints with weights, and gives each exactly its own", func() {
+	It("interleaves the turns of weighted endpoints, and gives each its exact share", func() {
 		c := newCrowd("rr", weighed(1, 4, 2)...)
 		for range 3 {
 			var turns []int
@@ -223,7 +223,7 @@ var _ = Describe("rr", func() {
 		}
 	})
 
-	It("shares the turns of an endpoint in quarantine by weight", func() {
+	It("distributes the turns of a quarantined endpoint by weight", func() {
 		c := newCrowd("rr", weighed(1, 5, 2)...)
 		c.fail(2)
 		Expect(c.shares(300)).To(Equal(map[int]int{1: 100, 3: 200}))
@@ -231,7 +231,7 @@ var _ = Describe("rr", func() {
 })
 
 var _ = Describe("lc", func() {
-	It("chooses the endpoint with the fewest connections, as they come and end", func() {
+	It("selects the endpoint with the fewest open connections", func() {
 		c := newCrowd("lc", endpoints(1, 2, 3)...)
 		Expect([]int{c.connect(0), c.connect(0), c.connect(0)}).To(ConsistOf(1, 2, 3))
 		c.end(2)
@@ -244,7 +244,7 @@ var _ = Describe("lc", func() {
 		Expect([]int{c.connect(0), c.connect(0)}).To(Equal([]int{3, 3}))
 	})
 
-	It("takes turns among endpoints with the same number of connections", func() {
+	It("rotates among endpoints with the same number of connections", func() {
 		c := newCrowd("lc", endpoints(1, 2, 3)...)
 		var turns []int
 		for range 6 {
@@ -255,7 +255,7 @@ var _ = Describe("lc", func() {
 		Expect(turns).To(Equal([]int{1, 2, 3, 1, 2, 3}))
 	})
 
-	It("counts connections from before it was the scheduler, and those of endpoints that stay", func() {
+	It("counts connections from before it became the scheduler and from before an update", func() {
 		c := newCrowd("rr", endpoints(1, 2)...)
 		for range 4 {
 			c.connect(0)
@@ -284,7 +284,7 @@ var _ = Describe("lc", func() {
 		Expect(number(choice.Endpoint)).To(Equal(3))
 	})
 
-	It("compares 1,024 endpoints, beginning with the turn, and looks at all if none of these can be used", func() {
+	It("compares 1,024 endpoints from the turn on, and all if none of these is usable", func() {
 		list := make([]config.Endpoint, 1500)
 		for i := range list {
 			list[i].Addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80)
@@ -311,7 +311,7 @@ var _ = Describe("lc", func() {
 		}
 	})
 
-	It("is as good as a search of all, whatever happens", func() {
+	It("always selects an endpoint with the lowest load", func() {
 		c := newCrowd("lc", weighed(1, 2, 3, 1, 2, 3, 7)...)
 		for i := range 5000 {
 			if i%3 == 2 {
@@ -332,7 +332,7 @@ var _ = Describe("lc", func() {
 })
 
 var _ = Describe("sed and nq", func() {
-	It("reckon with the new connection: sed goes to the strong one again before an idle weak one, nq does not", func() {
+	It("differ for an idle weak endpoint: nq selects it before a busy strong one", func() {
 		sed, nq := newCrowd("sed", weighed(1, 4)...), newCrowd("nq", weighed(1, 4)...)
 		var turns [2][]int
 		for range 5 {
@@ -347,7 +347,7 @@ var _ = Describe("sed and nq", func() {
 })
 
 var _ = Describe("p2c", func() {
-	It("does not go to the busiest one", func() {
+	It("never selects the busiest endpoint", func() {
 		c := newCrowd("p2c", endpoints(1, 2, 3)...)
 		for range 50 {
 			c.connect(0, 1, 3)
@@ -376,11 +376,11 @@ func moved(c *crowd, change func()) (share float64, from map[int]bool) {
 	return float64(count) / clients, from
 }
 
-var _ = Describe("schedulers that hash", func() {
+var _ = Describe("hash schedulers", func() {
 	ten := []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}
 	for _, name := range []string{"sh", "maglev"} {
 		Describe(name, func() {
-			It("gives a client the same endpoint each time, on each node", func() {
+			It("gives a client the same endpoint on each node", func() {
 				a, b := newCrowd(name, endpoints(ten...)...), newCrowd(name, endpoints(ten...)...)
 				b.FirstTurn = func() uint32 { return 12345 }
 				for n := range 100 {
@@ -388,7 +388,7 @@ var _ = Describe("schedulers that hash", func() {
 				}
 			})
 
-			It("moves the clients of one in quarantine and no others, to all the others, and back", func() {
+			It("moves only the clients of a quarantined endpoint, to all others, and back", func() {
 				c := newCrowd(name, endpoints(ten...)...)
 				share, from := moved(c, func() { c.fail(4) })
 				Expect(share).To(BeNumerically("~", 0.1, 0.03))
@@ -403,7 +403,7 @@ var _ = Describe("schedulers that hash", func() {
 		})
 	}
 
-	It("maglev moves few clients when an endpoint comes or goes, sh most", func() {
+	It("move few clients with maglev and many with sh when the endpoints change", func() {
 		one, _ := moved(newCrowdThen("maglev", ten, append(ten[:10:10], 11)))
 		Expect(one).To(BeNumerically("<", 0.13))
 		one, _ = moved(newCrowdThen("maglev", ten, append(ten[:3:3], ten[4:]...)))
@@ -412,7 +412,7 @@ var _ = Describe("schedulers that hash", func() {
 		Expect(one).To(BeNumerically(">", 0.4))
 	})
 
-	It("maglev does not care in which order or by which change endpoints came", func() {
+	It("give the same result with maglev regardless of the order of updates", func() {
 		a, b := newCrowd("maglev", endpoints(1, 2, 3)...), newCrowd("maglev", endpoints(2)...)
 		b.update(endpoints(1, 2, 3)...)
 		for n := range 100 {

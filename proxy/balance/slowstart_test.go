@@ -56,7 +56,7 @@ var _ = Describe("slow start", func() {
 	after := func(d time.Duration) { now = start.Add(d) }
 
 	for _, scheduler := range []string{"rr", "random", "lc", "sed", "nq"} {
-		It("lets the share of a new endpoint grow: "+scheduler, func() {
+		It("increases the share of a new endpoint: "+scheduler, func() {
 			begin(scheduler, endpoints(1, 2, 3))
 			update(endpoints(1, 2, 3, 4))
 			Expect(shares(1, 4)).To(HaveExactElements(BeNumerically(">", 0.3), about(0.025)))
@@ -68,7 +68,7 @@ var _ = Describe("slow start", func() {
 		})
 	}
 
-	It("lets the share of a new endpoint grow: p2c, which asks it twice as often", func() {
+	It("increases the share of a new endpoint: p2c, which compares two endpoints", func() {
 		begin("p2c", endpoints(1, 2, 3))
 		update(endpoints(1, 2, 3, 4))
 		Expect(shares(4)[0]).To(BeNumerically("<", 0.07))
@@ -76,7 +76,7 @@ var _ = Describe("slow start", func() {
 		Expect(shares(4)).To(HaveExactElements(about(0.25)))
 	})
 
-	It("counts from when an endpoint becomes ready, each time", func() {
+	It("starts when an endpoint becomes ready", func() {
 		begin("rr", endpoints(1, 2))
 		list := endpoints(1, 2)
 		list[1].Ready = false
@@ -91,14 +91,14 @@ var _ = Describe("slow start", func() {
 		Expect(pool.Cluster.Share(pool.All[0], now)).To(Equal(1.0))
 	})
 
-	It("does nothing with those who were there first, or where all are as new", func() {
+	It("does not apply to initial endpoints or if all endpoints are equally new", func() {
 		begin("rr", endpoints(1, 2, 3))
 		Expect(shares(1, 2, 3)).To(HaveExactElements(about(1.0/3), about(1.0/3), about(1.0/3)))
 		update(endpoints(4, 5))
 		Expect(shares(4, 5)).To(HaveExactElements(about(0.5), about(0.5)))
 	})
 
-	It("goes by the oldest where all are new", func() {
+	It("is relative to the oldest endpoint if all are new", func() {
 		begin("rr", nil)
 		update(endpoints(1))
 		after(10 * time.Second)
@@ -108,7 +108,7 @@ var _ = Describe("slow start", func() {
 		Expect(pool.Cluster.Share(pool.All[1], now)).To(Equal(0.5))
 	})
 
-	DescribeTable("leaves nobody without an endpoint where the others failed",
+	DescribeTable("uses a new endpoint if the others failed",
 		func(scheduler string) {
 			begin(scheduler, endpoints(1))
 			update(endpoints(1, 2))
@@ -126,7 +126,7 @@ var _ = Describe("slow start", func() {
 		},
 		Entry("rr", "rr"), Entry("random", "random"), Entry("p2c", "p2c"), Entry("lc", "lc"))
 
-	DescribeTable("uses a new endpoint when the others are full",
+	DescribeTable("uses a new endpoint if the others are full",
 		func(scheduler string) {
 			begin(scheduler, endpoints(1))
 			p := port(endpoints(1, 2))
@@ -146,7 +146,7 @@ var _ = Describe("slow start", func() {
 		},
 		Entry("rr", "rr"), Entry("random", "random"), Entry("p2c", "p2c"), Entry("lc", "lc"), Entry("nq", "nq"))
 
-	It("moves nobody's hash", func() {
+	It("does not affect hash schedulers", func() {
 		begin("sh", endpoints(1, 2, 3))
 		update(endpoints(1, 2, 3, 4))
 		Expect(shares(4)).To(HaveExactElements(about(0.25)))

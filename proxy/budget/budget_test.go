@@ -16,11 +16,11 @@ func of(descriptors int64, limits Limits) *Budget {
 	return b
 }
 
-func TestConnectionsLeaveRoomForUDP(t *testing.T) {
+func TestConnectionsLeaveCapacityForUDP(t *testing.T) {
 	g := NewWithT(t)
 	b := of(1024, usual) // 768 of them are usable
 	g.Expect(b.usable()).To(BeEquivalentTo(1024 - 256))
-	g.Expect(b.ConnectionLimit()).To(BeEquivalentTo(768/2), "where nothing but TCP is served")
+	g.Expect(b.ConnectionLimit()).To(BeEquivalentTo(768/2), "only TCP is served")
 	b.UDP.Add(8)
 	g.Expect(b.ConnectionLimit()).To(BeEquivalentTo((768 - 8 - 96) / 2))
 	b.Sessions.Add(150)
@@ -28,11 +28,11 @@ func TestConnectionsLeaveRoomForUDP(t *testing.T) {
 	b.Connections.Add(b.ConnectionLimit())
 	b.Sessions.Add(-150)
 	for i := range 100 {
-		g.Expect(b.TakeSession(1, 1)).To(Equal(Enough), "session %d, while connections have all that they may", i)
+		g.Expect(b.TakeSession(1, 1)).To(Equal(Enough), "session %d while connections are at their limit", i)
 	}
 }
 
-func TestUDPLeavesRoomForConnections(t *testing.T) {
+func TestUDPLeavesCapacityForConnections(t *testing.T) {
 	g := NewWithT(t)
 	b := of(1024, usual) // 768 of them are usable
 	var sessions int64
@@ -43,7 +43,7 @@ func TestUDPLeavesRoomForConnections(t *testing.T) {
 	g.Expect(b.ConnectionLimit()).To(BeEquivalentTo((768 - 768/4) / 2))
 }
 
-func TestTheLastRoomForConnectionsIsForThoseWhoHaveLittle(t *testing.T) {
+func TestLastConnectionSlotsAreForSmallClientsAndPorts(t *testing.T) {
 	for _, c := range []struct {
 		name             string
 		set              func(*Limits)
@@ -51,15 +51,15 @@ func TestTheLastRoomForConnectionsIsForThoseWhoHaveLittle(t *testing.T) {
 		toPort, ofClient int64 // including the connection
 		want             error
 	}{
-		{"much room", nil, 349 - 1, 349, 349, nil}, // a single client uses 350 of 400
+		{"plenty of capacity", nil, 349 - 1, 349, 349, nil}, // a single client uses 350 of 400
 		{"the last eighth, a client with a quarter", nil, 350, 351, 100, nil},
 		{"the last eighth, a client with more", nil, 350, 351, 101, errTooManyOfClient},
-		{"the last eighth, a client with more that may", func(l *Limits) { l.MaxClientShare = 100 }, 350, 351, 351, nil},
+		{"the last eighth, a client without a share limit", func(l *Limits) { l.MaxClientShare = 100 }, 350, 351, 351, nil},
 		{"the last sixteenth, a port with half", nil, 375, 200, 1, nil},
 		{"the last sixteenth, a port with more", nil, 375, 201, 1, errTooManyToPort},
-		{"the last sixteenth, a port with more that may", func(l *Limits) { l.MaxConnectionsPerPort = 400 }, 375, 376, 1, nil},
-		{"no room", nil, 400, 1, 1, errTooMany},
-		{"a port with its own bound", func(l *Limits) { l.MaxConnectionsPerPort = 3 }, 3, 4, 1, errTooManyToPort},
+		{"the last sixteenth, a port with its own higher limit", func(l *Limits) { l.MaxConnectionsPerPort = 400 }, 375, 376, 1, nil},
+		{"no capacity", nil, 400, 1, 1, errTooMany},
+		{"a port with its own lower limit", func(l *Limits) { l.MaxConnectionsPerPort = 3 }, 3, 4, 1, errTooManyToPort},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -77,19 +77,19 @@ func TestTheLastRoomForConnectionsIsForThoseWhoHaveLittle(t *testing.T) {
 				return
 			}
 			g.Expect(err).To(MatchError(c.want))
-			g.Expect(b.Connections.Load()).To(Equal(c.open), "what was not had is not kept")
+			g.Expect(b.Connections.Load()).To(Equal(c.open), "a rejected connection is not counted")
 		})
 	}
 }
 
-func TestWhoseUDPSessionEndsWhenThereIsNoRoom(t *testing.T) {
+func TestWhichUDPSessionIsEvictedAtTheLimit(t *testing.T) {
 	for _, c := range []struct {
 		name             string
 		open             int64 // before the connection, of 400
 		toPort, ofClient int64 // including the connection
 		want             Room
 	}{
-		{"much room", 100, 101, 101, Enough},
+		{"plenty of capacity", 100, 101, 101, Enough},
 		{"the last eighth, a client with a quarter", 350, 100, 100, Enough},
 		{"the last eighth, a client with more", 350, 100, 101, ClientFull},
 		{"a port's last eighth, a client with more", 180, 176, 101, ClientFull},
@@ -115,12 +115,12 @@ func TestUDPSessionsLeaveHalfOfThePorts(t *testing.T) {
 		localPorts, taken, toPort int64
 		want                      Room
 	}{
-		{"much room", 400, 100, 100, Enough},
+		{"plenty of capacity", 400, 100, 100, Enough},
 		{"a service port's share", 400, 100, 100, Enough},
 		{"a service port's share is used up", 400, 100, 101, PortFull},
 		{"half of all", 400, 199, 50, Enough},
 		{"half of all are used up", 400, 200, 50, AllFull},
-		{"the kernel does not tell", 0, 1 << 20, 1 << 20, Enough},
+		{"the number of ports is unknown", 0, 1 << 20, 1 << 20, Enough},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -135,7 +135,7 @@ func TestUDPSessionsLeaveHalfOfThePorts(t *testing.T) {
 	}
 }
 
-func TestProbesFitIntoWhatIsReserved(t *testing.T) {
+func TestProbesFitIntoReservedDescriptors(t *testing.T) {
 	for descriptors, most := range map[int64]int64{8: 1, 256: 8, 1024: 32, 1 << 20: 64} {
 		NewWithT(t).Expect(of(descriptors, usual).Probes()).To(Equal(most), "of %d descriptors", descriptors)
 	}

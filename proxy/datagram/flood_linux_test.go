@@ -13,9 +13,9 @@ import (
 	"github.com/usherproxy/usher/proxy/frontend"
 )
 
-// TestATurnBringsFewDatagramsWhileAllClientsAreNew sends each datagram from a new client that is not admitted, as in
+// TestTurnReadsFewDatagramsWhileAllClientsAreNew sends each datagram from a new client that is not admitted, as in
 // a flood.
-func TestATurnBringsFewDatagramsWhileAllClientsAreNew(t *testing.T) {
+func TestTurnReadsFewDatagramsWhileAllClientsAreNew(t *testing.T) {
 	g := NewWithT(t)
 	f, srv := redirectedFront(t, logrus.New())
 	l, err := srv.Listen(f, anywhereRedirected)

@@ -42,7 +42,7 @@ func dropNetAdmin() error {
 func redirectedFront(t *testing.T, log *logrus.Logger) (*frontend.FrontEnd, *Server) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("needs root, to ask conntrack")
+		t.Skip("needs root, to query conntrack")
 	}
 	node := &frontend.Node{Settings: frontend.Settings{Log: log, Trace: trace.NewLog(10_000)}, Budget: budget.New(budget.Limits{MaxUDPSessions: 65536, MaxClientShare: 25})}
 	node.Init()
@@ -64,7 +64,7 @@ func redirectedFront(t *testing.T, log *logrus.Logger) (*frontend.FrontEnd, *Ser
 
 var anywhereRedirected = portal.Bind{Addr: netip.MustParseAddrPort("127.0.0.1:0"), Redirected: true}
 
-func TestWhereConntrackCannotBeAskedThereIsNoListener(t *testing.T) {
+func TestListenFailsWithoutConntrack(t *testing.T) {
 	g := NewWithT(t)
 	f, srv := redirectedFront(t, logrus.New())
 	failed := make(chan error)
@@ -82,7 +82,7 @@ func TestWhereConntrackCannotBeAskedThereIsNoListener(t *testing.T) {
 	g.Expect(f.Budget.Listeners.Load()).To(BeZero())
 }
 
-func TestWhereConntrackCannotBeAskedAnyMoreNewClientsAreDroppedAndCounted(t *testing.T) {
+func TestNewClientsAreDroppedAndCountedWhenConntrackFails(t *testing.T) {
 	g := NewWithT(t)
 	originErrors = rate.Sometimes{First: 1, Interval: time.Hour} // resets the rate limit of log messages
 	var said bytes.Buffer

@@ -20,7 +20,7 @@ import (
 // TestManySessionsEndInTurns expects that the loop does other work while it ends many sessions.
 func TestManySessionsEndInTurns(t *testing.T) {
 	for name, ends := range map[string]func(*frontend.FrontEnd, *socket){
-		"of an endpoint that leaves": func(f *frontend.FrontEnd, sk *socket) {
+		"of a removed endpoint": func(f *frontend.FrontEnd, sk *socket) {
 			v := *f.View()
 			v.All = nil
 			f.Swap(&v)
@@ -30,7 +30,7 @@ func TestManySessionsEndInTurns(t *testing.T) {
 			sk.idle = 0
 			sk.expire()
 		},
-		"of a Service that is removed": func(_ *frontend.FrontEnd, sk *socket) { sk.close(outcome.VIPRemoved, func() {}) },
+		"of a removed Service": func(_ *frontend.FrontEnd, sk *socket) { sk.close(outcome.VIPRemoved, func() {}) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -68,9 +68,9 @@ func TestManySessionsEndInTurns(t *testing.T) {
 	}
 }
 
-// TestAnUnansweredSessionEndsBeforeAnAnsweredOne expects separate timeouts for unanswered and answered sessions, as
+// TestUnansweredSessionEndsBeforeAnsweredOne expects separate timeouts for unanswered and answered sessions, as
 // in the kernel's connection tracking.
-func TestAnUnansweredSessionEndsBeforeAnAnsweredOne(t *testing.T) {
+func TestUnansweredSessionEndsBeforeAnsweredOne(t *testing.T) {
 	for _, c := range []struct {
 		silent, ofService time.Duration
 		left              int64

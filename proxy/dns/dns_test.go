@@ -156,11 +156,11 @@ func names(lines ...string) []string {
 	return lines
 }
 
-var _ = Describe("the names of the cluster", func() {
+var _ = Describe("cluster names", func() {
 	var s *running
 	BeforeEach(func() { s = start(dns.Options{}, ofTheSpecification...) })
 
-	DescribeTable("that are there", func(name string, kind uint16, answer ...string) {
+	DescribeTable("that exist are answered", func(name string, kind uint16, answer ...string) {
 		reply := s.ask(strings.TrimSpace(names(name)[0]), kind)
 		Expect(reply.Rcode).To(Equal(mdns.RcodeSuccess))
 		Expect(reply.Authoritative).To(BeTrue())
@@ -174,7 +174,7 @@ var _ = Describe("the names of the cluster", func() {
 		Entry("2.3.1 a cluster IP", "kubernetes+", mdns.TypeA, "kubernetes+ IN A 10.3.0.1"),
 		Entry("2.3.1 an IPv6 cluster IP", "dual+", mdns.TypeAAAA, "dual+ IN AAAA fd00:3::2"),
 		Entry("2.3.1 the IPv4 cluster IP of two", "dual+", mdns.TypeA, "dual+ IN A 10.3.0.2"),
-		Entry("2.3.1 both, where all types are asked for", "dual+", mdns.TypeANY, "dual+ IN A 10.3.0.2", "dual+ IN AAAA fd00:3::2"),
+		Entry("2.3.1 both for a query of all types", "dual+", mdns.TypeANY, "dual+ IN A 10.3.0.2", "dual+ IN AAAA fd00:3::2"),
 		Entry("2.3.2 a port", "_https._tcp.kubernetes+", mdns.TypeSRV, "_https._tcp.kubernetes+ IN SRV 0 100 443 kubernetes+"),
 		Entry("2.3.2 a UDP port", "_dns._udp.dual+", mdns.TypeSRV, "_dns._udp.dual+ IN SRV 0 100 53 dual+"),
 		Entry("2.3.2 an SCTP port", "_dns._sctp.dual+", mdns.TypeSRV, "_dns._sctp.dual+ IN SRV 0 100 53 dual+"),
@@ -191,14 +191,14 @@ var _ = Describe("the names of the cluster", func() {
 			"_https._tcp.headless+ IN SRV 0 100 8443 my-pet-2.headless+",
 			"_https._tcp.headless+ IN SRV 0 100 9443 10-3-0-102.headless+"),
 		Entry("2.4.3 the address of an endpoint", "100.0.3.10.in-addr.arpa.", mdns.TypePTR, "100.0.3.10.in-addr.arpa. IN PTR my-pet.headless+"),
-		Entry("2.4.3 of one without a hostname", "102.0.3.10.in-addr.arpa.", mdns.TypePTR, "102.0.3.10.in-addr.arpa. IN PTR 10-3-0-102.headless+"),
+		Entry("2.4.3 the address of an endpoint without a hostname", "102.0.3.10.in-addr.arpa.", mdns.TypePTR, "102.0.3.10.in-addr.arpa. IN PTR 10-3-0-102.headless+"),
 		Entry("2.5 an external name itself", "foo+", mdns.TypeCNAME, "foo+ IN CNAME www.example.com."),
 		Entry("2.5 an external name in the cluster", "inside+", mdns.TypeA, "inside+ IN CNAME kubernetes+", "kubernetes+ IN A 10.3.0.1"),
 		Entry("2.6 a Pod's address", "10-1-2-3.default.pod.cluster.local.", mdns.TypeA, "10-1-2-3.default.pod.cluster.local. IN A 10.1.2.3"),
 		Entry("2.6 a Pod's IPv6 address", "fd00--7.default.pod.cluster.local.", mdns.TypeAAAA, "fd00--7.default.pod.cluster.local. IN AAAA fd00::7"),
 	)
 
-	It("tell where the zone begins", func() {
+	It("have an SOA record at the start of the zone", func() {
 		reply := s.ask("cluster.local.", mdns.TypeSOA)
 		Expect(reply.Answer).To(HaveLen(1))
 		soa := reply.Answer[0].(*mdns.SOA)
@@ -206,7 +206,7 @@ var _ = Describe("the names of the cluster", func() {
 		Expect(soa.Serial).To(BeNumerically("~", time.Now().Unix(), 60))
 	})
 
-	DescribeTable("that have other data than was asked for", func(name string, kind uint16) {
+	DescribeTable("without data of the type have an empty answer", func(name string, kind uint16) {
 		reply := s.ask(strings.TrimSpace(names(name)[0]), kind)
 		Expect(reply.Rcode).To(Equal(mdns.RcodeSuccess))
 		Expect(reply.Answer).To(BeEmpty())
@@ -215,22 +215,22 @@ var _ = Describe("the names of the cluster", func() {
 		Entry("the other family", "kubernetes+", mdns.TypeAAAA),
 		Entry("another type", "kubernetes+", mdns.TypeMX),
 		Entry("an endpoint's other family", "my-pet-2.headless+", mdns.TypeAAAA),
-		Entry("a name under which ports are", "_tcp.kubernetes+", mdns.TypeA),
+		Entry("the parent of ports", "_tcp.kubernetes+", mdns.TypeA),
 		Entry("a port's address", "_https._tcp.kubernetes+", mdns.TypeA),
 		Entry("a Namespace", "default.svc.cluster.local.", mdns.TypeA),
-		Entry("where Services are", "svc.cluster.local.", mdns.TypeA),
+		Entry("the parent of Namespaces", "svc.cluster.local.", mdns.TypeA),
 		Entry("the domain", "cluster.local.", mdns.TypeA),
 		Entry("the version's address", "dns-version.cluster.local.", mdns.TypeA),
 		Entry("a Pod's other family", "10-1-2-3.default.pod.cluster.local.", mdns.TypeAAAA),
 	)
 
-	It("have, at an address that is a Service's, no other data than its name", func() {
+	It("have only PTR records for a Service's address", func() {
 		reply := s.ask("1.0.3.10.in-addr.arpa.", mdns.TypeA)
 		Expect(reply.Rcode).To(Equal(mdns.RcodeSuccess))
 		expectSOA(reply, "1.0.3.10.in-addr.arpa.")
 	})
 
-	DescribeTable("that are not there", func(name string, kind uint16) {
+	DescribeTable("that do not exist get NXDOMAIN", func(name string, kind uint16) {
 		reply := s.ask(strings.TrimSpace(names(name)[0]), kind)
 		Expect(reply.Rcode).To(Equal(mdns.RcodeNameError))
 		Expect(reply.Answer).To(BeEmpty())
@@ -238,51 +238,51 @@ var _ = Describe("the names of the cluster", func() {
 	},
 		Entry("no such Service", "nothing+", mdns.TypeA),
 		Entry("no such Namespace", "kubernetes.other.svc.cluster.local.", mdns.TypeA),
-		Entry("nothing but the Namespace", "other.svc.cluster.local.", mdns.TypeA),
-		Entry("no such thing", "kubernetes.default.ingress.cluster.local.", mdns.TypeA),
+		Entry("an unknown Namespace", "other.svc.cluster.local.", mdns.TypeA),
+		Entry("an unknown kind of object", "kubernetes.default.ingress.cluster.local.", mdns.TypeA),
 		Entry("an unnamed port", "_80._tcp.plain+", mdns.TypeSRV),
-		Entry("a Service without named ports has no protocol", "_tcp.plain+", mdns.TypeSRV),
+		Entry("a protocol of a Service without named ports", "_tcp.plain+", mdns.TypeSRV),
 		Entry("a port of another protocol", "_https._udp.kubernetes+", mdns.TypeSRV),
 		Entry("2.4.1 a headless Service without ready endpoints", "empty+", mdns.TypeA),
-		Entry("its ports", "_https._tcp.empty+", mdns.TypeSRV),
+		Entry("the ports of a headless Service without ready endpoints", "_https._tcp.empty+", mdns.TypeSRV),
 		Entry("no such endpoint", "my-pet-3.headless+", mdns.TypeA),
 		Entry("an endpoint of a Service with a cluster IP", "10-0-0-1.kubernetes+", mdns.TypeA),
 		Entry("below an endpoint", "a.my-pet.headless+", mdns.TypeA),
 		Entry("below an external name", "a.foo+", mdns.TypeA),
-		Entry("a wildcard is none", "*+", mdns.TypeA),
-		Entry("nor is one in a port", "_*._tcp.kubernetes+", mdns.TypeSRV),
-		Entry("a dot within a label is none between labels", `kubernetes\.default.svc.cluster.local.`, mdns.TypeA),
+		Entry("a wildcard for a Service", "*+", mdns.TypeA),
+		Entry("a wildcard for a port", "_*._tcp.kubernetes+", mdns.TypeSRV),
+		Entry("a dot within a label", `kubernetes\.default.svc.cluster.local.`, mdns.TypeA),
 		Entry("a Pod that has no address", "web.default.pod.cluster.local.", mdns.TypeA),
 		Entry("an address with a zone", "fe80--1%lo.default.pod.cluster.local.", mdns.TypeAAAA),
 	)
 
-	It("are the same in upper case, and the answer has the name as it was asked", func() {
+	It("ignore case, and the answer has the name as in the query", func() {
 		reply := s.ask("KubernetES.Default.SVC.cluster.LOCAL.", mdns.TypeA)
 		Expect(text(reply.Answer)).To(ConsistOf("KubernetES.Default.SVC.cluster.LOCAL. IN A 10.3.0.1"))
 		Expect(reply.Question[0].Name).To(Equal("KubernetES.Default.SVC.cluster.LOCAL."))
 	})
 
-	It("that say where a port is have its addresses with them", func() {
+	It("of a port are answered with its addresses as additional records", func() {
 		Expect(text(s.ask("_dns._udp.dual.default.svc.cluster.local.", mdns.TypeSRV).Extra)).To(ConsistOf(names("dual+ IN A 10.3.0.2", "dual+ IN AAAA fd00:3::2")))
 	})
 
-	It("that stand for a name which is not there are not there either", func() {
+	It("that are aliases of an unknown name get NXDOMAIN", func() {
 		reply := s.ask("nowhere.default.svc.cluster.local.", mdns.TypeA)
 		Expect(reply.Rcode).To(Equal(mdns.RcodeNameError))
 		Expect(text(reply.Answer)).To(ConsistOf(names("nowhere+ IN CNAME nothing+")))
 	})
 
-	It("that stand for one another in a circle are an error", func() {
+	It("that are aliases of each other get SERVFAIL", func() {
 		Expect(s.ask("here.default.svc.cluster.local.", mdns.TypeA).Rcode).To(Equal(mdns.RcodeServerFailure))
 	})
 
-	It("of several Services with one address are all told", func() {
+	It("of all Services with the same endpoint address are returned", func() {
 		s.Apply([]config.Service{service("other", &config.Discovery{Endpoints: []config.DiscoveryEndpoint{endpoint("pet", "10.3.0.100")}})})
 		Expect(text(s.ask("100.0.3.10.in-addr.arpa.", mdns.TypePTR).Answer)).To(ConsistOf(names(
 			"100.0.3.10.in-addr.arpa. IN PTR my-pet.headless+", "100.0.3.10.in-addr.arpa. IN PTR pet.other+")))
 	})
 
-	It("are in another domain, if that is the cluster's", func() {
+	It("use the configured domain", func() {
 		s := start(dns.Options{Domain: "Lab.Example.", TTL: time.Minute}, ofTheSpecification...)
 		reply := s.ask("kubernetes.default.svc.lab.example.", mdns.TypeA)
 		Expect(text(reply.Answer)).To(ConsistOf("kubernetes.default.svc.lab.example. IN A 10.3.0.1"))
@@ -301,8 +301,8 @@ func expectSOA(reply *mdns.Msg, zone string) {
 	Expect([]uint32{soa.Hdr.Ttl, soa.Minttl}).To(HaveEach(BeEquivalentTo(5)))
 }
 
-var _ = Describe("names that change", func() {
-	It("are answered as they are now", func() {
+var _ = Describe("changing names", func() {
+	It("are answered with the current data", func() {
 		s := start(dns.Options{}, clusterIP("web", "10.3.0.1", tcp("http", 80)))
 		s.Apply([]config.Service{service("web", &config.Discovery{Endpoints: []config.DiscoveryEndpoint{endpoint("a", "10.1.0.1")}})})
 		Expect(text(s.ask("web.default.svc.cluster.local.", mdns.TypeA).Answer)).To(ConsistOf(names("web+ IN A 10.1.0.1")))
@@ -311,11 +311,11 @@ var _ = Describe("names that change", func() {
 		before := s.ask("cluster.local.", mdns.TypeSOA).Answer[0].(*mdns.SOA).Serial
 		s.Apply([]config.Service{service("web", nil)})
 		Expect(s.ask("web.default.svc.cluster.local.", mdns.TypeA).Rcode).To(Equal(mdns.RcodeNameError))
-		Expect(s.ask("default.svc.cluster.local.", mdns.TypeA).Rcode).To(Equal(mdns.RcodeNameError), "nothing is left in the Namespace")
+		Expect(s.ask("default.svc.cluster.local.", mdns.TypeA).Rcode).To(Equal(mdns.RcodeNameError), "the Namespace is empty")
 		Expect(s.ask("cluster.local.", mdns.TypeSOA).Answer[0].(*mdns.SOA).Serial).To(BeNumerically(">", before))
 	})
 
-	It("are not said not to exist before it is known what exists", func() {
+	It("get SERVFAIL, not NXDOMAIN, before the initial sync", func() {
 		s, err := dns.New(dns.Options{ResolvConf: "/none"})
 		Expect(err).NotTo(HaveOccurred())
 		r := serve(s)
@@ -324,7 +324,7 @@ var _ = Describe("names that change", func() {
 		Expect(r.ask("web.default.svc.cluster.local.", mdns.TypeA).Rcode).To(Equal(mdns.RcodeNameError))
 	})
 
-	It("may change while they are asked for", func() {
+	It("are answered consistently during changes", func() {
 		s := start(dns.Options{}, ofTheSpecification...)
 		change := func(n int) {
 			host := fmt.Sprintf("pet-%d", n%3)

@@ -61,7 +61,7 @@ func samePort() (net.PacketConn, net.Listener) {
 		}
 		pc.Close()
 	}
-	Fail("no port is free for UDP and TCP")
+	Fail("no port is free for both UDP and TCP")
 	return nil, nil
 }
 
@@ -102,8 +102,8 @@ func silent() netip.AddrPort {
 
 func via(servers ...netip.AddrPort) dns.Options { return dns.Options{Upstreams: servers} }
 
-var _ = Describe("names of others", func() {
-	It("are asked of the upstream resolver, with nothing of the client but what it wants to know", func() {
+var _ = Describe("external names", func() {
+	It("are forwarded to the upstream resolver without the client's EDNS options", func() {
 		u := startUpstream(says("192.0.2.53"))
 		s := start(via(u.addr), ofTheSpecification...)
 		reply := s.ask("wWw.example.com.", mdns.TypeA, func(m *mdns.Msg) {
@@ -123,7 +123,7 @@ var _ = Describe("names of others", func() {
 		Expect(asked.IsEdns0().Option).To(BeEmpty())
 	})
 
-	It("and none of the cluster's are", func() {
+	It("are the only names that are forwarded", func() {
 		u := startUpstream(says("192.0.2.53"))
 		s := start(via(u.addr), ofTheSpecification...)
 		for _, name := range []string{"nothing.default.svc.cluster.local.", "cluster.local.", "www.example.com.cluster.local.", "1.0.3.10.in-addr.arpa."} {
@@ -132,7 +132,7 @@ var _ = Describe("names of others", func() {
 		Expect(u.queries()).To(BeEmpty())
 	})
 
-	It("are addresses that are no Service's, too", func() {
+	It("include reverse names of addresses that no Service has", func() {
 		u := startUpstream(func(_ mdns.ResponseWriter, query, reply *mdns.Msg) {
 			reply.Answer = []mdns.RR{&mdns.PTR{Hdr: mdns.RR_Header{Name: query.Question[0].Name, Rrtype: mdns.TypePTR, Class: mdns.ClassINET}, Ptr: "printer."}}
 		})
@@ -140,7 +140,7 @@ var _ = Describe("names of others", func() {
 		Expect(text(s.ask("9.9.3.10.in-addr.arpa.", mdns.TypePTR).Answer)).To(ConsistOf("9.9.3.10.in-addr.arpa. IN PTR printer."))
 	})
 
-	It("for which a Service stands are asked for, and come with it", func() {
+	It("that a Service is an alias of are resolved and returned with it", func() {
 		u := startUpstream(says("192.0.2.53"))
 		s := start(via(u.addr), ofTheSpecification...)
 		reply := s.ask("foo.default.svc.cluster.local.", mdns.TypeA)
@@ -148,28 +148,28 @@ var _ = Describe("names of others", func() {
 		Expect(u.queries()[0].Question[0]).To(Equal(mdns.Question{Name: "www.example.com.", Qtype: mdns.TypeA, Qclass: mdns.ClassINET}))
 	})
 
-	It("that do not exist do not for a Service that stands for one", func() {
+	It("that do not exist give NXDOMAIN for a Service that is an alias", func() {
 		s := start(via(startUpstream(code(mdns.RcodeNameError)).addr), ofTheSpecification...)
 		reply := s.ask("foo.default.svc.cluster.local.", mdns.TypeA)
 		Expect(reply.Rcode).To(Equal(mdns.RcodeNameError))
 		Expect(text(reply.Answer)).To(Equal(names("foo+ IN CNAME www.example.com.")))
 	})
 
-	DescribeTable("are asked of the next resolver", func(first func() netip.AddrPort) {
+	DescribeTable("are resolved by the next resolver", func(first func() netip.AddrPort) {
 		u := startUpstream(says("192.0.2.53"))
 		s := start(via(first(), u.addr))
 		Expect(s.ask("www.example.com.", mdns.TypeA).Answer).To(HaveLen(1))
 	},
 		Entry("if the first refuses the connection", refuses),
 		Entry("if the first does not answer", silent),
-		Entry("if the first fails", func() netip.AddrPort { return startUpstream(code(mdns.RcodeServerFailure)).addr }),
-		Entry("if the first will not answer", func() netip.AddrPort { return startUpstream(code(mdns.RcodeRefused)).addr }),
+		Entry("if the first returns SERVFAIL", func() netip.AddrPort { return startUpstream(code(mdns.RcodeServerFailure)).addr }),
+		Entry("if the first returns REFUSED", func() netip.AddrPort { return startUpstream(code(mdns.RcodeRefused)).addr }),
 		Entry("if the first answers another question", func() netip.AddrPort {
 			return startUpstream(func(_ mdns.ResponseWriter, _, reply *mdns.Msg) { reply.Question[0].Name = "other.example." }).addr
 		}),
 	)
 
-	It("are asked of a resolver that did not answer after the others, for some time", func() {
+	It("are no longer sent first to a resolver that did not answer", func() {
 		var down atomic.Bool
 		down.Store(true)
 		pc, err := net.ListenPacket("udp", "127.0.0.1:0")
@@ -192,35 +192,35 @@ var _ = Describe("names of others", func() {
 		Expect(asked).To(HaveLen(1))
 	})
 
-	DescribeTable("are never asked of the Server itself", func(self string, asked int) {
+	DescribeTable("are never forwarded to the server itself", func(self string, asked int) {
 		u := startUpstream(says("192.0.2.53"))
 		s := start(dns.Options{Upstreams: []netip.AddrPort{u.addr}, Self: netip.AddrPortFrom(addr(self), u.addr.Port())})
 		s.ask("www.example.com.", mdns.TypeA)
 		Expect(u.queries()).To(HaveLen(asked))
 	},
 		Entry("at its address", "127.0.0.1", 0),
-		Entry("at any of this machine's", "0.0.0.0", 0),
-		Entry("at any, of both families", "::", 0),
-		Entry("but of another that has the same port", "127.0.0.2", 1),
+		Entry("at all IPv4 addresses", "0.0.0.0", 0),
+		Entry("at all addresses of both families", "::", 0),
+		Entry("but to another address with the same port", "127.0.0.2", 1),
 	)
 
-	It("are answered as the resolvers do, if all of them fail", func() {
+	It("get the resolver's error code if it fails", func() {
 		s := start(via(startUpstream(code(mdns.RcodeRefused)).addr))
 		Expect(s.ask("www.example.com.", mdns.TypeA).Rcode).To(Equal(mdns.RcodeRefused))
 	})
 
-	It("fail if nobody answers, and before a client gives up", func() {
+	It("get SERVFAIL before the client's timeout if no resolver answers", func() {
 		s := start(via(silent(), silent(), silent(), silent())) // querying each of them twice would take 12 s
 		before := time.Now()
 		Expect(s.ask("www.example.com.", mdns.TypeA).Rcode).To(Equal(mdns.RcodeServerFailure))
 		Expect(time.Since(before)).To(BeNumerically("<", 9*time.Second))
 	})
 
-	It("fail at once if there is nobody to ask", func() {
+	It("get SERVFAIL if there is no resolver", func() {
 		Expect(start(dns.Options{}).ask("www.example.com.", mdns.TypeA).Rcode).To(Equal(mdns.RcodeServerFailure))
 	})
 
-	It("whose answer is too long for UDP are asked for over TCP, and cut to what the client takes", func() {
+	It("with long answers are queried over TCP and truncated to the client's limit", func() {
 		u := startUpstream(func(w mdns.ResponseWriter, query, reply *mdns.Msg) {
 			if w.RemoteAddr().Network() == "udp" {
 				reply.Truncated = true
@@ -241,8 +241,8 @@ var _ = Describe("names of others", func() {
 	})
 })
 
-var _ = Describe("the list of resolvers", func() {
-	It("is read again when it changes", func() {
+var _ = Describe("resolv.conf", func() {
+	It("is reloaded when it changes", func() {
 		file := filepath.Join(GinkgoT().TempDir(), "resolv.conf")
 		write := func(ip string) {
 			GinkgoHelper()
@@ -251,14 +251,14 @@ var _ = Describe("the list of resolvers", func() {
 		}
 		s := start(dns.Options{ResolvConf: file})
 		ask := func() []string { return text(s.ask("www.example.com.", mdns.TypeA).Answer) }
-		Expect(ask()).To(BeEmpty(), "there is no list yet")
+		Expect(ask()).To(BeEmpty(), "the file does not exist yet")
 		for _, ip := range []string{"192.0.2.1", "192.0.2.22"} {
 			write(ip)
 			Eventually(ask).WithTimeout(5 * time.Second).Should(ConsistOf("www.example.com. IN A " + ip))
 		}
 	})
 
-	It("names addresses, for port 53 if none is named", func() {
+	It("lists resolvers, with port 53 as the default", func() {
 		file := filepath.Join(GinkgoT().TempDir(), "resolv.conf")
 		Expect(os.WriteFile(file, []byte("nameserver 192.0.2.1\nnameserver fe80::1%lo\n nameserver [2001:db8::1]:5353\nsearch lan\n"), 0o644)).To(Succeed())
 		Expect(dns.Nameservers(file)).To(Equal([]netip.AddrPort{
@@ -266,7 +266,7 @@ var _ = Describe("the list of resolvers", func() {
 		}))
 	})
 
-	It("gives Pods the search domains of the cluster first", func() {
+	It("lists the cluster's search domains first for Pods", func() {
 		file := filepath.Join(GinkgoT().TempDir(), "resolv.conf")
 		Expect(os.WriteFile(file, []byte("nameserver 192.0.2.1\nsearch corp.example . lan\n"), 0o644)).To(Succeed())
 		s := start(dns.Options{Domain: "lab.example", ResolvConf: file})
@@ -280,8 +280,8 @@ var _ = Describe("the list of resolvers", func() {
 	})
 })
 
-var _ = Describe("a flood of queries that nobody answers", func() {
-	It("takes no more than a bounded number of goroutines, and leaves room for the cluster's names", func() {
+var _ = Describe("a flood of queries that no resolver answers", func() {
+	It("uses a limited number of goroutines and does not block cluster names", func() {
 		s := start(via(silent()), ofTheSpecification...)
 		before := runtime.NumGoroutine()
 		c, err := net.Dial("udp", s.udp)

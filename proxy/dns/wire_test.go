@@ -24,7 +24,7 @@ func crowd(n int) config.Service {
 	return service("crowd", d)
 }
 
-var _ = Describe("messages", func() {
+var _ = Describe("DNS messages", func() {
 	const name = "crowd.default.svc.cluster.local."
 	packed := func(m *mdns.Msg) int {
 		GinkgoHelper()
@@ -34,23 +34,23 @@ var _ = Describe("messages", func() {
 		return len(raw)
 	}
 
-	DescribeTable("over UDP are no longer than the client can take, and say so", func(limit int, changes ...func(*mdns.Msg)) {
+	DescribeTable("over UDP are truncated to the client's limit", func(limit int, changes ...func(*mdns.Msg)) {
 		s := start(dns.Options{}, crowd(600))
 		reply := s.ask(name, mdns.TypeA, changes...)
 		Expect(reply.Truncated).To(BeTrue())
 		Expect(packed(reply)).To(BeNumerically("<=", limit))
-		Expect(packed(reply)).To(BeNumerically(">", limit-100), "what there is room for is there")
+		Expect(packed(reply)).To(BeNumerically(">", limit-100), "the message uses the available space")
 
-		By("and over TCP are whole")
+		By("sending the complete message over TCP")
 		Expect(send("tcp", s.tcp, question(name, mdns.TypeA, changes...)).Answer).To(HaveLen(600))
 	},
 		Entry("512 bytes without EDNS", 512),
-		Entry("as many as it says", 1000, edns(1000)),
-		Entry("512 if it says less", 512, edns(100)),
-		Entry("never more than 1232", 1232, edns(4096)),
+		Entry("the size that EDNS announces", 1000, edns(1000)),
+		Entry("512 bytes if EDNS announces less", 512, edns(100)),
+		Entry("at most 1232 bytes", 1232, edns(4096)),
 	)
 
-	It("leave out what is additional first, and are not truncated for that", func() {
+	It("omit additional records first, without being marked as truncated", func() {
 		s := start(dns.Options{}, crowd(16))
 		reply := s.ask("_http._tcp."+name, mdns.TypeSRV, edns(1232))
 		Expect(reply.Answer).To(HaveLen(16))
@@ -59,7 +59,7 @@ var _ = Describe("messages", func() {
 		Expect(send("tcp", s.tcp, question("_http._tcp."+name, mdns.TypeSRV)).Extra).To(HaveLen(16))
 	})
 
-	It("of a headless Service are in another order each time", func() {
+	It("list the endpoints of a headless Service in varying order", func() {
 		s := start(dns.Options{}, crowd(8))
 		first := map[string]bool{}
 		for range 100 {
@@ -68,7 +68,7 @@ var _ = Describe("messages", func() {
 		Expect(len(first)).To(BeNumerically(">", 1))
 	})
 
-	It("have EDNS if the query has, and only then", func() {
+	It("have an EDNS record only if the query has one", func() {
 		s := start(dns.Options{}, ofTheSpecification...)
 		Expect(s.ask("cluster.local.", mdns.TypeSOA).IsEdns0()).To(BeNil())
 		opt := s.ask("cluster.local.", mdns.TypeSOA, func(m *mdns.Msg) { m.SetEdns0(4096, true) }).IsEdns0()
@@ -76,7 +76,7 @@ var _ = Describe("messages", func() {
 		Expect(opt.Do()).To(BeTrue())
 	})
 
-	DescribeTable("that cannot be answered are refused", func(code int, change func(*mdns.Msg)) {
+	DescribeTable("are rejected if they are invalid or unsupported", func(code int, change func(*mdns.Msg)) {
 		s := start(dns.Options{}, ofTheSpecification...)
 		for network, to := range map[string]string{"udp": s.udp, "tcp": s.tcp} {
 			m := question("kubernetes.default.svc.cluster.local.", mdns.TypeA, change)
@@ -94,13 +94,13 @@ var _ = Describe("messages", func() {
 		Entry("an update", mdns.RcodeNotImplemented, func(m *mdns.Msg) { m.Opcode = mdns.OpcodeUpdate }),
 		Entry("a transfer of the zone", mdns.RcodeRefused, func(m *mdns.Msg) { m.Question[0].Qtype = mdns.TypeAXFR }),
 		Entry("another class", mdns.RcodeRefused, func(m *mdns.Msg) { m.Question[0].Qclass = mdns.ClassCHAOS }),
-		Entry("a version of EDNS that is not known", mdns.RcodeBadVers, func(m *mdns.Msg) {
+		Entry("an unknown version of EDNS", mdns.RcodeBadVers, func(m *mdns.Msg) {
 			m.SetEdns0(1232, false)
 			m.IsEdns0().SetVersion(1)
 		}),
 	)
 
-	It("that are no queries get no answer", func() {
+	It("that are not queries get no answer", func() {
 		s := start(dns.Options{}, ofTheSpecification...)
 		c, err := net.Dial("udp", s.udp)
 		Expect(err).NotTo(HaveOccurred())
@@ -123,10 +123,10 @@ var _ = Describe("messages", func() {
 		Expect(err).NotTo(HaveOccurred())
 		reply := new(mdns.Msg)
 		Expect(reply.Unpack(buf[:n])).To(Succeed())
-		Expect(reply.Id).To(Equal(query.Id), "the first answer is that to the query")
+		Expect(reply.Id).To(Equal(query.Id), "the first answer is the one to the query")
 	})
 
-	It("may follow one another on one TCP connection", func() {
+	It("can share one TCP connection", func() {
 		s := start(dns.Options{}, ofTheSpecification...)
 		conn, err := mdns.Dial("tcp", s.tcp)
 		Expect(err).NotTo(HaveOccurred())
@@ -154,12 +154,12 @@ var _ = Describe("messages", func() {
 })
 
 var _ = Describe("the domain of a cluster", func() {
-	DescribeTable("that is none is an error", func(domain, message string) {
+	DescribeTable("is rejected if it is invalid", func(domain, message string) {
 		_, err := dns.New(dns.Options{Domain: domain})
 		Expect(err).To(MatchError(ContainSubstring(message)))
 	},
-		Entry("a character", "clu$ter.local", `"clu$ter.local" is not a domain such as cluster.local`),
-		Entry("nothing but a dot", ".", `"." is not a domain`),
+		Entry("an invalid character", "clu$ter.local", `"clu$ter.local" is not a domain such as cluster.local`),
+		Entry("only a dot", ".", `"." is not a domain`),
 		Entry("an empty label", "a..b", `"a..b" is not a domain`),
 	)
 })

@@ -28,7 +28,7 @@ func loopback(t testing.TB, listen string) (server, client int, at netip.AddrPor
 	at = netip.AddrPortFrom(to, bound.Port())
 	client, err = ConnectUDP(0, netip.AddrPort{}, at)
 	if err == unix.EADDRNOTAVAIL && to.Is6() {
-		t.Skip("IPv6 is switched off here")
+		t.Skip("IPv6 is disabled on this machine")
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -40,7 +40,7 @@ func loopback(t testing.TB, listen string) (server, client int, at netip.AddrPor
 	return fd, client, at
 }
 
-func TestDatagramsOfEverySizeComeBackFromWhereTheyWereSent(t *testing.T) {
+func TestRepliesHaveTheSourceAddressThatTheClientSentTo(t *testing.T) {
 	for _, listen := range []string{"0.0.0.0:0", "[::]:0"} {
 		for _, max := range []int{1, 4} { // a single message uses other system calls
 			t.Run(fmt.Sprintf("%s, %d at a time", listen, max), func(t *testing.T) { comesBack(t, listen, max) })
@@ -75,7 +75,7 @@ func comesBack(t *testing.T, listen string, max int) {
 	}
 }
 
-func TestAPortThatIsTakenIsNotShared(t *testing.T) {
+func TestListenUDPDoesNotSharePorts(t *testing.T) {
 	for _, any := range []string{"0.0.0.0", "::"} {
 		g := NewWithT(t)
 		fd, err := Sockets(nil).ListenUDP(netip.AddrPortFrom(netip.MustParseAddr(any), 0))
@@ -97,7 +97,7 @@ func TestAPortThatIsTakenIsNotShared(t *testing.T) {
 	}
 }
 
-func TestAConnectedSocketTellsThatNobodyListens(t *testing.T) {
+func TestConnectedSocketReportsRefusedPort(t *testing.T) {
 	g := NewWithT(t)
 	fd, err := Sockets(nil).ListenUDP(netip.MustParseAddrPort("127.0.0.1:0"))
 	g.Expect(err).NotTo(HaveOccurred())
@@ -152,7 +152,7 @@ func BenchmarkDatagram(b *testing.B) {
 	}
 }
 
-func TestDatagramsHaveRoomForAHeaderInFront(t *testing.T) {
+func TestDatagramsHaveSpaceForAHeader(t *testing.T) {
 	g := NewWithT(t)
 	server, client, _ := loopback(t, "127.0.0.1:0")
 	header := bytes.Repeat([]byte{'h'}, margin)

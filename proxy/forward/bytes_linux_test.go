@@ -15,7 +15,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("whatever is sent, with urgent bytes and without,", func() {
+var _ = Describe("data with and without urgent bytes", func() {
 	It("arrives through a direct connection", func() {
 		lab.CompareBytes(time.Second, true, func() (client, endpoint *net.TCPConn) { return tcpPair() }, func(lab.Ending) {})
 	})
@@ -42,7 +42,7 @@ var _ = Describe("whatever is sent, with urgent bytes and without,", func() {
 var _ = Describe("an urgent byte", func() {
 	for _, m := range systemMovers() {
 		for _, size := range []int{3, 1 << 20} { // with pipes, one exists by then
-			It("is urgent where it was, through "+m.name, func() {
+			It("keeps its position through "+m.name, func() {
 				p := begin(m, forward.Limits{})
 				for _, way := range [][2]*net.TCPConn{{p.client, p.endpoint}, {p.endpoint, p.client}} {
 					from, to := way[0], way[1]
@@ -114,8 +114,8 @@ func onSocket(c *net.TCPConn, f func(fd int) error) (err error) {
 	return err
 }
 
-var _ = Describe("what a client does not read", func() {
-	It("is kept by a pair, unless all pairs keep enough", func() {
+var _ = Describe("data that a client does not read", func() {
+	It("is buffered by a pair unless the limit of all pairs is reached", func() {
 		before := forward.Kept()
 		loop := newLoop(0)
 		fill := func() *pair {
@@ -135,7 +135,7 @@ var _ = Describe("what a client does not read", func() {
 		again()
 		first.reset(first.client)
 		first.result()
-		Expect(forward.Kept()).To(Equal(before), "what was kept for a pair goes with it")
+		Expect(forward.Kept()).To(Equal(before), "the buffered bytes of a pair are released with it")
 		second.reset(second.client)
 		second.result()
 	})

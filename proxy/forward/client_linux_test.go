@@ -19,7 +19,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("A client that has no endpoint yet", func() {
+var _ = Describe("a client that has no endpoint yet", func() {
 	var (
 		loop    *forward.Loop
 		near    *forward.Client
@@ -44,7 +44,7 @@ var _ = Describe("A client that has no endpoint yet", func() {
 	}
 	readAhead := func() bool { return on(loop, func() bool { loop.ReadAhead(near); return near.First() != nil }) }
 
-	It("has what it sent delivered, before what it sends later", func() {
+	It("has its early data delivered before its later data", func() {
 		long := strings.Repeat("0123456789", 1000) // more than is read ahead
 		Expect(client.Write([]byte(long))).Error().NotTo(HaveOccurred())
 		Eventually(readAhead).Should(BeTrue())
@@ -59,10 +59,10 @@ var _ = Describe("A client that has no endpoint yet", func() {
 		Expect(r.ToEndpoint).To(BeEquivalentTo(len(long) + len("later")))
 	})
 
-	It("has a preface delivered before what it sent, and at once, which does not count", func() {
+	It("has a preface delivered immediately, before its data and without being counted", func() {
 		near.Preface = []byte("preface ")
 		endpoint := join()
-		Expect(io.ReadFull(endpoint, make([]byte, 8))).To(Equal(8), "though the client is silent")
+		Expect(io.ReadFull(endpoint, make([]byte, 8))).To(Equal(8), "the client has sent no data")
 		Expect(client.Write([]byte("later"))).Error().NotTo(HaveOccurred())
 		Expect(client.CloseWrite()).To(Succeed())
 		Expect(io.ReadAll(endpoint)).To(BeEquivalentTo("later"))
@@ -72,7 +72,7 @@ var _ = Describe("A client that has no endpoint yet", func() {
 		Expect(r.ToEndpoint).To(BeEquivalentTo(5))
 	})
 
-	It("has a preface delivered together with what it sent", func() {
+	It("has a preface delivered together with its early data", func() {
 		Expect(client.Write([]byte("first"))).Error().NotTo(HaveOccurred())
 		Eventually(readAhead).Should(BeTrue())
 		near.Preface = []byte("preface ")
@@ -88,7 +88,7 @@ var _ = Describe("A client that has no endpoint yet", func() {
 		Expect(r.ToEndpoint).To(BeEquivalentTo(5))
 	})
 
-	Describe("when what it sent goes with the connection", func() {
+	Describe("whose early data is sent with the connection request", func() {
 		connect := func(to netip.AddrPort) chan error {
 			GinkgoHelper()
 			done := make(chan error, 1)
@@ -108,7 +108,7 @@ var _ = Describe("A client that has no endpoint yet", func() {
 			near.Preface = []byte("preface ")
 		})
 
-		It("is delivered once, before what it sends later", func() {
+		It("has it delivered once, before its later data", func() {
 			endpoints, err := net.Listen("tcp", "127.0.0.1:0")
 			Expect(err).NotTo(HaveOccurred())
 			defer endpoints.Close()
@@ -125,7 +125,7 @@ var _ = Describe("A client that has no endpoint yet", func() {
 			Expect(r.ToEndpoint).To(BeEquivalentTo(len("first later")))
 		})
 
-		It("is kept for the next endpoint if one refuses or is silent", func() {
+		It("has it kept for the next endpoint if one refuses or does not answer", func() {
 			for to, want := range map[netip.AddrPort]error{netip.MustParseAddrPort("127.0.0.1:1"): unix.ECONNREFUSED, lab.Silent(): context.DeadlineExceeded} {
 				Eventually(connect(to)).WithTimeout(10 * time.Second).Should(Receive(MatchError(want)))
 			}
@@ -134,7 +134,7 @@ var _ = Describe("A client that has no endpoint yet", func() {
 		})
 	})
 
-	Describe("of whom a line is awaited", func() {
+	Describe("that must send a line first", func() {
 		line := func(first []byte) bool { return strings.Contains(string(first), "\n") }
 		await := func(timeout time.Duration) chan error {
 			done := make(chan error, 1)
@@ -142,7 +142,7 @@ var _ = Describe("A client that has no endpoint yet", func() {
 			return done
 		}
 
-		It("may send it in pieces, and what comes behind it is delivered", func() {
+		It("can send it in pieces, and the data after it is delivered", func() {
 			done := await(time.Minute)
 			for _, piece := range []string{"a l", "in", "e"} {
 				Expect(client.Write([]byte(piece))).Error().NotTo(HaveOccurred())
@@ -158,7 +158,7 @@ var _ = Describe("A client that has no endpoint yet", func() {
 			Expect(io.ReadAll(endpoint)).To(BeEquivalentTo("more and more"))
 		})
 
-		It("may send it alone, and then be silent while the endpoint talks", func() {
+		It("can send only the line and then receive from the endpoint", func() {
 			done := await(time.Minute)
 			Expect(client.Write([]byte("\n"))).Error().NotTo(HaveOccurred())
 			Eventually(done).Should(Receive(BeNil()))
@@ -168,36 +168,36 @@ var _ = Describe("A client that has no endpoint yet", func() {
 			Expect(io.ReadFull(client, make([]byte, 5))).To(Equal(5))
 		})
 
-		It("may have sent it before", func() {
+		It("can have sent it earlier", func() {
 			Expect(client.Write([]byte("\n"))).Error().NotTo(HaveOccurred())
 			Eventually(func() error { return <-await(time.Minute) }).Should(Succeed())
 			Expect(string(near.First())).To(Equal("\n"))
 		})
 
-		It("may send more than is read of such a client", func() {
+		It("can send more than the read limit", func() {
 			done := await(time.Minute)
 			Expect(client.Write(make([]byte, 10_000))).Error().NotTo(HaveOccurred())
 			Eventually(done).Should(Receive(BeNil()))
 			Expect(near.First()).To(HaveLen(4096))
 		})
 
-		It("may end before it is there", func() {
+		It("causes an error if it closes its side before that", func() {
 			done := await(time.Minute)
 			Expect(client.Write([]byte("a li"))).Error().NotTo(HaveOccurred())
 			Expect(client.CloseWrite()).To(Succeed())
 			Eventually(done).Should(Receive(MatchError(io.ErrUnexpectedEOF)))
 			done = await(time.Minute)
-			Eventually(done).Should(Receive(MatchError(io.ErrUnexpectedEOF)), "at once")
+			Eventually(done).Should(Receive(MatchError(io.ErrUnexpectedEOF)), "a second wait fails immediately")
 		})
 
-		It("may break off before it is there", func() {
+		It("causes an error if it resets before that", func() {
 			done := await(time.Minute)
 			Expect(client.SetLinger(0)).To(Succeed())
 			Expect(client.Close()).To(Succeed())
 			Eventually(done).Should(Receive(MatchError(unix.ECONNRESET)))
 		})
 
-		It("may be slow, and is given up", func() {
+		It("causes an error at the timeout or when dials are canceled", func() {
 			done := await(50 * time.Millisecond)
 			Expect(client.Write([]byte("a li"))).Error().NotTo(HaveOccurred())
 			Eventually(done).Should(Receive(MatchError(context.DeadlineExceeded)))
@@ -207,14 +207,14 @@ var _ = Describe("A client that has no endpoint yet", func() {
 		})
 	})
 
-	It("may have sent nothing, and ended", func() {
+	It("can have closed its side without sending data", func() {
 		Expect(client.CloseWrite()).To(Succeed())
 		Expect(readAhead()).To(BeFalse())
 		endpoint := join()
 		Expect(io.ReadAll(endpoint)).To(BeEmpty())
 	})
 
-	It("may have been reset, which the endpoint is told", func() {
+	It("can have been reset, and the endpoint is reset too", func() {
 		Expect(client.SetLinger(0)).To(Succeed())
 		Expect(client.Close()).To(Succeed())
 		Expect(readAhead()).To(BeFalse())
@@ -226,7 +226,7 @@ var _ = Describe("A client that has no endpoint yet", func() {
 		Expect(r.Outcome).To(Equal(outcome.ClientReset))
 	})
 
-	It("and its endpoint are probed when they are silent, once the pair has lasted", func() {
+	It("and its endpoint get keepalive probes once the pair has existed for some time", func() {
 		for range 2 { // the second pair begins after the loop has checked the first
 			endpoint := join()
 			for _, far := range []*net.TCPConn{client, endpoint} {

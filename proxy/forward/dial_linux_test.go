@@ -12,8 +12,8 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("a loop that connects to who does not answer", func() {
-	It("gives each up when its own time is over, or when all are canceled", func() {
+var _ = Describe("a loop that connects to an unresponsive address", func() {
+	It("ends each attempt at its own timeout, or when all are canceled", func() {
 		loop, to := newLoop(0), lab.Silent()
 		type end struct {
 			limit time.Duration

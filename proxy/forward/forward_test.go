@@ -69,8 +69,8 @@ func (o opaque) HungUp() (ended bool, err error) {
 	}
 }
 
-var _ = Describe("a pair whose endpoint is no socket", func() {
-	It("ends when the endpoint has failed, though the client does not read", func() {
+var _ = Describe("a pair whose endpoint is not a socket", func() {
+	It("ends when the endpoint has failed, even if the client does not read", func() {
 		nearClient, client := tcpPair()
 		defer client.Close()
 		nearEndpoint, endpoint := tcpPair()
@@ -94,8 +94,8 @@ var _ = Describe("a pair whose endpoint is no socket", func() {
 	})
 })
 
-var _ = Describe("a pair whose client has sent something before", func() {
-	It("counts that, and does not say again that the client asked", func() {
+var _ = Describe("a pair whose client has sent data before", func() {
+	It("counts that data and does not report the client's first byte again", func() {
 		nearClient, client := tcpPair()
 		nearEndpoint, endpoint := tcpPair()
 		p := &pair{Gomega: Default, ended: make(chan outcome.Result, 1)}
@@ -225,9 +225,9 @@ func noLeaks(pairs func() []*pair) {
 var _ = Describe("a pair", func() {
 	movers := append(systemMovers(), copyMover)
 	for _, m := range movers {
-		Context("of "+m.name, func() { specify(m) })
+		Context("forwarded by "+m.name, func() { specify(m) })
 	}
-	Context("of any mover", func() { specifySlow(movers) })
+	Context("forwarded by any mover", func() { specifySlow(movers) })
 })
 
 func specify(m mover) {
@@ -249,7 +249,7 @@ func specify(m mover) {
 		Expect(p.result()).To(Equal(outcome.Result{Outcome: outcome.ClientClosed, ToEndpoint: 8, ToClient: 3}))
 	})
 
-	It("tells when the first byte of each side has come, once, and of none if it ends without", func() {
+	It("reports the first byte of each side once, and none without data", func() {
 		Consistently(p.asked.Load).WithTimeout(20 * time.Millisecond).Should(BeZero())
 		p.write(p.client, "question")
 		Expect(p.read(p.endpoint, 8)).To(Equal("question"))
@@ -273,7 +273,7 @@ func specify(m mover) {
 		Expect(other.asked.Load() + other.answered.Load()).To(BeZero())
 	})
 
-	It("says when it was the endpoint that ended first", func() {
+	It("reports that the endpoint ended first", func() {
 		p.endpoint.Close()
 		Expect(p.client.Read(make([]byte, 1))).Error().To(MatchError(io.EOF))
 		p.client.Close()
@@ -281,51 +281,51 @@ func specify(m mover) {
 	})
 
 	// If both sides have ended, the protocol may have no answers, whichever side ended first.
-	DescribeTable("says whether the client got no response", func(how func(p *pair), is outcome.Outcome) {
+	DescribeTable("reports whether the client got no response", func(how func(p *pair), is outcome.Outcome) {
 		p := begin(m, forward.Limits{HalfClosed: 500 * time.Millisecond})
 		how(p)
 		Expect(p.result().Outcome).To(Equal(is))
 	},
-		Entry("it has asked, and resets", func(p *pair) {
+		Entry("it sent data, and resets", func(p *pair) {
 			p.write(p.client, "question")
 			p.read(p.endpoint, 8)
 			p.reset(p.client)
 		}, outcome.NoResponse),
-		Entry("it has asked and left, and the endpoint does nothing", func(p *pair) {
+		Entry("it sent data and closed, and the endpoint does nothing", func(p *pair) {
 			p.write(p.client, "question")
 			p.client.Close()
 			p.read(p.endpoint, 8)
 		}, outcome.NoResponse),
-		Entry("it has asked and left, and the endpoint answers after that", func(p *pair) {
+		Entry("it sent data and closed, and the endpoint answers later", func(p *pair) {
 			p.write(p.client, "question")
 			p.client.Close()
 			p.read(p.endpoint, 8)
 			Expect(p.endpoint.Read(make([]byte, 1))).Error().To(MatchError(io.EOF))
 			p.write(p.endpoint, "answer")
 		}, map[bool]outcome.Outcome{true: outcome.NoResponse, false: outcome.ClientReset}[runtime.GOOS == "linux"]),
-		Entry("it has asked nothing, and resets", func(p *pair) { p.reset(p.client) }, outcome.ClientReset),
-		Entry("it has asked nothing and left, and the endpoint does nothing", func(p *pair) { p.client.Close() }, outcome.HalfClosed),
-		Entry("it has an answer that has no end", func(p *pair) {
+		Entry("it sent nothing, and resets", func(p *pair) { p.reset(p.client) }, outcome.ClientReset),
+		Entry("it sent nothing and closed, and the endpoint does nothing", func(p *pair) { p.client.Close() }, outcome.HalfClosed),
+		Entry("it got an answer, and the endpoint does not close", func(p *pair) {
 			p.write(p.client, "question")
 			Expect(p.client.CloseWrite()).To(Succeed())
 			p.read(p.endpoint, 8)
 			p.write(p.endpoint, "answer")
 			p.read(p.client, 6)
 		}, outcome.HalfClosed),
-		Entry("it has an answer, and resets at once", func(p *pair) {
+		Entry("it got an answer, and resets", func(p *pair) {
 			p.write(p.client, "question")
 			p.read(p.endpoint, 8)
 			p.write(p.endpoint, "answer")
 			p.read(p.client, 6)
 			p.reset(p.client)
 		}, outcome.ClientReset),
-		Entry("it uploads something, and both end", func(p *pair) {
+		Entry("it uploads data, and both sides close", func(p *pair) {
 			p.write(p.client, "question")
 			p.client.Close()
 			Expect(io.ReadAll(p.endpoint)).To(BeEquivalentTo("question"))
 			p.endpoint.Close()
 		}, outcome.ClientClosed),
-		Entry("it uploads something, and the endpoint ends first", func(p *pair) {
+		Entry("it uploads data, and the endpoint closes first", func(p *pair) {
 			p.write(p.client, "question")
 			p.read(p.endpoint, 8)
 			p.endpoint.Close()
@@ -360,13 +360,13 @@ func specify(m mover) {
 			wg.Wait()
 			Expect(p.result()).To(Equal(outcome.Result{Outcome: outcome.ClientClosed, ToEndpoint: int64(size), ToClient: int64(size)}))
 		},
-		Entry("nothing at all", 0),
+		Entry("no bytes", 0),
 		Entry("one byte", 1),
 		Entry("1 MiB", 1<<20),
 		Entry("64 MiB", 64<<20),
 	)
 
-	It("makes the client's reset a reset of the endpoint", func() {
+	It("forwards a reset by the client to the endpoint", func() {
 		p.write(p.client, "x")
 		p.read(p.endpoint, 1)
 		Expect(p.client.SetLinger(0)).To(Succeed())
@@ -377,7 +377,7 @@ func specify(m mover) {
 		Expect(errors.Is(r.Err, syscall.ECONNRESET)).To(BeTrue())
 	})
 
-	It("makes the endpoint's reset a reset of the client", func() {
+	It("forwards a reset by the endpoint to the client", func() {
 		p.write(p.client, "x")
 		p.read(p.endpoint, 1)
 		Expect(p.endpoint.SetLinger(0)).To(Succeed())
@@ -386,7 +386,7 @@ func specify(m mover) {
 		Expect(p.result().Outcome).To(Equal(outcome.EndpointReset))
 	})
 
-	It("ends as the client has ended it, if the endpoint answers the client's FIN with a reset", func() {
+	It("ends as closed by the client if the endpoint answers its FIN with a reset", func() {
 		p.write(p.client, "question")
 		Expect(p.read(p.endpoint, 8)).To(Equal("question"))
 		p.write(p.endpoint, "answer")
@@ -399,7 +399,7 @@ func specify(m mover) {
 		Expect(err).To(MatchError(syscall.ECONNRESET))
 	})
 
-	It("was reset by the endpoint, if that answers the client's FIN with a reset and nothing else", func() {
+	It("ends as reset by the endpoint if that sends only a reset after the client's FIN", func() {
 		p.write(p.client, "question")
 		Expect(p.client.CloseWrite()).To(Succeed())
 		Expect(io.ReadAll(p.endpoint)).To(Equal([]byte("question")))
@@ -418,7 +418,7 @@ func specify(m mover) {
 		Expect(p.result().Outcome).To(Equal(outcome.EndpointReset))
 	})
 
-	It("lets no reset look like the end of an answer", func() {
+	It("does not turn a reset into a regular end of the answer", func() {
 		for n := range 20 {
 			if n > 0 {
 				p = begin(m, forward.Limits{})
@@ -455,7 +455,7 @@ func specify(m mover) {
 		Expect(p.result().ToEndpoint).To(BeEquivalentTo(sent))
 	})
 
-	It("ends when it is too old, though there is no silence to end in", func() {
+	It("ends at its maximum age even if it is never idle", func() {
 		// A busy machine may cause a pause, but hardly each time.
 		Eventually(func() time.Duration {
 			p = begin(m, forward.Limits{Age: 800 * time.Millisecond})
@@ -470,7 +470,7 @@ func specify(m mover) {
 		}).WithTimeout(30 * time.Second).Should(BeNumerically(">=", 780*time.Millisecond))
 	})
 
-	It("ends when it is retired, at the time that is set if there is no silence before", func() {
+	It("ends at the retirement deadline if it is never idle before", func() {
 		began := time.Now()
 		p.flow.Retire(began.Add(time.Second))
 		for ; ; time.Sleep(time.Millisecond) {
@@ -482,11 +482,11 @@ func specify(m mover) {
 			}
 		}
 		Expect(p.result().Outcome).To(Equal(outcome.EndpointDrained))
-		Expect(time.Since(began)).To(BeNumerically("<", 10*time.Second), "a busy machine included")
+		Expect(time.Since(began)).To(BeNumerically("<", 10*time.Second), "even on a busy machine")
 		p.flow.Retire(began) // a second call has no effect
 	})
 
-	It("moves both ways at once, through readers that stop and go, byte for byte", func() {
+	It("moves data both ways concurrently, byte for byte, while readers pause", func() {
 		const size = 24 << 20
 		exchange := func(c *net.TCPConn, mine, others [32]byte, pauses uint64) {
 			defer GinkgoRecover()
@@ -525,7 +525,7 @@ func specify(m mover) {
 		Expect([]int64{r.ToEndpoint, r.ToClient}).To(Equal([]int64{size, size}))
 	})
 
-	It("ends with a reset of both sides when it is broken", func() {
+	It("resets both sides when Break is called", func() {
 		p.write(p.client, "x")
 		p.read(p.endpoint, 1)
 		p.flow.Break()
@@ -560,7 +560,7 @@ func specifySlow(movers []mover) {
 		all.Wait()
 	}
 
-	Context("of which one side does not read", func() {
+	Context("with one side that does not read", func() {
 		// eachSide checks pairs whose client leaves (gone) and whose endpoint does not read (deaf), and pairs with
 		// the sides swapped. A pair ends with outcome reset when gone sends a reset.
 		eachSide := func(limits forward.Limits, check func(p *pair, gone, deaf *net.TCPConn, reset outcome.Outcome)) {
@@ -581,7 +581,7 @@ func specifySlow(movers []mover) {
 		}
 		unlimited := forward.Limits{HalfClosed: time.Minute}
 
-		It("ends when the other is reset", func() {
+		It("ends when the other side resets", func() {
 			eachSide(unlimited, func(p *pair, gone, deaf *net.TCPConn, reset outcome.Outcome) {
 				if reset == outcome.ClientReset {
 					reset = outcome.NoResponse // the client sends nothing else
@@ -592,7 +592,7 @@ func specifySlow(movers []mover) {
 			})
 		})
 
-		It("ends when the other is reset, and has not read either", func() {
+		It("ends when the other side resets and has not read either", func() {
 			eachSide(unlimited, func(p *pair, gone, deaf *net.TCPConn, reset outcome.Outcome) {
 				p.fill(deaf)
 				p.fill(gone)
@@ -601,7 +601,7 @@ func specifySlow(movers []mover) {
 			})
 		})
 
-		It("ends when the end of what the other sends cannot be delivered for too long", func() {
+		It("ends when the other side's FIN cannot be delivered within the half-closed timeout", func() {
 			eachSide(forward.Limits{HalfClosed: 300 * time.Millisecond}, func(p *pair, gone, deaf *net.TCPConn, _ outcome.Outcome) {
 				p.block(gone)
 				p.Expect(gone.CloseWrite()).To(Succeed())
@@ -609,7 +609,7 @@ func specifySlow(movers []mover) {
 			})
 		})
 
-		It("delivers all that the other has sent before its end, though that takes nothing any more", func() {
+		It("delivers all data that the other side sent before it closed", func() {
 			eachSide(unlimited, func(p *pair, gone, deaf *net.TCPConn, _ outcome.Outcome) {
 				sent := p.block(gone)
 				gone.Close()
@@ -623,7 +623,7 @@ func specifySlow(movers []mover) {
 			})
 		})
 
-		It("goes on while what the client has sent before its end is read, however slowly", func() {
+		It("stays open while the endpoint reads the client's remaining data slowly", func() {
 			each(forward.Limits{HalfClosed: 2 * time.Second}, 1, func(p *pair, _ int) {
 				p.Expect(p.endpoint.SetReadBuffer(32 << 10)).To(Succeed()) // so that the pair soon notices that the endpoint reads
 				sent := p.block(p.client)
@@ -645,7 +645,7 @@ func specifySlow(movers []mover) {
 		})
 	})
 
-	It("ends when half closed and silent for too long", func() {
+	It("ends when it is half closed and idle for the half-closed timeout", func() {
 		each(forward.Limits{HalfClosed: 1200 * time.Millisecond}, 1, func(p *pair, _ int) {
 			p.Expect(p.client.CloseWrite()).To(Succeed())
 			for range 6 { // only silence counts
@@ -658,7 +658,7 @@ func specifySlow(movers []mover) {
 		})
 	})
 
-	It("ends when nothing has moved for the idle time", func() {
+	It("ends when no data has moved for the idle timeout", func() {
 		each(forward.Limits{Idle: 1200 * time.Millisecond}, 1, func(p *pair, _ int) {
 			for range 6 {
 				p.write(p.client, "tick")
@@ -670,7 +670,7 @@ func specifySlow(movers []mover) {
 		})
 	})
 
-	It("ends when it is too old, at the first silence if there is one", func() {
+	It("ends at about its maximum age if it is idle", func() {
 		each(forward.Limits{Age: 800 * time.Millisecond}, 1, func(p *pair, _ int) {
 			p.Expect(p.client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
 			p.Expect(time.Since(p.began)).To(BeNumerically(">=", 690*time.Millisecond))
@@ -678,7 +678,7 @@ func specifySlow(movers []mover) {
 		})
 	})
 
-	It("ends when it is retired, at the first silence", func() {
+	It("ends when it is retired and idle", func() {
 		each(forward.Limits{}, 1, func(p *pair, _ int) {
 			p.flow.Retire(time.Now().Add(time.Hour))
 			p.Expect(p.client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
@@ -687,7 +687,7 @@ func specifySlow(movers []mover) {
 		})
 	})
 
-	It("is not retired while a peer has yet to take what was written", func() {
+	It("stays open after it is retired while a peer has data left to read", func() {
 		each(forward.Limits{}, 1, func(p *pair, _ int) {
 			sent := p.fill(p.endpoint)
 			p.flow.Retire(time.Now().Add(time.Hour))
@@ -715,7 +715,7 @@ var _ = Describe("an idle pair of two goroutines", func() {
 		return used() - before
 	}
 
-	DescribeTable("has no buffer for what may come", func(wrap func(forward.Conn) forward.Conn, most int) {
+	DescribeTable("has no receive buffers", func(wrap func(forward.Conn) forward.Conn, most int) {
 		type ends struct{ near, far *net.TCPConn }
 		var clients, endpoints []ends
 		for range pairs {
@@ -746,6 +746,6 @@ var _ = Describe("an idle pair of two goroutines", func() {
 		}) / pairs).To(BeNumerically("<", most))
 	},
 		Entry("of sockets", func(c forward.Conn) forward.Conn { return c }, 4<<10),
-		Entry("of what is none", func(c forward.Conn) forward.Conn { return struct{ forward.Conn }{c} }, 6<<10),
+		Entry("of other connections", func(c forward.Conn) forward.Conn { return struct{ forward.Conn }{c} }, 6<<10),
 	)
 })

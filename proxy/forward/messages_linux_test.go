@@ -49,7 +49,7 @@ func associate() (near, far association) {
 	return ends[0], ends[1]
 }
 
-var _ = Describe("A pair of associations of which one side does not read", func() {
+var _ = Describe("a pair of associations with one side that does not read", func() {
 	var client, endpoint association // far ends
 	var ended chan outcome.Result
 	start := func(limits forward.Limits) {
@@ -85,7 +85,7 @@ var _ = Describe("A pair of associations of which one side does not read", func(
 		Expect(r.Outcome).To(Equal(with))
 	}
 
-	It("ends when the client is gone", func() {
+	It("ends when the client closes", func() {
 		start(forward.Limits{})
 		Expect(endpoint.Write([]byte("unread"))).To(Equal(6))
 		fill(client)
@@ -93,7 +93,7 @@ var _ = Describe("A pair of associations of which one side does not read", func(
 		ends(outcome.ClientReset)
 	})
 
-	It("ends when the endpoint is gone", func() {
+	It("ends when the endpoint closes", func() {
 		start(forward.Limits{})
 		Expect(client.Write([]byte("unread"))).To(Equal(6))
 		fill(endpoint)
@@ -101,7 +101,7 @@ var _ = Describe("A pair of associations of which one side does not read", func(
 		ends(outcome.EndpointReset)
 	})
 
-	It("ends when the end of what the client sends cannot be delivered for too long", func() {
+	It("ends when the client's shutdown cannot be delivered within the half-closed timeout", func() {
 		start(forward.Limits{HalfClosed: 300 * time.Millisecond})
 		fill(client)
 		Expect(client.CloseWrite()).To(Succeed())

@@ -24,11 +24,11 @@ func systemMovers() []mover {
 	}}, {"a loop without pipes", func(limits forward.Limits, owner forward.Owner) (*net.TCPConn, *net.TCPConn, forward.Flow) {
 		GinkgoHelper()
 		return loopPair(newLoop(0), limits, owner)
-	}}, {"a loop while enough is kept", func(limits forward.Limits, owner forward.Owner) (*net.TCPConn, *net.TCPConn, forward.Flow) {
+	}}, {"a loop that must not buffer", func(limits forward.Limits, owner forward.Owner) (*net.TCPConn, *net.TCPConn, forward.Flow) {
 		GinkgoHelper()
 		DeferCleanup(forward.KeepNothing())
 		return loopPair(newLoop(0), limits, owner)
-	}}, {"loops that hand it over all the time", func(limits forward.Limits, owner forward.Owner) (*net.TCPConn, *net.TCPConn, forward.Flow) {
+	}}, {"loops that continually hand it over", func(limits forward.Limits, owner forward.Owner) (*net.TCPConn, *net.TCPConn, forward.Flow) {
 		GinkgoHelper()
 		a, b := newLoop(16), newLoop(16)
 		client, endpoint, flow := loopPair(a, limits, owner)

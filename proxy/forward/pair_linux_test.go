@@ -74,7 +74,7 @@ func (p *pair) onLoop(t *testing.T, f func()) {
 	<-done
 }
 
-func TestAnEndpointsSocketIsToldNotToDelayWhenThereIsASecondMessage(t *testing.T) {
+func TestNoDelayIsSetForTheEndpointAtTheSecondMessage(t *testing.T) {
 	g := NewWithT(t)
 	p, client, endpoint := loopedPair(t)
 	undelayed := func() (on int) {
@@ -90,7 +90,7 @@ func TestAnEndpointsSocketIsToldNotToDelayWhenThereIsASecondMessage(t *testing.T
 	}
 }
 
-func TestAPairHasOneTurnInEachRound(t *testing.T) {
+func TestPairHasOneTurnPerRound(t *testing.T) {
 	g := NewWithT(t)
 	p, _, endpoint := loopedPair(t)
 	const size = 16 << 20
@@ -120,7 +120,7 @@ func TestAPairHasOneTurnInEachRound(t *testing.T) {
 	take(size)
 	g.Expect(read).To(BeEquivalentTo(size))
 	g.Expect(before).To(BeNumerically("<", size))
-	g.Expect(after).To(Equal(before), "it waits for its turn")
+	g.Expect(after).To(Equal(before), "it waits for its next turn")
 	g.Expect(waiting).To(Equal(1))
 }
 
@@ -158,7 +158,7 @@ func (u *urgentTest) send(b []byte, flags int) {
 	u.Eventually(u.from.fd.unread).WithTimeout(5 * time.Second).Should(Equal(len(b)))
 }
 
-func TestAByteThatComesAfterTheLastEventIsUrgent(t *testing.T) {
+func TestUrgentByteAfterTheLastEventStaysUrgent(t *testing.T) {
 	eachWay(t, func(u *urgentTest) int {
 		u.pair.onLoop(t, func() {
 			u.send(make([]byte, bufferSize), 0)
@@ -171,7 +171,7 @@ func TestAByteThatComesAfterTheLastEventIsUrgent(t *testing.T) {
 	})
 }
 
-func TestAByteForWhichThereIsNoRoomIsUrgent(t *testing.T) {
+func TestUrgentByteStaysUrgentIfBuffersAreFull(t *testing.T) {
 	defer KeepNothing()()
 	eachWay(t, func(u *urgentTest) (before int) {
 		for block := make([]byte, 1<<20); ; {

@@ -16,7 +16,7 @@ type readyFunc func(Readiness)
 
 func (f readyFunc) Ready(r Readiness) { f(r) }
 
-func TestAPollerCallsWhoIsReadyAndForgetsWhoIsClosed(t *testing.T) {
+func TestPollerCallsReadyHandlersAndRemovesClosedOnes(t *testing.T) {
 	g := NewWithT(t)
 	p, err := NewPoller()
 	g.Expect(err).NotTo(HaveOccurred())
@@ -49,7 +49,7 @@ func TestAPollerCallsWhoIsReadyAndForgetsWhoIsClosed(t *testing.T) {
 	g.Expect(p.Do(func() {})).To(MatchError(ErrPollerClosed))
 }
 
-func TestAPollerKeepsTheOrderOfTasks(t *testing.T) {
+func TestPollerRunsTasksInOrder(t *testing.T) {
 	g := NewWithT(t)
 	p, err := NewPoller()
 	g.Expect(err).NotTo(HaveOccurred())
@@ -66,7 +66,7 @@ func TestAPollerKeepsTheOrderOfTasks(t *testing.T) {
 	}
 }
 
-func TestManyTasksLeaveHandlersTheirTurn(t *testing.T) {
+func TestManyTasksDoNotStarveHandlers(t *testing.T) {
 	g := NewWithT(t)
 	p, err := NewPoller()
 	g.Expect(err).NotTo(HaveOccurred())
@@ -92,7 +92,7 @@ func TestManyTasksLeaveHandlersTheirTurn(t *testing.T) {
 	g.Expect(most).To(BeNumerically("<=", 2*tasksPerRound))
 }
 
-func TestClosingAPollerDoesItsTasksFirst(t *testing.T) {
+func TestClosingAPollerRunsItsTasksFirst(t *testing.T) {
 	g := NewWithT(t)
 	p, err := NewPoller()
 	g.Expect(err).NotTo(HaveOccurred())
@@ -119,7 +119,7 @@ func (u *untilSeen) turn() {
 	}
 }
 
-func TestAPollerLooksBetweenTurnsWhoIsReady(t *testing.T) {
+func TestPollerChecksForReadyHandlersBetweenTurns(t *testing.T) {
 	g := NewWithT(t)
 	p, err := NewPoller()
 	g.Expect(err).NotTo(HaveOccurred())
@@ -148,7 +148,7 @@ func TestAPollerLooksBetweenTurnsWhoIsReady(t *testing.T) {
 	g.Expect(seen).To(BeNumerically(">=", 90), "once after each turn, or after two if this thread had to wait in between")
 }
 
-func TestOtherGoroutinesRunWhileAPollerHasMuchToDo(t *testing.T) {
+func TestOtherGoroutinesRunWhileAPollerIsBusy(t *testing.T) {
 	g := NewWithT(t)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	p, err := NewPoller()
@@ -175,7 +175,7 @@ func TestOtherGoroutinesRunWhileAPollerHasMuchToDo(t *testing.T) {
 	g.Expect(missed[len(missed)*4/5]).To(BeNumerically("<=", 2))
 }
 
-func TestAPollerIsCrowdedIfMoreMayBeReadyThanItWasTold(t *testing.T) {
+func TestPollerIsCrowdedIfItsEventListIsFull(t *testing.T) {
 	g := NewWithT(t)
 	p, err := NewPoller()
 	g.Expect(err).NotTo(HaveOccurred())

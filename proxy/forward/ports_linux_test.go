@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestPortsAreFewForATimeAfterAConnectionTookLong(t *testing.T) {
+func TestPortRangeIsReducedForATimeAfterASlowConnect(t *testing.T) {
 	g := NewWithT(t)
 	p, now := localPorts{first: 32768, last: 60999}, time.Now()
 	g.Expect(p.few(now)).To(BeZero())
@@ -27,7 +27,7 @@ func TestPortsAreFewForATimeAfterAConnectionTookLong(t *testing.T) {
 	g.Expect(p.few(now.Add(fewFor))).To(BeZero())
 }
 
-func TestPortsThatAreFewAnywayAreNotMadeFewer(t *testing.T) {
+func TestSmallPortRangeIsNotReduced(t *testing.T) {
 	g := NewWithT(t)
 	for _, p := range []localPorts{{}, {first: 40000, last: 40000 + fewPorts - 1}} {
 		p.took(time.Second, time.Now())
@@ -35,7 +35,7 @@ func TestPortsThatAreFewAnywayAreNotMadeFewer(t *testing.T) {
 	}
 }
 
-func TestConnectLooksAtThosePorts(t *testing.T) {
+func TestConnectUsesTheReducedPortRange(t *testing.T) {
 	g := NewWithT(t)
 	for _, at := range []string{"127.0.0.1:0", "[::1]:0"} {
 		l, err := net.Listen("tcp", at)
@@ -56,7 +56,7 @@ func TestConnectLooksAtThosePorts(t *testing.T) {
 	}
 }
 
-func TestConnectLooksAtAllPortsWhenNoneOfThoseIsFree(t *testing.T) {
+func TestConnectUsesAllPortsIfTheReducedRangeIsInUse(t *testing.T) {
 	g := NewWithT(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	g.Expect(err).NotTo(HaveOccurred())
@@ -73,7 +73,7 @@ func TestConnectLooksAtAllPortsWhenNoneOfThoseIsFree(t *testing.T) {
 	defer second.Close()
 }
 
-func TestNothingIsConnectedToItself(t *testing.T) {
+func TestSocketsDoNotConnectToThemselves(t *testing.T) {
 	for _, loopback := range []string{"127.0.0.1:0", "[::1]:0"} {
 		t.Run(loopback, func(t *testing.T) {
 			g := NewWithT(t)
@@ -96,7 +96,7 @@ func TestNothingIsConnectedToItself(t *testing.T) {
 				return nil
 			}).Should(MatchError(unix.ECONNREFUSED))
 			l, err := net.Listen("tcp", unused.String())
-			g.Expect(err).NotTo(HaveOccurred(), "nothing of it stays")
+			g.Expect(err).NotTo(HaveOccurred(), "the port is free again")
 			g.Expect(l.Close()).To(Succeed())
 			for name, connect := range map[string]func() error{
 				"TCP": func() error { _, err := connectTCP(0, unused, unused, 0, 0, false); return err },

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestASavedPairNotesWhetherBytesAreInThisProcess(t *testing.T) {
+func TestSavedPairRecordsWhetherThisProcessHoldsBytes(t *testing.T) {
 	g := NewWithT(t)
 	p, client, endpoint := loopedPair(t)
 	memory := make([]byte, 3*SavedSize)
@@ -64,14 +64,14 @@ func TestASavedPairNotesWhetherBytesAreInThisProcess(t *testing.T) {
 	g.Eventually(over).WithTimeout(5 * time.Second).Should(Receive())
 	_, is = state()
 	g.Expect(is).To(Equal(ended))
-	g.Eventually(func() error { _, err := client.Read(make([]byte, 1)); return err }).Should(HaveOccurred(), "although there is a copy of its socket")
+	g.Eventually(func() error { _, err := client.Read(make([]byte, 1)); return err }).Should(HaveOccurred(), "even if a copy of its socket exists")
 	g.Expect(SavedHeader(memory).Load()).To(Equal(uint64(1 << 63)))
 	for _, fd := range sockets {
 		unix.Close(fd)
 	}
 }
 
-func TestAPairIsNotContinuedWhoseFailureWasReadFromItsSocket(t *testing.T) {
+func TestPairWithAConsumedSocketErrorIsNotRestored(t *testing.T) {
 	g := NewWithT(t)
 	p, _, _ := loopedPair(t)
 	s := SavedAt(make([]byte, SavedSize), 0)
@@ -83,10 +83,10 @@ func TestAPairIsNotContinuedWhoseFailureWasReadFromItsSocket(t *testing.T) {
 	})
 	whole, _, _ := s.Restored(&PairState{})
 	over := s.Over()
-	g.Expect([]bool{whole, over}).To(Equal([]bool{false, false}), "what looks like the endpoint's end would be taken for one")
+	g.Expect([]bool{whole, over}).To(Equal([]bool{false, false}), "the failure would be mistaken for a regular end of the endpoint")
 }
 
-func TestAPairThatIsHandedOverIsNotContinuedByAThirdProcess(t *testing.T) {
+func TestPairIsNotRestoredDuringAHandover(t *testing.T) {
 	g := NewWithT(t)
 	p, client, endpoint := loopedPair(t)
 	s := SavedAt(make([]byte, SavedSize), 0)
@@ -96,11 +96,11 @@ func TestAPairThatIsHandedOverIsNotContinuedByAThirdProcess(t *testing.T) {
 		frozen = (*PairHere)(p).Freeze()
 	})
 	whole, _, _ := s.Restored(&PairState{})
-	g.Expect(whole).To(BeFalse(), "while it is under way")
+	g.Expect(whole).To(BeFalse(), "during the transfer")
 	p.onLoop(t, func() { p.loop.Continue((*Pair)(unsafe.Pointer(p)), frozen, &frozen.Limits) })
 	whole, _, _ = s.Restored(&PairState{})
 	over := s.Over()
-	g.Expect([]bool{whole, over}).To(Equal([]bool{true, false}), "it stays")
+	g.Expect([]bool{whole, over}).To(Equal([]bool{true, false}), "the pair remains saved")
 	g.Expect(client.Write([]byte("question"))).To(Equal(8))
 	g.Expect(io.ReadFull(endpoint, make([]byte, 8))).To(Equal(8))
 }

@@ -31,7 +31,7 @@ func through(t *testing.T, segments bool, sizes ...int) []int {
 	for i := range sizes {
 		g.Expect(in.ReceiveConnected(client, 0, 1)).To(Equal(1), "datagram %d", i)
 		data := in.Data(0)
-		g.Expect(bytes.Count(data, []byte{byte(i)})).To(Equal(len(data)), "datagram %d has its own bytes", i)
+		g.Expect(bytes.Count(data, []byte{byte(i)})).To(Equal(len(data)), "datagram %d has its original bytes", i)
 		came = append(came, len(data))
 	}
 	_, err := in.ReceiveConnected(client, 0, 1)
@@ -39,7 +39,7 @@ func through(t *testing.T, segments bool, sizes ...int) []int {
 	return came
 }
 
-func TestDatagramsThatAreSentTogetherStayWhatTheyWere(t *testing.T) {
+func TestDatagramsSentInABatchStaySeparate(t *testing.T) {
 	g := NewWithT(t)
 	many := make([]int, 80)
 	for i := range many {
@@ -58,10 +58,10 @@ func TestDatagramsThatAreSentTogetherStayWhatTheyWere(t *testing.T) {
 	}
 }
 
-func TestWhatASegmentedMessageMayHold(t *testing.T) {
+func TestContentsOfASegmentedMessage(t *testing.T) {
 	g := NewWithT(t)
 	if !canSegment() {
-		t.Skip("the kernel does not know UDP_SEGMENT")
+		t.Skip("the kernel does not support UDP_SEGMENT")
 	}
 	b := NewBatch(40)
 	lengths := func(sizes ...int) []int {
@@ -73,10 +73,10 @@ func TestWhatASegmentedMessageMayHold(t *testing.T) {
 		return b.segments.lengths[:len(b.messages(0, len(sizes)))]
 	}
 	g.Expect(lengths(64, 64, 64)).To(Equal([]int{3}))
-	g.Expect(lengths(64, 64, 10, 64)).To(Equal([]int{3, 1}), "the last may be shorter")
-	g.Expect(lengths(10, 64, 64)).To(Equal([]int{1, 2}), "but not longer")
-	g.Expect(lengths(0, 0, 64, 0)).To(Equal([]int{1, 1, 1, 1}), "an empty one cannot be a segment")
-	g.Expect(lengths(1233, 1233)).To(Equal([]int{1, 1}), "each must fit in a packet")
+	g.Expect(lengths(64, 64, 10, 64)).To(Equal([]int{3, 1}), "the last segment may be shorter")
+	g.Expect(lengths(10, 64, 64)).To(Equal([]int{1, 2}), "a later segment may not be longer")
+	g.Expect(lengths(0, 0, 64, 0)).To(Equal([]int{1, 1, 1, 1}), "an empty datagram cannot be a segment")
+	g.Expect(lengths(1233, 1233)).To(Equal([]int{1, 1}), "each segment must fit in a packet")
 	thirtyThree := make([]int, 33)
 	for i := range thirtyThree {
 		thirtyThree[i] = 1
@@ -84,7 +84,7 @@ func TestWhatASegmentedMessageMayHold(t *testing.T) {
 	g.Expect(lengths(thirtyThree...)).To(Equal([]int{32, 1}))
 }
 
-func TestWhereSegmentsAreRefusedEachDatagramIsSentForItself(t *testing.T) {
+func TestDatagramsAreSentSeparatelyIfSegmentsAreRefused(t *testing.T) {
 	g := NewWithT(t)
 	server, client, _ := loopback(t, "0.0.0.0:0")
 	// Without checksums the kernel refuses segments.
@@ -99,7 +99,7 @@ func TestWhereSegmentsAreRefusedEachDatagramIsSentForItself(t *testing.T) {
 	g.Expect(in.Receive(server, 0, 8)).To(Equal(3))
 }
 
-func TestSendingManyDatagramsAllocatesNothing(t *testing.T) {
+func TestSendingDatagramsDoesNotAllocate(t *testing.T) {
 	server, client, _ := loopback(t, "0.0.0.0:0")
 	in, out := NewBatch(8), NewBatch(8)
 	payload := make([]byte, 64)

@@ -12,7 +12,7 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-var _ = Describe("many pairs of a loop that are retired at the same time", func() {
+var _ = Describe("many pairs of a loop, retired at the same time,", func() {
 	// seenBetween retires many pairs, and returns how many had ended at each turn of another task in between.
 	seenBetween := func() (between []int64) {
 		const pairs = 300
@@ -49,7 +49,7 @@ var _ = Describe("many pairs of a loop that are retired at the same time", func(
 		on(loop, func() bool { return true })
 		return between
 	}
-	It("all end, some at a time: others have their turns in between", func() {
+	It("end in several turns, so that other tasks run in between", func() {
 		// A turn may take as long as the loop was busy before. If the machine stopped the loop for that long, all
 		// pairs may end in one turn.
 		for range 4 {
@@ -57,6 +57,6 @@ var _ = Describe("many pairs of a loop that are retired at the same time", func(
 				return
 			}
 		}
-		Fail("all have ended in one turn, each time")
+		Fail("all pairs ended in one turn in each attempt")
 	})
 })

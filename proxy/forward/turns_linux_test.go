@@ -15,7 +15,7 @@ func (f *fake) over() bool          { return f.err != nil }
 func (f *fake) deadline() time.Time { return time.Now().Add(time.Hour) }
 func (f *fake) fail(err error)      { f.err = err }
 
-func TestWhatALoopDoesForManyItDoesInTurns(t *testing.T) {
+func TestLoopProbesAndCancelsInTurns(t *testing.T) {
 	g := NewWithT(t)
 	p, _, _ := loopedPair(t)
 	loop := p.loop

@@ -65,7 +65,7 @@ func front(node *Node) *FrontEnd {
 	return f
 }
 
-func TestWhoIsAdmitted(t *testing.T) {
+func TestAdmitClient(t *testing.T) {
 	f := front(&Node{})
 	for _, c := range []struct {
 		redirected bool
@@ -103,7 +103,7 @@ func TestWhoIsAdmitted(t *testing.T) {
 	}
 }
 
-func TestWhoIsAdmittedThroughALoadBalancer(t *testing.T) {
+func TestAdmitClientOfALoadBalancer(t *testing.T) {
 	f := front(&Node{})
 	f.Locality.SetPods([]netip.Prefix{netip.MustParsePrefix("10.244.0.0/24")})
 	balancers := &config.Balancers{Networks: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Clients: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("10.0.0.7/32"), netip.MustParsePrefix("10.244.0.0/16")}}
@@ -164,7 +164,7 @@ func TestWhoIsAdmittedThroughALoadBalancer(t *testing.T) {
 	}
 }
 
-func TestAnAddressThatALoadBalancerNamesIsNotAlwaysOneToConnectFrom(t *testing.T) {
+func TestSourceAddressOfAClientNamedByALoadBalancer(t *testing.T) {
 	f := front(&Node{Settings: Settings{LoadBalancers: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}}})
 	for from, want := range map[string]portal.SourceAddress{
 		"2001:db8::9": portal.SourceFamily, // the endpoint has an IPv4 address
@@ -185,7 +185,7 @@ func TestAnAddressThatALoadBalancerNamesIsNotAlwaysOneToConnectFrom(t *testing.T
 	}
 }
 
-func TestThePortalLeavesBalancersToTheListener(t *testing.T) {
+func TestPortalAdmitsLoadBalancers(t *testing.T) {
 	g := NewWithT(t)
 	vip := limited
 	networks := func() []netip.Prefix {
@@ -197,20 +197,20 @@ func TestThePortalLeavesBalancersToTheListener(t *testing.T) {
 	vip.Balancers = &config.Balancers{Networks: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}
 	g.Expect(networks()).To(ConsistOf(vip.Sources[0], netip.MustParsePrefix("192.0.2.10/32"), netip.MustParsePrefix("10.0.0.0/8")))
 	vip.Sources = nil
-	g.Expect(networks()).To(BeEmpty(), "everybody may")
+	g.Expect(networks()).To(BeEmpty(), "all clients are allowed")
 }
 
-func TestWhatWouldLeadBack(t *testing.T) {
+func TestWouldLoop(t *testing.T) {
 	const vip, nodePortHere, elsewhere = "192.0.2.10:80", "127.0.0.1:30080", "203.0.113.1:30080"
 	landing := netip.AddrPortFrom(netip.MustParseAddr("192.0.0.117"), 80).String()
 	for name, c := range map[string]struct {
 		node *Node
 		back []string
 	}{
-		"where the portal leaves marked packets alone":         {&Node{Settings: Settings{Portal: marking{mark: 1}}}, []string{landing, nodePortHere}},
-		"where it tells usher's packets from no others":        {&Node{Settings: Settings{Portal: marking{}}}, []string{landing, nodePortHere, vip}},
-		"where something else connects":                        {&Node{Settings: Settings{Portal: marking{}}, Tunneled: true}, nil},
-		"where listeners are in a network namespace elsewhere": {&Node{Settings: Settings{Portal: marking{}, Socket: func(int, int, int) (int, error) { return 0, nil }}}, nil},
+		"if the portal ignores marked packets":              {&Node{Settings: Settings{Portal: marking{mark: 1}}}, []string{landing, nodePortHere}},
+		"if the portal cannot recognize usher's packets":    {&Node{Settings: Settings{Portal: marking{}}}, []string{landing, nodePortHere, vip}},
+		"if connections are tunneled":                       {&Node{Settings: Settings{Portal: marking{}}, Tunneled: true}, nil},
+		"if the listeners are in another network namespace": {&Node{Settings: Settings{Portal: marking{}, Socket: func(int, int, int) (int, error) { return 0, nil }}}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := c.node
@@ -224,14 +224,14 @@ func TestWhatWouldLeadBack(t *testing.T) {
 					back = append(back, to)
 				}
 				_, err := n.WouldLoop(config.UDP, netip.MustParseAddrPort(to))
-				NewWithT(t).Expect(err != nil).To(Equal(to == landing && c.back != nil), "there is no such port of UDP: %s", to)
+				NewWithT(t).Expect(err != nil).To(Equal(to == landing && c.back != nil), "no UDP port is served: %s", to)
 			}
 			NewWithT(t).Expect(back).To(Equal(c.back))
 		})
 	}
 }
 
-func TestHowFarWhatMayLoopGoes(t *testing.T) {
+func TestHopsLeftForPossibleLoops(t *testing.T) {
 	g := NewWithT(t)
 	n := &Node{Settings: Settings{Portal: marking{mark: 1}}}
 	front(n)
@@ -246,7 +246,7 @@ func TestHowFarWhatMayLoopGoes(t *testing.T) {
 	}
 	g.Expect(n.WouldLoop(config.TCP, elsewhere)).To(BeTrue())
 	g.Expect(n.WouldLoop(config.TCP, here)).Error().To(MatchError(ErrLoop))
-	g.Expect(n.WouldLoop(config.TCP, netip.MustParseAddrPort("203.0.113.1:80"))).To(BeFalse(), "it does not matter what it came with")
+	g.Expect(n.WouldLoop(config.TCP, netip.MustParseAddrPort("203.0.113.1:80"))).To(BeFalse(), "the received hop limit is irrelevant")
 	g.Expect(n.WouldLoop(config.SCTP, elsewhere)).Error().To(MatchError(errMayLoop))
 	g.Expect(n.WouldLoop(config.UDP, elsewhere)).Error().NotTo(HaveOccurred())
 }
@@ -264,7 +264,7 @@ func (placed) Origin(client, endpoint netip.Addr, where portal.EndpointLocality)
 	return portal.Origin{SourceAddress: portal.SourceElsewhere}
 }
 
-func TestWhomAnEndpointSees(t *testing.T) {
+func TestSourceAddressThatAnEndpointSees(t *testing.T) {
 	const vip, outside, itself = "10.96.0.10", "203.0.113.1", "10.1.0.1"
 	usual := Settings{Portal: placed{}, NodeName: "here"}
 	configured, nameless := usual, usual
@@ -276,17 +276,17 @@ func TestWhomAnEndpointSees(t *testing.T) {
 		want     portal.SourceAddress
 		whatever bool // true for all clients
 	}{
-		"its client, where the portal can":                     {&Node{Settings: usual}, outside, nil, portal.SourceClient, false},
-		"what the portal says":                                 {&Node{Settings: usual}, outside, func(_ *FrontEnd, e *config.Endpoint) { e.Node = "there" }, portal.SourceElsewhere, false},
-		"as if it were elsewhere, if no node is known":         {&Node{Settings: nameless}, outside, func(_ *FrontEnd, e *config.Endpoint) { e.Node = "" }, portal.SourceElsewhere, false},
-		"the node, if all shall":                               {&Node{Settings: configured}, outside, nil, portal.SourceConfigured, true},
-		"the node, if the Service's endpoints shall":           {&Node{Settings: usual}, outside, func(f *FrontEnd, _ *config.Endpoint) { f.View().Port.NodeAddress = true }, portal.SourceConfigured, true},
-		"the node, if it is reached through something else":    {&Node{Settings: usual, Tunneled: true}, outside, nil, portal.SourceTunnel, true},
-		"the node, by SCTP":                                    {&Node{Settings: usual}, outside, func(f *FrontEnd, _ *config.Endpoint) { f.Protocol = config.SCTP }, portal.SourceSCTP, true},
-		"the node, if that is the client":                      {&Node{Settings: usual}, "127.0.0.1", nil, portal.SourceOwnProcess, false},
-		"the node, if the client comes from the VIP":           {&Node{Settings: usual}, vip, nil, portal.SourceOwnProcess, false},
-		"the node, if the client is the endpoint":              {&Node{Settings: usual}, itself, nil, portal.SourceItself, false},
-		"the node, if the Service's shall, before other cases": {&Node{Settings: configured}, itself, nil, portal.SourceConfigured, true},
+		"the client, if the portal supports it":            {&Node{Settings: usual}, outside, nil, portal.SourceClient, false},
+		"as the portal reports":                            {&Node{Settings: usual}, outside, func(_ *FrontEnd, e *config.Endpoint) { e.Node = "there" }, portal.SourceElsewhere, false},
+		"as for another node, if no node is known":         {&Node{Settings: nameless}, outside, func(_ *FrontEnd, e *config.Endpoint) { e.Node = "" }, portal.SourceElsewhere, false},
+		"the node, if configured for all endpoints":        {&Node{Settings: configured}, outside, nil, portal.SourceConfigured, true},
+		"the node, if configured for the Service":          {&Node{Settings: usual}, outside, func(f *FrontEnd, _ *config.Endpoint) { f.View().Port.NodeAddress = true }, portal.SourceConfigured, true},
+		"the node, if connections are tunneled":            {&Node{Settings: usual, Tunneled: true}, outside, nil, portal.SourceTunnel, true},
+		"the node, for SCTP":                               {&Node{Settings: usual}, outside, func(f *FrontEnd, _ *config.Endpoint) { f.Protocol = config.SCTP }, portal.SourceSCTP, true},
+		"the node, if the client is a process of the node": {&Node{Settings: usual}, "127.0.0.1", nil, portal.SourceOwnProcess, false},
+		"the node, if the client's address is the VIP":     {&Node{Settings: usual}, vip, nil, portal.SourceOwnProcess, false},
+		"the node, if the client is the endpoint":          {&Node{Settings: usual}, itself, nil, portal.SourceItself, false},
+		"the node, if configured, takes precedence":        {&Node{Settings: configured}, itself, nil, portal.SourceConfigured, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -300,12 +300,12 @@ func TestWhomAnEndpointSees(t *testing.T) {
 			if !c.whatever {
 				c.want = 0
 			}
-			g.Expect(f.Origin(f.View(), netip.Addr{}, netip.MustParseAddr(vip), &e).SourceAddress).To(Equal(c.want), "whoever the client is")
+			g.Expect(f.Origin(f.View(), netip.Addr{}, netip.MustParseAddr(vip), &e).SourceAddress).To(Equal(c.want), "for an unspecified client")
 		})
 	}
 }
 
-func TestWhereAListenerIsWhosePortIsTaken(t *testing.T) {
+func TestListenIfThePortIsInUse(t *testing.T) {
 	wanted := netip.MustParseAddrPort("127.0.0.1:80")
 	for _, c := range []struct {
 		name      string
@@ -315,12 +315,12 @@ func TestWhereAListenerIsWhosePortIsTaken(t *testing.T) {
 		err       error
 		want      string
 	}{
-		{"its own", true, portal.PortRange{}, 80, syscall.EADDRINUSE, "127.0.0.1:80"},
-		{"any other", true, portal.PortRange{}, 0, syscall.EADDRINUSE, "127.0.0.1:0"},
-		{"any other, if its own is not for this user", true, portal.PortRange{}, 0, syscall.EACCES, "127.0.0.1:0"},
-		{"one that the user allows", true, portal.PortRange{First: 1000, Last: 1009}, 1007, syscall.EADDRINUSE, "127.0.0.1:1007"},
-		{"none, if it must be its own", false, portal.PortRange{}, 0, syscall.EADDRINUSE, ""},
-		{"none, if that is not what is wrong", true, portal.PortRange{}, 0, syscall.EAFNOSUPPORT, ""},
+		{"the wanted port", true, portal.PortRange{}, 80, syscall.EADDRINUSE, "127.0.0.1:80"},
+		{"any other port", true, portal.PortRange{}, 0, syscall.EADDRINUSE, "127.0.0.1:0"},
+		{"any other port, if the user may not use the wanted one", true, portal.PortRange{}, 0, syscall.EACCES, "127.0.0.1:0"},
+		{"a port of the configured range", true, portal.PortRange{First: 1000, Last: 1009}, 1007, syscall.EADDRINUSE, "127.0.0.1:1007"},
+		{"none, if the port is required", false, portal.PortRange{}, 0, syscall.EADDRINUSE, ""},
+		{"none, if the error has another cause", true, portal.PortRange{}, 0, syscall.EAFNOSUPPORT, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -340,7 +340,7 @@ func TestWhereAListenerIsWhosePortIsTaken(t *testing.T) {
 	}
 }
 
-func TestRefusedClientsHaveABoundedPartOfTheTrace(t *testing.T) {
+func TestTraceEventsOfRefusedClientsAreLimited(t *testing.T) {
 	g := NewWithT(t)
 	f := front(&Node{})
 	told := 0
@@ -363,8 +363,8 @@ func TestRefusedClientsHaveABoundedPartOfTheTrace(t *testing.T) {
 	g.Expect(f.Trace.Ended(1000, func(*trace.Event) bool { return true })).To(HaveLen(told))
 }
 
-// TestEndsAreCountedByTheirWords checks the labels of metrics and the API's counters of a Service.
-func TestEndsAreCountedByTheirWords(t *testing.T) {
+// TestEndsAreCountedByCode checks the labels of metrics and the API's counters of a Service.
+func TestEndsAreCountedByCode(t *testing.T) {
 	g := NewWithT(t)
 	f := front(&Node{})
 	for i, word := range []string{"client-closed", "endpoint-closed", "client-reset", "endpoint-reset", "no-response", "half-closed", "no-endpoint", "attempts-failed",

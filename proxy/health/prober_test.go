@@ -170,7 +170,7 @@ func pass(d time.Duration) {
 }
 
 func TestRechecks(t *testing.T) {
-	probing(t, "are made after twice the time each, until one is answered", func(g Gomega, n *network) {
+	probing(t, "are made at doubling intervals until one succeeds", func(g Gomega, n *network) {
 		a := n.service("a", 1, 2).fail(time.Second)
 		pass(8 * time.Second)
 		g.Expect(a.health().Failures).To(Equal(4))
@@ -183,10 +183,10 @@ func TestRechecks(t *testing.T) {
 
 		a.fail(time.Second)
 		pass(time.Hour)
-		g.Expect(n.probes).To(HaveLen(5), "it is probed again")
+		g.Expect(n.probes).To(HaveLen(5), "the endpoint is probed again")
 	})
 
-	probing(t, "are one for all service ports of a namespace, when the first of them is due", func(g Gomega, n *network) {
+	probing(t, "are shared by all service ports of a namespace, at the earliest due time", func(g Gomega, n *network) {
 		a, b := n.service("a", 1, 2).fail(10*time.Second), n.service("a", 1, 2).fail(time.Second)
 		pass(5 * time.Second)
 		g.Expect(n.probes).To(Equal([]string{"1@1s", "1@3s"}))
@@ -194,14 +194,14 @@ func TestRechecks(t *testing.T) {
 		g.Expect(b.health().Failures).To(Equal(3))
 	})
 
-	probing(t, "are made for each namespace", func(g Gomega, n *network) {
+	probing(t, "are made separately for each namespace", func(g Gomega, n *network) {
 		n.service("a", 1, 2).fail(time.Second)
 		n.service("b", 1, 2).fail(time.Second)
 		pass(2 * time.Second)
 		g.Expect(n.probes).To(Equal([]string{"1@1s", "1@1.01s"}))
 	})
 
-	probing(t, "that are due soon do not wait for those that are due later", func(g Gomega, n *network) {
+	probing(t, "that are due soon do not wait for later ones", func(g Gomega, n *network) {
 		n.service("a", 1, 2).fail(time.Minute)
 		synctest.Wait()
 		n.service("a", 2, 3).fail(time.Second)
@@ -209,7 +209,7 @@ func TestRechecks(t *testing.T) {
 		g.Expect(n.probes).To(Equal([]string{"2@1s"}))
 	})
 
-	probing(t, "are not made of an endpoint that a client has reached, or that is gone", func(g Gomega, n *network) {
+	probing(t, "are not made of an endpoint that recovered or was removed", func(g Gomega, n *network) {
 		a, b, gone := n.service("a", 1, 2).fail(time.Second), n.service("a", 1, 3).fail(time.Second), n.service("a", 3, 4).fail(time.Second)
 		for _, e := range b.View().All {
 			e.Report(balance.Report{Kind: balance.Connected, Now: time.Now()}, balance.Policy{})
@@ -221,7 +221,7 @@ func TestRechecks(t *testing.T) {
 		g.Expect(b.health().State).To(Equal(balance.Up))
 	})
 
-	probing(t, "count for an endpoint that failed while they were under way", func(g Gomega, n *network) {
+	probing(t, "count for an endpoint that failed while they were in progress", func(g Gomega, n *network) {
 		n.silent = true
 		n.service("a", 1, 2).fail(time.Second)
 		pass(2 * time.Second) // the probe began at 1 s and ends at 3 s
@@ -232,7 +232,7 @@ func TestRechecks(t *testing.T) {
 		g.Expect(n.probes).To(Equal([]string{"1@1s", "1@5s"}))
 	})
 
-	probing(t, "of an endpoint that has just failed do not wait for those of thousands that are dead", func(g Gomega, n *network) {
+	probing(t, "of a newly failed endpoint do not wait for those of thousands of dead ones", func(g Gomega, n *network) {
 		n.silent = true
 		n.node.Quarantine = policy(time.Minute)
 		n.service("a", 0, 10_000).fail(time.Minute)
@@ -244,7 +244,7 @@ func TestRechecks(t *testing.T) {
 	})
 
 	for _, silent := range []bool{false, true} {
-		probing(t, fmt.Sprintf("are few at a time when a thousand endpoints die, silent: %t", silent), func(g Gomega, n *network) {
+		probing(t, fmt.Sprintf("are limited when 1,000 endpoints fail, without response: %t", silent), func(g Gomega, n *network) {
 			n.silent = silent
 			for i := range 10 {
 				n.service(fmt.Sprint(i), 100*i, 100*i+100).fail(time.Second)
@@ -262,7 +262,7 @@ func TestRechecks(t *testing.T) {
 			}
 			g.Expect(most).To(BeNumerically("<=", 101))
 			g.Expect(n.most).To(BeNumerically("<=", 64))
-			g.Expect(all).To(BeNumerically(">=", 8*1000), "all are probed, again and again")
+			g.Expect(all).To(BeNumerically(">=", 8*1000), "all endpoints are probed repeatedly")
 		})
 	}
 
@@ -275,23 +275,23 @@ func TestRechecks(t *testing.T) {
 		n.service("a", 2, 3).fail(time.Second)
 		pass(time.Minute)
 		g.Expect(n.probes).To(Equal([]string{"1@1s"}))
-		g.Expect(a.health().Failures).To(Equal(1), "that it was ended is no failure")
+		g.Expect(a.health().Failures).To(Equal(1), "a canceled probe is not a failure")
 	})
 }
 
 func TestChecks(t *testing.T) {
-	probing(t, "are made in turn, and those that are late are counted", func(g Gomega, n *network) {
+	probing(t, "are made in rotation, and late ones are counted", func(g Gomega, n *network) {
 		n.service("a", 0, 1000).check(checked(time.Second)) // twice the maximum rate
 		n.service("a", 1000, 1001).check(checked(10 * time.Second))
 		pass(time.Minute)
 		for i := range 1000 {
 			g.Expect(n.late(addr(i), time.Second)).To(BeNumerically("~", 1500*time.Millisecond, 600*time.Millisecond))
 		}
-		g.Expect(n.late(addr(1000), 10*time.Second)).To(BeNumerically("<", 2100*time.Millisecond), "a longer interval makes it no later")
+		g.Expect(n.late(addr(1000), 10*time.Second)).To(BeNumerically("<", 2100*time.Millisecond), "a longer interval does not increase the delay")
 		g.Expect(n.node.Counters.LateProbes.Load()).To(BeNumerically(">", 1000))
 	})
 
-	probing(t, "that are no longer asked for are not made, and their results not reported", func(g Gomega, n *network) {
+	probing(t, "that are disabled are not made, and their results are not reported", func(g Gomega, n *network) {
 		n.silent = true
 		a, b := n.service("a", 1, 3).check(checked(time.Second)), n.service("a", 1, 2).check(checked(time.Second))
 		a.check(config.Probe{})
@@ -304,7 +304,7 @@ func TestChecks(t *testing.T) {
 		g.Expect([]balance.Availability{a.health().State, b.health().State}).To(HaveEach(balance.Up))
 	})
 
-	probing(t, "go on when endpoints come and go", func(g Gomega, n *network) {
+	probing(t, "continue on schedule when endpoints are added", func(g Gomega, n *network) {
 		a := n.service("a", 1, 2).check(checked(10 * time.Second))
 		for range 100 {
 			pass(time.Second)
@@ -331,17 +331,17 @@ func (n *network) begin(s *service, checks bool) {
 
 func TestNamespacesShareTheProber(t *testing.T) {
 	for name, checks := range map[string]bool{"rechecks": false, "checks": true} {
-		probing(t, name+": a namespace has no more than a quarter under way", func(g Gomega, n *network) {
+		probing(t, name+": a namespace has at most a quarter of the concurrent probes", func(g Gomega, n *network) {
 			n.silent = true
 			n.begin(n.service("a", 0, 20), checks)
 			n.begin(n.service("b", 100, 101), checks)
 			pass(8 * time.Second)
-			g.Expect(n.most).To(Equal(17), "16 of 64, and another's")
-			g.Expect(n.begun).To(HaveLen(21), "all have their turn")
+			g.Expect(n.most).To(Equal(17), "16 of 64, and one of the other namespace")
+			g.Expect(n.begun).To(HaveLen(21), "all endpoints are probed")
 			g.Expect(n.late(addr(100), 3*time.Second)).To(BeNumerically("<", 100*time.Millisecond))
 		})
 
-		probing(t, name+": a namespace with many does not delay those of others", func(g Gomega, n *network) {
+		probing(t, name+": a namespace with many endpoints does not delay the probes of others", func(g Gomega, n *network) {
 			many := 1000 // ten times the maximum
 			if checks {
 				many = 5000

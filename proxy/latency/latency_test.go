@@ -30,7 +30,7 @@ func quantile(r *latency.Recent, at time.Time, q float64) float64 {
 }
 
 var _ = Describe("a Recent", func() {
-	It("tells how long most waited, and the few who waited longest, and never more than anybody did", func() {
+	It("returns quantiles that never exceed the largest observation", func() {
 		var r latency.Recent
 		Expect(quantile(&r, began, 0.5)).To(BeEquivalentTo(-1))
 		for range 980 {
@@ -44,7 +44,7 @@ var _ = Describe("a Recent", func() {
 		Expect(quantile(&r, began, 1)).To(Equal(0.2503))
 	})
 
-	It("tells what is longer ago than ten minutes no more, and what is not for five at least", func() {
+	It("keeps observations for at least five and at most ten minutes", func() {
 		var r latency.Recent
 		r.Observe(latency.Seconds, began, 3)
 		Expect(quantile(&r, began.Add(9*time.Minute), 1)).To(BeEquivalentTo(3))
@@ -54,14 +54,14 @@ var _ = Describe("a Recent", func() {
 		Expect(quantile(&r, began.Add(10*time.Minute), 1)).To(BeEquivalentTo(1))
 		r.Observe(latency.Seconds, began.Add(14*time.Minute), 0.5)
 		Expect(quantile(&r, began.Add(14*time.Minute), 1)).To(BeEquivalentTo(1))
-		Expect(quantile(&r, began.Add(15*time.Minute+time.Second), 1)).To(Equal(0.5), "a minute before is not yet forgotten, nine are")
+		Expect(quantile(&r, began.Add(15*time.Minute+time.Second), 1)).To(Equal(0.5), "an observation is kept after one minute and dropped after nine")
 		r.Observe(latency.Seconds, began.Add(time.Hour), 0.5)
 		Expect(quantile(&r, began.Add(time.Hour), 1)).To(Equal(0.5))
 	})
 })
 
 var _ = Describe("a Histogram", func() {
-	It("has no more buckets than there are bounds", func() {
+	It("has one bucket for each bound", func() {
 		var h latency.Histogram
 		for _, seconds := range []float64{0.001, 300, 301} {
 			h.Observe(latency.Queued, began, seconds, 0)
@@ -78,7 +78,7 @@ var _ = Describe("a Histogram", func() {
 		Expect(longest).To(BeEquivalentTo(301))
 	})
 
-	It("has all that ever was, whoever noted it, and the last example of each bucket", func() {
+	It("contains all concurrent observations and the last example of each bucket", func() {
 		var h latency.Histogram
 		const goroutines, each = 4, 10000
 		var done sync.WaitGroup

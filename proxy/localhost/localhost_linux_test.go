@@ -92,18 +92,18 @@ var _ = Describe("a server on this machine's loopback", func() {
 		}
 	}
 
-	It("is reached at the same port there, by TCP, until it is gone", func() {
+	It("is reachable by TCP on the same port in the namespace until it closes", func() {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		Expect(err).NotTo(HaveOccurred())
 		at := l.Addr().(*net.TCPAddr).AddrPort()
 		lab.Serve(l, tells("here"))
 		mirror()
-		Expect(asks(unix.SOCK_STREAM, at)).To(Equal("here"), "at once, if it was there before")
+		Expect(asks(unix.SOCK_STREAM, at)).To(Equal("here"), "immediately, if the server existed before")
 		Expect(l.Close()).To(Succeed())
 		Eventually(func() error { _, err := asks(unix.SOCK_STREAM, at); return err }).WithTimeout(20 * time.Second).Should(MatchError(unix.ECONNREFUSED))
 	})
 
-	It("is reached by UDP, also if it comes later", func() {
+	It("is reachable by UDP, even if it starts later", func() {
 		mirror()
 		c, err := net.ListenPacket("udp", "127.0.0.1:0")
 		Expect(err).NotTo(HaveOccurred())
@@ -121,7 +121,7 @@ var _ = Describe("a server on this machine's loopback", func() {
 		Eventually(func() (string, error) { return asks(unix.SOCK_DGRAM, at) }).WithTimeout(20 * time.Second).Should(Equal("here"))
 	})
 
-	It("does not take the port of who was there first, and has it when that is gone", func() {
+	It("gets a port of the namespace only after the server there has closed", func() {
 		at := lab.Backend(tells("here"))
 		first, err := there.Listen(at)
 		Expect(err).NotTo(HaveOccurred())

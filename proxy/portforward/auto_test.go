@@ -14,7 +14,7 @@ import (
 )
 
 // In each step, the test dials an endpoint whose network responds in some way, and checks the ways that were tried.
-func TestAutoRemembersWhichNetworksAreWithinReach(t *testing.T) {
+func TestAutoRemembersReachableNetworks(t *testing.T) {
 	answers, refuses, silent := error(nil), error(syscall.ECONNREFUSED), errors.New("silent")
 	unreachable := error(syscall.ENETUNREACH)
 	type step struct {
@@ -24,21 +24,21 @@ func TestAutoRemembersWhichNetworksAreWithinReach(t *testing.T) {
 		tried    string
 	}
 	for name, steps := range map[string][]step{
-		"one that answers is dialed directly from then on, also when an endpoint refuses": {
+		"a network that answered is dialed directly, even when an endpoint refuses": {
 			{"10.1.0.1:80", answers, 0, "direct"}, {"10.1.0.2:80", refuses, 0, "direct"}, {"10.1.0.2:80", silent, 0, "direct"}},
-		"one that does not is not tried again": {
+		"a network that did not answer is not dialed directly again": {
 			{"10.1.0.1:80", silent, 0, "direct else"}, {"10.1.0.2:80", answers, 0, "else"}, {"10.1.0.2:80", answers, 59 * time.Second, "else"}},
-		"one without a route": {
+		"a network without a route is not dialed directly again": {
 			{"10.1.0.1:80", unreachable, 0, "direct else"}, {"10.1.0.2:80", unreachable, 0, "else"}},
-		"but after a minute": {
+		"a network that did not answer is dialed directly after a minute": {
 			{"10.1.0.1:80", silent, 0, "direct else"}, {"10.1.0.2:80", answers, time.Minute, "direct"}},
-		"one that was within reach is looked at again after a minute": {
+		"a network that answered is checked again after a minute": {
 			{"10.1.0.1:80", answers, 0, "direct"}, {"10.1.0.1:80", silent, time.Minute, "direct else"}, {"10.1.0.1:80", silent, 0, "else"}},
-		"a refusal says nothing": {
+		"a refusal does not determine whether a network is reachable": {
 			{"10.1.0.1:80", refuses, 0, "direct else"}, {"10.1.0.2:80", refuses, 0, "direct else"}, {"10.1.0.3:80", answers, 0, "direct"}},
-		"each network is for itself": {
+		"each IPv4 network is checked separately": {
 			{"10.1.0.1:80", silent, 0, "direct else"}, {"10.1.1.1:80", answers, 0, "direct"}, {"10.1.0.9:80", answers, 0, "else"}},
-		"of IPv6 too": {
+		"each IPv6 network is checked separately": {
 			{"[fd00::1]:80", silent, 0, "direct else"}, {"[fd00::ffff:1]:80", answers, 0, "else"}, {"[fd00:0:0:1::1]:80", answers, 0, "direct"}},
 	} {
 		t.Run(name, func(t *testing.T) {

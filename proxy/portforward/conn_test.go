@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestAConnTellsThatTheNodeHasEndedItThoughSomethingIsUnread(t *testing.T) {
+func TestHungUpReportsALostConnectionDespiteUnreadData(t *testing.T) {
 	c := &Conn{over: make(chan struct{}), first: []byte("unread")}
 	if ended, err := c.HungUp(); ended || err != nil {
 		t.Errorf("while it lasts: %v, %v", ended, err)

@@ -23,8 +23,8 @@ var (
 
 const signature = "\r\n\r\n\x00\r\nQUIT\n"
 
-// TestHeadersAreWrittenAsTheProtocolSays uses the bytes of the protocol's description, sections 2.1 and 2.2.
-func TestHeadersAreWrittenAsTheProtocolSays(t *testing.T) {
+// TestHeader uses the bytes of the protocol's description, sections 2.1 and 2.2.
+func TestHeader(t *testing.T) {
 	for _, c := range []struct {
 		version  config.ProxyProtocol
 		protocol config.Protocol
@@ -44,7 +44,7 @@ func TestHeadersAreWrittenAsTheProtocolSays(t *testing.T) {
 	}
 }
 
-func TestHeadersThatAreBelieved(t *testing.T) {
+func TestReadAcceptsValidHeaders(t *testing.T) {
 	tlvs := strings.Repeat("\xe0\x00\x05hello", 100) // 800 bytes
 	for header, want := range map[string]netip.AddrPort{
 		"PROXY TCP4 203.0.113.9 10.96.0.10 4711 80\r\n":               client4,
@@ -75,7 +75,7 @@ func TestHeadersThatAreBelieved(t *testing.T) {
 	}
 }
 
-func TestHeadersThatAreNot(t *testing.T) {
+func TestReadRejectsInvalidHeaders(t *testing.T) {
 	for header, want := range map[string]error{
 		"GET / HTTP/1.1\r\n": proxyproto.ErrMissing,
 		"\x00":               proxyproto.ErrMissing,
@@ -108,7 +108,7 @@ func TestHeadersThatAreNot(t *testing.T) {
 	}
 }
 
-func TestAHeaderAtWhichTheParserPanicsIsRefused(t *testing.T) {
+func TestReadReportsAPanicOfTheParser(t *testing.T) {
 	g := NewWithT(t)
 	defer proxyproto.SetParser(func(*bufio.Reader) (*pires.Header, error) { panic("index out of range") })()
 	header := proxyproto.Header(config.ProxyV1, config.TCP, client4, vip4)
@@ -157,7 +157,7 @@ func holds(t *testing.T, first []byte) {
 
 // The test finds in one second as much as a fuzzer in a minute: it changes, removes, inserts and repeats bytes of
 // headers.
-func TestHeadersWithErrorsCrashNobody(t *testing.T) {
+func TestReadOfCorruptHeaders(t *testing.T) {
 	for seed := range uint64(100_000) {
 		holds(t, lab.SpoiledHeader(rand.New(rand.NewPCG(seed, 15))))
 	}

@@ -81,7 +81,7 @@ func FuzzNotified(f *testing.F) {
 	})
 }
 
-func TestNotifiedTellsShutdownFromLoss(t *testing.T) {
+func TestNotifiedDistinguishesShutdownFromLoss(t *testing.T) {
 	for state, want := range map[sctp.SCTPState]error{
 		sctp.SCTP_COMM_UP: nil, sctp.SCTP_SHUTDOWN_COMP: io.EOF, sctp.SCTP_COMM_LOST: unix.ECONNRESET, sctp.SCTP_RESTART: unix.ECONNRESET,
 	} {

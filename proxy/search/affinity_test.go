@@ -12,7 +12,7 @@ import (
 	"github.com/usherproxy/usher/proxy/conn"
 )
 
-func TestAffinityHoldsForTwoConnectionsThatWereQueued(t *testing.T) {
+func TestAffinityOfTwoQueuedConnections(t *testing.T) {
 	g := NewWithT(t)
 	var pool balance.Pool
 	list := []config.Endpoint{{Addr: endpointAddr(1), Ready: true}, {Addr: endpointAddr(2), Ready: true}}
@@ -33,7 +33,7 @@ func TestAffinityHoldsForTwoConnectionsThatWereQueued(t *testing.T) {
 	g.Expect(next(one).Endpoint).To(BeIdenticalTo(first))
 	one.EndpointFirstByte(now)
 	second.Release()
-	g.Expect(next(other).Do).To(Equal(Wait), "it waits for the one that the client has")
+	g.Expect(next(other).Do).To(Equal(Wait), "it waits for the endpoint that the client has")
 	g.Expect(next(stranger).Endpoint).To(BeIdenticalTo(second))
 	had, ok := table.Get(one.Client, now)
 	g.Expect(ok).To(BeTrue())

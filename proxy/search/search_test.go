@@ -179,36 +179,36 @@ func TestAttempts(t *testing.T) {
 		endpoints []behaviour
 		want      string
 	}{
-		{"takes the first endpoint if that answers",
+		{"uses the first endpoint if it answers",
 			[]behaviour{answers, answers}, "1@0:ok found 1"},
-		{"goes on to the next at once when refused",
+		{"immediately tries the next endpoint when refused",
 			[]behaviour{refuses, answers}, "1@0:connection refused 2@0:ok found 2"},
-		{"gives an endpoint that does not answer its slot, then goes on to the next",
+		{"tries the next endpoint at the end of the slot if one does not answer",
 			[]behaviour{silent, silent, answers}, "1@250:no answer 2@750:no answer 3@750:ok found 3"},
-		{"leaves the rest of a slot to the next endpoint, which has its full time",
+		{"gives the next endpoint the rest of the slot in addition to its own",
 			[]behaviour{slow(200*time.Millisecond, syscall.ECONNREFUSED), slow(240*time.Millisecond, nil)},
 			"1@200:connection refused 2@440:ok found 2"},
-		{"tries as many endpoints as refuse at once, and finds the one that answers",
+		{"tries all refusing endpoints and finds the one that answers",
 			[]behaviour{refuses, refuses, refuses, refuses, refuses, answers},
 			"1@0:connection refused 2@0:connection refused 3@0:connection refused 4@0:connection refused 5@0:connection refused 6@0:ok found 6"},
-		{"asks the only endpoint again when each slot is over",
+		{"retries the only endpoint at the end of each slot",
 			[]behaviour{refuses},
 			"1@0:connection refused wait@0 1@250:connection refused wait@250 1@750:connection refused wait@750 1@1750:connection refused wait@1750 1@3750:connection refused every attempt failed"},
-		{"finds a Pod that is back after two seconds",
+		{"finds a Pod that returns after two seconds",
 			[]behaviour{refusesFor(2 * time.Second)},
 			"1@0:connection refused wait@0 1@250:connection refused wait@250 1@750:connection refused wait@750 1@1750:connection refused wait@1750 1@3750:ok found 1"},
-		{"asks all again after waiting",
+		{"retries all endpoints after waiting",
 			[]behaviour{refusesFor(600 * time.Millisecond), refuses},
 			"1@0:connection refused 2@0:connection refused wait@0 1@250:connection refused 2@250:connection refused wait@250 1@750:ok found 1"},
-		{"gives up on endpoints that do not answer after the whole schedule",
+		{"fails at the end of the schedule if endpoints do not answer",
 			[]behaviour{silent},
 			"1@250:no answer 1@750:no answer 1@1750:no answer 1@3750:no answer every attempt failed"},
-		{"has no endpoint to try in an empty Service",
+		{"fails for a Service without endpoints",
 			nil, "the Service has no usable endpoint"},
-		{"does not go on when this node has run out of descriptors",
+		{"does not continue when the node is out of descriptors",
 			[]behaviour{func(context.Context, time.Duration) error { return syscall.EMFILE }, answers},
 			"1@0:too many open files too many open files"},
-		{"does not go on when no other endpoint will do either",
+		{"does not continue after an error that affects all endpoints",
 			[]behaviour{func(context.Context, time.Duration) error { return forbidden{} }, answers},
 			"1@0:forbidden forbidden"},
 	} {
@@ -220,7 +220,7 @@ func TestAttempts(t *testing.T) {
 	}
 }
 
-func TestAttemptsAreBounded(t *testing.T) {
+func TestAttemptsAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		s := newClient(slices.Repeat([]behaviour{refuses}, 100)...)
@@ -229,7 +229,7 @@ func TestAttemptsAreBounded(t *testing.T) {
 	})
 }
 
-func TestAffinityAndRetriesHoldForEachScheduler(t *testing.T) {
+func TestAffinityAndRetriesWithEachScheduler(t *testing.T) {
 	for _, name := range config.SchedulerNames() {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -242,20 +242,20 @@ func TestAffinityAndRetriesHoldForEachScheduler(t *testing.T) {
 				g.Expect(order).To(HaveLen(4))
 				first := number(order[0].Endpoint.Addr)
 				for range 5 {
-					g.Expect(c.find()).To(Equal(fmt.Sprintf("%d@0:ok found %[1]d", first)), "the scheduler's first choice, and then the same")
+					g.Expect(c.find()).To(Equal(fmt.Sprintf("%d@0:ok found %[1]d", first)), "the scheduler's first choice, and the same endpoint afterwards")
 				}
 				c.behaviour[first] = refuses
 				second := c.find()
 				g.Expect(second).To(MatchRegexp(`^%d@0:connection refused ([^%[1]d])@0:ok found`, first))
 				for range 5 {
-					g.Expect(c.find()).To(HaveSuffix(second[len(second)-1:]), "which is not the one in quarantine")
+					g.Expect(c.find()).To(HaveSuffix(second[len(second)-1:]), "the client keeps the endpoint that is not in quarantine")
 				}
 			})
 		})
 	}
 }
 
-func TestQuarantinedEndpointsCostNothing(t *testing.T) {
+func TestQuarantinedEndpointsAreNotTried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		s := newClient(refuses, silent, answers)
@@ -266,7 +266,7 @@ func TestQuarantinedEndpointsCostNothing(t *testing.T) {
 	})
 }
 
-func TestResourcesAreNotTheEndpointsFault(t *testing.T) {
+func TestResourceErrorsDoNotQuarantine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		s := newClient(func(context.Context, time.Duration) error { return syscall.EMFILE })
@@ -276,7 +276,7 @@ func TestResourcesAreNotTheEndpointsFault(t *testing.T) {
 	})
 }
 
-func TestNewEndpointEndsTheWaiting(t *testing.T) {
+func TestNewEndpointEndsTheWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newClient(refuses)
 		s.behaviour[2] = answers
@@ -285,7 +285,7 @@ func TestNewEndpointEndsTheWaiting(t *testing.T) {
 	})
 }
 
-func TestLastEndpointLeavesWhileWaiting(t *testing.T) {
+func TestRemovingTheLastEndpointEndsTheWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newClient(refuses)
 		time.AfterFunc(100*time.Millisecond, func() { s.list() })
@@ -293,7 +293,7 @@ func TestLastEndpointLeavesWhileWaiting(t *testing.T) {
 	})
 }
 
-func TestAnAttemptThatIsLeftIsNobodysFault(t *testing.T) {
+func TestAbandonedAttemptDoesNotQuarantine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		c := newClient(refuses, refuses)
@@ -304,19 +304,19 @@ func TestAnAttemptThatIsLeftIsNobodysFault(t *testing.T) {
 		quarantined := first.Health(c.start).State == balance.Down
 		g.Expect(quarantined).To(BeFalse())
 		g.Expect(c.log).To(Equal([]string{"1@0:context canceled"}))
-		g.Expect(s.Next(set, c.start).Endpoint).NotTo(Equal(first), "it goes on with another one")
+		g.Expect(s.Next(set, c.start).Endpoint).NotTo(Equal(first), "the search continues with another endpoint")
 	})
 }
 
-func TestWithoutAScheduleEachEndpointIsTriedOnce(t *testing.T) {
+func TestEachEndpointIsTriedOnceWithoutASchedule(t *testing.T) {
 	for _, c := range []struct {
 		name      string
 		endpoints []behaviour
 		want      string
 	}{
 		{"until one answers", []behaviour{refuses, answers, answers}, "1@0:connection refused 2@0:ok found 2"},
-		{"and never again", []behaviour{refuses, refuses}, "1@0:connection refused 2@0:connection refused every attempt failed"},
-		{"if there is one", nil, "the Service has no usable endpoint"},
+		{"and no more if all refuse", []behaviour{refuses, refuses}, "1@0:connection refused 2@0:connection refused every attempt failed"},
+		{"if the Service has any", nil, "the Service has no usable endpoint"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -328,17 +328,17 @@ func TestWithoutAScheduleEachEndpointIsTriedOnce(t *testing.T) {
 	}
 }
 
-func TestAPreviewIsWhatASearchThenDoes(t *testing.T) {
+func TestPreviewPredictsTheSearch(t *testing.T) {
 	for name, prepare := range map[string]func(*client){
-		"all are well": func(*client) {},
-		"one is in quarantine": func(c *client) {
+		"all endpoints are healthy": func(*client) {},
+		"one endpoint is in quarantine": func(c *client) {
 			c.pool.All[1].Report(balance.Report{Kind: balance.ConnectFailed, Start: c.start, Now: c.start, Err: syscall.ECONNREFUSED}, c.quarantine)
 		},
-		"the client had one": func(c *client) {
+		"the client has an affinity entry": func(c *client) {
 			c.table.SetTimeout(time.Minute)
 			c.table.Set(netip.MustParseAddr("192.0.2.1"), endpointAddr(3), c.start)
 		},
-		"the client had one that is in quarantine": func(c *client) {
+		"the client's endpoint is in quarantine": func(c *client) {
 			c.table.SetTimeout(time.Minute)
 			c.table.Set(netip.MustParseAddr("192.0.2.1"), endpointAddr(1), c.start)
 			c.pool.All[0].Report(balance.Report{Kind: balance.ConnectFailed, Start: c.start, Now: c.start, Err: syscall.ECONNREFUSED}, c.quarantine)
@@ -383,7 +383,7 @@ func TestAffinityOfAttempts(t *testing.T) {
 			}
 		})
 	})
-	t.Run("moves on when the endpoint fails, and stays there", func(t *testing.T) {
+	t.Run("moves to another endpoint after a failure, and stays there", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			g := NewWithT(t)
 			s := sticky(answers, answers)
@@ -395,7 +395,7 @@ func TestAffinityOfAttempts(t *testing.T) {
 			g.Expect(s.find()).To(HaveSuffix("found 2"))
 		})
 	})
-	t.Run("does not lead to an endpoint that failed for another client", func(t *testing.T) {
+	t.Run("skips an endpoint that failed for another client", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			g := NewWithT(t)
 			s := sticky(answers, answers)
@@ -404,7 +404,7 @@ func TestAffinityOfAttempts(t *testing.T) {
 			g.Expect(s.find()).To(HaveSuffix("2@0:ok found 2"))
 		})
 	})
-	t.Run("does not lead to an endpoint that is no longer usable", func(t *testing.T) {
+	t.Run("skips an endpoint that is no longer usable", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			g := NewWithT(t)
 			s := sticky(answers, answers)
@@ -428,7 +428,7 @@ func TestAffinityOfAttempts(t *testing.T) {
 	})
 }
 
-func TestOnlySoManyWaitInTheQueue(t *testing.T) {
+func TestQueueLengthIsLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		client := newClient(answers)
@@ -456,13 +456,13 @@ func TestQueue(t *testing.T) {
 		change func(c *client, has *balance.Endpoint) // one second after the start
 		want   string
 	}{
-		{"goes to the endpoint that has room, for its full time", func(c *client, has *balance.Endpoint) {
+		{"gets the full schedule on the endpoint with a free slot", func(c *client, has *balance.Endpoint) {
 			c.behaviour[1] = silent
 			has.Release()
 		}, "queued@1000 1@1250:no answer 1@1750:no answer 1@2750:no answer 1@4750:no answer every attempt failed"},
-		{"goes to one that comes", func(c *client, _ *balance.Endpoint) { c.list(1, 2) }, "queued@1000 2@1000:ok found 2"},
-		{"gives up when its time is over", func(*client, *balance.Endpoint) {}, "queued@3000 no endpoint had a free slot in time"},
-		{"gives up when there is no endpoint any more", func(c *client, _ *balance.Endpoint) { c.list() }, "queued@1000 the Service has no usable endpoint"},
+		{"gets an added endpoint", func(c *client, _ *balance.Endpoint) { c.list(1, 2) }, "queued@1000 2@1000:ok found 2"},
+		{"fails at the queue timeout", func(*client, *balance.Endpoint) {}, "queued@3000 no endpoint had a free slot in time"},
+		{"fails when the last endpoint is removed", func(c *client, _ *balance.Endpoint) { c.list() }, "queued@1000 the Service has no usable endpoint"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -58,7 +58,7 @@ func FuzzHandshake(f *testing.F) {
 	f.Add([]byte("GET / HTTP/1.1\r\nHost: web\r\n\r\nPOST / HTTP/1.1\r\nHost: web\r\nContent-Length: 9\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, said []byte) {
 		if leadsAway(said) {
-			t.Skip("it would connect to somewhere")
+			t.Skip("the request may connect to another host")
 		}
 		c, err := net.Dial("tcp", s.Addr().String())
 		if err != nil {

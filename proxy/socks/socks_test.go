@@ -142,7 +142,7 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 		})
 	})
 
-	It("leads to a Service by each of its names, and by its cluster IP", func() {
+	It("connects to a Service by each of its names and by its cluster IP", func() {
 		p.Apply([]config.Service{service("default", "web", "10.96.0.10", backend("web")), service("shop", "web", "10.96.0.11", backend("shop"))})
 		for _, host := range []string{"web", "web.default", "web.default.svc", "web.default.svc.cluster.local", "web.default.svc.cluster.local.", "10.96.0.10"} {
 			Expect(ask(host+":80")).To(Equal("web: who?"), host)
@@ -150,7 +150,7 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 		Expect(ask("web.shop:80")).To(Equal("shop: who?"))
 	})
 
-	It("makes connections like any other: attempts, and a trace with the client's address", func() {
+	It("retries attempts and traces connections with the client's address", func() {
 		p.Apply([]config.Service{service("default", "web", "10.96.0.10", lab.Refusing(), backend("web"))})
 		Expect(ask("web:80")).To(Equal("web: who?"))
 		Expect(ask("web:80")).To(Equal("web: who?"))
@@ -167,7 +167,7 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 		Expect(told.String()).To(MatchRegexp(`closed after .*client-closed, 4 bytes to .*, 9 bytes to the client`))
 	})
 
-	It("says how it is with a Service that cannot be reached", func() {
+	It("reports why a Service cannot be reached", func() {
 		p.Apply([]config.Service{service("default", "empty", "10.96.0.12")})
 		for host, want := range map[string]string{
 			"empty:80": "connection refused", "10.96.0.12:80": "connection refused", "empty:81": "connection refused",
@@ -178,7 +178,7 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 		}
 	})
 
-	It("connects to everything else directly", func() {
+	It("connects directly to other hosts", func() {
 		p.Apply([]config.Service{service("default", "web", "10.96.0.10", backend("web"))})
 		other := backend("other")
 		Expect(ask(other.String())).To(Equal("other: who?"))
@@ -198,7 +198,7 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 		Expect(err).To(MatchError(ContainSubstring("connection reset by peer")))
 	})
 
-	It("takes what a client sends before it has got an answer", func() {
+	It("forwards data that a client sends before the reply", func() {
 		p.Apply([]config.Service{service("default", "web", "10.96.0.10", backend("web"))})
 		c, err := net.Dial("tcp", at)
 		Expect(err).NotTo(HaveOccurred())
@@ -212,7 +212,7 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 		Expect(string(answer)).To(HaveSuffix("web: who?"))
 	})
 
-	Describe("asked by HTTP", func() {
+	Describe("as an HTTP proxy", func() {
 		var web *http.Client
 		// webServer starts a server that responds with its name and a description of the request.
 		webServer := func(name string) netip.AddrPort {
@@ -240,7 +240,7 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 			dialer = connectDialer(at)
 		})
 
-		It("tunnels to a Service by each of its names, and by its cluster IP, and to everything else", func() {
+		It("tunnels to a Service by name and cluster IP, and to other hosts", func() {
 			p.Apply([]config.Service{service("default", "web", "10.96.0.10", backend("web")), service("shop", "web", "fd00:96::11", backend("shop"))})
 			for _, host := range []string{"web", "web.default.svc", "web.default.svc.cluster.local", "10.96.0.10"} {
 				Expect(ask(host+":80")).To(Equal("web: who?"), host)
@@ -250,7 +250,7 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 			Expect(ask(other.String())).To(Equal("other: who?"))
 		})
 
-		It("makes a connection for each plain request, and leaves the request as it was", func() {
+		It("makes a connection for each plain request and forwards it unchanged", func() {
 			p.Apply([]config.Service{service("default", "web", "10.96.0.10", lab.Refusing(), webServer("a"), webServer("b"))})
 			seen := map[string]int{}
 			for range 4 {
@@ -270,7 +270,7 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 			Expect([]any{status, answer}).To(ConsistOf(200, HavePrefix("other: GET ")))
 		})
 
-		It("lets an answer take longer than a client may take to ask", func() {
+		It("allows responses that take longer than the request timeout", func() {
 			slow := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				_, _ = io.WriteString(w, "first, ")
 				w.(http.Flusher).Flush()
@@ -284,7 +284,7 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 			Expect(answer).To(Equal("first, and last"))
 		})
 
-		It("tells the trace who the client is, and how it ended", func() {
+		It("traces the client's address and the end of the connection", func() {
 			p.Apply([]config.Service{service("default", "web", "10.96.0.10", webServer("a"))})
 			client, err := net.Dial("tcp", at)
 			Expect(err).NotTo(HaveOccurred())
@@ -296,7 +296,7 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 			Expect(p.Trace.Ended(1, func(*trace.Event) bool { return true })[0].End.Outcome.Fault()).To(Equal(outcome.FaultNone))
 		})
 
-		It("says how it is with what cannot be reached", func() {
+		It("reports why a host cannot be reached", func() {
 			broken := lab.Backend(func(c net.Conn) {
 				_, _ = c.Read(make([]byte, 4096)) // the client has written; its read reports the reset
 				_ = c.(*net.TCPConn).SetLinger(0)
@@ -319,7 +319,7 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 			Expect(err).To(MatchError(HavePrefix("503 Service Unavailable: ")))
 		})
 
-		DescribeTable("refuses what is no proxy's", func(request, want string) {
+		DescribeTable("rejects invalid proxy requests", func(request, want string) {
 			c, err := net.Dial("tcp", at)
 			Expect(err).NotTo(HaveOccurred())
 			defer c.Close()
@@ -329,14 +329,14 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 			Expect(err).NotTo(HaveOccurred())
 			Expect(string(answer)).To(And(HavePrefix("HTTP/1.1 400 "), ContainSubstring(want)))
 		},
-			Entry("a path, as a page of a browser would ask for", "GET /", "This is a proxy"),
+			Entry("a path without a host", "GET /", "This is a proxy"),
 			Entry("another scheme", "GET ftp://web/", "This is a proxy"),
 			Entry("a tunnel without a port", "CONNECT web", "missing port"),
-			Entry("a tunnel to a port that is none", "CONNECT web:99999", "invalid port: must be 0 to 65535"),
+			Entry("a tunnel to an invalid port", "CONNECT web:99999", "invalid port: must be 0 to 65535"),
 		)
 	})
 
-	DescribeTable("does not serve other commands", func(command byte) {
+	DescribeTable("rejects other commands", func(command byte) {
 		c, err := net.Dial("tcp", at)
 		Expect(err).NotTo(HaveOccurred())
 		defer c.Close()

@@ -62,10 +62,10 @@ func ids(log *trace.Log) (list []uint64) {
 
 func every(config.PortID) bool { return true }
 
-var _ = Describe("what is kept besides the steps", func() {
+var _ = Describe("the record of failed, retried and slow connections", func() {
 	const good = outcome.ClientClosed
 
-	It("does not take for slow who waits before asking", func() {
+	It("does not count a client's wait before its request as slow", func() {
 		began := time.Now().Add(-time.Minute)
 		log := trace.NewLog(50)
 		life := &conn.Record{ID: 1, Start: began, Port: slowPort(log)}
@@ -83,7 +83,7 @@ var _ = Describe("what is kept besides the steps", func() {
 		Expect(spoken.FirstByte()).To(Equal(time.Second), "the endpoint spoke first")
 	})
 
-	It("does not take for slow a UDP session that nobody answers, nor one of which a predecessor knows how long it took", func() {
+	It("does not count unanswered or inherited UDP sessions as slow", func() {
 		began := time.Now().Add(-time.Minute)
 		log := trace.NewLog(50)
 		silent := &conn.Record{Start: began, Port: &conn.Port{Slow: 200 * time.Millisecond, Protocol: config.UDP, Observers: []conn.Observer{log}}}
@@ -96,7 +96,7 @@ var _ = Describe("what is kept besides the steps", func() {
 		Expect(adopted.FirstByte()).To(BeZero())
 	})
 
-	It("has connections that failed, were retried or slow when good ones have pushed their steps out", func() {
+	It("keeps its connections when successful ones have displaced their steps", func() {
 		log := trace.NewLog(50)
 		log.Keep(10)
 		goes(log, 1, gone{service: "web", end: outcome.AttemptsFailed, refused: 2})
@@ -107,7 +107,7 @@ var _ = Describe("what is kept besides the steps", func() {
 		}
 		all := ids(log)
 		Expect(all[len(all)-3:]).To(Equal([]uint64{3, 2, 1}))
-		Expect(slices.Compact(slices.Clone(all))).To(Equal(all), "none is told twice")
+		Expect(slices.Compact(slices.Clone(all))).To(Equal(all), "no connection is listed twice")
 		for id, words := range map[uint64][]string{1: {"retried", "slow", "failed"}, 2: {"retried"}, 3: {"slow"}} {
 			_, end := log.Find(id)
 			Expect(end).NotTo(BeNil())
@@ -119,7 +119,7 @@ var _ = Describe("what is kept besides the steps", func() {
 		Expect(end.Flags.Words()).To(Equal([]string{"ok"}))
 	})
 
-	It("is not pushed out by the many of another Service, or of another kind", func() {
+	It("keeps connections of a Service when another Service or kind has many", func() {
 		log := trace.NewLog(1)
 		log.Keep(100)
 		for id := range uint64(10) {
@@ -141,7 +141,7 @@ var _ = Describe("what is kept besides the steps", func() {
 		}()...))
 	})
 
-	It("has one of each of so many Services, and no more than it is to keep, when there are more of those", func() {
+	It("is limited to the configured number if more Services have failures", func() {
 		log := trace.NewLog(1)
 		log.Keep(50)
 		for id := range uint64(200) {
@@ -150,7 +150,7 @@ var _ = Describe("what is kept besides the steps", func() {
 		Expect(ids(log)).To(HaveLen(50))
 	})
 
-	It("says how far back it reaches, for each Service", func() {
+	It("reports how far back it reaches, for each Service", func() {
 		log := trace.NewLog(1)
 		log.Keep(4)
 		start := time.Now().Add(time.Hour) // all times are later than the log
@@ -168,7 +168,7 @@ var _ = Describe("what is kept besides the steps", func() {
 		Expect(log.Reaches(every).Amiss).To(Equal(of("loud").Amiss))
 	})
 
-	It("is nothing if nothing is to be kept", func() {
+	It("is empty if its size is 0", func() {
 		log := trace.NewLog(1)
 		log.Keep(0)
 		goes(log, 1, gone{service: "web", end: outcome.AttemptsFailed})

@@ -40,7 +40,7 @@ type mover struct{}
 
 func (mover) Bytes() (toEndpoint, toClient int64) { return 1, 2 }
 
-var _ = Describe("the life of a connection", func() {
+var _ = Describe("the record of a connection", func() {
 	var log *trace.Log
 	BeforeEach(func() { log = trace.NewLog(10) })
 
@@ -55,7 +55,7 @@ var _ = Describe("the life of a connection", func() {
 	}
 	any := func(*conn.Record) bool { return true }
 
-	It("has its attempts, with when they began, and which succeeded", func() {
+	It("contains its attempts, their start times and the successful one", func() {
 		life := begin(1, 2)
 		_, ok := life.Established()
 		Expect(ok).To(BeFalse())
@@ -71,7 +71,7 @@ var _ = Describe("the life of a connection", func() {
 		Expect(life.Tries()).To(Equal(3))
 	})
 
-	It("is known from accept to close, and then with its last event", func() {
+	It("is listed as open from accept to close, and then as ended", func() {
 		lives := map[uint64]*conn.Record{}
 		for id := range uint64(40) { // several in each shard of the register
 			lives[id] = begin(id, 0)
@@ -91,7 +91,7 @@ var _ = Describe("the life of a connection", func() {
 		Expect(open == nil && ended == nil).To(BeTrue())
 	})
 
-	It("is found among those that are open while others begin and end, who wait for nobody", func() {
+	It("is found once while other connections start and end without blocking", func() {
 		log := trace.NewLog(10)
 		const lasting = 20_000
 		for id := range uint64(lasting) {
@@ -113,7 +113,7 @@ var _ = Describe("the life of a connection", func() {
 		Eventually(done).WithTimeout(20 * time.Second).Should(BeClosed())
 		Expect(found).To(HaveLen(lasting))
 
-		By("looks that others share, while connections begin and end")
+		By("sharing a search among readers while connections start and end")
 		var looks sync.WaitGroup
 		over := make(chan struct{})
 		looks.Go(func() {
@@ -143,7 +143,7 @@ var _ = Describe("the life of a connection", func() {
 		Expect(open).NotTo(BeNil())
 	})
 
-	It("does not hold what moved its bytes, when it was over at once", func() {
+	It("does not retain its mover if it has already ended", func() {
 		life := begin(1, 0)
 		life.Closed(time.Now(), outcome.Result{}, netip.AddrPort{})
 		log.Moves(life, mover{})
@@ -151,7 +151,7 @@ var _ = Describe("the life of a connection", func() {
 		Expect([]int64{toEndpoint, toClient}).To(Equal([]int64{0, 0}))
 	})
 
-	It("numbers the ends, so that a reader knows how many it has missed", func() {
+	It("has a sequence number of its end, so that readers can count missed ones", func() {
 		reader, before := log.ReaderOfEnds()
 		Expect(before).To(BeZero())
 		for id := range uint64(30) {
@@ -165,7 +165,7 @@ var _ = Describe("the life of a connection", func() {
 })
 
 var _ = Describe("changes", func() {
-	It("stay while connections push each other out, and come in order with their steps", func() {
+	It("are kept when connections displace each other, and are in order with their steps", func() {
 		log := trace.NewLog(3)
 		log.Change(&trace.Event{Kind: trace.ServiceAdded})
 		for range 5 {

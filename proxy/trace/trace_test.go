@@ -45,7 +45,7 @@ func step(log *trace.Log, id uint64) {
 }
 
 var _ = Describe("a Log", func() {
-	It("gives a reader the events in order, the old ones too", func() {
+	It("returns old and new events to a reader in order", func() {
 		log := trace.NewLog(10)
 		step(log, 7)
 		r := log.Reader(false)
@@ -60,7 +60,7 @@ var _ = Describe("a Log", func() {
 		Expect(n).To(BeZero())
 	})
 
-	It("gives a fresh reader only what comes later", func() {
+	It("returns only later events to a reader of new events", func() {
 		log := trace.NewLog(10)
 		step(log, 1)
 		r := log.Reader(true)
@@ -70,7 +70,7 @@ var _ = Describe("a Log", func() {
 		Expect(seqs(buf[:n])).To(Equal([]uint64{2}))
 	})
 
-	It("keeps the newest when full and tells a slow reader what it missed", func() {
+	It("keeps the newest events when full and reports the number missed to slow readers", func() {
 		log := trace.NewLog(3)
 		r := log.Reader(false)
 		for range 5 {
@@ -85,11 +85,11 @@ var _ = Describe("a Log", func() {
 		Expect(missed).To(BeZero())
 	})
 
-	It("tells an event in one line that obeys nobody, whatever names and errors hold", func() {
+	It("formats an event in one line and escapes control characters", func() {
 		e := trace.Event{Kind: trace.Attempt, Attempt: 1, Pod: "default/a\nb", Err: "no \x1b[2Jé\u202e", Subject: &trace.Subject{}}
 		Expect(e.String()).To(And(ContainSubstring(`default/a\nb`), ContainSubstring(`no \x1b[2Jé\u202e after`)))
 	})
-	It("wakes a reader that waits", func() {
+	It("wakes a waiting reader", func() {
 		log := trace.NewLog(3)
 		r := log.Reader(true)
 		got := make(chan uint64)
@@ -102,7 +102,7 @@ var _ = Describe("a Log", func() {
 		Eventually(got).Should(Receive(BeEquivalentTo(1)))
 	})
 
-	It("lets a reader go when its context ends", func() {
+	It("returns from a read when its context is canceled", func() {
 		log := trace.NewLog(3)
 		ctx, cancel := context.WithCancel(context.Background())
 		failed := make(chan error)
@@ -114,7 +114,7 @@ var _ = Describe("a Log", func() {
 		Eventually(failed).Should(Receive(MatchError(context.Canceled)))
 	})
 
-	It("loses nothing between many writers and a fast reader", func() {
+	It("loses no events between many writers and a fast reader", func() {
 		log := trace.NewLog(10000)
 		var wg sync.WaitGroup
 		for w := range 4 {
@@ -143,7 +143,7 @@ var _ = Describe("a Log", func() {
 
 var balancer = netip.MustParseAddrPort("10.0.0.1:999")
 
-var _ = DescribeTable("an Event tells itself in a line", func(e trace.Event, line string) {
+var _ = DescribeTable("an Event is formatted as a line", func(e trace.Event, line string) {
 	if e.Subject == nil {
 		e.Subject = &trace.Subject{}
 	}

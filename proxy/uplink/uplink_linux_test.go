@@ -68,7 +68,7 @@ var elsewhere = []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAd
 
 var _ = BeforeSuite(func() {
 	if noNetwork != nil {
-		Skip(fmt.Sprint("needs the right to make a network namespace: ", noNetwork))
+		Skip(fmt.Sprint("needs permission to create a network namespace: ", noNetwork))
 	}
 	lo, err := netlink.LinkByName("lo")
 	Expect(err).NotTo(HaveOccurred())
@@ -209,13 +209,13 @@ func (w *world) pair() (client, server *net.TCPConn) {
 
 var _ = Describe("a TCP connection to another network", func() {
 	for _, to := range elsewhere {
-		It("reaches it, and carries bytes both ways, as many as there are: "+to.String(), func() {
+		It("transfers all bytes both ways: "+to.String(), func() {
 			w := newWorld()
 			at, accepted := listen(to)
 			client := w.connect(at)
 			var server *net.TCPConn
 			Eventually(accepted).WithTimeout(10 * time.Second).Should(Receive(&server))
-			Expect(client.RemoteAddr().String()).To(Equal(at.String()), "it is as if there were nobody between")
+			Expect(client.RemoteAddr().String()).To(Equal(at.String()), "the client sees the server's address")
 			sent := make([]byte, 8<<20)
 			_, _ = rand.Read(sent)
 			for _, way := range [][2]*net.TCPConn{{client, server}, {server, client}} {
@@ -230,7 +230,7 @@ var _ = Describe("a TCP connection to another network", func() {
 		})
 	}
 
-	It("is open one way when the other has ended", func() {
+	It("stays open one way when the other is closed", func() {
 		client, server := newWorld().pair()
 		Expect(client.Write([]byte("question"))).To(Equal(8))
 		Expect(client.CloseWrite()).To(Succeed())
@@ -256,7 +256,7 @@ var _ = Describe("a TCP connection to another network", func() {
 		Expect(err).To(MatchError(unix.ECONNRESET))
 	})
 
-	It("is refused where nobody listens", func() {
+	It("is refused if no process listens", func() {
 		_, err := newWorld().dial(unix.SOCK_STREAM, netip.AddrPortFrom(elsewhere[0], 1))
 		Expect(err).To(MatchError(unix.ECONNREFUSED))
 	})
@@ -264,7 +264,7 @@ var _ = Describe("a TCP connection to another network", func() {
 
 var _ = Describe("datagrams to another network", func() {
 	for _, to := range elsewhere {
-		It("reach it, and are answered, small ones and large ones: "+to.String(), func() {
+		It("arrive and are answered, small and large ones: "+to.String(), func() {
 			client := newWorld().exchange(echo(to))
 			for _, size := range []int{1, 1400, 60000} {
 				sent := make([]byte, size)
@@ -274,7 +274,7 @@ var _ = Describe("datagrams to another network", func() {
 		})
 	}
 
-	It("of several clients are kept apart", func() {
+	It("of several clients stay separate", func() {
 		w := newWorld()
 		at := echo(elsewhere[0])
 		clients := make([]net.Conn, 20)
@@ -289,7 +289,7 @@ var _ = Describe("datagrams to another network", func() {
 		}
 	})
 
-	It("are refused where there is no way", func() {
+	It("are refused if there is no route", func() {
 		w := newWorld()
 		ask(w.exchange(echo(elsewhere[0])), []byte("x")) // waits until the device is up
 		client := w.exchange(netip.MustParseAddrPort("198.51.100.1:9"))
@@ -298,7 +298,7 @@ var _ = Describe("datagrams to another network", func() {
 		Expect(err).To(MatchError(unix.ECONNREFUSED))
 	})
 
-	It("to a group go nowhere, and nobody refuses them", func() {
+	It("to a multicast group are dropped without an error", func() {
 		w := newWorld()
 		client := w.exchange(netip.MustParseAddrPort("239.1.2.3:9"))
 		Expect(client.Write([]byte("lost"))).To(Equal(4))
@@ -310,11 +310,11 @@ var _ = Describe("datagrams to another network", func() {
 })
 
 var _ = Describe("a ping to another network", func() {
-	It("is not answered, least of all by who is not there", func() {
+	It("is not answered", func() {
 		w := newWorld()
 		fd, err := w.namespace.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP)
 		if errors.Is(err, unix.EPERM) {
-			Skip("needs the right to send one")
+			Skip("needs permission to send a ping")
 		}
 		Expect(err).NotTo(HaveOccurred())
 		defer unix.Close(fd)
@@ -326,8 +326,8 @@ var _ = Describe("a ping to another network", func() {
 	})
 })
 
-var _ = Describe("an uplink that is closed", func() {
-	It("ends what it carries, on both sides", func() {
+var _ = Describe("an uplink", func() {
+	It("ends its connections when it is closed", func() {
 		w := newWorld()
 		_, server := w.pair()
 		ask(w.exchange(echo(elsewhere[0])), []byte("x"))
@@ -338,7 +338,7 @@ var _ = Describe("an uplink that is closed", func() {
 		Expect(err).NotTo(MatchError(os.ErrDeadlineExceeded))
 	})
 
-	It("is not started with what is closed", func() {
+	It("fails to start with a closed device", func() {
 		r, err := os.Open(os.DevNull)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(r.Close()).To(Succeed())

@@ -31,7 +31,7 @@ func TestAPI(t *testing.T) {
 }
 
 var _ = Describe("openapi.json", func() {
-	DescribeTable("is what the structs and routes say", func(file string, is []byte, title, prefix string, routes []api.Route) {
+	DescribeTable("matches the structs and routes", func(file string, is []byte, title, prefix string, routes []api.Route) {
 		want, err := json.MarshalIndent(newDescription().openAPI(title, prefix, routes), "", "  ")
 		Expect(err).NotTo(HaveOccurred())
 		want = append(want, '\n')
@@ -39,13 +39,13 @@ var _ = Describe("openapi.json", func() {
 			Expect(os.WriteFile(file, want, 0o644)).To(Succeed())
 			return
 		}
-		Expect(bytes.Equal(is, want)).To(BeTrue(), "it is out of date: make generate")
+		Expect(bytes.Equal(is, want)).To(BeTrue(), "the file is out of date: run make generate")
 	},
 		Entry("of a node", "openapi.json", api.OpenAPI, "usher admin API", api.Prefix, api.Routes),
 		Entry("of a cluster", "cluster.json", api.ClusterOpenAPI, "usher cluster API", api.ClusterPrefix, api.ClusterRoutes),
 	)
 
-	It("declares the parameters that stand in the paths", func() {
+	It("declares all path parameters as required", func() {
 		for _, r := range slices.Concat(api.Routes, api.ClusterRoutes) {
 			for _, name := range regexp.MustCompile(`\{(\w+)\}`).FindAllStringSubmatch(r.Path, -1) {
 				Expect(slices.ContainsFunc(r.Params, func(p api.Param) bool { return p.In == "path" && p.Name == name[1] && p.Required })).

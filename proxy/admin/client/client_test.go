@@ -51,12 +51,12 @@ func answer(w http.ResponseWriter, status int, v any) {
 }
 
 var _ = Describe("an address", func() {
-	It("is loopback where it names no host", func() {
+	It("defaults to loopback if it has no host", func() {
 		Expect(newClient(":10249").Address()).To(Equal("127.0.0.1:10249"))
 		Expect(newClient("[::1]:10249").Address()).To(Equal("[::1]:10249"))
 	})
 
-	DescribeTable("that cannot be one is refused with what is allowed", func(address, text string) {
+	DescribeTable("is rejected if invalid, and the error names the valid form", func(address, text string) {
 		_, err := client.New(address)
 		Expect(err).To(MatchError(ContainSubstring(text)))
 	},
@@ -67,8 +67,8 @@ var _ = Describe("an address", func() {
 	)
 })
 
-var _ = Describe("a request that waits", func() {
-	It("says after a second that usher does not answer", func() {
+var _ = Describe("a slow request", func() {
+	It("reports after one second that usher has not responded", func() {
 		release := make(chan struct{})
 		c := serve(func(w http.ResponseWriter, _ *http.Request) {
 			<-release
@@ -87,7 +87,7 @@ var _ = Describe("a request that waits", func() {
 		Expect(err).NotTo(HaveOccurred())
 	})
 
-	It("says how long it waits if that is less, and then that the connection was accepted", func() {
+	It("reports the caller's deadline if that is shorter, and then an accepted connection without response", func() {
 		release := make(chan struct{})
 		c := serve(func(http.ResponseWriter, *http.Request) { <-release })
 		defer close(release)
@@ -102,7 +102,7 @@ var _ = Describe("a request that waits", func() {
 		Expect(<-reasons).To(HaveSuffix("has not responded, 1.5s"))
 	})
 
-	It("says after a second that there is no connection", func() {
+	It("reports that the connection is not established yet", func() {
 		dialing := make(chan struct{})
 		c, err := client.NewWithDial("127.0.0.1:1", func(context.Context, string) (net.Conn, error) {
 			<-dialing
@@ -146,7 +146,7 @@ var _ = Describe("a list", func() {
 		return out
 	}
 
-	It("is read to its last page, with the same filters", func(ctx context.Context) {
+	It("is read to its last page with the same filters", func(ctx context.Context) {
 		var asked []string
 		list, err := serve(five(&asked)).Services(ctx, client.ServiceQuery{Namespace: "shop", Text: "a b"})
 		Expect(err).NotTo(HaveOccurred())
@@ -159,7 +159,7 @@ var _ = Describe("a list", func() {
 		}))
 	})
 
-	It("that does not end is an error, after the first page with nothing in it, or of a page that is too long", func(ctx context.Context) {
+	It("is an error if an empty page has a successor or a page is too long", func(ctx context.Context) {
 		c := serve(func(w http.ResponseWriter, _ *http.Request) {
 			answer(w, http.StatusOK, map[string]any{"items": []any{}, "continue": "x"})
 		})
@@ -176,7 +176,7 @@ var _ = Describe("a list", func() {
 		Expect(err).To(MatchError(And(ContainSubstring(c.Address()), ContainSubstring("more than 67108864 bytes"))))
 	})
 
-	It("is read no further than asked, and tells how many there are", func(ctx context.Context) {
+	It("is read up to the requested maximum, and has the total", func(ctx context.Context) {
 		var asked []string
 		list, err := serve(five(&asked)).Services(ctx, client.ServiceQuery{Max: 3})
 		Expect(err).NotTo(HaveOccurred())
@@ -186,7 +186,7 @@ var _ = Describe("a list", func() {
 })
 
 var _ = Describe("a Service", func() {
-	It("is asked for by its name, whatever that holds", func(ctx context.Context) {
+	It("is requested by its escaped name", func(ctx context.Context) {
 		var asked []string
 		c := serve(func(w http.ResponseWriter, r *http.Request) {
 			asked = append(asked, r.URL.EscapedPath(), r.URL.Path)
@@ -198,8 +198,8 @@ var _ = Describe("a Service", func() {
 	})
 })
 
-var _ = Describe("what goes wrong", func() {
-	It("is told in usher's own words", func(ctx context.Context) {
+var _ = Describe("an error", func() {
+	It("has the message of usher's response", func(ctx context.Context) {
 		c := serve(func(w http.ResponseWriter, _ *http.Request) {
 			answer(w, http.StatusNotFound, api.Error{Code: http.StatusNotFound, Message: "there is no Service default/wbe"})
 		})
@@ -208,7 +208,7 @@ var _ = Describe("what goes wrong", func() {
 		Expect(client.IsNotFound(err)).To(BeTrue())
 	})
 
-	It("is told from an address at which nobody answers", func(ctx context.Context) {
+	It("says that the connection was refused if no process listens", func(ctx context.Context) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		Expect(err).NotTo(HaveOccurred())
 		address := l.Addr().String()
@@ -217,13 +217,13 @@ var _ = Describe("what goes wrong", func() {
 		Expect(err).To(MatchError("cannot connect to usher at " + address + ": connection refused"))
 	})
 
-	It("is told from another program that has the port", func(ctx context.Context) {
+	It("says that another program uses the port", func(ctx context.Context) {
 		_, err := serve(http.NotFound).Status(ctx)
 		Expect(err).To(BeAssignableToTypeOf(&client.NotUsherError{}))
 		Expect(err).To(MatchError(ContainSubstring("does not have usher's API (404 Not Found)")))
 	})
 
-	It("says for how long nobody answered, whoever's deadline ended", func(ctx context.Context) {
+	It("says how long the request waited, for the caller's deadline and the client's timeout", func(ctx context.Context) {
 		c := serve(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 		soon, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 		defer cancel()
@@ -234,7 +234,7 @@ var _ = Describe("what goes wrong", func() {
 		Expect(err).To(MatchError(MatchRegexp(`no response within (\d\d|100)ms$`)))
 	})
 
-	It("says of an usher without a demo that it has none", func(ctx context.Context) {
+	It("says that usher runs without a demo", func(ctx context.Context) {
 		_, err := serve(http.NotFound).Break(ctx, api.DemoBreak{Endpoint: "web-1", How: api.DemoRefuse})
 		Expect(err).To(MatchError(client.ErrNoDemo))
 	})
@@ -266,7 +266,7 @@ var _ = Describe("the event stream", func() {
 	}
 	all := []string{"hello a", "a-1 accepted", "missed 120", "a-9 service-added"}
 
-	It("is read event by event; what is not known is skipped", func(ctx context.Context) {
+	It("is read event by event, and unknown events are skipped", func(ctx context.Context) {
 		var asked string
 		c := serve(func(w http.ResponseWriter, r *http.Request) {
 			asked = r.URL.RequestURI()
@@ -278,14 +278,14 @@ var _ = Describe("the event stream", func() {
 		Expect(asked).To(Equal("/api/v1/events?follow=false&history=true&outcome=retry&service=default%2Fweb"))
 	})
 
-	It("that was to go on says that it has ended", func(ctx context.Context) {
+	It("returns an error if it ends while it is followed", func(ctx context.Context) {
 		c := serve(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, stream) })
 		lines, err := told(ctx, c, client.EventQuery{})
 		Expect(err).To(MatchError(client.ErrStreamEnded))
 		Expect(lines).To(Equal(all))
 	})
 
-	DescribeTable("that does not end an event, or a line, is an error", func(ctx context.Context, part string) {
+	DescribeTable("returns an error if an event or a line is too long", func(ctx context.Context, part string) {
 		c := serve(func(w http.ResponseWriter, _ *http.Request) {
 			fmt.Fprint(w, stream+"event: step\ndata: ")
 			for err := error(nil); err == nil; {
@@ -295,9 +295,9 @@ var _ = Describe("the event stream", func() {
 		lines, err := told(ctx, c, client.EventQuery{})
 		Expect(err).To(MatchError(And(ContainSubstring(c.Address()), ContainSubstring("longer than"))))
 		Expect(lines).To(Equal(all))
-	}, Entry("a line", "xxxxxxxxxx"), Entry("of long lines", "data: xxxxx\n"), Entry("of lines with nothing in them", ":\n"))
+	}, Entry("a line without an end", "xxxxxxxxxx"), Entry("an event of long lines", "data: xxxxx\n"), Entry("an event of empty lines", ":\n"))
 
-	It("that is silent beyond its heartbeat counts as ended", func(ctx context.Context) {
+	It("counts as ended if no heartbeat arrives in time", func(ctx context.Context) {
 		c := serve(func(w http.ResponseWriter, r *http.Request) {
 			fmt.Fprint(w, strings.Replace(stream, "15", "0.01", 1))
 			w.(http.Flusher).Flush()
@@ -308,7 +308,7 @@ var _ = Describe("the event stream", func() {
 		Expect(slices.Contains(lines, "hello a")).To(BeTrue())
 	})
 
-	It("ends when its reader has enough", func(ctx context.Context) {
+	It("is closed when its reader stops", func(ctx context.Context) {
 		gone := make(chan struct{})
 		c := serve(func(w http.ResponseWriter, r *http.Request) {
 			fmt.Fprint(w, stream)

@@ -12,21 +12,21 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
-func TestANodeCannotTakeAwayWhatTellsBrowsersToBeStrict(t *testing.T) {
+func TestNodeResponseCannotRemoveSecurityHeaders(t *testing.T) {
 	answers := map[string]struct {
 		node http.HandlerFunc
 		code int
 	}{
-		"at once": {func(http.ResponseWriter, *http.Request) {}, http.StatusOK},
+		"immediately": {func(http.ResponseWriter, *http.Request) {}, http.StatusOK},
 		"after early hints": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Link", "</evil.js>; rel=preload")
 			w.WriteHeader(http.StatusEarlyHints)
 		}, http.StatusOK},
-		"after early hints, and not as usher does": {func(w http.ResponseWriter, _ *http.Request) {
+		"after early hints, with another content type": {func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(http.StatusEarlyHints)
 			w.Header().Set("Content-Type", "text/html")
 		}, http.StatusBadGateway},
-		"with another protocol": {func(w http.ResponseWriter, _ *http.Request) {
+		"with a protocol switch": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Upgrade", "x")
 			w.Header().Set("Connection", "Upgrade")
 			w.WriteHeader(http.StatusSwitchingProtocols)

@@ -29,20 +29,20 @@ func TestVerdicts(t *testing.T) {
 		{"the only Pod is dead", []string{"xx"}, []string{"pod web-0: all 2"}},
 		{"a Pod is dead, and most nodes had no connection to it", []string{"x_x_", "...."}, []string{"pod web-0: all 2"}},
 		{"a Pod fails on most nodes", []string{"xx.", "..."}, []string{"pod web-0: 2 of 3"}},
-		{"a node reaches nobody", []string{".x.", ".x.", ".x."}, []string{"node b: all 3"}},
-		{"a node reaches only the Pod that it has itself", []string{"...", ".x.", ".x."}, []string{"node b: 2 of 3"}},
-		{"two of three nodes reach nobody: it is not the Pods", []string{"xx.", "xx.", "xx."}, []string{"node a: all 3", "node b: all 3"}},
-		{"two of three Pods are dead: it is not the nodes", []string{"xxx", "xxx", "..."}, []string{"pod web-0: all 3", "pod web-1: all 3"}},
-		{"a Pod and a node", []string{"xxx", ".x.", ".x."}, []string{"pod web-0: all 3", "node b: all 3"}},
-		{"a Pod and perhaps a node, of two each", []string{"xx", ".x"}, []string{"pod web-0: all 2", "path b web-1"}},
-		{"everything", []string{"xx", "xx"}, []string{"all"}},
-		{"everything that is known", []string{"x_", "_x"}, []string{"all"}},
-		{"one way", []string{".x.", "..."}, []string{"path b web-0"}},
-		{"one way, of the only Pod", []string{".x."}, []string{"path b web-0"}},
-		{"only one node knows the Pod", []string{"_x_", "..."}, []string{"unclear b web-0"}},
-		{"only one node knows any Pod", []string{"x", "x", "x"}, []string{"unclear a web-0", "unclear a web-1", "unclear a web-2"}},
-		{"one failure, and nothing else", []string{"x"}, []string{"unclear a web-0"}},
-		{"one way, beside a dead Pod", []string{"xxx", ".x.", "..."}, []string{"pod web-0: all 3", "path b web-1"}},
+		{"a node reaches no Pod", []string{".x.", ".x.", ".x."}, []string{"node b: all 3"}},
+		{"a node reaches only its own Pod", []string{"...", ".x.", ".x."}, []string{"node b: 2 of 3"}},
+		{"two of three nodes reach no Pod: the nodes are the cause", []string{"xx.", "xx.", "xx."}, []string{"node a: all 3", "node b: all 3"}},
+		{"two of three Pods are dead: the Pods are the cause", []string{"xxx", "xxx", "..."}, []string{"pod web-0: all 3", "pod web-1: all 3"}},
+		{"a Pod and a node fail", []string{"xxx", ".x.", ".x."}, []string{"pod web-0: all 3", "node b: all 3"}},
+		{"a Pod and perhaps a node fail, of two each", []string{"xx", ".x"}, []string{"pod web-0: all 2", "path b web-1"}},
+		{"everything fails", []string{"xx", "xx"}, []string{"all"}},
+		{"every known result is a failure", []string{"x_", "_x"}, []string{"all"}},
+		{"one path fails", []string{".x.", "..."}, []string{"path b web-0"}},
+		{"one path to the only Pod fails", []string{".x."}, []string{"path b web-0"}},
+		{"only one node has a result for the Pod", []string{"_x_", "..."}, []string{"unclear b web-0"}},
+		{"only one node has results", []string{"x", "x", "x"}, []string{"unclear a web-0", "unclear a web-1", "unclear a web-2"}},
+		{"one failure and no other result", []string{"x"}, []string{"unclear a web-0"}},
+		{"one path fails and a Pod is dead", []string{"xxx", ".x.", "..."}, []string{"pod web-0: all 3", "path b web-1"}},
 	} {
 		t.Run(is.what, func(t *testing.T) {
 			g := NewWithT(t)
@@ -68,7 +68,7 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-func TestVerdictsInWords(t *testing.T) {
+func TestVerdictTexts(t *testing.T) {
 	for _, is := range []struct {
 		rows []string
 		want string

@@ -21,7 +21,7 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
-func TestARoundBeginsOnlyWhenSomebodyAsks(t *testing.T) {
+func TestRoundStartsOnlyOnRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		v := NewView(nil)
@@ -38,23 +38,23 @@ func TestARoundBeginsOnlyWhenSomebodyAsks(t *testing.T) {
 			g.Expect(err).NotTo(HaveOccurred())
 			return n
 		}
-		g.Expect(question()).To(Equal(1), "the first one is waited for")
+		g.Expect(question()).To(Equal(1), "the first request waits for its round")
 		time.Sleep(3900 * time.Millisecond)
 		g.Expect(question()).To(Equal(1))
-		g.Expect(rounds).To(Equal(1), "rounds take a fifth of the time")
+		g.Expect(rounds).To(Equal(1), "rounds run for at most a fifth of the time")
 		time.Sleep(200 * time.Millisecond)
-		g.Expect(question()).To(Equal(1), "nobody waits where there is an answer")
+		g.Expect(question()).To(Equal(1), "a request does not wait if there is a recent answer")
 		synctest.Wait()
 		g.Expect(rounds).To(Equal(2))
 		time.Sleep(took + time.Millisecond)
 		g.Expect(question()).To(Equal(2))
 		time.Sleep(time.Hour)
-		g.Expect(rounds).To(Equal(2), "nobody looks")
-		g.Expect(question()).To(Equal(3), "an old answer is none")
+		g.Expect(rounds).To(Equal(2), "no request has arrived")
+		g.Expect(question()).To(Equal(3), "an old answer is not used")
 	})
 }
 
-func TestQuestionsAndAbsencesAreBounded(t *testing.T) {
+func TestRequestsAndBackoffAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		v := NewView(nil)
@@ -90,7 +90,7 @@ func TestQuestionsAndAbsencesAreBounded(t *testing.T) {
 		v.note("a", &api.Error{Code: 404})
 		v.note("a", lost)
 		time.Sleep(5*time.Second + time.Millisecond)
-		g.Expect(v.away("a")).To(Succeed(), "it answered, and begins anew")
+		g.Expect(v.away("a")).To(Succeed(), "the response reset the backoff")
 
 		v.Close() // also waits for the requests that hang
 		g.Expect(one("closed", at)).To(MatchError(context.Canceled))
@@ -136,7 +136,7 @@ func encode(g Gomega, v any) []byte {
 	return text
 }
 
-func TestFiveHundredNodesWithFiveThousandEndpoints(t *testing.T) {
+func TestServiceOf500NodesAnd5000Endpoints(t *testing.T) {
 	g := NewWithT(t)
 	const nodes, endpoints, bad = 500, 5000, "node-250"
 	list := func(failed, connections int64) []byte {
@@ -189,7 +189,7 @@ func TestFiveHundredNodesWithFiveThousandEndpoints(t *testing.T) {
 	service, err := v.Service(t.Context(), "shop", "web")
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(service.NodesUnasked).To(Equal(450))
-	g.Expect(m.details.Load()).To(BeEquivalentTo(50), "details are read of as many nodes as there is room for")
+	g.Expect(m.details.Load()).To(BeEquivalentTo(50), "details are requested only from the nodes that are shown")
 	g.Expect(m.mostAtOne.Load()).To(BeNumerically("<=", maxAtOnce))
 	g.Expect(service.Nodes).To(HaveLen(maxColumns))
 	g.Expect(service.Endpoints).To(HaveLen(maxEndpoints))
@@ -201,7 +201,7 @@ func TestFiveHundredNodesWithFiveThousandEndpoints(t *testing.T) {
 	g.Expect(service.Endpoints[0].Pod).To(Equal("shop/web-4711"))
 	g.Expect(service.Endpoints[0].Cells).To(HaveLen(maxColumns))
 	g.Expect(service.Endpoints[0].Cells[0]).To(Equal(api.ClusterCell{State: api.EndpointQuarantined, Result: api.ResultBad, Tried: 3, Failed: 3, Cause: "connection refused"}))
-	g.Expect(heap()-before).To(BeNumerically("<", 16<<20), "bytes that are kept")
+	g.Expect(heap()-before).To(BeNumerically("<", 16<<20), "bytes of retained memory")
 }
 
 // heap returns the number of bytes in use.
@@ -212,7 +212,7 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-func TestWhoDoesNotAnswerIsNamedAndTheOthersAreTold(t *testing.T) {
+func TestUnreachableNodeIsListedWithItsError(t *testing.T) {
 	g := NewWithT(t)
 	m := &many{services: map[string][]byte{"": encode(g, api.ServiceList{Items: []api.Service{}})}}
 	server := httptest.NewServer(m)

@@ -35,7 +35,7 @@ func getFrom(h http.Handler, path string, header ...string) *httptest.ResponseRe
 var references = regexp.MustCompile(`(?:src|href)="(dashboard/[^"]+)"|from '\./([^']+)'`)
 
 var _ = Describe("the dashboard", func() {
-	DescribeTable("has every file that one of its files names", func(handler func() http.Handler, first string) {
+	DescribeTable("serves every file that its files reference", func(handler func() http.Handler, first string) {
 		seen, left := map[string]bool{}, []string{"/"}
 		for len(left) > 0 {
 			path := left[0]
@@ -57,13 +57,13 @@ var _ = Describe("the dashboard", func() {
 		Expect(seen).To(HaveKey("/dashboard/" + first))
 		Expect(seen).To(HaveKey("/dashboard/base.css"))
 		Expect(seen).To(HaveKey("/dashboard/dom.js"))
-		Expect(getFrom(handler(), "/").Body.String()).NotTo(MatchRegexp(`<style|style=|<script>|\son[a-z]+=|https?://`), "no script or style is in its markup")
+		Expect(getFrom(handler(), "/").Body.String()).NotTo(MatchRegexp(`<style|style=|<script>|\son[a-z]+=|https?://`), "its markup has no inline script or style")
 	},
-		Entry("of a node", dashboard.Handler, "main.js"),
-		Entry("of a cluster", dashboard.ClusterHandler, "cluster.js"),
+		Entry("for a node", dashboard.Handler, "main.js"),
+		Entry("for a cluster", dashboard.ClusterHandler, "cluster.js"),
 	)
 
-	It("has a type and a policy on each", func() {
+	It("sends a content type and a security policy with each file", func() {
 		for path, kind := range map[string]string{"/": "text/html", "/dashboard/main.js": "text/javascript", "/dashboard/base.css": "text/css", "/dashboard/icon.svg": "image/svg+xml"} {
 			header := get(path).Header()
 			Expect(header.Get("Content-Type")).To(HavePrefix(kind), path)
@@ -71,14 +71,14 @@ var _ = Describe("the dashboard", func() {
 		}
 	})
 
-	It("is not sent again while it is the same", func() {
+	It("answers 304 if a file has not changed", func() {
 		first := get("/dashboard/main.js")
 		again := get("/dashboard/main.js", "If-None-Match", first.Header().Get("ETag"))
 		Expect(again.Code).To(Equal(http.StatusNotModified))
 		Expect(again.Body.Len()).To(BeZero())
 	})
 
-	It("is nowhere else, and changes nothing", func() {
+	It("serves no other paths and rejects POST", func() {
 		for _, path := range []string{"/index.html", "/dashboard/", "/dashboard/index.html", "/dashboard/../handler.go", "/favicon.ico"} {
 			Expect(get(path).Code).NotTo(Equal(http.StatusOK), path)
 		}
