@@ -310,10 +310,7 @@ func slow(_ context.Context, s *subject) (all []Finding) {
 				all = append(all, hangs(p, e))
 				continue
 			}
-			if e.Latency == nil || p.port.Latency == nil {
-				continue
-			}
-			if e.Latency.Clients < fewest || e.Latency.FirstByteP50Ms < slowMs {
+			if !isSlow(p, e) {
 				continue
 			}
 			all = append(all, Finding{"", Warning, p.object, endpointName(e) + " is slow", fmt.Sprintf("in the last minutes, p50 time to first byte was about %s; over all endpoints %s",
@@ -325,6 +322,11 @@ func slow(_ context.Context, s *subject) (all []Finding) {
 		}
 	})
 	return all
+}
+
+// isSlow reports whether an endpoint's clients recently waited long for its first byte.
+func isSlow(p place, e *api.Endpoint) bool {
+	return e.Latency != nil && p.port.Latency != nil && e.Latency.Clients >= fewest && e.Latency.FirstByteP50Ms >= slowMs
 }
 
 // hangs describes which clients get no response from an unresponsive endpoint.

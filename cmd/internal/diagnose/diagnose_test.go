@@ -1,6 +1,7 @@
 package diagnose
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -271,6 +272,46 @@ var _ = Describe("an endpoint that has failed", func() {
 			Expect(now).To(BeEmpty())
 			Expect(before).To(HaveLen(1))
 		}
+	})
+})
+
+var _ = Describe("a past failure", func() {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.Local)
+	attempt := api.Attempt{Endpoint: "10.0.0.1:80", Result: "refused", Error: "connection refused"}
+	find := func(c api.Connection, port api.ServicePort) []Finding {
+		c.Service = "default/web"
+		s := &subject{status: api.Status{Now: now}, client: answering(func(w http.ResponseWriter, _ *http.Request) {
+			_ = json.NewEncoder(w).Encode(api.ConnectionList{Items: []api.Connection{c}})
+		}), services: []api.ServiceDetail{{Service: api.Service{Namespace: "default", Name: "web"}, Details: []api.ServicePort{port}}}}
+		return past(GinkgoT().Context(), s)
+	}
+	long := api.Latency{Clients: 20, FirstByteP50Ms: 300}
+
+	DescribeTable("is not reported if an endpoint with this problem is reported", func(c api.Connection, e api.Endpoint) {
+		e.Address = "10.0.0.1:80"
+		c.Accepted = now.Add(-time.Hour)
+		Expect(find(c, api.ServicePort{Latency: &long, Endpoints: []api.Endpoint{e}})).To(BeEmpty())
+		Expect(find(c, api.ServicePort{Endpoints: []api.Endpoint{{Address: "10.0.0.1:80", UsedFor: []string{"node"}}}})).To(HaveLen(1))
+	},
+		Entry("of all attempts", api.Connection{End: "attempts-failed", Outcomes: []string{"failed"}, Attempts: []api.Attempt{attempt}}, api.Endpoint{Quarantine: &api.Quarantine{}}),
+		Entry("as unresponsive", api.Connection{Endpoint: "10.0.0.1:80", Outcomes: []string{"slow"}}, api.Endpoint{State: api.EndpointUnresponsive}),
+		Entry("as slow", api.Connection{Endpoint: "10.0.0.1:80", Outcomes: []string{"slow"}}, api.Endpoint{Latency: &long}),
+	)
+
+	DescribeTable("is resolved only after a time without another", func(c api.Connection, over bool) {
+		all := find(c, api.ServicePort{})
+		Expect(all).To(HaveLen(1))
+		all[0].Check = cmp.Or(all[0].Check, "past")
+		Expect(isOver(all[0])).To(Equal(over))
+	},
+		Entry(nil, api.Connection{Accepted: now.Add(-11 * time.Minute), Endpoint: "10.0.0.1:80", End: "endpoint-reset", Outcomes: []string{"failed"}}, true),
+		Entry(nil, api.Connection{Accepted: now.Add(-2 * time.Second), Endpoint: "10.0.0.1:80", End: "endpoint-reset", Outcomes: []string{"failed"}}, false),
+		Entry("since the connection ended", api.Connection{Accepted: now.Add(-time.Hour), DurationMs: 3.599e6, Endpoint: "10.0.0.1:80", End: "endpoint-reset", Outcomes: []string{"failed"}}, false),
+	)
+
+	It("has a heading even if there is no other finding", func() {
+		r := Result{Findings: []Found{{Finding: Finding{Severity: Note, Object: "Service default/web"}, Over: true}}}
+		Expect(r.Lines(80)[0]).To(Equal("Resolved:"))
 	})
 })
 

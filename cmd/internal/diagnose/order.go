@@ -18,9 +18,9 @@ import (
 // everyone stands for all clients of the node, for a finding that affects all of them.
 const everyone = 1 << 62
 
-// isOver reports whether a finding of a check is past.
-func isOver(check string, f Finding) bool {
-	return check == "past" || check == "quarantine" && f.Severity == Note
+// isOver reports whether a finding is past.
+func isOver(f Finding) bool {
+	return f.Check == "past" || f.Check == "quarantine" && f.Severity == Note
 }
 
 // hurt returns the number of clients that a finding has affected recently, as far as known; refused is the number of

@@ -32,6 +32,8 @@ var _ = Describe("the findings", func() {
 		c := answering(func(w http.ResponseWriter, r *http.Request) {
 			var answer any = map[string]any{}
 			switch q := r.URL.Query(); r.URL.Path {
+			case "/api/v1/status":
+				answer = api.Status{Now: at.Add(time.Hour)}
 			case "/api/v1/services":
 				answer = api.ServiceList{Items: []api.Service{web.Service, gone.Service}}
 			case "/api/v1/services/default/web":

@@ -23,8 +23,8 @@ const (
 // event is a kind of failure of connections.
 type event struct{ service, what, find string }
 
-// past reports failures of connections that have ended, except those of endpoints that are reported
-// as unhealthy now, or of a port without endpoints.
+// past reports failures of connections, except those of endpoints that are reported as unhealthy now, or of a port
+// without endpoints. Failures of a kind that occurred recently may not be over: their check is "recent".
 func past(ctx context.Context, s *subject) (all []Finding) {
 	list, err := s.client.Connections(ctx, client.ConnectionQuery{State: "ended", Service: s.Service, Outcome: "failed,retried,slow", Max: mostPast})
 	if err != nil {
@@ -37,23 +37,30 @@ func past(ctx context.Context, s *subject) (all []Finding) {
 		}
 		for i := range p.port.Endpoints {
 			e := &p.port.Endpoints[i]
-			if failing(e) || e.Quarantine != nil {
+			if failing(e) || e.Quarantine != nil || e.State == api.EndpointUnresponsive || isSlow(p, e) {
 				reported[[2]string{p.name, e.Address}] = true
 			}
 		}
 	})
 	times := map[event]int{}
 	first, last := map[event]time.Time{}, map[event]time.Time{}
-	for i := range list.Items { // the newest first
+	for i := range list.Items {
 		c := &list.Items[i]
-		for address, e := range events(c) {
-			if reported[[2]string{c.Service, address}] || c.End == outcome.NoEndpoint.String() && empty[c.Service] {
+		at := c.Accepted
+		if slices.Contains(c.Outcomes, "failed") {
+			at = at.Add(time.Duration(c.DurationMs * float64(time.Millisecond)))
+		}
+		for e, addresses := range events(c) {
+			known := slices.ContainsFunc(addresses, func(address string) bool { return reported[[2]string{c.Service, address}] })
+			if known || c.End == outcome.NoEndpoint.String() && empty[c.Service] {
 				continue
 			}
-			if times[e]++; times[e] == 1 {
-				last[e] = c.Accepted
+			if times[e]++; times[e] == 1 || at.Before(first[e]) {
+				first[e] = at
 			}
-			first[e] = c.Accepted
+			if at.After(last[e]) {
+				last[e] = at
+			}
 		}
 	}
 	of := map[string]int{}
@@ -67,32 +74,40 @@ func past(ctx context.Context, s *subject) (all []Finding) {
 		if times[e] > 1 {
 			when += ", first at " + first[e].Local().Format(time.DateTime)
 		}
-		all = append(all, Finding{"", Note, "Service " + e.service, show.Plural(times[e], "connection") + " " + e.what, when,
+		check := ""
+		if s.status.Now.Sub(last[e]) <= recentPeriod {
+			check = "recent"
+		}
+		all = append(all, Finding{check, Note, "Service " + e.service, show.Plural(times[e], "connection") + " " + e.what, when,
 			"usher get connections " + e.service + " " + e.find + "; for one of them: usher get connection ID"})
 	}
 	return all
 }
 
-// events returns the failures of a connection, by endpoint.
-func events(c *api.Connection) map[string]event {
-	all := map[string]event{}
+// events returns the failures of a connection, each with the addresses of its endpoints.
+func events(c *api.Connection) map[event][]string {
+	all := map[event][]string{}
 	if slices.Contains(c.Outcomes, "failed") {
 		if outcome.Named(c.End).Fault() == outcome.FaultEndpoint {
-			what := "failed: " + c.End
+			what, addresses := "failed: "+c.End, []string{c.Endpoint}
 			if c.Endpoint != "" {
 				what += " by " + cmp.Or(c.Pod, c.Endpoint)
+			} else {
+				for _, a := range c.Attempts {
+					addresses = append(addresses, a.Endpoint)
+				}
 			}
-			all[c.Endpoint] = event{c.Service, what, "--outcome=failed"}
+			all[event{c.Service, what, "--outcome=failed"}] = addresses
 		}
 		return all
 	}
 	for _, a := range c.Attempts {
 		if a.Error != "" {
-			all[a.Endpoint] = event{c.Service, "were retried: " + a.Result + " from " + cmp.Or(a.Pod, a.Endpoint), "--retried"}
+			all[event{c.Service, "were retried: " + a.Result + " from " + cmp.Or(a.Pod, a.Endpoint), "--retried"}] = []string{a.Endpoint}
 		}
 	}
 	if len(all) == 0 {
-		all[c.Endpoint] = event{c.Service, "waited long for the first byte of " + cmp.Or(c.Pod, c.Endpoint), "--outcome=slow"}
+		all[event{c.Service, "waited long for the first byte of " + cmp.Or(c.Pod, c.Endpoint), "--outcome=slow"}] = []string{c.Endpoint}
 	}
 	return all
 }

@@ -1,6 +1,7 @@
 package diagnose
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -58,10 +59,10 @@ func Run(ctx context.Context, c *client.Client, o Options) (Result, error) {
 		r.Looked = append(r.Looked, c.looks)
 		looking.Go(func() {
 			for _, f := range c.find(ctx, s) {
-				if f.Check = c.name; s.status.Source == api.SourceFiles {
+				if f.Check = cmp.Or(f.Check, c.name); s.status.Source == api.SourceFiles {
 					f.Remedy = withoutCluster(f)
 				}
-				found[i] = append(found[i], Found{Finding: f, Over: isOver(c.name, f), Clients: s.hurt(f, refused)})
+				found[i] = append(found[i], Found{Finding: f, Over: isOver(f), Clients: s.hurt(f, refused)})
 			}
 		})
 	}
@@ -80,8 +81,11 @@ func (r Result) Wrong() bool {
 func (r Result) Lines(width int) (lines []string) {
 	last := ""
 	for i, f := range r.Findings {
-		if f.Over && i > 0 && !r.Findings[i-1].Over {
-			lines, last = append(lines, "", "Resolved:"), ""
+		if f.Over && (i == 0 || !r.Findings[i-1].Over) {
+			if i > 0 {
+				lines = append(lines, "")
+			}
+			lines, last = append(lines, "Resolved:"), ""
 		}
 		if head := strings.ToUpper(string(f.Severity)) + "  " + f.Object; head != last {
 			if last != "" {
