@@ -303,9 +303,13 @@ func slow(_ context.Context, s *subject) (all []Finding) {
 		return "usher get connections " + p.name + " --state=all --outcome=slow,retried, and of one of them: usher get connection ID"
 	}
 	s.ports(func(p place) {
-		before := len(all)
+		before, quarantined := len(all), false // attempts at endpoints in quarantine take time, which is reported as their quarantine
 		for i := range p.port.Endpoints {
 			e := &p.port.Endpoints[i]
+			if e.Quarantine != nil {
+				quarantined = true
+				continue
+			}
 			if e.State == api.EndpointUnresponsive {
 				all = append(all, hangs(p, e))
 				continue
@@ -316,7 +320,7 @@ func slow(_ context.Context, s *subject) (all []Finding) {
 			all = append(all, Finding{"", Warning, p.object, endpointName(e) + " is slow", fmt.Sprintf("in the last minutes, p50 time to first byte was about %s; over all endpoints %s",
 				show.Milliseconds(e.Latency.FirstByteP50Ms), show.Milliseconds(p.port.Latency.FirstByteP50Ms)), remedy(p)})
 		}
-		if l := p.port.Latency; l != nil && len(all) == before && l.Clients >= fewest && l.ConnectP99Ms >= slowMs {
+		if l := p.port.Latency; l != nil && len(all) == before && !quarantined && l.Clients >= fewest && l.ConnectP99Ms >= slowMs {
 			all = append(all, Finding{"", Warning, p.object, "some clients of " + p.port.VIP + " wait long for a connection", fmt.Sprintf("in the last minutes, p99 connect time was about %s, p50 at most %s",
 				show.Milliseconds(l.ConnectP99Ms), show.Milliseconds(l.ConnectP50Ms)), remedy(p)})
 		}

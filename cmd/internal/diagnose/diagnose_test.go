@@ -161,6 +161,17 @@ var _ = Describe("a result", func() {
 	})
 })
 
+var _ = Describe("a failed test of an endpoint", func() {
+	It("is evidence of its quarantine, if it is in quarantine", func() {
+		found := func(check, wrong, known, remedy string) Found {
+			return Found{Finding: Finding{Check: check, Object: "Service default/web", Wrong: wrong, Known: known, Remedy: remedy}}
+		}
+		other := found("reach", "10.0.0.1:8 does not answer", "no answer", "")
+		all := inQuarantine([]Found{found("quarantine", "10.0.0.1:80 is in quarantine: no answer", "2 failures", "usher trace"), other, found("reach", "10.0.0.1:80 does not answer", "tested", "ip route")})
+		Expect(all).To(Equal([]Found{found("quarantine", "10.0.0.1:80 is in quarantine: no answer", "2 failures; tested", "ip route"), other}))
+	})
+})
+
 var _ = Describe("the check for slow endpoints", func() {
 	It("reports an endpoint whose clients wait, and a Service with some waiting clients", func() {
 		latency := func(connect, first float64) *api.Latency {
@@ -177,6 +188,14 @@ var _ = Describe("the check for slow endpoints", func() {
 		Expect(all[0].Wrong).To(Equal("10.0.0.1:80 is slow"))
 		Expect(all[1].Wrong).To(Equal("some clients of 10.96.0.10:81 wait long for a connection"))
 		Expect(all[1].Known).To(ContainSubstring("p99 connect time was about 250"))
+	})
+
+	It("reports nothing that a quarantine explains", func() {
+		l := &api.Latency{Clients: 20, ConnectP99Ms: 250, FirstByteP50Ms: 300}
+		s := &subject{services: []api.ServiceDetail{{Details: []api.ServicePort{{Latency: l, Endpoints: []api.Endpoint{{Latency: l, Quarantine: &api.Quarantine{}}}}}}}}
+		Expect(slow(GinkgoT().Context(), s)).To(BeEmpty())
+		s.services[0].Details[0].Endpoints[0].Quarantine = nil
+		Expect(slow(GinkgoT().Context(), s)).To(HaveLen(1))
 	})
 
 	It("reports an unresponsive endpoint", func() {

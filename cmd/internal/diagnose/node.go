@@ -28,7 +28,7 @@ import (
 // reachTime is the time limit for an endpoint to answer: enough for the network and one lost packet.
 const reachTime = 1200 * time.Millisecond
 
-// reach connects to unhealthy TCP endpoints, or for a single Service to all. If an endpoint is unresponsive, it tries
+// reach connects to unhealthy TCP endpoints, or for a single Service to all. If an endpoint does not answer, it tries
 // another port: if that port refuses, the host is up, and something drops the packets to the endpoint's port.
 func reach(ctx context.Context, s *subject) (all []Finding) {
 	if s.status.Via != "" { // not every process here can reach endpoints
@@ -75,10 +75,10 @@ func reachOne(ctx context.Context, p place, e *api.Endpoint) (f Finding, is bool
 	case errors.Is(err, syscall.ECONNREFUSED):
 		f.Wrong, f.Known, f.Remedy = endpointName(e)+" refuses connections", fmt.Sprintf("test from this node: refused after %s", took), remedyFor("refused", p.name)
 	case isTimeout(err):
-		f.Wrong, f.Known = endpointName(e)+" is unresponsive: nothing answers at that address", fmt.Sprintf("test from this node: no answer within %s, nor at another port", reachTime)
+		f.Wrong, f.Known = endpointName(e)+" does not answer: nothing answers at that address", fmt.Sprintf("test from this node: no answer within %s, nor at another port", reachTime)
 		f.Remedy = "does the Pod exist, is its node up, and is there a route to it? kubectl get pod -o wide; ip route get " + at.Addr().String()
 		if errors.Is(dial(ctx, netip.AddrPortFrom(at.Addr(), otherPort(at.Port()))), syscall.ECONNREFUSED) {
-			f.Wrong, f.Known = endpointName(e)+" is unresponsive, but its host answers: packets to that port are dropped", fmt.Sprintf("test from this node: no answer within %s, while another port refused at once", reachTime)
+			f.Wrong, f.Known = endpointName(e)+" does not answer, but its host does: packets to that port are dropped", fmt.Sprintf("test from this node: no answer within %s, while another port refused at once: packets to that port are dropped", reachTime)
 			f.Remedy = "is there a NetworkPolicy or firewall? kubectl get networkpolicy -A; nft list ruleset on the Pod's node. Is the process's listen backlog full? ss -ltn in the Pod"
 		}
 	default:

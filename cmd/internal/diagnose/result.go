@@ -67,9 +67,26 @@ func Run(ctx context.Context, c *client.Client, o Options) (Result, error) {
 		})
 	}
 	looking.Wait()
-	r.Findings = append(r.Findings, slices.Concat(found...)...)
+	r.Findings = append(r.Findings, inQuarantine(slices.Concat(found...))...)
 	r.sort()
 	return r, nil
+}
+
+// inQuarantine makes a failed test of an endpoint evidence of its quarantine, if that is reported.
+func inQuarantine(all []Found) (kept []Found) {
+	for _, f := range all {
+		i := slices.IndexFunc(kept, func(q Found) bool {
+			name, _, is := strings.Cut(q.Wrong, " is in quarantine: ")
+			return f.Check == "reach" && is && q.Object == f.Object && strings.HasPrefix(f.Wrong, name+" ")
+		})
+		if i < 0 {
+			kept = append(kept, f)
+			continue
+		}
+		kept[i].Known += "; " + f.Known
+		kept[i].Remedy = f.Remedy
+	}
+	return kept
 }
 
 // Wrong reports whether there is a finding above a note.
