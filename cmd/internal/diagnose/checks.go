@@ -68,6 +68,11 @@ var checks = []check{
 	{"dns", "whether --dns resolves Services", names, true},
 }
 
+// cannotCheck returns a note about a query that failed.
+func cannotCheck(what string, err error) Finding {
+	return Finding{"", Note, "usher", "cannot check " + what, err.Error(), "run usher diagnose again"}
+}
+
 func usherItself(_ context.Context, s *subject) (all []Finding) {
 	for _, p := range s.status.Problems {
 		if p.Object != "usher" {
@@ -140,8 +145,12 @@ func endpoints(_ context.Context, s *subject) (all []Finding) {
 			all = append(all, Finding{"", Failing, p.object, "no endpoints for " + vip + ": clients are refused", "usher has 0 endpoints",
 				noEndpoints(p)})
 		case usable == 0:
-			all = append(all, Finding{"", Failing, p.object, "no usable endpoint for " + vip + ": clients are refused", fmt.Sprintf("0 of %d are ready or serving", total),
-				"see why the readiness probe fails: kubectl describe pod"})
+			known, remedy := fmt.Sprintf("0 of %d are ready or serving", total), "see why the readiness probe fails: kubectl describe pod"
+			if i := slices.IndexFunc(p.port.Endpoints, func(e api.Endpoint) bool { return e.Ready || e.Serving }); i >= 0 {
+				e := &p.port.Endpoints[i]
+				known, remedy = fmt.Sprintf("0 of %d are used; %s is not used: %s", total, endpointName(e), e.NotUsed), "usher get endpoints "+p.name+" shows the reason for each"
+			}
+			all = append(all, Finding{"", Failing, p.object, "no usable endpoint for " + vip + ": clients are refused", known, remedy})
 		}
 		for _, d := range p.port.Dropped {
 			all = append(all, Finding{"", dropSeverity(d.Clients), p.object, d.Clients + " clients of " + vip + " are dropped: " + d.Text, fmt.Sprintf("%d of %d endpoints are usable for them", 0, total),
@@ -151,10 +160,10 @@ func endpoints(_ context.Context, s *subject) (all []Finding) {
 	return all
 }
 
-// usable returns the number of usable endpoints of a port.
+// usable returns the number of endpoints of a port that are used from this node, by clients of some kind.
 func usable(port *api.ServicePort) (n int) {
 	for _, e := range port.Endpoints {
-		if e.Ready || e.Serving {
+		if slices.Contains(e.UsedFor, "node") {
 			n++
 		}
 	}
@@ -190,7 +199,8 @@ func quarantine(ctx context.Context, s *subject) (all []Finding) {
 	first, last := map[string]time.Time{}, map[string]time.Time{}
 	for m, err := range s.client.Events(ctx, client.EventQuery{Service: s.Service, Kind: api.KindEndpointQuarantined, History: true, Once: true}) {
 		if err != nil {
-			break // endpoints in quarantine now are known anyway
+			all = append(all, cannotCheck("which endpoints were in quarantine before", err))
+			break // those in quarantine now are known anyway
 		}
 		e := m.Event
 		if e == nil {

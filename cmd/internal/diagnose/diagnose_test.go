@@ -161,6 +161,39 @@ var _ = Describe("a result", func() {
 	})
 })
 
+var _ = Describe("a port whose endpoints are all ready", func() {
+	It("is reported if none of them is used", func() {
+		ready := api.Endpoint{Address: "10.0.0.1:80", Ready: true, Serving: true, UsedFor: []string{"node"}}
+		none := ready
+		none.UsedFor, none.NotUsed = nil, "its weight is 0: it gets no new connections"
+		find := func(e api.Endpoint) []Finding {
+			return endpoints(GinkgoT().Context(), &subject{services: []api.ServiceDetail{{Details: []api.ServicePort{{PortSummary: api.PortSummary{VIP: "10.96.0.10:80", Protocol: "TCP"}, Endpoints: []api.Endpoint{e}}}}}})
+		}
+		Expect(find(ready)).To(BeEmpty())
+		Expect(find(none)).To(ConsistOf(And(HaveField("Severity", Failing), HaveField("Wrong", "no usable endpoint for 10.96.0.10:80/TCP: clients are refused"),
+			HaveField("Known", "0 of 1 are used; 10.0.0.1:80 is not used: its weight is 0: it gets no new connections"))))
+	})
+})
+
+var _ = Describe("a check", func() {
+	DescribeTable("that is not possible is reported", func(find func(context.Context, *subject) []Finding, what string) {
+		s := &subject{client: answering(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) })}
+		Expect(find(GinkgoT().Context(), s)).To(ConsistOf(And(HaveField("Severity", Note), HaveField("Wrong", "cannot check "+what))))
+	},
+		Entry(nil, past, "past connections"),
+		Entry(nil, denied, "for denied clients"),
+		Entry(nil, quarantine, "which endpoints were in quarantine before"),
+		Entry(nil, source, "whether endpoints see client addresses"),
+	)
+
+	It("that had no time to test an endpoint says so, and nothing of the endpoint", func() {
+		ctx, cancel := context.WithTimeout(GinkgoT().Context(), 0)
+		defer cancel()
+		s := &subject{services: []api.ServiceDetail{{Details: []api.ServicePort{{PortSummary: api.PortSummary{Protocol: "TCP"}, Endpoints: []api.Endpoint{{Address: "127.0.0.1:1", State: api.EndpointOutlier}}}}}}}
+		Expect(reach(ctx, s)).To(ConsistOf(HaveField("Wrong", "cannot check whether all failing endpoints can be reached")))
+	})
+})
+
 var _ = Describe("a failed test of an endpoint", func() {
 	It("is evidence of its quarantine, if it is in quarantine", func() {
 		found := func(check, wrong, known, remedy string) Found {

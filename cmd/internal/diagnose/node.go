@@ -57,6 +57,9 @@ func reach(ctx context.Context, s *subject) (all []Finding) {
 		}
 	})
 	trying.Wait()
+	if err := ctx.Err(); err != nil {
+		all = append(all, cannotCheck("whether all failing endpoints can be reached", err))
+	}
 	return all
 }
 
@@ -70,6 +73,8 @@ func reachOne(ctx context.Context, p place, e *api.Endpoint) (f Finding, is bool
 	took := time.Since(began).Round(time.Millisecond)
 	f = Finding{Severity: Warning, Object: p.object}
 	switch {
+	case ctx.Err() != nil: // the time for checks is over, which says nothing about the endpoint
+		return f, false
 	case err == nil, e.Quarantine != nil && strings.Contains(e.Quarantine.Cause, "refused"): // which is already reported
 		return f, false
 	case errors.Is(err, syscall.ECONNREFUSED):
@@ -81,6 +86,7 @@ func reachOne(ctx context.Context, p place, e *api.Endpoint) (f Finding, is bool
 			f.Wrong, f.Known = endpointName(e)+" does not answer, but its host does: packets to that port are dropped", fmt.Sprintf("test from this node: no answer within %s, while another port refused at once: packets to that port are dropped", reachTime)
 			f.Remedy = "is there a NetworkPolicy or firewall? kubectl get networkpolicy -A; nft list ruleset on the Pod's node. Is the process's listen backlog full? ss -ltn in the Pod"
 		}
+		return f, ctx.Err() == nil
 	default:
 		f.Wrong, f.Known, f.Remedy = endpointName(e)+" cannot be reached from this node", fmt.Sprintf("test from this node: %v", err), "ip route get "+at.Addr().String()
 	}
@@ -250,7 +256,7 @@ func source(ctx context.Context, s *subject) (all []Finding) {
 	const last = 1000
 	list, err := s.client.Connections(ctx, client.ConnectionQuery{State: "all", Service: s.Service, Max: last})
 	if err != nil {
-		return nil
+		return []Finding{cannotCheck("whether endpoints see client addresses", err)}
 	}
 	protocols := map[string]portal.Protocol{"TCP": portal.TCP, "UDP": portal.UDP}
 	services := map[kernel.ClientFlow]string{}

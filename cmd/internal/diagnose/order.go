@@ -55,8 +55,11 @@ func (s *subject) hurt(f Finding, refused map[string]int64) (clients int64) {
 
 // recentlyRefused returns, for each Service, the number of recently failed clients for which there was no endpoint.
 func recentlyRefused(ctx context.Context, s *subject) map[string]int64 {
+	ctx, cancel := context.WithTimeout(ctx, s.atMost(askTime))
+	defer cancel()
 	refused := map[string]int64{}
-	for _, c := range s.recentlyFailed(ctx) {
+	failed, _ := s.recentlyFailed(ctx)
+	for _, c := range failed {
 		if c.Endpoint == "" {
 			refused[c.Service]++
 		}
@@ -65,19 +68,20 @@ func recentlyRefused(ctx context.Context, s *subject) map[string]int64 {
 }
 
 // recentlyFailed returns the recently failed connections that are kept, the newest first.
-func (s *subject) recentlyFailed(ctx context.Context) []api.Connection {
+func (s *subject) recentlyFailed(ctx context.Context) ([]api.Connection, error) {
 	list, err := s.client.Connections(ctx, client.ConnectionQuery{State: "ended", Service: s.Service, Outcome: "failed", Last: recentPeriod, Max: mostPast})
-	if err != nil {
-		return nil
-	}
-	return list.Items
+	return list.Items, err
 }
 
 // denied reports clients that were recently denied access.
 func denied(ctx context.Context, s *subject) (all []Finding) {
 	clients := map[string][]string{}
 	times, last := map[string]int{}, map[string]time.Time{}
-	for _, c := range s.recentlyFailed(ctx) {
+	failed, err := s.recentlyFailed(ctx)
+	if err != nil {
+		return []Finding{cannotCheck("for denied clients", err)}
+	}
+	for _, c := range failed {
 		if c.End != outcome.SourceDenied.String() {
 			continue
 		}

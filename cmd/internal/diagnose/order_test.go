@@ -23,9 +23,9 @@ var _ = Describe("the findings", func() {
 			connection("default/closed", "192.0.2.7:2", "source-denied"), connection("default/gone", "192.0.2.8:1", "no-endpoint"),
 		}
 		web := api.ServiceDetail{Service: api.Service{Namespace: "default", Name: "web", State: api.ServiceDegraded}, Details: []api.ServicePort{{PortSummary: api.PortSummary{VIP: "10.96.0.10:80"}, Endpoints: []api.Endpoint{
-			{Address: "10.0.0.1:80", State: api.EndpointUnresponsive, Ready: true, NoResponseRecently: 2, Latency: &api.Latency{Clients: 30}},
-			{Address: "10.0.0.10:80", State: api.EndpointReady, Ready: true, FailedRecently: 4, Latency: &api.Latency{Clients: 100, FirstByteP99Ms: 1}},
-			{Address: "10.0.0.2:80", State: api.EndpointReady, Ready: true, Latency: &api.Latency{Clients: 100, FirstByteP99Ms: 1}},
+			{Address: "10.0.0.1:80", State: api.EndpointUnresponsive, Ready: true, UsedFor: []string{"node"}, NoResponseRecently: 2, Latency: &api.Latency{Clients: 30}},
+			{Address: "10.0.0.10:80", State: api.EndpointReady, Ready: true, UsedFor: []string{"node"}, FailedRecently: 4, Latency: &api.Latency{Clients: 100, FirstByteP99Ms: 1}},
+			{Address: "10.0.0.2:80", State: api.EndpointReady, Ready: true, UsedFor: []string{"node"}, Latency: &api.Latency{Clients: 100, FirstByteP99Ms: 1}},
 		}}}}
 		gone := api.ServiceDetail{Service: api.Service{Namespace: "default", Name: "gone"}, Details: []api.ServicePort{{PortSummary: api.PortSummary{VIP: "10.96.0.11:80", Protocol: "TCP"}}}}
 		broke := api.Connection{Service: "default/web", Endpoint: "10.0.0.2:80", End: "endpoint-reset", Outcomes: []string{"failed"}, Accepted: at}

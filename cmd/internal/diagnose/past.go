@@ -28,7 +28,7 @@ type event struct{ service, what, find string }
 func past(ctx context.Context, s *subject) (all []Finding) {
 	list, err := s.client.Connections(ctx, client.ConnectionQuery{State: "ended", Service: s.Service, Outcome: "failed,retried,slow", Max: mostPast})
 	if err != nil {
-		return nil
+		return []Finding{cannotCheck("past connections", err)}
 	}
 	reported, empty := map[[2]string]bool{}, map[string]bool{}
 	s.ports(func(p place) {

@@ -43,10 +43,10 @@ func Run(ctx context.Context, c *client.Client, o Options) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, o.atMost(checkTime))
-	defer cancel()
 	found := make([][]Found, len(checks))
 	refused := recentlyRefused(ctx, s)
+	ctx, cancel := context.WithTimeout(ctx, o.atMost(checkTime))
+	defer cancel()
 	var looking sync.WaitGroup
 	r := Result{Findings: []Found{}, Services: len(s.services), All: len(s.services), details: s.services}
 	if o.Service == "" {
