@@ -68,6 +68,37 @@ var checks = []check{
 	{"dns", "whether --dns resolves Services", names, true},
 }
 
+// namedFinding is a finding about one of several ports or addresses. In Wrong, "%s" stands for its name.
+type namedFinding struct {
+	Finding
+	name string
+}
+
+// grouped returns one finding for those that differ only in the name, with the evidence of the first. Findings of
+// several Services are one only if anyService is set: then the node is its object.
+func grouped(all []namedFinding, anyService bool) (out []Finding) {
+	var names [][]string
+	for _, f := range all {
+		i := slices.IndexFunc(out, func(o Finding) bool {
+			return o.Severity == f.Severity && o.Wrong == f.Wrong && (anyService || o.Object == f.Object)
+		})
+		if i < 0 {
+			i = len(out)
+			out, names = append(out, f.Finding), append(names, nil)
+		}
+		if out[i].Object != f.Object {
+			out[i].Object = "node"
+		}
+		if !slices.Contains(names[i], f.name) {
+			names[i] = append(names[i], f.name)
+		}
+	}
+	for i := range out {
+		out[i].Wrong = strings.Replace(out[i].Wrong, "%s", show.Few(names[i]), 1)
+	}
+	return out
+}
+
 // cannotCheck returns a note about a query that failed.
 func cannotCheck(what string, err error) Finding {
 	return Finding{"", Note, "usher", "cannot check " + what, err.Error(), "run usher diagnose again"}
@@ -114,7 +145,8 @@ func objects(_ context.Context, s *subject) (all []Finding) {
 	return all
 }
 
-func served(_ context.Context, s *subject) (all []Finding) {
+func served(_ context.Context, s *subject) []Finding {
+	var all []namedFinding
 	remedies := map[string]string{
 		"AddressConflict":   "change the address or port of one of the two",
 		"NodeAddressInUse":  "use another port, or an external IP that is not an address of the node; or set --claim-node-addresses to let Services use such ports",
@@ -125,39 +157,39 @@ func served(_ context.Context, s *subject) (all []Finding) {
 	}
 	s.ports(func(p place) {
 		if problem := p.port.Problem; problem != nil {
-			all = append(all, Finding{"", Failing, p.object, "port " + p.port.VIP + "/" + p.port.Protocol + " is not served: " + problem.Message,
-				problem.Reason + ": usher keeps retrying", remedies[problem.Reason]})
+			all = append(all, namedFinding{Finding{"", Failing, p.object, "port %s is not served: " + problem.Message, problem.Reason + ": usher keeps retrying", remedies[problem.Reason]},
+				p.port.VIP + "/" + p.port.Protocol})
 		} else if p.port.Protocol == "UDP" && strings.HasSuffix(p.port.VIP, ":69") { // RFC 1350, section 4
-			all = append(all, Finding{"", Warning, p.object, "TFTP clients of " + p.port.VIP + " get no answer", "port 69/UDP: a TFTP server answers from another port, and usher forwards only what comes from the endpoint's port",
-				"let clients connect to the Pod, or run it with hostNetwork"})
+			all = append(all, namedFinding{Finding{"", Warning, p.object, "TFTP clients of %s get no answer", "port 69/UDP: a TFTP server answers from another port, and usher forwards only what comes from the endpoint's port",
+				"let clients connect to the Pod, or run it with hostNetwork"}, p.port.VIP})
 		}
 	})
-	return all
+	return grouped(all, false)
 }
 
-func endpoints(_ context.Context, s *subject) (all []Finding) {
+func endpoints(_ context.Context, s *subject) []Finding {
+	var all []namedFinding
 	s.ports(func(p place) {
 		usable, total := usable(p.port), len(p.port.Endpoints)
 		vip := p.port.VIP + "/" + p.port.Protocol
 		switch {
 		case p.port.Problem != nil:
 		case total == 0:
-			all = append(all, Finding{"", Failing, p.object, "no endpoints for " + vip + ": clients are refused", "usher has 0 endpoints",
-				noEndpoints(p)})
+			all = append(all, namedFinding{Finding{"", Failing, p.object, "no endpoints for %s: clients are refused", "usher has 0 endpoints", noEndpoints(p)}, vip})
 		case usable == 0:
 			known, remedy := fmt.Sprintf("0 of %d are ready or serving", total), "see why the readiness probe fails: kubectl describe pod"
 			if i := slices.IndexFunc(p.port.Endpoints, func(e api.Endpoint) bool { return e.Ready || e.Serving }); i >= 0 {
 				e := &p.port.Endpoints[i]
 				known, remedy = fmt.Sprintf("0 of %d are used; %s is not used: %s", total, endpointName(e), e.NotUsed), "usher get endpoints "+p.name+" shows the reason for each"
 			}
-			all = append(all, Finding{"", Failing, p.object, "no usable endpoint for " + vip + ": clients are refused", known, remedy})
+			all = append(all, namedFinding{Finding{"", Failing, p.object, "no usable endpoint for %s: clients are refused", known, remedy}, vip})
 		}
 		for _, d := range p.port.Dropped {
-			all = append(all, Finding{"", dropSeverity(d.Clients), p.object, d.Clients + " clients of " + vip + " are dropped: " + d.Text, fmt.Sprintf("%d of %d endpoints are usable for them", 0, total),
-				"run a Pod on this node, connect through a node that has one, or set the traffic policy to Cluster"})
+			all = append(all, namedFinding{Finding{"", dropSeverity(d.Clients), p.object, d.Clients + " clients of %s are dropped: " + d.Text, fmt.Sprintf("%d of %d endpoints are usable for them", 0, total),
+				"run a Pod on this node, connect through a node that has one, or set the traffic policy to Cluster"}, vip})
 		}
 	})
-	return all
+	return grouped(all, false)
 }
 
 // usable returns the number of endpoints of a port that are used from this node, by clients of some kind.

@@ -175,6 +175,34 @@ var _ = Describe("a port whose endpoints are all ready", func() {
 	})
 })
 
+var _ = Describe("a problem of several ports", func() {
+	details := func(ports ...api.ServicePort) []api.ServiceDetail {
+		return []api.ServiceDetail{{Service: api.Service{Namespace: "default", Name: "web"}, Details: ports}}
+	}
+
+	It("is one finding of the Service", func() {
+		var ports []api.ServicePort
+		for _, vip := range []string{"10.96.0.10:80", "10.96.0.10:81", "[fd00::1]:80", "[fd00::1]:81"} {
+			ports = append(ports, api.ServicePort{PortSummary: api.PortSummary{VIP: vip, Protocol: "TCP"}})
+		}
+		s := &subject{services: details(ports...)}
+		Expect(endpoints(GinkgoT().Context(), s)).To(ConsistOf(HaveField("Wrong", "no endpoints for 10.96.0.10:80/TCP, 10.96.0.10:81/TCP, [fd00::1]:80/TCP and 1 more: clients are refused")))
+		for i := range ports {
+			ports[i].Problem = &api.Problem{Reason: "ListenFailed", Message: "out of ports"}
+		}
+		Expect(served(GinkgoT().Context(), s)).To(ConsistOf(HaveField("Wrong", "port 10.96.0.10:80/TCP, 10.96.0.10:81/TCP, [fd00::1]:80/TCP and 1 more is not served: out of ports")))
+	})
+
+	It("of several Services is one finding only if its cause is the node", func() {
+		of := func(object, name string) namedFinding {
+			return namedFinding{Finding{Object: object, Wrong: "cannot send to %s"}, name}
+		}
+		all := []namedFinding{of("Service a", "10.0.0.1"), of("Service b", "10.0.0.2"), of("Service b", "10.0.0.3")}
+		Expect(grouped(all, true)).To(Equal([]Finding{{Object: "node", Wrong: "cannot send to 10.0.0.1, 10.0.0.2, 10.0.0.3"}}))
+		Expect(grouped(all, false)).To(Equal([]Finding{{Object: "Service a", Wrong: "cannot send to 10.0.0.1"}, {Object: "Service b", Wrong: "cannot send to 10.0.0.2, 10.0.0.3"}}))
+	})
+})
+
 var _ = Describe("a check", func() {
 	DescribeTable("that is not possible is reported", func(find func(context.Context, *subject) []Finding, what string) {
 		s := &subject{client: answering(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) })}

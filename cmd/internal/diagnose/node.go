@@ -116,17 +116,18 @@ func isTimeout(err error) bool {
 }
 
 // routes requests a route to each VIP from the kernel.
-func routes(_ context.Context, s *subject) (all []Finding) {
+func routes(_ context.Context, s *subject) []Finding {
 	if s.status.PortalMode == "none" {
 		return nil
 	}
+	var all []namedFinding
 	s.vips(func(p place, vip netip.AddrPort) {
-		if _, err := kernel.SourceTo(vip); err != nil && len(all) < most {
-			all = append(all, Finding{"", Failing, p.object, "processes on this node cannot send to " + vip.Addr().String(), fmt.Sprintf("route lookup in the kernel: %v", err),
-				"ip route get " + vip.Addr().String() + " shows an unreachable or prohibit route, or none; add a default route, or use --portal=address"})
+		if _, err := kernel.SourceTo(vip); err != nil {
+			all = append(all, namedFinding{Finding{"", Failing, p.object, "processes on this node cannot send to %s", fmt.Sprintf("route lookup in the kernel: %v", err),
+				"ip route get " + vip.Addr().String() + " shows an unreachable or prohibit route, or none; add a default route, or use --portal=address"}, vip.Addr().String()})
 		}
 	})
-	return all
+	return grouped(all, true)
 }
 
 // foreignRules searches for rules that name a VIP and are not usher's.
@@ -142,22 +143,21 @@ func foreignRules(ctx context.Context, s *subject) (all []Finding) {
 		}
 		rules = append(rules, text)
 	}
-	found := 0
+	var others []namedFinding
 	s.vips(func(p place, vip netip.AddrPort) {
 		for _, text := range rules {
 			for line := range bytes.Lines(text) {
 				line, addr := string(line), vip.Addr()
-				if !strings.Contains(line, fmt.Sprintf(" -d %s/%d ", addr, addr.BitLen())) || strings.Contains(line, "USHER-") || found >= most {
+				if !strings.Contains(line, fmt.Sprintf(" -d %s/%d ", addr, addr.BitLen())) || strings.Contains(line, "USHER-") {
 					continue
 				}
-				found++
-				all = append(all, Finding{"", Warning, p.object, "another program has a rule for " + addr.String() + " that may take precedence", "iptables-save: " + strings.TrimSpace(line),
-					"is kube-proxy still running here? Stop it, and remove its rules: kube-proxy --cleanup"})
+				others = append(others, namedFinding{Finding{"", Warning, p.object, "another program has a rule for %s that may take precedence", "iptables-save: " + strings.TrimSpace(line),
+					"is kube-proxy still running here? Stop it, and remove its rules: kube-proxy --cleanup"}, addr.String()})
 				return
 			}
 		}
 	})
-	return all
+	return append(all, grouped(others, true)...)
 }
 
 // firewall tests whether a host firewall drops redirected packets or health checks, and searches for rules of other
@@ -184,7 +184,11 @@ func firewall(ctx context.Context, s *subject) (all []Finding) {
 			}
 			if tried = tried || err == nil; err == nil && refusal != "" {
 				f.Known = fmt.Sprintf("a connection to port %d of %s through a test interface %s; %s", at.Port(), at.Addr(), refusal, where)
-				all = append(all, f)
+				if i := slices.IndexFunc(all, func(o Finding) bool { return o.Wrong == f.Wrong }); i >= 0 { // of the other family
+					all[i].Known += "; " + f.Known
+				} else {
+					all = append(all, f)
+				}
 				return // one failure is sufficient, and each takes time
 			}
 		}
@@ -332,13 +336,14 @@ func conntrackRoom(now, most float64) []Finding {
 }
 
 // names queries a DNS server for the Services' names.
-func names(ctx context.Context, s *subject) (all []Finding) {
+func names(ctx context.Context, s *subject) []Finding {
 	if s.DNS == "" {
 		return nil
 	}
 	resolver := net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, network, s.DNS)
 	}}
+	var all []namedFinding
 	asked := 0
 	s.vips(func(p place, vip netip.AddrPort) {
 		if ctx.Err() != nil || asked >= 5 || p.port.VIP != vip.String() { // only the first VIP, to which the name resolves
@@ -350,11 +355,11 @@ func names(ctx context.Context, s *subject) (all []Finding) {
 		got, err := resolver.LookupHost(ctx, full)
 		switch {
 		case err != nil:
-			all = append(all, Finding{"", Failing, p.object, s.DNS + " has no answer for " + full, err.Error(), "is the DNS server running, and is " + s.Domain + " its domain? If not, set --dns-domain"})
+			all = append(all, namedFinding{Finding{"", Failing, p.object, s.DNS + " has no answer for %s", err.Error(), "is the DNS server running, and is " + s.Domain + " its domain? If not, set --dns-domain"}, full})
 		case !slices.Contains(got, vip.Addr().String()):
-			all = append(all, Finding{"", Warning, p.object, s.DNS + " returns another address for " + full, fmt.Sprintf("it returns %s, usher serves %s", strings.Join(got, ", "), vip.Addr()),
-				"do both read Services from the same API server or files?"})
+			all = append(all, namedFinding{Finding{"", Warning, p.object, s.DNS + " returns another address for %s", fmt.Sprintf("it returns %s, usher serves %s", strings.Join(got, ", "), vip.Addr()),
+				"do both read Services from the same API server or files?"}, full})
 		}
 	})
-	return all
+	return grouped(all, true)
 }
