@@ -3,6 +3,7 @@ package diagnose
 import (
 	"context"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"time"
@@ -102,6 +103,11 @@ func grouped(all []namedFinding, anyService bool) (out []Finding) {
 // cannotCheck returns a note about a query that failed.
 func cannotCheck(what string, err error) Finding {
 	return Finding{"", Note, "usher", "cannot check " + what, err.Error(), "run usher diagnose again"}
+}
+
+// reports returns whether usher reports a problem of its own with this reason.
+func (s *subject) reports(reason string) bool {
+	return slices.ContainsFunc(s.status.Problems, func(p api.StatusProblem) bool { return p.Object == "usher" && p.Reason == reason })
 }
 
 func usherItself(_ context.Context, s *subject) (all []Finding) {
@@ -387,7 +393,22 @@ func hangs(p place, e *api.Endpoint) Finding {
 		"check the process: the kernel accepts connections even if it hangs; usher get connections " + p.name + " --state=all --endpoint=" + e.Address}
 }
 
+// portalRules compares the portal's rules, except those that the kernel rejected, which is reported with the cause.
 func portalRules(ctx context.Context, s *subject) (all []Finding) {
+	if s.reports("PortalFailed") {
+		return nil
+	}
+	rejected := map[string]bool{}
+	s.ports(func(p place) {
+		if p.port.Problem != nil && p.port.Problem.Reason == "PortalFailed" {
+			for _, v := range p.port.VIPs {
+				rejected[v.Address+"/"+p.port.Protocol] = true
+				if host, _, err := net.SplitHostPort(v.Address); err == nil {
+					rejected[host+"/"] = true // of the portal address
+				}
+			}
+		}
+	})
 	portals, err := s.client.Portals(ctx)
 	if err != nil {
 		return []Finding{{"", Note, "usher", "cannot compare the portal's rules", err.Error(), "usher portals"}}
@@ -395,6 +416,9 @@ func portalRules(ctx context.Context, s *subject) (all []Finding) {
 	bad := map[string]int{}
 	states := map[string]string{"missing": "is missing", "differs": "differs"}
 	for _, r := range portals.Rules {
+		if rejected[r.VIP+"/"+r.Protocol] {
+			continue
+		}
 		if s.Service != "" && !strings.HasPrefix(r.Service, s.Service+":") && r.Service != s.Service {
 			continue
 		}

@@ -203,6 +203,18 @@ var _ = Describe("a problem of several ports", func() {
 	})
 })
 
+var _ = Describe("a portal rule", func() {
+	It("is not reported as missing if the kernel rejected it, since that is reported", func() {
+		s := &subject{client: answering(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			_ = json.NewEncoder(w).Encode(api.Portals{Rules: []api.PortalRule{{VIP: "10.96.0.10:80", Protocol: "TCP", State: "missing"}, {VIP: "10.96.0.10", State: "missing"}, {VIP: "10.96.0.10:81", Protocol: "TCP", State: "missing"}}})
+		}), services: []api.ServiceDetail{{Details: []api.ServicePort{{PortSummary: api.PortSummary{Protocol: "TCP", Problem: &api.Problem{Reason: "PortalFailed"}}, VIPs: []api.VIP{{Address: "10.96.0.10:80"}}}}}}}
+		Expect(portalRules(GinkgoT().Context(), s)).To(ConsistOf(HaveField("Wrong", HavePrefix("the portal rule for 10.96.0.10:81"))))
+		s.status.Problems = []api.StatusProblem{{Object: "usher", Reason: "PortalFailed"}}
+		Expect(portalRules(GinkgoT().Context(), s)).To(BeEmpty())
+	})
+})
+
 var _ = Describe("a check", func() {
 	DescribeTable("that is not possible is reported", func(find func(context.Context, *subject) []Finding, what string) {
 		s := &subject{client: answering(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) })}
