@@ -130,10 +130,16 @@ func objects(_ context.Context, s *subject) (all []Finding) {
 	for i := range s.services {
 		d := &s.services[i]
 		name := d.Namespace + "/" + d.Name
-		for _, p := range d.Problems {
+		for j, p := range d.Problems {
+			if slices.Contains(d.Problems[:j], p) {
+				continue // of the slice of the other family
+			}
 			severity, effect := Warning, "a part of it is not served, or usher still serves the previous version"
-			if d.State == api.ServiceRejected {
+			switch {
+			case d.State == api.ServiceRejected:
 				severity, effect = Failing, "it is not served"
+			case strings.Contains(p.Message, noPort):
+				severity, effect = Failing, "clients of that port are refused"
 			}
 			of[p.Message] = true
 			remedy := "correct it; usher applies the change at once"
@@ -180,6 +186,7 @@ func endpoints(_ context.Context, s *subject) []Finding {
 		vip := p.port.VIP + "/" + p.port.Protocol
 		switch {
 		case p.port.Problem != nil:
+		case total == 0 && p.misnamed(): // which is reported with its cause
 		case total == 0:
 			all = append(all, namedFinding{Finding{"", Failing, p.object, "no endpoints for %s: clients are refused", "usher has 0 endpoints", noEndpoints(p)}, vip})
 		case usable == 0:
@@ -208,12 +215,19 @@ func usable(port *api.ServicePort) (n int) {
 	return n
 }
 
-// noEndpoints returns the remedy for a port without endpoints. If a slice has endpoints but
-// the wrong ports, a problem of the Service reports that: see translate.Misnamed.
+// noPort is a part of the messages of translate.Misnamed: a slice has other ports than a Service.
+const noPort = "has no endpoints"
+
+// misnamed returns whether a problem of the Service reports that no slice has this port.
+func (p place) misnamed() bool {
+	return slices.ContainsFunc(p.problems, func(problem api.Problem) bool {
+		m := problem.Message
+		return strings.Contains(m, noPort) && (strings.Contains(m, fmt.Sprintf("port %q of", p.port.Name)) || strings.Contains(m, fmt.Sprintf("no port is named %q", p.port.Name)))
+	})
+}
+
+// noEndpoints returns the remedy for a port without endpoints.
 func noEndpoints(p place) string {
-	if slices.ContainsFunc(p.problems, func(p api.Problem) bool { return strings.Contains(p.Message, "has no endpoints") }) {
-		return "correct the ports of its EndpointSlice; the slice has endpoints"
-	}
 	namespace, name, _ := strings.Cut(p.name, "/")
 	return fmt.Sprintf("does the selector match Pods? kubectl -n %s get endpointslices -l kubernetes.io/service-name=%s", namespace, name)
 }
@@ -441,10 +455,11 @@ func portalRules(ctx context.Context, s *subject) (all []Finding) {
 	return all
 }
 
-func clientLetIn(ctx context.Context, s *subject) (all []Finding) {
+func clientLetIn(ctx context.Context, s *subject) []Finding {
 	if s.Client == "" {
 		return nil
 	}
+	var all []namedFinding
 	ports := 0
 	s.ports(func(p place) {
 		for _, v := range p.port.VIPs {
@@ -452,12 +467,13 @@ func clientLetIn(ctx context.Context, s *subject) (all []Finding) {
 				continue
 			}
 			e, err := s.client.Explain(ctx, client.ExplainQuery{Service: p.name, Port: p.port.Name, Client: s.Client, VIP: v.Address})
-			if err != nil || e.Verdict == api.WouldTry || e.Verdict == api.WouldReject {
-				continue // of the other IP family; ports without endpoints belong to another check
+			text := strings.Join(e.Text, " ")
+			if err != nil || e.Verdict == api.WouldTry || !strings.Contains(text, "loadBalancerSourceRanges") {
+				continue // of the other IP family; ports that are not served or have no endpoints belong to other checks
 			}
-			all = append(all, Finding{"", Failing, p.object, fmt.Sprintf("%s would not be served at %s (%s): %s", s.Client, v.Address, v.Kind, strings.Join(e.Text, " ")),
-				"usher explain reports: " + string(e.Verdict), "check loadBalancerSourceRanges and traffic policies; usher explain " + p.name + " --client " + s.Client + " --vip " + v.Address})
+			all = append(all, namedFinding{Finding{"", Failing, p.object, s.Client + " would not be served at %s: " + text,
+				"usher explain reports: " + string(e.Verdict), "check loadBalancerSourceRanges; usher explain " + p.name + " --client " + s.Client + " --vip " + v.Address}, v.Address + " (" + v.Kind + ")"})
 		}
 	})
-	return all
+	return grouped(all, false)
 }

@@ -215,6 +215,39 @@ var _ = Describe("a portal rule", func() {
 	})
 })
 
+var _ = Describe("a finding with a known cause", func() {
+	It("is the cause, if slices lack a port", func() {
+		web := api.Service{Namespace: "default", Name: "web", Problems: []api.Problem{{Reason: "PartNotServed", Message: `ports: "http": no port is named "main", so that port of Service default/web has no endpoints`}}}
+		web.Problems = append(web.Problems, web.Problems[0]) // of the slice of the other family
+		port := func(name, vip string) api.ServicePort {
+			return api.ServicePort{PortSummary: api.PortSummary{Name: name, VIP: vip, Protocol: "TCP"}}
+		}
+		s := &subject{services: []api.ServiceDetail{{Service: web, Details: []api.ServicePort{port("main", "10.96.0.10:80"), port("other", "10.96.0.10:81")}}}}
+		Expect(objects(GinkgoT().Context(), s)).To(ConsistOf(And(HaveField("Severity", Failing), HaveField("Known", "PartNotServed: clients of that port are refused"))))
+		Expect(endpoints(GinkgoT().Context(), s)).To(ConsistOf(HaveField("Wrong", HavePrefix("no endpoints for 10.96.0.10:81/TCP:"))))
+	})
+
+	It("is the difference of clocks, if usher reports that", func() {
+		Expect(clock(GinkgoT().Context(), &subject{status: api.Status{Problems: []api.StatusProblem{{Object: "usher", Reason: "ClockSkew"}}}})).To(BeEmpty())
+	})
+
+	It("is the source ranges of a client that is denied, for all VIPs, and no other cause", func() {
+		denied := true
+		s := &subject{Options: Options{Client: "192.0.2.7"}, client: answering(func(w http.ResponseWriter, _ *http.Request) {
+			e := api.Explanation{Verdict: api.WouldFail, Text: []string{"The service port has a problem: port in use."}}
+			if denied {
+				e = api.Explanation{Verdict: api.WouldDrop, Text: []string{"The client 192.0.2.7 is not in loadBalancerSourceRanges: the portal drops its packets."}}
+			}
+			w.Header().Set("Content-Type", "application/json")
+			_ = json.NewEncoder(w).Encode(e)
+		}), services: []api.ServiceDetail{{Details: []api.ServicePort{{VIPs: []api.VIP{{Kind: "LoadBalancerIP", Address: "203.0.113.1:80"}, {Kind: "ExternalIP", Address: "203.0.113.2:80"}}}}}}}
+		Expect(clientLetIn(GinkgoT().Context(), s)).To(ConsistOf(HaveField("Wrong",
+			"192.0.2.7 would not be served at 203.0.113.1:80 (LoadBalancerIP), 203.0.113.2:80 (ExternalIP): The client 192.0.2.7 is not in loadBalancerSourceRanges: the portal drops its packets.")))
+		denied = false
+		Expect(clientLetIn(GinkgoT().Context(), s)).To(BeEmpty())
+	})
+})
+
 var _ = Describe("a check", func() {
 	DescribeTable("that is not possible is reported", func(find func(context.Context, *subject) []Finding, what string) {
 		s := &subject{client: answering(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) })}
