@@ -119,7 +119,7 @@ func usherItself(_ context.Context, s *subject) (all []Finding) {
 		if p.Reason == "PortalFailed" || p.Reason == "NotServing" {
 			severity = Failing
 		}
-		all = append(all, Finding{"", severity, p.Object, p.Message, "reported by usher as " + p.Reason + ", since " + p.Since.Format(time.DateTime), p.Remedy})
+		all = append(all, Finding{"", severity, p.Object, p.Message, "reported by usher as " + p.Reason + ", since " + p.Since.Local().Format(time.DateTime), p.Remedy})
 	}
 	return all
 }
@@ -151,7 +151,7 @@ func objects(_ context.Context, s *subject) (all []Finding) {
 	}
 	for _, p := range s.status.Problems {
 		if s.Service == "" && (strings.HasPrefix(p.Reason, "Manifest") || p.Reason == "PartNotServed") && !of[p.Message] {
-			all = append(all, Finding{"", Warning, p.Object, p.Message, p.Reason + ", since " + p.Since.Format(time.DateTime), p.Remedy})
+			all = append(all, Finding{"", Warning, p.Object, p.Message, p.Reason + ", since " + p.Since.Local().Format(time.DateTime), p.Remedy})
 		}
 	}
 	return all
@@ -346,7 +346,7 @@ func breaks(_ context.Context, s *subject) (all []Finding) {
 			if e.State == api.EndpointOutlier {
 				wrong = endpointName(e) + " is an outlier: it accepts connections, but resets most of them"
 			}
-			all = append(all, Finding{"", Warning, p.object, wrong, fmt.Sprintf("in the last minutes: connected %d times, %d failed attempts and connections; since usher started: %d and %d; over all endpoints, %d connections were reset, %d ended without a response",
+			all = append(all, Finding{"", Warning, p.object, wrong, fmt.Sprintf("in the last minutes: connected %d times, %d failed attempts and connections; since it was listed: %d and %d; over all endpoints since usher started, %d connections were reset, %d ended without a response",
 				connectedRecently(e), e.FailedRecently, e.Connected, e.Failed, p.port.Ends[outcome.EndpointReset.String()], p.port.Ends[outcome.NoResponse.String()]),
 				"usher get connections " + p.name + " --state=ended --endpoint " + e.Address + "; then the Pod's log"})
 		}

@@ -248,6 +248,15 @@ var _ = Describe("a finding with a known cause", func() {
 	})
 })
 
+var _ = Describe("the time of a problem", func() {
+	It("is local, as all other times are", func() {
+		since := time.Date(2026, 1, 2, 3, 4, 5, 0, time.FixedZone("elsewhere", 7*3600+60))
+		s := &subject{status: api.Status{Problems: []api.StatusProblem{{Object: "usher", Reason: "NearLimit", Since: since}, {Object: "a.yaml", Reason: "ManifestRejected", Since: since}}}}
+		local := "since " + since.Local().Format(time.DateTime)
+		Expect(append(usherItself(GinkgoT().Context(), s), objects(GinkgoT().Context(), s)...)).To(And(HaveLen(2), HaveEach(HaveField("Known", HaveSuffix(local)))))
+	})
+})
+
 var _ = Describe("a check", func() {
 	DescribeTable("that is not possible is reported", func(find func(context.Context, *subject) []Finding, what string) {
 		s := &subject{client: answering(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) })}
@@ -384,7 +393,7 @@ var _ = Describe("an endpoint that has failed", func() {
 		now, before := found(e)
 		Expect(before).To(BeEmpty(), "it is reported once")
 		Expect(now).To(HaveLen(1))
-		Expect(now[0]).To(And(HaveField("Severity", Warning), HaveField("Wrong", HavePrefix(address)), HaveField("Known", ContainSubstring("in the last minutes"))))
+		Expect(now[0]).To(And(HaveField("Severity", Warning), HaveField("Wrong", HavePrefix(address)), HaveField("Known", And(ContainSubstring("in the last minutes"), ContainSubstring("since it was listed")))))
 	},
 		Entry(nil, api.Endpoint{Connected: 1e6, Failed: 2, FailedRecently: 2, Latency: &api.Latency{Clients: 98}}),
 		Entry("without any successful connection", api.Endpoint{Connected: 1e6, Failed: 2, FailedRecently: 2}),
