@@ -66,7 +66,7 @@ var _ = Describe("a client of a Proxy", func() {
 				Eventually(func() int64 { return p.Stats().Established }).WithTimeout(soon).Should(BeZero())
 			}
 
-			It("ends the attempt in progress when it resets", func() {
+			It("ends the attempt that is under way when it resets", func() {
 				serve(lab.Silent())
 				resets(comes())
 				Expect(p.Stats().All.Attempts).To(BeNumerically("<=", 1))

@@ -185,7 +185,7 @@ var _ = Describe("a UDP session", func() {
 		Eventually(func() int64 { return p.Stats().Recoveries }).Should(BeEquivalentTo(1))
 	})
 
-	It("reaches an endpoint that never answers by design, despite a dead one", func() {
+	It("serves an endpoint that never answers by design, despite a dead one", func() {
 		o.Quarantine.First, o.Quarantine.Max = 50*time.Millisecond, 100*time.Millisecond
 		dead, nobody := listen("127.117.0.1:0")
 		dead.Close()

@@ -94,12 +94,13 @@ var _ = Describe("usher diagnose", func() {
 		Expect(text).To(MatchRegexp(`Service default/misnamed .*ports: "other": no port is named "main", so that port of Service default/misnamed has no endpoints.* next step: give the EndpointSlice's port the same name`))
 		Expect(text).To(MatchRegexp(`FAILING Service default/wrong .*wrong\.yaml, document 1: spec\.clusterIP.* evidence: ManifestRejected: it is not served`))
 		Expect(text).To(ContainSubstring(refusing.String() + " is in quarantine: connection refused"))
-		Expect(text).To(ContainSubstring(silent.String() + " is unresponsive, but its host answers: packets to that port are dropped"))
+		Expect(text).To(ContainSubstring(silent.String() + " is in quarantine: no answer"))
+		Expect(text).To(ContainSubstring("while another port refused at once: packets to that port are dropped"))
 		Expect(text).To(ContainSubstring("is there a firewall, is the machine down, or is there no route to it? ip route get ADDRESS; nft list ruleset"))
 
 		By("diagnosing one Service, and whether it admits a client")
 		Expect(unbroken(diagnose(1, "mixed"))).NotTo(ContainSubstring("default/empty"))
-		Expect(unbroken(diagnose(1, "mixed", "-o", "json"))).To(ContainSubstring(`"check": "reach"`))
+		Expect(unbroken(diagnose(1, "mixed", "-o", "json"))).To(ContainSubstring(`test from this node: no answer within`))
 
 		Expect(unbroken(diagnose(1, "closed", "--client", "198.51.100.9"))).To(MatchRegexp(`198\.51\.100\.9 would not be served at 203\.0\.113\.\d+:80 \(LoadBalancerIP\): .* usher explain reports: drop`))
 		Expect(unbroken(diagnose(0, "closed", "--client", "192.0.2.9"))).To(ContainSubstring("found. Checked"))

@@ -190,7 +190,7 @@ var _ = Describe("health check node ports", func() {
 		Expect(body).To(ContainSubstring(`"localEndpoints":0`))
 	})
 
-	It("count the endpoints of the request's IP family, as kube-proxy does", func() {
+	It("count the endpoints of the IP family by which they are asked, as kube-proxy does", func() {
 		port := free()
 		svc := service(port, true)
 		six := config.ServicePort{ExternalLocal: true}

@@ -231,7 +231,7 @@ var _ = Describe("the API of a proxy", func() {
 			Expect(at[good.String()].Active).To(BeEquivalentTo(1))
 		})
 
-		It("has both attempts of a connection while it is open and after it ended", func() {
+		It("has a connection with both attempts while it is open and after it has ended", func() {
 			var list api.ConnectionList
 			n.get("/connections?client=127.0.0.0/8&retried=true", &list)
 			Expect(list.Items).To(HaveLen(1))
