@@ -54,6 +54,21 @@ var _ = Describe("a Service's data from several nodes", func() {
 		Expect(Services(list)[0].Item.State).To(BeEquivalentTo("new"), "an unknown state of a later version may be bad")
 	})
 
+	It("leaves out what differs between nodes, and has the endpoints of the node with the fewest ready ones", func() {
+		port := func(node, listener, source, zone string, ready int) Reported[api.Service] {
+			s := service(node, "web", api.ServiceOK, 1, nil)
+			s.Item.Ports = []api.PortSummary{{Name: "http", Listener: listener, Sees: api.Sees{Source: source}, Topology: &api.Topology{Key: "zone", Value: zone}}}
+			s.Item.Endpoints = api.EndpointCounts{Total: 3, Ready: ready}
+			return s
+		}
+		list := []Reported[api.Service]{port("a", "127.0.0.1:1", "client", "x", 3), port("b", "127.0.0.1:2", "node", "y", 2), port("c", "127.0.0.1:1", "client", "x", 3)}
+		all := Services(list)
+		Expect(all[0].Item.Ports).To(Equal([]api.PortSummary{{Name: "http"}}))
+		Expect(all[0].Item.Endpoints.Ready).To(Equal(2))
+		Expect(list[0].Item.Ports[0].Listener).To(Equal("127.0.0.1:1"), "the node's data is unchanged")
+		Expect(Services([]Reported[api.Service]{list[0], list[2]})[0].Item.Ports).To(Equal(list[0].Item.Ports))
+	})
+
 	It("is shown as a table with nodes after the state, or with one node per row", func() {
 		list := []Reported[api.Service]{service("a", "web", api.ServiceOK, 1, nil), service("b", "web", api.ServiceDown, 2, nil)}
 		rows := Services(list)
@@ -98,6 +113,23 @@ var _ = Describe("an endpoint's data from several nodes", func() {
 		Expect(text).To(ContainSubstring(`{"usherNode":"a","namespace":"shop"`))
 	})
 })
+
+var _ = DescribeTable("an endpoint that only some nodes use", func(usedFor []string, notUsed string, nodes ...api.Endpoint) {
+	var list []Reported[show.PortEndpoint]
+	for _, e := range nodes {
+		list = append(list, Reported[show.PortEndpoint]{Node: "a", Item: show.PortEndpoint{Endpoint: e}})
+	}
+	all := Endpoints(list)
+	Expect(all).To(HaveLen(1))
+	Expect(all[0].Item.UsedFor).To(Equal(usedFor))
+	Expect(all[0].Item.NotUsed).To(Equal(notUsed))
+},
+	Entry("is used", []string{"node", "internal"}, "",
+		api.Endpoint{UsedFor: []string{"node"}, NotUsed: "for internal: it is on another node"}, api.Endpoint{UsedFor: []string{"internal", "node"}},
+		api.Endpoint{UsedFor: []string{"node"}, NotUsed: "for internal: it is on another node"}),
+	Entry("not even by one node, for one reason", []string{}, "weight 0", api.Endpoint{UsedFor: []string{}, NotUsed: "weight 0"}, api.Endpoint{UsedFor: []string{}, NotUsed: "weight 0"}),
+	Entry("not even by one node, for several reasons", []string{}, "differs by node", api.Endpoint{UsedFor: []string{}, NotUsed: "zone a"}, api.Endpoint{UsedFor: []string{}, NotUsed: "zone b"}),
+)
 
 var _ = Describe("a connection of a node", func() {
 	It("has its node in JSON, and no such field without a cluster", func() {

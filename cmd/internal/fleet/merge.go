@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"cmp"
+	"reflect"
 	"slices"
 
 	"github.com/usherproxy/usher/cmd/internal/show"
@@ -39,8 +40,9 @@ func (t Reported[T]) Worst() (nodes []string) {
 	return nodes
 }
 
-// Services merges the reports about each Service: the worst state with its details, the sums of counts, and the longest
-// latencies. The order is that of first occurrence.
+// Services merges the reports about each Service: the worst state with its details, the sums of counts, the longest
+// latencies, and the endpoints of the node with the fewest ready ones. It leaves out what differs between nodes. The
+// order is that of first occurrence.
 func Services(list []Reported[api.Service]) []Reported[api.Service] {
 	return merge(list,
 		func(s api.Service) string { return s.Namespace + "/" + s.Name },
@@ -54,6 +56,10 @@ func Services(list []Reported[api.Service]) []Reported[api.Service] {
 				sum.Since = s.Since
 			}
 			sum.Latency = longest(sum.Latency, s.Latency)
+			if s.Endpoints.Ready < sum.Endpoints.Ready {
+				sum.Endpoints = s.Endpoints
+			}
+			sum.Ports = withoutDifferences(sum.Ports, s.Ports)
 			ends := map[string]int64{}
 			for _, from := range []map[string]int64{sum.Ends, s.Ends} {
 				for end, n := range from {
@@ -90,7 +96,42 @@ func Endpoints(list []Reported[show.PortEndpoint]) []Reported[show.PortEndpoint]
 			sum.BytesToEndpoint += e.BytesToEndpoint
 			sum.BytesToClient += e.BytesToClient
 			sum.Latency = longest(sum.Latency, e.Latency)
+			sum.UsedFor = slices.Clone(sum.UsedFor)
+			for _, use := range e.UsedFor {
+				if !slices.Contains(sum.UsedFor, use) {
+					sum.UsedFor = append(sum.UsedFor, use)
+				}
+			}
+			switch {
+			case sum.NotUsed == "" || e.NotUsed == "": // a node uses it
+				sum.NotUsed = ""
+			case sum.NotUsed != e.NotUsed:
+				sum.NotUsed = "differs by node"
+			}
 		})
+}
+
+// withoutDifferences returns ports without the settings of a node that differ from those of another node.
+func withoutDifferences(ports, others []api.PortSummary) []api.PortSummary {
+	ports = slices.Clone(ports)
+	for i := range ports {
+		p := &ports[i]
+		for _, o := range others {
+			if o.Name != p.Name || o.Family != p.Family || o.Protocol != p.Protocol {
+				continue
+			}
+			if o.Listener != p.Listener {
+				p.Listener = ""
+			}
+			if o.Sees != p.Sees {
+				p.Sees = api.Sees{}
+			}
+			if !reflect.DeepEqual(o.Topology, p.Topology) {
+				p.Topology = nil
+			}
+		}
+	}
+	return ports
 }
 
 // merge merges items of the same key: add adds one to the worst of them, by rank.
