@@ -153,17 +153,20 @@ func topology(t *api.Topology) string {
 
 func problems(s api.Service) string {
 	var list []string
+	add := func(text string) { // several ports and families may have the same problem
+		if !slices.Contains(list, text) {
+			list = append(list, text)
+		}
+	}
 	for _, p := range s.Problems {
-		list = append(list, p.Reason+": "+p.Message)
+		add(p.Reason + ": " + p.Message)
 	}
 	for _, p := range s.Ports {
 		if p.Problem != nil {
-			list = append(list, p.Problem.Reason+": "+p.Problem.Message)
+			add(p.Problem.Reason + ": " + p.Problem.Message)
 		}
 		for _, d := range p.Dropped {
-			if text := d.Clients + " clients are dropped: " + d.Text; !slices.Contains(list, text) {
-				list = append(list, text)
-			}
+			add(d.Clients + " clients are dropped: " + d.Text)
 		}
 	}
 	return strings.Join(list, "; ")

@@ -92,6 +92,15 @@ var _ = Describe("a table", func() {
 		Expect(lines(show.Services, true, problem)[1]).To(ContainSubstring("  http:/healthz every 10s  "))
 	})
 
+	It("shows equal problems of several ports and families once", func() {
+		problem := web
+		problem.Ports = slices.Clone(web.Ports)
+		for i := range problem.Ports {
+			problem.Ports[i].Problem = &api.Problem{Reason: "SCTPOff", Message: "off"}
+		}
+		Expect(lines(show.Services, true, problem)[1]).To(MatchRegexp(`degraded +SCTPOff: off +10\.96\.0\.10`))
+	})
+
 	It("shows which source address endpoints see when it is wide, with the reason", func() {
 		mixed := web
 		mixed.Ports = slices.Clone(web.Ports)
