@@ -2,7 +2,9 @@ package diagnose
 
 import (
 	"cmp"
+	"regexp"
 	"slices"
+	"strconv"
 
 	"github.com/usherproxy/usher/cmd/internal/show"
 )
@@ -13,23 +15,55 @@ type OnNode struct {
 	Result
 }
 
-// Together merges the findings of nodes: equal findings are listed once, with their nodes and the evidence
-// of the first node.
+// count matches a count in a text, with the noun's plural: not the numbers in names and addresses.
+var count = regexp.MustCompile(`(^| )(\d+)( \w+?)s?\b`)
+
+// counted returns the first count in a text and its position, or -1 for both.
+func counted(text string) (n, at int) {
+	loc := count.FindStringSubmatchIndex(text)
+	if loc == nil {
+		return -1, -1
+	}
+	n, _ = strconv.Atoi(text[loc[4]:loc[5]])
+	return n, loc[4]
+}
+
+// Together merges the findings of nodes: findings that are equal except for counts and severity are listed once, with
+// their nodes, the worst severity, the largest count, and the evidence of the first node.
 func Together(all []OnNode) (sum Result) {
 	sum.Findings = []Found{}
+	type kind struct {
+		check, object, wrong, remedy string
+		over                         bool
+	}
+	known := map[kind]int{}
+	var most []string // of each finding, the text with the largest count
 	for _, on := range all {
 		for _, f := range on.Findings {
-			i := slices.IndexFunc(sum.Findings, func(s Found) bool {
-				return s.Check == f.Check && s.Severity == f.Severity && s.Object == f.Object && s.Over == f.Over && s.Wrong == f.Wrong && s.Remedy == f.Remedy
-			})
-			if i < 0 {
+			k := kind{f.Check, f.Object, count.ReplaceAllString(f.Wrong, "$1$3"), f.Remedy, f.Over}
+			i, is := known[k]
+			if !is {
 				i = len(sum.Findings)
-				sum.Findings = append(sum.Findings, f)
+				known[k] = i
+				sum.Findings, most = append(sum.Findings, f), append(most, f.Wrong)
 			}
-			if len(sum.Findings[i].Nodes) > 0 && f.Clients < everyone {
-				sum.Findings[i].Clients += f.Clients
+			s := &sum.Findings[i]
+			if len(s.Nodes) > 0 && f.Clients < everyone {
+				s.Clients += f.Clients
 			}
-			sum.Findings[i].Nodes = append(sum.Findings[i].Nodes, on.Node)
+			if rank(f) < rank(*s) {
+				s.Severity = f.Severity
+			}
+			if f.Wrong != most[i] {
+				n, _ := counted(f.Wrong)
+				before, at := counted(most[i])
+				if n > before {
+					most[i] = f.Wrong
+					_, at = counted(f.Wrong)
+				}
+				s.Wrong = most[i][:at] + "up to " + most[i][at:]
+			}
+			s.Nodes = append(s.Nodes, on.Node)
 		}
 		sum.Looked = on.Looked
 		sum.Services, sum.All = max(sum.Services, on.Services), max(sum.All, on.All)
@@ -38,10 +72,12 @@ func Together(all []OnNode) (sum Result) {
 	return sum
 }
 
+// rank returns the position of a finding's severity, the worst first.
+func rank(f Found) int { return slices.Index(severities, f.Severity) }
+
 // sort sorts past findings last and notes before them. Findings that affect most clients come first, then the most
 // severe, and among these the findings of most nodes.
 func (r *Result) sort() {
-	rank := func(f Found) int { return slices.Index(severities, f.Severity) }
 	late := func(f Found) int {
 		switch {
 		case f.Over:
