@@ -27,7 +27,12 @@ func Explanation(e api.Explanation) []string {
 			lines = append(lines, style.Text(Clean(sentence)))
 		}
 	}
-	if len(e.Order) > 0 {
+	switch {
+	case len(e.Order) == 0:
+	case e.Protocol == "UDP": // has no attempt timeouts: an endpoint can only refuse
+		lines = append(lines, "", "Would be tried, in this order until one does not refuse:")
+		lines = append(lines, candidates(e.Order, true)...)
+	default:
 		lines = append(lines, "", "Would be tried, in this order until one connects:")
 		lines = append(lines, candidates(e.Order, true)...)
 		lines = append(lines, "", "Attempt timeouts: "+schedule(e.ScheduleMs)+".")

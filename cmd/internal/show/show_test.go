@@ -291,6 +291,9 @@ var _ = Describe("an explanation", func() {
 			"Would not be tried:",
 			"  -  [fd00::3]:80    not-ready  it is not ready",
 		}, "\n")))
+		e.Protocol = "UDP"
+		Expect(show.Explanation(e)).To(ContainElement("Would be tried, in this order until one does not refuse:"))
+		Expect(show.Explanation(e)).NotTo(ContainElement(ContainSubstring("timeouts")), "UDP has none")
 	})
 })
 
