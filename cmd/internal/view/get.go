@@ -89,7 +89,8 @@ type getFlags struct {
 	apart  bool // list the Services and endpoints of each node separately
 	output string
 
-	outdated sync.Map // by node, the reason why its Services are outdated: see noteOutdated
+	outdated sync.Map        // keys: a node, and a reason why its Services are outdated: see noteOutdated
+	printed  map[string]bool // lines of printOutdated
 }
 
 func (f *getFlags) register(cmd *cobra.Command) {
@@ -190,37 +191,43 @@ func get[T any](f *getFlags, k kind[T]) func(*cobra.Command, []string) error {
 	}
 }
 
-// noteOutdated records the reason why the Services of u are outdated, if u reports one.
+// noteOutdated records the reasons that u reports why its Services are outdated, or why new ones are not served.
 func (f *getFlags) noteOutdated(ctx context.Context, u fleet.Usher) {
 	if f.watch {
 		return
 	}
 	status, _ := u.Client.Status(ctx) // the list returns the error
 	for _, p := range status.Problems {
-		if p.Reason == "APIServerFailed" || p.Reason == "NotServing" {
+		if p.Object == "usher" && slices.Contains([]string{"APIServerFailed", "NotServing", "PortalFailed"}, p.Reason) {
 			text := p.Message
 			if !f.asks.cluster() { // equal texts of many nodes are merged
-				text = "since " + p.Since.Format(time.DateTime) + " " + text
+				text = "since " + p.Since.Local().Format(time.DateTime) + " " + text
 			}
-			f.outdated.Store(u.Node, text)
+			f.outdated.Store([2]string{u.Node, text}, nil)
 		}
 	}
 }
 
-// printOutdated prints the reasons recorded since the last time: each text once, with its nodes.
+// printOutdated prints the recorded reasons that it has not printed: each text once, with its nodes.
 func (f *getFlags) printOutdated(out io.Writer) {
 	nodes := map[string][]string{}
-	f.outdated.Range(func(node, text any) bool {
-		nodes[text.(string)] = append(nodes[text.(string)], node.(string))
+	f.outdated.Range(func(key, _ any) bool {
+		k := key.([2]string)
+		nodes[k[1]] = append(nodes[k[1]], k[0])
 		return true
 	})
-	f.outdated.Clear()
+	if f.printed == nil {
+		f.printed = map[string]bool{}
+	}
 	for _, text := range slices.Sorted(maps.Keys(nodes)) {
 		on := ""
 		if f.asks.cluster() {
 			on = " on " + show.Few(slices.Sorted(slices.Values(nodes[text])))
 		}
-		fmt.Fprintf(out, "usher%s: %s\n", on, show.Clean(text))
+		if line := "usher" + on + ": " + show.Clean(text); !f.printed[line] {
+			f.printed[line] = true
+			fmt.Fprintln(out, line)
+		}
 	}
 }
 

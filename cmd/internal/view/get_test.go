@@ -26,12 +26,15 @@ func TestView(t *testing.T) {
 	RunSpecs(t, "view")
 }
 
+// since is in another time zone than the local one.
+var since = time.Date(2026, 1, 2, 3, 4, 5, 0, time.FixedZone("", 11*3600+17*60))
+
 var _ = DescribeTable("get prints why Services may be missing", func(reason string, said OmegaMatcher, args ...string) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		switch r.URL.Path {
 		case api.Prefix + "/status":
-			_ = json.NewEncoder(w).Encode(api.Status{Problems: []api.StatusProblem{{Object: "usher", Reason: reason, Message: "list services: 403", Since: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}}})
+			_ = json.NewEncoder(w).Encode(api.Status{Problems: []api.StatusProblem{{Object: "usher", Reason: reason, Message: "list services: 403", Since: since}}})
 		case api.Prefix + "/services":
 			_ = json.NewEncoder(w).Encode(api.ServiceList{})
 		default:
@@ -48,9 +51,11 @@ var _ = DescribeTable("get prints why Services may be missing", func(reason stri
 	cli.Execute(context.Background(), root, append(args, "--admin-address="+server.Listener.Addr().String()))
 	Expect(string(errs.Contents())).To(said)
 },
-	Entry("for all Services", "NotServing", Equal("No Services.\nusher: since 2026-01-02 03:04:05 list services: 403\n"), "get", "services", "-A"),
-	Entry("for an unknown Service", "NotServing", ContainSubstring("usher: since 2026-01-02 03:04:05 list services: 403\n"), "get", "services", "web"),
-	Entry("for endpoints", "APIServerFailed", Equal("No endpoints.\nusher: since 2026-01-02 03:04:05 list services: 403\n"), "get", "endpoints", "-A"),
+	Entry("for all Services", "NotServing", Equal("No Services.\nusher: since "+since.Local().Format(time.DateTime)+" list services: 403\n"), "get", "services", "-A"),
+	Entry("for an unknown Service", "NotServing", ContainSubstring("usher: since "+since.Local().Format(time.DateTime)+" list services: 403\n"), "get", "services", "web"),
+	Entry("for endpoints", "APIServerFailed", Equal("No endpoints.\nusher: since "+since.Local().Format(time.DateTime)+" list services: 403\n"), "get", "endpoints", "-A"),
+	Entry("for a portal that is not updated", "PortalFailed", Equal("No Services.\nusher: since "+since.Local().Format(time.DateTime)+" list services: 403\n"), "get", "services", "-A"),
+	Entry("once for all kinds", "APIServerFailed", HavePrefix("No Services.\nusher: since "+since.Local().Format(time.DateTime)+" list services: 403\nNo endpoints.\nusher: no such Service"), "get", "all", "-A"),
 	Entry("but not for an unrelated problem", "ClockSkew", Equal("No Services.\n"), "get", "services", "-A"),
 )
 
