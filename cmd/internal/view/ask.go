@@ -247,6 +247,15 @@ func (f *NamespaceFlag) ServiceName(name string) string {
 	return f.Namespace + "/" + name
 }
 
+// clockAhead returns by how much this machine's clock is ahead of that of u's node, as far as known.
+func clockAhead(ctx context.Context, u fleet.Usher) time.Duration {
+	status, err := u.Client.Status(ctx)
+	if err != nil || status.Now.IsZero() {
+		return 0
+	}
+	return time.Since(status.Now)
+}
+
 // oneKnows is MustKnow for several usher instances: it is enough if one of them knows the Service.
 func oneKnows(ctx context.Context, ushers []fleet.Usher, service, hint string) error {
 	return one(ctx, ushers, func(ctx context.Context, c *client.Client) error { return MustKnow(ctx, c, service, hint) })

@@ -59,6 +59,36 @@ var _ = DescribeTable("get prints why Services may be missing", func(reason stri
 	Entry("but not for an unrelated problem", "ClockSkew", Equal("No Services.\n"), "get", "services", "-A"),
 )
 
+var _ = DescribeTable("a node whose clock differs by an hour", func(shows string, args ...string) {
+	now := time.Now().Add(time.Hour)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		switch r.URL.Path {
+		case api.Prefix + "/status":
+			_ = json.NewEncoder(w).Encode(api.Status{Now: now})
+		case api.Prefix + "/connections":
+			_ = json.NewEncoder(w).Encode(api.ConnectionList{Reaches: &api.Reaches{All: now.Add(-90 * time.Second), Amiss: now.Add(-90 * time.Second)}})
+		case api.Prefix + "/events":
+			w.Header().Set("Content-Type", "text/event-stream")
+			for _, e := range []api.Event{{Text: "old", Time: now.Add(-10 * time.Minute)}, {Text: "new", Time: now.Add(-time.Minute)}} {
+				text, _ := json.Marshal(e)
+				_, _ = w.Write([]byte("event: " + api.StreamStep + "\ndata: " + string(text) + "\n\n"))
+			}
+		}
+	}))
+	DeferCleanup(server.Close)
+	root, out := &cobra.Command{Use: "usher"}, gbytes.NewBuffer()
+	cli.SetUp(root)
+	root.AddCommand(Viewers{}.Commands()...)
+	root.SetErr(out)
+	root.SetOut(out)
+	cli.Execute(context.Background(), root, append(args, "--admin-address="+server.Listener.Addr().String()))
+	Expect(string(out.Contents())).To(MatchRegexp(shows))
+},
+	Entry("has connections of its last minutes", `Ended connections of the last 1m3[01]s\.`, "get", "connections", "--state=ended"),
+	Entry("has steps of its last minutes", `^\S+ .*new\S*\n$`, "trace", "--since=5m", "--follow=false"),
+)
+
 var _ = Describe("get -w of a cluster", func() {
 	It("shows other nodes' Services while a node is unreachable, and its Services once it answers", func(ctx context.Context) {
 		var answers atomic.Bool

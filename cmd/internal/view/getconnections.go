@@ -91,7 +91,7 @@ func connectionIDs(args []string) (ids []uint64) {
 	return ids
 }
 
-// reach is the age of the oldest connections that are listed from all nodes.
+// reach is the age of the oldest connections that are listed from all nodes, by this machine's clock.
 type reach struct {
 	mu   sync.Mutex
 	back *api.Reaches // nil if no instance reported it
@@ -100,11 +100,9 @@ type reach struct {
 func (r *reach) note(back *api.Reaches) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	switch {
-	case back == nil:
-	case r.back == nil:
+	if r.back == nil {
 		r.back = back
-	default:
+	} else {
 		r.back = &api.Reaches{All: latest(r.back.All, back.All), Amiss: latest(r.back.Amiss, back.Amiss)}
 	}
 }
@@ -128,7 +126,13 @@ func (f *getFlags) connectionKind(q *client.ConnectionQuery, reaches *reach) kin
 				q.State = "all" // to include the ends
 			}
 			list, err := u.Connections(ctx, q)
-			reaches.note(list.Reaches)
+			if r := list.Reaches; r != nil {
+				ahead := time.Duration(0)
+				if !f.watch {
+					ahead = clockAhead(ctx, u)
+				}
+				reaches.note(&api.Reaches{All: r.All.Add(ahead), Amiss: r.Amiss.Add(ahead)})
+			}
 			return list.Items, err
 		},
 		past: func(c api.Connection, before time.Time) bool {

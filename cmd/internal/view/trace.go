@@ -2,6 +2,7 @@ package view
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -75,7 +76,8 @@ type traceCommand struct {
 	follow bool
 	output string
 
-	oldest time.Time // earlier events are not printed
+	oldest time.Time                // earlier events are not printed
+	ahead  map[string]time.Duration // by node, see clockAhead
 	ends   []string
 	out    io.Writer
 	width  int // of the node names
@@ -104,6 +106,12 @@ func (t *traceCommand) run(cmd *cobra.Command, args []string) error {
 		if t.query.Service != "" {
 			if err := oneKnows(cmd.Context(), ushers, t.query.Service, ""); err != nil && !fleet.IsSilent(err) {
 				return err
+			}
+		}
+		if t.since > 0 {
+			t.ahead = map[string]time.Duration{}
+			for _, a := range fleet.Ask(cmd.Context(), ushers, func(ctx context.Context, u fleet.Usher) (time.Duration, error) { return clockAhead(ctx, u), nil }) {
+				t.ahead[a.From.Node] = a.Value
 			}
 		}
 		if t.asks.cluster() {
@@ -184,7 +192,7 @@ const (
 // print prints one message, unless the flags exclude it.
 func (t *traceCommand) print(m fleet.Message) (err error) {
 	switch {
-	case m.Event != nil && (m.Event.Time.Before(t.oldest) || len(t.ends) > 0 && !slices.Contains(t.ends, m.Event.End)):
+	case m.Event != nil && (m.Event.Time.Add(t.ahead[m.From.Node]).Before(t.oldest) || len(t.ends) > 0 && !slices.Contains(t.ends, m.Event.End)):
 	case t.output == "json" && m.Event != nil:
 		return json.NewEncoder(t.out).Encode(fleet.Reported[api.Event]{Node: m.From.Node, Item: *m.Event})
 	case t.output == "json" && m.Missed > 0:
