@@ -36,8 +36,8 @@ needs at least 160 columns. In a pipe, tables are complete.`,
 Services and endpoints of all nodes are then merged: counts are summed, latencies
 are the maximum, STATE is the worst, and NODE lists the nodes in that state, unless
 it is all of them. ENDPOINTS is that of the node with the fewest ready ones. Addresses
-and settings that differ between nodes are left out.
---per-node lists each node separately, as for all other kinds.
+and settings that differ between nodes are left out. --per-node lists each node
+separately, as for all other kinds.
 --state and --filter apply on each node. Nodes that do not respond are reported.`),
 		Example: `  usher get services
   usher get all -A

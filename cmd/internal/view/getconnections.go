@@ -37,7 +37,8 @@ longer than --slow-threshold of 'usher run'), failed (it ended without an endpoi
 endpoint reset it), or ok. --outcome, --slower-than and --retried select open and
 ended connections; --end and --last select ended ones.
 
-STATE is connecting, established, or the end code; see docs/reference.md.`,
+STATE is connecting, sending (UDP: the endpoint has sent nothing yet), established, or
+the end code; see docs/reference.md.`,
 		Example: `  usher get connections -A
   usher get connections web --client 10.244.1.0/24
   usher get connections web --outcome failed,retried --last 1h

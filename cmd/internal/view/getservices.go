@@ -31,19 +31,20 @@ func (v Viewers) newGetServices() *cobra.Command {
   ok
   degraded                     some endpoint is an outlier, unresponsive, in quarantine,
                                terminating or not ready
-  down                         every endpoint is in quarantine
-  no-endpoints                 the Service has no endpoints
-  no-local-endpoints           internalTrafficPolicy is Local and no endpoint is on this
-                               node: connections to the cluster IP are dropped
-  no-local-endpoints-external  externalTrafficPolicy is Local and no endpoint is on this
-                               node: external clients must use another node
+  down                         all usable endpoints of a port are in quarantine
+  no-endpoints                 a port has no usable endpoint
+  no-local-endpoints           internalTrafficPolicy is Local and a port has no endpoint
+                               on this node: connections to the cluster IP are dropped
+  no-local-endpoints-external  externalTrafficPolicy is Local and a port has no endpoint
+                               on this node: external clients must use another node
   problem                      some port is not served
   rejected                     no port is served, because the manifest is invalid
 
--o wide shows the reason, and 'usher diagnose NAME' suggests next steps. ENDPOINTS is
-the number in rotation and the total. Counts start when usher starts. CONNECT and
-FIRST BYTE are the p50 and p99 of the last 5 to 10 minutes: the time until clients
-were connected, and until the endpoint's first byte.`,
+It is the worst state of all ports and IP families. -o wide shows the reason, and
+'usher diagnose NAME' suggests next steps. ENDPOINTS is the number of endpoints whose
+state is ready, and of all. Counts start when usher starts; those of bytes are of
+ended connections. CONNECT and FIRST BYTE are the p50 and p99 of the last 5 to 10
+minutes: the time until clients were connected, and until the endpoint's first byte.`,
 		Example: `  usher get services -A
   usher get services web -o yaml
   usher get services -A --filter 10.96.0 --sort retries`,
@@ -106,20 +107,21 @@ func (v Viewers) newGetEndpoints() *cobra.Command {
 		Short:   "endpoints: state, quarantine, connections, failures",
 		Long: `Lists the endpoints of Services, separately for each port. STATE is one of:
 
-  ready
+  ready         its conditions are good, and no other state applies
   quarantined   it or its probes failed; skipped while another endpoint is usable.
                 QUARANTINE shows the next probe or the remaining time, and the cause
-  outlier       in rotation, but it reset most of its recent connections
-  unresponsive  in rotation, but in the last 5 to 10 minutes none of 5 or more
+  outlier       used as if ready, but it reset most of its recent connections
+  unresponsive  used as if ready, but in the last 5 to 10 minutes none of 5 or more
                 clients got a byte, or far more clients left without one than left
                 other endpoints of its port: the process probably hangs
   terminating   used only if no endpoint is ready
   not-ready
 
 NO RESPONSE is the number of clients that left without a byte. NOT USED is the reason
-why an endpoint gets no new connections, or none from some clients. CONNECT and FIRST
-BYTE are as in 'usher get services', for the clients that this endpoint served. An
-ADDRESS with its port selects endpoints of any Service.`,
+why an endpoint gets no new connections, or none from some clients: also a ready one,
+because of its weight, a traffic policy or topology. CONNECT and FIRST BYTE are as in
+'usher get services', for the clients that this endpoint served. An ADDRESS with its
+port selects endpoints of any Service.`,
 		Example: `  usher get endpoints web
   usher get endpoints -A -o wide
   usher get endpoints -A --state down`,
