@@ -17,6 +17,7 @@ import (
 
 	"github.com/usherproxy/usher/cmd/internal/cli"
 	"github.com/usherproxy/usher/cmd/internal/fleet"
+	"github.com/usherproxy/usher/cmd/internal/show"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
@@ -128,6 +129,14 @@ var _ = Describe("get -w of a cluster", func() {
 		Eventually(out, "5s").Should(gbytes.Say("^service/shop/cart\n"), "and web is not printed again")
 		cancel()
 		Eventually(ended).Should(Receive(BeNil()))
+	})
+
+	It("does not count another failed probe as a change of an endpoint, but another cause", func() {
+		news := func(cause string) string {
+			return (&getFlags{}).endpointKind(&client.ServiceQuery{}).news(show.PortEndpoint{Endpoint: api.Endpoint{State: api.EndpointQuarantined, Quarantine: &api.Quarantine{Cause: cause}}})
+		}
+		Expect(news("10 probes failed: HTTP status 503")).To(Equal(news("9 probes failed: HTTP status 503")))
+		Expect(news("10 probes failed: connection refused")).NotTo(Equal(news("10 probes failed: HTTP status 503")))
 	})
 
 	It("omits connections that ended before it started, also of nodes that answer later", func() {

@@ -153,7 +153,7 @@ func (f *getFlags) endpointKind(q *client.ServiceQuery) kind[show.PortEndpoint] 
 		key:     func(e show.PortEndpoint) string { return fmt.Sprint(service(e), e.Port, e.Protocol, e.Address) },
 		news: func(e show.PortEndpoint) string {
 			if e.Quarantine != nil {
-				return string(e.State) + e.Quarantine.Cause
+				return string(e.State) + strings.TrimLeft(e.Quarantine.Cause, "0123456789") // without the number of failed probes
 			}
 			return string(e.State)
 		},
