@@ -64,7 +64,8 @@ func (a *API) summary(g group, reports []config.Report, now time.Time) api.Servi
 }
 
 // service returns since when a Service is in its state at now. If the Service is new, or was in another
-// state, this is when the first of its endpoints that are not ready now changed, as far as known.
+// state, this is when the first of its endpoints that are not ready now changed, as far as known. States worse than
+// degraded begin with the last change, since one usable endpoint prevents them.
 func (s *starts) service(g group, state api.ServiceState, now time.Time) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -72,13 +73,13 @@ func (s *starts) service(g group, state api.ServiceState, now time.Time) time.Ti
 	if known && was.state == state {
 		return was.since
 	}
-	began := now
+	began, found, last := now, false, state.Badness() > api.ServiceDegraded.Badness()
 	for i := range g {
 		for _, e := range g[i].Endpoints {
 			of := stateOf(&g[i], e, now)
 			since := endpointSince(e, of, now)
-			if state != api.ServiceOK && of != api.EndpointReady && since.Before(began) && since.After(was.since) {
-				began = since
+			if state != api.ServiceOK && of != api.EndpointReady && since.After(was.since) && (!found || since.After(began) == last) {
+				began, found = since, true
 			}
 		}
 	}
@@ -108,11 +109,10 @@ func (s *starts) forget(all []group) {
 // endpointSince returns since when an endpoint is in its state at now. A quarantine has the exact time; other
 // states begin when they are first observed.
 func endpointSince(e *balance.Endpoint, state api.EndpointState, now time.Time) time.Time {
-	began := now
 	if h := e.Health(now); state == api.EndpointQuarantined && !h.Since.IsZero() {
-		began = h.Since
+		return e.Since(uint8(state.Badness()), h.Since, true)
 	}
-	return e.Since(uint8(state.Badness()), began)
+	return e.Since(uint8(state.Badness()), now, false)
 }
 
 // look records the states of a Service's endpoints.

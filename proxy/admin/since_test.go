@@ -1,14 +1,17 @@
 package admin_test
 
 import (
+	"errors"
 	"net/http"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/test/lab"
 )
 
@@ -57,5 +60,26 @@ var _ = Describe("a state", func() {
 		Expect(better.State).To(Equal(api.ServiceOK))
 		Expect(better.Since).To(BeTemporally(">", is.Since))
 		Eventually(func() time.Time { _, status := look(); return status.Since }).WithTimeout(10*time.Second).Should(BeTemporally(">", is.Since), "usher's state changes with its last problem")
+	})
+
+	It("begins with the last endpoint's quarantine if all are in quarantine, and again with another quarantine", func() {
+		n := newNode()
+		n.proxy.Apply([]config.Service{service("web", "10.96.0.2", answering(), answering())})
+		name := types.NamespacedName{Namespace: "default", Name: "web"}
+		all, now := n.proxy.InspectService(name)[0].Endpoints, time.Now().Truncate(time.Millisecond)
+		fail := func(e *balance.Endpoint, at time.Time) {
+			e.Report(balance.Report{Kind: balance.ConnectFailed, Start: at, Now: at, Err: errors.New("refused")}, balance.Policy{First: 2 * time.Hour, Max: 2 * time.Hour})
+		}
+		fail(all[0], now.Add(-time.Hour))
+		fail(all[1], now.Add(-time.Minute))
+		var detail api.ServiceDetail
+		n.get("/services/default/web", &detail)
+		Expect(detail.State).To(Equal(api.ServiceDown))
+		Expect(detail.Since).To(BeTemporally("==", now.Add(-time.Minute)))
+
+		all[0].Report(balance.Report{Kind: balance.Connected, Now: now.Add(-time.Second)}, balance.Policy{})
+		fail(all[0], now)
+		n.get("/services/default/web", &detail)
+		Expect(detail.Details[0].Endpoints[0].Since).To(BeTemporally("==", now))
 	})
 })

@@ -416,3 +416,17 @@ var _ = Describe("a Pool", func() {
 		Expect(leaving()).To(Equal(map[netip.AddrPort]time.Duration{addr(1): 4 * time.Second}))
 	})
 })
+
+var _ = Describe("an endpoint that is listed again while it has connections", func() {
+	It("is in its state since then", func() {
+		pool := new(balance.Pool)
+		pool.Update(port(endpoints(1, 2)), start)
+		pool.All[0].Take()
+		Expect(pool.All[0].Since(1, start, false)).To(BeTemporally("==", start))
+		pool.Update(port(endpoints(2)), start.Add(time.Minute))
+		again := start.Add(time.Hour)
+		pool.Update(port(endpoints(1, 2)), again)
+		Expect(pool.All[0].Active.Load()).To(BeEquivalentTo(1))
+		Expect(pool.All[0].Since(1, again, false)).To(BeTemporally("==", again))
+	})
+})

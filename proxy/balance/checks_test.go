@@ -103,4 +103,10 @@ var _ = Describe("an endpoint with probes configured by its Service", func() {
 		Expect(picked()).To(Equal(map[int]int{1: 5, 2: 5}))
 		makeDown()
 	})
+
+	It("is in quarantine since its first, if attempts failed before", func() {
+		fail(bad, start.Add(-time.Second), start.Add(-time.Second), quarantine)
+		Expect(checks(errProbe, errProbe, errProbe)).To(HaveEach(false))
+		Expect(bad.Health(start).Since).To(Equal(start.Add(-time.Second)))
+	})
 })

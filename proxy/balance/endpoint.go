@@ -87,11 +87,11 @@ func (s *State) countFailure(now time.Time) {
 }
 
 // Since returns when the endpoint entered state, a caller-defined number below 16. If the last call was for another
-// state, that is began.
-func (s *State) Since(state uint8, began time.Time) time.Time {
+// state, that is began. If began is exact, it is also if the state ended and began again since the last call.
+func (s *State) Since(state uint8, began time.Time, exact bool) time.Time {
 	for {
 		was := s.shown.Load()
-		if was != 0 && uint8(was&15) == state {
+		if was != 0 && uint8(was&15) == state && !(exact && began.UnixMilli() > int64(was>>4)) {
 			return time.UnixMilli(int64(was >> 4))
 		}
 		if s.shown.CompareAndSwap(was, uint64(began.UnixMilli())<<4|uint64(state)) {

@@ -238,6 +238,9 @@ func (h *health) report(r *Report, p *Policy) (c Change, changed bool) {
 		a.failures, a.passes, a.err, a.until = a.failures+1, 0, r.Err, r.Now.Add(p.First)
 		if !a.down && a.failures >= p.Fall {
 			a.down, a.since = true, r.Now
+			if f.state(r.Now) != Up {
+				a.since = f.since
+			}
 		}
 		c.Notify = a.down && !down
 	case CheckOff:
@@ -266,7 +269,9 @@ func (h *health) failed(r *Report, p *Policy) (c Change, changed bool) {
 	if c.Blamed && f.failures > 0 && (f.down || r.Now.Sub(f.until) < p.Max) { // it had recovered only recently
 		failures += f.failures
 	}
-	if f.state(r.Now) != Up {
+	if h.active.down {
+		since = h.active.since
+	} else if f.state(r.Now) != Up {
 		since = f.since
 	}
 	*f = passive{

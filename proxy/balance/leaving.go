@@ -65,7 +65,7 @@ func (p *Pool) left() map[identity]*State {
 	return left
 }
 
-// reinstate returns s without its failures, for a removed endpoint that is listed again. It returns nil if s is nil.
+// reinstate returns s without its failures and the start of its state, for a removed endpoint that is listed again. It returns nil if s is nil.
 func (s *State) reinstate() *State {
 	if s == nil {
 		return nil
@@ -73,6 +73,7 @@ func (s *State) reinstate() *State {
 	s.ensureRare().drained.Store(0)
 	s.health.Store(nil)
 	s.ends.Store(0)
+	s.shown.Store(0)
 	return s
 }
 
