@@ -1,6 +1,14 @@
 package admin
 
-import "time"
+import (
+	"time"
+
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
+
+// NodeProblems returns the problems of usher as a whole.
+func (a *API) NodeProblems(s *proxy.Stats) []api.StatusProblem { return a.nodeProblems(s, time.Now()) }
 
 // SetHeartbeat sets the heartbeat interval of streams that begin later, until the caller calls restore.
 func SetHeartbeat(d time.Duration) (restore func()) {

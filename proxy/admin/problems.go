@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/balance"
@@ -143,14 +144,18 @@ func (a *API) nodeProblems(s *proxy.Stats, now time.Time) (list []api.StatusProb
 	if sync := a.proxy.SyncStatus(); sync.Err != nil {
 		add("PortalFailed", fmt.Sprintf("failed to update the %s portal: %v", a.proxy.Portal.Mode(), sync.Err), "usher portals shows the differences; usher keeps retrying", sync.Pending)
 	}
+	const descriptors = "descriptors"
 	for _, limit := range []struct {
 		what, remedy string
 		now, most    int64
 	}{
-		{"descriptors", "raise the open files limit (ulimit -n, LimitNOFILE=)", s.Descriptors, s.DescriptorLimit},
 		{"connections", "raise --max-connections or the open files limit; list open connections with usher get connections -A --sort duration", s.Open, s.Limit},
 		{"UDP sessions", "raise --max-udp-sessions or the open files limit", s.Sessions.Open, s.Sessions.Limit},
+		{descriptors, "raise the open files limit (ulimit -n, LimitNOFILE=)", s.Descriptors, s.DescriptorLimit},
 	} {
+		if limit.what == descriptors && slices.ContainsFunc(list, func(p api.StatusProblem) bool { return p.Reason == "NearLimit" }) {
+			continue // the others use them up
+		}
 		if limit.most > 0 && float64(limit.now) >= nearLimit*float64(limit.most) {
 			add("NearLimit", fmt.Sprintf("%d of %d %s are in use", limit.now, limit.most, limit.what), limit.remedy, time.Time{})
 		}
@@ -190,11 +195,30 @@ func (a *API) serviceProblems(now time.Time) (list []api.StatusProblem) {
 		name := g.name()
 		object := "Service " + name.String()
 		for i := range g {
-			if p := g[i].Problem; p != nil {
-				add(object, string(p.Reason), "port "+g[i].Port.ID.String()+" is not served: "+p.Err.Error(), "usher diagnose "+name.String(), p.Since, worst)
+			p := g[i].Problem
+			same := func(v proxy.PortView) bool {
+				return v.Problem != nil && v.Problem.Reason == p.Reason && v.Problem.Err.Error() == p.Err.Error()
 			}
+			if p == nil || slices.ContainsFunc(g[:i], same) {
+				continue
+			}
+			var ports []string
+			first := p.Since
+			for _, v := range g[i:] {
+				if same(v) {
+					ports = append(ports, v.Port.ID.String())
+					if v.Problem.Since.Before(first) {
+						first = v.Problem.Since
+					}
+				}
+			}
+			text := "port " + ports[0] + " is"
+			if len(ports) > 1 {
+				text = "ports " + strings.Join(ports, ", ") + " are"
+			}
+			add(object, string(p.Reason), text+" not served as configured: "+p.Err.Error(), "usher diagnose "+name.String(), first, worst)
 		}
-		state, message := g.trouble(now)
+		state, message := g.trouble(a.proxy.Portal.Traits(), now)
 		if message != "" {
 			add(object, string(state), message, "usher diagnose "+name.String(), since, state.Badness())
 		}
@@ -217,7 +241,7 @@ func (a *API) serviceProblems(now time.Time) (list []api.StatusProblem) {
 
 // trouble describes the problem of a Service's endpoints; "" if there is none. Terminating endpoints are not
 // a problem.
-func (g group) trouble(now time.Time) (state api.ServiceState, message string) {
+func (g group) trouble(traits portal.Traits, now time.Time) (state api.ServiceState, message string) {
 	state = api.ServiceOK
 	for i := range g {
 		v := &g[i]
@@ -227,7 +251,10 @@ func (g group) trouble(now time.Time) (state api.ServiceState, message string) {
 		case api.ServiceNoEndpoints:
 			text = fmt.Sprintf("none of %d endpoints is usable", len(v.Endpoints))
 		case api.ServiceNoLocalEndpoints:
-			text = "internalTrafficPolicy is Local, and no usable endpoint is on this node: clients' packets are dropped"
+			text = "internalTrafficPolicy is Local, and no usable endpoint is on this node: clients are refused"
+			if traits.Redirects {
+				text = "internalTrafficPolicy is Local, and no usable endpoint is on this node: clients' packets are dropped"
+			}
 		case api.ServiceDown, api.ServiceDegraded:
 			text = badEndpoints(v, now)
 		}

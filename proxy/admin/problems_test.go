@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/admin"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/test/lab"
@@ -82,7 +83,32 @@ var _ = Describe("the list of problems", func() {
 		Entry("because the API server refuses", "forbidden", "list services: 403", "the API server sends no Services; none is served (forbidden): list services: 403"),
 	)
 
-	It("is limited to 100 and counts the others", func() {
+	It("has one problem of the ports that have the same", func() {
+		dns := service("dns", "10.96.0.1", answering())
+		dns.Ports[0].Protocol = config.SCTP
+		dns.Ports = append(dns.Ports, dns.Ports[0])
+		dns.Ports[1].ID.Port, dns.Ports[1].VIPs = "more", []config.VIP{{Kind: config.ClusterIP, Addr: dns.Ports[0].VIPs[0].Addr, Port: 81}}
+		n.proxy.Apply([]config.Service{dns})
+		Expect(status().Problems).To(ConsistOf(HaveField("Message", "ports default/dns:main, default/dns:more are not served as configured: SCTP is not served: --sctp=off")))
+	})
+
+	It("is that clients are refused, if the portal cannot drop packets", func() {
+		elsewhere := service("elsewhere", "10.96.0.3", answering())
+		elsewhere.Ports[0].Internal, elsewhere.Ports[0].InternalLocal = nil, true
+		n.proxy.Apply([]config.Service{elsewhere})
+		Expect(status().Problems).To(ConsistOf(HaveField("Message", HaveSuffix("no usable endpoint is on this node: clients are refused"))))
+	})
+
+	It("leaves out descriptors if what uses them is near its limit", func() {
+		var s proxy.Stats
+		s.Descriptors, s.DescriptorLimit = 95, 100
+		a := admin.NewAPI(n.proxy, admin.APIOptions{})
+		Expect(a.NodeProblems(&s)).To(ConsistOf(HaveField("Message", "95 of 100 descriptors are in use")))
+		s.Open, s.Limit = 45, 50
+		Expect(a.NodeProblems(&s)).To(ConsistOf(HaveField("Message", "45 of 50 connections are in use")))
+	})
+
+	It("has a bound", func() {
 		var many []config.Service
 		for i := range 300 {
 			many = append(many, service(fmt.Sprintf("empty-%03d", i), fmt.Sprintf("10.96.1.%d", i%250+1)))

@@ -305,7 +305,7 @@ func portSummary(v *proxy.PortView) api.PortSummary {
 	return s
 }
 
-// dropped returns the clients whose packets are dropped because all endpoints are on other nodes.
+// dropped returns the clients that are not served because no usable endpoint is on this node.
 func dropped(v *proxy.PortView) (list []api.Dropped) {
 	if v.Cluster == nil || v.Cluster.Len() == 0 { // not known yet, or all are refused
 		return nil
