@@ -89,9 +89,10 @@ func (p *Proxy) Explain(q Question, now time.Time) (Explanation, error) {
 		return Explanation{}, err
 	}
 	p.mu.Lock()
-	problem := p.problems[front.ID()]
+	problem, v, t := p.problems[front.ID()], front.View(), frontend.Target(front.Protocol, vip)
+	// A problem may be that of another VIP. A VIP with endpoints is rejected if it has no listener.
+	served := p.owners[t] == front && p.refused[t] == nil && (v.Cluster.Len() == 0 || p.rules[t].Action != portal.Reject)
 	p.mu.Unlock()
-	v := front.View()
 	x := Explanation{Port: v.Port, VIP: vip, Problem: problem, Endpoints: v.All}
 	x.NodeLocal = q.Client.IsValid() && p.node.Locality.OfThisNode(q.Client, vip.Addr)
 	x.Set = v.Endpoints(&vip, x.NodeLocal)
@@ -99,7 +100,7 @@ func (p *Proxy) Explain(q Question, now time.Time) (Explanation, error) {
 	// If the portal does not filter, the listener does, or there is no listener.
 	filters := p.Portal.Traits().Redirects
 	switch {
-	case problem != nil:
+	case problem != nil && !served:
 		x.Cause, x.Verdict = HasProblem, WouldFail
 	case q.Client.IsValid() && !vip.Expects(q.Client) && !p.node.Locality.Admits(&vip, q.Client, vip.Addr):
 		x.Cause, x.Verdict = SourceDenied, WouldRefuse

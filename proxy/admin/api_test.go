@@ -363,6 +363,30 @@ var _ = Describe("the API of a proxy", func() {
 		}
 	})
 
+	It("gives no schedule for UDP", func() {
+		dns := service("dns", "10.96.0.1", answering())
+		dns.Ports[0].Protocol = config.UDP
+		n.proxy.Apply([]config.Service{dns})
+		var x api.Explanation
+		n.get("/explain?service=dns", &x)
+		Expect(x.Verdict).To(Equal(api.WouldTry))
+		Expect(x.ScheduleMs).To(And(BeEmpty(), Not(BeNil())))
+	})
+
+	It("explains the VIPs that are served, if another one is in conflict", func() {
+		web := service("web", "10.96.0.1", answering())
+		n.proxy.Apply([]config.Service{web})
+		other := service("other", "10.96.0.2", answering())
+		other.Ports[0].VIPs = append(other.Ports[0].VIPs, config.VIP{Kind: config.ExternalIP, Addr: web.Ports[0].VIPs[0].Addr, Port: web.Ports[0].VIPs[0].Port})
+		n.proxy.Apply([]config.Service{other})
+		var works, conflicts api.Explanation
+		n.get("/explain?service=other&vip=10.96.0.2", &works)
+		n.get("/explain?service=other&vip=10.96.0.1", &conflicts)
+		Expect(works.Verdict).To(Equal(api.WouldTry))
+		Expect(works.Order).To(HaveLen(1))
+		Expect(conflicts.Verdict).To(Equal(api.WouldFail))
+	})
+
 	It("explains affinity, policies, source ranges and missing endpoints", func() {
 		sticky := service("sticky", "10.96.0.1", answering(), answering())
 		sticky.Ports[0].AffinityTimeout = time.Hour
@@ -411,10 +435,17 @@ var _ = Describe("the API of a proxy", func() {
 		Expect(x.Verdict).To(Equal(api.WouldReject))
 		Expect(x.Policy).To(ContainSubstring("internalTrafficPolicy Local"))
 		Expect(x.NotTried[0].Reason).To(Equal("policy-local"))
+		Expect(x.Text).To(ContainElement("The policy is Local and no usable endpoint is on this node: the client is refused."))
+		Expect(x.ScheduleMs).To(HaveLen(2))
 		x = explain("leaving")
 		Expect(x.NotTried).To(HaveLen(1))
 		Expect(x.NotTried[0].Reason).To(Equal("terminating"))
 		Expect(explain("empty").Verdict).To(Equal(api.WouldReject))
+		for service, text := range map[string]string{"empty": "no usable endpoint, or opening the listener failed", "elsewhere": "no usable endpoint is on this node"} {
+			var detail api.ServiceDetail
+			n.get("/services/default/"+service, &detail)
+			Expect(detail.Details[0].Rules).To(ConsistOf(HaveField("Text", MatchRegexp("^usher does not listen on .*: "+text+"$"))))
+		}
 		Expect(n.fails("/explain?service=web")).To(Equal("404 service: there is no Service default/web that usher serves"))
 		Expect(n.fails("/explain?service=empty&port=x")).To(Equal(`400 port: Service default/empty has no port "x"; it has main`))
 		Expect(n.fails("/explain?service=empty&client=2001:db8::1")).To(MatchRegexp(`^400 client: Service default/empty has no VIP of the IP family of 2001:db8::1; it has 10\.\S+:80$`))

@@ -41,8 +41,10 @@ func (a *API) explain(r *http.Request) (any, error) {
 		entry := affinityEntry(*x.Affinity, &proxy.PortView{Port: x.Port, Endpoints: x.Endpoints})
 		out.Affinity = &entry
 	}
-	for _, slot := range a.proxy.Schedule {
-		out.ScheduleMs = append(out.ScheduleMs, milliseconds(slot))
+	if x.Port.Protocol != config.UDP {
+		for _, slot := range a.proxy.Schedule {
+			out.ScheduleMs = append(out.ScheduleMs, milliseconds(slot))
+		}
 	}
 	return out, nil
 }
@@ -210,9 +212,9 @@ func sentences(x *proxy.Explanation, traits portal.Traits, client netip.Addr, or
 		}
 	case proxy.NoEndpointHere:
 		if drops {
-			say("The policy is Local and all endpoints are on other nodes: the portal drops packets.")
+			say("The policy is Local and no usable endpoint is on this node: the portal drops packets.")
 		} else {
-			say("The policy is Local and all endpoints are on other nodes: usher does not listen here.")
+			say("The policy is Local and no usable endpoint is on this node: the client is refused.")
 		}
 	}
 	if client.IsValid() && x.VIP.Expects(client) {

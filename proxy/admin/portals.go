@@ -74,8 +74,12 @@ func ruleInWords(traits portal.Traits, r portal.Rule) string {
 		return fmt.Sprintf("%s is routed to usher's network namespace, where usher listens on %s", r.Target.Addr, at)
 	case r.Action == portal.Redirect && traits.Local:
 		return fmt.Sprintf("%s is an address of this node, and usher listens on %s", r.Target.Addr, at)
+	case !traits.Redirects && r.LocalPort != 0:
+		return fmt.Sprintf("usher serves %s only for clients on this node: no usable endpoint is on this node", at)
+	case !traits.Redirects && r.Action == portal.Drop:
+		return fmt.Sprintf("usher does not listen on %s: no usable endpoint is on this node", at)
 	case !traits.Redirects:
-		return fmt.Sprintf("usher does not listen on %s: no usable endpoint", at)
+		return fmt.Sprintf("usher does not listen on %s: no usable endpoint, or opening the listener failed", at)
 	}
 	who := "packets from clients"
 	if sources := portalEffect(r).Sources; len(sources) > 0 {
@@ -85,9 +89,9 @@ func ruleInWords(traits portal.Traits, r portal.Rule) string {
 	case r.Action == portal.Redirect:
 		return fmt.Sprintf("%s to %s are redirected to usher's port %d", who, at, r.LocalPort)
 	case r.Action == portal.Reject:
-		return fmt.Sprintf("%s to %s are rejected: no usable endpoint", who, at)
+		return fmt.Sprintf("%s to %s are rejected: no usable endpoint, or opening the listener failed", who, at)
 	case r.LocalPort != 0:
-		return fmt.Sprintf("%s to %s are redirected to usher's port %d if the client is on this node, else dropped: all endpoints are on other nodes", who, at, r.LocalPort)
+		return fmt.Sprintf("%s to %s are redirected to usher's port %d if the client is on this node, else dropped: no usable endpoint is on this node", who, at, r.LocalPort)
 	}
-	return fmt.Sprintf("%s to %s are dropped: all endpoints are on other nodes", who, at)
+	return fmt.Sprintf("%s to %s are dropped: no usable endpoint is on this node", who, at)
 }

@@ -36,7 +36,7 @@ type Explanation struct {
 	// NotTried are the endpoints that would not be tried, with the reason.
 	NotTried []Candidate `json:"notTried"`
 	// ScheduleMs is the length of each slot; within one, usher moves on from endpoints that refuse at once.
-	// See docs/services.md.
+	// It is empty for UDP. See docs/services.md.
 	ScheduleMs []float64 `json:"scheduleMs"`
 	// Text is the explanation as sentences, one in each item.
 	Text []string `json:"text"`
