@@ -20,10 +20,10 @@ type ServiceState string
 // The states of a Service, best first.
 const (
 	ServiceOK                       ServiceState = "ok"                          // it is served, and every endpoint is ready
-	ServiceNoLocalEndpointsExternal ServiceState = "no-local-endpoints-external" // clients from outside are dropped here, and must connect to another node: see Dropped
+	ServiceNoLocalEndpointsExternal ServiceState = "no-local-endpoints-external" // clients from outside are dropped or refused here, and must connect to another node: see Dropped
 	ServiceDegraded                 ServiceState = "degraded"                    // some endpoint is an outlier, unresponsive, in quarantine, terminating or not ready
 	ServiceDown                     ServiceState = "down"                        // every usable endpoint is in quarantine
-	ServiceNoLocalEndpoints         ServiceState = "no-local-endpoints"          // clients of a cluster IP are dropped: see Dropped
+	ServiceNoLocalEndpoints         ServiceState = "no-local-endpoints"          // clients of a cluster IP are dropped or refused: see Dropped
 	ServiceNoEndpoints              ServiceState = "no-endpoints"                // some port has no usable endpoint
 	ServiceProblem                  ServiceState = "problem"                     // some port is not served as configured: see Problem
 	ServiceRejected                 ServiceState = "rejected"                    // it is not served at all: see Service.Problems
@@ -111,14 +111,15 @@ type PortSummary struct {
 	Sees
 	// Topology is left out if the location of endpoints does not matter.
 	Topology *Topology `json:"topology,omitempty"`
-	// Dropped are the clients whose packets are dropped, since the policy for them is Local and all endpoints
-	// are on other nodes; left out if there are none.
+	// Dropped are the clients that are not served, since the policy for them is Local and no usable endpoint is
+	// on this node; left out if there are none.
 	Dropped []Dropped `json:"dropped,omitempty"`
 	// Problem is left out if the port is served as configured.
 	Problem *Problem `json:"problem,omitempty"`
 }
 
-// Dropped are clients whose packets are dropped.
+// Dropped are clients that are not served here. The portals iptables and nftables drop their packets; with address and
+// none, which cannot drop packets, they are refused.
 type Dropped struct {
 	// Clients is internal (of cluster IPs) or external (from outside; clients on this node are served
 	// anyway).
@@ -269,7 +270,7 @@ type EndpointState string
 const (
 	EndpointReady        EndpointState = "ready"        // it is in rotation
 	EndpointOutlier      EndpointState = "outlier"      // it is in rotation, but broke most of the connections that ended last
-	EndpointUnresponsive EndpointState = "unresponsive" // it is in rotation, but clients got no byte from it in the last 5 to 10 minutes, while others of its port answered
+	EndpointUnresponsive EndpointState = "unresponsive" // it is in rotation, but in the last 5 to 10 minutes no client got a byte from it, or far more of its clients left without one than of the other endpoints; others of its port answered
 	EndpointQuarantined  EndpointState = "quarantined"  // it failed, and is skipped while there is another one
 	EndpointTerminating  EndpointState = "terminating"  // its Pod is ending; used only if none is ready
 	EndpointNotReady     EndpointState = "not-ready"    // it is not used
