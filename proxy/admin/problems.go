@@ -219,6 +219,15 @@ func (a *API) serviceProblems(now time.Time) (list []api.StatusProblem) {
 			add(object, string(p.Reason), text+" not served as configured: "+p.Err.Error(), "usher diagnose "+name.String(), first, worst)
 		}
 		state, message := g.trouble(a.proxy.Portal.Traits(), now)
+		if state == api.ServiceNoEndpoints { // for the reason that these reports name
+			reports[name] = slices.DeleteFunc(reports[name], func(r config.Report) bool {
+				is := r.Reason == "PortNameDiffers"
+				if is {
+					message += "; " + r.Object + ": " + r.Message
+				}
+				return is
+			})
+		}
 		if message != "" {
 			add(object, string(state), message, "usher diagnose "+name.String(), since, state.Badness())
 		}

@@ -99,6 +99,14 @@ var _ = Describe("the list of problems", func() {
 		Expect(status().Problems).To(ConsistOf(HaveField("Message", HaveSuffix("no usable endpoint is on this node: clients are refused"))))
 	})
 
+	It("has one problem of a Service whose EndpointSlice has another port name", func() {
+		n.proxy.Apply([]config.Service{service("empty", "10.96.0.3")})
+		name := types.NamespacedName{Namespace: "default", Name: "empty"}
+		n.reports.Set("empty", time.Now(), []config.Report{{Object: "EndpointSlice default/empty-1", Service: name, Reason: "PortNameDiffers", Message: "ports[0].name", Served: true}})
+		Expect(status().Problems).To(ConsistOf(And(HaveField("Object", "Service default/empty"), HaveField("Reason", "no-endpoints"),
+			HaveField("Message", "none of 0 endpoints is usable; EndpointSlice default/empty-1: ports[0].name"))))
+	})
+
 	It("leaves out descriptors if what uses them is near its limit", func() {
 		var s proxy.Stats
 		s.Descriptors, s.DescriptorLimit = 95, 100
