@@ -496,7 +496,7 @@ var _ = Describe("two usher instances", func() {
 		newer := startUsher(l.Node, dir, "--portal=address", "--healthz-address=127.0.0.1:10256", "--take-over")
 		Eventually(old).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 		Eventually(func() string { return string(newer.Err.Contents()) }).WithTimeout(10*time.Second).
-			Should(ContainSubstring("Listening on --healthz-address"), "logged before or after it serves")
+			Should(ContainSubstring("Listening after retries\" flag=--healthz-address"), "logged before or after it serves")
 		c, err := l.Node.NewDialer(1).Dial("", "127.0.0.1:10256", time.Second)
 		Expect(err).NotTo(HaveOccurred())
 		defer c.Close()
