@@ -37,6 +37,7 @@ var _ = Describe("the connection to usher", func() {
 		Expect(p.count(".connections tbody tr")).To(BeZero())
 		p.click("#pause")
 		eventually(func() int { return p.count(".connections tbody tr") }).Should(Equal(1), "connections made during the pause are shown")
+		eventually(func() int { return p.count("#notice:not([hidden])") }).Should(BeZero(), "the notice ends with the pause")
 	})
 })
 

@@ -50,5 +50,6 @@ function countdown({ until, cause, failures }) {
   return h('small', { class: 'countdown' },
     h('b', null, left > 0 ? `${Math.ceil(left)} s` : 'now'),
     left > 0 ? ' until it is tried again: ' : ' it is tried again: ',
-    cause, failures > 1 && `; ${failures} failures, with no client connected in between`);
+    cause, failures > 1 && (cause.includes(' probes failed: ') ? `; ${failures} failed probes, not healthy in between`
+      : `; ${failures} failures, with no client connected in between`));
 }

@@ -102,11 +102,11 @@ live.addEventListener('state', () => {
   pauseButton.textContent = live.paused ? 'Go on' : 'Pause';
   pauseButton.setAttribute('aria-pressed', String(live.paused));
   if (live.state === 'lost') {
-    say(`Lost the connection to usher (${live.reason}). What you see is from ${clock(live.now())}. `
+    say(`Lost the connection to usher (${live.reason}). ${live.status ? `What you see is from ${clock(live.status.now)}. ` : ''}`
       + 'Retrying every 2 seconds.');
   } else if (live.state === 'paused') {
     say('The page is paused. Connections continue and are counted when you resume.');
-  } else if (live.state === 'on' && /lost|holds still/.test(notice.textContent)) {
+  } else if (live.state === 'on' && untilLive) {
     say('The page is live again.', 3000);
   }
   draw();
@@ -115,10 +115,12 @@ live.addEventListener('state', () => {
 demo.addEventListener('changed', draw);
 
 let sayTimer;
+let untilLive = false; // the notice is about a page that is not live
 
-// say shows a line below the header, for some time or until the next one.
+// say shows a line below the header, for some time or until the page is live again.
 function say(text, time) {
   clearTimeout(sayTimer);
+  untilLive = !time;
   notice.hidden = text === '';
   notice.textContent = text;
   notice.dataset.state = live.state;

@@ -25,7 +25,7 @@ export function rulesOf(port, portals, look) {
     h('p', { class: 'quiet' },
       port.listeners.length > 0
         ? ['usher listens for it on ', h('span', { class: 'mono' }, port.listeners.join(', ')), '. ']
-        : 'usher does not listen for it while it has no endpoint. ',
+        : 'usher does not listen for it. ',
       portals && portals.mode !== 'none' && [
         `The kernel was checked at ${clock(portals.at)}. `,
         h('button', { type: 'button', class: 'plain-button', onclick: look }, 'Look again'),

@@ -110,15 +110,15 @@ function matrix(s, key) {
           h('small', { class: 'mono' }, e.pod && e.address),
           e.node && h('small', null, 'on ', name(e.node)),
           e.fault && h('small', { class: 'bad' }, `✗ ${fails(e, 'node')}`)),
-        e.cells.map((c, i) => h('td', { key: s.nodes[i].name, class: [s.nodes[i].fault && 'fault', c.result].filter(Boolean).join(' ') }, cell(c))))))));
+        e.cells.map((c, i) => h('td', { key: s.nodes[i].name, class: [s.nodes[i].fault && 'fault', c.result].filter(Boolean).join(' ') }, cell(c, s.nodes[i]))))))));
 }
 
 function fails({ bad, good }, what) { return good ? `${bad} of ${plural(bad + good, what)} fail` : bad === 1 ? `1 ${what} fails` : `all ${plural(bad, what)} fail`; }
 
 function counts({ failed = 0, tried = 0 }) { return tried > 0 ? `${short(failed)} of ${short(tried)}` : 'no connections'; }
 
-function cell(c) {
-  if (!c.state) return h('span', { class: 'quiet', title: 'this node does not know the endpoint' }, '·');
+function cell(c, node) {
+  if (!c.state) return h('span', { class: 'quiet', title: node.error ? 'this node does not answer' : 'this node does not know the endpoint' }, '·');
   const state = stateOf(endpointStates, c.state);
   const ready = c.state === 'ready';
   const mark = c.result === 'good' && ready ? { mark: '✓', word: '', means: 'it answers', tone: 'good' }

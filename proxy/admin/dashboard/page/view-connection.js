@@ -67,13 +67,14 @@ function noAttempt(c) { return c.state === 'sending' ? 'No endpoint has answered
 
 // story describes a connection in sentences.
 function story(c) {
-  const failures = c.attempts.filter(a => a.result !== 'connected').length;
+  const silent = c.protocol === 'UDP'; // without an answer, which is no failure
+  const failures = c.attempts.filter(a => a.result !== 'connected' && !(silent && a.result === 'no-answer')).length;
   const failed = failures === 0 ? '' : failures === 1 ? 'One attempt failed; ' : `${failures} attempts failed; `;
   const end = ends.get(c.end)?.meaning ?? c.end;
   if (c.state === 'sending') return 'Datagrams go to an endpoint, which has sent none.';
   if (c.state === 'connecting') return capital(`${failed}selecting an endpoint.`);
-  if (!c.endpoint) return capital(`${failed}no endpoint was found: ${end}.`);
-  const noticed = failures > 0 ? ', so the client noticed nothing but the delay' : '';
+  if (!c.endpoint) return capital(`${failed}no endpoint ${silent ? 'answered' : 'was found'}: ${end}.`);
+  const noticed = failures > 0 && ends.get(c.end)?.fault !== 'endpoint' ? ', so the client noticed nothing but the delay' : '';
   const then = c.state === 'ended' ? `${capital(end)}; it lasted ${duration(c.durationMs)}.` : 'It is open.';
   return `${failed || 'At the first attempt '}${c.pod || c.endpoint} answered${noticed}. ${then}`;
 }

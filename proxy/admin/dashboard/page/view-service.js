@@ -132,7 +132,7 @@ export class OneService {
     const name = `Port ${portName(port)}, ${port.family}`;
     return h('section', { key: `${name} ${port.vip}`, class: 'card', 'aria-label': name },
       h('h2', null, ports > 1 ? `${name}: endpoints` : 'Endpoints'),
-      port.dropped?.map(d => h('p', { class: d.clients === 'internal' ? 'bad' : 'warn' }, `Packets of ${d.clients} clients are dropped: ${d.text}.`)),
+      port.dropped?.map(d => h('p', { class: d.clients === 'internal' ? 'bad' : 'warn' }, `The port does not serve ${d.clients} clients: ${d.text}.`)),
       port.problem && h('p', { class: 'bad' }, `This port has a problem. ${port.problem.message}`),
       endpointList(port.endpoints),
       h('h3', null, 'Addresses and rules'),
@@ -156,7 +156,7 @@ export class OneService {
     return h('section', { key: 'changes', class: 'card', 'aria-labelledby': 'changes' },
       h('h2', { id: 'changes' }, 'What changed'),
       this.#changes.length > 0 ? h('ol', { class: 'changes' }, this.#changes.slice(0, changesShown).map(line))
-        : h('p', { class: 'empty' }, 'No recorded changes since usher started.'));
+        : h('p', { class: 'empty' }, 'No changes on record.'));
   }
 }
 
@@ -184,13 +184,13 @@ function howItFares({ state, endpoints: e }) {
     case 'degraded':
       return `${e.ready} of ${plural(e.total, 'endpoint')} ${are} ready (${rest}); new connections go to ${those}${e.outlier + e.unresponsive > 0 ? ', and also to outliers and unresponsive ones' : ''}.`;
     case 'down':
-      return `No endpoint is healthy (${rest}). usher tries them anyway: one may have recovered.`;
+      return `No endpoint of a port is healthy (all: ${rest}). usher tries them anyway: one may have recovered.`;
     case 'no-endpoints':
-      return 'No endpoint to connect to: clients are refused at once.';
+      return 'A port has no usable endpoint: its clients are refused at once.';
     case 'no-local-endpoints':
-      return 'No endpoint is on this node, and internalTrafficPolicy is Local: packets from clients to the cluster IP are dropped.';
+      return 'No usable endpoint is on this node, and internalTrafficPolicy is Local: clients of the cluster IP are not served.';
     case 'no-local-endpoints-external':
-      return 'No endpoint is on this node, and externalTrafficPolicy is Local: packets from external clients are dropped here; they must use another node. All other clients are served.';
+      return 'No usable endpoint is on this node, and externalTrafficPolicy is Local: external clients are not served here, and must use another node. All other clients are served.';
     case 'problem':
       return 'A port of this Service has a problem; see below.';
   }

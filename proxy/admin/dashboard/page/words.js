@@ -66,17 +66,17 @@ export const serviceStates = {
   'rejected': { mark: '!', word: 'rejected', means: 'not served: its manifest, or a part of it, is invalid', tone: 'bad' },
   'problem': { mark: '!', word: 'problem', means: 'one of its ports has a problem', tone: 'bad' },
   'down': { mark: '✗', word: 'down', means: 'every usable endpoint is in quarantine', tone: 'bad' },
-  'no-local-endpoints': { mark: '∅', word: 'no local endpoints', means: 'packets to its cluster IP are dropped: internalTrafficPolicy is Local, and no endpoint is on this node', tone: 'bad' },
+  'no-local-endpoints': { mark: '∅', word: 'no local endpoints', means: 'clients of its cluster IP are not served: internalTrafficPolicy is Local, and no usable endpoint is on this node', tone: 'bad' },
   'no-endpoints': { mark: '∅', word: 'no endpoints', means: 'a port has no usable endpoint', tone: 'warn' },
   'degraded': { mark: '~', word: 'degraded', means: 'some endpoint is an outlier, unresponsive, in quarantine, terminating or not ready', tone: 'warn' },
-  'no-local-endpoints-external': { mark: '→', word: 'no local (external)', means: 'clients from outside have to come by another node: externalTrafficPolicy is Local, and no endpoint is on this one', tone: 'quiet' },
+  'no-local-endpoints-external': { mark: '→', word: 'no local (external)', means: 'external clients must use another node: externalTrafficPolicy is Local, and no usable endpoint is on this one', tone: 'quiet' },
   'ok': { mark: '✓', word: 'ok', means: 'every endpoint is ready', tone: 'good' },
 };
 
 export const endpointStates = {
-  'ready': { mark: '✓', word: 'ready', means: 'it takes its turn', tone: 'good' },
-  'outlier': { mark: '?', word: 'outlier', means: 'it takes its turn, but reset most of the connections that ended last', tone: 'bad' },
-  'unresponsive': { mark: '?', word: 'unresponsive', means: 'it takes its turn, but none of its clients of the last minutes got a byte, or far more left without one than left others of its port', tone: 'bad' },
+  'ready': { mark: '✓', word: 'ready', means: 'its conditions are good, and no other state applies', tone: 'good' },
+  'outlier': { mark: '?', word: 'outlier', means: 'used as if ready, but it reset most of the connections that ended last', tone: 'bad' },
+  'unresponsive': { mark: '?', word: 'unresponsive', means: 'used as if ready, but none of its clients of the last minutes got a byte, or far more of them left without one than at others of its port', tone: 'bad' },
   'quarantined': { mark: '✗', word: 'quarantined', means: 'it failed, and is skipped while another one is usable', tone: 'bad' },
   'terminating': { mark: '~', word: 'terminating', means: 'its Pod is terminating; used only if no endpoint is ready', tone: 'warn' },
   'not-ready': { mark: '–', word: 'not ready', means: 'it is not used', tone: 'quiet' },
