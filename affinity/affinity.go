@@ -10,11 +10,11 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
-// Limits is the maximum number of entries, shared by several tables, so that a flood of clients cannot exhaust memory.
-// An entry takes about 200 bytes.
+// Limits limits the number of entries of each table, and of all tables with the same Limits together, so that a flood
+// of clients cannot exhaust memory. An entry takes about 200 bytes.
 type Limits struct {
 	PerTable int64 // entries in one table; at least 1
-	Total    int64 // entries in all tables that share this value
+	Total    int64 // entries in all tables that use the same Limits
 
 	// Changed, if not nil, receives a value when an entry is added or refreshed. If the send would block, it is
 	// skipped.

@@ -246,7 +246,7 @@ func clientAddressSpecs(portal string, six bool) {
 			Expect(l.seenBy(c.endpoint, c.client)).To(isClient, "%s → %s", c.client.addr, c.endpoint.addr)
 		}
 		out, errs, _ := askUsher(l.Node, "explain", "tcp3")
-		Expect(out).To(ContainSubstring("it sees its client's own address if the client is a Pod on this node or the endpoint is on this node, else this node's"), errs)
+		Expect(out).To(ContainSubstring("the endpoint sees its client's own address if the client is a Pod on this node or the endpoint is on this node, else this node's"), errs)
 	})
 
 	It("admits only clients that its firewall allows by address, as with a NetworkPolicy", func() {

@@ -74,7 +74,7 @@ var _ = Describe("usher on a kernel that lacks features", func() {
 	It("warns and serves only IPv4 if IPV6_FREEBIND is missing", func() {
 		session := start([]lab.Refusal{option(unix.SOL_IPV6, unix.IPV6_FREEBIND)})
 		Eventually(session.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
-		Expect(string(session.Err.Contents())).To(MatchRegexp(`level=warning msg="Cannot serve IPv6 Services: this kernel .*IPV6_FREEBIND: protocol not available`))
+		Expect(string(session.Err.Contents())).To(MatchRegexp(`level=warning msg="Cannot serve IPv6 Services: the kernel .*IPV6_FREEBIND: protocol not available`))
 		answers()
 	})
 

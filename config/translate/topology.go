@@ -66,7 +66,7 @@ func topologyKeys(svc *corev1.Service, p *problems) []string {
 		if err.Detail != "" {
 			err.Detail += "; "
 		}
-		err.Detail += "the endpoints of all nodes are used"
+		err.Detail += "the topology keys are ignored"
 		p.add(err)
 	}
 	if len(errs) > 0 {

@@ -117,7 +117,7 @@ var _ = Describe("a Service with topology keys", func() {
 			out, problems := translate.Service(svc, []*discoveryv1.EndpointSlice{slice("web-1", all...)}, here, translate.Options{Nodes: nodes})
 			Expect(out.Ports[0].Cluster).To(HaveLen(4))
 			Expect(out.Ports[0].Topology).To(BeNil())
-			Expect(problems).To(ConsistOf(MatchError("Service default/web: metadata.annotations[usher.io/topology-keys]" + problem + " the endpoints of all nodes are used")))
+			Expect(problems).To(ConsistOf(MatchError("Service default/web: metadata.annotations[usher.io/topology-keys]" + problem + " the topology keys are ignored")))
 		},
 		Entry("* not last", "*,"+zone, `[0]: Invalid value: "*": "*" must be the last value specified;`),
 		Entry("a duplicate key", zone+","+zone, `[1]: Duplicate value: "topology.kubernetes.io/zone":`),

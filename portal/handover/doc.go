@@ -9,12 +9,12 @@
 // Since the sockets are the same ones, no rule has to change, and no connection that waits to be accepted is lost.
 //
 // The lock is an abstract Unix socket (unix(7)). Like rules and routes, it belongs to the network namespace. It needs
-// no file, and the kernel removes it when the process ends for any reason. Any process in the network namespace can
-// make such a socket and connect to one. So its name contains a random part, and a process that wants the lock queries
-// all sockets whose names begin as a holder's do (/proc/net/unix lists them). Holders and successors count only if they
-// prove that they may change this network namespace: CAP_NET_ADMIN in the user namespace that owns it. Each proves this
-// by signing the other's challenge. A process of another user is rejected at once (SO_PEERCRED), and nothing is
-// received from it.
+// no file. The kernel removes it when no process has it open any longer: when the holder ends for any reason, unless a
+// keeper has a copy. Any process in the network namespace can make such a socket and connect to one. So its name
+// contains a random part, and a process that wants the lock queries all sockets whose names begin as a holder's do
+// (/proc/net/unix lists them). Holders and successors count only if they prove that they may change this network
+// namespace: CAP_NET_ADMIN in the user namespace that owns it. Each proves this by signing the other's challenge. A
+// process of another user is rejected at once (SO_PEERCRED), and nothing is received from it.
 //
 // Packets (unix(7), SOCK_SEQPACKET) in the order of events:
 //

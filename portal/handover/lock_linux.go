@@ -27,8 +27,8 @@ const (
 	wordTaken    = "taken"
 	wordReleased = "released"
 
-	// installTime is how long a holder waits for a successor, which installs thousands of rules in that time: seconds,
-	// and more than a minute on a node with too few CPUs. If the successor exits, the holder notices at once.
+	// installTime is how long a holder waits for a successor to install its rules. Thousands of rules take seconds, or
+	// more than a minute on a node with too few CPUs. If the successor exits, the holder notices at once.
 	installTime = 2 * time.Minute
 	// stepTimeout is how long a successor waits for a holder, and a holder for its own first rules.
 	stepTimeout = 30 * time.Second
@@ -72,7 +72,7 @@ func Acquire(left *os.File) (*Lock, error) {
 	if err != nil {
 		return nil, fmt.Errorf("locking the portals: %w", err)
 	}
-	// Only now that other processes see this one: of two, at least one finds the other.
+	// Look only after listening: if two processes start at the same time, at least one finds the other.
 	holder, strangers, err := look(l.name, wordWho)
 	switch {
 	case holder != nil:
@@ -92,8 +92,8 @@ func Acquire(left *os.File) (*Lock, error) {
 	return l, nil
 }
 
-// Hold is Acquire for a process that keeps the lock while no usher process runs: it does not look for other holders,
-// since all were told that the lock is held.
+// Hold is Acquire for a process that keeps the lock while no usher process runs: it does not look for other holders:
+// left stayed open when usher ended, so no other process has taken the lock meanwhile.
 func Hold(left *os.File) (*Lock, error) {
 	l, err := newLock(left)
 	if err != nil {
@@ -218,7 +218,8 @@ func (l *Lock) Release() {
 	l.handing.Unlock()
 }
 
-// Serve answers successors until the lock is released, one after the other. It is called at most once.
+// Serve lets the lock hand over to successors, one after the other, until it is released. It returns at once. It is
+// called at most once.
 func (l *Lock) Serve(h Holder) {
 	l.holder = h
 	close(l.served)
@@ -323,11 +324,11 @@ func (l *Lock) handOver(p peer) {
 	l.taken = true
 	release()
 	l.end()
-	_ = p.send(wordReleased) // the successor sees the lock's release in any case
+	_ = p.send(wordReleased) // fails only if the successor has given up or exited; its Take then fails as well
 }
 
-// andMore yields sockets and, for a successor that understands it, the marker that it may ask for more: successors of
-// earlier versions use only names that they know.
+// andMore yields sockets, and then a marker: a successor that knows it may ask for more. Successors of earlier versions
+// ignore names that they do not know.
 func andMore(sockets iter.Seq[Socket]) iter.Seq[Socket] {
 	return func(yield func(Socket) bool) {
 		for s := range sockets {

@@ -144,7 +144,7 @@ func look(own, word string) (holder *found, strangers []string, err error) {
 				delete(open, a.name)
 			case a.found.state == stateHeld || a.name < own:
 				holder = a.found
-			default: // It yields to own, or has the lock, as soon as its own search ends.
+			default: // It still searches. When its search ends, it has either given way to this process or taken the lock: ask again.
 				looking[a.name] = a.found.String()
 				waiting = append(waiting, a.name)
 				go a.found.close()

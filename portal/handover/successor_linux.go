@@ -76,7 +76,7 @@ func (s *Successor) Take() (*Lock, error) {
 	s.peer.within(stepTimeout)
 	if err = s.peer.send(wordTaken); err == nil {
 		if _, err = s.peer.receiveWord(wordReleased); err != nil {
-			err = fmt.Errorf("the previous usher process resumed instead: %w", err)
+			err = fmt.Errorf("the previous usher process did not confirm that it released the portals: %w", err)
 		}
 	}
 	if err != nil {

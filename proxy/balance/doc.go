@@ -6,8 +6,8 @@
 //
 // A scheduler determines the order. Each scheduler has a line in a list (scheduler.go); similar ones share a file. It
 // returns endpoints one by one until one is usable. It prepares its data when the Set is made: a table (maglev.go) or
-// shares by weight (shares.go). While most endpoints are usable, only schedulers that compare loads look at more than
-// one endpoint, and at most at 1,024 (least.go).
+// shares by weight (shares.go). If the first endpoint is usable, only schedulers that compare loads look at others:
+// p2c.go at one, least.go at up to 1,023.
 //
 // All schedulers skip an endpoint in quarantine as long as there is another one. The quarantine ends when the
 // caller has probed the endpoint and it answered. Without probes it ends after some time: then one connection

@@ -44,7 +44,7 @@ type rareState struct {
 	queue      atomic.Pointer[queue]
 }
 
-// ensureRare returns s.rare, and creates it if needed.
+// ensureRare returns s.rareState, and creates it if needed.
 func (s *State) ensureRare() *rareState {
 	if s.rareState.Load() == nil {
 		s.rareState.CompareAndSwap(nil, new(rareState))

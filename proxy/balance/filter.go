@@ -12,7 +12,8 @@ type Filter interface {
 	Waits() bool
 }
 
-// limit skips full endpoints. It reads the Pool's limit, so that older Sets use a changed limit, too.
+// limit skips full endpoints. It reads the Pool's limit, so that older Sets that have this Filter use a changed limit,
+// too.
 type limit struct{}
 
 func (limit) Skip(e *Endpoint, _ time.Time, _ uint32) bool { return e.Full() }

@@ -97,7 +97,8 @@ type Watcher interface {
 	HealthChanged(e *Endpoint, h Health, now time.Time)
 }
 
-// claimTime is how long other connections wait for the result of the one sent to a HalfOpen endpoint.
+// claimTime is how long other connections skip a HalfOpen endpoint while one connection tries it, unless its result
+// comes earlier.
 const claimTime = time.Second
 
 // health is the health of an endpoint that failed. Nil and the zero value mean that nothing bad is known. A
@@ -130,13 +131,14 @@ type passive struct {
 	healthyAfter time.Duration
 }
 
-// Report records an observation. Nothing else changes an endpoint's health. It notifies the Pool's Watcher.
-// It takes no lock, except those of queues if clients wait and the health changed.
+// Report records an observation. Apart from Report, only a choice that claims a HalfOpen endpoint and the return of a
+// removed endpoint change the health. It notifies the Pool's Watcher. It takes no lock, except those of queues if
+// clients wait and the health changed.
 //
-// A failed attempt lengthens the quarantine only if it began outside of it. Concurrent failures do not, nor do attempts
-// for lack of another endpoint. If an attempt from a client's own address had no answer, a NetworkPolicy may block that
-// client. The endpoint is then Down for First only, until a second client has no answer. Meanwhile clients with
-// affinity keep it.
+// A failed attempt lengthens the quarantine only if it began after the previous quarantine had ended. Attempts that
+// were in progress when the quarantine began do not, nor do attempts made during it because no other endpoint was left.
+// If an attempt from a client's own address had no answer, a NetworkPolicy may block that client. The endpoint is then
+// Down for First only, until a second client has no answer. Meanwhile clients with affinity keep it.
 //
 // Checks and attempts have separate quarantines: neither ends one that the other began.
 func (e *Endpoint) Report(r Report, p Policy) Change {

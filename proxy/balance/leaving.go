@@ -65,7 +65,8 @@ func (p *Pool) left() map[identity]*State {
 	return left
 }
 
-// reinstate returns s without its failures and the start of its state, for a removed endpoint that is listed again. It returns nil if s is nil.
+// reinstate returns s for a removed endpoint that is listed again. It resets its health, Outlier, Since and Drained,
+// and keeps its counters. It returns nil if s is nil.
 func (s *State) reinstate() *State {
 	if s == nil {
 		return nil

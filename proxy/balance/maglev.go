@@ -1,8 +1,8 @@
 package balance
 
-// maglevSizes are the table sizes, primes: the first is used that has at least slotsPerEndpoint for each
-// endpoint. The size depends only on the number of endpoints, so that all nodes have the same table. When it
-// changes, all clients move.
+// maglevSizes are the table sizes, primes: the first is used that has at least slotsPerEndpoint slots for each
+// endpoint; with more than 1,024 endpoints, the last. The size depends only on the number of endpoints, so that all
+// nodes have the same table. When it changes, all clients move.
 var maglevSizes = []int{1021, 4093, 16381, 65537}
 
 const slotsPerEndpoint = 64

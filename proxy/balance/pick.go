@@ -59,15 +59,16 @@ type Request struct {
 type Choice struct {
 	Endpoint *Endpoint
 	Reason   Reason
-	// Skipped is the number of endpoints that would have been next but are in quarantine. A scheduler that
-	// compares loads does not count them.
+	// Skipped is the number of endpoints that would have been next but are in quarantine. The schedulers in least.go do
+	// not count them.
 	Skipped int
 }
 
 // Full reports whether a Choice has no endpoint because the usable ones are full, so that the client can wait.
 func (c Choice) Full() bool { return c.Reason == allFull }
 
-// Set is a list of endpoints to spread connections over. It never changes, and is safe for concurrent use.
+// Set is a list of endpoints to spread connections over. Its endpoints never change, only its position in the rotation
+// does. It is safe for concurrent use.
 type Set struct {
 	pool      *Pool
 	endpoints []*Endpoint
@@ -94,9 +95,10 @@ func (s *Set) Find(addr netip.AddrPort) *Endpoint {
 	return nil
 }
 
-// Pick returns the endpoint to try next: the scheduler's first choice among those that are not in a.Tried and
-// not in quarantine, else among those that are not in a.Tried. It skips full ones, and returns false if all
-// have been tried or are full. The caller calls Take of the endpoint that it uses.
+// Pick returns the endpoint to try next: the scheduler's first choice among those that are not in a.Tried and not in
+// quarantine, else among those that are not in a.Tried. It skips full ones. It returns false if all have been tried or
+// are full, or if those that are not in quarantine are full: the client then waits for them. The caller calls Take of
+// the endpoint that it uses.
 func (s *Set) Pick(a Request) (Choice, bool) {
 	choice, skipped, ok := s.pick(look{Request: a, turn: s.cursor.Add(1) - 1, claim: true})
 	// A skipped endpoint uses up its turn; otherwise the next one would get that share in addition to its
@@ -107,9 +109,9 @@ func (s *Set) Pick(a Request) (Choice, bool) {
 	return choice, ok
 }
 
-// Take calls Again and, if that chooses nothing, Pick. It also takes a slot of the endpoint; call Release to return it.
-// If no slot is free, or other clients are ahead, the Choice is Full. Then w waits, unless it is nil or QueueLimit is
-// reached.
+// Take calls Again and, if that returns false, Pick. If the endpoint that the client had is full, the client waits for
+// that one. It also takes a slot of the endpoint; call Release to return it. If no slot is free, or other clients are
+// ahead, the Choice is Full. Then w waits, unless it is nil or QueueLimit is reached.
 func (s *Set) Take(a Request, had netip.AddrPort, w *Waiter) (Choice, bool) {
 	for {
 		var c Choice
@@ -149,9 +151,9 @@ func (s *Set) Peek(turn uint32, a Request) (c Choice, next uint32, ok bool) {
 	return c, turn + 1 + skipped, ok
 }
 
-// Again chooses the endpoint with address had, which the client had before. If the Choice is Full, that
-// endpoint is full, and the client should wait for it. Again returns false if the endpoint was removed, is in
-// quarantine, or was tried: the caller then uses any other.
+// Again chooses the endpoint with address had, which the client had before. If the Choice is Full, that endpoint is
+// full, and the client should wait for it. Again returns false if the endpoint was removed, was tried, or is in a
+// quarantine that is not due to one client's failures alone (see Report): the caller then uses any other.
 func (s *Set) Again(had netip.AddrPort, a Request) (Choice, bool) {
 	if slices.Contains(a.Tried, had) {
 		return Choice{}, false
@@ -228,7 +230,7 @@ type pickResult struct {
 	Choice
 	fallback    *Endpoint // the first one in quarantine
 	last        *Endpoint // the last one in quarantine
-	skipped     uint32    // before resort
+	skipped     uint32    // endpoints skipped before fallback
 	full        bool      // some are full
 	healthyFull bool      // some are full and not in quarantine
 	filtered    bool      // some are usable if no other is left

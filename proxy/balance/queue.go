@@ -13,7 +13,7 @@ const QueueLimit = 1024
 
 // group holds the queues of clients that may use the same endpoints.
 type group struct {
-	retries queue // of clients that have tried some of the endpoints; they go first, since they were served before the others
+	retries queue // of clients that have tried some of the endpoints; they go first, since they already had a slot, of an endpoint that failed
 	first   queue // of the others
 }
 
@@ -124,8 +124,8 @@ func (w *Waiter) dequeue() {
 // Waits reports whether the client waits.
 func (w *Waiter) Waits() bool { return w.in != nil }
 
-// Front reports whether the waiting client gets the next free slot. Only that client is woken for slots and checks
-// other endpoints. Others are woken when they become the front.
+// Front reports whether the client is the first in its queue. Only the first client is woken when a slot may be free,
+// and only it looks at endpoints. Others are woken when they become the front.
 func (w *Waiter) Front() bool {
 	w.in.mu.Lock()
 	defer w.in.mu.Unlock()

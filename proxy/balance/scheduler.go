@@ -12,9 +12,9 @@ type scheduler func(*Set) order
 
 // order is the order in which a choice looks at a Set's endpoints. It is safe for concurrent use.
 type order interface {
-	// look returns the i-th endpoint to look at in one choice: i is 0 at first, and grows by one when the
-	// previous endpoint was skipped. It may return one twice. After nil the choice looks at the others in the
-	// order of the Set, starting at the turn.
+	// look returns the i-th endpoint to look at in one choice: i is 0 at first, and grows by one when the previous
+	// endpoint was skipped. It may return one twice. After nil, or after maxLooks endpoints, the choice looks at all
+	// endpoints again in the order of the Set, starting at the turn.
 	look(s *Set, l look, i uint32) *Endpoint
 	reason() Reason
 }

@@ -250,8 +250,8 @@ var _ = Describe("a waterfall", func() {
 			c.Attempts[i].Sees = sees(s)
 		}
 		told := strings.Join(show.Waterfall(c, 67), "\n")
-		Expect(strings.Count(told, "it sees ")).To(Equal(2))
-		Expect(ansi.Strip(told)).To(MatchRegexp(`(?s)\(round robin\)\n[^\n]*\n   it sees its client's own address, because replies return through this node\n 2 .*\(only one left\)\n[^\n]*\n   it sees this node's address, because neither `))
+		Expect(strings.Count(told, "the endpoint sees ")).To(Equal(2))
+		Expect(ansi.Strip(told)).To(MatchRegexp(`(?s)\(round robin\)\n[^\n]*\n   the endpoint sees its client's own address, because replies return through this node\n 2 .*\(only one left\)\n[^\n]*\n   it sees this node's address, because neither `))
 	})
 
 	It("fits a narrow terminal", func() {
@@ -283,7 +283,7 @@ var _ = Describe("an explanation", func() {
 			"",
 			"Would be tried, in this order until one connects:",
 			"  1  [fd00::1]:80  default/web-1  affinity       the client had it before",
-			"     it sees its client's own address, because replies return through this node",
+			"     the endpoint sees its client's own address, because replies return through this node",
 			"  2  [fd00::2]:80                 only one left  no other endpoint is left",
 			"",
 			"Attempt timeouts: 250 ms, then 1.0 s.",

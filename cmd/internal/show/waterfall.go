@@ -46,7 +46,7 @@ func sees(indent string, s api.Sees, before *string) []string {
 		return nil
 	}
 	*before = s.SourceText
-	return []string{indent + Quiet.Text("it sees "+Clean(s.SourceText))}
+	return []string{indent + Quiet.Text("the endpoint sees "+Clean(s.SourceText))}
 }
 
 // bar draws from start to start+took of a span that is room cells wide, and at

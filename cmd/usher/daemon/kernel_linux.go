@@ -17,7 +17,7 @@ func (d *Daemon) checkKernel() error {
 		switch {
 		case err == nil:
 		case family.Is6():
-			d.log.WithError(err).WithField("kernel", kernelName()).Warn("Cannot serve IPv6 Services: the kernel lacks a required feature; see docs/requirements.md")
+			d.log.WithError(err).Warn("Cannot serve IPv6 Services: the kernel lacks a required feature; see docs/requirements.md")
 		default:
 			return fmt.Errorf("%s lacks a required feature: %w; see docs/requirements.md", kernelName(), err)
 		}

@@ -51,5 +51,5 @@ function answer(a) {
 function candidate(c) {
   return h('li', null,
     h('b', null, c.pod || c.endpoint), c.pod && h('small', { class: 'mono quiet' }, ` ${c.endpoint}`),
-    h('span', { class: 'quiet' }, ` ${c.text}${c.sourceText ? `; it sees ${c.sourceText}` : ''}`));
+    h('span', { class: 'quiet' }, ` ${c.text}${c.sourceText ? `; the endpoint sees ${c.sourceText}` : ''}`));
 }

@@ -1,0 +1,90 @@
+package lab
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+var (
+	spans  = regexp.MustCompile("`([^`\n]+)`")
+	before = regexp.MustCompile(`^(?:\$ |\s|sudo |[A-Z_]+=\S* |bin/|while |do |\()*`)
+	after  = regexp.MustCompile(`\s#|[|>;&)<]|\$\(`)
+	quotes = regexp.MustCompile(`'[^']*'|"[^"]*"`)
+	words  = regexp.MustCompile(`^[a-z-]+$`)
+)
+
+// Documented returns the arguments of each command of a program in README.md, CONTRIBUTING.md and docs below root, by the
+// line as it stands there. Command lines with an ellipsis or an alternative are left out.
+func Documented(root, program string) (map[string][]string, error) {
+	commands := map[string][]string{}
+	add := func(line string) {
+		rest, ok := strings.CutPrefix(before.ReplaceAllString(line, ""), program+" ")
+		if !ok {
+			return
+		}
+		rest = quotes.ReplaceAllString(rest, "QUOTED")
+		if at := after.FindStringIndex(rest); at != nil {
+			rest = rest[:at[0]]
+		}
+		if args := strings.Fields(rest); len(args) > 0 && words.MatchString(args[0]) && !strings.ContainsAny(rest, "…[") {
+			commands[strings.TrimSpace(line)] = args
+		}
+	}
+	read := func(file string) error {
+		text, err := os.ReadFile(file)
+		block, prompts := []string(nil), false // of the block, if any
+		for line := range strings.Lines(strings.ReplaceAll(string(text), "\\\n", " ")) {
+			line = strings.TrimSpace(line)
+			switch {
+			case strings.HasPrefix(line, "```") && block == nil:
+				block, prompts = []string{}, false
+			case strings.HasPrefix(line, "```"):
+				for _, line := range block {
+					if !prompts || strings.HasPrefix(line, "$ ") { // otherwise it is output
+						add(line)
+					}
+				}
+				block = nil
+			case block != nil:
+				block, prompts = append(block, line), prompts || strings.HasPrefix(line, "$ ")
+			default:
+				for _, span := range spans.FindAllStringSubmatch(line, -1) {
+					add(span[1])
+				}
+			}
+		}
+		return err
+	}
+	for _, file := range []string{"README.md", "CONTRIBUTING.md"} {
+		if err := read(filepath.Join(root, file)); err != nil {
+			return nil, err
+		}
+	}
+	return commands, filepath.WalkDir(filepath.Join(root, "docs"), func(file string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(file) != ".md" {
+			return err
+		}
+		return read(file)
+	})
+}
+
+// Known returns an error if root has no such command, or the command no such flag. Values may be placeholders.
+func Known(root *cobra.Command, args []string) error {
+	cmd, rest, err := root.Find(args)
+	if err != nil {
+		return err
+	}
+	if err := cmd.ParseFlags(rest); err != nil && strings.Contains(err.Error(), "unknown") {
+		return err
+	}
+	if names := cmd.Flags().Args(); cmd.HasSubCommands() && len(names) > 0 {
+		return fmt.Errorf("unknown command %q", names[0])
+	}
+	return nil
+}
