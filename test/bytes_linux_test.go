@@ -77,7 +77,7 @@ var _ = Describe("usher on a machine with 600 CPUs", func() {
 		cmd := exec.Command(usherBinary, "run", "--portal=address", "--manifests="+dir)
 		cmd.Env = append(cmd.Environ(), "GOMAXPROCS=600")
 		u := launch(l.Node, cmd, dir)
-		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(b.addr))
+		Eventually(ask).WithArguments(l.Pods.NewDialer(1), web.vip()).WithTimeout(time.Minute).Should(Equal(b.addr)) // on a busy machine
 		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", u.Command.Process.Pid))
 		Expect(err).NotTo(HaveOccurred())
 		Expect(len(threads)).To(BeNumerically("<", 400), "64 event loops and the threads of the Go runtime")

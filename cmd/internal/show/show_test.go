@@ -251,7 +251,7 @@ var _ = Describe("a waterfall", func() {
 		}
 		told := strings.Join(show.Waterfall(c, 67), "\n")
 		Expect(strings.Count(told, "the endpoint sees ")).To(Equal(2))
-		Expect(ansi.Strip(told)).To(MatchRegexp(`(?s)\(round robin\)\n[^\n]*\n   the endpoint sees its client's own address, because replies return through this node\n 2 .*\(only one left\)\n[^\n]*\n   it sees this node's address, because neither `))
+		Expect(ansi.Strip(told)).To(MatchRegexp(`(?s)\(round robin\)\n[^\n]*\n   the endpoint sees its client's own address, because replies return through this node\n 2 .*\(only one left\)\n[^\n]*\n   the endpoint sees this node's address, because neither `))
 	})
 
 	It("fits a narrow terminal", func() {
