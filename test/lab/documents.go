@@ -1,14 +1,11 @@
 package lab
 
 import (
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
-
-	"github.com/spf13/cobra"
 )
 
 var (
@@ -72,19 +69,4 @@ func Documented(root, program string) (map[string][]string, error) {
 		}
 		return read(file)
 	})
-}
-
-// Known returns an error if root has no such command, or the command no such flag. Values may be placeholders.
-func Known(root *cobra.Command, args []string) error {
-	cmd, rest, err := root.Find(args)
-	if err != nil {
-		return err
-	}
-	if err := cmd.ParseFlags(rest); err != nil && strings.Contains(err.Error(), "unknown") {
-		return err
-	}
-	if names := cmd.Flags().Args(); cmd.HasSubCommands() && len(names) > 0 {
-		return fmt.Errorf("unknown command %q", names[0])
-	}
-	return nil
 }
