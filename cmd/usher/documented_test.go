@@ -1,41 +1,22 @@
 package main
 
 import (
-	"fmt"
-	"strings"
-
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"github.com/spf13/cobra"
 
-	"github.com/usherproxy/usher/test/lab"
+	"github.com/usherproxy/usher/test/documents"
 )
 
 var _ = Describe("commands in the documentation", func() {
 	It("exist, with their flags", func() {
-		commands, err := lab.Documented("../..", "usher")
+		commands, err := documents.Commands("../..", "usher")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(len(commands)).To(BeNumerically(">", 100))
 		Expect(commands).To(HaveKey("usher run --manifests examples/"))
 		for line, args := range commands {
-			Expect(known(newRoot(), args)).To(Succeed(), line)
+			Expect(documents.Known(newRoot(), args)).To(Succeed(), line)
 		}
-		Expect(known(newRoot(), []string{"gte"})).To(MatchError(ContainSubstring("unknown command")))
-		Expect(known(newRoot(), []string{"get", "--nonsense"})).To(MatchError(ContainSubstring("unknown flag")))
+		Expect(documents.Known(newRoot(), []string{"gte"})).To(MatchError(ContainSubstring("unknown command")))
+		Expect(documents.Known(newRoot(), []string{"get", "--nonsense"})).To(MatchError(ContainSubstring("unknown flag")))
 	})
 })
-
-// known returns an error if root has no such command, or the command no such flag. Values may be placeholders.
-func known(root *cobra.Command, args []string) error {
-	cmd, rest, err := root.Find(args)
-	if err != nil {
-		return err
-	}
-	if err := cmd.ParseFlags(rest); err != nil && strings.Contains(err.Error(), "unknown") {
-		return err
-	}
-	if names := cmd.Flags().Args(); cmd.HasSubCommands() && len(names) > 0 {
-		return fmt.Errorf("unknown command %q", names[0])
-	}
-	return nil
-}

@@ -1,11 +1,15 @@
-package lab
+// Package documents reads the commands in the documentation, for the specs of the programs.
+package documents
 
 import (
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
+
+	"github.com/spf13/cobra"
 )
 
 var (
@@ -16,9 +20,9 @@ var (
 	words  = regexp.MustCompile(`^[a-z-]+$`)
 )
 
-// Documented returns the arguments of each command of a program in README.md, CONTRIBUTING.md and docs below root, by the
+// Commands returns the arguments of each command of a program in README.md, CONTRIBUTING.md and docs below root, by the
 // line as it stands there. Command lines with an ellipsis or an alternative are left out.
-func Documented(root, program string) (map[string][]string, error) {
+func Commands(root, program string) (map[string][]string, error) {
 	commands := map[string][]string{}
 	add := func(line string) {
 		rest, ok := strings.CutPrefix(before.ReplaceAllString(line, ""), program+" ")
@@ -69,4 +73,19 @@ func Documented(root, program string) (map[string][]string, error) {
 		}
 		return read(file)
 	})
+}
+
+// Known returns an error if root has no such command, or the command no such flag. Values may be placeholders.
+func Known(root *cobra.Command, args []string) error {
+	cmd, rest, err := root.Find(args)
+	if err != nil {
+		return err
+	}
+	if err := cmd.ParseFlags(rest); err != nil && strings.Contains(err.Error(), "unknown") {
+		return err
+	}
+	if names := cmd.Flags().Args(); cmd.HasSubCommands() && len(names) > 0 {
+		return fmt.Errorf("unknown command %q", names[0])
+	}
+	return nil
 }
