@@ -55,8 +55,6 @@ func (s *subject) hurt(f Finding, refused map[string]int64) (clients int64) {
 
 // recentlyRefused returns, for each Service, the number of recently failed clients for which there was no endpoint.
 func recentlyRefused(ctx context.Context, s *subject) map[string]int64 {
-	ctx, cancel := context.WithTimeout(ctx, s.atMost(askTime))
-	defer cancel()
 	refused := map[string]int64{}
 	failed, _ := s.recentlyFailed(ctx)
 	for _, c := range failed {
@@ -67,10 +65,16 @@ func recentlyRefused(ctx context.Context, s *subject) map[string]int64 {
 	return refused
 }
 
-// recentlyFailed returns the recently failed connections that are kept, the newest first.
+// recentlyFailed returns the recently failed connections that are kept, the newest first. Only the first call queries
+// them.
 func (s *subject) recentlyFailed(ctx context.Context) ([]api.Connection, error) {
-	list, err := s.client.Connections(ctx, client.ConnectionQuery{State: "ended", Service: s.Service, Outcome: "failed", Last: recentPeriod, Max: mostPast})
-	return list.Items, err
+	s.failedOnce.Do(func() {
+		ctx, cancel := context.WithTimeout(ctx, s.atMost(askTime))
+		defer cancel()
+		list, err := s.client.Connections(ctx, client.ConnectionQuery{State: "ended", Service: s.Service, Outcome: "failed", Last: recentPeriod, Max: mostPast})
+		s.failed, s.failedErr = list.Items, err
+	})
+	return s.failed, s.failedErr
 }
 
 // denied reports clients that were recently denied access.

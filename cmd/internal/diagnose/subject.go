@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/usherproxy/usher/proxy/admin/api"
@@ -42,6 +43,10 @@ type subject struct {
 	client   *client.Client
 	status   api.Status
 	services []api.ServiceDetail
+
+	failedOnce sync.Once // sets the fields below; see recentlyFailed
+	failed     []api.Connection
+	failedErr  error
 }
 
 // ask queries usher's state. It returns an error if usher does not respond, or has no such Service.
