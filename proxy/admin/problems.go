@@ -194,44 +194,27 @@ func (a *API) serviceProblems(now time.Time) (list []api.StatusProblem) {
 		}
 		name := g.name()
 		object := "Service " + name.String()
-		for i := range g {
-			p := g[i].Problem
-			same := func(v proxy.PortView) bool {
-				return v.Problem != nil && v.Problem.Reason == p.Reason && v.Problem.Err.Error() == p.Err.Error()
+		for _, p := range g.portProblems() {
+			text := "port " + p.ports[0] + " is"
+			if len(p.ports) > 1 {
+				text = "ports " + strings.Join(p.ports, ", ") + " are"
 			}
-			if p == nil || slices.ContainsFunc(g[:i], same) {
-				continue
-			}
-			var ports []string
-			first := p.Since
-			for _, v := range g[i:] {
-				if same(v) {
-					ports = append(ports, v.Port.ID.String())
-					if v.Problem.Since.Before(first) {
-						first = v.Problem.Since
-					}
-				}
-			}
-			text := "port " + ports[0] + " is"
-			if len(ports) > 1 {
-				text = "ports " + strings.Join(ports, ", ") + " are"
-			}
-			add(object, string(p.Reason), text+" not served as configured: "+p.Err.Error(), "usher diagnose "+name.String(), first, worst)
+			add(object, string(p.Reason), text+" not served as configured: "+p.Err.Error(), "usher diagnose "+name.String(), p.Since, worst)
 		}
 		state, message := g.trouble(a.proxy.Portal.Traits(), now)
-		if state == api.ServiceNoEndpoints { // for the reason that these reports name
-			reports[name] = slices.DeleteFunc(reports[name], func(r config.Report) bool {
-				is := r.Reason == "PortNameDiffers"
-				if is {
-					message += "; " + r.Object + ": " + r.Message
-				}
-				return is
-			})
+		isCause := func(r config.Report) bool { return state == api.ServiceNoEndpoints && r.Reason == "PortNameDiffers" }
+		for _, r := range reports[name] {
+			if isCause(r) {
+				message += "; " + r.Object + ": " + r.Message
+			}
 		}
 		if message != "" {
 			add(object, string(state), message, "usher diagnose "+name.String(), since, state.Badness())
 		}
 		for _, r := range reports[name] {
+			if isCause(r) {
+				continue
+			}
 			r.Remedy = cmp.Or(r.Remedy, "usher diagnose "+name.String())
 			report(r)
 		}
@@ -246,6 +229,32 @@ func (a *API) serviceProblems(now time.Time) (list []api.StatusProblem) {
 		return cmp.Or(cmp.Compare(rank[b.Object], rank[a.Object]), cmp.Compare(a.Object, b.Object))
 	})
 	return list
+}
+
+// portProblem is a problem of one or more ports of a Service, with the earliest start.
+type portProblem struct {
+	*proxy.Problem
+	ports []string
+}
+
+// portProblems returns the problems of a Service's ports: those with the same reason and error once.
+func (g group) portProblems() (all []portProblem) {
+	for i := range g {
+		p := g[i].Problem
+		if p == nil {
+			continue
+		}
+		at := slices.IndexFunc(all, func(o portProblem) bool { return o.Reason == p.Reason && o.Err.Error() == p.Err.Error() })
+		if at < 0 {
+			at = len(all)
+			all = append(all, portProblem{Problem: p})
+		}
+		if p.Since.Before(all[at].Since) {
+			all[at].Problem = p
+		}
+		all[at].ports = append(all[at].ports, g[i].Port.ID.String())
+	}
+	return all
 }
 
 // trouble describes the problem of a Service's endpoints; "" if there is none. Terminating endpoints are not
