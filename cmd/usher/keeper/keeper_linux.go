@@ -34,7 +34,7 @@ type keeper struct {
 	manager       *manager      // nil for none
 	pause         *pause        // nil while an usher process runs
 	stopRequested bool          // a signal has requested a stop
-	code          int           // exit code, once told is set and usher has exited
+	code          int           // exit code, once stopRequested is set and usher has exited
 	again         bool          // replace the program once more
 	taken         chan struct{} // another usher instance has taken over while none ran here
 	sent          chan *child   // children with packets about connections
