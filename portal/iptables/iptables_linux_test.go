@@ -78,7 +78,8 @@ var _ = Describe("portal iptables", func() {
 					n.Apply(p, []portal.Rule{Reject(DNS4)}, nil)
 					Expect(other.Saved(n)).To(And(MatchRegexp("--dport 80 .* -j REDIRECT --to-ports [1-9]"), MatchRegexp("--dport 53 .* -j REDIRECT --to-ports 0"), Not(ContainSubstring("DNAT"))))
 					Expect(n.Node.Sh("ip route show table local; ip -6 route show table local")).NotTo(Or(ContainSubstring("192.0.0.117"), ContainSubstring("fd75:7368")))
-					Expect(seen.LastEntry().Message).To(And(ContainSubstring("have no IPv4 address"), ContainSubstring("use --iptables-target=dnat")))
+					Expect(seen.LastEntry().Message).To(ContainSubstring("have no IPv4 address"))
+					Expect(seen.LastEntry().Data).To(HaveKeyWithValue("alternative", "--iptables-target=dnat"))
 					Expect(bare.AskFrom(Web4, 0, Soon)).To(Equal("silence"))
 				})
 
