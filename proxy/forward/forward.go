@@ -170,7 +170,9 @@ type queue interface {
 func (w *watch) verdict(l Limits, now time.Time, moved, half bool, q queue) outcome.Outcome {
 	if moved {
 		w.restart(now)
-	} else if w.unsent < 0 {
+	}
+	first := w.unsent < 0 // nothing to compare with: checks may have been late, or skipped while the pair was handed over
+	if first && !moved {
 		w.unsent = q.unsent()
 	}
 	age, silence := now.Sub(w.began), now.Sub(w.silent)
@@ -187,7 +189,7 @@ func (w *watch) verdict(l Limits, now time.Time, moved, half bool, q queue) outc
 	default:
 		return outcome.Open
 	}
-	if unsent := q.unsent(); unsent != w.unsent {
+	if unsent := q.unsent(); first || unsent != w.unsent {
 		w.silent, w.unsent = now, unsent
 		return outcome.Open
 	}
