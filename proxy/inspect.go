@@ -12,6 +12,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // PortView is a snapshot of one service port for users: its configuration, how it is served, and its state.
@@ -30,7 +31,8 @@ type PortView struct {
 
 	Affinity    *affinity.Table
 	Totals      frontend.Totals
-	PortMetrics *frontend.PortMetrics // nil if it had no client yet
+	OpenBytes   map[netip.AddrPort]trace.Moved // of open connections, by endpoint; only set by AddOpenBytes
+	PortMetrics *frontend.PortMetrics          // nil if it had no client yet
 }
 
 // Inspect returns the service ports of the Services for which match returns true, in PortID order. It blocks
@@ -48,6 +50,28 @@ func (p *Proxy) Inspect(match func(types.NamespacedName) bool) (list []PortView)
 	}
 	sortViews(list)
 	return list
+}
+
+// AddOpenBytes adds the bytes that open connections and UDP sessions have moved so far to the Totals of list, which
+// count ended ones, and sets OpenBytes. It returns their sum for all service ports, also those not in list.
+func (p *Proxy) AddOpenBytes(list []PortView) (all trace.Moved) {
+	ports := map[config.PortID]map[netip.AddrPort]trace.Moved{}
+	for _, m := range p.Trace.OpenBytes() {
+		if ports[m.Port] == nil {
+			ports[m.Port] = map[netip.AddrPort]trace.Moved{}
+		}
+		ports[m.Port][m.Endpoint] = ports[m.Port][m.Endpoint].Plus(m.Moved)
+		all = all.Plus(m.Moved)
+	}
+	for i := range list {
+		v := &list[i]
+		v.OpenBytes = ports[v.Port.ID]
+		for _, m := range v.OpenBytes {
+			v.Totals.ToEndpoint += m.ToEndpoint
+			v.Totals.ToClient += m.ToClient
+		}
+	}
+	return all
 }
 
 // Status returns all service ports, in PortID order.

@@ -23,8 +23,7 @@ func newTop() *cobra.Command {
 		Short: "Watch Services and connections, full screen",
 		Long: `Shows a live view of the Services on a node (--node) or on this machine (--local):
 their state, and the connections per second that start, are retried and fail. P99 is
-the p99 time to the endpoint's first byte in the last 5 to 10 minutes. BYTES/S and
-BYTES include a connection's bytes only when it has ended. Enter opens the connections
+the p99 time to the endpoint's first byte in the last 5 to 10 minutes. Enter opens the connections
 of a Service, including ended ones that are still in the trace; enter on a connection
 shows all its attempts. With SERVICE, it starts with the connections of that Service.
 ? lists the keys, q quits.

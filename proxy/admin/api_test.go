@@ -216,7 +216,7 @@ var _ = Describe("the API of a proxy", func() {
 			port := detail.Details[0]
 			Expect(port.VIPs).To(Equal([]api.VIP{{Kind: "ClusterIP", Address: "10.96.0.1:80"}}))
 			Expect(port.Policies).To(Equal(api.Policies{Internal: "Cluster", External: "Cluster"}))
-			Expect(port.Totals).To(Equal(api.Totals{Active: 1, Accepted: 1, Established: 1, Attempts: 2, AttemptsFailed: 1, Retries: 1}))
+			Expect(port.Totals).To(Equal(api.Totals{Active: 1, Accepted: 1, Established: 1, Attempts: 2, AttemptsFailed: 1, Retries: 1, BytesToClient: 5}))
 			at := map[string]api.Endpoint{}
 			for _, e := range port.Endpoints {
 				at[e.Address] = e

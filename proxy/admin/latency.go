@@ -54,14 +54,9 @@ func (g group) ends() (all map[string]int64) {
 
 // recentLatencyOf returns how long clients of an endpoint waited.
 func recentLatencyOf(e *balance.Endpoint, now time.Time) (l recentLatency) {
-	l.add(e, now)
-	return l
-}
-
-// add adds how long clients of an endpoint waited.
-func (l *recentLatency) add(e *balance.Endpoint, now time.Time) {
 	if t := e.ExistingTimes(); t != nil {
 		l.connect.Add(&t.Connect, now)
 		l.firstByte.Add(&t.FirstByte, now)
 	}
+	return l
 }

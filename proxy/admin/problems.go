@@ -319,7 +319,7 @@ func badEndpoint(e *balance.Endpoint, state api.EndpointState, now time.Time) st
 		if l.firstByte.Number() == 0 {
 			of = "any"
 		}
-		text += fmt.Sprintf(", no response for %s of %d recent clients", of, l.connect.Number())
+		text += fmt.Sprintf(", no response for %s of %d recent clients", of, clientsWaited(e, l, now))
 	}
 	return text
 }

@@ -32,7 +32,9 @@ func (a *API) services(r *http.Request) (any, error) {
 		return nil, err
 	}
 	now := time.Now()
-	all, reports := groups(a.proxy.Inspect(match)), a.reportsOf()
+	views := a.proxy.Inspect(match)
+	a.proxy.AddOpenBytes(views)
+	all, reports := groups(views), a.reportsOf()
 	if more := a.rejected(reports, match, all); len(more) > 0 {
 		all = append(all, more...)
 		slices.SortFunc(all, func(a, b group) int { return cmp.Compare(a.key(), b.key()) })
@@ -83,6 +85,7 @@ func serviceMatcher(query url.Values) (func(types.NamespacedName) bool, error) {
 func (a *API) service(r *http.Request) (any, error) {
 	name := types.NamespacedName{Namespace: r.PathValue("namespace"), Name: r.PathValue("name")}
 	views, reports := a.proxy.InspectService(name), a.reportsOf()
+	a.proxy.AddOpenBytes(views)
 	g := group(views)
 	if len(g) == 0 {
 		rejected := a.rejected(reports, func(n types.NamespacedName) bool { return n == name }, nil)
@@ -262,23 +265,29 @@ const (
 func unresponsive(v *proxy.PortView, e *balance.Endpoint, now time.Time) bool {
 	l := recentLatencyOf(e, now)
 	_, none := e.NoResponse(now)
-	clients := float64(l.connect.Number())
+	clients := float64(clientsWaited(e, l, now))
 	silent := clients >= fewestUnresponsive && l.firstByte.Number() == 0
 	if !silent && (none < fewestUnresponsive || float64(none) < unresponsivePart*clients) {
 		return false
 	}
-	var others recentLatency
-	othersNone := int64(0)
+	var answered, othersNone, othersClients float64
 	for _, o := range v.Endpoints {
 		if o != e {
-			others.add(o, now)
+			ol := recentLatencyOf(o, now)
 			_, n := o.NoResponse(now)
-			othersNone += n
+			answered += float64(ol.firstByte.Number())
+			othersNone += float64(n)
+			othersClients += float64(clientsWaited(o, ol, now))
 		}
 	}
-	othersClients := float64(others.connect.Number())
-	return others.firstByte.Number() > 0 && (silent ||
-		othersClients >= fewestClientsCompare && float64(none)*othersClients >= unresponsiveTimes*float64(othersNone)*clients)
+	return answered > 0 && (silent ||
+		othersClients >= fewestClientsCompare && float64(none)*othersClients >= unresponsiveTimes*othersNone*clients)
+}
+
+// clientsWaited returns how many clients connected to e recently, l being its latency, without those that closed soon
+// and used nothing: these check only whether the port is open.
+func clientsWaited(e *balance.Endpoint, l recentLatency, now time.Time) int64 {
+	return max(0, int64(l.connect.Number())-e.UnusedRecently(now))
 }
 
 func portSummary(v *proxy.PortView) api.PortSummary {
@@ -396,7 +405,7 @@ func endpoint(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoin
 		Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating, UsedFor: []string{},
 		Quarantine: quarantine(e, now),
 		Active:     e.Active.Load(), Limit: v.Port.EndpointLimit, Connected: e.Connected.Load(), Failed: e.Failed.Load(), FailedRecently: e.FailedRecently(now), NoResponse: none, NoResponseRecently: noneRecently,
-		BytesToEndpoint: e.ToEndpoint.Load(), BytesToClient: e.ToClient.Load(), Latency: l.forAPI(),
+		BytesToEndpoint: e.ToEndpoint.Load() + v.OpenBytes[e.Addr].ToEndpoint, BytesToClient: e.ToClient.Load() + v.OpenBytes[e.Addr].ToClient, Latency: l.forAPI(),
 	}
 	var without []string // clients whose connections do not go to it
 	for _, use := range []struct {

@@ -26,6 +26,9 @@ func (a *API) status(*http.Request) (any, error) {
 		Repairs:  s.Repaired,
 		Defaults: defaults(&a.proxy.Options), Conntrack: a.opts.Conntrack, HealthChecks: a.opts.HealthChecks.addresses(),
 	}
+	open := a.proxy.AddOpenBytes(nil)
+	out.Totals.BytesToEndpoint += open.ToEndpoint
+	out.Totals.BytesToClient += open.ToClient
 	var total int
 	out.Problems, total, out.Attention = a.problems(&s, out.Now)
 	out.ProblemsOmitted, out.Since = total-len(out.Problems), a.since()

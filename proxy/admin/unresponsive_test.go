@@ -77,4 +77,33 @@ var _ = Describe("an endpoint that leaves some of its clients without a response
 		Expect(detail.State).To(Equal(api.ServiceOK))
 		Expect(ended.Total).To(BeNumerically("~", 2, 2))
 	})
+
+	It("is ready if these clients only checked that the port is open", func() {
+		n := newNode()
+		hangs := func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }
+		answers := func(c net.Conn) {
+			if _, err := io.ReadFull(c, make([]byte, 1)); err == nil {
+				fmt.Fprint(c, "hello")
+			}
+		}
+		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", lab.Backend(hangs), lab.Backend(answers))})
+		at := n.proxy.Status()[0].Listeners[0].String()
+		for i := range 40 + 2 {
+			c, err := net.Dial("tcp", at)
+			Expect(err).NotTo(HaveOccurred())
+			if i >= 40 { // one for each endpoint
+				fmt.Fprint(c, "?")
+				Expect(c.SetReadDeadline(time.Now().Add(300 * time.Millisecond))).To(Succeed())
+				_, _ = c.Read(make([]byte, 5))
+			}
+			c.Close()
+			Eventually(func() int64 { return n.proxy.Stats().Open }).WithTimeout(10 * time.Second).Should(BeZero())
+		}
+		var detail api.ServiceDetail
+		Expect(n.get("/services/default/web", &detail)).To(Equal(http.StatusOK))
+		endpoints := detail.Details[0].Endpoints
+		Expect([]any{endpoints[0].Connected, endpoints[1].Connected}).To(HaveEach(int64(21)))
+		Expect(endpoints[1].BytesToClient).To(BeEquivalentTo(5), "the other endpoint answers")
+		Expect([]any{endpoints[0].State, endpoints[1].State}).To(HaveEach(api.EndpointReady))
+	})
 })

@@ -75,6 +75,16 @@ var _ = Describe("a text for users", func() {
 		_, err = sink.WriteToUDPAddrPort(make([]byte, 40), from)
 		Expect(err).NotTo(HaveOccurred())
 		Eventually(open).WithTimeout(10 * time.Second).Should(And(HaveField("State", api.Established), HaveField("BytesToEndpoint", int64(300)), HaveField("BytesToClient", int64(40))))
+
+		var list api.ServiceList
+		Expect(n.get("/services", &list)).To(Equal(http.StatusOK))
+		Expect(list.Items[0].Totals).To(And(HaveField("BytesToEndpoint", int64(300)), HaveField("BytesToClient", int64(40))))
+		var detail api.ServiceDetail
+		Expect(n.get("/services/default/statsd", &detail)).To(Equal(http.StatusOK))
+		Expect(detail.Details[0].Endpoints[0]).To(And(HaveField("BytesToEndpoint", int64(300)), HaveField("BytesToClient", int64(40))))
+		var status api.Status
+		Expect(n.get("/status", &status)).To(Equal(http.StatusOK))
+		Expect(status.Totals).To(And(HaveField("BytesToEndpoint", int64(300)), HaveField("BytesToClient", int64(40))))
 	})
 
 	It("shows a TCP client as connecting only while it has no endpoint", func() {

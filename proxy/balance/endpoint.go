@@ -41,6 +41,7 @@ type rareState struct {
 	failures atomic.Pointer[latency.Recent] // only the times matter, not the durations
 
 	noResponse atomic.Pointer[latency.Histogram] // as failures
+	unused     atomic.Pointer[latency.Recent]    // as failures
 	queue      atomic.Pointer[queue]
 }
 
@@ -79,11 +80,25 @@ func (s *State) ExistingTimes() *Times {
 // countFailure adds one to State.Failed and to the recent failures.
 func (s *State) countFailure(now time.Time) {
 	s.Failed.Add(1)
-	r := s.ensureRare()
-	if r.failures.Load() == nil {
-		r.failures.CompareAndSwap(nil, new(latency.Recent))
+	count(&s.ensureRare().failures, now)
+}
+
+// count adds one to r at now.
+func count(r *atomic.Pointer[latency.Recent], now time.Time) {
+	if r.Load() == nil {
+		r.CompareAndSwap(nil, new(latency.Recent))
 	}
-	r.failures.Load().Observe(latency.Seconds, now, 0)
+	r.Load().Observe(latency.Seconds, now, 0)
+}
+
+// recent returns the count of r in the last 5 to 10 minutes before now.
+func recent(r *atomic.Pointer[latency.Recent], now time.Time) int64 {
+	if r.Load() == nil {
+		return 0
+	}
+	var l latency.Sum
+	l.Add(r.Load(), now)
+	return int64(l.Number())
 }
 
 // Since returns when the endpoint entered state, a caller-defined number below 16. If the last call was for another
@@ -126,13 +141,22 @@ func (s *State) NoResponse(now time.Time) (ever, recent int64) {
 
 // FailedRecently returns how many of State.Failed occurred in the last 5 to 10 minutes before now.
 func (s *State) FailedRecently(now time.Time) int64 {
-	r := s.rareState.Load()
-	if r == nil || r.failures.Load() == nil {
-		return 0
+	if r := s.rareState.Load(); r != nil {
+		return recent(&r.failures, now)
 	}
-	var l latency.Sum
-	l.Add(r.failures.Load(), now)
-	return int64(l.Number())
+	return 0
+}
+
+// CountUnused counts a connection that its client closed soon, at now, without data in either direction: a TCP health
+// check, or a connection that a browser opened in advance.
+func (s *State) CountUnused(now time.Time) { count(&s.ensureRare().unused, now) }
+
+// UnusedRecently returns how many connections CountUnused has counted in the last 5 to 10 minutes before now.
+func (s *State) UnusedRecently(now time.Time) int64 {
+	if r := s.rareState.Load(); r != nil {
+		return recent(&r.unused, now)
+	}
+	return 0
 }
 
 // Take counts a connection from the start of its attempt, so that concurrent choices include it. Call Release

@@ -197,6 +197,9 @@ func (c *Conn) limits() *forward.Limits {
 	return &own
 }
 
+// unusedTime is the time within which a client closes a connection that it opened only to check, not to wait for data.
+const unusedTime = time.Second
+
 // Ended implements forward.Owner. frontend.Conn implements its EndpointFirstByte, and the Record its ClientFirstByte.
 func (c *Conn) Ended(r outcome.Result) {
 	if c.begun != nil {
@@ -209,6 +212,8 @@ func (c *Conn) Ended(r outcome.Result) {
 		e.CountNoResponse(now)
 	case r.Outcome.Fault() == outcome.FaultEndpoint:
 		kind = balance.Broken
+	case r.ToEndpoint == 0 && r.ToClient == 0 && now.Sub(c.Start) < unusedTime && (r.Outcome == outcome.ClientClosed || r.Outcome == outcome.ClientReset):
+		e.CountUnused(now)
 	}
 	e.Release()
 	e.Moved(r.ToEndpoint, r.ToClient)

@@ -3,6 +3,7 @@ package trace
 import (
 	"cmp"
 	"math/bits"
+	"net/netip"
 	"slices"
 	"sort"
 	"sync"
@@ -181,6 +182,33 @@ func (l *Log) Bytes(c *conn.Record) (toEndpoint, toClient int64) {
 		return 0, 0
 	}
 	return m.Bytes()
+}
+
+// Moved is a number of bytes in each direction.
+type Moved struct{ ToEndpoint, ToClient int64 }
+
+// Plus returns the sum of m and o.
+func (m Moved) Plus(o Moved) Moved {
+	return Moved{m.ToEndpoint + o.ToEndpoint, m.ToClient + o.ToClient}
+}
+
+// PortMoved is what an open connection of a service port has moved so far.
+type PortMoved struct {
+	Port     config.PortID
+	Endpoint netip.AddrPort // zero as long as the connection is not established
+	Moved
+}
+
+// OpenBytes returns what each open connection has moved so far.
+func (l *Log) OpenBytes() []PortMoved {
+	open := l.Open(func(*conn.Record) bool { return true })
+	list := make([]PortMoved, len(open))
+	for i, c := range open {
+		to, _ := c.Established()
+		list[i].Port, list[i].Endpoint = c.Port.ID, to.Endpoint
+		list[i].ToEndpoint, list[i].ToClient = l.Bytes(c)
+	}
+	return list
 }
 
 // lockForReading keeps events from being added until unlockForReading.

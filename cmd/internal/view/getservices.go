@@ -42,9 +42,9 @@ func (v Viewers) newGetServices() *cobra.Command {
 
 It is the worst state of all ports and IP families. -o wide shows the reason, and
 'usher diagnose NAME' suggests next steps. ENDPOINTS is the number of endpoints whose
-state is ready, and of all. Counts start when usher starts; those of bytes are of
-ended connections. CONNECT and FIRST BYTE are the p50 and p99 of the last 5 to 10
-minutes: the time until clients were connected, and until the endpoint's first byte.`,
+state is ready, and of all. Counts start when usher starts. CONNECT and FIRST BYTE are
+the p50 and p99 of the last 5 to 10 minutes: the time until clients were connected, and
+until the endpoint's first byte.`,
 		Example: `  usher get services -A
   usher get services web -o yaml
   usher get services -A --filter 10.96.0 --sort retries`,

@@ -177,7 +177,7 @@ type Totals struct {
 	Attempts       int64 `json:"attempts"`
 	AttemptsFailed int64 `json:"attemptsFailed"`
 	Retries        int64 `json:"retries"`
-	// BytesToEndpoint and BytesToClient are those of ended connections.
+	// BytesToEndpoint and BytesToClient are the bytes moved so far, also by open connections.
 	BytesToEndpoint int64 `json:"bytesToEndpoint"`
 	BytesToClient   int64 `json:"bytesToClient"`
 }
