@@ -97,12 +97,12 @@ func (i *impostor) close() {
 // redirectedTo returns the local port to which the portal's rules redirect each VIP.
 func redirectedTo(ns *lab.Namespace) map[string]uint16 {
 	GinkgoHelper()
-	p := launch(ns, exec.Command(usherBinary, "portals", "-o", "json", "--admin-address=127.0.0.1:1"), "")
+	p := launch(ns, exec.Command(usherBinary, "get", "portals", "-A", "-o", "json", "--admin-address=127.0.0.1:1"), "")
 	Eventually(p).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
-	var answer api.Portals
+	var answer struct{ Items []api.PortalRule }
 	Expect(json.Unmarshal(p.Out.Contents(), &answer)).To(Succeed())
 	ports := map[string]uint16{}
-	for _, r := range answer.Rules {
+	for _, r := range answer.Items {
 		ports[strings.ToLower(r.Protocol)+" "+r.VIP] = r.LocalPort
 	}
 	return ports

@@ -116,13 +116,13 @@ var _ = Describe("manifests", func() {
 		Entry("address, on the node", "--portal=address", "--address-namespace=never"),
 	)
 
-	It("passed to 'usher plan' change nothing, and their differences to served Services are printed", func() {
+	It("passed to 'usher check --diff' change nothing, and their differences to served Services are printed", func() {
 		u := startUsher(l.Node, dir, "--portal=address", "--scheduler=p2c", "--max-connection-age=1h")
 		planned := manifestsDir()
 		web.endpoints = []netip.AddrPort{second.addr}
 		web.metadata = `, annotations: {usher.io/max-connection-age: 2h, usher.io/weight: "*=3"}`
 		web.write(planned)
-		out, errs, code := askUsher(l.Node, "plan", planned)
+		out, errs, code := askUsher(l.Node, "check", "--diff", planned)
 		Expect(code).To(BeZero(), errs)
 		Expect(out).To(ContainSubstring("compared with usher at 127.0.0.1:10249"))
 		Expect(out).To(ContainSubstring("~ default/web"))
@@ -133,37 +133,37 @@ var _ = Describe("manifests", func() {
 		Expect(out).To(HaveSuffix("1 service port: 0 added, 0 removed, 1 changed, 0 unchanged.\n"))
 		Expect(ask(pod, web.vip())).To(Equal(first.addr), "unchanged")
 
-		out, _, code = askUsher(l.Node, "plan", dir)
+		out, _, code = askUsher(l.Node, "check", "--diff", dir)
 		Expect(code).To(BeZero())
 		Expect(out).To(HaveSuffix("1 service port: 0 added, 0 removed, 0 changed, 1 unchanged.\n"))
 
 		web.port = 70000
 		web.write(planned)
-		out, errs, code = askUsher(l.Node, "plan", planned)
+		out, errs, code = askUsher(l.Node, "check", "--diff", planned)
 		Expect(code).To(Equal(1))
 		Expect(out).To(HaveSuffix("1 service port: 0 added, 0 removed, 0 changed, 1 unchanged.\n"), "an invalid Service stays unchanged")
-		Expect(errs).To(ContainSubstring("warning: the plan covers only objects that could be read and are valid"))
+		Expect(errs).To(ContainSubstring("warning: the comparison covers only objects that could be read and are valid"))
 		other := service{name: "other", clusterIP: "10.96.0.11", port: 8000, endpoints: web.endpoints}
 		other.write(planned)
 		writeFile(filepath.Join(planned, "web.yaml"), "kind: [\n---\nkind: ConfigMap\n")
-		out, errs, code = askUsher(l.Node, "plan", planned)
+		out, errs, code = askUsher(l.Node, "check", "--diff", planned)
 		Expect([]any{out, code}).To(Equal([]any{"", 1}))
 		Expect(errs).To(ContainSubstring("web.yaml, document 1, line 2: did not find"))
-		Expect(errs).To(HaveSuffix("cannot plan: failed to read " + filepath.Join(planned, "web.yaml") + "\n"))
+		Expect(errs).To(HaveSuffix("cannot compare: failed to read " + filepath.Join(planned, "web.yaml") + "\n"))
 		Expect(os.Rename(filepath.Join(planned, "web.yaml"), filepath.Join(planned, "web.txt"))).To(Succeed())
-		out, _, _ = askUsher(l.Node, "plan", planned)
+		out, _, _ = askUsher(l.Node, "check", "--diff", planned)
 		Expect(out).To(ContainSubstring("1 added, 1 removed"))
 		text, err := os.ReadFile(filepath.Join(planned, "other.yaml"))
 		Expect(err).NotTo(HaveOccurred())
 		writeFile(filepath.Join(planned, "other.yaml"), string(text)+"---\nkind: [\n")
-		out, _, _ = askUsher(l.Node, "plan", planned)
+		out, _, _ = askUsher(l.Node, "check", "--diff", planned)
 		Expect(out).To(ContainSubstring("1 added, 0 removed"), "an unreadable document may be any Service")
-		out, errs, code = askUsher(l.Node, "plan", "/nonexistent")
+		out, errs, code = askUsher(l.Node, "check", "--diff", "/nonexistent")
 		Expect([]any{out, code}).To(Equal([]any{"", 1}))
-		Expect(errs).To(HaveSuffix("cannot plan: failed to read /nonexistent\n"))
+		Expect(errs).To(HaveSuffix("cannot compare: failed to read /nonexistent\n"))
 
 		u.stop()
-		out, errs, code = askUsher(l.Node, "plan", dir, "-o", "json")
+		out, errs, code = askUsher(l.Node, "check", "--diff", dir, "-o", "json")
 		Expect(code).To(BeZero(), errs)
 		Expect(out).To(ContainSubstring(`"change": "add"`))
 	})
@@ -203,7 +203,7 @@ metadata: {name: near, labels: {example.com/rack: "7"}}
 					out, errs, code := askUsher(l.Node, "get", "services", "web", "-o", "yaml")
 					Expect(code).To(BeZero(), errs)
 					Expect(out).To(ContainSubstring("key: example.com/rack"))
-					out, errs, code = askUsher(l.Node, "plan", dir, "-o", "json", "--node-labels=example.com/rack=7", "--admin-address=127.0.0.1:1")
+					out, errs, code = askUsher(l.Node, "check", "--diff", dir, "-o", "json", "--node-labels=example.com/rack=7", "--admin-address=127.0.0.1:1")
 					Expect(code).To(BeZero(), errs)
 					port := regexp.MustCompile(`NodePort \S+:(3\d{4})"`).FindStringSubmatch(out)
 					Expect(port).NotTo(BeNil(), out)

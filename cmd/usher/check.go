@@ -16,12 +16,27 @@ import (
 
 func newCheck() *cobra.Command {
 	var manifests manifestFlags
+	var d diffCommand
+	var diff bool
 	cmd := &cobra.Command{
 		Use:   "check FILE… | -",
-		Short: "Validate manifests",
+		Short: "Validate manifests; with --diff, show what would change",
 		Long: `Reads manifests like 'usher run' and reports problems with file, document, object, field
 and allowed values. The exit code is 1 if there are errors or a folder contains no
-manifest, and 0 if there are only warnings. - = standard input.`,
+manifest, and 0 if there are only warnings. - = standard input.
+
+With --diff, it compares the manifests with the state of the usher instance on this
+node, and shows what would change if it served them instead: the handling of traffic to
+each VIP, the endpoints for each kind of client (internal: of cluster IPs; external:
+from outside the cluster; node: on this node), and errors. If usher is not running,
+everything is new. + marks additions, - removals, ~ changes; unchanged service ports are
+only counted. For objects that are unreadable or invalid, usher keeps the previous
+state, and so does the comparison. If nothing in a file can be read, there is none.
+
+It changes nothing and needs no privileges.`,
+		Example: `  usher check examples/
+  kubectl get services,endpointslices,nodes -A -o yaml | usher check --diff -
+  usher check --diff web.yaml --node-name worker-1 --node-labels topology.kubernetes.io/zone=a`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return cli.Usagef("check: at least one file or folder is required")
@@ -29,6 +44,14 @@ manifest, and 0 if there are only warnings. - = standard input.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if diff {
+				return d.run(cmd, &manifests, args)
+			}
+			for _, name := range d.flags {
+				if cmd.Flags().Changed(name) {
+					return cli.Usagef("check: --%s requires --diff", name)
+				}
+			}
 			result, err := manifests.check(cmd.InOrStdin(), args)
 			if err != nil {
 				return err
@@ -37,6 +60,8 @@ manifest, and 0 if there are only warnings. - = standard input.`,
 		},
 	}
 	manifests.register(cmd.Flags())
+	cmd.Flags().BoolVar(&diff, "diff", false, "Show what would change on this node")
+	d.register(cmd.Flags(), &manifests.node)
 	return cmd
 }
 

@@ -41,7 +41,7 @@ its Services from a laptop, use 'kubectl usher'.`,
 	}
 	cli.SetUp(root)
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(newRun(), newDemo(), newCheck(), newPlan(), newPortals(), newReady(), newCleanup())
+	root.AddCommand(newRun(), newDemo(), newCheck(), newReady(), newCleanup())
 	root.AddCommand(view.Viewers{}.Commands()...)
 	root.AddCommand(moved()...)
 	cli.CompleteChoices(root)

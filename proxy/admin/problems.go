@@ -142,7 +142,7 @@ func (a *API) nodeProblems(s *proxy.Stats, now time.Time) (list []api.StatusProb
 		}
 	}
 	if sync := a.proxy.SyncStatus(); sync.Err != nil {
-		add("PortalFailed", fmt.Sprintf("failed to update the %s portal: %v", a.proxy.Portal.Mode(), sync.Err), "usher portals shows the differences; usher keeps retrying", sync.Pending)
+		add("PortalFailed", fmt.Sprintf("failed to update the %s portal: %v", a.proxy.Portal.Mode(), sync.Err), "usher get portals -A shows the differences; usher keeps retrying", sync.Pending)
 	}
 	const descriptors = "descriptors"
 	for _, limit := range []struct {

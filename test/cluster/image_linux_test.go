@@ -106,7 +106,7 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 			p := k.run("usher", of, with(portal.flags...)).ready()
 			served()
 			Expect(get(c.pod, adminURL+"/metrics")).Error().To(HaveOccurred(), "the admin server is only for the node")
-			Expect(p.exec("usher", "portals")).To(MatchRegexp(`(?m)^ok +%s `, portal.name))
+			Expect(p.exec("usher", "get", "portals", "-A")).To(MatchRegexp(`(?m)^ok +%s `, portal.name))
 			for _, probe := range []*corev1.Probe{p.spec.Containers[0].ReadinessProbe, p.spec.Containers[0].LivenessProbe} {
 				Expect(p.probe(probe)()).To(Succeed())
 			}

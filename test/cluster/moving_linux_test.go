@@ -270,7 +270,7 @@ nftables: {masqueradeAll: true}
 				more := m.connections()
 				u.Terminate()
 				former.Terminate() // either Pod may be the one that is removed
-				Eventually(func() string { return m.Node.Output(usherReleased, "portals") }).WithTimeout(soon).ShouldNot(ContainSubstring("redirect"))
+				Eventually(func() string { return m.Node.Output(usherReleased, "get", "portals", "-A") }).WithTimeout(soon).ShouldNot(ContainSubstring("redirect"))
 				expectAlive(more) // they have the drain timeout to finish
 				expectAlive(late)
 				for _, c := range slices.Concat(more, late) {

@@ -163,7 +163,7 @@ func served(_ context.Context, s *subject) []Finding {
 		"AddressConflict":   "change the address or port of one of the two",
 		"NodeAddressInUse":  "use another port, or an external IP that is not an address of the node; or set --claim-node-addresses to let Services use such ports",
 		"ListenFailed":      "find the process that uses the port with ss -lntup, or use another --portal",
-		"PortalFailed":      "run usher portals; usher's log has the kernel's error",
+		"PortalFailed":      "run usher get portals -A; usher's log has the kernel's error",
 		"ProtocolNotServed": "leave the port to another proxy (service.kubernetes.io/service-proxy-name)",
 		"SCTPOff":           "load the kernel module sctp, and run usher with --sctp=on",
 	}
@@ -425,7 +425,7 @@ func portalRules(ctx context.Context, s *subject) (all []Finding) {
 	})
 	portals, err := s.client.Portals(ctx)
 	if err != nil {
-		return []Finding{{"", Note, "usher", "cannot compare the portal's rules", err.Error(), "usher portals"}}
+		return []Finding{{"", Note, "usher", "cannot compare the portal's rules", err.Error(), "usher get portals -A"}}
 	}
 	bad := map[string]int{}
 	states := map[string]string{"missing": "is missing", "differs": "differs"}

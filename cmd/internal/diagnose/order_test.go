@@ -74,7 +74,7 @@ var _ = Describe("the findings", func() {
 			Expect(withoutCluster(Finding{Object: "Service default/web", Remedy: remedy})).NotTo(Or(ContainSubstring("kubectl"), ContainSubstring("Pod"), ContainSubstring("selector")), remedy)
 		}
 		Expect(withoutCluster(Finding{Object: "Service default/web", Remedy: noEndpoints(place{name: "default/web"})})).To(HavePrefix("do the manifests have an EndpointSlice with the label kubernetes.io/service-name: web?"))
-		Expect(withoutCluster(Finding{Remedy: "usher portals"})).To(Equal("usher portals"))
+		Expect(withoutCluster(Finding{Remedy: "usher get portals -A"})).To(Equal("usher get portals -A"))
 	})
 
 	It("affect all clients if usher itself fails, and none if it only has a warning", func() {

@@ -9,7 +9,12 @@ import (
 
 // Portals are the columns for the portal's rules.
 var Portals = []Column[api.PortalRule]{
-	{Title: "STATE", Cell: func(r api.PortalRule) string { return Clean(r.State) }},
+	{Title: "STATE", Cell: func(r api.PortalRule) string {
+		if r.State == "" && r.Mode != "" { // not the row of WithInstalled
+			return "-"
+		}
+		return Clean(r.State)
+	}},
 	{Title: "PORTAL", Rank: 2, Cell: func(r api.PortalRule) string { return Clean(r.Mode) }},
 	{Title: "VIP", Cell: func(r api.PortalRule) string {
 		if r.Protocol == "" {

@@ -337,7 +337,7 @@ var _ = DescribeTable("an amount is formatted in human-readable form", func(got,
 	Entry(nil, show.Rate(12.4), "12"),
 )
 
-var _ = Describe("a plan", func() {
+var _ = Describe("a diff of manifests", func() {
 	port := func(change func(*api.ServicePort)) *api.ServicePort {
 		p := &api.ServicePort{PortSummary: api.PortSummary{Name: "http", Family: "IPv4", Protocol: "TCP", Scheduler: "rr"}, Policies: api.Policies{Internal: "Cluster", External: "Cluster"},
 			VIPs:      []api.VIP{{Kind: "ClusterIP", Address: "10.96.0.10:80"}, {Kind: "NodePort", Address: "0.0.0.0:30080"}},
@@ -348,7 +348,7 @@ var _ = Describe("a plan", func() {
 	asIs := port(func(*api.ServicePort) {})
 	redirects := portal.Traits{Redirects: true}
 	told := func(now, planned *api.ServicePort, traits portal.Traits) []string {
-		p := show.Plan{Node: "n1", Portal: "iptables", ComparedWith: "127.0.0.1:10249"}
+		p := show.Diff{Node: "n1", Portal: "iptables", ComparedWith: "127.0.0.1:10249"}
 		p.Compare("default/web", now, planned, traits)
 		lines := p.Lines()
 		for i := range lines {

@@ -18,6 +18,8 @@ import (
 	"github.com/usherproxy/usher/cmd/internal/cli"
 	"github.com/usherproxy/usher/cmd/internal/fleet"
 	"github.com/usherproxy/usher/cmd/internal/show"
+	"github.com/usherproxy/usher/portal/modes"
+	"github.com/usherproxy/usher/proxy/admin"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
@@ -395,18 +397,27 @@ func (v Viewers) newGetPortals() *cobra.Command {
 		Short:   "the portal's rules: wanted compared with installed",
 		Long: `Lists the portal's rules of Services. STATE compares each rule with the kernel: ok,
 missing, or differs (the next line shows the installed rule). -A also lists rules
-that belong to no Service, such as leftovers (extra).
+that belong to no Service, such as leftovers (extra), and in a second table what all
+Services share: chains, routing rules and a route that preserve client addresses, and
+fallback routes on a node without a default route.
 
-'usher portals' lists installed rules even if usher is not running.`,
+If the usher instance of this node does not respond, it lists the rules and routes that
+any usher process has installed here, as reported by the kernel.`,
 		Example: `  usher get portals web -o wide
   usher get portals -A`,
 		ValidArgsFunction: f.completeServices,
 	}
-	cmd.RunE = get(&f, kind[api.PortalRule]{
+	var parts []api.PortalPart
+	list := get(&f, kind[api.PortalRule]{
 		plural: "rules", columns: show.Portals, service: show.ServiceOfRule,
 		order: func(api.PortalRule, api.PortalRule) int { return 0 }, // installed rules come after the wanted ones
 		list: func(ctx context.Context, u fleet.Usher, names []string) ([]api.PortalRule, error) {
 			portals, err := u.Portals(ctx)
+			if err != nil && !f.asks.cluster() {
+				fmt.Fprintf(cmd.ErrOrStderr(), "Cannot determine which rules are wanted: %v\n", err)
+				portals.Rules, err = installedRules(ctx)
+			}
+			parts = portals.Parts
 			rules := slices.DeleteFunc(portals.Rules, func(r api.PortalRule) bool { return !f.wanted(show.ServiceOfRule(r), names) })
 			if f.output == "" || f.output == "wide" {
 				rules = show.WithInstalled(rules)
@@ -414,6 +425,26 @@ that belong to no Service, such as leftovers (extra).
 			return rules, err
 		},
 	})
+	cmd.RunE = func(cmd *cobra.Command, names []string) error {
+		err := list(cmd, names)
+		if out := cmd.OutOrStdout(); err == nil && f.all && len(names) == 0 && len(parts) > 0 && !f.asks.cluster() && (f.output == "" || f.output == "wide") {
+			fmt.Fprintln(out)
+			return show.Table(out, show.PortalParts, parts, false, cli.TableWidth(out, false))
+		}
+		return err
+	}
 	f.register(cmd)
 	return cmd
+}
+
+// installedRules returns the portal rules that any usher process has installed on this node, in any portal mode.
+func installedRules(ctx context.Context) (rules []api.PortalRule, err error) {
+	installed, err := modes.List(ctx, nil)
+	if err != nil {
+		return nil, fmt.Errorf("list installed rules: %w", err)
+	}
+	for _, i := range installed {
+		rules = append(rules, admin.NewPortalRule(i.Mode, i.Rule))
+	}
+	return rules, nil
 }

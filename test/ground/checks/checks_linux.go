@@ -599,7 +599,7 @@ func cleanup(g *ground) error {
 	if _, err := command("cleanup"); err != nil {
 		return err
 	}
-	if err := prints("No portal rules are installed", "portals"); err != nil {
+	if err := prints(`"total": 0`, "get", "portals", "-A", "-o", "json"); err != nil {
 		return err
 	}
 	s := services["tcp"]

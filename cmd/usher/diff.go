@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/usherproxy/usher/cmd/internal/cli"
 	"github.com/usherproxy/usher/cmd/internal/serve"
@@ -24,58 +25,33 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
-func newPlan() *cobra.Command {
-	p := planCommand{}
-	cmd := &cobra.Command{
-		Use:   "plan FILE… | -",
-		Short: "Show what would change on this node if manifests were served",
-		Long: `Reads manifests like 'usher run', compares them with the state of the usher instance on
-this node, and shows what would change if it served them instead: the handling of
-traffic to each VIP, the endpoints for each kind of client (internal: of cluster IPs;
-external: from outside the cluster; node: on this node), and errors. If usher is not
-running, everything is new. It changes nothing and needs no privileges. - = standard
-input.
-
-+ marks additions, - removals, ~ changes; unchanged service ports are only counted. The
-exit code is 1 if the manifests have errors. For objects that are unreadable or invalid,
-usher keeps the previous state, and so does the plan. If nothing in a file can be read,
-there is no plan.`,
-		Example: `  usher plan examples/
-  kubectl get services,endpointslices,nodes -A -o yaml | usher plan -
-  usher plan web.yaml --node-name worker-1 --node-labels topology.kubernetes.io/zone=a`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return cli.Usagef("plan: at least one file or folder is required")
-			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, args []string) error { return p.run(cmd, args) },
-	}
-	flags := cmd.Flags()
-	p.manifests.register(flags)
-	flags.StringVar(&p.manifests.node.Name, "node-name", "", "Name of the node. Empty = the hostname")
-	flags.StringToStringVar(&p.manifests.node.Labels, "node-labels", nil, "`labels` of the node, such as topology.kubernetes.io/zone=a")
-	cli.Choice(flags, &p.portal, "portal", "", "Portal to assume: "+strings.Join(modes.Names()[1:], ", ")+". Empty = the portal of the usher instance on this node, or the first that fits", modes.Names()[1:]...)
-	cli.Choice(flags, &p.output, "output", "o", "Output `format`: json or yaml. Empty = text", "json", "yaml")
-	p.asks.Register(flags)
-	return cmd
+// diffCommand is check --diff.
+type diffCommand struct {
+	asks   view.Asks
+	portal string
+	output string
+	flags  []string // names of the flags
 }
 
-type planCommand struct {
-	manifests manifestFlags
-	asks      view.Asks
-	portal    string
-	output    string
+func (d *diffCommand) register(flags *pflag.FlagSet, node *config.Node) {
+	own := pflag.NewFlagSet("", pflag.ContinueOnError)
+	own.StringVar(&node.Name, "node-name", "", "Name of the node. Empty = the hostname")
+	own.StringToStringVar(&node.Labels, "node-labels", nil, "`labels` of the node, such as topology.kubernetes.io/zone=a")
+	cli.Choice(own, &d.portal, "portal", "", "Portal to assume: "+strings.Join(modes.Names()[1:], ", ")+". Empty = the portal of the usher instance on this node, or the first that fits", modes.Names()[1:]...)
+	cli.Choice(own, &d.output, "output", "o", "Output `format`: json or yaml. Empty = text", "json", "yaml")
+	d.asks.Register(own)
+	own.VisitAll(func(f *pflag.Flag) { d.flags = append(d.flags, f.Name) })
+	flags.AddFlagSet(own)
 }
 
-func (p *planCommand) run(cmd *cobra.Command, paths []string) error {
-	if node := &p.manifests.node; node.Name == "" {
+func (d *diffCommand) run(cmd *cobra.Command, manifests *manifestFlags, paths []string) error {
+	if node := &manifests.node; node.Name == "" {
 		var err error
 		if node.Name, err = serve.Hostname(); err != nil {
 			return err
 		}
 	}
-	result, err := p.manifests.check(cmd.InOrStdin(), paths)
+	result, err := manifests.check(cmd.InOrStdin(), paths)
 	if err != nil {
 		return err
 	}
@@ -83,54 +59,54 @@ func (p *planCommand) run(cmd *cobra.Command, paths []string) error {
 		for _, e := range result.Errors {
 			fmt.Fprintln(cmd.ErrOrStderr(), "error:", e)
 		}
-		return fmt.Errorf("cannot plan: failed to read %s", show.Few(result.Unread))
+		return fmt.Errorf("cannot compare: failed to read %s", show.Few(result.Unread))
 	}
-	c, err := p.asks.Client()
+	c, err := d.asks.Client()
 	if err != nil {
 		return err
 	}
 	defer c.Close()
 	now, status, err := running(cmd.Context(), c)
-	plan := show.Plan{Node: p.manifests.node.Name, ComparedWith: p.asks.Address, Ports: []show.PlannedPort{}, Errors: []string{}, Warnings: []string{}}
+	diff := show.Diff{Node: manifests.node.Name, ComparedWith: d.asks.Address, Ports: []show.PortDiff{}, Errors: []string{}, Warnings: []string{}}
 	switch {
 	case isNobody(err):
-		plan.ComparedWith, status = "", api.Status{PortalMode: modes.All[0].Name, Defaults: admin.Defaults()}
+		diff.ComparedWith, status = "", api.Status{PortalMode: modes.All[0].Name, Defaults: admin.Defaults()}
 		if runtime.GOOS != "linux" || os.Geteuid() != 0 { // no rules can be installed in the kernel
 			status.PortalMode = modes.All[len(modes.All)-1].Name
 		}
 	case err != nil:
 		return err
 	}
-	if plan.Portal = p.portal; p.portal == "" {
-		plan.Portal = status.PortalMode
+	if diff.Portal = d.portal; d.portal == "" {
+		diff.Portal = status.PortalMode
 	}
-	p.compare(&plan, now, status.Defaults, result)
-	if p.output != "" {
-		if err := cli.PrintObject(cmd.OutOrStdout(), p.output, plan); err != nil {
+	compare(&diff, now, status.Defaults, result)
+	if d.output != "" {
+		if err := cli.PrintObject(cmd.OutOrStdout(), d.output, diff); err != nil {
 			return err
 		}
 	} else {
-		cli.PrintLines(cmd.OutOrStdout(), plan.Lines())
-		for _, w := range plan.Warnings {
+		cli.PrintLines(cmd.OutOrStdout(), diff.Lines())
+		for _, w := range diff.Warnings {
 			fmt.Fprintln(cmd.ErrOrStderr(), "warning:", w)
 		}
-		for _, e := range plan.Errors {
+		for _, e := range diff.Errors {
 			fmt.Fprintln(cmd.ErrOrStderr(), "error:", e)
 		}
 	}
-	if len(plan.Errors) > 0 {
+	if len(diff.Errors) > 0 {
 		return cli.ErrSaid
 	}
 	return nil
 }
 
-// compare adds to plan the changes from the current service ports, now, to those of result.
-func (p *planCommand) compare(plan *show.Plan, now map[portKey]api.ServicePort, d api.Defaults, result *manifest.Result) {
+// compare adds to diff the changes from the current service ports, now, to those of result.
+func compare(diff *show.Diff, now map[portKey]api.ServicePort, d api.Defaults, result *manifest.Result) {
 	for _, e := range result.Errors {
-		plan.Errors = append(plan.Errors, e.Error())
+		diff.Errors = append(diff.Errors, e.Error())
 	}
 	for _, w := range result.Warnings {
-		plan.Warnings = append(plan.Warnings, w.Error())
+		diff.Warnings = append(diff.Warnings, w.Error())
 	}
 	all := map[portKey]*api.ServicePort{}
 	owners := map[string]config.PortID{}
@@ -141,14 +117,14 @@ func (p *planCommand) compare(plan *show.Plan, now map[portKey]api.ServicePort, 
 			for _, v := range port.VIPs {
 				at := fmt.Sprintf("%s/%s", v.AddrPort(), port.Protocol)
 				if owner, twice := owners[at]; twice {
-					plan.Errors = append(plan.Errors, fmt.Sprintf("Service %s: %s %s is also claimed by %s: one of them would not be served there", s.Name, v.Kind, at, owner))
+					diff.Errors = append(diff.Errors, fmt.Sprintf("Service %s: %s %s is also claimed by %s: one of them would not be served there", s.Name, v.Kind, at, owner))
 				}
 				owners[at] = port.ID
 			}
 		}
 	}
-	keep(plan, now, all, result)
-	traits := modes.Named(plan.Portal)[0].Traits
+	keep(diff, now, all, result)
+	traits := modes.Named(diff.Portal)[0].Traits
 	for key := range now {
 		if _, there := all[key]; !there {
 			all[key] = nil
@@ -159,17 +135,17 @@ func (p *planCommand) compare(plan *show.Plan, now map[portKey]api.ServicePort, 
 		if port, there := now[key]; there {
 			is = &port
 		}
-		plan.Compare(key.service, is, all[key], traits)
+		diff.Compare(key.service, is, all[key], traits)
 	}
 }
 
 // keep adds to all the current service ports and endpoints that usher would keep, since manifests that may
 // define them are invalid or unreadable.
-func keep(plan *show.Plan, now map[portKey]api.ServicePort, all map[portKey]*api.ServicePort, result *manifest.Result) {
+func keep(diff *show.Diff, now map[portKey]api.ServicePort, all map[portKey]*api.ServicePort, result *manifest.Result) {
 	if len(now) == 0 || !result.Unreadable && len(result.Spoiled) == 0 {
 		return
 	}
-	plan.Warnings = append(plan.Warnings, "the plan covers only objects that could be read and are valid; for the rest, usher keeps its current state")
+	diff.Warnings = append(diff.Warnings, "the comparison covers only objects that could be read and are valid; for the rest, usher keeps its current state")
 	defined := map[string]bool{}
 	for key := range all {
 		defined[key.service] = true

@@ -14,8 +14,8 @@ import (
 	"github.com/usherproxy/usher/proxy/frontend"
 )
 
-// Plan lists the changes on a node if Services were served.
-type Plan struct {
+// Diff lists the changes on a node if Services were served.
+type Diff struct {
 	Node   string `json:"node"`
 	Portal string `json:"portal"`
 	// ComparedWith is the address of the usher instance with the current Services; omitted
@@ -23,8 +23,8 @@ type Plan struct {
 	ComparedWith string `json:"comparedWith,omitempty"`
 	// Ports are the service ports that change, one per IP family; Same is the number of
 	// those that do not.
-	Ports []PlannedPort `json:"ports"`
-	Same  int           `json:"same"`
+	Ports []PortDiff `json:"ports"`
+	Same  int        `json:"same"`
 	// Errors and Warnings are the problems of the manifests.
 	Errors   []string `json:"errors"`
 	Warnings []string `json:"warnings"`
@@ -44,8 +44,8 @@ const (
 // marks are the first characters of lines, by change.
 var marks = map[Change]string{Added: Good.Text("+"), Removed: Bad.Text("-"), Changed: Note.Text("~"), Kept: " "}
 
-// PlannedPort is a service port and its change.
-type PlannedPort struct {
+// PortDiff is a service port and its change.
+type PortDiff struct {
 	Change   Change `json:"change"`
 	Service  string `json:"service"`
 	Port     string `json:"port,omitempty"`
@@ -53,13 +53,13 @@ type PlannedPort struct {
 	Protocol string `json:"protocol"`
 	// VIPs have the handling of their traffic as text, Endpoints the kinds of their clients,
 	// Settings their values.
-	VIPs      []PlannedItem `json:"vips"`
-	Endpoints []PlannedItem `json:"endpoints"`
-	Settings  []PlannedItem `json:"settings"`
+	VIPs      []DiffItem `json:"vips"`
+	Endpoints []DiffItem `json:"endpoints"`
+	Settings  []DiffItem `json:"settings"`
 }
 
-// PlannedItem is a part of a service port.
-type PlannedItem struct {
+// DiffItem is a part of a service port.
+type DiffItem struct {
 	Change Change `json:"change"`
 	Name   string `json:"name"`
 	Text   string `json:"text"`
@@ -67,9 +67,9 @@ type PlannedItem struct {
 	Was string `json:"was,omitempty"`
 }
 
-// Compare adds to p the change of a service port from now to planned, in a portal with these
+// Compare adds to d the change of a service port from now to planned, in a portal with these
 // traits. now is nil for a new port, planned for a removed one.
-func (p *Plan) Compare(service string, now, planned *api.ServicePort, traits portal.Traits) {
+func (d *Diff) Compare(service string, now, planned *api.ServicePort, traits portal.Traits) {
 	some, change := cmp.Or(planned, now), Changed
 	switch {
 	case now == nil:
@@ -77,23 +77,23 @@ func (p *Plan) Compare(service string, now, planned *api.ServicePort, traits por
 	case planned == nil:
 		change = Removed
 	}
-	out := PlannedPort{Service: service, Port: some.Name, Family: some.Family, Protocol: some.Protocol,
+	out := PortDiff{Service: service, Port: some.Name, Family: some.Family, Protocol: some.Protocol,
 		VIPs:      compare(vipItems(now, traits), vipItems(planned, traits)),
 		Endpoints: compare(endpointItems(now), endpointItems(planned)),
 		Settings:  compare(settings(now), settings(planned))}
-	kept := func(items []PlannedItem) bool {
-		return !slices.ContainsFunc(items, func(i PlannedItem) bool { return i.Change != Kept })
+	kept := func(items []DiffItem) bool {
+		return !slices.ContainsFunc(items, func(i DiffItem) bool { return i.Change != Kept })
 	}
 	if kept(out.VIPs) && kept(out.Endpoints) && kept(out.Settings) {
-		p.Same++
+		d.Same++
 		return
 	}
 	out.Change = change
-	p.Ports = append(p.Ports, out)
+	d.Ports = append(d.Ports, out)
 }
 
 // compare returns all items by name, each with its change.
-func compare(now, planned map[string]string) []PlannedItem {
+func compare(now, planned map[string]string) []DiffItem {
 	all := map[string]bool{}
 	for name := range now {
 		all[name] = true
@@ -101,11 +101,11 @@ func compare(now, planned map[string]string) []PlannedItem {
 	for name := range planned {
 		all[name] = true
 	}
-	out := make([]PlannedItem, 0, len(all))
+	out := make([]DiffItem, 0, len(all))
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		was, had := now[name]
 		text, has := planned[name]
-		item := PlannedItem{Name: name, Text: text}
+		item := DiffItem{Name: name, Text: text}
 		switch {
 		case !had:
 			item.Change = Added
@@ -236,45 +236,45 @@ func settings(p *api.ServicePort) map[string]string {
 	return out
 }
 
-// Lines formats the plan.
-func (p *Plan) Lines() (lines []string) {
+// Lines formats d.
+func (d *Diff) Lines() (lines []string) {
 	with := "nothing to compare with: usher is not running here"
-	if p.ComparedWith != "" {
-		with = "compared with usher at " + p.ComparedWith
+	if d.ComparedWith != "" {
+		with = "compared with usher at " + d.ComparedWith
 	}
-	lines = append(lines, fmt.Sprintf("Node %s, portal %s, %s.", Clean(cmp.Or(p.Node, "unknown")), p.Portal, with))
+	lines = append(lines, fmt.Sprintf("Node %s, portal %s, %s.", Clean(cmp.Or(d.Node, "unknown")), d.Portal, with))
 	count := map[Change]int{}
-	for _, port := range p.Ports {
+	for _, port := range d.Ports {
 		count[port.Change]++
 		lines = append(lines, "", marks[port.Change]+" "+Title.Text(Clean(servicePort(port.Service, port.Port, port.Family)))+"  "+Clean(port.Protocol))
-		var rows []PlannedItem
-		for _, items := range [][]PlannedItem{port.VIPs, port.Endpoints, port.Settings} {
+		var rows []DiffItem
+		for _, items := range [][]DiffItem{port.VIPs, port.Endpoints, port.Settings} {
 			for _, item := range items {
 				if item.Change == Kept {
 					continue
 				}
 				if rows = append(rows, item); item.Change == Changed {
-					rows = append(rows, PlannedItem{Change: Kept, Text: "was: " + item.Was})
+					rows = append(rows, DiffItem{Change: Kept, Text: "was: " + item.Was})
 				}
 			}
 		}
 		lines = append(lines, planned(rows)...)
 	}
-	if len(p.Ports) > 0 {
+	if len(d.Ports) > 0 {
 		lines = append(lines, "")
 	}
-	return append(lines, fmt.Sprintf("%s: %d added, %d removed, %d changed, %d unchanged.", Plural(len(p.Ports)+p.Same, "service port"), count[Added], count[Removed], count[Changed], p.Same))
+	return append(lines, fmt.Sprintf("%s: %d added, %d removed, %d changed, %d unchanged.", Plural(len(d.Ports)+d.Same, "service port"), count[Added], count[Removed], count[Changed], d.Same))
 }
 
-// maxPlanned is the maximum number of lines of a service port.
-const maxPlanned = 40
+// maxDiffLines is the maximum number of lines of a service port.
+const maxDiffLines = 40
 
-func planned(rows []PlannedItem) (lines []string) {
-	more := max(0, len(rows)-maxPlanned)
-	columns := []Column[PlannedItem]{
-		{Cell: func(i PlannedItem) string { return marks[i.Change] }},
-		{Cell: func(i PlannedItem) string { return Clean(plainName(i.Name)) }},
-		{Cell: func(i PlannedItem) string {
+func planned(rows []DiffItem) (lines []string) {
+	more := max(0, len(rows)-maxDiffLines)
+	columns := []Column[DiffItem]{
+		{Cell: func(i DiffItem) string { return marks[i.Change] }},
+		{Cell: func(i DiffItem) string { return Clean(plainName(i.Name)) }},
+		{Cell: func(i DiffItem) string {
 			if i.Change == Kept {
 				return Quiet.Text(Clean(i.Text))
 			}
