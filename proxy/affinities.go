@@ -15,17 +15,17 @@ import (
 	"github.com/usherproxy/usher/portal/handover"
 )
 
-// affinitiesName is the handover name of the file that records the endpoint of each client.
+// affinitiesName is the handover name of the file with the session affinity of all clients.
 const affinitiesName = "affinities"
 
-// had holds the session affinity of one service port's clients. The file contains the time of writing, then
-// one had per service port, encoded with gob.
+// had is the gob-encoded session affinity of one service port's clients. The affinity file contains the time of
+// writing, then one had per service port.
 type had struct {
 	Port    config.PortID
 	Clients []affinity.Entry
 }
 
-// Affinities returns a memory file that records the endpoint of each client, for a successor.
+// Affinities returns a memory file with the session affinity of all clients, for a successor.
 func (p *Proxy) Affinities() (*os.File, error) {
 	file, err := handover.Memory(affinitiesName)
 	if err != nil {
@@ -56,15 +56,15 @@ func (p *Proxy) Affinities() (*os.File, error) {
 	return file, nil
 }
 
-// KeepAffinities waits at least keepEvery between two files, and at least keepRest times as long as the last file took
-// to write.
+// KeepAffinities pauses after each file: for keepEvery, or for keepRest times the time that it took to write and pass
+// on that file, whichever is longer.
 const (
 	keepEvery = time.Second
 	keepRest  = 20
 )
 
-// KeepAffinities writes a file like that of Affinities whenever clients have connected, until ctx ends. It
-// passes the file to keep, which closes it. Session affinity thereby survives a crash of this process.
+// KeepAffinities calls Affinities when session affinity has new entries, until ctx ends. It passes each file to keep,
+// which closes it. Session affinity thereby survives a crash of this process.
 func (p *Proxy) KeepAffinities(ctx context.Context, keep func(*os.File)) {
 	for {
 		select {
@@ -89,7 +89,7 @@ func (p *Proxy) KeepAffinities(ctx context.Context, keep func(*os.File)) {
 // InheritAffinities restores session affinity from a file that Affinities wrote. It closes the file. Call it
 // before the first Apply.
 func (p *Proxy) InheritAffinities(file *os.File) {
-	if err := p.readAffinities(file); err != nil { // for example, another version wrote it
+	if err := p.readAffinities(file); err != nil { // for example, another version wrote the file
 		p.Log.WithError(err).Warn("Failed to read session affinity; some clients may change endpoints")
 	}
 }

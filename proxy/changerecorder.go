@@ -11,15 +11,15 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// maxRecorded is the number of changes of one Apply that are recorded one by one, so that a change of everything
-// does not displace earlier records.
+// maxRecorded is the maximum number of changes that one Apply records individually. Without it, a large change would
+// displace all earlier records.
 const maxRecorded = 100
 
 // changeRecorder records configuration changes in the trace. Proxy.mu guards it.
 type changeRecorder struct {
 	now     time.Time // zero outside of an Apply
-	left    int       // how many may still be recorded one by one
-	omitted int       // how many were not
+	left    int       // changes that may still be recorded individually
+	omitted int       // changes that were not recorded
 }
 
 // begin starts recording the changes of one Apply.
@@ -33,7 +33,7 @@ func (t *changeRecorder) end(log *trace.Log) {
 	*t = changeRecorder{}
 }
 
-// record records a change, unless the limit is reached.
+// record records a change, unless maxRecorded is reached.
 func (t *changeRecorder) record(log *trace.Log, id config.PortID, e trace.Event) {
 	if t.left == 0 {
 		t.omitted++
@@ -71,12 +71,12 @@ func countEndpoints(s config.Service) int {
 	return len(all)
 }
 
-// recordEndpoints records what changed in a front end that stays. same means that its service port differs in
-// endpoints only.
+// recordEndpoints records the changes of a front end that is neither new nor removed. same means that its service port
+// differs in endpoints only.
 func (f *frontEnd) recordEndpoints(before, after *frontend.View, same bool) {
 	p := f.proxy
 	if p.changeRecorder.now.IsZero() || len(f.owned) == 0 {
-		return // it is being added or removed
+		return // not in an Apply, or the front end is being added or removed
 	}
 	record := func(kind trace.Kind, e *balance.Endpoint) {
 		p.changeRecorder.record(p.Trace, f.ID(), trace.Event{Kind: kind, Endpoint: e.Addr, Pod: e.Pod, Reason: conditions(e)})

@@ -10,8 +10,8 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// ClusterIP returns the address that clients connect to for a TCP port of a Service: the IPv4 cluster IP if
-// there is one. known reports whether the Service exists; at is invalid if the Service has no such port.
+// ClusterIP returns the address that clients connect to for a TCP port of a Service: the IPv4 cluster IP if there is
+// one. at is invalid if the Service has no such port. known reports whether usher serves the Service.
 func (p *Proxy) ClusterIP(service types.NamespacedName, port uint16) (at netip.AddrPort, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -29,8 +29,8 @@ func (p *Proxy) ClusterIP(service types.NamespacedName, port uint16) (at netip.A
 	return at, known
 }
 
-// Serves reports whether vip belongs to a TCP service port (known) and whether that port has an endpoint for
-// clients on this node (usable).
+// Serves reports whether vip belongs to a TCP service port (known), and whether that port has an endpoint for clients
+// that are on this node (usable).
 func (p *Proxy) Serves(vip netip.AddrPort) (known, usable bool) {
 	f := p.ownerOf(vip)
 	if f == nil {

@@ -6,14 +6,15 @@ import (
 	"github.com/usherproxy/usher/proxy/balance"
 )
 
-// A connection that never becomes idle outlives the drain timeout by an eighth of it, within these bounds.
+// When the drain timeout expires, connections end as soon as they are idle, at the latest after an eighth of the
+// timeout. The bounds of that eighth are:
 const (
 	minDrainGrace = time.Second
 	maxDrainGrace = 30 * time.Second
 )
 
-// drain retires the connections to endpoints whose drain timeout has expired, and schedules itself for the
-// next. It is called with both locks of a change.
+// drain retires the connections to endpoints whose drain timeout has expired, and schedules the next call. The caller
+// holds both locks of a change.
 func (f *frontEnd) drain() {
 	if f.draining != nil {
 		f.draining.Stop()

@@ -18,12 +18,12 @@ import (
 	"github.com/usherproxy/usher/proxy/search"
 )
 
-// Question is the input of Explain: what would happen to this connection?
+// Question describes a connection; Explain returns what would happen to it.
 type Question struct {
 	Service types.NamespacedName
 	Port    string         // name or number of the service port; "" if there is only one
 	Client  netip.Addr     // invalid if unknown
-	VIP     netip.AddrPort // port 0: any; invalid: the first VIP of the client's family
+	VIP     netip.AddrPort // port 0: any port; invalid: the first VIP of the client's family
 }
 
 // QuestionError names the invalid field of a Question.
@@ -43,7 +43,7 @@ const (
 	WouldTry    Verdict = "try"     // endpoints would be tried
 	WouldRefuse Verdict = "refuse"  // the client would be reset
 	WouldReject Verdict = "reject"  // the client would be refused at once, as if nothing listened
-	WouldDrop   Verdict = "drop"    // its packets would be dropped silently
+	WouldDrop   Verdict = "drop"    // the client's packets would be dropped silently
 	WouldFail   Verdict = "problem" // the service port is not served
 )
 
@@ -53,7 +53,7 @@ type Cause uint8
 // The causes.
 const (
 	NoCause        Cause = iota
-	HasProblem           // Explanation.Problem
+	HasProblem           // the service port is not served: see Explanation.Problem
 	SourceDenied         // the client is not in loadBalancerSourceRanges
 	NoEndpoint           // no usable endpoint
 	NoEndpointHere       // no usable endpoint on this node, and the policy is Local
@@ -68,8 +68,8 @@ type Explanation struct {
 	Cause         Cause
 	Problem       *Problem               // nil if there is none
 	Endpoints     []*balance.Endpoint    // all endpoints of the port
-	Set           *balance.Set           // those of Endpoints for this client
-	Affinity      *affinity.Entry        // the client's; only set with WouldTry
+	Set           *balance.Set           // the usable ones of Endpoints for this client
+	Affinity      *affinity.Entry        // of the client; nil if it has none, or if Verdict is not WouldTry
 	Order         []balance.Choice       // the order in which endpoints would be tried
 	SourceAddress []portal.SourceAddress // for each endpoint in Order; zero if it depends on an unknown client
 	NotTried      []NotTried
@@ -90,14 +90,14 @@ func (p *Proxy) Explain(q Question, now time.Time) (Explanation, error) {
 	}
 	p.mu.Lock()
 	problem, v, t := p.problems[front.ID()], front.View(), frontend.Target(front.Protocol, vip)
-	// A problem may be that of another VIP. A VIP with endpoints is rejected if it has no listener.
+	// A problem may concern another VIP. The rule of a VIP with endpoints is Reject if the VIP has no listener.
 	served := p.owners[t] == front && p.refused[t] == nil && (v.Cluster.Len() == 0 || p.rules[t].Action != portal.Reject)
 	p.mu.Unlock()
 	x := Explanation{Port: v.Port, VIP: vip, Problem: problem, Endpoints: v.All}
 	x.NodeLocal = q.Client.IsValid() && p.node.Locality.OfThisNode(q.Client, vip.Addr)
 	x.Set = v.Endpoints(&vip, x.NodeLocal)
 	x.NotTried = leftOut(v, x.Set)
-	// If the portal does not filter, the listener does, or there is no listener.
+	// If the portal does not drop clients, the listener resets them, or the kernel refuses them for lack of a listener.
 	filters := p.Portal.Traits().Redirects
 	switch {
 	case problem != nil && !served:
@@ -147,8 +147,8 @@ func leftOut(v *frontend.View, set *balance.Set) (list []NotTried) {
 	return list
 }
 
-// WhyLeftOut returns the Reason of a [NotTried] for an endpoint that is not in a client's set. cluster is the set for
-// policy Cluster.
+// WhyLeftOut returns the Reason of a [NotTried] for an endpoint that is not in a client's set. cluster is the set of
+// endpoints for policy Cluster.
 func WhyLeftOut(cluster *balance.Set, e *balance.Endpoint) string {
 	switch {
 	case e.Terminating && !e.Serving:

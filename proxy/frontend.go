@@ -17,8 +17,8 @@ import (
 	"github.com/usherproxy/usher/proxy/stream"
 )
 
-// frontEnd is a front end with its listeners, portal rules and endpoints, as its service port configures
-// them. Writers hold both locks of a change; readers hold either.
+// frontEnd is a front end with the listeners, VIPs and endpoints of its service port. Writers hold both locks of a
+// change; readers hold either.
 type frontEnd struct {
 	*frontend.FrontEnd
 	proxy *Proxy
@@ -28,12 +28,12 @@ type frontEnd struct {
 	draining  *time.Timer // fires when the next drain timeout expires; nil if there is none
 	dirty     bool        // in Proxy.dirty
 	removed   bool        // the service port no longer exists
-	// owned holds the targets that it serves, unordered; see Proxy.owners. Each of thousands of front ends
-	// has one to several dozen: a slice takes a fraction of the memory of a map.
+	// owned holds the targets that the front end serves, unordered; see Proxy.owners. A map would take several times
+	// the memory of a slice: there may be thousands of front ends, each with up to several dozen targets.
 	owned []portal.Target
 }
 
-// openListener opens and starts the listener for b. It passes copies of its sockets to Options.Store.
+// openListener opens and starts the listener for b. It gives copies of the listener's sockets to Options.Store.
 func (f *frontEnd) openListener(b portal.Bind) (frontend.Listener, error) {
 	l, err := f.open(b)
 	if err == nil {
@@ -60,7 +60,7 @@ func (f *frontEnd) open(b portal.Bind) (frontend.Listener, error) {
 	return nil, fmt.Errorf("%w %s", frontend.ErrProtocol, f.Protocol)
 }
 
-// errTCPOnly is returned for a protocol that the connection to the endpoints cannot carry.
+// errTCPOnly is the error for other protocols if Options.TCPOnly is set.
 var errTCPOnly = errors.New("only TCP is supported")
 
 // listenReason returns the Reason for an error of openListener.
@@ -85,8 +85,8 @@ func newFrontEnd(p *Proxy, port config.ServicePort) *frontEnd {
 	return f
 }
 
-// plan decides which VIPs the front end serves and with which rules, and opens their listeners. It returns
-// the failure as a Problem, or nil. Open connections continue.
+// plan decides which VIPs the front end serves and with which rules, and opens their listeners. It returns the first
+// failure as a Problem, or nil. Open connections continue.
 func (f *frontEnd) plan() *Problem {
 	targets, problem := f.claim()
 	if err := f.bind(targets); err != nil && problem == nil {
@@ -95,8 +95,8 @@ func (f *frontEnd) plan() *Problem {
 	return problem
 }
 
-// swapView makes new connections use port and its endpoints. It reports whether the front end needs no plan:
-// it owns its VIPs, and no change affects its listeners or rules.
+// swapView makes new connections use port and its endpoints. planned reports whether reconcile need not plan the front
+// end: it owns all its VIPs, and the change does not affect its listeners and rules.
 func (f *frontEnd) swapView(port config.ServicePort) (planned bool) {
 	port = f.proxy.WithDefaults(port)
 	f.Affinity.SetTimeout(port.AffinityTimeout)
@@ -132,15 +132,15 @@ func (f *frontEnd) swapView(port config.ServicePort) (planned bool) {
 
 // claim makes the front end the owner of its port's VIPs and returns the VIPs that it owns. A VIP stays with the
 // service port that already serves it, with two exceptions. A cluster IP takes precedence over the same address as
-// another Service's external or load balancer IP. A port in use on an address of this node is released; see
-// inUseOnNode. claim marks the front ends that lose a VIP, and those that conflict with a new node port.
+// another Service's external or load balancer IP. A VIP on an address of this node is released if its port is in use
+// there; see inUseOnNode. claim marks the front ends that lose a VIP, and those that conflict with a new node port.
 func (f *frontEnd) claim() (own []portal.Target, problem *Problem) {
 	port := f.View().Port
 	for _, vip := range port.VIPs {
 		t := frontend.Target(f.Protocol, vip)
 		if inUse := f.inUseOnNode(vip); inUse != nil {
 			f.release(t)
-			if !slices.ContainsFunc(port.Endpoints, func(e config.Endpoint) bool { return e.Addr == vip.AddrPort() }) { // else the endpoint itself answers
+			if !slices.ContainsFunc(port.Endpoints, func(e config.Endpoint) bool { return e.Addr == vip.AddrPort() }) { // otherwise the endpoint itself answers there
 				problem = &Problem{Reason: ReasonNode, Err: inUse}
 			}
 			continue
@@ -193,9 +193,9 @@ func (f *frontEnd) release(t portal.Target) {
 	}
 }
 
-// bind opens the missing listeners for targets and sets their rules; reconcile closes the listeners that are
-// left over. Targets without endpoints have no listener: the portal's rule refuses their clients, or the
-// kernel does because nothing listens.
+// bind opens the missing listeners for targets and sets their rules; reconcile closes the unused listeners. Targets
+// without endpoints have no listener: the portal's rule rejects or drops their clients, or the kernel refuses them
+// because nothing listens.
 func (f *frontEnd) bind(targets []portal.Target) error {
 	v := f.View()
 	var served []portal.Target
@@ -230,7 +230,7 @@ func (f *frontEnd) bind(targets []portal.Target) error {
 	return failed
 }
 
-// listen returns the listener for b: one that it removes from old, or a new one.
+// listen returns the listener for b: one of old, from which it is removed, or else a new one.
 func (f *frontEnd) listen(b portal.Bind, old *[]frontend.Listener) (frontend.Listener, error) {
 	for i, l := range *old {
 		if l.Serves(b) {
@@ -241,7 +241,7 @@ func (f *frontEnd) listen(b portal.Bind, old *[]frontend.Listener) (frontend.Lis
 	return f.openListener(b)
 }
 
-// rule makes r the wanted rule for its target.
+// rule makes r the wanted rule for r.Target.
 func (f *frontEnd) rule(r portal.Rule) {
 	r.Comment = f.ID().String()
 	if vip, is := f.View().VIPOf(r.Target); is {
@@ -265,7 +265,7 @@ func (f *frontEnd) remove() {
 	f.swapView(gone)
 }
 
-// closeListeners stops accepting.
+// closeListeners closes all listeners of the front end.
 func (f *frontEnd) closeListeners(why frontend.Closing) {
 	for _, l := range f.listeners {
 		l.Close(why)
@@ -276,7 +276,7 @@ func (f *frontEnd) closeListeners(why frontend.Closing) {
 // WithDefaults returns port with defaults for all unset values.
 func (o *Options) WithDefaults(port config.ServicePort) config.ServicePort {
 	port.Scheduler = cmp.Or(port.Scheduler, o.Scheduler)
-	if port.Probe = port.Probe.Or(o.Probe); !port.Probe.Wanted(port.Protocol) || o.Dial != nil { // not through a tunnel: see FrontEnd.Policy
+	if port.Probe = port.Probe.Or(o.Probe); !port.Probe.Wanted(port.Protocol) || o.Dial != nil { // no probes through a tunnel: see FrontEnd.Policy
 		port.Probe = config.Probe{}
 	}
 	if port.Protocol != config.UDP {

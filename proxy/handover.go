@@ -16,11 +16,11 @@ import (
 	"github.com/usherproxy/usher/proxy/stream"
 )
 
-// Inherit makes listeners use a predecessor's sockets, and clients keep the endpoints that they had there. It
-// removes the entries that it uses from sockets. Call it before the first Apply, and InheritRest after.
+// Inherit makes listeners use a predecessor's sockets, and restores its session affinity and UDP sessions. It keeps
+// sockets and removes the entries that it uses. Call it before the first Apply, and InheritRest after that.
 func (p *Proxy) Inherit(sockets map[string]*os.File) {
 	for name, file := range sockets {
-		if plain := frontend.PlainSocketName(name); plain != name { // one of several, from an earlier version
+		if plain := frontend.PlainSocketName(name); plain != name { // an earlier version had several sockets per listener
 			if delete(sockets, name); sockets[plain] == nil {
 				sockets[plain] = file
 			} else {
@@ -32,7 +32,7 @@ func (p *Proxy) Inherit(sockets map[string]*os.File) {
 	p.datagrams.Inherit(sockets)
 	p.takeAffinities(sockets)
 	if !p.useNamespace(sockets[namespaceName]) {
-		for name, file := range sockets { // sockets of that namespace would be mistaken for sockets of this portal's namespace
+		for name, file := range sockets { // otherwise this portal would use sockets of another namespace as its own
 			if strings.HasSuffix(name, namespaceName) && name != namespaceName {
 				file.Close()
 				delete(sockets, name)
@@ -44,8 +44,9 @@ func (p *Proxy) Inherit(sockets map[string]*os.File) {
 	p.removeOthersFromStore(sockets)
 }
 
-// InheritRest does what Inherit does for clients that have connected to the predecessor since, and drops inherited
-// affinities whose service port does not exist. Open connections follow, if the predecessor hands them over.
+// InheritRest restores the affinity and UDP sessions of clients that connected to the predecessor after the first
+// handover. It drops inherited affinities whose service port does not exist. It then starts to take over open
+// connections, if the predecessor hands them over.
 func (p *Proxy) InheritRest(sockets map[string]*os.File) {
 	defer p.lock()()
 	p.datagrams.InheritRest(sockets)
@@ -62,7 +63,8 @@ func (p *Proxy) takeAffinities(sockets map[string]*os.File) {
 	}
 }
 
-// useNamespace makes the portal use the network namespace in file, and reports whether it does. It closes file.
+// useNamespace makes the portal use the network namespace in file, and reports whether the portal does so. It closes
+// file.
 func (p *Proxy) useNamespace(file *os.File) bool {
 	s, ok := p.Portal.(portal.Namespaced)
 	if file == nil || !ok {
@@ -83,8 +85,8 @@ func (p *Proxy) useNamespace(file *os.File) bool {
 // namespaceName is the name of the portal's network namespace in a handover.
 const namespaceName = "the portal's namespace"
 
-// HandOver implements handover.Holder. Until resume or release is called, the proxy changes nothing, but it
-// serves and can be inspected. After release it never changes anything again, and the caller must stop it.
+// HandOver implements handover.Holder. Until resume or release is called, the proxy makes no changes, but it serves
+// clients and can be inspected. After release it makes no changes at all, and the caller must stop it.
 func (p *Proxy) HandOver() (sockets, more iter.Seq[handover.Socket], resume, release func(), err error) {
 	p.changes.Lock()
 	if !p.started || p.stopped {
@@ -125,7 +127,7 @@ func (p *Proxy) HandOver() (sockets, more iter.Seq[handover.Socket], resume, rel
 	return sockets, more, resume, release, nil
 }
 
-// leaving returns when each leaving endpoint began to leave.
+// leaving returns the time at which each endpoint in balance.Pool.Leaving was removed or began to terminate.
 func (p *Proxy) leaving() map[*balance.State]time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -166,7 +168,7 @@ func (h *receiver) End() {
 	h.proxy.changes.Unlock()
 }
 
-// Find implements stream.Receiver. It falls back to the VIP, since the front end may have been renamed.
+// Find implements stream.Receiver. It falls back to the VIP, since the service port may have been renamed.
 func (h *receiver) Find(port config.PortID, vip netip.AddrPort, e *config.Endpoint, left time.Time) (*frontend.FrontEnd, *balance.Endpoint) {
 	p := h.proxy
 	f := p.services[port.ServiceName()][port]
@@ -184,8 +186,8 @@ func (h *receiver) Find(port config.PortID, vip netip.AddrPort, e *config.Endpoi
 	return f.FrontEnd, endpoint
 }
 
-// HandOverNamespace yields a copy of the portal's network namespace descriptor, if there is one. A stopped,
-// draining proxy has nothing else to hand over.
+// HandOverNamespace yields a copy of the portal's network namespace descriptor, if there is one. A stopped proxy that
+// still drains has nothing else to hand over.
 func (p *Proxy) HandOverNamespace() iter.Seq[handover.Socket] {
 	return func(yield func(handover.Socket) bool) {
 		if s, ok := p.Portal.(portal.Namespaced); ok {
@@ -196,8 +198,8 @@ func (p *Proxy) HandOverNamespace() iter.Seq[handover.Socket] {
 	}
 }
 
-// clients yields the clients' state for a successor: affinities and UDP sessions, or with last only changes
-// since the first call. It is called with Proxy.changes.
+// clients yields the affinities and UDP sessions for a successor. If last is set, the UDP sessions are those that the
+// first call did not yield. The caller holds Proxy.changes.
 func (p *Proxy) clients(last bool, yield func(handover.Socket) bool) {
 	if file, err := p.Affinities(); err != nil {
 		p.Log.WithError(err).Warn("Failed to hand over session affinity; clients may change endpoints")
@@ -207,8 +209,8 @@ func (p *Proxy) clients(last bool, yield func(handover.Socket) bool) {
 	p.datagrams.Sessions(last)(yield)
 }
 
-// sockets yields copies of the sockets that a successor can use, and reports whether yield accepts more. It
-// is called with Proxy.changes.
+// sockets yields copies of the sockets that a successor can use, and reports whether yield accepts more. The caller
+// holds Proxy.changes.
 func (p *Proxy) sockets(yield func(handover.Socket) bool) bool {
 	for s := range p.HandOverNamespace() {
 		if !yield(s) {

@@ -15,16 +15,16 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// PortView is a snapshot of one service port for users: its configuration, how it is served, and its state.
-// Its endpoints and sets are the live ones; treat them as read-only.
+// PortView is a snapshot of one service port for users: its configuration, listeners, rules and state. Its endpoints,
+// sets, affinity and metrics are shared with the proxy; treat them as read-only.
 type PortView struct {
 	Port      config.ServicePort
 	Listeners []netip.AddrPort // none if it has no endpoints
 	Problem   *Problem         // nil if there is none
-	Rules     []portal.Rule    // that the portal was given; only set by InspectService
+	Rules     []portal.Rule    // wanted rules; only set by InspectService
 
 	Endpoints []*balance.Endpoint // usable or not
-	// SourceAddress is the source address that all endpoints see; zero if it depends on the client.
+	// SourceAddress is the source address that all endpoints see; zero if that depends on the client.
 	SourceAddress portal.SourceAddress
 	// Cluster, Internal and External are as in config.ServicePort.
 	Cluster, Internal, External *balance.Set
@@ -32,11 +32,11 @@ type PortView struct {
 	Affinity    *affinity.Table
 	Totals      frontend.Totals
 	OpenBytes   map[netip.AddrPort]trace.Moved // of open connections, by endpoint; only set by AddOpenBytes
-	PortMetrics *frontend.PortMetrics          // nil if it had no client yet
+	PortMetrics *frontend.PortMetrics          // nil if the service port has had no client yet
 }
 
-// Inspect returns the service ports of the Services for which match returns true, in PortID order. It blocks
-// changes, but no connections.
+// Inspect returns the service ports of the Services for which match returns true, in PortID order. It delays
+// configuration changes, but no connections.
 func (p *Proxy) Inspect(match func(types.NamespacedName) bool) (list []PortView) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -101,7 +101,7 @@ func sortViews(list []PortView) {
 	slices.SortFunc(list, func(a, b PortView) int { return a.Port.ID.Compare(b.Port.ID) })
 }
 
-// inspect is called with Proxy.mu.
+// inspect returns the PortView of f, without Rules. The caller holds Proxy.mu.
 func (f *frontEnd) inspect() PortView {
 	v := f.View()
 	out := PortView{
@@ -116,7 +116,7 @@ func (f *frontEnd) inspect() PortView {
 	return out
 }
 
-// AffinityEntries returns the endpoint that each client of the port has by session affinity.
+// AffinityEntries returns the session affinity of the port's clients.
 func (v *PortView) AffinityEntries(now time.Time) []affinity.Entry {
 	if v.Port.AffinityTimeout == 0 {
 		return nil

@@ -12,28 +12,29 @@ import (
 	"github.com/usherproxy/usher/proxy/frontend"
 )
 
-// keeping records the sockets of this proxy that are in Options.Store. Proxy.mu guards it; writers hold both
-// locks.
+// keeping records the sockets of this proxy that are in Options.Store. Proxy.mu guards it; writers hold both locks of a
+// change.
 //
-// A listener's sockets are stored under a letter and a number, since all names together must fit into an
-// environment variable. Recall determines their kind from the sockets themselves.
+// A listener's sockets are stored under a letter and a number, since all names together must fit into an environment
+// variable. Recall gets their protocol and address from the sockets themselves.
 type keeping struct {
 	names map[frontend.Listener]string
 	// recalled maps the handover name of a socket to the name under which an earlier process stored it, for
 	// listeners that do not exist yet.
 	recalled map[string]string
 	last     uint64 // the last number assigned
-	removed  bool   // something was removed, and awaitRemoved has not yet waited for it
+	removed  bool   // sockets were removed, and awaitRemoved has not yet waited for that
 }
 
-// The letters of listeners' sockets, and the name of the portal's namespace.
+// The first letters of the names of listeners' sockets, and the name of the portal's namespace.
 const (
 	keptHere        = "S"
 	keptInNamespace = "P"
 	keptNamespace   = "namespace"
 )
 
-// keptNumber returns the number of a name, and whether the name is a listener's.
+// keptNumber returns the number in a name, whether the sockets are in the portal's namespace, and whether the name is
+// that of a listener.
 func keptNumber(name string) (number uint64, inNamespace, is bool) {
 	if name == "" || name[:1] != keptHere && name[:1] != keptInNamespace {
 		return 0, false, false
@@ -44,7 +45,7 @@ func keptNumber(name string) (number uint64, inNamespace, is bool) {
 
 // Recall returns the argument for Inherit: handedOver if a running predecessor handed over sockets, else the sockets
 // that an earlier process left in Options.Store. If sockets were handed over, only their copies stay stored: the
-// predecessor may have closed and opened listeners. Call Recalled after the first Apply.
+// predecessor may have closed and opened listeners. Call CloseUnused after the first Apply.
 func (p *Proxy) Recall(handedOver map[string]*os.File) map[string]*os.File {
 	sockets := handedOver
 	if sockets == nil {
@@ -102,7 +103,8 @@ func same(a, b *os.File) bool {
 	return err1 == nil && err2 == nil && os.SameFile(this, that)
 }
 
-// HandOverKept yields copies of a proxy's stored descriptors, by name, as Proxy.HandOver does.
+// HandOverKept yields copies of the descriptors in kept, which a proxy has stored, with the names that Proxy.HandOver
+// uses.
 func HandOverKept(kept map[string][]int) iter.Seq[handover.Socket] {
 	return func(yield func(handover.Socket) bool) {
 		for name, fds := range kept {
@@ -129,7 +131,7 @@ func HandOverKept(kept map[string][]int) iter.Seq[handover.Socket] {
 	}
 }
 
-// removeOthersFromStore removes recalled sockets from the Store that are not in sockets.
+// removeOthersFromStore removes the recalled sockets that are not in sockets from the Store.
 func (p *Proxy) removeOthersFromStore(sockets map[string]*os.File) {
 	for what, name := range p.keeping.recalled {
 		if sockets[what] == nil {
@@ -139,8 +141,8 @@ func (p *Proxy) removeOthersFromStore(sockets map[string]*os.File) {
 	}
 }
 
-// CloseUnused closes inherited sockets that are unused now that all Services are served. From now on the Store
-// keeps the portal's namespace, if there is one.
+// CloseUnused closes the inherited sockets that no listener uses, once all Services are served. It also stores the
+// portal's namespace, if there is one.
 func (p *Proxy) CloseUnused() {
 	defer p.lock()()
 	for name, file := range p.node.Inherited {
@@ -188,7 +190,7 @@ func (p *Proxy) keep(l frontend.Listener, protocol config.Protocol, inNamespace 
 
 // copies returns copies of a listener's sockets if they are still stored under name.
 func (p *Proxy) copies(l frontend.Listener, name string) (files []*os.File) {
-	p.mu.Lock() // the goroutine that closes l holds it
+	p.mu.Lock() // the goroutine that closes l holds mu, too
 	defer p.mu.Unlock()
 	if p.keeping.names[l] != name || p.stopped {
 		return nil
@@ -208,7 +210,7 @@ func (p *Proxy) removeFromStore(l frontend.Listener) {
 	}
 }
 
-// clearStore removes everything from the Store: a successor has it.
+// clearStore removes this proxy's sockets and namespace from the Store, since a successor has them.
 func (p *Proxy) clearStore() {
 	if p.Store == nil {
 		return
@@ -220,8 +222,8 @@ func (p *Proxy) clearStore() {
 	p.Store.Remove(keptNamespace)
 }
 
-// awaitRemoved waits until the Store has closed removed sockets, which may be in the way of new ones. It reports
-// whether it waited. It is called with both locks of a change.
+// awaitRemoved waits up to a second until the Store has closed removed sockets, whose addresses new listeners may need.
+// It reports whether it waited. The caller holds both locks of a change.
 func (p *Proxy) awaitRemoved() bool {
 	if !p.keeping.removed {
 		return false

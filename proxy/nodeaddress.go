@@ -10,18 +10,19 @@ import (
 	"github.com/usherproxy/usher/proxy/frontend"
 )
 
-// Any author of Services may write an address of this node as an external IP. The node itself has precedence
-// there: its node ports, usher's own servers, and its processes.
+// An external IP of a Service may be an address of this node. At such an address, the node's own ports take precedence:
+// node ports, and those of usher's servers and of other processes.
 
-// onNode reports whether this node's processes take precedence at vip: an external VIP that is an address of this node.
-// Other nodes may have it too.
+// onNode reports whether vip is an external VIP on an address of this node, where the node's own ports take precedence.
+// Other nodes may have the address, too.
 func (p *Proxy) onNode(vip config.VIP) bool {
 	return vip.External() && !vip.Addr.IsUnspecified() && !p.ClaimNodeAddresses && p.Portal.Traits().CarriesVIPs() && p.Socket == nil &&
 		p.node.Locality.IsNode(vip.Addr)
 }
 
 // inUseOnNode returns an error if vip, a VIP of f, is an address of this node and its port is in use: by another
-// Service's node port, or by a listening process. Where usher itself listens, the kernel detects the process.
+// service port's node port, or by a listening process. If usher itself listens on VIPs (no redirects), it does not look
+// for processes: then bind(2) fails.
 func (f *frontEnd) inUseOnNode(vip config.VIP) error {
 	p := f.proxy
 	if !p.onNode(vip) {
@@ -42,8 +43,8 @@ func (f *frontEnd) inUseOnNode(vip config.VIP) error {
 	return nil
 }
 
-// isFrontEnd reports whether l is the listener of a front end behind a redirect. Such a listener causes no conflict,
-// since it accepts only redirected connections.
+// isFrontEnd reports whether l is the listener of a front end. It is called only if the portal redirects. Such a
+// listener causes no conflict, since it accepts only redirected connections.
 func (p *Proxy) isFrontEnd(l *kernel.Listener) bool {
 	if !l.Mine {
 		return false
@@ -60,8 +61,8 @@ func (p *Proxy) isFrontEnd(l *kernel.Listener) bool {
 	return false
 }
 
-// displaceOnNode marks the front ends that serve nodePort's port on an address of this node, so that they release it.
-// It does nothing for other targets than node ports.
+// displaceOnNode marks the front ends that serve the same port as nodePort on an address of this node, so that they
+// release it. It does nothing if the target is not a node port.
 func (p *Proxy) displaceOnNode(nodePort portal.Target) {
 	if !nodePort.Addr.IsUnspecified() {
 		return

@@ -23,8 +23,8 @@ type Options struct {
 	stream.Options
 	budget.Limits
 
-	// FirstTurn is balance.Pool.FirstTurn, random by default. If all nodes began with the first endpoint, all
-	// would send it the first connection of a new Service.
+	// FirstTurn is balance.Pool.FirstTurn, random by default. Otherwise all nodes would send the first connection of a
+	// new Service to the same endpoint.
 	FirstTurn func() uint32
 
 	// Scheduler applies to Services that do not set one.
@@ -32,28 +32,27 @@ type Options struct {
 	// Probe holds the defaults for endpoint probes.
 	Probe config.Probe
 
-	// EndpointLimit is the maximum number of connections per endpoint, 0 = no limit; QueueTimeout is how long
-	// clients wait for a free slot. A Service may set both.
+	// EndpointLimit is the maximum number of connections per endpoint; 0 = no limit. QueueTimeout is the maximum time
+	// that a client waits for a free slot. A Service may set both.
 	EndpointLimit int
 	QueueTimeout  time.Duration
 	// SlowStart is the time until a new endpoint has its full share of new connections; 0 = at once. A
 	// Service may set it.
 	SlowStart time.Duration
 
-	// AccessLog is the default for Services that do not set whether their clients are logged; 0 if there is
-	// no access log.
+	// AccessLog is the default for Services that do not set whether clients are logged; 0 = no access log at all.
 	AccessLog config.Switch
 
 	// HalfClosed is the idle time after which a half-closed connection is ended; 0 = never.
 	HalfClosed time.Duration
-	// IdleTimeout is the idle time after which a connection is ended, MaxAge the age, less up to a tenth; 0 =
-	// never. A Service may set both.
+	// IdleTimeout is the idle time after which a connection is ended. MaxAge is the age at which it is ended, minus a
+	// random part of up to a tenth. 0 = never. A Service may set both.
 	IdleTimeout, MaxAge time.Duration
-	// EndpointDrainTimeout is the time after which connections to an endpoint that was removed, or
-	// terminates, are ended; 0 = never. A Service may set it.
+	// EndpointDrainTimeout is the time from the removal or termination of an endpoint until its connections are ended;
+	// 0 = never. A Service may set it.
 	EndpointDrainTimeout time.Duration
-	// UDPIdleTimeout is how long a UDP session stays open without a datagram once an endpoint has answered;
-	// before an answer, at most 1 minute. A Service may set it, for both cases.
+	// UDPIdleTimeout is the time without a datagram after which a UDP session ends. Before an endpoint has answered, it
+	// is at most 1 minute. A Service may set it, for both cases.
 	UDPIdleTimeout time.Duration
 
 	// AffinityPerPort and AffinityTotal limit the number of clients that have session affinity.
@@ -67,18 +66,18 @@ type Options struct {
 	// node ports and processes use.
 	ClaimNodeAddresses bool
 
-	// CheckInterval is the interval of checks. A check compares the portal's rules with the kernel's if those
+	// CheckInterval is the interval of checks. A check compares the portal's rules with the kernel's, if the kernel's
 	// may have changed, and retries service ports that failed.
 	CheckInterval time.Duration
 
 	// Store, if not nil, keeps copies of the listeners' sockets for the next process.
 	Store *fdstore.Manager
 
-	// OnProblem, if not nil, is called when a service port gets a problem, when the problem changes, and with
-	// nil when it is solved. It must return quickly.
+	// OnProblem, if not nil, is called when a service port has a new or changed problem, and with nil when the problem
+	// is solved. It must return quickly.
 	OnProblem func(config.PortID, *Problem)
-	// OnSync, if not nil, is called with the time that a change took. full is set for the first change and for each
-	// check, which process all Services.
+	// OnSync, if not nil, is called with the time that a change or check took. full is set for the first change and for
+	// each check, since these process all Services.
 	OnSync func(took time.Duration, full bool)
 }
 

@@ -18,9 +18,9 @@ type Reason string
 // The reasons.
 const (
 	ReasonProtocol Reason = "ProtocolNotServed" // usher or this node cannot carry the protocol
-	ReasonSCTPOff  Reason = "SCTPOff"           // SCTP is not in use on this node, or switched off; see SCTPMode
+	ReasonSCTPOff  Reason = "SCTPOff"           // SCTP is not in use on this node, or disabled; see SCTPMode
 	ReasonConflict Reason = "AddressConflict"   // another service port has the address and port
-	ReasonNode     Reason = "NodeAddressInUse"  // a node port or a process has the port of an address of this node
+	ReasonNode     Reason = "NodeAddressInUse"  // a node port or a process uses the port on an address of this node
 	ReasonListen   Reason = "ListenFailed"      // no listener could be opened
 	ReasonPortal   Reason = "PortalFailed"      // the kernel rejected the portal's rule
 )
@@ -33,8 +33,8 @@ type Problem struct {
 	Since  time.Time
 }
 
-// noteProblems computes the problems of all service ports. It logs and reports those that are new or solved.
-// Planning failures take precedence over portal failures.
+// noteProblems computes the problems of all service ports. It logs those that are new, changed or solved, and calls
+// OnProblem. Planning failures take precedence over portal failures.
 func (p *Proxy) noteProblems() {
 	now := make(map[config.PortID]*Problem, len(p.failed))
 	for f, problem := range p.failed {
@@ -59,7 +59,7 @@ func (p *Proxy) noteProblems() {
 		if p.OnProblem != nil {
 			p.OnProblem(id, problem)
 		}
-		if !errors.Is(problem.Err, budget.ErrOpenFiles) { // there may be thousands: see reportOpenFiles
+		if !errors.Is(problem.Err, budget.ErrOpenFiles) { // there may be thousands of these: see reportOpenFiles
 			p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": problem.Reason}).WithError(problem.Err).Error("Service port is not served")
 		}
 	}
@@ -77,8 +77,8 @@ func (p *Proxy) noteProblems() {
 	p.reportOpenFiles()
 }
 
-// reportOpenFiles logs once how many service ports exceed the open-files limit: when there are some, when
-// there are more, and when there are none again.
+// reportOpenFiles logs the number of service ports that exceed the open-files limit when that number grows, and logs
+// once when it is 0 again.
 func (p *Proxy) reportOpenFiles() {
 	left := 0
 	for _, problem := range p.problems {

@@ -36,13 +36,13 @@ type Proxy struct {
 	sync       syncState
 	reading    sync.Mutex // held while PortalStatus reads the kernel
 
-	// ctx ends with Drain: nothing in the kernel is changed after that.
+	// ctx ends when Drain returns; nothing in the kernel is changed after that.
 	ctx context.Context
 	end context.CancelFunc
 
-	// changes is held during a change, and mu with it, except while the kernel is at work: see reconcile.
-	// Readers take mu alone. They therefore never wait for a successor, or for another program that holds,
-	// for example, the xtables lock.
+	// changes and mu are both held during a change, but mu is released during slow kernel operations: see reconcile.
+	// Readers take mu alone. So they never wait for a handover to a successor, nor for another program that holds the
+	// xtables lock, for example.
 	changes sync.Mutex
 	mu      sync.Mutex // taken after changes
 	started bool       // the initial sync was applied
@@ -52,15 +52,15 @@ type Proxy struct {
 	keeping        keeping
 	changeRecorder changeRecorder
 	services       map[types.NamespacedName]map[config.PortID]*frontEnd
-	owners         map[portal.Target]*frontEnd   // the front end that serves a VIP; exactly one
+	owners         map[portal.Target]*frontEnd   // the one front end that serves a VIP
 	dirty          []*frontEnd                   // front ends that reconcile has to plan, in this order
 	rules          map[portal.Target]portal.Rule // the wanted rules
 	differ         map[portal.Target]bool        // targets whose rules changed or were removed since the last call of the portal
-	unused         []frontend.Listener           // to close once the rules redirect to others
-	due            bool                          // call the portal though no rule differs: at first, after a changed setting, after a failure
+	unused         []frontend.Listener           // to close once no rule redirects to them
+	due            bool                          // call the portal even if no rule differs: at first, after a changed setting, after a failure
 	failed         map[*frontEnd]*Problem        // front ends that could not be planned
 	problems       map[config.PortID]*Problem
-	leftOut        int // service ports that exceeded the open-files limit at the last report
+	leftOut        int // number of service ports that exceeded the open-files limit at the last report
 	// had holds the affinities of service ports that do not exist yet: see Inherit.
 	had         map[config.PortID][]affinity.Entry
 	predecessor *stream.Inherited // until InheritRest; nil if no predecessor hands connections over
@@ -126,8 +126,8 @@ func (p *Proxy) SetPodNetworks(pods []netip.Prefix) {
 	p.settingChanged()
 }
 
-// SetServiceCIDRs sets the networks of cluster IPs. The portal rejects unassigned addresses in them, if it
-// can.
+// SetServiceCIDRs sets the networks of cluster IPs. A portal that supports it rejects connections to unassigned
+// addresses in them.
 func (p *Proxy) SetServiceCIDRs(cidrs []netip.Prefix) {
 	defer p.lock()()
 	if r, can := p.Portal.(portal.ServiceCIDRRejecter); can {
@@ -141,7 +141,7 @@ func (p *Proxy) SetServiceCIDRs(cidrs []netip.Prefix) {
 func (p *Proxy) SetNodePortAddresses(within []netip.Prefix) {
 	defer p.lock()()
 	p.Portal.SetNodePortAddresses(within)
-	// Listener addresses may depend on it; checks retry failures.
+	// The addresses of node port listeners may depend on the setting.
 	for t, f := range p.owners {
 		if t.Addr.IsUnspecified() {
 			p.mark(f)
@@ -150,7 +150,7 @@ func (p *Proxy) SetNodePortAddresses(within []netip.Prefix) {
 	p.settingChanged()
 }
 
-// settingChanged makes the portal apply a changed setting. It is called with both locks of a change.
+// settingChanged makes the portal apply a changed setting. The caller holds both locks of a change.
 func (p *Proxy) settingChanged() {
 	if p.started && !p.stopped {
 		p.due = true
@@ -158,9 +158,8 @@ func (p *Proxy) settingChanged() {
 	}
 }
 
-// Apply makes the proxy serve the given Services in their current form, and leaves all others unchanged. The
-// first call is the initial sync, see config.Source: it also removes kernel state that an earlier process
-// left and that is no longer wanted.
+// Apply makes the proxy serve the given Services in their current form, and leaves all others unchanged. The first call
+// is the initial sync (see config.Source): it also removes unwanted kernel state of an earlier process.
 //
 // A port that cannot be served does not affect others: it becomes a [Problem] and is retried.
 func (p *Proxy) Apply(services []config.Service) {
@@ -174,7 +173,7 @@ func (p *Proxy) Apply(services []config.Service) {
 	full := !p.started
 	p.started = true
 	p.counters.serviceChanges.Add(int64(len(services)))
-	// Removals come first, so that others can take over the VIPs that they release.
+	// Removals come first, so that other service ports can take over the released VIPs.
 	for _, s := range services {
 		p.changeRecorder.service(p, s)
 		p.removePorts(s)
@@ -188,7 +187,7 @@ func (p *Proxy) Apply(services []config.Service) {
 	p.synced(started, full)
 }
 
-// setHealthChecks passes added and removed health check node ports to the portal.
+// setHealthChecks passes all health check node ports to the portal if any have changed.
 func (p *Proxy) setHealthChecks(services []config.Service) {
 	changed := false
 	for _, s := range services {
@@ -209,8 +208,8 @@ func (p *Proxy) synced(started time.Time, full bool) {
 	}
 }
 
-// removePorts closes the front ends that s no longer has, and makes the others release VIPs that are no
-// longer theirs.
+// removePorts removes the front ends that s no longer has, and makes the others release the VIPs that they no longer
+// have.
 func (p *Proxy) removePorts(s config.Service) {
 	stay := p.staying(s)
 	for _, f := range p.services[s.Name] {
@@ -231,9 +230,9 @@ func (p *Proxy) removePorts(s config.Service) {
 	p.services[s.Name] = fronts
 }
 
-// staying returns the front ends that s keeps, each with its port of s. A port keeps the front end that serves its
-// first VIP, even if the port was renamed: clients do not know the name, so none is refused. Otherwise it keeps the
-// front end of its name.
+// staying returns the front ends that s keeps, each with its port in s. A port keeps the front end that serves its
+// first VIP, even if the port was renamed: clients do not use the name, so a rename must not refuse any. Otherwise the
+// port keeps the front end with its name.
 func (p *Proxy) staying(s config.Service) map[*frontEnd]config.ServicePort {
 	stay := map[*frontEnd]config.ServicePort{}
 	had := p.services[s.Name]
@@ -255,8 +254,8 @@ func (p *Proxy) staying(s config.Service) map[*frontEnd]config.ServicePort {
 	return stay
 }
 
-// updatePorts creates the new front ends of s. New connections to all its front ends see the current ports;
-// reconcile does the rest.
+// updatePorts creates the new front ends of s, and makes new connections to all its front ends use the current
+// configuration. It marks those whose listeners or rules reconcile has to adapt.
 func (p *Proxy) updatePorts(s config.Service) {
 	for _, port := range s.Ports {
 		fronts := p.services[s.Name]
@@ -275,8 +274,8 @@ func (p *Proxy) updatePorts(s config.Service) {
 	}
 }
 
-// Run repairs the portal and retries service ports that failed, until ctx ends. It does so periodically, and
-// when the kernel reports a change by others. It also returns memory to the system after a burst of clients.
+// Run calls Check periodically, and when the kernel reports a change by another program, until ctx ends. It also
+// returns memory to the system after a burst of clients.
 func (p *Proxy) Run(ctx context.Context) {
 	changed := p.watchPortal(ctx)
 	ticker := time.NewTicker(p.CheckInterval)
@@ -305,7 +304,7 @@ func (p *Proxy) Run(ctx context.Context) {
 	}
 }
 
-// watchPortal returns a channel on which the portal requests a check, or nil if the portal cannot.
+// watchPortal returns a channel on which the portal requests checks, or nil if the portal does not support that.
 func (p *Proxy) watchPortal(ctx context.Context) <-chan struct{} {
 	w, ok := p.Portal.(portal.Watcher)
 	if !ok {
@@ -331,9 +330,9 @@ func (p *Proxy) Check(ctx context.Context) {
 	p.synced(started, true)
 }
 
-// Withdraw removes the portal's rules for all VIPs, unless open connections depend on them. did reports whether the
-// portal supports this. Listeners still accept clients that were redirected here. Another service proxy of the node
-// serves later clients. The proxy makes no further changes. Call Stop next.
+// Withdraw removes the portal's rules for all VIPs, except the parts that open connections need. did reports whether
+// the portal supports this. Another service proxy on the node serves later clients; the listeners still accept clients
+// that were redirected before. The proxy makes no further changes. Call Stop next.
 func (p *Proxy) Withdraw(ctx context.Context) (did bool, err error) {
 	w, can := p.Portal.(portal.Withdrawer)
 	if !can {
@@ -373,8 +372,8 @@ func (p *Proxy) closeListeners() {
 	}
 }
 
-// Drain waits until open connections have ended, and resets the rest when ctx ends. It returns how many it
-// reset. Call Stop before.
+// Drain waits until open connections have ended, and resets the rest when ctx ends. It returns the number of
+// connections that it reset. Call Stop before.
 func (p *Proxy) Drain(ctx context.Context) (broken int) {
 	defer p.end()
 	return p.streams.Drain(ctx)

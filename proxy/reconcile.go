@@ -12,12 +12,12 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// maxRounds is the number of rounds of one reconcile. The first carries out the changes; the others retry
-// failures that the first made solvable, and move listeners. The next reconcile handles front ends that are
-// still dirty.
+// maxRounds is the maximum number of rounds of one reconcile. The first round makes the changes. Later ones move
+// listeners, and retry failures that may succeed now, since addresses are free. The next reconcile handles front ends
+// that are still dirty.
 const maxRounds = 3
 
-// mark makes reconcile plan f.
+// mark makes the current or next reconcile plan f.
 func (p *Proxy) mark(f *frontEnd) {
 	if !f.dirty {
 		f.dirty = true
@@ -25,7 +25,7 @@ func (p *Proxy) mark(f *frontEnd) {
 	}
 }
 
-// failedToListen reports whether a front end has no listener for some VIP.
+// failedToListen reports whether any front end failed to open a listener.
 func (p *Proxy) failedToListen() bool {
 	for _, problem := range p.failed {
 		if problem.Reason == ReasonListen {
@@ -35,8 +35,8 @@ func (p *Proxy) failedToListen() bool {
 	return false
 }
 
-// markFailed marks the front ends that failed in part. It leaves out those with an unsupported protocol,
-// which never succeed. The portal retries its failures itself.
+// markFailed marks the front ends whose plan failed, at least in part. It skips those with an unsupported protocol,
+// which never succeed. The portal retries its own failures.
 func (p *Proxy) markFailed() {
 	for f, problem := range p.failed {
 		if problem.Reason != ReasonProtocol {
@@ -45,11 +45,11 @@ func (p *Proxy) markFailed() {
 	}
 }
 
-// reconcile adapts listeners and rules to the wanted state. Each round plans the dirty front ends, which
-// opens listeners. Then it has the portal install the rules, closes left-over listeners, and records
-// failures. With check, the portal first compares its rules with the kernel's. No other function retries failures.
+// reconcile adapts listeners and rules to the wanted state. Each round plans the dirty front ends, which opens
+// listeners, has the portal install the rules, and closes unused listeners. Failures are recorded. If check is set, the
+// portal first compares its rules with the kernel's. No other function retries failures.
 //
-// It is called with both locks of a change, and releases Proxy.mu while the kernel is at work.
+// The caller holds both locks of a change. reconcile releases Proxy.mu during slow kernel operations.
 func (p *Proxy) reconcile(ctx context.Context, check bool) {
 	if check {
 		p.checkPortal(ctx)
@@ -65,13 +65,13 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 			p.noteProblems() // now, since the portal may take long
 		}
 		freed := len(p.unused) > 0
-		if freed && !p.Portal.Traits().Redirects { // Apply may remove their addresses, and the kernel sends no reset from removed ones
+		if freed && !p.Portal.Traits().Redirects { // Portal.Apply may remove their addresses, and the kernel sends no reset from a removed address
 			p.closeUnused()
 		}
 		if len(p.differ) > 0 || freed || round == 0 && !check {
 			freed = p.apply(freed) || freed
 		}
-		p.closeUnused()                                                           // after the rules that redirect to them
+		p.closeUnused()                                                           // after the rules that redirected to them are gone
 		if p.keeping.removed && p.failedToListen() && p.awaitRemoved() || freed { // removed sockets may have blocked new listeners
 			p.markFailed()
 		}
@@ -82,7 +82,7 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 	p.noteProblems()
 }
 
-// closeUnused closes the listeners that are left over.
+// closeUnused closes the listeners in p.unused, and removes their sockets from the Store.
 func (p *Proxy) closeUnused() {
 	for _, l := range p.unused {
 		l.Close(frontend.Withdrawn)
@@ -91,7 +91,7 @@ func (p *Proxy) closeUnused() {
 	p.unused = nil
 }
 
-// plan plans the dirty front ends, and those that lose a VIP to them. It reports whether any failed in part.
+// plan plans the dirty front ends, and those that lose a VIP to them. It reports whether any plan failed.
 func (p *Proxy) plan() (failed bool) {
 	for len(p.dirty) > 0 {
 		f := p.dirty[0]
@@ -110,8 +110,8 @@ func (p *Proxy) plan() (failed bool) {
 	return failed
 }
 
-// apply has the portal install the rules that differ, and reports whether targets lost their rule. If no rule
-// differs and no listener moves, it calls the portal only if that is due.
+// apply has the portal install the rules that differ, and reports whether targets lost their rule. moved means that
+// there are unused listeners. If no rule differs and moved is not set, it calls the portal only if p.due is set.
 func (p *Proxy) apply(moved bool) (freed bool) {
 	var res portal.Result
 	if len(p.differ) > 0 || moved || p.due {
@@ -142,11 +142,11 @@ func (p *Proxy) checkPortal(ctx context.Context) {
 		p.Trace.Change(&trace.Event{Kind: trace.PortalRepaired, Time: time.Now(), Count: repaired})
 		p.Log.WithFields(logrus.Fields{"portal": p.Portal.Mode(), "repaired": repaired}).Warn("Restored missing or changed rules of the portal")
 	}
-	clear(p.refused) // res has them all
+	clear(p.refused) // res.Refused has all current ones
 	p.portalAnswered(&res)
 }
 
-// portalAnswered records the portal's result, and marks the front ends whose listeners have to move.
+// portalAnswered records a result of the portal, and marks the front ends whose listeners have to move.
 func (p *Proxy) portalAnswered(res *portal.Result) {
 	maps.Copy(p.refused, res.Refused)
 	for _, t := range res.Moved {
@@ -155,7 +155,7 @@ func (p *Proxy) portalAnswered(res *portal.Result) {
 		}
 	}
 	p.sync.note(func(s *SyncStatus) {
-		if p.started { // a check before the first Apply brings nothing up to date
+		if p.started { // before the first Apply, a check applies no change
 			s.applied(time.Now(), res)
 		} else {
 			s.Err = res.Err

@@ -12,10 +12,10 @@ import (
 	"github.com/usherproxy/usher/proxy/frontend"
 )
 
-// counters count changes since the start. The front ends count client activity.
+// counters count configuration changes since the start. The front ends count clients.
 type counters struct {
 	serviceChanges, endpointChanges   atomic.Int64
-	servicesApplied, endpointsApplied atomic.Int64 // of those
+	servicesApplied, endpointsApplied atomic.Int64 // changes of those that the kernel has
 	repaired, portalFailures          atomic.Int64
 }
 
@@ -31,12 +31,12 @@ type Stats struct {
 
 	Services, Ports int
 	Listeners       int64
-	Saved           int64 // open TCP connections of which the keeper has copies; after a crash they continue unless this process held bytes
+	Saved           int64 // open TCP connections of which the keeper has copies; after a crash they continue unless this process held bytes of them
 	AffinityClients int64
 	Problems        map[Reason]int
 
 	ServiceChanges, EndpointChanges   int64
-	ServicesPending, EndpointsPending int64 // those not yet applied to the kernel
+	ServicesPending, EndpointsPending int64 // changes not yet applied to the kernel
 	Repaired                          int64 // rules, routes and chains that another program had removed or changed
 	PortalFailures                    int64 // changes that the portal could not make
 
@@ -48,13 +48,13 @@ type Stats struct {
 	Descriptors, DescriptorLimit int64
 }
 
-// NoLocal counts service ports by the policy that leaves them without endpoints.
+// NoLocal counts service ports without local endpoints, by the traffic policy that requires these.
 type NoLocal struct{ Internal, External int }
 
 // Stats returns the current figures.
 func (p *Proxy) Stats() Stats {
 	c := &p.counters
-	servicesApplied, endpointsApplied := c.servicesApplied.Load(), c.endpointsApplied.Load() // before the totals that they are part of
+	servicesApplied, endpointsApplied := c.servicesApplied.Load(), c.endpointsApplied.Load() // read before the totals that include them
 	s := Stats{
 		Stats:            p.node.Stats(),
 		Listeners:        p.node.Budget.Listeners.Load(),
@@ -132,7 +132,7 @@ func (s *SyncStatus) queued(at time.Time) {
 	}
 }
 
-// applied records that the kernel has the wanted state, except for failures.
+// applied records the result of the portal: which families are up to date in the kernel.
 func (s *SyncStatus) applied(at time.Time, res *portal.Result) {
 	if s.Err = res.Err; res.Err == nil {
 		s.LastApplied, s.Pending = at, time.Time{}
@@ -175,13 +175,13 @@ type PortalStatus struct {
 	Parts []portal.Part // shared by all Services
 }
 
-// PortalStatus reads the kernel's rules and compares them. It does not block changes. It makes one read at a
-// time: concurrent callers cost no more than sequential ones.
+// PortalStatus reads the kernel's rules and compares them with the wanted ones. It does not block changes. Concurrent
+// calls wait for each other, so that the kernel serves one read at a time.
 func (p *Proxy) PortalStatus(ctx context.Context) (PortalStatus, error) {
 	p.reading.Lock()
 	defer p.reading.Unlock()
 	status := PortalStatus{Mode: p.Portal.Mode()}
-	if err := ctx.Err(); err != nil { // the caller did not wait
+	if err := ctx.Err(); err != nil { // the caller gave up while waiting
 		return status, err
 	}
 	rules, err := p.Portal.Compare(ctx)
