@@ -10,13 +10,13 @@ import (
 // (65,527).
 const MaxDatagram = 1 << 16
 
-// Batch is memory for several datagrams, of any size, that are received and sent with one system call for many
-// (recvmmsg(2), sendmmsg(2)). The memory is reused; pages of it that no datagram ever filled cost nothing.
+// Batch holds several datagrams of any size, which one system call receives or sends (recvmmsg(2), sendmmsg(2)). Its
+// memory is reused; pages that no datagram has ever filled cost nothing.
 //
-// A single datagram uses recvmsg(2), sendmsg(2) or sendto(2), which are cheaper: the kernel copies less, and does not look
-// for a second one.
+// For a single datagram, a Batch uses recvmsg(2), recvfrom(2), sendmsg(2) or sendto(2). They are cheaper: the kernel
+// copies less, and does not look for a second datagram.
 //
-// A datagram in a Batch has a number, from 0. Only one goroutine may use a Batch.
+// The datagrams of a Batch are numbered from 0. Only one goroutine may use a Batch.
 type Batch struct {
 	headers  []mmsghdr
 	iovecs   []unix.Iovec
@@ -44,15 +44,15 @@ func NewBatch(size int) *Batch {
 	}
 }
 
-// stride is the distance of two datagrams in memory: slightly more than the largest, so that the first bytes of all
+// stride is the distance between two datagrams in memory: MaxDatagram and some more, so that the first bytes of all
 // datagrams do not compete for the same cache lines.
 const stride = MaxDatagram + 192
 
-// margin is the space before each datagram: see Prepend. It keeps the datagrams aligned.
+// margin is the free space before each datagram, for Prepend. It keeps the datagrams aligned.
 const margin = 64
 
-// Receive receives up to max datagrams, the first as number at, with their senders and control messages. It returns
-// their number. fd must be non-blocking.
+// Receive receives up to max datagrams as numbers at and following, with their senders and control messages. It returns
+// the number received.
 func (b *Batch) Receive(fd, at, max int) (int, error) {
 	for i := at; i < at+max; i++ {
 		h := b.room(i)
@@ -64,7 +64,7 @@ func (b *Batch) Receive(fd, at, max int) (int, error) {
 	for i := at; i < at+n; i++ {
 		p := &b.peers[i]
 		p.length = min(b.headers[i].Namelen, unix.SizeofSockaddrInet6)
-		clear(p.raw[p.length:]) // left by a previous datagram
+		clear(p.raw[p.length:]) // bytes of a previous datagram
 	}
 	return n, err
 }
@@ -88,7 +88,7 @@ func (b *Batch) ReceiveConnected(fd, at, max int) (int, error) {
 	return b.receive(fd, at, max)
 }
 
-// room makes number i refer to its whole memory.
+// room prepares number i to receive: its buffer is all the memory for a datagram.
 func (b *Batch) room(i int) *mmsghdr {
 	h, v := &b.headers[i], &b.iovecs[i]
 	v.Base = &b.data[i*stride+margin]
@@ -117,7 +117,7 @@ func (b *Batch) receive(fd, at, max int) (int, error) {
 	return int(n), nil
 }
 
-// Data returns datagram i. It is valid until another datagram is received in its place.
+// Data returns the bytes of datagram i. They are valid until another datagram is received as number i.
 func (b *Batch) Data(i int) []byte { return unsafe.Slice(b.iovecs[i].Base, b.iovecs[i].Len) }
 
 // Prepend puts header, of at most 64 bytes, before datagram i.
@@ -144,7 +144,7 @@ func (b *Batch) Control(i int) Control {
 	return ParseControl(b.controls[i*controlSpace:][:min(length, controlSpace)])
 }
 
-// Address sets the destination and the control messages of datagram i. Both must not change until it has been sent.
+// Address sets the destination and the control messages of datagram i. Neither may change until the datagram is sent.
 func (b *Batch) Address(i int, peer *Peer, control []byte) {
 	h := &b.headers[i]
 	h.Name, h.Namelen = &peer.raw[0], peer.length
@@ -155,16 +155,16 @@ func (b *Batch) Address(i int, peer *Peer, control []byte) {
 	h.SetControllen(len(control))
 }
 
-// Unaddress prepares datagram i for a connected socket.
+// Unaddress removes the destination and the control messages of datagram i, for a connected socket.
 func (b *Batch) Unaddress(i int) {
 	h := &b.headers[i]
 	h.Name, h.Namelen, h.Control = nil, 0, nil
 	h.SetControllen(0)
 }
 
-// Send sends count datagrams from number at on. It returns the number sent before the first failure, and that failure's
-// error. Adjacent datagrams of the same size that were addressed with the same peer and the same control messages pass
-// through the kernel as one message.
+// Send sends count datagrams from number at on. It returns the number sent before the first failure, and the error of
+// that failure. Adjacent datagrams of the same size pass through the kernel as one message, if Address got the same
+// peer and control pointers for them.
 func (b *Batch) Send(fd, at, count int) (sent int, err error) {
 	if count == 1 {
 		return b.sendOne(fd, at)

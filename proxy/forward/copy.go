@@ -12,7 +12,7 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// Conn is a connection that Copy forwards: TCP, or any other that can be half-closed and reset. *net.TCPConn is one.
+// Conn is a connection that Copy forwards. It must support half-close and reset, as *net.TCPConn does.
 type Conn interface {
 	net.Conn
 	// CloseWrite sends FIN and leaves the other direction open.
@@ -21,24 +21,24 @@ type Conn interface {
 	SetLinger(sec int) error
 }
 
-// A Conn that is no syscall.Conn, or on another system than Linux, may have a method
+// A Conn may have a method
 //
 //	HungUp() (ended bool, err error)
 //
-// that returns at once. It reports whether the peer has ended its side, or how it has failed, even if earlier bytes
-// from it are unread. Without such a method, a pair whose peer has ended or failed stays open for as long as its other
-// side does not read.
+// that returns at once. It reports whether the peer has ended its side, or the error with which it has failed, even if
+// earlier bytes from the peer are unread. On Linux, a syscall.Conn needs no such method. Any other Conn without it
+// stays open after its peer has ended or failed, for as long as the other side of the pair does not read.
 
-// Copy takes ownership of client and endpoint, and returns at once. When the pair has ended and both connections are
-// closed, it calls owner.Ended once, from another goroutine.
+// Copy forwards bytes between client and endpoint, which it owns from then on. It returns at once. When the pair has
+// ended and both connections are closed, another goroutine calls owner.Ended once.
 //
-// It uses two goroutines per pair, and works on every system. On Linux, a [Loop] does the same for much less.
+// Copy uses two goroutines per pair, and works on every system. On Linux, a [Loop] does the same at a much lower cost.
 func Copy(client, endpoint Conn, limits Limits, owner Owner) Flow {
 	return CopyRest(client, endpoint, 0, limits, owner)
 }
 
-// CopyRest is Copy for a client of which sent bytes were already sent to the endpoint. The Flow and the Result include
-// these. If there were any, owner.ClientFirstByte is not called.
+// CopyRest is Copy if sent bytes of the client were already sent to the endpoint. The Flow and the Result include these
+// bytes. If sent is not 0, owner.ClientFirstByte is not called.
 func CopyRest(client, endpoint Conn, sent int64, limits Limits, owner Owner) Flow {
 	fl := newCopying(client, endpoint, limits, owner)
 	fl.toEndpoint.bytes.Store(sent)
@@ -54,14 +54,14 @@ type copying struct {
 
 	toEndpoint, toClient direction
 	running              atomic.Int32 // directions that have not ended
-	moved                atomic.Bool  // since the last check of the limits
+	moved                atomic.Bool  // bytes have moved since the last check of the limits
 	reporting            sync.Mutex   // held while the owner's ClientFirstByte or EndpointFirstByte is called
 
 	mu      sync.Mutex
 	ending  ending
-	untaken int         // see result
-	half    bool        // one direction has ended, or is held up before its end
-	watch   watch       // from newCopying on
+	untaken int         // as in result
+	half    bool        // HalfClosed applies: see becomeHalf
+	watch   watch       // started by newCopying
 	timer   *time.Timer // for the next check; nil if there are no limits
 }
 
@@ -80,12 +80,12 @@ type direction struct {
 	bytes    atomic.Int64
 	begun    bool // the first byte has arrived
 
-	busy    sync.Mutex  // held during a write to to, until failed has its result
-	failed  error       // a failure of to that a write has returned and reading will not; mu guards it
-	writing atomic.Bool // to to; from is not read meanwhile
+	busy    sync.Mutex  // held during a write to to, until failed is set
+	failed  error       // an error of to that a write has returned, so that reading will not; copying.mu guards it
+	writing atomic.Bool // a write to to is under way; from is not read meanwhile
 	slow    *time.Timer // calls heldUp when a write takes long
 
-	// The outcome of the pair if from ends, from fails, to fails.
+	// The outcomes of the pair if from ends, if from fails, and if to fails.
 	fromEnd, fromReset, toReset outcome.Outcome
 }
 
@@ -103,11 +103,11 @@ func newCopying(client, endpoint side, limits Limits, owner Owner) *copying {
 	return fl
 }
 
-// slowAfter is the time after which a write counts as slow. Then from is checked, and again after each slowAfter.
+// slowAfter is the duration after which a write counts as slow. From then on, heldUp checks from at this interval.
 const slowAfter = time.Second
 
-// write calls f, which writes in direction d. EPIPE means that to's FIN came before its reset (tcp_reset in the
-// kernel); any other error means that there was no FIN.
+// write calls f, which writes in direction d, and records errors other than EPIPE in d.failed. EPIPE means that to had
+// sent FIN before its reset (tcp_reset in the kernel); any other error means that to had sent no FIN.
 func (fl *copying) write(d *direction, f func() error) error {
 	d.busy.Lock()
 	defer d.busy.Unlock()
@@ -124,9 +124,9 @@ func (fl *copying) write(d *direction, f func() error) error {
 	return err
 }
 
-// heldUp is called while to accepts nothing. If it never does again, reading cannot detect that from has ended or
-// failed. So a failure ends the pair now. An end is left until it is read, but from here on HalfClosed limits the idle
-// time of the pair.
+// heldUp is called while to accepts no bytes. That may last forever, and meanwhile from is not read, so that reading
+// cannot detect an end or failure of from. If from has failed, heldUp ends the pair. If from has ended, that is read
+// later, but from now on HalfClosed limits the idle time of the pair.
 func (fl *copying) heldUp(d *direction) {
 	if !d.writing.Load() {
 		return
@@ -147,8 +147,8 @@ func (fl *copying) heldUp(d *direction) {
 	d.slow.Reset(slowAfter)
 }
 
-// gone reports whether c, whose sending direction we have not ended, accepts nothing any longer: a write to it does not
-// wait.
+// gone reports whether c can accept no more bytes, so that a write to it returns at once. The caller has not called
+// CloseWrite on c.
 func gone(c side) bool {
 	raw := rawOf(c)
 	return raw != nil && socketGone(raw)
@@ -164,8 +164,8 @@ func rawOf(c side) syscall.RawConn {
 	return nil
 }
 
-// hungUp reports whether c's peer has ended its side, or how it has failed, even if earlier bytes are unread. Where
-// that cannot be detected, it returns zero values.
+// hungUp reports whether c's peer has ended its side, or the error with which it has failed, even if earlier bytes are
+// unread. If that cannot be detected, hungUp returns zero values.
 func hungUp(c side) (ended bool, err error) {
 	if c, ok := c.(interface{ HungUp() (bool, error) }); ok {
 		return c.HungUp()
@@ -176,7 +176,7 @@ func hungUp(c side) (ended bool, err error) {
 	return false, nil
 }
 
-// start runs a goroutine for each direction, with a function that returns when the direction has ended.
+// start starts the timer, and a goroutine each for toEndpoint and toClient, which return when their direction ends.
 func (fl *copying) start(toEndpoint, toClient func()) {
 	if period := fl.limits.period(); period > 0 {
 		fl.mu.Lock()
@@ -212,7 +212,7 @@ func (fl *copying) Retire(by time.Time) {
 	}
 }
 
-// look checks the limits of the pair.
+// look checks the limits of the pair, and ends it if one has been reached.
 func (fl *copying) look() {
 	fl.mu.Lock()
 	end := fl.watch.verdict(fl.limits, time.Now(), fl.moved.Swap(false), fl.half, fl)
@@ -228,10 +228,10 @@ func (fl *copying) look() {
 // unsent implements queue.
 func (fl *copying) unsent() int { return fl.sum(socketUnsent) }
 
-// unread implements queue. It excludes bytes that a goroutine has read and not written.
+// unread implements queue. It excludes bytes that a goroutine has read and not yet written.
 func (fl *copying) unread() int { return fl.sum(socketUnread) }
 
-// sum returns the sum of of over both sockets.
+// sum calls of for both sockets, and returns the sum of the results.
 func (fl *copying) sum(of func(syscall.RawConn) int) (n int) {
 	for _, c := range []side{fl.toEndpoint.from, fl.toEndpoint.to} {
 		if raw := rawOf(c); raw != nil {
@@ -241,7 +241,7 @@ func (fl *copying) sum(of func(syscall.RawConn) int) (n int) {
 	return n
 }
 
-// run moves bytes in one direction until it ends. The direction that ends last closes the pair.
+// run calls move, which moves bytes in one direction until that ends. The direction that ends last closes the pair.
 func (fl *copying) run(move func()) {
 	move()
 	if fl.running.Add(-1) > 0 {
@@ -260,7 +260,8 @@ func (fl *copying) run(move func()) {
 	fl.owner.Ended(result(end.outcome, end.err, toEndpoint, toClient, untaken))
 }
 
-// A reader reads from a Conn. Most pairs are idle most of the time, so it has a buffer only while there are bytes.
+// reader reads from a Conn. Most pairs are idle most of the time, so a reader should have a large buffer only while
+// there are bytes.
 type reader interface {
 	// next waits for bytes, and returns them, or the error that ends the stream, or both.
 	next() ([]byte, error)
@@ -273,8 +274,8 @@ const copySize = 32 << 10
 
 var copyBuffers = sync.Pool{New: func() any { return new([copySize]byte) }}
 
-// plainReader waits with a small buffer, since it gets no notice before bytes arrive. While reads fill the buffer, the
-// next one uses a large buffer.
+// plainReader reads from any Conn. It waits in Read, which needs a buffer, so it uses a small one. After a read that
+// fills the buffer, the next read uses a large one.
 type plainReader struct {
 	from  io.Reader
 	small [1 << 10]byte
@@ -316,8 +317,8 @@ func (fl *copying) copy(d *direction, from, to Conn) {
 		reader.release()
 		switch {
 		case failed != nil:
-			// to may have sent bytes before it closed (an answer that did not wait for the whole question), so the
-			// opposite direction continues until these are delivered.
+			// to may have sent bytes before it closed, such as a response to an incomplete request. So the opposite
+			// direction continues until these are delivered.
 			fl.ended(d.toReset, failed)
 			return
 		case err != nil:
@@ -343,7 +344,7 @@ func (fl *copying) comes(d *direction) {
 	}
 }
 
-// readEnded is called when from has no more bytes: it has ended or failed.
+// readEnded is called when d.from has no more bytes, since it has ended (io.EOF) or failed.
 func (fl *copying) readEnded(d *direction, err error) {
 	if errors.Is(err, io.EOF) {
 		err = fl.writeError(fl.opposite(d))
@@ -355,7 +356,7 @@ func (fl *copying) readEnded(d *direction, err error) {
 			end, err = outcome.ClientClosed, nil
 		}
 		fl.mu.Unlock()
-		fl.reset(end, err) // its stream may be incomplete
+		fl.reset(end, err) // the stream of from may be incomplete
 		return
 	}
 	fl.ended(d.fromEnd, nil)
@@ -363,10 +364,11 @@ func (fl *copying) readEnded(d *direction, err error) {
 	_ = d.to.CloseWrite()
 }
 
-// writeError returns the failure that a write in direction d has met, where reading from the same side has returned an
-// end. A write that has met one may not have recorded it yet.
+// writeError returns the error of an earlier write to d.to. It is called when reading from that side has returned
+// io.EOF: after a failed write, the kernel returns that instead of the error. A write may not have recorded its error
+// yet.
 func (fl *copying) writeError(d *direction) error {
-	if gone(d.to) { // else the write may take forever
+	if gone(d.to) { // otherwise a write may take forever
 		d.busy.Lock()
 		defer d.busy.Unlock()
 	}
@@ -391,7 +393,7 @@ func (fl *copying) ended(end outcome.Outcome, err error) {
 	fl.becomeHalf()
 }
 
-// cause records why the pair ends. mu is held.
+// cause records why the pair ends. The caller holds mu.
 func (fl *copying) cause(end outcome.Outcome, err error) {
 	if raw := rawOf(fl.toEndpoint.from); fl.ending.outcome == outcome.ClientClosed && end != outcome.EndpointClosed && raw != nil {
 		fl.untaken = socketUnsent(raw)
@@ -399,7 +401,8 @@ func (fl *copying) cause(end outcome.Outcome, err error) {
 	fl.ending.cause(end, err)
 }
 
-// becomeHalf makes HalfClosed apply from now on. mu is held.
+// becomeHalf makes Limits.HalfClosed apply from now on: one direction has ended, or is held up before its end. The
+// caller holds mu.
 func (fl *copying) becomeHalf() {
 	fl.half = true
 	fl.watch.restart(time.Now())

@@ -14,20 +14,20 @@ import (
 // Client is an accepted client, with the bytes that it sent before it had an endpoint.
 type Client struct {
 	Socket
-	// Preface is sent to the endpoint before the client's first byte. It is not counted. It must not change between
-	// Loop.Connect and Loop.Forward.
+	// Preface is sent to the endpoint before the client's first byte. The byte counts exclude it. It must not change
+	// between Loop.Connect and Loop.Forward.
 	Preface []byte
 
 	first []byte
-	err   error // from reading
+	err   error // returned by a read
 
 	watcher *Loop // set by WatchClient
 	watch   Registration
-	seen    Readiness // since WatchClient
+	seen    Readiness // events since WatchClient
 	changed func()
 }
 
-// clientEvents are the events that a client is watched for, from WatchClient or Forward on.
+// clientEvents are the events that the loop watches a client for, from WatchClient or Forward on.
 const clientEvents = Readable | HungUp | Urgent | Once
 
 // WatchClient makes the loop call changed when c has sent bytes, ended its side or reset the connection, until c is
@@ -49,10 +49,10 @@ func (c *Client) Ready(r Readiness) {
 	c.changed()
 }
 
-// Reset reports whether reading or the watch has shown that c has reset the connection.
+// Reset reports whether c has failed, such as by a reset, as far as a read or the watch has shown.
 func (c *Client) Reset() bool { return c.err != nil || c.seen&Failed != 0 }
 
-// Close closes the socket. If it is watched, only the loop may call it.
+// Close closes the socket. If the loop watches c, only the loop may call Close.
 func (c *Client) Close() error {
 	if c.watcher == nil {
 		return c.Socket.Close()
@@ -73,39 +73,39 @@ func (c *Client) Opening() []byte {
 // First returns the bytes read from the client. The caller must not change them.
 func (c *Client) First() []byte { return c.first }
 
-// Skip removes the first n of these bytes: they are not for the endpoint.
+// Skip removes the first n bytes read from the client: they are not for the endpoint.
 func (c *Client) Skip(n int) {
 	if c.first = c.first[n:]; len(c.first) == 0 {
 		c.first = nil
 	}
 }
 
-// readAhead limits the bytes read from a client that has no endpoint yet: requests are smaller, and there may be many
-// such clients.
+// readAhead is the maximum number of bytes read from a client that has no endpoint yet. Most requests are smaller, and
+// there may be many such clients.
 const readAhead = 4 << 10
 
-// ReadAhead reads the bytes that c has sent so far, so that an endpoint gets them as soon as it has accepted, or even
-// with the last packet of the handshake. Only the loop may call it, once.
+// ReadAhead reads the bytes that c has sent so far. The endpoint can then get them as soon as it has accepted, or even
+// with the last packet of the handshake. Only the loop may call it, and only once.
 func (l *Loop) ReadAhead(c *Client) {
 	if c.first != nil {
-		return // later bytes can wait
+		return // AwaitHeader has read bytes; later ones can wait
 	}
 	n, err := c.read(l.buffer[:readAhead], 0)
 	switch {
 	case n > 0:
 		c.first = bytes.Clone(l.buffer[:n:n])
-		c.seen |= Urgent // the next byte may be urgent; earlier events do not report that
+		c.seen |= Urgent // the next byte may be urgent; earlier events did not include that
 	case err != nil && err != unix.EAGAIN:
-		c.err = err // the kernel reports it once
+		c.err = err // the kernel returns it only once
 	}
 }
 
-// AwaitHeader reads from c until enough, called with all bytes so far whenever there are more, returns true, or until 4 KiB
-// have arrived. Only the loop may call it.
+// AwaitHeader reads from c until enough returns true, or until readAhead bytes have arrived. It calls enough with all
+// bytes so far whenever more have arrived. Only the loop may call AwaitHeader.
 //
-// The loop calls done once, perhaps before AwaitHeader returns: with a unix.Errno if c has failed, io.ErrUnexpectedEOF
-// if c has ended its side, context.DeadlineExceeded after timeout, context.Canceled after CancelDials. Then c belongs
-// to the caller again. A loop supports only a few different timeouts.
+// The loop calls done once, perhaps before AwaitHeader returns: with nil, a unix.Errno if c has failed,
+// io.ErrUnexpectedEOF if c has ended its side, context.DeadlineExceeded after timeout, or context.Canceled after
+// CancelDials. Then the caller owns c again. Use only a few different timeouts: the loop has a queue for each.
 func (l *Loop) AwaitHeader(c *Client, timeout time.Duration, enough func(first []byte) bool, done func(error)) {
 	a := &awaiting{loop: l, client: c, enough: enough, done: done, until: time.Now().Add(timeout)}
 	if a.read(); a.done == nil {
@@ -120,7 +120,7 @@ func (l *Loop) AwaitHeader(c *Client, timeout time.Duration, enough func(first [
 	l.timedBy(timeout).add(a)
 }
 
-// awaiting is a client from which more bytes are awaited.
+// awaiting is the state of an AwaitHeader call.
 type awaiting struct {
 	loop    *Loop
 	client  *Client
@@ -134,7 +134,7 @@ type awaiting struct {
 // Ready implements Handler.
 func (a *awaiting) Ready(Readiness) { a.read() }
 
-// read reads the available bytes, but not more than needed.
+// read reads the available bytes until enough have arrived.
 func (a *awaiting) read() {
 	c, buf := a.client, a.loop.buffer[:readAhead]
 	for {
@@ -162,7 +162,7 @@ func (a *awaiting) finish(err error) {
 		a.loop.Remove(a.watch)
 	}
 	done := a.done
-	a.client, a.enough, a.done = nil, nil, nil // it stays in its queue for some time
+	a.client, a.enough, a.done = nil, nil, nil // a stays in its timedQueue until the deadline
 	done(err)
 }
 
@@ -176,28 +176,28 @@ func (a *awaiting) fail(err error) {
 	}
 }
 
-// Dialed is a connection from a Loop to an endpoint, established or pending. It belongs to the Loop. Once established,
-// it waits for [Loop.Forward].
+// Dialed is a connection from a Loop to an endpoint, established or pending. The Loop owns it. When it is established,
+// pass it to [Loop.Forward].
 type Dialed struct {
 	loop  *Loop
 	fd    Socket
 	watch Registration
-	seen  Readiness            // until another handler watches
-	sent  int                  // of the opening bytes
+	seen  Readiness            // events until Forward sets another handler
+	sent  int                  // number of opening bytes sent
 	done  func(*Dialed, error) // nil once called
 	until time.Time
 }
 
-// Connect starts to connect to an endpoint, from the address from (see BindTransparent), or, if that is the zero
-// AddrPort, from one that the kernel picks. hops is the hop limit of its packets; 0 means the kernel's default. Only
-// the loop may call it.
+// Connect starts to connect to the endpoint to, from the address from (see BindTransparent). If from is the zero
+// AddrPort, the kernel picks the address. hops is the hop limit of the packets; 0 means the kernel's default. Only the
+// loop may call Connect.
 //
-// The loop calls done once, perhaps before Connect returns: when the connection is established, or with a unix.Errno,
-// or context.DeadlineExceeded after timeout. A timeout of 0 means none; a loop supports only a few different ones.
-// opening has the first bytes for the endpoint (see [Client.Opening]), and must not change. It saves a packet, and
-// perhaps a round of the loop.
+// The loop calls done once, perhaps before Connect returns: with nil when the connection is established, else with a
+// unix.Errno, or context.DeadlineExceeded after timeout. A timeout of 0 means none; use only a few different ones. The
+// first bytes for the endpoint (see [Client.Opening]) are in opening, and must not change. Sending them here saves a
+// packet, and perhaps a round of the loop.
 //
-// The returned Dialed is for Pending and Cancel.
+// Until done is called, the returned Dialed is only for Pending and Cancel.
 func (l *Loop) Connect(from, to netip.AddrPort, hops int, opening []byte, timeout time.Duration, done func(*Dialed, error)) *Dialed {
 	d := &Dialed{loop: l, fd: -1, done: done}
 	began := time.Now()
@@ -211,7 +211,7 @@ func (l *Loop) Connect(from, to netip.AddrPort, hops int, opening []byte, timeou
 	}
 	want := Readable | Writable | HungUp | Urgent | Once
 	if len(opening) > 0 {
-		// An endpoint on this node has answered during connect(2), which does not report that.
+		// If the endpoint is on this node, connect(2) has already established the connection, but does not report it.
 		switch d.sent, err = d.fd.write(opening, 0); err {
 		case nil:
 			want &^= Writable
@@ -260,13 +260,13 @@ func (l *Loop) CancelDials() {
 func (d *Dialed) Ready(r Readiness) {
 	d.seen |= r
 	switch {
-	case d.done == nil: // waits for Forward
+	case d.done == nil: // established; waits for Forward
 	case r&Failed != 0:
 		if err := d.fd.pending(); err != nil {
 			d.fail(err)
 			return
 		}
-		d.finish(nil) // established, and has ended since
+		d.finish(nil) // it was established, and has ended since
 	case r&Writable != 0:
 		d.finish(nil)
 	}
@@ -289,21 +289,21 @@ func (d *Dialed) finish(err error) {
 	done(d, err)
 }
 
-// localPorts limits the time that a Loop searches for a local port. When most ports are in use towards an endpoint, as
-// they are for a minute after connections to it have been closed, connect(2) tries one after the other. That takes some
-// milliseconds, in which all other connections of the loop wait. After one slow search, connect(2) may only try a few
-// ports, different ones each time.
+// localPorts limits the time that connect(2) searches for a local port, since all other connections of the loop wait
+// meanwhile. If most ports are in use for connections to an endpoint, connect(2) tries one after the other, which takes
+// some milliseconds. (A closed connection keeps its port for a minute.) After one slow search, connect(2) may try only
+// few ports for some time, different ones in each call.
 type localPorts struct {
 	first, last uint16    // the kernel's range; see Options
-	until       time.Time // end of the time with few ports
+	until       time.Time // connect(2) may try only few ports before this time
 }
 
 const (
-	// slowConnect is the time from which connect(2) counts as slow; a tenth of it is usual.
+	// slowConnect is the duration from which connect(2) counts as slow. A tenth of it is usual.
 	slowConnect = 250 * time.Microsecond
-	// fewPorts is the number of ports tried. If 1% of all ports are free, one of these is free in 99 of 100 cases.
+	// fewPorts is the number of ports to try. If 1% of all ports are free, one of these is free in 99% of cases.
 	fewPorts = 512
-	// fewFor is the duration of the limit.
+	// fewFor is the time for which the limit applies.
 	fewFor = 10 * time.Second
 )
 

@@ -10,8 +10,8 @@ import (
 
 // Owner receives the events of a pair.
 type Owner interface {
-	// ClientFirstByte is called once, when the client's first byte has arrived, unless it arrived before the pair was forwarded.
-	// EndpointFirstByte is called once, when the endpoint's first byte has arrived.
+	// ClientFirstByte is called once, when the client's first byte has arrived, unless that was before the pair was
+	// forwarded. EndpointFirstByte is called once, when the endpoint's first byte has arrived. Ended is called last.
 	ClientFirstByte(now time.Time)
 	EndpointFirstByte(now time.Time)
 	Ended(outcome.Result)
@@ -29,11 +29,11 @@ func (Done) EndpointFirstByte(time.Time) {}
 // Ended implements Owner.
 func (d Done) Ended(r outcome.Result) { d(r) }
 
-// Flow is a pair that is being forwarded. Any goroutine may call its methods, also after the pair has ended.
+// Flow is a pair that is being forwarded. Any goroutine may call its methods, even after the pair has ended.
 type Flow interface {
 	// Bytes returns the bytes forwarded so far in each direction.
 	Bytes() (toEndpoint, toClient int64)
-	// Break ends the pair soon, as Drained: both sides get a reset.
+	// Break makes the pair end soon with outcome Drained, and resets both sides.
 	Break()
 	// Retire sets the pair's Limits.Retire.
 	Retire(by time.Time)
@@ -41,7 +41,7 @@ type Flow interface {
 
 // ending is the outcome of a pair so far.
 type ending struct {
-	outcome outcome.Outcome // Open until an end or a failure
+	outcome outcome.Outcome // Open until one side has ended or failed
 	err     error
 }
 
@@ -52,15 +52,15 @@ func (e *ending) cause(o outcome.Outcome, err error) {
 	}
 }
 
-// yields reports whether outcome o is replaced if the pair has another cause to, too. A later failure replaces an
-// earlier FIN; otherwise the first cause counts.
+// yields reports whether outcome to replaces the earlier outcome o of a pair. A failure or limit replaces an earlier
+// FIN; otherwise the first outcome stays.
 func yields(o, to outcome.Outcome) bool {
 	fin := func(o outcome.Outcome) bool { return o == outcome.ClientClosed || o == outcome.EndpointClosed }
 	return o == outcome.Open || fin(o) && !fin(to)
 }
 
-// leftBehind returns o, the new outcome of a pair whose outcome was before. It returns NoResponse instead if the client
-// had ended its side and the endpoint did not follow: see result.
+// leftBehind returns the new outcome of a pair whose outcome was before: o, or NoResponse instead of HalfClosed if the
+// client had ended its side and the endpoint did not end its own. See result.
 func leftBehind(before, o outcome.Outcome) outcome.Outcome {
 	if before == outcome.ClientClosed && o == outcome.HalfClosed {
 		return outcome.NoResponse
@@ -68,21 +68,22 @@ func leftBehind(before, o outcome.Outcome) outcome.Outcome {
 	return o
 }
 
-// answered reports whether the reset of an endpoint, with err, only answered the client's FIN (SO_LINGER 0 after the
-// end of the stream). o is the pair's outcome so far. The endpoint must have taken every byte, which unsent shows, and
-// have sent something if it got any. The client still sees the reset: more bytes may have been under way.
+// answered reports whether an endpoint's reset, err, was only its reply to the client's FIN, so that it is no failure:
+// some servers close with SO_LINGER 0 after the end of the stream. o is the pair's outcome so far. The endpoint must
+// have acknowledged every byte (see unsent), and have sent something if it got any. The client still gets the reset,
+// since bytes from the endpoint may be lost.
 func answered(o outcome.Outcome, err error, toEndpoint, toClient int64, unsent int) bool {
-	const fin = 1 // it counts as a byte, and its ACK may be late
+	const fin = 1 // FIN counts as a byte, and its ACK may be late
 	return o == outcome.ClientClosed && errors.Is(err, syscall.ECONNRESET) && unsent <= fin && (toClient > 0 || toEndpoint == 0)
 }
 
-// result returns the result of a pair that ended with outcome o and these bytes. untaken is for a client that had ended
-// its side before it reset the connection, or before a limit ended the pair: the number of bytes that it did not
-// acknowledge. If these are all its bytes, the client had left, and its kernel refused them.
+// result returns the result of a pair that ended with outcome o and these numbers of bytes. untaken is the number of
+// bytes that the client did not acknowledge, if it ended its side and later reset the connection or reached a limit;
+// otherwise 0. If these are all bytes for the client, it had left before, and its kernel refused them.
 //
-// NoResponse needs evidence from the peers: the client had sent bytes and reset the connection, or ended its side while
-// the endpoint kept its own open. A client that is lost (ETIMEDOUT) may not have waited for anything, and where the
-// endpoint ends its side, too, the protocol may have no answers.
+// NoResponse also needs evidence that the client expected a response: it sent bytes, and either reset the connection,
+// or ended its side while the endpoint kept its own side open. A lost client (ETIMEDOUT) may not have waited for
+// anything. If the endpoint ended its side, too, the protocol may have no responses.
 func result(o outcome.Outcome, err error, toEndpoint, toClient int64, untaken int) outcome.Result {
 	switch none := toEndpoint > 0 && toClient <= int64(untaken); {
 	case o == outcome.NoResponse && !none:
@@ -103,22 +104,22 @@ func plain(err error) error {
 }
 
 // Limits limit the duration of a pair; 0 means no limit. They are checked from time to time, so a pair may last an
-// eighth longer. A limit ends a pair with a reset of both sides, so that they do not take it for the regular end of the
-// stream.
+// eighth longer. A pair that reaches a limit ends with a reset of both sides, so that they do not mistake this for the
+// regular end of the stream.
 type Limits struct {
-	// HalfClosed applies while nothing moves and one direction has ended, or one side has ended and the other does not
-	// accept the bytes before that.
+	// HalfClosed is the maximum time without movement once one direction has ended, or once one side has ended and the
+	// other does not accept the bytes sent before that.
 	HalfClosed time.Duration
-	// Idle applies while nothing moves.
+	// Idle is the maximum time without movement.
 	Idle time.Duration
 	// Age is the maximum duration of a pair. In its last eighth, the pair ends as soon as nothing moves.
 	Age time.Duration
-	// Retire, unless it is zero, is the time at which a pair ends at the latest. It ends earlier, as soon as nothing
-	// has moved for a lull and its peers have accepted everything.
+	// Retire, unless it is zero, is the latest time at which the pair ends. The pair ends earlier if nothing has moved
+	// for the duration lull and both peers have acknowledged all bytes.
 	Retire time.Time
 }
 
-// lull is the time without movement after which a pair may be retired.
+// lull is the minimum time without movement before a pair with Limits.Retire ends.
 const lull = 250 * time.Millisecond
 
 // The time between two checks of a pair is an eighth of its shortest limit, but within these bounds.
@@ -144,11 +145,11 @@ func (l Limits) period() time.Duration {
 	return min(max(shortest/8, minPeriod), maxPeriod)
 }
 
-// watch is the state with which a pair is compared with its limits.
+// watch is the state of a pair that verdict needs to check the limits.
 type watch struct {
 	began  time.Time
-	silent time.Time // start of the time without movement, as far as known
-	unsent int       // see queue, at the first check since then; -1 before that
+	silent time.Time // start of the time without movement
+	unsent int       // queue.unsent at the first check after silent; -1 before that check
 }
 
 func newWatch(now time.Time) watch { return watch{began: now, silent: now, unsent: -1} }
@@ -156,22 +157,22 @@ func newWatch(now time.Time) watch { return watch{began: now, silent: now, unsen
 // restart makes the time without movement start at now.
 func (w *watch) restart(now time.Time) { w.silent, w.unsent = now, -1 }
 
-// queue counts the bytes of a pair that are under way.
+// queue counts the bytes of a pair that have not reached their peer.
 type queue interface {
-	// unread returns the bytes that have arrived and that the pair has not written yet, as far as known.
+	// unread returns the number of bytes that have arrived and that the pair has not written yet, as far as known.
 	unread() int
-	// unsent returns the bytes that the pair has written and the peers have not acknowledged, as far as known. With a
-	// slow reader it decreases while the pair cannot write more.
+	// unsent returns the number of bytes that the pair has written and the peers have not acknowledged, as far as
+	// known. If a peer reads slowly, this number decreases even while the pair cannot write more.
 	unsent() int
 }
 
 // verdict returns the outcome with which the pair must end now, or outcome.Open. moved means that bytes have moved
-// since the last check, half that HalfClosed applies.
+// since the last check; half means that HalfClosed applies.
 func (w *watch) verdict(l Limits, now time.Time, moved, half bool, q queue) outcome.Outcome {
 	if moved {
 		w.restart(now)
 	}
-	first := w.unsent < 0 // nothing to compare with: checks may have been late, or skipped while the pair was handed over
+	first := w.unsent < 0 // no earlier value to compare with: checks may have been late, or skipped during a handover
 	if first && !moved {
 		w.unsent = q.unsent()
 	}

@@ -8,12 +8,12 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// A pair is handed over between two rounds of its loop. Freeze takes it off the loop, with the bytes that were read and
-// not written. Continue puts it onto a loop, of this process or of another one that has copies of both sockets. In
-// between neither process reads, so no byte is lost or moved twice. Bytes and events from the peers wait in the
-// sockets; the kernel reports them to the loop that watches the sockets next. The other process may keep copies of the
-// sockets a moment longer, or forever if it hangs. So a pair that was frozen ends with shutdown(2), or with a reset
-// that does not wait until the last copy is closed.
+// A pair is handed over between two rounds of its loop. Freeze removes it from the loop, and returns its state with the
+// bytes that were read and not written. Continue adds it to a loop, of this process or of another one that has copies
+// of both sockets. In between no process reads, so no byte is lost or moved twice. Bytes and events from the peers stay
+// in the sockets, and the kernel reports them to the loop that watches the sockets next. A process may keep its copies
+// after a handover, even forever if it hangs. So after Continue, a pair ends with shutdown(2), or with a reset that
+// takes effect even if there are copies.
 
 // Frozen is a pair that no loop forwards.
 type Frozen struct {
@@ -21,49 +21,50 @@ type Frozen struct {
 	Owner Owner
 	// Client and Endpoint are the pair's sockets. The caller owns them.
 	Client, Endpoint Socket
-	// Saved and Over are as in PairHere.Save, for a pair that a crashed process had saved. Otherwise they are nil; a
-	// pair that continues in the same process stays saved.
+	// Saved and Over are the arguments of PairHere.Save, for a pair that a crashed process had saved. For others they
+	// are nil: a pair that continues in the same process stays saved without them.
 	Saved *Saved
 	Over  func()
-	// ToEndpointPipe and ToClientPipe hold bytes of such a pair, unless they are nil.
+	// ToEndpointPipe and ToClientPipe, unless they are nil, hold bytes of a pair that a crashed process had saved.
 	ToEndpointPipe, ToClientPipe *Pipe
 }
 
-// PairState is the state from which a loop continues a pair, without its sockets. All but Rest is encoded as JSON.
+// PairState is the state from which a loop continues a pair. All but WayState.Rest is encoded as JSON.
 type PairState struct {
 	ClientEdge, EndpointEdge EdgeState
 	ToEndpoint, ToClient     WayState
 	Limits                   Limits
 	Watch                    WatchState
-	Ending                   string `json:",omitempty"` // Outcome so far, as its word
+	Ending                   string `json:",omitempty"` // the word for the outcome so far
 	Errno                    uint16 `json:",omitempty"` // the error that belongs to Ending
 	Half, Probed             bool   `json:",omitempty"`
 }
 
-// EdgeState is the state of one of a pair's sockets that the kernel does not report again.
+// EdgeState is the state of one of a pair's sockets, as far as the kernel does not report it again. See edge.
 type EdgeState struct {
 	Ended, Lost, Delays bool `json:",omitempty"`
 }
 
-// WayState is the state of one of a pair's two directions.
+// WayState is the state of one of a pair's two directions. See way.
 type WayState struct {
 	Bytes        int64
 	Preface      uint16 `json:",omitempty"`
 	Begun, Ended bool   `json:",omitempty"`
 	Rest         []byte `json:"-"`          // bytes read and not written; too large for JSON
-	Flags        int    `json:",omitempty"` // of Rest
+	Flags        int    `json:",omitempty"` // for writing Rest
 }
 
-// WatchState is the state of a pair's limits; zero for a pair without limits so far.
+// WatchState is the watch of a pair, and whether bytes have moved since the last check. Start is zero for a pair that
+// has had no limits so far.
 type WatchState struct {
 	Start, Silent time.Time `json:",omitzero"`
 	Unsent        int       `json:",omitempty"`
 	Moved         bool      `json:",omitempty"`
 }
 
-// PairsFrom calls f for pairs of the loop and their owners, from a slot on, until f returns false. It returns the slot
-// to continue at, which is that of the last pair, and whether there may be more pairs. Only the loop may call it; f may
-// freeze the pair.
+// PairsFrom calls f for the pairs of the loop and their owners, from slot on, until f returns false. Then next is the
+// slot of that last pair, from which the next call can continue, and more is true. After all pairs, more is false. Only
+// the loop may call PairsFrom. f may freeze its pair.
 func (l *Loop) PairsFrom(slot int, f func(*PairHere, Owner) bool) (next int, more bool) {
 	for ; slot < len(l.slots); slot++ {
 		if e, is := l.slots[slot].handler.(*endpointEdge); is && !f((*PairHere)(e), e.done) {
@@ -73,8 +74,8 @@ func (l *Loop) PairsFrom(slot int, f func(*PairHere, Owner) bool) (next int, mor
 	return slot, false
 }
 
-// Freeze writes the bytes that the pair holds, as far as the sockets accept them, and takes the pair off the loop. Its
-// sockets stay open, and nothing reads them. Break and Retire have no effect until Continue. Freeze returns nil if the
+// Freeze writes the bytes that the pair holds, as far as the sockets accept them, and removes the pair from the loop.
+// The sockets stay open, but are not read. Break and Retire have no effect until Continue. Freeze returns nil if the
 // pair has ended.
 func (h *PairHere) Freeze() *Frozen {
 	p := (*pair)(h)
@@ -82,7 +83,7 @@ func (h *PairHere) Freeze() *Frozen {
 	if p.done == nil {
 		return nil
 	}
-	if p.saved != nil { // another process may get the pair, so no third one may continue it
+	if p.saved != nil { // another process may get the pair, so after a crash no third one may continue it
 		p.noteMoving(&p.toEndpoint)
 		p.noteMoving(&p.toClient)
 	}
@@ -91,7 +92,7 @@ func (h *PairHere) Freeze() *Frozen {
 	if p.done == nil {
 		return nil
 	}
-	if !ok || !okToo { // bytes are lost: the peers must not take the stream for complete
+	if !ok || !okToo { // bytes are lost: the peers must not consider the stream complete
 		p.reset(outcome.Internal, unix.EIO)
 		return nil
 	}
@@ -117,7 +118,7 @@ func (h *PairHere) Freeze() *Frozen {
 func (e *edge) state() EdgeState { return EdgeState{Ended: e.ended, Lost: e.lost, Delays: e.delays} }
 
 // empty writes the bytes that w holds, as far as to accepts them. It returns the state of w with the remaining bytes,
-// and removes these from the pair. ok is false if they could not be read from a pipe.
+// which w no longer holds then. ok is false if they could not be read from a pipe.
 func (p *pair) empty(w *way, to *edge) (s WayState, ok bool) {
 	if w.rest != nil {
 		p.writeRest(w, to)
@@ -165,17 +166,17 @@ func (p *pipe) take() (b []byte, ok bool) {
 	return b, true
 }
 
-// Known reports whether this version understands all values of s.
+// Known reports whether this version knows the outcome in s.Ending.
 func (s *PairState) Known() bool {
 	return outcome.Named(s.Ending).String() == s.Ending
 }
 
-// Continue makes the loop forward a frozen pair. in is zero or the pair that was frozen on this loop. Only the loop may
-// call Continue, which may call the owner's Ended before it returns. limits are those of f, and may be shared by many
-// pairs.
+// Continue makes the loop forward the frozen pair f. in is zero, or the Pair that was frozen on this loop. Only the
+// loop may call Continue, which may call the owner's Ended before it returns. limits are those of f; many pairs may
+// share them.
 func (l *Loop) Continue(in *Pair, f *Frozen, limits *Limits) {
 	p := &in.pair
-	if p.loop == nil { // other goroutines may read it
+	if p.loop == nil { // otherwise unchanged, and other goroutines may read it
 		p.loop = l
 	}
 	p.limits, p.done = limits, f.Owner
@@ -209,7 +210,7 @@ func (l *Loop) Continue(in *Pair, f *Frozen, limits *Limits) {
 	p.move(shortTurn)
 }
 
-// watch makes the loop watch e again.
+// watch makes the loop watch e, and reports whether that succeeded.
 func (p *pair) watch(e *edge, h Handler) bool {
 	var err error
 	e.watch, err = p.loop.Add(int(e.fd), clientEvents, h)
@@ -223,7 +224,7 @@ func (s EdgeState) edge(fd Socket) edge {
 	return edge{fd: fd, watch: Registration{unwatched}, writable: true, ended: s.Ended, lost: s.Lost, delays: s.Delays}
 }
 
-// continued sets w, which holds nothing, to the state s.
+// continued sets w, which holds no bytes, to the state s.
 func (w *way) continued(s *WayState) {
 	w.bytes.Store(s.Bytes)
 	w.preface, w.begun, w.ended = s.Preface, s.Begun, s.Ended
@@ -232,7 +233,7 @@ func (w *way) continued(s *WayState) {
 	}
 }
 
-// Close closes the sockets in this process. The connections stay open in a process that has copies.
+// Close closes the sockets of this process. The connections stay open if another process has copies of the sockets.
 func (f *Frozen) Close() {
 	f.Client.Close()
 	f.Endpoint.Close()

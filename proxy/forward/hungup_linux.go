@@ -10,9 +10,9 @@ import (
 
 // socketHungUp is hungUp for a socket.
 func socketHungUp(raw syscall.RawConn) (ended bool, err error) {
-	_ = raw.Control(func(fd uintptr) { // fails only if it is closed, which its closer knows
+	_ = raw.Control(func(fd uintptr) { // fails only if raw is closed, which its closer knows
 		look := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
-		if n, _ := unix.Poll(look, 0); n <= 0 { // -1: a signal came
+		if n, _ := unix.Poll(look, 0); n <= 0 { // no event; -1: a signal arrived
 			return
 		}
 		ended = true
@@ -22,7 +22,7 @@ func socketHungUp(raw syscall.RawConn) (ended bool, err error) {
 	})
 	switch err {
 	case unix.EPIPE, unix.ESHUTDOWN:
-		err = nil // the end came first: see writeFailed, and Send of SCTP
+		err = nil // the end came first: see pair.writeFailed and MessageConn.Send
 	}
 	return ended, err
 }
@@ -33,13 +33,13 @@ func socketGone(raw syscall.RawConn) (gone bool) {
 	return gone
 }
 
-// socketInline makes urgent bytes part of the stream: reading would skip them.
+// socketInline makes urgent bytes part of the stream: otherwise reading skips them.
 func socketInline(raw syscall.RawConn) {
 	_ = raw.Control(func(fd uintptr) { _ = Socket(fd).inline() }) // fails for non-TCP sockets, which have no urgent bytes
 }
 
-// readerOf returns a reader for c. At an urgent byte the kernel also returns EAGAIN if a signal is pending, and the Go
-// runtime sends itself signals. net.TCPConn.Read would then wait for bytes that have already arrived.
+// readerOf returns a reader for c. It does not use net.TCPConn.Read: at an urgent byte, the kernel also returns EAGAIN
+// if a signal is pending, such as one of the Go runtime, and Read would then wait although bytes have arrived.
 func readerOf(c Conn) reader {
 	if tcp, is := c.(*net.TCPConn); is {
 		if raw := rawOf(tcp); raw != nil {
@@ -54,13 +54,13 @@ func readerOf(c Conn) reader {
 // socketReader reads from a TCP socket. It has no buffer while it waits.
 type socketReader struct {
 	raw    syscall.RawConn
-	ready  func(fd uintptr) (done bool) // read
+	ready  func(fd uintptr) (done bool) // the method read
 	buffer *[copySize]byte              // nil until bytes arrive
 	n      int
 	err    error
 }
 
-// next implements reader. Errors are the kernel's.
+// next implements reader. Its errors come from the kernel, apart from io.EOF and those for a closed socket.
 func (r *socketReader) next() ([]byte, error) {
 	r.n, r.err = 0, nil
 	if err := r.raw.Read(r.ready); err != nil {
@@ -72,7 +72,7 @@ func (r *socketReader) next() ([]byte, error) {
 	return r.buffer[:r.n], r.err
 }
 
-// read reads the bytes that have arrived, and reports whether there are any.
+// read reads the bytes that have arrived. done is false if there are none, and no end or error either.
 func (r *socketReader) read(fd uintptr) (done bool) {
 	r.buffer = copyBuffers.Get().(*[copySize]byte)
 	for {
@@ -106,8 +106,7 @@ func socketUnread(raw syscall.RawConn) (n int) {
 	return n
 }
 
-// Left reports whether the peer has ended the connection, by a reset, or by its end when no bytes are unread. With
-// unread bytes, the end of the peer's side cannot be detected.
+// Left reports whether the peer has reset the connection or ended its side. Unread bytes hide the end of its side.
 func (s Socket) Left() bool {
 	if s.gone() {
 		return true
@@ -117,15 +116,15 @@ func (s Socket) Left() bool {
 	return n == 0 && err == nil || err != nil && err != unix.EAGAIN && err != unix.EINTR
 }
 
-// gone reports whether the peer has reset the connection.
+// gone reports whether the connection has failed or both sides have ended it.
 func (s Socket) gone() bool {
 	look := []unix.PollFd{{Fd: int32(s)}} // the kernel always reports a reset and the end of both sides
 	n, _ := unix.Poll(look, 0)
 	return n > 0
 }
 
-// WaitLeft returns true when the peer of a connection has left, and false when its read deadline has passed. If bytes
-// from the peer were read (sent), only a reset counts.
+// WaitLeft waits until the peer of raw has left, and returns true, or until raw's read deadline has passed, and returns
+// false. If sent is set, since bytes from the peer were read, only a reset counts.
 func WaitLeft(raw syscall.RawConn, sent bool) (left bool) {
 	_ = raw.Read(func(fd uintptr) bool {
 		left = Socket(fd).gone() || !sent && Socket(fd).Left()
@@ -134,7 +133,7 @@ func WaitLeft(raw syscall.RawConn, sent bool) (left bool) {
 	return left
 }
 
-// WaitReset returns true when the peer of a connection has reset it, and false when its read deadline has passed.
+// WaitReset is WaitLeft for resets only.
 func WaitReset(raw syscall.RawConn) (reset bool) {
 	_ = raw.Read(func(fd uintptr) bool {
 		look := []unix.PollFd{{Fd: int32(fd)}} // the kernel always reports errors

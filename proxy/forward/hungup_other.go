@@ -4,16 +4,16 @@ package forward
 
 import "syscall"
 
-// socketHungUp is hungUp for a socket: these systems have no common way to detect it.
+// socketHungUp is hungUp for a socket. It detects nothing, since these systems have no common way to do so.
 func socketHungUp(syscall.RawConn) (ended bool, err error) { return false, nil }
 
-// socketGone is gone for a socket, as above.
+// socketGone is gone for a socket. It detects nothing, like socketHungUp.
 func socketGone(syscall.RawConn) bool { return false }
 
-// WaitLeft works on Linux only.
+// WaitLeft returns false: it works on Linux only.
 func WaitLeft(syscall.RawConn, bool) bool { return false }
 
-// WaitReset works on Linux only.
+// WaitReset returns false: it works on Linux only.
 func WaitReset(syscall.RawConn) bool { return false }
 
 // Pollers are used on Linux only.

@@ -7,10 +7,10 @@ import (
 
 // Options are the settings of a Loop.
 type Options struct {
-	// Keepalive applies to connections to endpoints. They get it within seconds.
+	// Keepalive applies to connections to endpoints. They get it within probedAfter.
 	Keepalive Keepalive
-	// Pipes is the maximum number of pipes for bulk data, each of which takes two descriptors. Pairs without a pipe
-	// copy.
+	// Pipes is the maximum number of pipes for bulk data. Each takes two descriptors. Pairs without a pipe copy bytes
+	// through a buffer.
 	Pipes int
 	// Mark is set on the packets of connections to endpoints (SO_MARK, socket(7)). It needs CAP_NET_ADMIN; 0 means
 	// none.
@@ -19,17 +19,17 @@ type Options struct {
 	FirstPort, LastPort uint16
 }
 
-// Loop connects and forwards TCP pairs, all in the goroutine of its [Poller]. An idle pair costs its two descriptors
-// and a few hundred bytes.
+// Loop connects to endpoints and forwards TCP pairs, all in the goroutine of its [Poller]. An idle pair costs its two
+// descriptors and a few hundred bytes.
 type Loop struct {
 	*Poller
 	keepalive Keepalive
 	mark      uint32
-	pairs     atomic.Int64
-	saved     atomic.Int64 // pairs that are saved: see PairHere.Save
+	pairs     atomic.Int64 // number of pairs
+	saved     atomic.Int64 // number of saved pairs: see PairHere.Save
 
 	// Only the loop may use these.
-	buffer   []byte // for all bytes of pairs that do not go through a pipe
+	buffer   []byte // for the bytes of all pairs that do not go through a pipe
 	pipes    pipes
 	timed    []*timedQueue
 	limited  limited
@@ -37,7 +37,7 @@ type Loop struct {
 	ports    localPorts
 }
 
-// bufferSize is the maximum number of bytes per read. A stream fills it; messages rarely do.
+// bufferSize is the maximum number of bytes per read. Streams fill the buffer; requests and responses rarely do.
 const bufferSize = 64 << 10
 
 // NewLoop returns a Loop on poller, which must outlive it.
@@ -48,8 +48,8 @@ func NewLoop(poller *Poller, o Options) *Loop {
 	return l
 }
 
-// Close ends the loop, whose pairs must have ended, and returns when it has ended. Its poller keeps running. The loop
-// itself must not call Close.
+// Close ends the loop and returns when it has ended. All its pairs must have ended before. The poller keeps running.
+// The loop itself must not call Close.
 func (l *Loop) Close() {
 	var closed sync.WaitGroup
 	l.Go(&closed, func() {

@@ -5,7 +5,7 @@ import (
 	"syscall"
 )
 
-// Message is a message of an association.
+// Message is a message of an SCTP association.
 type Message struct {
 	Data      []byte
 	Stream    uint16
@@ -13,36 +13,35 @@ type Message struct {
 	Unordered bool   // may overtake other messages of its stream
 }
 
-// MessageConn is an association that carries messages: SCTP. It ends as a whole: when one side shuts it down, the other
-// can deliver the messages that it had sent before, and send no more.
+// MessageConn is an SCTP association. It has no half-close: when one side shuts it down, the other side can still
+// deliver the messages that it sent before, but send no more.
 type MessageConn interface {
 	side
 
-	// Receive returns the next message once it is complete. The caller owns it until it calls Release. The error is
+	// Receive waits for the next complete message. The caller owns the message until it calls Release. The error is
 	// io.EOF when the association was shut down and all sent messages have been received.
 	Receive() (*Message, error)
 	Release(*Message)
 
-	// Send passes a message to the kernel, and waits until that accepts it. The error is syscall.EPIPE when the other
-	// side has begun to shut the association down; Receive then returns how it ends.
+	// Send passes a message to the kernel, and waits until the kernel accepts it. The error is syscall.EPIPE when the
+	// other side has begun to shut the association down; Receive then returns the error with which it ends.
 	Send(*Message) error
 }
 
 // CopyMessages is [Copy] for associations.
 //
-// A shutdown becomes a shutdown, after all earlier messages, and an abort becomes an abort. An association has no half
-// that stays open. So messages of the other side are lost if they were still under way at the shutdown or were sent
-// later.
+// A shutdown is passed on as a shutdown, after all earlier messages, and an abort as an abort. Since associations have
+// no half-close, messages of the other side are lost if they were under way at the shutdown, or sent later.
 func CopyMessages(client, endpoint MessageConn, limits Limits, owner Owner) Flow {
 	fl := newCopying(client, endpoint, limits, owner)
 	fl.start(func() { fl.relay(&fl.toEndpoint, client, endpoint) }, func() { fl.relay(&fl.toClient, endpoint, client) })
 	return fl
 }
 
-// relay moves messages in direction d until from has ended. When to accepts no more because it is being shut down,
-// relay still reads the rest: an association that is closed with unread messages is aborted.
+// relay moves messages in direction d until from has ended. If to accepts no more because it is being shut down, relay
+// still reads the remaining messages of from: closing an association with unread messages would abort it.
 func (fl *copying) relay(d *direction, from, to MessageConn) {
-	closing := false // to accepts nothing any longer
+	closing := false // to accepts no more messages
 	for {
 		m, err := from.Receive()
 		if err != nil {

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CheckKernel tests the system calls that Services of a family require, with dedicated sockets: docs/requirements.md
-// has the list. The error names the call that failed, because of an old kernel, gVisor, or a filter of system calls
-// (seccomp(2)). A missing family is not an error, nor is a temporary lack of resources.
+// CheckKernel tries the system calls that Services of a family require, on temporary sockets. docs/requirements.md has
+// the list. any is the unspecified address of the family. The error names the call that failed due to an old kernel,
+// gVisor, or a system call filter (seccomp(2)). An unsupported family and a temporary lack of resources are no errors.
 func CheckKernel(any netip.Addr) error {
 	err := tryKernel(any)
 	for _, errno := range [...]unix.Errno{unix.ENOSYS, unix.EPERM, unix.EACCES, unix.EINVAL, unix.ENOPROTOOPT, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.ESOCKTNOSUPPORT} {
@@ -43,7 +43,7 @@ func tryKernel(any netip.Addr) error {
 		return fmt.Errorf("a UDP socket: %w", err)
 	}
 	defer unix.Close(udp)
-	// It sends no datagram. There is none to receive, or a stranger's, which is lost.
+	// These calls send no datagram. They may receive and lose a stray datagram.
 	var none mmsghdr
 	if _, _, errno := unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(udp), uintptr(unsafe.Pointer(&none)), 0, 0, 0, 0); errno != 0 {
 		return fmt.Errorf("sending datagrams: %w", os.NewSyscallError("sendmmsg", errno))
@@ -54,7 +54,7 @@ func tryKernel(any netip.Addr) error {
 	return nil
 }
 
-// tryAccept accepts a connection: there is none, or a stranger's, which it ends.
+// tryAccept tries to accept a connection. There should be none; it closes a stray one.
 func tryAccept(listener int) error {
 	switch client, _, err := AcceptTCP(listener); err {
 	case nil:

@@ -8,16 +8,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// controlSpace is the size of a received datagram's control messages: the larger of the two packet infos, the hop
+// controlSpace is the maximum size of a received datagram's control messages: the larger (IPv6) packet info, the hop
 // limit, and the count of lost datagrams.
 var controlSpace = unix.CmsgSpace(unix.SizeofInet6Pktinfo) + unix.CmsgSpace(4) + unix.CmsgSpace(4)
 
-// Control has the values of a datagram's control messages (see cmsg(3)).
+// Control has the values of a received datagram's control messages (see cmsg(3)).
 type Control struct {
-	// Local is the address that the datagram was sent to (IP_PKTINFO, ip(7); IPV6_RECVPKTINFO, ipv6(7)); invalid if not
+	// Local is the destination address of the datagram (IP_PKTINFO, ip(7); IPV6_RECVPKTINFO, ipv6(7)); invalid if not
 	// requested.
 	Local netip.Addr
-	// Interface is the index of the receiving interface.
+	// Interface is the index of the receiving interface; 0 if not requested.
 	Interface int
 	// Hops is the hop limit (IPv4: TTL) that the datagram arrived with; 0 if not requested.
 	Hops int
@@ -64,8 +64,8 @@ func cmsgHeader(b []byte) (length, level, kind int) {
 	return length, int(int32(binary.NativeEndian.Uint32(b[word:]))), int(int32(binary.NativeEndian.Uint32(b[word+4:])))
 }
 
-// SourceControl returns the control message that sets local as the source address of a datagram. An IPv6 link-local
-// address also needs the interface.
+// SourceControl returns the control message that makes local the source address of a sent datagram. link is the index
+// of the interface, which only IPv6 link-local addresses need.
 func SourceControl(local netip.Addr, link int) []byte {
 	size, level, kind := unix.SizeofInet4Pktinfo, unix.IPPROTO_IP, unix.IP_PKTINFO
 	if local.Is6() {

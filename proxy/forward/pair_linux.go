@@ -10,12 +10,12 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// Pair is a client and an endpoint between which a Loop moves bytes: see [Loop.Forward]. It is a Flow. Its owner embeds
-// one in its own state of the client, so that one allocation makes both.
+// Pair is a client and an endpoint between which a Loop moves bytes: see [Loop.Forward]. It is a Flow. The owner embeds
+// the Pair in its own state of the client, so that both need one allocation only.
 type Pair struct{ pair }
 
-// pair is the implementation of Pair. All but the counts belong to the loop. There may be very many idle pairs, so
-// state that few pairs need is elsewhere.
+// pair is the implementation of Pair. Only the loop may use its fields, except the byte counts. There may be very many
+// idle pairs, so state that few pairs need is elsewhere.
 type pair struct {
 	loop   *Loop
 	limits *Limits
@@ -25,13 +25,13 @@ type pair struct {
 	toEndpoint, toClient way
 
 	ending errno
-	moved  bool   // since the last check of the limits
+	moved  bool   // bytes have moved since the last check of the limits
 	queued bool   // the loop will call turn
-	half   bool   // one direction has ended, or is held up before its end
-	probed bool   // the endpoint's socket has keepalive
+	half   bool   // HalfClosed applies: see becomeHalf
+	probed bool   // keepalive of the endpoint's socket is set
 	shared bool   // another process may have copies of the sockets: see Continue and Save
-	place  int32  // index in loop.limited, from 1 on; 0 if not in it
-	saved  *saved // nil unless another process can continue the pair when this one crashes
+	place  int32  // index in loop.limited.pairs plus 1; 0 if not in it
+	saved  *saved // nil unless another process can continue the pair after a crash: see PairHere.Save
 }
 
 // edge is one of a pair's two sockets.
@@ -39,41 +39,42 @@ type edge struct {
 	fd           Socket
 	watch        Registration
 	readable     bool // there may be bytes to read
-	urgent       bool // the next byte may be urgent, which must be known before it is read
+	urgent       bool // the next byte may be urgent: copy checks that before it reads
 	writable     bool // the socket may accept bytes
-	hungUp       bool // the peer has ended or failed; reading returns which
-	ended        bool // the peer has ended, and had not failed by then
-	roomReported bool // the kernel reports when the socket accepts bytes again
-	delays       bool // the kernel may wait for more bytes before it sends
-	lost         bool // a write has returned the peer's failure, and reading will not
+	hungUp       bool // the peer has ended or failed; reading shows which
+	ended        bool // the peer has ended its side, and had not failed before
+	roomReported bool // the loop watches the socket for Writable, too
+	delays       bool // TCP_NODELAY is not set: the kernel may wait for more bytes before it sends
+	lost         bool // a write has returned the peer's failure, so that reading will not
 }
 
 // way is one of the two directions of a pair.
 type way struct {
 	bytes atomic.Int64
 	rest  *rest // bytes read and not written yet; nil if none
-	pipe  *pipe // the same, for a stream; nil if none
-	full  uint8 // number of consecutive reads that have filled the buffer
+	pipe  *pipe // such bytes of a stream; nil if none
+	full  uint8 // number of consecutive reads that filled the buffer, at most spliceAfter
 	begun bool  // the first byte has arrived
-	ended bool
+	ended bool  // nothing more is read or written
 
-	preface uint16 // number of first bytes that do not count
+	preface uint16 // number of bytes at the start that Pair.Bytes excludes
 }
 
-// unwatched is the registration of a socket without one.
+// unwatched is the slot of a socket that the loop does not watch.
 const unwatched = -1
 
-// The number of bytes that one direction of a pair moves before other pairs get a turn. shortTurn applies when its
-// socket is ready, longTurn when it has so much to move that it waits for turns.
+// The number of bytes that one direction of a pair may move before other pairs are served: shortTurn when a socket has
+// become ready, longTurn in a turn (see turner), which pairs with much to move wait for.
 const (
 	shortTurn = spliceAfter * bufferSize
 	longTurn  = 1 << 20
 )
 
-// Forward takes ownership of client and endpoint. in is zero. When the pair has ended and both are closed, the loop
-// calls owner.Ended once, perhaps before Forward returns. Only the loop may call Forward.
+// Forward makes the loop forward bytes between client and endpoint, which the loop owns from then on. in must be zero.
+// When the pair has ended and both sockets are closed, the loop calls owner.Ended once, perhaps before Forward returns.
+// Only the loop may call Forward.
 //
-// Limits may be shared by many pairs and are not changed.
+// Many pairs may share limits, which the loop does not change.
 func (l *Loop) Forward(in *Pair, client *Client, endpoint *Dialed, limits *Limits, owner Owner) {
 	p := &in.pair
 	p.loop, p.limits, p.done = l, limits, owner
@@ -123,7 +124,7 @@ func (p *pair) watchClient(client *Client) (err error) {
 // Pairs returns the number of pairs that the loop forwards. Any goroutine may call it.
 func (l *Loop) Pairs() int { return int(l.pairs.Load()) }
 
-// clientEdge and endpointEdge are a pair as the handler of its client's or its endpoint's socket.
+// clientEdge and endpointEdge make a pair the Handler of its client's and its endpoint's socket.
 type (
 	clientEdge   pair
 	endpointEdge pair
@@ -139,8 +140,8 @@ func (e *endpointEdge) Ready(r Readiness) {
 	p.ready(r, &p.endpoint, &p.toClient, outcome.EndpointReset)
 }
 
-// ready handles the kernel's events of e, the source of w, and moves the bytes that can be moved. If w has ended, so
-// that nothing is read from e, an error of e ends the pair with end.
+// ready handles the events of e, the source of w, and moves the bytes that can be moved. If w has ended, e is no longer
+// read; then an error of e ends the pair with outcome end.
 func (p *pair) ready(r Readiness, e *edge, w *way, end outcome.Outcome) {
 	e.note(r)
 	if r&unix.EPOLLERR != 0 && w.ended {
@@ -155,7 +156,7 @@ func (p *pair) ready(r Readiness, e *edge, w *way, end outcome.Outcome) {
 	}
 }
 
-// note records the kernel's events of a socket. The kernel reports each change once.
+// note records events of a socket. The kernel reports each change only once.
 func (e *edge) note(r Readiness) {
 	e.readable = e.readable || r&(Readable|HungUp|Urgent|Failed) != 0
 	e.urgent = e.urgent || r&Urgent != 0
@@ -164,7 +165,7 @@ func (e *edge) note(r Readiness) {
 	e.ended = e.ended || r&HungUp != 0 && r&Failed == 0
 }
 
-// failed is called for the error of a socket that is not read any longer, so that reading cannot return it.
+// failed ends the pair if e, which is no longer read, has an error.
 func (p *pair) failed(e *edge, end outcome.Outcome) {
 	if p.done == nil {
 		return
@@ -179,19 +180,19 @@ func (p *pair) Bytes() (toEndpoint, toClient int64) {
 	return max(0, p.toEndpoint.bytes.Load()-int64(p.toEndpoint.preface)), p.toClient.bytes.Load()
 }
 
-// Break implements Flow. If the loop has ended, so has the pair.
+// Break implements Flow. It ignores the error of Do: if the loop has ended, so has the pair.
 func (p *pair) Break() { _ = p.loop.Do((*PairHere)(p).Break) }
 
 // Retire implements Flow.
 func (p *pair) Retire(by time.Time) { _ = p.loop.Do(func() { (*PairHere)(p).Retire(by) }) }
 
-// PairHere is a pair for use by its loop only.
+// PairHere is a Pair with methods that only its loop may call.
 type PairHere pair
 
-// Break is Flow.Break without delay.
+// Break is Flow.Break, but ends the pair before it returns.
 func (h *PairHere) Break() { (*pair)(h).reset(outcome.Drained, nil) }
 
-// Retire is Flow.Retire without delay.
+// Retire is Flow.Retire, but sets the limit before it returns.
 func (h *PairHere) Retire(by time.Time) {
 	p := (*pair)(h)
 	if p.done == nil {
@@ -203,7 +204,7 @@ func (h *PairHere) Retire(by time.Time) {
 	p.loop.limited.add(p)
 }
 
-// move moves the bytes that can be moved, about limit in each direction.
+// move moves the bytes that can be moved, up to about limit in each direction.
 func (p *pair) move(limit int) {
 	more := p.carry(&p.toEndpoint, &p.client, &p.endpoint, limit)
 	more = p.carry(&p.toClient, &p.endpoint, &p.client, limit) || more
@@ -212,7 +213,7 @@ func (p *pair) move(limit int) {
 	}
 }
 
-// later makes the pair wait for its turn: pairs with little to move come first.
+// later makes the pair wait for a turn, so that pairs with little to move come first.
 func (p *pair) later() {
 	p.queued = true
 	p.loop.Later(p)
@@ -224,8 +225,8 @@ func (p *pair) turn() {
 	p.move(longTurn)
 }
 
-// carry moves bytes in one direction until there are none, or to accepts none, or the direction has ended, or limit is
-// reached: then there may be more.
+// carry moves bytes in one direction until there are none, to accepts none, the direction has ended, or limit is
+// reached. In the last case it returns true, since there may be more bytes.
 func (p *pair) carry(w *way, from, to *edge, limit int) (more bool) {
 	for moved := 0; moved < limit; {
 		if w.ended || p.done == nil {
@@ -255,8 +256,8 @@ func (p *pair) carry(w *way, from, to *edge, limit int) (more bool) {
 	return true
 }
 
-// copy moves the bytes of one read from a socket that may be readable, and returns their number: 0 if there is nothing
-// to do before the kernel reports a change.
+// copy moves the bytes of one read from a socket that may be readable, and returns their number. With 0, there is
+// nothing to do until the kernel reports a change.
 func (p *pair) copy(w *way, from, to *edge) int {
 	if p.saved != nil {
 		p.noteMoving(w)
@@ -267,8 +268,8 @@ func (p *pair) copy(w *way, from, to *edge) int {
 	}
 	n, err := 1, error(nil)
 	if from.urgent {
-		// Once a byte has arrived, the kernel knows whether it is urgent. A read stops before such a byte, but not if
-		// it is the first.
+		// Once a byte has arrived, the kernel knows whether it is urgent. A read stops before an urgent byte, unless
+		// that is the first one.
 		if n, err = from.fd.read(buf[:1], unix.MSG_PEEK); n > 0 && from.fd.atMark() {
 			buf, flags = buf[:1], unix.MSG_OOB
 		}
@@ -295,7 +296,7 @@ func (p *pair) copy(w *way, from, to *edge) int {
 		w.full = 0
 	default:
 		w.full = 0
-		// The read has emptied the socket (see epoll(7)), unless the end or an urgent byte follows.
+		// A short read means that the socket is empty (see epoll(7)), unless the end or an urgent byte follows.
 		from.readable = from.hungUp || from.urgent
 	}
 	if !w.begun {
@@ -312,7 +313,7 @@ func (p *pair) copy(w *way, from, to *edge) int {
 		return 0
 	case look != 0:
 		from.readable = from.readable || wrote < n
-		if w.ended { // writing has failed, and with unread bytes closing would send a reset
+		if w.ended { // writing has failed; closing with unread bytes would send a reset
 			wrote = n
 		}
 		from.fd.discard(buf[:wrote])
@@ -323,15 +324,15 @@ func (p *pair) copy(w *way, from, to *edge) int {
 	return n
 }
 
-// rest has bytes that were read and not written yet.
+// rest holds bytes that were read and not written yet.
 type rest struct {
 	bytes []byte
-	size  int // of the allocated memory
-	flags int // to write them with
+	size  int // initial length, counted in kept
+	flags int // for writing the bytes, as in send(2)
 }
 
-// kept is the size of all rests of this process. From maxKept on, a pair leaves bytes that it cannot write in the
-// kernel's buffers: it peeks at the bytes, and then reads those that it has written.
+// kept is the total size of all rests of this process. From maxKept on, pairs leave bytes that they cannot write in the
+// kernel's buffers: copy peeks at the bytes, and then discards those that it has written.
 var kept atomic.Int64
 
 const maxKept = 64 << 20
@@ -348,7 +349,7 @@ func (w *way) written() {
 	w.rest = nil
 }
 
-// write writes as much of b as to accepts, and returns the number of bytes.
+// write writes as much of b as to accepts, and returns the number of bytes written.
 func (p *pair) write(w *way, to *edge, b []byte, flags int) int {
 	to.undelay(w)
 	n, err := to.fd.write(b, flags)
@@ -385,8 +386,8 @@ func (p *pair) writeRest(w *way, to *edge) int {
 	return n
 }
 
-// undelay is called before each write to e. The kernel never delays the first bytes (see its tcp_minshall_check), and
-// most connections have no others.
+// undelay is called before each write to e. It sets TCP_NODELAY before the second one: the kernel never delays the
+// first bytes (see its tcp_minshall_check), and most connections have no others.
 func (e *edge) undelay(w *way) {
 	if e.delays && w.bytes.Load() > 0 {
 		e.delays = false
@@ -394,8 +395,8 @@ func (e *edge) undelay(w *way) {
 	}
 }
 
-// awaitWritable is called when e accepts no more bytes for now. Most sockets never get that far. Watching all of them for
-// it from the start would cost each an event at first.
+// awaitWritable is called when e accepts no more bytes for now. Only then does the loop watch e for Writable: most
+// sockets never need that, and watching from the start would cost each an extra event.
 func (p *pair) awaitWritable(e *edge) {
 	e.writable = false
 	if !e.roomReported {
@@ -404,16 +405,16 @@ func (p *pair) awaitWritable(e *edge) {
 	}
 }
 
-// heldUp is called when from has ended or failed and its direction cannot progress. If the reason is that to does not
-// accept earlier bytes, that may last forever, and reading cannot detect it. So a failure ends the pair now. An end is
-// left until it is read, but from here on HalfClosed limits the idle time of the pair.
+// heldUp is called when from has ended or failed, and to does not accept earlier bytes. That may last forever, and
+// meanwhile from is not read, so that reading cannot detect an end or failure of from. If from has failed, heldUp ends
+// the pair. If from has ended, that is read later, but from now on HalfClosed limits the idle time of the pair.
 func (p *pair) heldUp(w *way, from, to *edge) {
 	switch {
 	case from.lost:
 		p.reset(p.ending.outcome, p.ending.err())
 		return
 	case !from.ended:
-		// EPIPE, or no error, means that FIN came first: see writeFailed.
+		// EPIPE, or no error, means that the peer sent FIN first: see writeFailed.
 		if err := from.fd.pending(); err != nil && err != unix.EPIPE {
 			p.readFailed(w, err)
 			return
@@ -425,9 +426,8 @@ func (p *pair) heldUp(w *way, from, to *edge) {
 	}
 }
 
-// readEnded is called when from has sent FIN, and all bytes before that have been passed on.
-//
-// If from was lost before, this is not a real FIN: its stream may be incomplete.
+// readEnded is called when reading from has returned the end, and all earlier bytes have been passed on. Usually the
+// peer has sent FIN. But if from.lost is set, the end may be that of a failed socket, and the stream may be incomplete.
 func (p *pair) readEnded(w *way, from, to *edge) {
 	if from.lost {
 		p.reset(p.ending.outcome, p.ending.err())
@@ -441,7 +441,7 @@ func (p *pair) readEnded(w *way, from, to *edge) {
 	p.end(w, to)
 }
 
-// readFailed is called when from was reset or lost.
+// readFailed is called when reading the source of w has failed: it was reset or lost.
 func (p *pair) readFailed(w *way, err error) {
 	end := outcome.ClientReset
 	if w == &p.toClient {
@@ -454,10 +454,10 @@ func (p *pair) readFailed(w *way, err error) {
 	p.reset(end, err)
 }
 
-// writeFailed is called when to accepts no more bytes. It may have sent some before it closed (an answer that did not
-// wait for the whole question), so the other direction continues until those are delivered. EPIPE means that to's FIN
-// came before the reset (tcp_reset in the kernel); any other error means that there was no FIN. Only splice(2) may have
-// consumed another error before without returning it.
+// writeFailed is called when writing to to has failed. The peer may have sent bytes before it closed, such as a
+// response to an incomplete request, so the other direction continues until these are delivered. EPIPE means that the
+// peer sent FIN before the reset (tcp_reset in the kernel); any other error means that it sent no FIN. With a pipe,
+// EPIPE proves that only if to.ended is set: splice(2) may have cleared another error without returning it.
 func (p *pair) writeFailed(w *way, to *edge, err error) {
 	to.lost = err != unix.EPIPE || w.pipe != nil && !to.ended
 	end := outcome.EndpointReset
@@ -468,8 +468,8 @@ func (p *pair) writeFailed(w *way, to *edge, err error) {
 	p.end(w, nil)
 }
 
-// end ends one direction, with a FIN to to, if that is not nil. If the other direction has ended as well, so has the
-// pair, and closing the socket sends the FIN.
+// end ends one direction, and sends FIN to to unless that is nil. If the other direction has ended as well, end
+// finishes the pair instead: closing the socket sends the FIN.
 func (p *pair) end(w *way, to *edge) {
 	w.ended = true
 	if p.toEndpoint.ended && p.toClient.ended {
@@ -482,7 +482,7 @@ func (p *pair) end(w *way, to *edge) {
 	p.becomeHalf()
 }
 
-// becomeHalf makes HalfClosed apply from now on.
+// becomeHalf makes Limits.HalfClosed apply from now on: one direction has ended, or is held up before its end.
 func (p *pair) becomeHalf() {
 	p.half = true
 	if p.limits.HalfClosed > 0 {
@@ -490,13 +490,13 @@ func (p *pair) becomeHalf() {
 	}
 }
 
-// reset ends the pair at once, with a reset for both sides.
+// reset ends the pair at once, and resets both connections.
 func (p *pair) reset(end outcome.Outcome, err error) {
 	if p.done == nil {
 		return
 	}
 	p.ending.cause(end, err)
-	untaken := p.untaken() // a disconnected socket does not know it
+	untaken := p.untaken() // before the reset: a disconnected socket does not know it
 	_ = p.client.fd.SetLinger(0)
 	_ = p.endpoint.fd.SetLinger(0)
 	if p.shared {
@@ -506,7 +506,7 @@ func (p *pair) reset(end outcome.Outcome, err error) {
 	p.close(untaken)
 }
 
-// untaken returns the number of bytes that the client has not acknowledged, where result needs it.
+// untaken returns the number of bytes that the client has not acknowledged, or 0 if result does not need it.
 func (p *pair) untaken() int {
 	if o := p.ending.outcome; (o == outcome.ClientReset || o == outcome.NoResponse) && p.toEndpoint.ended {
 		return p.client.fd.unsent()
@@ -514,7 +514,7 @@ func (p *pair) untaken() int {
 	return 0
 }
 
-// finish ends the pair whose directions have ended.
+// finish ends the pair after both directions have ended.
 func (p *pair) finish() { p.close(p.untaken()) }
 
 // close closes both sockets, and calls the owner's Ended.
@@ -555,11 +555,11 @@ func (p *pair) close(untaken int) {
 	done.Ended(result(p.ending.outcome, p.ending.err(), toEndpoint, toClient, untaken))
 }
 
-// EachPair calls f for each pair of the loop, and its owner, in turns. It may miss pairs that start meanwhile. Only the
-// loop may call it.
+// EachPair calls f for each pair of the loop and its owner, perTurn slots at a time, some perhaps after EachPair has
+// returned. It may miss pairs that start meanwhile. Only the loop may call it.
 func (l *Loop) EachPair(f func(*PairHere, Owner)) { (&round{loop: l, f: f}).turn() }
 
-// round is a walk through the pairs of a loop.
+// round is an EachPair call that is under way.
 type round struct {
 	loop *Loop
 	f    func(*PairHere, Owner)
@@ -578,7 +578,7 @@ func (r *round) turn() {
 	}
 }
 
-// errno is the ending of a pair whose errors all come from the kernel.
+// errno is an ending whose error is from the kernel. It takes less memory than the type ending.
 type errno struct {
 	outcome outcome.Outcome
 	number  uint16

@@ -5,20 +5,21 @@ import (
 	"sync"
 )
 
-// Pollers are one [Poller] per CPU, at most maxPollers, shared by all users of descriptors. A Poller waits for events
-// without notice to Go's scheduler, so a second one on the same CPU would be delayed. The zero Pollers is ready for
-// use.
+// Pollers are one [Poller] per CPU, at most maxPollers, which the servers of all protocols share. A Poller may hold its
+// CPU for a moment while it waits for events, so a second one on the same CPU would be delayed. The zero Pollers is
+// ready for use.
 type Pollers struct {
 	mu    sync.Mutex
 	list  []*Poller
 	users int
 }
 
-// maxPollers limits the threads on machines with many CPUs: each Poller keeps one while it waits for events.
+// maxPollers limits the threads on machines with many CPUs: each Poller keeps a thread while it waits for events.
 // docs/sizing.md has the measurements.
 const maxPollers = 64
 
-// Take returns the pollers, which run until each Take has had its Release. They take two descriptors each.
+// Take returns the Pollers, and starts them if they do not run. They run until Release was called once for each Take.
+// Each uses two descriptors.
 func (ps *Pollers) Take() ([]*Poller, error) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -36,7 +37,7 @@ func (ps *Pollers) Take() ([]*Poller, error) {
 	return ps.list, nil
 }
 
-// Release is called once for each Take, when the caller watches nothing any longer.
+// Release undoes one Take. Call it when the caller watches no more descriptors.
 func (ps *Pollers) Release() {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()

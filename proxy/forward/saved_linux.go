@@ -5,20 +5,21 @@ import (
 	"unsafe"
 )
 
-// A pair survives a crash of this process if another process has copies of its sockets and knows that this process held
-// no byte of it. So a saved pair sets a flag in memory that both processes share before it reads, and clears the flag
-// when all bytes are written. A killed process never clears the flag; its pair is reset, because bytes could be missing
-// or doubled. Bytes in the sockets belong to the kernel and survive. Bytes in a pipe survive, too, if the other process
-// has copies of the pipe: see Loop.SavePipes.
+// A pair survives a crash of this process if another process has copies of its sockets and can determine that this
+// process held no bytes of it. So before a saved pair reads, it sets a flag in memory that both processes share. It
+// clears the flag when all bytes are written. If the flag is still set after a crash, bytes could be missing or
+// duplicated, so the pair is reset. Bytes in the sockets survive, since the kernel holds them. Bytes in a pipe survive,
+// too, if the other process has copies of the pipe: see Loop.SavePipes.
 
 // SavedSize is the size of a pair's part of the shared memory, in bytes.
 const SavedSize = 32
 
-// Saved is a pair's part of the shared memory. Only the pair's loop writes it; after a crash the next process does.
+// Saved is a pair's part of the shared memory. Only the pair's loop writes it. After a crash, the loop of the process
+// that continues the pair does.
 type Saved struct {
 	notes                atomic.Uint32
-	toEndpoint, toClient atomic.Int64  // bytes
-	pipes                atomic.Uint32 // number of the pipe to the endpoint; in the upper half that to the client; 0 is none
+	toEndpoint, toClient atomic.Int64  // bytes moved
+	pipes                atomic.Uint32 // lower half: number of the pipe to the endpoint; upper half: to the client; 0 is none
 	_                    [4]byte
 }
 
@@ -31,15 +32,15 @@ const (
 	endpointBegun // the endpoint's first byte has arrived
 )
 
-// SavedAt returns the nth part of memory. The length of memory is a multiple of SavedSize, and memory outlives the
-// Saved.
+// SavedAt returns the nth part of memory, counted from 0. The length of memory must be a multiple of SavedSize, and
+// memory must outlive the Saved.
 func SavedAt(memory []byte, n int) *Saved {
 	return (*Saved)(unsafe.Pointer(&memory[n*SavedSize : (n+1)*SavedSize][0]))
 }
 
 // Save makes the pair note its state in s from now on, instead of in its previous Saved. The loop calls over once, when
-// the pair no longer needs s. From now on the pair shuts its connections down before it closes them, as copies of the
-// sockets may be open. Keep or Unsave must follow.
+// the pair no longer needs s. From now on, the pair shuts its connections down before it closes the sockets, since
+// copies may be open. Keep or Unsave must follow.
 func (h *PairHere) Save(s *Saved, over func()) {
 	p := (*pair)(h)
 	p.saved, p.shared = &saved{Saved: s, over: over, own: true, before: p.saved}, true
@@ -49,7 +50,7 @@ func (h *PairHere) Save(s *Saved, over func()) {
 	p.noteHeld(&p.toClient)
 }
 
-// Keep completes Save once the other process has the copies.
+// Keep completes Save once the other process has copies of the sockets.
 func (h *PairHere) Keep() {
 	if before := h.saved.before; before != nil {
 		h.saved.before = nil
@@ -57,7 +58,7 @@ func (h *PairHere) Keep() {
 	}
 }
 
-// Unsave undoes Save.
+// Unsave undoes Save: the pair notes its state in its previous Saved again, if it has one.
 func (h *PairHere) Unsave() {
 	new := h.saved
 	h.saved = new.before
@@ -68,7 +69,7 @@ func (h *PairHere) Unsave() {
 // Sockets returns the pair's sockets. The pair still owns them.
 func (h *PairHere) Sockets() (client, endpoint Socket) { return h.client.fd, h.endpoint.fd }
 
-// State returns the state from which a process can continue the pair if this process holds no byte of it.
+// State returns the state from which another process can continue the pair if this process holds no bytes of it.
 func (h *PairHere) State() PairState {
 	p := (*pair)(h)
 	s := PairState{
@@ -90,7 +91,7 @@ type saved struct {
 	*Saved
 	over   func()
 	own    bool   // saved by this process, not by one that crashed
-	before *saved // until the other process has the copies
+	before *saved // the previous state, until Keep or Unsave
 }
 
 func (s *saved) end() {
@@ -98,7 +99,7 @@ func (s *saved) end() {
 	s.over()
 }
 
-// forget records that the saved pair must not be continued.
+// forget records that no process may continue the saved pair from its Saved.
 func (p *pair) forget() {
 	s := p.saved
 	p.saved = nil
@@ -108,7 +109,7 @@ func (p *pair) forget() {
 	s.end()
 }
 
-// noteMoving notes that bytes are about to be read in one direction.
+// noteMoving notes that bytes of one direction are about to be read into this process.
 func (p *pair) noteMoving(w *way) {
 	note := uint32(heldForEndpoint)
 	if w == &p.toClient {
@@ -119,7 +120,7 @@ func (p *pair) noteMoving(w *way) {
 	}
 }
 
-// noteHeld notes whether bytes of one direction are in this process.
+// noteHeld notes the state of one direction: whether this process holds bytes, the pipe, and the byte count.
 func (p *pair) noteHeld(w *way) {
 	notes, note, begun, count, shift := p.saved.notes.Load(), uint32(heldForEndpoint), uint32(clientBegun), &p.saved.toEndpoint, 0
 	if w == &p.toClient {
@@ -133,7 +134,7 @@ func (p *pair) noteHeld(w *way) {
 	if pipes := p.saved.pipes.Load(); pipes>>shift&0xffff != pipe {
 		p.saved.pipes.Store(pipes&^(0xffff<<shift) | pipe<<shift)
 	}
-	if notes &^= note; w.rest != nil || w.pipe != nil && pipe == 0 || p.client.lost || p.endpoint.lost { // a lost socket would report its failure as an end
+	if notes &^= note; w.rest != nil || w.pipe != nil && pipe == 0 || p.client.lost || p.endpoint.lost { // reading a lost socket returns the end instead of the failure
 		notes |= note
 	}
 	if w.begun {
@@ -142,12 +143,12 @@ func (p *pair) noteHeld(w *way) {
 	p.saved.notes.Store(notes)
 }
 
-// Over reports whether the pair had ended, or another process has it.
+// Over reports whether the pair has ended, or another process has it.
 func (s *Saved) Over() bool { return s.notes.Load()&SavedOver != 0 }
 
-// Restored completes t, the State of a saved pair that is not over, with the pair's latest notes. whole is false if bytes
-// may be lost: then the pair must be reset. toEndpoint and toClient are the numbers of the pipes that may hold bytes; 0 is
-// none.
+// Restored completes t, the earlier State of a saved pair that is not over, with the pair's later notes in s. whole is
+// false if bytes may be lost: then the pair must be reset. toEndpoint and toClient are the numbers of the pipes that
+// may hold bytes of that direction; 0 is none.
 func (s *Saved) Restored(t *PairState) (whole bool, toEndpoint, toClient int) {
 	notes := s.notes.Load()
 	t.ToEndpoint.Bytes, t.ToClient.Bytes = s.toEndpoint.Load(), s.toClient.Load()
@@ -156,9 +157,9 @@ func (s *Saved) Restored(t *PairState) (whole bool, toEndpoint, toClient int) {
 	return notes&(heldForEndpoint|heldForClient) == 0, int(pipes & 0xffff), int(pipes >> 16)
 }
 
-// SavePipes calls save for each pipe that the other process does not have. save returns the pipe's number there, or 0
-// if the pipe could not be sent. The loop calls over when it closes a pipe that has a number. Only the loop may call
-// SavePipes.
+// SavePipes calls save for each pipe that the other process does not have. save sends it and returns its number there,
+// or 0 if that failed. From then on, the loop calls over when it closes a pipe that has a number. Only the loop may
+// call SavePipes.
 func (l *Loop) SavePipes(save func(read, write int) (number uint16), over func(number uint16)) {
 	l.pipes.over = over
 	unknown := false
@@ -171,17 +172,17 @@ func (l *Loop) SavePipes(save func(read, write int) (number uint16), over func(n
 	l.pipes.unknown.Store(unknown)
 }
 
-// Unsaved reports whether the loop has pairs or pipes that the other process may not know. Any goroutine may call it.
+// Unsaved reports whether the loop has pairs or pipes that the other process may not have. Any goroutine may call it.
 func (l *Loop) Unsaved() bool { return l.pairs.Load() > l.saved.Load() || l.pipes.unknown.Load() }
 
-// Forget makes the pair stop noting its state, if it is saved: another process continues it.
+// Forget is called when another process continues the pair. If the pair is saved, it stops noting its state.
 func (p *Pair) Forget() {
 	if p.saved != nil {
 		p.forget()
 	}
 }
 
-// SavedHeader returns the number stored in part 0 of memory. No pair may use that part.
+// SavedHeader returns the number at the start of part 0 of memory. No pair may use that part.
 func SavedHeader(memory []byte) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&memory[0])) }
 
 // Reset resets connections, even if other processes have copies of the sockets, and closes the sockets.

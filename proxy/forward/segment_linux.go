@@ -7,20 +7,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Consecutive datagrams of one size with the same destination can be passed to the kernel as one message. It passes
-// through routing, netfilter and the device as one, and the kernel cuts it into the datagrams at the very end
-// (UDP_SEGMENT, udp(7)). The last datagram may be shorter.
+// A run is a sequence of datagrams with the same size and destination; only the last may be shorter. It can be passed
+// to the kernel as one message, which passes through routing, netfilter and the device as one. The kernel splits it
+// into the datagrams at the very end (UDP_SEGMENT, udp(7)).
 const (
-	// maxSegment is the size of the largest datagram for which that is tried. Each must fit in a packet, and every link
-	// that carries IPv6 carries this size (1280 bytes without the two headers, RFC 8200).
+	// maxSegment is the size of the largest datagram that can be part of a run. Each datagram must fit in a packet, and
+	// every link that carries IPv6 carries this size (1280 bytes without the two headers, RFC 8200).
 	maxSegment = 1280 - 40 - 8
-	// maxSegments keeps a message below the maximum size of UDP, and below the kernel's UDP_MAX_SEGMENTS, which was
-	// initially 64.
+	// maxSegments is the maximum number of datagrams of a run. It keeps the message below the maximum size of UDP, and
+	// below the kernel's UDP_MAX_SEGMENTS, which was initially 64.
 	maxSegments = 32
 )
 
-// canSegment reports whether the kernel supports UDP_SEGMENT. Before Linux 4.18, it would ignore the option and send
-// one large datagram.
+// canSegment reports whether the kernel supports UDP_SEGMENT. A kernel before Linux 4.18 would ignore the control
+// message, and send one large datagram.
 var canSegment = sync.OnceValue(func() bool {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -30,11 +30,11 @@ var canSegment = sync.OnceValue(func() bool {
 	return unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_SEGMENT, maxSegment) == nil
 })
 
-// segmenter is the state with which a Batch sends each run of datagrams as one message.
+// segmenter is the state of a Batch for sending each run of datagrams as one message.
 type segmenter struct {
-	on       bool // the kernel supports it
+	on       bool // the kernel supports UDP_SEGMENT
 	messages []mmsghdr
-	lengths  []int // of the runs, in datagrams
+	lengths  []int // number of datagrams of each message
 	controls []byte
 }
 
@@ -50,8 +50,8 @@ func newSegmenter(size int) segmenter {
 	}
 }
 
-// refusesSegments reports whether errno may mean that the path does not allow segments: a small MTU, no checksums,
-// IPsec.
+// refusesSegments reports whether errno may mean that the path does not support UDP_SEGMENT, because of a small MTU,
+// disabled checksums, or IPsec.
 func refusesSegments(errno unix.Errno) bool {
 	switch errno {
 	case unix.EINVAL, unix.EMSGSIZE, unix.EIO, unix.EOPNOTSUPP:
@@ -60,7 +60,7 @@ func refusesSegments(errno unix.Errno) bool {
 	return false
 }
 
-// messages makes a message of each run of the datagrams from number at to end.
+// messages makes one message of each run of the datagrams from number at on, up to and excluding end.
 func (b *Batch) messages(at, end int) []mmsghdr {
 	s := &b.segments
 	count := 0
@@ -79,7 +79,7 @@ func (b *Batch) messages(at, end int) []mmsghdr {
 	return s.messages[:count]
 }
 
-// run returns the number of datagrams from number at on that can be one message.
+// run returns the number of datagrams of the run that begins with number at; end is as in messages.
 func (b *Batch) run(at, end int) int {
 	first, size := &b.headers[at], b.iovecs[at].Len
 	if size == 0 || size > maxSegment {
@@ -98,7 +98,7 @@ func (b *Batch) run(at, end int) int {
 	return end - at
 }
 
-// control adds to message m, number i, a control message with the size of its datagrams.
+// control adds a control message with the size of the datagrams to m, which is message i.
 func (s *segmenter) control(i int, m *unix.Msghdr, size uint16) {
 	room := s.controls[i*segmentSpace:][:segmentSpace]
 	had := 0

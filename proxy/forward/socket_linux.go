@@ -14,13 +14,13 @@ import (
 
 // Keepalive configures how a lost peer is detected (see tcp(7)). Its times are in whole seconds, at least one.
 //
-// If bytes for a lost peer are under way, the kernel detects the loss after enough retransmissions
-// (net.ipv4.tcp_retries2). TCP_USER_TIMEOUT would detect it sooner, but would also end a connection whose peer is alive
-// and does not read.
+// If bytes to a lost peer are not acknowledged, the kernel sends no probes, but detects the loss after enough
+// retransmissions (net.ipv4.tcp_retries2). TCP_USER_TIMEOUT would detect it sooner, but would also end connections
+// whose peer is alive and does not read.
 type Keepalive struct {
 	Idle     time.Duration // time without data before the first probe
 	Interval time.Duration // time between two probes
-	Probes   int           // number without an answer after which the peer is lost
+	Probes   int           // number of probes without an answer after which the peer counts as lost
 }
 
 func (k Keepalive) set(fd int) error {
@@ -38,12 +38,12 @@ func (k Keepalive) set(fd int) error {
 	return nil
 }
 
-// Socket is a connected, non-blocking TCP socket: the number of its descriptor. Its owner closes it; no copy may be
-// used after that.
+// Socket is the descriptor of a non-blocking TCP socket that is connected or connecting. Its owner closes it; no copy
+// of the Socket value may be used after that.
 type Socket int32
 
-// ListenTCP opens a listener on addr, which is or will be an address of this node. Accepted sockets inherit keepalive,
-// send without delay (TCP_NODELAY), and have urgent bytes inline (SO_OOBINLINE).
+// ListenTCP opens a listener on addr, which is or will be an address of this node. Accepted sockets inherit keepalive
+// k, and the options to send without delay (TCP_NODELAY) and to receive urgent bytes inline (SO_OOBINLINE).
 //
 // A client that requests MPTCP gets TCP: the kernel does not report the original destination of an MPTCP connection.
 func (s Sockets) ListenTCP(addr netip.AddrPort, k Keepalive) (fd int, err error) {
@@ -58,7 +58,7 @@ func (s Sockets) ListenTCP(addr netip.AddrPort, k Keepalive) (fd int, err error)
 	return fd, nil
 }
 
-// backlog is reduced by the kernel to net.core.somaxconn.
+// backlog is the maximum number of connections that wait for accept(2). The kernel reduces it to net.core.somaxconn.
 const backlog = 1<<16 - 1
 
 func listen(fd int, addr netip.AddrPort, k Keepalive) error {
@@ -107,10 +107,10 @@ func AcceptTCP(listener int) (Socket, netip.AddrPort, error) {
 	}
 }
 
-// connectTCP starts to connect to addr, from the address from (see BindTransparent), or, if that is the zero AddrPort,
-// from one that the kernel picks. hops is the hop limit unless it is 0. If data is set, the handshake's last ACK waits
-// for the first bytes and goes with them. Before more bytes are sent, the socket needs TCP_NODELAY. The error is a
-// unix.Errno.
+// connectTCP starts to connect to addr, from the address from (see BindTransparent). If from is the zero AddrPort, the
+// kernel picks the address. mark, hops and few are set unless they are 0: SO_MARK, the hop limit, and the result of
+// localPorts.few. If data is set, the last ACK of the handshake is sent with the first bytes. The socket has no
+// TCP_NODELAY yet; see edge.undelay. The error is a unix.Errno.
 func connectTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) (Socket, error) {
 	fd, err := beginTCP(mark, from, addr, hops, few, data)
 	if err == unix.EADDRNOTAVAIL && from.Port() != 0 {
@@ -128,10 +128,10 @@ func beginTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) 
 	if err != nil {
 		return -1, err
 	}
-	if few != 0 { // an older kernel ignores it and tries all ports
+	if few != 0 { // an older kernel does not know the option and tries all ports
 		_ = setInt(fd, unix.IPPROTO_IP, unix.IP_LOCAL_PORT_RANGE, few)
 	}
-	err = setInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, 1) // else an urgent byte could be skipped
+	err = setInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, 1) // otherwise reading skips urgent bytes
 	if err == nil && data {
 		err = setInt(fd, unix.IPPROTO_TCP, unix.TCP_QUICKACK, 0)
 	}
@@ -142,7 +142,7 @@ func beginTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) 
 		err = SetHops(int(fd), addr.Addr(), hops)
 	}
 	if err == nil && from.IsValid() {
-		// A port must only differ from those of other connections to the same address.
+		// With these options, only connections to the same address must have different local ports.
 		if from.Port() != 0 {
 			_ = setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 		} else {
@@ -157,7 +157,7 @@ func beginTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) 
 		if !toItself(fd, addr) {
 			return Socket(fd), nil
 		}
-		_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // else the port would stay in use for a minute
+		_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // otherwise the port would stay in use for a minute
 		err = unix.ECONNREFUSED
 	}
 	unix.Close(fd)
@@ -165,8 +165,8 @@ func beginTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) 
 }
 
 // toItself reports whether a socket is connected to its own address. That happens if addr is an address of this node,
-// no socket listens on the port, and the kernel has picked that very port. Then both sides of TCP open at once (RFC
-// 9293, 3.5), and the socket receives its own bytes. The kernel picks no port below 1024
+// no socket listens on its port, and the kernel has picked the same port as the local one. Then the simultaneous open
+// of TCP (RFC 9293, 3.5) succeeds, and the socket receives its own bytes. The kernel picks no port below 1024
 // (net.ipv4.ip_local_port_range).
 func toItself(fd int, addr netip.AddrPort) bool {
 	if addr.Port() < 1024 {
@@ -176,8 +176,8 @@ func toItself(fd int, addr netip.AddrPort) bool {
 	return err == nil && local == addr
 }
 
-// BindTransparent binds a socket to an address that this node need not have, with any port if that is 0
-// (IP_TRANSPARENT, ip(7)). All its errors are EADDRNOTAVAIL, since none is the endpoint's fault.
+// BindTransparent binds a socket to from, which need not be an address of this node (IP_TRANSPARENT, ip(7)). Port 0
+// means any port. All its errors are EADDRNOTAVAIL, since none is the endpoint's fault.
 func BindTransparent(fd int, from netip.AddrPort) error {
 	if SetTransparent(fd, from.Addr()) != nil {
 		return unix.EADDRNOTAVAIL
@@ -190,8 +190,8 @@ func BindTransparent(fd int, from netip.AddrPort) error {
 	return nil
 }
 
-// SetTransparent makes a socket of addr's family transparent (IP_TRANSPARENT, ip(7)). It needs
-// CAP_NET_ADMIN or CAP_NET_RAW.
+// SetTransparent makes a socket of addr's family transparent (IP_TRANSPARENT, ip(7)). This process needs CAP_NET_ADMIN
+// or CAP_NET_RAW.
 func SetTransparent(fd int, addr netip.Addr) error {
 	level, option := unix.IPPROTO_IP, unix.IP_TRANSPARENT
 	if addr.Is6() {
@@ -203,7 +203,7 @@ func SetTransparent(fd int, addr netip.Addr) error {
 	return nil
 }
 
-// The following calls are made per connection. They do not block, so they bypass Go's scheduler.
+// connect and setInt are called for each connection. They do not block, so they need not notify Go's scheduler.
 
 func connect(fd int, addr netip.AddrPort) error {
 	raw, length := rawSockaddr(addr)
@@ -238,8 +238,8 @@ func setInt(fd, level, name, value int) error {
 	return nil
 }
 
-// Hops returns the hop limit (IPv4: TTL) of the handshake's last packet; 0 if unknown. The kernel stores it in an
-// accepted socket, in the field that is the multicast hop limit of others (tcp_v4_syn_recv_sock, tcp_v6_syn_recv_sock).
+// Hops returns the hop limit (IPv4: TTL) with which the handshake's last packet arrived; 0 if unknown. The kernel
+// stores it in the accepted socket's field for the multicast hop limit (tcp_v4_syn_recv_sock, tcp_v6_syn_recv_sock).
 func (s Socket) Hops() int {
 	level, name := unix.IPPROTO_IP, unix.IP_MULTICAST_TTL
 	if domain, _ := unix.GetsockoptInt(int(s), unix.SOL_SOCKET, unix.SO_DOMAIN); domain == unix.AF_INET6 {
@@ -263,7 +263,7 @@ func (s Socket) pending() error {
 
 // unsent returns the number of written bytes that the peer has not acknowledged.
 func (s Socket) unsent() int {
-	n, _ := unix.IoctlGetInt(int(s), unix.SIOCOUTQ) // tcp(7); SCTP has none
+	n, _ := unix.IoctlGetInt(int(s), unix.SIOCOUTQ) // see tcp(7); fails for SCTP, so the result is 0
 	return n
 }
 
@@ -273,8 +273,8 @@ func (s Socket) unread() int {
 	return n
 }
 
-// read is recv(2). It returns 0 only at the end of the stream. It stops before an urgent byte, even if more bytes have
-// arrived.
+// read is recv(2) without blocking. It returns 0 without an error only at the end of the stream. It stops before an
+// urgent byte, even if more bytes have arrived.
 func (s Socket) read(b []byte, flags int) (int, error) {
 	for {
 		n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(s), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), uintptr(unix.MSG_DONTWAIT|flags), 0, 0)
@@ -288,7 +288,7 @@ func (s Socket) read(b []byte, flags int) (int, error) {
 	}
 }
 
-// write is send(2).
+// write is send(2) without blocking.
 func (s Socket) write(b []byte, flags int) (int, error) {
 	for {
 		n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(s), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), uintptr(unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL|flags), 0, 0)
@@ -302,7 +302,7 @@ func (s Socket) write(b []byte, flags int) (int, error) {
 	}
 }
 
-// discard removes bytes that were peeked at (MSG_TRUNC, tcp(7)).
+// discard removes the bytes in b, which were only peeked at, from the socket (MSG_TRUNC, tcp(7)).
 func (s Socket) discard(b []byte) {
 	for len(b) > 0 {
 		n, err := s.read(b, unix.MSG_TRUNC)
@@ -339,7 +339,7 @@ func (s Socket) disconnect() {
 // Close closes the socket.
 func (s Socket) Close() error { closeFD(int(s)); return nil }
 
-// TCPConn converts the socket to a connection of package net, and closes the socket.
+// TCPConn returns a connection of package net with a copy of the socket, and closes the socket.
 func (s Socket) TCPConn() (*net.TCPConn, error) {
 	f := os.NewFile(uintptr(s), "client")
 	defer f.Close() // the connection has a copy
@@ -359,18 +359,19 @@ func (s Socket) SetLinger(seconds int) error {
 	return unix.SetsockoptLinger(int(s), unix.SOL_SOCKET, unix.SO_LINGER, &l)
 }
 
-// LocalAddr returns a *net.TCPAddr.
+// LocalAddr returns the local address, a *net.TCPAddr.
 func (s Socket) LocalAddr() net.Addr {
 	at, _ := LocalAddr(int(s)) // fails only if s is closed
 	return net.TCPAddrFromAddrPort(at)
 }
 
-// receiveBuffer is the buffer size of a socket that many clients send to. The kernel limits it to net.core.rmem_max.
+// receiveBuffer is the receive buffer size of a listener's UDP socket, to which many clients send. The kernel limits it
+// to net.core.rmem_max.
 const receiveBuffer = 4 << 20
 
-// ListenUDP opens a socket on addr. No other process can bind or share its port: the socket has neither SO_REUSEADDR
-// nor SO_REUSEPORT. Each datagram is received with its local address, if addr is unspecified, with its hop limit, and
-// with the count of lost datagrams.
+// ListenUDP opens a UDP socket on addr. No other socket can share its port, since it has neither SO_REUSEADDR nor
+// SO_REUSEPORT. Each datagram is received with its hop limit, the count of lost datagrams and, if addr is unspecified,
+// its destination address (see Control).
 func (s Sockets) ListenUDP(addr netip.AddrPort) (fd int, err error) {
 	fd, err = s.open(domain(addr.Addr()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -386,7 +387,7 @@ func (s Sockets) ListenUDP(addr netip.AddrPort) (fd int, err error) {
 	return fd, nil
 }
 
-// Unshare makes the port of a socket from another version of usher exclusive: no further socket can be bound to it.
+// Unshare makes the port of a UDP socket from another version of usher exclusive: no further socket can be bound to it.
 func Unshare(fd int) { _ = setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 0) } // fails only if the option does not exist
 
 func setListenOptions(fd int, addr netip.Addr) error {
@@ -402,21 +403,21 @@ func setListenOptions(fd int, addr netip.Addr) error {
 			return fmt.Errorf("enabling local addresses of datagrams: %w", err)
 		}
 	}
-	// A VIP may be bound before it is an address of this node. Also, an IPv6 answer may come from an address that is
-	// local by a route and not on an interface, as portals configure it (ip6_datagram_send_ctl in the kernel).
+	// A VIP may be bound before it is an address of this node. For IPv6, answers may also need the option: portals can
+	// make a VIP local by a route instead of on an interface (ip6_datagram_send_ctl in the kernel).
 	if err := unix.SetsockoptInt(fd, level, freebind, 1); err != nil {
 		return fmt.Errorf("setting IP_FREEBIND: %w", err)
 	}
-	// The rest is optional.
+	// usher works without the following options.
 	_ = unix.SetsockoptInt(fd, level, hops, 1)
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1)
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer)
 	return nil
 }
 
-// ConnectUDP opens a socket that is connected to addr: it only receives datagrams from there, and the ICMP errors for
-// its own datagrams. from is its source address (see BindTransparent), or the zero AddrPort for one that the kernel
-// picks. mark is set on its packets (SO_MARK, socket(7)) if it is not 0.
+// ConnectUDP opens a UDP socket that is connected to addr: it receives only datagrams from there, and the ICMP errors
+// for its own datagrams. from is its source address (see BindTransparent); with the zero AddrPort, the kernel picks
+// one. mark is set on its packets (SO_MARK, socket(7)) if it is not 0.
 func ConnectUDP(mark uint32, from netip.AddrPort, addr netip.AddrPort) (int, error) {
 	fd, err := unix.Socket(domain(addr.Addr()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -434,7 +435,7 @@ func ConnectUDP(mark uint32, from netip.AddrPort, addr netip.AddrPort) (int, err
 		err = connect(fd, addr)
 	}
 	if err == nil && toItself(fd, addr) {
-		err = unix.ECONNREFUSED // the result for its datagrams
+		err = unix.ECONNREFUSED // as if no socket were bound to addr
 	}
 	if err != nil {
 		unix.Close(fd)
@@ -451,8 +452,8 @@ func SetHops(fd int, addr netip.Addr, hops int) error {
 	return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, hops)
 }
 
-// Sockets creates the sockets of listeners: a call like socket(2). Nil means socket(2). Another one may create them in
-// another network namespace, where they then listen.
+// Sockets is the function that creates the sockets of listeners, with the arguments of socket(2). Nil means socket(2).
+// Another function may create the sockets in another network namespace, where they then listen.
 type Sockets func(domain, kind, protocol int) (fd int, err error)
 
 func (s Sockets) open(domain, kind, protocol int) (fd int, err error) {
@@ -468,7 +469,7 @@ type Peer struct {
 	length uint32
 }
 
-// NewPeer returns the Peer for which Raw returned raw, or an invalid one.
+// NewPeer returns the Peer whose Raw returned raw. For other bytes, the Peer is invalid.
 func NewPeer(raw []byte) (p Peer) {
 	p.length = uint32(copy(p.raw[:], raw))
 	return p

@@ -8,29 +8,30 @@ import (
 )
 
 const (
-	// spliceAfter is the number of consecutive full buffers after which a direction uses a pipe.
+	// spliceAfter is the number of consecutive reads that fill the buffer after which a direction uses a pipe.
 	spliceAfter = 2
-	// spliceWorth is the number of bytes that a pipe must have moved before the stream pauses, to be used again when
-	// the stream continues.
+	// spliceWorth is the minimum number of bytes moved through a pipe before a pause for which the stream uses a pipe
+	// again at once when it continues.
 	spliceWorth = 4 * bufferSize
-	// pipeSize is the maximum for an unprivileged process (pipe(7)).
+	// pipeSize is the size of a pipe: the default maximum for an unprivileged process (pipe(7)).
 	pipeSize = 1 << 20
-	// keptPipes is the number of pipes that a loop keeps for the next stream. Empty pipes take little memory, but
-	// descriptors.
+	// keptPipes is the maximum number of unused pipes that a loop keeps for the next streams. Empty pipes take little
+	// memory, but two descriptors each.
 	keptPipes = 4
 )
 
-// pipe is a pipe(2) between two sockets.
+// pipe is a pipe(2) through which splice(2) moves bytes from one socket to another.
 type pipe struct {
 	read, write int
 	size        int
-	held        int    // bytes in it
-	moved       int    // bytes since a pair got it
+	held        int    // number of bytes in the pipe
+	moved       int    // number of bytes moved through it since a pair got it
 	number      uint16 // see Loop.SavePipes
 }
 
-// splice moves the bytes that the pipe can take from one socket to the other. It returns the number that the other has
-// accepted: 0 if there is nothing to do before the kernel reports a change. A stream that pauses returns its pipe.
+// splice moves bytes from one socket through the pipe to the other. It returns the number of bytes that the other
+// socket has accepted. With 0, there is nothing to do until the kernel reports a change. When the stream pauses, splice
+// returns the pipe to the loop. If the loop has no pipe, splice does the same as copy.
 func (p *pair) splice(w *way, from, to *edge) int {
 	if w.pipe == nil {
 		if !from.readable || !to.writable {
@@ -59,14 +60,14 @@ func (p *pair) splice(w *way, from, to *edge) int {
 	return n
 }
 
-// fill moves bytes into the pipe. If there are none, it returns an empty pipe to the loop. Only a read shows why there
-// are none: splice(2) stops at an urgent byte, and if the end of the stream has arrived, too, it returns the same as at
-// the end.
+// fill moves bytes into the pipe. If there are none and the pipe is empty, fill returns the pipe to the loop, and copy
+// must read to determine the reason. splice(2) cannot: it stops at an urgent byte, and if the end of the stream has
+// arrived after that byte, it returns the same as at the end.
 func (p *pair) fill(w *way, from, to *edge) {
 	n, err := splice(int(from.fd), w.pipe.write, w.pipe.size-w.pipe.held)
 	switch {
 	case err == unix.EAGAIN && w.pipe.held > 0:
-		// Nothing to read, or the pipe is full: the kernel does not report which.
+		// There is nothing to read, or the pipe is full: the kernel does not report which.
 	case err == unix.EAGAIN || err == nil && n == 0 && w.pipe.held == 0:
 		from.urgent = true
 		p.pause(w)
@@ -80,7 +81,7 @@ func (p *pair) fill(w *way, from, to *edge) {
 	}
 }
 
-// drain moves bytes out of the pipe, and returns their number.
+// drain moves bytes from the pipe to the socket to, and returns their number.
 func (p *pair) drain(w *way, to *edge) int {
 	if !to.writable || w.pipe.held == 0 {
 		return 0
@@ -101,7 +102,7 @@ func (p *pair) drain(w *way, to *edge) int {
 	return n
 }
 
-// pause returns the empty pipe to the loop.
+// pause returns the empty pipe to the loop. See spliceWorth.
 func (p *pair) pause(w *way) {
 	if w.pipe.moved < spliceWorth {
 		w.full = 0
@@ -110,8 +111,8 @@ func (p *pair) pause(w *way) {
 	w.pipe = nil
 }
 
-// splice is splice(2) without waiting and without notice to Go's scheduler. That would take the CPU from the loop, and
-// give it back, for each call that takes more than 20 µs.
+// splice is splice(2) without waiting and without notice to Go's scheduler. With notice, the scheduler would take the
+// CPU from the loop during each call that takes more than 20 µs.
 func splice(from, to, size int) (int, error) {
 	for {
 		n, _, errno := unix.RawSyscall6(unix.SYS_SPLICE, uintptr(from), 0, uintptr(to), 0, uintptr(size), unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
@@ -128,14 +129,14 @@ func splice(from, to, size int) (int, error) {
 // pipes are the pipes of a Loop.
 type pipes struct {
 	max  int
-	all  []*pipe // open pipes
-	kept []*pipe
+	all  []*pipe             // open pipes
+	kept []*pipe             // those of all that are unused
 	over func(number uint16) // see Loop.SavePipes
 
-	unknown atomic.Bool // some of all may have no number
+	unknown atomic.Bool // some pipes in all may have no number
 }
 
-// get returns an empty pipe, or nil if none is available.
+// get returns an empty pipe, or nil if the maximum is reached or the kernel provides none.
 func (ps *pipes) get() *pipe {
 	if n := len(ps.kept); n > 0 {
 		p := ps.kept[n-1]
@@ -157,7 +158,7 @@ func (ps *pipes) get() *pipe {
 	return p
 }
 
-// adopt returns the pipe of a process that crashed; nil for nil.
+// adopt adds the pipe of a process that crashed to ps, and returns it; nil for nil.
 func (ps *pipes) adopt(p *Pipe) *pipe {
 	if p == nil {
 		return nil
@@ -175,10 +176,10 @@ func (ps *pipes) add(p *pipe) {
 	ps.unknown.Store(true)
 }
 
-// Pipe is a pipe of a process that crashed. It holds Held bytes.
+// Pipe is a pipe of a process that crashed: its two descriptors and the number of bytes in it.
 type Pipe struct{ Read, Write, Held int }
 
-// NewPipe returns the pipe with these descriptors, and owns them. If the pipe is empty, it closes them and returns nil.
+// NewPipe returns the Pipe with these descriptors, and owns them. If the pipe is empty, it closes them and returns nil.
 func NewPipe(read, write int) *Pipe {
 	if held, err := unix.IoctlGetInt(read, unix.TIOCINQ); err == nil && held > 0 {
 		return &Pipe{read, write, held}
@@ -188,7 +189,7 @@ func NewPipe(read, write int) *Pipe {
 	return nil
 }
 
-// put returns a pipe to the loop.
+// put returns a pipe to ps, which closes it if it is not empty or enough are kept.
 func (ps *pipes) put(p *pipe) {
 	if p.held > 0 || len(ps.kept) >= keptPipes {
 		ps.discard(p)
@@ -207,7 +208,7 @@ func (ps *pipes) discard(p *pipe) {
 	}
 }
 
-// close closes the kept pipes.
+// close closes the unused pipes.
 func (ps *pipes) close() {
 	for _, p := range ps.kept {
 		ps.discard(p)

@@ -7,14 +7,14 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// The timed actions of a Loop: it gives up operations that take too long (timedQueue), compares pairs with their limits
-// (limited), and sets the keepalive of pairs that have lasted a while (unprobed). Each has one timer, whatever the
-// number of pairs, and none while it has nothing to do.
+// A Loop has these timed actions: it gives up operations that take too long (timedQueue), compares pairs with their
+// limits (limited), and sets keepalive for pairs that have lasted a while (unprobed). Each needs only one timer,
+// whatever the number of pairs, which does not run while there is nothing to do.
 
-// alarm is a timer that makes a Loop call a function. It is created on first use, and then reused.
+// alarm is a timer that makes a Loop call a function. The timer is created on first use, and then reused.
 type alarm struct{ timer *time.Timer }
 
-// set makes loop call f after d, and cancels a previous call that is still due. f must be the same each time.
+// set makes loop call f after d, and cancels an earlier set that is still due. loop and f must be the same each time.
 func (a *alarm) set(loop *Loop, d time.Duration, f func()) {
 	if a.timer == nil {
 		a.timer = time.AfterFunc(d, func() { _ = loop.Do(f) })
@@ -38,7 +38,7 @@ func (l *Loop) stopTimers() {
 	l.unprobed.alarm.stop()
 }
 
-// timed is an operation of a Loop with a deadline: a pending connection, or an Await call.
+// timed is an operation of a Loop with a deadline: a pending connection (Dialed), or an AwaitHeader call (awaiting).
 type timed interface {
 	over() bool
 	deadline() time.Time
@@ -46,17 +46,18 @@ type timed interface {
 }
 
 // timedQueue has the operations with the same time limit, oldest first. One timer serves them all, and runs while there
-// are any. An operation that ends in time is only removed at its deadline, which costs less than removing it earlier.
+// are any. An operation that ends in time stays in the queue until its deadline, which costs less than removing it
+// earlier.
 type timedQueue struct {
 	loop  *Loop
 	limit time.Duration
 	queue []timed
 	alarm alarm
 
-	canceled int // number of first operations that are canceled
+	canceled int // number of operations at the front of the queue to cancel
 }
 
-// timedBy returns the queue for a limit.
+// timedBy returns the queue for operations with a limit.
 func (l *Loop) timedBy(limit time.Duration) *timedQueue {
 	for _, q := range l.timed {
 		if q.limit == limit {
@@ -96,13 +97,13 @@ func (q *timedQueue) turn() {
 		}
 		q.queue[0], q.queue = nil, q.queue[1:]
 		q.canceled = max(0, q.canceled-1)
-		t.fail(why) // may add others, and does nothing if t is over
+		t.fail(why) // may add operations to the queue; does nothing if t is over
 	}
-	q.queue = nil // free the memory of a burst
+	q.queue = nil // frees the memory that a burst has left
 }
 
-// limited has the pairs of a Loop whose limits must be checked: half-closed ones, and those with an idle or age limit.
-// One timer serves them all.
+// limited has the pairs of a Loop whose limits must be checked: half-closed ones, and those with an idle, age or retire
+// limit. One timer serves them all.
 type limited struct {
 	loop   *Loop
 	pairs  []limitedPair
@@ -118,7 +119,7 @@ type limitedPair struct {
 	watch watch
 }
 
-// add starts to check p's limits. If some are checked already, its idle time restarts now.
+// add starts to check p's limits. If p is already in ls, its idle time restarts now.
 func (ls *limited) add(p *pair) {
 	now := time.Now()
 	if p.place > 0 {
@@ -149,7 +150,7 @@ func (ls *limited) remove(p *pair) {
 // unsent implements queue.
 func (p *pair) unsent() int { return p.client.fd.unsent() + p.endpoint.fd.unsent() }
 
-// unread implements queue. Bytes read and not written count as one, in each direction.
+// unread implements queue. The bytes of a direction that are read and not yet written count as one.
 func (p *pair) unread() int {
 	n := p.client.fd.unread() + p.endpoint.fd.unread()
 	for _, w := range []*way{&p.toEndpoint, &p.toClient} {
@@ -160,7 +161,7 @@ func (p *pair) unread() int {
 	return n
 }
 
-// look starts a check of all pairs.
+// look starts a check of all pairs, or restarts one that is under way.
 func (ls *limited) look() {
 	if ls.next = 0; !ls.looking {
 		ls.looking = true
@@ -180,7 +181,7 @@ func (ls *limited) turn() {
 		moved := p.moved
 		p.moved = false
 		if end := p.watch.verdict(*p.limits, now, moved, p.half, p); end != outcome.Open {
-			p.reset(end, nil) // removes it: another pair takes its place
+			p.reset(end, nil) // removes the pair: another one takes its place
 			continue
 		}
 		ls.next++
@@ -203,16 +204,16 @@ func (ls *limited) looked() {
 	ls.alarm.set(ls.loop, ls.period, ls.look)
 }
 
-// unprobed records whether endpoints' sockets of a Loop may lack keepalive. Accepted sockets inherit it. A connecting
-// socket needs four system calls for it, some percent of the cost of a short connection. So it only gets keepalive once
-// the pair has lasted a while, which most pairs do not, so no list tracks them until then.
+// unprobed records whether endpoints' sockets of a Loop may lack keepalive. Clients' sockets inherit it from the
+// listener. An endpoint's socket needs four system calls for it, some percent of the cost of a short connection. So the
+// Loop sets keepalive only for pairs that last a while. Most do not, so there is no list of pairs without keepalive.
 type unprobed struct {
 	any   bool // a pair has started since the last probe
 	alarm alarm
 }
 
 // probedAfter is the maximum age of a pair at which its endpoint's socket gets keepalive. The exact age does not
-// matter, but without keepalive a lost connection would stay open forever.
+// matter. Without keepalive, a lost connection would stay open forever.
 const probedAfter = 5 * time.Second
 
 // probeLater is called when a pair starts.
@@ -223,7 +224,7 @@ func (l *Loop) probeLater() {
 	}
 }
 
-// probe sets the keepalive of the pairs that have none yet, some at a time.
+// probe sets the keepalive of the pairs that have none yet, in turns.
 func (l *Loop) probe() {
 	l.unprobed.any = false
 	l.EachPair(func(h *PairHere, _ Owner) {
