@@ -11,28 +11,28 @@ import (
 	"github.com/usherproxy/usher/proxy/search"
 )
 
-// Connecting is a connection for which an endpoint is sought. It drives the search: Next performs the next step of the
-// search with a Runner. Only the goroutine that may use the Conn calls its methods.
+// Connecting is a Conn that has no endpoint yet. It drives the search for one: Next performs the next step of the
+// search with a Runner. Only the goroutine that may use the Conn calls the methods of Connecting.
 type Connecting struct {
 	*Conn
 	search search.Search
 	run    Runner
-	ctx    context.Context // ends when connections are given up
+	ctx    context.Context // ends when the search must be given up
 	trying bool            // an attempt is under way
 }
 
 // Runner waits for the steps of one connection's search: in an event loop, or in a goroutine.
 type Runner interface {
-	// Dial starts to connect to the Endpoint, from an address if that is valid. It calls Connecting.Done, Leave or Stop
-	// once, perhaps before it returns. After limit, the error is context.DeadlineExceeded; 0 means no limit. mayLoop is
-	// the result of Node.WouldLoop.
+	// Dial starts to connect to Connecting.Endpoint, from the address from if that is valid. It calls Connecting.Done,
+	// Leave or Stop once, perhaps before it returns. After limit, the error for Done is context.DeadlineExceeded; 0
+	// means no limit. mayLoop is the result of Node.WouldLoop.
 	Dial(v *View, from netip.AddrPort, mayLoop bool, limit time.Duration)
-	// Wait calls Connecting.Next when a Wait step is over, or Stop if the client leaves before. v is the View that the
-	// step is based on.
+	// Wait calls Connecting.Next when the given search.Wait step is over, or Stop if the client leaves before that. v
+	// is the View that the step is based on.
 	Wait(v *View, step search.Step)
-	// Connected is called when the Endpoint has answered. The Connecting is not used after that.
+	// Connected is called when the Endpoint has answered. It is the last call.
 	Connected()
-	// Refuse ends the connection, which gets no endpoint. The Connecting is not used after that.
+	// Refuse ends the connection, which gets no endpoint. It is the last call.
 	Refuse(outcome.Result)
 }
 
@@ -46,7 +46,7 @@ func (c *Conn) Connect(ctx context.Context, run Runner) Connecting {
 	return Connecting{Conn: c, search: s, run: run, ctx: ctx}
 }
 
-// Next takes the next step of the search.
+// Next performs the next step of the search.
 func (c *Connecting) Next(now time.Time) {
 	if err := c.ctx.Err(); err != nil {
 		c.Stop(now, outcome.Result{Outcome: outcome.Drained, Err: err})
@@ -77,14 +77,14 @@ func (c *Connecting) Next(now time.Time) {
 	c.run.Dial(v, source.Bind, mayLoop, step.For)
 }
 
-// Done ends an attempt, which has succeeded if err is nil. Otherwise the next step follows.
+// Done ends an attempt: successfully if err is nil. Otherwise it performs the next step.
 func (c *Connecting) Done(now time.Time, err error) {
 	switch {
 	case err == nil:
 		c.search.EndpointFirstByte(now)
 		c.run.Connected()
 		return
-	case c.ctx.Err() != nil: // whatever its result
+	case c.ctx.Err() != nil: // the search is given up; err does not matter
 		c.Leave(now, err)
 		return
 	}
@@ -94,19 +94,19 @@ func (c *Connecting) Done(now time.Time, err error) {
 	c.Next(now)
 }
 
-// Leave gives up an attempt for a reason that is not the endpoint's fault. The next step follows.
+// Leave gives up an attempt for a reason that is not the endpoint's fault, and performs the next step.
 func (c *Connecting) Leave(now time.Time, why error) {
 	c.End(now, why)
 	c.Next(now)
 }
 
-// Stop ends the search, and refuses the client.
+// Stop ends the search with result r, and refuses the client.
 func (c *Connecting) Stop(now time.Time, r outcome.Result) {
 	c.End(now, r.Err)
 	c.run.Refuse(r)
 }
 
-// End ends the attempt, or the wait, that may be under way.
+// End ends the attempt or the wait that is under way, if there is one.
 func (c *Connecting) End(now time.Time, why error) {
 	c.search.Abandon(now)
 	if c.trying {
@@ -116,5 +116,5 @@ func (c *Connecting) End(now time.Time, why error) {
 	}
 }
 
-// Queued reports whether the client waits in the queue for an endpoint that has a free slot.
+// Queued reports whether the client waits in the queue for a free slot of an endpoint.
 func (c *Connecting) Queued() bool { return c.search.Queued() }

@@ -16,24 +16,24 @@ type Counters struct {
 	connections, sessions clients
 	associations          atomic.Int64 // accepted SCTP associations
 
-	Unlogged                               atomic.Int64 // refused clients that the trace leaves out
+	Unlogged                               atomic.Int64 // refused clients that the trace omits
 	DatagramsToEndpoint, DatagramsToClient atomic.Int64
 	dropped                                [numDrops]atomic.Int64
 	Probes                                 [conn.ProbeResults]atomic.Int64
 	LateProbes                             atomic.Int64
 	Quarantines, Recoveries                atomic.Int64
-	seen                                   [portal.SourceAddressCount]atomic.Int64 // by the source address that endpoints see; answered attempts only
+	seen                                   [portal.SourceAddressCount]atomic.Int64 // successful attempts, by the source address that endpoints see
 	choices                                [balance.Reasons]atomic.Int64
-	queueWaits                             latency.Histogram // latency.Queued, of clients that have left the queue
+	queueWaits                             latency.Histogram // in latency.Queued; of clients that have left the queue
 }
 
-// clients are counts of connections, or of UDP sessions.
+// clients counts either all connections or all UDP sessions.
 type clients struct {
 	portCounters
 	ends [outcome.Outcomes]atomic.Int64
 }
 
-// portCounters counts the clients of one service port, or of all.
+// portCounters counts the clients of one service port, or of all service ports.
 type portCounters struct {
 	accepted, established, failed, retries atomic.Int64
 	attempts                               [conn.Results]atomic.Int64
@@ -100,10 +100,10 @@ func (f *FrontEnd) Observe(r *conn.Record, s conn.Step) {
 	}
 }
 
-// Totals are counts for one service port since it was added, or for all since the start.
+// Totals are counts for one service port since it was added, or for all service ports since the start.
 type Totals struct {
 	Active                            int64 // open connections or UDP sessions
-	Queued                            int64 // of a service port: clients in the queue for an endpoint
+	Queued                            int64 // for one service port only: clients in the queue for an endpoint
 	Accepted, Established, Failed     int64 // client connections
 	Attempts, AttemptsFailed, Retries int64
 	ToEndpoint, ToClient              int64 // bytes of ended connections
@@ -148,17 +148,17 @@ type Drop int
 // Values of Drop.
 const (
 	DropNotAdmitted   Drop = iota // sent directly to the listener, or from a source that is not allowed
-	DropUnknownOrigin             // conntrack has no original destination
-	DropNoEndpoint                // there is none, or all have refused
+	DropUnknownOrigin             // conntrack has no original destination for it
+	DropNoEndpoint                // no endpoint exists, or all have refused
 	DropReceiveBuffer             // usher did not read fast enough
 	DropSendBuffer                // the kernel did not send fast enough
 	DropNotSent                   // the kernel refused to send it
-	DropTooBig                    // exceeds the MTU of a link on the path, which the kernel now knows
+	DropTooBig                    // exceeds the path MTU, which the kernel knows now
 	DropHopLimit                  // arrived with a hop limit of 1
 	numDrops
 )
 
-// String returns the word used in metrics.
+// String returns the word for d in metrics.
 func (d Drop) String() string {
 	return [...]string{"not-admitted", "unknown-origin", "no-endpoint", "receive-buffer-full", "send-buffer-full", "not-sent", "too-big", "hop-limit"}[d]
 }
@@ -172,8 +172,8 @@ type Stats struct {
 	Accepted, Established int64
 	Attempts              [conn.Results]int64 // by conn.Result
 	Choices               map[balance.Reason]int64
-	SourceAddress         [portal.SourceAddressCount]int64 // clients whose endpoint answered, by the source address that it sees
-	Unlogged              int64                            // refused connections that the trace leaves out
+	SourceAddress         [portal.SourceAddressCount]int64 // successful attempts, by the source address that the endpoint sees
+	Unlogged              int64                            // refused clients that the trace omits
 	Ends                  map[outcome.Outcome]int64
 	Open, Limit           int64       // connections
 	QueueWaits            latency.All // latency.Queued
@@ -182,9 +182,9 @@ type Stats struct {
 	// Associations are SCTP associations, which also count as connections.
 	Associations struct{ Accepted, Open int64 }
 
-	Quarantines, Recoveries int64                    // endpoints that entered quarantine, and that answered after one
+	Quarantines, Recoveries int64                    // endpoints that entered quarantine, and that left it
 	Probes                  [conn.ProbeResults]int64 // by conn.Result; not included in Attempts
-	LateProbes              int64                    // started more than their interval late
+	LateProbes              int64                    // probes that started late by more than their interval
 }
 
 // SessionStats are numbers about UDP sessions and their datagrams.
@@ -239,13 +239,13 @@ func (n *Node) Stats() Stats {
 	return s
 }
 
-// PortMetrics holds further metrics of a service port's clients, in addition to its Totals. Service ports without a client so
-// far, which are most of ten thousand, have none.
+// PortMetrics holds metrics of a service port's clients that are not in its Totals. A service port has none before its
+// first client, which saves memory: of 10,000 service ports, most never have a client.
 type PortMetrics struct {
-	Connect   latency.Histogram // latency.Seconds, until established
-	FirstByte latency.Histogram // latency.Seconds, until the endpoint's first byte for the client
-	Lasted    latency.Histogram // latency.Lasting, of ended ones
-	Bytes     latency.Histogram // latency.Bytes, both directions, of ended ones
+	Connect   latency.Histogram // in latency.Seconds; duration of successful attempts
+	FirstByte latency.Histogram // in latency.Seconds; until the endpoint's first byte for the client
+	Lasted    latency.Histogram // in latency.Lasting; of ended clients that had an endpoint
+	Bytes     latency.Histogram // in latency.Bytes, both directions together; of the same clients
 	ends      [outcome.Outcomes]atomic.Int64
 }
 
@@ -265,7 +265,7 @@ func (f *FrontEnd) answers() bool {
 // Ends returns the number of clients by outcome, without zeros.
 func (s *PortMetrics) Ends() map[outcome.Outcome]int64 { return endsNow(&s.ends) }
 
-// endsNow returns the counts that are not 0.
+// endsNow returns the current counts, without zeros.
 func endsNow(counts *[outcome.Outcomes]atomic.Int64) map[outcome.Outcome]int64 {
 	now := map[outcome.Outcome]int64{}
 	for o := range counts {

@@ -2,9 +2,9 @@
 //
 //	Node        the common part of all front ends of this node
 //	FrontEnd    one service port in one IP family: its View, affinity and counters
-//	View        its configuration and endpoints at one moment
+//	View        a front end's configuration and endpoints at one moment
 //	Conn        a client's connection: destination, admission, endpoint
-//	Connecting  a Conn while an endpoint is sought; a Runner waits for it
+//	Connecting  a Conn without an endpoint, with the search for one; a Runner waits for its steps
 //	Listener    accepts clients, at a Place
 //
 // Packages stream and datagram accept clients for a FrontEnd. Package proxy creates front ends, swaps their views and

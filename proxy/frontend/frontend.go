@@ -29,10 +29,10 @@ type Settings struct {
 	Trace  *trace.Log
 	Log    logrus.FieldLogger
 
-	// Slow is the maximum time until the endpoint's first byte before a connection counts as slow; 0 means no limit.
+	// Slow is the time without a byte from the endpoint after which a connection counts as slow; 0 means no limit.
 	Slow time.Duration
 
-	// Schedule is the time limit of each attempt to connect, except for UDP; see search.Search.
+	// Schedule has the time limit of each attempt to connect, except for UDP; see search.Search.
 	Schedule   []time.Duration
 	Quarantine balance.Policy
 
@@ -44,20 +44,20 @@ type Settings struct {
 
 	// NodeName is the Node of this node's endpoints; "" if unknown.
 	NodeName string
-	// LoadBalancers are the networks of load balancers that the operator trusts: the client addresses that they send
-	// count as much as those of direct clients.
+	// LoadBalancers are the networks of load balancers that the operator trusts: usher treats the client addresses that
+	// they send like those of direct clients.
 	LoadBalancers []netip.Prefix
 	// NodeAddress makes all endpoints see the node's address instead of the client's.
 	NodeAddress bool
 
-	// IsPod, if not nil, reports whether an address is that of a Pod of this node, in addition to Locality.SetPods. It
-	// is called for each client of a VIP that is not a cluster IP, from many goroutines, and must return quickly. The
+	// IsPod, if not nil, reports whether a Pod of this node has the address, in addition to Locality.SetPods. It is
+	// called for each client of a VIP that is not a cluster IP, from many goroutines, and must return quickly. The
 	// portal's equivalent is portal.Options.PodInterfaces.
 	IsPod func(netip.Addr) bool
 }
 
-// Node is the common part of all front ends of this node. Unless documented otherwise, exported fields are set before
-// the first front end is made, and not changed.
+// Node is the state that all front ends of this node share. Unless documented otherwise, exported fields are set before
+// the first front end is created, and not changed.
 type Node struct {
 	Settings
 	Budget *budget.Budget
@@ -67,23 +67,23 @@ type Node struct {
 	Locality Locality
 	Counters Counters
 
-	// Targets are the VIPs that front ends here own, by portal.Target. Any goroutine may read it.
+	// Targets has the VIPs of all front ends: the keys are portal.Targets. Any goroutine may read it.
 	Targets sync.Map
-	// Inherited are the sockets of a predecessor that are not used yet, by name. Only the goroutine that opens
+	// Inherited has the sockets of a predecessor that are not used yet, by name. Only the goroutine that opens
 	// listeners may use it.
 	Inherited map[string]*os.File
 
-	// LimitErrors limits how often the log reports refused clients.
+	// LimitErrors limits the rate of log messages about refused clients.
 	LimitErrors rate.Sometimes
 
-	carriesVIPs  bool // portal.Traits.Leads of Portal
+	carriesVIPs  bool // portal.Traits.CarriesVIPs of Portal
 	lastID       atomic.Uint64
-	inheritedIDs atomic.Uint64 // the last number reserved for a predecessor
+	inheritedIDs atomic.Uint64 // the last client number reserved for a predecessor
 	refusals     *rate.Limiter
 }
 
-// RefusalsPerSecond limits the entries in the trace and the access log for clients that are refused, not admitted or
-// over a limit.
+// RefusalsPerSecond limits the entries in the trace and the access log for clients that are refused because they are
+// not admitted or exceed a limit.
 const RefusalsPerSecond = 10
 
 // Init prepares n for front ends.
@@ -98,30 +98,30 @@ func (n *Node) Init() {
 	n.Locality.Refresh()
 }
 
-// NewID returns the number of a new client, 1 for the first.
+// NewID returns a number for a new client. The first is 1, unless InheritIDs was called.
 func (n *Node) NewID() uint64 { return n.lastID.Add(1) }
 
-// LastID returns the number of clients of this process so far.
+// LastID returns the number of clients of this process so far, without inherited ones.
 func (n *Node) LastID() uint64 {
 	return max(n.lastID.Load(), n.inheritedIDs.Load()) - n.inheritedIDs.Load()
 }
 
-// LastNumber returns the last client number given.
+// LastNumber returns the client number assigned last.
 func (n *Node) LastNumber() uint64 { return n.lastID.Load() }
 
-// idsOfPredecessor is the number of client numbers reserved for a predecessor while it hands over: as many as clients
-// connect to the busiest node within seconds.
+// idsOfPredecessor is the number of client numbers reserved for clients that connect to a predecessor while it hands
+// over: as many as connect to a very busy node within seconds.
 const idsOfPredecessor = 100_000
 
-// InheritIDs reserves the numbers up to last, and idsOfPredecessor more, for the clients of a predecessor. It is called
+// InheritIDs reserves the numbers up to last, and idsOfPredecessor more, for the clients of a predecessor. Call it
 // before the first client connects.
 func (n *Node) InheritIDs(last uint64) {
 	n.inheritedIDs.Store(max(n.inheritedIDs.Load(), last+idsOfPredecessor))
 	n.lastID.Store(n.inheritedIDs.Load())
 }
 
-// InheritedID returns the number here of a predecessor's client with number id: id itself if that is reserved, else a
-// new one.
+// InheritedID returns the number for a client that had number id in the predecessor: id itself if that is reserved,
+// else a new number.
 func (n *Node) InheritedID(id uint64) uint64 {
 	if id > n.inheritedIDs.Load() {
 		return n.NewID()
@@ -129,19 +129,19 @@ func (n *Node) InheritedID(id uint64) uint64 {
 	return id
 }
 
-// ErrLoop is the reason why usher does not connect to an endpoint.
+// ErrLoop is the error if a connection to an endpoint would come back to usher.
 var ErrLoop = errors.New("refused: a VIP or node port of this node, or usher's own address; connecting would loop")
 
-// errMayLoop is the reason why usher does not connect SCTP clients to an endpoint: no hop limit ends the loop of an
-// association.
+// errMayLoop is the error if an SCTP association with an endpoint may come back through another node: usher sets no hop
+// limit for SCTP that would end the loop.
 var errMayLoop = errors.New("refused: its port is a node port: connecting may loop through another node")
 
-// WouldLoop returns an error if a connection to an endpoint would come back to usher. That cannot happen where the
-// kernel redirects nothing to usher, where the listeners are in another network namespace than the endpoints, or where
-// something other than this node's kernel connects to the endpoints. Nor is a VIP an error where the portal does not
-// redirect usher's own connections: a process of this node may listen there. (Package translate refuses most endpoints
-// that are VIPs.) mayLoop reports whether a connection may come back through another node: its port is a node port, or
-// it goes to a VIP. See HopsLeft.
+// WouldLoop returns an error if a connection to an endpoint would come back to usher. That cannot happen if packets for
+// VIPs do not reach usher, if the listeners are in another network namespace than the endpoints, or if something other
+// than this node's kernel connects to the endpoints. A VIP is no error if the portal excludes marked packets, such as
+// usher's own: a process of this node may listen there. (Package translate refuses most endpoints that are VIPs.)
+// mayLoop reports whether a connection may come back through another node: the endpoint is a VIP, or its port is a node
+// port. See HopsLeft.
 func (n *Node) WouldLoop(protocol config.Protocol, to netip.AddrPort) (mayLoop bool, err error) {
 	if !n.carriesVIPs || n.Socket != nil || n.Tunneled {
 		return false, nil
@@ -165,17 +165,16 @@ func (n *Node) WouldLoop(protocol config.Protocol, to netip.AddrPort) (mayLoop b
 	return mayLoop, nil
 }
 
-// A connection that may come back through another node has a hop limit of at most maxHops. One that would have less
-// than minHops is refused. So no connection is lost on the way to an endpoint that is nearer than that, whatever hop
-// limit a client chooses.
+// A connection that may come back through another node has a hop limit of at most maxHops. If it would have less than
+// minHops, it is refused. Otherwise it reaches any endpoint within minHops, whatever hop limit the client has chosen.
 const (
 	maxHops = 64
 	minHops = 8
 )
 
-// HopsLeft returns the hop limit for a TCP connection that may come back through another node: one less than that of
-// the client's packets, as a router does. Otherwise nodes whose endpoints are node ports of each other would open
-// connections without end. An error means that the connection must not be made.
+// HopsLeft returns the hop limit for a TCP connection that may come back through another node: one less than came, the
+// hop limit of the client's packets, as after a router. Otherwise nodes whose endpoints are node ports of each other
+// would open connections without end. An error means that the connection must not be made.
 func HopsLeft(came int) (int, error) {
 	if hops := min(came, maxHops) - 1; hops >= minHops {
 		return hops, nil
@@ -183,7 +182,7 @@ func HopsLeft(came int) (int, error) {
 	return 0, hopsUsedUp{}
 }
 
-// hopsUsedUp is the error if a client's hop limit is too low for any endpoint.
+// hopsUsedUp is the error if the client's hop limit is too low.
 type hopsUsedUp struct{}
 
 func (hopsUsedUp) Error() string {
@@ -210,15 +209,15 @@ type FrontEnd struct {
 	Protocol config.Protocol
 	Affinity *affinity.Table
 	Open     atomic.Int64 // connections
-	Sessions atomic.Int64 // of UDP
-	Ports    atomic.Int64 // sessions that use a port of this node
+	Sessions atomic.Int64 // UDP sessions
+	Ports    atomic.Int64 // UDP sessions that occupy a port of this node
 
 	view         atomic.Pointer[View]
 	portCounters portCounters
 	portMetrics  atomic.Pointer[PortMetrics]
 }
 
-// New returns a front end for port, without endpoints.
+// New returns a front end for port. Its View has no endpoints yet.
 func New(node *Node, port config.ServicePort, table *affinity.Table) *FrontEnd {
 	f := &FrontEnd{Node: node, Protocol: port.Protocol, Affinity: table}
 	f.Swap(&View{Port: config.ServicePort{ID: port.ID}})
@@ -238,11 +237,11 @@ func (f *FrontEnd) Swap(v *View) (old *View) {
 	return old
 }
 
-// ID returns the service port that the front end serves. It changes if that is renamed.
+// ID returns the ID of the service port. It changes if the port is renamed.
 func (f *FrontEnd) ID() config.PortID { return f.View().Port.ID }
 
-// Origin returns the source of a connection to an endpoint of v, for a client that connected from from to to. The zero
-// from has the same meaning as in Portal.Origin.
+// Origin returns the source of a connection to an endpoint of v for a client; from and to are the addresses of the
+// client's connection. A zero from has the same meaning as in Portal.Origin.
 func (f *FrontEnd) Origin(v *View, from, to netip.Addr, endpoint *config.Endpoint) portal.Origin {
 	var why portal.SourceAddress
 	switch {
@@ -272,31 +271,30 @@ func (f *FrontEnd) Origin(v *View, from, to netip.Addr, endpoint *config.Endpoin
 	return portal.Origin{SourceAddress: why}
 }
 
-// Policy returns the policy for reports of attempts with source o, and of rechecks. A recheck only resembles a client
-// for endpoints that the kernel connects to by TCP: UDP has none, one of SCTP costs the endpoint an association, and
-// one through a tunnel burdens others. A recheck from the node also proves nothing about an endpoint on another node
-// that sees its clients' addresses, since a NetworkPolicy may admit some clients but not the nodes.
+// Policy returns the quarantine policy for attempts with source o. Only TCP endpoints that the kernel connects to are
+// rechecked: UDP has no handshake, an SCTP recheck costs the endpoint an association, and one through a tunnel burdens
+// others. A recheck also proves nothing about an endpoint on another node that sees clients' addresses, since a
+// NetworkPolicy may admit clients but not nodes.
 func (f *FrontEnd) Policy(o portal.Origin) balance.Policy {
 	p := f.Node.Quarantine
 	p.Probed = p.Probed && f.Protocol == config.TCP && !f.Tunneled && (o.Here || o.SourceAddress != portal.SourceClient)
 	return p
 }
 
-// View is a front end's configuration at one moment: a value that is replaced,
-// never changed.
+// View is a front end's configuration and endpoints at one moment. It is never changed, only replaced.
 type View struct {
 	Port config.ServicePort
 	All  []*balance.Endpoint // usable or not
-	// Endpoints for clients, by origin of the client: see config.ServicePort.
+	// The usable endpoints, by kind of client: see config.ServicePort.
 	Cluster, Internal, External *balance.Set
 
 	Limits   *forward.Limits
 	Replaced chan struct{} // closed when another view replaces this one
 
-	Clients *conn.Port // for the records of clients
+	Clients *conn.Port // shared by the Records of its clients
 }
 
-// Endpoints returns the endpoints for clients that connected to vip.
+// Endpoints returns the endpoints for a client that connected to vip. nodeLocal is the result of Locality.OfThisNode.
 func (v *View) Endpoints(vip *config.VIP, nodeLocal bool) *balance.Set {
 	switch {
 	case !vip.External():
@@ -307,7 +305,7 @@ func (v *View) Endpoints(vip *config.VIP, nodeLocal bool) *balance.Set {
 	return v.External
 }
 
-// VIPAt returns the VIP with exactly that address and port.
+// VIPAt returns the VIP with exactly the address and port of at.
 func (v *View) VIPAt(at netip.AddrPort) (*config.VIP, bool) {
 	for i := range v.Port.VIPs { // one to a few tens
 		if vip := &v.Port.VIPs[i]; vip.Port == at.Port() && vip.Addr == at.Addr() {
@@ -322,7 +320,7 @@ func (v *View) VIPOf(t portal.Target) (*config.VIP, bool) {
 	return v.VIPAt(netip.AddrPortFrom(t.Addr, t.Port))
 }
 
-// vipFor returns the VIP that a client connected to by original: the one at that address, or a node port.
+// vipFor returns the VIP for a client that connected to original: the VIP at that address, or a node port.
 func (v *View) vipFor(original netip.AddrPort) (*config.VIP, bool) {
 	if vip, ok := v.VIPAt(original); ok {
 		return vip, true
@@ -330,22 +328,22 @@ func (v *View) vipFor(original netip.AddrPort) (*config.VIP, bool) {
 	return v.VIPAt(netip.AddrPortFrom(portal.FamilyOf(original.Addr()).Any(), original.Port()))
 }
 
-// Redirect returns the rule that redirects t to a listener.
+// Redirect returns the rule that redirects t to a listener on port.
 func (v *View) Redirect(t portal.Target, port uint16) portal.Rule {
 	vip, _ := v.VIPOf(t)
 	r := portal.Rule{Target: t, Action: portal.Redirect, LocalPort: port}
 	if len(vip.Sources) > 0 {
-		// Where the VIP is an address of this node, its processes connect from that address: the listener decides
-		// whether they are allowed; see Locality.Admits.
+		// If the VIP is an address of this node, the node's processes connect from that address. The listener decides
+		// whether they are allowed: see Locality.Admits.
 		itself := netip.PrefixFrom(vip.Addr, vip.Addr.BitLen())
 		sources := append(slices.Clip(vip.Sources), itself)
-		if vip.Balancers != nil { // the listener gets their clients from the header
+		if vip.Balancers != nil { // these connect for clients, which the listener checks
 			sources = append(sources, vip.Balancers.Networks...)
 		}
 		r.Sources = portal.SourcesOf(sources)
 	}
 	if vip.External() && v.External.Len() == 0 {
-		r.Action = v.Action(vip) // it still redirects clients of this node to the listener
+		r.Action = v.Action(vip) // this rule still redirects clients of this node to the listener
 	}
 	return r
 }
@@ -362,9 +360,9 @@ func (v *View) Action(vip *config.VIP) portal.Action {
 	return ActionFor(vip.External(), v.Internal.Len(), v.External.Len(), v.Cluster.Len())
 }
 
-// ActionFor returns the action for packets to a VIP with these numbers of endpoints per kind of client. It is Drop
-// where the policy is Local and endpoints exist on other nodes only. If the VIP is external, packets from clients of
-// this node are still redirected to those endpoints.
+// ActionFor returns the action for packets to a VIP with these numbers of endpoints per kind of client. The action is
+// Drop if the policy is Local and only other nodes have endpoints. With an external VIP, packets from clients of this
+// node are redirected even then.
 func ActionFor(external bool, internals, externals, all int) portal.Action {
 	switch {
 	case all == 0 && (external || internals == 0):

@@ -13,7 +13,7 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// SocketNameOf returns the name of a listener's socket, as SocketName does.
+// SocketNameOf returns the SocketName of a listener's socket.
 func SocketNameOf(file *os.File, inNamespace bool) (name string, err error) {
 	fd, err := fdpass.Descriptor(file)
 	if err != nil {
@@ -34,8 +34,8 @@ func SocketNameOf(file *os.File, inNamespace bool) (name string, err error) {
 	return SocketName(protocol, addr, inNamespace), nil
 }
 
-// Inherit returns the socket that a predecessor has handed over under that name, or -1 if there is none. It returns an
-// error if the socket is not at addr. The caller closes the socket.
+// Inherit returns the socket with that name from n.Inherited, or -1 if there is none. It returns an error if the socket
+// is not bound to addr. The caller closes the socket.
 func (n *Node) Inherit(name string, addr netip.AddrPort) (fd int, err error) {
 	file := n.Inherited[name]
 	if file == nil {
@@ -64,7 +64,7 @@ func Own(file *os.File) (fd int, err error) {
 	return fd, nil
 }
 
-// SocketFor returns a copy of a listener's socket for a successor, or false if the socket cannot be copied.
+// SocketFor returns a copy of descriptor fd with a name, for a successor, or false if fd cannot be copied.
 func SocketFor(fd int, name string) (handover.Socket, bool) {
 	copied, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {

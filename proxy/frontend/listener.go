@@ -17,21 +17,21 @@ import (
 	"github.com/usherproxy/usher/proxy/search"
 )
 
-// Listener accepts the clients of some targets of a service port. One goroutine at a time may call its methods, except
-// Addr, which any goroutine may call at any time.
+// Listener accepts the clients of some targets of a service port. Any goroutine may call Addr; only one at a time may
+// call the other methods.
 type Listener interface {
-	// Addr returns the address that it listens on.
+	// Addr returns the address that the listener is bound to.
 	Addr() netip.AddrPort
-	// Serves reports whether it is the listener that b describes.
+	// Serves reports whether the listener meets the requirements of b.
 	Serves(b portal.Bind) bool
-	// SetTargets sets the targets that are redirected to it.
+	// SetTargets sets the targets whose clients the listener accepts.
 	SetTargets(targets []portal.Target)
 	// HandOver returns copies of the sockets that a successor can inherit. The caller closes them.
 	HandOver() []handover.Socket
 	// EndpointsChanged is called after the front end's view was replaced.
 	EndpointsChanged()
-	// Close stops accepting clients, and returns when none is accepted any longer. For UDP and HandedOver, wait for
-	// Server.Retired of package datagram instead.
+	// Close stops accepting clients. When it returns, no more are accepted, except for UDP with HandedOver: then wait
+	// for datagram.Server.Retired.
 	Close(Closing)
 }
 
@@ -40,7 +40,7 @@ type Closing uint8
 
 // Values of Closing.
 const (
-	Withdrawn  Closing = iota // the portal no longer redirects to it
+	Withdrawn  Closing = iota // the portal no longer uses the listener
 	Stopped                   // usher stops
 	HandedOver                // usher stops, and a successor has the sockets
 )
@@ -48,7 +48,7 @@ const (
 // ErrProtocol is the error for a protocol that this version does not support.
 var ErrProtocol = errors.New("protocol not supported by this version of usher")
 
-// Place is a listener's address and the targets that are redirected there. Listeners embed one.
+// Place is a listener's address and its targets. Listeners embed one.
 type Place struct {
 	At         netip.AddrPort
 	Redirected bool // see portal.Bind
@@ -62,7 +62,8 @@ func (p *Place) Addr() netip.AddrPort { return p.At }
 // SetTargets implements Listener.
 func (p *Place) SetTargets(targets []portal.Target) { p.targets.Store(&targets) }
 
-// Serves implements Listener: the place must be the same, or, unless b requires its port, differ only in the port.
+// Serves implements Listener. The place must be the one that b describes, but if b does not require its port, any port
+// will do.
 func (p *Place) Serves(b portal.Bind) bool {
 	samePort := p.At.Port() == b.Addr.Port() || b.Addr.Port() == 0 || b.Preferred
 	return samePort && p.At.Addr() == b.Addr.Addr() && p.Redirected == b.Redirected && p.Namespace == b.Namespace
@@ -92,12 +93,12 @@ func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error
 	return l, err
 }
 
-// SocketName returns the name of the socket of a listener at addr in a handover. inNamespace means a socket in the portal's
-// namespace.
+// SocketName returns the name, in a handover, of the socket of a listener at addr. inNamespace means that the socket is
+// in the portal's namespace.
 func SocketName(protocol config.Protocol, addr netip.AddrPort, inNamespace bool) string {
 	name := strings.ToLower(string(protocol)) + " " + addr.String()
 	if inNamespace {
-		name += " in the portal's namespace" // a successor without that namespace must not use it as its own
+		name += " in the portal's namespace" // a successor without that namespace must not use the socket
 	}
 	return name
 }
@@ -116,8 +117,8 @@ func (n *Node) Sockets(b portal.Bind) func(domain, kind, protocol int) (fd int, 
 	return n.Socket
 }
 
-// otherPorts returns the ports to try when the preferred one is taken, in random order: those that the user allows, or
-// 0 for any.
+// otherPorts returns the ports to try if the preferred one is taken, in random order. If the user allows all ports, it
+// returns only 0, which means any port.
 func otherPorts(allowed portal.PortRange) []uint16 {
 	if allowed.First == 0 {
 		return []uint16{0}

@@ -10,8 +10,8 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// Locality reports whether a client is a Pod or a process of this node. Traffic policies for external clients do not
-// apply to those.
+// Locality determines whether a client is a Pod or a process of this node. Traffic policies for external clients do not
+// apply to such clients.
 type Locality struct {
 	now         atomic.Pointer[localities] // not nil from Node.Init on
 	isPod       func(netip.Addr) bool      // Settings.IsPod
@@ -54,13 +54,13 @@ func (l *Locality) Addresses() iter.Seq[netip.Addr] {
 	return maps.Keys(l.now.Load().addrs)
 }
 
-// OfThisNode reports whether a client that connected from from to to is a process or a Pod of this node. Where a VIP is
-// an address of the node, its processes connect to the VIP from the VIP itself.
+// OfThisNode reports whether the client with address from, which connected to address to, is a process or a Pod of this
+// node. If a VIP is an address of the node, the node's processes connect to the VIP from the VIP itself.
 func (l *Locality) OfThisNode(from, to netip.Addr) bool { return from == to || l.local(from) }
 
-// Admits reports whether vip admits the client. If any address of this node is allowed, so are its processes that
-// connect from the VIP itself. With a separate network namespace (inNamespace), so are those that connect from any address of
-// the node: there the route to the VIP, not the client, decides on the source address.
+// Admits reports whether vip allows the client. If vip allows any address of this node, it also admits processes that
+// connect from the VIP itself. With a separate network namespace (inNamespace), it then admits processes that connect
+// from any address of the node: there the route to the VIP determines the source address, not the client.
 func (l *Locality) Admits(vip *config.VIP, from, to netip.Addr) bool {
 	if vip.Allows(from) {
 		return true
@@ -75,7 +75,7 @@ func (l *Locality) Admits(vip *config.VIP, from, to netip.Addr) bool {
 	return false
 }
 
-// local reports whether a belongs to this node or one of its Pods.
+// local reports whether a is an address of this node or of one of its Pods.
 func (l *Locality) local(a netip.Addr) bool {
 	if l.IsNode(a) {
 		return true
