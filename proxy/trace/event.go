@@ -10,10 +10,10 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// Kind is the step of a connection, or the change, that an event records.
+// Kind is the kind of an event: a step of a connection, or a change.
 type Kind uint8
 
-// The kinds of event: first the steps, in the order in which a connection goes through them.
+// The steps of a connection, in their usual order.
 const (
 	Accepted    = Kind(conn.Accepted)
 	Attempt     = Kind(conn.Attempted)
@@ -23,22 +23,22 @@ const (
 	Closed      = Kind(conn.Closed)
 )
 
-// Changes.
+// The changes.
 const (
 	ServiceAdded = Closed + 1 + iota
-	// ServiceChanged: something about a service port, but not its endpoints.
+	// ServiceChanged: the configuration of a service port has changed, apart from its endpoints.
 	ServiceChanged
 	ServiceRemoved
 	EndpointAdded
-	// EndpointChanged: its conditions.
+	// EndpointChanged: the conditions of the endpoint have changed.
 	EndpointChanged
 	EndpointRemoved
-	// EndpointQuarantined: it failed, and is skipped for some time.
+	// EndpointQuarantined: the endpoint failed, and is skipped for some time.
 	EndpointQuarantined
-	// EndpointProbed: it is in quarantine, and a probe failed. It is recorded only when the time until the
-	// next one becomes longer.
+	// EndpointProbed: a probe of a quarantined endpoint failed. This is recorded only if the time until the next probe
+	// is longer than the time before this one.
 	EndpointProbed
-	// EndpointRecovered: it was in quarantine, and answers.
+	// EndpointRecovered: the quarantine of the endpoint has ended; Reason says why.
 	EndpointRecovered
 	// PortalRepaired: rules were missing or changed in the kernel.
 	PortalRepaired
@@ -72,9 +72,9 @@ func (k Kind) String() string {
 
 // Reasons of EndpointQuarantined and EndpointRecovered.
 const (
-	ByProbe  = "probe"            // a probe ends, or has ended, the quarantine
-	ByProbes = "probes"           // consecutive probes that the Service asks for began or ended it
-	NoProbes = "no longer probed" // the Service no longer asks for the probes that began it
+	ByProbe  = "probe"            // a single probe will end, or has ended, the quarantine
+	ByProbes = "probes"           // consecutive probes, which the Service configures, began or ended it
+	NoProbes = "no longer probed" // the Service no longer configures the probes that began it
 )
 
 // IsStep reports whether k is a step of a connection, and not a change.
@@ -100,28 +100,28 @@ type Event struct {
 	Seq    uint64 // 1 for the first event of the process
 	Time   time.Time
 	Kind   Kind
-	Result conn.Result // of an Attempt, and otherwise 0
+	Result conn.Result // of an Attempt; otherwise 0
 
 	*Subject // never nil in an event that was read from a Log
 
-	// Attempt, and Established for the one that succeeded; changes of endpoints
-	// have Endpoint and Pod.
+	// An Attempt has all of these. Established, Closed, and changes of endpoints have Endpoint and Pod, and other
+	// fields as noted.
 	Attempt       int // 1 for the first
 	Endpoint      netip.AddrPort
 	Pod           string
-	Reason        string               // for the choice of this endpoint
-	Skipped       int                  // endpoints skipped because they are in quarantine
-	SourceAddress portal.SourceAddress // by the endpoint of an Attempt
-	Duration      time.Duration        // for the attempt; for Waiting, how long it waits; for Queued, how long it waited; for Closed, since Accepted; for EndpointQuarantined, its duration or when the next probe is due, as for EndpointProbed
-	Err           string               // "" if it succeeded
+	Reason        string               // for the choice of this endpoint; changes: the endpoint's conditions, or one of the reasons above
+	Skipped       int                  // number of endpoints skipped because of quarantine
+	SourceAddress portal.SourceAddress // that the endpoint of an Attempt sees
+	Duration      time.Duration        // of the attempt; Waiting: of the coming wait; Queued: of the past wait; Closed: since Accepted; EndpointQuarantined: of the quarantine, or until its next probe; EndpointProbed: until the next probe
+	Err           string               // "" without error
 
-	// Closed.
-	End    outcome.Result // if read from a Log, Err above has the text of its Err
+	// For Closed.
+	End    outcome.Result // in an event that was read from a Log, Err above has the text of End.Err
 	Flags  conn.Flags
-	Record *conn.Record // the connection's
-	Ended  uint64       // number of connections ended by then, this one included; set by a Reader
+	Record *conn.Record // of the connection
+	Ended  uint64       // number of connections that have ended so far, this one included; set by a Reader
 
-	// Count is the number of rules repaired, of endpoints that a Service came with, or of changes not
-	// recorded.
+	// Count is the number of repaired rules (PortalRepaired), of the new Service's endpoints (ServiceAdded), or of
+	// changes that were not recorded (MoreChanges).
 	Count int
 }

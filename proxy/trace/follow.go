@@ -6,17 +6,17 @@ import (
 )
 
 const (
-	// gathering is how long ends are collected before they are passed on, so that Run does not disturb the
-	// proxy for each connection.
+	// gathering is the time that Run lets ends accumulate before it reads again, so that it does not disturb the proxy
+	// for each connection.
 	gathering = 20 * time.Millisecond
-	// batch is the number of events taken at once.
+	// batch is the maximum number of events read at once.
 	batch = 256
 )
 
-// Follower passes on the connections that end, for example to a log.
+// Follower passes on the ends of connections, for example to the access log.
 type Follower struct {
 	reader *Reader
-	ended  uint64 // connections, up to the last one passed on or missed
+	ended  uint64 // number of connections ended, up to the last one passed on or missed
 }
 
 // Follow returns a Follower of the connections that end from now on.
@@ -26,9 +26,9 @@ func (l *Log) Follow() *Follower {
 	return &Follower{reader, ended}
 }
 
-// Run calls each with the step Closed of each connection, and with the number of ends missing just before it
-// because the Log no longer had them. It returns once ctx is done and all are passed on. each must not keep
-// the event. Run calls paused when there are no more for now.
+// Run calls each for the Closed event of each connection. missed is the number of ends just before that one which the
+// Log no longer had. each must not keep the event. Run calls paused when there are no more events for now. It returns
+// when ctx is done and all events are passed on.
 func (f *Follower) Run(ctx context.Context, each func(e *Event, missed int64), paused func()) {
 	events := make([]Event, batch)
 	for {
@@ -62,5 +62,5 @@ func (f *Follower) notify(events []Event, each func(e *Event, missed int64)) {
 		f.ended = e.Ended
 		each(e, missed)
 	}
-	clear(events) // they refer to connections
+	clear(events) // they would keep the records of connections
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// String returns the event in one line, without the time. Characters that control a terminal are escaped as
-// in Go: errors and names come from others.
+// String returns the event in one line, without the time. It escapes nonprintable characters as Go does: errors and
+// names may come from untrusted sources, and control characters could manipulate a terminal.
 func (e Event) String() string {
 	text := e.step()
 	if strings.IndexFunc(text, notShown) < 0 {
@@ -138,8 +138,8 @@ func skipped(n int) string {
 	return fmt.Sprintf(", %d skipped in quarantine", n)
 }
 
-// as returns ", as the client" if the endpoint sees the client's address. It does not mention the node's
-// address, the default for a proxy and for all connections where the portal cannot do better.
+// as returns ", as the client" if the endpoint sees the client's address, or else "": the node's address is the normal
+// case for a proxy.
 func as(s portal.SourceAddress) string {
 	if s.Client() {
 		return ", as the client"

@@ -10,9 +10,9 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// kept holds the last ends of connections with a problem, which good connections would soon displace from the
-// other rings. When it is full, the oldest end of the largest share is removed. So neither a Service nor a
-// kind of failure displaces the others. Connections without a problem never come here.
+// kept holds the last ends of connections with a problem (see conn.Flags), since other connections would soon displace
+// them from the rings. When kept is full, it removes the oldest end of the largest share. So no service port and no
+// kind of failure displaces the others.
 type kept struct {
 	max int
 
@@ -20,22 +20,22 @@ type kept struct {
 	count  int
 	shares map[share]*shared
 	bySize sizes
-	lost   int64 // latest end time among removed ends, of shares that no longer exist
+	lost   int64 // latest time of a removed end, among shares that no longer exist; 0 for none
 }
 
-// share is the key of ends that displace each other.
+// share is the common property of ends that displace each other.
 type share struct {
 	port  config.PortID
 	flags conn.Flags
-	fault outcome.Fault // of failed ones: clients that are refused do not displace failures of endpoints
+	fault outcome.Fault // of failed connections only: refused clients must not displace failures of endpoints
 }
 
 // shared holds the ends of a share, oldest first.
 type shared struct {
 	share
-	place int // in bySize
+	place int // index in bySize
 	ends  []record
-	lost  int64 // end time of the last removed one; 0 for none
+	lost  int64 // time of the end removed last; 0 for none
 }
 
 // add keeps r, the end of a connection with a problem.
@@ -65,7 +65,7 @@ func (k *kept) add(r record, how *conn.Ending) {
 func (k *kept) removeOne() {
 	s := k.bySize[0]
 	s.lost = s.ends[0].time
-	s.ends[0] = record{} // it refers to the connection
+	s.ends[0] = record{} // releases the connection's Record
 	s.ends = s.ends[1:]
 	k.count--
 	if len(s.ends) == 0 {
@@ -77,7 +77,7 @@ func (k *kept) removeOne() {
 	heap.Fix(&k.bySize, 0)
 }
 
-// each calls f for all, unordered, until f returns false.
+// each calls f for all kept ends, unordered, until f returns false.
 func (k *kept) each(f func(r record) bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -101,7 +101,7 @@ func (k *kept) find(id uint64) (found record) {
 	return found
 }
 
-// reaches returns the time since which all ends are kept for which match returns true.
+// reaches returns the time since which all ends are kept, among service ports for which match returns true.
 func (k *kept) reaches(match func(config.PortID) bool) int64 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -114,7 +114,7 @@ func (k *kept) reaches(match func(config.PortID) bool) int64 {
 	return since
 }
 
-// sizes is a heap, the largest share first.
+// sizes is a heap (container/heap) with the largest share first.
 type sizes []*shared
 
 func (s sizes) Len() int           { return len(s) }
@@ -137,8 +137,8 @@ func (s *sizes) Pop() any {
 	return x
 }
 
-// Reaches is how far back a Log knows ended connections.
+// Reaches has the times since which a Log has all ended connections.
 type Reaches struct {
-	All   time.Time // all that have ended since then
-	Amiss time.Time // those that failed, were retried or slow; never later than All
+	All   time.Time // of any kind
+	Amiss time.Time // with a problem (see conn.Flags); never later than All
 }

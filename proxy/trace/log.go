@@ -17,7 +17,7 @@ import (
 // keptChanges is the number of changes that a Log keeps in addition to the steps of connections.
 const keptChanges = 1024
 
-// Log keeps the last events, and the open connections. It is safe for concurrent use.
+// Log holds the last events and the open connections. It is safe for concurrent use.
 type Log struct {
 	seq   atomic.Uint64                 // of the newest event; incremented under the lock of the event's ring
 	more  atomic.Pointer[chan struct{}] // closed when an event is added; nil if no reader waits
@@ -26,24 +26,24 @@ type Log struct {
 	began time.Time
 	kept  kept
 
-	// reading is held by readers, before the locks of all parts and of changes: however many readers there
-	// are, writers wait for at most one of them.
+	// reading is taken by each reader before the locks of all parts and of changes. So writers wait for at most one
+	// reader, whatever the number of readers.
 	reading sync.Mutex
 
 	changing sync.Mutex // guards changes
 	changes  ring[*Event]
 }
 
-// part holds the open connections and the last steps of some of the connections. A Log has several, so that a
-// writer waits for few others, and a reader of open connections blocks few writers.
+// part holds those open connections and last steps whose connection numbers belong to it (see spread). With several
+// parts, a writer waits for few others, and a reader of open connections blocks few writers.
 type part struct {
 	mu    sync.Mutex
-	first *conn.Record // of the open ones
+	first *conn.Record // head of the list of open connections
 	steps ring[record] // in ascending order of their numbers
-	ended uint64       // number of connections
+	ended uint64       // number of ended connections
 }
 
-// add adds c to the open connections. mu is held.
+// add adds c to the open connections. The caller holds mu.
 func (p *part) add(c *conn.Record) {
 	if c.Trace.After = p.first; c.Trace.After != nil {
 		c.Trace.After.Trace.Before = c
@@ -51,7 +51,7 @@ func (p *part) add(c *conn.Record) {
 	p.first = c
 }
 
-// remove removes c from the open connections. mu is held.
+// remove removes c from the open connections. The caller holds mu.
 func (p *part) remove(c *conn.Record) {
 	switch {
 	case c.Trace.Before != nil:
@@ -68,15 +68,15 @@ func (p *part) remove(c *conn.Record) {
 }
 
 const (
-	// mostParts is the number of parts of a Log: more than the CPUs that report steps at the same moment.
+	// mostParts is the number of parts of a large Log: more than the CPUs that record steps at the same moment.
 	mostParts = 16
-	// worthParts is the number of kept steps from which a Log has mostParts.
+	// worthParts is the minimum number of kept steps for which a Log has mostParts; a smaller one has 1.
 	worthParts = 64 * mostParts
 )
 
-// NewLog returns a Log that keeps about the given number of the last steps of connections (at least 1), and
-// the last thousand changes. It takes memory as events come: 40 bytes for each step, and about 250 for each
-// connection while it is open or one of its steps is kept.
+// NewLog returns a Log that keeps about the given number of the last steps of connections (at least 1), and the last
+// keptChanges changes. Its memory grows with the events: 40 bytes per step, and about 250 per connection that is open
+// or has a kept step.
 func NewLog(steps int) *Log {
 	parts := 1
 	if steps >= worthParts {
@@ -89,22 +89,21 @@ func NewLog(steps int) *Log {
 	return l
 }
 
-// Keep makes l also keep the ends of the given number of connections that failed, were retried or slow (see
-// conn.Flags). Call it before the first event. Each takes about 400 bytes, and 120 for each of several
-// attempts.
+// Keep makes l also keep the last ends of connections with a problem (see conn.Flags), up to the given number. Call it
+// before the first event. Each connection takes about 400 bytes, and 120 for each attempt if it has several.
 func (l *Log) Keep(connections int) {
 	l.kept = kept{max: connections, shares: map[share]*shared{}}
 }
 
-// spread distributes consecutive connection numbers, and any regular selection of them, evenly over the
-// parts: a connection belongs to the part at spread*ID >> shift (see Knuth, The Art of Computer Programming,
-// 6.4: Fibonacci hashing).
+// spread distributes connection numbers evenly over the parts, even if they are multiples of a number. A connection
+// belongs to the part with index spread*ID >> shift (see Knuth, The Art of Computer Programming, 6.4: Fibonacci
+// hashing).
 const spread = 0x9E3779B97F4A7C15
 
-// Observe implements conn.Observer: it appends the step.
+// Observe implements conn.Observer: it records the step.
 func (l *Log) Observe(c *conn.Record, s conn.Step) {
 	if s.Kind == conn.FirstByte {
-		return // the record has it
+		return // the conn.Record holds it
 	}
 	p := &l.parts[c.ID*spread>>l.shift]
 	p.mu.Lock()
@@ -112,7 +111,7 @@ func (l *Log) Observe(c *conn.Record, s conn.Step) {
 	case conn.Accepted:
 		p.add(c)
 	case conn.Closed:
-		c.Trace.Moving = nil // the Mover need not be kept for as long as the step
+		c.Trace.Moving = nil // so that the Mover is not kept in memory as long as the step
 		p.remove(c)
 		p.ended++
 	}
@@ -135,7 +134,7 @@ func (l *Log) Observe(c *conn.Record, s conn.Step) {
 	}
 }
 
-// Change appends a change; l owns e from then on. Its Subject may be nil.
+// Change records a change. l owns e from then on. e.Subject may be nil.
 func (l *Log) Change(e *Event) {
 	if e.Subject == nil {
 		e.Subject = &nobody
@@ -158,8 +157,8 @@ func (l *Log) notify() {
 	}
 }
 
-// Moves sets the Mover that moves the connection's bytes from now on. It may be called after the end, which
-// is recorded when m is done.
+// Moves sets the Mover that moves the connection's bytes from now on. It does nothing if the connection has ended: m
+// may already be done.
 func (l *Log) Moves(c *conn.Record, m conn.Mover) {
 	p := &l.parts[c.ID*spread>>l.shift]
 	p.mu.Lock()
@@ -169,14 +168,14 @@ func (l *Log) Moves(c *conn.Record, m conn.Mover) {
 	}
 }
 
-// Bytes returns the number of bytes moved so far, as far as it is known for an open connection.
+// Bytes returns the number of bytes moved so far. For an open connection without a Mover, it returns 0.
 func (l *Log) Bytes(c *conn.Record) (toEndpoint, toClient int64) {
 	p := &l.parts[c.ID*spread>>l.shift]
 	p.mu.Lock()
 	m, how := c.Trace.Moving, c.Ending()
 	p.mu.Unlock()
 	switch {
-	case how != nil: // it ended meanwhile
+	case how != nil: // the connection has ended
 		return how.ToEndpoint, how.ToClient
 	case m == nil:
 		return 0, 0
@@ -211,7 +210,7 @@ func (l *Log) OpenBytes() []PortMoved {
 	return list
 }
 
-// lockForReading keeps events from being added until unlockForReading.
+// lockForReading blocks writers, so that no event is added until unlockForReading.
 func (l *Log) lockForReading() {
 	l.reading.Lock()
 	for i := range l.parts {
@@ -228,8 +227,7 @@ func (l *Log) unlockForReading() {
 	l.reading.Unlock()
 }
 
-// Open returns the open connections for which match returns true, unordered. No other goroutine waits for
-// match.
+// Open returns the open connections for which match returns true, unordered. It calls match without holding a lock.
 func (l *Log) Open(match func(*conn.Record) bool) (list []*conn.Record) {
 	for i := range l.parts {
 		list = l.parts[i].open(list)
@@ -237,8 +235,7 @@ func (l *Log) Open(match func(*conn.Record) bool) (list []*conn.Record) {
 	return slices.DeleteFunc(list, func(c *conn.Record) bool { return !match(c) })
 }
 
-// Find returns the connection with number id: the Record if it is open, or the event of its end if that is
-// kept.
+// Find returns the connection with number id: its Record if it is open, or else its Closed event if l still has that.
 func (l *Log) Find(id uint64) (open *conn.Record, ended *Event) {
 	open, closed := l.parts[id*spread>>l.shift].find(id)
 	if open == nil && closed.of == nil {
@@ -251,7 +248,7 @@ func (l *Log) Find(id uint64) (open *conn.Record, ended *Event) {
 	return nil, &e
 }
 
-// Ended returns the kept ends for which match returns true, newest first, at most max.
+// Ended returns the last Closed events for which match returns true, newest first, at most max.
 func (l *Log) Ended(max int, match func(*Event) bool) (list []Event) {
 	for _, r := range l.closed() {
 		if len(list) == max {
@@ -264,7 +261,8 @@ func (l *Log) Ended(max int, match func(*Event) bool) (list []Event) {
 	return list
 }
 
-// Reaches returns how far back l knows ended connections, of the service ports for which match returns true.
+// Reaches returns how far back l has all ended connections, and all with a problem among the service ports for which
+// match returns true.
 func (l *Log) Reaches(match func(config.PortID) bool) Reaches {
 	all := l.began
 	for i := range l.parts {
@@ -292,7 +290,7 @@ func later(t time.Time, nanoseconds int64) time.Time {
 	return t
 }
 
-// closed returns the steps with which connections ended, newest first.
+// closed returns all Closed steps of the parts and of kept, newest first.
 func (l *Log) closed() (list []record) {
 	for i := range l.parts {
 		p := &l.parts[i]
@@ -312,15 +310,15 @@ func (l *Log) closed() (list []record) {
 	return slices.CompactFunc(list, func(a, b record) bool { return a.seq == b.seq })
 }
 
-// ring keeps the last events added to it, in the order of their numbers. Places count from 1.
+// ring keeps the last events added to it, in the order of their numbers. The nth event added is at place n, from 1.
 type ring[E interface{ number() uint64 }] struct {
 	max    int
 	added  uint64
 	events []E // the event at place n is at (n-1) % max
 }
 
-// newRing returns a ring for max events. It allocates the slice at once, but the kernel provides the memory
-// only as events come.
+// newRing returns a ring for max events. It allocates the slice at once, but the kernel provides memory only for the
+// part that is used.
 func newRing[E interface{ number() uint64 }](max int) ring[E] {
 	return ring[E]{max: max, events: make([]E, 0, max)}
 }
@@ -336,13 +334,13 @@ func (r *ring[E]) add(events ...E) {
 	}
 }
 
-// at returns the event at a place that is still kept.
+// at returns the event at place, which must still be kept.
 func (r *ring[E]) at(place uint64) *E { return &r.events[(place-1)%uint64(r.max)] }
 
 // oldest returns the place of the oldest kept event.
 func (r *ring[E]) oldest() uint64 { return r.added - uint64(len(r.events)) + 1 }
 
-// behind returns the place of the first kept event with a number above seq.
+// behind returns the place of the first kept event with a number above seq; added+1 if there is none.
 func (r *ring[E]) behind(seq uint64) uint64 {
 	oldest := r.oldest()
 	n := sort.Search(len(r.events), func(i int) bool { return (*r.at(oldest + uint64(i))).number() > seq })

@@ -8,13 +8,13 @@ import (
 	"github.com/usherproxy/usher/proxy/conn"
 )
 
-// openAtOnce is the number of open connections that open visits before it releases the lock to goroutines
-// that begin or end one.
+// openAtOnce is the number of open connections that part.open visits before it releases the lock for goroutines that
+// begin or end one.
 const openAtOnce = 2048
 
-// open appends the open connections. It may include some that begin or end meanwhile.
+// open appends the open connections to list. The result may include some that begin or end meanwhile.
 func (p *part) open(list []*conn.Record) []*conn.Record {
-	here := &conn.Record{ID: math.MaxUint64} // marks the position between two looks
+	here := &conn.Record{ID: math.MaxUint64} // marks the position in the list while mu is released
 	p.mu.Lock()
 	p.add(here)
 	p.mu.Unlock()
@@ -37,7 +37,7 @@ func (p *part) open(list []*conn.Record) []*conn.Record {
 	return list
 }
 
-// find returns the open connection with number id, or the step with which it ended, if that is kept.
+// find returns the connection with number id if it is open, or else its Closed step if that is kept.
 func (p *part) find(id uint64) (open *conn.Record, closed record) {
 	for _, c := range p.open(nil) {
 		if c.ID == id {
@@ -57,8 +57,8 @@ func (p *part) find(id uint64) (open *conn.Record, closed record) {
 	return nil, record{}
 }
 
-// endedBefore returns the number of connections that had ended before the step at a place, its lower 32 bits.
-// mu is held.
+// endedBefore returns the lower 32 bits of the number of connections that had ended before the step at place. The
+// caller holds mu.
 func (p *part) endedBefore(place uint64) uint32 {
 	if place > p.steps.added {
 		return uint32(p.ended)
@@ -70,15 +70,15 @@ func (p *part) endedBefore(place uint64) uint32 {
 	return r.ended
 }
 
-// record is a step as it is kept: the connection's Record holds the rest.
+// record is the stored form of a step. The connection's Record has the other data of the Event.
 type record struct {
 	seq     uint64
 	of      *conn.Record
 	time    int64         // nanoseconds since 1970
 	took    time.Duration // of Waiting and Queued
-	ended   uint32        // connections of this part, this one included; lower 32 bits
+	ended   uint32        // number of ended connections of this part after the step; lower 32 bits
 	kind    Kind
-	attempt uint8 // how many there were so far; a search makes several dozen at most
+	attempt uint8 // number of attempts so far; a search makes several dozen at most
 }
 
 func (r record) number() uint64 { return r.seq }

@@ -5,14 +5,14 @@ import (
 	"math"
 )
 
-// Reader reads a Log from some place on. It is not safe for concurrent use.
+// Reader reads the events of a Log, from a position on. It is not safe for concurrent use.
 type Reader struct {
 	log    *Log
-	steps  []position // in the Log's parts
-	change uint64     // the next place among the changes
-	owed   uint64     // events that were already removed when it began
-	ended  uint64     // number of connections that had ended before its place
-	taken  []taken    // expanded into Events after the locks are released
+	steps  []position // one for each part of the Log
+	change uint64     // place of the next change in Log.changes
+	owed   uint64     // number of events that were already removed when the Reader was created
+	ended  uint64     // number of connections that had ended before its position
+	taken  []taken    // not yet expanded into Events: that happens after the locks are released
 	looked int        // number of events visited by the last read
 	// onlyEnds skips every event except the ends of connections.
 	onlyEnds bool
@@ -20,8 +20,8 @@ type Reader struct {
 
 // position is a Reader's position in a part.
 type position struct {
-	next  uint64 // place
-	ended uint32 // connections of the part, before that
+	next  uint64 // place of the next step
+	ended uint32 // number of the part's ended connections before next; lower 32 bits
 }
 
 // taken is a step, or a change.
@@ -31,8 +31,8 @@ type taken struct {
 	ended  uint64
 }
 
-// reader returns a reader that begins at the places that next and change give. The caller has locked l for
-// reading.
+// reader returns a reader that begins at place next(p) in each part p, and at place change in the changes. The caller
+// has locked l for reading.
 func (l *Log) reader(next func(*part) uint64, change uint64) *Reader {
 	r := &Reader{log: l, steps: make([]position, len(l.parts)), change: change}
 	for i := range l.parts {
@@ -56,8 +56,8 @@ func (l *Log) Reader(fresh bool) *Reader {
 	return l.reader(func(p *part) uint64 { return p.steps.oldest() }, l.changes.oldest())
 }
 
-// ReaderOfEnds returns a fresh reader, and the number of connections that had ended before it: the next end
-// has Event.Ended one above that.
+// ReaderOfEnds returns a reader that begins with the next event added, and the number of connections that have already
+// ended. Event.Ended of the next Closed event is that number plus 1.
 func (l *Log) ReaderOfEnds() (*Reader, uint64) {
 	l.lockForReading()
 	defer l.unlockForReading()
@@ -65,8 +65,8 @@ func (l *Log) ReaderOfEnds() (*Reader, uint64) {
 	return r, r.ended
 }
 
-// ReaderBehind returns a reader that begins with the first event whose number is above seq. Removed events
-// count as missed.
+// ReaderBehind returns a reader that begins with the first kept event whose number is above seq. Events above seq that
+// are no longer kept count as missed.
 func (l *Log) ReaderBehind(seq uint64) *Reader {
 	l.lockForReading()
 	defer l.unlockForReading()
@@ -81,9 +81,9 @@ func (l *Log) ReaderBehind(seq uint64) *Reader {
 	return r
 }
 
-// Next puts events into buf, oldest first. It waits until there is at least one, even one that onlyEnds
-// skips. It returns the number of events, and the number missed just before them because the reader was too
-// slow. The error is ctx's, when ctx is done.
+// Next puts events into buf, oldest first. It waits until there is at least one, even one that onlyEnds skips. It
+// returns the number of events, and the number missed just before them because the reader was too slow. If ctx ends
+// before there is an event, Next returns its error.
 func (r *Reader) Next(ctx context.Context, buf []Event) (n int, missed uint64, err error) {
 	for {
 		n, missed, more := r.read(buf, true)
@@ -98,13 +98,14 @@ func (r *Reader) Next(ctx context.Context, buf []Event) (n int, missed uint64, e
 	}
 }
 
-// Poll is Next without waiting: it returns 0 events if there are none.
+// Poll is Next without waiting.
 func (r *Reader) Poll(buf []Event) (n int, missed uint64) {
 	n, missed, _ = r.read(buf, false)
 	return n, missed
 }
 
-// read reads events. If there are none and wait is set, it returns a channel that is closed when there are.
+// read reads events into buf. If there are none and wait is set, more is a channel that is closed when an event is
+// added.
 func (r *Reader) read(buf []Event, wait bool) (n int, missed uint64, more <-chan struct{}) {
 	missed, more = r.take(len(buf), wait)
 	for i := range r.taken {
@@ -118,15 +119,15 @@ func (r *Reader) read(buf []Event, wait bool) (n int, missed uint64, more <-chan
 		}
 	}
 	n = len(r.taken)
-	clear(r.taken) // they refer to connections
+	clear(r.taken) // they would keep the records of connections
 	r.taken = r.taken[:0]
 	return n, missed, more
 }
 
-// mostLooked is the maximum number of events that a Reader visits while others wait.
+// mostLooked is the maximum number of events that a Reader visits while it blocks writers and other readers.
 const mostLooked = 1024
 
-// take takes up to max events, in the order of their numbers. See read for wait and more.
+// take appends up to max events to r.taken, in the order of their numbers. See read for wait and more.
 func (r *Reader) take(max int, wait bool) (missed uint64, more <-chan struct{}) {
 	l := r.log
 	l.lockForReading()
@@ -156,7 +157,8 @@ func (r *Reader) take(max int, wait bool) (missed uint64, more <-chan struct{}) 
 	return 0, *waiting
 }
 
-// takeNext takes the event with the smallest number, if there is one.
+// takeNext takes the unread event with the smallest number, and reports whether there was one. With onlyEnds, it skips
+// other events than ends.
 func (r *Reader) takeNext() bool {
 	l := r.log
 	first, at := uint64(math.MaxUint64), -1
@@ -181,7 +183,7 @@ func (r *Reader) takeNext() bool {
 	}
 	place := &r.steps[at]
 	step := *l.parts[at].steps.at(place.next)
-	r.ended += uint64(step.ended - place.ended) // includes missed ones
+	r.ended += uint64(step.ended - place.ended) // includes ends that were missed
 	place.next, place.ended = place.next+1, step.ended
 	if !r.onlyEnds || step.kind == Closed {
 		r.taken = append(r.taken, taken{step: step, ended: r.ended})
