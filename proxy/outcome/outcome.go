@@ -1,11 +1,11 @@
-// Package outcome defines how connections and UDP sessions end. The API, metrics, logs and docs use the same words. The
-// code that ends a connection makes a [Result]; all other code reads it.
+// Package outcome defines the ways in which connections and UDP sessions end. The API, metrics, logs and docs use the
+// same words for them. The code that ends a connection makes a [Result]; all other code only reads it.
 package outcome
 
 // Outcome is the way in which a connection or UDP session ended.
 type Outcome uint8
 
-// Values of Outcome. See Meaning for their meanings.
+// Values of Outcome; Meaning describes them.
 const (
 	Open Outcome = iota // not ended
 	ClientClosed
@@ -29,7 +29,7 @@ const (
 	VIPRemoved
 	Internal
 
-	Outcomes = iota // array size, Open included
+	Outcomes = iota // number of values, Open included
 )
 
 // Fault is the party that caused an outcome.
@@ -40,13 +40,13 @@ const (
 	FaultNone     Fault = "none" // a normal end
 	FaultClient   Fault = "client"
 	FaultEndpoint Fault = "endpoint"
-	FaultPolicy   Fault = "policy" // a configured refusal or end
+	FaultPolicy   Fault = "policy" // the configuration refused or ended the connection
 	FaultNode     Fault = "node"   // limits and shutdown
 	FaultUsher    Fault = "usher"
 )
 
-// words has the texts for each Outcome in the API, metrics, logs and docs; docs/reference.md has the same table. Users'
-// alerts and scripts contain the first column.
+// words has the texts for each Outcome in the API, metrics, logs and docs; docs/reference.md has the same table. Do not
+// change a word: users' alerts and scripts contain it.
 var words = [Outcomes]struct {
 	word    string
 	fault   Fault
@@ -84,7 +84,7 @@ func (o Outcome) Fault() Fault { return words[o].fault }
 // Meaning describes o for users; "" for Open.
 func (o Outcome) Meaning() string { return words[o].meaning }
 
-// Named returns the Outcome with that word. It returns Open for unknown words, which may come from another version.
+// Named returns the Outcome that word stands for. It returns Open for unknown words, which another version may use.
 func Named(word string) Outcome {
 	for o := range words {
 		if words[o].word == word {
@@ -105,7 +105,7 @@ func Words() (all []string) {
 // Result is the outcome of a connection, its cause, and the bytes forwarded.
 type Result struct {
 	Outcome              Outcome
-	Err                  error // the cause; nil if Outcome is the whole reason
+	Err                  error // the cause; nil if Outcome says everything
 	ToEndpoint, ToClient int64 // bytes
 }
 
