@@ -96,7 +96,7 @@ var _ = Describe("usher diagnose", func() {
 		Expect(text).To(ContainSubstring(refusing.String() + " is in quarantine: connection refused"))
 		Expect(text).To(ContainSubstring(silent.String() + " is in quarantine: no answer"))
 		Expect(text).To(ContainSubstring("while another port refused at once: packets to that port are dropped"))
-		Expect(text).To(ContainSubstring("is there a firewall, is the machine down, or is there no route to it? ip route get ADDRESS; nft list ruleset"))
+		Expect(text).To(ContainSubstring("is there a firewall, is the listen backlog full, is the machine down, or is there no route to it? nft list ruleset; ss -ltn; ip route get ADDRESS"))
 
 		By("diagnosing one Service, and whether it admits a client")
 		Expect(unbroken(diagnose(1, "mixed"))).NotTo(ContainSubstring("default/empty"))

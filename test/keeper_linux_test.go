@@ -303,7 +303,7 @@ var _ = Describe("a keeper", func() {
 		Expect(pauses()[count-5:]).To(Equal([]string{"100ms", "200ms", "400ms", "800ms", "1.6s"}))
 		Eventually(livez).WithTimeout(10 * time.Second).Should(And(HavePrefix("HTTP/1.1 500"), ContainSubstring(fmt.Sprintf("usher exited unexpectedly %d times, last reason: signal: killed; restarting it at 20", count))))
 		Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
-		Eventually(livez).WithTimeout(10 * time.Second).Should(And(ContainSubstring("200 OK"), ContainSubstring(fmt.Sprintf(`"restarts":{"count":%d,"last":"signal: killed"}`, count))))
+		Eventually(livez).WithTimeout(10 * time.Second).Should(And(ContainSubstring("200 OK"), ContainSubstring(fmt.Sprintf(`"restarts":{"count":%d,"last":"signal: killed","time":"`, count))))
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 		k.stop()
 	})

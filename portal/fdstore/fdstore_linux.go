@@ -24,10 +24,11 @@ type Manager struct {
 	// Kept are the files that an earlier process left with the manager, by name. A caller that uses some removes and
 	// closes them.
 	Kept map[string][]*os.File
-	// Restarts is how often the keeper has restarted usher, and Why says how the last process ended. Other managers do
-	// not set these.
+	// Restarts is how often the keeper has restarted usher after a crash. Why says how the last process crashed, and
+	// Crashed when. Other managers do not set these, and earlier keepers not Crashed.
 	Restarts int
 	Why      string
+	Crashed  time.Time
 
 	conn     *net.UnixConn
 	watchdog time.Duration
@@ -62,7 +63,12 @@ func FromEnvironment(log logrus.FieldLogger) (*Manager, error) {
 		}
 	})
 	if _, err := fmt.Sscanf(os.Getenv(KeeperVariable), "restarts=%d", &m.Restarts); err == nil {
-		_, m.Why, _ = strings.Cut(os.Getenv(KeeperVariable), " last=")
+		var before string
+		before, m.Why, _ = strings.Cut(os.Getenv(KeeperVariable), " last=")
+		var at int64
+		if _, err := fmt.Sscanf(before, "restarts=%d at=%d", &m.Restarts, &at); err == nil {
+			m.Crashed = time.Unix(at, 0)
+		}
 	}
 	for _, name := range Variables {
 		os.Unsetenv(name)

@@ -141,16 +141,24 @@ var _ = Describe("a manager", func() {
 
 	It("reads and unsets its environment variables", func() {
 		set("LISTEN_FDS", "0")
-		set(KeeperVariable, "restarts=3 last=signal: killed")
+		set(KeeperVariable, "restarts=3 at=1767323045 last=signal: killed")
 		set("WATCHDOG_USEC", "20000000")
 		m := manager()
 		Expect(m.Restarts).To(Equal(3))
 		Expect(m.Why).To(Equal("signal: killed"))
+		Expect(m.Crashed).To(BeTemporally("==", time.Unix(1767323045, 0)))
 		Expect(m.watchdog).To(Equal(20 * time.Second))
 		for _, name := range Variables {
 			_, is := os.LookupEnv(name)
 			Expect(is).To(BeFalse(), name)
 		}
+	})
+
+	It("reads the variable of a keeper that does not set the time of the crash", func() {
+		set("LISTEN_FDS", "0")
+		set(KeeperVariable, "restarts=3 last=signal: killed")
+		m := manager()
+		Expect([]any{m.Restarts, m.Why, m.Crashed.IsZero()}).To(Equal([]any{3, "signal: killed", true}))
 	})
 
 	It("ignores descriptors that were passed to another process", func() {

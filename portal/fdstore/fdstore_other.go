@@ -15,6 +15,7 @@ type Manager struct {
 	Kept     map[string][]*os.File
 	Restarts int
 	Why      string
+	Crashed  time.Time
 }
 
 // FromEnvironment returns nil.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
 // Health serves /healthz and /livez.
@@ -25,7 +26,7 @@ type Health struct {
 	// proxy unhealthy: it keeps serving the last known state.
 	APIServer func() APIServerStatus
 	// Restarts, if not nil, are those of a keeper.
-	Restarts *Restarts
+	Restarts *api.Restarts
 
 	leaving        atomic.Bool
 	stopping       atomic.Bool
@@ -47,13 +48,6 @@ type APIServerStatus struct {
 	Skew   time.Duration `json:"-"` // of its clock, ahead of this node's
 }
 
-// Restarts counts how often usher ended unexpectedly and its keeper restarted it, and records how it ended
-// last.
-type Restarts struct {
-	Count int    `json:"count"`
-	Last  string `json:"last"`
-}
-
 // SetLeaving records whether this node is being deleted, is about to be, or is unknown.
 func (h *Health) SetLeaving(leaving bool) { h.leaving.Store(leaving) }
 
@@ -69,7 +63,7 @@ type healthAnswer struct {
 	Status       familyHealths    `json:"status,omitempty"`       // of each IP family; none before the initial sync
 	PendingSince time.Time        `json:"pendingSince,omitzero"`
 	APIServer    *APIServerStatus `json:"apiServer,omitempty"`
-	Restarts     *Restarts        `json:"restarts,omitempty"`
+	Restarts     *api.Restarts    `json:"restarts,omitempty"`
 	PIDNamespace string           `json:"pidNamespace,omitempty"` // see PIDNamespace
 }
 

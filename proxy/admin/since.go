@@ -53,6 +53,9 @@ func (a *API) summary(g group, reports []config.Report, now time.Time) api.Servi
 	s.Problems = reported(reports)
 	if s.State != api.ServiceRejected {
 		s.Since = a.starts.service(g, s.State, now)
+		if s.State != api.ServiceOK {
+			_, s.Trouble = g.trouble(a.proxy.Portal.Traits(), now)
+		}
 		return s
 	}
 	for i, r := range reports {

@@ -29,6 +29,9 @@ func (a *API) status(*http.Request) (any, error) {
 	open := a.proxy.AddOpenBytes(nil)
 	out.Totals.BytesToEndpoint += open.ToEndpoint
 	out.Totals.BytesToClient += open.ToClient
+	if a.opts.Health != nil {
+		out.Restarts = a.opts.Health.Restarts
+	}
 	var total int
 	out.Problems, total, out.Attention = a.problems(&s, out.Now)
 	out.ProblemsOmitted, out.Since = total-len(out.Problems), a.since()

@@ -121,6 +121,15 @@ func usherItself(_ context.Context, s *subject) (all []Finding) {
 		}
 		all = append(all, Finding{"", severity, p.Object, p.Message, "reported by usher as " + p.Reason + ", since " + p.Since.Local().Format(time.DateTime), p.Remedy})
 	}
+	if r := s.status.Restarts; r != nil {
+		when := "usher crashed"
+		if !r.Time.IsZero() {
+			when += " at " + r.Time.Local().Format(time.DateTime)
+		}
+		all = append(all, Finding{"", Note, "usher", fmt.Sprintf("%s (%s), and its keeper restarted it", when, r.Last),
+			show.Plural(r.Count, "restart") + " since the keeper started",
+			"usher's log and the kernel's (journalctl -k) at that time; which connections survived: docs/running.md#what-survives"})
+	}
 	return all
 }
 

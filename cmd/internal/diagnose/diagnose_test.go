@@ -248,6 +248,18 @@ var _ = Describe("a finding with a known cause", func() {
 	})
 })
 
+var _ = Describe("usher's last crash", func() {
+	It("is a note with its time, if a keeper has restarted usher", func() {
+		at := time.Date(2026, 1, 2, 3, 12, 5, 0, time.UTC)
+		s := &subject{status: api.Status{Restarts: &api.Restarts{Count: 2, Last: "signal: killed", Time: at}}}
+		Expect(usherItself(GinkgoT().Context(), s)).To(ConsistOf(And(HaveField("Severity", Note),
+			HaveField("Wrong", "usher crashed at "+at.Local().Format(time.DateTime)+" (signal: killed), and its keeper restarted it"),
+			HaveField("Known", "2 restarts since the keeper started"))))
+		s.status.Restarts = nil
+		Expect(usherItself(GinkgoT().Context(), s)).To(BeEmpty())
+	})
+})
+
 var _ = Describe("the time of a problem", func() {
 	It("is local, as all other times are", func() {
 		since := time.Date(2026, 1, 2, 3, 4, 5, 0, time.FixedZone("elsewhere", 7*3600+60))

@@ -85,6 +85,11 @@ func reachOne(ctx context.Context, p place, e *api.Endpoint) (f Finding, is bool
 		if errors.Is(dial(ctx, netip.AddrPortFrom(at.Addr(), otherPort(at.Port()))), syscall.ECONNREFUSED) {
 			f.Wrong, f.Known = endpointName(e)+" does not answer, but its host does: packets to that port are dropped", fmt.Sprintf("test from this node: no answer within %s, while another port refused at once: packets to that port are dropped", reachTime)
 			f.Remedy = "is there a NetworkPolicy or firewall? kubectl get networkpolicy -A; nft list ruleset on the Pod's node. Is the process's listen backlog full? ss -ltn in the Pod"
+			if e.NoResponse > 0 { // the kernel completes connections for a process that hangs, until the backlog is full
+				f.Wrong = endpointName(e) + " does not answer, but its host does: its process probably hangs, and its listen backlog is full"
+				f.Known = fmt.Sprintf("test from this node: no answer within %s, while another port refused at once; %d connections got no response before: the process probably hangs", reachTime, e.NoResponse)
+				f.Remedy = "restart the process, or find out why it hangs; in 'ss -ltn' in the Pod, Recv-Q is above Send-Q if its listen backlog is full"
+			}
 		}
 		return f, ctx.Err() == nil
 	default:

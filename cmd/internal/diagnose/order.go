@@ -117,5 +117,5 @@ func withoutCluster(f Finding) string {
 	case strings.Contains(f.Remedy, "describe pod"):
 		return "see the conditions of its EndpointSlice in the manifests"
 	}
-	return "is there a firewall, is the machine down, or is there no route to it? ip route get ADDRESS; nft list ruleset"
+	return "is there a firewall, is the listen backlog full, is the machine down, or is there no route to it? nft list ruleset; ss -ltn; ip route get ADDRESS"
 }

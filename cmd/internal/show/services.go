@@ -169,6 +169,9 @@ func problems(s api.Service) string {
 			add(d.Clients + " clients are dropped: " + d.Text)
 		}
 	}
+	if len(list) == 0 {
+		return s.Trouble
+	}
 	return strings.Join(list, "; ")
 }
 

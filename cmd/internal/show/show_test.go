@@ -157,6 +157,13 @@ var _ = Describe("a table", func() {
 		}))
 	})
 
+	It("shows why a Service is degraded as its problem", func() {
+		service := api.Service{Namespace: "default", Name: "web", State: api.ServiceDegraded, Trouble: "1 of 3 endpoints: 10.1.0.8:80 quarantined, no answer"}
+		Expect(lines(show.Services, true, service)[1]).To(ContainSubstring(" 1 of 3 endpoints: 10.1.0.8:80 quarantined, no answer "))
+		service.Problems = []api.Problem{{Reason: "PortNameDiffers", Message: "no port is named http"}}
+		Expect(lines(show.Services, true, service)[1]).To(And(ContainSubstring("PortNameDiffers: no port is named http"), Not(ContainSubstring("1 of 3"))))
+	})
+
 	It("shows rules, and below a differing rule the one in the kernel", func() {
 		rule := api.PortalRule{Mode: "nftables", Service: "default/web:http", Protocol: "TCP", VIP: "10.96.0.10:80", State: "differs",
 			PortalEffect: api.PortalEffect{Action: "redirect", LocalPort: 36841},

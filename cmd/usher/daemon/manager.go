@@ -4,9 +4,10 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/usherproxy/usher/portal/fdstore"
-	"github.com/usherproxy/usher/proxy/admin"
+	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
 // Names under which the daemon keeps files with its manager, in addition to the listeners
@@ -28,19 +29,22 @@ const stopping = "STOPPING=1"
 func (d *Daemon) meetManager() {
 	m := d.config.Manager
 	d.config.Proxy.Store = m
-	if m != nil && m.Restarts > 0 {
+	if m != nil && time.Since(m.Crashed) < restartTime {
 		d.log.WithField("restarts", m.Restarts).WithField("reason", m.Why).Warn("The previous usher process crashed; reusing its sockets")
 	}
 }
 
-// restarts returns the keeper's restarts for the health answers: nil if there were
-// none.
-func (d *Daemon) restarts() *admin.Restarts {
+// restartTime is longer than the keeper waits at most before it restarts usher after a crash. A process that starts
+// later is an upgrade.
+const restartTime = time.Minute
+
+// restarts returns the keeper's restarts for users: nil if there were none.
+func (d *Daemon) restarts() *api.Restarts {
 	m := d.config.Manager
 	if m == nil || m.Restarts == 0 {
 		return nil
 	}
-	return &admin.Restarts{Count: m.Restarts, Last: m.Why}
+	return &api.Restarts{Count: m.Restarts, Last: m.Why, Time: m.Crashed}
 }
 
 // notifyReady notifies the manager that the daemon serves the initial sync. From then on it notifies the manager

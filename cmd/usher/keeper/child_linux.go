@@ -112,7 +112,7 @@ func (k *keeper) environment(names []string) []string {
 		"LISTEN_FDS="+strconv.Itoa(len(names)),
 		"LISTEN_FDNAMES="+strings.Join(names, ":"),
 		"WATCHDOG_USEC="+strconv.FormatInt(watchdog.Microseconds(), 10),
-		fmt.Sprintf("%s=restarts=%d last=%s", fdstore.KeeperVariable, k.Restarts, k.Last))
+		fmt.Sprintf("%s=restarts=%d at=%d last=%s", fdstore.KeeperVariable, k.Restarts, k.Crashed.Unix(), k.Last))
 }
 
 // self is the running program, even if its path holds another one by now.

@@ -65,9 +65,10 @@ type state struct {
 	// Served reports that an usher process has been ready.
 	Served bool
 	// Failures is the number of successive early failures, and Restarts the number of
-	// restarts. Last is the reason for the last one.
+	// restarts. Last is the reason for the last one, and Crashed the time of the crash.
 	Failures, Restarts int
 	Last               string
+	Crashed            time.Time
 	// Score is usher's oom_score_adj; "" if the keeper's was not changed.
 	Score string
 }
@@ -270,7 +271,7 @@ func (k *keeper) ended(status unix.WaitStatus) (code int, over bool) {
 		k.Orphans = nil
 	}
 	k.Restarts++
-	k.Last = why
+	k.Last, k.Crashed = why, time.Now()
 	wait := k.restartDelay()
 	log.WithFields(logrus.Fields{"restarts": k.Restarts, "pause": wait.String()}).Error("usher exited unexpectedly; restarting it")
 	k.begin(wait)

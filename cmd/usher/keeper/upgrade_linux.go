@@ -226,7 +226,7 @@ func (k *keeper) currentGone(status unix.WaitStatus) {
 	if !k.stopRequested && !k.Current.stops() {
 		k.remove("lock") // otherwise the next process would wait for an answer of the lock's holder
 		k.Restarts++
-		k.Last = describe(status)
+		k.Last, k.Crashed = describe(status), time.Now()
 		k.log.WithField("reason", k.Last).Error("usher exited unexpectedly while the new instance was starting; the new one continues with its sockets")
 	}
 	k.inherit(k.Current, k.Next)

@@ -49,7 +49,10 @@ type Service struct {
 	State     ServiceState `json:"state"`
 	// Since is when it entered that state, as far as usher knows: usher checks every 5 s, and knows nothing
 	// from before its start.
-	Since     time.Time      `json:"since"`
+	Since time.Time `json:"since"`
+	// Trouble names the endpoints, or lack of endpoints, that make State worse than ok; left out if Problems or Ports
+	// have the reason.
+	Trouble   string         `json:"trouble,omitempty"`
 	Ports     []PortSummary  `json:"ports"`
 	Endpoints EndpointCounts `json:"endpoints"`
 	// AffinitySeconds is the timeout of the ports' session affinity; left out if there is none.

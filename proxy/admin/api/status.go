@@ -60,6 +60,9 @@ type Status struct {
 	// restored.
 	Repairs int64 `json:"repairs"`
 
+	// Restarts are those by a keeper; left out if there were none.
+	Restarts *Restarts `json:"restarts,omitempty"`
+
 	// Defaults are the settings of Services that do not set their own.
 	Defaults Defaults `json:"defaults"`
 
@@ -124,4 +127,13 @@ type End struct {
 	// Fault is the cause: client, endpoint, policy (a deliberate refusal), node (limits, shutdown), usher, or
 	// none (a normal end).
 	Fault string `json:"fault"`
+}
+
+// Restarts counts how often usher crashed and its keeper restarted it since the keeper started.
+type Restarts struct {
+	Count int `json:"count"`
+	// Last is how usher ended last, such as "signal: killed", and Time when; Time is left out if an earlier version of
+	// the keeper is running.
+	Last string    `json:"last"`
+	Time time.Time `json:"time,omitzero"`
 }
