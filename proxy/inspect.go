@@ -29,10 +29,21 @@ type PortView struct {
 	// Cluster, Internal and External are as in config.ServicePort.
 	Cluster, Internal, External *balance.Set
 
+	log *trace.Log // for Waiting
+
 	Affinity    *affinity.Table
 	Totals      frontend.Totals
 	OpenBytes   map[netip.AddrPort]trace.Moved // of open connections, by endpoint; only set by AddOpenBytes
 	PortMetrics *frontend.PortMetrics          // nil if the service port has had no client yet
+}
+
+// Waiting returns, by endpoint, how many open connections of the service port have sent data, received none, and waited
+// at least d for it.
+func (v *PortView) Waiting(now time.Time, d time.Duration) map[netip.AddrPort]int64 {
+	if v.log == nil {
+		return nil
+	}
+	return v.log.Waiting(v.Port.ID, now, d)
 }
 
 // Inspect returns the service ports of the Services for which match returns true, in PortID order. It delays
@@ -108,7 +119,7 @@ func (f *frontEnd) inspect() PortView {
 		Port: v.Port, Problem: f.proxy.problems[f.ID()],
 		SourceAddress: f.Origin(v, netip.Addr{}, v.Port.VIPs[0].Addr, &config.Endpoint{Addr: v.Port.VIPs[0].AddrPort()}).SourceAddress,
 		Endpoints:     v.All, Cluster: v.Cluster, Internal: v.Internal, External: v.External,
-		Affinity: f.Affinity, Totals: f.Totals(), PortMetrics: f.PortMetrics(),
+		Affinity: f.Affinity, Totals: f.Totals(), PortMetrics: f.PortMetrics(), log: f.Trace,
 	}
 	for _, l := range f.listeners {
 		out.Listeners = append(out.Listeners, l.Addr())

@@ -290,7 +290,7 @@ func badEndpoints(v *proxy.PortView, now time.Time) string {
 		switch state := stateOf(v, e, now); state {
 		case api.EndpointReady, api.EndpointTerminating:
 		default:
-			bad = append(bad, badEndpoint(e, state, now))
+			bad = append(bad, badEndpoint(v, e, state, now))
 		}
 	}
 	if len(bad) == 0 {
@@ -304,7 +304,7 @@ func badEndpoints(v *proxy.PortView, now time.Time) string {
 	return text
 }
 
-func badEndpoint(e *balance.Endpoint, state api.EndpointState, now time.Time) string {
+func badEndpoint(v *proxy.PortView, e *balance.Endpoint, state api.EndpointState, now time.Time) string {
 	text := e.Addr.String()
 	if e.Pod != "" {
 		text += " (" + e.Pod + ")"
@@ -314,8 +314,7 @@ func badEndpoint(e *balance.Endpoint, state api.EndpointState, now time.Time) st
 		text += ", " + q.Cause
 	} else if state == api.EndpointUnresponsive {
 		l := recentLatencyOf(e, now)
-		_, none := e.NoResponse(now)
-		of := fmt.Sprint(none)
+		of := fmt.Sprint(withoutResponse(e, v.Waiting(now, longWait), now))
 		if l.firstByte.Number() == 0 {
 			of = "any"
 		}

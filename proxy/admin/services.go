@@ -249,10 +249,11 @@ func stateOf(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoint
 }
 
 // When an endpoint is unresponsive: at least fewestUnresponsive clients got no byte recently, since a browser
-// sometimes opens a connection and sends no request. If it answers others, the part of its clients without a
+// sometimes opens a connection and sends no request. A client whose connection is open counts after longWait. If it answers others, the part of its clients without a
 // byte is at least unresponsivePart, and unresponsiveTimes that of the other endpoints, which had at least
 // fewestClientsCompare clients.
 const (
+	longWait             = 10 * time.Second
 	fewestUnresponsive   = 5
 	unresponsivePart     = 0.1
 	unresponsiveTimes    = 5
@@ -264,24 +265,33 @@ const (
 // the protocol may have no answers. The kernel accepts connections also for a program that hangs.
 func unresponsive(v *proxy.PortView, e *balance.Endpoint, now time.Time) bool {
 	l := recentLatencyOf(e, now)
-	_, none := e.NoResponse(now)
 	clients := float64(clientsWaited(e, l, now))
 	silent := clients >= fewestUnresponsive && l.firstByte.Number() == 0
-	if !silent && (none < fewestUnresponsive || float64(none) < unresponsivePart*clients) {
+	if without := clients - float64(l.firstByte.Number()); without < fewestUnresponsive || without < unresponsivePart*clients {
+		return false
+	}
+	waiting := v.Waiting(now, longWait)
+	none := float64(withoutResponse(e, waiting, now))
+	if !silent && (none < fewestUnresponsive || none < unresponsivePart*clients) {
 		return false
 	}
 	var answered, othersNone, othersClients float64
 	for _, o := range v.Endpoints {
 		if o != e {
 			ol := recentLatencyOf(o, now)
-			_, n := o.NoResponse(now)
 			answered += float64(ol.firstByte.Number())
-			othersNone += float64(n)
+			othersNone += float64(withoutResponse(o, waiting, now))
 			othersClients += float64(clientsWaited(o, ol, now))
 		}
 	}
 	return answered > 0 && (silent ||
-		othersClients >= fewestClientsCompare && float64(none)*othersClients >= unresponsiveTimes*othersNone*clients)
+		othersClients >= fewestClientsCompare && none*othersClients >= unresponsiveTimes*othersNone*clients)
+}
+
+// withoutResponse returns how many recent connections of e ended as no-response, plus those that still wait.
+func withoutResponse(e *balance.Endpoint, waiting map[netip.AddrPort]int64, now time.Time) int64 {
+	_, ended := e.NoResponse(now)
+	return ended + waiting[e.Addr]
 }
 
 // clientsWaited returns how many clients connected to e recently, l being its latency, without those that closed soon
@@ -406,6 +416,9 @@ func endpoint(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoin
 		Quarantine: quarantine(e, now),
 		Active:     e.Active.Load(), Limit: v.Port.EndpointLimit, Connected: e.Connected.Load(), Failed: e.Failed.Load(), FailedRecently: e.FailedRecently(now), NoResponse: none, NoResponseRecently: noneRecently,
 		BytesToEndpoint: e.ToEndpoint.Load() + v.OpenBytes[e.Addr].ToEndpoint, BytesToClient: e.ToClient.Load() + v.OpenBytes[e.Addr].ToClient, Latency: l.forAPI(),
+	}
+	if state == api.EndpointUnresponsive {
+		out.WaitingLong = v.Waiting(now, longWait)[e.Addr]
 	}
 	var without []string // clients whose connections do not go to it
 	for _, use := range []struct {

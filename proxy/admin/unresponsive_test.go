@@ -106,4 +106,44 @@ var _ = Describe("an endpoint that leaves some of its clients without a response
 		Expect(endpoints[1].BytesToClient).To(BeEquivalentTo(5), "the other endpoint answers")
 		Expect([]any{endpoints[0].State, endpoints[1].State}).To(HaveEach(api.EndpointReady))
 	})
+
+	It("is unresponsive while its clients still wait", func() {
+		n := newNode()
+		answers := func(c net.Conn) {
+			_, _ = io.ReadFull(c, make([]byte, 1))
+			fmt.Fprint(c, "hello")
+			_, _ = io.Copy(io.Discard, c)
+		}
+		var hung atomic.Bool
+		hangs := func(c net.Conn) {
+			if hung.Load() {
+				_, _ = io.Copy(io.Discard, c)
+				return
+			}
+			answers(c)
+		}
+		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", lab.Backend(hangs), lab.Backend(answers))})
+		at := n.proxy.Status()[0].Listeners[0].String()
+		state := func() api.EndpointState {
+			var detail api.ServiceDetail
+			Expect(n.get("/services/default/web", &detail)).To(Equal(http.StatusOK))
+			return detail.Details[0].Endpoints[0].State
+		}
+		for i := range 60 {
+			hung.Store(i >= 40)
+			c, err := net.Dial("tcp", at)
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(c.Close)
+			fmt.Fprint(c, "?")
+			if i < 40 {
+				Expect(io.ReadFull(c, make([]byte, 5))).To(Equal(5))
+			}
+		}
+		Expect(state()).To(Equal(api.EndpointReady), "they have not waited for long")
+		Eventually(state).WithTimeout(20 * time.Second).WithPolling(200 * time.Millisecond).Should(Equal(api.EndpointUnresponsive))
+		var detail api.ServiceDetail
+		n.get("/services/default/web", &detail)
+		Expect(detail.Details[0].Endpoints[0]).To(And(HaveField("WaitingLong", int64(10)), HaveField("NoResponse", int64(0))))
+		Expect(detail.Trouble).To(HaveSuffix("unresponsive, no response for 10 of 30 recent clients"))
+	})
 })

@@ -213,6 +213,15 @@ func (r *Record) FirstByte() time.Duration {
 	return 0
 }
 
+// WaitsForByte returns how long the client of an open connection has waited for the endpoint's first byte, as FirstByte counts
+// it; 0 if that byte has arrived, or no endpoint is connected. It may also be positive if the client has sent nothing.
+func (r *Record) WaitsForByte(now time.Time) time.Duration {
+	if first := r.firstByte.Load(); first <= 0 && r.established.Load() > 0 {
+		return now.Sub(r.Start) + time.Duration(first)
+	}
+	return 0
+}
+
 // Attempts returns the attempts, the first one first. Callers must not change them.
 func (r *Record) Attempts() []Attempt {
 	established := r.established.Load() > 0 // before attempts, which may be stored meanwhile

@@ -210,6 +210,19 @@ func (l *Log) OpenBytes() []PortMoved {
 	return list
 }
 
+// Waiting returns, by endpoint, how many open connections of a service port have sent data, have received none, and have
+// waited at least d for it.
+func (l *Log) Waiting(port config.PortID, now time.Time, d time.Duration) map[netip.AddrPort]int64 {
+	n := map[netip.AddrPort]int64{}
+	for _, c := range l.Open(func(c *conn.Record) bool { return c.Port.ID == port && c.WaitsForByte(now) >= d }) {
+		if toEndpoint, toClient := l.Bytes(c); toEndpoint > 0 && toClient == 0 {
+			to, _ := c.Established()
+			n[to.Endpoint]++
+		}
+	}
+	return n
+}
+
 // lockForReading blocks writers, so that no event is added until unlockForReading.
 func (l *Log) lockForReading() {
 	l.reading.Lock()

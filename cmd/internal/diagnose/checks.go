@@ -355,9 +355,14 @@ func breaks(_ context.Context, s *subject) (all []Finding) {
 			if e.State == api.EndpointOutlier {
 				wrong = endpointName(e) + " is an outlier: it accepts connections, but resets most of them"
 			}
-			all = append(all, Finding{"", Warning, p.object, wrong, fmt.Sprintf("in the last minutes: connected %d times, %d failed attempts and connections; since it was listed: %d and %d; over all endpoints since usher started, %d connections were reset, %d ended without a response",
-				connectedRecently(e), e.FailedRecently, e.Connected, e.Failed, p.port.Ends[outcome.EndpointReset.String()], p.port.Ends[outcome.NoResponse.String()]),
-				"usher get connections " + p.name + " --state=ended --endpoint " + e.Address + "; then the Pod's log"})
+			known := fmt.Sprintf("in the last minutes: connected %d times, %s (%d%%)", connectedRecently(e), show.Plural(int(e.FailedRecently), "failure"), 100*e.FailedRecently/max(1, connectedRecently(e), e.FailedRecently))
+			if e.Failed > e.FailedRecently {
+				known += fmt.Sprintf("; since it was listed: %d and %d", e.Connected, e.Failed)
+			}
+			if n := p.port.Ends[outcome.EndpointReset.String()]; n > 0 {
+				known += fmt.Sprintf("; since usher started, the endpoints of this port reset %s after they had accepted them", show.Plural(int(n), "connection"))
+			}
+			all = append(all, Finding{"", Warning, p.object, wrong, known, "usher get connections " + p.name + " --outcome failed,retried --endpoint " + e.Address + "; then the Pod's log"})
 		}
 	})
 	return all
@@ -411,6 +416,9 @@ func hangs(p place, e *api.Endpoint) Finding {
 	if e.Latency == nil || e.Latency.FirstByteP99Ms > 0 {
 		wrong = endpointName(e) + " leaves far more clients without a response than other endpoints of its port"
 		known = fmt.Sprintf("in the last minutes, %s left without a byte, of %d that connected", show.Plural(int(e.NoResponseRecently), "client"), connectedRecently(e))
+		if e.WaitingLong > 0 {
+			known += fmt.Sprintf("; %d have been waiting for at least 10 s", e.WaitingLong)
+		}
 	}
 	return Finding{"", Warning, p.object, wrong, known,
 		"check the process: the kernel accepts connections even if it hangs; usher get connections " + p.name + " --state=all --endpoint=" + e.Address}

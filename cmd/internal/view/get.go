@@ -308,6 +308,9 @@ func printItems[T any](cmd *cobra.Command, f *getFlags, k kind[T], items []fleet
 			items = []fleet.Reported[T]{}
 		}
 		return cli.PrintObject(out, f.output, map[string]any{"total": len(items), "items": items})
+	case len(items) == 0 && len(cmd.Flags().Args()) > 0:
+		fmt.Fprintf(cmd.ErrOrStderr(), "No %s of %s.\n", k.plural, show.Few(cmd.Flags().Args()))
+		return nil
 	case len(items) == 0 && f.all:
 		fmt.Fprintf(cmd.ErrOrStderr(), "No %s.\n", k.plural)
 		return nil

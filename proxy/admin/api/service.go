@@ -333,8 +333,11 @@ type Endpoint struct {
 	FailedRecently     int64 `json:"failedRecently,omitempty"`
 	NoResponse         int64 `json:"noResponse,omitempty"`
 	NoResponseRecently int64 `json:"noResponseRecently,omitempty"`
-	BytesToEndpoint    int64 `json:"bytesToEndpoint"`
-	BytesToClient      int64 `json:"bytesToClient"`
+	// WaitingLong is the number of open connections that have sent data and received none for 10 s; only set if State is
+	// unresponsive.
+	WaitingLong     int64 `json:"waitingLong,omitempty"`
+	BytesToEndpoint int64 `json:"bytesToEndpoint"`
+	BytesToClient   int64 `json:"bytesToClient"`
 	// Latency is left out if it had no recent connection.
 	Latency *Latency `json:"latency,omitempty"`
 }
