@@ -1,19 +1,19 @@
 // Package handover ensures that a single usher process manages the portals of a network namespace. It transfers that
 // role and the listening sockets to a successor without dropping connections.
 //
-// The process that manages the portals, the holder, has the [Lock]. A successor calls [Ask]. The holder then changes
-// nothing in the kernel any longer and sends its listening sockets; both processes accept from them. The successor
+// The process that manages the portals, the holder, has the [Lock]. A successor calls [Ask]. From then on the holder
+// changes nothing in the kernel. It sends its listening sockets, and both processes accept from them. The successor
 // installs its rules and calls Take. The holder then closes its copies of the sockets, releases the lock, and lets its
-// open connections end. If the successor disconnects before that, the holder continues unchanged.
+// remaining connections end. If the successor disconnects before that, the holder continues unchanged.
 //
-// Since the sockets are the same ones, no rule has to change, and no connection that waits to be accepted is lost.
+// Since both use the same sockets, no rule has to change, and no connection that waits to be accepted is lost.
 //
 // The lock is an abstract Unix socket (unix(7)). Like rules and routes, it belongs to the network namespace. It needs
-// no file. The kernel removes it when no process has it open any longer: when the holder ends for any reason, unless a
-// keeper has a copy. Any process in the network namespace can make such a socket and connect to one. So its name
-// contains a random part, and a process that wants the lock queries all sockets whose names begin as a holder's do
-// (/proc/net/unix lists them). Holders and successors count only if they prove that they may change this network
-// namespace: CAP_NET_ADMIN in the user namespace that owns it. Each proves this by signing the other's challenge. A
+// no file. The kernel removes it when no process has it open: when the holder ends for any reason, unless its keeper (a
+// supervisor process) has a copy. Any process in the network namespace can make such a socket and connect to one. So
+// its name contains a random part, and a process that wants the lock queries all sockets whose names have a holder's
+// prefix (/proc/net/unix lists them). Holders and successors must prove their capability to change this network
+// namespace: CAP_NET_ADMIN in the user namespace that owns it. Each proves it by signing the other's challenge. A
 // process of another user is rejected at once (SO_PEERCRED), and nothing is received from it.
 //
 // Packets (unix(7), SOCK_SEQPACKET) in the order of events:
@@ -22,15 +22,15 @@
 //	hand over        →                     with a challenge for the holder to sign
 //	                 ←  held               with a challenge for the successor to sign
 //	signed           →
-//	                 ←  names of sockets, one a line, with the sockets (SCM_RIGHTS); repeated
-//	                 ←  (nothing)
-//	more             →                     or not
-//	                 ←  names and sockets that are new, and (nothing)
+//	                 ←  names of sockets, one per line, with the sockets (SCM_RIGHTS); repeated
+//	                 ←  a single line feed: the end
+//	more             →                     optional
+//	                 ←  names and sockets added since, and a line feed; only after "more"
 //	taken            →
 //	                 ←  released
 //
 // A process that only checks for a holder sends "who is it", and disconnects after the answer.
 //
 // A holder that is killed hands nothing over. Its keeper, if it has one, has copies of its sockets (package fdstore)
-// and of the lock's listener: processes that connect meanwhile wait there.
+// and of the lock's listener. Processes that connect meanwhile wait in that listener's backlog.
 package handover

@@ -21,7 +21,7 @@ const (
 	wordWho      = "who is it"
 	wordHandOver = "hand over"
 	stateHeld    = "held"
-	stateWanted  = "wanted" // the process still looks for other holders; the one whose name sorts first has precedence
+	stateWanted  = "wanted" // still looking for other holders; of two, the name that sorts first has precedence
 	wordSigned   = "signed"
 	wordMore     = "more"
 	wordTaken    = "taken"
@@ -30,12 +30,13 @@ const (
 	// installTime is how long a holder waits for a successor to install its rules. Thousands of rules take seconds, or
 	// more than a minute on a node with too few CPUs. If the successor exits, the holder notices at once.
 	installTime = 2 * time.Minute
-	// stepTimeout is how long a successor waits for a holder, and a holder for its own first rules.
+	// stepTimeout is how long a successor waits for each answer of a holder. It is also how long a successor may wait
+	// for a new holder to call Serve, after its first rules.
 	stepTimeout = 30 * time.Second
-	// sendTime is how long a successor may take to take all sockets.
+	// sendTime is how long a successor may take to receive all sockets.
 	sendTime = 5 * time.Second
-	// maxGuests is how many processes a holder serves at once. When a further one has waited for guestTime, the holder
-	// disconnects those whose capability is not verified yet.
+	// maxGuests is how many guests a holder serves at once. A guest is a process that has connected to the lock. When
+	// another one has waited for guestTime, the holder disconnects all whose capability is not proved yet.
 	maxGuests = 64
 	guestTime = 20 * time.Millisecond
 )
@@ -48,25 +49,26 @@ type Lock struct {
 	held      atomic.Bool
 	serving   sync.WaitGroup // the accepting goroutine
 
-	// Slots for guests, and for guests of other users while they are disconnected.
+	// slots limits guests of the same user. closing limits those of other users, which are disconnected at once.
 	slots, closing chan struct{}
 
 	served  chan struct{} // closed by Serve
 	ended   chan struct{} // closed by end: no further guest is accepted
 	end     func()
 	holder  Holder     // set before served is closed
-	handing sync.Mutex // held while handing over to a successor with the capability
-	taken   bool       // guarded by handing
+	handing sync.Mutex // held while handing over to a successor that has proved its capability
+	taken   bool       // handed over or released; guarded by handing
 
 	mu     sync.Mutex
 	guests map[peer]bool
 }
 
-// Acquire takes the lock. The error wraps ErrLocked and names the holder, if another process of the same user that
-// proves its capability has the lock. A process without the capability cannot prevent Acquire; see Strangers.
+// Acquire takes the lock. If another process of the same user has it and proves its capability, the error wraps
+// ErrLocked and names that process. A process without the capability cannot prevent Acquire, except before Linux 4.19
+// and in gVisor; see Strangers.
 //
 // left, unless it is nil, is a copy of the listener (see File) of an earlier process that ended without releasing the
-// lock. Processes that wait at it are answered now. Acquire closes it.
+// lock. This process then answers the processes that wait in its backlog. Acquire closes left.
 func Acquire(left *os.File) (*Lock, error) {
 	l, err := newLock(left)
 	if err != nil {
@@ -92,7 +94,7 @@ func Acquire(left *os.File) (*Lock, error) {
 	return l, nil
 }
 
-// Hold is Acquire for a process that keeps the lock while no usher process runs: it does not look for other holders:
+// Hold is Acquire for a process that keeps the lock while no usher process runs. It does not look for other holders:
 // left stayed open when usher ended, so no other process has taken the lock meanwhile.
 func Hold(left *os.File) (*Lock, error) {
 	l, err := newLock(left)
@@ -103,7 +105,8 @@ func Hold(left *os.File) (*Lock, error) {
 	return l, nil
 }
 
-// newLock listens, with left if that is not nil, and proves this process's capability to processes that ask.
+// newLock returns a lock that proves this process's capability to processes that ask. It listens on left, or on a new
+// socket if left is nil or unusable.
 func newLock(left *os.File) (*Lock, error) {
 	listener := listenAgain(left)
 	if listener == nil {
@@ -117,13 +120,13 @@ func newLock(left *os.File) (*Lock, error) {
 	return l, nil
 }
 
-// listenAgain returns the listener for left, or nil, and closes left.
+// listenAgain returns a listener that uses left's socket, or nil if that fails. It closes left.
 func listenAgain(left *os.File) *net.UnixListener {
 	if left == nil {
 		return nil
 	}
 	defer left.Close()
-	// Processes that connect from now on must see this process (SO_PEERCRED).
+	// Listen again, so that SO_PEERCRED returns this process to those that connect from now on.
 	if fd, err := fdpass.Descriptor(left); err != nil || unix.Listen(fd, unix.SOMAXCONN) != nil {
 		return nil
 	}
@@ -139,7 +142,7 @@ func listenAgain(left *os.File) *net.UnixListener {
 	return listener
 }
 
-// newLockAt returns a lock that does not accept yet.
+// newLockAt returns a lock that does not accept connections yet.
 func newLockAt(listener *net.UnixListener) *Lock {
 	l := &Lock{
 		listener: listener, name: listener.Addr().String(), served: make(chan struct{}), ended: make(chan struct{}),
@@ -159,7 +162,7 @@ func newLockAt(listener *net.UnixListener) *Lock {
 func (l *Lock) accept(next func() (*net.UnixConn, error)) {
 	for {
 		conn, err := next()
-		if err != nil { // for instance, no descriptor is free; others still see this listener
+		if err != nil { // for instance, no descriptor is free; others still find this listener
 			select {
 			case <-l.ended:
 				return
@@ -196,8 +199,8 @@ func (l *Lock) accept(next func() (*net.UnixConn, error)) {
 	}
 }
 
-// File returns a copy of the listener, with which Acquire can continue if this process ends without releasing the lock:
-// nil if it is unavailable. The caller closes it.
+// File returns a copy of the listener, or nil if it cannot be copied. If this process ends without releasing the lock,
+// Acquire can continue with the copy. The caller closes it.
 func (l *Lock) File() *os.File {
 	file, err := l.listener.File()
 	if err != nil {
@@ -206,7 +209,7 @@ func (l *Lock) File() *os.File {
 	return file
 }
 
-// Strangers describes the processes that claimed to have the lock when it was taken, without the capability.
+// Strangers describes the processes that claimed the lock during Acquire, but did not prove their capability.
 func (l *Lock) Strangers() []string { return l.strangers }
 
 // Release releases the lock. It waits for a handover in progress, and may be called more than once.
@@ -225,7 +228,7 @@ func (l *Lock) Serve(h Holder) {
 	close(l.served)
 }
 
-// come and leave maintain the set of guests whose capability is not verified.
+// come and leave maintain the set of guests that have not proved their capability.
 func (l *Lock) come(p peer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -239,7 +242,7 @@ func (l *Lock) leave(p peer) {
 	delete(l.guests, p)
 }
 
-// sendAway disconnects the guests whose capability is not verified. An usher process asks again.
+// sendAway disconnects the guests that have not proved their capability. In look, an usher process reconnects.
 func (l *Lock) sendAway() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -258,8 +261,8 @@ func (l *Lock) answer(p peer) {
 	}
 }
 
-// entitled proves this process's capability. It reports whether the other side wants to take over and has proved its
-// own.
+// entitled proves this process's capability to a guest. It reports whether the guest wants to take over and has proved
+// its own.
 func (l *Lock) entitled(p peer) bool {
 	word, theirs, err := p.receiveChallenge()
 	if err != nil {
@@ -327,8 +330,8 @@ func (l *Lock) handOver(p peer) {
 	_ = p.send(wordReleased) // fails only if the successor has given up or exited; its Take then fails as well
 }
 
-// andMore yields sockets, and then a marker: a successor that knows it may ask for more. Successors of earlier versions
-// ignore names that they do not know.
+// andMore yields sockets, and then a marker with the name wordMore. A successor that knows this name may ask for more.
+// Successors of earlier versions ignore unknown names.
 func andMore(sockets iter.Seq[Socket]) iter.Seq[Socket] {
 	return func(yield func(Socket) bool) {
 		for s := range sockets {

@@ -7,8 +7,8 @@ import (
 	"os"
 )
 
-// Lock is the exclusive permission to manage the portals. On other systems no portal installs anything, so there is
-// nothing to lock.
+// Lock is the exclusive permission to manage the portals. On systems other than Linux no portal installs anything, so
+// there is nothing to lock.
 type Lock struct{}
 
 // Acquire takes the lock.

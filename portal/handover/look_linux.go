@@ -17,8 +17,8 @@ import (
 
 const (
 	network = "unixpacket"
-	// The names of holders' listeners and of successors' ends begin with these prefixes. A random part follows, so that
-	// no other process can take the name first.
+	// The names of holders' listeners, and of successors' ends of connections, begin with these prefixes. A random part
+	// follows, so that no other process can take the name first.
 	holderPrefix    = "@usher-portal/"
 	successorPrefix = "@usher-successor/"
 
@@ -26,7 +26,7 @@ const (
 	// holder's name may take together.
 	answerTime = 5 * time.Second
 	lookTime   = 5 * time.Second
-	// lookAgain is the delay before a process is asked again that could not be asked or was undecided.
+	// lookAgain is the interval for asking again processes that could not be reached or were undecided.
 	lookAgain = 10 * time.Millisecond
 )
 
@@ -35,7 +35,7 @@ func random() string { return strings.ToLower(rand.Text()) }
 // found is a holder that has proved its capability.
 type found struct {
 	peer
-	name      string    // of this process's end
+	name      string    // of this process's end of the connection
 	challenge challenge // from the holder, for this process to sign
 	state     string    // stateHeld or stateWanted
 }
@@ -45,16 +45,16 @@ func (f *found) close() {
 	f.Close()
 }
 
-// Claimed reports whether a process claims to hold the lock: an usher process, or a keeper that waits for one. It
-// connects to none.
+// Claimed reports whether any process listens under a holder's name: an usher process, or a keeper that will restart
+// one. Claimed does not connect to it, so the claim is not verified.
 func Claimed() bool {
 	names, err := holders()
 	return err == nil && len(names) > 0
 }
 
-// look asks all processes with a holder's name, except own, with word to prove their capability. It returns the first
-// that does and has the lock, or precedes own in acquiring it, or nil. strangers are those that lack the capability. It
-// takes at most lookTime.
+// look sends word to all processes that listen under a holder's name, except own, and asks them to prove their
+// capability. It returns the first one that proves it and either has the lock or has precedence over own; nil if there
+// is none. strangers describes the processes that did not prove it. look takes at most lookTime.
 func look(own, word string) (holder *found, strangers []string, err error) {
 	type answer struct {
 		name  string
@@ -63,9 +63,9 @@ func look(own, word string) (holder *found, strangers []string, err error) {
 	}
 	answers, done := make(chan answer), make(chan struct{})
 	defer close(done)
-	known := map[string]bool{own: true} // the names
+	known := map[string]bool{own: true} // names listed before, and own
 	open := map[string]string{}         // descriptions of undecided processes, by name
-	looking := map[string]string{}      // those with the capability that still look for holders as well
+	looking := map[string]string{}      // those that proved their capability, but still look for holders themselves
 	var waiting []string                // names to ask
 	list := true
 	end := time.Now().Add(lookTime)
@@ -88,7 +88,7 @@ func look(own, word string) (holder *found, strangers []string, err error) {
 		todo := waiting
 		waiting = nil
 		for _, name := range todo {
-			// In this thread, since that may be in another network namespace.
+			// Connect in this thread: it may be in another network namespace than other threads.
 			a, err := approach(name)
 			switch {
 			case errors.Is(err, syscall.EAGAIN): // its backlog is full
@@ -138,7 +138,7 @@ func look(own, word string) (holder *found, strangers []string, err error) {
 			case errors.Is(a.err, syscall.ENOPROTOOPT): // before Linux 4.19
 				err = a.err
 			case errors.Is(a.err, io.EOF), errors.Is(a.err, syscall.EPIPE), errors.Is(a.err, syscall.ECONNRESET):
-				waiting = append(waiting, a.name) // unless it has exited
+				waiting = append(waiting, a.name) // approach then detects if it has exited
 			case a.err != nil:
 				strangers = append(strangers, open[a.name])
 				delete(open, a.name)
@@ -161,7 +161,7 @@ func look(own, word string) (holder *found, strangers []string, err error) {
 	return holder, slices.Compact(strangers), err
 }
 
-// holders returns the names of listeners that begin as holders' do.
+// holders returns the names of all listeners that begin with holderPrefix.
 func holders() (names []string, err error) {
 	f, err := os.Open("/proc/thread-self/net/unix")
 	if err != nil {
@@ -180,7 +180,7 @@ func holders() (names []string, err error) {
 	return names, lines.Err()
 }
 
-// approached is a process with a holder's name.
+// approached is a process that listens under a holder's name, not verified yet.
 type approached struct {
 	peer
 	name      string
@@ -207,8 +207,8 @@ func approach(name string) (*approached, error) {
 	return a, nil
 }
 
-// ask asks an approached process to prove its capability, and returns it as a holder if it does. Until then, closing
-// what it has sent may take long.
+// ask asks an approached process to prove its capability, and returns it as a holder if it does. Otherwise a goroutine
+// closes what the process has sent, since that may take long.
 func (a *approached) ask(word string) (_ *found, err error) {
 	f := &found{peer: a.peer, name: a.name, challenge: -1}
 	interrupted(func() {

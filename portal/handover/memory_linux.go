@@ -8,7 +8,7 @@ import (
 )
 
 // Memory returns an empty in-memory file, which exists as long as a process has it open (memfd_create(2)). A process
-// that receives it in a handover shares the position: io.NewSectionReader reads without it.
+// that receives it in a handover shares the file position; io.NewSectionReader does not use it.
 func Memory(name string) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {

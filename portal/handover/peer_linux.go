@@ -15,13 +15,13 @@ import (
 	"github.com/usherproxy/usher/portal/fdpass"
 )
 
-// maxPacket exceeds the names in one packet; no name is longer than half of it.
+// maxPacket is the receive buffer's size in bytes. The names in one packet are shorter, as no name exceeds half of it.
 const maxPacket = 64 << 10
 
 // peer is the other side of a connection.
 type peer struct{ *net.UnixConn }
 
-// within sets the deadline for all messages from now on.
+// within makes all further messages fail after d.
 func (p peer) within(d time.Duration) { _ = p.SetDeadline(time.Now().Add(d)) } // fails only once it is closed
 
 // send sends text, with copies of descriptors.
@@ -63,7 +63,7 @@ func (p peer) receiveWord(words ...string) (string, error) {
 	return text, err
 }
 
-// cred returns the credentials of the process that connected or listened: not of the socket's current owner.
+// cred returns the credentials of the process that called connect or listen; another one may own the socket now.
 func (p peer) cred() (who *unix.Ucred, err error) {
 	raw, err := p.SyscallConn()
 	if err != nil {
@@ -81,7 +81,7 @@ func (p peer) sameUser() bool {
 	return err == nil && int(who.Uid) == os.Geteuid()
 }
 
-// String describes the other side, as far as this process can see: 0 is a process of another PID namespace.
+// String describes the other side. Process ID 0 means a process in a PID namespace that this process cannot see.
 func (p peer) String() string {
 	who, err := p.cred()
 	if err != nil {
@@ -90,10 +90,10 @@ func (p peer) String() string {
 	return fmt.Sprintf("process %d of user %d", who.Pid, who.Uid)
 }
 
-// Close closes the connection, and with it the messages that were not received.
+// Close closes the connection, with the descriptors in messages that were not received.
 func (p peer) Close() { interrupted(func() { p.UnixConn.Close() }) }
 
-// Discard closes descriptors of any kind that another process has sent: that process cannot make it wait.
+// Discard closes descriptors of any kind that another process has sent. That process cannot make Discard block.
 func Discard(fds []int) {
 	for _, fd := range fds {
 		closeFD(fd)
@@ -102,8 +102,8 @@ func Discard(fds []int) {
 
 func closeFD(fd int) { interrupted(func() { unix.Close(fd) }) }
 
-// interrupted runs do, in which another process could make this one wait. Closing the last copy of a TCP socket with
-// SO_LINGER waits until all its data is acknowledged, even if that copy is in a packet that was never received. A
+// interrupted runs do and ends the waits in it that another process could cause. Closing the last copy of a TCP socket
+// with SO_LINGER waits until all its data is acknowledged, even if that copy is in a packet that was never received. A
 // signal ends the wait (sk_stream_wait_close in net/core/stream.c). It is SIGURG, which Go's runtime sends to its own
 // threads, and which has no other effect.
 func interrupted(do func()) {

@@ -12,11 +12,11 @@ import (
 // A challenge is a socket by which a process proves that it may change this network namespace. Only with CAP_NET_ADMIN
 // in the user namespace that owns it can a process set SO_TXTIME on a socket to CLOCK_TAI (since Linux 4.19; see
 // sock_setsockopt in net/core/sock.c). So the verifier makes a challenge, sends it to the other side to sign, and reads
-// the option: the kernel decides, whichever user and process IDs the two see of each other.
+// the option. The kernel decides; the user and process IDs that the two sides see of each other do not matter.
 //
-// A stranger between two usher processes could have one sign the other's challenge. So a challenge is for one
-// connection: its name begins with that of the successor's end, which is unique (abstract namespace of unix(7)), and a
-// process signs no other.
+// A process without the capability could forward the challenge of one usher process to another one to sign. So a
+// challenge is valid for one connection: its name begins with the name of the successor's end, which is unique
+// (abstract namespace of unix(7)). A process signs only challenges for the connection on which it receives them.
 type challenge int
 
 // The second part of a challenge's name says which side has to sign it.
@@ -25,7 +25,7 @@ const (
 	byHolder    = "/holder/"
 )
 
-// newChallenge makes a challenge for the connection whose successor's end is named connection.
+// newChallenge makes a challenge for the connection whose successor's end is named connection. by is the signing side.
 func newChallenge(connection, by string) (challenge, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -19,7 +19,7 @@ type Successor struct {
 	more bool // the holder understands wordMore
 }
 
-// Ask asks the holder of the lock to hand over. It returns when the holder has stopped changing things and its sockets
+// Ask asks the holder of the lock to hand over. It returns when the holder has stopped making changes and its sockets
 // have arrived. The caller then calls Take or Abort.
 func Ask() (*Successor, error) {
 	holder, _, err := look("", wordHandOver)
@@ -51,8 +51,8 @@ func Ask() (*Successor, error) {
 	return s, nil
 }
 
-// More adds to Sockets those that the holder got since Ask, if its version supports this. It may be called once, before
-// Take.
+// More adds to Sockets those that the holder added since Ask, if the holder's version supports this. It may be called
+// once, before Take.
 func (s *Successor) More() error {
 	if !s.more {
 		return nil
@@ -67,7 +67,7 @@ func (s *Successor) More() error {
 // Take notifies the holder that all rules are installed, and returns the lock.
 func (s *Successor) Take() (*Lock, error) {
 	defer s.Abort()
-	// Before the holder releases its own: a process that looks meanwhile finds one of the two.
+	// Listen before the holder releases its lock, so that a process that looks for holders finds one of the two.
 	l, err := newLock(nil)
 	if err != nil {
 		return nil, fmt.Errorf("taking over: %w", err)
@@ -86,7 +86,7 @@ func (s *Successor) Take() (*Lock, error) {
 	return l, nil
 }
 
-// Abort lets the holder continue, unless Take has ended it, and closes the sockets that remain in Sockets.
+// Abort closes the connection and the sockets that remain in Sockets. The holder continues, unless Take succeeded.
 func (s *Successor) Abort() {
 	s.peer.Close()
 	for name, f := range s.Sockets {
@@ -116,11 +116,11 @@ func (s *Successor) receiveSockets() error {
 	}
 }
 
-// sendSockets sends sockets, followed by a single line feed.
+// sendSockets sends sockets, and then a packet that is a single line feed, which marks the end.
 func sendSockets(p peer, sockets iter.Seq[Socket]) error {
 	var batch []Socket
 	var failed error
-	names := 0 // bytes
+	names := 0 // their length in bytes, with separators
 	for s := range sockets {
 		batch = append(batch, s)
 		if names += len(s.Name) + 1; len(batch) < SocketsAtOnce && names < maxPacket/2 {
@@ -140,7 +140,7 @@ func sendSockets(p peer, sockets iter.Seq[Socket]) error {
 	return p.send("\n")
 }
 
-// sendBatch sends sockets in one packet, and closes this process's copies.
+// sendBatch sends sockets in one packet, and closes their files.
 func sendBatch(p peer, batch []Socket) error {
 	var names []string
 	var fds []int
