@@ -1,20 +1,20 @@
 // Package balance selects the endpoint that a connection tries next.
 //
-// A [Pool] keeps the state of every endpoint of one service port across changes: its quarantine and its
-// number of connections. A [Set] is the part of the pool that a group of clients may use; traffic policies
-// make different groups. It is replaced as a whole when endpoints change. Pick selects from it.
+// A [Pool] keeps the state of every endpoint of one service port across changes: its quarantine and its number of
+// connections. A [Set] is the part of the pool that a group of clients may use; traffic policies make different groups.
+// A Set is replaced as a whole when endpoints change. Its method Pick selects an endpoint.
 //
-// A scheduler determines the order. Each scheduler has a line in a list (scheduler.go); similar ones share a file. It
-// returns endpoints one by one until one is usable. It prepares its data when the Set is made: a table (maglev.go) or
-// shares by weight (shares.go). If the first endpoint is usable, only schedulers that compare loads look at others:
-// p2c.go at one, least.go at up to 1,023.
+// A scheduler determines the order in which endpoints are considered: it returns them one by one until one is usable.
+// The map schedulers lists all of them (scheduler.go); similar ones share a file. A scheduler prepares its data when
+// the Set is made: a table (maglev.go) or shares by weight (shares.go). If the first endpoint is usable, only
+// schedulers that compare loads look at others: p2c.go at one, least.go at up to 1,023.
 //
 // All schedulers skip an endpoint in quarantine as long as there is another one. The quarantine ends when the
 // caller has probed the endpoint and it answered. Without probes it ends after some time: then one connection
 // tries the endpoint while others still skip it (health.go). Every choice comes with its reason.
 //
-// A [Filter] makes choices skip further endpoints; a Set has none unless its service port asks for it. There
-// are two: slow start (slowstart.go), and the limit of an endpoint (filter.go). An endpoint at its limit is
+// A [Filter] makes choices skip further endpoints; a Set has none unless its service port asks for it. There are two:
+// slow start (slowstart.go), and the limit of connections to an endpoint (filter.go). An endpoint at its limit is
 // skipped; if none has a free slot, clients wait in a queue (queue.go).
 //
 // The package dials nothing and has no goroutine and no clock: the caller passes the time, and reports the

@@ -9,10 +9,10 @@ import (
 	"github.com/usherproxy/usher/proxy/latency"
 )
 
-// Endpoint is one endpoint of a service port with its state. Each update of a Pool creates new ones; two are
-// the same endpoint if they share a State.
+// Endpoint is one endpoint of a service port with its state. Each Pool.Update creates new Endpoints; two represent the
+// same endpoint if they share a State.
 type Endpoint struct {
-	*config.Endpoint // in the model that the Pool was last given, which does not change
+	*config.Endpoint // part of the config.ServicePort passed to Update; never changed
 	*State
 	pool *Pool
 }
@@ -28,12 +28,12 @@ type State struct {
 	ToEndpoint, ToClient atomic.Int64
 
 	shown     atomic.Uint64          // see Since: Unix time in ms, and a state in the lowest four bits; 0 at first
-	ends      atomic.Uint32          // the last connections as bits: a leading one, then one bit each, set if it was broken, newest last
+	ends      atomic.Uint32          // how the last connections ended: a leading 1, then a bit for each, 1 if broken, the newest last
 	health    atomic.Pointer[health] // nil if no failure is known, as for most endpoints
 	rareState atomic.Pointer[rareState]
 }
 
-// rareState is state that only some endpoints need, or those that had clients; nil for all others.
+// rareState is state that only some endpoints need, for example those that had clients; nil for all others.
 type rareState struct {
 	readyAt  atomic.Int64 // see readySince; Unix time in ns
 	drained  atomic.Int64 // see EndConnections; Unix time in ns, 0 for never
@@ -101,8 +101,9 @@ func recent(r *atomic.Pointer[latency.Recent], now time.Time) int64 {
 	return int64(l.Number())
 }
 
-// Since returns when the endpoint entered state, a caller-defined number below 16. If the last call was for another
-// state, that is began. If began is exact, it is also if the state ended and began again since the last call.
+// Since returns when the endpoint entered state, a caller-defined number below 16. It returns began if the last call
+// was for another state. With exact it also does so if began is later than the last result: the state has ended and
+// begun again since.
 func (s *State) Since(state uint8, began time.Time, exact bool) time.Time {
 	for {
 		was := s.shown.Load()
@@ -124,8 +125,8 @@ func (s *State) CountNoResponse(now time.Time) {
 	r.noResponse.Load().Observe(latency.Seconds, now, 0, 0)
 }
 
-// NoResponse returns how many connections of the endpoint ended as outcome.NoResponse, in total and in the
-// last 5 to 10 minutes before now. They are no failures.
+// NoResponse returns how many connections of the endpoint ended as outcome.NoResponse, in total and in the last 5 to 10
+// minutes before now. They do not count as failures.
 func (s *State) NoResponse(now time.Time) (ever, recent int64) {
 	r := s.rareState.Load()
 	if r == nil || r.noResponse.Load() == nil {
@@ -176,7 +177,8 @@ func (e *Endpoint) tryTake() bool {
 	}
 }
 
-// Release ends a Take or a Set.Take. Waiting clients may take the free slot. Report a failed attempt first.
+// Release undoes a Take or a Set.Take. Waiting clients are woken and may take the free slot. If the attempt failed,
+// call Report first.
 func (e *Endpoint) Release() {
 	e.Active.Add(-1)
 	if e.pool.waiting.Load() > 0 {
@@ -200,8 +202,8 @@ func (s *State) Drained() (by time.Time, ok bool) {
 	return time.Unix(0, ns), ns != 0
 }
 
-// outlierWindow is the number of most recently ended connections that State.Outlier considers; fewest is the
-// minimum number for a verdict.
+// outlierWindow is the number of most recently ended connections that State.Outlier considers; with fewer than fewest,
+// Outlier is false.
 const (
 	outlierWindow = 16
 	fewest        = 4
@@ -225,11 +227,11 @@ func (s *State) ended(broken bool) {
 	}
 }
 
-// counted returns the number of recorded ends, and broke the number of broken ones.
+// counted returns the number of recorded connections, and broke the number of broken ones among them.
 func counted(ends uint32) int { return max(0, bits.Len32(ends)-1) }
 func broke(ends uint32) int   { return max(0, bits.OnesCount32(ends)-1) }
 
-// Outlier reports whether the endpoint broke most of the connections that ended last.
+// Outlier reports whether the endpoint broke more than half of the connections that ended last.
 func (s *State) Outlier() bool {
 	ends := s.ends.Load()
 	return counted(ends) >= fewest && 2*broke(ends) > counted(ends)

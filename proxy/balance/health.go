@@ -9,39 +9,38 @@ import (
 // Kind is the kind of a Report.
 type Kind uint8
 
-// The kinds. A recheck is a probe of an endpoint that is Down because attempts failed. A check is one that
-// the Service asks for, whether the endpoint is Up or Down.
+// The kinds. A recheck is a probe of an endpoint that is Down because attempts failed. A check is a probe that the
+// Service asks for, whether the endpoint is Up or Down.
 const (
 	Connected      Kind = iota + 1 // an attempt succeeded
 	ConnectFailed                  // an attempt failed, or a UDP endpoint that had answered refused
-	RecheckPassed                  // the endpoint is in rotation again
-	RecheckFailed                  // the next recheck is due after twice the time
-	RecheckSkipped                 // it could not be made, for a reason on this node
+	RecheckPassed                  // failed attempts no longer keep the endpoint Down
+	RecheckFailed                  // the next recheck is due after twice the time, up to Policy.Max
+	RecheckSkipped                 // the recheck was impossible for a reason on this node
 	CheckPassed
 	CheckFailed
 	CheckOff // the Service no longer asks for checks
-	Closed   // a connection ended; see Outlier
-	Broken   // the endpoint reset an established connection
-	claim    // one connection is sent to an endpoint that is HalfOpen
+	Closed   // a connection ended without a fault of the endpoint; see Outlier
+	Broken   // the endpoint was at fault for the end of a connection, such as by a reset
+	claim    // one connection tries an endpoint that is HalfOpen
 )
 
 // Report is one observation of an endpoint.
 type Report struct {
 	Kind   Kind
 	Start  time.Time  // start of the attempt; only for ConnectFailed
-	Now    time.Time  // the observation
+	Now    time.Time  // time of the observation
 	Err    error      // of failures
 	Client netip.Addr // only for ConnectFailed; if valid, the attempt came from this client's own address, and had no answer
 }
 
 // Policy determines how reports change an endpoint's health.
 type Policy struct {
-	// First is how long an endpoint is Down after the first failure; 0 = never. For checks it is the
-	// interval.
+	// First is how long an endpoint is Down after the first failure; 0 = no quarantine. For checks it is the interval.
 	First time.Duration
 	Max   time.Duration // First doubles with each further failure, up to this
-	// Probed means that the caller rechecks the endpoint after that time: it is Down until a recheck passes.
-	// Otherwise it then is HalfOpen, and one connection decides.
+	// Probed means that the caller rechecks the endpoint when that time is over, and that it stays Down until a recheck
+	// passes. Otherwise the endpoint becomes HalfOpen then, and one connection tests it.
 	Probed bool
 	// Rise and Fall are the numbers of consecutive checks that must pass, or fail, to make an endpoint Up, or
 	// Down.
@@ -73,7 +72,7 @@ type Availability uint8
 // The availabilities.
 const (
 	Up       Availability = iota
-	HalfOpen              // its quarantine is over; one connection at a time decides
+	HalfOpen              // the time in quarantine is over; one connection at a time tests the endpoint
 	Down                  // in quarantine: skipped while there is another endpoint
 )
 
@@ -83,26 +82,26 @@ type Health struct {
 	// By is the kind of report that made the endpoint Down: ConnectFailed or CheckFailed. In
 	// Watcher.HealthChanged it is the kind of the current report.
 	By       Kind
-	Since    time.Time // when it ceased to be Up
+	Since    time.Time // when the endpoint ceased to be Up
 	Until    time.Time // when it becomes HalfOpen or, if Probed, when the next probe is due
 	Probed   bool      // it is Down until a recheck, or Rise checks, pass
 	Failures int       // consecutive; failed probes included
 	Err      error     // the last failure
 }
 
-// Watcher is notified when an endpoint becomes Down, when it no longer is, and when a failed recheck
-// lengthens the time until the next. It is not notified of one client's failure alone. Report calls
+// Watcher is notified when an endpoint becomes Down, when a Report ends that, and when a failed recheck lengthens the
+// time until the next. It is not notified when an endpoint becomes Down for one client's failure alone. Report calls
 // HealthChanged without holding a lock of this package. HealthChanged must return quickly.
 type Watcher interface {
 	HealthChanged(e *Endpoint, h Health, now time.Time)
 }
 
-// claimTime is how long other connections skip a HalfOpen endpoint while one connection tries it, unless its result
-// comes earlier.
+// claimTime is how long other connections skip a HalfOpen endpoint while one connection tries it, unless the result of
+// that attempt comes earlier.
 const claimTime = time.Second
 
-// health is the health of an endpoint that failed. Nil and the zero value mean that nothing bad is known. A
-// published health does not change: each report that matters makes another one, so that readers need no lock.
+// health is the health of an endpoint that failed. Nil and the zero value mean that no failure is known. A published
+// health does not change: a report that changes it replaces it, so that readers need no lock.
 type health struct {
 	passive passive
 	active  failureStreak // by checks
@@ -113,19 +112,19 @@ type failureStreak struct {
 	down             bool
 	failures, passes int32     // consecutive; passes only of checks, since the last failure
 	since            time.Time // when the endpoint became Down
-	until            time.Time // when the next probe is due, or it is HalfOpen; of a passive spell that is not down, when a recheck passed
+	until            time.Time // when the next probe is due or HalfOpen begins; of a passive that is not down: when a recheck passed
 	err              error     // the last
 }
 
-// passive is a spell caused by clients' attempts. After a passed recheck it is not down, but kept until a
-// client has connected. Otherwise an endpoint that answers only probes would return after a second each time.
+// passive is the series of clients' failed attempts. A passed recheck clears down, but the rest is kept until a client
+// has connected. Otherwise each quarantine of an endpoint that answers only probes would last Policy.First.
 type passive struct {
 	failureStreak
 	rechecked bool       // down until a recheck passes
 	client    netip.Addr // valid if failures affected this client alone
-	claimed   time.Time  // one connection decides; others skip the endpoint until then
+	claimed   time.Time  // until when one connection tests the endpoint and others skip it
 
-	// For protocols without a positive answer: when clients were let in again, and how much time without a
+	// For protocols without a positive answer: when a client was first admitted again, and how much time without a
 	// failure counts as an answer.
 	halfOpen     time.Time
 	healthyAfter time.Duration
@@ -138,9 +137,10 @@ type passive struct {
 // A failed attempt lengthens the quarantine only if it began after the previous quarantine had ended. Attempts that
 // were in progress when the quarantine began do not, nor do attempts made during it because no other endpoint was left.
 // If an attempt from a client's own address had no answer, a NetworkPolicy may block that client. The endpoint is then
-// Down for First only, until a second client has no answer. Meanwhile clients with affinity keep it.
+// Down for First only, each time, until another client has no answer either. Meanwhile clients with affinity keep using
+// it.
 //
-// Checks and attempts have separate quarantines: neither ends one that the other began.
+// Checks and attempts cause separate quarantines: neither kind ends one that the other began.
 func (e *Endpoint) Report(r Report, p Policy) Change {
 	switch r.Kind {
 	case Connected:
@@ -208,7 +208,7 @@ func (h *health) report(r *Report, p *Policy) (c Change, changed bool) {
 	case ConnectFailed:
 		return h.failed(r, p)
 	case RecheckPassed, RecheckFailed, RecheckSkipped:
-		if !f.rechecked { // a client connected before
+		if !f.rechecked { // a client has connected since
 			break
 		}
 		changed = true
@@ -268,7 +268,7 @@ func (h *health) failed(r *Report, p *Policy) (c Change, changed bool) {
 		return c, false
 	}
 	failures, since := int32(1), r.Now
-	if c.Blamed && f.failures > 0 && (f.down || r.Now.Sub(f.until) < p.Max) { // it had recovered only recently
+	if c.Blamed && f.failures > 0 && (f.down || r.Now.Sub(f.until) < p.Max) { // the endpoint had recovered only recently
 		failures += f.failures
 	}
 	if h.active.down {
@@ -295,8 +295,8 @@ func (f *passive) state(now time.Time) Availability {
 	return HalfOpen
 }
 
-// state returns the availability for display. If the protocol has no positive answers, the endpoint is Up
-// once it has refused no client for the longest quarantine.
+// state returns the availability for display. If the protocol has no positive answers, the endpoint is Up once it has
+// refused no client for Policy.Max.
 func (h *health) state(now time.Time) Availability {
 	switch {
 	case h == nil:
@@ -307,7 +307,7 @@ func (h *health) state(now time.Time) Availability {
 	return h.passive.state(now)
 }
 
-// offered is state for choices: if a connection has claimed the endpoint, it is Down for others.
+// offered returns the availability for choices: a HalfOpen endpoint that a connection has claimed is Down for others.
 func (h *health) offered(now time.Time) Availability {
 	is := h.state(now)
 	if is == HalfOpen && now.Before(h.passive.claimed) {
@@ -321,9 +321,8 @@ func (h *health) keepsAffinity(now time.Time) bool {
 	return h.state(now) != Down || h.passive.client.IsValid() && !h.active.down
 }
 
-// available returns the endpoint's availability for a choice at now. If claims is set and it is HalfOpen, the
-// caller claims it: others see Down until the caller has reported the result of its attempt, or claimTime has
-// passed.
+// available returns the endpoint's availability for a choice at now. If claims is set and the endpoint is HalfOpen, the
+// caller claims it: others see Down until the caller has reported the result of its attempt, or claimTime has passed.
 func (s *State) available(now time.Time, claims bool) Availability {
 	h := s.health.Load()
 	if h == nil {

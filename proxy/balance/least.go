@@ -11,7 +11,7 @@ type least struct {
 }
 
 var (
-	leastConnections = &least{why: ByLeast} // IPVS' lc and wlc, except that a closed connection does not count
+	leastConnections = &least{why: ByLeast} // like IPVS's lc and wlc, but closed connections do not count
 	shortestDelay    = &least{why: ByDelay, extraLoad: 1}
 	neverQueue       = &least{why: ByNoQueue, extraLoad: 1, idleFirst: true}
 )
@@ -36,7 +36,8 @@ type leastOrder struct {
 	weights []uint16 // nil if all are the same
 }
 
-// look compares the usable endpoints. If there is none, all are looked at in the order of the Set.
+// look returns the usable endpoint with the least load. If there is none, the choice looks at all in the order of the
+// Set.
 func (o *leastOrder) look(s *Set, l look, i uint32) *Endpoint {
 	if i > 0 {
 		return nil
@@ -65,7 +66,7 @@ func (o *leastOrder) look(s *Set, l look, i uint32) *Endpoint {
 			continue
 		}
 		if load == 0 {
-			return e // no other one has less
+			return e // no endpoint has less load
 		}
 		best, bestLoad, bestWeight, bestBusy = e, load, weight, busy
 	}

@@ -11,7 +11,7 @@ import (
 // Leaving is an endpoint that terminates, or that was removed with connections open.
 type Leaving struct {
 	*Endpoint
-	Since time.Time // when that began
+	Since time.Time // when it began to terminate or was removed
 	Gone  bool
 	Ended bool // its connections were ended; set by the caller that ended them
 }
@@ -19,7 +19,7 @@ type Leaving struct {
 // leave updates p.Leaving: the endpoints in gone leave now.
 func (p *Pool) leave(gone []*Endpoint, now time.Time) {
 	before := p.Leaving
-	had := make(map[*State]*Leaving, len(before)) // those not found below
+	had := make(map[*State]*Leaving, len(before)) // entries not found below
 	for i := range before {
 		had[before[i].State] = &before[i]
 	}
@@ -56,7 +56,7 @@ type identity struct {
 	pod  string
 }
 
-// left returns the endpoints in p.Leaving. Call it once for all endpoints that may be back.
+// left returns the States of the endpoints in p.Leaving. It builds a map, so call it once per update.
 func (p *Pool) left() map[identity]*State {
 	left := make(map[identity]*State, len(p.Leaving))
 	for _, l := range slices.Backward(p.Leaving) {
@@ -82,9 +82,9 @@ func (s *State) reinstate() *State {
 // see Drained.
 func (s *State) EndConnections(by time.Time) { s.ensureRare().drained.Store(by.UnixNano()) }
 
-// Inherit returns the endpoint that a previous process has connections to: one of p.All, a leaving one, or,
-// if none has that address and Pod, a removed one. since is when it began to leave there; zero if it was not
-// leaving. The caller takes it (see Endpoint.Take) before the next Update.
+// Inherit returns the endpoint that a previous process has connections to: one of p.All or p.Leaving or, if none has
+// that address and Pod, a new one in p.Leaving. since is when it began to leave in the previous process; zero if it was
+// not leaving. The caller calls its Take before the next Update.
 func (p *Pool) Inherit(c *config.Endpoint, since time.Time, now time.Time) *Endpoint {
 	if since.IsZero() || since.After(now) {
 		since = now

@@ -1,8 +1,8 @@
 package balance
 
-// maglevSizes are the table sizes, primes: the first is used that has at least slotsPerEndpoint slots for each
-// endpoint; with more than 1,024 endpoints, the last. The size depends only on the number of endpoints, so that all
-// nodes have the same table. When it changes, all clients move.
+// maglevSizes are the table sizes, which are primes. The first one with at least slotsPerEndpoint slots per endpoint is
+// used; with more than 1,024 endpoints, the last. The size depends only on the number of endpoints, so that all nodes
+// have the same table. When the size changes, all clients move.
 var maglevSizes = []int{1021, 4093, 16381, 65537}
 
 const slotsPerEndpoint = 64
@@ -30,7 +30,7 @@ func newMaglev(s *Set) order {
 			break
 		}
 	}
-	type preference struct{ at, skip, credit int } // the next slot that it wants, and the distance to the one after
+	type preference struct{ at, skip, credit int } // the next slot to take, and the distance to the one after
 	wants := make([]preference, n)
 	most := 1
 	for i, e := range s.endpoints[:n] {
@@ -43,8 +43,8 @@ func newMaglev(s *Set) order {
 	for i := range m.slots {
 		m.slots[i] = free
 	}
-	// In each round the endpoints with the greatest weight take a slot; the others do in a share of the
-	// rounds equal to their share of that weight.
+	// In each round the endpoints with the greatest weight take a slot each. An endpoint with a fraction of that weight
+	// takes one in that fraction of the rounds.
 	for left := size; ; {
 		for i := range wants {
 			w := &wants[i]

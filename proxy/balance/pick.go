@@ -23,11 +23,11 @@ const (
 	ByMaglev
 	ByVIP
 
-	Affinity     // the client had it before
-	FirstInQueue // none had a free slot when the client came; this one was the first to have one
-	Probe        // it failed before; this connection tests whether it still does
-	OnlyOne      // all others were tried
-	LastResort   // better than no endpoint
+	Affinity     // the client had this endpoint before
+	FirstInQueue // no endpoint had a free slot when the client came; this one was the first to have one
+	Probe        // the endpoint failed before; this connection tests whether it still does
+	OnlyOne      // no other endpoint is left to try
+	LastResort   // all that are left are in quarantine
 	Inherited    // the previous process chose it
 
 	// allFull is the Reason of a Choice without an endpoint because all are full. Another field would make
@@ -75,7 +75,7 @@ type Set struct {
 	order     order         // nil for the order of endpoints
 	cursor    atomic.Uint32 // the next turn
 	filter    []Filter      // nil for most
-	group     int           // in Pool.queues: the same for all Sets that have the same endpoints
+	group     int           // index in Pool.queues; the same for all Sets that have the same endpoints
 	timeout   time.Duration // see QueueTimeout
 }
 
@@ -95,13 +95,13 @@ func (s *Set) Find(addr netip.AddrPort) *Endpoint {
 	return nil
 }
 
-// Pick returns the endpoint to try next: the scheduler's first choice among those that are not in a.Tried and not in
-// quarantine, else among those that are not in a.Tried. It skips full ones. It returns false if all have been tried or
-// are full, or if those that are not in quarantine are full: the client then waits for them. The caller calls Take of
-// the endpoint that it uses.
+// Pick returns the endpoint to try next: the scheduler's first choice among the untried ones (not in a.Tried) that are
+// not in quarantine or, if there are none, among all untried ones. It skips full ones. It returns false if all have
+// been tried or are full. It also does so if all outside quarantine are full: the client then waits for them. The
+// caller calls Endpoint.Take.
 func (s *Set) Pick(a Request) (Choice, bool) {
 	choice, skipped, ok := s.pick(look{Request: a, turn: s.cursor.Add(1) - 1, claim: true})
-	// A skipped endpoint uses up its turn; otherwise the next one would get that share in addition to its
+	// A skipped endpoint uses up its turn; otherwise the next endpoint would always get that turn in addition to its
 	// own.
 	if skipped > 0 {
 		s.cursor.Add(skipped)
@@ -109,9 +109,9 @@ func (s *Set) Pick(a Request) (Choice, bool) {
 	return choice, ok
 }
 
-// Take calls Again and, if that returns false, Pick. If the endpoint that the client had is full, the client waits for
-// that one. It also takes a slot of the endpoint; call Release to return it. If no slot is free, or other clients are
-// ahead, the Choice is Full. Then w waits, unless it is nil or QueueLimit is reached.
+// Take calls Again for had, if valid, and if that returns false, Pick. If the endpoint had is full, the client waits
+// for it. Take also takes a slot of the chosen endpoint; call Release to return it. If no slot is free, or other
+// clients are ahead, the Choice is Full. Then w waits, unless it is nil or QueueLimit is reached.
 func (s *Set) Take(a Request, had netip.AddrPort, w *Waiter) (Choice, bool) {
 	for {
 		var c Choice
@@ -134,7 +134,7 @@ func (s *Set) Take(a Request, had netip.AddrPort, w *Waiter) (Choice, bool) {
 			if w == nil || !w.join(s.queue(a, had, kept)) {
 				return c, false
 			}
-			// A slot may have been released before others could see that w waits.
+			// Look again: a slot may have been released before w was in the queue.
 		case c.Endpoint == nil || c.Endpoint.tryTake():
 			if w != nil {
 				w.Leave()
@@ -144,16 +144,16 @@ func (s *Set) Take(a Request, had netip.AddrPort, w *Waiter) (Choice, bool) {
 	}
 }
 
-// Peek is Pick for the turn-th caller from now on (0 for the next one), without using up a turn or claiming a
-// probe. It returns the turn of the caller after that.
+// Peek is Pick for the turn-th caller from now on (0 for the next one), without using up a turn or claiming a probe.
+// next is the turn to pass for the caller after that.
 func (s *Set) Peek(turn uint32, a Request) (c Choice, next uint32, ok bool) {
 	c, skipped, ok := s.pick(look{Request: a, turn: s.cursor.Load() + turn})
 	return c, turn + 1 + skipped, ok
 }
 
-// Again chooses the endpoint with address had, which the client had before. If the Choice is Full, that endpoint is
-// full, and the client should wait for it. Again returns false if the endpoint was removed, was tried, or is in a
-// quarantine that is not due to one client's failures alone (see Report): the caller then uses any other.
+// Again chooses the endpoint with address had, which the client had before. If the Choice is Full, the client should
+// wait for that endpoint. Again returns false if the endpoint was removed, was tried, or is in quarantine, unless one
+// client's failures alone caused that (see Report). The caller then uses any other.
 func (s *Set) Again(had netip.AddrPort, a Request) (Choice, bool) {
 	if slices.Contains(a.Tried, had) {
 		return Choice{}, false
@@ -177,14 +177,14 @@ type look struct {
 	turn  uint32 // grows by one with each choice, and with each endpoint that was skipped
 	claim bool   // claims a HalfOpen endpoint; false for Peek
 
-	noneLeft bool // all that are left are skipped by Filters for which clients do not wait; ignore those
+	noneLeft bool // Filters for which clients do not wait skip all that are left: ignore these Filters
 }
 
 // maxLooks is the number of endpoints that a scheduler proposes before all are checked in order. With half of them in
 // quarantine, that happens once in 65,536 choices.
 const maxLooks = 16
 
-// pick is Pick, and returns the number of skipped endpoints that would have been next.
+// pick is Pick, and also returns how many endpoints were skipped before the result.
 func (s *Set) pick(l look) (Choice, uint32, bool) {
 	n := uint32(len(s.endpoints))
 	if n == 0 {
@@ -201,10 +201,10 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 			return s.reasoned(f.Choice, l.Tried), looks, true
 		}
 	}
-	f.Skipped, f.last = 0, nil // the loop looks at all again
+	f.Skipped, f.last = 0, nil // the loop below looks at all endpoints again
 	first := l.turn % n
 	for i := range n {
-		if f.take(s, s.endpoints[(first+i)%n], &l, looks+i) { // both less than n
+		if f.take(s, s.endpoints[(first+i)%n], &l, looks+i) { // first and i are less than n: no overflow
 			return s.reasoned(f.Choice, l.Tried), looks + i, true
 		}
 	}
@@ -298,7 +298,7 @@ func (s *Set) reasoned(c Choice, tried []netip.AddrPort) Choice {
 // HasUntried reports whether at least atLeast endpoints are not in tried.
 func (s *Set) HasUntried(tried []netip.AddrPort, atLeast int) bool {
 	n := len(s.endpoints)
-	if n-len(tried) >= atLeast { // without a look at each
+	if n-len(tried) >= atLeast { // without checking each
 		return true
 	}
 	for _, addr := range tried {

@@ -15,8 +15,8 @@ type Pool struct {
 	// Watcher, if not nil, is notified of the quarantine of endpoints. Set it before the first Update.
 	Watcher Watcher
 
-	// FirstTurn returns the index, modulo the number of endpoints, at which a new Set begins. Nil means 0.
-	// Set it before the first Update.
+	// FirstTurn returns the index, modulo the number of endpoints, at which a Set of the first Update begins its
+	// rotation. Nil means 0. Set it before the first Update.
 	FirstTurn func() uint32
 
 	// All are all endpoints, usable or not, in the order of the model.
@@ -29,9 +29,9 @@ type Pool struct {
 	// empty for UDP.
 	Leaving []Leaving
 
-	bound   atomic.Int64             // of the connections to each endpoint; 0 = no limit
-	waiting atomic.Int64             // clients
-	queues  atomic.Pointer[[3]group] // of the Sets; nil before the first client waits
+	bound   atomic.Int64             // maximum number of connections to each endpoint; 0 = no limit
+	waiting atomic.Int64             // number of clients in all queues
+	queues  atomic.Pointer[[3]group] // by Set.group; nil before the first client waits
 	turns   atomic.Uint32            // see wake
 }
 

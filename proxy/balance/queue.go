@@ -13,15 +13,15 @@ const QueueLimit = 1024
 
 // group holds the queues of clients that may use the same endpoints.
 type group struct {
-	retries queue // of clients that have tried some of the endpoints; they go first, since they already had a slot, of an endpoint that failed
+	retries queue // of clients that have tried an endpoint; they go first, since they already had a slot of one that failed
 	first   queue // of the others
 }
 
-// queue holds clients that wait for a free slot, in order of arrival. A free slot belongs to no client: the
-// front one is woken and takes it, if it is still free. So each slot wakes one client, however many wait.
+// queue holds clients that wait for a free slot, in order of arrival. A free slot is reserved for no client: the front
+// client is woken and takes the slot, if it is still free. So each slot wakes few clients, however many wait.
 type queue struct {
 	pool *Pool
-	next *queue // gets the slots that this one's front client cannot use; nil for none
+	next *queue // gets the slots that this queue's front client cannot use; may be nil
 
 	clients atomic.Int64
 	mu      sync.Mutex
@@ -32,8 +32,8 @@ type queue struct {
 // safe for concurrent use.
 type Waiter struct {
 	in     *queue        // nil while the client does not wait
-	at     *list.Element // in it
-	woken  chan struct{} // has a value if the client must look again
+	at     *list.Element // its place in in.list
+	woken  chan struct{} // has a value if the client must look for a slot again
 	waited bool
 }
 
@@ -58,7 +58,7 @@ func (e *Endpoint) queue() *queue {
 	return r.queue.Load()
 }
 
-// queue returns where a client waits: for the endpoint that it had, if it keeps that, or for any.
+// queue returns the queue in which a client waits: that for the endpoint had if kept is set, or one for any endpoint.
 func (s *Set) queue(a Request, had netip.AddrPort, kept bool) *queue {
 	g := &s.pool.groups()[s.group]
 	switch {
@@ -76,8 +76,8 @@ func (s *Set) QueueTimeout() time.Duration { return s.timeout }
 // Queued returns the number of clients that wait for an endpoint of the Pool.
 func (s *Set) Queued() int { return int(s.pool.waiting.Load()) }
 
-// join makes the client wait in q, and returns false if it already did, or QueueLimit is reached. A client
-// that waited in another queue goes to the end of q.
+// join makes the client wait in q. It returns false if the client already did, or has never waited and QueueLimit is
+// reached. A client that waited in another queue goes to the end of q.
 func (w *Waiter) join(q *queue) bool {
 	switch {
 	case w.in == q:
@@ -145,23 +145,23 @@ func (q *queue) wake() {
 	if front := q.list.Front(); front != nil {
 		select {
 		case front.Value.(*Waiter).woken <- struct{}{}:
-		default: // it has not looked since
+		default: // already woken, and has not looked since
 		}
 	}
 }
 
-// passOn gives the clients of the next queue the slots that the front client of this one does not use.
+// passOn wakes the next queue's front client, for slots that the front client of this queue does not use.
 func (q *queue) passOn() {
 	if q.next != nil {
 		q.next.wake()
 	}
 }
 
-// wake makes the front client of each queue look again: an endpoint has a free slot, or another state. Call
-// it only if clients wait.
+// wake makes clients look again when e has a free slot or another state: the front client of e's own queue, and of one
+// queue of each group. Call it only if clients wait.
 func (p *Pool) wake(e *Endpoint) {
 	groups, turn := p.groups(), int(p.turns.Add(1)%4)
-	for i := range 4 { // the first to be woken has an advantage, so they alternate
+	for i := range 4 { // the first to be woken has an advantage, so the order rotates
 		switch at := (turn + i) % 4; {
 		case at == 3:
 			if r := e.rareState.Load(); r != nil && r.queue.Load() != nil {

@@ -9,8 +9,8 @@ func newRoundRobin(s *Set) order {
 	return nil
 }
 
-// weightedRoundRobin steps through all shares in strides of about 0.618 times their number, which spreads those
-// of each endpoint evenly. In as many turns as there are shares, each share has one.
+// weightedRoundRobin steps through all shares in strides of about 0.618 times their number, which spreads the shares of
+// each endpoint evenly. In as many turns as there are shares, each share gets one turn.
 type weightedRoundRobin struct {
 	shares
 	stride uint64 // coprime to the number of shares

@@ -6,15 +6,15 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// A scheduler makes the order of a new Set; nil is the order of the list. Each scheduler has a line in schedulers;
-// similar ones share a file.
+// A scheduler makes the order of a new Set; a nil order is that of the Set's endpoints. Each scheduler has an entry in
+// schedulers; similar ones share a file.
 type scheduler func(*Set) order
 
 // order is the order in which a choice looks at a Set's endpoints. It is safe for concurrent use.
 type order interface {
 	// look returns the i-th endpoint to look at in one choice: i is 0 at first, and grows by one when the previous
-	// endpoint was skipped. It may return one twice. After nil, or after maxLooks endpoints, the choice looks at all
-	// endpoints again in the order of the Set, starting at the turn.
+	// endpoint was skipped. It may return an endpoint twice. After nil, or after maxLooks endpoints, the choice looks
+	// at all endpoints again in the order of the Set, starting at the turn.
 	look(s *Set, l look, i uint32) *Endpoint
 	reason() Reason
 }
@@ -33,8 +33,8 @@ var schedulers = map[config.Scheduler]scheduler{
 	config.Maglev:             newMaglev,
 }
 
-// schedule gives sets the orders that a scheduler makes, and their groups: Sets that have the same endpoints
-// share one.
+// schedule sets the order, made by a scheduler, and the group of each Set. Sets that have the same endpoints share
+// both.
 func schedule(by scheduler, sets ...*Set) {
 	for i, s := range sets {
 		same := func(o *Set) bool { return slices.Equal(o.endpoints, s.endpoints) }

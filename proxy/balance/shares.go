@@ -10,7 +10,7 @@ import (
 // shares assigns each endpoint of a Set a range of consecutive numbers as long as its weight.
 type shares struct {
 	endpoints int
-	ends      []uint32 // where those of each endpoint end; nil if all have the same weight
+	ends      []uint32 // where each endpoint's range ends; nil if all have the same weight
 }
 
 func sharesOf(s *Set) shares {
@@ -30,7 +30,7 @@ func sharesOf(s *Set) shares {
 	return sh
 }
 
-// weight returns the weight of an endpoint in a Set; at least 1.
+// weight returns the weight of an endpoint, at least 1.
 func weight(e *config.Endpoint) uint64 { return uint64(max(e.Weight.Int(), 1)) }
 
 func (sh *shares) total() uint64 {

@@ -6,12 +6,12 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// slowStart is the Filter of a Set with new endpoints. A new endpoint takes the fraction of its turns that its age is
-// of length, as with HAProxy's slowstart and Envoy's slow start mode. If all are new, the age of the oldest replaces
+// slowStart is the Filter of a Set with new endpoints. A new endpoint takes the fraction age/length of its turns, as
+// with HAProxy's slowstart and Envoy's slow start mode. If all endpoints are new, the age of the oldest replaces
 // length.
 type slowStart struct {
-	length time.Duration // for which an endpoint is new
-	oldest time.Time     // when the first of all became ready
+	length time.Duration // how long an endpoint is new
+	oldest time.Time     // when the first of all endpoints became ready
 	over   time.Time     // when no endpoint is new any longer
 	part   float64       // maximum share of its turns that a new endpoint takes
 }
@@ -31,7 +31,7 @@ func newSlowStart(s *Set, port *config.ServicePort, now time.Time) *slowStart {
 	}
 	st := &slowStart{length: port.SlowStart, oldest: now, part: 1}
 	if _, ok := s.order.(*leastOrder); ok {
-		st.part = 1 / float64(len(s.endpoints)) // a new one has the least load, and would have all turns
+		st.part = 1 / float64(len(s.endpoints)) // a new endpoint has the least load, and would get all turns
 	}
 	for _, e := range s.endpoints {
 		readySince := e.readySince()
@@ -69,8 +69,8 @@ func (st *slowStart) share(e *Endpoint, now time.Time) float64 {
 	return max(leastShare, float64(age)/float64(whole))
 }
 
-// Skip implements Filter: a new endpoint leaves turns to others. Which ones depends only on the turn and its
-// address.
+// Skip implements Filter: a new endpoint leaves turns to others. Which turns depends only on the turn's number and the
+// endpoint's address.
 func (st *slowStart) Skip(e *Endpoint, now time.Time, turn uint32) bool {
 	share := st.share(e, now)
 	return share < 1 && float64(hash(e.Addr.Addr(), turn)>>11)/(1<<53) >= share*st.part
@@ -78,8 +78,8 @@ func (st *slowStart) Skip(e *Endpoint, now time.Time, turn uint32) bool {
 
 func (st *slowStart) Waits() bool { return false }
 
-// Share returns an endpoint's current part of its full share of new connections in s: less than 1 while it is
-// new.
+// Share returns the fraction of its full share of new connections in s that an endpoint gets now: less than 1 while it
+// is new.
 func (s *Set) Share(e *Endpoint, now time.Time) float64 {
 	for _, f := range s.filter {
 		if st, ok := f.(*slowStart); ok {
