@@ -16,8 +16,8 @@ type Limits struct {
 	PerTable int64 // entries in one table; at least 1
 	Total    int64 // entries in all tables that use the same Limits
 
-	// Changed, if not nil, receives a value when an entry is added or refreshed. If the send would block, it is
-	// skipped.
+	// Changed, if not nil, receives a value when an entry is added or refreshed. If the send would block, no value is
+	// sent.
 	Changed chan<- struct{}
 
 	used atomic.Int64
@@ -48,7 +48,7 @@ func NewTable(limits *Limits, timeout time.Duration) *Table {
 	return t
 }
 
-// SetTimeout changes the timeout, also for existing entries. With 0 the table removes them.
+// SetTimeout changes the timeout, also of existing entries. A timeout of 0 removes them.
 func (t *Table) SetTimeout(timeout time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -81,7 +81,7 @@ func (t *Table) known() []netip.Addr {
 	return t.clients.Keys()
 }
 
-// Get returns the client's endpoint, unless the entry has expired at now.
+// Get returns the client's endpoint. If the entry has expired at now, Get removes it and returns false.
 func (t *Table) Get(client netip.Addr, now time.Time) (endpoint netip.AddrPort, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -194,7 +194,7 @@ func (t *Table) ForgetEndpoints(gone map[netip.AddrPort]bool) (n int) {
 const lockedFor = 1000
 
 // each calls f for every entry, least recently used first. f may remove the entry. each holds mu while f runs, and
-// releases it every lockedFor entries, since connections wait for it.
+// releases it every lockedFor entries, since new connections wait for mu.
 func (t *Table) each(f func(netip.Addr, entry)) {
 	t.mu.Lock()
 	clients := t.known()
@@ -217,7 +217,7 @@ func (t *Table) Close() { t.SetTimeout(0) }
 type Entry struct {
 	Client   netip.Addr
 	Endpoint netip.AddrPort
-	Left     time.Duration // until it ends, if the client makes no new connection
+	Left     time.Duration // until the entry ends, if the client makes no new connection
 }
 
 // Entries returns the entries that are valid at now, least recently used first.
