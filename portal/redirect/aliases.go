@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// Alias is a network of clients, and the network of their aliases, of the same size.
+// Alias is a network of clients, and the network of the same size that has their aliases.
 type Alias struct{ Of, As netip.Prefix }
 
 // aliasOf returns the alias of an address: the prefix of room and the rest of the address.

@@ -20,7 +20,7 @@ func compare(mode portal.Mode, wanted map[portal.Target]portal.Rule, installed [
 		if !sameEffect(want, i.Rule) {
 			c.State, c.Installed = portal.StateDiffers, i.Rule
 		}
-		// Both variants of iptables may have a rule for it: the worse state counts.
+		// Both variants of iptables may have a rule for the target: the worse state counts.
 		if found[want.Target].State != portal.StateDiffers {
 			found[want.Target] = c
 		}

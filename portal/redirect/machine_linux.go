@@ -28,8 +28,8 @@ type Backend interface {
 	Read(context.Context) error
 	Unchanged() bool
 
-	// Put makes the kernel hold exactly these rules, in one transaction. If only is not nil, no others than those for
-	// these targets differ from the known rules. It returns the changes.
+	// Put makes the kernel hold exactly these rules, in one transaction. If only is not nil, only the rules for these
+	// targets differ from the known ones. Put returns the changes.
 	Put(_ context.Context, rules map[portal.Target]portal.Rule, only []portal.Target) (changed []string, err error)
 
 	// Parts returns a function that compares, with the kernel's, the chains that serve all targets together: those for
@@ -37,25 +37,25 @@ type Backend interface {
 	// methods.
 	Parts() func(context.Context) ([]portal.Part, error)
 
-	// Missing returns the rules, in the order of Target.Compare, that the kernel may not hold. Try tries whether the
-	// kernel accepts some of them, in addition to the installed ones; see MarkUndecided for errors that concern no
+	// Missing returns those of rules that the kernel may not hold, in the order of Target.Compare. Try tests whether
+	// the kernel accepts some of them, in addition to the installed ones; see MarkUndecided for errors that concern no
 	// rule. Tried removes the leftovers of the tries.
 	Missing(rules []portal.Rule) []portal.Rule
 	Try(context.Context, []portal.Rule) error
 	Tried([]portal.Rule)
 }
 
-// machine makes the kernel hold the wanted rules of one address family, except those that it refuses. It is not safe
-// for concurrent use.
+// machine makes the kernel hold the wanted rules of one address family, except those that the kernel refuses. It is not
+// safe for concurrent use.
 type machine struct {
 	family   portal.Family
 	log      logrus.FieldLogger
 	backend  Backend
 	unusable error                         // why there is no backend
-	rules    map[portal.Target]portal.Rule // the wanted rules, also refused ones
+	rules    map[portal.Target]portal.Rule // the wanted rules, including refused ones
 	refused  *refusals
 	laidOut  *Setting // the setting of the installed rules; nil if unknown
-	// node is why endpoints see the node; zero: they need not. See Portal.Origin.
+	// node is why endpoints see the node's address; zero if they can see the client's. See Portal.Origin.
 	node    portal.SourceAddress
 	bridges []netip.Prefix // the bridges' networks when aliases were assigned
 	last    *kernel.LastRoutes
@@ -64,7 +64,7 @@ type machine struct {
 	withdrawn bool // only state that open connections need is still wanted
 }
 
-// ProbeOwnOnly determines whether OwnOnly is available: try puts in the rules that it requires.
+// ProbeOwnOnly determines whether OwnOnly is available. try tests the rules that OwnOnly requires.
 func (at *Setting) ProbeOwnOnly(family portal.Family, log logrus.FieldLogger, try func() error) {
 	if !at.RedirectAddr.IsValid() {
 		return
@@ -90,7 +90,7 @@ func (m *machine) lands() bool {
 	return m.unusable == nil && m.backend.Setting().RedirectAddr.IsValid()
 }
 
-// refusal returns why the wanted rule for t is not installed.
+// refusal returns why the wanted rule for t is refused, or nil.
 func (m *machine) refusal(t portal.Target) error {
 	if m.unusable != nil {
 		return m.unusable
@@ -120,7 +120,7 @@ func (m *machine) sync(ctx context.Context, only []portal.Target, reread bool) (
 	return slices.Concat(landed, m.leadAnswers(err), m.leadOut(reread), changed), err
 }
 
-// leadOut ensures that this node's packets to VIPs pass the rules, and returns the parts that it installed.
+// leadOut ensures that this node's packets to VIPs have a route to pass the rules. It returns the installed parts.
 func (m *machine) leadOut(reread bool) []string {
 	if m.withdrawn {
 		return nil
@@ -146,8 +146,8 @@ func (m *machine) vips() map[netip.Addr]bool {
 	return vips
 }
 
-// bring is sync without the redirect address. If the kernel refuses the rules, the reason may be its own state, which is then
-// read again, or one of the rules, which is then found.
+// bring is sync without redirect addresses and routes. If the kernel refuses the rules, bring reads the kernel's state
+// again, as it may have changed. If that does not help, bring finds the refused rules.
 func (m *machine) bring(ctx context.Context, only []portal.Target, reread bool) (changed []string, err error) {
 	decided := func() bool { return err == nil || IsUndecided(err) || ctx.Err() != nil }
 	if !reread && m.backend.Known() {
@@ -177,7 +177,7 @@ func (m *machine) bring(ctx context.Context, only []portal.Target, reread bool) 
 	return m.put(ctx, nil)
 }
 
-// put puts in all wanted rules that are not refused; see Backend.
+// put installs all wanted rules that are not refused; see Backend.Put.
 func (m *machine) put(ctx context.Context, only []portal.Target) (changed []string, err error) {
 	accepted := m.rules
 	if len(m.refused.byTarget) > 0 {
@@ -208,8 +208,8 @@ func (m *machine) unchanged() bool {
 	return m.unusable == nil && m.backend.Known() && m.backend.Unchanged()
 }
 
-// findRefused records the rules that the kernel refuses. It returns putErr, the reason of the failed Put, unless such
-// rules explain it.
+// findRefused records the rules that the kernel refuses. It returns putErr, the error of the failed Put, unless it
+// finds such rules.
 func (m *machine) findRefused(ctx context.Context, putErr error) error {
 	suspects := slices.DeleteFunc(m.backend.Missing(portal.InOrder(m.rules)), m.refused.has)
 	defer m.backend.Tried(suspects)

@@ -10,22 +10,22 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// An endpoint sees the client's own address if usher connects from that, by a transparent socket. Its answers have the
-// client as destination, so they must come through this node, and be routed to the socket:
+// An endpoint sees the client's own address if usher connects from that address, with a transparent socket. The
+// endpoint's answers then have the client as destination, so they must pass through this node and reach the socket:
 //
-//  - they come through this node if the client or the endpoint is here;
-//  - conntrack knows that they answer a packet with usher's mark, and a rule marks them;
-//    policy routing sends them here: see package kernel, LeadAnswers;
-//  - but if both are on one bridge, the bridge forwards them to the client. There usher
-//    connects from an alias, an unused address. Leaving packets are translated to the
-//    client's address, so answers are translated back, which takes them off the bridge.
+//  - they pass through this node if the client or the endpoint is here;
+//  - conntrack detects that they answer a packet with usher's mark, and a rule marks them;
+//    policy routing then sends them to this node: see package kernel, LeadAnswers;
+//  - if both are on one bridge, the bridge would forward the answers to the client. So usher
+//    connects from an alias, an unused address. Outgoing packets are translated to the
+//    client's address, and answers back to the alias, which takes them off the bridge.
 //
-// Aliases are no addresses of the node, nor routed, and only usher's own packets are translated: packets that others
-// send to an alias reach no host.
+// Aliases are neither addresses of the node nor routed, and only usher's packets are translated. So packets that other
+// processes send to an alias reach no host.
 
 // origins is the input of Origin. A value is replaced, never changed.
 type origins struct {
-	// node is why the endpoints of a family see the node; zero: they need not.
+	// node is why endpoints of a family see the node's address; zero if they can see the client's.
 	node       [len(portal.Families)]portal.SourceAddress
 	aliases    []Alias
 	room       [len(portal.Families)]netip.Prefix
@@ -42,8 +42,8 @@ func (o *origins) port() uint16 {
 	return o.ports.First + uint16(rand.N(int(o.ports.Last-o.ports.First)+1))
 }
 
-// isPod reports whether addr, which has that path, is known to be one of this node's Pods. The networks of Pods may
-// include those of other nodes (--cluster-cidr), whose Pods are behind a router or the default route.
+// isPod reports whether addr, reached by path, is known to be one of this node's Pods. The networks of Pods may include
+// those of other nodes (--cluster-cidr), whose Pods are behind a router or the default route.
 func (o *origins) isPod(addr netip.Addr, path kernel.Path) bool {
 	if !path.Direct || path.Local {
 		return false
@@ -52,7 +52,7 @@ func (o *origins) isPod(addr netip.Addr, path kernel.Path) bool {
 		!path.Uplink && kernel.ContainsAddr(o.pods, addr)
 }
 
-// probeAnswers determines whether endpoints of a family can see another address than the node's.
+// probeAnswers determines whether endpoints of a family can see their clients' addresses.
 func (p *Portal) probeAnswers(m *machine) {
 	at := m.backend.Setting()
 	switch {
@@ -71,12 +71,12 @@ func (p *Portal) probeAnswers(m *machine) {
 	m.node, at.Answers = portal.SourceKernel, false
 }
 
-// leadAnswers routes the answers here, once the rules that mark them are installed. It returns the parts that it
-// installed. err is why the rules are not installed, if so.
+// leadAnswers routes the answers to this node, once the rules that mark them are installed. err is the error of
+// installing those rules, if any. leadAnswers returns the parts that it installed.
 func (m *machine) leadAnswers(err error) (made []string) {
 	at := m.backend.Setting()
 	if !at.Answers && (m.node == portal.SourceNotReady || m.node == 0) {
-		m.node = portal.SourceKernel // as determined since
+		m.node = portal.SourceKernel // the backend has cleared Answers since Open
 	}
 	if !at.Answers || len(m.rules) == 0 || err != nil {
 		return nil
@@ -107,7 +107,7 @@ func (p *Portal) forgetAnswers() {
 	}
 }
 
-// bridgeIsNew reports whether the bridges have changed since aliases were assigned.
+// bridgeIsNew reports whether the bridges' networks have changed since aliases were assigned.
 func (p *Portal) bridgeIsNew(family portal.Family) bool {
 	networks, err := kernel.BridgeNetworks(family)
 	p.mu.Lock()
@@ -167,7 +167,7 @@ func (p *Portal) Origin(client, endpoint netip.Addr, where portal.EndpointLocali
 	if !from.Known() || !to.Known() {
 		return node(portal.SourceNotReady)
 	}
-	endpointHere := to.Local && from.Interface != 0 || // or its answers have no route to the client
+	endpointHere := to.Local && from.Interface != 0 || // otherwise its answers have no route to the client
 		to.Direct && !to.Local && to.Neighbours != kernel.Apart && (where == portal.Here || where == portal.Unknown && o.isPod(endpoint, to))
 	clientHere := o.isPod(client, from) && from.Neighbours != kernel.Apart
 	switch {

@@ -24,9 +24,9 @@ type Portal struct {
 	mode portal.Mode
 	log  logrus.FieldLogger
 	opts portal.Options
-	// events are the kernel's events: a redirect address was removed, or another program changed the rules.
+	// events subscribe to changes, in the kernel, of rules, redirect addresses and routes that the portal needs.
 	events []func() (kernel.Subscription, error)
-	known  kernel.Known // the rules; the kernel reports no changes for some backends
+	known  kernel.Known // whether the rules are as last read; some backends get no events
 
 	// Now is the clock for retrying refused rules.
 	Now func() time.Time
@@ -40,8 +40,8 @@ type Portal struct {
 	before  map[portal.Target]uint16
 	ports   *portal.PortAllocator // nil if any free port is acceptable
 	free    *kernel.FreePorts
-	applied bool   // the first Apply is done
-	warned  string // the interfaces in the last warning
+	applied bool   // the first Apply has succeeded
+	warned  string // the interfaces in warnNoAddress's last warning
 
 	paths       *kernel.Paths
 	clientPorts portal.PortRange        // see kernel.PortsBelowLocal
@@ -106,7 +106,7 @@ func (p *Portal) Mode() string { return p.mode.Name }
 // Traits returns the mode's traits.
 func (p *Portal) Traits() portal.Traits { return p.mode.Traits }
 
-// Mark returns the option's mark only if all families support it.
+// Mark returns the option's mark, or 0 unless all usable families support it.
 func (p *Portal) Mark() uint32 {
 	for _, b := range p.Backends() {
 		if b.Setting().Mark == 0 {
@@ -116,7 +116,7 @@ func (p *Portal) Mark() uint32 {
 	return p.opts.Mark
 }
 
-// Backends returns those of the usable families.
+// Backends returns the Backends of the usable families.
 func (p *Portal) Backends() (all []Backend) {
 	for _, m := range p.families {
 		if m.unusable == nil {
@@ -177,7 +177,7 @@ func (p *Portal) portFor(group []portal.Target) uint16 {
 	return 0
 }
 
-// Apply puts in the differences, family by family.
+// Apply installs the differences, one family after the other.
 func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Target) portal.Result {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -214,7 +214,7 @@ func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Tar
 			}
 		}
 	}
-	res.Repaired = nil // these are the requested changes
+	res.Repaired = nil // the changes were requested, and repair nothing
 	p.forgetFlows(slices.DeleteFunc(changed, func(t portal.Target) bool { return t.Protocol != portal.UDP && !fresh[t] }))
 	for _, t := range gone {
 		delete(p.before, t.Plain())
@@ -284,8 +284,8 @@ func (p *Portal) Check(ctx context.Context) portal.Result {
 	return res
 }
 
-// sync syncs one family. Check passes nil for only. With an empty only and an unchanged setting it makes no system
-// call: this is the case for most changes of endpoints. It adds changes and errors to res.
+// sync syncs one family. Check passes nil for only. If only is empty and the setting unchanged, as with most changes of
+// endpoints, sync makes no system call. It adds changes and errors to res.
 func (p *Portal) sync(ctx context.Context, m *machine, only []portal.Target, reread bool, res *portal.Result) {
 	res.Unaffected[m.family] = true
 	if m.unusable != nil {
@@ -306,7 +306,7 @@ func (p *Portal) sync(ctx context.Context, m *machine, only []portal.Target, rer
 	changed, err := m.sync(ctx, only, reread)
 	if err != nil {
 		res.Err, res.Unaffected[m.family] = errors.Join(res.Err, err), false
-		at.Aliases = before // whichever of the others are installed
+		at.Aliases = before // even if some of the new ones are installed
 	}
 	p.publish()
 	for _, what := range changed {
@@ -345,12 +345,12 @@ func (p *Portal) forgetFlows(changed []portal.Target) {
 		}
 	}
 	if err := kernel.ForgetFlows(want); err != nil {
-		// Without nf_conntrack_netlink they end by themselves, 30 s to 120 s after the client's last datagram.
+		// Without nf_conntrack_netlink, UDP flows expire by themselves, 30 s to 120 s after the client's last datagram.
 		p.log.WithError(err).Debug("UDP clients may stay with a former listener, and SYNs that came before their rule are lost")
 	}
 }
 
-// Withdraw implements portal.Withdrawer. Landings and routes stay until Remove.
+// Withdraw implements portal.Withdrawer. Redirect addresses and routes stay until Remove.
 func (p *Portal) Withdraw(ctx context.Context) error {
 	p.mu.Lock()
 	for _, m := range p.families {
@@ -362,7 +362,7 @@ func (p *Portal) Withdraw(ctx context.Context) error {
 	return res.Err
 }
 
-// Remove removes the rules of both families, and the redirect addresses.
+// Remove removes the rules of both families, the redirect addresses, and the portal's routing rules and routes.
 func (p *Portal) Remove(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -387,7 +387,8 @@ func (p *Portal) Watch(ctx context.Context) (<-chan struct{}, error) {
 	return kernel.Watch(ctx, p.events...)
 }
 
-// redirectAddrEvents reports when a needed redirect address is removed, and when the node has got an address, perhaps a bridge's.
+// redirectAddrEvents reports when a needed redirect address is removed, and when the node gets an address and the
+// networks of bridges have changed.
 func (p *Portal) redirectAddrEvents() (kernel.Subscription, error) {
 	return kernel.RouteEvents(func(addr netip.Addr, gone, ours bool) bool {
 		if !gone && !ours && !addr.IsLinkLocalUnicast() {

@@ -55,7 +55,7 @@ func (r *refusals) addSCTP(rules map[portal.Target]portal.Rule, noRedirectAddr s
 	}
 }
 
-// keep forgets those that are no longer among rules.
+// keep forgets refused rules that are no longer in rules.
 func (r *refusals) keep(rules map[portal.Target]portal.Rule) {
 	for t, refused := range r.byTarget {
 		if rules[t] != refused.rule {
@@ -64,7 +64,7 @@ func (r *refusals) keep(rules map[portal.Target]portal.Rule) {
 	}
 }
 
-// retry reports whether it is time to try again, and if so forgets all.
+// retry reports whether it is time to try again, and if so forgets all refused rules.
 func (r *refusals) retry() bool {
 	if len(r.byTarget) == 0 || r.now().Before(r.at) {
 		return false
@@ -73,7 +73,7 @@ func (r *refusals) retry() bool {
 	return true
 }
 
-// undecided is an error of a try that says nothing about the rules.
+// undecided wraps an error that says nothing about the tried rules.
 type undecided struct{ error }
 
 func (e undecided) Unwrap() error { return e.error }
@@ -85,9 +85,9 @@ func MarkUndecided(err error) error { return undecided{err} }
 // IsUndecided reports whether err was marked by MarkUndecided.
 func IsUndecided(err error) bool { return errors.As(err, new(undecided)) }
 
-// bisect finds the rules for which try fails, when it is called with them alone or with others. It calls try about
-// 2·n·log2(len(rules)/n) times for n such rules. If try fails for several rules but for none of them alone, it returns
-// all those. On the first undecided error of try it stops, and returns only that error.
+// bisect finds the rules that make try fail, alone or together with others. It calls try about 2·n·log2(len(rules)/n)
+// times for n such rules. If try fails for some rules, but for neither half of them, bisect returns all of these. On
+// the first undecided error of try it stops, and returns only that error.
 func bisect(rules []portal.Rule, try func([]portal.Rule) error) (bad map[portal.Target]error, failed error) {
 	bad = map[portal.Target]error{}
 	var search func([]portal.Rule) bool

@@ -10,17 +10,17 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// Setting is the input of rules, except the rules of package portal. A backend determines what the kernel supports; its
-// caller keeps the rest up to date.
+// Setting holds the inputs of the kernel's rules in addition to portal.Rules. A backend determines what the kernel
+// supports; its caller keeps the rest up to date.
 type Setting struct {
-	// Comment and AddrType are matches that may be missing; in nftables the latter is called fib, and comments are
-	// never missing.
+	// Comment and AddrType say that these matches are available. In nftables AddrType is called fib, and comments are
+	// always available.
 	Comment, AddrType bool
 	// RedirectAddr is the new destination of packets; if it is invalid, the kernel selects an address of their incoming
 	// interface.
 	RedirectAddr netip.Addr
-	// NoRedirectAddr is why there is no redirect address and which flag to use instead, and Instead is that flag; both are empty if
-	// none is possible.
+	// NoRedirectAddr is why there is no redirect address and which flag to use instead, and Instead is that flag; both
+	// are empty unless a flag is the reason.
 	NoRedirectAddr, Instead string
 	// NoPort0 says that rules do not support port 0 with the redirect address.
 	NoPort0 bool
@@ -35,8 +35,8 @@ type Setting struct {
 	// Mark is Options.Mark, or 0 if the match is missing.
 	Mark uint32
 	// OwnOnly says that rules let only transparent sockets, which are usher's, receive TCP and UDP packets redirected
-	// to the redirect address. Making one requires CAP_NET_ADMIN or CAP_NET_RAW. So while no usher process listens, no other
-	// process can answer in its place; clients wait.
+	// to the redirect address. A transparent socket requires CAP_NET_ADMIN or CAP_NET_RAW. So while no usher process
+	// listens, no other process can answer in its place; clients wait.
 	OwnOnly bool
 	// HealthChecks are health check node ports, which rules accept. NoAccept says that no rule can accept them, nor
 	// redirected packets.
@@ -46,8 +46,8 @@ type Setting struct {
 	// Aliases; see Portal.Origin.
 	Answers, NoAliases bool
 	Aliases            []Alias
-	// ServiceCIDRs are the networks of cluster IPs. Filter rules reject new connections to them that were not
-	// redirected, after all proxies of the node could redirect them. NoReject says that rules cannot reject.
+	// ServiceCIDRs are the networks of cluster IPs. Filter rules, which follow the redirects of all proxies on the
+	// node, reject new connections to them that were not redirected. NoReject says that rules cannot reject.
 	ServiceCIDRs []netip.Prefix
 	NoReject     bool
 }
@@ -124,7 +124,7 @@ func intersections(a, b []netip.Prefix) []netip.Prefix {
 	return portal.PlainPrefixes(both)
 }
 
-// orEverywhere returns p in the form of a match.
+// orEverywhere returns p for use in a Match: the zero prefix if p contains every address.
 func orEverywhere(p netip.Prefix) netip.Prefix {
 	if p.Bits() == 0 {
 		return netip.Prefix{}
