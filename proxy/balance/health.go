@@ -203,7 +203,7 @@ func (h *health) report(r *Report, p *Policy) (c Change, changed bool) {
 			}
 		}
 	case Connected:
-		changed, c.Notify = f.failures > 0, f.down && !a.down
+		changed, c.Notify = f.failures > 0, f.down && !a.down && !f.client.IsValid() // its quarantine was notified
 		*f = passive{}
 	case ConnectFailed:
 		return h.failed(r, p)
