@@ -196,11 +196,11 @@ func sentences(x *proxy.Explanation, traits portal.Traits, client netip.Addr, or
 	case proxy.HasProblem:
 		say("The service port has a problem: %v.", x.Problem.Err)
 	case proxy.SourceDenied:
+		effect := "usher resets it"
 		if drops {
-			say("The client %s is not in loadBalancerSourceRanges: the portal drops its packets.", client)
-		} else {
-			say("The client %s is not in loadBalancerSourceRanges: usher resets it.", client)
+			effect = "the portal drops its packets"
 		}
+		say("The client %s is not in loadBalancerSourceRanges%s: %s.", client, ranges(x.VIP.Sources), effect)
 	case proxy.NoEndpoint:
 		if t := x.Port.Topology; t != nil && t.Key == "" && len(x.Endpoints) > 0 {
 			say("No usable endpoint is on a node that shares a topology key with this node.")
@@ -310,4 +310,20 @@ func inQuarantine(e *balance.Endpoint, now time.Time) string {
 		return fmt.Sprintf("in quarantine until a probe succeeds, next %s %s", next, why)
 	}
 	return fmt.Sprintf("in quarantine, which ends %s %s", next, why)
+}
+
+// ranges lists networks in parentheses: the first ones, if there are many.
+func ranges(networks []netip.Prefix) string {
+	const most = 5
+	if len(networks) == 0 {
+		return ""
+	}
+	var list []string
+	for _, n := range networks[:min(len(networks), most)] {
+		list = append(list, n.String())
+	}
+	if len(networks) > most {
+		list = append(list, "…")
+	}
+	return " (" + strings.Join(list, ", ") + ")"
 }

@@ -54,7 +54,7 @@ var checks = []check{
 	{"endpoints", "Services without endpoints, or without endpoints on this node", endpoints, false},
 	{"quarantine", "endpoints that are in quarantine now or repeatedly were", quarantine, false},
 	{"breaks", "endpoints that reset or refuse connections", breaks, false},
-	{"denied", "clients denied in the last minutes", denied, false},
+	{"denied", "clients that usher denied in the last minutes; those that a rule drops are not counted: try --client", denied, false},
 	{"past", "connections that failed, were retried or were slow, as far back as usher keeps them", past, false},
 	{"slow", "client wait times and missing responses in the last minutes, by Service and endpoint", slow, false},
 	{"reach", "whether failing endpoints can be reached from this node", reach, true},
@@ -121,8 +121,8 @@ func usherItself(_ context.Context, s *subject) (all []Finding) {
 		}
 		all = append(all, Finding{"", severity, p.Object, p.Message, "reported by usher as " + p.Reason + ", since " + p.Since.Local().Format(time.DateTime), p.Remedy})
 	}
-	if r := s.status.Restarts; r != nil {
-		when := "usher crashed"
+	if r := s.status.Restarts; r != nil && s.Service == "" {
+		when := "usher ended unexpectedly"
 		if !r.Time.IsZero() {
 			when += " at " + r.Time.Local().Format(time.DateTime)
 		}

@@ -253,7 +253,7 @@ var _ = Describe("usher's last crash", func() {
 		at := time.Date(2026, 1, 2, 3, 12, 5, 0, time.UTC)
 		s := &subject{status: api.Status{Restarts: &api.Restarts{Count: 2, Last: "signal: killed", Time: at}}}
 		Expect(usherItself(GinkgoT().Context(), s)).To(ConsistOf(And(HaveField("Severity", Note),
-			HaveField("Wrong", "usher crashed at "+at.Local().Format(time.DateTime)+" (signal: killed), and its keeper restarted it"),
+			HaveField("Wrong", "usher ended unexpectedly at "+at.Local().Format(time.DateTime)+" (signal: killed), and its keeper restarted it"),
 			HaveField("Known", "2 restarts since the keeper started"))))
 		s.status.Restarts = nil
 		Expect(usherItself(GinkgoT().Context(), s)).To(BeEmpty())
