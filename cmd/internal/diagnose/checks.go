@@ -417,7 +417,7 @@ func hangs(p place, e *api.Endpoint) Finding {
 		wrong = endpointName(e) + " leaves far more clients without a response than other endpoints of its port"
 		known = fmt.Sprintf("in the last minutes, %s left without a byte, of %d that connected", show.Plural(int(e.NoResponseRecently), "client"), connectedRecently(e))
 		if e.WaitingLong > 0 {
-			known += fmt.Sprintf("; %d have been waiting for at least 10 s", e.WaitingLong)
+			known += fmt.Sprintf("; %d others have been waiting for one for at least 10 s", e.WaitingLong)
 		}
 	}
 	return Finding{"", Warning, p.object, wrong, known,
