@@ -29,7 +29,8 @@ type PortView struct {
 	// Cluster, Internal and External are as in config.ServicePort.
 	Cluster, Internal, External *balance.Set
 
-	log *trace.Log // for Waiting
+	log     *trace.Log               // for Waiting
+	waiting map[netip.AddrPort]int64 // result of the first call of Waiting
 
 	Affinity    *affinity.Table
 	Totals      frontend.Totals
@@ -38,12 +39,12 @@ type PortView struct {
 }
 
 // Waiting returns, by endpoint, how many open connections of the service port have sent data, received none, and waited
-// at least d for it.
+// at least d for it. It looks at all open connections once, in the first call: callers ask for each endpoint.
 func (v *PortView) Waiting(now time.Time, d time.Duration) map[netip.AddrPort]int64 {
-	if v.log == nil {
-		return nil
+	if v.waiting == nil && v.log != nil {
+		v.waiting = v.log.Waiting(v.Port.ID, now, d)
 	}
-	return v.log.Waiting(v.Port.ID, now, d)
+	return v.waiting
 }
 
 // Inspect returns the service ports of the Services for which match returns true, in PortID order. It delays
@@ -66,13 +67,11 @@ func (p *Proxy) Inspect(match func(types.NamespacedName) bool) (list []PortView)
 // AddOpenBytes adds the bytes that open connections and UDP sessions have moved so far to the Totals of list, which
 // count ended ones, and sets OpenBytes. It returns their sum for all service ports, also those not in list.
 func (p *Proxy) AddOpenBytes(list []PortView) (all trace.Moved) {
-	ports := map[config.PortID]map[netip.AddrPort]trace.Moved{}
-	for _, m := range p.Trace.OpenBytes() {
-		if ports[m.Port] == nil {
-			ports[m.Port] = map[netip.AddrPort]trace.Moved{}
+	ports := p.Trace.OpenBytes()
+	for _, of := range ports {
+		for _, m := range of {
+			all = all.Plus(m)
 		}
-		ports[m.Port][m.Endpoint] = ports[m.Port][m.Endpoint].Plus(m.Moved)
-		all = all.Plus(m.Moved)
 	}
 	for i := range list {
 		v := &list[i]

@@ -191,23 +191,21 @@ func (m Moved) Plus(o Moved) Moved {
 	return Moved{m.ToEndpoint + o.ToEndpoint, m.ToClient + o.ToClient}
 }
 
-// PortMoved is what an open connection of a service port has moved so far.
-type PortMoved struct {
-	Port     config.PortID
-	Endpoint netip.AddrPort // zero as long as the connection is not established
-	Moved
-}
-
-// OpenBytes returns what each open connection has moved so far.
-func (l *Log) OpenBytes() []PortMoved {
-	open := l.Open(func(*conn.Record) bool { return true })
-	list := make([]PortMoved, len(open))
-	for i, c := range open {
+// OpenBytes returns what the open connections have moved so far, by service port and endpoint. The endpoint is zero for
+// those that are not established.
+func (l *Log) OpenBytes() map[config.PortID]map[netip.AddrPort]Moved {
+	ports := map[config.PortID]map[netip.AddrPort]Moved{}
+	for _, c := range l.Open(func(*conn.Record) bool { return true }) {
+		of := ports[c.Port.ID]
+		if of == nil {
+			of = map[netip.AddrPort]Moved{}
+			ports[c.Port.ID] = of
+		}
 		to, _ := c.Established()
-		list[i].Port, list[i].Endpoint = c.Port.ID, to.Endpoint
-		list[i].ToEndpoint, list[i].ToClient = l.Bytes(c)
+		toEndpoint, toClient := l.Bytes(c)
+		of[to.Endpoint] = of[to.Endpoint].Plus(Moved{toEndpoint, toClient})
 	}
-	return list
+	return ports
 }
 
 // Waiting returns, by endpoint, how many open connections of a service port have sent data, have received none, and have
