@@ -83,12 +83,14 @@ func reachOne(ctx context.Context, p place, e *api.Endpoint) (f Finding, is bool
 		f.Wrong, f.Known = endpointName(e)+" does not answer: nothing answers at that address", fmt.Sprintf("test from this node: no answer within %s, nor at another port", reachTime)
 		f.Remedy = "does the Pod exist, is its node up, and is there a route to it? kubectl get pod -o wide; ip route get " + at.Addr().String()
 		if errors.Is(dial(ctx, netip.AddrPortFrom(at.Addr(), otherPort(at.Port()))), syscall.ECONNREFUSED) {
-			f.Wrong, f.Known = endpointName(e)+" does not answer, but its host does: packets to that port are dropped, or its listen backlog is full", fmt.Sprintf("test from this node: no answer within %s, while another port refused at once: packets to that port are dropped, or its listen backlog is full", reachTime)
-			f.Remedy = "is there a NetworkPolicy or firewall? kubectl get networkpolicy -A; nft list ruleset on this node and on the Pod's. Is the process's listen backlog full? ss -ltn in the Pod"
+			wrong, known := endpointName(e)+" does not answer, but its host does: ", fmt.Sprintf("test from this node: no answer within %s, while another port refused at once", reachTime)
 			if e.NoResponse > 0 { // the kernel completes connections for a process that hangs, until the backlog is full
-				f.Wrong = endpointName(e) + " does not answer, but its host does: its process probably hangs, and its listen backlog is full"
-				f.Known = fmt.Sprintf("test from this node: no answer within %s, while another port refused at once; %d connections got no response before: the process probably hangs", reachTime, e.NoResponse)
+				f.Wrong, f.Known = wrong+"its process probably hangs, and its listen backlog is full", fmt.Sprintf("%s; %d connections got no response before: the process probably hangs", known, e.NoResponse)
 				f.Remedy = "restart the process, or find out why it hangs; in 'ss -ltn' in the Pod, Recv-Q is above Send-Q if its listen backlog is full"
+			} else {
+				cause := "packets to that port are dropped, or its listen backlog is full"
+				f.Wrong, f.Known = wrong+cause, known+": "+cause
+				f.Remedy = "is there a NetworkPolicy or firewall? kubectl get networkpolicy -A; nft list ruleset on this node and on the Pod's. Is the process's listen backlog full? ss -ltn in the Pod"
 			}
 		}
 		return f, ctx.Err() == nil
