@@ -90,7 +90,7 @@ var _ = Describe("usher diagnose", func() {
 			Expect(len([]rune(strings.TrimRight(line, "\n")))).To(BeNumerically("<=", 80), line)
 		}
 		text := unbroken(s)
-		Expect(text).To(MatchRegexp(`FAILING Service default/empty no endpoints for 10\.96\.0\.11:80/TCP: clients are refused evidence: usher has 0 endpoints next step: .*service-name: empty`))
+		Expect(text).To(MatchRegexp(`FAILING Service default/empty no endpoints for 10\.96\.0\.11:80/TCP: clients are refused evidence: usher has 0 endpoints impact: since [-0-9]+ [:0-9]+ next step: .*service-name: empty`))
 		Expect(text).To(MatchRegexp(`Service default/misnamed .*ports: "other": no port is named "main", so that port of Service default/misnamed has no endpoints.* next step: give the EndpointSlice's port the same name`))
 		Expect(text).To(MatchRegexp(`FAILING Service default/wrong .*wrong\.yaml, document 1: spec\.clusterIP.* evidence: ManifestRejected: it is not served`))
 		Expect(text).To(ContainSubstring(refusing.String() + " is in quarantine: connection refused"))

@@ -312,6 +312,13 @@ var _ = Describe("commands that query a running instance", Ordered, func() {
 			Expect(out).NotTo(ContainSubstring("\x1b"), "no colors in a pipe")
 		})
 
+		It("prints only changes with --changes", func() {
+			out, _, code := askUsher(l.Node, "trace", "web", "--changes", "--follow=false")
+			Expect(code).To(BeZero())
+			Expect(out).To(MatchRegexp(`10\.244\.0\.12:8080 .*quarantine`))
+			Expect(out).NotTo(Or(ContainSubstring("attempt"), ContainSubstring("accepted")))
+		})
+
 		It("follows events in color until Ctrl-C", func() {
 			t := startTerminal(l.Node, 120, 30, nil, "trace", "web", "--client=10.244.0.33", "--history")
 			Eventually(func() string {

@@ -42,6 +42,7 @@ var _ = Describe("the command line", func() {
 		Entry("a duration without a unit", `usher: --slow-threshold: invalid value "5": must be a duration such as 250ms`, "run", "--slow-threshold=5"),
 		Entry("a duration that is too long", `usher: --dial-timeouts: invalid value "9999999h": must be at most 2562047h`, "run", "--dial-timeouts=9999999h"),
 		Entry("two different ports", "explain: web:http and --port=dns name different ports", "explain", "web:http", "--port=dns"),
+		Entry("a filter for steps with --changes", "--client cannot be combined with --changes: it selects steps of connections", "trace", "--changes", "--client=10.0.0.1"),
 		Entry("an invalid value in a list", `--outcome: invalid value "fialed": must be one of`, "trace", "--outcome=ok,fialed"),
 		Entry("an invalid address", `--admin-address: invalid value "99999": must be HOST:PORT with a port from 0 to 65535`, "run", "--manifests=/tmp", "--admin-address=99999"),
 		Entry("a command of kubectl-usher", "exec is a command of kubectl-usher: run 'kubectl-usher exec -n shop -- curl http://web/'", "exec", "-n", "shop", "--", "curl", "http://web/"),

@@ -42,11 +42,8 @@ func newEventSelection(query url.Values) (s eventSelection, err error) {
 	return s, err
 }
 
-// The names for all kinds that are steps, or changes.
-const (
-	allSteps   = "steps"
-	allChanges = "changes"
-)
+// allSteps is the name for all kinds that are steps of connections.
+const allSteps = "steps"
 
 func parseKinds(value string) (map[trace.Kind]bool, error) {
 	if value == "" {
@@ -56,12 +53,12 @@ func parseKinds(value string) (map[trace.Kind]bool, error) {
 	for name := range strings.SplitSeq(value, ",") {
 		known := false
 		for _, k := range trace.Kinds() {
-			if name == k.String() || name == allSteps && k.IsStep() || name == allChanges && !k.IsStep() {
+			if name == k.String() || name == allSteps && k.IsStep() || name == api.KindChanges && !k.IsStep() {
 				kinds[k], known = true, true
 			}
 		}
 		if !known {
-			return nil, badQuery("kind", name, "one of "+allSteps+", "+allChanges+", "+kindNames())
+			return nil, badQuery("kind", name, "one of "+allSteps+", "+api.KindChanges+", "+kindNames())
 		}
 	}
 	return kinds, nil

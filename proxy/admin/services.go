@@ -238,7 +238,7 @@ func stateOf(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoint
 	switch {
 	case e.Terminating && !e.Ready: // with publishNotReadyAddresses it is both, and has its full share
 		return api.EndpointTerminating
-	case e.Ready && e.Outlier():
+	case e.Ready && e.Outlier(now):
 		return api.EndpointOutlier
 	case e.Ready && unresponsive(v, e, now):
 		return api.EndpointUnresponsive

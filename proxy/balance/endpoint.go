@@ -39,6 +39,8 @@ type rareState struct {
 	drained  atomic.Int64 // see EndConnections; Unix time in ns, 0 for never
 	times    atomic.Pointer[Times]
 	failures atomic.Pointer[latency.Recent] // only the times matter, not the durations
+	breaks   atomic.Pointer[latency.Recent] // as failures: the connections that it broke
+	brokeAt  atomic.Int64                   // State.Connected when it last broke one
 
 	noResponse atomic.Pointer[latency.Histogram] // as failures
 	unused     atomic.Pointer[latency.Recent]    // as failures
@@ -53,8 +55,8 @@ func (s *State) ensureRare() *rareState {
 	return s.rareState.Load()
 }
 
-// Times are how long clients of an endpoint waited recently, from accept until established and until the
-// endpoint's first byte.
+// Times are how long clients of an endpoint waited recently, from the start of the attempt until established and until
+// the endpoint's first byte.
 type Times struct{ Connect, FirstByte latency.Recent }
 
 // Times returns the endpoint's Times, and creates them if needed.
@@ -202,11 +204,14 @@ func (s *State) Drained() (by time.Time, ok bool) {
 	return time.Unix(0, ns), ns != 0
 }
 
-// outlierWindow is the number of most recently ended connections that State.Outlier considers; with fewer than fewest,
-// Outlier is false.
+// An endpoint is an Outlier if it broke more than half of the last outlierWindow connections that ended, of at least
+// fewest. It also is one if, of its connections in the last 5 to 10 minutes, it broke at least fewest and one in
+// outlierPart. That is over after outlierOver times the usual number of connections between two breaks.
 const (
 	outlierWindow = 16
 	fewest        = 4
+	outlierPart   = 50
+	outlierOver   = 5
 )
 
 // ended records the end of a connection that the endpoint had answered; broken means that the endpoint was at
@@ -231,8 +236,22 @@ func (s *State) ended(broken bool) {
 func counted(ends uint32) int { return max(0, bits.Len32(ends)-1) }
 func broke(ends uint32) int   { return max(0, bits.OnesCount32(ends)-1) }
 
-// Outlier reports whether the endpoint broke more than half of the connections that ended last.
-func (s *State) Outlier() bool {
-	ends := s.ends.Load()
-	return counted(ends) >= fewest && 2*broke(ends) > counted(ends)
+// Outlier reports whether the endpoint breaks many connections, see outlierWindow.
+func (s *State) Outlier(now time.Time) bool {
+	if ends := s.ends.Load(); counted(ends) >= fewest && 2*broke(ends) > counted(ends) {
+		return true
+	}
+	r := s.rareState.Load()
+	if r == nil || r.breaks.Load() == nil {
+		return false
+	}
+	broken, clients := recent(&r.breaks, now), int64(0)
+	if t := r.times.Load(); t != nil {
+		var l latency.Sum
+		l.Add(&t.Connect, now)
+		clients = int64(l.Number())
+	}
+	clients = max(clients, broken) // older connections may break, too
+	unbroken := s.Connected.Load() - r.brokeAt.Load()
+	return broken >= fewest && broken*outlierPart >= clients && unbroken*broken <= outlierOver*(clients-unbroken)
 }

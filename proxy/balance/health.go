@@ -151,6 +151,8 @@ func (e *Endpoint) Report(r Report, p Policy) Change {
 		e.countFailure(r.Now)
 	case Broken:
 		e.countFailure(r.Now)
+		count(&e.ensureRare().breaks, r.Now)
+		e.ensureRare().brokeAt.Store(e.Connected.Load())
 		fallthrough
 	case Closed:
 		e.ended(r.Kind == Broken)

@@ -74,6 +74,7 @@ func (s *State) reinstate() *State {
 	s.ensureRare().drained.Store(0)
 	s.health.Store(nil)
 	s.ends.Store(0)
+	s.ensureRare().breaks.Store(nil)
 	s.shown.Store(0)
 	return s
 }

@@ -1,23 +1,35 @@
 package balance
 
 import (
+	"strings"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/proxy/latency"
 )
 
-func TestEndpointThatResetMostRecentConnectionsIsSuspicious(t *testing.T) {
-	g := NewWithT(t)
-	s := newSubject()
+// outlier returns an endpoint, and a function that makes its connections end, each some time after the last: x stands
+// for one that it broke. The function returns whether it is an Outlier then.
+func outlier(apart time.Duration) (s *subject, end func(how string) bool) {
+	s = newSubject()
 	now := time.Unix(1000, 0)
-	end := func(how string) bool {
+	return s, func(how string) bool {
 		for _, c := range how {
+			now = now.Add(apart)
+			s.Report(Report{Kind: Connected, Now: now}, Policy{})
+			s.Times().Connect.Observe(latency.Seconds, now, 0)
 			s.Report(Report{Kind: map[rune]Kind{'x': Broken, '.': Closed}[c], Now: now}, Policy{})
 		}
-		return s.Outlier()
+		return s.Outlier(now)
 	}
-	g.Expect(s.Outlier()).To(BeFalse())
+}
+
+func TestEndpointThatResetMostOfItsLastConnectionsIsOutlier(t *testing.T) {
+	g := NewWithT(t)
+	s, end := outlier(4 * time.Minute)
+	g.Expect(end("")).To(BeFalse())
 	g.Expect(end("xxx")).To(BeFalse(), "three are too few")
 	g.Expect(end("x")).To(BeTrue())
 	g.Expect(end("...")).To(BeTrue(), "four of seven")
@@ -28,6 +40,25 @@ func TestEndpointThatResetMostRecentConnectionsIsSuspicious(t *testing.T) {
 	g.Expect(end("x")).To(BeTrue())
 	g.Expect(end("................")).To(BeFalse())
 	g.Expect(s.Failed.Load()).To(BeEquivalentTo(14))
-	g.Expect(s.FailedRecently(now.Add(time.Minute))).To(BeEquivalentTo(14))
-	g.Expect(s.FailedRecently(now.Add(10 * time.Minute))).To(BeZero())
+}
+
+func TestEndpointThatResetFewOfItsRecentConnectionsIsOutlier(t *testing.T) {
+	g := NewWithT(t)
+	s, end := outlier(time.Second / 10)
+	fifty := strings.Repeat(".", 49) + "x"
+	g.Expect(end(fifty+fifty+fifty)).To(BeFalse(), "three are too few")
+	g.Expect(end(fifty)).To(BeTrue(), "four of 200")
+	g.Expect(end(strings.Repeat(".", 100))).To(BeFalse(), "four of 300")
+	g.Expect(end("xxx")).To(BeTrue(), "seven of 303")
+
+	s, end = outlier(time.Second / 10)
+	g.Expect(end("x.x.x.x.")).To(BeTrue(), "half of the connections")
+	g.Expect(end(".......")).To(BeTrue(), "none of the last 8")
+	g.Expect(end(".")).To(BeFalse(), "none of the last 9: more than 5 times the usual number")
+
+	s, end = outlier(time.Second)
+	g.Expect(end(strings.Repeat("x....", 20))).To(BeTrue())
+	now := time.Unix(1100, 0)
+	g.Expect(s.FailedRecently(now)).To(BeEquivalentTo(20))
+	g.Expect([]any{s.FailedRecently(now.Add(10 * time.Minute)), s.Outlier(now.Add(10 * time.Minute))}).To(Equal([]any{int64(0), false}))
 }

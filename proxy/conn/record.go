@@ -168,13 +168,17 @@ func (r *Record) ClientFirstByte(now time.Time) {
 	}
 }
 
-// EndpointFirstByte records that the endpoint's first byte for the client arrived at now, and returns FirstByte. It is called at
-// most once.
+// EndpointFirstByte records that the endpoint's first byte for the client arrived at now. It returns FirstByte without
+// the time before the attempt that succeeded: what the endpoint itself took. It is called at most once.
 func (r *Record) EndpointFirstByte(now time.Time) time.Duration {
 	took := max(adopted+1, now.Sub(r.Start)+time.Duration(r.firstByte.Load()))
 	r.firstByte.Store(int64(took))
 	r.report(Step{Kind: FirstByte, Time: now, Duration: took, Flags: r.Flags(took, outcome.Open)})
-	return took
+	began := r.first.began
+	if all := r.attempts.Load(); all != nil {
+		began = (*all)[len(*all)-1].Start
+	}
+	return max(0, took-began)
 }
 
 // Closed reports the end of the connection, and its endpoint, if it had one.

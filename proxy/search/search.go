@@ -139,7 +139,7 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 // EndpointFirstByte records that the endpoint has answered: the search is over, and the connection is established.
 func (s *Search) EndpointFirstByte(now time.Time) {
 	s.report(now, nil)
-	s.now.Endpoint.Times().Connect.Observe(latency.Seconds, now, now.Sub(s.Record.Start).Seconds())
+	s.now.Endpoint.Times().Connect.Observe(latency.Seconds, now, now.Sub(s.started).Seconds())
 	s.now.Endpoint.Report(balance.Report{Kind: balance.Connected, Now: now}, s.Policy)
 }
 

@@ -353,7 +353,7 @@ func breaks(_ context.Context, s *subject) (all []Finding) {
 			}
 			wrong := endpointName(e) + " fails some of its connections"
 			if e.State == api.EndpointOutlier {
-				wrong = endpointName(e) + " is an outlier: it accepts connections, but resets most of them"
+				wrong = endpointName(e) + " is an outlier: it accepts connections, but resets many of them"
 			}
 			known := fmt.Sprintf("in the last minutes: connected %d times, %s (%d%%)", connectedRecently(e), show.Plural(int(e.FailedRecently), "failure"), 100*e.FailedRecently/max(1, connectedRecently(e), e.FailedRecently))
 			if e.Failed > e.FailedRecently {

@@ -23,15 +23,15 @@ func isOver(f Finding) bool {
 	return f.Check == "past" || f.Check == "quarantine" && f.Severity == Note
 }
 
-// hurt returns the number of clients that a finding has affected recently, as far as known; refused is the number of
-// clients of each Service for which there was no endpoint.
-func (s *subject) hurt(f Finding, refused map[string]int64) (clients int64) {
+// impact returns the number of clients that a finding has affected recently, and when the state that it reports began,
+// both as far as known; refused is the number of clients of each Service for which there was no endpoint.
+func (s *subject) impact(f Finding, refused map[string]int64) (clients int64, since time.Time) {
 	name, is := strings.CutPrefix(f.Object, "Service ")
 	if !is {
 		if f.Severity == Failing {
-			return everyone
+			return everyone, since
 		}
-		return 0
+		return 0, since
 	}
 	ofEndpoint := false
 	s.ports(func(p place) {
@@ -41,6 +41,9 @@ func (s *subject) hurt(f Finding, refused map[string]int64) (clients int64) {
 				continue
 			}
 			ofEndpoint = true
+			if e.State.Failing() && (since.IsZero() || e.Since.Before(since)) {
+				since = e.Since
+			}
 			clients += e.FailedRecently + e.NoResponseRecently
 			if e.State == api.EndpointUnresponsive && e.Latency != nil && e.Latency.FirstByteP99Ms == 0 {
 				clients += max(0, connectedRecently(e)-e.NoResponseRecently) // clients that are still waiting
@@ -49,8 +52,13 @@ func (s *subject) hurt(f Finding, refused map[string]int64) (clients int64) {
 	})
 	if !ofEndpoint && f.Severity != Note {
 		clients = refused[name]
+		for i := range s.services {
+			if d := &s.services[i]; d.Namespace+"/"+d.Name == name && d.State.Badness() > api.ServiceDegraded.Badness() {
+				since = d.Since
+			}
+		}
 	}
-	return clients
+	return clients, since
 }
 
 // recentlyRefused returns, for each Service, the number of recently failed clients for which there was no endpoint.

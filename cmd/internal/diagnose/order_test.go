@@ -23,7 +23,7 @@ var _ = Describe("the findings", func() {
 			connection("default/closed", "192.0.2.7:2", "source-denied"), connection("default/gone", "192.0.2.8:1", "no-endpoint"),
 		}
 		web := api.ServiceDetail{Service: api.Service{Namespace: "default", Name: "web", State: api.ServiceDegraded}, Details: []api.ServicePort{{PortSummary: api.PortSummary{VIP: "10.96.0.10:80"}, Endpoints: []api.Endpoint{
-			{Address: "10.0.0.1:80", State: api.EndpointUnresponsive, Ready: true, UsedFor: []string{"node"}, NoResponseRecently: 2, Latency: &api.Latency{Clients: 30}},
+			{Address: "10.0.0.1:80", State: api.EndpointUnresponsive, Ready: true, UsedFor: []string{"node"}, NoResponseRecently: 2, Since: at, Latency: &api.Latency{Clients: 30}},
 			{Address: "10.0.0.10:80", State: api.EndpointReady, Ready: true, UsedFor: []string{"node"}, FailedRecently: 4, Latency: &api.Latency{Clients: 100, FirstByteP99Ms: 1}},
 			{Address: "10.0.0.2:80", State: api.EndpointReady, Ready: true, UsedFor: []string{"node"}, Latency: &api.Latency{Clients: 100, FirstByteP99Ms: 1}},
 		}}}}
@@ -66,7 +66,8 @@ var _ = Describe("the findings", func() {
 		}
 		Expect(all).To(Equal([]told{{"slow", 30, false}, {"breaks", 4, false}, {"denied", 3, false}, {"endpoints", 1, false}, {"past", 0, true}}))
 		Expect(r.Findings[2].Wrong).To(Equal("3 connections from 2001:db8::7, 192.0.2.7 denied: not in loadBalancerSourceRanges"))
-		Expect(r.Lines(80)).To(ContainElement("Resolved:"))
+		Expect(r.Lines(80)).To(ContainElements("Resolved:", "    impact:    since 2026-01-02 03:04:05, 30 clients in the last minutes"))
+		Expect(r.Findings[1].Since).To(BeZero())
 	})
 
 	It("have no remedy that needs a cluster if Services come from files", func() {
@@ -78,7 +79,9 @@ var _ = Describe("the findings", func() {
 	})
 
 	It("affect all clients if usher itself fails, and none if it only has a warning", func() {
-		Expect((&subject{}).hurt(Finding{Severity: Failing, Object: "usher"}, nil)).To(BeEquivalentTo(everyone))
-		Expect((&subject{}).hurt(Finding{Severity: Warning, Object: "usher"}, nil)).To(BeZero())
+		all, _ := (&subject{}).impact(Finding{Severity: Failing, Object: "usher"}, nil)
+		Expect(all).To(BeEquivalentTo(everyone))
+		none, _ := (&subject{}).impact(Finding{Severity: Warning, Object: "usher"}, nil)
+		Expect(none).To(BeZero())
 	})
 })

@@ -3,6 +3,7 @@ package diagnose
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -20,8 +21,8 @@ const (
 	mostEvents = 5
 )
 
-// event is a kind of failure of connections.
-type event struct{ service, what, find string }
+// event is a kind of failure of connections. endpoint is only set for slow ones.
+type event struct{ service, what, find, endpoint string }
 
 // past reports failures of connections, except those of endpoints that are reported as unhealthy now, or of a port
 // without endpoints. Failures of a kind that occurred recently may not be over: their check is "recent".
@@ -74,6 +75,7 @@ func past(ctx context.Context, s *subject) (all []Finding) {
 		if times[e] > 1 {
 			when += ", first at " + first[e].Local().Format(time.DateTime)
 		}
+		when += s.firstByteOf(e)
 		check := ""
 		if s.status.Now.Sub(last[e]) <= recentPeriod {
 			check = "recent"
@@ -82,6 +84,19 @@ func past(ctx context.Context, s *subject) (all []Finding) {
 			"usher get connections " + e.service + " " + e.find + "; for one of them: usher get connection ID"})
 	}
 	return all
+}
+
+// firstByteOf describes how long clients of a slow endpoint wait now, if it is known.
+func (s *subject) firstByteOf(e event) (text string) {
+	s.ports(func(p place) {
+		for i := range p.port.Endpoints {
+			if l := p.port.Endpoints[i].Latency; p.name == e.service && p.port.Endpoints[i].Address == e.endpoint && l != nil && text == "" {
+				text = fmt.Sprintf("; in the last minutes, its p99 time to first byte was about %s, p50 %s, of %s",
+					show.Milliseconds(l.FirstByteP99Ms), show.Milliseconds(l.FirstByteP50Ms), show.Plural(int(l.Clients), "client"))
+			}
+		}
+	})
+	return text
 }
 
 // events returns the failures of a connection, each with the addresses of its endpoints.
@@ -97,17 +112,17 @@ func events(c *api.Connection) map[event][]string {
 					addresses = append(addresses, a.Endpoint)
 				}
 			}
-			all[event{c.Service, what, "--outcome=failed"}] = addresses
+			all[event{c.Service, what, "--outcome=failed", ""}] = addresses
 		}
 		return all
 	}
 	for _, a := range c.Attempts {
 		if a.Error != "" {
-			all[event{c.Service, "were retried: " + a.Result + " from " + cmp.Or(a.Pod, a.Endpoint), "--retried"}] = []string{a.Endpoint}
+			all[event{c.Service, "were retried: " + a.Result + " from " + cmp.Or(a.Pod, a.Endpoint), "--retried", ""}] = []string{a.Endpoint}
 		}
 	}
 	if len(all) == 0 {
-		all[event{c.Service, "waited long for the first byte of " + cmp.Or(c.Pod, c.Endpoint), "--outcome=slow"}] = []string{c.Endpoint}
+		all[event{c.Service, "waited long for the first byte of " + cmp.Or(c.Pod, c.Endpoint), "--outcome=slow", c.Endpoint}] = []string{c.Endpoint}
 	}
 	return all
 }

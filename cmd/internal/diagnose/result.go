@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/charmbracelet/x/ansi"
 
@@ -30,11 +31,12 @@ type Result struct {
 // Found is a finding with its nodes, if it is of a cluster.
 type Found struct {
 	Finding
-	// Over is set for a past problem. Clients is the number of clients affected in the last minutes, as far as
-	// known.
-	Over    bool     `json:"over,omitempty"`
-	Clients int64    `json:"clients,omitempty"`
-	Nodes   []string `json:"nodes,omitempty"`
+	// Over is set for a past problem. Clients is the number of clients affected in the last minutes, and Since is when
+	// the state began, both as far as known.
+	Over    bool      `json:"over,omitempty"`
+	Clients int64     `json:"clients,omitempty"`
+	Since   time.Time `json:"since,omitzero"`
+	Nodes   []string  `json:"nodes,omitempty"`
 }
 
 // Run runs all checks.
@@ -62,7 +64,8 @@ func Run(ctx context.Context, c *client.Client, o Options) (Result, error) {
 				if f.Check = cmp.Or(f.Check, c.name); s.status.Source == api.SourceFiles {
 					f.Remedy = withoutCluster(f)
 				}
-				found[i] = append(found[i], Found{Finding: f, Over: isOver(f), Clients: s.hurt(f, refused)})
+				clients, since := s.impact(f, refused)
+				found[i] = append(found[i], Found{Finding: f, Over: isOver(f), Clients: clients, Since: since})
 			}
 		})
 	}
@@ -116,6 +119,9 @@ func (r Result) Lines(width int) (lines []string) {
 			lines = append(lines, wrapped("    on:        ", f.on(), width)...)
 		}
 		lines = append(lines, wrapped("    evidence:  ", f.Known, width)...)
+		if text := f.impact(); text != "" {
+			lines = append(lines, wrapped("    impact:    ", text, width)...)
+		}
 		if f.Remedy != "" {
 			lines = append(lines, wrapped("    next step: ", f.Remedy, width)...)
 		}
@@ -132,6 +138,18 @@ func (r Result) Lines(width int) (lines []string) {
 		lines = append(lines, wrapped("  - ", what, width)...)
 	}
 	return append(lines, r.rest(width)...)
+}
+
+// impact describes how many clients a finding has affected, and since when.
+func (f Found) impact() string {
+	var parts []string
+	if !f.Since.IsZero() {
+		parts = append(parts, "since "+f.Since.Local().Format(time.DateTime))
+	}
+	if f.Clients > 0 && f.Clients < everyone {
+		parts = append(parts, show.Plural(int(f.Clients), "client")+" in the last minutes")
+	}
+	return strings.Join(parts, ", ")
 }
 
 // rest describes what was not checked closely.

@@ -48,6 +48,9 @@ func Together(all []OnNode) (sum Result) {
 				sum.Findings, most = append(sum.Findings, f), append(most, f.Wrong)
 			}
 			s := &sum.Findings[i]
+			if !f.Since.IsZero() && (s.Since.IsZero() || f.Since.Before(s.Since)) {
+				s.Since = f.Since
+			}
 			if len(s.Nodes) > 0 && f.Clients < everyone {
 				s.Clients += f.Clients
 			}

@@ -2,6 +2,7 @@ package show
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,7 +38,12 @@ var Connections = []Column[api.Connection]{
 		}
 		return Milliseconds(c.FirstByteMs)
 	}},
-	{Title: "OUTCOME", Wide: true, Some: true, Rank: 4, Cell: func(c api.Connection) string { return Clean(strings.Join(c.Outcomes, ",")) }},
+	{Title: "OUTCOME", Wide: true, Some: true, Rank: 4, Cell: func(c api.Connection) string {
+		if c.End == "" && slices.Equal(c.Outcomes, []string{api.OutcomeOK}) {
+			return "-" // not known yet
+		}
+		return Clean(strings.Join(c.Outcomes, ","))
+	}},
 	{Title: "ACCEPTED", Wide: true, Rank: 4, Cell: func(c api.Connection) string { return c.Accepted.Local().Format("15:04:05.000") }},
 	{Title: "ERROR", Wide: true, Some: true, Rank: 3, Text: true, Least: 24, Cell: func(c api.Connection) string { return dash(c.Error) }},
 }

@@ -110,7 +110,8 @@ func (v Viewers) newGetEndpoints() *cobra.Command {
   ready         its conditions are good, and no other state applies
   quarantined   it or its probes failed; skipped while another endpoint is usable.
                 QUARANTINE shows the next probe or the remaining time, and the cause
-  outlier       used as if ready, but it reset most of its recent connections
+  outlier       used as if ready, but it reset most of its last connections, or at
+                least 2% of those of the last 5 to 10 minutes
   unresponsive  used as if ready, but in the last 5 to 10 minutes none of 5 or more
                 clients got a byte, or far more clients left without one than left
                 other endpoints of its port: the process probably hangs

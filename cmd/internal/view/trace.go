@@ -29,8 +29,8 @@ func (v Viewers) newTrace() *cobra.Command {
 		Short: "Follow what happens to connections, step by step",
 		Long: v.long(`Prints a line for each step of each connection as it happens: accepted, every
 attempt with its endpoint, the reason for choosing it, its duration and failure,
-established, closed. Configuration changes are printed in between. Stop it with
-Ctrl-C.
+established, closed. Changes of Services, endpoints and rules are printed in between;
+--changes prints only these. Stop it with Ctrl-C.
 
 --since and --history start with the steps that usher keeps in memory (--trace-events
 of 'usher run'). If this command or its terminal is too slow, usher skips steps and
@@ -43,6 +43,7 @@ they arrive. Nodes that do not respond are reported on standard error and retrie
 		Example: `  usher trace
   usher trace web --outcome retry,failed
   usher trace shop/cart --client 10.244.1.0/24 --since 10m
+  usher trace --changes --history
   usher trace --history --follow=false -o json | jq .endpoint`,
 		Args:              cli.Takes(0, 1, "one SERVICE, or none for all"),
 		ValidArgsFunction: CompleteOne(func(cmd *cobra.Command) []string { return t.asks.CompleteServices(cmd, t.Namespace, nil) }),
@@ -55,6 +56,7 @@ they arrive. Nodes that do not respond are reported on standard error and retrie
 	cli.SomeOf(flags, &t.query.Outcome, "outcome", "Only steps with this `outcome`: ok, retry, failed or an end code; separate several with commas",
 		append([]string{api.OutcomeOK, api.OutcomeRetry, api.OutcomeFailed}, outcome.Words()...)...)
 	cli.SomeOf(flags, &t.end, "end", "Only connections that end with this `code`; separate several with commas", outcome.Words()...)
+	flags.BoolVar(&t.changes, "changes", false, "Only changes: of Services, endpoints, quarantines and rules. usher keeps the last 1,024")
 	flags.DurationVar(&t.query.Slower, "slower-than", 0, "Only the ends of connections that waited longer than this for the endpoint's first byte or, without one, to be established")
 	flags.Uint64Var(&t.query.Connection, "connection", 0, "Only the connection with this `number`")
 	flags.DurationVar(&t.since, "since", 0, "Start with the steps within this time before now, as far as usher still keeps them")
@@ -70,11 +72,12 @@ they arrive. Nodes that do not respond are reported on standard error and retrie
 type traceCommand struct {
 	asks Asks
 	NamespaceFlag
-	query  client.EventQuery
-	end    string
-	since  time.Duration
-	follow bool
-	output string
+	query   client.EventQuery
+	end     string
+	changes bool
+	since   time.Duration
+	follow  bool
+	output  string
 
 	oldest time.Time                // earlier events are not printed
 	ahead  map[string]time.Duration // by node, see clockAhead
@@ -90,6 +93,14 @@ const traceRate = 10000
 func (t *traceCommand) run(cmd *cobra.Command, args []string) error {
 	if t.since < 0 {
 		return cli.Usagef("--since: invalid value \"%s\": must be at least 0s", t.since)
+	}
+	if t.changes {
+		for _, name := range []string{"client", "protocol", "outcome", "end", "slower-than", "connection"} {
+			if cmd.Flags().Changed(name) {
+				return cli.Usagef("--%s cannot be combined with --changes: it selects steps of connections", name)
+			}
+		}
+		t.query.Kind = api.KindChanges
 	}
 	if len(args) == 1 {
 		t.query.Service = t.ServiceName(args[0])

@@ -51,6 +51,9 @@ const (
 	KindPortalRepaired      = "portal-repaired"
 	// KindMoreChanges stands for further simultaneous changes that are not reported one by one.
 	KindMoreChanges = "more-changes"
+
+	// KindChanges selects all changes, in the parameter kind.
+	KindChanges = "changes"
 )
 
 // Event is one step of a connection or one change of the configuration.

@@ -68,8 +68,9 @@ type Service struct {
 	Problems []Problem `json:"problems,omitempty"`
 }
 
-// Latency is how long clients waited in the last 5 to 10 minutes, since they were accepted, in milliseconds:
-// half of them (P50), and all but one in a hundred (P99), waited no longer.
+// Latency is how long clients waited in the last 5 to 10 minutes, in milliseconds: half of them (P50), and all but one
+// in a hundred (P99), waited no longer. The times begin when the client was accepted; those of an endpoint begin with
+// the attempt at it.
 type Latency struct {
 	// Clients is the number of established connections.
 	Clients uint64 `json:"clients"`
@@ -272,7 +273,7 @@ type EndpointState string
 // The states of an endpoint. Of several that apply, quarantined has precedence.
 const (
 	EndpointReady        EndpointState = "ready"        // it is in rotation
-	EndpointOutlier      EndpointState = "outlier"      // it is in rotation, but broke most of the connections that ended last
+	EndpointOutlier      EndpointState = "outlier"      // it is in rotation, but broke most of the connections that ended last, or 2% of those of the last 5 to 10 minutes
 	EndpointUnresponsive EndpointState = "unresponsive" // it is in rotation, but in the last 5 to 10 minutes no client got a byte from it, or far more of its clients left without one than of the other endpoints; others of its port answered
 	EndpointQuarantined  EndpointState = "quarantined"  // it failed, and is skipped while there is another one
 	EndpointTerminating  EndpointState = "terminating"  // its Pod is ending; used only if none is ready
