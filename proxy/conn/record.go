@@ -169,7 +169,7 @@ func (r *Record) ClientFirstByte(now time.Time) {
 }
 
 // EndpointFirstByte records that the endpoint's first byte for the client arrived at now. It returns FirstByte without
-// the time before the attempt that succeeded: what the endpoint itself took. It is called at most once.
+// the time before the attempt that succeeded: the time of the endpoint itself. It is called at most once.
 func (r *Record) EndpointFirstByte(now time.Time) time.Duration {
 	took := max(adopted+1, now.Sub(r.Start)+time.Duration(r.firstByte.Load()))
 	r.firstByte.Store(int64(took))
