@@ -79,7 +79,8 @@ func Together(all []OnNode) (sum Result) {
 func rank(f Found) int { return slices.Index(severities, f.Severity) }
 
 // sort sorts past findings last and notes before them. Findings that affect most clients come first, then the most
-// severe, and among these the findings of most nodes.
+// severe, and among these the findings of most nodes. A Failing finding of which no client is known affects all: rules
+// refuse clients without counting them.
 func (r *Result) sort() {
 	late := func(f Found) int {
 		switch {
@@ -90,8 +91,14 @@ func (r *Result) sort() {
 		}
 		return 0
 	}
+	clients := func(f Found) int64 {
+		if f.Severity == Failing && f.Clients == 0 {
+			return everyone
+		}
+		return f.Clients
+	}
 	slices.SortStableFunc(r.Findings, func(a, b Found) int {
-		return cmp.Or(cmp.Compare(late(a), late(b)), cmp.Compare(b.Clients, a.Clients), cmp.Compare(rank(a), rank(b)),
+		return cmp.Or(cmp.Compare(late(a), late(b)), cmp.Compare(clients(b), clients(a)), cmp.Compare(rank(a), rank(b)),
 			cmp.Compare(a.Object, b.Object), cmp.Compare(len(b.Nodes), len(a.Nodes)))
 	})
 }

@@ -28,3 +28,16 @@ var _ = DescribeTable("findings of several nodes about different objects stay se
 	Entry(nil, "10.0.0.1:80 (web-1) is slow", "10.0.0.1:80 (web-2) is slow"),
 	Entry(nil, "port 10.96.0.1:80/TCP is not served: off", "port 10.96.0.1:81/TCP is not served: off"),
 )
+
+var _ = It("a finding of a Service that refuses clients precedes findings of some clients, and a note", func() {
+	finding := func(s Severity, name string, clients int64) Found {
+		return Found{Finding: Finding{Severity: s, Object: "Service default/" + name, Wrong: name}, Clients: clients}
+	}
+	found := Result{Findings: []Found{finding(Note, "a", 99), finding(Failing, "b", 2), finding(Warning, "c", 30), finding(Failing, "d", 0)}}
+	found.sort()
+	var order string
+	for _, f := range found.Findings {
+		order += f.Wrong
+	}
+	Expect(order).To(Equal("dcba"))
+})
