@@ -44,19 +44,19 @@ func TestEndpointThatResetMostOfItsLastConnectionsIsOutlier(t *testing.T) {
 
 func TestEndpointThatResetFewOfItsRecentConnectionsIsOutlier(t *testing.T) {
 	g := NewWithT(t)
-	s, end := outlier(time.Second / 10)
+	_, end := outlier(time.Second / 10)
 	fifty := strings.Repeat(".", 49) + "x"
 	g.Expect(end(fifty+fifty+fifty)).To(BeFalse(), "three are too few")
 	g.Expect(end(fifty)).To(BeTrue(), "four of 200")
 	g.Expect(end(strings.Repeat(".", 100))).To(BeFalse(), "four of 300")
 	g.Expect(end("xxx")).To(BeTrue(), "seven of 303")
 
-	s, end = outlier(time.Second / 10)
+	_, end = outlier(time.Second / 10)
 	g.Expect(end("x.x.x.x.")).To(BeTrue(), "half of the connections")
 	g.Expect(end(".......")).To(BeTrue(), "none of the last 8")
 	g.Expect(end(".")).To(BeFalse(), "none of the last 9: more than 5 times the usual number")
 
-	s, end = outlier(time.Second)
+	s, end := outlier(time.Second)
 	g.Expect(end(strings.Repeat("x....", 20))).To(BeTrue())
 	now := time.Unix(1100, 0)
 	g.Expect(s.FailedRecently(now)).To(BeEquivalentTo(20))

@@ -81,7 +81,7 @@ func (c *Connecting) Next(now time.Time) {
 func (c *Connecting) Done(now time.Time, err error) {
 	switch {
 	case err == nil:
-		c.search.EndpointFirstByte(now)
+		c.search.Connected(now)
 		c.run.Connected()
 		return
 	case c.ctx.Err() != nil: // the search is given up; err does not matter

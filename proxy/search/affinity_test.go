@@ -31,7 +31,7 @@ func TestAffinityOfTwoQueuedConnections(t *testing.T) {
 	g.Expect(next(stranger).Do).To(Equal(Wait))
 	first.Release()
 	g.Expect(next(one).Endpoint).To(BeIdenticalTo(first))
-	one.EndpointFirstByte(now)
+	one.Connected(now)
 	second.Release()
 	g.Expect(next(other).Do).To(Equal(Wait), "it waits for the endpoint that the client has")
 	g.Expect(next(stranger).Endpoint).To(BeIdenticalTo(second))

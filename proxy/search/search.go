@@ -136,8 +136,8 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 	return Step{Do: Dial, Endpoint: choice.Endpoint, For: limit}
 }
 
-// EndpointFirstByte records that the endpoint has answered: the search is over, and the connection is established.
-func (s *Search) EndpointFirstByte(now time.Time) {
+// Connected records that the attempt has succeeded: the search is over, and the connection is established.
+func (s *Search) Connected(now time.Time) {
 	s.report(now, nil)
 	s.now.Endpoint.Times().Connect.Observe(latency.Seconds, now, now.Sub(s.started).Seconds())
 	s.now.Endpoint.Report(balance.Report{Kind: balance.Connected, Now: now}, s.Policy)

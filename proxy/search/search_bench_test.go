@@ -20,6 +20,6 @@ func BenchmarkSearch(b *testing.B) {
 		if s.Next(set, now).Do != Dial {
 			b.Fatal("there is no endpoint")
 		}
-		s.EndpointFirstByte(now)
+		s.Connected(now)
 	}
 }

@@ -165,7 +165,7 @@ func (c *client) search() (*balance.Endpoint, error) {
 		err := c.behaviour[number(step.Endpoint.Addr)](ctx, time.Since(c.start))
 		cancel()
 		if err == nil {
-			s.EndpointFirstByte(time.Now())
+			s.Connected(time.Now())
 			return step.Endpoint, nil
 		}
 		s.Failed(time.Now(), err)
