@@ -3,8 +3,10 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -110,14 +112,24 @@ var _ = Describe("the command line", func() {
 
 	It("prints help in groups of flags, at most 80 columns wide", func() {
 		for _, command := range []string{"run", "demo"} {
-			_, out, _ := says(command, "--help")
+			_, out, _ := says(command, "--help-all")
 			Expect(out).To(ContainSubstring("\nPortal: how clients reach usher:\n"))
 			for line := range strings.Lines(out[strings.Index(out, "Examples:"):]) {
 				Expect(len([]rune(line))).To(BeNumerically("<=", cli.HelpWidth+1), line)
 			}
 		}
-		_, out, _ := says("run", "--help")
+		_, out, _ := says("run", "--help-all")
 		Expect(strings.Count(out, "\nGlobal flags:\n")).To(Equal(1))
-		Expect(strings.Split(out[strings.Index(out, "\nGlobal flags:\n"):], "\n")).To(HaveLen(5), "only --help")
+		Expect(strings.Split(out[strings.Index(out, "\nGlobal flags:\n"):], "\n")).To(HaveLen(7), "only --help and --help-all")
 	})
+
+	DescribeTable("prints the flags that most users need with --help, and all with --help-all", func(command string, most int) {
+		code, all, _ := says(command, "--help-all")
+		Expect(code).To(BeZero())
+		_, main, _ := says(command, "--help")
+		flags := func(text string) int { return len(regexp.MustCompile(`(?m)^ +(-\w, )?--`).FindAllString(text, -1)) }
+		Expect(flags(main)).To(Equal(most + 2)) // --help, --help-all
+		Expect(main).To(ContainSubstring(fmt.Sprintf("\n%d more flags: 'usher %s --help-all'\n", flags(all)-flags(main), command)))
+		Expect(all).To(And(ContainSubstring("\n  --probe-rise int"), Not(ContainSubstring("more flags"))))
+	}, Entry(nil, "run", 26), Entry(nil, "demo", 6))
 })

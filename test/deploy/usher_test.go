@@ -33,10 +33,10 @@ func usherProgram() string {
 	return built
 }
 
-// usherHelp returns the output of 'usher run --help'.
+// usherHelp returns the output of 'usher run --help-all'.
 func usherHelp() string {
 	GinkgoHelper()
-	out, err := exec.Command(usherProgram(), "run", "--help").CombinedOutput()
+	out, err := exec.Command(usherProgram(), "run", "--help-all").CombinedOutput()
 	Expect(err).NotTo(HaveOccurred(), "%s", out)
 	return string(out)
 }

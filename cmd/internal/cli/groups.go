@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -27,6 +28,29 @@ func Group(flags *pflag.FlagSet, name string) {
 	})
 }
 
+// moreKey is the annotation of flags that only --help-all prints.
+const moreKey = "more"
+
+// Main registers --help-all for cmd. --help then prints only the flags with these names, which most users need, and
+// those registered later.
+func Main(cmd *cobra.Command, names ...string) {
+	flags := cmd.Flags()
+	flags.VisitAll(func(f *pflag.Flag) {
+		if !slices.Contains(names, f.Name) {
+			_ = flags.SetAnnotation(f.Name, moreKey, nil) // the flag exists
+		}
+	})
+	all := flags.Bool("help-all", false, "Print all flags")
+	run := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if !*all {
+			return run(cmd, args)
+		}
+		flags.VisitAll(func(f *pflag.Flag) { delete(f.Annotations, moreKey) })
+		return cmd.Help()
+	}
+}
+
 // setUsage makes --help print flags in groups, in lines of HelpWidth. It uses none
 // of cobra's templates: with text/template, which calls methods by their names, the linker
 // keeps all methods of every library, a third of the program.
@@ -39,23 +63,33 @@ func setUsage(root *cobra.Command) {
 		defer cmd.SetOut(out)
 		err := usual(cmd)
 		flags := cmd.LocalFlags()
-		_, _ = strings.NewReplacer("Flags:\n"+strings.TrimRight(flags.FlagUsages(), " \n"), flagUsages(flags)).WriteString(out, text.String())
+		_, _ = strings.NewReplacer("Flags:\n"+strings.TrimRight(flags.FlagUsages(), " \n"), flagUsages(cmd.CommandPath(), flags)).WriteString(out, text.String())
 		return err
 	})
 }
 
-func flagUsages(flags *pflag.FlagSet) string {
+func flagUsages(command string, flags *pflag.FlagSet) string {
 	groups := groupsOf(flags)
 	if len(groups) == 1 {
 		return "Flags:\n" + strings.TrimRight(flags.FlagUsagesWrapped(HelpWidth), "\n")
 	}
 	var b strings.Builder
+	more := 0
 	for _, g := range groups {
-		b.WriteString(cmp.Or(g.name, "Global flags") + ":\n")
+		text := ""
 		for _, f := range g.flags {
-			b.WriteString(block(f))
+			if _, is := f.Annotations[moreKey]; is {
+				more++
+			} else {
+				text += block(f)
+			}
 		}
-		b.WriteString("\n")
+		if text != "" {
+			b.WriteString(cmp.Or(g.name, "Global flags") + ":\n" + text + "\n")
+		}
+	}
+	if more > 0 {
+		fmt.Fprintf(&b, "%d more flags: '%s --help-all'", more, command)
 	}
 	return strings.TrimRight(b.String(), "\n")
 }
