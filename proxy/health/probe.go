@@ -22,21 +22,20 @@ import (
 	"github.com/usherproxy/usher/proxy/search"
 )
 
-// The limits for reading an HTTP response, and for a kept error, in bytes.
+// The limits, in bytes, for the header and the body of an HTTP response, and for the text of a reported error.
 const maxHeader, maxBody, maxError = 64 << 10, 64 << 10, 200
 
-// probe is a check at an address. Service ports of a namespace with equal probes share one.
+// probe is a check or a recheck at an address. Service ports of one namespace share equal probes.
 type probe struct {
 	namespace    string
 	at           netip.AddrPort
 	config.Probe // a recheck has no Interval
 }
 
-// recheck allows for a lost packet: TCP resends it after a second (RFC 6298, 2.1).
+// recheck has a timeout that allows for one lost packet: TCP resends it after a second (RFC 6298, 2.1).
 var recheck = config.Probe{Check: config.Check{Kind: config.CheckTCP}, Timeout: 2 * time.Second}
 
-// checksOf returns the checks that the view's port asks for, of endpoints that clients may use; nil if it
-// asks for none.
+// checksOf returns the checks of the endpoints that clients may use; nil if v's service port requests none.
 func checksOf(v *frontend.View) map[*balance.State]probe {
 	how := v.Port.Probe
 	if how.Check.Kind == 0 {
@@ -57,8 +56,8 @@ func checksOf(v *frontend.View) map[*balance.State]probe {
 
 func (c *probe) isRecheck() bool { return c.Interval == 0 }
 
-// ask makes a probe. It closes its connection as clients do, and as the kubelet does after its own probes:
-// servers expect that, but log a reset as an error.
+// ask makes a probe. It closes its connection normally, as clients and the kubelet do, since servers log a reset as an
+// error.
 func (p *Prober) ask(c probe) error {
 	ctx, cancel := context.WithTimeout(p.ctx, c.Timeout)
 	defer cancel()
@@ -84,8 +83,8 @@ type statusError int
 
 func (s statusError) Error() string { return fmt.Sprintf("HTTP status %d", int(s)) }
 
-// get makes an HTTP request on a dedicated connection, which ends with ctx. The Host is the endpoint's
-// address, as with the kubelet. A redirect is a success, and is not followed.
+// get makes an HTTP request on a dedicated connection, which closes when ctx ends. The Host is the endpoint's address,
+// as with the kubelet. A redirect counts as success and is not followed.
 func (p *Prober) get(ctx context.Context, c probe) error {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, c.Check.Kind.String()+"://"+c.at.String()+c.Check.Path, nil)
 	if err != nil {
@@ -93,7 +92,7 @@ func (p *Prober) get(ctx context.Context, c probe) error {
 	}
 	r.Header.Set("User-Agent", "usher/probe")
 	transport := http.Transport{
-		// The context that it is given has no end.
+		// The context passed to it does not end with ctx.
 		DialContext: func(context.Context, string, string) (net.Conn, error) {
 			conn, err := p.connect(ctx, c.at)
 			if err != nil {
@@ -115,7 +114,7 @@ func (p *Prober) get(ctx context.Context, c probe) error {
 	if response.StatusCode < 200 || response.StatusCode > 399 {
 		err = statusError(response.StatusCode)
 	}
-	_, _ = io.CopyN(io.Discard, response.Body, maxBody) // the status decides; but closing with unread data is a reset
+	_, _ = io.CopyN(io.Discard, response.Body, maxBody) // closing with unread data would reset the connection
 	return err
 }
 
@@ -126,7 +125,7 @@ func resultOf(err error) conn.Result {
 	return search.ResultOf(err)
 }
 
-// short returns err, shortened. It may contain data that an endpoint has sent.
+// short returns err with its text shortened, since that may contain data that an endpoint has sent.
 func short(err error) error {
 	err = search.Plain(err)
 	if err == nil || len(err.Error()) <= maxError {
@@ -135,7 +134,7 @@ func short(err error) error {
 	return errors.New(strings.ToValidUTF8(err.Error()[:maxError], "") + "…")
 }
 
-// target is an endpoint of a service port, whatever else of it changes.
+// target identifies an endpoint of a service port. It stays valid when other properties of the endpoint change.
 type target struct {
 	front *frontend.FrontEnd
 	state *balance.State
@@ -151,7 +150,7 @@ func (t target) endpoint() *balance.Endpoint {
 	return nil
 }
 
-// dropTargets drops the endpoints that no longer need rechecks. Update removes those of checks.
+// dropTargets drops the endpoints that no longer need rechecks. Update drops those that no longer need checks.
 func (j *job) dropTargets() {
 	if !j.isRecheck() {
 		return

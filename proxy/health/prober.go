@@ -18,7 +18,7 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// The shortest interval between the starts of two probes of a kind: 100 rechecks and 500 checks a second.
+// The shortest intervals between the starts of two probes of a kind. They allow 100 rechecks and 500 checks a second.
 const (
 	recheckGap = 10 * time.Millisecond
 	checkGap   = 2 * time.Millisecond
@@ -28,7 +28,7 @@ const (
 type Prober struct {
 	node   *frontend.Node
 	dial   func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)
-	atOnce int // concurrent probes of each kind; a namespace may have a quarter
+	atOnce int // maximum of concurrent probes of each kind; a namespace may have a quarter of it
 	ctx    context.Context
 	stop   context.CancelFunc
 	probes sync.WaitGroup // those in progress
@@ -36,7 +36,7 @@ type Prober struct {
 	mu               sync.Mutex
 	jobs             map[probe]*job
 	rechecks, checks queue
-	overload         rate.Sometimes // is logged
+	overload         rate.Sometimes // limits how often an overload is logged
 }
 
 // New returns a Prober without probes. It connects with dial.
@@ -54,10 +54,10 @@ func New(node *frontend.Node, dial func(ctx context.Context, to *config.Endpoint
 // job is a probe and the endpoints that get its results.
 type job struct {
 	probe
-	targets map[target]bool // a job without any is dropped when it is due
-	wait    time.Duration   // since the last probe, or since it was added
+	targets map[target]bool // a job without targets is dropped when it is due
+	wait    time.Duration   // planned, from the last probe, or from when the job was added
 	due     time.Time
-	timer   *time.Timer // until then; nil from then until the probe has ended
+	timer   *time.Timer // fires at due; nil from due until the probe has ended
 }
 
 // queue holds the probes of one kind that are due. Namespaces take turns.
@@ -66,7 +66,7 @@ type queue struct {
 	pausing  bool // the last probe began less than gap ago
 	underWay int
 	owners   map[string]*owner // by namespace: those with probes that are due or in progress
-	turns    []*owner          // those that may begin a probe
+	turns    []*owner          // those with a probe that may begin, in order
 }
 
 // owner is a namespace's part of a queue.
@@ -82,8 +82,8 @@ func (p *Prober) Recheck(f *frontend.FrontEnd, e *balance.Endpoint, wait time.Du
 	p.add(probe{f.ID().Namespace, e.Addr, recheck}, target{f, e.State}, wait)
 }
 
-// Update replaces the checks of f's endpoints, those of view before, by those of view after. The results of
-// checks that are removed or changed are forgotten.
+// Update replaces the checks of f's endpoints when f's view changes from before to after. The results of removed or
+// changed checks are forgotten.
 func (p *Prober) Update(f *frontend.FrontEnd, before, after *frontend.View) {
 	was, is := checksOf(before), checksOf(after)
 	for state, c := range was {
@@ -111,7 +111,7 @@ func (p *Prober) Stop() {
 	p.probes.Wait()
 }
 
-// add makes c probe for t after wait, or sooner if other targets need it sooner.
+// add schedules c for t after wait, or sooner if other targets need it sooner.
 func (p *Prober) add(c probe, t target, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -136,14 +136,14 @@ func (p *Prober) remove(c probe, t target) {
 	}
 }
 
-// schedule makes j due after wait. It is called with mu.
+// schedule makes j due after wait. The caller holds mu.
 func (p *Prober) schedule(j *job, wait time.Duration) {
 	j.wait, j.due = wait, time.Now().Add(wait)
 	var timer *time.Timer
 	timer = time.AfterFunc(wait, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if j.timer == timer { // else it has been scheduled again just now
+		if j.timer == timer { // else the job has just been scheduled again
 			j.timer = nil
 			p.enqueue(j)
 		}
@@ -151,7 +151,7 @@ func (p *Prober) schedule(j *job, wait time.Duration) {
 	j.timer = timer
 }
 
-// queue returns the queue in which j waits when it is due.
+// queue returns the queue that j joins when it is due.
 func (p *Prober) queue(j *job) *queue {
 	if j.isRecheck() {
 		return &p.rechecks
@@ -159,7 +159,7 @@ func (p *Prober) queue(j *job) *queue {
 	return &p.checks
 }
 
-// enqueue queues j, which is due. It is called with mu.
+// enqueue queues j, which is due. The caller holds mu.
 func (p *Prober) enqueue(j *job) {
 	q := p.queue(j)
 	o := q.owners[j.namespace]
@@ -176,8 +176,8 @@ func (p *Prober) enqueue(j *job) {
 	p.begin(q)
 }
 
-// turn gives a namespace a turn if it has a probe that may begin, and removes it if it has none at all. It is
-// called with mu.
+// turn gives a namespace a turn if one of its probes may begin, and removes the namespace if none is due or in
+// progress. The caller holds mu.
 func (p *Prober) turn(q *queue, o *owner) {
 	switch {
 	case o.inTurns:
@@ -189,7 +189,7 @@ func (p *Prober) turn(q *queue, o *owner) {
 	}
 }
 
-// begin begins the probes that the limits of q permit now. It is called with mu.
+// begin begins the probes that the limits of q permit now. The caller holds mu.
 func (p *Prober) begin(q *queue) {
 	for len(q.turns) > 0 && !q.pausing && q.underWay < p.atOnce && p.ctx.Err() == nil {
 		o := q.turns[0]
@@ -223,7 +223,7 @@ func (p *Prober) begin(q *queue) {
 	}
 }
 
-// run makes one probe, of a namespace's part o of q, and reports its result.
+// run makes j's probe and reports the result. The job comes from o, a namespace's part of q.
 func (p *Prober) run(j *job, q *queue, o *owner) {
 	err := p.ask(j.probe)
 	p.mu.Lock()
