@@ -80,9 +80,9 @@ type direction struct {
 	bytes    atomic.Int64
 	begun    bool // the first byte has arrived
 
-	busy    sync.Mutex  // held during a write to to, until failed is set
-	failed  error       // an error of to that a write has returned, so that reading will not; copying.mu guards it
-	writing atomic.Bool // a write to to is under way; from is not read meanwhile
+	busy    sync.Mutex  // held during a write to d.to, until failed is set
+	failed  error       // the error that a write to d.to has returned; then reads return the end; copying.mu guards it
+	writing atomic.Bool // a write to d.to is under way; d.from is not read meanwhile
 	slow    *time.Timer // calls heldUp when a write takes long
 
 	// The outcomes of the pair if from ends, if from fails, and if to fails.
@@ -103,11 +103,11 @@ func newCopying(client, endpoint side, limits Limits, owner Owner) *copying {
 	return fl
 }
 
-// slowAfter is the duration after which a write counts as slow. From then on, heldUp checks from at this interval.
+// slowAfter is the duration after which a write counts as slow. From then on, heldUp checks d.from at this interval.
 const slowAfter = time.Second
 
-// write calls f, which writes in direction d, and records errors other than EPIPE in d.failed. EPIPE means that to had
-// sent FIN before its reset (tcp_reset in the kernel); any other error means that to had sent no FIN.
+// write calls f, which writes in direction d, and records errors other than EPIPE in d.failed. EPIPE means that the
+// peer of d.to had sent FIN before its reset (tcp_reset in the kernel); any other error means that it had sent no FIN.
 func (fl *copying) write(d *direction, f func() error) error {
 	d.busy.Lock()
 	defer d.busy.Unlock()
@@ -124,9 +124,9 @@ func (fl *copying) write(d *direction, f func() error) error {
 	return err
 }
 
-// heldUp is called while to accepts no bytes. That may last forever, and meanwhile from is not read, so that reading
-// cannot detect an end or failure of from. If from has failed, heldUp ends the pair. If from has ended, that is read
-// later, but from now on HalfClosed limits the idle time of the pair.
+// heldUp is called while d.to accepts no bytes. That may last forever. Meanwhile d.from is not read, so reading does
+// not detect its end or failure. If d.from has failed, heldUp ends the pair. If d.from has ended, a later read returns
+// the end, but HalfClosed already limits the idle time of the pair.
 func (fl *copying) heldUp(d *direction) {
 	if !d.writing.Load() {
 		return
@@ -147,8 +147,8 @@ func (fl *copying) heldUp(d *direction) {
 	d.slow.Reset(slowAfter)
 }
 
-// gone reports whether c can accept no more bytes, so that a write to it returns at once. The caller has not called
-// CloseWrite on c.
+// gone reports whether c can accept no more bytes, so that a write to it returns at once. Call it only if CloseWrite
+// was not called on c.
 func gone(c side) bool {
 	raw := rawOf(c)
 	return raw != nil && socketGone(raw)
@@ -364,11 +364,11 @@ func (fl *copying) readEnded(d *direction, err error) {
 	_ = d.to.CloseWrite()
 }
 
-// writeError returns the error of an earlier write to d.to. It is called when reading from that side has returned
-// io.EOF: after a failed write, the kernel returns that instead of the error. A write may not have recorded its error
-// yet.
+// writeError returns the error of an earlier write to d.to. It is called when a read of d.to has returned io.EOF: after
+// a failed write, the kernel returns io.EOF instead of the error. A write may still be about to record its error, so
+// writeError waits for it.
 func (fl *copying) writeError(d *direction) error {
-	if gone(d.to) { // otherwise a write may take forever
+	if gone(d.to) { // then a write returns at once; otherwise it may take forever
 		d.busy.Lock()
 		defer d.busy.Unlock()
 	}

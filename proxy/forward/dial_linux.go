@@ -188,9 +188,9 @@ type Dialed struct {
 	until time.Time
 }
 
-// Connect starts to connect to the endpoint to, from the address from (see BindTransparent). If from is the zero
-// AddrPort, the kernel picks the address. hops is the hop limit of the packets; 0 means the kernel's default. Only the
-// loop may call Connect.
+// Connect starts a connection to an endpoint. to is the endpoint's address, and from the source address (see
+// BindTransparent). If from is the zero AddrPort, the kernel picks the address. hops is the hop limit of the packets; 0
+// means the kernel's default. Only the loop may call Connect.
 //
 // The loop calls done once, perhaps before Connect returns: with nil when the connection is established, else with a
 // unix.Errno, or context.DeadlineExceeded after timeout. A timeout of 0 means none; use only a few different ones. The

@@ -3,7 +3,8 @@
 // The caller passes a pair of connections, client and endpoint. The package owns the pair from then on: it closes both
 // connections, and reports the pair's outcome and the bytes of each direction to the Owner. It passes the actions of
 // one side on to the other: a FIN as a FIN, which leaves the opposite direction open, and a reset as a reset. If one
-// side does not read, the package stops reading from the other; it holds at most one read, message or full pipe.
+// side does not read, the package stops reading from the other; for each direction, it holds at most one read, message
+// or full pipe.
 //
 // There are two implementations, which pass the same tests:
 //
@@ -11,7 +12,8 @@
 //     sockets (poll_linux.go). The Loop connects to endpoints (dial_linux.go), and moves small transfers through one buffer
 //     (pair_linux.go) and streams through pipes (splice_linux.go). An idle pair costs its two descriptors and a few hundred
 //     bytes.
-//   - Elsewhere, [Copy] uses two goroutines per pair. [CopyMessages] does the same for messages (SCTP) on all systems.
+//   - On other systems, and for connections that no Loop forwards, [Copy] uses two goroutines per pair. [CopyMessages]
+//     does the same for messages (SCTP).
 //
 // For UDP sessions on Linux, the package has the [Poller] and a [Batch], which receives and sends many datagrams with
 // one system call.

@@ -59,8 +59,8 @@ func yields(o, to outcome.Outcome) bool {
 	return o == outcome.Open || fin(o) && !fin(to)
 }
 
-// leftBehind returns the new outcome of a pair whose outcome was before: o, or NoResponse instead of HalfClosed if the
-// client had ended its side and the endpoint did not end its own. See result.
+// leftBehind returns the outcome of a pair that had the outcome before and now gets o. That is o, or NoResponse instead
+// of HalfClosed if the client had ended its side and the endpoint did not end its own. See result.
 func leftBehind(before, o outcome.Outcome) outcome.Outcome {
 	if before == outcome.ClientClosed && o == outcome.HalfClosed {
 		return outcome.NoResponse
@@ -78,8 +78,9 @@ func answered(o outcome.Outcome, err error, toEndpoint, toClient int64, unsent i
 }
 
 // result returns the result of a pair that ended with outcome o and these numbers of bytes. untaken is the number of
-// bytes that the client did not acknowledge, if it ended its side and later reset the connection or reached a limit;
-// otherwise 0. If these are all bytes for the client, it had left before, and its kernel refused them.
+// bytes that the client did not acknowledge, if the client ended its side, and later reset the connection or the pair
+// reached a limit; otherwise 0. If it includes every byte for the client, the client had left before the response, and
+// its kernel refused the bytes.
 //
 // NoResponse also needs evidence that the client expected a response: it sent bytes, and either reset the connection,
 // or ended its side while the endpoint kept its own side open. A lost client (ETIMEDOUT) may not have waited for
@@ -107,8 +108,8 @@ func plain(err error) error {
 // eighth longer. A pair that reaches a limit ends with a reset of both sides, so that they do not mistake this for the
 // regular end of the stream.
 type Limits struct {
-	// HalfClosed is the maximum time without movement once one direction has ended, or once one side has ended and the
-	// other does not accept the bytes sent before that.
+	// HalfClosed is the maximum time without movement once one direction has ended. It also applies once one side has
+	// ended, while the other side does not accept the earlier bytes.
 	HalfClosed time.Duration
 	// Idle is the maximum time without movement.
 	Idle time.Duration
@@ -172,7 +173,9 @@ func (w *watch) verdict(l Limits, now time.Time, moved, half bool, q queue) outc
 	if moved {
 		w.restart(now)
 	}
-	first := w.unsent < 0 // no earlier value to compare with: checks may have been late, or skipped during a handover
+	// first means that there is no earlier value to compare with: checks may have been late, or skipped during a
+	// handover. If a limit is reached then, the silence restarts.
+	first := w.unsent < 0
 	if first && !moved {
 		w.unsent = q.unsent()
 	}

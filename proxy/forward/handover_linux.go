@@ -21,8 +21,8 @@ type Frozen struct {
 	Owner Owner
 	// Client and Endpoint are the pair's sockets. The caller owns them.
 	Client, Endpoint Socket
-	// Saved and Over are the arguments of PairHere.Save, for a pair that a crashed process had saved. For others they
-	// are nil: a pair that continues in the same process stays saved without them.
+	// Saved and Over are the arguments of PairHere.Save, for a pair that a crashed process had saved. For all other
+	// pairs they are nil. A pair that continues in the same process stays saved without them.
 	Saved *Saved
 	Over  func()
 	// ToEndpointPipe and ToClientPipe, unless they are nil, hold bytes of a pair that a crashed process had saved.
@@ -83,7 +83,7 @@ func (h *PairHere) Freeze() *Frozen {
 	if p.done == nil {
 		return nil
 	}
-	if p.saved != nil { // another process may get the pair, so after a crash no third one may continue it
+	if p.saved != nil { // the successor may get the pair; after a crash, no third process may continue it
 		p.noteMoving(&p.toEndpoint)
 		p.noteMoving(&p.toClient)
 	}
@@ -171,12 +171,12 @@ func (s *PairState) Known() bool {
 	return outcome.Named(s.Ending).String() == s.Ending
 }
 
-// Continue makes the loop forward the frozen pair f. in is zero, or the Pair that was frozen on this loop. Only the
-// loop may call Continue, which may call the owner's Ended before it returns. limits are those of f; many pairs may
-// share them.
+// Continue makes the loop forward the frozen pair f. in points to a zero Pair, or to the Pair that was frozen on this
+// loop. Only the loop may call Continue, which may call the owner's Ended before it returns. limits are those of f;
+// many pairs may share them.
 func (l *Loop) Continue(in *Pair, f *Frozen, limits *Limits) {
 	p := &in.pair
-	if p.loop == nil { // otherwise unchanged, and other goroutines may read it
+	if p.loop == nil { // otherwise it is l already, and other goroutines may read it
 		p.loop = l
 	}
 	p.limits, p.done = limits, f.Owner

@@ -123,8 +123,8 @@ func (s Socket) gone() bool {
 	return n > 0
 }
 
-// WaitLeft waits until the peer of raw has left, and returns true, or until raw's read deadline has passed, and returns
-// false. If sent is set, since bytes from the peer were read, only a reset counts.
+// WaitLeft waits until the peer of raw has left, or until raw's read deadline has passed. It returns true if the peer
+// has left. sent means that bytes from the peer were read: then the end of the peer's side alone does not count.
 func WaitLeft(raw syscall.RawConn, sent bool) (left bool) {
 	_ = raw.Read(func(fd uintptr) bool {
 		left = Socket(fd).gone() || !sent && Socket(fd).Left()

@@ -30,8 +30,8 @@ type MessageConn interface {
 
 // CopyMessages is [Copy] for associations.
 //
-// A shutdown is passed on as a shutdown, after all earlier messages, and an abort as an abort. Since associations have
-// no half-close, messages of the other side are lost if they were under way at the shutdown, or sent later.
+// A shutdown is passed on as a shutdown, after all earlier messages, and an abort as an abort. Through a pair, messages
+// of the other side are lost if they were under way at the shutdown, or sent later: associations have no half-close.
 func CopyMessages(client, endpoint MessageConn, limits Limits, owner Owner) Flow {
 	fl := newCopying(client, endpoint, limits, owner)
 	fl.start(func() { fl.relay(&fl.toEndpoint, client, endpoint) }, func() { fl.relay(&fl.toClient, endpoint, client) })

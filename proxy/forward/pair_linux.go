@@ -45,14 +45,14 @@ type edge struct {
 	ended        bool // the peer has ended its side, and had not failed before
 	roomReported bool // the loop watches the socket for Writable, too
 	delays       bool // TCP_NODELAY is not set: the kernel may wait for more bytes before it sends
-	lost         bool // a write has returned the peer's failure, so that reading will not
+	lost         bool // a write has returned the peer's failure; a read then returns the end instead
 }
 
 // way is one of the two directions of a pair.
 type way struct {
 	bytes atomic.Int64
 	rest  *rest // bytes read and not written yet; nil if none
-	pipe  *pipe // such bytes of a stream; nil if none
+	pipe  *pipe // bytes of a stream, read and not written yet; nil if none
 	full  uint8 // number of consecutive reads that filled the buffer, at most spliceAfter
 	begun bool  // the first byte has arrived
 	ended bool  // nothing more is read or written
@@ -64,15 +64,15 @@ type way struct {
 const unwatched = -1
 
 // The number of bytes that one direction of a pair may move before other pairs are served: shortTurn when a socket has
-// become ready, longTurn in a turn (see turner), which pairs with much to move wait for.
+// become ready, longTurn in a turn (see turner). Pairs with much to move wait for a turn.
 const (
 	shortTurn = spliceAfter * bufferSize
 	longTurn  = 1 << 20
 )
 
-// Forward makes the loop forward bytes between client and endpoint, which the loop owns from then on. in must be zero.
-// When the pair has ended and both sockets are closed, the loop calls owner.Ended once, perhaps before Forward returns.
-// Only the loop may call Forward.
+// Forward makes the loop forward bytes between client and endpoint, which the loop owns from then on. in must point to
+// a zero Pair. When the pair has ended and both sockets are closed, the loop calls owner.Ended once, perhaps before
+// Forward returns. Only the loop may call Forward.
 //
 // Many pairs may share limits, which the loop does not change.
 func (l *Loop) Forward(in *Pair, client *Client, endpoint *Dialed, limits *Limits, owner Owner) {
@@ -225,8 +225,8 @@ func (p *pair) turn() {
 	p.move(longTurn)
 }
 
-// carry moves bytes in one direction until there are none, to accepts none, the direction has ended, or limit is
-// reached. In the last case it returns true, since there may be more bytes.
+// carry moves bytes in one direction, up to limit. It stops earlier if the source has no more bytes, the destination
+// accepts none, or the direction has ended. At limit it returns true, since there may be more bytes.
 func (p *pair) carry(w *way, from, to *edge, limit int) (more bool) {
 	for moved := 0; moved < limit; {
 		if w.ended || p.done == nil {
@@ -405,9 +405,10 @@ func (p *pair) awaitWritable(e *edge) {
 	}
 }
 
-// heldUp is called when from has ended or failed, and to does not accept earlier bytes. That may last forever, and
-// meanwhile from is not read, so that reading cannot detect an end or failure of from. If from has failed, heldUp ends
-// the pair. If from has ended, that is read later, but from now on HalfClosed limits the idle time of the pair.
+// heldUp is called when the source has ended or failed, and the destination does not accept earlier bytes. That may
+// last forever. Meanwhile the source is not read, so reading does not detect its end or failure. If the source has
+// failed, heldUp ends the pair. If it has ended, a later read returns the end, but HalfClosed already limits the idle
+// time of the pair.
 func (p *pair) heldUp(w *way, from, to *edge) {
 	switch {
 	case from.lost:
@@ -426,8 +427,9 @@ func (p *pair) heldUp(w *way, from, to *edge) {
 	}
 }
 
-// readEnded is called when reading from has returned the end, and all earlier bytes have been passed on. Usually the
-// peer has sent FIN. But if from.lost is set, the end may be that of a failed socket, and the stream may be incomplete.
+// readEnded is called when a read of the source has returned the end, and all earlier bytes have been passed on.
+// Usually the peer has sent FIN. But if from.lost is set, the end may be that of a failed socket, and the stream may be
+// incomplete.
 func (p *pair) readEnded(w *way, from, to *edge) {
 	if from.lost {
 		p.reset(p.ending.outcome, p.ending.err())
@@ -454,10 +456,11 @@ func (p *pair) readFailed(w *way, err error) {
 	p.reset(end, err)
 }
 
-// writeFailed is called when writing to to has failed. The peer may have sent bytes before it closed, such as a
-// response to an incomplete request, so the other direction continues until these are delivered. EPIPE means that the
-// peer sent FIN before the reset (tcp_reset in the kernel); any other error means that it sent no FIN. With a pipe,
-// EPIPE proves that only if to.ended is set: splice(2) may have cleared another error without returning it.
+// writeFailed is called when a write to the destination has failed. The peer may have sent bytes before it closed, such
+// as a response to an incomplete request, so the other direction continues until these are delivered. EPIPE means that
+// the peer sent FIN before the reset (tcp_reset in the kernel); any other error means that it sent no FIN. With a pipe,
+// EPIPE proves a FIN only if to.ended is set: splice(2) may have cleared another error without returning it, and EPIPE
+// follows.
 func (p *pair) writeFailed(w *way, to *edge, err error) {
 	to.lost = err != unix.EPIPE || w.pipe != nil && !to.ended
 	end := outcome.EndpointReset
@@ -468,8 +471,8 @@ func (p *pair) writeFailed(w *way, to *edge, err error) {
 	p.end(w, nil)
 }
 
-// end ends one direction, and sends FIN to to unless that is nil. If the other direction has ended as well, end
-// finishes the pair instead: closing the socket sends the FIN.
+// end ends one direction, and sends FIN to the destination unless to is nil. If the other direction has ended as well,
+// end finishes the pair instead: closing the socket sends the FIN.
 func (p *pair) end(w *way, to *edge) {
 	w.ended = true
 	if p.toEndpoint.ended && p.toClient.ended {
@@ -555,8 +558,8 @@ func (p *pair) close(untaken int) {
 	done.Ended(result(p.ending.outcome, p.ending.err(), toEndpoint, toClient, untaken))
 }
 
-// EachPair calls f for each pair of the loop and its owner, perTurn slots at a time, some perhaps after EachPair has
-// returned. It may miss pairs that start meanwhile. Only the loop may call it.
+// EachPair calls f with each pair of the loop and the pair's owner. It visits perTurn slots in one turn, so some calls
+// may follow after EachPair has returned. It may miss pairs that start meanwhile. Only the loop may call it.
 func (l *Loop) EachPair(f func(*PairHere, Owner)) { (&round{loop: l, f: f}).turn() }
 
 // round is an EachPair call that is under way.

@@ -57,7 +57,7 @@ type Poller struct {
 	free     []int32
 	roundEnd []func()
 	later    []turner  // that wait for a turn, the next one first
-	looked   time.Time // start of this round's handlers, if turns waited then; else zero
+	looked   time.Time // start of this round's handlers, if turners waited then; else zero
 	rested   time.Time // when rest last let other goroutines run
 
 	mu     sync.Mutex
@@ -126,8 +126,8 @@ func (p *Poller) Do(f func()) error {
 	return nil
 }
 
-// Go is Do, and adds to done a task that is complete when f has returned. If the loop has ended, f is not called, and
-// the task is complete at once.
+// Go calls Do with f. It also adds a task to done, which is complete when f has returned. If the loop has ended, f is
+// not called, and the task is complete at once.
 func (p *Poller) Go(done *sync.WaitGroup, f func()) {
 	done.Add(1)
 	err := p.Do(func() {
@@ -254,9 +254,9 @@ const perTurn = 64
 // Later makes the loop call t.turn once, after the handlers that are ready now.
 func (p *Poller) Later(t turner) { p.later = append(p.later, t) }
 
-// turnsAtLeast is the minimum time for waiting turns between two checks for ready descriptors. (In a test with 64 short
-// requests at a time alongside 16 streams, 125 µs did not reduce the requests' p99, and cost a third of the streams'
-// rate.)
+// turnsAtLeast is the minimum time that waiting turners get between two checks for ready descriptors. (In a test with
+// 64 short requests at a time alongside 16 streams, 125 µs did not reduce the requests' p99, and cost a third of the
+// streams' rate.)
 const turnsAtLeast = 2 * time.Millisecond
 
 // Crowded reports whether more descriptors may be ready than epoll has returned, or turns delay the next check. Only
@@ -282,8 +282,8 @@ func (p *Poller) takeTurns() {
 	p.count = max(p.count, 1) // the loop was not idle
 }
 
-// wait returns the events of the next round. If turns wait, it does not block, and there may be none. Otherwise it
-// blocks if there are none for a moment.
+// wait returns the events of the next round. If turners wait, it does not block, and may return no events. Otherwise,
+// if no event arrives within a moment, it blocks.
 func (p *Poller) wait() []unix.EpollEvent {
 	p.looked = time.Time{}
 	switch {
@@ -339,7 +339,8 @@ const moment = 1
 var holding atomic.Int32
 
 // rest lets other goroutines run, unless it did so within the last moment. If another CPU is free, it does so only a
-// quarter as often: then only some timers wait for this CPU, and resting wakes a thread.
+// quarter as often. The benefit is smaller then, because only some timers wait for this CPU. The cost is higher,
+// because resting wakes a thread.
 func (p *Poller) rest() {
 	often := moment * time.Millisecond
 	if holding.Load() < p.processors {

@@ -146,9 +146,9 @@ func (p *pair) noteHeld(w *way) {
 // Over reports whether the pair has ended, or another process has it.
 func (s *Saved) Over() bool { return s.notes.Load()&SavedOver != 0 }
 
-// Restored completes t, the earlier State of a saved pair that is not over, with the pair's later notes in s. whole is
-// false if bytes may be lost: then the pair must be reset. toEndpoint and toClient are the numbers of the pipes that
-// may hold bytes of that direction; 0 is none.
+// Restored updates t, the State with which a pair was saved, with the pair's later notes in s. The pair must not be
+// over. whole is false if bytes may be lost: then the pair must be reset. toEndpoint and toClient are the numbers of
+// the pipes that may hold bytes of that direction; 0 is none.
 func (s *Saved) Restored(t *PairState) (whole bool, toEndpoint, toClient int) {
 	notes := s.notes.Load()
 	t.ToEndpoint.Bytes, t.ToClient.Bytes = s.toEndpoint.Load(), s.toClient.Load()

@@ -107,8 +107,8 @@ func AcceptTCP(listener int) (Socket, netip.AddrPort, error) {
 	}
 }
 
-// connectTCP starts to connect to addr, from the address from (see BindTransparent). If from is the zero AddrPort, the
-// kernel picks the address. mark, hops and few are set unless they are 0: SO_MARK, the hop limit, and the result of
+// connectTCP starts a connection to addr. from is the source address (see BindTransparent). If it is the zero AddrPort,
+// the kernel picks the address. mark, hops and few are set unless they are 0: SO_MARK, the hop limit, and the result of
 // localPorts.few. If data is set, the last ACK of the handshake is sent with the first bytes. The socket has no
 // TCP_NODELAY yet; see edge.undelay. The error is a unix.Errno.
 func connectTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) (Socket, error) {
@@ -142,7 +142,7 @@ func beginTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) 
 		err = SetHops(int(fd), addr.Addr(), hops)
 	}
 	if err == nil && from.IsValid() {
-		// With these options, only connections to the same address must have different local ports.
+		// With these options, connections to different addresses can share a local port.
 		if from.Port() != 0 {
 			_ = setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 		} else {

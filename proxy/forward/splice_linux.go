@@ -10,8 +10,8 @@ import (
 const (
 	// spliceAfter is the number of consecutive reads that fill the buffer after which a direction uses a pipe.
 	spliceAfter = 2
-	// spliceWorth is the minimum number of bytes moved through a pipe before a pause for which the stream uses a pipe
-	// again at once when it continues.
+	// spliceWorth is a number of bytes. If a stream has moved at least as many through a pipe before a pause, it uses a
+	// pipe again at once after the pause.
 	spliceWorth = 4 * bufferSize
 	// pipeSize is the size of a pipe: the default maximum for an unprivileged process (pipe(7)).
 	pipeSize = 1 << 20
@@ -61,8 +61,8 @@ func (p *pair) splice(w *way, from, to *edge) int {
 }
 
 // fill moves bytes into the pipe. If there are none and the pipe is empty, fill returns the pipe to the loop, and copy
-// must read to determine the reason. splice(2) cannot: it stops at an urgent byte, and if the end of the stream has
-// arrived after that byte, it returns the same as at the end.
+// must read to determine the reason. splice(2) does not show it: it stops at an urgent byte, and if the end of the
+// stream follows that byte, it returns 0 as at the end.
 func (p *pair) fill(w *way, from, to *edge) {
 	n, err := splice(int(from.fd), w.pipe.write, w.pipe.size-w.pipe.held)
 	switch {

@@ -8,8 +8,9 @@ import (
 )
 
 // A Loop has these timed actions: it gives up operations that take too long (timedQueue), compares pairs with their
-// limits (limited), and sets keepalive for pairs that have lasted a while (unprobed). Each needs only one timer,
-// whatever the number of pairs, which does not run while there is nothing to do.
+// limits (limited), and sets keepalive for pairs that have lasted a while (unprobed). They need few timers, whatever
+// the number of pairs: one timedQueue and its timer per time limit, and one timer for each other action. A timer does
+// not run while there is nothing to do.
 
 // alarm is a timer that makes a Loop call a function. The timer is created on first use, and then reused.
 type alarm struct{ timer *time.Timer }
