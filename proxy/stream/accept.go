@@ -27,8 +27,8 @@ type acceptor struct {
 // EndpointsChanged does nothing: connections continue whatever happens to their endpoints.
 func (a *acceptor) EndpointsChanged() {}
 
-// acceptLoop calls next, which accepts and serves one client, until next returns net.ErrClosed. next must not wait for
-// a client or an endpoint.
+// acceptLoop calls next until it returns net.ErrClosed. next accepts one client and starts to serve it. Once it has
+// accepted the client, it must not wait for the client or an endpoint.
 func (a *acceptor) acceptLoop(next func() error) {
 	var pause time.Duration
 	for {

@@ -28,7 +28,7 @@ type Conn struct {
 	server *Server
 	client client        // nil once established
 	pair   pair          // the pair that a loop forwards, once established
-	begun  chan struct{} // for connections that goroutines serve, once established: closed when the register has it
+	begun  chan struct{} // for connections that goroutines serve, once established: closed when register.moving has it
 }
 
 // client is the common part of the clients of all protocols.
@@ -197,7 +197,8 @@ func (c *Conn) limits() *forward.Limits {
 	return &own
 }
 
-// unusedTime is the time within which a client closes a connection that it opened only to check, not to wait for data.
+// unusedTime is a threshold: if a client closes its connection earlier and no byte has moved, it opened the connection
+// only to check, not to wait for data.
 const unusedTime = time.Second
 
 // Ended implements forward.Owner. frontend.Conn implements its EndpointFirstByte, and the Record its ClientFirstByte.
@@ -267,8 +268,8 @@ func (r *register) add(conn *Conn) error {
 	return err
 }
 
-// reassign moves conn's count from balancer to its Payer, now that its client is known. It returns an error if the
-// client's limit is exceeded; conn stays counted.
+// reassign counts conn for its Payer instead of balancer (see frontend.Conn.Payer), now that the client is known. It
+// returns an error if the Payer's limit is exceeded; conn stays counted.
 func (r *register) reassign(conn *Conn, balancer netip.Addr) error {
 	r.count(balancer, -1)
 	return r.budget.AdmitClient(r.count(conn.Payer(), 1))

@@ -4,7 +4,7 @@
 // to package forward as a pair; conn.go has these steps in this order. While the search for an endpoint lasts, a
 // connection waits in one of two ways:
 //
-//	tcp_linux.go   loops, one per CPU, accept and connect: nothing blocks
+//	tcp_linux.go   loops, one per CPU (at most 64), accept and connect without blocking
 //	goroutine.go   one goroutine per connection. portable.go uses it for TCP on other systems, for endpoints that
 //	               Options.Dial connects to, and for clients that no loop has accepted; sctp.go for associations
 //

@@ -13,8 +13,8 @@ import (
 	"github.com/usherproxy/usher/proxy/search"
 )
 
-// goroutine serves a client that has no endpoint yet, in a goroutine. It is used for SCTP, and for TCP where there are
-// no loops or where Options.Dial connects to endpoints.
+// goroutine serves a client that has no endpoint yet, in a goroutine. It is used for SCTP. For TCP it is used on
+// systems without loops, if Options.Dial connects to endpoints, and for clients that no loop has accepted.
 type goroutine struct {
 	*Conn
 	search           frontend.Connecting
@@ -22,7 +22,7 @@ type goroutine struct {
 	dial             dialer
 
 	forward forwarder // of the successful attempt
-	waited  bool      // seek takes the next step
+	waited  bool      // a Wait is over: seek calls search.Next again
 }
 
 // A dialer connects to an endpoint. from need not be an address of the node; if it is not valid, the kernel picks one.
@@ -105,9 +105,9 @@ func (g *goroutine) waitLeft(raw syscall.RawConn) bool {
 	return forward.WaitLeft(raw, is && len(tcp.kept) > 0)
 }
 
-// whileThere calls f with a context that also ends when the client leaves: when gone, called with the client's socket,
-// returns true. If f fails then, whileThere returns why. f must not read the client. For clients without a socket, and
-// on systems that do not report it, the context is ctx.
+// whileThere calls f with a context that also ends when the client leaves. To detect that, it calls gone with the
+// client's socket; gone returns true when the client has left. If f then fails, whileThere returns why. f must not read
+// the client. For clients without a socket, and on systems that do not report a leaving client, the context is ctx.
 func (g *goroutine) whileThere(ctx context.Context, why error, gone func(syscall.RawConn) bool, f func(context.Context) error) error {
 	client, ok := g.client.(interface {
 		SyscallConn() (syscall.RawConn, error)

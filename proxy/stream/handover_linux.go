@@ -28,21 +28,21 @@ import (
 )
 
 // Open TCP connections follow the listeners to a successor, over a socket pair. The successor gets one end with the
-// listeners. Once the successor has taken over, they repeat this exchange:
+// listeners. Once it has taken over, both processes repeat this exchange:
 //
 //	predecessor              successor
 //	offer               →                  when there are connections to hand over
 //	                    ←    go            when the successor can take them at once
-//	descriptors         →                  of a file with a transfer for each connection, one per line, followed by the
-//	                                       bytes that their pairs hold; and of the sockets, two for each
-//	                    ←    a digit for each: 1 if the successor takes it, 0 if not; and a period
+//	descriptors         →                  first a file: a transfer for each connection, one per line, then the bytes
+//	                                       that their pairs hold. Then the sockets, two for each connection
+//	                    ←    a digit for each connection: 1 if the successor takes it, 0 if not; and a period
 //
 // After "go" the predecessor takes the pairs off their loops. It restores those that are not taken: all of them if no
 // answer comes. The answer decides: once it is sent, the successor forwards the pair's bytes, and before that it reads
 // nothing. A predecessor that stops waiting shuts the socket down first, so that the successor cannot send an answer
-// that the predecessor misses. Two kinds of connections stay: those that goroutines serve, and, until the queue is
-// empty, those whose Service has clients in the queue for an endpoint. Clients without an endpoint follow when they
-// have one.
+// that the predecessor misses. The predecessor does not offer two kinds of connections: those that goroutines serve,
+// and, until the queue is empty, those whose Service has clients in the queue for an endpoint. Clients without an
+// endpoint follow when they have one.
 //
 // A successor whose version does not know the socket closes it, and all connections stay.
 
@@ -54,9 +54,9 @@ const (
 	// to a client so far.
 	offerPrefix = "open connections, version 1, after number "
 
-	// pairsAtOnce is the number of pairs that are frozen together. Their descriptors reach the limit of a handover.
+	// pairsAtOnce is the maximum number of pairs that are frozen together: one packet can carry their descriptors.
 	pairsAtOnce = handover.SocketsAtOnce/2 - 1
-	// bytesAtOnce is the number of bytes held by frozen pairs from which on no pair is added to them.
+	// bytesAtOnce limits frozen pairs, too: when they hold that number of bytes or more, no further pair is frozen.
 	bytesAtOnce = 1 << 20
 	// answerTime is the time for the other side to answer while pairs are frozen. It needs milliseconds.
 	answerTime = 5 * time.Second
@@ -356,8 +356,7 @@ func receive(from *net.UnixConn) (text string, fds []int, err error) {
 }
 
 // Receive takes over the connections that a predecessor hands over, unless from is nil. With a keeper, it also
-// continues those of a process that crashed, and the keeper has copies of all connections from then on. Receive returns
-// at once.
+// continues those of a process that crashed, and saves connections from then on (see saving). Receive returns at once.
 func (s *Server) Receive(from *Inherited, receiver Receiver) {
 	if s.saving != nil {
 		s.saving.start(receiver)

@@ -9,15 +9,14 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// loops serve TCP connections. There is one for each poller, from the first TCP listener on. A connection stays on its
-// loop.
+// loops serve TCP connections, one loop for each poller. They start with the first TCP listener, or earlier to receive
+// connections from another process. A connection stays on its loop.
 type loops struct {
 	list []*forward.Loop // set once, by ListenTCP or Receive
 	next int             // index in list of the first loop to watch the next listener
 }
 
-// maxWatchers is the number of loops that watch a listener. The kernel allows up to 500, and a few accept as fast as
-// the kernel completes connections.
+// maxWatchers is the number of loops that watch a listener. A few accept as fast as the kernel completes connections.
 const maxWatchers = 4
 
 // watchers returns the loops that watch a new listener, in rotation.
@@ -32,7 +31,7 @@ func (ls *loops) watchers() (few []*forward.Loop) {
 // descriptorsPerTCPLoop counts epoll and eventfd.
 const descriptorsPerTCPLoop = 2
 
-// maxPipes limits the pipes of a loop, one for each stream that keeps it busy at the same time.
+// maxPipes limits the pipes of a loop. Each stream that the loop moves at the same time needs one.
 const maxPipes = 32
 
 // start starts the loops unless they run already.

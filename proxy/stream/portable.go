@@ -47,8 +47,9 @@ func (a *acceptor) servePortable(conn forward.Conn, from netip.AddrPort) {
 	go c.start(a, g)
 }
 
-// DialTCP connects to an endpoint through the kernel, with keepalive and, unless it is 0, a mark (SO_MARK). from need
-// not be an address of the node; if it is not valid, the kernel picks one. DialTCP returns when ctx ends.
+// DialTCP connects to an endpoint through the kernel, with keepalive. Unless mark is 0, the socket gets that mark
+// (SO_MARK). from need not be an address of the node; if it is not valid, the kernel picks one. DialTCP returns when
+// ctx ends.
 func DialTCP(ctx context.Context, mark uint32, keepalive time.Duration, from netip.AddrPort, to netip.AddrPort) (forward.Conn, error) {
 	d := net.Dialer{KeepAliveConfig: keepaliveConfig(keepalive)}
 	if mark != 0 || from.IsValid() {
@@ -210,8 +211,8 @@ func (k *keptClient) Read(p []byte) (int, error) {
 	return k.Conn.Read(p)
 }
 
-// SyscallConn lets the forwarder detect that a client has left while the forwarder does not read from it. k.failed
-// needs no check here: the forwarder reads it before anything else.
+// SyscallConn lets the forwarder detect that a client has left while the forwarder does not read from it. The error in
+// k.failed needs no check here: the forwarder's first Read returns it.
 func (k *keptClient) SyscallConn() (syscall.RawConn, error) {
 	if c, ok := k.Conn.(syscall.Conn); ok {
 		return c.SyscallConn()

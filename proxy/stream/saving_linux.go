@@ -30,7 +30,7 @@ import (
 // keeper. It continues the pairs that lost no byte, and resets the others. Package fdstore has the protocol.
 //
 // Inherited pairs note their state in the memory of the process that crashed, until this process has saved them itself.
-// The first entry of an area is a header with the last client number.
+// The first entry of such memory, an area, is a header with the number given to the last client.
 const (
 	// savedAge is the age at which a connection is saved, so that short connections cost nothing.
 	savedAge = time.Second
@@ -68,11 +68,12 @@ type area struct {
 	memory []byte
 	over   []int // slots that the keeper has not dropped yet
 
-	// Of the area of this process: the number of slots, how many of the first have been used, and those that are free again.
+	// Only for the area of this process: the number of slots, how many have been used so far, and which of those are
+	// free again.
 	slots, used int
 	free        []int
 
-	// Of the area of a process that crashed: its pipes, until a pair owns them.
+	// Only for the area of a process that crashed: its pipes, until a pair owns them.
 	pipes map[int][2]int
 }
 

@@ -53,8 +53,8 @@ type sctpClient struct{ *sctp.Conn }
 
 func (c sctpClient) originalDst() (netip.AddrPort, error) { return kernel.OriginalDst(c.Conn) }
 
-// serve serves the association. It requests from the endpoint as many outgoing streams as the client requested, and
-// allows it as many incoming ones as can be forwarded to the client.
+// serve serves the association. To the endpoint, it requests as many streams as the client has to usher. From the
+// endpoint, it accepts as many as usher has to the client.
 func (c sctpClient) serve(a *acceptor, connection *Conn) {
 	g := &goroutine{Conn: connection} // SCTP has no PROXY protocol header
 	g.dial = func(ctx context.Context, _ *frontend.View, _ netip.AddrPort, to *config.Endpoint) (forwarder, error) {

@@ -72,8 +72,8 @@ func (s *Server) Serve(front *frontend.FrontEnd, client forward.Conn, from, vip 
 // Saved returns how many open connections survive a crash of this process.
 func (s *Server) Saved() int64 { return s.saved.Load() }
 
-// Drain waits until the open connections have ended, and resets the others when ctx ends. It returns the number that it
-// reset. The listeners must be closed.
+// Drain waits until all connections have ended. When ctx ends, it resets those that are still open, and returns their
+// number. The listeners must be closed.
 func (s *Server) Drain(ctx context.Context) (broken int) {
 	drained := s.register.whenDrained()
 	select {
@@ -92,7 +92,7 @@ func (s *Server) Drain(ctx context.Context) (broken int) {
 	return broken
 }
 
-// Retire ends the connections to some endpoints: each the next time it is idle, at the latest at by. It may run
+// Retire ends the connections to the given endpoints, each the next time it is idle, but not later than by. It may run
 // concurrently with Drain, but not with ListenTCP.
 func (s *Server) Retire(endpoints map[*balance.State]bool, by time.Time) {
 	if len(endpoints) == 0 {
@@ -122,6 +122,7 @@ type Receiver interface {
 	Begin() error
 	End()
 	// Find returns the front end and the endpoint for a connection of a service port to vip, or nil if there is no such
-	// front end. The endpoint is leaving since left unless that is zero. Find is called between Begin and End.
+	// front end. left is the time since when the endpoint has been leaving, or zero if it is not. Find is called
+	// between Begin and End.
 	Find(port config.PortID, vip netip.AddrPort, e *config.Endpoint, left time.Time) (*frontend.FrontEnd, *balance.Endpoint)
 }

@@ -83,7 +83,7 @@ func (l *tcpListener) Close(why frontend.Closing) {
 	}
 	closed.Wait()
 	if why == frontend.Withdrawn {
-		_ = unix.Shutdown(l.fd, unix.SHUT_RD) // a keeper closes its copy later
+		_ = unix.Shutdown(l.fd, unix.SHUT_RD) // stops listening now; a keeper closes its copy only later
 	}
 	unix.Close(l.fd)
 	l.front.Budget.Listeners.Add(-1)
@@ -126,8 +126,9 @@ func (e *acceptHandler) unwatch() {
 // acceptsPerTurn limits how long accepting delays the established connections.
 const acceptsPerTurn = 16
 
-// Ready accepts one client. If more wait, the next round calls it again, or another loop does: an accept that finds no
-// client costs a third of a successful one. On a crowded loop, which takes long to call it again, Ready accepts more.
+// Ready accepts one client. It does not try again, because an accept that finds no client costs a third of a successful
+// one. If more clients wait, the next round or another loop calls Ready. On a crowded loop, the next round comes late,
+// so Ready accepts more.
 func (e *acceptHandler) Ready(forward.Readiness) {
 	for n := 1; ; n++ {
 		client, from, err := forward.AcceptTCP(e.listener.fd)
@@ -172,8 +173,8 @@ func (e *acceptHandler) accepted(socket forward.Socket, from netip.AddrPort) {
 	}
 }
 
-// minDifference is the number of additional connections that a loop must have before another loop gets the next client: the
-// transfer costs a wake-up.
+// minDifference is the number of pairs by which another loop must be below 3/4 of this loop's pairs to get the next
+// client: the transfer costs a wake-up.
 const minDifference = 16
 
 // lessLoaded returns here, or a random other loop with clearly fewer pairs. It reads two counts, however many loops
@@ -198,8 +199,7 @@ func (l *tcpListener) acceptedPortable(client forward.Socket, from netip.AddrPor
 // pair is the part of a connection that a loop forwards.
 type pair = forward.Pair
 
-// waiting is a client on a loop that has no endpoint yet. It belongs to the loop, and is dropped once the connection is
-// established.
+// waiting is a client without an endpoint. It belongs to a loop, and is dropped once the connection is established.
 type waiting struct {
 	*Conn
 	forward.Client
