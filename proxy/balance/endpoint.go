@@ -28,7 +28,7 @@ type State struct {
 	ToEndpoint, ToClient atomic.Int64
 
 	shown     atomic.Uint64          // see Since: Unix time in ms, and a state in the lowest four bits; 0 at first
-	ends      atomic.Uint32          // how the last connections ended: a leading 1, then a bit for each, 1 if broken, the newest last
+	ends      atomic.Uint32          // how the last connections ended: a bit for each, 1 if broken, the newest lowest; above, a 1 as end mark
 	health    atomic.Pointer[health] // nil if no failure is known, as for most endpoints
 	rareState atomic.Pointer[rareState]
 }
@@ -55,8 +55,8 @@ func (s *State) ensureRare() *rareState {
 	return s.rareState.Load()
 }
 
-// Times are how long clients of an endpoint waited recently, from the start of the attempt until established and until
-// the endpoint's first byte.
+// Times are how long clients of an endpoint waited recently, from the start of the successful attempt: Connect until
+// the connection was established, FirstByte until the endpoint's first byte.
 type Times struct{ Connect, FirstByte latency.Recent }
 
 // Times returns the endpoint's Times, and creates them if needed.
@@ -104,8 +104,8 @@ func recent(r *atomic.Pointer[latency.Recent], now time.Time) int64 {
 }
 
 // Since returns when the endpoint entered state, a caller-defined number below 16. It returns began if the last call
-// was for another state. With exact it also does so if began is later than the last result: the state has ended and
-// begun again since.
+// was for another state. If exact is set, it also returns began if that is later than the last result: the state has
+// ended and begun again since the last call.
 func (s *State) Since(state uint8, began time.Time, exact bool) time.Time {
 	for {
 		was := s.shown.Load()
@@ -150,8 +150,8 @@ func (s *State) FailedRecently(now time.Time) int64 {
 	return 0
 }
 
-// CountUnused counts a connection that its client closed soon, at now, without data in either direction: a TCP health
-// check, or a connection that a browser opened in advance.
+// CountUnused counts a connection that its client closed at now, soon after opening it and without data in either
+// direction: a TCP health check, or a connection that a browser opened in advance.
 func (s *State) CountUnused(now time.Time) { count(&s.ensureRare().unused, now) }
 
 // UnusedRecently returns how many connections CountUnused has counted in the last 5 to 10 minutes before now.
@@ -194,7 +194,8 @@ func (s *State) Moved(toEndpoint, toClient int64) {
 	s.ToClient.Add(toClient)
 }
 
-// Drained returns the time by which a connection established now must end; false if there is none.
+// Drained returns the time that EndConnections has set: a connection that was just established must end by then. It
+// returns false if no time is set.
 func (s *State) Drained() (by time.Time, ok bool) {
 	r := s.rareState.Load()
 	if r == nil {
@@ -204,12 +205,12 @@ func (s *State) Drained() (by time.Time, ok bool) {
 	return time.Unix(0, ns), ns != 0
 }
 
-// An endpoint is an Outlier if it broke more than half of the last outlierWindow connections that ended, of at least
-// fewest. It also is one if, of its connections in the last 5 to 10 minutes, it broke at least fewest and one in
-// outlierPart. That is over after outlierOver times the usual number of connections between two breaks.
+// An endpoint is an Outlier if it broke more than half of the connections that ended last. It also is one if it broke
+// one in outlierPart of its connections in the last 5 to 10 minutes. The second condition ends after a series of
+// unbroken connections: outlierOver times the usual number between two breaks.
 const (
-	outlierWindow = 16
-	fewest        = 4
+	outlierWindow = 16 // the maximum number of connections that ended last
+	fewest        = 4  // the minimum number of these; for the second condition, of broken connections
 	outlierPart   = 50
 	outlierOver   = 5
 )

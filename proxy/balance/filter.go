@@ -5,8 +5,8 @@ import "time"
 // Filter makes choices skip usable endpoints. A Set has the Filters that its service port asks for; most have
 // none. It is safe for concurrent use.
 type Filter interface {
-	// Skip reports whether a choice at now skips e. turn differs for each choice and, within one, for each
-	// endpoint that was skipped before.
+	// Skip reports whether a choice at now skips e. turn differs between choices. Within a choice, it grows with each
+	// endpoint that was skipped, but not while a scheduler in least.go compares endpoints.
 	Skip(e *Endpoint, now time.Time, turn uint32) bool
 	// Waits reports whether clients wait for a skipped endpoint. Otherwise they use it if no other is left.
 	Waits() bool

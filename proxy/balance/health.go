@@ -13,7 +13,7 @@ type Kind uint8
 // Service asks for, whether the endpoint is Up or Down.
 const (
 	Connected      Kind = iota + 1 // an attempt succeeded
-	ConnectFailed                  // an attempt failed, or a UDP endpoint that had answered refused
+	ConnectFailed                  // an attempt failed, or a UDP endpoint refused after it had answered
 	RecheckPassed                  // failed attempts no longer keep the endpoint Down
 	RecheckFailed                  // the next recheck is due after twice the time, up to Policy.Max
 	RecheckSkipped                 // the recheck was impossible for a reason on this node
@@ -63,7 +63,7 @@ func (p *Policy) length(failures int32) time.Duration {
 type Change struct {
 	Blamed bool          // the failure counts against the endpoint, not just for one client
 	Notify bool          // the Watcher is notified
-	Next   time.Duration // until the next recheck; 0 for none
+	Next   time.Duration // until the next recheck; only set for RecheckFailed and RecheckSkipped
 }
 
 // Availability is whether an endpoint is offered to clients.
@@ -101,7 +101,7 @@ type Watcher interface {
 const claimTime = time.Second
 
 // health is the health of an endpoint that failed. Nil and the zero value mean that no failure is known. A published
-// health does not change: a report that changes it replaces it, so that readers need no lock.
+// health is immutable, so that readers need no lock: a report stores a new one.
 type health struct {
 	passive passive
 	active  failureStreak // by checks
@@ -112,12 +112,12 @@ type failureStreak struct {
 	down             bool
 	failures, passes int32     // consecutive; passes only of checks, since the last failure
 	since            time.Time // when the endpoint became Down
-	until            time.Time // when the next probe is due or HalfOpen begins; of a passive that is not down: when a recheck passed
+	until            time.Time // when the next probe is due or HalfOpen begins; if passive and not down, when a recheck passed
 	err              error     // the last
 }
 
-// passive is the series of clients' failed attempts. A passed recheck clears down, but the rest is kept until a client
-// has connected. Otherwise each quarantine of an endpoint that answers only probes would last Policy.First.
+// passive is the series of clients' failed attempts. A passed recheck sets down to false, but failures is kept until a
+// client has connected. Otherwise each quarantine of an endpoint that answers only probes would last Policy.First.
 type passive struct {
 	failureStreak
 	rechecked bool       // down until a recheck passes
@@ -130,14 +130,16 @@ type passive struct {
 	healthyAfter time.Duration
 }
 
-// Report records an observation. Apart from Report, only a choice that claims a HalfOpen endpoint and the return of a
-// removed endpoint change the health. It notifies the Pool's Watcher. It takes no lock, except those of queues if
-// clients wait and the health changed.
+// Report records an observation, and notifies the Pool's Watcher. It takes no lock, except those of queues if clients
+// wait and the health changed. Apart from Report, only two events change the health: a choice claims a HalfOpen
+// endpoint, or a removed endpoint returns.
 //
-// A failed attempt lengthens the quarantine only if it began after the previous quarantine had ended. Attempts that
-// were in progress when the quarantine began do not, nor do attempts made during it because no other endpoint was left.
-// If an attempt from a client's own address had no answer, a NetworkPolicy may block that client. The endpoint is then
-// Down for First only, each time, until another client has no answer either. Meanwhile clients with affinity keep using
+// A failed attempt makes the next quarantine longer only if it began after the last quarantine had ended. Two kinds of
+// attempts therefore do not count: those in progress when the quarantine began, and those made during it because no
+// other endpoint was left.
+//
+// If an attempt from a client's own address had no answer, a NetworkPolicy may block that client. As long as only this
+// client fails, each failure makes the endpoint Down for First, without doubling, and clients with affinity keep using
 // it.
 //
 // Checks and attempts cause separate quarantines: neither kind ends one that the other began.

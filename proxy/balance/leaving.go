@@ -83,9 +83,9 @@ func (s *State) reinstate() *State {
 // see Drained.
 func (s *State) EndConnections(by time.Time) { s.ensureRare().drained.Store(by.UnixNano()) }
 
-// Inherit returns the endpoint that a previous process has connections to: one of p.All or p.Leaving or, if none has
-// that address and Pod, a new one in p.Leaving. since is when it began to leave in the previous process; zero if it was
-// not leaving. The caller calls its Take before the next Update.
+// Inherit returns the endpoint with the address and Pod of c, to which a previous process has connections. If it is
+// neither in p.All nor in p.Leaving, Inherit adds it to p.Leaving. since is when it began to leave in the previous
+// process; zero if it was not leaving. The caller calls Take of the returned endpoint before the next Update.
 func (p *Pool) Inherit(c *config.Endpoint, since time.Time, now time.Time) *Endpoint {
 	if since.IsZero() || since.After(now) {
 		since = now

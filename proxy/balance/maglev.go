@@ -2,7 +2,7 @@ package balance
 
 // maglevSizes are the table sizes, which are primes. The first one with at least slotsPerEndpoint slots per endpoint is
 // used; with more than 1,024 endpoints, the last. The size depends only on the number of endpoints, so that all nodes
-// have the same table. When the size changes, all clients move.
+// have the same table. When the number crosses a limit and the size changes, almost all clients move.
 var maglevSizes = []int{1021, 4093, 16381, 65537}
 
 const slotsPerEndpoint = 64
@@ -11,10 +11,10 @@ const slotsPerEndpoint = 64
 // weight. Most slots keep their endpoint when one is added or removed (D. Eisenbud et al., "Maglev: A Fast
 // and Reliable Software Network Load Balancer", NSDI 2016, section 3.4).
 type maglev struct {
-	slots []uint16 // indexes of endpoints; those beyond maxMaglev have none
+	slots []uint16 // each is the index of an endpoint; endpoints beyond the first maxMaglev have no slots
 }
 
-// maxMaglev is how many endpoints may have slots: half as many as the largest table has.
+// maxMaglev is the maximum number of endpoints with slots: half the number of slots of the largest table.
 const maxMaglev = 1 << 15
 
 func newMaglev(s *Set) order {

@@ -109,9 +109,10 @@ func (s *Set) Pick(a Request) (Choice, bool) {
 	return choice, ok
 }
 
-// Take calls Again for had, if valid, and if that returns false, Pick. If the endpoint had is full, the client waits
-// for it. Take also takes a slot of the chosen endpoint; call Release to return it. If no slot is free, or other
-// clients are ahead, the Choice is Full. Then w waits, unless it is nil or QueueLimit is reached.
+// Take calls Again if the address had is valid. Otherwise, or if Again returns false, it calls Pick. If the endpoint
+// with the address had is full, the client waits for it. Take also takes a slot of the chosen endpoint; call Release to
+// return it. If no slot is free, or other clients are ahead, the Choice is Full. Then w waits, unless it is nil or
+// QueueLimit is reached.
 func (s *Set) Take(a Request, had netip.AddrPort, w *Waiter) (Choice, bool) {
 	for {
 		var c Choice
@@ -144,16 +145,17 @@ func (s *Set) Take(a Request, had netip.AddrPort, w *Waiter) (Choice, bool) {
 	}
 }
 
-// Peek is Pick for the turn-th caller from now on (0 for the next one), without using up a turn or claiming a probe.
-// next is the turn to pass for the caller after that.
+// Peek is Pick for a later caller, without using up a turn or claiming a probe. turn is 0 for the next caller, and for
+// each caller after that the previous result next.
 func (s *Set) Peek(turn uint32, a Request) (c Choice, next uint32, ok bool) {
 	c, skipped, ok := s.pick(look{Request: a, turn: s.cursor.Load() + turn})
 	return c, turn + 1 + skipped, ok
 }
 
 // Again chooses the endpoint with address had, which the client had before. If the Choice is Full, the client should
-// wait for that endpoint. Again returns false if the endpoint was removed, was tried, or is in quarantine, unless one
-// client's failures alone caused that (see Report). The caller then uses any other.
+// wait for that endpoint. Again returns false if the endpoint was removed, was tried, or is in quarantine. A quarantine
+// that one client's failures alone caused does not count (see Report). If Again returns false, the caller uses any
+// other endpoint.
 func (s *Set) Again(had netip.AddrPort, a Request) (Choice, bool) {
 	if slices.Contains(a.Tried, had) {
 		return Choice{}, false
@@ -177,7 +179,7 @@ type look struct {
 	turn  uint32 // grows by one with each choice, and with each endpoint that was skipped
 	claim bool   // claims a HalfOpen endpoint; false for Peek
 
-	noneLeft bool // Filters for which clients do not wait skip all that are left: ignore these Filters
+	noneLeft bool // all endpoints that are left are skipped by Filters whose Waits is false: ignore these Filters
 }
 
 // maxLooks is the number of endpoints that a scheduler proposes before all are checked in order. With half of them in
@@ -233,7 +235,7 @@ type pickResult struct {
 	skipped     uint32    // endpoints skipped before fallback
 	full        bool      // some are full
 	healthyFull bool      // some are full and not in quarantine
-	filtered    bool      // some are usable if no other is left
+	filtered    bool      // some were skipped by a Filter whose Waits is false, and are usable if no other is left
 }
 
 // take looks at an endpoint, and reports whether to choose it. skipped is how many were skipped before.

@@ -15,11 +15,11 @@ type Pool struct {
 	// Watcher, if not nil, is notified of the quarantine of endpoints. Set it before the first Update.
 	Watcher Watcher
 
-	// FirstTurn returns the index, modulo the number of endpoints, at which a Set of the first Update begins its
-	// rotation. Nil means 0. Set it before the first Update.
+	// FirstTurn returns the index, modulo the number of endpoints, at which the rotation of the first Update's Sets
+	// begins. Nil means 0. Set it before the first Update.
 	FirstTurn func() uint32
 
-	// All are all endpoints, usable or not, in the order of the model.
+	// All holds every endpoint, usable or not, in the order of config.ServicePort.Endpoints.
 	All []*Endpoint
 
 	// The usable endpoints by kind of client: see config.ServicePort. Never nil after Update.
@@ -85,7 +85,7 @@ func (p *Pool) Update(port config.ServicePort, now time.Time) (gone []*Endpoint)
 	return gone
 }
 
-// byAddr returns list by address. The map is not kept, because each of thousands of service ports has a Pool.
+// byAddr returns list by address. The map is not kept, to save memory: each of thousands of service ports has a Pool.
 func byAddr(list []*Endpoint) map[netip.AddrPort]*Endpoint {
 	m := make(map[netip.AddrPort]*Endpoint, len(list))
 	for _, e := range list {
@@ -94,7 +94,7 @@ func byAddr(list []*Endpoint) map[netip.AddrPort]*Endpoint {
 	return m
 }
 
-// newSet returns a Set of the endpoints in list, all of which are in all. It continues old's rotation.
+// newSet returns a Set of the endpoints in list, which it finds by address in all. It continues old's rotation.
 func (p *Pool) newSet(old *Set, list []config.Endpoint, all map[netip.AddrPort]*Endpoint) *Set {
 	s := &Set{pool: p, endpoints: make([]*Endpoint, 0, len(list))}
 	switch {

@@ -13,7 +13,7 @@ const QueueLimit = 1024
 
 // group holds the queues of clients that may use the same endpoints.
 type group struct {
-	retries queue // of clients that have tried an endpoint; they go first, since they already had a slot of one that failed
+	retries queue // of clients that have tried an endpoint; they go first, since they already had a slot of an endpoint that failed
 	first   queue // of the others
 }
 
@@ -58,7 +58,8 @@ func (e *Endpoint) queue() *queue {
 	return r.queue.Load()
 }
 
-// queue returns the queue in which a client waits: that for the endpoint had if kept is set, or one for any endpoint.
+// queue returns the queue in which a client waits. If kept is set, that is the queue for the endpoint with the address
+// had; otherwise, one for any endpoint.
 func (s *Set) queue(a Request, had netip.AddrPort, kept bool) *queue {
 	g := &s.pool.groups()[s.group]
 	switch {
@@ -76,8 +77,8 @@ func (s *Set) QueueTimeout() time.Duration { return s.timeout }
 // Queued returns the number of clients that wait for an endpoint of the Pool.
 func (s *Set) Queued() int { return int(s.pool.waiting.Load()) }
 
-// join makes the client wait in q. It returns false if the client already did, or has never waited and QueueLimit is
-// reached. A client that waited in another queue goes to the end of q.
+// join makes the client wait in q. It returns false if the client already waits in q, or if QueueLimit is reached and
+// the client has never waited. A client that waited in another queue goes to the end of q.
 func (w *Waiter) join(q *queue) bool {
 	switch {
 	case w.in == q:
@@ -157,8 +158,8 @@ func (q *queue) passOn() {
 	}
 }
 
-// wake makes clients look again when e has a free slot or another state: the front client of e's own queue, and of one
-// queue of each group. Call it only if clients wait.
+// wake makes the front client of e's own queue look again, and that of one queue of each group. Call it when e has a
+// free slot or its state has changed, and only if clients wait.
 func (p *Pool) wake(e *Endpoint) {
 	groups, turn := p.groups(), int(p.turns.Add(1)%4)
 	for i := range 4 { // the first to be woken has an advantage, so the order rotates

@@ -6,8 +6,8 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// A scheduler makes the order of a new Set; a nil order is that of the Set's endpoints. Each scheduler has an entry in
-// schedulers; similar ones share a file.
+// A scheduler makes the order of a new Set; nil means the order in which the Set lists its endpoints. Each
+// scheduler has an entry in schedulers; similar ones share a file.
 type scheduler func(*Set) order
 
 // order is the order in which a choice looks at a Set's endpoints. It is safe for concurrent use.
