@@ -143,7 +143,8 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 	})
 
 	It("loses only the open streams of a Pod that is removed under load", func() {
-		u := c.laptop(c.developer("get", "create"), "--via=portforward", "--trace=false")
+		// On a busy machine the API server takes longer than the default timeouts.
+		u := c.laptop(c.developer("get", "create"), "--via=portforward", "--trace=false", "--dial-timeouts=20s,20s,20s")
 		open, err := connect(laptop, vip(svc))
 		Expect(err).NotTo(HaveOccurred())
 		victim, others := pods[0], pods[1:]

@@ -559,6 +559,7 @@ func vanishingNode(portal string) {
 		gone := netip.AddrPortFrom(map[bool]netip.Addr{true: netip.MustParseAddr("10.245.0.2"), false: netip.MustParseAddr("fd00:245::2")}[ip.vip.Is4()], 8080)
 		lab.Serve(other.Listen(gone.String()), func(c net.Conn) {
 			there.Add(1)
+			defer there.Add(-1) // probes, and attempts that timed out, close at once
 			_, _ = io.Copy(c, c)
 		})
 		vips = append(vips, n.of(ip).mirror(startMirror(n.Pods, ip.pod(1)), gone).vip)

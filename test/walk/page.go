@@ -15,10 +15,10 @@ const pageHead = `# The calls of a connection, and of a change
 
 ` + "`make walk`" + ` writes this page. It lists the calls of each function, in order, for one connection, one
 datagram with its answer, and one added endpoint. The portal is ` + "`none`" + `, the client sends 5 bytes and gets 5 back.
-[Internals](internals.md) has the reasons.
+[Internals](internals.md) explains the steps.
 
-Calls that call no other function are omitted, unless they are the first in their file.
-The wait of an event loop is omitted too; the loop calls the functions at the margin. ` + "`Proxy.Apply`" + ` is called by
+A call that makes no further calls is omitted if a function of the same file precedes it in the section.
+The wait of an event loop is omitted too; the loop calls the functions that are not indented. ` + "`Proxy.Apply`" + ` is called by
 the source of Services.
 `
 
