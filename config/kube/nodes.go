@@ -37,7 +37,7 @@ type labelWatch struct {
 	store   cache.Store
 	stop    context.CancelFunc
 	began   time.Time
-	settled chan struct{} // closed when all nodes are listed, or after labelsPatience
+	settled chan struct{} // closed when all nodes are listed, or after labelsTimeout
 	due     bool          // a check is scheduled for when another watch may begin
 }
 
