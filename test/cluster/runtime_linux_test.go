@@ -313,7 +313,7 @@ func (p *containerPod) probe(what *corev1.Probe) func() error {
 // ready waits until the Pod's readiness probe succeeds.
 func (p *containerPod) ready() *containerPod {
 	GinkgoHelper()
-	Eventually(p.probe(p.spec.Containers[0].ReadinessProbe)).WithTimeout(30*time.Second).Should(Succeed(), p.output)
+	Eventually(p.probe(p.spec.Containers[0].ReadinessProbe)).WithTimeout(2*time.Minute).Should(Succeed(), p.output)
 	return p
 }
 
