@@ -24,7 +24,7 @@ type child struct {
 	Since time.Time
 	// Stopping reports that it ends as requested, or has handed over.
 	Stopping bool
-	// Held are its messages from the time when it was undecided whether it continues.
+	// Held are its messages during an upgrade, until it is decided whether this process or the other one continues.
 	Held []*message
 	// Channel is the keeper's end of the socket on which the child saves connections, 0 without one. Areas are
 	// the child's own and those that it has inherited.
@@ -42,8 +42,8 @@ func (c *child) stops() bool {
 	return slices.ContainsFunc(c.Held, func(m *message) bool { return m.says("STOPPING") })
 }
 
-// heartbeat is the longest interval between usher's messages that it is healthy. By them usher
-// detects that the keeper no longer reads.
+// heartbeat is the longest interval in which usher reports to the keeper that it is healthy. If
+// usher cannot send the report, it detects that the keeper no longer reads.
 const heartbeat = 20 * time.Second
 
 // start starts usher, and passes it all kept descriptors.
@@ -153,7 +153,7 @@ const (
 )
 
 // protect keeps the kernel from killing the keeper when out of memory, if the keeper may
-// change that (CAP_SYS_RESOURCE). The likelihood for usher stays the same.
+// change that (CAP_SYS_RESOURCE). usher gets the keeper's former value, but rarely instead of never.
 func (k *keeper) protect() {
 	const file = "/proc/self/oom_score_adj"
 	was, err := os.ReadFile(file)
@@ -161,6 +161,6 @@ func (k *keeper) protect() {
 		return
 	}
 	if k.Score = strings.TrimSpace(string(was)); k.Score == never {
-		k.Score = rarely // another process has set it for the keeper
+		k.Score = rarely // never was meant for the keeper
 	}
 }

@@ -20,7 +20,7 @@ import (
 // The keeper has copies of the sockets of open connections and passes them to the process that it starts after a crash.
 // Package fdstore has the protocol.
 
-// area has the connections that a process has saved, by their slots in memory that the process shares with the keeper.
+// area has the connections that a process has saved, one per slot of a memory that it shares with the keeper.
 type area struct {
 	ID     uint64
 	Memory int // descriptor
@@ -199,7 +199,7 @@ func (k *keeper) discard(a *area, slot int) {
 // answer sends a child the next part of the areas of a process that crashed.
 func (k *keeper) answer(c *child) {
 	text, fds := fdstore.WordEnd, []int(nil)
-	for _, a := range slices.Backward(c.Areas) { // the latest first: it knows the last number of a client
+	for _, a := range slices.Backward(c.Areas) { // the latest first: it has the last number given to a client
 		if a.Inherited && !a.Announced {
 			a.Announced = true
 			text, fds = fmt.Sprintf("%s %d", fdstore.WordArea, a.ID), []int{a.Memory}
@@ -231,7 +231,7 @@ func (k *keeper) answer(c *child) {
 	k.say(c, text, fds...)
 }
 
-// say sends a packet without blocking: a child requests each packet.
+// say sends a packet without blocking. A child requests each packet, except WordMore.
 func (k *keeper) say(c *child, text string, fds ...int) {
 	if err := fdpass.SendOn(c.Channel, []byte(text), fds...); err != nil && !errors.Is(err, unix.EPIPE) {
 		k.log.WithError(err).Warn("Cannot pass open connections to the new usher process; they will be reset")

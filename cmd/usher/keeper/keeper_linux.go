@@ -14,13 +14,14 @@ import (
 )
 
 const (
-	// shortLife is the serving time from which a crash does not count as a failure. From the
+	// shortLife is the serving time below which a crash counts as a failure. From the
 	// second successive failure on, the keeper pauses before a restart: for firstPause, then
 	// twice as long each time, up to longestPause.
 	shortLife    = time.Second
 	firstPause   = 100 * time.Millisecond
 	longestPause = 30 * time.Second
-	// answeredPause is the shortest pause in which the keeper answers other processes itself.
+	// answeredPause is the shortest pause in which the keeper itself answers health checks and other usher
+	// instances.
 	answeredPause = time.Second
 )
 
@@ -60,7 +61,7 @@ type state struct {
 	// After that Current becomes one of Draining, which only finish their connections.
 	Current, Next *child
 	Draining      []*child
-	// Orphans are the areas of a process that crashed, until the next one starts.
+	// Orphans are the areas (saved connections) of a process that crashed, until the next one starts.
 	Orphans []*area
 	// Served reports that an usher process has been ready.
 	Served bool
@@ -167,8 +168,8 @@ func poll(fd int, readable chan<- struct{}, read <-chan struct{}) {
 }
 
 // forward sends a signal to usher, and reports whether there is no process to wait for. Processes
-// that have handed over exit anyway, and were notified. They get only the second signal,
-// which resets connections.
+// that have handed over are exiting already. They get only the second signal, which resets
+// their connections.
 func (k *keeper) forward(sig os.Signal) (over bool) {
 	s := sig.(syscall.Signal)
 	if k.stopRequested {
@@ -179,7 +180,7 @@ func (k *keeper) forward(sig os.Signal) (over bool) {
 	if s == unix.SIGTERM || s == unix.SIGINT {
 		k.stopRequested = true
 		k.pause.end() // before the files that it would hand over are closed
-		k.drop()      // the kernel refuses clients from now on
+		k.drop()      // otherwise clients would wait once usher has exited
 	}
 	for _, c := range []*child{k.Current, k.Next} {
 		if c != nil {
@@ -206,7 +207,7 @@ func (k *keeper) leave() (over bool) {
 	return os.Getenv("KUBERNETES_SERVICE_HOST") == ""
 }
 
-// reap handles children that have exited: the keeper's own, and orphans that it has inherited
+// reap handles children that have exited: the keeper's own, and those that it has inherited
 // as process 1.
 func (k *keeper) reap() (code int, over bool) {
 	for {

@@ -51,9 +51,9 @@ func (k *keeper) upgrade() {
 	k.log.WithField("program", k.Program).WithError(err).Error("Cannot run the program; keeping the current keeper and usher")
 }
 
-// try checks that the program supports these arguments: an usher without keepers, for
+// try checks that the program supports these arguments: a version without --keeper, for
 // instance, would exit, and no process would keep the descriptors. The loop reaps no children
-// meanwhile, so that only exec waits for the tried program. But try receives usher's messages,
+// meanwhile, so that only package exec waits for the tried program. But try receives usher's messages,
 // or usher would consider the keeper dead.
 func (k *keeper) try() error {
 	ctx, cancel := context.WithTimeout(context.Background(), tryTime)
@@ -233,8 +233,8 @@ func (k *keeper) currentGone(status unix.WaitStatus) {
 	k.promote()
 }
 
-// dismiss signals the current usher process to exit. A process that has handed over exits anyway, but
-// in a Pod it waits for a signal. A process without a lock to hand over would never exit.
+// dismiss signals the current usher process to exit. Outside a Pod, a process that has handed over
+// needs no signal. One in a Pod, or without a lock to hand over, would never exit.
 func (k *keeper) dismiss() {
 	if !k.stopRequested { // otherwise this would be a second signal, which resets its connections
 		_ = unix.Kill(k.Current.PID, unix.SIGTERM) // it may have exited, but is not reaped
