@@ -67,9 +67,9 @@ func Plain(err error) error {
 	return err
 }
 
-// Blames reports whether err, with which an attempt ended, is the endpoint's fault. It is not if this node is out of a
-// resource, including the ports towards this endpoint, or has no address of the endpoint's family: another endpoint may
-// work.
+// Blames reports whether err, with which an attempt ended, is the endpoint's fault. It is not if this node is out of
+// descriptors or memory; the search then ends. Nor is it if this node has no free port towards this endpoint, or no
+// address of the endpoint's family; another endpoint may then work.
 func Blames(err error) bool { return !OutOfResources(err) && !errors.Is(err, syscall.EADDRNOTAVAIL) }
 
 // futile reports whether err says that every endpoint would fail.

@@ -29,15 +29,15 @@ type Search struct {
 	Record        *conn.Record         // has the attempts, and the client's start time
 	SourceAddress portal.SourceAddress // source address that the endpoint of an attempt sees
 
-	waited  bool              // the last step was Wait; next to SourceAddress, so that a Search has 384 bytes
-	tried   []netip.AddrPort  // since all were last tried
+	waited  bool              // last step: Wait for a slot's end; next to SourceAddress, so that a Search has 384 bytes
+	tried   []netip.AddrPort  // endpoints tried since all were last tried
 	room    [2]netip.AddrPort // backing array of tried; most searches need no more
 	count   int               // attempts so far
 	now     balance.Choice    // of the current attempt
 	waiter  *balance.Waiter   // nil until an endpoint was full
 	started time.Time         // start of the current attempt
-	slot    int               // index in Schedule; its length after the last one
-	end     time.Time         // of the slot
+	slot    int               // index in Schedule; len(Schedule) after the last time slot
+	end     time.Time         // of the time slot
 	over    outcome.Result    // unless it is Open, no further attempt is made
 	limit   time.Duration     // of the attempt that waits for a free slot
 	queued  time.Time         // start of the wait for a free slot; zero if it does not wait
@@ -60,7 +60,7 @@ type Step struct {
 	Endpoint *balance.Endpoint // to Dial; released when the attempt has failed or the connection has ended
 	For      time.Duration     // duration of the Wait, or limit of the Dial; 0 means no limit
 	Woken    <-chan struct{}   // also ends the Wait; nil unless it waits for a free slot
-	Behind   bool              // other endpoints do not end the Wait, since other clients are ahead in the queue
+	Behind   bool              // replaced endpoints do not end the Wait, since other clients are ahead in the queue
 	Result   outcome.Result    // of the client, for GiveUp
 }
 
@@ -177,8 +177,8 @@ func (s *Search) report(now time.Time, err error) {
 	s.Record.Attempted(now, a)
 }
 
-// choose takes the endpoint that the client had, if there is affinity and that endpoint is as good as any, and
-// otherwise the next in rotation. If none has a free slot, the client waits for one.
+// choose takes the endpoint of the client's affinity, unless Set.Again rejects it, and otherwise the scheduler's
+// choice. If the affinity's endpoint or, without one, every endpoint is full, the client waits for a free slot.
 func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) {
 	ask := balance.Request{Now: now, Client: s.Client, VIP: s.VIP, Tried: s.tried}
 	var before netip.AddrPort
@@ -216,7 +216,7 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 // may have ended.
 const lookAgain = time.Second
 
-// queue waits for a free slot, or gives up. The time of the schedule's slot stops meanwhile.
+// queue waits for a free slot, or gives up. The clock of the schedule's time slot stops meanwhile.
 func (s *Search) queue(set *balance.Set, now time.Time, limit time.Duration) Step {
 	if !s.Queued() {
 		s.queued, s.limit = now, limit
@@ -253,9 +253,9 @@ func (s *Search) Abandon(now time.Time) {
 	s.Record.Delayed(conn.Queued, now, waited)
 }
 
-// Preview returns the endpoints of set in the order in which a client's search would try them at now if all failed. vip
-// is the client's VIP, had its affinity or nil. Preview changes nothing: it takes no turn in rotation and claims no
-// probe.
+// Preview returns the endpoints of set in the order in which a client's search would try them at now if all failed. The
+// parameter vip is the client's VIP, and had is its affinity, or nil for none. Preview changes nothing: it takes no
+// turn in rotation and claims no probe.
 func Preview(set *balance.Set, client, vip netip.Addr, had *affinity.Entry, now time.Time) (order []balance.Choice) {
 	ask := balance.Request{Now: now, Client: client, VIP: vip}
 	take := func(c balance.Choice) {
