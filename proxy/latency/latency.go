@@ -1,7 +1,7 @@
 // Package latency records durations or sizes in histograms: since the start, for Prometheus, and over the
 // last minutes, for users who look at the current state.
 //
-// A Recent holds the last five to ten minutes, and takes about 150 bytes; a Histogram also holds the total
+// A Recent holds the last five to ten minutes, and takes about 170 bytes; a Histogram also holds the total
 // since the start, and the last examples. Both are safe for concurrent use.
 package latency
 
@@ -22,7 +22,7 @@ const (
 )
 
 // Seconds and Lasting are the bounds for durations, Queued those for times in the queue, all in seconds, and
-// Bytes those for sizes. One of Seconds is usher's default for slow.
+// Bytes those for sizes. Seconds contains 0.2, the default of --slow-threshold.
 var (
 	Seconds = Bounds{0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10}
 	Lasting = Bounds{0.001, 0.005, 0.02, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 21600, 86400}
@@ -119,8 +119,8 @@ func (l *Sum) Add(r *Recent, now time.Time) {
 // Number returns the number of values.
 func (l *Sum) Number() uint64 { return l.number }
 
-// Quantile returns an estimate, from the buckets, of the value that a share q of all values do not exceed,
-// and false if there are no values.
+// Quantile returns an estimate, from the buckets, of the q-quantile: a share q of all values do not exceed it.
+// It returns false if there are no values.
 func (l *Sum) Quantile(b Bounds, q float64) (float64, bool) {
 	if l.number == 0 {
 		return 0, false
@@ -163,7 +163,7 @@ type Example struct {
 // bucket.
 func (h *Histogram) Observe(b Bounds, now time.Time, v float64, example uint64) {
 	if now.UnixNano()-h.began.Load() >= int64(period) {
-		h.turn(now, h.remember) // before the Recent's own call, which would not remember
+		h.turn(now, h.remember) // before Recent.Observe, which would forget the removed counts
 	}
 	i := h.Recent.Observe(b, now, v)
 	for {
