@@ -60,10 +60,10 @@ var unused = map[string]string{
 	"ipvs.tcpFinTimeout":          "usher does not use IPVS; use --half-closed-timeout for half-closed connections",
 	"ipvs.udpTimeout":             "usher does not use IPVS; use --udp-idle-timeout for idle sessions",
 	"ipvs.excludeCIDRs":           "usher does not use IPVS, and does not change rules of other programs",
-	"ipvs.strictARP":              "usher does not use IPVS, and does not assign VIPs to interfaces that answer ARP",
+	"ipvs.strictARP":              "usher does not use IPVS; with --portal=address, set net.ipv4.conf.all.arp_ignore=1 instead",
 	"winkernel":                   "usher does not support the Windows kernel proxy",
 	"windowsRunAsService":         "usher is not a Windows service",
-	"oomScoreAdj":                 "usher does not change its OOM score; set it where usher is started (kubelet: priority class, systemd: OOMScoreAdjust)",
+	"oomScoreAdj":                 "usher does not read an OOM score; set it where usher is started (kubelet: priority class, systemd: OOMScoreAdjust)",
 }
 
 // former are fields that KubeProxyConfiguration had when kube-proxy had a

@@ -149,7 +149,7 @@ var _ = Describe("Read", func() {
 		Expect(warnings).To(HaveExactElements(want))
 	},
 		Entry("a field without effect", "oomScoreAdj: -999",
-			"oomScoreAdj: -999 has no effect: usher does not change its OOM score; set it where usher is started (kubelet: priority class, systemd: OOMScoreAdjust)"),
+			"oomScoreAdj: -999 has no effect: usher does not read an OOM score; set it where usher is started (kubelet: priority class, systemd: OOMScoreAdjust)"),
 		Entry("each field without effect", "enableProfiling: true\niptables: {masqueradeBit: 3}",
 			"enableProfiling: true has no effect: usher serves no /debug/pprof",
 			"iptables.masqueradeBit: 3 has no effect: usher does not masquerade, and uses its own mark (--mark)"),
@@ -172,7 +172,7 @@ var _ = Describe("Read", func() {
 		Entry("an IPVS scheduler that usher does not have", "mode: ipvs\nipvs: {scheduler: lblc}", `ipvs.scheduler: "lblc" has no effect: usher has no such scheduler; --scheduler applies`),
 		Entry("settings specific to IPVS", "mode: ipvs\nipvs: {strictARP: true, tcpTimeout: 900s, excludeCIDRs: [10.0.0.0/8]}",
 			`ipvs.excludeCIDRs: ["10.0.0.0/8"] has no effect: usher does not use IPVS, and does not change rules of other programs`,
-			"ipvs.strictARP: true has no effect: usher does not use IPVS, and does not assign VIPs to interfaces that answer ARP",
+			"ipvs.strictARP: true has no effect: usher does not use IPVS; with --portal=address, set net.ipv4.conf.all.arp_ignore=1 instead",
 			`ipvs.tcpTimeout: "900s" has no effect: usher does not use IPVS; use --connection-idle-timeout for idle connections`),
 		Entry("localhostNodePorts: false", "iptables: {localhostNodePorts: false}",
 			"iptables.localhostNodePorts: false has no effect: usher also serves node ports on loopback; use nodePortAddresses to exclude it"),
