@@ -212,7 +212,7 @@ const (
 	outlierWindow = 16 // the maximum number of connections that ended last
 	fewest        = 4  // the minimum number of these; for the second condition, of broken connections
 	outlierPart   = 50
-	outlierOver   = 5
+	outlierOver   = 10
 )
 
 // ended records the end of a connection that the endpoint had answered; broken means that the endpoint was at

@@ -53,8 +53,8 @@ func TestEndpointThatResetFewOfItsRecentConnectionsIsOutlier(t *testing.T) {
 
 	_, end = outlier(time.Second / 10)
 	g.Expect(end("x.x.x.x.")).To(BeTrue(), "half of the connections")
-	g.Expect(end(".......")).To(BeTrue(), "none of the last 8")
-	g.Expect(end(".")).To(BeFalse(), "none of the last 9: more than 5 times the usual number")
+	g.Expect(end(strings.Repeat(".", 16))).To(BeTrue(), "none of the last 17")
+	g.Expect(end(".")).To(BeFalse(), "none of the last 18: more than 10 times the usual number")
 
 	s, end := outlier(time.Second)
 	g.Expect(end(strings.Repeat("x....", 20))).To(BeTrue())

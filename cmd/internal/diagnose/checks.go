@@ -390,6 +390,11 @@ func slow(_ context.Context, s *subject) (all []Finding) {
 				all = append(all, hangs(p, e))
 				continue
 			}
+			if others, is := slowForSome(p, e); is {
+				all = append(all, Finding{"", Warning, p.object, endpointName(e) + " is slow for some of its clients", fmt.Sprintf("in the last minutes, its p99 time to first byte was about %s, p50 %s; p99 of the other endpoints at most %s",
+					show.Milliseconds(e.Latency.FirstByteP99Ms), show.Milliseconds(e.Latency.FirstByteP50Ms), show.Milliseconds(others)), remedy(p)})
+				continue
+			}
 			if !isSlow(p, e) {
 				continue
 			}
@@ -402,6 +407,24 @@ func slow(_ context.Context, s *subject) (all []Finding) {
 		}
 	})
 	return all
+}
+
+// An endpoint is slow for some of its clients if its p99 is at least slowTimes that of the others. Each needs
+// fewestForP99 clients for this.
+const fewestForP99, slowTimes = 100, 4
+
+// slowForSome reports whether some clients of an endpoint recently waited far longer for its first byte than those of
+// the other endpoints, and the largest p99 of these in milliseconds.
+func slowForSome(p place, e *api.Endpoint) (others float64, is bool) {
+	compared := 0
+	for i := range p.port.Endpoints {
+		if o := &p.port.Endpoints[i]; o != e && o.Latency != nil && o.Latency.Clients >= fewestForP99 {
+			compared++
+			others = max(others, o.Latency.FirstByteP99Ms)
+		}
+	}
+	l := e.Latency
+	return others, compared > 0 && l != nil && l.Clients >= fewestForP99 && l.FirstByteP99Ms >= max(slowMs, slowTimes*others) && !isSlow(p, e)
 }
 
 // isSlow reports whether an endpoint's clients recently waited long for its first byte.

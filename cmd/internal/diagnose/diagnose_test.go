@@ -317,6 +317,20 @@ var _ = Describe("the check for slow endpoints", func() {
 		Expect(all[1].Known).To(ContainSubstring("p99 connect time was about 250"))
 	})
 
+	It("reports an endpoint that is slow for some clients if no other endpoint is", func() {
+		latency := func(p99 float64) *api.Latency {
+			return &api.Latency{Clients: 100, FirstByteP50Ms: 2, FirstByteP99Ms: p99}
+		}
+		found := func(p99, other float64) []Finding {
+			return slow(GinkgoT().Context(), &subject{services: []api.ServiceDetail{{Service: api.Service{Namespace: "default", Name: "web"}, Details: []api.ServicePort{{
+				PortSummary: api.PortSummary{VIP: "10.96.0.10:80"}, Latency: latency(p99), Endpoints: []api.Endpoint{{Address: "10.0.0.1:80", Latency: latency(p99)}, {Address: "10.0.0.2:80", Latency: latency(other)}}}}}}})
+		}
+		Expect(found(400, 100)).To(ConsistOf(And(HaveField("Severity", Warning), HaveField("Wrong", "10.0.0.1:80 is slow for some of its clients"),
+			HaveField("Known", "in the last minutes, its p99 time to first byte was about 400 ms, p50 2.00 ms; p99 of the other endpoints at most 100 ms"))))
+		Expect(found(400, 101)).To(BeEmpty(), "the other one is slow, too")
+		Expect(found(199, 1)).To(BeEmpty(), "below the threshold")
+	})
+
 	It("reports nothing that a quarantine explains", func() {
 		l := &api.Latency{Clients: 20, ConnectP99Ms: 250, FirstByteP50Ms: 300}
 		s := &subject{services: []api.ServiceDetail{{Details: []api.ServicePort{{Latency: l, Endpoints: []api.Endpoint{{Latency: l, Quarantine: &api.Quarantine{}}}}}}}}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/usherproxy/usher/cmd/internal/show"
@@ -15,8 +16,8 @@ import (
 )
 
 const (
-	// mostPast is the number of most recent connections that are examined.
-	mostPast = 1000
+	// mostPast is the number of most recent connections that are examined: more than usher keeps by default.
+	mostPast = 5000
 	// mostEvents is the maximum number of kinds of event reported for a Service.
 	mostEvents = 5
 )
@@ -74,13 +75,20 @@ func past(ctx context.Context, s *subject) (all []Finding) {
 		when := "last at " + last[e].Local().Format(time.DateTime)
 		if times[e] > 1 {
 			when += ", first at " + first[e].Local().Format(time.DateTime)
+			if list.Total > len(list.Items) {
+				when += " or earlier"
+			}
 		}
 		when += s.firstByteOf(e)
 		check := ""
 		if s.status.Now.Sub(last[e]) <= recentPeriod {
 			check = "recent"
 		}
-		all = append(all, Finding{check, Note, "Service " + e.service, show.Plural(times[e], "connection") + " " + e.what, when,
+		text := show.Plural(times[e], "connection") + " " + e.what
+		if times[e] == 1 {
+			text = strings.Replace(text, " were ", " was ", 1)
+		}
+		all = append(all, Finding{check, Note, "Service " + e.service, text, when,
 			"usher get connections " + e.service + " " + e.find + "; for one of them: usher get connection ID"})
 	}
 	return all

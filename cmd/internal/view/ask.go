@@ -247,6 +247,19 @@ func (f *NamespaceFlag) ServiceName(name string) string {
 	return f.Namespace + "/" + name
 }
 
+// EndpointName returns the name of an endpoint for a query: an address as it is, and a Pod with its namespace, which is
+// that of the first of services, if this has one.
+func (f *NamespaceFlag) EndpointName(name string, services []string) string {
+	if _, err := netip.ParseAddr(name); err == nil || name == "" || strings.ContainsAny(name, "/:") {
+		return name
+	}
+	namespace := f.Namespace
+	if len(services) > 0 {
+		namespace, _, _ = strings.Cut(f.ServiceName(services[0]), "/")
+	}
+	return namespace + "/" + name
+}
+
 // clockAhead returns by how much this machine's clock is ahead of that of u's node, as far as known.
 func clockAhead(ctx context.Context, u fleet.Usher) time.Duration {
 	status, err := u.Client.Status(ctx)

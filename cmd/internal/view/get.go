@@ -381,7 +381,7 @@ each client. LEFT is the remaining time if the client opens no new connection.`,
 		order: func(a, b api.AffinityEntry) int { return cmp.Compare(a.Service, b.Service) },
 		list: func(ctx context.Context, u fleet.Usher, names []string) ([]api.AffinityEntry, error) {
 			q := q
-			q.Service = f.only(names)
+			q.Service, q.Endpoint = f.only(names), f.EndpointName(q.Endpoint, names)
 			list, err := u.Affinity(ctx, q)
 			return list.Items, err
 		},

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -153,3 +154,17 @@ var _ = Describe("get -w of a cluster", func() {
 		Expect(past(ended, began)).To(BeFalse(), "ended connections were requested")
 	})
 })
+
+var _ = DescribeTable("--endpoint without a namespace", func(name, service, is string) {
+	f := NamespaceFlag{Namespace: "shop"}
+	Expect(f.EndpointName(name, strings.Fields(service))).To(Equal(is))
+},
+	Entry("names a Pod of --namespace", "web-1", "", "shop/web-1"),
+	Entry("names a Pod of the Service's namespace", "web-1", "other/web", "other/web-1"),
+	Entry("names a Pod of --namespace, as the Service", "web-1", "web", "shop/web-1"),
+	Entry("may be a Pod with a namespace", "other/web-1", "web", "other/web-1"),
+	Entry("may be an IPv4 address", "10.1.2.3", "web", "10.1.2.3"),
+	Entry("may be an IPv6 address", "fd00::1", "web", "fd00::1"),
+	Entry("may be an address and port", "10.1.2.3:80", "web", "10.1.2.3:80"),
+	Entry("may be empty", "", "web", ""),
+)

@@ -59,6 +59,7 @@ the end code; see docs/reference.md.`,
 				return nil
 			})
 		}
+		q.Endpoint = f.EndpointName(q.Endpoint, args)
 		err := list(cmd, args)
 		if (err == nil || fleet.IsSilent(err)) && reaches.back != nil && (f.output == "" || f.output == "wide") {
 			fmt.Fprintln(cmd.ErrOrStderr(), show.Reaches(*reaches.back, time.Now()))

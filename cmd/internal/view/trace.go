@@ -43,7 +43,7 @@ they arrive. Nodes that do not respond are reported on standard error and retrie
 		Example: `  usher trace
   usher trace web --outcome retry,failed
   usher trace shop/cart --client 10.244.1.0/24 --since 10m
-  usher trace --changes --history
+  usher trace --changes --follow=false
   usher trace --history --follow=false -o json | jq .endpoint`,
 		Args:              cli.Takes(0, 1, "one SERVICE, or none for all"),
 		ValidArgsFunction: CompleteOne(func(cmd *cobra.Command) []string { return t.asks.CompleteServices(cmd, t.Namespace, nil) }),
@@ -105,6 +105,7 @@ func (t *traceCommand) run(cmd *cobra.Command, args []string) error {
 	if len(args) == 1 {
 		t.query.Service = t.ServiceName(args[0])
 	}
+	t.query.Endpoint = t.EndpointName(t.query.Endpoint, args)
 	t.query.Outcome = cmp.Or(t.query.Outcome, t.end) // if both are set, see print
 	t.query.Once, t.query.Rate = !t.follow, traceRate
 	t.query.History = t.query.History || t.since > 0 || !t.follow
