@@ -375,8 +375,8 @@ const slowMs = 200
 const fewest = 20
 
 func slow(_ context.Context, s *subject) (all []Finding) {
-	remedy := func(p place) string {
-		return "usher get connections " + p.name + " --state=all --outcome=slow,retried, and of one of them: usher get connection ID"
+	remedy := func(p place, filter string) string {
+		return "usher get connections " + p.name + " --state=all --outcome=slow,retried" + filter + ", and of one of them: usher get connection ID"
 	}
 	s.ports(func(p place) {
 		before, quarantined := len(all), false // attempts at endpoints in quarantine take time, which is reported as their quarantine
@@ -392,18 +392,18 @@ func slow(_ context.Context, s *subject) (all []Finding) {
 			}
 			if others, is := slowForSome(p, e); is {
 				all = append(all, Finding{"", Warning, p.object, endpointName(e) + " is slow for some of its clients", fmt.Sprintf("in the last minutes, its p99 time to first byte was about %s, p50 %s; p99 of the other endpoints at most %s",
-					show.Milliseconds(e.Latency.FirstByteP99Ms), show.Milliseconds(e.Latency.FirstByteP50Ms), show.Milliseconds(others)), remedy(p)})
+					show.Milliseconds(e.Latency.FirstByteP99Ms), show.Milliseconds(e.Latency.FirstByteP50Ms), show.Milliseconds(others)), remedy(p, " --endpoint="+e.Address)})
 				continue
 			}
 			if !isSlow(p, e) {
 				continue
 			}
 			all = append(all, Finding{"", Warning, p.object, endpointName(e) + " is slow", fmt.Sprintf("in the last minutes, p50 time to first byte was about %s; over all endpoints %s",
-				show.Milliseconds(e.Latency.FirstByteP50Ms), show.Milliseconds(p.port.Latency.FirstByteP50Ms)), remedy(p)})
+				show.Milliseconds(e.Latency.FirstByteP50Ms), show.Milliseconds(p.port.Latency.FirstByteP50Ms)), remedy(p, " --endpoint="+e.Address)})
 		}
 		if l := p.port.Latency; l != nil && len(all) == before && !quarantined && l.Clients >= fewest && l.ConnectP99Ms >= slowMs {
 			all = append(all, Finding{"", Warning, p.object, "some clients of " + p.port.VIP + " wait long for a connection", fmt.Sprintf("in the last minutes, p99 connect time was about %s, p50 at most %s",
-				show.Milliseconds(l.ConnectP99Ms), show.Milliseconds(l.ConnectP50Ms)), remedy(p)})
+				show.Milliseconds(l.ConnectP99Ms), show.Milliseconds(l.ConnectP50Ms)), remedy(p, "")})
 		}
 	})
 	return all
