@@ -109,13 +109,13 @@ var _ = Describe("the page", Ordered, func() {
 		ground := func() string { return eval[string](p, "getComputedStyle(document.body).backgroundColor") }
 		Expect(ground()).To(Equal("rgb(17, 20, 24)"))
 		p.click("#theme")
-		Expect(p.text("#theme")).To(Equal("Colours: light"))
+		Expect(p.text("#theme")).To(Equal("Colors: light"))
 		Expect(ground()).To(Equal("rgb(246, 247, 249)"))
 		p.do(chromedp.Reload())
 		Expect(ground()).To(Equal("rgb(246, 247, 249)"), "the selection is remembered")
 		p.click("#theme")
 		p.click("#theme")
-		Expect(p.text("#theme")).To(Equal("Colours: auto"))
+		Expect(p.text("#theme")).To(Equal("Colors: auto"))
 	})
 })
 

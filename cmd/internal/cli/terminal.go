@@ -63,13 +63,13 @@ func IsTerminal(out io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// Coloured returns a writer to out that removes colors unless out is a terminal
+// Colored returns a writer to out that removes colors unless out is a terminal
 // with colors, and NO_COLOR is not set (see no-color.org).
-func Coloured(out io.Writer) io.Writer { return colorprofile.NewWriter(out, os.Environ()) }
+func Colored(out io.Writer) io.Writer { return colorprofile.NewWriter(out, os.Environ()) }
 
 // PrintLines prints lines that may contain colors.
 func PrintLines(out io.Writer, lines []string) {
-	out = Coloured(out)
+	out = Colored(out)
 	for _, line := range lines {
 		fmt.Fprintln(out, line)
 	}

@@ -113,7 +113,7 @@ func (t *traceCommand) run(cmd *cobra.Command, args []string) error {
 		t.oldest = time.Now().Add(-t.since)
 	}
 	t.ends = strings.FieldsFunc(t.end, func(r rune) bool { return r == ',' })
-	t.out = cli.Coloured(cmd.OutOrStdout())
+	t.out = cli.Colored(cmd.OutOrStdout())
 	return t.asks.AskAll(cmd, func(ushers []fleet.Usher) error {
 		if t.query.Service != "" {
 			if err := oneKnows(cmd.Context(), ushers, t.query.Service, ""); err != nil && !fleet.IsSilent(err) {

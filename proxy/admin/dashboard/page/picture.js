@@ -12,7 +12,7 @@ const clientsShown = 4;
 const markTime = 2600; // ms that the outcome of an attempt stands at its endpoint
 const headings = [
   ['Clients', 'connect'],
-  ['Portal', 'leads them to usher'],
+  ['Portal', 'redirects them to usher'],
   ['Listener', 'accepts, picks an endpoint'],
   ['Endpoints', 'answer, or the next one is tried'],
 ];

@@ -23,7 +23,7 @@
   addEventListener('DOMContentLoaded', () => {
     const button = document.getElementById('theme');
     let choice = stored();
-    const label = () => { button.textContent = `Colours: ${choice}`; };
+    const label = () => { button.textContent = `Colors: ${choice}`; };
     label();
     button.addEventListener('click', () => {
       choice = choices[(choices.indexOf(choice) + 1) % choices.length];
