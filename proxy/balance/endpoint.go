@@ -93,13 +93,21 @@ func count(r *atomic.Pointer[latency.Recent], now time.Time) {
 	r.Load().Observe(latency.Seconds, now, 0)
 }
 
-// recent returns the count of r in the last 5 to 10 minutes before now.
-func recent(r *atomic.Pointer[latency.Recent], now time.Time) int64 {
-	if r.Load() == nil {
+// countBreak is countFailure for a connection that the endpoint broke; see Outlier.
+func (s *State) countBreak(now time.Time) {
+	s.countFailure(now)
+	r := s.ensureRare()
+	count(&r.breaks, now)
+	r.brokeAt.Store(s.Connected.Load())
+}
+
+// recent returns the count of r, which may be nil, in the last 5 to 10 minutes before now.
+func recent(r *latency.Recent, now time.Time) int64 {
+	if r == nil {
 		return 0
 	}
 	var l latency.Sum
-	l.Add(r.Load(), now)
+	l.Add(r, now)
 	return int64(l.Number())
 }
 
@@ -129,23 +137,21 @@ func (s *State) CountNoResponse(now time.Time) {
 
 // NoResponse returns how many connections of the endpoint ended as outcome.NoResponse, in total and in the last 5 to 10
 // minutes before now. They do not count as failures.
-func (s *State) NoResponse(now time.Time) (ever, recent int64) {
+func (s *State) NoResponse(now time.Time) (total, inPeriod int64) {
 	r := s.rareState.Load()
 	if r == nil || r.noResponse.Load() == nil {
 		return 0, 0
 	}
 	var all latency.All
-	var l latency.Sum
 	all.Add(r.noResponse.Load())
-	l.Add(&r.noResponse.Load().Recent, now)
 	number, _ := all.Buckets(nil)
-	return int64(number), int64(l.Number())
+	return int64(number), recent(&r.noResponse.Load().Recent, now)
 }
 
 // FailedRecently returns how many of State.Failed occurred in the last 5 to 10 minutes before now.
 func (s *State) FailedRecently(now time.Time) int64 {
 	if r := s.rareState.Load(); r != nil {
-		return recent(&r.failures, now)
+		return recent(r.failures.Load(), now)
 	}
 	return 0
 }
@@ -157,7 +163,7 @@ func (s *State) CountUnused(now time.Time) { count(&s.ensureRare().unused, now) 
 // UnusedRecently returns how many connections CountUnused has counted in the last 5 to 10 minutes before now.
 func (s *State) UnusedRecently(now time.Time) int64 {
 	if r := s.rareState.Load(); r != nil {
-		return recent(&r.unused, now)
+		return recent(r.unused.Load(), now)
 	}
 	return 0
 }
@@ -246,13 +252,8 @@ func (s *State) Outlier(now time.Time) bool {
 	if r == nil || r.breaks.Load() == nil {
 		return false
 	}
-	broken, clients := recent(&r.breaks, now), int64(0)
-	if t := r.times.Load(); t != nil {
-		var l latency.Sum
-		l.Add(&t.Connect, now)
-		clients = int64(l.Number())
-	}
-	clients = max(clients, broken) // older connections may break, too
+	broken := recent(r.breaks.Load(), now)
+	clients := max(recent(&s.Times().Connect, now), broken) // older connections may break, too
 	unbroken := s.Connected.Load() - r.brokeAt.Load()
 	return broken >= fewest && broken*outlierPart >= clients && unbroken*broken <= outlierOver*(clients-unbroken)
 }

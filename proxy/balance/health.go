@@ -152,9 +152,7 @@ func (e *Endpoint) Report(r Report, p Policy) Change {
 	case ConnectFailed:
 		e.countFailure(r.Now)
 	case Broken:
-		e.countFailure(r.Now)
-		count(&e.ensureRare().breaks, r.Now)
-		e.ensureRare().brokeAt.Store(e.Connected.Load())
+		e.countBreak(r.Now)
 		fallthrough
 	case Closed:
 		e.ended(r.Kind == Broken)

@@ -71,10 +71,11 @@ func (s *State) reinstate() *State {
 	if s == nil {
 		return nil
 	}
-	s.ensureRare().drained.Store(0)
+	r := s.ensureRare()
+	r.drained.Store(0)
+	r.breaks.Store(nil)
 	s.health.Store(nil)
 	s.ends.Store(0)
-	s.ensureRare().breaks.Store(nil)
 	s.shown.Store(0)
 	return s
 }

@@ -286,7 +286,7 @@ func quarantine(ctx context.Context, s *subject) (all []Finding) {
 			switch {
 			case e.Quarantine != nil:
 				severity := Warning
-				if state := s.stateOf(p.name); state == api.ServiceDown {
+				if s.service(p.name).State == api.ServiceDown {
 					severity = Failing
 				}
 				all = append(all, Finding{"", severity, p.object, endpointName(e) + " is in quarantine: " + e.Quarantine.Cause,
@@ -304,13 +304,14 @@ func quarantine(ctx context.Context, s *subject) (all []Finding) {
 	return all
 }
 
-func (s *subject) stateOf(name string) api.ServiceState {
+// service returns the details of the Service with this namespace and name, or empty ones.
+func (s *subject) service(name string) (none api.ServiceDetail) {
 	for i := range s.services {
-		if s.services[i].Namespace+"/"+s.services[i].Name == name {
-			return s.services[i].State
+		if d := &s.services[i]; d.Namespace+"/"+d.Name == name {
+			return *d
 		}
 	}
-	return ""
+	return none
 }
 
 // remedyFor returns the remedy for an endpoint that fails for this cause.
@@ -390,16 +391,13 @@ func slow(_ context.Context, s *subject) (all []Finding) {
 				all = append(all, hangs(p, e))
 				continue
 			}
-			if others, is := slowForSome(p, e); is {
+			if isSlow(p, e) {
+				all = append(all, Finding{"", Warning, p.object, endpointName(e) + " is slow", fmt.Sprintf("in the last minutes, p50 time to first byte was about %s; over all endpoints %s",
+					show.Milliseconds(e.Latency.FirstByteP50Ms), show.Milliseconds(p.port.Latency.FirstByteP50Ms)), remedy(p, " --endpoint="+e.Address)})
+			} else if others, is := slowForSome(p, e); is {
 				all = append(all, Finding{"", Warning, p.object, endpointName(e) + " is slow for some of its clients", fmt.Sprintf("in the last minutes, its p99 time to first byte was about %s, p50 %s; p99 of the other endpoints at most %s",
 					show.Milliseconds(e.Latency.FirstByteP99Ms), show.Milliseconds(e.Latency.FirstByteP50Ms), show.Milliseconds(others)), remedy(p, " --endpoint="+e.Address)})
-				continue
 			}
-			if !isSlow(p, e) {
-				continue
-			}
-			all = append(all, Finding{"", Warning, p.object, endpointName(e) + " is slow", fmt.Sprintf("in the last minutes, p50 time to first byte was about %s; over all endpoints %s",
-				show.Milliseconds(e.Latency.FirstByteP50Ms), show.Milliseconds(p.port.Latency.FirstByteP50Ms)), remedy(p, " --endpoint="+e.Address)})
 		}
 		if l := p.port.Latency; l != nil && len(all) == before && !quarantined && l.Clients >= fewest && l.ConnectP99Ms >= slowMs {
 			all = append(all, Finding{"", Warning, p.object, "some clients of " + p.port.VIP + " wait long for a connection", fmt.Sprintf("in the last minutes, p99 connect time was about %s, p50 at most %s",
@@ -424,7 +422,7 @@ func slowForSome(p place, e *api.Endpoint) (others float64, is bool) {
 		}
 	}
 	l := e.Latency
-	return others, compared > 0 && l != nil && l.Clients >= fewestForP99 && l.FirstByteP99Ms >= max(slowMs, slowTimes*others) && !isSlow(p, e)
+	return others, compared > 0 && l != nil && l.Clients >= fewestForP99 && l.FirstByteP99Ms >= max(slowMs, slowTimes*others)
 }
 
 // isSlow reports whether an endpoint's clients recently waited long for its first byte.

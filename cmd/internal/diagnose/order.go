@@ -52,10 +52,8 @@ func (s *subject) impact(f Finding, refused map[string]int64) (clients int64, si
 	})
 	if !ofEndpoint && f.Severity != Note {
 		clients = refused[name]
-		for i := range s.services {
-			if d := &s.services[i]; d.Namespace+"/"+d.Name == name && d.State.Badness() > api.ServiceDegraded.Badness() {
-				since = d.Since
-			}
+		if d := s.service(name); d.State.Badness() > api.ServiceDegraded.Badness() {
+			since = d.Since
 		}
 	}
 	return clients, since

@@ -33,12 +33,16 @@ func past(ctx context.Context, s *subject) (all []Finding) {
 		return []Finding{cannotCheck("past connections", err)}
 	}
 	reported, empty := map[[2]string]bool{}, map[string]bool{}
+	waits := map[[2]string]*api.Latency{}
 	s.ports(func(p place) {
 		if usable(p.port) == 0 {
 			empty[p.name] = true
 		}
 		for i := range p.port.Endpoints {
 			e := &p.port.Endpoints[i]
+			if key := [2]string{p.name, e.Address}; waits[key] == nil { // of the first port
+				waits[key] = e.Latency
+			}
 			if failing(e) || e.Quarantine != nil || e.State == api.EndpointUnresponsive || isSlow(p, e) {
 				reported[[2]string{p.name, e.Address}] = true
 			}
@@ -79,7 +83,10 @@ func past(ctx context.Context, s *subject) (all []Finding) {
 				when += " or earlier"
 			}
 		}
-		when += s.firstByteOf(e)
+		if l := waits[[2]string{e.service, e.endpoint}]; l != nil {
+			when += fmt.Sprintf("; in the last minutes, its p99 time to first byte was about %s, p50 %s, of %s",
+				show.Milliseconds(l.FirstByteP99Ms), show.Milliseconds(l.FirstByteP50Ms), show.Plural(int(l.Clients), "client"))
+		}
 		check := ""
 		if s.status.Now.Sub(last[e]) <= recentPeriod {
 			check = "recent"
@@ -92,19 +99,6 @@ func past(ctx context.Context, s *subject) (all []Finding) {
 			"usher get connections " + e.service + " " + e.find + "; for one of them: usher get connection ID"})
 	}
 	return all
-}
-
-// firstByteOf describes how long clients of a slow endpoint wait now, if it is known.
-func (s *subject) firstByteOf(e event) (text string) {
-	s.ports(func(p place) {
-		for i := range p.port.Endpoints {
-			if l := p.port.Endpoints[i].Latency; p.name == e.service && p.port.Endpoints[i].Address == e.endpoint && l != nil && text == "" {
-				text = fmt.Sprintf("; in the last minutes, its p99 time to first byte was about %s, p50 %s, of %s",
-					show.Milliseconds(l.FirstByteP99Ms), show.Milliseconds(l.FirstByteP50Ms), show.Plural(int(l.Clients), "client"))
-			}
-		}
-	})
-	return text
 }
 
 // events returns the failures of a connection, each with the addresses of its endpoints.
