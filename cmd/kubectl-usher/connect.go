@@ -54,7 +54,7 @@ For a single command on Linux, 'kubectl usher exec' needs none of this.`,
 	cli.SetDefault(flags, "healthz-address", "")
 	c.Logs.Register(flags, "auto")
 	cli.Group(flags, "Logs")
-	cli.Main(cmd, "manifests", "kubeconfig", "context", "socks", "dns", "dns-domain", "dns-upstream", "via", "node-name", "node-labels", "take-over", "trace",
+	cli.MainFlags(cmd, "manifests", "kubeconfig", "context", "socks", "dns", "dns-domain", "dns-upstream", "via", "node-name", "node-labels", "take-over", "trace",
 		"portal", "proxy-port-range", "dial-timeouts", "scheduler", "admin-address", "access-log", "log-level", "log-format")
 	return cmd
 }

@@ -67,7 +67,7 @@ the servers, and 'usher trace', 'usher explain', 'usher get' and 'kubectl-usher 
 	d.RegisterProxy(flags)
 	cli.SetDefault(flags, "quarantine-max", "5s") // so that a repaired endpoint is back soon
 	d.Logs.Register(flags, "text")
-	cli.Main(cmd, "once", "ask-every", "admin-address", "portal", "scheduler", "log-level")
+	cli.MainFlags(cmd, "once", "ask-every", "admin-address", "portal", "scheduler", "log-level")
 	cmd.AddCommand(newDemoBreak(), newDemoRepair(), newDemoEndpoints(), newDemoAsk(), newDemoPlay())
 	return cmd
 }

@@ -65,7 +65,7 @@ not set.`,
 	r.RegisterServers(flags)
 	r.Logs.Register(flags, "auto")
 	cli.Group(flags, "Logs")
-	cli.Main(cmd, "manifests", "kubeconfig", "node-name", "config", "service-proxy-name", "nodeport-addresses", "cluster-cidr", "take-over", "keeper", "remove-rules", "trace",
+	cli.MainFlags(cmd, "manifests", "kubeconfig", "node-name", "config", "service-proxy-name", "nodeport-addresses", "cluster-cidr", "take-over", "keeper", "remove-rules", "trace",
 		"portal", "client-address", "dial-timeouts", "quarantine", "scheduler", "probe", "connection-idle-timeout", "max-connections", "udp-idle-timeout", "drain-timeout",
 		"admin-address", "healthz-address", "access-log", "log-level", "log-format")
 	r.kubeProxy.register(flags, &r.Cluster.Server)

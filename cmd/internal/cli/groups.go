@@ -31,9 +31,9 @@ func Group(flags *pflag.FlagSet, name string) {
 // moreKey is the annotation of flags that only --help-all prints.
 const moreKey = "more"
 
-// Main registers --help-all for cmd. --help then prints only the flags with these names, which most users need, and
+// MainFlags registers --help-all for cmd. --help then prints only the flags with these names, which most users need, and
 // those registered later.
-func Main(cmd *cobra.Command, names ...string) {
+func MainFlags(cmd *cobra.Command, names ...string) {
 	flags := cmd.Flags()
 	flags.VisitAll(func(f *pflag.Flag) {
 		if !slices.Contains(names, f.Name) {
@@ -63,12 +63,13 @@ func setUsage(root *cobra.Command) {
 		defer cmd.SetOut(out)
 		err := usual(cmd)
 		flags := cmd.LocalFlags()
-		_, _ = strings.NewReplacer("Flags:\n"+strings.TrimRight(flags.FlagUsages(), " \n"), flagUsages(cmd.CommandPath(), flags)).WriteString(out, text.String())
+		_, _ = strings.NewReplacer("Flags:\n"+strings.TrimRight(flags.FlagUsages(), " \n"), flagUsages(cmd)).WriteString(out, text.String())
 		return err
 	})
 }
 
-func flagUsages(command string, flags *pflag.FlagSet) string {
+func flagUsages(cmd *cobra.Command) string {
+	flags := cmd.LocalFlags()
 	groups := groupsOf(flags)
 	if len(groups) == 1 {
 		return "Flags:\n" + strings.TrimRight(flags.FlagUsagesWrapped(HelpWidth), "\n")
@@ -89,7 +90,7 @@ func flagUsages(command string, flags *pflag.FlagSet) string {
 		}
 	}
 	if more > 0 {
-		fmt.Fprintf(&b, "%d more flags: '%s --help-all'", more, command)
+		fmt.Fprintf(&b, "%d more flags: '%s --help-all'", more, cmd.CommandPath())
 	}
 	return strings.TrimRight(b.String(), "\n")
 }
