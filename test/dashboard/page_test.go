@@ -128,14 +128,20 @@ func (p *page) do(steps ...chromedp.Action[chromedp.Void]) {
 	Expect(chromedp.Do(ctx, steps...)).To(Succeed())
 }
 
-// eval returns the value of a JavaScript expression. It awaits a promise.
+// eval returns the value of a JavaScript expression. It awaits a promise. If another document replaces this one
+// meanwhile, the expression is evaluated again, there.
 func eval[T any](p *page, expression string) T {
 	GinkgoHelper()
 	ctx, cancel := context.WithTimeout(p.ctx, 2*time.Minute)
 	defer cancel()
-	value, err := chromedp.Run(ctx, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
-	Expect(err).NotTo(HaveOccurred(), expression)
-	return value
+	for {
+		value, err := chromedp.Run(ctx, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
+		if err != nil && strings.Contains(err.Error(), "Inspected target navigated") {
+			continue
+		}
+		Expect(err).NotTo(HaveOccurred(), expression)
+		return value
+	}
 }
 
 // texts returns the texts of all elements that match a selector.
