@@ -19,7 +19,7 @@ import (
 // child is an usher process that the keeper has started.
 type child struct {
 	PID int
-	// Ready reports that it serves, Since the time from which it does.
+	// Ready reports that it serves. Since is the time when it began to serve.
 	Ready bool
 	Since time.Time
 	// Stopping reports that it ends as requested, or has handed over.
@@ -153,7 +153,7 @@ const (
 )
 
 // protect keeps the kernel from killing the keeper when out of memory, if the keeper may
-// change that (CAP_SYS_RESOURCE). usher gets the keeper's former value, but rarely instead of never.
+// change that (CAP_SYS_RESOURCE). usher gets the keeper's former value, or rarely if that is never.
 func (k *keeper) protect() {
 	const file = "/proc/self/oom_score_adj"
 	was, err := os.ReadFile(file)

@@ -199,7 +199,7 @@ func (k *keeper) discard(a *area, slot int) {
 // answer sends a child the next part of the areas of a process that crashed.
 func (k *keeper) answer(c *child) {
 	text, fds := fdstore.WordEnd, []int(nil)
-	for _, a := range slices.Backward(c.Areas) { // the latest first: it has the last number given to a client
+	for _, a := range slices.Backward(c.Areas) { // the latest first: it has the last connection ID that was assigned
 		if a.Inherited && !a.Announced {
 			a.Announced = true
 			text, fds = fmt.Sprintf("%s %d", fdstore.WordArea, a.ID), []int{a.Memory}
@@ -299,7 +299,7 @@ func (k *keeper) children() (all []*child) {
 	return all
 }
 
-// adoptConnections continues to keep the connections of a child that this process started before it replaced its program.
+// adoptConnections continues to keep the connections of a child that the previous program of this process started.
 func (k *keeper) adoptConnections(c *child) {
 	for _, a := range c.Areas {
 		k.connections += len(a.Saved) + len(a.Pipes)

@@ -5,7 +5,7 @@
 // The keeper acts like systemd for a service with a file descriptor store: its usher
 // process requests by sd_notify(3) which files to keep (package fdstore), and receives them
 // again by sd_listen_fds(3). If a service manager has started the keeper, the keeper forwards
-// all these messages to it, so that a restart of both also finds the sockets.
+// all these messages to it, so that the sockets also survive a restart of keeper and usher.
 //
 //	the loop, and why a child exited   keeper_linux.go
 //	messages and kept descriptors      store_linux.go

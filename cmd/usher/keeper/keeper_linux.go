@@ -43,7 +43,7 @@ type keeper struct {
 	connections int
 	// count is the number of kept descriptors, and length the total length of their names.
 	count, length int
-	overfull      bool // it has been logged that not all can be kept
+	overfull      bool // it has been logged that not all sockets can be kept
 }
 
 // state is the part of a keeper that survives the replacement of its program.
@@ -101,7 +101,7 @@ func Run(o Options) (code int, err error) {
 	return k.run(k.start), nil
 }
 
-// run is the loop. It calls begin first, after it has registered for signals.
+// run is the loop. Before the first round, it registers for signals and then calls begin.
 func (k *keeper) run(begin func()) (code int) {
 	k.taken = make(chan struct{}, 1)
 	signals, hangups, children := make(chan os.Signal, 8), make(chan os.Signal, 1), make(chan os.Signal, 1)

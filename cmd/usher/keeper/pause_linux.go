@@ -99,7 +99,7 @@ const (
 	askTime   = 2 * time.Second
 )
 
-// answerHealth answers all health checks that usher does not serve, until l is closed.
+// answerHealth answers all health checks with status 500 and the reason, until l is closed.
 func answerHealth(l net.Listener, why string) {
 	answer := fmt.Sprintf("HTTP/1.1 500 Internal Server Error\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(why), why)
 	slots := make(chan struct{}, maxAsking)

@@ -216,7 +216,7 @@ func (k *keeper) nextEnded(status unix.WaitStatus) (code int, over bool) {
 		k.upgradeFailed(describe(status))
 		return 0, false
 	}
-	k.dismiss() // it had taken over, and the other one no longer serves
+	k.dismiss() // the exited process had taken over, so the current one no longer serves
 	k.promote()
 	return k.ended(status)
 }
