@@ -61,7 +61,7 @@ type transferable interface {
 	Leave() error
 }
 
-// newListening returns a listener for b on socket, which is open at that address. The caller starts run.
+// newListening returns a listener for b on socket, whose address is at. The caller starts run.
 func (s *Server) newListening(f *frontend.FrontEnd, b portal.Bind, socket io.Closer, at netip.AddrPort) *listening {
 	l := &listening{acceptor: acceptor{server: s, front: f}, socket: socket, closed: make(chan struct{})}
 	l.At, l.Redirected, l.Namespace = at, b.Redirected, b.Namespace
@@ -77,7 +77,8 @@ func (l *listening) run(next func() error) {
 	l.acceptLoop(next)
 }
 
-// HandOver implements frontend.Listener. The successor opens a new socket for one that cannot be copied.
+// HandOver implements frontend.Listener. It returns no socket if the listener's socket cannot be copied. The successor
+// then opens a new one.
 func (l *listening) HandOver() (sockets []handover.Socket) {
 	if l.handing == nil {
 		return nil

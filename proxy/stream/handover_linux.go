@@ -50,15 +50,15 @@ const (
 	wordOffer = "offer"
 	wordGo    = "go"
 
-	// offerPrefix begins the name of the successor's end. After it comes the last number that the predecessor has given
-	// to a client so far.
+	// offerPrefix begins the name of the successor's end. After it comes the last connection ID that the predecessor
+	// has assigned so far.
 	offerPrefix = "open connections, version 1, after number "
 
 	// pairsAtOnce is the maximum number of pairs that are frozen together: one packet can carry their descriptors.
 	pairsAtOnce = handover.SocketsAtOnce/2 - 1
 	// bytesAtOnce limits frozen pairs, too: when they hold that number of bytes or more, no further pair is frozen.
 	bytesAtOnce = 1 << 20
-	// answerTime is the time for the other side to answer while pairs are frozen. It needs milliseconds.
+	// answerTime is the time for the other side to answer while pairs are frozen. An answer needs milliseconds.
 	answerTime = 5 * time.Second
 	// offerEvery is the interval at which the predecessor looks for newly established connections.
 	offerEvery = 20 * time.Millisecond
@@ -284,7 +284,7 @@ func (h *handing) ask() error {
 	return err
 }
 
-// send returns the successor's answer; "" with an error if none will come.
+// send sends batch, and returns the successor's answer; "" with an error if none will come.
 func (h *handing) send(batch []held) (answer string, err error) {
 	_ = h.to.SetDeadline(time.Now().Add(answerTime)) // fails only if it is closed
 	file, err := handover.Memory(wordOffer)

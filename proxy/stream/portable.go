@@ -91,8 +91,8 @@ const maxOffered = 64 << 10
 
 func (k *keptClient) originalDst() (netip.AddrPort, error) { return kernel.OriginalDst(k) }
 
-// await reads from the client until enough returns true for all bytes read, or maxAwaited is reached. Its errors are
-// those of forward.Loop.AwaitHeader.
+// await reads from the client until the function enough accepts all bytes read so far, or maxAwaited is reached. Its
+// errors are those of forward.Loop.AwaitHeader.
 func (k *keptClient) await(ctx context.Context, timeout time.Duration, enough func([]byte) bool) ([]byte, error) {
 	_ = k.SetReadDeadline(time.Now().Add(timeout)) // fails only if the client's socket is closed
 	stop := context.AfterFunc(ctx, func() { _ = k.SetReadDeadline(time.Unix(1, 0)) })
@@ -158,8 +158,8 @@ func (k *keptClient) forwardTo(endpoint forward.Conn, sent int64) forwarder {
 	}
 }
 
-// offer sends the header, the kept bytes and those that the client still sends to the endpoint, until withdraw has
-// returned.
+// offer starts to send to the endpoint: the header, the kept bytes, and further bytes that the client sends. It stops
+// when withdraw is called; withdraw returns once it has stopped.
 func (k *keptClient) offer(to forward.Conn, header []byte) (withdraw func()) {
 	done := make(chan struct{})
 	go func() {
@@ -173,8 +173,8 @@ func (k *keptClient) offer(to forward.Conn, header []byte) (withdraw func()) {
 	}
 }
 
-// send returns when reading from the client must stop. It keeps all bytes that it reads, for the next endpoint. If the
-// endpoint is lost, the forwarder gets the error when it reads.
+// send sends the bytes for offer, and returns when reading from the client must stop. It keeps all bytes that it reads,
+// for the next endpoint. If the endpoint is lost, the forwarder gets the error when it reads.
 func (k *keptClient) send(to forward.Conn, header []byte) {
 	first := k.kept
 	if len(header) > 0 {

@@ -29,8 +29,9 @@ import (
 // pair notes whether bytes of it are in this process: see package forward. The next process gets all of that from the
 // keeper. It continues the pairs that lost no byte, and resets the others. Package fdstore has the protocol.
 //
-// Inherited pairs note their state in the memory of the process that crashed, until this process has saved them itself.
-// The first entry of such memory, an area, is a header with the number given to the last client.
+// An area is the memory that one process shares with the keeper. Its first entry is a header with the last connection
+// ID that was assigned. Inherited pairs note their state in the area of the process that crashed, until this process
+// has saved them itself.
 const (
 	// savedAge is the age at which a connection is saved, so that short connections cost nothing.
 	savedAge = time.Second
@@ -58,7 +59,7 @@ type saving struct {
 	areas map[uint64]*area
 	pipes []uint16 // closed pipes of this process that the keeper has not dropped yet, by number
 
-	lastPipe  uint16          // last number given
+	lastPipe  uint16          // last number assigned
 	openPipes map[uint16]bool // by number
 }
 
@@ -66,7 +67,7 @@ type saving struct {
 type area struct {
 	id     uint64
 	memory []byte
-	over   []int // slots that the keeper has not dropped yet
+	over   []int // slots of ended connections that the keeper has not dropped yet
 
 	// Only for the area of this process: the number of slots, how many have been used so far, and which of those are
 	// free again.
@@ -207,7 +208,7 @@ func (v *saving) open() error {
 	return err
 }
 
-// lastID returns the part of an area that holds the last number given to a client.
+// lastID returns the part of an area that holds the last connection ID that was assigned.
 func (a *area) lastID() *atomic.Uint64 { return forward.SavedHeader(a.memory) }
 
 // take returns a free slot, or false if there is none.

@@ -121,8 +121,8 @@ type Receiver interface {
 	// accepted.
 	Begin() error
 	End()
-	// Find returns the front end and the endpoint for a connection of a service port to vip, or nil if there is no such
-	// front end. left is the time since when the endpoint has been leaving, or zero if it is not. Find is called
-	// between Begin and End.
+	// Find returns the front end of port, or else of vip, and that front end's endpoint for e. It returns nil if there
+	// is no front end. left is when the endpoint began to leave, or zero if it is not leaving. Find is called between
+	// Begin and End.
 	Find(port config.PortID, vip netip.AddrPort, e *config.Endpoint, left time.Time) (*frontend.FrontEnd, *balance.Endpoint)
 }

@@ -65,7 +65,8 @@ func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listen
 	return l, nil
 }
 
-// HandOver implements frontend.Listener. The successor opens a new socket for one that cannot be copied.
+// HandOver implements frontend.Listener. It returns no socket if the listener's socket cannot be copied. The successor
+// then opens a new one.
 func (l *tcpListener) HandOver() []handover.Socket {
 	s, ok := frontend.SocketFor(l.fd, frontend.SocketName(config.TCP, l.At, l.Namespace != nil))
 	if !ok {
@@ -173,8 +174,8 @@ func (e *acceptHandler) accepted(socket forward.Socket, from netip.AddrPort) {
 	}
 }
 
-// minDifference is the number of pairs by which another loop must be below 3/4 of this loop's pairs to get the next
-// client: the transfer costs a wake-up.
+// minDifference accounts for the wake-up that a transfer costs. Another loop gets the next client only if it has fewer
+// than 3/4 of this loop's pairs, minus minDifference.
 const minDifference = 16
 
 // lessLoaded returns here, or a random other loop with clearly fewer pairs. It reads two counts, however many loops
@@ -328,8 +329,8 @@ func (w *waiting) stop(r outcome.Result) {
 	w.search.Stop(time.Now(), r)
 }
 
-// dialFrom sets a mark, unless it is 0, on a socket before it connects, and binds the socket to from (see
-// forward.BindTransparent), if that is valid.
+// dialFrom prepares a socket that is not connected yet. It sets mark unless that is 0, and binds the socket to the
+// address from if that is valid (see forward.BindTransparent).
 func dialFrom(fd uintptr, mark uint32, from netip.AddrPort) (err error) {
 	if mark != 0 {
 		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark))
