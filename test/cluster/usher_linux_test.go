@@ -75,7 +75,13 @@ func (c *cluster) launchCommand(program, command string, args ...string) *usher 
 // startIn starts a command in a namespace. The kernel kills it if the test's process dies.
 func startIn(ns *lab.Namespace, cmd *exec.Cmd) *gexec.Session {
 	GinkgoHelper()
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // see control.start
+	return startWith(ns, cmd, &syscall.SysProcAttr{})
+}
+
+func startWith(ns *lab.Namespace, cmd *exec.Cmd, attributes *syscall.SysProcAttr) *gexec.Session {
+	GinkgoHelper()
+	attributes.Pdeathsig = syscall.SIGKILL // see control.start
+	cmd.SysProcAttr = attributes
 	started := make(chan *gexec.Session)
 	go func() {
 		defer GinkgoRecover()

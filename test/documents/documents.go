@@ -75,6 +75,56 @@ func Commands(root, program string) (map[string][]string, error) {
 	})
 }
 
+// A Page is a page whose commands a spec runs.
+type Page struct {
+	Name   string
+	unused map[string]bool // the commands in its blocks
+}
+
+// ReadPage reads a page of docs below root.
+func ReadPage(root, name string) (*Page, error) {
+	text, err := os.ReadFile(filepath.Join(root, "docs", name))
+	p := &Page{Name: name, unused: map[string]bool{}}
+	inside := false
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSpace(line)
+		switch {
+		case strings.HasPrefix(line, "```"):
+			inside = !inside
+		case inside && program.MatchString(line):
+			p.unused[withoutComment(line)] = true
+		}
+	}
+	return p, err
+}
+
+// program matches the lines of blocks that are commands.
+var program = regexp.MustCompile(`^(\$ |sudo |bin/|for p in |(usher|kubectl|curl|dig|echo|eval|exit)( |$))`)
+
+func withoutComment(line string) string {
+	command, _, _ := strings.Cut(strings.TrimPrefix(line, "$ "), " #")
+	return strings.TrimSpace(command)
+}
+
+// Use returns an error if the page does not contain the command, which may be without its comment.
+func (p *Page) Use(command string) error {
+	if _, ok := p.unused[command]; !ok {
+		return fmt.Errorf("docs/%s does not contain the command %q", p.Name, command)
+	}
+	p.unused[command] = false
+	return nil
+}
+
+// Unused returns the commands that were not used.
+func (p *Page) Unused() (commands []string) {
+	for command, unused := range p.unused {
+		if unused {
+			commands = append(commands, command)
+		}
+	}
+	return commands
+}
+
 // Known returns an error if root has no such command, or the command no such flag. Values may be placeholders.
 func Known(root *cobra.Command, args []string) error {
 	cmd, rest, err := root.Find(args)

@@ -1,0 +1,301 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/onsi/gomega/gexec"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/usherproxy/usher/test/cluster/control"
+	"github.com/usherproxy/usher/test/documents"
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// nobody is a user without any privilege.
+const nobody = 65534
+
+// reader is a user who runs the commands of a page in a folder with the examples and the programs. Commands with sudo
+// run as root, all others as nobody.
+type reader struct {
+	page *documents.Page
+	node *lab.Namespace
+	home string
+}
+
+// newReader returns a reader on the node of c.
+func (c *cluster) newReader(page string) *reader {
+	GinkgoHelper()
+	p, err := documents.ReadPage(control.Root(), page)
+	Expect(err).NotTo(HaveOccurred())
+	r := &reader{page: p, node: c.Node.WithTun(0o666), home: GinkgoT().TempDir()}
+	Expect(os.CopyFS(filepath.Join(r.home, "examples"), os.DirFS(filepath.Join(control.Root(), "examples")))).To(Succeed())
+	Expect(os.MkdirAll(filepath.Join(r.home, "bin"), 0o755)).To(Succeed())
+	kubectl, err := control.Kubectl(GinkgoWriter)
+	Expect(err).NotTo(HaveOccurred())
+	for name, program := range map[string]string{"usher": usherRace, "kubectl-usher": kubectlUsherRace(), "kubectl": kubectl} {
+		Expect(exec.Command("install", "-m", "755", program, filepath.Join(r.home, "bin", name)).Run()).To(Succeed())
+	}
+	Expect(os.Chmod(r.home, 0o755)).To(Succeed())
+	Expect(exec.Command("chown", "-R", fmt.Sprintf("%d:%[1]d", nobody), r.home).Run()).To(Succeed())
+	return r
+}
+
+// start starts a command of the page, with further lines for its standard input. The end of the spec ends it with all
+// that it has started.
+func (r *reader) start(command string, input ...string) *gexec.Session {
+	GinkgoHelper()
+	for _, line := range append([]string{command}, input...) {
+		Expect(r.page.Use(line)).To(Succeed())
+	}
+	return r.startAs(command, input...)
+}
+
+func (r *reader) startAs(command string, input ...string) *gexec.Session {
+	GinkgoHelper()
+	command, root := strings.CutPrefix(command, "sudo ")
+	if strings.HasPrefix(command, "for ") {
+		command += "; wait"
+	} else if !strings.ContainsAny(command, "|;$") {
+		command = "exec " + command // signals reach the program
+	}
+	args := []string{"bash", "-c", command}
+	if !root {
+		args = append([]string{"setpriv", fmt.Sprintf("--reuid=%d", nobody), fmt.Sprintf("--regid=%d", nobody), "--clear-groups"}, args...)
+	}
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Dir = r.home
+	cmd.Env = append(os.Environ(), "HOME="+r.home, "PATH="+r.home+"/bin:"+os.Getenv("PATH"), "GORACE=atexit_sleep_ms=0")
+	cmd.Stdin = strings.NewReader(strings.Join(append(input, ""), "\n"))
+	s := startWith(r.node, cmd, &syscall.SysProcAttr{Setpgid: true})
+	DeferCleanup(func() {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) // the group may have ended
+		Eventually(s).WithTimeout(20 * time.Second).Should(gexec.Exit())
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		Expect(string(s.Err.Contents())).NotTo(ContainSubstring("DATA RACE"))
+	})
+	return s
+}
+
+// run runs a command of the page, which must succeed, and returns its output.
+func (r *reader) run(command string, input ...string) string {
+	GinkgoHelper()
+	return r.succeeds(r.start(command, input...))
+}
+
+func (r *reader) succeeds(s *gexec.Session) string {
+	GinkgoHelper()
+	Eventually(s).WithTimeout(time.Minute).Should(gexec.Exit(0))
+	return string(s.Out.Contents())
+}
+
+// eventually runs a command of the page until its output contains text.
+func (r *reader) eventually(command, text string) {
+	GinkgoHelper()
+	Expect(r.page.Use(command)).To(Succeed())
+	Eventually(func() string {
+		s := r.startAs(command)
+		Eventually(s).WithTimeout(time.Minute).Should(gexec.Exit())
+		return string(s.Out.Contents())
+	}).WithTimeout(soon).WithPolling(200*time.Millisecond).Should(ContainSubstring(text), command)
+}
+
+// startServers starts the page's endpoints on this machine.
+func (r *reader) startServers() {
+	GinkgoHelper()
+	const servers = "for p in 8081 8082 8083; do python3 -m http.server $p --bind 127.0.0.1 & done"
+	r.start(servers)
+	for _, port := range []string{"8081", "8082", "8083"} {
+		Eventually(func() string { return r.node.Output("ss", "-Hltn") }).WithTimeout(soon).Should(ContainSubstring("127.0.0.1:" + port))
+	}
+}
+
+// listing is part of what a server of the examples responds.
+const listing = "Directory listing for /"
+
+// block returns the lines of the page from one that begins with first up to the end of its block.
+func (r *reader) block(first string) string {
+	GinkgoHelper()
+	text, err := os.ReadFile(filepath.Join(control.Root(), "docs", r.page.Name))
+	Expect(err).NotTo(HaveOccurred())
+	_, rest, found := strings.Cut(string(text), "\n"+first)
+	Expect(found).To(BeTrue(), first)
+	block, _, _ := strings.Cut(rest, "\n```")
+	return first + block + "\n"
+}
+
+var columns = regexp.MustCompile(` +`)
+
+// words returns text with single spaces.
+func words(text string) string { return columns.ReplaceAllString(text, " ") }
+
+// website starts a Pod on a remote Node with a web server, and its Service.
+func (c *cluster) website(name string, n int) *corev1.Service {
+	GinkgoHelper()
+	listener := c.Pods.Listen(netip.AddrPortFrom(lab.Pod(n), 8081).String())
+	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintf(w, "%s in %s\n", name, c.namespace)
+	})}
+	go func() { _ = server.Serve(listener) }() // until the spec closes it
+	DeferCleanup(server.Close)
+	svc := c.service(name, func(s *corev1.Service) { s.Spec.Ports[0].TargetPort = intstr.FromInt32(8081) })
+	c.awaitReady(name, c.startPod(name, n, remote))
+	return svc
+}
+
+var _ = Describe("a reader can run all commands of", func() {
+	BeforeEach(func() {
+		for _, program := range []string{"bash", "setpriv", "curl", "dig", "python3"} {
+			Expect(exec.LookPath(program)).Error().NotTo(HaveOccurred())
+		}
+	})
+
+	It("docs/manifests.md", func() {
+		c := newCluster()
+		c.service("web")
+		r := c.newReader("manifests.md")
+		Expect(os.Mkdir(filepath.Join(r.home, ".kube"), 0o755)).To(Succeed())
+		Expect(exec.Command("install", "-m", "644", plane.Kubeconfig(control.Admin, plane.Server()), filepath.Join(r.home, ".kube/config")).Run()).To(Succeed())
+
+		r.run("usher check examples/")
+		Expect(r.run("usher check --diff examples/")).To(MatchRegexp(`(\d+) service ports: (\d+) added, 0 removed, 0 changed, 0 unchanged\.\n$`))
+		r.startServers()
+		u := r.start("sudo usher run --manifests examples/")
+		Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say(`default/web`))
+		Expect(r.succeeds(r.startAs("curl -sS http://10.96.0.10/"))).To(ContainSubstring(listing))
+		Expect(r.run("kubectl get services,endpointslices,nodes -A -o yaml | usher check --diff -")).To(ContainSubstring("+ " + c.namespace + "/web:main"))
+		u.Interrupt()
+		Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+
+		u = r.start("usher run --manifests examples/ --portal=none --trace")
+		Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say(`default/web .* 127\.[0-9.]+:8080 `))
+		address := regexp.MustCompile(`default/web .* (127\.[0-9.]+:8080) `).FindStringSubmatch(string(u.Out.Contents()))
+		Expect(r.succeeds(r.startAs("curl -sS http://" + address[1] + "/"))).To(ContainSubstring(listing))
+		Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say("established with 127.0.0.1:808"))
+		u.Interrupt()
+		Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+
+		By("comparing a change with the running instance")
+		const web = `
+kind: Service
+apiVersion: v1
+metadata: {name: web}
+spec: {clusterIP: 10.96.0.10, type: NodePort, externalTrafficPolicy: %s, ports: [{name: http, port: 80, nodePort: 30080}, {name: a, port: 81, nodePort: 30081}, {name: b, port: 82, nodePort: 30082}]}
+---
+kind: EndpointSlice
+apiVersion: discovery.k8s.io/v1
+metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080}]
+endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
+`
+		before, file := filepath.Join(r.home, "before.yaml"), filepath.Join(r.home, "web.yaml")
+		Expect(os.WriteFile(before, fmt.Appendf(nil, web, "Cluster", ", {addresses: [10.1.0.8], nodeName: worker-2}"), 0o644)).To(Succeed())
+		Expect(os.WriteFile(file, fmt.Appendf(nil, web, "Local", ""), 0o644)).To(Succeed())
+		u = r.startAs("sudo usher run --manifests before.yaml --portal=iptables")
+		Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say(`default/web`))
+		host, err := os.Hostname() // the page's host is worker-1
+		Expect(err).NotTo(HaveOccurred())
+		shown := strings.Replace(r.block("Node worker-1, portal iptables, compared"), "worker-1", strings.ToLower(host), 1)
+		Expect(words(r.run("usher check --diff web.yaml"))).To(Equal(words(shown)))
+		Expect(r.page.Unused()).To(BeEmpty())
+	})
+
+	It("docs/laptop.md", func() {
+		lab.UserNamespaces()
+		c := newCluster()
+		r := c.newReader("laptop.md")
+		r.startServers()
+
+		By("running commands on Services in files")
+		shell := []string{"curl http://web/", "echo $WEB_SERVICE_HOST", "exit"}
+		Expect(r.run("bin/kubectl-usher exec --manifests examples/web.yaml -- bash", shell...)).To(And(ContainSubstring(listing), HaveSuffix("\n10.96.0.10\n")))
+		Expect(r.run(`eval "$(kubectl usher env --manifests examples/)"; echo $WEB_SERVICE_HOST`)).To(Equal("10.96.0.10\n"))
+		Expect(r.page.Use("usher run --manifests examples/web.yaml --portal=none")).To(Succeed())
+		u := r.startAs("sudo usher run --manifests examples/web.yaml --portal=none")
+		table := words(strings.TrimPrefix(r.block("$ usher run --manifests examples/web.yaml --portal=none"), "$ usher run --manifests examples/web.yaml --portal=none\n"))
+		Eventually(func() string { return words(string(u.Out.Contents())) }).WithTimeout(soon).Should(Equal(table))
+		u.Interrupt()
+		Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		u = r.start("sudo bin/kubectl-usher connect --manifests examples/ --dns 127.0.0.153")
+		r.eventually("dig +short @127.0.0.153 web.default.svc.cluster.local", "10.96.0.10\n")
+		r.eventually("dig +short @127.0.0.153 SRV _http._tcp.web.default.svc.cluster.local", "0 100 80 web.default.svc.cluster.local.\n")
+		r.eventually("dig +short @127.0.0.153 -x 10.96.0.10", "web.default.svc.cluster.local.\n")
+		u.Interrupt()
+		Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+
+		By("running commands on the Services of a cluster, with the page's role")
+		c.startKubelet()
+		shop, standard := *c, *c
+		shop.namespace, standard.namespace = "shop", metav1.NamespaceDefault
+		shop.createNamespace()
+		shop.website("cart", 1)
+		web := standard.website("web", 2)
+		DeferCleanup(func() {
+			standard.deleteService("web")
+			Expect(c.api.CoreV1().Pods(standard.namespace).Delete(context.Background(), "web-2", metav1.DeleteOptions{GracePeriodSeconds: new(int64)})).To(Succeed())
+		})
+		admin := plane.Kubeconfig(control.Admin, plane.Server())
+		role := filepath.Join(r.home, "role.yaml")
+		Expect(os.WriteFile(role, []byte(r.block("apiVersion: rbac.authorization.k8s.io/v1")), 0o644)).To(Succeed())
+		c.Node.Output(filepath.Join(r.home, "bin/kubectl"), "--kubeconfig", admin, "apply", "-f", role)
+		binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "usher-laptop"}, Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: "laptop"}},
+			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "usher-laptop"}}
+		Expect(c.api.RbacV1().ClusterRoleBindings().Create(context.Background(), binding, metav1.CreateOptions{})).Error().NotTo(HaveOccurred())
+		config, err := clientcmd.LoadFromFile(plane.Kubeconfig(control.Identity{User: "laptop"}, plane.Server()))
+		Expect(err).NotTo(HaveOccurred())
+		for _, name := range []string{"staging", "kind-dev"} {
+			config.Contexts[name] = config.Contexts[config.CurrentContext]
+		}
+		Expect(clientcmd.WriteToFile(*config, filepath.Join(r.home, ".kube/config"))).To(Succeed())
+		Expect(exec.Command("chown", "-R", fmt.Sprint(nobody), filepath.Join(r.home, ".kube")).Run()).To(Succeed())
+
+		Expect(r.run("bin/kubectl-usher exec -- bash", "curl -k https://kubernetes.default/healthz")).To(Equal("ok"))
+		Expect(r.run("bin/kubectl-usher exec --context staging -n shop -- bash", "curl http://cart/")).To(Equal("cart in shop\n"))
+		u = r.start("kubectl usher connect --context staging")
+		Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say(`default/web`))
+		r.eventually("curl -x 127.0.0.1:1080 http://web.default/", "web in default\n")
+		r.eventually("curl -x socks5h://127.0.0.1:1080 http://web.default/", "web in default\n")
+		u.Interrupt()
+		Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		u = r.start("sudo kubectl usher connect --kubeconfig ~/.kube/config --portal=auto")
+		Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say(`default/web`))
+		Expect(r.succeeds(r.startAs("curl -sS http://" + web.Spec.ClusterIP + "/"))).To(Equal("web in default\n"))
+		u.Interrupt()
+		Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		r.run("kubectl usher env --context kind-dev -n shop -o dotenv > .env")
+		Expect(os.ReadFile(filepath.Join(r.home, ".env"))).To(ContainSubstring("CART_SERVICE_PORT=80"))
+		Expect(r.run("kubectl usher env web shop/cart --kubeconfig ~/.kube/config -o json")).To(And(ContainSubstring(`"WEB_SERVICE_PORT": "80"`), ContainSubstring(`"CART_SERVICE_PORT": "80"`)))
+
+		By("acting as a node of the cluster")
+		dump := c.Node.Output(filepath.Join(r.home, "bin/kubectl"), "--kubeconfig", admin, "get", "services,endpointslices,nodes", "-A", "-o", "yaml")
+		Expect(os.WriteFile(filepath.Join(r.home, "all.yaml"), []byte(dump), 0o644)).To(Succeed())
+		for _, command := range []string{
+			"usher run --manifests all.yaml --portal=none --node-name worker-1",
+			"usher run --manifests all.yaml --portal=none --node-labels topology.kubernetes.io/zone=a,topology.kubernetes.io/region=eu",
+		} {
+			u = r.start(command)
+			Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say(`shop/cart`))
+			u.Interrupt()
+			Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		}
+		Expect(r.run("usher check --diff all.yaml --node-name worker-1")).To(MatchRegexp(`(?m)^\+ shop/cart:main`))
+		Expect(r.page.Unused()).To(BeEmpty())
+	})
+})
