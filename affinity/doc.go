@@ -3,8 +3,8 @@
 // There is one [Table] for each service port. An entry is valid for the table's timeout after the client's last new
 // connection. Neither data on an open connection nor the connection's end prolongs it. (The Kubernetes API leaves this
 // open: "the seconds of ClientIP type session sticky time"; kube-proxy's iptables mode does the same.) An entry also
-// ends when its endpoint fails or is removed. When another client needs an entry, the table, or all tables
-// together, may be full. The table's least recently used entry then ends.
+// ends when its endpoint fails or is removed. If a new entry exceeds the limit of the table, or of
+// all tables together, the table's least recently used entry ends.
 //
 // The package knows endpoints only by their addresses, and knows nothing about Services. It selects no endpoint and
 // starts no goroutine: an expired entry stays until Get removes it or a newer entry replaces it.

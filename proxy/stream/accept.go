@@ -24,7 +24,7 @@ type acceptor struct {
 	front  *frontend.FrontEnd
 }
 
-// EndpointsChanged does nothing: connections continue whatever happens to their endpoints.
+// EndpointsChanged does nothing: an acceptor does not select endpoints. See [Server.Retire] for open connections.
 func (a *acceptor) EndpointsChanged() {}
 
 // acceptLoop calls next until it returns net.ErrClosed. next accepts one client and starts to serve it. Once it has

@@ -42,7 +42,8 @@ func (c *child) stops() bool {
 	return slices.ContainsFunc(c.Held, func(m *message) bool { return m.says("STOPPING") })
 }
 
-// heartbeat is the longest interval in which usher reports to the keeper that it is healthy. If
+// heartbeat is the interval within which usher reports to the keeper that it is healthy, unless the service manager
+// sets another one. If
 // usher cannot send the report, it detects that the keeper no longer reads.
 const heartbeat = 20 * time.Second
 
@@ -153,7 +154,8 @@ const (
 )
 
 // protect keeps the kernel from killing the keeper when out of memory, if the keeper may
-// change that (CAP_SYS_RESOURCE). usher gets the keeper's former value, or rarely if that is never.
+// change that (CAP_SYS_RESOURCE). usher gets the keeper's former value. If that is -1000,
+// which was meant for the keeper, usher gets -900.
 func (k *keeper) protect() {
 	const file = "/proc/self/oom_score_adj"
 	was, err := os.ReadFile(file)
@@ -161,6 +163,6 @@ func (k *keeper) protect() {
 		return
 	}
 	if k.Score = strings.TrimSpace(string(was)); k.Score == never {
-		k.Score = rarely // never was meant for the keeper
+		k.Score = rarely
 	}
 }

@@ -187,7 +187,8 @@ func (k *keeper) save(a *area, lines string, fds []int) bool {
 	return true
 }
 
-// discard closes the keeper's copies of a connection's sockets. The connection itself stays open.
+// discard closes the keeper's copies of a connection's sockets. The connection stays open if another process has its
+// sockets.
 func (k *keeper) discard(a *area, slot int) {
 	if s := a.Saved[slot]; s != nil {
 		fdpass.Close(s.FDs[:])
@@ -251,8 +252,8 @@ func (k *keeper) bequeath(areas []*area, to *child) {
 	}
 }
 
-// abandon resets the connections of a crashed process that has no successor. An ordinary close would look like
-// the end of the data.
+// abandon resets the connections of a crashed process that no successor shall continue. An ordinary close would look
+// like the end of the data.
 func (k *keeper) abandon(areas []*area) {
 	for _, a := range areas {
 		for slot, s := range a.Saved {
