@@ -196,7 +196,12 @@ var _ = Describe("a reader can run all commands of", func() {
 kind: Service
 apiVersion: v1
 metadata: {name: web}
-spec: {clusterIP: 10.96.0.10, type: NodePort, externalTrafficPolicy: %s, ports: [{name: http, port: 80, nodePort: 30080}, {name: a, port: 81, nodePort: 30081}, {name: b, port: 82, nodePort: 30082}]}
+spec: {clusterIP: 10.96.0.10, type: NodePort, externalTrafficPolicy: %s, ports: [{name: http, port: 80, nodePort: 30080}]}
+---
+kind: Service
+apiVersion: v1
+metadata: {name: cart}
+spec: {clusterIP: 10.96.0.20, ports: [{name: http, port: 80}, {name: https, port: 443}]}
 ---
 kind: EndpointSlice
 apiVersion: discovery.k8s.io/v1

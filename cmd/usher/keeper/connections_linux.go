@@ -232,7 +232,7 @@ func (k *keeper) answer(c *child) {
 	k.say(c, text, fds...)
 }
 
-// say sends a packet without blocking. A child requests each packet, except WordMore.
+// say sends a packet without blocking. Each packet answers a request of the child, except [fdstore.WordMore].
 func (k *keeper) say(c *child, text string, fds ...int) {
 	if err := fdpass.SendOn(c.Channel, []byte(text), fds...); err != nil && !errors.Is(err, unix.EPIPE) {
 		k.log.WithError(err).Warn("Cannot pass open connections to the new usher process; they will be reset")

@@ -179,7 +179,7 @@ func (k *keeper) forward(sig os.Signal) (over bool) {
 	}
 	if s == unix.SIGTERM || s == unix.SIGINT {
 		k.stopRequested = true
-		k.pause.end() // before the files that it would hand over are closed
+		k.pause.end() // while the files that a pause can hand over are open
 		k.drop()      // otherwise clients would wait once usher has exited
 	}
 	for _, c := range []*child{k.Current, k.Next} {
