@@ -97,13 +97,4 @@ var _ = Describe("endpoints that fail", func() {
 		Eventually(asked).WithTimeout(10 * time.Second).Should(gbytes.Say(`attempt 1 → 10\.244\.0\.12:8080 \(round robin\): connected`))
 		Expect(metric(l.Node.NewDialer(1), `usher_probes_total{result="connected"}`)).To(BeEquivalentTo(1))
 	})
-
-	It("get clients as probes after quarantine with --probes=false", func() {
-		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr, netip.AddrPortFrom(lab.Pod(2), 8080)}
-		u := start("--probes=false", "--quarantine=100ms")
-		Eventually(func() *gbytes.Buffer {
-			Expect(ask(pod, web.vip())).Error().NotTo(HaveOccurred())
-			return u.Out
-		}).WithTimeout(10 * time.Second).Should(gbytes.Say(`attempt 1 → 10\.244\.0\.12:8080 \(probe after quarantine\): connection refused`))
-	})
 })

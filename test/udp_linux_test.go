@@ -321,7 +321,7 @@ func udpSpecs(portal string) {
 
 	It("ends the longest-idle sessions when the limit is reached", func() {
 		dns.endpoints = []netip.AddrPort{startEcho(l.Pods, lab.Pod(1))}
-		u := start("--max-udp-sessions=40", "--max-udp-sessions-per-port=20", "--trace")
+		u := start("--max-udp-sessions=40", "--trace")
 		var clients []*net.UDPConn
 		for range 60 {
 			c, err := pod.DialUDP("", dns.vip())

@@ -25,7 +25,7 @@ var _ = Describe("The memory and descriptors that UDP sessions use", Serial, fun
 			some     = 10_000 // enough to fill all fixed-size buffers, such as the trace
 			clients  = 100_000
 			workers  = 8
-			sessions = 4000
+			sessions = 2000 // of the service port: half of all
 		)
 		l := lab.New()
 		pod, node := l.Pods.NewDialer(workers), l.Node.NewDialer(2)
@@ -36,7 +36,7 @@ var _ = Describe("The memory and descriptors that UDP sessions use", Serial, fun
 		plain, err := releasedUsher()
 		Expect(err).NotTo(HaveOccurred())
 		u := launch(l.Node, exec.Command(plain, "run", "--manifests", dir, "--portal=address", "--log-format=text",
-			"--udp-idle-timeout=3s", "--max-udp-sessions="+strconv.Itoa(sessions), "--max-udp-sessions-per-port="+strconv.Itoa(sessions)), dir)
+			"--udp-idle-timeout=3s", "--max-udp-sessions="+strconv.Itoa(2*sessions)), dir)
 		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
 		pid := u.Command.Process.Pid
 		open := func() float64 { return metric(node, "usher_udp_sessions_open") }

@@ -99,6 +99,9 @@ func (c *connectCommand) complete(cmd *cobra.Command) error {
 			return err
 		}
 	}
+	for _, warning := range cli.Deprecations(cmd.Flags()) {
+		c.Log.Warn(warning)
+	}
 	c.names.options.Log = c.Log
 	names, err := c.names.server()
 	if err != nil {

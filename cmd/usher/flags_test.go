@@ -69,6 +69,25 @@ var _ = Describe("usher run", func() {
 			To(Equal([]any{defaults.Mode, defaults.MaxDelay, defaults.DrainTimeout, defaults.TraceEvents, defaults.AccessLog.Format}))
 	})
 
+	It("accepts deprecated flags with a warning each, and hides them", func() {
+		r, cmd, warnings, err := runWith("--node-name=worker-1", "--probes=false", "--max-affinity-per-port=0", "--trace-connections", "7", "--access-log-default", "--context=staging", "--max-sync-delay=2s")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(warnings).To(ConsistOf(
+			"--probes is deprecated: it has no effect; quarantined endpoints are always probed where that is possible",
+			"--max-affinity-per-port is deprecated: it has no effect; the shares of service ports are fixed, see docs/sizing.md",
+			"--trace-connections is deprecated: it has no effect; use --trace-events",
+			"--access-log-default is deprecated: it has no effect; use the annotation usher.io/access-log",
+			"--context is deprecated: use a --kubeconfig whose current context is this one",
+			"--max-sync-delay is deprecated: set minSyncPeriod in --config"))
+		Expect([]any{r.Cluster.Context, r.MaxDelay}).To(Equal([]any{"staging", 2 * time.Second}), "those that still have an effect")
+		Expect(r.Proxy.Quarantine.Probed).To(BeTrue())
+		Expect(cmd.Flags().FlagUsages()).NotTo(MatchRegexp(`--(probes|context|max-sync-delay|bind-address-hard-fail|[a-z-]+-per-port|trace-connections|access-log-default)\b`))
+
+		_, _, warnings, err = runWith("--node-name=worker-1", "--config="+file(header+"bindAddressHardFail: true\niptables: {minSyncPeriod: 1s}"))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(warnings).NotTo(ContainElement(ContainSubstring("deprecated")), "the file sets these flags")
+	})
+
 	It("stores parsed flag values in its Config", func() {
 		c := configOf("--manifests=/tmp", "--service-cidr=10.1.0.0/16,fd00::/112", "--cluster-cidr=10.2.0.0/16", "--load-balancer-cidr=10.3.0.0/16", "--nodeport-addresses=192.0.2.0/24",
 			"--proxy-port-range=40000-40010", "--iptables-target=redirect", "--sctp=off")

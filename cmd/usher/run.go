@@ -52,6 +52,7 @@ not set.`,
 	}
 	flags := cmd.Flags()
 	r.RegisterSource(flags)
+	cli.Deprecate(flags, "context", "use a --kubeconfig whose current context is this one")
 	cli.Group(flags, "Source of Services")
 	r.RegisterNode(flags)
 	flags.StringVar(&r.config, "config", "", "KubeProxyConfiguration `file` (kubeproxy.config.k8s.io/v1alpha1); flags override it")
@@ -139,6 +140,7 @@ func (r *runCommand) complete(cmd *cobra.Command) (warnings []string, err error)
 	if err := r.OneSource(); err != nil { // before a file may configure the API server
 		return nil, err
 	}
+	warnings = cli.Deprecations(flags) // before a file sets flags
 	if r.keeper && slices.Contains(r.Manifests, manifest.Stdin) {
 		return nil, cli.Usagef("--keeper cannot be combined with --manifests=-: a restarted usher cannot read standard input again; use a file")
 	}
@@ -149,9 +151,11 @@ func (r *runCommand) complete(cmd *cobra.Command) (warnings []string, err error)
 		r.Conntrack = daemon.DefaultConntrack
 	}
 	if given := r.kubeProxy.given(flags); r.config != "" || len(given) > 0 {
-		if warnings, err = r.readKubeProxyConfig(flags, given); err != nil {
+		more, err := r.readKubeProxyConfig(flags, given)
+		if err != nil {
 			return nil, err
 		}
+		warnings = append(warnings, more...)
 	}
 	if err := r.Complete(cmd); err != nil {
 		return nil, err

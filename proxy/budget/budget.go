@@ -27,8 +27,6 @@ type Limits struct {
 
 	// MaxUDPSessions limits open UDP sessions. A quarter of the file descriptors is always the upper limit.
 	MaxUDPSessions int64
-	// MaxUDPSessionsPerPort limits the sessions of one service port; 0 means half of the session limit.
-	MaxUDPSessionsPerPort int64
 
 	// MaxClientShare is the percentage of the connection limit, and of the session limit, that one client address may
 	// hold when these are scarce; 100 means no limit per client. A client above it gets no further connection, and its
@@ -114,15 +112,10 @@ func (b *Budget) SessionLimit() int64 {
 	return min(b.limits.MaxUDPSessions, max(1, b.usable()/4))
 }
 
-// SessionLimitPerPort returns the maximum number of sessions of one service port.
-func (b *Budget) SessionLimitPerPort() int64 { return b.perPort(b.SessionLimit()) }
+// SessionLimitPerPort returns the maximum number of sessions of one service port: half of those of all.
+func (b *Budget) SessionLimitPerPort() int64 { return perPort(b.SessionLimit()) }
 
-func (b *Budget) perPort(limit int64) int64 {
-	if b.limits.MaxUDPSessionsPerPort > 0 {
-		return b.limits.MaxUDPSessionsPerPort
-	}
-	return max(1, limit/2)
-}
+func perPort(limit int64) int64 { return max(1, limit/2) }
 
 // Divisors of a limit that give the part reserved for clients, and for service ports, with few connections. A limit
 // below the divisor has no such part.
@@ -190,7 +183,7 @@ const (
 // sessions of the service port and the client, this one included.
 func (b *Budget) TakeSession(toPort, ofClient int64) Room {
 	open, limit := b.Sessions.Add(1), b.SessionLimit()
-	perPort := b.perPort(limit)
+	perPort := perPort(limit)
 	full := open > limit || b.fixed()+open+2*b.Connections.Load() > b.usable()
 	var whose Room
 	switch {

@@ -79,10 +79,10 @@ func flagUsages(cmd *cobra.Command) string {
 	for _, g := range groups {
 		text := ""
 		for _, f := range g.flags {
-			if _, is := f.Annotations[moreKey]; is {
-				more++
-			} else {
+			if _, is := f.Annotations[moreKey]; !is {
 				text += block(f)
+			} else if !f.Hidden {
+				more++
 			}
 		}
 		if text != "" {

@@ -72,6 +72,7 @@ func (f *Flags) RegisterNode(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.forbidden, "forbidden-endpoint-cidrs", []string{metadata}, "`networks` that endpoints must not be in: usher connects from the node, where Pod network policies do not apply. metadata = cloud metadata services. Empty = none. The default applies only to Services from an API server")
 	flags.BoolVar(&f.clientAddress, "client-address-annotation", true, "Honor the annotation usher.io/client-address; if false, --client-address applies to all Services")
 	flags.DurationVar(&f.MaxDelay, "max-sync-delay", f.MaxDelay, "Maximum time to batch changes before applying them while Services keep changing")
+	cli.Deprecate(flags, "max-sync-delay", "set minSyncPeriod in --config")
 }
 
 // metadata is the keyword for metadataServices in --forbidden-endpoint-cidrs.
@@ -107,7 +108,6 @@ func (f *Flags) RegisterProxy(flags *pflag.FlagSet) {
 	flags.DurationSliceVar(&o.Schedule, "dial-timeouts", o.Schedule, "Timeout of each attempt to connect to an endpoint, one value per attempt")
 	flags.DurationVar(&o.Quarantine.First, "quarantine", o.Quarantine.First, "Time to skip a failed endpoint before its first probe; doubles with every failed probe. 0 = no quarantine")
 	flags.DurationVar(&o.Quarantine.Max, "quarantine-max", o.Quarantine.Max, "Maximum time between probes of a quarantined endpoint, and maximum quarantine of an endpoint that is not probed")
-	flags.BoolVar(&o.Quarantine.Probed, "probes", o.Quarantine.Probed, "Probe quarantined TCP endpoints and skip them until a probe succeeds. If false, and for UDP and SCTP, the next client connection is the test")
 	flags.TextVar(&o.Scheduler, "scheduler", o.Scheduler, "`name` of the scheduler that selects the endpoint of a new connection: "+strings.Join(config.SchedulerNames(), ", ")+". Per Service: "+translate.AnnotationScheduler)
 	flags.TextVar(&o.Probe.Check, "probe", o.Probe.Check, "`check` that probes all endpoints, including healthy ones: "+config.CheckForms+". Per Service: "+translate.AnnotationProbe)
 	flags.DurationVar(&o.Probe.Interval, "probe-interval", o.Probe.Interval, "Time from the end of a --probe check to the next one of the same endpoint. Per Service: "+translate.AnnotationProbeInterval)
@@ -125,18 +125,19 @@ func (f *Flags) RegisterProxy(flags *pflag.FlagSet) {
 	flags.DurationVar(&o.Keepalive, "keepalive", o.Keepalive, "Idle time before the first TCP keepalive probe, to client and endpoint")
 	cli.Group(flags, "Timeouts")
 	flags.Int64Var(&o.MaxConnections, "max-connections", 0, "Maximum number of open connections. 0 = derived from the open-files limit (slightly under half)")
-	flags.Int64Var(&o.MaxConnectionsPerPort, "max-connections-per-port", 0, "Maximum number of open connections per service port. 0 = half of the maximum, once few slots are free")
 	flags.Int64Var(&o.MaxClientShare, "max-client-share", o.MaxClientShare, "Percentage of connections, and of UDP sessions, that one client address may hold once 7/8 of the maximum are in use. 100 = no limit per client")
 	flags.DurationVar(&o.UDPIdleTimeout, "udp-idle-timeout", o.UDPIdleTimeout, "Idle timeout of a UDP session once its endpoint has responded; before that, 1m at most. Per Service, for both: usher.io/udp-idle-timeout")
 	flags.Int64Var(&o.MaxUDPSessions, "max-udp-sessions", o.MaxUDPSessions, "Maximum number of UDP sessions, at most a quarter of the open-files limit; above it, usher ends the session that has been idle longest")
-	flags.Int64Var(&o.MaxUDPSessionsPerPort, "max-udp-sessions-per-port", 0, "Maximum number of UDP sessions per service port. 0 = half of the maximum")
-	flags.Int64Var(&o.AffinityPerPort, "max-affinity-per-port", o.AffinityPerPort, "Maximum number of clients remembered per service port with ClientIP affinity")
 	flags.Int64Var(&o.AffinityTotal, "max-affinity", o.AffinityTotal, "Maximum number of clients remembered for all service ports with ClientIP affinity")
 	flags.IntVar(&f.TraceEvents, "trace-events", f.TraceEvents, "Number of connection steps kept in memory")
-	flags.IntVar(&f.TraceConnections, "trace-connections", f.TraceConnections, "Number of closed connections kept in addition because they failed, were retried, were slow or got no response. 0 = none")
 	flags.DurationVar(&f.Slow, "slow-threshold", f.Slow, "Connections that wait longer than this for the endpoint's first byte count as slow. 0 = none")
 	flags.DurationVar(&f.DrainTimeout, "drain-timeout", f.DrainTimeout, "Time for open connections to finish on shutdown; usher then resets them")
 	cli.Group(flags, "Limits and retention")
+	cli.Retire(flags, "probes", true, "quarantined endpoints are always probed where that is possible")
+	for _, name := range []string{"max-connections-per-port", "max-udp-sessions-per-port", "max-affinity-per-port"} {
+		cli.Retire(flags, name, false, "the shares of service ports are fixed, see docs/sizing.md")
+	}
+	cli.Retire(flags, "trace-connections", false, "use --trace-events")
 }
 
 const EndpointGroup = "Endpoints: which one gets a connection, and how"
@@ -147,9 +148,10 @@ func (f *Flags) RegisterServers(flags *pflag.FlagSet) {
 	flags.StringVar(&f.HealthzAddress, "healthz-address", "0.0.0.0:10256", "Listen address `host:port` for /healthz and /livez. Empty = none, the default with --manifests")
 	flags.BoolVar(&f.HardFail, "bind-address-hard-fail", false, "Exit if usher cannot listen on one of these addresses, instead of retrying in the background")
 	flags.StringVar(&f.AccessLog.Path, "access-log", "", "`file` to append a line to for each closed connection. - = standard output, empty = none")
-	flags.BoolVar(&f.AccessLogDefault, "access-log-default", f.AccessLogDefault, "Log connections of Services without the annotation usher.io/access-log")
 	cli.Choice(flags, (*string)(&f.AccessLog.Format), "access-log-format", "", "Format of the access log: "+strings.Join(accesslog.Formats, " or "), accesslog.Formats...)
 	cli.Group(flags, "Addresses that usher serves, and the access log")
+	cli.Deprecate(flags, "bind-address-hard-fail", "set bindAddressHardFail in --config")
+	cli.Retire(flags, "access-log-default", true, "use the annotation usher.io/access-log")
 }
 
 // FromFiles reports whether Services come from files.

@@ -99,17 +99,14 @@ type Config struct {
 	// Proxy configures how connections are served. The daemon sets Portal, Trace, Log, Ports
 	// (to the portal's ProxyPorts), IsPod and OnProblem.
 	Proxy proxy.Options
-	// TraceEvents is the number of connection steps that are kept in memory.
+	// TraceEvents is the number of connection steps that are kept in memory, and the number of failed, retried, slow or
+	// unanswered connections that are kept in addition. A connection is slow if its client waits longer than Slow; 0 =
+	// none.
 	TraceEvents int
-	// TraceConnections is the number of failed, retried, slow or unanswered connections that are kept in addition. A
-	// connection is slow if its client waits longer than Slow. 0 = none.
-	TraceConnections int
-	Slow             time.Duration
+	Slow        time.Duration
 	// AccessLog configures the log with a line for each connection that has ended; without Path
 	// there is none. The daemon sets Log.
 	AccessLog accesslog.Options
-	// AccessLogDefault enables the access log for Services that do not configure it.
-	AccessLogDefault bool
 	// DrainTimeout is the time for connections to end when the daemon is stopped; 0
 	// resets them at once.
 	DrainTimeout time.Duration
@@ -200,16 +197,14 @@ var DefaultAliases = []netip.Prefix{netip.MustParsePrefix("198.18.0.0/15"), neti
 // Defaults returns the configuration of 'usher run' without flags, except for its HTTP servers.
 func Defaults() Config {
 	return Config{
-		MaxDelay:         kube.DefaultMaxDelay,
-		Mode:             modes.Auto,
-		Portal:           portal.Options{Mark: 0x1000, Aliases: slices.Clone(DefaultAliases), IPTablesTarget: portal.IPTablesTargets[0], AddressNamespace: portal.AddressNamespaces[0]},
-		Proxy:            proxy.Defaults(),
-		TraceEvents:      4096,
-		TraceConnections: 4096,
-		Slow:             200 * time.Millisecond,
-		AccessLog:        accesslog.Options{Format: accesslog.JSON},
-		AccessLogDefault: true,
-		DrainTimeout:     30 * time.Second,
+		MaxDelay:     kube.DefaultMaxDelay,
+		Mode:         modes.Auto,
+		Portal:       portal.Options{Mark: 0x1000, Aliases: slices.Clone(DefaultAliases), IPTablesTarget: portal.IPTablesTargets[0], AddressNamespace: portal.AddressNamespaces[0]},
+		Proxy:        proxy.Defaults(),
+		TraceEvents:  4096,
+		Slow:         200 * time.Millisecond,
+		AccessLog:    accesslog.Options{Format: accesslog.JSON},
+		DrainTimeout: 30 * time.Second,
 	}
 }
 
@@ -278,13 +273,9 @@ func (c *Config) checkNumbers() error {
 		atLeast("udp-idle-timeout", o.UDPIdleTimeout, 100*time.Millisecond),
 		atLeast("drain-timeout", c.DrainTimeout, 0),
 		between("max-connections", o.MaxConnections, 0, maxCount),
-		between("max-connections-per-port", o.MaxConnectionsPerPort, 0, maxCount),
 		between("max-udp-sessions", o.MaxUDPSessions, 1, maxCount),
-		between("max-udp-sessions-per-port", o.MaxUDPSessionsPerPort, 0, maxCount),
-		between("max-affinity-per-port", o.AffinityPerPort, 1, maxCount),
 		between("max-affinity", o.AffinityTotal, 1, maxCount),
 		between("trace-events", c.TraceEvents, 1, maxKept),
-		between("trace-connections", c.TraceConnections, 0, maxKept),
 		atLeast("slow-threshold", c.Slow, 0),
 	)
 }

@@ -186,12 +186,12 @@ const healthTimeout = time.Minute
 func (d *Daemon) newProxy(pt portal.Portal) {
 	o := &d.config.Proxy // DirectDial uses the portal that is set here
 	o.Portal, o.Log, o.Trace = pt, d.log, trace.NewLog(d.config.TraceEvents)
-	o.Trace.Keep(d.config.TraceConnections)
+	o.Trace.Keep(d.config.TraceEvents)
 	o.Slow = d.config.Slow
 	o.Ports = d.config.Portal.ProxyPorts
 	o.IsPod, o.NodeName, o.NodeAddress, o.LoadBalancers = d.isPod(), d.config.NodeName, d.config.Portal.NodeAddress, d.config.LoadBalancers
 	if d.config.AccessLog.Path != "" {
-		o.AccessLog = map[bool]config.Switch{true: config.On, false: config.Off}[d.config.AccessLogDefault]
+		o.AccessLog = config.On
 	}
 	if d.config.Netns != nil {
 		o.Socket = d.config.Netns.Socket
