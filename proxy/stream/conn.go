@@ -250,7 +250,7 @@ type register struct {
 	drained atomic.Pointer[chan struct{}] // closed when no connection is open; nil if no goroutine waits
 }
 
-// clients is a shard of the clients: the number of connections of each.
+// clients is a shard of a register: the number of open connections by client address.
 type clients struct {
 	mu   sync.Mutex
 	open map[netip.Addr]int64

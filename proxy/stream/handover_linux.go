@@ -335,7 +335,7 @@ func (h *handing) transfer(c held, at int) *transfer {
 	}
 }
 
-// limitsOf returns the limits of a pair that is continued: those of the service port, if they are equal.
+// limitsOf returns the limits of a pair that is continued. If they equal those of the service port, it shares these.
 func (c *Conn) limitsOf(f *forward.Frozen) *forward.Limits {
 	if shared := c.Front.View().Limits; *shared == f.Limits {
 		return shared

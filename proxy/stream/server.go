@@ -69,7 +69,8 @@ func (s *Server) Serve(front *frontend.FrontEnd, client forward.Conn, from, vip 
 	a.servePortable(client, from)
 }
 
-// Saved returns how many open connections survive a crash of this process.
+// Saved returns the number of open connections of which the keeper has copies. They survive a crash, except those with
+// bytes in this process.
 func (s *Server) Saved() int64 { return s.saved.Load() }
 
 // Drain waits until all connections have ended. When ctx ends, it resets those that are still open, and returns their

@@ -48,7 +48,7 @@ func listenTCP(addr netip.AddrPort) (*net.TCPListener, error) {
 	return l.(*net.TCPListener), nil
 }
 
-// dialFrom is never called: no portal checks marks or routes answers here.
+// dialFrom is never called: portals set neither a mark nor a source address here.
 func dialFrom(uintptr, uint32, netip.AddrPort) error { return nil }
 
 // pair exists on Linux only, since a loop forwards it.
@@ -74,7 +74,7 @@ type Inherited struct{}
 // Inherit returns nil.
 func (s *Server) Inherit(map[string]*os.File) *Inherited { return nil }
 
-// Receive is never called.
+// Receive does nothing: there is no predecessor.
 func (s *Server) Receive(*Inherited, Receiver) {}
 
 // saving exists on Linux only.

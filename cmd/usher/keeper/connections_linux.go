@@ -252,7 +252,7 @@ func (k *keeper) bequeath(areas []*area, to *child) {
 	}
 }
 
-// abandon resets the connections of a crashed process that no successor shall continue. An ordinary close would look
+// abandon resets the connections of a crashed process that no successor continues. An ordinary close would look
 // like the end of the data.
 func (k *keeper) abandon(areas []*area) {
 	for _, a := range areas {

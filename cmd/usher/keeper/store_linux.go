@@ -168,7 +168,7 @@ func (k *keeper) put(name string, fds []int) bool {
 	if k.full(len(fds), length) {
 		if !k.overfull {
 			k.overfull = true
-			k.log.WithField("kept", k.count).Error("Cannot keep more sockets; after a crash, new connections to sockets that are not kept wait or are refused until usher is back")
+			k.log.WithField("kept", k.count).Error("Cannot keep more sockets; after a crash, new connections to the other sockets wait or are refused until usher is back")
 		}
 		return false
 	}
