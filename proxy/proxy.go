@@ -36,6 +36,8 @@ type Proxy struct {
 	sync       syncState
 	reading    sync.Mutex // held while PortalStatus reads the kernel
 
+	initialSync chan struct{} // closed once it is applied
+
 	// ctx ends when Drain returns; nothing in the kernel is changed after that.
 	ctx context.Context
 	end context.CancelFunc
@@ -45,7 +47,7 @@ type Proxy struct {
 	// xtables lock, for example.
 	changes sync.Mutex
 	mu      sync.Mutex // taken after changes
-	started bool       // the initial sync was applied
+	started bool       // the initial sync is or was being applied
 	stopped bool
 	// handedOver is set once a successor has the listeners' sockets.
 	handedOver     bool
@@ -79,19 +81,20 @@ func New(o Options) *Proxy {
 	node.Init()
 	pollers, remembered := new(forward.Pollers), make(chan struct{}, 1)
 	p := &Proxy{
-		Options:    o,
-		node:       node,
-		streams:    stream.New(node, pollers, o.Options),
-		datagrams:  datagram.New(node, pollers, o.UDPIdleTimeout),
-		affinities: &affinity.Limits{PerTable: o.AffinityPerPort, Total: o.AffinityTotal, Changed: remembered},
-		remembered: remembered,
-		due:        true,
-		services:   map[types.NamespacedName]map[config.PortID]*frontEnd{},
-		owners:     map[portal.Target]*frontEnd{},
-		rules:      map[portal.Target]portal.Rule{},
-		differ:     map[portal.Target]bool{},
-		failed:     map[*frontEnd]*Problem{},
-		refused:    map[portal.Target]error{},
+		Options:     o,
+		node:        node,
+		streams:     stream.New(node, pollers, o.Options),
+		datagrams:   datagram.New(node, pollers, o.UDPIdleTimeout),
+		affinities:  &affinity.Limits{PerTable: o.AffinityPerPort, Total: o.AffinityTotal, Changed: remembered},
+		remembered:  remembered,
+		due:         true,
+		initialSync: make(chan struct{}),
+		services:    map[types.NamespacedName]map[config.PortID]*frontEnd{},
+		owners:      map[portal.Target]*frontEnd{},
+		rules:       map[portal.Target]portal.Rule{},
+		differ:      map[portal.Target]bool{},
+		failed:      map[*frontEnd]*Problem{},
+		refused:     map[portal.Target]error{},
 
 		healthChecks: map[types.NamespacedName]uint16{},
 	}
@@ -184,8 +187,14 @@ func (p *Proxy) Apply(services []config.Service) {
 	p.changeRecorder.end(p.Trace)
 	p.setHealthChecks(services)
 	p.reconcile(p.ctx, false)
+	if full {
+		close(p.initialSync)
+	}
 	p.synced(started, full)
 }
+
+// InitialSync returns a channel that is closed once the first Apply has ended.
+func (p *Proxy) InitialSync() <-chan struct{} { return p.initialSync }
 
 // setHealthChecks passes all health check node ports to the portal if any have changed.
 func (p *Proxy) setHealthChecks(services []config.Service) {

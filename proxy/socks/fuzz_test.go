@@ -44,7 +44,9 @@ func FuzzHandshake(f *testing.F) {
 	log.SetOutput(io.Discard)
 	o := proxy.Defaults()
 	o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(100)
-	s, err := Listen("127.0.0.1:0", proxy.New(o), log)
+	p := proxy.New(o)
+	p.Apply(nil)
+	s, err := Listen("127.0.0.1:0", p, log)
 	if err != nil {
 		f.Fatal(err)
 	}

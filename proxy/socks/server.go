@@ -79,10 +79,15 @@ func Listen(address string, p *proxy.Proxy, log logrus.FieldLogger) (*Server, er
 // Addr returns the listen address.
 func (s *Server) Addr() netip.AddrPort { return s.listener.Addr().(*net.TCPAddr).AddrPort() }
 
-// Serve accepts clients until ctx ends. Accepted ones continue.
+// Serve accepts clients until ctx ends. Accepted ones continue. Clients wait until the proxy's initial sync is applied:
+// a name could not be found before.
 func (s *Server) Serve(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() { s.listener.Close() })
 	defer stop()
+	select {
+	case <-s.proxy.InitialSync():
+	case <-ctx.Done():
+	}
 	for {
 		s.slots <- struct{}{}
 		conn, err := s.listener.AcceptTCP()

@@ -150,6 +150,17 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 		Expect(ask("web.shop:80")).To(Equal("shop: who?"))
 	})
 
+	It("makes clients wait until the initial sync is applied, and then serves them", func() {
+		answers := make(chan string, 1)
+		go func() {
+			answer, err := ask("web:80")
+			answers <- fmt.Sprint(answer, err)
+		}()
+		Consistently(answers).WithTimeout(300 * time.Millisecond).ShouldNot(Receive())
+		p.Apply([]config.Service{service("default", "web", "10.96.0.10", backend("web"))})
+		Eventually(answers).WithTimeout(10 * time.Second).Should(Receive(Equal("web: who?<nil>")))
+	})
+
 	It("retries attempts and traces connections with the client's address", func() {
 		p.Apply([]config.Service{service("default", "web", "10.96.0.10", lab.Refusing(), backend("web"))})
 		Expect(ask("web:80")).To(Equal("web: who?"))
@@ -278,6 +289,7 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 				_, _ = io.WriteString(w, "and last")
 			}))
 			DeferCleanup(slow.Close)
+			p.Apply(nil)
 			web.Timeout = 3 * requestTime
 			status, answer := get(slow.URL)
 			Expect(status).To(Equal(200))
@@ -320,6 +332,7 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 		})
 
 		DescribeTable("rejects invalid proxy requests", func(request, want string) {
+			p.Apply(nil)
 			c, err := net.Dial("tcp", at)
 			Expect(err).NotTo(HaveOccurred())
 			defer c.Close()
@@ -337,6 +350,7 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 	})
 
 	DescribeTable("rejects other commands", func(command byte) {
+		p.Apply(nil)
 		c, err := net.Dial("tcp", at)
 		Expect(err).NotTo(HaveOccurred())
 		defer c.Close()

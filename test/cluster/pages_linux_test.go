@@ -274,7 +274,6 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 		Expect(r.run("bin/kubectl-usher exec -- bash", "curl -k https://kubernetes.default/healthz")).To(Equal("ok"))
 		Expect(r.run("bin/kubectl-usher exec --context staging -n shop -- bash", "curl http://cart/")).To(Equal("cart in shop\n"))
 		u = r.start("kubectl usher connect --context staging")
-		Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say(`default/web`))
 		r.eventually("curl -x 127.0.0.1:1080 http://web.default/", "web in default\n")
 		r.eventually("curl -x socks5h://127.0.0.1:1080 http://web.default/", "web in default\n")
 		u.Interrupt()
