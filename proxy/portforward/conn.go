@@ -81,8 +81,8 @@ func (c *Conn) readFirst() {
 	c.first, c.firstErr = buf[:n], err
 }
 
-// Confirm waits until the endpoint has sent data, or has had the time to refuse. It returns an error if none
-// of the written data has reached the endpoint, so that all of it can be written to another one.
+// Confirm waits until the endpoint has sent data, or has had the time to refuse. After an error, none of the
+// written data has reached the endpoint, so all of it can be written to another one.
 func (c *Conn) Confirm() error {
 	timer := time.NewTimer(confirmTime)
 	defer timer.Stop()

@@ -18,7 +18,7 @@ import (
 type goroutine struct {
 	*Conn
 	search           frontend.Connecting
-	setProxiedClient func() outcome.Result // reads the expected header; nil if none is expected
+	setProxiedClient func() outcome.Result // reads the PROXY protocol header if one is due; nil for SCTP
 	dial             dialer
 
 	forward forwarder // of the successful attempt

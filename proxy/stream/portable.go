@@ -72,8 +72,8 @@ func keepaliveConfig(idle time.Duration) net.KeepAliveConfig {
 // Unconfirmed is a connection whose endpoint may turn out not to exist.
 type Unconfirmed interface {
 	forward.Conn
-	// Confirm waits for a short time until the endpoint's existence is certain enough. It returns an error if nothing
-	// that was written until then has reached the endpoint.
+	// Confirm waits for a short time until the endpoint's existence is certain enough. After an error, nothing that
+	// was written until then has reached the endpoint.
 	Confirm() error
 }
 

@@ -234,7 +234,7 @@ func (k *keeper) currentGone(status unix.WaitStatus) {
 }
 
 // dismiss signals the current usher process to exit. Outside a Pod, a process that has handed over
-// needs no signal. One in a Pod, or without a lock to hand over, would never exit.
+// exits by itself. In a Pod, or without a lock to hand over, it exits only on a signal.
 func (k *keeper) dismiss() {
 	if !k.stopRequested { // otherwise this would be a second signal, which resets its connections
 		_ = unix.Kill(k.Current.PID, unix.SIGTERM) // it may have exited, but is not reaped
