@@ -39,10 +39,10 @@ import (
 //
 // After "go" the predecessor takes the pairs off their loops. It restores those that are not taken: all of them if no
 // answer comes. The answer decides: once it is sent, the successor forwards the pair's bytes, and before that it reads
-// nothing. A predecessor that stops waiting shuts the socket down first, so that the successor cannot send an answer
-// that the predecessor misses. The predecessor does not offer two kinds of connections: those that goroutines serve,
-// and, until the queue is empty, those whose Service has clients in the queue for an endpoint. Clients without an
-// endpoint follow when they have one.
+// nothing. A predecessor that stops waiting shuts its socket down for reading, so that no further answer can be sent. Then
+// it reads an answer that has already arrived. The predecessor does not offer connections that goroutines serve, nor
+// those of a service port while clients of that port are queued for an endpoint. Clients without an endpoint follow when
+// they have one.
 //
 // A successor whose version does not know the socket closes it, and all connections stay.
 

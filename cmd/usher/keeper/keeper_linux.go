@@ -179,7 +179,7 @@ func (k *keeper) forward(sig os.Signal) (over bool) {
 	}
 	if s == unix.SIGTERM || s == unix.SIGINT {
 		k.stopRequested = true
-		k.pause.end() // before drop, which closes the files that it may be handing over
+		k.pause.end() // before drop: the pause may be handing over the files that drop closes
 		k.drop()      // otherwise clients would wait once usher has exited
 	}
 	for _, c := range []*child{k.Current, k.Next} {
