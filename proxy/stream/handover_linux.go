@@ -44,7 +44,7 @@ import (
 // those of a service port while clients of that port are queued for an endpoint. Clients without an endpoint follow when
 // they have one.
 //
-// A successor whose version does not know the socket closes it, and all connections stay.
+// If the successor's version does not know this socket, the successor closes it. All connections then stay.
 
 const (
 	wordOffer = "offer"
@@ -141,8 +141,8 @@ type handing struct {
 }
 
 // HandOver hands open connections over to a successor that has taken over, including those that get an endpoint later.
-// It ends when the successor takes no more, or when Drain gives up the connections. leaving returns the endpoints that
-// are leaving, and since when. HandOver returns at once.
+// HandOver returns at once; the handover ends when the successor takes no more, or when Drain gives up the connections.
+// The function leaving returns the endpoints that are leaving, and since when.
 func (s *Server) HandOver(o *Offer, leaving func() map[*balance.State]time.Time) {
 	s.handing.Go(func() { s.handOver(o, leaving) })
 }

@@ -93,8 +93,8 @@ func (s *Server) Drain(ctx context.Context) (broken int) {
 	return broken
 }
 
-// Retire ends the connections to the given endpoints, each the next time it is idle, at the latest at the time by. It
-// may run concurrently with Drain, but not with ListenTCP.
+// Retire ends the connections to the given endpoints, each the next time it is idle. The argument by is the latest time
+// for that. Retire may run concurrently with Drain, but not with ListenTCP.
 func (s *Server) Retire(endpoints map[*balance.State]bool, by time.Time) {
 	if len(endpoints) == 0 {
 		return

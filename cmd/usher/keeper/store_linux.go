@@ -211,7 +211,7 @@ func (k *keeper) adopt() {
 	})
 }
 
-// all returns the names and descriptors that are kept, except those under the names in without.
+// all returns the names and descriptors that are kept. It leaves out the names that the argument without lists.
 func (k *keeper) all(without ...string) (names []string, fds []int) {
 	for name, kept := range k.Kept {
 		if slices.Contains(without, name) {

@@ -132,8 +132,8 @@ func sigset(signals ...os.Signal) (set unix.Sigset_t) {
 	return set
 }
 
-// Replaced reports whether this program has replaced that of a keeper, which Resume
-// then continues. It returns the settings of the keeper's log.
+// Replaced reports whether this program has replaced the program of a keeper. Resume then
+// continues that keeper. Replaced returns the settings of the keeper's log.
 func Replaced() (level, format string, is bool) {
 	s, err := resumed()
 	if err != nil {
