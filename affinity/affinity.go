@@ -128,8 +128,8 @@ func (t *Table) set(client netip.Addr, endpoint netip.AddrPort, now time.Time) {
 	t.clients.Add(client, entry{endpoint: endpoint, since: now})
 }
 
-// Restore adds an entry from another process. The entry keeps its remaining time, but at most the table's timeout. A
-// client that has made a newer connection keeps its entry.
+// Restore adds an entry from another process. The entry keeps its remaining time, but at most the table's timeout. If
+// the table has an entry of a newer connection of the client, Restore changes nothing.
 func (t *Table) Restore(e Entry, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -28,7 +28,7 @@ type Conn struct {
 	server *Server
 	client client        // nil once established
 	pair   pair          // the pair that a loop forwards, once established
-	begun  chan struct{} // nil on a loop or before the connection is established; closed when register.moving contains the connection
+	begun  chan struct{} // only if goroutines forward the connection; closed when register.moving contains it
 }
 
 // client is the common part of the clients of all protocols.

@@ -33,8 +33,8 @@ import (
 //	predecessor              successor
 //	offer               →                  when there are connections to hand over
 //	                    ←    go            when the successor can take them at once
-//	descriptors         →                  first a file: a transfer for each connection, one per line, then the bytes
-//	                                       that their pairs hold. Then the sockets, two for each connection
+//	descriptors         →                  a file and two sockets for each connection. The file has a line with the
+//	                                       transfer of each connection, followed by the bytes that their pairs hold
 //	                    ←    a digit for each connection: 1 if the successor takes it, 0 if not; and a period
 //
 // After "go" the predecessor takes the pairs off their loops. It restores those that are not taken: all of them if no

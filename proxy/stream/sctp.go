@@ -53,8 +53,7 @@ type sctpClient struct{ *sctp.Conn }
 
 func (c sctpClient) originalDst() (netip.AddrPort, error) { return kernel.OriginalDst(c.Conn) }
 
-// serve serves the association. To the endpoint, it requests as many streams as the client has to usher. From the
-// endpoint, it accepts as many as usher has to the client.
+// serve serves the association. The endpoint's association gets as many streams in each direction as the client's.
 func (c sctpClient) serve(a *acceptor, connection *Conn) {
 	g := &goroutine{Conn: connection} // SCTP has no PROXY protocol header
 	g.dial = func(ctx context.Context, _ *frontend.View, _ netip.AddrPort, to *config.Endpoint) (forwarder, error) {

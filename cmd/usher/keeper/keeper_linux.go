@@ -179,8 +179,8 @@ func (k *keeper) forward(sig os.Signal) (over bool) {
 	}
 	if s == unix.SIGTERM || s == unix.SIGINT {
 		k.stopRequested = true
-		k.pause.end() // before drop: the pause may be handing over the files that drop closes
-		k.drop()      // otherwise clients would wait once usher has exited
+		k.pause.end()
+		k.drop() // otherwise clients would wait once usher has exited
 	}
 	for _, c := range []*child{k.Current, k.Next} {
 		if c != nil {

@@ -27,7 +27,7 @@ const (
 	maxNames = 127 << 10
 	// maxHeld bounds the messages that wait until it is decided which of two usher processes continues.
 	maxHeld = 4096
-	// strangerTime bounds the time for messages of other processes before the loop handles other work.
+	// strangerTime is the time after which receive, which discards messages of other processes, returns to the loop.
 	strangerTime = 100 * time.Millisecond
 	// spareFDs is the number of descriptors reserved for the keeper's other uses.
 	spareFDs = 64
@@ -53,8 +53,8 @@ func (m *message) says(name string) bool { return m.value(name) == "1" }
 
 func (m *message) close() { fdpass.Close(m.FDs) }
 
-// listen creates the socket. Any process in the network namespace can write to it: the kernel
-// adds the credentials of the sender to each message.
+// listen creates the socket. Any process in the network namespace can write to it. The kernel adds the credentials of
+// the sender to each message, so that receive can discard messages of other processes.
 func (k *keeper) listen() (err error) {
 	if k.Socket, err = unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
 		return err
@@ -168,7 +168,7 @@ func (k *keeper) put(name string, fds []int) bool {
 	if k.full(len(fds), length) {
 		if !k.overfull {
 			k.overfull = true
-			k.log.WithField("kept", k.count).Error("Cannot keep more sockets; after a crash, new connections to the other sockets wait or are refused until usher is back")
+			k.log.WithField("kept", k.count).Error("Cannot keep more sockets. After a crash, clients of those that are not kept wait or are refused until usher is back")
 		}
 		return false
 	}
@@ -211,10 +211,10 @@ func (k *keeper) adopt() {
 	})
 }
 
-// all returns the names and descriptors that are kept. It leaves out the names that the argument without lists.
-func (k *keeper) all(without ...string) (names []string, fds []int) {
+// all returns the kept names and descriptors, except those of the given names.
+func (k *keeper) all(except ...string) (names []string, fds []int) {
 	for name, kept := range k.Kept {
-		if slices.Contains(without, name) {
+		if slices.Contains(except, name) {
 			continue
 		}
 		for _, fd := range kept {
