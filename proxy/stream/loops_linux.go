@@ -13,7 +13,7 @@ import (
 // connections from another process. A connection stays on its loop.
 type loops struct {
 	list []*forward.Loop // set once, by ListenTCP or Receive
-	next int             // modulo len(list), the index of the first loop to watch the next listener
+	next int             // next modulo len(list) is the index of the first loop that watches the next listener
 }
 
 // maxWatchers is the number of loops that watch a listener. A few accept as fast as the kernel completes connections.

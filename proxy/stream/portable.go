@@ -122,8 +122,8 @@ func (k *keptClient) await(ctx context.Context, timeout time.Duration, enough fu
 // maxAwaited is the maximum number of bytes that await reads, the same as in a loop.
 const maxAwaited = 4 << 10
 
-// offerTo sends the header and the client's bytes to endpoint until that is confirmed. It returns the forwarder for the
-// rest.
+// offerTo sends the header and the client's bytes to the endpoint until the endpoint is confirmed. It returns the
+// forwarder for the remaining bytes.
 func (k *keptClient) offerTo(endpoint forward.Conn, header []byte) (forwarder, error) {
 	u, uncertain := endpoint.(Unconfirmed)
 	if !uncertain && len(header) == 0 && len(k.kept) == 0 && !k.ended {

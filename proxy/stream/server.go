@@ -93,20 +93,20 @@ func (s *Server) Drain(ctx context.Context) (broken int) {
 	return broken
 }
 
-// Retire ends the connections to the given endpoints, each the next time it is idle. The argument by is the latest time
-// for that. Retire may run concurrently with Drain, but not with ListenTCP.
-func (s *Server) Retire(endpoints map[*balance.State]bool, by time.Time) {
+// Retire ends the connections to the given endpoints, each the next time it is idle, or at the deadline. Retire may run
+// concurrently with Drain, but not with ListenTCP.
+func (s *Server) Retire(endpoints map[*balance.State]bool, deadline time.Time) {
 	if len(endpoints) == 0 {
 		return
 	}
 	s.register.each(func(c *Conn, flow forward.Flow) {
 		if endpoints[c.Endpoint.State] {
-			flow.Retire(by)
+			flow.Retire(deadline)
 		}
 	})
 	s.stopping.Lock()
 	defer s.stopping.Unlock()
-	s.loops.retire(endpoints, by)
+	s.loops.retire(endpoints, deadline)
 }
 
 // keepaliveProbes is the number of probes without an answer after which a peer counts as lost, keepaliveInterval the

@@ -200,7 +200,8 @@ func (k *keeper) discard(a *area, slot int) {
 // answer sends a child the next part of the areas of a process that crashed.
 func (k *keeper) answer(c *child) {
 	text, fds := fdstore.WordEnd, []int(nil)
-	for _, a := range slices.Backward(c.Areas) { // the latest first: it has the connection ID from which the next process continues
+	// The latest area comes first. It holds the last assigned connection ID; the next process continues after that.
+	for _, a := range slices.Backward(c.Areas) {
 		if a.Inherited && !a.Announced {
 			a.Announced = true
 			text, fds = fmt.Sprintf("%s %d", fdstore.WordArea, a.ID), []int{a.Memory}

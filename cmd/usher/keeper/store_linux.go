@@ -27,7 +27,7 @@ const (
 	maxNames = 127 << 10
 	// maxHeld bounds the messages that wait until it is decided which of two usher processes continues.
 	maxHeld = 4096
-	// strangerTime is the time after which receive, which discards messages of other processes, returns to the loop.
+	// strangerTime is the maximum time that receive spends on discarding messages of other processes.
 	strangerTime = 100 * time.Millisecond
 	// spareFDs is the number of descriptors reserved for the keeper's other uses.
 	spareFDs = 64
