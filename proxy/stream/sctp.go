@@ -76,7 +76,7 @@ func (c sctpClient) serve(a *acceptor, connection *Conn) {
 // ListenSCTP opens the listener that b describes and starts to accept.
 func (s *Server) ListenSCTP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listener, error) {
 	if f.Socket != nil {
-		return nil, fmt.Errorf("%w in the network namespace of a command; only TCP and UDP are", ErrNoSCTP)
+		return nil, fmt.Errorf("%w in the network namespace of a command; use TCP or UDP", ErrNoSCTP)
 	}
 	if err := s.SCTP.allowed(); err != nil {
 		return nil, err

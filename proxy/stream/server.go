@@ -48,7 +48,7 @@ type Server struct {
 }
 
 // New returns a Server without listeners, whose loops use pollers. Only one goroutine at a time may call ListenTCP or
-// ListenSCTP, and only while the budget has capacity for a listener; they take it from the budget.
+// ListenSCTP, and only while the budget has capacity for a listener. Each listener counts in the budget.
 func New(node *frontend.Node, pollers *forward.Pollers, o Options) *Server {
 	s := &Server{node: node, Options: o, pollers: pollers, register: register{budget: node.Budget}, panics: rate.Sometimes{First: 1, Interval: 10 * time.Second}}
 	s.dial = func(ctx context.Context, from netip.AddrPort, to *config.Endpoint) (forward.Conn, error) {

@@ -26,8 +26,8 @@ type child struct {
 	Stopping bool
 	// Held are its messages during an upgrade, until it is decided whether this process or the other one continues.
 	Held []*message
-	// Channel is the keeper's end of the socket on which the child saves connections, 0 without one. Areas are
-	// the child's own and those that it has inherited.
+	// Channel is the keeper's end of the socket on which the child saves connections, 0 without one. Areas hold the
+	// saved connections: the child's own, and those inherited from children that have exited.
 	Channel int
 	Areas   []*area
 
