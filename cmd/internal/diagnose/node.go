@@ -207,7 +207,7 @@ func firewall(ctx context.Context, s *subject) (all []Finding) {
 		}
 	}
 	switch {
-	case err == nil && tried || err == nil && len(chains) == 0:
+	case err == nil && (tried || len(chains) == 0), len(all) > 0:
 		return all
 	case err == nil:
 		err = errors.New("no Service has a VIP to test")

@@ -24,7 +24,7 @@ type Options struct {
 // Time limits for queries and checks, and the maximum number of Services, the worst ones, to check closely.
 const (
 	askTime    = 2 * time.Second
-	checkTime  = 3 * time.Second
+	checkTime  = 6 * time.Second
 	remoteTime = 20 * time.Second
 	most       = 50
 )
