@@ -33,8 +33,8 @@ import (
 //	predecessor              successor
 //	offer               →                  when there are connections to hand over
 //	                    ←    go            when the successor can take them at once
-//	descriptors         →                  one file for all connections, and two sockets for each. The file has one
-//	                                       line for each connection, its transfer, and then the bytes that pairs hold
+//	descriptors         →                  one file, and two sockets for each connection. The file begins with a line
+//	                                       for each connection. After all lines come the bytes that pairs hold
 //	                    ←    a digit for each connection: 1 if the successor takes it, 0 if not; and a period
 //
 // After "go" the predecessor takes the pairs off their loops. It restores those that are not taken: all of them if no

@@ -168,7 +168,7 @@ func (k *keeper) put(name string, fds []int) bool {
 	if k.full(len(fds), length) {
 		if !k.overfull {
 			k.overfull = true
-			k.log.WithField("kept", k.count).Error("Cannot keep more sockets. After a crash, clients of those that are not kept wait or are refused until usher is back")
+			k.log.WithField("kept", k.count).Error("Cannot keep more sockets; after a crash, usher opens the others anew")
 		}
 		return false
 	}
