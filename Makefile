@@ -67,7 +67,7 @@ test-fast: ## run the short tests, as `go test ./...`: without root and download
 
 .PHONY: test
 test: ## run all tests, or SUITES='test packages' of the table at the end; installs what they need (apt, as root); the first time, builds a Kubernetes API server
-	@test/install.sh iptables nftables iproute2 procps etcd-server qemu-system-x86 kmod dnsmasq-base dnsutils chromium curl wget git python3 python3-requests haproxy nginx libnginx-mod-stream debootstrap lintian rpm containerd runc skopeo qemu-user-static buildah strace prometheus qemu-system-arm
+	@test/install.sh iptables nftables iproute2 procps etcd-server qemu-system-x86 kmod dnsmasq-base dnsutils chromium curl wget git python3 python3-requests haproxy nginx libnginx-mod-stream debootstrap lintian rpm containerd runc skopeo qemu-user-static buildah strace jq prometheus qemu-system-arm
 	@test/privileges.sh
 	@$(GO) run ./test/all $(SUITES)
 

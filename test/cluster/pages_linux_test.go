@@ -129,6 +129,28 @@ func (r *reader) startServers() {
 // listing is part of what a server of the examples responds.
 const listing = "Directory listing for /"
 
+// become gives the reader the kubeconfig of a user.
+func (r *reader) become(who control.Identity) {
+	GinkgoHelper()
+	Expect(os.MkdirAll(filepath.Join(r.home, ".kube"), 0o755)).To(Succeed())
+	Expect(exec.Command("install", "-m", "644", plane.Kubeconfig(who, plane.Server()), filepath.Join(r.home, ".kube/config")).Run()).To(Succeed())
+}
+
+// inDefault returns c with the namespace default, whose Services and Pods of these apps it deletes at the end.
+func (c *cluster) inDefault(apps ...string) *cluster {
+	GinkgoHelper()
+	standard := *c
+	standard.namespace = metav1.NamespaceDefault
+	DeferCleanup(func() {
+		for _, app := range apps {
+			standard.deleteService(app)
+			Expect(c.api.CoreV1().Pods(standard.namespace).DeleteCollection(context.Background(), metav1.DeleteOptions{GracePeriodSeconds: new(int64)},
+				metav1.ListOptions{LabelSelector: "app=" + app})).To(Succeed())
+		}
+	})
+	return &standard
+}
+
 // block returns the lines of the page from one that begins with first up to the end of its block.
 func (r *reader) block(first string) string {
 	GinkgoHelper()
@@ -170,8 +192,7 @@ var _ = Describe("a reader can run all commands of", func() {
 		c := newCluster()
 		c.service("web")
 		r := c.newReader("manifests.md")
-		Expect(os.Mkdir(filepath.Join(r.home, ".kube"), 0o755)).To(Succeed())
-		Expect(exec.Command("install", "-m", "644", plane.Kubeconfig(control.Admin, plane.Server()), filepath.Join(r.home, ".kube/config")).Run()).To(Succeed())
+		r.become(control.Admin)
 
 		r.run("usher check examples/")
 		Expect(r.run("usher check --diff examples/")).To(MatchRegexp(`(\d+) service ports: (\d+) added, 0 removed, 0 changed, 0 unchanged\.\n$`))
@@ -247,15 +268,11 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 
 		By("running commands on the Services of a cluster, with the page's role")
 		c.startKubelet()
-		shop, standard := *c, *c
-		shop.namespace, standard.namespace = "shop", metav1.NamespaceDefault
+		shop := *c
+		shop.namespace = "shop"
 		shop.createNamespace()
 		shop.website("cart", 1)
-		web := standard.website("web", 2)
-		DeferCleanup(func() {
-			standard.deleteService("web")
-			Expect(c.api.CoreV1().Pods(standard.namespace).Delete(context.Background(), "web-2", metav1.DeleteOptions{GracePeriodSeconds: new(int64)})).To(Succeed())
-		})
+		web := c.inDefault("web").website("web", 2)
 		admin := plane.Kubeconfig(control.Admin, plane.Server())
 		role := filepath.Join(r.home, "role.yaml")
 		Expect(os.WriteFile(role, []byte(r.block("apiVersion: rbac.authorization.k8s.io/v1")), 0o644)).To(Succeed())
@@ -300,6 +317,139 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 			Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 		}
 		Expect(r.run("usher check --diff all.yaml --node-name worker-1")).To(MatchRegexp(`(?m)^\+ shop/cart:main`))
+		Expect(r.page.Unused()).To(BeEmpty())
+	})
+
+	It("docs/kubectl.md, except those that install", func() {
+		lab.UserNamespaces()
+		c := newCluster()
+		k := c.newKubelet()
+		k.hosts[here] = c.node
+		updateNodeStatus(here, k.status)
+		DeferCleanup(func() { updateNodeStatus(here, func(n *corev1.Node) { n.Status = corev1.NodeStatus{} }) })
+		c.usherPod(here)
+		shop := *c
+		shop.namespace = "of-kubectl" // the page's shop; a namespace cannot be created again at once
+		shop.createNamespace()
+		web := shop.website("web", 1)
+		c.usher()
+		r := c.newReader("kubectl.md")
+		r.become(control.Admin)
+		as := func(command string) string {
+			GinkgoHelper()
+			Expect(r.page.Use(command)).To(Succeed())
+			return strings.NewReplacer("-n shop", "-n "+shop.namespace, "NAME", "reader", "worker-1", here).Replace(command)
+		}
+		for _, command := range []string{
+			"kubectl -n kube-system create role usher-list --verb=list --resource=pods",
+			"kubectl -n kube-system create role usher-ask --verb=get,create --resource=pods/portforward",
+			"kubectl -n kube-system create rolebinding usher-list --role=usher-list --user=NAME",
+			"kubectl -n kube-system create rolebinding usher-ask --role=usher-ask --user=NAME",
+		} {
+			r.succeeds(r.startAs(as(command)))
+		}
+		exec := r.startAs(strings.Replace(as("kubectl usher exec -n shop -- npm run dev"), "npm run dev", "curl -sS http://web/", 1))
+		Expect(r.succeeds(exec)).To(Equal("web in " + shop.namespace + "\n"))
+		connecting := r.start("kubectl usher connect")
+		Expect(r.succeeds(r.startAs("curl -sS --retry 20 --retry-connrefused --retry-delay 1 -x 127.0.0.1:1080 http://web." + shop.namespace + "/"))).To(Equal("web in " + shop.namespace + "\n"))
+		connecting.Interrupt()
+		Eventually(connecting).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+
+		r.become(control.Identity{User: "reader"})
+		Expect(r.run("kubectl usher get services -A")).To(MatchRegexp(`(?m)^%s +web +ok `, shop.namespace))
+		Expect(r.succeeds(r.startAs(as("kubectl usher get endpoints web -n shop")))).To(MatchRegexp(`(?m)^web .*:8081 +web-1 +ready `))
+		tracing := r.startAs(as("kubectl usher trace web -n shop"))
+		Eventually(func() string {
+			Expect(r.succeeds(r.startAs("curl -sS http://" + web.Spec.ClusterIP + "/"))).To(Equal("web in " + shop.namespace + "\n"))
+			return string(tracing.Out.Contents())
+		}).WithTimeout(30 * time.Second).Should(ContainSubstring(" established with "))
+		diagnosing := r.startAs(as("kubectl usher diagnose web -n shop"))
+		Eventually(diagnosing).WithTimeout(time.Minute).Should(gexec.Exit(0), "there is nothing to find")
+		showing := r.start("kubectl usher dashboard")
+		Eventually(showing.Out).WithTimeout(soon).Should(gbytes.Say(`Open http://\S+/ in a browser: 1 node\.`))
+		top := r.startAs("TERM=xterm timeout 10 script -qec '" + as("kubectl usher top --node worker-1") + "' /dev/null")
+		Eventually(top.Out).WithTimeout(20 * time.Second).Should(gbytes.Say("web"))
+		Expect(r.page.Unused()).To(ConsistOf( // specs of the packages and of krew's manifest run these
+			"sudo install kubectl-usher /usr/local/bin/", HavePrefix("sudo ln -s kubectl-usher "), HavePrefix("kubectl krew install "), HavePrefix("kubectl usher ──▶ ")))
+	})
+
+	It("docs/services.md", func() {
+		c := newCluster()
+		standard := c.inDefault("web", "db")
+		web, db := standard.service("web"), standard.service("db")
+		var pods []*kubernetesPod
+		for n := 1; n <= 2; n++ {
+			pods = append(pods, standard.startPod("web", n, here))
+			standard.awaitReady("web", pods[n-1])
+		}
+		k := c.newKubelet()
+		k.hosts[here] = c.node
+		updateNodeStatus(here, k.status)
+		DeferCleanup(func() { updateNodeStatus(here, func(n *corev1.Node) { n.Status = corev1.NodeStatus{} }) })
+		c.usherPod(here)
+		c.usher()
+		r := c.newReader("services.md")
+		r.become(control.Admin)
+		counts := standard.whom(web)
+		Eventually(counts).WithTimeout(soon).Should(HaveLen(2))
+		r.run("kubectl annotate service web usher.io/weight=web-1=0")
+		Eventually(counts).WithTimeout(soon).Should(Equal(map[netip.AddrPort]int{pods[1].addr: 12}))
+		r.run("kubectl usher get connections web --endpoint web-1")
+		r.run("kubectl annotate service web usher.io/weight-")
+		Eventually(counts).WithTimeout(soon).Should(HaveLen(2))
+		r.run("kubectl annotate service web usher.io/topology-keys='kubernetes.io/hostname,topology.kubernetes.io/zone,*'")
+		r.run("kubectl annotate service web usher.io/client-address=node")
+		r.run(`kubectl patch service db -p '{"spec":{"sessionAffinity":"ClientIP"}}'`)
+		shown := r.startAs("usher explain web --client 10.244.0.50")
+		Expect(r.succeeds(shown)).NotTo(BeEmpty())
+		Eventually(func() string { return r.succeeds(r.startAs("usher get services -A -o json")) }).WithTimeout(soon).Should(MatchRegexp(`(?i)"sessionAffinity`))
+		Expect(db.Spec.ClusterIP).NotTo(BeEmpty())
+		Expect(r.page.Unused()).To(BeEmpty())
+	})
+
+	It("docs/troubleshooting.md and docs/observing.md", func() {
+		Expect(exec.LookPath("jq")).Error().NotTo(HaveOccurred())
+		c := newCluster()
+		standard := c.inDefault("web")
+		web := standard.website("web", 1)
+		k := c.startKubelet()
+		Expect(k).NotTo(BeNil())
+		log := filepath.Join(GinkgoT().TempDir(), "access.log")
+		c.usher("--access-log=" + log)
+		r := c.newReader("troubleshooting.md")
+		for range 50 {
+			Expect(get(c.pod, "http://"+web.Spec.ClusterIP+"/")).Error().NotTo(HaveOccurred())
+		}
+		for _, command := range []string{"usher diagnose", "usher diagnose web --client 10.1.2.3"} {
+			s := r.start(command)
+			Eventually(s).WithTimeout(time.Minute).Should(gexec.Exit())
+			Expect(s.ExitCode()).To(Or(Equal(0), Equal(1)), "with or without findings")
+		}
+		Expect(r.run("usher get services -A -o wide")).To(MatchRegexp(`(?m)^default +web +ok `))
+		Expect(r.run("usher explain web --client 10.1.2.3")).To(ContainSubstring("10.244.0.11:8081"))
+		r.run("usher get connections web --slower-than 200ms --sort first-byte -o wide")
+		Expect(r.run("usher get connection 42")).To(ContainSubstring("default/web"))
+		Expect(r.run("usher get endpoints web")).To(MatchRegexp(`(?m)^web .* ready `))
+		r.run("usher get connections web --outcome failed,retried,no-response --last 1h -o wide")
+		Expect(os.Chmod(filepath.Dir(log), 0o755)).To(Succeed())
+		for command, shows := range map[string]string{
+			`jq -r '.attempts[]? | select(.error) | "\(.endpoint) \(.error)"' FILE | sort | uniq -c | sort -rn`:   `^$`,
+			`jq -r 'select(.service == "default/web") | "\(.endpoint) \(.end)"' FILE | sort | uniq -c | sort -rn`: `(?m)^ +\d+ 10\.244\.0\.11:8081 \S+$`,
+			`jq -c 'select(.connectMs > 200) | {time, client, connectMs, attempts}' FILE`:                         `^(\{.*\}\n)*$`,
+		} {
+			Expect(r.page.Use(command)).To(Succeed())
+			Expect(r.succeeds(r.startAs(strings.Replace(command, "FILE", log, 1)))).To(MatchRegexp(shows), command)
+		}
+		Expect(r.page.Unused()).To(ConsistOf(HavePrefix("kubectl -n kube-system exec POD -- "), HavePrefix("kubectl -n kube-system logs POD ")), "those need a container runtime")
+
+		page, err := documents.ReadPage(control.Root(), "observing.md")
+		Expect(err).NotTo(HaveOccurred())
+		r.page = page
+		Expect(r.run("curl -s localhost:10249/api/v1/services/default/web")).To(ContainSubstring(`"state"`))
+		Expect(r.run("curl -s 'localhost:10249/api/v1/explain?service=web&client=192.0.2.2'")).To(ContainSubstring("10.244.0.11:8081"))
+		Expect(r.run("curl -s 'localhost:10249/api/v1/connections?outcome=failed,slow&last=1h&sort=first-byte'")).To(ContainSubstring(`"items"`))
+		events := r.start("curl -sN 'localhost:10249/api/v1/events?service=default/web&outcome=retry,failed'")
+		Consistently(events).WithTimeout(time.Second).ShouldNot(gexec.Exit(), "it follows")
 		Expect(r.page.Unused()).To(BeEmpty())
 	})
 })

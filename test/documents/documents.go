@@ -99,7 +99,7 @@ func ReadPage(root, name string) (*Page, error) {
 }
 
 // program matches the lines of blocks that are commands.
-var program = regexp.MustCompile(`^(\$ |sudo |bin/|for p in |(usher|kubectl|curl|dig|echo|eval|exit)( |$))`)
+var program = regexp.MustCompile(`^(\$ |sudo |bin/|for p in |(usher|kubectl|curl|dig|jq|echo|eval|exit)( |$))`)
 
 func withoutComment(line string) string {
 	command, _, _ := strings.Cut(strings.TrimPrefix(line, "$ "), " #")
