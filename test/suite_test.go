@@ -33,23 +33,23 @@ var _ = SynchronizedBeforeSuite(func() []byte {
 		}
 		return err
 	})).To(Succeed())
-	path, err := build("usher")
+	path, err := gexec.Build("github.com/usherproxy/usher/cmd/usher", raceFlags()...)
 	Expect(err).NotTo(HaveOccurred())
 	return []byte(path)
 }, func(path []byte) { usherBinary = string(path) })
 
 var _ = SynchronizedAfterSuite(func() {}, gexec.CleanupBuildArtifacts)
 
-// build builds a program, with the race detector if long specs are enabled.
-func build(program string) (string, error) {
-	path := "github.com/usherproxy/usher/cmd/" + program
+func raceFlags() []string {
 	if lab.Asked() {
-		return gexec.BuildWithEnvironment(path, []string{"CGO_ENABLED=1"}, "-race")
+		return []string{"-race"}
 	}
-	return gexec.Build(path)
+	return nil
 }
 
-var builtKubectlUsher = sync.OnceValues(func() (string, error) { return build("kubectl-usher") })
+var builtKubectlUsher = sync.OnceValues(func() (string, error) {
+	return gexec.Build("github.com/usherproxy/usher/cmd/kubectl-usher", raceFlags()...)
+})
 
 // kubectlUsher returns the path of kubectl-usher. It is built on first use, with the options of usherBinary.
 func kubectlUsher() string {

@@ -21,8 +21,7 @@ func main() {
 		os.Exit(1)
 	}
 	packages := suite{name: "packages", dir: ".", race: true, timeout: "20m", patterns: []string{"./..."}, except: []string{"/test", "/test/monitoring", "/test/scale", "/test/walk"}}
-	// Without the race detector, which would double its CPU time; the programs that it tests have it.
-	program := suite{name: "test", dir: ".", timeout: "80m", patterns: []string{"./test"}, beside: 3}
+	program := suite{name: "test", dir: ".", race: true, timeout: "80m", patterns: []string{"./test"}, beside: 3}
 	cluster := suite{name: "test/cluster", dir: "test/cluster", timeout: "50m", patterns: []string{"./..."}}
 	dashboard := suite{name: "test/dashboard", dir: "test/dashboard", timeout: "20m", patterns: []string{"./..."}}
 	deploy := suite{name: "test/deploy", dir: "test/deploy", timeout: "20m", patterns: []string{"./..."}}
