@@ -147,7 +147,7 @@ func (k *keptClient) offerTo(endpoint forward.Conn, header []byte) (forwarder, e
 	return k.forwardTo(endpoint, sent), nil
 }
 
-// forwardTo returns a forwarder to endpoint, to which sent bytes were sent already.
+// forwardTo returns a forwarder to endpoint. sent is the number of the client's bytes already written to endpoint.
 func (k *keptClient) forwardTo(endpoint forward.Conn, sent int64) forwarder {
 	var client forward.Conn = k
 	if k.failed == nil {

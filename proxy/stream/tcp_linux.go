@@ -157,7 +157,7 @@ func (e *acceptHandler) failed(err error) {
 	}
 }
 
-// accepted serves a client on the less loaded of two loops.
+// accepted serves a client on the loop that lessLoaded selects, or with goroutines if Options.Dial is set.
 func (e *acceptHandler) accepted(socket forward.Socket, from netip.AddrPort) {
 	l := e.listener
 	if l.server.Dial != nil {

@@ -36,8 +36,8 @@ type child struct {
 	over  chan struct{} // closed when no goroutine uses the Channel
 }
 
-// stops reports whether the child has announced that it ends as requested or has handed over. Only messages since the
-// start of the next child count.
+// stops reports whether the child has announced that it ends as requested or has handed over. It considers the held
+// messages only.
 func (c *child) stops() bool {
 	return slices.ContainsFunc(c.Held, func(m *message) bool { return m.says("STOPPING") })
 }
