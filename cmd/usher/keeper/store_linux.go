@@ -168,7 +168,7 @@ func (k *keeper) put(name string, fds []int) bool {
 	if k.full(len(fds), length) {
 		if !k.overfull {
 			k.overfull = true
-			k.log.WithField("kept", k.count).Error("Cannot keep more sockets; after a crash, usher opens the others anew")
+			k.log.WithField("kept", k.count).Error("Cannot keep more sockets; after a crash, usher opens the others again")
 		}
 		return false
 	}
@@ -256,7 +256,8 @@ func (m *manager) send(what *message) {
 	}
 }
 
-// beat returns a channel that receives when the keeper must send WATCHDOG=1 unless an usher process does.
+// beat returns a channel that receives twice per watchdog interval. The keeper then sends WATCHDOG=1 if no usher
+// process does.
 func (m *manager) beat() <-chan time.Time {
 	if m == nil || m.watchdog <= 0 {
 		return nil
