@@ -167,8 +167,8 @@ var columns = regexp.MustCompile(` +`)
 // words returns text with single spaces.
 func words(text string) string { return columns.ReplaceAllString(text, " ") }
 
-// website starts a Pod on a remote Node with a web server, and its Service.
-func (c *cluster) website(name string, n int) *corev1.Service {
+// website starts a Pod on a Node with a web server, and its Service.
+func (c *cluster) website(name string, n int, node string) *corev1.Service {
 	GinkgoHelper()
 	listener := c.Pods.Listen(netip.AddrPortFrom(lab.Pod(n), 8081).String())
 	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -177,7 +177,7 @@ func (c *cluster) website(name string, n int) *corev1.Service {
 	go func() { _ = server.Serve(listener) }() // until the spec closes it
 	DeferCleanup(server.Close)
 	svc := c.service(name, func(s *corev1.Service) { s.Spec.Ports[0].TargetPort = intstr.FromInt32(8081) })
-	c.awaitReady(name, c.startPod(name, n, remote))
+	c.awaitReady(name, c.startPod(name, n, node))
 	return svc
 }
 
@@ -271,8 +271,8 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 		shop := *c
 		shop.namespace = "shop"
 		shop.createNamespace()
-		shop.website("cart", 1)
-		web := c.inDefault("web").website("web", 2)
+		shop.website("cart", 1, remote)
+		web := c.inDefault("web").website("web", 2, remote)
 		admin := plane.Kubeconfig(control.Admin, plane.Server())
 		role := filepath.Join(r.home, "role.yaml")
 		Expect(os.WriteFile(role, []byte(r.block("apiVersion: rbac.authorization.k8s.io/v1")), 0o644)).To(Succeed())
@@ -331,7 +331,7 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 		shop := *c
 		shop.namespace = "of-kubectl" // the page's shop; a namespace cannot be created again at once
 		shop.createNamespace()
-		web := shop.website("web", 1)
+		web := shop.website("web", 1, here)
 		c.usher()
 		r := c.newReader("kubectl.md")
 		r.become(control.Admin)
@@ -367,7 +367,7 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 		Eventually(diagnosing).WithTimeout(time.Minute).Should(gexec.Exit(0), "there is nothing to find")
 		showing := r.start("kubectl usher dashboard")
 		Eventually(showing.Out).WithTimeout(soon).Should(gbytes.Say(`Open http://\S+/ in a browser: 1 node\.`))
-		top := r.startAs("TERM=xterm timeout 10 script -qec '" + as("kubectl usher top --node worker-1") + "' /dev/null")
+		top := r.startAs("env TERM=xterm timeout 10 script -qec 'stty rows 24 cols 80; " + as("kubectl usher top --node worker-1") + "' /dev/null")
 		Eventually(top.Out).WithTimeout(20 * time.Second).Should(gbytes.Say("web"))
 		Expect(r.page.Unused()).To(ConsistOf( // specs of the packages and of krew's manifest run these
 			"sudo install kubectl-usher /usr/local/bin/", HavePrefix("sudo ln -s kubectl-usher "), HavePrefix("kubectl krew install "), HavePrefix("kubectl usher ──▶ ")))
@@ -376,7 +376,8 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 	It("docs/services.md", func() {
 		c := newCluster()
 		standard := c.inDefault("web", "db")
-		web, db := standard.service("web"), standard.service("db")
+		web := standard.service("web")
+		standard.service("db")
 		var pods []*kubernetesPod
 		for n := 1; n <= 2; n++ {
 			pods = append(pods, standard.startPod("web", n, here))
@@ -400,10 +401,8 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 		r.run("kubectl annotate service web usher.io/topology-keys='kubernetes.io/hostname,topology.kubernetes.io/zone,*'")
 		r.run("kubectl annotate service web usher.io/client-address=node")
 		r.run(`kubectl patch service db -p '{"spec":{"sessionAffinity":"ClientIP"}}'`)
-		shown := r.startAs("usher explain web --client 10.244.0.50")
-		Expect(r.succeeds(shown)).NotTo(BeEmpty())
-		Eventually(func() string { return r.succeeds(r.startAs("usher get services -A -o json")) }).WithTimeout(soon).Should(MatchRegexp(`(?i)"sessionAffinity`))
-		Expect(db.Spec.ClusterIP).NotTo(BeEmpty())
+		Eventually(func() string { return r.succeeds(r.startAs("usher get services db -o json")) }).WithTimeout(soon).Should(ContainSubstring(`"affinitySeconds": 10800`))
+		Eventually(func() string { return r.succeeds(r.startAs("usher explain web --client 10.244.0.50")) }).WithTimeout(soon).Should(ContainSubstring("node's address"))
 		Expect(r.page.Unused()).To(BeEmpty())
 	})
 
@@ -411,9 +410,7 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 		Expect(exec.LookPath("jq")).Error().NotTo(HaveOccurred())
 		c := newCluster()
 		standard := c.inDefault("web")
-		web := standard.website("web", 1)
-		k := c.startKubelet()
-		Expect(k).NotTo(BeNil())
+		web := standard.website("web", 1, here)
 		log := filepath.Join(GinkgoT().TempDir(), "access.log")
 		c.usher("--access-log=" + log)
 		r := c.newReader("troubleshooting.md")
@@ -432,6 +429,7 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 		Expect(r.run("usher get endpoints web")).To(MatchRegexp(`(?m)^web .* ready `))
 		r.run("usher get connections web --outcome failed,retried,no-response --last 1h -o wide")
 		Expect(os.Chmod(filepath.Dir(log), 0o755)).To(Succeed())
+		Expect(os.Chmod(log, 0o644)).To(Succeed())
 		for command, shows := range map[string]string{
 			`jq -r '.attempts[]? | select(.error) | "\(.endpoint) \(.error)"' FILE | sort | uniq -c | sort -rn`:   `^$`,
 			`jq -r 'select(.service == "default/web") | "\(.endpoint) \(.end)"' FILE | sort | uniq -c | sort -rn`: `(?m)^ +\d+ 10\.244\.0\.11:8081 \S+$`,
