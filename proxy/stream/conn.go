@@ -197,8 +197,7 @@ func (c *Conn) limits() *forward.Limits {
 	return &own
 }
 
-// unusedTime is a threshold: if a client closes its connection earlier and no byte has moved, it opened the connection
-// only to check, not to wait for data.
+// unusedTime is the threshold for unused connections: their clients close them earlier, before any byte has moved.
 const unusedTime = time.Second
 
 // Ended implements forward.Owner. frontend.Conn implements its EndpointFirstByte, and the Record its ClientFirstByte.

@@ -38,11 +38,11 @@ import (
 //	                    ←    a digit for each connection: 1 if the successor takes it, 0 if not; and a period
 //
 // After "go" the predecessor takes the pairs off their loops. It restores those that are not taken: all of them if no
-// answer comes. The answer decides: once it is sent, the successor forwards the pair's bytes, and before that it reads
-// nothing. A predecessor that stops waiting shuts its socket down for reading, so that no further answer can be sent. Then
-// it reads an answer that has already arrived. The predecessor does not offer connections that goroutines serve, nor
-// those of a service port while clients of that port are queued for an endpoint. Clients without an endpoint follow when
-// they have one.
+// answer comes. The answer decides: the successor reads from the sockets only after it has sent the answer. A
+// predecessor that stops waiting shuts its socket down for reading, so that no further answer can be sent. Then it
+// reads an answer that has already arrived. The predecessor does not offer connections that goroutines serve, nor those
+// of a service port while clients of that port are queued for an endpoint. Clients without an endpoint follow when they
+// have one.
 //
 // If the successor's version does not know this socket, the successor closes it. All connections then stay.
 

@@ -91,7 +91,7 @@ const maxOffered = 64 << 10
 
 func (k *keptClient) originalDst() (netip.AddrPort, error) { return kernel.OriginalDst(k) }
 
-// await reads from the client until the function enough accepts all bytes read so far, or maxAwaited is reached. Its
+// await reads from the client until enough returns true for all bytes read so far, or until maxAwaited is reached. Its
 // errors are those of forward.Loop.AwaitHeader, or context.DeadlineExceeded when ctx ends.
 func (k *keptClient) await(ctx context.Context, timeout time.Duration, enough func([]byte) bool) ([]byte, error) {
 	_ = k.SetReadDeadline(time.Now().Add(timeout)) // fails only if the client's socket is closed

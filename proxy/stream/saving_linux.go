@@ -143,7 +143,7 @@ func (v *saving) receive() error {
 			return err
 		}
 		if v.receiver == nil {
-			return nil // start requests more
+			return nil // the method start sends the next request
 		}
 	case word == fdstore.WordSave && from != nil && len(fds)%2 == 0:
 		v.restore(from, lines, fds)

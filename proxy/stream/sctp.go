@@ -82,7 +82,7 @@ func (s *Server) ListenSCTP(f *frontend.FrontEnd, b portal.Bind) (frontend.Liste
 		return nil, err
 	}
 	opened, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) (*sctp.Listener, error) {
-		if addr == b.Addr && addr.Port() != 0 { // inherited sockets at other ports belong to other front ends
+		if addr == b.Addr && addr.Port() != 0 { // Listen may try other ports; sockets there belong to other front ends
 			fd, err := f.Inherit(frontend.SocketName(config.SCTP, addr, b.Namespace != nil), addr)
 			switch {
 			case err != nil:

@@ -34,7 +34,7 @@ func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listen
 		return nil, err
 	}
 	fd, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) (int, error) {
-		if addr == b.Addr && addr.Port() != 0 { // inherited sockets at other ports belong to other front ends
+		if addr == b.Addr && addr.Port() != 0 { // Listen may try other ports; sockets there belong to other front ends
 			if fd, err := f.Inherit(frontend.SocketName(config.TCP, addr, b.Namespace != nil), addr); fd >= 0 || err != nil {
 				return fd, err
 			}
