@@ -97,7 +97,7 @@ func (s *Server) dialPlain(ctx context.Context, _, address string) (net.Conn, er
 	if err != nil {
 		return nil, err
 	}
-	vip, err := routeOf(s.proxy, host, port)
+	vip, err := s.route(host, port)
 	switch {
 	case err != nil:
 		return nil, err

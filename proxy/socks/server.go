@@ -31,6 +31,9 @@ const (
 	acceptPause = 100 * time.Millisecond
 	// dialTime is the timeout for connecting directly.
 	dialTime = 30 * time.Second
+	// syncTime is the maximum time that a request waits for the initial sync. usher's own connection to the API server
+	// may come through this proxy.
+	syncTime = 5 * time.Second
 )
 
 // Server is a SOCKS5 server and an HTTP proxy.
@@ -79,15 +82,10 @@ func Listen(address string, p *proxy.Proxy, log logrus.FieldLogger) (*Server, er
 // Addr returns the listen address.
 func (s *Server) Addr() netip.AddrPort { return s.listener.Addr().(*net.TCPAddr).AddrPort() }
 
-// Serve accepts clients until ctx ends. Accepted ones continue. Clients wait until the proxy's initial sync is applied:
-// a name could not be found before.
+// Serve accepts clients until ctx ends. Accepted ones continue.
 func (s *Server) Serve(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() { s.listener.Close() })
 	defer stop()
-	select {
-	case <-s.proxy.InitialSync():
-	case <-ctx.Done():
-	}
 	for {
 		s.slots <- struct{}{}
 		conn, err := s.listener.AcceptTCP()
@@ -184,7 +182,7 @@ func (s *Server) connect(_ context.Context, writer io.Writer, request *socks5.Re
 func (s *Server) tunnel(c *client, host string, port uint16, answer func(local net.Addr, err error) error) error {
 	c.hurry()
 	_ = c.SetDeadline(time.Time{}) // fails only if it is closed
-	vip, err := routeOf(s.proxy, host, port)
+	vip, err := s.route(host, port)
 	if vip.IsValid() { // reports success before an endpoint was found, as a portal does
 		if err := answer(c.LocalAddr(), nil); err != nil {
 			return err
@@ -206,6 +204,20 @@ func (s *Server) tunnel(c *client, host string, port uint16, answer func(local n
 	}
 	s.forward(c, to.(*net.TCPConn))
 	return nil
+}
+
+// route waits until the initial sync is applied, if host may be a Service's name, and returns routeOf.
+func (s *Server) route(host string, port uint16) (vip netip.AddrPort, err error) {
+	if _, certain, ok := serviceOf(host); (ok || certain) && net.ParseIP(host) == nil {
+		limit := time.NewTimer(syncTime)
+		defer limit.Stop()
+		select {
+		case <-s.proxy.InitialSync():
+		case <-limit.C:
+		case <-s.ctx.Done():
+		}
+	}
+	return routeOf(s.proxy, host, port)
 }
 
 // dialDirectly connects to a destination that is not a Service.

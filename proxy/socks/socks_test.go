@@ -150,13 +150,14 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 		Expect(ask("web.shop:80")).To(Equal("shop: who?"))
 	})
 
-	It("makes clients wait until the initial sync is applied, and then serves them", func() {
+	It("makes requests for names of Services wait until the initial sync is applied, but no others", func() {
 		answers := make(chan string, 1)
 		go func() {
 			answer, err := ask("web:80")
 			answers <- fmt.Sprint(answer, err)
 		}()
 		Consistently(answers).WithTimeout(300 * time.Millisecond).ShouldNot(Receive())
+		Expect(ask(backend("API server").String())).To(Equal("API server: who?"), "usher's own connection")
 		p.Apply([]config.Service{service("default", "web", "10.96.0.10", backend("web"))})
 		Eventually(answers).WithTimeout(10 * time.Second).Should(Receive(Equal("web: who?<nil>")))
 	})
@@ -289,7 +290,6 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 				_, _ = io.WriteString(w, "and last")
 			}))
 			DeferCleanup(slow.Close)
-			p.Apply(nil)
 			web.Timeout = 3 * requestTime
 			status, answer := get(slow.URL)
 			Expect(status).To(Equal(200))
@@ -332,7 +332,6 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 		})
 
 		DescribeTable("rejects invalid proxy requests", func(request, want string) {
-			p.Apply(nil)
 			c, err := net.Dial("tcp", at)
 			Expect(err).NotTo(HaveOccurred())
 			defer c.Close()
@@ -350,7 +349,6 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 	})
 
 	DescribeTable("rejects other commands", func(command byte) {
-		p.Apply(nil)
 		c, err := net.Dial("tcp", at)
 		Expect(err).NotTo(HaveOccurred())
 		defer c.Close()
