@@ -82,6 +82,9 @@ func (d *demoCommand) run(cmd *cobra.Command) error {
 	if err := d.complete(cmd); err != nil {
 		return err
 	}
+	for _, warning := range cli.Deprecations(cmd.Flags()) {
+		d.Log.Warn(warning)
+	}
 	shown, err := demo.Start()
 	if err != nil {
 		return err

@@ -70,16 +70,17 @@ var _ = Describe("usher run", func() {
 	})
 
 	It("accepts deprecated flags with a warning each, and hides them", func() {
-		r, cmd, warnings, err := runWith("--node-name=worker-1", "--probes=false", "--max-affinity-per-port=0", "--trace-connections", "7", "--access-log-default", "--context=staging", "--max-sync-delay=2s")
+		r, cmd, warnings, err := runWith("--node-name=worker-1", "--probes=false", "--max-affinity-per-port=0", "--trace-connections", "7", "--access-log-default=false", "--context=staging", "--max-sync-delay=2s", "--bind-address-hard-fail")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(warnings).To(ConsistOf(
 			"--probes is deprecated: it has no effect; quarantined endpoints are always probed where that is possible",
 			"--max-affinity-per-port is deprecated: it has no effect; the shares of service ports are fixed, see docs/sizing.md",
-			"--trace-connections is deprecated: it has no effect; use --trace-events",
-			"--access-log-default is deprecated: it has no effect; use the annotation usher.io/access-log",
+			"--trace-connections is deprecated: it has no effect; 4,096 connections are kept",
+			"--access-log-default is deprecated: use the annotation usher.io/access-log",
 			"--context is deprecated: use a --kubeconfig whose current context is this one",
-			"--max-sync-delay is deprecated: set minSyncPeriod in --config"))
-		Expect([]any{r.Cluster.Context, r.MaxDelay}).To(Equal([]any{"staging", 2 * time.Second}), "those that still have an effect")
+			"--max-sync-delay is deprecated: set minSyncPeriod in kube-proxy's configuration (usher run --config)"))
+		Expect([]any{r.Cluster.Context, r.MaxDelay, r.AccessLogDefault, r.HardFail}).To(Equal([]any{"staging", 2 * time.Second, false, true}), "those that still have an effect")
+		Expect(serve.AllFlags(cmd)).To(And(HaveKey("max-sync-delay"), Not(HaveKey("probes"))))
 		Expect(r.Proxy.Quarantine.Probed).To(BeTrue())
 		Expect(cmd.Flags().FlagUsages()).NotTo(MatchRegexp(`--(probes|context|max-sync-delay|bind-address-hard-fail|[a-z-]+-per-port|trace-connections|access-log-default)\b`))
 

@@ -199,7 +199,7 @@ func (a *API) connection(r *http.Request) (any, error) {
 	case end != nil:
 		return a.describe(seen{end.Record, end}, time.Now()), nil
 	}
-	return nil, notFound(fmt.Sprintf("connection %d not found: it does not exist, or its record has expired (see --trace-events, also for failed, retried and slow ones)", id))
+	return nil, notFound(fmt.Sprintf("connection %d not found: it does not exist, or its record has expired (see --trace-events)", id))
 }
 
 // sees returns s in the API's form.

@@ -23,7 +23,14 @@ func Retire(flags *pflag.FlagSet, name string, boolean bool, instead string) {
 	if boolean {
 		flags.Lookup(name).NoOptDefVal = "true"
 	}
-	Deprecate(flags, name, "it has no effect; "+instead)
+	Deprecate(flags, name, noEffect+instead)
+}
+
+const noEffect = "it has no effect; "
+
+// Retired reports whether f has no effect.
+func Retired(f *pflag.Flag) bool {
+	return strings.HasPrefix(strings.Join(f.Annotations[insteadKey], ""), noEffect)
 }
 
 // Deprecations returns a warning for each deprecated flag that is set.

@@ -207,7 +207,7 @@ func firewall(ctx context.Context, s *subject) (all []Finding) {
 		}
 	}
 	switch {
-	case err == nil && (tried || len(chains) == 0), len(all) > 0:
+	case err == nil && (tried || len(chains) == 0), slices.ContainsFunc(all, func(f Finding) bool { return f.Wrong == services.Wrong }):
 		return all
 	case err == nil:
 		err = errors.New("no Service has a VIP to test")

@@ -72,7 +72,7 @@ func (f *Flags) RegisterNode(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.forbidden, "forbidden-endpoint-cidrs", []string{metadata}, "`networks` that endpoints must not be in: usher connects from the node, where Pod network policies do not apply. metadata = cloud metadata services. Empty = none. The default applies only to Services from an API server")
 	flags.BoolVar(&f.clientAddress, "client-address-annotation", true, "Honor the annotation usher.io/client-address; if false, --client-address applies to all Services")
 	flags.DurationVar(&f.MaxDelay, "max-sync-delay", f.MaxDelay, "Maximum time to batch changes before applying them while Services keep changing")
-	cli.Deprecate(flags, "max-sync-delay", "set minSyncPeriod in --config")
+	cli.Deprecate(flags, "max-sync-delay", "set minSyncPeriod in kube-proxy's configuration (usher run --config)")
 }
 
 // metadata is the keyword for metadataServices in --forbidden-endpoint-cidrs.
@@ -137,7 +137,7 @@ func (f *Flags) RegisterProxy(flags *pflag.FlagSet) {
 	for _, name := range []string{"max-connections-per-port", "max-udp-sessions-per-port", "max-affinity-per-port"} {
 		cli.Retire(flags, name, false, "the shares of service ports are fixed, see docs/sizing.md")
 	}
-	cli.Retire(flags, "trace-connections", false, "use --trace-events")
+	cli.Retire(flags, "trace-connections", false, "4,096 connections are kept")
 }
 
 const EndpointGroup = "Endpoints: which one gets a connection, and how"
@@ -148,10 +148,11 @@ func (f *Flags) RegisterServers(flags *pflag.FlagSet) {
 	flags.StringVar(&f.HealthzAddress, "healthz-address", "0.0.0.0:10256", "Listen address `host:port` for /healthz and /livez. Empty = none, the default with --manifests")
 	flags.BoolVar(&f.HardFail, "bind-address-hard-fail", false, "Exit if usher cannot listen on one of these addresses, instead of retrying in the background")
 	flags.StringVar(&f.AccessLog.Path, "access-log", "", "`file` to append a line to for each closed connection. - = standard output, empty = none")
+	flags.BoolVar(&f.AccessLogDefault, "access-log-default", f.AccessLogDefault, "")
 	cli.Choice(flags, (*string)(&f.AccessLog.Format), "access-log-format", "", "Format of the access log: "+strings.Join(accesslog.Formats, " or "), accesslog.Formats...)
 	cli.Group(flags, "Addresses that usher serves, and the access log")
-	cli.Deprecate(flags, "bind-address-hard-fail", "set bindAddressHardFail in --config")
-	cli.Retire(flags, "access-log-default", true, "use the annotation usher.io/access-log")
+	flags.Lookup("bind-address-hard-fail").Hidden = true // it is kube-proxy's
+	cli.Deprecate(flags, "access-log-default", "use the annotation usher.io/access-log")
 }
 
 // FromFiles reports whether Services come from files.
@@ -266,7 +267,7 @@ func IgnorePipes() { signal.Ignore(syscall.SIGPIPE) }
 func AllFlags(cmd *cobra.Command) map[string]string {
 	out := map[string]string{}
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		if !f.Hidden || f.Changed {
+		if !f.Hidden || f.Changed && !cli.Retired(f) {
 			out[f.Name] = f.Value.String()
 		}
 	})

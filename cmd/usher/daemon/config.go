@@ -99,14 +99,15 @@ type Config struct {
 	// Proxy configures how connections are served. The daemon sets Portal, Trace, Log, Ports
 	// (to the portal's ProxyPorts), IsPod and OnProblem.
 	Proxy proxy.Options
-	// TraceEvents is the number of connection steps that are kept in memory, and the number of failed, retried, slow or
-	// unanswered connections that are kept in addition. A connection is slow if its client waits longer than Slow; 0 =
-	// none.
+	// TraceEvents is the number of connection steps that are kept in memory. A connection is slow if its client waits
+	// longer than Slow; 0 = none.
 	TraceEvents int
 	Slow        time.Duration
 	// AccessLog configures the log with a line for each connection that has ended; without Path
 	// there is none. The daemon sets Log.
 	AccessLog accesslog.Options
+	// AccessLogDefault enables the access log for Services that do not configure it.
+	AccessLogDefault bool
 	// DrainTimeout is the time for connections to end when the daemon is stopped; 0
 	// resets them at once.
 	DrainTimeout time.Duration
@@ -197,14 +198,15 @@ var DefaultAliases = []netip.Prefix{netip.MustParsePrefix("198.18.0.0/15"), neti
 // Defaults returns the configuration of 'usher run' without flags, except for its HTTP servers.
 func Defaults() Config {
 	return Config{
-		MaxDelay:     kube.DefaultMaxDelay,
-		Mode:         modes.Auto,
-		Portal:       portal.Options{Mark: 0x1000, Aliases: slices.Clone(DefaultAliases), IPTablesTarget: portal.IPTablesTargets[0], AddressNamespace: portal.AddressNamespaces[0]},
-		Proxy:        proxy.Defaults(),
-		TraceEvents:  4096,
-		Slow:         200 * time.Millisecond,
-		AccessLog:    accesslog.Options{Format: accesslog.JSON},
-		DrainTimeout: 30 * time.Second,
+		MaxDelay:         kube.DefaultMaxDelay,
+		Mode:             modes.Auto,
+		Portal:           portal.Options{Mark: 0x1000, Aliases: slices.Clone(DefaultAliases), IPTablesTarget: portal.IPTablesTargets[0], AddressNamespace: portal.AddressNamespaces[0]},
+		Proxy:            proxy.Defaults(),
+		TraceEvents:      4096,
+		Slow:             200 * time.Millisecond,
+		AccessLog:        accesslog.Options{Format: accesslog.JSON},
+		AccessLogDefault: true,
+		DrainTimeout:     30 * time.Second,
 	}
 }
 

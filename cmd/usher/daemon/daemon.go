@@ -182,16 +182,20 @@ func inPod() bool { return os.Getenv("KUBERNETES_SERVICE_HOST") != "" }
 // unhealthy: twice the default sync period, as in kube-proxy.
 const healthTimeout = time.Minute
 
+// keptConnections is the number of failed, retried, slow or unanswered connections that the trace keeps in addition to
+// the latest steps. One takes about 400 B.
+const keptConnections = 4096
+
 // newProxy creates the proxy behind pt, and its health checks.
 func (d *Daemon) newProxy(pt portal.Portal) {
 	o := &d.config.Proxy // DirectDial uses the portal that is set here
 	o.Portal, o.Log, o.Trace = pt, d.log, trace.NewLog(d.config.TraceEvents)
-	o.Trace.Keep(d.config.TraceEvents)
+	o.Trace.Keep(keptConnections)
 	o.Slow = d.config.Slow
 	o.Ports = d.config.Portal.ProxyPorts
 	o.IsPod, o.NodeName, o.NodeAddress, o.LoadBalancers = d.isPod(), d.config.NodeName, d.config.Portal.NodeAddress, d.config.LoadBalancers
 	if d.config.AccessLog.Path != "" {
-		o.AccessLog = config.On
+		o.AccessLog = map[bool]config.Switch{true: config.On, false: config.Off}[d.config.AccessLogDefault]
 	}
 	if d.config.Netns != nil {
 		o.Socket = d.config.Netns.Socket
