@@ -280,6 +280,10 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 		binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "usher-laptop"}, Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: "laptop"}},
 			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "usher-laptop"}}
 		Expect(c.api.RbacV1().ClusterRoleBindings().Create(context.Background(), binding, metav1.CreateOptions{})).Error().NotTo(HaveOccurred())
+		DeferCleanup(func() {
+			Expect(c.api.RbacV1().ClusterRoleBindings().Delete(context.Background(), binding.Name, metav1.DeleteOptions{})).To(Succeed())
+			Expect(c.api.RbacV1().ClusterRoles().Delete(context.Background(), binding.RoleRef.Name, metav1.DeleteOptions{})).To(Succeed())
+		})
 		config, err := clientcmd.LoadFromFile(plane.Kubeconfig(control.Identity{User: "laptop"}, plane.Server()))
 		Expect(err).NotTo(HaveOccurred())
 		for _, name := range []string{"staging", "kind-dev"} {
@@ -293,6 +297,10 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 		u = r.start("kubectl usher connect --context staging")
 		r.eventually("curl -x 127.0.0.1:1080 http://web.default/", "web in default\n")
 		r.eventually("curl -x socks5h://127.0.0.1:1080 http://web.default/", "web in default\n")
+		u.Interrupt()
+		Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		u = r.startAs("env HTTPS_PROXY=http://127.0.0.1:1080 kubectl usher connect --context staging") // as proxy-env sets it
+		Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say(`default/web`))
 		u.Interrupt()
 		Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 		u = r.start("sudo kubectl usher connect --kubeconfig ~/.kube/config --portal=auto")
@@ -348,6 +356,12 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 		} {
 			r.succeeds(r.startAs(as(command)))
 		}
+		DeferCleanup(func() {
+			for _, name := range []string{"usher-list", "usher-ask"} {
+				Expect(c.api.RbacV1().RoleBindings(roleNamespace).Delete(context.Background(), name, metav1.DeleteOptions{})).To(Succeed())
+				Expect(c.api.RbacV1().Roles(roleNamespace).Delete(context.Background(), name, metav1.DeleteOptions{})).To(Succeed())
+			}
+		})
 		exec := r.startAs(strings.Replace(as("kubectl usher exec -n shop -- npm run dev"), "npm run dev", "curl -sS http://web/", 1))
 		Expect(r.succeeds(exec)).To(Equal("web in " + shop.namespace + "\n"))
 		connecting := r.start("kubectl usher connect")
