@@ -35,8 +35,8 @@ func main() {
 	arm64 := suite{name: "arm64", commands: []string{"test/arm64.sh"}}
 	cross := suite{name: "cross", commands: []string{"go run ./test/cross darwin/arm64 windows/amd64"}}
 	stages := []stage{
-		// The longest come first, so that both CPUs have work until the end.
-		{{program}, {prepare, cluster}, {packages}, {release}, {dashboard}, {arm64}, {monitoring}, {deploy}, {cross}, {lint}},
+		// Two lanes for two CPUs: with a third one, specs fail because they wait for a CPU.
+		{{program, packages, lint, cross}, {prepare, cluster, dashboard, deploy, monitoring, release, arm64}},
 		{{scale, walk, ground}}, // they measure, or have time limits
 	}
 	if err := limit(stages, os.Args[1:]); err != nil {
@@ -80,10 +80,10 @@ func limit(stages []stage, names []string) error {
 		return nil
 	}
 	left := map[string]bool{}
-	for _, chains := range stages {
-		for i := range chains {
-			chains[i] = slices.DeleteFunc(chains[i], func(s suite) bool { return !slices.Contains(names, s.name) })
-			for _, s := range chains[i] {
+	for _, lanes := range stages {
+		for i := range lanes {
+			lanes[i] = slices.DeleteFunc(lanes[i], func(s suite) bool { return !slices.Contains(names, s.name) })
+			for _, s := range lanes[i] {
 				left[s.name] = true
 			}
 		}
@@ -96,34 +96,24 @@ func limit(stages []stage, names []string) error {
 	return nil
 }
 
-// A stage is a list of chains, of which atOnce run concurrently. A chain is a sequence of suites.
+// A stage is a list of concurrent lanes; a lane is a sequence of suites.
 type stage [][]suite
-
-// atOnce is for two CPUs. With more, specs fail because they wait for a CPU.
-const atOnce = 2
 
 // run runs all stages, prints the results, and reports whether all succeeded.
 func run(out io.Writer, stages ...stage) bool {
 	var results []*result
 	shared := &sharedWriter{w: out}
-	for _, chains := range stages {
-		waiting := make(chan []*result, len(chains))
-		for _, chain := range chains {
-			of := make([]*result, len(chain))
-			for i, s := range chain {
+	for _, lanes := range stages {
+		var running sync.WaitGroup
+		for _, lane := range lanes {
+			of := make([]*result, len(lane))
+			for i, s := range lane {
 				of[i] = &result{suite: s, out: shared}
 			}
 			results = append(results, of...)
-			waiting <- of
-		}
-		close(waiting)
-		var running sync.WaitGroup
-		for range atOnce {
 			running.Go(func() {
-				for of := range waiting {
-					for _, r := range of {
-						r.run()
-					}
+				for _, r := range of {
+					r.run()
 				}
 			})
 		}
