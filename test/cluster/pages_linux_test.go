@@ -320,7 +320,7 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 			"usher run --manifests all.yaml --portal=none --node-labels topology.kubernetes.io/zone=a,topology.kubernetes.io/region=eu",
 		} {
 			u = r.start(command)
-			Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say(`shop/cart`))
+			Eventually(u.Out).WithTimeout(time.Minute).Should(gbytes.Say(`shop/cart`)) // with the Services of earlier specs
 			u.Interrupt()
 			Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 		}
