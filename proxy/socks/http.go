@@ -97,7 +97,7 @@ func (s *Server) dialPlain(ctx context.Context, _, address string) (net.Conn, er
 	if err != nil {
 		return nil, err
 	}
-	vip, err := s.route(host, port)
+	vip, err := s.routeOf(host, port)
 	switch {
 	case err != nil:
 		return nil, err

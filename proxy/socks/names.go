@@ -39,19 +39,22 @@ var (
 )
 
 // routeOf returns the VIP for a request to host, a name or an address. It is invalid if the request is not
-// for a Service.
-func routeOf(p *proxy.Proxy, host string, port uint16) (vip netip.AddrPort, err error) {
+// for a Service. Names that may be those of Services wait for the initial sync; addresses do not.
+func (s *Server) routeOf(host string, port uint16) (vip netip.AddrPort, err error) {
 	if addr, err := netip.ParseAddr(host); err == nil {
-		return routeOfVIP(p, netip.AddrPortFrom(addr.Unmap(), port))
+		return routeOfVIP(s.proxy, netip.AddrPortFrom(addr.Unmap(), port))
 	}
 	name, certain, ok := serviceOf(host)
+	if ok || certain {
+		s.waitForSync()
+	}
 	known := false
 	if ok {
-		vip, known = p.ClusterIP(name, port)
+		vip, known = s.proxy.ClusterIP(name, port)
 	}
 	switch {
 	case vip.IsValid():
-		return routeOfVIP(p, vip)
+		return routeOfVIP(s.proxy, vip)
 	case known:
 		return vip, errRefused
 	case certain:

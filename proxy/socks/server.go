@@ -182,7 +182,7 @@ func (s *Server) connect(_ context.Context, writer io.Writer, request *socks5.Re
 func (s *Server) tunnel(c *client, host string, port uint16, answer func(local net.Addr, err error) error) error {
 	c.hurry()
 	_ = c.SetDeadline(time.Time{}) // fails only if it is closed
-	vip, err := s.route(host, port)
+	vip, err := s.routeOf(host, port)
 	if vip.IsValid() { // reports success before an endpoint was found, as a portal does
 		if err := answer(c.LocalAddr(), nil); err != nil {
 			return err
@@ -206,18 +206,13 @@ func (s *Server) tunnel(c *client, host string, port uint16, answer func(local n
 	return nil
 }
 
-// route waits until the initial sync is applied, if host may be a Service's name, and returns routeOf.
-func (s *Server) route(host string, port uint16) (vip netip.AddrPort, err error) {
-	if _, certain, ok := serviceOf(host); (ok || certain) && net.ParseIP(host) == nil {
-		limit := time.NewTimer(syncTime)
-		defer limit.Stop()
-		select {
-		case <-s.proxy.InitialSync():
-		case <-limit.C:
-		case <-s.ctx.Done():
-		}
+// waitForSync waits until the initial sync is applied, at most for syncTime.
+func (s *Server) waitForSync() {
+	select {
+	case <-s.proxy.InitialSync():
+	case <-time.After(syncTime):
+	case <-s.ctx.Done():
 	}
-	return routeOf(s.proxy, host, port)
 }
 
 // dialDirectly connects to a destination that is not a Service.
