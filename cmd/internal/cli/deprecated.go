@@ -7,14 +7,16 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// insteadKey is the annotation of deprecated flags with what to use instead.
-const insteadKey = "instead"
+// insteadKey is the annotation of deprecated flags with what to use instead; retiredKey is that of flags without effect.
+const (
+	insteadKey = "instead"
+	retiredKey = "retired"
+)
 
 // Deprecate hides a flag that the next release will not have. It still has its effect.
 func Deprecate(flags *pflag.FlagSet, name, instead string) {
-	f := flags.Lookup(name)
-	f.Hidden = true
-	f.Annotations = map[string][]string{insteadKey: {instead}}
+	flags.Lookup(name).Hidden = true
+	_ = flags.SetAnnotation(name, insteadKey, []string{instead}) // the flag exists
 }
 
 // Retire registers a hidden flag of earlier versions that has no effect. The next release will not have it.
@@ -23,14 +25,14 @@ func Retire(flags *pflag.FlagSet, name string, boolean bool, instead string) {
 	if boolean {
 		flags.Lookup(name).NoOptDefVal = "true"
 	}
-	Deprecate(flags, name, noEffect+instead)
+	Deprecate(flags, name, "it has no effect; "+instead)
+	_ = flags.SetAnnotation(name, retiredKey, nil) // the flag exists
 }
-
-const noEffect = "it has no effect; "
 
 // Retired reports whether f has no effect.
 func Retired(f *pflag.Flag) bool {
-	return strings.HasPrefix(strings.Join(f.Annotations[insteadKey], ""), noEffect)
+	_, is := f.Annotations[retiredKey]
+	return is
 }
 
 // Deprecations returns a warning for each deprecated flag that is set.

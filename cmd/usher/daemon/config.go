@@ -99,10 +99,10 @@ type Config struct {
 	// Proxy configures how connections are served. The daemon sets Portal, Trace, Log, Ports
 	// (to the portal's ProxyPorts), IsPod and OnProblem.
 	Proxy proxy.Options
-	// TraceEvents is the number of connection steps that are kept in memory. A connection is slow if its client waits
-	// longer than Slow; 0 = none.
+	// TraceEvents is the number of connection steps that are kept in memory.
 	TraceEvents int
-	Slow        time.Duration
+	// Slow is the threshold for slow connections: those whose clients wait longer. 0 = none.
+	Slow time.Duration
 	// AccessLog configures the log with a line for each connection that has ended; without Path
 	// there is none. The daemon sets Log.
 	AccessLog accesslog.Options
