@@ -49,6 +49,18 @@ func (c *cluster) person(name string, rules ...rbacv1.PolicyRule) (kubeconfig st
 	return kubeconfig
 }
 
+// usherPods makes the usher instances of these Nodes reachable through the API server. hosts has a client on each.
+func (c *cluster) usherPods(hosts map[string]*lab.Dialer) {
+	GinkgoHelper()
+	k := c.newKubelet()
+	k.hosts = hosts
+	for node := range hosts {
+		updateNodeStatus(node, k.status)
+		DeferCleanup(updateNodeStatus, node, func(n *corev1.Node) { n.Status = corev1.NodeStatus{} })
+		c.usherPod(node)
+	}
+}
+
 // usherPod creates the Pod that the DaemonSet would create on a Node, in the state in which usher runs.
 func (c *cluster) usherPod(node string) {
 	GinkgoHelper()
@@ -82,17 +94,7 @@ var _ = Describe("kubectl usher, run outside the cluster,", func() {
 		controlSpace.Output("ip", "route", "add", "10.244.0.0/24", "via", "198.51.100.2", "dev", "node", "onlink", "src", controlAddress.String())
 		c.Node.Output("sysctl", "-qw", "net.ipv4.ip_forward=1")
 		laptop = controlSpace.NewDialer(8)
-		k := c.newKubelet()
-		k.hosts[here], k.hosts[elsewhere] = c.node, laptop
-		for _, node := range []string{here, elsewhere} {
-			updateNodeStatus(node, k.status)
-			c.usherPod(node)
-		}
-		DeferCleanup(func() {
-			for _, node := range []string{here, elsewhere} {
-				updateNodeStatus(node, func(n *corev1.Node) { n.Status = corev1.NodeStatus{} })
-			}
-		})
+		c.usherPods(map[string]*lab.Dialer{here: c.node, elsewhere: laptop})
 		svc, pods = c.service("web"), nil
 		for n := 1; n <= 2; n++ {
 			pods = append(pods, c.startPod("web", n, here))

@@ -31,6 +31,12 @@ import (
 // nobody is a user without any privilege.
 const nobody = 65534
 
+// asNobody returns a command that runs as nobody.
+func asNobody(program string, args ...string) *exec.Cmd {
+	user := fmt.Sprint(nobody)
+	return exec.Command("setpriv", append([]string{"--reuid=" + user, "--regid=" + user, "--clear-groups", program}, args...)...)
+}
+
 // reader is a user who runs the commands of a page in a folder with the examples and the programs. Commands with sudo
 // run as root, all others as nobody.
 type reader struct {
@@ -75,11 +81,10 @@ func (r *reader) startAs(command string, input ...string) *gexec.Session {
 	} else if !strings.ContainsAny(command, "|;$") {
 		command = "exec " + command // signals reach the program
 	}
-	args := []string{"bash", "-c", command}
-	if !root {
-		args = append([]string{"setpriv", fmt.Sprintf("--reuid=%d", nobody), fmt.Sprintf("--regid=%d", nobody), "--clear-groups"}, args...)
+	cmd := asNobody("bash", "-c", command)
+	if root {
+		cmd = exec.Command("bash", "-c", command)
 	}
-	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Dir = r.home
 	cmd.Env = append(os.Environ(), "HOME="+r.home, "PATH="+r.home+"/bin:"+os.Getenv("PATH"), "GORACE=atexit_sleep_ms=0")
 	cmd.Stdin = strings.NewReader(strings.Join(append(input, ""), "\n"))
@@ -103,6 +108,13 @@ func (r *reader) succeeds(s *gexec.Session) string {
 	GinkgoHelper()
 	Eventually(s).WithTimeout(time.Minute).Should(gexec.Exit(0))
 	return string(s.Out.Contents())
+}
+
+// interrupt ends a program as Ctrl-C does.
+func interrupt(s *gexec.Session) {
+	GinkgoHelper()
+	s.Interrupt()
+	Eventually(s).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 }
 
 // eventually runs a command of the page until its output contains text.
@@ -151,15 +163,12 @@ func (c *cluster) inDefault(apps ...string) *cluster {
 	return &standard
 }
 
-// block returns the lines of the page from one that begins with first up to the end of its block.
+// block returns the lines of a block of the page from the one that begins with first.
 func (r *reader) block(first string) string {
 	GinkgoHelper()
-	text, err := os.ReadFile(filepath.Join(control.Root(), "docs", r.page.Name))
+	block, err := r.page.Block(first)
 	Expect(err).NotTo(HaveOccurred())
-	_, rest, found := strings.Cut(string(text), "\n"+first)
-	Expect(found).To(BeTrue(), first)
-	block, _, _ := strings.Cut(rest, "\n```")
-	return first + block + "\n"
+	return block
 }
 
 var columns = regexp.MustCompile(` +`)
@@ -201,16 +210,14 @@ var _ = Describe("a reader can run all commands of", func() {
 		Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say(`default/web`))
 		Expect(r.succeeds(r.startAs("curl -sS http://10.96.0.10/"))).To(ContainSubstring(listing))
 		Expect(r.run("kubectl get services,endpointslices,nodes -A -o yaml | usher check --diff -")).To(ContainSubstring("+ " + c.namespace + "/web:main"))
-		u.Interrupt()
-		Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		interrupt(u)
 
 		u = r.start("usher run --manifests examples/ --portal=none --trace")
 		Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say(`default/web .* 127\.[0-9.]+:8080 `))
 		address := regexp.MustCompile(`default/web .* (127\.[0-9.]+:8080) `).FindStringSubmatch(string(u.Out.Contents()))
 		Expect(r.succeeds(r.startAs("curl -sS http://" + address[1] + "/"))).To(ContainSubstring(listing))
 		Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say("established with 127.0.0.1:808"))
-		u.Interrupt()
-		Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		interrupt(u)
 
 		By("comparing a change with the running instance")
 		const web = `
@@ -255,16 +262,14 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 		Expect(r.run(`eval "$(kubectl usher env --manifests examples/)"; echo $WEB_SERVICE_HOST`)).To(Equal("10.96.0.10\n"))
 		Expect(r.page.Use("usher run --manifests examples/web.yaml --portal=none")).To(Succeed())
 		u := r.startAs("sudo usher run --manifests examples/web.yaml --portal=none")
-		table := words(strings.TrimPrefix(r.block("$ usher run --manifests examples/web.yaml --portal=none"), "$ usher run --manifests examples/web.yaml --portal=none\n"))
+		table := words(r.block("SERVICE"))
 		Eventually(func() string { return words(string(u.Out.Contents())) }).WithTimeout(soon).Should(Equal(table))
-		u.Interrupt()
-		Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		interrupt(u)
 		u = r.start("sudo bin/kubectl-usher connect --manifests examples/ --dns 127.0.0.153")
 		r.eventually("dig +short @127.0.0.153 web.default.svc.cluster.local", "10.96.0.10\n")
 		r.eventually("dig +short @127.0.0.153 SRV _http._tcp.web.default.svc.cluster.local", "0 100 80 web.default.svc.cluster.local.\n")
 		r.eventually("dig +short @127.0.0.153 -x 10.96.0.10", "web.default.svc.cluster.local.\n")
-		u.Interrupt()
-		Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		interrupt(u)
 
 		By("running commands on the Services of a cluster, with the page's role")
 		c.startKubelet()
@@ -297,17 +302,14 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 		u = r.start("kubectl usher connect --context staging")
 		r.eventually("curl -x 127.0.0.1:1080 http://web.default/", "web in default\n")
 		r.eventually("curl -x socks5h://127.0.0.1:1080 http://web.default/", "web in default\n")
-		u.Interrupt()
-		Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		interrupt(u)
 		u = r.startAs("env HTTPS_PROXY=http://127.0.0.1:1080 kubectl usher connect --context staging") // as proxy-env sets it
 		Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say(`default/web`))
-		u.Interrupt()
-		Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		interrupt(u)
 		u = r.start("sudo kubectl usher connect --kubeconfig ~/.kube/config --portal=auto")
 		Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say(`default/web`))
 		Expect(r.succeeds(r.startAs("curl -sS http://" + web.Spec.ClusterIP + "/"))).To(Equal("web in default\n"))
-		u.Interrupt()
-		Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		interrupt(u)
 		r.run("kubectl usher env --context kind-dev -n shop -o dotenv > .env")
 		Expect(os.ReadFile(filepath.Join(r.home, ".env"))).To(ContainSubstring("CART_SERVICE_PORT=80"))
 		Expect(r.run("kubectl usher env web shop/cart --kubeconfig ~/.kube/config -o json")).To(And(ContainSubstring(`"WEB_SERVICE_PORT": "80"`), ContainSubstring(`"CART_SERVICE_PORT": "80"`)))
@@ -321,8 +323,7 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 		} {
 			u = r.start(command)
 			Eventually(u.Out).WithTimeout(time.Minute).Should(gbytes.Say(`shop/cart`)) // with the Services of earlier specs
-			u.Interrupt()
-			Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+			interrupt(u)
 		}
 		Expect(r.run("usher check --diff all.yaml --node-name worker-1")).To(MatchRegexp(`(?m)^\+ shop/cart:main`))
 		Expect(r.page.Unused()).To(BeEmpty())
@@ -331,11 +332,7 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 	It("docs/kubectl.md, except those that install", func() {
 		lab.UserNamespaces()
 		c := newCluster()
-		k := c.newKubelet()
-		k.hosts[here] = c.node
-		updateNodeStatus(here, k.status)
-		DeferCleanup(func() { updateNodeStatus(here, func(n *corev1.Node) { n.Status = corev1.NodeStatus{} }) })
-		c.usherPod(here)
+		c.usherPods(map[string]*lab.Dialer{here: c.node})
 		shop := *c
 		shop.namespace = "of-kubectl" // the page's shop; a namespace cannot be created again at once
 		shop.createNamespace()
@@ -366,8 +363,7 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 		Expect(r.succeeds(exec)).To(Equal("web in " + shop.namespace + "\n"))
 		connecting := r.start("kubectl usher connect")
 		Expect(r.succeeds(r.startAs("curl -sS --retry 20 --retry-connrefused --retry-delay 1 -x 127.0.0.1:1080 http://web." + shop.namespace + "/"))).To(Equal("web in " + shop.namespace + "\n"))
-		connecting.Interrupt()
-		Eventually(connecting).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		interrupt(connecting)
 
 		r.become(control.Identity{User: "reader"})
 		Expect(r.run("kubectl usher get services -A")).To(MatchRegexp(`(?m)^%s +web +ok `, shop.namespace))
@@ -397,11 +393,7 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 			pods = append(pods, standard.startPod("web", n, here))
 			standard.awaitReady("web", pods[n-1])
 		}
-		k := c.newKubelet()
-		k.hosts[here] = c.node
-		updateNodeStatus(here, k.status)
-		DeferCleanup(func() { updateNodeStatus(here, func(n *corev1.Node) { n.Status = corev1.NodeStatus{} }) })
-		c.usherPod(here)
+		c.usherPods(map[string]*lab.Dialer{here: c.node})
 		c.usher()
 		r := c.newReader("services.md")
 		r.become(control.Admin)

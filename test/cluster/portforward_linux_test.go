@@ -151,8 +151,7 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		Expect(exec.Command("install", "-m", "755", kubectlUsherRace(), program).Run()).To(Succeed())
 		Expect(exec.Command("install", "-m", "644", c.developer("get", "create"), kubeconfig).Run()).To(Succeed())
 		script := fmt.Sprintf(`for i in 1 2 3; do exec 3<>/dev/tcp/web/%d; read -r name <&3; echo "$name"; exec 3>&-; done; echo "$WEB_SERVICE_HOST"`, svc.Spec.Ports[0].Port)
-		s := startIn(controlSpace.WithTun(0o666), exec.Command("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
-			program, "exec", "--kubeconfig", kubeconfig, "-n", c.namespace, "--via=portforward", "--", "bash", "-euc", script))
+		s := startIn(controlSpace.WithTun(0o666), asNobody(program, "exec", "--kubeconfig", kubeconfig, "-n", c.namespace, "--via=portforward", "--", "bash", "-euc", script))
 		Eventually(s).WithTimeout(30 * time.Second).Should(gexec.Exit(0))
 		said := strings.Fields(string(s.Out.Contents()))
 		Expect(said).To(ConsistOf(pods[0].addr.String(), pods[1].addr.String(), pods[2].addr.String(), svc.Spec.ClusterIP))

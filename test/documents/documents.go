@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -39,25 +40,18 @@ func Commands(root, program string) (map[string][]string, error) {
 	}
 	read := func(file string) error {
 		text, err := os.ReadFile(file)
-		block, prompts := []string(nil), false // of the block, if any
-		for line := range strings.Lines(strings.ReplaceAll(string(text), "\\\n", " ")) {
-			line = strings.TrimSpace(line)
-			switch {
-			case strings.HasPrefix(line, "```") && block == nil:
-				block, prompts = []string{}, false
-			case strings.HasPrefix(line, "```"):
-				for _, line := range block {
-					if !prompts || strings.HasPrefix(line, "$ ") { // otherwise it is output
-						add(line)
-					}
+		blocks, others := split(strings.ReplaceAll(string(text), "\\\n", " "))
+		for _, block := range blocks {
+			prompts := slices.ContainsFunc(block, hasPrompt)
+			for _, line := range block {
+				if line = strings.TrimSpace(line); !prompts || hasPrompt(line) { // otherwise it is output
+					add(line)
 				}
-				block = nil
-			case block != nil:
-				block, prompts = append(block, line), prompts || strings.HasPrefix(line, "$ ")
-			default:
-				for _, span := range spans.FindAllStringSubmatch(line, -1) {
-					add(span[1])
-				}
+			}
+		}
+		for _, line := range others {
+			for _, span := range spans.FindAllStringSubmatch(line, -1) {
+				add(span[1])
 			}
 		}
 		return err
@@ -75,9 +69,31 @@ func Commands(root, program string) (map[string][]string, error) {
 	})
 }
 
+// split returns the lines of each block of code, and all other lines.
+func split(text string) (blocks [][]string, others []string) {
+	inside := false
+	for line := range strings.Lines(text) {
+		line = strings.TrimSuffix(line, "\n")
+		switch {
+		case strings.HasPrefix(strings.TrimSpace(line), "```"):
+			if inside = !inside; inside {
+				blocks = append(blocks, nil)
+			}
+		case inside:
+			blocks[len(blocks)-1] = append(blocks[len(blocks)-1], line)
+		default:
+			others = append(others, line)
+		}
+	}
+	return blocks, others
+}
+
+func hasPrompt(line string) bool { return strings.HasPrefix(strings.TrimSpace(line), "$ ") }
+
 // A Page is a page whose commands a spec runs.
 type Page struct {
 	Name   string
+	blocks [][]string
 	unused map[string]bool // the commands in its blocks
 }
 
@@ -85,17 +101,23 @@ type Page struct {
 func ReadPage(root, name string) (*Page, error) {
 	text, err := os.ReadFile(filepath.Join(root, "docs", name))
 	p := &Page{Name: name, unused: map[string]bool{}}
-	inside := false
-	for line := range strings.Lines(string(text)) {
-		line = strings.TrimSpace(line)
-		switch {
-		case strings.HasPrefix(line, "```"):
-			inside = !inside
-		case inside && program.MatchString(line):
+	p.blocks, _ = split(string(text))
+	for _, line := range slices.Concat(p.blocks...) {
+		if line = strings.TrimSpace(line); program.MatchString(line) {
 			p.unused[withoutComment(line)] = true
 		}
 	}
 	return p, err
+}
+
+// Block returns the lines of a block of code from the one that begins with first, each with its line break.
+func (p *Page) Block(first string) (string, error) {
+	for _, block := range p.blocks {
+		if i := slices.IndexFunc(block, func(line string) bool { return strings.HasPrefix(line, first) }); i >= 0 {
+			return strings.Join(block[i:], "\n") + "\n", nil
+		}
+	}
+	return "", fmt.Errorf("docs/%s has no block with a line that begins with %q", p.Name, first)
 }
 
 // program matches the lines of blocks that are commands.
