@@ -29,8 +29,8 @@ func (g group) latency(now time.Time) *api.Latency {
 	var l recentLatency
 	for _, v := range g {
 		if s := v.PortMetrics; s != nil {
-			l.connect.Add(&s.Connect.Recent, now)
-			l.firstByte.Add(&s.FirstByte.Recent, now)
+			l.connect.Add(&s.Recent.Connect, now)
+			l.firstByte.Add(&s.Recent.FirstByte, now)
 		}
 	}
 	return l.forAPI()

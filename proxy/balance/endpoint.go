@@ -42,9 +42,10 @@ type rareState struct {
 	breaks   atomic.Pointer[latency.Recent] // as failures: the connections that it broke
 	brokeAt  atomic.Int64                   // State.Connected when it last broke one
 
-	noResponse atomic.Pointer[latency.Histogram] // as failures
-	unused     atomic.Pointer[latency.Recent]    // as failures
-	queue      atomic.Pointer[queue]
+	noResponse  atomic.Pointer[latency.Recent] // as failures
+	noResponses atomic.Int64                   // since the start
+	unused      atomic.Pointer[latency.Recent] // as failures
+	queue       atomic.Pointer[queue]
 }
 
 // ensureRare returns s.rareState, and creates it if needed.
@@ -129,23 +130,18 @@ func (s *State) Since(state uint8, began time.Time, exact bool) time.Time {
 // CountNoResponse counts a connection that ended as outcome.NoResponse at now.
 func (s *State) CountNoResponse(now time.Time) {
 	r := s.ensureRare()
-	if r.noResponse.Load() == nil {
-		r.noResponse.CompareAndSwap(nil, new(latency.Histogram))
-	}
-	r.noResponse.Load().Observe(latency.Seconds, now, 0, 0)
+	r.noResponses.Add(1)
+	count(&r.noResponse, now)
 }
 
 // NoResponse returns how many connections of the endpoint ended as outcome.NoResponse, in total and in the last 5 to 10
 // minutes before now. They do not count as failures.
 func (s *State) NoResponse(now time.Time) (total, inPeriod int64) {
 	r := s.rareState.Load()
-	if r == nil || r.noResponse.Load() == nil {
+	if r == nil {
 		return 0, 0
 	}
-	var all latency.All
-	all.Add(r.noResponse.Load())
-	number, _ := all.Buckets(nil)
-	return int64(number), recent(&r.noResponse.Load().Recent, now)
+	return r.noResponses.Load(), recent(r.noResponse.Load(), now)
 }
 
 // FailedRecently returns how many of State.Failed occurred in the last 5 to 10 minutes before now.

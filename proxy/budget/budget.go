@@ -113,9 +113,7 @@ func (b *Budget) SessionLimit() int64 {
 }
 
 // SessionLimitPerPort returns the maximum number of sessions of one service port: half of those of all.
-func (b *Budget) SessionLimitPerPort() int64 { return perPort(b.SessionLimit()) }
-
-func perPort(limit int64) int64 { return max(1, limit/2) }
+func (b *Budget) SessionLimitPerPort() int64 { return max(1, b.SessionLimit()/2) }
 
 // Divisors of a limit that give the part reserved for clients, and for service ports, with few connections. A limit
 // below the divisor has no such part.
@@ -140,18 +138,14 @@ var (
 // TakeConnection counts a new connection, or returns the limit that it exceeds. toPort and ofClient are the open
 // connections of the service port and the client, this one included.
 func (b *Budget) TakeConnection(toPort, ofClient int64) error {
-	open, limit := b.Connections.Add(1), b.ConnectionLimit()
-	perPort := b.limits.MaxConnectionsPerPort
-	if perPort == 0 && scarce(open, limit, partForPorts) {
-		perPort = max(1, limit/2)
-	}
+	open, limit, perPort := b.Connections.Add(1), b.ConnectionLimit(), b.limits.MaxConnectionsPerPort
 	var err error
 	switch {
 	case open > limit:
 		err = errTooMany
-	case perPort > 0 && toPort > perPort:
+	case perPort > 0 && toPort > perPort, perPort == 0 && toPort > max(1, limit/2) && scarce(open, limit, partForPorts):
 		err = errTooManyToPort
-	case scarce(open, limit, partForClients) && ofClient > b.clientsPart(limit):
+	case ofClient > b.clientsPart(limit) && scarce(open, limit, partForClients):
 		err = errTooManyOfClient
 	default:
 		return nil
@@ -183,11 +177,11 @@ const (
 // sessions of the service port and the client, this one included.
 func (b *Budget) TakeSession(toPort, ofClient int64) Room {
 	open, limit := b.Sessions.Add(1), b.SessionLimit()
-	perPort := perPort(limit)
+	perPort := max(1, limit/2)
 	full := open > limit || b.fixed()+open+2*b.Connections.Load() > b.usable()
 	var whose Room
 	switch {
-	case (full || scarce(open, limit, partForClients) || scarce(toPort, perPort, partForClients)) && ofClient > b.clientsPart(limit):
+	case ofClient > b.clientsPart(limit) && (full || scarce(open, limit, partForClients) || scarce(toPort, perPort, partForClients)):
 		whose = ClientFull
 	case toPort > perPort:
 		whose = PortFull

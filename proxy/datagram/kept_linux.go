@@ -26,9 +26,8 @@ const (
 	maxKeptBytes = 16 << 20
 )
 
-// keep keeps copies of count datagrams of the loop's batch.
-func (k *kept) keep(lp *loop, at, count int) {
-	now := lp.clock()
+// keep keeps copies of count datagrams of the loop's batch, which arrived at now.
+func (k *kept) keep(lp *loop, now time.Time, at, count int) {
 	for i := at + max(0, count-maxKept); i < at+count; i++ {
 		d := &k.datagrams[k.count%maxKept]
 		k.count++

@@ -210,7 +210,7 @@ func (s *session) send(at, count int) int {
 	s.touch()
 	s.asked = true
 	if s.search != nil {
-		s.search.keep(s.socket.loop, at, count)
+		s.search.keep(s.socket.loop, s.last, at, count)
 	}
 	for i := at; i < at+count; i++ {
 		b.Unaddress(i)

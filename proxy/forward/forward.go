@@ -47,22 +47,20 @@ type ending struct {
 
 // cause records why the pair ends.
 func (e *ending) cause(o outcome.Outcome, err error) {
-	if yields(e.outcome, o) {
-		e.outcome, e.err = leftBehind(e.outcome, o), plain(err)
+	if next := replaced(e.outcome, o); next != e.outcome {
+		e.outcome, e.err = next, plain(err)
 	}
 }
 
-// yields reports whether outcome to replaces the earlier outcome o of a pair. A failure or limit replaces an earlier
-// FIN; otherwise the first outcome stays.
-func yields(o, to outcome.Outcome) bool {
+// replaced returns the outcome of a pair that had the outcome before and now gets o. A failure or limit replaces an
+// earlier FIN; otherwise the first outcome stays. HalfClosed becomes NoResponse if the client had ended its side and the
+// endpoint did not end its own. See result.
+func replaced(before, o outcome.Outcome) outcome.Outcome {
 	fin := func(o outcome.Outcome) bool { return o == outcome.ClientClosed || o == outcome.EndpointClosed }
-	return o == outcome.Open || fin(o) && !fin(to)
-}
-
-// leftBehind returns the outcome of a pair that had the outcome before and now gets o. That is o, or NoResponse instead
-// of HalfClosed if the client had ended its side and the endpoint did not end its own. See result.
-func leftBehind(before, o outcome.Outcome) outcome.Outcome {
-	if before == outcome.ClientClosed && o == outcome.HalfClosed {
+	switch {
+	case before != outcome.Open && !(fin(before) && !fin(o)):
+		return before
+	case before == outcome.ClientClosed && o == outcome.HalfClosed:
 		return outcome.NoResponse
 	}
 	return o

@@ -139,9 +139,14 @@ func on[T any](loop *forward.Loop, f func() T) T {
 	GinkgoHelper()
 	result := make(chan T, 1)
 	Expect(loop.Do(func() { result <- f() })).To(Succeed())
-	var r T
-	Eventually(result).Should(Receive(&r))
-	return r
+	// Not Eventually, which looks only every 10 ms: checks of a wandering pair, due at fixed times, could all miss it.
+	select {
+	case r := <-result:
+		return r
+	case <-time.After(10 * time.Second):
+		Fail("the loop did not call the function")
+		panic("unreachable")
+	}
 }
 
 // dialed returns a connection that the loop has made to an endpoint, and its far end.

@@ -2,6 +2,7 @@ package forward
 
 import (
 	"bytes"
+	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
@@ -121,8 +122,17 @@ func (p *pair) watchClient(client *Client) (err error) {
 	return nil
 }
 
-// Pairs returns the number of pairs that the loop forwards. Any goroutine may call it.
-func (l *Loop) Pairs() int { return int(l.pairs.Load()) }
+// minDifference accounts for the wake-up that a transfer to another loop costs: see LessLoaded.
+const minDifference = 16
+
+// LessLoaded returns a random loop of list if it has clearly fewer pairs than l: fewer than 3/4 of them, minus
+// minDifference. Otherwise it returns l. It reads two counts, however many loops there are. Any goroutine may call it.
+func (l *Loop) LessLoaded(list []*Loop) *Loop {
+	if other := list[rand.N(len(list))]; other.pairs.Load() < l.pairs.Load()*3/4-minDifference {
+		return other
+	}
+	return l
+}
 
 // clientEdge and endpointEdge make a pair the Handler of its client's and its endpoint's socket.
 type (
@@ -472,11 +482,11 @@ func (p *pair) writeFailed(w *way, to *edge, err error) {
 }
 
 // end ends one direction, and sends FIN to the destination unless to is nil. If the other direction has ended as well,
-// end finishes the pair instead: closing the socket sends the FIN.
+// end closes the pair instead, which sends the FIN.
 func (p *pair) end(w *way, to *edge) {
 	w.ended = true
 	if p.toEndpoint.ended && p.toClient.ended {
-		p.finish()
+		p.close(p.untaken())
 		return
 	}
 	if to != nil {
@@ -516,9 +526,6 @@ func (p *pair) untaken() int {
 	}
 	return 0
 }
-
-// finish ends the pair after both directions have ended.
-func (p *pair) finish() { p.close(p.untaken()) }
 
 // close closes both sockets, and calls the owner's Ended.
 func (p *pair) close(untaken int) {
@@ -588,9 +595,9 @@ type errno struct {
 }
 
 func (e *errno) cause(o outcome.Outcome, err error) {
-	if yields(e.outcome, o) {
+	if next := replaced(e.outcome, o); next != e.outcome {
 		number, _ := err.(unix.Errno)
-		e.outcome, e.number = leftBehind(e.outcome, o), uint16(number)
+		e.outcome, e.number = next, uint16(number)
 	}
 }
 

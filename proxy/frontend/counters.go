@@ -85,11 +85,13 @@ func (f *FrontEnd) Observe(r *conn.Record, s conn.Step) {
 		if established {
 			f.Counters.seen[s.SourceAddress].Add(1)
 			portMetrics.Connect.Observe(latency.Seconds, s.Time, s.Duration.Seconds(), example)
+			portMetrics.Recent.Connect.Observe(latency.Seconds, s.Time, s.Duration.Seconds())
 		}
 	case conn.Queued:
 		f.Counters.queueWaits.Observe(latency.Queued, s.Time, s.Duration.Seconds(), 0)
 	case conn.FirstByte:
 		portMetrics.FirstByte.Observe(latency.Seconds, s.Time, s.Duration.Seconds(), example)
+		portMetrics.Recent.FirstByte.Observe(latency.Seconds, s.Time, s.Duration.Seconds())
 	case conn.Closed:
 		all.ends[s.Ending.Outcome].Add(1)
 		portMetrics.ends[s.Ending.Outcome].Add(1)
@@ -246,6 +248,7 @@ type PortMetrics struct {
 	FirstByte latency.Histogram // in latency.Seconds; until the endpoint's first byte for the client
 	Lasted    latency.Histogram // in latency.Lasting; of ended clients that had an endpoint
 	Bytes     latency.Histogram // in latency.Bytes, both directions together; of the same clients
+	Recent    balance.Times     // Connect and FirstByte of the last minutes
 	ends      [outcome.Outcomes]atomic.Int64
 }
 

@@ -1,8 +1,8 @@
 // Package latency records durations or sizes in histograms: since the start, for Prometheus, and over the
 // last minutes, for users who look at the current state.
 //
-// A Recent holds the last five to ten minutes, and takes about 170 bytes; a Histogram also holds the total
-// since the start, and the last examples. Both are safe for concurrent use.
+// A Recent holds the last five to ten minutes, and takes about 170 bytes; a Histogram holds the total since the
+// start, and the last examples. Both are safe for concurrent use.
 package latency
 
 import (
@@ -48,27 +48,27 @@ type Recent struct {
 	mu sync.Mutex // guards changes of now
 }
 
-// Observe records v at now, and returns the bucket of v.
-func (r *Recent) Observe(b Bounds, now time.Time, v float64) (bucket int) {
+// Observe records v at now.
+func (r *Recent) Observe(b Bounds, now time.Time, v float64) {
+	bucket := 0
 	for bucket < len(b) && v > b[bucket] {
 		bucket++
 	}
 	if now.UnixNano()-r.began.Load() >= int64(period) {
-		r.turn(now, nil)
+		r.turn(now)
 	}
 	g := &r.seen[r.now.Load()]
 	g.counts[bucket].Add(1)
 	for bits := math.Float64bits(v); ; { // bits of non-negative floats sort like the floats
 		most := g.most.Load()
 		if bits <= most || g.most.CompareAndSwap(most, bits) {
-			return bucket
+			return
 		}
 	}
 }
 
-// turn begins another generation, unless another caller did. It calls forget, unless nil, for the counts that
-// are removed.
-func (r *Recent) turn(now time.Time, forget func(bucket int, n uint32)) {
+// turn begins another generation, unless another caller did.
+func (r *Recent) turn(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	since := now.UnixNano() - r.began.Load()
@@ -78,9 +78,7 @@ func (r *Recent) turn(now time.Time, forget func(bucket int, n uint32)) {
 	for turns := min(2, since/int64(period)); turns > 0; turns-- {
 		next := 1 - r.now.Load()
 		for i := range r.seen[next].counts {
-			if n := r.seen[next].counts[i].Swap(0); n > 0 && forget != nil {
-				forget(i, n)
-			}
+			r.seen[next].counts[i].Store(0)
 		}
 		r.seen[next].most.Store(0)
 		r.now.Store(next)
@@ -144,11 +142,10 @@ func (l *Sum) Quantile(b Bounds, q float64) (float64, bool) {
 	return l.most, true
 }
 
-// Histogram holds the values since the start, and recent ones. The zero value is empty.
+// Histogram holds the values since the start. The zero value is empty.
 type Histogram struct {
-	Recent
-	old      [buckets]atomic.Uint64 // of removed generations
-	sum      atomic.Uint64          // bits of a float64
+	counts   [buckets]atomic.Uint64
+	sum      atomic.Uint64 // bits of a float64
 	examples atomic.Pointer[[buckets]atomic.Pointer[Example]]
 }
 
@@ -162,10 +159,11 @@ type Example struct {
 // Observe records v at now. example, unless 0, is the number of a connection that becomes the example of its
 // bucket.
 func (h *Histogram) Observe(b Bounds, now time.Time, v float64, example uint64) {
-	if now.UnixNano()-h.began.Load() >= int64(period) {
-		h.turn(now, h.remember) // before Recent.Observe, which would forget the removed counts
+	bucket := 0
+	for bucket < len(b) && v > b[bucket] {
+		bucket++
 	}
-	i := h.Recent.Observe(b, now, v)
+	h.counts[bucket].Add(1)
 	for {
 		sum := h.sum.Load()
 		if h.sum.CompareAndSwap(sum, math.Float64bits(math.Float64frombits(sum)+v)) {
@@ -178,11 +176,8 @@ func (h *Histogram) Observe(b Bounds, now time.Time, v float64, example uint64) 
 	if h.examples.Load() == nil {
 		h.examples.CompareAndSwap(nil, new([buckets]atomic.Pointer[Example]))
 	}
-	h.examples.Load()[i].Store(&Example{example, now, v})
+	h.examples.Load()[bucket].Store(&Example{example, now, v})
 }
-
-// remember adds counts that the Recent removes to old.
-func (h *Histogram) remember(bucket int, n uint32) { h.old[bucket].Add(uint64(n)) }
 
 // All holds the values since the start, of one or more Histograms.
 type All struct {
@@ -194,13 +189,11 @@ type All struct {
 
 // Add adds the values of h.
 func (a *All) Add(h *Histogram) {
-	h.mu.Lock()
 	for i := range a.counts {
-		n := h.old[i].Load() + uint64(h.seen[0].counts[i].Load()) + uint64(h.seen[1].counts[i].Load())
+		n := h.counts[i].Load()
 		a.counts[i] += n
 		a.number += n
 	}
-	h.mu.Unlock()
 	a.Sum += math.Float64frombits(h.sum.Load())
 	if examples := h.examples.Load(); examples != nil {
 		for i := range examples {

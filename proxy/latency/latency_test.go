@@ -58,6 +58,34 @@ var _ = Describe("a Recent", func() {
 		r.Observe(latency.Seconds, began.Add(time.Hour), 0.5)
 		Expect(quantile(&r, began.Add(time.Hour), 1)).To(Equal(0.5))
 	})
+
+	It("keeps a value above the last bound", func() {
+		var r latency.Recent
+		r.Observe(latency.Seconds, began, 301)
+		Expect(quantile(&r, began, 1)).To(BeEquivalentTo(301))
+	})
+
+	It("keeps all values of a generation that several goroutines begin", func() {
+		const goroutines, each = 4, 10000
+		var r latency.Recent
+		var done sync.WaitGroup
+		for range goroutines {
+			done.Go(func() {
+				for i := range each {
+					r.Observe(latency.Seconds, began.Add(time.Duration(i)*time.Second), 0.3) // more than thirty generations
+				}
+			})
+		}
+		done.Wait()
+		var l latency.Sum
+		last := began.Add(time.Hour * 24)
+		for range goroutines {
+			done.Go(func() { r.Observe(latency.Seconds, last, 0.4) })
+		}
+		done.Wait()
+		l.Add(&r, last)
+		Expect(l.Number()).To(BeEquivalentTo(goroutines))
+	})
 })
 
 var _ = Describe("a Histogram", func() {
@@ -72,10 +100,6 @@ var _ = Describe("a Histogram", func() {
 		Expect(number).To(BeEquivalentTo(3))
 		Expect(all.Sum).To(BeNumerically("~", 601.001, 1e-9))
 		Expect(below).To(Equal(map[float64]uint64{0.001: 1, 0.01: 1, 0.1: 1, 0.25: 1, 0.5: 1, 1: 1, 2.5: 1, 5: 1, 10: 1, 30: 1, 60: 1, 300: 2}))
-		var l latency.Sum
-		l.Add(&h.Recent, began)
-		longest, _ := l.Quantile(latency.Queued, 1)
-		Expect(longest).To(BeEquivalentTo(301))
 	})
 
 	It("contains all concurrent observations and the last example of each bucket", func() {
@@ -85,7 +109,7 @@ var _ = Describe("a Histogram", func() {
 		for range goroutines {
 			done.Go(func() {
 				for i := range each {
-					h.Observe(latency.Seconds, began.Add(time.Duration(i)*time.Second), 0.3, 0) // more than thirty generations
+					h.Observe(latency.Seconds, began.Add(time.Duration(i)*time.Second), 0.3, 0)
 				}
 			})
 		}

@@ -77,7 +77,11 @@ func (s *Search) Next(set *balance.Set, now time.Time) Step {
 	case s.over.Outcome != outcome.Open:
 		return Step{Do: GiveUp, Result: s.over}
 	case len(s.Schedule) == 0:
-		return s.onceEach(set, now)
+		step := s.begin(set, now, 0)
+		if step.Do == GiveUp && s.count > 0 {
+			step.Result = allFailed
+		}
+		return step
 	case s.end.IsZero():
 		s.end = now.Add(s.Schedule[0])
 	}
@@ -101,15 +105,6 @@ func (s *Search) Next(set *balance.Set, now time.Time) Step {
 		return s.begin(set, now, s.Schedule[0])
 	}
 	return Step{Do: GiveUp, Result: allFailed}
-}
-
-// onceEach is Next without a schedule.
-func (s *Search) onceEach(set *balance.Set, now time.Time) Step {
-	step := s.begin(set, now, 0)
-	if step.Do == GiveUp && s.count > 0 {
-		step.Result = allFailed
-	}
-	return step
 }
 
 // begin begins an attempt to the next endpoint.

@@ -3,7 +3,6 @@ package stream
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"sync"
 	"time"
@@ -164,7 +163,7 @@ func (e *acceptHandler) accepted(socket forward.Socket, from netip.AddrPort) {
 		l.acceptedPortable(socket, from)
 		return
 	}
-	w := &waiting{Client: forward.Client{Socket: socket}, loop: l.server.loops.lessLoaded(e.loop)}
+	w := &waiting{Client: forward.Client{Socket: socket}, loop: e.loop.LessLoaded(l.server.loops.list)}
 	if w.Conn = l.acceptor.accepted(w, from); w.Conn == nil {
 		return
 	}
@@ -172,19 +171,6 @@ func (e *acceptHandler) accepted(socket forward.Socket, from netip.AddrPort) {
 		w.loop = e.loop
 		w.start(&l.acceptor, w)
 	}
-}
-
-// minDifference accounts for the wake-up that a transfer costs. Another loop gets the next client only if it has fewer
-// than 3/4 of this loop's pairs, minus minDifference.
-const minDifference = 16
-
-// lessLoaded returns here, or a random other loop with clearly fewer pairs. It reads two counts, however many loops
-// there are.
-func (ls *loops) lessLoaded(here *forward.Loop) *forward.Loop {
-	if other := ls.list[rand.N(len(ls.list))]; other.Pairs() < here.Pairs()*3/4-minDifference {
-		return other
-	}
-	return here
 }
 
 // acceptedPortable serves a client with goroutines.
