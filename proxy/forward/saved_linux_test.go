@@ -104,3 +104,32 @@ func TestPairIsNotRestoredDuringAHandover(t *testing.T) {
 	g.Expect(client.Write([]byte("question"))).To(Equal(8))
 	g.Expect(io.ReadFull(endpoint, make([]byte, 8))).To(Equal(8))
 }
+
+func TestSavedPairRecordsAPipeBeforeItsFirstByte(t *testing.T) {
+	g := NewWithT(t)
+	p, client, _ := loopedPair(t)
+	memory := make([]byte, 3*SavedSize)
+	s := SavedAt(memory, 2)
+	var whole bool
+	var number int
+	p.onLoop(t, func() {
+		p.loop.pipes.max, p.loop.pipes.over = 1, func(uint16) {}
+		used := p.loop.pipes.get()
+		used.number = 7 // another process has a copy
+		p.loop.pipes.put(used)
+		(*PairHere)(p).Save(s, func() {})
+		for { // the endpoint does not read, so that the bytes stay in the pipe
+			if _, err := p.endpoint.fd.write(make([]byte, 1<<20), 0); err != nil {
+				break
+			}
+		}
+		g.Expect(client.Write([]byte("question"))).To(Equal(8))
+		p.client.readable, p.endpoint.writable = true, true
+		p.splice(&p.toEndpoint, &p.client, &p.endpoint)
+		g.Expect(p.toEndpoint.pipe).To(BeIdenticalTo(used))
+		g.Expect(used.held).To(Equal(8))
+		whole, number, _ = s.Restored(&PairState{})
+	})
+	g.Expect(whole).To(BeTrue())
+	g.Expect(number).To(Equal(7))
+}

@@ -40,9 +40,9 @@ func (p *pair) splice(w *way, from, to *edge) int {
 		if w.pipe = p.loop.pipes.get(); w.pipe == nil {
 			return p.copy(w, from, to)
 		}
-	}
-	if p.saved != nil && (w.pipe.number == 0 || !p.saved.own) {
-		p.noteMoving(w)
+		if p.saved != nil { // before the first byte: after a crash, bytes in a pipe that is not noted would be lost unnoticed
+			p.noteHeld(w)
+		}
 	}
 	if from.readable && w.pipe.held < w.pipe.size {
 		p.fill(w, from, to)
