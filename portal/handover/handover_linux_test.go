@@ -9,11 +9,13 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -479,3 +481,52 @@ var _ = Describe("a challenge", func() {
 		Expect(challenge(int(r.Fd())).sign("@one", byHolder)).NotTo(Succeed())
 	})
 })
+
+var _ = Describe("the name of a peer", func() {
+	It("is exact, and none but an abstract one", func() {
+		DeferCleanup(os.Chdir, wd())
+		Expect(os.Chdir(GinkgoT().TempDir())).To(Succeed())
+		at := &net.UnixAddr{Name: holderPrefix + random(), Net: network}
+		listener, err := net.ListenUnix(network, at)
+		Expect(err).NotTo(HaveOccurred())
+		defer listener.Close()
+		name := successorPrefix + random()
+		peerOf := func(bound []byte) peer {
+			GinkgoHelper()
+			fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+			Expect(err).NotTo(HaveOccurred())
+			defer unix.Close(fd)
+			Expect(bindTo(fd, bound)).To(Succeed())
+			Expect(unix.Connect(fd, &unix.SockaddrUnix{Name: at.Name})).To(Succeed())
+			c, err := listener.AcceptUnix()
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(c.Close)
+			Expect(c.RemoteAddr().String()).To(Equal(name), "although only one has it")
+			return peer{c}
+		}
+		abstract := append([]byte{0}, name[1:]...)
+		Expect(peerOf(abstract).name()).To(Equal(name))
+		Expect(peerOf(append(abstract, 0, 'x')).name()).NotTo(Equal(name))
+		Expect(os.Mkdir(strings.TrimSuffix(successorPrefix, "/"), 0o700)).To(Succeed())
+		_, err = peerOf(append([]byte(name), 0)).name()
+		Expect(err).To(MatchError(ContainSubstring("no abstract name")))
+	})
+})
+
+func wd() string {
+	GinkgoHelper()
+	dir, err := os.Getwd()
+	Expect(err).NotTo(HaveOccurred())
+	return dir
+}
+
+// bindTo binds a socket to these bytes of sun_path, which package unix would change.
+func bindTo(fd int, path []byte) error {
+	addr := unix.RawSockaddrUnix{Family: unix.AF_UNIX}
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&addr.Path)), len(addr.Path)), path)
+	_, _, errno := unix.RawSyscall(unix.SYS_BIND, uintptr(fd), uintptr(unsafe.Pointer(&addr)), unsafe.Offsetof(addr.Path)+uintptr(len(path)))
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}

@@ -268,7 +268,11 @@ func (l *Lock) entitled(p peer) bool {
 	if err != nil {
 		return false
 	}
-	connection := p.RemoteAddr().String()
+	connection, err := p.name()
+	if err != nil {
+		theirs.close()
+		return false
+	}
 	_ = theirs.sign(connection, byHolder) // the other side checks whether it is signed
 	theirs.close()
 	ours, err := newChallenge(connection, bySuccessor)

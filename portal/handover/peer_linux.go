@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -61,6 +62,31 @@ func (p peer) receiveWord(words ...string) (string, error) {
 		err = fmt.Errorf("received %q, want %q", text, words)
 	}
 	return text, err
+}
+
+// name returns the name of the other end, which must be abstract (unix(7)): "@" and the bytes that only one socket can
+// have. A net.Addr is ambiguous: its name ends at the first NUL, and may also be a path that begins with @. A process
+// without the capability could relay the proof of one whose name it seems to have.
+func (p peer) name() (name string, err error) {
+	raw, err := p.SyscallConn()
+	if err != nil {
+		return "", err
+	}
+	controlled := raw.Control(func(fd uintptr) {
+		var addr unix.RawSockaddrUnix
+		length := uint32(unsafe.Sizeof(addr))
+		if _, _, errno := unix.RawSyscall(unix.SYS_GETPEERNAME, fd, uintptr(unsafe.Pointer(&addr)), uintptr(unsafe.Pointer(&length))); errno != 0 {
+			err = errno
+			return
+		}
+		path := unsafe.Slice((*byte)(unsafe.Pointer(&addr.Path)), length-uint32(unsafe.Offsetof(addr.Path)))
+		if len(path) < 2 || path[0] != 0 {
+			err = errors.New("the other end has no abstract name")
+			return
+		}
+		name = "@" + string(path[1:])
+	})
+	return name, errors.Join(controlled, err)
 }
 
 // cred returns the credentials of the process that called connect or listen; another one may own the socket now.
