@@ -113,7 +113,11 @@ func (s *Set) Pick(a Request) (Choice, bool) {
 // with the address had is full, the client waits for it. Take also takes a slot of the chosen endpoint; call Release to
 // return it. If no slot is free, or other clients are ahead, the Choice is Full. Then w waits, unless it is nil or
 // QueueLimit is reached.
+//
+// A Set from before a Pool.Update that set a limit has no Filter for full endpoints. So Take does not pick the same one
+// again.
 func (s *Set) Take(a Request, had netip.AddrPort, w *Waiter) (Choice, bool) {
+	full := false // an endpoint that Pick returned was full
 	for {
 		var c Choice
 		var kept bool
@@ -128,7 +132,9 @@ func (s *Set) Take(a Request, had netip.AddrPort, w *Waiter) (Choice, bool) {
 		case q != nil && q.clients.Load() > 0 && !(w != nil && w.in == q && w.Front()):
 			c = Choice{Reason: allFull}
 		case !kept:
-			c, _ = s.Pick(a)
+			if c, _ = s.Pick(a); c.Endpoint == nil && full {
+				c = Choice{Reason: allFull}
+			}
 		}
 		switch {
 		case c.Reason == allFull:
@@ -141,6 +147,8 @@ func (s *Set) Take(a Request, had netip.AddrPort, w *Waiter) (Choice, bool) {
 				w.Leave()
 			}
 			return c, c.Endpoint != nil
+		case !kept:
+			full, a.Tried = true, append(slices.Clip(a.Tried), c.Endpoint.Addr)
 		}
 	}
 }

@@ -547,3 +547,24 @@ func TestQueueUnderConcurrency(t *testing.T) {
 		g.Expect(e.Active.Load()).To(BeZero())
 	}
 }
+
+func TestTakeFromASetThatIsOlderThanTheLimit(t *testing.T) {
+	g := NewWithT(t)
+	b := newBounded(0, 1, 2)
+	old := b.Cluster
+	for _, e := range b.All {
+		e.Take()
+	}
+	b.update(1, 1, 2)
+	var w balance.Waiter
+	for _, waiter := range []*balance.Waiter{nil, &w} {
+		c, ok := old.Take(balance.Request{Now: time.Now()}, netip.AddrPort{}, waiter)
+		g.Expect(ok).To(BeFalse())
+		g.Expect(c.Full()).To(BeTrue())
+	}
+	g.Expect(w.Waits()).To(BeTrue())
+	b.All[0].Release()
+	c, ok := old.Take(balance.Request{Now: time.Now()}, netip.AddrPort{}, &w)
+	g.Expect(ok).To(BeTrue())
+	g.Expect(c.Endpoint.State).To(BeIdenticalTo(b.All[0].State))
+}
