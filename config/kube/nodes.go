@@ -45,8 +45,8 @@ const (
 	// labelsTimeout is the maximum time that Services are held: they are served even if the API server does not let
 	// usher list nodes, or does not answer.
 	labelsTimeout = 5 * time.Second
-	// labelsPause is the minimum time between watches that begin for additional labels: authors of Services can request
-	// new ones at any rate.
+	// labelsPause is the minimum time between the starts of two watches: authors of Services can request labels, and
+	// stop requesting them, at any rate.
 	labelsPause = 10 * time.Second
 )
 
@@ -57,14 +57,14 @@ func (n *nodeLabels) follow(ctx context.Context, asked map[string]bool) {
 	}
 	w := n.watch
 	switch {
-	case len(asked) == 0:
-		n.end()
-	case w != nil && w.has(slices.Collect(maps.Keys(asked))):
-	case w != nil && time.Since(w.began) < labelsPause:
+	case w != nil && len(asked) > 0 && w.has(slices.Collect(maps.Keys(asked))):
+	case w != nil && time.Since(w.began) < labelsPause: // also without labels: the next Service that needs some may come at once
 		if !w.due {
 			w.due = true
 			time.AfterFunc(time.Until(w.began.Add(labelsPause)), n.moved)
 		}
+	case len(asked) == 0:
+		n.end()
 	default:
 		n.end()
 		n.begin(ctx, asked)

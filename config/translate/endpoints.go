@@ -25,6 +25,10 @@ type candidate struct {
 // gather returns the endpoints of each of ports, sorted by address, without duplicates of address and port.
 func gather(ports []config.ServicePort, mine []*discoveryv1.EndpointSlice, refuse forbidden, wrong *report) [][]candidate {
 	found := make([]map[netip.AddrPort]candidate, len(ports))
+	index := make(map[portName]int, len(ports))
+	for i := range ports {
+		index[portName{ports[i].ID.Port, ports[i].ID.Family}] = i
+	}
 	for _, slice := range byName(mine) {
 		family, ok := familyOf(slice.AddressType)
 		if !ok {
@@ -33,8 +37,8 @@ func gather(ports []config.ServicePort, mine []*discoveryv1.EndpointSlice, refus
 		p := problemsOf(slice, wrong)
 		hosts := hostsOf(slice, family, refuse, p)
 		for i, slicePort := range slice.Ports {
-			n := portNamed(ports, value(slicePort.Name), family)
-			if n < 0 || !usable(slicePort, ports[n], field.NewPath("ports").Index(i), p) {
+			n, ok := index[portName{value(slicePort.Name), family}]
+			if !ok || !usable(slicePort, &ports[n], field.NewPath("ports").Index(i), p) {
 				continue
 			}
 			if found[n] == nil {
@@ -71,13 +75,14 @@ func familyOf(t discoveryv1.AddressType) (config.Family, bool) {
 	return 0, false
 }
 
-// portNamed returns the index of the port of that name and family, or -1.
-func portNamed(ports []config.ServicePort, name string, family config.Family) int {
-	return slices.IndexFunc(ports, func(p config.ServicePort) bool { return p.ID.Port == name && p.ID.Family == family })
+// portName identifies a port of one Service.
+type portName struct {
+	name   string
+	family config.Family
 }
 
 // usable reports whether a slice's port has the number for port.
-func usable(slicePort discoveryv1.EndpointPort, port config.ServicePort, path *field.Path, p *problems) bool {
+func usable(slicePort discoveryv1.EndpointPort, port *config.ServicePort, path *field.Path, p *problems) bool {
 	number := value(slicePort.Port)
 	if number == 0 {
 		return false // null means "all ports", which has no meaning for a Service

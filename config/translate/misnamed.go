@@ -21,45 +21,82 @@ type Mismatch struct {
 // it: ports of other names, none, or no number. Such a port refuses all connections, and no other message gives the
 // reason.
 func Misnamed(svc config.Service, mine []*discoveryv1.EndpointSlice) (found []Mismatch) {
-	for _, port := range svc.Ports {
+	var offers map[config.Family]*offer // computed for the first port without endpoints
+	for i := range svc.Ports {
+		port := &svc.Ports[i]
 		if len(port.Endpoints) > 0 {
 			continue
 		}
-		matches := func(s *discoveryv1.EndpointSlice) bool {
-			return slices.ContainsFunc(s.Ports, func(p discoveryv1.EndpointPort) bool { return value(p.Name) == port.ID.Port && value(p.Port) != 0 })
+		if offers == nil {
+			offers = offersOf(mine)
 		}
-		var first *discoveryv1.EndpointSlice
-		for _, s := range mine {
-			if family, ok := familyOf(s.AddressType); !ok || family != port.ID.Family || len(s.Endpoints)+len(s.Ports) == 0 {
-				continue // the empty slice of a Service without Pods
-			}
-			if first = s; matches(s) {
-				break
-			}
-		}
-		if first != nil && !matches(first) {
-			found = append(found, Mismatch{first, mismatch(first, svc.Name, port.ID.Port)})
+		if o := offers[port.ID.Family]; o != nil && !o.numbered[port.ID.Port] {
+			found = append(found, Mismatch{o.slice, o.mismatch(svc.Name, port.ID.Port)})
 		}
 	}
 	return found
 }
 
-// mismatch returns why s has no port of that name.
-func mismatch(s *discoveryv1.EndpointSlice, service types.NamespacedName, name string) error {
-	owner := "Service " + service.String()
-	var there []string
-	for i, p := range s.Ports {
-		if value(p.Name) == name {
-			return fmt.Errorf("ports[%d].port: null: port %q of %s has no endpoints; must be a number", i, name, owner)
+// offer is what the slices of one family offer. A Service and a slice may each have thousands of ports.
+type offer struct {
+	numbered map[string]bool // names of ports with a number
+	slice    *discoveryv1.EndpointSlice
+	names    map[string]int // of the slice's ports, with the first index
+	listed   string         // the names, abbreviated
+}
+
+// offersOf returns the offer of each family that has a slice with ports or endpoints.
+func offersOf(mine []*discoveryv1.EndpointSlice) map[config.Family]*offer {
+	offers := map[config.Family]*offer{}
+	for _, s := range mine {
+		family, ok := familyOf(s.AddressType)
+		if !ok || len(s.Endpoints)+len(s.Ports) == 0 {
+			continue // the empty slice of a Service without Pods
 		}
-		there = append(there, fmt.Sprintf("%q", value(p.Name)))
+		o := offers[family]
+		if o == nil {
+			o = &offer{numbered: map[string]bool{}}
+			offers[family] = o
+		}
+		for _, p := range s.Ports {
+			if value(p.Port) != 0 {
+				o.numbered[value(p.Name)] = true
+			}
+		}
+		o.slice = s
 	}
-	if len(there) == 0 {
+	for _, o := range offers {
+		o.names = map[string]int{}
+		for i, p := range slices.Backward(o.slice.Ports) {
+			o.names[value(p.Name)] = i
+		}
+		o.listed = listed(o.slice.Ports)
+	}
+	return offers
+}
+
+// listed returns the names of the first ports, and how many more there are.
+func listed(ports []discoveryv1.EndpointPort) string {
+	const most = 10
+	var names []string
+	for _, p := range ports[:min(most, len(ports))] {
+		names = append(names, fmt.Sprintf("%q", value(p.Name)))
+	}
+	if n := len(ports) - most; n > 0 {
+		names = append(names, fmt.Sprintf("and %d more", n))
+	}
+	return strings.Join(names, ", ")
+}
+
+// mismatch returns why o's slice has no port number for the port of that name.
+func (o *offer) mismatch(service types.NamespacedName, name string) error {
+	owner := "Service " + service.String()
+	i, named := o.names[name]
+	switch {
+	case named:
+		return fmt.Errorf("ports[%d].port: null: port %q of %s has no endpoints; must be a number", i, name, owner)
+	case len(o.slice.Ports) == 0:
 		return fmt.Errorf("ports: null: port %q of %s has no endpoints; must have a port of that name", name, owner)
 	}
-	const most = 10
-	if n := len(there) - most; n > 0 {
-		there = append(there[:most], fmt.Sprintf("and %d more", n))
-	}
-	return fmt.Errorf("ports: %s: no port is named %q, so that port of %s has no endpoints", strings.Join(there, ", "), name, owner)
+	return fmt.Errorf("ports: %s: no port is named %q, so that port of %s has no endpoints", o.listed, name, owner)
 }

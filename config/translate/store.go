@@ -34,7 +34,7 @@ type StoreOptions struct {
 
 // Store holds the model of a source's Services, and computes its changes. Sources differ in the origin of their
 // objects, and share this. A source marks names that may have changed, from any goroutine. One goroutine takes those
-// names, prepares and computes them; only it may call the other methods.
+// names, prepares them and then computes them; only it may call the other methods.
 type Store struct {
 	Node  config.Node   // the node that usher runs on; the source marks Services that a change affects
 	Woken chan struct{} // receives after a mark
@@ -51,6 +51,7 @@ type Store struct {
 
 // entry is the state of a Service.
 type entry struct {
+	service    *corev1.Service // as of the last Prepare; nil if it was deleted
 	clusterIPs []netip.Addr
 	model      config.Service
 	problems   []Problem
@@ -132,7 +133,7 @@ func (s *Store) Prepare(names map[types.NamespacedName]bool) (labels map[string]
 		svc, k := s.options.Service(name), s.known[name]
 		var had, now []netip.Addr
 		if k != nil {
-			had = k.clusterIPs
+			had, k.service = k.clusterIPs, svc
 		}
 		delete(s.asks, name)
 		if svc != nil {
@@ -143,7 +144,7 @@ func (s *Store) Prepare(names map[types.NamespacedName]bool) (labels map[string]
 				}
 			}
 			if k == nil {
-				k = &entry{model: config.Service{Name: name}}
+				k = &entry{service: svc, model: config.Service{Name: name}}
 				s.known[name] = k
 			}
 		}
@@ -173,7 +174,8 @@ func (s *Store) Prepare(names map[types.NamespacedName]bool) (labels map[string]
 	return labels
 }
 
-// Compute computes the model of these prepared Services from their objects. It returns the results by the age of the
+// Compute computes the model of these Services from the objects that Prepare got: the source may have newer ones by now,
+// and will mark them. It returns the results by the age of the
 // Services, and then by name: of two that claim the same address, the older gets it, on every node and after every
 // restart. A Service that needs labels of nodes for which ready returns false keeps its previous model; a nil ready
 // means that all are ready.
@@ -204,10 +206,12 @@ func (s *Store) Compute(names map[types.NamespacedName]bool, ready func(labels [
 
 func (s *Store) compute(r *Result) {
 	name := r.Model.Name
-	r.Service = s.options.Service(name)
 	k := s.known[name]
-	if r.Service == nil {
-		r.Changed = k != nil && !k.model.Gone()
+	if k == nil {
+		return
+	}
+	if r.Service = k.service; r.Service == nil {
+		r.Changed = !k.model.Gone()
 		return
 	}
 	r.Slices = s.options.Slices(name)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,4 +38,31 @@ func BenchmarkStoreEndpoint(b *testing.B) {
 			b.Fatal(r)
 		}
 	}
+}
+
+func TestServiceThatChangesBetweenPrepareAndCompute(t *testing.T) {
+	g := NewWithT(t)
+	web := types.NamespacedName{Namespace: "default", Name: "web"}
+	made := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+		Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", ClusterIPs: []string{"10.96.0.1"}, Ports: []corev1.ServicePort{{Port: 80}}}}
+	var svc *corev1.Service
+	s := NewStore(StoreOptions{Service: func(types.NamespacedName) *corev1.Service { return svc },
+		Slices: func(types.NamespacedName) []*discoveryv1.EndpointSlice { return nil }})
+	compute := func(prepared, now *corev1.Service) (changed bool) {
+		svc = prepared
+		names := map[types.NamespacedName]bool{web: true}
+		s.Prepare(names)
+		svc = now
+		r := s.Compute(names, nil)
+		g.Expect(r).To(HaveLen(1))
+		g.Expect(r[0].Service).To(BeIdenticalTo(prepared))
+		return r[0].Changed
+	}
+	g.Expect(compute(nil, made)).To(BeFalse())
+	g.Expect(compute(made, nil)).To(BeTrue())
+	g.Expect(s.Model(web).Gone()).To(BeFalse())
+	g.Expect(s.options.ClusterIPs).To(HaveLen(1))
+	g.Expect(compute(nil, made)).To(BeTrue())
+	g.Expect(s.Model(web).Gone()).To(BeTrue())
+	g.Expect(s.options.ClusterIPs).To(BeEmpty())
 }
