@@ -79,6 +79,9 @@ func (d *Daemon) startServer(ctx context.Context, setting, address string, handl
 	if setting == healthzSetting {
 		left := leftListener(d.kept(keptHealth), address)
 		listen = func() (*admin.Server, error) {
+			if left != nil && d.mustSucceed() {
+				return nil, errPredecessor
+			}
 			l := left
 			left = nil
 			return d.serveHealth(l, address, handler, clients)
@@ -92,7 +95,9 @@ func (d *Daemon) startServer(ctx context.Context, setting, address string, handl
 		return fmt.Errorf("--%s: %w", setting, err)
 	}
 	log := d.log.WithField("flag", "--"+setting)
-	log.WithError(err).Warn("Cannot listen; retrying")
+	if !errors.Is(err, errPredecessor) {
+		log.WithError(err).Warn("Cannot listen; retrying")
+	}
 	d.workers.Go(func() {
 		every(ctx, 500*time.Millisecond, func() (goOn bool) {
 			if d.servers.serve(setting, listen) != nil {
@@ -104,6 +109,10 @@ func (d *Daemon) startServer(ctx context.Context, setting, address string, handl
 	})
 	return nil
 }
+
+// errPredecessor means that a listener, of which this process has a copy, still belongs to the process that it replaces:
+// that one serves, this one does not yet.
+var errPredecessor = errors.New("the previous instance still listens")
 
 // serveHealth serves health checks, like admin.Serve. l is the listener of an earlier process; if it is nil,
 // serveHealth opens one and stores it with the manager.
