@@ -43,7 +43,7 @@ func (f *frontEnd) openListener(b portal.Bind) (frontend.Listener, error) {
 }
 
 func (f *frontEnd) open(b portal.Bind) (frontend.Listener, error) {
-	if err := f.Budget.AdmitListener(); err != nil {
+	if err := f.Budget.AdmitListener(f.Protocol == config.UDP, b.Redirected && f.Node.Ports.First == 0); err != nil {
 		return nil, err
 	}
 	if why := f.proxy.TCPOnly; why != nil && f.Protocol != config.TCP {
@@ -153,8 +153,8 @@ func (f *frontEnd) claim() (own []portal.Target, problem *Problem) {
 			owner.release(t)
 			f.proxy.mark(owner)
 		}
-		f.proxy.owners[t] = f
-		if !slices.Contains(f.owned, t) {
+		if f.proxy.owners[t] != f {
+			f.proxy.owners[t] = f
 			f.owned = append(f.owned, t)
 			f.proxy.displaceOnNode(t)
 		}
@@ -170,27 +170,31 @@ func (f *frontEnd) releaseOthers(port config.ServicePort) {
 	for _, vip := range port.VIPs {
 		keep[frontend.Target(f.Protocol, vip)] = true
 	}
-	for _, t := range slices.Clone(f.owned) {
-		if !keep[t] {
-			f.release(t)
-		}
-	}
+	f.releaseIf(func(t portal.Target) bool { return !keep[t] })
 }
 
 // release releases t, if the front end serves it.
 func (f *frontEnd) release(t portal.Target) {
-	i := slices.Index(f.owned, t)
-	if i < 0 {
-		return
+	if f.proxy.owners[t] == f {
+		f.releaseIf(func(other portal.Target) bool { return other == t })
 	}
-	f.owned = slices.Delete(f.owned, i, i+1)
+}
+
+// releaseIf releases the targets for which release returns true.
+func (f *frontEnd) releaseIf(release func(portal.Target) bool) {
 	p := f.proxy
-	delete(p.owners, t)
-	f.Targets.Delete(t)
-	if _, has := p.rules[t]; has {
-		delete(p.rules, t)
-		p.differ[t] = true
-	}
+	f.owned = slices.DeleteFunc(f.owned, func(t portal.Target) bool {
+		if !release(t) {
+			return false
+		}
+		delete(p.owners, t)
+		f.Targets.Delete(t)
+		if _, has := p.rules[t]; has {
+			delete(p.rules, t)
+			p.differ[t] = true
+		}
+		return true
+	})
 }
 
 // bind opens the missing listeners for targets and sets their rules; reconcile closes the unused listeners. Targets

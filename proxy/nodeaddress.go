@@ -85,7 +85,7 @@ func (p *Proxy) markNodeAddresses() {
 				if !vip.External() || vip.Addr.IsUnspecified() {
 					continue
 				}
-				has := slices.Contains(f.owned, frontend.Target(f.Protocol, vip))
+				has := p.owners[frontend.Target(f.Protocol, vip)] == f
 				if inUse := f.inUseOnNode(vip) != nil; has == inUse {
 					p.mark(f)
 					break

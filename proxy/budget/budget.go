@@ -41,21 +41,23 @@ type Budget struct {
 
 	// Current use. The code that opens an object adds it, and subtracts it on close. TakeConnection and TakeSession add
 	// by themselves.
-	Listeners   atomic.Int64 // one descriptor each
+	Listeners   atomic.Int64 // one descriptor each; see CountListener
 	TCPLoops    atomic.Int64 // descriptors that the TCP loops may use, pipes included
 	UDP         atomic.Int64 // descriptors of the UDP loops
 	Connections atomic.Int64 // open; two descriptors each
 	Sessions    atomic.Int64 // open; one descriptor each
 	Ports       atomic.Int64 // ports of this node that UDP sessions use
 
-	localPorts int64 // size of the kernel's range of ephemeral ports; 0 if unknown
+	localPorts     int64           // size of the kernel's range of ephemeral ports; 0 if unknown
+	firstLocal     uint16          // the first of these ports
+	localListeners [2]atomic.Int64 // listeners on these ports: of TCP and SCTP, and of UDP
 }
 
 // New returns an unused budget.
 func New(limits Limits) *Budget {
 	b := &Budget{Descriptors: openFilesLimit(), limits: limits}
 	if local := kernel.LocalPorts(); !local.IsZero() {
-		b.localPorts = int64(local.Last) - int64(local.First) + 1
+		b.localPorts, b.firstLocal = int64(local.Last)-int64(local.First)+1, local.First
 	}
 	return b
 }
@@ -75,15 +77,40 @@ func (b *Budget) usable() int64 { return b.Descriptors - min(mostReserved, b.Des
 // listeners are useless.
 func (b *Budget) maxListeners() int64 { return max(1, b.usable()*3/4) }
 
-// ErrOpenFiles means that the limit on open files allows no further listener.
-var ErrOpenFiles = errors.New("open files limit reached, no descriptor left for another listener")
+// Reasons to refuse a listener.
+var (
+	ErrOpenFiles  = errors.New("open files limit reached, no descriptor left for another listener")
+	errLocalPorts = errors.New("no local port left for another listener")
+)
 
-// AdmitListener returns an error if there is no capacity for another listener.
-func (b *Budget) AdmitListener() error {
-	if b.Listeners.Load() < b.maxListeners() {
-		return nil
+// AdmitListener returns an error if there is no capacity for another listener. local means that it gets one of the
+// kernel's ephemeral ports: authors of Services may request any number of listeners, and must not take the ports for
+// the node's own connections. TCP listeners get at most three quarters of them, and UDP listeners one quarter: UDP
+// sessions may have half.
+func (b *Budget) AdmitListener(udp, local bool) error {
+	if b.Listeners.Load() >= b.maxListeners() {
+		return fmt.Errorf("%w: of %d, %d may be listeners", ErrOpenFiles, b.Descriptors, b.maxListeners())
 	}
-	return fmt.Errorf("%w: of %d, %d may be listeners", ErrOpenFiles, b.Descriptors, b.maxListeners())
+	protocol, most := 0, b.localPorts*3/4
+	if udp {
+		protocol, most = 1, b.localPorts/4
+	}
+	if local && most > 0 && b.localListeners[protocol].Load() >= most {
+		return fmt.Errorf("%w: of %d in net.ipv4.ip_local_port_range, %d may be listeners (set --proxy-port-range to other ports)", errLocalPorts, b.localPorts, most)
+	}
+	return nil
+}
+
+// CountListener counts a listener at port that has opened, if change is 1, or closed, if it is -1.
+func (b *Budget) CountListener(port uint16, udp bool, change int64) {
+	b.Listeners.Add(change)
+	protocol := 0
+	if udp {
+		protocol = 1
+	}
+	if offset := int64(port) - int64(b.firstLocal); 0 <= offset && offset < b.localPorts {
+		b.localListeners[protocol].Add(change)
+	}
 }
 
 // fixed returns the number of descriptors in use that do not depend on clients.

@@ -140,3 +140,25 @@ func TestProbesFitIntoReservedDescriptors(t *testing.T) {
 		NewWithT(t).Expect(of(descriptors, usual).Probes()).To(Equal(most), "of %d descriptors", descriptors)
 	}
 }
+
+func TestListenersLeaveLocalPortsToTheNode(t *testing.T) {
+	g := NewWithT(t)
+	b := of(1<<20, usual)
+	b.localPorts, b.firstLocal = 100, 32768
+	for i := range 75 {
+		g.Expect(b.AdmitListener(false, true)).To(Succeed())
+		b.CountListener(uint16(32768+i), false, 1)
+	}
+	b.CountListener(80, false, 1)
+	b.CountListener(32868, false, 1)
+	g.Expect(b.AdmitListener(false, true)).To(MatchError(errLocalPorts))
+	g.Expect(b.AdmitListener(false, false)).To(Succeed(), "at another port")
+	g.Expect(b.AdmitListener(true, true)).To(Succeed(), "of UDP")
+	for i := range 25 {
+		b.CountListener(uint16(32768+i), true, 1)
+	}
+	g.Expect(b.AdmitListener(true, true)).To(MatchError(errLocalPorts))
+	b.CountListener(32800, false, -1)
+	g.Expect(b.AdmitListener(false, true)).To(Succeed())
+	g.Expect(b.Listeners.Load()).To(BeEquivalentTo(75 + 2 + 25 - 1))
+}

@@ -61,6 +61,7 @@ type sessionRecord struct {
 	Start    time.Time      `json:"began"`
 	Silent   time.Duration  `json:"silent"` // since the last datagram, in nanoseconds
 	Mute     bool           `json:"mute"`   // see session
+	Ported   bool           `json:"ported"` // see takePort
 
 	ToEndpoint, ToClient int64 // bytes so far
 
@@ -135,7 +136,7 @@ func (s *session) bequeath() (handover.Socket, bool) {
 	text, err := json.Marshal(&sessionRecord{
 		Socket: s.socket.listener.name(), Peer: s.key.peer.Raw(), Local: s.key.local, Control: s.control,
 		To: s.To, Endpoint: s.Endpoint.Addr, Hops: s.hops, Asked: s.asked, Start: s.Start, Silent: s.socket.loop.clock().Sub(s.last),
-		Mute: s.search != nil || s.mute, ToEndpoint: toEndpoint, ToClient: toClient,
+		Mute: s.search != nil || s.mute, Ported: s.portInSocket != nil, ToEndpoint: toEndpoint, ToClient: toClient,
 	})
 	if err != nil { // these types can always be encoded
 		return handover.Socket{}, false
@@ -246,6 +247,11 @@ func (sk *socket) adoptOne(b *sessionRecord, endpoint *balance.Endpoint) {
 	}
 	s.watched, s.fd, s.Endpoint = watched, fd, endpoint
 	s.Endpoint.Take()
+	if b.Ported {
+		s.Front.Ports.Add(1)
+		s.Front.Budget.Ports.Add(1)
+		s.listPort()
+	}
 	s.toEndpoint.Store(b.ToEndpoint)
 	s.toClient.Store(b.ToClient)
 	sk.enter(s)

@@ -69,9 +69,10 @@ func (srv *Server) Listen(f *frontend.FrontEnd, b portal.Bind) (_ frontend.Liste
 		unix.Close(fd)
 		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, err)
 	}
-	f.Budget.Listeners.Add(1)
+	f.Budget.CountListener(l.At.Port(), true, 1)
 	lp.listeners++
 	l.socket = newSocket(l, lp, fd)
+	l.socket.inherited = inherited
 	if srv.listeners[l] = inherited; !inherited {
 		l.do(l.socket.open)
 	}
@@ -89,7 +90,7 @@ func (l *listener) EndpointsChanged() { l.do(l.socket.refresh) }
 // Close ends the sessions and closes the socket. After a handover it does so later: see Server.Retired.
 func (l *listener) Close(why frontend.Closing) {
 	delete(l.server.listeners, l)
-	l.front.Budget.Listeners.Add(-1)
+	l.front.Budget.CountListener(l.At.Port(), true, -1)
 	l.socket.loop.listeners--
 	end := outcome.VIPRemoved
 	switch why {

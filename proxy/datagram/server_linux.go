@@ -113,6 +113,7 @@ type loop struct {
 	outFrom  *socket // the socket that sends them
 
 	sessions list.List                 // *session; longest idle first
+	ported   list.List                 // those that use a port of this node: see session.takePort
 	clients  map[netip.Addr]*list.List // the sessions by client address; no list is empty
 	peak     int                       // maximum number of clients since the map was made
 	kept     int                       // bytes in copies of datagrams

@@ -43,9 +43,9 @@ type session struct {
 	asked    bool   // the client has sent a datagram since the last reply
 	leaving  bool   // see linger
 	stale    bool   // to be compared with the socket's view
-	ported   bool   // uses a port of this node: see takePort
 
 	inSocket, inLoop, inClient *list.Element // its elements in the lists
+	portInSocket, portInLoop   *list.Element // those in the lists of sessions that use a port of this node; nil if it uses none: see takePort
 	siblings                   *list.List    // the client's sessions on this loop
 }
 
@@ -115,7 +115,7 @@ func (s *session) Dial(_ *frontend.View, from netip.AddrPort, _ bool, _ time.Dur
 
 // open opens a socket that is connected to the Endpoint, from an address if that is valid.
 func (s *session) open(from netip.AddrPort) error {
-	if s.ported = !from.IsValid(); s.ported {
+	if !from.IsValid() {
 		s.takePort()
 	}
 	to := s.Endpoint.Addr
@@ -150,17 +150,18 @@ func (s *session) Connected() {
 // Refuse implements frontend.Runner.
 func (s *session) Refuse(r outcome.Result) { s.end(r) }
 
-// takePort takes a port of this node for one more session. If none is available, it evicts the session that has been
-// idle longest: of this socket if the service port's limit is reached, and otherwise of this loop.
+// takePort takes a port of this node for one more session. If none is available, it evicts the session with a port that
+// has been idle longest: of this socket if the service port's limit is reached, and otherwise of this loop.
 func (s *session) takePort() {
 	b, sk := s.Front.Budget, s.socket
+	defer s.listPort()
 	for toPort := s.Front.Ports.Add(1); ; toPort = s.Front.Ports.Load() {
-		from := &sk.loop.sessions
+		from := &sk.loop.ported
 		switch b.TakePort(toPort) {
 		case budget.Enough:
 			return
 		case budget.PortFull:
-			from = &sk.order
+			from = &sk.ported
 		}
 		if !evictOldest(from, s) {
 			b.Ports.Add(1)
@@ -169,10 +170,17 @@ func (s *session) takePort() {
 	}
 }
 
+// listPort adds the session to those that use a port.
+func (s *session) listPort() {
+	s.portInSocket, s.portInLoop = s.socket.ported.PushBack(s), s.socket.loop.ported.PushBack(s)
+}
+
 // givePort releases that port.
 func (s *session) givePort() {
-	if s.ported {
-		s.ported = false
+	if s.portInSocket != nil {
+		s.socket.ported.Remove(s.portInSocket)
+		s.socket.loop.ported.Remove(s.portInLoop)
+		s.portInSocket, s.portInLoop = nil, nil
 		s.Front.Ports.Add(-1)
 		s.Front.Budget.Ports.Add(-1)
 	}
@@ -350,6 +358,10 @@ func (s *session) touch() {
 		sk.unanswered.MoveToBack(s.search.inSocket)
 	}
 	sk.loop.sessions.MoveToBack(s.inLoop)
+	if s.portInSocket != nil {
+		sk.ported.MoveToBack(s.portInSocket)
+		sk.loop.ported.MoveToBack(s.portInLoop)
+	}
 	s.siblings.MoveToBack(s.inClient)
 }
 

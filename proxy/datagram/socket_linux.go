@@ -31,6 +31,7 @@ type socket struct {
 	stay     map[*balance.State]bool // usable(view), set if there were sessions
 	sessions map[sessionKey]*session
 	order    list.List // *session; idle for longest first
+	ported   list.List // those that use a port of this node: see session.takePort
 	// The sessions that no endpoint has answered, in the same order.
 	unanswered list.List
 	// Idle timeouts: of all sessions, and of unanswered ones, which is at most as long.
@@ -39,6 +40,7 @@ type socket struct {
 	expiry               *time.Timer
 	ticking              bool   // expiry will call expire
 	lost                 uint32 // datagrams that the kernel dropped before they were received
+	inherited            bool   // lost is unknown: it includes datagrams of the previous process
 	deaf                 bool   // not watched
 	closed               bool
 	lent                 bool // another loop may send with it
@@ -69,6 +71,9 @@ func newSocket(l *listener, lp *loop, fd int) *socket {
 	return sk
 }
 
+// openAgain is the time after which a socket that cannot be watched tries again.
+const openAgain = time.Second
+
 // open starts receiving.
 func (sk *socket) open() {
 	if sk.closed || !sk.deaf {
@@ -76,10 +81,11 @@ func (sk *socket) open() {
 	}
 	sk.refresh()
 	watched, err := sk.loop.poller.Add(sk.fd, forward.Readable, sk)
-	if err != nil { // the kernel is out of memory
-		sk.front.Log.WithField("service", sk.front.ID().String()).WithError(err).Error("Cannot serve a UDP listener")
-		unix.Close(sk.fd)
-		sk.closed = true
+	if err != nil { // the kernel is out of memory, or this user's limit of watches is reached: see epoll_ctl(2)
+		sk.front.LimitErrors.Do(func() {
+			sk.front.Log.WithField("service", sk.front.ID().String()).WithError(err).Error("Cannot receive on a UDP listener; trying again (logged at most every 10 s)")
+		})
+		time.AfterFunc(openAgain, func() { _ = sk.loop.poller.Do(sk.open) }) // fails only if the loop has ended
 		return
 	}
 	sk.watched, sk.deaf = watched, false
@@ -151,6 +157,9 @@ func (sk *socket) Ready(forward.Readiness) {
 	for i := range n {
 		control := b.Control(i)
 		came[i] = arrival{sessionKey{peer: *b.Peer(i), local: control.Local}, control.Interface, control.Hops}
+		if sk.inherited {
+			sk.lost, sk.inherited = control.Lost, false
+		}
 		if control.Lost != sk.lost {
 			sk.front.Counters.Drop(frontend.DropReceiveBuffer, int(control.Lost-sk.lost))
 			sk.lost = control.Lost

@@ -230,6 +230,7 @@ func (f *FrontEnd) View() *View { return f.view.Load() }
 // Swap makes v the View for new clients, and returns the old one. It closes the old View's Replaced.
 func (f *FrontEnd) Swap(v *View) (old *View) {
 	v.Replaced = make(chan struct{})
+	v.indexVIPs()
 	v.Clients = &conn.Port{ID: v.Port.ID, Protocol: f.Protocol, Unlogged: v.Port.AccessLog == config.Off, Slow: f.Slow, Observers: []conn.Observer{f.Trace, f}}
 	if old = f.view.Swap(v); old != nil {
 		close(old.Replaced)
@@ -292,6 +293,8 @@ type View struct {
 	Replaced chan struct{} // closed when another view replaces this one
 
 	Clients *conn.Port // shared by the Records of its clients
+
+	vips map[netip.AddrPort]*config.VIP // those of Port if they are many, else nil: see VIPAt
 }
 
 // Endpoints returns the endpoints for a client that connected to vip. nodeLocal is the result of Locality.OfThisNode.
@@ -305,9 +308,28 @@ func (v *View) Endpoints(vip *config.VIP, nodeLocal bool) *balance.Set {
 	return v.External
 }
 
+// manyVIPs is the number of VIPs from which a map finds one faster. Most service ports have one; a Service may list tens
+// of thousands of external IPs.
+const manyVIPs = 32
+
+// indexVIPs makes VIPAt use a map if that is faster.
+func (v *View) indexVIPs() {
+	if len(v.Port.VIPs) < manyVIPs {
+		return
+	}
+	v.vips = make(map[netip.AddrPort]*config.VIP, len(v.Port.VIPs))
+	for i := range slices.Backward(v.Port.VIPs) { // of equal ones, the first counts
+		v.vips[v.Port.VIPs[i].AddrPort()] = &v.Port.VIPs[i]
+	}
+}
+
 // VIPAt returns the VIP with exactly the address and port of at.
 func (v *View) VIPAt(at netip.AddrPort) (*config.VIP, bool) {
-	for i := range v.Port.VIPs { // one to a few tens
+	if v.vips != nil {
+		vip, ok := v.vips[at]
+		return vip, ok
+	}
+	for i := range v.Port.VIPs {
 		if vip := &v.Port.VIPs[i]; vip.Port == at.Port() && vip.Addr == at.Addr() {
 			return vip, true
 		}

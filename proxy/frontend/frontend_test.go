@@ -383,3 +383,26 @@ func TestEndsAreCountedByCode(t *testing.T) {
 	g.Expect(outcome.Words()).To(HaveLen(20))
 	g.Expect(f.Stats().Sessions.Ends).To(BeEmpty())
 }
+
+func TestViewOfManyVIPsFindsEach(t *testing.T) {
+	g := NewWithT(t)
+	f := front(&Node{})
+	for _, n := range []int{1, manyVIPs - 1, manyVIPs, 5000} {
+		port := f.View().Port
+		port.VIPs = nil
+		for i := range n {
+			port.VIPs = append(port.VIPs, config.VIP{Kind: config.ExternalIP, Addr: netip.AddrFrom4([4]byte{192, 0, byte(i >> 8), byte(i)}), Port: 80})
+		}
+		again := port.VIPs[0]
+		again.Kind = config.LoadBalancerIP
+		port.VIPs = append(port.VIPs, again)
+		f.Swap(&View{Port: port})
+		for i := range n {
+			vip, ok := f.View().VIPAt(port.VIPs[i].AddrPort())
+			g.Expect(ok).To(BeTrue())
+			g.Expect(vip).To(BeIdenticalTo(&port.VIPs[i]))
+		}
+		_, ok := f.View().VIPAt(netip.AddrPortFrom(again.Addr, 81))
+		g.Expect(ok).To(BeFalse())
+	}
+}

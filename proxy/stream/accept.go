@@ -66,13 +66,13 @@ func (s *Server) newListening(f *frontend.FrontEnd, b portal.Bind, socket io.Clo
 	l := &listening{acceptor: acceptor{server: s, front: f}, socket: socket, closed: make(chan struct{})}
 	l.At, l.Redirected, l.Namespace = at, b.Redirected, b.Namespace
 	l.SetTargets(b.Targets)
-	f.Budget.Listeners.Add(1)
+	f.Budget.CountListener(at.Port(), false, 1)
 	return l
 }
 
 // run accepts until l is closed.
 func (l *listening) run(next func() error) {
-	defer l.front.Budget.Listeners.Add(-1)
+	defer l.front.Budget.CountListener(l.At.Port(), false, -1)
 	defer close(l.closed)
 	l.acceptLoop(next)
 }
