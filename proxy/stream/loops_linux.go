@@ -45,11 +45,15 @@ func (ls *loops) start(s *Server) error {
 	}
 	n := len(pollers)
 	pipes, ports := min(maxPipes, s.node.Budget.Pipes(n)), kernel.LocalPorts()
+	var list []*forward.Loop
 	for _, p := range pollers {
-		ls.list = append(ls.list, forward.NewLoop(p, forward.Options{Keepalive: s.keepalive(), Pipes: pipes, Mark: s.node.Portal.Mark(),
+		list = append(list, forward.NewLoop(p, forward.Options{Keepalive: s.keepalive(), Pipes: pipes, Mark: s.node.Portal.Mark(),
 			FirstPort: ports.First, LastPort: ports.Last}))
 	}
 	s.node.Budget.TCPLoops.Store(int64(n * (descriptorsPerTCPLoop + 2*pipes)))
+	s.stopping.Lock()
+	defer s.stopping.Unlock()
+	ls.list = list // see Server.running
 	return nil
 }
 

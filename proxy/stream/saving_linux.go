@@ -312,7 +312,7 @@ func (v *saving) saveOf(l *forward.Loop) (err error) {
 				if !is || p.IsSaved() || time.Since(c.Start) < savedAge {
 					return true
 				}
-				if len(b.pairs) == fdstore.SavedAtOnce {
+				if len(b.pairs) == fdstore.SavedAtOnce || b.text.Len() > fdstore.MaxPacket/2 { // a connection takes a few kB at most
 					return false
 				}
 				number, free := v.take()
@@ -325,7 +325,7 @@ func (v *saving) saveOf(l *forward.Loop) (err error) {
 				err = b.send()
 			}
 		})
-		if errors.Is(err, unix.EAGAIN) { // the keeper is busy
+		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.ETOOMANYREFS) || errors.Is(err, unix.ENOBUFS) { // the keeper is busy
 			err = nil
 			time.Sleep(saveEvery / 20)
 		}
@@ -404,13 +404,10 @@ func (b *batch) send() error {
 
 // restore continues the connections that lines describe, in slots of a, with copies of their sockets.
 func (v *saving) restore(a *area, lines string, fds []int) {
-	if err := v.receiver.Begin(); err != nil { // this process ends, so they are reset
-		for _, fd := range fds {
-			forward.Reset(forward.Socket(fd))
-		}
-		return
+	ending := v.receiver.Begin()
+	if ending == nil {
+		defer v.receiver.End()
 	}
-	defer v.receiver.End()
 	var dropped []int
 	for line := range strings.Lines(lines) {
 		if len(fds) < 2 {
@@ -424,7 +421,7 @@ func (v *saving) restore(a *area, lines string, fds []int) {
 			forward.Reset(client, endpoint)
 			continue
 		}
-		if !v.restoreOne(a, n, []byte(text), client, endpoint) {
+		if !v.restoreOne(a, n, []byte(text), client, endpoint, ending) {
 			dropped = append(dropped, n)
 		}
 	}
@@ -434,16 +431,20 @@ func (v *saving) restore(a *area, lines string, fds []int) {
 	v.mu.Unlock()
 }
 
-// restoreOne continues a connection. If that fails, it returns false; the connection is then reset, unless it has
-// ended.
-func (v *saving) restoreOne(a *area, number int, text []byte, client, endpoint forward.Socket) bool {
+// restoreOne continues a connection. If that fails, or ending is not nil because this process ends, it returns false;
+// the connection is then reset, unless it has ended or another process has it.
+func (v *saving) restoreOne(a *area, number int, text []byte, client, endpoint forward.Socket, ending error) bool {
 	saved := forward.SavedAt(a.memory, number)
 	if saved.Over() {
 		client.Close()
 		endpoint.Close()
 		return false
 	}
-	c, err := v.readmit(a, saved, text)
+	var c *held
+	err := ending
+	if err == nil {
+		c, err = v.readmit(a, saved, text)
+	}
 	if err != nil {
 		v.reset++
 		v.node.Log.WithError(err).Debug("Cannot restore a connection; resetting it")
