@@ -261,6 +261,8 @@ func handoverSpecs(portal string) {
 			Eventually(previous.Err).WithTimeout(5 * time.Second).Should(gbytes.Say("has taken over"))
 			Eventually(previous).WithTimeout(20*time.Second).Should(gexec.Exit(0), "exits once it has handed over its connections")
 			Expect(pingPong(inFlight)).To(Succeed(), "an open connection is handed over too")
+			made := traffic.made.Load()
+			Eventually(traffic.made.Load).Should(BeNumerically(">", made+100)) // a take-over may be over sooner
 		}
 		inFlight.Close()
 		traffic.end()
@@ -269,7 +271,6 @@ func handoverSpecs(portal string) {
 			Expect(*err).NotTo(HaveOccurred())
 		}
 		Expect(traffic.failed.Load()).To(BeZero())
-		Expect(traffic.made.Load()).To(BeNumerically(">", 500))
 		Expect(state(l.Node)).To(Equal(rules), "the rules did not change")
 	})
 
@@ -429,7 +430,7 @@ func handoverSpecs(portal string) {
 		Eventually(traffic.made.Load).Should(BeNumerically(">", 50))
 		Expect(traffic.failed.Load()).To(BeZero())
 		u.Kill().Wait(5 * time.Second)
-		if portal != apart { // there, nothing refuses connections meanwhile: clients retransmit
+		if portal == "address" { // the others refuse no connection meanwhile: clients retransmit
 			Eventually(traffic.failed.Load).WithTimeout(5 * time.Second).Should(BeNumerically(">", 0))
 		}
 		start()

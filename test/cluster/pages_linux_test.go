@@ -17,6 +17,7 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/onsi/gomega/gbytes"
 	"github.com/onsi/gomega/gexec"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -96,6 +97,13 @@ func (r *reader) startAs(command string, input ...string) *gexec.Session {
 		Expect(string(s.Err.Contents())).NotTo(ContainSubstring("DATA RACE"))
 	})
 	return s
+}
+
+// startPage starts a command of the page as root, after replacements (see strings.NewReplacer).
+func (r *reader) startPage(command string, replacements ...string) *gexec.Session {
+	GinkgoHelper()
+	Expect(r.page.Use(command)).To(Succeed())
+	return r.startAs("sudo " + strings.NewReplacer(replacements...).Replace(command))
 }
 
 // run runs a command of the page, which must succeed, and returns its output.
@@ -248,6 +256,75 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 		shown := strings.Replace(r.block("Node worker-1, portal iptables, compared"), "worker-1", strings.ToLower(host), 1)
 		Expect(words(r.run("usher check --diff web.yaml"))).To(Equal(words(shown)))
 		Expect(r.page.Unused()).To(BeEmpty())
+	})
+
+	It("docs/running.md", func() {
+		c := newCluster()
+		c.service("web")
+		r := c.newReader("running.md")
+		r.startServers()
+		r.become(control.Admin)
+
+		first := r.startPage("usher run --manifests examples/")
+		row := regexp.MustCompile(`0\.0\.0\.0:\d+`).ReplaceAllString(regexp.QuoteMeta(words(r.block("default/web"))), `0\.0\.0\.0:\d+`)
+		Eventually(func() string { return words(string(first.Out.Contents())) }).WithTimeout(soon).Should(MatchRegexp(row))
+		next := r.startPage("usher run --take-over …", " …", " --manifests examples/")
+		Eventually(first).WithTimeout(time.Minute).Should(gexec.Exit(0))
+		Expect(r.succeeds(r.startAs("curl -sS http://10.96.0.10/"))).To(ContainSubstring(listing))
+		Eventually(next.Terminate()).WithTimeout(time.Minute).Should(gexec.Exit(0))
+		rules := func() string { return r.node.Output("sh", "-c", "nft list ruleset; ip rule; ip -6 rule; ip link") }
+		Expect(rules()).To(ContainSubstring("usher"))
+		Expect(r.page.Use("usher cleanup")).To(Succeed())
+		r.succeeds(r.startAs("sudo usher cleanup"))
+		Expect(strings.ToLower(rules())).NotTo(ContainSubstring("usher"))
+
+		u := r.startPage("usher run --kubeconfig /etc/kubernetes/usher.conf --node-name worker-1", "/etc/kubernetes/usher.conf", filepath.Join(r.home, ".kube/config"), "worker-1", here)
+		Eventually(u.Out).WithTimeout(time.Minute).Should(gbytes.Say(c.namespace + "/web"))
+		interrupt(u)
+		Expect(r.page.Unused()).To(BeEmpty())
+	})
+
+	It("docs/kubernetes.md that prepare a cluster, except those of Helm", func() {
+		c := newCluster()
+		r := c.newReader("kubernetes.md")
+		r.become(control.Admin)
+		c.inDefault("web").service("web")
+		daemons := func(name string) *appsv1.DaemonSet {
+			GinkgoHelper()
+			d, err := c.api.AppsV1().DaemonSets(metav1.NamespaceSystem).Get(context.Background(), name, metav1.GetOptions{})
+			Expect(err).NotTo(HaveOccurred())
+			return d
+		}
+		Expect(os.CopyFS(filepath.Join(r.home, "deploy"), os.DirFS(filepath.Join(control.Root(), "deploy")))).To(Succeed())
+		labels := map[string]string{"k8s-app": "kube-proxy"}
+		proxy := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "kube-proxy", Namespace: metav1.NamespaceSystem}, Spec: appsv1.DaemonSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "kube-proxy", Image: "kube-proxy"}}}},
+		}}
+		Expect(c.api.AppsV1().DaemonSets(metav1.NamespaceSystem).Create(context.Background(), proxy, metav1.CreateOptions{})).Error().NotTo(HaveOccurred())
+		DeferCleanup(func() {
+			r.succeeds(r.startAs("kubectl -n kube-system delete --ignore-not-found daemonset/kube-proxy configmap/usher-api-server"))
+			r.succeeds(r.startAs("kubectl delete --ignore-not-found -k deploy/kustomize"))
+		})
+
+		By("preparing a migration node by node")
+		lines := strings.SplitAfterN(r.block("kubectl -n kube-system patch daemonset kube-proxy"), "\n", 4)
+		Expect(r.page.Use(strings.TrimSpace(lines[0]))).To(Succeed())
+		r.succeeds(r.startAs(strings.Join(lines[:3], "")))
+		terms := daemons("kube-proxy").Spec.Template.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+		Expect(terms).To(Equal([]corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "kube-proxy", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"no"}}}}}))
+
+		By("deploying on all nodes at once")
+		r.run(`kubectl -n kube-system patch daemonset kube-proxy --type=strategic -p '{"spec":{"template":{"spec":{"nodeSelector":{"kube-proxy":"disabled"}}}}}'`)
+		Expect(daemons("kube-proxy").Spec.Template.Spec.NodeSelector).To(Equal(map[string]string{"kube-proxy": "disabled"}))
+		r.run("kubectl -n kube-system create configmap usher-api-server --from-literal=KUBERNETES_SERVICE_HOST=192.0.2.10 --from-literal=KUBERNETES_SERVICE_PORT=6443")
+		r.run("kubectl apply -k deploy/kustomize")
+		Expect(daemons("usher").Spec.Template.Spec.Containers[0].Args).To(Equal(daemonSet().Spec.Template.Spec.Containers[0].Args))
+
+		By("running alongside kube-proxy")
+		r.run("kubectl label service web service.kubernetes.io/service-proxy-name=usher")
+		Expect(r.page.Unused()).To(HaveEach(Or( // others are steps of a migration: see moving_linux_test.go
+			HavePrefix("helm "), HavePrefix("kubectl label node NODE "), HavePrefix("kubectl debug node/NODE "), HavePrefix("kubectl -n kube-system rollout status "), HavePrefix("curl "))))
 	})
 
 	It("docs/laptop.md", func() {

@@ -101,7 +101,7 @@ type Page struct {
 func ReadPage(root, name string) (*Page, error) {
 	text, err := os.ReadFile(filepath.Join(root, "docs", name))
 	p := &Page{Name: name, unused: map[string]bool{}}
-	p.blocks, _ = split(string(text))
+	p.blocks, _ = split(strings.ReplaceAll(string(text), "\\\n", " "))
 	for _, line := range slices.Concat(p.blocks...) {
 		if line = strings.TrimSpace(line); program.MatchString(line) {
 			p.unused[withoutComment(line)] = true
@@ -125,10 +125,10 @@ var program = regexp.MustCompile(`^(\$ |sudo |bin/|for p in |(usher|kubectl|curl
 
 func withoutComment(line string) string {
 	command, _, _ := strings.Cut(strings.TrimPrefix(line, "$ "), " #")
-	return strings.TrimSpace(command)
+	return strings.Join(strings.Fields(command), " ")
 }
 
-// Use returns an error if the page does not contain the command, which may be without its comment.
+// Use returns an error if the page does not contain the command, which is on one line and without its comment.
 func (p *Page) Use(command string) error {
 	if _, ok := p.unused[command]; !ok {
 		return fmt.Errorf("docs/%s does not contain the command %q", p.Name, command)
