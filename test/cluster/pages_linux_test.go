@@ -136,11 +136,20 @@ func (r *reader) eventually(command, text string) {
 	}).WithTimeout(soon).WithPolling(200*time.Millisecond).Should(ContainSubstring(text), command)
 }
 
-// startServers starts the page's endpoints on this machine.
+// servers starts the endpoints of the examples on this machine.
+const servers = "for p in 8081 8082 8083; do python3 -m http.server $p --bind 127.0.0.1 & done"
+
+// startServers starts the page's servers.
 func (r *reader) startServers() {
 	GinkgoHelper()
-	const servers = "for p in 8081 8082 8083; do python3 -m http.server $p --bind 127.0.0.1 & done"
-	r.start(servers)
+	Expect(r.page.Use(servers)).To(Succeed())
+	r.serve()
+}
+
+// serve starts the servers for a page that does not have the command.
+func (r *reader) serve() {
+	GinkgoHelper()
+	r.startAs(servers)
 	for _, port := range []string{"8081", "8082", "8083"} {
 		Eventually(func() string { return r.node.Output("ss", "-Hltn") }).WithTimeout(soon).Should(ContainSubstring("127.0.0.1:" + port))
 	}
@@ -262,21 +271,24 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 		c := newCluster()
 		c.service("web")
 		r := c.newReader("running.md")
-		r.startServers()
+		r.serve()
 		r.become(control.Admin)
 
 		first := r.startPage("usher run --manifests examples/")
-		row := regexp.MustCompile(`0\.0\.0\.0:\d+`).ReplaceAllString(regexp.QuoteMeta(words(r.block("default/web"))), `0\.0\.0\.0:\d+`)
-		Eventually(func() string { return words(string(first.Out.Contents())) }).WithTimeout(soon).Should(MatchRegexp(row))
+		port := regexp.MustCompile(`0\.0\.0\.0:\d+`)
+		row := port.ReplaceAllString(words(r.block("default/web")), "PORT")
+		Eventually(func() string { return port.ReplaceAllString(words(string(first.Out.Contents())), "PORT") }).WithTimeout(soon).Should(ContainSubstring(row))
 		next := r.startPage("usher run --take-over …", " …", " --manifests examples/")
 		Eventually(first).WithTimeout(time.Minute).Should(gexec.Exit(0))
 		Expect(r.succeeds(r.startAs("curl -sS http://10.96.0.10/"))).To(ContainSubstring(listing))
 		Eventually(next.Terminate()).WithTimeout(time.Minute).Should(gexec.Exit(0))
-		rules := func() string { return r.node.Output("sh", "-c", "nft list ruleset; ip rule; ip -6 rule; ip link") }
+		rules := func() string {
+			return strings.ToLower(r.node.Output("sh", "-c", "nft list ruleset; ip rule; ip -6 rule; ip link"))
+		}
 		Expect(rules()).To(ContainSubstring("usher"))
 		Expect(r.page.Use("usher cleanup")).To(Succeed())
 		r.succeeds(r.startAs("sudo usher cleanup"))
-		Expect(strings.ToLower(rules())).NotTo(ContainSubstring("usher"))
+		Expect(rules()).NotTo(ContainSubstring("usher"))
 
 		u := r.startPage("usher run --kubeconfig /etc/kubernetes/usher.conf --node-name worker-1", "/etc/kubernetes/usher.conf", filepath.Join(r.home, ".kube/config"), "worker-1", here)
 		Eventually(u.Out).WithTimeout(time.Minute).Should(gbytes.Say(c.namespace + "/web"))
@@ -303,8 +315,9 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 		}}
 		Expect(c.api.AppsV1().DaemonSets(metav1.NamespaceSystem).Create(context.Background(), proxy, metav1.CreateOptions{})).Error().NotTo(HaveOccurred())
 		DeferCleanup(func() {
-			r.succeeds(r.startAs("kubectl -n kube-system delete --ignore-not-found daemonset/kube-proxy configmap/usher-api-server"))
-			r.succeeds(r.startAs("kubectl delete --ignore-not-found -k deploy/kustomize"))
+			for _, args := range [][]string{{"-n", "kube-system", "daemonset/kube-proxy", "configmap/usher-api-server"}, {"-k", filepath.Join(r.home, "deploy/kustomize")}} {
+				c.Node.Output(filepath.Join(r.home, "bin/kubectl"), append([]string{"--kubeconfig", filepath.Join(r.home, ".kube/config"), "delete", "--ignore-not-found"}, args...)...)
+			}
 		})
 
 		By("preparing a migration node by node")
