@@ -170,31 +170,32 @@ func (f *frontEnd) releaseOthers(port config.ServicePort) {
 	for _, vip := range port.VIPs {
 		keep[frontend.Target(f.Protocol, vip)] = true
 	}
-	f.releaseIf(func(t portal.Target) bool { return !keep[t] })
+	f.owned = slices.DeleteFunc(f.owned, func(t portal.Target) bool {
+		if keep[t] {
+			return false
+		}
+		f.disown(t)
+		return true
+	})
 }
 
 // release releases t, if the front end serves it.
 func (f *frontEnd) release(t portal.Target) {
 	if f.proxy.owners[t] == f {
-		f.releaseIf(func(other portal.Target) bool { return other == t })
+		f.owned = slices.DeleteFunc(f.owned, func(other portal.Target) bool { return other == t })
+		f.disown(t)
 	}
 }
 
-// releaseIf releases the targets for which release returns true.
-func (f *frontEnd) releaseIf(release func(portal.Target) bool) {
+// disown removes t, which the caller has removed from f.owned, from the rest of the Proxy's state.
+func (f *frontEnd) disown(t portal.Target) {
 	p := f.proxy
-	f.owned = slices.DeleteFunc(f.owned, func(t portal.Target) bool {
-		if !release(t) {
-			return false
-		}
-		delete(p.owners, t)
-		f.Targets.Delete(t)
-		if _, has := p.rules[t]; has {
-			delete(p.rules, t)
-			p.differ[t] = true
-		}
-		return true
-	})
+	delete(p.owners, t)
+	f.Targets.Delete(t)
+	if _, has := p.rules[t]; has {
+		delete(p.rules, t)
+		p.differ[t] = true
+	}
 }
 
 // bind opens the missing listeners for targets and sets their rules; reconcile closes the unused listeners. Targets

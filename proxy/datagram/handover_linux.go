@@ -247,14 +247,12 @@ func (sk *socket) adoptOne(b *sessionRecord, endpoint *balance.Endpoint) {
 	}
 	s.watched, s.fd, s.Endpoint = watched, fd, endpoint
 	s.Endpoint.Take()
-	if b.Ported {
-		s.Front.Ports.Add(1)
-		s.Front.Budget.Ports.Add(1)
-		s.listPort()
-	}
 	s.toEndpoint.Store(b.ToEndpoint)
 	s.toClient.Store(b.ToClient)
 	sk.enter(s)
+	if b.Ported {
+		s.takePort()
+	}
 	if s.mute = b.Mute; !s.mute {
 		s.inherit()
 	}

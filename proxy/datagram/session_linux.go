@@ -154,25 +154,20 @@ func (s *session) Refuse(r outcome.Result) { s.end(r) }
 // has been idle longest: of this socket if the service port's limit is reached, and otherwise of this loop.
 func (s *session) takePort() {
 	b, sk := s.Front.Budget, s.socket
-	defer s.listPort()
 	for toPort := s.Front.Ports.Add(1); ; toPort = s.Front.Ports.Load() {
-		from := &sk.loop.ported
-		switch b.TakePort(toPort) {
-		case budget.Enough:
-			return
-		case budget.PortFull:
+		room, from := b.TakePort(toPort), &sk.loop.ported
+		if room == budget.Enough {
+			break
+		}
+		if room == budget.PortFull {
 			from = &sk.ported
 		}
 		if !evictOldest(from, s) {
 			b.Ports.Add(1)
-			return
+			break
 		}
 	}
-}
-
-// listPort adds the session to those that use a port.
-func (s *session) listPort() {
-	s.portInSocket, s.portInLoop = s.socket.ported.PushBack(s), s.socket.loop.ported.PushBack(s)
+	s.portInSocket, s.portInLoop = sk.ported.PushBack(s), sk.loop.ported.PushBack(s)
 }
 
 // givePort releases that port.

@@ -227,10 +227,19 @@ func New(node *Node, port config.ServicePort, table *affinity.Table) *FrontEnd {
 // View returns the View for new clients.
 func (f *FrontEnd) View() *View { return f.view.Load() }
 
+// manyVIPs is the number of VIPs from which a map finds one faster. Most service ports have one; a Service may list tens
+// of thousands of external IPs.
+const manyVIPs = 32
+
 // Swap makes v the View for new clients, and returns the old one. It closes the old View's Replaced.
 func (f *FrontEnd) Swap(v *View) (old *View) {
 	v.Replaced = make(chan struct{})
-	v.indexVIPs()
+	if many := v.Port.VIPs; len(many) >= manyVIPs {
+		v.vips = make(map[netip.AddrPort]*config.VIP, len(many))
+		for i := range slices.Backward(many) { // of equal ones, the first counts
+			v.vips[many[i].AddrPort()] = &many[i]
+		}
+	}
 	v.Clients = &conn.Port{ID: v.Port.ID, Protocol: f.Protocol, Unlogged: v.Port.AccessLog == config.Off, Slow: f.Slow, Observers: []conn.Observer{f.Trace, f}}
 	if old = f.view.Swap(v); old != nil {
 		close(old.Replaced)
@@ -306,21 +315,6 @@ func (v *View) Endpoints(vip *config.VIP, nodeLocal bool) *balance.Set {
 		return v.Cluster
 	}
 	return v.External
-}
-
-// manyVIPs is the number of VIPs from which a map finds one faster. Most service ports have one; a Service may list tens
-// of thousands of external IPs.
-const manyVIPs = 32
-
-// indexVIPs makes VIPAt use a map if that is faster.
-func (v *View) indexVIPs() {
-	if len(v.Port.VIPs) < manyVIPs {
-		return
-	}
-	v.vips = make(map[netip.AddrPort]*config.VIP, len(v.Port.VIPs))
-	for i := range slices.Backward(v.Port.VIPs) { // of equal ones, the first counts
-		v.vips[v.Port.VIPs[i].AddrPort()] = &v.Port.VIPs[i]
-	}
 }
 
 // VIPAt returns the VIP with exactly the address and port of at.
