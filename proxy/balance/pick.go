@@ -53,6 +53,8 @@ type Request struct {
 	Now         time.Time
 	Client, VIP netip.Addr       // source and destination, for schedulers that hash them
 	Tried       []netip.AddrPort // not to be tried again
+
+	skipFull bool // also where no Filter does that: see Take
 }
 
 // Choice is an endpoint to try, with the reason.
@@ -114,10 +116,9 @@ func (s *Set) Pick(a Request) (Choice, bool) {
 // return it. If no slot is free, or other clients are ahead, the Choice is Full. Then w waits, unless it is nil or
 // QueueLimit is reached.
 //
-// A Set from before a Pool.Update that set a limit has no Filter for full endpoints. So Take does not pick the same one
-// again.
+// A Set from before a Pool.Update that set a limit has no Filter for full endpoints. If the chosen one is full, the next
+// choice therefore skips full ones by itself.
 func (s *Set) Take(a Request, had netip.AddrPort, w *Waiter) (Choice, bool) {
-	full := false // an endpoint that Pick returned was full
 	for {
 		var c Choice
 		var kept bool
@@ -132,9 +133,7 @@ func (s *Set) Take(a Request, had netip.AddrPort, w *Waiter) (Choice, bool) {
 		case q != nil && q.clients.Load() > 0 && !(w != nil && w.in == q && w.Front()):
 			c = Choice{Reason: allFull}
 		case !kept:
-			if c, _ = s.Pick(a); c.Endpoint == nil && full {
-				c = Choice{Reason: allFull}
-			}
+			c, _ = s.Pick(a)
 		}
 		switch {
 		case c.Reason == allFull:
@@ -147,8 +146,8 @@ func (s *Set) Take(a Request, had netip.AddrPort, w *Waiter) (Choice, bool) {
 				w.Leave()
 			}
 			return c, c.Endpoint != nil
-		case !kept:
-			full, a.Tried = true, append(slices.Clip(a.Tried), c.Endpoint.Addr)
+		default:
+			a.skipFull = true
 		}
 	}
 }
@@ -249,6 +248,10 @@ type pickResult struct {
 // take looks at an endpoint, and reports whether to choose it. skipped is how many were skipped before.
 func (f *pickResult) take(s *Set, e *Endpoint, l *look, skipped uint32) bool {
 	if slices.Contains(l.Tried, e.Addr) {
+		return false
+	}
+	if l.skipFull && e.Full() {
+		f.full, f.healthyFull = true, f.healthyFull || e.available(l.Now, false) != Down
 		return false
 	}
 	if s.filter != nil {

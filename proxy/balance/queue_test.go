@@ -568,3 +568,15 @@ func TestTakeFromASetThatIsOlderThanTheLimit(t *testing.T) {
 	g.Expect(ok).To(BeTrue())
 	g.Expect(c.Endpoint.State).To(BeIdenticalTo(b.All[0].State))
 }
+
+func TestTakeFromAnOlderSetWaitsForTheHealthyEndpoint(t *testing.T) {
+	g := NewWithT(t)
+	b := newBounded(0, 1, 2)
+	old, now := b.Cluster, time.Now()
+	b.All[0].Take()
+	b.All[1].Report(balance.Report{Kind: balance.ConnectFailed, Start: now, Now: now}, balance.Policy{First: time.Minute, Max: time.Minute})
+	b.update(1, 1, 2)
+	c, ok := old.Take(balance.Request{Now: now}, netip.AddrPort{}, nil)
+	g.Expect(ok).To(BeFalse(), "an endpoint in quarantine is no substitute for a full one")
+	g.Expect(c.Full()).To(BeTrue())
+}
