@@ -79,7 +79,7 @@ func (d *Daemon) startServer(ctx context.Context, setting, address string, handl
 	if setting == healthzSetting {
 		left := leftListener(d.kept(keptHealth), address)
 		listen = func() (*admin.Server, error) {
-			if left != nil && d.mustSucceed() {
+			if left != nil && d.mustSucceed() && answers(left.Addr().String()) {
 				return nil, errPredecessor
 			}
 			l := left
@@ -95,7 +95,8 @@ func (d *Daemon) startServer(ctx context.Context, setting, address string, handl
 		return fmt.Errorf("--%s: %w", setting, err)
 	}
 	log := d.log.WithField("flag", "--"+setting)
-	if !errors.Is(err, errPredecessor) {
+	failed := !errors.Is(err, errPredecessor)
+	if failed {
 		log.WithError(err).Warn("Cannot listen; retrying")
 	}
 	d.workers.Go(func() {
@@ -103,16 +104,29 @@ func (d *Daemon) startServer(ctx context.Context, setting, address string, handl
 			if d.servers.serve(setting, listen) != nil {
 				return true
 			}
-			log.Info("Listening after retries")
+			if failed {
+				log.Info("Listening after retries")
+			}
 			return false
 		})
 	})
 	return nil
 }
 
-// errPredecessor means that a listener, of which this process has a copy, still belongs to the process that it replaces:
-// that one serves, this one does not yet.
-var errPredecessor = errors.New("the previous instance still listens")
+// answers reports whether a process answers health checks at address.
+func answers(address string) bool {
+	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	answer, err := client.Get("http://" + address + "/livez")
+	if err != nil {
+		return false
+	}
+	answer.Body.Close()
+	return true
+}
+
+// errPredecessor means that the process that this one replaces still answers on a listener that both have: that process
+// serves, this one does not yet.
+var errPredecessor = errors.New("the previous instance still answers")
 
 // serveHealth serves health checks, like admin.Serve. l is the listener of an earlier process; if it is nil,
 // serveHealth opens one and stores it with the manager.
