@@ -59,7 +59,7 @@ func (p *Proxy) noteProblems() {
 		if p.OnProblem != nil {
 			p.OnProblem(id, problem)
 		}
-		if !errors.Is(problem.Err, budget.ErrOpenFiles) { // there may be thousands of these: see reportOpenFiles
+		if !summarized(problem) {
 			p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": problem.Reason}).WithError(problem.Err).Error("Service port is not served")
 		}
 	}
@@ -70,27 +70,41 @@ func (p *Proxy) noteProblems() {
 		if p.OnProblem != nil {
 			p.OnProblem(id, nil)
 		}
-		if !errors.Is(old.Err, budget.ErrOpenFiles) {
+		if !summarized(old) {
 			p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": old.Reason}).Info("Problem with service port resolved")
 		}
 	}
-	p.reportOpenFiles()
+	p.reportLeftOut()
 }
 
-// reportOpenFiles logs the number of service ports that exceed the open-files limit when that number grows, and logs
-// once when it is 0 again.
-func (p *Proxy) reportOpenFiles() {
-	left := 0
+// summarized reports whether there may be thousands of such problems: see reportLeftOut.
+func summarized(p *Problem) bool {
+	return errors.Is(p.Err, budget.ErrOpenFiles) || errors.Is(p.Err, budget.ErrLocalPorts)
+}
+
+// reportLeftOut logs the numbers of service ports that exceed the limits of open files and of local ports when they
+// grow, and logs once when they are 0 again.
+func (p *Proxy) reportLeftOut() {
+	left, noPort := 0, 0
+	var why error
 	for _, problem := range p.problems {
-		if errors.Is(problem.Err, budget.ErrOpenFiles) {
+		switch {
+		case errors.Is(problem.Err, budget.ErrOpenFiles):
 			left++
+		case errors.Is(problem.Err, budget.ErrLocalPorts):
+			noPort, why = noPort+1, problem.Err
 		}
 	}
-	before := p.leftOut
-	p.leftOut = left
+	b, before, hadNoPort := p.node.Budget, p.leftOut, p.noPort
+	p.leftOut, p.noPort = left, noPort
+	switch {
+	case noPort > hadNoPort:
+		p.Log.WithField("notServed", noPort).WithError(why).Error("Some service ports are not served")
+	case noPort == 0 && hadNoPort > 0:
+		p.Log.Info("Local ports now suffice for all service ports")
+	}
 	switch {
 	case left > before:
-		b := p.node.Budget
 		needed := b.NeededFor(left)
 		p.Log.WithFields(logrus.Fields{"limit": b.Descriptors, "listeners": b.Listeners.Load(), "notServed": left, "needed": needed}).
 			Errorf("Open files limit of %d is too low: %d service ports are not served and refuse clients; raise it to %d or more (ulimit -n, LimitNOFILE=)", b.Descriptors, left, needed)

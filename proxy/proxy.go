@@ -63,6 +63,7 @@ type Proxy struct {
 	failed         map[*frontEnd]*Problem        // front ends that could not be planned
 	problems       map[config.PortID]*Problem
 	leftOut        int // number of service ports that exceeded the open-files limit at the last report
+	noPort         int // the same for the limit of local ports
 	// had holds the affinities of service ports that do not exist yet: see Inherit.
 	had         map[config.PortID][]affinity.Entry
 	predecessor *stream.Inherited // until InheritRest; nil if no predecessor hands connections over

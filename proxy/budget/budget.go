@@ -80,7 +80,7 @@ func (b *Budget) maxListeners() int64 { return max(1, b.usable()*3/4) }
 // Reasons to refuse a listener.
 var (
 	ErrOpenFiles  = errors.New("open files limit reached, no descriptor left for another listener")
-	errLocalPorts = errors.New("too many listeners on local ports")
+	ErrLocalPorts = errors.New("too many listeners on local ports")
 )
 
 // AdmitListener returns an error if there is no capacity for another listener. local means that it gets one of the
@@ -96,7 +96,7 @@ func (b *Budget) AdmitListener(udp, local bool) error {
 		protocol, most = 1, b.localPorts/4
 	}
 	if local && most > 0 && b.localListeners[protocol].Load() >= most {
-		return fmt.Errorf("%w: they may use %d of the %d in net.ipv4.ip_local_port_range (set --proxy-port-range to other ports)", errLocalPorts, most, b.localPorts)
+		return fmt.Errorf("%w: they may use %d of the %d in net.ipv4.ip_local_port_range (set --proxy-port-range to other ports)", ErrLocalPorts, most, b.localPorts)
 	}
 	return nil
 }

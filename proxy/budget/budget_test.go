@@ -151,13 +151,13 @@ func TestListenersLeaveLocalPortsToTheNode(t *testing.T) {
 	}
 	b.CountListener(80, false, 1)
 	b.CountListener(32868, false, 1)
-	g.Expect(b.AdmitListener(false, true)).To(MatchError(errLocalPorts))
+	g.Expect(b.AdmitListener(false, true)).To(MatchError(ErrLocalPorts))
 	g.Expect(b.AdmitListener(false, false)).To(Succeed(), "at another port")
 	g.Expect(b.AdmitListener(true, true)).To(Succeed(), "of UDP")
 	for i := range 25 {
 		b.CountListener(uint16(32768+i), true, 1)
 	}
-	g.Expect(b.AdmitListener(true, true)).To(MatchError(errLocalPorts))
+	g.Expect(b.AdmitListener(true, true)).To(MatchError(ErrLocalPorts))
 	b.CountListener(32800, false, -1)
 	g.Expect(b.AdmitListener(false, true)).To(Succeed())
 	g.Expect(b.Listeners.Load()).To(BeEquivalentTo(75 + 2 + 25 - 1))

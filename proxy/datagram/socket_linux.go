@@ -38,10 +38,11 @@ type socket struct {
 	idle, unansweredIdle time.Duration
 	peak                 int // maximum number of sessions since the map was made
 	expiry               *time.Timer
-	ticking              bool   // expiry will call expire
-	lost                 uint32 // datagrams that the kernel dropped before they were received
-	inherited            bool   // lost is unknown: it includes datagrams of the previous process
-	deaf                 bool   // not watched
+	ticking              bool        // expiry will call expire
+	lost                 uint32      // datagrams that the kernel dropped before they were received
+	inherited            bool        // lost is unknown: it includes datagrams of the previous process
+	deaf                 bool        // not watched
+	retry                *time.Timer // will call openAgain; nil for none
 	closed               bool
 	lent                 bool // another loop may send with it
 
@@ -71,8 +72,15 @@ func newSocket(l *listener, lp *loop, fd int) *socket {
 	return sk
 }
 
-// openAgain is the time after which a socket that cannot be watched tries again.
-const openAgain = time.Second
+// retryOpen is the time after which a socket that cannot be watched tries again, unless stopReceiving was called.
+const retryOpen = time.Second
+
+func (sk *socket) openAgain() {
+	if sk.retry != nil {
+		sk.retry = nil
+		sk.open()
+	}
+}
 
 // open starts receiving.
 func (sk *socket) open() {
@@ -85,7 +93,7 @@ func (sk *socket) open() {
 		sk.front.LimitErrors.Do(func() {
 			sk.front.Log.WithField("service", sk.front.ID().String()).WithError(err).Error("Cannot receive on a UDP listener; trying again (logged at most every 10 s)")
 		})
-		time.AfterFunc(openAgain, func() { _ = sk.loop.poller.Do(sk.open) }) // fails only if the loop has ended
+		sk.retry = time.AfterFunc(retryOpen, func() { _ = sk.loop.poller.Do(sk.openAgain) }) // fails only if the loop has ended
 		return
 	}
 	sk.watched, sk.deaf = watched, false
@@ -139,6 +147,7 @@ func (sk *socket) inTurns(sessions []*session, f func(*session)) {
 
 // stopReceiving removes the socket from the loop. Closing it would not do that while another process has it too.
 func (sk *socket) stopReceiving() {
+	sk.retry = nil
 	if !sk.deaf {
 		sk.deaf = true
 		sk.loop.poller.Remove(sk.watched)

@@ -35,7 +35,7 @@ import (
 const (
 	// savedAge is the age at which a connection is saved, so that short connections cost nothing.
 	savedAge = time.Second
-	// saveEvery is the interval at which connections are saved and dropped.
+	// saveEvery is the interval at which copies are made and dropped.
 	saveEvery = 200 * time.Millisecond
 	// maxSaved is the maximum number of saved connections, unless the limit of open files is lower: the keeper has two
 	// files for each, and spareFiles others.
@@ -312,7 +312,7 @@ func (v *saving) saveOf(l *forward.Loop) (err error) {
 				if !is || p.IsSaved() || time.Since(c.Start) < savedAge {
 					return true
 				}
-				if len(b.pairs) == fdstore.SavedAtOnce || b.text.Len() > fdstore.MaxPacket/2 { // a connection takes a few kB at most
+				if len(b.pairs) == fdstore.SavedAtOnce || b.text.Len() > fdstore.MaxPacket/2 { // a connection takes 20 kB at most
 					return false
 				}
 				number, free := v.take()
@@ -325,9 +325,12 @@ func (v *saving) saveOf(l *forward.Loop) (err error) {
 				err = b.send()
 			}
 		})
-		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.ETOOMANYREFS) || errors.Is(err, unix.ENOBUFS) { // the keeper is busy
+		switch {
+		case errors.Is(err, unix.EAGAIN): // the keeper is busy
 			err = nil
 			time.Sleep(saveEvery / 20)
+		case errors.Is(err, unix.ETOOMANYREFS), errors.Is(err, unix.ENOBUFS): // the kernel holds too much for the keeper
+			err, more = nil, false
 		}
 		if full && !v.full {
 			v.full = true
@@ -402,7 +405,7 @@ func (b *batch) send() error {
 	return err
 }
 
-// restore continues the connections that lines describe, in slots of a, with copies of their sockets.
+// restore continues the connections that lines describe, in a's slots, with copies of their sockets.
 func (v *saving) restore(a *area, lines string, fds []int) {
 	ending := v.receiver.Begin()
 	if ending == nil {
