@@ -35,7 +35,7 @@ error.
 
 SIGTERM stops accepting connections, waits up to --drain-timeout for open ones to
 finish, and keeps the portal's rules for the next instance. Ctrl-C (SIGINT) does the
-same and then removes the rules; with --remove-rules, the rules are removed first, for
+same and then removes the rules; with --remove-rules, redirects are removed first, for
 another service proxy on this node. A second signal stops usher at once. 'usher cleanup'
 removes leftovers. SIGHUP, which is sent when a terminal closes, acts like Ctrl-C if
 usher runs in a terminal, else like SIGTERM. With --keeper, SIGHUP restarts usher from

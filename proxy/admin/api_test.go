@@ -325,7 +325,7 @@ var _ = Describe("the API of a proxy", func() {
 		n.get("/explain?service=web", &x)
 		Expect(x.Text).To(ContainElement("Endpoints are probed every 50 ms, by tcp: after 2 that fail in a row one is in quarantine, until 1 in a row succeed."))
 		Expect(x.Order[1].Endpoint).To(Equal(bad.String()))
-		Expect(x.Order[1].Text).To(MatchRegexp(`it is in quarantine until its probes succeed, next (now|in \S+ \S+) \(\d+ probes failed: connection refused\)`))
+		Expect(x.Order[1].Text).To(MatchRegexp(`^in quarantine until its probes succeed, next (now|in \S+ \S+) \(\d+ probes failed: connection refused\)`))
 	})
 
 	It("shows the source address that an endpoint sees, and why", func() {

@@ -286,7 +286,7 @@ func byScheduler(c balance.Choice) string {
 
 func onlyOne(e *balance.Endpoint, now time.Time) string {
 	if q := inQuarantine(e, now); q != "" {
-		return "no other endpoint is left; this one is used although it is " + q
+		return q + "; used, as no other endpoint is left"
 	}
 	return "no other endpoint is left"
 }

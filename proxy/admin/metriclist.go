@@ -37,7 +37,7 @@ var (
 	connectionsServed   = counter("usher_connections_established_total", "Connections that were connected to an endpoint.")
 	connectionsClosed   = counter("usher_connections_closed_total", "Ended connections, by end code; see docs/reference.md.", "end")
 	connectionsOpen     = gauge("usher_connections_open", "Open connections.")
-	connectionsSaved    = gauge("usher_connections_saved", "Open TCP connections that survive a crash of usher: its keeper (--keeper) holds copies of their sockets.")
+	connectionsSaved    = gauge("usher_connections_saved", "Open TCP connections of which the keeper (--keeper) holds copies of both sockets; most of them survive a crash of usher.")
 	connectionsLimit    = gauge("usher_connections_limit", "Maximum number of open connections.")
 	connectionsFailed   = counter("usher_connections_failed_total", "Connections and UDP sessions that ended without an endpoint or were reset by it.")
 	logsSuppressed      = counter("usher_connection_logs_suppressed_total", "Connections refused at once that are missing from trace and access log, which record ten of them per second.")

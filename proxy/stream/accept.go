@@ -72,8 +72,8 @@ func (s *Server) newListening(f *frontend.FrontEnd, b portal.Bind, socket io.Clo
 
 // run accepts until l is closed.
 func (l *listening) run(next func() error) {
-	defer l.front.Budget.CountListener(l.At.Port(), false, -1)
 	defer close(l.closed)
+	defer l.front.Budget.CountListener(l.At.Port(), false, -1)
 	l.acceptLoop(next)
 }
 

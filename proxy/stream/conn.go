@@ -197,7 +197,7 @@ func (c *Conn) limits() *forward.Limits {
 	return &own
 }
 
-// unusedTime is the threshold for unused connections: their clients close them earlier, before any byte has moved.
+// A connection that its client closes within unusedTime, before any byte has moved, counts as unused.
 const unusedTime = time.Second
 
 // Ended implements forward.Owner. frontend.Conn implements its EndpointFirstByte, and the Record its ClientFirstByte.

@@ -14,7 +14,7 @@ import (
 )
 
 // goroutine serves a client that has no endpoint yet, in a goroutine. It is used for SCTP. For TCP it is used on
-// systems without loops, if Options.Dial connects to endpoints, and for clients that no loop has accepted.
+// systems without loops, if Options.Dial connects to endpoints, and for clients passed to Serve.
 type goroutine struct {
 	*Conn
 	search           frontend.Connecting
@@ -25,7 +25,7 @@ type goroutine struct {
 	waited  bool      // a Wait is over: seek calls search.Next again
 }
 
-// A dialer connects to an endpoint. from need not be an address of the node; if it is not valid, the kernel picks one.
+// A dialer connects to an endpoint. from need not be the node's; if it is zero, the kernel picks one.
 // The dialer returns when ctx ends.
 type dialer func(_ context.Context, v *frontend.View, from netip.AddrPort, to *config.Endpoint) (forwarder, error)
 

@@ -32,12 +32,12 @@ import (
 //
 //	predecessor              successor
 //	offer               →                  when there are connections to hand over
-//	                    ←    go            when the successor can take them at once
+//	                    ←    go            when the successor can take them now
 //	descriptors         →                  one file, and two sockets for each connection. The file begins with a line
 //	                                       for each connection. After all lines come the bytes that pairs hold
 //	                    ←    a digit for each connection: 1 if the successor takes it, 0 if not; and a period
 //
-// After "go" the predecessor takes the pairs off their loops. It restores those that are not taken: all of them if no
+// After "go" the predecessor freezes the pairs. It restores those that are not taken: all of them if no
 // answer comes. The answer decides: the successor reads from the sockets only after it has sent the answer. A
 // predecessor that stops waiting shuts its socket down for reading, so that no further answer can be sent. Then it
 // reads an answer that has already arrived. The predecessor does not offer connections that goroutines serve, nor those
@@ -75,7 +75,7 @@ type transfer struct {
 	Left     time.Time `json:",omitzero"` // start of the endpoint's drain
 	Pair     forward.PairState
 
-	// The file has the pair's bytes at At, after all lines: ForEndpoint bytes for the endpoint, then ForClient for the
+	// The pair's bytes begin At bytes after all lines: ForEndpoint bytes for the endpoint, then ForClient for the
 	// client.
 	At, ForEndpoint, ForClient int `json:",omitempty"`
 }
@@ -335,7 +335,7 @@ func (h *handing) transfer(c held, at int) *transfer {
 	}
 }
 
-// limitsOf returns the limits of a pair that is continued. If they equal those of the service port, it shares these.
+// limitsOf returns the limits of a pair that is continued. If they equal those of the service port, the pair shares these.
 func (c *Conn) limitsOf(f *forward.Frozen) *forward.Limits {
 	if shared := c.Front.View().Limits; *shared == f.Limits {
 		return shared

@@ -12,11 +12,11 @@ import (
 // loops serve TCP connections, one loop for each poller. They start with the first TCP listener, or earlier to receive
 // connections from another process. A connection stays on its loop.
 type loops struct {
-	list []*forward.Loop // set once, by ListenTCP or Receive
+	list []*forward.Loop // set once
 	next int             // next modulo len(list) is the index of the first loop that watches the next listener
 }
 
-// maxWatchers is the number of loops that watch a listener. A few accept as fast as the kernel completes connections.
+// maxWatchers is the number of loops that watch a listener. Four accept as fast as the kernel completes connections.
 const maxWatchers = 4
 
 // watchers returns the loops that watch a new listener, in rotation.
@@ -31,7 +31,7 @@ func (ls *loops) watchers() (few []*forward.Loop) {
 // descriptorsPerTCPLoop counts epoll and eventfd.
 const descriptorsPerTCPLoop = 2
 
-// maxPipes limits the pipes of a loop. Each stream that the loop moves at the same time needs one.
+// maxPipes limits the pipes of a loop. Each stream that it splices at the same time needs one.
 const maxPipes = 32
 
 // start starts the loops unless they run already.

@@ -20,7 +20,7 @@ import (
 )
 
 // servePortable serves a TCP client with goroutines: on systems without loops, if Options.Dial connects to the
-// endpoints, and for clients that no loop has accepted. It takes ownership of client and returns at once.
+// endpoints, and for clients passed to Serve. It takes ownership of client and returns at once.
 func (a *acceptor) servePortable(conn forward.Conn, from netip.AddrPort) {
 	client := &keptClient{Conn: conn}
 	c := a.accepted(client, from)
@@ -48,7 +48,7 @@ func (a *acceptor) servePortable(conn forward.Conn, from netip.AddrPort) {
 }
 
 // DialTCP connects to an endpoint through the kernel, with keepalive. Unless mark is 0, the socket gets that mark
-// (SO_MARK). from need not be an address of the node; if it is not valid, the kernel picks one. DialTCP returns when
+// (SO_MARK). from need not be the node's; if it is zero, the kernel picks one. DialTCP returns when
 // ctx ends.
 func DialTCP(ctx context.Context, mark uint32, keepalive time.Duration, from netip.AddrPort, to netip.AddrPort) (forward.Conn, error) {
 	d := net.Dialer{KeepAliveConfig: keepaliveConfig(keepalive)}

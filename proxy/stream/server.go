@@ -36,7 +36,7 @@ type Server struct {
 	register register
 	pollers  *forward.Pollers
 	loops    loops
-	stopping sync.Mutex     // guards the end of the loops
+	stopping sync.Mutex     // guards the start and the end of the loops
 	panics   rate.Sometimes // limits log lines about panics of a parser
 	handing  sync.WaitGroup // handovers to a successor and from a predecessor
 	saving   *saving        // nil without a keeper

@@ -156,7 +156,7 @@ func (e *acceptHandler) failed(err error) {
 	}
 }
 
-// accepted serves a client on the loop that lessLoaded selects, or with goroutines if Options.Dial is set.
+// accepted serves a client on the loop that LessLoaded selects, or with goroutines if Options.Dial is set.
 func (e *acceptHandler) accepted(socket forward.Socket, from netip.AddrPort) {
 	l := e.listener
 	if l.server.Dial != nil {
@@ -186,7 +186,7 @@ func (l *tcpListener) acceptedPortable(client forward.Socket, from netip.AddrPor
 // pair is the part of a connection that a loop forwards.
 type pair = forward.Pair
 
-// waiting is a client without an endpoint. It belongs to a loop, and is dropped once the connection is established.
+// waiting is a client without an endpoint. It belongs to a loop until the connection is established.
 type waiting struct {
 	*Conn
 	forward.Client

@@ -119,8 +119,8 @@ func (k *keeper) environment(names []string) []string {
 // self is the running program, even if its path holds another one by now.
 const self = "/proc/self/exe"
 
-// program returns the path of the program that was started as name. It does not resolve
-// links, since a link may point to another version later.
+// program returns the path of the program that was started as name, with its links, so that an
+// upgrade follows a changed link.
 func program(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err == nil {

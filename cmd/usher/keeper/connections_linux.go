@@ -126,7 +126,7 @@ func (k *keeper) act(c *child, text string, fds []int) (kept bool) {
 	case words[0] == fdstore.WordPipe && at >= 0 && len(words) == 3 && len(fds) == 2 && !k.full(2, 0):
 		number, err := strconv.Atoi(words[2])
 		if err == nil {
-			k.unpipe(c.Areas[at], number) // normally there is none
+			k.unpipe(c.Areas[at], number) // normally unused
 			c.Areas[at].Pipes[number] = [2]int(fds)
 			k.connections++ // a pipe takes as many descriptors as a connection
 		}
@@ -180,7 +180,7 @@ func (k *keeper) save(a *area, lines string, fds []int) bool {
 			fdpass.Close(fds[2*i:][:2])
 			continue
 		}
-		k.discard(a, slot) // normally there is none
+		k.discard(a, slot) // normally unused
 		a.Saved[slot] = &saved{line, [2]int(fds[2*i:])}
 		k.connections++
 	}

@@ -34,7 +34,7 @@ type keeper struct {
 	log           logrus.FieldLogger
 	manager       *manager      // nil for none
 	pause         *pause        // nil while an usher process runs
-	stopRequested bool          // a signal has requested a stop
+	stopRequested bool          // by a signal, or because usher has stopped
 	code          int           // exit code, once stopRequested is set and usher has exited
 	again         bool          // replace the program once more
 	taken         chan struct{} // another usher instance has taken over while none ran here
@@ -57,7 +57,7 @@ type state struct {
 	Socket int
 	// Kept are descriptors by name, oldest first for each name.
 	Kept map[string][]int
-	// Current is the usher process that serves, nil without one. Next is taking over from it.
+	// Current is the usher process that serves or will, nil without one. Next is taking over from it.
 	// After that Current becomes one of Draining, which only finish their connections.
 	Current, Next *child
 	Draining      []*child
@@ -78,13 +78,13 @@ type state struct {
 type Options struct {
 	// Arguments are usher's arguments, the program's name first.
 	Arguments []string
-	// LogLevel and LogFormat configure the log of a new program; Log is this one's.
+	// Log is the keeper's log; LogLevel and LogFormat configure it after an upgrade.
 	LogLevel, LogFormat string
 	Log                 logrus.FieldLogger
 }
 
 // Run starts usher and restarts it when it exits unexpectedly. It returns the exit code of
-// the last usher process.
+// the last usher process, or 0 if none ran when the keeper stopped.
 func Run(o Options) (code int, err error) {
 	k := &keeper{log: o.Log, state: state{
 		Arguments: o.Arguments, LogLevel: o.LogLevel, LogFormat: o.LogFormat, Kept: map[string][]int{},
@@ -156,7 +156,7 @@ func (k *keeper) run(begin func()) (code int) {
 	}
 }
 
-// poll notifies the loop when the socket is readable, and again after each answer on read.
+// poll notifies the loop when the socket is readable, then waits for an answer on read.
 func poll(fd int, readable chan<- struct{}, read <-chan struct{}) {
 	for {
 		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
@@ -174,7 +174,7 @@ func (k *keeper) forward(sig os.Signal) (over bool) {
 	s := sig.(syscall.Signal)
 	if k.stopRequested {
 		for _, c := range k.Draining {
-			_ = unix.Kill(c.PID, s) // it is not reaped
+			_ = unix.Kill(c.PID, s) // not reaped: still its PID
 		}
 	}
 	if s == unix.SIGTERM || s == unix.SIGINT {
@@ -184,7 +184,7 @@ func (k *keeper) forward(sig os.Signal) (over bool) {
 	}
 	for _, c := range []*child{k.Current, k.Next} {
 		if c != nil {
-			_ = unix.Kill(c.PID, s) // fails if it has exited already
+			_ = unix.Kill(c.PID, s) // as above
 		}
 	}
 	if k.stopRequested && k.Current == nil && len(k.Draining) == 0 {

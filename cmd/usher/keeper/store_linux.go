@@ -201,7 +201,7 @@ func (k *keeper) drop() {
 
 // adopt keeps the descriptors that a service manager has kept from an earlier keeper.
 func (k *keeper) adopt() {
-	if os.Getenv("LISTEN_PID") == "" { // without it, Passed would assume that a keeper has started this process
+	if os.Getenv("LISTEN_PID") == "" { // only keepers omit it, and none has started this process
 		return
 	}
 	fdstore.Passed(func(name string, fd int) {

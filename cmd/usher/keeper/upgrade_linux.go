@@ -61,7 +61,7 @@ func (k *keeper) try() error {
 	tried := make(chan error, 1)
 	go func() {
 		cmd := exec.CommandContext(ctx, k.Program, append(slices.Clone(k.Arguments[1:]), "--help")...)
-		cmd.WaitDelay = time.Second // for its children, which may have its output
+		cmd.WaitDelay = time.Second // its children may hold its output open
 		out, err := cmd.CombinedOutput()
 		if err == nil && !bytes.Contains(out, []byte("--keeper")) {
 			err = errors.New("it does not support --keeper")
