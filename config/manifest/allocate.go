@@ -127,6 +127,7 @@ func hadNodePorts(old *corev1.Service) func(*corev1.ServicePort) int32 {
 // protocols, if that is free, as in Kubernetes.
 func (r *resolver) allocateNodePorts(svc *corev1.Service) (*corev1.Service, error) {
 	owner, full := name{Namespace: svc.Namespace, Name: svc.Name}, false
+	var got []claim
 	size := uint64(r.nodePorts.Last-r.nodePorts.First) + 1
 	out := withNodePorts(svc, func(p *corev1.ServicePort) int32 {
 		protocol, seed := corev1.ProtocolTCP, owner.String()+" health checks"
@@ -139,9 +140,13 @@ func (r *resolver) allocateNodePorts(svc *corev1.Service) (*corev1.Service, erro
 			return 0
 		}
 		r.owners[of(at)] = owner
+		got = append(got, of(at))
 		return of(at).nodePort
 	})
 	if full {
+		for _, c := range got {
+			delete(r.owners, c)
+		}
 		return out, fmt.Errorf("spec.ports: no free port in node port range %s", r.nodePorts)
 	}
 	return out, nil

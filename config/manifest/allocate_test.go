@@ -3,6 +3,7 @@ package manifest
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -81,6 +82,24 @@ var _ = Describe("a Service that specifies no node port", func() {
 		Expect(w.said()).To(ContainSubstring("Service default/two: spec.ports[0].nodePort: Invalid value: %d: provided port is already allocated to Service default/one", had[0]))
 		w.write("a.yaml", "")
 		Expect(w.nodePortsOf("two")).To(Equal(had), "the owner was removed")
+	})
+	It("keeps its ports, and takes no others, if a later version needs more than are free", func() {
+		w := newWorld()
+		w.resolver.nodePorts = Ports{40000, 40002}
+		w.write("a.yaml", svc("one", "type: NodePort"))
+		had := w.nodePortsOf("one")
+		Expect(had).To(HaveLen(1))
+		many := strings.Replace(svc("one", "type: NodePort"), "{port: 80}", "{name: a, port: 80}, {name: b, port: 81}, {name: c, port: 82}, {name: d, port: 83}", 1)
+		for range 2 {
+			w.write("a.yaml", many)
+			Expect(w.said()).To(ContainSubstring("Service default/one: spec.ports: no free port in node port range 40000-40002"))
+			Expect(w.nodePortsOf("one")).To(Equal(had), "the last valid version is served")
+		}
+		w.write("b.yaml", svc("two", "type: NodePort")+svc("three", "type: NodePort"))
+		Expect(slices.Concat(had, w.nodePortsOf("two"), w.nodePortsOf("three"))).To(ConsistOf(uint16(40000), uint16(40001), uint16(40002)))
+		w.write("a.yaml", "")
+		w.write("c.yaml", svc("four", "type: NodePort"))
+		Expect(w.nodePortsOf("four")).To(Equal(had))
 	})
 	It("gets none if none is free, which is reported", func() {
 		w := newWorld()

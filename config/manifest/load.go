@@ -40,7 +40,7 @@ type file struct {
 // missing is what a file may define in addition to its objects: those with an error, and any object if a part cannot be
 // read.
 type missing struct {
-	spoiled    []key
+	spoiled    map[key]bool
 	unreadable bool
 }
 
@@ -209,7 +209,7 @@ func remember(old []*object, r reading) []*object {
 	}
 	out := slices.Clip(r.objects)
 	for _, o := range old {
-		if (r.unreadable || slices.Contains(r.spoiled, o.key)) && !defined[o.key] {
+		if (r.unreadable || r.spoiled[o.key]) && !defined[o.key] {
 			out = append(out, o)
 		}
 	}

@@ -320,10 +320,12 @@ func Check(opts Options) (*Result, error) {
 			r.Unread = append(r.Unread, f.path)
 		}
 		r.Unreadable = r.Unreadable || f.lacks.unreadable
-		for _, k := range f.lacks.spoiled {
-			if !slices.ContainsFunc(f.objects, func(o *object) bool { return o.key == k }) {
-				r.Spoiled = append(r.Spoiled, k.String())
-			}
+		left := maps.Clone(f.lacks.spoiled)
+		for _, o := range f.objects {
+			delete(left, o.key)
+		}
+		for k := range left {
+			r.Spoiled = append(r.Spoiled, k.String())
 		}
 	}
 	slices.Sort(r.Unread)

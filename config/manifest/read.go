@@ -5,7 +5,6 @@ import (
 	"hash/maphash"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
@@ -49,7 +48,7 @@ type reading struct {
 	objects []*object
 
 	// spoiled are the objects with an error in a definition. Another document may contain a valid definition.
-	spoiled []key
+	spoiled map[key]bool
 
 	// unreadable says that a document's objects are unknown.
 	unreadable bool
@@ -197,7 +196,7 @@ func named(place Diagnostic, values [][]byte) Diagnostic {
 // add adds another reader's result.
 func (r *reader) add(more *reading) {
 	r.objects = append(r.objects, more.objects...)
-	for _, k := range more.spoiled {
+	for k := range more.spoiled {
 		r.spoiledToo(k)
 	}
 	r.unreadable = r.unreadable || more.unreadable
@@ -206,9 +205,10 @@ func (r *reader) add(more *reading) {
 }
 
 func (r *reader) spoiledToo(k key) {
-	if !slices.Contains(r.spoiled, k) {
-		r.spoiled = append(r.spoiled, k)
+	if r.spoiled == nil {
+		r.spoiled = map[key]bool{}
 	}
+	r.spoiled[k] = true
 }
 
 // fail records an error whose object is unknown.

@@ -288,12 +288,16 @@ func (r *resolver) address(names map[name]bool) {
 		}
 	}
 	for _, c := range good {
-		if svc, err := r.allocate(c.to); err != nil {
+		svc, err := r.allocate(c.to)
+		if err != nil {
 			refuse(c, err)
-			c.had = addressed{}
-		} else {
-			c.had = addressed{svc, c.read}
+			svc, c.read = c.had.service, nil // the last valid version
+			if svc == nil || r.owners.grant(c.name, claimRequests(svc)) != nil {
+				c.had = addressed{}
+				continue
+			}
 		}
+		c.had = addressed{svc, c.read}
 	}
 	explicit := sync.OnceValue(r.explicitIPs)
 	for n := range names {
@@ -363,7 +367,13 @@ func (r *resolver) allocate(svc *corev1.Service) (*corev1.Service, error) {
 	for _, c := range got {
 		r.owners[c] = owner
 	}
-	return r.allocateNodePorts(withClusterIPs(svc, ips))
+	out, err := r.allocateNodePorts(withClusterIPs(svc, ips))
+	if err != nil {
+		for _, c := range got {
+			delete(r.owners, c)
+		}
+	}
+	return out, err
 }
 
 // withClusterIPs returns a copy of svc with these cluster IPs. It shares all else with svc, which is not changed.
