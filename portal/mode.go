@@ -189,13 +189,27 @@ func RemoveAll(ctx context.Context, modes []Mode, opts Options, all bool) (remov
 	return removed, errors.Join(errs...)
 }
 
-// RemoveOthers removes leftovers of the other modes' portals and logs this. A portal must do so at its first Apply: the
-// leftovers would redirect to ports without a listener.
-func (o Options) RemoveOthers(ctx context.Context) (removed []string) {
+// Others removes leftovers of the other modes' portals: these would redirect to ports without a listener. A portal calls
+// Remove at its first Apply and with each later Check. The zero value is ready for use.
+type Others struct{ attempts int }
+
+// mostAttempts limits the attempts, since a tool may be missing or not work at all here.
+const mostAttempts = 6
+
+// Remove removes the leftovers, unless an earlier call has succeeded or mostAttempts have failed, and logs this. It
+// returns what it has removed.
+func (s *Others) Remove(ctx context.Context, o Options) (removed []string) {
+	if s.attempts == mostAttempts {
+		return nil
+	}
+	s.attempts++
 	removed, err := RemoveAll(ctx, o.Others, o, false)
 	if err != nil {
 		o.Log.WithError(err).Debug("Failed to look for rules left by another portal mode")
-	} else if len(removed) > 0 {
+		return removed
+	}
+	s.attempts = mostAttempts
+	if len(removed) > 0 {
 		o.Log.WithField("removed", Shorten(removed)).Info("Removed rules left by another portal mode")
 	}
 	return removed

@@ -60,6 +60,7 @@ type addressPortal struct {
 	// listened is the last result of Listen for node ports that have a listener for each address.
 	listened map[portal.Target][]netip.Addr
 	applied  bool
+	leftover portal.Others
 }
 
 func init() { Mode.Open, Mode.List, Mode.Remove = open, list, remove }
@@ -263,9 +264,7 @@ func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []por
 	}
 	if err == nil && !p.applied {
 		p.applied = true
-		if len(p.opts.RemoveOthers(ctx)) > 0 {
-			kernel.ForgetRedirected(maps.Keys(p.rules), p.log)
-		}
+		p.removeOthers(ctx)
 		_, _ = kernel.ForgetAnswers(0) // leftovers of these or of the next misroute nothing
 		_, _ = kernel.ForgetLastRoutes()
 		p.logLocation()
@@ -305,11 +304,21 @@ func (p *addressPortal) Check(ctx context.Context) portal.Result {
 	if len(repaired) > 0 {
 		p.log.WithFields(logrus.Fields{"count": len(repaired), "changed": portal.Shorten(repaired)}).Warn("Portal repaired")
 	}
+	if p.applied {
+		p.removeOthers(ctx)
+	}
 	refused := map[portal.Target]error{}
 	for t := range p.rules {
 		p.explain(t, refused)
 	}
 	return portal.Result{Refused: refused, Moved: p.listensElsewhere(doubtful), Repaired: repaired, Err: err}
+}
+
+// removeOthers removes leftovers of other portals, and the flows that their rules have made.
+func (p *addressPortal) removeOthers(ctx context.Context) {
+	if len(p.leftover.Remove(ctx, p.opts)) > 0 {
+		kernel.ForgetRedirected(maps.Keys(p.rules), p.log)
+	}
 }
 
 // updateAllLocations settles all VIPs or, if the routes are not doubtful, those with pending changes.

@@ -40,8 +40,11 @@ type Portal struct {
 	before  map[portal.Target]uint16
 	ports   *portal.PortAllocator // nil if any free port is acceptable
 	free    *kernel.FreePorts
-	applied bool   // the first Apply has succeeded
-	warned  string // the interfaces in warnNoAddress's last warning
+	applied bool // the first Apply has succeeded
+	others  portal.Others
+	// unflushed are UDP targets whose rules may have changed after their flows were last forgotten.
+	unflushed map[portal.Target]bool
+	warned    string // the interfaces in warnNoAddress's last warning
 
 	paths       *kernel.Paths
 	clientPorts portal.PortRange        // see kernel.PortsBelowLocal
@@ -52,12 +55,13 @@ type Portal struct {
 // report changes of the rules by other programs.
 func Open(mode portal.Mode, opts portal.Options, open func(portal.Family) (Backend, error), events ...func() (kernel.Subscription, error)) (portal.Portal, error) {
 	p := &Portal{
-		mode:   mode,
-		log:    opts.Log,
-		opts:   opts,
-		Now:    time.Now,
-		before: map[portal.Target]uint16{},
-		free:   kernel.NewFreePorts(),
+		mode:      mode,
+		log:       opts.Log,
+		opts:      opts,
+		Now:       time.Now,
+		before:    map[portal.Target]uint16{},
+		unflushed: map[portal.Target]bool{},
+		free:      kernel.NewFreePorts(),
 	}
 	for _, e := range events {
 		p.events = append(p.events, p.known.By(e))
@@ -215,16 +219,25 @@ func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Tar
 		}
 	}
 	res.Repaired = nil // the changes were requested, and repair nothing
-	p.forgetFlows(slices.DeleteFunc(changed, func(t portal.Target) bool { return t.Protocol != portal.UDP && !fresh[t] }))
+	first := !p.applied && res.Err == nil
+	if first { // before flows are forgotten: their rules would make the same ones again
+		p.others.Remove(ctx, p.opts)
+	}
+	changed = slices.DeleteFunc(changed, func(t portal.Target) bool { return t.Protocol != portal.UDP && !fresh[t] })
+	p.forgetFlows(changed)
+	for _, t := range changed {
+		if res.Err != nil && t.Protocol == portal.UDP {
+			p.unflushed[t] = true
+		}
+	}
 	for _, t := range gone {
 		delete(p.before, t.Plain())
 		if p.ports != nil {
 			p.ports.Forget(t.Plain())
 		}
 	}
-	if !p.applied && res.Err == nil {
+	if first {
 		p.applied = true
-		p.opts.RemoveOthers(ctx)
 		p.forgetAnswers()
 		p.warnNoAddress()
 	}
@@ -280,8 +293,27 @@ func (p *Portal) Check(ctx context.Context) portal.Result {
 	if len(res.Repaired) > 0 {
 		p.log.WithFields(logrus.Fields{"count": len(res.Repaired), "changed": portal.Shorten(res.Repaired)}).Warn("Portal repaired")
 	}
+	if p.applied && res.Err == nil {
+		p.forgetStale(len(p.others.Remove(ctx, p.opts)) > 0 || len(res.Repaired) > 0)
+	}
 	p.warnNoAddress()
 	return res
+}
+
+// forgetStale forgets the flows of UDP clients that came while rules were missing or wrong: of unflushed targets, or of
+// all.
+func (p *Portal) forgetStale(all bool) {
+	if all {
+		for t := range p.rules() {
+			if t.Protocol == portal.UDP {
+				p.unflushed[t] = true
+			}
+		}
+	}
+	if len(p.unflushed) > 0 {
+		p.forgetFlows(slices.Collect(maps.Keys(p.unflushed)))
+		clear(p.unflushed)
+	}
 }
 
 // sync syncs one family. Check passes nil for only. If only is empty and the setting unchanged, as with most changes of
