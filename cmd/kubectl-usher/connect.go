@@ -113,7 +113,7 @@ func (c *connectCommand) complete(cmd *cobra.Command) error {
 	if c.socks == "" {
 		return nil
 	}
-	if c.SOCKS, err = laptop.NewSOCKS(c.socks); err != nil {
+	if c.SOCKS, err = laptop.NewSOCKS(c.socks, c.names.options.Domain); err != nil {
 		return cli.Usage(err)
 	}
 	return nil

@@ -46,8 +46,15 @@ Services come from an API server (--kubeconfig, --context) or from files
 			if err := source.OneSource(); err != nil {
 				return err
 			}
+			source.Cluster.AsUser = true
 			if err := source.Complete(cmd); err != nil {
 				return err
+			}
+			if !cmd.Flags().Changed("namespace") && !source.FromFiles() {
+				var err error
+				if namespace.Namespace, err = source.KubeNamespace(); err != nil {
+					return err
+				}
 			}
 			services, err := source.Services(cmd.Context())
 			if err != nil {

@@ -27,7 +27,7 @@ nothing.`,
   curl http://web.default/`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if _, err := laptop.NewSOCKS(address); err != nil {
+			if _, err := laptop.NewSOCKS(address, ""); err != nil {
 				return cli.Usage(err)
 			}
 			for _, line := range proxyEnv(address) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -182,21 +183,36 @@ func (d *Dialer) closeIfUnused(c *connection) {
 	}
 }
 
-// Close ends the connections to all Pods, and with them all open streams.
+// Close ends the connections to all Pods, and with them all open streams. It waits at most closeTime.
 func (d *Dialer) Close() {
 	d.mu.Lock()
 	d.closed = true
 	all := d.pods
 	d.pods = map[pod]*connection{}
 	d.mu.Unlock()
+	var closing sync.WaitGroup
 	for _, c := range all {
-		d.retire(c)
-		select {
-		case <-c.ready:
-			if c.http != nil {
-				c.http.Close()
+		closing.Go(func() { // either writes to the network, which may block
+			d.retire(c)
+			select {
+			case <-c.ready:
+				if c.http != nil {
+					c.http.Close()
+				}
+			default:
 			}
-		default:
-		}
+		})
+	}
+	closed := make(chan struct{})
+	go func() {
+		closing.Wait()
+		close(closed)
+	}()
+	select {
+	case <-closed:
+	case <-time.After(closeTime):
 	}
 }
+
+// closeTime is how long Close waits for a connection to the API server that does not accept bytes.
+const closeTime = time.Second

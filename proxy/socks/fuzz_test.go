@@ -30,7 +30,7 @@ func leadsAway(said []byte) bool {
 	}
 	name := request[5:]
 	name = name[:min(len(name), int(request[4]))]
-	_, certain, _ := serviceOf(string(name))
+	_, certain, _ := serviceOf(string(name), "cluster.local")
 	return request[3] != 3 || !certain
 }
 
@@ -46,7 +46,7 @@ func FuzzHandshake(f *testing.F) {
 	o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(100)
 	p := proxy.New(o)
 	p.Apply(nil)
-	s, err := Listen("127.0.0.1:0", p, log)
+	s, err := Listen("127.0.0.1:0", "cluster.local", p, log)
 	if err != nil {
 		f.Fatal(err)
 	}

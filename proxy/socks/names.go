@@ -10,14 +10,11 @@ import (
 	"github.com/usherproxy/usher/proxy"
 )
 
-// clusterDomain is the suffix of fully qualified names of Services.
-const clusterDomain = "cluster.local"
-
 // serviceOf returns the Service of a host name, if it has the form of one, and whether it can be nothing else
-// (certain). A name of one label is a Service of the namespace default.
-func serviceOf(host string) (name types.NamespacedName, certain, ok bool) {
+// (certain). A name of one label is a Service of the namespace default. domain is the cluster's.
+func serviceOf(host, domain string) (name types.NamespacedName, certain, ok bool) {
 	host = strings.ToLower(strings.TrimSuffix(host, "."))
-	host, full := strings.CutSuffix(host, "."+clusterDomain)
+	host, full := strings.CutSuffix(host, "."+domain)
 	host, svc := strings.CutSuffix(host, ".svc")
 	service, namespace, two := strings.Cut(host, ".")
 	if service == "" || strings.Contains(namespace, ".") || full && !svc {
@@ -44,7 +41,7 @@ func (s *Server) routeOf(host string, port uint16) (vip netip.AddrPort, err erro
 	if addr, err := netip.ParseAddr(host); err == nil {
 		return routeOfVIP(s.proxy, netip.AddrPortFrom(addr.Unmap(), port))
 	}
-	name, certain, ok := serviceOf(host)
+	name, certain, ok := serviceOf(host, s.domain)
 	if ok || certain {
 		s.waitForSync()
 	}

@@ -39,6 +39,7 @@ const (
 // Server is a SOCKS5 server and an HTTP proxy.
 type Server struct {
 	proxy    *proxy.Proxy
+	domain   string // of the cluster, such as cluster.local
 	log      logrus.FieldLogger
 	listener *net.TCPListener
 	socks    *socks5.Server
@@ -52,9 +53,9 @@ type Server struct {
 	direct map[forward.Flow]struct{} // connections that are not to a Service
 }
 
-// Listen returns a server on address, host:port. Without a host it listens on 127.0.0.1. Call Serve to serve
-// clients.
-func Listen(address string, p *proxy.Proxy, log logrus.FieldLogger) (*Server, error) {
+// Listen returns a server on address, host:port, for the cluster's domain. Without a host it listens on 127.0.0.1. Call
+// Serve to serve clients.
+func Listen(address, domain string, p *proxy.Proxy, log logrus.FieldLogger) (*Server, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, err
@@ -66,7 +67,7 @@ func Listen(address string, p *proxy.Proxy, log logrus.FieldLogger) (*Server, er
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{proxy: p, log: log, listener: l.(*net.TCPListener), slots: make(chan struct{}, maxClients), direct: map[forward.Flow]struct{}{}}
+	s := &Server{proxy: p, domain: domain, log: log, listener: l.(*net.TCPListener), slots: make(chan struct{}, maxClients), direct: map[forward.Flow]struct{}{}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.socks = socks5.NewServer(
 		socks5.WithResolver(unresolved{}),

@@ -37,7 +37,7 @@ func TestSOCKS(t *testing.T) {
 }
 
 var _ = DescribeTable("a host name", func(host string, want string) {
-	name, certain, ok := serviceOf(host)
+	name, certain, ok := serviceOf(host, "cluster.local")
 	got := "no Service"
 	switch {
 	case ok && certain:
@@ -123,7 +123,7 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 		o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(1000)
 		p = proxy.New(o)
 		events = p.Trace.Reader(true)
-		s, err := Listen("127.0.0.1:0", p, log)
+		s, err := Listen("127.0.0.1:0", "cluster.local", p, log)
 		Expect(err).NotTo(HaveOccurred())
 		ctx, cancel := context.WithCancel(context.Background())
 		go s.Serve(ctx)

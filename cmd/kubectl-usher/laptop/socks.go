@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -12,31 +13,36 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/dns"
 	"github.com/usherproxy/usher/proxy/socks"
 )
 
 // SOCKS is a SOCKS5 and HTTP proxy that resolves Services by name. It implements daemon.Server.
 type SOCKS struct {
-	address string
+	address, domain string
 
 	end     context.CancelFunc
 	server  atomic.Pointer[socks.Server] // nil until it listens
 	serving sync.WaitGroup
 }
 
-// NewSOCKS returns a proxy for address, HOST:PORT.
-func NewSOCKS(address string) (*SOCKS, error) {
+// NewSOCKS returns a proxy for address, HOST:PORT, and the cluster's domain; "" means dns.DefaultDomain.
+func NewSOCKS(address, domain string) (*SOCKS, error) {
 	if _, _, err := net.SplitHostPort(address); err != nil {
 		return nil, fmt.Errorf("--socks: invalid value %q: must be HOST:PORT, such as 127.0.0.1:1080", address)
 	}
-	return &SOCKS{address: address}, nil
+	domain, err := dns.ParseDomain(domain)
+	if err != nil {
+		return nil, fmt.Errorf("--dns-domain: %w", err)
+	}
+	return &SOCKS{address: address, domain: strings.TrimSuffix(domain, ".")}, nil
 }
 
 // Start implements daemon.Server.
 func (s *SOCKS) Start(ctx context.Context, p *proxy.Proxy, takeOver bool, log logrus.FieldLogger) error {
 	var server *socks.Server
 	listen := func() (err error) {
-		server, err = socks.Listen(s.address, p, log)
+		server, err = socks.Listen(s.address, s.domain, p, log)
 		return err
 	}
 	failed := listen()

@@ -97,7 +97,7 @@ func taken() string {
 // socksAt and namesAt are the servers of 'kubectl usher connect'.
 func socksAt(address string) Server {
 	GinkgoHelper()
-	s, err := laptop.NewSOCKS(address)
+	s, err := laptop.NewSOCKS(address, "")
 	Expect(err).NotTo(HaveOccurred())
 	return s
 }
