@@ -99,6 +99,30 @@ func redirectedUDPSpecs(portal string) {
 		reaches(pod, first)
 	})
 
+	It("ends no session without a port of the node when others need one", func() {
+		l.Node.Output("sysctl", "-qw", "net.ipv4.ip_local_port_range=40000 40031") // sessions may have 16 of them, those of one Service 8
+		var own []service                                                          // their only client is their endpoint, which gets the node's address and a port of it
+		for n := range 4 {
+			s := service{name: fmt.Sprint("own-", n), clusterIP: fmt.Sprintf("10.96.0.%d", 20+n), port: 53, protocol: "UDP", endpoints: []netip.AddrPort{second.addr}}
+			s.write(dir)
+			own = append(own, s)
+		}
+		start()
+		client, err := pod.DialUDP(lab.Pod(20).String(), dns.vip())
+		Expect(err).NotTo(HaveOccurred())
+		defer client.Close()
+		Expect(whoAnswers(client)).To(Equal(first.addr))
+		for _, s := range own {
+			for range 12 {
+				Expect(askWho(pod, lab.Pod(2).String(), s.vip())).To(Equal(second.addr))
+			}
+		}
+		ended := metric(node, `usher_udp_sessions_ended_total{end="limit"}`)
+		Expect(ended).To(BeNumerically(">=", 4*12-16))
+		Expect(whoAnswers(client)).To(Equal(first.addr))
+		Expect(metric(node, `usher_service_connections_total{namespace="default",service="dns"}`)).To(BeEquivalentTo(1), "the session continues")
+	})
+
 	It("skips an endpoint that is a node port of this node", func() {
 		dns.portFields, dns.spec = ", nodePort: 30053", "  type: NodePort\n"
 		dns.endpoints = []netip.AddrPort{netip.MustParseAddrPort("10.244.0.1:30053"), first.addr}

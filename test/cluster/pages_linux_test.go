@@ -315,9 +315,9 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 		}}
 		Expect(c.api.AppsV1().DaemonSets(metav1.NamespaceSystem).Create(context.Background(), proxy, metav1.CreateOptions{})).Error().NotTo(HaveOccurred())
 		DeferCleanup(func() {
-			for _, args := range [][]string{{"-n", "kube-system", "daemonset/kube-proxy", "configmap/usher-api-server"}, {"-k", filepath.Join(r.home, "deploy/kustomize")}} {
-				c.Node.Output(filepath.Join(r.home, "bin/kubectl"), append([]string{"--kubeconfig", filepath.Join(r.home, ".kube/config"), "delete", "--ignore-not-found"}, args...)...)
-			}
+			// The ServiceAccount and the role are those of all specs: see useLeastRole.
+			c.Node.Output(filepath.Join(r.home, "bin/kubectl"), "--kubeconfig", filepath.Join(r.home, ".kube/config"), "-n", metav1.NamespaceSystem, "delete", "--ignore-not-found",
+				"daemonset/kube-proxy", "daemonset/usher", "configmap/usher-api-server")
 		})
 
 		By("preparing a migration node by node")
