@@ -108,7 +108,7 @@ func redirectedUDPSpecs(portal string) {
 			own = append(own, s)
 		}
 		start()
-		client, err := pod.DialUDP(lab.Pod(20).String(), dns.vip())
+		client, err := outside.DialUDP("", dns.vip()) // its endpoint gets its address
 		Expect(err).NotTo(HaveOccurred())
 		defer client.Close()
 		Expect(whoAnswers(client)).To(Equal(first.addr))
@@ -117,8 +117,7 @@ func redirectedUDPSpecs(portal string) {
 				Expect(askWho(pod, lab.Pod(2).String(), s.vip())).To(Equal(second.addr))
 			}
 		}
-		ended := metric(node, `usher_udp_sessions_ended_total{end="limit"}`)
-		Expect(ended).To(BeNumerically(">=", 4*12-16))
+		Expect(metric(node, `usher_udp_sessions_ended_total{end="limit"}`)).To(BeNumerically(">", 4*(12-8)))
 		Expect(whoAnswers(client)).To(Equal(first.addr))
 		Expect(metric(node, `usher_service_connections_total{namespace="default",service="dns"}`)).To(BeEquivalentTo(1), "the session continues")
 	})

@@ -287,10 +287,18 @@ func (r *resolver) address(names map[name]bool) {
 			c.had = addressed{}
 		}
 	}
+	slices.SortStableFunc(good, func(a, b claimant) int { // first those that are served: they may need what they had
+		return cmp.Compare(served(b.service), served(a.service))
+	})
 	for _, c := range good {
 		svc, err := r.allocate(c.to)
 		if err != nil {
 			refuse(c, err)
+			for _, w := range c.claimRequests {
+				if r.owners[w.claim] == c.name {
+					delete(r.owners, w.claim)
+				}
+			}
 			svc, c.read = c.had.service, nil // the last valid version
 			if svc == nil || r.owners.grant(c.name, claimRequests(svc)) != nil {
 				c.had = addressed{}
@@ -317,6 +325,14 @@ func (r *resolver) address(names map[name]bool) {
 			}
 		}
 	}
+}
+
+// served returns 1 if s has a valid version, else 0.
+func served(s *service) int {
+	if s.had.service != nil {
+		return 1
+	}
+	return 0
 }
 
 // keep returns the Service as it was read, with its previously allocated cluster IPs and node ports, if it still needs

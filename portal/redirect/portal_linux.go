@@ -225,10 +225,10 @@ func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Tar
 	}
 	changed = slices.DeleteFunc(changed, func(t portal.Target) bool { return t.Protocol != portal.UDP && !fresh[t] })
 	p.forgetFlows(changed)
-	for _, t := range changed {
-		if res.Err != nil && t.Protocol == portal.UDP {
-			p.unflushed[t] = true
-		}
+	if res.Err == nil {
+		p.forgetStale()
+	} else {
+		p.flushLater(changed)
 	}
 	for _, t := range gone {
 		delete(p.before, t.Plain())
@@ -293,23 +293,32 @@ func (p *Portal) Check(ctx context.Context) portal.Result {
 	if len(res.Repaired) > 0 {
 		p.log.WithFields(logrus.Fields{"count": len(res.Repaired), "changed": portal.Shorten(res.Repaired)}).Warn("Portal repaired")
 	}
-	if p.applied && res.Err == nil {
-		p.forgetStale(len(p.others.Remove(ctx, p.opts)) > 0 || len(res.Repaired) > 0)
+	if len(res.Repaired) > 0 || p.applied && res.Err == nil && len(p.others.Remove(ctx, p.opts)) > 0 {
+		for _, m := range p.families {
+			if m.unusable == nil {
+				p.flushLater(slices.DeleteFunc(slices.Collect(maps.Keys(m.rules)), func(t portal.Target) bool { return m.refusal(t) != nil }))
+			}
+		}
+	}
+	if res.Err == nil {
+		p.forgetStale()
 	}
 	p.warnNoAddress()
 	return res
 }
 
-// forgetStale forgets the flows of UDP clients that came while rules were missing or wrong: of unflushed targets, or of
-// all.
-func (p *Portal) forgetStale(all bool) {
-	if all {
-		for t := range p.rules() {
-			if t.Protocol == portal.UDP {
-				p.unflushed[t] = true
-			}
+// flushLater makes forgetStale forget the flows of UDP clients of these targets that came while rules were missing or
+// wrong.
+func (p *Portal) flushLater(targets []portal.Target) {
+	for _, t := range targets {
+		if t.Protocol == portal.UDP {
+			p.unflushed[t] = true
 		}
 	}
+}
+
+// forgetStale forgets the stale flows of unflushed targets.
+func (p *Portal) forgetStale() {
 	if len(p.unflushed) > 0 {
 		p.forgetFlows(slices.Collect(maps.Keys(p.unflushed)))
 		clear(p.unflushed)
