@@ -107,7 +107,7 @@ func redirectedUDPSpecs(portal string) {
 			s.write(dir)
 			own = append(own, s)
 		}
-		start()
+		start("--cluster-cidr=10.244.0.0/24")         // the endpoints are Pods of this node
 		client, err := outside.DialUDP("", dns.vip()) // its endpoint gets its address
 		Expect(err).NotTo(HaveOccurred())
 		defer client.Close()
