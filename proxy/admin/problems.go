@@ -31,6 +31,7 @@ const (
 type problemFinder struct {
 	mu    sync.Mutex
 	next  time.Time // next search
+	waits bool      // the last search was before the initial sync
 	found []api.StatusProblem
 	total int
 	says  string
@@ -43,9 +44,11 @@ func (a *API) problems(stats *proxy.Stats, now time.Time) (list []api.StatusProb
 	f := &a.finder
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if now.Before(f.next) {
+	waits := a.proxy.SyncStatus().LastQueued.IsZero()
+	if now.Before(f.next) && f.waits == waits { // what is so before the initial sync is not so after it
 		return f.found, f.total, f.says
 	}
+	f.waits = waits
 	began := time.Now()
 	all := slices.Concat(a.nodeProblems(stats, now), a.serviceProblems(now))
 	before := f.since

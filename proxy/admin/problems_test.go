@@ -73,11 +73,13 @@ var _ = Describe("the list of problems", func() {
 		Expect(detail.State).To(Equal(api.ServiceRejected))
 	})
 
-	DescribeTable("says that no Service is served yet", func(reason, text, message string) {
+	DescribeTable("says that no Service is served yet, until one is,", func(reason, text, message string) {
 		n.health.APIServer = func() admin.APIServerStatus {
 			return admin.APIServerStatus{Reason: reason, Error: text, Remedy: "look"}
 		}
 		Expect(status().Problems).To(ConsistOf(And(HaveField("Reason", "NotServing"), HaveField("Message", message))))
+		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", answering())})
+		Expect(status().Problems).NotTo(ContainElement(HaveField("Reason", "NotServing")), "at once")
 	},
 		Entry("while the API server does not respond", "", "", "waiting for the initial list from the API server; no Service is served yet"),
 		Entry("because the API server refuses", "forbidden", "list services: 403", "the API server sends no Services; none is served (forbidden): list services: 403"),
