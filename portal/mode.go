@@ -197,7 +197,7 @@ type Others struct{ attempts int }
 const mostAttempts = 6
 
 // Remove removes the leftovers, unless an earlier call has succeeded or mostAttempts have failed, and logs this. It
-// returns what it has removed.
+// returns the removed objects.
 func (s *Others) Remove(ctx context.Context, o Options) (removed []string) {
 	if s.attempts == mostAttempts {
 		return nil

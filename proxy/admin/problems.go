@@ -45,7 +45,7 @@ func (a *API) problems(stats *proxy.Stats, now time.Time) (list []api.StatusProb
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	waits := a.proxy.SyncStatus().LastQueued.IsZero()
-	if now.Before(f.next) && f.waits == waits { // what is so before the initial sync is not so after it
+	if now.Before(f.next) && f.waits == waits { // problems from before the initial sync are outdated
 		return f.found, f.total, f.says
 	}
 	f.waits = waits
