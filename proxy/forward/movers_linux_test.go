@@ -59,7 +59,7 @@ func (w *wanderer) wander(from, to *forward.Loop) {
 		select {
 		case <-w.over:
 			return
-		case <-time.After(time.Duration(rand.IntN(2000)) * time.Microsecond):
+		case <-time.After(time.Duration(rand.IntN(20_000)) * time.Microsecond):
 		}
 		var f *forward.Frozen
 		on(from, func() bool {
