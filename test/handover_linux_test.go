@@ -271,6 +271,7 @@ func handoverSpecs(portal string) {
 			Expect(*err).NotTo(HaveOccurred())
 		}
 		Expect(traffic.failed.Load()).To(BeZero())
+		Expect(traffic.made.Load()).To(BeNumerically(">", 500))
 		Expect(state(l.Node)).To(Equal(rules), "the rules did not change")
 	})
 

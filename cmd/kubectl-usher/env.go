@@ -50,7 +50,7 @@ Services come from an API server (--kubeconfig, --context) or from files
 			if err := source.Complete(cmd); err != nil {
 				return err
 			}
-			if !cmd.Flags().Changed("namespace") && !source.FromFiles() {
+			if !cmd.Flags().Changed("namespace") {
 				var err error
 				if namespace.Namespace, err = source.KubeNamespace(); err != nil {
 					return err

@@ -123,11 +123,10 @@ func hadNodePorts(old *corev1.Service) func(*corev1.ServicePort) int32 {
 	}
 }
 
-// allocateNodePorts returns svc with the missing node ports. Ports with one number get the same node port for all
+// allocateNodePorts returns svc with the missing node ports, which it adds to got. Ports with one number get the same node port for all
 // protocols, if that is free, as in Kubernetes.
-func (r *resolver) allocateNodePorts(svc *corev1.Service) (*corev1.Service, error) {
+func (r *resolver) allocateNodePorts(svc *corev1.Service, got *[]claim) (*corev1.Service, error) {
 	owner, full := name{Namespace: svc.Namespace, Name: svc.Name}, false
-	var got []claim
 	size := uint64(r.nodePorts.Last-r.nodePorts.First) + 1
 	out := withNodePorts(svc, func(p *corev1.ServicePort) int32 {
 		protocol, seed := corev1.ProtocolTCP, owner.String()+" health checks"
@@ -140,13 +139,10 @@ func (r *resolver) allocateNodePorts(svc *corev1.Service) (*corev1.Service, erro
 			return 0
 		}
 		r.owners[of(at)] = owner
-		got = append(got, of(at))
+		*got = append(*got, of(at))
 		return of(at).nodePort
 	})
 	if full {
-		for _, c := range got {
-			delete(r.owners, c)
-		}
 		return out, fmt.Errorf("spec.ports: no free port in node port range %s", r.nodePorts)
 	}
 	return out, nil

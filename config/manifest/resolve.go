@@ -365,31 +365,31 @@ func lacksClusterIPs(svc *corev1.Service) bool {
 	return hasClusterIPs(svc) && len(svc.Spec.ClusterIPs) < len(svc.Spec.IPFamilies)
 }
 
-// allocate returns svc with a cluster IP for each family that lacks one, and with node ports.
-func (r *resolver) allocate(svc *corev1.Service) (*corev1.Service, error) {
-	if !lacksClusterIPs(svc) {
-		return r.allocateNodePorts(svc)
-	}
-	owner := name{Namespace: svc.Namespace, Name: svc.Name}
-	ips, got := slices.Clone(svc.Spec.ClusterIPs), []claim(nil)
-	for _, f := range svc.Spec.IPFamilies[len(ips):] {
-		network := r.nets.of(familyOf(f))
-		a, ok := address(network, owner.String(), r.owners.taken)
-		if !ok {
-			return nil, fmt.Errorf("spec.clusterIP: no free address in service CIDR %v", network)
+// allocate returns svc with a cluster IP for each family that lacks one, and with node ports. If it fails, it has taken
+// none.
+func (r *resolver) allocate(svc *corev1.Service) (_ *corev1.Service, err error) {
+	var got []claim
+	defer func() {
+		if err != nil {
+			for _, c := range got {
+				delete(r.owners, c)
+			}
 		}
-		got, ips = append(got, claim{addr: a}), append(ips, a.String())
-	}
-	for _, c := range got {
-		r.owners[c] = owner
-	}
-	out, err := r.allocateNodePorts(withClusterIPs(svc, ips))
-	if err != nil {
-		for _, c := range got {
-			delete(r.owners, c)
+	}()
+	if lacksClusterIPs(svc) {
+		owner, ips := name{Namespace: svc.Namespace, Name: svc.Name}, slices.Clone(svc.Spec.ClusterIPs)
+		for _, f := range svc.Spec.IPFamilies[len(ips):] {
+			network := r.nets.of(familyOf(f))
+			a, ok := address(network, owner.String(), r.owners.taken)
+			if !ok {
+				return nil, fmt.Errorf("spec.clusterIP: no free address in service CIDR %v", network)
+			}
+			got, ips = append(got, claim{addr: a}), append(ips, a.String())
+			r.owners[claim{addr: a}] = owner
 		}
+		svc = withClusterIPs(svc, ips)
 	}
-	return out, err
+	return r.allocateNodePorts(svc, &got)
 }
 
 // withClusterIPs returns a copy of svc with these cluster IPs. It shares all else with svc, which is not changed.

@@ -175,10 +175,9 @@ func (s *Store) Prepare(names map[types.NamespacedName]bool) (labels map[string]
 }
 
 // Compute computes the model of these Services from the objects that Prepare got: the source may have newer ones by now,
-// and will mark them. It returns the results by the age of the
-// Services, and then by name: of two that claim the same address, the older gets it, on every node and after every
-// restart. A Service that needs labels of nodes for which ready returns false keeps its previous model; a nil ready
-// means that all are ready.
+// and will mark them. It returns the results by the age of the Services, and then by name: of two that claim the same
+// address, the older gets it, on every node and after every restart. A Service that needs labels of nodes for which ready
+// returns false keeps its previous model; a nil ready means that all are ready.
 func (s *Store) Compute(names map[types.NamespacedName]bool, ready func(labels []string) bool) []Result {
 	results := make([]Result, 0, len(names))
 	for name := range names {

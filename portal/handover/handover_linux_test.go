@@ -484,8 +484,7 @@ var _ = Describe("a challenge", func() {
 
 var _ = Describe("the name of a peer", func() {
 	It("is exact, and none but an abstract one", func() {
-		DeferCleanup(os.Chdir, wd())
-		Expect(os.Chdir(GinkgoT().TempDir())).To(Succeed())
+		GinkgoT().Chdir(GinkgoT().TempDir())
 		at := &net.UnixAddr{Name: holderPrefix + random(), Net: network}
 		listener, err := net.ListenUnix(network, at)
 		Expect(err).NotTo(HaveOccurred())
@@ -512,13 +511,6 @@ var _ = Describe("the name of a peer", func() {
 		Expect(err).To(MatchError(ContainSubstring("no abstract name")))
 	})
 })
-
-func wd() string {
-	GinkgoHelper()
-	dir, err := os.Getwd()
-	Expect(err).NotTo(HaveOccurred())
-	return dir
-}
 
 // bindTo binds a socket to these bytes of sun_path, which package unix would change.
 func bindTo(fd int, path []byte) error {

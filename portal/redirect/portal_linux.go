@@ -37,11 +37,11 @@ type Portal struct {
 	cidrs    []netip.Prefix // see SetServiceCIDRs
 	checks   []uint16       // see SetHealthChecks
 	// before are the local ports in the rules that an earlier process left.
-	before  map[portal.Target]uint16
-	ports   *portal.PortAllocator // nil if any free port is acceptable
-	free    *kernel.FreePorts
-	applied bool // the first Apply has succeeded
-	others  portal.Others
+	before   map[portal.Target]uint16
+	ports    *portal.PortAllocator // nil if any free port is acceptable
+	free     *kernel.FreePorts
+	applied  bool // the first Apply has succeeded
+	leftover portal.Others
 	// unflushed are UDP targets whose rules may have changed after their flows were last forgotten.
 	unflushed map[portal.Target]bool
 	warned    string // the interfaces in warnNoAddress's last warning
@@ -221,7 +221,7 @@ func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Tar
 	res.Repaired = nil // the changes were requested, and repair nothing
 	first := !p.applied && res.Err == nil
 	if first { // before flows are forgotten: their rules would make the same ones again
-		p.others.Remove(ctx, p.opts)
+		p.leftover.Remove(ctx, p.opts)
 	}
 	changed = slices.DeleteFunc(changed, func(t portal.Target) bool { return t.Protocol != portal.UDP && !fresh[t] })
 	p.forgetFlows(changed)
@@ -293,7 +293,7 @@ func (p *Portal) Check(ctx context.Context) portal.Result {
 	if len(res.Repaired) > 0 {
 		p.log.WithFields(logrus.Fields{"count": len(res.Repaired), "changed": portal.Shorten(res.Repaired)}).Warn("Portal repaired")
 	}
-	if len(res.Repaired) > 0 || p.applied && res.Err == nil && len(p.others.Remove(ctx, p.opts)) > 0 {
+	if len(res.Repaired) > 0 || p.applied && res.Err == nil && len(p.leftover.Remove(ctx, p.opts)) > 0 {
 		for _, m := range p.families {
 			if m.unusable == nil {
 				p.flushLater(slices.DeleteFunc(slices.Collect(maps.Keys(m.rules)), func(t portal.Target) bool { return m.refusal(t) != nil }))

@@ -48,9 +48,9 @@ type Budget struct {
 	Sessions    atomic.Int64 // open; one descriptor each
 	Ports       atomic.Int64 // ports of this node that UDP sessions use
 
-	localPorts     int64           // size of the kernel's range of ephemeral ports; 0 if unknown
-	firstLocal     uint16          // the first of these ports
-	localListeners [2]atomic.Int64 // listeners on these ports: of TCP and SCTP, and of UDP
+	localPorts         int64        // size of the kernel's range of ephemeral ports; 0 if unknown
+	firstLocal         uint16       // the first of these ports
+	localTCP, localUDP atomic.Int64 // listeners on these ports; SCTP counts as TCP
 }
 
 // New returns an unused budget.
@@ -83,19 +83,23 @@ var (
 	ErrLocalPorts = errors.New("too many listeners on local ports")
 )
 
+// localListeners returns the number of listeners on ephemeral ports, and its maximum: three quarters of the ports for
+// TCP, and one quarter for UDP, whose sessions may have half.
+func (b *Budget) localListeners(udp bool) (open *atomic.Int64, most int64) {
+	if udp {
+		return &b.localUDP, b.localPorts / 4
+	}
+	return &b.localTCP, b.localPorts * 3 / 4
+}
+
 // AdmitListener returns an error if there is no capacity for another listener. local means that it gets one of the
 // kernel's ephemeral ports: authors of Services may request any number of listeners, and must not take the ports for
-// the node's own connections. TCP listeners get at most three quarters of them, and UDP listeners one quarter: UDP
-// sessions may have half.
+// the node's own connections.
 func (b *Budget) AdmitListener(udp, local bool) error {
 	if b.Listeners.Load() >= b.maxListeners() {
 		return fmt.Errorf("%w: of %d, %d may be listeners", ErrOpenFiles, b.Descriptors, b.maxListeners())
 	}
-	protocol, most := 0, b.localPorts*3/4
-	if udp {
-		protocol, most = 1, b.localPorts/4
-	}
-	if local && most > 0 && b.localListeners[protocol].Load() >= most {
+	if open, most := b.localListeners(udp); local && most > 0 && open.Load() >= most {
 		return fmt.Errorf("%w: they may use %d of the %d in net.ipv4.ip_local_port_range (set --proxy-port-range to other ports)", ErrLocalPorts, most, b.localPorts)
 	}
 	return nil
@@ -104,12 +108,9 @@ func (b *Budget) AdmitListener(udp, local bool) error {
 // CountListener counts a listener at port that has opened, if change is 1, or closed, if it is -1.
 func (b *Budget) CountListener(port uint16, udp bool, change int64) {
 	b.Listeners.Add(change)
-	protocol := 0
-	if udp {
-		protocol = 1
-	}
 	if offset := int64(port) - int64(b.firstLocal); 0 <= offset && offset < b.localPorts {
-		b.localListeners[protocol].Add(change)
+		open, _ := b.localListeners(udp)
+		open.Add(change)
 	}
 }
 

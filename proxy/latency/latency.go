@@ -7,6 +7,7 @@ package latency
 
 import (
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -50,10 +51,7 @@ type Recent struct {
 
 // Observe records v at now.
 func (r *Recent) Observe(b Bounds, now time.Time, v float64) {
-	bucket := 0
-	for bucket < len(b) && v > b[bucket] {
-		bucket++
-	}
+	bucket, _ := slices.BinarySearch(b, v)
 	if now.UnixNano()-r.began.Load() >= int64(period) {
 		r.turn(now)
 	}
@@ -159,10 +157,7 @@ type Example struct {
 // Observe records v at now. example, unless 0, is the number of a connection that becomes the example of its
 // bucket.
 func (h *Histogram) Observe(b Bounds, now time.Time, v float64, example uint64) {
-	bucket := 0
-	for bucket < len(b) && v > b[bucket] {
-		bucket++
-	}
+	bucket, _ := slices.BinarySearch(b, v)
 	h.counts[bucket].Add(1)
 	for {
 		sum := h.sum.Load()

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -190,27 +189,27 @@ func (d *Dialer) Close() {
 	all := d.pods
 	d.pods = map[pod]*connection{}
 	d.mu.Unlock()
-	var closing sync.WaitGroup
+	closed := make(chan struct{}, len(all))
 	for _, c := range all {
-		closing.Go(func() { // either writes to the network, which may block
-			d.retire(c)
+		d.retire(c)
+		go func() {
 			select {
 			case <-c.ready:
 				if c.http != nil {
-					c.http.Close()
+					c.http.Close() // as in closeIfUnused
 				}
 			default:
 			}
-		})
+			closed <- struct{}{}
+		}()
 	}
-	closed := make(chan struct{})
-	go func() {
-		closing.Wait()
-		close(closed)
-	}()
-	select {
-	case <-closed:
-	case <-time.After(closeTime):
+	timeout := time.After(closeTime)
+	for range all {
+		select {
+		case <-closed:
+		case <-timeout:
+			return
+		}
 	}
 }
 

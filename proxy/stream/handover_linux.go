@@ -335,7 +335,8 @@ func (h *handing) transfer(c held, at int) *transfer {
 	}
 }
 
-// limitsOf returns the limits of a pair that is continued. If they equal those of the service port, the pair shares these.
+// limitsOf returns the limits of a pair that is continued. If they equal those of the service port, the pair shares
+// these.
 func (c *Conn) limitsOf(f *forward.Frozen) *forward.Limits {
 	if shared := c.Front.View().Limits; *shared == f.Limits {
 		return shared

@@ -286,8 +286,7 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 			return strings.ToLower(r.node.Output("sh", "-c", "nft list ruleset; ip rule; ip -6 rule; ip link"))
 		}
 		Expect(rules()).To(ContainSubstring("usher"))
-		Expect(r.page.Use("usher cleanup")).To(Succeed())
-		r.succeeds(r.startAs("sudo usher cleanup"))
+		r.succeeds(r.startPage("usher cleanup"))
 		Expect(rules()).NotTo(ContainSubstring("usher"))
 
 		u := r.startPage("usher run --kubeconfig /etc/kubernetes/usher.conf --node-name worker-1", "/etc/kubernetes/usher.conf", filepath.Join(r.home, ".kube/config"), "worker-1", here)
@@ -350,8 +349,7 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 		shell := []string{"curl http://web/", "echo $WEB_SERVICE_HOST", "exit"}
 		Expect(r.run("bin/kubectl-usher exec --manifests examples/web.yaml -- bash", shell...)).To(And(ContainSubstring(listing), HaveSuffix("\n10.96.0.10\n")))
 		Expect(r.run(`eval "$(kubectl usher env --manifests examples/)"; echo $WEB_SERVICE_HOST`)).To(Equal("10.96.0.10\n"))
-		Expect(r.page.Use("usher run --manifests examples/web.yaml --portal=none")).To(Succeed())
-		u := r.startAs("sudo usher run --manifests examples/web.yaml --portal=none")
+		u := r.startPage("usher run --manifests examples/web.yaml --portal=none")
 		table := words(r.block("SERVICE"))
 		Eventually(func() string { return words(string(u.Out.Contents())) }).WithTimeout(soon).Should(Equal(table))
 		interrupt(u)

@@ -40,7 +40,7 @@ func Commands(root, program string) (map[string][]string, error) {
 	}
 	read := func(file string) error {
 		text, err := os.ReadFile(file)
-		blocks, others := split(strings.ReplaceAll(string(text), "\\\n", " "))
+		blocks, others := split(string(text))
 		for _, block := range blocks {
 			prompts := slices.ContainsFunc(block, hasPrompt)
 			for _, line := range block {
@@ -69,10 +69,10 @@ func Commands(root, program string) (map[string][]string, error) {
 	})
 }
 
-// split returns the lines of each block of code, and all other lines.
+// split returns the lines of each block of code, and all other lines. Lines that end with a backslash are joined.
 func split(text string) (blocks [][]string, others []string) {
 	inside := false
-	for line := range strings.Lines(text) {
+	for line := range strings.Lines(strings.ReplaceAll(text, "\\\n", " ")) {
 		line = strings.TrimSuffix(line, "\n")
 		switch {
 		case strings.HasPrefix(strings.TrimSpace(line), "```"):
@@ -101,7 +101,7 @@ type Page struct {
 func ReadPage(root, name string) (*Page, error) {
 	text, err := os.ReadFile(filepath.Join(root, "docs", name))
 	p := &Page{Name: name, unused: map[string]bool{}}
-	p.blocks, _ = split(strings.ReplaceAll(string(text), "\\\n", " "))
+	p.blocks, _ = split(string(text))
 	for _, line := range slices.Concat(p.blocks...) {
 		if line = strings.TrimSpace(line); program.MatchString(line) {
 			p.unused[withoutComment(line)] = true
