@@ -120,10 +120,13 @@ func (e *edge) state() EdgeState { return EdgeState{Ended: e.ended, Lost: e.lost
 // empty writes the bytes that w holds, as far as to accepts them. It returns the state of w with the remaining bytes,
 // which w no longer holds then. ok is false if they could not be read from a pipe.
 func (p *pair) empty(w *way, to *edge) (s WayState, ok bool) {
-	if w.rest != nil {
+	switch {
+	case w.ended: // a write has failed; a second one would return EPIPE
+	case w.rest != nil:
 		p.writeRest(w, to)
-	} else if w.pipe != nil {
-		p.drain(w, to)
+	case w.pipe != nil:
+		for p.drain(w, to) > 0 { // the last call returns an error that the one before may have cleared
+		}
 	}
 	if p.done == nil {
 		return s, true

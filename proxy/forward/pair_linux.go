@@ -445,11 +445,11 @@ func (p *pair) readEnded(w *way, from, to *edge) {
 		p.reset(p.ending.outcome, p.ending.err())
 		return
 	}
-	end := outcome.ClientClosed
-	if w == &p.toClient {
-		end = outcome.EndpointClosed
+	if p.ending.outcome == outcome.Open { // an end replaces nothing
+		if p.ending.outcome = outcome.ClientClosed; w == &p.toClient {
+			p.ending.outcome = outcome.EndpointClosed
+		}
 	}
-	p.ending.cause(end, nil)
 	p.end(w, to)
 }
 
@@ -472,7 +472,7 @@ func (p *pair) readFailed(w *way, err error) {
 // EPIPE proves a FIN only if to.ended is set: splice(2) may have cleared another error without returning it, and EPIPE
 // follows.
 func (p *pair) writeFailed(w *way, to *edge, err error) {
-	to.lost = err != unix.EPIPE || w.pipe != nil && !to.ended
+	to.lost = to.lost || err != unix.EPIPE || w.pipe != nil && !to.ended
 	end := outcome.EndpointReset
 	if w == &p.toClient {
 		end = outcome.ClientReset

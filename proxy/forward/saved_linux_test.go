@@ -133,3 +133,35 @@ func TestSavedPairRecordsAPipeBeforeItsFirstByte(t *testing.T) {
 	g.Expect(whole).To(BeTrue())
 	g.Expect(number).To(Equal(7))
 }
+
+func TestHandoverKeepsThatAPeerHasReset(t *testing.T) {
+	for _, name := range []string{"the endpoint resets", "the client resets"} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			p, client, endpoint := loopedPair(t)
+			gone, left := endpoint, client
+			if name == "the client resets" {
+				gone, left = client, endpoint
+			}
+			var f *Frozen
+			p.onLoop(t, func() { f = (*PairHere)(p).Freeze() })
+			way, socket, edge := &f.ToEndpoint, f.Endpoint, func() EdgeState { return f.EndpointEdge }
+			if gone == client {
+				way, socket, edge = &f.ToClient, f.Client, func() EdgeState { return f.ClientEdge }
+			}
+			way.Rest = []byte("question")
+			g.Expect(gone.SetLinger(0)).To(Succeed())
+			g.Expect(gone.Close()).To(Succeed())
+			g.Eventually(socket.gone).Should(BeTrue())
+			p.onLoop(t, func() { // the write of Continue fails; the event that follows comes too late
+				p.loop.Continue((*Pair)(unsafe.Pointer(p)), f, &f.Limits)
+				f = (*PairHere)(p).Freeze()
+			})
+			g.Expect(edge().Lost).To(BeTrue())
+			p.onLoop(t, func() { p.loop.Continue((*Pair)(unsafe.Pointer(p)), f, &f.Limits) })
+			g.Expect(left.SetReadDeadline(time.Now().Add(5 * time.Second))).To(Succeed())
+			_, err := left.Read(make([]byte, 1))
+			g.Expect(err).To(MatchError(unix.ECONNRESET), "the stream would look complete")
+		})
+	}
+}
