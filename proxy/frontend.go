@@ -43,7 +43,7 @@ func (f *frontEnd) openListener(b portal.Bind) (frontend.Listener, error) {
 }
 
 func (f *frontEnd) open(b portal.Bind) (frontend.Listener, error) {
-	if err := f.Budget.AdmitListener(f.Protocol == config.UDP, b.Redirected && f.Node.Ports.First == 0); err != nil {
+	if err := f.Budget.AdmitListener(f.ID().Namespace, f.Protocol == config.UDP, b.Redirected && f.Node.Ports.First == 0); err != nil {
 		return nil, err
 	}
 	if why := f.proxy.TCPOnly; why != nil && f.Protocol != config.TCP {

@@ -4,12 +4,14 @@
 // No kind of use can exhaust the others. UDP sessions have at most a quarter of the descriptors, since any host can
 // send datagrams with forged source addresses. Where UDP is served, connections leave an eighth to it, so that a node's
 // DNS keeps working. The last eighth of the connection limit, and of the session limit, is reserved for clients with
-// few of them; the last sixteenth of the connection limit for service ports with few.
+// few of them; the last sixteenth of the connection limit for service ports with few; the last eighth of the listeners
+// for namespaces with few.
 package budget
 
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	"github.com/usherproxy/usher/portal/handover"
@@ -51,11 +53,14 @@ type Budget struct {
 	localPorts         int64        // size of the kernel's range of ephemeral ports; 0 if unknown
 	firstLocal         uint16       // the first of these ports
 	localTCP, localUDP atomic.Int64 // listeners on these ports; SCTP counts as TCP
+
+	mu          sync.Mutex
+	inNamespace map[string]int64 // listeners by the namespace of their Service
 }
 
 // New returns an unused budget.
 func New(limits Limits) *Budget {
-	b := &Budget{Descriptors: openFilesLimit(), limits: limits}
+	b := &Budget{Descriptors: openFilesLimit(), limits: limits, inNamespace: map[string]int64{}}
 	if local := kernel.LocalPorts(); !local.IsZero() {
 		b.localPorts, b.firstLocal = int64(local.Last)-int64(local.First)+1, local.First
 	}
@@ -92,22 +97,39 @@ func (b *Budget) localListeners(udp bool) (open *atomic.Int64, most int64) {
 	return &b.localTCP, b.localPorts * 3 / 4
 }
 
-// AdmitListener returns an error if there is no capacity for another listener. local means that it gets one of the
-// kernel's ephemeral ports: authors of Services may request any number of listeners, and must not take the ports for
-// the node's own connections.
-func (b *Budget) AdmitListener(udp, local bool) error {
-	if b.Listeners.Load() >= b.maxListeners() {
-		return fmt.Errorf("%w: of %d, %d may be listeners", ErrOpenFiles, b.Descriptors, b.maxListeners())
+// AdmitListener returns an error if there is no capacity for another listener of a Service in namespace. local means
+// that it gets one of the kernel's ephemeral ports: authors of Services may request any number of listeners, and must
+// not take the ports for the node's own connections. A namespace with more than half of all listeners gets none of the
+// last eighth.
+func (b *Budget) AdmitListener(namespace string, udp, local bool) error {
+	b.mu.Lock()
+	large := 2*b.inNamespace[namespace] > b.Listeners.Load()
+	b.mu.Unlock()
+	share := func(most int64) (int64, string) {
+		if large {
+			return most - most/8, ", and the rest is reserved for other namespaces than " + namespace
+		}
+		return most, ""
 	}
-	if open, most := b.localListeners(udp); local && most > 0 && open.Load() >= most {
-		return fmt.Errorf("%w: they may use %d of the %d in net.ipv4.ip_local_port_range (set --proxy-port-range to other ports)", ErrLocalPorts, most, b.localPorts)
+	if most, rest := share(b.maxListeners()); b.Listeners.Load() >= most {
+		return fmt.Errorf("%w: of %d, %d may be listeners%s", ErrOpenFiles, b.Descriptors, most, rest)
+	}
+	open, most := b.localListeners(udp)
+	if most, rest := share(most); local && most > 0 && open.Load() >= most {
+		return fmt.Errorf("%w: they may use %d of the %d in net.ipv4.ip_local_port_range%s (set --proxy-port-range to other ports)", ErrLocalPorts, most, b.localPorts, rest)
 	}
 	return nil
 }
 
-// CountListener counts a listener at port that has opened, if change is 1, or closed, if it is -1.
-func (b *Budget) CountListener(port uint16, udp bool, change int64) {
+// CountListener counts a listener at port, of a Service in namespace, that has opened, if change is 1, or closed, if it
+// is -1.
+func (b *Budget) CountListener(namespace string, port uint16, udp bool, change int64) {
 	b.Listeners.Add(change)
+	b.mu.Lock()
+	if b.inNamespace[namespace] += change; b.inNamespace[namespace] == 0 {
+		delete(b.inNamespace, namespace)
+	}
+	b.mu.Unlock()
 	if offset := int64(port) - int64(b.firstLocal); 0 <= offset && offset < b.localPorts {
 		open, _ := b.localListeners(udp)
 		open.Add(change)

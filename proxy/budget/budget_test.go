@@ -146,19 +146,42 @@ func TestListenersLeaveLocalPortsToTheNode(t *testing.T) {
 	b := of(1<<20, usual)
 	b.localPorts, b.firstLocal = 100, 32768
 	for i := range 75 {
-		g.Expect(b.AdmitListener(false, true)).To(Succeed())
-		b.CountListener(uint16(32768+i), false, 1)
+		g.Expect(b.AdmitListener("other", false, true)).To(Succeed())
+		b.CountListener("default", uint16(32768+i), false, 1)
 	}
-	b.CountListener(80, false, 1)
-	b.CountListener(32868, false, 1)
-	g.Expect(b.AdmitListener(false, true)).To(MatchError(ErrLocalPorts))
-	g.Expect(b.AdmitListener(false, false)).To(Succeed(), "at another port")
-	g.Expect(b.AdmitListener(true, true)).To(Succeed(), "of UDP")
+	b.CountListener("default", 80, false, 1)
+	b.CountListener("default", 32868, false, 1)
+	g.Expect(b.AdmitListener("other", false, true)).To(MatchError(ErrLocalPorts))
+	g.Expect(b.AdmitListener("other", false, false)).To(Succeed(), "at another port")
+	g.Expect(b.AdmitListener("other", true, true)).To(Succeed(), "of UDP")
 	for i := range 25 {
-		b.CountListener(uint16(32768+i), true, 1)
+		b.CountListener("default", uint16(32768+i), true, 1)
 	}
-	g.Expect(b.AdmitListener(true, true)).To(MatchError(ErrLocalPorts))
-	b.CountListener(32800, false, -1)
-	g.Expect(b.AdmitListener(false, true)).To(Succeed())
+	g.Expect(b.AdmitListener("other", true, true)).To(MatchError(ErrLocalPorts))
+	b.CountListener("default", 32800, false, -1)
+	g.Expect(b.AdmitListener("other", false, true)).To(Succeed())
 	g.Expect(b.Listeners.Load()).To(BeEquivalentTo(75 + 2 + 25 - 1))
+}
+
+func TestLastListenersAreNotForOneNamespace(t *testing.T) {
+	g := NewWithT(t)
+	b := of(1024, usual)
+	most := b.maxListeners()
+	count := func(namespace string) (n int64) {
+		for b.AdmitListener(namespace, false, false) == nil {
+			b.CountListener(namespace, 80, false, 1)
+			n++
+		}
+		return n
+	}
+	g.Expect(b.AdmitListener("greedy", false, false)).To(Succeed())
+	g.Expect(count("greedy")).To(Equal(most - most/8))
+	g.Expect(b.AdmitListener("greedy", false, false)).To(MatchError(ContainSubstring("reserved for other namespaces than greedy")))
+	g.Expect(count("other")).To(Equal(most / 8))
+	g.Expect(b.AdmitListener("other", false, false)).To(MatchError(ErrOpenFiles))
+	for range most / 8 {
+		b.CountListener("greedy", 80, false, -1)
+	}
+	g.Expect(b.AdmitListener("greedy", false, false)).To(MatchError(ErrOpenFiles), "with most of the listeners, and an eighth free")
+	g.Expect(b.AdmitListener("third", false, false)).To(Succeed())
 }

@@ -69,7 +69,7 @@ func (srv *Server) Listen(f *frontend.FrontEnd, b portal.Bind) (_ frontend.Liste
 		unix.Close(fd)
 		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, err)
 	}
-	f.Budget.CountListener(l.At.Port(), true, 1)
+	f.Budget.CountListener(f.ID().Namespace, l.At.Port(), true, 1)
 	lp.listeners++
 	l.socket = newSocket(l, lp, fd)
 	l.socket.inherited = inherited
@@ -90,7 +90,7 @@ func (l *listener) EndpointsChanged() { l.do(l.socket.refresh) }
 // Close ends the sessions and closes the socket. After a handover it does so later: see Server.Retired.
 func (l *listener) Close(why frontend.Closing) {
 	delete(l.server.listeners, l)
-	l.front.Budget.CountListener(l.At.Port(), true, -1)
+	l.front.Budget.CountListener(l.front.ID().Namespace, l.At.Port(), true, -1)
 	l.socket.loop.listeners--
 	end := outcome.VIPRemoved
 	switch why {

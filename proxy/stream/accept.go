@@ -66,14 +66,14 @@ func (s *Server) newListening(f *frontend.FrontEnd, b portal.Bind, socket io.Clo
 	l := &listening{acceptor: acceptor{server: s, front: f}, socket: socket, closed: make(chan struct{})}
 	l.At, l.Redirected, l.Namespace = at, b.Redirected, b.Namespace
 	l.SetTargets(b.Targets)
-	f.Budget.CountListener(at.Port(), false, 1)
+	f.Budget.CountListener(f.ID().Namespace, at.Port(), false, 1)
 	return l
 }
 
 // run accepts until l is closed.
 func (l *listening) run(next func() error) {
 	defer close(l.closed)
-	defer l.front.Budget.CountListener(l.At.Port(), false, -1)
+	defer l.front.Budget.CountListener(l.front.ID().Namespace, l.At.Port(), false, -1)
 	l.acceptLoop(next)
 }
 

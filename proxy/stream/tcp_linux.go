@@ -55,7 +55,7 @@ func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listen
 	}
 	l.Redirected, l.Namespace = b.Redirected, b.Namespace
 	l.SetTargets(b.Targets)
-	f.Budget.CountListener(l.At.Port(), false, 1)
+	f.Budget.CountListener(f.ID().Namespace, l.At.Port(), false, 1)
 	for _, loop := range s.loops.watchers() {
 		e := &acceptHandler{listener: l, loop: loop}
 		l.acceptHandlers = append(l.acceptHandlers, e)
@@ -86,7 +86,7 @@ func (l *tcpListener) Close(why frontend.Closing) {
 		_ = unix.Shutdown(l.fd, unix.SHUT_RD) // stops listening now; a keeper closes its copy only later
 	}
 	unix.Close(l.fd)
-	l.front.Budget.CountListener(l.At.Port(), false, -1)
+	l.front.Budget.CountListener(l.front.ID().Namespace, l.At.Port(), false, -1)
 }
 
 // acceptHandler is a listener on one loop. Only that loop may use it.
