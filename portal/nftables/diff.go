@@ -117,7 +117,8 @@ type change struct {
 	remove     bool // the table
 	create     bool // the table with its maps and base chains
 	chains     map[string][]rule
-	makeChains []string // those of chains that do not exist
+	ahead      map[string][]rule // to put before the rules that a chain has
+	makeChains []string          // those of chains that do not exist
 	goneChains []string
 	del        []mapKey
 	add        []mapElement
@@ -254,6 +255,9 @@ func (c *change) done(have *contents) *contents {
 	for name, rules := range c.chains {
 		have.chains[name] = heldChain{rules: rules}
 	}
+	for name, rules := range c.ahead {
+		have.chains[name] = heldChain{rules: slices.Concat(rules, have.chains[name].rules)}
+	}
 	for _, name := range c.goneChains {
 		delete(have.chains, name)
 	}
@@ -266,21 +270,36 @@ func (c *change) done(have *contents) *contents {
 	return have
 }
 
-// parts splits a change with too many elements for one transaction. Additions come first.
+// parts splits a change with too many rules and elements for one transaction. Additions come first, and chains precede
+// the elements that jump to them. A chain that is longer than a part is filled from its end, which drops: clients that
+// its other rules will let in can be dropped meanwhile, but nobody else is let in.
 func (c *change) parts(most int) []*change {
-	first := &change{remove: c.remove, create: c.create, chains: c.chains, makeChains: c.makeChains}
+	first := &change{remove: c.remove, create: c.create, chains: map[string][]rule{}, makeChains: c.makeChains}
 	parts := []*change{first}
 	replaced := map[mapKey]bool{}
 	for _, k := range c.del {
 		replaced[k] = true
 	}
+	size := 0 // of the last part
 	last := func(more int) *change {
-		part := parts[len(parts)-1]
-		if len(part.add)+len(part.del)+more > most {
-			part = &change{}
-			parts = append(parts, part)
+		if size > 0 && size+more > most {
+			parts, size = append(parts, &change{chains: map[string][]rule{}, ahead: map[string][]rule{}}), 0
 		}
-		return part
+		size += more
+		return parts[len(parts)-1]
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.chains)) {
+		rules := c.chains[name]
+		if slices.Contains(fixedOrder, name) {
+			first.chains[name] = rules
+			continue
+		}
+		begin := max(len(rules)-most, 0)
+		last(len(rules) - begin).chains[name] = rules[begin:]
+		for end := begin; end > 0; end = begin {
+			begin = max(end-most, 0)
+			last(most).ahead[name] = rules[begin:end]
+		}
 	}
 	for _, e := range c.add {
 		part := last(2)

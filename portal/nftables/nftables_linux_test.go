@@ -345,5 +345,19 @@ var _ = Describe("portal nftables", func() {
 		n.Apply(p, rules, []portal.Target{rules[0].Target})
 		n.Apply(p, rules[:500], nil)
 		Expect(n.Check(p)).To(BeZero())
+
+		var many []netip.Prefix
+		for i := range 250 {
+			many = append(many, netip.PrefixFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(i)}), 32))
+		}
+		rules[0].Sources = portal.SourcesOf(many)
+		n.Apply(p, rules[:500], nil)
+		_, chain, _ := strings.Cut(n.Node.Sh("nft list table ip usher"), "203.0.113.0 return\n")
+		chain, _, _ = strings.Cut(chain, "}")
+		lines := strings.Split(strings.TrimSpace(chain), "\n")
+		Expect(lines).To(HaveLen(250))
+		Expect(lines[248]).To(ContainSubstring("203.0.113.249 return"))
+		Expect(lines[249]).To(ContainSubstring("drop"))
+		Expect(n.Check(p)).To(BeZero())
 	})
 })

@@ -19,7 +19,7 @@ const (
 	// perMessage is the number of elements in one message of a transaction. An attribute has at most 64 KiB; an element
 	// takes up to about 200 bytes.
 	perMessage = 256
-	// perPart is the number of elements in each transaction if there are several.
+	// perPart is the number of rules and elements in each transaction if there are several.
 	perPart = 1000
 )
 
@@ -171,14 +171,25 @@ func stage(conn *nftables.Conn, family portal.Family, table *nftables.Table, c *
 			}
 		}
 	}
+	put := func(name string, rule rule, put func(*nftables.Rule) *nftables.Rule) (err error) {
+		r := &nftables.Rule{Table: table, Chain: &nftables.Chain{Name: name, Table: table}}
+		if r.Exprs, err = rule.exprs(conn, table, sets); err == nil {
+			put(r)
+		}
+		return err
+	}
 	for _, name := range slices.Sorted(maps.Keys(c.chains)) {
 		for _, rule := range c.chains[name] {
-			r := &nftables.Rule{Table: table, Chain: &nftables.Chain{Name: name, Table: table}}
-			var err error
-			if r.Exprs, err = rule.exprs(conn, table, sets); err != nil {
+			if err := put(name, rule, conn.AddRule); err != nil {
 				return err
 			}
-			conn.AddRule(r)
+		}
+	}
+	for name, rules := range c.ahead {
+		for _, rule := range slices.Backward(rules) {
+			if err := put(name, rule, conn.InsertRule); err != nil {
+				return err
+			}
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(come)) {
