@@ -153,12 +153,16 @@ func (f *backend) probe(ctx context.Context) (err error) {
 		}
 		err = errors.Join(err, undo)
 	}()
+	var undecided error // a feature is not missing if another program held the lock
 	try := func(feature string) error {
 		if together == nil {
 			return nil
 		}
 		args := append([]string{"-t", tableNAT, "-A", scratch()}, strings.Fields(rules[feature])...)
 		_, err := run(ctx, "", f.command, append(args, f.wait...)...)
+		if redirect.IsUndecided(err) {
+			undecided = err
+		}
 		return err
 	}
 	has := func(feature string) bool { return try(feature) == nil }
@@ -190,7 +194,7 @@ func (f *backend) probe(ctx context.Context) (err error) {
 	if f.at.Answers {
 		f.probeAnswers(has)
 	}
-	return nil
+	return undecided
 }
 
 // probeAnswers determines whether rules can mark the answers to clients' own addresses, and translate aliases, as far

@@ -80,7 +80,7 @@ func Open(mode portal.Mode, opts portal.Options, open func(portal.Family) (Backe
 		m := &machine{family: family, log: p.log.WithField("family", family.String()), rules: map[portal.Target]portal.Rule{}, refused: newRefusals(func() time.Time { return p.Now() }), last: kernel.NewLastRoutes(family, routes)}
 		p.families[family] = m
 		if m.backend, m.unusable = open(family); m.unusable != nil {
-			if family == portal.IPv4 {
+			if family == portal.IPv4 || IsUndecided(m.unusable) {
 				return nil, m.unusable
 			}
 			p.log.WithError(m.unusable).Info("IPv6 rules will be rejected")
