@@ -62,6 +62,12 @@ var bootAll = sync.OnceValue(func() map[string]func() (map[string]vm.Verdict, st
 		image := images[kernel.On]
 		if image == nil {
 			image = buildImage(kernel.On)
+			if !image.Works() && vm.PC.Missing() == "" {
+				if images[vm.PC] == nil {
+					images[vm.PC] = buildImage(vm.PC)
+				}
+				image = images[vm.PC]
+			}
 			images[kernel.On] = image
 		}
 		boot := sync.OnceValues(func() (map[string]vm.Verdict, string) {

@@ -34,6 +34,8 @@ const (
 	bootTimeout = 40 * time.Minute
 	// trialTimeout is the time that a machine with KVM may take to boot and halt; it usually takes 2 s.
 	trialTimeout = 20 * time.Second
+	// afterPanic is the time that a kernel has to print the rest of its last messages.
+	afterPanic = 2 * time.Second
 )
 
 // kernelOptions: the machine powers off after a panic. On a busy machine an emulated timer ticks less often than the
@@ -75,7 +77,8 @@ var (
 	// "max" supports pointer authentication.
 	ARM = &Platform{"arm64", "kernel-arm64", cloudKernels + "arm64", cloudModules + "arm64", []string{"qemu-system-aarch64", "-machine", "virt"}, "cortex-a72", "console=ttyAMA0", nil}
 	// UML is User Mode Linux: a kernel that is a process. Its programs run on this machine's CPU, so it takes a sixth
-	// of an emulator's time. Debian's UML has one CPU and no nf_tables for IP, so iptables is the legacy one there.
+	// of an emulator's time. Debian's UML has one CPU and no nf_tables for IP, so iptables is the legacy one there. It
+	// ends with a panic where ptrace(2) needs more space for the registers than it has, as on CPUs with AMX: see Works.
 	UML = &Platform{"amd64", "kernel-uml", "/usr/bin/linux.uml", "/usr/lib/uml/modules/*", nil, "", "con0=null,fd:1 con=null root=/dev/ram0", []string{"ipv6", "hmac"}}
 )
 
@@ -188,6 +191,12 @@ func (i *Image) chooseAccelerator() string {
 	return "tcg,thread=multi"
 }
 
+// Works reports whether this machine can run the kernel of the image. It may only be false for UML. A busy machine boots
+// it in several seconds.
+func (i *Image) Works() bool {
+	return i.platform.emulator != nil || strings.Contains(i.run("", "", 3*trialTimeout), upMark)
+}
+
 // Boot boots a kernel in a machine that has only the image and a console. It returns the verdicts by check name, and
 // the console output.
 func (i *Image) Boot(kernel string) (map[string]Verdict, string) {
@@ -201,7 +210,7 @@ func (i *Image) run(accelerator, kernel string, timeout time.Duration) string {
 	defer cancel()
 	command := i.command(accelerator, kernelOptions+" "+i.platform.options+" "+kernelVariable+"="+strings.ReplaceAll(kernel, " ", "_")+" "+connectionsVariable+"="+os.Getenv(connectionsVariable))
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
-	var console bytes.Buffer
+	console := console{panicked: func() { time.AfterFunc(afterPanic, cancel) }}
 	cmd.Stdout, cmd.Stderr = &console, &console
 	// The machine does not outlive the tests, however they end. See PR_SET_PDEATHSIG in prctl(2); the signal is tied to
 	// the thread that started the process.
@@ -219,7 +228,23 @@ func (i *Image) run(accelerator, kernel string, timeout time.Duration) string {
 	if err := cmd.Run(); err != nil {
 		fmt.Fprintf(&console, "\n%s: %v\n", command[0], cmp.Or(context.Cause(ctx), err))
 	}
-	return console.String()
+	return console.text.String()
+}
+
+// console collects the output of a kernel, and calls panicked once if the kernel panics: UML may then never end.
+type console struct {
+	text     bytes.Buffer
+	panicked func()
+}
+
+// Write implements io.Writer.
+func (c *console) Write(b []byte) (int, error) {
+	n, err := c.text.Write(b)
+	if c.panicked != nil && bytes.Contains(c.text.Bytes(), []byte("Kernel panic")) {
+		c.panicked()
+		c.panicked = nil
+	}
+	return n, err
 }
 
 // command returns the program that boots the kernel with options, and its arguments.
