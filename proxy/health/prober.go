@@ -54,7 +54,7 @@ func New(node *frontend.Node, dial func(ctx context.Context, to *config.Endpoint
 // job is a probe and the endpoints that get its results.
 type job struct {
 	probe
-	targets map[target]bool // a job without targets is dropped when it is due
+	targets map[target]bool // without any, the job is dropped: at once, or before its probe begins if it is due
 	wait    time.Duration   // planned, from the last probe, or from when the job was added
 	due     time.Time
 	timer   *time.Timer // fires at due; nil from due until the probe has ended
@@ -131,8 +131,14 @@ func (p *Prober) add(c probe, t target, wait time.Duration) {
 func (p *Prober) remove(c probe, t target) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if j := p.jobs[c]; j != nil {
-		delete(j.targets, t)
+	j := p.jobs[c]
+	if j == nil {
+		return
+	}
+	if delete(j.targets, t); len(j.targets) == 0 && j.timer != nil {
+		j.timer.Stop()
+		j.timer = nil
+		delete(p.jobs, c)
 	}
 }
 

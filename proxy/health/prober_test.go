@@ -221,6 +221,16 @@ func TestRechecks(t *testing.T) {
 		g.Expect(b.health().State).To(Equal(balance.Up))
 	})
 
+	probing(t, "take no memory once they are not wanted", func(g Gomega, n *network) {
+		s := n.service("a", 1, 100)
+		for i := range 100 {
+			s.check(checked(time.Hour - time.Duration(i)*time.Second))
+		}
+		g.Expect(n.prober.Jobs()).To(Equal(99))
+		s.check(config.Probe{})
+		g.Expect(n.prober.Jobs()).To(BeZero())
+	})
+
 	probing(t, "count for an endpoint that failed while they were in progress", func(g Gomega, n *network) {
 		n.silent = true
 		n.service("a", 1, 2).fail(time.Second)
