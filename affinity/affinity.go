@@ -153,9 +153,14 @@ func (t *Table) Claim(client netip.Addr, endpoint netip.AddrPort, now time.Time)
 }
 
 // reserve reserves one entry under the limit for all tables. If the limit is reached, the table removes its least
-// recently used entry. If it has none, reserve returns false.
+// recently used entry. If it has none, reserve returns false. The last eighth of the limit is reserved for small tables,
+// those with less than a sixteenth of PerTable: one Service can have enough ports to fill all the rest.
 func (t *Table) reserve() bool {
-	if t.limits.used.Add(1) <= t.limits.Total {
+	most := t.limits.Total
+	if int64(t.clients.Len()) >= max(1, t.limits.PerTable/16) {
+		most -= most / 8
+	}
+	if t.limits.used.Add(1) <= most {
 		return true
 	}
 	if _, _, ok := t.clients.RemoveOldest(); ok {

@@ -67,6 +67,22 @@ var _ = Describe("a Table", func() {
 		Expect(endpointOf(alice, 5*time.Second)).To(BeZero())
 	})
 
+	It("leaves the last eighth of all entries to small tables", func() {
+		limits = &affinity.Limits{PerTable: 64, Total: 64}
+		large, small := affinity.NewTable(limits, time.Minute), affinity.NewTable(limits, time.Minute)
+		client := func(n byte) netip.Addr { return netip.AddrFrom4([4]byte{198, 51, 100, n}) }
+		for n := range byte(100) {
+			large.Set(client(n), one, start)
+		}
+		Expect(limits.Used()).To(BeEquivalentTo(56))
+		Expect(large.Entries(start)[55].Client).To(Equal(client(99)))
+		for n := range byte(100) {
+			small.Set(client(n), one, start)
+		}
+		Expect(small.Entries(start)).To(HaveLen(4), "a sixteenth of the limit of a table")
+		Expect(large.Entries(start)).To(HaveLen(56))
+	})
+
 	It("keeps no entries while affinity is off", func() {
 		table.Set(alice, one, start)
 		table.SetTimeout(0)
