@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -62,6 +63,29 @@ func addr(n int) netip.AddrPort { return netip.MustParseAddrPort(fmt.Sprintf("10
 func port(list []config.Endpoint) config.ServicePort {
 	return config.ServicePort{Endpoints: list, Cluster: list, Internal: list}
 }
+
+var _ = Describe("an Endpoint of a connection", func() {
+	It("does not keep the other endpoints in memory", func() {
+		pool := new(balance.Pool)
+		freed := make(chan struct{})
+		list := endpoints(1, 2, 3)
+		runtime.AddCleanup(&list[2], func(int) { close(freed) }, 0)
+		pool.Update(port(list), start)
+		own := pool.All[0].Own()
+		Expect(pool.All[0].Own()).To(BeIdenticalTo(own))
+		pool.Update(port(endpoints(1, 2, 3)), start)
+		list = nil
+		Eventually(func() any { runtime.GC(); return freed }).Should(BeClosed())
+		Expect(own.Addr).To(Equal(addr(1)))
+		Expect(own.State).To(BeIdenticalTo(pool.All[0].State))
+		Expect(pool.All[0].Own()).To(BeIdenticalTo(own), "nothing has changed")
+		changed := endpoints(1)
+		changed[0].Ready = false
+		pool.Update(port(changed), start)
+		Expect(pool.All[0].Own().Ready).To(BeFalse())
+		Expect(own.Ready).To(BeTrue())
+	})
+})
 
 var _ = Describe("a Set", func() {
 	var pool *balance.Pool

@@ -46,6 +46,20 @@ type rareState struct {
 	noResponses atomic.Int64                   // since the start
 	unused      atomic.Pointer[latency.Recent] // as failures
 	queue       atomic.Pointer[queue]
+	own         atomic.Pointer[Endpoint] // see Own
+}
+
+// Own returns the endpoint without the others of its Pool.Update: a connection may use it for days, and the others
+// would stay in memory.
+func (e *Endpoint) Own() *Endpoint {
+	r := e.ensureRare()
+	own := r.own.Load()
+	if own == nil || own.pool != e.pool || *own.Endpoint != *e.Endpoint {
+		c := *e.Endpoint
+		own = &Endpoint{&c, e.State, e.pool}
+		r.own.Store(own)
+	}
+	return own
 }
 
 // ensureRare returns s.rareState, and creates it if needed.

@@ -462,6 +462,7 @@ func (s *session) compare() {
 	s.VIP = vip
 	s.updateHeader(v)
 	if s.socket.stay[s.Endpoint.State] {
+		s.Endpoint = s.Endpoint.Own()
 		return
 	}
 	if s.search != nil && s.Endpoints(v).Len() > 0 {
