@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// streamsToClients is the number of streams offered to a client for data sent to it. An endpoint, which is
-// selected later, cannot be asked for more. The kernel's default is 10, and each costs the kernel about 30
-// bytes per association.
-const streamsToClients = 256
+// maxStreams is the number of streams in each direction that a client can get. An endpoint, which is selected later,
+// cannot be asked for more. The kernel's default is 10, and each stream takes about 30 bytes of kernel memory per
+// association, whether it is used or not.
+const maxStreams = 256
 
 // Listener accepts associations on one address.
 type Listener struct {
@@ -67,7 +67,7 @@ func listener(s *socket) (*Listener, error) {
 }
 
 func listen(fd int) error {
-	if err := sctp.NewSCTPConn(fd, nil).SetInitMsg(streamsToClients, sctp.SCTP_MAX_STREAM, 0, 0); err != nil {
+	if err := sctp.NewSCTPConn(fd, nil).SetInitMsg(maxStreams, maxStreams, 0, 0); err != nil {
 		return os.NewSyscallError("setsockopt SCTP_INITMSG", err)
 	}
 	// Associations inherit it: nothing is probed before they are accepted.
