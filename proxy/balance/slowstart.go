@@ -63,7 +63,7 @@ func (st *slowStart) share(e *Endpoint, now time.Time) float64 {
 		return 1
 	}
 	age, whole := now.Sub(e.readySince()), min(st.length, now.Sub(st.oldest))
-	if age >= whole {
+	if age >= whole || age < 0 { // the clock has been set back
 		return 1
 	}
 	return max(leastShare, float64(age)/float64(whole))

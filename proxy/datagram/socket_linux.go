@@ -368,7 +368,7 @@ func (sk *socket) expire() {
 		if s.stirred() {
 			continue
 		}
-		if n == sessionsPerTurn {
+		if n >= sessionsPerTurn {
 			_ = sk.loop.poller.Do(sk.expire) // the loop runs as long as there are sessions
 			return
 		}
