@@ -68,16 +68,17 @@ func (h *HealthChecks) Apply(services []config.Service) {
 		h.servers = map[types.NamespacedName]*healthCheck{}
 		h.clients.slots = MaxClients
 	}
-	for _, s := range services {
-		c := h.servers[s.Name]
-		if c != nil && c.port != s.HealthCheckNodePort {
+	for _, s := range services { // before others start: they may get the same port
+		if c := h.servers[s.Name]; c != nil && c.port != s.HealthCheckNodePort {
 			c.stop()
 			delete(h.servers, s.Name)
-			c = nil
 		}
+	}
+	for _, s := range services {
 		if s.HealthCheckNodePort == 0 {
 			continue
 		}
+		c := h.servers[s.Name]
 		if c == nil {
 			c = &healthCheck{owner: h, service: s.Name, port: s.HealthCheckNodePort}
 			h.servers[s.Name] = c
@@ -168,6 +169,7 @@ func (c *healthCheck) stop() {
 	for _, l := range c.listeners { // Close does not know listeners that Serve has not reached
 		l.Close()
 	}
+	c.listeners = nil
 	c.server.Close()
 }
 

@@ -50,6 +50,11 @@ the end code; see docs/reference.md.`,
 	list := get(&f, f.connectionKind(&q, &reaches))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if ids := connectionIDs(args); len(ids) > 0 {
+			for _, other := range []string{"watch", "state", "outcome", "slower-than", "last", "sort", "client"} {
+				if cmd.Flags().Changed(other) {
+					return cli.Usagef("--%s is for a list of connections, not for connection %d", other, ids[0])
+				}
+			}
 			return f.asks.AskAll(cmd, func(ushers []fleet.Usher) error {
 				for _, id := range ids {
 					if err := f.printConnection(cmd, ushers, id); err != nil {

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+	"unicode"
 
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
@@ -73,6 +74,7 @@ func NewWithDial(address string, dial func(ctx context.Context, address string) 
 	// Ignore the environment's proxy: usher is on this node or is named exactly.
 	c.http.Transport = &http.Transport{
 		DialContext:         func(ctx context.Context, _, at string) (net.Conn, error) { return dial(ctx, at) },
+		DisableCompression:  true, // maxAnswer limits decompressed bytes, but a few compressed ones can become many
 		MaxIdleConnsPerHost: 4,
 		IdleConnTimeout:     30 * time.Second,
 	}
@@ -226,7 +228,18 @@ func (c *Client) refused(res *http.Response) error {
 	kind, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type"))
 	if kind == "application/json" &&
 		json.NewDecoder(io.LimitReader(res.Body, 64<<10)).Decode(&e) == nil && e.Message != "" {
+		e.Message = printable(e.Message)
 		return &e
 	}
-	return &NotUsherError{Address: c.address, Status: res.Status}
+	return &NotUsherError{Address: c.address, Status: printable(res.Status)}
+}
+
+// printable returns text from another process without characters that control a terminal or begin a new line.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, text)
 }

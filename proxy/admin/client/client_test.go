@@ -223,6 +223,16 @@ var _ = Describe("an error", func() {
 		Expect(err).To(MatchError(ContainSubstring("does not have usher's API (404 Not Found)")))
 	})
 
+	It("prints no control characters of another process", func(ctx context.Context) {
+		c := serve(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusBadRequest)
+			_, _ = w.Write([]byte(`{"code": 400, "message": "\u001b[2Jgone\nnode b: fine"}`))
+		})
+		_, err := c.Status(ctx)
+		Expect(err).To(MatchError(" [2Jgone node b: fine"))
+	})
+
 	It("says how long the request waited, for the caller's deadline and the client's timeout", func(ctx context.Context) {
 		c := serve(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 		soon, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
