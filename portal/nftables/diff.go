@@ -272,7 +272,7 @@ func (c *change) done(have *contents) *contents {
 
 // parts splits a change with too many rules and elements for one transaction. Additions come first, and chains precede
 // the elements that jump to them. A chain that is longer than a part is filled from its end, which drops: clients that
-// its other rules will let in can be dropped meanwhile, but nobody else is let in.
+// its other rules will let in can be dropped meanwhile, but no others are let in.
 func (c *change) parts(most int) []*change {
 	first := &change{remove: c.remove, create: c.create, chains: map[string][]rule{}, makeChains: c.makeChains}
 	parts := []*change{first}

@@ -197,7 +197,7 @@ type Dialed struct {
 // first bytes for the endpoint (see [Client.Opening]) are in opening, and must not change. Sending them here saves a
 // packet, and perhaps a round of the loop.
 //
-// Until done is called, the returned Dialed is only for Pending and Cancel.
+// Connect returns nil if it has called done. Otherwise the returned Dialed is only for Pending and Cancel until then.
 func (l *Loop) Connect(from, to netip.AddrPort, hops int, opening []byte, timeout time.Duration, done func(*Dialed, error)) *Dialed {
 	d := &Dialed{loop: l, fd: -1, done: done}
 	began := time.Now()
@@ -207,7 +207,7 @@ func (l *Loop) Connect(from, to netip.AddrPort, hops int, opening []byte, timeou
 	l.ports.took(now.Sub(began), now)
 	if err != nil {
 		d.finish(err)
-		return d
+		return nil
 	}
 	want := Readable | Writable | HungUp | Urgent | Once
 	if len(opening) > 0 {
@@ -219,17 +219,17 @@ func (l *Loop) Connect(from, to netip.AddrPort, hops int, opening []byte, timeou
 		default:
 			d.fd.Close()
 			d.finish(err)
-			return d
+			return nil
 		}
 	}
 	if d.watch, err = l.Add(int(d.fd), want, d); err != nil {
 		d.fd.Close()
 		d.finish(unix.ENOMEM)
-		return d
+		return nil
 	}
 	if d.sent > 0 {
 		d.finish(nil)
-		return d
+		return nil
 	}
 	if timeout > 0 {
 		d.until = now.Add(timeout)

@@ -252,7 +252,7 @@ func (w *waiting) Dial(v *frontend.View, from netip.AddrPort, mayLoop bool, limi
 			return
 		}
 	}
-	if d := w.loop.Connect(from, w.Endpoint.Addr, hops, w.Opening(), limit, w.dialed); d.Pending() {
+	if d := w.loop.Connect(from, w.Endpoint.Addr, hops, w.Opening(), limit, w.dialed); d != nil {
 		w.dial = d
 		w.watch()
 	}
