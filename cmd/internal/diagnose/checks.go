@@ -207,7 +207,7 @@ func endpoints(_ context.Context, s *subject) []Finding {
 			all = append(all, namedFinding{Finding{"", Failing, p.object, "no usable endpoint for %s: clients are refused", known, remedy}, vip})
 		}
 		for _, d := range p.port.Dropped {
-			all = append(all, namedFinding{Finding{"", dropSeverity(d.Clients), p.object, d.Clients + " clients of %s are dropped: " + d.Text, fmt.Sprintf("%d of %d endpoints are usable for them", 0, total),
+			all = append(all, namedFinding{Finding{"", dropSeverity(d.Clients), p.object, d.Clients + " clients of %s are not served: " + d.Text, fmt.Sprintf("%d of %d endpoints are usable for them", 0, total),
 				"run a Pod on this node, connect through a node that has one, or set the traffic policy to Cluster"}, vip})
 		}
 	})

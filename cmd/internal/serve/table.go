@@ -58,6 +58,9 @@ func listeners(p proxy.PortView) string {
 		return "not served: " + p.Problem.Err.Error()
 	}
 	if len(p.Listeners) == 0 {
+		if len(p.Endpoints) > 0 {
+			return "- (no usable endpoint here)"
+		}
 		return "- (refused: no endpoints)"
 	}
 	var list []string

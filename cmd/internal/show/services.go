@@ -166,7 +166,7 @@ func problems(s api.Service) string {
 			add(p.Problem.Reason + ": " + p.Problem.Message)
 		}
 		for _, d := range p.Dropped {
-			add(d.Clients + " clients are dropped: " + d.Text)
+			add(d.Clients + " clients are not served: " + d.Text)
 		}
 	}
 	if len(list) == 0 {

@@ -34,7 +34,8 @@ func (v Viewers) newGetServices() *cobra.Command {
   down                         all usable endpoints of a port are in quarantine
   no-endpoints                 a port has no usable endpoint
   no-local-endpoints           internalTrafficPolicy is Local and a port has no endpoint
-                               on this node: connections to the cluster IP are dropped
+                               on this node: packets to the cluster IP are dropped, or
+                               refused if the portal is address or none
   no-local-endpoints-external  externalTrafficPolicy is Local and a port has no endpoint
                                on this node: external clients must use another node
   problem                      some port is not served

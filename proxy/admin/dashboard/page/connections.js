@@ -83,8 +83,8 @@ function trim() {
   }
 }
 
-// retried reports whether an attempt of a connection failed.
-export function retried(c) { return c.attempts.some(a => a.result !== 'connected'); }
+// retried reports whether more than one attempt was made.
+export function retried(c) { return c.attempts.length > 1; }
 
 // broken reports whether a connection failed for its client.
 export function broken(c, ends) {

@@ -63,7 +63,7 @@ export class OneConnection {
   }
 }
 
-function noAttempt(c) { return c.state === 'sending' ? 'No endpoint has answered.' : c.state === 'connecting' ? 'The first one is under way.' : 'No endpoint was tried.'; }
+function noAttempt(c) { return c.state === 'sending' ? 'No endpoint has answered.' : c.state === 'connecting' ? 'No attempt has ended.' : 'No endpoint was tried.'; }
 
 // story describes a connection in sentences.
 function story(c) {
@@ -74,9 +74,10 @@ function story(c) {
   if (c.state === 'sending') return 'Datagrams go to an endpoint, which has sent none.';
   if (c.state === 'connecting') return capital(`${failed}selecting an endpoint.`);
   if (!c.endpoint) return capital(`${failed}no endpoint ${silent ? 'answered' : 'was found'}: ${end}.`);
-  const noticed = failures > 0 && ends.get(c.end)?.fault !== 'endpoint' ? ', so the client noticed nothing but the delay' : '';
+  const well = c.state !== 'ended' || c.end === 'client-closed' || c.end === 'endpoint-closed';
+  const noticed = failures > 0 && well ? ', so the client noticed nothing but the delay' : '';
   const then = c.state === 'ended' ? `${capital(end)}; it lasted ${duration(c.durationMs)}.` : 'It is open.';
-  return `${failed || 'At the first attempt '}${c.pod || c.endpoint} answered${noticed}. ${then}`;
+  return `${failed || 'At the first attempt '}${c.pod || c.endpoint} ${c.end === 'no-response' ? 'accepted the connection' : 'answered'}${noticed}. ${then}`;
 }
 
 function facts(c) {
