@@ -172,7 +172,6 @@ func left(why error) outcome.Result {
 // flowing records flow as the part that forwards the connection's bytes from now on.
 func (c *Conn) flowing(flow forward.Flow) {
 	c.client = nil // flow owns it
-	c.Endpoint = c.Endpoint.Own()
 	c.Front.Trace.Moves(c.Record, flow)
 	// Retire and Drain may have visited the open connections before this one was among them.
 	if by, drained := c.Endpoint.Drained(); drained {

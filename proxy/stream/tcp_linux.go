@@ -266,6 +266,7 @@ func (w *waiting) dialed(d *forward.Dialed, err error) {
 
 // Connected implements frontend.Runner.
 func (w *waiting) Connected() {
+	w.Endpoint = w.Endpoint.Own()
 	w.loop.Forward(&w.pair, &w.Client, w.dial, w.limits(), w.Conn)
 	w.flowing(&w.pair)
 }
