@@ -161,10 +161,10 @@ var _ = Describe("usher diagnose", func() {
 			return errs
 		}
 		if mode == "nftables" {
-			Eventually(u.Err).WithTimeout(10 * time.Second).Should(gbytes.Say(`A host firewall may drop .*chains="chain INPUT of table ip filter, chain INPUT of table ip6 filter" .*tried="a connection to .* got no response within 1.8s"`))
+			Eventually(u.Err).WithTimeout(10 * time.Second).Should(gbytes.Say(`A host firewall may drop .*chains="chain INPUT of table ip filter, chain INPUT of table ip6 filter" .*tried="a connection to .* got no response within 600ms"`))
 			text := unbroken(diagnose(1))
 			for _, at := range []string{"80 of 10.96.0.10", "80 of fd00:10:96::10", "32004 of 0.0.0.0", "32004 of ::"} {
-				Expect(text).To(ContainSubstring("a connection to port " + at + " through a test interface got no response within 1.8s; may be dropped by chain INPUT of table ip filter"))
+				Expect(text).To(ContainSubstring("a connection to port " + at + " through a test interface got no response within 600ms; may be dropped by chain INPUT of table ip filter"))
 			}
 			withoutTun := func() string {
 				return strings.Join(strings.Fields(l.Node.Output("unshare", "-m", "sh", "-c", "mount -t tmpfs none /dev/net; "+usherBinary+" diagnose || true")), " ")

@@ -17,9 +17,8 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// tryInputTime is the time limit for an answer. A SYN is sent three times within it. The kernel answers at once, but while
-// it removes network namespaces, a new IPv6 address can take a second to become usable.
-const tryInputTime = 1800 * time.Millisecond
+// tryInputTime is the time limit for an answer. A SYN is sent three times within it.
+const tryInputTime = 600 * time.Millisecond
 
 // tryInputNode are the node's addresses on the device, by family. The next addresses are the clients', by the device's
 // number, so that several concurrent tries do not collide.

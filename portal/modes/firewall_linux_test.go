@@ -114,7 +114,7 @@ var _ = Describe("a host firewall", func() {
 		Entry("not if there is none, with REDIRECT", iptables.Mode, portal.Options{IPTablesTarget: "redirect"}, "", ""),
 		Entry("not if iptables rules override it", iptables.Mode, portal.Options{}, "iptables -P INPUT DROP; ip6tables -P INPUT DROP", ""),
 		Entry("if nftables rules do not override it, although local connections pass", nftables.Mode, portal.Options{},
-			"for c in iptables ip6tables; do $c -P INPUT DROP; $c -A INPUT -i lo -j ACCEPT; done", "got no response within 1.8s"),
+			"for c in iptables ip6tables; do $c -P INPUT DROP; $c -A INPUT -i lo -j ACCEPT; done", "got no response within 600ms"),
 		Entry("if it rejects packets", nftables.Mode, portal.Options{}, "for c in iptables ip6tables; do $c -A INPUT -i lo -j ACCEPT; $c -A INPUT -j REJECT; done", "was rejected by ICMP"),
 		Entry("if it resets connections", nftables.Mode, portal.Options{}, "for c in iptables ip6tables; do $c -A INPUT -p tcp -j REJECT --reject-with tcp-reset; done", "was reset"),
 	)
