@@ -257,7 +257,7 @@ type clients struct {
 
 // add counts conn as open, or returns the limit that it exceeds.
 func (r *register) add(conn *Conn) error {
-	toPort, client := conn.Front.Open.Add(1), conn.From.Addr() // no load balancer has named another one yet
+	toPort, client := conn.Front.Open.Add(1), conn.Payer()
 	err := r.budget.TakeConnection(toPort, r.count(client, 1))
 	if err != nil {
 		conn.Front.Open.Add(-1)
