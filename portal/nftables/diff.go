@@ -306,6 +306,8 @@ func (c *change) parts(most int) []*change {
 		if replaced[e.key] {
 			part.del = append(part.del, e.key)
 			delete(replaced, e.key)
+		} else {
+			size-- // it needs no deletion
 		}
 		part.add = append(part.add, e)
 	}

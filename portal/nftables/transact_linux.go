@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"os"
 	"slices"
@@ -171,25 +172,25 @@ func stage(conn *nftables.Conn, family portal.Family, table *nftables.Table, c *
 			}
 		}
 	}
-	put := func(name string, rule rule, put func(*nftables.Rule) *nftables.Rule) (err error) {
-		r := &nftables.Rule{Table: table, Chain: &nftables.Chain{Name: name, Table: table}}
-		if r.Exprs, err = rule.exprs(conn, table, sets); err == nil {
-			put(r)
-		}
-		return err
-	}
-	for _, name := range slices.Sorted(maps.Keys(c.chains)) {
-		for _, rule := range c.chains[name] {
-			if err := put(name, rule, conn.AddRule); err != nil {
+	fill := func(name string, rules iter.Seq2[int, rule], put func(*nftables.Rule) *nftables.Rule) error {
+		for _, rule := range rules {
+			r := &nftables.Rule{Table: table, Chain: &nftables.Chain{Name: name, Table: table}}
+			var err error
+			if r.Exprs, err = rule.exprs(conn, table, sets); err != nil {
 				return err
 			}
+			put(r)
+		}
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.chains)) {
+		if err := fill(name, slices.All(c.chains[name]), conn.AddRule); err != nil {
+			return err
 		}
 	}
 	for name, rules := range c.ahead {
-		for _, rule := range slices.Backward(rules) {
-			if err := put(name, rule, conn.InsertRule); err != nil {
-				return err
-			}
+		if err := fill(name, slices.Backward(rules), conn.InsertRule); err != nil {
+			return err
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(come)) {
