@@ -77,7 +77,8 @@ func (g *goroutine) Dial(v *frontend.View, from netip.AddrPort, _ bool, limit ti
 
 // Connected implements frontend.Runner.
 func (g *goroutine) Connected() {
-	g.begun, g.Endpoint = make(chan struct{}), g.Endpoint.Own()
+	g.begun = make(chan struct{})
+	g.Endpoint = g.Endpoint.Own()
 	flow := g.forward(g.limits(), g.Conn)
 	g.server.register.moving.Store(g.Conn, flow)
 	g.flowing(flow)

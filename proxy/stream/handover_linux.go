@@ -497,7 +497,7 @@ func (s *Server) arriveOne(t *transfer, receiver Receiver) (*held, error) {
 	if c.Record, err = t.Record.Record(front.View().Clients); err != nil {
 		return nil, err
 	}
-	c.Front, c.Endpoint = front, endpoint
+	c.Front, c.Endpoint = front, endpoint.Own()
 	if err := s.register.add(c); err != nil {
 		return nil, err
 	}
