@@ -1,9 +1,6 @@
 package show
 
-import (
-	"strings"
-	"unicode"
-)
+import "github.com/usherproxy/usher/proxy/admin/api"
 
 // Style is a way to write text: the parameters of an SGR sequence.
 type Style string
@@ -29,14 +26,5 @@ func (style Style) Text(s string) string {
 	return "\x1b[" + string(style) + "m" + s + "\x1b[0m"
 }
 
-// Clean returns s without characters that control a terminal or change the
-// order of letters: control characters and format characters. Names and errors come
-// from untrusted sources.
-func Clean(s string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) || unicode.Is(unicode.Cf, r) {
-			return unicode.ReplacementChar
-		}
-		return r
-	}, s)
-}
+// Clean is api.Clean. Names and errors come from untrusted sources.
+func Clean(s string) string { return api.Clean(s) }

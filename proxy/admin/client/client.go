@@ -15,7 +15,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
-	"unicode"
 
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
@@ -228,18 +227,8 @@ func (c *Client) refused(res *http.Response) error {
 	kind, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type"))
 	if kind == "application/json" &&
 		json.NewDecoder(io.LimitReader(res.Body, 64<<10)).Decode(&e) == nil && e.Message != "" {
-		e.Message = printable(e.Message)
+		e.Message = api.Clean(e.Message)
 		return &e
 	}
-	return &NotUsherError{Address: c.address, Status: printable(res.Status)}
-}
-
-// printable returns text from another process without characters that control a terminal or begin a new line.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return ' '
-		}
-		return r
-	}, text)
+	return &NotUsherError{Address: c.address, Status: api.Clean(res.Status)}
 }

@@ -230,7 +230,7 @@ var _ = Describe("an error", func() {
 			_, _ = w.Write([]byte(`{"code": 400, "message": "\u001b[2Jgone\nnode b: fine"}`))
 		})
 		_, err := c.Status(ctx)
-		Expect(err).To(MatchError(" [2Jgone node b: fine"))
+		Expect(err).To(MatchError("\ufffd[2Jgone\ufffdnode b: fine"))
 	})
 
 	It("says how long the request waited, for the caller's deadline and the client's timeout", func(ctx context.Context) {
