@@ -445,10 +445,12 @@ func (p *pair) readEnded(w *way, from, to *edge) {
 		p.reset(p.ending.outcome, p.ending.err())
 		return
 	}
-	if p.ending.outcome == outcome.Open { // an end replaces nothing
-		if p.ending.outcome = outcome.ClientClosed; w == &p.toClient {
-			p.ending.outcome = outcome.EndpointClosed
-		}
+	switch {
+	case p.ending.outcome != outcome.Open: // an end replaces nothing: see replaced
+	case w == &p.toClient:
+		p.ending.outcome = outcome.EndpointClosed
+	default:
+		p.ending.outcome = outcome.ClientClosed
 	}
 	p.end(w, to)
 }

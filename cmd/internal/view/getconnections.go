@@ -50,7 +50,7 @@ the end code; see docs/reference.md.`,
 	list := get(&f, f.connectionKind(&q, &reaches))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if ids := connectionIDs(args); len(ids) > 0 {
-			for _, other := range []string{"watch", "state", "outcome", "slower-than", "last", "sort", "client"} {
+			for _, other := range []string{"watch", "state", "outcome", "slower-than", "last", "sort", "client", "endpoint", "protocol", "end", "retried"} {
 				if cmd.Flags().Changed(other) {
 					return cli.Usagef("--%s is for a list of connections, not for connection %d", other, ids[0])
 				}
