@@ -52,7 +52,10 @@ type rareState struct {
 // Own returns the endpoint without the others of its Pool.Update: a connection may use it for days, and the others
 // would stay in memory.
 func (e *Endpoint) Own() *Endpoint {
-	r := e.ensureRare()
+	r := e.rareState.Load()
+	if r == nil {
+		r = e.ensureRare()
+	}
 	own := r.own.Load()
 	if own == nil || own.pool != e.pool || *own.Endpoint != *e.Endpoint {
 		c := *e.Endpoint
@@ -64,9 +67,7 @@ func (e *Endpoint) Own() *Endpoint {
 
 // ensureRare returns s.rareState, and creates it if needed.
 func (s *State) ensureRare() *rareState {
-	if s.rareState.Load() == nil {
-		s.rareState.CompareAndSwap(nil, new(rareState))
-	}
+	s.rareState.CompareAndSwap(nil, new(rareState))
 	return s.rareState.Load()
 }
 

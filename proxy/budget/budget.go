@@ -39,6 +39,7 @@ type Limits struct {
 // Budget has the current use of descriptors and its limits. It is safe for concurrent use.
 type Budget struct {
 	Descriptors int64 // limit of the process; see RLIMIT_NOFILE in getrlimit(2)
+	usable      int64 // the number of descriptors for listeners, connections and sessions
 	limits      Limits
 
 	// Current use. The code that opens an object adds it, and subtracts it on close. TakeConnection and TakeSession add
@@ -59,8 +60,12 @@ type Budget struct {
 }
 
 // New returns an unused budget.
-func New(limits Limits) *Budget {
-	b := &Budget{Descriptors: openFilesLimit(), limits: limits, inNamespace: map[string]int64{}}
+func New(limits Limits) *Budget { return Of(openFilesLimit(), limits) }
+
+// Of returns an unused budget for a process with this limit of descriptors. With a low limit, a quarter of it is
+// reserved for other uses than listeners, connections and sessions.
+func Of(descriptors int64, limits Limits) *Budget {
+	b := &Budget{Descriptors: descriptors, usable: descriptors - min(mostReserved, descriptors/4), limits: limits, inNamespace: map[string]int64{}}
 	if local := kernel.LocalPorts(); !local.IsZero() {
 		b.localPorts, b.firstLocal = int64(local.Last)-int64(local.First)+1, local.First
 	}
@@ -74,13 +79,9 @@ const (
 	mostReserved = 256 + 2*mostProbes + handover.SocketsAtOnce
 )
 
-// usable returns the number of descriptors for listeners, connections and sessions. With a low limit, a quarter of it
-// is reserved for all other uses.
-func (b *Budget) usable() int64 { return b.Descriptors - min(mostReserved, b.Descriptors/4) }
-
 // maxListeners returns the maximum number of descriptors for listeners: a quarter stays for connections, without which
 // listeners are useless.
-func (b *Budget) maxListeners() int64 { return max(1, b.usable()*3/4) }
+func (b *Budget) maxListeners() int64 { return max(1, b.usable*3/4) }
 
 // Reasons to refuse a listener.
 var (
@@ -141,16 +142,16 @@ func (b *Budget) fixed() int64 { return b.Listeners.Load() + b.TCPLoops.Load() +
 
 // Used returns the number of descriptors in use, and the maximum.
 func (b *Budget) Used() (used, of int64) {
-	return b.fixed() + 2*b.Connections.Load() + b.Sessions.Load(), b.usable()
+	return b.fixed() + 2*b.Connections.Load() + b.Sessions.Load(), b.usable
 }
 
 // ConnectionLimit returns the maximum number of open connections.
 func (b *Budget) ConnectionLimit() int64 {
-	sessions, usable := b.Sessions.Load(), b.usable()
+	sessions := b.Sessions.Load()
 	if b.UDP.Load() > 0 {
-		sessions = max(sessions, min(b.limits.MaxUDPSessions, usable/8))
+		sessions = max(sessions, min(b.limits.MaxUDPSessions, b.usable/8))
 	}
-	limit := max(1, (usable-b.fixed()-sessions)/2)
+	limit := max(1, (b.usable-b.fixed()-sessions)/2)
 	if b.limits.MaxConnections > 0 {
 		limit = min(limit, b.limits.MaxConnections)
 	}
@@ -159,7 +160,7 @@ func (b *Budget) ConnectionLimit() int64 {
 
 // SessionLimit returns the maximum number of open UDP sessions.
 func (b *Budget) SessionLimit() int64 {
-	return min(b.limits.MaxUDPSessions, max(1, b.usable()/4))
+	return min(b.limits.MaxUDPSessions, max(1, b.usable/4))
 }
 
 // SessionLimitPerPort returns the maximum number of sessions of one service port: half of those of all.
@@ -228,7 +229,7 @@ const (
 func (b *Budget) TakeSession(toPort, ofClient int64) Room {
 	open, limit := b.Sessions.Add(1), b.SessionLimit()
 	perPort := max(1, limit/2)
-	full := open > limit || b.fixed()+open+2*b.Connections.Load() > b.usable()
+	full := open > limit || b.fixed()+open+2*b.Connections.Load() > b.usable
 	var whose Room
 	switch {
 	case ofClient > b.clientsPart(limit) && (full || scarce(open, limit, partForClients) || scarce(toPort, perPort, partForClients)):
@@ -268,7 +269,7 @@ func (b *Budget) TakePort(toPort int64) Room {
 // Probes returns the maximum number of concurrent probes of each of two kinds: of failed endpoints, and of those that
 // Services configure. Each takes a reserved descriptor.
 func (b *Budget) Probes() int64 {
-	return max(1, (b.Descriptors-b.usable())*mostProbes/mostReserved)
+	return max(1, (b.Descriptors-b.usable)*mostProbes/mostReserved)
 }
 
 // Pipes returns the maximum number of pipes of each loop: all together have at most a sixteenth of the descriptors.

@@ -9,17 +9,10 @@ import (
 // usual are the default limits.
 var usual = Limits{MaxUDPSessions: 65536, MaxClientShare: 25}
 
-// of returns a budget for this number of descriptors.
-func of(descriptors int64, limits Limits) *Budget {
-	b := New(limits)
-	b.Descriptors = descriptors
-	return b
-}
-
 func TestConnectionsLeaveCapacityForUDP(t *testing.T) {
 	g := NewWithT(t)
-	b := of(1024, usual) // 768 of them are usable
-	g.Expect(b.usable()).To(BeEquivalentTo(1024 - 256))
+	b := Of(1024, usual) // 768 of them are usable
+	g.Expect(b.usable).To(BeEquivalentTo(1024 - 256))
 	g.Expect(b.ConnectionLimit()).To(BeEquivalentTo(768/2), "only TCP is served")
 	b.UDP.Add(8)
 	g.Expect(b.ConnectionLimit()).To(BeEquivalentTo((768 - 8 - 96) / 2))
@@ -34,7 +27,7 @@ func TestConnectionsLeaveCapacityForUDP(t *testing.T) {
 
 func TestUDPLeavesCapacityForConnections(t *testing.T) {
 	g := NewWithT(t)
-	b := of(1024, usual) // 768 of them are usable
+	b := Of(1024, usual) // 768 of them are usable
 	var sessions int64
 	for b.TakeSession(1, 1) == Enough {
 		sessions++
@@ -68,7 +61,7 @@ func TestLastConnectionSlotsAreForSmallClientsAndPorts(t *testing.T) {
 			if c.set != nil {
 				c.set(&limits)
 			}
-			b := of(1<<20, limits)
+			b := Of(1<<20, limits)
 			b.Connections.Store(c.open)
 			err := b.TakeConnection(c.toPort, c.ofClient)
 			if c.want == nil {
@@ -102,7 +95,7 @@ func TestWhichUDPSessionIsEvictedAtTheLimit(t *testing.T) {
 			g := NewWithT(t)
 			limits := usual
 			limits.MaxUDPSessions = 400
-			b := of(1<<20, limits)
+			b := Of(1<<20, limits)
 			b.Sessions.Store(c.open)
 			g.Expect(b.TakeSession(c.toPort, c.ofClient)).To(Equal(c.want))
 		})
@@ -124,7 +117,7 @@ func TestUDPSessionsLeaveHalfOfThePorts(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := NewWithT(t)
-			b := of(1<<20, usual)
+			b := Of(1<<20, usual)
 			b.localPorts = c.localPorts
 			b.Ports.Store(c.taken)
 			g.Expect(b.TakePort(c.toPort)).To(Equal(c.want))
@@ -137,13 +130,13 @@ func TestUDPSessionsLeaveHalfOfThePorts(t *testing.T) {
 
 func TestProbesFitIntoReservedDescriptors(t *testing.T) {
 	for descriptors, most := range map[int64]int64{8: 1, 256: 8, 1024: 32, 1 << 20: 64} {
-		NewWithT(t).Expect(of(descriptors, usual).Probes()).To(Equal(most), "of %d descriptors", descriptors)
+		NewWithT(t).Expect(Of(descriptors, usual).Probes()).To(Equal(most), "of %d descriptors", descriptors)
 	}
 }
 
 func TestListenersLeaveLocalPortsToTheNode(t *testing.T) {
 	g := NewWithT(t)
-	b := of(1<<20, usual)
+	b := Of(1<<20, usual)
 	b.localPorts, b.firstLocal = 100, 32768
 	for i := range 75 {
 		g.Expect(b.AdmitListener("other", false, true)).To(Succeed())
@@ -165,7 +158,7 @@ func TestListenersLeaveLocalPortsToTheNode(t *testing.T) {
 
 func TestLastListenersAreNotForOneNamespace(t *testing.T) {
 	g := NewWithT(t)
-	b := of(1024, usual)
+	b := Of(1024, usual)
 	most := b.maxListeners()
 	count := func(namespace string) (n int64) {
 		for b.AdmitListener(namespace, false, false) == nil {

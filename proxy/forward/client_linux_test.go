@@ -34,7 +34,7 @@ var _ = Describe("a client that has no endpoint yet", func() {
 	})
 	join := func() *net.TCPConn {
 		GinkgoHelper()
-		d, endpoint := dialed(loop)
+		d, endpoint := dialed(loop, near.Opening())
 		DeferCleanup(func() { endpoint.Close() })
 		on(loop, func() bool {
 			loop.Forward(new(forward.Pair), near, d, &forward.Limits{}, forward.Done(func(r outcome.Result) { results <- r }))

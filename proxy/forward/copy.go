@@ -90,7 +90,8 @@ type direction struct {
 }
 
 func newCopying(client, endpoint side, limits Limits, owner Owner) *copying {
-	fl := &copying{limits: limits, owner: owner, watch: newWatch(time.Now())}
+	now := time.Now()
+	fl := &copying{limits: limits, owner: owner, watch: watch{began: now, silent: now, unsent: -1}}
 	fl.toEndpoint = direction{from: client, to: endpoint, fromEnd: outcome.ClientClosed, fromReset: outcome.ClientReset, toReset: outcome.EndpointReset}
 	fl.toClient = direction{from: endpoint, to: client, fromEnd: outcome.EndpointClosed, fromReset: outcome.EndpointReset, toReset: outcome.ClientReset}
 	for _, d := range []*direction{&fl.toEndpoint, &fl.toClient} {

@@ -85,10 +85,11 @@ func (c *Client) Skip(n int) {
 const readAhead = 4 << 10
 
 // ReadAhead reads the bytes that c has sent so far. The endpoint can then get them as soon as it has accepted, or even
-// with the last packet of the handshake. Only the loop may call it, and only once.
-func (l *Loop) ReadAhead(c *Client) {
+// with the last packet of the handshake. It returns the error if c has failed, such as by a reset. Only the loop may call
+// it, and only once.
+func (l *Loop) ReadAhead(c *Client) error {
 	if c.first != nil {
-		return // AwaitHeader has read bytes; later ones can wait
+		return nil // AwaitHeader has read bytes; later ones can wait
 	}
 	n, err := c.read(l.buffer[:readAhead], 0)
 	switch {
@@ -98,6 +99,7 @@ func (l *Loop) ReadAhead(c *Client) {
 	case err != nil && err != unix.EAGAIN:
 		c.err = err // the kernel returns it only once
 	}
+	return c.err
 }
 
 // AwaitHeader reads from c until enough returns true, or until readAhead bytes have arrived. It calls enough with all
@@ -183,9 +185,11 @@ type Dialed struct {
 	fd    Socket
 	watch Registration
 	seen  Readiness            // events until Forward sets another handler
-	sent  int                  // number of opening bytes sent
 	done  func(*Dialed, error) // nil once called
 	until time.Time
+
+	opening []byte // as passed to Connect
+	sent    int    // the number of these bytes that were sent
 }
 
 // Connect starts a connection to an endpoint. to is the endpoint's address, and from the source address (see
@@ -199,7 +203,7 @@ type Dialed struct {
 //
 // Connect returns nil if it has called done. Otherwise the returned Dialed is only for Pending and Cancel until then.
 func (l *Loop) Connect(from, to netip.AddrPort, hops int, opening []byte, timeout time.Duration, done func(*Dialed, error)) *Dialed {
-	d := &Dialed{loop: l, fd: -1, done: done}
+	d := &Dialed{loop: l, fd: -1, opening: opening, done: done}
 	began := time.Now()
 	var err error
 	d.fd, err = connectTCP(l.mark, from, to, hops, l.ports.few(began), len(opening) > 0)

@@ -151,8 +151,6 @@ type watch struct {
 	unsent int       // queue.unsent at the first check after silent; -1 before that check
 }
 
-func newWatch(now time.Time) watch { return watch{began: now, silent: now, unsent: -1} }
-
 // restart makes the time without movement start at now.
 func (w *watch) restart(now time.Time) { w.silent, w.unsent = now, -1 }
 

@@ -35,7 +35,7 @@ func socketGone(raw syscall.RawConn) (gone bool) {
 
 // socketInline makes urgent bytes part of the stream: otherwise reading skips them.
 func socketInline(raw syscall.RawConn) {
-	_ = raw.Control(func(fd uintptr) { _ = Socket(fd).inline() }) // fails for non-TCP sockets, which have no urgent bytes
+	_ = raw.Control(func(fd uintptr) { _ = setOptions(int(fd), inline) }) // fails for non-TCP sockets, which have no urgent bytes
 }
 
 // readerOf returns a reader for c. It does not use net.TCPConn.Read: at an urgent byte, the kernel also returns EAGAIN

@@ -149,8 +149,8 @@ func on[T any](loop *forward.Loop, f func() T) T {
 	}
 }
 
-// dialed returns a connection that the loop has made to an endpoint, and its far end.
-func dialed(loop *forward.Loop) (*forward.Dialed, *net.TCPConn) {
+// dialed returns a connection that the loop has made to an endpoint, with opening, and its far end.
+func dialed(loop *forward.Loop, opening []byte) (*forward.Dialed, *net.TCPConn) {
 	GinkgoHelper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	Expect(err).NotTo(HaveOccurred())
@@ -158,7 +158,7 @@ func dialed(loop *forward.Loop) (*forward.Dialed, *net.TCPConn) {
 	to := l.Addr().(*net.TCPAddr).AddrPort()
 	made := make(chan *forward.Dialed, 1)
 	on(loop, func() bool {
-		loop.Connect(netip.AddrPort{}, to, 0, nil, time.Second, func(d *forward.Dialed, err error) {
+		loop.Connect(netip.AddrPort{}, to, 0, opening, time.Second, func(d *forward.Dialed, err error) {
 			defer GinkgoRecover()
 			Expect(err).NotTo(HaveOccurred())
 			made <- d
@@ -191,7 +191,7 @@ func accepted() (*forward.Client, *net.TCPConn) {
 func loopPair(loop *forward.Loop, limits forward.Limits, owner forward.Owner) (client, endpoint *net.TCPConn, flow forward.Flow) {
 	GinkgoHelper()
 	near, client := accepted()
-	d, endpoint := dialed(loop)
+	d, endpoint := dialed(loop, nil)
 	return client, endpoint, on(loop, func() forward.Flow {
 		p := new(forward.Pair)
 		loop.Forward(p, near, d, &limits, owner)

@@ -75,15 +75,15 @@ const (
 // a zero Pair. When the pair has ended and both sockets are closed, the loop calls owner.Ended once, perhaps before
 // Forward returns. Only the loop may call Forward.
 //
-// Many pairs may share limits, which the loop does not change.
+// endpoint is from a Connect call with client.Opening(). Many pairs may share limits, which the loop does not change.
 func (l *Loop) Forward(in *Pair, client *Client, endpoint *Dialed, limits *Limits, owner Owner) {
 	p := &in.pair
 	p.loop, p.limits, p.done = l, limits, owner
 	p.endpoint = edge{fd: endpoint.fd, watch: endpoint.watch, writable: true, roomReported: endpoint.sent == 0, delays: true}
 	p.client = edge{fd: client.Socket, writable: true}
-	opening := client.Opening()
 	p.toEndpoint.preface, p.toEndpoint.begun = uint16(len(client.Preface)), len(client.first) > 0
-	client.Preface, client.first = nil, nil
+	opening := endpoint.opening
+	client.Preface, client.first, endpoint.opening = nil, nil, nil
 	p.toEndpoint.bytes.Add(int64(endpoint.sent))
 	l.pairs.Add(1)
 	l.Handle(p.endpoint.watch, (*endpointEdge)(p))
@@ -96,15 +96,17 @@ func (l *Loop) Forward(in *Pair, client *Client, endpoint *Dialed, limits *Limit
 		p.reset(outcome.ClientReset, client.err)
 		return
 	}
-	l.probeLater()
+	if !l.unprobed.any {
+		l.probeLater()
+	}
 	if limits.Idle > 0 || limits.Age > 0 {
 		l.limited.add(p)
 	}
 	p.endpoint.note(endpoint.seen &^ Writable)
-	if p.moved = len(opening) > 0; len(opening) > endpoint.sent {
-		opening = opening[endpoint.sent:]
-		if n := p.write(&p.toEndpoint, &p.endpoint, opening, 0); n < len(opening) && !p.toEndpoint.ended {
-			p.toEndpoint.keep(opening[n:], 0)
+	p.moved = len(opening) > 0
+	if rest := opening[endpoint.sent:]; len(rest) > 0 {
+		if n := p.write(&p.toEndpoint, &p.endpoint, rest, 0); n < len(rest) && !p.toEndpoint.ended {
+			p.toEndpoint.keep(rest[n:], 0)
 		}
 	}
 	p.move(shortTurn)
@@ -142,27 +144,31 @@ type (
 
 func (e *clientEdge) Ready(r Readiness) {
 	p := (*pair)(e)
-	p.ready(r, &p.client, &p.toEndpoint, outcome.ClientReset)
+	p.ready(r, &p.toEndpoint, &p.client, &p.endpoint, outcome.ClientReset)
 }
 
 func (e *endpointEdge) Ready(r Readiness) {
 	p := (*pair)(e)
-	p.ready(r, &p.endpoint, &p.toClient, outcome.EndpointReset)
+	p.ready(r, &p.toClient, &p.endpoint, &p.client, outcome.EndpointReset)
 }
 
-// ready handles the events of e, the source of w, and moves the bytes that can be moved. If w has ended, e is no longer
-// read; then an error of e ends the pair with outcome end.
-func (p *pair) ready(r Readiness, e *edge, w *way, end outcome.Outcome) {
-	e.note(r)
+// ready handles the events of from, the source of w, and moves the bytes that can be moved: in the other direction only
+// if from has not accepted bytes before. If w has ended, from is no longer read; then an error of from ends the pair with
+// outcome end.
+func (p *pair) ready(r Readiness, w *way, from, to *edge, end outcome.Outcome) {
+	wasFull := !from.writable
+	from.note(r)
 	if r&unix.EPOLLERR != 0 && w.ended {
-		p.failed(e, end)
+		p.failed(from, end)
 	}
 	switch {
 	case p.queued:
 	case w.full == spliceAfter || p.toEndpoint.pipe != nil || p.toClient.pipe != nil:
 		p.later()
-	default:
+	case wasFull && from.writable:
 		p.move(shortTurn)
+	case p.carry(w, from, to, shortTurn):
+		p.later()
 	}
 }
 
@@ -401,7 +407,7 @@ func (p *pair) writeRest(w *way, to *edge) int {
 func (e *edge) undelay(w *way) {
 	if e.delays && w.bytes.Load() > 0 {
 		e.delays = false
-		e.fd.undelay()
+		_ = setOptions(int(e.fd), noDelay)
 	}
 }
 

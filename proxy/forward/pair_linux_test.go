@@ -104,7 +104,7 @@ func TestPairHasOneTurnPerRound(t *testing.T) {
 	var before, after int64
 	var waiting int
 	p.onLoop(t, func() {
-		p.toEndpoint.rest = &rest{bytes: make([]byte, size)}
+		p.toEndpoint.rest, p.endpoint.writable = &rest{bytes: make([]byte, size)}, false
 		for sent()-before < shortTurn && read < size { // the kernel's buffers grow as the endpoint reads
 			take(sent())
 			before = sent()

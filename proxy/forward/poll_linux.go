@@ -188,13 +188,10 @@ func (p *Poller) Remove(r Registration) {
 // process may have a copy of the descriptor, use Remove and close instead: the kernel removes a descriptor from the
 // epoll set when the last copy is closed, and until then its events would wake the loop.
 func (p *Poller) CloseFD(r Registration) {
-	fd := int(p.slots[r.slot].fd)
+	fd := uintptr(p.slots[r.slot].fd)
 	p.release(r.slot)
-	closeFD(fd) // also removes fd from the epoll set, since there is no copy
+	_, _, _ = unix.RawSyscall(unix.SYS_CLOSE, fd, 0, 0) // also removes fd from the epoll set, since there is no copy
 }
-
-// closeFD is close(2) for a socket. It does not block, unless SO_LINGER is set to more than 0 seconds.
-func closeFD(fd int) { _, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0) }
 
 func (p *Poller) release(at int32) {
 	s := &p.slots[at]

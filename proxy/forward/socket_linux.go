@@ -23,19 +23,14 @@ type Keepalive struct {
 	Probes   int           // number of probes without an answer after which the peer counts as lost
 }
 
-func (k Keepalive) set(fd int) error {
+func (k Keepalive) options() []option {
 	seconds := func(d time.Duration) int { return max(1, int(d/time.Second)) }
-	for _, o := range [...]struct{ level, name, value int }{
-		{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
-		{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, seconds(k.Idle)},
-		{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, seconds(k.Interval)},
-		{unix.IPPROTO_TCP, unix.TCP_KEEPCNT, k.Probes},
-	} {
-		if err := setInt(fd, o.level, o.name, o.value); err != nil {
-			return fmt.Errorf("setting keepalive: %w", err)
-		}
+	return []option{
+		{"SO_KEEPALIVE", unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
+		{"TCP_KEEPIDLE", unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, seconds(k.Idle)},
+		{"TCP_KEEPINTVL", unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, seconds(k.Interval)},
+		{"TCP_KEEPCNT", unix.IPPROTO_TCP, unix.TCP_KEEPCNT, k.Probes},
 	}
-	return nil
 }
 
 // Socket is the descriptor of a non-blocking TCP socket that is connected or connecting. Its owner closes it; no copy
@@ -62,32 +57,24 @@ func (s Sockets) ListenTCP(addr netip.AddrPort, k Keepalive) (fd int, err error)
 const backlog = 1<<16 - 1
 
 func listen(fd int, addr netip.AddrPort, k Keepalive) error {
-	if err := setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
-		return fmt.Errorf("setting SO_REUSEADDR: %w", err)
-	}
-	level, freebind, called := unix.IPPROTO_IP, unix.IP_FREEBIND, "IP_FREEBIND"
-	if addr.Addr().Is6() {
-		level, freebind, called = unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, "IPV6_FREEBIND"
-		if err := setInt(fd, level, unix.IPV6_V6ONLY, 1); err != nil {
-			return fmt.Errorf("setting IPV6_V6ONLY: %w", err)
-		}
-	}
-	if err := setInt(fd, level, freebind, 1); err != nil {
-		return fmt.Errorf("setting %s: %w", called, err)
-	}
-	if err := setInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
-		return fmt.Errorf("setting TCP_NODELAY: %w", err)
-	}
-	if err := Socket(fd).inline(); err != nil {
-		return fmt.Errorf("setting SO_OOBINLINE: %w", err)
-	}
-	if err := k.set(fd); err != nil {
+	options := append(listenOptions(addr.Addr()), append(k.options(), inline, noDelay, reuse)...)
+	if err := setOptions(fd, options...); err != nil {
 		return err
 	}
 	if err := unix.Bind(fd, sockaddr(addr)); err != nil {
 		return err
 	}
 	return unix.Listen(fd, backlog)
+}
+
+// listenOptions returns the options of the listeners of all protocols. A VIP may be bound before it is an address of
+// this node. For IPv6, answers may also need FREEBIND: portals can make a VIP local by a route instead of on an
+// interface (ip6_datagram_send_ctl in the kernel).
+func listenOptions(addr netip.Addr) []option {
+	if addr.Is4() {
+		return []option{{"IP_FREEBIND", unix.IPPROTO_IP, unix.IP_FREEBIND, 1}}
+	}
+	return []option{{"IPV6_V6ONLY", unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1}, {"IPV6_FREEBIND", unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, 1}}
 }
 
 // AcceptTCP returns the next client of a listener and the client's address. The error is unix.EAGAIN if there is none.
@@ -110,7 +97,7 @@ func AcceptTCP(listener int) (Socket, netip.AddrPort, error) {
 // connectTCP starts a connection to addr. from is the source address (see BindTransparent). If it is the zero AddrPort,
 // the kernel picks the address. mark, hops and few are set unless they are 0: SO_MARK, the hop limit, and the result of
 // localPorts.few. If data is set, the last ACK of the handshake is sent with the first bytes. The socket has no
-// TCP_NODELAY yet; see edge.undelay. The error is a unix.Errno.
+// TCP_NODELAY yet; see edge.undelay. The error is or wraps a unix.Errno.
 func connectTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) (Socket, error) {
 	fd, err := beginTCP(mark, from, addr, hops, few, data)
 	if err == unix.EADDRNOTAVAIL && from.Port() != 0 {
@@ -129,24 +116,24 @@ func beginTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) 
 		return -1, err
 	}
 	if few != 0 { // an older kernel does not know the option and tries all ports
-		_ = setInt(fd, unix.IPPROTO_IP, unix.IP_LOCAL_PORT_RANGE, few)
+		_ = setOptions(fd, option{"IP_LOCAL_PORT_RANGE", unix.IPPROTO_IP, unix.IP_LOCAL_PORT_RANGE, few})
 	}
-	err = setInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, 1) // otherwise reading skips urgent bytes
-	if err == nil && data {
-		err = setInt(fd, unix.IPPROTO_TCP, unix.TCP_QUICKACK, 0)
+	options := append(make([]option, 0, 3), inline)
+	if data {
+		options = append(options, option{"TCP_QUICKACK", unix.IPPROTO_TCP, unix.TCP_QUICKACK, 0})
 	}
-	if err == nil && mark != 0 {
-		err = setInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark))
+	if mark != 0 {
+		options = append(options, option{"SO_MARK", unix.SOL_SOCKET, unix.SO_MARK, int(mark)})
 	}
-	if err == nil && hops > 0 {
-		err = SetHops(int(fd), addr.Addr(), hops)
+	if err = setOptions(fd, options...); err == nil && hops > 0 {
+		err = SetHops(fd, addr.Addr(), hops)
 	}
 	if err == nil && from.IsValid() {
 		// With these options, connections to different addresses can share a local port.
 		if from.Port() != 0 {
-			_ = setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+			_ = setOptions(fd, reuse)
 		} else {
-			_ = setInt(fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
+			_ = setOptions(fd, option{"IP_BIND_ADDRESS_NO_PORT", unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1})
 		}
 		err = BindTransparent(fd, from)
 	}
@@ -193,17 +180,13 @@ func BindTransparent(fd int, from netip.AddrPort) error {
 // SetTransparent makes a socket of addr's family transparent (IP_TRANSPARENT, ip(7)). This process needs CAP_NET_ADMIN
 // or CAP_NET_RAW.
 func SetTransparent(fd int, addr netip.Addr) error {
-	level, option := unix.IPPROTO_IP, unix.IP_TRANSPARENT
-	if addr.Is6() {
-		level, option = unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT
+	if addr.Is4() {
+		return setOptions(fd, option{"IP_TRANSPARENT", unix.IPPROTO_IP, unix.IP_TRANSPARENT, 1})
 	}
-	if err := setInt(fd, level, option, 1); err != nil {
-		return fmt.Errorf("setting IP_TRANSPARENT: %w", err)
-	}
-	return nil
+	return setOptions(fd, option{"IPV6_TRANSPARENT", unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT, 1})
 }
 
-// connect and setInt are called for each connection. They do not block, so they need not notify Go's scheduler.
+// connect and setOptions are called for each connection. They do not block, so they need not notify Go's scheduler.
 
 func connect(fd int, addr netip.AddrPort) error {
 	raw, length := rawSockaddr(addr)
@@ -230,10 +213,27 @@ func rawSockaddr(addr netip.AddrPort) (raw [unix.SizeofSockaddrInet6]byte, lengt
 	return raw, length
 }
 
-func setInt(fd, level, name, value int) error {
-	v := int32(value)
-	if _, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), uintptr(level), uintptr(name), uintptr(unsafe.Pointer(&v)), 4, 0); errno != 0 {
-		return errno
+// option is a socket option with an integer value.
+type option struct {
+	called             string // in errors
+	level, name, value int
+}
+
+var (
+	// inline makes urgent bytes part of the stream: otherwise reading skips them (socket(7)).
+	inline = option{"SO_OOBINLINE", unix.SOL_SOCKET, unix.SO_OOBINLINE, 1}
+	// noDelay makes the socket send without delay (tcp(7)).
+	noDelay = option{"TCP_NODELAY", unix.IPPROTO_TCP, unix.TCP_NODELAY, 1}
+	reuse   = option{"SO_REUSEADDR", unix.SOL_SOCKET, unix.SO_REUSEADDR, 1}
+)
+
+// setOptions sets options up to the first that fails. Its error wraps a unix.Errno.
+func setOptions(fd int, options ...option) error {
+	for _, o := range options {
+		v := int32(o.value)
+		if _, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), uintptr(o.level), uintptr(o.name), uintptr(unsafe.Pointer(&v)), 4, 0); errno != 0 {
+			return fmt.Errorf("setting %s: %w", o.called, errno)
+		}
 	}
 	return nil
 }
@@ -319,12 +319,6 @@ func (s Socket) atMark() bool {
 	return at != 0
 }
 
-// inline makes urgent bytes part of the stream (SO_OOBINLINE, socket(7)): otherwise reading skips them.
-func (s Socket) inline() error { return setInt(int(s), unix.SOL_SOCKET, unix.SO_OOBINLINE, 1) }
-
-// undelay makes the socket send without delay (TCP_NODELAY).
-func (s Socket) undelay() { _ = setInt(int(s), unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) }
-
 // closeWrite sends FIN. An error means that the connection has ended already; reading from it returns why.
 func (s Socket) closeWrite() {
 	_, _, _ = unix.RawSyscall(unix.SYS_SHUTDOWN, uintptr(s), unix.SHUT_WR, 0)
@@ -336,8 +330,11 @@ func (s Socket) disconnect() {
 	_, _, _ = unix.RawSyscall(unix.SYS_CONNECT, uintptr(s), uintptr(unsafe.Pointer(&raw)), uintptr(len(raw)))
 }
 
-// Close closes the socket.
-func (s Socket) Close() error { closeFD(int(s)); return nil }
+// Close closes the socket. It does not block, unless SO_LINGER is set to more than 0 seconds.
+func (s Socket) Close() error {
+	_, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(s), 0, 0)
+	return nil
+}
 
 // TCPConn returns a connection of package net with a copy of the socket, and closes the socket.
 func (s Socket) TCPConn() (*net.TCPConn, error) {
@@ -388,30 +385,26 @@ func (s Sockets) ListenUDP(addr netip.AddrPort) (fd int, err error) {
 }
 
 // Unshare makes the port of a UDP socket from another version of usher exclusive: no further socket can be bound to it.
-func Unshare(fd int) { _ = setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 0) } // fails only if the option does not exist
+func Unshare(fd int) {
+	_ = setOptions(fd, option{"SO_REUSEPORT", unix.SOL_SOCKET, unix.SO_REUSEPORT, 0}) // fails only if the option does not exist
+}
 
 func setListenOptions(fd int, addr netip.Addr) error {
-	level, freebind, packetInfo, hops := unix.IPPROTO_IP, unix.IP_FREEBIND, unix.IP_PKTINFO, unix.IP_RECVTTL
+	packetInfo, hops := option{"IP_PKTINFO", unix.IPPROTO_IP, unix.IP_PKTINFO, 1}, option{"IP_RECVTTL", unix.IPPROTO_IP, unix.IP_RECVTTL, 1}
 	if addr.Is6() {
-		level, freebind, packetInfo, hops = unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, unix.IPV6_RECVPKTINFO, unix.IPV6_RECVHOPLIMIT
-		if err := unix.SetsockoptInt(fd, level, unix.IPV6_V6ONLY, 1); err != nil {
-			return fmt.Errorf("setting IPV6_V6ONLY: %w", err)
-		}
+		packetInfo, hops = option{"IPV6_RECVPKTINFO", unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1}, option{"IPV6_RECVHOPLIMIT", unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1}
 	}
+	needed := listenOptions(addr)
 	if addr.IsUnspecified() {
-		if err := unix.SetsockoptInt(fd, level, packetInfo, 1); err != nil {
-			return fmt.Errorf("enabling local addresses of datagrams: %w", err)
-		}
+		needed = append(needed, packetInfo)
 	}
-	// A VIP may be bound before it is an address of this node. For IPv6, answers may also need the option: portals can
-	// make a VIP local by a route instead of on an interface (ip6_datagram_send_ctl in the kernel).
-	if err := unix.SetsockoptInt(fd, level, freebind, 1); err != nil {
-		return fmt.Errorf("setting IP_FREEBIND: %w", err)
+	if err := setOptions(fd, needed...); err != nil {
+		return err
 	}
 	// usher works without the following options.
-	_ = unix.SetsockoptInt(fd, level, hops, 1)
-	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1)
-	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer)
+	_ = setOptions(fd, hops)
+	_ = setOptions(fd, option{"SO_RXQ_OVFL", unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1})
+	_ = setOptions(fd, option{"SO_RCVBUF", unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer})
 	return nil
 }
 

@@ -126,7 +126,7 @@ func (ls *limited) add(p *pair) {
 	if p.place > 0 {
 		ls.pairs[p.place-1].watch.restart(now)
 	} else {
-		ls.pairs = append(ls.pairs, limitedPair{p, newWatch(now)})
+		ls.pairs = append(ls.pairs, limitedPair{p, watch{began: now, silent: now, unsent: -1}})
 		p.place = int32(len(ls.pairs))
 	}
 	if period := p.limits.period(); ls.period == 0 || period < ls.period {
@@ -217,12 +217,10 @@ type unprobed struct {
 // matter. Without keepalive, a lost connection would stay open forever.
 const probedAfter = 5 * time.Second
 
-// probeLater is called when a pair starts.
+// probeLater is called for the first pair that starts after a probe.
 func (l *Loop) probeLater() {
-	if !l.unprobed.any {
-		l.unprobed.any = true
-		l.unprobed.alarm.set(l, probedAfter, l.probe)
-	}
+	l.unprobed.any = true
+	l.unprobed.alarm.set(l, probedAfter, l.probe)
 }
 
 // probe sets the keepalive of the pairs that have none yet, in turns.
@@ -231,7 +229,7 @@ func (l *Loop) probe() {
 	l.EachPair(func(h *PairHere, _ Owner) {
 		if !h.probed {
 			h.probed = true
-			_ = l.keepalive.set(int(h.endpoint.fd)) // does not fail for an open socket
+			_ = setOptions(int(h.endpoint.fd), l.keepalive.options()...) // does not fail for an open socket
 		}
 	})
 }

@@ -21,7 +21,7 @@ func TestWatchFirstCheckLate(t *testing.T) {
 	g := NewWithT(t)
 	limits := Limits{HalfClosed: time.Second}
 	start := time.Now()
-	w := newWatch(start)
+	w := watch{began: start, silent: start, unsent: -1}
 	late := start.Add(3 * time.Second)
 	g.Expect(w.verdict(limits, late, false, true, fixedQueue(1000))).To(Equal(outcome.Open))
 	g.Expect(w.verdict(limits, late.Add(900*time.Millisecond), false, true, fixedQueue(1000))).To(Equal(outcome.Open))

@@ -40,7 +40,8 @@ func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
 	if p.Redirected {
 		vip, ok = v.vipFor(c.To)
 	} else { // the listener serves the VIP directly
-		vip, ok = v.VIPOf((*p.targets.Load())[0])
+		t := (*p.targets.Load())[0]
+		vip, ok = v.VIPAt(netip.AddrPortFrom(t.Addr, t.Port))
 	}
 	if !ok {
 		return false, NotAdmitted // or the VIP has just been removed

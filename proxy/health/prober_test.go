@@ -51,7 +51,7 @@ func probing(t *testing.T, name string, test func(g Gomega, n *network)) {
 			n := &network{start: time.Now(), answering: map[netip.AddrPort]bool{}, begun: map[netip.AddrPort][]time.Duration{}}
 			n.node = &frontend.Node{
 				Settings: frontend.Settings{Portal: pt, Trace: trace.NewLog(10), Log: logrus.New(), Quarantine: policy(time.Second)},
-				Budget:   &budget.Budget{Descriptors: 1 << 20},
+				Budget:   budget.Of(1<<20, budget.Limits{}),
 			}
 			n.node.Init()
 			n.prober = health.New(n.node, n.dial)

@@ -278,7 +278,9 @@ func (r *register) remove(conn *Conn) {
 	conn.Front.Open.Add(-1)
 	r.count(conn.Payer(), -1)
 	r.budget.Connections.Add(-1)
-	r.closeDrained()
+	if r.drained.Load() != nil {
+		r.closeDrained()
+	}
 }
 
 // count adds more to the client's connections, and returns the new number.

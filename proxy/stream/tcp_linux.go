@@ -217,7 +217,7 @@ func (w *waiting) awaitHeader() {
 
 // seek implements runner.
 func (w *waiting) seek() {
-	if w.loop.ReadAhead(&w.Client); w.Reset() {
+	if w.loop.ReadAhead(&w.Client) != nil {
 		w.Refuse(left(errClientReset))
 		return
 	}
