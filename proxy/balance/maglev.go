@@ -1,5 +1,7 @@
 package balance
 
+import "slices"
+
 // maglevSizes are the table sizes, which are primes. The first one with at least slotsPerEndpoint slots per endpoint is
 // used; with more than 1,024 endpoints, the last. The size depends only on the number of endpoints, so that all nodes
 // have the same table. When the number crosses a limit and the size changes, almost all clients move.
@@ -30,13 +32,16 @@ func newMaglev(s *Set) order {
 			break
 		}
 	}
-	type preference struct{ at, skip, credit int } // the next slot to take, and the distance to the one after
+	type preference struct {
+		at, skip      int // the next slot to take, and the distance to the one after
+		weight, turns int
+	}
 	wants := make([]preference, n)
 	most := 1
 	for i, e := range s.endpoints[:n] {
 		h := hash(e.Addr.Addr(), uint32(e.Addr.Port()))
-		wants[i] = preference{at: int(h % uint64(size)), skip: int(mix(h)%uint64(size-1)) + 1}
-		most = max(most, int(weight(e.Endpoint)))
+		wants[i] = preference{at: int(h % uint64(size)), skip: int(mix(h)%uint64(size-1)) + 1, weight: int(weight(e.Endpoint))}
+		most = max(most, wants[i].weight)
 	}
 	const free = 1<<16 - 1
 	m.slots = make([]uint16, size)
@@ -44,14 +49,22 @@ func newMaglev(s *Set) order {
 		m.slots[i] = free
 	}
 	// In each round the endpoints with the greatest weight take a slot each. An endpoint with a fraction of that weight
-	// takes one in that fraction of the rounds.
-	for left := size; ; {
-		for i := range wants {
+	// takes one in that fraction of the rounds, so its next turn is at most as many rounds away as the greatest weight.
+	rounds := make([][]int, most+1) // the endpoints with a turn in each of the next rounds
+	plan := func(i int) {
+		w := &wants[i]
+		w.turns++
+		round := (w.turns*most + w.weight - 1) / w.weight % len(rounds)
+		rounds[round] = append(rounds[round], i)
+	}
+	for i := range wants {
+		plan(i)
+	}
+	for left, round := size, 1; ; round++ {
+		now := &rounds[round%len(rounds)]
+		slices.Sort(*now)
+		for _, i := range *now {
 			w := &wants[i]
-			if w.credit += int(weight(s.endpoints[i].Endpoint)); w.credit < most {
-				continue
-			}
-			w.credit -= most
 			for m.slots[w.at] != free {
 				w.at = (w.at + w.skip) % size
 			}
@@ -59,7 +72,9 @@ func newMaglev(s *Set) order {
 			if left--; left == 0 {
 				return m
 			}
+			plan(i)
 		}
+		*now = (*now)[:0]
 	}
 }
 
