@@ -148,7 +148,10 @@ func (s *session) Connected() {
 }
 
 // Refuse implements frontend.Runner.
-func (s *session) Refuse(r outcome.Result) { s.end(r) }
+func (s *session) Refuse(r outcome.Result) {
+	s.Endpoint = nil // the last one has failed
+	s.end(r)
+}
 
 // takePort takes a port of this node for one more session. If none is available, it evicts the session with a port that
 // has been idle longest: of this socket if the service port's limit is reached, and otherwise of this loop.
