@@ -197,7 +197,7 @@ func (l *Loop) Continue(in *Pair, f *Frozen, limits *Limits) {
 		p.reset(outcome.Limit, unix.ENOMEM)
 		return
 	}
-	if !p.probed {
+	if !p.probed && !l.unprobed.any {
 		l.probeLater()
 	}
 	if limits.Idle > 0 || limits.Age > 0 || !limits.Retire.IsZero() || p.half && limits.HalfClosed > 0 {
