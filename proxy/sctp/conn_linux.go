@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"github.com/ishidawataru/sctp"
 	"golang.org/x/sys/unix"
@@ -101,7 +102,33 @@ var messages = sync.Pool{New: func() any { return &forward.Message{Data: make([]
 func release(m *forward.Message) {
 	if cap(m.Data) == bufferSize {
 		messages.Put(m)
+		return
 	}
+	large.Add(-int64(cap(m.Data)))
+}
+
+// large is the total capacity of all larger messages of this process. From maxLarge on, no message becomes larger than
+// bufferSize: each client could begin a message of MaxMessage bytes and never end it.
+var large atomic.Int64
+
+const maxLarge = 64 << 20
+
+// grow doubles the capacity of a message.
+func grow(m *forward.Message) error {
+	more := int64(2 * cap(m.Data))
+	switch {
+	case len(m.Data) > MaxMessage:
+		return ErrMessageTooLarge
+	case large.Add(more) > maxLarge:
+		large.Add(-more)
+		return errTooManyLarge
+	}
+	data := append(make([]byte, 0, more), m.Data...)
+	if cap(m.Data) > bufferSize {
+		large.Add(-int64(cap(m.Data)))
+	}
+	m.Data = data
+	return nil
 }
 
 // receiving is the state of Receive. It holds no buffer while no data arrives.
@@ -121,11 +148,9 @@ func (r *receiving) step(fd uintptr) bool {
 		}
 		m := r.message
 		if cap(m.Data)-len(m.Data) < roomForNotification {
-			if len(m.Data) > MaxMessage {
-				r.err = ErrMessageTooLarge
+			if r.err = grow(m); r.err != nil {
 				return true
 			}
-			m.Data = append(make([]byte, 0, 2*cap(m.Data)), m.Data...)
 		}
 		read := m.Data[len(m.Data):cap(m.Data)]
 		n, controlLen, flags, _, err := unix.Recvmsg(int(fd), read, r.control[:], 0)

@@ -13,6 +13,8 @@ var ErrUnsupported = errors.New("SCTP requires Linux")
 // continue.
 var ErrMessageTooLarge = errors.New("message larger than usher's maximum")
 
+var errTooManyLarge = errors.New("too many large messages are under way")
+
 // MaxMessage is the size of the largest supported message. A message is held whole, since Linux cannot send
 // one in parts (it has no SCTP_EXPLICIT_EOR, RFC 6458 section 8.1.26).
 const MaxMessage = 1 << 20
