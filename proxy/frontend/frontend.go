@@ -304,6 +304,20 @@ type View struct {
 	Clients *conn.Port // shared by the Records of its clients
 
 	vips map[netip.AddrPort]*config.VIP // those of Port if they are many, else nil: see VIPAt
+
+	indexed sync.Once
+	byState map[*balance.State]*balance.Endpoint // see Endpoint
+}
+
+// Endpoint returns the endpoint of All with state s, or nil if there is none. Its first call indexes All.
+func (v *View) Endpoint(s *balance.State) *balance.Endpoint {
+	v.indexed.Do(func() {
+		v.byState = make(map[*balance.State]*balance.Endpoint, len(v.All))
+		for _, e := range v.All {
+			v.byState[e.State] = e
+		}
+	})
+	return v.byState[s]
 }
 
 // Endpoints returns the endpoints for a client that connected to vip. nodeLocal is the result of Locality.OfThisNode.

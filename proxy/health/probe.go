@@ -141,14 +141,7 @@ type target struct {
 }
 
 // endpoint returns the endpoint as currently listed, or nil if it was removed.
-func (t target) endpoint() *balance.Endpoint {
-	for _, e := range t.front.View().All {
-		if e.State == t.state {
-			return e
-		}
-	}
-	return nil
-}
+func (t target) endpoint() *balance.Endpoint { return t.front.View().Endpoint(t.state) }
 
 // dropTargets drops the endpoints that no longer need rechecks. Update drops those that no longer need checks.
 func (j *job) dropTargets() {
