@@ -72,7 +72,7 @@ type Lock struct {
 func Acquire(left *os.File) (*Lock, error) {
 	l, err := newLock(left)
 	if err != nil {
-		return nil, fmt.Errorf("locking the portals: %w", err)
+		return nil, err
 	}
 	// Look only after listening: if two processes start at the same time, at least one finds the other.
 	holder, strangers, err := look(l.name, wordWho)
@@ -98,11 +98,10 @@ func Acquire(left *os.File) (*Lock, error) {
 // left stayed open when usher ended, so no other process has taken the lock meanwhile.
 func Hold(left *os.File) (*Lock, error) {
 	l, err := newLock(left)
-	if err != nil {
-		return nil, fmt.Errorf("locking the portals: %w", err)
+	if err == nil {
+		l.held.Store(true)
 	}
-	l.held.Store(true)
-	return l, nil
+	return l, err
 }
 
 // newLock returns a lock that proves this process's capability to processes that ask. It listens on left, or on a new
@@ -112,7 +111,7 @@ func newLock(left *os.File) (*Lock, error) {
 	if listener == nil {
 		var err error
 		if listener, err = net.ListenUnix(network, &net.UnixAddr{Name: holderPrefix + random(), Net: network}); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("locking the portals: %w", err)
 		}
 	}
 	l := newLockAt(listener)
@@ -320,7 +319,7 @@ func (l *Lock) handOver(p peer) {
 		p.within(installTime)
 		return p.receiveWord(answers...)
 	}
-	answer, err := hand(andMore(sockets), wordMore, wordTaken)
+	answer, err := hand(sockets, wordMore, wordTaken)
 	if answer == wordMore {
 		_, err = hand(more, wordTaken)
 	}
@@ -332,19 +331,4 @@ func (l *Lock) handOver(p peer) {
 	release()
 	l.end()
 	_ = p.send(wordReleased) // fails only if the successor has given up or exited; its Take then fails as well
-}
-
-// andMore yields sockets, and then a marker with the name wordMore. A successor that knows this name may ask for more.
-// Successors of earlier versions ignore unknown names.
-func andMore(sockets iter.Seq[Socket]) iter.Seq[Socket] {
-	return func(yield func(Socket) bool) {
-		for s := range sockets {
-			if !yield(s) {
-				return
-			}
-		}
-		if file, err := Memory(wordMore); err == nil {
-			yield(Socket{Name: wordMore, File: file})
-		}
-	}
 }

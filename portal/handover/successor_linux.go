@@ -15,8 +15,6 @@ type Successor struct {
 	peer peer
 	// Sockets are the holder's, by name. The caller removes those that it uses.
 	Sockets map[string]*os.File
-
-	more bool // the holder understands wordMore
 }
 
 // Ask asks the holder of the lock to hand over. It returns when the holder has stopped making changes and its sockets
@@ -39,11 +37,6 @@ func Ask() (*Successor, error) {
 	if err == nil {
 		err = s.receiveSockets()
 	}
-	if mark := s.Sockets[wordMore]; mark != nil {
-		mark.Close()
-		delete(s.Sockets, wordMore)
-		s.more = true
-	}
 	if err != nil {
 		s.Abort()
 		return nil, fmt.Errorf("the running usher does not hand over: %w", err)
@@ -51,12 +44,8 @@ func Ask() (*Successor, error) {
 	return s, nil
 }
 
-// More adds to Sockets those that the holder added since Ask, if the holder's version supports this. It may be called
-// once, before Take.
+// More adds to Sockets those that the holder added since Ask. It may be called once, before Take.
 func (s *Successor) More() error {
-	if !s.more {
-		return nil
-	}
 	s.peer.within(stepTimeout)
 	if err := s.peer.send(wordMore); err != nil {
 		return fmt.Errorf("requesting changes from the running usher: %w", err)
@@ -68,11 +57,10 @@ func (s *Successor) More() error {
 func (s *Successor) Take() (*Lock, error) {
 	defer s.Abort()
 	// Listen before the holder releases its lock, so that a process that looks for holders finds one of the two.
-	l, err := newLock(nil)
+	l, err := Hold(nil)
 	if err != nil {
 		return nil, fmt.Errorf("taking over: %w", err)
 	}
-	l.held.Store(true)
 	s.peer.within(stepTimeout)
 	if err = s.peer.send(wordTaken); err == nil {
 		if _, err = s.peer.receiveWord(wordReleased); err != nil {
