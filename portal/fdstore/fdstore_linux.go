@@ -25,7 +25,7 @@ type Manager struct {
 	// closes them.
 	Kept map[string][]*os.File
 	// Restarts is how often the keeper has restarted usher after a crash. Why says how the last process crashed, and
-	// Crashed when. Other managers do not set these, and earlier keepers not Crashed.
+	// Crashed when. Other managers do not set these.
 	Restarts int
 	Why      string
 	Crashed  time.Time
@@ -62,13 +62,10 @@ func FromEnvironment(log logrus.FieldLogger) (*Manager, error) {
 			m.Kept[name] = append(m.Kept[name], file)
 		}
 	})
-	if _, err := fmt.Sscanf(os.Getenv(KeeperVariable), "restarts=%d", &m.Restarts); err == nil {
-		var before string
-		before, m.Why, _ = strings.Cut(os.Getenv(KeeperVariable), " last=")
-		var at int64
-		if _, err := fmt.Sscanf(before, "restarts=%d at=%d", &m.Restarts, &at); err == nil {
-			m.Crashed = time.Unix(at, 0)
-		}
+	var at int64
+	if _, err := fmt.Sscanf(os.Getenv(KeeperVariable), "restarts=%d at=%d", &m.Restarts, &at); err == nil {
+		m.Crashed = time.Unix(at, 0)
+		_, m.Why, _ = strings.Cut(os.Getenv(KeeperVariable), " last=")
 	}
 	for _, name := range Variables {
 		os.Unsetenv(name)

@@ -154,13 +154,6 @@ var _ = Describe("a manager", func() {
 		}
 	})
 
-	It("reads the variable of a keeper that does not set the time of the crash", func() {
-		set("LISTEN_FDS", "0")
-		set(KeeperVariable, "restarts=3 last=signal: killed")
-		m := manager()
-		Expect([]any{m.Restarts, m.Why, m.Crashed.IsZero()}).To(Equal([]any{3, "signal: killed", true}))
-	})
-
 	It("ignores descriptors that were passed to another process", func() {
 		set("LISTEN_FDS", "1")
 		set("LISTEN_PID", strconv.Itoa(os.Getpid()+1))
