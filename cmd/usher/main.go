@@ -5,6 +5,7 @@ import (
 	"context"
 	"os"
 
+	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
 	"github.com/usherproxy/usher/cmd/internal/cli"
@@ -14,18 +15,23 @@ import (
 )
 
 func main() {
-	if level, format, is := keeper.Replaced(); is { // perhaps another version, which was started with flags unknown here
-		logs := cli.LogFlags{Level: level, Format: format}
-		log, err := logs.Logger(os.Stderr)
-		if err != nil {
-			logs = cli.LogFlags{Level: "info", Format: "json"}
-			log, _ = logs.Logger(os.Stderr) // valid settings
-		}
-		os.Exit(keeper.Resume(log))
+	if code, is := keeper.Resume(keeperLog); is { // perhaps another version, which was started with flags unknown here
+		os.Exit(code)
 	}
 	serve.LogKlog(nil) // until a command has a log
 	root, args := newRoot(), os.Args[1:]
 	os.Exit(cli.Execute(context.Background(), root, view.KindAndName(root, args)))
+}
+
+// keeperLog returns the log of a keeper that another version may have configured.
+func keeperLog(level, format string) logrus.FieldLogger {
+	logs := cli.LogFlags{Level: level, Format: format}
+	log, err := logs.Logger(os.Stderr)
+	if err != nil {
+		logs = cli.LogFlags{Level: "info", Format: "json"}
+		log, _ = logs.Logger(os.Stderr) // valid settings
+	}
+	return log
 }
 
 func newRoot() *cobra.Command {

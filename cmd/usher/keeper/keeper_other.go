@@ -21,8 +21,5 @@ func Run(Options) (code int, err error) {
 	return 0, fmt.Errorf("--keeper: not supported on %s, only on Linux; restart usher by other means", runtime.GOOS)
 }
 
-// Replaced returns false: there was no keeper.
-func Replaced() (level, format string, is bool) { return "", "", false }
-
-// Resume is never called.
-func Resume(logrus.FieldLogger) (code int) { return 1 }
+// Resume returns false: there was no keeper.
+func Resume(func(level, format string) logrus.FieldLogger) (code int, is bool) { return 0, false }

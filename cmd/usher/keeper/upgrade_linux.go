@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"runtime"
@@ -17,6 +18,8 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal/handover"
 )
 
 // SIGHUP replaces the program without an interruption: the keeper executes the program that
@@ -85,24 +88,17 @@ func (k *keeper) try() error {
 
 // become executes program in place of this one. It returns only on failure.
 func (k *keeper) become(program string) error {
-	text, err := json.Marshal(k.state)
+	file, err := handover.Memory("usher keeper")
 	if err != nil {
 		return err
 	}
-	file, err := unix.MemfdCreate("usher keeper", unix.MFD_CLOEXEC)
-	if err != nil {
-		return os.NewSyscallError("memfd_create", err)
+	defer file.Close()
+	if err := json.NewEncoder(file).Encode(k.state); err != nil {
+		return err
 	}
-	defer unix.Close(file)
-	for rest := text; len(rest) > 0; {
-		n, err := unix.Write(file, rest)
-		if err != nil {
-			return os.NewSyscallError("write", err)
-		}
-		rest = rest[n:]
-	}
+	at := int(file.Fd())
 	_, fds := k.all()
-	fds = append(append(fds, k.descriptors()...), k.Socket, file)
+	fds = append(append(fds, k.descriptors()...), k.Socket, at)
 	for _, fd := range fds {
 		keepAcrossExec(fd, true)
 	}
@@ -121,7 +117,7 @@ func (k *keeper) become(program string) error {
 		return os.NewSyscallError("pthread_sigmask", err)
 	}
 	defer func() { _ = unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil) }()
-	return syscall.Exec(program, k.Arguments, append(os.Environ(), stateVariable+"="+strconv.Itoa(file)))
+	return syscall.Exec(program, k.Arguments, append(os.Environ(), stateVariable+"="+strconv.Itoa(at)))
 }
 
 func sigset(signals ...os.Signal) (set unix.Sigset_t) {
@@ -132,61 +128,33 @@ func sigset(signals ...os.Signal) (set unix.Sigset_t) {
 	return set
 }
 
-// Replaced reports whether this program has replaced the program of a keeper. Resume then
-// continues that keeper. Replaced returns the settings of the keeper's log.
-func Replaced() (level, format string, is bool) {
-	s, err := resumed()
+// Resume continues the keeper whose program this one has replaced. It returns false if there is none. logger returns a
+// log with the settings of the keeper's log.
+func Resume(logger func(level, format string) logrus.FieldLogger) (code int, is bool) {
+	at, err := strconv.Atoi(os.Getenv(stateVariable))
 	if err != nil {
-		return "", "", false
+		return 0, false
 	}
-	return s.LogLevel, s.LogFormat, true
-}
-
-// resumed returns the state from the file that the environment names.
-func resumed() (s state, err error) {
-	file, err := strconv.Atoi(os.Getenv(stateVariable))
-	if err != nil {
-		return s, errors.New("no state from a previous keeper")
-	}
-	text, err := io.ReadAll(io.NewSectionReader(pread(file), 0, 1<<30))
-	if err != nil {
-		return s, err
-	}
-	return s, json.Unmarshal(text, &s)
-}
-
-// pread reads a descriptor without owning it.
-type pread int
-
-func (fd pread) ReadAt(b []byte, at int64) (int, error) {
-	n, err := unix.Pread(int(fd), b, at)
-	if n == 0 && err == nil {
-		return 0, io.EOF
-	}
-	return n, err
-}
-
-// Resume continues the keeper whose program this one has replaced.
-func Resume(log logrus.FieldLogger) (code int) {
-	s, err := resumed()
-	if err != nil {
-		log.WithError(err).Error("Keeper cannot resume")
-		return 1
-	}
-	file, _ := strconv.Atoi(os.Getenv(stateVariable)) // resumed has read it
 	os.Unsetenv(stateVariable)
-	unix.Close(file)
-	k := &keeper{log: log, state: s}
+	file := os.NewFile(uintptr(at), stateVariable)
+	k := &keeper{}
+	err = json.NewDecoder(io.NewSectionReader(file, 0, math.MaxInt64)).Decode(&k.state)
+	file.Close()
+	if err != nil {
+		return 0, false
+	}
+	k.log = logger(k.LogLevel, k.LogFormat)
+	kept := k.Kept
 	k.Kept = map[string][]int{}
-	for name, fds := range s.Kept {
+	for name, fds := range kept {
 		k.put(name, fds)
 	}
 	_, fds := k.all()
 	for _, fd := range append(append(fds, k.descriptors()...), k.Socket) {
 		keepAcrossExec(fd, false)
 	}
-	k.manager = newManager(log)
-	return k.run(k.replace)
+	k.manager = newManager(k.log)
+	return k.run(k.replace), true
 }
 
 // replace starts an usher process that takes over from the running one.
