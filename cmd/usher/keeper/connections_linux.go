@@ -89,6 +89,9 @@ func (k *keeper) hearAll(c *child) {
 		if errors.Is(err, unix.EAGAIN) {
 			return
 		}
+		if errors.Is(err, unix.ECONNRESET) { // reported once, if the child exited with unread packets; its own follow
+			continue
+		}
 		if truncated := err == fdpass.ErrTruncated; n == 0 || err != nil && !truncated {
 			c.ended = true
 			return

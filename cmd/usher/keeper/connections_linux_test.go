@@ -162,8 +162,9 @@ var _ = Describe("the connections that a keeper holds copies of", func() {
 		Expect(k.connections).To(BeZero())
 	})
 
-	It("include those sent just before the process exited", func() {
+	It("include those sent just before the process exited, even if it left packets unread", func() {
 		k.listenTo(c)
+		k.say(c, fdstore.WordMore)
 		Expect(unix.Sendmsg(theirs, []byte("area 7"), unix.UnixRights(memory), nil, 0)).To(Succeed())
 		Expect(unix.Close(theirs)).To(Succeed())
 		k.hangUp(c)
