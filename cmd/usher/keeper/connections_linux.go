@@ -312,8 +312,10 @@ func (k *keeper) adoptConnections(c *child) {
 	k.listenTo(c)
 }
 
-// descriptors returns all descriptors that are for connections.
-func (k *keeper) descriptors() (fds []int) {
+// descriptors returns all descriptors that the program needs after it is replaced.
+func (k *keeper) descriptors() []int {
+	_, fds := k.all()
+	fds = append(fds, k.Socket)
 	areas := slices.Clone(k.Orphans)
 	for _, c := range k.children() {
 		areas = append(areas, c.Areas...)

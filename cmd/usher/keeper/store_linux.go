@@ -271,12 +271,13 @@ func (k *keeper) beat() {
 	}
 }
 
-// keepAcrossExec sets whether a descriptor stays open in a program that replaces this
-// one.
-func keepAcrossExec(fd int, keep bool) {
+// keepAcrossExec sets whether descriptors stay open in a program that replaces this one.
+func keepAcrossExec(keep bool, fds []int) {
 	flags := unix.FD_CLOEXEC
 	if keep {
 		flags = 0
 	}
-	_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFD, flags) // it is open
+	for _, fd := range fds {
+		_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFD, flags) // it is open
+	}
 }

@@ -97,16 +97,9 @@ func (k *keeper) become(program string) error {
 		return err
 	}
 	at := int(file.Fd())
-	_, fds := k.all()
-	fds = append(append(fds, k.descriptors()...), k.Socket, at)
-	for _, fd := range fds {
-		keepAcrossExec(fd, true)
-	}
-	defer func() {
-		for _, fd := range fds {
-			keepAcrossExec(fd, false)
-		}
-	}()
+	fds := append(k.descriptors(), at)
+	keepAcrossExec(true, fds)
+	defer keepAcrossExec(false, fds)
 
 	// A signal that arrives now stays pending until the new program unblocks it.
 	runtime.LockOSThread()
@@ -149,10 +142,7 @@ func Resume(logger func(level, format string) logrus.FieldLogger) (code int, is 
 	for name, fds := range kept {
 		k.put(name, fds)
 	}
-	_, fds := k.all()
-	for _, fd := range append(append(fds, k.descriptors()...), k.Socket) {
-		keepAcrossExec(fd, false)
-	}
+	keepAcrossExec(false, k.descriptors())
 	k.manager = newManager(k.log)
 	return k.run(k.replace), true
 }
