@@ -154,12 +154,11 @@ func (p *Proxy) CloseUnused() {
 	}
 	p.removeOthersFromStore(nil)
 	p.Store.Remove(keptNamespace)
-	p.Store.Put(keptNamespace, func() []*os.File {
-		var files []*os.File
-		for s := range p.HandOverNamespace() {
-			files = append(files, s.File)
+	p.Store.Put(keptNamespace, func() (file *os.File) {
+		for s := range p.HandOverNamespace() { // one at most
+			file = s.File
 		}
-		return files
+		return file
 	})
 }
 
@@ -183,22 +182,22 @@ func (p *Proxy) keep(l frontend.Listener, protocol config.Protocol, inNamespace 
 			letter = keptInNamespace
 		}
 		name = letter + strconv.FormatUint(k.last, 36)
-		p.Store.Put(name, func() []*os.File { return p.copies(l, name) })
+		p.Store.Put(name, func() *os.File { return p.copyOf(l, name) })
 	}
 	k.names[l] = name
 }
 
-// copies returns copies of a listener's sockets if they are still stored under name.
-func (p *Proxy) copies(l frontend.Listener, name string) (files []*os.File) {
+// copyOf returns a copy of a listener's socket if it is still stored under name.
+func (p *Proxy) copyOf(l frontend.Listener, name string) (file *os.File) {
 	p.mu.Lock() // the goroutine that closes l holds mu, too
 	defer p.mu.Unlock()
 	if p.keeping.names[l] != name || p.stopped {
 		return nil
 	}
-	for _, s := range l.HandOver() {
-		files = append(files, s.File)
+	for _, s := range l.HandOver() { // one at most
+		file = s.File
 	}
-	return files
+	return file
 }
 
 // removeFromStore removes a listener's sockets from the Store.
@@ -229,6 +228,6 @@ func (p *Proxy) awaitRemoved() bool {
 		return false
 	}
 	p.keeping.removed = false
-	p.unlocked(func() { p.Store.Wait(time.Second) }) // unlocked, since the Store may first call copies, which takes mu
+	p.unlocked(func() { p.Store.Wait(time.Second) }) // unlocked, since the Store may first call copyOf, which takes mu
 	return true
 }

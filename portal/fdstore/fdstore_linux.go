@@ -40,11 +40,11 @@ type Manager struct {
 	lost  bool // the manager does not read
 }
 
-// message is a message to send. files, if not nil, returns copies when the message is next; if it returns none, nothing
+// message is a message to send. file, if not nil, returns a copy when the message is next; if it returns nil, nothing
 // is sent.
 type message struct {
 	state string
-	files func() []*os.File
+	file  func() *os.File
 	// barrier, if not nil, is closed when the manager has processed all earlier messages.
 	barrier *os.File
 }
@@ -81,11 +81,11 @@ func FromEnvironment(log logrus.FieldLogger) (*Manager, error) {
 // Notify sends the manager an assignment such as "READY=1".
 func (m *Manager) Notify(state string) { m.enqueue(message{state: state}) }
 
-// Put sends the manager copies of files, under a name of at most 255 characters without ':'. Another goroutine calls
-// files once, when the message is next, and closes its result. If it returns none, nothing is stored.
-func (m *Manager) Put(name string, files func() []*os.File) {
+// Put sends the manager a copy of a file, under a name of at most 255 characters without ':'. Another goroutine calls
+// file once, when the message is next, and closes its result. If it returns nil, nothing is stored.
+func (m *Manager) Put(name string, file func() *os.File) {
 	// FDPOLL: otherwise the manager would drop a file on hangup, even a listener that is still usable.
-	m.enqueue(message{state: "FDSTORE=1\nFDNAME=" + name + "\nFDPOLL=0", files: files})
+	m.enqueue(message{state: "FDSTORE=1\nFDNAME=" + name + "\nFDPOLL=0", file: file})
 }
 
 // Remove makes the manager close its files of a name.
@@ -197,21 +197,16 @@ func (m *Manager) run() {
 }
 
 func (m *Manager) send(what message) error {
-	var files []*os.File
-	switch {
-	case what.barrier != nil:
-		files = []*os.File{what.barrier}
-	case what.files != nil:
-		if files = what.files(); len(files) == 0 {
+	file := what.barrier
+	if what.file != nil {
+		if file = what.file(); file == nil {
 			return nil
 		}
 	}
+	defer file.Close()
 	var fds []int
-	for _, f := range files {
-		defer f.Close()
-		if fd, err := fdpass.Descriptor(f); err == nil {
-			fds = append(fds, fd)
-		}
+	if fd, err := fdpass.Descriptor(file); err == nil {
+		fds = append(fds, fd)
 	}
 	_ = m.conn.SetWriteDeadline(time.Now().Add(sendTime)) // fails only once it is closed
 	return fdpass.Send(m.conn, []byte(what.state), fds...)

@@ -90,8 +90,8 @@ var _ = Describe("a manager", func() {
 	It("sends messages in order, and obtains descriptors when their message is sent", func() {
 		m := manager()
 		f := file()
-		m.Put("S1", func() []*os.File { return []*os.File{f} })
-		m.Put("S2", func() []*os.File { return nil })
+		m.Put("S1", func() *os.File { return f })
+		m.Put("S2", func() *os.File { return nil })
 		m.Remove("S1")
 		m.Notify("READY=1")
 		text, fds := receive()

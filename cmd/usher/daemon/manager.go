@@ -72,7 +72,7 @@ func (d *Daemon) keepAffinities(ctx context.Context) {
 // Both have one if a process was killed between the steps; therefore the nth is removed first.
 func keepUnder(m *fdstore.Manager, n int, file *os.File) {
 	m.Remove(keptAffinities[n])
-	m.Put(keptAffinities[n], func() []*os.File { return one(file) })
+	m.Put(keptAffinities[n], func() *os.File { return file })
 	m.Remove(keptAffinities[1-n])
 }
 
@@ -99,12 +99,4 @@ func (d *Daemon) kept(name string) *os.File {
 		return nil
 	}
 	return files[0]
-}
-
-// one returns the file as a slice, empty for nil.
-func one(file *os.File) []*os.File {
-	if file == nil {
-		return nil
-	}
-	return []*os.File{file}
 }

@@ -138,12 +138,9 @@ func (d *Daemon) serveHealth(l net.Listener, address string, handler http.Handle
 		}
 		m := d.config.Manager
 		m.Remove(keptHealth)
-		m.Put(keptHealth, func() []*os.File {
-			file, err := l.(*net.TCPListener).File()
-			if err != nil { // it is closed
-				return nil
-			}
-			return []*os.File{file}
+		m.Put(keptHealth, func() *os.File {
+			file, _ := l.(*net.TCPListener).File() // nil if it is closed
+			return file
 		})
 	}
 	return admin.ServeOn(l, handler, clients), nil

@@ -111,7 +111,7 @@ func (d *Daemon) setLock(lock *handover.Lock) {
 	d.lock.Store(lock)
 	m := d.config.Manager
 	if m.Remove(keptLock); lock != nil {
-		m.Put(keptLock, func() []*os.File { return one(lock.File()) })
+		m.Put(keptLock, lock.File)
 	}
 }
 
