@@ -56,9 +56,7 @@ func diffTable(have *contents, want *table, keep []string, toFront bool) (script
 		// For iptables-restore --noflush, declaring a chain empties it.
 		declare.WriteString(":" + chain + " - [0:0]\n")
 		for _, s := range want.chains[chain] {
-			rules.WriteString("-A " + chain + " ")
-			s.appendTo(&rules)
-			rules.WriteByte('\n')
+			rules.WriteString("-A " + chain + " " + s.String() + "\n")
 		}
 		changed = append(changed, chain)
 	}
@@ -98,9 +96,7 @@ func diffJumps(b *strings.Builder, have []foundJump, want []wantedJump, toFront 
 			if w.last() {
 				where = "-A " + w.chain + " "
 			}
-			b.WriteString(where)
-			w.spec.appendTo(b)
-			b.WriteByte('\n')
+			b.WriteString(where + w.spec.String() + "\n")
 			changed = append(changed, w.chain)
 		}
 	}

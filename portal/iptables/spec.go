@@ -39,106 +39,83 @@ type spec struct {
 // jumpTo returns a spec that sends everything to a chain.
 func jumpTo(chain string) spec { return spec{jump: chain, toPort: -1} }
 
-// appendTo writes s in the form of iptables-save, without "-A CHAIN".
-func (s spec) appendTo(b *strings.Builder) {
-	var buf [64]byte
-	number := func(n int) { b.Write(strconv.AppendInt(buf[:0], int64(n), 10)) }
+// String returns the rule in the form of iptables-save, without "-A CHAIN".
+func (s spec) String() string {
+	words := make([]string, 0, 16)
+	add := func(w ...string) { words = append(words, w...) }
+	mark := func(m uint32) string { return fmt.Sprintf("%#x/%#x", m, m) }
 	if s.Src.IsValid() {
-		b.WriteString("-s ")
-		b.Write(s.Src.AppendTo(buf[:0]))
-		b.WriteByte(' ')
+		add("-s", s.Src.String())
 	}
 	if s.Dst.IsValid() {
-		b.WriteString("-d ")
-		b.Write(s.Dst.AppendTo(buf[:0]))
-		b.WriteByte(' ')
+		add("-d", s.Dst.String())
 	}
 	if s.In != "" {
-		b.WriteString("-i ")
-		b.WriteString(string(s.In))
-		b.WriteByte(' ')
+		add("-i", string(s.In))
 	}
 	if s.proto != 0 {
-		b.WriteString("-p ")
-		b.WriteString(s.proto.String())
-		b.WriteByte(' ')
+		add("-p", s.proto.String())
 	}
 	if !s.ports.IsZero() {
-		b.WriteString("-m ")
 		if s.whole {
-			b.WriteString("multiport --dports ")
+			add("-m multiport --dports")
 		} else {
-			b.WriteString(s.proto.String())
-			b.WriteString(" --dport ")
+			add("-m", s.proto.String(), "--dport")
 		}
-		number(int(s.ports.First))
+		ports := strconv.Itoa(int(s.ports.First))
 		if s.ports.Last != s.ports.First {
-			b.WriteByte(':')
-			number(int(s.ports.Last))
+			ports += ":" + strconv.Itoa(int(s.ports.Last))
 		}
-		b.WriteByte(' ')
+		add(ports)
 	}
 	if s.port0 {
-		fmt.Fprintf(b, "-m %s --dport 0 ", s.proto)
+		add("-m", s.proto.String(), "--dport 0")
 	}
 	if s.syn {
-		b.WriteString("-m tcp --tcp-flags FIN,SYN,RST,ACK SYN ")
+		add("-m tcp --tcp-flags FIN,SYN,RST,ACK SYN")
 	}
 	if s.transparent {
-		b.WriteString("-m socket --transparent --nowildcard ")
+		add("-m socket --transparent --nowildcard")
 	}
 	if s.SrcLocal {
-		b.WriteString("-m addrtype --src-type LOCAL ")
+		add("-m addrtype --src-type LOCAL")
 	}
 	if s.DstLocal {
-		b.WriteString("-m addrtype --dst-type LOCAL ")
+		add("-m addrtype --dst-type LOCAL")
 	}
 	if s.fresh {
-		b.WriteString("-m conntrack --ctstate NEW ")
+		add("-m conntrack --ctstate NEW")
 	}
 	if s.translated {
-		b.WriteString("-m conntrack --ctstate DNAT ")
+		add("-m conntrack --ctstate DNAT")
 	}
 	if s.unmarked != 0 {
-		fmt.Fprintf(b, "-m mark ! --mark %#x/%#x ", s.unmarked, s.unmarked)
+		add("-m mark ! --mark", mark(s.unmarked))
 	}
 	if s.marked != 0 {
-		fmt.Fprintf(b, "-m mark --mark %#x/%#x ", s.marked, s.marked)
+		add("-m mark --mark", mark(s.marked))
 	}
 	if s.answers != 0 {
-		fmt.Fprintf(b, "-m connmark --mark %#x/%#x -m conntrack --ctdir REPLY ", s.answers, s.answers)
+		add("-m connmark --mark", mark(s.answers), "-m conntrack --ctdir REPLY")
 	}
 	if s.comment != "" {
-		b.WriteString(`-m comment --comment "`)
-		b.WriteString(s.comment)
-		b.WriteString(`" `)
+		add("-m comment --comment", `"`+s.comment+`"`)
 	}
-	b.WriteString("-j ")
-	b.WriteString(s.jump)
+	add("-j", s.jump)
 	switch {
 	case s.to.IsValid():
-		b.WriteString(" --to-destination ")
-		b.Write(netip.AddrPortFrom(s.to, uint16(s.toPort)).AppendTo(buf[:0]))
+		add("--to-destination", netip.AddrPortFrom(s.to, uint16(s.toPort)).String())
 	case s.toPort >= 0:
-		b.WriteString(" --to-ports ")
-		number(s.toPort)
+		add("--to-ports", strconv.Itoa(s.toPort))
 	case s.set != 0:
-		fmt.Fprintf(b, " --set-xmark %#x/%#x", s.set, s.set)
+		add("--set-xmark", mark(s.set))
 	case s.netmap.IsValid():
-		b.WriteString(" --to ")
-		b.Write(s.netmap.AppendTo(buf[:0]))
+		add("--to", s.netmap.String())
 	}
 	if s.other != "" {
-		b.WriteByte(' ')
-		b.WriteString(s.other)
+		add(s.other)
 	}
-}
-
-// String returns the rule without "-A CHAIN".
-func (s spec) String() string {
-	var b strings.Builder
-	s.appendTo(&b)
-	return b.String()
+	return strings.Join(words, " ")
 }
 
 // parseSpec parses the words of a rule after "-A CHAIN".
