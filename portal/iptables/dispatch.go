@@ -66,7 +66,7 @@ func (p place) split(rules []portal.Rule) []part {
 			return place{prefix: p.prefix, proto: t.Protocol}
 		})
 	}
-	common := commonPortBits(first.Port, last.Port)
+	common := bits.LeadingZeros16(first.Port ^ last.Port)
 	rest := 16 - (common - common%splitBits + splitBits)
 	return group(rules, func(t portal.Target) place {
 		low := t.Port >> rest << rest
@@ -119,20 +119,12 @@ func chainName(words ...string) string {
 	return chainPrefix + base32.StdEncoding.EncodeToString(sum[:10])
 }
 
-// commonBits returns the number of leading bits that a and b, of one family, share.
+// commonBits returns the number of leading bits that a and b share, which differ and are of one family.
 func commonBits(a, b netip.Addr) int {
 	x, y := a.AsSlice(), b.AsSlice()
-	for i := range x {
-		if diff := x[i] ^ y[i]; diff != 0 {
-			return i*8 + bits.LeadingZeros8(diff)
-		}
+	i := 0
+	for x[i] == y[i] {
+		i++
 	}
-	return len(x) * 8
-}
-
-func commonPortBits(a, b uint16) int {
-	if hi := uint8((a ^ b) >> 8); hi != 0 {
-		return bits.LeadingZeros8(hi)
-	}
-	return 8 + bits.LeadingZeros8(uint8(a^b))
+	return i*8 + bits.LeadingZeros8(x[i]^y[i])
 }

@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"cmp"
 	"slices"
 	"strings"
 )
@@ -39,7 +38,8 @@ type found struct {
 // leaves these chains as a hint), then the one with more rules, then the distribution's default. Except for the first
 // criterion, this is how kubernetes-sigs/iptables-wrappers decides.
 func byUse(variants []found) []found {
-	score := func(f found) (ours, kubelet, rules, plain int) {
+	score := func(f found) []int {
+		var ours, kubelet, rules int
 		for line := range strings.Lines(f.saved) {
 			switch {
 			case strings.HasPrefix(line, ":"+chainPrefix):
@@ -50,23 +50,10 @@ func byUse(variants []found) []found {
 				rules++
 			}
 		}
-		if f.plain {
-			plain = 1
-		}
-		return
+		return []int{boolToInt(f.works), ours, kubelet, rules, boolToInt(f.plain)}
 	}
 	out := slices.Clone(variants)
-	slices.SortStableFunc(out, func(a, b found) int {
-		aOurs, aKubelet, aRules, aPlain := score(a)
-		bOurs, bKubelet, bRules, bPlain := score(b)
-		return cmp.Or(
-			cmp.Compare(boolToInt(b.works), boolToInt(a.works)),
-			cmp.Compare(bOurs, aOurs),
-			cmp.Compare(bKubelet, aKubelet),
-			cmp.Compare(bRules, aRules),
-			cmp.Compare(bPlain, aPlain),
-		)
-	})
+	slices.SortStableFunc(out, func(a, b found) int { return slices.Compare(score(b), score(a)) })
 	return out
 }
 
