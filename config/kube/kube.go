@@ -40,18 +40,11 @@ type Options struct {
 	NodeName string
 	// NodeLabels are labels of this node, regardless of its Node object.
 	NodeLabels map[string]string
-	// ServiceProxyName is usher's name among the proxies of the cluster: see translate.Proxied. "" is none.
-	ServiceProxyName string
+	// Options apply to every Service. New sets AllowLoopbackEndpoints and Nodes.
+	translate.Options
 	// Discovery requests config.Service.Discovery, and so includes Services that are not proxied: the source then
 	// watches all Services and EndpointSlices.
 	Discovery bool
-	// ForbiddenEndpoints and NoClientAddress are those of translate.Options.
-	ForbiddenEndpoints []netip.Prefix
-	NoClientAddress    bool
-	// LoadBalancers are translate.Options.LoadBalancers.
-	LoadBalancers []netip.Prefix
-	// NoAccessLog is translate.Options.NoAccessLog.
-	NoAccessLog bool
 
 	// Quiet is how long there must be no change before dirty Services are computed, while changes follow each other;
 	// under constant change they are computed every MaxDelay. Zero means DefaultQuiet and DefaultMaxDelay.
@@ -118,10 +111,9 @@ func New(options Options) (*Source, error) {
 
 		triggers: triggers{latest: map[types.NamespacedName]time.Time{}},
 	}
+	options.AllowLoopbackEndpoints, options.Nodes = false, s.labels.of
 	s.store = translate.NewStore(translate.StoreOptions{
-		Options: translate.Options{ServiceProxyName: options.ServiceProxyName, ForbiddenEndpoints: options.ForbiddenEndpoints, NoClientAddress: options.NoClientAddress,
-			LoadBalancers: options.LoadBalancers, NoAccessLog: options.NoAccessLog, Nodes: s.labels.of},
-		Discovery: options.Discovery, Names: s.names, Service: s.Service, Slices: s.slicesOf,
+		Options: options.Options, Discovery: options.Discovery, Names: s.names, Service: s.Service, Slices: s.slicesOf,
 	})
 	s.lookNow.Store(true)
 	s.labels = nodeLabels{client: options.Metadata, log: options.Log, moved: s.store.MarkLabels}

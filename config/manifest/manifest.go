@@ -55,20 +55,11 @@ type Options struct {
 	// Node is the node of this process. It determines which endpoints are local.
 	Node config.Node
 
-	// ServiceProxyName is usher's name among the proxies of a cluster: see translate.Proxied. "" is none.
-	ServiceProxyName string
+	// Options apply to every Service. AllowLoopbackEndpoints and Nodes are set by New and Check.
+	translate.Options
 
 	// Discovery requests config.Service.Discovery, and so includes Services that are not proxied.
 	Discovery bool
-
-	// ForbiddenEndpoints and NoClientAddress are those of translate.Options.
-	ForbiddenEndpoints []netip.Prefix
-	NoClientAddress    bool
-	// LoadBalancers are translate.Options.LoadBalancers.
-	LoadBalancers []netip.Prefix
-
-	// NoAccessLog is translate.Options.NoAccessLog.
-	NoAccessLog bool
 
 	// MaxFileSize is the maximum size of a file in bytes; 0 means DefaultMaxFileSize.
 	MaxFileSize int
@@ -97,8 +88,8 @@ func (o Options) loader() (*loader, error) {
 			return nil, err
 		}
 	}
-	resolver := newResolver(nets, o.Node,
-		translate.Options{ServiceProxyName: o.ServiceProxyName, AllowLoopbackEndpoints: true, ForbiddenEndpoints: o.ForbiddenEndpoints, NoClientAddress: o.NoClientAddress, LoadBalancers: o.LoadBalancers, NoAccessLog: o.NoAccessLog}, o.Discovery)
+	o.AllowLoopbackEndpoints = true
+	resolver := newResolver(nets, o.Node, o.Options, o.Discovery)
 	resolver.nodePorts, resolver.balancerNets = o.NodePorts, balancers
 	isInput := func(path string) bool { return path == Stdin }
 	l := &loader{

@@ -54,16 +54,9 @@ type Config struct {
 	// Tunnel connects to endpoints whose addresses this machine cannot route to, for example through Cluster's API
 	// server; nil means direct connections.
 	Tunnel *Tunnel
-	// ServiceProxyName identifies usher among the cluster's proxies: see
-	// translate.Proxied. "" means none.
-	ServiceProxyName string
-	// ForbiddenEndpoints and NoClientAddress limit what authors of Services can configure: see
-	// translate.Options.
-	ForbiddenEndpoints []netip.Prefix
-	NoClientAddress    bool
-	// LoadBalancers are the networks from which load balancers connect. usher trusts their PROXY protocol headers for
-	// Services with translate.AnnotationAWSProxyProtocol.
-	LoadBalancers []netip.Prefix
+	// Options apply to every Service. usher trusts the PROXY protocol headers of LoadBalancers for Services with
+	// translate.AnnotationAWSProxyProtocol. NoAccessLog follows from AccessLog, and the sources set other fields.
+	translate.Options
 	// MaxDelay is the maximum time for which changes from the API server are batched; 0 means kube.DefaultMaxDelay.
 	// Resync is the interval of full recomputation; 0 means never.
 	MaxDelay, Resync time.Duration

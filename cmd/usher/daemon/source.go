@@ -48,8 +48,8 @@ func (d *Daemon) newSource(ctx context.Context, signals <-chan os.Signal) (sourc
 // apiSource returns the source that watches an API server.
 func (d *Daemon) apiSource(ctx context.Context, client *kube.Client) (config.Source, error) {
 	c := &d.config
-	o := kube.Options{Client: client, Metadata: client.Metadata, Log: d.log, NodeName: c.NodeName, NodeLabels: c.NodeLabels, ServiceProxyName: c.ServiceProxyName,
-		Discovery: c.Names != nil, ForbiddenEndpoints: c.ForbiddenEndpoints, NoClientAddress: c.NoClientAddress, LoadBalancers: c.LoadBalancers, NoAccessLog: c.AccessLog.Path == "", MaxDelay: c.MaxDelay, Resync: c.Resync}
+	o := kube.Options{Client: client, Metadata: client.Metadata, Log: d.log, NodeName: c.NodeName, NodeLabels: c.NodeLabels,
+		Options: c.translation(), Discovery: c.Names != nil, MaxDelay: c.MaxDelay, Resync: c.Resync}
 	if c.Netns != nil {
 		return kube.New(o) // for one command: this is no node, and the cluster gets no Events about it
 	}
@@ -96,8 +96,14 @@ func (c *Config) files(discovery bool, reports *config.Reports, onCIDRs func([]n
 		input = os.Stdin
 	}
 	return manifest.New(manifest.Options{Paths: c.Manifests, Input: input, ServiceCIDRs: c.ServiceCIDRs, NodePorts: c.ServiceNodePorts, LoadBalancerCIDRs: c.LoadBalancerCIDRs, OnServiceCIDRs: onCIDRs,
-		Node:             config.Node{Name: c.NodeName, Labels: c.NodeLabels},
-		ServiceProxyName: c.ServiceProxyName, Discovery: discovery, ForbiddenEndpoints: c.ForbiddenEndpoints, NoClientAddress: c.NoClientAddress, LoadBalancers: c.LoadBalancers, NoAccessLog: c.AccessLog.Path == "", Reports: reports, Log: c.Log})
+		Node: config.Node{Name: c.NodeName, Labels: c.NodeLabels}, Options: c.translation(), Discovery: discovery, Reports: reports, Log: c.Log})
+}
+
+// translation returns the options that apply to every Service.
+func (c *Config) translation() translate.Options {
+	o := c.Options
+	o.NoAccessLog = c.AccessLog.Path == ""
+	return o
 }
 
 // connect returns a client of the API server.
