@@ -92,7 +92,7 @@ type Options struct {
 	// --nodeport-addresses; but here a family without a network in the list has no node ports. None: all addresses of
 	// the node, loopback included. Mode none ignores it.
 	NodePortAddresses []netip.Prefix
-	// PodInterfaces are the interfaces of this node's Pods, in addition to the networks of Portal.SetLocalSources; see
+	// PodInterfaces are the interfaces of this node's Pods, in addition to the networks of Settings.LocalSources; see
 	// Drop. They need not exist yet.
 	PodInterfaces Interfaces
 	// Mark is the mark (SO_MARK, socket(7)) of packets that the portal ignores: those whose mark has all of these bits.

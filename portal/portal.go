@@ -24,7 +24,7 @@ type Portal interface {
 
 	// Origin returns the address from which to connect to an endpoint for a client, so that the endpoint sees the
 	// client's own address where possible. If where is unknown, the portal recognizes this node's Pods by
-	// SetLocalSources and Options.PodInterfaces. A socket bound to the Origin must have the Mark.
+	// Settings.LocalSources and Options.PodInterfaces. A socket bound to the Origin must have the Mark.
 	//
 	// For the zero client, Origin says which address endpoints of that family see for all clients; zero: it depends on
 	// the client. Many goroutines call it, for each connection; it waits for no other method.
@@ -43,13 +43,9 @@ type Portal interface {
 	// Whatever the Result, the rules remain wanted: Check tries again.
 	Apply(ctx context.Context, set []Rule, gone []Target) Result
 
-	// SetLocalSources sets the networks of this node's Pods, initially none; see Drop. It takes effect with the next
-	// Check or Apply, which may be one without rules.
-	SetLocalSources(pods []netip.Prefix)
-
-	// SetNodePortAddresses replaces Options.NodePortAddresses. It takes effect as SetLocalSources does; afterwards
-	// listeners have to be where Listen says.
-	SetNodePortAddresses(within []netip.Prefix)
+	// Set calls change to change the Settings. It takes effect with the next Check or Apply, which may be one without
+	// rules.
+	Set(change func(*Settings))
 
 	// Check reads the kernel's state, unless it is known, compares it with the wanted rules, and repairs it. Its Result
 	// covers all wanted rules.
@@ -87,19 +83,50 @@ type Withdrawer interface {
 	Withdraw(ctx context.Context) error
 }
 
-// ServiceCIDRRejecter is a Portal that rejects new connections to addresses and ports of the
-// cluster's service CIDRs that no rule redirects.
-type ServiceCIDRRejecter interface {
-	// SetServiceCIDRs replaces the service CIDRs, initially none. It takes effect as SetNodePortAddresses does.
-	SetServiceCIDRs(cidrs []netip.Prefix)
+// Settings are inputs that change while a Portal exists. A portal without rules in the kernel ignores most of them.
+type Settings struct {
+	// LocalSources are the networks of this node's Pods, initially none; see Drop.
+	LocalSources []netip.Prefix
+	// NodePortAddresses are initially those of Options. After a change, listeners have to be where Listen says.
+	NodePortAddresses []netip.Prefix
+	// ServiceCIDRs are the cluster's service CIDRs, initially none: new connections to addresses and ports in them that
+	// no rule redirects are rejected.
+	ServiceCIDRs []netip.Prefix
+	// HealthChecks are the sorted health check node ports, initially none: the rules accept TCP connections to them,
+	// even if a host firewall drops these.
+	HealthChecks []uint16
 }
 
-// HealthCheckAccepter is a Portal whose rules can let in TCP connections to health check node ports, even if a host
-// firewall drops them.
-type HealthCheckAccepter interface {
-	// SetHealthChecks replaces the sorted ports, initially none. It takes effect as SetNodePortAddresses does.
-	SetHealthChecks(ports []uint16)
+// Set changes s, and makes its networks plain; see PlainPrefixes.
+func (s *Settings) Set(change func(*Settings)) {
+	change(s)
+	for _, networks := range []*[]netip.Prefix{&s.LocalSources, &s.NodePortAddresses, &s.ServiceCIDRs} {
+		*networks = PlainPrefixes(*networks)
+	}
 }
+
+// Plain has the methods of a Portal that installs nothing itself, to be embedded in one.
+type Plain struct{}
+
+// Mark returns 0: packets go to whichever socket listens at their destination.
+func (Plain) Mark() uint32 { return 0 }
+
+// Origin returns the node: without rules, answers to other addresses do not return to usher.
+func (Plain) Origin(netip.Addr, netip.Addr, EndpointLocality) Origin {
+	return Origin{SourceAddress: SourcePortal}
+}
+
+// Set does nothing.
+func (Plain) Set(func(*Settings)) {}
+
+// Check does nothing.
+func (Plain) Check(context.Context) Result { return Result{} }
+
+// Compare returns nothing: leftovers of others cannot be read without their privileges.
+func (Plain) Compare(context.Context) ([]Comparison, error) { return nil, nil }
+
+// Remove does nothing.
+func (Plain) Remove(context.Context) error { return nil }
 
 // Protocol is a transport protocol, by its IP protocol number.
 type Protocol uint8
@@ -177,7 +204,7 @@ const (
 	Reject
 	// Drop silently drops new connections, also from this node's own processes; open connections continue. If LocalPort
 	// is set, clients of this node are redirected instead. These are its processes and its Pods: sources in the
-	// networks of SetLocalSources, and packets from an interface of Options.PodInterfaces. A portal without netfilter
+	// networks of Settings.LocalSources, and packets from an interface of Options.PodInterfaces. A portal without netfilter
 	// cannot drop: it rejects if there is no listener.
 	Drop
 )

@@ -26,9 +26,13 @@ type lockedPortal struct {
 	checks      []uint16            // health check node ports
 }
 
-func (p *lockedPortal) SetHealthChecks(ports []uint16) { p.checks = ports }
-
-func (p *lockedPortal) SetNodePortAddresses(within []netip.Prefix) { p.addresses <- within }
+func (p *lockedPortal) Set(change func(*portal.Settings)) {
+	var now portal.Settings
+	change(&now)
+	if p.checks = now.HealthChecks; now.NodePortAddresses != nil {
+		p.addresses <- now.NodePortAddresses
+	}
+}
 
 func (p *lockedPortal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Target) portal.Result {
 	p.asked <- struct{}{}

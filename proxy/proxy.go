@@ -126,25 +126,22 @@ func (p *Proxy) unlocked(f func()) {
 func (p *Proxy) SetPodNetworks(pods []netip.Prefix) {
 	defer p.lock()()
 	p.node.Locality.SetPods(pods)
-	p.Portal.SetLocalSources(pods)
+	p.Portal.Set(func(s *portal.Settings) { s.LocalSources = pods })
 	p.settingChanged()
 }
 
-// SetServiceCIDRs sets the networks of cluster IPs. A portal that supports it rejects connections to unassigned
-// addresses in them.
+// SetServiceCIDRs sets the networks of cluster IPs: see portal.Settings.
 func (p *Proxy) SetServiceCIDRs(cidrs []netip.Prefix) {
 	defer p.lock()()
-	if r, can := p.Portal.(portal.ServiceCIDRRejecter); can {
-		r.SetServiceCIDRs(cidrs)
-		p.settingChanged()
-	}
+	p.Portal.Set(func(s *portal.Settings) { s.ServiceCIDRs = cidrs })
+	p.settingChanged()
 }
 
 // SetNodePortAddresses sets the networks within which this node's addresses have node ports, as
 // portal.Options.NodePortAddresses does.
 func (p *Proxy) SetNodePortAddresses(within []netip.Prefix) {
 	defer p.lock()()
-	p.Portal.SetNodePortAddresses(within)
+	p.Portal.Set(func(s *portal.Settings) { s.NodePortAddresses = within })
 	// The addresses of node port listeners may depend on the setting.
 	for t, f := range p.owners {
 		if t.Addr.IsUnspecified() {
@@ -206,8 +203,8 @@ func (p *Proxy) setHealthChecks(services []config.Service) {
 			delete(p.healthChecks, s.Name)
 		}
 	}
-	if a, can := p.Portal.(portal.HealthCheckAccepter); can && changed {
-		a.SetHealthChecks(slices.Sorted(maps.Values(p.healthChecks)))
+	if changed {
+		p.Portal.Set(func(s *portal.Settings) { s.HealthChecks = slices.Sorted(maps.Values(p.healthChecks)) })
 		p.due = true
 	}
 }

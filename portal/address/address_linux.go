@@ -33,6 +33,7 @@ import (
 // neighbor discovery, for which the kernel requires an address of an interface. If a load balancer announces VIPs in
 // the node's own network, set net.ipv4.conf.all.arp_ignore=1.
 type addressPortal struct {
+	portal.Plain
 	log    logrus.FieldLogger
 	opts   portal.Options
 	routes *kernel.Routes
@@ -54,7 +55,7 @@ type addressPortal struct {
 	missing     map[netip.Addr]error // VIPs that could not be made local
 	leaving     map[netip.Addr]bool  // VIPs without rules that stay routed for open connections
 
-	cidrs    []netip.Prefix        // see SetServiceCIDRs
+	settings portal.Settings
 	networks map[netip.Prefix]int  // with a route of usher's; see kernel.PutNetwork
 	unrouted map[netip.Prefix]bool // without a route, as already logged
 	// listened is the last result of Listen for node ports that have a listener for each address.
@@ -83,7 +84,7 @@ func open(_ context.Context, opts portal.Options) (portal.Portal, error) {
 		return nil, err
 	}
 	p := &addressPortal{
-		log: opts.Log, opts: opts, routes: routes,
+		log: opts.Log, opts: opts, routes: routes, settings: portal.Settings{NodePortAddresses: opts.NodePortAddresses},
 		onNode: map[portal.Family]error{}, inNamespace: map[netip.Addr]bool{}, moved: map[netip.Addr]bool{},
 		rules: map[portal.Target]portal.Rule{}, users: map[netip.Addr]int{}, heard: map[netip.Addr]int{},
 		routed: map[netip.Addr]bool{}, missing: map[netip.Addr]error{}, leaving: map[netip.Addr]bool{},
@@ -143,7 +144,7 @@ func (p *addressPortal) Listen(_ string, targets []portal.Target) []portal.Bind 
 				p.addForListener(t.Addr)
 			}
 			addrs := []netip.Addr{t.Addr}
-			if t.Addr.IsUnspecified() && (t.Protocol == portal.SCTP || len(p.opts.NodePortAddresses) > 0) {
+			if t.Addr.IsUnspecified() && (t.Protocol == portal.SCTP || len(p.settings.NodePortAddresses) > 0) {
 				addrs = p.nodeAddresses(portal.FamilyOf(t.Addr))
 				p.listened[t] = addrs
 			}
@@ -171,7 +172,7 @@ func (p *addressPortal) nodeAddresses(family portal.Family) (addrs []netip.Addr)
 		p.log.WithError(err).Error("Cannot list this node's addresses; node ports are not served on missing ones")
 	}
 	for _, addr := range all {
-		within := len(p.opts.NodePortAddresses) == 0 || kernel.ContainsAddr(p.opts.NodePortAddresses, addr)
+		within := len(p.settings.NodePortAddresses) == 0 || kernel.ContainsAddr(p.settings.NodePortAddresses, addr)
 		if within && !(addr.Is6() && addr.IsLinkLocalUnicast()) {
 			addrs = append(addrs, addr)
 		}
@@ -203,21 +204,10 @@ func (p *addressPortal) listensElsewhere(moved bool) []portal.Target {
 	return portal.SortedTargets(again)
 }
 
-// Mark returns 0: packets for a VIP go to whichever socket listens there.
-func (p *addressPortal) Mark() uint32 { return 0 }
-
-// Origin returns the node: without netfilter, answers to usher are indistinguishable from packets for the client.
-func (p *addressPortal) Origin(netip.Addr, netip.Addr, portal.EndpointLocality) portal.Origin {
-	return portal.Origin{SourceAddress: portal.SourcePortal}
-}
-
-// SetLocalSources does nothing: no packets are dropped here.
-func (p *addressPortal) SetLocalSources([]netip.Prefix) {}
-
-func (p *addressPortal) SetNodePortAddresses(within []netip.Prefix) {
+func (p *addressPortal) Set(change func(*portal.Settings)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.opts.NodePortAddresses = portal.PlainPrefixes(within)
+	p.settings.Set(change)
 }
 
 func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Target) portal.Result {
@@ -554,6 +544,4 @@ func (p *addressPortal) lost(addr netip.Addr, gone, ours bool) bool {
 var (
 	_ portal.Watcher    = (*addressPortal)(nil)
 	_ portal.Namespaced = (*addressPortal)(nil)
-
-	_ portal.ServiceCIDRRejecter = (*addressPortal)(nil)
 )

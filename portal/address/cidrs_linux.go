@@ -8,13 +8,6 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// SetServiceCIDRs implements portal.ServiceCIDRRejecter.
-func (p *addressPortal) SetServiceCIDRs(cidrs []netip.Prefix) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.cidrs = portal.PlainPrefixes(cidrs)
-}
-
 // wantedNetworks returns the service CIDRs that need a route while any VIP is served, and the link of each. If VIPs are
 // in the space, that is the link to it, where no process listens on the unused addresses. If VIPs are on the node, the
 // link is 0, and the kernel rejects packets without a VIP. There is no such route alongside another proxy, whose rules
@@ -22,7 +15,7 @@ func (p *addressPortal) SetServiceCIDRs(cidrs []netip.Prefix) {
 // kernel.VIPLink: a kernel that ignores a route's type would forward packets by it.
 func (p *addressPortal) wantedNetworks() map[netip.Prefix]int {
 	wanted := map[netip.Prefix]int{}
-	for _, cidr := range p.cidrs {
+	for _, cidr := range p.settings.ServiceCIDRs {
 		inSpace := p.onNode[portal.FamilyOf(cidr.Addr())] == nil
 		switch {
 		case len(p.users) == 0:

@@ -26,7 +26,7 @@ var _ = Describe("portal address, with service CIDRs", func() {
 	})
 	open := func(namespace string) portal.Portal {
 		p := n.Open(Mode, portal.Options{AddressNamespace: namespace})
-		p.(portal.ServiceCIDRRejecter).SetServiceCIDRs(Prefixes("10.96.0.0/16", "fd96::/112"))
+		p.Set(func(s *portal.Settings) { s.ServiceCIDRs = Prefixes("10.96.0.0/16", "fd96::/112") })
 		return p
 	}
 	routes := func() string {
@@ -92,7 +92,7 @@ var _ = Describe("portal address, with service CIDRs", func() {
 			Expect(n.Check(p)).To(BeZero())
 
 			By("removal of one CIDR, and then of all Services")
-			p.(portal.ServiceCIDRRejecter).SetServiceCIDRs(Prefixes("10.96.0.0/16"))
+			p.Set(func(s *portal.Settings) { s.ServiceCIDRs = Prefixes("10.96.0.0/16") })
 			n.Apply(p, nil, nil)
 			Expect(n.Pod.AskFrom(unused[2], 0, Soon)).To(Equal("silence"))
 			Expect(n.Node.AskFrom(unused[0], 0, 2*time.Second)).To(rejected)
@@ -112,7 +112,7 @@ var _ = Describe("portal address, with service CIDRs", func() {
 	DescribeTable("does not reject packets from the node that another proxy redirects",
 		func(opts portal.Options) {
 			p := n.Open(Mode, opts)
-			p.(portal.ServiceCIDRRejecter).SetServiceCIDRs(Prefixes("10.96.0.0/16", "fd96::/112"))
+			p.Set(func(s *portal.Settings) { s.ServiceCIDRs = Prefixes("10.96.0.0/16", "fd96::/112") })
 			n.Publish(p, "web", Web4, Web6)
 			n.Node.Sh("ip addr add 10.3.0.99/32 dev lo; nft 'add table ip other; add chain ip other out { type nat hook output priority -100; }; add rule ip other out ip daddr 10.96.0.88 dnat to 10.3.0.99'")
 			own := To(portal.TCP, netip.MustParseAddr("10.3.0.99"), 4711)

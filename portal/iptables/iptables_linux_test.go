@@ -483,7 +483,7 @@ var _ = Describe("a host firewall that drops in INPUT", func() {
 			checks = append(checks, t)
 		}
 		for _, ports := range [][]uint16{{31999, 32000}, {31999}, nil} {
-			p.(portal.HealthCheckAccepter).SetHealthChecks(ports)
+			p.Set(func(s *portal.Settings) { s.HealthChecks = ports })
 			n.Apply(p, nil, nil)
 			Expect(n.Check(p)).To(BeZero())
 			for _, t := range checks {

@@ -3,17 +3,20 @@ package netns
 import (
 	"context"
 	"errors"
-	"net/netip"
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/address"
 )
 
 // Portal returns the portal of the namespace, one of mode address.
-func (n *Namespace) Portal() portal.Portal { return outside{n} }
+func (n *Namespace) Portal() portal.Portal { return outside{namespace: n} }
 
-// outside is a portal that the helper manages.
-type outside struct{ namespace *Namespace }
+// outside is a portal that the helper manages. Everything that it installs is removed with the namespace, which has no
+// other addresses of the node.
+type outside struct {
+	portal.Plain
+	namespace *Namespace
+}
 
 func (outside) Mode() string { return address.Mode.Name }
 
@@ -33,20 +36,6 @@ func (o outside) Apply(_ context.Context, set []portal.Rule, gone []portal.Targe
 	return a.Result.plain(err)
 }
 
-// Mark returns that of the address portal: 0.
-func (outside) Mark() uint32 { return 0 }
-
-// SetLocalSources does nothing: the address portal drops nothing.
-func (outside) SetLocalSources([]netip.Prefix) {}
-
-// Origin returns the node: there is no route here for answers to others.
-func (outside) Origin(netip.Addr, netip.Addr, portal.EndpointLocality) portal.Origin {
-	return portal.Origin{SourceAddress: portal.SourcePortal}
-}
-
-// SetNodePortAddresses does nothing: the namespace has no other addresses of the node.
-func (outside) SetNodePortAddresses([]netip.Prefix) {}
-
 func (o outside) Check(context.Context) portal.Result {
 	a, err := o.namespace.call(request{Check: true})
 	return a.Result.plain(err)
@@ -60,9 +49,6 @@ func (o outside) Compare(context.Context) ([]portal.Comparison, error) {
 	}
 	return all, err
 }
-
-// Remove does nothing: everything is removed with the namespace.
-func (outside) Remove(context.Context) error { return nil }
 
 // wanted is the input of Listen.
 type wanted struct {

@@ -56,7 +56,7 @@ var _ = Describe("portal nftables", func() {
 		limited.LocalPort, limited.Sources = 4000, portal.SourcesOf(Prefixes("192.0.2.0/24"))
 		limited6 := Redirect(To(portal.UDP, VIP6, 81), 4000)
 		limited6.Sources = portal.SourcesOf(Prefixes("2001:db8::/32"))
-		p.SetLocalSources(Prefixes("10.1.0.0/24", "fd01::/64"))
+		p.Set(func(s *portal.Settings) { s.LocalSources = Prefixes("10.1.0.0/24", "fd01::/64") })
 		n.Apply(p, []portal.Rule{limited, limited6, Drop(DNS4), Redirect(To(portal.SCTP, VIP4, 80), 4000)}, nil)
 		Expect(list(n)).To(And(
 			ContainSubstring("type nat hook prerouting priority dstnat - 10; policy accept;"),

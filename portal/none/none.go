@@ -14,6 +14,7 @@ import (
 // none is the portal that changes nothing in the kernel: clients need the loopback address at which a Service listens.
 // If the system has more than one, each Service has a dedicated address, and its own ports there.
 type none struct {
+	portal.Plain
 	system loopback
 
 	mu        sync.Mutex // guards addresses and ports
@@ -117,24 +118,3 @@ func (n *none) Apply(_ context.Context, set []portal.Rule, gone []portal.Target)
 	}
 	return portal.Result{Refused: bad}
 }
-
-// Mark returns 0: the kernel redirects nothing here.
-func (n *none) Mark() uint32 { return 0 }
-
-// Origin returns the node: answers to other addresses would not come here.
-func (n *none) Origin(netip.Addr, netip.Addr, portal.EndpointLocality) portal.Origin {
-	return portal.Origin{SourceAddress: portal.SourcePortal}
-}
-
-// SetLocalSources does nothing: no packets are dropped here.
-func (n *none) SetLocalSources([]netip.Prefix) {}
-
-// SetNodePortAddresses does nothing: this mode ignores them.
-func (n *none) SetNodePortAddresses([]netip.Prefix) {}
-
-func (n *none) Check(context.Context) portal.Result { return portal.Result{} }
-
-// Compare returns nothing: this mode installs nothing, and leftovers of others cannot be read without their privileges.
-func (n *none) Compare(context.Context) ([]portal.Comparison, error) { return nil, nil }
-
-func (n *none) Remove(context.Context) error { return nil }

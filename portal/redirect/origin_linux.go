@@ -128,7 +128,7 @@ func (p *Portal) findAliases(m *machine) {
 		return
 	}
 	m.bridges = networks
-	at.Aliases = aliases(networks, p.pods, p.room(m.family), at.Aliases)
+	at.Aliases = aliases(networks, p.settings.LocalSources, p.room(m.family), at.Aliases)
 }
 
 // room returns the network for the aliases of a family.
@@ -140,7 +140,7 @@ func (p *Portal) room(family portal.Family) (room netip.Prefix) {
 
 // publish updates the input of Origin.
 func (p *Portal) publish() {
-	o := &origins{pods: p.pods, interfaces: p.opts.PodInterfaces, ports: p.clientPorts}
+	o := &origins{pods: p.settings.LocalSources, interfaces: p.opts.PodInterfaces, ports: p.clientPorts}
 	for family, m := range p.families {
 		o.node[family], o.room[family] = m.node, p.room(m.family)
 		if m.unusable != nil {

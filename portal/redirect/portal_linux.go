@@ -33,9 +33,7 @@ type Portal struct {
 
 	mu       sync.Mutex // guards all below
 	families [len(portal.Families)]*machine
-	pods     []netip.Prefix // see SetLocalSources
-	cidrs    []netip.Prefix // see SetServiceCIDRs
-	checks   []uint16       // see SetHealthChecks
+	settings portal.Settings
 	// before are the local ports in the rules that an earlier process left.
 	before   map[portal.Target]uint16
 	ports    *portal.PortAllocator // nil if any free port is acceptable
@@ -58,6 +56,7 @@ func Open(mode portal.Mode, opts portal.Options, open func(portal.Family) (Backe
 		mode:      mode,
 		log:       opts.Log,
 		opts:      opts,
+		settings:  portal.Settings{NodePortAddresses: opts.NodePortAddresses},
 		Now:       time.Now,
 		before:    map[portal.Target]uint16{},
 		unflushed: map[portal.Target]bool{},
@@ -244,32 +243,11 @@ func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Tar
 	return res
 }
 
-// SetLocalSources takes effect with the next Apply or Check.
-func (p *Portal) SetLocalSources(pods []netip.Prefix) {
+// Set takes effect with the next Apply or Check.
+func (p *Portal) Set(change func(*portal.Settings)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.pods = portal.PlainPrefixes(pods)
-}
-
-// SetNodePortAddresses takes effect with the next Apply or Check.
-func (p *Portal) SetNodePortAddresses(within []netip.Prefix) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.opts.NodePortAddresses = portal.PlainPrefixes(within)
-}
-
-// SetServiceCIDRs implements portal.ServiceCIDRRejecter.
-func (p *Portal) SetServiceCIDRs(cidrs []netip.Prefix) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.cidrs = portal.PlainPrefixes(cidrs)
-}
-
-// SetHealthChecks implements portal.HealthCheckAccepter.
-func (p *Portal) SetHealthChecks(ports []uint16) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.checks = ports
+	p.settings.Set(change)
 }
 
 // Check repairs differences from the wanted rules. It reads the kernel's rules, unless they are known to be unchanged.
@@ -333,9 +311,9 @@ func (p *Portal) sync(ctx context.Context, m *machine, only []portal.Target, rer
 		return
 	}
 	at := m.backend.Setting()
-	at.Pods, at.NodePorts, at.HealthChecks = p.pods, p.opts.NodePortAddresses, p.checks
+	at.Pods, at.NodePorts, at.HealthChecks = p.settings.LocalSources, p.settings.NodePortAddresses, p.settings.HealthChecks
 	if at.ServiceCIDRs = nil; len(m.rules) > 0 && !m.withdrawn {
-		at.ServiceCIDRs = m.family.Of(p.cidrs)
+		at.ServiceCIDRs = m.family.Of(p.settings.ServiceCIDRs)
 	}
 	if only != nil && len(only) == 0 && !reread && m.laidOutAs(at) {
 		return
@@ -523,7 +501,4 @@ var (
 	_ portal.Watcher       = (*Portal)(nil)
 	_ portal.PartsComparer = (*Portal)(nil)
 	_ portal.Withdrawer    = (*Portal)(nil)
-
-	_ portal.ServiceCIDRRejecter = (*Portal)(nil)
-	_ portal.HealthCheckAccepter = (*Portal)(nil)
 )

@@ -117,7 +117,7 @@ func (s server) service() config.Service {
 }
 
 // onLoopback is a portal to addresses that already exist.
-type onLoopback struct{}
+type onLoopback struct{ portal.Plain }
 
 func (onLoopback) Mode() string { return none.Mode.Name }
 
@@ -133,12 +133,3 @@ func (onLoopback) Listen(_ string, targets []portal.Target) (binds []portal.Bind
 func (onLoopback) Apply(context.Context, []portal.Rule, []portal.Target) portal.Result {
 	return portal.Result{}
 }
-func (onLoopback) Mark() uint32 { return 0 }
-func (onLoopback) Origin(netip.Addr, netip.Addr, portal.EndpointLocality) portal.Origin {
-	return portal.Origin{SourceAddress: portal.SourcePortal}
-}
-func (onLoopback) SetNodePortAddresses([]netip.Prefix)                  {}
-func (onLoopback) SetLocalSources([]netip.Prefix)                       {}
-func (onLoopback) Check(context.Context) portal.Result                  { return portal.Result{} }
-func (onLoopback) Compare(context.Context) ([]portal.Comparison, error) { return nil, nil }
-func (onLoopback) Remove(context.Context) error                         { return nil }

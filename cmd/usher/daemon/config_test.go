@@ -172,10 +172,10 @@ var _ = Describe("the connection tracking settings", func() {
 // localSources is a portal that records the networks of this node's Pods.
 type localSources struct {
 	portal.Portal
-	pods []netip.Prefix
+	portal.Settings
 }
 
-func (p *localSources) SetLocalSources(pods []netip.Prefix) { p.pods = pods }
+func (p *localSources) Set(change func(*portal.Settings)) { change(&p.Settings) }
 
 var _ = Describe("this node's Pods", func() {
 	ours := netip.MustParsePrefix("10.244.1.0/24")
@@ -191,7 +191,7 @@ var _ = Describe("this node's Pods", func() {
 			told := &localSources{Portal: none}
 			d.newProxy(told)
 			d.nodeChanged(config.Node{PodCIDRs: []netip.Prefix{ours}})
-			Expect(told.pods).To(Equal(want))
+			Expect(told.LocalSources).To(Equal(want))
 			Expect(logged.AllEntries()).To(HaveLen(warnings), "warnings about missing interfaces")
 		},
 		Entry("networks", portal.Interfaces(""), []netip.Prefix{ours}, 0),

@@ -367,7 +367,7 @@ func ItRedirects(k *Kind) {
 		Expect(n.Node.Ask(At(WebNode4, Localhost4))).To(Equal("web 127.0.0.1:30080"))
 
 		By("setting the ranges of this node's Pods")
-		p.SetLocalSources(Prefixes("10.1.0.77/24", "fd01::/64"))
+		p.Set(func(s *portal.Settings) { s.LocalSources = Prefixes("10.1.0.77/24", "fd01::/64") })
 		n.Apply(p, nil, nil)
 		expect(n.Node, true)
 		expect(n.Pod, true)
@@ -381,7 +381,7 @@ func ItRedirects(k *Kind) {
 		expect(outside, false)
 
 		By("clearing the ranges of Pods")
-		p.SetLocalSources(nil)
+		p.Set(func(s *portal.Settings) { s.LocalSources = nil })
 		Expect(n.Check(p)).To(BeNumerically(">", 0))
 		expect(n.Pod, false)
 
@@ -459,7 +459,7 @@ func ItRedirects(k *Kind) {
 			rules[i].Action = portal.Drop
 			rules[i].Sources = portal.SourcesOf(Prefixes("10.0.0.0/8", "fd00::/8"))
 		}
-		p.SetLocalSources(Prefixes("10.1.0.0/24", "fd01::/64"))
+		p.Set(func(s *portal.Settings) { s.LocalSources = Prefixes("10.1.0.0/24", "fd01::/64") })
 		n.Apply(p, rules, nil)
 		for _, t := range []portal.Target{Web4, Web6} {
 			Expect(outside.AskFrom(t, 0, Soon)).To(Equal("silence"))
@@ -520,8 +520,7 @@ func ItRedirects(k *Kind) {
 			Expect(from.AskFrom(To(portal.TCP, unused4, 80), 0, Soon)).To(Equal("silence"))
 			Expect(from.AskFrom(To(portal.TCP, unused6, 80), 0, Soon)).To(Equal("silence"))
 		}
-		cidrs := p.(portal.ServiceCIDRRejecter)
-		cidrs.SetServiceCIDRs(Prefixes("10.96.0.0/16", "fd96::/112"))
+		p.Set(func(s *portal.Settings) { s.ServiceCIDRs = Prefixes("10.96.0.0/16", "fd96::/112") })
 		n.Apply(p, nil, nil)
 		rejects := func() {
 			GinkgoHelper()
@@ -548,20 +547,20 @@ func ItRedirects(k *Kind) {
 
 		By("taking over in another process")
 		again := k.open(n)
-		again.(portal.ServiceCIDRRejecter).SetServiceCIDRs(Prefixes("10.96.0.0/16", "fd96::/112"))
+		again.Set(func(s *portal.Settings) { s.ServiceCIDRs = Prefixes("10.96.0.0/16", "fd96::/112") })
 		n.Apply(again, rules, nil)
 		rejects()
 		Expect(n.Check(again)).To(BeZero())
 
 		By("clearing the CIDRs")
-		again.(portal.ServiceCIDRRejecter).SetServiceCIDRs(nil)
+		again.Set(func(s *portal.Settings) { s.ServiceCIDRs = nil })
 		n.Apply(again, nil, nil)
 		Expect(n.Pod.AskFrom(To(portal.TCP, unused4, 80), 0, Soon)).To(Equal("silence"))
 		Expect(n.Pod.AskFrom(To(portal.TCP, unused6, 80), 0, Soon)).To(Equal("silence"))
 		Expect(n.Check(again)).To(BeZero())
 
 		By("removing the portal")
-		again.(portal.ServiceCIDRRejecter).SetServiceCIDRs(Prefixes("10.96.0.0/16", "fd96::/112"))
+		again.Set(func(s *portal.Settings) { s.ServiceCIDRs = Prefixes("10.96.0.0/16", "fd96::/112") })
 		n.Apply(again, nil, nil)
 		n.Remove(again)
 		Expect(n.Node.State()).To(Equal(before))
@@ -610,13 +609,13 @@ func ItRedirects(k *Kind) {
 			Expect(n.Node.AskFrom(At(WebNode4, later), 0, Soon)).To(Equal("silence"))
 
 			By("configuring other addresses")
-			p.SetNodePortAddresses(Prefixes("127.0.0.0/8", "::1/128"))
+			p.Set(func(s *portal.Settings) { s.NodePortAddresses = Prefixes("127.0.0.0/8", "::1/128") })
 			n.Apply(p, nil, nil)
 			Expect(n.Pod.Ask(At(WebNode4, NodeIP4))).To(Equal("refused"))
 			Expect(n.Pod.Ask(At(WebNode6, NodeIP6))).To(Equal("refused"))
 			Expect(n.Node.Ask(At(WebNode4, Localhost4))).To(Equal("web 127.0.0.1:30080"))
 			Expect(n.Check(p)).To(BeZero())
-			p.SetNodePortAddresses(Prefixes("::/128"))
+			p.Set(func(s *portal.Settings) { s.NodePortAddresses = Prefixes("::/128") })
 			n.Apply(p, nil, nil)
 			Expect(n.Node.Ask(At(WebNode4, Localhost4))).To(Equal("refused"))
 			Expect(n.Check(p)).To(BeZero())
