@@ -1,15 +1,14 @@
 package portal
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strings"
 )
 
-// Sources are networks of clients. The zero value is all clients. Sources are comparable with ==.
-type Sources struct {
-	list string // prefixes in order, with spaces between
-}
+// Sources are networks of clients: prefixes in order, with spaces between. The zero value is all clients.
+type Sources string
 
 // SourcesOf returns the Sources for these networks, or all clients if there are none. The order and host bits of the
 // prefixes do not matter.
@@ -18,26 +17,23 @@ func SourcesOf(networks []netip.Prefix) Sources {
 	for _, n := range PlainPrefixes(networks) {
 		words = append(words, n.String())
 	}
-	return Sources{strings.Join(words, " ")}
+	return Sources(strings.Join(words, " "))
 }
 
 // String returns the networks, or "all".
 func (s Sources) String() string {
-	if s == (Sources{}) {
-		return "all"
-	}
-	return s.list
+	return cmp.Or(string(s), "all")
 }
 
 // In returns the networks of one family, and whether they cover the whole family.
 func (s Sources) In(family Family) (networks []netip.Prefix, all bool) {
-	for word := range strings.FieldsSeq(s.list) {
+	for word := range strings.FieldsSeq(string(s)) {
 		if n, err := netip.ParsePrefix(word); err == nil && FamilyOf(n.Addr()) == family {
 			networks = append(networks, n)
 			all = all || n.Bits() == 0
 		}
 	}
-	return networks, all || s == (Sources{})
+	return networks, all || s == ""
 }
 
 // PlainPrefixes returns prefixes sorted, without duplicates and host bits, and those of IPv4 as such. An invalid prefix

@@ -144,7 +144,7 @@ func layOut(rules []portal.Rule, at redirect.Setting) map[string]*table {
 		if r.Action != portal.Drop || r.LocalPort != 0 {
 			nat.rules = append(nat.rules, r)
 		}
-		if r.Action == portal.Drop || r.Sources != (portal.Sources{}) {
+		if r.Action == portal.Drop || r.Sources != "" {
 			drop.rules = append(drop.rules, r)
 		}
 	}

@@ -64,7 +64,7 @@ type answer struct {
 	Errno       unix.Errno // the errno in Error, or 0
 	Binds       []portal.Bind
 	Result      result
-	Comparisons []comparison
+	Comparisons []portal.Comparison
 }
 
 // call makes a call, and returns the answer. Its error is the answer's, if that has one.
@@ -121,11 +121,11 @@ func (h *helper) answer(r request, a *answer) (err error) {
 	case r.Listen != nil:
 		a.Binds = h.portal.Listen(r.Listen.Service, r.Listen.Targets)
 	case r.Apply != nil:
-		a.Result = resultOf(h.portal.Apply(ctx, r.Apply.rules(), r.Apply.Gone))
+		a.Result = resultOf(h.portal.Apply(ctx, r.Apply.Set, r.Apply.Gone))
 	case r.Check:
 		a.Result = resultOf(h.portal.Check(ctx))
 	case r.Look:
-		a.Comparisons, err = h.look(ctx)
+		a.Comparisons, err = h.portal.Compare(ctx)
 	case r.Start != nil:
 		return h.command.start(r.Start)
 	case r.Signal != 0:

@@ -28,11 +28,7 @@ func (o outside) Listen(service string, targets []portal.Target) []portal.Bind {
 }
 
 func (o outside) Apply(_ context.Context, set []portal.Rule, gone []portal.Target) portal.Result {
-	c := change{Gone: gone}
-	for _, r := range set {
-		c.Set = append(c.Set, rule{r.Target, r.Action, r.LocalPort, r.Comment})
-	}
-	a, err := o.namespace.call(request{Apply: &c})
+	a, err := o.namespace.call(request{Apply: &change{set, gone}})
 	return a.Result.plain(err)
 }
 
@@ -43,11 +39,7 @@ func (o outside) Check(context.Context) portal.Result {
 
 func (o outside) Compare(context.Context) ([]portal.Comparison, error) {
 	a, err := o.namespace.call(request{Look: true})
-	all := make([]portal.Comparison, len(a.Comparisons))
-	for i, c := range a.Comparisons {
-		all[i] = portal.Comparison{Mode: c.Mode, Traits: o.Traits(), Rule: c.Rule.plain(), State: c.State, Installed: c.Installed.plain()}
-	}
-	return all, err
+	return a.Comparisons, err
 }
 
 // wanted is the input of Listen.
@@ -56,46 +48,10 @@ type wanted struct {
 	Targets []portal.Target
 }
 
-// rule is the transferred form of portal.Rule. Its sources are omitted: the listener checks them.
-type rule struct {
-	Target    portal.Target
-	Action    portal.Action
-	LocalPort uint16
-	Comment   string
-}
-
-func (r rule) plain() portal.Rule {
-	return portal.Rule{Target: r.Target, Action: r.Action, LocalPort: r.LocalPort, Comment: r.Comment}
-}
-
 // change is the input of Apply.
 type change struct {
-	Set  []rule
+	Set  []portal.Rule
 	Gone []portal.Target
-}
-
-func (c *change) rules() []portal.Rule {
-	all := make([]portal.Rule, len(c.Set))
-	for i, r := range c.Set {
-		all[i] = r.plain()
-	}
-	return all
-}
-
-// comparison is the transferred form of portal.Comparison.
-type comparison struct {
-	Mode            string
-	Rule, Installed rule
-	State           portal.State
-}
-
-func (h *helper) look(ctx context.Context) (all []comparison, err error) {
-	found, err := h.portal.Compare(ctx)
-	for _, c := range found {
-		wire := func(r portal.Rule) rule { return rule{r.Target, r.Action, r.LocalPort, r.Comment} }
-		all = append(all, comparison{c.Mode, wire(c.Rule), wire(c.Installed), c.State})
-	}
-	return all, err
 }
 
 // result is the transferred form of portal.Result.

@@ -187,7 +187,7 @@ var _ = Describe("portal nftables", func() {
 		Expect(list(n)).To(ContainSubstring("chain from-192.0.2.0-24"))
 		n.Apply(p, nil, []portal.Target{Web4})
 		Expect(list(n)).To(ContainSubstring("chain from-192.0.2.0-24"))
-		again.Sources = portal.Sources{}
+		again.Sources = ""
 		n.Apply(p, []portal.Rule{again}, nil)
 		Expect(list(n)).NotTo(ContainSubstring("chain from-192.0.2.0-24"))
 		Expect(n.Check(p)).To(BeZero())

@@ -27,7 +27,7 @@ func NewPortalRule(mode string, r portal.Rule) api.PortalRule {
 
 func portalEffect(r portal.Rule) api.PortalEffect {
 	e := api.PortalEffect{Action: r.Action.String(), LocalPort: r.LocalPort}
-	if r.Sources != (portal.Sources{}) {
+	if r.Sources != "" {
 		e.Sources = strings.Fields(r.Sources.String())
 	}
 	return e
