@@ -8,9 +8,11 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -609,6 +611,41 @@ var _ = Describe("the API of a proxy", func() {
 		Expect(n.fails("/connections/7")).To(HavePrefix("404 connection 7 not found"))
 		Expect(n.fails("/services/a/b")).To(Equal("404 there is no Service a/b that usher serves"))
 		Expect(n.fails("/nothing")).To(HavePrefix("404 there is no /api/v1/nothing"))
+	})
+})
+
+var _ = Describe("concurrent requests", func() {
+	It("are limited: a further one gets 503, but not for portals and health", func() {
+		n := newNode()
+		begun, release := make(chan struct{}), make(chan struct{})
+		a := admin.NewAPI(n.proxy, admin.APIOptions{Reports: func() []config.Report {
+			begun <- struct{}{}
+			<-release
+			return nil
+		}})
+		handler := admin.Handler(a, n.health, n.metrics.Registry, nil)
+		get := func(path string) *httptest.ResponseRecorder {
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+			return w
+		}
+		var running sync.WaitGroup
+		defer running.Wait()
+		for range 4 {
+			running.Go(func() {
+				defer GinkgoRecover()
+				Expect(get(api.Prefix + "/services").Code).To(Equal(http.StatusOK))
+			})
+			Eventually(begun).Should(Receive())
+		}
+		w := get(api.Prefix + "/connections")
+		Expect(w.Code).To(Equal(http.StatusServiceUnavailable))
+		Expect(w.Body.String()).To(ContainSubstring("too many concurrent requests: 4 are being answered; try again"))
+		Expect(get(api.Prefix + "/portals").Code).To(Equal(http.StatusOK))
+		Expect(get("/livez").Code).To(Equal(http.StatusOK))
+		close(release)
+		running.Wait()
+		Expect(get(api.Prefix + "/connections").Code).To(Equal(http.StatusOK))
 	})
 })
 

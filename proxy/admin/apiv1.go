@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
@@ -24,6 +25,7 @@ type API struct {
 	instance    string
 	started     time.Time
 	subscribers subscribers
+	turns       chan struct{} // one element for each request that is being answered; see inTurn
 }
 
 // APIOptions hold facts about the program that an API reports.
@@ -46,7 +48,7 @@ type APIOptions struct {
 // NewAPI returns the API of p, which has just been started.
 func NewAPI(p *proxy.Proxy, o APIOptions) *API {
 	now := time.Now()
-	return &API{proxy: p, opts: o, instance: strconv.FormatInt(now.UnixMilli(), 36), started: now}
+	return &API{proxy: p, opts: o, instance: strconv.FormatInt(now.UnixMilli(), 36), started: now, turns: make(chan struct{}, maxTurns)}
 }
 
 // Answerer answers a request with a value that is encoded as JSON. An error that is no *api.Error is an
@@ -72,7 +74,11 @@ func (a *API) register(mux *http.ServeMux) {
 			mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { a.events(w, r, route) })
 			continue
 		}
-		mux.Handle(pattern, Reply(route, answers[route.Path]))
+		answer := answers[route.Path]
+		if route.Path != "/portals" { // PortalStatus answers one at a time, and may wait for another program
+			answer = a.inTurn(answer)
+		}
+		mux.Handle(pattern, Reply(route, answer))
 	}
 	mux.HandleFunc("GET "+api.Prefix+"/openapi.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -81,6 +87,28 @@ func (a *API) register(mux *http.ServeMux) {
 	mux.HandleFunc("GET /api/", func(w http.ResponseWriter, r *http.Request) {
 		WriteError(w, http.StatusNotFound, "there is no "+r.URL.Path+"; "+api.Prefix+"/openapi.json lists all paths")
 	})
+}
+
+// An answer may visit all Services, endpoints or connections. At most maxTurns requests are answered at once; a
+// further one waits for at most turnTimeout.
+const (
+	maxTurns    = 4
+	turnTimeout = 2 * time.Second
+)
+
+// inTurn returns answer with a limit of concurrent calls, which all Answerers of a share.
+func (a *API) inTurn(answer Answerer) Answerer {
+	return func(r *http.Request) (any, error) {
+		select {
+		case a.turns <- struct{}{}:
+			defer func() { <-a.turns }()
+			return answer(r)
+		case <-r.Context().Done():
+			return nil, r.Context().Err()
+		case <-time.After(turnTimeout):
+			return nil, &api.Error{Code: http.StatusServiceUnavailable, Message: fmt.Sprintf("too many concurrent requests: %d are being answered; try again", maxTurns)}
+		}
+	}
 }
 
 // Reply returns a handler that checks the query, and writes the value that answer returns.
