@@ -123,6 +123,9 @@ func (a *API) newStream(r *http.Request) (s *stream, err error) {
 	default:
 		s.reader = a.proxy.Trace.Reader(!history)
 	}
+	if !s.wanted.hasSteps() {
+		s.reader.OnlyChanges()
+	}
 	return s, nil
 }
 

@@ -62,6 +62,17 @@ var _ = Describe("a subscriber of events", func() {
 		Expect(s.events).To(HaveLen(1000))
 	})
 
+	It("of changes does not count steps as missed", func() {
+		changes := n.subscribe("follow=false&kind=changes", "").events
+		Expect(changes).NotTo(BeEmpty())
+		steps(1500)
+		Expect(n.subscribe("follow=false&kind=changes", changes[len(changes)-1].ID).missed).To(BeEmpty())
+		n.proxy.Apply([]config.Service{service("api", "10.96.0.2", answering())})
+		later := n.subscribe("follow=false&kind=changes", changes[len(changes)-1].ID)
+		Expect(later.missed).To(BeEmpty())
+		Expect(later.events).NotTo(BeEmpty())
+	})
+
 	It("gets heartbeats while only other Services have events", func() {
 		DeferCleanup(admin.SetHeartbeat(50 * time.Millisecond))
 		busy, stopped := make(chan struct{}), make(chan struct{})

@@ -77,6 +77,11 @@ func eventOutcomes() []string {
 	return append([]string{api.OutcomeOK, api.OutcomeRetry, api.OutcomeFailed}, outcome.Words()...)
 }
 
+// hasSteps reports whether steps of connections can match.
+func (s *eventSelection) hasSteps() bool {
+	return s.kinds == nil || slices.ContainsFunc(trace.Kinds(), func(k trace.Kind) bool { return s.kinds[k] && k.IsStep() })
+}
+
 // matches reports whether e is selected.
 func (s *eventSelection) matches(e *trace.Event) bool {
 	if s.kinds != nil && !s.kinds[e.Kind] || s.steps && !e.Kind.IsStep() || s.conn != 0 && s.conn != e.Conn {

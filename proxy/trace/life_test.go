@@ -182,5 +182,23 @@ var _ = Describe("changes", func() {
 		Expect(missed).To(BeEquivalentTo(1), "number 3")
 		n, missed = log.ReaderBehind(100).Poll(buf)
 		Expect(n + int(missed)).To(BeZero())
+
+		r = log.ReaderBehind(1)
+		r.OnlyChanges()
+		n, missed = r.Poll(buf)
+		Expect(seqs(buf[:n])).To(Equal([]uint64{7}))
+		Expect(missed).To(BeZero(), "only steps are no longer kept")
+	})
+
+	It("are read behind more steps than a reader visits at once", func() {
+		log := trace.NewLog(3000)
+		for range 3000 {
+			step(log, 1)
+		}
+		log.Change(&trace.Event{Kind: trace.ServiceAdded})
+		r, buf := log.Reader(false), make([]trace.Event, 10)
+		r.OnlyChanges()
+		n, _ := r.Poll(buf)
+		Expect(seqs(buf[:n])).To(Equal([]uint64{3001}))
 	})
 })

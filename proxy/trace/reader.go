@@ -14,8 +14,9 @@ type Reader struct {
 	ended  uint64     // number of connections that had ended before its position
 	taken  []taken    // not yet expanded into Events: that happens after the locks are released
 	looked int        // number of events visited by the last read
-	// onlyEnds skips every event except the ends of connections.
-	onlyEnds bool
+	// onlyEnds skips every event except the ends of connections, and onlyChanges all steps, which then do not count
+	// as missed.
+	onlyEnds, onlyChanges bool
 }
 
 // position is a Reader's position in a part.
@@ -81,7 +82,18 @@ func (l *Log) ReaderBehind(seq uint64) *Reader {
 	return r
 }
 
-// Next puts events into buf, oldest first. It waits until there is at least one, even one that onlyEnds skips. It
+// OnlyChanges makes the Reader skip the steps of connections, and not count the missed ones.
+func (r *Reader) OnlyChanges() {
+	r.log.lockForReading()
+	defer r.log.unlockForReading()
+	r.onlyChanges = true
+	if oldest := r.log.changes.oldest(); oldest == 1 || r.change > oldest {
+		r.owed = 0 // all changes since its position are kept
+	}
+	r.owed = min(r.owed, 1) // at least one, of an unknown number
+}
+
+// Next puts events into buf, oldest first. It waits until there is at least one, even one that it skips. It
 // returns the number of events, and the number missed just before them because the reader was too slow. If ctx ends
 // before there is an event, Next returns its error.
 func (r *Reader) Next(ctx context.Context, buf []Event) (n int, missed uint64, err error) {
@@ -98,10 +110,14 @@ func (r *Reader) Next(ctx context.Context, buf []Event) (n int, missed uint64, e
 	}
 }
 
-// Poll is Next without waiting.
+// Poll is Next without waiting. It returns no event only if there are none.
 func (r *Reader) Poll(buf []Event) (n int, missed uint64) {
-	n, missed, _ = r.read(buf, false)
-	return n, missed
+	for {
+		n, missed, _ = r.read(buf, false)
+		if n > 0 || missed > 0 || r.looked == 0 {
+			return n, missed
+		}
+	}
 }
 
 // read reads events into buf. If there are none and wait is set, more is a channel that is closed when an event is
@@ -132,7 +148,6 @@ func (r *Reader) take(max int, wait bool) (missed uint64, more <-chan struct{}) 
 	l := r.log
 	l.lockForReading()
 	defer l.unlockForReading()
-	missed, r.owed = r.owed, 0
 	skip := func(place *uint64, oldest uint64) {
 		if *place < oldest {
 			missed += oldest - *place
@@ -142,7 +157,12 @@ func (r *Reader) take(max int, wait bool) (missed uint64, more <-chan struct{}) 
 	for i := range l.parts {
 		skip(&r.steps[i].next, l.parts[i].steps.oldest())
 	}
+	if r.onlyChanges {
+		missed = 0
+	}
 	skip(&r.change, l.changes.oldest())
+	missed += r.owed
+	r.owed = 0
 	for r.looked = 0; len(r.taken) < max && r.looked < mostLooked && r.takeNext(); r.looked++ {
 	}
 	if r.looked > 0 || missed > 0 || !wait {
@@ -185,7 +205,7 @@ func (r *Reader) takeNext() bool {
 	step := *l.parts[at].steps.at(place.next)
 	r.ended += uint64(step.ended - place.ended) // includes ends that were missed
 	place.next, place.ended = place.next+1, step.ended
-	if !r.onlyEnds || step.kind == Closed {
+	if !r.onlyChanges && (!r.onlyEnds || step.kind == Closed) {
 		r.taken = append(r.taken, taken{step: step, ended: r.ended})
 	}
 	return true
