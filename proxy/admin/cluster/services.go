@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -114,7 +115,7 @@ func (v *View) candidates(ctx context.Context, f fleet, q string) (names []strin
 		return nil, 0, err
 	}
 	add := func(name string) {
-		if len(names) < maxServices && !slices.Contains(names, name) {
+		if len(names) < maxServices && isService(name) && !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}
@@ -144,6 +145,13 @@ func (v *View) candidates(ctx context.Context, f fleet, q string) (names []strin
 		add(s.Namespace + "/" + s.Name)
 	}
 	return names, list.Total, nil
+}
+
+// isService reports whether key is namespace/name and not too long. One other key would make nodes refuse the query
+// for all names.
+func isService(key string) bool {
+	namespace, name, _ := strings.Cut(key, "/")
+	return namespace != "" && name != "" && !strings.Contains(name, "/") && len(url.QueryEscape(key)) <= maxQuery
 }
 
 // anyList returns a list of Services from the first node that answers.

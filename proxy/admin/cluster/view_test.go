@@ -120,8 +120,15 @@ func (m *many) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	switch r.URL.Path {
 	case "/api/v1/status":
-		fmt.Fprint(w, `{"problems":[{"object":"Service shop/web","reason":"degraded","message":"1 of 5000 endpoints"}],"services":20000}`)
+		fmt.Fprint(w, `{"problems":[{"object":"Service shop/","reason":"rejected","message":"no name"},{"object":"Service shop/web","reason":"degraded","message":"1 of 5000 endpoints"}],"services":20000}`)
 	case "/api/v1/services":
+		for _, name := range r.URL.Query()["service"] {
+			if strings.HasSuffix(name, "/") {
+				w.WriteHeader(http.StatusBadRequest)
+				fmt.Fprint(w, `{"code":400,"message":"service: invalid value"}`)
+				return
+			}
+		}
 		answer(m.services)
 	default:
 		m.details.Add(1)
