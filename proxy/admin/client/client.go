@@ -30,6 +30,13 @@ const (
 	maxPages  = 2000
 )
 
+// leastObject is the minimum of the average size of an answer's objects, in bytes: less than usher's have. An object
+// of two bytes would occupy hundreds when decoded. slackForObjects is the size of a small answer, without this limit.
+const (
+	leastObject     = 32
+	slackForObjects = 64 << 10
+)
+
 // slowAfter is how long a request waits before Client.Slow is called.
 const slowAfter = time.Second
 
@@ -113,14 +120,20 @@ func (c *Client) read(ctx context.Context, method, path string, query url.Values
 		return 0, err
 	}
 	defer res.Body.Close()
-	body := &io.LimitedReader{R: res.Body, N: most}
-	if err := json.NewDecoder(body).Decode(out); err != nil {
-		if body.N <= 0 {
-			err = fmt.Errorf("more than %d bytes", most)
-		}
+	text, err := io.ReadAll(io.LimitReader(res.Body, most+1))
+	switch {
+	case err != nil:
+	case int64(len(text)) > most:
+		err = fmt.Errorf("more than %d bytes", most)
+	case (bytes.Count(text, []byte("{"))+bytes.Count(text, []byte("null")))*leastObject > len(text)+slackForObjects:
+		err = fmt.Errorf("objects of less than %d bytes", leastObject)
+	default:
+		err = json.Unmarshal(text, out)
+	}
+	if err != nil {
 		return 0, c.failed(ctx, began, fmt.Errorf("reading the response to %s: %w", path, err))
 	}
-	return most - body.N, nil
+	return int64(len(text)), nil
 }
 
 // Raw returns the content at a path of the server, with a query, at most the given number of bytes, and the

@@ -176,6 +176,21 @@ var _ = Describe("a list", func() {
 		Expect(err).To(MatchError(And(ContainSubstring(c.Address()), ContainSubstring("more than 67108864 bytes"))))
 	})
 
+	It("is an error if a page has more items than requested, or items that are much larger when decoded", func(ctx context.Context) {
+		c := serve(func(w http.ResponseWriter, _ *http.Request) {
+			answer(w, http.StatusOK, api.ServiceList{Items: make([]api.Service, 3)})
+		})
+		_, err := c.Services(ctx, client.ServiceQuery{Max: 2})
+		Expect(err).To(MatchError(ContainSubstring("page 1 of list /services has 3 items: 2 were requested")))
+		for _, item := range []string{"{},", "null,"} {
+			c = serve(func(w http.ResponseWriter, _ *http.Request) {
+				fmt.Fprint(w, `{"items": [`+strings.Repeat(item, 1<<20)+`{}]}`)
+			})
+			_, err = c.Services(ctx, client.ServiceQuery{})
+			Expect(err).To(MatchError(And(ContainSubstring(c.Address()), ContainSubstring("objects of less than 32 bytes"))))
+		}
+	})
+
 	It("is read up to the requested maximum, and has the total", func(ctx context.Context) {
 		var asked []string
 		list, err := serve(five(&asked)).Services(ctx, client.ServiceQuery{Max: 3})

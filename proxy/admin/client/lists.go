@@ -137,6 +137,9 @@ func pages[T any](ctx context.Context, c *Client, path string, query url.Values,
 		if err != nil {
 			return list[T]{}, err
 		}
+		if len(page.Items) > limit {
+			return list[T]{}, &UnreachableError{Address: c.address, Err: fmt.Errorf("page %d of list %s has %d items: %d were requested", n, path, len(page.Items), limit)}
+		}
 		left -= read
 		items = append(items, page.Items...)
 		if page.Continue == "" || max != All && len(items) >= max {

@@ -95,15 +95,19 @@ type grid struct {
 	nodes []serviceNode
 	cells [][]api.ClusterCell // of each node; shorter than rows if it does not know the last of them
 
-	mu    sync.Mutex // guards the fields below
-	rows  []api.ClusterEndpoint
-	index map[string]int // of rows, by address
-	words map[string]string
+	most int // rows
+
+	mu      sync.Mutex // guards the fields below
+	rows    []api.ClusterEndpoint
+	index   map[string]int // of rows, by address
+	words   map[string]string
+	omitted int // endpoints without a row, of the node with the most
 }
 
 // read queries nodes for the endpoints. It reduces the answers to cells as they arrive.
 func (v *View) read(ctx context.Context, know []serviceNode, namespace, name string) *grid {
 	g := &grid{nodes: slices.Clone(know), cells: make([][]api.ClusterCell, len(know)), index: map[string]int{}, words: map[string]string{}}
+	g.most = 2 * maxCells / max(1, len(know)) // an answer may have other endpoints than those that the node counted before
 	nodes := make([]Node, len(know))
 	at := map[string]int{}
 	for i, k := range know {
@@ -125,10 +129,14 @@ func (v *View) read(ctx context.Context, know []serviceNode, namespace, name str
 func (g *grid) add(node int, detail api.ServiceDetail) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	cells := make([]api.ClusterCell, len(g.rows))
+	cells, omitted := make([]api.ClusterCell, len(g.rows)), 0
 	for _, port := range detail.Details {
 		for _, e := range port.Endpoints {
 			row, known := g.index[e.Address]
+			if !known && len(g.rows) >= g.most {
+				omitted++
+				continue
+			}
 			if !known {
 				row = len(g.rows)
 				g.index[e.Address] = row
@@ -157,7 +165,7 @@ func (g *grid) add(node int, detail api.ServiceDetail) {
 			c.Result = resultOf(c.State, c.Tried, c.Failed)
 		}
 	}
-	g.cells[node] = cells
+	g.cells[node], g.omitted = cells, max(g.omitted, omitted)
 }
 
 // word interns s: most cells have the same strings.
@@ -218,7 +226,7 @@ func (g *grid) fill(out *api.ClusterServiceDetail) {
 		x, y := &g.rows[a], &g.rows[b]
 		return byFault(verdict.rows[a], verdict.rows[b], cmp.Or(x.Pod, x.Address), cmp.Or(y.Pod, y.Address))
 	})
-	out.NodesOmitted, out.EndpointsOmitted = len(columns)-len(nodes), len(g.rows)-len(rows)
+	out.NodesOmitted, out.EndpointsOmitted = len(columns)-len(nodes), len(g.rows)-len(rows)+g.omitted
 	out.Nodes, out.Endpoints = []api.ClusterColumn{}, []api.ClusterEndpoint{}
 	for _, node := range nodes {
 		out.Nodes = append(out.Nodes, columns[node])

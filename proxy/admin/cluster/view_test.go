@@ -250,3 +250,21 @@ func TestUnreachableNodeIsListedWithItsError(t *testing.T) {
 	_, err = alone.Service(t.Context(), "shop", "web")
 	g.Expect(err).To(MatchError(errNobody))
 }
+
+func TestCellsAreBounded(t *testing.T) {
+	g := NewWithT(t)
+	grid := &grid{cells: make([][]api.ClusterCell, 2), index: map[string]int{}, words: map[string]string{}, most: 3}
+	answer := func(first, count int) (d api.ServiceDetail) {
+		var list []api.Endpoint
+		for i := range count {
+			list = append(list, api.Endpoint{Address: fmt.Sprint(first + i), State: api.EndpointReady})
+		}
+		d.Details = []api.ServicePort{{Endpoints: list}}
+		return d
+	}
+	grid.add(0, answer(0, 2))
+	grid.add(1, answer(1, 7))
+	g.Expect(grid.rows).To(HaveLen(3))
+	g.Expect(grid.cells[1]).To(HaveLen(3))
+	g.Expect(grid.omitted).To(Equal(5))
+}
