@@ -8,6 +8,8 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -51,7 +53,7 @@ programs, are skipped.`),
 		Args:              cli.Takes(0, 1, "at most one SERVICE"),
 		ValidArgsFunction: CompleteOne(func(cmd *cobra.Command) []string { return asks.CompleteServices(cmd, namespace.Namespace, nil) }),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.Remote = asks.cluster()
+			o.Remote = asks.cluster() || !isHere(cmd.Context(), asks.Address)
 			switch _, err := netip.ParseAddr(o.Client); {
 			case o.Remote && (bundle != "" || log != "" || o.DNS != ""):
 				return cli.Usagef("--bundle, --log and --dns work only on the node itself: run usher diagnose there, for example with kubectl exec")
@@ -68,8 +70,11 @@ programs, are skipped.`),
 			if len(args) > 0 {
 				o.Service = namespace.ServiceName(args[0])
 			}
-			if o.Remote {
+			if asks.cluster() {
 				return asks.AskAll(cmd, func(ushers []fleet.Usher) error { return diagnoseCluster(cmd, ushers, o, output) })
+			}
+			if o.Remote {
+				fmt.Fprintf(cmd.ErrOrStderr(), "usher: skipping the checks of the node itself: %s is not an address of this machine; to run them, run usher diagnose there\n", asks.Address)
 			}
 			return asks.Ask(func(c *client.Client) error {
 				report, failed := diagnose.Run(cmd.Context(), c, o)
@@ -112,6 +117,28 @@ programs, are skipped.`),
 	namespace.Register(flags)
 	asks.RegisterCluster(cmd, &namespace)
 	return cmd
+}
+
+// isHere reports whether the host of address, "host:port", is this machine, or cannot be determined.
+func isHere(ctx context.Context, address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil || host == "" {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return true
+	}
+	own, _ := net.InterfaceAddrs() // none on error
+	return slices.ContainsFunc(addrs, func(a netip.Addr) bool {
+		a = a.Unmap().WithZone("")
+		return a.IsLoopback() || a.IsUnspecified() || slices.ContainsFunc(own, func(o net.Addr) bool {
+			p, err := netip.ParsePrefix(o.String())
+			return err == nil && p.Addr() == a
+		})
+	})
 }
 
 // diagnoseCluster checks all usher instances of a cluster.

@@ -168,3 +168,14 @@ var _ = DescribeTable("--endpoint without a namespace", func(name, service, is s
 	Entry("may be an address and port", "10.1.2.3:80", "web", "10.1.2.3:80"),
 	Entry("may be empty", "", "web", ""),
 )
+
+var _ = DescribeTable("diagnose checks the node itself only if usher runs on this machine", func(ctx context.Context, address string, here bool) {
+	Expect(isHere(ctx, address)).To(Equal(here))
+},
+	Entry(nil, "127.0.0.1:10249", true),
+	Entry(nil, ":10249", true),
+	Entry(nil, "[::1]:10249", true),
+	Entry(nil, "203.0.113.7:10249", false),
+	Entry(nil, "[2001:db8::7]:10249", false),
+	Entry("a name that cannot be resolved", "usher.invalid:10249", true),
+)
