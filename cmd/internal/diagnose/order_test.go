@@ -17,7 +17,7 @@ var _ = Describe("the findings", func() {
 		return api.Connection{Service: service, Client: client, End: end, Outcomes: []string{"failed"}, Accepted: at}
 	}
 
-	It("are ordered by the number of clients affected now, with resolved ones last", func() {
+	It("are ordered by the number of connections affected now, with resolved ones last", func() {
 		failed := []api.Connection{
 			connection("default/closed", "[2001:db8::7]:1", "source-denied"), connection("default/closed", "192.0.2.7:1", "source-denied"),
 			connection("default/closed", "192.0.2.7:2", "source-denied"), connection("default/gone", "192.0.2.8:1", "no-endpoint"),
@@ -54,19 +54,19 @@ var _ = Describe("the findings", func() {
 		r, err := Run(GinkgoT().Context(), c, Options{Remote: true})
 		Expect(err).NotTo(HaveOccurred())
 		type told struct {
-			Check   string
-			Clients int64
-			Over    bool
+			Check    string
+			Affected int64
+			Over     bool
 		}
 		var all []told
 		for _, f := range r.Findings {
 			if f.Object != "usher" {
-				all = append(all, told{f.Check, f.Clients, f.Over})
+				all = append(all, told{f.Check, f.Connections, f.Over})
 			}
 		}
 		Expect(all).To(Equal([]told{{"slow", 30, false}, {"breaks", 4, false}, {"denied", 3, false}, {"endpoints", 1, false}, {"past", 0, true}}))
 		Expect(r.Findings[2].Wrong).To(Equal("3 connections from 2001:db8::7, 192.0.2.7 denied: not in loadBalancerSourceRanges"))
-		Expect(r.Lines(80)).To(ContainElements("Resolved:", "    impact:    since 2026-01-02 03:04:05, 30 clients in the last minutes"))
+		Expect(r.Lines(80)).To(ContainElements("Resolved:", "    impact:    since 2026-01-02 03:04:05, 30 connections in the last minutes"))
 		Expect(r.Findings[1].Since).To(BeZero())
 	})
 
@@ -78,7 +78,7 @@ var _ = Describe("the findings", func() {
 		Expect(withoutCluster(Finding{Remedy: "usher get portals -A"})).To(Equal("usher get portals -A"))
 	})
 
-	It("affect all clients if usher itself fails, and none if it only has a warning", func() {
+	It("affect all connections if usher itself fails, and none if it only has a warning", func() {
 		all, _ := (&subject{}).impact(Finding{Severity: Failing, Object: "usher"}, nil)
 		Expect(all).To(BeEquivalentTo(everyone))
 		none, _ := (&subject{}).impact(Finding{Severity: Warning, Object: "usher"}, nil)

@@ -51,8 +51,8 @@ func Together(all []OnNode) (sum Result) {
 			if !f.Since.IsZero() && (s.Since.IsZero() || f.Since.Before(s.Since)) {
 				s.Since = f.Since
 			}
-			if len(s.Nodes) > 0 && f.Clients < everyone {
-				s.Clients += f.Clients
+			if len(s.Nodes) > 0 && f.Connections < everyone {
+				s.Connections += f.Connections
 			}
 			if rank(f) < rank(*s) {
 				s.Severity = f.Severity
@@ -78,9 +78,9 @@ func Together(all []OnNode) (sum Result) {
 // rank returns the position of a finding's severity, the worst first.
 func rank(f Found) int { return slices.Index(severities, f.Severity) }
 
-// sort sorts past findings last and notes before them. Findings that affect most clients come first, then the most
-// severe, and among these the findings of most nodes. A Failing finding of which no client is known affects all: rules
-// refuse clients without counting them.
+// sort sorts past findings last and notes before them. Findings that affect most connections come first, then the most
+// severe, and among these the findings of most nodes. A Failing finding of which no connection is known affects all: rules
+// refuse connections without counting them.
 func (r *Result) sort() {
 	late := func(f Found) int {
 		switch {
@@ -91,14 +91,14 @@ func (r *Result) sort() {
 		}
 		return 0
 	}
-	clients := func(f Found) int64 {
-		if f.Severity == Failing && f.Clients == 0 {
+	affected := func(f Found) int64 {
+		if f.Severity == Failing && f.Connections == 0 {
 			return everyone
 		}
-		return f.Clients
+		return f.Connections
 	}
 	slices.SortStableFunc(r.Findings, func(a, b Found) int {
-		return cmp.Or(cmp.Compare(late(a), late(b)), cmp.Compare(clients(b), clients(a)), cmp.Compare(rank(a), rank(b)),
+		return cmp.Or(cmp.Compare(late(a), late(b)), cmp.Compare(affected(b), affected(a)), cmp.Compare(rank(a), rank(b)),
 			cmp.Compare(a.Object, b.Object), cmp.Compare(len(b.Nodes), len(a.Nodes)))
 	})
 }
