@@ -151,6 +151,8 @@ func becomes(p *api.ServicePort, v api.VIP, traits portal.Traits) string {
 		return "not listening: no endpoint"
 	case action == portal.Reject:
 		return "rejected: no endpoint"
+	case action == portal.Drop && external && !traits.Redirects:
+		return "refused, except from this node: no endpoint here"
 	case action == portal.Drop && external:
 		return "dropped, except from this node: no endpoint here"
 	case action == portal.Drop && !traits.Redirects:

@@ -389,6 +389,10 @@ var _ = Describe("a diff of manifests", func() {
 			"+  externalTrafficPolicy  Local", "",
 			"1 service port: 0 added, 0 removed, 1 changed, 0 unchanged."}))
 	})
+	It("shows that clients are refused, not dropped, by a portal that only listens", func() {
+		local := port(func(p *api.ServicePort) { p.Endpoints[0].UsedFor = []string{"internal", "node"} })
+		Expect(told(asIs, local, portal.Traits{Local: true})).To(ContainElement("~  NodePort 30080  refused, except from this node: no endpoint here"))
+	})
 	It("shows the topology key in effect", func() {
 		near := port(func(p *api.ServicePort) { p.Topology = &api.Topology{Keys: []string{"zone"}, Key: "zone", Value: "a"} })
 		Expect(told(asIs, near, redirects)).To(ContainElement("+  topology  zone=a"))
