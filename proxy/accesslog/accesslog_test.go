@@ -11,6 +11,8 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -80,6 +82,25 @@ var _ = Describe("an access log", func() {
 			"connectMs":2.000,"firstByteMs":3.500,"durationMs":1000.000,"bytesToEndpoint":73,"bytesToClient":131,"end":"client-closed"}`))
 		Expect(strings.Count(out.String(), "\n")).To(Equal(1))
 		Expect(l.Written()).To(BeEquivalentTo(1))
+	})
+
+	It("completes a line of which only a part could be written", func() {
+		out := &filling{room: 10}
+		l := run(accesslog.Options{Path: "-", Out: out, Format: accesslog.JSON}, func(l *accesslog.Log) {
+			retried(t, "connection refused")
+			Eventually(out.failed.Load).Should(BeEquivalentTo(1))
+			out.room = 300
+			retried(t, "connection refused")
+			Eventually(out.failed.Load).Should(BeEquivalentTo(2))
+			out.room = 10_000
+			retried(t, "connection refused")
+			Eventually(l.Written).Should(BeEquivalentTo(2))
+		})
+		Expect(strings.Count(out.text.String(), "\n")).To(Equal(2))
+		for line := range strings.Lines(out.text.String()) {
+			Expect(json.Valid([]byte(line))).To(BeTrue(), line)
+		}
+		Expect(l.Lost()).To(BeEquivalentTo(1), "the second connection, for which there was no room")
 	})
 
 	It("escapes error texts so that each line is valid JSON", func() {
@@ -246,4 +267,22 @@ func BenchmarkConnection(b *testing.B) {
 			b.ReportMetric(float64(l.Lost())/float64(b.N), "lost/op")
 		})
 	}
+}
+
+// filling is a Writer that has room for a number of bytes, like a disk.
+type filling struct {
+	text   strings.Builder
+	room   int
+	failed atomic.Int64
+}
+
+func (f *filling) Write(b []byte) (int, error) {
+	n := min(len(b), f.room)
+	f.room -= n
+	f.text.Write(b[:n])
+	if n < len(b) {
+		f.failed.Add(1)
+		return n, syscall.ENOSPC
+	}
+	return n, nil
 }

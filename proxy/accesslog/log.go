@@ -1,6 +1,7 @@
 package accesslog
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"os"
@@ -20,6 +21,8 @@ const (
 	keepBuffer = 256 << 10
 )
 
+var newline = []byte("\n")
+
 // Log is an access log.
 type Log struct {
 	path   string // "" for out
@@ -33,6 +36,7 @@ type Log struct {
 	ends  *trace.Follower
 	lines []byte
 	count int64 // number of lines in it
+	torn  bool  // the first line's beginning is already written
 
 	written, lost atomic.Int64
 	lastLost      atomic.Int64 // Unix time in ns
@@ -103,24 +107,34 @@ func (l *Log) write() {
 	if len(l.lines) == 0 {
 		return
 	}
-	var err error
-	if l.path != "" {
-		if err = l.follow(); err == nil {
-			_, err = l.file.Write(l.lines)
-		}
-	} else {
-		_, err = l.out.Write(l.lines)
+	n, err := 0, error(nil)
+	if l.path == "" {
+		n, err = l.out.Write(l.lines)
+	} else if err = l.follow(); err == nil {
+		n, err = l.file.Write(l.lines)
 	}
+	rest := l.lines[:0]
 	if err != nil {
+		written := min(int64(bytes.Count(l.lines[:n], newline)), l.count)
+		l.written.Add(written)
+		l.count -= written
+		// The next write completes a line of which only a part is written. The lines after it are lost.
+		if l.torn = n > 0 && l.lines[n-1] != '\n' || n == 0 && l.torn; l.torn {
+			rest = append(rest, l.lines[n:n+bytes.Index(l.lines[n:], newline)+1]...)
+			l.count--
+		}
 		l.lose(l.count)
 		l.rarely.Do(func() {
 			l.errors.WithError(err).Error("Cannot write the access log; lines are lost (logged at most every 10 s)")
 		})
 	} else {
 		l.written.Add(l.count)
+		l.torn = false
 	}
-	l.lines, l.count = l.lines[:0], 0
-	if cap(l.lines) > 2*keepBuffer {
+	l.lines, l.count = rest, 0
+	if l.torn {
+		l.count = 1
+	} else if cap(l.lines) > 2*keepBuffer {
 		l.lines = nil
 	}
 }
@@ -141,6 +155,12 @@ func (l *Log) follow() error {
 		}
 		l.file.Close()
 		l.file = nil
+		if l.torn { // its beginning is in the other file
+			l.lines = l.lines[bytes.Index(l.lines, newline)+1:]
+			l.torn = false
+			l.count--
+			l.lose(1)
+		}
 	}
 	return l.open()
 }
