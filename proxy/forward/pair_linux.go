@@ -169,6 +169,8 @@ func (p *pair) ready(r Readiness, w *way, from, to *edge, end outcome.Outcome) {
 		p.move(shortTurn)
 	case p.carry(w, from, to, shortTurn):
 		p.later()
+	case to.lost: // by a failed write; the other direction may wait for room, and would not notice
+		p.move(shortTurn)
 	}
 }
 
