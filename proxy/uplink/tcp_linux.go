@@ -1,7 +1,9 @@
 package uplink
 
 import (
+	"errors"
 	"net"
+	"time"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
@@ -12,16 +14,32 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
+const (
+	// maxConnections is the maximum number of connections, each of which has a socket; the SYN of a further one is
+	// dropped, and the kernel resends it.
+	maxConnections = 16384
+	// dialTimeout is the time for a destination to answer. The client's kernel resends its SYN for longer.
+	dialTimeout = 30 * time.Second
+)
+
 // connect carries a TCP connection until it has ended. It completes the client's handshake only when the
 // destination has answered, so that the client sees a refusal as one.
 func (u *Uplink) connect(request *tcp.ForwarderRequest) {
 	u.flows.Add(1)
 	defer u.flows.Done()
 	to := addrPort(request.ID().LocalAddress, request.ID().LocalPort)
-	var dialer net.Dialer
+	select {
+	case u.tcp <- struct{}{}:
+		defer func() { <-u.tcp }()
+	default:
+		request.Complete(false)
+		return
+	}
+	dialer := net.Dialer{Timeout: dialTimeout}
 	dialed, err := dialer.DialContext(u.ctx, "tcp", to.String())
 	if err != nil {
-		request.Complete(true) // a reset
+		var failure net.Error
+		request.Complete(!errors.As(err, &failure) || !failure.Timeout()) // a reset, unless there was no answer
 		return
 	}
 	server := dialed.(*net.TCPConn)

@@ -26,6 +26,7 @@ type Uplink struct {
 	ctx    context.Context // ends with the uplink
 	cancel context.CancelFunc
 	flows  sync.WaitGroup // connections and UDP flows
+	tcp    chan struct{}  // one element for each TCP connection, also while it is being established
 	udp    chan struct{}  // one element for each UDP flow
 }
 
@@ -35,6 +36,9 @@ const nic tcpip.NICID = 1
 // maxDials is the maximum number of connections being established; a SYN beyond that is dropped, and the
 // kernel resends it.
 const maxDials = 1024
+
+// bufferSize is the size of the stack's buffers of a connection, one for each direction: by default 1 MiB.
+const bufferSize = 256 << 10
 
 // Start begins to carry the traffic of device, a TUN device: packets of at most mtu bytes, without further
 // headers. The uplink closes the device.
@@ -50,10 +54,11 @@ func Start(device *os.File, mtu uint32) (*Uplink, error) {
 			NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
 			TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol},
 		}),
+		tcp: make(chan struct{}, maxConnections),
 		udp: make(chan struct{}, maxUDPFlows),
 	}
 	u.ctx, u.cancel = context.WithCancel(context.Background())
-	u.stack.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(u.stack, 0, maxDials, u.connect).HandlePacket)
+	u.stack.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(u.stack, bufferSize, maxDials, u.connect).HandlePacket)
 	u.stack.SetTransportProtocolHandler(udp.ProtocolNumber, udp.NewForwarder(u.stack, u.associate).HandlePacket)
 	if err := u.open(withoutICMP(link)); err != nil {
 		u.Close()
@@ -65,8 +70,12 @@ func Start(device *os.File, mtu uint32) (*Uplink, error) {
 // open makes the stack accept all packets, and answer for any destination address.
 func (u *Uplink) open(link stack.LinkEndpoint) error {
 	sack := tcpip.TCPSACKEnabled(true)
+	send := tcpip.TCPSendBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: bufferSize, Max: bufferSize}
+	receive := tcpip.TCPReceiveBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: bufferSize, Max: bufferSize}
 	for _, err := range []tcpip.Error{
 		u.stack.SetTransportProtocolOption(tcp.ProtocolNumber, &sack),
+		u.stack.SetTransportProtocolOption(tcp.ProtocolNumber, &send),
+		u.stack.SetTransportProtocolOption(tcp.ProtocolNumber, &receive),
 		u.stack.CreateNIC(nic, link),
 		u.stack.SetPromiscuousMode(nic, true),
 		u.stack.SetSpoofing(nic, true),

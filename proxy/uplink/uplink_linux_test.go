@@ -256,6 +256,23 @@ var _ = Describe("a TCP connection to another network", func() {
 		Expect(err).To(MatchError(unix.ECONNRESET))
 	})
 
+	It("waits at the maximum until another one has ended", func() {
+		w := newWorld()
+		w.uplink.tcp = make(chan struct{}, 1)
+		first, _ := w.pair()
+		at, accepted := listen(elsewhere[0])
+		go func() {
+			defer GinkgoRecover()
+			c, err := w.dial(unix.SOCK_STREAM, at)
+			Expect(err).NotTo(HaveOccurred())
+			c.Close()
+		}()
+		Consistently(accepted, "500ms").ShouldNot(Receive())
+		Expect(first.SetLinger(0)).To(Succeed())
+		Expect(first.Close()).To(Succeed())
+		Eventually(accepted, "20s").Should(Receive())
+	})
+
 	It("is refused if no process listens", func() {
 		_, err := newWorld().dial(unix.SOCK_STREAM, netip.AddrPortFrom(elsewhere[0], 1))
 		Expect(err).To(MatchError(unix.ECONNREFUSED))
