@@ -24,6 +24,8 @@ const (
 	askTimeout = 4500 * time.Millisecond
 	// skipFor is how long an upstream that did not answer is asked after the others.
 	skipFor = 30 * time.Second
+	// logInterval is the shortest interval between two log lines that no upstream answers.
+	logInterval = 10 * time.Second
 )
 
 // errNoUpstream means that there is no upstream.
@@ -40,7 +42,10 @@ type upstreams struct {
 	file    resolvConf
 	servers []netip.AddrPort
 	silent  map[netip.AddrPort]time.Time // those that did not answer, and when
-	away    bool                         // the last query got no answer
+	// away is set while the log says that no upstream responds, warned is the time when it last said so, and answered
+	// the time of the last answer.
+	away             bool
+	warned, answered time.Time
 }
 
 func newUpstreams(o Options) *upstreams {
@@ -70,12 +75,17 @@ func (u *upstreams) release() { <-u.slots }
 
 // ask asks one upstream after the other, and returns the first success or NXDOMAIN; if there is none, another
 // answer.
-func (u *upstreams) ask(ctx context.Context, m *dns.Msg) (*dns.Msg, error) {
+func (u *upstreams) ask(ctx context.Context, m *dns.Msg) (poor *dns.Msg, err error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	servers := u.inOrder(time.Now())
-	var poor *dns.Msg
-	err := errNoUpstream
+	began := time.Now()
+	defer func() {
+		if !errors.Is(ctx.Err(), context.Canceled) { // the Server ends
+			u.logAvailability(began, err)
+		}
+	}()
+	servers := u.inOrder(began)
+	err = errNoUpstream
 	for range 2 { // a datagram is easily lost
 		for _, server := range servers {
 			var r *dns.Msg
@@ -83,22 +93,18 @@ func (u *upstreams) ask(ctx context.Context, m *dns.Msg) (*dns.Msg, error) {
 			u.heard(server, err, time.Now())
 			switch {
 			case err != nil && ctx.Err() != nil:
-				u.logAvailability(err)
 				return nil, err
 			case err != nil:
 			case r.Rcode == dns.RcodeSuccess || r.Rcode == dns.RcodeNameError:
-				u.logAvailability(nil)
 				return r, nil
 			default:
 				poor = r
 			}
 		}
 		if poor != nil {
-			u.logAvailability(nil)
 			return poor, nil
 		}
 	}
-	u.logAvailability(err)
 	return nil, err
 }
 
@@ -171,16 +177,21 @@ func (u *upstreams) heard(server netip.AddrPort, err error, now time.Time) {
 	}
 }
 
-// logAvailability logs when upstreams stop answering, and when they answer again.
-func (u *upstreams) logAvailability(err error) {
+// logAvailability logs when upstreams stop answering, at most once every logInterval, and when they answer again. err
+// is the result of a query that began at that time.
+func (u *upstreams) logAvailability(began time.Time, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if away := err != nil; away != u.away {
-		if u.away = away; away {
-			u.log.WithError(err).Warn("No upstream resolver responds for external names")
-		} else {
+	now := time.Now()
+	switch {
+	case err == nil:
+		if u.answered = now; u.away {
+			u.away = false
 			u.log.Info("Resolving external names again")
 		}
+	case !u.away && u.answered.Before(began) && now.Sub(u.warned) >= logInterval:
+		u.away, u.warned = true, now
+		u.log.WithError(err).Warn("No upstream resolver responds for external names")
 	}
 }
 

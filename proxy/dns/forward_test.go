@@ -15,6 +15,8 @@ import (
 	mdns "github.com/miekg/dns"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/sirupsen/logrus"
 
 	"github.com/usherproxy/usher/proxy/dns"
 )
@@ -214,6 +216,40 @@ var _ = Describe("external names", func() {
 		before := time.Now()
 		Expect(s.ask("www.example.com.", mdns.TypeA).Rcode).To(Equal(mdns.RcodeServerFailure))
 		Expect(time.Since(before)).To(BeNumerically("<", 9*time.Second))
+	})
+
+	It("are not reported as unavailable if some are resolved, and at most once every 10 s", func() {
+		out := gbytes.NewBuffer()
+		log := logrus.New()
+		log.SetOutput(out)
+		u := startUpstream(func(w mdns.ResponseWriter, query, reply *mdns.Msg) {
+			switch name := query.Question[0].Name; {
+			case name == "slow.example.com.":
+				time.Sleep(2 * time.Second)
+			case name == "lost.example.com.":
+				reply.Question[0].Name = "other.example.com."
+			}
+		})
+		o := via(u.addr)
+		o.Log = log
+		server, err := dns.New(o)
+		Expect(err).NotTo(HaveOccurred())
+		s := serve(server)
+		var slow sync.WaitGroup
+		slow.Go(func() {
+			defer GinkgoRecover()
+			Expect(s.ask("slow.example.com.", mdns.TypeA).Rcode).To(Equal(mdns.RcodeServerFailure))
+		})
+		time.Sleep(100 * time.Millisecond)
+		Expect(s.ask("www.example.com.", mdns.TypeA).Rcode).To(Equal(mdns.RcodeSuccess))
+		slow.Wait()
+		Expect(out.Contents()).To(BeEmpty())
+		for range 3 {
+			Expect(s.ask("lost.example.com.", mdns.TypeA).Rcode).To(Equal(mdns.RcodeServerFailure))
+			Expect(s.ask("www.example.com.", mdns.TypeA).Rcode).To(Equal(mdns.RcodeSuccess))
+		}
+		Expect(strings.Count(string(out.Contents()), "No upstream resolver responds")).To(Equal(1))
+		Expect(strings.Count(string(out.Contents()), "Resolving external names again")).To(Equal(1))
 	})
 
 	It("get SERVFAIL if there is no resolver", func() {
