@@ -2,7 +2,6 @@ package dns
 
 import (
 	"net/netip"
-	"slices"
 	"strings"
 
 	"github.com/miekg/dns"
@@ -34,9 +33,22 @@ type records struct {
 	pointers map[string]string // the name of each of its addresses, by the result of reverse
 }
 
+// recordsBuilder collects the records of a Service, each once.
+type recordsBuilder struct {
+	records
+	added map[addedRecord]bool
+}
+
+// addedRecord is an address or a location of a name.
+type addedRecord struct {
+	labels string
+	addr   netip.Addr
+	location
+}
+
 // newRecords returns the records of the Service with the given fully qualified name.
 func newRecords(name string, d *config.Discovery) records {
-	r := records{entries: map[string]entry{}, pointers: map[string]string{}}
+	r := recordsBuilder{records{entries: map[string]entry{}, pointers: map[string]string{}}, map[addedRecord]bool{}}
 	switch {
 	case d.ExternalName != "":
 		r.entries[""] = entry{alias: dns.Fqdn(strings.ToLower(d.ExternalName))}
@@ -51,12 +63,12 @@ func newRecords(name string, d *config.Discovery) records {
 	default:
 		r.addEndpoints(name, d.Endpoints)
 	}
-	return r
+	return r.records
 }
 
 // addEndpoints adds the records of a headless Service. Without endpoints it has no records: its name does not
 // exist (2.4.1).
-func (r records) addEndpoints(name string, endpoints []config.DiscoveryEndpoint) {
+func (r recordsBuilder) addEndpoints(name string, endpoints []config.DiscoveryEndpoint) {
 	for _, e := range endpoints {
 		host := hostLabel(e)
 		r.addAddr("", e.Addr)
@@ -83,25 +95,32 @@ func reverse(a netip.Addr) string {
 	return name
 }
 
-func (r records) addAddr(labels string, a netip.Addr) {
+func (r recordsBuilder) addAddr(labels string, a netip.Addr) {
 	e := r.entries[labels]
-	if !slices.Contains(e.addrs, a) {
+	if r.isNew(addedRecord{labels: labels, addr: a}) {
 		e.addrs = append(e.addrs, a)
 	}
 	r.entries[labels] = e
 }
 
 // addPort adds a port that host serves. A port without a name has no record.
-func (r records) addPort(p config.DiscoveryPort, host string) {
+func (r recordsBuilder) addPort(p config.DiscoveryPort, host string) {
 	if p.Name == "" {
 		return
 	}
 	protocol := "_" + strings.ToLower(string(p.Protocol))
 	labels := "_" + strings.ToLower(p.Name) + "." + protocol
 	e := r.entries[labels]
-	if l := (location{host, p.Number}); !slices.Contains(e.locations, l) {
+	if l := (location{host, p.Number}); r.isNew(addedRecord{labels: labels, location: l}) {
 		e.locations = append(e.locations, l)
 	}
 	r.entries[labels] = e
 	r.entries[protocol] = entry{}
+}
+
+// isNew adds a to the added records, and reports whether it was not among them.
+func (r recordsBuilder) isNew(a addedRecord) bool {
+	is := !r.added[a]
+	r.added[a] = true
+	return is
 }
