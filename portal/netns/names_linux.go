@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,6 +17,11 @@ var resolverSockets = []string{
 	"/var/run/nscd/socket",
 }
 
+const (
+	resolvConfPath = "/etc/resolv.conf"
+	keepInterval   = time.Second // for checking that the mounted file is in place
+)
+
 // setUpNames makes conf the content of /etc/resolv.conf, also behind a symbolic link, and makes the other resolvers'
 // sockets unreachable: by mounts that only processes inside see.
 func setUpNames(conf string) error {
@@ -23,9 +29,11 @@ func setUpNames(conf string) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return fmt.Errorf("making mounts private to this namespace: %w", err)
 	}
-	if err := replaceFile("/etc/resolv.conf", conf); err != nil {
+	mounted, err := replaceFile(resolvConfPath, conf, os.TempDir())
+	if err != nil {
 		return fmt.Errorf("setting up name resolution: %w", err)
 	}
+	go keepNames(mounted, conf)
 	for _, socket := range resolverSockets {
 		if info, err := os.Stat(socket); err != nil || info.Mode()&os.ModeSocket == 0 {
 			continue
@@ -37,23 +45,36 @@ func setUpNames(conf string) error {
 	return nil
 }
 
-// replaceFile mounts a file with this text on path. The file is in memory, and removed with the mount.
-func replaceFile(path, text string) error {
-	path, err := filepath.EvalSymlinks(path)
-	if err != nil {
-		return err
+// keepNames mounts conf again when the mounted file is no longer in place: the kernel removes a mount if a process
+// outside replaces the file below it by renaming another one.
+func keepNames(mounted os.FileInfo, conf string) {
+	for range time.Tick(keepInterval) {
+		if now, err := os.Stat(resolvConfPath); err != nil || os.SameFile(now, mounted) {
+			continue
+		}
+		// The command may be using /tmp.
+		if again, err := replaceFile(resolvConfPath, conf, "/proc/self/task"); err == nil {
+			mounted = again
+		}
 	}
-	dir := os.TempDir()
+}
+
+// replaceFile mounts a file with this text on path. The file is in memory, and removed with the mount. It hides the
+// content of dir meanwhile.
+func replaceFile(path, text, dir string) (mounted os.FileInfo, err error) {
+	if path, err = filepath.EvalSymlinks(path); err != nil {
+		return nil, err
+	}
 	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "size=64k"); err != nil {
-		return fmt.Errorf("mounting tmpfs on %s: %w", dir, err)
+		return nil, fmt.Errorf("mounting tmpfs on %s: %w", dir, err)
 	}
 	defer func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }() // in any case it is removed with the namespace
 	file := filepath.Join(dir, filepath.Base(path))
 	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		return err
+		return nil, err
 	}
 	if err := unix.Mount(file, path, "", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("mounting a file on %s: %w", path, err)
+		return nil, fmt.Errorf("mounting a file on %s: %w", path, err)
 	}
-	return nil
+	return os.Stat(path)
 }

@@ -30,6 +30,7 @@ import (
 const (
 	roleInside   = "netns-test-inside"   // the helper
 	roleOrdinary = "netns-test-ordinary" // a non-root user that creates a namespace
+	roleReplaces = "netns-test-replaces" // replaces /etc/resolv.conf, in a mount namespace, while a command runs
 )
 
 // TestMain also plays the roles of other processes.
@@ -53,6 +54,10 @@ func TestMain(m *testing.M) {
 		if err != nil {
 			fmt.Println(err)
 		}
+	case roleReplaces:
+		if err := replaceWhileRunning(); err != nil {
+			fmt.Println(err)
+		}
 	default:
 		os.Exit(m.Run())
 	}
@@ -61,6 +66,26 @@ func TestMain(m *testing.M) {
 func TestNetns(t *testing.T) {
 	RegisterFailHandler(Fail)
 	RunSpecs(t, "portal/netns")
+}
+
+// replaceWhileRunning replaces /etc/resolv.conf by renaming another file, while a command runs, as DHCP clients do.
+func replaceWhileRunning() error {
+	err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("tmpfs", "/etc", "tmpfs", 0, ""),
+		os.WriteFile("/etc/resolv.conf", nil, 0o644))
+	if err != nil {
+		return err
+	}
+	n, err := Start(options)
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	err = errors.Join(os.WriteFile("/etc/new", []byte("nameserver 192.0.2.53\n"), 0o644), os.Rename("/etc/new", "/etc/resolv.conf"))
+	if err != nil {
+		return err
+	}
+	_, err = n.Run(Command{Path: "/bin/sh", Args: []string{"sh", "-c", "sleep 2; cat /etc/resolv.conf"}}, nil)
+	return err
 }
 
 var options = Options{Self: []string{roleInside}, ResolvConf: "nameserver 192.0.0.6\n"}
@@ -156,6 +181,14 @@ var _ = Describe("a namespace", func() {
 		Expect(inside).NotTo(Equal(outside))
 		Expect(conf).To(Equal(options.ResolvConf))
 		Expect(os.ReadFile("/etc/resolv.conf")).To(Equal(before), "the file outside is unchanged")
+	})
+
+	It("keeps the configured resolver when another process replaces the file outside", func() {
+		cmd := exec.Command("/proc/self/exe", roleReplaces)
+		cmd.SysProcAttr = lab.InNamespaces(syscall.CLONE_NEWNS)
+		out, err := cmd.CombinedOutput()
+		Expect(err).NotTo(HaveOccurred(), string(out))
+		Expect(string(out)).To(Equal(options.ResolvConf))
 	})
 
 	It("can be created without a resolver", func() {
