@@ -42,10 +42,10 @@ type upstreams struct {
 	file    resolvConf
 	servers []netip.AddrPort
 	silent  map[netip.AddrPort]time.Time // those that did not answer, and when
-	// away is set while the log says that no upstream responds, warned is the time when it last said so, and answered
+	// away is set while the log says that no upstream responds, warned is the time when it last said so, and heardAt
 	// the time of the last answer.
-	away             bool
-	warned, answered time.Time
+	away            bool
+	warned, heardAt time.Time
 }
 
 func newUpstreams(o Options) *upstreams {
@@ -78,13 +78,13 @@ func (u *upstreams) release() { <-u.slots }
 func (u *upstreams) ask(ctx context.Context, m *dns.Msg) (poor *dns.Msg, err error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	began := time.Now()
+	start := time.Now()
 	defer func() {
 		if !errors.Is(ctx.Err(), context.Canceled) { // the Server ends
-			u.logAvailability(began, err)
+			u.logAvailability(start, err)
 		}
 	}()
-	servers := u.inOrder(began)
+	servers := u.inOrder(start)
 	err = errNoUpstream
 	for range 2 { // a datagram is easily lost
 		for _, server := range servers {
@@ -178,18 +178,18 @@ func (u *upstreams) heard(server netip.AddrPort, err error, now time.Time) {
 }
 
 // logAvailability logs when upstreams stop answering, at most once every logInterval, and when they answer again. err
-// is the result of a query that began at that time.
-func (u *upstreams) logAvailability(began time.Time, err error) {
+// is the result of a query that was sent at start.
+func (u *upstreams) logAvailability(start time.Time, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	now := time.Now()
 	switch {
 	case err == nil:
-		if u.answered = now; u.away {
+		if u.heardAt = now; u.away {
 			u.away = false
 			u.log.Info("Resolving external names again")
 		}
-	case !u.away && u.answered.Before(began) && now.Sub(u.warned) >= logInterval:
+	case !u.away && u.heardAt.Before(start) && now.Sub(u.warned) >= logInterval:
 		u.away, u.warned = true, now
 		u.log.WithError(err).Warn("No upstream resolver responds for external names")
 	}
