@@ -488,7 +488,7 @@ var _ = Describe("the API of a proxy", func() {
 		Expect(find("last=1h")).To(HaveLen(2), "one is open")
 		Expect(find("last=1ns")).To(BeEmpty())
 		Expect(find("end=attempts-failed")).To(HaveLen(1))
-		for _, by := range []string{"duration", "connect", "first-byte"} {
+		for _, by := range []string{"attempts", "duration", "connect", "first-byte"} {
 			Expect(find("state=all&limit=1&sort=" + by)).To(HaveLen(1))
 		}
 		Expect(find("state=all&sort=duration&continue=@2")).To(HaveLen(1))
@@ -602,7 +602,7 @@ var _ = Describe("the API of a proxy", func() {
 		Expect(n.fails("/connections?client=x")).To(Equal(`400 client: invalid value "x": must be an address, an address and port, or a network such as 10.1.0.0/16`))
 		Expect(n.fails("/connections?end=x")).To(HavePrefix(`400 end: invalid value "x": must be one of client-closed, endpoint-closed, `))
 		Expect(n.fails("/connections?outcome=ok,x")).To(Equal(`400 outcome: invalid value "x": must be one of ok, retried, slow, failed, no-response`))
-		Expect(n.fails("/connections?sort=x")).To(Equal(`400 sort: invalid value "x": must be one of newest, duration, connect, first-byte, bytes`))
+		Expect(n.fails("/connections?sort=x")).To(Equal(`400 sort: invalid value "x": must be one of newest, attempts, duration, connect, first-byte, bytes`))
 		Expect(n.fails("/connections?last=0s")).To(Equal(`400 last: invalid value "0s": must be a time above 0, such as 200ms or 10m`))
 		Expect(n.fails("/events?slowerThan=x")).To(Equal(`400 slowerThan: invalid value "x": must be a time above 0, such as 200ms or 10m`))
 		Expect(n.fails("/connections?service=a/b")).To(Equal("404 there is no Service a/b that usher serves, and usher has no record of its connections"))

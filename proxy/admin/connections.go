@@ -146,6 +146,7 @@ func (a *API) connections(r *http.Request) (any, error) {
 
 // connectionKeys are the sort keys of connections other than their age.
 var connectionKeys = map[string]func(a *API, s seen, now time.Time) int64{
+	api.SortAttempts: func(_ *API, s seen, _ time.Time) int64 { return int64(s.life.Tries()) },
 	api.SortDuration: func(_ *API, s seen, now time.Time) int64 { return int64(s.lasted(now)) },
 	api.SortConnect: func(_ *API, s seen, now time.Time) int64 {
 		if t, ok := s.life.Established(); ok {

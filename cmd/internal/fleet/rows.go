@@ -84,6 +84,8 @@ func CompareConnections(sort string, a, b api.Connection) int {
 	}
 	newest := b.Accepted.Compare(a.Accepted)
 	switch sort {
+	case api.SortAttempts:
+		return cmp.Or(cmp.Compare(len(b.Attempts), len(a.Attempts)), newest)
 	case api.SortDuration:
 		return cmp.Or(cmp.Compare(b.DurationMs, a.DurationMs), newest)
 	case api.SortConnect:

@@ -76,7 +76,7 @@ the end code; see docs/reference.md.`,
 	cli.SomeOf(flags, &q.Outcome, "outcome", "Only connections with this `outcome`: "+strings.Join(conn.FlagWords(), ", ")+"; separate several with commas", conn.FlagWords()...)
 	flags.DurationVar(&q.Slower, "slower-than", 0, "Only connections that waited longer than this for the endpoint's first byte or, without one yet, to be established")
 	flags.DurationVar(&q.Last, "last", 0, "Only connections that ended within this time before now")
-	cli.Choice(flags, &q.Sort, "sort", "", "Sort by newest (default), or largest first by duration, connect, first-byte or bytes", api.Values("/connections", "sort")...)
+	cli.Choice(flags, &q.Sort, "sort", "", "Sort by newest (default), or largest first by attempts, duration, connect, first-byte or bytes", api.Values("/connections", "sort")...)
 	flags.StringVar(&q.Client, "client", "", "Only this `client`: an address, an address and port, or a network")
 	flags.StringVar(&q.Endpoint, "endpoint", "", "Only this `endpoint`: an address, an address and port, or a Pod")
 	cli.Choice(flags, &q.Protocol, "protocol", "", "Only this `protocol`: TCP, UDP, SCTP", api.Values("/connections", "protocol")...)

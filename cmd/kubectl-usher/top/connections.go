@@ -13,20 +13,13 @@ import (
 
 type connection = api.Connection
 
-// connectionSorts are the sort orders of connections.
-var connectionSorts = []struct {
-	name    string
-	compare func(a, b connection) int
-}{
-	{"the newest first", newest},
-	{"the most attempts first", func(a, b connection) int { return cmp.Or(cmp.Compare(len(b.Attempts), len(a.Attempts)), newest(a, b)) }},
-	{"the longest first", func(a, b connection) int { return cmp.Or(cmp.Compare(b.DurationMs, a.DurationMs), newest(a, b)) }},
-	{"the most bytes first", func(a, b connection) int { return cmp.Or(cmp.Compare(bytesOf(b), bytesOf(a)), newest(a, b)) }},
+// connectionSorts are the sort orders of connections; usher sorts them.
+var connectionSorts = []struct{ name, sort string }{
+	{"the newest first", api.SortNewest},
+	{"the most attempts first", api.SortAttempts},
+	{"the longest first", api.SortDuration},
+	{"the most bytes first", api.SortBytes},
 }
-
-func newest(a, b connection) int { return cmp.Compare(b.ID, a.ID) }
-
-func bytesOf(c connection) int64 { return c.BytesToEndpoint + c.BytesToClient }
 
 var connectionColumns = []show.Column[connection]{
 	{Title: "#", Right: true, Cell: func(c connection) string { return fmt.Sprint(c.ID) }},

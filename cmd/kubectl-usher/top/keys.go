@@ -161,7 +161,6 @@ func (m Model) sort(step int) (tea.Model, tea.Cmd) {
 	case connections:
 		m.connectionSort = (m.connectionSort + step + len(connectionSorts)) % len(connectionSorts)
 		m.connectionList.chosen, m.connectionList.top = 0, 0
-		m.sortConnections()
 	}
 	return m.again()
 }

@@ -2,7 +2,6 @@ package top
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	tea "charm.land/bubbletea/v2"
@@ -113,17 +112,10 @@ func (m *Model) take(a answer) {
 		m.serviceList.reorder(serviceKeys(m.services))
 	case connections:
 		m.connections = a.connections
-		m.sortConnections()
+		m.connectionList.reorder(connectionKeys(m.visibleConnections()))
 	case waterfall:
 		if m.gone = a.gone; !a.gone {
 			m.shown = a.connection
 		}
 	}
-}
-
-// sortConnections sorts the connections.
-func (m *Model) sortConnections() {
-	order := connectionSorts[m.connectionSort].compare
-	slices.SortStableFunc(m.connections, func(a, b api.Connection) int { return order(a, b) })
-	m.connectionList.reorder(connectionKeys(m.visibleConnections()))
 }

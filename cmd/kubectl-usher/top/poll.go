@@ -54,7 +54,7 @@ func (m Model) askMore(a *answer) {
 		a.services, a.total = list.Items, list.Total
 	case connections:
 		var list api.ConnectionList
-		list, a.err = m.source.Connections(m.ctx, client.ConnectionQuery{State: "all", Service: m.service, Max: maxItems})
+		list, a.err = m.source.Connections(m.ctx, client.ConnectionQuery{State: "all", Service: m.service, Sort: connectionSorts[m.connectionSort].sort, Max: maxItems})
 		a.connections, a.total = list.Items, list.Total
 	case waterfall:
 		a.connection, a.err = m.source.Connection(m.ctx, m.connection)

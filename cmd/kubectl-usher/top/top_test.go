@@ -1,9 +1,11 @@
 package top_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +15,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/usherproxy/usher/cmd/internal/fleet"
 	"github.com/usherproxy/usher/cmd/kubectl-usher/top"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/admin/client"
@@ -41,7 +44,13 @@ func (u *usher) Services(_ context.Context, q client.ServiceQuery) (api.ServiceL
 
 func (u *usher) Connections(_ context.Context, q client.ConnectionQuery) (api.ConnectionList, error) {
 	u.asked = append(u.asked, "connections "+q.State+" "+q.Service)
-	return api.ConnectionList{Page: api.Page{Total: len(u.connections)}, Items: u.connections}, u.err
+	list := slices.SortedStableFunc(slices.Values(u.connections), func(a, b api.Connection) int {
+		if q.Sort == api.SortNewest {
+			return cmp.Compare(b.ID, a.ID)
+		}
+		return fleet.CompareConnections(q.Sort, a, b)
+	})
+	return api.ConnectionList{Page: api.Page{Total: len(list)}, Items: list}, u.err
 }
 
 func (u *usher) Connection(_ context.Context, id uint64) (api.Connection, error) {

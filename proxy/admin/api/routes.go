@@ -52,6 +52,7 @@ const (
 	SortRetries     = "retries"
 	SortBytes       = "bytes" // for both
 	SortNewest      = "newest"
+	SortAttempts    = "attempts"
 	SortDuration    = "duration"
 	SortConnect     = "connect"
 	SortFirstByte   = "first-byte"
@@ -98,7 +99,7 @@ var Routes = []Route{
 		query("outcome", "outcomes, separated by commas: ok, retried, slow, failed, no-response"),
 		slowerParam,
 		query("last", "a duration, such as 10m: only connections that ended within this time"),
-		query("sort", "sort key; all except newest sort in descending order", SortNewest, SortDuration, SortConnect, SortFirstByte, SortBytes),
+		query("sort", "sort key; all except newest sort in descending order", SortNewest, SortAttempts, SortDuration, SortConnect, SortFirstByte, SortBytes),
 		{Name: "retried", In: "query", Type: "boolean", Text: "true: only connections with more than one attempt"},
 		limitParam, continueParam,
 	}},
