@@ -76,44 +76,50 @@ func TryInput(ctx context.Context, to netip.AddrPort) (refusal string, err error
 
 // openTryInput makes the device. This process is its far end, the client.
 func openTryInput(ip6 bool) (tun *os.File, client netip.Addr, err error) {
-	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	fd, link, err := OpenTun(tryInputDevice + "%d")
 	if err != nil {
 		return nil, client, err
 	}
-	defer func() {
-		if err != nil {
-			unix.Close(fd)
-		}
-	}()
-	ifr, err := unix.NewIfreq(tryInputDevice + "%d")
-	if err != nil {
-		return nil, client, err
-	}
-	ifr.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
-	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr); err != nil {
-		return nil, client, err
-	}
-	link, err := netlink.LinkByName(ifr.Name())
-	if err != nil {
-		return nil, client, err
-	}
-	if err := netlink.LinkSetUp(link); err != nil {
-		return nil, client, err
-	}
+	name := link.Attrs().Name
+	tun = os.NewFile(uintptr(fd), name)
 	// With an address, which REDIRECT requires, and a route to its peer.
-	number, err := strconv.Atoi(strings.TrimPrefix(ifr.Name(), tryInputDevice))
-	if err != nil {
-		return nil, client, err
-	}
+	number, err := strconv.Atoi(strings.TrimPrefix(name, tryInputDevice))
 	client = tryInputNode[ip6]
 	for range number%100 + 1 {
 		client = client.Next()
 	}
-	addr := &netlink.Addr{IPNet: Alone(tryInputNode[ip6]), Peer: Alone(client), Flags: unix.IFA_F_NODAD}
-	if err := netlink.AddrAdd(link, addr); err != nil {
-		return nil, client, fmt.Errorf("assigning address %s: %w", addr.IPNet, err)
+	if err == nil {
+		err = netlink.AddrAdd(link, &netlink.Addr{IPNet: Alone(tryInputNode[ip6]), Peer: Alone(client), Flags: unix.IFA_F_NODAD})
 	}
-	return os.NewFile(uintptr(fd), ifr.Name()), client, nil
+	if err != nil {
+		tun.Close()
+		return nil, client, fmt.Errorf("assigning address %s: %w", tryInputNode[ip6], err)
+	}
+	return tun, client, nil
+}
+
+// OpenTun makes a TUN device, which is up, and returns its descriptor. The kernel replaces %d in name by a number. The
+// device is removed when the descriptor is closed.
+func OpenTun(name string) (fd int, link netlink.Link, err error) {
+	if fd, err = unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0); err != nil {
+		return -1, nil, err
+	}
+	ifr, err := unix.NewIfreq(name)
+	if err == nil {
+		ifr.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
+		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr)
+	}
+	if err == nil {
+		link, err = netlink.LinkByName(ifr.Name())
+	}
+	if err == nil {
+		err = netlink.LinkSetUp(link)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, nil, err
+	}
+	return fd, link, nil
 }
 
 // tryInputDevice is the prefix of the devices' names.

@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -35,41 +36,20 @@ func setUpLoopback() error {
 
 // openTun makes the device for other destinations, and the routes to it.
 func openTun() (fd int, err error) {
-	fd, err = unix.Open(tunDevice, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	fd, link, err := kernel.OpenTun(tunName)
 	if err != nil {
 		return -1, err
 	}
-	if err := attachTun(fd); err != nil {
+	err = netlink.LinkSetMTU(link, MTU)
+	for _, addr := range []netip.Addr{Address, address6} {
+		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: kernel.Everywhere(portal.FamilyOf(addr)), Src: addr.AsSlice()}
+		if failed := netlink.RouteAdd(route); addr.Is4() { // IPv6 may be disabled
+			err = errors.Join(err, failed)
+		}
+	}
+	if err != nil {
 		unix.Close(fd)
 		return -1, err
 	}
 	return fd, nil
-}
-
-func attachTun(fd int) error {
-	ifr, err := unix.NewIfreq(tunName)
-	if err != nil {
-		return err
-	}
-	ifr.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
-	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr); err != nil {
-		return err
-	}
-	link, err := netlink.LinkByName(tunName)
-	if err != nil {
-		return err
-	}
-	if err := netlink.LinkSetMTU(link, MTU); err != nil {
-		return err
-	}
-	if err := netlink.LinkSetUp(link); err != nil {
-		return err
-	}
-	for _, addr := range []netip.Addr{Address, address6} {
-		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: kernel.Everywhere(portal.FamilyOf(addr)), Src: addr.AsSlice()}
-		if err := netlink.RouteAdd(route); err != nil && addr.Is4() {
-			return err
-		}
-	}
-	return nil
 }
