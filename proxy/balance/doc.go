@@ -13,9 +13,8 @@
 // caller has probed the endpoint and it answered. Without probes it ends after some time: then one connection
 // tries the endpoint while others still skip it (health.go). Every choice comes with its reason.
 //
-// A [Filter] makes choices skip further endpoints; a Set has none unless its service port asks for it. There are two:
-// slow start (slowstart.go), and the limit of connections to an endpoint (filter.go). An endpoint at its limit is
-// skipped; if none has a free slot, clients wait in a queue (queue.go).
+// If the service port asks for it, choices skip further endpoints: by slow start (slowstart.go), and by a limit of
+// connections to an endpoint. If none below the limit is left, clients wait in a queue (queue.go).
 //
 // The package dials nothing and has no goroutine and no clock: the caller passes the time, and reports the
 // result of each attempt and probe with Endpoint.Report.

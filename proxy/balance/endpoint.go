@@ -268,3 +268,10 @@ func (s *State) Outlier(now time.Time) bool {
 	unbroken := s.Connected.Load() - r.brokeAt.Load()
 	return broken >= fewest && broken*outlierPart >= clients && unbroken*broken <= outlierOver*(clients-unbroken)
 }
+
+// Full reports whether the endpoint has reached its limit of connections. It reads the Pool's limit, so that older Sets
+// use a changed limit, too.
+func (e *Endpoint) Full() bool {
+	bound := e.pool.bound.Load()
+	return bound > 0 && e.Active.Load() >= bound
+}

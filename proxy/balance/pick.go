@@ -54,7 +54,7 @@ type Request struct {
 	Client, VIP netip.Addr       // source and destination, for schedulers that hash them
 	Tried       []netip.AddrPort // not to be tried again
 
-	skipFull bool // also where no Filter does that: see Take
+	skipFull bool // also if the Set is not limited: see Take
 }
 
 // Choice is an endpoint to try, with the reason.
@@ -76,7 +76,8 @@ type Set struct {
 	endpoints []*Endpoint
 	order     order         // nil for the order of endpoints
 	cursor    atomic.Uint32 // the next turn
-	filter    []Filter      // nil for most
+	slow      *slowStart    // nil without new endpoints
+	limited   bool          // skip full endpoints, for which clients wait
 	group     int           // index in Pool.queues; the same for all Sets that have the same endpoints
 	timeout   time.Duration // see QueueTimeout
 }
@@ -116,7 +117,7 @@ func (s *Set) Pick(a Request) (Choice, bool) {
 // return it. If no slot is free, or other clients are ahead, the Choice is Full. Then w waits, unless it is nil or
 // QueueLimit is reached.
 //
-// A Set from before a Pool.Update that set a limit has no Filter for full endpoints. If the chosen one is full, the next
+// A Set from before a Pool.Update that set a limit does not skip full endpoints. If the chosen one is full, the next
 // choice therefore skips full ones by itself.
 func (s *Set) Take(a Request, had netip.AddrPort, w *Waiter) (Choice, bool) {
 	for {
@@ -186,7 +187,7 @@ type look struct {
 	turn  uint32 // grows by one with each choice, and with each endpoint that was skipped
 	claim bool   // claims a HalfOpen endpoint; false for Peek
 
-	noneLeft bool // all endpoints that are left are skipped by Filters whose Waits is false: ignore these Filters
+	noneLeft bool // slow start skips all endpoints that are left: ignore it
 }
 
 // maxLooks is the number of endpoints that a scheduler proposes before all are checked in order. With half of them in
@@ -242,7 +243,7 @@ type pickResult struct {
 	skipped     uint32    // endpoints skipped before fallback
 	full        bool      // some are full
 	healthyFull bool      // some are full and not in quarantine
-	filtered    bool      // some were skipped by a Filter whose Waits is false, and are usable if no other is left
+	filtered    bool      // slow start skipped some, which are usable if no other is left
 }
 
 // take looks at an endpoint, and reports whether to choose it. skipped is how many were skipped before.
@@ -250,20 +251,14 @@ func (f *pickResult) take(s *Set, e *Endpoint, l *look, skipped uint32) bool {
 	if slices.Contains(l.Tried, e.Addr) {
 		return false
 	}
-	if l.skipFull && e.Full() {
+	slow := s.leavesTurn(e, l, skipped)
+	switch {
+	case (l.skipFull || s.limited && !slow) && e.Full():
 		f.full, f.healthyFull = true, f.healthyFull || e.available(l.Now, false) != Down
 		return false
-	}
-	if s.filter != nil {
-		switch by := s.skippedBy(e, l, skipped); {
-		case by == nil:
-		case by.Waits():
-			f.full, f.healthyFull = true, f.healthyFull || e.available(l.Now, false) != Down
-			return false
-		default:
-			f.filtered = true
-			return false
-		}
+	case slow:
+		f.filtered = true
+		return false
 	}
 	switch e.available(l.Now, l.claim) {
 	case HalfOpen:
@@ -283,15 +278,9 @@ func (f *pickResult) take(s *Set, e *Endpoint, l *look, skipped uint32) bool {
 	return false
 }
 
-// skippedBy returns the Filter that makes a choice skip e, or nil. skipped is how many endpoints were skipped
-// before.
-func (s *Set) skippedBy(e *Endpoint, l *look, skipped uint32) Filter {
-	for _, f := range s.filter {
-		if (f.Waits() || !l.noneLeft) && f.Skip(e, l.Now, l.turn+skipped) {
-			return f
-		}
-	}
-	return nil
+// leavesTurn reports whether e is new and leaves its turn to others. skipped is how many endpoints were skipped before.
+func (s *Set) leavesTurn(e *Endpoint, l *look, skipped uint32) bool {
+	return s.slow != nil && !l.noneLeft && s.slow.skips(e, l.Now, l.turn+skipped)
 }
 
 // reasoned sets the reason of c.

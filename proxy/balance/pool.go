@@ -75,12 +75,7 @@ func (p *Pool) Update(port config.ServicePort, now time.Time) (gone []*Endpoint)
 	schedule(schedulers[cmp.Or(port.Scheduler, config.RoundRobin)], p.Cluster, p.Internal, p.External)
 	for _, s := range []*Set{p.Cluster, p.Internal, p.External} {
 		s.timeout = port.QueueTimeout
-		if slow := newSlowStart(s, &port, now); slow != nil {
-			s.filter = append(s.filter, slow)
-		}
-		if port.EndpointLimit > 0 {
-			s.filter = append(s.filter, limit{})
-		}
+		s.slow, s.limited = newSlowStart(s, &port, now), port.EndpointLimit > 0
 	}
 	return gone
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// slowStart is the Filter of a Set with new endpoints. A new endpoint takes the fraction age/length of its turns, as
+// slowStart is the slow start of a Set with new endpoints. A new endpoint takes the fraction age/length of its turns, as
 // with HAProxy's slowstart and Envoy's slow start mode. If all endpoints are new, the age of the oldest replaces
 // length.
 type slowStart struct {
@@ -69,22 +69,19 @@ func (st *slowStart) share(e *Endpoint, now time.Time) float64 {
 	return max(leastShare, float64(age)/float64(whole))
 }
 
-// Skip implements Filter: a new endpoint leaves turns to others. Which turns depends only on the turn's number and the
-// endpoint's address.
-func (st *slowStart) Skip(e *Endpoint, now time.Time, turn uint32) bool {
+// skips reports whether a new endpoint leaves a turn to others, which depends on the turn's number and the endpoint's
+// address. turn differs between choices. Within a choice, it grows with each endpoint that was skipped, but not while a
+// scheduler in least.go compares endpoints.
+func (st *slowStart) skips(e *Endpoint, now time.Time, turn uint32) bool {
 	share := st.share(e, now)
 	return share < 1 && float64(hash(e.Addr.Addr(), turn)>>11)/(1<<53) >= share*st.part
 }
 
-func (st *slowStart) Waits() bool { return false }
-
 // Share returns the fraction of its full share of new connections in s that an endpoint gets now: less than 1 while it
 // is new.
 func (s *Set) Share(e *Endpoint, now time.Time) float64 {
-	for _, f := range s.filter {
-		if st, ok := f.(*slowStart); ok {
-			return st.share(e, now)
-		}
+	if s.slow == nil {
+		return 1
 	}
-	return 1
+	return s.slow.share(e, now)
 }
