@@ -62,7 +62,7 @@ func (o *leastOrder) look(s *Set, l look, i uint32) *Endpoint {
 		if best != nil && (busy && !bestBusy || busy == bestBusy && load*bestWeight >= bestLoad*weight) {
 			continue
 		}
-		if slices.Contains(l.Tried, e.Addr) || s.leavesTurn(e, &l, 0) || s.limited && e.Full() || e.available(l.Now, false) == Down {
+		if slices.Contains(l.Tried, e.Addr) || s.slow != nil && s.leavesTurn(e, &l, 0) || s.limited && e.Full() || e.available(l.Now, false) == Down {
 			continue
 		}
 		if load == 0 {

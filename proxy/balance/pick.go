@@ -251,7 +251,7 @@ func (f *pickResult) take(s *Set, e *Endpoint, l *look, skipped uint32) bool {
 	if slices.Contains(l.Tried, e.Addr) {
 		return false
 	}
-	slow := s.leavesTurn(e, l, skipped)
+	slow := s.slow != nil && s.leavesTurn(e, l, skipped)
 	switch {
 	case (l.skipFull || s.limited && !slow) && e.Full():
 		f.full, f.healthyFull = true, f.healthyFull || e.available(l.Now, false) != Down
@@ -280,7 +280,7 @@ func (f *pickResult) take(s *Set, e *Endpoint, l *look, skipped uint32) bool {
 
 // leavesTurn reports whether e is new and leaves its turn to others. skipped is how many endpoints were skipped before.
 func (s *Set) leavesTurn(e *Endpoint, l *look, skipped uint32) bool {
-	return s.slow != nil && !l.noneLeft && s.slow.skips(e, l.Now, l.turn+skipped)
+	return !l.noneLeft && s.slow.skips(e, l.Now, l.turn+skipped)
 }
 
 // reasoned sets the reason of c.
