@@ -66,7 +66,7 @@ import (
 // end of a Pod's veth with Calico or the AWS VPC CNI, REDIRECT drops the packet (nf_nat_redirect_ipv4). An existing
 // address of the node may change; then all rules would have to, and open connections would end. REDIRECT remains for
 // nodes without a redirect address, and as an option (Options.IPTablesTarget). SCTP is not served then, since it needs one
-// address for an association's whole life, and one that its clients can use: see kernel/redirectaddr.go.
+// address for an association's whole life, and one that its clients can use: see kernel/addresses.go.
 //
 // Reject is a DNAT to port 0, or, where iptables does not accept this, REDIRECT. No socket can be bound to that port,
 // so the kernel answers as for any closed one: TCP reset, ICMP port unreachable, SCTP abort. A REJECT in the filter

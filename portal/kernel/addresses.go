@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"net"
 	"net/netip"
 
 	"github.com/usherproxy/usher/portal"
@@ -30,3 +31,21 @@ func RedirectAddr(family portal.Family) netip.Addr {
 
 // AnswerMark returns the mark of answers that start on this node: mark plus its lowest unset bit.
 func AnswerMark(mark uint32) uint32 { return mark | (^mark & (mark + 1)) }
+
+// ClientFlow is a client's packets to an endpoint with the client's address as source, from any port.
+type ClientFlow struct {
+	Protocol portal.Protocol
+	Client   netip.Addr
+	Endpoint netip.AddrPort
+}
+
+// SourceTo returns the source address of a local process for to. Connecting a UDP socket makes the kernel look it up,
+// and sends nothing.
+func SourceTo(to netip.AddrPort) (netip.Addr, error) {
+	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer conn.Close()
+	return conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(), nil
+}
