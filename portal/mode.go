@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"slices"
 	"strings"
@@ -136,9 +135,7 @@ func (o Options) Complete() (Options, error) {
 		return o, fmt.Errorf("portal: invalid iptables target %q: must be one of %s", o.IPTablesTarget, strings.Join(IPTablesTargets, ", "))
 	}
 	if o.Log == nil {
-		silent := logrus.New()
-		silent.SetOutput(io.Discard)
-		o.Log = silent
+		o.Log = &logrus.Logger{} // discards all
 	}
 	if o.LockWait <= 0 {
 		o.LockWait = 5 * time.Second

@@ -140,9 +140,7 @@ func New(opts Options) (*Source, error) {
 		s.log.WithFields(logrus.Fields{"namespace": namespace, "count": n}).Warn("Messages suppressed for objects of a namespace: too many; \"usher check\" lists all")
 	}
 	if s.log == nil {
-		silent := logrus.New()
-		silent.SetOutput(io.Discard)
-		s.log = silent
+		s.log = &logrus.Logger{} // discards all
 	}
 	return s, nil
 }

@@ -2,7 +2,6 @@ package dns
 
 import (
 	"fmt"
-	"io"
 	"net/netip"
 	"strings"
 	"time"
@@ -63,9 +62,7 @@ func New(o Options) (*Server, error) {
 		o.ResolvConf = DefaultResolvConf
 	}
 	if o.Log == nil {
-		silent := logrus.New()
-		silent.SetOutput(io.Discard)
-		o.Log = silent
+		o.Log = &logrus.Logger{} // discards all
 	}
 	return &Server{
 		zone:      newZone(domain, uint32(o.TTL/time.Second)),

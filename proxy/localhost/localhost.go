@@ -2,7 +2,6 @@ package localhost
 
 import (
 	"context"
-	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -32,19 +31,12 @@ type Mirror struct {
 // namespace; see proxy.Options.Socket.
 func New(socket func(domain, kind, protocol int) (fd int, err error)) *Mirror {
 	options := proxy.Defaults()
-	options.Portal, options.Trace, options.Log = onLoopback{}, trace.NewLog(1), silent()
+	options.Portal, options.Trace, options.Log = onLoopback{}, trace.NewLog(1), &logrus.Logger{} // discards all: a port in use there is not an error
 	options.Socket = socket
 	options.Schedule = []time.Duration{10 * time.Second} // a server that does not answer has no other endpoint
 	options.Quarantine.First = 0
 	options.CheckInterval = interval
 	return &Mirror{proxy: proxy.New(options), served: map[server]bool{}}
-}
-
-// silent returns a log that discards everything: a port in use there is not an error.
-func silent() *logrus.Logger {
-	log := logrus.New()
-	log.SetOutput(io.Discard)
-	return log
 }
 
 // Refresh looks for listeners here, and serves them there.

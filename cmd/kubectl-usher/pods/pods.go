@@ -13,7 +13,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net"
 	"net/netip"
@@ -74,8 +73,7 @@ func New(o fleet.Options) (*Fleet, error) {
 	if f.api, err = kube.NewClient(rest); err != nil {
 		return nil, err
 	}
-	silent := logrus.New()
-	silent.SetOutput(io.Discard) // its errors are returned with the answers
+	silent := &logrus.Logger{} // its errors are returned with the answers
 	if f.tunnel, err = portforward.New(rest, silent); err != nil {
 		return nil, err
 	}
