@@ -66,15 +66,15 @@ type Mover interface {
 // Attempt is a finished attempt to connect to an endpoint.
 type Attempt struct {
 	Endpoint      netip.AddrPort
-	Pod           string
+	Pod           string         `json:",omitempty"`
 	Reason        balance.Reason // why this endpoint
-	Skipped       int            // endpoints skipped because they are quarantined
+	Skipped       int            `json:",omitempty"` // endpoints skipped because they are quarantined
 	Start         time.Duration  // after the connection was accepted
 	Duration      time.Duration
 	Result        Result
 	SourceAddress portal.SourceAddress // source address that the endpoint sees
-	Queued        time.Duration        // time spent in the queue before it
-	Err           string               // "" if it succeeded
+	Queued        time.Duration        `json:",omitempty"` // time spent in the queue before it
+	Err           string               `json:",omitempty"` // "" if it succeeded
 }
 
 // Result is the result of an attempt or a probe.
@@ -293,25 +293,17 @@ type Snapshot struct {
 // ForgetFirstByte makes the time to the first byte unknown.
 func (s *Snapshot) ForgetFirstByte() { s.FirstByte = adopted }
 
-// AttemptSnapshot is an Attempt in a Snapshot.
+// AttemptSnapshot is an Attempt in a Snapshot. Its words replace the numbers of the Attempt.
 type AttemptSnapshot struct {
-	Endpoint                      netip.AddrPort
-	Pod                           string `json:",omitempty"`
+	Attempt
 	Reason, Result, SourceAddress string
-	Skipped                       int `json:",omitempty"`
-	Start, Duration               time.Duration
-	Queued                        time.Duration `json:",omitempty"`
-	Err                           string        `json:",omitempty"`
 }
 
 // Snapshot returns the Snapshot of r. No step may be reported meanwhile.
 func (r *Record) Snapshot() Snapshot {
 	s := Snapshot{ID: r.ID, From: r.From, To: r.To, Via: r.Via, Start: r.Start, Established: r.established.Load(), FirstByte: r.firstByte.Load()}
 	for _, a := range r.Attempts() {
-		s.Attempts = append(s.Attempts, AttemptSnapshot{
-			Endpoint: a.Endpoint, Pod: a.Pod, Reason: a.Reason.String(), Result: a.Result.String(), SourceAddress: a.SourceAddress.String(), Skipped: a.Skipped,
-			Start: a.Start, Duration: a.Duration, Queued: a.Queued, Err: a.Err,
-		})
+		s.Attempts = append(s.Attempts, AttemptSnapshot{a, a.Reason.String(), a.Result.String(), a.SourceAddress.String()})
 	}
 	return s
 }
@@ -322,15 +314,13 @@ func (s *Snapshot) Record(port *Port) (*Record, error) {
 	r := &Record{ID: s.ID, Port: port, From: s.From, To: s.To, Via: s.Via, Start: s.Start}
 	all := make([]Attempt, len(s.Attempts))
 	for i, a := range s.Attempts {
-		reason, err1 := named(a.Reason, balance.Reason(balance.Reasons))
-		result, err2 := named(a.Result, Result(Results))
-		seen, err3 := named(a.SourceAddress, portal.SourceAddress(portal.SourceAddressCount))
+		var err1, err2, err3 error
+		all[i] = a.Attempt
+		all[i].Reason, err1 = named(a.Reason, balance.Reason(balance.Reasons))
+		all[i].Result, err2 = named(a.Result, Result(Results))
+		all[i].SourceAddress, err3 = named(a.SourceAddress, portal.SourceAddress(portal.SourceAddressCount))
 		if err := cmp.Or(err1, err2, err3); err != nil {
 			return nil, err
-		}
-		all[i] = Attempt{
-			Endpoint: a.Endpoint, Pod: a.Pod, Reason: reason, Result: result, SourceAddress: seen, Skipped: a.Skipped,
-			Start: a.Start, Duration: a.Duration, Queued: a.Queued, Err: a.Err,
 		}
 	}
 	last := len(all) - 1
