@@ -67,6 +67,7 @@ func New(o Options) (*Server, error) {
 	return &Server{
 		zone:      newZone(domain, uint32(o.TTL/time.Second)),
 		upstreams: newUpstreams(o),
+		counts:    counts{of: map[[2]string]int64{}},
 	}, nil
 }
 
