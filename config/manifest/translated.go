@@ -51,10 +51,6 @@ func (r *resolver) diagnose(n name, s *service) {
 	}
 	used := s.current()
 	for _, p := range r.store.Problems(n) {
-		if p.Removed() {
-			s.warnings = append(s.warnings, s.finding(p, used))
-			continue
-		}
 		s.errors = append(s.errors, s.finding(p, used))
 	}
 	for _, o := range s.slices {

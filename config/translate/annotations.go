@@ -74,18 +74,6 @@ var known = map[string]bool{
 	AnnotationQueueTimeout:        true,
 }
 
-// removed are annotations that had an effect in the past, with the reason and replacement.
-var removed = map[string]string{
-	AnnotationPrefix + "quarantine-suspicious": "removed, without effect: usher.io/probe checks endpoints actively, such as http:/healthz (docs/services.md)",
-}
-
-// originRemoved is the origin of problems with removed annotations.
-const originRemoved = "removed"
-
-// Removed reports whether p names an annotation that no longer has an effect: a warning, since the Service is served as
-// if it were absent.
-func (p Problem) Removed() bool { return p.Field.Origin == originRemoved }
-
 // Reads reports whether usher reads an annotation of a Service.
 func Reads(annotation string) bool {
 	return strings.HasPrefix(annotation, AnnotationPrefix) || known[annotation]
@@ -96,11 +84,6 @@ func unknownAnnotations(svc *corev1.Service, p *problems) {
 	var own []string
 	for _, name := range slices.Sorted(maps.Keys(svc.Annotations)) {
 		if !strings.HasPrefix(name, AnnotationPrefix) || known[name] {
-			continue
-		}
-		if why := removed[name]; why != "" {
-			a, _ := annotation(svc, name)
-			p.add(a.wrong("%s", why).WithOrigin(originRemoved))
 			continue
 		}
 		if own == nil {

@@ -105,16 +105,3 @@ func TestUnknownAnnotationIsReported(t *testing.T) {
 	g.Expect(problems).To(HaveLen(1))
 	g.Expect(problems[0].Error()).To(HavePrefix(`Service default/web: metadata.annotations: Unsupported value: "usher.io/idle-timeout": supported values: "usher.io/accept-proxy-protocol", `))
 }
-
-func TestRemovedAnnotationWarningNamesReplacement(t *testing.T) {
-	g := NewWithT(t)
-	svc := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{"usher.io/quarantine-suspicious": "true"}},
-		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.10", Ports: []corev1.ServicePort{{Port: 80}}},
-	}
-	served, problems := Service(svc, nil, config.Node{}, Options{})
-	g.Expect(served.Ports).To(HaveLen(1))
-	g.Expect(problems).To(ConsistOf(MatchError(`Service default/web: metadata.annotations[usher.io/quarantine-suspicious]: Invalid value: "true": ` +
-		`removed, without effect: usher.io/probe checks endpoints actively, such as http:/healthz (docs/services.md)`)))
-	g.Expect(problems[0].Removed()).To(BeTrue())
-}
