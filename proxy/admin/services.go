@@ -450,3 +450,30 @@ func quarantine(e *balance.Endpoint, now time.Time) *api.Quarantine {
 	}
 	return &api.Quarantine{Until: h.Until, SecondsLeft: max(0, h.Until.Sub(now)).Seconds(), Probed: h.Probed, Failures: h.Failures, Cause: h.Err.Error()}
 }
+
+// Planned returns the details of a service port that a proxy with these defaults does not serve yet: without
+// listeners, rules and connections.
+func Planned(port config.ServicePort, d api.Defaults) api.ServicePort {
+	o := proxy.Options{IdleTimeout: duration(d.ConnectionIdleSeconds), MaxAge: duration(d.MaxAgeSeconds), UDPIdleTimeout: duration(d.UDPIdleSeconds),
+		EndpointLimit: d.EndpointLimit, QueueTimeout: duration(d.QueueSeconds),
+		SlowStart: duration(d.SlowStartSeconds), EndpointDrainTimeout: duration(d.DrainSeconds),
+		Probe: config.Probe{Interval: duration(d.Probe.IntervalSeconds), Timeout: duration(d.Probe.TimeoutSeconds), Rise: d.Probe.Rise, Fall: d.Probe.Fall}}
+	// Older versions of usher have neither.
+	_ = o.Probe.Check.UnmarshalText([]byte(d.Probe.Check))
+	_ = o.Scheduler.UnmarshalText([]byte(d.Scheduler))
+	p := detail(&proxy.PortView{Port: o.WithDefaults(port)}, &o, time.Time{})
+	uses := map[config.Endpoint][]string{}
+	for _, use := range []struct {
+		name      string
+		endpoints []config.Endpoint
+	}{{"internal", port.Internal}, {"external", port.External}, {"node", port.Cluster}} {
+		for _, e := range use.endpoints {
+			uses[e] = append(uses[e], use.name)
+		}
+	}
+	for _, e := range port.Endpoints {
+		p.Endpoints = append(p.Endpoints, api.Endpoint{Address: e.Addr.String(), Pod: e.Pod, Node: e.Node, Zone: e.Zone,
+			Weight: e.Weight.Int(), Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating, UsedFor: uses[e]})
+	}
+	return p
+}

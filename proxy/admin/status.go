@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/outcome"
@@ -58,3 +59,18 @@ func (a *API) ends(*http.Request) (any, error) {
 	}
 	return list, nil
 }
+
+// Defaults returns those of a proxy that is started without flags.
+func Defaults() api.Defaults {
+	o := proxy.Defaults()
+	return defaults(&o)
+}
+
+func defaults(o *proxy.Options) api.Defaults {
+	return api.Defaults{Scheduler: o.Scheduler.String(), UDPIdleSeconds: o.UDPIdleTimeout.Seconds(),
+		ConnectionIdleSeconds: o.IdleTimeout.Seconds(), MaxAgeSeconds: o.MaxAge.Seconds(), Probe: *probe(o.Probe),
+		EndpointLimit: o.EndpointLimit, QueueSeconds: o.QueueTimeout.Seconds(),
+		SlowStartSeconds: o.SlowStart.Seconds(), DrainSeconds: o.EndpointDrainTimeout.Seconds()}
+}
+
+func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }
