@@ -113,7 +113,7 @@ func (l *Log) write() {
 	} else if err = l.follow(); err == nil {
 		n, err = l.file.Write(l.lines)
 	}
-	rest := l.lines[:0]
+	rest, kept := l.lines[:0], int64(0)
 	if err != nil {
 		written := min(int64(bytes.Count(l.lines[:n], newline)), l.count)
 		l.written.Add(written)
@@ -121,9 +121,9 @@ func (l *Log) write() {
 		// The next write completes a line of which only a part is written. The lines after it are lost.
 		if l.torn = n > 0 && l.lines[n-1] != '\n' || n == 0 && l.torn; l.torn {
 			rest = append(rest, l.lines[n:n+bytes.Index(l.lines[n:], newline)+1]...)
-			l.count--
+			kept = min(l.count, 1) // 0 if it is a line about lost ones
 		}
-		l.lose(l.count)
+		l.lose(l.count - kept)
 		l.rarely.Do(func() {
 			l.errors.WithError(err).Error("Cannot write the access log; lines are lost (logged at most every 10 s)")
 		})
@@ -131,10 +131,8 @@ func (l *Log) write() {
 		l.written.Add(l.count)
 		l.torn = false
 	}
-	l.lines, l.count = rest, 0
-	if l.torn {
-		l.count = 1
-	} else if cap(l.lines) > 2*keepBuffer {
+	l.lines, l.count = rest, kept
+	if !l.torn && cap(l.lines) > 2*keepBuffer {
 		l.lines = nil
 	}
 }
@@ -158,8 +156,8 @@ func (l *Log) follow() error {
 		if l.torn { // its beginning is in the other file
 			l.lines = l.lines[bytes.Index(l.lines, newline)+1:]
 			l.torn = false
-			l.count--
-			l.lose(1)
+			l.lose(min(l.count, 1))
+			l.count = max(l.count-1, 0)
 		}
 	}
 	return l.open()
