@@ -74,7 +74,7 @@ var _ = DescribeTable("a node whose clock differs by an hour", func(shows string
 			w.Header().Set("Content-Type", "text/event-stream")
 			for _, e := range []api.Event{{Text: "old", Time: now.Add(-10 * time.Minute)}, {Text: "new", Time: now.Add(-time.Minute)}} {
 				text, _ := json.Marshal(e)
-				_, _ = w.Write([]byte("event: " + api.StreamStep + "\ndata: " + string(text) + "\n\n"))
+				_, _ = w.Write([]byte("event: " + api.StreamMissed + "\ndata: {\"missed\":7}\n\nevent: " + api.StreamStep + "\ndata: " + string(text) + "\n\n"))
 			}
 		}
 	}))
@@ -88,7 +88,7 @@ var _ = DescribeTable("a node whose clock differs by an hour", func(shows string
 	Expect(string(out.Contents())).To(MatchRegexp(shows))
 },
 	Entry("has connections of its last minutes", `Ended connections of the last 1m3[01]s\.`, "get", "connections", "--state=ended"),
-	Entry("has steps of its last minutes", `^\S+ .*new\S*\n$`, "trace", "--since=5m", "--follow=false"),
+	Entry("has steps of its last minutes, and has missed none that are older", `^\S+ .*new\S*\n$`, "trace", "--since=5m", "--follow=false"),
 )
 
 var _ = Describe("get -w of a cluster", func() {

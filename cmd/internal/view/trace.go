@@ -81,6 +81,7 @@ type traceCommand struct {
 
 	oldest time.Time                // earlier events are not printed
 	ahead  map[string]time.Duration // by node, see clockAhead
+	begun  map[string]bool          // by node: an event was printed
 	ends   []string
 	out    io.Writer
 	width  int // of the node names
@@ -113,7 +114,7 @@ func (t *traceCommand) run(cmd *cobra.Command, args []string) error {
 		t.oldest = time.Now().Add(-t.since)
 	}
 	t.ends = strings.FieldsFunc(t.end, func(r rune) bool { return r == ',' })
-	t.out = cli.Colored(cmd.OutOrStdout())
+	t.out, t.begun = cli.Colored(cmd.OutOrStdout()), map[string]bool{}
 	return t.asks.AskAll(cmd, func(ushers []fleet.Usher) error {
 		if t.query.Service != "" {
 			if err := oneKnows(cmd.Context(), ushers, t.query.Service, ""); err != nil && !fleet.IsSilent(err) {
@@ -201,10 +202,18 @@ const (
 	maxNodeWidth = 30
 )
 
-// print prints one message, unless the flags exclude it.
+// print prints one message, unless the flags exclude it. The history begins with the first event printed: those missed
+// before it are not part of it.
 func (t *traceCommand) print(m fleet.Message) (err error) {
 	switch {
+	case m.Missed > 0 && t.query.History && !t.begun[m.From.Node]:
+		return nil
 	case m.Event != nil && (m.Event.Time.Add(t.ahead[m.From.Node]).Before(t.oldest) || len(t.ends) > 0 && !slices.Contains(t.ends, m.Event.End)):
+		return nil
+	case m.Event != nil:
+		t.begun[m.From.Node] = true
+	}
+	switch {
 	case t.output == "json" && m.Event != nil:
 		return json.NewEncoder(t.out).Encode(fleet.Reported[api.Event]{Node: m.From.Node, Item: *m.Event})
 	case t.output == "json" && m.Missed > 0:
