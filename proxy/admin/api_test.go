@@ -651,8 +651,9 @@ var _ = Describe("concurrent requests", func() {
 
 // subscription is the data read from a stream that has ended.
 type subscription struct {
-	events []api.Event
-	missed []uint64
+	events   []api.Event
+	missed   []uint64
+	position string // the last ID
 }
 
 // subscribe reads events until the stream ends.
@@ -674,6 +675,8 @@ func (n *node) subscribe(query, last string) (s subscription) {
 		switch {
 		case field == "event":
 			name = value
+		case field == "id":
+			s.position = value
 		case field == "data" && name == api.StreamMissed:
 			var m api.Missed
 			Expect(json.Unmarshal([]byte(value), &m)).To(Succeed())

@@ -101,6 +101,7 @@ type stream struct {
 	control *http.ResponseController
 	pending bytes.Buffer
 	missed  uint64 // not yet reported
+	last    uint64 // number of the last event read, selected or not
 	silence time.Duration
 	sent    time.Time // the last flush
 }
@@ -151,14 +152,19 @@ func (s *stream) run(ctx context.Context) {
 		s.missed += missed
 		for i := range n {
 			s.event(&buf[i])
+			s.last = buf[i].Seq
 		}
 		clear(buf[:n]) // they refer to connections
 		ended := n == 0 && err == nil
 		if ended || n < batch {
 			s.sendMissed()
 		}
-		if s.pending.Len() == 0 && time.Since(s.sent) >= s.silence { // there may have been events that do not match
-			s.pending.WriteString(": heartbeat\n\n")
+		idle := s.pending.Len() == 0 && time.Since(s.sent) >= s.silence // there may have been events that do not match
+		if idle {
+			s.pending.WriteString(": heartbeat\n")
+		}
+		if idle || ended {
+			s.sendPosition()
 		}
 		if s.pending.Len() > 0 && s.flush() != nil || ended {
 			return
@@ -207,7 +213,7 @@ func (s *stream) event(e *trace.Event) {
 	if !e.Kind.IsStep() {
 		name = api.StreamChange
 	}
-	id := s.instance + "-" + strconv.FormatUint(e.Seq, 10)
+	id := s.id(e.Seq)
 	s.put(id, name, newEvent(id, e))
 }
 
@@ -217,6 +223,17 @@ func (s *stream) sendMissed() {
 		s.missed = 0
 	}
 }
+
+// sendPosition sends the ID of the last event read, without an event, so that those not selected do not count as missed
+// for a subscriber that continues there.
+func (s *stream) sendPosition() {
+	if s.last > 0 {
+		fmt.Fprintf(&s.pending, "id: %s\n", s.id(s.last))
+	}
+	s.pending.WriteByte('\n')
+}
+
+func (s *stream) id(seq uint64) string { return s.instance + "-" + strconv.FormatUint(seq, 10) }
 
 // put appends an event in the format of the HTML standard, 9.2.6.
 func (s *stream) put(id, name string, data any) {

@@ -73,6 +73,16 @@ var _ = Describe("a subscriber of events", func() {
 		Expect(later.events).NotTo(BeEmpty())
 	})
 
+	It("misses no events that are not selected if it continues where its stream ended", func() {
+		steps(1500) // the trace keeps 1000
+		before := n.subscribe("follow=false&outcome=failed", "")
+		Expect(before.events).To(BeEmpty())
+		steps(3)
+		after := n.subscribe("follow=false", before.position)
+		Expect(after.missed).To(BeEmpty())
+		Expect(after.events).To(HaveLen(3))
+	})
+
 	It("gets heartbeats while only other Services have events", func() {
 		DeferCleanup(admin.SetHeartbeat(50 * time.Millisecond))
 		busy, stopped := make(chan struct{}), make(chan struct{})

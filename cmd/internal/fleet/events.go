@@ -112,7 +112,7 @@ const (
 	newTime   = time.Minute
 )
 
-// Follow returns new events of usher instances, as they arrive, until ctx ends. after has, by node, the ID of the event
+// Follow returns new events of usher instances, as they arrive, until ctx ends. after has, by node, the Message.ID
 // after which to begin. If a stream ends, Follow sends one Message about it, then searches for the instance and connects
 // again. It does the same for the instances of new nodes.
 func Follow(ctx context.Context, f Finder, ushers []Usher, q client.EventQuery, after map[string]string) iter.Seq[Message] {
@@ -163,8 +163,8 @@ func Follow(ctx context.Context, f Finder, ushers []Usher, q client.EventQuery, 
 				} else {
 					delete(silent, m.From.Node)
 				}
-				if m.Event != nil {
-					after[m.From.Node] = m.Event.ID
+				if m.ID != "" {
+					after[m.From.Node] = m.ID
 				}
 				if !yield(m) {
 					return

@@ -160,8 +160,8 @@ func (t *traceCommand) printCluster(cmd *cobra.Command, ushers []fleet.Usher) er
 			case m.Err != nil:
 				silent[m.From.Node] = m.Err
 				continue
-			case m.Event != nil:
-				after[m.From.Node] = m.Event.ID
+			case m.ID != "":
+				after[m.From.Node] = m.ID
 			}
 			if err := t.print(m); err != nil {
 				return err

@@ -271,6 +271,7 @@ var _ = Describe("the event stream", func() {
 		"id: a-1\nevent: step\ndata: {\"id\":\"a-1\",\"kind\":\"accepted\",\"text\":\"#1\"}\n\n" +
 		"event: missed\ndata: {\"missed\":120}\n\n" +
 		"event: of-a-later-version\ndata: {}\n\n" +
+		": heartbeat\nid: a-7\n\n" +
 		"id: a-9\r\nevent: change\r\ndata: {\"id\":\"a-9\",\r\ndata: \"kind\":\"service-added\"}\r\n\r\n"
 
 	// told reads a stream until it ends, and returns its lines.
@@ -283,13 +284,15 @@ var _ = Describe("the event stream", func() {
 				lines = append(lines, "hello "+m.Hello.Instance)
 			case m.Event != nil:
 				lines = append(lines, m.Event.ID+" "+m.Event.Kind)
-			default:
+			case m.Missed > 0:
 				lines = append(lines, fmt.Sprintf("missed %d", m.Missed))
+			default:
+				lines = append(lines, "at "+m.ID)
 			}
 		}
 		return lines, nil
 	}
-	all := []string{"hello a", "a-1 accepted", "missed 120", "a-9 service-added"}
+	all := []string{"hello a", "a-1 accepted", "missed 120", "at a-7", "a-9 service-added"}
 
 	It("is read event by event, and unknown events are skipped", func(ctx context.Context) {
 		var asked string

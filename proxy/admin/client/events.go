@@ -26,7 +26,7 @@ type EventQuery struct {
 	Connection                          uint64
 	// History makes the stream begin with the events that the trace still has.
 	History bool
-	// After makes the stream begin after the event with this ID instead; events removed meanwhile count as
+	// After makes the stream begin after the position with this ID instead; events removed meanwhile count as
 	// missed.
 	After string
 	// Once makes the stream end after those, instead of waiting for more.
@@ -53,8 +53,11 @@ func (q EventQuery) values() url.Values {
 	return v
 }
 
-// Message is one item of the stream of events. One of its fields is set.
+// Message is one item of the stream of events. At most one of Hello, Event and Missed is set.
 type Message struct {
+	// ID is the position in the stream, for EventQuery.After: the ID of the last event that usher read, whether or
+	// not it was selected; "" if the position is unchanged.
+	ID     string
 	Hello  *api.Hello
 	Event  *api.Event
 	Missed uint64 // events that were left out at this point
@@ -111,7 +114,7 @@ func (c *Client) Events(ctx context.Context, q EventQuery) iter.Seq2[Message, er
 // readMessage reads up to the next message of a known kind, and calls alive for every line.
 func readMessage(stream *bufio.Reader, alive func()) (m Message, err error) {
 	for {
-		event, data, err := readBlock(stream, alive)
+		id, event, data, err := readBlock(stream, alive)
 		if err != nil {
 			return m, err
 		}
@@ -126,13 +129,15 @@ func readMessage(stream *bufio.Reader, alive func()) (m Message, err error) {
 			into = m.Event
 		case api.StreamMissed:
 			into = &missed
+		case "":
+			return Message{ID: id}, nil
 		default:
 			continue
 		}
 		if err := json.Unmarshal([]byte(data), into); err != nil {
 			return Message{}, fmt.Errorf("event %s: %w", event, err)
 		}
-		m.Missed = missed.Missed
+		m.ID, m.Missed = id, missed.Missed
 		return m, nil
 	}
 }
@@ -163,28 +168,33 @@ func readLine(stream *bufio.Reader, most int) (string, error) {
 }
 
 // readBlock reads the lines of one event, as defined in the HTML standard (9.2.6, Interpreting an event
-// stream).
-func readBlock(stream *bufio.Reader, alive func()) (event, data string, err error) {
+// stream), or those of a new position, which has only an ID.
+func readBlock(stream *bufio.Reader, alive func()) (id, event, data string, err error) {
 	var lines []string
 	for read, left := 0, maxEvent; ; read++ {
 		line, err := readLine(stream, left)
 		if err != nil {
-			return "", "", err
+			return "", "", "", err
 		}
 		alive()
 		if line == "" {
-			if lines != nil {
-				return event, strings.Join(lines, "\n"), nil
+			switch {
+			case lines != nil:
+				return id, event, strings.Join(lines, "\n"), nil
+			case id != "" && event == "":
+				return id, "", "", nil
 			}
-			event, read, left = "", 0, maxEvent
+			id, event, read, left = "", "", 0, maxEvent
 			continue
 		}
 		if left -= len(line); read >= maxLines {
-			return "", "", errTooLong
+			return "", "", "", errTooLong
 		}
 		field, value, _ := strings.Cut(line, ":")
 		value = strings.TrimPrefix(value, " ")
 		switch field {
+		case "id":
+			id = value
 		case "event":
 			event = value
 		case "data":
