@@ -15,7 +15,7 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// everyone stands for all connections of the node, for a finding that affects all of them.
+// everyone is the number of failures of a finding that affects all connections of the node.
 const everyone = 1 << 62
 
 // isOver reports whether a finding is past.
@@ -23,9 +23,9 @@ func isOver(f Finding) bool {
 	return f.Check == "past" || f.Check == "quarantine" && f.Severity == Note
 }
 
-// impact returns the number of connections that a finding has affected recently, and when the state that it reports began,
-// both as far as known; refused is the number of connections to each Service for which there was no endpoint.
-func (s *subject) impact(f Finding, refused map[string]int64) (affected int64, since time.Time) {
+// impact returns the number of recent failures that a finding has caused, and when the state that it reports began, both
+// as far as known; refused is the number of connections to each Service for which there was no endpoint.
+func (s *subject) impact(f Finding, refused map[string]int64) (failures int64, since time.Time) {
 	name, is := strings.CutPrefix(f.Object, "Service ")
 	if !is {
 		if f.Severity == Failing {
@@ -44,19 +44,19 @@ func (s *subject) impact(f Finding, refused map[string]int64) (affected int64, s
 			if e.State.Failing() && (since.IsZero() || e.Since.Before(since)) {
 				since = e.Since
 			}
-			affected += e.FailedRecently + e.NoResponseRecently
+			failures += e.FailedRecently + e.NoResponseRecently
 			if e.State == api.EndpointUnresponsive && e.Latency != nil && e.Latency.FirstByteP99Ms == 0 {
-				affected += max(0, connectedRecently(e)-e.NoResponseRecently) // those that are still waiting
+				failures += max(0, connectedRecently(e)-e.NoResponseRecently) // clients that are still waiting
 			}
 		}
 	})
 	if !ofEndpoint && f.Severity != Note {
-		affected = refused[name]
+		failures = refused[name]
 		if d := s.service(name); d.State.Badness() > api.ServiceDegraded.Badness() {
 			since = d.Since
 		}
 	}
-	return affected, since
+	return failures, since
 }
 
 // recentlyRefused returns, for each Service, the number of recently failed connections for which there was no endpoint.

@@ -61,12 +61,12 @@ var _ = Describe("the findings", func() {
 		var all []told
 		for _, f := range r.Findings {
 			if f.Object != "usher" {
-				all = append(all, told{f.Check, f.Connections, f.Over})
+				all = append(all, told{f.Check, f.Failures, f.Over})
 			}
 		}
 		Expect(all).To(Equal([]told{{"slow", 30, false}, {"breaks", 4, false}, {"denied", 3, false}, {"endpoints", 1, false}, {"past", 0, true}}))
 		Expect(r.Findings[2].Wrong).To(Equal("3 connections from 2001:db8::7, 192.0.2.7 denied: not in loadBalancerSourceRanges"))
-		Expect(r.Lines(80)).To(ContainElements("Resolved:", "    impact:    since 2026-01-02 03:04:05, 30 connections in the last minutes"))
+		Expect(r.Lines(80)).To(ContainElements("Resolved:", "    impact:    since 2026-01-02 03:04:05, 30 failures in the last minutes"))
 		Expect(r.Findings[1].Since).To(BeZero())
 	})
 

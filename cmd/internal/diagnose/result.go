@@ -18,7 +18,7 @@ import (
 
 // Result has the findings.
 type Result struct {
-	// Findings are the current problems, those that affect most connections first, and then past ones.
+	// Findings are the current problems, those with the most failures first, and then past ones.
 	Findings []Found `json:"findings"`
 	// Looked are the checks that ran. Services is the number of Services, of All, that were checked: the worst ones.
 	Looked   []string `json:"looked"`
@@ -31,12 +31,12 @@ type Result struct {
 // Found is a finding with its nodes, if it is of a cluster.
 type Found struct {
 	Finding
-	// Over is set for a past problem. Connections is the number of connections affected in the last minutes, each once
-	// for each of its failed attempts, and Since is when the state began, both as far as known.
-	Over        bool      `json:"over,omitempty"`
-	Connections int64     `json:"connections,omitempty"`
-	Since       time.Time `json:"since,omitzero"`
-	Nodes       []string  `json:"nodes,omitempty"`
+	// Over is set for a past problem. Failures is the number of failed attempts and connections in the last minutes, and
+	// Since is when the state began, both as far as known.
+	Over     bool      `json:"over,omitempty"`
+	Failures int64     `json:"failures,omitempty"`
+	Since    time.Time `json:"since,omitzero"`
+	Nodes    []string  `json:"nodes,omitempty"`
 }
 
 // Run runs all checks.
@@ -64,8 +64,8 @@ func Run(ctx context.Context, c *client.Client, o Options) (Result, error) {
 				if f.Check = cmp.Or(f.Check, c.name); s.status.Source == api.SourceFiles {
 					f.Remedy = withoutCluster(f)
 				}
-				affected, since := s.impact(f, refused)
-				found[i] = append(found[i], Found{Finding: f, Over: isOver(f), Connections: affected, Since: since})
+				failures, since := s.impact(f, refused)
+				found[i] = append(found[i], Found{Finding: f, Over: isOver(f), Failures: failures, Since: since})
 			}
 		})
 	}
@@ -140,14 +140,14 @@ func (r Result) Lines(width int) (lines []string) {
 	return append(lines, r.rest(width)...)
 }
 
-// impact describes how many connections a finding has affected, and since when.
+// impact describes how many failures a finding has caused, and since when.
 func (f Found) impact() string {
 	var parts []string
 	if !f.Since.IsZero() {
 		parts = append(parts, "since "+f.Since.Local().Format(time.DateTime))
 	}
-	if f.Connections > 0 && f.Connections < everyone {
-		parts = append(parts, show.Plural(int(f.Connections), "connection")+" in the last minutes")
+	if f.Failures > 0 && f.Failures < everyone {
+		parts = append(parts, show.Plural(int(f.Failures), "failure")+" in the last minutes")
 	}
 	return strings.Join(parts, ", ")
 }

@@ -51,8 +51,8 @@ func Together(all []OnNode) (sum Result) {
 			if !f.Since.IsZero() && (s.Since.IsZero() || f.Since.Before(s.Since)) {
 				s.Since = f.Since
 			}
-			if len(s.Nodes) > 0 && f.Connections < everyone {
-				s.Connections += f.Connections
+			if len(s.Nodes) > 0 && f.Failures < everyone {
+				s.Failures += f.Failures
 			}
 			if rank(f) < rank(*s) {
 				s.Severity = f.Severity
@@ -92,10 +92,10 @@ func (r *Result) sort() {
 		return 0
 	}
 	affected := func(f Found) int64 {
-		if f.Severity == Failing && f.Connections == 0 {
+		if f.Severity == Failing && f.Failures == 0 {
 			return everyone
 		}
-		return f.Connections
+		return f.Failures
 	}
 	slices.SortStableFunc(r.Findings, func(a, b Found) int {
 		return cmp.Or(cmp.Compare(late(a), late(b)), cmp.Compare(affected(b), affected(a)), cmp.Compare(rank(a), rank(b)),

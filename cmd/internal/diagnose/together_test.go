@@ -30,8 +30,8 @@ var _ = DescribeTable("findings of several nodes about different objects stay se
 )
 
 var _ = It("a finding of a Service that refuses clients precedes findings of some clients, and a note", func() {
-	finding := func(s Severity, name string, clients int64) Found {
-		return Found{Finding: Finding{Severity: s, Object: "Service default/" + name, Wrong: name}, Connections: clients}
+	finding := func(s Severity, name string, failures int64) Found {
+		return Found{Finding: Finding{Severity: s, Object: "Service default/" + name, Wrong: name}, Failures: failures}
 	}
 	found := Result{Findings: []Found{finding(Note, "a", 99), finding(Failing, "b", 2), finding(Warning, "c", 30), finding(Failing, "d", 0)}}
 	found.sort()
