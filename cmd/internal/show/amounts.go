@@ -55,6 +55,14 @@ func number(n int64) string { return strconv.FormatInt(n, 10) }
 // dash replaces an empty cell.
 func dash(s string) string { return cmp.Or(Clean(s), "-") }
 
+// orDash formats an amount; 0 is "-".
+func orDash(n float64, format func(float64) string) string {
+	if n == 0 {
+		return "-"
+	}
+	return format(n)
+}
+
 // Few joins the first three of list and adds the number of the others.
 func Few(list []string) string {
 	const some = 3

@@ -26,18 +26,8 @@ var Connections = []Column[api.Connection]{
 	{Title: "PROTOCOL", Wide: true, Rank: 7, Cell: func(c api.Connection) string { return Clean(c.Protocol) }},
 	{Title: "VIA", Wide: true, Some: true, Rank: 8, Cell: func(c api.Connection) string { return dash(c.Via) }},
 	{Title: "VIP", Wide: true, Rank: 6, Cell: func(c api.Connection) string { return Clean(c.VIP) }},
-	{Title: "CONNECT TIME", Right: true, Wide: true, Rank: 5, Cell: func(c api.Connection) string {
-		if c.ConnectMs == 0 {
-			return "-"
-		}
-		return Milliseconds(c.ConnectMs)
-	}},
-	{Title: "FIRST BYTE", Right: true, Wide: true, Rank: 5, Cell: func(c api.Connection) string {
-		if c.FirstByteMs == 0 {
-			return "-"
-		}
-		return Milliseconds(c.FirstByteMs)
-	}},
+	{Title: "CONNECT TIME", Right: true, Wide: true, Rank: 5, Cell: func(c api.Connection) string { return orDash(c.ConnectMs, Milliseconds) }},
+	{Title: "FIRST BYTE", Right: true, Wide: true, Rank: 5, Cell: func(c api.Connection) string { return orDash(c.FirstByteMs, Milliseconds) }},
 	{Title: "OUTCOME", Wide: true, Some: true, Rank: 4, Cell: func(c api.Connection) string {
 		if c.End == "" && slices.Equal(c.Outcomes, []string{api.OutcomeOK}) {
 			return "-" // not known yet

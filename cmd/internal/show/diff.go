@@ -94,13 +94,9 @@ func (d *Diff) Compare(service string, now, planned *api.ServicePort, traits por
 
 // compare returns all items by name, each with its change.
 func compare(now, planned map[string]string) []DiffItem {
-	all := map[string]bool{}
-	for name := range now {
-		all[name] = true
-	}
-	for name := range planned {
-		all[name] = true
-	}
+	all := map[string]string{}
+	maps.Copy(all, now)
+	maps.Copy(all, planned)
 	out := make([]DiffItem, 0, len(all))
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		was, had := now[name]

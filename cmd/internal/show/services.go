@@ -34,7 +34,7 @@ var Services = []Column[api.Service]{
 	{Title: "TO ENDPOINTS", Right: true, Wide: true, Rank: 6, Cell: func(s api.Service) string { return Bytes(float64(s.Totals.BytesToEndpoint)) }},
 	{Title: "TO CLIENTS", Right: true, Wide: true, Rank: 6, Cell: func(s api.Service) string { return Bytes(float64(s.Totals.BytesToClient)) }},
 	{Title: "QUEUED", Right: true, Wide: true, Some: true, Rank: 5, Cell: func(s api.Service) string { return number(s.Totals.Queued) }},
-	{Title: "AFFINITY", Wide: true, Some: true, Rank: 7, Cell: func(s api.Service) string { return orDash(s.AffinitySeconds) }},
+	{Title: "AFFINITY", Wide: true, Some: true, Rank: 7, Cell: func(s api.Service) string { return orDash(s.AffinitySeconds, Seconds) }},
 	{Title: "SCHEDULER", Wide: true, Rank: 8, Cell: func(s api.Service) string { return scheduler(s) }},
 	{Title: "PROBES", Wide: true, Some: true, Rank: 7, Text: true, Least: 16, Cell: func(s api.Service) string { return dash(Few(probes(s))) }},
 	{Title: "PER ENDPOINT", Wide: true, Some: true, Rank: 7, Cell: func(s api.Service) string { return dash(Few(endpointLimits(s))) }},
@@ -57,11 +57,17 @@ func ReadyOf(c api.EndpointCounts) string { return fmt.Sprintf("%d/%d", c.Ready,
 // ofPorts returns the texts that say returns for a Service's ports, without duplicates and empty ones.
 func ofPorts(s api.Service, say func(api.PortSummary) string) (list []string) {
 	for _, p := range s.Ports {
-		if text := say(p); text != "" && !slices.Contains(list, text) {
-			list = append(list, text)
-		}
+		list = with(list, say(p))
 	}
 	return list
+}
+
+// with returns list and text, unless text is empty or in list: several ports and families may have the same.
+func with(list []string, text string) []string {
+	if text == "" || slices.Contains(list, text) {
+		return list
+	}
+	return append(list, text)
 }
 
 // vips returns the addresses of a Service's VIPs, without ports.
@@ -100,20 +106,15 @@ func listeners(s api.Service) []string {
 
 // proxyProtocols describes the use of PROXY protocol headers: "v2 to endpoints", "from 10.0.0.0/8".
 func proxyProtocols(s api.Service) (list []string) {
-	add := func(text string) {
-		if !slices.Contains(list, text) {
-			list = append(list, text)
-		}
-	}
 	for _, p := range s.Ports {
 		if p.ProxyProtocol == nil {
 			continue
 		}
 		if v := p.ProxyProtocol.ToEndpoints; v != "" {
-			add(v + " to endpoints")
+			list = with(list, v+" to endpoints")
 		}
 		for _, network := range p.ProxyProtocol.From {
-			add("from " + network)
+			list = with(list, "from "+network)
 		}
 	}
 	return list
@@ -153,20 +154,15 @@ func topology(t *api.Topology) string {
 
 func problems(s api.Service) string {
 	var list []string
-	add := func(text string) { // several ports and families may have the same problem
-		if !slices.Contains(list, text) {
-			list = append(list, text)
-		}
-	}
 	for _, p := range s.Problems {
-		add(p.Reason + ": " + p.Message)
+		list = with(list, p.Reason+": "+p.Message)
 	}
 	for _, p := range s.Ports {
 		if p.Problem != nil {
-			add(p.Problem.Reason + ": " + p.Problem.Message)
+			list = with(list, p.Problem.Reason+": "+p.Problem.Message)
 		}
 		for _, d := range p.Dropped {
-			add(d.Clients + " clients are not served: " + d.Text)
+			list = with(list, d.Clients+" clients are not served: "+d.Text)
 		}
 	}
 	if len(list) == 0 {
@@ -216,7 +212,7 @@ func longest(s api.Service, of func(api.PortSummary) float64) string {
 	for _, p := range s.Ports {
 		most = max(most, of(p))
 	}
-	return orDash(most)
+	return orDash(most, Seconds)
 }
 
 func accessLog(s api.Service) string {
@@ -224,11 +220,4 @@ func accessLog(s api.Service) string {
 		return "yes"
 	}
 	return "-"
-}
-
-func orDash(seconds float64) string {
-	if seconds == 0 {
-		return "-"
-	}
-	return Seconds(seconds)
 }
