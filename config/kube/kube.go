@@ -48,7 +48,6 @@ type Options struct {
 
 	// Quiet is how long there must be no change before dirty Services are computed, while changes follow each other;
 	// under constant change they are computed every MaxDelay. Zero means DefaultQuiet and DefaultMaxDelay.
-	// means DefaultQuiet and DefaultMaxDelay.
 	Quiet, MaxDelay time.Duration
 	// Resync is the interval for recomputing everything even without changes; 0 means never.
 	Resync time.Duration
