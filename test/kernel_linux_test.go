@@ -66,7 +66,7 @@ var _ = Describe("usher on a kernel that lacks features", func() {
 		Expect(string(session.Err.Contents())).To(MatchRegexp(`this kernel \(Linux [^)]+\) lacks a required feature: .*` + says + `.*; see docs/requirements.md`))
 	},
 		Entry("IP_FREEBIND", option(unix.SOL_IP, unix.IP_FREEBIND), `a TCP listener: setting IP_FREEBIND: protocol not available`),
-		Entry("IP_PKTINFO", option(unix.SOL_IP, unix.IP_PKTINFO), `a UDP socket: enabling local addresses of datagrams: protocol not available`),
+		Entry("IP_PKTINFO", option(unix.SOL_IP, unix.IP_PKTINFO), `a UDP socket: setting IP_PKTINFO: protocol not available`),
 		Entry("recvmmsg", lab.Refusal{Call: unix.SYS_RECVMMSG, Errno: unix.ENOSYS}, `receiving datagrams: recvmmsg: function not implemented`),
 		Entry("sendmmsg, forbidden by a seccomp filter", lab.Refusal{Call: unix.SYS_SENDMMSG, Errno: unix.EPERM}, `sending datagrams: sendmmsg: operation not permitted`),
 	)
