@@ -258,7 +258,9 @@ var _ = Describe("a TCP connection to another network", func() {
 
 	It("waits at the maximum until another one has ended", func() {
 		w := newWorld()
-		w.uplink.tcp = make(chan struct{}, 1)
+		for range maxConnections - 1 {
+			w.uplink.tcp <- struct{}{}
+		}
 		first, _ := w.pair()
 		at, accepted := listen(elsewhere[0])
 		go func() {
