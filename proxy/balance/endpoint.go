@@ -52,10 +52,7 @@ type rareState struct {
 // Own returns the endpoint without the others of its Pool.Update: a connection may use it for days, and the others
 // would stay in memory.
 func (e *Endpoint) Own() *Endpoint {
-	r := e.rareState.Load()
-	if r == nil {
-		r = e.ensureRare()
-	}
+	r := e.ensureRare()
 	own := r.own.Load()
 	if own == nil || own.pool != e.pool || *own.Endpoint != *e.Endpoint {
 		c := *e.Endpoint
@@ -67,7 +64,9 @@ func (e *Endpoint) Own() *Endpoint {
 
 // ensureRare returns s.rareState, and creates it if needed.
 func (s *State) ensureRare() *rareState {
-	s.rareState.CompareAndSwap(nil, new(rareState))
+	if s.rareState.Load() == nil {
+		s.rareState.CompareAndSwap(nil, new(rareState))
+	}
 	return s.rareState.Load()
 }
 
