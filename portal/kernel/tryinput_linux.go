@@ -17,8 +17,12 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// tryInputTime is the time limit for an answer. A SYN is sent three times within it.
-const tryInputTime = 600 * time.Millisecond
+// A SYN is sent tryInputTimes times, and twice as often if no rule is found that drops it: this node may just be busy.
+// Each time, tryInputTime is the limit for an answer.
+const (
+	tryInputTimes = 3
+	tryInputTime  = 200 * time.Millisecond
+)
 
 // tryInputNode are the node's addresses on the device, by family. The next addresses are the clients', by the device's
 // number, so that several concurrent tries do not collide.
@@ -43,13 +47,20 @@ func TryInput(ctx context.Context, to netip.AddrPort) (refusal string, err error
 	}
 	defer context.AfterFunc(ctx, func() { _ = tun.SetReadDeadline(time.Now()) })()
 	from := netip.AddrPortFrom(client, 1024+uint16(time.Now().UnixNano()%60000))
-	const isn, tries = 1, 3
+	const isn = 1
 	packet := make([]byte, 1500)
-	for range tries {
+	sent := 0
+	for ctx.Err() == nil && sent < 2*tryInputTimes {
+		if sent == tryInputTimes {
+			if chains, _ := InputDrops(); len(chains) > 0 {
+				break
+			}
+		}
+		sent++
 		if _, err := tun.Write(tcpSegment(from, to, isn, tcpSYN)); err != nil {
 			return "", fmt.Errorf("sending: %w", err)
 		}
-		if err := tun.SetReadDeadline(time.Now().Add(tryInputTime / tries)); err != nil {
+		if err := tun.SetReadDeadline(time.Now().Add(tryInputTime)); err != nil {
 			return "", err
 		}
 		for ctx.Err() == nil {
@@ -71,7 +82,7 @@ func TryInput(ctx context.Context, to netip.AddrPort) (refusal string, err error
 			}
 		}
 	}
-	return fmt.Sprintf("got no response within %s", tryInputTime), ctx.Err()
+	return fmt.Sprintf("got no response within %s", time.Duration(sent)*tryInputTime), ctx.Err()
 }
 
 // openTryInput makes the device. This process is its far end, the client.

@@ -189,9 +189,6 @@ func firewall(ctx context.Context, s *subject) (all []Finding) {
 			if err == nil {
 				refusal, err = kernel.TryInput(ctx, at)
 			}
-			if refusal != "" && len(chains) == 0 { // or this node is just busy
-				refusal, err = kernel.TryInput(ctx, at)
-			}
 			if tried = tried || err == nil; err == nil && refusal != "" {
 				f.Known = fmt.Sprintf("a connection to port %d of %s through a test interface %s; %s", at.Port(), at.Addr(), refusal, where)
 				if i := slices.IndexFunc(all, func(o Finding) bool { return o.Wrong == f.Wrong }); i >= 0 { // of the other family

@@ -110,9 +110,6 @@ func (d *Daemon) warnOfFirewall(ctx context.Context, services []config.Service) 
 		return
 	}
 	chains, rulesErr := kernel.InputDrops()
-	if dropped != "" && len(chains) == 0 { // or this node is just busy
-		dropped, err = d.tryInput(ctx, services)
-	}
 	if log := d.log.WithField("chains", strings.Join(chains, ", ")); dropped != "" || len(chains) > 0 {
 		log.WithField("tried", cmp.Or(dropped, fmt.Sprint(err))).
 			Warn("A host firewall may drop redirected packets: accept 192.0.0.117, fd75:7368:6572::1 and the health check node ports in INPUT")
