@@ -220,13 +220,8 @@ func (p *Proxy) sockets(yield func(handover.Socket) bool) bool {
 	for _, fronts := range p.services {
 		for _, f := range fronts {
 			for _, l := range f.listeners {
-				for i, all := 0, l.HandOver(); i < len(all); i++ {
-					if !yield(all[i]) {
-						for _, s := range all[i+1:] {
-							s.File.Close()
-						}
-						return false
-					}
+				if s, ok := l.HandOver(); ok && !yield(s) {
+					return false
 				}
 			}
 		}

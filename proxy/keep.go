@@ -188,16 +188,14 @@ func (p *Proxy) keep(l frontend.Listener, protocol config.Protocol, inNamespace 
 }
 
 // copyOf returns a copy of a listener's socket if it is still stored under name.
-func (p *Proxy) copyOf(l frontend.Listener, name string) (file *os.File) {
+func (p *Proxy) copyOf(l frontend.Listener, name string) *os.File {
 	p.mu.Lock() // the goroutine that closes l holds mu, too
 	defer p.mu.Unlock()
 	if p.keeping.names[l] != name || p.stopped {
 		return nil
 	}
-	for _, s := range l.HandOver() { // one at most
-		file = s.File
-	}
-	return file
+	s, _ := l.HandOver()
+	return s.File
 }
 
 // removeFromStore removes a listener's sockets from the Store.

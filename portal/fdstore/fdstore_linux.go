@@ -203,10 +203,12 @@ func (m *Manager) send(what message) error {
 			return nil
 		}
 	}
-	defer file.Close()
 	var fds []int
-	if fd, err := fdpass.Descriptor(file); err == nil {
-		fds = append(fds, fd)
+	if file != nil {
+		defer file.Close()
+		if fd, err := fdpass.Descriptor(file); err == nil {
+			fds = append(fds, fd)
+		}
 	}
 	_ = m.conn.SetWriteDeadline(time.Now().Add(sendTime)) // fails only once it is closed
 	return fdpass.Send(m.conn, []byte(what.state), fds...)

@@ -37,12 +37,8 @@ import (
 const replyTime = 2 * time.Second
 
 // HandOver implements frontend.Listener. If the socket cannot be copied, the successor opens a new one.
-func (l *listener) HandOver() []handover.Socket {
-	s, ok := frontend.SocketFor(l.socket.fd, l.name())
-	if !ok {
-		return nil
-	}
-	return []handover.Socket{s}
+func (l *listener) HandOver() (handover.Socket, bool) {
+	return frontend.SocketFor(l.socket.fd, l.name())
 }
 
 func (l *listener) name() string { return frontend.SocketName(config.UDP, l.At, l.Namespace != nil) }

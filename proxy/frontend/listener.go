@@ -26,8 +26,8 @@ type Listener interface {
 	Serves(b portal.Bind) bool
 	// SetTargets sets the targets whose clients the listener accepts.
 	SetTargets(targets []portal.Target)
-	// HandOver returns copies of the sockets that a successor can inherit. The caller closes them.
-	HandOver() []handover.Socket
+	// HandOver returns a copy of the socket, for a successor, or false if there is none. The caller closes it.
+	HandOver() (handover.Socket, bool)
 	// EndpointsChanged is called after the front end's view was replaced.
 	EndpointsChanged()
 	// Close stops accepting clients. When it returns, no more are accepted, except for UDP with HandedOver: then wait

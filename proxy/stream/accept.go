@@ -79,20 +79,18 @@ func (l *listening) run(next func() error) {
 
 // HandOver implements frontend.Listener. It returns no socket if the listener's socket cannot be copied. The successor
 // then opens a new one.
-func (l *listening) HandOver() (sockets []handover.Socket) {
+func (l *listening) HandOver() (s handover.Socket, ok bool) {
 	if l.handing == nil {
-		return nil
+		return s, false
 	}
 	raw, err := l.handing.SyscallConn()
 	if err != nil {
-		return nil
+		return s, false
 	}
 	_ = raw.Control(func(fd uintptr) { // fails only once it is closed
-		if s, ok := frontend.SocketFor(int(fd), frontend.SocketName(l.front.Protocol, l.At, l.Namespace != nil)); ok {
-			sockets = append(sockets, s)
-		}
+		s, ok = frontend.SocketFor(int(fd), frontend.SocketName(l.front.Protocol, l.At, l.Namespace != nil))
 	})
-	return sockets
+	return s, ok
 }
 
 // Close stops accepting and returns when run has returned. The kernel resets or aborts the clients that wait to be

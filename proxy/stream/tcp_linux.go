@@ -66,12 +66,8 @@ func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listen
 
 // HandOver implements frontend.Listener. It returns no socket if the listener's socket cannot be copied. The successor
 // then opens a new one.
-func (l *tcpListener) HandOver() []handover.Socket {
-	s, ok := frontend.SocketFor(l.fd, frontend.SocketName(config.TCP, l.At, l.Namespace != nil))
-	if !ok {
-		return nil
-	}
-	return []handover.Socket{s}
+func (l *tcpListener) HandOver() (handover.Socket, bool) {
+	return frontend.SocketFor(l.fd, frontend.SocketName(config.TCP, l.At, l.Namespace != nil))
 }
 
 // Close stops accepting, and returns when no loop accepts from l. The kernel resets the connections that wait to be
