@@ -3,6 +3,7 @@ package kernel
 import (
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/usherproxy/usher/portal"
 )
@@ -31,6 +32,22 @@ func RedirectAddr(family portal.Family) netip.Addr {
 
 // AnswerMark returns the mark of answers that start on this node: mark plus its lowest unset bit.
 func AnswerMark(mark uint32) uint32 { return mark | (^mark & (mark + 1)) }
+
+// LocalAddrs returns the addresses of this machine's interfaces.
+func LocalAddrs() (addrs []netip.Addr, err error) {
+	all, err := net.InterfaceAddrs()
+	for _, a := range all {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			addrs = append(addrs, p.Addr())
+		}
+	}
+	return addrs, err
+}
+
+// ContainsAddr reports whether an address is in one of the prefixes.
+func ContainsAddr(prefixes []netip.Prefix, addr netip.Addr) bool {
+	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
+}
 
 // ClientFlow is a client's packets to an endpoint with the client's address as source, from any port.
 type ClientFlow struct {

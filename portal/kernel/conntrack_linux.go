@@ -3,9 +3,7 @@ package kernel
 import (
 	"fmt"
 	"iter"
-	"net"
 	"net/netip"
-	"slices"
 
 	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
@@ -101,26 +99,13 @@ func LocalPrefixes(family portal.Family) []netip.Prefix {
 	if family == portal.IPv4 {
 		prefixes[0] = netip.MustParsePrefix("127.0.0.0/8")
 	}
-	addrs, err := net.InterfaceAddrs()
-	if err != nil {
-		return prefixes
-	}
-	for _, a := range addrs {
-		ipnet, ok := a.(*net.IPNet)
-		if !ok {
-			continue
-		}
-		addr, ok := netip.AddrFromSlice(ipnet.IP)
-		if addr = addr.Unmap(); ok && portal.FamilyOf(addr) == family && !ContainsAddr(prefixes, addr) {
+	addrs, _ := LocalAddrs() // none on error
+	for _, addr := range addrs {
+		if portal.FamilyOf(addr) == family && !ContainsAddr(prefixes, addr) {
 			prefixes = append(prefixes, netip.PrefixFrom(addr, addr.BitLen()))
 		}
 	}
 	return prefixes
-}
-
-// ContainsAddr reports whether an address is in one of the prefixes.
-func ContainsAddr(prefixes []netip.Prefix, addr netip.Addr) bool {
-	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
 // ShownSources returns the source addresses that endpoints see in flows from clients, for those flows that conntrack

@@ -8,13 +8,13 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"slices"
 	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/proxy/admin/dashboard"
 )
 
@@ -97,17 +97,10 @@ func listenNode(networks []netip.Prefix, port uint16) ([]net.Listener, error) {
 
 // addressesIn returns this node's addresses in the given networks.
 func addressesIn(networks []netip.Prefix) (hosts []string) {
-	addrs, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil
-	}
+	addrs, _ := kernel.LocalAddrs() // none on error
 	for _, a := range addrs {
-		p, err := netip.ParsePrefix(a.String())
-		if err != nil || p.Addr().IsLinkLocalUnicast() {
-			continue
-		}
-		if slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Contains(p.Addr()) }) {
-			hosts = append(hosts, p.Addr().String())
+		if !a.IsLinkLocalUnicast() && kernel.ContainsAddr(networks, a) {
+			hosts = append(hosts, a.String())
 		}
 	}
 	return hosts

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -13,6 +12,8 @@ import (
 
 	"github.com/miekg/dns"
 	"github.com/sirupsen/logrus"
+
+	"github.com/usherproxy/usher/portal/kernel"
 )
 
 const (
@@ -160,11 +161,8 @@ func (u *upstreams) isSelf(server netip.AddrPort) bool {
 	case server.Addr().IsLoopback():
 		return true
 	}
-	addrs, _ := net.InterfaceAddrs() // none on error
-	return slices.ContainsFunc(addrs, func(a net.Addr) bool {
-		p, err := netip.ParsePrefix(a.String())
-		return err == nil && p.Addr() == server.Addr().WithZone("")
-	})
+	addrs, _ := kernel.LocalAddrs() // none on error
+	return slices.Contains(addrs, server.Addr().WithZone(""))
 }
 
 // heard records whether a server answered.

@@ -3,11 +3,11 @@ package frontend
 import (
 	"iter"
 	"maps"
-	"net"
 	"net/netip"
 	"sync/atomic"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal/kernel"
 )
 
 // Locality determines whether a client is a Pod or a process of this node. Traffic policies for external clients do not
@@ -26,15 +26,13 @@ type localities struct {
 
 // Refresh reads the node's addresses. If that fails, it keeps the previous ones.
 func (l *Locality) Refresh() {
-	addrs, err := net.InterfaceAddrs()
+	addrs, err := kernel.LocalAddrs()
 	if err != nil {
 		return
 	}
 	next := &localities{addrs: make(map[netip.Addr]bool, len(addrs)), pods: l.now.Load().pods}
 	for _, a := range addrs {
-		if p, err := netip.ParsePrefix(a.String()); err == nil {
-			next.addrs[p.Addr()] = true
-		}
+		next.addrs[a] = true
 	}
 	l.now.Store(next)
 }

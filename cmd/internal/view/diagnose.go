@@ -16,6 +16,7 @@ import (
 	"github.com/usherproxy/usher/cmd/internal/cli"
 	"github.com/usherproxy/usher/cmd/internal/diagnose"
 	"github.com/usherproxy/usher/cmd/internal/fleet"
+	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
@@ -131,13 +132,10 @@ func isHere(ctx context.Context, address string) bool {
 	if err != nil {
 		return true
 	}
-	own, _ := net.InterfaceAddrs() // none on error
+	own, _ := kernel.LocalAddrs() // none on error
 	return slices.ContainsFunc(addrs, func(a netip.Addr) bool {
 		a = a.Unmap().WithZone("")
-		return a.IsLoopback() || a.IsUnspecified() || slices.ContainsFunc(own, func(o net.Addr) bool {
-			p, err := netip.ParsePrefix(o.String())
-			return err == nil && p.Addr() == a
-		})
+		return a.IsLoopback() || a.IsUnspecified() || slices.Contains(own, a)
 	})
 }
 
