@@ -125,6 +125,9 @@ fetch() {
 
 present /boot/vmlinuz-*-cloud-amd64 || processor kernel amd64 ""
 [ "$(uname -m)" != x86_64 ] || process kernel-uml
+if [ -d .cache/kernel-uml ] && ! cc -O2 -Wall -shared -fPIC -o .cache/kernel-uml/ptrace.so test/vm/uml/ptrace.c -ldl; then
+	echo "note: without ptrace.so, User Mode Linux does not run on CPUs with AMX, and tests emulate a PC there"
+fi
 processor kernel-5.10 amd64 bullseye
 processor kernel-arm64 arm64 bookworm iptables iproute2 kmod
 # What the package does when it is installed (update-alternatives(1)).

@@ -77,13 +77,16 @@ var (
 	// "max" supports pointer authentication.
 	ARM = &Platform{"arm64", "kernel-arm64", cloudKernels + "arm64", cloudModules + "arm64", []string{"qemu-system-aarch64", "-machine", "virt"}, "cortex-a72", "console=ttyAMA0", nil}
 	// UML is User Mode Linux: a kernel that is a process. Its programs run on this machine's CPU, so it takes a sixth
-	// of an emulator's time. Debian's UML has one CPU and no nf_tables for IP, so iptables is the legacy one there. It
-	// ends with a panic where ptrace(2) needs more space for the registers than it has, as on CPUs with AMX: see Works.
+	// of an emulator's time. Debian's UML has one CPU and no nf_tables for IP, so iptables is the legacy one there. On
+	// CPUs with AMX it needs ptraceLibrary; see also Works.
 	UML = &Platform{"amd64", "kernel-uml", "/usr/bin/linux.uml", "/usr/lib/uml/modules/*", nil, "", "con0=null,fd:1 con=null root=/dev/ram0", []string{"ipv6", "hmac"}}
 )
 
 // foreign reports whether the platform has a different CPU architecture than this machine.
 func (p *Platform) foreign() bool { return p.Arch != runtime.GOARCH }
+
+// ptraceLibrary, next to UML, lets it run on CPUs with AMX: see uml/ptrace.c. If it is missing, that only causes a message.
+const ptraceLibrary = "ptrace.so"
 
 // kernelVariable names, in the environment of a machine's first process, the entry of Kernels that it runs in.
 const kernelVariable = "usher_kernel"
@@ -216,7 +219,7 @@ func (i *Image) run(accelerator, kernel string, timeout time.Duration) string {
 	// the thread that started the process.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if i.platform.emulator == nil {
-		cmd.Env = append(os.Environ(), "TMPDIR="+i.memoryFolder())
+		cmd.Env = append(os.Environ(), "TMPDIR="+i.memoryFolder(), "LD_PRELOAD="+filepath.Join(i.platform.fetched(), ptraceLibrary))
 		// Its processes are processes of this machine; they end with the first process of their PID namespace.
 		cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWPID
 		if os.Geteuid() != 0 {
