@@ -153,8 +153,9 @@ func (t *Table) Claim(client netip.Addr, endpoint netip.AddrPort, now time.Time)
 }
 
 // reserve reserves one entry under the limit for all tables. If the limit is reached, the table removes its least
-// recently used entry. If it has none, reserve returns false. The last eighth of the limit is reserved for small tables,
-// those with less than a sixteenth of PerTable: one Service can have enough ports to fill all the rest.
+// recently used entry. If it has none, reserve returns false. The last eighth of the limit is reserved for small
+// tables, those with less than a sixteenth of PerTable entries: each port of a Service has a table, and one Service can
+// have enough ports to fill the limit.
 func (t *Table) reserve() bool {
 	most := t.limits.Total
 	if int64(t.clients.Len()) >= max(1, t.limits.PerTable/16) {

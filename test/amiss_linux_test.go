@@ -142,7 +142,7 @@ var _ = Describe("usher's commands", func() {
 		Expect(third).To(MatchRegexp(`accepted \d\d:\d\d:\d\d\.\d+, established after \d+ ms, first byte after \d+ ms, ended after`), "timestamps")
 		Expect(third).To(MatchRegexp(`(?s) 1 10\.244\.0\.12:8080 [^\n]*\n[^\n]* no answer after \d+ ms\n.* 2 10\.244\.0\.1[13]:8080 .* connected in `), "endpoints and results")
 
-		Expect(diagnosis()).To(MatchRegexp(`NOTE Service default/web \d+ connections? (?:was|were) retried: no-answer from 10\.244\.0\.12:8080 evidence: last at `), "diagnose finds it in one step")
+		Expect(diagnosis()).To(MatchRegexp(`NOTE Service default/web \d+ connections? (?:was|were) retried: no-answer, endpoint 10\.244\.0\.12:8080 evidence: last at `), "diagnose finds it in one step")
 	})
 
 	It("show in three steps that one of three Pods reset connections an hour ago", func() {
@@ -168,7 +168,7 @@ var _ = Describe("usher's commands", func() {
 		}
 		Expect(strings.Count(third, "endpoint-reset")).To(BeNumerically(">", 30))
 
-		Expect(diagnosis()).To(MatchRegexp(`10\.244\.0\.12:8080 fails some of its connections|\d+ connections failed: endpoint-reset by 10\.244\.0\.12:8080 evidence: last at `), "diagnose finds it in one step")
+		Expect(diagnosis()).To(MatchRegexp(`10\.244\.0\.12:8080 fails some of its connections|\d+ connections failed: endpoint-reset, endpoint 10\.244\.0\.12:8080 evidence: last at `), "diagnose finds it in one step")
 	})
 
 	It("show in three steps that one of three Pods hangs", func() {

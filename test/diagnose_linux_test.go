@@ -58,7 +58,7 @@ var _ = Describe("usher diagnose", func() {
 		Expect(err).NotTo(HaveOccurred())
 		for _, args := range [][]string{nil, {"web", "--client", lab.Pod(3).String()}, {"--dns", "127.0.0.1:5353"}} {
 			s := diagnose(0, args...)
-			Expect(unbroken(s)).To(MatchRegexp("Nothing (else )?found. Checked, of 1 Service: .*routes from this node to VIPs"))
+			Expect(unbroken(s)).To(MatchRegexp("Nothing (else )?found. Checks of 1 Service: .*routes from this node to VIPs"))
 		}
 		Expect(unbroken(diagnose(1, "--dns", "127.0.0.1:5354"))).To(ContainSubstring("FAILING Service default/web 127.0.0.1:5354 has no answer for web.default.svc.cluster.local."))
 		Expect(string(diagnose(1, "webb").Err.Contents())).To(ContainSubstring("there is no Service default/webb"))
@@ -90,7 +90,7 @@ var _ = Describe("usher diagnose", func() {
 			Expect(len([]rune(strings.TrimRight(line, "\n")))).To(BeNumerically("<=", 80), line)
 		}
 		text := unbroken(s)
-		Expect(text).To(MatchRegexp(`FAILING Service default/empty no endpoints for 10\.96\.0\.11:80/TCP: clients are refused evidence: usher has 0 endpoints impact: since [-0-9]+ [:0-9]+ next step: .*service-name: empty`))
+		Expect(text).To(MatchRegexp(`FAILING Service default/empty no endpoints for 10\.96\.0\.11:80/TCP: clients are refused evidence: usher knows 0 endpoints for this port impact: in this state since [-0-9]+ [:0-9]+ next step: .*service-name: empty`))
 		Expect(text).To(MatchRegexp(`Service default/misnamed .*ports: "other": no port is named "main", so that port of Service default/misnamed has no endpoints.* next step: give the EndpointSlice's port the same name`))
 		Expect(text).To(MatchRegexp(`FAILING Service default/wrong .*wrong\.yaml, document 1: spec\.clusterIP.* evidence: ManifestRejected: it is not served`))
 		Expect(text).To(ContainSubstring(refusing.String() + " is in quarantine: connection refused"))
@@ -126,7 +126,7 @@ var _ = Describe("usher diagnose", func() {
 			l.Pods.Output("iptables", append([]string{"-D"}, refused...)...)
 			Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`10\.244\.0\.12:8080 answers again`))
 		}
-		Expect(unbroken(diagnose(1))).To(MatchRegexp(`WARNING Service default/web 10\.244\.0\.12:8080 is unstable evidence: 3 times since .*, last at .*, it went into quarantine and recovered`))
+		Expect(unbroken(diagnose(1))).To(MatchRegexp(`WARNING Service default/web 10\.244\.0\.12:8080 is unstable evidence: in quarantine 3 times since .*, last at .*, and recovered each time`))
 	})
 
 	DescribeTable("detects a host firewall that drops in INPUT, unless usher's rules accept its packets", func(mode string) {
@@ -230,7 +230,7 @@ var _ = Describe("usher diagnose", func() {
 		startUsher(l.Node, dir)
 		GinkgoT().Setenv("PATH", "/nowhere")
 		s := diagnose(0, "--bundle", "-")
-		Expect(string(s.Err.Contents())).To(And(ContainSubstring("Nothing else found"), ContainSubstring("cannot check for rules of other programs for the same addresses"), ContainSubstring("Wrote the bundle")))
+		Expect(string(s.Err.Contents())).To(And(ContainSubstring("Nothing else found"), ContainSubstring("cannot check for rules of other programs for the Services' VIPs"), ContainSubstring("Wrote the bundle")))
 		files := unpack(bytes.NewReader(s.Out.Contents()))
 		Expect(files).To(HaveKeyWithValue("usher-bundle/diagnose.txt", And(ContainSubstring("Nothing else found"), Not(ContainSubstring("\x1b")))))
 		Expect(files).To(HaveKeyWithValue("usher-bundle/api/services.json", ContainSubstring("10.96.0.10:80")))

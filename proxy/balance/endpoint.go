@@ -28,19 +28,19 @@ type State struct {
 	ToEndpoint, ToClient atomic.Int64
 
 	shown     atomic.Uint64          // see Since: Unix time in ms, and a state in the lowest four bits; 0 at first
-	ends      atomic.Uint32          // how the last connections ended: a bit for each, 1 if broken, the newest lowest; above, a 1 as end mark
+	ends      atomic.Uint32          // how the latest connections ended: one bit each, 1 if broken, the newest is bit 0; the bit above the oldest is a marker, always 1; 0 if none has ended
 	health    atomic.Pointer[health] // nil if no failure is known, as for most endpoints
 	rareState atomic.Pointer[rareState]
 }
 
 // rareState is state that only some endpoints need, for example those that had clients; nil for all others.
 type rareState struct {
-	readyAt  atomic.Int64 // see readySince; Unix time in ns
-	drained  atomic.Int64 // see EndConnections; Unix time in ns, 0 for never
-	times    atomic.Pointer[Times]
-	failures atomic.Pointer[latency.Recent] // only the times matter, not the durations
-	breaks   atomic.Pointer[latency.Recent] // as failures: the connections that it broke
-	brokeAt  atomic.Int64                   // State.Connected when it last broke one
+	readyAt          atomic.Int64 // see readySince; Unix time in ns
+	drained          atomic.Int64 // see EndConnections; Unix time in ns, 0 for never
+	times            atomic.Pointer[Times]
+	failures         atomic.Pointer[latency.Recent] // only when they occurred is used; the durations are 0
+	breaks           atomic.Pointer[latency.Recent] // as failures: the connections that it broke
+	connectedAtBreak atomic.Int64                   // State.Connected when it last broke one
 
 	noResponse  atomic.Pointer[latency.Recent] // as failures
 	noResponses atomic.Int64                   // since the start
@@ -49,8 +49,8 @@ type rareState struct {
 	own         atomic.Pointer[Endpoint] // see Own
 }
 
-// Own returns the endpoint without the others of its Pool.Update: a connection may use it for days, and the others
-// would stay in memory.
+// Own returns a copy of the endpoint. A connection may use it for days; a pointer to the original would keep all
+// Endpoints of the same Pool.Update in memory.
 func (e *Endpoint) Own() *Endpoint {
 	r := e.ensureRare()
 	own := r.own.Load()
@@ -113,7 +113,7 @@ func (s *State) countBreak(now time.Time) {
 	s.countFailure(now)
 	r := s.ensureRare()
 	count(&r.breaks, now)
-	r.brokeAt.Store(s.Connected.Load())
+	r.connectedAtBreak.Store(s.Connected.Load())
 }
 
 // recent returns the count of r, which may be nil, in the last 5 to 10 minutes before now.
@@ -127,8 +127,8 @@ func recent(r *latency.Recent, now time.Time) int64 {
 }
 
 // Since returns when the endpoint entered state, a caller-defined number below 16. It returns began if the last call
-// was for another state. If exact is set, it also returns began if that is later than the last result: the state has
-// ended and begun again since the last call.
+// was for another state. If exact is set, it also returns began if began is later than the time returned last: the
+// state has ended and begun again since then.
 func (s *State) Since(state uint8, began time.Time, exact bool) time.Time {
 	for {
 		was := s.shown.Load()
@@ -210,8 +210,8 @@ func (s *State) Moved(toEndpoint, toClient int64) {
 	s.ToClient.Add(toClient)
 }
 
-// Drained returns the time that EndConnections has set: a connection that was just established must end by then. It
-// returns false if no time is set.
+// Drained returns the time that EndConnections has set, by which a connection that is established after that call must
+// end. It returns false if no time is set.
 func (s *State) Drained() (by time.Time, ok bool) {
 	r := s.rareState.Load()
 	if r == nil {
@@ -222,8 +222,8 @@ func (s *State) Drained() (by time.Time, ok bool) {
 }
 
 // An endpoint is an Outlier if it broke more than half of the connections that ended last. It also is one if it broke
-// one in outlierPart of its connections in the last 5 to 10 minutes. The second condition ends after a series of
-// unbroken connections: outlierOver times the usual number between two breaks.
+// one in outlierPart of its connections in the last 5 to 10 minutes. The second condition no longer applies after a
+// series of unbroken connections that is outlierOver times as long as the average series between two breaks.
 const (
 	outlierWindow = 16 // the maximum number of connections that ended last
 	fewest        = 4  // the minimum number of these; for the second condition, of broken connections
@@ -264,7 +264,7 @@ func (s *State) Outlier(now time.Time) bool {
 	}
 	broken := recent(r.breaks.Load(), now)
 	clients := max(recent(&s.Times().Connect, now), broken) // older connections may break, too
-	unbroken := s.Connected.Load() - r.brokeAt.Load()
+	unbroken := s.Connected.Load() - r.connectedAtBreak.Load()
 	return broken >= fewest && broken*outlierPart >= clients && unbroken*broken <= outlierOver*(clients-unbroken)
 }
 

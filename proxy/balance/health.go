@@ -61,7 +61,7 @@ func (p *Policy) length(failures int32) time.Duration {
 
 // Change is the result of a Report.
 type Change struct {
-	Blamed bool          // the failure counts against the endpoint, not just for one client
+	Blamed bool          // the failure is attributed to the endpoint, and not only to the path from one client; also set if it changes nothing
 	Notify bool          // the Watcher is notified
 	Next   time.Duration // until the next recheck; only set for RecheckFailed and RecheckSkipped
 }
@@ -110,7 +110,7 @@ type health struct {
 // failureStreak is a series of consecutive failures.
 type failureStreak struct {
 	down             bool
-	failures, passes int32     // consecutive; passes only of checks, since the last failure
+	failures, passes int32     // consecutive failures; checks that passed since the last failure
 	since            time.Time // when the endpoint became Down
 	until            time.Time // when the next probe is due or HalfOpen begins; if passive and not down, when a recheck passed
 	err              error     // the last
@@ -205,7 +205,7 @@ func (h *health) report(r *Report, p *Policy) (c Change, changed bool) {
 			}
 		}
 	case Connected:
-		changed, c.Notify = f.failures > 0, f.down && !a.down && !f.client.IsValid() // its quarantine was notified
+		changed, c.Notify = f.failures > 0, f.down && !a.down && !f.client.IsValid() // the Watcher was notified of the quarantine
 		*f = passive{}
 	case ConnectFailed:
 		return h.failed(r, p)

@@ -3,7 +3,7 @@ package balance
 import "slices"
 
 // least is a scheduler that takes the endpoint with the least load. Of several with that load it takes the
-// first, starting at the turn.
+// first, counted from the index look.turn.
 type least struct {
 	why       Reason
 	extraLoad uint64 // added to the connections of each endpoint
@@ -16,8 +16,8 @@ var (
 	neverQueue       = &least{why: ByNoQueue, extraLoad: 1, idleFirst: true}
 )
 
-// maxScanned is the number of endpoints that one choice compares, starting at the turn; with more endpoints
-// the choice is not exact.
+// maxScanned is the number of endpoints that one choice compares, from the index look.turn; with more
+// endpoints the choice is not exact.
 const maxScanned = 1024
 
 func (how *least) new(s *Set) order {

@@ -19,7 +19,7 @@ type Leaving struct {
 // leave updates p.Leaving: the endpoints in gone leave now.
 func (p *Pool) leave(gone []*Endpoint, now time.Time) {
 	before := p.Leaving
-	had := make(map[*State]*Leaving, len(before)) // entries not found below
+	had := make(map[*State]*Leaving, len(before)) // the previous entries; those found below are deleted
 	for i := range before {
 		had[before[i].State] = &before[i]
 	}
@@ -80,8 +80,8 @@ func (s *State) reinstate() *State {
 	return s
 }
 
-// EndConnections sets the time by which connections that are still being established to a removed endpoint must end;
-// see Drained.
+// EndConnections sets the time by which connections to a removed endpoint must end if they are established after this
+// call; see Drained.
 func (s *State) EndConnections(by time.Time) { s.ensureRare().drained.Store(by.UnixNano()) }
 
 // Inherit returns the endpoint with the address and Pod of c, to which a previous process has connections. If it is

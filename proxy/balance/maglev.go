@@ -48,8 +48,9 @@ func newMaglev(s *Set) order {
 	for i := range m.slots {
 		m.slots[i] = free
 	}
-	// In each round the endpoints with the greatest weight take a slot each. An endpoint with a fraction of that weight
-	// takes one in that fraction of the rounds, so its next turn is at most as many rounds away as the greatest weight.
+	// In each round the endpoints with the greatest weight take a slot each. An endpoint with a smaller weight takes
+	// one in weight/most of the rounds. A weight is at least 1, so its next turn is at most this many rounds away:
+	// most.
 	rounds := make([][]int, most+1) // the endpoints with a turn in each of the next rounds
 	plan := func(i int) {
 		w := &wants[i]

@@ -30,9 +30,10 @@ const (
 	LastResort   // all that are left are in quarantine
 	Inherited    // the previous process chose it
 
-	// allFull is the Reason of a Choice without an endpoint because all are full. Another field would make
-	// a Choice too large for registers.
-	allFull
+	// mustWait is the Reason of a Choice without an endpoint because the client must wait for a free slot: the
+	// endpoints that it may use are full, or other clients are ahead. Another field would make a Choice too large for
+	// registers.
+	mustWait
 
 	Reasons = iota // the number of reasons, 0 included: for arrays
 )
@@ -42,7 +43,7 @@ var reasons = [...]string{
 	ByTurn: "round robin", ByWeight: "weighted round robin", ByChance: "random", ByTwo: "less loaded of two", ByLeast: "fewest connections",
 	ByDelay: "shortest expected delay", ByNoQueue: "never queue", ByClient: "hash of the client's address", ByMaglev: "maglev hash of the client's address",
 	ByVIP: "hash of the VIP", Affinity: "affinity", FirstInQueue: "first in queue", Probe: "probe after quarantine", OnlyOne: "only one left",
-	LastResort: "all that are left are in quarantine", Inherited: "chosen by the previous process", allFull: "no free slot",
+	LastResort: "all that are left are in quarantine", Inherited: "chosen by the previous process", mustWait: "no free slot",
 }
 
 // String returns the name of r.
@@ -61,13 +62,13 @@ type Request struct {
 type Choice struct {
 	Endpoint *Endpoint
 	Reason   Reason
-	// Skipped is the number of endpoints that would have been next but are in quarantine. The schedulers in least.go do
-	// not count them.
+	// Skipped is how often an endpoint in quarantine would have been next; the same one twice in a row counts once. The
+	// schedulers in least.go do not count them.
 	Skipped int
 }
 
-// Full reports whether a Choice has no endpoint because the usable ones are full, so that the client can wait.
-func (c Choice) Full() bool { return c.Reason == allFull }
+// Full reports whether a Choice has no endpoint because the client must wait for a free slot.
+func (c Choice) Full() bool { return c.Reason == mustWait }
 
 // Set is a list of endpoints to spread connections over. Its endpoints never change, only its position in the rotation
 // does. It is safe for concurrent use.
@@ -112,33 +113,33 @@ func (s *Set) Pick(a Request) (Choice, bool) {
 	return choice, ok
 }
 
-// Take calls Again if the address had is valid. Otherwise, or if Again returns false, it calls Pick. If the endpoint
-// with the address had is full, the client waits for it. Take also takes a slot of the chosen endpoint; call Release to
-// return it. If no slot is free, or other clients are ahead, the Choice is Full. Then w waits, unless it is nil or
-// QueueLimit is reached.
+// Take calls Again if previous, the address of the client's previous endpoint, is valid. Otherwise, or if Again returns
+// false, it calls Pick. If the previous endpoint is full, the client waits for it. Take also takes a slot of the chosen
+// endpoint; call Release to return it. If no slot is free, or other clients are ahead, the Choice is Full. Then w
+// waits, unless it is nil or QueueLimit is reached.
 //
-// A Set from before a Pool.Update that set a limit does not skip full endpoints. If the chosen one is full, the next
-// choice therefore skips full ones by itself.
-func (s *Set) Take(a Request, had netip.AddrPort, w *Waiter) (Choice, bool) {
+// A Set from before a Pool.Update that set a limit does not skip full endpoints. If the chosen one is full, Take
+// therefore chooses again with skipFull set.
+func (s *Set) Take(a Request, previous netip.AddrPort, w *Waiter) (Choice, bool) {
 	for {
 		var c Choice
 		var kept bool
-		if had.IsValid() {
-			c, kept = s.Again(had, a)
+		if previous.IsValid() {
+			c, kept = s.Again(previous, a)
 		}
 		var q *queue
 		if s.pool.waiting.Load() > 0 {
-			q = s.queue(a, had, kept)
+			q = s.queue(a, previous, kept)
 		}
 		switch {
 		case q != nil && q.clients.Load() > 0 && !(w != nil && w.in == q && w.Front()):
-			c = Choice{Reason: allFull}
+			c = Choice{Reason: mustWait}
 		case !kept:
 			c, _ = s.Pick(a)
 		}
 		switch {
-		case c.Reason == allFull:
-			if w == nil || !w.join(s.queue(a, had, kept)) {
+		case c.Reason == mustWait:
+			if w == nil || !w.join(s.queue(a, previous, kept)) {
 				return c, false
 			}
 			// Look again: a slot may have been released before w was in the queue.
@@ -153,22 +154,22 @@ func (s *Set) Take(a Request, had netip.AddrPort, w *Waiter) (Choice, bool) {
 	}
 }
 
-// Peek is Pick for a later caller, without using up a turn or claiming a probe. turn is 0 for the next caller, and for
-// each caller after that the previous result next.
+// Peek is Pick for a later caller, without using up a turn or claiming a probe. For the next caller of
+// Pick, pass turn 0; for each caller after that, pass the next that the previous Peek returned.
 func (s *Set) Peek(turn uint32, a Request) (c Choice, next uint32, ok bool) {
 	c, skipped, ok := s.pick(look{Request: a, turn: s.cursor.Load() + turn})
 	return c, turn + 1 + skipped, ok
 }
 
-// Again chooses the endpoint with address had, which the client had before. If the Choice is Full, the client should
-// wait for that endpoint. Again returns false if the endpoint was removed, was tried, or is in quarantine. A quarantine
-// that one client's failures alone caused does not count (see Report). If Again returns false, the caller uses any
-// other endpoint.
-func (s *Set) Again(had netip.AddrPort, a Request) (Choice, bool) {
-	if slices.Contains(a.Tried, had) {
+// Again chooses the endpoint with the address previous, which the client had before. If the Choice is Full, the client
+// should wait for that endpoint. Again returns false if the endpoint was removed, was tried, or is in quarantine. A
+// quarantine that one client's failures alone caused does not count (see Report). If Again returns false, the caller
+// uses any other endpoint.
+func (s *Set) Again(previous netip.AddrPort, a Request) (Choice, bool) {
+	if slices.Contains(a.Tried, previous) {
 		return Choice{}, false
 	}
-	e := s.Find(had)
+	e := s.Find(previous)
 	if e == nil {
 		return Choice{}, false
 	}
@@ -176,18 +177,18 @@ func (s *Set) Again(had netip.AddrPort, a Request) (Choice, bool) {
 		return Choice{}, false
 	}
 	if e.Full() {
-		return Choice{Reason: allFull}, true
+		return Choice{Reason: mustWait}, true
 	}
 	return Choice{Endpoint: e, Reason: Affinity}, true
 }
 
-// look is one choice in progress.
+// look holds the inputs of one choice.
 type look struct {
 	Request
 	turn  uint32 // grows by one with each choice, and with each endpoint that was skipped
 	claim bool   // claims a HalfOpen endpoint; false for Peek
 
-	noneLeft bool // slow start skips all endpoints that are left: ignore it
+	ignoreSlowStart bool // set for a second pass if slow start left no endpoint to choose
 }
 
 // maxLooks is the number of endpoints that a scheduler proposes before all are checked in order. With half of them in
@@ -219,12 +220,12 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 		}
 	}
 	if f.filtered {
-		l.noneLeft = true
+		l.ignoreSlowStart = true
 		return s.pick(l)
 	}
 	if f.healthyFull || f.fallback == nil {
 		if f.full {
-			return Choice{Reason: allFull}, 0, false
+			return Choice{Reason: mustWait}, 0, false
 		}
 		return Choice{}, 0, false
 	}
@@ -235,7 +236,7 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 	return Choice{Endpoint: f.fallback, Reason: reason}, f.skipped, true
 }
 
-// pickResult is the state of a choice in progress.
+// pickResult has the findings of a choice so far.
 type pickResult struct {
 	Choice
 	fallback    *Endpoint // the first one in quarantine
@@ -280,7 +281,7 @@ func (f *pickResult) take(s *Set, e *Endpoint, l *look, skipped uint32) bool {
 
 // leavesTurn reports whether e is new and leaves its turn to others. skipped is how many endpoints were skipped before.
 func (s *Set) leavesTurn(e *Endpoint, l *look, skipped uint32) bool {
-	return !l.noneLeft && s.slow.skips(e, l.Now, l.turn+skipped)
+	return !l.ignoreSlowStart && s.slow.skips(e, l.Now, l.turn+skipped)
 }
 
 // reasoned sets the reason of c.

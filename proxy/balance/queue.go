@@ -13,8 +13,8 @@ const QueueLimit = 1024
 
 // group holds the queues of clients that may use the same endpoints.
 type group struct {
-	retries queue // of clients that have tried an endpoint; they go first, since they already had a slot of an endpoint that failed
-	first   queue // of the others
+	retries queue // of clients that have tried an endpoint; they have precedence, since they already had a slot of an endpoint that failed
+	fresh   queue // of clients that have not tried any
 }
 
 // queue holds clients that wait for a free slot, in order of arrival. A free slot is reserved for no client: the front
@@ -42,7 +42,7 @@ func (p *Pool) groups() *[3]group {
 	if p.queues.Load() == nil {
 		var g [3]group
 		for i := range g {
-			g[i].retries.pool, g[i].retries.next, g[i].first.pool = p, &g[i].first, p
+			g[i].retries.pool, g[i].retries.next, g[i].fresh.pool = p, &g[i].fresh, p
 		}
 		p.queues.CompareAndSwap(nil, &g)
 	}
@@ -59,16 +59,16 @@ func (e *Endpoint) queue() *queue {
 }
 
 // queue returns the queue in which a client waits. If kept is set, that is the queue for the endpoint with the address
-// had; otherwise, one for any endpoint.
-func (s *Set) queue(a Request, had netip.AddrPort, kept bool) *queue {
+// previous; otherwise, one for any endpoint.
+func (s *Set) queue(a Request, previous netip.AddrPort, kept bool) *queue {
 	g := &s.pool.groups()[s.group]
 	switch {
 	case kept:
-		return s.Find(had).queue()
+		return s.Find(previous).queue()
 	case len(a.Tried) > 0:
 		return &g.retries
 	}
-	return &g.first
+	return &g.fresh
 }
 
 // QueueTimeout returns how long a client may wait.
@@ -158,8 +158,8 @@ func (q *queue) passOn() {
 	}
 }
 
-// wake makes the front client of e's own queue look again, and that of one queue of each group. Call it when e has a
-// free slot or its state has changed, and only if clients wait.
+// wake makes several front clients look again: the one of e's own queue and, in each group, the one of retries or, if
+// that queue is empty, of fresh. Call it when e has a free slot or its state has changed, and only if clients wait.
 func (p *Pool) wake(e *Endpoint) {
 	groups, turn := p.groups(), int(p.turns.Add(1)%4)
 	for i := range 4 { // the first to be woken has an advantage, so the order rotates
@@ -171,7 +171,7 @@ func (p *Pool) wake(e *Endpoint) {
 		case groups[at].retries.clients.Load() > 0:
 			groups[at].retries.wake()
 		default:
-			groups[at].first.wake()
+			groups[at].fresh.wake()
 		}
 	}
 }

@@ -1,11 +1,11 @@
 // Package budget counts the file descriptors of this process and limits their use. Listeners, connections and UDP
 // sessions take from the budget.
 //
-// No kind of use can exhaust the others. UDP sessions have at most a quarter of the descriptors, since any host can
-// send datagrams with forged source addresses. Where UDP is served, connections leave an eighth to it, so that a node's
-// DNS keeps working. The last eighth of the connection limit, and of the session limit, is reserved for clients with
-// few of them; the last sixteenth of the connection limit for service ports with few; the last eighth of the listeners
-// for namespaces with few.
+// No kind of use can take all descriptors from the others. UDP sessions have at most a quarter of the descriptors,
+// since any host can send datagrams with forged source addresses. Where UDP is served, connections leave an eighth to
+// it, so that a node's DNS keeps working. The last part of each limit is reserved: an eighth of the connections, and of
+// the sessions, for clients that have few; a sixteenth of the connections for service ports that have few; an eighth of
+// the listeners for namespaces that have few.
 package budget
 
 import (
@@ -18,21 +18,20 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// Limits are limits in addition to those that follow from descriptors.
+// Limits are configured limits. They apply in addition to those that Budget computes from the number of descriptors.
 type Limits struct {
-	// MaxConnections limits open connections. 0 means the limit that follows from the file descriptors, which always
-	// applies: slightly under half of them.
+	// MaxConnections limits open connections. 0 means only the limit that Budget computes: see ConnectionLimit.
 	MaxConnections int64
-	// MaxConnectionsPerPort limits the connections of one service port; 0 means half of the limit once connections are
-	// scarce.
+	// MaxConnectionsPerPort limits the connections of one service port; 0 means half of the connection limit, once
+	// little of that is left: see scarce.
 	MaxConnectionsPerPort int64
 
 	// MaxUDPSessions limits open UDP sessions. A quarter of the file descriptors is always the upper limit.
 	MaxUDPSessions int64
 
 	// MaxClientShare is the percentage of the connection limit, and of the session limit, that one client address may
-	// hold when these are scarce; 100 means no limit per client. A client above it gets no further connection, and its
-	// session that has been idle longest ends.
+	// hold when little of that limit is left; 100 means no limit per client. A client above it gets no further
+	// connection; a new UDP session of it ends the one that has been idle longest.
 	MaxClientShare int64
 }
 
@@ -42,10 +41,10 @@ type Budget struct {
 	usable      int64 // the number of descriptors for listeners, connections and sessions
 	limits      Limits
 
-	// Current use. The code that opens an object adds it, and subtracts it on close. TakeConnection and TakeSession add
-	// by themselves.
+	// Current use. TakeConnection, TakeSession and TakePort add; CountListener adds and subtracts. In all other cases,
+	// the code that opens or closes an object adds or subtracts it.
 	Listeners   atomic.Int64 // one descriptor each; see CountListener
-	TCPLoops    atomic.Int64 // descriptors that the TCP loops may use, pipes included
+	TCPLoops    atomic.Int64 // descriptors that the TCP event loops may use, including their pipes for splice(2)
 	UDP         atomic.Int64 // descriptors of the UDP loops
 	Connections atomic.Int64 // open; two descriptors each
 	Sessions    atomic.Int64 // open; one descriptor each
@@ -89,8 +88,8 @@ var (
 	ErrLocalPorts = errors.New("too many listeners on local ports")
 )
 
-// localListeners returns the number of listeners on ephemeral ports, and its maximum: three quarters of the ports for
-// TCP, and one quarter for UDP, whose sessions may have half.
+// localListeners returns the number of listeners on ephemeral ports, and its maximum: three quarters of these ports
+// for TCP, one quarter for UDP, because UDP sessions may use half of the ports.
 func (b *Budget) localListeners(udp bool) (open *atomic.Int64, most int64) {
 	if udp {
 		return &b.localUDP, b.localPorts / 4
@@ -100,7 +99,7 @@ func (b *Budget) localListeners(udp bool) (open *atomic.Int64, most int64) {
 
 // AdmitListener returns an error if there is no capacity for another listener of a Service in namespace. local means
 // that it gets one of the kernel's ephemeral ports: authors of Services may request any number of listeners, and must
-// not take the ports for the node's own connections. A namespace with more than half of all listeners gets none of the
+// leave enough ports for the node's own connections. A namespace with more than half of all listeners gets none of the
 // last eighth.
 func (b *Budget) AdmitListener(namespace string, udp, local bool) error {
 	b.mu.Lock()
@@ -122,8 +121,8 @@ func (b *Budget) AdmitListener(namespace string, udp, local bool) error {
 	return nil
 }
 
-// CountListener counts a listener at port, of a Service in namespace, that has opened, if change is 1, or closed, if it
-// is -1.
+// CountListener records that a listener at port, for a Service in namespace, has opened (change is 1) or closed (change
+// is -1).
 func (b *Budget) CountListener(namespace string, port uint16, udp bool, change int64) {
 	b.Listeners.Add(change)
 	b.mu.Lock()
@@ -163,7 +162,7 @@ func (b *Budget) SessionLimit() int64 {
 	return min(b.limits.MaxUDPSessions, max(1, b.usable/4))
 }
 
-// SessionLimitPerPort returns the maximum number of sessions of one service port: half of those of all.
+// SessionLimitPerPort returns the maximum number of sessions of one service port: half of SessionLimit.
 func (b *Budget) SessionLimitPerPort() int64 { return max(1, b.SessionLimit()/2) }
 
 // Divisors of a limit that give the part reserved for clients, and for service ports, with few connections. A limit
@@ -173,7 +172,7 @@ const (
 	partForPorts   = 16
 )
 
-// scarce reports whether, with open of limit in use, only the reserved part is left.
+// scarce reports whether only the reserved part of limit, that is limit/part, is left when open are in use.
 func scarce(open, limit, part int64) bool { return open > limit-limit/part }
 
 // clientsPart returns the part of limit that one client address may hold when capacity is scarce.
@@ -205,8 +204,8 @@ func (b *Budget) TakeConnection(toPort, ofClient int64) error {
 	return err
 }
 
-// AdmitClient checks the client's limit again if a counted connection turns out to be another client's. ofClient is
-// that client's number of connections, this one included.
+// AdmitClient checks the limit again for a connection that was counted for a load balancer, once its client is known
+// from a PROXY header. ofClient is the client's number of connections, this one included.
 func (b *Budget) AdmitClient(ofClient int64) error {
 	if limit := b.ConnectionLimit(); scarce(b.Connections.Load(), limit, partForClients) && ofClient > b.clientsPart(limit) {
 		return errTooManyOfClient
@@ -246,9 +245,10 @@ func (b *Budget) TakeSession(toPort, ofClient int64) Room {
 }
 
 // TakePort counts a port of this node for a UDP session, or returns whose session must be evicted first. Each session
-// that does not use its client's address needs its own port. All sessions together have at most half of the ports: the
-// rest is for other programs, and the fewer ports are free, the longer the kernel takes to find one. One service port
-// has at most half of that half; toPort is its current number, this port included.
+// whose datagrams have the node's address as the source, and not the client's, needs its own port. All sessions
+// together have at most half of the ports: the rest is for other programs, and the fewer ports are free, the longer the
+// kernel takes to find one. The sessions of one service port use at most half of that half; toPort is the number of
+// ports that they use, this one included.
 func (b *Budget) TakePort(toPort int64) Room {
 	taken, limit := b.Ports.Add(1), max(1, b.localPorts/2)
 	var whose Room
@@ -266,8 +266,8 @@ func (b *Budget) TakePort(toPort int64) Room {
 	return whose
 }
 
-// Probes returns the maximum number of concurrent probes of each of two kinds: of failed endpoints, and of those that
-// Services configure. Each takes a reserved descriptor.
+// Probes returns the maximum number of concurrent probes of each of the two kinds: probes of failed endpoints, and
+// probes that Services configure. Each takes a reserved descriptor.
 func (b *Budget) Probes() int64 {
 	return max(1, (b.Descriptors-b.usable)*mostProbes/mostReserved)
 }

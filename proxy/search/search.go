@@ -29,8 +29,8 @@ type Search struct {
 	Record        *conn.Record         // has the attempts, and the client's start time
 	SourceAddress portal.SourceAddress // source address that the endpoint of an attempt sees
 
-	waited  bool              // last step: Wait for a slot's end; next to SourceAddress, so that a Search has 384 bytes
-	tried   []netip.AddrPort  // endpoints tried since all were last tried
+	waited  bool              // the last step was to wait for the end of a time slot (this field is here to keep a Search at 384 bytes)
+	tried   []netip.AddrPort  // endpoints tried in this round; a round ends when all were tried
 	room    [2]netip.AddrPort // backing array of tried; most searches need no more
 	count   int               // attempts so far
 	now     balance.Choice    // of the current attempt

@@ -42,8 +42,8 @@ const readme = `Diagnostic data that usher collected on this node.
   version.txt     version and platform
   configz.json    flags in force
   api/            responses of usher's API: status, Services with endpoints, connections
-                  (open and kept), steps and changes of the trace, portal rules (wanted and
-                  installed)
+                  (open ones, and records of ended ones), the trace (steps of connections,
+                  changes of Services and endpoints), portal rules (wanted and installed)
   metrics.txt     /metrics
   node/           system, addresses, routes, routing rules, kernel settings, usher's iptables
                   and nftables rules
@@ -75,7 +75,7 @@ func (b *Bundle) Create(ctx context.Context, path string) error {
 		return fmt.Errorf("--bundle: %s already exists; name another file, or remove it", path)
 	}
 	if errors.Is(err, syscall.EROFS) {
-		return fmt.Errorf("%w; - is standard output", err)
+		return fmt.Errorf("%w; to write to standard output, use --bundle=-", err)
 	}
 	if err != nil {
 		return err

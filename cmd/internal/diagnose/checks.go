@@ -43,7 +43,7 @@ type check struct {
 	name  string
 	looks string // description of the check, for users
 	find  func(context.Context, *subject) []Finding
-	local bool // checks the node itself, where this program must run
+	local bool // it checks the node itself, so this program must run there
 }
 
 // checks are all checks.
@@ -52,14 +52,14 @@ var checks = []check{
 	{"objects", "rejected manifests and objects, invalid annotations, port names", objects, false},
 	{"served", "service ports that are not served: conflicts, listeners, rules", served, false},
 	{"endpoints", "Services without endpoints, or without endpoints on this node", endpoints, false},
-	{"quarantine", "endpoints that are in quarantine now or repeatedly were", quarantine, false},
+	{"quarantine", "endpoints that are in quarantine now, or have been repeatedly", quarantine, false},
 	{"breaks", "endpoints that reset or refuse connections", breaks, false},
-	{"denied", "clients that usher denied in the last minutes; those that a rule drops are not counted: try --client", denied, false},
+	{"denied", "clients that usher denied in the last minutes, but not those whose packets a portal rule drops: check these with --client", denied, false},
 	{"past", "connections that failed, were retried or were slow, as far back as usher keeps them", past, false},
 	{"slow", "client wait times and missing responses in the last minutes, by Service and endpoint", slow, false},
 	{"reach", "whether failing endpoints can be reached from this node", reach, true},
 	{"portal", "portal rules and routes: wanted compared with installed", portalRules, false},
-	{"foreign", "rules of other programs for the same addresses", foreignRules, true},
+	{"foreign", "rules of other programs for the Services' VIPs", foreignRules, true},
 	{"firewall", "whether a host firewall drops redirected packets or health checks", firewall, true},
 	{"route", "routes from this node to VIPs", routes, true},
 	{"client", "whether --client would be admitted", clientLetIn, false},
@@ -75,8 +75,8 @@ type namedFinding struct {
 	name string
 }
 
-// grouped returns one finding for those that differ only in the name, with the evidence of the first. Findings of
-// several Services are one only if anyService is set: then the node is its object.
+// grouped merges findings that differ only in the name; the evidence is that of the first. It merges findings of
+// different Services only if anyService is set; the object of such a finding is the node.
 func grouped(all []namedFinding, anyService bool) (out []Finding) {
 	var names [][]string
 	for _, f := range all {
@@ -128,12 +128,12 @@ func usherItself(_ context.Context, s *subject) (all []Finding) {
 		}
 		all = append(all, Finding{"", Note, "usher", fmt.Sprintf("%s (%s), and its keeper restarted it", when, r.Last),
 			show.Plural(r.Count, "restart") + " since the keeper started",
-			"usher's log and the kernel's (journalctl -k) at that time; which connections survived: docs/running.md#what-survives"})
+			"see the logs of usher and of the kernel (journalctl -k) at that time; docs/running.md#what-survives explains which connections survive"})
 	}
 	return all
 }
 
-// objects returns the objects that the source reports as invalid.
+// objects returns a finding for each invalid object that the API server or the manifests contain.
 func objects(_ context.Context, s *subject) (all []Finding) {
 	of := map[string]bool{}
 	for i := range s.services {
@@ -141,7 +141,7 @@ func objects(_ context.Context, s *subject) (all []Finding) {
 		name := d.Namespace + "/" + d.Name
 		for j, p := range d.Problems {
 			if slices.Contains(d.Problems[:j], p) {
-				continue // of the slice of the other family
+				continue // reported for the slice of the other family, too
 			}
 			severity, effect := Warning, "a part of it is not served, or usher still serves the previous version"
 			switch {
@@ -197,7 +197,7 @@ func endpoints(_ context.Context, s *subject) []Finding {
 		case p.port.Problem != nil:
 		case total == 0 && p.misnamed(): // which is reported with its cause
 		case total == 0:
-			all = append(all, namedFinding{Finding{"", Failing, p.object, "no endpoints for %s: clients are refused", "usher has 0 endpoints", noEndpoints(p)}, vip})
+			all = append(all, namedFinding{Finding{"", Failing, p.object, "no endpoints for %s: clients are refused", "usher knows 0 endpoints for this port", noEndpoints(p)}, vip})
 		case usable == 0:
 			known, remedy := fmt.Sprintf("0 of %d are ready or serving", total), "see why the readiness probe fails: kubectl describe pod"
 			if i := slices.IndexFunc(p.port.Endpoints, func(e api.Endpoint) bool { return e.Ready || e.Serving }); i >= 0 {
@@ -214,7 +214,7 @@ func endpoints(_ context.Context, s *subject) []Finding {
 	return grouped(all, false)
 }
 
-// usable returns the number of endpoints of a port that are used from this node, by clients of some kind.
+// usable returns the number of endpoints of a port that clients on this node may use.
 func usable(port *api.ServicePort) (n int) {
 	for _, e := range port.Endpoints {
 		if slices.Contains(e.UsedFor, "node") {
@@ -224,7 +224,7 @@ func usable(port *api.ServicePort) (n int) {
 	return n
 }
 
-// noPort is a part of the messages of translate.Misnamed: a slice has other ports than a Service.
+// noPort occurs in the messages of translate.Misnamed, which report that a slice lacks a port of its Service.
 const noPort = "has no endpoints"
 
 // misnamed returns whether a problem of the Service reports that no slice has this port.
@@ -249,7 +249,8 @@ func dropSeverity(clients string) Severity {
 	return Failing
 }
 
-// flaps is the number of quarantines from which an endpoint is reported. Within recentPeriod, it is more than a note.
+// An endpoint that was in quarantine at least flaps times is reported: as a warning if the last time was within
+// recentPeriod, otherwise as a note.
 const (
 	flaps        = 3
 	recentPeriod = 10 * time.Minute
@@ -281,7 +282,7 @@ func quarantine(ctx context.Context, s *subject) (all []Finding) {
 			delete(times, key) // report several ports and families once
 			again := ""
 			if n >= flaps {
-				again = fmt.Sprintf("; %d times since %s, last at %s", n, first[key].Local().Format(time.DateTime), last[key].Local().Format(time.DateTime))
+				again = fmt.Sprintf("; in quarantine %d times since %s, last at %s", n, first[key].Local().Format(time.DateTime), last[key].Local().Format(time.DateTime))
 			}
 			switch {
 			case e.Quarantine != nil:
@@ -296,7 +297,7 @@ func quarantine(ctx context.Context, s *subject) (all []Finding) {
 				if s.status.Now.Sub(last[key]) > recentPeriod {
 					severity = Note
 				}
-				all = append(all, Finding{"", severity, p.object, endpointName(e) + " is unstable", strings.TrimPrefix(again, "; ") + ", it went into quarantine and recovered",
+				all = append(all, Finding{"", severity, p.object, endpointName(e) + " is unstable", strings.TrimPrefix(again, "; ") + ", and recovered each time",
 					"usher trace " + p.name + " --outcome=failed,retry --history shows when and why"})
 			}
 		}
@@ -322,7 +323,7 @@ func remedyFor(cause, service string) string {
 	case strings.Contains(cause, "no answer"), strings.Contains(cause, "timed out"):
 		return "is there a firewall or NetworkPolicy, or is the node down? kubectl get pod -o wide, kubectl get networkpolicy"
 	case strings.Contains(cause, "probe"):
-		return "the check of the annotation usher.io/probe fails; see the Pod's log"
+		return "the probe that the annotation usher.io/probe configures fails; see the Pod's log"
 	}
 	return "usher trace " + service + " --outcome=failed,retry --history"
 }
@@ -358,7 +359,7 @@ func breaks(_ context.Context, s *subject) (all []Finding) {
 			}
 			known := fmt.Sprintf("in the last minutes: connected %d times, %s (%d%%)", connectedRecently(e), show.Plural(int(e.FailedRecently), "failure"), 100*e.FailedRecently/max(1, connectedRecently(e), e.FailedRecently))
 			if e.Failed > e.FailedRecently {
-				known += fmt.Sprintf("; since it was listed: %d and %d", e.Connected, e.Failed)
+				known += fmt.Sprintf("; since usher first saw it: connected %d times, %s", e.Connected, show.Plural(int(e.Failed), "failure"))
 			}
 			if n := p.port.Ends[outcome.EndpointReset.String()]; n > 0 {
 				known += fmt.Sprintf("; since usher started, the endpoints of this port reset %s after they had accepted them", show.Plural(int(n), "connection"))
@@ -377,10 +378,10 @@ const fewest = 20
 
 func slow(_ context.Context, s *subject) (all []Finding) {
 	remedy := func(p place, filter string) string {
-		return "usher get connections " + p.name + " --state=all --outcome=slow,retried" + filter + ", and of one of them: usher get connection ID"
+		return "usher get connections " + p.name + " --state=all --outcome=slow,retried" + filter + "; for the details of one: usher get connection ID"
 	}
 	s.ports(func(p place) {
-		before, quarantined := len(all), false // attempts at endpoints in quarantine take time, which is reported as their quarantine
+		before, quarantined := len(all), false // slow attempts may be those at endpoints in quarantine, which quarantine reports
 		for i := range p.port.Endpoints {
 			e := &p.port.Endpoints[i]
 			if e.Quarantine != nil {
@@ -433,19 +434,20 @@ func isSlow(p place, e *api.Endpoint) bool {
 // hangs describes which clients get no response from an unresponsive endpoint.
 func hangs(p place, e *api.Endpoint) Finding {
 	wrong := endpointName(e) + " accepts connections but never responds"
-	known := fmt.Sprintf("in the last minutes it had %s and sent no byte, while other endpoints of this port did", show.Plural(int(connectedRecently(e)), "client"))
+	known := fmt.Sprintf("in the last minutes it had %s and sent no byte, while other endpoints of this port sent data", show.Plural(int(connectedRecently(e)), "client"))
 	if e.Latency == nil || e.Latency.FirstByteP99Ms > 0 {
 		wrong = endpointName(e) + " leaves far more clients without a response than other endpoints of its port"
-		known = fmt.Sprintf("in the last minutes, %s left without a byte, of %d that connected", show.Plural(int(e.NoResponseRecently), "client"), connectedRecently(e))
+		known = fmt.Sprintf("in the last minutes, %d of %s closed without having received a byte", e.NoResponseRecently, show.Plural(int(connectedRecently(e)), "connection"))
 		if e.WaitingLong > 0 {
-			known += fmt.Sprintf("; %d others have been waiting for one for at least 10 s", e.WaitingLong)
+			known += fmt.Sprintf("; %d others have waited at least 10 s for the first byte", e.WaitingLong)
 		}
 	}
 	return Finding{"", Warning, p.object, wrong, known,
-		"check the process: the kernel accepts connections even if it hangs; usher get connections " + p.name + " --state=all --endpoint=" + e.Address}
+		"check the process: the kernel accepts connections even if the process hangs; usher get connections " + p.name + " --state=all --endpoint=" + e.Address}
 }
 
-// portalRules compares the portal's rules, except those that the kernel rejected, which is reported with the cause.
+// portalRules compares the wanted rules of the portal with the installed ones. It skips those that the kernel rejected:
+// served reports them with the cause.
 func portalRules(ctx context.Context, s *subject) (all []Finding) {
 	if s.reports("PortalFailed") {
 		return nil
@@ -456,7 +458,7 @@ func portalRules(ctx context.Context, s *subject) (all []Finding) {
 			for _, v := range p.port.VIPs {
 				rejected[v.Address+"/"+p.port.Protocol] = true
 				if host, _, err := net.SplitHostPort(v.Address); err == nil {
-					rejected[host+"/"] = true // of the portal address
+					rejected[host+"/"] = true // how the portal "address" names its rules
 				}
 			}
 		}
@@ -507,7 +509,7 @@ func clientLetIn(ctx context.Context, s *subject) []Finding {
 			e, err := s.client.Explain(ctx, client.ExplainQuery{Service: p.name, Port: p.port.Name, Client: s.Client, VIP: v.Address})
 			text := strings.Join(e.Text, " ")
 			if err != nil || e.Verdict == api.WouldTry || !strings.Contains(text, "loadBalancerSourceRanges") {
-				continue // of the other IP family; ports that are not served or have no endpoints belong to other checks
+				continue // the VIP may be of the other IP family; other checks report ports that are not served or have no endpoints
 			}
 			all = append(all, namedFinding{Finding{"", Failing, p.object, s.Client + " would not be served at %s: " + text,
 				"usher explain reports: " + string(e.Verdict), "check loadBalancerSourceRanges; usher explain " + p.name + " --client " + s.Client + " --vip " + v.Address}, v.Address + " (" + v.Kind + ")"})

@@ -6,7 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clock checks whether the kernel's clock is synchronized (adjtimex(2)), unless usher reports a difference of clocks.
+// clock checks whether the kernel's clock is synchronized (adjtimex(2)), unless usher already reports that its
+// clock differs from the API server's.
 func clock(_ context.Context, s *subject) []Finding {
 	if s.reports("ClockSkew") || synchronized() {
 		return nil

@@ -154,10 +154,10 @@ var _ = Describe("a result", func() {
 
 	It("lists the checks if there are no findings, or only notes", func() {
 		r := Result{Looked: []string{"limits"}, Services: 3}
-		Expect(r.Lines(80)).To(Equal([]string{"Nothing found. Checked, of 3 Services:", "  - limits"}))
+		Expect(r.Lines(80)).To(Equal([]string{"Nothing found. Checks of 3 Services:", "  - limits"}))
 		r.Findings = []Found{finding(Note, "node")}
 		Expect(r.Wrong()).To(BeFalse())
-		Expect(r.Lines(80)).To(ContainElement("Nothing else found. Checked, of 3 Services:"))
+		Expect(r.Lines(80)).To(ContainElement("Nothing else found. Checks of 3 Services:"))
 	})
 })
 
@@ -275,12 +275,12 @@ var _ = Describe("a check", func() {
 		Expect(find(GinkgoT().Context(), s)).To(ConsistOf(And(HaveField("Severity", Note), HaveField("Wrong", "cannot check "+what))))
 	},
 		Entry(nil, past, "past connections"),
-		Entry(nil, denied, "for denied clients"),
+		Entry(nil, denied, "whether clients were denied"),
 		Entry(nil, quarantine, "which endpoints were in quarantine before"),
 		Entry(nil, source, "whether endpoints see client addresses"),
 	)
 
-	It("that had no time to test an endpoint says so, and nothing of the endpoint", func() {
+	It("that had no time to test an endpoint says so, and reports nothing about the endpoint", func() {
 		ctx, cancel := context.WithTimeout(GinkgoT().Context(), 0)
 		defer cancel()
 		s := &subject{services: []api.ServiceDetail{{Details: []api.ServicePort{{PortSummary: api.PortSummary{Protocol: "TCP"}, Endpoints: []api.Endpoint{{Address: "127.0.0.1:1", State: api.EndpointOutlier}}}}}}}
@@ -356,7 +356,7 @@ var _ = Describe("the check for slow endpoints", func() {
 		e := &some.services[0].Details[0].Endpoints[0]
 		e.Latency.Clients, e.Latency.FirstByteP99Ms, e.NoResponseRecently = 100, 10, 50
 		Expect(slow(GinkgoT().Context(), some)).To(ConsistOf(And(HaveField("Severity", Warning), HaveField("Wrong", HavePrefix("10.0.0.1:80 leaves far more clients without a response")),
-			HaveField("Known", ContainSubstring("50 clients left without a byte, of 100 that connected")))))
+			HaveField("Known", ContainSubstring("50 of 100 connections closed without having received a byte")))))
 	})
 })
 
@@ -386,7 +386,7 @@ var _ = Describe("an endpoint that was quarantined repeatedly", func() {
 		for _, f := range quarantine(GinkgoT().Context(), s) {
 			got = append(got, f.Severity)
 			Expect(f.Wrong).To(Equal("10.0.0.1:80 is unstable"))
-			Expect(f.Known).To(HavePrefix(fmt.Sprintf("3 times since %s, last at %s, ", now.Add(-since-2*time.Minute).Format(time.DateTime), now.Add(-since).Format(time.DateTime))))
+			Expect(f.Known).To(HavePrefix(fmt.Sprintf("in quarantine 3 times since %s, last at %s, ", now.Add(-since-2*time.Minute).Format(time.DateTime), now.Add(-since).Format(time.DateTime))))
 		}
 		Expect(got).To(ConsistOf(want))
 	},
@@ -412,7 +412,7 @@ var _ = Describe("an endpoint that has failed", func() {
 		now, before := found(api.Endpoint{Connected: 100, Failed: 50, Latency: &api.Latency{Clients: 90}})
 		Expect(now).To(BeEmpty())
 		Expect(before).To(HaveLen(1))
-		Expect(before[0]).To(And(HaveField("Severity", Note), HaveField("Wrong", "2 connections failed: endpoint-reset by "+address), HaveField("Known", ContainSubstring("2026-01-02 03:04:05"))))
+		Expect(before[0]).To(And(HaveField("Severity", Note), HaveField("Wrong", "2 connections failed: endpoint-reset, endpoint "+address), HaveField("Known", ContainSubstring("2026-01-02 03:04:05"))))
 	})
 
 	DescribeTable("is reported as a warning if it fails now", func(e api.Endpoint) {

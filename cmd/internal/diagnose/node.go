@@ -28,10 +28,11 @@ import (
 // reachTime is the time limit for an endpoint to answer: enough for the network and one lost packet.
 const reachTime = 1200 * time.Millisecond
 
-// reach connects to unhealthy TCP endpoints, or for a single Service to all. If an endpoint does not answer, it tries
-// another port: if that port refuses, the host is up, and something drops the packets to the endpoint's port.
+// reach connects to failing TCP endpoints and, if only one Service is checked, to its ready ones, too. If an endpoint
+// does not answer, it tries another port: if that port refuses, the host is up, and something drops the packets to the
+// endpoint's port.
 func reach(ctx context.Context, s *subject) (all []Finding) {
-	if s.status.Via != "" { // not every process here can reach endpoints
+	if s.status.Via != "" { // usher connects to endpoints through a proxy; this process may have no route to them
 		return nil
 	}
 	var mu sync.Mutex
@@ -75,7 +76,7 @@ func reachOne(ctx context.Context, p place, e *api.Endpoint) (f Finding, is bool
 	switch {
 	case ctx.Err() != nil: // the time for checks is over, which says nothing about the endpoint
 		return f, false
-	case err == nil, e.Quarantine != nil && strings.Contains(e.Quarantine.Cause, "refused"): // which is already reported
+	case err == nil, e.Quarantine != nil && strings.Contains(e.Quarantine.Cause, "refused"): // it is up, or its quarantine is reported
 		return f, false
 	case errors.Is(err, syscall.ECONNREFUSED):
 		f.Wrong, f.Known, f.Remedy = endpointName(e)+" refuses connections", fmt.Sprintf("test from this node: refused after %s", took), remedyFor("refused", p.name)
@@ -122,7 +123,7 @@ func isTimeout(err error) bool {
 	return errors.As(err, &t) && t.Timeout()
 }
 
-// routes requests a route to each VIP from the kernel.
+// routes checks that the kernel has a route to each VIP.
 func routes(_ context.Context, s *subject) []Finding {
 	if s.status.PortalMode == "none" {
 		return nil
@@ -146,7 +147,7 @@ func foreignRules(ctx context.Context, s *subject) (all []Finding) {
 	for _, program := range []string{"iptables-save", "ip6tables-save"} {
 		text, err := output(ctx, program, "-t", "nat")
 		if err != nil {
-			all = append(all, Finding{"", Note, "node", "cannot check for rules of other programs for the same addresses", err.Error(), "run usher diagnose as root where " + program + " is installed"})
+			all = append(all, Finding{"", Note, "node", "cannot check for rules of other programs for the Services' VIPs", err.Error(), "run usher diagnose as root where " + program + " is installed"})
 		}
 		rules = append(rules, text)
 	}
@@ -179,7 +180,7 @@ func firewall(ctx context.Context, s *subject) (all []Finding) {
 	if len(chains) > 0 {
 		where = "may be dropped by " + strings.Join(chains, ", ")
 	}
-	services := Finding{"", Warning, "node", "a host firewall may drop redirected packets: clients of all Services would hang", where, "accept 192.0.0.117, fd75:7368:6572::1 and the health check node ports in the firewall"}
+	services := Finding{"", Warning, "node", "a host firewall may drop redirected packets: clients of all Services would hang", where, "in the firewall, accept packets to 192.0.0.117 and fd75:7368:6572::1, to which usher redirects VIPs, and to the health check node ports"}
 	checks := services
 	checks.Wrong, checks.Remedy = "a host firewall drops load balancer health checks: load balancers consider this node unhealthy", "accept the health check node ports in the firewall"
 	tried, err := false, error(nil)
@@ -260,9 +261,9 @@ func output(ctx context.Context, name string, args ...string) ([]byte, error) {
 	return out, err
 }
 
-// source compares the clients' addresses, from which usher connects to some endpoints, with the source addresses that
-// those endpoints see. A rule of another program may translate them, such as a CNI's masquerading of packets that leave
-// the node. It reads conntrack's table once, for the last connections.
+// source checks that endpoints to which usher connects with the client's address as the source see that address. A rule
+// of another program may translate them, such as a CNI's masquerading of packets that leave the node. It reads
+// conntrack's table once, for the last connections.
 func source(ctx context.Context, s *subject) (all []Finding) {
 	const last = 1000
 	list, err := s.client.Connections(ctx, client.ConnectionQuery{State: "all", Service: s.Service, Max: last})
@@ -292,14 +293,14 @@ func source(ctx context.Context, s *subject) (all []Finding) {
 	if err != nil {
 		return []Finding{{"", Note, "node", "cannot check whether endpoints see client addresses", err.Error(), "run usher diagnose on the node, as root"}}
 	}
-	named := map[netip.Addr]bool{} // a rule concerns many clients: report one for each replacement address
+	named := map[netip.Addr]bool{} // one rule affects many clients: report one client for each address that replaces theirs
 	for flow, address := range shown {
 		if address == flow.Client || named[address] {
 			continue
 		}
 		named[address] = true
 		all = append(all, Finding{"", Warning, "Service " + services[flow], "endpoint " + flow.Endpoint.String() + " does not see its client's address",
-			fmt.Sprintf("conntrack: packets from %s reach it from %s", flow.Client, address),
+			fmt.Sprintf("conntrack: packets of client %s reach it with source address %s", flow.Client, address),
 			"another program's rule on this node translates it, possibly the CNI's masquerading of outbound packets; see docs/services.md"})
 	}
 	return all
@@ -329,11 +330,11 @@ func conntrackSettings(wanted map[string]int, number func(name string) float64) 
 	if len(differ) == 0 {
 		return nil
 	}
-	return []Finding{{"", Warning, "node", "connection tracking settings differ from usher's configuration or kube-proxy's defaults", strings.Join(differ, "; "),
-		"run usher run --init-only with this instance's flags, as root and with a writable /proc/sys, such as in a privileged init container"}}
+	return []Finding{{"", Warning, "node", "connection tracking settings differ from those that usher's flags request", strings.Join(differ, "; "),
+		"run 'usher run --init-only' with this instance's flags, as root and with a writable /proc/sys, such as in a privileged init container"}}
 }
 
-// conntrackRoom checks the number of entries, now, against the maximum, most; 0 means unknown.
+// conntrackRoom compares the number of entries (now) with the maximum (most); 0 means unknown.
 func conntrackRoom(now, most float64) []Finding {
 	if most == 0 || now < nearFull*most {
 		return nil

@@ -23,8 +23,8 @@ func isOver(f Finding) bool {
 	return f.Check == "past" || f.Check == "quarantine" && f.Severity == Note
 }
 
-// impact returns the number of recent failures that a finding has caused, and when the state that it reports began, both
-// as far as known; refused is the number of connections to each Service for which there was no endpoint.
+// impact returns the number of recent failures due to the problem that a finding reports, and when the problem began,
+// as far as known. For each Service, refused is the number of connections that found no endpoint.
 func (s *subject) impact(f Finding, refused map[string]int64) (failures int64, since time.Time) {
 	name, is := strings.CutPrefix(f.Object, "Service ")
 	if !is {
@@ -89,7 +89,7 @@ func denied(ctx context.Context, s *subject) (all []Finding) {
 	times, last := map[string]int{}, map[string]time.Time{}
 	failed, err := s.recentlyFailed(ctx)
 	if err != nil {
-		return []Finding{cannotCheck("for denied clients", err)}
+		return []Finding{cannotCheck("whether clients were denied", err)}
 	}
 	for _, c := range failed {
 		if c.End != outcome.SourceDenied.String() {

@@ -26,7 +26,8 @@ const (
 type event struct{ service, what, find, endpoint string }
 
 // past reports failures of connections, except those of endpoints that are reported as unhealthy now, or of a port
-// without endpoints. Failures of a kind that occurred recently may not be over: their check is "recent".
+// without endpoints. If the last failure of a kind is recent, the problem may continue: such a
+// finding has Check "recent", so that it is not listed as past.
 func past(ctx context.Context, s *subject) (all []Finding) {
 	list, err := s.client.Connections(ctx, client.ConnectionQuery{State: "ended", Service: s.Service, Outcome: "failed,retried,slow", Max: mostPast})
 	if err != nil {
@@ -108,7 +109,7 @@ func events(c *api.Connection) map[event][]string {
 		if outcome.Named(c.End).Fault() == outcome.FaultEndpoint {
 			what, addresses := "failed: "+c.End, []string{c.Endpoint}
 			if c.Endpoint != "" {
-				what += " by " + cmp.Or(c.Pod, c.Endpoint)
+				what += ", endpoint " + cmp.Or(c.Pod, c.Endpoint)
 			} else {
 				for _, a := range c.Attempts {
 					addresses = append(addresses, a.Endpoint)
@@ -120,7 +121,7 @@ func events(c *api.Connection) map[event][]string {
 	}
 	for _, a := range c.Attempts {
 		if a.Error != "" {
-			all[event{c.Service, "were retried: " + a.Result + " from " + cmp.Or(a.Pod, a.Endpoint), "--retried", ""}] = []string{a.Endpoint}
+			all[event{c.Service, "were retried: " + a.Result + ", endpoint " + cmp.Or(a.Pod, a.Endpoint), "--retried", ""}] = []string{a.Endpoint}
 		}
 	}
 	if len(all) == 0 {

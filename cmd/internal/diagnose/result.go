@@ -20,7 +20,8 @@ import (
 type Result struct {
 	// Findings are the current problems, those with the most failures first, and then past ones.
 	Findings []Found `json:"findings"`
-	// Looked are the checks that ran. Services is the number of Services, of All, that were checked: the worst ones.
+	// Looked are the checks that ran. Services is the number of Services that were checked, the worst ones; All is the
+	// total number.
 	Looked   []string `json:"looked"`
 	Services int      `json:"services"`
 	All      int      `json:"all"`
@@ -28,7 +29,7 @@ type Result struct {
 	details []api.ServiceDetail
 }
 
-// Found is a finding with its nodes, if it is of a cluster.
+// Found is a finding. Nodes is only set if several nodes were diagnosed.
 type Found struct {
 	Finding
 	// Over is set for a past problem. Failures is the number of failed attempts and connections in the last minutes, and
@@ -75,7 +76,7 @@ func Run(ctx context.Context, c *client.Client, o Options) (Result, error) {
 	return r, nil
 }
 
-// inQuarantine makes a failed test of an endpoint evidence of its quarantine, if that is reported.
+// inQuarantine merges the finding of reach about an endpoint into the finding about its quarantine, if there is one.
 func inQuarantine(all []Found) (kept []Found) {
 	for _, f := range all {
 		i := slices.IndexFunc(kept, func(q Found) bool {
@@ -133,7 +134,7 @@ func (r Result) Lines(width int) (lines []string) {
 	case last != "":
 		nothing, lines = "Nothing else found", append(lines, "")
 	}
-	lines = append(lines, fmt.Sprintf("%s. Checked, of %s:", nothing, show.Plural(r.Services, "Service")))
+	lines = append(lines, fmt.Sprintf("%s. Checks of %s:", nothing, show.Plural(r.Services, "Service")))
 	for _, what := range r.Looked {
 		lines = append(lines, wrapped("  - ", what, width)...)
 	}
@@ -143,11 +144,11 @@ func (r Result) Lines(width int) (lines []string) {
 // impact describes how many failures a finding has caused, and since when.
 func (f Found) impact() string {
 	var parts []string
-	if !f.Since.IsZero() {
-		parts = append(parts, "since "+f.Since.Local().Format(time.DateTime))
-	}
 	if f.Failures > 0 && f.Failures < everyone {
 		parts = append(parts, show.Plural(int(f.Failures), "failure")+" in the last minutes")
+	}
+	if !f.Since.IsZero() {
+		parts = append(parts, "in this state since "+f.Since.Local().Format(time.DateTime))
 	}
 	return strings.Join(parts, ", ")
 }

@@ -29,7 +29,7 @@ var (
 	// opening matches the opening quote of a value; literal matches an unquoted JSON value.
 	opening = regexp.MustCompile(`^(\\*)(["'])`)
 	literal = regexp.MustCompile(`^(true|false|null|-?[\d.]+|\[\]|\{\})[ \t]*(?:[,}\]]|$)`)
-	// listed matches a value followed by another key and value, inURL one after another.
+	// listed matches a value before "&" and another key and value; inURL matches any value in the query of a URL.
 	listed = regexp.MustCompile(`^([^\s&"]*)&[\w.%-]+=`)
 	inURL  = regexp.MustCompile(`^([^\s&"]*)`)
 	// next matches up to another flag.
@@ -125,7 +125,7 @@ func closing(line []byte, begin, depth int, quote byte) int {
 	return -1
 }
 
-// inString reports whether the end of text is in a double-quoted string; is reports the same for its beginning.
+// inString reports whether the end of text is in a double-quoted string, given whether its beginning is in one.
 func inString(text []byte, is bool) bool {
 	for i, c := range text {
 		switch {

@@ -29,7 +29,7 @@ const (
 	most       = 50
 )
 
-// atMost returns the time limit for an operation with the limit here on the node itself.
+// atMost returns the time limit for an operation that may take the time here on the node itself, and longer elsewhere.
 func (o Options) atMost(here time.Duration) time.Duration {
 	if o.Remote {
 		return remoteTime
@@ -120,7 +120,7 @@ func (s *subject) ports(do func(place)) {
 	}
 }
 
-// vips calls do once for each VIP that is an address.
+// vips calls do once for each VIP, except those that stand for all addresses of the node, such as 0.0.0.0.
 func (s *subject) vips(do func(place, netip.AddrPort)) {
 	seen := map[netip.Addr]bool{}
 	s.ports(func(p place) {

@@ -15,7 +15,7 @@ type OnNode struct {
 	Result
 }
 
-// count matches a count in a text, with the noun's plural: not the numbers in names and addresses.
+// count matches a number and the singular of the noun after it; it does not match numbers in names and addresses.
 var count = regexp.MustCompile(`(^| )(\d+)( \w+?)s?\b`)
 
 // counted returns the first count in a text and its position, or -1 for both.
@@ -78,9 +78,9 @@ func Together(all []OnNode) (sum Result) {
 // rank returns the position of a finding's severity, the worst first.
 func rank(f Found) int { return slices.Index(severities, f.Severity) }
 
-// sort sorts past findings last and notes before them. Findings that affect most connections come first, then the most
-// severe, and among these the findings of most nodes. A Failing finding of which no connection is known affects all: rules
-// refuse connections without counting them.
+// sort sorts past findings last and notes before them. Findings that affect the most connections come first, then the
+// most severe; the rest are sorted by object, then by the number of nodes. A Failing finding without known failures
+// counts as affecting all connections: portal rules refuse connections without counting them.
 func (r *Result) sort() {
 	late := func(f Found) int {
 		switch {

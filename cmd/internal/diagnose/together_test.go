@@ -15,7 +15,7 @@ var _ = DescribeTable("findings of several nodes that differ only in counts and 
 },
 	Entry(nil, "quarantine", "10.0.0.1:80 is in quarantine: up to 12 probes failed: HTTP status 503",
 		"10.0.0.1:80 is in quarantine: 7 probes failed: HTTP status 503", "10.0.0.1:80 is in quarantine: 12 probes failed: HTTP status 503", "10.0.0.1:80 is in quarantine: 7 probes failed: HTTP status 503"),
-	Entry(nil, "past", "up to 2 connections failed: no-answer by default/web-1", "1 connection failed: no-answer by default/web-1", "2 connections failed: no-answer by default/web-1", "1 connection failed: no-answer by default/web-1"),
+	Entry(nil, "past", "up to 2 connections failed: no-answer, endpoint default/web-1", "1 connection failed: no-answer, endpoint default/web-1", "2 connections failed: no-answer, endpoint default/web-1", "1 connection failed: no-answer, endpoint default/web-1"),
 	Entry(nil, "usher", "up to 950 of 1000 connections are in use", "950 of 1000 connections are in use", "910 of 1000 connections are in use"),
 	Entry(nil, "served", "the same", "the same", "the same"),
 )
