@@ -36,6 +36,9 @@ type Problem struct {
 // noteProblems computes the problems of all service ports. It logs those that are new, changed or solved, and calls
 // OnProblem. Planning failures take precedence over portal failures.
 func (p *Proxy) noteProblems() {
+	if len(p.failed)+len(p.refused)+len(p.problems) == 0 {
+		return
+	}
 	now := make(map[config.PortID]*Problem, len(p.failed))
 	for f, problem := range p.failed {
 		now[f.ID()] = problem

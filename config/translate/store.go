@@ -52,6 +52,7 @@ type Store struct {
 // entry is the state of a Service.
 type entry struct {
 	service    *corev1.Service // as of the last Prepare; nil if it was deleted
+	template   template        // of the object of the last Compute
 	clusterIPs []netip.Addr
 	model      config.Service
 	problems   []Problem
@@ -133,20 +134,25 @@ func (s *Store) Prepare(names map[types.NamespacedName]bool) (labels map[string]
 		svc, k := s.options.Service(name), s.known[name]
 		var had, now []netip.Addr
 		if k != nil {
-			had, k.service = k.clusterIPs, svc
+			had = k.clusterIPs
 		}
 		delete(s.asks, name)
 		if svc != nil {
-			now = ClusterIPsOf(svc, s.options.ServiceProxyName)
+			if now = had; k == nil || k.service != svc {
+				now = ClusterIPsOf(svc, s.options.ServiceProxyName)
+			}
 			if svc.Annotations[AnnotationTopologyKeys] != "" {
 				if keys := NodeKeys(svc, s.options.Slices(name)); len(keys) > 0 {
 					s.asks[name] = keys
 				}
 			}
 			if k == nil {
-				k = &entry{service: svc, model: config.Service{Name: name}}
+				k = &entry{model: config.Service{Name: name}}
 				s.known[name] = k
 			}
+		}
+		if k != nil {
+			k.service = svc
 		}
 		if slices.Equal(had, now) {
 			continue
@@ -214,7 +220,10 @@ func (s *Store) compute(r *Result) {
 		return
 	}
 	r.Slices = s.options.Slices(name)
-	r.Model, r.Problems = Service(r.Service, r.Slices, s.Node, s.options.Options)
+	if k.template.of != r.Service {
+		k.template = newTemplate(name, r.Service, s.options.Options)
+	}
+	r.Model, r.Problems = k.template.withEndpoints(name, r.Slices, s.Node, s.options.Options)
 	if s.options.Discovery {
 		var more []Problem
 		r.Model.Discovery, more = Discovery(r.Service, r.Slices, s.options.Options)
@@ -227,6 +236,7 @@ func (s *Store) compute(r *Result) {
 	if r.Changed {
 		k.model = r.Model
 	}
+	k.template.ports = k.model.Ports // keeps one copy in memory
 	k.problems, k.apart = r.Problems, apart(r.Model, r.Slices)
 }
 

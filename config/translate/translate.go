@@ -42,31 +42,58 @@ type Options struct {
 }
 
 // Service returns the model of svc on node, and the problems of the omitted parts. It uses the EndpointSlices in all
-// that belong to svc and ignores the others.
+// that belong to svc and ignores the others. A [Store] returns the same, and faster after a change.
 //
 // The result has no ports if usher does not proxy svc.
 func Service(svc *corev1.Service, all []*discoveryv1.EndpointSlice, node config.Node, opts Options) (config.Service, []Problem) {
-	out := config.Service{Name: types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}}
-	if !Proxied(svc, opts.ServiceProxyName) {
+	name := types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}
+	t := newTemplate(name, svc, opts)
+	return t.withEndpoints(name, all, node, opts)
+}
+
+// template is the translation of a Service object: a Service changes rarely, and its endpoints often.
+type template struct {
+	of       *corev1.Service
+	proxied  bool
+	ports    []config.ServicePort // their endpoints have no meaning
+	own      []netip.Addr         // cluster IPs
+	weights  *weights
+	keys     []string // see AnnotationTopologyKeys
+	problems []Problem
+}
+
+// newTemplate uses only those of opts that never change.
+func newTemplate(name types.NamespacedName, svc *corev1.Service, opts Options) template {
+	t := template{of: svc, proxied: Proxied(svc, opts.ServiceProxyName)}
+	if !t.proxied {
+		return t
+	}
+	var wrong report
+	p := &problems{kind: "Service", name: name, report: &wrong}
+	unknownAnnotations(svc, p)
+	t.ports = servicePorts(svc, opts, p)
+	t.own = ClusterIPsOf(svc, opts.ServiceProxyName)
+	t.weights, t.keys = annotatedWeights(svc, p), topologyKeys(svc, p)
+	t.problems = wrong.list()
+	return t
+}
+
+// withEndpoints is [Service].
+func (t *template) withEndpoints(name types.NamespacedName, all []*discoveryv1.EndpointSlice, node config.Node, opts Options) (config.Service, []Problem) {
+	out := config.Service{Name: name}
+	if !t.proxied {
 		return out, nil
 	}
-
+	out.Ports, out.HealthCheckNodePort = slices.Clone(t.ports), healthCheckNodePort(t.of)
 	var wrong report
-	p := &problems{kind: "Service", name: out.Name, report: &wrong}
-	unknownAnnotations(svc, p)
-	out.Ports = servicePorts(svc, opts, p)
-	out.HealthCheckNodePort = healthCheckNodePort(svc)
-
-	refuse := forbidden{loopback: !opts.AllowLoopbackEndpoints, networks: opts.ForbiddenEndpoints, all: opts.ClusterIPs, own: ClusterIPsOf(svc, opts.ServiceProxyName)}
-	mine := slicesOf(svc, all)
-	found := gather(out.Ports, mine, refuse, &wrong)
-	weights := annotatedWeights(svc, p)
-	at, keys := placeOf(node, opts.Nodes), topologyKeys(svc, p)
+	refuse := forbidden{loopback: !opts.AllowLoopbackEndpoints, networks: opts.ForbiddenEndpoints, all: opts.ClusterIPs, own: t.own}
+	found := gather(out.Ports, slicesOf(t.of, all), refuse, &wrong)
+	at := placeOf(node, opts.Nodes)
 	for i := range out.Ports {
-		weights.weigh(found[i])
-		choose(&out.Ports[i], found[i], at, keys)
+		t.weights.weigh(found[i])
+		choose(&out.Ports[i], found[i], at, t.keys)
 	}
-	return out, wrong.list()
+	return out, slices.Concat(t.problems, wrong.list())
 }
 
 // servicePorts returns the ports of svc in each of its IP families, without
