@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"slices"
 	"strings"
 
@@ -167,12 +168,33 @@ func (r *reader) list(place Diagnostic, value []byte, h header, spoiled bool) {
 	if kind := strings.TrimSuffix(h.Kind, "List"); kind != "" {
 		defaults = header{APIVersion: h.APIVersion, Kind: kind}
 	}
-	r.share(len(list.Items), func(r *reader, i int) { r.item(place, i, list.Items[i], defaults, spoiled || len(errs) > 0) })
+	r.share(len(list.Items), func(r *reader, i int) {
+		r.listed(place, i, list.Items[i], defaults, spoiled || len(errs) > 0)
+	})
 }
 
-// item reads item i of a List.
-func (r *reader) item(list Diagnostic, i int, item []byte, defaults header, spoiled bool) {
+// listed reads item i of a List.
+func (r *reader) listed(list Diagnostic, i int, item []byte, defaults header, spoiled bool) {
 	place := Diagnostic{File: list.File, Document: list.Document, Item: fmt.Sprintf("items[%d]", i)}
+	var hash maphash.Hash
+	hash.SetSeed(seed)
+	_, _ = fmt.Fprintf(&hash, "%s %s %s", defaults.APIVersion, defaults.Kind, item) // never fails
+	sum := hash.Sum64()
+	if o := r.known[sum]; o != nil && !spoiled {
+		if o.place.Item != place.Item {
+			moved := *o
+			moved.place.Item, o = place.Item, &moved
+		}
+		r.objects = append(r.objects, o)
+		r.item(sum, o)
+		return
+	}
+	objects, warnings := len(r.objects), len(r.warnings)
+	defer func() {
+		if len(r.objects) > objects && len(r.warnings) == warnings {
+			r.item(sum, r.objects[objects])
+		}
+	}()
 	h, err := readHeader(item, defaults)
 	if err == nil && strings.HasSuffix(h.Kind, "List") {
 		err = errors.New("a list must not contain a list")

@@ -40,7 +40,7 @@ func FuzzRead(f *testing.F) {
 	nets := testNetworks(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for _, name := range []string{"f.yaml", "f.json"} {
-			r := read(name, data, nil, nets, 1<<20)
+			r := read(name, data, reading{}, nets, 1<<20)
 			if (r.unreadable || len(r.spoiled) > 0) && len(r.errors) == 0 {
 				t.Errorf("%s: something cannot be read, and nothing is said of it", name)
 			}
@@ -53,7 +53,7 @@ func FuzzRead(f *testing.F) {
 			resolver := newResolver(nets, config.Node{Name: "here"}, translate.Options{AllowLoopbackEndpoints: true}, false)
 			resolver.replace(nil, r.objects)
 			resolver.resolve()
-			again := read(name, data, r.documents, nets, 1<<20)
+			again := read(name, data, r, nets, 1<<20)
 			resolver.replace(r.objects, remember(r.objects, again))
 			if n := len(resolver.resolve()); n > 0 {
 				t.Errorf("%s: %d Services changed without reason", name, n)
@@ -121,11 +121,11 @@ func BenchmarkLoad(b *testing.B) {
 func BenchmarkResolve(b *testing.B) {
 	nets := testNetworks(b)
 	r := newResolver(nets, config.Node{}, translate.Options{}, false)
-	r.replace(nil, read("many.yaml", []byte(many(10000)), nil, nets, DefaultMaxFileSize).objects)
+	r.replace(nil, read("many.yaml", []byte(many(10000)), reading{}, nets, DefaultMaxFileSize).objects)
 	if n := len(r.resolve()); n != 10000 {
 		b.Fatal(n)
 	}
-	one := read("one.yaml", []byte(strings.ReplaceAll(many(1), "web-", "other-")), nil, nets, DefaultMaxFileSize).objects
+	one := read("one.yaml", []byte(strings.ReplaceAll(many(1), "web-", "other-")), reading{}, nets, DefaultMaxFileSize).objects
 	for b.Loop() {
 		for _, change := range [][2][]*object{{nil, one}, {one, nil}} {
 			r.replace(change[0], change[1])

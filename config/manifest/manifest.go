@@ -197,6 +197,9 @@ func (s *Source) reload(there listing, apply func([]config.Service), first bool)
 
 // handCIDRs passes on the networks of the ServiceCIDRs, if they have changed.
 func (s *Source) handCIDRs() {
+	if len(s.loader.resolver.cidrs)+len(s.cidrs) == 0 {
+		return
+	}
 	now := translate.ServiceCIDRs(slices.Concat(slices.Collect(maps.Values(s.loader.resolver.cidrs))...))
 	if s.onCIDRs != nil && !slices.Equal(now, s.cidrs) {
 		s.cidrs = now

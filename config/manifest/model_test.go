@@ -10,6 +10,8 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"sigs.k8s.io/yaml"
+
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/translate"
 )
@@ -163,6 +165,47 @@ var _ = Describe("a document that has not changed", func() {
 		Expect(w.files["a.yaml"].warnings).To(HaveExactElements(HaveField("Document", 2)))
 	})
 
+	It("as an item of a List is not decoded again either", func() {
+		w := newWorld()
+		item := func(name, ip string) string {
+			return fmt.Sprintf("- {apiVersion: v1, kind: Service, metadata: {name: %s}, spec: {clusterIP: %s, ports: [{port: 80}]}}\n", name, ip)
+		}
+		list := func(items ...string) string { return "apiVersion: v1\nkind: List\nitems:\n" + strings.Join(items, "") }
+		one, two, refused := item("one", "10.96.0.1"), item("two", "10.96.0.2"), item("refused", "10.96.0.2")
+		for _, file := range []string{"a.yaml", "b.json"} {
+			text := func(items ...string) string {
+				if file == "b.json" {
+					json, err := yaml.YAMLToJSON([]byte(list(items...)))
+					Expect(err).NotTo(HaveOccurred())
+					return string(json)
+				}
+				return list(items...)
+			}
+			w.write(file, text(one, two, refused))
+			before := w.files[file].objects
+			Expect(w.said()).To(ContainSubstring("items[2], Service default/refused: spec.clusterIP"))
+
+			w.write(file, text(one, item("new", "10.96.0.3"), two, refused))
+			now := w.files[file].objects
+			Expect(now[0]).To(BeIdenticalTo(before[0]))
+			Expect(now[2].service).To(BeIdenticalTo(before[1].service))
+			Expect(now[2].place.Item).To(Equal("items[2]"))
+			Expect(before[1].place.Item).To(Equal("items[1]"))
+			Expect(w.changed).To(HaveExactElements(HaveField("Name.Name", "new")))
+			Expect(w.said()).To(ContainSubstring("items[3], Service default/refused: spec.clusterIP"))
+
+			By("writing the same items in a List that does not give their kind")
+			ofList := func(kind string) string {
+				return strings.NewReplacer("kind: List", "kind: "+kind, `"kind":"List"`, `"kind":"`+kind+`"`, "kind: Service, ", "", `"kind":"Service",`, "").Replace(text(one))
+			}
+			w.write(file, ofList("ServiceList"))
+			Expect(w.said()).To(BeEmpty())
+			w.write(file, ofList("List"))
+			Expect(w.said()).To(ContainSubstring("kind"))
+			w.write(file, text())
+		}
+	})
+
 	It("is decoded again if it has errors, or aliases, which count for the whole file", func() {
 		w := newWorld()
 		text := "a: &x 1\nb: *x\n---\na: [\n---\n"
@@ -170,7 +213,7 @@ var _ = Describe("a document that has not changed", func() {
 		said := w.said()
 		w.write("a.yaml", "# moved\n"+text)
 		Expect(w.said()).To(Equal(strings.ReplaceAll(said, "line 5", "line 6")))
-		for _, d := range w.files["a.yaml"].documents {
+		for _, d := range w.files["a.yaml"].known.documents {
 			Expect(d.keep).To(BeFalse())
 		}
 	})

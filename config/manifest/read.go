@@ -55,7 +55,8 @@ type reading struct {
 
 	errors, warnings []Diagnostic
 
-	documents []document // of a file
+	documents []document         // of a file
+	items     map[uint64]*object // objects of Lists without errors or warnings, by a hash of their text
 }
 
 // document is the content of a document of a file.
@@ -68,9 +69,9 @@ type document struct {
 var seed = maphash.MakeSeed()
 
 // read reads the contents of a file. The file's name is used for the places of diagnostics, and its extension to detect
-// JSON. Documents among known are not decoded again: they keep the same objects.
-func read(file string, data []byte, known []document, nets networks, maxSize int) reading {
-	r := &reader{nets: nets, budget: new(atomic.Int64)}
+// JSON. Documents and items that are also in known, an earlier reading, are not decoded again: they keep their objects.
+func read(file string, data []byte, known reading, nets networks, maxSize int) reading {
+	r := &reader{nets: nets, budget: new(atomic.Int64), known: known.items}
 	r.budget.Store(int64(maxSize))
 	if len(data) > maxSize {
 		r.fail(Diagnostic{File: file, Err: tooBig(maxSize)})
@@ -87,10 +88,10 @@ func read(file string, data []byte, known []document, nets networks, maxSize int
 		}
 		return r.reading
 	}
-	had := make(map[uint64]*document, len(known))
-	for i := range known {
-		if known[i].keep {
-			had[known[i].sum] = &known[i]
+	had := make(map[uint64]*document, len(known.documents))
+	for i := range known.documents {
+		if d := &known.documents[i]; d.keep {
+			had[d.sum] = d
 		}
 	}
 	texts := strict.Split(data)
@@ -136,6 +137,7 @@ type reader struct {
 	reading
 	nets   networks
 	budget *atomic.Int64      // remaining bytes for expanding the file's aliases
+	known  map[uint64]*object // see reading.items
 	words  map[string]*string // see compact
 }
 
@@ -151,7 +153,7 @@ func (r *reader) share(n int, read func(r *reader, i int)) {
 	}
 	readers := make([]reader, min(runtime.GOMAXPROCS(0), n/worthAReader))
 	translate.Parallel(len(readers), func(k int) {
-		readers[k].nets, readers[k].budget = r.nets, r.budget
+		readers[k].nets, readers[k].budget, readers[k].known = r.nets, r.budget, r.known
 		for i := k * n / len(readers); i < (k+1)*n/len(readers); i++ {
 			read(&readers[k], i)
 		}
@@ -202,6 +204,16 @@ func (r *reader) add(more *reading) {
 	r.unreadable = r.unreadable || more.unreadable
 	r.errors = append(r.errors, more.errors...)
 	r.warnings = append(r.warnings, more.warnings...)
+	for sum, o := range more.items {
+		r.item(sum, o)
+	}
+}
+
+func (r *reader) item(sum uint64, o *object) {
+	if r.items == nil {
+		r.items = map[uint64]*object{}
+	}
+	r.items[sum] = o
 }
 
 func (r *reader) spoiledToo(k key) {

@@ -250,6 +250,11 @@ func (r *resolver) address(names map[name]bool) {
 		claimRequests []claimRequest
 	}
 	var all []claimant
+	names = maps.Clone(names)
+	maps.DeleteFunc(names, func(n name, _ bool) bool { // those of which only the endpoints differ keep all claims
+		s := r.services[n]
+		return s.object != nil && s.object.service == s.had.read && s.reason == nil
+	})
 	for n := range names {
 		s := r.services[n]
 		c := claimant{service: s, name: n}

@@ -122,10 +122,10 @@ func taking(found []candidate) []candidate {
 // WeightsOfNobody returns the names in AnnotationWeight that match no endpoint of the Service in the model, if it has
 // endpoints: they may be misspelled, or not exist yet.
 func WeightsOfNobody(svc *corev1.Service, model config.Service) (names []string) {
-	w := annotatedWeights(svc, &problems{report: new(report)})
-	if w == nil || !slices.ContainsFunc(model.Ports, func(p config.ServicePort) bool { return len(p.Endpoints) > 0 }) {
+	if svc.Annotations[AnnotationWeight] == "" || !slices.ContainsFunc(model.Ports, func(p config.ServicePort) bool { return len(p.Endpoints) > 0 }) {
 		return nil
 	}
+	w := annotatedWeights(svc, &problems{})
 	for i := range model.Ports {
 		for j := range model.Ports[i].Endpoints {
 			e := &model.Ports[i].Endpoints[j]
