@@ -23,20 +23,19 @@ func externalLocal(svc *corev1.Service) bool {
 	return reachable && svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
 
-// choose sets port's endpoints, and those of them that a new connection from each kind of client may use. keys are the
-// Service's topology keys.
-func choose(port *config.ServicePort, found []candidate, at place, keys []string) {
+// choose sets port's endpoints to those in found, and those that a new connection from each kind of client may use to
+// some of weighted, which are the endpoints in found whose weight is not 0. keys are the Service's topology keys.
+func choose(port *config.ServicePort, found, weighted []candidate, at place, keys []string) {
 	local := func(c candidate) bool { return at.Name != "" && c.Node == at.Name }
 	port.Endpoints = endpoints(found)
 	port.Cluster = port.Endpoints
-	found = taking(found)
 	var usable []candidate
 	if len(keys) > 0 {
-		usable, port.Topology = at.nearest(usableNow(found, everywhere), keys)
+		usable, port.Topology = at.nearest(usableNow(weighted, everywhere), keys)
 	} else {
 		var admits func(candidate) bool
-		admits, port.Topology = at.hinted(found)
-		usable = usableNow(found, admits)
+		admits, port.Topology = at.hinted(weighted)
+		usable = usableNow(weighted, admits)
 	}
 	if len(usable) < len(port.Endpoints) { // otherwise the list is the same
 		port.Cluster = endpoints(usable)
@@ -45,7 +44,7 @@ func choose(port *config.ServicePort, found []candidate, at place, keys []string
 	if !port.InternalLocal && !port.ExternalLocal {
 		return
 	}
-	here := endpoints(usableNow(filter(found, local), everywhere))
+	here := endpoints(usableNow(filter(weighted, local), everywhere))
 	if port.InternalLocal {
 		port.Internal = here
 	}

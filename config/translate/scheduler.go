@@ -100,23 +100,13 @@ func (w *weights) of(e *config.Endpoint) config.Weight {
 	return w.others
 }
 
-// weigh sets the weights of endpoints.
-func (w *weights) weigh(found []candidate) {
-	if w == nil {
-		return
-	}
+// weigh sets the weights of endpoints, and returns those whose weight is not 0: the others get no new connections, in
+// any state of these.
+func (w *weights) weigh(found []candidate) []candidate {
 	for i := range found {
 		found[i].Weight = w.of(&found[i].Endpoint)
 	}
-}
-
-// taking returns the candidates whose weight is not 0: the others get no new connections, in any state of these.
-func taking(found []candidate) []candidate {
-	takes := func(c candidate) bool { return c.Weight.Int() > 0 }
-	if every(found, takes) {
-		return found
-	}
-	return filter(found, takes)
+	return filter(found, func(c candidate) bool { return c.Weight.Int() > 0 })
 }
 
 // WeightsOfNobody returns the names in AnnotationWeight that match no endpoint of the Service in the model, if it has

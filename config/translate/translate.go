@@ -90,8 +90,11 @@ func (t *template) withEndpoints(name types.NamespacedName, all []*discoveryv1.E
 	found := gather(out.Ports, slicesOf(t.of, all), refuse, &wrong)
 	at := placeOf(node, opts.Nodes)
 	for i := range out.Ports {
-		t.weights.weigh(found[i])
-		choose(&out.Ports[i], found[i], at, t.keys)
+		weighted := found[i]
+		if t.weights != nil {
+			weighted = t.weights.weigh(found[i])
+		}
+		choose(&out.Ports[i], found[i], weighted, at, t.keys)
 	}
 	return out, slices.Concat(t.problems, wrong.list())
 }

@@ -3,6 +3,7 @@ package balance
 import (
 	"cmp"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -104,4 +105,17 @@ func (p *Pool) newSet(old *Set, list []config.Endpoint, all map[netip.AddrPort]*
 		}
 	}
 	return s
+}
+
+// schedule sets the order, made by a scheduler, and the group of each Set. Sets that have the same endpoints share
+// both.
+func schedule(by scheduler, sets ...*Set) {
+	for i, s := range sets {
+		same := func(o *Set) bool { return slices.Equal(o.endpoints, s.endpoints) }
+		if j := slices.IndexFunc(sets[:i], same); j >= 0 {
+			s.order, s.group = sets[j].order, j
+		} else {
+			s.order, s.group = by(s), i
+		}
+	}
 }

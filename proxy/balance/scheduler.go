@@ -1,10 +1,6 @@
 package balance
 
-import (
-	"slices"
-
-	"github.com/usherproxy/usher/config"
-)
+import "github.com/usherproxy/usher/config"
 
 // A scheduler makes the order of a new Set; nil means the order in which the Set lists its endpoints. Each
 // scheduler has an entry in schedulers; similar ones share a file.
@@ -31,17 +27,4 @@ var schedulers = map[config.Scheduler]scheduler{
 	config.SourceHash:         newSourceHash,
 	config.DestinationHash:    newDestinationHash,
 	config.Maglev:             newMaglev,
-}
-
-// schedule sets the order, made by a scheduler, and the group of each Set. Sets that have the same endpoints share
-// both.
-func schedule(by scheduler, sets ...*Set) {
-	for i, s := range sets {
-		same := func(o *Set) bool { return slices.Equal(o.endpoints, s.endpoints) }
-		if j := slices.IndexFunc(sets[:i], same); j >= 0 {
-			s.order, s.group = sets[j].order, j
-		} else {
-			s.order, s.group = by(s), i
-		}
-	}
 }
