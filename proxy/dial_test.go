@@ -40,8 +40,27 @@ func (t tunnel) Confirm() error {
 	return t.verdict
 }
 
+// stalled is a tunnel that accepts no byte.
+type stalled struct {
+	tunnel
+	writing, closed chan struct{}
+	once            *sync.Once
+}
+
+func (s stalled) Write([]byte) (int, error) {
+	close(s.writing)
+	<-s.closed
+	return 0, net.ErrClosed
+}
+
+func (s stalled) Close() error {
+	s.once.Do(func() { close(s.closed) })
+	return s.tunnel.Close()
+}
+
 var _ = Describe("a Proxy with a custom Dial", func() {
 	var (
+		stall   chan struct{} // if not nil, endpoints are stalled, and close it when usher writes
 		p       *proxy.Proxy
 		events  *trace.Reader
 		refuse  map[netip.AddrPort]bool
@@ -89,7 +108,7 @@ var _ = Describe("a Proxy with a custom Dial", func() {
 		log.SetOutput(GinkgoWriter)
 		pt, err := none.Mode.New(context.Background(), portal.Options{})
 		Expect(err).NotTo(HaveOccurred())
-		refuse = map[netip.AddrPort]bool{}
+		refuse, stall = map[netip.AddrPort]bool{}, nil
 		o := proxy.Defaults()
 		o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(1000)
 		events = o.Trace.Reader(true)
@@ -101,6 +120,9 @@ var _ = Describe("a Proxy with a custom Dial", func() {
 				return nil, err
 			}
 			t := tunnel{TCPConn: c.(*net.TCPConn)}
+			if stall != nil {
+				return stalled{t, stall, make(chan struct{}), new(sync.Once)}, nil
+			}
 			if refuse[to.Addr] {
 				t.verdict = refusal
 			}
@@ -129,6 +151,23 @@ var _ = Describe("a Proxy with a custom Dial", func() {
 		}
 		return list
 	}
+
+	It("stops although an endpoint that is not confirmed accepts no byte", func() {
+		stall = make(chan struct{})
+		c := connect(serve(config.TCP, lab.Backend(swallow)))
+		_, err := c.Write([]byte("question"))
+		Expect(err).NotTo(HaveOccurred())
+		Eventually(stall).Should(BeClosed())
+		stopped := make(chan struct{})
+		go func() {
+			defer close(stopped)
+			p.Stop()
+			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+			defer cancel()
+			p.Drain(ctx)
+		}()
+		Eventually(stopped).WithTimeout(5 * time.Second).Should(BeClosed())
+	})
 
 	DescribeTable("sends early data of a client to the endpoint that is confirmed",
 		func(question string) {

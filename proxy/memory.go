@@ -54,6 +54,6 @@ func (e *burstEnd) tidy() {
 
 // turnover returns the number of begun plus ended connections and UDP sessions since the start.
 func (p *Proxy) turnover() int64 {
-	begun := int64(p.node.LastID())
+	begun := int64(p.node.Clients())
 	return begun + begun - p.node.Budget.Connections.Load() - p.node.Budget.Sessions.Load()
 }

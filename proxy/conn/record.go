@@ -36,7 +36,7 @@ type Record struct {
 	attempts    atomic.Pointer[[]Attempt] // replaced, never changed
 	established atomic.Int64              // time of the successful attempt, in ns after Start, at least 1; 0 if there is none. Set last
 
-	firstByte atomic.Int64 // see FirstByte; in ns. Until it arrives at most 0: the time to subtract
+	firstByte atomic.Int64 // in ns; see FirstByte. Until that byte has arrived: 0, or minus the time that FirstByte leaves out
 	ending    atomic.Pointer[Ending]
 
 	Trace Links

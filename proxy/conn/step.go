@@ -14,8 +14,8 @@ type Kind uint8
 const (
 	Accepted    Kind = iota + 1
 	Attempted        // an attempt has ended; if it succeeded, the connection is established
-	Waiting          // every endpoint was tried and refused at once; the client waits for the rest of the attempt's slot
-	Queued           // the client has left the queue for an endpoint with a free slot
+	Waiting          // every endpoint was tried; the client waits for the end of the time slot
+	Queued           // the client no longer waits in the queue, with or without an endpoint
 	Established      // the connection was inherited with its endpoint; other connections have Attempted instead
 	Closed
 	FirstByte // from the endpoint, for the client

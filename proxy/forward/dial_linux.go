@@ -95,7 +95,7 @@ func (l *Loop) ReadAhead(c *Client) error {
 	switch {
 	case n > 0:
 		c.first = bytes.Clone(l.buffer[:n:n])
-		c.seen |= Urgent // the next byte may be urgent; earlier events did not include that
+		c.seen |= Urgent // the next byte may be urgent: if c is watched, Forward checks that before it reads
 	case err != nil && err != unix.EAGAIN:
 		c.err = err // the kernel returns it only once
 	}
@@ -111,7 +111,7 @@ func (l *Loop) ReadAhead(c *Client) error {
 func (l *Loop) AwaitHeader(c *Client, timeout time.Duration, enough func(first []byte) bool, done func(error)) {
 	a := &awaiting{loop: l, client: c, enough: enough, done: done, until: time.Now().Add(timeout)}
 	if a.read(); a.done == nil {
-		return // the bytes had arrived already
+		return // finish was called
 	}
 	var err error
 	if a.watch, err = l.Add(int(c.Socket), Readable|HungUp|Once, a); err != nil {
@@ -197,11 +197,12 @@ type Dialed struct {
 // means the kernel's default. Only the loop may call Connect.
 //
 // The loop calls done once, perhaps before Connect returns: with nil when the connection is established, else with a
-// unix.Errno, or context.DeadlineExceeded after timeout. A timeout of 0 means none; use only a few different ones. The
+// unix.Errno, context.DeadlineExceeded after timeout, or context.Canceled after CancelDials. A timeout of 0 means none; use only a few different ones. The
 // first bytes for the endpoint (see [Client.Opening]) are in opening, and must not change. Sending them here saves a
 // packet, and perhaps a round of the loop.
 //
-// Connect returns nil if it has called done. Otherwise the returned Dialed is only for Pending and Cancel until then.
+// Connect returns nil if it has called done. Otherwise only Pending and Cancel of the returned Dialed may be used until
+// the loop calls done.
 func (l *Loop) Connect(from, to netip.AddrPort, hops int, opening []byte, timeout time.Duration, done func(*Dialed, error)) *Dialed {
 	d := &Dialed{loop: l, fd: -1, opening: opening, done: done}
 	began := time.Now()

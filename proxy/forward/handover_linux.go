@@ -67,7 +67,7 @@ type WatchState struct {
 // the loop may call PairsFrom. f may freeze its pair.
 func (l *Loop) PairsFrom(slot int, f func(*PairHere, Owner) bool) (next int, more bool) {
 	for ; slot < len(l.slots); slot++ {
-		if e, is := l.slots[slot].handler.(*endpointEdge); is && !f((*PairHere)(e), e.done) {
+		if e, is := l.slots[slot].handler.(*endpointEdge); is && !f((*PairHere)(e), e.owner) {
 			return slot, true
 		}
 	}
@@ -80,7 +80,7 @@ func (l *Loop) PairsFrom(slot int, f func(*PairHere, Owner) bool) (next int, mor
 func (h *PairHere) Freeze() *Frozen {
 	p := (*pair)(h)
 	l := p.loop
-	if p.done == nil {
+	if p.owner == nil {
 		return nil
 	}
 	if p.saved != nil { // the successor may get the pair; after a crash, no third process may continue it
@@ -89,14 +89,14 @@ func (h *PairHere) Freeze() *Frozen {
 	}
 	toEndpoint, ok := p.empty(&p.toEndpoint, &p.endpoint)
 	toClient, okToo := p.empty(&p.toClient, &p.client)
-	if p.done == nil {
+	if p.owner == nil {
 		return nil
 	}
 	if !ok || !okToo { // bytes are lost: the peers must not consider the stream complete
 		p.reset(outcome.Internal, unix.EIO)
 		return nil
 	}
-	f := &Frozen{Owner: p.done, Client: p.client.fd, Endpoint: p.endpoint.fd, PairState: PairState{
+	f := &Frozen{Owner: p.owner, Client: p.client.fd, Endpoint: p.endpoint.fd, PairState: PairState{
 		ClientEdge: p.client.state(), EndpointEdge: p.endpoint.state(),
 		ToEndpoint: toEndpoint, ToClient: toClient,
 		Limits: *p.limits, Watch: WatchState{Moved: p.moved},
@@ -109,7 +109,7 @@ func (h *PairHere) Freeze() *Frozen {
 	}
 	l.Remove(p.client.watch)
 	l.Remove(p.endpoint.watch)
-	if p.done = nil; l.pairs.Add(-1) == 0 {
+	if p.owner = nil; l.pairs.Add(-1) == 0 {
 		l.pipes.close()
 	}
 	return f
@@ -128,7 +128,7 @@ func (p *pair) empty(w *way, to *edge) (s WayState, ok bool) {
 		for p.drain(w, to) > 0 { // the last call returns an error that the one before may have cleared
 		}
 	}
-	if p.done == nil {
+	if p.owner == nil {
 		return s, true
 	}
 	s = WayState{Bytes: w.bytes.Load(), Preface: w.preface, Begun: w.begun, Ended: w.ended}
@@ -182,7 +182,7 @@ func (l *Loop) Continue(in *Pair, f *Frozen, limits *Limits) {
 	if p.loop == nil { // otherwise it is l already, and other goroutines may read it
 		p.loop = l
 	}
-	p.limits, p.done = limits, f.Owner
+	p.limits, p.owner = limits, f.Owner
 	p.client, p.endpoint = f.ClientEdge.edge(f.Client), f.EndpointEdge.edge(f.Endpoint)
 	p.ending = errno{outcome.Named(f.Ending), f.Errno}
 	if p.shared = true; f.Saved != nil {

@@ -20,7 +20,7 @@ type Pair struct{ pair }
 type pair struct {
 	loop   *Loop
 	limits *Limits
-	done   Owner // nil once Ended was called
+	owner  Owner // nil once Ended was called, and while the pair is frozen
 
 	client, endpoint     edge
 	toEndpoint, toClient way
@@ -78,7 +78,7 @@ const (
 // endpoint is from a Connect call with client.Opening(). Many pairs may share limits, which the loop does not change.
 func (l *Loop) Forward(in *Pair, client *Client, endpoint *Dialed, limits *Limits, owner Owner) {
 	p := &in.pair
-	p.loop, p.limits, p.done = l, limits, owner
+	p.loop, p.limits, p.owner = l, limits, owner
 	p.endpoint = edge{fd: endpoint.fd, watch: endpoint.watch, writable: true, roomReported: endpoint.sent == 0, delays: true}
 	p.client = edge{fd: client.Socket, writable: true}
 	p.toEndpoint.preface, p.toEndpoint.begun = uint16(len(client.Preface)), len(client.first) > 0
@@ -89,7 +89,7 @@ func (l *Loop) Forward(in *Pair, client *Client, endpoint *Dialed, limits *Limit
 	l.Handle(p.endpoint.watch, (*endpointEdge)(p))
 	if err := p.watchClient(client); err != nil {
 		p.client.watch = Registration{unwatched}
-		p.reset(outcome.ClientReset, unix.ENOMEM)
+		p.reset(outcome.Limit, unix.ENOMEM)
 		return
 	}
 	if client.err != nil {
@@ -152,8 +152,8 @@ func (e *endpointEdge) Ready(r Readiness) {
 	p.ready(r, &p.toClient, &p.endpoint, &p.client, outcome.EndpointReset)
 }
 
-// ready handles the events of from, the source of w, and moves the bytes that can be moved: in the other direction only
-// if from has not accepted bytes before. If w has ended, from is no longer read; then an error of from ends the pair with
+// ready handles the events of from, the source of w. It moves the bytes of w, and also those of the other direction if
+// from accepted no bytes until now. If w has ended, from is no longer read, so an error of from ends the pair here, with
 // outcome end.
 func (p *pair) ready(r Readiness, w *way, from, to *edge, end outcome.Outcome) {
 	wasFull := !from.writable
@@ -185,7 +185,7 @@ func (e *edge) note(r Readiness) {
 
 // failed ends the pair if e, which is no longer read, has an error.
 func (p *pair) failed(e *edge, end outcome.Outcome) {
-	if p.done == nil {
+	if p.owner == nil {
 		return
 	}
 	if err := e.fd.pending(); err != nil {
@@ -213,7 +213,7 @@ func (h *PairHere) Break() { (*pair)(h).reset(outcome.Drained, nil) }
 // Retire is Flow.Retire, but sets the limit before it returns.
 func (h *PairHere) Retire(by time.Time) {
 	p := (*pair)(h)
-	if p.done == nil {
+	if p.owner == nil {
 		return
 	}
 	limits := *p.limits
@@ -247,7 +247,7 @@ func (p *pair) turn() {
 // accepts none, or the direction has ended. At limit it returns true, since there may be more bytes.
 func (p *pair) carry(w *way, from, to *edge, limit int) (more bool) {
 	for moved := 0; moved < limit; {
-		if w.ended || p.done == nil {
+		if w.ended || p.owner == nil {
 			return false
 		}
 		var n int
@@ -263,7 +263,7 @@ func (p *pair) carry(w *way, from, to *edge, limit int) (more bool) {
 			p.noteHeld(w)
 		}
 		if n == 0 {
-			if from.hungUp && !to.writable && !w.ended && p.done != nil {
+			if from.hungUp && !to.writable && !w.ended && p.owner != nil {
 				p.heldUp(w, from, to)
 			}
 			return false
@@ -284,7 +284,7 @@ func (p *pair) copy(w *way, from, to *edge) int {
 	if kept.Load() >= maxKept {
 		look = unix.MSG_PEEK
 	}
-	n, err := 1, error(nil)
+	n, err := 1, error(nil) // not 0, so as to read unless the urgent byte's peek finds nothing
 	if from.urgent {
 		// Once a byte has arrived, the kernel knows whether it is urgent. A read stops before an urgent byte, unless
 		// that is the first one.
@@ -320,14 +320,14 @@ func (p *pair) copy(w *way, from, to *edge) int {
 	if !w.begun {
 		w.begun = true
 		if now := time.Now(); w == &p.toClient {
-			p.done.EndpointFirstByte(now)
+			p.owner.EndpointFirstByte(now)
 		} else {
-			p.done.ClientFirstByte(now)
+			p.owner.ClientFirstByte(now)
 		}
 	}
 	wrote := p.write(w, to, buf[:n], flags)
 	switch {
-	case p.done == nil:
+	case p.owner == nil:
 		return 0
 	case look != 0:
 		from.readable = from.readable || wrote < n
@@ -515,7 +515,7 @@ func (p *pair) becomeHalf() {
 
 // reset ends the pair at once, and resets both connections.
 func (p *pair) reset(end outcome.Outcome, err error) {
-	if p.done == nil {
+	if p.owner == nil {
 		return
 	}
 	p.ending.cause(end, err)
@@ -569,8 +569,8 @@ func (p *pair) close(untaken int) {
 	if l.pairs.Add(-1) == 0 && len(l.pipes.kept) > 0 {
 		l.pipes.close()
 	}
-	done := p.done
-	p.done = nil
+	done := p.owner
+	p.owner = nil
 	toEndpoint, toClient := p.Bytes()
 	done.Ended(result(p.ending.outcome, p.ending.err(), toEndpoint, toClient, untaken))
 }
@@ -590,7 +590,7 @@ type round struct {
 func (r *round) turn() {
 	for end := min(r.next+perTurn, len(r.loop.slots)); r.next < end; r.next++ {
 		if e, is := r.loop.slots[r.next].handler.(*endpointEdge); is {
-			r.f((*PairHere)(e), e.done)
+			r.f((*PairHere)(e), e.owner)
 		}
 	}
 	if r.next < len(r.loop.slots) {

@@ -84,7 +84,7 @@ func (h *PairHere) State() PairState {
 }
 
 // IsSaved reports whether this process has saved the pair, or the pair has ended.
-func (h *PairHere) IsSaved() bool { return h.saved != nil && h.saved.own || h.done == nil }
+func (h *PairHere) IsSaved() bool { return h.saved != nil && h.saved.own || h.owner == nil }
 
 // saved is the state that only saved pairs have.
 type saved struct {

@@ -48,7 +48,7 @@ func (p *pair) splice(w *way, from, to *edge) int {
 		p.fill(w, from, to)
 	}
 	switch {
-	case w.ended || p.done == nil:
+	case w.ended || p.owner == nil:
 		return 0
 	case w.pipe == nil: // no more bytes, or splice(2) does not work
 		return p.copy(w, from, to)

@@ -109,7 +109,7 @@ func (c *Conn) Source(v *View, to *balance.Endpoint) portal.Origin {
 
 // Payer returns the address whose share of the node's resources the client uses. That is the client's own, unless it
 // was named by a load balancer that only the Service trusts. Users who may annotate a Service may name its load
-// balancers, but must not use up the shares of others, or escape their own, through the headers of those.
+// balancers, but the headers of these must not let them use up the shares of others, or escape their own.
 func (c *Conn) Payer() netip.Addr {
 	if c.Via == nil || slices.ContainsFunc(c.Front.LoadBalancers, func(p netip.Prefix) bool { return p.Contains(c.Via.Addr()) }) {
 		return c.From.Addr()

@@ -21,7 +21,7 @@ type Connecting struct {
 	trying bool            // an attempt is under way
 }
 
-// Runner waits for the steps of one connection's search: in an event loop, or in a goroutine.
+// Runner performs the steps of one connection's search: in an event loop, or in a goroutine.
 type Runner interface {
 	// Dial starts to connect to Connecting.Endpoint, from the address from if that is valid. It calls Connecting.Done,
 	// Leave or Stop once, perhaps before it returns. After limit, the error for Done is context.DeadlineExceeded; 0

@@ -4,7 +4,7 @@
 //	FrontEnd    one service port in one IP family: its View, affinity and counters
 //	View        a front end's configuration and endpoints at one moment
 //	Conn        a client's connection: destination, admission, endpoint
-//	Connecting  a Conn without an endpoint, with the search for one; a Runner waits for its steps
+//	Connecting  a Conn without an endpoint, with the search for one; a Runner performs its steps
 //	Listener    accepts clients, at a Place
 //
 // Packages stream and datagram accept clients for a FrontEnd. Package proxy creates front ends, swaps their views and

@@ -29,7 +29,7 @@ type Settings struct {
 	Trace  *trace.Log
 	Log    logrus.FieldLogger
 
-	// Slow is the time without a byte from the endpoint after which a connection counts as slow; 0 means no limit.
+	// Slow is the wait from which a connection counts as slow: see conn.Record.Waited. 0 means that none is slow.
 	Slow time.Duration
 
 	// Schedule has the time limit of each attempt to connect, except for UDP; see search.Search.
@@ -101,13 +101,13 @@ func (n *Node) Init() {
 // NewID returns a number for a new client. The first is 1, unless InheritIDs was called.
 func (n *Node) NewID() uint64 { return n.lastID.Add(1) }
 
-// LastID returns the number of clients of this process so far, without inherited ones.
-func (n *Node) LastID() uint64 {
+// Clients returns the number of clients of this process so far, without inherited ones.
+func (n *Node) Clients() uint64 {
 	return max(n.lastID.Load(), n.inheritedIDs.Load()) - n.inheritedIDs.Load()
 }
 
-// LastNumber returns the client number assigned last.
-func (n *Node) LastNumber() uint64 { return n.lastID.Load() }
+// LastID returns the number that NewID returned last.
+func (n *Node) LastID() uint64 { return n.lastID.Load() }
 
 // idsOfPredecessor is the number of client numbers reserved for clients that connect to a predecessor while it hands
 // over: as many as connect to a very busy node within seconds.
@@ -134,7 +134,7 @@ var ErrLoop = errors.New("refused: a VIP or node port of this node, or usher's o
 
 // errMayLoop is the error if an SCTP association with an endpoint may come back through another node: usher sets no hop
 // limit for SCTP that would end the loop.
-var errMayLoop = errors.New("refused: its port is a node port: connecting may loop through another node")
+var errMayLoop = errors.New("refused: it is a VIP or its port is a node port: connecting may loop through another node")
 
 // WouldLoop returns an error if a connection to an endpoint would come back to usher. That cannot happen if packets for
 // VIPs do not reach usher, if the listeners are in another network namespace than the endpoints, or if something other
@@ -165,18 +165,18 @@ func (n *Node) WouldLoop(protocol config.Protocol, to netip.AddrPort) (mayLoop b
 	return mayLoop, nil
 }
 
-// A connection that may come back through another node has a hop limit of at most maxHops. If it would have less than
-// minHops, it is refused. Otherwise it reaches any endpoint within minHops, whatever hop limit the client has chosen.
+// A connection that may come back through another node has a hop limit below maxHops. If that would be less than
+// minHops, the connection is refused. So every connection that is made reaches endpoints that are minHops away.
 const (
 	maxHops = 64
 	minHops = 8
 )
 
-// HopsLeft returns the hop limit for a TCP connection that may come back through another node: one less than came, the
-// hop limit of the client's packets, as after a router. Otherwise nodes whose endpoints are node ports of each other
+// HopsLeft returns the hop limit for a TCP connection that may come back through another node: one less than that of
+// the client's packets, as after a router. Otherwise nodes whose endpoints are node ports of each other
 // would open connections without end. An error means that the connection must not be made.
-func HopsLeft(came int) (int, error) {
-	if hops := min(came, maxHops) - 1; hops >= minHops {
+func HopsLeft(clientHops int) (int, error) {
+	if hops := min(clientHops, maxHops) - 1; hops >= minHops {
 		return hops, nil
 	}
 	return 0, hopsUsedUp{}
@@ -186,7 +186,7 @@ func HopsLeft(came int) (int, error) {
 type hopsUsedUp struct{}
 
 func (hopsUsedUp) Error() string {
-	return "refused: its port is a node port and the hop limit is exhausted: the connection loops between nodes"
+	return "refused: it is a VIP or its port is a node port, and the hop limit is exhausted: the connection loops between nodes"
 }
 
 // Futile reports that no other endpoint can succeed: see package search.

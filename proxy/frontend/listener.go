@@ -75,7 +75,7 @@ func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error
 	l, err := listen(b.Addr)
 	if b.Preferred {
 		for _, port := range otherPorts(n.Ports) {
-			if !errors.Is(err, syscall.EADDRINUSE) && !errors.Is(err, syscall.EACCES) { // in use, or not permitted for this user
+			if !errors.Is(err, syscall.EADDRINUSE) && !errors.Is(err, syscall.EACCES) { // success, or an error that another port would have, too
 				break
 			}
 			l, err = listen(netip.AddrPortFrom(b.Addr.Addr(), port))

@@ -55,11 +55,7 @@ func (a *acceptor) accepted(client client, from netip.AddrPort) *Conn {
 
 // turnAway resets a client because of a limit; why is the reason.
 func (c *Conn) turnAway(why error) {
-	f := c.Front
-	f.LimitErrors.Do(func() {
-		f.Log.WithFields(map[string]any{"service": f.ID().String(), "open": f.Budget.Connections.Load(), "limit": f.Budget.ConnectionLimit()}).
-			WithError(why).Error("Too many connections; refusing clients (logged at most every 10 s)")
-	})
+	c.logLimit(why)
 	if c.RefusedUnlogged(outcome.Limit) {
 		c.reset()
 		return
@@ -68,6 +64,20 @@ func (c *Conn) turnAway(why error) {
 	c.Accepted()
 	c.reset()
 	c.Closed(time.Now(), outcome.Result{Outcome: outcome.Limit, Err: why}, netip.AddrPort{})
+}
+
+// logLimit logs why a client is refused.
+func (c *Conn) logLimit(why error) {
+	f := c.Front
+	f.LimitErrors.Do(func() {
+		log := f.Log.WithField("service", f.ID().String()).WithError(why)
+		if search.OutOfResources(why) {
+			log.Error("This node has run out of a resource that connections need (logged at most every 10 s)")
+			return
+		}
+		log.WithFields(map[string]any{"open": f.Budget.Connections.Load(), "limit": f.Budget.ConnectionLimit()}).
+			Error("Too many connections; refusing clients (logged at most every 10 s)")
+	})
 }
 
 // headerTimeout is the time for a load balancer to send the PROXY protocol header. The header comes with the first
@@ -225,10 +235,7 @@ func (c *Conn) Ended(r outcome.Result) {
 // Refuse implements frontend.Runner: it resets the client, so that the client sees an error and not an empty answer.
 func (c *Conn) Refuse(r outcome.Result) {
 	if r.Outcome == outcome.Limit {
-		c.Front.LimitErrors.Do(func() {
-			c.Front.Log.WithField("service", c.Front.ID().String()).WithError(r.Err).
-				Error("This node has run out of a resource that connections need (logged at most every 10 s)")
-		})
+		c.logLimit(r.Err)
 	}
 	c.reset()
 	c.Closed(time.Now(), r, netip.AddrPort{})

@@ -25,8 +25,8 @@ type goroutine struct {
 	waited  bool      // a Wait is over: seek calls search.Next again
 }
 
-// A dialer connects to an endpoint. from need not be the node's; if it is zero, the kernel picks one.
-// The dialer returns when ctx ends.
+// A dialer connects to an endpoint. from need not be an address of this node; if it is zero, the kernel picks the address.
+// The dialer gives up when ctx ends.
 type dialer func(_ context.Context, v *frontend.View, from netip.AddrPort, to *config.Endpoint) (forwarder, error)
 
 // A forwarder starts to forward between the client and the endpoint that it is connected to. It returns at once, and
@@ -121,13 +121,13 @@ func (g *goroutine) whileThere(ctx context.Context, why error, gone func(syscall
 	if err != nil {
 		return f(ctx)
 	}
-	there, left := context.WithCancelCause(ctx)
-	defer left(nil)
+	there, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		if gone(raw) {
-			left(why)
+			cancel(why)
 		}
 	}()
 	err = f(there)

@@ -75,8 +75,8 @@ type transfer struct {
 	Left     time.Time `json:",omitzero"` // start of the endpoint's drain
 	Pair     forward.PairState
 
-	// The pair's bytes begin At bytes after all lines: ForEndpoint bytes for the endpoint, then ForClient for the
-	// client.
+	// At is the offset of the pair's bytes from the end of the last line: ForEndpoint bytes for the endpoint, then
+	// ForClient bytes for the client.
 	At, ForEndpoint, ForClient int `json:",omitempty"`
 }
 
@@ -144,7 +144,7 @@ type handing struct {
 // HandOver returns at once; the handover ends when the successor takes no more, or when Drain gives up the connections.
 // The function leaving returns the endpoints that are leaving, and since when.
 func (s *Server) HandOver(o *Offer, leaving func() map[*balance.State]time.Time) {
-	s.handing.Go(func() { s.handOver(o, leaving) })
+	s.transfers.Go(func() { s.handOver(o, leaving) })
 }
 
 func (s *Server) handOver(o *Offer, leaving func() map[*balance.State]time.Time) {
@@ -365,7 +365,7 @@ func (s *Server) Receive(from *Inherited, receiver Receiver) {
 	if from == nil {
 		return
 	}
-	s.handing.Go(func() {
+	s.transfers.Go(func() {
 		defer from.conn.Close()
 		defer context.AfterFunc(s.ctx, func() { from.conn.Close() })()
 		for s.receiveBatch(from.conn, receiver) == nil {

@@ -42,13 +42,13 @@ func (a *acceptor) servePortable(conn forward.Conn, from netip.AddrPort) {
 		if err != nil {
 			return nil, err
 		}
-		return client.offerTo(endpoint, c.Header(v))
+		return client.offerTo(a.server.ctx, endpoint, c.Header(v))
 	}
 	go c.start(a, g)
 }
 
 // DialTCP connects to an endpoint through the kernel, with keepalive. Unless mark is 0, the socket gets that mark
-// (SO_MARK). from need not be the node's; if it is zero, the kernel picks one. DialTCP returns when
+// (SO_MARK). from need not be an address of this node; if it is zero, the kernel picks the address. DialTCP gives up when
 // ctx ends.
 func DialTCP(ctx context.Context, mark uint32, keepalive time.Duration, from netip.AddrPort, to netip.AddrPort) (forward.Conn, error) {
 	d := net.Dialer{KeepAliveConfig: keepaliveConfig(keepalive)}
@@ -123,20 +123,23 @@ func (k *keptClient) await(ctx context.Context, timeout time.Duration, enough fu
 const maxAwaited = 4 << 10
 
 // offerTo sends the header and the client's bytes to the endpoint until the endpoint is confirmed. It returns the
-// forwarder for the remaining bytes.
-func (k *keptClient) offerTo(endpoint forward.Conn, header []byte) (forwarder, error) {
+// forwarder for the remaining bytes. It closes the endpoint when ctx ends, since a write may block.
+func (k *keptClient) offerTo(ctx context.Context, endpoint forward.Conn, header []byte) (forwarder, error) {
 	u, uncertain := endpoint.(Unconfirmed)
 	if !uncertain && len(header) == 0 && len(k.kept) == 0 && !k.ended {
 		return k.forwardTo(endpoint, 0), nil
 	}
+	defer context.AfterFunc(ctx, func() { endpoint.Close() })()
 	withdraw := k.offer(endpoint, header)
 	var err error
 	if uncertain {
 		err = u.Confirm()
 	}
+	if err != nil {
+		endpoint.Close() // before withdraw, which waits for a write
+	}
 	withdraw()
 	if err != nil {
-		endpoint.Close()
 		if k.failed != nil {
 			return nil, errClientReset
 		}
@@ -173,8 +176,8 @@ func (k *keptClient) offer(to forward.Conn, header []byte) (withdraw func()) {
 	}
 }
 
-// send sends the bytes for offer, and returns when reading from the client must stop. It keeps all bytes that it reads,
-// for the next endpoint. If the endpoint is lost, the forwarder gets the error when it reads.
+// send sends the bytes for offer, until the client has ended, a write fails, maxOffered bytes are kept, or withdraw is
+// called. It keeps all bytes that it reads, for the next endpoint. If the endpoint is lost, the forwarder gets the error when it reads.
 func (k *keptClient) send(to forward.Conn, header []byte) {
 	first := k.kept
 	if len(header) > 0 {

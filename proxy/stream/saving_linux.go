@@ -106,7 +106,7 @@ func (v *saving) start(receiver Receiver) {
 	v.receiver = receiver
 	inherits := len(v.areas) > 0
 	_ = v.to.SetDeadline(time.Time{}) // fails only if it is closed
-	v.handing.Go(func() {
+	v.transfers.Go(func() {
 		defer v.to.Close()
 		defer context.AfterFunc(v.ctx, func() { v.to.Close() })()
 		if inherits {
@@ -115,7 +115,7 @@ func (v *saving) start(receiver Receiver) {
 		for v.receive() == nil {
 		}
 	})
-	v.handing.Go(v.save)
+	v.transfers.Go(v.save)
 }
 
 // receive reads a packet and acts on it.
@@ -227,8 +227,8 @@ func (v *saving) take() (number int, ok bool) {
 	return a.used, true
 }
 
-// over counts a saved connection, and returns a function to call when it has ended.
-func (v *saving) over(a *area, number int) func() {
+// countSaved counts a saved connection, and returns a function to call when it has ended.
+func (v *saving) countSaved(a *area, number int) func() {
 	v.saved.Add(1)
 	return func() {
 		v.saved.Add(-1)
@@ -247,7 +247,7 @@ func (v *saving) save() {
 			return
 		case <-time.After(saveEvery):
 		}
-		v.own.lastID().Store(v.node.LastNumber())
+		v.own.lastID().Store(v.node.LastID())
 		err = v.drop()
 		for _, l := range v.running() {
 			if err == nil && l.Unsaved() {
@@ -378,7 +378,7 @@ func (v *saving) newBatch() *batch {
 
 // add adds a connection. From then on the pair notes its state.
 func (b *batch) add(number int, c *Conn, p *forward.PairHere) {
-	p.Save(forward.SavedAt(b.own.memory, number), b.over(b.own, number))
+	p.Save(forward.SavedAt(b.own.memory, number), b.countSaved(b.own, number))
 	b.pairs = append(b.pairs, p)
 	client, endpoint := p.Sockets()
 	b.fds = append(b.fds, int(client), int(endpoint))
@@ -456,7 +456,7 @@ func (v *saving) restoreOne(a *area, number int, text []byte, client, endpoint f
 	}
 	v.restored++
 	c.frozen.Client, c.frozen.Endpoint = client, endpoint
-	c.frozen.Saved, c.frozen.Over = saved, v.over(a, number)
+	c.frozen.Saved, c.frozen.Over = saved, v.countSaved(a, number)
 	v.proceed(c, v.restored)
 	return true
 }
@@ -472,6 +472,8 @@ func (v *saving) readmit(a *area, saved *forward.Saved, text []byte) (*held, err
 		return nil, errors.New("some of its bytes were in the crashed process")
 	}
 	if (t.Pair.ToEndpoint.Begun || t.Pair.ToClient.Begun) && t.Record.FirstByte <= 0 {
+		// A byte has moved since the record was saved, so the time to the first byte is unknown. A pair reports it only
+		// if a direction has not begun.
 		t.Pair.ToEndpoint.Begun, t.Pair.ToClient.Begun = true, true
 		t.Record.ForgetFirstByte()
 	}

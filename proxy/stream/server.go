@@ -23,7 +23,7 @@ type Options struct {
 	// SCTP selects whether SCTP Services are served.
 	SCTP SCTPMode
 	// Dial, if not nil, connects to TCP endpoints in place of the kernel. It costs two goroutines per connection. It
-	// returns when ctx ends. Its connection may be an [Unconfirmed]. An error whose method Futile returns true means
+	// gives up when ctx ends. Its connection may be an [Unconfirmed]. An error whose method Futile returns true means
 	// that the Service's other endpoints are unreachable too.
 	Dial func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)
 }
@@ -32,15 +32,15 @@ type Options struct {
 type Server struct {
 	node *frontend.Node
 	Options
-	dial     func(_ context.Context, from netip.AddrPort, to *config.Endpoint) (forward.Conn, error) // Options.Dial, or the kernel's
-	register register
-	pollers  *forward.Pollers
-	loops    loops
-	stopping sync.Mutex     // guards the start and the end of the loops
-	panics   rate.Sometimes // limits log lines about panics of a parser
-	handing  sync.WaitGroup // handovers to a successor and from a predecessor
-	saving   *saving        // nil without a keeper
-	saved    atomic.Int64   // connections
+	dial      func(_ context.Context, from netip.AddrPort, to *config.Endpoint) (forward.Conn, error) // Options.Dial, or the kernel's
+	register  register
+	pollers   *forward.Pollers
+	loops     loops
+	stopping  sync.Mutex     // guards the start and the end of the loops
+	panics    rate.Sometimes // limits log lines about panics of a parser
+	transfers sync.WaitGroup // goroutines that exchange connections with a successor, a predecessor or the keeper
+	saving    *saving        // nil without a keeper
+	saved     atomic.Int64   // connections
 
 	// ctx ends when Drain gives up the open connections.
 	ctx    context.Context
@@ -86,7 +86,7 @@ func (s *Server) Drain(ctx context.Context) (broken int) {
 	s.register.each(func(_ *Conn, flow forward.Flow) { flow.Break() })
 	s.loops.giveUp()
 	<-drained
-	s.handing.Wait()
+	s.transfers.Wait()
 	s.stopping.Lock()
 	defer s.stopping.Unlock()
 	s.loops.stop(s)

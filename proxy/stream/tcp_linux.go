@@ -119,8 +119,8 @@ func (e *acceptHandler) unwatch() {
 	}
 }
 
-// acceptsPerTurn limits how long accepting delays the established connections.
-const acceptsPerTurn = 16
+// acceptsPerCall is the maximum number of clients that one call of Ready accepts, because established connections wait.
+const acceptsPerCall = 16
 
 // Ready accepts one client. It does not try again, because an accept that finds no client costs a third of a successful
 // one. If more clients wait, the next round or another loop calls Ready. On a crowded loop, the next round comes late,
@@ -138,7 +138,7 @@ func (e *acceptHandler) Ready(forward.Readiness) {
 			e.failed(err)
 			return
 		}
-		if n == acceptsPerTurn || !e.loop.Crowded() {
+		if n == acceptsPerCall || !e.loop.Crowded() {
 			return
 		}
 	}
@@ -232,7 +232,7 @@ func (w *waiting) Wait(v *frontend.View, step search.Step) {
 		wait(ctx, step, v.Replaced)
 		_ = w.loop.Do(w.waited) // the loop runs as long as there are connections
 	}()
-	w.changed() // data from before the watch began is not reported again
+	w.changed() // events from before this wait are not reported again
 }
 
 // Dial implements frontend.Runner.
