@@ -118,12 +118,16 @@ func (f *frontEnd) swapView(port config.ServicePort) (planned bool) {
 	if old.Port.Probe.Check.Kind != 0 || port.Probe.Check.Kind != 0 {
 		f.proxy.prober.Update(f.FrontEnd, old, v)
 	}
-	f.drain()
-	left := make(map[netip.AddrPort]bool, len(gone))
-	for _, endpoint := range gone {
-		left[endpoint.Addr] = true
+	if len(f.pool.Leaving) > 0 || f.draining != nil {
+		f.drain()
 	}
-	f.Affinity.ForgetEndpoints(left)
+	if len(gone) > 0 {
+		left := make(map[netip.AddrPort]bool, len(gone))
+		for _, endpoint := range gone {
+			left[endpoint.Addr] = true
+		}
+		f.Affinity.ForgetEndpoints(left)
+	}
 	for _, l := range f.listeners {
 		l.EndpointsChanged()
 	}

@@ -30,11 +30,11 @@ var ceilings = []struct {
 }{
 	{"tcp", "TCP connection", figures{23, 10, 121, 170, 110, none}},
 	{"udp", "datagram and answer", figures{24, 10, 99, 127, 88, none}},
-	{"change", "endpoint added, data plane", figures{20, 7, 55, 71, 40, none}},
-	{"api-endpoint", "endpoint added, API server", figures{39, 11, 123, none, none, 0}},
-	{"api-service", "Service added, API server", figures{78, 17, 321, none, none, 17}},
-	{"file-endpoint", "endpoint added, file", figures{48, 12, 180, none, none, 0}},
-	{"file-service", "Service added, file", figures{90, 18, 409, none, none, 17}},
+	{"change", "endpoint added, data plane", figures{18, 7, 53, 68, 36, none}},
+	{"api-endpoint", "endpoint added, API server", figures{35, 11, 118, none, none, 0}},
+	{"api-service", "Service added, API server", figures{75, 17, 316, none, none, 17}},
+	{"file-endpoint", "endpoint added, file", figures{45, 12, 175, none, none, 0}},
+	{"file-service", "Service added, file", figures{87, 18, 404, none, none, 17}},
 }
 
 // compare returns the ceilings that do not match measured. It ignores figures that are none.
