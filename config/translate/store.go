@@ -51,12 +51,11 @@ type Store struct {
 
 // entry is the state of a Service.
 type entry struct {
-	service    *corev1.Service // as of the last Prepare; nil if it was deleted
-	template   template        // of the object of the last Compute
-	clusterIPs []netip.Addr
-	model      config.Service
-	problems   []Problem
-	apart      bool // some endpoints may not be in the model
+	service  *corev1.Service // as of the last Prepare; nil if it was deleted
+	template template        // of the object of the last Compute, but with the cluster IPs of service
+	model    config.Service
+	problems []Problem
+	apart    bool // some endpoints may not be in the model
 }
 
 // Result is the result of computing a Service.
@@ -134,7 +133,7 @@ func (s *Store) Prepare(names map[types.NamespacedName]bool) (labels map[string]
 		svc, k := s.options.Service(name), s.known[name]
 		var had, now []netip.Addr
 		if k != nil {
-			had = k.clusterIPs
+			had = k.template.own
 		}
 		delete(s.asks, name)
 		if svc != nil {
@@ -162,7 +161,7 @@ func (s *Store) Prepare(names map[types.NamespacedName]bool) (labels map[string]
 		}
 		s.options.ClusterIPs.Remove(had)
 		s.options.ClusterIPs.Add(now)
-		k.clusterIPs = now
+		k.template.own = now
 	}
 	if list := slices.Collect(maps.Keys(moved)); len(list) > 0 {
 		for name, k := range s.known {
@@ -221,7 +220,7 @@ func (s *Store) compute(r *Result) {
 	}
 	r.Slices = s.options.Slices(name)
 	if k.template.of != r.Service {
-		k.template = newTemplate(name, r.Service, s.options.Options)
+		k.template = newTemplate(name, r.Service, k.template.own, s.options.Options)
 	}
 	r.Model, r.Problems = k.template.withEndpoints(name, r.Slices, s.Node, s.options.Options)
 	if s.options.Discovery {

@@ -47,7 +47,7 @@ type Options struct {
 // The result has no ports if usher does not proxy svc.
 func Service(svc *corev1.Service, all []*discoveryv1.EndpointSlice, node config.Node, opts Options) (config.Service, []Problem) {
 	name := types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}
-	t := newTemplate(name, svc, opts)
+	t := newTemplate(name, svc, ClusterIPsOf(svc, opts.ServiceProxyName), opts)
 	return t.withEndpoints(name, all, node, opts)
 }
 
@@ -56,15 +56,15 @@ type template struct {
 	of       *corev1.Service
 	proxied  bool
 	ports    []config.ServicePort // their endpoints have no meaning
-	own      []netip.Addr         // cluster IPs
+	own      []netip.Addr         // see ClusterIPsOf
 	weights  *weights
 	keys     []string // see AnnotationTopologyKeys
 	problems []Problem
 }
 
 // newTemplate uses only those of opts that never change.
-func newTemplate(name types.NamespacedName, svc *corev1.Service, opts Options) template {
-	t := template{of: svc, proxied: Proxied(svc, opts.ServiceProxyName)}
+func newTemplate(name types.NamespacedName, svc *corev1.Service, own []netip.Addr, opts Options) template {
+	t := template{of: svc, own: own, proxied: Proxied(svc, opts.ServiceProxyName)}
 	if !t.proxied {
 		return t
 	}
@@ -72,7 +72,6 @@ func newTemplate(name types.NamespacedName, svc *corev1.Service, opts Options) t
 	p := &problems{kind: "Service", name: name, report: &wrong}
 	unknownAnnotations(svc, p)
 	t.ports = servicePorts(svc, opts, p)
-	t.own = ClusterIPsOf(svc, opts.ServiceProxyName)
 	t.weights, t.keys = annotatedWeights(svc, p), topologyKeys(svc, p)
 	t.problems = wrong.list()
 	return t
