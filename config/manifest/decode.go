@@ -181,18 +181,18 @@ func (r *reader) listed(list Diagnostic, i int, item []byte, defaults header, sp
 	_, _ = fmt.Fprintf(&hash, "%s %s %s", defaults.APIVersion, defaults.Kind, item) // never fails
 	sum := hash.Sum64()
 	if o := r.known[sum]; o != nil && !spoiled {
-		if o.place.Item != place.Item {
+		if o.place.Item != place.Item || o.place.Document != place.Document { // o itself may be in use at its place
 			moved := *o
-			moved.place.Item, o = place.Item, &moved
+			moved.place.Item, moved.place.Document = place.Item, place.Document
+			o = &moved
 		}
 		r.objects = append(r.objects, o)
-		r.item(sum, o)
 		return
 	}
 	objects, warnings := len(r.objects), len(r.warnings)
 	defer func() {
 		if len(r.objects) > objects && len(r.warnings) == warnings {
-			r.item(sum, r.objects[objects])
+			r.objects[objects].sum = sum
 		}
 	}()
 	h, err := readHeader(item, defaults)

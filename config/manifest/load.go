@@ -25,16 +25,16 @@ type loader struct {
 
 // file is the remembered state of a file.
 type file struct {
-	path     string
-	sum      uint64      // of its content when last read; zero if it could not be read
-	info     fs.FileInfo // from when it was last read
-	sure     bool        // unchanged info proves unchanged content
-	objects  []*object
-	known    reading // its documents and items
-	errors   []Diagnostic
-	warnings []Diagnostic
-	lacks    missing
-	doubted  time.Time // since when it is missing or empty; zero if it is neither
+	path      string
+	sum       uint64      // of its content when last read; zero if it could not be read
+	info      fs.FileInfo // from when it was last read
+	sure      bool        // unchanged info proves unchanged content
+	objects   []*object
+	documents []document
+	errors    []Diagnostic
+	warnings  []Diagnostic
+	lacks     missing
+	doubted   time.Time // since when it is missing or empty; zero if it is neither
 }
 
 // missing is what a file may define in addition to its objects: those with an error, and any object if a part cannot be
@@ -123,7 +123,7 @@ func (l *loader) look(e entry) look {
 		f = &file{}
 	}
 	if out.same = f.sum == out.sum; !out.same {
-		out.reading = read(e.path, data, f.known, l.resolver.nets, l.maxSize)
+		out.reading = read(e.path, data, reading{objects: f.objects, documents: f.documents}, l.resolver.nets, l.maxSize)
 	}
 	return out
 }
@@ -155,7 +155,7 @@ func (l *loader) believe(e entry, look look, now time.Time, out *loaded) {
 		return
 	}
 	before := f.objects
-	f.path, f.sum, f.known = e.path, look.sum, reading{documents: look.documents, items: look.items}
+	f.path, f.sum, f.documents = e.path, look.sum, look.documents
 	f.objects, f.errors, f.warnings = remember(before, look.reading), look.errors, look.warnings
 	f.lacks = missing{look.spoiled, look.unreadable}
 	look.renumber()

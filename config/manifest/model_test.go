@@ -204,6 +204,10 @@ var _ = Describe("a document that has not changed", func() {
 			Expect(w.said()).To(ContainSubstring("kind"))
 			w.write(file, text())
 		}
+
+		w.write("a.yaml", list(one)+"---\n"+list(two))
+		w.write("a.yaml", list(one)+"---\n"+list(one, two))
+		Expect(w.said()).To(MatchRegexp(`^a.yaml, document 2, items\[0\], Service default/one: .* in a.yaml, document 1$`))
 	})
 
 	It("is decoded again if it has errors, or aliases, which count for the whole file", func() {
@@ -213,7 +217,7 @@ var _ = Describe("a document that has not changed", func() {
 		said := w.said()
 		w.write("a.yaml", "# moved\n"+text)
 		Expect(w.said()).To(Equal(strings.ReplaceAll(said, "line 5", "line 6")))
-		for _, d := range w.files["a.yaml"].known.documents {
+		for _, d := range w.files["a.yaml"].documents {
 			Expect(d.keep).To(BeFalse())
 		}
 	})

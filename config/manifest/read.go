@@ -36,6 +36,7 @@ type object struct {
 	key
 	place Diagnostic // the place of its definition, which moves with its document
 	at    int        // its index in its file, for the resolver
+	sum   uint64     // of its text, if it is an item of a List and can be reused; otherwise 0
 
 	service *corev1.Service              // of a Service
 	slices  []*discoveryv1.EndpointSlice // an EndpointSlice itself, or the mirrors of an Endpoints
@@ -55,8 +56,7 @@ type reading struct {
 
 	errors, warnings []Diagnostic
 
-	documents []document         // of a file
-	items     map[uint64]*object // objects of Lists without errors or warnings, by a hash of their text
+	documents []document // of a file
 }
 
 // document is the content of a document of a file.
@@ -69,9 +69,15 @@ type document struct {
 var seed = maphash.MakeSeed()
 
 // read reads the contents of a file. The file's name is used for the places of diagnostics, and its extension to detect
-// JSON. Documents and items that are also in known, an earlier reading, are not decoded again: they keep their objects.
+// JSON. Documents and items of Lists that are also in known, an earlier reading, are not decoded again: they keep their
+// objects.
 func read(file string, data []byte, known reading, nets networks, maxSize int) reading {
-	r := &reader{nets: nets, budget: new(atomic.Int64), known: known.items}
+	r := &reader{nets: nets, budget: new(atomic.Int64), known: map[uint64]*object{}}
+	for _, o := range known.objects {
+		if o.sum != 0 {
+			r.known[o.sum] = o
+		}
+	}
 	r.budget.Store(int64(maxSize))
 	if len(data) > maxSize {
 		r.fail(Diagnostic{File: file, Err: tooBig(maxSize)})
@@ -137,7 +143,7 @@ type reader struct {
 	reading
 	nets   networks
 	budget *atomic.Int64      // remaining bytes for expanding the file's aliases
-	known  map[uint64]*object // see reading.items
+	known  map[uint64]*object // items of Lists, by object.sum
 	words  map[string]*string // see compact
 }
 
@@ -204,16 +210,6 @@ func (r *reader) add(more *reading) {
 	r.unreadable = r.unreadable || more.unreadable
 	r.errors = append(r.errors, more.errors...)
 	r.warnings = append(r.warnings, more.warnings...)
-	for sum, o := range more.items {
-		r.item(sum, o)
-	}
-}
-
-func (r *reader) item(sum uint64, o *object) {
-	if r.items == nil {
-		r.items = map[uint64]*object{}
-	}
-	r.items[sum] = o
 }
 
 func (r *reader) spoiledToo(k key) {

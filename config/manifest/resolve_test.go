@@ -45,9 +45,9 @@ func newWorld(cidrs ...string) *world {
 func (w *world) write(files ...string) {
 	for i := 0; i < len(files); i += 2 {
 		before := w.files[files[i]]
-		r := read(files[i], []byte(files[i+1]), before.known, w.resolver.nets, 1<<20)
+		r := read(files[i], []byte(files[i+1]), reading{objects: before.objects, documents: before.documents}, w.resolver.nets, 1<<20)
 		r.renumber()
-		f := file{objects: remember(before.objects, r), known: r, errors: r.errors, warnings: r.warnings}
+		f := file{objects: remember(before.objects, r), documents: r.documents, errors: r.errors, warnings: r.warnings}
 		w.files[files[i]] = f
 		w.resolver.replace(before.objects, f.objects)
 	}
