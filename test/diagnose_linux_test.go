@@ -103,7 +103,7 @@ var _ = Describe("usher diagnose", func() {
 		Expect(unbroken(diagnose(1, "mixed", "-o", "json"))).To(ContainSubstring(`test from this node: no answer within`))
 
 		Expect(unbroken(diagnose(1, "closed", "--client", "198.51.100.9"))).To(MatchRegexp(`198\.51\.100\.9 would not be served at 203\.0\.113\.\d+:80 \(LoadBalancerIP\): .* is not in loadBalancerSourceRanges \(192\.0\.2\.0/24\): .* usher explain reports: drop`))
-		Expect(unbroken(diagnose(0, "closed", "--client", "192.0.2.9"))).To(ContainSubstring("found. Checked"))
+		Expect(unbroken(diagnose(0, "closed", "--client", "192.0.2.9"))).To(ContainSubstring("found. Checks of"))
 
 		By("reporting another program's rules, and that usher does not run")
 		l.Node.Output("iptables", "-t", "nat", "-I", "OUTPUT", "-d", "10.96.0.10/32", "-j", "ACCEPT")
