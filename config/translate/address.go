@@ -18,7 +18,7 @@ func ParseAddr(s string) (netip.Addr, bool) {
 	return a.Unmap(), ok
 }
 
-// parsePrefix parses a network in the same way.
+// parsePrefix parses a network in the same way: an IPv4-mapped IPv6 network is the IPv4 one.
 func parsePrefix(s string) (netip.Prefix, bool) {
 	_, n, err := netutils.ParseCIDRSloppy(s)
 	if err != nil {
@@ -26,7 +26,11 @@ func parsePrefix(s string) (netip.Prefix, bool) {
 	}
 	a, _ := netip.AddrFromSlice(n.IP)
 	bits, _ := n.Mask.Size()
-	return netip.PrefixFrom(a.Unmap(), bits), true
+	if a.Is4In6() {
+		a, bits = a.Unmap(), bits-96
+	}
+	network := netip.PrefixFrom(a, bits)
+	return network, network.IsValid()
 }
 
 // forbidden are the addresses that no endpoint may have.
@@ -56,8 +60,8 @@ func (f forbidden) address(path *field.Path, a netip.Addr) *field.Error {
 	return special(path, a)
 }
 
-// special returns why a is not an address of one host beyond this node, or nil. It follows the API server, which has no
-// rule against multicast beyond the link; special refuses that too.
+// special returns why a cannot be the address of one other host, or nil. In addition to the API server's rules, it
+// refuses all multicast addresses and the broadcast address.
 func special(path *field.Path, a netip.Addr) *field.Error {
 	detail := SpecialAddress(a)
 	switch {

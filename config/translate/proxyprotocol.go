@@ -79,7 +79,7 @@ func acceptedFrom(svc *corev1.Service, aws []netip.Prefix, p *problems) (network
 		if addr, alone := ParseAddr(text); alone {
 			network, ok = netip.PrefixFrom(addr, addr.BitLen()), true
 		}
-		if !ok || !network.IsValid() {
+		if !ok {
 			p.add(a.wrong("must be networks of load balancers, separated by commas (e.g. 10.9.8.0/24,2001:db8::/64); %q is not a network and is ignored", text))
 			continue
 		}

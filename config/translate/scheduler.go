@@ -47,21 +47,16 @@ func annotatedWeights(svc *corev1.Service, p *problems) *weights {
 		return nil
 	}
 	w := &weights{map[netip.AddrPort]config.Weight{}, map[netip.Addr]config.Weight{}, map[string]config.Weight{}, config.WeightOf(1)}
-	seen := map[string]bool{}
+	others := false
 	for one := range strings.SplitSeq(a.text, ",") {
 		one = strings.TrimSpace(one)
 		i := max(0, strings.LastIndexByte(one, '='))
 		who := strings.TrimSpace(one[:i])
 		number, err := strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(one[i:], "=")))
-		switch {
-		case who == "" || err != nil || number < 0 || number > config.MaxWeight:
+		if who == "" || err != nil || number < 0 || number > config.MaxWeight {
 			p.add(a.wrong("must be POD=WEIGHT or ADDRESS=WEIGHT, separated by commas, with weights from 0 to %d (e.g. web-0=3,10.1.2.3=1,*=2); %q is ignored", config.MaxWeight, one))
 			continue
-		case seen[who]:
-			p.add(a.wrong("%q appears twice; the first one is used", who))
-			continue
 		}
-		seen[who] = true
 		weight := config.WeightOf(number)
 		place, placeErr := netip.ParseAddrPort(who)
 		addr, isAddr := ParseAddr(who)
@@ -69,20 +64,35 @@ func annotatedWeights(svc *corev1.Service, p *problems) *weights {
 		if namespace, rest, ok := strings.Cut(who, "/"); ok && namespace == svc.Namespace {
 			name = rest
 		}
+		first := true
 		switch {
 		case who == "*":
-			w.others = weight
+			if first = !others; first {
+				others, w.others = true, weight
+			}
 		case placeErr == nil:
-			w.places[netip.AddrPortFrom(place.Addr().Unmap(), place.Port())] = weight
+			first = setFirst(w.places, netip.AddrPortFrom(place.Addr().Unmap(), place.Port()), weight)
 		case isAddr:
-			w.addrs[addr] = weight
+			first = setFirst(w.addrs, addr, weight)
 		case len(validation.IsDNS1123Subdomain(name)) > 0:
 			p.add(a.wrong("%q is neither a Pod in the Service's namespace nor an address; ignored", who))
 		default:
-			w.pods[svc.Namespace+"/"+name] = weight
+			first = setFirst(w.pods, svc.Namespace+"/"+name, weight)
+		}
+		if !first {
+			p.add(a.wrong("%q appears twice; the first one is used", who))
 		}
 	}
 	return w
+}
+
+// setFirst sets the weight for key, unless it has one already. It reports whether it has set it.
+func setFirst[K comparable](weights map[K]config.Weight, key K, weight config.Weight) bool {
+	if _, twice := weights[key]; twice {
+		return false
+	}
+	weights[key] = weight
+	return true
 }
 
 // of returns the weight of an endpoint: the address with its port has precedence over the address, and that over the
@@ -100,8 +110,8 @@ func (w *weights) of(e *config.Endpoint) config.Weight {
 	return w.others
 }
 
-// weigh sets the weights of endpoints, and returns those whose weight is not 0: the others get no new connections, in
-// any state of these.
+// weigh sets the weights of endpoints, and returns those whose weight is not 0: the others get no new connections, even
+// if none of these is usable.
 func (w *weights) weigh(found []candidate) []candidate {
 	for i := range found {
 		found[i].Weight = w.of(&found[i].Endpoint)

@@ -57,6 +57,7 @@ var _ = Describe("endpoint selection", func() {
 			`metadata.annotations[usher.io/weight]: Invalid value: "web-0=3,web-1=257,10.0.0.3=-1,=2,x": must be POD=WEIGHT or ADDRESS=WEIGHT, separated by commas, with weights from 0 to 256 (e.g. web-0=3,10.1.2.3=1,*=2); "web-1=257" is ignored`,
 			`"10.0.0.3=-1" is ignored`, `"=2" is ignored`, `"x" is ignored`),
 		Entry("ignoring duplicate entries", "web-0=3,web-0=4", []int{3, 1, 1}, `"web-0" appears twice; the first one is used`),
+		Entry("ignoring duplicates in another form", "web-0=3,default/web-0=4,10.0.0.3=5,::ffff:10.0.0.3=6,*=2,*=7", []int{3, 2, 5}, `"default/web-0" appears twice`, `"::ffff:10.0.0.3" appears twice`, `"*" appears twice`),
 		Entry("ignoring Pods of other namespaces and invalid names", "kube-system/web-0=3,Web=1", []int{1, 1, 1}, `"kube-system/web-0" is neither a Pod in the Service's namespace nor an address`, `"Web" is neither`),
 		Entry("ignoring an empty value", "", []int{1, 1, 1}, `"" is ignored`),
 	)

@@ -613,6 +613,7 @@ var _ = Describe("the VIPs of a Service", func() {
 		Entry("none: all clients", nil, []string{"198.51.100.1", "2001:db8:1::1"}, nil),
 		Entry("some: only from there", []string{"198.51.100.0/24", " 203.0.113.0/24 "}, []string{"198.51.100.1", "203.0.113.1"}, []string{"192.0.2.9"}),
 		Entry("ranges of one family: no client of the other", []string{"198.51.100.0/24"}, []string{"198.51.100.1"}, []string{"2001:db8:1::1"}),
+		Entry("an IPv4-mapped range is one of IPv4", []string{"::ffff:198.51.100.0/120"}, []string{"198.51.100.1"}, []string{"192.0.2.9", "2001:db8:1::1"}),
 		Entry("0.0.0.0/0: all clients of the family", []string{"0.0.0.0/0", "2001:db8:1::/64"}, []string{"192.0.2.9", "2001:db8:1::1"}, []string{"2001:db8:2::1"}),
 	)
 
