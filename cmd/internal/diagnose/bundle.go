@@ -231,7 +231,7 @@ func settings(context.Context) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// tail returns the end of a file, in whole lines; of a file that cannot be seeked, such as in /proc, the beginning.
+// tail returns the end of a file, in whole lines. If the file reports no size, as in /proc, it returns the beginning.
 func tail(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -249,8 +249,8 @@ func dropSeverity(clients string) Severity {
 	return Failing
 }
 
-// An endpoint that was in quarantine at least flaps times is reported: as a warning if the last time was within
-// recentPeriod, otherwise as a note.
+// An endpoint that was in quarantine repeatedly (flaps or more times) is reported: as a warning if the last time was
+// within recentPeriod, otherwise as a note.
 const (
 	flaps        = 3
 	recentPeriod = 10 * time.Minute
@@ -357,9 +357,10 @@ func breaks(_ context.Context, s *subject) (all []Finding) {
 			if e.State == api.EndpointOutlier {
 				wrong = endpointName(e) + " is an outlier: it accepts connections, but resets many of them"
 			}
-			known := fmt.Sprintf("in the last minutes: connected %d times, %s (%d%%)", connectedRecently(e), show.Plural(int(e.FailedRecently), "failure"), 100*e.FailedRecently/max(1, connectedRecently(e), e.FailedRecently))
+			known := fmt.Sprintf("in the last minutes: %s, %s (%d%%)", show.Plural(int(connectedRecently(e)), "connection"), show.Plural(int(e.FailedRecently), "failure"),
+				100*e.FailedRecently/max(1, connectedRecently(e)+e.FailedRecently))
 			if e.Failed > e.FailedRecently {
-				known += fmt.Sprintf("; since usher first saw it: connected %d times, %s", e.Connected, show.Plural(int(e.Failed), "failure"))
+				known += fmt.Sprintf("; since usher first saw it: %s, %s", show.Plural(int(e.Connected), "connection"), show.Plural(int(e.Failed), "failure"))
 			}
 			if n := p.port.Ends[outcome.EndpointReset.String()]; n > 0 {
 				known += fmt.Sprintf("; since usher started, the endpoints of this port reset %s after they had accepted them", show.Plural(int(n), "connection"))
@@ -381,7 +382,7 @@ func slow(_ context.Context, s *subject) (all []Finding) {
 		return "usher get connections " + p.name + " --state=all --outcome=slow,retried" + filter + "; for the details of one: usher get connection ID"
 	}
 	s.ports(func(p place) {
-		before, quarantined := len(all), false // slow attempts may be those at endpoints in quarantine, which quarantine reports
+		before, quarantined := len(all), false // slow attempts may be those at endpoints in quarantine; the check "quarantine" reports these
 		for i := range p.port.Endpoints {
 			e := &p.port.Endpoints[i]
 			if e.Quarantine != nil {
@@ -408,8 +409,8 @@ func slow(_ context.Context, s *subject) (all []Finding) {
 	return all
 }
 
-// An endpoint is slow for some of its clients if its p99 is at least slowTimes that of the others. Each needs
-// fewestForP99 clients for this.
+// An endpoint is slow for some of its clients if its p99 is at least slowTimes the largest p99 of the other endpoints.
+// Endpoints with fewer than fewestForP99 clients are not compared.
 const fewestForP99, slowTimes = 100, 4
 
 // slowForSome reports whether some clients of an endpoint recently waited far longer for its first byte than those of

@@ -29,8 +29,8 @@ import (
 const reachTime = 1200 * time.Millisecond
 
 // reach connects to failing TCP endpoints and, if only one Service is checked, to its ready ones, too. If an endpoint
-// does not answer, it tries another port: if that port refuses, the host is up, and something drops the packets to the
-// endpoint's port.
+// does not answer, it tries another port: if that port refuses, the host is up, and either packets to the endpoint's
+// port are dropped or its listen backlog is full.
 func reach(ctx context.Context, s *subject) (all []Finding) {
 	if s.status.Via != "" { // usher connects to endpoints through a proxy; this process may have no route to them
 		return nil
@@ -143,8 +143,9 @@ func foreignRules(ctx context.Context, s *subject) (all []Finding) {
 	if s.status.PortalMode == "none" { // which does not redirect VIPs
 		return nil
 	}
+	programs := []string{"iptables-save", "ip6tables-save"}
 	var rules [][]byte
-	for _, program := range []string{"iptables-save", "ip6tables-save"} {
+	for _, program := range programs {
 		text, err := output(ctx, program, "-t", "nat")
 		if err != nil {
 			all = append(all, Finding{"", Note, "node", "cannot check for rules of other programs for the Services' VIPs", err.Error(), "run usher diagnose as root where " + program + " is installed"})
@@ -153,13 +154,13 @@ func foreignRules(ctx context.Context, s *subject) (all []Finding) {
 	}
 	var others []namedFinding
 	s.vips(func(p place, vip netip.AddrPort) {
-		for _, text := range rules {
+		for i, text := range rules {
 			for line := range bytes.Lines(text) {
 				line, addr := string(line), vip.Addr()
 				if !strings.Contains(line, fmt.Sprintf(" -d %s/%d ", addr, addr.BitLen())) || strings.Contains(line, "USHER-") {
 					continue
 				}
-				others = append(others, namedFinding{Finding{"", Warning, p.object, "another program has a rule for %s that may take precedence", "iptables-save: " + strings.TrimSpace(line),
+				others = append(others, namedFinding{Finding{"", Warning, p.object, "another program has a rule for %s that may take precedence", programs[i] + ": " + strings.TrimSpace(line),
 					"is kube-proxy still running here? Stop it, and remove its rules: kube-proxy --cleanup"}, addr.String()})
 				return
 			}
@@ -261,8 +262,8 @@ func output(ctx context.Context, name string, args ...string) ([]byte, error) {
 	return out, err
 }
 
-// source checks that endpoints to which usher connects with the client's address as the source see that address. A rule
-// of another program may translate them, such as a CNI's masquerading of packets that leave the node. It reads
+// If usher connects to an endpoint from the client's address, source checks that the endpoint sees that address. A rule
+// of another program may translate it, such as a CNI's masquerading of packets that leave the node. It reads
 // conntrack's table once, for the last connections.
 func source(ctx context.Context, s *subject) (all []Finding) {
 	const last = 1000

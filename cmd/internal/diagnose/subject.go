@@ -29,12 +29,12 @@ const (
 	most       = 50
 )
 
-// atMost returns the time limit for an operation that may take the time here on the node itself, and longer elsewhere.
-func (o Options) atMost(here time.Duration) time.Duration {
+// atMost returns the time limit for an operation: local if usher runs on this machine, otherwise remoteTime.
+func (o Options) atMost(local time.Duration) time.Duration {
 	if o.Remote {
 		return remoteTime
 	}
-	return here
+	return local
 }
 
 // subject is the data to check.
