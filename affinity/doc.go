@@ -8,5 +8,5 @@
 // entry, the new entry is not recorded. The last eighth of the limit of all tables is reserved for tables with few entries.
 //
 // The package knows endpoints only by their addresses, and knows nothing about Services. It selects no endpoint and
-// starts no goroutine: an expired entry stays until Get removes it or a newer entry replaces it.
+// starts no goroutine: an expired entry stays until a call removes it or a newer entry replaces it.
 package affinity

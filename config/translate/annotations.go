@@ -38,8 +38,7 @@ const AnnotationAccessLog = AnnotationPrefix + "access-log"
 // AnnotationClientAddress is the address that the endpoints of a Service see: "auto", which is the default, or "node".
 const AnnotationClientAddress = AnnotationPrefix + "client-address"
 
-// known are the annotations that usher reads. A few have other prefixes; with usher's own prefix no other has an
-// effect.
+// known are the annotations that have an effect: usher's own, and some of AWS's.
 var known = map[string]bool{
 	AnnotationUDPIdleTimeout:      true,
 	AnnotationIdleTimeout:         true,
@@ -74,7 +73,7 @@ var known = map[string]bool{
 	AnnotationQueueTimeout:        true,
 }
 
-// Reads reports whether usher reads an annotation of a Service.
+// Reads reports whether an annotation of a Service is known or has usher's prefix.
 func Reads(annotation string) bool {
 	return strings.HasPrefix(annotation, AnnotationPrefix) || known[annotation]
 }
@@ -121,8 +120,8 @@ func annotatedNodeAddress(svc *corev1.Service, forbidden bool, p *problems) bool
 	return false
 }
 
-// The limits of annotations of durations. Below 1 s, a session would end soon after the answer; above a day, it would
-// outlive most clients.
+// The limits of annotations of durations. Below 1 s, a UDP session could end before its answer; above a day, it
+// would outlive most clients.
 const (
 	minAnnotatedDuration = time.Second
 	maxAnnotatedDuration = 24 * time.Hour

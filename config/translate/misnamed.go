@@ -18,8 +18,8 @@ type Mismatch struct {
 }
 
 // Misnamed returns, for each service port without endpoints, a slice that has ports or endpoints but no port number for
-// it: ports of other names, none, or no number. Such a port refuses all connections, and no other message gives the
-// reason.
+// it: its ports have other names, it has no ports, or the port of that name has no number. Such a port refuses all
+// connections, and no other message gives the reason.
 func Misnamed(svc config.Service, mine []*discoveryv1.EndpointSlice) (found []Mismatch) {
 	var offers map[config.Family]*offer // computed for the first port without endpoints
 	for i := range svc.Ports {

@@ -23,8 +23,8 @@ func externalLocal(svc *corev1.Service) bool {
 	return reachable && svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
 
-// choose sets port's endpoints to those in found, and those that a new connection from each kind of client may use to
-// some of weighted, which are the endpoints in found whose weight is not 0. keys are the Service's topology keys.
+// choose sets port.Endpoints to found. From weighted, the endpoints in found whose weight is not 0, it selects those
+// that new connections of each kind of client may use. keys are the Service's topology keys.
 func choose(port *config.ServicePort, found, weighted []candidate, at place, keys []string) {
 	local := func(c candidate) bool { return at.Name != "" && c.Node == at.Name }
 	port.Endpoints = endpoints(found)

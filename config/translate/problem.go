@@ -19,8 +19,8 @@ type Problem struct {
 	Name  types.NamespacedName
 	Field *field.Error
 
-	// Count is the number of parts with this fault, and More says so and names the next of them: 1 and "" if each is a
-	// separate Problem.
+	// Count is the number of parts with this fault. If it is more than 1, More states it and names the next few;
+	// otherwise More is "".
 	Count int
 	More  string
 }
@@ -53,7 +53,7 @@ const (
 )
 
 // report collects the problems of a Service and its slices, without duplicates: some checks run for every port and
-// family. Its size, and that of its texts, is limited.
+// family. The number and the length of the problems that list returns are limited.
 type report struct {
 	kinds map[problemKind]*sameKind
 	seen  map[seenProblem]bool

@@ -26,7 +26,7 @@ type StoreOptions struct {
 	Discovery bool
 
 	// Names returns the names of all Services. Service returns the object of one, nil if there is none, and Slices its
-	// EndpointSlices. Several goroutines may call both concurrently, for different names.
+	// EndpointSlices. The Store calls Slices from several goroutines, for different names.
 	Names   func() []types.NamespacedName
 	Service func(types.NamespacedName) *corev1.Service
 	Slices  func(types.NamespacedName) []*discoveryv1.EndpointSlice
@@ -179,10 +179,10 @@ func (s *Store) Prepare(names map[types.NamespacedName]bool) (labels map[string]
 	return labels
 }
 
-// Compute computes the model of these Services from the objects that Prepare got: the source may have newer ones by now,
-// and will mark them. It returns the results by the age of the Services, and then by name: of two that claim the same
-// address, the older gets it, on every node and after every restart. A Service that needs labels of nodes for which ready
-// returns false keeps its previous model; a nil ready means that all are ready.
+// Compute computes the model of these Services from the Service objects that Prepare got and the current slices: the
+// source may have a newer Service by now, and will mark it. It returns the results by the age of the Services, and then
+// by name: of two that claim the same address, the older gets it, on every node and after every restart. A Service that
+// needs labels of nodes for which ready returns false keeps its previous model; a nil ready means that all are ready.
 func (s *Store) Compute(names map[types.NamespacedName]bool, ready func(labels []string) bool) []Result {
 	results := make([]Result, 0, len(names))
 	for name := range names {

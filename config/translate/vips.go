@@ -76,8 +76,8 @@ func externalAddr(s string, path *field.Path, p *problems) (netip.Addr, bool) {
 	return a, true
 }
 
-// vips returns the VIPs of port in the family of clusterIP, without duplicate addresses. The first reason to serve an
-// address decides, in the order of kube-proxy's rules.
+// vips returns the VIPs of port in the family of clusterIP, without duplicate addresses. An address that is there for
+// several reasons is served for the first one, in the order of kube-proxy's rules.
 func vips(svc *corev1.Service, port *corev1.ServicePort, clusterIP netip.Addr, external []config.VIP, path *field.Path, p *problems) []config.VIP {
 	family, number := config.FamilyOf(clusterIP), uint16(port.Port)
 	out := []config.VIP{{Kind: config.ClusterIP, Addr: clusterIP, Port: number}}
@@ -124,9 +124,9 @@ func hasNodePort(svc *corev1.Service, port *corev1.ServicePort, path *field.Path
 // sourceRanges returns the networks whose clients may connect to a load balancer IP of the family; none means all
 // clients.
 //
-// Ranges of the other family are kept: if there are only those, no client of this family is allowed (kube-proxy allows
-// all), and an empty list would allow all. Nor does an unreadable range allow all: it matches no client. For anyFamily
-// all ranges are kept.
+// Ranges of the other family are kept, because an empty list would allow all clients: if there are only such ranges, no
+// client of this family is allowed (kube-proxy allows all). An unreadable range matches no client. For anyFamily, a
+// range of all addresses does not empty the list.
 func sourceRanges(svc *corev1.Service, family config.Family, p *problems) []netip.Prefix {
 	var out []netip.Prefix
 	for i, s := range svc.Spec.LoadBalancerSourceRanges {

@@ -33,7 +33,7 @@ type Search struct {
 	tried   []netip.AddrPort  // endpoints tried in this round; a round ends when all were tried
 	room    [2]netip.AddrPort // backing array of tried; most searches need no more
 	count   int               // attempts so far
-	now     balance.Choice    // of the current attempt
+	current balance.Choice    // of the current attempt
 	waiter  *balance.Waiter   // nil until an endpoint was full
 	started time.Time         // start of the current attempt
 	slot    int               // index in Schedule; len(Schedule) after the last time slot
@@ -57,7 +57,7 @@ const (
 // Step is an action with its parameters.
 type Step struct {
 	Do       Action
-	Endpoint *balance.Endpoint // to Dial; released when the attempt has failed or the connection has ended
+	Endpoint *balance.Endpoint // to Dial; the driver releases it after Failed or Left, or when the connection has ended
 	For      time.Duration     // duration of the Wait, or limit of the Dial; 0 means no limit
 	Woken    <-chan struct{}   // also ends the Wait; nil unless it waits for a free slot
 	Behind   bool              // replaced endpoints do not end the Wait, since other clients are ahead in the queue
@@ -127,15 +127,15 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 		s.tried = s.room[:0]
 	}
 	s.tried = append(s.tried, choice.Endpoint.Addr)
-	s.now, s.started = choice, now
+	s.current, s.started = choice, now
 	return Step{Do: Dial, Endpoint: choice.Endpoint, For: limit}
 }
 
 // Connected records that the attempt has succeeded: the search is over, and the connection is established.
 func (s *Search) Connected(now time.Time) {
 	s.report(now, nil)
-	s.now.Endpoint.Times().Connect.Observe(latency.Seconds, now, now.Sub(s.started).Seconds())
-	s.now.Endpoint.Report(balance.Report{Kind: balance.Connected, Now: now}, s.Policy)
+	s.current.Endpoint.Times().Connect.Observe(latency.Seconds, now, now.Sub(s.started).Seconds())
+	s.current.Endpoint.Report(balance.Report{Kind: balance.Connected, Now: now}, s.Policy)
 }
 
 // Failed records that the attempt has failed. If the endpoint is at fault, it is quarantined, and the client's affinity
@@ -153,8 +153,8 @@ func (s *Search) Failed(now time.Time, err error) {
 	if s.SourceAddress.Client() && err == ErrNoAnswer {
 		failure.Client = s.Client
 	}
-	if s.now.Endpoint.Report(failure, s.Policy).Blamed && s.Affinity != nil {
-		s.Affinity.Forget(s.Client, s.now.Endpoint.Addr)
+	if s.current.Endpoint.Report(failure, s.Policy).Blamed && s.Affinity != nil {
+		s.Affinity.Forget(s.Client, s.current.Endpoint.Addr)
 	}
 }
 
@@ -164,7 +164,7 @@ func (s *Search) Left(now time.Time, why error) { s.report(now, Plain(why)) }
 
 // report reports the result of the attempt.
 func (s *Search) report(now time.Time, err error) {
-	a := conn.Attempt{Endpoint: s.now.Endpoint.Addr, Pod: s.now.Endpoint.Pod, Reason: s.now.Reason, Skipped: s.now.Skipped,
+	a := conn.Attempt{Endpoint: s.current.Endpoint.Addr, Pod: s.current.Endpoint.Pod, Reason: s.current.Reason, Skipped: s.current.Skipped,
 		Duration: now.Sub(s.started), SourceAddress: s.SourceAddress, Queued: s.inQueue}
 	if err != nil {
 		a.Result, a.Err = ResultOf(err), err.Error()
