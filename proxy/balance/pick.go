@@ -24,7 +24,7 @@ const (
 	ByVIP
 
 	Affinity     // the client had this endpoint before
-	FirstInQueue // no endpoint had a free slot when the client came; this one was the first to have one
+	FirstInQueue // no endpoint had a free slot when a client without affinity came; this one was the first to have one
 	Probe        // the endpoint failed before; this connection tests whether it still does
 	OnlyOne      // no other endpoint is left to try
 	LastResort   // all that are left are in quarantine

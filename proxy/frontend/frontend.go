@@ -189,7 +189,8 @@ func (hopsUsedUp) Error() string {
 	return "refused: it is a VIP or its port is a node port, and the hop limit is exhausted: the connection loops between nodes"
 }
 
-// Futile reports that no other endpoint can succeed: see package search.
+// Futile ends the search: see package search. Another endpoint could only succeed if it is neither a VIP nor has the
+// number of a node port, which is rare in one Service.
 func (hopsUsedUp) Futile() bool { return true }
 
 // Target returns the portal's name for vip.

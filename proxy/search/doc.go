@@ -5,9 +5,9 @@
 // returned step, and reports the result:
 //
 //	Dial     connect to that endpoint; then Connected, Failed or Left
-//	Wait     all were tried, or every endpoint is at its connection limit (no slot is free): wait until
-//	         Step.For is over, Step.Woken has a value or, unless Step.Behind is set, the endpoints are
-//	         replaced; then call Next
+//	Wait     all were tried, or the endpoints that the client may use have no free slot (they are at
+//	         their connection limit): wait until Step.For is over, Step.Woken has a value or, unless
+//	         Step.Behind is set, the endpoints are replaced; then call Next
 //	GiveUp   there is no endpoint, for the given reason
 //
 // Type Connecting of package frontend drives it, for all protocols. [Preview] returns the order without a search.

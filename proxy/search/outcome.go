@@ -26,8 +26,8 @@ var (
 	ErrNoAnswer = errors.New("no answer") // within the attempt's time
 )
 
-// over returns the Result of a client that gets no further attempt because of err.
-func over(err error) outcome.Result {
+// finalResult returns the Result of a client that gets no further attempt because of err.
+func finalResult(err error) outcome.Result {
 	switch {
 	case futile(err):
 		return outcome.Result{Outcome: outcome.AttemptsFailed, Err: err}
@@ -50,7 +50,7 @@ func ResultOf(err error) conn.Result {
 	return conn.Failed
 }
 
-// Plain returns a short error for a failed attempt: err itself or one that it wraps.
+// Plain returns a short error for a failed attempt: errRefused, ErrNoAnswer, the errno that err wraps, or err itself.
 func Plain(err error) error {
 	if err == nil {
 		return nil
@@ -68,11 +68,13 @@ func Plain(err error) error {
 }
 
 // Blames reports whether err, with which an attempt ended, is the endpoint's fault. It is not if this node is out of
-// descriptors or memory; the search then ends. Nor is it if this node has no free port towards this endpoint, or no
-// address of the endpoint's family; another endpoint may then work.
-func Blames(err error) bool { return !OutOfResources(err) && !errors.Is(err, syscall.EADDRNOTAVAIL) }
+// descriptors or memory, or if err is futile; the search then ends. Nor is it if this node has no free port towards
+// this endpoint, or no address of the endpoint's family; another endpoint may then work.
+func Blames(err error) bool {
+	return !OutOfResources(err) && !futile(err) && !errors.Is(err, syscall.EADDRNOTAVAIL)
+}
 
-// futile reports whether err says that every endpoint would fail.
+// futile reports whether err says that the other endpoints would fail, too.
 func futile(err error) bool {
 	var f interface{ Futile() bool }
 	return errors.As(err, &f) && f.Futile()

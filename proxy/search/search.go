@@ -29,19 +29,19 @@ type Search struct {
 	Record        *conn.Record         // has the attempts, and the client's start time
 	SourceAddress portal.SourceAddress // source address that the endpoint of an attempt sees
 
-	waited  bool              // the last step was to wait for the end of a time slot (this field is here to keep a Search at 384 bytes)
-	tried   []netip.AddrPort  // endpoints tried in this round; a round ends when all were tried
-	room    [2]netip.AddrPort // backing array of tried; most searches need no more
-	count   int               // attempts so far
-	current balance.Choice    // of the current attempt
-	waiter  *balance.Waiter   // nil until an endpoint was full
-	started time.Time         // start of the current attempt
-	slot    int               // index in Schedule; len(Schedule) after the last time slot
-	end     time.Time         // of the time slot
-	over    outcome.Result    // unless it is Open, no further attempt is made
-	limit   time.Duration     // of the attempt that waits for a free slot
-	queued  time.Time         // start of the wait for a free slot; zero if it does not wait
-	inQueue time.Duration     // duration of earlier waits for a free slot
+	waited   bool              // the last step was to wait for the end of a time slot (this field is here to keep a Search at 384 bytes)
+	tried    []netip.AddrPort  // endpoints tried in this round; a round ends when all were tried
+	room     [2]netip.AddrPort // backing array of tried; most searches need no more
+	count    int               // attempts so far
+	current  balance.Choice    // of the current attempt
+	waiter   *balance.Waiter   // nil until an endpoint was full
+	started  time.Time         // start of the current attempt
+	timeSlot int               // index in Schedule; len(Schedule) after the last time slot
+	end      time.Time         // of the time slot
+	final    outcome.Result    // unless it is Open, no further attempt is made
+	limit    time.Duration     // of the attempt that waits for a free slot
+	queued   time.Time         // start of the wait for a free slot; zero if it does not wait
+	inQueue  time.Duration     // duration of earlier waits for a free slot
 }
 
 // Action is the kind of a Step.
@@ -74,8 +74,8 @@ func (s *Search) Next(set *balance.Set, now time.Time) Step {
 		s.Abandon(now)
 	}
 	switch {
-	case s.over.Outcome != outcome.Open:
-		return Step{Do: GiveUp, Result: s.over}
+	case s.final.Outcome != outcome.Open:
+		return Step{Do: GiveUp, Result: s.final}
 	case len(s.Schedule) == 0:
 		step := s.begin(set, now, 0)
 		if step.Do == GiveUp && s.count > 0 {
@@ -85,10 +85,10 @@ func (s *Search) Next(set *balance.Set, now time.Time) Step {
 	case s.end.IsZero():
 		s.end = now.Add(s.Schedule[0])
 	}
-	for s.slot < len(s.Schedule) {
+	for s.timeSlot < len(s.Schedule) {
 		if left := s.end.Sub(now); left > 0 {
 			if s.waited = len(s.tried) > 0 && set.Len() > 0 && !set.HasUntried(s.tried, 1); !s.waited {
-				return s.begin(set, now, s.Schedule[s.slot])
+				return s.begin(set, now, s.Schedule[s.timeSlot])
 			}
 			s.Record.Delayed(conn.Waiting, now, left)
 			return Step{Do: Wait, For: left}
@@ -96,8 +96,8 @@ func (s *Search) Next(set *balance.Set, now time.Time) Step {
 		if !set.HasUntried(s.tried, 1) {
 			s.tried = s.tried[:0]
 		}
-		if s.slot++; s.slot < len(s.Schedule) {
-			s.end = now.Add(s.Schedule[s.slot])
+		if s.timeSlot++; s.timeSlot < len(s.Schedule) {
+			s.end = now.Add(s.Schedule[s.timeSlot])
 		}
 	}
 	if s.waited {
@@ -118,7 +118,9 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 	}
 	if !s.queued.IsZero() {
 		s.Abandon(now)
-		choice.Reason = balance.FirstInQueue
+		if choice.Reason != balance.Affinity && choice.Reason != balance.Probe {
+			choice.Reason = balance.FirstInQueue
+		}
 	}
 	if !ok {
 		return Step{Do: GiveUp, Result: noEndpoint}
@@ -143,7 +145,7 @@ func (s *Search) Connected(now time.Time) {
 func (s *Search) Failed(now time.Time, err error) {
 	hopeless, blame := OutOfResources(err) || futile(err), Blames(err)
 	if err = Plain(err); hopeless {
-		s.over, blame = over(err), false
+		s.final = finalResult(err)
 	}
 	s.report(now, err)
 	if !blame {
@@ -211,7 +213,7 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 // may have ended.
 const lookAgain = time.Second
 
-// queue waits for a free slot, or gives up. The clock of the schedule's time slot stops meanwhile.
+// queue waits for a free slot of an endpoint, or gives up. Meanwhile the clock of the time slot stands still.
 func (s *Search) queue(set *balance.Set, now time.Time, limit time.Duration) Step {
 	if !s.Queued() {
 		s.queued, s.limit = now, limit
@@ -219,16 +221,16 @@ func (s *Search) queue(set *balance.Set, now time.Time, limit time.Duration) Ste
 	left := set.QueueTimeout() - s.inQueue - now.Sub(s.queued)
 	switch {
 	case !s.waiter.Waits():
-		s.over = queueFull
+		s.final = queueFull
 	case left <= 0:
-		s.over = queueTimeout
+		s.final = queueTimeout
 	case s.waiter.Front():
 		return Step{Do: Wait, For: min(left, lookAgain), Woken: s.waiter.Woken()}
 	default:
 		return Step{Do: Wait, For: left, Woken: s.waiter.Woken(), Behind: true}
 	}
 	s.Abandon(now)
-	return Step{Do: GiveUp, Result: s.over}
+	return Step{Do: GiveUp, Result: s.final}
 }
 
 // Queued reports whether the client waits for a free slot.

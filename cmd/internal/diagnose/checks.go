@@ -249,7 +249,7 @@ func dropSeverity(clients string) Severity {
 	return Failing
 }
 
-// An endpoint that was in quarantine repeatedly (flaps or more times) is reported: as a warning if the last time was
+// An endpoint that was in quarantine repeatedly (at least "flaps" times) is reported: as a warning if the last time was
 // within recentPeriod, otherwise as a note.
 const (
 	flaps        = 3
@@ -323,7 +323,7 @@ func remedyFor(cause, service string) string {
 	case strings.Contains(cause, "no answer"), strings.Contains(cause, "timed out"):
 		return "is there a firewall or NetworkPolicy, or is the node down? kubectl get pod -o wide, kubectl get networkpolicy"
 	case strings.Contains(cause, "probe"):
-		return "the probe that the annotation usher.io/probe configures fails; see the Pod's log"
+		return "the probe configured by the annotation usher.io/probe fails; see the Pod's log"
 	}
 	return "usher trace " + service + " --outcome=failed,retry --history"
 }
@@ -432,7 +432,8 @@ func isSlow(p place, e *api.Endpoint) bool {
 	return e.Latency != nil && p.port.Latency != nil && e.Latency.Clients >= fewest && e.Latency.FirstByteP50Ms >= slowMs
 }
 
-// hangs describes which clients get no response from an unresponsive endpoint.
+// hangs returns the finding about an unresponsive endpoint: that it never responds, or that it leaves far more clients
+// without a response than the others.
 func hangs(p place, e *api.Endpoint) Finding {
 	wrong := endpointName(e) + " accepts connections but never responds"
 	known := fmt.Sprintf("in the last minutes it had %s and sent no byte, while other endpoints of this port sent data", show.Plural(int(connectedRecently(e)), "client"))
@@ -448,7 +449,7 @@ func hangs(p place, e *api.Endpoint) Finding {
 }
 
 // portalRules compares the wanted rules of the portal with the installed ones. It skips those that the kernel rejected:
-// served reports them with the cause.
+// the check "served" reports them with the cause.
 func portalRules(ctx context.Context, s *subject) (all []Finding) {
 	if s.reports("PortalFailed") {
 		return nil

@@ -18,7 +18,7 @@ import (
 
 // Result has the findings.
 type Result struct {
-	// Findings are the current problems, those with the most failures first, and then past ones.
+	// Findings are the current problems, then current notes, then past problems: see sort.
 	Findings []Found `json:"findings"`
 	// Looked are the checks that ran. Services is the number of Services that were checked, the worst ones; All is the
 	// total number.

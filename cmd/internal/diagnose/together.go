@@ -78,9 +78,10 @@ func Together(all []OnNode) (sum Result) {
 // rank returns the position of a finding's severity, the worst first.
 func rank(f Found) int { return slices.Index(severities, f.Severity) }
 
-// sort sorts past findings last and notes before them. Findings that affect the most connections come first, then the
-// most severe; the rest are sorted by object, then by the number of nodes. A Failing finding without known failures
-// counts as affecting all connections: portal rules refuse connections without counting them.
+// sort puts past findings last, and findings of severity Note just before them. Findings that affect the most
+// connections come first, then the most severe; the rest are sorted by object, then by the number of nodes. A Failing
+// finding without known failures counts as affecting all connections: portal rules refuse connections without counting
+// them.
 func (r *Result) sort() {
 	late := func(f Found) int {
 		switch {
