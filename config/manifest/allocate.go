@@ -108,18 +108,30 @@ func withNodePorts(svc *corev1.Service, give func(*corev1.ServicePort) int32) *c
 	return &out
 }
 
-// hadNodePorts returns a function that returns old's node ports.
-func hadNodePorts(old *corev1.Service) func(*corev1.ServicePort) int32 {
+// hadNodePorts returns a function that returns old's node ports, except those that svc names, perhaps for another port.
+func hadNodePorts(old, svc *corev1.Service) func(*corev1.ServicePort) int32 {
+	type key struct {
+		protocol corev1.Protocol
+		number   int32
+	}
+	named := map[key]bool{{corev1.ProtocolTCP, svc.Spec.HealthCheckNodePort}: true}
+	for _, p := range svc.Spec.Ports {
+		named[key{p.Protocol, p.NodePort}] = true
+	}
+	had := map[key]int32{} // by protocol and port
+	for _, p := range old.Spec.Ports {
+		if !named[key{p.Protocol, p.NodePort}] {
+			had[key{p.Protocol, p.Port}] = p.NodePort
+		}
+	}
 	return func(p *corev1.ServicePort) int32 {
-		if p == nil {
-			return old.Spec.HealthCheckNodePort
+		switch {
+		case p != nil:
+			return had[key{p.Protocol, p.Port}]
+		case named[key{corev1.ProtocolTCP, old.Spec.HealthCheckNodePort}]:
+			return 0
 		}
-		for _, had := range old.Spec.Ports {
-			if had.Port == p.Port && had.Protocol == p.Protocol {
-				return had.NodePort
-			}
-		}
-		return 0
+		return old.Spec.HealthCheckNodePort
 	}
 }
 
@@ -129,13 +141,16 @@ func (r *resolver) allocateNodePorts(svc *corev1.Service, got *[]claim) (*corev1
 	owner, full := name{Namespace: svc.Namespace, Name: svc.Name}, false
 	size := uint64(r.nodePorts.Last-r.nodePorts.First) + 1
 	out := withNodePorts(svc, func(p *corev1.ServicePort) int32 {
+		if full {
+			return 0
+		}
 		protocol, seed := corev1.ProtocolTCP, owner.String()+" health checks"
 		if p != nil {
 			protocol, seed = p.Protocol, owner.String()+":"+strconv.Itoa(int(p.Port))
 		}
 		of := func(n uint64) claim { return claim{protocol: protocol, nodePort: int32(r.nodePorts.First) + int32(n)} }
 		at, ok := give(0, band(size, 32, 128), size-1, seed, func(n uint64) bool { _, taken := r.owners[of(n)]; return taken })
-		if full = full || !ok; !ok {
+		if full = !ok; full {
 			return 0
 		}
 		r.owners[of(at)] = owner
@@ -150,7 +165,7 @@ func (r *resolver) allocateNodePorts(svc *corev1.Service, got *[]claim) (*corev1
 
 // balance sets svc's IPs of a load balancer, if there are networks for these, and it needs some and names none. It
 // keeps previous ones.
-func (r *resolver) balance(n name, svc *corev1.Service, explicit func() map[netip.Addr]name) (*corev1.Service, error) {
+func (r *resolver) balance(n name, svc *corev1.Service, explicit map[netip.Addr]name) (*corev1.Service, error) {
 	had := r.balanced[n]
 	delete(r.balanced, n)
 	for _, a := range had {
@@ -165,7 +180,7 @@ func (r *resolver) balance(n name, svc *corev1.Service, explicit func() map[neti
 	}
 	var ips []netip.Addr
 	taken := func(a netip.Addr) bool {
-		owner, named := explicit()[a]
+		owner, named := explicit[a]
 		_, given := r.balancers[a]
 		return named && owner != n || given || r.owners.taken(a)
 	}
@@ -204,7 +219,8 @@ func (r *resolver) balance(n name, svc *corev1.Service, explicit func() map[neti
 	return &out, nil
 }
 
-// explicitIPs returns the external and load balancer IPs that Services name, each with one such Service.
+// explicitIPs returns the external and load balancer IPs that Services name, each with one such Service: the one that has
+// it, otherwise the first one.
 func (r *resolver) explicitIPs() map[netip.Addr]name {
 	out := map[netip.Addr]name{}
 	for n, s := range r.services {
@@ -221,7 +237,9 @@ func (r *resolver) explicitIPs() map[netip.Addr]name {
 		}
 		for _, ip := range ips {
 			if a, ok := translate.ParseAddr(ip); ok {
-				out[a] = n
+				if other, named := out[a]; !named || r.balancers[a] == n || r.balancers[a] != other && precedence(s.object, r.services[other].object) < 0 {
+					out[a] = n
+				}
 			}
 		}
 	}

@@ -49,6 +49,16 @@ var _ = Describe("a Service that specifies no node port", func() {
 		again.write("a.yaml", svc("two", "type: NodePort")+svc("one", "type: NodePort"))
 		Expect(again.nodePortsOf("one")).To(Equal(had))
 	})
+	It("gets another one if its new version names the previous one for another port", func() {
+		w := newWorld()
+		w.write("a.yaml", svc("one", "type: NodePort"))
+		had := w.nodePortsOf("one")[0]
+		w.write("a.yaml", strings.Replace(svc("one", "type: NodePort"), "[{port: 80}]", fmt.Sprintf("[{name: a, port: 80}, {name: b, port: 81, nodePort: %d}]", had), 1))
+		now := w.nodePortsOf("one")
+		Expect(now).To(HaveLen(2))
+		Expect(now[1]).To(Equal(had))
+		Expect(now[0]).NotTo(Equal(had))
+	})
 	It("gets none if it is a ClusterIP or sets allocateLoadBalancerNodePorts: false", func() {
 		w := newWorld()
 		w.write("a.yaml", svc("one", "type: LoadBalancer, allocateLoadBalancerNodePorts: false")+svc("two", ""))
@@ -150,6 +160,17 @@ var _ = Describe("a Service of type LoadBalancer", func() {
 		Expect(w.has("one")).NotTo(BeEmpty(), "it is still served")
 		w.write("3.yaml", "")
 		Expect(w.balancersOf("one")).To(Equal([]string{"192.0.2.3"}))
+	})
+	It("gets its loadBalancerIP if it is renamed, and keeps it if another Service names it", func() {
+		for range 20 { // in any order of a map
+			w.write("a.yaml", svc("old", "type: LoadBalancer, loadBalancerIP: 198.51.100.7"), "b.yaml", "")
+			w.write("a.yaml", svc("new", "type: LoadBalancer, loadBalancerIP: 198.51.100.7"))
+			Expect(w.balancersOf("new")).To(ConsistOf("198.51.100.7"))
+			w.write("b.yaml", svc("two", "type: LoadBalancer, loadBalancerIP: 198.51.100.7"))
+			w.write("a.yaml", svc("new", "type: LoadBalancer, loadBalancerIP: 198.51.100.7, sessionAffinity: ClientIP"))
+			Expect(w.balancersOf("new")).To(ConsistOf("198.51.100.7"))
+			Expect(w.balancersOf("two")).To(BeEmpty())
+		}
 	})
 	It("gets its loadBalancerIP, unless another Service has it", func() {
 		w.write("a.yaml", svc("one", "type: LoadBalancer, loadBalancerIP: 198.51.100.7"))

@@ -159,7 +159,7 @@ func (r *reader) list(place Diagnostic, value []byte, h header, spoiled bool) {
 	}
 	errs, _ := strict.Decode(value, &list)
 	for _, err := range errs {
-		r.errors = append(r.errors, place.with(err))
+		r.fault(place.with(err))
 	}
 	if len(errs) > 0 && len(list.Items) == 0 {
 		r.unreadable = true
@@ -181,10 +181,9 @@ func (r *reader) listed(list Diagnostic, i int, item []byte, defaults header, sp
 	_, _ = fmt.Fprintf(&hash, "%s %s %s", defaults.APIVersion, defaults.Kind, item) // never fails
 	sum := hash.Sum64()
 	if o := r.known[sum]; o != nil && !spoiled {
-		if o.place.Item != place.Item || o.place.Document != place.Document { // o itself may be in use at its place
+		if o.place.Item != place.Item { // o itself is in use at its place
 			moved := *o
-			moved.place.Item, moved.place.Document = place.Item, place.Document
-			o = &moved
+			moved.place.Item, o = place.Item, &moved
 		}
 		r.objects = append(r.objects, o)
 		return

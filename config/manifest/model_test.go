@@ -210,6 +210,21 @@ var _ = Describe("a document that has not changed", func() {
 		Expect(w.said()).To(MatchRegexp(`^a.yaml, document 2, items\[0\], Service default/one: .* in a.yaml, document 1$`))
 	})
 
+	It("as an item that is defined several times has one place each", func() {
+		w := newWorld()
+		item := func(ip string) string {
+			return fmt.Sprintf(`{"apiVersion":"v1","kind":"List","items":[{"apiVersion":"v1","kind":"Service","metadata":{"name":"one"},"spec":{"clusterIP":%q,"ports":[{"port":80}]}}]}`, ip)
+		}
+		text := item("10.96.0.1") + item("10.96.0.2") + item("10.96.0.1")
+		for range 2 {
+			w.write("a.json", text)
+			Expect(w.served("one").Ports[0].VIPs[0].Addr.String()).To(Equal("10.96.0.1"))
+			objects := w.files["a.json"].objects
+			Expect(objects[0]).NotTo(BeIdenticalTo(objects[2]))
+			text += item("10.96.0.3")
+		}
+	})
+
 	It("is decoded again if it has errors, or aliases, which count for the whole file", func() {
 		w := newWorld()
 		text := "a: &x 1\nb: *x\n---\na: [\n---\n"

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"hash/maphash"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"sync/atomic"
 
@@ -92,6 +93,7 @@ func read(file string, data []byte, known reading, nets networks, maxSize int) r
 		for _, value := range values {
 			r.value(Diagnostic{File: file, Document: 1}, value, header{}, false)
 		}
+		separate(r.objects, map[*object]bool{})
 		return r.reading
 	}
 	had := make(map[uint64]*document, len(known.documents))
@@ -102,12 +104,16 @@ func read(file string, data []byte, known reading, nets networks, maxSize int) r
 	}
 	texts := strict.Split(data)
 	documents := make([]document, len(texts))
+	seen := map[*object]bool{}
 	var differ []int
 	for i := range texts {
 		sum := maphash.Bytes(seed, texts[i].Text)
 		if d := had[sum]; d != nil {
 			documents[i] = *d
 			delete(had, sum)
+			for _, o := range d.objects {
+				seen[o] = o.sum != 0
+			}
 			continue
 		}
 		documents[i].sum = sum
@@ -118,6 +124,9 @@ func read(file string, data []byte, known reading, nets networks, maxSize int) r
 		d.reading = r.document(file, text)
 		d.keep = len(d.errors) == 0 && !d.unreadable && !text.Aliases()
 	})
+	for _, i := range differ {
+		separate(documents[i].objects, seen)
+	}
 	for i := range documents {
 		for n, warning := range documents[i].warnings {
 			warning.Document = i + 1
@@ -127,6 +136,18 @@ func read(file string, data []byte, known reading, nets networks, maxSize int) r
 	}
 	r.documents = documents
 	return r.reading
+}
+
+// separate replaces objects that are in seen, or twice in the list, by copies: each has one place.
+func separate(objects []*object, seen map[*object]bool) {
+	for i, o := range objects {
+		if seen[o] {
+			again := *o
+			objects[i] = &again
+		} else if o.sum != 0 {
+			seen[o] = true
+		}
+	}
 }
 
 // renumber moves the objects to the places of their documents.
@@ -228,13 +249,22 @@ func (r *reader) fail(p Diagnostic) {
 // syntax records a syntax error.
 func (r *reader) syntax(place Diagnostic, err strict.SyntaxError) {
 	place.Line = err.Line
-	r.errors = append(r.errors, place.with(errors.New(err.Text)))
+	r.fault(place.with(errors.New(err.Text)))
+}
+
+// ambiguous matches an error of a field without which it is unknown which objects a value defines.
+var ambiguous = regexp.MustCompile(`^duplicate field "(apiVersion|kind|metadata|metadata\.name|metadata\.namespace|items)"`)
+
+// fault records an error.
+func (r *reader) fault(p Diagnostic) {
+	r.unreadable = r.unreadable || ambiguous.MatchString(p.Err.Error())
+	r.errors = append(r.errors, p)
 }
 
 // spoil records errors of an object.
 func (r *reader) spoil(k key, place Diagnostic, errs []error) {
 	for _, err := range errs {
-		r.errors = append(r.errors, place.with(err))
+		r.fault(place.with(err))
 	}
 	if k.name.Name == "" {
 		r.unreadable = true

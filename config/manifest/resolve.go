@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -312,12 +311,22 @@ func (r *resolver) address(names map[name]bool) {
 		}
 		c.had = addressed{svc, c.read}
 	}
-	explicit := sync.OnceValue(r.explicitIPs)
-	for n := range names {
-		s := r.services[n]
-		svc, err := r.balance(n, s.had.service, explicit)
-		if s.had.service = svc; err != nil && s.reason == nil {
-			s.reason, r.refused[n] = err, true
+	var explicit map[netip.Addr]name
+	if len(r.balancerNets) > 0 {
+		explicit = r.explicitIPs()
+	}
+	for n := range names { // first the IPs that others may get
+		if r.services[n].had.service == nil {
+			_, _ = r.balance(n, nil, explicit) // has no error
+		}
+	}
+	for _, c := range good {
+		if c.had.service == nil {
+			continue
+		}
+		svc, err := r.balance(c.name, c.had.service, explicit)
+		if c.had.service = svc; err != nil && c.reason == nil {
+			c.reason, r.refused[c.name] = err, true
 		}
 	}
 	for _, c := range all {
@@ -350,7 +359,7 @@ func (s *service) keep() *corev1.Service {
 	if old == nil {
 		return svc
 	}
-	svc = withNodePorts(svc, hadNodePorts(old))
+	svc = withNodePorts(svc, hadNodePorts(old, svc))
 	if !lacksClusterIPs(svc) || !hasClusterIPs(old) {
 		return svc
 	}

@@ -80,6 +80,20 @@ func (w *world) said() string {
 	return strings.Join(all, "\n")
 }
 
+var _ = Describe("a document in which it is unknown how many objects there are", func() {
+	DescribeTable("removes none", func(file, text string) {
+		w := newWorld()
+		w.write(file, strings.Replace(text, "#", "\n---\n", 1))
+		Expect(w.served("one").Ports).To(HaveLen(1))
+		w.write(file, strings.Replace(text, "#", "\n", 1))
+		Expect(w.said()).To(ContainSubstring("duplicate field"))
+		Expect(w.served("one").Ports).To(HaveLen(1))
+	},
+		Entry("because a separator is missing", "a.yaml", strings.Replace(svc("one", at("10.96.0.1")), "\n---\n", "#", 1)+svc("two", at("10.96.0.2"))),
+		Entry("because its items are there twice", "b.yaml", "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Service, metadata: {name: one}, spec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}}#items: []\n"),
+	)
+})
+
 var _ = Describe("the last valid version", func() {
 	It("of an object stays if its new version is invalid, while others change", func() {
 		w := newWorld()

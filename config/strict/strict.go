@@ -137,6 +137,9 @@ func (d Document) yamlError(err error) SyntaxError {
 	return SyntaxError{Line: d.Line - 1 + min(line, lines(d.Text)), Text: text}
 }
 
+// maxDuplicates is the maximum number of duplicate keys that are reported, maxPath that of bytes of their paths.
+const maxDuplicates, maxPath = 100, 200
+
 // duplicates returns an error for each duplicate key in a mapping.
 func (d Document) duplicates(n *yaml3.Node, path string) (errs []SyntaxError) {
 	first := map[string]int{}
@@ -150,12 +153,18 @@ func (d Document) duplicates(n *yaml3.Node, path string) (errs []SyntaxError) {
 		case n.Kind == yaml3.MappingNode:
 			key, line := n.Content[i-1].Value, d.Line-1+n.Content[i-1].Line
 			at = strings.TrimPrefix(path+"."+key, ".")
+			if len(at) > maxPath {
+				at = strings.ToValidUTF8(at[:maxPath], "") + "…"
+			}
 			if before, twice := first[key]; twice {
 				errs = append(errs, SyntaxError{line, fmt.Sprintf("duplicate field %q; first set in line %d", at, before)})
 			}
 			first[key] = line
 		}
 		errs = append(errs, d.duplicates(child, at)...)
+		if len(errs) >= maxDuplicates {
+			return errs[:maxDuplicates]
+		}
 	}
 	return errs
 }

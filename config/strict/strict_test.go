@@ -40,6 +40,12 @@ var _ = Describe("a document", func() {
 		Entry("from YAML with aliases", "a: &x [1]\nb: *x", `{"a":[1],"b":[1]}`),
 	)
 
+	It("reports at most 100 duplicate fields, with the beginnings of their paths", func() {
+		lines := strings.Split(toJSON(strings.Repeat(strings.Repeat("k", 300)+": 1\n", 1000)), "\n")
+		Expect(lines).To(HaveLen(1 + maxDuplicates))
+		Expect(lines[1]).To(Equal(`line 2: duplicate field "` + strings.Repeat("k", maxPath) + `…"; first set in line 1`))
+	})
+
 	DescribeTable("with an error reports its line in the file",
 		func(file string, want ...string) { Expect(toJSON(file)).To(Equal(strings.Join(want, "\n"))) },
 		Entry("and the next document is read", "a: 1\n---\nb: c: d\n---\nc: 3", `{"a":1}`, "line 3: mapping values are not allowed in this context", `{"c":3}`),

@@ -2,12 +2,14 @@ package translate
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/usherproxy/usher/config"
@@ -62,7 +64,12 @@ func discoveryEndpoints(svc *corev1.Service, all []*discoveryv1.EndpointSlice, r
 			}
 		}
 	}
-	return mergeEndpoints(out)
+	out, ok := mergeEndpoints(out)
+	if !ok {
+		p := &problems{kind: "Service", name: types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}, report: wrong}
+		p.add(field.Invalid(field.NewPath("metadata", "name"), svc.Name, fmt.Sprintf("endpoints in several slices may have no more than %d ports in all; DNS returns none", maxEndpoints)))
+	}
+	return out
 }
 
 // slicePorts returns the ports on which the endpoints of slice listen. All of them share the result.
@@ -84,13 +91,16 @@ func slicePorts(slice *discoveryv1.EndpointSlice, p *problems) []config.Discover
 }
 
 // mergeEndpoints sorts all and merges those that are in several slices: Pods that give a named port different numbers
-// are in different slices.
-func mergeEndpoints(all []config.DiscoveryEndpoint) []config.DiscoveryEndpoint {
+// are in different slices. It returns false if they have more than maxEndpoints ports in all.
+func mergeEndpoints(all []config.DiscoveryEndpoint) ([]config.DiscoveryEndpoint, bool) {
 	type key struct {
 		addr     netip.Addr
 		hostname string
 	}
 	at := make(map[key]int, len(all))
+	merged := map[int]map[config.DiscoveryPort]bool{} // ports of endpoints in several slices, by index in out
+	last := map[int]*config.DiscoveryPort{}           // the list that was merged last, by index in out
+	left := maxEndpoints
 	out := all[:0]
 	for _, e := range all {
 		i, twice := at[key{e.Addr, e.Hostname}]
@@ -99,14 +109,32 @@ func mergeEndpoints(all []config.DiscoveryEndpoint) []config.DiscoveryEndpoint {
 			out = append(out, e)
 			continue
 		}
+		if len(e.Ports) == 0 || len(out[i].Ports) > 0 && &e.Ports[0] == &out[i].Ports[0] || &e.Ports[0] == last[i] {
+			continue // twice in one slice
+		}
+		last[i] = &e.Ports[0]
+		if merged[i] == nil {
+			if left -= len(out[i].Ports); left < 0 {
+				return nil, false
+			}
+			merged[i] = map[config.DiscoveryPort]bool{}
+			for _, p := range out[i].Ports {
+				merged[i][p] = true
+			}
+			out[i].Ports = slices.Clone(out[i].Ports)
+		}
 		for _, p := range e.Ports {
-			if !slices.Contains(out[i].Ports, p) {
-				out[i].Ports = append(slices.Clip(out[i].Ports), p)
+			if !merged[i][p] {
+				if left--; left < 0 {
+					return nil, false
+				}
+				merged[i][p] = true
+				out[i].Ports = append(out[i].Ports, p)
 			}
 		}
 	}
 	slices.SortFunc(out, func(a, b config.DiscoveryEndpoint) int {
 		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Hostname, b.Hostname))
 	})
-	return out
+	return out, true
 }

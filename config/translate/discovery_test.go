@@ -1,6 +1,7 @@
 package translate_test
 
 import (
+	"fmt"
 	"net/netip"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -93,6 +94,30 @@ var _ = Describe("the DNS data of a Service", func() {
 			Expect(endpoints(service(headless), slice("a", endpoint("10.0.0.1")), other)).To(Equal([]config.DiscoveryEndpoint{
 				{Addr: addr("10.0.0.1"), Ports: append(http[:1:1], config.DiscoveryPort{Name: "metrics", Protocol: config.TCP, Number: 9090})},
 			}))
+		})
+
+		It("lists the ports of many endpoints in several slices in linear time, and none beyond the limit", func() {
+			many := func(name string, ports, endpoints int) *discoveryv1.EndpointSlice {
+				s := slice(name)
+				s.Ports = nil
+				for i := range ports {
+					s.Ports = append(s.Ports, port(fmt.Sprintf("%s-%d", name, i), 1+int32(i)))
+				}
+				for range endpoints {
+					s.Endpoints = append(s.Endpoints, endpoint("10.0.0.1"))
+				}
+				return s
+			}
+			Expect(endpoints(service(headless), many("a", 20000, 1000), many("b", 20000, 1000))).To(HaveExactElements(HaveField("Ports", HaveLen(40000))))
+
+			a, b := many("a", 200, 0), many("b", 200, 0)
+			for i := range 1000 {
+				e := endpoint(fmt.Sprintf("10.0.%d.%d", i/250, 1+i%250))
+				a.Endpoints, b.Endpoints = append(a.Endpoints, e), append(b.Endpoints, e)
+			}
+			out, problems := translate.Discovery(service(headless), []*discoveryv1.EndpointSlice{a, b}, translate.Options{})
+			Expect(out.Endpoints).To(BeEmpty())
+			Expect(problems).To(ConsistOf(MatchError(ContainSubstring("endpoints in several slices may have no more than 250000 ports in all"))))
 		})
 
 		It("excludes endpoints of other Services", func() {

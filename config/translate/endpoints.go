@@ -2,6 +2,7 @@ package translate
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -29,6 +30,7 @@ func gather(ports []config.ServicePort, mine []*discoveryv1.EndpointSlice, refus
 	for i := range ports {
 		index[portName{ports[i].ID.Port, ports[i].ID.Family}] = i
 	}
+	left := maxEndpoints
 	for _, slice := range byName(mine) {
 		family, ok := familyOf(slice.AddressType)
 		if !ok {
@@ -41,6 +43,11 @@ func gather(ports []config.ServicePort, mine []*discoveryv1.EndpointSlice, refus
 			if !ok || !usable(slicePort, &ports[n], field.NewPath("ports").Index(i), p) {
 				continue
 			}
+			if len(hosts) > left {
+				p.add(field.Invalid(field.NewPath("ports").Index(i), value(slicePort.Port), fmt.Sprintf("not used: a Service may have no more than %d pairs of a port and an endpoint", maxEndpoints)))
+				continue
+			}
+			left -= len(hosts)
 			if found[n] == nil {
 				found[n] = map[netip.AddrPort]candidate{}
 			}

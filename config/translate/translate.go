@@ -1,6 +1,7 @@
 package translate
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -98,11 +99,17 @@ func (t *template) withEndpoints(name types.NamespacedName, all []*discoveryv1.E
 	return out, slices.Concat(t.problems, wrong.list())
 }
 
+// The size of a model is a product of two lists of an author: these are the limits of a Service.
+const (
+	maxVIPs      = 100_000 // pairs of a port and a VIP
+	maxEndpoints = 250_000 // pairs of a port and an endpoint
+)
+
 // servicePorts returns the ports of svc in each of its IP families, without
 // endpoints, sorted by PortID.
 func servicePorts(svc *corev1.Service, opts Options, p *problems) []config.ServicePort {
 	clusterIPs := clusterIPs(svc, p)
-	external := externalVIPs(svc, p)
+	external := externalVIPs(svc, clusterIPs, p)
 	timeout := affinityTimeout(svc, p)
 	udpIdle := annotatedDuration(svc, AnnotationUDPIdleTimeout, p)
 	idle := idleTimeout(svc, p)
@@ -120,9 +127,14 @@ func servicePorts(svc *corev1.Service, opts Options, p *problems) []config.Servi
 
 	var out []config.ServicePort
 	names := map[string]bool{}
+	vipCount := 0
 	for i := range svc.Spec.Ports {
 		port := &svc.Spec.Ports[i]
 		path := field.NewPath("spec", "ports").Index(i)
+		if vipCount += len(clusterIPs) + len(external); vipCount > maxVIPs && i > 0 {
+			p.add(field.Invalid(path, port.Port, fmt.Sprintf("not served, nor are later ports: a Service may have no more than %d pairs of a port and an address", maxVIPs)))
+			break
+		}
 		if names[port.Name] {
 			p.add(field.Duplicate(path.Child("name"), port.Name))
 			continue

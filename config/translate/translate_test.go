@@ -1,6 +1,7 @@
 package translate_test
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 
@@ -585,6 +586,34 @@ var _ = Describe("the VIPs of a Service", func() {
 			s.Spec.ExternalIPs = []string{"192.0.2.1", "192.0.2.1"}
 			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
 		}))[v4]).To(Equal([]string{"ClusterIP 10.96.0.10:80", "ExternalIP 192.0.2.1:80"}))
+	})
+
+	It("and endpoints are limited where two lists of an author multiply", func() {
+		web := slice("web")
+		web.Ports = nil
+		out, problems := translate.Service(service(func(s *corev1.Service) {
+			s.Spec.Type = corev1.ServiceTypeLoadBalancer
+			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
+			s.Spec.Ports = nil
+			for i := range 5000 {
+				name := fmt.Sprintf("p%d", i)
+				s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: name, Port: int32(1 + i)})
+				web.Ports = append(web.Ports, discoveryv1.EndpointPort{Name: &name, Port: new(int32(8080))})
+				s.Spec.LoadBalancerSourceRanges = append(s.Spec.LoadBalancerSourceRanges, fmt.Sprintf("10.%d.%d.0/24", i/250, i%250))
+				s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprintf("203.0.%d.%d", i/250, 1+i%250))
+			}
+			for i := range 1000 {
+				web.Endpoints = append(web.Endpoints, endpoint(fmt.Sprintf("10.0.%d.%d", i/250, 1+i%250)))
+			}
+		}), []*discoveryv1.EndpointSlice{web}, here, translate.Options{})
+		vips, pairs := 0, 0
+		for _, p := range out.Ports {
+			vips, pairs = vips+len(p.VIPs), pairs+len(p.Endpoints)
+		}
+		Expect(vips).To(And(BeNumerically(">", 90_000), BeNumerically("<=", 100_000)))
+		Expect(pairs).To(And(BeNumerically(">", 0), BeNumerically("<=", 250_000)))
+		Expect(&out.Ports[0].VIPs[len(out.Ports[0].VIPs)-1].Sources[0]).To(BeIdenticalTo(&out.Ports[1].VIPs[len(out.Ports[1].VIPs)-1].Sources[0]))
+		Expect(problems).To(ContainElement(MatchError(ContainSubstring("no more than 100000 pairs of a port and an address"))))
 	})
 
 	DescribeTable("admit clients by loadBalancerSourceRanges",

@@ -36,26 +36,50 @@ func clusterIPs(svc *corev1.Service, p *problems) []netip.Addr {
 	return out
 }
 
-// externalVIPs returns the external and load balancer IPs of svc, without
-// ports.
-func externalVIPs(svc *corev1.Service, p *problems) []config.VIP {
+// externalVIPs returns the external and load balancer IPs of svc in the families of clusterIPs, without ports.
+func externalVIPs(svc *corev1.Service, clusterIPs []netip.Addr, p *problems) []config.VIP {
 	var out []config.VIP
+	seen := map[netip.Addr]bool{}
+	add := func(v config.VIP) (added bool) {
+		served := func(ip netip.Addr) bool { return config.FamilyOf(ip) == config.FamilyOf(v.Addr) }
+		if seen[v.Addr] || !slices.ContainsFunc(clusterIPs, served) {
+			return false
+		}
+		seen[v.Addr] = true
+		out = append(out, v)
+		return true
+	}
 	for i, s := range svc.Spec.ExternalIPs {
 		path := field.NewPath("spec", "externalIPs").Index(i)
 		if a, ok := externalAddr(s, path, p); ok {
-			out = append(out, config.VIP{Kind: config.ExternalIP, Addr: a})
+			add(config.VIP{Kind: config.ExternalIP, Addr: a})
 		}
 	}
 	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return out
 	}
+	ranges := map[config.Family][]netip.Prefix{}
 	for i, ingress := range svc.Status.LoadBalancer.Ingress {
 		if ingress.IP == "" || value(ingress.IPMode) == corev1.LoadBalancerIPModeProxy {
 			continue // a host name, or a balancer that delivers to the node port itself
 		}
 		path := field.NewPath("status", "loadBalancer", "ingress").Index(i).Child("ip")
-		if a, ok := externalAddr(ingress.IP, path, p); ok {
-			out = append(out, config.VIP{Kind: config.LoadBalancerIP, Addr: a})
+		a, ok := externalAddr(ingress.IP, path, p)
+		if !ok {
+			continue
+		}
+		family := config.FamilyOf(a)
+		if _, known := ranges[family]; !known {
+			ranges[family] = sourceRanges(svc, family, p)
+		}
+		sources := ranges[family]
+		if !add(config.VIP{Kind: config.LoadBalancerIP, Addr: a, Sources: sources}) {
+			continue
+		}
+		counts := func(n netip.Prefix) bool { return n == nobody || config.FamilyOf(n.Addr()) == family }
+		if len(sources) > 0 && !slices.ContainsFunc(sources, counts) {
+			p.add(field.Invalid(field.NewPath("spec", "loadBalancerSourceRanges"), svc.Spec.LoadBalancerSourceRanges,
+				fmt.Sprintf("no %s range: no client can use the load balancer IP %s; add a range, or remove all", family, a)))
 		}
 	}
 	return out
@@ -81,21 +105,11 @@ func externalAddr(s string, path *field.Path, p *problems) (netip.Addr, bool) {
 func vips(svc *corev1.Service, port *corev1.ServicePort, clusterIP netip.Addr, external []config.VIP, path *field.Path, p *problems) []config.VIP {
 	family, number := config.FamilyOf(clusterIP), uint16(port.Port)
 	out := []config.VIP{{Kind: config.ClusterIP, Addr: clusterIP, Port: number}}
-	seen := map[netip.Addr]bool{clusterIP: true}
 	for _, v := range external {
-		if config.FamilyOf(v.Addr) != family || seen[v.Addr] {
+		if config.FamilyOf(v.Addr) != family || v.Addr == clusterIP {
 			continue
 		}
-		seen[v.Addr] = true
 		v.Port = number
-		if v.Kind == config.LoadBalancerIP {
-			v.Sources = sourceRanges(svc, family, p)
-			counts := func(n netip.Prefix) bool { return n == nobody || config.FamilyOf(n.Addr()) == family }
-			if len(v.Sources) > 0 && !slices.ContainsFunc(v.Sources, counts) {
-				p.add(field.Invalid(field.NewPath("spec", "loadBalancerSourceRanges"), svc.Spec.LoadBalancerSourceRanges,
-					fmt.Sprintf("no %s range: no client can use the load balancer IP %s; add a range, or remove all", family, v.Addr)))
-			}
-		}
 		out = append(out, v)
 	}
 	if hasNodePort(svc, port, path, p) {
