@@ -521,7 +521,7 @@ func demo(*ground) error {
 // diagnose expects only notes, for a Service that no check has kept busy: an emulated machine is slow with busy ones.
 func diagnose(*ground) error {
 	out, err := command("diagnose", "port")
-	if err == nil && !strings.Contains(out, "Checked") {
+	if err == nil && !strings.Contains(out, "Checks of") {
 		err = errors.New("usher diagnose does not say what it checked")
 	}
 	if finding, _, ok := strings.Cut(out, "\n    evidence:"); err != nil && ok {
