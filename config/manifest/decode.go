@@ -180,13 +180,16 @@ func (r *reader) listed(list Diagnostic, i int, item []byte, defaults header, sp
 	hash.SetSeed(seed)
 	_, _ = fmt.Fprintf(&hash, "%s %s %s", defaults.APIVersion, defaults.Kind, item) // never fails
 	sum := hash.Sum64()
-	if o := r.known[sum]; o != nil && !spoiled {
-		if o.place.Item != place.Item { // o itself is in use at its place
-			moved := *o
-			moved.place.Item, o = place.Item, &moved
+	if !spoiled {
+		if same, is := r.known.LoadAndDelete(sum); is {
+			o := same.(*object)
+			if o.place.Item != place.Item { // the earlier reading still has o at its place
+				moved := *o
+				moved.place.Item, o = place.Item, &moved
+			}
+			r.objects = append(r.objects, o)
+			return
 		}
-		r.objects = append(r.objects, o)
-		return
 	}
 	objects, warnings := len(r.objects), len(r.warnings)
 	defer func() {

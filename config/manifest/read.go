@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
+	"sync"
 	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
@@ -73,10 +75,10 @@ var seed = maphash.MakeSeed()
 // JSON. Documents and items of Lists that are also in known, an earlier reading, are not decoded again: they keep their
 // objects.
 func read(file string, data []byte, known reading, nets networks, maxSize int) reading {
-	r := &reader{nets: nets, budget: new(atomic.Int64), known: map[uint64]*object{}}
-	for _, o := range known.objects {
+	r := &reader{nets: nets, budget: new(atomic.Int64), known: new(sync.Map)}
+	for _, o := range slices.Backward(known.objects) {
 		if o.sum != 0 {
-			r.known[o.sum] = o
+			r.known.Store(o.sum, o)
 		}
 	}
 	r.budget.Store(int64(maxSize))
@@ -93,7 +95,6 @@ func read(file string, data []byte, known reading, nets networks, maxSize int) r
 		for _, value := range values {
 			r.value(Diagnostic{File: file, Document: 1}, value, header{}, false)
 		}
-		separate(r.objects, map[*object]bool{})
 		return r.reading
 	}
 	had := make(map[uint64]*document, len(known.documents))
@@ -104,7 +105,6 @@ func read(file string, data []byte, known reading, nets networks, maxSize int) r
 	}
 	texts := strict.Split(data)
 	documents := make([]document, len(texts))
-	seen := map[*object]bool{}
 	var differ []int
 	for i := range texts {
 		sum := maphash.Bytes(seed, texts[i].Text)
@@ -112,7 +112,9 @@ func read(file string, data []byte, known reading, nets networks, maxSize int) r
 			documents[i] = *d
 			delete(had, sum)
 			for _, o := range d.objects {
-				seen[o] = o.sum != 0
+				if o.sum != 0 {
+					r.known.CompareAndDelete(o.sum, o)
+				}
 			}
 			continue
 		}
@@ -124,9 +126,6 @@ func read(file string, data []byte, known reading, nets networks, maxSize int) r
 		d.reading = r.document(file, text)
 		d.keep = len(d.errors) == 0 && !d.unreadable && !text.Aliases()
 	})
-	for _, i := range differ {
-		separate(documents[i].objects, seen)
-	}
 	for i := range documents {
 		for n, warning := range documents[i].warnings {
 			warning.Document = i + 1
@@ -136,18 +135,6 @@ func read(file string, data []byte, known reading, nets networks, maxSize int) r
 	}
 	r.documents = documents
 	return r.reading
-}
-
-// separate replaces objects that are in seen, or twice in the list, by copies: each has one place.
-func separate(objects []*object, seen map[*object]bool) {
-	for i, o := range objects {
-		if seen[o] {
-			again := *o
-			objects[i] = &again
-		} else if o.sum != 0 {
-			seen[o] = true
-		}
-	}
 }
 
 // renumber moves the objects to the places of their documents.
@@ -164,7 +151,7 @@ type reader struct {
 	reading
 	nets   networks
 	budget *atomic.Int64      // remaining bytes for expanding the file's aliases
-	known  map[uint64]*object // items of Lists, by object.sum
+	known  *sync.Map          // the *object of an item of a List by its sum, until it is used: each has one place
 	words  map[string]*string // see compact
 }
 

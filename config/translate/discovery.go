@@ -113,17 +113,12 @@ func mergeEndpoints(all []config.DiscoveryEndpoint) ([]config.DiscoveryEndpoint,
 			continue // twice in one slice
 		}
 		last[i] = &e.Ports[0]
+		ports := e.Ports
 		if merged[i] == nil {
-			if left -= len(out[i].Ports); left < 0 {
-				return nil, false
-			}
 			merged[i] = map[config.DiscoveryPort]bool{}
-			for _, p := range out[i].Ports {
-				merged[i][p] = true
-			}
-			out[i].Ports = slices.Clone(out[i].Ports)
+			ports, out[i].Ports = slices.Concat(out[i].Ports, e.Ports), nil
 		}
-		for _, p := range e.Ports {
+		for _, p := range ports {
 			if !merged[i][p] {
 				if left--; left < 0 {
 					return nil, false

@@ -78,7 +78,7 @@ func newTemplate(name types.NamespacedName, svc *corev1.Service, own []netip.Add
 	return t
 }
 
-// withEndpoints is [Service].
+// withEndpoints returns the same as [Service].
 func (t *template) withEndpoints(name types.NamespacedName, all []*discoveryv1.EndpointSlice, node config.Node, opts Options) (config.Service, []Problem) {
 	out := config.Service{Name: name}
 	if !t.proxied {

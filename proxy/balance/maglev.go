@@ -48,9 +48,8 @@ func newMaglev(s *Set) order {
 	for i := range m.slots {
 		m.slots[i] = free
 	}
-	// In each round the endpoints with the greatest weight take a slot each. An endpoint with a smaller weight takes
-	// one in weight/most of the rounds. A weight is at least 1, so its next turn is at most this many rounds away:
-	// most.
+	// In each round the endpoints with the greatest weight, most, take a slot each. An endpoint with a smaller weight
+	// takes one in weight/most of the rounds. No weight is below 1, so a next turn is at most "most" rounds away.
 	rounds := make([][]int, most+1) // the endpoints with a turn in each of the next rounds
 	plan := func(i int) {
 		w := &wants[i]

@@ -262,8 +262,8 @@ func output(ctx context.Context, name string, args ...string) ([]byte, error) {
 	return out, err
 }
 
-// source checks that an endpoint sees the client's address if usher connects to it from that address. A rule
-// of another program may translate the address, such as a CNI's masquerading of packets that leave the node. It reads
+// source checks that an endpoint sees the client's address if usher connects to it from that address. A rule of
+// another program may translate the address, such as a CNI's masquerading of packets that leave the node. source reads
 // conntrack's table once, for the last connections.
 func source(ctx context.Context, s *subject) (all []Finding) {
 	const last = 1000

@@ -26,8 +26,8 @@ const (
 type event struct{ service, what, find, endpoint string }
 
 // past reports failures of connections, except those of endpoints that are reported as unhealthy now, or of a port
-// without endpoints. If the last failure of a kind is recent, the problem may continue: such a
-// finding has Check "recent", so that it is not listed as past.
+// without endpoints. If the last failure of a kind is recent, the problem may continue: such a finding has
+// Check "recent", so that it is not listed as past.
 func past(ctx context.Context, s *subject) (all []Finding) {
 	list, err := s.client.Connections(ctx, client.ConnectionQuery{State: "ended", Service: s.Service, Outcome: "failed,retried,slow", Max: mostPast})
 	if err != nil {
