@@ -52,7 +52,9 @@ func (p *Proxy) InheritRest(sockets map[string]*os.File) {
 	p.datagrams.InheritRest(sockets)
 	p.takeAffinities(sockets)
 	p.had = nil
-	p.streams.Receive(p.predecessor, &receiver{proxy: p})
+	if !p.stopped { // else Drain may have returned
+		p.streams.Receive(p.predecessor, &receiver{proxy: p})
+	}
 	p.predecessor = nil
 }
 
@@ -111,10 +113,10 @@ func (p *Proxy) HandOver() (sockets, more iter.Seq[handover.Socket], resume, rel
 		p.mu.Lock()
 		p.stopped, p.handedOver = true, true
 		p.mu.Unlock()
-		p.changes.Unlock()
 		if offer != nil {
-			p.streams.HandOver(offer, p.leaving)
+			p.streams.HandOver(offer, p.leaving) // before Stop, and thus Drain, can proceed
 		}
+		p.changes.Unlock()
 	}
 	resume = func() {
 		if offer != nil {

@@ -95,6 +95,22 @@ var _ = Describe("open connections of a replaced Proxy", func() {
 		return successor, drained
 	}
 
+	It("do not end the drain before it has begun to hand them over", func() {
+		p := serve()
+		sockets, _, _, release, err := p.HandOver()
+		Expect(err).NotTo(HaveOccurred())
+		for _, file := range socketsOf(sockets) {
+			defer file.Close()
+		}
+		drained := make(chan int, 1)
+		go func() {
+			p.Stop() // waits for release
+			drained <- p.Drain(context.Background())
+		}()
+		release() // with the race detector, it fails if it starts the transfers while Drain waits for them
+		Eventually(drained).WithTimeout(soon).Should(Receive(BeZero()))
+	})
+
 	It("continue byte for byte with the same IDs over three takeovers", func() {
 		p := serve()
 		n := 0

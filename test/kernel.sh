@@ -7,6 +7,9 @@
 set -eu
 cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/sbin:/sbin
+mkdir -p .cache
+exec 9>.cache/kernels.lock
+flock 9 # only one process fetches
 for program in apt-cache apt-get dpkg-deb depmod; do
 	if ! command -v "$program" >/dev/null; then
 		echo "note: no $program, so no kernels for the tests that boot one"
@@ -87,6 +90,12 @@ emulated() {
 		update
 	fi
 	unpack "$arch" "$@"
+	if [ $# != 0 ]; then
+		# What the package does when it is installed (update-alternatives(1)).
+		for name in iptables iptables-save iptables-restore ip6tables ip6tables-save ip6tables-restore; do
+			ln -sf xtables-nft-multi "usr/sbin/$name"
+		done
+	fi
 }
 
 # process gets the kernel that is a process of this machine into .cache/$1: User Mode Linux.
@@ -125,12 +134,9 @@ fetch() {
 
 present /boot/vmlinuz-*-cloud-amd64 || processor kernel amd64 ""
 [ "$(uname -m)" != x86_64 ] || process kernel-uml
-if [ -d .cache/kernel-uml ] && ! cc -O2 -Wall -shared -fPIC -o .cache/kernel-uml/ptrace.so test/vm/uml/ptrace.c -ldl; then
+library=.cache/kernel-uml/ptrace.so
+if [ -d .cache/kernel-uml ] && [ ! $library -nt test/vm/uml/ptrace.c ] && ! cc -O2 -Wall -shared -fPIC -o $library test/vm/uml/ptrace.c -ldl; then
 	echo "note: without ptrace.so, User Mode Linux does not run on CPUs with AMX, and tests emulate a PC there"
 fi
 processor kernel-5.10 amd64 bullseye
 processor kernel-arm64 arm64 bookworm iptables iproute2 kmod
-# What the package does when it is installed (update-alternatives(1)).
-for name in iptables iptables-save iptables-restore ip6tables ip6tables-save ip6tables-restore; do
-	[ ! -d .cache/kernel-arm64 ] || ln -sf xtables-nft-multi ".cache/kernel-arm64/usr/sbin/$name"
-done

@@ -1,6 +1,7 @@
 package test
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -26,10 +27,11 @@ var _ = Describe("in", Ordered, ContinueOnFailure, SpecPriority(1), func() {
 			for _, check := range kernel.Checks {
 				It(check.Name, func() {
 					lab.Long()
+					boots := bootAll()
 					if lack := kernel.On.Missing(); lack != "" {
 						Skip(lack)
 					}
-					verdicts, console := bootAll()[kernel.Name]()
+					verdicts, console := boots[kernel.Name]()
 					verdict, ok := verdicts[check.Name]
 					if !ok {
 						Fail("the kernel ended without a verdict; its console:\n" + tail(console))
@@ -52,6 +54,9 @@ const atOnce = 2
 // bootAll boots all requested kernels and returns, for each, a function that waits for its verdicts and console.
 var bootAll = sync.OnceValue(func() map[string]func() (map[string]vm.Verdict, string) {
 	GinkgoHelper()
+	out, err := exec.Command("./kernel.sh").CombinedOutput() // also waits for another one that is fetching
+	Expect(err).NotTo(HaveOccurred(), string(out))
+	fmt.Fprintf(GinkgoWriter, "%s", out)
 	boots := map[string]func() (map[string]vm.Verdict, string){}
 	images := map[*vm.Platform]*vm.Image{}
 	turn := make(chan struct{}, atOnce)
