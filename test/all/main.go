@@ -35,9 +35,10 @@ func main() {
 	arm64 := suite{name: "arm64", commands: []string{"test/arm64.sh"}}
 	cross := suite{name: "cross", commands: []string{"go run ./test/cross darwin/arm64 windows/amd64"}}
 	stages := []stage{
-		// Two lanes for two CPUs: with a third one, specs fail because they wait for a CPU.
-		{{program, packages}, {prepare, cluster, dashboard, deploy, monitoring, release, arm64, lint, cross}},
-		{{scale, walk, ground}}, // they measure, or have time limits
+		{program, prepare, cluster, packages, release, dashboard, arm64, deploy, cross, lint}, // the long ones first
+		{monitoring, scale}, // scale and those below measure, or have time limits; monitoring only waits
+		{walk},
+		{ground},
 	}
 	if err := limit(stages, os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -80,12 +81,10 @@ func limit(stages []stage, names []string) error {
 		return nil
 	}
 	left := map[string]bool{}
-	for _, lanes := range stages {
-		for i := range lanes {
-			lanes[i] = slices.DeleteFunc(lanes[i], func(s suite) bool { return !slices.Contains(names, s.name) })
-			for _, s := range lanes[i] {
-				left[s.name] = true
-			}
+	for i := range stages {
+		stages[i] = slices.DeleteFunc(stages[i], func(s suite) bool { return !slices.Contains(names, s.name) })
+		for _, s := range stages[i] {
+			left[s.name] = true
 		}
 	}
 	for _, name := range names {
@@ -96,23 +95,28 @@ func limit(stages []stage, names []string) error {
 	return nil
 }
 
-// A stage is a list of concurrent lanes; a lane is a sequence of suites.
-type stage [][]suite
+// A stage is a list of suites. As many as concurrent run at the same time, and begin in the order of the list.
+type stage []suite
+
+// concurrent is for two CPUs. With a third suite, specs fail because they wait for a CPU.
+const concurrent = 2
 
 // run runs all stages, prints the results, and reports whether all succeeded.
 func run(out io.Writer, stages ...stage) bool {
 	var results []*result
 	shared := &sharedWriter{w: out}
-	for _, lanes := range stages {
+	for _, suites := range stages {
+		queue := make(chan *result, len(suites))
+		for _, s := range suites {
+			r := &result{suite: s, out: shared}
+			results = append(results, r)
+			queue <- r
+		}
+		close(queue)
 		var running sync.WaitGroup
-		for _, lane := range lanes {
-			of := make([]*result, len(lane))
-			for i, s := range lane {
-				of[i] = &result{suite: s, out: shared}
-			}
-			results = append(results, of...)
+		for range concurrent {
 			running.Go(func() {
-				for _, r := range of {
+				for r := range queue {
 					r.run()
 				}
 			})

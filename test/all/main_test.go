@@ -27,8 +27,8 @@ func TestEverySuiteRunsWhateverFailsAndIsInTheTable(t *testing.T) {
 	beside.beside = 2
 	out := gbytes.NewBuffer()
 	g.Expect(run(out,
-		stage{{of("broken")}, {of("dies"), races}},
-		stage{{beside, of("missing"), of("specs"), {name: "cross", commands: []string{"env GOOS=no-such-system go vet ./..."}}}},
+		stage{of("broken"), of("dies"), races},
+		stage{beside, of("missing"), of("specs"), {name: "cross", commands: []string{"env GOOS=no-such-system go vet ./..."}}},
 	)).To(BeFalse())
 	text := string(out.Contents())
 	g.Expect(text).To(And(
@@ -73,17 +73,17 @@ $`))
 func TestAllIsWellIfNothingFails(t *testing.T) {
 	g := NewWithT(t)
 	out := gbytes.NewBuffer()
-	g.Expect(run(out, stage{{{name: "load", dir: "../bench/load", timeout: "1m", patterns: []string{"."}}}})).To(BeTrue())
+	g.Expect(run(out, stage{{name: "load", dir: "../bench/load", timeout: "1m", patterns: []string{"."}}})).To(BeTrue())
 	g.Expect(string(out.Contents())).To(MatchRegexp(`\n[1-9]\d* passed, 0 failed, 0 skipped\n$`))
 }
 
 func TestNamesLimitTheSuites(t *testing.T) {
 	g := NewWithT(t)
-	stages := func() []stage { return []stage{{{{name: "a"}, {name: "b"}}, {{name: "c"}}}, {{{name: "d"}}}} }
+	stages := func() []stage { return []stage{{{name: "a"}, {name: "b"}, {name: "c"}}, {{name: "d"}}} }
 	all, some := stages(), stages()
 	g.Expect(limit(all, nil)).To(Succeed())
 	g.Expect(all).To(Equal(stages()))
 	g.Expect(limit(some, []string{"d", "a"})).To(Succeed())
-	g.Expect(some).To(Equal([]stage{{{{name: "a"}}, {}}, {{{name: "d"}}}}))
+	g.Expect(some).To(Equal([]stage{{{name: "a"}}, {{name: "d"}}}))
 	g.Expect(limit(stages(), []string{"a", "missing"})).To(MatchError(ContainSubstring(`"missing"`)))
 }

@@ -186,7 +186,7 @@ func (r *result) test() error {
 	return nil
 }
 
-// patience is the timeout for events that normally take milliseconds, but not where two lanes and
+// patience is the timeout for events that normally take milliseconds, but not where two suites and
 // a race detector share two CPUs.
 const patience = "GOMEGA_DEFAULT_EVENTUALLY_TIMEOUT=10s"
 
