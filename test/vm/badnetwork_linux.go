@@ -463,7 +463,7 @@ func linkDown(portal string) {
 		vips = append(vips, n.of(ip).mirror(startMirror(n.Pods, ip.pod(1)), startMirror(n.Pods, ip.pod(2))).vip)
 	}
 	// The last two timeouts are for this kernel, which may take seconds to create a link and routes.
-	n.start(quietly(portal, "--dial-timeouts=250ms,500ms,1s,2s,4s,8s")...)
+	n.start("--portal="+portal, "--dial-timeouts=250ms,500ms,1s,2s,4s,8s")
 	d := n.Outside.NewDialer(64)
 	var flows []*flow
 	for i := range 8 {
