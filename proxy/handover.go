@@ -19,15 +19,6 @@ import (
 // Inherit makes listeners use a predecessor's sockets, and restores its session affinity and UDP sessions. It keeps
 // sockets and removes the entries that it uses. Call it before the first Apply, and InheritRest after that.
 func (p *Proxy) Inherit(sockets map[string]*os.File) {
-	for name, file := range sockets {
-		if plain := frontend.PlainSocketName(name); plain != name { // an earlier version had several sockets per listener
-			if delete(sockets, name); sockets[plain] == nil {
-				sockets[plain] = file
-			} else {
-				file.Close()
-			}
-		}
-	}
 	p.predecessor = p.streams.Inherit(sockets)
 	p.datagrams.Inherit(sockets)
 	p.takeAffinities(sockets)

@@ -24,18 +24,3 @@ func TestInheritNamespace(t *testing.T) {
 	p.Inherit(sockets)
 	g.Expect(p.node.Inherited).To(And(HaveLen(1), HaveKey("tcp 10.96.0.10:80")))
 }
-
-// TestInheritOfSeveral expects that usher uses one of the several sockets that earlier versions had for a UDP port.
-func TestInheritOfSeveral(t *testing.T) {
-	g := NewWithT(t)
-	sockets := map[string]*os.File{}
-	for _, name := range []string{"udp [fd00::1]:53 #0", "udp [fd00::1]:53 #1", "udp 10.96.0.10:53 #0 in " + namespaceName, "tcp 10.96.0.10:53"} {
-		file, err := os.Open(os.DevNull)
-		g.Expect(err).NotTo(HaveOccurred())
-		defer file.Close()
-		sockets[name] = file
-	}
-	p := &Proxy{node: &frontend.Node{}, datagrams: datagram.New(nil, nil, 0)}
-	p.Inherit(sockets)
-	g.Expect(p.node.Inherited).To(And(HaveLen(2), HaveKey("udp [fd00::1]:53"), HaveKey("tcp 10.96.0.10:53")))
-}

@@ -165,7 +165,6 @@ func (srv *Server) Inherit(sockets map[string]*os.File) {
 			file.Close()
 			continue
 		}
-		b.Socket = frontend.PlainSocketName(b.Socket)
 		srv.sessionRecords[b.Socket] = append(srv.sessionRecords[b.Socket], b)
 	}
 	for _, all := range srv.sessionRecords {

@@ -48,7 +48,6 @@ func (srv *Server) Listen(f *frontend.FrontEnd, b portal.Bind) (_ frontend.Liste
 			fd, err := f.Inherit(frontend.SocketName(config.UDP, addr, b.Namespace != nil), addr)
 			if err == nil && fd >= 0 {
 				inherited = true
-				forward.Unshare(fd)
 				return fd, nil
 			}
 		}

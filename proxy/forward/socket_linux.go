@@ -384,11 +384,6 @@ func (s Sockets) ListenUDP(addr netip.AddrPort) (fd int, err error) {
 	return fd, nil
 }
 
-// Unshare makes the port of a UDP socket from another version of usher exclusive: no further socket can be bound to it.
-func Unshare(fd int) {
-	_ = setOptions(fd, option{"SO_REUSEPORT", unix.SOL_SOCKET, unix.SO_REUSEPORT, 0}) // fails only if the option does not exist
-}
-
 func setListenOptions(fd int, addr netip.Addr) error {
 	packetInfo, hops := option{"IP_PKTINFO", unix.IPPROTO_IP, unix.IP_PKTINFO, 1}, option{"IP_RECVTTL", unix.IPPROTO_IP, unix.IP_RECVTTL, 1}
 	if addr.Is6() {

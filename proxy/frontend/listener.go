@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"regexp"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -102,12 +101,6 @@ func SocketName(protocol config.Protocol, addr netip.AddrPort, inNamespace bool)
 	}
 	return name
 }
-
-// numbered matches the numbers in names given by earlier versions, whose UDP listeners had several sockets.
-var numbered = regexp.MustCompile(`^(udp \S+) #\d+`)
-
-// PlainSocketName converts a name that an earlier version may have given to the form of SocketName.
-func PlainSocketName(name string) string { return numbered.ReplaceAllString(name, "$1") }
 
 // Sockets returns the function that creates the sockets of the listener that b describes; nil means socket(2).
 func (n *Node) Sockets(b portal.Bind) func(domain, kind, protocol int) (fd int, err error) {
