@@ -8,11 +8,9 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// Event formats an event as one line that begins with the time.
-func Event(e api.Event) string { return EventOn("", 0, e) }
-
-// EventOn is Event with the event's node after the time, in a column of this width; "" means no node.
-func EventOn(node string, width int, e api.Event) string {
+// Event formats an event as one line that begins with the time. After that comes the event's node, in a column of this
+// width; "" means no node.
+func Event(node string, width int, e api.Event) string {
 	if node != "" {
 		node = " " + Middle(Clean(node), width)
 		node += strings.Repeat(" ", max(0, width+1-ansi.StringWidth(node)))

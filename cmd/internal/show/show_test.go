@@ -306,7 +306,7 @@ var _ = Describe("an explanation", func() {
 
 var _ = Describe("an event", func() {
 	event := func(kind, err, end string) string {
-		return show.Event(api.Event{Time: time.Date(2026, 11, 21, 13, 5, 0, 0, time.Local), Kind: kind, Text: "#7 text", Error: err, End: end})
+		return show.Event("", 0, api.Event{Time: time.Date(2026, 11, 21, 13, 5, 0, 0, time.Local), Kind: kind, Text: "#7 text", Error: err, End: end})
 	}
 
 	DescribeTable("has a color by its kind and result", func(kind, err, end string, style show.Style) {

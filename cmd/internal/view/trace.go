@@ -219,7 +219,7 @@ func (t *traceCommand) print(m fleet.Message) (err error) {
 	case t.output == "json" && m.Missed > 0:
 		return json.NewEncoder(t.out).Encode(fleet.Reported[api.Missed]{Node: m.From.Node, Item: api.Missed{Missed: m.Missed}})
 	case m.Event != nil:
-		_, err = fmt.Fprintln(t.out, show.EventOn(m.From.Node, t.width, *m.Event))
+		_, err = fmt.Fprintln(t.out, show.Event(m.From.Node, t.width, *m.Event))
 	case m.Missed > 0 && m.From.Node != "":
 		_, err = fmt.Fprintln(t.out, show.Missed(m.Missed)+" on "+show.Clean(m.From.Node))
 	case m.Missed > 0:
