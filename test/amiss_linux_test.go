@@ -136,7 +136,7 @@ var _ = Describe("usher's commands", func() {
 
 		second := command("get", "connections", "web", "--slower-than", "200ms", "--retried", "-o", "wide")
 		Expect(second).To(MatchRegexp(`web:main .* 2 +[2-9]\d\d ms .* retried,slow `))
-		Expect(second).To(MatchRegexp(`Ended connections of the last [\dms]+; failed, retried, slow and unanswered ones of the last [\dms]+\.`))
+		Expect(second).To(MatchRegexp(`Includes connections that ended in the last [\dms]+, and failed, retried, slow or unanswered ones of the last [\dms]+\.`))
 
 		third := command("get", "connection", idIn(second))
 		Expect(third).To(MatchRegexp(`accepted \d\d:\d\d:\d\d\.\d+, established after \d+ ms, first byte after \d+ ms, ended after`), "timestamps")

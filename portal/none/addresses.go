@@ -9,19 +9,19 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// ownAddresses are for the Services' dedicated loopback addresses: far from 127.0.0.x, where programs listen
-// (127.0.0.53 is systemd-resolved's). There are four million; for a thousand Services the probability that two names
-// give the same one is 1/8.
+// ownAddresses is the range of the Services' dedicated loopback addresses: far from 127.0.0.x, where programs listen
+// (127.0.0.53 is systemd-resolved's). It has four million addresses. With a thousand Services, the probability that any
+// two of them hash to the same address is 1/8.
 var ownAddresses = netip.MustParsePrefix("127.64.0.0/10")
 
-// addressAllocator assigns each Service a dedicated address, derived from its name. If another Service has that already, it
-// tries the next one derived from the name: of two such Services, the first to come gets its first choice.
+// addressAllocator assigns each Service a dedicated address: a hash of its name or, if another Service has that address,
+// of its name and a number. Only after such a collision does the address depend on which Service came first.
 type addressAllocator struct {
 	within netip.Prefix // of IPv4
 	owner  map[netip.Addr]string
 	addr   map[string]netip.Addr
-	users  map[string]map[portal.Target]struct{} // a Service's targets with its address
-	used   map[portal.Target]string              // the reverse mapping
+	users  map[string]map[portal.Target]struct{} // by Service, the targets that still use its address
+	used   map[portal.Target]string              // the reverse of users
 }
 
 func newAddressAllocator(within netip.Prefix) *addressAllocator {

@@ -1,3 +1,3 @@
-// Package none is the portal mode that changes nothing in the kernel: clients need the loopback address at which a
-// Service listens. It needs no privileges and works on every system.
+// Package none is the portal mode that changes nothing in the kernel: clients must connect to the loopback address on
+// which usher listens for a Service. It needs no privileges and works on every system.
 package none

@@ -11,16 +11,16 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// none is the portal that changes nothing in the kernel: clients need the loopback address at which a Service listens.
-// If the system has more than one, each Service has a dedicated address, and its own ports there.
+// none implements the mode. If the system has many loopback addresses, each Service has a dedicated one, and is served
+// there on its ports as in the Service object; but see highPort and Options.ProxyPorts.
 type none struct {
 	portal.Plain
 	system loopback
 
 	mu        sync.Mutex // guards addresses and ports
 	addresses *addressAllocator
-	ports     *portal.PortAllocator // for Services without a dedicated address, and if the user gave a range
-	ownPorts  bool                  // no range was given
+	ports     *portal.PortAllocator // of Services without a dedicated address, or of all if the user gave a range
+	ownPorts  bool                  // Services with a dedicated address keep their ports, since the user gave no range
 }
 
 // loopback says which loopback addresses and ports this user has.
@@ -39,7 +39,7 @@ const highPort = 8000
 // Mode is the mode that installs nothing.
 var Mode = portal.Mode{
 	Name:   "none",
-	Traits: portal.Traits{About: "usher installs no rules and listens on loopback addresses.\n(As root, it would serve the cluster IPs.)"},
+	Traits: portal.Traits{About: "usher installs no rules and listens on loopback addresses.\n(As root, with another portal, it serves the cluster IPs.)"},
 	Open: func(_ context.Context, opts portal.Options) (portal.Portal, error) {
 		return newOn(lookAtLoopback(), opts), nil
 	},
@@ -73,7 +73,8 @@ func (n *none) Mode() string { return Mode.Name }
 
 func (n *none) Traits() portal.Traits { return Mode.Traits }
 
-// Listen requests one listener on loopback per family, which is the same after a restart.
+// Listen requests one listener on loopback for each family and protocol, preferably on the same address and port as
+// before a restart.
 func (n *none) Listen(service string, targets []portal.Target) []portal.Bind {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -42,9 +42,9 @@ var Connections = []Column[api.Connection]{
 func Reaches(r api.Reaches, now time.Time) string {
 	last := func(t time.Time) string { return Seconds(now.Sub(t).Seconds()) }
 	if r.Amiss.Before(r.All) {
-		return fmt.Sprintf("Ended connections of the last %s; failed, retried, slow and unanswered ones of the last %s.", last(r.All), last(r.Amiss))
+		return fmt.Sprintf("Includes connections that ended in the last %s, and failed, retried, slow or unanswered ones of the last %s.", last(r.All), last(r.Amiss))
 	}
-	return fmt.Sprintf("Ended connections of the last %s.", last(r.All))
+	return fmt.Sprintf("Includes connections that ended in the last %s.", last(r.All))
 }
 
 // ConnectionState returns the state of a connection, or how it ended.

@@ -133,8 +133,8 @@ var _ = Describe("a table", func() {
 	It("shows since when ended connections are kept, and failed, retried and slow ones", func() {
 		now := time.Now()
 		Expect(show.Reaches(api.Reaches{All: now.Add(-12 * time.Second), Amiss: now.Add(-58 * time.Minute)}, now)).
-			To(Equal("Ended connections of the last 12s; failed, retried, slow and unanswered ones of the last 58m0s."))
-		Expect(show.Reaches(api.Reaches{All: now.Add(-time.Minute), Amiss: now.Add(-time.Minute)}, now)).To(Equal("Ended connections of the last 1m0s."))
+			To(Equal("Includes connections that ended in the last 12s, and failed, retried, slow or unanswered ones of the last 58m0s."))
+		Expect(show.Reaches(api.Reaches{All: now.Add(-time.Minute), Amiss: now.Add(-time.Minute)}, now)).To(Equal("Includes connections that ended in the last 1m0s."))
 	})
 
 	It("shows connections", func() {

@@ -87,7 +87,7 @@ var _ = DescribeTable("a node whose clock differs by an hour", func(shows string
 	cli.Execute(context.Background(), root, append(args, "--admin-address="+server.Listener.Addr().String()))
 	Expect(string(out.Contents())).To(MatchRegexp(shows))
 },
-	Entry("has connections of its last minutes", `Ended connections of the last 1m3[01]s\.`, "get", "connections", "--state=ended"),
+	Entry("has connections of its last minutes", `Includes connections that ended in the last 1m3[01]s\.`, "get", "connections", "--state=ended"),
 	Entry("has steps of its last minutes, and has missed none that are older", `^\S+ .*new\S*\n$`, "trace", "--since=5m", "--follow=false"),
 )
 
