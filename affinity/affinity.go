@@ -10,8 +10,8 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
-// Limits limits the number of entries of each table, and of all tables with the same Limits together, so that a flood
-// of clients cannot exhaust memory. An entry takes about 200 bytes.
+// Limits bounds the number of entries of each table, and their sum over all tables that share the Limits, so that a
+// flood of clients cannot exhaust memory. An entry takes about 200 bytes.
 type Limits struct {
 	PerTable int64 // entries in one table; at least 1
 	Total    int64 // entries in all tables that use the same Limits
@@ -26,7 +26,8 @@ type Limits struct {
 // Used returns the number of entries in all tables that share l.
 func (l *Limits) Used() int64 { return l.used.Load() }
 
-// Table maps clients to their endpoints. It is safe for concurrent use.
+// Table maps clients to their endpoints. An entry is used when a connection sets it, but not when Get reads it. A Table
+// is safe for concurrent use.
 type Table struct {
 	limits *Limits
 
@@ -129,7 +130,7 @@ func (t *Table) set(client netip.Addr, endpoint netip.AddrPort, now time.Time) {
 }
 
 // Restore adds an entry from another process. The entry keeps its remaining time, but at most the table's timeout. If
-// the table has an entry of a newer connection of the client, Restore changes nothing.
+// the client has opened a connection since e was recorded, Restore changes nothing.
 func (t *Table) Restore(e Entry, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -171,8 +172,7 @@ func (t *Table) reserve() bool {
 	return false
 }
 
-// Forget removes the client's entry if its endpoint is endpoint. If a later connection has set another endpoint, the
-// entry stays.
+// Forget removes the client's entry if it still has this endpoint: a later connection may have set another one.
 func (t *Table) Forget(client netip.Addr, endpoint netip.AddrPort) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -67,9 +67,9 @@ func Plain(err error) error {
 	return err
 }
 
-// Blames reports whether err, with which an attempt ended, is the endpoint's fault. It is not if this node is out of
-// descriptors or memory, or if err is futile; the search then ends. Nor is it if this node has no free port towards
-// this endpoint, or no address of the endpoint's family; another endpoint may then work.
+// Blames reports whether err, with which an attempt ended, is the endpoint's fault. The endpoint is not at fault if
+// this node is out of descriptors or memory, or if all other endpoints would fail as well; the search then ends. Nor is
+// it at fault if this node has no free port towards it, or no address of its family; another endpoint may then work.
 func Blames(err error) bool {
 	return !OutOfResources(err) && !futile(err) && !errors.Is(err, syscall.EADDRNOTAVAIL)
 }

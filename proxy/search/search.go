@@ -18,8 +18,9 @@ var DefaultSchedule = []time.Duration{250 * time.Millisecond, 500 * time.Millise
 // maxAttempts limits the attempts of one search, so that a Service with many endpoints that all refuse costs little.
 const maxAttempts = 32
 
-// Search is one client's search for an endpoint. The exported fields are set before the first Next; Policy, Affinity
-// and SourceAddress may be set again for each attempt. One goroutine at a time may call its methods.
+// Search is one client's search for an endpoint. The driver sets the exported fields: Affinity before each Next, Policy
+// and SourceAddress before it reports the result of an attempt, and the others before the first Next. One goroutine at
+// a time may call its methods.
 type Search struct {
 	Schedule      []time.Duration // empty: each endpoint is tried once
 	Policy        balance.Policy
@@ -30,7 +31,7 @@ type Search struct {
 	SourceAddress portal.SourceAddress // source address that the endpoint of an attempt sees
 
 	waited   bool              // the last step was to wait for the end of a time slot (this field is here to keep a Search at 384 bytes)
-	tried    []netip.AddrPort  // endpoints tried in this round; a round ends when all were tried
+	tried    []netip.AddrPort  // endpoints tried in this round; a round ends with a time slot, if all were tried by then
 	room     [2]netip.AddrPort // backing array of tried; most searches need no more
 	count    int               // attempts so far
 	current  balance.Choice    // of the current attempt
@@ -141,7 +142,8 @@ func (s *Search) Connected(now time.Time) {
 }
 
 // Failed records that the attempt has failed. If the endpoint is at fault, it is quarantined, and the client's affinity
-// to it removed. If every other endpoint would fail too, the next step is GiveUp.
+// to it removed, unless only the path from this client is suspected (see [balance.Endpoint.Report]). If every other
+// endpoint would fail too, the next step is GiveUp.
 func (s *Search) Failed(now time.Time, err error) {
 	hopeless, blame := OutOfResources(err) || futile(err), Blames(err)
 	if err = Plain(err); hopeless {
@@ -174,8 +176,9 @@ func (s *Search) report(now time.Time, err error) {
 	s.Record.Attempted(now, a)
 }
 
-// choose takes the endpoint of the client's affinity, unless Set.Again rejects it, and otherwise the scheduler's
-// choice. If the affinity's endpoint or, without one, every endpoint is full, the client waits for a free slot.
+// choose takes the endpoint of the client's affinity, unless [balance.Set.Again] rejects it, and otherwise the
+// scheduler's choice. A client waits for a free slot if the endpoint of its affinity is full. A client without affinity
+// waits if all endpoints outside quarantine are full, or if others are ahead in the queue.
 func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) {
 	ask := balance.Request{Now: now, Client: s.Client, VIP: s.VIP, Tried: s.tried}
 	var before netip.AddrPort
@@ -236,7 +239,8 @@ func (s *Search) queue(set *balance.Set, now time.Time, limit time.Duration) Ste
 // Queued reports whether the client waits for a free slot.
 func (s *Search) Queued() bool { return !s.queued.IsZero() }
 
-// Abandon ends a wait for a free slot, if any: the client has an endpoint, has left, or is given up.
+// Abandon ends a wait for a free slot, if any: the client has an endpoint, has left, is given up, or has tried all
+// endpoints that are left after a change.
 func (s *Search) Abandon(now time.Time) {
 	if !s.Queued() {
 		return
@@ -252,7 +256,7 @@ func (s *Search) Abandon(now time.Time) {
 
 // Preview returns the endpoints of set in the order in which a client's search would try them at now if all failed. The
 // parameter vip is the client's VIP, and had is its affinity, or nil for none. Preview changes nothing: it takes no
-// turn in rotation and claims no probe.
+// turn in rotation and claims no probe. It returns nil if the endpoint of had is full: the client would wait.
 func Preview(set *balance.Set, client, vip netip.Addr, had *affinity.Entry, now time.Time) (order []balance.Choice) {
 	ask := balance.Request{Now: now, Client: client, VIP: vip}
 	take := func(c balance.Choice) {
