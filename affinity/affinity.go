@@ -26,8 +26,8 @@ type Limits struct {
 // Used returns the number of entries in all tables that share l.
 func (l *Limits) Used() int64 { return l.used.Load() }
 
-// Table maps clients to their endpoints. An entry is used when a connection sets it, but not when Get reads it. A Table
-// is safe for concurrent use.
+// Table maps clients to their endpoints. For "least recently used", only Set, Claim and Restore are a use; Get is not.
+// A Table is safe for concurrent use.
 type Table struct {
 	limits *Limits
 
@@ -130,7 +130,7 @@ func (t *Table) set(client netip.Addr, endpoint netip.AddrPort, now time.Time) {
 }
 
 // Restore adds an entry from another process. The entry keeps its remaining time, but at most the table's timeout. If
-// the client has opened a connection since e was recorded, Restore changes nothing.
+// the table has an entry for a later connection of the client, Restore changes nothing.
 func (t *Table) Restore(e Entry, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -10,8 +10,8 @@ import (
 )
 
 // ownAddresses is the range of the Services' dedicated loopback addresses: far from 127.0.0.x, where programs listen
-// (127.0.0.53 is systemd-resolved's). It has four million addresses. With a thousand Services, the probability that any
-// two of them hash to the same address is 1/8.
+// (127.0.0.53 is systemd-resolved's). It has four million addresses. With a thousand Services, the probability that
+// at least two of them hash to the same address is 1/8.
 var ownAddresses = netip.MustParsePrefix("127.64.0.0/10")
 
 // addressAllocator assigns each Service a dedicated address: a hash of its name or, if another Service has that address,
@@ -29,7 +29,7 @@ func newAddressAllocator(within netip.Prefix) *addressAllocator {
 		users: map[string]map[portal.Target]struct{}{}, used: map[portal.Target]string{}}
 }
 
-// propose returns the service's address for targets.
+// propose returns the Service's address, which it assigns if necessary, and records that the targets use it.
 func (b *addressAllocator) propose(service string, targets []portal.Target) netip.Addr {
 	addr, ok := b.addr[service]
 	for i := 0; !ok; i++ {

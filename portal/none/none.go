@@ -11,15 +11,16 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// none implements the mode. If the system has many loopback addresses, each Service has a dedicated one, and is served
-// there on its ports as in the Service object; but see highPort and Options.ProxyPorts.
+// none implements the mode. If all of 127.0.0.0/8 is usable, each Service has a dedicated IPv4 address there, and listens
+// on its own ports, unless these are below 1024 and unavailable (see highPort) or Options.ProxyPorts is set. For IPv6
+// there is only ::1.
 type none struct {
 	portal.Plain
 	system loopback
 
 	mu        sync.Mutex // guards addresses and ports
 	addresses *addressAllocator
-	ports     *portal.PortAllocator // of Services without a dedicated address, or of all if the user gave a range
+	ports     *portal.PortAllocator // allocates those of listeners that have no dedicated address, or of all listeners if the user gave a range
 	ownPorts  bool                  // Services with a dedicated address keep their ports, since the user gave no range
 }
 
@@ -73,8 +74,8 @@ func (n *none) Mode() string { return Mode.Name }
 
 func (n *none) Traits() portal.Traits { return Mode.Traits }
 
-// Listen requests one listener on loopback for each family and protocol, preferably on the same address and port as
-// before a restart.
+// Listen requests one listener on loopback for each family and protocol of a service port, preferably on the same address
+// and port as before a restart.
 func (n *none) Listen(service string, targets []portal.Target) []portal.Bind {
 	n.mu.Lock()
 	defer n.mu.Unlock()

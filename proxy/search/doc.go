@@ -13,11 +13,11 @@
 // Type Connecting of package frontend drives it, for all protocols. [Preview] returns the order without a search.
 //
 // The schedule is a list of time slots. An attempt has the length of its time slot as its limit. If it fails sooner,
-// the next one begins in the same time slot with the same limit, so it may end after the time slot. After all were
+// the next attempt begins at once with the same limit, and may outlast the time slot. When all endpoints have been
 // tried, the search waits for the rest of the time slot before it tries them again, since a restarting Pod is often
 // back soon. After such a wait in the last time slot, it makes only one more attempt. Without a schedule, as for UDP,
-// each endpoint is tried once, and the driver sets the time limit.
+// each endpoint is tried once, and the driver sets the time limit. A search makes at most 32 attempts.
 //
 // The next endpoint comes from package affinity, if the client had one, and otherwise from package balance. An endpoint
-// that fails is quarantined in balance and removed from affinity.
+// that is to blame for a failure is quarantined in balance, and the client's affinity to it is removed.
 package search

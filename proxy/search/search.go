@@ -35,7 +35,7 @@ type Search struct {
 	room     [2]netip.AddrPort // backing array of tried; most searches need no more
 	count    int               // attempts so far
 	current  balance.Choice    // of the current attempt
-	waiter   *balance.Waiter   // nil until an endpoint was full
+	waiter   *balance.Waiter   // nil until the client had to wait
 	started  time.Time         // start of the current attempt
 	timeSlot int               // index in Schedule; len(Schedule) after the last time slot
 	end      time.Time         // of the time slot
@@ -141,9 +141,9 @@ func (s *Search) Connected(now time.Time) {
 	s.current.Endpoint.Report(balance.Report{Kind: balance.Connected, Now: now}, s.Policy)
 }
 
-// Failed records that the attempt has failed. If the endpoint is at fault, it is quarantined, and the client's affinity
-// to it removed, unless only the path from this client is suspected (see [balance.Endpoint.Report]). If every other
-// endpoint would fail too, the next step is GiveUp.
+// Failed records that the attempt has failed. If the endpoint is at fault, it is quarantined. The client's affinity to
+// it is then removed, but stays if only the path from this client is suspected (see [balance.Endpoint.Report]). If
+// every other endpoint would fail too, the next step is GiveUp.
 func (s *Search) Failed(now time.Time, err error) {
 	hopeless, blame := OutOfResources(err) || futile(err), Blames(err)
 	if err = Plain(err); hopeless {
@@ -177,8 +177,8 @@ func (s *Search) report(now time.Time, err error) {
 }
 
 // choose takes the endpoint of the client's affinity, unless [balance.Set.Again] rejects it, and otherwise the
-// scheduler's choice. A client waits for a free slot if the endpoint of its affinity is full. A client without affinity
-// waits if all endpoints outside quarantine are full, or if others are ahead in the queue.
+// scheduler's choice. The client waits for a free slot if the endpoint of its affinity or, without affinity, every
+// endpoint outside quarantine is full, or if other clients are ahead in the queue.
 func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) {
 	ask := balance.Request{Now: now, Client: s.Client, VIP: s.VIP, Tried: s.tried}
 	var before netip.AddrPort
@@ -256,7 +256,7 @@ func (s *Search) Abandon(now time.Time) {
 
 // Preview returns the endpoints of set in the order in which a client's search would try them at now if all failed. The
 // parameter vip is the client's VIP, and had is its affinity, or nil for none. Preview changes nothing: it takes no
-// turn in rotation and claims no probe. It returns nil if the endpoint of had is full: the client would wait.
+// turn in rotation and claims no probe. The order ends where the client would have to wait for a free slot.
 func Preview(set *balance.Set, client, vip netip.Addr, had *affinity.Entry, now time.Time) (order []balance.Choice) {
 	ask := balance.Request{Now: now, Client: client, VIP: vip}
 	take := func(c balance.Choice) {

@@ -135,7 +135,7 @@ func skipped(n int) string {
 	if n == 0 {
 		return ""
 	}
-	return fmt.Sprintf(", %d skipped in quarantine", n)
+	return fmt.Sprintf(", skipped %d in quarantine", n)
 }
 
 // as returns ", as the client" if the endpoint sees the client's address, or else "": the node's address is the normal

@@ -155,7 +155,7 @@ var _ = DescribeTable("an Event is formatted as a line", func(e trace.Event, lin
 	Entry(nil, trace.Event{Kind: trace.Accepted, Subject: &trace.Subject{Client: netip.MustParseAddrPort("203.0.113.9:1"), Via: &balancer, VIP: netip.MustParseAddrPort("192.0.2.80:80")}},
 		"accepted 203.0.113.9:1 → 192.0.2.80:80, through the load balancer at 10.0.0.1:999"),
 	Entry(nil, trace.Event{Kind: trace.Attempt, Attempt: 1, Endpoint: netip.MustParseAddrPort("10.1.0.1:80"), Pod: "default/web-1", Reason: "round robin", Skipped: 2, Err: "connection refused", Duration: 240 * time.Microsecond},
-		"attempt 1 → 10.1.0.1:80 default/web-1 (round robin, 2 skipped in quarantine): connection refused after 0.24 ms"),
+		"attempt 1 → 10.1.0.1:80 default/web-1 (round robin, skipped 2 in quarantine): connection refused after 0.24 ms"),
 	Entry(nil, trace.Event{Kind: trace.Attempt, Attempt: 2, Endpoint: netip.MustParseAddrPort("[2001:db8::1]:80"), Reason: "affinity", Duration: 253 * time.Millisecond},
 		"attempt 2 → [2001:db8::1]:80 (affinity): connected in 253 ms"),
 	Entry(nil, trace.Event{Kind: trace.Attempt, Attempt: 1, Endpoint: netip.MustParseAddrPort("10.1.0.1:80"), Reason: "round robin", SourceAddress: portal.SourceClient, Duration: time.Millisecond},

@@ -242,7 +242,7 @@ var _ = Describe("a waterfall", func() {
 			"",
 			" 1 10.1.0.7:80 default/web-1 (round robin)",
 			"   ████████████████████                     no answer after 250 ms",
-			" 2 10.1.0.9:80 (round robin, 1 skipped in quarantine)",
+			" 2 10.1.0.9:80 (round robin, skipped 1 in quarantine)",
 			"                       █                    connection refused after 0.20 ms",
 			" 3 10.1.0.8:80 default/web-2 (only one left)",
 			"                       ████████████████████ connected in 250 ms",

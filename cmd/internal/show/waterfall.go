@@ -106,7 +106,7 @@ func fate(c api.Connection) string {
 
 func reason(why string, skipped int) string {
 	if skipped > 0 {
-		return fmt.Sprintf("%s, %d skipped in quarantine", Clean(why), skipped)
+		return fmt.Sprintf("%s, skipped %d in quarantine", Clean(why), skipped)
 	}
 	return Clean(why)
 }

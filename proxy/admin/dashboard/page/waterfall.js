@@ -24,7 +24,7 @@ export function waterfall(connection) {
         h('div', { class: 'outcome' },
           h('b', null, `${mark} ${word} after ${duration(a.durationMs)}`),
           h('small', null, [a.error && a.error !== word && a.error, `chosen by: ${a.reason}`,
-            a.skipped && `${a.skipped} skipped in quarantine`,
+            a.skipped && `skipped ${a.skipped} in quarantine`,
             waited > end / 100 && `${duration(waited)} waited before`, a.sourceText && `the endpoint sees ${a.sourceText}`].filter(Boolean).join(' · '))));
     }));
 }
