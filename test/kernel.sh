@@ -7,15 +7,14 @@
 set -eu
 cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/sbin:/sbin
-mkdir -p .cache
-exec 9>.cache/kernels.lock
-flock 9 # only one process fetches
-for program in apt-cache apt-get dpkg-deb depmod; do
+for program in apt-cache apt-get dpkg-deb depmod flock; do
 	if ! command -v "$program" >/dev/null; then
 		echo "note: no $program, so no kernels for the tests that boot one"
 		exit 0
 	fi
 done
+exec 9<test/kernel.sh
+flock 9 # only one process fetches
 
 # present reports whether one of the files is there.
 present() {
