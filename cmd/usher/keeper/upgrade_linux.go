@@ -19,6 +19,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/usherproxy/usher/portal/fdpass"
 	"github.com/usherproxy/usher/portal/handover"
 )
 
@@ -140,7 +141,9 @@ func Resume(logger func(level, format string) logrus.FieldLogger) (code int, is 
 	kept := k.Kept
 	k.Kept = map[string][]int{}
 	for name, fds := range kept {
-		k.put(name, fds)
+		if !k.put(name, fds) {
+			fdpass.Close(fds)
+		}
 	}
 	keepAcrossExec(false, k.descriptors())
 	k.manager = newManager(k.log)
