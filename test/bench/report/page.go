@@ -110,18 +110,18 @@ Other virtual machines share the hardware, so absolute figures vary; ratios of m
 every figure, the proxies alternate, and each round gives a ratio. The tables have the median of the rounds, and for the most important
 ratios the least and the greatest in brackets. Compare the ratios. If the brackets are far apart, ignore the second digit.
 
-Ratios vary between runs and CPUs. *Later* was measured some hours after the tables below, in two rounds of 3 s; *Intel* on an Intel Xeon
-with two cores (the program fb78500, three rounds of 1 s). In brackets: the ratio of p99.
+Ratios vary between runs and CPUs. The tables below are from an Intel Xeon. *AMD* was measured on an AMD EPYC with two cores on 2026-11-22 (usher 390e36f,
+rounds of 1 s); *AMD, later* some hours after that with a later program, in two rounds of 3 s. In brackets: the ratio of p99.
 
-| Ratio | no portal, later | address, later | no portal, Intel | address, Intel |
+| Ratio | no portal, AMD | address, AMD | no portal, AMD, later | address, AMD, later |
 |---|---:|---:|---:|---:|
-| new connections × HAProxy | 0.98 (1.10) | 1.00 (1.08) | 1.02 (1.27) | 1.01 (1.19) |
-| requests on 64 connections × HAProxy | 0.90 (1.49) | 0.91 (1.34) | 1.20 (0.71) | 1.15 (0.65) |
-| bulk on 16 connections × HAProxy | 1.38 | 1.36 | 1.55 | 1.53 |
-| datagrams, one in flight × nginx | – | – | 0.92 (1.59) | 0.99 (1.13) |
-| datagrams, four in flight × nginx | – | – | 1.34 (0.69) | 1.38 (0.74) |
+| new connections × HAProxy | 1.26 (0.91) | 1.18 (1.05) | 0.98 (1.10) | 1.00 (1.08) |
+| requests on 64 connections × HAProxy | 1.16 (0.98) | 1.35 (0.83) | 0.90 (1.49) | 0.91 (1.34) |
+| bulk on 16 connections × HAProxy | 1.92 | 1.93 | 1.38 | 1.36 |
+| datagrams, one in flight × nginx | 1.16 (1.12) | 1.22 (0.95) | – | – |
+| datagrams, four in flight × nginx | 1.44 (0.71) | 1.45 (0.54) | – | – |
 
-Six alternating rounds compared the two programs. The program of the tables had 0.96 to 1.17 (median 1.03) times
+Six alternating rounds on AMD compared the two programs. The first had 0.96 to 1.17 (median 1.03) times
 HAProxy's new connections, the later one 0.84 to 1.09 (1.02). The host's CPU therefore matters more than the changes between them.
 
 *The ceiling* is half of *direct* in each round, because a proxy has two hops. A proxy can exceed it by batching, or by not

@@ -82,7 +82,7 @@ var sections = []section{
 	{"rr64", "rr64", "Requests on 64 connections", "The same on 64 connections at once.", untranslated, exchanges("1,000,000", "haproxy", ceiling)},
 	{"rr64-netfilter", "rr64", "Requests on 64 connections through netfilter", "The same through the portals with address translation in the kernel.",
 		throughNetfilter, exchanges("1,000,000", like, "haproxy")},
-	open("crr-at-30", "New connections at 30%", "64 clients make new connections, as above, at a constant rate: 30% of what HAProxy did in the first round, for all peers. Time counts from the moment when a connection is due, even if no client is free."),
+	open("crr-at-30", "New connections at 30%", "64 clients make new connections, as above, at a constant rate: 30% of HAProxy's rate in the first round, for all peers. Time counts from the moment when a connection is due, even if no client is free."),
 	open("crr-at-60", "New connections at 60%", "The same at 60%."),
 	open("crr-at-80", "New connections at 80%", "The same at 80%."),
 	open("rr64-at-30", "Requests on 64 connections at 30%", "Requests at a constant rate, 30% of HAProxy's, on 64 connections in turn."),
