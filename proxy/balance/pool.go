@@ -104,6 +104,7 @@ func (p *Pool) newSet(old *Set, list []config.Endpoint, all map[netip.AddrPort]*
 			s.endpoints = append(s.endpoints, e)
 		}
 	}
+	s.sorted = slices.IsSortedFunc(s.endpoints, func(a, b *Endpoint) int { return a.Addr.Compare(b.Addr) })
 	return s
 }
 
