@@ -29,8 +29,9 @@ type PortView struct {
 	// Cluster, Internal and External are as in config.ServicePort.
 	Cluster, Internal, External *balance.Set
 
-	log     *trace.Log               // for Waiting
-	waiting map[netip.AddrPort]int64 // result of the first call of Waiting
+	log       *trace.Log               // for Waiting
+	waiting   map[netip.AddrPort]int64 // result of the first call of Waiting
+	responses *Responses               // result of the first call of Responses
 
 	Affinity    *affinity.Table
 	Totals      frontend.Totals
@@ -45,6 +46,20 @@ func (v *PortView) Waiting(now time.Time, d time.Duration) map[netip.AddrPort]in
 		v.waiting = v.log.Waiting(v.Port.ID, now, d)
 	}
 	return v.waiting
+}
+
+// Responses are the recent connections of all endpoints of a service port.
+type Responses struct {
+	With, Without float64 // a byte from the endpoint
+	Clients       float64 // that waited for one
+}
+
+// Responses returns the result of sum in the first call: callers ask for each endpoint, and sum looks at all.
+func (v *PortView) Responses(sum func() Responses) Responses {
+	if v.responses == nil {
+		v.responses = new(sum())
+	}
+	return *v.responses
 }
 
 // Inspect returns the service ports of the Services for which match returns true, in PortID order. It delays

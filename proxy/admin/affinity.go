@@ -24,6 +24,7 @@ func (a *API) affinity(r *http.Request) (any, error) {
 	type entry struct {
 		affinity.Entry
 		view *proxy.PortView
+		pod  string
 	}
 	var all []entry
 	views := a.proxy.Inspect(func(s types.NamespacedName) bool {
@@ -31,9 +32,17 @@ func (a *API) affinity(r *http.Request) (any, error) {
 	})
 	for i := range views {
 		v := &views[i]
-		for _, e := range v.AffinityEntries(now) {
-			if wanted.hasClient(e.Client) && wanted.hasEndpoint(e.Endpoint, podOf(v.Endpoints, e.Endpoint)) {
-				all = append(all, entry{e, v})
+		entries := v.AffinityEntries(now)
+		if len(entries) == 0 {
+			continue
+		}
+		pods := make(map[netip.AddrPort]string, len(v.Endpoints))
+		for _, e := range v.Endpoints {
+			pods[e.Addr] = e.Pod
+		}
+		for _, e := range entries {
+			if wanted.hasClient(e.Client) && wanted.hasEndpoint(e.Endpoint, pods[e.Endpoint]) {
+				all = append(all, entry{e, v, pods[e.Endpoint]})
 			}
 		}
 	}
@@ -42,16 +51,16 @@ func (a *API) affinity(r *http.Request) (any, error) {
 		return nil, err
 	}
 	for _, e := range all {
-		out.Items = append(out.Items, affinityEntry(e.Entry, e.view))
+		out.Items = append(out.Items, affinityEntry(e.Entry, e.view, e.pod))
 	}
 	return out, nil
 }
 
-func affinityEntry(e affinity.Entry, v *proxy.PortView) api.AffinityEntry {
+func affinityEntry(e affinity.Entry, v *proxy.PortView, pod string) api.AffinityEntry {
 	id := v.Port.ID
 	return api.AffinityEntry{
 		Service: id.ServiceName().String(), Port: id.Port, Family: id.Family.String(), Protocol: string(v.Port.Protocol),
-		Client: e.Client.String(), Endpoint: e.Endpoint.String(), Pod: podOf(v.Endpoints, e.Endpoint),
+		Client: e.Client.String(), Endpoint: e.Endpoint.String(), Pod: pod,
 		SecondsLeft: e.Left.Seconds(), TimeoutSeconds: v.Port.AffinityTimeout.Seconds(),
 	}
 }

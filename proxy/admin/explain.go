@@ -38,7 +38,7 @@ func (a *API) explain(r *http.Request) (any, error) {
 		out.Client = q.Client.String()
 	}
 	if x.Affinity != nil {
-		entry := affinityEntry(*x.Affinity, &proxy.PortView{Port: x.Port, Endpoints: x.Endpoints})
+		entry := affinityEntry(*x.Affinity, &proxy.PortView{Port: x.Port}, podOf(x.Endpoints, x.Affinity.Endpoint))
 		out.Affinity = &entry
 	}
 	if x.Port.Protocol != config.UDP {

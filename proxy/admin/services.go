@@ -275,16 +275,17 @@ func unresponsive(v *proxy.PortView, e *balance.Endpoint, now time.Time) bool {
 	if !silent && (none < fewestUnresponsive || none < unresponsivePart*clients) {
 		return false
 	}
-	var answered, othersNone, othersClients float64
-	for _, o := range v.Endpoints {
-		if o != e {
+	all := v.Responses(func() (r proxy.Responses) {
+		for _, o := range v.Endpoints {
 			ol := recentLatencyOf(o, now)
-			answered += float64(ol.firstByte.Number())
-			othersNone += float64(withoutResponse(o, waiting, now))
-			othersClients += float64(clientsWaited(o, ol, now))
+			r.With += float64(ol.firstByte.Number())
+			r.Without += float64(withoutResponse(o, waiting, now))
+			r.Clients += float64(clientsWaited(o, ol, now))
 		}
-	}
-	return answered > 0 && (silent ||
+		return r
+	})
+	othersWith, othersNone, othersClients := all.With-float64(l.firstByte.Number()), all.Without-none, all.Clients-clients
+	return othersWith > 0 && (silent ||
 		othersClients >= fewestClientsCompare && none*othersClients >= unresponsiveTimes*othersNone*clients)
 }
 
