@@ -26,14 +26,14 @@ type Limits struct {
 // Used returns the number of entries in all tables that share l.
 func (l *Limits) Used() int64 { return l.used.Load() }
 
-// Table maps clients to their endpoints. For "least recently used", only Set, Claim and Restore are a use; Get is not.
-// A Table is safe for concurrent use.
+// Table maps clients to their endpoints. It replaces the least recently used entry: only writing an entry (Set, Claim,
+// Restore) counts as a use. A Table is safe for concurrent use.
 type Table struct {
 	limits *Limits
 
 	mu      sync.Mutex
 	timeout time.Duration
-	clients *simplelru.LRU[netip.Addr, entry] // nil while the timeout is 0, which saves memory: most tables are unused
+	clients *simplelru.LRU[netip.Addr, entry] // nil while the timeout is 0, which saves memory: most Services have no affinity
 }
 
 type entry struct {
@@ -142,7 +142,7 @@ func (t *Table) Restore(e Entry, now time.Time) {
 }
 
 // Claim sets the endpoint of a client for which Get found no entry, and returns it. If another connection of the client
-// has set one meanwhile, Claim returns that endpoint and changes nothing.
+// has set one meanwhile, Claim returns that endpoint and changes nothing, not even the time of the last connection.
 func (t *Table) Claim(client netip.Addr, endpoint netip.AddrPort, now time.Time) netip.AddrPort {
 	t.mu.Lock()
 	defer t.mu.Unlock()

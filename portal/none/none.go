@@ -20,11 +20,11 @@ type none struct {
 
 	mu        sync.Mutex // guards addresses and ports
 	addresses *addressAllocator
-	ports     *portal.PortAllocator // allocates those of listeners that have no dedicated address, or of all listeners if the user gave a range
-	ownPorts  bool                  // Services with a dedicated address keep their ports, since the user gave no range
+	ports     *portal.PortAllocator // for listeners without a dedicated address, or for all if Options.ProxyPorts is set
+	ownPorts  bool                  // Services with a dedicated address keep their ports, since Options.ProxyPorts is not set
 }
 
-// loopback says which loopback addresses and ports this user has.
+// loopback says on which loopback addresses and ports this process can listen.
 type loopback struct {
 	many bool // all of 127.0.0.0/8, and not just 127.0.0.1
 	low  bool // ports below 1024

@@ -15,9 +15,11 @@
 // The schedule is a list of time slots. An attempt has the length of its time slot as its limit. If it fails sooner,
 // the next attempt begins at once with the same limit, and may outlast the time slot. When all endpoints have been
 // tried, the search waits for the rest of the time slot before it tries them again, since a restarting Pod is often
-// back soon. After such a wait in the last time slot, it makes only one more attempt. Without a schedule, as for UDP,
-// each endpoint is tried once, and the driver sets the time limit. A search makes at most 32 attempts.
+// back soon. After such a wait in the last time slot, it makes only one more attempt, with the length of the first time
+// slot as its limit. Without a schedule, as for UDP, each endpoint is tried once, and the driver sets the time limit. A
+// search makes at most 32 attempts.
 //
-// The next endpoint comes from package affinity, if the client had one, and otherwise from package balance. An endpoint
-// that is to blame for a failure is quarantined in balance, and the client's affinity to it is removed.
+// The next endpoint comes from package affinity, if the client had one, and otherwise from package balance.
+// [Search.Failed] describes how a failure affects both. An endpoint below its connection limit has a free slot, which
+// is no time slot.
 package search

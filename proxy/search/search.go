@@ -18,9 +18,9 @@ var DefaultSchedule = []time.Duration{250 * time.Millisecond, 500 * time.Millise
 // maxAttempts limits the attempts of one search, so that a Service with many endpoints that all refuse costs little.
 const maxAttempts = 32
 
-// Search is one client's search for an endpoint. The driver sets the exported fields: Affinity before each Next, Policy
-// and SourceAddress before it reports the result of an attempt, and the others before the first Next. One goroutine at
-// a time may call its methods.
+// Search is one client's search for an endpoint. The driver sets the exported fields: Affinity before each Next; Policy
+// and SourceAddress before it reports the result of an attempt; the others before the first Next. One goroutine at a
+// time may call its methods.
 type Search struct {
 	Schedule      []time.Duration // empty: each endpoint is tried once
 	Policy        balance.Policy
@@ -40,7 +40,7 @@ type Search struct {
 	timeSlot int               // index in Schedule; len(Schedule) after the last time slot
 	end      time.Time         // of the time slot
 	final    outcome.Result    // unless it is Open, no further attempt is made
-	limit    time.Duration     // of the attempt that waits for a free slot
+	limit    time.Duration     // of the attempt that begins when the client gets a free slot
 	queued   time.Time         // start of the wait for a free slot; zero if it does not wait
 	inQueue  time.Duration     // duration of earlier waits for a free slot
 }
@@ -177,8 +177,8 @@ func (s *Search) report(now time.Time, err error) {
 }
 
 // choose takes the endpoint of the client's affinity, unless [balance.Set.Again] rejects it, and otherwise the
-// scheduler's choice. The client waits for a free slot if the endpoint of its affinity or, without affinity, every
-// endpoint outside quarantine is full, or if other clients are ahead in the queue.
+// scheduler's choice. The client must wait for a free slot in three cases: the endpoint of its affinity is full; it has
+// no usable affinity, and all untried endpoints outside quarantine are full; other clients are ahead in the queue.
 func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) {
 	ask := balance.Request{Now: now, Client: s.Client, VIP: s.VIP, Tried: s.tried}
 	var before netip.AddrPort
@@ -239,8 +239,8 @@ func (s *Search) queue(set *balance.Set, now time.Time, limit time.Duration) Ste
 // Queued reports whether the client waits for a free slot.
 func (s *Search) Queued() bool { return !s.queued.IsZero() }
 
-// Abandon ends a wait for a free slot, if any: the client has an endpoint, has left, is given up, or has tried all
-// endpoints that are left after a change.
+// Abandon ends a wait for a free slot, if any. It is called when the client has an endpoint, has left or is given up,
+// or when the endpoints have changed and it has tried all that remain.
 func (s *Search) Abandon(now time.Time) {
 	if !s.Queued() {
 		return
@@ -256,7 +256,8 @@ func (s *Search) Abandon(now time.Time) {
 
 // Preview returns the endpoints of set in the order in which a client's search would try them at now if all failed. The
 // parameter vip is the client's VIP, and had is its affinity, or nil for none. Preview changes nothing: it takes no
-// turn in rotation and claims no probe. The order ends where the client would have to wait for a free slot.
+// turn in rotation and claims no probe. The order ends where all endpoints that are left are full; Preview does not
+// know the queue.
 func Preview(set *balance.Set, client, vip netip.Addr, had *affinity.Entry, now time.Time) (order []balance.Choice) {
 	ask := balance.Request{Now: now, Client: client, VIP: vip}
 	take := func(c balance.Choice) {
