@@ -87,11 +87,7 @@ func look(own, word string) (holder *found, strangers []string, err error) {
 		}
 		todo := waiting
 		waiting = nil
-		for i, name := range todo {
-			if !time.Now().Before(end) { // there may be any number of names
-				waiting = append(waiting, todo[i:]...)
-				break
-			}
+		for _, name := range todo {
 			// Connect in this thread: it may be in another network namespace than other threads.
 			a, err := approach(name)
 			switch {

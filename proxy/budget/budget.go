@@ -5,14 +5,12 @@
 // since any host can send datagrams with forged source addresses. Where UDP is served, connections leave an eighth to
 // it, so that a node's DNS keeps working. The last part of each limit is reserved: an eighth of the connections, and of
 // the sessions, for clients that have few; a sixteenth of the connections for service ports that have few; an eighth of
-// the listeners for namespaces that have few. That number becomes smaller as capacity runs out (see allowance), so that
-// several clients, ports or namespaces together cannot use up a limit either.
+// the listeners for namespaces that have few.
 package budget
 
 import (
 	"errors"
 	"fmt"
-	"math"
 	"sync"
 	"sync/atomic"
 
@@ -25,7 +23,7 @@ type Limits struct {
 	// MaxConnections limits open connections. 0 means only the limit that Budget computes: see ConnectionLimit.
 	MaxConnections int64
 	// MaxConnectionsPerPort limits the connections of one service port; 0 means half of the connection limit, once
-	// little of that is left, and then less and less: see allowance.
+	// little of that is left: see scarce.
 	MaxConnectionsPerPort int64
 
 	// MaxUDPSessions limits open UDP sessions. A quarter of the file descriptors is always the upper limit.
@@ -33,8 +31,7 @@ type Limits struct {
 
 	// MaxClientShare is the percentage of the connection limit, and of the session limit, that one client address may
 	// hold when little of that limit is left; 100 means no limit per client. A client above it gets no further
-	// connection, and the share shrinks as capacity runs out; a new UDP session of it ends the one that has been idle
-	// longest.
+	// connection; a new UDP session of it ends the one that has been idle longest.
 	MaxClientShare int64
 }
 
@@ -102,27 +99,24 @@ func (b *Budget) localListeners(udp bool) (open *atomic.Int64, most int64) {
 
 // AdmitListener returns an error if there is no capacity for another listener of a Service in namespace. local means
 // that it gets one of the kernel's ephemeral ports: authors of Services may request any number of listeners, and must
-// leave enough ports for the node's own connections. Of the last eighth, a namespace with many listeners gets none.
+// leave enough ports for the node's own connections. A namespace with more than half of all listeners gets none of the
+// last eighth.
 func (b *Budget) AdmitListener(namespace string, udp, local bool) error {
 	b.mu.Lock()
-	own := b.inNamespace[namespace] + 1
+	large := 2*b.inNamespace[namespace] > b.Listeners.Load()
 	b.mu.Unlock()
-	// full reports whether none of most is left for the namespace, and describes the rest if it is for others.
-	full := func(open, most int64) (rest string, is bool) {
-		switch {
-		case open+1 <= most-most/partForNamespaces:
-			return "", false
-		case open+1 > most:
-			return "", true
+	share := func(most int64) (int64, string) {
+		if large {
+			return most - most/8, ", and the rest is reserved for other namespaces than " + namespace
 		}
-		return ", and the rest is reserved for other namespaces than " + namespace, own > allowance(most/2, open+1, most, partForNamespaces)
+		return most, ""
 	}
-	if rest, is := full(b.Listeners.Load(), b.maxListeners()); is {
-		return fmt.Errorf("%w: of %d, %d may be listeners%s", ErrOpenFiles, b.Descriptors, b.Listeners.Load(), rest)
+	if most, rest := share(b.maxListeners()); b.Listeners.Load() >= most {
+		return fmt.Errorf("%w: of %d, %d may be listeners%s", ErrOpenFiles, b.Descriptors, most, rest)
 	}
 	open, most := b.localListeners(udp)
-	if rest, is := full(open.Load(), most); is && local && most > 0 {
-		return fmt.Errorf("%w: they may use %d of the %d in net.ipv4.ip_local_port_range%s (set --proxy-port-range to other ports)", ErrLocalPorts, open.Load(), b.localPorts, rest)
+	if most, rest := share(most); local && most > 0 && open.Load() >= most {
+		return fmt.Errorf("%w: they may use %d of the %d in net.ipv4.ip_local_port_range%s (set --proxy-port-range to other ports)", ErrLocalPorts, most, b.localPorts, rest)
 	}
 	return nil
 }
@@ -171,36 +165,18 @@ func (b *Budget) SessionLimit() int64 {
 // SessionLimitPerPort returns the maximum number of sessions of one service port: half of SessionLimit.
 func (b *Budget) SessionLimitPerPort() int64 { return max(1, b.SessionLimit()/2) }
 
-// Divisors of a limit that give the part reserved for clients, and for service ports, with few connections, and for
-// namespaces with few listeners. A limit below the divisor has no such part.
+// Divisors of a limit that give the part reserved for clients, and for service ports, with few connections. A limit
+// below the divisor has no such part.
 const (
-	partForClients    = 8
-	partForPorts      = 16
-	partForNamespaces = 8
+	partForClients = 8
+	partForPorts   = 16
 )
 
 // scarce reports whether only the reserved part of limit, that is limit/part, is left when open are in use.
 func scarce(open, limit, part int64) bool { return open > limit-limit/part }
 
-// allowance returns how many of limit one holder may have when open are in use, its new one included. There is no limit
-// unless capacity is scarce. Then it is share, and less and less as capacity runs out, down to 1.
-func allowance(share, open, limit, part int64) int64 {
-	if !scarce(open, limit, part) {
-		return math.MaxInt64
-	}
-	return max(1, share*(limit-open+1)/(limit/part))
-}
-
 // clientsPart returns the part of limit that one client address may hold when capacity is scarce.
 func (b *Budget) clientsPart(limit int64) int64 { return max(1, limit*b.limits.MaxClientShare/100) }
-
-// clientAllowance is the allowance for the connections of a client address.
-func (b *Budget) clientAllowance(open, limit int64) int64 {
-	if b.limits.MaxClientShare >= 100 {
-		return limit
-	}
-	return allowance(b.clientsPart(limit), open, limit, partForClients)
-}
 
 // Reasons to refuse a connection.
 var (
@@ -213,18 +189,13 @@ var (
 // connections of the service port and the client, this one included.
 func (b *Budget) TakeConnection(toPort, ofClient int64) error {
 	open, limit, perPort := b.Connections.Add(1), b.ConnectionLimit(), b.limits.MaxConnectionsPerPort
-	plenty := open <= limit-limit/partForClients // and so more than the part for ports
 	var err error
 	switch {
 	case open > limit:
 		err = errTooMany
-	case perPort > 0 && toPort > perPort:
+	case perPort > 0 && toPort > perPort, perPort == 0 && toPort > max(1, limit/2) && scarce(open, limit, partForPorts):
 		err = errTooManyToPort
-	case plenty:
-		return nil
-	case perPort == 0 && toPort > allowance(limit/2, open, limit, partForPorts):
-		err = errTooManyToPort
-	case ofClient > b.clientAllowance(open, limit):
+	case ofClient > b.clientsPart(limit) && scarce(open, limit, partForClients):
 		err = errTooManyOfClient
 	default:
 		return nil
@@ -236,7 +207,7 @@ func (b *Budget) TakeConnection(toPort, ofClient int64) error {
 // AdmitClient checks the limit again for a connection that was counted for a load balancer, once its client is known
 // from a PROXY header. ofClient is the client's number of connections, this one included.
 func (b *Budget) AdmitClient(ofClient int64) error {
-	if ofClient > b.clientAllowance(b.Connections.Load(), b.ConnectionLimit()) {
+	if limit := b.ConnectionLimit(); scarce(b.Connections.Load(), limit, partForClients) && ofClient > b.clientsPart(limit) {
 		return errTooManyOfClient
 	}
 	return nil

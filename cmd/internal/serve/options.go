@@ -125,7 +125,7 @@ func (f *Flags) RegisterProxy(flags *pflag.FlagSet) {
 	flags.DurationVar(&o.Keepalive, "keepalive", o.Keepalive, "Idle time before the first TCP keepalive probe, to client and endpoint")
 	cli.Group(flags, "Timeouts")
 	flags.Int64Var(&o.MaxConnections, "max-connections", 0, "Maximum number of open connections. 0 = derived from the open-files limit (slightly under half)")
-	flags.Int64Var(&o.MaxClientShare, "max-client-share", o.MaxClientShare, "Percentage of connections, and of UDP sessions, that one client address may hold once 7/8 of the maximum are in use; fewer connections when less is left. 100 = no limit per client")
+	flags.Int64Var(&o.MaxClientShare, "max-client-share", o.MaxClientShare, "Percentage of connections, and of UDP sessions, that one client address may hold once 7/8 of the maximum are in use. 100 = no limit per client")
 	flags.DurationVar(&o.UDPIdleTimeout, "udp-idle-timeout", o.UDPIdleTimeout, "Idle timeout of a UDP session once its endpoint has responded; before that, 1m at most. Per Service, for both: usher.io/udp-idle-timeout")
 	flags.Int64Var(&o.MaxUDPSessions, "max-udp-sessions", o.MaxUDPSessions, "Maximum number of UDP sessions, at most a quarter of the open-files limit; above it, usher ends the session that has been idle longest")
 	flags.Int64Var(&o.AffinityTotal, "max-affinity", o.AffinityTotal, "Maximum number of clients remembered for all service ports with ClientIP affinity")
