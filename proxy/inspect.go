@@ -29,9 +29,12 @@ type PortView struct {
 	// Cluster, Internal and External are as in config.ServicePort.
 	Cluster, Internal, External *balance.Set
 
-	log       *trace.Log               // for Waiting
-	waiting   map[netip.AddrPort]int64 // result of the first call of Waiting
-	responses *Responses               // result of the first call of Responses
+	log     *trace.Log               // for Waiting
+	waiting map[netip.AddrPort]int64 // result of the first call of Waiting
+
+	// Results of the first call of Responses.
+	responses map[*balance.Endpoint]Responses
+	all       Responses
 
 	Affinity    *affinity.Table
 	Totals      frontend.Totals
@@ -48,18 +51,24 @@ func (v *PortView) Waiting(now time.Time, d time.Duration) map[netip.AddrPort]in
 	return v.waiting
 }
 
-// Responses are the recent connections of all endpoints of a service port.
+// Responses are the recent connections of an endpoint, or of all endpoints of a service port.
 type Responses struct {
 	With, Without float64 // a byte from the endpoint
 	Clients       float64 // that waited for one
 }
 
-// Responses returns the result of sum in the first call: callers ask for each endpoint, and sum looks at all.
-func (v *PortView) Responses(sum func() Responses) Responses {
+// Responses returns the results of of for each endpoint, and their sum. It calls of only in the first call: callers ask
+// for one endpoint at a time.
+func (v *PortView) Responses(of func(*balance.Endpoint) Responses) (each map[*balance.Endpoint]Responses, all Responses) {
 	if v.responses == nil {
-		v.responses = new(sum())
+		v.responses = make(map[*balance.Endpoint]Responses, len(v.Endpoints))
+		for _, e := range v.Endpoints {
+			r := of(e)
+			v.responses[e] = r
+			v.all.With, v.all.Without, v.all.Clients = v.all.With+r.With, v.all.Without+r.Without, v.all.Clients+r.Clients
+		}
 	}
-	return *v.responses
+	return v.responses, v.all
 }
 
 // Inspect returns the service ports of the Services for which match returns true, in PortID order. It delays

@@ -264,29 +264,26 @@ const (
 // one than at the other endpoints. Another endpoint of the port must have sent some: where none sends any,
 // the protocol may have no answers. The kernel accepts connections also for a program that hangs.
 func unresponsive(v *proxy.PortView, e *balance.Endpoint, now time.Time) bool {
+	few := func(without, clients float64) bool {
+		return without < fewestUnresponsive || without < unresponsivePart*clients
+	}
 	l := recentLatencyOf(e, now)
-	clients := float64(clientsWaited(e, l, now))
-	silent := clients >= fewestUnresponsive && l.firstByte.Number() == 0
-	if without := clients - float64(l.firstByte.Number()); without < fewestUnresponsive || without < unresponsivePart*clients {
-		return false
+	if clients := float64(clientsWaited(e, l, now)); few(clients-float64(l.firstByte.Number()), clients) {
+		return false // as for almost all; the rest looks at all connections and endpoints
 	}
 	waiting := v.Waiting(now, longWait)
-	none := float64(withoutResponse(e, waiting, now))
-	if !silent && (none < fewestUnresponsive || none < unresponsivePart*clients) {
+	each, all := v.Responses(func(o *balance.Endpoint) proxy.Responses {
+		l := recentLatencyOf(o, now)
+		return proxy.Responses{With: float64(l.firstByte.Number()), Without: float64(withoutResponse(o, waiting, now)), Clients: float64(clientsWaited(o, l, now))}
+	})
+	own := each[e]
+	silent := own.Clients >= fewestUnresponsive && own.With == 0
+	if !silent && few(own.Without, own.Clients) {
 		return false
 	}
-	all := v.Responses(func() (r proxy.Responses) {
-		for _, o := range v.Endpoints {
-			ol := recentLatencyOf(o, now)
-			r.With += float64(ol.firstByte.Number())
-			r.Without += float64(withoutResponse(o, waiting, now))
-			r.Clients += float64(clientsWaited(o, ol, now))
-		}
-		return r
-	})
-	othersWith, othersNone, othersClients := all.With-float64(l.firstByte.Number()), all.Without-none, all.Clients-clients
-	return othersWith > 0 && (silent ||
-		othersClients >= fewestClientsCompare && none*othersClients >= unresponsiveTimes*othersNone*clients)
+	others := proxy.Responses{With: all.With - own.With, Without: all.Without - own.Without, Clients: all.Clients - own.Clients}
+	return others.With > 0 && (silent ||
+		others.Clients >= fewestClientsCompare && own.Without*others.Clients >= unresponsiveTimes*others.Without*own.Clients)
 }
 
 // withoutResponse returns how many recent connections of e ended as no-response, plus those that still wait.
