@@ -43,7 +43,9 @@ func (p *Proxy) InheritRest(sockets map[string]*os.File) {
 	p.datagrams.InheritRest(sockets)
 	p.takeAffinities(sockets)
 	p.had = nil
-	if !p.stopped { // else Drain may have returned
+	if p.stopped { // Drain may have returned
+		p.predecessor.Refuse()
+	} else {
 		p.streams.Receive(p.predecessor, &receiver{proxy: p})
 	}
 	p.predecessor = nil

@@ -95,7 +95,7 @@ var _ = Describe("open connections of a replaced Proxy", func() {
 		return successor, drained
 	}
 
-	It("do not end the drain before it has begun to hand them over", func() {
+	It("are offered before the drain can end", func() {
 		p := serve()
 		sockets, _, _, release, err := p.HandOver()
 		Expect(err).NotTo(HaveOccurred())

@@ -54,7 +54,7 @@ const atOnce = 2
 // bootAll boots all requested kernels and returns, for each, a function that waits for its verdicts and console.
 var bootAll = sync.OnceValue(func() map[string]func() (map[string]vm.Verdict, string) {
 	GinkgoHelper()
-	out, err := exec.Command("./kernel.sh").CombinedOutput() // also waits for another one that is fetching
+	out, err := exec.Command("./kernel.sh").CombinedOutput() // fetches nothing that is there; waits for another one that is fetching
 	Expect(err).NotTo(HaveOccurred(), string(out))
 	fmt.Fprintf(GinkgoWriter, "%s", out)
 	boots := map[string]func() (map[string]vm.Verdict, string){}

@@ -105,6 +105,13 @@ func (o *Offer) Withdraw() { o.conn.Close() }
 // Inherited is a successor's end of an Offer.
 type Inherited struct{ conn *net.UnixConn }
 
+// Refuse refuses an offer, if i is not nil: all connections stay with the predecessor.
+func (i *Inherited) Refuse() {
+	if i != nil {
+		i.conn.Close()
+	}
+}
+
 // Inherit takes a predecessor's Offer and the socket to the keeper from sockets. It returns nil if there is no Offer.
 // Inherit is called before the first client connects.
 func (s *Server) Inherit(sockets map[string]*os.File) (from *Inherited) {

@@ -71,6 +71,9 @@ func (s *Server) HandOver(*Offer, func() map[*balance.State]time.Time) {}
 // Inherited is empty: there is no predecessor.
 type Inherited struct{}
 
+// Refuse does nothing.
+func (*Inherited) Refuse() {}
+
 // Inherit returns nil.
 func (s *Server) Inherit(map[string]*os.File) *Inherited { return nil }
 

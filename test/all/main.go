@@ -36,7 +36,7 @@ func main() {
 	cross := suite{name: "cross", commands: []string{"go run ./test/cross darwin/arm64 windows/amd64"}}
 	stages := []stage{
 		{program, prepare, cluster, packages, release, dashboard, arm64, deploy, cross, lint}, // the long ones first
-		{monitoring, scale}, // scale and those below measure, or have time limits; monitoring only waits
+		{monitoring, scale}, // scale and those below measure, or have time limits; monitoring waits nearly all the time
 		{walk},
 		{ground},
 	}

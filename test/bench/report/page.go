@@ -110,8 +110,8 @@ Other virtual machines share the hardware, so absolute figures vary; ratios of m
 every figure, the proxies alternate, and each round gives a ratio. The tables have the median of the rounds, and for the most important
 ratios the least and the greatest in brackets. Compare the ratios. If the brackets are far apart, ignore the second digit.
 
-Ratios vary between runs and CPUs. The tables below are from an Intel Xeon. *AMD* was measured on an AMD EPYC with two cores on 2026-11-22 (usher 390e36f,
-rounds of 1 s); *AMD, later* some hours after that with a later program, in two rounds of 3 s. In brackets: the ratio of p99.
+Ratios vary between runs and CPUs. Compare the tables below with *AMD*, measured on an AMD EPYC with two cores on 2026-11-22 (usher 390e36f, rounds of
+1 s), and *AMD, later*, measured some hours after that with a later program, in two rounds of 3 s. In brackets: the ratio of p99.
 
 | Ratio | no portal, AMD | address, AMD | no portal, AMD, later | address, AMD, later |
 |---|---:|---:|---:|---:|
