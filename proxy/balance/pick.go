@@ -78,7 +78,7 @@ type Set struct {
 	order     order         // nil for the order of endpoints
 	cursor    atomic.Uint32 // the next turn
 	slow      *slowStart    // nil without new endpoints
-	sorted    bool          // endpoints are sorted by address, as the sources of Services do
+	sorted    bool          // by address, as lists from the sources of Services are
 	limited   bool          // skip full endpoints, for which clients wait
 	group     int           // index in Pool.queues; the same for all Sets that have the same endpoints
 	timeout   time.Duration // see QueueTimeout
@@ -92,18 +92,17 @@ func (s *Set) Endpoints() []*Endpoint { return s.endpoints }
 
 // Find returns the endpoint with address addr, or nil.
 func (s *Set) Find(addr netip.AddrPort) *Endpoint {
-	var i int
-	var found bool
-	if s.sorted { // there may be many, and clients with affinity look at each connection
-		i, found = slices.BinarySearchFunc(s.endpoints, addr, func(e *Endpoint, a netip.AddrPort) int { return e.Addr.Compare(a) })
-	} else {
-		i = slices.IndexFunc(s.endpoints, func(e *Endpoint) bool { return e.Addr == addr })
-		found = i >= 0
+	list := s.endpoints
+	if s.sorted { // there may be many, and each new connection of a client with affinity calls Find
+		i, _ := slices.BinarySearchFunc(list, addr, func(e *Endpoint, a netip.AddrPort) int { return e.Addr.Compare(a) })
+		list = list[i:min(i+1, len(list))]
 	}
-	if !found {
-		return nil
+	for _, e := range list {
+		if e.Addr == addr {
+			return e
+		}
 	}
-	return s.endpoints[i]
+	return nil
 }
 
 // Pick returns the endpoint to try next: the scheduler's first choice among the untried ones (not in a.Tried) that are
