@@ -87,14 +87,14 @@ func (n *Names) Apply(services []config.Service) { n.server.Apply(services) }
 // Queries implements daemon.Names.
 func (n *Names) Queries() map[[2]string]int64 { return n.server.Queries() }
 
-// retryListen calls listen every 100 ms until it succeeds, and reports whether it did before ctx
+// retryListen calls listen every 10 ms until it succeeds, and reports whether it did before ctx
 // ended. failed is the error of the previous call; if it is nil, retryListen calls nothing.
 func retryListen(ctx context.Context, failed error, listen func() error) bool {
 	for ; failed != nil; failed = listen() {
 		select {
 		case <-ctx.Done():
 			return false
-		case <-time.After(100 * time.Millisecond):
+		case <-time.After(10 * time.Millisecond):
 		}
 	}
 	return true
