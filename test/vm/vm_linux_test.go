@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	"github.com/onsi/ginkgo/v2/types"
@@ -22,6 +23,7 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	}
 	fmt.Println(upMark)
+	time.AfterFunc(clockTime, func() { fmt.Println(clockMark) })
 	if thisKernel == nil {
 		fmt.Printf("there is no kernel called %q\n", os.Getenv(kernelVariable))
 	} else if err := prepare(); err != nil {
