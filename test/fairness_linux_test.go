@@ -25,7 +25,7 @@ import (
 
 // A flood of one Service takes CPU time from all Services, with or without usher. So the specs compare
 // connections by usher with direct ones, in alternating rounds during the same floods.
-var _ = Describe("A Service and DNS, during floods of TCP connections and of UDP from 100,000 addresses,", Serial, func() {
+var _ = Describe("A Service and DNS, during floods of TCP connections and of UDP from 100,000 addresses,", serial, func() {
 	for _, portal := range []string{"nftables", "address"} {
 		for _, six := range []bool{false, true} {
 			family := map[bool]string{false: "IPv4", true: "IPv6"}[six]

@@ -216,7 +216,7 @@ func startMirror(ns *lab.Namespace, at netip.AddrPort) netip.AddrPort {
 	return at
 }
 
-var _ = Describe("a takeover from a running instance", Serial, func() {
+var _ = Describe("a takeover from a running instance", serial, func() {
 	for _, portal := range []string{"iptables", "nftables", "address", apart} {
 		Describe("with the "+portal+" portal", func() { handoverSpecs(portal) })
 	}

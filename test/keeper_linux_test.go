@@ -128,7 +128,7 @@ func (c *callers) end() {
 	}
 }
 
-var _ = Describe("with a keeper,", Serial, func() {
+var _ = Describe("with a keeper,", serial, func() {
 	for _, portal := range []string{"iptables", "nftables", "address", apart} {
 		Describe("the "+portal+" portal", func() { keeperSpecs(portal) })
 	}

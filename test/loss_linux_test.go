@@ -16,7 +16,7 @@ import (
 
 // Package vm checks loss, delay and other faults of bad networks in another kernel, on an emulated CPU. These specs
 // measure time.
-var _ = Describe("on a link that loses 5% of the packets in each direction,", Serial, func() {
+var _ = Describe("on a link that loses 5% of the packets in each direction,", serial, func() {
 	for _, portal := range []string{"nftables", "address"} {
 		It("the slowest connections take at most one slot longer than direct ones, with the portal "+portal, func() {
 			lab.Long()

@@ -21,7 +21,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-var _ = Describe("open connections, when another instance takes over,", Serial, func() {
+var _ = Describe("open connections, when another instance takes over,", serial, func() {
 	for _, portal := range []string{"iptables", "nftables", "address", apart} {
 		Describe("with the "+portal+" portal", func() { openHandoverSpecs(portal) })
 	}

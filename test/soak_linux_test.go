@@ -32,7 +32,7 @@ const (
 // soakMemory is the number of bytes that usher and its keeper may use above their use after the first seconds.
 const soakMemory = 64 << 20
 
-var _ = Describe("a soak: mixed traffic with all kinds of faults,", Serial, Ordered, ContinueOnFailure, func() {
+var _ = Describe("a soak: mixed traffic with all kinds of faults,", serial, Ordered, ContinueOnFailure, func() {
 	page := &soakPage{time: soakTime, seed: soakSeed}
 	var raced, plain string
 	var err error

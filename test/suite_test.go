@@ -22,6 +22,10 @@ func TestUsher(t *testing.T) {
 	RunSpecs(t, "usher")
 }
 
+// serial marks specs that measure or need all cores. No other spec of this folder runs at the same time. In test/all they
+// are a suite.
+var serial = []any{Serial, Label("serial")}
+
 // usherBinary is the program under test. It is built with the race detector if long specs are enabled.
 var usherBinary string
 

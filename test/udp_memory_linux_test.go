@@ -19,7 +19,7 @@ import (
 
 // The race detector needs extra memory for each address that a program ever touched, so these specs run usher without
 // it.
-var _ = Describe("The memory and descriptors that UDP sessions use", Serial, func() {
+var _ = Describe("The memory and descriptors that UDP sessions use", serial, func() {
 	It("stay bounded with 100,000 clients of one datagram each, and are freed when idle", func() {
 		const (
 			some     = 10_000 // enough to fill all fixed-size buffers, such as the trace

@@ -24,11 +24,13 @@ func TestEverySuiteRunsWhateverFailsAndIsInTheTable(t *testing.T) {
 	races := of("races")
 	races.race = true
 	beside := of("beside")
-	beside.beside = 2
+	beside.beside, beside.label, beside.slots = 2, "!serial", 2
+	serial := of("beside")
+	serial.name, serial.beside, serial.label = "serial", 1, "serial"
 	out := gbytes.NewBuffer()
 	g.Expect(run(out,
 		stage{of("broken"), of("dies"), races},
-		stage{beside, of("missing"), of("specs"), {name: "cross", commands: []string{"env GOOS=no-such-system go vet ./..."}}},
+		stage{beside, serial, of("missing"), of("specs"), {name: "cross", commands: []string{"env GOOS=no-such-system go vet ./..."}}},
 	)).To(BeFalse())
 	text := string(out.Contents())
 	g.Expect(text).To(And(
@@ -40,6 +42,7 @@ broken +0 +1 +0 +\d+ +\d+ +-
 dies +0 +1 +0 +\d+ +\d+ +-
 races +1 +1 +0 +\d+ +\d+ +-
 beside +2 +1 +0 +\d+ +\d+ +-
+serial +1 +0 +0 +\d+ +\d+ +-
 missing +0 +1 +0 +\d+ +\d+ +-
 specs +2 +2 +4 +\d+ +\d+ +1: no such program; 1: pending; 2: no such device
 cross +0 +1 +0 +\d+ +\d+ +-
@@ -53,7 +56,7 @@ FAILED dies: .*ended before its tests did.*
 FAILED races: [^\n]*
     WARNING: DATA RACE
     .*races_test.go:(18|21).*
-FAILED beside: specs beside each other fails \(.*/beside_test.go:22\)
+FAILED beside: specs beside each other fails \(.*/beside_test.go:26\)
     why it failed
 [^F]*
 FAILED missing: .*
@@ -66,7 +69,7 @@ FAILED specs: a suite fails \(.*/specs_test.go:17\)
 FAILED cross: env GOOS=no-such-system [^\n]*
     .*unsupported GOOS.*
 [1-9]\d* s of CPU time
-5 passed, 8 failed, 4 skipped
+6 passed, 8 failed, 4 skipped
 $`))
 }
 

@@ -34,7 +34,9 @@ type suite struct {
 	except   []string // suffixes of package paths
 	race     bool
 	timeout  string
-	beside   int // number of concurrent specs, if it is one package of specs
+	beside   int    // number of concurrent specs, if it is one package of specs
+	label    string // then also Ginkgo's filter of specs by label
+	slots    int    // see the constant; 0 means 1
 
 	commands []string // instead of the fields above: words separated by blanks
 }
@@ -148,7 +150,7 @@ func (r *result) test() error {
 	args := []string{"test", "-json", "-count=1", "-timeout=" + r.timeout, "-vet=off", "-exec=" + self} // lint has vetted everything
 	env := append(os.Environ(), raceExit, reportsVariable+"="+dir)
 	if r.beside > 0 {
-		args = append([]string{"tool", "ginkgo", "run", fmt.Sprintf("-procs=%d", r.beside), "-vet=off", "-timeout=" + r.timeout, "-output-dir=" + dir}, specFlags("report.json")...)
+		args = append([]string{"tool", "ginkgo", "run", fmt.Sprintf("-procs=%d", r.beside), "-vet=off", "-timeout=" + r.timeout, "-output-dir=" + dir, "-label-filter=" + r.label}, specFlags("report.json")...)
 		env = append(os.Environ(), raceExit, patience)
 		packages = r.patterns // folders, for ginkgo
 	}
@@ -293,6 +295,10 @@ func excerpt(lines []string) string {
 
 // readReports counts specs.
 func (r *result) readReports(dir string) error {
+	wanted, err := types.ParseLabelFilter(r.label)
+	if err != nil {
+		return err
+	}
 	for _, file := range reports(dir) {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -304,6 +310,9 @@ func (r *result) readReports(dir string) error {
 		}
 		for _, s := range suites {
 			for _, spec := range s.SpecReports {
+				if spec.LeafNodeType == types.NodeTypeIt && !wanted(spec.Labels()) {
+					continue // it is in another suite
+				}
 				r.times = append(r.times, timed{r.name + ": " + cmp.Or(spec.FullText(), spec.LeafNodeType.String()), spec.RunTime})
 				switch {
 				case spec.Failed():

@@ -19,5 +19,9 @@ var _ = Describe("specs beside each other", func() {
 		config, _ := GinkgoConfiguration()
 		Expect(config.ParallelTotal).To(Equal(2))
 	})
+	It("runs alone", Label("serial"), func() {
+		config, _ := GinkgoConfiguration()
+		Expect(config.ParallelTotal).To(Equal(1))
+	})
 	It("fails", func() { Expect(1).To(Equal(2), "why it failed") })
 })
