@@ -26,7 +26,7 @@ func main() {
 	cluster := suite{name: "test/cluster", dir: "test/cluster", timeout: "50m", patterns: []string{"./..."}}
 	dashboard := suite{name: "test/dashboard", dir: "test/dashboard", timeout: "20m", patterns: []string{"./..."}}
 	deploy := suite{name: "test/deploy", dir: "test/deploy", timeout: "20m", patterns: []string{"./..."}}
-	ground := suite{name: "test/ground", dir: "test/ground", timeout: "30m", patterns: []string{"."}, beside: 2}
+	ground := suite{name: "test/ground", dir: "test/ground", timeout: "30m", patterns: []string{"."}, beside: 3}
 	house := suite{name: "test/house", dir: ".", timeout: "10m", patterns: []string{"./test/house"}} // it has no goroutines: a race detector only takes a minute
 	monitoring := suite{name: "test/monitoring", dir: ".", timeout: "20m", patterns: []string{"./test/monitoring"}}
 	release := suite{name: "deploy/release", dir: "deploy/release", timeout: "30m", patterns: []string{"./..."}}

@@ -95,6 +95,10 @@ var _ = Describe("usher in", func() {
 			g.expect(g.run())
 		})
 	}
+})
+
+// It takes longest, so it is first.
+var _ = Describe("usher in", SpecPriority(1), func() {
 	It(oldKernel.name, func() {
 		if lack := oldKernel.lack(); lack != "" {
 			Skip(lack)
