@@ -13,6 +13,7 @@ import (
 	"github.com/sirupsen/logrus"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -140,6 +141,9 @@ func New(options Options) (*Source, error) {
 	return s, err
 }
 
+// notHeadless is a field selector for Services.
+var notHeadless = fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String()
+
 // selectors select the objects that the API server sends.
 type selectors struct{ serviceLabels, serviceFields, sliceLabels string }
 
@@ -153,25 +157,37 @@ func selectorsFor(proxyName string, discovery bool) (s selectors, err error) {
 	if proxyName != "" {
 		mine, err1 = labels.NewRequirement(translate.LabelServiceProxyName, selection.Equals, []string{proxyName})
 	}
-	notHeadless, err2 := labels.NewRequirement(corev1.IsHeadlessService, selection.DoesNotExist, nil)
+	notMarked, err2 := labels.NewRequirement(corev1.IsHeadlessService, selection.DoesNotExist, nil)
 	if err := errors.Join(err1, err2); err != nil {
 		return s, fmt.Errorf("service proxy name %q: %w", proxyName, err)
 	}
 	return selectors{
 		serviceLabels: labels.NewSelector().Add(*mine).String(),
-		serviceFields: fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String(),
-		sliceLabels:   labels.NewSelector().Add(*notHeadless).String(),
+		serviceFields: notHeadless,
+		sliceLabels:   labels.NewSelector().Add(*notMarked).String(),
 	}, nil
 }
 
 // informer returns an informer, not yet running, of a resource's objects in all namespaces that the selectors match. It
 // stores them trimmed.
+//
+// Before Kubernetes 1.31, API servers refuse the field selector for Services. The informer then lists headless ones, too.
 func (s *Source) informer(client rest.Interface, resource string, object runtime.Object, labelSelector, fieldSelector string) cache.SharedIndexInformer {
+	var refused atomic.Bool
 	source := cache.NewFilteredListWatchFromClient(client, resource, metav1.NamespaceAll, func(o *metav1.ListOptions) {
-		o.LabelSelector, o.FieldSelector = labelSelector, fieldSelector
+		if o.LabelSelector = labelSelector; !refused.Load() {
+			o.FieldSelector = fieldSelector
+		}
 	})
 	informer := cache.NewSharedIndexInformer(source, object, s.options.Resync, cache.Indexers{})
-	_ = informer.SetTransform(trim) // fails only while it runs
+	_ = informer.SetTransform(trim) // fails only while it runs, as does the other one
+	_ = informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
+		if apierrors.IsBadRequest(err) && fieldSelector == notHeadless {
+			refused.Store(true)
+			return
+		}
+		cache.DefaultWatchErrorHandler(ctx, r, err)
+	})
 	return informer
 }
 

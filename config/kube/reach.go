@@ -167,7 +167,7 @@ func isWatched(req *http.Request, resource string) bool {
 
 // isExpected reports whether an answer says nothing about the API server's state. usher has canceled the request; or a
 // watch begins too far back, which may happen a few times in a row; or the API server is too old to begin a watch with
-// a list, which usher then requests.
+// a list, or for a field selector, and usher sends another request.
 func (r *Reach) isExpected(req *http.Request, res *http.Response, err error) bool {
 	if err != nil {
 		return req.Context().Err() != nil
@@ -178,7 +178,8 @@ func (r *Reach) isExpected(req *http.Request, res *http.Response, err error) boo
 		defer r.mu.Unlock()
 		return r.refused[req.URL.Path] < 3
 	case http.StatusBadRequest, http.StatusUnprocessableEntity:
-		return req.URL.Query().Has("sendInitialEvents")
+		query := req.URL.Query()
+		return query.Has("sendInitialEvents") || query.Get("fieldSelector") == notHeadless
 	}
 	return false
 }

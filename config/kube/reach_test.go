@@ -232,6 +232,14 @@ var _ = Describe("Reach", func() {
 		Consistently(reach.Status).WithTimeout(2 * time.Second).Should(fails(Forbidden, "watch endpointslices"))
 	})
 
+	It("does not report an API server before Kubernetes 1.31, which refuses a field selector of Services", func() {
+		s := newFakeServer()
+		s.become(refuses(400, func(r *http.Request) bool { return r.URL.Query().Get("fieldSelector") == notHeadless }))
+		reach, complete := follow(s.kubeconfig(nil))
+		Eventually(complete).WithTimeout(patience).Should(BeClosed())
+		Expect(reach.Status()).To(HaveField("Connected", true))
+	})
+
 	It("does not report a re-established watch as a failure", func() {
 		s := newFakeServer()
 		var gone, watches atomic.Int64
