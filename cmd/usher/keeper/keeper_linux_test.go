@@ -114,6 +114,7 @@ var _ = Describe("a keeper", func() {
 			Expect(isOpen(lock)).To(BeFalse())
 			Expect(isOpen(socket)).To(BeTrue())
 			Expect(k.Next).To(BeNil())
+			Expect(k.Draining).To(BeEmpty(), "it has been reaped")
 			Expect(log.LastEntry().Message).To(ContainSubstring("exited unexpectedly"))
 		})
 	})

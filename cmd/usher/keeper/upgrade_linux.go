@@ -185,7 +185,9 @@ func (k *keeper) nextEnded(status unix.WaitStatus) (code int, over bool) {
 // currentGone handles the exit of the current usher process while the next one is starting.
 func (k *keeper) currentGone(status unix.WaitStatus) {
 	if !k.stopRequested && !k.Current.stops() {
-		k.remove("lock") // otherwise the next process would wait for an answer of the lock's holder
+		// Otherwise the next process would wait for an answer of the lock's holder.
+		k.remove("lock")
+		k.manager.send(&message{Text: "FDSTOREREMOVE=1\nFDNAME=lock"})
 		k.Restarts++
 		k.Last, k.Crashed = describe(status), time.Now()
 		k.log.WithField("reason", k.Last).Error("usher exited unexpectedly while the new instance was starting; the new one continues with its sockets")
@@ -194,18 +196,18 @@ func (k *keeper) currentGone(status unix.WaitStatus) {
 	k.promote()
 }
 
-// dismiss signals the current usher process to exit. Outside a Pod, a process that has handed over
-// exits by itself. In a Pod, or without a lock to hand over, it exits only on a signal.
+// dismiss signals the current usher process to exit, and counts it among those that drain. Outside a Pod, a process that
+// has handed over exits by itself. In a Pod, or without a lock to hand over, it exits only on a signal.
 func (k *keeper) dismiss() {
+	k.Draining = append(k.Draining, k.Current)
 	if !k.stopRequested { // otherwise this would be a second signal, which resets its connections
 		_ = unix.Kill(k.Current.PID, unix.SIGTERM) // it may have exited, but is not reaped
 	}
 }
 
-// promote makes the next usher process the current one, after it has taken over.
+// promote makes the next usher process the current one, after it has taken over or the current one has ended.
 func (k *keeper) promote() {
 	former, next := k.Current, k.Next
-	k.Draining = append(k.Draining, former)
 	for _, m := range former.Held {
 		m.close()
 	}
