@@ -73,7 +73,7 @@ func (l *LastRoutes) Bring(wanted func() map[netip.Addr]bool, reread bool) (made
 	r := l.routes
 	at := r.lastState(l.family)
 	if reread || at != l.at {
-		l.there = nil
+		l.Forget()
 	}
 	if l.there == nil {
 		if l.there, err = r.lastRoutes(l.family); err != nil {
@@ -137,15 +137,22 @@ func (r *Routes) leads(vips map[netip.Addr]bool) error {
 }
 
 // Stale reports whether Bring has to be called, since the route for gone has been removed or, if gone is not valid,
-// since something else has changed.
+// since something else has changed. Bring then reads needed routes: the change may have removed them without an event.
 func (l *LastRoutes) Stale(gone netip.Addr) bool {
 	if gone.IsValid() {
 		stale := l.there[gone]
 		delete(l.there, gone)
 		return stale
 	}
-	return l.routes.lastState(l.family) != l.at
+	now := l.routes.lastState(l.family)
+	if now.needed {
+		l.Forget()
+	}
+	return now.needed || now != l.at
 }
+
+// Forget makes the next Bring read the kernel's state.
+func (l *LastRoutes) Forget() { l.there = nil }
 
 // lastRoutes reads the installed routes; see LastRoutes.there.
 func (r *Routes) lastRoutes(family portal.Family) (map[netip.Addr]bool, error) {

@@ -261,6 +261,9 @@ func (p *Portal) Check(ctx context.Context) portal.Result {
 	doubtful := p.known.Doubtful(p.Now())
 	for _, m := range p.families {
 		again := m.refused.retry()
+		if doubtful {
+			m.last.Forget()
+		}
 		p.sync(ctx, m, nil, again || doubtful && !m.unchanged(), &res)
 		for t := range m.rules {
 			if why := m.refusal(t); why != nil {

@@ -705,7 +705,7 @@ func ItRedirects(k *Kind) {
 		Expect(last()).To(And(ContainSubstring("10.96.0.11 dev lo proto 117"), ContainSubstring("fd96::10 dev lo proto 117")))
 		n.Apply(p, nil, []portal.Target{other})
 		Expect(last()).NotTo(ContainSubstring("10.96.0.11"))
-		for _, damage := range []string{"ip rule del pref 32768", "ip -6 route flush table 117118"} {
+		for _, damage := range []string{"ip rule del pref 32768", "ip -6 route flush table 117118", "ip link set lo down; ip link set lo up"} {
 			repaired := after(damage) // the notification may belong to an earlier change: two commands can cause two
 			Eventually(func() int { repaired += n.Check(p); return repaired }, 10*time.Second).Should(BeNumerically(">", 0))
 			served(n.Node)
