@@ -20,9 +20,13 @@ import (
 	"github.com/usherproxy/usher/portal/redirect"
 )
 
-// maxMoves is how often a jump that others pushed down is moved to the front again. After that another program claims
-// the first place as much as usher does, and rules that change places every few seconds help neither.
-const maxMoves = 5
+// maxMoves is how often jumps that others pushed down are moved to the front again before there has been no move for
+// movesEnd. Another program then claims the first place as much as usher does, and rules that change places every few
+// seconds help neither.
+const (
+	maxMoves = 5
+	movesEnd = 10 * time.Minute
+)
 
 // backend is one family of iptables rules: the commands that read and write them, and their last known state. It is not
 // safe for concurrent use.
@@ -39,6 +43,7 @@ type backend struct {
 	fresh     bool                 // no later event makes installed doubtful
 	prints    map[string]uint64    // fingerprints at the last Read; nil if unknown, or if rules were written since
 	moves     int
+	moved     time.Time     // the last of them
 	accepted  []portal.Rule // the result of accepted at the last Put
 }
 
@@ -292,9 +297,15 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 	if err != nil {
 		return nil, err
 	}
-	if f.moves < maxMoves && movedDown(f.installed, wanted) {
-		if f.moves++; f.moves == maxMoves {
-			f.log.Warn("Another program keeps moving its nat rules before usher's; leaving them there")
+	if now := time.Now(); movedDown(f.installed, wanted) {
+		if now.Sub(f.moved) > movesEnd {
+			f.moves = 0
+		}
+		if f.moves < maxMoves {
+			f.moves++
+			if f.moved = now; f.moves == maxMoves {
+				f.log.Warn("Another program keeps moving its nat rules before usher's; leaving them there")
+			}
 		}
 	}
 	c := diff(f.installed, wanted, keep, f.moves < maxMoves)
