@@ -454,3 +454,33 @@ var _ = Describe("an endpoint that is listed again while it has connections", fu
 		Expect(pool.All[0].Since(1, again, false)).To(BeTemporally("==", again))
 	})
 })
+
+var _ = Describe("More than 1,024 endpoints that are all in quarantine", func() {
+	It("are not each looked at for every choice, but again after a microsecond for each", func() {
+		var pool balance.Pool
+		list := make([]config.Endpoint, 2000)
+		for i := range list {
+			list[i] = config.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80), Ready: true, Serving: true}
+		}
+		pool.Update(port(list), start)
+		for _, e := range pool.All {
+			fail(e, start, start, quarantine)
+		}
+		pick := func(after time.Duration, tried ...netip.AddrPort) balance.Choice {
+			GinkgoHelper()
+			c, ok := pool.Cluster.Pick(balance.Request{Now: start.Add(after), Tried: tried})
+			Expect(ok).To(BeTrue())
+			return c
+		}
+		Expect(pick(0).Reason).To(Equal(balance.LastResort))
+		connected(pool.All[1000], start.Add(time.Millisecond))
+		first := pick(time.Millisecond)
+		Expect(first.Reason).To(Equal(balance.LastResort))
+		second := pick(time.Millisecond, first.Endpoint.Addr)
+		Expect(second.Reason).To(Equal(balance.LastResort))
+		Expect(second.Endpoint).NotTo(BeIdenticalTo(first.Endpoint))
+		found := pick(2 * time.Millisecond)
+		Expect(found.Endpoint).To(BeIdenticalTo(pool.All[1000]))
+		Expect(found.Reason).To(Equal(balance.ByTurn))
+	})
+})

@@ -82,6 +82,7 @@ type Set struct {
 	limited   bool          // skip full endpoints, for which clients wait
 	group     int           // index in Pool.queues; the same for all Sets that have the same endpoints
 	timeout   time.Duration // see QueueTimeout
+	allDown   atomic.Int64  // until this time in ns, a choice finds all endpoints in quarantine without looking at each
 }
 
 // Len returns the number of endpoints.
@@ -218,6 +219,11 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 			return s.reasoned(f.Choice, l.Tried), looks, true
 		}
 	}
+	if l.Now.UnixNano() < s.allDown.Load() {
+		if c, ok := s.lastResort(l); ok {
+			return c, 0, true
+		}
+	}
 	f.Skipped, f.last = 0, nil // the loop below looks at all endpoints again
 	first := l.turn % n
 	for i := range n {
@@ -239,7 +245,27 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 	if f.Skipped == 1 {
 		reason = OnlyOne
 	}
+	if n > maxScanned && !f.full {
+		s.allDown.Store(l.Now.Add(time.Duration(n) * restPerEndpoint).UnixNano())
+	}
 	return Choice{Endpoint: f.fallback, Reason: reason}, f.skipped, true
+}
+
+// restPerEndpoint is the time, for each of more than maxScanned endpoints that are all in quarantine, until a choice looks
+// at all of them again: an event loop does so, which takes about 50 ns for each.
+const restPerEndpoint = time.Microsecond
+
+// lastResort returns the next untried endpoint of a Set whose endpoints are all in quarantine. ok is false if maxScanned
+// endpoints have been tried or are full.
+func (s *Set) lastResort(l look) (c Choice, ok bool) {
+	n := uint32(len(s.endpoints))
+	for i := range uint32(maxScanned) {
+		e := s.endpoints[(l.turn%n+i)%n]
+		if !slices.Contains(l.Tried, e.Addr) && !e.Full() {
+			return Choice{Endpoint: e, Reason: LastResort, Skipped: int(n) - len(l.Tried)}, true
+		}
+	}
+	return Choice{}, false
 }
 
 // pickResult has the findings of a choice so far.

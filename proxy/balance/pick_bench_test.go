@@ -12,7 +12,7 @@ import (
 // BenchmarkPick measures a choice of an endpoint. All acceptors choose concurrently, one endpoint for every
 // connection.
 func BenchmarkPick(b *testing.B) {
-	for _, c := range []struct{ endpoints, quarantined int }{{1, 0}, {10, 0}, {10, 5}, {250, 0}, {250, 125}} {
+	for _, c := range []struct{ endpoints, quarantined int }{{1, 0}, {10, 0}, {10, 5}, {250, 0}, {250, 125}, {10_000, 10_000}} {
 		b.Run(fmt.Sprintf("%d endpoints, %d in quarantine", c.endpoints, c.quarantined), func(b *testing.B) {
 			var pool balance.Pool
 			var ns []int
