@@ -206,8 +206,12 @@ type Dialed struct {
 func (l *Loop) Connect(from, to netip.AddrPort, hops int, opening []byte, timeout time.Duration, done func(*Dialed, error)) *Dialed {
 	d := &Dialed{loop: l, fd: -1, opening: opening, done: done}
 	began := time.Now()
+	few := l.ports.few(began)
 	var err error
-	d.fd, err = connectTCP(l.mark, from, to, hops, l.ports.few(began), len(opening) > 0)
+	d.fd, err = connectTCP(l.mark, from, to, hops, few, len(opening) > 0)
+	if err == unix.EADDRNOTAVAIL && few != 0 && l.ports.maySearchAll(began) {
+		d.fd, err = connectTCP(l.mark, from, to, hops, 0, len(opening) > 0)
+	}
 	now := time.Now()
 	l.ports.took(now.Sub(began), now)
 	if err != nil {
@@ -301,6 +305,7 @@ func (d *Dialed) finish(err error) {
 type localPorts struct {
 	first, last uint16    // the kernel's range; see Options
 	until       time.Time // connect(2) may try only few ports before this time
+	searchedAll time.Time // when connect(2) last tried all after few
 }
 
 const (
@@ -310,7 +315,19 @@ const (
 	fewPorts = 512
 	// fewFor is the time for which the limit applies.
 	fewFor = 10 * time.Second
+	// searchAllAfter is the least time between two searches of all ports while only few may be tried. If none is free,
+	// such a search takes longest.
+	searchAllAfter = time.Second
 )
+
+// maySearchAll reports whether connect(2), which found none of a few ports free, may try all.
+func (p *localPorts) maySearchAll(now time.Time) bool {
+	if now.Sub(p.searchedAll) < searchAllAfter {
+		return false
+	}
+	p.searchedAll = now
+	return true
+}
 
 // took records how long connect(2) took.
 func (p *localPorts) took(d time.Duration, now time.Time) {

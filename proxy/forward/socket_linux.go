@@ -104,9 +104,6 @@ func connectTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool
 		from = netip.AddrPortFrom(from.Addr(), 0)
 		fd, err = beginTCP(mark, from, addr, hops, few, data)
 	}
-	if err == unix.EADDRNOTAVAIL && few != 0 { // another port may be free
-		return beginTCP(mark, from, addr, hops, 0, data)
-	}
 	return fd, err
 }
 
