@@ -210,12 +210,18 @@ type held struct {
 // pass hands over the connections of a loop.
 func (h *handing) pass(l *forward.Loop) error {
 	for from := 0; ; {
-		more := false
+		found, more := false, false
 		await(l, func() {
-			from, more = l.PairsFrom(from, func(_ *forward.PairHere, owner forward.Owner) bool { return !h.canHandOver(owner) })
+			from, more = l.PairsFrom(from, func(_ *forward.PairHere, owner forward.Owner) bool {
+				found = h.canHandOver(owner)
+				return !found
+			})
 		})
-		if !more {
+		switch {
+		case !more:
 			return nil
+		case !found:
+			continue
 		}
 		h.left = h.leaving()
 		if err := h.ask(); err != nil {
