@@ -220,7 +220,7 @@ func (sk *socket) adopt(all []sessionRecord) {
 func (sk *socket) adoptOne(b *sessionRecord, endpoint *balance.Endpoint) {
 	s := &session{
 		socket: sk, key: sessionKey{peer: forward.NewPeer(b.Peer), local: b.Local},
-		control: b.Control, hops: b.Hops, fd: -1, asked: b.Asked,
+		control: b.Control, hops: b.Hops, fd: -1, asked: b.Asked, inherited: true,
 	}
 	now := sk.loop.clock()
 	s.Conn = frontend.Conn{Record: &conn.Record{Port: sk.view.Clients, From: s.key.peer.AddrPort(), To: b.To, Start: b.Start}, Front: sk.front}

@@ -84,21 +84,21 @@ func (r *replies) Ready(forward.Readiness) {
 }
 
 // takeBack ends the replies of a session that ends, and closes the session's socket.
-func (s *session) takeBack(handedOver bool) {
+func (s *session) takeBack(shared bool) {
 	r := s.lent
 	s.lent = nil
-	if r.loop.poller.Do(func() { r.close(handedOver) }) != nil {
+	if r.loop.poller.Do(func() { r.close(shared) }) != nil {
 		unix.Close(r.fd)
 	}
 }
 
-func (r *replies) close(handedOver bool) {
+func (r *replies) close(shared bool) {
 	r.closed = true
 	if !r.opened {
 		unix.Close(r.fd)
 		return
 	}
-	r.loop.close(r.fd, r.watched, handedOver)
+	r.loop.close(r.fd, r.watched, shared)
 }
 
 // stirred reports whether the session is not idle: another loop has forwarded replies of it since the last call.

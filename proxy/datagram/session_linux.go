@@ -38,11 +38,12 @@ type session struct {
 	mute                 bool         // inherited, and its endpoint has never answered
 	toEndpoint, toClient atomic.Int64 // bytes
 
-	hops     int16  // hop limit for its datagrams; -1 if unknown
-	handover uint32 // number of its last handover: see Server.Sessions
-	asked    bool   // the client has sent a datagram since the last reply
-	leaving  bool   // see linger
-	stale    bool   // to be compared with the socket's view
+	hops      int16  // hop limit for its datagrams; -1 if unknown
+	handover  uint32 // number of its last handover: see Server.Sessions
+	inherited bool   // from a predecessor, which may still have a copy of fd
+	asked     bool   // the client has sent a datagram since the last reply
+	leaving   bool   // see linger
+	stale     bool   // to be compared with the socket's view
 
 	inSocket, inLoop, inClient *list.Element // its elements in the lists
 	portInSocket, portInLoop   *list.Element // those in the lists of sessions that use a port of this node; nil if it uses none: see takePort
@@ -190,18 +191,18 @@ func (s *session) closeSocket() {
 		return
 	}
 	s.givePort()
-	if handedOver := s.handover != 0; s.lent != nil {
-		s.takeBack(handedOver)
+	if shared := s.handover != 0 || s.inherited; s.lent != nil {
+		s.takeBack(shared)
 	} else {
-		s.socket.loop.close(s.fd, s.watched, handedOver)
+		s.socket.loop.close(s.fd, s.watched, shared)
 	}
 	s.fd = -1
 }
 
-// close closes a watched socket. One that a successor may have is removed from epoll first: closing alone would leave
-// it there.
-func (lp *loop) close(fd int, watched forward.Registration, handedOver bool) {
-	if !handedOver {
+// close closes a watched socket. A shared one, of which another process may have a copy, is removed from epoll first:
+// closing alone would leave it there.
+func (lp *loop) close(fd int, watched forward.Registration, shared bool) {
+	if !shared {
 		lp.poller.CloseFD(watched)
 		return
 	}
@@ -244,6 +245,11 @@ func (s *session) send(at, count int) int {
 				return done
 			}
 			s.failed(err)
+			if unsent := count - done; s.fd < 0 {
+				c.Drop(frontend.DropNoEndpoint, unsent-1) // movedOn counts one
+			} else {
+				c.Drop(frontend.DropNoEndpoint, max(0, unsent-maxKept)) // the others were sent to another endpoint
+			}
 			return count
 		case bufferFull(err):
 			c.Drop(frontend.DropSendBuffer, count-done)
