@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -266,6 +267,13 @@ func (v VIP) AddrPort() netip.AddrPort { return netip.AddrPortFrom(v.Addr, v.Por
 
 // External reports whether the external traffic policy applies to v's clients.
 func (v VIP) External() bool { return v.Kind != ClusterIP }
+
+// Precedes reports whether v takes an address from another Service that has it as w. The API server assigns cluster IPs;
+// load balancer IPs need the permission to change a Service's status; but every author may list external IPs.
+func (v VIP) Precedes(w VIP) bool {
+	order := []VIPKind{ExternalIP, LoadBalancerIP, ClusterIP}
+	return slices.Index(order, v.Kind) > slices.Index(order, w.Kind)
+}
 
 // Allows reports whether a client with address a may connect.
 func (v VIP) Allows(a netip.Addr) bool {

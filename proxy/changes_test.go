@@ -40,6 +40,50 @@ func (p *lockedPortal) Apply(ctx context.Context, set []portal.Rule, gone []port
 	return p.Portal.Apply(ctx, set, gone)
 }
 
+// countingPortal counts how often each Service's listeners are planned.
+type countingPortal struct {
+	portal.Portal
+	plans map[string]int
+}
+
+func (p *countingPortal) Listen(service string, targets []portal.Target) []portal.Bind {
+	p.plans[service]++
+	return p.Portal.Listen(service, targets)
+}
+
+var _ = Describe("a Service whose VIP belongs to another one", func() {
+	It("is planned again once a VIP is released, not at each change", func() {
+		none, err := none.Mode.New(context.Background(), portal.Options{})
+		Expect(err).NotTo(HaveOccurred())
+		counting := &countingPortal{Portal: none, plans: map[string]int{}}
+		o := proxy.Defaults()
+		o.Portal, o.Trace, o.Log = counting, trace.NewLog(10), &logrus.Logger{Out: io.Discard, Formatter: &logrus.TextFormatter{}}
+		p := proxy.New(o)
+		DeferCleanup(func() { p.Stop() })
+		service := func(name string, vips ...string) config.Service {
+			s := config.Service{Name: types.NamespacedName{Namespace: "of-changes", Name: name}}
+			port := config.ServicePort{ID: config.PortID{Namespace: "of-changes", Service: name, Port: "main", Family: config.IPv4}, Protocol: config.TCP}
+			for _, vip := range vips {
+				port.VIPs = append(port.VIPs, config.VIP{Kind: config.ExternalIP, Addr: netip.MustParseAddr(vip), Port: 80})
+			}
+			s.Ports = append(s.Ports, port)
+			return s
+		}
+		p.Apply([]config.Service{service("first", "192.0.2.1"), service("second", "192.0.2.1"), service("other", "192.0.2.2")})
+		before := counting.plans["of-changes/second"]
+		Expect(before).To(BeNumerically(">", 0))
+		for _, vip := range []string{"192.0.2.3", "192.0.2.4"} {
+			p.Apply([]config.Service{service("other", "192.0.2.2", vip), service(vip, "192.0.2.9")})
+		}
+		p.Apply([]config.Service{service("third", "192.0.2.5")})
+		released := counting.plans["of-changes/second"]
+		Expect(released).To(Equal(before+1), "192.0.2.3 was released")
+		p.Apply([]config.Service{service("first", "192.0.2.6")})
+		Expect(counting.plans["of-changes/second"]).To(Equal(released + 1))
+		Expect(p.Stats().Problems[proxy.ReasonConflict]).To(Equal(1), "192.0.2.9 twice")
+	})
+})
+
 var _ = Describe("a pending change", func() {
 	var p *proxy.Proxy
 	var locked *lockedPortal

@@ -38,6 +38,9 @@ func (f *frontEnd) openListener(b portal.Bind) (frontend.Listener, error) {
 	l, err := f.open(b)
 	if err == nil {
 		f.proxy.keep(l, f.Protocol, b.Namespace != nil)
+		if f.proxy.listening != nil {
+			f.proxy.listening[f.listensOn(l)] = true
+		}
 	}
 	return l, err
 }
@@ -135,8 +138,8 @@ func (f *frontEnd) swapView(port config.ServicePort) (planned bool) {
 }
 
 // claim makes the front end the owner of its port's VIPs and returns the VIPs that it owns. A VIP stays with the
-// service port that already serves it, with two exceptions. A cluster IP takes precedence over the same address as
-// another Service's external or load balancer IP. A VIP on an address of this node is released if its port is in use
+// service port that already serves it, with two exceptions. One that takes precedence gets it: see config.VIP.Precedes.
+// A VIP on an address of this node is released if its port is in use
 // there; see inUseOnNode. claim marks the front ends that lose a VIP, and those that conflict with a new node port.
 func (f *frontEnd) claim() (own []portal.Target, problem *Problem) {
 	port := f.View().Port
@@ -150,7 +153,7 @@ func (f *frontEnd) claim() (own []portal.Target, problem *Problem) {
 			continue
 		}
 		if owner := f.proxy.owners[t]; owner != nil && owner != f {
-			if theirs, is := owner.View().VIPOf(t); vip.External() || is && !theirs.External() {
+			if theirs, is := owner.View().VIPOf(t); is && !vip.Precedes(*theirs) {
 				problem = &Problem{Reason: ReasonConflict, Err: fmt.Errorf("%s %s is already served for %s", vip.Kind, t, owner.ID())}
 				continue
 			}
@@ -194,6 +197,7 @@ func (f *frontEnd) release(t portal.Target) {
 // disown removes t, which the caller has removed from f.owned, from the rest of the Proxy's state.
 func (f *frontEnd) disown(t portal.Target) {
 	p := f.proxy
+	p.released = true
 	delete(p.owners, t)
 	f.Targets.Delete(t)
 	if _, has := p.rules[t]; has {

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
@@ -46,19 +45,22 @@ func (f *frontEnd) inUseOnNode(vip config.VIP) error {
 // isFrontEnd reports whether l is the listener of a front end. It is called only if the portal redirects. Such a
 // listener causes no conflict, since it accepts only redirected connections.
 func (p *Proxy) isFrontEnd(l *kernel.Listener) bool {
-	if !l.Mine {
-		return false
-	}
-	for _, fronts := range p.services {
-		for _, f := range fronts {
-			if slices.ContainsFunc(f.listeners, func(mine frontend.Listener) bool {
-				return mine.Addr().Port() == l.At.Port() && frontend.Target(f.Protocol, config.VIP{}).Protocol == l.Protocol
-			}) {
-				return true
+	if p.listening == nil {
+		p.listening = map[portal.Target]bool{}
+		for _, fronts := range p.services {
+			for _, f := range fronts {
+				for _, own := range f.listeners {
+					p.listening[f.listensOn(own)] = true
+				}
 			}
 		}
 	}
-	return false
+	return l.Mine && p.listening[portal.Target{Protocol: l.Protocol, Port: l.At.Port()}]
+}
+
+// listensOn returns the protocol and port of a listener.
+func (f *frontEnd) listensOn(l frontend.Listener) portal.Target {
+	return portal.Target{Protocol: frontend.Target(f.Protocol, config.VIP{}).Protocol, Port: l.Addr().Port()}
 }
 
 // displaceOnNode marks the front ends that serve the same port as nodePort on an address of this node, so that they

@@ -61,6 +61,8 @@ type Proxy struct {
 	unused         []frontend.Listener           // to close once no rule redirects to them
 	due            bool                          // call the portal even if no rule differs: at first, after a changed setting, after a failure
 	failed         map[*frontEnd]*Problem        // front ends that could not be planned
+	listening      map[portal.Target]bool        // protocols and ports of the front ends' listeners; nil until isFrontEnd needs it
+	released       bool                          // a front end has released a target since the last markFailed
 	problems       map[config.PortID]*Problem
 	leftOut        int // number of service ports that exceeded the open-files limit at the last report
 	noPort         int // the same for the limit of local ports

@@ -194,6 +194,21 @@ var _ = Describe("a Proxy", func() {
 		Expect(serves()).To(Equal("a"))
 	})
 
+	It("prefers a load balancer IP to an external IP with the same address, which any author may list", func() {
+		with := func(name, clusterIP string, kind config.VIPKind) config.Service {
+			s := service(name, clusterIP, backend(name))
+			s.Ports[0].VIPs = append(s.Ports[0].VIPs, config.VIP{Kind: kind, Addr: netip.MustParseAddr("203.0.113.7"), Port: 80})
+			return s
+		}
+		conflict := "of-proxy/a:main: AddressConflict: ExternalIP 203.0.113.7:80/tcp is already served for of-proxy/b:main"
+		p.Apply([]config.Service{with("a", "10.96.0.1", config.ExternalIP)})
+		p.Apply([]config.Service{with("b", "10.96.0.2", config.LoadBalancerIP)})
+		Expect(problems).To(Equal([]string{conflict}))
+
+		p.Apply([]config.Service{with("a", "10.96.0.1", config.LoadBalancerIP)})
+		Expect(problems[1:]).To(ContainElement("of-proxy/a:main: AddressConflict: LoadBalancerIP 203.0.113.7:80/tcp is already served for of-proxy/b:main"), "of two equal ones, the first keeps it")
+	})
+
 	It("takes a cluster IP from a Service that loses another VIP in the same change", func() {
 		external := func(name, vip string, more ...string) config.Service {
 			s := service(name, vip, backend(name))

@@ -36,13 +36,15 @@ func (p *Proxy) failedToListen() bool {
 }
 
 // markFailed marks the front ends whose plan failed, at least in part. It skips those with an unsupported protocol,
-// which never succeed. The portal retries its own failures.
-func (p *Proxy) markFailed() {
+// which never succeed, and unless check is set, those whose VIPs belong to others until one releases a target: a plan
+// takes time for each of the VIPs, of which there may be 100,000. The portal retries its own failures.
+func (p *Proxy) markFailed(check bool) {
 	for f, problem := range p.failed {
-		if problem.Reason != ReasonProtocol {
+		if problem.Reason != ReasonProtocol && (problem.Reason != ReasonConflict || p.released || check) {
 			p.mark(f)
 		}
 	}
+	p.released = false
 }
 
 // reconcile adapts listeners and rules to the wanted state. Each round plans the dirty front ends, which opens
@@ -55,7 +57,8 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 		p.checkPortal(ctx)
 		p.markNodeAddresses()
 	}
-	p.markFailed()
+	p.listening = nil
+	p.markFailed(check)
 	for round := range maxRounds {
 		if len(p.unused) > 0 && len(p.dirty) > 0 && !p.Portal.Traits().Redirects { // a new listener may need the address, as after a rename of a Service
 			p.closeUnused()
@@ -73,7 +76,7 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 		}
 		p.closeUnused()                                                           // after the rules that redirected to them are gone
 		if p.keeping.removed && p.failedToListen() && p.awaitRemoved() || freed { // removed sockets may have blocked new listeners
-			p.markFailed()
+			p.markFailed(false)
 		}
 		if len(p.dirty) == 0 {
 			break

@@ -663,6 +663,12 @@ var _ = Describe("the VIPs of a Service", func() {
 		Expect(messages(problems)).To(ConsistOf(`Service default/web: spec.loadBalancerSourceRanges: Invalid value: ["198.51.100.0/24"]: no IPv6 range: no client can use the load balancer IP 2001:db8::1; add a range, or remove all`))
 	})
 
+	It("exclude an external IP of a family without a cluster IP, which is reported", func() {
+		out, problems := translate.Service(service(func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"2001:db8::7", "192.0.2.1"} }), nil, here, translate.Options{})
+		Expect(out.Ports[0].VIPs).To(HaveLen(2))
+		Expect(messages(problems)).To(Equal([]string{`Service default/web: spec.externalIPs[0]: Invalid value: "2001:db8::7": not served: the Service has no cluster IP of the family IPv6`}))
+	})
+
 	It("exclude a loopback external IP, which is reported", func() {
 		out, problems := translate.Service(service(func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"127.0.0.1", "192.0.2.1"} }), nil, here, translate.Options{})
 		Expect(out.Ports[0].VIPs).To(HaveLen(2))

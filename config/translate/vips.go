@@ -40,9 +40,11 @@ func clusterIPs(svc *corev1.Service, p *problems) []netip.Addr {
 func externalVIPs(svc *corev1.Service, clusterIPs []netip.Addr, p *problems) []config.VIP {
 	var out []config.VIP
 	seen := map[netip.Addr]bool{}
+	served := func(a netip.Addr) bool {
+		return slices.ContainsFunc(clusterIPs, func(ip netip.Addr) bool { return config.FamilyOf(ip) == config.FamilyOf(a) })
+	}
 	add := func(v config.VIP) (added bool) {
-		served := func(ip netip.Addr) bool { return config.FamilyOf(ip) == config.FamilyOf(v.Addr) }
-		if seen[v.Addr] || !slices.ContainsFunc(clusterIPs, served) {
+		if seen[v.Addr] || !served(v.Addr) {
 			return false
 		}
 		seen[v.Addr] = true
@@ -51,7 +53,11 @@ func externalVIPs(svc *corev1.Service, clusterIPs []netip.Addr, p *problems) []c
 	}
 	for i, s := range svc.Spec.ExternalIPs {
 		path := field.NewPath("spec", "externalIPs").Index(i)
-		if a, ok := externalAddr(s, path, p); ok {
+		switch a, ok := externalAddr(s, path, p); {
+		case !ok:
+		case !served(a) && len(clusterIPs) > 0:
+			p.add(field.Invalid(path, s, fmt.Sprintf("not served: the Service has no cluster IP of the family %s", config.FamilyOf(a))))
+		default:
 			add(config.VIP{Kind: config.ExternalIP, Addr: a})
 		}
 	}

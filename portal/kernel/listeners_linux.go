@@ -101,6 +101,7 @@ var holders struct {
 	sync.Mutex
 	at     time.Time
 	all    []Listener
+	byPort map[uint16][]*Listener
 	inodes map[string]int // nil once the processes have names
 }
 
@@ -111,10 +112,14 @@ func Holder(t portal.Target, ignore func(*Listener) bool) string {
 	defer holders.Unlock()
 	if time.Since(holders.at) > time.Second {
 		holders.all, holders.inodes, _ = readSockets() // on error no process is seen
+		holders.byPort = map[uint16][]*Listener{}
+		for i := range holders.all {
+			l := &holders.all[i]
+			holders.byPort[l.At.Port()] = append(holders.byPort[l.At.Port()], l)
+		}
 		holders.at = time.Now()
 	}
-	for i := range holders.all {
-		l := &holders.all[i]
+	for _, l := range holders.byPort[t.Port] {
 		if !l.Takes(t) || ignore != nil && ignore(l) {
 			continue
 		}
