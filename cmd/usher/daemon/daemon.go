@@ -43,8 +43,9 @@ type Daemon struct {
 	proxy        *proxy.Proxy
 	health       *admin.Health
 	healthChecks *admin.HealthChecks
-	metrics      *admin.Metrics // nil without HTTP servers
-	accessLog    *accesslog.Log // nil without one
+	checked      map[types.NamespacedName]bool // Services that healthChecks serves
+	metrics      *admin.Metrics                // nil without HTTP servers
+	accessLog    *accesslog.Log                // nil without one
 	servers      servers
 
 	// nextAffinities is the index in keptAffinities at which the next file is stored.
@@ -67,7 +68,7 @@ func New(c Config) (*Daemon, error) {
 	if err := c.Check(); err != nil {
 		return nil, err
 	}
-	return &Daemon{config: c, log: c.Log, handedOver: make(chan struct{}), stopRequested: make(chan struct{}), nodePorts: c.NodePorts.networks(nil)}, nil
+	return &Daemon{config: c, log: c.Log, checked: map[types.NamespacedName]bool{}, handedOver: make(chan struct{}), stopRequested: make(chan struct{}), nodePorts: c.NodePorts.networks(nil)}, nil
 }
 
 // Run serves the source's Services until a signal arrives, ctx ends, or the source fails.
@@ -322,7 +323,21 @@ func (d *Daemon) logSourceAddresses() {
 // applied passes the served Services to health checks and the DNS server: a client must not resolve
 // a Service's name before the Service is served.
 func (d *Daemon) applied(services []config.Service) {
-	d.healthChecks.Apply(services)
+	var checked []config.Service // few have a health check node port
+	for _, s := range services {
+		switch {
+		case s.HealthCheckNodePort != 0:
+			d.checked[s.Name] = true
+		case d.checked[s.Name]:
+			delete(d.checked, s.Name)
+		default:
+			continue
+		}
+		checked = append(checked, s)
+	}
+	if len(checked) > 0 {
+		d.healthChecks.Apply(checked)
+	}
 	if d.config.Names != nil {
 		d.config.Names.Apply(services)
 	}
