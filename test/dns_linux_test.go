@@ -159,7 +159,7 @@ var _ = Describe("kubectl usher connect --dns", func() {
 		old := start("--dns=" + resolver)
 		successor := start("--dns="+resolver, "--take-over")
 		Eventually(old).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
-		Eventually(successor.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("DNS server for Service names started"))
+		Eventually(func() string { return string(successor.Err.Contents()) }).WithTimeout(20 * time.Second).Should(ContainSubstring("DNS server for Service names started"))
 		Expect(short("web.default.svc.cluster.local")).To(ConsistOf(clusterIP))
 	})
 })

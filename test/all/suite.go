@@ -149,17 +149,21 @@ func (r *result) test() error {
 	}
 	args := []string{"test", "-json", "-count=1", "-timeout=" + r.timeout, "-vet=off", "-exec=" + self} // lint has vetted everything
 	env := append(os.Environ(), raceExit, reportsVariable+"="+dir)
-	if r.beside > 0 {
-		args = append([]string{"tool", "ginkgo", "run", fmt.Sprintf("-procs=%d", r.beside), "-vet=off", "-timeout=" + r.timeout, "-output-dir=" + dir, "-label-filter=" + r.label}, specFlags("report.json")...)
-		env = append(os.Environ(), raceExit, patience)
-		packages = r.patterns // folders, for ginkgo
-	}
 	if r.race {
 		args = append(args, "-race")
 	}
+	if r.beside > 0 {
+		binary, err := r.compile()
+		defer os.Remove(filepath.Join(r.dir, binary))
+		if err != nil {
+			return err
+		}
+		args = append([]string{"tool", "ginkgo", "run", fmt.Sprintf("-procs=%d", r.beside), "-timeout=" + r.timeout, "-output-dir=" + dir, "-label-filter=" + r.label}, specFlags("report.json")...)
+		env = append(os.Environ(), raceExit, patience)
+		packages = []string{binary}
+	}
 	cmd := exec.Command("go", append(args, packages...)...)
-	cmd.Dir = r.dir
-	cmd.Env = env
+	cmd.Dir, cmd.Env = r.dir, env
 	if r.race {
 		cmd.Env = append(cmd.Env, "CGO_ENABLED=1")
 	}
@@ -186,6 +190,24 @@ func (r *result) test() error {
 		return fmt.Errorf("go test: %w", err)
 	}
 	return nil
+}
+
+// compile compiles a package of specs to a binary in its folder, where ginkgo runs it, and returns the path. Two suites may
+// have the same package.
+func (r *result) compile() (binary string, err error) {
+	binary = filepath.Join(r.patterns[0], filepath.Base(r.name)+".test")
+	cmd := exec.Command("go", "test", "-c", "-vet=off", "-o", binary)
+	cmd.Dir, cmd.Env = r.dir, os.Environ()
+	if r.race {
+		cmd.Args, cmd.Env = append(cmd.Args, "-race"), append(cmd.Env, "CGO_ENABLED=1")
+	}
+	cmd.Args = append(cmd.Args, r.patterns[0])
+	out, err := cmd.CombinedOutput()
+	r.cpu += cpuTime(cmd)
+	if err != nil {
+		return binary, fmt.Errorf("%w%s", err, excerpt(strings.Split(string(out), "\n")))
+	}
+	return binary, nil
 }
 
 // patience is the timeout for events that normally take milliseconds, but not where two suites and
