@@ -1,11 +1,11 @@
 // Package search finds, for one client's connection, association or session, an endpoint that answers. It decides which
-// endpoint is tried next, how long an attempt may take, when all are tried again, and when to give up.
+// endpoint is tried next, how long an attempt may take, when all endpoints are tried again, and when to give up.
 //
 // A [Search] is a state machine without sockets, goroutines or timers. Its driver calls [Search.Next], performs the
 // returned step, and reports the result:
 //
 //	Dial     connect to that endpoint; then Connected, Failed or Left
-//	Wait     all were tried, or the endpoints that the client may use are at their connection limit:
+//	Wait     all endpoints were tried, or those that the client may use are at their connection limit:
 //	         call Next after Step.For, when Step.Woken has a value, or when a change of the Service
 //	         replaces its endpoints (but not if Step.Behind is set)
 //	GiveUp   there is no endpoint, for the given reason
@@ -20,6 +20,6 @@
 // search makes at most 32 attempts.
 //
 // The next endpoint comes from package affinity, if the client had one, and otherwise from package balance.
-// [Search.Failed] describes how a failure affects both. An endpoint below its connection limit has a free slot, which
-// is no time slot.
+// [Search.Failed] describes how a failure affects both. An endpoint below its connection limit has a free slot; this has
+// no relation to time slots.
 package search

@@ -12,7 +12,7 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// Reasons why no endpoint was found. Other reasons to give up are errors for which [OutOfResources] or futile is true.
+// Reasons why no endpoint was found. For other ones see finalResult.
 var (
 	noEndpoint   = outcome.Result{Outcome: outcome.NoEndpoint, Err: errors.New("the Service has no usable endpoint")}
 	allFailed    = outcome.Result{Outcome: outcome.AttemptsFailed, Err: errors.New("every attempt failed")}
@@ -26,7 +26,8 @@ var (
 	ErrNoAnswer = errors.New("no answer") // within the attempt's time
 )
 
-// finalResult returns the Result of a client that gets no further attempt because of err.
+// finalResult returns the Result of a client that gets no further attempt because of err, for which OutOfResources or
+// futile is true.
 func finalResult(err error) outcome.Result {
 	switch {
 	case futile(err):
@@ -67,9 +68,9 @@ func Plain(err error) error {
 	return err
 }
 
-// Blames reports whether err, with which an attempt ended, is the endpoint's fault. The endpoint is not at fault if
-// this node is out of descriptors or memory, or if all other endpoints would fail as well; the search then ends. Nor is
-// it at fault if this node has no free port towards it, or no address of its family; another endpoint may then work.
+// Blames reports whether the endpoint caused err, the error of an attempt. It did not if this node is out of descriptors
+// or memory, or if all other endpoints would fail as well; the search then ends. Nor did it if this node has no free
+// port towards it, or no address of its family; another endpoint may then work.
 func Blames(err error) bool {
 	return !OutOfResources(err) && !futile(err) && !errors.Is(err, syscall.EADDRNOTAVAIL)
 }

@@ -31,7 +31,7 @@ type Search struct {
 	SourceAddress portal.SourceAddress // source address that the endpoint of an attempt sees
 
 	waited   bool              // the last step was to wait for the end of a time slot (this field is here to keep a Search at 384 bytes)
-	tried    []netip.AddrPort  // endpoints tried in this round; a round ends with a time slot, if all were tried by then
+	tried    []netip.AddrPort  // endpoints tried in this round; a new round begins at the end of a time slot in which none was left
 	room     [2]netip.AddrPort // backing array of tried; most searches need no more
 	count    int               // attempts so far
 	current  balance.Choice    // of the current attempt
@@ -141,9 +141,9 @@ func (s *Search) Connected(now time.Time) {
 	s.current.Endpoint.Report(balance.Report{Kind: balance.Connected, Now: now}, s.Policy)
 }
 
-// Failed records that the attempt has failed. If the endpoint is at fault, it is quarantined. The client's affinity to
-// it is then removed, but stays if only the path from this client is suspected (see [balance.Endpoint.Report]). If
-// every other endpoint would fail too, the next step is GiveUp.
+// Failed records that the attempt has failed. If the endpoint caused that (see [Blames]), it is quarantined, and the
+// client's affinity to it is removed. The affinity stays as long as only this client gets no answer, which may be due to
+// the path between them (see [balance.Endpoint.Report]). If every other endpoint would fail too, the next step is GiveUp.
 func (s *Search) Failed(now time.Time, err error) {
 	hopeless, blame := OutOfResources(err) || futile(err), Blames(err)
 	if err = Plain(err); hopeless {
@@ -212,11 +212,12 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 	}
 }
 
-// lookAgain is the time after which the client at the front of a queue checks again without being woken: a quarantine
-// may have ended.
+// lookAgain is the interval at which the client at the front of a queue checks for a free slot: the end of a quarantine
+// does not wake it.
 const lookAgain = time.Second
 
-// queue waits for a free slot of an endpoint, or gives up. Meanwhile the clock of the time slot stands still.
+// queue returns the step of a client that needs a free slot: Wait or GiveUp. Abandon extends the time slot by the time
+// waited.
 func (s *Search) queue(set *balance.Set, now time.Time, limit time.Duration) Step {
 	if !s.Queued() {
 		s.queued, s.limit = now, limit
@@ -239,8 +240,8 @@ func (s *Search) queue(set *balance.Set, now time.Time, limit time.Duration) Ste
 // Queued reports whether the client waits for a free slot.
 func (s *Search) Queued() bool { return !s.queued.IsZero() }
 
-// Abandon ends a wait for a free slot, if any. It is called when the client has an endpoint, has left or is given up,
-// or when the endpoints have changed and it has tried all that remain.
+// Abandon ends a wait for a free slot, if any: the client has got an endpoint or has left, the search has ended, or the
+// endpoints have changed and the client has tried all that remain.
 func (s *Search) Abandon(now time.Time) {
 	if !s.Queued() {
 		return
@@ -256,8 +257,8 @@ func (s *Search) Abandon(now time.Time) {
 
 // Preview returns the endpoints of set in the order in which a client's search would try them at now if all failed. The
 // parameter vip is the client's VIP, and had is its affinity, or nil for none. Preview changes nothing: it takes no
-// turn in rotation and claims no probe. The order ends where all endpoints that are left are full; Preview does not
-// know the queue.
+// turn in rotation and claims no probe. The order ends where the client would have to wait for a free slot. Preview
+// ignores clients that are in the queue already.
 func Preview(set *balance.Set, client, vip netip.Addr, had *affinity.Entry, now time.Time) (order []balance.Choice) {
 	ask := balance.Request{Now: now, Client: client, VIP: vip}
 	take := func(c balance.Choice) {
