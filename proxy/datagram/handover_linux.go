@@ -25,8 +25,8 @@ import (
 // A UDP listener is handed over with its socket, and each session with its socket to the endpoint. So the client keeps
 // its endpoint, which sees the same address and port as before.
 //
-// Most sessions are handed over together with the listeners' sockets, while this process still receives. Replies from
-// their endpoints arrive at one of the two processes, and both forward them. When the successor is ready, this process
+// Most sessions are handed over together with the listeners' sockets, while this process still receives. Each reply from
+// their endpoints arrives at one of the two processes, which forwards it. When the successor is ready, this process
 // stops receiving and hands over the sessions that are new; only then does the successor start to receive. So it knows
 // the sessions of all clients. Datagrams that arrive in between wait in the sockets.
 //
@@ -98,7 +98,7 @@ func (srv *Server) Sessions(last bool) iter.Seq[handover.Socket] {
 				lp.await(func() {
 					for _, s := range some {
 						if !sockets[s.socket] || s.fd < 0 || s.search != nil && !last || s.leaving || s.handover == srv.handover {
-							continue // it has ended, or has no endpoint yet that it stays with
+							continue // it has ended or will end, still searches, was handed over, or its listener is closed
 						}
 						if c, ok := s.bequeath(); ok {
 							copies = append(copies, c)
@@ -147,8 +147,8 @@ func (srv *Server) Resume() {
 	}
 }
 
-// Inherit takes the sessions from sockets that a predecessor has handed over. They are for listeners that use those
-// sockets and are open, or are opened before InheritRest. These do not receive before InheritRest. Callers are
+// Inherit removes the sockets of a predecessor's sessions from sockets, and keeps them for the listeners of the sessions,
+// which may open until InheritRest. A listener with an inherited socket does not receive before InheritRest. Callers are
 // serialized as for Listen.
 func (srv *Server) Inherit(sockets map[string]*os.File) {
 	if srv.sessionRecords == nil {
@@ -280,7 +280,7 @@ func (sk *socket) retire(done func()) {
 	}
 	sk.stopReceiving()
 	for e := sk.order.Front(); e != nil; e = e.Next() {
-		if e.Value.(*session).asked {
+		if e.Value.(*session).waits() {
 			sk.awaited++
 		}
 	}
@@ -292,7 +292,7 @@ func (sk *socket) retire(done func()) {
 	time.AfterFunc(replyTime, func() { _ = sk.loop.poller.Do(sk.retired) })
 }
 
-// replied records that one client less waits for a reply.
+// replied records that one client fewer waits for a reply.
 func (sk *socket) replied() {
 	if sk.retired == nil {
 		return

@@ -79,8 +79,8 @@ func (srv *Server) Listen(f *frontend.FrontEnd, b portal.Bind) (_ frontend.Liste
 	return l, nil
 }
 
-// do makes the loop call what, which uses the socket: the loops run until Stop, and no listener is opened after that.
-func (l *listener) do(what func()) { _ = l.socket.loop.poller.Do(what) }
+// do makes the loop call f, which uses the socket. The loops run until Stop, when no listener is open.
+func (l *listener) do(f func()) { _ = l.socket.loop.poller.Do(f) }
 
 // EndpointsChanged makes the loop apply the new view soon, also to sessions without traffic. A datagram that comes
 // earlier applies it itself.

@@ -40,7 +40,7 @@ func New(node *frontend.Node, pollers *forward.Pollers, idle time.Duration) *Ser
 	return &Server{node: node, pollers: pollers, idle: idle, listeners: map[*listener]bool{}}
 }
 
-// descriptorsPerLoop counts netlink, and epoll and eventfd, unless TCP has those already.
+// descriptorsPerLoop is the maximum: netlink, behind a redirect, and epoll and eventfd, which TCP may share.
 const descriptorsPerLoop = 3
 
 // start starts the loops unless they run already.
@@ -239,7 +239,7 @@ func evictOldest(sessions *list.List, spare *session) bool {
 		case !s.stirred():
 			s.end(outcome.Result{Outcome: outcome.Limit, Err: errEvicted})
 			return true
-		case next == nil: // s is the last one, as before
+		case next == nil: // s had replies and has moved to the back, where it was before
 			next = e
 		}
 		e = next

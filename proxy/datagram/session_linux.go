@@ -41,7 +41,7 @@ type session struct {
 	hops      int16  // hop limit for its datagrams; -1 if unknown
 	handover  uint32 // number of its last handover: see Server.Sessions
 	inherited bool   // from a predecessor, which may still have a copy of fd
-	asked     bool   // the client has sent a datagram since the last reply
+	asked     bool   // the client has sent a datagram since the last reply; use waits
 	leaving   bool   // see linger
 	stale     bool   // to be compared with the socket's view
 
@@ -409,7 +409,7 @@ func (s *session) leave(why error) {
 	s.movedOn()
 }
 
-// movedOn counts the kept datagrams as dropped if there was no other endpoint.
+// movedOn counts one dropped datagram if there was no other endpoint.
 func (s *session) movedOn() {
 	if s.fd < 0 {
 		s.Front.Counters.Drop(frontend.DropNoEndpoint, 1)
@@ -478,11 +478,19 @@ func (s *session) compare() {
 		s.leave(errLeft) // another endpoint may answer the client's datagrams
 		return
 	}
-	if s.asked && s.search == nil {
+	if s.waits() && s.search == nil {
 		s.linger()
 		return
 	}
 	s.end(outcome.Result{Outcome: outcome.EndpointRemoved})
+}
+
+// waits reports whether the client waits for a reply.
+func (s *session) waits() bool {
+	if s.lent != nil && s.lent.last.Load() >= s.last.UnixNano() { // another loop has forwarded one
+		s.asked = false
+	}
+	return s.asked
 }
 
 // lingerTime is the time for an endpoint that left to answer earlier datagrams.
