@@ -219,9 +219,9 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 			return s.reasoned(f.Choice, l.Tried), looks, true
 		}
 	}
-	if l.Now.UnixNano() < s.allDown.Load() {
-		if c, ok := s.lastResort(l); ok {
-			return c, 0, true
+	if l.claim && l.Now.UnixNano() < s.allDown.Load() {
+		if c, skipped, ok := s.lastResort(l, f.fallback); ok {
+			return c, skipped, true
 		}
 	}
 	f.Skipped, f.last = 0, nil // the loop below looks at all endpoints again
@@ -245,7 +245,7 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 	if f.Skipped == 1 {
 		reason = OnlyOne
 	}
-	if n > maxScanned && !f.full {
+	if n > maxScanned && !f.full && l.claim && len(l.Tried) == 0 {
 		s.allDown.Store(l.Now.Add(time.Duration(n) * restPerEndpoint).UnixNano())
 	}
 	return Choice{Endpoint: f.fallback, Reason: reason}, f.skipped, true
@@ -255,17 +255,22 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 // at all of them again: an event loop does so, which takes about 50 ns for each.
 const restPerEndpoint = time.Microsecond
 
-// lastResort returns the next untried endpoint of a Set whose endpoints are all in quarantine. ok is false if maxScanned
-// endpoints have been tried or are full.
-func (s *Set) lastResort(l look) (c Choice, ok bool) {
+// lastResort returns first, the scheduler's first choice, or if that is nil, the next untried endpoint of a Set whose
+// endpoints are all in quarantine, and how many it skipped. ok is false if maxScanned endpoints have been tried or are
+// full.
+func (s *Set) lastResort(l look, first *Endpoint) (c Choice, skipped uint32, ok bool) {
 	n := uint32(len(s.endpoints))
 	for i := range uint32(maxScanned) {
-		e := s.endpoints[(l.turn%n+i)%n]
-		if !slices.Contains(l.Tried, e.Addr) && !e.Full() {
-			return Choice{Endpoint: e, Reason: LastResort, Skipped: int(n) - len(l.Tried)}, true
+		e := first
+		if e == nil {
+			e = s.endpoints[(l.turn%n+i)%n]
 		}
+		if !slices.Contains(l.Tried, e.Addr) && !e.Full() {
+			return Choice{Endpoint: e, Reason: LastResort, Skipped: int(n) - len(l.Tried)}, i, true
+		}
+		first = nil
 	}
-	return Choice{}, false
+	return Choice{}, 0, false
 }
 
 // pickResult has the findings of a choice so far.
