@@ -89,10 +89,11 @@ func newFrontEnd(p *Proxy, port config.ServicePort) *frontEnd {
 }
 
 // plan decides which VIPs the front end serves and with which rules, and opens their listeners. It returns the first
-// failure as a Problem, or nil. Open connections continue.
+// failure as a Problem, or nil; a failure that is no conflict comes first, since each reconcile retries it. Open
+// connections continue.
 func (f *frontEnd) plan() *Problem {
 	targets, problem := f.claim()
-	if err := f.bind(targets); err != nil && problem == nil {
+	if err := f.bind(targets); err != nil && (problem == nil || problem.Reason == ReasonConflict) {
 		problem = &Problem{Reason: listenReason(err), Err: err}
 	}
 	return problem
@@ -138,8 +139,8 @@ func (f *frontEnd) swapView(port config.ServicePort) (planned bool) {
 }
 
 // claim makes the front end the owner of its port's VIPs and returns the VIPs that it owns. A VIP stays with the
-// service port that already serves it, with two exceptions. One that takes precedence gets it: see config.VIP.Precedes.
-// A VIP on an address of this node is released if its port is in use
+// service port that already serves it, with two exceptions. Another service port whose VIP takes precedence gets it; see
+// config.VIP.Precedes. A VIP on an address of this node is released if its port is in use
 // there; see inUseOnNode. claim marks the front ends that lose a VIP, and those that conflict with a new node port.
 func (f *frontEnd) claim() (own []portal.Target, problem *Problem) {
 	port := f.View().Port
