@@ -20,12 +20,12 @@ import (
 	"github.com/usherproxy/usher/portal/redirect"
 )
 
-// maxMoves is how often jumps that others pushed down are moved to the front again before there has been no move for
-// movesEnd. Another program then claims the first place as much as usher does, and rules that change places every few
-// seconds help neither.
+// maxMoves limits how often jumps that others pushed down are moved to the front again. Another program then claims the
+// first place as much as usher does, and rules that change places every few seconds help neither. The count begins again
+// movesPause after the last move.
 const (
-	maxMoves = 5
-	movesEnd = 10 * time.Minute
+	maxMoves   = 5
+	movesPause = 10 * time.Minute
 )
 
 // backend is one family of iptables rules: the commands that read and write them, and their last known state. It is not
@@ -298,7 +298,7 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 		return nil, err
 	}
 	if now := time.Now(); movedDown(f.installed, wanted) {
-		if now.Sub(f.moved) > movesEnd {
+		if now.Sub(f.moved) > movesPause {
 			f.moves = 0
 		}
 		if f.moves < maxMoves {
