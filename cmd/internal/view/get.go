@@ -345,17 +345,21 @@ func (v Viewers) newGetAll() *cobra.Command {
 		ValidArgsFunction: f.completeServices,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			var services client.ServiceQuery
+			var silent error // other nodes answered
 			for i, list := range []func(*cobra.Command, []string) error{
 				get(&f, f.serviceKind(&services)), get(&f, f.endpointKind(&services)), get(&f, f.connectionKind(&client.ConnectionQuery{}, &reach{})),
 			} {
 				if i > 0 && f.output != "name" {
 					fmt.Fprintln(cmd.OutOrStdout())
 				}
-				if err := list(cmd, names); err != nil {
+				switch err := list(cmd, names); {
+				case fleet.IsSilent(err):
+					silent = err
+				case err != nil:
 					return err
 				}
 			}
-			return nil
+			return silent
 		},
 	}
 	f.registerApart(cmd.Flags())

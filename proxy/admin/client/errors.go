@@ -24,7 +24,7 @@ func (e *UnreachableError) Error() string {
 // Unwrap returns the cause.
 func (e *UnreachableError) Unwrap() error { return e.Err }
 
-// Cause returns in a few words why there was no answer.
+// Cause returns in a few words why there was no answer. A node may have sent the text, so it is cleaned.
 func Cause(err error) string {
 	var unreachable *UnreachableError
 	if errors.As(err, &unreachable) {
@@ -35,7 +35,7 @@ func Cause(err error) string {
 			return errno.Error()
 		}
 	}
-	return err.Error()
+	return api.Clean(err.Error())
 }
 
 // NotUsherError means that another program answers at the address, or an usher process without this API.

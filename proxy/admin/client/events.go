@@ -64,7 +64,7 @@ type Message struct {
 }
 
 // ErrStreamEnded is the error of a stream that ended unexpectedly.
-var ErrStreamEnded = errors.New("the event stream has ended: usher stopped or was replaced")
+var ErrStreamEnded = errors.New("the event stream has ended: usher stopped or was replaced, or the events were read too slowly")
 
 // Events returns the stream of events. It ends with an error or, with EventQuery.Once, without one. Each
 // iteration opens a separate stream.
@@ -104,9 +104,11 @@ func (c *Client) Events(ctx context.Context, q EventQuery) iter.Seq2[Message, er
 			if m.Hello != nil && m.Hello.HeartbeatSeconds > 0 {
 				allowed = time.Duration(2 * m.Hello.HeartbeatSeconds * float64(time.Second))
 			}
+			silence.Stop() // the reader may take long: its terminal may be paused
 			if !yield(m, err) || err != nil {
 				return
 			}
+			silence.Reset(allowed)
 		}
 	}
 }
