@@ -50,7 +50,8 @@ failed; for probes also bad-status.
 
 The number of series does not depend on the number of Services, except for
 ` + "`usher_service_*`" + `: at most 1,000 Services have these, each from its first connection on.
-usher counts all others together, with ` + "`service=\"(others)\"`" + ` and no namespace. In the format OpenMetrics,
+usher counts all others together, with ` + "`service=\"(others)\"`" + ` and no namespace; if one of these is deleted, the counters
+go down. In the format OpenMetrics,
 a histogram bucket has an exemplar if a connection in it failed, was retried or was slow: ` + "`connection`" + ` is the
 ID for ` + "`usher get connection`" + `. Endpoints and clients have no series: see ` + "`/api/v1/services`" + ` and the access log.
 

@@ -22,8 +22,9 @@ const others = "(others)"
 // serviceSeries holds the series of single Services. A Service keeps its series for as long as it is served,
 // so that its counters do not come and go.
 type serviceSeries struct {
-	mu  sync.Mutex
-	has map[types.NamespacedName]bool
+	mu   sync.Mutex
+	has  map[types.NamespacedName]bool
+	rest map[types.NamespacedName]bool // those in others; they stay there, since its counters must not go down
 }
 
 // collect sends them, and the number of endpoints.
@@ -33,7 +34,7 @@ func (s *serviceSeries) collect(out chan<- prometheus.Metric, p *proxy.Proxy, a 
 	now := time.Now()
 	var rest serviceNumbers
 	var counts api.EndpointCounts
-	still := map[types.NamespacedName]bool{}
+	still, stay := map[types.NamespacedName]bool{}, map[types.NamespacedName]bool{}
 	views := p.Status()
 	all := groups(views)
 	for _, g := range all {
@@ -48,8 +49,12 @@ func (s *serviceSeries) collect(out chan<- prometheus.Metric, p *proxy.Proxy, a 
 			}
 		}
 		name := g.name()
-		if !still[name] && g.totals().Accepted > 0 && len(still) < maxServiceSeries {
-			still[name] = true
+		if !still[name] && g.totals().Accepted > 0 {
+			if s.rest[name] || len(still) >= maxServiceSeries {
+				stay[name] = true
+			} else {
+				still[name] = true
+			}
 		}
 		if still[name] {
 			var own serviceNumbers
@@ -63,7 +68,7 @@ func (s *serviceSeries) collect(out chan<- prometheus.Metric, p *proxy.Proxy, a 
 			rest.add(g)
 		}
 	}
-	s.has = still
+	s.has, s.rest = still, stay
 	rest.send(out, "", others)
 	for state, since := range earliest(views, now) {
 		endpointsSince.send(out, seconds(since), string(state))

@@ -74,7 +74,11 @@ const steps = {
 };
 
 // newer returns the state of a connection with steps later than a response.
-function newer(have, answer) { return have?.state === 'ended' && answer.state !== 'ended' ? have : {}; }
+// newer returns the connection that is known if steps have arrived since the answer was computed.
+function newer(have, answer) {
+  const progress = c => (c.state === 'ended' ? 1e6 : c.state === 'established' ? 1e5 : 0) + c.attempts.length;
+  return have && progress(have) > progress(answer) ? have : {};
+}
 
 function trim() {
   for (const id of known.keys()) {

@@ -17,7 +17,7 @@ import { duration, number, plural, portalWords, rate, serviceStates } from './wo
 const servicesDrawn = 4, endpointsDrawn = 3;
 const quietTime = 8000; // ms after which a Service in the picture makes room
 const samples = 60; // of the totals: two minutes
-const attention = ['problem', 'down', 'no-local-endpoints', 'no-endpoints', 'degraded'];
+const attention = ['rejected', 'problem', 'down', 'no-local-endpoints', 'no-endpoints', 'degraded'];
 
 export class Overview {
   title = 'Overview';
