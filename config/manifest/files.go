@@ -77,9 +77,12 @@ func (l *listing) folder(path, abs string) {
 			continue
 		}
 		name := filepath.Join(path, f.Name())
-		// Stat follows links, of which a mounted ConfigMap consists. If it fails, the file was deleted just now, or is
-		// a broken link.
-		if info, err := os.Stat(name); err == nil && info.Mode().IsRegular() {
+		// Stat follows links, of which a mounted ConfigMap consists.
+		switch info, err := os.Stat(name); {
+		case errors.Is(err, fs.ErrNotExist): // the file was deleted just now, or is a broken link
+		case err != nil:
+			l.fail(name, filepath.Join(abs, f.Name()), err)
+		case info.Mode().IsRegular():
 			l.entries = append(l.entries, entry{name, filepath.Join(abs, f.Name()), info, f.Type()&fs.ModeSymlink != 0})
 		}
 	}

@@ -340,6 +340,17 @@ var _ = Describe("a Source", func() {
 		Expect(r.calls).To(Equal(2))
 	})
 
+	It("keeps the last valid version of a file that cannot be examined, and logs the error", func() {
+		write(a, service("one", "10.96.0.1"))
+		r := run([]string{dir})
+		Expect(os.Symlink(filepath.Base(a), filepath.Join(dir, ".tmp"))).To(Succeed())
+		Expect(os.Rename(filepath.Join(dir, ".tmp"), a)).To(Succeed()) // a link to itself
+		Eventually(r.log).WithTimeout(5 * time.Second).Should(gbytes.Say("too many levels of symbolic links"))
+		write(b, service("two", "10.96.0.2"))
+		Expect(names(r.take())).To(Equal([]string{"two"}))
+		Expect(r.has).To(HaveKey("one"))
+	})
+
 	It("removes nothing if a file is missing or empty for a moment", func() {
 		write(a, service("one", "10.96.0.1"))
 		r := run([]string{dir}, patient(50*time.Millisecond, never)) // however long a busy machine takes
