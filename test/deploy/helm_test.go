@@ -112,17 +112,25 @@ var _ = Describe("the chart", func() {
 		endpoint := m["spec"].(map[string]any)["podMetricsEndpoints"].([]any)[0].(map[string]any)
 		got := map[string]string{}
 		for ip, want := range map[string]string{"192.0.2.1": "192.0.2.1:10349", "2001:db8::1": "[2001:db8::1]:10349"} {
-			labels := map[string]string{"__meta_kubernetes_pod_ip": ip, "__meta_kubernetes_pod_node_name": "node-1"}
-			for _, r := range endpoint["relabelings"].([]any) { // as Prometheus does: anchored, and without a match nothing changes
-				rule := r.(map[string]any)
-				pattern, _ := rule["regex"].(string)
-				replacement, _ := rule["replacement"].(string)
-				re := regexp.MustCompile("^(?:" + cmp.Or(pattern, "(.*)") + ")$")
-				if in := labels[rule["sourceLabels"].([]any)[0].(string)]; re.MatchString(in) {
-					got[rule["targetLabel"].(string)] = re.ReplaceAllString(in, cmp.Or(replacement, "$1"))
+			for init, dropped := range map[string]bool{"false": false, "true": true} { // there is a target for each container
+				labels := map[string]string{"__meta_kubernetes_pod_ip": ip, "__meta_kubernetes_pod_node_name": "node-1", "__meta_kubernetes_pod_container_init": init}
+				drops := false
+				for _, r := range endpoint["relabelings"].([]any) { // as Prometheus does: anchored, and without a match nothing changes
+					rule := r.(map[string]any)
+					pattern, _ := rule["regex"].(string)
+					replacement, _ := rule["replacement"].(string)
+					re := regexp.MustCompile("^(?:" + cmp.Or(pattern, "(.*)") + ")$")
+					switch in := labels[rule["sourceLabels"].([]any)[0].(string)]; {
+					case !re.MatchString(in):
+					case rule["action"] == "drop":
+						drops = true
+					default:
+						got[rule["targetLabel"].(string)] = re.ReplaceAllString(in, cmp.Or(replacement, "$1"))
+					}
 				}
+				Expect(drops).To(Equal(dropped))
+				Expect(got).To(Equal(map[string]string{"__address__": want, "instance": "node-1"}))
 			}
-			Expect(got).To(Equal(map[string]string{"__address__": want, "instance": "node-1"}))
 		}
 	})
 
