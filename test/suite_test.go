@@ -22,8 +22,8 @@ func TestUsher(t *testing.T) {
 	RunSpecs(t, "usher")
 }
 
-// serial marks specs that measure or need all cores. No other spec of this folder runs at the same time. In test/all they
-// are a suite.
+// serial marks specs that measure, or need more than one core. No other spec of this folder runs at the same time. In
+// test/all they are a suite, which runs beside others.
 var serial = []any{Serial, Label("serial")}
 
 // usherBinary is the program under test. It is built with the race detector if long specs are enabled.

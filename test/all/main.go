@@ -27,17 +27,17 @@ func main() {
 	dashboard := suite{name: "test/dashboard", dir: "test/dashboard", timeout: "20m", patterns: []string{"./..."}}
 	deploy := suite{name: "test/deploy", dir: "test/deploy", timeout: "20m", patterns: []string{"./..."}}
 	ground := suite{name: "test/ground", dir: "test/ground", timeout: "30m", patterns: []string{"."}, beside: 3}
-	house := suite{name: "test/house", dir: ".", timeout: "10m", patterns: []string{"./test/house"}} // it has no goroutines: a race detector only takes a minute
+	house := suite{name: "test/house", dir: ".", timeout: "10m", patterns: []string{"./test/house"}} // it has no goroutines, and a race detector would cost a minute
 	monitoring := suite{name: "test/monitoring", dir: ".", timeout: "20m", patterns: []string{"./test/monitoring"}}
 	release := suite{name: "deploy/release", dir: "deploy/release", timeout: "30m", patterns: []string{"./..."}}
 	scale := suite{name: "test/scale", dir: ".", timeout: "20m", patterns: []string{"./test/scale"}}
 	walk := suite{name: "test/walk", dir: ".", timeout: "20m", patterns: []string{"./test/walk"}}
-	prepare := suite{name: "prepare", commands: []string{"test/prepare.sh"}}
+	prepare := suite{name: "prepare", commands: []string{"test/prepare.sh"}, nice: true}
 	lint := suite{name: "lint", commands: []string{"make lint"}}
 	arm64 := suite{name: "arm64", commands: []string{"test/arm64.sh"}}
 	cross := suite{name: "cross", commands: []string{"go run ./test/cross darwin/arm64 windows/amd64"}}
 	stages := []stage{
-		{program, prepare, packages, serial, cluster, release, dashboard, arm64, deploy, house, cross, lint}, // the long ones first
+		{program, prepare, packages, cluster, serial, release, dashboard, arm64, deploy, house, cross, lint}, // the long ones first
 		{monitoring, scale}, // scale and those below measure, or have time limits; monitoring waits nearly all the time
 		{walk},
 		{ground},
@@ -114,6 +114,9 @@ func run(out io.Writer, stages ...stage) bool {
 			r := &result{suite: s, out: shared}
 			results = append(results, r)
 			need := max(1, s.slots)
+			if s.nice {
+				need = 0
+			}
 			for range need {
 				free <- struct{}{}
 			}
