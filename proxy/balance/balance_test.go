@@ -246,6 +246,16 @@ var _ = Describe("a Set", func() {
 		Entry(nil, 50, 2*time.Minute),
 	)
 
+	It("does not double the quarantine if no attempt has failed for the maximum, even without an answer", func() {
+		e := pool.Cluster.Find(addr(1))
+		fail(e, start, start, quarantine)
+		Expect(pick(10*time.Second, 2, 3)).To(Equal("1, probe after quarantine"))
+		later := start.Add(10*time.Second + quarantine.Max)
+		Expect(e.Health(later).State).To(Equal(balance.Up))
+		fail(e, later, later, quarantine)
+		Expect(e.Health(later)).To(And(HaveField("Failures", 1), HaveField("Until", later.Add(quarantine.First))))
+	})
+
 	It("counts failures of concurrent attempts as one", func() {
 		e := pool.Cluster.Find(addr(1))
 		for i := range 100 {

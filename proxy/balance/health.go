@@ -270,7 +270,7 @@ func (h *health) failed(r *Report, p *Policy) (c Change, changed bool) {
 		return c, false
 	}
 	failures, since := int32(1), r.Now
-	if c.Blamed && f.failures > 0 && (f.down || r.Now.Sub(f.until) < p.Max) { // the endpoint had recovered only recently
+	if c.Blamed && f.failures > 0 && (f.state(r.Now) != Up || r.Now.Sub(f.until) < p.Max) { // the endpoint had recovered only recently
 		failures += f.failures
 	}
 	if h.active.down {
