@@ -36,6 +36,7 @@ type Daemon struct {
 	events  *kube.Events               // nil if the cluster gets no Events about ports that are not served
 
 	lock          atomic.Pointer[handover.Lock] // nil without one
+	taking        sync.Mutex                    // held while the lock is taken over
 	handedOver    chan struct{}                 // closed when another usher process has taken over
 	stopRequested chan struct{}                 // closed when a signal requests a stop after the handover
 	draining      atomic.Bool                   // stopped, but holding the lock for connections in the portal's namespace
@@ -289,7 +290,7 @@ func (d *Daemon) apply(ctx context.Context, failed chan<- error) func([]config.S
 			return
 		}
 		started := time.Now()
-		if err := d.begin(services); err != nil {
+		if err := d.begin(ctx, services); err != nil {
 			failed <- err
 			dead = true
 			return
@@ -378,6 +379,8 @@ func (d *Daemon) recordHealthCheckProblem(service types.NamespacedName, err erro
 // stop stops the proxy, drains it, and removes the portal's installed rules if remove
 // is set. A further signal ends the draining.
 func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
+	d.taking.Lock() // begin sees that ctx has ended, or has taken over
+	d.taking.Unlock()
 	d.health.SetStopping()
 	// Only the process that holds the lock, and has not handed it over, may remove the rules.
 	remove = remove && (d.lock.Load() != nil || !d.proxy.Portal.Traits().Installs) && !d.isHandedOver()

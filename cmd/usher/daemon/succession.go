@@ -12,12 +12,13 @@ import (
 )
 
 // begin serves the services of the initial sync. If the portal needs the lock, the daemon holds it afterwards, either
-// from openPortal or from the process that it replaces.
-func (d *Daemon) begin(services []config.Service) error {
+// from openPortal or from the process that it replaces. If ctx ends before that process has handed over, it continues,
+// and begin returns an error.
+func (d *Daemon) begin(ctx context.Context, services []config.Service) error {
 	var successor *handover.Successor
 	if d.mustSucceed() {
 		var err error
-		if successor, err = d.succeed(); err != nil {
+		if successor, err = d.succeed(ctx); err != nil {
 			return err
 		}
 	}
@@ -37,11 +38,9 @@ func (d *Daemon) begin(services []config.Service) error {
 	}
 	d.proxy.InheritRest(sockets)
 	if successor != nil {
-		lock, err := successor.Take()
-		if err != nil {
+		if err := d.take(ctx, successor); err != nil {
 			return err
 		}
-		d.setLock(lock)
 		d.retryListeners()
 	}
 	d.proxy.CloseUnused()
@@ -51,6 +50,21 @@ func (d *Daemon) begin(services []config.Service) error {
 	return nil
 }
 
+// take takes over, unless ctx has ended: this process is stopping then. Meanwhile stop waits.
+func (d *Daemon) take(ctx context.Context, successor *handover.Successor) error {
+	d.taking.Lock()
+	defer d.taking.Unlock()
+	if err := ctx.Err(); err != nil {
+		successor.Abort()
+		return err
+	}
+	lock, err := successor.Take()
+	if err == nil {
+		d.setLock(lock)
+	}
+	return err
+}
+
 // mustSucceed reports whether another usher process holds the lock that this one needs.
 func (d *Daemon) mustSucceed() bool {
 	return d.config.Netns == nil && d.lock.Load() == nil && d.proxy.Portal.Traits().Installs
@@ -58,8 +72,11 @@ func (d *Daemon) mustSucceed() bool {
 
 // succeed asks the running usher process to hand over, or takes the lock if that process
 // has ended meanwhile. It retries for successionTime, since the process may be about to end.
-func (d *Daemon) succeed() (successor *handover.Successor, err error) {
+func (d *Daemon) succeed(ctx context.Context) (successor *handover.Successor, err error) {
 	for deadline := time.Now().Add(successionTime); ; time.Sleep(100 * time.Millisecond) {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
 		if successor, err = handover.Ask(); err == nil {
 			return successor, nil
 		}
