@@ -143,7 +143,7 @@ func (e *execCommand) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	env := append(environ.Over(os.Environ(), environ.OfPod(first, e.namespace)), execMarker+"="+e.namespace)
+	env := environ.Over(os.Environ(), append(environ.OfPod(first, e.namespace), environ.Variable{Name: execMarker, Value: e.namespace}))
 	code, err := in.namespace.Run(netns.Command{Path: path, Args: args, Env: env}, signals)
 	cancel()
 	err = errors.Join(err, <-served)

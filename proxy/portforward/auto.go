@@ -27,6 +27,8 @@ type Dial func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)
 // of endpoints, a /24 of IPv4 or a /64 of IPv6, usually the Pod network of one node, and remembers the result
 // for a minute.
 //
+// It dials an endpoint without a Pod directly: the API server forwards no port to it.
+//
 // A network is reachable once a connection to one of its endpoints was established. A refusal does not count,
 // since a firewall may have refused. So Auto is unsuitable if the user's own network has the cluster's
 // addresses.
@@ -45,6 +47,9 @@ type verdict struct {
 
 // Dial connects to an endpoint.
 func (a *Auto) Dial(ctx context.Context, to *config.Endpoint) (forward.Conn, error) {
+	if to.Pod == "" {
+		return a.Direct(ctx, to)
+	}
 	network := networkOf(to.Addr.Addr())
 	known, direct := a.verdict(network)
 	if known && !direct {

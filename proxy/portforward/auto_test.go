@@ -17,6 +17,7 @@ import (
 func TestAutoRemembersReachableNetworks(t *testing.T) {
 	answers, refuses, silent := error(nil), error(syscall.ECONNREFUSED), errors.New("silent")
 	unreachable := error(syscall.ENETUNREACH)
+	const withoutPod = "10.1.0.99:6443"
 	type step struct {
 		endpoint string
 		direct   error // result of a direct connection
@@ -38,6 +39,8 @@ func TestAutoRemembersReachableNetworks(t *testing.T) {
 			{"10.1.0.1:80", refuses, 0, "direct else"}, {"10.1.0.2:80", refuses, 0, "direct else"}, {"10.1.0.3:80", answers, 0, "direct"}},
 		"each IPv4 network is checked separately": {
 			{"10.1.0.1:80", silent, 0, "direct else"}, {"10.1.1.1:80", answers, 0, "direct"}, {"10.1.0.9:80", answers, 0, "else"}},
+		"an endpoint without a Pod is always dialed directly": {
+			{"10.1.0.1:80", silent, 0, "direct else"}, {withoutPod, answers, 0, "direct"}, {withoutPod, silent, 0, "direct"}, {"10.1.0.2:80", answers, 0, "else"}},
 		"each IPv6 network is checked separately": {
 			{"[fd00::1]:80", silent, 0, "direct else"}, {"[fd00::ffff:1]:80", answers, 0, "else"}, {"[fd00:0:0:1::1]:80", answers, 0, "direct"}},
 	} {
@@ -62,8 +65,12 @@ func TestAutoRemembersReachableNetworks(t *testing.T) {
 				for i, s := range steps {
 					now, tried = s, ""
 					time.Sleep(s.later)
+					pod := "some-pod"
+					if s.endpoint == withoutPod {
+						pod = ""
+					}
 					ctx, cancel := context.WithTimeout(t.Context(), Schedule[0])
-					_, _ = auto.Dial(ctx, &config.Endpoint{Addr: netip.MustParseAddrPort(s.endpoint)})
+					_, _ = auto.Dial(ctx, &config.Endpoint{Addr: netip.MustParseAddrPort(s.endpoint), Pod: pod})
 					cancel()
 					if tried != " "+s.tried {
 						t.Errorf("step %d: tried%s, not %s", i+1, tried, s.tried)
