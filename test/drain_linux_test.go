@@ -153,7 +153,7 @@ func specifyDraining(portal, vip string, at func(int) netip.Addr) {
 		return metric(l.Node.NewDialer(1), `usher_connections_closed_total{end="endpoint-drained"}`)
 	}).
 		WithTimeout(5 * time.Second).Should(BeEquivalentTo(2))
-	Expect(u.Out).To(gbytes.Say("closed after .*: endpoint-drained"))
+	Eventually(u.Out).WithTimeout(10 * time.Second).Should(gbytes.Say("closed after .*: endpoint-drained"))
 
 	By("ending a connection to a terminating endpoint")
 	serve("1s", added, stays, leaves)

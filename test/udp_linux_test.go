@@ -327,13 +327,13 @@ func udpSpecs(portal string) {
 			c, err := pod.DialUDP("", dns.vip())
 			Expect(err).NotTo(HaveOccurred())
 			clients = append(clients, c)
-			Expect(exchange(c, []byte(who), time.Second)).Error().NotTo(HaveOccurred())
+			Expect(exchange(c, []byte(who), 10*time.Second)).Error().NotTo(HaveOccurred())
 		}
 		Expect(metric(node, "usher_udp_sessions_open")).To(BeNumerically("<=", 20))
 		Expect(metric(node, `usher_udp_sessions_ended_total{end="limit"}`)).To(BeNumerically(">=", 40))
-		Expect(u.Out).To(gbytes.Say(`closed after .*: limit, .*had been idle longest`))
+		Eventually(u.Out).WithTimeout(10 * time.Second).Should(gbytes.Say(`closed after .*: limit, .*had been idle longest`))
 		for _, c := range clients { // clients whose sessions were closed start new ones
-			Expect(exchange(c, []byte(who), time.Second)).Error().NotTo(HaveOccurred())
+			Expect(exchange(c, []byte(who), 10*time.Second)).Error().NotTo(HaveOccurred())
 		}
 	})
 

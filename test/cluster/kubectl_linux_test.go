@@ -217,23 +217,24 @@ var _ = Describe("kubectl usher, run outside the cluster,", func() {
 			return laptop.Dial("", address, soon)
 		}}}
 		defer browser.CloseIdleConnections()
-		read := func(path string, into any) {
+		read := func(g Gomega, path string, into any) {
 			GinkgoHelper()
 			res, err := browser.Get(page + path)
-			Expect(err).NotTo(HaveOccurred())
+			g.Expect(err).NotTo(HaveOccurred())
 			defer res.Body.Close()
-			Expect(res.StatusCode).To(Equal(http.StatusOK), path)
-			Expect(json.NewDecoder(res.Body).Decode(into)).To(Succeed())
+			g.Expect(res.StatusCode).To(Equal(http.StatusOK), path)
+			g.Expect(json.NewDecoder(res.Body).Decode(into)).To(Succeed())
 		}
 		var seen struct {
 			Findings []struct{ Fault, Endpoint, Node string }
 		}
 		Eventually(func(g Gomega) { // a node that answers late is left out
-			read("api/v1/cluster/services/"+c.namespace+"/web", &seen)
+			seen.Findings = nil
+			read(g, "api/v1/cluster/services/"+c.namespace+"/web", &seen)
 			g.Expect(seen.Findings).To(HaveExactElements(And(HaveField("Node", elsewhere), HaveField("Endpoint", pods[0].addr.String()), HaveField("Fault", "path"))))
 		}).WithTimeout(3*soon).Should(Succeed(), "a Pod that answers the other node, from a node that reaches the other Pod")
 		var status struct{ PortalMode string }
-		read("nodes/"+elsewhere+"/api/v1/status", &status)
+		read(Default, "nodes/"+elsewhere+"/api/v1/status", &status)
 		Expect(status.PortalMode).NotTo(BeEmpty())
 
 		// A fault of the Pod itself shows on all nodes.
@@ -243,8 +244,9 @@ var _ = Describe("kubectl usher, run outside the cluster,", func() {
 		_ = failure(laptop, vip(svc))()
 		out, _ = says(0, "get", "endpoints", "web")
 		Expect(out).To(MatchRegexp(`(?m)^web +main +%s +web-2 +quarantined +- `, pods[1].addr))
-		Eventually(func() []string { // the page shows its last known state until it has a newer one
-			read("api/v1/cluster/services/"+c.namespace+"/web", &seen)
+		Eventually(func(g Gomega) []string { // the page shows its last known state until it has a newer one
+			seen.Findings = nil
+			read(g, "api/v1/cluster/services/"+c.namespace+"/web", &seen)
 			var told []string
 			for _, f := range seen.Findings {
 				told = append(told, f.Fault+" "+f.Endpoint)
