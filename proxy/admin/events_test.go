@@ -153,10 +153,11 @@ var _ = Describe("a subscriber of events", func() {
 					refused++
 				}
 			}
-			Expect(refused).To(Equal(1000 - admin.MaxSubscribers))
+			// Slow ones may have been closed already, which makes room for others.
+			Expect(refused).To(And(BeNumerically("<=", 1000-admin.MaxSubscribers), BeNumerically(">=", 500)))
 			var s api.Status
 			Expect(n.get("/status", &s)).To(Equal(200))
-			Expect(s.Subscribers.Now).To(BeEquivalentTo(admin.MaxSubscribers)) // later, slow ones may have been closed
+			Expect(s.Subscribers.Now).To(And(BeNumerically("<=", admin.MaxSubscribers), BeNumerically(">", 0)))
 			var more int64
 			Eventually(func() int64 {
 				add() // until no socket accepts more data
