@@ -379,9 +379,9 @@ func (d *Daemon) recordHealthCheckProblem(service types.NamespacedName, err erro
 // stop stops the proxy, drains it, and removes the portal's installed rules if remove
 // is set. A further signal ends the draining.
 func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
-	d.taking.Lock() // begin sees that ctx has ended, or has taken over
-	d.taking.Unlock()
+	d.taking.Lock() // begin has taken over, or sees that ctx has ended
 	d.health.SetStopping()
+	d.taking.Unlock()
 	// Only the process that holds the lock, and has not handed it over, may remove the rules.
 	remove = remove && (d.lock.Load() != nil || !d.proxy.Portal.Traits().Installs) && !d.isHandedOver()
 	if remove && d.config.RemoveRules {
