@@ -61,7 +61,7 @@ func listen(fd int, addr netip.AddrPort, k Keepalive) error {
 	if err := setOptions(fd, options...); err != nil {
 		return err
 	}
-	if err := unix.Bind(fd, Sockaddr(addr)); err != nil {
+	if err := unix.Bind(fd, sockaddr(addr)); err != nil {
 		return err
 	}
 	return unix.Listen(fd, backlog)
@@ -372,7 +372,7 @@ func (s Sockets) ListenUDP(addr netip.AddrPort) (fd int, err error) {
 		return -1, fmt.Errorf("socket: %w", err)
 	}
 	if err = setListenOptions(fd, addr.Addr()); err == nil {
-		err = unix.Bind(fd, Sockaddr(addr))
+		err = unix.Bind(fd, sockaddr(addr))
 	}
 	if err != nil {
 		unix.Close(fd)
@@ -481,21 +481,13 @@ func LocalAddr(fd int) (netip.AddrPort, error) {
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("getsockname: %w", err)
 	}
-	if addr := AddrPort(name); addr.IsValid() {
-		return addr, nil
-	}
-	return netip.AddrPort{}, fmt.Errorf("getsockname: %T is not an Internet address", name)
-}
-
-// AddrPort returns the address in name, or the zero AddrPort if it is not an Internet address.
-func AddrPort(name unix.Sockaddr) netip.AddrPort {
 	switch a := name.(type) {
 	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port)), nil
 	case *unix.SockaddrInet6:
-		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port))
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr), uint16(a.Port)), nil
 	}
-	return netip.AddrPort{}
+	return netip.AddrPort{}, fmt.Errorf("getsockname: %T is not an Internet address", name)
 }
 
 func domain(a netip.Addr) int {
@@ -505,8 +497,7 @@ func domain(a netip.Addr) int {
 	return unix.AF_INET6
 }
 
-// Sockaddr returns an address for bind(2) and connect(2).
-func Sockaddr(a netip.AddrPort) unix.Sockaddr {
+func sockaddr(a netip.AddrPort) unix.Sockaddr {
 	if a.Addr().Is4() {
 		return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}
 	}

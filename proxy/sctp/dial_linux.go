@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/portal/kernel"
-	"github.com/usherproxy/usher/proxy/forward"
 )
 
 // Dial associates with to, from the local address that the kernel would choose. It requests the given
@@ -68,7 +67,7 @@ func (s *socket) connect(ctx context.Context, to netip.AddrPort) error {
 	err := s.raw.Write(func(fd uintptr) bool {
 		if !begun {
 			begun = true
-			failed = unix.Connect(int(fd), forward.Sockaddr(to))
+			failed = unix.Connect(int(fd), sockaddr(to))
 			return failed != unix.EINPROGRESS
 		}
 		var done bool

@@ -12,8 +12,6 @@ import (
 
 	"github.com/ishidawataru/sctp"
 	"golang.org/x/sys/unix"
-
-	"github.com/usherproxy/usher/proxy/forward"
 )
 
 // Supported is whether this package has sockets on this system.
@@ -69,7 +67,7 @@ func bind(fd int, addr netip.AddrPort) error {
 	if err := unix.SetsockoptInt(fd, level, freebind, 1); err != nil {
 		return os.NewSyscallError("setsockopt IP_FREEBIND", err)
 	}
-	return os.NewSyscallError("bind", unix.Bind(fd, forward.Sockaddr(addr)))
+	return os.NewSyscallError("bind", unix.Bind(fd, sockaddr(addr)))
 }
 
 // control calls f with the descriptor.
@@ -107,7 +105,7 @@ func (s *socket) Close() error {
 func (s *socket) localAddr() (addr netip.AddrPort, err error) {
 	err = s.control(func(fd int) error {
 		name, err := unix.Getsockname(fd)
-		addr = forward.AddrPort(name)
+		addr = addrPort(name)
 		return os.NewSyscallError("getsockname", err)
 	})
 	return addr, err
@@ -159,4 +157,21 @@ func putSockaddr(b []byte, addr netip.AddrPort) {
 		binary.NativeEndian.PutUint16(b, unix.AF_INET6)
 		copy(b[8:], a.AsSlice())
 	}
+}
+
+func sockaddr(addr netip.AddrPort) unix.Sockaddr {
+	if addr.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(addr.Port()), Addr: addr.Addr().As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(addr.Port()), Addr: addr.Addr().As16()}
+}
+
+func addrPort(name unix.Sockaddr) netip.AddrPort {
+	switch a := name.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port))
+	}
+	return netip.AddrPort{}
 }
