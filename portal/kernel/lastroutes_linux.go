@@ -67,12 +67,11 @@ func (r *Routes) lastState(family portal.Family) (s lastState) {
 }
 
 // Bring installs the routes for the VIPs that wanted returns if they are needed, and otherwise removes them. It returns
-// those that it restored. Routes that have become needed, as when the default route is removed, are no repair. With
-// reread it reads the kernel's state first.
-func (l *LastRoutes) Bring(wanted func() map[netip.Addr]bool, reread bool) (made []string, err error) {
+// those that it restored. Routes that have become needed, as when the default route is removed, are no repair.
+func (l *LastRoutes) Bring(wanted func() map[netip.Addr]bool) (made []string, err error) {
 	r := l.routes
 	at := r.lastState(l.family)
-	if reread || at != l.at {
+	if at != l.at {
 		l.Forget()
 	}
 	if l.there == nil {

@@ -125,7 +125,10 @@ func (m *machine) leadOut(reread bool) []string {
 	if m.withdrawn {
 		return nil
 	}
-	made, err := m.last.Bring(m.vips, reread)
+	if reread {
+		m.last.Forget()
+	}
+	made, err := m.last.Bring(m.vips)
 	if err == nil {
 		m.noRoute = ""
 	} else if why := err.Error(); why != m.noRoute {
