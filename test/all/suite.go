@@ -149,7 +149,7 @@ func (r *result) test() error {
 		return err
 	}
 	args := []string{"test", "-json", "-count=1", "-timeout=" + r.timeout, "-vet=off", "-exec=" + self} // lint has vetted everything
-	env := append(os.Environ(), raceExit, reportsVariable+"="+dir)
+	env := []string{raceExit, reportsVariable + "=" + dir}
 	if r.race {
 		args = append(args, "-race")
 	}
@@ -160,14 +160,11 @@ func (r *result) test() error {
 			return err
 		}
 		args = append([]string{"tool", "ginkgo", "run", fmt.Sprintf("-procs=%d", r.beside), "-timeout=" + r.timeout, "-output-dir=" + dir, "-label-filter=" + r.label}, specFlags("report.json")...)
-		env = append(os.Environ(), raceExit, patience)
+		env = []string{raceExit, patience}
 		packages = []string{binary}
 	}
-	cmd := exec.Command("go", append(args, packages...)...)
-	cmd.Dir, cmd.Env = r.dir, env
-	if r.race {
-		cmd.Env = append(cmd.Env, "CGO_ENABLED=1")
-	}
+	cmd := r.goCommand(append(args, packages...)...)
+	cmd.Env = append(cmd.Env, env...)
 	out, write := io.Pipe()
 	cmd.Stdout, cmd.Stderr = write, write
 	done := make(chan error)
@@ -193,16 +190,25 @@ func (r *result) test() error {
 	return nil
 }
 
+// goCommand returns a go command in the suite's module. The race detector needs cgo, also in programs that specs build.
+func (r *result) goCommand(args ...string) *exec.Cmd {
+	cmd := exec.Command("go", args...)
+	cmd.Dir, cmd.Env = r.dir, os.Environ()
+	if r.race {
+		cmd.Env = append(cmd.Env, "CGO_ENABLED=1")
+	}
+	return cmd
+}
+
 // compile compiles a package of specs to a binary in its folder, where ginkgo runs it, and returns the path. Two suites may
 // have the same package.
 func (r *result) compile() (binary string, err error) {
 	binary = filepath.Join(r.patterns[0], filepath.Base(r.name)+".test")
-	cmd := exec.Command("go", "test", "-c", "-vet=off", "-o", binary)
-	cmd.Dir, cmd.Env = r.dir, os.Environ()
+	args := []string{"test", "-c", "-vet=off", "-o", binary}
 	if r.race {
-		cmd.Args, cmd.Env = append(cmd.Args, "-race"), append(cmd.Env, "CGO_ENABLED=1")
+		args = append(args, "-race")
 	}
-	cmd.Args = append(cmd.Args, r.patterns[0])
+	cmd := r.goCommand(append(args, r.patterns[0])...)
 	out, err := cmd.CombinedOutput()
 	r.cpu += cpuTime(cmd)
 	if err != nil {
