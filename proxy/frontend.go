@@ -139,9 +139,9 @@ func (f *frontEnd) swapView(port config.ServicePort) (planned bool) {
 }
 
 // claim makes the front end the owner of its port's VIPs and returns the VIPs that it owns. A VIP stays with the
-// service port that already serves it, with two exceptions. Another service port whose VIP takes precedence gets it; see
-// config.VIP.Precedes. A VIP on an address of this node is released if its port is in use
-// there; see inUseOnNode. claim marks the front ends that lose a VIP, and those that conflict with a new node port.
+// service port that already serves it, with two exceptions. Another service port whose VIP takes precedence gets it;
+// see config.VIP.Precedes. A VIP on an address of this node is released if its port is in use there; see inUseOnNode.
+// claim marks the front ends that lose a VIP, and those that conflict with a new node port.
 func (f *frontEnd) claim() (own []portal.Target, problem *Problem) {
 	port := f.View().Port
 	for _, vip := range port.VIPs {

@@ -147,9 +147,9 @@ func (srv *Server) Resume() {
 	}
 }
 
-// Inherit removes the sockets of a predecessor's sessions from sockets, and keeps them for the listeners of the sessions,
-// which may open until InheritRest. A listener with an inherited socket does not receive before InheritRest. Callers are
-// serialized as for Listen.
+// Inherit removes the sockets of a predecessor's sessions from sockets, and keeps them for the listeners of the
+// sessions, which may open until InheritRest. A listener with an inherited socket does not receive before InheritRest.
+// Callers are serialized as for Listen.
 func (srv *Server) Inherit(sockets map[string]*os.File) {
 	if srv.sessionRecords == nil {
 		srv.sessionRecords = map[string][]sessionRecord{}

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// kept are the last datagrams of a client without an answer so far, to be sent again to the next endpoint. A
-// later datagram replaces the oldest.
+// kept are the last datagrams of a client without an answer so far, to be sent again to the next endpoint. A later
+// datagram replaces the oldest.
 type kept struct {
 	datagrams [maxKept]keptDatagram
 	count     int // number so far; the next one is stored in datagrams[count%maxKept]

@@ -17,8 +17,8 @@ import (
 // busyAfter is the number of replies after which a session is busy.
 const busyAfter = 64
 
-// replies forwards the replies of a busy session. Its fields, except atomics, belong to its loop. That loop also uses the session's
-// key and control and the socket's fd, which do not change, and the session's toClient, which is atomic.
+// replies forwards the replies of a busy session. Its fields, except atomics, belong to its loop. That loop also uses
+// the session's key and control and the socket's fd, which do not change, and the session's toClient, which is atomic.
 type replies struct {
 	session   *session
 	loop      *loop
@@ -101,8 +101,8 @@ func (r *replies) close(shared bool) {
 	r.loop.close(r.fd, r.watched, shared)
 }
 
-// stirred reports whether another loop has forwarded a reply after s.last. If so, it updates s.last and moves the session
-// to the back of the lists.
+// stirred reports whether another loop has forwarded a reply after s.last. If so, it updates s.last and moves the
+// session to the back of the lists.
 func (s *session) stirred() bool {
 	if s.lent == nil {
 		return false

@@ -269,9 +269,9 @@ func (sk *socket) enter(s *session) {
 
 var originErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
 
-// makeRoom counts one more session of client. If a limit is reached, it evicts the session that has been idle longest: of
-// the client if its share is used up, of this socket if the service port's limit is reached, and otherwise of this loop.
-// Each socket may always have one session.
+// makeRoom counts one more session of client. If a limit is reached, it evicts the session that has been idle longest:
+// of the client if its share is used up, of this socket if the service port's limit is reached, and otherwise of this
+// loop. Each socket may always have one session.
 func (sk *socket) makeRoom(client netip.Addr) {
 	b := sk.front.Budget
 	toPort := sk.front.Sessions.Add(1)
@@ -331,9 +331,9 @@ func (sk *socket) refresh() {
 	sk.expire()
 }
 
-// abandon is called when the endpoint refused has refused a client. It moves other sessions that wait for that endpoint's
-// first answer to other endpoints. Hosts limit how often they send ICMP errors (Linux to once a second for each address, after six at once:
-// see icmp_ratelimit, icmp(7)), so most clients of a dead endpoint get none.
+// abandon is called when the endpoint refused has refused a client. It moves other sessions that wait for that
+// endpoint's first answer to other endpoints. Hosts limit how often they send ICMP errors (Linux to once a second for
+// each address, after six at once: see icmp_ratelimit, icmp(7)), so most clients of a dead endpoint get none.
 func (sk *socket) abandon(refused *balance.State) {
 	now := sk.loop.clock()
 	var waiting []*session
