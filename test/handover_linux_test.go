@@ -121,17 +121,14 @@ type udpLoad struct {
 }
 
 // startUDPLoad starts 10 clients that use a new socket for each request, as
-// resolvers do, and 10 that keep their socket.
+// resolvers do, and 10 that keep their socket. Each sends at most 100 requests a second.
 func startUDPLoad(d *lab.Dialer, vip string) *udpLoad {
 	l := &udpLoad{}
 	l.end = startWorkers(20, func(i int, stop <-chan struct{}) {
 		var stays net.Conn
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-			}
+		ticker := time.NewTicker(10 * time.Millisecond)
+		defer ticker.Stop()
+		for tick(ticker, stop) {
 			c := stays
 			if c == nil {
 				var err error

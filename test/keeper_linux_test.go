@@ -163,7 +163,7 @@ func keeperSpecs(portal string) {
 
 	It("refuses no client while usher is killed ten times", func() {
 		k := startKept(l.Node, dir, "--portal="+portal)
-		traffic := call(pod, 1000, vips...)
+		traffic := call(pod, 500, vips...)
 		for range 10 {
 			before := traffic.made.Load()
 			time.Sleep(1200 * time.Millisecond) // the keeper delays the restart of a process that serves for less than 1 s
