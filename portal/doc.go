@@ -1,7 +1,5 @@
-// Package portal defines portals: the mechanisms that redirect packets for a Service's VIP to a local listener of
-// usher.
-//
-// There are several mechanisms, the modes, each in its own folder. Each makes a [Portal]:
+// Package portal defines portals. A portal brings packets for a Service's VIP to a local listener of usher, in one of
+// several modes. Each mode has a folder, and makes a [Portal]:
 //
 //	iptables   rules that change the destination          needs iptables, CAP_NET_ADMIN
 //	nftables   the same, by netlink alone                 needs nf_tables, CAP_NET_ADMIN
@@ -10,8 +8,8 @@
 //
 // The caller of a Portal calls Listen to get the addresses for the listeners of a service port, opens them, and then
 // passes rules to Apply. A Portal remembers these rules and changes only what differs. Check compares them with the
-// kernel's and repairs those. A process leaves its rules when it ends or is killed, and its successor reuses them:
-// Listen proposes the same ports again, and the first Apply replaces rules in place.
+// rules in the kernel and repairs the latter. A process leaves its rules when it ends or is killed, and its successor
+// reuses them: Listen proposes the same ports again, and the first Apply replaces rules in place.
 //
 // Package modes lists the modes in the order in which they are tried. It makes portals by name, and lists and removes
 // the rules that any mode has left. A [Mode] describes itself by its [Traits], so callers need not check its name: a
@@ -32,6 +30,5 @@
 //
 // In reading order: portal.go, target.go, mode.go, origin.go; then family.go, sources.go, interfaces.go and ports.go.
 //
-// A portal never opens a listener, never reads a packet and knows nothing of Services: the name of a rule's Service is
-// only a comment.
+// A portal never opens a listener, never reads a packet and knows nothing of Services except their names.
 package portal

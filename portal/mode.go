@@ -30,9 +30,9 @@ type Mode struct {
 	List func(context.Context, Options) ([]Rule, error)
 
 	// Remove removes the rules that portals of this mode have installed, in this or another process. It keeps those
-	// that open connections may need. It returns the removed kinds, a line each, and skips rules that it cannot read.
-	// With all set it keeps nothing, and a failed read is an error, unless the kernel has nothing of the kind. Nil: the
-	// mode never installs anything.
+	// that open connections may need. It returns the removed kinds of objects, a line each, and skips rules that it
+	// cannot read. If the parameter all is true, it keeps nothing, and a failed read is an error, unless the kernel
+	// supports no such rules. Nil: the mode never installs anything.
 	Remove func(_ context.Context, _ Options, all bool) (removed []string, err error)
 }
 
@@ -41,13 +41,13 @@ type Traits struct {
 	// Installs says that the portal installs something in the kernel: so a network namespace can have only one such
 	// portal at a time, and leftovers have to be removed.
 	Installs bool
-	// Redirects says that the kernel redirects packets for a VIP to a listener elsewhere. It also rejects or drops
-	// clients as the rule's action and sources say. Otherwise the listener has to do all of that.
+	// Redirects says that the kernel redirects packets for a VIP to a listener at another address or port. It also rejects
+	// or drops clients as the rule's action and sources say. Otherwise the listener has to do all of that.
 	Redirects bool
 	// Local says that VIPs become addresses of this node, and listeners bind to them. VIPs then need no route.
 	Local bool
-	// InNamespace says that the VIPs of a portal are addresses in a dedicated network namespace instead. The node's own
-	// addresses do not reach it: see Bind.Namespace.
+	// InNamespace says that the VIPs of a portal are addresses in a dedicated network namespace instead. Packets to the
+	// node's own addresses do not arrive there, so listeners for these are on the node: see Bind.Namespace.
 	InNamespace bool
 	// KubeProxy is the mode of kube-proxy that works in the same way, as named in kube-proxy's configuration and
 	// metrics; empty if there is none.
@@ -59,7 +59,7 @@ type Traits struct {
 // CarriesVIPs reports whether packets for a VIP reach a listener. Otherwise clients need the listeners' addresses.
 func (t Traits) CarriesVIPs() bool { return t.Redirects || t.Local }
 
-// New makes a portal. It leaves nothing changed before the portal's first Apply.
+// New makes a portal. When it returns, nothing in the kernel has changed.
 func (m Mode) New(ctx context.Context, opts Options) (Portal, error) {
 	opts, err := opts.Complete()
 	if err != nil {
@@ -81,15 +81,15 @@ func NeedsLinux(context.Context, Options) (Portal, error) {
 type Options struct {
 	// Log receives probes, choices and repairs. Nil disables logging.
 	Log logrus.FieldLogger
-	// Others are the other modes: the first Apply removes leftovers of their portals, and Compare reports them. None:
+	// Others are the other modes: the first Apply removes leftovers of their portals, and Compare reports them. Empty:
 	// nothing else has ever installed anything in this network namespace.
 	Others []Mode
-	// ProxyPorts is the port range for listeners behind a redirect or on loopback. Zero: any free port, and for mode
-	// none the Service's own.
+	// ProxyPorts is the port range for listeners behind a redirect or on loopback. Zero: any free port or, in mode
+	// none, the Service's own.
 	ProxyPorts PortRange
 	// NodePortAddresses are the networks whose node addresses accept connections to node ports, as for kube-proxy's
-	// --nodeport-addresses; but here a family without a network in the list has no node ports. None: all addresses of
-	// the node, loopback included. Mode none ignores it.
+	// --nodeport-addresses; but here a family without a network in the list has no node ports. Empty: all addresses of
+	// the node, loopback included. Mode none ignores this field.
 	NodePortAddresses []netip.Prefix
 	// PodInterfaces are the interfaces of this node's Pods, in addition to the networks of Settings.LocalSources; see
 	// Drop. They need not exist yet.
@@ -100,9 +100,9 @@ type Options struct {
 	Mark uint32
 	// NodeAddress makes Portal.Origin always return the node.
 	NodeAddress bool
-	// Aliases are a network of each family that is unused, or used only by hosts with which this node never
-	// communicates: see package redirect. If it is missing, or smaller than a bridge's network, neighbors on a bridge
-	// see the node's address.
+	// Aliases has one network per family that is unused, or used only by hosts with which this node never communicates.
+	// If client and endpoint are behind the same bridge, usher connects from an address in it, and rules translate that
+	// to the client's address. If the network is missing, or smaller than the bridge's, the endpoint sees the node.
 	Aliases []netip.Prefix
 	// LockWait is how long to wait for another program that changes iptables rules, in whole seconds. Zero: 5 seconds.
 	LockWait time.Duration
@@ -117,8 +117,8 @@ type Options struct {
 	OtherProxies bool
 }
 
-// AddressNamespaces say whether VIPs in mode address are in a dedicated network namespace of the portal: where that
-// works here, always, or never.
+// AddressNamespaces say whether VIPs in mode address are in a dedicated network namespace of the portal: if a test
+// shows that this works here, always, or never.
 var AddressNamespaces = []string{"auto", "always", "never"}
 
 // IPTablesTargets are the iptables targets that can redirect packets to a listener: DNAT to a dedicated address of
@@ -194,7 +194,7 @@ type Others struct{ attempts int }
 const mostAttempts = 6
 
 // Remove removes the leftovers, unless an earlier call has succeeded or mostAttempts have failed, and logs this. It
-// returns the removed objects.
+// returns the removed kinds of objects.
 func (s *Others) Remove(ctx context.Context, o Options) (removed []string) {
 	if s.attempts == mostAttempts {
 		return nil

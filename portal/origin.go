@@ -5,12 +5,12 @@ import "net/netip"
 // Origin is the address from which usher connects to an endpoint for a client, and so the address that the endpoint
 // sees.
 type Origin struct {
-	// Bind is the address for the transparent socket (IP_TRANSPARENT, ip(7)), which the node need not have: the
-	// client's own address, or one that the portal translates to it on the way. If Bind is not valid, the kernel picks
-	// an address of the node.
+	// Bind is the address to which usher binds a transparent socket (IP_TRANSPARENT, ip(7)). It need not be an address
+	// of the node: it is the client's own, or one that the portal translates to that on the way. If Bind is not valid,
+	// the kernel picks an address of the node.
 	//
-	// The port is one that the client's host does not choose for its own connections to the endpoint. 0 means any port,
-	// and if the port is taken, any other is used.
+	// The port is outside the range from which the client's host chooses ports for its own connections to the endpoint.
+	// 0 means any port, and if the port is taken, any other is used.
 	Bind          netip.AddrPort
 	SourceAddress SourceAddress
 	// Here says that the endpoint is known to be on this node.
@@ -31,7 +31,8 @@ const (
 // the reason for that.
 type SourceAddress uint8
 
-// The addresses that an endpoint sees. Zero is undecided: usher has not connected to the endpoint yet.
+// The addresses that an endpoint sees. Zero is undecided: usher has not connected to the endpoint yet, or its client is
+// not known.
 const (
 	SourceClient SourceAddress = iota + 1
 	// All others are the node.
@@ -58,7 +59,7 @@ var sourceAddresses = [...]struct{ name, why string }{
 	SourceItself:     {"node-hairpin", "the client is the endpoint itself, and its kernel drops packets from its own address"},
 	SourceElsewhere:  {"node-elsewhere", "neither client nor endpoint is known to be on this node, so replies may take another path"},
 	SourceSameBridge: {"node-same-bridge", "client and endpoint are behind the same interface, so replies bypass netfilter (for a bridge, see net.bridge.bridge-nf-call-iptables and -ip6tables)"},
-	SourceNoAlias:    {"node-no-alias", "client and endpoint are on one bridge, and the kernel cannot translate prefixes for its network, or --client-aliases has no free range"},
+	SourceNoAlias:    {"node-no-alias", "client and endpoint are on one bridge, and usher has no alias of the client's address: the kernel cannot translate network prefixes, or --client-aliases has no free range"},
 	SourcePortal:     {"node-portal", "only the iptables and nftables portals can route replies back"},
 	SourceKernel:     {"node-kernel", "the kernel or iptables lacks a feature needed to route replies back, or --mark is 0; see the log"},
 	SourceNotReady:   {"node-not-ready", "the portal has not installed its rules yet, or does not know the interface yet"},

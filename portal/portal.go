@@ -9,7 +9,7 @@ import (
 	"os"
 )
 
-// Portal is one way to redirect packets for a VIP to a local listener. Its methods are safe for concurrent use. Apply,
+// Portal is one way to bring packets for a VIP to a local listener. Its methods are safe for concurrent use. Apply,
 // Check and similar methods wait for each other; Origin does not wait.
 type Portal interface {
 	// Mode returns the name that selects the portal: "iptables", "nftables", "address" or "none".
@@ -23,11 +23,12 @@ type Portal interface {
 	Mark() uint32
 
 	// Origin returns the address from which to connect to an endpoint for a client, so that the endpoint sees the
-	// client's own address where possible. If where is unknown, the portal recognizes this node's Pods by
+	// client's own address where possible. If the parameter where is Unknown, the portal recognizes this node's Pods by
 	// Settings.LocalSources and Options.PodInterfaces. A socket bound to the Origin must have the Mark.
 	//
-	// For the zero client, Origin says which address endpoints of that family see for all clients; zero: it depends on
-	// the client. Many goroutines call it, for each connection; it waits for no other method.
+	// If client is the zero Addr, SourceAddress of the result says what endpoints of endpoint's family see for all
+	// clients, or is 0 if that depends on the client. Many goroutines call it, for each connection; it waits for no other
+	// method.
 	Origin(client, endpoint netip.Addr, where EndpointLocality) Origin
 
 	// Listen returns where the listeners for the targets of one service port have to be. service is the Service's name,
@@ -40,11 +41,11 @@ type Portal interface {
 	// kernel supports that. The first call also removes rules of an earlier process that are not in set. Rules that
 	// stay are never missing in between.
 	//
-	// Whatever the Result, the rules remain wanted: Check tries again.
+	// Whatever the Result, valid rules remain wanted: Check tries again.
 	Apply(ctx context.Context, set []Rule, gone []Target) Result
 
-	// Set calls change to change the Settings. It takes effect with the next Check or Apply, which may be one without
-	// rules.
+	// Set changes the Settings: it calls the function change with them. New Settings take effect with the next Check or
+	// Apply; that needs no rules.
 	Set(change func(*Settings))
 
 	// Check reads the kernel's state, unless it is known, compares it with the wanted rules, and repairs it. Its Result
@@ -85,12 +86,13 @@ type Withdrawer interface {
 
 // Settings are inputs that change while a Portal exists. A portal without rules in the kernel ignores most of them.
 type Settings struct {
-	// LocalSources are the networks of this node's Pods, initially none; see Drop.
+	// LocalSources are networks that contain this node's Pods, initially none; see Drop. They may include Pods of other
+	// nodes.
 	LocalSources []netip.Prefix
 	// NodePortAddresses are initially those of Options. After a change, listeners have to be where Listen says.
 	NodePortAddresses []netip.Prefix
-	// ServiceCIDRs are the cluster's service CIDRs, initially none: new connections to addresses and ports in them that
-	// no rule redirects are rejected.
+	// ServiceCIDRs are the cluster's service CIDRs, initially none: a new connection to an address in them is rejected
+	// if no rule redirects its address and port.
 	ServiceCIDRs []netip.Prefix
 	// HealthChecks are the sorted health check node ports, initially none: the rules accept TCP connections to them,
 	// even if a host firewall drops these.
@@ -105,7 +107,7 @@ func (s *Settings) Set(change func(*Settings)) {
 	}
 }
 
-// Plain has the methods of a Portal that installs nothing itself, to be embedded in one.
+// Plain has the methods of a Portal that installs no rules. Such a Portal embeds it.
 type Plain struct{}
 
 // Mark returns 0: packets go to whichever socket listens at their destination.
@@ -122,7 +124,7 @@ func (Plain) Set(func(*Settings)) {}
 // Check does nothing.
 func (Plain) Check(context.Context) Result { return Result{} }
 
-// Compare returns nothing: leftovers of others cannot be read without their privileges.
+// Compare returns nothing: reading leftovers of other modes needs privileges that this portal may not have.
 func (Plain) Compare(context.Context) ([]Comparison, error) { return nil, nil }
 
 // Remove does nothing.
@@ -232,8 +234,8 @@ type Bind struct {
 	Preferred bool
 	// Redirected says that connections arrive with a destination that is not their original one. The listener must look
 	// that up (OriginalDst) and refuse connections that did not come through a portal. A UDP listener must answer from
-	// the address at which a datagram arrived (IP_PKTINFO): the kernel does not translate an answer from another
-	// address of this node back for the client.
+	// the address at which a datagram arrived (IP_PKTINFO): otherwise, the kernel does not restore the VIP as the
+	// answer's source.
 	Redirected bool
 	// Transparent says that the listener's socket has to be transparent (IP_TRANSPARENT, ip(7)): the portal's rules
 	// drop packets redirected to any other socket.

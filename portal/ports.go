@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// PortRange is a range of port numbers, both ends included. The zero value is no range: any port is acceptable.
+// PortRange is a range of port numbers, both ends included. The zero value stands for any port.
 type PortRange struct {
 	First, Last uint16
 }
@@ -51,7 +51,7 @@ func NewPortAllocator(within PortRange) *PortAllocator {
 	return &PortAllocator{within: within, owner: map[portKey]Target{}, port: map[Target]uint16{}}
 }
 
-// Propose returns t's port, or 0 if all ports of the range are promised.
+// Propose returns t's port. It returns 0 if all ports of the range are promised, or there is no range.
 func (b *PortAllocator) Propose(t Target) uint16 {
 	if port, ok := b.port[t]; ok {
 		return port

@@ -36,8 +36,8 @@ func (s Sources) In(family Family) (networks []netip.Prefix, all bool) {
 	return networks, all || s == ""
 }
 
-// PlainPrefixes returns prefixes sorted, without duplicates and host bits, and those of IPv4 as such. An invalid prefix
-// stays: no address is in it.
+// PlainPrefixes returns prefixes sorted, without duplicates and host bits. IPv4-mapped IPv6 prefixes become IPv4
+// prefixes. An invalid prefix stays: no address is in it.
 func PlainPrefixes(prefixes []netip.Prefix) []netip.Prefix {
 	var plain []netip.Prefix
 	for _, p := range prefixes {

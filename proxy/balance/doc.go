@@ -9,12 +9,14 @@
 // the Set is made: a table (maglev.go) or shares by weight (shares.go). If the first endpoint is usable, only
 // schedulers that compare loads look at others: p2c.go at one, least.go at up to 1,023.
 //
-// All schedulers skip an endpoint in quarantine as long as there is another one. The quarantine ends when the
-// caller has probed the endpoint and it answered. Without probes it ends after some time: then one connection
-// tries the endpoint while others still skip it (health.go). Every choice comes with its reason.
+// All schedulers skip an endpoint in quarantine as long as there is another one. A quarantine after failed
+// attempts ends when the endpoint answers a probe, or accepts a client that had no better endpoint. If the caller sends
+// no probes, one connection tests the endpoint after some time, while others still skip it. A quarantine after failed
+// checks ends when checks pass (health.go). Every choice comes with its reason.
 //
-// If the service port asks for it, choices skip further endpoints: by slow start (slowstart.go), and by a limit of
-// connections to an endpoint. If none below the limit is left, clients wait in a queue (queue.go).
+// If the service port asks for it, choices also skip new endpoints in part of their turns (slowstart.go), and endpoints
+// that have reached a limit of connections. If all endpoints outside quarantine have reached it, clients wait in a
+// queue (queue.go).
 //
 // The package dials nothing and has no goroutine and no clock: the caller passes the time, and reports the
 // result of each attempt and probe with Endpoint.Report.

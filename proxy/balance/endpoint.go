@@ -28,7 +28,7 @@ type State struct {
 	ToEndpoint, ToClient atomic.Int64
 
 	shown     atomic.Uint64          // see Since: Unix time in ms, and a state in the lowest four bits; 0 at first
-	ends      atomic.Uint32          // how the latest connections ended: one bit each, 1 if broken, the newest is bit 0; the bit above the oldest is a marker, always 1; 0 if none has ended
+	ends      atomic.Uint32          // how the latest connections ended: one bit each, 1 if broken, with the newest in bit 0, and a 1 above the oldest; 0 if none has ended
 	health    atomic.Pointer[health] // nil if no failure is known, as for most endpoints
 	rareState atomic.Pointer[rareState]
 }
@@ -38,13 +38,13 @@ type rareState struct {
 	readyAt          atomic.Int64 // see readySince; Unix time in ns
 	drained          atomic.Int64 // see EndConnections; Unix time in ns, 0 for never
 	times            atomic.Pointer[Times]
-	failures         atomic.Pointer[latency.Recent] // only when they occurred is used; the durations are 0
-	breaks           atomic.Pointer[latency.Recent] // as failures: the connections that it broke
+	failures         atomic.Pointer[latency.Recent] // only the time of each is used; the durations are 0
+	breaks           atomic.Pointer[latency.Recent] // like failures, for connections that the endpoint broke
 	connectedAtBreak atomic.Int64                   // State.Connected when it last broke one
 
-	noResponse  atomic.Pointer[latency.Recent] // as failures
+	noResponse  atomic.Pointer[latency.Recent] // like failures
 	noResponses atomic.Int64                   // since the start
-	unused      atomic.Pointer[latency.Recent] // as failures
+	unused      atomic.Pointer[latency.Recent] // like failures
 	queue       atomic.Pointer[queue]
 	own         atomic.Pointer[Endpoint] // see Own
 }
@@ -126,9 +126,10 @@ func recent(r *latency.Recent, now time.Time) int64 {
 	return int64(l.Number())
 }
 
-// Since returns when the endpoint entered state, a caller-defined number below 16. It returns began if the last call
-// was for another state. If exact is set, it also returns began if began is later than the time returned last: the
-// state has ended and begun again since then.
+// Since returns when the endpoint entered state, a number below 16 that the caller defines. s remembers one state and
+// its time. If that is the same state, Since returns the time. Otherwise it remembers and returns the argument began,
+// the caller's estimate. If exact is set, it also does so if began is later than the remembered time: the state has
+// ended and begun again since the last call.
 func (s *State) Since(state uint8, began time.Time, exact bool) time.Time {
 	for {
 		was := s.shown.Load()
@@ -210,8 +211,8 @@ func (s *State) Moved(toEndpoint, toClient int64) {
 	s.ToClient.Add(toClient)
 }
 
-// Drained returns the time that EndConnections has set, by which a connection that is established after that call must
-// end. It returns false if no time is set.
+// Drained returns the time set by EndConnections, by which connections that are established after that call must end.
+// It returns false if no time is set.
 func (s *State) Drained() (by time.Time, ok bool) {
 	r := s.rareState.Load()
 	if r == nil {
@@ -221,12 +222,13 @@ func (s *State) Drained() (by time.Time, ok bool) {
 	return time.Unix(0, ns), ns != 0
 }
 
-// An endpoint is an Outlier if it broke more than half of the connections that ended last. It also is one if it broke
-// one in outlierPart of its connections in the last 5 to 10 minutes. The second condition no longer applies after a
-// series of unbroken connections that is outlierOver times as long as the average series between two breaks.
+// An endpoint is an Outlier if it broke more than half of the connections that ended last. It also is an Outlier if it
+// broke at least one in outlierPart of its connections in the last 5 to 10 minutes. The second condition no longer
+// applies after a series of unbroken connections that is outlierOver times as long as the average series between two
+// breaks.
 const (
-	outlierWindow = 16 // the maximum number of connections that ended last
-	fewest        = 4  // the minimum number of these; for the second condition, of broken connections
+	outlierWindow = 16 // how many of the latest ended connections the first condition considers
+	fewest        = 4  // the first condition needs at least this many of them, and the second this many broken ones
 	outlierPart   = 50
 	outlierOver   = 10
 )
@@ -268,8 +270,8 @@ func (s *State) Outlier(now time.Time) bool {
 	return broken >= fewest && broken*outlierPart >= clients && unbroken*broken <= outlierOver*(clients-unbroken)
 }
 
-// Full reports whether the endpoint has reached its limit of connections. It reads the Pool's limit, so that older Sets
-// use a changed limit, too.
+// Full reports whether the endpoint has reached its limit of connections. It reads the Pool's limit: if that
+// changes, the new limit applies to Endpoints of older Sets, too.
 func (e *Endpoint) Full() bool {
 	bound := e.pool.bound.Load()
 	return bound > 0 && e.Active.Load() >= bound

@@ -40,7 +40,8 @@ type Policy struct {
 	First time.Duration
 	Max   time.Duration // First doubles with each further failure, up to this
 	// Probed means that the caller rechecks the endpoint when that time is over, and that it stays Down until a recheck
-	// passes. Otherwise the endpoint becomes HalfOpen then, and one connection tests it.
+	// passes. Otherwise, or if only one client's attempts failed, the endpoint becomes HalfOpen then, and one connection
+	// tests it.
 	Probed bool
 	// Rise and Fall are the numbers of consecutive checks that must pass, or fail, to make an endpoint Up, or
 	// Down.
@@ -61,7 +62,7 @@ func (p *Policy) length(failures int32) time.Duration {
 
 // Change is the result of a Report.
 type Change struct {
-	Blamed bool          // the failure is attributed to the endpoint, and not only to the path from one client; also set if it changes nothing
+	Blamed bool          // the failure is attributed to the endpoint, and not only to the path from one client; set even if the report changes nothing
 	Notify bool          // the Watcher is notified
 	Next   time.Duration // until the next recheck; only set for RecheckFailed and RecheckSkipped
 }
@@ -117,15 +118,16 @@ type failureStreak struct {
 }
 
 // passive is the series of clients' failed attempts. A passed recheck sets down to false, but failures is kept until a
-// client has connected. Otherwise each quarantine of an endpoint that answers only probes would last Policy.First.
+// client has connected or for Policy.Max. Otherwise each quarantine of an endpoint that answers only probes would last
+// Policy.First.
 type passive struct {
 	failureStreak
 	rechecked bool       // down until a recheck passes
 	client    netip.Addr // valid if failures affected this client alone
 	claimed   time.Time  // until when one connection tests the endpoint and others skip it
 
-	// For protocols without a positive answer: when a client was first admitted again, and how much time without a
-	// failure counts as an answer.
+	// For protocols such as UDP, whose working endpoints may send nothing: when a client was first admitted again, and how
+	// much time without a failure counts as an answer.
 	halfOpen     time.Time
 	healthyAfter time.Duration
 }
@@ -297,8 +299,8 @@ func (f *passive) state(now time.Time) Availability {
 	return HalfOpen
 }
 
-// state returns the availability for display. If the protocol has no positive answers, the endpoint is Up once it has
-// refused no client for Policy.Max.
+// state returns the availability for display. An endpoint of a protocol whose working endpoints may send nothing
+// is Up once it has refused no client for Policy.Max.
 func (h *health) state(now time.Time) Availability {
 	switch {
 	case h == nil:

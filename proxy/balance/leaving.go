@@ -80,8 +80,8 @@ func (s *State) reinstate() *State {
 	return s
 }
 
-// EndConnections sets the time by which connections to a removed endpoint must end if they are established after this
-// call; see Drained.
+// EndConnections sets the time by which connections of a removed endpoint must end. The caller ends the open ones; an
+// attempt that is under way may still succeed, and its connection must end by this time, too. See Drained.
 func (s *State) EndConnections(by time.Time) { s.ensureRare().drained.Store(by.UnixNano()) }
 
 // Inherit returns the endpoint with the address and Pod of c, to which a previous process has connections. If it is

@@ -24,7 +24,7 @@ const (
 	ByVIP
 
 	Affinity     // the client had this endpoint before
-	FirstInQueue // no endpoint had a free slot when a client without affinity came; this one was the first to have one
+	FirstInQueue // a client without affinity had to wait in the queue; this endpoint was the first to have a free slot
 	Probe        // the endpoint failed before; this connection tests whether it still does
 	OnlyOne      // no other endpoint is left to try
 	LastResort   // all that are left are in quarantine
@@ -55,7 +55,7 @@ type Request struct {
 	Client, VIP netip.Addr       // source and destination, for schedulers that hash them
 	Tried       []netip.AddrPort // not to be tried again
 
-	skipFull bool // also if the Set is not limited: see Take
+	skipFull bool // even if the Set is not limited: see Take
 }
 
 // Choice is an endpoint to try, with the reason.
@@ -82,7 +82,7 @@ type Set struct {
 	limited   bool          // skip full endpoints, for which clients wait
 	group     int           // index in Pool.queues; the same for all Sets that have the same endpoints
 	timeout   time.Duration // see QueueTimeout
-	allDown   atomic.Int64  // until this time in ns, a choice finds all endpoints in quarantine without looking at each
+	allDown   atomic.Int64  // until this Unix time in ns, choices assume that all endpoints are in quarantine, and do not look at each
 }
 
 // Len returns the number of endpoints.
@@ -106,10 +106,10 @@ func (s *Set) Find(addr netip.AddrPort) *Endpoint {
 	return nil
 }
 
-// Pick returns the endpoint to try next: the scheduler's first choice among the untried ones (not in a.Tried) that are
-// not in quarantine or, if there are none, among all untried ones. It skips full ones. It returns false if all have
-// been tried or are full. It also does so if all outside quarantine are full: the client then waits for them. The
-// caller calls Endpoint.Take.
+// Pick returns the endpoint to try next: the scheduler's first choice among the untried endpoints (not in a.Tried) or,
+// if all of these are in quarantine, usually the next in rotation. In a limited Set it skips full endpoints. It returns
+// false if no endpoint is left. It also returns false if all untried endpoints outside quarantine are full: the client
+// waits for one of these, rather than use one in quarantine. The caller takes a slot of the endpoint.
 func (s *Set) Pick(a Request) (Choice, bool) {
 	choice, skipped, ok := s.pick(look{Request: a, turn: s.cursor.Add(1) - 1, claim: true})
 	// A skipped endpoint uses up its turn; otherwise the next endpoint would always get that turn in addition to its
@@ -122,11 +122,11 @@ func (s *Set) Pick(a Request) (Choice, bool) {
 
 // Take calls Again if previous, the address of the client's previous endpoint, is valid. Otherwise, or if Again returns
 // false, it calls Pick. If the previous endpoint is full, the client waits for it. Take also takes a slot of the chosen
-// endpoint; call Release to return it. If no slot is free, or other clients are ahead, the Choice is Full. Then w
-// waits, unless it is nil or QueueLimit is reached.
+// endpoint; call Release to return it. If no slot is free, or other clients are ahead, the Choice is Full. Then Take
+// adds w to the queue, unless w is nil or QueueLimit is reached.
 //
-// A Set from before a Pool.Update that set a limit does not skip full endpoints. If the chosen one is full, Take
-// therefore chooses again with skipFull set.
+// A Set from before the Pool.Update that introduced a limit does not skip full endpoints. If the chosen one is full,
+// Take therefore chooses again with skipFull set.
 func (s *Set) Take(a Request, previous netip.AddrPort, w *Waiter) (Choice, bool) {
 	for {
 		var c Choice
@@ -161,8 +161,8 @@ func (s *Set) Take(a Request, previous netip.AddrPort, w *Waiter) (Choice, bool)
 	}
 }
 
-// Peek is Pick for a later caller, without using up a turn or claiming a probe. For the next caller of
-// Pick, pass turn 0; for each caller after that, pass the next that the previous Peek returned.
+// Peek predicts what Pick will return to a later caller. It uses up no turn, and claims no HalfOpen endpoint. Turn 0 is
+// that of the next caller of Pick. For the caller after that, pass the result next of that call, and so on.
 func (s *Set) Peek(turn uint32, a Request) (c Choice, next uint32, ok bool) {
 	c, skipped, ok := s.pick(look{Request: a, turn: s.cursor.Load() + turn})
 	return c, turn + 1 + skipped, ok
@@ -251,13 +251,13 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 	return Choice{Endpoint: f.fallback, Reason: reason}, f.skipped, true
 }
 
-// restPerEndpoint is the time, for each of more than maxScanned endpoints that are all in quarantine, until a choice looks
-// at all of them again: an event loop does so, which takes about 50 ns for each.
+// If a Set has more than maxScanned endpoints and all are in quarantine, choices do not look at all of them again for
+// restPerEndpoint times their number. It takes an event loop about 50 ns to look at one.
 const restPerEndpoint = time.Microsecond
 
-// lastResort returns first, the scheduler's first choice, or if that is nil, the next untried endpoint of a Set whose
-// endpoints are all in quarantine, and how many it skipped. ok is false if maxScanned endpoints have been tried or are
-// full.
+// lastResort chooses from a Set whose endpoints are all in quarantine. The parameter first is the scheduler's first
+// choice, or nil. lastResort returns it unless it was tried or is full. Otherwise it returns the next endpoint in
+// rotation that is neither, and how many it skipped. ok is false if it skipped maxScanned endpoints.
 func (s *Set) lastResort(l look, first *Endpoint) (c Choice, skipped uint32, ok bool) {
 	n := uint32(len(s.endpoints))
 	for i := range uint32(maxScanned) {

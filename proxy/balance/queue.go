@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// QueueLimit is the maximum number of clients that wait for the endpoints of a Pool.
+// QueueLimit is the maximum number of clients that wait for the endpoints of a Pool. A client that has waited before
+// may exceed it.
 const QueueLimit = 1024
 
 // group holds the queues of clients that may use the same endpoints.

@@ -37,8 +37,8 @@ func Copy(client, endpoint Conn, limits Limits, owner Owner) Flow {
 	return CopyRest(client, endpoint, 0, limits, owner)
 }
 
-// CopyRest is Copy if sent bytes of the client were already sent to the endpoint. The Flow and the Result include these
-// bytes. If sent is not 0, owner.ClientFirstByte is not called.
+// CopyRest is Copy for a client whose first bytes were already sent to the endpoint; sent is their number. The Flow and
+// the Result include these bytes. If sent is not 0, owner.ClientFirstByte is not called.
 func CopyRest(client, endpoint Conn, sent int64, limits Limits, owner Owner) Flow {
 	fl := newCopying(client, endpoint, limits, owner)
 	fl.toEndpoint.bytes.Store(sent)
@@ -81,11 +81,11 @@ type direction struct {
 	begun    bool // the first byte has arrived
 
 	busy    sync.Mutex  // held during a write to d.to, until failed is set
-	failed  error       // the error that a write to d.to has returned; then reads return the end; copying.mu guards it
+	failed  error       // the error of a write to d.to, unless it was EPIPE; reads of d.to return io.EOF then; copying.mu guards it
 	writing atomic.Bool // a write to d.to is under way; d.from is not read meanwhile
 	slow    *time.Timer // calls heldUp when a write takes long
 
-	// The outcomes of the pair if from ends, if from fails, and if to fails.
+	// The pair's outcome if the source ends, if the source fails, and if the destination fails.
 	fromEnd, fromReset, toReset outcome.Outcome
 }
 
@@ -232,7 +232,7 @@ func (fl *copying) unsent() int { return fl.sum(socketUnsent) }
 // unread implements queue. It excludes bytes that a goroutine has read and not yet written.
 func (fl *copying) unread() int { return fl.sum(socketUnread) }
 
-// sum calls of for both sockets, and returns the sum of the results.
+// sum returns the sum of of(socket) for both sockets.
 func (fl *copying) sum(of func(syscall.RawConn) int) (n int) {
 	for _, c := range []side{fl.toEndpoint.from, fl.toEndpoint.to} {
 		if raw := rawOf(c); raw != nil {
@@ -318,7 +318,7 @@ func (fl *copying) copy(d *direction, from, to Conn) {
 		reader.release()
 		switch {
 		case failed != nil:
-			// to may have sent bytes before it closed, such as a response to an incomplete request. So the opposite
+			// The destination may have sent bytes before it closed, such as a response to an incomplete request. So the opposite
 			// direction continues until these are delivered.
 			fl.ended(d.toReset, failed)
 			return

@@ -105,9 +105,9 @@ func (l *Loop) ReadAhead(c *Client) error {
 // AwaitHeader reads from c until enough returns true, or until readAhead bytes have arrived. It calls enough with all
 // bytes so far whenever more have arrived. Only the loop may call AwaitHeader.
 //
-// The loop calls done once, perhaps before AwaitHeader returns: with nil, a unix.Errno if c has failed,
-// io.ErrUnexpectedEOF if c has ended its side, context.DeadlineExceeded after timeout, or context.Canceled after
-// CancelDials. Then the caller owns c again. Use only a few different timeouts: the loop has a queue for each.
+// The loop calls done once, perhaps before AwaitHeader returns: with nil, a unix.Errno if c has failed or cannot be
+// watched, io.ErrUnexpectedEOF if c has ended its side, context.DeadlineExceeded after timeout, or context.Canceled
+// after CancelDials. Then the caller owns c again. Use only a few different timeouts: the loop has a queue for each.
 func (l *Loop) AwaitHeader(c *Client, timeout time.Duration, enough func(first []byte) bool, done func(error)) {
 	a := &awaiting{loop: l, client: c, enough: enough, done: done, until: time.Now().Add(timeout)}
 	if a.read(); a.done == nil {
@@ -196,10 +196,10 @@ type Dialed struct {
 // BindTransparent). If from is the zero AddrPort, the kernel picks the address. hops is the hop limit of the packets; 0
 // means the kernel's default. Only the loop may call Connect.
 //
-// The loop calls done once, perhaps before Connect returns: with nil when the connection is established, else with a
-// unix.Errno, context.DeadlineExceeded after timeout, or context.Canceled after CancelDials. A timeout of 0 means none; use only a few different ones. The
-// first bytes for the endpoint (see [Client.Opening]) are in opening, and must not change. Sending them here saves a
-// packet, and perhaps a round of the loop.
+// The loop calls done once, perhaps before Connect returns: with nil when the connection is established, else with an
+// error that is or wraps a unix.Errno, context.DeadlineExceeded after timeout, or context.Canceled after CancelDials. A
+// timeout of 0 means none; use only a few different ones. The first bytes for the endpoint (see [Client.Opening]) are
+// in opening, and must not change. Sending them here saves a packet, and perhaps a round of the loop.
 //
 // Connect returns nil if it has called done. Otherwise only Pending and Cancel of the returned Dialed may be used until
 // the loop calls done.
@@ -305,7 +305,7 @@ func (d *Dialed) finish(err error) {
 type localPorts struct {
 	first, last uint16    // the kernel's range; see Options
 	until       time.Time // connect(2) may try only few ports before this time
-	searchedAll time.Time // when connect(2) last tried all after few
+	searchedAll time.Time // when connect(2) last tried all ports because none of a few was free
 }
 
 const (

@@ -52,7 +52,7 @@ func (e *ending) cause(o outcome.Outcome, err error) {
 	}
 }
 
-// replaced returns the outcome of a pair that had the outcome before and now gets o. A failure or limit replaces an
+// replaced returns the new outcome of a pair whose outcome was before when o occurs. A failure or limit replaces an
 // earlier FIN; otherwise the first outcome stays. HalfClosed becomes NoResponse if the client had ended its side and the
 // endpoint did not end its own. See result.
 func replaced(before, o outcome.Outcome) outcome.Outcome {
@@ -76,9 +76,9 @@ func answered(o outcome.Outcome, err error, toEndpoint, toClient int64, unsent i
 }
 
 // result returns the result of a pair that ended with outcome o and these numbers of bytes. untaken is the number of
-// bytes that the client did not acknowledge, if the client ended its side, and later reset the connection or the pair
-// reached a limit; otherwise 0. If it includes every byte for the client, the client had left before the response, and
-// its kernel refused the bytes.
+// bytes that the client did not acknowledge. It is 0 unless the client ended its side, and then either reset the
+// connection or the pair reached a limit. If untaken includes all bytes for the client, the client had left before the
+// response, and its kernel refused the bytes.
 //
 // NoResponse also needs evidence that the client expected a response: it sent bytes, and either reset the connection,
 // or ended its side while the endpoint kept its own side open. A lost client (ETIMEDOUT) may not have waited for
@@ -114,7 +114,7 @@ type Limits struct {
 	// Age is the maximum duration of a pair. In its last eighth, the pair ends as soon as nothing moves.
 	Age time.Duration
 	// Retire, unless it is zero, is the latest time at which the pair ends. The pair ends earlier if nothing has moved
-	// for the duration lull and both peers have acknowledged all bytes.
+	// for the duration lull, both peers have acknowledged all bytes, and none are unread.
 	Retire time.Time
 }
 

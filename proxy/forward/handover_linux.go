@@ -62,9 +62,9 @@ type WatchState struct {
 	Moved         bool      `json:",omitempty"`
 }
 
-// PairsFrom calls f for the pairs in the next slotsAtOnce slots of the loop, from slot on, until f returns false for one.
-// The next call can continue from next, the slot of that pair or the one after the last; more is false if there is none.
-// Only the loop may call PairsFrom. f may freeze its pair.
+// PairsFrom calls f for each pair in the slotsAtOnce slots of the loop that begin with number slot, and stops if f
+// returns false. The next call continues at next: at the pair for which f returned false, or after these slots. more is
+// false if there are no more slots. Only the loop may call PairsFrom. f may freeze its pair.
 func (l *Loop) PairsFrom(slot int, f func(*PairHere, Owner) bool) (next int, more bool) {
 	for end := min(slot+slotsAtOnce, len(l.slots)); slot < end; slot++ {
 		if e, is := l.slots[slot].handler.(*endpointEdge); is && !f((*PairHere)(e), e.owner) {
@@ -86,7 +86,7 @@ func (h *PairHere) Freeze() *Frozen {
 	if p.owner == nil {
 		return nil
 	}
-	if p.saved != nil { // the successor may get the pair; after a crash, no third process may continue it
+	if p.saved != nil { // from now on the successor may own the pair: if this process crashes, the one that the keeper starts must not continue it
 		p.noteMoving(&p.toEndpoint)
 		p.noteMoving(&p.toClient)
 	}
@@ -120,15 +120,15 @@ func (h *PairHere) Freeze() *Frozen {
 
 func (e *edge) state() EdgeState { return EdgeState{Ended: e.ended, Lost: e.lost, Delays: e.delays} }
 
-// empty writes the bytes that w holds, as far as to accepts them. It returns the state of w with the remaining bytes,
-// which w no longer holds then. ok is false if they could not be read from a pipe.
+// empty writes the bytes that w holds, as far as the destination accepts them. It moves the rest out of w, and returns
+// it with w's state. ok is false if they could not be read from a pipe.
 func (p *pair) empty(w *way, to *edge) (s WayState, ok bool) {
 	switch {
 	case w.ended: // a write has failed; a second one would return EPIPE
 	case w.rest != nil:
 		p.writeRest(w, to)
 	case w.pipe != nil:
-		for p.drain(w, to) > 0 { // the last call returns an error that the one before may have cleared
+		for p.drain(w, to) > 0 { // until it moves nothing: if splice(2) moved some bytes, only the next call returns an error
 		}
 	}
 	if p.owner == nil {

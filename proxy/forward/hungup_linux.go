@@ -10,7 +10,7 @@ import (
 
 // socketHungUp is hungUp for a socket.
 func socketHungUp(raw syscall.RawConn) (ended bool, err error) {
-	_ = raw.Control(func(fd uintptr) { // fails only if raw is closed, which its closer knows
+	_ = raw.Control(func(fd uintptr) { // fails only if raw is closed, after the end of the connection
 		look := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
 		if n, _ := unix.Poll(look, 0); n <= 0 { // no event; -1: a signal arrived
 			return

@@ -30,16 +30,18 @@ type MessageConn interface {
 
 // CopyMessages is [Copy] for associations.
 //
-// A shutdown is passed on as a shutdown, after all earlier messages, and an abort as an abort. Through a pair, messages
-// of the other side are lost if they were under way at the shutdown, or sent later: associations have no half-close.
+// A shutdown is passed on as a shutdown, after all earlier messages, and an abort as an abort. Associations have no
+// half-close: messages of the other side are lost if they are under way when the shutdown arrives. Unlike in a direct
+// association, so are those that it sends until the shutdown is passed on.
 func CopyMessages(client, endpoint MessageConn, limits Limits, owner Owner) Flow {
 	fl := newCopying(client, endpoint, limits, owner)
 	fl.start(func() { fl.relay(&fl.toEndpoint, client, endpoint) }, func() { fl.relay(&fl.toClient, endpoint, client) })
 	return fl
 }
 
-// relay moves messages in direction d until from has ended. If to accepts no more because it is being shut down, relay
-// still reads the remaining messages of from: closing an association with unread messages would abort it.
+// relay moves messages in direction d until the source has ended. If the destination accepts no more because it is
+// being shut down, relay still reads the source's remaining messages: closing an association with unread messages would
+// abort it.
 func (fl *copying) relay(d *direction, from, to MessageConn) {
 	closing := false // to accepts no more messages
 	for {

@@ -153,7 +153,7 @@ func (e *endpointEdge) Ready(r Readiness) {
 }
 
 // ready handles the events of from, the source of w. It moves the bytes of w, and also those of the other direction if
-// from accepted no bytes until now. If w has ended, from is no longer read, so an error of from ends the pair here, with
+// the socket was full until now. If w has ended, the socket is no longer read, so its error ends the pair here, with
 // outcome end.
 func (p *pair) ready(r Readiness, w *way, from, to *edge, end outcome.Outcome) {
 	wasFull := !from.writable
@@ -284,7 +284,7 @@ func (p *pair) copy(w *way, from, to *edge) int {
 	if kept.Load() >= maxKept {
 		look = unix.MSG_PEEK
 	}
-	n, err := 1, error(nil) // not 0, so as to read unless the urgent byte's peek finds nothing
+	n, err := 1, error(nil) // without the peek below, always read; the peek sets n to 0 if there is nothing to read
 	if from.urgent {
 		// Once a byte has arrived, the kernel knows whether it is urgent. A read stops before an urgent byte, unless
 		// that is the first one.
@@ -367,7 +367,7 @@ func (w *way) written() {
 	w.rest = nil
 }
 
-// write writes as much of b as to accepts, and returns the number of bytes written.
+// write writes as much of b as the destination accepts, and returns the number of bytes written.
 func (p *pair) write(w *way, to *edge, b []byte, flags int) int {
 	to.undelay(w)
 	n, err := to.fd.write(b, flags)

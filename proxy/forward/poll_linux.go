@@ -245,7 +245,8 @@ func (p *Poller) loop() {
 // turner has so much work that it does it in several turns.
 type turner interface{ turn() }
 
-// perTurn is the number of pairs that a turner visits in one turn. A turn takes about 1 ms if all of them end.
+// perTurn is the number of slots or attempts that a turner visits in one turn. A turn takes about 1 ms if all of them
+// end.
 const perTurn = 64
 
 // Later makes the loop call t.turn once, after the handlers that are ready now.

@@ -134,7 +134,7 @@ func (p *pair) noteHeld(w *way) {
 	if pipes := p.saved.pipes.Load(); pipes>>shift&0xffff != pipe {
 		p.saved.pipes.Store(pipes&^(0xffff<<shift) | pipe<<shift)
 	}
-	if notes &^= note; w.rest != nil || w.pipe != nil && pipe == 0 || p.client.lost || p.endpoint.lost { // reading a lost socket returns the end instead of the failure
+	if notes &^= note; w.rest != nil || w.pipe != nil && pipe == 0 || p.client.lost || p.endpoint.lost { // a lost socket reads as ended: another process would take the failure for a FIN
 		notes |= note
 	}
 	if w.begun {
@@ -182,7 +182,7 @@ func (p *Pair) Forget() {
 	}
 }
 
-// SavedHeader returns the number at the start of part 0 of memory. No pair may use that part.
+// SavedHeader returns part 0 of memory as a number for the caller's use. No pair may use that part.
 func SavedHeader(memory []byte) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&memory[0])) }
 
 // Reset resets connections, even if other processes have copies of the sockets, and closes the sockets.

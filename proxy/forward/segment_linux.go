@@ -60,7 +60,7 @@ func refusesSegments(errno unix.Errno) bool {
 	return false
 }
 
-// messages makes one message of each run of the datagrams from number at on, up to and excluding end.
+// messages makes one message of each run of datagrams among those numbered from at to end-1.
 func (b *Batch) messages(at, end int) []mmsghdr {
 	s := &b.segments
 	count := 0

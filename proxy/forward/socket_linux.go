@@ -149,8 +149,8 @@ func beginTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) 
 }
 
 // toItself reports whether a socket is connected to its own address. That happens if addr is an address of this node,
-// no socket listens on its port, and the kernel has picked the same port as the local one. Then the simultaneous open
-// of TCP (RFC 9293, 3.5) succeeds, and the socket receives its own bytes. The kernel picks no port below 1024
+// no socket listens on its port, and the kernel has picked that port as the socket's local port. Then the simultaneous
+// open of TCP (RFC 9293, 3.5) succeeds, and the socket receives its own bytes. The kernel picks no port below 1024
 // (net.ipv4.ip_local_port_range).
 func toItself(fd int, addr netip.AddrPort) bool {
 	if addr.Port() < 1024 {

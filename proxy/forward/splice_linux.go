@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	// spliceAfter is the number of consecutive reads that fill the buffer after which a direction uses a pipe.
+	// A direction uses a pipe after spliceAfter consecutive reads that filled the buffer.
 	spliceAfter = 2
 	// spliceWorth is a number of bytes. If a stream has moved at least as many through a pipe before a pause, it uses a
 	// pipe again at once after the pause.
@@ -61,8 +61,8 @@ func (p *pair) splice(w *way, from, to *edge) int {
 }
 
 // fill moves bytes into the pipe. If there are none and the pipe is empty, fill returns the pipe to the loop, and copy
-// must read to determine the reason. splice(2) does not show it: it stops at an urgent byte, and if the end of the
-// stream follows that byte, it returns 0 as at the end.
+// must read to determine the reason. splice(2) does not show it: it stops at an urgent byte, and if that is the last of
+// the stream, splice(2) returns 0 although the byte is unread.
 func (p *pair) fill(w *way, from, to *edge) {
 	n, err := splice(int(from.fd), w.pipe.write, w.pipe.size-w.pipe.held)
 	switch {
@@ -81,7 +81,7 @@ func (p *pair) fill(w *way, from, to *edge) {
 	}
 }
 
-// drain moves bytes from the pipe to the socket to, and returns their number.
+// drain moves bytes from w's pipe to its destination, and returns their number.
 func (p *pair) drain(w *way, to *edge) int {
 	if !to.writable || w.pipe.held == 0 {
 		return 0

@@ -209,7 +209,7 @@ func (ls *limited) looked() {
 // listener. An endpoint's socket needs four system calls for it, some percent of the cost of a short connection. So the
 // Loop sets keepalive only for pairs that last a while. Most do not, so there is no list of pairs without keepalive.
 type unprobed struct {
-	any   bool // a pair has started since the last probe
+	any   bool // a pair has started since keepalive was last set
 	alarm alarm
 }
 
@@ -217,7 +217,7 @@ type unprobed struct {
 // matter. Without keepalive, a lost connection would stay open forever.
 const probedAfter = 5 * time.Second
 
-// probeLater is called for the first pair that starts after a probe.
+// probeLater is called for the first pair that starts after keepalive was last set.
 func (l *Loop) probeLater() {
 	l.unprobed.any = true
 	l.unprobed.alarm.set(l, probedAfter, l.probe)

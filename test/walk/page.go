@@ -13,11 +13,11 @@ import (
 
 const pageHead = `# The calls of a connection, and of a change
 
-` + "`make walk`" + ` writes this page. It lists the calls of each function, in order, for one connection, one
+` + "`make walk`" + ` writes this page. It lists the calls of functions, in order, for one connection, one
 datagram with its answer, and one added endpoint. The portal is ` + "`none`" + `, the client sends 5 bytes and gets 5 back.
 [Internals](internals.md) explains the steps.
 
-A call that makes no further calls is omitted if a function of the same file precedes it in the section.
+Most functions that call no other function are omitted: those whose file occurs earlier in the section.
 The wait of an event loop is omitted too; the loop calls the functions that are not indented. ` + "`Proxy.Apply`" + ` is called by
 the source of Services.
 `
