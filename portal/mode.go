@@ -72,20 +72,20 @@ func (m Mode) New(ctx context.Context, opts Options) (Portal, error) {
 	return p, nil
 }
 
-// NeedsLinux is Mode.Open on other systems.
+// NeedsLinux is the Mode.Open, on other systems, of modes that need Linux.
 func NeedsLinux(context.Context, Options) (Portal, error) {
 	return nil, errors.New("requires Linux; other systems support only --portal=none")
 }
 
 // Options are common to all modes. The zero value is valid.
 type Options struct {
-	// Log receives probes, choices and repairs. Nil disables logging.
+	// Log receives tests of modes, choices and repairs. Nil disables logging.
 	Log logrus.FieldLogger
-	// Others are the other modes: the first Apply removes leftovers of their portals, and Compare reports them. Empty:
+	// Others are the other modes: Apply and Check remove leftovers of their portals, and Compare reports them. Empty:
 	// nothing else has ever installed anything in this network namespace.
 	Others []Mode
 	// ProxyPorts is the port range for listeners behind a redirect or on loopback. Zero: any free port or, in mode
-	// none, the Service's own.
+	// none, the Service's own port.
 	ProxyPorts PortRange
 	// NodePortAddresses are the networks whose node addresses accept connections to node ports, as for kube-proxy's
 	// --nodeport-addresses; but here a family without a network in the list has no node ports. Empty: all addresses of
@@ -96,13 +96,14 @@ type Options struct {
 	PodInterfaces Interfaces
 	// Mark is the mark (SO_MARK, socket(7)) of packets that the portal ignores: those whose mark has all of these bits.
 	// The process that listens for a portal sets it on packets to endpoints, so the portal never redirects these back.
-	// Zero: all packets are alike. See Portal.Mark.
+	// Zero: it ignores none. See Portal.Mark.
 	Mark uint32
 	// NodeAddress makes Portal.Origin always return the node.
 	NodeAddress bool
-	// Aliases has one network per family that is unused, or used only by hosts with which this node never communicates.
-	// If client and endpoint are behind the same bridge, usher connects from an address in it, and rules translate that
-	// to the client's address. If the network is missing, or smaller than the bridge's, the endpoint sees the node.
+	// Aliases are networks, at most one of each family, that are unused, or used only by hosts with which this node never
+	// communicates. If client and endpoint are behind the same bridge, usher connects from an address in such a network,
+	// and rules translate it to the client's address. If a family has none, or one smaller than the bridge's network, the
+	// endpoint sees the node.
 	Aliases []netip.Prefix
 	// LockWait is how long to wait for another program that changes iptables rules, in whole seconds. Zero: 5 seconds.
 	LockWait time.Duration
@@ -117,15 +118,15 @@ type Options struct {
 	OtherProxies bool
 }
 
-// AddressNamespaces say whether VIPs in mode address are in a dedicated network namespace of the portal: if a test
-// shows that this works here, always, or never.
+// AddressNamespaces are the choices for a dedicated network namespace for the VIPs of mode address: auto, if a test
+// shows that it works here; always; never.
 var AddressNamespaces = []string{"auto", "always", "never"}
 
 // IPTablesTargets are the iptables targets that can redirect packets to a listener: DNAT to a dedicated address of
 // usher's, or REDIRECT to an address of the incoming interface, which must then have one.
 var IPTablesTargets = []string{"dnat", "redirect"}
 
-// Complete fills in zero fields. It returns an error for an invalid value.
+// Complete sets zero fields that have a default. It returns an error for an invalid port range or iptables target.
 func (o Options) Complete() (Options, error) {
 	if r := o.ProxyPorts; !r.IsZero() && (r.First == 0 || r.First > r.Last) {
 		return o, fmt.Errorf("portal: the port range %d-%d is empty or begins at 0", r.First, r.Last)

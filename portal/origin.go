@@ -27,8 +27,8 @@ const (
 	Elsewhere
 )
 
-// SourceAddress is the source address that an endpoint sees for a connection or datagram: the client's own, or the node's and
-// the reason for that.
+// SourceAddress says which source address an endpoint sees for a connection or datagram: the client's own or the
+// node's. If it is the node's, it also says why.
 type SourceAddress uint8
 
 // The addresses that an endpoint sees. Zero is undecided: usher has not connected to the endpoint yet, or its client is

@@ -32,8 +32,8 @@ type Portal interface {
 	Origin(client, endpoint netip.Addr, where EndpointLocality) Origin
 
 	// Listen returns where the listeners for the targets of one service port have to be. service is the Service's name,
-	// "namespace/name". Each target is in exactly one Bind, with one exception in mode address: node ports of SCTP have
-	// a Bind for each address, and with Options.NodePortAddresses all node ports do. Listen changes nothing, except
+	// "namespace/name". Each target is in exactly one Bind, except in mode address: there a node port has a Bind for
+	// each address of the node, if it is for SCTP or NodePortAddresses is not empty. Listen changes nothing, except
 	// that mode address makes VIPs local where no socket can be bound to them otherwise.
 	Listen(service string, targets []Target) []Bind
 
@@ -44,8 +44,8 @@ type Portal interface {
 	// Whatever the Result, valid rules remain wanted: Check tries again.
 	Apply(ctx context.Context, set []Rule, gone []Target) Result
 
-	// Set changes the Settings: it calls the function change with them. New Settings take effect with the next Check or
-	// Apply; that needs no rules.
+	// Set changes the Settings: it calls the function change with them. New Settings take effect with the next call of
+	// Check or Apply, which may pass no rules.
 	Set(change func(*Settings))
 
 	// Check reads the kernel's state, unless it is known, compares it with the wanted rules, and repairs it. Its Result
@@ -92,10 +92,10 @@ type Settings struct {
 	// NodePortAddresses are initially those of Options. After a change, listeners have to be where Listen says.
 	NodePortAddresses []netip.Prefix
 	// ServiceCIDRs are the cluster's service CIDRs, initially none: a new connection to an address in them is rejected
-	// if no rule redirects its address and port.
+	// if there is no rule for its address and port.
 	ServiceCIDRs []netip.Prefix
-	// HealthChecks are the sorted health check node ports, initially none: the rules accept TCP connections to them,
-	// even if a host firewall drops these.
+	// HealthChecks are the sorted health check node ports, initially none: rules of mode iptables accept TCP
+	// connections to them, even if later rules drop these.
 	HealthChecks []uint16
 }
 
@@ -107,7 +107,7 @@ func (s *Settings) Set(change func(*Settings)) {
 	}
 }
 
-// Plain has the methods of a Portal that installs no rules. Such a Portal embeds it.
+// Plain has those methods of a Portal that are the same for all portals without rules, which embed it.
 type Plain struct{}
 
 // Mark returns 0: packets go to whichever socket listens at their destination.
@@ -168,7 +168,7 @@ func (t Target) String() string {
 }
 
 // Compare orders targets by address, protocol and port, so that the targets of one VIP, and of VIPs that share a
-// prefix, are adjacent. Node ports come first.
+// prefix, are adjacent. Within an IP family, node ports come first.
 func (t Target) Compare(other Target) int {
 	return cmp.Or(
 		t.Addr.Compare(other.Addr),
@@ -265,14 +265,15 @@ type Namespaced interface {
 
 // Result is the outcome of Apply or Check. The zero Result: all is as wanted.
 type Result struct {
-	// Refused says why the kernel does not hold the rules for these targets. All others are installed.
+	// Refused says why the kernel does not hold the rules for these targets. All others are installed, unless Err is set.
 	Refused map[Target]error
 	// Moved are targets whose listeners have to move, since this node's addresses have changed: call Listen again for
 	// all targets of their service ports.
 	Moved []Target
 	// Repaired names the rules, routes and chains that other programs had removed or changed.
 	Repaired []string
-	// Err, if not nil, is why the kernel's state is uncertain. Unaffected are the families that it does not concern.
+	// Err, if not nil, is why the kernel's state is uncertain. Unaffected is true for each family that it does not
+	// concern.
 	Err        error
 	Unaffected [len(Families)]bool
 }

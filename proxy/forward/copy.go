@@ -126,8 +126,8 @@ func (fl *copying) write(d *direction, f func() error) error {
 }
 
 // heldUp is called while d.to accepts no bytes. That may last forever. Meanwhile d.from is not read, so reading does
-// not detect its end or failure. If d.from has failed, heldUp ends the pair. If d.from has ended, a later read returns
-// the end, but HalfClosed already limits the idle time of the pair.
+// not detect its end or failure. If d.from has failed, heldUp ends the pair. If d.from has ended, HalfClosed applies
+// from now on.
 func (fl *copying) heldUp(d *direction) {
 	if !d.writing.Load() {
 		return
@@ -357,11 +357,11 @@ func (fl *copying) readEnded(d *direction, err error) {
 			end, err = outcome.ClientClosed, nil
 		}
 		fl.mu.Unlock()
-		fl.reset(end, err) // the stream of from may be incomplete
+		fl.reset(end, err) // the bytes from d.from may be incomplete
 		return
 	}
 	fl.ended(d.fromEnd, nil)
-	// An error means that to is already closed; reading from it returns that error.
+	// An error means that d.to is closed or has failed; a read of d.to reports it.
 	_ = d.to.CloseWrite()
 }
 

@@ -52,9 +52,9 @@ func (e *ending) cause(o outcome.Outcome, err error) {
 	}
 }
 
-// replaced returns the new outcome of a pair whose outcome was before when o occurs. A failure or limit replaces an
-// earlier FIN; otherwise the first outcome stays. HalfClosed becomes NoResponse if the client had ended its side and the
-// endpoint did not end its own. See result.
+// replaced returns the outcome of a pair after the event o. The parameter before is its outcome until then. A failure
+// or limit replaces an earlier FIN; otherwise the first outcome stays. HalfClosed becomes NoResponse if the client had
+// ended its side and the endpoint did not end its own. See result.
 func replaced(before, o outcome.Outcome) outcome.Outcome {
 	fin := func(o outcome.Outcome) bool { return o == outcome.ClientClosed || o == outcome.EndpointClosed }
 	switch {
@@ -76,7 +76,7 @@ func answered(o outcome.Outcome, err error, toEndpoint, toClient int64, unsent i
 }
 
 // result returns the result of a pair that ended with outcome o and these numbers of bytes. untaken is the number of
-// bytes that the client did not acknowledge. It is 0 unless the client ended its side, and then either reset the
+// bytes that the client did not acknowledge. It matters only if the client had ended its side, and then reset the
 // connection or the pair reached a limit. If untaken includes all bytes for the client, the client had left before the
 // response, and its kernel refused the bytes.
 //

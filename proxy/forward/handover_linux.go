@@ -62,9 +62,9 @@ type WatchState struct {
 	Moved         bool      `json:",omitempty"`
 }
 
-// PairsFrom calls f for each pair in the slotsAtOnce slots of the loop that begin with number slot, and stops if f
-// returns false. The next call continues at next: at the pair for which f returned false, or after these slots. more is
-// false if there are no more slots. Only the loop may call PairsFrom. f may freeze its pair.
+// PairsFrom looks at up to slotsAtOnce slots of the loop, from the index slot on. It calls f for each pair there, and
+// stops if f returns false. The next call continues at next: at the pair for which f returned false, or after these
+// slots. more is false if there are no more slots. Only the loop may call PairsFrom. f may freeze its pair.
 func (l *Loop) PairsFrom(slot int, f func(*PairHere, Owner) bool) (next int, more bool) {
 	for end := min(slot+slotsAtOnce, len(l.slots)); slot < end; slot++ {
 		if e, is := l.slots[slot].handler.(*endpointEdge); is && !f((*PairHere)(e), e.owner) {
@@ -189,7 +189,7 @@ func (l *Loop) Continue(in *Pair, f *Frozen, limits *Limits) {
 	p.client, p.endpoint = f.ClientEdge.edge(f.Client), f.EndpointEdge.edge(f.Endpoint)
 	p.ending = errno{outcome.Named(f.Ending), f.Errno}
 	if p.shared = true; f.Saved != nil {
-		p.saved = &saved{Saved: f.Saved, over: f.Over}
+		p.saved = &saved{Saved: f.Saved, released: f.Over}
 	}
 	p.half, p.probed, p.moved = f.Half, f.Probed, f.Watch.Moved
 	p.toEndpoint.continued(&f.ToEndpoint)

@@ -48,8 +48,8 @@ func NewLoop(poller *Poller, o Options) *Loop {
 	return l
 }
 
-// Close ends the loop and returns when it has ended. All its pairs must have ended before. The poller keeps running.
-// The loop itself must not call Close.
+// Close stops the Loop's timers, closes its unused pipes, and returns when that is done. All its pairs must have ended.
+// The Poller keeps running; its goroutine must not call Close.
 func (l *Loop) Close() {
 	var closed sync.WaitGroup
 	l.Go(&closed, func() {

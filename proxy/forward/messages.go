@@ -13,8 +13,8 @@ type Message struct {
 	Unordered bool   // may overtake other messages of its stream
 }
 
-// MessageConn is an SCTP association. It has no half-close: when one side shuts it down, the other side can still
-// deliver the messages that it sent before, but send no more.
+// MessageConn is an SCTP association. It has no half-close: when one side shuts it down, the other side cannot send
+// more messages; those that it sent before are still delivered.
 type MessageConn interface {
 	side
 
@@ -31,8 +31,8 @@ type MessageConn interface {
 // CopyMessages is [Copy] for associations.
 //
 // A shutdown is passed on as a shutdown, after all earlier messages, and an abort as an abort. Associations have no
-// half-close: messages of the other side are lost if they are under way when the shutdown arrives. Unlike in a direct
-// association, so are those that it sends until the shutdown is passed on.
+// half-close: messages of the other side are lost if they are under way when the shutdown arrives. Messages that the
+// other side sends until the shutdown is passed on to it are lost, too.
 func CopyMessages(client, endpoint MessageConn, limits Limits, owner Owner) Flow {
 	fl := newCopying(client, endpoint, limits, owner)
 	fl.start(func() { fl.relay(&fl.toEndpoint, client, endpoint) }, func() { fl.relay(&fl.toClient, endpoint, client) })

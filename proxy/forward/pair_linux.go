@@ -349,8 +349,8 @@ type rest struct {
 	flags int // for writing the bytes, as in send(2)
 }
 
-// kept is the total size of all rests of this process. From maxKept on, pairs leave bytes that they cannot write in the
-// kernel's buffers: copy peeks at the bytes, and then discards those that it has written.
+// kept is the total size of all rests of this process. Once it reaches maxKept, bytes that a pair cannot write stay in
+// the kernel's buffers: copy peeks at bytes, and then discards those that it has written.
 var kept atomic.Int64
 
 const maxKept = 64 << 20
@@ -425,8 +425,7 @@ func (p *pair) awaitWritable(e *edge) {
 
 // heldUp is called when the source has ended or failed, and the destination does not accept earlier bytes. That may
 // last forever. Meanwhile the source is not read, so reading does not detect its end or failure. If the source has
-// failed, heldUp ends the pair. If it has ended, a later read returns the end, but HalfClosed already limits the idle
-// time of the pair.
+// failed, heldUp ends the pair. If it has ended, HalfClosed applies from now on.
 func (p *pair) heldUp(w *way, from, to *edge) {
 	switch {
 	case from.lost:

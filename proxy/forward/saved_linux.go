@@ -27,7 +27,7 @@ type Saved struct {
 const (
 	heldForEndpoint = 1 << iota // bytes for the endpoint may be in this process
 	heldForClient
-	SavedOver     // the pair has ended, or another process has it
+	SavedOver     // no process may continue the pair from this Saved
 	clientBegun   // the client's first byte has arrived
 	endpointBegun // the endpoint's first byte has arrived
 )
@@ -38,12 +38,12 @@ func SavedAt(memory []byte, n int) *Saved {
 	return (*Saved)(unsafe.Pointer(&memory[n*SavedSize : (n+1)*SavedSize][0]))
 }
 
-// Save makes the pair note its state in s from now on, instead of in its previous Saved. The loop calls over once, when
-// the pair no longer needs s. From now on, the pair shuts its connections down before it closes the sockets, since
+// Save makes the pair note its state in s from now on, instead of in its previous Saved. The loop calls released once,
+// when the pair no longer needs s. From now on, the pair shuts its connections down before it closes the sockets, since
 // copies may be open. Keep or Unsave must follow.
-func (h *PairHere) Save(s *Saved, over func()) {
+func (h *PairHere) Save(s *Saved, released func()) {
 	p := (*pair)(h)
-	p.saved, p.shared = &saved{Saved: s, over: over, own: true, before: p.saved}, true
+	p.saved, p.shared = &saved{Saved: s, released: released, own: true, before: p.saved}, true
 	p.loop.saved.Add(1)
 	s.notes.Store(0)
 	p.noteHeld(&p.toEndpoint)
@@ -89,14 +89,14 @@ func (h *PairHere) IsSaved() bool { return h.saved != nil && h.saved.own || h.ow
 // saved is the state that only saved pairs have.
 type saved struct {
 	*Saved
-	over   func()
-	own    bool   // saved by this process, not by one that crashed
-	before *saved // the previous state, until Keep or Unsave
+	released func()
+	own      bool   // saved by this process, not by one that crashed
+	before   *saved // the previous state, until Keep or Unsave
 }
 
 func (s *saved) end() {
 	s.notes.Store(SavedOver)
-	s.over()
+	s.released()
 }
 
 // forget records that no process may continue the saved pair from its Saved.
@@ -143,7 +143,7 @@ func (p *pair) noteHeld(w *way) {
 	p.saved.notes.Store(notes)
 }
 
-// Over reports whether the pair has ended, or another process has it.
+// Over reports whether no process may continue the pair from s: it has ended, or its state is in another Saved.
 func (s *Saved) Over() bool { return s.notes.Load()&SavedOver != 0 }
 
 // Restored updates t, the State with which a pair was saved, with the pair's later notes in s. The pair must not be
@@ -158,10 +158,10 @@ func (s *Saved) Restored(t *PairState) (whole bool, toEndpoint, toClient int) {
 }
 
 // SavePipes calls save for each pipe that the other process does not have. save sends it and returns its number there,
-// or 0 if that failed. From then on, the loop calls over when it closes a pipe that has a number. Only the loop may
+// or 0 if that failed. From then on, the loop calls released when it closes a pipe that has a number. Only the loop may
 // call SavePipes.
-func (l *Loop) SavePipes(save func(read, write int) (number uint16), over func(number uint16)) {
-	l.pipes.over = over
+func (l *Loop) SavePipes(save func(read, write int) (number uint16), released func(number uint16)) {
+	l.pipes.released = released
 	unknown := false
 	for _, p := range l.pipes.all {
 		if p.number == 0 {

@@ -113,7 +113,7 @@ func TestSavedPairRecordsAPipeBeforeItsFirstByte(t *testing.T) {
 	var whole bool
 	var number int
 	p.onLoop(t, func() {
-		p.loop.pipes.max, p.loop.pipes.over = 1, func(uint16) {}
+		p.loop.pipes.max, p.loop.pipes.released = 1, func(uint16) {}
 		used := p.loop.pipes.get()
 		used.number = 7 // another process has a copy
 		p.loop.pipes.put(used)

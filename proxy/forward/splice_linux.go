@@ -128,10 +128,10 @@ func splice(from, to, size int) (int, error) {
 
 // pipes are the pipes of a Loop.
 type pipes struct {
-	max  int
-	all  []*pipe             // open pipes
-	kept []*pipe             // those of all that are unused
-	over func(number uint16) // see Loop.SavePipes
+	max      int
+	all      []*pipe             // open pipes
+	kept     []*pipe             // those of all that are unused
+	released func(number uint16) // see Loop.SavePipes
 
 	unknown atomic.Bool // some pipes in all may have no number
 }
@@ -204,7 +204,7 @@ func (ps *pipes) discard(p *pipe) {
 	unix.Close(p.write)
 	ps.all = slices.DeleteFunc(ps.all, func(a *pipe) bool { return a == p })
 	if p.number != 0 {
-		ps.over(p.number)
+		ps.released(p.number)
 	}
 }
 
