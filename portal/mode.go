@@ -72,7 +72,7 @@ func (m Mode) New(ctx context.Context, opts Options) (Portal, error) {
 	return p, nil
 }
 
-// NeedsLinux is the Mode.Open, on other systems, of modes that need Linux.
+// NeedsLinux returns an error. It is the Mode.Open of modes that need Linux, on all other systems.
 func NeedsLinux(context.Context, Options) (Portal, error) {
 	return nil, errors.New("requires Linux; other systems support only --portal=none")
 }
@@ -85,7 +85,7 @@ type Options struct {
 	// nothing else has ever installed anything in this network namespace.
 	Others []Mode
 	// ProxyPorts is the port range for listeners behind a redirect or on loopback. Zero: any free port or, in mode
-	// none, the Service's own port.
+	// none, the Service's own port if possible.
 	ProxyPorts PortRange
 	// NodePortAddresses are the networks whose node addresses accept connections to node ports, as for kube-proxy's
 	// --nodeport-addresses; but here a family without a network in the list has no node ports. Empty: all addresses of
@@ -194,8 +194,8 @@ type Others struct{ attempts int }
 // mostAttempts limits the attempts, since a tool may be missing or not work at all here.
 const mostAttempts = 6
 
-// Remove removes the leftovers, unless an earlier call has succeeded or mostAttempts have failed, and logs this. It
-// returns the removed kinds of objects.
+// Remove removes the leftovers, and logs this. It does nothing once a call has succeeded, or mostAttempts have failed.
+// It returns the removed kinds of objects.
 func (s *Others) Remove(ctx context.Context, o Options) (removed []string) {
 	if s.attempts == mostAttempts {
 		return nil

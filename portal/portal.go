@@ -26,15 +26,15 @@ type Portal interface {
 	// client's own address where possible. If the parameter where is Unknown, the portal recognizes this node's Pods by
 	// Settings.LocalSources and Options.PodInterfaces. A socket bound to the Origin must have the Mark.
 	//
-	// If client is the zero Addr, SourceAddress of the result says what endpoints of endpoint's family see for all
-	// clients, or is 0 if that depends on the client. Many goroutines call it, for each connection; it waits for no other
+	// If client is the zero Addr, the result is for all clients: SourceAddress is what every endpoint in that IP family
+	// sees, or 0 if that depends on the client. Many goroutines call Origin at the same time; it waits for no other
 	// method.
 	Origin(client, endpoint netip.Addr, where EndpointLocality) Origin
 
 	// Listen returns where the listeners for the targets of one service port have to be. service is the Service's name,
-	// "namespace/name". Each target is in exactly one Bind, except in mode address: there a node port has a Bind for
-	// each address of the node, if it is for SCTP or NodePortAddresses is not empty. Listen changes nothing, except
-	// that mode address makes VIPs local where no socket can be bound to them otherwise.
+	// "namespace/name". Each target is in exactly one Bind, except in mode address: there a node port of SCTP, or any node
+	// port if NodePortAddresses is not empty, has a Bind for each address of the node that serves node ports. Listen
+	// changes nothing, except that mode address makes VIPs local where no socket can be bound to them otherwise.
 	Listen(service string, targets []Target) []Bind
 
 	// Apply installs or replaces the rules in set and removes those for the targets in gone, in one transaction if the
@@ -45,7 +45,7 @@ type Portal interface {
 	Apply(ctx context.Context, set []Rule, gone []Target) Result
 
 	// Set changes the Settings: it calls the function change with them. New Settings take effect with the next call of
-	// Check or Apply, which may pass no rules.
+	// Check or Apply, even one without rules.
 	Set(change func(*Settings))
 
 	// Check reads the kernel's state, unless it is known, compares it with the wanted rules, and repairs it. Its Result
@@ -107,7 +107,7 @@ func (s *Settings) Set(change func(*Settings)) {
 	}
 }
 
-// Plain has those methods of a Portal that are the same for all portals without rules, which embed it.
+// Plain has the methods of a Portal that needs no rules. Portals embed it, and override what differs.
 type Plain struct{}
 
 // Mark returns 0: packets go to whichever socket listens at their destination.
@@ -184,7 +184,7 @@ type Rule struct {
 	// LocalPort is the port of the listener, for Redirect. With Drop it may be the port to which clients of this node
 	// are still redirected.
 	LocalPort uint16
-	// Sources are the clients that may connect; packets from others are dropped, wherever they are. A portal without
+	// Sources are the clients that may connect; packets from all others, on this node too, are dropped. A portal without
 	// netfilter leaves this to the listener, which should check in any case.
 	Sources Sources
 	// Sole says that the address belongs to one Service and nothing else, as a cluster IP does. A portal that can
