@@ -14,9 +14,9 @@
 // no probes, one connection tests the endpoint after some time, while others still skip it. A quarantine after failed
 // checks ends when checks pass (health.go). Every choice comes with its reason.
 //
-// If the service port asks for it, choices also skip new endpoints in part of their turns (slowstart.go), and endpoints
-// that have reached a limit of connections. If all endpoints outside quarantine have reached it, clients wait in a
-// queue (queue.go).
+// If the service port asks for it, choices also skip endpoints that have reached a limit of connections, and let new
+// endpoints miss some of their turns (slowstart.go). If all endpoints outside quarantine have reached it, clients wait
+// in a queue (queue.go).
 //
 // The package dials nothing and has no goroutine and no clock: the caller passes the time, and reports the
 // result of each attempt and probe with Endpoint.Report.

@@ -17,8 +17,8 @@ type Endpoint struct {
 	pool *Pool
 }
 
-// State is the state of an endpoint. It is kept while the endpoint is listed and belongs to the same Pod. An endpoint
-// that returns while it still has connections gets its State back.
+// State is the state of an endpoint. It is kept while the endpoint is listed and belongs to the same Pod. A TCP
+// endpoint that returns while it still has connections gets its State back, with the counters.
 type State struct {
 	// Counters that the data plane updates and that are shown to users.
 	Active    atomic.Int64 // connections open now, and attempts under way: see Endpoint.Take
@@ -126,10 +126,10 @@ func recent(r *latency.Recent, now time.Time) int64 {
 	return int64(l.Number())
 }
 
-// Since returns when the endpoint entered state, a number below 16 that the caller defines. s remembers one state and
-// its time. If that is the same state, Since returns the time. Otherwise it remembers and returns the argument began,
-// the caller's estimate. If exact is set, it also does so if began is later than the remembered time: the state has
-// ended and begun again since the last call.
+// Since returns when the endpoint entered state, a number below 16 that the caller defines. s remembers a state and its
+// time. If state is another one, s remembers it with the caller's estimate, began, and Since returns that time. If
+// exact is set, it also does so if the estimate is later than the remembered time: the state has ended and begun again
+// since the last call. Otherwise Since returns the remembered time.
 func (s *State) Since(state uint8, began time.Time, exact bool) time.Time {
 	for {
 		was := s.shown.Load()
@@ -251,9 +251,11 @@ func (s *State) ended(broken bool) {
 	}
 }
 
-// counted returns the number of recorded connections, and broke the number of broken ones among them.
+// counted returns the number of connections in ends.
 func counted(ends uint32) int { return max(0, bits.Len32(ends)-1) }
-func broke(ends uint32) int   { return max(0, bits.OnesCount32(ends)-1) }
+
+// broke returns how many of these were broken.
+func broke(ends uint32) int { return max(0, bits.OnesCount32(ends)-1) }
 
 // Outlier reports whether the endpoint breaks many connections, see outlierWindow.
 func (s *State) Outlier(now time.Time) bool {

@@ -117,9 +117,9 @@ type failureStreak struct {
 	err              error     // the last
 }
 
-// passive is the series of clients' failed attempts. A passed recheck sets down to false, but failures is kept until a
-// client has connected or for Policy.Max. Otherwise each quarantine of an endpoint that answers only probes would last
-// Policy.First.
+// passive is the series of clients' failed attempts. A passed recheck sets down to false, but the number of failures is
+// kept until a client has connected, at most for Policy.Max. Otherwise each quarantine of an endpoint that answers only
+// probes would last Policy.First.
 type passive struct {
 	failureStreak
 	rechecked bool       // down until a recheck passes
@@ -136,9 +136,9 @@ type passive struct {
 // wait and the health changed. Apart from Report, only two events change the health: a choice claims a HalfOpen
 // endpoint, or a removed endpoint returns.
 //
-// A failed attempt makes the next quarantine longer only if it began after the last quarantine had ended. Two kinds of
-// attempts therefore do not count: those in progress when the quarantine began, and those made during it because no
-// other endpoint was left.
+// A failed attempt makes the next quarantine longer only if the attempt began after the last quarantine had ended. Two
+// kinds of attempts therefore do not count: those in progress when the quarantine began, and those made during it
+// because no other endpoint was left.
 //
 // If an attempt from a client's own address had no answer, a NetworkPolicy may block that client. As long as only this
 // client fails, each failure makes the endpoint Down for First, without doubling, and clients with affinity keep using
@@ -299,8 +299,8 @@ func (f *passive) state(now time.Time) Availability {
 	return HalfOpen
 }
 
-// state returns the availability for display. An endpoint of a protocol whose working endpoints may send nothing
-// is Up once it has refused no client for Policy.Max.
+// state returns the availability for display. A working UDP endpoint may send nothing. So an endpoint is Up again if it
+// has refused no client for Policy.Max since one was first admitted again.
 func (h *health) state(now time.Time) Availability {
 	switch {
 	case h == nil:

@@ -48,8 +48,8 @@ func newMaglev(s *Set) order {
 	for i := range m.slots {
 		m.slots[i] = free
 	}
-	// In each round, each endpoint whose weight is the greatest (the variable most) takes a slot. An endpoint with a
-	// smaller weight takes one in weight/most of the rounds. No weight is below 1, so a next turn is at most "most" rounds
+	// In each round, each endpoint with the greatest weight (the variable most) takes a slot. An endpoint with half that
+	// weight takes one in every second round, and so on. No weight is below 1, so a next turn is at most "most" rounds
 	// away.
 	rounds := make([][]int, most+1) // the endpoints with a turn in each of the next rounds
 	plan := func(i int) {

@@ -63,7 +63,7 @@ type Choice struct {
 	Endpoint *Endpoint
 	Reason   Reason
 	// Skipped is how often an endpoint in quarantine would have been next; the same one twice in a row counts once. The
-	// schedulers in least.go do not count them.
+	// schedulers in least.go do not count this.
 	Skipped int
 }
 
@@ -107,9 +107,9 @@ func (s *Set) Find(addr netip.AddrPort) *Endpoint {
 }
 
 // Pick returns the endpoint to try next: the scheduler's first choice among the untried endpoints (not in a.Tried) or,
-// if all of these are in quarantine, usually the next in rotation. In a limited Set it skips full endpoints. It returns
-// false if no endpoint is left. It also returns false if all untried endpoints outside quarantine are full: the client
-// waits for one of these, rather than use one in quarantine. The caller takes a slot of the endpoint.
+// if all of these are in quarantine, among them, or the next in rotation. In a limited Set it skips full endpoints. It
+// returns false if no endpoint is left. It also returns false if all untried endpoints outside quarantine are full: the
+// client waits for one of these, rather than use one in quarantine. The caller takes a slot of the endpoint.
 func (s *Set) Pick(a Request) (Choice, bool) {
 	choice, skipped, ok := s.pick(look{Request: a, turn: s.cursor.Add(1) - 1, claim: true})
 	// A skipped endpoint uses up its turn; otherwise the next endpoint would always get that turn in addition to its
@@ -161,8 +161,9 @@ func (s *Set) Take(a Request, previous netip.AddrPort, w *Waiter) (Choice, bool)
 	}
 }
 
-// Peek predicts what Pick will return to a later caller. It uses up no turn, and claims no HalfOpen endpoint. Turn 0 is
-// that of the next caller of Pick. For the caller after that, pass the result next of that call, and so on.
+// Peek predicts what Pick will return to a later caller. It uses up no turn, and claims no HalfOpen endpoint. Turn 0
+// predicts the next call of Pick. To predict the call after that, pass the value next that Peek has returned, and so
+// on.
 func (s *Set) Peek(turn uint32, a Request) (c Choice, next uint32, ok bool) {
 	c, skipped, ok := s.pick(look{Request: a, turn: s.cursor.Load() + turn})
 	return c, turn + 1 + skipped, ok

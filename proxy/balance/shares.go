@@ -7,7 +7,7 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// shares assigns each endpoint of a Set a range of consecutive numbers as long as its weight.
+// shares numbers the shares of a Set: each endpoint has as many consecutive shares as its weight.
 type shares struct {
 	endpoints int
 	ends      []uint32 // where each endpoint's range ends; nil if all have the same weight

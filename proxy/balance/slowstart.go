@@ -77,8 +77,8 @@ func (st *slowStart) skips(e *Endpoint, now time.Time, turn uint32) bool {
 	return share < 1 && float64(hash(e.Addr.Addr(), turn)>>11)/(1<<53) >= share*st.part
 }
 
-// Share returns the part of its usual share of new connections that endpoint e gets now: less than 1 while e is new in
-// s, and otherwise 1.
+// Share returns the fraction of its normal number of new connections that e gets now: less than 1 if slow start reduces
+// it.
 func (s *Set) Share(e *Endpoint, now time.Time) float64 {
 	if s.slow == nil {
 		return 1
