@@ -51,8 +51,8 @@ const stride = MaxDatagram + 192
 // margin is the free space before each datagram, for Prepend. It keeps the datagrams aligned.
 const margin = 64
 
-// Receive receives up to max datagrams, with their senders and control messages. The first one gets
-// number at. Receive returns how many it received.
+// Receive receives up to max datagrams, with their senders and control messages. Their numbers begin
+// with at. Receive returns how many it received.
 func (b *Batch) Receive(fd, at, max int) (int, error) {
 	for i := at; i < at+max; i++ {
 		h := b.room(i)
@@ -162,7 +162,7 @@ func (b *Batch) Unaddress(i int) {
 	h.SetControllen(0)
 }
 
-// Send sends count datagrams; the first is number at. It returns how many it sent before the first failure,
+// Send sends count datagrams, whose numbers begin with at. It returns how many it sent before the first failure,
 // and the error of that failure. Adjacent datagrams of the same size pass through the kernel as one message, if Address
 // got the same peer and control pointers for them.
 func (b *Batch) Send(fd, at, count int) (sent int, err error) {

@@ -192,9 +192,9 @@ type Dialed struct {
 	sent    int    // the number of these bytes that were sent
 }
 
-// Connect starts a connection to an endpoint. to is the endpoint's address, and from the source address (see
-// BindTransparent). If from is the zero AddrPort, the kernel picks the address. hops is the hop limit of the packets; 0
-// means the kernel's default. Only the loop may call Connect.
+// Connect starts a connection to an endpoint. The parameter to is the endpoint's address; from is the source address
+// (see BindTransparent). If from is the zero AddrPort, the kernel picks the address. hops is the hop limit of the
+// packets; 0 means the kernel's default. Only the loop may call Connect.
 //
 // The loop calls done once, perhaps before Connect returns: with nil when the connection is established, else with an
 // error that is or wraps a unix.Errno, context.DeadlineExceeded after timeout, or context.Canceled after CancelDials. A

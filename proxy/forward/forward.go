@@ -76,9 +76,9 @@ func answered(o outcome.Outcome, err error, toEndpoint, toClient int64, unsent i
 }
 
 // result returns the result of a pair that ended with outcome o and these numbers of bytes. untaken is the number of
-// bytes that the client did not acknowledge. It matters only if the client had ended its side, and then reset the
-// connection or the pair reached a limit. If untaken includes all bytes for the client, the client had left before the
-// response, and its kernel refused the bytes.
+// bytes that the client did not acknowledge. It matters only if the client had ended its side, and then one of these
+// followed: the client reset the connection, or the pair reached a limit. If untaken includes all bytes for the client,
+// the client had left before the response, and its kernel refused the bytes.
 //
 // NoResponse also needs evidence that the client expected a response: it sent bytes, and either reset the connection,
 // or ended its side while the endpoint kept its own side open. A lost client (ETIMEDOUT) may not have waited for
@@ -169,8 +169,8 @@ func (w *watch) verdict(l Limits, now time.Time, moved, half bool, q queue) outc
 	if moved {
 		w.restart(now)
 	}
-	// first means that there is no earlier value to compare with: checks may have been late, or skipped during a
-	// handover. If a limit is reached then, the silence restarts.
+	// If unsent bytes become fewer, the pair is not silent. first means that no earlier number is known, because checks
+	// were late, or skipped during a handover. If a limit is reached at such a check, the silence starts again.
 	first := w.unsent < 0
 	if first && !moved {
 		w.unsent = q.unsent()

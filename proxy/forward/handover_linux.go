@@ -86,7 +86,7 @@ func (h *PairHere) Freeze() *Frozen {
 	if p.owner == nil {
 		return nil
 	}
-	if p.saved != nil { // from now on the successor may own the pair: if this process crashes, the one that the keeper starts must not continue it
+	if p.saved != nil { // from now on another process may own the pair: after a crash of this one, no third process may continue the pair
 		p.noteMoving(&p.toEndpoint)
 		p.noteMoving(&p.toClient)
 	}
@@ -120,8 +120,8 @@ func (h *PairHere) Freeze() *Frozen {
 
 func (e *edge) state() EdgeState { return EdgeState{Ended: e.ended, Lost: e.lost, Delays: e.delays} }
 
-// empty writes the bytes that w holds, as far as the destination accepts them. It moves the rest out of w, and returns
-// it with w's state. ok is false if they could not be read from a pipe.
+// empty writes the bytes that w holds, as far as the destination accepts them. It removes the remaining bytes from w,
+// and returns them with w's state. ok is false if these could not be read from a pipe.
 func (p *pair) empty(w *way, to *edge) (s WayState, ok bool) {
 	switch {
 	case w.ended: // a write has failed; a second one would return EPIPE

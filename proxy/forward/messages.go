@@ -31,8 +31,8 @@ type MessageConn interface {
 // CopyMessages is [Copy] for associations.
 //
 // A shutdown is passed on as a shutdown, after all earlier messages, and an abort as an abort. Associations have no
-// half-close: messages of the other side are lost if they are under way when the shutdown arrives. Messages that the
-// other side sends until the shutdown is passed on to it are lost, too.
+// half-close: if the client shuts its association down, messages for it are lost that are still in this process, or
+// that the endpoint sends until its own association is shut down. The same applies with the roles exchanged.
 func CopyMessages(client, endpoint MessageConn, limits Limits, owner Owner) Flow {
 	fl := newCopying(client, endpoint, limits, owner)
 	fl.start(func() { fl.relay(&fl.toEndpoint, client, endpoint) }, func() { fl.relay(&fl.toClient, endpoint, client) })

@@ -284,7 +284,7 @@ func (p *pair) copy(w *way, from, to *edge) int {
 	if kept.Load() >= maxKept {
 		look = unix.MSG_PEEK
 	}
-	n, err := 1, error(nil) // without the peek below, always read; the peek sets n to 0 if there is nothing to read
+	n, err := 1, error(nil) // 1, so that the read below takes place, unless the peek finds nothing and sets n to 0
 	if from.urgent {
 		// Once a byte has arrived, the kernel knows whether it is urgent. A read stops before an urgent byte, unless
 		// that is the first one.

@@ -58,7 +58,7 @@ type Poller struct {
 	roundEnd []func()
 	later    []turner  // that wait for a turn, the next one first
 	looked   time.Time // start of this round's handlers, if turners waited then; else zero
-	rested   time.Time // when rest last let other goroutines run
+	rested   time.Time // the last time that the method rest let other goroutines run
 
 	mu     sync.Mutex
 	tasks  []func()
@@ -245,8 +245,8 @@ func (p *Poller) loop() {
 // turner has so much work that it does it in several turns.
 type turner interface{ turn() }
 
-// perTurn is the number of slots or attempts that a turner visits in one turn. A turn takes about 1 ms if all of them
-// end.
+// perTurn is the number of pairs, slots or timed operations that a turner handles in one turn. A turn takes about 1 ms
+// if each of them ends a pair.
 const perTurn = 64
 
 // Later makes the loop call t.turn once, after the handlers that are ready now.
@@ -311,8 +311,9 @@ func (p *Poller) block() {
 }
 
 // poll takes the available events, and reports whether there are any. If the last round had some, poll waits for them
-// for up to a moment, without notice to Go's scheduler: to release the CPU and get it back costs more than handling
-// most events. (With 64 busy connections, blocking at once reduced the rate by 8%, and p99 was 25% longer.)
+// for up to a moment, in a raw system call of which Go's scheduler does not know: to release the CPU and get it back
+// costs more than handling most events. (With 64 busy connections, blocking at once reduced the rate by 8%, and p99 was
+// 25% longer.)
 //
 // It does not call sched_yield(2): since Linux 6.6 the caller may wait for a whole time slice. (With 64 busy
 // connections, p99 was 25% longer.)
@@ -337,8 +338,8 @@ const moment = 1
 var holding atomic.Int32
 
 // rest lets other goroutines run, unless it did so within the last moment. If another CPU is free, it does so only a
-// quarter as often. The benefit is smaller then, because only some timers wait for this CPU. The cost is higher,
-// because resting wakes a thread.
+// quarter as often. The benefit is smaller then: other goroutines can run on the free CPU, and only the timers that Go
+// keeps for this CPU wait. The cost is higher, because resting wakes a thread.
 func (p *Poller) rest() {
 	often := moment * time.Millisecond
 	if holding.Load() < p.processors {

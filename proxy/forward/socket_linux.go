@@ -454,7 +454,7 @@ type Peer struct {
 	length uint32
 }
 
-// NewPeer returns the Peer whose Raw returned raw. For other bytes, the Peer is invalid.
+// NewPeer is the inverse of Peer.Raw, which must have returned raw. For other bytes, the Peer is invalid.
 func NewPeer(raw []byte) (p Peer) {
 	p.length = uint32(copy(p.raw[:], raw))
 	return p

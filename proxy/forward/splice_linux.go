@@ -111,8 +111,8 @@ func (p *pair) pause(w *way) {
 	w.pipe = nil
 }
 
-// splice is splice(2) without waiting and without notice to Go's scheduler. With notice, the scheduler would take the
-// CPU from the loop during each call that takes more than 20 µs.
+// splice is splice(2) without waiting, as a raw system call: Go's scheduler does not know of it. Otherwise the
+// scheduler would take the CPU from the loop during each call that takes more than 20 µs.
 func splice(from, to, size int) (int, error) {
 	for {
 		n, _, errno := unix.RawSyscall6(unix.SYS_SPLICE, uintptr(from), 0, uintptr(to), 0, uintptr(size), unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
@@ -130,10 +130,10 @@ func splice(from, to, size int) (int, error) {
 type pipes struct {
 	max      int
 	all      []*pipe             // open pipes
-	kept     []*pipe             // those of all that are unused
+	kept     []*pipe             // the unused ones among them
 	released func(number uint16) // see Loop.SavePipes
 
-	unknown atomic.Bool // some pipes in all may have no number
+	unknown atomic.Bool // some open pipes may have no number
 }
 
 // get returns an empty pipe, or nil if the maximum is reached or the kernel provides none.
@@ -158,7 +158,8 @@ func (ps *pipes) get() *pipe {
 	return p
 }
 
-// adopt adds the pipe of a process that crashed to ps, and returns it; nil for nil.
+// adopt takes over a pipe of a crashed process: it adds the pipe to ps and returns it. If the argument is nil, adopt
+// returns nil.
 func (ps *pipes) adopt(p *Pipe) *pipe {
 	if p == nil {
 		return nil

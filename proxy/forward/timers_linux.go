@@ -213,7 +213,7 @@ type unprobed struct {
 	alarm alarm
 }
 
-// probedAfter is the maximum age of a pair at which its endpoint's socket gets keepalive. The exact age does not
+// probedAfter is the age of a pair by which its endpoint's socket has keepalive. The exact age does not
 // matter. Without keepalive, a lost connection would stay open forever.
 const probedAfter = 5 * time.Second
 
