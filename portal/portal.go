@@ -84,6 +84,12 @@ type Withdrawer interface {
 	Withdraw(ctx context.Context) error
 }
 
+// Resumer is a Portal that looks for leftovers of other modes until there are none; see Others.
+type Resumer interface {
+	// Resume makes the next Check look for them again: a successor with another mode may have failed.
+	Resume()
+}
+
 // Settings are inputs that change while a Portal exists. A portal without rules in the kernel ignores most of them.
 type Settings struct {
 	// LocalSources are networks that contain this node's Pods, initially none; see Drop. They may include Pods of other

@@ -117,6 +117,9 @@ func (p *Proxy) HandOver() (sockets, more iter.Seq[handover.Socket], resume, rel
 		}
 		p.datagrams.Resume()
 		p.changes.Unlock()
+		if r, is := p.Portal.(portal.Resumer); is {
+			r.Resume()
+		}
 		p.Check(p.ctx) // the successor may have changed something
 	}
 	return sockets, more, resume, release, nil

@@ -1,6 +1,7 @@
 package test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -20,7 +21,9 @@ import (
 	"github.com/onsi/gomega/gbytes"
 	"github.com/onsi/gomega/gexec"
 
+	portals "github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/portal/modes"
 	"github.com/usherproxy/usher/test/lab"
 )
 
@@ -403,8 +406,19 @@ func handoverSpecs(portal string) {
 				return err
 			}
 			defer successor.Abort()
-			return successor.More()
+			if err := successor.More(); err != nil {
+				return err
+			}
+			// It has another portal, and no listener any more.
+			mode := map[bool]string{true: "iptables", false: "nftables"}[portal == "nftables"]
+			other, err := modes.New(context.Background(), mode, portals.Options{})
+			if err != nil {
+				return err
+			}
+			vip := netip.MustParseAddrPort(web.vip())
+			return other.Apply(context.Background(), []portals.Rule{{Target: portals.Target{Addr: vip.Addr(), Port: vip.Port(), Protocol: portals.TCP}, LocalPort: 1}}, nil).Err
 		})
+		Eventually(func() error { _, err := ask(pod, web.vip()); return err }).WithTimeout(5*time.Second).Should(Succeed(), "the old instance removes rules of the failed one")
 		Expect(client.again()).To(Succeed())
 		web.endpoints = web.endpoints[:1]
 		web.write(dir)

@@ -304,6 +304,13 @@ func (p *addressPortal) Check(ctx context.Context) portal.Result {
 	return portal.Result{Refused: refused, Moved: p.listensElsewhere(doubtful), Repaired: repaired, Err: err}
 }
 
+// Resume implements portal.Resumer.
+func (p *addressPortal) Resume() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.leftover = portal.Others{}
+}
+
 // removeOthers removes leftovers of other portals, and the flows that their rules have made.
 func (p *addressPortal) removeOthers(ctx context.Context) {
 	if len(p.leftover.Remove(ctx, p.opts)) > 0 {

@@ -274,7 +274,8 @@ func (p *Portal) Check(ctx context.Context) portal.Result {
 	if len(res.Repaired) > 0 {
 		p.log.WithFields(logrus.Fields{"count": len(res.Repaired), "changed": portal.Shorten(res.Repaired)}).Warn("Portal repaired")
 	}
-	if len(res.Repaired) > 0 || p.applied && res.Err == nil && len(p.leftover.Remove(ctx, p.opts)) > 0 {
+	removed := p.applied && res.Err == nil && len(p.leftover.Remove(ctx, p.opts)) > 0
+	if removed || len(res.Repaired) > 0 {
 		for _, m := range p.families {
 			if m.unusable == nil {
 				p.flushLater(slices.DeleteFunc(slices.Collect(maps.Keys(m.rules)), func(t portal.Target) bool { return m.refusal(t) != nil }))
@@ -286,6 +287,13 @@ func (p *Portal) Check(ctx context.Context) portal.Result {
 	}
 	p.warnNoAddress()
 	return res
+}
+
+// Resume implements portal.Resumer.
+func (p *Portal) Resume() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.leftover = portal.Others{}
 }
 
 // flushLater makes forgetStale forget the flows of UDP clients of these targets that came while rules were missing or
