@@ -38,6 +38,9 @@ func run(ctx context.Context, stdin, command string, args ...string) (string, er
 			err = ctx.Err()
 		}
 		err = fmt.Errorf("%s: %w: %s", command, err, lastLines(stderr.String()))
+		if strings.Contains(stderr.String(), "holding the xtables lock") {
+			err = locked{err}
+		}
 		if !refused {
 			err = redirect.MarkUndecided(err)
 		}
@@ -45,6 +48,14 @@ func run(ctx context.Context, stdin, command string, args ...string) (string, er
 	}
 	return out.String(), nil
 }
+
+// locked is an error that is also errLocked: another program has held the xtables lock for longer than LockWait.
+type locked struct{ error }
+
+var errLocked = errors.New("locked")
+
+func (l locked) Is(err error) bool { return err == errLocked }
+func (l locked) Unwrap() error     { return l.error }
 
 // ofLock reports whether an error is about the xtables lock (xtables_lock in iptables/xshared.c).
 func ofLock(stderr string) bool {

@@ -132,20 +132,49 @@ var _ = Describe("portal iptables", func() {
 				Expect(os.Setenv("PATH", bin+":"+path)).To(Succeed())
 			}
 
-			It("does not treat a lock timeout as a refused rule, and waits only once", func() {
+			// lockable sets the lock of iptables to a file that hold locks until it is closed.
+			lockable := func() (hold func() *os.File) {
+				GinkgoHelper()
 				if variant != "legacy" {
 					Skip("only iptables-legacy has a lock")
 				}
 				file := filepath.Join(GinkgoT().TempDir(), "lock")
 				DeferCleanup(os.Unsetenv, "XTABLES_LOCKFILE")
 				Expect(os.Setenv("XTABLES_LOCKFILE", file)).To(Succeed())
+				return func() *os.File {
+					GinkgoHelper()
+					lock, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o600)
+					Expect(err).NotTo(HaveOccurred())
+					DeferCleanup(func() { _ = lock.Close() }) // the spec may have closed it
+					Expect(unix.Flock(int(lock.Fd()), unix.LOCK_EX)).To(Succeed())
+					return lock
+				}
+			}
+
+			It("waits for the lock at the start, and keeps the variant", func() {
+				hold := lockable()
+				_, rules := n.Publish(n.Open(Mode, opts), "web", Web4)
+				before := k.Saved(n)
+				log, seen := logtest.NewNullLogger()
+				opts.Log, opts.IPTablesVariant, opts.LockWait = log, "", time.Second
+				lock := hold()
+				time.AfterFunc(2500*time.Millisecond, func() { _ = lock.Close() })
+				n.Apply(n.Open(Mode, opts), rules, nil)
+				Expect(Counters.ReplaceAllString(k.Saved(n), "")).To(Equal(Counters.ReplaceAllString(before, "")))
+				var said []string
+				for _, entry := range seen.AllEntries() {
+					said = append(said, entry.Message)
+				}
+				Expect(said).To(ContainElement("Waiting for the xtables lock, which another program holds"))
+				Expect(n.Pod.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
+			})
+
+			It("does not treat a lock timeout as a refused rule, and waits only once", func() {
+				hold := lockable()
 				opts.LockWait = 3 * time.Second
 				p := n.Open(Mode, opts)
 				n.Publish(p, "web", Web4)
-				lock, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o600)
-				Expect(err).NotTo(HaveOccurred())
-				defer lock.Close()
-				Expect(unix.Flock(int(lock.Fd()), unix.LOCK_EX)).To(Succeed())
+				lock := hold()
 				family := ipFamilies(p)[0]
 				n.Node.Do(func() {
 					began := time.Now()

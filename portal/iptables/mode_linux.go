@@ -19,19 +19,30 @@ import (
 
 func init() { Mode.Open, Mode.List, Mode.Remove = open, list, remove }
 
-// open selects the variant that the node already uses, or else another one that works.
+// open selects the variant that the node already uses, or else another one that works. If another program holds the
+// xtables lock, it waits: to change the variant or the mode would end open connections.
 func open(ctx context.Context, opts portal.Options) (portal.Portal, error) {
 	if err := kernel.NeedNetAdmin(); err != nil {
 		return nil, err
 	}
 	opts.Log = opts.Log.WithField("portal", Mode.Name)
 	opts = kernel.WithMark(opts)
+	for {
+		p, err := openAny(ctx, opts)
+		if !errors.Is(err, errLocked) || ctx.Err() != nil {
+			return p, err
+		}
+		opts.Log.WithError(err).Warn("Waiting for the xtables lock, which another program holds")
+	}
+}
+
+func openAny(ctx context.Context, opts portal.Options) (portal.Portal, error) {
 	var errs error
 	for _, v := range variants(ctx, opts) {
 		p, err := openVariant(ctx, v.variant, opts)
 		switch {
-		case err == nil:
-			return p, nil
+		case err == nil, errors.Is(err, errLocked):
+			return p, err
 		case errs == nil:
 			errs = err
 		default:
