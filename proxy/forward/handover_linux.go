@@ -78,8 +78,8 @@ func (l *Loop) PairsFrom(slot int, f func(*PairHere, Owner) bool) (next int, mor
 const slotsAtOnce = 1024
 
 // Freeze writes the bytes that the pair holds, as far as the sockets accept them, and removes the pair from the loop.
-// The sockets stay open, but are not read. Break and Retire have no effect until Continue. Freeze returns nil if the
-// pair has ended.
+// The sockets stay open, but are not read. Calls of Break and Retire until Continue are ignored. Freeze returns nil if
+// the pair has ended.
 func (h *PairHere) Freeze() *Frozen {
 	p := (*pair)(h)
 	l := p.loop
@@ -206,7 +206,12 @@ func (l *Loop) Continue(in *Pair, f *Frozen, limits *Limits) {
 	if limits.Idle > 0 || limits.Age > 0 || !limits.Retire.IsZero() || p.half && limits.HalfClosed > 0 {
 		l.limited.add(p)
 		if w := f.Watch; !w.Start.IsZero() {
-			l.limited.pairs[p.place-1].watch = watch{began: w.Start, silent: w.Silent, unsent: w.Unsent}
+			// These times have no monotonic clock. After a crash, the silence is unknown, and begins now.
+			here := &l.limited.pairs[p.place-1].watch
+			here.began = here.silent.Add(-here.silent.Sub(w.Start))
+			if !w.Silent.IsZero() {
+				here.silent, here.unsent = here.silent.Add(-here.silent.Sub(w.Silent)), w.Unsent
+			}
 		}
 	}
 	if p.saved != nil {

@@ -1,6 +1,7 @@
 package forward
 
 import (
+	"encoding/json"
 	"io"
 	"testing"
 	"time"
@@ -164,4 +165,27 @@ func TestHandoverKeepsThatAPeerHasReset(t *testing.T) {
 			g.Expect(err).To(MatchError(unix.ECONNRESET), "the stream would look complete")
 		})
 	}
+}
+
+func TestSilenceOfARestoredPairBeginsAgain(t *testing.T) {
+	g := NewWithT(t)
+	p, _, _ := loopedPair(t)
+	limits := &Limits{Idle: time.Hour}
+	began := time.Now().Add(-time.Minute)
+	var at watch
+	p.onLoop(t, func() {
+		p.limits = limits
+		p.loop.limited.add(p)
+		p.loop.limited.pairs[p.place-1].watch.began = began
+		text, err := json.Marshal((*PairHere)(p).State())
+		g.Expect(err).NotTo(HaveOccurred())
+		frozen := (*PairHere)(p).Freeze()
+		frozen.PairState = PairState{}
+		g.Expect(json.Unmarshal(text, &frozen.PairState)).To(Succeed())
+		p.loop.Continue((*Pair)(unsafe.Pointer(p)), frozen, limits)
+		at = p.loop.limited.pairs[p.place-1].watch
+	})
+	g.Expect(at.began).To(BeTemporally("~", began, time.Second))
+	g.Expect(at.silent).To(BeTemporally("~", time.Now(), 10*time.Second))
+	g.Expect(at.unsent).To(Equal(-1), "nothing to compare with")
 }

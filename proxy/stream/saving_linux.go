@@ -336,6 +336,9 @@ func (v *saving) saveOf(l *forward.Loop) (err error) {
 			v.full = true
 			v.node.Log.WithField("saved", v.saved.Load()).Warn("Limit of saved connections reached; further ones will be lost if usher crashes")
 		}
+		if err == nil {
+			err = v.drop() // after a crash, the keeper has no capacity for both copies of all connections
+		}
 	}
 	return err
 }
