@@ -283,6 +283,6 @@ var _ = Describe("under systemd, with the shipped unit,", func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		Expect(s.said).To(ContainElement(ContainSubstring("STATUS=Serving 2 Services through portal nftables")))
-		Expect(s.said).To(ContainElement("STOPPING=1"))
+		Expect(s.said).To(ContainElement("STOPPING=1\nEXTEND_TIMEOUT_USEC=40000000"), "30 s to drain, and 10 s more")
 	})
 })

@@ -39,8 +39,12 @@ func chartFile(name string) string {
 var _ = Describe("the chart", func() {
 	DescribeTable("turns values into arguments", func(text string, want ...string) {
 		args := chart(values(text)).container().Args
-		Expect(args[:4]).To(HaveExactElements("run", "--node-name=$(NODE_NAME)", "--take-over", "--keeper"))
-		Expect(args[4:]).To(HaveExactElements(want))
+		health := "--healthz-address=:10256"
+		if strings.Contains(text, "healthzAddress: ':10356'") {
+			health = "--healthz-address=:10356"
+		}
+		Expect(args[:5]).To(HaveExactElements("run", "--node-name=$(NODE_NAME)", health, "--take-over", "--keeper"))
+		Expect(args[5:]).To(HaveExactElements(want))
 	},
 		Entry("none", ""),
 		Entry("keeper null, as with values of an older release", "keeper: null"),
@@ -57,14 +61,14 @@ var _ = Describe("the chart", func() {
 		Entry("logFormat", "logFormat: json", "--log-format=json"),
 		Entry("drainTimeoutSeconds 0", "drainTimeoutSeconds: 0", "--drain-timeout=0s"),
 		Entry("kubeProxyConfig", "kubeProxyConfig: {configMap: kp, key: c.yaml}",
-			"--config=/var/lib/kube-proxy/c.yaml", "--healthz-address=:10256", "--admin-address=127.0.0.1:10249"),
+			"--config=/var/lib/kube-proxy/c.yaml", "--admin-address=127.0.0.1:10249"),
 		Entry("kubeProxyConfig and addresses", "kubeProxyConfig: {configMap: kp}\nhealthzAddress: ':10356'\nadminAddress: ':9100'",
-			"--config=/var/lib/kube-proxy/config.conf", "--healthz-address=:10356", "--admin-address=:9100"),
+			"--config=/var/lib/kube-proxy/config.conf", "--admin-address=:9100"),
 		Entry("extraArgs, last", "extraArgs: ['--quarantine=5s']\nlogLevel: error", "--log-level=error", "--quarantine=5s"),
 	)
 
 	It("can run usher without a keeper", func() {
-		Expect(chart(values("keeper: false")).container().Args).To(HaveExactElements("run", "--node-name=$(NODE_NAME)", "--take-over"))
+		Expect(chart(values("keeper: false")).container().Args).To(HaveExactElements("run", "--node-name=$(NODE_NAME)", "--healthz-address=:10256", "--take-over"))
 	})
 
 	It("has no init container with setConntrack: false", func() {

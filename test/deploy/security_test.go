@@ -113,7 +113,7 @@ var _ = Describe("an installation", func() {
 
 		It("gets the name of its node and, optionally, the API server's address", func() {
 			c := get().container()
-			Expect(c.Args[:4]).To(Equal([]string{"run", "--node-name=$(NODE_NAME)", "--take-over", "--keeper"}))
+			Expect(c.Args[:5]).To(HaveExactElements("run", "--node-name=$(NODE_NAME)", HavePrefix("--healthz-address="), "--take-over", "--keeper"))
 			Expect(c.Env).To(ContainElement(corev1.EnvVar{Name: "NODE_NAME", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "spec.nodeName"}}}))
 			Expect(c.EnvFrom).To(ConsistOf(corev1.EnvFromSource{ConfigMapRef: &corev1.ConfigMapEnvSource{
 				LocalObjectReference: corev1.LocalObjectReference{Name: "usher-api-server"}, Optional: ptr.To(true)}}))

@@ -131,10 +131,10 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 	d.startWorkers(ctx, traceCtx)
 	failed := make(chan error, 2)
 	d.workers.Go(func() { failed <- source.Run(ctx, d.apply(ctx, failed)) })
-	remove, err := d.await(ctx, failed, signals)
+	signaled, remove, err := d.await(ctx, failed, signals)
 	cancel()
 	d.stop(pt, remove, signals)
-	if d.isHandedOver() && inPod() {
+	if d.isHandedOver() && !signaled && inPod() {
 		// The kubelet would restart this process, which would then take over again.
 		select {
 		case <-signals:
@@ -157,7 +157,7 @@ func (d *Daemon) beside() (list []Server) {
 
 // await returns when the daemon must stop. remove reports whether to remove the portal's
 // rules; err is set if the daemon cannot continue.
-func (d *Daemon) await(ctx context.Context, failed <-chan error, signals <-chan os.Signal) (remove bool, err error) {
+func (d *Daemon) await(ctx context.Context, failed <-chan error, signals <-chan os.Signal) (signaled, remove bool, err error) {
 	remove = d.config.Demo != nil
 	select {
 	case err = <-failed:
@@ -171,10 +171,11 @@ func (d *Daemon) await(ctx context.Context, failed <-chan error, signals <-chan 
 	case sig := <-signals:
 		d.log.WithFields(logrus.Fields{"signal": sig.String(), "connections": d.proxy.Connections(), "drainTimeout": d.config.DrainTimeout.String()}).
 			Info("Stopping: accepting no new connections, waiting for open ones to finish")
-		d.config.Manager.Notify(stopping)
-		remove = remove || sig == os.Interrupt || d.config.RemoveRules
+		// systemd must wait for the connections, too.
+		d.config.Manager.Notify(fmt.Sprintf("%s\nEXTEND_TIMEOUT_USEC=%d", stopping, (d.config.DrainTimeout + 10*time.Second).Microseconds()))
+		signaled, remove = true, remove || sig == os.Interrupt || d.config.RemoveRules
 	}
-	return remove, err
+	return signaled, remove, err
 }
 
 // inPod reports whether a kubelet runs this process.
@@ -388,6 +389,7 @@ func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 		d.withdraw()
 	}
 	d.proxy.Stop()
+	remove = remove && !d.isHandedOver() // Stop waits for a handover that is under way
 	d.healthChecks.Close()
 	switch {
 	case remove:
