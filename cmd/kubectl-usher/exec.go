@@ -186,9 +186,11 @@ func (e *execCommand) complete(cmd *cobra.Command) (err error) {
 func (e *execCommand) await(cmd *cobra.Command, d *daemon.Daemon, ready <-chan []config.Service, served <-chan error, signals <-chan os.Signal) ([]config.Service, error) {
 	var waiting <-chan time.Time // never, for files: they are read as fast as this machine can
 	if !e.FromFiles() {
-		waiting = time.After(3 * time.Second)
+		ticker := time.NewTicker(3 * time.Second)
+		defer ticker.Stop()
+		waiting = ticker.C
 	}
-	for {
+	for said := ""; ; {
 		select {
 		case services := <-ready:
 			return services, nil
@@ -201,7 +203,10 @@ func (e *execCommand) await(cmd *cobra.Command, d *daemon.Daemon, ready <-chan [
 			if api, known := d.APIServer(); known && api.Err != nil {
 				why = api.Err.Error()
 			}
-			fmt.Fprintf(cmd.ErrOrStderr(), "usher: still waiting for the API server to list Services: %s\n", why)
+			if why != said {
+				fmt.Fprintf(cmd.ErrOrStderr(), "usher: still waiting for the API server to list Services: %s\n", why)
+			}
+			said = why
 		}
 	}
 }

@@ -33,22 +33,31 @@ func setUpNames(conf string) error {
 	if err != nil {
 		return fmt.Errorf("setting up name resolution: %w", err)
 	}
+	if err := hideResolvers(); err != nil {
+		return fmt.Errorf("setting up name resolution: %w", err)
+	}
 	go keepNames(mounted, conf)
+	return nil
+}
+
+// hideResolvers makes the sockets of other resolvers unreachable.
+func hideResolvers() error {
 	for _, socket := range resolverSockets {
 		if info, err := os.Stat(socket); err != nil || info.Mode()&os.ModeSocket == 0 {
 			continue
 		}
 		if err := unix.Mount(os.DevNull, socket, "", unix.MS_BIND, ""); err != nil {
-			return fmt.Errorf("setting up name resolution: mounting %s on %s: %w", os.DevNull, socket, err)
+			return fmt.Errorf("mounting %s on %s: %w", os.DevNull, socket, err)
 		}
 	}
 	return nil
 }
 
-// keepNames mounts conf again when the mounted file is no longer in place: the kernel removes a mount if a process
-// outside replaces the file below it by renaming another one.
+// keepNames repeats mounts that are no longer in place: the kernel removes a mount if a process outside replaces the file
+// below it by renaming another one, or by removing it.
 func keepNames(mounted os.FileInfo, conf string) {
 	for range time.Tick(keepInterval) {
+		_ = hideResolvers() // the next round tries again
 		if now, err := os.Stat(resolvConfPath); err != nil || os.SameFile(now, mounted) {
 			continue
 		}

@@ -144,6 +144,9 @@ func (s *Server) serveClient(ctx context.Context, c net.Conn) {
 			s.complete(ctx, e)
 			s.upstreams.release()
 		}
+		if c.SetWriteDeadline(time.Now().Add(idleTimeout)) != nil { // the query may have come late, and its answer too
+			return
+		}
 		if _, err := conn.Write(s.end(e, dns.MaxMsgSize-1)); err != nil {
 			return
 		}

@@ -189,6 +189,9 @@ func (c *Conn) Write(p []byte) (int, error) {
 		return 0, syscall.EPIPE
 	default:
 	}
+	if len(p) == 0 {
+		return 0, nil // it would not be possible to retry
+	}
 	c.written.Store(true)
 	return c.data.Write(p)
 }

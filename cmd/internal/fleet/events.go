@@ -99,7 +99,7 @@ func read(ctx context.Context, u Usher, q client.EventQuery, room chan struct{},
 		}
 		select {
 		case c <- Message{u, m, err}:
-		case <-ctx.Done():
+		case <-outer.Done():
 			return
 		}
 	}

@@ -327,9 +327,9 @@ func MustKnow(ctx context.Context, c *client.Client, service, hint string) error
 	for _, s := range all.Items {
 		switch {
 		case s.Name == name:
-			elsewhere = append(elsewhere, serviceOf(s))
+			elsewhere = append(elsewhere, show.Clean(serviceOf(s)))
 		case s.Namespace == namespace || namespace == "*":
-			like = append(like, s.Name)
+			like = append(like, show.Clean(s.Name))
 		}
 	}
 	text := fmt.Sprintf("there is no Service %s that usher serves", service)
@@ -358,7 +358,7 @@ func mustKnowNamespace(ctx context.Context, c *client.Client, namespace string) 
 		if s.Namespace == namespace {
 			return nil
 		}
-		others = append(others, s.Namespace)
+		others = append(others, show.Clean(s.Namespace))
 	}
 	slices.Sort(others)
 	return &unknownError{fmt.Sprintf("there is no Service in namespace %s that usher serves%s", namespace,
