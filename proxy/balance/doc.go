@@ -4,9 +4,9 @@
 // connections. A [Set] is the part of the pool that a group of clients may use; traffic policies make different groups.
 // A Set is replaced as a whole when endpoints change. Its method Pick selects an endpoint.
 //
-// A scheduler determines the order in which endpoints are considered: it returns them one by one until one is usable.
-// The map schedulers lists all of them (scheduler.go); similar ones share a file. A scheduler prepares its data when
-// the Set is made: a table (maglev.go) or shares by weight (shares.go). If the first endpoint is usable, only
+// A scheduler makes an order of the endpoints of a Set, which returns them one by one until one is usable. All
+// schedulers are listed in the map named schedulers (scheduler.go); similar ones share a file. A scheduler prepares its
+// data when the Set is made: a table (maglev.go) or shares by weight (shares.go). If the first endpoint is usable, only
 // schedulers that compare loads look at others: p2c.go at one, least.go at up to 1,023.
 //
 // All schedulers skip an endpoint in quarantine as long as there is another one. A quarantine after failed

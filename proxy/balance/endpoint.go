@@ -17,8 +17,8 @@ type Endpoint struct {
 	pool *Pool
 }
 
-// State is the state of an endpoint. It is kept while the endpoint is listed and belongs to the same Pod. A TCP
-// endpoint that returns while it still has connections gets its State back, with the counters.
+// State is the state of an endpoint. It is kept while the endpoint is listed and belongs to the same Pod. If an
+// endpoint returns while it still has connections (not UDP sessions), it gets its State back, with the counters.
 type State struct {
 	// Counters that the data plane updates and that are shown to users.
 	Active    atomic.Int64 // connections open now, and attempts under way: see Endpoint.Take
@@ -127,9 +127,9 @@ func recent(r *latency.Recent, now time.Time) int64 {
 }
 
 // Since returns when the endpoint entered state, a number below 16 that the caller defines. s remembers a state and its
-// time. If state is another one, s remembers it with the caller's estimate, began, and Since returns that time. If
-// exact is set, it also does so if the estimate is later than the remembered time: the state has ended and begun again
-// since the last call. Otherwise Since returns the remembered time.
+// time. If state is another one, s remembers it with the caller's estimate, began, and Since returns that time.
+// Otherwise Since returns the remembered time. If exact is set, began is no estimate. If it is later than the time
+// remembered for the same state, the state has ended and begun again, and Since remembers and returns began.
 func (s *State) Since(state uint8, began time.Time, exact bool) time.Time {
 	for {
 		was := s.shown.Load()
@@ -196,8 +196,8 @@ func (e *Endpoint) tryTake() bool {
 	}
 }
 
-// Release undoes a Take or a Set.Take. Waiting clients are woken and may take the free slot. If the attempt failed,
-// call Report first.
+// Release undoes a Take or a Set.Take. The first of the waiting clients is woken and may take the free slot. If the
+// attempt failed, call Report first.
 func (e *Endpoint) Release() {
 	e.Active.Add(-1)
 	if e.pool.waiting.Load() > 0 {
@@ -228,7 +228,7 @@ func (s *State) Drained() (by time.Time, ok bool) {
 // breaks.
 const (
 	outlierWindow = 16 // how many of the latest ended connections the first condition considers
-	fewest        = 4  // the first condition needs at least this many of them, and the second this many broken ones
+	fewest        = 4  // the first condition needs at least this many ended connections, and the second this many broken ones
 	outlierPart   = 50
 	outlierOver   = 10
 )

@@ -39,9 +39,9 @@ type Policy struct {
 	// First is how long an endpoint is Down after the first failure; 0 = no quarantine. For checks it is the interval.
 	First time.Duration
 	Max   time.Duration // First doubles with each further failure, up to this
-	// Probed means that the caller rechecks the endpoint when that time is over, and that it stays Down until a recheck
-	// passes. Otherwise, or if only one client's attempts failed, the endpoint becomes HalfOpen then, and one connection
-	// tests it.
+	// Probed decides what happens when the time Down (First, doubled up to Max) is over. If it is true, the caller
+	// rechecks the endpoint, which stays Down until a recheck passes or a client connects. If it is false, or only one
+	// client's attempts failed, the endpoint becomes HalfOpen, and one connection tests it.
 	Probed bool
 	// Rise and Fall are the numbers of consecutive checks that must pass, or fail, to make an endpoint Up, or
 	// Down.
@@ -85,7 +85,7 @@ type Health struct {
 	By       Kind
 	Since    time.Time // when the endpoint ceased to be Up
 	Until    time.Time // when it becomes HalfOpen or, if Probed, when the next probe is due
-	Probed   bool      // it is Down until a recheck, or Rise checks, pass
+	Probed   bool      // it is Down until a recheck, or Rise checks, pass, or a client connects
 	Failures int       // consecutive; failed probes included
 	Err      error     // the last failure
 }
@@ -241,6 +241,7 @@ func (h *health) report(r *Report, p *Policy) (c Change, changed bool) {
 		c.Notify = down && h.state(r.Now) != Down
 	case CheckFailed:
 		changed = true
+		known := down && (a.down || !f.client.IsValid()) // to the Watcher
 		a.failures, a.passes, a.err, a.until = a.failures+1, 0, r.Err, r.Now.Add(p.First)
 		if !a.down && a.failures >= p.Fall {
 			a.down, a.since = true, r.Now
@@ -248,7 +249,7 @@ func (h *health) report(r *Report, p *Policy) (c Change, changed bool) {
 				a.since = f.since
 			}
 		}
-		c.Notify = a.down && !down
+		c.Notify = a.down && !known
 	case CheckOff:
 		changed = a.failures > 0
 		*a = failureStreak{}

@@ -35,3 +35,16 @@ func TestNoAnswerToOnlyOneClientIsNotAFailure(t *testing.T) {
 	g.Expect(blamed(other)).To(BeFalse(), "failures of one client since the endpoint answered")
 	g.Expect(s.Failed.Load()).To(BeEquivalentTo(5))
 }
+
+func TestFailedChecksAreNewsAfterOneClientsFailure(t *testing.T) {
+	g := NewWithT(t)
+	s := newSubject()
+	now := time.Unix(1000, 0)
+	s.Report(Report{Kind: ConnectFailed, Start: now, Now: now, Err: errors.New("no answer"), Client: netip.MustParseAddr("10.1.0.2")}, Policy{First: time.Minute, Max: time.Minute, Probed: true})
+	g.Expect(s.Health(now).State).To(Equal(Down))
+	g.Expect(s.news).To(BeEmpty())
+	for range 3 {
+		s.Report(Report{Kind: CheckFailed, Now: now, Err: errors.New("status 500")}, Policy{First: time.Second, Rise: 1, Fall: 2})
+	}
+	g.Expect(s.news).To(Equal([]string{"DOWN for 1s by 2 probes failed: status 500"}))
+}

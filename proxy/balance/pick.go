@@ -106,10 +106,11 @@ func (s *Set) Find(addr netip.AddrPort) *Endpoint {
 	return nil
 }
 
-// Pick returns the endpoint to try next: the scheduler's first choice among the untried endpoints (not in a.Tried) or,
-// if all of these are in quarantine, among them, or the next in rotation. In a limited Set it skips full endpoints. It
-// returns false if no endpoint is left. It also returns false if all untried endpoints outside quarantine are full: the
-// client waits for one of these, rather than use one in quarantine. The caller takes a slot of the endpoint.
+// Pick returns the endpoint to try next. It considers only endpoints that are not in a.Tried and, in a limited Set, not
+// full. Of these it returns the first in the scheduler's order that is not in quarantine. If all are in quarantine, it
+// returns the scheduler's first choice, or the next in rotation. It returns false if no endpoint is left.
+// It also returns false if all untried endpoints outside quarantine are full: the client waits for one of these, rather
+// than use one in quarantine. The caller takes a slot of the endpoint.
 func (s *Set) Pick(a Request) (Choice, bool) {
 	choice, skipped, ok := s.pick(look{Request: a, turn: s.cursor.Add(1) - 1, claim: true})
 	// A skipped endpoint uses up its turn; otherwise the next endpoint would always get that turn in addition to its
@@ -125,8 +126,8 @@ func (s *Set) Pick(a Request) (Choice, bool) {
 // endpoint; call Release to return it. If no slot is free, or other clients are ahead, the Choice is Full. Then Take
 // adds w to the queue, unless w is nil or QueueLimit is reached.
 //
-// A Set from before the Pool.Update that introduced a limit does not skip full endpoints. If the chosen one is full,
-// Take therefore chooses again with skipFull set.
+// If a Set is older than the Pool.Update that introduced a limit, it does not skip full endpoints. If the chosen one is
+// full, Take therefore chooses again with skipFull set.
 func (s *Set) Take(a Request, previous netip.AddrPort, w *Waiter) (Choice, bool) {
 	for {
 		var c Choice
@@ -220,7 +221,7 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 			return s.reasoned(f.Choice, l.Tried), looks, true
 		}
 	}
-	if l.claim && l.Now.UnixNano() < s.allDown.Load() {
+	if left := s.allDown.Load() - l.Now.UnixNano(); l.claim && left > 0 && left <= int64(n)*int64(restPerEndpoint) { // unless the clock was set back
 		if c, skipped, ok := s.lastResort(l, f.fallback); ok {
 			return c, skipped, true
 		}
@@ -247,7 +248,7 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 		reason = OnlyOne
 	}
 	if n > maxScanned && !f.full && l.claim && len(l.Tried) == 0 {
-		s.allDown.Store(l.Now.Add(time.Duration(n) * restPerEndpoint).UnixNano())
+		s.allDown.Store(l.Now.UnixNano() + int64(n)*int64(restPerEndpoint))
 	}
 	return Choice{Endpoint: f.fallback, Reason: reason}, f.skipped, true
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// Pool holds the endpoints of one service port. One goroutine at a time may call its methods; its Sets are
-// safe for concurrent use.
+// Pool holds the endpoints of one service port. One goroutine at a time may call its exported methods;
+// its Sets are safe for concurrent use.
 type Pool struct {
 	// Watcher, if not nil, is notified of the quarantine of endpoints. Set it before the first Update.
 	Watcher Watcher

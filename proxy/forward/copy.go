@@ -25,9 +25,10 @@ type Conn interface {
 //
 //	HungUp() (ended bool, err error)
 //
-// that returns at once. It reports whether the peer has ended its side, or the error with which it has failed, even if
-// earlier bytes from the peer are unread. On Linux, a syscall.Conn needs no such method. Any other Conn without it
-// stays open after its peer has ended or failed, for as long as the other side of the pair does not read.
+// that returns at once. ended reports whether the peer has ended its side; err is the error if the connection has
+// failed. Both are detected even if earlier bytes from the peer are unread. On Linux, a syscall.Conn needs no such
+// method. Any other Conn without it stays open after its peer has ended or failed, for as long as the other side of the
+// pair does not read.
 
 // Copy forwards bytes between client and endpoint, which it owns from then on. It returns at once. When the pair has
 // ended and both connections are closed, another goroutine calls owner.Ended once.
@@ -81,7 +82,7 @@ type direction struct {
 	begun    bool // the first byte has arrived
 
 	busy    sync.Mutex  // held during a write to d.to, until failed is set
-	failed  error       // the error of a write to d.to, unless it was EPIPE; reads of d.to return io.EOF then; copying.mu guards it
+	failed  error       // the error of a failed write to d.to, except EPIPE; a read of d.to then returns io.EOF instead; guarded by copying.mu
 	writing atomic.Bool // a write to d.to is under way; d.from is not read meanwhile
 	slow    *time.Timer // calls heldUp when a write takes long
 
@@ -232,11 +233,11 @@ func (fl *copying) unsent() int { return fl.sum(socketUnsent) }
 // unread implements queue. It excludes bytes that a goroutine has read and not yet written.
 func (fl *copying) unread() int { return fl.sum(socketUnread) }
 
-// sum returns the sum of of(socket) for both sockets.
-func (fl *copying) sum(of func(syscall.RawConn) int) (n int) {
+// sum returns the sum of count(socket) for both sockets.
+func (fl *copying) sum(count func(syscall.RawConn) int) (n int) {
 	for _, c := range []side{fl.toEndpoint.from, fl.toEndpoint.to} {
 		if raw := rawOf(c); raw != nil {
-			n += of(raw)
+			n += count(raw)
 		}
 	}
 	return n

@@ -52,7 +52,7 @@ func (e *ending) cause(o outcome.Outcome, err error) {
 	}
 }
 
-// replaced returns the outcome of a pair after the event o. The parameter before is its outcome until then. A failure
+// replaced returns the new outcome of a pair that had the outcome in before, and now gets that in o. A failure
 // or limit replaces an earlier FIN; otherwise the first outcome stays. HalfClosed becomes NoResponse if the client had
 // ended its side and the endpoint did not end its own. See result.
 func replaced(before, o outcome.Outcome) outcome.Outcome {

@@ -14,7 +14,7 @@ type Message struct {
 }
 
 // MessageConn is an SCTP association. It has no half-close: when one side shuts it down, the other side cannot send
-// more messages; those that it sent before are still delivered.
+// more messages on it; those that it sent before are still delivered.
 type MessageConn interface {
 	side
 

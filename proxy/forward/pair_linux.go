@@ -46,7 +46,7 @@ type edge struct {
 	ended        bool // the peer has ended its side, and had not failed before
 	roomReported bool // the loop watches the socket for Writable, too
 	delays       bool // TCP_NODELAY is not set: the kernel may wait for more bytes before it sends
-	lost         bool // a write has returned the peer's failure; a read then returns the end instead
+	lost         bool // a write has returned the error of the connection; the next read returns the end of the stream instead
 }
 
 // way is one of the two directions of a pair.
@@ -478,8 +478,8 @@ func (p *pair) readFailed(w *way, err error) {
 // writeFailed is called when a write to the destination has failed. The peer may have sent bytes before it closed, such
 // as a response to an incomplete request, so the other direction continues until these are delivered. EPIPE means that
 // the peer sent FIN before the reset (tcp_reset in the kernel); any other error means that it sent no FIN. With a pipe,
-// EPIPE proves a FIN only if to.ended is set: splice(2) may have cleared another error without returning it, and EPIPE
-// follows.
+// EPIPE proves a FIN only if to.ended is set: otherwise an earlier splice(2) may have cleared another error without
+// returning it, so that this call returns EPIPE.
 func (p *pair) writeFailed(w *way, to *edge, err error) {
 	to.lost = to.lost || err != unix.EPIPE || w.pipe != nil && !to.ended
 	end := outcome.EndpointReset

@@ -262,7 +262,7 @@ const turnsAtLeast = 2 * time.Millisecond
 func (p *Poller) Crowded() bool { return len(p.later) > 0 || p.count == len(p.events) }
 
 // takeTurns calls waiting turners for turnsAtLeast, or for as long as the handlers of this round took if that is
-// longer. So short work comes first, but cannot starve the turns.
+// longer and turners waited when it began. So short work comes first, but cannot starve the turns.
 func (p *Poller) takeTurns() {
 	if len(p.later) == 0 {
 		return

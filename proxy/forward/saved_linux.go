@@ -83,7 +83,7 @@ func (h *PairHere) State() PairState {
 	return s
 }
 
-// IsSaved reports whether this process has saved the pair, or the pair has ended.
+// IsSaved reports whether this process has saved the pair. It also returns true if the pair has ended.
 func (h *PairHere) IsSaved() bool { return h.saved != nil && h.saved.own || h.owner == nil }
 
 // saved is the state that only saved pairs have.
@@ -146,9 +146,9 @@ func (p *pair) noteHeld(w *way) {
 // Over reports whether no process may continue the pair from s: it has ended, or its state is in another Saved.
 func (s *Saved) Over() bool { return s.notes.Load()&SavedOver != 0 }
 
-// Restored updates t, the State with which a pair was saved, with the pair's later notes in s. The pair must not be
-// over. whole is false if bytes may be lost: then the pair must be reset. toEndpoint and toClient are the numbers of
-// the pipes that may hold bytes of that direction; 0 is none.
+// Restored updates t, the PairState from when a pair was saved, from the notes that the pair has made in s since. The
+// pair must not be over. whole is false if bytes may be lost: then the pair must be reset. toEndpoint and toClient are
+// the numbers of the pipes that may hold bytes of that direction; 0 is none.
 func (s *Saved) Restored(t *PairState) (whole bool, toEndpoint, toClient int) {
 	notes := s.notes.Load()
 	t.ToEndpoint.Bytes, t.ToClient.Bytes = s.toEndpoint.Load(), s.toClient.Load()

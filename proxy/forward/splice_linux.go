@@ -136,9 +136,9 @@ type pipes struct {
 	unknown atomic.Bool // some open pipes may have no number
 }
 
-// get returns an empty pipe, or nil if the maximum is reached or the kernel provides none.
+// get returns an empty pipe, or nil if the maximum is reached, or is 0, or the kernel provides none.
 func (ps *pipes) get() *pipe {
-	if n := len(ps.kept); n > 0 {
+	if n := len(ps.kept); n > 0 && ps.max > 0 {
 		p := ps.kept[n-1]
 		ps.kept = ps.kept[:n-1]
 		return p
