@@ -339,9 +339,9 @@ func (p *Proxy) Check(ctx context.Context) {
 	p.synced(started, true)
 }
 
-// Withdraw removes the portal's rules for all VIPs, except the parts that open connections need. did is false if
-// the portal does not support this, or a successor has the rules. Another service proxy on the node serves later clients; the listeners still accept clients
-// that were redirected before. The proxy makes no further changes. Call Stop next.
+// Withdraw removes the portal's rules for all VIPs, except the parts that open connections need. did is false if the
+// portal does not support this, or a successor has the rules. Another service proxy on the node serves later clients;
+// the listeners still accept clients that were redirected before. The proxy makes no further changes. Call Stop next.
 func (p *Proxy) Withdraw(ctx context.Context) (did bool, err error) {
 	w, can := p.Portal.(portal.Withdrawer)
 	if !can {
@@ -349,9 +349,9 @@ func (p *Proxy) Withdraw(ctx context.Context) (did bool, err error) {
 	}
 	unlock := p.lock()
 	p.stopped = true
-	mine := !p.handedOver
+	handedOver := p.handedOver
 	unlock()
-	if !mine {
+	if handedOver {
 		return false, nil
 	}
 	return true, w.Withdraw(ctx)

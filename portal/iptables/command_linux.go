@@ -38,9 +38,6 @@ func run(ctx context.Context, stdin, command string, args ...string) (string, er
 			err = ctx.Err()
 		}
 		err = fmt.Errorf("%s: %w: %s", command, err, lastLines(stderr.String()))
-		if strings.Contains(stderr.String(), "holding the xtables lock") {
-			err = locked{err}
-		}
 		if !refused {
 			err = redirect.MarkUndecided(err)
 		}
@@ -49,13 +46,10 @@ func run(ctx context.Context, stdin, command string, args ...string) (string, er
 	return out.String(), nil
 }
 
-// locked is an error that is also errLocked: another program has held the xtables lock for longer than LockWait.
-type locked struct{ error }
-
-var errLocked = errors.New("locked")
-
-func (l locked) Is(err error) bool { return err == errLocked }
-func (l locked) Unwrap() error     { return l.error }
+// isLocked reports whether a command failed because another program has held the xtables lock for longer than LockWait.
+func isLocked(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "holding the xtables lock")
+}
 
 // ofLock reports whether an error is about the xtables lock (xtables_lock in iptables/xshared.c).
 func ofLock(stderr string) bool {

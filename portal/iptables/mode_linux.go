@@ -29,7 +29,7 @@ func open(ctx context.Context, opts portal.Options) (portal.Portal, error) {
 	opts = kernel.WithMark(opts)
 	for {
 		p, err := openAny(ctx, opts)
-		if !errors.Is(err, errLocked) || ctx.Err() != nil {
+		if !isLocked(err) || ctx.Err() != nil {
 			return p, err
 		}
 		opts.Log.WithError(err).Warn("Waiting for the xtables lock, which another program holds")
@@ -41,7 +41,7 @@ func openAny(ctx context.Context, opts portal.Options) (portal.Portal, error) {
 	for _, v := range variants(ctx, opts) {
 		p, err := openVariant(ctx, v.variant, opts)
 		switch {
-		case err == nil, errors.Is(err, errLocked):
+		case err == nil, isLocked(err):
 			return p, err
 		case errs == nil:
 			errs = err

@@ -206,11 +206,12 @@ func (l *Loop) Continue(in *Pair, f *Frozen, limits *Limits) {
 	if limits.Idle > 0 || limits.Age > 0 || !limits.Retire.IsZero() || p.half && limits.HalfClosed > 0 {
 		l.limited.add(p)
 		if w := f.Watch; !w.Start.IsZero() {
-			// These times have no monotonic clock. After a crash, the silence is unknown, and begins now.
+			// now.Add gives these times a monotonic clock. After a crash, the silence is unknown, and begins now.
 			here := &l.limited.pairs[p.place-1].watch
-			here.began = here.silent.Add(-here.silent.Sub(w.Start))
+			now := here.silent
+			here.began = now.Add(w.Start.Sub(now))
 			if !w.Silent.IsZero() {
-				here.silent, here.unsent = here.silent.Add(-here.silent.Sub(w.Silent)), w.Unsent
+				here.silent, here.unsent = now.Add(w.Silent.Sub(now)), w.Unsent
 			}
 		}
 	}

@@ -383,13 +383,14 @@ func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 	d.taking.Lock() // begin has taken over, or sees that ctx has ended
 	d.health.SetStopping()
 	d.taking.Unlock()
-	// Only the process that holds the lock, and has not handed it over, may remove the rules.
-	remove = remove && (d.lock.Load() != nil || !d.proxy.Portal.Traits().Installs) && !d.isHandedOver()
+	// Only the process that holds the lock, and has not handed it over, may remove the rules. Withdraw and Stop wait for a
+	// handover that is under way.
+	remove = remove && (d.lock.Load() != nil || !d.proxy.Portal.Traits().Installs)
 	if remove && d.config.RemoveRules {
 		d.withdraw()
 	}
 	d.proxy.Stop()
-	remove = remove && !d.isHandedOver() // Stop waits for a handover that is under way
+	remove = remove && !d.isHandedOver()
 	d.healthChecks.Close()
 	switch {
 	case remove:
