@@ -79,7 +79,7 @@ func NeedsLinux(context.Context, Options) (Portal, error) {
 
 // Options are common to all modes. The zero value is valid.
 type Options struct {
-	// Log receives tests of modes, choices and repairs. Nil disables logging.
+	// Log receives messages about repairs, and about the choice of a mode and the tests for it. Nil disables logging.
 	Log logrus.FieldLogger
 	// Others are the other modes: Apply and Check remove leftovers of their portals, and Compare reports them. Empty:
 	// nothing else has ever installed anything in this network namespace.

@@ -84,9 +84,10 @@ type Withdrawer interface {
 	Withdraw(ctx context.Context) error
 }
 
-// Resumer is a Portal that looks for leftovers of other modes until there are none; see Others.
+// Resumer is a Portal that looks for leftovers of other modes until a search has succeeded; see Others.
 type Resumer interface {
-	// Resume makes the next Check look for them again: a successor with another mode may have failed.
+	// Resume makes the next Check look for leftovers again. It is called when this process continues after a failed
+	// handover: the successor may have had another mode, and left rules.
 	Resume()
 }
 

@@ -4,7 +4,7 @@
 // connections. A [Set] is the part of the pool that a group of clients may use; traffic policies make different groups.
 // A Set is replaced as a whole when endpoints change. Its method Pick selects an endpoint.
 //
-// A scheduler makes an order of the endpoints of a Set, which returns them one by one until one is usable. All
+// For each Set, a scheduler makes an order: an object that proposes the endpoints one by one, until one is usable. All
 // schedulers are listed in the map named schedulers (scheduler.go); similar ones share a file. A scheduler prepares its
 // data when the Set is made: a table (maglev.go) or shares by weight (shares.go). If the first endpoint is usable, only
 // schedulers that compare loads look at others: p2c.go at one, least.go at up to 1,023.
@@ -15,8 +15,8 @@
 // checks ends when checks pass (health.go). Every choice comes with its reason.
 //
 // If the service port asks for it, choices also skip endpoints that have reached a limit of connections, and let new
-// endpoints miss some of their turns (slowstart.go). If all endpoints outside quarantine have reached it, clients wait
-// in a queue (queue.go).
+// endpoints miss some of their turns (slowstart.go). If all endpoints outside quarantine have reached this limit,
+// clients wait in a queue (queue.go).
 //
 // The package dials nothing and has no goroutine and no clock: the caller passes the time, and reports the
 // result of each attempt and probe with Endpoint.Report.

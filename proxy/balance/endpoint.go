@@ -28,7 +28,7 @@ type State struct {
 	ToEndpoint, ToClient atomic.Int64
 
 	shown     atomic.Uint64          // see Since: Unix time in ms, and a state in the lowest four bits; 0 at first
-	ends      atomic.Uint32          // how the latest connections ended: one bit each, 1 if broken, with the newest in bit 0, and a 1 above the oldest; 0 if none has ended
+	ends      atomic.Uint32          // how the latest connections ended: a bit for each (1 = broken), the newest in bit 0. The bit above the oldest is 1, and marks the end. The value is 0 if none has ended
 	health    atomic.Pointer[health] // nil if no failure is known, as for most endpoints
 	rareState atomic.Pointer[rareState]
 }
@@ -126,10 +126,11 @@ func recent(r *latency.Recent, now time.Time) int64 {
 	return int64(l.Number())
 }
 
-// Since returns when the endpoint entered state, a number below 16 that the caller defines. s remembers a state and its
-// time. If state is another one, s remembers it with the caller's estimate, began, and Since returns that time.
-// Otherwise Since returns the remembered time. If exact is set, began is no estimate. If it is later than the time
-// remembered for the same state, the state has ended and begun again, and Since remembers and returns began.
+// Since returns when the endpoint entered state, a number below 16 that the caller defines. s remembers one state and
+// when it began. If state is another one, Since remembers it with the time in began, usually the caller's estimate, and
+// returns that time. If it is the same, Since returns the remembered time, with one exception: if exact is set (the
+// time in began is no estimate) and that time is later, the state has ended and begun again. Then Since remembers and
+// returns it.
 func (s *State) Since(state uint8, began time.Time, exact bool) time.Time {
 	for {
 		was := s.shown.Load()
@@ -211,8 +212,8 @@ func (s *State) Moved(toEndpoint, toClient int64) {
 	s.ToClient.Add(toClient)
 }
 
-// Drained returns the time set by EndConnections, by which connections that are established after that call must end.
-// It returns false if no time is set.
+// Drained returns the deadline that EndConnections has set. An attempt that was under way then may still succeed; its
+// connection must end by this deadline, too. It returns false if there is none.
 func (s *State) Drained() (by time.Time, ok bool) {
 	r := s.rareState.Load()
 	if r == nil {

@@ -85,7 +85,7 @@ type Health struct {
 	By       Kind
 	Since    time.Time // when the endpoint ceased to be Up
 	Until    time.Time // when it becomes HalfOpen or, if Probed, when the next probe is due
-	Probed   bool      // it is Down until a recheck, or Rise checks, pass, or a client connects
+	Probed   bool      // it is Down until a recheck passes or a client connects, or until Rise checks pass
 	Failures int       // consecutive; failed probes included
 	Err      error     // the last failure
 }
@@ -300,8 +300,9 @@ func (f *passive) state(now time.Time) Availability {
 	return HalfOpen
 }
 
-// state returns the availability for display. A working UDP endpoint may send nothing. So an endpoint is Up again if it
-// has refused no client for Policy.Max since one was first admitted again.
+// state returns the availability, regardless of claims; see offered. A working UDP endpoint may never answer, so the
+// absence of failures counts as an answer: an endpoint is Up again if it has refused no client for Policy.Max since it
+// became HalfOpen and got one.
 func (h *health) state(now time.Time) Availability {
 	switch {
 	case h == nil:

@@ -221,7 +221,8 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 			return s.reasoned(f.Choice, l.Tried), looks, true
 		}
 	}
-	if left := s.allDown.Load() - l.Now.UnixNano(); l.claim && left > 0 && left <= int64(n)*int64(restPerEndpoint) { // unless the clock was set back
+	rest := int64(n) * int64(restPerEndpoint)
+	if left := s.allDown.Load() - l.Now.UnixNano(); l.claim && left > 0 && left <= rest { // unless the clock was set back
 		if c, skipped, ok := s.lastResort(l, f.fallback); ok {
 			return c, skipped, true
 		}
@@ -248,13 +249,13 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 		reason = OnlyOne
 	}
 	if n > maxScanned && !f.full && l.claim && len(l.Tried) == 0 {
-		s.allDown.Store(l.Now.UnixNano() + int64(n)*int64(restPerEndpoint))
+		s.allDown.Store(l.Now.UnixNano() + rest)
 	}
 	return Choice{Endpoint: f.fallback, Reason: reason}, f.skipped, true
 }
 
-// If a Set has more than maxScanned endpoints and all are in quarantine, choices do not look at all of them again for
-// restPerEndpoint times their number. It takes an event loop about 50 ns to look at one.
+// If a Set has more than maxScanned endpoints and all are in quarantine, the next choice that looks at all of them
+// comes after a rest of restPerEndpoint times their number. Looking at one takes an event loop about 50 ns.
 const restPerEndpoint = time.Microsecond
 
 // lastResort chooses from a Set whose endpoints are all in quarantine. The parameter first is the scheduler's first

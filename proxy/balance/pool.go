@@ -90,7 +90,8 @@ func byAddr(list []*Endpoint) map[netip.AddrPort]*Endpoint {
 	return m
 }
 
-// newSet returns a Set of the endpoints in list; the map all has them by address. It continues old's rotation.
+// newSet returns a Set of the endpoints in list, which it looks up by address in the map named all. It continues old's
+// rotation.
 func (p *Pool) newSet(old *Set, list []config.Endpoint, all map[netip.AddrPort]*Endpoint) *Set {
 	s := &Set{pool: p, endpoints: make([]*Endpoint, 0, len(list))}
 	switch {

@@ -7,7 +7,7 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// shares numbers the shares of a Set: each endpoint has as many consecutive shares as its weight.
+// shares divides a Set into numbered shares. An endpoint with weight w has w consecutive ones.
 type shares struct {
 	endpoints int
 	ends      []uint32 // where each endpoint's range ends; nil if all have the same weight

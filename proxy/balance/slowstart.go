@@ -6,9 +6,9 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// slowStart is the slow start of a Set with new endpoints. A new endpoint takes the fraction age/length of its turns,
-// at least leastShare, as with HAProxy's slowstart and Envoy's slow start mode. If all endpoints are new, the age of
-// the oldest replaces length.
+// slowStart is the slow start of a Set with new endpoints. A new endpoint takes the fraction age/length of its normal
+// share (see part), at least leastShare, as with HAProxy's slowstart and Envoy's slow start mode. If all endpoints are
+// new, the age of the oldest replaces length.
 type slowStart struct {
 	length time.Duration // how long an endpoint is new
 	oldest time.Time     // when the first of all endpoints became ready
@@ -57,7 +57,7 @@ func (s *State) readySince() time.Time {
 	return time.Unix(0, r.readyAt.Load())
 }
 
-// share returns the fraction of part that an endpoint gets at now: at least leastShare, up to 1.
+// share returns the fraction of st.part that e gets at the time now: from leastShare to 1.
 func (st *slowStart) share(e *Endpoint, now time.Time) float64 {
 	if !now.Before(st.over) {
 		return 1

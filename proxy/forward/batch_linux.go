@@ -51,8 +51,8 @@ const stride = MaxDatagram + 192
 // margin is the free space before each datagram, for Prepend. It keeps the datagrams aligned.
 const margin = 64
 
-// Receive receives up to max datagrams, with their senders and control messages. Their numbers begin
-// with at. Receive returns how many it received.
+// Receive receives up to max datagrams, with their senders and control messages. Their numbers begin with at. It
+// returns how many it received.
 func (b *Batch) Receive(fd, at, max int) (int, error) {
 	for i := at; i < at+max; i++ {
 		h := b.room(i)

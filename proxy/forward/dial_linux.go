@@ -27,8 +27,8 @@ type Client struct {
 	changed func()
 }
 
-// clientEvents are the events that the loop watches a client for, from WatchClient or Forward on, and both sockets of a
-// continued pair.
+// clientEvents are the events that the loop watches for on a client's socket, from WatchClient or Forward on, and on
+// both sockets of a continued pair.
 const clientEvents = Readable | HungUp | Urgent | Once
 
 // WatchClient makes the loop call changed when c has sent bytes, ended its side or reset the connection, until c is

@@ -52,9 +52,9 @@ func (e *ending) cause(o outcome.Outcome, err error) {
 	}
 }
 
-// replaced returns the new outcome of a pair that had the outcome in before, and now gets that in o. A failure
-// or limit replaces an earlier FIN; otherwise the first outcome stays. HalfClosed becomes NoResponse if the client had
-// ended its side and the endpoint did not end its own. See result.
+// replaced returns the new outcome of a pair. The parameter before is its outcome so far, and o is that of the latest
+// event. A failure or limit replaces an earlier FIN; otherwise the first outcome stays. HalfClosed becomes NoResponse
+// if the client had ended its side and the endpoint did not end its own. See result.
 func replaced(before, o outcome.Outcome) outcome.Outcome {
 	fin := func(o outcome.Outcome) bool { return o == outcome.ClientClosed || o == outcome.EndpointClosed }
 	switch {
@@ -169,8 +169,9 @@ func (w *watch) verdict(l Limits, now time.Time, moved, half bool, q queue) outc
 	if moved {
 		w.restart(now)
 	}
-	// If unsent bytes become fewer, the pair is not silent. first means that no earlier number is known, because checks
-	// were late, or skipped during a handover. If a limit is reached at such a check, the silence starts again.
+	// If unsent bytes become fewer, the pair is not silent. first means that this is the first check since the silence
+	// began, so no earlier number is known. Usually no limit is reached that early; if one is, because checks were late,
+	// or were skipped during a handover, the silence starts again.
 	first := w.unsent < 0
 	if first && !moved {
 		w.unsent = q.unsent()

@@ -261,8 +261,9 @@ const turnsAtLeast = 2 * time.Millisecond
 // the loop may call it.
 func (p *Poller) Crowded() bool { return len(p.later) > 0 || p.count == len(p.events) }
 
-// takeTurns calls waiting turners for turnsAtLeast, or for as long as the handlers of this round took if that is
-// longer and turners waited when it began. So short work comes first, but cannot starve the turns.
+// takeTurns calls waiting turners for turnsAtLeast. If turners were already waiting when this round began, and its
+// handlers took longer than that, the turners get as much time as the handlers took. So short work comes first, but
+// cannot starve the turns.
 func (p *Poller) takeTurns() {
 	if len(p.later) == 0 {
 		return

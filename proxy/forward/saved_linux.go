@@ -146,7 +146,8 @@ func (p *pair) noteHeld(w *way) {
 // Over reports whether no process may continue the pair from s: it has ended, or its state is in another Saved.
 func (s *Saved) Over() bool { return s.notes.Load()&SavedOver != 0 }
 
-// Restored updates t, the PairState from when a pair was saved, from the notes that the pair has made in s since. The
+// Restored updates t, the PairState at the time when a pair was saved, with the notes that the pair has made in s since
+// then. The
 // pair must not be over. whole is false if bytes may be lost: then the pair must be reset. toEndpoint and toClient are
 // the numbers of the pipes that may hold bytes of that direction; 0 is none.
 func (s *Saved) Restored(t *PairState) (whole bool, toEndpoint, toClient int) {
