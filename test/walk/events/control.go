@@ -122,6 +122,7 @@ func (a *api) addEndpoint() {
 
 func (a *api) addService() {
 	a.send("endpointslices", "ADDED", sliceObject("new", "11", "10.1.0.9"))
+	time.Sleep(500 * time.Millisecond) // two watches: on a busy machine, the Service could arrive first, and need two updates
 	a.send("services", "ADDED", serviceObject("new", "10.96.0.11"))
 }
 
