@@ -247,21 +247,21 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 	defer s.labels.all.Wait()
 	defer s.labels.end()
 	s.store.MarkAll()
+	s.labels.follow(ctx, s.store.Prepare(s.store.Take()))
+	if w := s.labels.watch; w != nil { // the first call must have all Services
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-w.settled:
+		}
+	}
+	s.store.MarkAll()
 	var last time.Time
 	for first := true; ; first = false {
 		if !first && !s.waitQuiet(ctx, last) {
 			return nil
 		}
 		changed := s.compute(ctx)
-		if w := s.labels.watch; first && w != nil && w.waits() { // the first call must have all Services
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-w.settled:
-			}
-			s.store.MarkLabels()
-			changed = append(changed, s.compute(ctx)...)
-		}
 		if first || len(changed) > 0 {
 			apply(changed)
 			s.triggers.report(first, s.options.OnProgrammed)

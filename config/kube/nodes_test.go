@@ -1,13 +1,22 @@
 package kube
 
 import (
+	"context"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
+	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/sirupsen/logrus"
+	logtest "github.com/sirupsen/logrus/hooks/test"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
+
+	"github.com/usherproxy/usher/config"
 )
 
 func TestAuthorsCannotMakeWatchesBeginAtAnyRate(t *testing.T) {
@@ -32,3 +41,55 @@ func TestAuthorsCannotMakeWatchesBeginAtAnyRate(t *testing.T) {
 	n.follow(t.Context(), nil)
 	g.Expect(n.watch).To(BeNil())
 }
+
+var _ = It("a Service deleted while the first list of Nodes is awaited is not served", func() {
+	object := func(name, annotations string) string {
+		return fmt.Sprintf(`{"metadata":{"name":%q,"namespace":"default","annotations":{%s}},"spec":{"clusterIP":"10.96.0.1","clusterIPs":["10.96.0.1"],"ports":[{"port":80}]}}`, name, annotations)
+	}
+	deleted, listed := make(chan struct{}), make(chan struct{})
+	server := newFakeServer()
+	server.become(func(w http.ResponseWriter, r *http.Request) bool {
+		services, watch := filepath.Base(r.URL.Path) == "services", isWatch(r)
+		switch {
+		case filepath.Base(r.URL.Path) == "nodes":
+			select {
+			case <-r.Context().Done():
+			case <-listed:
+			}
+			return false
+		case r.URL.Query().Has("sendInitialEvents") || !services:
+			return false
+		}
+		w.Header().Set("Content-Type", "application/json")
+		if !watch {
+			fmt.Fprintf(w, `{"apiVersion":"v1","kind":"ServiceList","metadata":{"resourceVersion":"1"},"items":[%s,%s]}`, object("plain", ""), object("keyed", `"usher.io/topology-keys":"example.com/rack"`))
+			return true
+		}
+		w.(http.Flusher).Flush()
+		select {
+		case <-r.Context().Done():
+		case <-deleted:
+			fmt.Fprintf(w, `{"type":"DELETED","object":{"apiVersion":"v1","kind":"Service",%s}`+"\n", object("plain", "")[1:])
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		}
+		return true
+	})
+	client, _, err := Connection{Kubeconfig: server.kubeconfig(nil)}.Connect()
+	Expect(err).NotTo(HaveOccurred())
+	logger, _ := logtest.NewNullLogger()
+	s, err := New(Options{Client: client, Metadata: client.Metadata, Log: logger})
+	Expect(err).NotTo(HaveOccurred())
+	ctx, cancel := context.WithCancel(context.Background())
+	applied := make(chan []config.Service, 10)
+	var running sync.WaitGroup
+	running.Go(func() { _ = s.Run(ctx, func(services []config.Service) { applied <- services }) })
+	DeferCleanup(running.Wait)
+	DeferCleanup(cancel)
+	Eventually(s.names).WithTimeout(patience).Should(HaveLen(2))
+	Consistently(applied).ShouldNot(Receive(), "the Nodes are not listed")
+	close(deleted)
+	Eventually(s.names).WithTimeout(patience).Should(HaveLen(1))
+	close(listed)
+	Eventually(applied).WithTimeout(patience).Should(Receive(HaveExactElements(HaveField("Name.Name", "keyed"))))
+})
