@@ -162,6 +162,20 @@ var _ = Describe("a Proxy", func() {
 		Expect(answer(dial("b"))).To(Equal("b"))
 	})
 
+	It("gives a released VIP to the first by ID of those that claim it", func() {
+		p.Apply([]config.Service{service("a", "10.96.0.1", backend("a"))})
+		names := []string{"g", "c", "f", "b", "e", "d"}
+		for _, name := range names {
+			p.Apply([]config.Service{service(name, "10.96.0.1", backend(name))})
+		}
+		released := service("a", "10.96.0.2", backend("a"))
+		p.Apply([]config.Service{released})
+		for _, next := range slices.Sorted(slices.Values(names)) {
+			Expect(answer(dial(next))).To(Equal(next))
+			p.Apply([]config.Service{gone(next)})
+		}
+	})
+
 	It("prefers a cluster IP to an earlier external IP with the same address", func() {
 		external := service("a", "10.96.0.9", backend("a"))
 		external.Ports[0].VIPs = append(external.Ports[0].VIPs, config.VIP{Kind: config.ExternalIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80})

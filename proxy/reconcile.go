@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -38,11 +39,18 @@ func (p *Proxy) failedToListen() bool {
 // markFailed marks the front ends whose plan failed, at least in part. It skips those with an unsupported protocol,
 // which never succeed, and unless check is set, those whose VIPs belong to others until one releases a target: a plan
 // takes time for each of the VIPs, of which there may be 100,000. The portal retries its own failures.
+//
+// It marks them in the order of their IDs: the same one gets a released target on every node.
 func (p *Proxy) markFailed(check bool) {
+	var again []*frontEnd
 	for f, problem := range p.failed {
 		if problem.Reason != ReasonProtocol && (problem.Reason != ReasonConflict || p.released || check) {
-			p.mark(f)
+			again = append(again, f)
 		}
+	}
+	slices.SortFunc(again, func(a, b *frontEnd) int { return a.ID().Compare(b.ID()) })
+	for _, f := range again {
+		p.mark(f)
 	}
 	p.released = false
 }

@@ -94,14 +94,15 @@ func TestIdleTimeoutAndMaxAgeComeFromAnnotations(t *testing.T) {
 	g.Expect(served.Ports[0].MaxAge).To(BeZero())
 }
 
-func TestUnknownAnnotationIsReported(t *testing.T) {
+func TestUnknownAnnotationsAreReported(t *testing.T) {
 	g := NewWithT(t)
 	svc := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{"usher.io/idle-timeout": "5s", "example.com/idle-timeout": "5s"}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{"usher.io/idle-timeout": "5s", "usher.io/retries": "3", "example.com/idle-timeout": "5s"}},
 		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.10", Ports: []corev1.ServicePort{{Port: 80}}},
 	}
 	served, problems := Service(svc, nil, config.Node{}, Options{})
 	g.Expect(served.Ports).To(HaveLen(1))
-	g.Expect(problems).To(HaveLen(1))
-	g.Expect(problems[0].Error()).To(HavePrefix(`Service default/web: metadata.annotations: Unsupported value: "usher.io/idle-timeout": supported values: "usher.io/accept-proxy-protocol", `))
+	g.Expect(problems).To(HaveExactElements(
+		MatchError(HavePrefix(`Service default/web: metadata.annotations: Unsupported value: "usher.io/idle-timeout": supported values: "usher.io/accept-proxy-protocol", `)),
+		MatchError(HavePrefix(`Service default/web: metadata.annotations: Unsupported value: "usher.io/retries": `))))
 }

@@ -71,6 +71,7 @@ type seenProblem struct {
 	kind          string
 	name          types.NamespacedName
 	field, detail string
+	value         string
 }
 
 // sameKind are the problems of one kind.
@@ -84,7 +85,7 @@ func (r *report) add(kind string, name types.NamespacedName, err *field.Error) {
 	if r.kinds == nil {
 		r.kinds, r.seen = map[problemKind]*sameKind{}, map[seenProblem]bool{}
 	}
-	place := seenProblem{kind, name, err.Field, err.Detail}
+	place := seenProblem{kind, name, err.Field, err.Detail, fmt.Sprint(err.BadValue)}
 	if r.seen[place] {
 		return
 	}
