@@ -51,7 +51,7 @@ const stride = MaxDatagram + 192
 // margin is the free space before each datagram, for Prepend. It keeps the datagrams aligned.
 const margin = 64
 
-// Receive receives up to max datagrams, with their senders and control messages. Their numbers begin with at. It
+// Receive receives up to max datagrams, numbered at, at+1 and so on, with their senders and control messages. It
 // returns how many it received.
 func (b *Batch) Receive(fd, at, max int) (int, error) {
 	for i := at; i < at+max; i++ {
@@ -88,7 +88,7 @@ func (b *Batch) ReceiveConnected(fd, at, max int) (int, error) {
 	return b.receive(fd, at, max)
 }
 
-// room prepares number i to receive: its buffer is all the memory for a datagram.
+// room prepares datagram i for receiving, with a buffer of MaxDatagram bytes.
 func (b *Batch) room(i int) *mmsghdr {
 	h, v := &b.headers[i], &b.iovecs[i]
 	v.Base = &b.data[i*stride+margin]
@@ -162,9 +162,9 @@ func (b *Batch) Unaddress(i int) {
 	h.SetControllen(0)
 }
 
-// Send sends count datagrams, whose numbers begin with at. It returns how many it sent before the first failure,
-// and the error of that failure. Adjacent datagrams of the same size pass through the kernel as one message, if Address
-// got the same peer and control pointers for them.
+// Send sends the datagrams numbered at to at+count-1. It returns how many it sent before the first failure, and the
+// error of that failure. Adjacent datagrams of the same size pass through the kernel as one message, if Address got the
+// same peer and control pointers for them.
 func (b *Batch) Send(fd, at, count int) (sent int, err error) {
 	if count == 1 {
 		return b.sendOne(fd, at)

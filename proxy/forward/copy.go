@@ -81,7 +81,7 @@ type direction struct {
 	bytes    atomic.Int64
 	begun    bool // the first byte has arrived
 
-	busy    sync.Mutex  // held during a write to d.to, until failed is set
+	busy    sync.Mutex  // held by copying.write, which may set failed
 	failed  error       // the error of a failed write to d.to, except EPIPE; a read of d.to then returns io.EOF instead; guarded by copying.mu
 	writing atomic.Bool // a write to d.to is under way; d.from is not read meanwhile
 	slow    *time.Timer // calls heldUp when a write takes long
@@ -149,8 +149,7 @@ func (fl *copying) heldUp(d *direction) {
 	d.slow.Reset(slowAfter)
 }
 
-// gone reports whether c can accept no more bytes, so that a write to it returns at once. Call it only if CloseWrite
-// was not called on c.
+// gone reports whether c has failed, or both sides have ended it: a write to c then returns at once.
 func gone(c side) bool {
 	raw := rawOf(c)
 	return raw != nil && socketGone(raw)

@@ -27,13 +27,13 @@ type Client struct {
 	changed func()
 }
 
-// clientEvents are the events that the loop watches for on a client's socket, from WatchClient or Forward on, and on
+// clientEvents are the events for which the loop watches a client's socket, once WatchClient or Forward was called, and
 // both sockets of a continued pair.
 const clientEvents = Readable | HungUp | Urgent | Once
 
-// WatchClient makes the loop call changed when c has sent bytes, ended its side or reset the connection, until c is
-// closed or passed to Forward, which reuses the registration. It does nothing if c is already watched. Only the loop
-// may call it.
+// WatchClient makes the loop call the function changed when c has sent bytes, ended its side or reset the connection,
+// until c is closed or passed to Forward, which reuses the registration. It does nothing if c is already watched. Only
+// the loop may call it.
 func (l *Loop) WatchClient(c *Client, changed func()) (err error) {
 	if c.watcher != nil {
 		return nil
@@ -103,8 +103,8 @@ func (l *Loop) ReadAhead(c *Client) error {
 	return c.err
 }
 
-// AwaitHeader reads from c until enough returns true, or until readAhead bytes have arrived. It calls enough with all
-// bytes so far whenever more have arrived. Only the loop may call AwaitHeader.
+// AwaitHeader reads from c until enough returns true, or until readAhead bytes have arrived. Whenever bytes have
+// arrived, it passes all bytes so far to enough. Only the loop may call AwaitHeader.
 //
 // The loop calls done once, perhaps before AwaitHeader returns: with nil, a unix.Errno if c has failed or cannot be
 // watched, io.ErrUnexpectedEOF if c has ended its side, context.DeadlineExceeded after timeout, or context.Canceled
@@ -165,7 +165,7 @@ func (a *awaiting) finish(err error) {
 		a.loop.Remove(a.watch)
 	}
 	done := a.done
-	a.client, a.enough, a.done = nil, nil, nil // a stays in its timedQueue until the deadline
+	a.client, a.enough, a.done = nil, nil, nil // its timedQueue holds *a, at most until the deadline
 	done(err)
 }
 

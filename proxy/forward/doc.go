@@ -3,8 +3,8 @@
 // The caller passes a pair of connections, client and endpoint. The package owns the pair from then on: it closes both
 // connections, and reports the pair's outcome and the bytes of each direction to the Owner. It passes the actions of
 // one side on to the other: a FIN as a FIN, which leaves the opposite direction open, and a reset as a reset. If one
-// side does not read, the package stops reading from the other; for each direction, it holds at most one read, message
-// or full pipe.
+// side does not read, the package stops reading from the other; for each direction, it holds at most the bytes of one
+// read, one message or one full pipe.
 //
 // There are two implementations, which pass the same tests:
 //

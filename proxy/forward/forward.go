@@ -66,10 +66,10 @@ func replaced(before, o outcome.Outcome) outcome.Outcome {
 	return o
 }
 
-// answered reports whether an endpoint's reset, err, was only its reply to the client's FIN, so that it is no failure:
-// some servers close with SO_LINGER 0 after the end of the stream. o is the pair's outcome so far. The endpoint must
-// have acknowledged every byte (see unsent), and have sent something if it got any. The client still gets the reset,
-// since bytes from the endpoint may be lost.
+// answered reports whether err, an endpoint's reset, was only its reply to the client's FIN, and so no failure: some
+// servers close with SO_LINGER 0 after the end of the stream. o is the pair's outcome so far. The endpoint must have
+// acknowledged every byte (see unsent), and have sent something if it got any. The client still gets the reset, since
+// bytes from the endpoint may be lost.
 func answered(o outcome.Outcome, err error, toEndpoint, toClient int64, unsent int) bool {
 	const fin = 1 // FIN counts as a byte, and its ACK may be late
 	return o == outcome.ClientClosed && errors.Is(err, syscall.ECONNRESET) && unsent <= fin && (toClient > 0 || toEndpoint == 0)
@@ -121,7 +121,8 @@ type Limits struct {
 // lull is the minimum time without movement before a pair with Limits.Retire ends.
 const lull = 250 * time.Millisecond
 
-// The time between two checks of a pair is an eighth of its shortest limit, but within these bounds.
+// The time between two checks of a pair is at most an eighth of its shortest limit, but within these bounds; with
+// Retire, it is at most half of lull.
 const (
 	minPeriod = 10 * time.Millisecond
 	maxPeriod = 30 * time.Second
@@ -148,7 +149,7 @@ func (l Limits) period() time.Duration {
 type watch struct {
 	began  time.Time
 	silent time.Time // start of the time without movement
-	unsent int       // queue.unsent at the first check after silent; -1 before that check
+	unsent int       // queue.unsent at the first check of the silence; -1 before it
 }
 
 // restart makes the time without movement start at now.

@@ -21,8 +21,8 @@ type Frozen struct {
 	Owner Owner
 	// Client and Endpoint are the pair's sockets. The caller owns them.
 	Client, Endpoint Socket
-	// Saved and Over are the arguments of PairHere.Save, for a pair that a crashed process had saved. For all other
-	// pairs they are nil. A pair that continues in the same process stays saved without them.
+	// Saved is where a crashed process had saved the pair; the loop calls Over once, when the pair no longer needs it.
+	// For all other pairs, both are nil. A pair that continues in the same process stays saved without them.
 	Saved *Saved
 	Over  func()
 	// ToEndpointPipe and ToClientPipe, unless they are nil, hold bytes of a pair that a crashed process had saved.
@@ -63,8 +63,8 @@ type WatchState struct {
 }
 
 // PairsFrom looks at up to slotsAtOnce slots of the loop, from the index slot on. It calls f for each pair there, and
-// stops if f returns false. The next call continues at next: at the pair for which f returned false, or after these
-// slots. more is false if there are no more slots. Only the loop may call PairsFrom. f may freeze its pair.
+// stops if f returns false. next is the slot for the next call: that of the pair for which f returned false, or the one
+// after these slots. more is false if there are no more slots. Only the loop may call PairsFrom. f may freeze its pair.
 func (l *Loop) PairsFrom(slot int, f func(*PairHere, Owner) bool) (next int, more bool) {
 	for end := min(slot+slotsAtOnce, len(l.slots)); slot < end; slot++ {
 		if e, is := l.slots[slot].handler.(*endpointEdge); is && !f((*PairHere)(e), e.owner) {
@@ -177,9 +177,9 @@ func (s *PairState) Known() bool {
 	return outcome.Named(s.Ending).String() == s.Ending
 }
 
-// Continue makes the loop forward the frozen pair f. in points to a zero Pair, or to the Pair that was frozen on this
-// loop. Only the loop may call Continue, which may call the owner's Ended before it returns. limits are those of f;
-// many pairs may share them.
+// Continue makes the loop forward the frozen pair f. The parameter in points to a zero Pair, or to the Pair that was
+// frozen on this loop. Only the loop may call Continue, which may call the owner's Ended before it returns. limits are
+// those of f; many pairs may share them.
 func (l *Loop) Continue(in *Pair, f *Frozen, limits *Limits) {
 	p := &in.pair
 	if p.loop == nil { // otherwise it is l already, and other goroutines may read it

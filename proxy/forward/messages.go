@@ -31,8 +31,8 @@ type MessageConn interface {
 // CopyMessages is [Copy] for associations.
 //
 // A shutdown is passed on as a shutdown, after all earlier messages, and an abort as an abort. Associations have no
-// half-close: if the client shuts its association down, messages for it are lost that are still in this process, or
-// that the endpoint sends until its own association is shut down. The same applies with the roles exchanged.
+// half-close: if the client shuts its association down, it loses the messages that are still in this process, or that
+// the endpoint sends until its own association is shut down. The same applies with the roles exchanged.
 func CopyMessages(client, endpoint MessageConn, limits Limits, owner Owner) Flow {
 	fl := newCopying(client, endpoint, limits, owner)
 	fl.start(func() { fl.relay(&fl.toEndpoint, client, endpoint) }, func() { fl.relay(&fl.toClient, endpoint, client) })
@@ -43,7 +43,7 @@ func CopyMessages(client, endpoint MessageConn, limits Limits, owner Owner) Flow
 // being shut down, relay still reads the source's remaining messages: closing an association with unread messages would
 // abort it.
 func (fl *copying) relay(d *direction, from, to MessageConn) {
-	closing := false // to accepts no more messages
+	closing := false // the destination accepts no more messages
 	for {
 		m, err := from.Receive()
 		if err != nil {

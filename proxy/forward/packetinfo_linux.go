@@ -64,7 +64,7 @@ func cmsgHeader(b []byte) (length, level, kind int) {
 	return length, int(int32(binary.NativeEndian.Uint32(b[word:]))), int(int32(binary.NativeEndian.Uint32(b[word+4:])))
 }
 
-// SourceControl returns the control message that makes local the source address of a sent datagram. link is the index
+// SourceControl returns the control message that sets the source address of a sent datagram to local. link is the index
 // of the interface, which only IPv6 link-local addresses need.
 func SourceControl(local netip.Addr, link int) []byte {
 	size, level, kind := unix.SizeofInet4Pktinfo, unix.IPPROTO_IP, unix.IP_PKTINFO

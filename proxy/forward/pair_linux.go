@@ -71,9 +71,9 @@ const (
 	longTurn  = 1 << 20
 )
 
-// Forward makes the loop forward bytes between client and endpoint, which the loop owns from then on. in must point to
-// a zero Pair. When the pair has ended and both sockets are closed, the loop calls owner.Ended once, perhaps before
-// Forward returns. Only the loop may call Forward.
+// Forward makes the loop forward bytes between client and endpoint, which the loop owns from then on. The parameter in
+// must point to a zero Pair. When the pair has ended and both sockets are closed, the loop calls owner.Ended once,
+// perhaps before Forward returns. Only the loop may call Forward.
 //
 // endpoint is from a Connect call with client.Opening(). Many pairs may share limits, which the loop does not change.
 func (l *Loop) Forward(in *Pair, client *Client, endpoint *Dialed, limits *Limits, owner Owner) {
@@ -152,9 +152,9 @@ func (e *endpointEdge) Ready(r Readiness) {
 	p.ready(r, &p.toClient, &p.endpoint, &p.client, outcome.EndpointReset)
 }
 
-// ready handles the events of from, the source of w. It moves the bytes of w, and also those of the other direction if
-// the socket was full until now. If w has ended, the socket is no longer read, so its error ends the pair here, with
-// outcome end.
+// ready handles events of the socket from, the source of w. It moves the bytes of w, and also those of the other
+// direction if the socket was full until now. If w has ended, the socket is no longer read, so its error ends the pair
+// here; end is then the outcome.
 func (p *pair) ready(r Readiness, w *way, from, to *edge, end outcome.Outcome) {
 	wasFull := !from.writable
 	from.note(r)
@@ -490,8 +490,8 @@ func (p *pair) writeFailed(w *way, to *edge, err error) {
 	p.end(w, nil)
 }
 
-// end ends one direction, and sends FIN to the destination unless to is nil. If the other direction has ended as well,
-// end closes the pair instead, which sends the FIN.
+// end ends one direction, and sends FIN to the destination to, unless it is nil. If the other direction has ended as
+// well, end closes the pair instead, which sends the FIN.
 func (p *pair) end(w *way, to *edge) {
 	w.ended = true
 	if p.toEndpoint.ended && p.toClient.ended {

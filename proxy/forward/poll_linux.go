@@ -56,7 +56,7 @@ type Poller struct {
 	slots    []slot
 	free     []int32
 	roundEnd []func()
-	later    []turner  // that wait for a turn, the next one first
+	later    []turner  // waiting for a turn, the next one first
 	looked   time.Time // start of this round's handlers, if turners waited then; else zero
 	rested   time.Time // the last time that the method rest let other goroutines run
 
@@ -126,8 +126,8 @@ func (p *Poller) Do(f func()) error {
 	return nil
 }
 
-// Go calls Do with f. It also adds a task to done, which is complete when f has returned. If the loop has ended, f is
-// not called, and the task is complete at once.
+// Go calls Do with f. It also makes done.Wait wait until f has returned. If the loop has ended, f is not called, and
+// there is nothing to wait for.
 func (p *Poller) Go(done *sync.WaitGroup, f func()) {
 	done.Add(1)
 	err := p.Do(func() {
@@ -334,8 +334,8 @@ func (p *Poller) poll() bool {
 // CPU that long.
 const moment = 1
 
-// holding is the number of Pollers of this process that are not in block. Each of them holds one of the CPUs of Go's
-// scheduler (GOMAXPROCS).
+// holding is the number of Pollers of this process that are not in the method block. Each of them holds one of the CPUs
+// of Go's scheduler (GOMAXPROCS).
 var holding atomic.Int32
 
 // rest lets other goroutines run, unless it did so within the last moment. If another CPU is free, it does so only a

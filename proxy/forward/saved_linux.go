@@ -38,9 +38,9 @@ func SavedAt(memory []byte, n int) *Saved {
 	return (*Saved)(unsafe.Pointer(&memory[n*SavedSize : (n+1)*SavedSize][0]))
 }
 
-// Save makes the pair note its state in s from now on, instead of in its previous Saved. The loop calls released once,
-// when the pair no longer needs s. From now on, the pair shuts its connections down before it closes the sockets, since
-// copies may be open. Keep or Unsave must follow.
+// Save makes the pair note its state in s from now on, instead of in its previous Saved. The loop calls the function
+// released once, when the pair no longer needs s. From now on, the pair shuts its connections down before it closes the
+// sockets, since copies may be open. Keep or Unsave must follow.
 func (h *PairHere) Save(s *Saved, released func()) {
 	p := (*pair)(h)
 	p.saved, p.shared = &saved{Saved: s, released: released, own: true, before: p.saved}, true
@@ -120,7 +120,7 @@ func (p *pair) noteMoving(w *way) {
 	}
 }
 
-// noteHeld notes the state of one direction: whether this process holds bytes, the pipe, and the byte count.
+// noteHeld notes the state of one direction: the byte count, the pipe, and whether this process holds bytes.
 func (p *pair) noteHeld(w *way) {
 	notes, note, begun, count, shift := p.saved.notes.Load(), uint32(heldForEndpoint), uint32(clientBegun), &p.saved.toEndpoint, 0
 	if w == &p.toClient {
@@ -147,9 +147,8 @@ func (p *pair) noteHeld(w *way) {
 func (s *Saved) Over() bool { return s.notes.Load()&SavedOver != 0 }
 
 // Restored updates t, the PairState at the time when a pair was saved, with the notes that the pair has made in s since
-// then. The
-// pair must not be over. whole is false if bytes may be lost: then the pair must be reset. toEndpoint and toClient are
-// the numbers of the pipes that may hold bytes of that direction; 0 is none.
+// then. The state must not be Over. whole is false if bytes may be lost: then the pair must be reset. toEndpoint and
+// toClient are the numbers of the pipes that may hold bytes of that direction; 0 is none.
 func (s *Saved) Restored(t *PairState) (whole bool, toEndpoint, toClient int) {
 	notes := s.notes.Load()
 	t.ToEndpoint.Bytes, t.ToClient.Bytes = s.toEndpoint.Load(), s.toClient.Load()
@@ -159,8 +158,8 @@ func (s *Saved) Restored(t *PairState) (whole bool, toEndpoint, toClient int) {
 }
 
 // SavePipes calls save for each pipe that the other process does not have. save sends it and returns its number there,
-// or 0 if that failed. From then on, the loop calls released when it closes a pipe that has a number. Only the loop may
-// call SavePipes.
+// or 0 if that failed. From then on, the loop calls the function released when it closes a pipe that has a number. Only
+// the loop may call SavePipes.
 func (l *Loop) SavePipes(save func(read, write int) (number uint16), released func(number uint16)) {
 	l.pipes.released = released
 	unknown := false

@@ -60,7 +60,7 @@ func refusesSegments(errno unix.Errno) bool {
 	return false
 }
 
-// messages makes one message of each run of datagrams among those numbered from at to end-1.
+// messages makes one message of each run among the datagrams numbered at to end-1.
 func (b *Batch) messages(at, end int) []mmsghdr {
 	s := &b.segments
 	count := 0
@@ -79,7 +79,7 @@ func (b *Batch) messages(at, end int) []mmsghdr {
 	return s.messages[:count]
 }
 
-// run returns the number of datagrams of the run that begins with number at; end is as in messages.
+// run returns the length of the run that begins with the datagram numbered at; end is as in messages.
 func (b *Batch) run(at, end int) int {
 	first, size := &b.headers[at], b.iovecs[at].Len
 	if size == 0 || size > maxSegment {

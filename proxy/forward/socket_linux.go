@@ -95,9 +95,9 @@ func AcceptTCP(listener int) (Socket, netip.AddrPort, error) {
 }
 
 // connectTCP starts a connection to addr. from is the source address (see BindTransparent). If it is the zero AddrPort,
-// the kernel picks the address. mark, hops and few are set unless they are 0: SO_MARK, the hop limit, and the result of
-// localPorts.few. If data is set, the last ACK of the handshake is sent with the first bytes. The socket has no
-// TCP_NODELAY yet; see edge.undelay. The error is or wraps a unix.Errno.
+// the kernel picks the address. SO_MARK is set to mark, the hop limit to hops, and IP_LOCAL_PORT_RANGE to few (see
+// localPorts.few), unless these are 0. If data is set, the last ACK of the handshake is sent with the first bytes. The
+// socket has no TCP_NODELAY yet; see edge.undelay. The error is or wraps a unix.Errno.
 func connectTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) (Socket, error) {
 	fd, err := beginTCP(mark, from, addr, hops, few, data)
 	if err == unix.EADDRNOTAVAIL && from.Port() != 0 {

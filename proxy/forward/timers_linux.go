@@ -47,8 +47,8 @@ type timed interface {
 }
 
 // timedQueue has the operations with the same time limit, oldest first. One timer serves them all, and runs while there
-// are any. An operation that ends in time stays in the queue until its deadline, which costs less than removing it
-// earlier.
+// are any. An operation that ends in time stays in the queue, at most until its deadline, which costs less than
+// removing it earlier.
 type timedQueue struct {
 	loop  *Loop
 	limit time.Duration
