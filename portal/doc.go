@@ -16,7 +16,7 @@
 // new mode is a folder and a line in package modes.
 //
 //	portal      the types: Portal, Target, Rule, Bind, Mode; state that all modes keep
-//	kernel      kernel queries that several modes share: routes, conntrack, events, ports
+//	kernel      kernel queries and changes that several modes share: routes, conntrack, events, ports
 //	redirect    the common part of the modes whose rules redirect packets
 //	iptables    writes those rules to iptables, and reads them
 //	nftables    writes them to nf_tables, and reads them

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Interfaces names network interfaces in iptables notation: one interface or, with a trailing +, all whose names begin
-// with the part before it. The zero value is none.
+// Interfaces are network interfaces in iptables notation: one or, with a trailing +, all whose names begin with the
+// part before it. The zero value is none.
 type Interfaces string
 
 // Has reports whether i includes an interface of that name.

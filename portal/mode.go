@@ -13,8 +13,8 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// Mode is one way to make portals. Its functions act on the network namespace of the calling thread, and get Options
-// that are complete.
+// Mode is one way to make portals. Its functions act on the network namespace of the calling thread, and expect
+// complete Options.
 type Mode struct {
 	// Name selects the mode.
 	Name   string
@@ -29,10 +29,10 @@ type Mode struct {
 	// anything.
 	List func(context.Context, Options) ([]Rule, error)
 
-	// Remove removes the rules that portals of this mode have installed, in this or another process. It keeps those
-	// that open connections may need. It returns the removed kinds of objects, a line each, and skips rules that it
-	// cannot read. If the parameter all is true, it keeps nothing, and a failed read is an error, unless the kernel
-	// supports no such rules. Nil: the mode never installs anything.
+	// Remove removes the rules that portals of this mode have installed, in this or another process. It keeps routes to
+	// redirect addresses, which open connections may need. It returns the removed kinds of objects, a line each, and
+	// skips rules that it cannot read. If the parameter all is true, it keeps nothing, and a failed read is an error,
+	// unless the kernel supports no such rules. Nil: the mode never installs anything.
 	Remove func(_ context.Context, _ Options, all bool) (removed []string, err error)
 }
 
@@ -44,7 +44,7 @@ type Traits struct {
 	// Redirects says that the kernel redirects packets for a VIP to a listener at another address or port. It also rejects
 	// or drops clients as the rule's action and sources say. Otherwise the listener has to do all of that.
 	Redirects bool
-	// Local says that VIPs become addresses of this node, and listeners bind to them. VIPs then need no route.
+	// Local says that VIPs become addresses of this node, and listeners bind to them. VIPs then need no other route.
 	Local bool
 	// InNamespace says that the VIPs of a portal are addresses in a dedicated network namespace instead. Packets to the
 	// node's own addresses do not arrive there, so listeners for these are on the node: see Bind.Namespace.
@@ -87,9 +87,9 @@ type Options struct {
 	// ProxyPorts is the port range for listeners behind a redirect or on loopback. Zero: any free port or, in mode
 	// none, the Service's own port if possible.
 	ProxyPorts PortRange
-	// NodePortAddresses are the networks whose node addresses accept connections to node ports, as for kube-proxy's
-	// --nodeport-addresses; but here a family without a network in the list has no node ports. Empty: all addresses of
-	// the node, loopback included. Mode none ignores this field.
+	// NodePortAddresses are networks: this node's addresses in them accept connections to node ports, as for
+	// kube-proxy's --nodeport-addresses; but here a family without a network in the list has no node ports. Empty: all
+	// addresses of the node, loopback included. Mode none ignores this field.
 	NodePortAddresses []netip.Prefix
 	// PodInterfaces are the interfaces of this node's Pods, in addition to the networks of Settings.LocalSources; see
 	// Drop. They need not exist yet.

@@ -6,11 +6,11 @@ import "net/netip"
 // sees.
 type Origin struct {
 	// Bind is the address to which usher binds a transparent socket (IP_TRANSPARENT, ip(7)). It need not be an address
-	// of the node: it is the client's own, or one that the portal translates to that on the way. If Bind is not valid,
-	// the kernel picks an address of the node.
+	// of the node: it is the client's own, or an alias that the portal translates to the client's on the way. If Bind
+	// is not valid, the kernel picks an address of the node.
 	//
-	// The port is outside the range from which the client's host chooses ports for its own connections to the endpoint.
-	// 0 means any port, and if the port is taken, any other is used.
+	// A port other than 0 is outside the range from which hosts usually choose ports for their own connections. 0 means
+	// any port; if the port is taken, any other is used.
 	Bind          netip.AddrPort
 	SourceAddress SourceAddress
 	// Here says that the endpoint is known to be on this node.
@@ -31,7 +31,7 @@ const (
 // node's. If it is the node's, it also says why.
 type SourceAddress uint8
 
-// The addresses that an endpoint sees. Zero is undecided: usher has not connected to the endpoint yet, or its client is
+// The addresses that an endpoint sees. Zero is undecided: usher has not connected to the endpoint yet, or the client is
 // not known.
 const (
 	SourceClient SourceAddress = iota + 1

@@ -26,9 +26,9 @@ type Portal interface {
 	// client's own address where possible. If the parameter where is Unknown, the portal recognizes this node's Pods by
 	// Settings.LocalSources and Options.PodInterfaces. A socket bound to the Origin must have the Mark.
 	//
-	// If client is the zero Addr, the result is for all clients: SourceAddress is what every endpoint in that IP family
-	// sees, or 0 if that depends on the client. Many goroutines call Origin at the same time; it waits for no other
-	// method.
+	// If client is the zero Addr, the result is for all clients: SourceAddress is what every endpoint of endpoint's IP
+	// family sees, or 0 if that depends on the client. Many goroutines call Origin at the same time; it waits for no
+	// other method.
 	Origin(client, endpoint netip.Addr, where EndpointLocality) Origin
 
 	// Listen returns where the listeners for the targets of one service port have to be. service is the Service's name,
@@ -117,7 +117,7 @@ func (s *Settings) Set(change func(*Settings)) {
 // Plain has the methods of a Portal that needs no rules. Portals embed it, and override what differs.
 type Plain struct{}
 
-// Mark returns 0: packets go to whichever socket listens at their destination.
+// Mark returns 0: packets, marked or not, go to the socket that listens at their destination.
 func (Plain) Mark() uint32 { return 0 }
 
 // Origin returns the node: without rules, answers to other addresses do not return to usher.
@@ -188,14 +188,14 @@ func (t Target) Compare(other Target) int {
 type Rule struct {
 	Target Target
 	Action Action
-	// LocalPort is the port of the listener, for Redirect. With Drop it may be the port to which clients of this node
+	// LocalPort is the port of the listener, for Redirect. With Drop it may be the port to which clients on this node
 	// are still redirected.
 	LocalPort uint16
-	// Sources are the clients that may connect; packets from all others, on this node too, are dropped. A portal without
-	// netfilter leaves this to the listener, which should check in any case.
+	// Sources are the clients that may connect; packets from all others, even from this node, are dropped. A portal
+	// without netfilter leaves this to the listener, which should check in any case.
 	Sources Sources
-	// Sole says that the address belongs to one Service and nothing else, as a cluster IP does. A portal that can
-	// distinguish this rejects packets to ports of that address that have no rule.
+	// Sole says that the address belongs to one Service and nothing else, as a cluster IP does. For such an address,
+	// some portals reject packets to ports that have no rule.
 	Sole bool
 	// Comment describes the rule's purpose for people, such as "default/web:http".
 	Comment string
@@ -212,9 +212,9 @@ const (
 	// for UDP.
 	Reject
 	// Drop silently drops new connections, also from this node's own processes; open connections continue. If LocalPort
-	// is set, clients of this node are redirected instead. These are its processes and its Pods: sources in the
-	// networks of Settings.LocalSources, and packets from an interface of Options.PodInterfaces. A portal without netfilter
-	// cannot drop: it rejects if there is no listener.
+	// is set, clients on this node are redirected instead. These are its processes and its Pods: sources in the
+	// networks of Settings.LocalSources, and packets from an interface of Options.PodInterfaces. A portal without
+	// netfilter cannot drop: it rejects if there is no listener.
 	Drop
 )
 
@@ -260,8 +260,8 @@ type Namespace interface {
 	Socket(domain, kind, protocol int) (fd int, err error)
 }
 
-// Namespaced is a Portal that may have such a namespace. The namespace ends when no process has its descriptor or one of
-// its sockets open, so a successor receives it with the listeners.
+// Namespaced is a Portal that may have such a namespace. The namespace ends when no process has its descriptor or one
+// of its sockets open, so a successor receives the descriptor with the listeners.
 type Namespaced interface {
 	// Namespace returns a descriptor of the namespace, which the caller closes; nil if there is none.
 	Namespace() *os.File
