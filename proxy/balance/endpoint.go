@@ -38,13 +38,13 @@ type rareState struct {
 	readyAt          atomic.Int64 // see readySince; Unix time in ns
 	drained          atomic.Int64 // see EndConnections; Unix time in ns, 0 for never
 	times            atomic.Pointer[Times]
-	failures         atomic.Pointer[latency.Recent] // only the time of each is used; the durations are 0
-	breaks           atomic.Pointer[latency.Recent] // like failures, for connections that the endpoint broke
-	connectedAtBreak atomic.Int64                   // State.Connected when it last broke one
+	failures         atomic.Pointer[latency.Recent] // only the times are used; the durations are 0
+	breaks           atomic.Pointer[latency.Recent] // only the times are used: of connections that the endpoint broke
+	connectedAtBreak atomic.Int64                   // State.Connected when the endpoint last broke a connection
 
-	noResponse  atomic.Pointer[latency.Recent] // like failures
+	noResponse  atomic.Pointer[latency.Recent] // only the times are used
 	noResponses atomic.Int64                   // since the start
-	unused      atomic.Pointer[latency.Recent] // like failures
+	unused      atomic.Pointer[latency.Recent] // only the times are used
 	queue       atomic.Pointer[queue]
 	own         atomic.Pointer[Endpoint] // see Own
 }
@@ -70,8 +70,8 @@ func (s *State) ensureRare() *rareState {
 	return s.rareState.Load()
 }
 
-// Times are how long clients of an endpoint waited recently, from the start of the successful attempt: Connect until
-// the connection was established, FirstByte until the endpoint's first byte.
+// Times are how long clients of an endpoint waited recently, from the start of the successful attempt: in Connect,
+// until the connection was established; in FirstByte, until the endpoint's first byte.
 type Times struct{ Connect, FirstByte latency.Recent }
 
 // Times returns the endpoint's Times, and creates them if needed.
@@ -127,10 +127,9 @@ func recent(r *latency.Recent, now time.Time) int64 {
 }
 
 // Since returns when the endpoint entered state, a number below 16 that the caller defines. s remembers one state and
-// when it began. If state is another one, Since remembers it with the time in began, usually the caller's estimate, and
-// returns that time. If it is the same, Since returns the remembered time, with one exception: if exact is set (the
-// time in began is no estimate) and that time is later, the state has ended and begun again. Then Since remembers and
-// returns it.
+// its beginning. If state is another one, Since remembers state and began, usually the caller's estimate, and returns
+// began. If it is the same, Since returns the remembered time, with one exception: if exact is set (began is no
+// estimate) and began is later than that, the state has ended and begun again. Then Since remembers and returns began.
 func (s *State) Since(state uint8, began time.Time, exact bool) time.Time {
 	for {
 		was := s.shown.Load()
@@ -197,8 +196,8 @@ func (e *Endpoint) tryTake() bool {
 	}
 }
 
-// Release undoes a Take or a Set.Take. The first of the waiting clients is woken and may take the free slot. If the
-// attempt failed, call Report first.
+// Release undoes a Take or a Set.Take. The clients at the front of the queues are woken; one of them may take the free
+// slot. If the attempt failed, call Report first.
 func (e *Endpoint) Release() {
 	e.Active.Add(-1)
 	if e.pool.waiting.Load() > 0 {
@@ -212,8 +211,8 @@ func (s *State) Moved(toEndpoint, toClient int64) {
 	s.ToClient.Add(toClient)
 }
 
-// Drained returns the deadline that EndConnections has set. An attempt that was under way then may still succeed; its
-// connection must end by this deadline, too. It returns false if there is none.
+// Drained returns the deadline that EndConnections has set. An attempt that was under way at that call may still
+// succeed; its connection must end by this deadline, too. ok is false if there is no deadline.
 func (s *State) Drained() (by time.Time, ok bool) {
 	r := s.rareState.Load()
 	if r == nil {
@@ -234,8 +233,7 @@ const (
 	outlierOver   = 10
 )
 
-// ended records the end of a connection that the endpoint had answered; broken means that the endpoint was at
-// fault.
+// ended records the end of an established connection; broken means that the endpoint was at fault.
 func (s *State) ended(broken bool) {
 	for {
 		was := s.ends.Load()

@@ -38,7 +38,7 @@ type Report struct {
 type Policy struct {
 	// First is how long an endpoint is Down after the first failure; 0 = no quarantine. For checks it is the interval.
 	First time.Duration
-	Max   time.Duration // First doubles with each further failure, up to this
+	Max   time.Duration // limit of the time Down, which doubles with each further failure
 	// Probed decides what happens when the time Down (First, doubled up to Max) is over. If it is true, the caller
 	// rechecks the endpoint, which stays Down until a recheck passes or a client connects. If it is false, or only one
 	// client's attempts failed, the endpoint becomes HalfOpen, and one connection tests it.
@@ -117,9 +117,9 @@ type failureStreak struct {
 	err              error     // the last
 }
 
-// passive is the series of clients' failed attempts. A passed recheck sets down to false, but the number of failures is
-// kept until a client has connected, at most for Policy.Max. Otherwise each quarantine of an endpoint that answers only
-// probes would last Policy.First.
+// passive is the series of clients' failed attempts. After a passed recheck, down is false, but the number of failures
+// is kept until a client has connected, at most for Policy.Max. Otherwise each quarantine of an endpoint that answers
+// only probes would last Policy.First.
 type passive struct {
 	failureStreak
 	rechecked bool       // down until a recheck passes
@@ -248,6 +248,9 @@ func (h *health) report(r *Report, p *Policy) (c Change, changed bool) {
 			if f.state(r.Now) != Up {
 				a.since = f.since
 			}
+			if f.client.IsValid() { // it is now Down for all clients
+				*f = passive{}
+			}
 		}
 		c.Notify = a.down && !known
 	case CheckOff:
@@ -269,16 +272,14 @@ func (h *health) failed(r *Report, p *Policy) (c Change, changed bool) {
 	if c.Blamed = !client.IsValid(); !c.Blamed {
 		began = r.Now
 	}
-	if p.First <= 0 || f.rechecked || began.Before(f.until) || c.Blamed && h.active.down {
+	if p.First <= 0 || f.rechecked || began.Before(f.until) || h.active.down {
 		return c, false
 	}
 	failures, since := int32(1), r.Now
 	if c.Blamed && f.failures > 0 && (f.state(r.Now) != Up || r.Now.Sub(f.until) < p.Max) { // the endpoint had recovered only recently
 		failures += f.failures
 	}
-	if h.active.down {
-		since = h.active.since
-	} else if f.state(r.Now) != Up {
+	if f.state(r.Now) != Up {
 		since = f.since
 	}
 	*f = passive{
@@ -302,7 +303,7 @@ func (f *passive) state(now time.Time) Availability {
 
 // state returns the availability, regardless of claims; see offered. A working UDP endpoint may never answer, so the
 // absence of failures counts as an answer: an endpoint is Up again if it has refused no client for Policy.Max since it
-// became HalfOpen and got one.
+// got its first client after it became HalfOpen.
 func (h *health) state(now time.Time) Availability {
 	switch {
 	case h == nil:

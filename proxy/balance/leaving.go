@@ -16,7 +16,7 @@ type Leaving struct {
 	Ended bool // its connections were ended; set by the caller that ended them
 }
 
-// leave updates p.Leaving: the endpoints in gone leave now.
+// leave updates p.Leaving. The parameter gone has the endpoints that were just removed.
 func (p *Pool) leave(gone []*Endpoint, now time.Time) {
 	before := p.Leaving
 	had := make(map[*State]*Leaving, len(before)) // the previous entries; those found below are deleted
@@ -85,8 +85,8 @@ func (s *State) reinstate() *State {
 func (s *State) EndConnections(by time.Time) { s.ensureRare().drained.Store(by.UnixNano()) }
 
 // Inherit returns the endpoint with the address and Pod of c, to which a previous process has connections. If it is
-// neither in p.All nor in p.Leaving, Inherit adds it to p.Leaving. since is when it began to leave in the previous
-// process; zero if it was not leaving. The caller calls Take of the returned endpoint before the next Update.
+// neither in p.All nor in p.Leaving, Inherit adds it to p.Leaving. The parameter since is when it began to leave in the
+// previous process; zero if it was not leaving. The caller calls Take of the returned endpoint before the next Update.
 func (p *Pool) Inherit(c *config.Endpoint, since time.Time, now time.Time) *Endpoint {
 	if since.IsZero() || since.After(now) {
 		since = now

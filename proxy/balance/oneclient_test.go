@@ -40,11 +40,19 @@ func TestFailedChecksAreNewsAfterOneClientsFailure(t *testing.T) {
 	g := NewWithT(t)
 	s := newSubject()
 	now := time.Unix(1000, 0)
-	s.Report(Report{Kind: ConnectFailed, Start: now, Now: now, Err: errors.New("no answer"), Client: netip.MustParseAddr("10.1.0.2")}, Policy{First: time.Minute, Max: time.Minute, Probed: true})
+	fail := func() {
+		s.Report(Report{Kind: ConnectFailed, Start: now, Now: now, Err: errors.New("no answer"), Client: netip.MustParseAddr("10.1.0.2")}, Policy{First: time.Minute, Max: time.Minute, Probed: true})
+	}
+	checks := Policy{First: time.Second, Rise: 1, Fall: 2}
+	fail()
 	g.Expect(s.Health(now).State).To(Equal(Down))
 	g.Expect(s.news).To(BeEmpty())
 	for range 3 {
-		s.Report(Report{Kind: CheckFailed, Now: now, Err: errors.New("status 500")}, Policy{First: time.Second, Rise: 1, Fall: 2})
+		s.Report(Report{Kind: CheckFailed, Now: now, Err: errors.New("status 500")}, checks)
 	}
-	g.Expect(s.news).To(Equal([]string{"DOWN for 1s by 2 probes failed: status 500"}))
+	news := []string{"DOWN for 1s by 2 probes failed: status 500"}
+	g.Expect(s.news).To(Equal(news))
+	fail()
+	s.Report(Report{Kind: CheckPassed, Now: now}, checks)
+	g.Expect(s.news).To(Equal(append(news, "UP by checks")))
 }

@@ -8,7 +8,7 @@ type powerOfTwo struct{ shares }
 func newPowerOfTwo(s *Set) order { return &powerOfTwo{sharesOf(s)} }
 
 func (p *powerOfTwo) look(s *Set, l look, i uint32) *Endpoint {
-	// Even looks return the less loaded of two endpoints, odd looks the other one.
+	// If i is even, return the less loaded of two endpoints, otherwise the other one.
 	random := mix(uint64(l.turn + i&^1))
 	first := p.draw(random)
 	second := p.draw(mix(random))

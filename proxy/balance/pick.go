@@ -163,14 +163,14 @@ func (s *Set) Take(a Request, previous netip.AddrPort, w *Waiter) (Choice, bool)
 }
 
 // Peek predicts what Pick will return to a later caller. It uses up no turn, and claims no HalfOpen endpoint. Turn 0
-// predicts the next call of Pick. To predict the call after that, pass the value next that Peek has returned, and so
+// predicts the next call of Pick. To predict the call after that, pass as turn what Peek has returned as next, and so
 // on.
 func (s *Set) Peek(turn uint32, a Request) (c Choice, next uint32, ok bool) {
 	c, skipped, ok := s.pick(look{Request: a, turn: s.cursor.Load() + turn})
 	return c, turn + 1 + skipped, ok
 }
 
-// Again chooses the endpoint with the address previous, which the client had before. If the Choice is Full, the client
+// Again chooses the endpoint that the client had before; previous is its address. If the Choice is Full, the client
 // should wait for that endpoint. Again returns false if the endpoint was removed, was tried, or is in quarantine. A
 // quarantine that one client's failures alone caused does not count (see Report). If Again returns false, the caller
 // uses any other endpoint.

@@ -33,7 +33,7 @@ type queue struct {
 // safe for concurrent use.
 type Waiter struct {
 	in     *queue        // nil while the client does not wait
-	at     *list.Element // its place in in.list
+	at     *list.Element // its element in the list of that queue
 	woken  chan struct{} // has a value if the client must look for a slot again
 	waited bool
 }
@@ -59,7 +59,7 @@ func (e *Endpoint) queue() *queue {
 	return r.queue.Load()
 }
 
-// queue returns the queue in which a client waits. If kept is set, that is the queue for the endpoint with the address
+// queue returns the queue in which a client waits. If kept is set, that is the queue for the endpoint at the address
 // previous; otherwise, one for any endpoint.
 func (s *Set) queue(a Request, previous netip.AddrPort, kept bool) *queue {
 	g := &s.pool.groups()[s.group]
