@@ -35,6 +35,8 @@ type nodeLabels struct {
 type labelWatch struct {
 	keys    map[string]bool
 	store   cache.Store
+	listed  func() bool // store has all nodes
+	before  cache.Store // the store of the previous watch until this one's has all nodes; then nil
 	stop    context.CancelFunc
 	began   time.Time
 	settled chan struct{} // closed when all nodes are listed, or after labelsTimeout
@@ -56,6 +58,9 @@ func (n *nodeLabels) follow(ctx context.Context, asked map[string]bool) {
 		return
 	}
 	w := n.watch
+	if w != nil && w.before != nil && w.listed() {
+		w.before = nil
+	}
 	switch {
 	case w != nil && len(asked) > 0 && w.has(slices.Collect(maps.Keys(asked))):
 	case w != nil && time.Since(w.began) < labelsPause: // also without labels: the next Service that needs some may come at once
@@ -66,8 +71,14 @@ func (n *nodeLabels) follow(ctx context.Context, asked map[string]bool) {
 	case len(asked) == 0:
 		n.end()
 	default:
+		var before cache.Store
+		if w != nil {
+			if before = w.before; before == nil {
+				before = w.store
+			}
+		}
 		n.end()
-		n.begin(ctx, asked)
+		n.begin(ctx, asked, before)
 	}
 }
 
@@ -83,8 +94,8 @@ func (n *nodeLabels) end() {
 	}
 }
 
-// begin begins a watch for these labels.
-func (n *nodeLabels) begin(ctx context.Context, keys map[string]bool) {
+// begin begins a watch for these labels. Until all nodes are listed, it uses those in before, if that is not nil.
+func (n *nodeLabels) begin(ctx context.Context, keys map[string]bool, before cache.Store) {
 	ctx, stop := context.WithCancel(ctx)
 	nodes := n.client.Resource(corev1.SchemeGroupVersion.WithResource("nodes"))
 	informer := cache.NewSharedIndexInformer(&cache.ListWatch{
@@ -104,7 +115,7 @@ func (n *nodeLabels) begin(ctx context.Context, keys map[string]bool) {
 		},
 		DeleteFunc: func(any) { n.moved() },
 	})
-	w := &labelWatch{keys: keys, store: informer.GetStore(), stop: stop, began: time.Now(), settled: make(chan struct{})}
+	w := &labelWatch{keys: keys, store: informer.GetStore(), listed: informer.HasSynced, before: before, stop: stop, began: time.Now(), settled: make(chan struct{})}
 	n.watch = w
 	n.all.Go(func() { informer.RunWithContext(ctx) })
 	n.all.Go(func() {
@@ -155,6 +166,9 @@ func (n *nodeLabels) of(name string) map[string]string {
 		return nil
 	}
 	object, ok, _ := n.watch.store.GetByKey(name)
+	if before := n.watch.before; !ok && before != nil {
+		object, ok, _ = before.GetByKey(name)
+	}
 	if !ok {
 		return nil
 	}

@@ -13,6 +13,7 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/sirupsen/logrus"
 	logtest "github.com/sirupsen/logrus/hooks/test"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
@@ -29,6 +30,8 @@ func TestAuthorsCannotMakeWatchesBeginAtAnyRate(t *testing.T) {
 	n.follow(t.Context(), rack)
 	first := n.watch
 	g.Expect(first).NotTo(BeNil())
+	node := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{"example.com/rack": "r1"}}}
+	g.Expect(first.store.Add(node)).To(Succeed())
 	for _, asked := range []map[string]bool{nil, rack, nil, room} {
 		n.follow(t.Context(), asked)
 		g.Expect(n.watch).To(BeIdenticalTo(first))
@@ -37,6 +40,10 @@ func TestAuthorsCannotMakeWatchesBeginAtAnyRate(t *testing.T) {
 	n.follow(t.Context(), room)
 	g.Expect(n.watch).NotTo(BeIdenticalTo(first))
 	g.Expect(n.watch.keys).To(Equal(room))
+	g.Expect(n.of("n1")).To(Equal(node.Labels), "the Nodes are not listed again yet")
+	n.watch.listed = func() bool { return true }
+	n.follow(t.Context(), room)
+	g.Expect(n.of("n1")).To(BeEmpty())
 	n.watch.began = first.began
 	n.follow(t.Context(), nil)
 	g.Expect(n.watch).To(BeNil())

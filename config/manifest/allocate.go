@@ -163,30 +163,60 @@ func (r *resolver) allocateNodePorts(svc *corev1.Service, got *[]claim) (*corev1
 	return out, nil
 }
 
-// balance sets svc's IPs of a load balancer, if there are networks for these, and it needs some and names none. It
-// keeps previous ones.
-func (r *resolver) balance(n name, svc *corev1.Service, explicit map[netip.Addr]name) (*corev1.Service, error) {
-	had := r.balanced[n]
+// release takes the IPs of a load balancer that a Service has.
+func (r *resolver) release(n name) (had []netip.Addr) {
+	had = r.balanced[n]
 	delete(r.balanced, n)
 	for _, a := range had {
 		delete(r.balancers, a)
 	}
-	if svc == nil || len(r.balancerNets) == 0 || svc.Spec.Type != corev1.ServiceTypeLoadBalancer || svc.Spec.LoadBalancerClass != nil {
+	return had
+}
+
+// needsBalancer reports whether svc, which had these IPs of a load balancer, needs some.
+func (r *resolver) needsBalancer(svc *corev1.Service, had []netip.Addr) bool {
+	if len(r.balancerNets) == 0 || svc.Spec.Type != corev1.ServiceTypeLoadBalancer || svc.Spec.LoadBalancerClass != nil {
+		return false
+	}
+	in := svc.Status.LoadBalancer.Ingress
+	return len(in) == 0 || len(had) > 0 && in[0].IP == had[0].String()
+}
+
+// keepIPs gives svc those of its previous IPs of a load balancer that it still needs, so that no other Service gets them.
+func (r *resolver) keepIPs(n name, svc *corev1.Service, had []netip.Addr) {
+	if !r.needsBalancer(svc, had) {
+		return
+	}
+	named, ok := translate.ParseAddr(svc.Spec.LoadBalancerIP)
+	for _, a := range had {
+		needed := ok && a == named || !ok && slices.ContainsFunc(svc.Spec.IPFamilies, func(f corev1.IPFamily) bool { return r.balancerNets.of(familyOf(f)).Contains(a) })
+		if needed && !r.owners.taken(a) {
+			r.balancers[a] = n
+		}
+	}
+}
+
+// balance sets svc's IPs of a load balancer, if there are networks for these, and it needs some and names none. It
+// keeps previous ones: see keepIPs.
+func (r *resolver) balance(n name, svc *corev1.Service, had []netip.Addr, explicit map[netip.Addr]name) (_ *corev1.Service, err error) {
+	if !r.needsBalancer(svc, had) {
 		return svc, nil
 	}
 	in := svc.Status.LoadBalancer.Ingress
-	if len(in) > 0 && (len(had) == 0 || in[0].IP != had[0].String()) {
-		return svc, nil
-	}
+	out := *svc
+	out.Status.LoadBalancer.Ingress = nil
 	var ips []netip.Addr
 	taken := func(a netip.Addr) bool {
-		owner, named := explicit[a]
-		_, given := r.balancers[a]
-		return named && owner != n || given || r.owners.taken(a)
+		namedBy, named := explicit[a]
+		owner, given := r.balancers[a]
+		if given {
+			return owner != n
+		}
+		return named && namedBy != n || r.owners.taken(a)
 	}
 	if a, ok := translate.ParseAddr(svc.Spec.LoadBalancerIP); ok {
 		if taken(a) {
-			return svc, field.Invalid(field.NewPath("spec", "loadBalancerIP"), svc.Spec.LoadBalancerIP, "provided IP is already allocated to another Service; this Service has no load balancer")
+			return &out, field.Invalid(field.NewPath("spec", "loadBalancerIP"), svc.Spec.LoadBalancerIP, "provided IP is already allocated to another Service; this Service has no load balancer")
 		}
 		ips = []netip.Addr{a}
 	} else {
@@ -201,13 +231,16 @@ func (r *resolver) balance(n name, svc *corev1.Service, explicit map[netip.Addr]
 			}
 			a, ok := address(network, n.String(), taken)
 			if !ok {
-				return svc, fmt.Errorf("status.loadBalancer: no free address in --load-balancer-ip-cidr %v; this Service has no load balancer", network)
+				for _, a := range had {
+					if r.balancers[a] == n {
+						delete(r.balancers, a)
+					}
+				}
+				return &out, fmt.Errorf("status.loadBalancer: no free address in --load-balancer-ip-cidr %v; this Service has no load balancer", network)
 			}
 			ips = append(ips, a)
 		}
 	}
-	out := *svc
-	out.Status.LoadBalancer.Ingress = nil
 	for _, a := range ips {
 		r.balancers[a] = n
 		out.Status.LoadBalancer.Ingress = append(out.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: a.String(), IPMode: new(corev1.LoadBalancerIPModeVIP)})

@@ -172,6 +172,26 @@ var _ = Describe("a Service of type LoadBalancer", func() {
 			Expect(w.balancersOf("two")).To(BeEmpty())
 		}
 	})
+	It("keeps the load balancer IP that it got if another Service names it", func() {
+		w.write("b.yaml", svc("two", "type: LoadBalancer"))
+		had := w.balancersOf("two")
+		Expect(had).To(HaveLen(1))
+		w.write("a.yaml", svc("one", "type: LoadBalancer, loadBalancerIP: "+had[0]))
+		w.write("b.yaml", svc("two", "type: LoadBalancer, sessionAffinity: ClientIP"))
+		Expect(w.balancersOf("two")).To(Equal(had))
+		Expect(w.balancersOf("one")).To(BeEmpty())
+	})
+	It("gets its loadBalancerIP from a Service that moves to another one", func() {
+		w.write("b.yaml", svc("two", "type: LoadBalancer, loadBalancerIP: 198.51.100.7"))
+		w.write("a.yaml", svc("one", "type: LoadBalancer, loadBalancerIP: 198.51.100.7"))
+		Expect(w.balancersOf("one")).To(BeEmpty())
+		w.write("b.yaml", svc("two", "type: LoadBalancer, loadBalancerIP: 198.51.100.8"))
+		Expect(w.balancersOf("one")).To(Equal([]string{"198.51.100.7"}))
+		By("exchanging two")
+		w.write("a.yaml", svc("one", "type: LoadBalancer, loadBalancerIP: 198.51.100.8"), "b.yaml", svc("two", "type: LoadBalancer, loadBalancerIP: 198.51.100.7"))
+		Expect(w.balancersOf("one")).To(Equal([]string{"198.51.100.8"}))
+		Expect(w.balancersOf("two")).To(Equal([]string{"198.51.100.7"}))
+	})
 	It("gets its loadBalancerIP, unless another Service has it", func() {
 		w.write("a.yaml", svc("one", "type: LoadBalancer, loadBalancerIP: 198.51.100.7"))
 		Expect(w.balancersOf("one")).To(Equal([]string{"198.51.100.7"}))

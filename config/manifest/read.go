@@ -240,7 +240,7 @@ func (r *reader) syntax(place Diagnostic, err strict.SyntaxError) {
 }
 
 // ambiguous matches an error of a field without which it is unknown which objects a value defines.
-var ambiguous = regexp.MustCompile(`^duplicate field "(apiVersion|kind|metadata|metadata\.name|metadata\.namespace|items)"`)
+var ambiguous = regexp.MustCompile(`^duplicate field "(items\[\d+\]\.)?(apiVersion|kind|metadata|metadata\.name|metadata\.namespace|items)"`)
 
 // fault records an error.
 func (r *reader) fault(p Diagnostic) {

@@ -315,16 +315,16 @@ func (r *resolver) address(names map[name]bool) {
 	if len(r.balancerNets) > 0 {
 		explicit = r.explicitIPs()
 	}
-	for n := range names { // first the IPs that others may get
-		if r.services[n].had.service == nil {
-			_, _ = r.balance(n, nil, explicit) // has no error
-		}
+	had := map[name][]netip.Addr{}
+	for n := range names {
+		had[n] = r.release(n)
+	}
+	good = slices.DeleteFunc(good, func(c claimant) bool { return c.had.service == nil })
+	for _, c := range good {
+		r.keepIPs(c.name, c.had.service, had[c.name])
 	}
 	for _, c := range good {
-		if c.had.service == nil {
-			continue
-		}
-		svc, err := r.balance(c.name, c.had.service, explicit)
+		svc, err := r.balance(c.name, c.had.service, had[c.name], explicit)
 		if c.had.service = svc; err != nil && c.reason == nil {
 			c.reason, r.refused[c.name] = err, true
 		}

@@ -92,7 +92,23 @@ var _ = Describe("a document in which it is unknown how many objects there are",
 		Entry("because a separator is missing", "a.yaml", strings.Replace(svc("one", at("10.96.0.1")), "\n---\n", "#", 1)+svc("two", at("10.96.0.2"))),
 		Entry("because its items are there twice", "b.yaml", "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Service, metadata: {name: one}, spec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}}#items: []\n"),
 	)
+	It("removes none of a List whose item lost its dash", func() {
+		w := newWorld()
+		list := "apiVersion: v1\nkind: List\nitems:\n" + item("one", "10.96.0.1") + item("two", "10.96.0.2")
+		w.write("a.yaml", list)
+		Expect(w.has("one")).To(Equal("10.96.0.1"))
+		last := strings.LastIndex(list, "- ")
+		w.write("a.yaml", list[:last]+"  "+list[last+2:])
+		Expect(w.said()).To(ContainSubstring("duplicate field"))
+		Expect(w.has("one")).To(Equal("10.96.0.1"))
+		Expect(w.has("two")).To(Equal("10.96.0.2"))
+	})
 })
+
+// item returns a Service as an item of a YAML List.
+func item(name, ip string) string {
+	return fmt.Sprintf("- apiVersion: v1\n  kind: Service\n  metadata: {name: %s}\n  spec: {clusterIP: %s, ports: [{port: 80}]}\n", name, ip)
+}
 
 var _ = Describe("the last valid version", func() {
 	It("of an object stays if its new version is invalid, while others change", func() {

@@ -1,6 +1,9 @@
 package translate
 
 import (
+	"fmt"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -105,4 +108,23 @@ func TestUnknownAnnotationsAreReported(t *testing.T) {
 	g.Expect(problems).To(HaveExactElements(
 		MatchError(HavePrefix(`Service default/web: metadata.annotations: Unsupported value: "usher.io/idle-timeout": supported values: "usher.io/accept-proxy-protocol", `)),
 		MatchError(HavePrefix(`Service default/web: metadata.annotations: Unsupported value: "usher.io/retries": `))))
+}
+
+func TestManyErrorsInOneLongValueTakeLittleMemory(t *testing.T) {
+	g := NewWithT(t)
+	var weights []string
+	for i := range 50_000 {
+		weights = append(weights, fmt.Sprintf("%x", i))
+	}
+	text := strings.Join(weights, ",")
+	svc := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{AnnotationWeight: text, AnnotationAcceptProxyProtocol: text}},
+		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.10", Ports: []corev1.ServicePort{{Port: 80}}},
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	_, problems := Service(svc, nil, config.Node{}, Options{})
+	runtime.ReadMemStats(&after)
+	g.Expect(len(problems)).To(BeNumerically(">", 1))
+	g.Expect(after.TotalAlloc - before.TotalAlloc).To(BeNumerically("<", 1<<30))
 }

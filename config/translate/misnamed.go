@@ -48,7 +48,7 @@ type offer struct {
 // offersOf returns the offer of each family that has a slice with ports or endpoints.
 func offersOf(mine []*discoveryv1.EndpointSlice) map[config.Family]*offer {
 	offers := map[config.Family]*offer{}
-	for _, s := range mine {
+	for _, s := range byName(mine) {
 		family, ok := familyOf(s.AddressType)
 		if !ok || len(s.Endpoints)+len(s.Ports) == 0 {
 			continue // the empty slice of a Service without Pods

@@ -101,7 +101,7 @@ func (t *template) withEndpoints(name types.NamespacedName, all []*discoveryv1.E
 
 // The size of a model is a product of two lists of an author: these are the limits of a Service.
 const (
-	maxVIPs      = 100_000 // pairs of a port and a VIP
+	maxVIPs      = 100_000 // pairs of a port and a VIP, or a network that may use it
 	maxEndpoints = 250_000 // pairs of a port and an endpoint
 )
 
@@ -127,12 +127,18 @@ func servicePorts(svc *corev1.Service, opts Options, p *problems) []config.Servi
 
 	var out []config.ServicePort
 	names := map[string]bool{}
-	vipCount := 0
+	perPort, count := len(clusterIPs)+len(external), 0
+	for _, v := range external {
+		perPort += len(v.Sources)
+	}
+	if balancers != nil {
+		perPort += len(balancers.Networks)
+	}
 	for i := range svc.Spec.Ports {
 		port := &svc.Spec.Ports[i]
 		path := field.NewPath("spec", "ports").Index(i)
-		if vipCount += len(clusterIPs) + len(external); vipCount > maxVIPs && i > 0 {
-			p.add(field.Invalid(path, port.Port, fmt.Sprintf("not served, nor are later ports: a Service may have no more than %d pairs of a port and an address", maxVIPs)))
+		if count += perPort; count > maxVIPs && i > 0 {
+			p.add(field.Invalid(path, port.Port, fmt.Sprintf("not served, nor are later ports: a Service may have no more than %d pairs of a port and an address or source range", maxVIPs)))
 			break
 		}
 		if names[port.Name] {
