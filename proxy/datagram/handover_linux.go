@@ -128,10 +128,12 @@ func (lp *loop) await(f func()) {
 
 // bequeath returns the data with which a successor continues s.
 func (s *session) bequeath() (handover.Socket, bool) {
+	waits := s.waits()
+	s.stirred()
 	toEndpoint, toClient := s.Bytes()
 	text, err := json.Marshal(&sessionRecord{
 		Socket: s.socket.listener.name(), Peer: s.key.peer.Raw(), Local: s.key.local, Control: s.control,
-		To: s.To, Endpoint: s.Endpoint.Addr, Hops: s.hops, Asked: s.asked, Start: s.Start, Silent: s.socket.loop.clock().Sub(s.last),
+		To: s.To, Endpoint: s.Endpoint.Addr, Hops: s.hops, Asked: waits, Start: s.Start, Silent: s.socket.loop.clock().Sub(s.last),
 		Mute: s.search != nil || s.mute, Ported: s.portInSocket != nil, ToEndpoint: toEndpoint, ToClient: toClient,
 	})
 	if err != nil { // these types can always be encoded
@@ -225,11 +227,17 @@ func (sk *socket) adoptOne(b *sessionRecord, endpoint *balance.Endpoint) {
 	now := sk.loop.clock()
 	s.Conn = frontend.Conn{Record: &conn.Record{Port: sk.view.Clients, From: s.key.peer.AddrPort(), To: b.To, Start: b.Start}, Front: sk.front}
 	s.last = now.Add(-max(b.Silent, 0))
-	if _, r := s.Admit(sk.view, &sk.listener.Place); r.Outcome != outcome.Open || sk.closed || sk.sessions[s.key] != nil {
+	if _, r := s.Admit(sk.view, &sk.listener.Place); r.Outcome != outcome.Open || sk.closed {
 		return
 	}
 	if endpoint == nil || !stays(endpoint) {
 		return
+	}
+	if old := sk.sessions[s.key]; old != nil { // of two that the predecessor had one after the other, the later one is right
+		if !s.Start.After(old.Start) {
+			return
+		}
+		old.end(outcome.Result{Outcome: outcome.EndpointRemoved})
 	}
 	fd, err := frontend.Own(b.file)
 	if err != nil {

@@ -17,6 +17,9 @@ import (
 // busyAfter is the number of replies after which a session is busy.
 const busyAfter = 64
 
+// epoch is the start of times in atomics. Unlike Unix times, those since epoch do not jump when the clock is set.
+var epoch = time.Now()
+
 // replies forwards the replies of a busy session. Its fields, except atomics, belong to its loop. That loop also uses
 // the session's key and control and the socket's fd, which do not change, and the session's toClient, which is atomic.
 type replies struct {
@@ -28,7 +31,7 @@ type replies struct {
 	opened    bool
 	closed    bool
 
-	last atomic.Int64 // time of the last reply, in nanoseconds since 1970
+	last atomic.Int64 // time of the last reply, in nanoseconds since epoch; 0 if there was none
 }
 
 // lend moves the session's replies to another loop, if there is one.
@@ -79,7 +82,7 @@ func (r *replies) Ready(forward.Readiness) {
 	}
 	if n > 0 {
 		r.session.toClient.Add(bytes)
-		r.last.Store(r.loop.clock().UnixNano())
+		r.last.Store(int64(r.loop.clock().Sub(epoch)))
 	}
 }
 
@@ -104,10 +107,10 @@ func (r *replies) close(shared bool) {
 // stirred reports whether another loop has forwarded a reply after s.last. If so, it updates s.last and moves the
 // session to the back of the lists.
 func (s *session) stirred() bool {
-	if s.lent == nil {
+	if s.lent == nil || s.lent.last.Load() == 0 {
 		return false
 	}
-	last := time.Unix(0, s.lent.last.Load())
+	last := epoch.Add(time.Duration(s.lent.last.Load()))
 	if !last.After(s.last) {
 		return false
 	}

@@ -155,7 +155,8 @@ func (s *session) Refuse(r outcome.Result) {
 }
 
 // takePort takes a port of this node for one more session. If none is available, it evicts the session with a port that
-// has been idle longest: of this socket if the service port's limit is reached, and otherwise of this loop.
+// has been idle longest: of the client if it has more than its share, of this socket if the service port's limit is
+// reached, and otherwise of this loop.
 func (s *session) takePort() {
 	b, sk := s.Front.Budget, s.socket
 	for toPort := s.Front.Ports.Add(1); ; toPort = s.Front.Ports.Load() {
@@ -163,7 +164,10 @@ func (s *session) takePort() {
 		if room == budget.Enough {
 			break
 		}
-		if room == budget.PortFull {
+		switch {
+		case int64(s.siblings.Len()) > b.PortsPerClient():
+			from = s.siblings
+		case room == budget.PortFull:
 			from = &sk.ported
 		}
 		if !evictOldest(from, s) {
@@ -487,8 +491,10 @@ func (s *session) compare() {
 
 // waits reports whether the client waits for a reply.
 func (s *session) waits() bool {
-	if s.lent != nil && s.lent.last.Load() >= s.last.UnixNano() { // another loop has forwarded one
-		s.asked = false
+	if s.lent != nil {
+		if last := s.lent.last.Load(); last != 0 && last >= int64(s.last.Sub(epoch)) { // another loop has forwarded one
+			s.asked = false
+		}
 	}
 	return s.asked
 }

@@ -114,7 +114,7 @@ func (sk *socket) close(end outcome.Outcome, done func()) {
 			return
 		}
 		s := sk.order.Front().Value.(*session)
-		if s.leaving {
+		if s.leaving || s.stale && !sk.stay[s.Endpoint.State] {
 			s.end(outcome.Result{Outcome: outcome.EndpointRemoved}) // which happened before
 			continue
 		}
@@ -314,6 +314,8 @@ func (sk *socket) refresh() {
 		sk.unansweredIdle = min(sk.idle, unansweredTimeout)
 	}
 	if sk.order.Len() == 0 {
+		sk.expiry.Stop() // it may be set by a longer timeout
+		sk.ticking = false
 		return
 	}
 	sk.stay = usable(v)
