@@ -50,12 +50,13 @@ does not respond, the last state stays on screen.`,
 			}
 			o.Input, o.Output = os.Stdin, os.Stdout
 			return asks.AskOne(cmd, func(c *client.Client) error {
+				c.Slow = nil // its message would appear within the screen
 				if o.Service != "" {
 					if err := view.MustKnow(cmd.Context(), c, o.Service, ""); err != nil {
 						return err
 					}
 				}
-				return top.Run(cmd.Context(), c, o)
+				return top.Run(cmd.Context(), top.Renewed(c, asks.Renew), o)
 			})
 		},
 	}

@@ -175,7 +175,7 @@ func (r *resolver) release(n name) (had []netip.Addr) {
 
 // needsBalancer reports whether svc, which had these IPs of a load balancer, needs some.
 func (r *resolver) needsBalancer(svc *corev1.Service, had []netip.Addr) bool {
-	if len(r.balancerNets) == 0 || svc.Spec.Type != corev1.ServiceTypeLoadBalancer || svc.Spec.LoadBalancerClass != nil {
+	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer || svc.Spec.LoadBalancerClass != nil {
 		return false
 	}
 	in := svc.Status.LoadBalancer.Ingress
@@ -196,8 +196,7 @@ func (r *resolver) keepIPs(n name, svc *corev1.Service, had []netip.Addr) {
 	}
 }
 
-// balance sets svc's IPs of a load balancer, if there are networks for these, and it needs some and names none. It
-// keeps previous ones: see keepIPs.
+// balance sets svc's IPs of a load balancer if it needs some and names none. It keeps previous ones: see keepIPs.
 func (r *resolver) balance(n name, svc *corev1.Service, had []netip.Addr, explicit map[netip.Addr]name) (_ *corev1.Service, err error) {
 	if !r.needsBalancer(svc, had) {
 		return svc, nil

@@ -70,7 +70,8 @@ func (r *reader) headed(place Diagnostic, value []byte, h header, spoiled bool) 
 	switch {
 	case !known && meant(gv, h.Kind) != (schema.GroupVersionKind{}):
 		want := meant(gv, h.Kind)
-		if h.name = inScope(want.Kind, h.name); h.name.Namespace == "" {
+		if want.Kind == "Node" || want.Kind == "ServiceCIDR" {
+			h.name.Namespace = ""
 			place.Object = key{h.Kind, h.name}.String()
 		}
 		wrong := field.NotSupported(field.NewPath("kind"), h.Kind, []string{want.Kind})
@@ -130,16 +131,11 @@ func readHeader(value []byte, defaults header) (header, error) {
 			return header{}, field.Required(field.NewPath(f.name), "every manifest starts with it; the file may be incomplete")
 		}
 	}
-	h.name = inScope(h.Kind, readName(raw.Metadata))
-	return h, nil
-}
-
-// inScope returns the name of an object of that kind, without a namespace if the kind has none.
-func inScope(kind string, name types.NamespacedName) types.NamespacedName {
-	if kind == "Node" || kind == "ServiceCIDR" {
-		name.Namespace = ""
+	h.name = readName(raw.Metadata)
+	if h.Kind == "Node" || h.Kind == "ServiceCIDR" { // these have no namespace
+		h.name.Namespace = ""
 	}
-	return name
+	return h, nil
 }
 
 // readName reads the name of an object. Errors in its metadata are found later.

@@ -311,22 +311,20 @@ func (r *resolver) address(names map[name]bool) {
 		}
 		c.had = addressed{svc, c.read}
 	}
-	var explicit map[netip.Addr]name
 	if len(r.balancerNets) > 0 {
-		explicit = r.explicitIPs()
-	}
-	had := map[name][]netip.Addr{}
-	for n := range names {
-		had[n] = r.release(n)
-	}
-	good = slices.DeleteFunc(good, func(c claimant) bool { return c.had.service == nil })
-	for _, c := range good {
-		r.keepIPs(c.name, c.had.service, had[c.name])
-	}
-	for _, c := range good {
-		svc, err := r.balance(c.name, c.had.service, had[c.name], explicit)
-		if c.had.service = svc; err != nil && c.reason == nil {
-			c.reason, r.refused[c.name] = err, true
+		explicit, had := r.explicitIPs(), map[name][]netip.Addr{}
+		for n := range names {
+			had[n] = r.release(n)
+		}
+		good = slices.DeleteFunc(good, func(c claimant) bool { return c.had.service == nil })
+		for _, c := range good {
+			r.keepIPs(c.name, c.had.service, had[c.name])
+		}
+		for _, c := range good {
+			svc, err := r.balance(c.name, c.had.service, had[c.name], explicit)
+			if c.had.service = svc; err != nil && c.reason == nil {
+				c.reason, r.refused[c.name] = err, true
+			}
 		}
 	}
 	for _, c := range all {

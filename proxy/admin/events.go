@@ -155,7 +155,7 @@ func (s *stream) run(ctx context.Context) {
 			s.last = buf[i].Seq
 		}
 		clear(buf[:n]) // they refer to connections
-		ended := n == 0 && err == nil
+		ended := !s.follow && n == 0 && err == nil
 		if ended || n < batch {
 			s.sendMissed()
 		}

@@ -33,12 +33,14 @@ var _ = Describe("a subscriber of events", func() {
 		}
 	}
 
-	It("gets steps as they happen", func() {
-		res, err := http.Get(n.url + api.Prefix + "/events?kind=accepted")
+	// follow begins a stream. The returned function returns its next line with that prefix.
+	follow := func(query string) func(prefix string) string {
+		GinkgoHelper()
+		res, err := http.Get(n.url + api.Prefix + "/events?" + query)
 		Expect(err).NotTo(HaveOccurred())
-		defer res.Body.Close()
+		DeferCleanup(res.Body.Close)
 		lines := bufio.NewScanner(res.Body)
-		next := func(prefix string) string {
+		return func(prefix string) string {
 			GinkgoHelper()
 			for lines.Scan() {
 				if strings.HasPrefix(lines.Text(), prefix) {
@@ -48,6 +50,22 @@ var _ = Describe("a subscriber of events", func() {
 			Fail("the stream has ended")
 			return ""
 		}
+	}
+
+	It("gets changes as they happen, also after steps", func() {
+		next := follow("kind=changes")
+		Expect(next("event: ")).To(Equal("event: hello"))
+		for range 3 {
+			n.client("web")
+			time.Sleep(100 * time.Millisecond) // the stream sees the steps alone
+		}
+		n.proxy.Apply([]config.Service{service("api", "10.96.0.2", answering())})
+		Expect(next("event: ")).To(Equal("event: change"))
+		Expect(next("data: ")).To(ContainSubstring(`"kind":"service-added"`))
+	})
+
+	It("gets steps as they happen", func() {
+		next := follow("kind=accepted")
 		Expect(next("event: ")).To(Equal("event: hello"))
 		n.client("web")
 		Expect(next("event: ")).To(Equal("event: step"))

@@ -99,6 +99,14 @@ func TableWidth(out io.Writer, wide bool) int {
 	return TerminalWidth(out)
 }
 
+// PrintDocument is PrintObject for one of several objects: with YAML, a separator comes first.
+func PrintDocument(out io.Writer, format string, v any) error {
+	if format == "yaml" {
+		fmt.Fprintln(out, "---")
+	}
+	return PrintObject(out, format, v)
+}
+
 // PrintObject prints v as JSON or YAML.
 func PrintObject(out io.Writer, format string, v any) error {
 	text, err := json.MarshalIndent(v, "", "  ")

@@ -20,7 +20,11 @@ func Milliseconds(ms float64) string {
 func Seconds(s float64) string {
 	d := time.Duration(s * float64(time.Second)).Round(time.Second)
 	if d >= time.Hour {
-		return strings.TrimSuffix(strings.TrimSuffix(d.Round(time.Minute).String(), "0s"), "0m")
+		d = d.Round(time.Minute)
+		if d%time.Hour == 0 {
+			return fmt.Sprintf("%dh", d/time.Hour)
+		}
+		return strings.TrimSuffix(d.String(), "0s")
 	}
 	return d.String()
 }

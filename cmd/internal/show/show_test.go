@@ -340,6 +340,8 @@ var _ = DescribeTable("an amount is formatted in human-readable form", func(got,
 	Entry(nil, show.Seconds(7.2), "7s"),
 	Entry(nil, show.Seconds(187), "3m7s"),
 	Entry(nil, show.Seconds(10800), "3h"),
+	Entry(nil, show.Seconds(5400), "1h30m"),
+	Entry(nil, show.Seconds(10199), "2h50m"),
 	Entry(nil, show.Rate(0.31), "0.3"),
 	Entry(nil, show.Rate(12.4), "12"),
 )

@@ -180,6 +180,19 @@ func (f *Asks) AskOne(cmd *cobra.Command, do func(c *client.Client) error) error
 	})
 }
 
+// Renew returns a client of the instance that now runs where that of AskOne did: its Pod may have been replaced.
+// Without a cluster, it returns nil.
+func (f *Asks) Renew(ctx context.Context) (*client.Client, error) {
+	if !f.cluster() {
+		return nil, nil
+	}
+	ushers, err := f.fleet.Find(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return ushers[0].Client, nil
+}
+
 // find returns the usher instances of the cluster, or that of a node. end closes the connections to them.
 func (f *Asks) find(ctx context.Context, node string) (ushers []fleet.Usher, end func(), err error) {
 	o := f.options

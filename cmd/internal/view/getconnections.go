@@ -56,12 +56,16 @@ the end code; see docs/reference.md.`,
 				}
 			}
 			return f.asks.AskAll(cmd, func(ushers []fleet.Usher) error {
+				var silent error // of the last one
 				for _, id := range ids {
-					if err := f.printConnection(cmd, ushers, id); err != nil {
+					switch err := f.printConnection(cmd, ushers, id); {
+					case fleet.IsSilent(err):
+						silent = err
+					case err != nil:
 						return err
 					}
 				}
-				return nil
+				return silent
 			})
 		}
 		q.Endpoint = f.EndpointName(q.Endpoint, args)
@@ -175,7 +179,7 @@ func (f *getFlags) printConnection(cmd *cobra.Command, ushers []fleet.Usher, id 
 		}
 		unknown = nil
 		if f.output == "json" || f.output == "yaml" {
-			if err := cli.PrintObject(out, f.output, fleet.Reported[api.Connection]{Node: a.From.Node, Item: *a.Value}); err != nil {
+			if err := cli.PrintDocument(out, f.output, fleet.Reported[api.Connection]{Node: a.From.Node, Item: *a.Value}); err != nil {
 				return err
 			}
 			continue

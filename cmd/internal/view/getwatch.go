@@ -84,7 +84,7 @@ func watch[T any](cmd *cobra.Command, f *getFlags, k kind[T], ushers []fleet.Ush
 			case f.output == "name":
 				fmt.Fprintln(cmd.OutOrStdout(), show.Clean(k.name(item.Item)))
 			case !table:
-				if err := cli.PrintObject(cmd.OutOrStdout(), f.output, item); err != nil {
+				if err := cli.PrintDocument(cmd.OutOrStdout(), f.output, item); err != nil {
 					return err
 				}
 			default:

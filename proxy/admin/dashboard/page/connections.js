@@ -8,9 +8,13 @@ const known = new Map(); // by number, in the order in which they came
 
 export const connections = {
   // load requests the connections that usher keeps. Steps that arrive meanwhile
-  // are applied as well.
-  async load(params = {}) {
-    const answer = await get('connections', { state: 'all', limit: kept, ...params });
+  // are applied as well. Open connections that the answer lacks have ended.
+  async load() {
+    const open = [...known.values()].filter(c => c.state !== 'ended').map(c => c.id);
+    const answer = await get('connections', { state: 'all', limit: kept });
+    const answered = new Set(answer.items.map(c => c.id));
+    const lowest = answer.continue ? Math.min(...answered) : 0;
+    for (const id of open) if (id >= lowest && !answered.has(id)) known.delete(id);
     for (const c of answer.items.toReversed()) known.set(c.id, { ...c, ...newer(known.get(c.id), c) });
     for (const id of [...known.keys()].sort((a, b) => a - b)) {
       const c = known.get(id);

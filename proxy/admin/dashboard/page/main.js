@@ -70,7 +70,7 @@ live.addEventListener('tick', async ({ detail: status }) => {
       services.complete && services.refresh(),
       details.refresh(),
       demo.refresh(),
-      stepsMissing && connections.load({ limit: 200 }),
+      stepsMissing && connections.load(),
     ]);
     stepsMissing = false;
   } catch { /* live tells */ }

@@ -143,13 +143,14 @@ export class Overview {
         `${plural(this.#leftOut, 'connection')} more in the last seconds: too many to draw each.`));
   }
 
-  #numbers({ totals, connections: { limit }, started, now }) {
+  #numbers({ totals, connections: open, udpSessions: sessions, started, now }) {
     const counted = this.#totals;
     const curve = count => counted.length > 1 && sparkline(counted, [count]);
     const retries = perSecond(counted, 'retries');
     const since = duration(Date.parse(now) - Date.parse(started));
     return [
-      figure('open connections', number(totals.active), { more: `of at most ${number(limit)}` }),
+      figure('open connections', number(open.now), { more: `of at most ${number(open.limit)}` }),
+      sessions.now > 0 && figure('open UDP sessions', number(sessions.now), { more: `of at most ${number(sessions.limit)}` }),
       figure('new connections', rate(perSecond(counted, 'accepted')), { more: curve('accepted') }),
       figure('retries', rate(retries), { more: curve('retries'), tone: retries > 0 && 'warn' }),
       figure('failed connections', number(totals.failed),

@@ -93,7 +93,7 @@ export class OneService {
       crumbs,
       h('h1', null, detail.name, ' ', stateMark(stateOf(serviceStates, detail.state))),
       h('p', { class: 'lead' }, howItFares(detail), detail.since && h('span', { class: 'quiet' }, ` (${since(detail.since)})`)),
-      detail.problems?.map(p => h('p', { class: 'bad' }, p.text)),
+      detail.problems?.map(p => h('p', { class: 'bad' }, `${p.reason}: ${p.message}`)),
       detail.latency && h('p', { class: 'quiet' }, waits(detail.latency)),
       this.#numbers(detail),
       h('div', { own: this.picture, class: 'card picture-card', role: 'group', 'aria-label': 'The path of connections to this Service' }),
