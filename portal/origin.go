@@ -9,8 +9,8 @@ type Origin struct {
 	// of the node: it is the client's own, or an alias that the portal translates to the client's on the way. If Bind
 	// is not valid, the kernel picks an address of the node.
 	//
-	// A port other than 0 is outside the range from which hosts usually choose ports for their own connections. 0 means
-	// any port; if the port is taken, any other is used.
+	// The portal chooses Bind's port outside the range from which hosts usually choose ports for their own connections;
+	// if it is taken, any other is used. If it is 0, any port is used.
 	Bind          netip.AddrPort
 	SourceAddress SourceAddress
 	// Here says that the endpoint is known to be on this node.

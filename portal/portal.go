@@ -23,12 +23,13 @@ type Portal interface {
 	Mark() uint32
 
 	// Origin returns the address from which to connect to an endpoint for a client, so that the endpoint sees the
-	// client's own address where possible. If the parameter where is Unknown, the portal recognizes this node's Pods by
-	// Settings.LocalSources and Options.PodInterfaces. A socket bound to the Origin must have the Mark.
+	// client's own address where possible. The parameter where says on which node the endpoint is; if it is Unknown,
+	// the portal recognizes this node's Pods by Settings.LocalSources and Options.PodInterfaces. A socket bound to the
+	// Origin must have the Mark.
 	//
-	// If client is the zero Addr, the result is for all clients: SourceAddress is what every endpoint of endpoint's IP
-	// family sees, or 0 if that depends on the client. Many goroutines call Origin at the same time; it waits for no
-	// other method.
+	// If client is the zero Addr, the result is for all clients, and depends on the endpoint's IP family alone:
+	// SourceAddress is what every endpoint of that family sees, or 0 if that depends on the client. Many goroutines
+	// call Origin at the same time; it waits for no other method.
 	Origin(client, endpoint netip.Addr, where EndpointLocality) Origin
 
 	// Listen returns where the listeners for the targets of one service port have to be. service is the Service's name,

@@ -55,8 +55,8 @@ func (r Rule) Check() error {
 	return nil
 }
 
-// Merge applies set and gone to wanted. It returns the targets whose rule has changed, and errors for invalid
-// rules.
+// Merge updates the map wanted: it deletes the rules of the targets in gone, and then adds or replaces those in set. It
+// returns the targets whose rule has changed, and errors for invalid rules.
 func Merge(wanted map[Target]Rule, set []Rule, gone []Target) (changed []Target, bad map[Target]error) {
 	bad = map[Target]error{}
 	for _, t := range gone {

@@ -91,8 +91,8 @@ type Health struct {
 }
 
 // Watcher is notified when an endpoint becomes Down, when a Report ends that, and when a failed recheck lengthens the
-// time until the next. It is not notified when an endpoint becomes Down for one client's failure alone. Report calls
-// HealthChanged without holding a lock of this package. HealthChanged must return quickly.
+// time until the next. It is not notified when an endpoint becomes Down only because one client's attempts failed.
+// Report calls HealthChanged without holding a lock of this package. HealthChanged must return quickly.
 type Watcher interface {
 	HealthChanged(e *Endpoint, h Health, now time.Time)
 }
@@ -207,7 +207,7 @@ func (h *health) report(r *Report, p *Policy) (c Change, changed bool) {
 			}
 		}
 	case Connected:
-		changed, c.Notify = f.failures > 0, f.down && !a.down && !f.client.IsValid() // the Watcher was notified of the quarantine
+		changed, c.Notify = f.failures > 0, f.down && !a.down && !f.client.IsValid() // only if the Watcher was notified of the quarantine
 		*f = passive{}
 	case ConnectFailed:
 		return h.failed(r, p)
@@ -248,7 +248,7 @@ func (h *health) report(r *Report, p *Policy) (c Change, changed bool) {
 			if f.state(r.Now) != Up {
 				a.since = f.since
 			}
-			if f.client.IsValid() { // it is now Down for all clients
+			if f.client.IsValid() { // now clients with affinity must not use it either
 				*f = passive{}
 			}
 		}

@@ -255,7 +255,7 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 }
 
 // If a Set has more than maxScanned endpoints and all are in quarantine, the next choice that looks at all of them
-// comes after a rest of restPerEndpoint times their number. Looking at one takes an event loop about 50 ns.
+// comes after a rest of restPerEndpoint times their number. An event loop needs about 50 ns to look at one endpoint.
 const restPerEndpoint = time.Microsecond
 
 // lastResort chooses from a Set whose endpoints are all in quarantine. The parameter first is the scheduler's first

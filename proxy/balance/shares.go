@@ -7,7 +7,7 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// shares divides a Set into numbered shares. An endpoint with weight w has w consecutive ones.
+// shares divides a Set into numbered shares. An endpoint with weight w has w consecutive shares.
 type shares struct {
 	endpoints int
 	ends      []uint32 // where each endpoint's range ends; nil if all have the same weight
@@ -54,7 +54,7 @@ func (sh *shares) draw(random uint64) int {
 	return sh.at(n)
 }
 
-// mix maps each number to a different, random-looking one: the finalizer of splitmix64,
+// mix maps different numbers to different results, which look random: the finalizer of splitmix64,
 // https://prng.di.unimi.it/splitmix64.c.
 func mix(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
