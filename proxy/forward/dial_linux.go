@@ -27,8 +27,8 @@ type Client struct {
 	changed func()
 }
 
-// clientEvents are the events for which the loop watches a client's socket, once WatchClient or Forward was called, and
-// both sockets of a continued pair.
+// clientEvents are the events for which the loop watches a client's socket after WatchClient or Forward, and both
+// sockets of a pair after Continue.
 const clientEvents = Readable | HungUp | Urgent | Once
 
 // WatchClient makes the loop call the function changed when c has sent bytes, ended its side or reset the connection,
@@ -316,8 +316,8 @@ const (
 	fewPorts = 512
 	// fewFor is the time for which the limit applies.
 	fewFor = 10 * time.Second
-	// searchAllAfter is the least time between two searches of all ports while only few may be tried. If none is free,
-	// such a search takes longest.
+	// searchAllAfter limits an exception: if connect(2) may try only few ports and none of these is free, it may try
+	// all ports, but only once in this time. Such a search takes longest if no port is free.
 	searchAllAfter = time.Second
 )
 

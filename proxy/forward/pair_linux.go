@@ -287,7 +287,7 @@ func (p *pair) copy(w *way, from, to *edge) int {
 	n, err := 1, error(nil) // 1, so that the read below takes place, unless the peek finds nothing and sets n to 0
 	if from.urgent {
 		// Once a byte has arrived, the kernel knows whether it is urgent. A read stops before an urgent byte, unless
-		// that is the first one.
+		// that byte is the first to be read.
 		if n, err = from.fd.read(buf[:1], unix.MSG_PEEK); n > 0 && from.fd.atMark() {
 			buf, flags = buf[:1], unix.MSG_OOB
 		}

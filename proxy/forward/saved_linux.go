@@ -158,7 +158,7 @@ func (s *Saved) Restored(t *PairState) (whole bool, toEndpoint, toClient int) {
 }
 
 // SavePipes calls save for each pipe that the other process does not have. save sends it and returns its number there,
-// or 0 if that failed. From then on, the loop calls the function released when it closes a pipe that has a number. Only
+// or 0 if that failed. From then on, whenever the loop closes a pipe that has a number, it calls released with it. Only
 // the loop may call SavePipes.
 func (l *Loop) SavePipes(save func(read, write int) (number uint16), released func(number uint16)) {
 	l.pipes.released = released

@@ -15,7 +15,8 @@ import (
 // alarm is a timer that makes a Loop call a function. The timer is created on first use, and then reused.
 type alarm struct{ timer *time.Timer }
 
-// set makes loop call f after d, and cancels an earlier set that is still due. loop and f must be the same each time.
+// set makes loop call f after d. It replaces an earlier set whose time has not come yet. loop and f must be the same
+// each time.
 func (a *alarm) set(loop *Loop, d time.Duration, f func()) {
 	if a.timer == nil {
 		a.timer = time.AfterFunc(d, func() { _ = loop.Do(f) })
