@@ -15,7 +15,7 @@
 // the rules that any mode has left. A [Mode] describes itself by its [Traits], so callers need not check its name: a
 // new mode is a folder and a line in package modes.
 //
-//	portal      the types Portal, Target, Rule, Bind and Mode; what all modes have in common
+//	portal      the types Portal, Target, Rule, Bind and Mode; state that is common to all modes
 //	kernel      kernel queries and changes that several modes share: routes, conntrack, events, ports
 //	redirect    the common part of the modes whose rules redirect packets
 //	iptables    writes those rules to iptables, and reads them

@@ -422,6 +422,23 @@ var _ = Describe("a Proxy", func() {
 		Expect(p.SyncStatus().Err).NotTo(HaveOccurred())
 	})
 
+	It("completes a failed change after a check that succeeds", func() {
+		pt := &brokenPortal{Portal: p.Portal}
+		p.Portal = pt
+		pt.broken.Err = errors.New("locked")
+		p.Apply([]config.Service{service("web", "10.96.0.1", backend("one"))})
+		Expect(pt.applies).To(Equal(1))
+		pt.checked.Err = errors.New("still locked")
+		p.Check(GinkgoT().Context())
+		Expect(pt.applies).To(Equal(1))
+		pt.broken.Err, pt.checked.Err = nil, nil
+		for range 3 {
+			p.Check(GinkgoT().Context())
+			Expect(pt.applies).To(Equal(2))
+			Expect(p.SyncStatus().Err).NotTo(HaveOccurred())
+		}
+	})
+
 	It("reports a problem while the portal refuses a rule", func() {
 		pt := &brokenPortal{Portal: p.Portal}
 		p.Portal = pt

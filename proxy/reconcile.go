@@ -40,7 +40,7 @@ func (p *Proxy) failedToListen() bool {
 // which never succeed, and unless check is set, those whose VIPs belong to others until one releases a target: a plan
 // takes time for each of the VIPs, of which there may be 100,000. The portal retries its own failures.
 //
-// It marks them in the order of their IDs: the same one gets a released target on every node.
+// It marks them in the order of their IDs: which one gets a released target does not depend on the order of a map.
 func (p *Proxy) markFailed(check bool) {
 	var again []*frontEnd
 	for f, problem := range p.failed {
@@ -61,8 +61,11 @@ func (p *Proxy) markFailed(check bool) {
 //
 // The caller holds both locks of a change. reconcile releases Proxy.mu during slow kernel operations.
 func (p *Proxy) reconcile(ctx context.Context, check bool) {
+	complete := false
 	if check {
-		p.checkPortal(ctx)
+		due := p.due
+		complete = p.checkPortal(ctx) && due // the portal works again, but has not completed an Apply
+		p.due = p.due || due
 		p.markNodeAddresses()
 	}
 	p.listening = nil
@@ -79,7 +82,7 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 		if freed && !p.Portal.Traits().Redirects { // Portal.Apply may remove their addresses, and the kernel sends no reset from a removed address
 			p.closeUnused()
 		}
-		if len(p.differ) > 0 || freed || round == 0 && !check {
+		if len(p.differ) > 0 || freed || round == 0 && (!check || complete) {
 			freed = p.apply(freed) || freed
 		}
 		p.closeUnused()                                                           // after the rules that redirected to them are gone
@@ -143,8 +146,8 @@ func (p *Proxy) apply(moved bool) (freed bool) {
 	return freed
 }
 
-// checkPortal has the portal compare its rules with the kernel's, and repair them.
-func (p *Proxy) checkPortal(ctx context.Context) {
+// checkPortal has the portal compare its rules with the kernel's, and repair them. It reports whether that succeeded.
+func (p *Proxy) checkPortal(ctx context.Context) bool {
 	var res portal.Result
 	p.unlocked(func() { res = p.Portal.Check(ctx) })
 	p.sync.note(func(s *SyncStatus) { s.LastChecked = time.Now() })
@@ -155,6 +158,7 @@ func (p *Proxy) checkPortal(ctx context.Context) {
 	}
 	clear(p.refused) // res.Refused has all current ones
 	p.portalAnswered(&res)
+	return res.Err == nil
 }
 
 // portalAnswered records a result of the portal, and marks the front ends whose listeners have to move.

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -54,6 +55,32 @@ var _ = Describe("a client that connects before its Service exists", func() {
 			}
 		})
 	}
+})
+
+var _ = Describe("a client that connects while another program has flushed the rules", func() {
+	It("is connected by a retransmitted SYN after the repair", func() {
+		missing("iptables")
+		l, dir := lab.New(), manifestsDir()
+		forward(l.Node)
+		startBackend(l.Pods, lab.Pod(1), 8080)
+		service{name: "web", clusterIP: "10.96.0.12", port: 80, endpoints: []netip.AddrPort{netip.AddrPortFrom(lab.Pod(1), 8080)}}.write(dir)
+		u := startUsher(l.Node, dir, "--portal=iptables")
+		Expect(u.Session.Command.Process.Signal(syscall.SIGSTOP)).To(Succeed())
+		l.Node.Output("iptables", "-t", "nat", "-F")
+		connected := make(chan error, 1)
+		client := l.Pods.NewDialer(1)
+		go func() {
+			c, err := client.Dial("", "10.96.0.12:80", 25*time.Second)
+			if err == nil {
+				c.Close()
+			}
+			connected <- err
+		}()
+		Eventually(func() string { return l.Node.Output("cat", "/proc/net/nf_conntrack") }).WithTimeout(10 * time.Second).
+			Should(MatchRegexp("ipv4 .* SYN_SENT .*dst=10.96.0.12 "))
+		Expect(u.Session.Command.Process.Signal(syscall.SIGCONT)).To(Succeed())
+		Eventually(connected).WithTimeout(30 * time.Second).Should(Receive(Not(HaveOccurred())))
+	})
 })
 
 var _ = Describe("an address that is one Service's external IP and then another's cluster IP", func() {

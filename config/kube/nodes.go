@@ -123,7 +123,7 @@ func (n *nodeLabels) begin(ctx context.Context, keys map[string]bool, before cac
 		defer cancel()
 		if !cache.WaitForCacheSync(waiting.Done(), informer.HasSynced) && ctx.Err() == nil {
 			n.log.WithFields(logrus.Fields{"labels": slices.Sorted(maps.Keys(keys)), "timeout": labelsTimeout}).Warn(
-				"No list of Nodes from the API server yet; until it arrives, topology keys that need node labels match no endpoint")
+				"No list of Nodes from the API server yet; until it arrives, topology keys of node labels that usher does not know match no endpoint")
 		}
 		close(w.settled)
 		n.moved()

@@ -202,8 +202,6 @@ func (r *resolver) balance(n name, svc *corev1.Service, had []netip.Addr, explic
 		return svc, nil
 	}
 	in := svc.Status.LoadBalancer.Ingress
-	out := *svc
-	out.Status.LoadBalancer.Ingress = nil
 	var ips []netip.Addr
 	taken := func(a netip.Addr) bool {
 		namedBy, named := explicit[a]
@@ -215,7 +213,7 @@ func (r *resolver) balance(n name, svc *corev1.Service, had []netip.Addr, explic
 	}
 	if a, ok := translate.ParseAddr(svc.Spec.LoadBalancerIP); ok {
 		if taken(a) {
-			return &out, field.Invalid(field.NewPath("spec", "loadBalancerIP"), svc.Spec.LoadBalancerIP, "provided IP is already allocated to another Service; this Service has no load balancer")
+			return withoutIPs(svc), field.Invalid(field.NewPath("spec", "loadBalancerIP"), svc.Spec.LoadBalancerIP, "provided IP is already allocated to another Service; this Service has no load balancer")
 		}
 		ips = []netip.Addr{a}
 	} else {
@@ -235,11 +233,13 @@ func (r *resolver) balance(n name, svc *corev1.Service, had []netip.Addr, explic
 						delete(r.balancers, a)
 					}
 				}
-				return &out, fmt.Errorf("status.loadBalancer: no free address in --load-balancer-ip-cidr %v; this Service has no load balancer", network)
+				return withoutIPs(svc), fmt.Errorf("status.loadBalancer: no free address in --load-balancer-ip-cidr %v; this Service has no load balancer", network)
 			}
 			ips = append(ips, a)
 		}
 	}
+	out := *svc
+	out.Status.LoadBalancer.Ingress = nil
 	for _, a := range ips {
 		r.balancers[a] = n
 		out.Status.LoadBalancer.Ingress = append(out.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: a.String(), IPMode: new(corev1.LoadBalancerIPModeVIP)})
@@ -249,6 +249,16 @@ func (r *resolver) balance(n name, svc *corev1.Service, had []netip.Addr, explic
 		return svc, nil // it has them already
 	}
 	return &out, nil
+}
+
+// withoutIPs returns svc without IPs of a load balancer: svc itself if it has none.
+func withoutIPs(svc *corev1.Service) *corev1.Service {
+	if len(svc.Status.LoadBalancer.Ingress) == 0 {
+		return svc
+	}
+	out := *svc
+	out.Status.LoadBalancer.Ingress = nil
+	return &out
 }
 
 // explicitIPs returns the external and load balancer IPs that Services name, each with one such Service: the one that has

@@ -17,7 +17,7 @@ import (
 // they would without usher. The kernel consults the nat table only for a flow's first packet, so a client that keeps
 // its port would otherwise keep sending to a closed listener. TCP clients use a new port for a new connection, except
 // while they repeat a SYN without an answer: for targets of TCP, ForgetFlows deletes flows in that state, SYN_SENT.
-// Callers pass TCP targets only if they had no rule before, since a dump of all flows may take long.
+// Callers pass TCP targets only if they had no rule before, or after a repair, since a dump of all flows may take long.
 func ForgetFlows(want map[portal.Target]int) error {
 	for _, family := range portal.Families {
 		filter := staleFlows{want: map[portal.Target]int{}, family: family}

@@ -296,13 +296,11 @@ func (p *Portal) Resume() {
 	p.leftover = portal.Others{}
 }
 
-// flushLater makes forgetStale forget the flows of UDP clients of these targets that came while rules were missing or
+// flushLater makes forgetStale forget the flows of clients of these targets that came while rules were missing or
 // wrong.
 func (p *Portal) flushLater(targets []portal.Target) {
 	for _, t := range targets {
-		if t.Protocol == portal.UDP {
-			p.unflushed[t] = true
-		}
+		p.unflushed[t] = true
 	}
 }
 

@@ -248,7 +248,7 @@ func (h *health) report(r *Report, p *Policy) (c Change, changed bool) {
 			if f.state(r.Now) != Up {
 				a.since = f.since
 			}
-			if f.client.IsValid() { // now clients with affinity must not use it either
+			if f.client.IsValid() { // otherwise it could stay Down when the checks end
 				*f = passive{}
 			}
 		}

@@ -266,9 +266,6 @@ func (b *Budget) TakePort(toPort int64) Room {
 	return whose
 }
 
-// PortsPerClient returns the number of sessions above which a client's own are evicted when TakePort reports a limit.
-func (b *Budget) PortsPerClient() int64 { return b.clientsPart(b.localPorts / 4) }
-
 // Probes returns the maximum number of concurrent probes of each of the two kinds: probes of failed endpoints, and
 // probes that Services configure. Each takes a reserved descriptor.
 func (b *Budget) Probes() int64 {

@@ -155,8 +155,7 @@ func (s *session) Refuse(r outcome.Result) {
 }
 
 // takePort takes a port of this node for one more session. If none is available, it evicts the session with a port that
-// has been idle longest: of the client if it has more than its share, of this socket if the service port's limit is
-// reached, and otherwise of this loop.
+// has been idle longest: of this socket if the service port's limit is reached, and otherwise of this loop.
 func (s *session) takePort() {
 	b, sk := s.Front.Budget, s.socket
 	for toPort := s.Front.Ports.Add(1); ; toPort = s.Front.Ports.Load() {
@@ -164,10 +163,7 @@ func (s *session) takePort() {
 		if room == budget.Enough {
 			break
 		}
-		switch {
-		case int64(s.siblings.Len()) > b.PortsPerClient():
-			from = s.siblings
-		case room == budget.PortFull:
+		if room == budget.PortFull {
 			from = &sk.ported
 		}
 		if !evictOldest(from, s) {

@@ -56,16 +56,15 @@ the end code; see docs/reference.md.`,
 				}
 			}
 			return f.asks.AskAll(cmd, func(ushers []fleet.Usher) error {
-				var silent error // of the last one
+				var missing, silent error
 				for _, id := range ids {
-					switch err := f.printConnection(cmd, ushers, id); {
-					case fleet.IsSilent(err):
-						silent = err
-					case err != nil:
+					unknown, err := f.printConnection(cmd, ushers, id)
+					if err != nil && !fleet.IsSilent(err) {
 						return err
 					}
+					missing, silent = errors.Join(missing, unknown), err
 				}
-				return silent
+				return errors.Join(missing, silent)
 			})
 		}
 		q.Endpoint = f.EndpointName(q.Endpoint, args)
@@ -155,10 +154,9 @@ func (f *getFlags) connectionKind(q *client.ConnectionQuery, reaches *reach) kin
 	}
 }
 
-// printConnection prints one connection with its attempts. Each node numbers its own connections: several nodes may have
-// the same ID.
-func (f *getFlags) printConnection(cmd *cobra.Command, ushers []fleet.Usher, id uint64) error {
-	var unknown error
+// printConnection prints one connection with its attempts. Each node numbers its own connections: several nodes may
+// have the same ID. The error unknown means that none has it; err is from nodes that did not answer, for example.
+func (f *getFlags) printConnection(cmd *cobra.Command, ushers []fleet.Usher, id uint64) (unknown, err error) {
 	answers, err := fleet.Answered(fleet.Ask(cmd.Context(), ushers, func(ctx context.Context, u fleet.Usher) (*api.Connection, error) {
 		connection, err := u.Connection(ctx, id)
 		if f.asks.cluster() && client.IsNotFound(err) {
@@ -167,7 +165,7 @@ func (f *getFlags) printConnection(cmd *cobra.Command, ushers []fleet.Usher, id 
 		return &connection, err
 	}))
 	if err != nil && !fleet.IsSilent(err) {
-		return err
+		return nil, err
 	}
 	if f.asks.cluster() {
 		unknown = fmt.Errorf("no node has connection %d", id)
@@ -180,7 +178,7 @@ func (f *getFlags) printConnection(cmd *cobra.Command, ushers []fleet.Usher, id 
 		unknown = nil
 		if f.output == "json" || f.output == "yaml" {
 			if err := cli.PrintDocument(out, f.output, fleet.Reported[api.Connection]{Node: a.From.Node, Item: *a.Value}); err != nil {
-				return err
+				return nil, err
 			}
 			continue
 		}
@@ -189,5 +187,5 @@ func (f *getFlags) printConnection(cmd *cobra.Command, ushers []fleet.Usher, id 
 		}
 		cli.PrintLines(out, show.Waterfall(*a.Value, cli.TerminalWidth(out)))
 	}
-	return errors.Join(unknown, err)
+	return unknown, err
 }

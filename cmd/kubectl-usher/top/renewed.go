@@ -38,6 +38,8 @@ func query[T any](ctx context.Context, r *renewed, ask func(*client.Client) (T, 
 	if !errors.As(err, &unreachable) || !r.due() {
 		return answer, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, renewPause)
+	defer cancel()
 	if now, errFind := r.renew(ctx); errFind == nil && now != nil {
 		r.mu.Lock()
 		r.client = now
