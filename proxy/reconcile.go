@@ -61,11 +61,9 @@ func (p *Proxy) markFailed(check bool) {
 //
 // The caller holds both locks of a change. reconcile releases Proxy.mu during slow kernel operations.
 func (p *Proxy) reconcile(ctx context.Context, check bool) {
-	complete := false
+	works := true
 	if check {
-		due := p.due
-		complete = p.checkPortal(ctx) && due // the portal works again, but has not completed an Apply
-		p.due = p.due || due
+		works = p.checkPortal(ctx)
 		p.markNodeAddresses()
 	}
 	p.listening = nil
@@ -82,7 +80,7 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 		if freed && !p.Portal.Traits().Redirects { // Portal.Apply may remove their addresses, and the kernel sends no reset from a removed address
 			p.closeUnused()
 		}
-		if len(p.differ) > 0 || freed || round == 0 && (!check || complete) {
+		if len(p.differ) > 0 || freed || round == 0 && works && (!check || p.due) {
 			freed = p.apply(freed) || freed
 		}
 		p.closeUnused()                                                           // after the rules that redirected to them are gone
@@ -142,6 +140,7 @@ func (p *Proxy) apply(moved bool) (freed bool) {
 		p.differ, freed = map[portal.Target]bool{}, len(gone) > 0
 		p.unlocked(func() { res = p.Portal.Apply(p.ctx, set, gone) })
 	}
+	p.due = false // unless it failed
 	p.portalAnswered(&res)
 	return freed
 }
@@ -183,7 +182,5 @@ func (p *Proxy) portalAnswered(res *portal.Result) {
 	case p.started:
 		p.counters.appliedChanges()
 	}
-	if p.started {
-		p.due = res.Err != nil
-	}
+	p.due = p.due || p.started && res.Err != nil
 }

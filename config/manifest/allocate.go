@@ -191,13 +191,13 @@ func (r *resolver) keepIPs(n name, svc *corev1.Service, had []netip.Addr) {
 	for _, a := range had {
 		needed := ok && a == named || !ok && slices.ContainsFunc(svc.Spec.IPFamilies, func(f corev1.IPFamily) bool { return r.balancerNets.of(familyOf(f)).Contains(a) })
 		if needed && !r.owners.taken(a) {
-			r.balancers[a] = n
+			r.balancers[a], r.balanced[n] = n, append(r.balanced[n], a)
 		}
 	}
 }
 
 // balance sets svc's IPs of a load balancer if it needs some and names none. It keeps previous ones: see keepIPs.
-func (r *resolver) balance(n name, svc *corev1.Service, had []netip.Addr, explicit map[netip.Addr]name) (_ *corev1.Service, err error) {
+func (r *resolver) balance(n name, svc *corev1.Service, had []netip.Addr, explicit map[netip.Addr]name) (*corev1.Service, error) {
 	if !r.needsBalancer(svc, had) {
 		return svc, nil
 	}
@@ -228,11 +228,7 @@ func (r *resolver) balance(n name, svc *corev1.Service, had []netip.Addr, explic
 			}
 			a, ok := address(network, n.String(), taken)
 			if !ok {
-				for _, a := range had {
-					if r.balancers[a] == n {
-						delete(r.balancers, a)
-					}
-				}
+				r.release(n)
 				return withoutIPs(svc), fmt.Errorf("status.loadBalancer: no free address in --load-balancer-ip-cidr %v; this Service has no load balancer", network)
 			}
 			ips = append(ips, a)

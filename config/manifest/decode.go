@@ -70,7 +70,7 @@ func (r *reader) headed(place Diagnostic, value []byte, h header, spoiled bool) 
 	switch {
 	case !known && meant(gv, h.Kind) != (schema.GroupVersionKind{}):
 		want := meant(gv, h.Kind)
-		if want.Kind == "Node" || want.Kind == "ServiceCIDR" {
+		if noNamespace[want.Kind] {
 			h.name.Namespace = ""
 			place.Object = key{h.Kind, h.name}.String()
 		}
@@ -105,6 +105,9 @@ func meant(gv schema.GroupVersion, kind string) schema.GroupVersionKind {
 	return schema.GroupVersionKind{}
 }
 
+// noNamespace has the kinds whose objects have no namespace.
+var noNamespace = map[string]bool{"Node": true, "ServiceCIDR": true}
+
 // readHeader reads the header of value, as far as it is valid.
 func readHeader(value []byte, defaults header) (header, error) {
 	var raw struct {
@@ -132,7 +135,7 @@ func readHeader(value []byte, defaults header) (header, error) {
 		}
 	}
 	h.name = readName(raw.Metadata)
-	if h.Kind == "Node" || h.Kind == "ServiceCIDR" { // these have no namespace
+	if noNamespace[h.Kind] {
 		h.name.Namespace = ""
 	}
 	return h, nil

@@ -71,7 +71,7 @@ type seenProblem struct {
 	kind          string
 	name          types.NamespacedName
 	field, detail string
-	value         string
+	value         string // "" if it is no text
 }
 
 // sameKind are the problems of one kind.
@@ -85,7 +85,8 @@ func (r *report) add(kind string, name types.NamespacedName, err *field.Error) {
 	if r.kinds == nil {
 		r.kinds, r.seen = map[problemKind]*sameKind{}, map[seenProblem]bool{}
 	}
-	place := seenProblem{kind, name, err.Field, err.Detail, shortValue(err)}
+	value, _ := err.BadValue.(string)
+	place := seenProblem{kind, name, err.Field, err.Detail, config.Cut(value, config.MaxQuote)} // many errors may be about one long text
 	if r.seen[place] {
 		return
 	}
@@ -105,20 +106,11 @@ func (r *report) add(kind string, name types.NamespacedName, err *field.Error) {
 	}
 }
 
-// shortValue returns the text of err's value, cut if it is long. A thousand errors may be about one long value.
-func shortValue(err *field.Error) string {
-	text, is := err.BadValue.(string)
-	if !is {
-		text = fmt.Sprint(err.BadValue)
-	}
-	return config.Cut(text, config.MaxQuote)
-}
-
 // brief returns err with long parts cut.
 func brief(err *field.Error) *field.Error {
 	short := *err
-	if value := shortValue(err); len(value) > config.MaxQuote {
-		short.BadValue = value
+	if value := fmt.Sprint(err.BadValue); err.BadValue != nil && len(value) > config.MaxQuote {
+		short.BadValue = config.Cut(value, config.MaxQuote)
 	}
 	short.Field, short.Detail = config.Cut(err.Field, config.MaxMessage), config.Cut(err.Detail, 2*config.MaxMessage)
 	return &short

@@ -65,10 +65,6 @@ func externalVIPs(svc *corev1.Service, clusterIPs []netip.Addr, p *problems) []c
 		return out
 	}
 	ranges := map[config.Family][]netip.Prefix{}
-	var shown any = svc.Spec.LoadBalancerSourceRanges
-	if n := len(svc.Spec.LoadBalancerSourceRanges); n > 20 { // formatted once, and not for each IP
-		shown = fmt.Sprintf("%d ranges", n)
-	}
 	for i, ingress := range svc.Status.LoadBalancer.Ingress {
 		if ingress.IP == "" || value(ingress.IPMode) == corev1.LoadBalancerIPModeProxy {
 			continue // a host name, or a balancer that delivers to the node port itself
@@ -88,7 +84,7 @@ func externalVIPs(svc *corev1.Service, clusterIPs []netip.Addr, p *problems) []c
 		}
 		counts := func(n netip.Prefix) bool { return n == nobody || config.FamilyOf(n.Addr()) == family }
 		if len(sources) > 0 && !slices.ContainsFunc(sources, counts) {
-			p.add(field.Invalid(field.NewPath("spec", "loadBalancerSourceRanges"), shown,
+			p.add(field.Invalid(field.NewPath("spec", "loadBalancerSourceRanges"), svc.Spec.LoadBalancerSourceRanges,
 				fmt.Sprintf("no %s range: no client can use the load balancer IP %s; add a range, or remove all", family, a)))
 		}
 	}

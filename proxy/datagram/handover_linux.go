@@ -128,12 +128,11 @@ func (lp *loop) await(f func()) {
 
 // bequeath returns the data with which a successor continues s.
 func (s *session) bequeath() (handover.Socket, bool) {
-	waits := s.waits()
-	s.stirred()
+	s.stirred() // brings s.last up to date
 	toEndpoint, toClient := s.Bytes()
 	text, err := json.Marshal(&sessionRecord{
 		Socket: s.socket.listener.name(), Peer: s.key.peer.Raw(), Local: s.key.local, Control: s.control,
-		To: s.To, Endpoint: s.Endpoint.Addr, Hops: s.hops, Asked: waits, Start: s.Start, Silent: s.socket.loop.clock().Sub(s.last),
+		To: s.To, Endpoint: s.Endpoint.Addr, Hops: s.hops, Asked: s.waits(), Start: s.Start, Silent: s.socket.loop.clock().Sub(s.last),
 		Mute: s.search != nil || s.mute, Ported: s.portInSocket != nil, ToEndpoint: toEndpoint, ToClient: toClient,
 	})
 	if err != nil { // these types can always be encoded

@@ -104,13 +104,18 @@ func (r *replies) close(shared bool) {
 	r.loop.close(r.fd, r.watched, shared)
 }
 
+// replied returns when another loop has last forwarded a reply; the zero Time if none has.
+func (s *session) replied() time.Time {
+	if s.lent == nil || s.lent.last.Load() == 0 {
+		return time.Time{}
+	}
+	return epoch.Add(time.Duration(s.lent.last.Load()))
+}
+
 // stirred reports whether another loop has forwarded a reply after s.last. If so, it updates s.last and moves the
 // session to the back of the lists.
 func (s *session) stirred() bool {
-	if s.lent == nil || s.lent.last.Load() == 0 {
-		return false
-	}
-	last := epoch.Add(time.Duration(s.lent.last.Load()))
+	last := s.replied()
 	if !last.After(s.last) {
 		return false
 	}

@@ -487,10 +487,8 @@ func (s *session) compare() {
 
 // waits reports whether the client waits for a reply.
 func (s *session) waits() bool {
-	if s.lent != nil {
-		if last := s.lent.last.Load(); last != 0 && last >= int64(s.last.Sub(epoch)) { // another loop has forwarded one
-			s.asked = false
-		}
+	if !s.replied().Before(s.last) {
+		s.asked = false
 	}
 	return s.asked
 }

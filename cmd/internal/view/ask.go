@@ -186,11 +186,11 @@ func (f *Asks) Renew(ctx context.Context) (*client.Client, error) {
 	if !f.cluster() {
 		return nil, nil
 	}
-	ushers, err := f.fleet.Find(ctx)
+	found, err := f.fleet.Find(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return ushers[0].Client, nil
+	return found[0].Client, nil
 }
 
 // find returns the usher instances of the cluster, or that of a node. end closes the connections to them.

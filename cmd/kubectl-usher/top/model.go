@@ -7,6 +7,7 @@ import (
 	tea "charm.land/bubbletea/v2"
 
 	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
 // screen is the current screen.
@@ -23,6 +24,8 @@ const (
 type Model struct {
 	ctx      context.Context
 	source   Source
+	renew    func(context.Context) (*client.Client, error) // nil: source is never replaced
+	renewed  time.Time                                     // when renew was called
 	interval time.Duration
 
 	width, height int
@@ -58,7 +61,7 @@ type Model struct {
 
 // New returns a Model that watches source.
 func New(ctx context.Context, source Source, o Options) Model {
-	m := Model{ctx: ctx, source: source, interval: o.Interval, namespace: o.Namespace, width: 80, height: 24, asking: true} // see Init
+	m := Model{ctx: ctx, source: source, renew: o.Renew, interval: o.Interval, namespace: o.Namespace, width: 80, height: 24, asking: true} // see Init
 	if o.Service != "" {
 		m.service, m.screen = o.Service, connections
 	}
@@ -100,6 +103,7 @@ func (m *Model) take(a answer) {
 		return // the screen shows other data by now
 	}
 	m.asking = false
+	m.source, m.renewed = a.source, a.renewed
 	if m.err = a.err; a.err != nil {
 		return
 	}

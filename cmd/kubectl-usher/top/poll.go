@@ -1,6 +1,8 @@
 package top
 
 import (
+	"context"
+	"errors"
 	"time"
 
 	tea "charm.land/bubbletea/v2"
@@ -26,6 +28,9 @@ type answer struct {
 	at     time.Time
 	err    error
 
+	source  Source // that gave it
+	renewed time.Time
+
 	status      api.Status
 	total       int
 	services    []api.Service
@@ -37,12 +42,30 @@ type answer struct {
 // ask returns the command that queries the data for the screen.
 func (m Model) ask() tea.Cmd {
 	return func() tea.Msg {
-		a := answer{number: m.asked}
+		m.findAgain() // in a copy of the Model
+		a := answer{number: m.asked, source: m.source, renewed: m.renewed}
 		if a.status, a.err = m.source.Status(m.ctx); a.err == nil {
 			m.askMore(&a)
 		}
 		a.at = time.Now()
 		return a
+	}
+}
+
+// renewPause is the minimum time between two searches for a replacement, and the maximum time of one.
+const renewPause = 3 * time.Second
+
+// findAgain replaces the source if it was unreachable: its Pod may have been replaced.
+func (m *Model) findAgain() {
+	var unreachable *client.UnreachableError
+	if m.renew == nil || !errors.As(m.err, &unreachable) || time.Since(m.renewed) < renewPause {
+		return
+	}
+	m.renewed = time.Now()
+	ctx, cancel := context.WithTimeout(m.ctx, renewPause)
+	defer cancel()
+	if c, err := m.renew(ctx); err == nil && c != nil {
+		m.source = c
 	}
 }
 

@@ -27,6 +27,9 @@ type Options struct {
 	Interval  time.Duration // between two queries
 	Input     io.Reader
 	Output    io.Writer
+
+	// Renew returns a client of the instance that replaces an unreachable one; nil if it finds none.
+	Renew func(context.Context) (*client.Client, error)
 }
 
 // Run uses the terminal until the user quits, ctx ends, or a signal arrives.
