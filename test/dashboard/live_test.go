@@ -25,6 +25,23 @@ var _ = Describe("the connection to usher", func() {
 		eventually(func() int { return p.count(".connections tbody tr") }).Should(Equal(1), "events arrive again")
 	})
 
+	It("repeats the requests for lists if they fail at first", func() {
+		u := run(service("web", "10.96.0.10", answering()))
+		u.connect("web")
+		p := open(u.url, script(`
+			const request = window.fetch, failed = new Set();
+			window.fetch = (path, ...more) => {
+				const list = path.split("?")[0].split("/").pop();
+				if (!["services", "connections", "ends"].includes(list) || failed.has(list)) return request(path, ...more);
+				failed.add(list);
+				return Promise.reject(new DOMException("signal timed out", "TimeoutError"));
+			};`))
+		eventually(func() []string { return p.texts(".services tbody th") }).Should(Equal([]string{"default/web"}))
+		eventually(func() int { return p.count(".connections tbody tr") }).Should(Equal(1))
+		p.click(".connections tbody tr a")
+		eventually(func() string { return p.text("main") }).Should(ContainSubstring("Both directions ended"), "the meaning of the end code endpoint-closed")
+	})
+
 	It("can be paused: the page stops updating, and counts the steps since then", func() {
 		u := run(service("web", "10.96.0.10", answering()))
 		p := open(u.url)

@@ -10,7 +10,7 @@ import { connections } from './connections.js';
 import { demo } from './demo.js';
 import { details } from './details.js';
 import { h } from './dom.js';
-import { loadEnds } from './ends.js';
+import { ends, loadEnds } from './ends.js';
 import { live } from './live.js';
 import { Router } from './router.js';
 import { services } from './services.js';
@@ -58,30 +58,44 @@ live.addEventListener('change', ({ detail: e }) => {
   soon();
 });
 
-// Omitted steps are missing in the assembled connections.
-let stepsMissing = false;
+// Before the first load, and after omitted steps, the assembled connections lack steps.
+let stepsMissing = true;
 live.addEventListener('missed', () => { stepsMissing = true; });
 
-live.addEventListener('tick', async ({ detail: status }) => {
+live.addEventListener('tick', ({ detail: status }) => {
   router.view.tick?.(status);
   soon();
-  try {
-    await Promise.all([
-      services.complete && services.refresh(),
-      details.refresh(),
-      demo.refresh(),
-      stepsMissing && connections.load(),
-    ]);
-    stepsMissing = false;
-  } catch { /* live tells */ }
-  soon();
+  request(!services.complete);
 });
 
-async function load() {
+// request requests all Services or some, and everything else that may have changed or
+// is still missing because a request failed.
+async function request(allServices) {
   try {
-    await Promise.all([loadEnds(), connections.load(), demo.refresh(), services.load(soon)]);
+    await Promise.all([
+      allServices ? services.load(soon) : services.refresh(),
+      ends.size === 0 && loadEnds(),
+      details.refresh(),
+      demo.refresh(),
+      stepsMissing && loadConnections(),
+    ]);
   } catch { /* live tells */ }
   soon();
+}
+
+async function loadConnections() {
+  stepsMissing = false;
+  try {
+    await connections.load();
+  } catch (err) {
+    stepsMissing = true;
+    throw err;
+  }
+}
+
+function load() {
+  stepsMissing = true;
+  request(true);
 }
 
 live.addEventListener('back', load);

@@ -15,8 +15,9 @@ const known = new Map();
 let found = { q: '', keys: new Set() }; // what usher itself found for a search
 let complete = false; // every Service has been seen once
 let shown = []; // keys of those that are on the screen
-let next = ''; // where the next page begins
-let seen = new Set(); // in this round
+let round = newRound();
+let reading = Promise.resolve(); // the last request for a page, which the next one waits for
+let loading = null; // the load that is in progress
 let version = 0; // goes up when known changes
 let names = null; // the keys of known, sorted; null if they have changed
 let last = {}; // what list was asked last, and its answer
@@ -69,13 +70,9 @@ export const services = {
     version++;
   },
 
-  // load requests all Services; those that have arrived are available meanwhile.
-  async load(progress) {
-    do {
-      await readPage();
-      progress();
-    } while (next);
-  },
+  // load requests all Services; those that have arrived are available meanwhile. After
+  // a failure, the next load requests the rest.
+  load(progress) { return loading ??= readPages(progress).finally(() => { loading = null; }); },
 
   // refresh requests a page, and the Services on the screen.
   async refresh() {
@@ -90,24 +87,40 @@ export const services = {
     known.clear();
     names = null;
     version++;
-    next = '';
-    seen = new Set();
+    round = newRound();
     complete = false;
   },
 };
 
-async function readPage() {
+// newRound returns a round of requests for all Services: next is where the next page
+// begins, seen are the keys so far.
+function newRound() { return { next: '', seen: new Set() }; }
+
+async function readPages(progress) {
+  do {
+    await readPage();
+    progress();
+  } while (round.next);
+}
+
+// readPage requests the next page. Pages are requested one after the other.
+function readPage() { return reading = reading.catch(() => {}).then(requestPage); }
+
+async function requestPage() {
+  const { next, seen } = round;
+  const current = round;
   const answer = await get('services', { limit: pageSize, continue: next }).catch(err => {
-    next = ''; // where the page began is gone, perhaps
+    if (err.status > 0) current.next = ''; // where the page began is gone, perhaps
     throw err;
   });
+  if (current !== round) return new Set(); // forget was called
   const page = new Set(answer.items.map(keyOf));
   answer.items.forEach(take);
   page.forEach(key => seen.add(key));
-  next = answer.continue ?? '';
-  if (next === '') {
+  round.next = answer.continue ?? '';
+  if (round.next === '') {
     for (const key of known.keys()) if (!seen.has(key)) drop(key);
-    seen = new Set();
+    round = newRound();
     complete = true;
   }
   return page;
