@@ -145,8 +145,10 @@ var _ = Describe("an endpoint that leaves some of its clients without a response
 		Expect(state()).To(Equal(api.EndpointReady), "they have not waited for long")
 		Eventually(state).WithTimeout(20 * time.Second).WithPolling(200 * time.Millisecond).Should(Equal(api.EndpointUnresponsive))
 		var detail api.ServiceDetail
-		n.get("/services/default/web", &detail)
-		Expect(detail.Details[0].Endpoints[0]).To(And(HaveField("WaitingLong", int64(10)), HaveField("NoResponse", int64(0))))
+		Eventually(func() api.Endpoint { // the last client began to wait later than the first
+			n.get("/services/default/web", &detail)
+			return detail.Details[0].Endpoints[0]
+		}).WithTimeout(20 * time.Second).Should(And(HaveField("WaitingLong", int64(10)), HaveField("NoResponse", int64(0))))
 		Expect(detail.Trouble).To(HaveSuffix("unresponsive, no response for 10 of 30 recent clients"))
 	})
 })
