@@ -54,8 +54,12 @@ const (
 	// has assigned so far.
 	offerPrefix = "open connections, version 1, after number "
 
-	// pairsAtOnce is the maximum number of pairs that are frozen together: one packet can carry their descriptors.
+	// pairsAtOnce is the maximum number of pairs that are frozen together: one packet can carry their descriptors. The
+	// first batch has firstPairs. The number doubles after a batch that took less than shortPause, and is halved after
+	// any other, so that on a slow machine the answer comes within answerTime.
 	pairsAtOnce = handover.SocketsAtOnce/2 - 1
+	firstPairs  = 8
+	shortPause  = answerTime / 10
 	// bytesAtOnce limits frozen pairs, too: when they hold that number of bytes or more, no further pair is frozen.
 	bytesAtOnce = 1 << 20
 	// answerTime is the time for the other side to answer while pairs are frozen. An answer needs milliseconds.
@@ -142,6 +146,7 @@ type handing struct {
 	to      *net.UnixConn
 	stays   map[*Conn]bool // those that the successor has refused
 	taken   int
+	atOnce  int           // number of pairs in the next batch
 	longest time.Duration // maximum time that a pair was frozen
 	leaving func() map[*balance.State]time.Time
 	left    map[*balance.State]time.Time
@@ -156,7 +161,7 @@ func (s *Server) HandOver(o *Offer, leaving func() map[*balance.State]time.Time)
 
 func (s *Server) handOver(o *Offer, leaving func() map[*balance.State]time.Time) {
 	defer o.conn.Close()
-	h := &handing{Server: s, to: o.conn, stays: map[*Conn]bool{}, leaving: leaving}
+	h := &handing{Server: s, to: o.conn, stays: map[*Conn]bool{}, atOnce: firstPairs, leaving: leaving}
 	began, logged := time.Now(), false
 	for {
 		before := h.taken
@@ -236,7 +241,7 @@ func (h *handing) pass(l *forward.Loop) error {
 				if !h.canHandOver(owner) {
 					return true
 				}
-				if len(batch) == pairsAtOnce || size >= bytesAtOnce {
+				if len(batch) == h.atOnce || size >= bytesAtOnce {
 					return false
 				}
 				if f := p.Freeze(); f != nil {
@@ -247,7 +252,13 @@ func (h *handing) pass(l *forward.Loop) error {
 			})
 		})
 		answer, err := h.send(batch)
-		h.longest = max(h.longest, time.Since(began))
+		pause := time.Since(began)
+		h.longest = max(h.longest, pause)
+		if pause < shortPause {
+			h.atOnce = min(2*h.atOnce, pairsAtOnce)
+		} else {
+			h.atOnce = max(h.atOnce/2, firstPairs)
+		}
 		var stay []held
 		for i, c := range batch {
 			if i < len(answer) && answer[i] == '1' {
