@@ -108,8 +108,8 @@ func (c *Conn) Source(v *View, to *balance.Endpoint) portal.Origin {
 }
 
 // Payer returns the address whose share of the node's resources the client uses. That is the client's own, unless it
-// was named by a load balancer that only the Service trusts. Users who may annotate a Service may name its load
-// balancers, but the headers of these must not let them use up the shares of others, or escape their own.
+// was named by a load balancer that only the Service trusts. A user who can annotate a Service can name its load
+// balancers, but the headers of these must not use up other clients' shares or avoid a limit.
 func (c *Conn) Payer() netip.Addr {
 	if c.Via == nil || slices.ContainsFunc(c.Front.LoadBalancers, func(p netip.Prefix) bool { return p.Contains(c.Via.Addr()) }) {
 		return c.From.Addr()

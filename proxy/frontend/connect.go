@@ -27,8 +27,9 @@ type Runner interface {
 	// Leave or Stop once, perhaps before it returns. After limit, the error for Done is context.DeadlineExceeded; 0
 	// means no limit. mayLoop is the result of Node.WouldLoop.
 	Dial(v *View, from netip.AddrPort, mayLoop bool, limit time.Duration)
-	// Wait calls Connecting.Next when the given search.Wait step is over, or Stop if the client leaves before that. v
-	// is the View that the step is based on.
+	// Wait starts to wait for the end of the given search.Wait step; then Connecting.Next is called. If the client
+	// leaves before that, or the search must be given up, Connecting.Stop is called. v is the View that the step is
+	// based on.
 	Wait(v *View, step search.Step)
 	// Connected is called when the Endpoint has answered. It is the last call.
 	Connected()

@@ -29,7 +29,8 @@ type Settings struct {
 	Trace  *trace.Log
 	Log    logrus.FieldLogger
 
-	// Slow is the wait from which a connection counts as slow: see conn.Record.Waited. 0 means that none is slow.
+	// Slow is the longest wait of a connection that does not count as slow: see conn.Record.Waited. 0 means that none
+	// is slow.
 	Slow time.Duration
 
 	// Schedule has the time limit of each attempt to connect, except for UDP; see search.Search.
@@ -42,7 +43,7 @@ type Settings struct {
 	// socket(2), but its sockets may be in another network namespace than this process. Linux only; it disables SCTP.
 	Socket func(domain, kind, protocol int) (fd int, err error)
 
-	// NodeName is the Node of this node's endpoints; "" if unknown.
+	// NodeName is the name of this node, as in config.Endpoint.Node; "" if unknown.
 	NodeName string
 	// LoadBalancers are the networks of load balancers that the operator trusts: usher treats the client addresses that
 	// they send like those of direct clients.
@@ -50,9 +51,9 @@ type Settings struct {
 	// NodeAddress makes all endpoints see the node's address instead of the client's.
 	NodeAddress bool
 
-	// IsPod, if not nil, reports whether a Pod of this node has the address, in addition to Locality.SetPods. It is
-	// called for each client of a VIP that is not a cluster IP, from many goroutines, and must return quickly. The
-	// portal's equivalent is portal.Options.PodInterfaces.
+	// IsPod, if not nil, reports whether a Pod of this node has the address, in addition to Locality.SetPods. Many
+	// goroutines call it for clients of VIPs other than cluster IPs, so it must return quickly. The portal's equivalent
+	// is portal.Options.PodInterfaces.
 	IsPod func(netip.Addr) bool
 }
 
@@ -82,8 +83,8 @@ type Node struct {
 	refusals     *rate.Limiter
 }
 
-// RefusalsPerSecond limits the entries in the trace and the access log for clients that are refused because they are
-// not admitted or exceed a limit.
+// RefusalsPerSecond limits the entries in the trace and the access log for clients that are refused before an endpoint
+// is selected.
 const RefusalsPerSecond = 10
 
 // Init prepares n for front ends.
@@ -228,8 +229,8 @@ func New(node *Node, port config.ServicePort, table *affinity.Table) *FrontEnd {
 // View returns the View for new clients.
 func (f *FrontEnd) View() *View { return f.view.Load() }
 
-// manyVIPs is the number of VIPs from which a map finds one faster. Most service ports have one; a Service may list tens
-// of thousands of external IPs.
+// manyVIPs is the minimum number of VIPs for which a lookup in a map is faster than a search of the list. Most service
+// ports have one VIP; a Service may list tens of thousands of external IPs.
 const manyVIPs = 32
 
 // Swap makes v the View for new clients, and returns the old one. It closes the old View's Replaced.

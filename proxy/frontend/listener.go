@@ -16,14 +16,14 @@ import (
 	"github.com/usherproxy/usher/proxy/search"
 )
 
-// Listener accepts the clients of some targets of a service port. Any goroutine may call Addr; only one at a time may
-// call the other methods.
+// Listener accepts clients of a service port: those that connect to its targets. Any goroutine may call Addr; only one
+// at a time may call the other methods.
 type Listener interface {
 	// Addr returns the address that the listener is bound to.
 	Addr() netip.AddrPort
 	// Serves reports whether the listener meets the requirements of b.
 	Serves(b portal.Bind) bool
-	// SetTargets sets the targets whose clients the listener accepts.
+	// SetTargets sets the targets whose clients connect to the listener.
 	SetTargets(targets []portal.Target)
 	// HandOver returns a copy of the socket, for a successor, or false if there is none. The caller closes it.
 	HandOver() (handover.Socket, bool)

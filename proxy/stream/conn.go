@@ -210,7 +210,7 @@ func (c *Conn) limits() *forward.Limits {
 // A connection that its client closes within unusedTime, before any byte has moved, counts as unused.
 const unusedTime = time.Second
 
-// Ended implements forward.Owner. frontend.Conn implements its EndpointFirstByte, and the Record its ClientFirstByte.
+// Ended implements forward.Owner, with the embedded frontend.Conn (EndpointFirstByte) and Record (ClientFirstByte).
 func (c *Conn) Ended(r outcome.Result) {
 	if c.begun != nil {
 		<-c.begun

@@ -108,7 +108,8 @@ func (g *goroutine) waitLeft(raw syscall.RawConn) bool {
 
 // whileThere calls f with a context that also ends when the client leaves. To detect that, it calls gone with the
 // client's socket; gone returns true when the client has left. If f then fails, whileThere returns why. f must not read
-// the client. For clients without a socket, and on systems that do not report a leaving client, the context is ctx.
+// the client. For clients without a socket, and on systems that do not report a leaving client, the context ends with
+// ctx.
 func (g *goroutine) whileThere(ctx context.Context, why error, gone func(syscall.RawConn) bool, f func(context.Context) error) error {
 	client, ok := g.client.(interface {
 		SyscallConn() (syscall.RawConn, error)

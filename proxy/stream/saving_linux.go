@@ -337,7 +337,7 @@ func (v *saving) saveOf(l *forward.Loop) (err error) {
 			v.node.Log.WithField("saved", v.saved.Load()).Warn("Limit of saved connections reached; further ones will be lost if usher crashes")
 		}
 		if err == nil {
-			err = v.drop() // after a crash, the keeper has no capacity for both copies of all connections
+			err = v.drop() // the keeper has no capacity for the crashed process's copies and new ones of all connections
 		}
 	}
 	return err
@@ -475,8 +475,8 @@ func (v *saving) readmit(a *area, saved *forward.Saved, text []byte) (*held, err
 		return nil, errors.New("some of its bytes were in the crashed process")
 	}
 	if (t.Pair.ToEndpoint.Begun || t.Pair.ToClient.Begun) && t.Record.FirstByte <= 0 {
-		// A byte has moved since the record was saved, so the time to the first byte is unknown. A pair reports it only
-		// if a direction has not begun.
+		// A byte has moved since the record was saved, so the time to the first byte is unknown. A pair does not report
+		// a first byte if both directions have begun.
 		t.Pair.ToEndpoint.Begun, t.Pair.ToClient.Begun = true, true
 		t.Record.ForgetFirstByte()
 	}

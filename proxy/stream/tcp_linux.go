@@ -119,7 +119,7 @@ func (e *acceptHandler) unwatch() {
 	}
 }
 
-// acceptsPerCall is the maximum number of clients that one call of Ready accepts, because established connections wait.
+// acceptsPerCall limits the clients that one call of Ready accepts: the loop's established connections wait meanwhile.
 const acceptsPerCall = 16
 
 // Ready accepts one client. It does not try again, because an accept that finds no client costs a third of a successful

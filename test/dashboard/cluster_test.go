@@ -143,7 +143,7 @@ var _ = Describe("the cluster page", func() {
 		Expect(p.text(".matrix thead th.fault")).To(HavePrefix("node-c"))
 		Expect(p.texts(".matrix tbody tr:not(.fault) td.good")).To(HaveLen(4))
 		Expect(p.text(".matrix tbody tr:not(.fault) td.good")).To(MatchRegexp(`^✓ 0 of \d+ · [\d.]+ ms$`))
-		Expect(p.texts(".matrix thead th small")).To(ContainElement("✗ no answer"))
+		Expect(p.texts(".matrix thead th small")).To(ContainElement("✗ no response"))
 		p.shoot("cluster")
 
 		p = open(url + "#/service/default/idle")

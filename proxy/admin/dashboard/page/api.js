@@ -1,7 +1,7 @@
 // Requests to the admin API. Paths are relative, so that the page also works
 // behind a proxy with a path prefix (kubectl proxy).
 
-const patience = 5000; // ms for an answer
+const timeout = 5000; // ms until a request without a response fails
 
 // Failure is a response with a status other than 2xx, or none: status is 0 then.
 class Failure extends Error {
@@ -13,7 +13,7 @@ class Failure extends Error {
 
 // get returns the response for path, below /api/v1. Empty parameters are
 // omitted; an array repeats its parameter.
-export function get(path, params = {}, wait = patience) { return ask(`api/v1/${path}${query(params)}`, {}, wait).then(r => r.json()); }
+export function get(path, params = {}, wait = timeout) { return ask(`api/v1/${path}${query(params)}`, {}, wait).then(r => r.json()); }
 
 // changesSoFar returns the configuration changes that usher still keeps.
 export async function changesSoFar(service) {
@@ -42,7 +42,7 @@ function query(params) {
   return out.size ? `?${out}` : '';
 }
 
-async function ask(path, options = {}, wait = patience) {
+async function ask(path, options = {}, wait = timeout) {
   let answer;
   try {
     answer = await fetch(path, { ...options, signal: AbortSignal.timeout(wait) });
@@ -51,5 +51,5 @@ async function ask(path, options = {}, wait = patience) {
   }
   if (answer.ok) return answer;
   const body = await answer.json().catch(() => ({}));
-  throw new Failure(answer.status, body.message ?? `usher answered ${answer.status}`);
+  throw new Failure(answer.status, body.message ?? `usher responded with status ${answer.status}`);
 }

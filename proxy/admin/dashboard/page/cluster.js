@@ -7,14 +7,14 @@ import { ClusterService } from './view-cluster-service.js';
 import { Router } from './router.js';
 import { clock } from './words.js';
 
-const interval = 3000; // ms between an answer and the next question
+const interval = 3000; // ms between a response and the next request
 
 const router = new Router([[/^#\/service\/([^/]+)\/([^/]+)$/, ClusterService]], ClusterOverview, 'Cluster');
 const live = document.getElementById('live');
 const notice = document.getElementById('notice');
-let answered = 0; // when the last answer came
+let answered = 0; // time of the last response
 let next = 0; // timer
-let asking = 0; // the last question; what was asked before is not drawn any more
+let asking = 0; // number of the last request; responses to earlier ones are not drawn
 
 async function ask() {
   clearTimeout(next);
@@ -28,10 +28,10 @@ async function ask() {
     notice.hidden = true;
   } catch (err) {
     if (number !== asking) return;
-    become('lost', 'no answer');
+    become('lost', 'no response');
     notice.hidden = false;
     notice.dataset.state = 'lost';
-    notice.textContent = `${err.message}.${answered ? ` What you see is from ${clock(answered)}.` : ''} Trying again.`;
+    notice.textContent = `${err.message}.${answered ? ` What you see is from ${clock(answered)}.` : ''} Retrying.`;
   }
   if (number !== asking) return;
   router.draw();
@@ -52,6 +52,6 @@ addEventListener('keydown', e => {
 
 router.go();
 ask();
-addEventListener('hashchange', ask); // the router's comes first
+addEventListener('hashchange', ask); // called after the router's listener
 addEventListener('search-changed', ask);
 document.addEventListener('visibilitychange', ask);

@@ -4,11 +4,11 @@ import { get } from './api.js';
 
 const kept = 1000;
 
-const known = new Map(); // by number, in the order in which they came
+const known = new Map(); // by ID, oldest first
 
 export const connections = {
   // load requests the connections that usher keeps. Steps that arrive meanwhile
-  // are applied as well. Open connections that the answer lacks have ended.
+  // are applied as well. Open connections that are not in the response have ended.
   async load() {
     const open = [...known.values()].filter(c => c.state !== 'ended').map(c => c.id);
     const answer = await get('connections', { state: 'all', limit: kept });
@@ -77,8 +77,7 @@ const steps = {
   },
 };
 
-// newer returns the state of a connection with steps later than a response.
-// newer returns the connection that is known if steps have arrived since the answer was computed.
+// newer returns the known connection if steps have arrived since usher wrote its response.
 function newer(have, answer) {
   const progress = c => (c.state === 'ended' ? 1e6 : c.state === 'established' ? 1e5 : 0) + c.attempts.length;
   return have && progress(have) > progress(answer) ? have : {};

@@ -3,7 +3,7 @@
 import { get } from './api.js';
 
 const known = new Map();
-let wanted = new Map(); // by who wants them
+let wanted = new Map(); // by the part of the page that shows them
 
 export const details = {
   // want sets which Services a part of the page needs from now on.

@@ -2,7 +2,7 @@
 
 const svgNames = new Set(['svg', 'g', 'rect', 'circle', 'path', 'polyline', 'text']);
 
-// h makes an element. Props are attributes, besides
+// h makes an element. Props are attributes, except
 //   key      distinguishes it from its siblings when morph compares (any value)
 //   on…      handlers, as in onclick
 //   style    an object of CSS properties

@@ -1,5 +1,5 @@
 // The positions of the parts of the picture: in columns on wide screens, one below
-// the other on a phone. Pure functions of numbers.
+// the other on a phone. These functions have no side effects.
 
 const box = 44, gap = 8, groupGap = 18, headings = 34;
 

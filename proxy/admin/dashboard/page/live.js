@@ -3,16 +3,16 @@
 
 import { get } from './api.js';
 
-const interval = 2000; // ms between questions
-const eventsPerSecond = 500; // more than anybody can see; what is beyond is counted
+const interval = 2000; // ms between requests for the status
+const eventsPerSecond = 500; // more than a person can see; further events are only counted
 
 // live dispatches these events:
 //   step, change  detail is the API's Event
 //   missed        events were omitted
 //   tick          detail is the API's Status; every two seconds
 //   restarted     another process responds: counters start at zero
-//   back          connected again after having been lost, paused or hidden: steps
-//                 in between are missing
+//   back          connected again after being lost, paused or hidden: the steps in
+//                 between are missing
 //   state         the state has changed: connecting, on, lost or paused
 class Live extends EventTarget {
   state = 'connecting';
@@ -31,9 +31,9 @@ class Live extends EventTarget {
     document.addEventListener('visibilitychange', () => this.#visibility());
   }
 
-  // tells ignores the failure of a request: the request for the status fails as
-  // well, and is reported.
-  tells() {}
+  // reports ignores the failure of a request, since the request for the status then
+  // fails, too, and live reports that.
+  reports() {}
 
   // now returns the time by usher's clock.
   now() { return Date.now() + this.#clockSkew; }
@@ -46,7 +46,7 @@ class Live extends EventTarget {
     if (on) this.#become('paused');
     else {
       this.#become('connecting');
-      this.#ask().then(() => this.#tell('back'));
+      this.#ask().then(() => this.#dispatch('back'));
     }
   }
 
@@ -68,15 +68,15 @@ class Live extends EventTarget {
     this.#stream = stream;
     stream.addEventListener('hello', e => {
       this.#meet(JSON.parse(e.data).instance);
-      if (again && !this.paused) this.#tell('back');
+      if (again && !this.paused) this.#dispatch('back');
     });
     for (const kind of ['step', 'change']) {
       stream.addEventListener(kind, e => {
         if (this.paused) this.skipped++;
-        else this.#tell(kind, JSON.parse(e.data));
+        else this.#dispatch(kind, JSON.parse(e.data));
       });
     }
-    stream.addEventListener('missed', () => { if (!this.paused) this.#tell('missed'); });
+    stream.addEventListener('missed', () => { if (!this.paused) this.#dispatch('missed'); });
   }
 
   #close() {
@@ -84,8 +84,8 @@ class Live extends EventTarget {
     this.#stream = null;
   }
 
-  // A silent stream proves nothing (a browser does not show heartbeats): responses
-  // to requests show whether usher is running.
+  // A stream without events may be intact or not, since a browser does not show
+  // heartbeats. Whether usher is running is known from responses to requests.
   async #ask() {
     if (this.#asking || document.hidden) return;
     this.#asking = true;
@@ -107,7 +107,7 @@ class Live extends EventTarget {
         return;
       }
       this.#become('on');
-      this.#tell('tick', status);
+      this.#dispatch('tick', status);
     } catch (err) {
       this.reason = err.message;
       this.#become('lost');
@@ -117,17 +117,17 @@ class Live extends EventTarget {
   }
 
   #meet(instance) {
-    if (this.#instance && this.#instance !== instance) this.#tell('restarted');
+    if (this.#instance && this.#instance !== instance) this.#dispatch('restarted');
     this.#instance = instance;
   }
 
   #become(state) {
     if (state === this.state) return;
     this.state = state;
-    this.#tell('state');
+    this.#dispatch('state');
   }
 
-  #tell(type, detail) { this.dispatchEvent(new CustomEvent(type, { detail })); }
+  #dispatch(type, detail) { this.dispatchEvent(new CustomEvent(type, { detail })); }
 }
 
 export const live = new Live();

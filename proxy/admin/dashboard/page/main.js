@@ -79,7 +79,7 @@ async function request(allServices) {
       demo.refresh(),
       stepsMissing && loadConnections(),
     ]);
-  } catch { /* live tells */ }
+  } catch { /* live reports it */ }
   soon();
 }
 
@@ -113,7 +113,7 @@ live.addEventListener('state', () => {
   const pill = document.getElementById('live');
   pill.textContent = words[live.state];
   pill.dataset.state = live.state;
-  pauseButton.textContent = live.paused ? 'Go on' : 'Pause';
+  pauseButton.textContent = live.paused ? 'Resume' : 'Pause';
   pauseButton.setAttribute('aria-pressed', String(live.paused));
   if (live.state === 'lost') {
     say(`Lost the connection to usher (${live.reason}). ${live.status ? `What you see is from ${clock(live.status.now)}. ` : ''}`
@@ -143,7 +143,7 @@ function say(text, time) {
 
 pauseButton.addEventListener('click', () => live.pause(!live.paused));
 setInterval(() => {
-  if (live.state === 'paused') say(`The page is paused since ${clock(live.pausedSince)}; ${plural(live.skipped, 'step')} since then.`);
+  if (live.state === 'paused') say(`The page has been paused since ${clock(live.pausedSince)}; ${plural(live.skipped, 'step')} since then.`);
   else if (live.state === 'on' && document.querySelector('.countdown')) soon();
 }, 1000);
 
@@ -165,9 +165,9 @@ addEventListener('keydown', e => {
 const key = name => h('kbd', null, name);
 const command = text => h('code', null, text);
 document.getElementById('foot').append(
-  h('span', null, 'Keys: ', key('/'), ' finds, ', key('p'), ' pauses, ', key('↑'), ' ', key('↓'), ' go through a table.'),
+  h('span', null, 'Keys: ', key('/'), ' searches, ', key('p'), ' pauses, ', key('↑'), ' ', key('↓'), ' move through a table.'),
   h('span', null, 'The same in a terminal: ', command('usher get services'), ', ', command('usher trace'), ', ', command('kubectl usher top'), '.'),
-  h('span', null, 'As data: ', h('a', { href: 'api/v1/openapi.json' }, 'the API'), '.'));
+  h('span', null, 'For programs: ', h('a', { href: 'api/v1/openapi.json' }, 'the API'), '.'));
 
 router.go();
 live.start();

@@ -10,7 +10,7 @@ import { h } from './dom.js';
 
 const most = 40; // dots at a time; further connections are counted
 const ms = { way: 420, attempt: 520, failed: 420, back: 360, arrived: 320 };
-const patience = 15_000; // ms after which a dot that hears nothing more goes
+const timeout = 15_000; // ms after its last step until a dot is removed
 
 export class Motion {
   node = h('g', { class: 'dots' });
@@ -59,7 +59,7 @@ export class Motion {
     this.#go(j, { ...way, from: 'portal', to: j.service }, { ...way, from: j.client, to: 'portal' });
   }
 
-  // takeLeftOut returns the number of connections without a dot since its last call.
+  // takeLeftOut returns how many connections got no dot since its last call.
   takeLeftOut() {
     const n = this.#leftOut;
     this.#leftOut = 0;
@@ -100,12 +100,12 @@ export class Motion {
     if (this.#journeys.size > 0) this.#frame = requestAnimationFrame(t => this.#step(t));
   }
 
-  // advance moves a dot; false if it has arrived.
+  // advance moves a dot. It returns false if the dot has arrived.
   #advance(j, passed) {
     const leg = j.legs[0];
     if (!leg) {
       j.quiet += passed;
-      return !j.over && j.quiet < patience;
+      return !j.over && j.quiet < timeout;
     }
     const curve = this.curve(leg.from, leg.to);
     if (!curve) return false;

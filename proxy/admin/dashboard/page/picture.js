@@ -9,7 +9,7 @@ import { name as shorten } from './marks.js';
 import { endpointStates, plural, results, serviceStates, shortPod, stateOf } from './words.js';
 
 const clientsShown = 4;
-const markTime = 2600; // ms that the outcome of an attempt stands at its endpoint
+const markTime = 2600; // ms for which an endpoint shows the outcome of an attempt
 const headings = [
   ['Clients', 'connect'],
   ['Portal', 'redirects them to usher'],
@@ -22,10 +22,10 @@ export class Picture {
   node = h('div', { class: 'picture' });
   #canvas = h('svg', { class: 'canvas', 'aria-hidden': 'true', preserveAspectRatio: 'xMinYMin' }, h('g', { class: 'edges' }));
   #boxes = h('div', { class: 'boxes' });
-  #clients = []; // those that were seen last, at the end
+  #clients = []; // the most recent is the last
   #marks = new Map();
   #places = new Map();
-  #endpointsOf = new Map(); // those that are drawn, by Service
+  #endpointsOf = new Map(); // the drawn endpoints, by Service
   #still = matchMedia('(prefers-reduced-motion: reduce)');
 
   // services returns the keys of the Services to draw, perService the number of
@@ -46,7 +46,7 @@ export class Picture {
     this.motion.clear();
   }
 
-  // knows adds a client from before the picture was opened.
+  // knows adds a client that connected before the picture was opened.
   knows(client) { if (!this.#clients.includes(hostOf(client))) this.#clients.unshift(hostOf(client)); }
 
   // step shows a step of a connection.

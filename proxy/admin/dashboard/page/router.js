@@ -31,7 +31,7 @@ export class Router {
     main.replaceChildren();
     this.draw();
     scrollTo(0, 0);
-    if (arrived) main.focus({ preventScroll: true }); // so that readers of screens begin anew
+    if (arrived) main.focus({ preventScroll: true }); // screen readers then read the new view
     for (const a of document.querySelectorAll('nav a')) {
       if (a.hash === (location.hash || '#/')) a.setAttribute('aria-current', 'page');
       else a.removeAttribute('aria-current');

@@ -4,23 +4,23 @@ import { get } from './api.js';
 import { live } from './live.js';
 import { serviceStates } from './words.js';
 
-const pageSize = 1000; // the most that usher gives at once
-const samples = 40; // kept of each Service: its history
+const pageSize = 1000; // the maximum in one response
+const samples = 40; // in the history of each Service
 
 // A Service here is the API's, with
 //   key       namespace/name
 //   text      the text for searches
 //   history   [{ t, accepted, failed, retries }], newest last
 const known = new Map();
-let found = { q: '', keys: new Set() }; // what usher itself found for a search
-let complete = false; // every Service has been seen once
-let shown = []; // keys of those that are on the screen
+let found = { q: '', keys: new Set() }; // result of a search by usher
+let complete = false; // every Service has been received once
+let shown = []; // keys of the Services on the screen
 let round = newRound();
-let reading = Promise.resolve(); // the last request for a page, which the next one waits for
+let reading = Promise.resolve(); // the last request for a page; the next one waits for it
 let loading = null; // the load that is in progress
-let version = 0; // goes up when known changes
+let version = 0; // increases when known changes
 let names = null; // the keys of known, sorted; null if they have changed
-let last = {}; // what list was asked last, and its answer
+let last = {}; // the last arguments of list, and its result
 
 export const services = {
   get complete() { return complete; },
@@ -53,7 +53,7 @@ export const services = {
     }
     const by = orders[sort];
     const sign = descending ? -1 : 1;
-    if (by) out.sort((a, b) => sign * by(a, b)); // of those that are equal, names go on being sorted
+    if (by) out.sort((a, b) => sign * by(a, b)); // equal ones stay sorted by name
     else if (descending) out.reverse();
     last = { asked, answer: out };
     return out;
@@ -92,8 +92,8 @@ export const services = {
   },
 };
 
-// newRound returns a round of requests for all Services: next is where the next page
-// begins, seen are the keys so far.
+// newRound returns the state of a round of requests for all Services: the position of
+// the next page, and the keys so far.
 function newRound() { return { next: '', seen: new Set() }; }
 
 async function readPages(progress) {
@@ -110,7 +110,7 @@ async function requestPage() {
   const { next, seen } = round;
   const current = round;
   const answer = await get('services', { limit: pageSize, continue: next }).catch(err => {
-    if (err.status > 0) current.next = ''; // where the page began is gone, perhaps
+    if (err.status > 0) current.next = ''; // usher may no longer know this position
     throw err;
   });
   if (current !== round) return new Set(); // forget was called
@@ -134,7 +134,7 @@ function take(service) {
   if (!known.has(key)) names = null;
   const history = known.get(key)?.history ?? [];
   const { accepted, failed, retries } = service.totals;
-  if (history.at(-1)?.accepted > accepted) history.length = 0; // counts have begun anew
+  if (history.at(-1)?.accepted > accepted) history.length = 0; // the counters were reset
   history.push({ t: live.now(), accepted, failed, retries });
   if (history.length > samples) history.shift();
   const ports = service.ports.map(p => `${p.name ?? ''} ${p.vip} ${p.protocol}`).join(' ');

@@ -5,7 +5,7 @@ import { h } from './dom.js';
 const width = 96, height = 24;
 
 // sparkline draws counters of a history (see services.js), each with its own class,
-// on one scale. The numbers are beside it, so screen readers skip it.
+// on one scale. Screen readers skip it, since the page also has the numbers as text.
 export function sparkline(history, counts) {
   const curves = counts.map(count => rates(history, count));
   const top = Math.max(1, ...curves.flat().map(p => p.y));

@@ -9,7 +9,7 @@ import { Table } from './table.js';
 import { attemptsInShort } from './waterfall.js';
 import { clock, duration } from './words.js';
 
-// tableOfConnections omits the Service if all connections have the same.
+// tableOfConnections omits the column of the Service for connections of one Service.
 export function tableOfConnections(caption, { ofOneService = false } = {}) {
   return new Table({
     caption,

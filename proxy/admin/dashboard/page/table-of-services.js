@@ -36,7 +36,7 @@ function total(s) {
   return [h('span', { class: 'curve' }, sparkline(s.history, ['accepted', 'retries'])), count(s.totals.accepted, '')];
 }
 
-// wait returns the recent p99 of clients' wait for the first byte.
+// wait returns the recent p99 of the time that clients waited for the first byte.
 function wait({ latency: l }) {
   return l ? h('span', { title: waits(l) }, duration(l.firstByteP99Ms || l.connectP99Ms)) : h('span', { class: 'quiet' }, '–');
 }

@@ -3,10 +3,10 @@
 
 import { h, morph } from './dom.js';
 
-const few = 100; // up to so many rows all are in the page
-const margin = 8; // rows above and below the screen that are there too
+const few = 100; // a table with at most this number of rows has all of them in the page
+const margin = 8; // rows in the page above and below the visible ones
 
-// Table's options:
+// The options of a Table:
 //   caption   its content, for screen readers
 //   name      a class: tables.css has the columns' widths, and --row, the height
 //             of a row in px
@@ -22,7 +22,7 @@ export class Table {
   #body = h('tbody');
   #table;
   #made = new Map(); // the rows that are in the page, by key
-  #active = 0; // row that Tab goes to
+  #active = 0; // the row that gets the focus by Tab
   #height = 44;
 
   constructor(options) {
@@ -67,7 +67,7 @@ export class Table {
       this.#space('above', from),
       this.rows.slice(from, to).map((row, i) => this.#row(made, row, from + i, from + i === tabStop)),
       this.#space('below', this.rows.length - to)]);
-    for (const el of this.#body.children) if (this.#made.has(el.key)) this.#made.get(el.key).el = el; // it may have been there before
+    for (const el of this.#body.children) if (this.#made.has(el.key)) this.#made.get(el.key).el = el; // morph may have kept an earlier element
     const height = parseFloat(getComputedStyle(this.#table).getPropertyValue('--row'));
     if (height && height !== this.#height) {
       this.#height = height;
@@ -134,7 +134,7 @@ export class Table {
   #goTo(index) {
     this.#active = index;
     const top = this.#body.getBoundingClientRect().top + index * this.#height;
-    const room = 2 * this.#height; // the headings stay on the screen, above
+    const room = 2 * this.#height; // the headings cover the top of the screen
     if (top < room) scrollBy(0, top - room);
     else if (top + this.#height > innerHeight) scrollBy(0, top + this.#height - innerHeight + 8);
     this.draw();

@@ -9,7 +9,7 @@
       const choice = localStorage.getItem('usher-theme');
       return choices.includes(choice) ? choice : 'auto';
     } catch {
-      return 'auto'; // storage is forbidden
+      return 'auto'; // the browser does not allow storage
     }
   }
 
@@ -27,7 +27,7 @@
     label();
     button.addEventListener('click', () => {
       choice = choices[(choices.indexOf(choice) + 1) % choices.length];
-      try { localStorage.setItem('usher-theme', choice); } catch { /* until the page is left */ }
+      try { localStorage.setItem('usher-theme', choice); } catch { /* the choice lasts until the page is closed */ }
       apply(choice);
       label();
     });

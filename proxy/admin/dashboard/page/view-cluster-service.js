@@ -5,7 +5,7 @@ import { get } from './api.js';
 import { pathOf } from './details.js';
 import { h } from './dom.js';
 import { figure, name, stateMark } from './marks.js';
-import { patience } from './view-cluster.js';
+import { timeout } from './view-cluster.js';
 import { capital, duration, endpointStates, number, plural, serviceStates, short, shortPod, stateOf } from './words.js';
 
 const faults = {
@@ -13,7 +13,7 @@ const faults = {
   node: { mark: '↕', word: 'the node', tone: 'bad' },
   path: { mark: '+', word: 'one way', tone: 'warn' },
   all: { mark: '✗', word: 'everything', tone: 'bad' },
-  unclear: { mark: '?', word: 'not enough connections to tell', tone: 'warn' },
+  unclear: { mark: '?', word: 'not enough connections to judge', tone: 'warn' },
 };
 
 export class ClusterService {
@@ -30,7 +30,7 @@ export class ClusterService {
 
   async load() {
     try {
-      this.#detail = await get(`cluster/services/${pathOf(this.key)}`, {}, patience);
+      this.#detail = await get(`cluster/services/${pathOf(this.key)}`, {}, timeout);
     } catch (err) {
       if (err.status !== 404) throw err;
       this.#detail = null;
@@ -50,9 +50,9 @@ export class ClusterService {
       h('p', { class: 'lead' }, this.#onHowMany(s)),
       h('ul', { class: 'findings', role: 'status' }, findings(s)),
       h('section', { key: 'matrix', 'aria-labelledby': 'matrix' },
-        h('h2', { id: 'matrix' }, 'Endpoints beside nodes'),
+        h('h2', { id: 'matrix' }, 'Endpoints by node'),
         s.endpoints.length > 0 ? matrix(s, this.key) : h('div', { class: 'card empty' }, h('p', null, 'No endpoints.')),
-        h('p', { class: 'quiet left-out' }, 'A red row is an endpoint that fails wherever it is connected to; a red column is a node from which endpoints fail that others reach. ',
+        h('p', { class: 'quiet left-out' }, 'A red row is an endpoint that fails for all nodes that connect to it. A red column is a node for which endpoints fail that other nodes reach. ',
           'Each cell has how many of the node’s attempts and connections failed in the last 5 to 10 minutes, of how many, and how long all but one in a hundred of its clients waited to be connected.'),
         h('p', { class: 'quiet left-out' }, leftOut(s))),
       h('section', { key: 'totals', 'aria-labelledby': 'totals' },
@@ -67,7 +67,7 @@ export class ClusterService {
 
   #onHowMany({ states, state, nodeCount: nodes }) {
     const { word } = stateOf(serviceStates, state);
-    if (states[state] === nodes) return nodes === 1 ? `One node knows it: ${word}.` : `On all ${plural(nodes, 'node')}: ${word}.`;
+    if (states[state] === nodes) return nodes === 1 ? `On one node: ${word}.` : `On all ${plural(nodes, 'node')}: ${word}.`;
     const words = Object.entries(states).toSorted(([, a], [, b]) => b - a).map(([state, n]) => `${stateOf(serviceStates, state).word} on ${number(n)}`);
     return capital(`${words.join(', ')} of ${plural(nodes, 'node')}.`);
   }
@@ -77,7 +77,7 @@ function findings(s) {
   if (s.findings.length === 0) {
     const tried = s.endpoints.some(e => e.good > 0);
     return h('li', { class: tried ? 'good' : 'quiet' }, h('b', { 'aria-hidden': 'true' }, tried ? '✓' : '?'),
-      h('span', null, tried ? 'Nothing fails: the endpoints answer the nodes that connect to them.' : 'There were not enough connections lately to tell how the endpoints fare.'));
+      h('span', null, tried ? 'No endpoint fails for a node that connects to it.' : 'There were not enough connections recently to judge the endpoints.'));
   }
   return [
     s.findings.map(f => {
@@ -92,19 +92,19 @@ function leftOut(s) {
   const parts = [];
   if (s.endpointsOmitted) parts.push(plural(s.endpointsOmitted, 'more endpoint'));
   if (s.nodesOmitted) parts.push(plural(s.nodesOmitted, 'more node'));
-  const more = parts.length > 0 ? `${parts.join(' and ')} fare no worse than those shown. ` : '';
-  return s.nodesUnasked ? `${more}${plural(s.nodesUnasked, 'node')} were not asked, since there are too many of both: those with the most failures and the most connections were.` : more;
+  const more = parts.length > 0 ? `${parts.join(' and ')} are not shown: none has more failures than those above. ` : '';
+  return s.nodesUnasked ? `${more}${plural(s.nodesUnasked, 'node')} were not queried, since there are too many endpoints and nodes; those with the most failures and connections were.` : more;
 }
 
 function matrix(s, key) {
-  return h('div', { class: 'card matrix-card', tabindex: 0, role: 'group', 'aria-label': 'Endpoints beside nodes' },
+  return h('div', { class: 'card matrix-card', tabindex: 0, role: 'group', 'aria-label': 'Endpoints by node' },
     h('table', { class: 'matrix' },
-      h('caption', { class: 'unseen' }, 'Endpoints, and how connections of each node to them fare'),
+      h('caption', { class: 'unseen' }, 'Endpoints, and the outcomes of connections from each node to them'),
       h('thead', null, h('tr', null,
         h('td', { class: 'corner' }, 'endpoint ↓ from node →'),
         s.nodes.map(n => h('th', { key: n.name, scope: 'col', class: n.fault && 'fault', title: n.error },
           h('a', { href: `nodes/${encodeURIComponent(n.name)}/#/service/${pathOf(key)}` }, name(n.name)),
-          h('small', { class: n.error || n.fault ? 'bad' : null }, n.error ? '✗ no answer' : n.fault ? `✗ ${fails(n, 'endpoint')}` : counts(n)))))),
+          h('small', { class: n.error || n.fault ? 'bad' : null }, n.error ? '✗ no response' : n.fault ? `✗ ${fails(n, 'endpoint')}` : counts(n)))))),
       h('tbody', null, s.endpoints.map(e => h('tr', { key: e.address, class: e.fault && 'fault' },
         h('th', { scope: 'row' }, name(shortPod(e.pod, e.address)),
           h('small', { class: 'mono' }, e.pod && e.address),
@@ -123,7 +123,7 @@ function cell(c, node) {
   const ready = c.state === 'ready';
   const mark = c.result === 'good' && ready ? { mark: '✓', word: '', means: 'it answers', tone: 'good' }
     : c.result === 'bad' && ready ? { mark: '✗', word: 'fails', means: 'one attempt in ten fails, or more', tone: 'bad' }
-      : ready ? { mark: '–', word: '', means: 'not enough connections to tell', tone: 'quiet' } : state;
+      : ready ? { mark: '–', word: '', means: 'not enough connections to judge', tone: 'quiet' } : state;
   return [
     stateMark(mark, c.cause ? `${mark.means}: ${c.cause}` : mark.means),
     c.cause && h('small', { class: 'cause' }, c.cause),

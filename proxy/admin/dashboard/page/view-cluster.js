@@ -6,13 +6,13 @@ import { figure, name, searchField, stateMark, tableOr } from './marks.js';
 import { Table } from './table.js';
 import { duration, number, plural, serviceStates, short, stateOf } from './words.js';
 
-export const patience = 40_000; // ms for an answer: an usher has five seconds, and there may be hundreds
+export const timeout = 40_000; // ms: each usher has 5 s to respond, and there may be hundreds
 const silentNamed = 5;
 
 const nodeStates = {
-  well: { mark: '✓', word: 'no problems', means: 'its usher responds and reports no problem', tone: 'good' },
-  problems: { mark: '~', word: 'problems', means: 'its usher responds and reports problems', tone: 'warn' },
-  silent: { mark: '✗', word: 'no answer', means: 'its usher does not answer', tone: 'bad' },
+  well: { mark: '✓', word: 'no problems', means: 'usher responds and reports no problem', tone: 'good' },
+  problems: { mark: '~', word: 'problems', means: 'usher responds and reports problems', tone: 'warn' },
+  silent: { mark: '✗', word: 'no response', means: 'usher does not respond', tone: 'bad' },
 };
 
 const serviceColumns = [
@@ -29,7 +29,7 @@ const serviceColumns = [
 const nodeColumns = [
   { name: 'service', title: 'Node', cell: n => name(n.name) },
   { name: 'state', title: 'State', cell: nodeState },
-  { name: 'attention', title: 'What it says', cell: n => name(n.error ?? n.attention, n.error ? 'bad' : n.problems ? 'said' : 'quiet') },
+  { name: 'attention', title: 'Report', cell: n => name(n.error ?? n.attention, n.error ? 'bad' : n.problems ? 'said' : 'quiet') },
   { name: 'total', title: 'Connections', cell: n => count(n.totals?.accepted) },
   { name: 'retries', title: 'Retries', cell: n => count(n.totals?.retries, 'warn') },
   { name: 'failed', title: 'Failed', cell: n => count(n.totals?.failed, 'bad') },
@@ -62,10 +62,10 @@ export class ClusterOverview {
 
   async load() {
     const q = this.#q;
-    const [fleet, list] = await Promise.all([get('cluster/nodes', {}, patience), get('cluster/services', { q }, patience).catch(err => err)]);
+    const [fleet, list] = await Promise.all([get('cluster/nodes', {}, timeout), get('cluster/services', { q }, timeout).catch(err => err)]);
     this.#fleet = fleet;
     if (list instanceof Error) {
-      if (fleet.items.every(n => n.error)) this.#list = null; // which is told of each
+      if (fleet.items.every(n => n.error)) this.#list = null; // the table of nodes shows the errors
       else throw list;
       return;
     }
@@ -88,8 +88,8 @@ export class ClusterOverview {
     const silent = this.nodes.rows.filter(n => n.error);
     return [
       h('h1', null, 'Cluster'),
-      h('p', { class: 'lead' }, 'Is it the Pod, or is it the node? Each Service’s page has its endpoints beside the nodes that connect to them.'),
-      silent.length > 0 && h('p', { key: 'silent', class: 'bad', role: 'alert' }, whoIsSilent(silent)),
+      h('p', { class: 'lead' }, 'Is it the Pod, or is it the node? Each Service’s page has a table of its endpoints by the nodes that connect to them.'),
+      silent.length > 0 && h('p', { key: 'silent', class: 'bad', role: 'alert' }, silentNodes(silent)),
       this.#numbers(),
       h('section', { key: 'services', class: 'all', 'aria-labelledby': 'services' },
         h('div', { class: 'section-head' },
@@ -100,7 +100,7 @@ export class ClusterOverview {
       h('section', { key: 'nodes', 'aria-labelledby': 'nodes' },
         h('h2', { id: 'nodes' }, 'Nodes'),
         tableOr(this.nodes, 'No node runs usher.'),
-        h('p', { class: 'quiet left-out' }, 'A node’s row links to the page of its usher.')),
+        h('p', { class: 'quiet left-out' }, 'The row of a node links to the page of usher there.')),
     ];
   }
 
@@ -121,7 +121,7 @@ export class ClusterOverview {
     const sum = count => there.reduce((n, { totals }) => n + totals[count], 0);
     const failed = sum('failed');
     return h('dl', { class: 'numbers' },
-      figure('nodes', number(items.length), { more: there.length < items.length ? `${number(there.length)} answer` : 'all answer' }),
+      figure('nodes', number(items.length), { more: there.length < items.length ? `${number(there.length)} respond` : 'all respond' }),
       figure('Services', number(this.#total)),
       figure('open connections', number(sum('active'))),
       figure('connections', number(sum('accepted'))),
@@ -130,8 +130,8 @@ export class ClusterOverview {
   }
 }
 
-// whoIsSilent lists the nodes whose usher does not respond, with the reasons.
-function whoIsSilent(silent) {
+// silentNodes lists the nodes whose usher does not respond, with the errors.
+function silentNodes(silent) {
   const named = silent.slice(0, silentNamed).map(n => `${n.name} (${n.error})`).join(', ');
   const more = silent.length > silentNamed ? ` and ${number(silent.length - silentNamed)} more` : '';
   return `No usher instance responds on ${silent.length === 1 ? 'the node' : plural(silent.length, 'node') + ':'} ${named}${more}. ${silent.length === 1 ? 'It is' : 'They are'} not included here.`;

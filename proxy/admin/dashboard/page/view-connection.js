@@ -67,7 +67,7 @@ function noAttempt(c) { return c.state === 'sending' ? 'No endpoint has answered
 
 // story describes a connection in sentences.
 function story(c) {
-  const silent = c.protocol === 'UDP'; // without an answer, which is no failure
+  const silent = c.protocol === 'UDP'; // no response is not a failure
   const failures = c.attempts.filter(a => a.result !== 'connected' && !(silent && a.result === 'no-answer')).length;
   const failed = failures === 0 ? '' : failures === 1 ? 'One attempt failed; ' : `${failures} attempts failed; `;
   const end = ends.get(c.end)?.meaning ?? c.end;

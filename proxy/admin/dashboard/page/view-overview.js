@@ -15,7 +15,7 @@ import { Table } from './table.js';
 import { duration, number, plural, portalWords, rate, serviceStates } from './words.js';
 
 const servicesDrawn = 4, endpointsDrawn = 3;
-const quietTime = 8000; // ms after which a Service in the picture makes room
+const quietTime = 8000; // ms without a step after which another Service may replace one in the picture
 const samples = 60; // of the totals: two minutes
 const attention = ['rejected', 'problem', 'down', 'no-local-endpoints', 'no-endpoints', 'degraded'];
 
@@ -32,9 +32,9 @@ export class Overview {
     onSort: by => this.#sortBy(by),
   });
   #drawn = []; // the Services in the picture
-  #lastStep = new Map(); // of a Service, by its key
+  #lastStep = new Map(); // its time, by key of the Service
   #totals = []; // the history of all Services together
-  #leftOut = 0; // connections that were not drawn of late
+  #leftOut = 0; // connections that were not drawn in the last seconds
   #q = '';
   #states = null;
 
@@ -91,7 +91,7 @@ export class Overview {
     if (drawn.join() === this.#drawn.join()) return;
     this.#drawn = drawn;
     details.want(this, drawn);
-    details.refresh(drawn.filter(k => !details.get(k))).then(() => this.picture.draw()).catch(live.tells);
+    details.refresh(drawn.filter(k => !details.get(k))).then(() => this.picture.draw()).catch(live.reports);
   }
 
   #sortBy(by) {
@@ -106,7 +106,7 @@ export class Overview {
     this.#q = q;
     this.draw();
     clearTimeout(this.finding);
-    this.finding = setTimeout(() => services.find(q).then(this.draw).catch(live.tells), 200);
+    this.finding = setTimeout(() => services.find(q).then(this.draw).catch(live.reports), 200);
   }
 
   #choice(text, states, tone) {
@@ -134,13 +134,13 @@ export class Overview {
     return h('section', { class: 'now', 'aria-labelledby': 'now' },
       h('h1', { id: 'now' }, 'What happens now'),
       h('p', { class: 'lead' }, portalWords(live.status?.portalMode),
-        ' usher accepts each connection, tries one endpoint after the other until one answers, and then moves the bytes.'),
+        ' usher accepts each connection, tries one endpoint after the other until it can connect to one, and then forwards the bytes.'),
       live.status?.problems.length > 0 && h('p', { class: 'bad', title: live.status.problems.map(p => `${p.object}: ${p.message}`).slice(0, 10).join('\n') }, live.status.attention),
       h('dl', { class: 'numbers' }, live.status && this.#numbers(live.status)),
       h('div', { own: this.picture, class: 'card picture-card', role: 'group',
         'aria-label': 'The path of connections: clients, portal, listener, endpoints' }),
       this.#leftOut > 0 && h('p', { key: 'left out', class: 'quiet left-out' },
-        `${plural(this.#leftOut, 'connection')} more in the last seconds: too many to draw each.`));
+        `${plural(this.#leftOut, 'more connection')} in the last seconds: too many to draw.`));
   }
 
   #numbers({ totals, connections: open, udpSessions: sessions, started, now }) {
@@ -162,7 +162,7 @@ export class Overview {
     return h('section', { 'aria-labelledby': 'latest' },
       h('div', { class: 'section-head' },
         h('h2', { id: 'latest' }, 'Latest connections'),
-        connections.size > 0 && h('a', { href: '#/connections' }, 'All that are known')),
+        connections.size > 0 && h('a', { href: '#/connections' }, 'All known connections')),
       tableOr(this.latest, 'No client has connected yet.', howToConnect()));
   }
 

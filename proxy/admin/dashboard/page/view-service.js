@@ -53,7 +53,7 @@ export class OneService {
       this.#changes = (await changesSoFar(this.key)).toReversed();
       await connections.load({ service: this.key, limit: 100 });
       this.#affinity = await get('affinity', { service: this.key, limit: clientsShown });
-    } catch { /* live tells */ }
+    } catch { /* live reports it */ }
     this.draw();
   }
 
@@ -62,7 +62,7 @@ export class OneService {
     try {
       const { rules, mode } = await get('portals');
       this.#portals = { mode, at: live.now(), rules: rules.filter(r => isOf(r.service ?? '', this.key)) };
-    } catch { /* live tells */ }
+    } catch { /* live reports it */ }
     this.draw();
   }
 
@@ -73,7 +73,7 @@ export class OneService {
   change(e) {
     if (e.service !== this.key) return;
     this.#changes.unshift(e);
-    details.refresh([this.key]).then(this.draw).catch(live.tells);
+    details.refresh([this.key]).then(this.draw).catch(live.reports);
   }
 
   async tick() {
@@ -92,7 +92,7 @@ export class OneService {
     return [
       crumbs,
       h('h1', null, detail.name, ' ', stateMark(stateOf(serviceStates, detail.state))),
-      h('p', { class: 'lead' }, howItFares(detail), detail.since && h('span', { class: 'quiet' }, ` (${since(detail.since)})`)),
+      h('p', { class: 'lead' }, stateInWords(detail), detail.since && h('span', { class: 'quiet' }, ` (${since(detail.since)})`)),
       detail.problems?.map(p => h('p', { class: 'bad' }, `${p.reason}: ${p.message}`)),
       detail.latency && h('p', { class: 'quiet' }, waits(detail.latency)),
       this.#numbers(detail),
@@ -103,7 +103,7 @@ export class OneService {
       h('section', { key: 'connections', 'aria-labelledby': 'latest' },
         h('h2', { id: 'latest' }, 'Latest connections'),
         tableOr(this.latest, 'usher has no connection to this Service on record.'),
-        detail.ends && h('p', { class: 'quiet' }, howTheyEnded(detail.ends))),
+        detail.ends && h('p', { class: 'quiet' }, endsInWords(detail.ends))),
       this.#changesSection(),
     ];
   }
@@ -155,7 +155,7 @@ export class OneService {
   #changesSection() {
     const line = c => h('li', { key: c.id }, h('time', { class: 'mono', datetime: c.time }, clock(c.time)), h('span', null, c.text));
     return h('section', { key: 'changes', class: 'card', 'aria-labelledby': 'changes' },
-      h('h2', { id: 'changes' }, 'What changed'),
+      h('h2', { id: 'changes' }, 'Changes'),
       this.#changes.length > 0 ? h('ol', { class: 'changes' }, this.#changes.slice(0, changesShown).map(line))
         : h('p', { class: 'empty' }, 'No changes on record.'));
   }
@@ -174,8 +174,8 @@ function rememberedClients(items) {
 // isOf reports whether a service port, as rules name it, belongs to a Service.
 function isOf(port, service) { return port === service || port.startsWith(`${service}:`) || port.startsWith(`${service}/`); }
 
-// howItFares describes a Service's state in a sentence.
-function howItFares({ state, endpoints: e }) {
+// stateInWords describes a Service's state in a sentence.
+function stateInWords({ state, endpoints: e }) {
   const others = [[e.outlier, e.outlier === 1 ? 'outlier' : 'outliers'], [e.unresponsive, 'unresponsive'], [e.quarantined, 'in quarantine'], [e.terminating, 'terminating'], [e.notReady, 'not ready']];
   const rest = others.filter(([n]) => n > 0).map(([n, what]) => `${n} ${what}`).join(', ');
   const [are, those] = e.ready === 1 ? ['is', 'that one'] : ['are', 'those'];
@@ -213,8 +213,8 @@ function policyWords({ policies: { internal, external, udpIdleSeconds }, schedul
   return `Clients in the cluster get endpoints ${where(internal)}. ${outside}${near}${chosen}${bound}${probed}${drain}${idle}${told}${tell}`;
 }
 
-// howTheyEnded counts connections by end code, most frequent first.
-function howTheyEnded(counts) {
+// endsInWords counts connections by end code, most frequent first.
+function endsInWords(counts) {
   const list = Object.entries(counts).toSorted(([, a], [, b]) => b - a).map(([end, n]) => `${number(n)} ${end}`);
   return `Ended so far: ${list.join(', ')}.`;
 }

@@ -76,7 +76,7 @@ export const serviceStates = {
 export const endpointStates = {
   'ready': { mark: '✓', word: 'ready', means: 'its conditions are good, and no other state applies', tone: 'good' },
   'outlier': { mark: '?', word: 'outlier', means: 'used as if ready, but it reset most of the connections that ended last, or 2% of those of the last 5 to 10 minutes', tone: 'bad' },
-  'unresponsive': { mark: '?', word: 'unresponsive', means: 'used as if ready, but none of its clients of the last minutes got a byte, or far more of them left without one than at others of its port', tone: 'bad' },
+  'unresponsive': { mark: '?', word: 'unresponsive', means: 'used as if ready, but none of its recent clients received a byte, or far more of them received none than those of other endpoints of the port', tone: 'bad' },
   'quarantined': { mark: '✗', word: 'quarantined', means: 'it failed, and is skipped while another one is usable', tone: 'bad' },
   'terminating': { mark: '~', word: 'terminating', means: 'its Pod is terminating; used only if no endpoint is ready', tone: 'warn' },
   'not-ready': { mark: '–', word: 'not ready', means: 'it is not used', tone: 'quiet' },
@@ -89,7 +89,7 @@ export const results = {
   'failed': { mark: '✗', word: 'failed', tone: 'bad' },
 };
 
-// stateOf returns one of the above; unknown states of later versions are shown as they are.
+// stateOf returns one of the above. A state of a later version is shown unchanged.
 export function stateOf(table, state) {
   return table[state] ?? { mark: '·', word: String(state).replaceAll('-', ' '), means: '', tone: 'quiet' };
 }
