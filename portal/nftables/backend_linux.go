@@ -151,14 +151,14 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 	f.installed = c.done(f.installed)
 	f.generation++ // by one transaction; after several, or another process's, the kernel's number differs
 	if len(c.chains) > 0 {
-		f.learnPrints()
+		f.learnPrints(c.chains)
 	}
 	return c.repairs, nil
 }
 
-// learnPrints reads the fingerprints of the rules that were just put in. If that fails, the next Read finds unknown
+// learnPrints reads the fingerprints of the chains that were just put in. If that fails, the next Read finds unknown
 // rules, which are then replaced.
-func (f *backend) learnPrints() {
+func (f *backend) learnPrints(put map[string][]rule) {
 	conn, err := kernel.OpenNFT()
 	if err != nil {
 		return
@@ -168,9 +168,9 @@ func (f *backend) learnPrints() {
 		f.log.WithError(err).Debug("Failed to read the installed rules")
 		return
 	}
-	for name, chain := range f.installed.chains {
-		// In case another process has changed the chain.
-		if len(now.chains[name].prints) == len(chain.rules) {
+	for name := range put {
+		chain := f.installed.chains[name]
+		if len(now.chains[name].prints) == len(chain.rules) { // otherwise another process has changed the chain since
 			chain.prints = now.chains[name].prints
 			f.installed.chains[name] = chain
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -191,6 +192,21 @@ var _ = Describe("portal nftables", func() {
 		n.Apply(p, []portal.Rule{again}, nil)
 		Expect(list(n)).NotTo(ContainSubstring("chain from-192.0.2.0-24"))
 		Expect(n.Check(p)).To(BeZero())
+	})
+
+	It("restores a chain that another process changed before other chains were put in", func() {
+		p := open()
+		n.Apply(p, []portal.Rule{Redirect(Web4, 4000)}, nil)
+		before := n.Node.Sh("nft list chain ip usher outside")
+		handle := regexp.MustCompile(`drop # handle (\d+)`).FindStringSubmatch(n.Node.Sh("nft -a list chain ip usher outside"))
+		Expect(handle).To(HaveLen(2))
+		n.Node.Sh("nft replace rule ip usher outside handle " + handle[1] + " accept")
+		limited := Redirect(DNS4, 4001)
+		limited.Sources = portal.SourcesOf(Prefixes("10.1.0.0/16"))
+		n.Apply(p, []portal.Rule{limited}, nil)
+		Expect(n.Node.Sh("nft list chain ip usher outside")).NotTo(Equal(before))
+		Expect(n.Check(p)).NotTo(BeZero())
+		Expect(n.Node.Sh("nft list chain ip usher outside")).To(Equal(before))
 	})
 
 	It("supports rules with hundreds of sources", func() {
