@@ -155,8 +155,8 @@ func (t *Table) Claim(client netip.Addr, endpoint netip.AddrPort, now time.Time)
 
 // reserve reserves one entry under the limit for all tables. If the limit is reached, the table removes its least
 // recently used entry. If it has none, reserve returns false. The last eighth of the limit is reserved for small
-// tables, those with fewer than PerTable/16 entries. Otherwise one Service with many ports, each with a table, could
-// fill the limit and leave no entry for others.
+// tables, those that are empty or have fewer than PerTable/16 entries. Otherwise one Service with many ports, each with
+// a table, could fill the limit and leave no entry for others.
 func (t *Table) reserve() bool {
 	most := t.limits.Total
 	if int64(t.clients.Len()) >= max(1, t.limits.PerTable/16) {
@@ -181,8 +181,8 @@ func (t *Table) Forget(client netip.Addr, endpoint netip.AddrPort) {
 	}
 }
 
-// ForgetEndpoints removes the entries of all clients of the endpoints in gone, and returns the number of entries
-// removed. It visits every entry once.
+// ForgetEndpoints removes the entries of all clients of the endpoints in gone, except those added meanwhile, and
+// returns the number of entries removed.
 func (t *Table) ForgetEndpoints(gone map[netip.AddrPort]bool) (n int) {
 	if len(gone) == 0 {
 		return 0
@@ -199,8 +199,8 @@ func (t *Table) ForgetEndpoints(gone map[netip.AddrPort]bool) (n int) {
 // lockedFor is the number of entries visited before the table's lock is released.
 const lockedFor = 1000
 
-// each calls f for every entry, least recently used first. f may remove the entry. The lock is held while f runs, and
-// released every lockedFor entries, so that new connections wait for it only briefly.
+// each calls f for every entry that the table has now, least recently used first. f may remove the entry. The lock is
+// held while f runs, and released every lockedFor entries, so that new connections wait for it only briefly.
 func (t *Table) each(f func(netip.Addr, entry)) {
 	t.mu.Lock()
 	clients := t.known()

@@ -68,9 +68,10 @@ func Plain(err error) error {
 	return err
 }
 
-// Blames reports whether the endpoint caused err, the error of an attempt. It did not if this node is out of descriptors
-// or memory, or if all other endpoints would fail as well; the search then ends. Nor did it if this node has no free
-// port towards it, or no address of its family; another endpoint may then work.
+// Blames reports whether the endpoint caused err, the error of an attempt. The endpoint is not to blame if this node is
+// out of descriptors or memory, or if all other endpoints would fail as well; the search then ends. Nor is it to blame
+// if this node has no free port for connections to the endpoint, or no address of the endpoint's family; another
+// endpoint may then work.
 func Blames(err error) bool {
 	return !OutOfResources(err) && !futile(err) && !errors.Is(err, syscall.EADDRNOTAVAIL)
 }

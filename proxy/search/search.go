@@ -31,7 +31,7 @@ type Search struct {
 	SourceAddress portal.SourceAddress // source address that the endpoint of an attempt sees
 
 	waited   bool              // the last step was to wait for the end of a time slot (this field is here to keep a Search at 384 bytes)
-	tried    []netip.AddrPort  // endpoints tried in this round; a new round begins at the end of a time slot in which none was left
+	tried    []netip.AddrPort  // endpoints tried in this round; when a time slot ends and all have been tried, a new round begins
 	room     [2]netip.AddrPort // backing array of tried; most searches need no more
 	count    int               // attempts so far
 	current  balance.Choice    // of the current attempt
@@ -142,8 +142,9 @@ func (s *Search) Connected(now time.Time) {
 }
 
 // Failed records that the attempt has failed. If the endpoint caused that (see [Blames]), it is quarantined, and the
-// client's affinity to it is removed. The affinity stays as long as only this client gets no answer, which may be due to
-// the path between them (see [balance.Endpoint.Report]). If every other endpoint would fail too, the next step is GiveUp.
+// client's affinity to it is removed. If only this client gets no answer, which may be due to the path between them,
+// the affinity to the endpoint stays until choose selects another endpoint (see [balance.Endpoint.Report]). If every
+// other endpoint would fail too, the next step is GiveUp.
 func (s *Search) Failed(now time.Time, err error) {
 	hopeless, blame := OutOfResources(err) || futile(err), Blames(err)
 	if err = Plain(err); hopeless {
@@ -178,7 +179,8 @@ func (s *Search) report(now time.Time, err error) {
 
 // choose takes the endpoint of the client's affinity, unless [balance.Set.Again] rejects it, and otherwise the
 // scheduler's choice. The client must wait for a free slot in three cases: the endpoint of its affinity is full; it has
-// no usable affinity, and all untried endpoints outside quarantine are full; other clients are ahead in the queue.
+// no usable affinity, and all untried endpoints are full, or quarantined while others are full; other clients are ahead
+// in the queue.
 func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) {
 	ask := balance.Request{Now: now, Client: s.Client, VIP: s.VIP, Tried: s.tried}
 	var before netip.AddrPort
@@ -212,8 +214,8 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 	}
 }
 
-// lookAgain is the interval at which the client at the front of a queue checks for a free slot: the end of a quarantine
-// does not wake it.
+// lookAgain is the interval at which the client at the front of a queue checks for a free slot: a quarantine that ends
+// because its time is over does not wake it.
 const lookAgain = time.Second
 
 // queue returns the step of a client that needs a free slot: Wait or GiveUp. Abandon extends the time slot by the time
