@@ -43,11 +43,18 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		WriteError(w, http.StatusMisdirectedRequest, fmt.Sprintf("unknown host %q: use an IP address, localhost, or the host of --admin-address", r.Host))
 		return
 	}
-	if site := r.Header.Get("Sec-Fetch-Site"); (site == "cross-site" || site == "same-site") && r.Header.Get("Sec-Fetch-Mode") != "navigate" {
+	if site := r.Header.Get("Sec-Fetch-Site"); (site == "cross-site" || site == "same-site") && !follows(r.Header) {
 		WriteError(w, http.StatusForbidden, "cross-site requests are not allowed")
 		return
 	}
 	g.next.ServeHTTP(w, r)
+}
+
+// follows reports whether a browser sends the request because the user follows a link. A hidden frame navigates, too, but
+// has another destination.
+func follows(h http.Header) bool {
+	to := h.Get("Sec-Fetch-Dest")
+	return h.Get("Sec-Fetch-Mode") == "navigate" && (to == "" || to == "document")
 }
 
 // knows reports whether a Host header names this server. HTTP/1.0 clients, which are not browsers, may omit

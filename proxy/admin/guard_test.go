@@ -42,6 +42,8 @@ var _ = Describe("the guard of the admin server", func() {
 		Expect(ask("127.0.0.1:1", "127.0.0.1:1", "Sec-Fetch-Site", "same-site", "Sec-Fetch-Mode", "no-cors").Code).To(Equal(403))
 		Expect(ask("127.0.0.1:1", "127.0.0.1:1", "Sec-Fetch-Site", "same-origin").Code).To(Equal(200))
 		Expect(ask("127.0.0.1:1", "127.0.0.1:1", "Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate").Code).To(Equal(200))
+		Expect(ask("127.0.0.1:1", "127.0.0.1:1", "Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document").Code).To(Equal(200))
+		Expect(ask("127.0.0.1:1", "127.0.0.1:1", "Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "iframe").Code).To(Equal(403))
 	})
 
 	It("sets strict security headers and allows no other origin", func() {

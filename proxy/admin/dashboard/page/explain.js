@@ -27,7 +27,7 @@ export class ExplainForm {
   }
 
   render(detail) {
-    return h('section', { class: 'card', 'aria-labelledby': 'explain' },
+    return h('section', { key: 'explain', class: 'card', 'aria-labelledby': 'explain' },
       h('h2', { id: 'explain' }, 'Which endpoint would a client get?'),
       h('p', { class: 'quiet' }, 'A dry run: no connection is made, and the rotation does not advance.'),
       h('form', { class: 'explain', onsubmit: e => { e.preventDefault(); this.#ask(e.target); } },

@@ -9,7 +9,7 @@
 import { connections } from './connections.js';
 import { demo } from './demo.js';
 import { details } from './details.js';
-import { h } from './dom.js';
+import { h, morph } from './dom.js';
 import { ends, loadEnds } from './ends.js';
 import { live } from './live.js';
 import { Router } from './router.js';
@@ -98,15 +98,28 @@ function load() {
   request(true);
 }
 
-live.addEventListener('back', load);
+// A paused page keeps what it shows, also if usher is restarted.
+let restartedInPause = false;
+
+live.addEventListener('back', () => {
+  if (restartedInPause) return restarted();
+  load();
+  router.view.back?.();
+});
 live.addEventListener('restarted', () => {
+  if (live.paused) restartedInPause = true;
+  else restarted();
+});
+
+function restarted() {
+  restartedInPause = false;
   connections.forget();
   services.forget();
   details.forget();
   router.view.restarted?.();
   load();
   say('usher was restarted: its counters start at 0.', 8000);
-});
+}
 
 live.addEventListener('state', () => {
   const words = { connecting: 'connecting', on: 'live', paused: 'paused', lost: 'no connection' };
@@ -131,19 +144,20 @@ demo.addEventListener('changed', draw);
 let sayTimer;
 let untilLive = false; // the notice is about a page that is not live
 
-// say shows a line below the header, for some time or until the page is live again.
-function say(text, time) {
+// say shows a line below the header, for some time or until the page is live again. A
+// screen reader reads text when it changes, but not changes of more.
+function say(text, time, more = '') {
   clearTimeout(sayTimer);
   untilLive = !time;
   notice.hidden = text === '';
-  notice.textContent = text;
+  morph(notice, [h('span', null, text), h('span', { 'aria-live': 'off' }, more)]);
   notice.dataset.state = live.state;
   if (time) sayTimer = setTimeout(() => { notice.hidden = true; }, time);
 }
 
 pauseButton.addEventListener('click', () => live.pause(!live.paused));
 setInterval(() => {
-  if (live.state === 'paused') say(`The page has been paused since ${clock(live.pausedSince)}; ${plural(live.skipped, 'step')} since then.`);
+  if (live.state === 'paused') say(`The page has been paused since ${clock(live.pausedSince)}`, 0, `; ${plural(live.skipped, 'step')} since then.`);
   else if (live.state === 'on' && document.querySelector('.countdown')) soon();
 }, 1000);
 

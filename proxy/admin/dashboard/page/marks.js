@@ -29,9 +29,10 @@ export function searchField(label, placeholder, search) {
   });
 }
 
-// choice returns a button that stays pressed while its selection is shown.
-export function choice(text, pressed, choose, tone = '') {
-  return h('button', { type: 'button', class: `filter ${tone}`, 'aria-pressed': String(pressed), onclick: choose }, text);
+// choice returns a button that stays pressed while its selection is shown. The key
+// distinguishes it from others.
+export function choice(key, text, pressed, choose, tone = '') {
+  return h('button', { key, type: 'button', class: `filter ${tone}`, 'aria-pressed': String(pressed), onclick: choose }, text);
 }
 
 // tableOr returns a table, or a text if it has no rows.

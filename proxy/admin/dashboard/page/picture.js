@@ -47,7 +47,11 @@ export class Picture {
   }
 
   // knows adds a client that connected before the picture was opened.
-  knows(client) { if (!this.#clients.includes(hostOf(client))) this.#clients.unshift(hostOf(client)); }
+  // Call it for the most recent first.
+  knows(client) {
+    const host = hostOf(client);
+    if (this.#clients.length < clientsShown && !this.#clients.includes(host)) this.#clients.unshift(host);
+  }
 
   // step shows a step of a connection.
   step(e) {

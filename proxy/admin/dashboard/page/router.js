@@ -26,7 +26,7 @@ export class Router {
     const [match, View] = this.#routes.map(([path, View]) => [location.hash.match(path), View]).find(([m]) => m);
     const arrived = this.view !== undefined;
     this.view?.stop();
-    this.view = new View(() => this.draw(), ...match.slice(1).map(decodeURIComponent));
+    this.view = new View(() => this.draw(), ...match.slice(1).map(unescaped));
     this.view.start();
     main.replaceChildren();
     this.draw();
@@ -45,5 +45,14 @@ export class Router {
     mount(main);
     this.view.drawn();
     document.title = [this.view.title, this.#of, 'usher'].filter(Boolean).join(' · ');
+  }
+}
+
+// unescaped returns text itself if it is not correctly escaped.
+function unescaped(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
   }
 }

@@ -26,9 +26,9 @@ export function rulesOf(port, portals, look) {
       port.listeners.length > 0
         ? ['usher listens for it on ', h('span', { class: 'mono' }, port.listeners.join(', ')), '. ']
         : 'usher does not listen for it. ',
-      portals && portals.mode !== 'none' && [
-        `The kernel was checked at ${clock(portals.at)}. `,
-        h('button', { type: 'button', class: 'plain-button', onclick: look }, 'Look again'),
+      portals?.mode !== 'none' && [
+        portals ? `The kernel was checked at ${clock(portals.at)}. ` : 'The kernel has not been checked. ',
+        h('button', { type: 'button', class: 'plain-button', onclick: look }, portals ? 'Check again' : 'Check now'),
       ],
       portals?.mode === 'none' && 'No rule is installed: no portal is in use.'),
   ];

@@ -12,7 +12,9 @@ const samples = 40; // in the history of each Service
 //   text      the text for searches
 //   history   [{ t, accepted, failed, retries }], newest last
 const known = new Map();
-let found = { q: '', keys: new Set() }; // result of a search by usher
+const nothing = { q: '', keys: new Set() };
+let found = nothing; // result of a search by usher
+let wanted = ''; // the last search
 let complete = false; // every Service has been received once
 let shown = []; // keys of the Services on the screen
 let round = newRound();
@@ -62,11 +64,14 @@ export const services = {
   // find queries usher, which also searches endpoints and Pods: this page does not
   // have them for every Service. It resolves when list has the result.
   async find(q) {
-    q = q.trim().toLowerCase();
-    if (!q || found.q === q) return;
+    wanted = q = q.trim().toLowerCase();
+    if (!q) {
+      found = nothing;
+      return;
+    }
     const answer = await get('services', { q, limit: pageSize });
     answer.items.forEach(take);
-    found = { q, keys: new Set(answer.items.map(keyOf)) };
+    if (q === wanted) found = { q, keys: new Set(answer.items.map(keyOf)) };
     version++;
   },
 
@@ -89,6 +94,7 @@ export const services = {
     version++;
     round = newRound();
     complete = false;
+    found = nothing;
   },
 };
 

@@ -62,11 +62,15 @@ export class Table {
     this.#table.setAttribute('aria-rowcount', this.rows.length + 1);
     morph(this.#head, this.options.columns.map(c => this.#heading(c)));
     const made = this.#made;
+    const focused = this.#body.contains(document.activeElement);
     this.#made = new Map();
     morph(this.#body, [
       this.#space('above', from),
       this.rows.slice(from, to).map((row, i) => this.#row(made, row, from + i, from + i === tabStop)),
       this.#space('below', this.rows.length - to)]);
+    if (focused && !this.#body.contains(document.activeElement)) { // the row is no longer in the page
+      this.#body.querySelector('[tabindex="0"]')?.focus({ preventScroll: true });
+    }
     for (const el of this.#body.children) if (this.#made.has(el.key)) this.#made.get(el.key).el = el; // morph may have kept an earlier element
     const height = parseFloat(getComputedStyle(this.#table).getPropertyValue('--row'));
     if (height && height !== this.#height) {

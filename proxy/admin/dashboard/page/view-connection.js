@@ -11,6 +11,7 @@ import { bytes, capital, clock, duration, plural } from './words.js';
 
 export class OneConnection {
   #failure = null;
+  #replaced = false; // usher was restarted, and another connection has this ID now
 
   constructor(draw, id) {
     this.draw = draw;
@@ -26,7 +27,9 @@ export class OneConnection {
 
   async #ask() {
     try {
-      this.connection = await get(`connections/${this.id}`);
+      const c = await get(`connections/${this.id}`);
+      this.#replaced = this.connection !== undefined && this.connection.accepted !== c.accepted;
+      if (!this.#replaced) this.connection = c;
       this.#failure = null;
     } catch (err) {
       this.#failure = err;
@@ -37,10 +40,10 @@ export class OneConnection {
 
   render() {
     const c = this.connection;
-    if (!c) {
+    if (!c || c.state !== 'ended' && this.#gone()) {
       return [
         h('h1', null, this.title),
-        h('div', { class: 'card empty' }, h('p', null, this.#notThere()), h('a', { href: '#/connections' }, 'All connections that are known')),
+        h('div', { class: 'card empty' }, h('p', null, this.#notThere()), h('a', { href: '#/connections' }, 'All known connections')),
       ];
     }
     return [
@@ -55,9 +58,11 @@ export class OneConnection {
     ];
   }
 
+  #gone() { return this.#replaced || this.#failure?.status === 404; }
+
   #notThere() {
-    if (!this.#failure) return 'Reading …';
-    return this.#failure.status === 404
+    if (!this.#gone() && !this.#failure) return 'Reading …';
+    return this.#gone()
       ? 'usher no longer has this connection on record: it keeps the latest ones, and more of those that failed, were retried or slow, or got no response.'
       : this.#failure.message;
   }

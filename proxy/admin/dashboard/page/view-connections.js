@@ -19,6 +19,8 @@ export class Connections {
   table = tableOfConnections('Connections');
   #q = '';
   #show = 'all';
+  #count = ''; // for screen readers; it does not change as connections come
+  #counted = false;
 
   constructor(draw) { this.draw = draw; }
 
@@ -27,11 +29,13 @@ export class Connections {
 
   #search(q) {
     this.#q = q;
+    this.#counted = false;
     this.draw();
   }
 
   #choose(show) {
     this.#show = show;
+    this.#counted = false;
     this.draw();
   }
 
@@ -39,15 +43,17 @@ export class Connections {
     const q = this.#q.trim().toLowerCase();
     const [, matches] = shows[this.#show];
     this.table.rows = connections.newest(Infinity, c => matches(c) && (!q || textOf(c).includes(q)));
+    if (!this.#counted) this.#count = plural(this.table.rows.length, 'connection');
+    this.#counted = true;
     return [
       h('h1', null, 'Connections'),
       h('p', { class: 'lead' },
         `The last ${number(connections.size)} that this page knows, the newest first. Open one to see every attempt.`),
       h('div', { class: 'section-head' },
         h('div', { class: 'filters', role: 'group', 'aria-label': 'Show' },
-          Object.entries(shows).map(([show, [text]]) => choice(text, show === this.#show, () => this.#choose(show)))),
+          Object.entries(shows).map(([show, [text]]) => choice(show, text, show === this.#show, () => this.#choose(show)))),
         searchField('Find connections', 'Service, client, endpoint, Pod, error', q => this.#search(q))),
-      h('p', { class: 'unseen', role: 'status' }, plural(this.table.rows.length, 'connection')),
+      h('p', { class: 'unseen', role: 'status' }, this.#count),
       tableOr(this.table, connections.size === 0
         ? 'No client has connected yet. The overview says how to make a connection.'
         : 'No connection matches. Search for another word, or show all.'),

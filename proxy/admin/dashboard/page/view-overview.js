@@ -68,6 +68,7 @@ export class Overview {
     this.#leftOut = this.picture.motion.takeLeftOut();
     this.#choose();
     services.show(this.table.visible().map(s => s.key));
+    if (this.#q) this.#find();
   }
 
   restarted() { this.#totals = []; }
@@ -106,15 +107,17 @@ export class Overview {
     this.#q = q;
     this.draw();
     clearTimeout(this.finding);
-    this.finding = setTimeout(() => services.find(q).then(this.draw).catch(live.reports), 200);
+    this.finding = setTimeout(() => this.#find(), 200);
   }
+
+  #find() { services.find(this.#q).then(this.draw).catch(live.reports); }
 
   #choice(text, states, tone) {
     const choose = () => {
       this.#states = states;
       this.draw();
     };
-    return choice(text, String(this.#states) === String(states), choose, tone);
+    return choice(String(states), text, String(this.#states) === String(states), choose, tone);
   }
 
   render() {

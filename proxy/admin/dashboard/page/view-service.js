@@ -16,12 +16,14 @@ import { sparkline } from './sparkline.js';
 import { tableOfConnections } from './table-of-connections.js';
 import { bytes, clock, duration, number, plural, portName, seconds, serviceStates, shortPod, since, stateOf } from './words.js';
 
-const endpointsDrawn = 12, changesShown = 8, clientsShown = 50;
+const endpointsDrawn = 12, changesShown = 8, clientsShown = 50, connectionsShown = 10;
 
 export class OneService {
   latest = tableOfConnections('Latest connections', { ofOneService: true });
   picture = new Picture(() => details.get(this.key) ? [this.key] : [], endpointsDrawn);
-  #changes = [];
+  #changes = []; // the latest first
+  #changesMissing = true; // those before the stream of events, or in a gap of it
+  #connections = []; // of this Service; usher keeps more of them than this page knows
   #affinity = null;
   #portals = null;
 
@@ -36,25 +38,13 @@ export class OneService {
     details.want(this, [this.key]);
     services.show([this.key]);
     for (const c of connections.newest(20, c => c.service === this.key)) this.picture.knows(c.client);
-    this.#ask();
-    this.#look();
+    this.back();
   }
 
   stop() {
     details.want(this, []);
     services.show([]);
     this.picture.stop();
-  }
-
-  async #ask() {
-    try {
-      await details.refresh([this.key]);
-      this.draw();
-      this.#changes = (await changesSoFar(this.key)).toReversed();
-      await connections.load({ service: this.key, limit: 100 });
-      this.#affinity = await get('affinity', { service: this.key, limit: clientsShown });
-    } catch { /* live reports it */ }
-    this.draw();
   }
 
   // look compares the rules with the kernel's.
@@ -66,19 +56,47 @@ export class OneService {
     this.draw();
   }
 
-  back() { this.#ask(); }
+  // back requests everything that may have changed without an event.
+  back() {
+    this.#changesMissing = true;
+    details.refresh([this.key]).then(this.draw).catch(live.reports);
+    this.#look();
+    this.tick();
+  }
+
+  restarted() {
+    this.#changes = [];
+    this.#portals = null;
+    this.back();
+  }
 
   step(e) { if (e.service === this.key) this.picture.step(e); }
 
   change(e) {
     if (e.service !== this.key) return;
-    this.#changes.unshift(e);
+    this.#addChanges([e]);
     details.refresh([this.key]).then(this.draw).catch(live.reports);
   }
 
+  #addChanges(changes) {
+    const known = this.#changes.filter(k => !changes.some(c => c.id === k.id));
+    this.#changes = [...changes.toReversed(), ...known].sort((a, b) => Date.parse(b.time) - Date.parse(a.time)).slice(0, changesShown);
+  }
+
   async tick() {
-    if (!details.get(this.key)?.affinitySeconds) return;
-    this.#affinity = await get('affinity', { service: this.key, limit: clientsShown }).catch(() => this.#affinity);
+    const of = { service: this.key };
+    const requests = [get('connections', { ...of, state: 'all', limit: connectionsShown }).then(list => { this.#connections = list.items; })];
+    if (this.#changesMissing) requests.push(changesSoFar(this.key).then(changes => { this.#addChanges(changes); this.#changesMissing = false; }));
+    if (details.get(this.key)?.affinitySeconds) requests.push(get('affinity', { ...of, limit: clientsShown }).then(list => { this.#affinity = list; }));
+    await Promise.allSettled(requests); // live reports failures; the next tick repeats the requests
+    this.draw();
+  }
+
+  // newest returns the latest connections that usher has kept or that this page knows.
+  #newest() {
+    const known = connections.newest(connectionsShown, c => c.service === this.key);
+    const kept = this.#connections.filter(k => !known.some(c => c.id === k.id));
+    return [...known, ...kept].sort((a, b) => b.id - a.id).slice(0, connectionsShown);
   }
 
   render() {
@@ -88,13 +106,13 @@ export class OneService {
       const text = detail === undefined ? 'Reading …' : 'usher serves no Service of this name. It was deleted, or belongs to another proxy.';
       return [crumbs, h('h1', null, this.key), h('div', { class: 'card empty' }, h('p', null, text), h('a', { href: '#/' }, 'All Services'))];
     }
-    this.latest.rows = connections.newest(10, c => c.service === this.key);
+    this.latest.rows = this.#newest();
     return [
       crumbs,
       h('h1', null, detail.name, ' ', stateMark(stateOf(serviceStates, detail.state))),
       h('p', { class: 'lead' }, stateInWords(detail), detail.since && h('span', { class: 'quiet' }, ` (${since(detail.since)})`)),
-      detail.problems?.map(p => h('p', { class: 'bad' }, `${p.reason}: ${p.message}`)),
-      detail.latency && h('p', { class: 'quiet' }, waits(detail.latency)),
+      detail.problems?.map(p => h('p', { key: p.message, class: 'bad' }, `${p.reason}: ${p.message}`)),
+      detail.latency && h('p', { key: 'latency', class: 'quiet' }, waits(detail.latency)),
       this.#numbers(detail),
       h('div', { own: this.picture, class: 'card picture-card', role: 'group', 'aria-label': 'The path of connections to this Service' }),
       detail.details.map(p => this.#port(p, detail.details.length)),
@@ -133,8 +151,8 @@ export class OneService {
     const name = `Port ${portName(port)}, ${port.family}`;
     return h('section', { key: `${name} ${port.vip}`, class: 'card', 'aria-label': name },
       h('h2', null, ports > 1 ? `${name}: endpoints` : 'Endpoints'),
-      port.dropped?.map(d => h('p', { class: d.clients === 'internal' ? 'bad' : 'warn' }, `The port does not serve ${d.clients} clients: ${d.text}.`)),
-      port.problem && h('p', { class: 'bad' }, `This port has a problem. ${port.problem.message}`),
+      port.dropped?.map(d => h('p', { key: d.clients, class: d.clients === 'internal' ? 'bad' : 'warn' }, `The port does not serve ${d.clients} clients: ${d.text}.`)),
+      port.problem && h('p', { key: 'problem', class: 'bad' }, `This port has a problem. ${port.problem.message}`),
       endpointList(port.endpoints),
       h('h3', null, 'Addresses and rules'),
       h('p', { class: 'quiet' }, policyWords(port)),
@@ -156,7 +174,7 @@ export class OneService {
     const line = c => h('li', { key: c.id }, h('time', { class: 'mono', datetime: c.time }, clock(c.time)), h('span', null, c.text));
     return h('section', { key: 'changes', class: 'card', 'aria-labelledby': 'changes' },
       h('h2', { id: 'changes' }, 'Changes'),
-      this.#changes.length > 0 ? h('ol', { class: 'changes' }, this.#changes.slice(0, changesShown).map(line))
+      this.#changes.length > 0 ? h('ol', { class: 'changes' }, this.#changes.map(line))
         : h('p', { class: 'empty' }, 'No changes on record.'));
   }
 }

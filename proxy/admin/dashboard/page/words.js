@@ -5,8 +5,8 @@ export function number(n) { return Math.round(n ?? 0).toLocaleString('en').repla
 
 // short formats a number for a table column: from a million on with three digits.
 export function short(n) {
-  if (n < 1e6) return number(n);
-  const [unit, size] = [['M', 1e6], ['G', 1e9], ['T', 1e12]].findLast(([, size]) => n >= size);
+  if (n < 999_500) return number(n);
+  const [unit, size] = [['M', 1e6], ['G', 1e9], ['T', 1e12]].findLast(([, size]) => n >= 0.9995 * size);
   return `${+(n / size).toPrecision(3)}\u202f${unit}`;
 }
 
@@ -17,7 +17,7 @@ export function plural(n, noun) { return `${number(n)} ${noun}${n === 1 ? '' : '
 export function duration(ms) {
   if (ms < 0.005) return '0 ms';
   if (ms < 10) return `${+ms.toFixed(2)} ms`;
-  if (ms < 1000) return `${Math.round(ms)} ms`;
+  if (ms < 999.5) return `${Math.round(ms)} ms`;
   if (ms < 10_000) return `${+(ms / 1000).toFixed(2)} s`;
   return seconds(ms / 1000);
 }
@@ -36,7 +36,7 @@ export function bytes(n) {
   if (n < 1000) return `${n} B`;
   for (const unit of ['kB', 'MB', 'GB', 'TB']) {
     n /= 1000;
-    if (n < 1000 || unit === 'TB') return `${n < 10 ? n.toFixed(1) : Math.round(n)} ${unit}`;
+    if (n < 999.5 || unit === 'TB') return `${n < 9.95 ? n.toFixed(1) : Math.round(n)} ${unit}`;
   }
 }
 
@@ -47,17 +47,20 @@ export function rate(perSecond) {
   return `${perSecond < 10 ? +perSecond.toFixed(1) : number(perSecond)}/s`;
 }
 
-// clock formats the local time of day.
+const day = 24 * 3600e3; // ms
+
+// clock formats the local time of day, or day and time if that was at least a day ago.
 export function clock(time) {
   const t = new Date(time);
+  if (Date.now() - t > day) return t.toLocaleString('en-GB', { day: 'numeric', month: 'short', hour: '2-digit', minute: '2-digit' });
   return `${t.toLocaleTimeString('en-GB')}.${String(t.getMilliseconds()).padStart(3, '0')}`;
 }
 
 // since formats the start of a state: the local time of day, with the date if that was at least a day ago.
 export function since(time) {
   const t = new Date(time);
-  const day = Date.now() - t > 24 * 3600e3 ? `${t.toLocaleDateString()} ` : '';
-  return `since ${day}${t.toLocaleTimeString('en-GB')}`;
+  const date = Date.now() - t > day ? `${t.toLocaleDateString()} ` : '';
+  return `since ${date}${t.toLocaleTimeString('en-GB')}`;
 }
 
 // The states of a Service: a mark that does not depend on color, a word, its
