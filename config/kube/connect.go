@@ -16,7 +16,7 @@ import (
 // Connection says how to reach an API server. The zero value is for a Pod, which gets address and credentials from its
 // environment.
 type Connection struct {
-	Kubeconfig string // file; "" for the credentials of a Pod, unless AsUser
+	Kubeconfig string // file; "" for the credentials of a Pod, unless AsUser or Context is set
 	Context    string // of the kubeconfig; "" for its current one
 	Server     string // URL; "" for the kubeconfig's, or the Pod's environment's
 
@@ -116,7 +116,7 @@ func (c Connection) unusable(err error) error {
 	return fmt.Errorf("kubeconfig %s: %w", at, err)
 }
 
-// Namespace returns the namespace in the kubeconfig's context, or "default".
+// Namespace returns the namespace in the kubeconfig's context; otherwise that of this Pod, or "default".
 func (c Connection) Namespace() (string, error) {
 	namespace, _, err := c.kubeconfig().Namespace()
 	if err != nil {

@@ -34,7 +34,7 @@ type Events struct {
 	words    config.Words
 
 	queue   chan *corev1.Event
-	again   time.Duration                        // delay before a write without an answer is repeated
+	again   time.Duration                        // delay before a write is repeated that got no answer
 	written *lru.Cache[string, *corev1.Event]    // by content; used by run
 	limits  *lru.Cache[types.UID, *rate.Limiter] // by the object concerned; used by run
 }

@@ -47,8 +47,8 @@ type Options struct {
 	// watches all Services and EndpointSlices.
 	Discovery bool
 
-	// Quiet is how long there must be no change before dirty Services are computed, while changes follow each other;
-	// under constant change they are computed every MaxDelay. Zero means DefaultQuiet and DefaultMaxDelay.
+	// In a series of changes, dirty Services are computed after a time of Quiet without a change, or every MaxDelay if
+	// there is no such time. Zero means DefaultQuiet and DefaultMaxDelay.
 	Quiet, MaxDelay time.Duration
 	// Resync is the interval for recomputing everything even without changes; 0 means never.
 	Resync time.Duration
@@ -148,7 +148,7 @@ var notHeadless = fields.OneTermNotEqualSelector("spec.clusterIP", corev1.Cluste
 type selectors struct{ serviceLabels, serviceFields, sliceLabels string }
 
 // selectorsFor returns kube-proxy's selectors (cmd/kube-proxy/app/server.go, v1.37): Services that are not headless and
-// name no other proxy, and their slices. Discovery needs all of them.
+// name this proxy (or none, if proxyName is ""), and their slices. Discovery needs all of them.
 func selectorsFor(proxyName string, discovery bool) (s selectors, err error) {
 	if discovery {
 		return s, nil
@@ -168,8 +168,8 @@ func selectorsFor(proxyName string, discovery bool) (s selectors, err error) {
 	}, nil
 }
 
-// informer returns an informer, not yet running, of a resource's objects in all namespaces that the selectors match. It
-// stores them trimmed.
+// informer returns an informer, not yet running, of those objects of a resource that the selectors match, in all
+// namespaces. It stores them trimmed.
 //
 // Before Kubernetes 1.31, API servers refuse the field selector for Services. The informer then lists headless ones, too.
 func (s *Source) informer(client rest.Interface, resource string, object runtime.Object, labelSelector, fieldSelector string) cache.SharedIndexInformer {
@@ -180,7 +180,7 @@ func (s *Source) informer(client rest.Interface, resource string, object runtime
 		}
 	})
 	informer := cache.NewSharedIndexInformer(source, object, s.options.Resync, cache.Indexers{})
-	_ = informer.SetTransform(trim) // fails only while it runs, as does the other one
+	_ = informer.SetTransform(trim) // this and SetWatchErrorHandlerWithContext fail only if the informer runs already
 	_ = informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
 		if apierrors.IsBadRequest(err) && fieldSelector == notHeadless {
 			refused.Store(true)
@@ -273,12 +273,13 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 	}
 }
 
-// alone is the quiet time for a change after a pause: changes in the same packet of the API server are computed with
-// it.
+// alone is the quiet time after the first change that follows a pause. Other changes in the same packet from the API
+// server are computed together with that one.
 const alone = time.Millisecond
 
-// waitQuiet waits until something is dirty and there is no change for the quiet time, or MaxDelay is over; the quiet time
-// is shorter if the last computation was longer ago. It returns false if ctx has ended.
+// waitQuiet waits until something is dirty and there is no change for the quiet time, or MaxDelay is over. The quiet
+// time is alone if the last computation was more than MaxDelay ago, and otherwise Quiet. It returns false if ctx has
+// ended.
 func (s *Source) waitQuiet(ctx context.Context, last time.Time) bool {
 	select {
 	case <-ctx.Done():

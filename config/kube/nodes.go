@@ -19,9 +19,9 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// nodeLabels are the labels of all nodes that Services need for their topology keys. Nodes are watched, their metadata
-// only, while a Service needs them, and only the needed labels are stored. A Service keeps its previous state until its
-// labels are known. Only the goroutine that computes uses nodeLabels.
+// nodeLabels has, for every node, the labels that Services need for their topology keys. While a Service needs any, the
+// metadata of nodes are watched, and only the needed labels are stored. A Service keeps its previous state until its
+// labels are known or labelsTimeout has passed. Only the goroutine that computes uses nodeLabels.
 type nodeLabels struct {
 	client metadata.Interface // nil: no labels are available
 	log    logrus.FieldLogger
@@ -47,8 +47,8 @@ const (
 	// labelsTimeout is the maximum time that Services are held: they are served even if the API server does not let
 	// usher list nodes, or does not answer.
 	labelsTimeout = 5 * time.Second
-	// labelsPause is the minimum time between the starts of two watches: authors of Services can request labels, and
-	// stop requesting them, at any rate.
+	// labelsPause is the minimum time between the starts of two watches: authors of Services can start and stop
+	// requesting labels as often as they like.
 	labelsPause = 10 * time.Second
 )
 
@@ -123,7 +123,7 @@ func (n *nodeLabels) begin(ctx context.Context, keys map[string]bool, before cac
 		defer cancel()
 		if !cache.WaitForCacheSync(waiting.Done(), informer.HasSynced) && ctx.Err() == nil {
 			n.log.WithFields(logrus.Fields{"labels": slices.Sorted(maps.Keys(keys)), "timeout": labelsTimeout}).Warn(
-				"No list of Nodes from the API server yet; until it arrives, topology keys of node labels that usher does not know match no endpoint")
+				"The API server has not yet sent a list of Nodes; until it does, topology keys match no endpoint if usher does not know their node labels")
 		}
 		close(w.settled)
 		n.moved()

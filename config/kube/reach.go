@@ -126,8 +126,8 @@ func (r *Reach) date(text string) {
 	}
 }
 
-// wrap returns a transport that records the results of requests. It must be the outermost one, since requests for
-// credentials fail, too. A broken watch is noticed by the next request.
+// wrap returns a transport that records the results of requests. It must be the outermost transport, so that it also
+// records failures to obtain credentials. A broken watch is noticed by the next request.
 func (r *Reach) wrap(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(req *http.Request) (*http.Response, error) {
 		res, err := next.RoundTrip(req)
@@ -165,9 +165,9 @@ func isWatched(req *http.Request, resource string) bool {
 	return false
 }
 
-// isExpected reports whether an answer says nothing about the API server's state. usher has canceled the request; or a
-// watch begins too far back, which may happen a few times in a row; or the API server is too old to begin a watch with
-// a list, or for a field selector, and usher sends another request.
+// isExpected reports whether an answer says nothing about the API server's state. There are three cases: usher has
+// canceled the request; a watch begins too far back, which may happen a few times in a row; the API server is too old
+// for a watch that begins with a list, or for the field selector, and usher then sends another request.
 func (r *Reach) isExpected(req *http.Request, res *http.Response, err error) bool {
 	if err != nil {
 		return req.Context().Err() != nil
@@ -192,8 +192,8 @@ func (e notKubernetesError) Error() string {
 }
 
 // isKubernetes reports whether the answer 200 to a list or watch begins like an API server's: in protobuf, or in JSON
-// with a list or an event. A watch without initial events may stay silent for long, but has no known length.
-// isKubernetes restores the part of the body that it reads.
+// with a list or an event. A watch without initial events may stay silent for long, so only its Content-Type is
+// examined, and that there is no Content-Length. isKubernetes restores the part of the body that it reads.
 func isKubernetes(req *http.Request, res *http.Response) bool {
 	kind, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type"))
 	watch, query := false, req.URL.Query()

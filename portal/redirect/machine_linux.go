@@ -133,7 +133,7 @@ func (m *machine) leadOut(reread bool) []string {
 		m.noRoute = ""
 	} else if why := err.Error(); why != m.noRoute {
 		m.noRoute = why
-		m.log.WithError(err).Warn("Processes on this node have no route to VIPs and get \"network is unreachable\"; add a default route or use --portal=address")
+		m.log.WithError(err).Warn("Processes on this node have no route to VIPs; add a default route or use --portal=address")
 	}
 	return made
 }

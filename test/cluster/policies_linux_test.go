@@ -193,7 +193,7 @@ var _ = Describe("topology keys", func() {
 		u := c.usher("--kubeconfig=" + plane.Kubeconfig(plane.ServiceAccount(context.Background(), roleNamespace, account), plane.Server()))
 		Eventually(answers(c.pod, vip(lenient))).WithTimeout(soon).Should(Equal(pod.addr))
 		Expect(failure(c.pod, vip(strict))()).To(HaveOccurred())
-		Expect(string(u.Err.Contents())).To(ContainSubstring("No list of Nodes from the API server yet"))
+		Expect(string(u.Err.Contents())).To(ContainSubstring("The API server has not yet sent a list of Nodes"))
 	})
 })
 
