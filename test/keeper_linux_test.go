@@ -308,14 +308,30 @@ var _ = Describe("a keeper", func() {
 		k.stop()
 	})
 
-	It("can be taken over during a pause before a restart", func() {
-		k := startKept(l.Node, dir, "--portal=nftables")
+	// crashUntil kills the usher process until the keeper's pause before the next restart has this length.
+	crashUntil := func(k *kept, pause string) {
+		GinkgoHelper()
 		ends := func() int { return strings.Count(string(k.Err.Contents()), "exited unexpectedly") }
-		for !strings.Contains(string(k.Err.Contents()), "pause=12.8s") { // the rest must happen within this pause
+		for !strings.Contains(string(k.Err.Contents()), "pause="+pause) {
 			count := ends()
 			Expect(syscall.Kill(k.child(), syscall.SIGKILL)).To(Succeed())
 			Eventually(ends).WithTimeout(20 * time.Second).Should(BeNumerically(">", count))
 		}
+	}
+
+	It("removes all rules with --remove-rules if it is stopped during a pause before a restart", func() {
+		before := state(l.Node)
+		k := startKept(l.Node, dir, "--portal=nftables", "--remove-rules")
+		crashUntil(k, "3.2s")
+		Expect(state(l.Node)).NotTo(Equal(before))
+		k.Terminate()
+		Eventually(k).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		Expect(state(l.Node)).To(Equal(before))
+	})
+
+	It("can be taken over during a pause before a restart", func() {
+		k := startKept(l.Node, dir, "--portal=nftables")
+		crashUntil(k, "12.8s") // the rest must happen within this pause
 		clean := launch(l.Node, exec.Command(usherBinary, "cleanup"), "")
 		Eventually(clean).WithTimeout(20 * time.Second).Should(gexec.Exit(1))
 		Expect(clean.Err).To(gbytes.Say("another usher process manages the portals"))

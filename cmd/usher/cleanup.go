@@ -1,12 +1,16 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 
+	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
 	"github.com/usherproxy/usher/cmd/internal/cli"
 	"github.com/usherproxy/usher/cmd/usher/daemon"
+	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/portal/modes"
 )
 
@@ -41,6 +45,24 @@ func cleanup(cmd *cobra.Command, logs cli.LogFlags) error {
 	}
 	for _, what := range removed {
 		fmt.Fprintln(cmd.OutOrStdout(), "removed", what)
+	}
+	return err
+}
+
+// removeLeft removes what usher left on this node because no usher process was running when its keeper was stopped. If
+// another usher instance has taken over, it removes nothing.
+func removeLeft(ctx context.Context, log logrus.FieldLogger) error {
+	lock, err := daemon.Lock(log, nil)
+	if errors.Is(err, handover.ErrLocked) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer lock.Release()
+	removed, err := modes.Cleanup(ctx, log)
+	for _, what := range removed {
+		log.WithField("removed", what).Info("Removed a part of the portal")
 	}
 	return err
 }

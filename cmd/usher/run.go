@@ -3,8 +3,10 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -107,13 +109,21 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 		if err == nil && code != 0 {
 			err = &cli.ExitError{Code: code}
 		}
+		if err == nil && r.RemoveRules {
+			err = removeLeft(cmd.Context(), r.Log)
+		}
 		return err
 	}
 	for _, w := range warnings {
 		r.Log.Warn(w)
 	}
 	if r.kubeProxy.initOnly {
-		return daemon.SetConntrack(r.Conntrack, r.Log)
+		err := daemon.SetConntrack(r.Conntrack, r.Log)
+		if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) { // as on a node that is itself a container
+			r.Log.WithError(err).Warn("Cannot change connection tracking settings; usher works with those that the node has")
+			return nil
+		}
+		return err
 	}
 	if r.config != "" {
 		if before, err := os.ReadFile(r.config); err == nil { // it was read before

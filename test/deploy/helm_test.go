@@ -64,11 +64,22 @@ var _ = Describe("the chart", func() {
 			"--config=/var/lib/kube-proxy/c.yaml", "--admin-address=127.0.0.1:10249"),
 		Entry("kubeProxyConfig and addresses", "kubeProxyConfig: {configMap: kp}\nhealthzAddress: ':10356'\nadminAddress: ':9100'",
 			"--config=/var/lib/kube-proxy/config.conf", "--admin-address=:9100"),
+		Entry("kubeProxyConfig and apiServer", "kubeProxyConfig: {configMap: kp}\napiServer: {host: 192.0.2.10}",
+			"--config=/var/lib/kube-proxy/config.conf", "--server=https://192.0.2.10:6443", "--admin-address=127.0.0.1:10249"),
+		Entry("kubeProxyConfig and apiServer, IPv6", "kubeProxyConfig: {configMap: kp}\napiServer: {host: 'fd00::1', port: 443}",
+			"--config=/var/lib/kube-proxy/config.conf", "--server=https://[fd00::1]:443", "--admin-address=127.0.0.1:10249"),
+		Entry("enabled, by the condition of a parent chart", "enabled: true"),
 		Entry("extraArgs, last", "extraArgs: ['--quarantine=5s']\nlogLevel: error", "--log-level=error", "--quarantine=5s"),
 	)
 
 	It("can run usher without a keeper", func() {
 		Expect(chart(values("keeper: false")).container().Args).To(HaveExactElements("run", "--node-name=$(NODE_NAME)", "--healthz-address=:10256", "--take-over"))
+	})
+
+	It("sets the pull policy for the tag latest, for which Kubernetes has another default", func() {
+		i := chart(values("image: {tag: latest}"))
+		Expect(i.container().ImagePullPolicy).To(Equal(corev1.PullIfNotPresent))
+		Expect(i.pod().InitContainers[0].ImagePullPolicy).To(Equal(corev1.PullIfNotPresent))
 	})
 
 	It("has no init container with setConntrack: false", func() {
@@ -236,6 +247,8 @@ var _ = Describe("the chart", func() {
 		Entry("config of another kind", "config: {kind: KubeletConfiguration}", "config/kind"),
 		Entry("the health address in config", "config: {healthzBindAddress: 0.0.0.0:10356}", "set healthzAddress"),
 		Entry("the metrics address in config", "config: {metricsBindAddress: 0.0.0.0:9100}", "set adminAddress"),
+		Entry("the health address on loopback", "healthzAddress: '127.0.0.1:10256'", "healthzAddress: the kubelet has to reach it"),
+		Entry("the health address on loopback, IPv6", "healthzAddress: '[::1]:10256'", "healthzAddress: the kubelet has to reach it"),
 		Entry("two configurations", "config: {mode: nftables}\nkubeProxyConfig: {configMap: kube-proxy}", "only one of them"),
 		Entry("a toleration", "tolerations: [{operator: Exist}]", "tolerations/0/operator"),
 		Entry("a quantity", "resources: {limits: {memory: 64 MB}}", "resources/limits/memory"),
@@ -254,7 +267,7 @@ var _ = Describe("the chart", func() {
 		Expect(json.Unmarshal([]byte(chartFile("values.schema.json")), &schema)).To(Succeed())
 		defaults := values(chartFile("values.yaml"))
 		for key := range schema.Properties {
-			if key != "global" { // Helm's own
+			if key != "global" && key != "enabled" { // of parent charts
 				Expect(defaults).To(HaveKey(key))
 			}
 		}
