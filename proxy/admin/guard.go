@@ -50,8 +50,8 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.next.ServeHTTP(w, r)
 }
 
-// follows reports whether a browser sends the request because the user follows a link. A hidden frame navigates, too, but
-// has another destination.
+// follows reports whether a browser will show the response as a page, as when the user follows a link. A hidden frame
+// navigates, too, but has another destination.
 func follows(h http.Header) bool {
 	to := h.Get("Sec-Fetch-Dest")
 	return h.Get("Sec-Fetch-Mode") == "navigate" && (to == "" || to == "document")

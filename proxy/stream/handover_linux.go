@@ -55,8 +55,9 @@ const (
 	offerPrefix = "open connections, version 1, after number "
 
 	// pairsAtOnce is the maximum number of pairs that are frozen together: one packet can carry their descriptors. The
-	// first batch has firstPairs. The number doubles after a batch that took less than shortPause, and is halved after
-	// any other, so that on a slow machine the answer comes within answerTime.
+	// first batch has firstPairs. The number doubles after a full batch that took less than shortPause, and is halved,
+	// to firstPairs at least, after a batch that took longer, so that on a slow machine the answer comes within
+	// answerTime.
 	pairsAtOnce = handover.SocketsAtOnce/2 - 1
 	firstPairs  = 8
 	shortPause  = answerTime / 10
@@ -254,10 +255,10 @@ func (h *handing) pass(l *forward.Loop) error {
 		answer, err := h.send(batch)
 		pause := time.Since(began)
 		h.longest = max(h.longest, pause)
-		if pause < shortPause {
-			h.atOnce = min(2*h.atOnce, pairsAtOnce)
-		} else {
+		if pause >= shortPause {
 			h.atOnce = max(h.atOnce/2, firstPairs)
+		} else if len(batch) == h.atOnce {
+			h.atOnce = min(2*h.atOnce, pairsAtOnce)
 		}
 		var stay []held
 		for i, c := range batch {

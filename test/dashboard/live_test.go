@@ -50,7 +50,7 @@ var _ = Describe("the connection to usher", func() {
 		p := open(u.url)
 		p.downtime = true
 		u.connect("web")
-		eventually(func() int { return p.count(".connections tbody tr") }).Should(Equal(1))
+		eventually(func() []int { return []int{p.count(".connections tbody tr"), p.count(".services tbody tr")} }).Should(Equal([]int{1, 1}))
 		p.press("p")
 		u.Interrupt().Wait(20 * time.Second)
 		eventually(func() string { return p.text("#live") }).Should(Equal("no connection"))
@@ -77,7 +77,7 @@ var _ = Describe("the connection to usher", func() {
 		u.Interrupt().Wait(20 * time.Second)
 		eventually(func() string { return p.text("#live") }).Should(Equal("no connection"))
 		u.start()
-		eventually(changes).ShouldNot(ContainSubstring("quarantine"))
+		eventually(func() []string { return p.texts(`section[aria-labelledby="changes"] .empty`) }).Should(Equal([]string{"No changes on record."}))
 		quarantined()
 	})
 

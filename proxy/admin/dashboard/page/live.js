@@ -11,8 +11,8 @@ const eventsPerSecond = 500; // more than a person can see; further events are o
 //   missed        events were omitted
 //   tick          detail is the API's Status; every two seconds
 //   restarted     another process responds: counters start at zero
-//   back          connected again after being lost, paused or hidden: the steps in
-//                 between are missing
+//   back          connected, for the first time or after being lost, paused or hidden:
+//                 the steps before are missing
 //   state         the state has changed: connecting, on, lost or paused
 class Live extends EventTarget {
   state = 'connecting';
@@ -46,7 +46,7 @@ class Live extends EventTarget {
     if (on) this.#become('paused');
     else {
       this.#become('connecting');
-      this.#ask().then(() => this.#dispatch('back'));
+      this.#ask().then(() => { if (!this.paused && this.state !== 'lost') this.#dispatch('back'); });
     }
   }
 
@@ -56,19 +56,19 @@ class Live extends EventTarget {
     if (document.hidden) {
       this.#close();
     } else if (!this.#stream) {
-      this.#open(true);
+      this.#open();
       this.#ask();
     }
   }
 
-  // After a time without a stream (again), missing steps are requested only when the
-  // stream is open: none is lost in between.
-  #open(again) {
+  // What happened without a stream is requested only when the stream is open, perhaps
+  // again by the browser itself: no step is lost in between.
+  #open() {
     const stream = new EventSource(`api/v1/events?rate=${eventsPerSecond}`);
     this.#stream = stream;
     stream.addEventListener('hello', e => {
       this.#meet(JSON.parse(e.data).instance);
-      if (again && !this.paused) this.#dispatch('back');
+      if (!this.paused) this.#dispatch('back');
     });
     for (const kind of ['step', 'change']) {
       stream.addEventListener(kind, e => {
@@ -92,13 +92,13 @@ class Live extends EventTarget {
     try {
       const status = await get('status');
       this.#clockSkew = Date.parse(status.now) - Date.now();
-      this.status = status;
+      if (!this.paused || !this.status) this.status = status;
       this.#meet(status.instance);
       const lost = this.state === 'lost';
       const refused = this.#stream?.readyState === EventSource.CLOSED;
       if (lost || refused) {
         this.#close();
-        this.#open(true);
+        this.#open();
       }
       const { now, limit } = status.subscribers;
       if (refused && now >= limit) throw new Error(`${limit} other pages are connected already, which is the maximum`);

@@ -60,7 +60,10 @@ live.addEventListener('change', ({ detail: e }) => {
 
 // Before the first load, and after omitted steps, the assembled connections lack steps.
 let stepsMissing = true;
-live.addEventListener('missed', () => { stepsMissing = true; });
+live.addEventListener('missed', () => {
+  stepsMissing = true;
+  router.view.missed?.();
+});
 
 live.addEventListener('tick', ({ detail: status }) => {
   router.view.tick?.(status);
@@ -185,4 +188,3 @@ document.getElementById('foot').append(
 
 router.go();
 live.start();
-load();

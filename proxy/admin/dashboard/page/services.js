@@ -15,6 +15,7 @@ const known = new Map();
 const nothing = { q: '', keys: new Set() };
 let found = nothing; // result of a search by usher
 let wanted = ''; // the last search
+let pending = ''; // the search that waits for a response
 let complete = false; // every Service has been received once
 let shown = []; // keys of the Services on the screen
 let round = newRound();
@@ -69,15 +70,22 @@ export const services = {
       found = nothing;
       return;
     }
-    const answer = await get('services', { q, limit: pageSize });
-    answer.items.forEach(take);
+    if (q === pending) return;
+    pending = q;
+    const answer = await get('services', { q, limit: pageSize }).finally(() => { if (q === pending) pending = ''; });
+    answer.items.filter(s => !known.has(keyOf(s))).forEach(take); // refresh updates the others
     if (q === wanted) found = { q, keys: new Set(answer.items.map(keyOf)) };
     version++;
   },
 
-  // load requests all Services; those that have arrived are available meanwhile. After
-  // a failure, the next load requests the rest.
-  load(progress) { return loading ??= readPages(progress).finally(() => { loading = null; }); },
+  // load requests all Services; those that have arrived are available meanwhile. If the
+  // first load fails, the next one requests the rest.
+  load(progress) {
+    if (loading) return loading;
+    if (complete) round = newRound();
+    const mine = loading = readPages(progress).finally(() => { if (loading === mine) loading = null; });
+    return mine;
+  },
 
   // refresh requests a page, and the Services on the screen.
   async refresh() {
@@ -93,6 +101,7 @@ export const services = {
     names = null;
     version++;
     round = newRound();
+    loading = null;
     complete = false;
     found = nothing;
   },
@@ -103,10 +112,11 @@ export const services = {
 function newRound() { return { next: '', seen: new Set() }; }
 
 async function readPages(progress) {
+  const mine = round;
   do {
     await readPage();
     progress();
-  } while (round.next);
+  } while (mine === round); // a round that is complete, or that forget ends, is replaced
 }
 
 // readPage requests the next page. Pages are requested one after the other.

@@ -19,8 +19,7 @@ export class Connections {
   table = tableOfConnections('Connections');
   #q = '';
   #show = 'all';
-  #count = ''; // for screen readers; it does not change as connections come
-  #counted = false;
+  #count = ''; // for screen readers: the result of the last search or choice
 
   constructor(draw) { this.draw = draw; }
 
@@ -29,22 +28,24 @@ export class Connections {
 
   #search(q) {
     this.#q = q;
-    this.#counted = false;
+    this.#update();
+  }
+
+  #update() {
+    this.draw();
+    this.#count = plural(this.table.rows.length, 'connection');
     this.draw();
   }
 
   #choose(show) {
     this.#show = show;
-    this.#counted = false;
-    this.draw();
+    this.#update();
   }
 
   render() {
     const q = this.#q.trim().toLowerCase();
     const [, matches] = shows[this.#show];
     this.table.rows = connections.newest(Infinity, c => matches(c) && (!q || textOf(c).includes(q)));
-    if (!this.#counted) this.#count = plural(this.table.rows.length, 'connection');
-    this.#counted = true;
     return [
       h('h1', null, 'Connections'),
       h('p', { class: 'lead' },

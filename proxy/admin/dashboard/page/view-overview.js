@@ -68,7 +68,7 @@ export class Overview {
     this.#leftOut = this.picture.motion.takeLeftOut();
     this.#choose();
     services.show(this.table.visible().map(s => s.key));
-    if (this.#q) this.#find();
+    if (this.#q) services.find(this.#q).catch(live.reports); // the next drawing has the result
   }
 
   restarted() { this.#totals = []; }
@@ -107,10 +107,8 @@ export class Overview {
     this.#q = q;
     this.draw();
     clearTimeout(this.finding);
-    this.finding = setTimeout(() => this.#find(), 200);
+    this.finding = setTimeout(() => services.find(q).then(this.draw).catch(live.reports), 200);
   }
-
-  #find() { services.find(this.#q).then(this.draw).catch(live.reports); }
 
   #choice(text, states, tone) {
     const choose = () => {

@@ -61,14 +61,20 @@ export class OneService {
     this.#changesMissing = true;
     details.refresh([this.key]).then(this.draw).catch(live.reports);
     this.#look();
-    this.tick();
+    this.#request().then(this.draw);
   }
+
+  missed() { this.#changesMissing = true; }
 
   restarted() {
     this.#changes = [];
+    this.#connections = [];
+    this.#affinity = null;
     this.#portals = null;
     this.back();
   }
+
+  tick() { this.#request().then(() => { if (!live.paused) this.draw(); }); }
 
   step(e) { if (e.service === this.key) this.picture.step(e); }
 
@@ -83,13 +89,22 @@ export class OneService {
     this.#changes = [...changes.toReversed(), ...known].sort((a, b) => Date.parse(b.time) - Date.parse(a.time)).slice(0, changesShown);
   }
 
-  async tick() {
+  // request does not report failures, which live does. The next tick repeats it.
+  async #request() {
     const of = { service: this.key };
     const requests = [get('connections', { ...of, state: 'all', limit: connectionsShown }).then(list => { this.#connections = list.items; })];
-    if (this.#changesMissing) requests.push(changesSoFar(this.key).then(changes => { this.#addChanges(changes); this.#changesMissing = false; }));
-    if (details.get(this.key)?.affinitySeconds) requests.push(get('affinity', { ...of, limit: clientsShown }).then(list => { this.#affinity = list; }));
-    await Promise.allSettled(requests); // live reports failures; the next tick repeats the requests
-    this.draw();
+    if (this.#changesMissing) requests.push(this.#requestChanges());
+    if (details.get(this.key)?.affinitySeconds !== 0) requests.push(get('affinity', { ...of, limit: clientsShown }).then(list => { this.#affinity = list; }));
+    await Promise.allSettled(requests);
+  }
+
+  async #requestChanges() {
+    this.#changesMissing = false;
+    try {
+      this.#addChanges(await changesSoFar(this.key));
+    } catch {
+      this.#changesMissing = true;
+    }
   }
 
   // newest returns the latest connections that usher has kept or that this page knows.
@@ -166,7 +181,7 @@ export class OneService {
       h('p', { class: 'quiet' }, 'A client keeps its endpoint until it has made no new connection for ',
         `${seconds(timeout)} or the endpoint fails.`),
       list?.items.length > 0 ? rememberedClients(list.items)
-        : h('p', { class: 'empty' }, 'No client has affinity yet; it starts with a client’s first connection.'),
+        : h('p', { class: 'empty' }, list ? 'No client has affinity yet; it starts with a client’s first connection.' : 'Reading …'),
       list?.total > clientsShown && h('p', { class: 'quiet' }, `and ${plural(list.total - clientsShown, 'more client')}`));
   }
 
