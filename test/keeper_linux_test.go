@@ -43,7 +43,7 @@ func startKept(ns *lab.Namespace, manifests string, args ...string) *kept {
 			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
 		}
 	})
-	Eventually(k.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("Serving"))
+	Eventually(k.Err).WithTimeout(time.Minute).Should(gbytes.Say("Serving"))
 	return k
 }
 
@@ -59,8 +59,8 @@ func (k *kept) child() int {
 func (k *kept) crash() {
 	GinkgoHelper()
 	Expect(syscall.Kill(k.child(), syscall.SIGKILL)).To(Succeed())
-	Eventually(k.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("usher exited unexpectedly"))
-	Eventually(k.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("Serving"))
+	Eventually(k.Err).WithTimeout(time.Minute).Should(gbytes.Say("usher exited unexpectedly"))
+	Eventually(k.Err).WithTimeout(time.Minute).Should(gbytes.Say("Serving"))
 }
 
 // callers open new connections to Services at a steady rate. They count those that could not
