@@ -306,7 +306,7 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 		cmd.Path, _ = exec.LookPath("unshare")
 		s := start(cmd)
 		Eventually(s).WithTimeout(20 * time.Second).Should(gexec.Exit(1))
-		Expect(string(s.Err.Contents())).To(And(ContainSubstring("user.max_user_namespaces is 0"), ContainSubstring("usher run --portal=none")))
+		Expect(string(s.Err.Contents())).To(And(ContainSubstring("user.max_user_namespaces is 0"), ContainSubstring("kubectl usher connect")))
 	})
 })
 

@@ -144,6 +144,9 @@ func (d *dashboardCommand) finder(cmd *cobra.Command) (find cluster.Finder, end 
 		}
 		return func(context.Context) ([]cluster.Node, error) { return nodes, nil }, func() {}, nil
 	}
+	if _, err := client.New(d.options.Address); err != nil {
+		return nil, nil, cli.Usagef("--admin-address: %w", err)
+	}
 	f, err := pods.New(d.options)
 	if err != nil {
 		return nil, nil, err

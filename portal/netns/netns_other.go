@@ -11,7 +11,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-var errUnsupported = errors.New("network namespaces require Linux; 'usher run --portal=none' works without them")
+var errUnsupported = errors.New("network namespaces require Linux; 'kubectl usher connect' works without them")
 
 // Namespace requires Linux: other systems have none.
 type Namespace struct{}

@@ -123,7 +123,7 @@ func forbidden(err error) error {
 	return fmt.Errorf("%w: non-root users cannot create one here, possibly because this is a container; "+insteadOf, err)
 }
 
-const insteadOf = "'usher run --portal=none' works without one"
+const insteadOf = "'kubectl usher connect' works without one"
 
 // pair returns two connected sockets: one for this process and one to pass on.
 func pair(kind int) (*net.UnixConn, *os.File, error) {

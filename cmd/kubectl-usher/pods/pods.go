@@ -137,7 +137,7 @@ func (f *Fleet) none(nodes []string) error {
 	where := fmt.Sprintf("with the label %s in namespace %s of %s", Selector, f.options.Namespace, f.server)
 	switch n := len(nodes); {
 	case n == 0:
-		return fmt.Errorf("usher is not running in the cluster: no Pod %s", where)
+		return fmt.Errorf("no usher instance found: there is no Pod %s; if usher runs in another namespace, set --usher-namespace", where)
 	case n > few:
 		return fmt.Errorf("usher is not running on node %s: no Pod there %s; %d other nodes have one", f.options.Node, where, n)
 	}

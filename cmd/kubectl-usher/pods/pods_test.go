@@ -59,7 +59,7 @@ var _ = Describe("the Pod that is queried on a node", func() {
 		f := &Fleet{api: api, known: map[found]*client.Client{},
 			port: netip.MustParseAddrPort("127.0.0.1:10249"), server: server.URL, options: fleet.Options{Namespace: "kube-system"}}
 		_, err = f.Find(ctx)
-		Expect(err).To(MatchError(ContainSubstring("usher is not running in the cluster: no Pod with the label")))
+		Expect(err).To(MatchError(ContainSubstring("no usher instance found: there is no Pod with the label")))
 		list.Items = append(list.Items, *pod(func(*corev1.Pod) {}))
 		found, err := f.Find(ctx)
 		Expect(err).NotTo(HaveOccurred())
