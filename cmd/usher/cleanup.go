@@ -34,12 +34,7 @@ func cleanup(cmd *cobra.Command, logs cli.LogFlags) error {
 	if err != nil {
 		return err
 	}
-	lock, err := daemon.Lock(log, nil)
-	if err != nil {
-		return fmt.Errorf("%w; stop it first, or it restores its rules", err)
-	}
-	defer lock.Release()
-	removed, err := modes.Cleanup(cmd.Context(), log)
+	removed, err := removeAll(cmd.Context(), log)
 	if err == nil && len(removed) == 0 {
 		fmt.Fprintln(cmd.OutOrStdout(), "Nothing to remove.")
 	}
@@ -52,17 +47,23 @@ func cleanup(cmd *cobra.Command, logs cli.LogFlags) error {
 // removeLeft removes what usher left on this node because no usher process was running when its keeper was stopped. If
 // another usher instance has taken over, it removes nothing.
 func removeLeft(ctx context.Context, log logrus.FieldLogger) error {
-	lock, err := daemon.Lock(log, nil)
-	if errors.Is(err, handover.ErrLocked) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer lock.Release()
-	removed, err := modes.Cleanup(ctx, log)
+	removed, err := removeAll(ctx, log)
 	for _, what := range removed {
 		log.WithField("removed", what).Info("Removed a part of the portal")
 	}
+	if errors.Is(err, handover.ErrLocked) {
+		return nil
+	}
 	return err
+}
+
+// removeAll removes everything that any usher process installed on this node, and returns what it removed. It fails if a
+// process has the lock of the portals.
+func removeAll(ctx context.Context, log logrus.FieldLogger) (removed []string, err error) {
+	lock, err := daemon.Lock(log, nil)
+	if err != nil {
+		return nil, fmt.Errorf("%w; stop it first, or it restores its rules", err)
+	}
+	defer lock.Release()
+	return modes.Cleanup(ctx, log)
 }

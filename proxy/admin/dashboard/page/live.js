@@ -67,8 +67,8 @@ class Live extends EventTarget {
     const stream = new EventSource(`api/v1/events?rate=${eventsPerSecond}`);
     this.#stream = stream;
     stream.addEventListener('hello', e => {
-      this.#meet(JSON.parse(e.data).instance);
-      if (!this.paused) this.#dispatch('back');
+      const restarted = this.#meet(JSON.parse(e.data).instance);
+      if (!restarted && !this.paused) this.#dispatch('back');
     });
     for (const kind of ['step', 'change']) {
       stream.addEventListener(kind, e => {
@@ -116,9 +116,12 @@ class Live extends EventTarget {
     }
   }
 
+  // meet reports whether another process responds than before.
   #meet(instance) {
-    if (this.#instance && this.#instance !== instance) this.#dispatch('restarted');
+    const restarted = this.#instance !== null && this.#instance !== instance;
     this.#instance = instance;
+    if (restarted) this.#dispatch('restarted');
+    return restarted;
   }
 
   #become(state) {

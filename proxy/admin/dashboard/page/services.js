@@ -123,19 +123,18 @@ async function readPages(progress) {
 function readPage() { return reading = reading.catch(() => {}).then(requestPage); }
 
 async function requestPage() {
-  const { next, seen } = round;
   const current = round;
-  const answer = await get('services', { limit: pageSize, continue: next }).catch(err => {
+  const answer = await get('services', { limit: pageSize, continue: current.next }).catch(err => {
     if (err.status > 0) current.next = ''; // usher may no longer know this position
     throw err;
   });
   if (current !== round) return new Set(); // forget was called
   const page = new Set(answer.items.map(keyOf));
   answer.items.forEach(take);
-  page.forEach(key => seen.add(key));
-  round.next = answer.continue ?? '';
-  if (round.next === '') {
-    for (const key of known.keys()) if (!seen.has(key)) drop(key);
+  page.forEach(key => current.seen.add(key));
+  current.next = answer.continue ?? '';
+  if (current.next === '') {
+    for (const key of known.keys()) if (!current.seen.has(key)) drop(key);
     round = newRound();
     complete = true;
   }

@@ -38,6 +38,8 @@ export class OneService {
     details.want(this, [this.key]);
     services.show([this.key]);
     for (const c of connections.newest(20, c => c.service === this.key)) this.picture.knows(c.client);
+    details.refresh([this.key]).then(this.draw).catch(live.reports);
+    this.#look();
     this.back();
   }
 
@@ -56,11 +58,10 @@ export class OneService {
     this.draw();
   }
 
-  // back requests everything that may have changed without an event.
+  // back requests what may have changed without an event. The rules have the time at
+  // which they were compared.
   back() {
     this.#changesMissing = true;
-    details.refresh([this.key]).then(this.draw).catch(live.reports);
-    this.#look();
     this.#request().then(this.draw);
   }
 
@@ -71,6 +72,7 @@ export class OneService {
     this.#connections = [];
     this.#affinity = null;
     this.#portals = null;
+    this.#look();
     this.back();
   }
 
@@ -94,7 +96,8 @@ export class OneService {
     const of = { service: this.key };
     const requests = [get('connections', { ...of, state: 'all', limit: connectionsShown }).then(list => { this.#connections = list.items; })];
     if (this.#changesMissing) requests.push(this.#requestChanges());
-    if (details.get(this.key)?.affinitySeconds !== 0) requests.push(get('affinity', { ...of, limit: clientsShown }).then(list => { this.#affinity = list; }));
+    const detail = details.get(this.key);
+    if (!detail || detail.affinitySeconds > 0) requests.push(get('affinity', { ...of, limit: clientsShown }).then(list => { this.#affinity = list; }));
     await Promise.allSettled(requests);
   }
 
