@@ -155,14 +155,15 @@ func startUDPLoad(d *lab.Dialer, vip string) *udpLoad {
 	return l
 }
 
-// askUDP sends request number n, and waits for its reply.
+// askUDP sends request number n, and waits for its reply. With the race detector on a busy machine, a takeover with two
+// thousand sessions may need seconds during which requests wait.
 func askUDP(c net.Conn, n int64) error {
 	began := time.Now()
 	request := fmt.Sprintf("request %d", n)
 	if _, err := c.Write([]byte(request)); err != nil {
 		return err
 	}
-	if err := c.SetReadDeadline(began.Add(3 * time.Second)); err != nil {
+	if err := c.SetReadDeadline(began.Add(30 * time.Second)); err != nil {
 		return err
 	}
 	buf := make([]byte, 100)
@@ -258,8 +259,8 @@ func handoverSpecs(portal string) {
 		for range 5 {
 			previous := current
 			current = start("--take-over")
-			Eventually(previous.Err).WithTimeout(5 * time.Second).Should(gbytes.Say("has taken over"))
-			Eventually(previous).WithTimeout(20*time.Second).Should(gexec.Exit(0), "exits once it has handed over its connections")
+			Eventually(previous.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("has taken over"))
+			Eventually(previous).WithTimeout(time.Minute).Should(gexec.Exit(0), "exits once it has handed over its connections")
 			Expect(pingPong(inFlight)).To(Succeed(), "an open connection is handed over too")
 			made := traffic.made.Load()
 			Eventually(traffic.made.Load).Should(BeNumerically(">", made+100)) // a take-over may be over sooner
@@ -286,9 +287,9 @@ func handoverSpecs(portal string) {
 		for range 5 {
 			previous := current
 			current = start("--take-over")
-			Eventually(previous).WithTimeout(10*time.Second).Should(gexec.Exit(0), "exits once its clients have their replies")
+			Eventually(previous).WithTimeout(time.Minute).Should(gexec.Exit(0), "exits once its clients have their replies")
 			made := traffic.asked.Load()
-			Eventually(traffic.asked.Load).WithTimeout(5 * time.Second).Should(BeNumerically(">", made+200))
+			Eventually(traffic.asked.Load).WithTimeout(30 * time.Second).Should(BeNumerically(">", made+200))
 		}
 		traffic.end()
 		AddReportEntry("UDP requests", traffic.asked.Load())

@@ -343,6 +343,18 @@ var _ = Describe("a keeper", func() {
 		next.stop()
 	})
 
+	It("exits in a Pod if it was taken over during a pause and that instance ends", func() {
+		Expect(os.Setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")).To(Succeed())
+		DeferCleanup(os.Unsetenv, "KUBERNETES_SERVICE_HOST")
+		k := startKept(l.Node, dir, "--portal=nftables")
+		crashUntil(k, "12.8s") // as above
+		next := startKept(l.Node, dir, "--portal=nftables", "--take-over")
+		Consistently(k).WithTimeout(5 * time.Second).ShouldNot(gexec.Exit())
+		next.stop()
+		Eventually(k).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		Expect(k.Err).To(gbytes.Say("The usher instance that took over has ended"))
+	})
+
 	It("exits with usher's exit code if usher cannot start", func() {
 		u := launchUsher(l.Node, dir, "--keeper", "--portal=nonsense")
 		Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(2))

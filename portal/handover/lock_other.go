@@ -17,6 +17,9 @@ func Acquire(*os.File) (*Lock, error) { return &Lock{}, nil }
 // Claimed returns false.
 func Claimed() bool { return false }
 
+// Unclaimed returns nil.
+func Unclaimed() <-chan struct{} { return nil }
+
 // File returns nil.
 func (l *Lock) File() *os.File { return nil }
 

@@ -52,6 +52,26 @@ func Claimed() bool {
 	return err == nil && len(names) > 0
 }
 
+// claimInterval is the interval at which Unclaimed checks.
+const claimInterval = 2 * time.Second
+
+// Unclaimed returns a channel that is closed when two checks in a row find no process that listens under a holder's
+// name. A process that has handed over and still runs uses it: its successor may have ended.
+func Unclaimed() <-chan struct{} {
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		for misses := 0; misses < 2; {
+			time.Sleep(claimInterval)
+			misses++
+			if names, err := holders(); err != nil || len(names) > 0 {
+				misses = 0
+			}
+		}
+	}()
+	return gone
+}
+
 // look sends word to all processes that listen under a holder's name, except own, and asks them to prove their
 // capability. It returns the first one that proves it and either has the lock or has precedence over own; nil if there
 // is none. strangers describes the processes that did not prove it. look takes at most lookTime.

@@ -333,6 +333,10 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 		r.run("kubectl apply -k deploy/kustomize")
 		Expect(daemons("usher").Spec.Template.Spec.Containers[0].Args).To(Equal(daemonSet().Spec.Template.Spec.Containers[0].Args))
 
+		By("rolling back on all nodes at once")
+		r.run(`kubectl -n kube-system patch daemonset kube-proxy --type=json -p '[{"op":"remove","path":"/spec/template/spec/nodeSelector/kube-proxy"}]'`)
+		Expect(daemons("kube-proxy").Spec.Template.Spec.NodeSelector).To(BeEmpty())
+
 		By("running alongside kube-proxy")
 		r.run("kubectl label service web service.kubernetes.io/service-proxy-name=usher")
 		Expect(r.page.Unused()).To(HaveEach(Or( // others are steps of a migration: see moving_linux_test.go

@@ -135,10 +135,13 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 	cancel()
 	d.stop(pt, remove, signals)
 	if d.isHandedOver() && !signaled && inPod() {
-		// The kubelet would restart this process, which would then take over again.
+		// The kubelet would restart this process, which would then take over again. If the successor ends first, such as
+		// when a rollout is undone, the kubelet does right: it keeps this Pod.
 		select {
 		case <-signals:
 		case <-d.stopRequested:
+		case <-handover.Unclaimed():
+			d.log.Warn("The usher instance that took over has ended; exiting, so that the kubelet restarts this one")
 		}
 	}
 	return err

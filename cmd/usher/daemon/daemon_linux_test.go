@@ -390,6 +390,19 @@ var _ = Describe("a daemon with a portal", func() {
 			Eventually(first.ended).WithTimeout(patience).Should(Receive(BeNil()))
 		})
 
+		It("makes the first daemon, in a Pod, exit if the second one ends, so that the kubelet restarts it", func() {
+			GinkgoT().Setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+			first, _ := serve(withPortal())
+			second, _ := serve(takeOver(withPortal()))
+			Eventually(first.said).WithTimeout(patience).Should(gbytes.Say("Stopped"))
+			second.signals <- os.Interrupt
+			Eventually(second.ended).WithTimeout(patience).Should(Receive(BeNil()))
+			Eventually(first.ended).WithTimeout(patience).Should(Receive(BeNil()))
+			Expect(first.said).To(gbytes.Say("that took over has ended"))
+			serve(takeOver(withPortal()))
+			connect(vip)
+		})
+
 		It("does not take over if its source fails", func() {
 			serve(withPortal())
 			c := takeOver(withPortal())

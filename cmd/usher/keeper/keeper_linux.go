@@ -11,6 +11,8 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal/handover"
 )
 
 const (
@@ -32,13 +34,14 @@ var forwarded = []os.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGQUIT, unix.SIGUSR
 type keeper struct {
 	state
 	log           logrus.FieldLogger
-	manager       *manager      // nil for none
-	pause         *pause        // nil while an usher process runs
-	stopRequested bool          // by a signal, or because usher has stopped
-	code          int           // exit code, once stopRequested is set and usher has exited
-	again         bool          // replace the program once more
-	taken         chan struct{} // another usher instance has taken over while none ran here
-	sent          chan *child   // children with packets about connections
+	manager       *manager        // nil for none
+	pause         *pause          // nil while an usher process runs
+	stopRequested bool            // by a signal, or because usher has stopped
+	code          int             // exit code, once stopRequested is set and usher has exited
+	again         bool            // replace the program once more
+	taken         chan struct{}   // another usher instance has taken over while none ran here
+	unclaimed     <-chan struct{} // closed when that instance has ended; nil unless this keeper waits for that
+	sent          chan *child     // children with packets about connections
 	// connections is the number of saved connections and pipes. Each has two descriptors.
 	connections int
 	// count is the number of kept descriptors, and length the total length of their names.
@@ -148,6 +151,12 @@ func (k *keeper) run(begin func()) (code int) {
 			if k.leave() {
 				return 0
 			}
+		case <-k.unclaimed:
+			k.log.Warn("The usher instance that took over has ended; keeper exiting, so that the kubelet restarts it")
+			k.unclaimed = nil
+			if code, over := k.end(0); over {
+				return code
+			}
 		}
 		if k.again && k.Next == nil {
 			k.again = false
@@ -195,8 +204,8 @@ func (k *keeper) forward(sig os.Signal) (over bool) {
 }
 
 // leave leaves the portals to another usher instance that has taken over, and reports whether
-// the keeper may exit. In a Pod it must not: the kubelet would restart it, and it would then
-// take over again.
+// the keeper may exit. In a Pod it must not, unless that instance ends: the kubelet would restart
+// it, and it would then take over again.
 func (k *keeper) leave() (over bool) {
 	k.log.Info("Another usher instance has taken over from the keeper")
 	k.pause.end()
@@ -204,7 +213,11 @@ func (k *keeper) leave() (over bool) {
 	k.drop()
 	k.abandon(k.Orphans)
 	k.Orphans = nil
-	return os.Getenv("KUBERNETES_SERVICE_HOST") == ""
+	if os.Getenv("KUBERNETES_SERVICE_HOST") == "" {
+		return true
+	}
+	k.unclaimed = handover.Unclaimed()
+	return false
 }
 
 // reap handles children that have exited: the keeper's own, and those that it has inherited
