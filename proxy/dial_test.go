@@ -166,7 +166,7 @@ var _ = Describe("a Proxy with a custom Dial", func() {
 			defer cancel()
 			p.Drain(ctx)
 		}()
-		Eventually(stopped).WithTimeout(5 * time.Second).Should(BeClosed())
+		Eventually(stopped).WithTimeout(30 * time.Second).Should(BeClosed())
 	})
 
 	DescribeTable("sends early data of a client to the endpoint that is confirmed",

@@ -87,7 +87,7 @@ var _ = Describe("draining a Proxy", func() {
 			if underWay != nil {
 				isUnderWay = func() bool { return underWay(to) }
 			}
-			Eventually(isUnderWay).WithTimeout(10 * time.Second).Should(BeTrue())
+			Eventually(isUnderWay).WithTimeout(30 * time.Second).Should(BeTrue())
 
 			p.Stop()
 			over, cancel := context.WithCancel(context.Background())
@@ -103,7 +103,7 @@ var _ = Describe("draining a Proxy", func() {
 			tried := ends[0].Record.Attempts()
 			Expect(tried).To(HaveLen(1))
 			Expect(tried[0].Err).To(Equal(last))
-			Eventually(gleak.Goroutines).WithTimeout(10 * time.Second).ShouldNot(gleak.HaveLeaked(goroutines))
+			Eventually(gleak.Goroutines).WithTimeout(30 * time.Second).ShouldNot(gleak.HaveLeaked(goroutines))
 		},
 		Entry("while an event loop connects", lab.Silent, nil, isSynSent, "context canceled"),
 		Entry("while an event loop waits to retry", nobody, nil, nil, "connection refused"),

@@ -110,7 +110,7 @@ func specifyLeaving(portable bool) {
 		leaving := echo
 		leaving.Ready, leaving.Terminating = false, true
 		apply(leaving, another)
-		Eventually(ends).WithTimeout(10 * time.Second).Should(Equal(drained))
+		Eventually(ends).WithTimeout(30 * time.Second).Should(Equal(drained))
 		alive := 0
 		for _, c := range []net.Conn{first, second} {
 			if ask(c) == nil {

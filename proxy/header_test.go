@@ -149,7 +149,7 @@ func headerSpecs(tunneled bool) {
 				c := connect(serve(asked, endpoint))
 				Expect(c.Write([]byte("payload"))).Error().NotTo(HaveOccurred())
 				Expect(c.CloseWrite()).To(Succeed())
-				Eventually(got).WithTimeout(10 * time.Second).Should(Receive(Equal(header(c) + "payload")))
+				Eventually(got).WithTimeout(30 * time.Second).Should(Receive(Equal(header(c) + "payload")))
 				Expect(last().End.ToEndpoint).To(BeEquivalentTo(len("payload")))
 			})
 
@@ -157,7 +157,7 @@ func headerSpecs(tunneled bool) {
 				probe := proxyproto.Header(version, config.TCP, netip.MustParseAddrPort("127.0.0.1:10000"), netip.MustParseAddrPort("127.0.0.1:10000"))
 				endpoint, got := listen(len(probe) - 20) // ports and addresses may be shorter
 				c := connect(serve(asked, endpoint))
-				Eventually(got).WithTimeout(10 * time.Second).Should(Receive(Equal(header(c)[:len(probe)-20])))
+				Eventually(got).WithTimeout(30 * time.Second).Should(Receive(Equal(header(c)[:len(probe)-20])))
 				Expect(io.ReadFull(c, make([]byte, 5))).To(Equal(5))
 				c.Close()
 				Expect(last().End.ToEndpoint).To(BeZero())
@@ -178,7 +178,7 @@ func headerSpecs(tunneled bool) {
 					c := connect(at)
 					Expect(c.Write([]byte("payload"))).Error().NotTo(HaveOccurred())
 					Expect(c.CloseWrite()).To(Succeed())
-					Eventually(got).WithTimeout(10 * time.Second).Should(Receive(Equal(header(c) + "payload")))
+					Eventually(got).WithTimeout(30 * time.Second).Should(Receive(Equal(header(c) + "payload")))
 				}
 				if tunneled {
 					Expect(lost).To(Receive(BeElementOf("P", "\r")), "the failed endpoint received a header too")
@@ -209,7 +209,7 @@ func headerSpecs(tunneled bool) {
 						from = cut
 					}
 					Expect(c.CloseWrite()).To(Succeed())
-					Eventually(got).WithTimeout(10 * time.Second).Should(Receive(Equal(string(payload))))
+					Eventually(got).WithTimeout(30 * time.Second).Should(Receive(Equal(string(payload))))
 					c.Close()
 					Eventually(p.Connections).Should(BeZero())
 					ended := p.Trace.Ended(1, func(*trace.Event) bool { return true })[0]
@@ -246,7 +246,7 @@ func headerSpecs(tunneled bool) {
 			Expect(c.Write(append(bytes.Clone(v2), "payload"...))).Error().NotTo(HaveOccurred())
 			Expect(c.CloseWrite()).To(Succeed())
 			to := c.RemoteAddr().(*net.TCPAddr).AddrPort()
-			Eventually(got).WithTimeout(10 * time.Second).Should(Receive(Equal(string(proxyproto.Header(config.ProxyV1, config.TCP, said, to)) + "payload")))
+			Eventually(got).WithTimeout(30 * time.Second).Should(Receive(Equal(string(proxyproto.Header(config.ProxyV1, config.TCP, said, to)) + "payload")))
 		})
 
 		DescribeTable("that are invalid cause a reset and reach no endpoint",
@@ -311,7 +311,7 @@ func headerSpecs(tunneled bool) {
 			c := connect(serve(due, endpoint))
 			Expect(c.Write(v1)).Error().NotTo(HaveOccurred())
 			Expect(c.CloseWrite()).To(Succeed())
-			Eventually(got).WithTimeout(10 * time.Second).Should(Receive(Equal(string(v1))))
+			Eventually(got).WithTimeout(30 * time.Second).Should(Receive(Equal(string(v1))))
 			e := last()
 			Expect(e.Client).To(Equal(c.LocalAddr().(*net.TCPAddr).AddrPort()))
 		})
@@ -423,7 +423,7 @@ func headerSpecs(tunneled bool) {
 			c := connect(at)
 			Expect(c.Write(v2)).Error().NotTo(HaveOccurred())
 			Expect(c.CloseWrite()).To(Succeed())
-			Eventually(got).WithTimeout(10 * time.Second).Should(Receive(BeEmpty()))
+			Eventually(got).WithTimeout(30 * time.Second).Should(Receive(BeEmpty()))
 		})
 	})
 }

@@ -43,7 +43,7 @@ var _ = Describe("a Proxy with an endpoint that refuses connections", func() {
 			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 			defer cancel()
 			p.Drain(ctx)
-			Eventually(gleak.Goroutines).WithTimeout(10 * time.Second).ShouldNot(gleak.HaveLeaked(goroutines))
+			Eventually(gleak.Goroutines).WithTimeout(30 * time.Second).ShouldNot(gleak.HaveLeaked(goroutines))
 		})
 		hello := func(c net.Conn) {
 			fmt.Fprint(c, "hello")
@@ -107,11 +107,11 @@ var _ = Describe("a Proxy with an endpoint that refuses connections", func() {
 		serve(service("web", "10.96.0.1", bad, good))
 		connect(0, 2)
 		Expect(refusedAttempts()).To(BeEquivalentTo(1))
-		Eventually(func() int64 { connect(0, 5); return refusedProbes() }).WithTimeout(10 * time.Second).Should(BeNumerically(">=", 4))
+		Eventually(func() int64 { connect(0, 5); return refusedProbes() }).WithTimeout(30 * time.Second).Should(BeNumerically(">=", 4))
 		Expect(refusedAttempts()).To(BeEquivalentTo(1))
 
 		back()
-		Eventually(func() int64 { return p.Stats().Recoveries }).WithTimeout(10 * time.Second).Should(BeEquivalentTo(1))
+		Eventually(func() int64 { return p.Stats().Recoveries }).WithTimeout(30 * time.Second).Should(BeEquivalentTo(1))
 		before := p.Stats()
 		Expect(before.Probes[conn.Connected]).To(BeEquivalentTo(1))
 		connect(0, 4)
@@ -128,7 +128,7 @@ var _ = Describe("a Proxy with an endpoint that refuses connections", func() {
 		connect(0, 2)
 		connect(1, 2)
 		back()
-		Eventually(func() int64 { return p.Stats().Recoveries }).WithTimeout(10 * time.Second).Should(BeEquivalentTo(2))
+		Eventually(func() int64 { return p.Stats().Recoveries }).WithTimeout(30 * time.Second).Should(BeEquivalentTo(2))
 		s := p.Stats()
 		Expect(s.Quarantines).To(BeEquivalentTo(2))
 		Expect(s.Probes[conn.Connected]).To(BeEquivalentTo(1))
@@ -138,7 +138,7 @@ var _ = Describe("a Proxy with an endpoint that refuses connections", func() {
 		serve(service("web", "10.96.0.1", bad, good), service("other", "10.96.0.2", bad, good))
 		connect(0, 2)
 		connect(1, 2)
-		Eventually(refusedProbes).WithTimeout(10 * time.Second).Should(BeNumerically(">=", 1))
+		Eventually(refusedProbes).WithTimeout(30 * time.Second).Should(BeNumerically(">=", 1))
 		p.Apply([]config.Service{service("web", "10.96.0.1", good), {Name: types.NamespacedName{Namespace: "of-probes", Name: "other"}}})
 		last := int64(-1)
 		Eventually(func() bool { // one may be in progress; then none in ten times the longest wait
@@ -151,7 +151,7 @@ var _ = Describe("a Proxy with an endpoint that refuses connections", func() {
 	It("uses clients' connections as probes if probes are disabled", func() {
 		options.Quarantine.Probed = false
 		serve(service("web", "10.96.0.1", bad, good))
-		Eventually(func() int64 { connect(0, 2); return refusedAttempts() }).WithTimeout(10 * time.Second).Should(BeNumerically(">=", 3))
+		Eventually(func() int64 { connect(0, 2); return refusedAttempts() }).WithTimeout(30 * time.Second).Should(BeNumerically(">=", 3))
 		Expect(p.Stats().Probes).To(HaveEach(BeZero()))
 	})
 })

@@ -340,7 +340,7 @@ var _ = Describe("a Proxy", func() {
 			if c, err := net.Dial("tcp", listener("web")); err == nil { // the client may get the reset at once
 				c.Close()
 			}
-			Eventually(func() int64 { return p.Stats().Ends[outcome.SourceDenied] }).WithPolling(time.Millisecond).WithTimeout(10 * time.Second).Should(BeEquivalentTo(i + 1))
+			Eventually(func() int64 { return p.Stats().Ends[outcome.SourceDenied] }).WithPolling(time.Millisecond).WithTimeout(30 * time.Second).Should(BeEquivalentTo(i + 1))
 			Eventually(p.Connections).WithPolling(time.Millisecond).Should(BeZero())
 		}
 		mayTell := 10 + int(10*time.Since(began).Seconds()) + 1

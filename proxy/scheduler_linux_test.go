@@ -55,9 +55,9 @@ var _ = Describe("a Proxy with the least-connections scheduler", func() {
 		for range 20 {
 			connect(to)
 		}
-		Eventually(active).WithTimeout(10 * time.Second).Should(Equal([]int64{10, 10}))
+		Eventually(active).WithTimeout(30 * time.Second).Should(Equal([]int64{10, 10}))
 		stop(p)
-		Eventually(active).WithTimeout(10 * time.Second).Should(Equal([]int64{0, 0}))
+		Eventually(active).WithTimeout(30 * time.Second).Should(Equal([]int64{0, 0}))
 	})
 
 	It("does not count failed attempts and ended connections", func() {
@@ -72,12 +72,12 @@ var _ = Describe("a Proxy with the least-connections scheduler", func() {
 			}
 			return sum
 		}
-		Eventually(func() int64 { return p.Stats().Established }).WithTimeout(10 * time.Second).Should(BeEquivalentTo(30))
-		Eventually(total).WithTimeout(10 * time.Second).Should(BeEquivalentTo(30))
+		Eventually(func() int64 { return p.Stats().Established }).WithTimeout(30 * time.Second).Should(BeEquivalentTo(30))
+		Eventually(total).WithTimeout(30 * time.Second).Should(BeEquivalentTo(30))
 		for _, c := range open {
 			c.Close()
 		}
-		Eventually(total).WithTimeout(10 * time.Second).Should(BeZero())
+		Eventually(total).WithTimeout(30 * time.Second).Should(BeZero())
 	})
 
 	It("counts UDP sessions only until they end", func() {
@@ -95,7 +95,7 @@ var _ = Describe("a Proxy with the least-connections scheduler", func() {
 			DeferCleanup(func() { c.Close() })
 			Expect(c.Write([]byte("hello"))).To(Equal(5))
 		}
-		Eventually(func() int64 { return p.Stats().Sessions.Begun }).WithTimeout(10 * time.Second).Should(BeEquivalentTo(12))
-		Eventually(active).WithTimeout(10 * time.Second).Should(Equal([]int64{0, 0, 0}))
+		Eventually(func() int64 { return p.Stats().Sessions.Begun }).WithTimeout(30 * time.Second).Should(BeEquivalentTo(12))
+		Eventually(active).WithTimeout(30 * time.Second).Should(Equal([]int64{0, 0, 0}))
 	})
 })

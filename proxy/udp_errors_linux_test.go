@@ -102,7 +102,7 @@ var _ = Describe("a UDP session", func() {
 				_, session := receive(endpoint)
 				before := p.Stats().Sessions.Dropped[frontend.DropTooBig]
 				tellTooBig(session, addr)
-				Eventually(func() int64 { return p.Stats().Sessions.Dropped[frontend.DropTooBig] }).WithTimeout(10 * time.Second).Should(Equal(before + 1))
+				Eventually(func() int64 { return p.Stats().Sessions.Dropped[frontend.DropTooBig] }).WithTimeout(30 * time.Second).Should(Equal(before + 1))
 			}
 
 			By("reporting the error before the endpoint has answered")
@@ -144,7 +144,7 @@ var _ = Describe("a UDP session", func() {
 			Expect(got).To(Equal("round and round"))
 			return
 		}
-		Eventually(func() int64 { return p.Stats().Sessions.Ends[outcome.AttemptsFailed] }).WithTimeout(10 * time.Second).Should(BeEquivalentTo(1))
+		Eventually(func() int64 { return p.Stats().Sessions.Ends[outcome.AttemptsFailed] }).WithTimeout(30 * time.Second).Should(BeEquivalentTo(1))
 		Expect(process.SetReadDeadline(time.Now())).To(Succeed())
 		Expect(process.ReadFromUDPAddrPort(make([]byte, 100))).Error().To(MatchError(os.ErrDeadlineExceeded))
 	},

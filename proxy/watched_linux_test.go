@@ -81,7 +81,7 @@ var _ = Describe("a Proxy whose Services configure probes", func() {
 			ctx, cancel := context.WithCancel(context.Background())
 			cancel()
 			p.Drain(ctx)
-			Eventually(gleak.Goroutines).WithTimeout(10 * time.Second).ShouldNot(gleak.HaveLeaked(goroutines))
+			Eventually(gleak.Goroutines).WithTimeout(30 * time.Second).ShouldNot(gleak.HaveLeaked(goroutines))
 		})
 	})
 	service := func(protocol config.Protocol, endpoints ...netip.AddrPort) config.Service {
@@ -113,7 +113,7 @@ var _ = Describe("a Proxy whose Services configure probes", func() {
 	more := func(w *webServer, times int64) {
 		GinkgoHelper()
 		from := w.asked.Load()
-		Eventually(w.asked.Load).WithTimeout(10 * time.Second).Should(BeNumerically(">=", from+times))
+		Eventually(w.asked.Load).WithTimeout(30 * time.Second).Should(BeNumerically(">=", from+times))
 	}
 	kinds := func() (list []string) {
 		buf := make([]trace.Event, 1000)
@@ -133,7 +133,7 @@ var _ = Describe("a Proxy whose Services configure probes", func() {
 		Expect([]string{r.Method, r.Host, r.RequestURI, r.UserAgent()}).To(Equal([]string{"GET", bad.addr.String(), "/healthz?x=y", "usher/probe"}))
 
 		bad.status.Store(503)
-		Eventually(why(1)).WithTimeout(10 * time.Second).Should(MatchRegexp(`^\d+ probes failed: HTTP status 503$`))
+		Eventually(why(1)).WithTimeout(30 * time.Second).Should(MatchRegexp(`^\d+ probes failed: HTTP status 503$`))
 		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 		for range 5 {
 			answer, err := client.Get("http://" + p.Status()[0].Listeners[0].String() + "/client")
@@ -146,7 +146,7 @@ var _ = Describe("a Proxy whose Services configure probes", func() {
 		Expect(p.Stats().Probes[conn.BadStatus]).To(BeNumerically(">=", 3))
 
 		bad.status.Store(302) // the target of the redirect has no listener
-		Eventually(why(1)).WithTimeout(10 * time.Second).Should(BeEmpty())
+		Eventually(why(1)).WithTimeout(30 * time.Second).Should(BeEmpty())
 		Eventually(kinds).Should(ContainElements("endpoint-quarantined probes", "endpoint-recovered probes"))
 		s := p.Stats() // the counter changes before the event
 		Expect([]int64{s.Quarantines, s.Recoveries}).To(Equal([]int64{1, 1}))
@@ -175,7 +175,7 @@ var _ = Describe("a Proxy whose Services configure probes", func() {
 		dead := nobody()
 		how.Check = config.Check{Kind: config.CheckTCP, Port: dead.Port()}
 		serve(service(config.UDP, netip.AddrPortFrom(dead.Addr(), 9)))
-		Eventually(why(0)).WithTimeout(10 * time.Second).Should(MatchRegexp(`^\d+ probes failed: connection refused$`))
+		Eventually(why(0)).WithTimeout(30 * time.Second).Should(MatchRegexp(`^\d+ probes failed: connection refused$`))
 	})
 
 	It("does not apply default TCP probes to a UDP port", func() {
@@ -189,7 +189,7 @@ var _ = Describe("a Proxy whose Services configure probes", func() {
 		w := newWebServer((*httptest.Server).Start)
 		w.status.Store(500)
 		serve(service(config.TCP, w.addr))
-		Eventually(why(0)).WithTimeout(10 * time.Second).Should(ContainSubstring("HTTP status 500"))
+		Eventually(why(0)).WithTimeout(30 * time.Second).Should(ContainSubstring("HTTP status 500"))
 
 		By("changing other endpoints")
 		p.Apply([]config.Service{service(config.TCP, w.addr, nobody())})
@@ -205,7 +205,7 @@ var _ = Describe("a Proxy whose Services configure probes", func() {
 		By("removing the probe")
 		how.Check = config.Check{Kind: config.CheckHTTP, Path: "/"}
 		p.Apply([]config.Service{service(config.TCP, w.addr)})
-		Eventually(why(0)).WithTimeout(10 * time.Second).ShouldNot(BeEmpty())
+		Eventually(why(0)).WithTimeout(30 * time.Second).ShouldNot(BeEmpty())
 		how = config.Probe{}
 		p.Apply([]config.Service{service(config.TCP, w.addr)})
 		Expect(why(0)()).To(BeEmpty())
@@ -220,7 +220,7 @@ var _ = Describe("a Proxy whose Services configure probes", func() {
 	It("logs when Services request more probes than the limit", func() {
 		how.Check, how.Interval = config.Check{Kind: config.CheckTCP}, time.Microsecond
 		serve(service(config.TCP, nobody(), nobody(), nobody()))
-		Eventually(said).WithTimeout(10 * time.Second).Should(gbytes.Say(`Services request more probes than the limit; a probe starts late" .*maxPerSecond=500`))
+		Eventually(said).WithTimeout(30 * time.Second).Should(gbytes.Say(`Services request more probes than the limit; a probe starts late" .*maxPerSecond=500`))
 		Expect(p.Stats().LateProbes).To(BeNumerically(">", 0))
 	})
 

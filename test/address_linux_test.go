@@ -71,7 +71,7 @@ var _ = Describe("The address portal on a node with processes on *:80 and *:443"
 
 		installed = state(l.Node)
 		second := startUsher(l.Node, dir, "--portal=address", "--take-over")
-		Eventually(u).WithTimeout(10 * time.Second).Should(gexec.Exit(0))
+		Eventually(u).WithTimeout(30 * time.Second).Should(gexec.Exit(0))
 		served()
 		Expect(state(l.Node)).To(Equal(installed))
 

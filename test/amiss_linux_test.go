@@ -125,7 +125,7 @@ var _ = Describe("usher's commands", func() {
 		l.Pods.Output("nft", "add table ip silent; add chain ip silent in { type filter hook input priority 0; };"+
 			fmt.Sprintf("add rule ip silent in tcp dport 8080 ip daddr %s drop", lab.Pod(2)))
 		Expect(load(crowd, 100)).To(BeZero(), "each reached another endpoint")
-		Eventually(u.Out).WithTimeout(10 * time.Second).Should(gbytes.Say(`10\.244\.0\.12:8080 in quarantine.*no answer`))
+		Eventually(u.Out).WithTimeout(30 * time.Second).Should(gbytes.Say(`10\.244\.0\.12:8080 in quarantine.*no answer`))
 		l.Pods.Output("nft", "delete table ip silent")
 		Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`10\.244\.0\.12:8080 answers again`))
 		Expect(load(calm, hour)).To(BeZero())

@@ -45,7 +45,7 @@ var _ = Describe("a client that connects before its Service exists", func() {
 			}
 			for _, tracked := range []string{"ipv4", "ipv6"} {
 				if portal != "address" {
-					Eventually(func() string { return l.Node.Output("cat", "/proc/net/nf_conntrack") }).WithTimeout(10 * time.Second).
+					Eventually(func() string { return l.Node.Output("cat", "/proc/net/nf_conntrack") }).WithTimeout(30 * time.Second).
 						Should(MatchRegexp(tracked + " .* SYN_SENT .*[:.]0{0,2}12 "))
 				}
 			}
@@ -76,7 +76,7 @@ var _ = Describe("a client that connects while another program has flushed the r
 			}
 			connected <- err
 		}()
-		Eventually(func() string { return l.Node.Output("cat", "/proc/net/nf_conntrack") }).WithTimeout(10 * time.Second).
+		Eventually(func() string { return l.Node.Output("cat", "/proc/net/nf_conntrack") }).WithTimeout(30 * time.Second).
 			Should(MatchRegexp("ipv4 .* SYN_SENT .*dst=10.96.0.12 "))
 		Expect(u.Session.Command.Process.Signal(syscall.SIGCONT)).To(Succeed())
 		Eventually(connected).WithTimeout(30 * time.Second).Should(Receive(Not(HaveOccurred())))
@@ -98,14 +98,14 @@ var _ = Describe("an address that is one Service's external IP and then another'
 			answers := func(vip string) func() (netip.AddrPort, error) {
 				return func() (netip.AddrPort, error) { return ask(pod, vip) }
 			}
-			Eventually(answers("10.96.0.12:80")).WithTimeout(10 * time.Second).Should(Equal(first))
+			Eventually(answers("10.96.0.12:80")).WithTimeout(30 * time.Second).Should(Equal(first))
 
 			service{name: "second", clusterIP: "10.96.0.12", port: 80, endpoints: []netip.AddrPort{second}}.write(dir)
-			Eventually(answers("10.96.0.12:80")).WithTimeout(10 * time.Second).Should(Equal(second))
+			Eventually(answers("10.96.0.12:80")).WithTimeout(30 * time.Second).Should(Equal(second))
 			Expect(answers("10.96.0.11:80")()).To(Equal(first))
 
 			Expect(os.Remove(filepath.Join(dir, "second.yaml"))).To(Succeed())
-			Eventually(answers("10.96.0.12:80")).WithTimeout(10 * time.Second).Should(Equal(first))
+			Eventually(answers("10.96.0.12:80")).WithTimeout(30 * time.Second).Should(Equal(first))
 			u.stop()
 		})
 	}

@@ -161,7 +161,7 @@ var _ = Describe("usher diagnose", func() {
 			return errs
 		}
 		if mode == "nftables" {
-			Eventually(u.Err).WithTimeout(10 * time.Second).Should(gbytes.Say(`A host firewall may drop .*chains="chain INPUT of table ip filter, chain INPUT of table ip6 filter" .*tried="a connection to .* got no response within 600ms"`))
+			Eventually(u.Err).WithTimeout(30 * time.Second).Should(gbytes.Say(`A host firewall may drop .*chains="chain INPUT of table ip filter, chain INPUT of table ip6 filter" .*tried="a connection to .* got no response within 600ms"`))
 			text := unbroken(diagnose(1))
 			for _, at := range []string{"80 of 10.96.0.10", "80 of fd00:10:96::10", "32004 of 0.0.0.0", "32004 of ::"} {
 				Expect(text).To(ContainSubstring("a connection to port " + at + " through a test interface got no response within 600ms; may be dropped by chain INPUT of table ip filter"))
@@ -189,7 +189,7 @@ var _ = Describe("usher diagnose", func() {
 		if mode == "iptables" {
 			Expect(string(u.Err.Contents())).NotTo(ContainSubstring("host firewall"))
 			Expect(os.Remove(filepath.Join(dir, "six.yaml"))).To(Succeed())
-			Eventually(func() []error { return health("32006") }).WithTimeout(10 * time.Second).Should(HaveEach(MatchError(ContainSubstring("timeout"))))
+			Eventually(func() []error { return health("32006") }).WithTimeout(30 * time.Second).Should(HaveEach(MatchError(ContainSubstring("timeout"))))
 			Expect(health("32004")[0]).NotTo(HaveOccurred()) // usher no longer serves IPv6
 		}
 	},

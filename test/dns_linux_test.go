@@ -132,14 +132,14 @@ var _ = Describe("kubectl usher connect --dns", func() {
 	It("exits with an error if another resolver uses its address", func() {
 		l.Node.ListenUDP(resolver + ":53")
 		u := launchConnect(l.Node, dir, "--portal=address", "--dns="+resolver)
-		Eventually(u).WithTimeout(10 * time.Second).Should(gexec.Exit(1))
+		Eventually(u).WithTimeout(30 * time.Second).Should(gexec.Exit(1))
 		Expect(u.Err).To(gbytes.Say(`--dns: listen udp 10.244.0.1:53: bind: address already in use: another resolver may use it`))
 		Expect(state(l.Node)).NotTo(ContainSubstring(clusterIP))
 	})
 
 	DescribeTable("rejects an invalid", func(flag, message string) {
 		u := launchConnect(l.Node, dir, "--portal=none", "--dns=127.0.0.1", flag)
-		Eventually(u).WithTimeout(10 * time.Second).Should(gexec.Exit(2))
+		Eventually(u).WithTimeout(30 * time.Second).Should(gexec.Exit(2))
 		Expect(string(u.Err.Contents())).To(ContainSubstring(message))
 	},
 		Entry("address", "--dns=localhost", `--dns: "localhost" is not an address`),

@@ -86,7 +86,7 @@ func specifyDraining(portal, vip string, at func(int) netip.Addr) {
 			web.metadata = ", annotations: {usher.io/drain-timeout: " + drain + "}"
 		}
 		web.write(dir)
-		Eventually(u.Out).WithTimeout(10 * time.Second).Should(gbytes.Say(seen))
+		Eventually(u.Out).WithTimeout(30 * time.Second).Should(gbytes.Say(seen))
 	}
 	web.endpoints = []netip.AddrPort{stays, leaves}
 	web.write(dir)
@@ -147,13 +147,13 @@ func specifyDraining(portal, vip string, at func(int) netip.Addr) {
 		}
 	}()
 	Expect(ends(silent, began)).To(BeNumerically(">=", time.Second))
-	Eventually(talks).WithTimeout(10 * time.Second).Should(Receive(reset))
+	Eventually(talks).WithTimeout(30 * time.Second).Should(Receive(reset))
 	Expect(time.Since(began)).To(BeNumerically(">=", time.Second))
 	Eventually(func() float64 {
 		return metric(l.Node.NewDialer(1), `usher_connections_closed_total{end="endpoint-drained"}`)
 	}).
 		WithTimeout(5 * time.Second).Should(BeEquivalentTo(2))
-	Eventually(u.Out).WithTimeout(10 * time.Second).Should(gbytes.Say("closed after .*: endpoint-drained"))
+	Eventually(u.Out).WithTimeout(30 * time.Second).Should(gbytes.Say("closed after .*: endpoint-drained"))
 
 	By("ending a connection to a terminating endpoint")
 	serve("1s", added, stays, leaves)
@@ -163,7 +163,7 @@ func specifyDraining(portal, vip string, at func(int) netip.Addr) {
 	text := web.yaml()
 	i := strings.LastIndex(text, "ready: true")
 	writeFile(filepath.Join(dir, "web.yaml"), text[:i]+"ready: false, serving: true, terminating: true"+text[i+len("ready: true"):])
-	Eventually(u.Out).WithTimeout(10 * time.Second).Should(gbytes.Say("endpoint .*:8080 is now terminating"))
+	Eventually(u.Out).WithTimeout(30 * time.Second).Should(gbytes.Say("endpoint .*:8080 is now terminating"))
 	out, _, _ := askUsher(l.Node, "explain", "web")
 	Expect(out).To(ContainSubstring("its connections end 1.0 s after termination started"))
 	Expect(ends(terminates, began)).To(BeNumerically(">=", time.Second))

@@ -46,7 +46,7 @@ var _ = Describe("kubectl usher env", func() {
 	DescribeTable("reports", func(code int, message string, args ...string) {
 		session, err := gexec.Start(exec.Command(kubectlUsher(), append([]string{"env", "--manifests", dir}, args...)...), GinkgoWriter, GinkgoWriter)
 		Expect(err).NotTo(HaveOccurred())
-		Eventually(session).WithTimeout(10 * time.Second).Should(gexec.Exit(code))
+		Eventually(session).WithTimeout(30 * time.Second).Should(gexec.Exit(code))
 		Expect(string(session.Err.Contents())).To(ContainSubstring(message))
 		Expect(session.Out.Contents()).To(BeEmpty())
 	},

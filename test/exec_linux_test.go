@@ -156,7 +156,7 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 		Eventually(s).WithTimeout(20 * time.Second).Should(gbytes.Say("ready"))
 		service{name: "late", clusterIP: "10.96.0.20", port: 80, endpoints: []netip.AddrPort{netip.AddrPortFrom(lab.Pod(1), 8080)}}.write(manifests)
 		written := time.Now()
-		Eventually(s).WithTimeout(5 * time.Second).Should(gexec.Exit(0))
+		Eventually(s).WithTimeout(30 * time.Second).Should(gexec.Exit(0))
 		AddReportEntry("from a manifest to the end of the command that waits for its Service", time.Since(written).String())
 	})
 
@@ -192,7 +192,7 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 			s := start(command("--", "sh", "-c", `trap "exit 3" TERM INT; echo ready; while :; do sleep 0.05; done`))
 			Eventually(s).WithTimeout(20 * time.Second).Should(gbytes.Say("ready"))
 			s.Signal(signal)
-			Eventually(s).WithTimeout(10 * time.Second).Should(gexec.Exit(3))
+			Eventually(s).WithTimeout(30 * time.Second).Should(gexec.Exit(3))
 		}
 	})
 
@@ -205,17 +205,17 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 		own, err := terminal.foreground()
 		Expect(err).NotTo(HaveOccurred())
 		terminal.enter("sh -c 'trap \"echo caught $((40+2)); exit 9\" INT; echo started $((40+2)); sleep 1000 & wait'\n")
-		Eventually(terminal.seen).WithTimeout(10 * time.Second).Should(gbytes.Say("started 42")) // not the echo of the input
+		Eventually(terminal.seen).WithTimeout(30 * time.Second).Should(gbytes.Say("started 42")) // not the echo of the input
 		terminal.enter("\x1a")                                                                   // Ctrl-Z
-		Eventually(terminal.seen).WithTimeout(10 * time.Second).Should(gbytes.Say("Stopped.*sleep 1000"))
+		Eventually(terminal.seen).WithTimeout(30 * time.Second).Should(gbytes.Say("Stopped.*sleep 1000"))
 		terminal.enter("fg\n")
 		// bash prints the command before it gives it the terminal.
-		Eventually(terminal.foreground).WithTimeout(10 * time.Second).ShouldNot(Equal(own))
+		Eventually(terminal.foreground).WithTimeout(30 * time.Second).ShouldNot(Equal(own))
 		terminal.enter("\x03") // Ctrl-C
-		Eventually(terminal.seen).WithTimeout(10 * time.Second).Should(gbytes.Say("caught 42"))
-		Eventually(terminal.foreground).WithTimeout(10 * time.Second).Should(Equal(own))
+		Eventually(terminal.seen).WithTimeout(30 * time.Second).Should(gbytes.Say("caught 42"))
+		Eventually(terminal.foreground).WithTimeout(30 * time.Second).Should(Equal(own))
 		terminal.enter("exit 5\n")
-		Eventually(terminal.ended).WithTimeout(10 * time.Second).Should(Receive(Equal(5)))
+		Eventually(terminal.ended).WithTimeout(30 * time.Second).Should(Receive(Equal(5)))
 	})
 
 	// filesOfNobody returns the temporary files of user nobody whose names begin with usher.
@@ -246,13 +246,13 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 			helpers := descendants(s.Command.Process.Pid)
 			Expect(helpers).NotTo(BeEmpty())
 			end(s)
-			Eventually(s).WithTimeout(10 * time.Second).Should(gexec.Exit())
+			Eventually(s).WithTimeout(30 * time.Second).Should(gexec.Exit())
 			for _, match := range pids {
 				pid, _ := strconv.Atoi(match[2])
 				helpers = append(helpers, pid)
 			}
 			for _, pid := range helpers {
-				Eventually(func() bool { return running(pid) }).WithTimeout(5*time.Second).Should(BeFalse(), "process %d", pid)
+				Eventually(func() bool { return running(pid) }).WithTimeout(30*time.Second).Should(BeFalse(), "process %d", pid)
 			}
 			Expect(state(l.Node)).To(Equal(before))
 			Expect(filesOfNobody()).To(Equal(files))

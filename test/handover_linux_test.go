@@ -419,7 +419,7 @@ func handoverSpecs(portal string) {
 			vip := netip.MustParseAddrPort(web.vip())
 			return other.Apply(context.Background(), []portals.Rule{{Target: portals.Target{Addr: vip.Addr(), Port: vip.Port(), Protocol: portals.TCP}, LocalPort: 1}}, nil).Err
 		})
-		Eventually(func() error { _, err := ask(pod, web.vip()); return err }).WithTimeout(5*time.Second).Should(Succeed(), "the old instance removes rules of the failed one")
+		Eventually(func() error { _, err := ask(pod, web.vip()); return err }).WithTimeout(30*time.Second).Should(Succeed(), "the old instance removes rules of the failed one")
 		Expect(client.again()).To(Succeed())
 		web.endpoints = web.endpoints[:1]
 		web.write(dir)
@@ -444,12 +444,12 @@ func handoverSpecs(portal string) {
 		Expect(traffic.failed.Load()).To(BeZero())
 		u.Kill().Wait(5 * time.Second)
 		if portal == "address" { // the others refuse no connection meanwhile: clients retransmit
-			Eventually(traffic.failed.Load).WithTimeout(5 * time.Second).Should(BeNumerically(">", 0))
+			Eventually(traffic.failed.Load).WithTimeout(30 * time.Second).Should(BeNumerically(">", 0))
 		}
 		start()
 		before := traffic.failed.Load()
 		made := traffic.made.Load()
-		Eventually(traffic.made.Load).WithTimeout(5 * time.Second).Should(BeNumerically(">", made+200))
+		Eventually(traffic.made.Load).WithTimeout(30 * time.Second).Should(BeNumerically(">", made+200))
 		traffic.end()
 		Expect(traffic.failed.Load()-before).To(BeNumerically("<=", 20), "only connections in progress fail")
 	})
@@ -509,7 +509,7 @@ var _ = Describe("two usher instances", func() {
 		old := startUsher(l.Node, dir, "--portal=address", "--healthz-address=127.0.0.1:10256")
 		newer := startUsher(l.Node, dir, "--portal=address", "--healthz-address=127.0.0.1:10256", "--take-over")
 		Eventually(old).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
-		Eventually(func() string { return string(newer.Err.Contents()) }).WithTimeout(10*time.Second).
+		Eventually(func() string { return string(newer.Err.Contents()) }).WithTimeout(30*time.Second).
 			Should(ContainSubstring("Listening after retries\" flag=--healthz-address"), "logged before or after it serves")
 		c, err := l.Node.NewDialer(1).Dial("", "127.0.0.1:10256", time.Second)
 		Expect(err).NotTo(HaveOccurred())

@@ -293,7 +293,7 @@ var _ = Describe("an instance that was taken over", func() {
 		Expect(exchange(client, []byte(who), 10*time.Second)).Error().NotTo(HaveOccurred())
 
 		second := startUsher(l.Node, dir, "--portal=nftables", "--take-over")
-		Eventually(first.Err).WithTimeout(10 * time.Second).Should(gbytes.Say("has taken over"))
+		Eventually(first.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("has taken over"))
 		Expect(exchange(client, []byte(who), 10*time.Second)).Error().NotTo(HaveOccurred())
 		Expect(sockets(second)).NotTo(BeEmpty())
 		Eventually(func() []string {

@@ -306,7 +306,7 @@ var _ = Describe("a rejected manifest", func() {
 		web.port = 80
 		writeFile(filepath.Join(dir, "web.yaml"), web.yaml())
 		writeFile(wrong, service{name: "wrong", clusterIP: "10.96.0.11", port: 80, endpoints: []netip.AddrPort{first.addr}}.yaml())
-		Eventually(attention).WithTimeout(10 * time.Second).Should(ContainSubstring(`"attention":"no problems"`))
+		Eventually(attention).WithTimeout(30 * time.Second).Should(ContainSubstring(`"attention":"no problems"`))
 		Expect(get()).NotTo(Or(ContainSubstring("rejected"), ContainSubstring("ManifestRejected")))
 	})
 })
@@ -325,7 +325,7 @@ var _ = Describe("usher check", func() {
 		cmd := exec.Command(usherBinary, "check", dir)
 		session, err := gexec.Start(cmd, GinkgoWriter, GinkgoWriter)
 		Expect(err).NotTo(HaveOccurred())
-		Eventually(session).WithTimeout(10 * time.Second).Should(gexec.Exit(1))
+		Eventually(session).WithTimeout(30 * time.Second).Should(gexec.Exit(1))
 		said := string(session.Err.Contents())
 		Expect(said).To(ContainSubstring("a.yaml, document 1, Service default/UPPER: metadata.name"))
 		Expect(said).To(ContainSubstring("b.yaml, document 1, Service default/web: spec.ports[0].port"))

@@ -134,7 +134,7 @@ func nodePortsSpec(portal string, ip netip.Addr) {
 	nodePort := service{name: "honest", clusterIP: clusterIPs + "20", port: 80, portFields: ", nodePort: 30080", spec: "  type: NodePort\n", endpoints: []netip.AddrPort{honest}}
 	nodePort.write(dir)
 	Eventually(answers(30080)).WithTimeout(20 * time.Second).Should(Equal(honest))
-	Eventually(u.Err).WithTimeout(10 * time.Second).Should(gbytes.Say("NodeAddressInUse"))
+	Eventually(u.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("NodeAddressInUse"))
 
 	By("removing the node port")
 	Expect(os.Remove(filepath.Join(dir, "honest.yaml"))).To(Succeed())

@@ -127,14 +127,14 @@ func openHandoverSpecs(portal string) {
 			current = launchUsher(l.Node, dir, "--portal="+portal, "--drain-timeout=5m", "--take-over")
 			Eventually(previous.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("has taken over"))
 			taken := time.Now()
-			Eventually(previous.Err).WithTimeout(10 * time.Second).WithPolling(10 * time.Millisecond).Should(gbytes.Say("Open connections handed over(?s:.*)Stopped"))
+			Eventually(previous.Err).WithTimeout(30 * time.Second).WithPolling(10 * time.Millisecond).Should(gbytes.Say("Open connections handed over(?s:.*)Stopped"))
 			AddReportEntry("the previous process had stopped after", time.Since(taken))
 			Eventually(previous).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
-			Eventually(numbers).WithTimeout(10 * time.Second).Should(Equal(before))
+			Eventually(numbers).WithTimeout(30 * time.Second).Should(Equal(before))
 			Expect(talks.Err()).NotTo(HaveOccurred())
 		}
 		moved := talks.Moved()
-		Eventually(talks.Moved).WithTimeout(10 * time.Second).Should(BeNumerically(">", moved+100_000))
+		Eventually(talks.Moved).WithTimeout(30 * time.Second).Should(BeNumerically(">", moved+100_000))
 		traffic.end()
 		AddReportEntry("new connections", traffic.made.Load())
 		AddReportEntry("bytes compared", talks.Moved())
@@ -223,7 +223,7 @@ func openHandoverSpecs(portal string) {
 			Expect(connectAndTalk(pod, services[2].vip())).To(Succeed(), "the lock was released")
 			moved := talks.Moved()
 			if lost < n {
-				Eventually(talks.Moved).WithTimeout(10 * time.Second).Should(BeNumerically(">", moved+10_000))
+				Eventually(talks.Moved).WithTimeout(30 * time.Second).Should(BeNumerically(">", moved+10_000))
 			}
 			_ = talks.End() // lost connections have failed
 			Expect(talks.Lost()).To(Equal(lost), "no other connection ended or lost bytes")

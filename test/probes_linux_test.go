@@ -56,7 +56,7 @@ var _ = Describe("endpoints that fail", func() {
 				})
 			}
 			for range lost { // 250 ms, unless another delay adds to it
-				Eventually(u.Out).WithTimeout(10 * time.Second).Should(gbytes.Say(`in quarantine, first probe in 1.0 s: no answer`))
+				Eventually(u.Out).WithTimeout(30 * time.Second).Should(gbytes.Say(`in quarantine, first probe in 1.0 s: no answer`))
 			}
 			l.Pods.Output("nft", "delete table inet blip")
 			began := time.Now()
@@ -84,7 +84,7 @@ var _ = Describe("endpoints that fail", func() {
 			Expect(ask(pod, web.vip())).To(BeElementOf(good.addr, dead))
 			return u.Out
 		}
-		Eventually(asked).WithTimeout(10 * time.Second).Should(gbytes.Say(`attempt 1 → 10\.244\.0\.12:8080 .*connection refused`))
+		Eventually(asked).WithTimeout(30 * time.Second).Should(gbytes.Say(`attempt 1 → 10\.244\.0\.12:8080 .*connection refused`))
 		for _, next := range []string{`2\.0`, `4\.0`, `8\.0`} { // after one second, three, and seven
 			Eventually(asked).WithTimeout(20 * time.Second).Should(gbytes.Say(`endpoint 10\.244\.0\.12:8080 failed a probe, next in ` + next + ` s: connection refused`))
 		}
@@ -94,7 +94,7 @@ var _ = Describe("endpoints that fail", func() {
 
 		startBackend(l.Pods, lab.Pod(2), 8080)
 		Eventually(asked).WithTimeout(30 * time.Second).Should(gbytes.Say(`endpoint 10\.244\.0\.12:8080 answers again, to a probe`))
-		Eventually(asked).WithTimeout(10 * time.Second).Should(gbytes.Say(`attempt 1 → 10\.244\.0\.12:8080 \(round robin\): connected`))
+		Eventually(asked).WithTimeout(30 * time.Second).Should(gbytes.Say(`attempt 1 → 10\.244\.0\.12:8080 \(round robin\): connected`))
 		Expect(metric(l.Node.NewDialer(1), `usher_probes_total{result="connected"}`)).To(BeEquivalentTo(1))
 	})
 })

@@ -332,7 +332,7 @@ var _ = Describe("headers of the PROXY protocol", func() {
 			}).WithTimeout(20 * time.Second).Should(Succeed())
 			Expect(c.Write([]byte("payload"))).Error().NotTo(HaveOccurred())
 			Expect(c.CloseWrite()).To(Succeed())
-			Eventually(got).WithTimeout(10*time.Second).Should(Receive(Equal(string(proxyproto.Header(b.version, config.TCP, localOf(c), at))+"payload")), b.at)
+			Eventually(got).WithTimeout(30*time.Second).Should(Receive(Equal(string(proxyproto.Header(b.version, config.TCP, localOf(c), at))+"payload")), b.at)
 			c.Close()
 		}
 	})

@@ -74,7 +74,7 @@ func restartSpecs(portal string) {
 		Expect(installed).NotTo(Equal(before))
 		u.Kill().Wait(10 * time.Second)
 		if portal == apart {
-			Eventually(func() string { return state(l.Node) }).WithTimeout(10*time.Second).Should(Equal(before), "the namespace and its routes are removed")
+			Eventually(func() string { return state(l.Node) }).WithTimeout(30*time.Second).Should(Equal(before), "the namespace and its routes are removed")
 		} else {
 			Expect(state(l.Node)).To(Equal(installed), "a killed process leaves its rules")
 			unserved(pod, portal, list[0].vip())
@@ -162,7 +162,7 @@ func restartSpecs(portal string) {
 		u := run()
 		Expect(state(l.Node)).NotTo(Equal(before))
 		u.Interrupt()
-		Eventually(u).WithTimeout(10 * time.Second).Should(gexec.Exit(0))
+		Eventually(u).WithTimeout(30 * time.Second).Should(gexec.Exit(0))
 		Expect(state(l.Node)).To(Equal(before))
 	})
 
@@ -195,10 +195,10 @@ func restartSpecs(portal string) {
 		services(1, startBackend(l.Pods, lab.Pod(1), 8080))
 		u := run()
 		other := launchUsher(l.Node, dir, "--portal="+portal)
-		Eventually(other).WithTimeout(10 * time.Second).Should(gexec.Exit(75))
+		Eventually(other).WithTimeout(30 * time.Second).Should(gexec.Exit(75))
 		Expect(other.Err).To(gbytes.Say(fmt.Sprintf("another usher process manages the portals .*process %d", u.Command.Process.Pid)))
 		clean := launch(l.Node, exec.Command(usherBinary, "cleanup"), "")
-		Eventually(clean).WithTimeout(10 * time.Second).Should(gexec.Exit(1))
+		Eventually(clean).WithTimeout(30 * time.Second).Should(gexec.Exit(1))
 		beside := startUsher(l.Node, dir, "--portal=none", "--take-over")
 		Expect(string(beside.Err.Contents())).To(ContainSubstring("--take-over has no effect with --portal=none"))
 	})

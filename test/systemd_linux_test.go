@@ -268,7 +268,7 @@ var _ = Describe("under systemd, with the shipped unit,", func() {
 		usher := lab.Children(s.main)
 		Expect(usher).To(HaveLen(1))
 		Expect(syscall.Kill(s.main, syscall.SIGKILL)).To(Succeed())
-		Eventually(s.ended).WithTimeout(10 * time.Second).Should(Receive())
+		Eventually(s.ended).WithTimeout(30 * time.Second).Should(Receive())
 		Expect(syscall.Kill(usher[0], syscall.SIGKILL)).To(Succeed()) // as systemd kills remaining processes
 		s.start()
 		flow(400)

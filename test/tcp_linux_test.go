@@ -118,7 +118,7 @@ func tcpSpecs(portal string) {
 
 		By("restarting while the old process drains")
 		u.Terminate()
-		Eventually(u.Err).WithTimeout(5 * time.Second).Should(gbytes.Say("Stopping"))
+		Eventually(u.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("Stopping"))
 		web2 := web
 		web2.name, web2.clusterIP = "web2", "10.96.0.22"
 		web2.write(dir)
@@ -233,12 +233,12 @@ func tcpSpecs(portal string) {
 		}
 		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}
 		web.write(u.manifests)
-		Eventually(func() error { _, err := ask(pod, web.vip()); return err }).WithTimeout(10 * time.Second).Should(Succeed())
+		Eventually(func() error { _, err := ask(pod, web.vip()); return err }).WithTimeout(30 * time.Second).Should(Succeed())
 
 		By("refusing again after the last endpoint is removed")
 		web.endpoints = nil
 		web.write(u.manifests)
-		Eventually(func() error { _, err := ask(pod, web.vip()); return err }).WithTimeout(10 * time.Second).Should(refused)
+		Eventually(func() error { _, err := ask(pod, web.vip()); return err }).WithTimeout(30 * time.Second).Should(refused)
 	})
 
 	It("carries half-close both ways, byte for byte, through 10,000 connections at 200 a time", func() {
@@ -351,7 +351,7 @@ func tcpSpecs(portal string) {
 			Expect(err).NotTo(HaveOccurred())
 			web.endpoints = slices.DeleteFunc(web.endpoints, func(e netip.AddrPort) bool { return e == first })
 			web.write(u.manifests)
-			Eventually(func() (netip.AddrPort, error) { return ask(pod, web.vip()) }).WithTimeout(10 * time.Second).ShouldNot(Equal(first))
+			Eventually(func() (netip.AddrPort, error) { return ask(pod, web.vip()) }).WithTimeout(30 * time.Second).ShouldNot(Equal(first))
 
 			By("replacing all endpoints but one by dead ones")
 			second, err := ask(pod, web.vip())
@@ -455,9 +455,9 @@ func tcpSpecs(portal string) {
 		for i := range 10 {
 			name := []string{"http", "main"}[i%2]
 			writeFile(filepath.Join(u.manifests, "web.yaml"), strings.ReplaceAll(web.yaml(), "name: main", "name: "+name))
-			Eventually(func() string { return told(node, "/api/v1/services/default/web") }).WithTimeout(10 * time.Second).Should(ContainSubstring(`"name":"` + name + `"`))
+			Eventually(func() string { return told(node, "/api/v1/services/default/web") }).WithTimeout(30 * time.Second).Should(ContainSubstring(`"name":"` + name + `"`))
 			before := asked.Load()
-			Eventually(asked.Load).WithTimeout(10*time.Second).Should(BeNumerically(">", before+20), "clients after the change")
+			Eventually(asked.Load).WithTimeout(30*time.Second).Should(BeNumerically(">", before+20), "clients after the change")
 		}
 	})
 
@@ -469,8 +469,8 @@ func tcpSpecs(portal string) {
 			renamed := web
 			renamed.name = []string{"shop", "web"}[i%2]
 			writeFile(filepath.Join(u.manifests, "web.yaml"), renamed.yaml())
-			Eventually(func() string { return told(node, "/api/v1/services/default/"+renamed.name) }).WithTimeout(10 * time.Second).Should(ContainSubstring(`"state":"ok"`))
-			Eventually(func() (netip.AddrPort, error) { return ask(pod, web.vip()) }).WithTimeout(10 * time.Second).Should(Equal(web.endpoints[0])) // the kernel's rules follow
+			Eventually(func() string { return told(node, "/api/v1/services/default/"+renamed.name) }).WithTimeout(30 * time.Second).Should(ContainSubstring(`"state":"ok"`))
+			Eventually(func() (netip.AddrPort, error) { return ask(pod, web.vip()) }).WithTimeout(30 * time.Second).Should(Equal(web.endpoints[0])) // the kernel's rules follow
 		}
 		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("not served"))
 	})
@@ -530,7 +530,7 @@ func tcpSpecs(portal string) {
 		for _, c := range open {
 			c.Close()
 		}
-		Eventually(func() float64 { return metric(node, "usher_connections_open") }).WithTimeout(10 * time.Second).Should(BeNumerically("<=", 2))
+		Eventually(func() float64 { return metric(node, "usher_connections_open") }).WithTimeout(30 * time.Second).Should(BeNumerically("<=", 2))
 		for range 50 {
 			Expect(ask(pod, web.vip())).To(Equal(good.addr))
 		}
@@ -572,10 +572,10 @@ func tcpSpecs(portal string) {
 				Expect(c.SetLinger(0)).To(Succeed())
 			})
 		}
-		Eventually(func() float64 { return metric(node, "usher_connections_open") }).WithTimeout(10 * time.Second).Should(Equal(10.0))
+		Eventually(func() float64 { return metric(node, "usher_connections_open") }).WithTimeout(30 * time.Second).Should(Equal(10.0))
 		leave()
 		clients.Wait()
-		Eventually(sockets).WithTimeout(5 * time.Second).Should(BeNumerically("<=", before))
+		Eventually(sockets).WithTimeout(30 * time.Second).Should(BeNumerically("<=", before))
 		Expect(metric(node, "usher_connections_open")).To(BeZero())
 	})
 
@@ -598,7 +598,7 @@ func tcpSpecs(portal string) {
 
 		Expect(stays.SetReadDeadline(time.Now().Add(20 * time.Second))).To(Succeed())
 		Expect(stays.Read(make([]byte, 1))).Error().To(reset)
-		Eventually(u.Err).WithTimeout(5 * time.Second).Should(gbytes.Say("reset the connections that were still open"))
+		Eventually(u.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("reset the connections that were still open"))
 	})
 }
 

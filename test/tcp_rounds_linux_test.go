@@ -52,7 +52,7 @@ func roundsSpec(portal string) {
 		_, err := ask(pod, vip)
 		Expect(err).To(reset, vip)
 		Expect(count("usher_connections_accepted_total")-before).To(And(BeNumerically(">", 8), BeNumerically("<", 1000)), "64 is the Pod's hop limit, and a slow answer adds an attempt; %s", vip)
-		Eventually(func() float64 { return count("usher_connections_open") }).WithTimeout(10 * time.Second).Should(BeZero())
+		Eventually(func() float64 { return count("usher_connections_open") }).WithTimeout(30 * time.Second).Should(BeZero())
 
 		Expect(ask(pod, others[i])).Error().NotTo(HaveOccurred())
 		Expect(ask(outside, others[i])).Error().NotTo(HaveOccurred(), "the endpoint is behind a router, the node")

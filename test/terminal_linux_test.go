@@ -214,7 +214,7 @@ var _ = Describe("commands that query a running instance", Ordered, func() {
 		It("watches for changes with -w", func() {
 			s := launch(l.Node, exec.Command(usherBinary, "get", "connections", "-w"), "")
 			endpoints := launch(l.Node, exec.Command(usherBinary, "get", "endpoints", "-w"), "")
-			Eventually(endpoints.Out).WithTimeout(10 * time.Second).Should(gbytes.Say(`(?s)SERVICE .*\nweb .*10\.244\.0\.12:8080 .*quarantined`))
+			Eventually(endpoints.Out).WithTimeout(30 * time.Second).Should(gbytes.Say(`(?s)SERVICE .*\nweb .*10\.244\.0\.12:8080 .*quarantined`))
 			Eventually(func() string { // connections that ended before the watch began are not shown
 				_, err := askFrom(dialer, lab.Pod(10).String(), web.vip())
 				Expect(err).NotTo(HaveOccurred())
@@ -222,7 +222,7 @@ var _ = Describe("commands that query a running instance", Ordered, func() {
 			}).WithTimeout(20 * time.Second).WithPolling(time.Second).Should(MatchRegexp(`(?s)ID .*\n *\d+ +web:main .* (client|endpoint)-closed `))
 			for _, w := range []*gexec.Session{s.Session, endpoints.Session} {
 				w.Interrupt()
-				Eventually(w).WithTimeout(10 * time.Second).Should(gexec.Exit())
+				Eventually(w).WithTimeout(30 * time.Second).Should(gexec.Exit())
 			}
 			Expect(strings.Count(string(endpoints.Out.Contents()), "web ")).To(Equal(2), "endpoints with unchanged state are not printed again")
 		})
@@ -329,7 +329,7 @@ var _ = Describe("commands that query a running instance", Ordered, func() {
 			t.shows(`accepted 10\.244\.0\.33:\d+ → 10\.96\.0\.10:80`)
 			Expect(ansi.Strip(t.written())).NotTo(ContainSubstring("10.244.0.20"), "the filter applies")
 			t.press("\x03")
-			Eventually(t.done).WithTimeout(10 * time.Second).Should(BeClosed())
+			Eventually(t.done).WithTimeout(30 * time.Second).Should(BeClosed())
 			Expect(t.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal()).To(Equal(syscall.SIGINT))
 		})
 
@@ -477,7 +477,7 @@ var _ = Describe("usher demo", func() {
 		change("default/web-2", "repair", "--all")
 		answered := func() string { return curl(web) }
 		for _, name := range []string{"web-1", "web-2", "web-3"} {
-			Eventually(answered).WithTimeout(10 * time.Second).Should(ContainSubstring("I am " + name))
+			Eventually(answered).WithTimeout(30 * time.Second).Should(ContainSubstring("I am " + name))
 		}
 
 		By("rejecting requests of other sites' pages")

@@ -90,7 +90,7 @@ func redirectedUDPSpecs(portal string) {
 			Expect(err).NotTo(HaveOccurred())
 			Expect(exchange(direct, []byte(who), 300*time.Millisecond)).Error().To(MatchError(os.ErrDeadlineExceeded), c.to)
 			refused++
-			Eventually(func() float64 { return metric(node, `usher_udp_datagrams_dropped_total{reason="not-admitted"}`) }).WithTimeout(10*time.Second).Should(BeEquivalentTo(refused), c.to)
+			Eventually(func() float64 { return metric(node, `usher_udp_datagrams_dropped_total{reason="not-admitted"}`) }).WithTimeout(30*time.Second).Should(BeEquivalentTo(refused), c.to)
 			direct.Close()
 		}
 		Eventually(u.Out).Should(gbytes.Say("closed after .*: bypassed-portal"))
@@ -223,7 +223,7 @@ func redirectedUDPSpecs(portal string) {
 		Eventually(func() (netip.AddrPort, error) { return askWho(pod, "", dns.vip()) }).WithTimeout(20*time.Second).
 			Should(Equal(second.addr), "new clients get the ready endpoint")
 		before := asked.answered.Load()
-		Eventually(asked.answered.Load).WithTimeout(10 * time.Second).Should(BeNumerically(">", before+50))
+		Eventually(asked.answered.Load).WithTimeout(30 * time.Second).Should(BeNumerically(">", before+50))
 		Expect(asked.latest()).To(Equal(first.addr.String()))
 		Expect(u.Out).NotTo(gbytes.Say("closed after .*: endpoint-removed"))
 
@@ -235,7 +235,7 @@ func redirectedUDPSpecs(portal string) {
 		By("keeping it with a terminating endpoint if none is ready")
 		conditions(map[*countedEcho]string{first: gone, second: terminating})
 		before = asked.answered.Load()
-		Eventually(asked.answered.Load).WithTimeout(10 * time.Second).Should(BeNumerically(">", before+50))
+		Eventually(asked.answered.Load).WithTimeout(30 * time.Second).Should(BeNumerically(">", before+50))
 		Expect(asked.latest()).To(Equal(second.addr.String()))
 		conditions(map[*countedEcho]string{first: gone, second: gone})
 		Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say("closed after .*: endpoint-removed"))

@@ -243,7 +243,7 @@ func udpSpecs(portal string) {
 		dns.endpoints = []netip.AddrPort{startEcho(l.Pods, lab.Pod(1))}
 		dns.write(u.manifests)
 		// The node does not send an ICMP error for each datagram.
-		Eventually(func() error { return ask(100 * time.Millisecond) }).WithTimeout(10 * time.Second).Should(Succeed())
+		Eventually(func() error { return ask(100 * time.Millisecond) }).WithTimeout(30 * time.Second).Should(Succeed())
 	})
 
 	It("moves a client that sends continuously to another endpoint when its endpoint is removed", func() {
@@ -256,7 +256,7 @@ func udpSpecs(portal string) {
 		Eventually(asked.latest).Should(Equal(first.String()))
 		dns.endpoints = []netip.AddrPort{second}
 		dns.write(u.manifests)
-		Eventually(asked.latest).WithTimeout(10 * time.Second).Should(Equal(second.String()))
+		Eventually(asked.latest).WithTimeout(30 * time.Second).Should(Equal(second.String()))
 		Eventually(u.Out).Should(gbytes.Say("closed after .*: endpoint-removed"))
 		Consistently(asked.latest).WithTimeout(300 * time.Millisecond).Should(Equal(second.String()))
 		stop()
@@ -284,7 +284,7 @@ func udpSpecs(portal string) {
 			}
 			before := asked.answered.Load()
 			u = start()
-			Eventually(asked.answered.Load).WithTimeout(10 * time.Second).Should(BeNumerically(">", before+5))
+			Eventually(asked.answered.Load).WithTimeout(30 * time.Second).Should(BeNumerically(">", before+5))
 		}
 	})
 
@@ -331,7 +331,7 @@ func udpSpecs(portal string) {
 		}
 		Expect(metric(node, "usher_udp_sessions_open")).To(BeNumerically("<=", 20))
 		Expect(metric(node, `usher_udp_sessions_ended_total{end="limit"}`)).To(BeNumerically(">=", 40))
-		Eventually(u.Out).WithTimeout(10 * time.Second).Should(gbytes.Say(`closed after .*: limit, .*had been idle longest`))
+		Eventually(u.Out).WithTimeout(30 * time.Second).Should(gbytes.Say(`closed after .*: limit, .*had been idle longest`))
 		for _, c := range clients { // clients whose sessions were closed start new ones
 			Expect(exchange(c, []byte(who), 10*time.Second)).Error().NotTo(HaveOccurred())
 		}
@@ -453,7 +453,7 @@ func udpSpecs(portal string) {
 		u := start("--trace", "--drain-timeout=30s")
 		Expect(askWho(pod, "", dns.vip())).To(Equal(dns.endpoints[0]))
 		u.Terminate()
-		Eventually(u).WithTimeout(5 * time.Second).Should(gexec.Exit(0))
+		Eventually(u).WithTimeout(30 * time.Second).Should(gexec.Exit(0))
 	})
 }
 

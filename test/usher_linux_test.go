@@ -337,8 +337,8 @@ func unserved(d *lab.Dialer, portal, vip string) {
 		return err
 	}
 	if portal == "iptables" || portal == "nftables" {
-		Eventually(connect).WithTimeout(10*time.Second).Should(Satisfy(os.IsTimeout), "clients wait for the next instance")
+		Eventually(connect).WithTimeout(30*time.Second).Should(Satisfy(os.IsTimeout), "clients wait for the next instance")
 		return
 	}
-	Eventually(connect).WithTimeout(10 * time.Second).Should(refused)
+	Eventually(connect).WithTimeout(30 * time.Second).Should(refused)
 }

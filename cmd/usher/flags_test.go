@@ -267,6 +267,6 @@ var _ = Describe("kube-proxy's configuration file", func() {
 		defer func() { cancel(); <-done }()
 		Expect(os.WriteFile(path+".new", []byte(header+"mode: nftables\n"), 0o600)).To(Succeed())
 		Expect(os.Rename(path+".new", path)).To(Succeed())
-		Eventually(said).WithTimeout(10 * time.Second).Should(gbytes.Say(`Configuration file has changed \(mode\)`))
+		Eventually(said).WithTimeout(30 * time.Second).Should(gbytes.Say(`Configuration file has changed \(mode\)`))
 	})
 })

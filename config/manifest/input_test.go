@@ -26,15 +26,15 @@ var _ = Describe("standard input", func() {
 		done := make(chan error, 1)
 		go func() { done <- s.Run(ctx, func(services []config.Service) { applied <- services }) }()
 		var services []config.Service
-		Eventually(applied).WithTimeout(10 * time.Second).Should(Receive(&services))
+		Eventually(applied).WithTimeout(30 * time.Second).Should(Receive(&services))
 		Expect(services).To(HaveLen(1))
 		Expect(services[0].Name.String()).To(Equal("default/web"))
 		Expect(os.WriteFile(filepath.Join(dir, "cart.yaml"), []byte(strings.ReplaceAll(web, "web", "cart")), 0o644)).To(Succeed())
-		Eventually(applied).WithTimeout(10 * time.Second).Should(Receive(&services))
+		Eventually(applied).WithTimeout(30 * time.Second).Should(Receive(&services))
 		Expect(services).To(HaveLen(1), "only the changed Service")
 		Expect(services[0].Name.String()).To(Equal("default/cart"))
 		cancel()
-		Eventually(done).WithTimeout(10 * time.Second).Should(Receive(BeNil()))
+		Eventually(done).WithTimeout(30 * time.Second).Should(Receive(BeNil()))
 	})
 
 	It("can be the only input, and is named in errors", func() {

@@ -55,7 +55,7 @@ func run(paths []string, change ...func(*manifest.Source)) *running {
 	go func() { done <- s.Run(ctx, func(svcs []config.Service) { r.applied <- slices.Clone(svcs) }) }()
 	r.stop = func() {
 		cancel()
-		Eventually(done).WithTimeout(5 * time.Second).Should(Receive(BeNil()))
+		Eventually(done).WithTimeout(30 * time.Second).Should(Receive(BeNil()))
 	}
 	DeferCleanup(func() { r.stop() })
 	r.take()
@@ -329,7 +329,7 @@ var _ = Describe("a Source", func() {
 		write(a, service("one", "10.96.0.1"))
 		r := run([]string{dir})
 		write(a, "a: [")
-		Eventually(r.log).WithTimeout(5 * time.Second).Should(gbytes.Say("a.yaml, document 1, line 1: did not find expected"))
+		Eventually(r.log).WithTimeout(30 * time.Second).Should(gbytes.Say("a.yaml, document 1, line 1: did not find expected"))
 		write(a, service("one", "10.96.0.2"))
 		r.becomes("one", "10.96.0.2")
 		Expect(r.calls).To(Equal(2), "nothing was removed in between")
@@ -339,7 +339,7 @@ var _ = Describe("a Source", func() {
 		write(a, service("one", "10.96.0.1"))
 		r := run([]string{dir})
 		write(a, service("one", "10.96.0.2")+string(bytes.Repeat([]byte("#"), 1<<20)))
-		Eventually(r.log).WithTimeout(5 * time.Second).Should(gbytes.Say("file too large: at most 1048576 bytes per file"))
+		Eventually(r.log).WithTimeout(30 * time.Second).Should(gbytes.Say("file too large: at most 1048576 bytes per file"))
 		write(a, service("one", "10.96.0.3"))
 		r.becomes("one", "10.96.0.3")
 		Expect(r.calls).To(Equal(2))
@@ -350,7 +350,7 @@ var _ = Describe("a Source", func() {
 		r := run([]string{dir})
 		Expect(os.Symlink(filepath.Base(a), filepath.Join(dir, ".tmp"))).To(Succeed())
 		Expect(os.Rename(filepath.Join(dir, ".tmp"), a)).To(Succeed()) // a link to itself
-		Eventually(r.log).WithTimeout(5 * time.Second).Should(gbytes.Say("too many levels of symbolic links"))
+		Eventually(r.log).WithTimeout(30 * time.Second).Should(gbytes.Say("too many levels of symbolic links"))
 		write(b, service("two", "10.96.0.2"))
 		Expect(names(r.take())).To(Equal([]string{"two"}))
 		Expect(r.has).To(HaveKey("one"))

@@ -171,7 +171,7 @@ var _ = Describe("portal address", func() {
 		n.Pod.Sh("ip link set eth0 up; ip route add default via 10.1.0.1")
 		Expect(io.Copy(io.Discard, c.client)).To(BeEquivalentTo(64 << 10))
 		c.client.Close()
-		Eventually(func() string { Expect(n.Check(p)).To(BeZero()); return ours() }).WithTimeout(10 * time.Second).Should(BeEmpty())
+		Eventually(func() string { Expect(n.Check(p)).To(BeZero()); return ours() }).WithTimeout(30 * time.Second).Should(BeEmpty())
 	})
 
 	It("repairs routes that other programs removed", func() {

@@ -75,7 +75,7 @@ var _ = Describe("portal address, with service CIDRs", func() {
 			})
 			Expect(n.Check(p)).To(BeZero())
 			n.Node.Sh("ip route flush table main proto 117; ip -6 route flush table main proto 117")
-			Eventually(events).WithTimeout(5 * time.Second).Should(Receive())
+			Eventually(events).WithTimeout(30 * time.Second).Should(Receive())
 			Expect(n.Check(p)).To(Equal(2))
 			rejects()
 

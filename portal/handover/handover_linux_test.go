@@ -339,7 +339,7 @@ var _ = Describe("the lock", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(time.Since(began)).To(BeNumerically("<", answerTime), "it does not wait for them to close")
 		s.Abort()
-		Eventually(o.counts).WithTimeout(5 * time.Second).Should(Equal([3]int{1, 1, 0}))
+		Eventually(o.counts).WithTimeout(30 * time.Second).Should(Equal([3]int{1, 1, 0}))
 	})
 	for _, who := range []struct {
 		name   string

@@ -146,7 +146,7 @@ var _ = Describe("Paths", func() {
 
 	It("return the interface for an address, and whether the address is local", func() {
 		Expect(of("10.1.0.1")).To(And(HaveField("Local", true), HaveField("Direct", true)))
-		Eventually(func() bool { return of("fd01::1").Local }).WithTimeout(10 * time.Second).Should(BeTrue())
+		Eventually(func() bool { return of("fd01::1").Local }).WithTimeout(30 * time.Second).Should(BeTrue())
 		Expect(of("192.0.2.7")).To(Equal(kernel.Path{Direct: true, Uplink: true, Name: "base"}))
 		Expect(of("198.51.100.7")).To(Equal(kernel.Path{Uplink: true, Name: "base"}), "via a router")
 		Expect(of("10.3.0.7")).To(BeZero())
@@ -169,13 +169,13 @@ var _ = Describe("Paths", func() {
 
 		By("new interfaces, known by their events")
 		node.Sh("ip link add cni1 type bridge; ip addr add 10.4.0.1/24 dev cni1; ip link set cni1 up")
-		Eventually(func() string { return of("10.4.0.7").Name }).WithTimeout(10 * time.Second).Should(Equal("cni1"))
+		Eventually(func() string { return of("10.4.0.7").Name }).WithTimeout(30 * time.Second).Should(Equal("cni1"))
 		node.Sh("ip link set cni1 down; ip link set cni1 name cni2; ip link set cni2 up")
 		Eventually(func() string { return of("10.4.0.7").Name }).WithTimeout(20 * time.Second).Should(Equal("cni2"))
 
 		By("other interfaces, once the kernel lists them")
 		close(locked)
-		Eventually(func() kernel.Path { return of("192.0.2.7") }).WithTimeout(10 * time.Second).
+		Eventually(func() kernel.Path { return of("192.0.2.7") }).WithTimeout(30 * time.Second).
 			Should(Equal(kernel.Path{Direct: true, Uplink: true, Name: "base"}))
 	})
 

@@ -448,7 +448,7 @@ var _ = Describe("the command in a namespace", func() {
 			return string(text)
 		}).WithTimeout(10 * time.Second).Should(Equal("ready\n"))
 		Eventually(signals).Should(BeSent(os.Signal(unix.SIGTERM)))
-		Eventually(ended).WithTimeout(10 * time.Second).Should(Receive(Equal(end{code: 3})))
+		Eventually(ended).WithTimeout(30 * time.Second).Should(Receive(Equal(end{code: 3})))
 		Expect(os.ReadFile(said)).To(BeEquivalentTo("ready\ngot it\n"))
 	})
 

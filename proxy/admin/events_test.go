@@ -128,7 +128,7 @@ var _ = Describe("a subscriber of events", func() {
 				}
 			}
 		}()
-		Eventually(heard).WithTimeout(10 * time.Second).Should(BeClosed())
+		Eventually(heard).WithTimeout(30 * time.Second).Should(BeClosed())
 	})
 
 	It("starts at the first event if its last event ID is another process's", func() {

@@ -41,7 +41,7 @@ var _ = Describe("a state", func() {
 		Expect(is.Since).To(And(BeTemporally(">", well.Since), BeTemporally("<=", failed)))
 		Expect(bad.Since).To(Equal(is.Since), "the Service has been degraded since its endpoint failed")
 		Expect(bad.Details[0].Endpoints[1].Since).To(Equal(well.Details[0].Endpoints[1].Since), "the state of this endpoint has not changed")
-		Eventually(func() api.Status { _, status := look(); return status }).WithTimeout(10 * time.Second).
+		Eventually(func() api.Status { _, status := look(); return status }).WithTimeout(30 * time.Second).
 			Should(And(HaveField("Since", is.Since), HaveField("Problems", ConsistOf(HaveField("Since", is.Since)))))
 		for _, f := range n.gather() {
 			switch f.GetName() {
@@ -59,7 +59,7 @@ var _ = Describe("a state", func() {
 		better, _ := look()
 		Expect(better.State).To(Equal(api.ServiceOK))
 		Expect(better.Since).To(BeTemporally(">", is.Since))
-		Eventually(func() time.Time { _, status := look(); return status.Since }).WithTimeout(10*time.Second).Should(BeTemporally(">", is.Since), "usher's state changes with its last problem")
+		Eventually(func() time.Time { _, status := look(); return status.Since }).WithTimeout(30*time.Second).Should(BeTemporally(">", is.Since), "usher's state changes with its last problem")
 	})
 
 	It("begins with the last endpoint's quarantine if all are in quarantine, and again with another quarantine", func() {

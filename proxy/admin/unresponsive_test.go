@@ -43,7 +43,7 @@ var _ = Describe("an endpoint that leaves some of its clients without a response
 			Expect(c.(*net.TCPConn).SetLinger(0)).To(Succeed())
 			c.Close()
 		}
-		Eventually(func() int64 { return n.proxy.Stats().Open }).WithTimeout(10 * time.Second).Should(BeZero())
+		Eventually(func() int64 { return n.proxy.Stats().Open }).WithTimeout(30 * time.Second).Should(BeZero())
 		Expect(n.get("/services/default/web", &detail)).To(Equal(http.StatusOK))
 		Expect(n.get("/status", &status)).To(Equal(http.StatusOK))
 		Expect(n.get("/connections?state=ended&outcome=no-response&limit=1000", &ended)).To(Equal(http.StatusOK))

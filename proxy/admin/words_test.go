@@ -68,13 +68,13 @@ var _ = Describe("a text for users", func() {
 			_, err = client.Write(make([]byte, 100))
 			Expect(err).NotTo(HaveOccurred())
 		}
-		Eventually(open).WithTimeout(10 * time.Second).Should(And(HaveField("State", api.Sending), HaveField("BytesToEndpoint", int64(300)), HaveField("BytesToClient", int64(0))))
+		Eventually(open).WithTimeout(30 * time.Second).Should(And(HaveField("State", api.Sending), HaveField("BytesToEndpoint", int64(300)), HaveField("BytesToClient", int64(0))))
 
 		_, from, err := sink.ReadFromUDPAddrPort(make([]byte, 200))
 		Expect(err).NotTo(HaveOccurred())
 		_, err = sink.WriteToUDPAddrPort(make([]byte, 40), from)
 		Expect(err).NotTo(HaveOccurred())
-		Eventually(open).WithTimeout(10 * time.Second).Should(And(HaveField("State", api.Established), HaveField("BytesToEndpoint", int64(300)), HaveField("BytesToClient", int64(40))))
+		Eventually(open).WithTimeout(30 * time.Second).Should(And(HaveField("State", api.Established), HaveField("BytesToEndpoint", int64(300)), HaveField("BytesToClient", int64(40))))
 
 		var list api.ServiceList
 		Expect(n.get("/services", &list)).To(Equal(http.StatusOK))

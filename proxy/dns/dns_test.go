@@ -56,7 +56,7 @@ func serve(s *dns.Server) *running {
 	go func() { done <- s.Serve(ctx, pc, l) }()
 	DeferCleanup(func() {
 		cancel()
-		Eventually(done).WithTimeout(5 * time.Second).Should(Receive(BeNil()))
+		Eventually(done).WithTimeout(30 * time.Second).Should(Receive(BeNil()))
 	})
 	return &running{s, pc.LocalAddr().String(), l.Addr().String()}
 }

@@ -290,7 +290,7 @@ var _ = Describe("resolv.conf", func() {
 		Expect(ask()).To(BeEmpty(), "the file does not exist yet")
 		for _, ip := range []string{"192.0.2.1", "192.0.2.22"} {
 			write(ip)
-			Eventually(ask).WithTimeout(5 * time.Second).Should(ConsistOf("www.example.com. IN A " + ip))
+			Eventually(ask).WithTimeout(30 * time.Second).Should(ConsistOf("www.example.com. IN A " + ip))
 		}
 	})
 

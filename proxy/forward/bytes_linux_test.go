@@ -55,7 +55,7 @@ var _ = Describe("an urgent byte", func() {
 						Expect(err).NotTo(HaveOccurred())
 					}()
 					p.read(to, size)
-					Eventually(func() (byte, error) { return receiveUrgent(to) }).WithTimeout(5 * time.Second).Should(BeEquivalentTo('X'))
+					Eventually(func() (byte, error) { return receiveUrgent(to) }).WithTimeout(30 * time.Second).Should(BeEquivalentTo('X'))
 					Expect(readAfterUrgent(to, 4)).To(Equal("rest"))
 				}
 				Expect(p.client.CloseWrite()).To(Succeed())

@@ -127,7 +127,7 @@ var _ = Describe("a client that has no endpoint yet", func() {
 
 		It("has it kept for the next endpoint if one refuses or does not answer", func() {
 			for to, want := range map[netip.AddrPort]error{netip.MustParseAddrPort("127.0.0.1:1"): unix.ECONNREFUSED, lab.Silent(): context.DeadlineExceeded} {
-				Eventually(connect(to)).WithTimeout(10 * time.Second).Should(Receive(MatchError(want)))
+				Eventually(connect(to)).WithTimeout(30 * time.Second).Should(Receive(MatchError(want)))
 			}
 			Expect(string(near.Opening())).To(Equal("preface first"))
 			near.Close()
@@ -230,7 +230,7 @@ var _ = Describe("a client that has no endpoint yet", func() {
 		for range 2 { // the second pair begins after the loop has checked the first
 			endpoint := join()
 			for _, far := range []*net.TCPConn{client, endpoint} {
-				Eventually(func() string { return timerOf(far.RemoteAddr(), far.LocalAddr()) }).WithTimeout(10 * time.Second).Should(Equal("02"))
+				Eventually(func() string { return timerOf(far.RemoteAddr(), far.LocalAddr()) }).WithTimeout(30 * time.Second).Should(Equal("02"))
 			}
 			near, client = accepted()
 			DeferCleanup(client.Close)

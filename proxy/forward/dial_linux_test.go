@@ -39,7 +39,7 @@ var _ = Describe("a loop that connects to an unresponsive address", func() {
 		})).To(Succeed())
 		for _, want := range []end{{limit: short, took: short}, {limit: short, took: 2 * short}, {limit: long, took: long}} {
 			var got end
-			Eventually(ended).WithTimeout(10 * time.Second).Should(Receive(&got))
+			Eventually(ended).WithTimeout(30 * time.Second).Should(Receive(&got))
 			Expect(got.limit).To(Equal(want.limit))
 			Expect(got.err).To(MatchError(context.DeadlineExceeded))
 			Expect(got.took).To(BeNumerically(">=", want.took))
@@ -49,7 +49,7 @@ var _ = Describe("a loop that connects to an unresponsive address", func() {
 		Expect(loop.Do(loop.CancelDials)).To(Succeed())
 		for range 2 {
 			var got end
-			Eventually(ended).WithTimeout(10 * time.Second).Should(Receive(&got))
+			Eventually(ended).WithTimeout(30 * time.Second).Should(Receive(&got))
 			Expect(got.limit).To(Equal(never))
 			Expect(got.err).To(MatchError(context.Canceled))
 		}

@@ -88,7 +88,7 @@ var _ = Describe("a pair whose endpoint is not a socket", func() {
 		}
 		close(failed)
 		var r outcome.Result
-		Eventually(ended).WithTimeout(5 * time.Second).Should(Receive(&r))
+		Eventually(ended).WithTimeout(30 * time.Second).Should(Receive(&r))
 		Expect(r.Outcome).To(Equal(outcome.EndpointReset))
 		Expect(r.Err).To(MatchError(io.ErrUnexpectedEOF))
 	})
@@ -136,7 +136,7 @@ func begin(m mover, limits forward.Limits) *pair {
 	DeferCleanup(func() {
 		p.client.Close()
 		p.endpoint.Close()
-		p.Eventually(p.calls.Load).WithTimeout(5 * time.Second).Should(BeEquivalentTo(1))
+		p.Eventually(p.calls.Load).WithTimeout(30 * time.Second).Should(BeEquivalentTo(1))
 	})
 	return p
 }

@@ -81,7 +81,7 @@ var _ = Describe("a pair of associations with one side that does not read", func
 	ends := func(with outcome.Outcome) {
 		GinkgoHelper()
 		var r outcome.Result
-		Eventually(ended).WithTimeout(5 * time.Second).Should(Receive(&r))
+		Eventually(ended).WithTimeout(30 * time.Second).Should(Receive(&r))
 		Expect(r.Outcome).To(Equal(with))
 	}
 

@@ -57,7 +57,7 @@ func loopedPair(t *testing.T) (p *pair, client, endpoint *net.TCPConn) {
 	t.Cleanup(func() {
 		far.Close()
 		other.Close()
-		g.Eventually(ended).WithTimeout(5 * time.Second).Should(Receive())
+		g.Eventually(ended).WithTimeout(30 * time.Second).Should(Receive())
 		l.Close()
 		poller.Close()
 	})
@@ -148,14 +148,14 @@ func eachWay(t *testing.T, f func(*urgentTest) (before int)) {
 		}
 		before := f(u)
 		u.Expect(io.CopyN(io.Discard, u.read, int64(before))).To(BeEquivalentTo(before))
-		u.Eventually(u.far.atMark).WithTimeout(5*time.Second).Should(BeTrue(), "to the client: %v", toClient)
+		u.Eventually(u.far.atMark).WithTimeout(30*time.Second).Should(BeTrue(), "to the client: %v", toClient)
 	}
 }
 
 // send sends b, and returns when it has arrived.
 func (u *urgentTest) send(b []byte, flags int) {
 	u.Expect(u.near.write(b, flags)).To(Equal(len(b)))
-	u.Eventually(u.from.fd.unread).WithTimeout(5 * time.Second).Should(Equal(len(b)))
+	u.Eventually(u.from.fd.unread).WithTimeout(30 * time.Second).Should(Equal(len(b)))
 }
 
 func TestUrgentByteAfterTheLastEventStaysUrgent(t *testing.T) {

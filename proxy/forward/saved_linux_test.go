@@ -62,7 +62,7 @@ func TestSavedPairRecordsWhetherThisProcessHoldsBytes(t *testing.T) {
 
 	g.Expect(client.CloseWrite()).To(Succeed())
 	g.Expect(endpoint.Close()).To(Succeed())
-	g.Eventually(over).WithTimeout(5 * time.Second).Should(Receive())
+	g.Eventually(over).WithTimeout(30 * time.Second).Should(Receive())
 	_, is = state()
 	g.Expect(is).To(Equal(ended))
 	g.Eventually(func() error { _, err := client.Read(make([]byte, 1)); return err }).Should(HaveOccurred(), "even if a copy of its socket exists")

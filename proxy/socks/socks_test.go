@@ -159,7 +159,7 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 		Consistently(answers).WithTimeout(300 * time.Millisecond).ShouldNot(Receive())
 		Expect(ask(backend("API server").String())).To(Equal("API server: who?"), "usher's own connection")
 		p.Apply([]config.Service{service("default", "web", "10.96.0.10", backend("web"))})
-		Eventually(answers).WithTimeout(10 * time.Second).Should(Receive(Equal("web: who?<nil>")))
+		Eventually(answers).WithTimeout(30 * time.Second).Should(Receive(Equal("web: who?<nil>")))
 	})
 
 	It("retries attempts and traces connections with the client's address", func() {

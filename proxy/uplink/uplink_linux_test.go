@@ -202,7 +202,7 @@ func (w *world) pair() (client, server *net.TCPConn) {
 	GinkgoHelper()
 	at, accepted := listen(elsewhere[0])
 	client = w.connect(at)
-	Eventually(accepted).WithTimeout(10 * time.Second).Should(Receive(&server))
+	Eventually(accepted).WithTimeout(30 * time.Second).Should(Receive(&server))
 	Expect(server.SetDeadline(time.Now().Add(20 * time.Second))).To(Succeed())
 	return client, server
 }
@@ -214,7 +214,7 @@ var _ = Describe("a TCP connection to another network", func() {
 			at, accepted := listen(to)
 			client := w.connect(at)
 			var server *net.TCPConn
-			Eventually(accepted).WithTimeout(10 * time.Second).Should(Receive(&server))
+			Eventually(accepted).WithTimeout(30 * time.Second).Should(Receive(&server))
 			Expect(client.RemoteAddr().String()).To(Equal(at.String()), "the client sees the server's address")
 			sent := make([]byte, 8<<20)
 			_, _ = rand.Read(sent)

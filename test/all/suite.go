@@ -219,7 +219,7 @@ func (r *result) compile() (binary string, err error) {
 
 // patience is the timeout for events that normally take milliseconds, but not where two suites and
 // a race detector share two CPUs.
-const patience = "GOMEGA_DEFAULT_EVENTUALLY_TIMEOUT=10s"
+const patience = "GOMEGA_DEFAULT_EVENTUALLY_TIMEOUT=30s"
 
 // raceExit shortens the one-second sleep of each program with the race detector before it exits:
 // reports of its other threads take milliseconds.

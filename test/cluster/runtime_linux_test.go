@@ -71,7 +71,7 @@ state = "%[1]s/state"
 				if info, err := os.Stat(group); err != nil || !info.IsDir() {
 					continue
 				}
-				Eventually(func() error { return os.Remove(group) }).WithTimeout(10 * time.Second).Should(Succeed())
+				Eventually(func() error { return os.Remove(group) }).WithTimeout(30 * time.Second).Should(Succeed())
 			}
 		}
 		Expect(os.RemoveAll(dir)).To(Succeed())

@@ -87,6 +87,6 @@ func (u *usher) killed() time.Time {
 	GinkgoHelper()
 	at := time.Now()
 	Expect(u.Command.Process.Signal(syscall.SIGKILL)).To(Succeed())
-	Eventually(u).WithTimeout(10 * time.Second).Should(gexec.Exit())
+	Eventually(u).WithTimeout(30 * time.Second).Should(gexec.Exit())
 	return at
 }

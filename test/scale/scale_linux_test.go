@@ -150,13 +150,13 @@ func specs(t target) {
 		defer open.Close()
 		Expect(pingPong(open)).To(Succeed())
 		traffic := startLoad(pod, last, 500, patience)
-		Eventually(traffic.count).WithTimeout(10 * time.Second).Should(BeNumerically(">", 500))
+		Eventually(traffic.count).WithTimeout(30 * time.Second).Should(BeNumerically(">", 500))
 		old := u
 		DeferCleanup(old.end)
 		u = start(l.Node, dir, t.portal, "--take-over")
-		Eventually(old.Err).WithTimeout(10 * time.Second).Should(gbytes.Say("has taken over"))
+		Eventually(old.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("has taken over"))
 		before := traffic.count()
-		Eventually(traffic.count).WithTimeout(10 * time.Second).Should(BeNumerically(">", before+500))
+		Eventually(traffic.count).WithTimeout(30 * time.Second).Should(BeNumerically(">", before+500))
 		made, failed := traffic.end()
 		figure("%s: %d of %d connections failed in a handover (target 0)", t.portal, len(failed), made)
 		Expect(failed).To(BeEmpty())
@@ -167,11 +167,11 @@ func specs(t target) {
 
 	It("fail after kill -9 only while no process serves", func() {
 		traffic := startLoad(pod, last, 500, patience)
-		Eventually(traffic.count).WithTimeout(10 * time.Second).Should(BeNumerically(">", 500))
+		Eventually(traffic.count).WithTimeout(30 * time.Second).Should(BeNumerically(">", 500))
 		killed := u.killed()
 		u = start(l.Node, dir, t.portal)
 		before := traffic.count()
-		Eventually(traffic.count).WithTimeout(10 * time.Second).Should(BeNumerically(">", before+500))
+		Eventually(traffic.count).WithTimeout(30 * time.Second).Should(BeNumerically(">", before+500))
 		made, failed := traffic.end()
 		figure("%s: killed and started again: %d of %d connections failed in the %.1f s until it served (target: none but in that time)", t.portal,
 			len(failed), made, u.served().Sub(killed).Seconds())
