@@ -60,6 +60,9 @@ const (
 	UnexpectedAnswer Reason = "unexpected-answer" // not from an API server
 )
 
+// Denied reports whether retries fail as long as the credentials and their roles stay the same.
+func (r Reason) Denied() bool { return r == NoCredentials || r == Unauthorized || r == Forbidden }
+
 // Remedy returns the recommended action.
 func (r Reason) Remedy() string {
 	switch r {

@@ -66,6 +66,9 @@ func (c *Conn) readErrors() {
 		default:
 		}
 	}
+	if c.refused() && !errors.Is(c.cause, syscall.ECONNREFUSED) {
+		c.dialer.retire(c.via) // it may lead to a former Pod of this name
+	}
 }
 
 // maxMessage is the maximum size of a node's error message.

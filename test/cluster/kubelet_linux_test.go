@@ -30,6 +30,7 @@ type kubelet struct {
 	dialer    *lab.Dialer
 	hosts     map[string]*lab.Dialer // by Node, for Pods on the host's network
 	forwarded atomic.Int64           // number of connections
+	replaced  atomic.Int64           // how often all Pods were replaced by others with the same names
 	status    func(*corev1.Node)     // writes its address to a Node's status
 }
 
@@ -65,13 +66,17 @@ func (c *cluster) newKubelet() *kubelet {
 // serve handles /portForward/NAMESPACE/POD.
 func (k *kubelet) serve(w http.ResponseWriter, r *http.Request) {
 	name := strings.TrimPrefix(r.URL.Path, "/portForward/")
-	portforward.ServePortForward(w, r, k, name, "", &portforward.V4Options{}, time.Minute, 30*time.Second, portforward.SupportedProtocols)
+	portforward.ServePortForward(w, r, k, name, fmt.Sprint(k.replaced.Load()), &portforward.V4Options{}, time.Minute, 30*time.Second, portforward.SupportedProtocols)
 }
 
 // PortForward implements portforward.PortForwarder. A Pod's localhost is its address here, except for a Pod on its
-// host's network. As with containerd, when one direction has ended, the other has 1 s to finish.
-func (k *kubelet) PortForward(ctx context.Context, name, _ string, port int32, stream io.ReadWriteCloser) error {
+// host's network. As with containerd, a connection from the API server leads to one sandbox, and when one direction has
+// ended, the other has 1 s to finish.
+func (k *kubelet) PortForward(ctx context.Context, name, uid string, port int32, stream io.ReadWriteCloser) error {
 	defer stream.Close()
+	if uid != fmt.Sprint(k.replaced.Load()) {
+		return fmt.Errorf("failed to find sandbox %q in store: not found", uid)
+	}
 	namespace, name, _ := strings.Cut(name, "/")
 	pod, err := k.cluster.api.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {

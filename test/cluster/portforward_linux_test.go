@@ -5,11 +5,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -207,6 +209,19 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		}
 		Eventually(u.told).WithTimeout(soon).Should(ContainSubstring("web-1 (round robin): connection refused after"))
 		Expect(strings.Count(u.told(), ": connection refused after")).To(Equal(1), "after that it is in quarantine")
+	})
+
+	It("reaches Pods that were replaced under the same names, while clients keep trying", func() {
+		c.laptop(c.developer("get", "create"), "--via=portforward")
+		Expect(three()).To(ConsistOf(all()))
+		k.replaced.Add(1)
+		seen := map[netip.AddrPort]bool{}
+		Eventually(func() []netip.AddrPort {
+			if name, err := ask(laptop, vip(svc)); err == nil {
+				seen[name] = true
+			}
+			return slices.Collect(maps.Keys(seen))
+		}).WithTimeout(30 * time.Second).Should(ConsistOf(all()))
 	})
 
 	It("resets the client if the Pod exits during a response", func() {

@@ -285,6 +285,10 @@ var _ = Describe("a daemon", func() {
 		Eventually(asked.Load).WithTimeout(patience).Should(BeNumerically(">", 12), "it retries")
 		Eventually(r.said.Contents).WithTimeout(patience).Should(ContainSubstring("No updates from the API server; serving no Services yet"))
 		Expect(strings.Count(string(r.said.Contents()), "No updates from the API server")).To(Equal(1))
+		start := time.Now()
+		_, err := c.Services(context.Background())
+		Expect(err).To(MatchError(MatchRegexp("services: the API server returned 401 Unauthorized.*renew the token")))
+		Expect(time.Since(start)).To(BeNumerically("<", readTimeout))
 	})
 
 	Describe("that is stopped", func() {

@@ -211,6 +211,12 @@ func (c Config) Services(ctx context.Context) ([]config.Service, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
+	go every(ctx, time.Second, func() (goOn bool) {
+		if goOn = !reach.Status().Reason.Denied(); !goOn {
+			cancel()
+		}
+		return goOn
+	})
 	var services []config.Service
 	complete := false
 	err = source.Run(ctx, func(all []config.Service) {
@@ -219,11 +225,16 @@ func (c Config) Services(ctx context.Context) ([]config.Service, error) {
 		}
 		cancel()
 	})
-	if err == nil && !complete {
-		err = fmt.Errorf("list Services: no response from the API server within %s; check --server or --kubeconfig", readTimeout)
-		if why := reach.Status().Err; why != nil {
-			err = fmt.Errorf("%w: %w", err, why)
-		}
+	if err != nil || complete {
+		return services, err
 	}
-	return services, err
+	why := reach.Status()
+	if why.Reason.Denied() {
+		return nil, fmt.Errorf("%w; %s", why.Err, why.Reason.Remedy())
+	}
+	err = fmt.Errorf("list Services: no response from the API server within %s; check --server or --kubeconfig", readTimeout)
+	if why.Err != nil {
+		err = fmt.Errorf("%w: %w", err, why.Err)
+	}
+	return nil, err
 }
