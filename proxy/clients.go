@@ -10,19 +10,23 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// ClusterIP returns the address that clients connect to for a TCP port of a Service: the IPv4 cluster IP if there is
-// one. at is invalid if the Service has no such port. known reports whether usher serves the Service.
+// ClusterIP returns the address that clients connect to for a TCP port of a Service: the IPv4 cluster IP, unless only
+// the IPv6 one exists or has endpoints. at is invalid if the Service has no such port. known reports whether usher
+// serves the Service.
 func (p *Proxy) ClusterIP(service types.NamespacedName, port uint16) (at netip.AddrPort, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	fronts, known := p.services[service]
+	served := false // at has endpoints
 	for _, f := range fronts {
-		for _, vip := range f.View().Port.VIPs {
+		v := f.View()
+		has := v.Internal.Len() > 0
+		for _, vip := range v.Port.VIPs {
 			if f.Protocol != config.TCP || vip.Kind != config.ClusterIP || vip.Port != port {
 				continue
 			}
-			if !at.IsValid() || vip.Addr.Is4() {
-				at = vip.AddrPort()
+			if !at.IsValid() || has && !served || has == served && vip.Addr.Is4() {
+				at, served = vip.AddrPort(), has
 			}
 		}
 	}

@@ -150,6 +150,28 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 		Expect(ask("web.shop:80")).To(Equal("shop: who?"))
 	})
 
+	It("prefers a Service's IPv4 cluster IP, unless only the IPv6 one has endpoints", func() {
+		var dual []config.Service
+		for i, name := range []string{"both", "four", "six"} {
+			var four, six []netip.AddrPort
+			if name != "six" {
+				four = append(four, backend("IPv4"))
+			}
+			if name != "four" {
+				six = append(six, backend("IPv6"))
+			}
+			s := service("default", name, fmt.Sprint("10.96.0.", i+1), four...)
+			port := service("default", name, fmt.Sprint("fd96::", i+1), six...).Ports[0]
+			port.ID.Family = config.IPv6
+			s.Ports = append(s.Ports, port)
+			dual = append(dual, s)
+		}
+		p.Apply(dual)
+		Expect(ask("both:80")).To(Equal("IPv4: who?"))
+		Expect(ask("four:80")).To(Equal("IPv4: who?"))
+		Expect(ask("six:80")).To(Equal("IPv6: who?"))
+	})
+
 	It("makes requests for names of Services wait until the initial sync is applied, but no others", func() {
 		answers := make(chan string, 1)
 		go func() {
