@@ -319,15 +319,23 @@ var _ = Describe("a keeper", func() {
 		}
 	}
 
-	It("removes all rules with --remove-rules if it is stopped during a pause before a restart", func() {
+	DescribeTable("removes all rules if it is stopped during a pause before a restart", func(sig os.Signal, upgrade bool, flags ...string) {
 		before := state(l.Node)
-		k := startKept(l.Node, dir, "--portal=nftables", "--remove-rules")
+		k := startKept(l.Node, dir, append(flags, "--portal=nftables")...)
+		if upgrade {
+			Expect(syscall.Kill(k.Command.Process.Pid, syscall.SIGHUP)).To(Succeed())
+			Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Another usher instance has taken over"))
+		}
 		crashUntil(k, "3.2s")
 		Expect(state(l.Node)).NotTo(Equal(before))
-		k.Terminate()
+		k.Signal(sig)
 		Eventually(k).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 		Expect(state(l.Node)).To(Equal(before))
-	})
+	},
+		Entry("with --remove-rules", syscall.SIGTERM, false, "--remove-rules"),
+		Entry("with --remove-rules, after SIGHUP", syscall.SIGTERM, true, "--remove-rules"),
+		Entry("by SIGINT", os.Interrupt, false),
+	)
 
 	It("can be taken over during a pause before a restart", func() {
 		k := startKept(l.Node, dir, "--portal=nftables")

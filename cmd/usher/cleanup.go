@@ -46,8 +46,8 @@ func cleanup(cmd *cobra.Command, logs cli.LogFlags) error {
 
 // removeLeft removes what usher left on this node because no usher process was running when its keeper was stopped. If
 // another usher instance has taken over, it removes nothing.
-func removeLeft(ctx context.Context, log logrus.FieldLogger) error {
-	removed, err := removeAll(ctx, log)
+func removeLeft(log logrus.FieldLogger) error {
+	removed, err := removeAll(context.Background(), log)
 	for _, what := range removed {
 		log.WithField("removed", what).Info("Removed a part of the portal")
 	}

@@ -15,7 +15,7 @@ import (
 )
 
 func main() {
-	if code, is := keeper.Resume(keeperLog); is { // perhaps another version, which was started with flags unknown here
+	if code, is := keeper.Resume(keeperLog, removeLeft); is { // perhaps another version, which was started with flags unknown here
 		os.Exit(code)
 	}
 	serve.LogKlog(nil) // until a command has a log

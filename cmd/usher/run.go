@@ -105,12 +105,9 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 		return err
 	}
 	if r.keeper && !kept && !r.kubeProxy.initOnly {
-		code, err := keeper.Run(keeper.Options{Arguments: os.Args, LogLevel: r.Logs.Level, LogFormat: r.Logs.Format, Log: r.Log})
+		code, err := keeper.Run(keeper.Options{Arguments: os.Args, LogLevel: r.Logs.Level, LogFormat: r.Logs.Format, Log: r.Log, RemoveRules: r.RemoveRules, RemoveLeft: removeLeft})
 		if err == nil && code != 0 {
 			err = &cli.ExitError{Code: code}
-		}
-		if err == nil && r.RemoveRules {
-			err = removeLeft(cmd.Context(), r.Log)
 		}
 		return err
 	}

@@ -67,22 +67,23 @@ func Open(mode portal.Mode, opts portal.Options, open func(portal.Family) (Backe
 	}
 	p.events = append(p.events, p.redirectAddrEvents, p.lastRouteEvents, kernel.AnswerEvents)
 	p.clientPorts = kernel.PortsBelowLocal()
-	var err error
-	if p.paths, err = kernel.OpenPaths(); err != nil {
-		return nil, err
+	for _, family := range portal.Families {
+		m := &machine{family: family, log: p.log.WithField("family", family.String()), rules: map[portal.Target]portal.Rule{}, refused: newRefusals(func() time.Time { return p.Now() })}
+		p.families[family] = m
+		if m.backend, m.unusable = open(family); m.unusable != nil && (family == portal.IPv4 || IsUndecided(m.unusable)) {
+			return nil, m.unusable
+		}
 	}
-	routes, err := kernel.OpenRoutes() // stays open
+	routes, err := kernel.OpenRoutes() // stays open, as do the paths
 	if err != nil {
 		return nil, err
 	}
-	for _, family := range portal.Families {
-		m := &machine{family: family, log: p.log.WithField("family", family.String()), rules: map[portal.Target]portal.Rule{}, refused: newRefusals(func() time.Time { return p.Now() }), last: kernel.NewLastRoutes(family, routes)}
-		p.families[family] = m
-		if m.backend, m.unusable = open(family); m.unusable != nil {
-			if family == portal.IPv4 || IsUndecided(m.unusable) {
-				return nil, m.unusable
-			}
-			p.log.WithError(m.unusable).Info("IPv6 rules will be rejected")
+	if p.paths, err = kernel.OpenPaths(); err != nil {
+		return nil, err
+	}
+	for family, m := range p.families {
+		if m.last = kernel.NewLastRoutes(portal.Family(family), routes); m.unusable != nil {
+			p.log.WithError(m.unusable).Info("IPv6 rules cannot be installed")
 			continue
 		}
 		p.probeAnswers(m)

@@ -36,12 +36,24 @@ func (r *refusals) has(rule portal.Rule) bool { return r.byTarget[rule.Target].r
 
 // add records the rules among suspects for which bad has an error.
 func (r *refusals) add(suspects []portal.Rule, bad map[portal.Target]error) {
+	r.schedule()
 	for _, s := range suspects {
 		if err := bad[s.Target]; err != nil {
 			r.byTarget[s.Target] = refusal{s, err}
 		}
 	}
-	r.at = r.now().Add(r.wait)
+}
+
+// schedule sets when to try again, unless that is set already.
+func (r *refusals) schedule() {
+	now := r.now()
+	if now.Before(r.at) && len(r.byTarget) > 0 {
+		return
+	}
+	if now.Sub(r.at) > retryLast { // the rules that were tried again then were accepted
+		r.wait = RetryFirst
+	}
+	r.at = now.Add(r.wait)
 	r.wait = min(2*r.wait, retryLast)
 }
 
@@ -49,7 +61,8 @@ func (r *refusals) add(suspects []portal.Rule, bad map[portal.Target]error) {
 func (r *refusals) addSCTP(rules map[portal.Target]portal.Rule, noRedirectAddr string) {
 	why := errors.New("cannot redirect SCTP to a listener: " + noRedirectAddr)
 	for t, s := range rules {
-		if t.Protocol == portal.SCTP && s.LocalPort != 0 {
+		if t.Protocol == portal.SCTP && s.LocalPort != 0 && !r.has(s) {
+			r.schedule()
 			r.byTarget[t] = refusal{s, why}
 		}
 	}

@@ -2,6 +2,8 @@ package redirect
 
 import (
 	"errors"
+	"net/netip"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -69,5 +71,47 @@ var _ = Describe("the search for rules that the kernel refuses", func() {
 			return nil
 		}
 		Expect(bisect(rules[:4], together)).To(HaveLen(4))
+	})
+})
+
+var _ = Describe("a refused rule", func() {
+	It("is tried again after 10 s, then after twice as long, and after 10 s again if it had been accepted meanwhile", func() {
+		now := time.Now()
+		r := newRefusals(func() time.Time { return now })
+		rules := ManyRules(2)
+		refuse := func(rule portal.Rule) { r.add(rules, map[portal.Target]error{rule.Target: errRefusedForTest}) }
+		retriedAfter := func(wait time.Duration) {
+			GinkgoHelper()
+			now = now.Add(wait - time.Second)
+			Expect(r.retry()).To(BeFalse())
+			now = now.Add(time.Second)
+			Expect(r.retry()).To(BeTrue())
+		}
+		refuse(rules[0])
+		retriedAfter(10 * time.Second)
+		refuse(rules[0])
+		now = now.Add(15 * time.Second)
+		refuse(rules[1]) // does not postpone the retry of the other
+		retriedAfter(5 * time.Second)
+		refuse(rules[0])
+		retriedAfter(40 * time.Second)
+		now = now.Add(time.Hour)
+		refuse(rules[1])
+		retriedAfter(10 * time.Second)
+	})
+
+	It("of SCTP without a redirect address is tried again in the same intervals", func() {
+		now := time.Now()
+		r := newRefusals(func() time.Time { return now })
+		target := portal.Target{Protocol: portal.SCTP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}
+		rules := map[portal.Target]portal.Rule{target: {Target: target, LocalPort: 1000}}
+		for _, wait := range []time.Duration{10 * time.Second, 20 * time.Second} {
+			r.addSCTP(rules, "none")
+			now = now.Add(wait - time.Second)
+			r.addSCTP(rules, "none")
+			Expect(r.retry()).To(BeFalse())
+			now = now.Add(time.Second)
+			Expect(r.retry()).To(BeTrue())
+		}
 	})
 })

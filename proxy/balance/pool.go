@@ -33,7 +33,6 @@ type Pool struct {
 	bound   atomic.Int64             // maximum number of connections to each endpoint; 0 = no limit
 	waiting atomic.Int64             // number of clients in all queues
 	queues  atomic.Pointer[[3]group] // by Set.group; nil before the first client waits
-	turns   atomic.Uint32            // see wake
 }
 
 // Update replaces the endpoints by those of port, and keeps the state of those that stay. It returns the

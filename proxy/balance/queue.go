@@ -2,7 +2,9 @@ package balance
 
 import (
 	"container/list"
+	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -162,17 +164,20 @@ func (q *queue) passOn() {
 // wake makes several front clients look again: the one of e's own queue and, in each group, the one of retries or, if
 // that queue is empty, of fresh. Call it when e has a free slot or its state has changed, and only if clients wait.
 func (p *Pool) wake(e *Endpoint) {
-	groups, turn := p.groups(), int(p.turns.Add(1)%4)
-	for i := range 4 { // the first to be woken has an advantage, so the order rotates
-		switch at := (turn + i) % 4; {
-		case at == 3:
-			if r := e.rareState.Load(); r != nil && r.queue.Load() != nil {
-				r.queue.Load().wake()
-			}
-		case groups[at].retries.clients.Load() > 0:
-			groups[at].retries.wake()
-		default:
-			groups[at].fresh.wake()
+	var queues []*queue
+	if r := e.rareState.Load(); r != nil && r.queue.Load() != nil {
+		queues = append(queues, r.queue.Load())
+	}
+	for groups, i := p.groups(), 0; i < len(groups); i++ {
+		if g := &groups[i]; g.retries.clients.Load() > 0 {
+			queues = append(queues, &g.retries)
+		} else {
+			queues = append(queues, &g.fresh)
 		}
+	}
+	queues = slices.DeleteFunc(queues, func(q *queue) bool { return q.clients.Load() == 0 })
+	first := rand.IntN(max(1, len(queues))) // the first to be woken has an advantage
+	for i := range queues {
+		queues[(first+i)%len(queues)].wake()
 	}
 }

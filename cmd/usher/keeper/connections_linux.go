@@ -304,26 +304,25 @@ func (k *keeper) children() (all []*child) {
 	return all
 }
 
-// adoptConnections continues to keep the connections of a child that the previous program of this process started.
-func (k *keeper) adoptConnections(c *child) {
-	for _, a := range c.Areas {
-		k.connections += len(a.Saved) + len(a.Pipes)
+// areas returns the areas of all children, and the orphans.
+func (k *keeper) areas() []*area {
+	all := slices.Clone(k.Orphans)
+	for _, c := range k.children() {
+		all = append(all, c.Areas...)
 	}
-	k.listenTo(c)
+	return all
 }
 
 // descriptors returns all descriptors that the program needs after it is replaced.
 func (k *keeper) descriptors() []int {
 	_, fds := k.all()
 	fds = append(fds, k.Socket)
-	areas := slices.Clone(k.Orphans)
 	for _, c := range k.children() {
-		areas = append(areas, c.Areas...)
 		if c.Channel > 0 {
 			fds = append(fds, c.Channel)
 		}
 	}
-	for _, a := range areas {
+	for _, a := range k.areas() {
 		fds = append(fds, a.Memory)
 		for _, s := range a.Saved {
 			fds = append(fds, s.FDs[:]...)

@@ -34,14 +34,16 @@ var forwarded = []os.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGQUIT, unix.SIGUSR
 type keeper struct {
 	state
 	log           logrus.FieldLogger
-	manager       *manager        // nil for none
-	pause         *pause          // nil while an usher process runs
-	stopRequested bool            // by a signal, or because usher has stopped
-	code          int             // exit code, once stopRequested is set and usher has exited
-	again         bool            // replace the program once more
-	taken         chan struct{}   // another usher instance has taken over while none ran here
-	unclaimed     <-chan struct{} // closed when that instance has ended; nil unless this keeper waits for that
-	sent          chan *child     // children with packets about connections
+	removeLeft    func(logrus.FieldLogger) error // see Options
+	manager       *manager                       // nil for none
+	pause         *pause                         // nil while an usher process runs
+	stopRequested bool                           // by a signal, or because usher has stopped
+	interrupted   bool                           // by SIGINT, which removes the rules
+	code          int                            // exit code, once stopRequested is set and usher has exited
+	again         bool                           // replace the program once more
+	taken         chan struct{}                  // another usher instance has taken over while none ran here
+	unclaimed     <-chan struct{}                // closed when that instance has ended; nil unless this keeper waits for that
+	sent          chan *child                    // children with packets about connections
 	// connections is the number of saved connections and pipes. Each has two descriptors.
 	connections int
 	// count is the number of kept descriptors, and length the total length of their names.
@@ -56,6 +58,7 @@ type state struct {
 	Arguments []string
 	// LogLevel and LogFormat configure the keeper's log.
 	LogLevel, LogFormat string
+	RemoveRules         bool // see Options
 	// Socket is the descriptor of the socket for usher's messages.
 	Socket int
 	// Kept are descriptors by name, oldest first for each name.
@@ -84,13 +87,17 @@ type Options struct {
 	// Log is the keeper's log; LogLevel and LogFormat configure it after an upgrade.
 	LogLevel, LogFormat string
 	Log                 logrus.FieldLogger
+	// RemoveRules makes the keeper call RemoveLeft also when it is stopped by another signal than SIGINT.
+	RemoveRules bool
+	// RemoveLeft removes the rules that are left when the keeper exits, such as those of a usher process that crashed.
+	RemoveLeft func(logrus.FieldLogger) error
 }
 
 // Run starts usher and restarts it when it exits unexpectedly. It returns the exit code of
 // the last usher process, or 0 if none ran when the keeper stopped.
 func Run(o Options) (code int, err error) {
-	k := &keeper{log: o.Log, state: state{
-		Arguments: o.Arguments, LogLevel: o.LogLevel, LogFormat: o.LogFormat, Kept: map[string][]int{},
+	k := &keeper{log: o.Log, removeLeft: o.RemoveLeft, state: state{
+		Arguments: o.Arguments, LogLevel: o.LogLevel, LogFormat: o.LogFormat, RemoveRules: o.RemoveRules, Kept: map[string][]int{},
 	}}
 	if k.Program, err = program(o.Arguments[0]); err != nil {
 		return 0, err
@@ -101,7 +108,19 @@ func Run(o Options) (code int, err error) {
 	k.adopt()
 	k.protect()
 	k.manager = newManager(k.log)
-	return k.run(k.start), nil
+	return k.finish(k.run(k.start)), nil
+}
+
+// finish removes what usher left, if that is wanted. It returns the keeper's exit code.
+func (k *keeper) finish(code int) int {
+	if code != 0 || !k.RemoveRules && !k.interrupted {
+		return code
+	}
+	if err := k.removeLeft(k.log); err != nil {
+		k.log.WithError(err).Error("Failed to remove usher's rules")
+		return 1
+	}
+	return 0
 }
 
 // run is the loop. Before the first round, it registers for signals and then calls begin.
@@ -114,8 +133,11 @@ func (k *keeper) run(begin func()) (code int) {
 	readable, read := make(chan struct{}), make(chan struct{})
 	go poll(k.Socket, readable, read)
 	k.sent = make(chan *child)
-	for _, c := range k.children() { // started before this program replaced the previous one
-		k.adoptConnections(c)
+	for _, a := range k.areas() { // kept before this program replaced the previous one
+		k.connections += len(a.Saved) + len(a.Pipes)
+	}
+	for _, c := range k.children() {
+		k.listenTo(c)
 	}
 	defer func() { k.abandon(k.Orphans) }()
 	beat := k.manager.beat()
@@ -148,11 +170,11 @@ func (k *keeper) run(begin func()) (code int) {
 		case <-beat:
 			k.beat()
 		case <-k.taken:
-			if k.leave() {
-				return 0
+			if code, over := k.leave(); over {
+				return code
 			}
 		case <-k.unclaimed:
-			k.log.Warn("The usher instance that took over has ended; keeper exiting, so that the kubelet restarts it")
+			k.log.Warn("The usher instance that took over has ended; keeper exiting, so that the kubelet restarts this container")
 			k.unclaimed = nil
 			if code, over := k.end(0); over {
 				return code
@@ -187,7 +209,7 @@ func (k *keeper) forward(sig os.Signal) (over bool) {
 		}
 	}
 	if s == unix.SIGTERM || s == unix.SIGINT {
-		k.stopRequested = true
+		k.stopRequested, k.interrupted = true, k.interrupted || s == unix.SIGINT
 		k.pause.end()
 		k.drop() // otherwise clients would wait once usher has exited
 	}
@@ -197,16 +219,20 @@ func (k *keeper) forward(sig os.Signal) (over bool) {
 		}
 	}
 	if k.stopRequested && k.Current == nil && len(k.Draining) == 0 {
-		k.log.WithField("signal", sig.String()).Info("Keeper exiting; no usher is running and its rules are kept for the next start ('usher cleanup' removes them)")
+		rules := ""
+		if !k.RemoveRules && !k.interrupted && k.unclaimed == nil {
+			rules = " and its rules are kept for the next start ('usher cleanup' removes them)"
+		}
+		k.log.WithField("signal", sig.String()).Info("Keeper exiting; no usher is running" + rules)
 		return true
 	}
 	return false
 }
 
 // leave leaves the portals to another usher instance that has taken over, and reports whether
-// the keeper may exit. In a Pod it must not, unless that instance ends: the kubelet would restart
-// it, and it would then take over again.
-func (k *keeper) leave() (over bool) {
+// the keeper may exit. In a Pod it stays while that instance runs: the kubelet would restart the
+// container, whose usher would take over again.
+func (k *keeper) leave() (code int, over bool) {
 	k.log.Info("Another usher instance has taken over from the keeper")
 	k.pause.end()
 	k.pause = nil
@@ -214,10 +240,10 @@ func (k *keeper) leave() (over bool) {
 	k.abandon(k.Orphans)
 	k.Orphans = nil
 	if os.Getenv("KUBERNETES_SERVICE_HOST") == "" {
-		return true
+		return k.end(0)
 	}
 	k.unclaimed = handover.Unclaimed()
-	return false
+	return 0, false
 }
 
 // reap handles children that have exited: the keeper's own, and those that it has inherited
@@ -272,7 +298,7 @@ func (k *keeper) ended(status unix.WaitStatus) (code int, over bool) {
 		return k.end(code)
 	case code == ExitLocked:
 		log.Error("Another usher instance manages the portals; keeper exiting")
-		return code, true
+		return k.end(code)
 	case !k.Served: // a restart would fail in the same way
 		log.Error("usher exited before serving; keeper exiting")
 		return code, true

@@ -14,6 +14,8 @@ type Options struct {
 	Arguments           []string
 	LogLevel, LogFormat string
 	Log                 logrus.FieldLogger
+	RemoveRules         bool
+	RemoveLeft          func(logrus.FieldLogger) error
 }
 
 // Run returns an error.
@@ -22,4 +24,6 @@ func Run(Options) (code int, err error) {
 }
 
 // Resume returns false: there was no keeper.
-func Resume(func(level, format string) logrus.FieldLogger) (code int, is bool) { return 0, false }
+func Resume(func(level, format string) logrus.FieldLogger, func(logrus.FieldLogger) error) (code int, is bool) {
+	return 0, false
+}

@@ -130,7 +130,7 @@ func (k *keeper) hear(c *child, m *message) {
 			return over
 		})
 	}
-	if len(c.Held) < maxHeld {
+	if len(c.Held) < maxHeld || m.says("READY") || m.says("STOPPING") {
 		c.Held = append(c.Held, m)
 	} else {
 		m.close()

@@ -40,7 +40,7 @@ const (
 
 // upgrade replaces the program, if possible.
 func (k *keeper) upgrade() {
-	if k.stopRequested || k.Current != nil && k.Current.Stopping {
+	if k.stopRequested || k.unclaimed != nil || k.Current != nil && k.Current.Stopping {
 		return
 	}
 	if k.Next != nil {
@@ -123,15 +123,15 @@ func sigset(signals ...os.Signal) (set unix.Sigset_t) {
 }
 
 // Resume continues the keeper whose program this one has replaced. It returns false if there is none. logger returns a
-// log with the settings of the keeper's log.
-func Resume(logger func(level, format string) logrus.FieldLogger) (code int, is bool) {
+// log with the settings of the keeper's log; removeLeft is as in Options.
+func Resume(logger func(level, format string) logrus.FieldLogger, removeLeft func(logrus.FieldLogger) error) (code int, is bool) {
 	at, err := strconv.Atoi(os.Getenv(stateVariable))
 	if err != nil {
 		return 0, false
 	}
 	os.Unsetenv(stateVariable)
 	file := os.NewFile(uintptr(at), stateVariable)
-	k := &keeper{}
+	k := &keeper{removeLeft: removeLeft}
 	err = json.NewDecoder(io.NewSectionReader(file, 0, math.MaxInt64)).Decode(&k.state)
 	file.Close()
 	if err != nil {
@@ -147,7 +147,7 @@ func Resume(logger func(level, format string) logrus.FieldLogger) (code int, is 
 	}
 	keepAcrossExec(false, k.descriptors())
 	k.manager = newManager(k.log)
-	return k.run(k.replace), true
+	return k.finish(k.run(k.replace)), true
 }
 
 // replace starts an usher process that takes over from the running one.
