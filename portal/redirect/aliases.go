@@ -11,13 +11,13 @@ import (
 // Alias is a network of clients, and the network of the same size that has their aliases.
 type Alias struct{ Of, As netip.Prefix }
 
-// aliasOf returns the alias of an address: the prefix of room and the rest of the address.
-func aliasOf(addr netip.Addr, room netip.Prefix) netip.Addr {
-	return begun(room, addr.AsSlice())
+// aliasOf returns the address in network that has the host bits of addr.
+func aliasOf(addr netip.Addr, network netip.Prefix) netip.Addr {
+	return withPrefix(network, addr.AsSlice())
 }
 
-// begun returns the address with the prefix of p and the remaining bits of rest.
-func begun(p netip.Prefix, rest []byte) netip.Addr {
+// withPrefix returns the address with the prefix of p and the remaining bits of rest.
+func withPrefix(p netip.Prefix, rest []byte) netip.Addr {
 	addr, mask := p.Addr().AsSlice(), net.CIDRMask(p.Bits(), p.Addr().BitLen())
 	for i := range addr {
 		addr[i] = addr[i]&mask[i] | rest[i]&^mask[i]
@@ -28,11 +28,12 @@ func begun(p netip.Prefix, rest []byte) netip.Addr {
 
 // LastOf returns the last address in p.
 func LastOf(p netip.Prefix) netip.Addr {
-	return begun(p, bytes.Repeat([]byte{0xff}, p.Addr().BitLen()/8))
+	return withPrefix(p, bytes.Repeat([]byte{0xff}, p.Addr().BitLen()/8))
 }
 
-// aliases returns the aliases in room of those networks that get some. If two networks would get the same aliases, only
-// one does: the one that overlaps pods, else the one in before, else the smaller one. Open connections keep theirs.
+// aliases assigns each network the aliases in room that have its host bits. Of networks whose aliases would overlap,
+// only one gets them: preferably one that overlaps pods, then one in before, then the smaller one. Open connections
+// keep their alias, since conntrack translates them.
 func aliases(networks, pods []netip.Prefix, room netip.Prefix, before []Alias) (all []Alias) {
 	first := func(is bool) int {
 		if is {

@@ -1,14 +1,14 @@
-// Package redirect is the portal of all modes whose rules make the kernel change the destination of packets for a
-// target to the port of a listener on this node.
+// Package redirect implements the portal for modes whose kernel rules redirect a target's packets to a local listener
+// (iptables, nftables).
 //
-// It compares the wanted with the installed rules, and installs the differences in one transaction. If the kernel
-// refuses this, it reads the installed rules again, since another program may have changed them. If the kernel still
-// refuses, it finds the refused rules by trying, installs all others, and retries the refused ones later. The type
-// machine does this for all modes; a mode's [Backend] writes rules to the kernel and reads them. Each address family
-// has one machine and one Backend.
+// It compares the wanted with the installed rules, and installs the differences in one transaction (iptables: one for
+// each table). If the kernel refuses this, it reads the installed rules again, since another program may have changed
+// them. If the kernel still refuses, it finds the refused rules by trying, installs all others, and retries the refused
+// ones later. The type machine does this for all modes; a mode's [Backend] writes rules to the kernel and reads them.
+// Each address family has one machine and one Backend.
 //
-// Reading many rules takes long. Check does not read them while the kernel reports changes and has reported none
-// ([kernel.Known]), or the backend detects that there are none (Unchanged).
+// Reading many rules takes long. Check reads them after an event of the kernel, 2 min after they were last read, and
+// each time if there are no events ([kernel.Known]), unless the backend detects that nothing has changed (Unchanged).
 //
 //	portal_linux.go   the portal: ports of listeners, both families, a
 //	                  predecessor's rules, events

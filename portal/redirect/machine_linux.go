@@ -28,16 +28,16 @@ type Backend interface {
 	Read(context.Context) error
 	Unchanged() bool
 
-	// Put makes the kernel hold exactly these rules, in one transaction. If only is not nil, only the rules for these
-	// targets differ from the known ones. Put returns the changes.
+	// Put makes the kernel hold exactly these rules, in one transaction (iptables: one for each table). If only is not
+	// nil, only the rules for these targets differ from the known ones. Put returns the changes.
 	Put(_ context.Context, rules map[portal.Target]portal.Rule, only []portal.Target) (changed []string, err error)
 
-	// Parts returns a function that compares, with the kernel's, the chains that serve all targets together: those for
-	// answers to clients' own addresses and for OwnOnly. It only reads, and may be called concurrently with other
-	// methods.
+	// Parts returns a function that compares the chains that serve all targets together with those in the kernel: for
+	// replies to clients' own addresses, OwnOnly, service CIDRs and, with iptables, accepted packets. It only reads,
+	// and may be called concurrently with other methods.
 	Parts() func(context.Context) ([]portal.Part, error)
 
-	// Missing returns those of rules that the kernel may not hold, in the order of Target.Compare. Try tests whether
+	// Missing returns those of rules that the kernel possibly lacks, in the order of Target.Compare. Try tests whether
 	// the kernel accepts some of them, in addition to the installed ones; see MarkUndecided for errors that concern no
 	// rule. Tried removes the leftovers of the tries.
 	Missing(rules []portal.Rule) []portal.Rule

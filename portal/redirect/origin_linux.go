@@ -20,8 +20,8 @@ import (
 //    connects from an alias, an unused address. Outgoing packets are translated to the
 //    client's address, and answers back to the alias, which takes them off the bridge.
 //
-// Aliases are neither addresses of the node nor routed, and only usher's packets are translated. So packets that other
-// processes send to an alias reach no host.
+// usher adds neither an address nor a route for aliases, and only usher's packets are translated. Packets that other
+// processes send to an alias follow the node's other routes.
 
 // origins is the input of Origin. A value is replaced, never changed.
 type origins struct {
@@ -167,7 +167,7 @@ func (p *Portal) Origin(client, endpoint netip.Addr, where portal.EndpointLocali
 	if !from.Known() || !to.Known() {
 		return node(portal.SourceNotReady)
 	}
-	endpointHere := to.Local && from.Interface != 0 || // otherwise its answers have no route to the client
+	endpointHere := to.Local && from.Interface != 0 || // an endpoint that is a process of this node needs a route to the client
 		to.Direct && !to.Local && to.Neighbours != kernel.Apart && (where == portal.Here || where == portal.Unknown && o.isPod(endpoint, to))
 	clientHere := o.isPod(client, from) && from.Neighbours != kernel.Apart
 	switch {

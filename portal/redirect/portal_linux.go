@@ -18,8 +18,8 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// Portal changes the destination of packets for a target to the port of a listener on this node, by netfilter rules. A
-// Backend of each family writes these to the kernel.
+// Portal redirects the packets of targets to local listeners by netfilter rules. A Backend of each family writes these
+// to the kernel.
 type Portal struct {
 	mode portal.Mode
 	log  logrus.FieldLogger
@@ -40,7 +40,7 @@ type Portal struct {
 	free     *kernel.FreePorts
 	applied  bool // the first Apply has succeeded
 	leftover portal.Others
-	// unflushed are UDP targets whose rules may have changed after their flows were last forgotten.
+	// unflushed are targets whose rules may have changed after their conntrack entries were last deleted.
 	unflushed map[portal.Target]bool
 	warned    string // the interfaces in warnNoAddress's last warning
 
@@ -220,7 +220,7 @@ func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Tar
 	}
 	res.Repaired = nil // the changes were requested, and repair nothing
 	first := !p.applied && res.Err == nil
-	if first { // before flows are forgotten: their rules would make the same ones again
+	if first { // before conntrack entries are deleted: these rules would make them again
 		p.leftover.Remove(ctx, p.opts)
 	}
 	changed = slices.DeleteFunc(changed, func(t portal.Target) bool { return t.Protocol != portal.UDP && !fresh[t] })
@@ -375,7 +375,7 @@ func (p *Portal) forgetFlows(changed []portal.Target) {
 	}
 	if err := kernel.ForgetFlows(want); err != nil {
 		// Without nf_conntrack_netlink, UDP flows expire by themselves, 30 s to 120 s after the client's last datagram.
-		p.log.WithError(err).Debug("UDP clients may stay with a former listener, and SYNs that came before their rule are lost")
+		p.log.WithError(err).Debug("Failed to delete conntrack entries: UDP clients may keep reaching the previous listener, and TCP connection attempts that began before their rule was installed may fail")
 	}
 }
 
@@ -416,8 +416,8 @@ func (p *Portal) Watch(ctx context.Context) (<-chan struct{}, error) {
 	return kernel.Watch(ctx, p.events...)
 }
 
-// redirectAddrEvents reports when a needed redirect address is removed, and when the node gets an address and the
-// networks of bridges have changed.
+// redirectAddrEvents reports when a needed redirect address is removed, and when the node gets an address that changes
+// the networks of bridges.
 func (p *Portal) redirectAddrEvents() (kernel.Subscription, error) {
 	return kernel.RouteEvents(func(addr netip.Addr, gone, ours bool) bool {
 		if !gone && !ours && !addr.IsLinkLocalUnicast() {
@@ -432,8 +432,8 @@ func (p *Portal) redirectAddrEvents() (kernel.Subscription, error) {
 	})
 }
 
-// lastRouteEvents reports when needed routes of last resort are removed, and when other routes have changed so that
-// they become needed or unneeded.
+// lastRouteEvents reports when needed routes of last resort are removed, and when a change of other routes makes them
+// necessary or unnecessary.
 func (p *Portal) lastRouteEvents() (kernel.Subscription, error) {
 	return kernel.LastRouteEvents(func(gone netip.Addr) bool {
 		p.mu.Lock()
@@ -454,8 +454,8 @@ func (p *Portal) Compare(ctx context.Context) ([]portal.Comparison, error) {
 	return compare(p.mode, wanted, installed), nil
 }
 
-// CompareParts implements portal.PartsComparer. Parts are the routing of answers, the rules that exclude other
-// receivers of redirected packets, and the routes of last resort.
+// CompareParts implements portal.PartsComparer. Parts are the chains of Backend.Parts, the routing of replies to
+// clients' own addresses, and the routes of last resort.
 func (p *Portal) CompareParts(ctx context.Context) (parts []portal.Part, err error) {
 	for _, m := range p.families {
 		if m.unusable != nil {

@@ -19,10 +19,11 @@ type Setting struct {
 	// RedirectAddr is the new destination of packets; if it is invalid, the kernel selects an address of their incoming
 	// interface.
 	RedirectAddr netip.Addr
-	// NoRedirectAddr is why there is no redirect address and which flag to use instead, and Instead is that flag; both
-	// are empty unless a flag is the reason.
+	// If a flag disables the redirect address, NoRedirectAddr says why and what to set instead, and Instead is the flag
+	// to set. Otherwise both are empty.
 	NoRedirectAddr, Instead string
-	// NoPort0 says that rules do not support port 0 with the redirect address.
+	// NoPort0 says that iptables rejects DNAT to port 0 (before 1.8.8). Rejected targets then use REDIRECT to
+	// RejectPort.
 	NoPort0 bool
 	// Local are the node's own addresses, for kernels without addrtype.
 	Local []netip.Prefix
@@ -36,14 +37,14 @@ type Setting struct {
 	Mark uint32
 	// OwnOnly says that rules let only transparent sockets, which are usher's, receive TCP and UDP packets redirected
 	// to the redirect address. A transparent socket requires CAP_NET_ADMIN or CAP_NET_RAW. So while no usher process
-	// listens, no other process can answer in its place; clients wait.
+	// listens, no unprivileged process can answer in its place; clients wait.
 	OwnOnly bool
-	// HealthChecks are health check node ports, which rules accept. NoAccept says that no rule can accept them, nor
-	// redirected packets.
+	// HealthChecks are the health check node ports. Rules in INPUT accept packets to them and redirected packets.
+	// NoAccept says that the kernel refuses these rules.
 	HealthChecks []uint16
 	NoAccept     bool
-	// Answers says that rules can mark the answers to clients' own addresses, and NoAliases that they cannot translate
-	// Aliases; see Portal.Origin.
+	// Answers says that rules can mark replies to clients' own addresses. NoAliases says that rules cannot translate
+	// Aliases. See Portal.Origin.
 	Answers, NoAliases bool
 	Aliases            []Alias
 	// ServiceCIDRs are the networks of cluster IPs. Filter rules, which follow the redirects of all proxies on the
@@ -147,8 +148,8 @@ func PrefixWord(p netip.Prefix) string {
 }
 
 // PlainComment makes text safe in a quoted argument of iptables-restore and stable in the output of iptables-save: it
-// replaces characters that iptables would escape by an underscore. The kernel keeps 255 bytes (XT_MAX_COMMENT_LEN is
-// 256).
+// writes an underscore for each other character, which iptables might escape. The kernel keeps 255 bytes
+// (XT_MAX_COMMENT_LEN is 256).
 func PlainComment(text string) string {
 	plain := func(r rune) rune {
 		switch {

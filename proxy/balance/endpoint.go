@@ -126,10 +126,9 @@ func recent(r *latency.Recent, now time.Time) int64 {
 	return int64(l.Number())
 }
 
-// Since returns when the endpoint entered state, a number below 16 that the caller defines. s remembers one state and
-// its beginning. If state is another one, Since remembers state and began, usually the caller's estimate, and returns
-// began. If it is the same, Since returns the remembered time, with one exception: if exact is set (began is no
-// estimate) and began is later than that, the state has ended and begun again. Then Since remembers and returns began.
+// Since returns when the endpoint entered state, a number below 16 that the caller defines. If state differs from that
+// of the last call, or exact is set and began is later than the remembered time, Since remembers and returns began.
+// Otherwise it returns the remembered time. If exact is not set, began is an estimate.
 func (s *State) Since(state uint8, began time.Time, exact bool) time.Time {
 	for {
 		was := s.shown.Load()
@@ -179,7 +178,7 @@ func (s *State) UnusedRecently(now time.Time) int64 {
 	return 0
 }
 
-// Take counts a connection from the start of its attempt, so that concurrent choices include it. Call Release
+// Take counts a connection from the start of its attempt, so that concurrent choices see it in the load. Call Release
 // when the attempt has failed or the connection has ended.
 func (e *Endpoint) Take() { e.Active.Add(1) }
 

@@ -136,13 +136,12 @@ type passive struct {
 // wait and the health changed. Apart from Report, only two events change the health: a choice claims a HalfOpen
 // endpoint, or a removed endpoint returns.
 //
-// A failed attempt makes the next quarantine longer only if the attempt began after the last quarantine had ended. Two
-// kinds of attempts therefore do not count: those in progress when the quarantine began, and those made during it
-// because no other endpoint was left.
+// A failed attempt begins a longer quarantine only if it started after the last one had ended. Two kinds of attempts
+// therefore do not count: those in progress when the quarantine began, and those made during it because no other
+// endpoint was left.
 //
-// If an attempt from a client's own address had no answer, a NetworkPolicy may block that client. As long as only this
-// client fails, each failure makes the endpoint Down for First, without doubling, and clients with affinity keep using
-// it.
+// If an attempt from a client's own address had no answer, a NetworkPolicy may block that client. While only this
+// client fails, each quarantine lasts First, and clients with affinity keep using the endpoint.
 //
 // Checks and attempts cause separate quarantines: neither kind ends one that the other began.
 func (e *Endpoint) Report(r Report, p Policy) Change {
@@ -241,14 +240,14 @@ func (h *health) report(r *Report, p *Policy) (c Change, changed bool) {
 		c.Notify = down && h.state(r.Now) != Down
 	case CheckFailed:
 		changed = true
-		known := down && (a.down || !f.client.IsValid()) // to the Watcher
+		known := down && (a.down || !f.client.IsValid()) // the Watcher knows that the endpoint is Down
 		a.failures, a.passes, a.err, a.until = a.failures+1, 0, r.Err, r.Now.Add(p.First)
 		if !a.down && a.failures >= p.Fall {
 			a.down, a.since = true, r.Now
 			if f.state(r.Now) != Up {
 				a.since = f.since
 			}
-			if f.client.IsValid() { // otherwise it could stay Down when the checks end
+			if f.client.IsValid() { // one client's failures must not keep the endpoint Down when the checks end
 				*f = passive{}
 			}
 		}

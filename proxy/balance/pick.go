@@ -254,8 +254,8 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 	return Choice{Endpoint: f.fallback, Reason: reason}, f.skipped, true
 }
 
-// If a Set has more than maxScanned endpoints and all are in quarantine, the next choice that looks at all of them
-// comes after a rest of restPerEndpoint times their number. An event loop needs about 50 ns to look at one endpoint.
+// If a Set has more than maxScanned endpoints and all are in quarantine, no choice looks at all of them again for
+// restPerEndpoint times their number. An event loop needs about 50 ns to look at one endpoint.
 const restPerEndpoint = time.Microsecond
 
 // lastResort chooses from a Set whose endpoints are all in quarantine. The parameter first is the scheduler's first

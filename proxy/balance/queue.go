@@ -161,8 +161,8 @@ func (q *queue) passOn() {
 	}
 }
 
-// wake makes several front clients look again: the one of e's own queue and, in each group, the one of retries or, if
-// that queue is empty, of fresh. Call it when e has a free slot or its state has changed, and only if clients wait.
+// wake wakes the front client of e's affinity queue and, in each group, that of retries, or of fresh if retries is
+// empty. Call it when e has a free slot or its state has changed, and only if clients wait.
 func (p *Pool) wake(e *Endpoint) {
 	var queues []*queue
 	if r := e.rareState.Load(); r != nil && r.queue.Load() != nil {

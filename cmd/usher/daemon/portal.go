@@ -27,7 +27,7 @@ func Lock(log logrus.FieldLogger, left *os.File) (*handover.Lock, error) {
 		return nil, err
 	}
 	for _, who := range lock.Strangers() {
-		log.WithField("process", who).Warn("Ignoring process that claims to manage the portals but lacks CAP_NET_ADMIN in this network namespace")
+		log.WithField("process", who).Warn("Ignoring process that claims to manage the portals: it has another user ID, or lacks CAP_NET_ADMIN in this network namespace")
 	}
 	return lock, nil
 }

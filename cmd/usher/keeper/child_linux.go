@@ -42,9 +42,8 @@ func (c *child) stops() bool {
 	return slices.ContainsFunc(c.Held, func(m *message) bool { return m.says("STOPPING") })
 }
 
-// heartbeat is the interval within which usher reports to the keeper that it is healthy, unless the service manager
-// sets another one. If
-// usher cannot send the report, it detects that the keeper no longer reads.
+// heartbeat is the watchdog interval for usher's reports to the keeper, unless the service manager sets one. From a
+// report that cannot be sent, usher concludes that the keeper no longer reads.
 const heartbeat = 20 * time.Second
 
 // start starts usher, and passes it all kept descriptors.
@@ -119,7 +118,7 @@ func (k *keeper) environment(names []string) []string {
 // self is the running program, even if its path holds another one by now.
 const self = "/proc/self/exe"
 
-// program returns the path of the program that was started as name, with its links, so that an
+// program returns the path of the program that was started as name, without resolving symbolic links, so that an
 // upgrade follows a changed link.
 func program(name string) (string, error) {
 	path, err := exec.LookPath(name)

@@ -20,10 +20,10 @@ import (
 // The keeper has copies of the sockets of open connections and passes them to the process that it starts after a crash.
 // Package fdstore has the protocol.
 
-// area has the connections that a process has saved, one per slot of a memory that it shares with the keeper.
+// area has the connections that a process has saved, one per slot of a memory region that it shares with the keeper.
 type area struct {
 	ID     uint64
-	Memory int // descriptor
+	Memory int // descriptor of that region
 	Saved  map[int]*saved
 	Pipes  map[int][2]int // may hold bytes of those connections
 	// Inherited is set after the process has crashed, and Announced when the next process knows the area. RestPipes and
@@ -256,8 +256,8 @@ func (k *keeper) bequeath(areas []*area, to *child) {
 	}
 }
 
-// abandon resets the connections of a crashed process that no successor continues. An ordinary close would look
-// like the end of the data.
+// abandon resets saved connections that no process will continue. An ordinary close would look like the end of the
+// data.
 func (k *keeper) abandon(areas []*area) {
 	for _, a := range areas {
 		for slot, s := range a.Saved {

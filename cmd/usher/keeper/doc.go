@@ -2,10 +2,10 @@
 // of usher's sockets and restarts usher after a crash. Until the restart, clients wait in
 // the backlogs and buffers of the sockets, and no connection is refused.
 //
-// The keeper acts like systemd for a service with a file descriptor store: its usher
-// process requests by sd_notify(3) which files to keep (package fdstore), and receives them
-// again by sd_listen_fds(3). If a service manager has started the keeper, the keeper forwards
-// all these messages to it, so that the sockets also survive a restart of keeper and usher.
+// The keeper acts like systemd for a service with a file descriptor store: its usher process requests by sd_notify(3)
+// which files to keep (package fdstore), and receives them again by sd_listen_fds(3). If a service manager has started
+// the keeper, the keeper forwards the messages about usher's state and stored files to it, so that the listening
+// sockets also survive a restart of keeper and usher.
 //
 //	the loop, and why a child exited   keeper_linux.go
 //	messages and kept descriptors      store_linux.go

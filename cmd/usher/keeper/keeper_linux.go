@@ -63,8 +63,8 @@ type state struct {
 	Socket int
 	// Kept are descriptors by name, oldest first for each name.
 	Kept map[string][]int
-	// Current is the usher process that serves or will, nil without one. Next is taking over from it.
-	// After that Current becomes one of Draining, which only finish their connections.
+	// Current is the serving or starting usher process, or nil. Next is the process that is taking over from Current.
+	// Once it has, Next becomes Current, and the former Current moves to Draining until its connections have ended.
 	Current, Next *child
 	Draining      []*child
 	// Orphans are the areas (saved connections) of a process that crashed, until the next one starts.

@@ -201,7 +201,7 @@ func (k *keeper) drop() {
 
 // adopt keeps the descriptors that a service manager has kept from an earlier keeper.
 func (k *keeper) adopt() {
-	if os.Getenv("LISTEN_PID") == "" { // only keepers omit it, and none has started this process
+	if os.Getenv("LISTEN_PID") == "" { // descriptors without it are from a keeper, and this process has none
 		return
 	}
 	fdstore.Passed(func(name string, fd int) {
@@ -256,8 +256,8 @@ func (m *manager) send(what *message) {
 	}
 }
 
-// beat returns a channel that receives twice per watchdog interval. The keeper then sends WATCHDOG=1 if no usher
-// process does.
+// beat returns a channel that receives twice per watchdog interval. While no usher process serves, the keeper then
+// sends WATCHDOG=1.
 func (m *manager) beat() <-chan time.Time {
 	if m == nil || m.watchdog <= 0 {
 		return nil

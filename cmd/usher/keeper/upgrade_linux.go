@@ -55,10 +55,10 @@ func (k *keeper) upgrade() {
 	k.log.WithField("program", k.Program).WithError(err).Error("Cannot run the program; keeping the current keeper and usher")
 }
 
-// try checks that the program supports these arguments: a version without --keeper, for
-// instance, would exit, and no process would keep the descriptors. The loop reaps no children
-// meanwhile, so that only package exec waits for the tried program. But try receives usher's messages,
-// or usher would consider the keeper dead.
+// try runs the program with the keeper's arguments and --help, to check that it accepts them: a version without
+// --keeper, for instance, would exit, and no process would keep the descriptors. The loop reaps no children meanwhile,
+// so that package exec can wait for the program. try keeps receiving usher's messages; otherwise usher would conclude
+// that the keeper has died.
 func (k *keeper) try() error {
 	ctx, cancel := context.WithTimeout(context.Background(), tryTime)
 	defer cancel()
@@ -190,7 +190,7 @@ func (k *keeper) currentGone(status unix.WaitStatus) {
 		k.manager.send(&message{Text: "FDSTOREREMOVE=1\nFDNAME=lock"})
 		k.Restarts++
 		k.Last, k.Crashed = describe(status), time.Now()
-		k.log.WithField("reason", k.Last).Error("usher exited unexpectedly while the new instance was starting; the new one continues with its sockets")
+		k.log.WithField("reason", k.Last).Error("usher exited unexpectedly while the new instance was starting; the new one uses the sockets that the keeper holds")
 	}
 	k.inherit(k.Current, k.Next)
 	k.promote()
@@ -217,7 +217,9 @@ func (k *keeper) promote() {
 
 // upgradeFailed handles the exit of the next usher process before it has taken over.
 func (k *keeper) upgradeFailed(why string) {
-	k.log.WithField("reason", why).Error("The new usher instance failed to take over; the current one keeps running")
+	if !k.stopRequested {
+		k.log.WithField("reason", why).Error("The new usher instance failed to take over; the current one keeps running")
+	}
 	for _, m := range k.Next.Held {
 		m.close()
 	}
