@@ -291,13 +291,7 @@ func (b *Balancers) Allows(a netip.Addr) bool {
 }
 
 func contains(networks []netip.Prefix, a netip.Addr) bool {
-	a = a.Unmap()
-	for _, p := range networks {
-		if p.Contains(a) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(networks, func(p netip.Prefix) bool { return p.Contains(a.Unmap()) })
 }
 
 // ProxyProtocol is a version of the PROXY protocol

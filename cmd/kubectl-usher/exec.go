@@ -18,6 +18,7 @@ import (
 
 	"github.com/usherproxy/usher/cmd/internal/cli"
 	"github.com/usherproxy/usher/cmd/internal/serve"
+	"github.com/usherproxy/usher/cmd/kubectl-usher/laptop"
 	"github.com/usherproxy/usher/cmd/usher/daemon"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/environ"
@@ -123,7 +124,7 @@ func (e *execCommand) run(cmd *cobra.Command, args []string) error {
 	ctx, cancel := context.WithCancel(cmd.Context())
 	defer cancel()
 	e.Netns = in.namespace
-	if e.Names, err = e.names.inside(netip.AddrPortFrom(netns.Address, dnsPort), in.namespace); err != nil {
+	if e.Names, err = laptop.NewNames(netip.AddrPortFrom(netns.Address, dnsPort), e.names.options, in.namespace); err != nil {
 		return err
 	}
 	ready := make(chan []config.Service, 1)
@@ -136,7 +137,8 @@ func (e *execCommand) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	serve.IgnorePipes()
-	in.serve(ctx)
+	in.loopback.Refresh()
+	go in.loopback.Run(ctx)
 	served := make(chan error, 1)
 	go func() { served <- d.Run(ctx, nil) }()
 	first, err := e.await(cmd, d, ready, served, signals)
@@ -146,7 +148,9 @@ func (e *execCommand) run(cmd *cobra.Command, args []string) error {
 	env := environ.Over(os.Environ(), append(environ.OfPod(first, e.namespace), environ.Variable{Name: execMarker, Value: e.namespace}))
 	code, err := in.namespace.Run(netns.Command{Path: path, Args: args, Env: env}, signals)
 	cancel()
-	err = errors.Join(err, <-served)
+	if err := <-served; err != nil {
+		fmt.Fprintf(cmd.ErrOrStderr(), "usher: %v\n", err)
+	}
 	switch {
 	case err != nil && code == 0:
 		return notRun(cmd, args[0], err)
@@ -254,26 +258,14 @@ func newInside(resolvConf string, warn io.Writer) (in *inside, err error) {
 		return nil, err
 	}
 	in.loopback = localhost.New(in.namespace.Socket)
-	if err := in.lookOut(); err != nil {
+	tun, err := in.namespace.Tun()
+	if err == nil {
+		in.uplink, err = uplink.Start(tun, netns.MTU)
+	}
+	if err != nil {
 		fmt.Fprintf(warn, "usher: warning: the command can reach Services and localhost, but no other networks: %v\n", err)
 	}
 	return in, nil
-}
-
-// lookOut makes other networks reachable.
-func (in *inside) lookOut() error {
-	tun, err := in.namespace.Tun()
-	if err != nil {
-		return err
-	}
-	in.uplink, err = uplink.Start(tun, netns.MTU)
-	return err
-}
-
-// serve serves localhost until ctx ends.
-func (in *inside) serve(ctx context.Context) {
-	in.loopback.Refresh()
-	go in.loopback.Run(ctx)
 }
 
 // leave removes the namespace and its parts.

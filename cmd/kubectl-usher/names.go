@@ -1,8 +1,6 @@
 package main
 
 import (
-	"net/netip"
-
 	"github.com/spf13/pflag"
 
 	"github.com/usherproxy/usher/cmd/internal/cli"
@@ -47,9 +45,4 @@ func (f *nameFlags) server() (*laptop.Names, error) {
 		f.options.Upstreams = append(f.options.Upstreams, server)
 	}
 	return laptop.NewNames(at, f.options, nil)
-}
-
-// inside returns the server for an address in a command's network namespace.
-func (f *nameFlags) inside(at netip.AddrPort, namespace laptop.Netns) (*laptop.Names, error) {
-	return laptop.NewNames(at, f.options, namespace)
 }

@@ -48,7 +48,7 @@ does not respond, the last state stays on screen.`,
 			if len(args) == 1 {
 				o.Service = namespace.ServiceName(args[0])
 			}
-			o.Input, o.Output, o.Renew = os.Stdin, os.Stdout, asks.Renew
+			o.Renew = asks.Renew
 			return asks.AskOne(cmd, func(c *client.Client) error {
 				c.Slow = nil // its message would appear within the screen
 				if o.Service != "" {

@@ -30,11 +30,7 @@ are an error. Stop usher first.`,
 }
 
 func cleanup(cmd *cobra.Command, logs cli.LogFlags) error {
-	log, err := logs.Logger(cmd.ErrOrStderr())
-	if err != nil {
-		return err
-	}
-	removed, err := removeAll(cmd.Context(), log)
+	removed, err := removeAll(cmd.Context(), logs.Logger(cmd.ErrOrStderr()))
 	if err == nil && len(removed) == 0 {
 		fmt.Fprintln(cmd.OutOrStdout(), "Nothing to remove.")
 	}

@@ -96,7 +96,7 @@ func (d *demoCommand) run(cmd *cobra.Command) error {
 	out := cmd.OutOrStdout()
 	d.Manifests = []string{cmp.Or(shown.Dir, manifest.Stdin)}
 	d.Input = shown.Manifests
-	d.Demo = &daemon.Demo{Handler: shown.Handler}
+	d.Demo = shown.Handler
 	result := make(chan error, 1)
 	d.OnReady = func(now daemon.Ready) {
 		shown.Print(out, now.Proxy)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/usherproxy/usher/cmd/internal/cli"
 	"github.com/usherproxy/usher/cmd/usher/daemon/kubeproxy"
@@ -91,21 +92,14 @@ const configCheckInterval = 10 * time.Second
 // kube-proxy would exit on a change.
 func watchConfig(ctx context.Context, path string, before []byte, every time.Duration, log logrus.FieldLogger) {
 	warned := before
-	ticker := time.NewTicker(every)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
+	wait.UntilWithContext(ctx, func(context.Context) {
 		now, err := os.ReadFile(path)
 		if err != nil || bytes.Equal(now, warned) {
-			continue // a file that is being replaced may be missing for a moment
+			return // a file that is being replaced may be missing for a moment
 		}
 		warned = now
 		if fields := kubeproxy.Changed(before, now); len(fields) > 0 {
 			log.WithField("config", path).Warn(fmt.Sprintf("Configuration file has changed (%s); usher keeps the configuration that it read at startup until it is restarted", strings.Join(fields, ", ")))
 		}
-	}
+	}, every)
 }

@@ -25,13 +25,7 @@ func main() {
 
 // keeperLog returns the log of a keeper that another version may have configured.
 func keeperLog(level, format string) logrus.FieldLogger {
-	logs := cli.LogFlags{Level: level, Format: format}
-	log, err := logs.Logger(os.Stderr)
-	if err != nil {
-		logs = cli.LogFlags{Level: "info", Format: "json"}
-		log, _ = logs.Logger(os.Stderr) // valid settings
-	}
-	return log
+	return (&cli.LogFlags{Level: level, Format: format}).Logger(os.Stderr)
 }
 
 func newRoot() *cobra.Command {

@@ -47,9 +47,9 @@ type Options struct {
 	// watches all Services and EndpointSlices.
 	Discovery bool
 
-	// In a series of changes, dirty Services are computed after a time of Quiet without a change, or every MaxDelay if
-	// there is no such time. Zero means DefaultQuiet and DefaultMaxDelay.
-	Quiet, MaxDelay time.Duration
+	// In a series of changes, dirty Services are computed after a time of quiet without a change, or every MaxDelay if
+	// there is no such time. Zero means DefaultMaxDelay.
+	MaxDelay time.Duration
 	// Resync is the interval for recomputing everything even without changes; 0 means never.
 	Resync time.Duration
 
@@ -66,10 +66,10 @@ type Options struct {
 	Reports *config.Reports
 }
 
-// Defaults of Options.
 const (
-	DefaultQuiet    = 10 * time.Millisecond
+	// DefaultMaxDelay is the default of Options.MaxDelay.
 	DefaultMaxDelay = 50 * time.Millisecond
+	quiet           = 10 * time.Millisecond
 )
 
 // Source watches an API server. It implements config.Source.
@@ -98,9 +98,6 @@ const byService = "service"
 
 // New returns a Source. It sends no request yet.
 func New(options Options) (*Source, error) {
-	if options.Quiet <= 0 {
-		options.Quiet = DefaultQuiet
-	}
 	if options.MaxDelay <= 0 {
 		options.MaxDelay = DefaultMaxDelay
 	}
@@ -153,19 +150,15 @@ func selectorsFor(proxyName string, discovery bool) (s selectors, err error) {
 	if discovery {
 		return s, nil
 	}
-	mine, err1 := labels.NewRequirement(translate.LabelServiceProxyName, selection.DoesNotExist, nil)
+	s = selectors{"!" + translate.LabelServiceProxyName, notHeadless, "!" + corev1.IsHeadlessService}
 	if proxyName != "" {
-		mine, err1 = labels.NewRequirement(translate.LabelServiceProxyName, selection.Equals, []string{proxyName})
+		mine, err := labels.NewRequirement(translate.LabelServiceProxyName, selection.Equals, []string{proxyName})
+		if err != nil {
+			return s, fmt.Errorf("service proxy name %q: %w", proxyName, err)
+		}
+		s.serviceLabels = mine.String()
 	}
-	notMarked, err2 := labels.NewRequirement(corev1.IsHeadlessService, selection.DoesNotExist, nil)
-	if err := errors.Join(err1, err2); err != nil {
-		return s, fmt.Errorf("service proxy name %q: %w", proxyName, err)
-	}
-	return selectors{
-		serviceLabels: labels.NewSelector().Add(*mine).String(),
-		serviceFields: notHeadless,
-		sliceLabels:   labels.NewSelector().Add(*notMarked).String(),
-	}, nil
+	return s, nil
 }
 
 // informer returns an informer, not yet running, of those objects of a resource that the selectors match, in all
@@ -288,10 +281,10 @@ func (s *Source) waitQuiet(ctx context.Context, last time.Time) bool {
 	}
 	latest := time.NewTimer(s.options.MaxDelay)
 	defer latest.Stop()
-	quiet := time.NewTimer(s.options.Quiet)
-	defer quiet.Stop()
+	settled := time.NewTimer(quiet)
+	defer settled.Stop()
 	if time.Since(last) > s.options.MaxDelay {
-		quiet.Reset(min(alone, s.options.Quiet))
+		settled.Reset(alone)
 	}
 	for {
 		select {
@@ -299,10 +292,10 @@ func (s *Source) waitQuiet(ctx context.Context, last time.Time) bool {
 			return false
 		case <-latest.C:
 			return true
-		case <-quiet.C:
+		case <-settled.C:
 			return true
 		case <-s.store.Woken:
-			quiet.Reset(s.options.Quiet)
+			settled.Reset(quiet)
 		}
 	}
 }

@@ -21,12 +21,7 @@ func nodeOf(node *corev1.Node) config.Node {
 	out := config.Node{
 		Name:    node.Name,
 		Zone:    node.Labels[corev1.LabelTopologyZone],
-		Leaving: node.DeletionTimestamp != nil,
-	}
-	for _, taint := range node.Spec.Taints {
-		if taint.Key == toBeDeletedTaint {
-			out.Leaving = true
-		}
+		Leaving: node.DeletionTimestamp != nil || slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == toBeDeletedTaint }),
 	}
 	for _, cidr := range node.Spec.PodCIDRs {
 		if p, err := netip.ParsePrefix(cidr); err == nil { // the API validates it

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -160,12 +161,7 @@ func (r *Reach) wrap(next http.RoundTripper) http.RoundTripper {
 
 // isWatched reports whether a request lists or watches a resource that usher needs.
 func isWatched(req *http.Request, resource string) bool {
-	for _, w := range watched {
-		if resource == w {
-			return req.Method == http.MethodGet
-		}
-	}
-	return false
+	return req.Method == http.MethodGet && slices.Contains(watched, resource)
 }
 
 // isExpected reports whether an answer says nothing about the API server's state. There are three cases: usher has
@@ -299,10 +295,8 @@ func (r *Reach) pause(req *http.Request, status int) {
 	if before == 0 {
 		return
 	}
-	timer := time.NewTimer(min(100*time.Millisecond<<min(before, 10), maxPause))
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(min(100*time.Millisecond<<min(before, 10), maxPause)):
 	case <-req.Context().Done():
 	}
 }

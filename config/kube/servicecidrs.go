@@ -7,6 +7,7 @@ import (
 
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/usherproxy/usher/config/translate"
@@ -20,18 +21,14 @@ const cidrsPause = 10 * time.Minute
 // them.
 func (s *Source) followCIDRs(ctx context.Context) {
 	logged := false
-	for ctx.Err() == nil {
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		err := s.watchCIDRs(ctx)
 		if err != nil && !logged {
 			s.options.Log.WithError(err).Info("Service CIDRs unknown; packets to their unused addresses are not rejected")
 			logged = true
 		}
 		s.setCIDRs(nil)
-		select {
-		case <-ctx.Done():
-		case <-time.After(cidrsPause):
-		}
-	}
+	}, cidrsPause)
 }
 
 // watchCIDRs watches the ServiceCIDRs until ctx ends, or the API server refuses to list or watch them. It returns that

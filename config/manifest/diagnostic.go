@@ -52,9 +52,6 @@ func (p Diagnostic) Error() string {
 	return strings.Join(where, ", ") + ": " + p.Err.Error()
 }
 
-// Unwrap returns the error without the place.
-func (p Diagnostic) Unwrap() error { return p.Err }
-
 // with returns p with another error in the same place.
 func (p Diagnostic) with(err error) Diagnostic {
 	p.Err = err

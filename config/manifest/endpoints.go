@@ -96,26 +96,21 @@ func mirrorSubset(endpoints *corev1.Endpoints, i int, family discoveryv1.Address
 			if netutils.IsIPv6String(a.IP) != (family == discoveryv1.AddressTypeIPv6) {
 				continue
 			}
-			out.Endpoints = append(out.Endpoints, discoveryv1.Endpoint{
+			e := discoveryv1.Endpoint{
 				Addresses:  []string{a.IP},
-				Hostname:   hostname(a),
 				Conditions: discoveryv1.EndpointConditions{Ready: &ready},
 				TargetRef:  a.TargetRef,
 				NodeName:   a.NodeName,
-			})
+			}
+			if a.Hostname != "" {
+				e.Hostname = new(a.Hostname)
+			}
+			out.Endpoints = append(out.Endpoints, e)
 		}
 	}
 	add(subset.Addresses, true)
 	add(subset.NotReadyAddresses, false)
 	return out
-}
-
-// hostname returns the name of an endpoint among those of its Service, or nil.
-func hostname(a corev1.EndpointAddress) *string {
-	if a.Hostname == "" {
-		return nil
-	}
-	return new(a.Hostname)
 }
 
 // validateEndpoints validates an Endpoints object with its defaults.

@@ -115,14 +115,7 @@ func sameFile(a, b fs.FileInfo) bool {
 // isManifest reports whether a file of that name in a folder is read. Editors and ConfigMaps use names that begin with
 // a dot.
 func isManifest(name string) bool {
-	if strings.HasPrefix(name, ".") {
-		return false
-	}
-	switch filepath.Ext(name) {
-	case ".yaml", ".yml", ".json":
-		return true
-	}
-	return false
+	return !strings.HasPrefix(name, ".") && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
 }
 
 // readFile reads a file of at most maxSize bytes.

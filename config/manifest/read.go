@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -28,10 +29,7 @@ func (k key) String() string {
 	if k.name.Name == "" {
 		return k.kind
 	}
-	if k.name.Namespace == "" {
-		return k.kind + " " + k.name.Name
-	}
-	return k.kind + " " + k.name.String()
+	return k.kind + " " + strings.TrimPrefix(k.name.String(), "/")
 }
 
 // object is an object that was read without errors. Its content does not change.

@@ -25,21 +25,12 @@ func decodeSlice(value []byte, apiVersion string) (*discoveryv1.EndpointSlice, [
 	if !decoded {
 		return nil, errs
 	}
-	slice := fromV1beta1(&old)
-	defaultSlice(slice)
-	return slice, append(errs, translate.SumUp(validateSlice(slice))...)
-}
-
-// fromV1beta1 converts a slice to v1. The node and the zone in its topology become fields, as in API servers and
-// kube-proxies that supported both.
-func fromV1beta1(old *discoveryv1beta1.EndpointSlice) *discoveryv1.EndpointSlice {
-	slice := &discoveryv1.EndpointSlice{ObjectMeta: old.ObjectMeta, AddressType: discoveryv1.AddressType(old.AddressType)}
-	for _, p := range old.Ports {
-		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort(p))
-	}
-	for _, e := range old.Endpoints {
-		now := discoveryv1.Endpoint{Addresses: e.Addresses, Conditions: discoveryv1.EndpointConditions(e.Conditions),
-			Hostname: e.Hostname, TargetRef: e.TargetRef, NodeName: e.NodeName}
+	// The rest has the same form in v1. The node and the zone in the topology become fields, as in API servers and
+	// kube-proxies that supported both.
+	slice := new(discoveryv1.EndpointSlice)
+	errs = append(errs, strict.DecodePart(value, slice)...)
+	for i, e := range old.Endpoints {
+		now := &slice.Endpoints[i]
 		for key, value := range e.Topology {
 			switch {
 			case key == corev1.LabelTopologyZone:
@@ -53,18 +44,9 @@ func fromV1beta1(old *discoveryv1beta1.EndpointSlice) *discoveryv1.EndpointSlice
 				now.NodeName = &value
 			}
 		}
-		if e.Hints != nil {
-			now.Hints = &discoveryv1.EndpointHints{}
-			for _, z := range e.Hints.ForZones {
-				now.Hints.ForZones = append(now.Hints.ForZones, discoveryv1.ForZone(z))
-			}
-			for _, n := range e.Hints.ForNodes {
-				now.Hints.ForNodes = append(now.Hints.ForNodes, discoveryv1.ForNode(n))
-			}
-		}
-		slice.Endpoints = append(slice.Endpoints, now)
 	}
-	return slice
+	defaultSlice(slice)
+	return slice, append(errs, translate.SumUp(validateSlice(slice))...)
 }
 
 // warnSlice returns warnings about misleading parts of a valid slice.

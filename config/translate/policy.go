@@ -73,8 +73,12 @@ func everywhere(candidate) bool { return true }
 // hints.
 func (at place) hinted(found []candidate) (admits func(candidate) bool, by *config.Topology) {
 	ready := filter(found, func(c candidate) bool { return c.Ready })
-	forNode := func(c candidate) bool { return at.Name != "" && hintsNode(c.hints, at.Name) }
-	forZone := func(c candidate) bool { return at.Zone != "" && hintsZone(c.hints, at.Zone) }
+	forNode := func(c candidate) bool {
+		return at.Name != "" && c.hints != nil && slices.Contains(c.hints.ForNodes, discoveryv1.ForNode{Name: at.Name})
+	}
+	forZone := func(c candidate) bool {
+		return at.Zone != "" && c.hints != nil && slices.Contains(c.hints.ForZones, discoveryv1.ForZone{Name: at.Zone})
+	}
 	switch {
 	case every(ready, hasNodeHint) && slices.ContainsFunc(ready, forNode):
 		return forNode, &config.Topology{Key: corev1.LabelHostname, Value: at.Name}
@@ -86,14 +90,6 @@ func (at place) hinted(found []candidate) (admits func(candidate) bool, by *conf
 
 func hasNodeHint(c candidate) bool { return c.hints != nil && len(c.hints.ForNodes) > 0 }
 func hasZoneHint(c candidate) bool { return c.hints != nil && len(c.hints.ForZones) > 0 }
-
-func hintsNode(h *discoveryv1.EndpointHints, name string) bool {
-	return h != nil && slices.ContainsFunc(h.ForNodes, func(n discoveryv1.ForNode) bool { return n.Name == name })
-}
-
-func hintsZone(h *discoveryv1.EndpointHints, name string) bool {
-	return h != nil && slices.ContainsFunc(h.ForZones, func(z discoveryv1.ForZone) bool { return z.Name == name })
-}
 
 // endpoints returns the endpoints of cs; nil if there are none.
 func endpoints(cs []candidate) []config.Endpoint {
@@ -108,13 +104,7 @@ func endpoints(cs []candidate) []config.Endpoint {
 }
 
 func filter(cs []candidate, keep func(candidate) bool) []candidate {
-	var out []candidate
-	for _, c := range cs {
-		if keep(c) {
-			out = append(out, c)
-		}
-	}
-	return out
+	return slices.DeleteFunc(slices.Clone(cs), func(c candidate) bool { return !keep(c) })
 }
 
 func every(cs []candidate, has func(candidate) bool) bool {

@@ -1,6 +1,8 @@
 package translate
 
 import (
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -13,22 +15,11 @@ const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 // it, alongside another proxy that serves the rest. Otherwise it serves only those without the label. (Cilium's
 // k8s-service-proxy-name means the same.)
 func Proxied(svc *corev1.Service, proxyName string) bool {
-	switch {
-	case svc.Spec.Type == corev1.ServiceTypeExternalName:
-		return false // DNS answers with a CNAME
-	case svc.Spec.ClusterIP == "" || svc.Spec.ClusterIP == corev1.ClusterIPNone:
+	if svc.Spec.Type == corev1.ServiceTypeExternalName || svc.Spec.ClusterIP == "" || svc.Spec.ClusterIP == corev1.ClusterIPNone {
 		return false
 	}
-	if proxyName == "" {
-		return !labelled(svc.Labels)
-	}
-	return svc.Labels[LabelServiceProxyName] == proxyName
-}
-
-// labelled reports whether labels name a proxy, even by an empty name.
-func labelled(labels map[string]string) bool {
-	_, ok := labels[LabelServiceProxyName]
-	return ok
+	name, labeled := svc.Labels[LabelServiceProxyName] // a label without a value names another proxy, too
+	return name == proxyName && labeled == (proxyName != "")
 }
 
 // ServiceOf returns the name of the Service that slice belongs to, and false
@@ -46,11 +37,8 @@ func belongs(slice *discoveryv1.EndpointSlice, svc *corev1.Service) bool {
 // slicesOf returns the slices in all that belong to svc. As with kube-proxy, the label LabelServiceProxyName of a slice
 // has no effect, and those with the label service.kubernetes.io/headless are ignored.
 func slicesOf(svc *corev1.Service, all []*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice {
-	var out []*discoveryv1.EndpointSlice
-	for _, s := range all {
-		if _, headless := s.Labels[corev1.IsHeadlessService]; belongs(s, svc) && !headless {
-			out = append(out, s)
-		}
-	}
-	return out
+	return slices.DeleteFunc(slices.Clone(all), func(s *discoveryv1.EndpointSlice) bool {
+		_, headless := s.Labels[corev1.IsHeadlessService]
+		return headless || !belongs(s, svc)
+	})
 }

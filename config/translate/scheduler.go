@@ -1,6 +1,7 @@
 package translate
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -31,23 +32,17 @@ func annotatedScheduler(svc *corev1.Service, p *problems) (s config.Scheduler) {
 	return s
 }
 
-// weights is the parsed AnnotationWeight: of addresses with port, of addresses, of Pods by namespace and name, and of
-// all others.
-type weights struct {
-	places map[netip.AddrPort]config.Weight
-	addrs  map[netip.Addr]config.Weight
-	pods   map[string]config.Weight
-	others config.Weight
-}
+// weights is the parsed AnnotationWeight, by the address with or without port, by the Pod's namespace and name, or by *
+// for all others.
+type weights map[string]config.Weight
 
 // annotatedWeights returns nil if svc has no weights. It omits invalid ones.
-func annotatedWeights(svc *corev1.Service, p *problems) *weights {
+func annotatedWeights(svc *corev1.Service, p *problems) weights {
 	a, ok := annotation(svc, AnnotationWeight)
 	if !ok {
 		return nil
 	}
-	w := &weights{map[netip.AddrPort]config.Weight{}, map[netip.Addr]config.Weight{}, map[string]config.Weight{}, config.WeightOf(1)}
-	others := false
+	w := weights{}
 	for one := range strings.SplitSeq(a.text, ",") {
 		one = strings.TrimSpace(one)
 		i := max(0, strings.LastIndexByte(one, '='))
@@ -57,62 +52,47 @@ func annotatedWeights(svc *corev1.Service, p *problems) *weights {
 			p.add(a.wrong("must be POD=WEIGHT or ADDRESS=WEIGHT, separated by commas, with weights from 0 to %d (e.g. web-0=3,10.1.2.3=1,*=2); %q is ignored", config.MaxWeight, one))
 			continue
 		}
-		weight := config.WeightOf(number)
 		place, placeErr := netip.ParseAddrPort(who)
 		addr, isAddr := ParseAddr(who)
 		name := who
 		if namespace, rest, ok := strings.Cut(who, "/"); ok && namespace == svc.Namespace {
 			name = rest
 		}
-		first := true
+		key := svc.Namespace + "/" + name
 		switch {
 		case who == "*":
-			if first = !others; first {
-				others, w.others = true, weight
-			}
+			key = who
 		case placeErr == nil:
-			first = setFirst(w.places, netip.AddrPortFrom(place.Addr().Unmap(), place.Port()), weight)
+			key = netip.AddrPortFrom(place.Addr().Unmap(), place.Port()).String()
 		case isAddr:
-			first = setFirst(w.addrs, addr, weight)
+			key = addr.String()
 		case len(validation.IsDNS1123Subdomain(name)) > 0:
 			p.add(a.wrong("%q is neither a Pod in the Service's namespace nor an address; ignored", who))
-		default:
-			first = setFirst(w.pods, svc.Namespace+"/"+name, weight)
+			continue
 		}
-		if !first {
+		if _, twice := w[key]; twice {
 			p.add(a.wrong("%q appears twice; the first one is used", who))
+			continue
 		}
+		w[key] = config.WeightOf(number)
 	}
 	return w
 }
 
-// setFirst sets the weight for key, unless it has one already. It reports whether it has set it.
-func setFirst[K comparable](weights map[K]config.Weight, key K, weight config.Weight) bool {
-	if _, twice := weights[key]; twice {
-		return false
-	}
-	weights[key] = weight
-	return true
-}
-
 // of returns the weight of an endpoint: the address with its port has precedence over the address, and that over the
 // Pod.
-func (w *weights) of(e *config.Endpoint) config.Weight {
-	if weight, ok := w.places[e.Addr]; ok {
-		return weight
+func (w weights) of(e *config.Endpoint) config.Weight {
+	for _, key := range []string{e.Addr.String(), e.Addr.Addr().String(), e.Pod, "*"} {
+		if weight, ok := w[key]; ok {
+			return weight
+		}
 	}
-	if weight, ok := w.addrs[e.Addr.Addr()]; ok {
-		return weight
-	}
-	if weight, ok := w.pods[e.Pod]; ok {
-		return weight
-	}
-	return w.others
+	return config.WeightOf(1)
 }
 
 // weigh sets the weights of endpoints, and returns those whose weight is not 0: the others get no new connections, even
 // if none of these is usable.
-func (w *weights) weigh(found []candidate) []candidate {
+func (w weights) weigh(found []candidate) []candidate {
 	for i := range found {
 		found[i].Weight = w.of(&found[i].Endpoint)
 	}
@@ -121,28 +101,19 @@ func (w *weights) weigh(found []candidate) []candidate {
 
 // WeightsOfNobody returns the names in AnnotationWeight that match no endpoint of the Service in the model, if it has
 // endpoints: they may be misspelled, or not exist yet.
-func WeightsOfNobody(svc *corev1.Service, model config.Service) (names []string) {
+func WeightsOfNobody(svc *corev1.Service, model config.Service) []string {
 	if svc.Annotations[AnnotationWeight] == "" || !slices.ContainsFunc(model.Ports, func(p config.ServicePort) bool { return len(p.Endpoints) > 0 }) {
 		return nil
 	}
 	w := annotatedWeights(svc, &problems{})
+	delete(w, "*")
 	for i := range model.Ports {
 		for j := range model.Ports[i].Endpoints {
 			e := &model.Ports[i].Endpoints[j]
-			delete(w.places, e.Addr)
-			delete(w.addrs, e.Addr.Addr())
-			delete(w.pods, e.Pod)
+			delete(w, e.Addr.String())
+			delete(w, e.Addr.Addr().String())
+			delete(w, e.Pod)
 		}
 	}
-	for place := range w.places {
-		names = append(names, place.String())
-	}
-	for addr := range w.addrs {
-		names = append(names, addr.String())
-	}
-	for pod := range w.pods {
-		names = append(names, pod)
-	}
-	slices.Sort(names)
-	return names
+	return slices.Sorted(maps.Keys(w))
 }

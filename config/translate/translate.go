@@ -58,7 +58,7 @@ type template struct {
 	proxied  bool
 	ports    []config.ServicePort // their endpoints have no meaning
 	own      []netip.Addr         // see ClusterIPsOf
-	weights  *weights
+	weights  weights
 	keys     []string // see AnnotationTopologyKeys
 	problems []Problem
 }

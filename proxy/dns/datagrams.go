@@ -9,7 +9,7 @@ import (
 )
 
 // datagrams reads queries from a socket, and answers each from the address to which it was sent: a client
-// does not accept an answer from another address.
+// does not accept an answer from another address. On macOS and Windows the kernel chooses the address.
 type datagrams struct {
 	conn net.PacketConn
 	udp  *net.UDPConn // conn, if it is one: others have only one address

@@ -133,6 +133,7 @@ func (u *upstreams) read() {
 	servers, err := Nameservers(u.file.path)
 	if err != nil {
 		u.log.WithError(err).Warn("Cannot read the list of resolvers")
+		u.file.info = nil // try again
 		return
 	}
 	u.set(servers)
@@ -153,6 +154,12 @@ func (u *upstreams) set(servers []netip.AddrPort) {
 
 // isSelf reports whether a query to server would come back.
 func (u *upstreams) isSelf(server netip.AddrPort) bool {
+	switch server.Addr() { // a query to an unspecified address goes to localhost
+	case netip.IPv4Unspecified():
+		server = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), server.Port())
+	case netip.IPv6Unspecified():
+		server = netip.AddrPortFrom(netip.IPv6Loopback(), server.Port())
+	}
 	switch {
 	case server.Port() != u.self.Port():
 		return false

@@ -194,15 +194,21 @@ var _ = Describe("external names", func() {
 		Expect(asked).To(HaveLen(1))
 	})
 
-	DescribeTable("are never forwarded to the server itself", func(self string, asked int) {
+	DescribeTable("are never forwarded to the server itself", func(self string, asked int, upstream ...string) {
 		u := startUpstream(says("192.0.2.53"))
-		s := start(dns.Options{Upstreams: []netip.AddrPort{u.addr}, Self: netip.AddrPortFrom(addr(self), u.addr.Port())})
+		to := u.addr
+		if len(upstream) > 0 {
+			to = netip.AddrPortFrom(addr(upstream[0]), to.Port())
+		}
+		s := start(dns.Options{Upstreams: []netip.AddrPort{to}, Self: netip.AddrPortFrom(addr(self), to.Port())})
 		s.ask("www.example.com.", mdns.TypeA)
 		Expect(u.queries()).To(HaveLen(asked))
 	},
 		Entry("at its address", "127.0.0.1", 0),
 		Entry("at all IPv4 addresses", "0.0.0.0", 0),
 		Entry("at all addresses of both families", "::", 0),
+		Entry("at localhost, by an unspecified address", "127.0.0.1", 0, "0.0.0.0"),
+		Entry("at all addresses, by an unspecified address", "::", 0, "0.0.0.0"),
 		Entry("but to another address with the same port", "127.0.0.2", 1),
 	)
 
@@ -292,6 +298,22 @@ var _ = Describe("resolv.conf", func() {
 			write(ip)
 			Eventually(ask).WithTimeout(30 * time.Second).Should(ConsistOf("www.example.com. IN A " + ip))
 		}
+	})
+
+	It("is read again after it could not be read", func() {
+		file := filepath.Join(GinkgoT().TempDir(), "resolv.conf")
+		s := start(dns.Options{ResolvConf: file})
+		ask := func() []string { return text(s.ask("www.example.com.", mdns.TypeA).Answer) }
+		Expect(ask()).To(BeEmpty(), "the file does not exist yet")
+		u := startUpstream(says("192.0.2.1"))
+		content := filepath.Join(GinkgoT().TempDir(), "content")
+		Expect(os.WriteFile(content, fmt.Appendf(nil, "nameserver [%s]:%d\n", u.addr.Addr(), u.addr.Port()), 0o644)).To(Succeed())
+		Expect(os.Mkdir(file, 0o755)).To(Succeed()) // reading fails
+		time.Sleep(1100 * time.Millisecond)
+		Expect(ask()).To(BeEmpty())
+		Expect(os.Remove(file)).To(Succeed())
+		Expect(os.Rename(content, file)).To(Succeed())
+		Eventually(ask).WithTimeout(30 * time.Second).Should(ConsistOf("www.example.com. IN A 192.0.2.1"))
 	})
 
 	It("lists resolvers, with port 53 as the default", func() {

@@ -34,6 +34,10 @@ var (
 // period is how long a generation of a Recent is filled.
 const period = 5 * time.Minute
 
+// stepped is how far before the start of the current generation a time must be for the clock to count as set back. The
+// observed values then have no known age, and are dropped. Callers may use clocks that differ by milliseconds.
+const stepped = time.Minute
+
 // generation holds the values observed in one period.
 type generation struct {
 	counts [buckets]atomic.Uint32
@@ -52,7 +56,7 @@ type Recent struct {
 // Observe records v at now.
 func (r *Recent) Observe(b Bounds, now time.Time, v float64) {
 	bucket, _ := slices.BinarySearch(b, v)
-	if now.UnixNano()-r.began.Load() >= int64(period) {
+	if since := now.UnixNano() - r.began.Load(); since >= int64(period) || since < -int64(stepped) {
 		r.turn(now)
 	}
 	g := &r.seen[r.now.Load()]
@@ -70,7 +74,10 @@ func (r *Recent) turn(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	since := now.UnixNano() - r.began.Load()
-	if since < int64(period) {
+	switch {
+	case since < -int64(stepped):
+		since = int64(2 * period)
+	case since < int64(period):
 		return
 	}
 	for turns := min(2, since/int64(period)); turns > 0; turns-- {
@@ -97,6 +104,9 @@ type Sum struct {
 // Add adds the values of r in the five to ten minutes before now.
 func (l *Sum) Add(r *Recent, now time.Time) {
 	age := now.UnixNano() - r.began.Load()
+	if age < -int64(stepped) {
+		return
+	}
 	current := r.now.Load()
 	for i := range r.seen {
 		if uint32(i) == current && age >= int64(2*period) || uint32(i) != current && age >= int64(period) {

@@ -59,6 +59,17 @@ var _ = Describe("a Recent", func() {
 		Expect(quantile(&r, began.Add(time.Hour), 1)).To(Equal(0.5))
 	})
 
+	It("drops observations when the clock is set back", func() {
+		var r latency.Recent
+		r.Observe(latency.Seconds, began, 3)
+		Expect(quantile(&r, began.Add(-time.Second), 1)).To(BeEquivalentTo(3), "another clock may be a little behind")
+		back := began.Add(-8 * time.Hour)
+		Expect(quantile(&r, back, 1)).To(BeEquivalentTo(-1))
+		r.Observe(latency.Seconds, back, 1)
+		Expect(quantile(&r, back.Add(9*time.Minute), 1)).To(BeEquivalentTo(1))
+		Expect(quantile(&r, back.Add(10*time.Minute), 1)).To(BeEquivalentTo(-1))
+	})
+
 	It("keeps a value above the last bound", func() {
 		var r latency.Recent
 		r.Observe(latency.Seconds, began, 301)

@@ -1,6 +1,7 @@
 package portforward
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -44,7 +45,7 @@ type Conn struct {
 func newConn(d *Dialer, via *connection, data, errs httpstream.Stream) *Conn {
 	c := &Conn{dialer: d, via: via, data: data, errs: errs,
 		answered: make(chan struct{}), over: make(chan struct{}), closed: make(chan struct{})}
-	_ = errs.Close() // nothing is ever written to it
+	go errs.Close() // nothing is ever written to it
 	go c.readErrors()
 	go c.readFirst()
 	return c
@@ -196,11 +197,28 @@ func (c *Conn) Write(p []byte) (int, error) {
 		return 0, nil // it would not be possible to retry
 	}
 	c.written.Store(true)
-	return c.data.Write(p)
+	data := bytes.Clone(p) // the write may continue after Close
+	if err := c.unlessClosed(func() error { _, err := c.data.Write(data); return err }); err != nil {
+		return 0, err
+	}
+	return len(p), nil
 }
 
 // CloseWrite sends a FIN. The node decides what happens to the other direction: see the package comment.
-func (c *Conn) CloseWrite() error { return c.data.Close() }
+func (c *Conn) CloseWrite() error { return c.unlessClosed(c.data.Close) }
+
+// unlessClosed calls write, which blocks while the node does not read from any stream of the Pod. It returns at once
+// after Close.
+func (c *Conn) unlessClosed(write func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- write() }()
+	select {
+	case err := <-done:
+		return err
+	case <-c.closed:
+		return net.ErrClosed
+	}
+}
 
 // SetLinger does nothing: port-forward has no resets.
 func (c *Conn) SetLinger(int) error { return nil }

@@ -188,7 +188,8 @@ func (s *Server) tunnel(c *client, host string, port uint16, answer func(local n
 		if err := answer(c.LocalAddr(), nil); err != nil {
 			return err
 		}
-		s.proxy.Serve(c, c.RemoteAddr().(*net.TCPAddr).AddrPort(), vip)
+		from := c.RemoteAddr().(*net.TCPAddr).AddrPort() // IPv4-mapped if the server listens on all addresses
+		s.proxy.Serve(c, netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), vip)
 		<-c.closed
 		return nil
 	}

@@ -201,6 +201,23 @@ var _ = Describe("the SOCKS and HTTP proxy", func() {
 		Expect(told.String()).To(MatchRegexp(`closed after .*client-closed, 4 bytes to .*, 9 bytes to the client`))
 	})
 
+	It("uses a client's IPv4 address if it listens on all addresses", func() {
+		all, err := Listen("0.0.0.0:0", "cluster.local", p, logrus.New())
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(all.Close)
+		go all.Serve(GinkgoT().Context())
+		socks, err := xproxy.SOCKS5("tcp", fmt.Sprint("127.0.0.1:", all.Addr().Port()), nil, tcpDialer{})
+		Expect(err).NotTo(HaveOccurred())
+		dialer = socks
+		p.Apply([]config.Service{service("default", "web", "10.96.0.10", backend("web"))})
+		Expect(ask("web:80")).To(Equal("web: who?"))
+		Eventually(func() string {
+			buf := make([]trace.Event, 1)
+			Expect(events.Next(context.Background(), buf)).Error().NotTo(HaveOccurred())
+			return fmt.Sprint(buf[0])
+		}).Should(ContainSubstring("accepted 127.0.0.1:"))
+	})
+
 	It("reports why a Service cannot be reached", func() {
 		p.Apply([]config.Service{service("default", "empty", "10.96.0.12")})
 		for host, want := range map[string]string{

@@ -1,8 +1,10 @@
 package uplink
 
 import (
+	"context"
 	"errors"
 	"net"
+	"syscall"
 	"time"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
@@ -52,7 +54,8 @@ func (u *Uplink) connect(request *tcp.ForwarderRequest) {
 		return
 	}
 	ended := make(chan struct{})
-	forward.Copy(client{gonet.NewTCPConn(&queue, endpoint), endpoint}, server, forward.Limits{}, forward.Done(func(outcome.Result) { close(ended) }))
+	flow := forward.Copy(client{gonet.NewTCPConn(&queue, endpoint), endpoint}, server, forward.Limits{}, forward.Done(func(outcome.Result) { close(ended) }))
+	defer context.AfterFunc(u.ctx, flow.Break)()
 	<-ended
 }
 
@@ -60,6 +63,16 @@ func (u *Uplink) connect(request *tcp.ForwarderRequest) {
 type client struct {
 	*gonet.TCPConn
 	endpoint tcpip.Endpoint
+}
+
+// HungUp reports to the forwarder whether the client has ended its side or reset the connection, even if earlier data is
+// unread.
+func (c client) HungUp() (ended bool, err error) {
+	ready := c.endpoint.Readiness(waiter.EventRdHUp | waiter.EventHUp | waiter.EventErr)
+	if ready&waiter.EventErr != 0 {
+		err = syscall.ECONNRESET
+	}
+	return ready != 0, err
 }
 
 // SetLinger resets the connection: it is called only just before Close, with 0.

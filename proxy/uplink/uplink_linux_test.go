@@ -256,6 +256,21 @@ var _ = Describe("a TCP connection to another network", func() {
 		Expect(err).To(MatchError(unix.ECONNRESET))
 	})
 
+	It("is reset when the client resets it while the server does not read", func() {
+		client, server := newWorld().pair()
+		Expect(client.SetWriteDeadline(time.Now().Add(2 * time.Second))).To(Succeed())
+		_, err := client.Write(make([]byte, 64<<20)) // more than all buffers hold
+		Expect(err).To(MatchError(os.ErrDeadlineExceeded))
+		Expect(client.SetLinger(0)).To(Succeed())
+		Expect(client.Close()).To(Succeed())
+		raw, err := server.SyscallConn()
+		Expect(err).NotTo(HaveOccurred())
+		Eventually(func() (failure int) {
+			Expect(raw.Control(func(fd uintptr) { failure, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR) })).To(Succeed())
+			return failure
+		}).WithTimeout(10 * time.Second).Should(BeEquivalentTo(unix.ECONNRESET))
+	})
+
 	It("waits at the maximum until another one has ended", func() {
 		w := newWorld()
 		for range maxConnections - 1 {
@@ -355,6 +370,20 @@ var _ = Describe("an uplink", func() {
 		_, err := server.Read(make([]byte, 1))
 		Expect(err).To(HaveOccurred())
 		Expect(err).NotTo(MatchError(os.ErrDeadlineExceeded))
+	})
+
+	It("ends a connection that only the client has closed when it is closed", func() {
+		w := newWorld()
+		client, server := w.pair()
+		Expect(client.CloseWrite()).To(Succeed())
+		Expect(io.ReadAll(server)).To(BeEmpty())
+		closed := make(chan struct{})
+		go func() {
+			w.uplink.Close()
+			close(closed)
+		}()
+		Eventually(closed).WithTimeout(10 * time.Second).Should(BeClosed())
+		w.uplink = nil
 	})
 
 	It("fails to start with a closed device", func() {

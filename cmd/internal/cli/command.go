@@ -46,9 +46,6 @@ func (e *ExitError) Error() string { return fmt.Sprintf("exit code %d", e.Code) 
 // UsageError is an error in the command line.
 type UsageError struct{ error }
 
-// Unwrap returns the cause.
-func (e *UsageError) Unwrap() error { return e.error }
-
 // Usage returns a UsageError for err.
 func Usage(err error) error { return &UsageError{err} }
 

@@ -14,12 +14,7 @@ func newManual() *cobra.Command {
 		Use:    "manual FOLDER",
 		Short:  "Write manual pages to a folder, one per command",
 		Hidden: true,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return Usagef("manual takes one FOLDER, got %q", args)
-			}
-			return nil
-		},
+		Args:   Takes(1, 1, "one FOLDER"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			date, _, _ := strings.Cut(setting("vcs.time"), "T")
 			return EachCommand(cmd.Root(), func(c *cobra.Command) error {

@@ -30,25 +30,19 @@ func (f *LogFlags) Register(flags *pflag.FlagSet, format string) {
 	Choice(flags, &f.Format, "log-format", "", "Log format: text, json, or auto (text on a terminal, else json)", "auto", "text", "json")
 }
 
-// Logger returns a logger that writes to out.
-func (f *LogFlags) Logger(out io.Writer) (*logrus.Logger, error) {
-	level, err := logrus.ParseLevel(f.Level)
-	if err != nil {
-		return nil, Usagef("--log-level: invalid value %q: must be one of debug, info, warning, error", f.Level)
-	}
+// Logger returns a logger that writes to out. The flags accept only valid values; of others, the level is info, and the
+// format json.
+func (f *LogFlags) Logger(out io.Writer) *logrus.Logger {
 	log := logrus.New()
 	log.SetOutput(out)
-	log.SetLevel(level)
-	text := &logrus.TextFormatter{FullTimestamp: true, TimestampFormat: "15:04:05.000"}
-	switch {
-	case f.Format == "json", f.Format == "auto" && !IsTerminal(out):
-		log.SetFormatter(&logrus.JSONFormatter{TimestampFormat: time.RFC3339Nano})
-	case f.Format == "text", f.Format == "auto":
-		log.SetFormatter(text)
-	default:
-		return nil, Usagef("--log-format: invalid value %q: must be one of auto, text, json", f.Format)
+	if level, err := logrus.ParseLevel(f.Level); err == nil {
+		log.SetLevel(level)
 	}
-	return log, nil
+	log.SetFormatter(&logrus.JSONFormatter{TimestampFormat: time.RFC3339Nano})
+	if f.Format == "text" || f.Format == "auto" && IsTerminal(out) {
+		log.SetFormatter(&logrus.TextFormatter{FullTimestamp: true, TimestampFormat: "15:04:05.000"})
+	}
+	return log
 }
 
 // isLogLevel reports whether the logger accepts a level: also INFO, warn and trace.

@@ -80,7 +80,7 @@ func reachOne(ctx context.Context, p place, e *api.Endpoint) (f Finding, is bool
 		return f, false
 	case errors.Is(err, syscall.ECONNREFUSED):
 		f.Wrong, f.Known, f.Remedy = endpointName(e)+" refuses connections", fmt.Sprintf("test from this node: refused after %s", took), remedyFor("refused", p.name)
-	case isTimeout(err):
+	case os.IsTimeout(err):
 		f.Wrong, f.Known = endpointName(e)+" does not answer: nothing answers at that address", fmt.Sprintf("test from this node: no answer within %s, nor at another port", reachTime)
 		f.Remedy = "does the Pod exist, is its node up, and is there a route to it? kubectl get pod -o wide; ip route get " + at.Addr().String()
 		if errors.Is(dial(ctx, netip.AddrPortFrom(at.Addr(), otherPort(at.Port()))), syscall.ECONNREFUSED) {
@@ -116,11 +116,6 @@ func dial(ctx context.Context, at netip.AddrPort) error {
 		c.Close()
 	}
 	return err
-}
-
-func isTimeout(err error) bool {
-	var t net.Error
-	return errors.As(err, &t) && t.Timeout()
 }
 
 // routes checks that the kernel has a route to each VIP.

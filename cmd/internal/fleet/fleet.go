@@ -49,6 +49,3 @@ pods/portforward, in namespace %[2]s. An administrator can grant it with:
   kubectl -n %[2]s create rolebinding usher-list --role=usher-list --user=NAME
   kubectl -n %[2]s create rolebinding usher-ask --role=usher-ask --user=NAME`, e.What, e.Namespace, e.Err)
 }
-
-// Unwrap returns the API server's answer.
-func (e *ForbiddenError) Unwrap() error { return e.Err }

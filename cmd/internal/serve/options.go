@@ -186,16 +186,15 @@ func (f *Flags) Complete(cmd *cobra.Command) (err error) {
 		return err
 	}
 	f.NoClientAddress = !f.clientAddress
-	if f.Portal.ProxyPorts, err = parsePortRange(f.proxyPorts); err != nil {
-		return err
+	if ports := &f.Portal.ProxyPorts; f.proxyPorts != "" {
+		if ports.First, ports.Last, err = parsePorts("--proxy-port-range", f.proxyPorts); err != nil {
+			return err
+		}
 	}
 	if err := f.Check(); err != nil {
 		return cli.Usage(err)
 	}
-	log, err := f.Logs.Logger(cmd.ErrOrStderr())
-	if err != nil {
-		return err
-	}
+	log := f.Logs.Logger(cmd.ErrOrStderr())
 	LogKlog(log)
 	f.Log = log
 	return nil
@@ -339,14 +338,6 @@ func (a *aliasesFlag) Set(s string) error {
 }
 
 func (a *aliasesFlag) Type() string { return "networks" }
-
-// parsePortRange parses the value of --proxy-port-range; "" means any port.
-func parsePortRange(s string) (ports portal.PortRange, err error) {
-	if s != "" {
-		ports.First, ports.Last, err = parsePorts("--proxy-port-range", s)
-	}
-	return ports, err
-}
 
 // parseNodePortAddresses parses the value of --nodeport-addresses: the keywords of kube-proxy's
 // NodePortAddresses (KubeProxyConfiguration, since Kubernetes 1.37) and networks, in any mix.

@@ -95,7 +95,6 @@ func (f *Asks) RegisterCluster(cmd *cobra.Command, namespace *NamespaceFlag) {
 	}
 	flags.Lookup("admin-address").Usage = "API address `host:port` of each usher instance on its node; with --local, of the local instance"
 	flags.BoolVar(&f.local, "local", false, "Query only the usher instance at --admin-address, such as that of 'usher demo', instead of a cluster")
-	cli.Group(flags, "The ushers of a cluster")
 	RegisterFleet(flags, &f.options)
 	_ = cmd.RegisterFlagCompletionFunc("node", f.completeNodes)
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return f.complete(cmd) }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -62,7 +63,10 @@ the end code; see docs/reference.md.`,
 					if err != nil && !fleet.IsSilent(err) {
 						return err
 					}
-					missing, silent = errors.Join(missing, unknown), err
+					missing = errors.Join(missing, unknown)
+					if err != nil {
+						silent = err
+					}
 				}
 				return errors.Join(missing, silent)
 			})
@@ -110,18 +114,11 @@ type reach struct {
 func (r *reach) note(back *api.Reaches) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.back == nil {
-		r.back = back
-	} else {
-		r.back = &api.Reaches{All: latest(r.back.All, back.All), Amiss: latest(r.back.Amiss, back.Amiss)}
+	if r.back != nil {
+		latest := func(a, b time.Time) time.Time { return slices.MaxFunc([]time.Time{a, b}, time.Time.Compare) }
+		back = &api.Reaches{All: latest(r.back.All, back.All), Amiss: latest(r.back.Amiss, back.Amiss)}
 	}
-}
-
-func latest(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
+	r.back = back
 }
 
 // connectionKind lists the connections that q and the command line select. It records how

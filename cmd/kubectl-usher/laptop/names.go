@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy"
@@ -90,14 +91,7 @@ func (n *Names) Queries() map[[2]string]int64 { return n.server.Queries() }
 // retryListen calls listen every 10 ms until it succeeds, and reports whether it did before ctx
 // ended. failed is the error of the previous call; if it is nil, retryListen calls nothing.
 func retryListen(ctx context.Context, failed error, listen func() error) bool {
-	for ; failed != nil; failed = listen() {
-		select {
-		case <-ctx.Done():
-			return false
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
-	return true
+	return failed == nil || wait.PollUntilContextCancel(ctx, 10*time.Millisecond, false, func(context.Context) (bool, error) { return listen() == nil, nil }) == nil
 }
 
 // listen opens both sockets, UDP and TCP.

@@ -56,10 +56,7 @@ type found struct {
 
 // New returns the Fleet of a cluster. It sends nothing yet.
 func New(o fleet.Options) (*Fleet, error) {
-	_, port, err := net.SplitHostPort(o.Address)
-	if err != nil {
-		return nil, fmt.Errorf("invalid value %q: must be HOST:PORT, such as 127.0.0.1:10249", o.Address)
-	}
+	_, port, _ := net.SplitHostPort(o.Address) // callers have checked its form
 	number, err := net.LookupPort("tcp", port)
 	if err != nil || number == 0 {
 		return nil, fmt.Errorf("invalid value %q: port %q must be from 1 to 65535", o.Address, port)

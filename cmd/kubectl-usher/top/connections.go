@@ -44,16 +44,10 @@ func connectionKeys(list []connection) (keys []string) {
 }
 
 // visibleConnections returns the connections that match the filter.
-func (m Model) visibleConnections() (out []connection) {
-	if m.filter == "" {
-		return m.connections
-	}
-	for _, c := range m.connections {
-		if strings.Contains(strings.ToLower(c.Service+" "+c.Client+" "+c.Endpoint+" "+c.Pod+" "+show.ConnectionState(c)), strings.ToLower(m.filter)) {
-			out = append(out, c)
-		}
-	}
-	return out
+func (m Model) visibleConnections() []connection {
+	return slices.DeleteFunc(slices.Clone(m.connections), func(c connection) bool {
+		return !strings.Contains(strings.ToLower(c.Service+" "+c.Client+" "+c.Endpoint+" "+c.Pod+" "+show.ConnectionState(c)), strings.ToLower(m.filter))
+	})
 }
 
 // connectionLines returns the table of connections, titles first.

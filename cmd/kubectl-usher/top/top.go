@@ -3,7 +3,6 @@ package top
 import (
 	"context"
 	"errors"
-	"io"
 	"time"
 
 	tea "charm.land/bubbletea/v2"
@@ -25,8 +24,6 @@ type Options struct {
 	Namespace string        // only this one; "" means all
 	Service   string        // the connections of this one, namespace/name; "" means the list of Services
 	Interval  time.Duration // between two queries
-	Input     io.Reader
-	Output    io.Writer
 
 	// Renew returns a client of the instance that replaces an unreachable one; nil if it finds none.
 	Renew func(context.Context) (*client.Client, error)
@@ -39,7 +36,7 @@ func Run(ctx context.Context, source Source, o Options) error {
 	if _, err := source.Status(ctx); err != nil {
 		return err
 	}
-	_, err := tea.NewProgram(New(ctx, source, o), tea.WithContext(ctx), tea.WithInput(o.Input), tea.WithOutput(o.Output)).Run()
+	_, err := tea.NewProgram(New(ctx, source, o), tea.WithContext(ctx)).Run()
 	if errors.Is(err, tea.ErrInterrupted) {
 		return nil
 	}

@@ -4,14 +4,17 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"k8s.io/utils/cpuset"
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/kernel"
@@ -59,7 +62,7 @@ func (d *Daemon) setConntrack(pt portal.Portal) {
 	if c == DefaultConntrack && !pt.Traits().Redirects {
 		return
 	}
-	d.conntrack = c.byName(processors())
+	d.conntrack = c.sysctls(processors())
 	if err := SetConntrack(c, d.log); err != nil {
 		d.log.WithError(err).Warn("Cannot change connection tracking settings; run 'usher run --init-only' with the same flags, as root and with a writable /proc/sys")
 	}
@@ -68,59 +71,31 @@ func (d *Daemon) setConntrack(pt portal.Portal) {
 // processors returns the number of CPUs of the node.
 func processors() int { return nodeProcessors("/sys/devices/system/cpu/online") }
 
-// sysctl is a setting in conntrackDir.
-type sysctl struct {
-	name  string
-	value int
-}
-
-// sysctls returns the settings of c for this number of CPUs. api.RaisedOnly reports which are never lowered.
-func (c Conntrack) sysctls(processors int) (all []sysctl) {
-	add := func(name string, value int) {
-		if value != 0 {
-			all = append(all, sysctl{name, value})
-		}
+// sysctls returns the settings of c for this number of CPUs, by name. api.RaisedOnly reports which are never lowered.
+func (c Conntrack) sysctls(processors int) map[string]int {
+	all := map[string]int{
+		"nf_conntrack_max":                     c.maximum(processors),
+		"nf_conntrack_buckets":                 c.maximum(processors) / 4,
+		"nf_conntrack_tcp_timeout_established": int(c.TCPEstablished / time.Second),
+		"nf_conntrack_tcp_timeout_close_wait":  int(c.TCPCloseWait / time.Second),
+		"nf_conntrack_udp_timeout":             int(c.UDP / time.Second),
+		"nf_conntrack_udp_timeout_stream":      int(c.UDPStream / time.Second),
 	}
-	maximum := c.maximum(processors)
-	add("nf_conntrack_max", maximum)
-	add("nf_conntrack_buckets", maximum/4)
-	add("nf_conntrack_tcp_timeout_established", int(c.TCPEstablished/time.Second))
-	add("nf_conntrack_tcp_timeout_close_wait", int(c.TCPCloseWait/time.Second))
-	add("nf_conntrack_udp_timeout", int(c.UDP/time.Second))
-	add("nf_conntrack_udp_timeout_stream", int(c.UDPStream/time.Second))
 	if c.TCPBeLiberal {
-		add("nf_conntrack_tcp_be_liberal", 1)
+		all["nf_conntrack_tcp_be_liberal"] = 1
 	}
-	return all
-}
-
-// byName returns the settings as a map.
-func (c Conntrack) byName(processors int) map[string]int {
-	all := map[string]int{}
-	for _, s := range c.sysctls(processors) {
-		all[s.name] = s.value
-	}
+	maps.DeleteFunc(all, func(_ string, value int) bool { return value == 0 })
 	return all
 }
 
 // nodeProcessors returns the number of the node's online CPUs, from a list such as 0-3,6
 // (Documentation/ABI/testing/sysfs-devices-system-cpu). The process itself may be limited to fewer.
-func nodeProcessors(path string) (n int) {
+func nodeProcessors(path string) int {
 	text, _ := os.ReadFile(path)
-	for part := range strings.SplitSeq(strings.TrimSpace(string(text)), ",") {
-		first, last, several := strings.Cut(part, "-")
-		a, err1 := strconv.Atoi(first)
-		b, err2 := strconv.Atoi(last)
-		switch {
-		case err1 == nil && !several:
-			n++
-		case err1 == nil && err2 == nil && b >= a:
-			n += b - a + 1
-		default:
-			return runtime.NumCPU()
-		}
+	if online, err := cpuset.Parse(strings.TrimSpace(string(text))); err == nil && !online.IsEmpty() {
+		return online.Size()
 	}
-	return n
+	return runtime.NumCPU()
 }
 
 func (c Conntrack) write(dir string, processors int, log logrus.FieldLogger) error {
@@ -128,25 +103,29 @@ func (c Conntrack) write(dir string, processors int, log logrus.FieldLogger) err
 		log.Info("Kernel connection tracking is not loaded; skipping its settings")
 		return nil
 	}
-	var failed []string
-	for _, s := range c.sysctls(processors) {
-		path := filepath.Join(dir, s.name)
+	var failed error
+	all := c.sysctls(processors)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		path, value := filepath.Join(dir, name), all[name]
 		text, err := os.ReadFile(path)
 		now, _ := strconv.Atoi(strings.TrimSpace(string(text)))
 		switch {
-		case err == nil && (now == s.value || api.RaisedOnly(s.name) && now > s.value): // other programs may need more
+		case err == nil && (now == value || api.RaisedOnly(name) && now > value): // other programs may need more
 			continue
 		case err == nil:
-			err = os.WriteFile(path, []byte(strconv.Itoa(s.value)), 0o644)
+			err = os.WriteFile(path, []byte(strconv.Itoa(value)), 0o644)
 		}
 		if err != nil {
-			failed = append(failed, fmt.Sprintf("%s=%d (%v)", s.name, s.value, err))
+			if err = fmt.Errorf("%s=%d (%w)", name, value, err); failed != nil {
+				err = fmt.Errorf("%w, %w", failed, err)
+			}
+			failed = err
 			continue
 		}
-		log.WithFields(logrus.Fields{"setting": s.name, "from": now, "to": s.value}).Info("Changed a connection tracking setting")
+		log.WithFields(logrus.Fields{"setting": name, "from": now, "to": value}).Info("Changed a connection tracking setting")
 	}
-	if len(failed) > 0 {
-		return fmt.Errorf("set connection tracking settings: %s", strings.Join(failed, ", "))
+	if failed != nil {
+		return fmt.Errorf("set connection tracking settings: %w", failed)
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/kube"
@@ -82,7 +83,7 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 	if err := d.checkKernel(); err != nil {
 		return err
 	}
-	hurry()
+	setGrowth(growthAtStart) // until tidyMemory has run
 	d.meetManager()
 	defer d.config.Manager.Wait(time.Second) // so that the manager gets all notifications
 	ctx, cancel := context.WithCancel(ctx)
@@ -102,7 +103,7 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 	}
 	d.setConntrack(pt)
 	defer d.unlock()
-	defer d.workers.Wait()
+	defer d.waitForWorkers(signals)
 	defer cancel()
 	if d.newProxy(pt); d.events != nil {
 		d.proxy.OnProblem, d.healthChecks.OnProblem = d.recordProblem, d.recordHealthCheckProblem
@@ -145,6 +146,20 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 		}
 	}
 	return err
+}
+
+// waitForWorkers returns when all workers have ended, or at another signal: the reader of a trace or an access log may
+// have stopped reading.
+func (d *Daemon) waitForWorkers(signals <-chan os.Signal) {
+	ended := make(chan struct{})
+	go func() {
+		d.workers.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-signals:
+	}
 }
 
 // beside returns the servers that run alongside the proxy and its HTTP servers.
@@ -248,11 +263,11 @@ func (d *Daemon) openAccessLog() (err error) {
 // startWorkers starts the goroutines alongside the source. Readers of the trace stop when traceCtx ends.
 func (d *Daemon) startWorkers(ctx, traceCtx context.Context) {
 	d.workers.Go(func() { d.proxy.Run(ctx) })
-	d.workers.Go(func() { every(ctx, time.Second, func() (goOn bool) { d.healthChecks.Retry(); return true }) })
+	d.workers.Go(func() { wait.UntilWithContext(ctx, func(context.Context) { d.healthChecks.Retry() }, time.Second) })
 	if d.config.NodePorts.Primary && !d.hasNode() {
-		follow := func() (goOn bool) { d.setPrimaryAddresses(routedAddresses()); return true }
-		follow()
-		d.workers.Go(func() { every(ctx, d.config.Proxy.CheckInterval, follow) })
+		follow := func(context.Context) { d.setPrimaryAddresses(routedAddresses()) }
+		follow(ctx)
+		d.workers.Go(func() { wait.UntilWithContext(ctx, follow, d.config.Proxy.CheckInterval) })
 	}
 	if d.config.OnTrace != nil {
 		steps := d.proxy.Trace.Reader(true)
@@ -260,20 +275,6 @@ func (d *Daemon) startWorkers(ctx, traceCtx context.Context) {
 	}
 	if d.accessLog != nil {
 		d.workers.Go(func() { d.accessLog.Run(traceCtx) })
-	}
-}
-
-// every calls f at every interval until ctx ends, or f returns false.
-func every(ctx context.Context, interval time.Duration, f func() (goOn bool)) {
-	ticker := time.NewTicker(interval)
-	defer ticker.Stop()
-	for goOn := true; goOn; {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-			goOn = f()
-		}
 	}
 }
 

@@ -274,12 +274,12 @@ var _ = Describe("a daemon with a portal", func() {
 		demo := func() Config {
 			GinkgoHelper()
 			c := withPortal()
-			c.Demo = &Demo{Handler: func(next http.Handler) http.Handler {
+			c.Demo = func(next http.Handler) http.Handler {
 				mux := http.NewServeMux()
 				mux.Handle("/", next)
 				mux.HandleFunc("/broken", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })
 				return mux
-			}}
+			}
 			c.AdminAddress = "127.0.0.1:0"
 			return c
 		}

@@ -23,9 +23,6 @@ const (
 	tidyAfter = time.Second
 )
 
-// hurry lets the heap grow by growthAtStart until tidyMemory has run.
-func hurry() { setGrowth(growthAtStart) }
-
 // setGrowth sets the percentage by which the heap may grow before a collection, unless the
 // user has set GOGC.
 func setGrowth(percent int) {

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
 	clientmetrics "k8s.io/client-go/tools/metrics"
 
 	"github.com/usherproxy/usher/proxy/admin"
@@ -55,7 +56,7 @@ func (d *Daemon) startServers(ctx context.Context) error {
 	}
 	handler := admin.Handler(api, d.health, d.metrics.Registry, c.Settings)
 	if c.Demo != nil {
-		handler = c.Demo.Handler(handler)
+		handler = c.Demo(handler)
 	}
 	err := errors.Join(
 		d.startServer(ctx, healthzSetting, c.HealthzAddress, admin.HealthHandler(d.health), admin.MaxClients),
@@ -100,15 +101,10 @@ func (d *Daemon) startServer(ctx context.Context, setting, address string, handl
 		log.WithError(err).Warn("Cannot listen; retrying")
 	}
 	d.workers.Go(func() {
-		every(ctx, 500*time.Millisecond, func() (goOn bool) {
-			if d.servers.serve(setting, listen) != nil {
-				return true
-			}
-			if failed {
-				log.Info("Listening after retries")
-			}
-			return false
-		})
+		served := func(context.Context) (bool, error) { return d.servers.serve(setting, listen) == nil, nil }
+		if wait.PollUntilContextCancel(ctx, 500*time.Millisecond, false, served) == nil && failed {
+			log.Info("Listening after retries")
+		}
 	})
 	return nil
 }

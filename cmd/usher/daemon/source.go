@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/kube"
@@ -168,24 +169,23 @@ func (d *Daemon) programmed(took time.Duration) {
 // it recovers, until ctx ends. A retry that fails for the same reason is not logged.
 func (d *Daemon) warnWhileAway(ctx context.Context, reach *kube.Reach) {
 	var logged kube.Reason
-	every(ctx, time.Second, func() bool {
+	wait.UntilWithContext(ctx, func(context.Context) {
 		now := reach.Status()
 		if now.Reason == logged {
-			return true
+			return
 		}
 		logged = now.Reason
 		if now.Err == nil {
 			d.log.Info("API server sends changes again")
-			return true
+			return
 		}
 		log := d.log.WithError(now.Err).WithField("reason", now.Reason)
 		if d.proxy.SyncStatus().LastQueued.IsZero() {
 			log.Warn("No updates from the API server; serving no Services yet")
-			return true
+			return
 		}
 		log.Warn("No updates from the API server; serving last known state")
-		return true
-	})
+	}, time.Second)
 }
 
 // readTimeout bounds the wait for the API server to list all Services.
@@ -211,12 +211,11 @@ func (c Config) Services(ctx context.Context) ([]config.Service, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	go every(ctx, time.Second, func() (goOn bool) {
-		if goOn = !reach.Status().Reason.Denied(); !goOn {
+	go wait.UntilWithContext(ctx, func(context.Context) {
+		if reach.Status().Reason.Denied() {
 			cancel()
 		}
-		return goOn
-	})
+	}, time.Second)
 	var services []config.Service
 	complete := false
 	err = source.Run(ctx, func(all []config.Service) {

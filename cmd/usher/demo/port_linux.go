@@ -1,7 +1,6 @@
 package demo
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -96,11 +95,10 @@ func (p *port) swallow() error {
 	const more = 8 // than any kernel accepts for a backlog of 0
 	for range more {
 		c, err := net.DialTimeout("tcp4", p.addr.String(), 100*time.Millisecond)
-		var timeout net.Error
 		switch {
 		case err == nil:
 			p.full = append(p.full, c)
-		case errors.As(err, &timeout) && timeout.Timeout():
+		case os.IsTimeout(err):
 			return nil // the SYN was dropped
 		default:
 			return err

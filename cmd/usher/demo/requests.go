@@ -14,6 +14,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -232,17 +233,7 @@ func KeepAsking(ctx context.Context, p *proxy.Proxy, interval time.Duration) {
 		if t.unserved != "" {
 			continue
 		}
-		asking.Go(func() {
-			ticker := time.NewTicker(interval)
-			defer ticker.Stop()
-			for {
-				_, _ = t.ask(ctx) // seen in the trace
-				select {
-				case <-ticker.C:
-				case <-ctx.Done():
-					return
-				}
-			}
-		})
+		ask := func(ctx context.Context) { _, _ = t.ask(ctx) } // seen in the trace
+		asking.Go(func() { wait.NonSlidingUntilWithContext(ctx, ask, interval) })
 	}
 }

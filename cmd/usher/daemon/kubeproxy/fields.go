@@ -14,37 +14,8 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// used are the fields that usher uses, whatever their values. Fields whose use depends on
-// other fields are in conditional.
-var used = map[string]bool{
-	"apiVersion":                          true,
-	"kind":                                true,
-	"clientConnection.kubeconfig":         true,
-	"clientConnection.acceptContentTypes": true,
-	"clientConnection.contentType":        true,
-	"clientConnection.qps":                true,
-	"clientConnection.burst":              true,
-	"logging.format":                      true,
-	"logging.verbosity":                   true,
-	"hostnameOverride":                    true,
-	"healthzBindAddress":                  true,
-	"metricsBindAddress":                  true,
-	"bindAddressHardFail":                 true,
-	"mode":                                true,
-	"detectLocalMode":                     true,
-	"nodePortAddresses":                   true,
-	"configSyncPeriod":                    true,
-	"portRange":                           true,
-	"conntrack.maxPerCore":                true,
-	"conntrack.min":                       true,
-	"conntrack.tcpBeLiberal":              true,
-	"conntrack.tcpCloseWaitTimeout":       true,
-	"conntrack.tcpEstablishedTimeout":     true,
-	"conntrack.udpStreamTimeout":          true,
-	"conntrack.udpTimeout":                true,
-}
-
-// unused gives the reason why usher does not use a field, or any field below it.
+// unused gives the reason why usher does not use a field, or any field below it. udpIdleTimeout is from the time when
+// kube-proxy had a userspace mode: files of that time are valid.
 var unused = map[string]string{
 	"featureGates":                "usher has no feature gates",
 	"logging.flushFrequency":      "usher writes each log line at once",
@@ -63,13 +34,8 @@ var unused = map[string]string{
 	"ipvs.strictARP":              "usher does not use IPVS; with --portal=address, set net.ipv4.conf.all.arp_ignore=1 instead",
 	"winkernel":                   "usher does not support the Windows kernel proxy",
 	"windowsRunAsService":         "usher is not a Windows service",
+	"udpIdleTimeout":              "the field was removed in Kubernetes 1.26",
 	"oomScoreAdj":                 "usher does not read an OOM score; set it where usher is started (kubelet: priority class, systemd: OOMScoreAdjust)",
-}
-
-// former are fields that KubeProxyConfiguration had when kube-proxy had a
-// userspace mode. Files from that time are valid.
-var former = map[string]string{
-	"udpIdleTimeout": "the field was removed in Kubernetes 1.26",
 }
 
 // conditional are fields whose use depends on other fields. Each function returns
@@ -166,9 +132,6 @@ const unknown = "unknown field"
 
 // whyNot returns why the field at path is not used, or "" if it is.
 func whyNot(c *v1alpha1.KubeProxyConfiguration, path string) string {
-	if used[path] {
-		return ""
-	}
 	if why, ok := conditional[path]; ok {
 		return why(c)
 	}
@@ -176,11 +139,12 @@ func whyNot(c *v1alpha1.KubeProxyConfiguration, path string) string {
 		if why, ok := unused[p]; ok {
 			return why
 		}
-		if why, ok := former[p]; ok {
-			return why
-		}
 	}
-	return unknown
+	keys := strings.Split(path, ".")
+	if _, depth := fieldType(keys); depth < len(keys) {
+		return unknown
+	}
+	return ""
 }
 
 // leaves yields the values in doc that are not maps with entries, with the keys of

@@ -4,7 +4,7 @@ import { get } from './api.js';
 
 const kept = 1000;
 
-const known = new Map(); // by ID, oldest first
+let known = new Map(); // by ID, oldest first
 
 export const connections = {
   // load requests the connections that usher keeps. Steps that arrive meanwhile
@@ -16,23 +16,12 @@ export const connections = {
     const lowest = answer.continue ? Math.min(...answered) : 0;
     for (const id of open) if (id >= lowest && !answered.has(id)) known.delete(id);
     for (const c of answer.items.toReversed()) known.set(c.id, { ...c, ...newer(known.get(c.id), c) });
-    for (const id of [...known.keys()].sort((a, b) => a - b)) {
-      const c = known.get(id);
-      known.delete(id);
-      known.set(id, c);
-    }
+    known = new Map([...known].sort(([a], [b]) => a - b));
     trim();
   },
 
   // newest returns the matching connections, newest first.
-  newest(limit, matches = () => true) {
-    const out = [];
-    for (const c of [...known.values()].reverse()) {
-      if (out.length === limit) break;
-      if (matches(c)) out.push(c);
-    }
-    return out;
-  },
+  newest(limit, matches = () => true) { return [...known.values()].reverse().filter(c => matches(c)).slice(0, limit); },
 
   get(id) { return known.get(id); },
   get size() { return known.size; },

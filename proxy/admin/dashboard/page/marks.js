@@ -1,6 +1,7 @@
 // Small elements that several views have in common.
 
 import { h } from './dom.js';
+import { number, short } from './words.js';
 
 // name returns a name that is shortened in its middle if it does not fit.
 export function name(text, tone = '') {
@@ -41,3 +42,6 @@ export function tableOr(table, text, ...more) {
     ? h('div', { key: 'rows', class: 'card', own: table })
     : h('div', { key: 'none', class: 'card empty' }, h('p', null, text), more);
 }
+
+// count is dimmed while it is zero or unknown.
+export function count(n, tone = '') { return h('span', { class: n ? tone : 'quiet', title: number(n) }, n === undefined ? '–' : short(n)); }

@@ -47,13 +47,8 @@ export const services = {
     const asked = [version, q, states, sort, descending].join();
     if (last.asked === asked) return last.answer;
     names ??= [...known.keys()].sort();
-    const out = [];
-    for (const key of names) {
-      const s = known.get(key);
-      if (states && !states.includes(s.state)) continue;
-      if (q && !s.text.includes(q) && !(found.q === q && found.keys.has(s.key))) continue;
-      out.push(s);
-    }
+    const out = names.map(key => known.get(key)).filter(s => (!states || states.includes(s.state))
+      && (!q || s.text.includes(q) || found.q === q && found.keys.has(s.key)));
     const by = orders[sort];
     const sign = descending ? -1 : 1;
     if (by) out.sort((a, b) => sign * by(a, b)); // equal ones stay sorted by name

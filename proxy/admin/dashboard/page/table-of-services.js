@@ -2,9 +2,9 @@
 
 import { h } from './dom.js';
 import { waits } from './endpoints.js';
-import { name, stateMark } from './marks.js';
+import { count, name, stateMark } from './marks.js';
 import { sparkline } from './sparkline.js';
-import { duration, number, serviceStates, short, since, stateOf } from './words.js';
+import { duration, serviceStates, short, since, stateOf } from './words.js';
 
 export const serviceColumns = [
   { name: 'service', title: 'Service', sort: 'name', cell: s => [name(`${s.namespace}/`, 'namespace'), name(s.name)] },
@@ -40,6 +40,3 @@ function total(s) {
 function wait({ latency: l }) {
   return l ? h('span', { title: waits(l) }, duration(l.firstByteP99Ms || l.connectP99Ms)) : h('span', { class: 'quiet' }, '–');
 }
-
-// count is dimmed while it is zero.
-function count(n, tone) { return h('span', { class: n ? tone : 'quiet', title: number(n) }, short(n)); }

@@ -2,7 +2,7 @@
 
 import { get } from './api.js';
 import { h } from './dom.js';
-import { figure, name, searchField, stateMark, tableOr } from './marks.js';
+import { count, figure, name, searchField, stateMark, tableOr } from './marks.js';
 import { Table } from './table.js';
 import { duration, number, plural, serviceStates, short, stateOf } from './words.js';
 
@@ -141,6 +141,3 @@ function nodeState(n) {
   if (n.error) return stateMark(nodeStates.silent);
   return n.problems ? stateMark({ ...nodeStates.problems, word: plural(n.problems, 'problem') }) : stateMark(nodeStates.well);
 }
-
-// count is dimmed while it is zero.
-function count(n, tone = '') { return h('span', { class: n ? tone : 'quiet', title: number(n) }, n === undefined ? '–' : short(n)); }
