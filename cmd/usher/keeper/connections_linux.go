@@ -295,13 +295,8 @@ func (k *keeper) inherit(from, to *child) {
 }
 
 // children returns the processes that the keeper has started and that have not exited.
-func (k *keeper) children() (all []*child) {
-	for _, c := range append(slices.Clone(k.Draining), k.Current, k.Next) {
-		if c != nil {
-			all = append(all, c)
-		}
-	}
-	return all
+func (k *keeper) children() []*child {
+	return slices.DeleteFunc(append(slices.Clone(k.Draining), k.Current, k.Next), func(c *child) bool { return c == nil })
 }
 
 // areas returns the areas of all children, and the orphans.

@@ -18,6 +18,21 @@
 // keeps it small, so that little in it can fail.
 package keeper
 
+import "github.com/sirupsen/logrus"
+
+// Options configure a keeper.
+type Options struct {
+	// Arguments are usher's arguments, the program's name first.
+	Arguments []string
+	// Log is the keeper's log; LogLevel and LogFormat configure it after an upgrade.
+	LogLevel, LogFormat string
+	Log                 logrus.FieldLogger
+	// RemoveRules makes the keeper call RemoveLeft also when it is stopped by another signal than SIGINT.
+	RemoveRules bool
+	// RemoveLeft removes the rules that are left when the keeper exits, such as those of an usher process that crashed.
+	RemoveLeft func(logrus.FieldLogger) error
+}
+
 // ExitLocked is the exit code of an usher process that ends because another one manages the
 // portals (EX_TEMPFAIL of sysexits.h). The keeper does not restart it.
 const ExitLocked = 75

@@ -80,19 +80,6 @@ type state struct {
 	Score string
 }
 
-// Options configure a keeper.
-type Options struct {
-	// Arguments are usher's arguments, the program's name first.
-	Arguments []string
-	// Log is the keeper's log; LogLevel and LogFormat configure it after an upgrade.
-	LogLevel, LogFormat string
-	Log                 logrus.FieldLogger
-	// RemoveRules makes the keeper call RemoveLeft also when it is stopped by another signal than SIGINT.
-	RemoveRules bool
-	// RemoveLeft removes the rules that are left when the keeper exits, such as those of a usher process that crashed.
-	RemoveLeft func(logrus.FieldLogger) error
-}
-
 // Run starts usher and restarts it when it exits unexpectedly. It returns the exit code of
 // the last usher process, or 0 if none ran when the keeper stopped.
 func Run(o Options) (code int, err error) {

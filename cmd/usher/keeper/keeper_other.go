@@ -9,15 +9,6 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// Options configure a keeper.
-type Options struct {
-	Arguments           []string
-	LogLevel, LogFormat string
-	Log                 logrus.FieldLogger
-	RemoveRules         bool
-	RemoveLeft          func(logrus.FieldLogger) error
-}
-
 // Run returns an error.
 func Run(Options) (code int, err error) {
 	return 0, fmt.Errorf("--keeper: not supported on %s, only on Linux; restart usher by other means", runtime.GOOS)
