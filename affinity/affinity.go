@@ -74,14 +74,6 @@ func (t *Table) peek(client netip.Addr) (e entry, known bool) {
 	return t.clients.Peek(client)
 }
 
-// known returns the clients, least recently used first.
-func (t *Table) known() []netip.Addr {
-	if t.clients == nil {
-		return nil
-	}
-	return t.clients.Keys()
-}
-
 // Get returns the client's endpoint. If the entry has expired at now, Get removes it and returns false.
 func (t *Table) Get(client netip.Addr, now time.Time) (endpoint netip.AddrPort, ok bool) {
 	t.mu.Lock()
@@ -203,7 +195,10 @@ const lockedFor = 1000
 // held while f runs, and released every lockedFor entries, so that new connections wait for it only briefly.
 func (t *Table) each(f func(netip.Addr, entry)) {
 	t.mu.Lock()
-	clients := t.known()
+	var clients []netip.Addr
+	if t.clients != nil {
+		clients = t.clients.Keys()
+	}
 	t.mu.Unlock()
 	for some := range slices.Chunk(clients, lockedFor) {
 		t.mu.Lock()

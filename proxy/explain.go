@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -173,11 +174,7 @@ func (p *Proxy) asked(q Question) (*frontEnd, config.VIP, error) {
 	if len(fronts) == 0 {
 		return nil, config.VIP{}, &QuestionError{"service", fmt.Sprintf("there is no Service %s that usher serves", q.Service)}
 	}
-	ids := make([]config.PortID, 0, len(fronts))
-	for id := range fronts {
-		ids = append(ids, id)
-	}
-	slices.SortFunc(ids, config.PortID.Compare)
+	ids := slices.SortedFunc(maps.Keys(fronts), config.PortID.Compare)
 	names, vips := map[string]bool{}, []string(nil)
 	var found *frontEnd
 	var foundVIP config.VIP

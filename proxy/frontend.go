@@ -33,18 +33,7 @@ type frontEnd struct {
 	owned []portal.Target
 }
 
-// openListener opens and starts the listener for b. It gives copies of the listener's sockets to Options.Store.
-func (f *frontEnd) openListener(b portal.Bind) (frontend.Listener, error) {
-	l, err := f.open(b)
-	if err == nil {
-		f.proxy.keep(l, f.Protocol, b.Namespace != nil)
-		if f.proxy.listening != nil {
-			f.proxy.listening[f.listensOn(l)] = true
-		}
-	}
-	return l, err
-}
-
+// open opens and starts the listener for b.
 func (f *frontEnd) open(b portal.Bind) (frontend.Listener, error) {
 	if err := f.Budget.AdmitListener(f.ID().Namespace, f.Protocol == config.UDP, b.Redirected && f.Node.Ports.First == 0); err != nil {
 		return nil, err
@@ -66,7 +55,7 @@ func (f *frontEnd) open(b portal.Bind) (frontend.Listener, error) {
 // errTCPOnly is the error for other protocols if Options.TCPOnly is set.
 var errTCPOnly = errors.New("only TCP is supported")
 
-// listenReason returns the Reason for an error of openListener.
+// listenReason returns the Reason for an error of listen.
 func listenReason(err error) Reason {
 	switch {
 	case errors.Is(err, frontend.ErrProtocol), errors.Is(err, errTCPOnly), errors.Is(err, stream.ErrNoSCTP):
@@ -244,7 +233,8 @@ func (f *frontEnd) bind(targets []portal.Target) error {
 	return failed
 }
 
-// listen returns the listener for b: one of old, from which it is removed, or else a new one.
+// listen returns the listener for b: one of old, from which it is removed, or else a new one. It gives copies of a new
+// listener's sockets to Options.Store.
 func (f *frontEnd) listen(b portal.Bind, old *[]frontend.Listener) (frontend.Listener, error) {
 	for i, l := range *old {
 		if l.Serves(b) {
@@ -252,7 +242,14 @@ func (f *frontEnd) listen(b portal.Bind, old *[]frontend.Listener) (frontend.Lis
 			return l, nil
 		}
 	}
-	return f.openListener(b)
+	l, err := f.open(b)
+	if err == nil {
+		f.proxy.keep(l, f.Protocol, b.Namespace != nil)
+		if f.proxy.listening != nil {
+			f.proxy.listening[f.listensOn(l)] = true
+		}
+	}
+	return l, err
 }
 
 // rule makes r the wanted rule for r.Target.
@@ -279,14 +276,6 @@ func (f *frontEnd) remove() {
 	f.swapView(gone)
 }
 
-// closeListeners closes all listeners of the front end.
-func (f *frontEnd) closeListeners(why frontend.Closing) {
-	for _, l := range f.listeners {
-		l.Close(why)
-	}
-	f.listeners = nil
-}
-
 // WithDefaults returns port with defaults for all unset values.
 func (o *Options) WithDefaults(port config.ServicePort) config.ServicePort {
 	port.Scheduler = cmp.Or(port.Scheduler, o.Scheduler)
@@ -307,12 +296,5 @@ func (o *Options) WithDefaults(port config.ServicePort) config.ServicePort {
 
 // limits returns the time limits of a service port's connections.
 func (o *Options) limits(port config.ServicePort) *forward.Limits {
-	l := &forward.Limits{HalfClosed: o.HalfClosed, Idle: o.IdleTimeout, Age: o.MaxAge}
-	if port.IdleTimeout > 0 {
-		l.Idle = port.IdleTimeout
-	}
-	if port.MaxAge > 0 {
-		l.Age = port.MaxAge
-	}
-	return l
+	return &forward.Limits{HalfClosed: o.HalfClosed, Idle: cmp.Or(port.IdleTimeout, o.IdleTimeout), Age: cmp.Or(port.MaxAge, o.MaxAge)}
 }

@@ -44,7 +44,7 @@ func (p *Proxy) InheritRest(sockets map[string]*os.File) {
 	p.takeAffinities(sockets)
 	p.had = nil
 	if p.stopped { // Drain may have returned
-		p.predecessor.Refuse()
+		p.predecessor.Close()
 	} else {
 		p.streams.Receive(p.predecessor, &receiver{proxy: p})
 	}
@@ -112,9 +112,7 @@ func (p *Proxy) HandOver() (sockets, more iter.Seq[handover.Socket], resume, rel
 		p.changes.Unlock()
 	}
 	resume = func() {
-		if offer != nil {
-			offer.Withdraw()
-		}
+		offer.Close()
 		p.datagrams.Resume()
 		p.changes.Unlock()
 		if r, is := p.Portal.(portal.Resumer); is {

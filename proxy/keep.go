@@ -149,9 +149,6 @@ func (p *Proxy) CloseUnused() {
 		file.Close()
 		delete(p.node.Inherited, name)
 	}
-	if p.Store == nil {
-		return
-	}
 	p.removeOthersFromStore(nil)
 	p.Store.Remove(keptNamespace)
 	p.Store.Put(keptNamespace, func() (file *os.File) {
@@ -209,9 +206,6 @@ func (p *Proxy) removeFromStore(l frontend.Listener) {
 
 // clearStore removes this proxy's sockets and namespace from the Store, since a successor has them.
 func (p *Proxy) clearStore() {
-	if p.Store == nil {
-		return
-	}
 	for _, name := range p.keeping.names {
 		p.Store.Remove(name)
 	}

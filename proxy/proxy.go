@@ -68,7 +68,7 @@ type Proxy struct {
 	noPort         int // the same for the limit of local ports
 	// had holds the affinities of service ports that do not exist yet: see Inherit.
 	had         map[config.PortID][]affinity.Entry
-	predecessor *stream.Inherited // until InheritRest; nil if no predecessor hands connections over
+	predecessor *stream.Offer // until InheritRest; nil if no predecessor hands connections over
 	// refused holds the targets for which the portal could not install a rule.
 	refused map[portal.Target]error
 
@@ -377,7 +377,10 @@ func (p *Proxy) closeListeners() {
 	}
 	for _, fronts := range p.services {
 		for _, f := range fronts {
-			f.closeListeners(why)
+			for _, l := range f.listeners {
+				l.Close(why)
+			}
+			f.listeners = nil
 		}
 	}
 	if p.handedOver {

@@ -180,7 +180,8 @@ func (p *Proxy) portalAnswered(res *portal.Result) {
 		p.counters.portalFailures.Add(1)
 		p.Log.WithError(res.Err).WithFields(logrus.Fields{"portal": p.Portal.Mode(), "interval": p.CheckInterval}).Error("Failed to update the portal; retrying")
 	case p.started:
-		p.counters.appliedChanges()
+		p.counters.servicesApplied.Store(p.counters.serviceChanges.Load())
+		p.counters.endpointsApplied.Store(p.counters.endpointChanges.Load())
 	}
 	p.due = p.due || p.started && res.Err != nil
 }

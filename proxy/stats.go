@@ -19,12 +19,6 @@ type counters struct {
 	repaired, portalFailures          atomic.Int64
 }
 
-// appliedChanges records that the kernel has all changes so far.
-func (c *counters) appliedChanges() {
-	c.servicesApplied.Store(c.serviceChanges.Load())
-	c.endpointsApplied.Store(c.endpointChanges.Load())
-}
-
 // Stats are figures about a Proxy; counters count since its start.
 type Stats struct {
 	frontend.Stats

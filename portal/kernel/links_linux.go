@@ -15,9 +15,8 @@ import (
 // kernel's rtnl lock, which other programs can hold for seconds, such as a CNI that deletes a thousand interfaces. Only
 // goroutines of links wait for it; byIndex never does.
 type links struct {
-	socket  *nl.NetlinkSocket
-	request func(*nl.NetlinkSocket) error // requestLinks, or a replacement in specs
-	wanted  chan struct{}                 // capacity 1
+	socket *nl.NetlinkSocket
+	wanted chan struct{} // capacity 1
 
 	mu    sync.Mutex // guards known; no system call is made while it is held
 	known map[int]link
@@ -29,14 +28,15 @@ type link struct{ name, kind string }
 // firstLinks is how long watchLinks waits for the list of interfaces.
 const firstLinks = time.Second
 
-// watchLinks returns the links of the calling thread's network namespace. It watches them permanently. Events and lists
+// watchLinks returns the links of the calling thread's network namespace. request is requestLinks, or a replacement in
+// specs. It watches them permanently. Events and lists
 // arrive by one socket, so the later of two reports on an interface is current.
 func watchLinks(request func(*nl.NetlinkSocket) error) (*links, error) {
 	s, err := subscribe(unix.NETLINK_ROUTE, nil, unix.RTNLGRP_LINK)
 	if err != nil {
 		return nil, err
 	}
-	l := &links{socket: s.socket, request: request, wanted: make(chan struct{}, 1), known: map[int]link{}}
+	l := &links{socket: s.socket, wanted: make(chan struct{}, 1), known: map[int]link{}}
 	l.want()
 	go func() {
 		for range l.wanted {

@@ -49,10 +49,6 @@ type recent struct {
 // soon. A slower change counts as another program's, which costs a check.
 const ownFor = 20 * time.Second
 
-func (r *recent) add(n uint32) {
-	_ = r.AddOf(func() (uint32, error) { return n, nil })
-}
-
 // AddOf adds the number that make returns. Until then has waits: the socket or process with that number may act before
 // make returns.
 func (r *recent) AddOf(make func() (uint32, error)) error {
@@ -127,7 +123,7 @@ func OpenNFT() (*nftables.Conn, error) {
 			err = e
 		}
 		if nl, ok := local.(*unix.SockaddrNetlink); ok {
-			OwnSockets.add(nl.Pid)
+			_ = OwnSockets.AddOf(func() (uint32, error) { return nl.Pid, nil })
 		}
 		return errors.Join(err,
 			c.SetReadBuffer(nftBuffer), c.SetWriteBuffer(nftBuffer),

@@ -45,11 +45,6 @@ func OriginalDst(syscall.Conn) (netip.AddrPort, error) {
 	return netip.AddrPort{}, portal.ErrNotRedirected
 }
 
-// OriginalDstFD is OriginalDst for a socket's descriptor.
-func OriginalDstFD(int, bool) (netip.AddrPort, error) {
-	return netip.AddrPort{}, portal.ErrNotRedirected
-}
-
 // Behind returns an error here.
 func Behind(portal.Interfaces) (func(netip.Addr) bool, error) {
 	return nil, errors.New("detecting Pods by the route to a client requires Linux")

@@ -74,14 +74,12 @@ func openPaths(request func(*nl.NetlinkSocket) error) (*Paths, error) {
 	}
 	interfaces, err := watchLinks(request)
 	if err != nil {
+		routes.Close()
 		return nil, err
 	}
-	known, err := lru.New[netip.Addr, knownPath](maxPaths)
-	if err != nil {
-		return nil, err
-	}
-	links, err := lru.New[linkOf, knownPath](maxPaths)
-	return &Paths{routes: routes, interfaces: interfaces, known: known, links: links}, err
+	known, _ := lru.New[netip.Addr, knownPath](maxPaths) // fails only for a size below 1
+	links, _ := lru.New[linkOf, knownPath](maxPaths)
+	return &Paths{routes: routes, interfaces: interfaces, known: known, links: links}, nil
 }
 
 // Of returns the current path to addr. It is Known, unless it uses an interface that was just added.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"slices"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -210,17 +209,8 @@ func RouteEvents(matters func(addr netip.Addr, gone, ours bool) bool) (Subscript
 		if message.Type != unix.RTN_LOCAL && !(ours && (message.Type == unix.RTN_UNICAST || message.Type == unix.RTN_PROHIBIT)) {
 			return false
 		}
-		attributes, err := nl.ParseRouteAttr(m.Data[unix.SizeofRtMsg:])
-		if err != nil {
-			return true
-		}
-		for _, a := range attributes {
-			if a.Attr.Type == unix.RTA_DST {
-				addr, ok := netip.AddrFromSlice(a.Value)
-				return ok && matters(addr, m.Header.Type == unix.RTM_DELROUTE, ours)
-			}
-		}
-		return false
+		addr, ok := netip.AddrFromSlice(find(m.Data[unix.SizeofRtMsg:], unix.RTA_DST))
+		return ok && matters(addr, m.Header.Type == unix.RTM_DELROUTE, ours)
 	}, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 }
 
@@ -230,11 +220,7 @@ func LinkEvents(name string) (Subscription, error) {
 		if m.Header.Type != unix.RTM_DELLINK && m.Header.Type != unix.RTM_NEWLINK || len(m.Data) < unix.SizeofIfInfomsg {
 			return false
 		}
-		message := nl.DeserializeIfInfomsg(m.Data)
-		attributes, err := nl.ParseRouteAttr(m.Data[unix.SizeofIfInfomsg:])
-		return err != nil || slices.ContainsFunc(attributes, func(a syscall.NetlinkRouteAttr) bool {
-			lost := m.Header.Type == unix.RTM_DELLINK || message.Flags&unix.IFF_UP == 0
-			return lost && a.Attr.Type == unix.IFLA_IFNAME && string(bytes.TrimRight(a.Value, "\x00")) == name
-		})
+		lost := m.Header.Type == unix.RTM_DELLINK || nl.DeserializeIfInfomsg(m.Data).Flags&unix.IFF_UP == 0
+		return lost && string(bytes.TrimRight(find(m.Data[unix.SizeofIfInfomsg:], unix.IFLA_IFNAME), "\x00")) == name
 	}, unix.RTNLGRP_LINK)
 }

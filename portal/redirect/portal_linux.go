@@ -79,6 +79,7 @@ func Open(mode portal.Mode, opts portal.Options, open func(portal.Family) (Backe
 		return nil, err
 	}
 	if p.paths, err = kernel.OpenPaths(); err != nil {
+		routes.Close()
 		return nil, err
 	}
 	for family, m := range p.families {

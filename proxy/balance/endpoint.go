@@ -1,6 +1,7 @@
 package balance
 
 import (
+	"cmp"
 	"math/bits"
 	"sync/atomic"
 	"time"
@@ -70,6 +71,11 @@ func (s *State) ensureRare() *rareState {
 	return s.rareState.Load()
 }
 
+// noRare is the rareState of endpoints without one. It is only read.
+var noRare rareState
+
+func (s *State) rare() *rareState { return cmp.Or(s.rareState.Load(), &noRare) }
+
 // Times are how long clients of an endpoint waited recently, from the start of the successful attempt: in Connect,
 // until the connection was established; in FirstByte, until the endpoint's first byte.
 type Times struct{ Connect, FirstByte latency.Recent }
@@ -87,12 +93,7 @@ func (s *State) Times() *Times {
 }
 
 // ExistingTimes returns the endpoint's Times, or nil if it had no client yet.
-func (s *State) ExistingTimes() *Times {
-	if r := s.rareState.Load(); r != nil {
-		return r.times.Load()
-	}
-	return nil
-}
+func (s *State) ExistingTimes() *Times { return s.rare().times.Load() }
 
 // countFailure adds one to State.Failed and to the recent failures.
 func (s *State) countFailure(now time.Time) {
@@ -151,32 +152,19 @@ func (s *State) CountNoResponse(now time.Time) {
 // NoResponse returns how many connections of the endpoint ended as outcome.NoResponse, in total and in the last 5 to 10
 // minutes before now. They do not count as failures.
 func (s *State) NoResponse(now time.Time) (total, inPeriod int64) {
-	r := s.rareState.Load()
-	if r == nil {
-		return 0, 0
-	}
+	r := s.rare()
 	return r.noResponses.Load(), recent(r.noResponse.Load(), now)
 }
 
 // FailedRecently returns how many of State.Failed occurred in the last 5 to 10 minutes before now.
-func (s *State) FailedRecently(now time.Time) int64 {
-	if r := s.rareState.Load(); r != nil {
-		return recent(r.failures.Load(), now)
-	}
-	return 0
-}
+func (s *State) FailedRecently(now time.Time) int64 { return recent(s.rare().failures.Load(), now) }
 
 // CountUnused counts a connection that its client closed at now, soon after opening it and without data in either
 // direction: a TCP health check, or a connection that a browser opened in advance.
 func (s *State) CountUnused(now time.Time) { count(&s.ensureRare().unused, now) }
 
 // UnusedRecently returns how many connections CountUnused has counted in the last 5 to 10 minutes before now.
-func (s *State) UnusedRecently(now time.Time) int64 {
-	if r := s.rareState.Load(); r != nil {
-		return recent(r.unused.Load(), now)
-	}
-	return 0
-}
+func (s *State) UnusedRecently(now time.Time) int64 { return recent(s.rare().unused.Load(), now) }
 
 // Take counts a connection from the start of its attempt, so that concurrent choices see it in the load. Call Release
 // when the attempt has failed or the connection has ended.
@@ -260,8 +248,8 @@ func (s *State) Outlier(now time.Time) bool {
 	if ends := s.ends.Load(); counted(ends) >= fewest && 2*broke(ends) > counted(ends) {
 		return true
 	}
-	r := s.rareState.Load()
-	if r == nil || r.breaks.Load() == nil {
+	r := s.rare()
+	if r.breaks.Load() == nil {
 		return false
 	}
 	broken := recent(r.breaks.Load(), now)

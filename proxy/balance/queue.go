@@ -165,8 +165,8 @@ func (q *queue) passOn() {
 // empty. Call it when e has a free slot or its state has changed, and only if clients wait.
 func (p *Pool) wake(e *Endpoint) {
 	var queues []*queue
-	if r := e.rareState.Load(); r != nil && r.queue.Load() != nil {
-		queues = append(queues, r.queue.Load())
+	if q := e.rare().queue.Load(); q != nil {
+		queues = append(queues, q)
 	}
 	for groups, i := p.groups(), 0; i < len(groups); i++ {
 		if g := &groups[i]; g.retries.clients.Load() > 0 {

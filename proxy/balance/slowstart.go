@@ -49,13 +49,7 @@ func newSlowStart(s *Set, port *config.ServicePort, now time.Time) *slowStart {
 }
 
 // readySince returns when the endpoint became ready; the Unix epoch if it was ready at the first Update.
-func (s *State) readySince() time.Time {
-	r := s.rareState.Load()
-	if r == nil {
-		return time.Unix(0, 0)
-	}
-	return time.Unix(0, r.readyAt.Load())
-}
+func (s *State) readySince() time.Time { return time.Unix(0, s.rare().readyAt.Load()) }
 
 // share returns the fraction of st.part that e gets at the time now: from leastShare to 1.
 func (st *slowStart) share(e *Endpoint, now time.Time) float64 {

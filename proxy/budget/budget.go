@@ -11,6 +11,7 @@ package budget
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 
@@ -279,4 +280,26 @@ func (b *Budget) Pipes(loops int) int { return int(b.Descriptors) / 16 / 2 / loo
 func (b *Budget) NeededFor(more int) int64 {
 	share := (b.Listeners.Load()+int64(more))*4/3 + 1
 	return min(share+mostReserved, share*4/3+1)
+}
+
+// Clients counts the connections or sessions of each client address, in shards. The zero value is ready for use.
+type Clients [16]struct {
+	mu   sync.Mutex
+	open map[netip.Addr]int64
+}
+
+// Add adds more to the client's number, and returns the new one.
+func (c *Clients) Add(client netip.Addr, more int64) int64 {
+	bits := client.As16()
+	shard := &c[bits[15]%uint8(len(c))]
+	shard.mu.Lock()
+	defer shard.mu.Unlock()
+	if shard.open == nil {
+		shard.open = map[netip.Addr]int64{}
+	}
+	n := shard.open[client] + more
+	if shard.open[client] = n; n == 0 {
+		delete(shard.open, client)
+	}
+	return n
 }

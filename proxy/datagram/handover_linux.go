@@ -83,7 +83,7 @@ func (srv *Server) Sessions(last bool) iter.Seq[handover.Socket] {
 		}
 		for _, lp := range srv.loops {
 			var all []*session
-			lp.await(func() {
+			lp.poller.Call(func() {
 				for sk := range sockets {
 					if last && sk.loop == lp && !sk.closed {
 						sk.stopReceiving()
@@ -95,7 +95,7 @@ func (srv *Server) Sessions(last bool) iter.Seq[handover.Socket] {
 			})
 			for some := range slices.Chunk(all, bequeathAtOnce) {
 				var copies []handover.Socket
-				lp.await(func() {
+				lp.poller.Call(func() {
 					for _, s := range some {
 						if !sockets[s.socket] || s.fd < 0 || s.search != nil && !last || s.leaving || s.handover == srv.handover {
 							continue // it has ended or will end, still searches, was handed over, or its listener is closed
@@ -117,13 +117,6 @@ func (srv *Server) Sessions(last bool) iter.Seq[handover.Socket] {
 			}
 		}
 	}
-}
-
-// await makes the loop call f, and returns when f has returned.
-func (lp *loop) await(f func()) {
-	var done sync.WaitGroup
-	lp.poller.Go(&done, f)
-	done.Wait()
 }
 
 // bequeath returns the data with which a successor continues s.

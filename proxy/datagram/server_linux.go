@@ -13,6 +13,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/usherproxy/usher/portal/kernel"
+	"github.com/usherproxy/usher/proxy/budget"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/outcome"
@@ -25,7 +26,7 @@ type Server struct {
 	idle    time.Duration // idle timeout of answered sessions, unless the Service sets one
 	loops   []*loop       // for the goroutine that opens listeners
 
-	clients clients
+	clients budget.Clients
 
 	listeners      map[*listener]bool         // true for those that do not receive before InheritRest
 	sessionRecords map[string][]sessionRecord // by the name of the listener's socket in the handover
@@ -122,26 +123,6 @@ type loop struct {
 	refusals *rate.Limiter
 }
 
-// clients counts the sessions of each client on all loops. The zero value is ready for use.
-type clients struct {
-	mu       sync.Mutex
-	sessions map[netip.Addr]int
-}
-
-// add adds n, and returns the client's new number.
-func (c *clients) add(client netip.Addr, n int) int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.sessions == nil {
-		c.sessions = map[netip.Addr]int{}
-	}
-	n += c.sessions[client]
-	if c.sessions[client] = n; n == 0 {
-		delete(c.sessions, client)
-	}
-	return n
-}
-
 // join adds s to its client's sessions.
 func (lp *loop) join(s *session) {
 	client := s.From.Addr()
@@ -156,7 +137,7 @@ func (lp *loop) join(s *session) {
 
 // leave removes s from its client's sessions.
 func (lp *loop) leave(s *session) {
-	lp.server.clients.add(s.From.Addr(), -1)
+	lp.server.clients.Add(s.From.Addr(), -1)
 	if s.siblings.Remove(s.inClient); s.siblings.Len() > 0 {
 		return
 	}

@@ -276,10 +276,10 @@ func (sk *socket) makeRoom(client netip.Addr) {
 	b := sk.front.Budget
 	toPort := sk.front.Sessions.Add(1)
 	clients := &sk.loop.server.clients
-	ofClient := clients.add(client, 1)
+	ofClient := clients.Add(client, 1)
 	for {
 		from := &sk.loop.sessions
-		switch b.TakeSession(toPort, int64(ofClient)) {
+		switch b.TakeSession(toPort, ofClient) {
 		case budget.Enough:
 			return
 		case budget.ClientFull:
@@ -295,7 +295,7 @@ func (sk *socket) makeRoom(client netip.Addr) {
 			b.Sessions.Add(1)
 			return
 		}
-		toPort, ofClient = sk.front.Sessions.Load(), clients.add(client, 0)
+		toPort, ofClient = sk.front.Sessions.Load(), clients.Add(client, 0)
 	}
 }
 

@@ -1,7 +1,6 @@
 package forward
 
 import (
-	"sync"
 	"sync/atomic"
 )
 
@@ -51,10 +50,8 @@ func NewLoop(poller *Poller, o Options) *Loop {
 // Close stops the Loop's timers, closes its unused pipes, and returns when that is done. All its pairs must have ended.
 // The Poller keeps running; its goroutine must not call Close.
 func (l *Loop) Close() {
-	var closed sync.WaitGroup
-	l.Go(&closed, func() {
+	l.Call(func() {
 		l.stopTimers()
 		l.pipes.close()
 	})
-	closed.Wait()
 }

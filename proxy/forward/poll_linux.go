@@ -139,6 +139,13 @@ func (p *Poller) Go(done *sync.WaitGroup, f func()) {
 	}
 }
 
+// Call makes the loop call f, and returns when f has returned.
+func (p *Poller) Call(f func()) {
+	var done sync.WaitGroup
+	p.Go(&done, f)
+	done.Wait()
+}
+
 // signal makes the eventfd readable. An error means that it is readable already.
 func (p *Poller) signal() {
 	_, _ = unix.Write(p.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})

@@ -55,13 +55,10 @@ func (n *Node) Inherit(name string, addr netip.AddrPort) (fd int, err error) {
 
 // Own returns a duplicate descriptor, owned by the caller, of a file from a handover.
 func Own(file *os.File) (fd int, err error) {
-	if fd, err = fdpass.Descriptor(file); err == nil {
-		fd, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-	}
-	if err != nil {
+	if fd, err = fdpass.Descriptor(file); err != nil {
 		return -1, err
 	}
-	return fd, nil
+	return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 }
 
 // SocketFor returns a copy of descriptor fd with a name, for a successor, or false if fd cannot be copied.

@@ -252,23 +252,17 @@ func (c *Conn) reset() {
 type register struct {
 	budget  *budget.Budget
 	moving  sync.Map                      // forward.Flow of connections that goroutines serve, by *Conn
-	clients [16]clients                   // shards; each has a lock
+	clients budget.Clients                // with an open connection
 	drained atomic.Pointer[chan struct{}] // closed when no connection is open; nil if no goroutine waits
-}
-
-// clients is a shard of a register: the number of open connections by client address.
-type clients struct {
-	mu   sync.Mutex
-	open map[netip.Addr]int64
 }
 
 // add counts conn as open, or returns the limit that it exceeds.
 func (r *register) add(conn *Conn) error {
 	toPort, client := conn.Front.Open.Add(1), conn.Payer()
-	err := r.budget.TakeConnection(toPort, r.count(client, 1))
+	err := r.budget.TakeConnection(toPort, r.clients.Add(client, 1))
 	if err != nil {
 		conn.Front.Open.Add(-1)
-		r.count(client, -1)
+		r.clients.Add(client, -1)
 		r.closeDrained()
 	}
 	return err
@@ -277,33 +271,17 @@ func (r *register) add(conn *Conn) error {
 // reassign counts conn for its Payer instead of balancer (see frontend.Conn.Payer), now that the client is known. It
 // returns an error if the Payer's limit is exceeded; conn stays counted.
 func (r *register) reassign(conn *Conn, balancer netip.Addr) error {
-	r.count(balancer, -1)
-	return r.budget.AdmitClient(r.count(conn.Payer(), 1))
+	r.clients.Add(balancer, -1)
+	return r.budget.AdmitClient(r.clients.Add(conn.Payer(), 1))
 }
 
 func (r *register) remove(conn *Conn) {
 	conn.Front.Open.Add(-1)
-	r.count(conn.Payer(), -1)
+	r.clients.Add(conn.Payer(), -1)
 	r.budget.Connections.Add(-1)
 	if r.drained.Load() != nil {
 		r.closeDrained()
 	}
-}
-
-// count adds more to the client's connections, and returns the new number.
-func (r *register) count(client netip.Addr, more int64) int64 {
-	bits := client.As16()
-	c := &r.clients[bits[15]%uint8(len(r.clients))]
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.open == nil {
-		c.open = map[netip.Addr]int64{}
-	}
-	n := c.open[client] + more
-	if c.open[client] = n; n == 0 {
-		delete(c.open, client)
-	}
-	return n
 }
 
 // each calls f for the established connections that goroutines serve.
@@ -312,15 +290,6 @@ func (r *register) each(f func(*Conn, forward.Flow)) {
 		f(conn.(*Conn), flow.(forward.Flow))
 		return true
 	})
-}
-
-// whenDrained returns a channel that is closed when no connection is open. It is called once, and no connection is
-// added afterwards.
-func (r *register) whenDrained() <-chan struct{} {
-	drained := make(chan struct{})
-	r.drained.Store(&drained)
-	r.closeDrained()
-	return drained
 }
 
 // closeDrained closes drained if no connection is open.

@@ -12,7 +12,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -85,7 +84,7 @@ type transfer struct {
 	At, ForEndpoint, ForClient int `json:",omitempty"`
 }
 
-// Offer is the predecessor's end of the socket pair.
+// Offer is one end of the socket pair.
 type Offer struct{ conn *net.UnixConn }
 
 // Offer returns a new Offer, and the successor's end of it.
@@ -104,22 +103,16 @@ func (s *Server) Offer() (*Offer, handover.Socket, error) {
 	return &Offer{ours}, theirs, nil
 }
 
-// Withdraw ends the offer: all connections stay.
-func (o *Offer) Withdraw() { o.conn.Close() }
-
-// Inherited is a successor's end of an Offer.
-type Inherited struct{ conn *net.UnixConn }
-
-// Refuse refuses an offer, if i is not nil: all connections stay with the predecessor.
-func (i *Inherited) Refuse() {
-	if i != nil {
-		i.conn.Close()
+// Close ends the offer, if o is not nil: all connections stay with the predecessor.
+func (o *Offer) Close() {
+	if o != nil {
+		o.conn.Close()
 	}
 }
 
 // Inherit takes a predecessor's Offer and the socket to the keeper from sockets. It returns nil if there is no Offer.
 // Inherit is called before the first client connects.
-func (s *Server) Inherit(sockets map[string]*os.File) (from *Inherited) {
+func (s *Server) Inherit(sockets map[string]*os.File) (from *Offer) {
 	if file := sockets[fdstore.ConnectionsName]; file != nil {
 		s.saving = s.inheritSaving(file)
 		delete(sockets, fdstore.ConnectionsName)
@@ -135,7 +128,7 @@ func (s *Server) Inherit(sockets map[string]*os.File) (from *Inherited) {
 			file.Close()
 		} else if c, err := fdpass.Conn(file); err == nil {
 			s.node.InheritIDs(last)
-			from = &Inherited{c}
+			from = &Offer{c}
 		}
 	}
 	return from
@@ -193,13 +186,6 @@ func (s *Server) handOver(o *Offer, leaving func() map[*balance.State]time.Time)
 	}
 }
 
-// await makes the loop call f, and returns when f has returned.
-func await(l *forward.Loop, f func()) {
-	var done sync.WaitGroup
-	l.Go(&done, f)
-	done.Wait()
-}
-
 // running returns the loops, or none once they have ended.
 func (s *Server) running() []*forward.Loop {
 	s.stopping.Lock()
@@ -217,7 +203,7 @@ type held struct {
 func (h *handing) pass(l *forward.Loop) error {
 	for from := 0; ; {
 		found, more := false, false
-		await(l, func() {
+		l.Call(func() {
 			from, more = l.PairsFrom(from, func(_ *forward.PairHere, owner forward.Owner) bool {
 				found = h.canHandOver(owner)
 				return !found
@@ -235,7 +221,7 @@ func (h *handing) pass(l *forward.Loop) error {
 		}
 		var batch []held
 		var began time.Time
-		await(l, func() {
+		l.Call(func() {
 			size := 0
 			began = time.Now()
 			from, _ = l.PairsFrom(from, func(p *forward.PairHere, owner forward.Owner) bool {
@@ -274,7 +260,7 @@ func (h *handing) pass(l *forward.Loop) error {
 			}
 		}
 		if len(stay) > 0 {
-			await(l, func() {
+			l.Call(func() {
 				for _, c := range stay {
 					l.Continue(&c.pair, c.frozen, c.limitsOf(c.frozen))
 					c.flowing(&c.pair)
@@ -383,7 +369,7 @@ func receive(from *net.UnixConn) (text string, fds []int, err error) {
 
 // Receive takes over the connections that a predecessor hands over, unless from is nil. With a keeper, it also
 // continues those of a process that crashed, and saves connections from then on (see saving). Receive returns at once.
-func (s *Server) Receive(from *Inherited, receiver Receiver) {
+func (s *Server) Receive(from *Offer, receiver Receiver) {
 	if s.saving != nil {
 		s.saving.start(receiver)
 	}

@@ -19,9 +19,8 @@ func TestInheritedConnectionThroughALoadBalancerIsCountedOnce(t *testing.T) {
 	c.Record = &conn.Record{From: netip.MustParseAddrPort("198.51.100.1:2000"), Via: &balancer}
 	r := &register{budget: budget.New(budget.Limits{})}
 	g.Expect(r.add(c)).To(Succeed())
-	g.Expect(r.count(balancer.Addr(), 0)).To(BeEquivalentTo(1))
+	g.Expect(r.clients.Add(balancer.Addr(), 0)).To(BeEquivalentTo(1))
 	r.remove(c)
-	for i := range r.clients {
-		g.Expect(r.clients[i].open).To(BeEmpty())
-	}
+	g.Expect(r.clients.Add(balancer.Addr(), 0)).To(BeZero())
+	g.Expect(r.clients.Add(c.From.Addr(), 0)).To(BeZero())
 }

@@ -304,7 +304,7 @@ func (v *saving) drop() error {
 func (v *saving) saveOf(l *forward.Loop) (err error) {
 	for from, more := 0, true; more && err == nil; {
 		full := false
-		await(l, func() {
+		l.Call(func() {
 			l.SavePipes(v.savePipe, v.dropPipe)
 			b := v.newBatch()
 			from, more = l.PairsFrom(from, func(p *forward.PairHere, owner forward.Owner) bool {

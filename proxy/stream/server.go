@@ -76,7 +76,9 @@ func (s *Server) Saved() int64 { return s.saved.Load() }
 // Drain waits until all connections have ended. When ctx ends, it resets those that are still open, and returns their
 // number. The listeners must be closed.
 func (s *Server) Drain(ctx context.Context) (broken int) {
-	drained := s.register.whenDrained()
+	drained := make(chan struct{})
+	s.register.drained.Store(&drained)
+	s.register.closeDrained()
 	select {
 	case <-drained:
 	case <-ctx.Done():

@@ -62,23 +62,17 @@ func (s *Server) Offer() (*Offer, handover.Socket, error) {
 	return nil, handover.Socket{}, errors.ErrUnsupported
 }
 
-// Withdraw is never called.
-func (o *Offer) Withdraw() {}
+// Close does nothing.
+func (*Offer) Close() {}
 
 // HandOver is never called.
 func (s *Server) HandOver(*Offer, func() map[*balance.State]time.Time) {}
 
-// Inherited is empty: there is no predecessor.
-type Inherited struct{}
-
-// Refuse does nothing.
-func (*Inherited) Refuse() {}
-
 // Inherit returns nil.
-func (s *Server) Inherit(map[string]*os.File) *Inherited { return nil }
+func (s *Server) Inherit(map[string]*os.File) *Offer { return nil }
 
 // Receive does nothing: there is no predecessor.
-func (s *Server) Receive(*Inherited, Receiver) {}
+func (s *Server) Receive(*Offer, Receiver) {}
 
 // saving exists on Linux only.
 type saving struct{}

@@ -1,7 +1,9 @@
 package uplink
 
 import (
+	"context"
 	"net"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -76,20 +78,9 @@ func (u *Uplink) exchange(client, server net.Conn) {
 			}
 		}
 	}
-	stop := make(chan struct{})
-	go func() {
-		select {
-		case <-u.ctx.Done():
-			client.Close()
-		case <-stop:
-		}
-	}()
-	back := make(chan struct{})
-	go func() {
-		pass(client, server)
-		close(back)
-	}()
+	defer context.AfterFunc(u.ctx, func() { client.Close() })()
+	var back sync.WaitGroup
+	back.Go(func() { pass(client, server) })
 	pass(server, client)
-	<-back
-	close(stop)
+	back.Wait()
 }

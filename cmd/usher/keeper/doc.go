@@ -29,7 +29,7 @@ type Options struct {
 	Log                 logrus.FieldLogger
 	// RemoveRules makes the keeper call RemoveLeft also when it is stopped by another signal than SIGINT.
 	RemoveRules bool
-	// RemoveLeft removes the rules that are left when the keeper exits, such as those of an usher process that crashed.
+	// RemoveLeft removes the rules that are left when the keeper exits, such as those of the crashed process.
 	RemoveLeft func(logrus.FieldLogger) error
 }
 
