@@ -15,6 +15,10 @@ import (
 	"github.com/usherproxy/usher/portal/handover"
 )
 
+// KeptAffinities are the names under which a manager keeps files that record each client's endpoint. A new file is
+// stored before the previous one is removed.
+var KeptAffinities = [2]string{"affinities0", "affinities1"}
+
 // affinitiesName is the handover name of the file with the session affinity of all clients.
 const affinitiesName = "affinities"
 

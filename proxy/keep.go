@@ -3,6 +3,7 @@ package proxy
 import (
 	"iter"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -107,9 +108,11 @@ func same(a, b *os.File) bool {
 // uses.
 func HandOverKept(kept map[string][]int) iter.Seq[handover.Socket] {
 	return func(yield func(handover.Socket) bool) {
+		affinities := false
 		for name, fds := range kept {
 			_, inNamespace, is := keptNumber(name)
-			if !is && name != keptNamespace {
+			ofClients := slices.Contains(KeptAffinities[:], name) && !affinities // of two files, either is complete
+			if !is && !ofClients && name != keptNamespace {
 				continue
 			}
 			for _, fd := range fds {
@@ -118,8 +121,11 @@ func HandOverKept(kept map[string][]int) iter.Seq[handover.Socket] {
 					continue
 				}
 				var err error
-				if is {
+				switch {
+				case is:
 					s.Name, err = frontend.SocketNameOf(s.File, inNamespace)
+				case ofClients:
+					s.Name, affinities = affinitiesName, true
 				}
 				if err != nil {
 					s.File.Close()

@@ -220,7 +220,7 @@ var _ = Describe("a Proxy whose Services configure probes", func() {
 	It("logs when Services request more probes than the limit", func() {
 		how.Check, how.Interval = config.Check{Kind: config.CheckTCP}, time.Microsecond
 		serve(service(config.TCP, nobody(), nobody(), nobody()))
-		Eventually(said).WithTimeout(30 * time.Second).Should(gbytes.Say(`Services request more probes than the limit; a probe starts late" .*maxPerSecond=500`))
+		Eventually(said).WithTimeout(30 * time.Second).Should(gbytes.Say(`A requested probe starts late, because a limit on probes is reached" .*maxPerNamespace=\d+ maxPerSecond=500`))
 		Expect(p.Stats().LateProbes).To(BeNumerically(">", 0))
 	})
 

@@ -471,7 +471,7 @@ var _ = Describe("two usher instances", func() {
 		dir := manifestsDir()
 		service{name: "web", clusterIP: clusterIP, port: 80}.write(dir)
 		u := launchUsher(l.Node, dir, "--portal=address")
-		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("claims to manage the portals but lacks CAP_NET_ADMIN"))
+		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("claims to manage the portals: it has another user ID, or lacks CAP_NET_ADMIN"))
 		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
 		second := launchUsher(l.Node, dir, "--portal=address")
 		Eventually(second).WithTimeout(20 * time.Second).Should(gexec.Exit(75))

@@ -205,10 +205,9 @@ func (e *execCommand) await(cmd *cobra.Command, d *daemon.Daemon, ready <-chan [
 		case <-waiting:
 			why := "no response yet"
 			if api, known := d.APIServer(); known && api.Err != nil {
-				if api.Reason.Denied() {
+				if why = api.Err.Error(); why == said && api.Reason.Denied() {
 					return nil, fmt.Errorf("%w; %s", api.Err, api.Reason.Remedy())
 				}
-				why = api.Err.Error()
 			}
 			if why != said {
 				fmt.Fprintf(cmd.ErrOrStderr(), "usher: still waiting for the API server to list Services: %s\n", why)

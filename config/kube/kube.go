@@ -271,7 +271,7 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 const alone = time.Millisecond
 
 // waitQuiet waits until something is dirty and there is no change for the quiet time, or MaxDelay is over. The quiet
-// time is alone if the last computation was more than MaxDelay ago, and otherwise Quiet. It returns false if ctx has
+// time is alone if the last computation was more than MaxDelay ago, and otherwise quiet. It returns false if ctx has
 // ended.
 func (s *Source) waitQuiet(ctx context.Context, last time.Time) bool {
 	select {

@@ -2,6 +2,7 @@ package fdstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/portal/fdpass"
 )
@@ -134,8 +136,8 @@ func (m *Manager) Wait(most time.Duration) {
 	_, _ = io.ReadFull(ours, make([]byte, 1)) // until the manager has closed it
 }
 
-// Watch sends the manager a sign of life, at twice the rate that it expects, as long as healthy returns true, until ctx
-// ends.
+// Watch sends the manager a sign of life, at once and then at twice the rate that it expects, as long as healthy
+// returns true, until ctx ends.
 func (m *Manager) Watch(ctx context.Context, healthy func() bool) {
 	if m == nil || m.watchdog <= 0 {
 		return
@@ -143,13 +145,13 @@ func (m *Manager) Watch(ctx context.Context, healthy func() bool) {
 	ticker := time.NewTicker(m.watchdog / 2)
 	defer ticker.Stop()
 	for {
+		if healthy() {
+			m.Notify("WATCHDOG=1")
+		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			if healthy() {
-				m.Notify("WATCHDOG=1")
-			}
 		}
 	}
 }
@@ -183,6 +185,10 @@ func (m *Manager) run() {
 			err := m.send(what)
 			if err == nil {
 				continue
+			}
+			if what.file != nil && (errors.Is(err, unix.ETOOMANYREFS) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM)) {
+				m.log.WithError(err).Warn("Cannot store a socket or file; it will be lost if usher crashes")
+				continue // other processes of this user may have too many descriptors in flight
 			}
 			m.mu.Lock()
 			for _, left := range append(batch[i:], m.queue...) {

@@ -1,6 +1,7 @@
 package fdstore
 
 import (
+	"context"
 	"io"
 	"net"
 	"os"
@@ -127,6 +128,16 @@ var _ = Describe("a manager", func() {
 			text, _ := receive()
 			Expect(text).To(Equal("STATUS=" + strconv.Itoa(i)))
 		}
+	})
+
+	It("sends the first sign of life at once", func() {
+		set("WATCHDOG_USEC", "3600000000")
+		m := manager()
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		go m.Watch(ctx, func() bool { return true })
+		text, _ := receive()
+		Expect(text).To(Equal("WATCHDOG=1"))
 	})
 
 	It("stops, and logs this once, if the service manager does not listen", func() {

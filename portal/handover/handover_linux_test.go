@@ -341,6 +341,16 @@ var _ = Describe("the lock", func() {
 		s.Abort()
 		Eventually(o.counts).WithTimeout(30 * time.Second).Should(Equal([3]int{1, 1, 0}))
 	})
+	It("is unclaimed although another user's process has a holder's name", func() {
+		_, says := otherUser("mute holder")
+		Expect(says).To(Equal("ready\n"))
+		Eventually(Unclaimed()).WithTimeout(time.Minute).Should(BeClosed())
+		l, err := Acquire(nil)
+		Expect(err).NotTo(HaveOccurred())
+		l.Serve(&holding{})
+		defer l.Release()
+		Consistently(Unclaimed()).WithTimeout(3 * claimInterval).ShouldNot(BeClosed())
+	})
 	for _, who := range []struct {
 		name   string
 		start  func(string) (int, string)

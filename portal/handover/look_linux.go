@@ -55,17 +55,20 @@ func Claimed() bool {
 // claimInterval is the interval at which Unclaimed checks.
 const claimInterval = 2 * time.Second
 
-// Unclaimed returns a channel that is closed when two checks in a row find no process that listens under a holder's
-// name. A process that has handed over and still runs uses it: its successor may have ended.
+// Unclaimed returns a channel that is closed when two checks in a row find no holder. A process that has handed over
+// and still runs uses it: its successor may have ended.
 func Unclaimed() <-chan struct{} {
 	gone := make(chan struct{})
 	go func() {
 		defer close(gone)
 		for misses := 0; misses < 2; {
 			time.Sleep(claimInterval)
-			misses++
-			if names, err := holders(); err != nil || len(names) > 0 {
+			holder, _, err := look("", wordWho)
+			if misses++; err != nil || holder != nil {
 				misses = 0
+			}
+			if holder != nil {
+				holder.close()
 			}
 		}
 	}()

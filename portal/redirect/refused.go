@@ -47,7 +47,7 @@ func (r *refusals) add(suspects []portal.Rule, bad map[portal.Target]error) {
 // schedule sets when to try again, unless that is set already.
 func (r *refusals) schedule() {
 	now := r.now()
-	if now.Before(r.at) && len(r.byTarget) > 0 {
+	if len(r.byTarget) > 0 || now.Before(r.at) {
 		return
 	}
 	if now.Sub(r.at) > retryLast { // the rules that were tried again then were accepted

@@ -92,7 +92,9 @@ var _ = Describe("a refused rule", func() {
 		refuse(rules[0])
 		now = now.Add(15 * time.Second)
 		refuse(rules[1]) // does not postpone the retry of the other
-		retriedAfter(5 * time.Second)
+		now = now.Add(6 * time.Second)
+		refuse(rules[1]) // nor does a change before the check that retries it
+		Expect(r.retry()).To(BeTrue())
 		refuse(rules[0])
 		retriedAfter(40 * time.Second)
 		now = now.Add(time.Hour)

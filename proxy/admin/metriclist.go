@@ -50,7 +50,7 @@ var (
 	quarantines         = counter("usher_quarantines_total", "Endpoints put in quarantine after failures.")
 	recoveries          = counter("usher_quarantine_recoveries_total", "Endpoints that recovered from quarantine.")
 	probes              = counter("usher_probes_total", "Probes of endpoints in quarantine and of endpoints whose Services request probes, by result.", "result")
-	lateProbes          = counter("usher_probes_late_total", "Probes requested by Services that started more than one interval late because the probe rate limit was reached.")
+	lateProbes          = counter("usher_probes_late_total", "Probes requested by Services that started more than one interval late because a limit on probes was reached (per second, at once, or per namespace).")
 	endpointsByState    = gauge("usher_endpoints", "Endpoints of service ports, by state.", "state")
 	endpointsSince      = gauge("usher_endpoints_state_timestamp_seconds", "Time since which the longest-standing endpoint has been in that state; states that are failures are present only while an endpoint is in them.", "state")
 	bytesMoved          = counter("usher_bytes_total", "Bytes transferred by ended connections and UDP sessions, by direction.", "to")

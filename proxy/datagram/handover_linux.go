@@ -25,13 +25,14 @@ import (
 // A UDP listener is handed over with its socket, and each session with its socket to the endpoint. So the client keeps
 // its endpoint, which sees the same address and port as before.
 //
-// Most sessions are handed over together with the listeners' sockets, while this process still receives. Each reply from
-// their endpoints arrives at one of the two processes, which forwards it. When the successor is ready, this process
-// stops receiving and hands over the sessions that are new; only then does the successor start to receive. So it knows
-// the sessions of all clients. Datagrams that arrive in between wait in the sockets.
+// Most sessions are handed over together with the listeners' sockets, while this process still receives. Each reply
+// from their endpoints arrives at one of the two processes, which forwards it. When the successor is ready, this
+// process stops receiving and hands over the other sessions: new ones, and those without an answer. Only then does the
+// successor start to receive. So it knows the sessions of all clients. Datagrams that arrive in between wait in the
+// sockets.
 //
-// Once the successor has taken over, this process only forwards the replies that clients wait for. It sends them by the
-// same socket, so they come from the address that the clients expect.
+// Once the successor has taken over, this process only forwards the replies that clients wait for. It sends them
+// through the same socket, so they come from the address that the clients expect.
 
 // replyTime is the time for endpoints to send those replies.
 const replyTime = 2 * time.Second
@@ -69,9 +70,9 @@ const sessionPrefix = "udp session "
 // bequeathAtOnce is the number of sessions that are copied before the loop serves others.
 const bequeathAtOnce = 64
 
-// Sessions yields sessions with copies of their sockets: those whose endpoint has answered. If last is set, it yields
-// all that it has not yielded before, and the sockets do not receive from then on until Resume. Callers are serialized
-// as for Listen.
+// Sessions yields sessions with copies of their sockets. The first call of a handover yields those whose endpoint has
+// answered. With last, Sessions yields the others, after the listeners' sockets have stopped receiving; Resume starts
+// them again. Calls are serialized as for Listen.
 func (srv *Server) Sessions(last bool) iter.Seq[handover.Socket] {
 	return func(yield func(handover.Socket) bool) {
 		if !last {
@@ -141,9 +142,9 @@ func (srv *Server) Resume() {
 	}
 }
 
-// Inherit removes the sockets of a predecessor's sessions from sockets, and keeps them for the listeners of the
-// sessions, which may open until InheritRest. A listener with an inherited socket does not receive before InheritRest.
-// Callers are serialized as for Listen.
+// Inherit takes the sockets of a predecessor's sessions out of sockets. A listener adopts its sessions when it opens,
+// at the latest in InheritRest. A listener with an inherited socket does not receive before InheritRest. Callers are
+// serialized as for Listen.
 func (srv *Server) Inherit(sockets map[string]*os.File) {
 	if srv.sessionRecords == nil {
 		srv.sessionRecords = map[string][]sessionRecord{}
@@ -225,7 +226,7 @@ func (sk *socket) adoptOne(b *sessionRecord, endpoint *balance.Endpoint) {
 	if endpoint == nil || !stays(endpoint) {
 		return
 	}
-	if old := sk.sessions[s.key]; old != nil { // of two that the predecessor had one after the other, the later one is right
+	if old := sk.sessions[s.key]; old != nil { // the predecessor had both, one after the other: the later one counts
 		if !s.Start.After(old.Start) {
 			return
 		}

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// kept are the last datagrams of a client without an answer so far, to be sent again to the next endpoint. A later
-// datagram replaces the oldest.
+// kept holds copies of the last datagrams of a client that has had no answer yet. They are sent again to the next
+// endpoint. A later datagram replaces the oldest.
 type kept struct {
 	datagrams [maxKept]keptDatagram
 	count     int // number so far; the next one is stored in datagrams[count%maxKept]
@@ -26,7 +26,7 @@ const (
 	maxKeptBytes = 16 << 20
 )
 
-// keep keeps copies of count datagrams of the loop's batch, which arrived at now.
+// keep copies the last of count datagrams of the loop's batch, at most maxKept; they arrived at now.
 func (k *kept) keep(lp *loop, now time.Time, at, count int) {
 	for i := at + max(0, count-maxKept); i < at+count; i++ {
 		d := &k.datagrams[k.count%maxKept]

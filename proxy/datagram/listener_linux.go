@@ -27,8 +27,9 @@ type listener struct {
 	socket *socket
 }
 
-// Listen opens the listener that b describes and starts to receive. Only one goroutine at a time may call it, and only
-// while the budget has capacity for a listener; Listen takes it from the budget.
+// Listen opens the listener that b describes. The listener receives at once or, if its socket is inherited, from
+// InheritRest on. Calls must be serialized. The caller must have checked that the budget admits a listener; Listen
+// counts it.
 //
 // Behind a redirect, conntrack must provide each client's original destination. If it does not, Listen fails: a
 // listener that admits every client would bypass loadBalancerSourceRanges and traffic policies.
@@ -82,8 +83,8 @@ func (srv *Server) Listen(f *frontend.FrontEnd, b portal.Bind) (_ frontend.Liste
 // do makes the loop call f, which uses the socket. The loops run until Stop, when no listener is open.
 func (l *listener) do(f func()) { _ = l.socket.loop.poller.Do(f) }
 
-// EndpointsChanged makes the loop apply the new view soon, also to sessions without traffic. A datagram that comes
-// earlier applies it itself.
+// EndpointsChanged makes the loop apply the new view soon, also to sessions without traffic. A datagram that arrives
+// first also applies it.
 func (l *listener) EndpointsChanged() { l.do(l.socket.refresh) }
 
 // Close ends the sessions and closes the socket. After a handover it does so later: see Server.Retired.

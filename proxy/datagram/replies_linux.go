@@ -11,13 +11,13 @@ import (
 )
 
 // A port has one socket, which one loop reads. So that a port can use more than one CPU, another loop forwards the
-// replies of a busy session: it reads the session's socket and sends by the listener's. Everything else stays on the
-// session's loop.
+// replies of a busy session: it reads the session's socket and sends through the listener's. Everything else stays on
+// the session's loop.
 
 // busyAfter is the number of replies after which a session is busy.
 const busyAfter = 64
 
-// epoch is the start of times in atomics. Unlike Unix times, those since epoch do not jump when the clock is set.
+// epoch is the zero of the times stored in atomics. They are monotonic, unlike Unix times.
 var epoch = time.Now()
 
 // replies forwards the replies of a busy session. Its fields, except atomics, belong to its loop. That loop also uses
@@ -86,7 +86,7 @@ func (r *replies) Ready(forward.Readiness) {
 	}
 }
 
-// takeBack ends the replies of a session that ends, and closes the session's socket.
+// takeBack makes the other loop stop forwarding the session's replies and close its socket.
 func (s *session) takeBack(shared bool) {
 	r := s.lent
 	s.lent = nil
@@ -104,8 +104,8 @@ func (r *replies) close(shared bool) {
 	r.loop.close(r.fd, r.watched, shared)
 }
 
-// replied returns when another loop has last forwarded a reply; the zero Time if none has.
-func (s *session) replied() time.Time {
+// lastReply returns when another loop last forwarded a reply; the zero Time if none has.
+func (s *session) lastReply() time.Time {
 	if s.lent == nil || s.lent.last.Load() == 0 {
 		return time.Time{}
 	}
@@ -115,7 +115,7 @@ func (s *session) replied() time.Time {
 // stirred reports whether another loop has forwarded a reply after s.last. If so, it updates s.last and moves the
 // session to the back of the lists.
 func (s *session) stirred() bool {
-	last := s.replied()
+	last := s.lastReply()
 	if !last.After(s.last) {
 		return false
 	}
@@ -124,8 +124,8 @@ func (s *session) stirred() bool {
 	return true
 }
 
-// whenUnused calls f, on the socket's loop, when no other loop sends by the socket any longer. All its sessions must have
-// ended.
+// whenUnused calls f, on the socket's loop, when no other loop sends through the socket any longer. All its sessions
+// must have ended.
 func (sk *socket) whenUnused(f func()) {
 	if !sk.lent {
 		f()

@@ -19,12 +19,12 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// Server serves the UDP service ports of a node. Its loops, about one per CPU, run from the first listener on.
+// Server serves the UDP service ports of a node. Its loops, about one per CPU, start with the first listener.
 type Server struct {
 	node    *frontend.Node
 	pollers *forward.Pollers
 	idle    time.Duration // idle timeout of answered sessions, unless the Service sets one
-	loops   []*loop       // for the goroutine that opens listeners
+	loops   []*loop       // used only by the goroutine that opens and closes listeners
 
 	clients budget.Clients
 
@@ -41,7 +41,8 @@ func New(node *frontend.Node, pollers *forward.Pollers, idle time.Duration) *Ser
 	return &Server{node: node, pollers: pollers, idle: idle, listeners: map[*listener]bool{}}
 }
 
-// descriptorsPerLoop is the maximum: netlink, behind a redirect, and epoll and eventfd, which TCP may share.
+// descriptorsPerLoop is the maximum number of descriptors of a loop: epoll and eventfd, possibly shared with TCP, and a
+// netlink socket if a listener is behind a redirect.
 const descriptorsPerLoop = 3
 
 // start starts the loops unless they run already.
@@ -74,7 +75,7 @@ func (srv *Server) start() error {
 	return nil
 }
 
-// Stop ends the loops. Their listeners must be closed.
+// Stop releases the pollers, which end when no other server uses them. The listeners must be closed.
 func (srv *Server) Stop() {
 	var stopped sync.WaitGroup
 	for _, lp := range srv.loops {
@@ -102,12 +103,12 @@ type loop struct {
 	counters  *frontend.Counters
 	poller    *forward.Poller
 	flows     *kernel.Flows // nil until a listener behind a redirect needs it
-	listeners int           // for the goroutine that opens and closes them
+	listeners int           // used only by the goroutine that opens and closes them
 	others    []*loop       // which can forward replies of busy sessions
 	lent      int           // number of lend calls
 
 	in   *forward.Batch // from clients
-	came []arrival      // of the datagrams in in
+	came []arrival      // metadata of the datagrams in the batch above
 
 	out      *forward.Batch // replies that are sent at the end of the round
 	outCount int
@@ -228,4 +229,4 @@ func evictOldest(sessions *list.List, spare *session) bool {
 	return false
 }
 
-var errEvicted = errors.New("evicted for another client: this session had been idle longest")
+var errEvicted = errors.New("evicted for a newer session: this one had been idle longest")

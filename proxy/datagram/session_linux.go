@@ -32,16 +32,16 @@ type session struct {
 	fd                   int // connected to the endpoint; -1 if there is none
 	watched              forward.Registration
 	burstSize            burstSize
-	search               *unanswered  // nil once an endpoint has answered
+	search               *unanswered  // nil once an endpoint has answered, and in inherited sessions
 	lent                 *replies     // nil while the session itself reads them
-	replies              int          // that the session has read, up to busyAfter
+	replies              int          // number that the session itself has read
 	mute                 bool         // inherited, and its endpoint has never answered
 	toEndpoint, toClient atomic.Int64 // bytes
 
 	hops      int16  // hop limit for its datagrams; -1 if unknown
 	handover  uint32 // number of its last handover: see Server.Sessions
 	inherited bool   // from a predecessor, which may still have a copy of fd
-	asked     bool   // the client has sent a datagram since the last reply; use waits
+	asked     bool   // the client has sent a datagram since the last reply; may be stale: call waits
 	leaving   bool   // see linger
 	stale     bool   // to be compared with the socket's view
 
@@ -57,7 +57,8 @@ type unanswered struct {
 	inSocket *list.Element // in socket.unanswered
 }
 
-// unansweredTimeout is the idle timeout of a session that no endpoint has answered, unless the Service sets one.
+// unansweredTimeout is the idle timeout of a session that no endpoint has answered, unless it is inherited or the
+// Service sets one.
 const unansweredTimeout = time.Minute
 
 // admit determines which VIP the client sent to, and whether the client is allowed.
@@ -376,7 +377,8 @@ func (s *session) stopSearching() {
 	s.search = nil
 }
 
-// broken ends a session whose endpoint had answered and now refuses. The client's next datagram starts a new session.
+// broken ends a session that cannot move to another endpoint: its endpoint had answered, or it is inherited. The
+// client's next datagram starts a new session.
 func (s *session) broken(err error) {
 	now := s.socket.loop.clock()
 	err = search.Plain(err)
@@ -400,7 +402,7 @@ func (s *session) failed(err error) {
 // Reasons why a session moves to another endpoint though its own did not refuse it.
 var (
 	errRefusedOther = errors.New("the endpoint refused another client")
-	errLeft         = errors.New("the endpoint was removed before it answered")
+	errLeft         = errors.New("the endpoint was removed or became not ready before it answered")
 )
 
 // leave gives up an endpoint that has not answered, for a reason that is not its fault.
@@ -440,7 +442,7 @@ func (s *session) sendAgain() error {
 }
 
 // usable returns the endpoints that a session may stay with: those that are ready, and those that are terminating but
-// serve, which new sessions only use where none is ready. A session does not move because of traffic policies or hints.
+// serve, which new sessions use only if none is ready. A session does not move because of traffic policies or hints.
 func usable(v *frontend.View) map[*balance.State]bool {
 	states := make(map[*balance.State]bool, len(v.All))
 	for _, e := range v.All {
@@ -487,13 +489,13 @@ func (s *session) compare() {
 
 // waits reports whether the client waits for a reply.
 func (s *session) waits() bool {
-	if !s.replied().Before(s.last) {
+	if !s.lastReply().Before(s.last) {
 		s.asked = false
 	}
 	return s.asked
 }
 
-// lingerTime is the time for an endpoint that left to answer earlier datagrams.
+// lingerTime is how long a removed endpoint may still answer earlier datagrams.
 const lingerTime = 500 * time.Millisecond
 
 // linger detaches the session from its client, whose next datagram starts a new session, but still forwards the replies

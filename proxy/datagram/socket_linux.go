@@ -28,7 +28,7 @@ type socket struct {
 	room      int // maximum number of datagrams per turn
 
 	view     *frontend.View          // view that the sessions comply with, except stale ones
-	stay     map[*balance.State]bool // usable(view), set if there were sessions
+	stay     map[*balance.State]bool // usable(view); valid only for stale sessions
 	sessions map[sessionKey]*session
 	order    list.List // *session; idle for longest first
 	ported   list.List // those that use a port of this node: see session.takePort
@@ -115,7 +115,7 @@ func (sk *socket) close(end outcome.Outcome, done func()) {
 		}
 		s := sk.order.Front().Value.(*session)
 		if s.leaving || s.stale && !sk.stay[s.Endpoint.State] {
-			s.end(outcome.Result{Outcome: outcome.EndpointRemoved}) // which happened before
+			s.end(outcome.Result{Outcome: outcome.EndpointRemoved}) // its endpoint was removed before the socket was closed
 			continue
 		}
 		s.end(outcome.Result{Outcome: end})
@@ -160,7 +160,7 @@ func (sk *socket) Ready(forward.Readiness) {
 	n, err := b.Receive(sk.fd, 0, sk.burstSize.expect(sk.loop, sk.room))
 	sk.burstSize.came(sk.loop, n)
 	if err != nil || n == 0 {
-		return // another socket's readiness, or an error that is over now
+		return // the other process of a handover has read the datagram, or an error that is over now
 	}
 	sk.refresh()
 	for i := range n {
@@ -190,8 +190,8 @@ func (sk *socket) Ready(forward.Readiness) {
 	}
 }
 
-// newcomersPerTurn is the number of new clients in a turn above which the next turn receives fewer datagrams. To begin
-// a session takes as long as to forward dozens of datagrams, and meanwhile all other sockets of the loop wait.
+// newcomersPerTurn is the number of new clients in a turn above which the next turn receives fewer datagrams. Beginning
+// a session takes as long as forwarding dozens of datagrams, and meanwhile all other sockets of the loop wait.
 const newcomersPerTurn = 2
 
 // pass forwards a run of datagrams of one client, and reports whether the client is new.
@@ -288,7 +288,7 @@ func (sk *socket) makeRoom(client netip.Addr) {
 			from = &sk.order
 		}
 		sk.front.LimitErrors.Do(func() {
-			sk.front.Log.WithFields(map[string]any{"service": sk.front.ID().String(), "open": b.Sessions.Load(), "limit": b.SessionLimit(), "limit-per-port": b.SessionLimitPerPort()}).
+			sk.front.Log.WithFields(map[string]any{"service": sk.front.ID().String(), "open": b.Sessions.Load(), "limit": b.SessionLimit(), "limitPerPort": b.SessionLimitPerPort()}).
 				Error("Too many UDP sessions; ending the longest idle ones (logged at most every 10 s)")
 		})
 		if from == nil || !evictOldest(from, nil) {
@@ -379,7 +379,8 @@ func (sk *socket) expire() {
 	sk.tick()
 }
 
-// tick schedules expire for the next session that may exceed its idle timeout, including one that begins meanwhile.
+// tick schedules expire for the earliest time at which a session can reach its idle timeout. It allows for sessions
+// that begin before then.
 func (sk *socket) tick() {
 	if sk.ticking {
 		return

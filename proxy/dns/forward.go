@@ -39,10 +39,11 @@ type upstreams struct {
 	fixed bool           // servers do not come from a file
 	self  netip.AddrPort // see Options
 
-	mu      sync.Mutex // guards the fields below
-	file    resolvConf
-	servers []netip.AddrPort
-	silent  map[netip.AddrPort]time.Time // those that did not answer, and when
+	mu         sync.Mutex // guards the fields below
+	file       resolvConf
+	unreadable string // the last error of reading it
+	servers    []netip.AddrPort
+	silent     map[netip.AddrPort]time.Time // those that did not answer, and when
 	// away is set while the log says that no upstream responds, warned is the time when it last said so, and heardAt
 	// the time of the last answer.
 	away            bool
@@ -132,10 +133,14 @@ func (u *upstreams) inOrder(now time.Time) []netip.AddrPort {
 func (u *upstreams) read() {
 	servers, err := Nameservers(u.file.path)
 	if err != nil {
-		u.log.WithError(err).Warn("Cannot read the list of resolvers")
+		if u.unreadable != err.Error() {
+			u.log.WithError(err).Warn("Cannot read the list of resolvers")
+		}
+		u.unreadable = err.Error()
 		u.file.info = nil // try again
 		return
 	}
+	u.unreadable = ""
 	u.set(servers)
 	u.silent = map[netip.AddrPort]time.Time{}
 }

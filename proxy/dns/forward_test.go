@@ -300,22 +300,6 @@ var _ = Describe("resolv.conf", func() {
 		}
 	})
 
-	It("is read again after it could not be read", func() {
-		file := filepath.Join(GinkgoT().TempDir(), "resolv.conf")
-		s := start(dns.Options{ResolvConf: file})
-		ask := func() []string { return text(s.ask("www.example.com.", mdns.TypeA).Answer) }
-		Expect(ask()).To(BeEmpty(), "the file does not exist yet")
-		u := startUpstream(says("192.0.2.1"))
-		content := filepath.Join(GinkgoT().TempDir(), "content")
-		Expect(os.WriteFile(content, fmt.Appendf(nil, "nameserver [%s]:%d\n", u.addr.Addr(), u.addr.Port()), 0o644)).To(Succeed())
-		Expect(os.Mkdir(file, 0o755)).To(Succeed()) // reading fails
-		time.Sleep(1100 * time.Millisecond)
-		Expect(ask()).To(BeEmpty())
-		Expect(os.Remove(file)).To(Succeed())
-		Expect(os.Rename(content, file)).To(Succeed())
-		Eventually(ask).WithTimeout(30 * time.Second).Should(ConsistOf("www.example.com. IN A 192.0.2.1"))
-	})
-
 	It("lists resolvers, with port 53 as the default", func() {
 		file := filepath.Join(GinkgoT().TempDir(), "resolv.conf")
 		Expect(os.WriteFile(file, []byte("nameserver 192.0.2.1\nnameserver fe80::1%lo\n nameserver [2001:db8::1]:5353\nsearch lan\n"), 0o644)).To(Succeed())

@@ -24,11 +24,11 @@ const (
 	checkGap   = 2 * time.Millisecond
 )
 
-// Prober probes the endpoints of a node. It is safe for concurrent use.
+// Prober probes the endpoints of the Services that this node serves. It is safe for concurrent use.
 type Prober struct {
 	node   *frontend.Node
 	dial   func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)
-	atOnce int // maximum of concurrent probes of each kind; a namespace may have a quarter of it
+	atOnce int // maximum of concurrent probes of each kind
 	ctx    context.Context
 	stop   context.CancelFunc
 	probes sync.WaitGroup // those in progress
@@ -51,11 +51,14 @@ func New(node *frontend.Node, dial func(ctx context.Context, to *config.Endpoint
 	return p
 }
 
+// ofNamespace returns the maximum of a namespace's concurrent probes of each kind.
+func (p *Prober) ofNamespace() int { return max(1, p.atOnce/4) }
+
 // job is a probe and the endpoints that get its results.
 type job struct {
 	probe
-	targets map[target]bool // without any, the job is dropped: at once, or before its probe begins if it is due
-	wait    time.Duration   // planned, from the last probe, or from when the job was added
+	targets map[target]bool // without any, the job is dropped: at once if it waits, when its turn comes if it is due, or when its probe ends
+	wait    time.Duration   // from when the job was last scheduled
 	due     time.Time
 	timer   *time.Timer // fires at due; nil from due until the probe has ended
 }
@@ -82,8 +85,8 @@ func (p *Prober) Recheck(f *frontend.FrontEnd, e *balance.Endpoint, wait time.Du
 	p.add(probe{f.ID().Namespace, e.Addr, recheck}, target{f, e.State}, wait)
 }
 
-// Update replaces the checks of f's endpoints when f's view changes from before to after. The results of removed or
-// changed checks are forgotten.
+// Update replaces the checks of f's endpoints when f's view changes from before to after. Endpoints that a removed or
+// changed check quarantined leave that quarantine.
 func (p *Prober) Update(f *frontend.FrontEnd, before, after *frontend.View) {
 	was, is := checksOf(before), checksOf(after)
 	for state, c := range was {
@@ -187,7 +190,7 @@ func (p *Prober) enqueue(j *job) {
 func (p *Prober) turn(q *queue, o *owner) {
 	switch {
 	case o.inTurns:
-	case len(o.due) > 0 && o.underWay < max(1, p.atOnce/4):
+	case len(o.due) > 0 && o.underWay < p.ofNamespace():
 		o.inTurns = true
 		q.turns = append(q.turns, o)
 	case len(o.due) == 0 && o.underWay == 0:
@@ -211,8 +214,8 @@ func (p *Prober) begin(q *queue) {
 		if late := time.Since(j.due); !j.isRecheck() && late > j.Interval {
 			p.node.Counters.LateProbes.Add(1)
 			p.overload.Do(func() {
-				p.node.Log.WithFields(logrus.Fields{"maxPerSecond": int(time.Second / checkGap), "maxAtOnce": p.atOnce, "endpoint": j.at, "delay": trace.Short(late)}).
-					Warn("Services request more probes than the limit; a probe starts late")
+				p.node.Log.WithFields(logrus.Fields{"maxPerSecond": int(time.Second / checkGap), "maxAtOnce": p.atOnce, "maxPerNamespace": p.ofNamespace(), "endpoint": j.at, "delay": trace.Short(late)}).
+					Warn("A requested probe starts late, because a limit on probes is reached")
 			})
 		}
 		q.pausing = true

@@ -68,11 +68,11 @@ type client struct {
 // HungUp reports to the forwarder whether the client has ended its side or reset the connection, even if earlier data is
 // unread.
 func (c client) HungUp() (ended bool, err error) {
-	ready := c.endpoint.Readiness(waiter.EventRdHUp | waiter.EventHUp | waiter.EventErr)
-	if ready&waiter.EventErr != 0 {
+	ended = c.endpoint.Readiness(waiter.EventRdHUp|waiter.EventHUp|waiter.EventErr) != 0
+	if tcp.EndpointState(c.endpoint.State()) == tcp.StateError { // EventErr is also set after an orderly end
 		err = syscall.ECONNRESET
 	}
-	return ready != 0, err
+	return ended, err
 }
 
 // SetLinger resets the connection: it is called only just before Close, with 0.

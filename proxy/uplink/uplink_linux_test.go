@@ -271,6 +271,26 @@ var _ = Describe("a TCP connection to another network", func() {
 		}).WithTimeout(10 * time.Second).Should(BeEquivalentTo(unix.ECONNRESET))
 	})
 
+	It("delivers all data to a slow server after both sides have closed their ends", func() {
+		w := newWorld()
+		var servers []*net.TCPConn
+		sizes := []int{1 << 20, 2 << 20, 3 << 20, 4 << 20, 6 << 20} // with some of these, the rest is in the stack's buffer
+		for _, size := range sizes {
+			client, server := w.pair()
+			servers = append(servers, server)
+			Expect(server.CloseWrite()).To(Succeed())
+			Expect(io.ReadAll(client)).To(BeEmpty())
+			go func() {
+				_, _ = client.Write(make([]byte, size)) // the server counts
+				_ = client.CloseWrite()
+			}()
+		}
+		time.Sleep(3 * time.Second) // a reset comes after 1 s without progress
+		for i, server := range servers {
+			Expect(io.Copy(io.Discard, server)).To(BeEquivalentTo(sizes[i]))
+		}
+	})
+
 	It("waits at the maximum until another one has ended", func() {
 		w := newWorld()
 		for range maxConnections - 1 {

@@ -50,7 +50,7 @@ type Daemon struct {
 	accessLog    *accesslog.Log                // nil without one
 	servers      servers
 
-	// nextAffinities is the index in keptAffinities at which the next file is stored.
+	// nextAffinities is the index in proxy.KeptAffinities at which the next file is stored.
 	nextAffinities int
 
 	// nodePorts are the networks whose addresses currently have node ports; empty means all.
@@ -186,11 +186,11 @@ func (d *Daemon) await(ctx context.Context, failed <-chan error, signals <-chan 
 	case <-d.handedOver:
 		d.log.WithField("connections", d.proxy.Connections()).Info("Another usher instance has taken over; open connections move to it")
 		d.servers.close()
+		d.healthChecks.Close()
 	case sig := <-signals:
 		d.log.WithFields(logrus.Fields{"signal": sig.String(), "connections": d.proxy.Connections(), "drainTimeout": d.config.DrainTimeout.String()}).
 			Info("Stopping: accepting no new connections, waiting for open ones to finish")
-		// systemd must wait for the connections, too.
-		d.config.Manager.Notify(fmt.Sprintf("%s\nEXTEND_TIMEOUT_USEC=%d", stopping, (d.config.DrainTimeout + 10*time.Second).Microseconds()))
+		d.notifyStopping()
 		signaled, remove = true, remove || sig == os.Interrupt || d.config.RemoveRules
 	}
 	return signaled, remove, err

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/portal/fdstore"
+	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
@@ -17,13 +18,11 @@ const (
 	keptHealth = "health"
 )
 
-// keptAffinities are the names of the files that record each client's endpoint. The daemon
-// stores a new file before it removes the previous one.
-var keptAffinities = [2]string{"affinities0", "affinities1"}
-
-// stopping notifies the manager of an intended stop, after which a keeper must not restart
-// the daemon.
-const stopping = "STOPPING=1"
+// notifyStopping notifies the manager of an intended stop, after which a keeper must not restart the daemon. systemd
+// must wait for the open connections, too.
+func (d *Daemon) notifyStopping() {
+	d.config.Manager.Notify(fmt.Sprintf("STOPPING=1\nEXTEND_TIMEOUT_USEC=%d", (d.config.DrainTimeout + 10*time.Second).Microseconds()))
+}
 
 // meetManager registers the manager as the store for sockets, and logs why the previous usher process ended.
 func (d *Daemon) meetManager() {
@@ -71,14 +70,14 @@ func (d *Daemon) keepAffinities(ctx context.Context) {
 // keepUnder stores file under the nth of the names, and removes the other one's. At least one name always has a file.
 // Both have one if a process was killed between the steps; therefore the nth is removed first.
 func keepUnder(m *fdstore.Manager, n int, file *os.File) {
-	m.Remove(keptAffinities[n])
-	m.Put(keptAffinities[n], func() *os.File { return file })
-	m.Remove(keptAffinities[1-n])
+	m.Remove(proxy.KeptAffinities[n])
+	m.Put(proxy.KeptAffinities[n], func() *os.File { return file })
+	m.Remove(proxy.KeptAffinities[1-n])
 }
 
 // recallAffinities restores the session affinity that an earlier process saved before it crashed.
 func (d *Daemon) recallAffinities() {
-	for n, name := range keptAffinities {
+	for n, name := range proxy.KeptAffinities {
 		for _, file := range d.config.Manager.Take(name) {
 			d.proxy.InheritAffinities(file)
 			d.nextAffinities = 1 - n // so the next save removes this file last

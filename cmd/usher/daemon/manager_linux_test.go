@@ -26,7 +26,7 @@ var _ = Describe("saved session affinity", func() {
 		m, err := fdstore.FromEnvironment(logrus.New())
 		Expect(err).NotTo(HaveOccurred())
 
-		kept := map[string]int{keptAffinities[0]: 1, keptAffinities[1]: 1}
+		kept := map[string]int{proxy.KeptAffinities[0]: 1, keptAffinities[1]: 1}
 		for n := range 2 {
 			file, err := os.Open(os.DevNull)
 			Expect(err).NotTo(HaveOccurred())
@@ -48,7 +48,7 @@ var _ = Describe("saved session affinity", func() {
 				}
 				Expect(kept).NotTo(BeEmpty())
 			}
-			Expect(kept).To(Equal(map[string]int{keptAffinities[n]: 1}))
+			Expect(kept).To(Equal(map[string]int{proxy.KeptAffinities[n]: 1}))
 		}
 	})
 })

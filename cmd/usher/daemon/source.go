@@ -211,11 +211,13 @@ func (c Config) Services(ctx context.Context) ([]config.Service, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
+	denied := false
 	go wait.UntilWithContext(ctx, func(context.Context) {
-		if reach.Status().Reason.Denied() {
+		before := denied
+		if denied = reach.Status().Reason.Denied(); before && denied {
 			cancel()
 		}
-	}, time.Second)
+	}, 2*time.Second)
 	var services []config.Service
 	complete := false
 	err = source.Run(ctx, func(all []config.Service) {

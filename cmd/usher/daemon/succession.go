@@ -41,11 +41,14 @@ func (d *Daemon) begin(ctx context.Context, services []config.Service) error {
 		if err := d.take(ctx, successor); err != nil {
 			return err
 		}
-		d.retryListeners()
+		d.proxy.Check(ctx) // detects changes that the other process made after this process read the kernel's rules
 	}
 	d.proxy.CloseUnused()
 	if lock := d.lock.Load(); lock != nil && d.config.Demo == nil {
 		lock.Serve(d)
+	}
+	if successor != nil {
+		d.workers.Go(func() { d.retryListeners(ctx) })
 	}
 	return nil
 }
@@ -94,15 +97,11 @@ func (d *Daemon) succeed(ctx context.Context) (successor *handover.Successor, er
 const successionTime = 10 * time.Second
 
 // retryListeners retries for a short time the listeners that could not open while the other usher process was running:
-// not every socket is handed over. It also detects changes that the other process made after this process read the
-// kernel's rules.
-func (d *Daemon) retryListeners() {
-	for range 20 {
-		d.proxy.Check(context.Background())
-		if d.proxy.Stats().Problems[proxy.ReasonListen] == 0 {
-			return
-		}
+// not every socket is handed over.
+func (d *Daemon) retryListeners(ctx context.Context) {
+	for n := 0; n < 20 && ctx.Err() == nil && d.proxy.Stats().Problems[proxy.ReasonListen] > 0; n++ {
 		time.Sleep(100 * time.Millisecond)
+		d.proxy.Check(ctx)
 	}
 }
 
@@ -114,8 +113,8 @@ func (d *Daemon) HandOver() (sockets, more iter.Seq[handover.Socket], resume, re
 	sockets, more, resume, stop, err := d.proxy.HandOver()
 	return sockets, more, resume, func() {
 		close(d.handedOver)
-		d.config.Manager.Notify(stopping)
-		for _, name := range append([]string{keptLock, keptHealth}, keptAffinities[:]...) { // these immediately; other files when they are closed
+		d.notifyStopping()
+		for _, name := range append([]string{keptLock, keptHealth}, proxy.KeptAffinities[:]...) { // these immediately; other files when they are closed
 			d.config.Manager.Remove(name)
 		}
 		stop()

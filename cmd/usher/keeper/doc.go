@@ -27,9 +27,10 @@ type Options struct {
 	// Log is the keeper's log; LogLevel and LogFormat configure it after an upgrade.
 	LogLevel, LogFormat string
 	Log                 logrus.FieldLogger
-	// RemoveRules makes the keeper call RemoveLeft also when it is stopped by another signal than SIGINT.
+	// RemoveRules makes the keeper call RemoveLeft when SIGTERM or SIGINT stops it. Otherwise it does so only on
+	// SIGINT, and only if an usher process has crashed and none was running.
 	RemoveRules bool
-	// RemoveLeft removes the rules that are left when the keeper exits, such as those of the crashed process.
+	// RemoveLeft removes the rules that no running process owns.
 	RemoveLeft func(logrus.FieldLogger) error
 }
 

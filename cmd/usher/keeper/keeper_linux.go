@@ -38,7 +38,7 @@ type keeper struct {
 	manager       *manager                       // nil for none
 	pause         *pause                         // nil while an usher process runs
 	stopRequested bool                           // by a signal, or because usher has stopped
-	interrupted   bool                           // by SIGINT, which removes the rules
+	removing      bool                           // call removeLeft before the exit
 	code          int                            // exit code, once stopRequested is set and usher has exited
 	again         bool                           // replace the program once more
 	taken         chan struct{}                  // another usher instance has taken over while none ran here
@@ -100,7 +100,7 @@ func Run(o Options) (code int, err error) {
 
 // finish removes what usher left, if that is wanted. It returns the keeper's exit code.
 func (k *keeper) finish(code int) int {
-	if code != 0 || !k.RemoveRules && !k.interrupted {
+	if code != 0 || !k.removing {
 		return code
 	}
 	if err := k.removeLeft(k.log); err != nil {
@@ -196,7 +196,9 @@ func (k *keeper) forward(sig os.Signal) (over bool) {
 		}
 	}
 	if s == unix.SIGTERM || s == unix.SIGINT {
-		k.stopRequested, k.interrupted = true, k.interrupted || s == unix.SIGINT
+		k.stopRequested = true
+		left := k.Current == nil && len(k.Kept["lock"]) > 0 // a crashed process left its rules
+		k.removing = k.removing || k.RemoveRules || s == unix.SIGINT && left
 		k.pause.end()
 		k.drop() // otherwise clients would wait once usher has exited
 	}
@@ -207,7 +209,7 @@ func (k *keeper) forward(sig os.Signal) (over bool) {
 	}
 	if k.stopRequested && k.Current == nil && len(k.Draining) == 0 {
 		rules := ""
-		if !k.RemoveRules && !k.interrupted && k.unclaimed == nil {
+		if !k.removing && k.unclaimed == nil {
 			rules = " and its rules are kept for the next start ('usher cleanup' removes them)"
 		}
 		k.log.WithField("signal", sig.String()).Info("Keeper exiting; no usher is running" + rules)
@@ -226,12 +228,15 @@ func (k *keeper) leave() (code int, over bool) {
 	k.drop()
 	k.abandon(k.Orphans)
 	k.Orphans = nil
-	if os.Getenv("KUBERNETES_SERVICE_HOST") == "" {
+	if !inPod() {
 		return k.end(0)
 	}
 	k.unclaimed = handover.Unclaimed()
 	return 0, false
 }
+
+// inPod reports whether a kubelet runs this process.
+func inPod() bool { return os.Getenv("KUBERNETES_SERVICE_HOST") != "" }
 
 // reap handles children that have exited: the keeper's own, and those that it has inherited
 // as process 1.
@@ -281,10 +286,19 @@ func (k *keeper) ended(status unix.WaitStatus) (code int, over bool) {
 	}
 	log := k.log.WithField("reason", why)
 	switch {
+	case c.Stopping && !k.stopRequested && code != 0 && inPod(): // it had handed over: as in leave
+		k.drop()
+		k.abandon(k.Orphans)
+		k.Orphans = nil
+		k.unclaimed = handover.Unclaimed()
+		return 0, false
 	case k.stopRequested, c.Stopping, code == 0:
 		return k.end(code)
 	case code == ExitLocked:
 		log.Error("Another usher instance manages the portals; keeper exiting")
+		k.drop()
+		k.abandon(k.Orphans)
+		k.Orphans = nil
 		return k.end(code)
 	case !k.Served: // a restart would fail in the same way
 		log.Error("usher exited before serving; keeper exiting")

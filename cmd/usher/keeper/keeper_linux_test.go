@@ -151,6 +151,20 @@ var _ = Describe("a keeper", func() {
 		Expect(k.taken).To(HaveLen(1), "the keeper then exits")
 	})
 
+	It("stays in a Pod if usher crashes after it has handed over to another instance", func() {
+		GinkgoT().Setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+		k.Current = &child{PID: 1 << 30, Ready: true, Since: time.Now()}
+		Expect(k.put("S1", []int{file()})).To(BeTrue())
+		k.obey(k.Current, &message{Text: "STOPPING=1"})
+		_, over := k.ended(unix.WaitStatus(unix.SIGKILL))
+		Expect(over).To(BeFalse())
+		Expect(k.pause).To(BeNil(), "usher is not restarted")
+		Expect(k.Kept).To(BeEmpty())
+		Expect(k.unclaimed).NotTo(BeNil())
+		k.upgrade()
+		Expect(log.LastEntry().Message).To(ContainSubstring("Ignoring SIGHUP"))
+	})
+
 	It("rejects a program that does not accept its arguments", func() {
 		k.Program = program("exit 0")
 		Expect(k.try()).To(MatchError(ContainSubstring("it does not support --keeper")))

@@ -40,7 +40,11 @@ const (
 
 // upgrade replaces the program, if possible.
 func (k *keeper) upgrade() {
-	if k.stopRequested || k.unclaimed != nil || k.Current != nil && k.Current.Stopping {
+	if k.unclaimed != nil || len(k.taken) > 0 {
+		k.log.Info("Ignoring SIGHUP: another usher instance has taken over")
+		return
+	}
+	if k.stopRequested || k.Current != nil && k.Current.Stopping {
 		return
 	}
 	if k.Next != nil {
@@ -49,6 +53,9 @@ func (k *keeper) upgrade() {
 		return
 	}
 	err := k.try()
+	if len(k.taken) > 0 {
+		return // another usher instance has taken over meanwhile
+	}
 	if err == nil {
 		err = k.become(k.Program)
 	}
