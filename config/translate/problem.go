@@ -3,7 +3,6 @@ package translate
 import (
 	"cmp"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -174,11 +173,21 @@ func (p Problem) Cause() error {
 	return fmt.Errorf("%w%s", p.Field, p.More)
 }
 
-// index matches an index in the path of a field.
-var index = regexp.MustCompile(`\[\d+\]`)
-
-// withoutIndexes returns the path of a field without the numbers in brackets.
-func withoutIndexes(path string) string { return index.ReplaceAllString(path, "[]") }
+// withoutIndexes returns the path of a field without the numbers in brackets. A regexp would allocate several times as
+// much.
+func withoutIndexes(path string) string {
+	var b strings.Builder
+	for i := 0; i < len(path); i++ {
+		b.WriteByte(path[i])
+		if path[i] != '[' {
+			continue
+		}
+		if n := strings.IndexByte(path[i:], ']'); n > 0 && strings.Trim(path[i+1:i+n], "0123456789") == "" {
+			i += n - 1
+		}
+	}
+	return b.String()
+}
 
 // problems is the part of a report about one object. With a nil report it discards them.
 type problems struct {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/usherproxy/usher/portal/fdpass"
 	"github.com/usherproxy/usher/portal/fdstore"
+	"github.com/usherproxy/usher/proxy"
 )
 
 var _ = Describe("saved session affinity", func() {
@@ -26,7 +27,7 @@ var _ = Describe("saved session affinity", func() {
 		m, err := fdstore.FromEnvironment(logrus.New())
 		Expect(err).NotTo(HaveOccurred())
 
-		kept := map[string]int{proxy.KeptAffinities[0]: 1, keptAffinities[1]: 1}
+		kept := map[string]int{proxy.KeptAffinities[0]: 1, proxy.KeptAffinities[1]: 1}
 		for n := range 2 {
 			file, err := os.Open(os.DevNull)
 			Expect(err).NotTo(HaveOccurred())
