@@ -61,9 +61,9 @@ const (
 	UnexpectedAnswer Reason = "unexpected-answer" // not from an API server
 )
 
-// Denied reports whether retries fail as long as the credentials and their roles stay the same. Only once the reason
-// has lasted is it certain: the client renews expired credentials after an Unauthorized.
-func (r Reason) Denied() bool { return r == Unauthorized || r == Forbidden }
+// Denied reports whether retries fail as long as the credentials and their roles stay the same. Only once the reason has
+// lasted is it certain: the client requests new credentials for each attempt, or after an Unauthorized.
+func (r Reason) Denied() bool { return r == NoCredentials || r == Unauthorized || r == Forbidden }
 
 // Remedy returns the recommended action.
 func (r Reason) Remedy() string {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"github.com/usherproxy/usher/portal/fdpass"
 )
@@ -176,6 +177,7 @@ func (m *Manager) enqueue(what message) bool {
 
 // run sends the queued messages as long as the manager reads.
 func (m *Manager) run() {
+	refused := rate.Sometimes{First: 1, Interval: 10 * time.Second}
 	for range m.wake {
 		m.mu.Lock()
 		batch := m.queue
@@ -187,7 +189,9 @@ func (m *Manager) run() {
 				continue
 			}
 			if what.file != nil && (errors.Is(err, unix.ETOOMANYREFS) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM)) {
-				m.log.WithError(err).Warn("Cannot store a socket or file; it will be lost if usher crashes")
+				refused.Do(func() {
+					m.log.WithError(err).Warn("Cannot store a socket or file; it will be lost if usher crashes (logged at most every 10 s)")
+				})
 				continue // other processes of this user may have too many descriptors in flight
 			}
 			m.mu.Lock()

@@ -63,8 +63,9 @@ func Unclaimed() <-chan struct{} {
 		defer close(gone)
 		for misses := 0; misses < 2; {
 			time.Sleep(claimInterval)
+			start := time.Now()
 			holder, _, err := look("", wordWho)
-			if misses++; err != nil || holder != nil {
+			if misses++; err != nil || holder != nil || time.Since(start) >= lookTime { // or one that does not answer
 				misses = 0
 			}
 			if holder != nil {

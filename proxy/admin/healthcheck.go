@@ -30,6 +30,7 @@ type HealthChecks struct {
 	networks []netip.Prefix // see SetNetworks
 	servers  map[types.NamespacedName]*healthCheck
 	clients  connLimiter // of all servers
+	over     bool        // Close was called
 }
 
 // healthCheck is the server for one Service. HealthChecks.mu guards all fields but local.
@@ -64,6 +65,9 @@ func (h *HealthChecks) SetNetworks(within []netip.Prefix) {
 func (h *HealthChecks) Apply(services []config.Service) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.over { // a successor has the ports
+		return
+	}
 	if h.servers == nil {
 		h.servers = map[types.NamespacedName]*healthCheck{}
 		h.clients.slots = MaxClients
@@ -115,10 +119,11 @@ func (h *HealthChecks) Retry() {
 	}
 }
 
-// Close stops all servers.
+// Close stops all servers. Apply has no effect afterwards.
 func (h *HealthChecks) Close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.over = true
 	for name, c := range h.servers {
 		c.stop()
 		delete(h.servers, name)

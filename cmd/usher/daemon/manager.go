@@ -67,7 +67,7 @@ func (d *Daemon) keepAffinities(ctx context.Context) {
 	})
 }
 
-// keepUnder stores file under the nth of the names, and removes the other one's. At least one name always has a file.
+// keepUnder stores file under the nth of the names, and removes the other one's. Unless the manager cannot store a file, one name always has one.
 // Both have one if a process was killed between the steps; therefore the nth is removed first.
 func keepUnder(m *fdstore.Manager, n int, file *os.File) {
 	m.Remove(proxy.KeptAffinities[n])

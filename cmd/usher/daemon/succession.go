@@ -41,7 +41,7 @@ func (d *Daemon) begin(ctx context.Context, services []config.Service) error {
 		if err := d.take(ctx, successor); err != nil {
 			return err
 		}
-		d.proxy.Check(ctx) // detects changes that the other process made after this process read the kernel's rules
+		d.proxy.Check(context.Background()) // detects changes that the other process made after this process read the kernel's rules
 	}
 	d.proxy.CloseUnused()
 	if lock := d.lock.Load(); lock != nil && d.config.Demo == nil {

@@ -28,12 +28,12 @@ type Options struct {
 	LogLevel, LogFormat string
 	Log                 logrus.FieldLogger
 	// RemoveRules makes the keeper call RemoveLeft when SIGTERM or SIGINT stops it. Otherwise it does so only on
-	// SIGINT, and only if an usher process has crashed and none was running.
+	// SIGINT, and only if no usher process serves then and one had the lock.
 	RemoveRules bool
 	// RemoveLeft removes the rules that no running process owns.
 	RemoveLeft func(logrus.FieldLogger) error
 }
 
-// ExitLocked is the exit code of an usher process that ends because another one manages the
+// ExitLocked is usher's exit code if it ends because another instance manages the
 // portals (EX_TEMPFAIL of sysexits.h). The keeper does not restart it.
 const ExitLocked = 75

@@ -197,7 +197,7 @@ func (k *keeper) forward(sig os.Signal) (over bool) {
 	}
 	if s == unix.SIGTERM || s == unix.SIGINT {
 		k.stopRequested = true
-		left := k.Current == nil && len(k.Kept["lock"]) > 0 // a crashed process left its rules
+		left := (k.Current == nil || !k.Current.Ready) && len(k.Kept["lock"]) > 0 // perhaps the rules of a crashed process
 		k.removing = k.removing || k.RemoveRules || s == unix.SIGINT && left
 		k.pause.end()
 		k.drop() // otherwise clients would wait once usher has exited
@@ -286,7 +286,8 @@ func (k *keeper) ended(status unix.WaitStatus) (code int, over bool) {
 	}
 	log := k.log.WithField("reason", why)
 	switch {
-	case c.Stopping && !k.stopRequested && code != 0 && inPod(): // it had handed over: as in leave
+	case c.Stopping && !k.stopRequested && code != 0 && inPod(): // it had handed over, or got a signal itself: as in leave
+		log.Warn("usher exited after it had stopped serving; waiting for the instance that took over to end")
 		k.drop()
 		k.abandon(k.Orphans)
 		k.Orphans = nil

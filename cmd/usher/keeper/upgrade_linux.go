@@ -53,7 +53,7 @@ func (k *keeper) upgrade() {
 		return
 	}
 	err := k.try()
-	if len(k.taken) > 0 {
+	if len(k.taken) > 0 || k.Current != nil && k.Current.Stopping {
 		return // another usher instance has taken over meanwhile
 	}
 	if err == nil {
