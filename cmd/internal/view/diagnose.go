@@ -33,8 +33,8 @@ reports each finding with its evidence and a next step. It finds Services withou
 endpoints; endpoints that refuse or reset connections, do not respond or are
 unstable; missing rules and routes; rules of other programs; rejected manifests;
 limits that are nearly reached; and a client that is denied. Its only change is a
-temporary TUN device, where a host firewall may drop packets. Without SERVICE it checks all Services, the worst ones closely. It takes a few
-seconds.
+temporary TUN device, where a host firewall may drop packets. Without SERVICE it
+checks all Services, the worst ones closely. It takes a few seconds.
 
 Exit codes: 0 = no findings except notes, 1 = findings, 2 = invalid command line.
 

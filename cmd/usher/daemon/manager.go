@@ -67,8 +67,8 @@ func (d *Daemon) keepAffinities(ctx context.Context) {
 	})
 }
 
-// keepUnder stores file under the nth of the names, and removes the other one's. Unless the manager cannot store a file, one name always has one.
-// Both have one if a process was killed between the steps; therefore the nth is removed first.
+// keepUnder stores file under the nth of the names, and removes the other one's. Unless the manager cannot store a file,
+// one name always has one. Both have one if a process was killed between the steps; therefore the nth is removed first.
 func keepUnder(m *fdstore.Manager, n int, file *os.File) {
 	m.Remove(proxy.KeptAffinities[n])
 	m.Put(proxy.KeptAffinities[n], func() *os.File { return file })

@@ -225,14 +225,19 @@ func (k *keeper) leave() (code int, over bool) {
 	k.log.Info("Another usher instance has taken over from the keeper")
 	k.pause.end()
 	k.pause = nil
-	k.drop()
-	k.abandon(k.Orphans)
-	k.Orphans = nil
+	k.letGo()
 	if !inPod() {
 		return k.end(0)
 	}
 	k.unclaimed = handover.Unclaimed()
 	return 0, false
+}
+
+// letGo closes the kept sockets and resets the orphaned connections: another instance serves.
+func (k *keeper) letGo() {
+	k.drop()
+	k.abandon(k.Orphans)
+	k.Orphans = nil
 }
 
 // inPod reports whether a kubelet runs this process.
@@ -288,18 +293,14 @@ func (k *keeper) ended(status unix.WaitStatus) (code int, over bool) {
 	switch {
 	case c.Stopping && !k.stopRequested && code != 0 && inPod(): // it had handed over, or got a signal itself: as in leave
 		log.Warn("usher exited after it had stopped serving; waiting for the instance that took over to end")
-		k.drop()
-		k.abandon(k.Orphans)
-		k.Orphans = nil
+		k.letGo()
 		k.unclaimed = handover.Unclaimed()
 		return 0, false
 	case k.stopRequested, c.Stopping, code == 0:
 		return k.end(code)
 	case code == ExitLocked:
 		log.Error("Another usher instance manages the portals; keeper exiting")
-		k.drop()
-		k.abandon(k.Orphans)
-		k.Orphans = nil
+		k.letGo()
 		return k.end(code)
 	case !k.Served: // a restart would fail in the same way
 		log.Error("usher exited before serving; keeper exiting")
