@@ -77,17 +77,6 @@ func newFrontEnd(p *Proxy, port config.ServicePort) *frontEnd {
 	return f
 }
 
-// plan decides which VIPs the front end serves and with which rules, and opens their listeners. It returns the first
-// failure as a Problem, or nil; a failure that is no conflict comes first, since each reconcile retries it. Open
-// connections continue.
-func (f *frontEnd) plan() *Problem {
-	targets, problem := f.claim()
-	if err := f.bind(targets); err != nil && (problem == nil || problem.Reason == ReasonConflict) {
-		problem = &Problem{Reason: listenReason(err), Err: err}
-	}
-	return problem
-}
-
 // swapView makes new connections use port and its endpoints. planned reports whether reconcile need not plan the front
 // end: it owns all its VIPs, and the change does not affect its listeners and rules.
 func (f *frontEnd) swapView(port config.ServicePort) (planned bool) {
@@ -127,11 +116,11 @@ func (f *frontEnd) swapView(port config.ServicePort) (planned bool) {
 	return same && len(f.owned) == len(port.VIPs) && v.ServesLike(old)
 }
 
-// claim makes the front end the owner of its port's VIPs and returns the VIPs that it owns. A VIP stays with the
-// service port that already serves it, with two exceptions. Another service port whose VIP takes precedence gets it;
-// see config.VIP.Precedes. A VIP on an address of this node is released if its port is in use there; see inUseOnNode.
-// claim marks the front ends that lose a VIP, and those that conflict with a new node port.
-func (f *frontEnd) claim() (own []portal.Target, problem *Problem) {
+// claim makes the front end the owner of its port's VIPs, and returns the first failure as a Problem, or nil. A VIP
+// stays with the service port that already serves it, with two exceptions. Another service port whose VIP takes
+// precedence gets it; see config.VIP.Precedes. A VIP on an address of this node is released if its port is in use
+// there; see inUseOnNode. claim marks the front ends that lose a VIP, and those that conflict with a new node port.
+func (f *frontEnd) claim() (problem *Problem) {
 	port := f.View().Port
 	for _, vip := range port.VIPs {
 		t := frontend.Target(f.Protocol, vip)
@@ -156,9 +145,8 @@ func (f *frontEnd) claim() (own []portal.Target, problem *Problem) {
 			f.proxy.displaceOnNode(t)
 		}
 		f.Targets.Store(t, nil)
-		own = append(own, t)
 	}
-	return own, problem
+	return problem
 }
 
 // releaseOthers releases the VIPs that do not belong to port.
@@ -196,19 +184,21 @@ func (f *frontEnd) disown(t portal.Target) {
 	}
 }
 
-// bind opens the missing listeners for targets and sets their rules; reconcile closes the unused listeners. Targets
-// without endpoints have no listener: the portal's rule rejects or drops their clients, or the kernel refuses them
-// because nothing listens.
-func (f *frontEnd) bind(targets []portal.Target) error {
+// bind opens the missing listeners for the VIPs that the front end owns, and sets their rules; reconcile closes the
+// unused listeners. Open connections continue. VIPs without endpoints have no listener: the portal's rule rejects or
+// drops their clients, or the kernel refuses them because nothing listens.
+func (f *frontEnd) bind() error {
 	v := f.View()
 	var served []portal.Target
-	for _, t := range targets {
-		vip, _ := v.VIPOf(t)
-		if v.Endpoints(vip, true).Len() > 0 {
+	for _, vip := range v.Port.VIPs {
+		t := frontend.Target(f.Protocol, vip)
+		switch {
+		case f.proxy.owners[t] != f:
+		case v.Endpoints(&vip, true).Len() > 0:
 			served = append(served, t)
-			continue
+		default:
+			f.rule(portal.Rule{Target: t, Action: v.Action(&vip)})
 		}
-		f.rule(portal.Rule{Target: t, Action: v.Action(vip)})
 	}
 
 	var failed error

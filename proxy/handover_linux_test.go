@@ -3,6 +3,7 @@ package proxy_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"net/netip"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/fdpass"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy"
@@ -312,5 +314,52 @@ var _ = Describe("open connections of a replaced Proxy", func() {
 			Expect(r.ID).To(BeEquivalentTo(41 + 100_000 + 1))
 		}
 		Expect(talks.End()).To(Succeed())
+	})
+})
+
+// vipPortal is a portal that requests a listener on each VIP itself, as the address portal does.
+type vipPortal struct{ portal.Portal }
+
+func (vipPortal) Listen(_ string, targets []portal.Target) (binds []portal.Bind) {
+	for _, t := range targets {
+		binds = append(binds, portal.Bind{Addr: netip.AddrPortFrom(t.Addr, t.Port), Targets: []portal.Target{t}})
+	}
+	return binds
+}
+
+var _ = Describe("an inherited socket", func() {
+	It("goes to the Service that owns the VIP, even if an earlier Service claims the VIP", func() {
+		vip := netip.MustParseAddr("127.77.0.9")
+		inherited, err := net.Listen("tcp", vip.String()+":0")
+		Expect(err).NotTo(HaveOccurred())
+		at := inherited.Addr().(*net.TCPAddr).AddrPort()
+		file, err := inherited.(*net.TCPListener).File()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(inherited.Close()).To(Succeed())
+		client, err := net.Dial("tcp", at.String()) // waits to be accepted
+		Expect(err).NotTo(HaveOccurred())
+		defer client.Close()
+
+		service := func(name string, kind config.VIPKind) config.Service {
+			endpoints := []config.Endpoint{{Ready: true, Addr: lab.Backend(func(c net.Conn) {
+				_, _ = c.Write([]byte(name))
+				c.Close()
+			})}}
+			return config.Service{Name: types.NamespacedName{Namespace: "default", Name: name}, Ports: []config.ServicePort{{
+				ID: config.PortID{Namespace: "default", Service: name, Family: config.IPv4}, Protocol: config.TCP,
+				VIPs:      []config.VIP{{Kind: kind, Addr: vip, Port: at.Port()}},
+				Endpoints: endpoints, Cluster: endpoints, Internal: endpoints, External: endpoints,
+			}}}
+		}
+		o := defaults()
+		o.Portal = vipPortal{o.Portal}
+		p := proxy.New(o)
+		DeferCleanup(func() { stop(p) })
+		p.Inherit(map[string]*os.File{"tcp " + at.String(): file})
+		p.Apply([]config.Service{service("claimant", config.ExternalIP), service("owner", config.ClusterIP)})
+		Expect(client.SetDeadline(time.Now().Add(time.Minute))).To(Succeed())
+		answer, err := io.ReadAll(client)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(string(answer)).To(Equal("owner"))
 	})
 })

@@ -103,20 +103,32 @@ func (p *Proxy) closeUnused() {
 	p.unused = nil
 }
 
-// plan plans the dirty front ends, and those that lose a VIP to them. It reports whether any plan failed.
+// plan plans the dirty front ends, and those that lose a VIP to them: each claims its VIPs, and once all VIPs have their
+// final owners, opens its listeners. Otherwise the first to claim a VIP would use its inherited socket, not the owner.
+// Of a front end's failures, plan records one that is no conflict if there is one, since each reconcile retries those.
+// It reports whether any plan failed.
 func (p *Proxy) plan() (failed bool) {
-	for len(p.dirty) > 0 {
-		f := p.dirty[0]
-		p.dirty = p.dirty[1:]
-		f.dirty = false
-		if f.removed {
+	for i := 0; i < len(p.dirty); i++ { // claim may mark more
+		f := p.dirty[i]
+		if f.dirty = false; f.removed {
 			continue
 		}
-		if problem := f.plan(); problem != nil {
-			p.failed[f], failed = problem, true
+		if problem := f.claim(); problem != nil {
+			p.failed[f] = problem
 		} else {
 			delete(p.failed, f)
 		}
+	}
+	for _, f := range p.dirty {
+		if f.removed {
+			continue
+		}
+		problem := p.failed[f]
+		if err := f.bind(); err != nil && (problem == nil || problem.Reason == ReasonConflict) {
+			problem = &Problem{Reason: listenReason(err), Err: err}
+			p.failed[f] = problem
+		}
+		failed = failed || problem != nil
 	}
 	p.dirty = nil
 	return failed

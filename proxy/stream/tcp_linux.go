@@ -70,12 +70,12 @@ func (l *tcpListener) HandOver() (handover.Socket, bool) {
 	return frontend.SocketFor(l.fd, frontend.SocketName(config.TCP, l.At, l.Namespace != nil))
 }
 
-// Close stops accepting, and returns when no loop accepts from l. The kernel resets the connections that wait to be
-// accepted, unless a successor has the socket.
+// Close stops accepting, and returns when no loop accepts from l. If usher stops, it first accepts the connections that
+// wait. Otherwise the kernel resets them, unless a successor has the socket.
 func (l *tcpListener) Close(why frontend.Closing) {
 	var closed sync.WaitGroup
 	for _, e := range l.acceptHandlers {
-		e.loop.Go(&closed, e.close)
+		e.loop.Go(&closed, func() { e.close(why) })
 	}
 	closed.Wait()
 	if why == frontend.Withdrawn {
@@ -107,9 +107,19 @@ func (e *acceptHandler) open() {
 	e.watching = true
 }
 
-func (e *acceptHandler) close() {
+// lastAccepts limits the connections that a loop accepts when usher stops, since clients may continue to come.
+const lastAccepts = 4096
+
+func (e *acceptHandler) close(why frontend.Closing) {
 	e.closed = true
 	e.unwatch()
+	for n := 0; why == frontend.Stopped && n < lastAccepts; n++ {
+		client, from, err := forward.AcceptTCP(e.listener.fd)
+		if err != nil {
+			break
+		}
+		e.accepted(client, from)
+	}
 }
 
 func (e *acceptHandler) unwatch() {
