@@ -19,9 +19,10 @@ func (s *Source) compute(ctx context.Context) (changed []config.Service) {
 		s.lookAtNode()
 	}
 	names := s.store.Take()
-	labels := s.store.Prepare(names)
-	s.labels.follow(ctx, labels)
-	for _, r := range s.store.Compute(names, s.labels.ready) {
+	if s.store.Prepare(names) {
+		s.labels.watch(ctx)
+	}
+	for _, r := range s.store.Compute(names, s.labels.ready()) {
 		s.logProblems(&r)
 		if !r.Changed {
 			continue

@@ -238,14 +238,15 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 		return nil
 	}
 	defer s.labels.all.Wait()
-	defer s.labels.end()
 	s.store.MarkAll()
-	s.labels.follow(ctx, s.store.Prepare(s.store.Take()))
-	if w := s.labels.watch; w != nil { // the first call must have all Services
+	if s.store.Prepare(s.store.Take()) {
+		s.labels.watch(ctx)
+	}
+	if s.labels.store != nil { // the first call must have all Services
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-w.settled:
+		case <-s.labels.settled:
 		}
 	}
 	s.store.MarkAll()

@@ -3,8 +3,6 @@ package kube
 import (
 	"context"
 	"maps"
-	"reflect"
-	"slices"
 	"sync"
 	"time"
 
@@ -19,84 +17,28 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// nodeLabels has, for every node, the labels that Services need for their topology keys. While a Service needs any, the
-// metadata of nodes are watched, and only the needed labels are stored. A Service keeps its previous state until its
-// labels are known or labelsTimeout has passed. Only the goroutine that computes uses nodeLabels.
+// nodeLabels has the labels of every node, for the topology keys of Services. From the first Service on that needs any,
+// the metadata of nodes are watched. A Service keeps its previous state until all nodes are listed or labelsTimeout has
+// passed. Only the goroutine that computes uses nodeLabels.
 type nodeLabels struct {
 	client metadata.Interface // nil: no labels are available
 	log    logrus.FieldLogger
 	moved  func() // called by other goroutines: Services that need labels must be recomputed
 
-	watch *labelWatch // nil while no Service needs labels
-	all   sync.WaitGroup
-}
-
-// labelWatch is a watch of nodes for some of their labels.
-type labelWatch struct {
-	keys    map[string]bool
-	store   cache.Store
-	listed  func() bool // store has all nodes
-	before  cache.Store // the store of the previous watch until this one's has all nodes; then nil
-	stop    context.CancelFunc
-	began   time.Time
+	store   cache.Store   // nil until a Service needs labels
 	settled chan struct{} // closed when all nodes are listed, or after labelsTimeout
-	due     bool          // a check is scheduled for when another watch may begin
+	all     sync.WaitGroup
 }
 
-const (
-	// labelsTimeout is the maximum time that Services are held: they are served even if the API server does not let
-	// usher list nodes, or does not answer.
-	labelsTimeout = 5 * time.Second
-	// labelsPause is the minimum time between the starts of two watches: authors of Services can start and stop
-	// requesting labels as often as they like.
-	labelsPause = 10 * time.Second
-)
+// labelsTimeout is the maximum time that Services are held: they are served even if the API server does not let usher
+// list nodes, or does not answer.
+const labelsTimeout = 5 * time.Second
 
-// follow watches the requested labels.
-func (n *nodeLabels) follow(ctx context.Context, asked map[string]bool) {
-	if n.client == nil {
+// watch watches the labels of nodes until ctx ends, if it does not already.
+func (n *nodeLabels) watch(ctx context.Context) {
+	if n.client == nil || n.store != nil {
 		return
 	}
-	w := n.watch
-	if w != nil && w.before != nil && w.listed() {
-		w.before = nil
-	}
-	switch {
-	case w != nil && len(asked) > 0 && w.has(slices.Collect(maps.Keys(asked))):
-	case w != nil && time.Since(w.began) < labelsPause: // also without labels: the next Service that needs some may come at once
-		if !w.due {
-			w.due = true
-			time.AfterFunc(time.Until(w.began.Add(labelsPause)), n.moved)
-		}
-	case len(asked) == 0:
-		n.end()
-	default:
-		var before cache.Store
-		if w != nil {
-			if before = w.before; before == nil {
-				before = w.store
-			}
-		}
-		n.end()
-		n.begin(ctx, asked, before)
-	}
-}
-
-func (w *labelWatch) has(keys []string) bool {
-	return !slices.ContainsFunc(keys, func(key string) bool { return !w.keys[key] })
-}
-
-// end ends the watch and forgets its nodes.
-func (n *nodeLabels) end() {
-	if n.watch != nil {
-		n.watch.stop()
-		n.watch = nil
-	}
-}
-
-// begin begins a watch for these labels. Until all nodes are listed, it uses those in before, if that is not nil.
-func (n *nodeLabels) begin(ctx context.Context, keys map[string]bool, before cache.Store) {
-	ctx, stop := context.WithCancel(ctx)
 	nodes := n.client.Resource(corev1.SchemeGroupVersion.WithResource("nodes"))
 	informer := cache.NewSharedIndexInformer(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return nodes.List(ctx, o) },
@@ -105,70 +47,54 @@ func (n *nodeLabels) begin(ctx context.Context, keys map[string]bool, before cac
 		},
 	}, &metav1.PartialObjectMetadata{}, 0, cache.Indexers{})
 	// Neither fails: the informer does not run yet.
-	_ = informer.SetTransform(func(object any) (any, error) { return onlyLabels(object, keys), nil })
+	_ = informer.SetTransform(onlyLabels)
 	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { n.moved() },
 		UpdateFunc: func(old, now any) {
-			if !reflect.DeepEqual(old.(*metav1.PartialObjectMetadata).Labels, now.(*metav1.PartialObjectMetadata).Labels) {
+			if !maps.Equal(old.(*metav1.PartialObjectMetadata).Labels, now.(*metav1.PartialObjectMetadata).Labels) {
 				n.moved()
 			}
 		},
 		DeleteFunc: func(any) { n.moved() },
 	})
-	w := &labelWatch{keys: keys, store: informer.GetStore(), listed: informer.HasSynced, before: before, stop: stop, began: time.Now(), settled: make(chan struct{})}
-	n.watch = w
+	n.store, n.settled = informer.GetStore(), make(chan struct{})
 	n.all.Go(func() { informer.RunWithContext(ctx) })
 	n.all.Go(func() {
 		waiting, cancel := context.WithTimeout(ctx, labelsTimeout)
 		defer cancel()
 		if !cache.WaitForCacheSync(waiting.Done(), informer.HasSynced) && ctx.Err() == nil {
-			n.log.WithFields(logrus.Fields{"labels": slices.Sorted(maps.Keys(keys)), "timeout": labelsTimeout}).Warn(
+			n.log.WithField("timeout", labelsTimeout).Warn(
 				"The API server has not yet sent a list of Nodes; until it does, topology keys match no endpoint if usher does not know their node labels")
 		}
-		close(w.settled)
+		close(n.settled)
 		n.moved()
 	})
 }
 
-// onlyLabels returns a node with only its name and the requested labels.
-func onlyLabels(object any, keys map[string]bool) any {
-	node, ok := object.(*metav1.PartialObjectMetadata)
-	if !ok {
-		return object
+// onlyLabels returns a node with only its name and labels.
+func onlyLabels(object any) (any, error) {
+	if node, ok := object.(*metav1.PartialObjectMetadata); ok {
+		node.ObjectMeta = metav1.ObjectMeta{Name: node.Name, ResourceVersion: node.ResourceVersion, Labels: node.Labels}
 	}
-	kept := metav1.ObjectMeta{Name: node.Name, ResourceVersion: node.ResourceVersion}
-	for key, value := range node.Labels {
-		if keys[key] {
-			metav1.SetMetaDataLabel(&kept, key, value)
-		}
-	}
-	return &metav1.PartialObjectMetadata{TypeMeta: node.TypeMeta, ObjectMeta: kept}
+	return object, nil
 }
 
-// ready reports whether these labels are known, or no longer waited for.
-func (n *nodeLabels) ready(keys []string) bool {
-	return n.watch == nil || n.watch.has(keys) && !n.watch.waits()
-}
-
-// waits reports whether the nodes are still being listed.
-func (w *labelWatch) waits() bool {
+// ready reports whether the labels are known, or no longer waited for.
+func (n *nodeLabels) ready() bool {
 	select {
-	case <-w.settled:
-		return false
-	default:
+	case <-n.settled:
 		return true
+	default:
+		return n.store == nil
 	}
 }
 
 // of returns the known labels of the node of that name.
 func (n *nodeLabels) of(name string) map[string]string {
-	if n.watch == nil {
+	if n.store == nil {
 		return nil
 	}
-	object, ok, _ := n.watch.store.GetByKey(name)
-	if before := n.watch.before; !ok && before != nil {
-		object, ok, _ = before.GetByKey(name)
-	}
+	object, ok, _ := n.store.GetByKey(name)
 	if !ok {
 		return nil
 	}

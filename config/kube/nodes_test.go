@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -20,33 +19,21 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-func TestAuthorsCannotMakeWatchesBeginAtAnyRate(t *testing.T) {
+func TestNodesAreWatchedOnceHoweverManyServicesNeedLabels(t *testing.T) {
 	g := NewWithT(t)
 	log := logrus.New()
 	log.SetOutput(t.Output())
 	n := &nodeLabels{client: metadata.NewForConfigOrDie(&rest.Config{Host: "127.0.0.1:1"}), log: log, moved: func() {}}
 	t.Cleanup(n.all.Wait) // after the end of t.Context
-	rack, room := map[string]bool{"example.com/rack": true}, map[string]bool{"example.com/room": true}
-	n.follow(t.Context(), rack)
-	first := n.watch
-	g.Expect(first).NotTo(BeNil())
+	g.Expect(n.ready()).To(BeTrue())
+	n.watch(t.Context())
+	g.Expect(n.ready()).To(BeFalse(), "no Node is listed yet")
+	first := n.store
 	node := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{"example.com/rack": "r1"}}}
-	g.Expect(first.store.Add(node)).To(Succeed())
-	for _, asked := range []map[string]bool{nil, rack, nil, room} {
-		n.follow(t.Context(), asked)
-		g.Expect(n.watch).To(BeIdenticalTo(first))
-	}
-	first.began = time.Now().Add(-labelsPause)
-	n.follow(t.Context(), room)
-	g.Expect(n.watch).NotTo(BeIdenticalTo(first))
-	g.Expect(n.watch.keys).To(Equal(room))
-	g.Expect(n.of("n1")).To(Equal(node.Labels), "the Nodes are not listed again yet")
-	n.watch.listed = func() bool { return true }
-	n.follow(t.Context(), room)
-	g.Expect(n.of("n1")).To(BeEmpty())
-	n.watch.began = first.began
-	n.follow(t.Context(), nil)
-	g.Expect(n.watch).To(BeNil())
+	g.Expect(first.Add(node)).To(Succeed())
+	n.watch(t.Context())
+	g.Expect(n.store).To(BeIdenticalTo(first))
+	g.Expect(n.of("n1")).To(Equal(node.Labels))
 }
 
 var _ = It("a Service deleted while the first list of Nodes is awaited is not served", func() {

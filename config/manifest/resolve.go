@@ -209,7 +209,7 @@ func (r *resolver) resolve() (changed []config.Service) {
 	r.address(look)
 	maps.DeleteFunc(look, func(n name, _ bool) bool { return !marked[n] && r.services[n].had.service == had[n] })
 	r.store.Prepare(look)
-	for _, result := range r.store.Compute(look, nil) {
+	for _, result := range r.store.Compute(look, true) {
 		if result.Changed {
 			changed = append(changed, result.Model)
 		}

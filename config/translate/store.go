@@ -41,7 +41,7 @@ type Store struct {
 
 	options StoreOptions
 	known   map[types.NamespacedName]*entry
-	asks    map[types.NamespacedName][]string // labels of nodes that Services need
+	asks    map[types.NamespacedName]bool // Services that need labels of nodes
 
 	mu     sync.Mutex
 	dirty  map[types.NamespacedName]bool
@@ -70,7 +70,7 @@ type Result struct {
 // NewStore returns an empty Store.
 func NewStore(options StoreOptions) *Store {
 	options.ClusterIPs = ClusterIPs{}
-	return &Store{options: options, known: map[types.NamespacedName]*entry{}, asks: map[types.NamespacedName][]string{}, dirty: map[types.NamespacedName]bool{}, Woken: make(chan struct{}, 1)}
+	return &Store{options: options, known: map[types.NamespacedName]*entry{}, asks: map[types.NamespacedName]bool{}, dirty: map[types.NamespacedName]bool{}, Woken: make(chan struct{}, 1)}
 }
 
 // Mark records that objects of these Services have changed, and makes Woken receive, also without names.
@@ -124,10 +124,9 @@ func (s *Store) Take() (names map[types.NamespacedName]bool) {
 	return names
 }
 
-// Prepare updates the cluster IPs of these Services, and the labels of nodes that they need. It adds to names each
-// Service with an endpoint at an added or removed cluster IP: no endpoint may have one. It returns the labels that all
-// Services need.
-func (s *Store) Prepare(names map[types.NamespacedName]bool) (labels map[string]bool) {
+// Prepare updates the cluster IPs of these Services, and which need labels of nodes. It adds to names each Service with
+// an endpoint at an added or removed cluster IP: no endpoint may have one. It reports whether any Service needs labels.
+func (s *Store) Prepare(names map[types.NamespacedName]bool) (labels bool) {
 	moved := map[netip.Addr]bool{}
 	for name := range names {
 		svc, k := s.options.Service(name), s.known[name]
@@ -140,10 +139,8 @@ func (s *Store) Prepare(names map[types.NamespacedName]bool) (labels map[string]
 			if now = had; k == nil || k.service != svc {
 				now = ClusterIPsOf(svc, s.options.ServiceProxyName)
 			}
-			if svc.Annotations[AnnotationTopologyKeys] != "" {
-				if keys := NodeKeys(svc, s.options.Slices(name)); len(keys) > 0 {
-					s.asks[name] = keys
-				}
+			if svc.Annotations[AnnotationTopologyKeys] != "" && len(NodeKeys(svc, s.options.Slices(name))) > 0 {
+				s.asks[name] = true
 			}
 			if k == nil {
 				k = &entry{model: config.Service{Name: name}}
@@ -170,23 +167,17 @@ func (s *Store) Prepare(names map[types.NamespacedName]bool) (labels map[string]
 			}
 		}
 	}
-	labels = map[string]bool{}
-	for _, keys := range s.asks {
-		for _, key := range keys {
-			labels[key] = true
-		}
-	}
-	return labels
+	return len(s.asks) > 0
 }
 
 // Compute computes the model of these Services from the Service objects that Prepare got and the current slices: the
 // source may have a newer Service by now, and will mark it. It returns the results by the age of the Services, and then
 // by name: of two that claim the same address, the older gets it, on every node and after every restart. A Service that
-// needs labels of nodes for which ready returns false keeps its previous model; a nil ready means that all are ready.
-func (s *Store) Compute(names map[types.NamespacedName]bool, ready func(labels []string) bool) []Result {
+// needs labels of nodes keeps its previous model until these are ready.
+func (s *Store) Compute(names map[types.NamespacedName]bool, ready bool) []Result {
 	results := make([]Result, 0, len(names))
 	for name := range names {
-		if asks := s.asks[name]; len(asks) == 0 || ready == nil || ready(asks) {
+		if ready || !s.asks[name] {
 			results = append(results, Result{Model: config.Service{Name: name}})
 		}
 	}

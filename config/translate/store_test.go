@@ -34,7 +34,7 @@ func BenchmarkStoreEndpoint(b *testing.B) {
 		s.Mark(web)
 		names := s.Take()
 		s.Prepare(names)
-		if r := s.Compute(names, nil); len(r) != 1 || !r[0].Changed {
+		if r := s.Compute(names, true); len(r) != 1 || !r[0].Changed {
 			b.Fatal(r)
 		}
 	}
@@ -53,7 +53,7 @@ func TestServiceThatChangesBetweenPrepareAndCompute(t *testing.T) {
 		names := map[types.NamespacedName]bool{web: true}
 		s.Prepare(names)
 		svc = now
-		r := s.Compute(names, nil)
+		r := s.Compute(names, true)
 		g.Expect(r).To(HaveLen(1))
 		g.Expect(r[0].Service).To(BeIdenticalTo(prepared))
 		return r[0].Changed

@@ -272,6 +272,7 @@ var _ = Describe("the time of a problem", func() {
 var _ = Describe("a check", func() {
 	DescribeTable("that is not possible is reported", func(find func(context.Context, *subject) []Finding, what string) {
 		s := &subject{client: answering(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) })}
+		s.askFailed(GinkgoT().Context())
 		Expect(find(GinkgoT().Context(), s)).To(ConsistOf(And(HaveField("Severity", Note), HaveField("Wrong", "cannot check "+what))))
 	},
 		Entry(nil, past, "past connections"),

@@ -59,11 +59,14 @@ func (s *subject) impact(f Finding, refused map[string]int64) (failures int64, s
 	return failures, since
 }
 
-// recentlyRefused returns, for each Service, the number of recently failed connections for which there was no endpoint.
-func recentlyRefused(ctx context.Context, s *subject) map[string]int64 {
+// askFailed sets failed. It returns, for each Service, the number of those for which there was no endpoint.
+func (s *subject) askFailed(ctx context.Context) map[string]int64 {
+	ctx, cancel := context.WithTimeout(ctx, s.atMost(askTime))
+	defer cancel()
+	list, err := s.client.Connections(ctx, client.ConnectionQuery{State: "ended", Service: s.Service, Outcome: "failed", Last: recentPeriod, Max: mostPast})
+	s.failed, s.failedErr = list.Items, err
 	refused := map[string]int64{}
-	failed, _ := s.recentlyFailed(ctx)
-	for _, c := range failed {
+	for _, c := range s.failed {
 		if c.Endpoint == "" {
 			refused[c.Service]++
 		}
@@ -71,27 +74,14 @@ func recentlyRefused(ctx context.Context, s *subject) map[string]int64 {
 	return refused
 }
 
-// recentlyFailed returns the recently failed connections that are kept, the newest first. Only the first call queries
-// them.
-func (s *subject) recentlyFailed(ctx context.Context) ([]api.Connection, error) {
-	s.failedOnce.Do(func() {
-		ctx, cancel := context.WithTimeout(ctx, s.atMost(askTime))
-		defer cancel()
-		list, err := s.client.Connections(ctx, client.ConnectionQuery{State: "ended", Service: s.Service, Outcome: "failed", Last: recentPeriod, Max: mostPast})
-		s.failed, s.failedErr = list.Items, err
-	})
-	return s.failed, s.failedErr
-}
-
 // denied reports clients that were recently denied access.
-func denied(ctx context.Context, s *subject) (all []Finding) {
+func denied(_ context.Context, s *subject) (all []Finding) {
 	clients := map[string][]string{}
 	times, last := map[string]int{}, map[string]time.Time{}
-	failed, err := s.recentlyFailed(ctx)
-	if err != nil {
-		return []Finding{cannotCheck("whether clients were denied", err)}
+	if s.failedErr != nil {
+		return []Finding{cannotCheck("whether clients were denied", s.failedErr)}
 	}
-	for _, c := range failed {
+	for _, c := range s.failed {
 		if c.End != outcome.SourceDenied.String() {
 			continue
 		}

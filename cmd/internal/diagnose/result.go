@@ -47,7 +47,7 @@ func Run(ctx context.Context, c *client.Client, o Options) (Result, error) {
 		return Result{}, err
 	}
 	found := make([][]Found, len(checks))
-	refused := recentlyRefused(ctx, s)
+	refused := s.askFailed(ctx)
 	ctx, cancel := context.WithTimeout(ctx, o.atMost(checkTime))
 	defer cancel()
 	var looking sync.WaitGroup

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/usherproxy/usher/proxy/admin/api"
@@ -44,9 +43,8 @@ type subject struct {
 	status   api.Status
 	services []api.ServiceDetail
 
-	failedOnce sync.Once // sets the fields below; see recentlyFailed
-	failed     []api.Connection
-	failedErr  error
+	failed    []api.Connection // the recently failed connections that are kept, the newest first; set by Run
+	failedErr error
 }
 
 // ask queries usher's state. It returns an error if usher does not respond, or has no such Service.
