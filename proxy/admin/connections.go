@@ -121,7 +121,7 @@ func (a *API) connections(r *http.Request) (any, error) {
 		return nil, err
 	}
 	all := wanted.all(log, now)
-	if name := wanted.service; len(all) == 0 && name.Name != "" && len(a.proxy.InspectService(name)) == 0 {
+	if name := wanted.service; len(all) == 0 && name.Name != "" && len(a.proxy.InspectService(name)) == 0 && len(a.reportsOf()[name]) == 0 {
 		return nil, notFound(fmt.Sprintf("there is no Service %s that usher serves, and usher has no record of its connections", name))
 	}
 	out := api.ConnectionList{Page: api.Page{Total: len(all)}, Items: []api.Connection{}}

@@ -1,6 +1,7 @@
 package diagnose
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -502,6 +503,7 @@ func clientLetIn(ctx context.Context, s *subject) []Finding {
 		return nil
 	}
 	var all []namedFinding
+	var failed error
 	ports := 0
 	s.ports(func(p place) {
 		for _, v := range p.port.VIPs {
@@ -509,13 +511,18 @@ func clientLetIn(ctx context.Context, s *subject) []Finding {
 				continue
 			}
 			e, err := s.client.Explain(ctx, client.ExplainQuery{Service: p.name, Port: p.port.Name, Client: s.Client, VIP: v.Address})
+			failed = cmp.Or(failed, err)
 			text := strings.Join(e.Text, " ")
 			if err != nil || e.Verdict == api.WouldTry || !strings.Contains(text, "loadBalancerSourceRanges") {
-				continue // the VIP may be of the other IP family; other checks report ports that are not served or have no endpoints
+				continue // other checks report ports that are not served or have no endpoints
 			}
 			all = append(all, namedFinding{Finding{"", Failing, p.object, s.Client + " would not be served at %s: " + text,
 				"usher explain reports: " + string(e.Verdict), "check loadBalancerSourceRanges; usher explain " + p.name + " --client " + s.Client + " --vip " + v.Address}, v.Address + " (" + v.Kind + ")"})
 		}
 	})
-	return grouped(all, false)
+	findings := grouped(all, false)
+	if failed != nil {
+		findings = append(findings, cannotCheck("at all VIPs whether "+s.Client+" would be admitted", failed))
+	}
+	return findings
 }

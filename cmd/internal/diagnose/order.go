@@ -82,14 +82,14 @@ func denied(_ context.Context, s *subject) (all []Finding) {
 		return []Finding{cannotCheck("whether clients were denied", s.failedErr)}
 	}
 	for _, c := range s.failed {
-		if c.End != outcome.SourceDenied.String() {
+		at, err := netip.ParseAddrPort(c.Client)
+		if c.End != outcome.SourceDenied.String() || err != nil {
 			continue
 		}
 		if times[c.Service]++; times[c.Service] == 1 {
 			last[c.Service] = c.Accepted
 		}
-		at, err := netip.ParseAddrPort(c.Client)
-		if address := at.Addr().String(); err == nil && !slices.Contains(clients[c.Service], address) {
+		if address := at.Addr().String(); !slices.Contains(clients[c.Service], address) {
 			clients[c.Service] = append(clients[c.Service], address)
 		}
 	}

@@ -3,6 +3,8 @@ package fleet
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -50,10 +52,22 @@ func Ask[T any](ctx context.Context, ushers []Usher, do func(context.Context, Us
 }
 
 // SilentError names the nodes whose usher instances have not responded, while others have.
-type SilentError struct{ text string }
+type SilentError struct {
+	text  string
+	nodes []string
+}
 
 // Error implements error.
 func (e *SilentError) Error() string { return e.text }
+
+// SilentNodes returns the nodes that err names if it is a SilentError.
+func SilentNodes(err error) []string {
+	var silent *SilentError
+	if errors.As(err, &silent) {
+		return silent.nodes
+	}
+	return nil
+}
 
 // IsSilent reports whether err only means that some usher instances have not responded.
 func IsSilent(err error) bool {
@@ -99,7 +113,7 @@ func Answered[T any](answers []Answer[T]) (good []Answer[T], err error) {
 	case good == nil:
 		return nil, errors.New(text)
 	default:
-		return good, &SilentError{text}
+		return good, &SilentError{text, slices.Concat(slices.Collect(maps.Values(nodes))...)}
 	}
 }
 

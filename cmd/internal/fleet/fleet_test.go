@@ -49,6 +49,9 @@ var _ = Describe("a Service's data from several nodes", func() {
 			OnNode{Node: "c", State: "degraded", Connections: 30, Failed: 1},
 			OnNode{Node: "a", State: "ok", Connections: 10, Failed: 1}))
 		Expect(all[1].Worst()).To(BeEmpty(), "all nodes with the Service report this state")
+		some := all[1]
+		some.Others = 9
+		Expect(some.Worst()).NotTo(BeEmpty(), "other nodes report another state")
 
 		list = append(list, service("d", "web", "new", 1, nil))
 		Expect(Services(list)[0].Item.State).To(BeEquivalentTo("new"), "an unknown state of a later version may be bad")

@@ -15,6 +15,8 @@ type Reported[T any] struct {
 	Item T
 	// Nodes is the state on each node, the worst first; empty unless the item was merged.
 	Nodes []OnNode
+	// Others is the number of nodes on which the item was left out, since it has another state there.
+	Others int
 }
 
 // OnNode is the state of a Service or an endpoint in the usher instance of one node.
@@ -34,7 +36,7 @@ func (t Reported[T]) Worst() (nodes []string) {
 			nodes = append(nodes, n.Node)
 		}
 	}
-	if len(nodes) == len(t.Nodes) {
+	if len(nodes) == len(t.Nodes)+t.Others {
 		return nil
 	}
 	return nodes

@@ -34,7 +34,7 @@ func (t Reported[T]) MarshalJSON() ([]byte, error) {
 // Columns returns the columns of a table of reported items, given those for the items: it adds NODE, if there is any.
 // For merged items it adds the number of nodes with the item's state, and their names.
 func Columns[T any](columns []show.Column[T], together bool) []show.Column[Reported[T]] {
-	node := show.Column[Reported[T]]{Title: "NODE", Some: true, Cell: func(t Reported[T]) string {
+	node := show.Column[Reported[T]]{Title: "NODE", Some: true, Least: 12, Cell: func(t Reported[T]) string {
 		if t.Node != "" {
 			return show.Clean(t.Node)
 		}
@@ -49,7 +49,7 @@ func Columns[T any](columns []show.Column[T], together bool) []show.Column[Repor
 		if c.Title == "STATE" {
 			cell = func(t Reported[T]) string {
 				if worst := len(t.Worst()); worst > 0 {
-					return fmt.Sprintf("%s on %d of %d", c.Cell(t.Item), worst, len(t.Nodes))
+					return fmt.Sprintf("%s on %d of %d", c.Cell(t.Item), worst, len(t.Nodes)+t.Others)
 				}
 				return c.Cell(t.Item)
 			}

@@ -25,7 +25,12 @@ var Portals = []Column[api.PortalRule]{
 	{Title: "ACTION", Cell: func(r api.PortalRule) string { return Clean(r.Action) }},
 	{Title: "LOCAL PORT", Rank: 1, Cell: func(r api.PortalRule) string { return localPort(r.LocalPort) }},
 	{Title: "SOURCES", Rank: 2, Cell: func(r api.PortalRule) string { return sources(r.Sources) }},
-	{Title: "SERVICE PORT", Rank: 1, Least: 16, Cell: func(r api.PortalRule) string { return dash(r.Service) }},
+	{Title: "SERVICE PORT", Rank: 1, Least: 16, Cell: func(r api.PortalRule) string {
+		if r.Mode == "" { // the row of WithInstalled
+			return "-"
+		}
+		return dash(r.Service)
+	}},
 	{Title: "DESCRIPTION", Wide: true, Rank: 2, Text: true, Least: 40, Cell: func(r api.PortalRule) string { return dash(r.Text) }},
 }
 
@@ -43,7 +48,7 @@ func WithInstalled(rules []api.PortalRule) (rows []api.PortalRule) {
 	for _, r := range rules {
 		rows = append(rows, r)
 		if r.Installed != nil {
-			rows = append(rows, api.PortalRule{VIP: "(installed)", PortalEffect: *r.Installed})
+			rows = append(rows, api.PortalRule{Service: r.Service, VIP: "(installed)", PortalEffect: *r.Installed})
 		}
 	}
 	return rows

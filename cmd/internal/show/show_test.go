@@ -173,7 +173,9 @@ var _ = Describe("a table", func() {
 			"differs  nftables  10.96.0.10:80/TCP  redirect  36841       all         default/web:http",
 			"                   (installed)        reject    -           10.0.0.0/8  -",
 		}))
-		Expect(show.ServiceOfRule(rule)).To(Equal("default/web"))
+		for _, row := range show.WithInstalled([]api.PortalRule{rule}) {
+			Expect(show.ServiceOfRule(row)).To(Equal("default/web"), "get portals web selects both")
+		}
 		Expect(show.ServiceOfRule(api.PortalRule{Service: "default/web/IPv6"})).To(Equal("default/web"))
 	})
 

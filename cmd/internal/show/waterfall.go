@@ -56,7 +56,7 @@ func bar(start, took, span float64, room int) string {
 		return "█" + strings.Repeat(" ", room-1)
 	}
 	cells := func(ms float64) int { return int(math.Round(ms / span * float64(room))) }
-	from := min(cells(start), room-1)
+	from := min(max(0, cells(start)), room-1)
 	to := min(max(cells(start+took), from+1), room)
 	return strings.Repeat(" ", from) + strings.Repeat("█", to-from) + strings.Repeat(" ", room-to)
 }

@@ -161,6 +161,8 @@ type kind[T any] struct {
 	// order sorts items of several usher instances; merge, if not nil, merges those of several nodes.
 	order func(a, b T) int
 	merge func([]fleet.Reported[T]) []fleet.Reported[T]
+	// state is the state that items must have on a node to be listed by it; nil, or "" for any.
+	state *string
 	// name is the output of -o name; news is the text whose change -w prints; key identifies an
 	// item. Kinds without them do not have these flags.
 	name, news, key func(T) string
@@ -255,6 +257,11 @@ func (k kind[T]) items(ctx context.Context, f *getFlags, ushers []fleet.Usher, n
 	}
 	if k.together(f) {
 		items = k.merge(items)
+		for i := range items {
+			if k.state != nil && *k.state != "" {
+				items[i].Others = len(answers) - len(items[i].Nodes)
+			}
+		}
 	}
 	slices.SortStableFunc(items, func(a, b fleet.Reported[T]) int { return k.order(a.Item, b.Item) })
 	return items, err
@@ -323,15 +330,16 @@ func printItems[T any](cmd *cobra.Command, f *getFlags, k kind[T], items []fleet
 		}
 		return nil
 	}
-	return show.Table(out, fleet.Columns(withoutNamespace(f, k.columns), k.together(f)), items, f.output == "wide", cli.TableWidth(out, f.output == "wide"))
+	return show.Table(out, fleet.Columns(k.columnsFor(f, items), k.together(f)), items, f.output == "wide", cli.TableWidth(out, f.output == "wide"))
 }
 
-// withoutNamespace omits the column NAMESPACE if it would be the same in each line.
-func withoutNamespace[T any](f *getFlags, columns []show.Column[T]) []show.Column[T] {
-	if f.all {
-		return columns
+// columnsFor returns the columns for items, without NAMESPACE if all are of the selected namespace.
+func (k kind[T]) columnsFor(f *getFlags, items []fleet.Reported[T]) []show.Column[T] {
+	elsewhere := func(t fleet.Reported[T]) bool { return !strings.HasPrefix(k.service(t.Item), f.Namespace+"/") }
+	if f.all || slices.ContainsFunc(items, elsewhere) {
+		return k.columns
 	}
-	return slices.DeleteFunc(slices.Clone(columns), func(c show.Column[T]) bool { return c.Title == "NAMESPACE" })
+	return slices.DeleteFunc(slices.Clone(k.columns), func(c show.Column[T]) bool { return c.Title == "NAMESPACE" })
 }
 
 func (v Viewers) newGetAll() *cobra.Command {

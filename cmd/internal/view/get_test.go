@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -132,6 +133,48 @@ var _ = Describe("get -w of a cluster", func() {
 		Eventually(ended).Should(Receive(BeNil()))
 	})
 
+	It("prints an object again that was gone while another node was unreachable", func(ctx context.Context) {
+		var rounds atomic.Int32
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			web := api.Service{Namespace: "shop", Name: "web", State: api.ServiceOK}
+			list := api.ServiceList{}
+			if rounds.Add(1) != 2 {
+				list.Items = []api.Service{web}
+			}
+			w.Header().Set("Content-Type", "application/json")
+			_ = json.NewEncoder(w).Encode(list)
+		}))
+		DeferCleanup(server.Close)
+		silent := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }))
+		DeferCleanup(silent.Close)
+		var ushers []fleet.Usher
+		for node, s := range []*httptest.Server{server, silent} {
+			c, err := client.New(s.Listener.Addr().String())
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(c.Close)
+			ushers = append(ushers, fleet.Usher{Node: strconv.Itoa(node), Pod: "kube-system/usher", Client: c})
+		}
+		out := gbytes.NewBuffer()
+		cmd := &cobra.Command{}
+		cmd.SetOut(out)
+		cmd.SetErr(GinkgoWriter)
+		ctx, cancel := context.WithCancel(ctx)
+		cmd.SetContext(ctx)
+		f := &getFlags{all: true, watch: true, apart: true}
+		f.asks.newFleet = func(fleet.Options) (fleet.Finder, error) { return nil, errors.New("no cluster") }
+		ended := make(chan error)
+		go func() {
+			defer GinkgoRecover()
+			defer close(ended)
+			ended <- watch(cmd, f, f.serviceKind(&client.ServiceQuery{}), ushers, nil)
+		}()
+		Eventually(out, "30s").Should(gbytes.Say(" web +ok"))
+		Eventually(out, "30s").Should(gbytes.Say(" web +ok"))
+		Expect(strings.Count(string(out.Contents()), "NAMESPACE")).To(Equal(1), "the columns are the same")
+		cancel()
+		Eventually(ended).Should(Receive(BeNil()))
+	})
+
 	It("does not count another failed probe as a change of an endpoint, but another cause", func() {
 		news := func(cause string) string {
 			return (&getFlags{}).endpointKind(&client.ServiceQuery{}).news(show.PortEndpoint{Endpoint: api.Endpoint{State: api.EndpointQuarantined, Quarantine: &api.Quarantine{Cause: cause}}})
@@ -150,10 +193,24 @@ var _ = Describe("get -w of a cluster", func() {
 		Expect(past(late, began)).To(BeFalse(), "it was open then")
 		Expect(past(late, time.Time{})).To(BeTrue())
 		Expect(past(api.Connection{}, time.Time{})).To(BeFalse(), "it is open")
-		q.State = "all"
-		Expect(past(ended, began)).To(BeFalse(), "ended connections were requested")
+		for _, q = range []client.ConnectionQuery{{State: "all"}, {Last: time.Minute}, {End: "endpoint-closed"}} {
+			Expect(past(ended, began)).To(BeFalse(), "ended connections were requested")
+		}
 	})
 })
+
+var _ = DescribeTable("the column NAMESPACE", func(f *getFlags, shown bool, namespaces ...string) {
+	k := f.serviceKind(&client.ServiceQuery{})
+	var items []fleet.Reported[api.Service]
+	for _, n := range namespaces {
+		items = append(items, fleet.Reported[api.Service]{Item: api.Service{Namespace: n, Name: "web"}})
+	}
+	Expect(k.columnsFor(f, items)).To(HaveLen(len(k.columns) - map[bool]int{false: 1}[shown]))
+},
+	Entry("is omitted if all have the selected one", &getFlags{NamespaceFlag: NamespaceFlag{Namespace: "shop"}}, false, "shop", "shop"),
+	Entry("is shown with -A", &getFlags{all: true}, true, "shop"),
+	Entry("is shown if an item has another one", &getFlags{NamespaceFlag: NamespaceFlag{Namespace: "shop"}}, true, "shop", "test"),
+)
 
 var _ = DescribeTable("--endpoint without a namespace", func(name, service, is string) {
 	f := NamespaceFlag{Namespace: "shop"}

@@ -124,12 +124,13 @@ func (r *reach) note(back *api.Reaches) {
 // connectionKind lists the connections that q and the command line select. It records how
 // far back they reach.
 func (f *getFlags) connectionKind(q *client.ConnectionQuery, reaches *reach) kind[api.Connection] {
+	ended := func() bool { return q.State != "" || q.End != "" || q.Last > 0 } // ended connections are requested, or a state is
 	return kind[api.Connection]{
 		plural: "connections", columns: show.Connections, service: func(c api.Connection) string { return c.Service },
 		order: func(a, b api.Connection) int { return fleet.CompareConnections(q.Sort, a, b) },
 		list: func(ctx context.Context, u fleet.Usher, names []string) ([]api.Connection, error) {
 			q := *q
-			if q.Service = f.only(names); f.watch && q.State == "" {
+			if q.Service = f.only(names); f.watch && !ended() {
 				q.State = "all" // to include the ends
 			}
 			list, err := u.Connections(ctx, q)
@@ -143,13 +144,15 @@ func (f *getFlags) connectionKind(q *client.ConnectionQuery, reaches *reach) kin
 			return list.Items, err
 		},
 		past: func(c api.Connection, before time.Time) bool {
-			return c.End != "" && q.State == "" && (before.IsZero() || c.Accepted.Add(time.Duration(c.DurationMs*float64(time.Millisecond))).Before(before))
+			return c.End != "" && !ended() && (before.IsZero() || c.Accepted.Add(time.Duration(c.DurationMs*float64(time.Millisecond))).Before(before))
 		},
-		name: func(c api.Connection) string { return fmt.Sprintf("connection/%d", c.ID) },
+		name: connectionName,
 		key:  func(c api.Connection) string { return fmt.Sprint(c.ID, c.Accepted.UnixNano()) }, // another usher process counts from 1
 		news: func(c api.Connection) string { return fmt.Sprint(show.ConnectionState(c), len(c.Attempts)) },
 	}
 }
+
+func connectionName(c api.Connection) string { return fmt.Sprintf("connection/%d", c.ID) }
 
 // printConnection prints one connection with its attempts. Each node numbers its own connections: several nodes may
 // have the same ID. The error unknown means that none has it; err is from nodes that did not answer, for example.
@@ -173,10 +176,14 @@ func (f *getFlags) printConnection(cmd *cobra.Command, ushers []fleet.Usher, id 
 			continue
 		}
 		unknown = nil
-		if f.output == "json" || f.output == "yaml" {
+		switch f.output {
+		case "json", "yaml":
 			if err := cli.PrintDocument(out, f.output, fleet.Reported[api.Connection]{Node: a.From.Node, Item: *a.Value}); err != nil {
 				return nil, err
 			}
+			continue
+		case "name":
+			fmt.Fprintln(out, connectionName(*a.Value))
 			continue
 		}
 		if a.From.Node != "" {

@@ -71,6 +71,7 @@ func (f *getFlags) serviceKind(q *client.ServiceQuery) kind[api.Service] {
 			return f.services(ctx, u.Client, *q, names)
 		},
 		merge: fleet.Services,
+		state: &q.State,
 		order: func(a, b api.Service) int { return fleet.CompareServices(q.Sort, a, b) },
 		name:  func(s api.Service) string { return "service/" + f.nameOf(serviceOf(s)) },
 		key:   serviceOf,
@@ -149,6 +150,7 @@ func (f *getFlags) endpointKind(q *client.ServiceQuery) kind[show.PortEndpoint] 
 			return f.endpoints(ctx, u.Client, *q, names, of.(map[string]knownEndpoints))
 		},
 		merge:   fleet.Endpoints,
+		state:   &q.State,
 		order:   func(a, b show.PortEndpoint) int { return cmp.Compare(service(a), service(b)) }, // within a Service, in usher's order
 		address: func(e show.PortEndpoint) string { return e.Address },
 		name:    func(e show.PortEndpoint) string { return "endpoint/" + e.Address },
@@ -218,6 +220,9 @@ func (f *getFlags) servicesWith(ctx context.Context, c *client.Client, q client.
 		} else {
 			others = append(others, n)
 		}
+	}
+	if len(addresses) > 0 && q.Text != "" {
+		return nil, cli.Usagef("--filter cannot be combined with the address of an endpoint (%s)", addresses[0])
 	}
 	if len(addresses) == 0 || len(others) > 0 {
 		list, err := f.services(ctx, c, q, others)

@@ -3,7 +3,8 @@ package view
 import (
 	"context"
 	"fmt"
-	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -27,7 +28,7 @@ const findInterval = 10 * time.Second
 func watch[T any](cmd *cobra.Command, f *getFlags, k kind[T], ushers []fleet.Usher, names []string) error {
 	var columns []show.Column[fleet.Reported[T]] // set when there are items
 	var known map[string]string
-	titled, printed := false, ""
+	titles, printed := "", ""
 	ctx, began := cmd.Context(), time.Now()
 	found := began
 	items, err := k.known(ctx, f, ushers, names)
@@ -58,7 +59,7 @@ func watch[T any](cmd *cobra.Command, f *getFlags, k kind[T], ushers []fleet.Ush
 		now := map[string]string{}
 		table := f.output == "" || f.output == "wide"
 		if table && columns == nil && len(items) > 0 {
-			all := fleet.Columns(withoutNamespace(f, k.columns), k.together(f))
+			all := fleet.Columns(k.columnsFor(f, items), k.together(f))
 			for i := range all {
 				all[i].Some = all[i].Some && !f.asks.cluster() // NODE may be needed later
 			}
@@ -88,16 +89,17 @@ func watch[T any](cmd *cobra.Command, f *getFlags, k kind[T], ushers []fleet.Ush
 					return err
 				}
 			default:
-				if !titled {
+				if these := strings.Join(strings.Fields(lines[0]), " "); these != titles { // at first, and when other columns fit
 					fmt.Fprintln(cmd.OutOrStdout(), lines[0])
-					titled = true
+					titles = these
 				}
 				fmt.Fprintln(cmd.OutOrStdout(), lines[i+1])
 			}
 		}
-		if err != nil && known != nil { // items of unresponsive nodes are not new when the nodes are back
-			maps.Copy(known, now)
-			now = known
+		for key, news := range known { // items of unresponsive nodes are not new when the nodes are back
+			if node, _, _ := strings.Cut(key, " "); slices.Contains(fleet.SilentNodes(err), node) {
+				now[key] = news
+			}
 		}
 		known = now
 		if !pause(ctx, len(ushers)) {

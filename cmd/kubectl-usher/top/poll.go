@@ -79,6 +79,9 @@ func (m Model) askMore(a *answer) {
 		var list api.ConnectionList
 		list, a.err = m.source.Connections(m.ctx, client.ConnectionQuery{State: "all", Service: m.service, Sort: connectionSorts[m.connectionSort].sort, Max: maxItems})
 		a.connections, a.total = list.Items, list.Total
+		if client.IsNotFound(a.err) { // the Service was deleted
+			a.err = nil
+		}
 	case waterfall:
 		a.connection, a.err = m.source.Connection(m.ctx, m.connection)
 		if client.IsNotFound(a.err) {
