@@ -426,7 +426,7 @@ func udpSpecs(portal string) {
 		var unanswered atomic.Int64
 		var slowest atomic.Int64
 		var wg sync.WaitGroup
-		const clients, each = 4, 5000
+		const clients, each = 4, 1000
 		for range clients {
 			wg.Go(func() {
 				defer GinkgoRecover()
@@ -437,7 +437,7 @@ func udpSpecs(portal string) {
 						AddReportEntry("unanswered", err.Error())
 					}
 					slowest.Store(max(slowest.Load(), int64(time.Since(began))))
-					time.Sleep(time.Millisecond)
+					time.Sleep(5 * time.Millisecond) // the endpoints change several times meanwhile
 				}
 			})
 		}

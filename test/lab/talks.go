@@ -182,7 +182,7 @@ func (t *Talks) send(k *talk, side int, c *net.TCPConn) error {
 	}
 	ends := k.kind == ClientEnds && side == 0 || k.kind == EndpointEnds && side == 1
 	for over := ends; !over; {
-		pause, max := time.Duration(random.IntN(100))*time.Millisecond, 4<<10
+		pause, max := time.Duration(random.IntN(300))*time.Millisecond, 4<<10
 		switch k.kind {
 		case Bulk:
 			pause, max = 0, 1<<20
@@ -237,7 +237,7 @@ func (t *Talks) receive(k *talk, side int, c *net.TCPConn) error {
 			return err
 		}
 		if k.kind == Bulk && !t.ended() {
-			time.Sleep(10 * time.Millisecond) // so that bytes are buffered on the way
+			time.Sleep(30 * time.Millisecond) // so that bytes are buffered on the way
 		}
 	}
 }

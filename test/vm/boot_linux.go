@@ -294,7 +294,7 @@ func (i *Image) command(accelerator, options string) []string {
 	if accelerator == kvm {
 		cpu = "max" // the host CPU's features
 	}
-	return append(slices.Clone(i.platform.emulator), "-cpu", cpu, "-accel", accelerator, "-smp", "2", "-m", memory,
+	return append(slices.Clone(i.platform.emulator), "-cpu", cpu, "-accel", accelerator, "-smp", "1", "-m", memory,
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio",
 		"-kernel", i.kernel, "-initrd", i.initramfs, "-append", options)
 }

@@ -147,9 +147,10 @@ func dial(ns *lab.Namespace, from netip.Addr, to netip.AddrPort, streams uint16)
 	return p, failed
 }
 
-// limitConnect limits connect(2) to 10 s, which is ample: refusals arrive at once, and usher accepts at once.
+// limitConnect limits connect(2) to a minute, which is ample also on a busy emulated CPU: refusals arrive at once, and
+// usher accepts at once.
 func limitConnect(_, _ string, raw syscall.RawConn) error {
-	wait := unix.NsecToTimeval(int64(10 * time.Second))
+	wait := unix.NsecToTimeval(int64(time.Minute))
 	var failed error
 	err := raw.Control(func(fd uintptr) {
 		failed = unix.SetsockoptTimeval(int(fd), unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait)
