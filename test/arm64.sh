@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs tests of the data plane, and the demo, for arm64, in an emulator for single programs
+# Runs tests of packages whose code depends on the CPU, and the demo, for arm64, in an emulator for single programs
 # (qemu-user). What that lacks is in docs/requirements.md; test/vm boots an arm64 kernel besides.
 set -eu
 cd "$(dirname "$0")/.."
@@ -13,7 +13,7 @@ export CGO_ENABLED=0 GOARCH=arm64
 # https://github.com/golang/go/issues/36981.
 export GODEBUG=asyncpreemptoff=1
 export GOMEGA_DEFAULT_EVENTUALLY_TIMEOUT=60s # emulated, and beside others
-go test -count=1 -vet=off -timeout=40m -exec "$emulator" ./affinity ./config/translate ./portal/iptables ./portal/nftables ./portal/redirect ./proxy ./proxy/balance ./proxy/forward ./proxy/proxyproto ./proxy/search
+go test -count=1 -vet=off -timeout=40m -exec "$emulator" ./portal/nftables ./proxy ./proxy/balance ./proxy/forward
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 go build -ldflags '-s -w' -o "$dir/usher" ./cmd/usher

@@ -362,14 +362,14 @@ func clientAddressSpecs(portal string, six bool) {
 		}
 	})
 
-	It("sees the client's address in 10,000 connections, many of them retried after a dead endpoint", func() {
+	It("sees the client's address in thousands of connections, many of them retried after a dead endpoint", func() {
 		at := l.clusterIP("TCP", 9)
 		dead := l.host(l.neighbours[1].ns, "10.245.0.3", "fd00:245::3").addr
 		service{name: "mixed", clusterIP: at, port: 80, node: "this", endpoints: []netip.AddrPort{
 			netip.AddrPortFrom(l.neighbours[1].addr, seenPort), netip.AddrPortFrom(dead, 9), netip.AddrPortFrom(l.routed.addr, seenPort),
 		}}.write(l.services)
 		l.start(portal)
-		const workers, each = 200, 50
+		const workers, each = 200, 20
 		var wrong atomic.Pointer[string]
 		var group sync.WaitGroup
 		client := l.neighbours[0]

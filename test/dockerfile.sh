@@ -28,7 +28,7 @@ buildah() { command buildah --root "$storage/root" --runroot "$storage/run" --st
 base=$(buildah from scratch)
 buildah add --quiet "$base" "$debian" / >/dev/null
 buildah config --env "PATH=$(go env GOROOT)/bin:/usr/sbin:/usr/bin" --env GOMODCACHE=/host/modules --env GOCACHE=/host/build \
-	--env GOPROXY=off --env GOTOOLCHAIN=local "$base"
+	--env GOPROXY=off --env GOTOOLCHAIN=local --env GOFLAGS="-trimpath -ldflags=-s" "$base" # as make test, to reuse what it has compiled
 buildah commit --quiet --rm "$base" localhost/go >/dev/null
 
 buildah bud --isolation chroot --layers=false --build-arg GO_IMAGE=localhost/go "$@" --tag "$name" \

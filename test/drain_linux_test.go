@@ -50,6 +50,7 @@ var _ = Describe("added and removed endpoints, with the portal", func() {
 					if all++; endpoint == fresh.addr {
 						its++
 					}
+					time.Sleep(2 * time.Millisecond)
 				}
 				return float64(its) / float64(all)
 			}
@@ -58,7 +59,7 @@ var _ = Describe("added and removed endpoints, with the portal", func() {
 			Expect(out).To(MatchRegexp(regexp.QuoteMeta(fresh.addr.String()) + ` +- +ready, \d+% of its share `))
 			out, _, _ = askUsher(l.Node, "explain", "web")
 			Expect(out).To(MatchRegexp(`new, at \d+% of its share \(slow start\)`))
-			share(came.Add(length))
+			time.Sleep(time.Until(came.Add(length)))
 			last := share(time.Now().Add(length / 8))
 			AddReportEntry("shares of new connections", fmt.Sprintf("in the first quarter %.2f, afterwards %.2f", first, last))
 			Expect(first).To(BeNumerically("<", 0.35))

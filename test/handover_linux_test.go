@@ -124,12 +124,12 @@ type udpLoad struct {
 }
 
 // startUDPLoad starts 10 clients that use a new socket for each request, as
-// resolvers do, and 10 that keep their socket. Each sends at most 100 requests a second.
+// resolvers do, and 10 that keep their socket. Each sends at most 20 requests a second.
 func startUDPLoad(d *lab.Dialer, vip string) *udpLoad {
 	l := &udpLoad{}
 	l.end = startWorkers(20, func(i int, stop <-chan struct{}) {
 		var stays net.Conn
-		ticker := time.NewTicker(10 * time.Millisecond)
+		ticker := time.NewTicker(50 * time.Millisecond)
 		defer ticker.Stop()
 		for tick(ticker, stop) {
 			c := stays
@@ -254,7 +254,7 @@ func handoverSpecs(portal string) {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(readName(inFlight)).Error().NotTo(HaveOccurred())
 
-		traffic := startLoad(pod, web.vip(), 500)
+		traffic := startLoad(pod, web.vip(), 200)
 		rules := state(l.Node)
 		for range 5 {
 			previous := current

@@ -163,15 +163,15 @@ func keeperSpecs(portal string) {
 
 	It("refuses no client while usher is killed ten times", func() {
 		k := startKept(l.Node, dir, "--portal="+portal)
-		traffic := call(pod, 500, vips...)
+		traffic := call(pod, 150, vips...)
 		for range 10 {
 			before := traffic.made.Load()
 			time.Sleep(1200 * time.Millisecond) // the keeper delays the restart of a process that serves for less than 1 s
-			Eventually(traffic.made.Load).WithTimeout(time.Minute).Should(BeNumerically(">", before+300))
+			Eventually(traffic.made.Load).WithTimeout(time.Minute).Should(BeNumerically(">", before+100))
 			k.crash()
 		}
 		before := traffic.made.Load()
-		Eventually(traffic.made.Load).WithTimeout(time.Minute).Should(BeNumerically(">", before+500))
+		Eventually(traffic.made.Load).WithTimeout(time.Minute).Should(BeNumerically(">", before+300))
 		traffic.end()
 		Expect(time.Duration(traffic.longest.Load())).To(BeNumerically("<", 15*time.Second)) // 0.5 s without the race detector and other load
 		k.stop()
@@ -194,7 +194,7 @@ func keeperSpecs(portal string) {
 
 	It("is handed over to another keeper's instance, and the first keeper exits", func() {
 		first := startKept(l.Node, dir, "--portal="+portal)
-		traffic := call(pod, 500, vips...)
+		traffic := call(pod, 200, vips...)
 		second := startKept(l.Node, dir, "--portal="+portal, "--take-over")
 		Eventually(first).WithTimeout(40 * time.Second).Should(gexec.Exit(0))
 		second.crash()
@@ -413,7 +413,7 @@ var _ = Describe("a keeper", func() {
 		usherBinary = copied
 		DeferCleanup(func() { usherBinary = old })
 		k := startKept(l.Node, dir, "--portal=nftables")
-		traffic := startLoad(l.Pods.NewDialer(30), web.vip(), 500)
+		traffic := startLoad(l.Pods.NewDialer(30), web.vip(), 200)
 		for range 3 {
 			install(old, copied)
 			Expect(syscall.Kill(k.Command.Process.Pid, syscall.SIGHUP)).To(Succeed())

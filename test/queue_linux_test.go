@@ -137,7 +137,7 @@ func queueSpec(portal string, six bool) {
 			}()
 			waiting = append(waiting, n)
 		}
-		Eventually(inLine).WithTimeout(soon).WithPolling(time.Millisecond).Should(BeEquivalentTo(max(0, len(waiting)-3*places)))
+		Eventually(inLine).WithTimeout(soon).WithPolling(20 * time.Millisecond).Should(BeEquivalentTo(max(0, len(waiting)-3*places)))
 		Eventually(func() (served int) {
 			for _, e := range endpoints {
 				served += e.serves()

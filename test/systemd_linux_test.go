@@ -227,7 +227,7 @@ var _ = Describe("under systemd, with the shipped unit,", func() {
 		install(usherBinary, programs)
 		s = playSystemd(l.Node, programs, "--manifests="+dir+" --portal=nftables --log-format=text")
 		s.start()
-		traffic = call(l.Pods.NewDialer(50), 500, web.vip())
+		traffic = call(l.Pods.NewDialer(50), 200, web.vip())
 	})
 	flow := func(more int64) {
 		GinkgoHelper()

@@ -105,7 +105,7 @@ func buildImage(p *vm.Platform) *vm.Image {
 	Expect(err).NotTo(HaveOccurred())
 	dir := filepath.Dir(usher) // gexec removes it
 	inside := filepath.Join(dir, "vm.test")
-	compile := exec.Command("go", "test", "-c", stripped, "-o", inside, "github.com/usherproxy/usher/test/vm")
+	compile := exec.Command("go", "test", "-c", "-vet=off", stripped, "-o", inside, "github.com/usherproxy/usher/test/vm")
 	compile.Env = append(os.Environ(), static...)
 	out, err := compile.CombinedOutput()
 	Expect(err).NotTo(HaveOccurred(), string(out))

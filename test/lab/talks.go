@@ -237,7 +237,7 @@ func (t *Talks) receive(k *talk, side int, c *net.TCPConn) error {
 			return err
 		}
 		if k.kind == Bulk && !t.ended() {
-			time.Sleep(30 * time.Millisecond) // so that bytes are buffered on the way
+			time.Sleep(100 * time.Millisecond) // so that bytes are buffered on the way
 		}
 	}
 }

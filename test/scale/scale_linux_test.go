@@ -123,7 +123,7 @@ func specs(t target) {
 		// Until the trace and the pools are full.
 		perSecond(clients, vip(0), time.Second)
 		perSecond(pod, last, time.Second)
-		const rounds = 20
+		const rounds = 10
 		var one, ofMany float64
 		for range rounds { // alternating, so that both meet the same machine load
 			one += perSecond(clients, vip(0), 250*time.Millisecond) / rounds
@@ -183,7 +183,7 @@ func specs(t target) {
 	})
 
 	It("recover each time that all rules are flushed under load", func() {
-		const times = 5
+		const times = 3
 		traffic := startLoad(pod, last, 500, time.Second)
 		var flushed []time.Time
 		ticker := time.NewTicker(3 * time.Second)

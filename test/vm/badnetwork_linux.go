@@ -38,9 +38,8 @@ type trouble struct {
 	// 160 at 20 %; with the longer one none in 10,000,000, even if an emulated CPU misses the first two timeouts.
 	schedule string
 	// clientTimeout is the time after which a client retries because it cannot reach usher's node, which is the
-	// network's fault. Latency measurements do not use it.
+	// network's fault.
 	clientTimeout time.Duration
-	measured      bool
 }
 
 const (
@@ -51,7 +50,7 @@ const (
 )
 
 var troubles = []trouble{
-	{name: "loss of 5 %", how: netlink.NetemQdiscAttrs{Loss: 5}, schedule: longerDialTimeouts, measured: true},
+	{name: "loss of 5 %", how: netlink.NetemQdiscAttrs{Loss: 5}, schedule: longerDialTimeouts},
 	{name: "loss of 20 %", how: netlink.NetemQdiscAttrs{Loss: 20}, connections: 100, schedule: longerDialTimeouts, clientTimeout: time.Second},
 	{name: "a delay of 10 to 30 ms", how: netlink.NetemQdiscAttrs{Latency: 20_000, Jitter: 10_000}},
 	{name: "duplication of 20 %", how: netlink.NetemQdiscAttrs{Duplicate: 20}},
@@ -70,9 +69,14 @@ func troubled(portal string) (all []Check) {
 	return all
 }
 
+// pathMTU is the check in which a portal takes part: ICMP errors must reach usher.
+func pathMTU(portal string) Check {
+	return Check{"a path MTU of 1280, the " + portal + " portal: usher and its peers learn it from the router", func() { narrowLink(portal) }}
+}
+
 func badLinks(portal string) []Check {
 	return []Check{
-		{"a path MTU of 1280, the " + portal + " portal: usher and its peers learn it from the router", func() { narrowLink(portal) }},
+		pathMTU(portal),
 		{"a link that is down for 3 s, the " + portal + " portal: open connections continue, and clients that connect meanwhile succeed", func() { linkDown(portal) }},
 		{"a node that vanishes, the " + portal + " portal: its clients are reset, and the other node serves new ones", func() { vanishingNode(portal) }},
 	}
@@ -170,12 +174,10 @@ func trip(from *lab.Dialer, to netip.AddrPort, number uint64, size int, timeout 
 	return nil
 }
 
-// trips makes count connections, to each address in turn, atOnce of them concurrently. It returns the sorted durations
-// for each address, and the errors.
-func trips(from *lab.Namespace, to []netip.AddrPort, atOnce, count int, size func(uint64) int, timeout time.Duration) (took map[netip.AddrPort][]time.Duration, failed []error) {
+// trips makes count connections, to each address in turn, atOnce of them concurrently. It returns the errors.
+func trips(from *lab.Namespace, to []netip.AddrPort, atOnce, count int, timeout time.Duration) (failed []error) {
 	GinkgoHelper()
 	d := from.NewDialer(atOnce)
-	took = map[netip.AddrPort][]time.Duration{}
 	var mu sync.Mutex
 	var next atomic.Uint64
 	var all sync.WaitGroup
@@ -184,35 +186,26 @@ func trips(from *lab.Namespace, to []netip.AddrPort, atOnce, count int, size fun
 			for n := next.Add(1); n <= uint64(count); n = next.Add(1) {
 				at := to[n%uint64(len(to))]
 				began := time.Now()
-				err := trip(d, at, n, size(n), timeout)
-				mu.Lock()
-				if took[at] = append(took[at], time.Since(began)); err != nil {
+				if err := trip(d, at, n, mixed(n), timeout); err != nil {
+					mu.Lock()
 					failed = append(failed, fmt.Errorf("connection %d to %s, %s after it began: %w", n, at, time.Since(began), err))
+					mu.Unlock()
 				}
-				mu.Unlock()
 			}
 		})
 	}
 	all.Wait()
-	for _, t := range took {
-		slices.Sort(t)
-	}
-	return took, failed
+	return failed
 }
 
-// small returns the number of bytes of trip n, which fit into one packet.
-func small(n uint64) int { return rand.New(rand.NewPCG(17, n)).IntN(1200) }
-
-// mixed returns the number of bytes of trip n; some trips are large.
+// mixed returns the number of bytes of trip n. Most fit into one packet; some are large.
 func mixed(n uint64) int {
+	most := 1200
 	if n%16 == 0 {
-		return rand.New(rand.NewPCG(17, n)).IntN(32 << 10)
+		most = 32 << 10
 	}
-	return small(n)
+	return rand.New(rand.NewPCG(17, n)).IntN(most)
 }
-
-// p99 returns the 99th percentile of sorted durations.
-func p99(t []time.Duration) time.Duration { return t[min(len(t)*99/100, len(t)-1)] }
 
 func (t trouble) count() int {
 	if n, err := strconv.Atoi(os.Getenv(connectionsVariable)); err == nil {
@@ -241,36 +234,20 @@ func (t trouble) carried(portal string) {
 // usher and its endpoints.
 func (t trouble) withTCP(n *node) func(portal string) {
 	GinkgoHelper()
-	var vips, direct []netip.AddrPort
+	var vips []netip.AddrPort
 	for _, ip := range families {
 		s := n.of(ip).mirror(startMirror(n.Pods, ip.pod(1)), startMirror(n.Pods, ip.pod(2)), startMirror(n.Pods, ip.pod(3)))
-		vips, direct = append(vips, s.vip), append(direct, s.endpoints[0])
+		vips = append(vips, s.vip)
 	}
 	return func(portal string) {
 		GinkgoHelper()
 		impair(n.Node, "to-pods", t.how)
 		impair(n.Pods, "eth0", t.how)
-		if t.measured {
-			t.measure(n, vips, direct, portal)
-		}
 		impair(n.Outside, "eth0", t.how)
 		impair(n.Node, "to-outside", t.how)
-		_, failed := trips(n.Outside, vips, 48, t.count(), mixed, cmp.Or(t.clientTimeout, kernelTimeout))
+		failed := trips(n.Outside, vips, 48, t.count(), cmp.Or(t.clientTimeout, kernelTimeout))
 		Expect(errors.Join(failed...)).NotTo(HaveOccurred(), "%d connections failed", len(failed))
 	}
-}
-
-// measure reports the p99 of connections through usher and of direct connections made at the same time. It sets no
-// bound: on a busy machine slots of 250 ms end before an emulated CPU has answered. The clients' link has no trouble
-// yet, since it would slow down both equally.
-func (t trouble) measure(n *node, vips, direct []netip.AddrPort, portal string) {
-	GinkgoHelper()
-	took, failed := trips(n.Outside, slices.Concat(vips, direct), 16, max(800, t.count()), small, kernelTimeout)
-	Expect(errors.Join(failed...)).NotTo(HaveOccurred(), "%d connections failed", len(failed))
-	via := slices.Sorted(slices.Values(slices.Concat(took[vips[0]], took[vips[1]])))
-	past := slices.Sorted(slices.Values(slices.Concat(took[direct[0]], took[direct[1]])))
-	note := fmt.Sprintf("%s, %s: %d connections: p99 %s by usher, %s past it", t.name, portal, len(via), p99(via).Round(time.Millisecond), p99(past).Round(time.Millisecond))
-	AddReportEntry(t.name, note)
 }
 
 // withUDP creates Services and returns a check with trouble only on the links towards the node. So the check knows the
@@ -582,7 +559,7 @@ func vanishingNode(portal string) {
 		close(f.pause)
 	}
 
-	_, failed := trips(n.Outside, vips, 48, 100, mixed, kernelTimeout)
+	failed := trips(n.Outside, vips, 48, 100, kernelTimeout)
 	Expect(errors.Join(failed...)).NotTo(HaveOccurred())
 	var each []time.Duration
 	for i := range 16 {

@@ -25,7 +25,7 @@ var Kernels = []Kernel{
 	{Name: "a kernel with SCTP and iptables", On: UML, Modules: []string{"sctp"}, Checks: append(redirectChecks("iptables", true),
 		sctpCheck(ipv4, "iptables", "the listener uses another port of --proxy-port-range if the preferred one is taken", portRange),
 		sctpCheck(ipv4, "iptables", "500 associations at once need fewer than 100 threads", manyAssociations))},
-	{Name: "a kernel with SCTP and nftables", On: PC, Modules: []string{"sctp", "sch_netem"}, Checks: slices.Concat(redirectChecks("nftables", false), badLinks("nftables"))},
+	{Name: "a kernel with SCTP and nftables", On: PC, Modules: []string{"sctp"}, Checks: append(redirectChecks("nftables", false), pathMTU("nftables"))},
 	// The last check of notLoaded loads SCTP. The address portal has IPv6 here, and IPv4 in the next kernel.
 	{Name: "a kernel that has not loaded its SCTP", On: UML, Checks: slices.Concat(notLoaded, sctpChecks(ipv6, "address", false), addressChecks)},
 	// This one does not load veth automatically either.
