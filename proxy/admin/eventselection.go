@@ -100,7 +100,7 @@ func (s *eventSelection) matches(e *trace.Event) bool {
 func hasOutcome(e *trace.Event, wanted string) bool {
 	switch wanted {
 	case api.OutcomeOK:
-		return e.Kind == trace.Established || e.Kind == trace.Closed && e.Flags&(conn.Broken|conn.Unheard) == 0
+		return e.Kind == trace.Established || e.Kind == trace.Closed && e.Flags&(conn.Broken|conn.Unanswered) == 0
 	case api.OutcomeRetry:
 		return e.Kind == trace.Attempt && (e.Err != "" || e.Attempt > 1) || e.Kind == trace.Waiting
 	case api.OutcomeFailed:

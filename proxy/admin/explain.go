@@ -268,7 +268,7 @@ func whyNext(x *proxy.Explanation, c balance.Choice, now time.Time) string {
 	}
 	text := byScheduler(c)
 	if c.Skipped > 0 {
-		text += fmt.Sprintf("; skipped %d in quarantine", c.Skipped)
+		text += fmt.Sprintf(", after skipping %d in quarantine", c.Skipped)
 	}
 	return text
 }

@@ -6,17 +6,17 @@
 //
 // For each Set, a scheduler makes an order: an object that proposes the endpoints one by one, until one is usable. All
 // schedulers are listed in the map named schedulers (scheduler.go); similar ones share a file. A scheduler prepares its
-// data when the Set is made: a table (maglev.go) or shares by weight (shares.go). If the first endpoint is usable, only
-// schedulers that compare loads look at others: p2c.go at one, least.go at up to 1,023.
+// data when the Set is made: a table (maglev.go) or shares by weight (shares.go). Most schedulers stop at the first
+// usable endpoint. Only those that compare loads look at more: p2c.go at 2, least.go at up to 1,024.
 //
-// All schedulers skip an endpoint in quarantine as long as there is another one. A quarantine after failed
-// attempts ends when the endpoint answers a probe, or accepts a client that had no better endpoint. If the caller sends
-// no probes, one connection tests the endpoint after some time, while others still skip it. A quarantine after failed
-// checks ends when checks pass (health.go). Every choice comes with its reason.
+// All schedulers skip an endpoint in quarantine as long as there is another one. A quarantine after failed attempts
+// ends when the endpoint answers a probe, or accepts a client that had no better endpoint. If the caller sends no
+// probes, one connection tests the endpoint after some time, while others still skip it. A quarantine after failed
+// checks, that is, probes of all endpoints, ends only when checks pass (health.go). Every choice comes with its reason.
 //
-// If the service port asks for it, choices also skip endpoints that have reached a limit of connections, and let new
-// endpoints miss some of their turns (slowstart.go). If all endpoints outside quarantine have reached this limit,
-// clients wait in a queue (queue.go).
+// If the service port asks for it, choices also skip full endpoints: those that have reached their limit of
+// connections, and so have no free slot. They let new endpoints miss some of their turns (slowstart.go). If all
+// endpoints outside quarantine are full, clients wait in a queue (queue.go).
 //
 // The package dials nothing and has no goroutine and no clock: the caller passes the time, and reports the
 // result of each attempt and probe with Endpoint.Report.

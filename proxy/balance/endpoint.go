@@ -18,8 +18,9 @@ type Endpoint struct {
 	pool *Pool
 }
 
-// State is the state of an endpoint. It is kept while the endpoint is listed and belongs to the same Pod. If an
-// endpoint returns while it still has connections (not UDP sessions), it gets its State back, with the counters.
+// State is the state of an endpoint. It is kept while the endpoint is listed and belongs to the same Pod. If a removed
+// endpoint had connections (not UDP sessions) at the last Update and returns, it gets its State back: the counters
+// stay, and its health is reset.
 type State struct {
 	// Counters that the data plane updates and that are shown to users.
 	Active    atomic.Int64 // connections open now, and attempts under way: see Endpoint.Take
@@ -34,13 +35,14 @@ type State struct {
 	rareState atomic.Pointer[rareState]
 }
 
-// rareState is state that only some endpoints need, for example those that had clients; nil for all others.
+// rareState is state that an endpoint needs only once it has had, for example, a client. State.rareState is nil until
+// then.
 type rareState struct {
 	readyAt          atomic.Int64 // see readySince; Unix time in ns
 	drained          atomic.Int64 // see EndConnections; Unix time in ns, 0 for never
 	times            atomic.Pointer[Times]
 	failures         atomic.Pointer[latency.Recent] // only the times are used; the durations are 0
-	breaks           atomic.Pointer[latency.Recent] // only the times are used: of connections that the endpoint broke
+	breaks           atomic.Pointer[latency.Recent] // when the endpoint broke connections; the durations are 0
 	connectedAtBreak atomic.Int64                   // State.Connected when the endpoint last broke a connection
 
 	noResponse  atomic.Pointer[latency.Recent] // only the times are used

@@ -10,16 +10,16 @@ import (
 type Kind uint8
 
 // The kinds. A recheck is a probe of an endpoint that is Down because attempts failed. A check is a probe that the
-// Service asks for, whether the endpoint is Up or Down.
+// Service or --probe requests, whether the endpoint is Up or Down.
 const (
 	Connected      Kind = iota + 1 // an attempt succeeded
 	ConnectFailed                  // an attempt failed, or a UDP endpoint refused after it had answered
-	RecheckPassed                  // failed attempts no longer keep the endpoint Down
-	RecheckFailed                  // the next recheck is due after twice the time, up to Policy.Max
+	RecheckPassed                  // a recheck succeeded: it ends a quarantine that attempts began
+	RecheckFailed                  // a recheck failed: the time until the next one doubles, up to Policy.Max
 	RecheckSkipped                 // the recheck was impossible for a reason on this node
 	CheckPassed
 	CheckFailed
-	CheckOff // the Service no longer asks for checks
+	CheckOff // checks are no longer requested
 	Closed   // a connection ended without a fault of the endpoint; see Outlier
 	Broken   // the endpoint was at fault for the end of a connection, such as by a reset
 	claim    // one connection tries an endpoint that is HalfOpen
@@ -31,7 +31,7 @@ type Report struct {
 	Start  time.Time  // start of the attempt; only for ConnectFailed
 	Now    time.Time  // time of the observation
 	Err    error      // of failures
-	Client netip.Addr // only for ConnectFailed; if valid, the attempt came from this client's own address, and had no answer
+	Client netip.Addr // only for ConnectFailed without an answer, if usher connected from the client's address: that address
 }
 
 // Policy determines how reports change an endpoint's health.
@@ -113,7 +113,7 @@ type failureStreak struct {
 	down             bool
 	failures, passes int32     // consecutive failures; checks that passed since the last failure
 	since            time.Time // when the endpoint became Down
-	until            time.Time // when the next probe is due or HalfOpen begins; if passive and not down, when a recheck passed
+	until            time.Time // when the next probe is due, or HalfOpen begins; in passive, after a passed recheck, when it passed
 	err              error     // the last
 }
 
@@ -126,8 +126,8 @@ type passive struct {
 	client    netip.Addr // valid if failures affected this client alone
 	claimed   time.Time  // until when one connection tests the endpoint and others skip it
 
-	// For protocols such as UDP, whose working endpoints may send nothing: when a client was first admitted again, and how
-	// much time without a failure counts as an answer.
+	// When a client was first admitted again, and how much time without a failure then counts as an answer. Protocols
+	// such as UDP need this, since their working endpoints may send nothing.
 	halfOpen     time.Time
 	healthyAfter time.Duration
 }
@@ -136,14 +136,15 @@ type passive struct {
 // wait and the health changed. Apart from Report, only two events change the health: a choice claims a HalfOpen
 // endpoint, or a removed endpoint returns.
 //
-// A failed attempt begins a longer quarantine only if it started after the last one had ended. Two kinds of attempts
-// therefore do not count: those in progress when the quarantine began, and those made during it because no other
-// endpoint was left.
+// A failed attempt begins a new, longer quarantine only if it started after the previous quarantine had ended. So
+// attempts do not count that were in progress when the quarantine began, or were made during it, because no other
+// endpoint was left or because the client kept its affinity.
 //
 // If an attempt from a client's own address had no answer, a NetworkPolicy may block that client. While only this
 // client fails, each quarantine lasts First, and clients with affinity keep using the endpoint.
 //
-// Checks and attempts cause separate quarantines: neither kind ends one that the other began.
+// Checks and attempts cause separate quarantines: neither kind ends one that the other began. There is one exception:
+// when checks make an endpoint Down, a quarantine that only one client's attempts caused is dropped.
 func (e *Endpoint) Report(r Report, p Policy) Change {
 	switch r.Kind {
 	case Connected:

@@ -48,8 +48,8 @@ func newMaglev(s *Set) order {
 	for i := range m.slots {
 		m.slots[i] = free
 	}
-	// An endpoint whose weight is most, the greatest weight, takes a slot in each round; one with half of it, in every
-	// second round, and so on. No weight is below 1, so the next turn is no more rounds away than the greatest weight.
+	// An endpoint with the greatest weight takes a slot in each round, one with half that weight in every second round,
+	// and so on. No weight is below 1, so the next turn is no more rounds away than the greatest weight.
 	rounds := make([][]int, most+1) // the endpoints with a turn in each of the next rounds
 	plan := func(i int) {
 		w := &wants[i]

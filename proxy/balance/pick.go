@@ -35,7 +35,7 @@ const (
 	// registers.
 	mustWait
 
-	Reasons = iota // the number of reasons, 0 included: for arrays
+	Reasons = iota // the number of reasons, with 0 and without mustWait: for arrays
 )
 
 // reasons are the names that the API, metrics and the trace use.
@@ -62,8 +62,9 @@ type Request struct {
 type Choice struct {
 	Endpoint *Endpoint
 	Reason   Reason
-	// Skipped is how often an endpoint in quarantine would have been next; the same one twice in a row counts once. The
-	// schedulers in least.go do not count this.
+	// Skipped is how often an endpoint in quarantine would have been next; the same one twice in a row counts once. If
+	// the chosen endpoint is in quarantine, it is counted, too. The schedulers in least.go count only if all endpoints
+	// are in quarantine.
 	Skipped int
 }
 
@@ -108,9 +109,9 @@ func (s *Set) Find(addr netip.AddrPort) *Endpoint {
 
 // Pick returns the endpoint to try next. It considers only endpoints that are not in a.Tried and, in a limited Set, not
 // full. Of these it returns the first in the scheduler's order that is not in quarantine. If all are in quarantine, it
-// returns the scheduler's first choice, or the next in rotation. It returns false if no endpoint is left.
-// It also returns false if all untried endpoints outside quarantine are full: the client waits for one of these, rather
-// than use one in quarantine. The caller takes a slot of the endpoint.
+// returns the scheduler's first choice, or the next in rotation. It returns false if no endpoint is left. It also
+// returns false if all untried endpoints outside quarantine are full: the client waits for one of these, rather than
+// use one in quarantine. The caller counts the connection with Endpoint.Take.
 func (s *Set) Pick(a Request) (Choice, bool) {
 	choice, skipped, ok := s.pick(look{Request: a, turn: s.cursor.Add(1) - 1, claim: true})
 	// A skipped endpoint uses up its turn; otherwise the next endpoint would always get that turn in addition to its
@@ -200,8 +201,8 @@ type look struct {
 	ignoreSlowStart bool // set for a second pass if slow start left no endpoint to choose
 }
 
-// maxLooks is the number of endpoints that a scheduler proposes before all are checked in order. With half of them in
-// quarantine, that happens once in 65,536 choices.
+// maxLooks is the number of endpoints that a scheduler proposes before all are checked in order. If half of a Set's
+// endpoints are in quarantine, this many random proposals all fail once in 65,536 choices.
 const maxLooks = 16
 
 // pick is Pick, and also returns how many endpoints were skipped before the result.

@@ -161,8 +161,8 @@ func (q *queue) passOn() {
 	}
 }
 
-// wake wakes the front client of e's affinity queue and, in each group, that of retries, or of fresh if retries is
-// empty. Call it when e has a free slot or its state has changed, and only if clients wait.
+// wake wakes the front client of several queues: e's affinity queue and, in each group, group.retries, or group.fresh
+// if retries is empty. Call it when e has a free slot or its state has changed, and only if clients wait.
 func (p *Pool) wake(e *Endpoint) {
 	var queues []*queue
 	if q := e.rare().queue.Load(); q != nil {

@@ -1,11 +1,11 @@
 // Package budget counts the file descriptors of this process and limits their use. Listeners, connections and UDP
 // sessions take from the budget.
 //
-// No kind of use can take all descriptors from the others. UDP sessions have at most a quarter of the descriptors,
-// since any host can send datagrams with forged source addresses. Where UDP is served, connections leave an eighth to
-// it, so that a node's DNS keeps working. The last part of each limit is reserved: an eighth of the connections, and of
-// the sessions, for clients that have few; a sixteenth of the connections for service ports that have few; an eighth of
-// the listeners for namespaces that have few.
+// No kind of use can take all descriptors from the others. Of the descriptors that are not reserved for other uses, UDP
+// sessions have at most a quarter, since any host can send datagrams with forged source addresses. Where UDP is served,
+// connections leave an eighth to it, so that a node's DNS keeps working. The last part of each limit is reserved: an
+// eighth of the connections, and of the sessions, for clients that have few; a sixteenth of the connections for service
+// ports that have few; an eighth of the listeners for namespaces that have few.
 package budget
 
 import (
@@ -23,16 +23,16 @@ import (
 type Limits struct {
 	// MaxConnections limits open connections. 0 means only the limit that Budget computes: see ConnectionLimit.
 	MaxConnections int64
-	// MaxConnectionsPerPort limits the connections of one service port; 0 means half of the connection limit, once
-	// little of that is left: see scarce.
+	// MaxConnectionsPerPort limits the connections of one service port; 0 means half of the connection limit when that
+	// limit is nearly reached: see scarce.
 	MaxConnectionsPerPort int64
 
-	// MaxUDPSessions limits open UDP sessions. A quarter of the file descriptors is always the upper limit.
+	// MaxUDPSessions limits open UDP sessions. SessionLimit may be lower.
 	MaxUDPSessions int64
 
 	// MaxClientShare is the percentage of the connection limit, and of the session limit, that one client address may
-	// hold when little of that limit is left; 100 means no limit per client. A client above it gets no further
-	// connection; a new UDP session of it ends the one that has been idle longest.
+	// hold when that limit is nearly reached; 100 means no limit per client. A client above this share gets no further
+	// connection. If it begins a UDP session, its session that has been idle longest ends.
 	MaxClientShare int64
 }
 
@@ -85,7 +85,7 @@ func (b *Budget) maxListeners() int64 { return max(1, b.usable*3/4) }
 
 // Reasons to refuse a listener.
 var (
-	ErrOpenFiles  = errors.New("open files limit reached, no descriptor left for another listener")
+	ErrOpenFiles  = errors.New("too many listeners for the open files limit")
 	ErrLocalPorts = errors.New("too many listeners on local ports")
 )
 
@@ -99,16 +99,16 @@ func (b *Budget) localListeners(udp bool) (open *atomic.Int64, most int64) {
 }
 
 // AdmitListener returns an error if there is no capacity for another listener of a Service in namespace. local means
-// that it gets one of the kernel's ephemeral ports: authors of Services may request any number of listeners, and must
-// leave enough ports for the node's own connections. A namespace with more than half of all listeners gets none of the
-// last eighth.
+// that it gets one of the kernel's ephemeral ports. Listeners on these are limited, so that Services with many ports
+// leave enough of them for the node's own connections. A namespace with more than half of all listeners gets none of
+// the last eighth.
 func (b *Budget) AdmitListener(namespace string, udp, local bool) error {
 	b.mu.Lock()
 	large := 2*b.inNamespace[namespace] > b.Listeners.Load()
 	b.mu.Unlock()
 	share := func(most int64) (int64, string) {
 		if large {
-			return most - most/8, ", and the rest is reserved for other namespaces than " + namespace
+			return most - most/8, fmt.Sprintf(", and %d more are reserved for namespaces other than %s", most/8, namespace)
 		}
 		return most, ""
 	}
@@ -166,18 +166,18 @@ func (b *Budget) SessionLimit() int64 {
 // SessionLimitPerPort returns the maximum number of sessions of one service port: half of SessionLimit.
 func (b *Budget) SessionLimitPerPort() int64 { return max(1, b.SessionLimit()/2) }
 
-// Divisors of a limit that give the part reserved for clients, and for service ports, with few connections. A limit
-// below the divisor has no such part.
+// 1/clientReserve of a limit is reserved for clients with few connections, and 1/portReserve for such service ports. A
+// limit below the divisor has no such part.
 const (
-	partForClients = 8
-	partForPorts   = 16
+	clientReserve = 8
+	portReserve   = 16
 )
 
-// scarce reports whether only the reserved part of limit, that is limit/part, is left when open are in use.
-func scarce(open, limit, part int64) bool { return open > limit-limit/part }
+// scarce reports whether only the reserved part of limit, that is limit/reserve, is left when open are in use.
+func scarce(open, limit, reserve int64) bool { return open > limit-limit/reserve }
 
-// clientsPart returns the part of limit that one client address may hold when capacity is scarce.
-func (b *Budget) clientsPart(limit int64) int64 { return max(1, limit*b.limits.MaxClientShare/100) }
+// clientShare returns how much of limit one client address may hold when capacity is scarce.
+func (b *Budget) clientShare(limit int64) int64 { return max(1, limit*b.limits.MaxClientShare/100) }
 
 // Reasons to refuse a connection.
 var (
@@ -194,9 +194,9 @@ func (b *Budget) TakeConnection(toPort, ofClient int64) error {
 	switch {
 	case open > limit:
 		err = errTooMany
-	case perPort > 0 && toPort > perPort, perPort == 0 && toPort > max(1, limit/2) && scarce(open, limit, partForPorts):
+	case perPort > 0 && toPort > perPort, perPort == 0 && toPort > max(1, limit/2) && scarce(open, limit, portReserve):
 		err = errTooManyToPort
-	case ofClient > b.clientsPart(limit) && scarce(open, limit, partForClients):
+	case ofClient > b.clientShare(limit) && scarce(open, limit, clientReserve):
 		err = errTooManyOfClient
 	default:
 		return nil
@@ -208,60 +208,61 @@ func (b *Budget) TakeConnection(toPort, ofClient int64) error {
 // AdmitClient checks the limit again for a connection that was counted for a load balancer, once its client is known
 // from a PROXY header. ofClient is the client's number of connections, this one included.
 func (b *Budget) AdmitClient(ofClient int64) error {
-	if limit := b.ConnectionLimit(); scarce(b.Connections.Load(), limit, partForClients) && ofClient > b.clientsPart(limit) {
+	if limit := b.ConnectionLimit(); scarce(b.Connections.Load(), limit, clientReserve) && ofClient > b.clientShare(limit) {
 		return errTooManyOfClient
 	}
 	return nil
 }
 
-// Room is the result of taking a UDP session or a port: success, or the limit that is reached.
-type Room uint8
+// Limit is the limit that a new UDP session exceeds.
+type Limit uint8
 
 const (
-	Enough     Room = iota
-	PortFull        // the service port's limit is reached
-	ClientFull      // the client's limit is reached, and capacity is scarce
-	AllFull         // the limit for all sessions, or of descriptors, is reached
+	NoLimit     Limit = iota
+	PortLimit         // of the service port
+	ClientLimit       // of the client, which applies when capacity is scarce
+	TotalLimit        // of all sessions, or of descriptors
 )
 
-// TakeSession counts a new UDP session, or returns whose session must be evicted first. toPort and ofClient are the
-// sessions of the service port and the client, this one included.
-func (b *Budget) TakeSession(toPort, ofClient int64) Room {
+// TakeSession counts a new UDP session, or returns the limit that it exceeds: the caller must then evict a session that
+// counts towards this limit, and try again. toPort and ofClient are the sessions of the service port and the client,
+// this one included.
+func (b *Budget) TakeSession(toPort, ofClient int64) Limit {
 	open, limit := b.Sessions.Add(1), b.SessionLimit()
 	perPort := max(1, limit/2)
 	full := open > limit || b.fixed()+open+2*b.Connections.Load() > b.usable
-	var whose Room
+	var whose Limit
 	switch {
-	case ofClient > b.clientsPart(limit) && (full || scarce(open, limit, partForClients) || scarce(toPort, perPort, partForClients)):
-		whose = ClientFull
+	case ofClient > b.clientShare(limit) && (full || scarce(open, limit, clientReserve) || scarce(toPort, perPort, clientReserve)):
+		whose = ClientLimit
 	case toPort > perPort:
-		whose = PortFull
+		whose = PortLimit
 	case full:
-		whose = AllFull
+		whose = TotalLimit
 	default:
-		return Enough
+		return NoLimit
 	}
 	b.Sessions.Add(-1)
 	return whose
 }
 
-// TakePort counts a port of this node for a UDP session, or returns whose session must be evicted first. Each session
-// whose datagrams have the node's address as the source, and not the client's, needs its own port. All sessions
-// together have at most half of the ports: the rest is for other programs, and the fewer ports are free, the longer the
-// kernel takes to find one. The sessions of one service port use at most half of that half; toPort is the number of
-// ports that they use, this one included.
-func (b *Budget) TakePort(toPort int64) Room {
+// TakePort counts a port of this node for a UDP session, or returns the limit that it exceeds, as TakeSession does.
+// Each session whose datagrams have the node's address as the source, and not the client's, needs its own port. All
+// sessions together have at most half of the ports: the rest is for other programs, and the fewer ports are free, the
+// longer the kernel takes to find one. The sessions of one service port use at most half of that half; toPort is the
+// number of ports that they use, this one included.
+func (b *Budget) TakePort(toPort int64) Limit {
 	taken, limit := b.Ports.Add(1), max(1, b.localPorts/2)
-	var whose Room
+	var whose Limit
 	switch {
 	case b.localPorts == 0:
-		return Enough
+		return NoLimit
 	case toPort > max(1, limit/2):
-		whose = PortFull
+		whose = PortLimit
 	case taken > limit:
-		whose = AllFull
+		whose = TotalLimit
 	default:
-		return Enough
+		return NoLimit
 	}
 	b.Ports.Add(-1)
 	return whose
@@ -278,7 +279,7 @@ func (b *Budget) Pipes(loops int) int { return int(b.Descriptors) / 16 / 2 / loo
 
 // NeededFor returns the open-files limit that is required for more listeners in addition to the current ones.
 func (b *Budget) NeededFor(more int) int64 {
-	share := (b.Listeners.Load()+int64(more))*4/3 + 1
+	share := (b.Listeners.Load()+int64(more))*4/3*8/7 + 2 // also if one namespace has most of the listeners
 	return min(share+mostReserved, share*4/3+1)
 }
 
@@ -288,8 +289,8 @@ type Clients [16]struct {
 	open map[netip.Addr]int64
 }
 
-// Add adds more to the client's number, and returns the new one.
-func (c *Clients) Add(client netip.Addr, more int64) int64 {
+// Add changes the client's count by change, which may be negative, and returns the new count.
+func (c *Clients) Add(client netip.Addr, change int64) int64 {
 	bits := client.As16()
 	shard := &c[bits[15]%uint8(len(c))]
 	shard.mu.Lock()
@@ -297,7 +298,7 @@ func (c *Clients) Add(client netip.Addr, more int64) int64 {
 	if shard.open == nil {
 		shard.open = map[netip.Addr]int64{}
 	}
-	n := shard.open[client] + more
+	n := shard.open[client] + change
 	if shard.open[client] = n; n == 0 {
 		delete(shard.open, client)
 	}

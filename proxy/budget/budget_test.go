@@ -21,7 +21,7 @@ func TestConnectionsLeaveCapacityForUDP(t *testing.T) {
 	b.Connections.Add(b.ConnectionLimit())
 	b.Sessions.Add(-150)
 	for i := range 100 {
-		g.Expect(b.TakeSession(1, 1)).To(Equal(Enough), "session %d while connections are at their limit", i)
+		g.Expect(b.TakeSession(1, 1)).To(Equal(NoLimit), "session %d while connections are at their limit", i)
 	}
 }
 
@@ -29,7 +29,7 @@ func TestUDPLeavesCapacityForConnections(t *testing.T) {
 	g := NewWithT(t)
 	b := Of(1024, usual) // 768 of them are usable
 	var sessions int64
-	for b.TakeSession(1, 1) == Enough {
+	for b.TakeSession(1, 1) == NoLimit {
 		sessions++
 	}
 	g.Expect(sessions).To(BeEquivalentTo(768 / 4))
@@ -80,16 +80,16 @@ func TestWhichUDPSessionIsEvictedAtTheLimit(t *testing.T) {
 		name             string
 		open             int64 // before the connection, of 400
 		toPort, ofClient int64 // including the connection
-		want             Room
+		want             Limit
 	}{
-		{"plenty of capacity", 100, 101, 101, Enough},
-		{"the last eighth, a client with a quarter", 350, 100, 100, Enough},
-		{"the last eighth, a client with more", 350, 100, 101, ClientFull},
-		{"a port's last eighth, a client with more", 180, 176, 101, ClientFull},
-		{"a port's share is used up, by many", 201, 201, 1, PortFull},
-		{"a port's share is used up, by one", 201, 201, 200, ClientFull},
-		{"all are in use", 400, 100, 1, AllFull},
-		{"all are in use, by one", 400, 100, 101, ClientFull},
+		{"plenty of capacity", 100, 101, 101, NoLimit},
+		{"the last eighth, a client with a quarter", 350, 100, 100, NoLimit},
+		{"the last eighth, a client with more", 350, 100, 101, ClientLimit},
+		{"a port's last eighth, a client with more", 180, 176, 101, ClientLimit},
+		{"a port's share is used up, by many", 201, 201, 1, PortLimit},
+		{"a port's share is used up, by one", 201, 201, 200, ClientLimit},
+		{"all are in use", 400, 100, 1, TotalLimit},
+		{"all are in use, by one", 400, 100, 101, ClientLimit},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -106,14 +106,14 @@ func TestUDPSessionsLeaveHalfOfThePorts(t *testing.T) {
 	for _, c := range []struct {
 		name                      string
 		localPorts, taken, toPort int64
-		want                      Room
+		want                      Limit
 	}{
-		{"plenty of capacity", 400, 100, 100, Enough},
-		{"a service port's share", 400, 100, 100, Enough},
-		{"a service port's share is used up", 400, 100, 101, PortFull},
-		{"half of all", 400, 199, 50, Enough},
-		{"half of all are used up", 400, 200, 50, AllFull},
-		{"the number of ports is unknown", 0, 1 << 20, 1 << 20, Enough},
+		{"plenty of capacity", 400, 100, 100, NoLimit},
+		{"a service port's share", 400, 100, 100, NoLimit},
+		{"a service port's share is used up", 400, 100, 101, PortLimit},
+		{"half of all", 400, 199, 50, NoLimit},
+		{"half of all are used up", 400, 200, 50, TotalLimit},
+		{"the number of ports is unknown", 0, 1 << 20, 1 << 20, NoLimit},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -121,7 +121,7 @@ func TestUDPSessionsLeaveHalfOfThePorts(t *testing.T) {
 			b.localPorts = c.localPorts
 			b.Ports.Store(c.taken)
 			g.Expect(b.TakePort(c.toPort)).To(Equal(c.want))
-			if c.want != Enough {
+			if c.want != NoLimit {
 				g.Expect(b.Ports.Load()).To(Equal(c.taken))
 			}
 		})
@@ -169,7 +169,7 @@ func TestLastListenersAreNotForOneNamespace(t *testing.T) {
 	}
 	g.Expect(b.AdmitListener("greedy", false, false)).To(Succeed())
 	g.Expect(count("greedy")).To(Equal(most - most/8))
-	g.Expect(b.AdmitListener("greedy", false, false)).To(MatchError(ContainSubstring("reserved for other namespaces than greedy")))
+	g.Expect(b.AdmitListener("greedy", false, false)).To(MatchError(ContainSubstring("reserved for namespaces other than greedy")))
 	g.Expect(count("other")).To(Equal(most / 8))
 	g.Expect(b.AdmitListener("other", false, false)).To(MatchError(ErrOpenFiles))
 	for range most / 8 {

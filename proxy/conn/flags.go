@@ -12,11 +12,11 @@ type Flags uint8
 
 // Values of Flags.
 const (
-	Retried Flags = 1 << iota // more than one attempt was made
-	Slow                      // the client waited longer than Port.Slow
-	Broken                    // it failed: see Record.Failed
-	Unheard                   // the client got no response: see outcome.NoResponse
-	flags   = iota
+	Retried    Flags = 1 << iota // more than one attempt was made
+	Slow                         // the client waited longer than Port.Slow
+	Broken                       // it failed: see Record.Failed
+	Unanswered                   // the client got no response: see outcome.NoResponse
+	flags      = iota
 )
 
 // FlagsOK is the word for a connection without problems.
@@ -40,8 +40,9 @@ func (f Flags) Words() (words []string) {
 	return words
 }
 
-// Failed reports whether a connection with this outcome was never established, or was reset by its endpoint. A UDP
-// session whose endpoint never answered, and never refused, has not failed: some protocols have no answers.
+// Failed reports whether a connection with this outcome was never established, or was reset by its endpoint. Clients
+// that usher did not serve because it stopped have not failed, nor have UDP sessions that end because they are idle, or
+// because their endpoint or VIP was removed: some protocols have no answers.
 func (r *Record) Failed(o outcome.Outcome) bool {
 	switch o {
 	case outcome.Idle, outcome.EndpointRemoved, outcome.VIPRemoved, outcome.Drained:
@@ -50,14 +51,14 @@ func (r *Record) Failed(o outcome.Outcome) bool {
 	return r.established.Load() == 0 || o.Fault() == outcome.FaultEndpoint
 }
 
-// Waited returns the time that the client waited for the endpoint's first byte. Until that arrives, it is the time
-// until an endpoint was connected, or lasted if none is. For an unanswered UDP session it is 0: some protocols have no
-// answers.
+// Waited returns the time that the client waited for the endpoint's first byte. Before that byte, it is the time until
+// an endpoint was connected; without an endpoint, it is the parameter lasted. It is 0 if the time is unknown, and for
+// an unanswered UDP session: some protocols have no answers.
 func (r *Record) Waited(lasted time.Duration) time.Duration {
 	switch first := r.firstByte.Load(); {
-	case first > adopted:
+	case first > unknownFirstByte:
 		return time.Duration(first)
-	case first == adopted, r.Port.Protocol == config.UDP:
+	case first == unknownFirstByte, r.Port.Protocol == config.UDP:
 		return 0
 	}
 	if at := r.established.Load(); at > 0 {
@@ -78,7 +79,7 @@ func (r *Record) Flags(lasted time.Duration, o outcome.Outcome) (f Flags) {
 		f |= Broken
 	}
 	if o == outcome.NoResponse {
-		f |= Unheard
+		f |= Unanswered
 	}
 	return f
 }

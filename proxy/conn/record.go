@@ -1,6 +1,6 @@
 // Package conn has the [Record] of a connection or UDP session: its addresses, its attempts and its end. The code that
-// serves the connection reports each step to the Record once. Observers, such as the trace and the metrics, read it
-// there.
+// serves the connection reports each step to the Record once. The Record passes the step to its Port's observers, such
+// as the trace and the metrics, which read all other data from the Record.
 package conn
 
 import (
@@ -36,7 +36,7 @@ type Record struct {
 	attempts    atomic.Pointer[[]Attempt] // replaced, never changed
 	established atomic.Int64              // time of the successful attempt, in ns after Start, at least 1; 0 if there is none. Set last
 
-	firstByte atomic.Int64 // in ns; see FirstByte. Until that byte has arrived: 0, or minus the time that FirstByte leaves out
+	firstByte atomic.Int64 // what FirstByte returns, in ns; before that byte 0 or, once the client has sent data, the negative of the time before, in which the client was connected and silent
 	ending    atomic.Pointer[Ending]
 
 	Trace Links
@@ -47,7 +47,8 @@ type Port struct {
 	ID       config.PortID
 	Protocol config.Protocol
 	Unlogged bool // excluded from the access log
-	// Slow is the maximum wait for the endpoint's first byte, see Record.Waited; 0 means no limit.
+	// Slow is the wait for the endpoint's first byte above which a connection has the flag Slow (see Record.Waited); 0
+	// means never.
 	Slow      time.Duration
 	Observers []Observer // of the steps of all its clients
 }
@@ -68,12 +69,12 @@ type Attempt struct {
 	Endpoint      netip.AddrPort
 	Pod           string         `json:",omitempty"`
 	Reason        balance.Reason // why this endpoint
-	Skipped       int            `json:",omitempty"` // endpoints skipped because they are quarantined
+	Skipped       int            `json:",omitempty"` // how often an endpoint in quarantine was skipped; see balance.Choice
 	Start         time.Duration  // after the connection was accepted
 	Duration      time.Duration
 	Result        Result
 	SourceAddress portal.SourceAddress // source address that the endpoint sees
-	Queued        time.Duration        `json:",omitempty"` // time spent in the queue before it
+	Queued        time.Duration        `json:",omitempty"` // total time in the queue before it, including before earlier attempts
 	Err           string               `json:",omitempty"` // "" if it succeeded
 }
 
@@ -146,17 +147,18 @@ func (r *Record) Attempted(now time.Time, a Attempt) {
 	r.report(step)
 }
 
-// Delayed reports a wait between attempts: its start, if kind is Waiting, or its end, if kind is Queued.
+// Delayed reports a wait before an attempt, or before the search ends: its start, if kind is Waiting, or its end, if
+// kind is Queued.
 func (r *Record) Delayed(kind Kind, now time.Time, d time.Duration) {
 	r.report(Step{Kind: kind, Time: now, Duration: d, Attempt: r.Tries()})
 }
 
 // Adopted reports that the connection is inherited from the previous process, which had connected it to endpoint. Its
-// time to first byte and its attempts are unknown.
+// time to first byte is unknown, and its attempts are replaced by one with the reason Inherited.
 func (r *Record) Adopted(now time.Time, endpoint netip.AddrPort, pod string) {
 	r.first = answered{choice: unique.Make(choice{endpoint, pod, balance.Inherited})}
 	r.established.Store(1)
-	r.firstByte.Store(adopted)
+	r.firstByte.Store(unknownFirstByte)
 	r.report(Step{Kind: Established, Time: now})
 }
 
@@ -168,10 +170,10 @@ func (r *Record) ClientFirstByte(now time.Time) {
 	}
 }
 
-// EndpointFirstByte records that the endpoint's first byte for the client arrived at now. It returns FirstByte without
-// the time before the attempt that succeeded: the time of the endpoint itself. It is called at most once.
+// EndpointFirstByte records that the endpoint's first byte for the client arrived at now. It returns the endpoint's
+// share of FirstByte: the time since the successful attempt began. It is called at most once.
 func (r *Record) EndpointFirstByte(now time.Time) time.Duration {
-	took := max(adopted+1, now.Sub(r.Start)+time.Duration(r.firstByte.Load()))
+	took := max(unknownFirstByte+1, now.Sub(r.Start)+time.Duration(r.firstByte.Load()))
 	r.firstByte.Store(int64(took))
 	r.report(Step{Kind: FirstByte, Time: now, Duration: took, Flags: r.Flags(took, outcome.Open)})
 	began := r.first.began
@@ -205,20 +207,21 @@ func (r *Record) report(s Step) {
 	}
 }
 
-// adopted is the value of firstByte for an unknown time.
-const adopted = 1
+// unknownFirstByte is the value of firstByte for an unknown time.
+const unknownFirstByte = 1
 
 // FirstByte returns the time from accept to the endpoint's first byte, without the time in which the client was
 // connected to an endpoint and had not sent anything. It is 0 if no byte has arrived, or if the time is unknown.
 func (r *Record) FirstByte() time.Duration {
-	if first := r.firstByte.Load(); first > adopted {
+	if first := r.firstByte.Load(); first > unknownFirstByte {
 		return time.Duration(first)
 	}
 	return 0
 }
 
-// WaitsForByte returns how long the client of an open connection has waited for the endpoint's first byte, as FirstByte counts
-// it; 0 if that byte has arrived, or no endpoint is connected. It may also be positive if the client has sent nothing.
+// WaitsForByte returns how long the client of an open connection has waited for the endpoint's first byte. It is 0 if
+// that byte has arrived, if the time is unknown, or if no endpoint is connected. It is the time that FirstByte counts,
+// but as long as the client has sent nothing, the time since accept.
 func (r *Record) WaitsForByte(now time.Time) time.Duration {
 	if first := r.firstByte.Load(); first <= 0 && r.established.Load() > 0 {
 		return now.Sub(r.Start) + time.Duration(first)
@@ -228,7 +231,7 @@ func (r *Record) WaitsForByte(now time.Time) time.Duration {
 
 // Attempts returns the attempts, the first one first. Callers must not change them.
 func (r *Record) Attempts() []Attempt {
-	established := r.established.Load() > 0 // before attempts, which may be stored meanwhile
+	established := r.established.Load() > 0 // read first: if attempts were stored between the two, first would seem to have the only one
 	if all := r.attempts.Load(); all != nil {
 		return *all
 	}
@@ -270,16 +273,16 @@ func (r *Record) Established() (Attempt, bool) {
 // Ending returns the end of the connection; nil while it is open.
 func (r *Record) Ending() *Ending { return r.ending.Load() }
 
-// EndedAt returns the attempt whose endpoint the connection had at its end; false if none.
-func (r *Record) EndedAt() (Attempt, bool) {
+// LastEndpoint returns the attempt whose endpoint the connection had at its end; false if none.
+func (r *Record) LastEndpoint() (Attempt, bool) {
 	if e := r.ending.Load(); e != nil && e.to > 0 {
 		return r.Attempt(int(e.to)), true
 	}
 	return Attempt{}, false
 }
 
-// Snapshot is a Record of an established connection, as JSON, with which another process can continue it. Values whose
-// numbers may differ between versions are words.
+// Snapshot is the JSON form of the Record of an established connection, from which another process continues the
+// connection. Enumerations are encoded as strings, since their numbers may differ between versions.
 type Snapshot struct {
 	ID       uint64
 	From, To netip.AddrPort
@@ -291,9 +294,9 @@ type Snapshot struct {
 }
 
 // ForgetFirstByte makes the time to the first byte unknown.
-func (s *Snapshot) ForgetFirstByte() { s.FirstByte = adopted }
+func (s *Snapshot) ForgetFirstByte() { s.FirstByte = unknownFirstByte }
 
-// AttemptSnapshot is an Attempt in a Snapshot. Its words replace the numbers of the Attempt.
+// AttemptSnapshot is an Attempt in a Snapshot. Its string fields replace those of the Attempt.
 type AttemptSnapshot struct {
 	Attempt
 	Reason, Result, SourceAddress string
@@ -308,8 +311,8 @@ func (r *Record) Snapshot() Snapshot {
 	return s
 }
 
-// Record returns the record of a client of port from s. It returns an error for words that this version does not know,
-// and if the connection was not established.
+// Record returns the Record that s describes, for a client of port. It returns an error for strings that this version
+// does not know, and if the connection was not established.
 func (s *Snapshot) Record(port *Port) (*Record, error) {
 	r := &Record{ID: s.ID, Port: port, From: s.From, To: s.To, Via: s.Via, Start: s.Start}
 	all := make([]Attempt, len(s.Attempts))

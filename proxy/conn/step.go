@@ -10,7 +10,7 @@ import (
 // Kind is the kind of a Step.
 type Kind uint8
 
-// The kinds, in the order of a connection's steps, except FirstByte.
+// The kinds. Attempted, Waiting and Queued may repeat, in any order.
 const (
 	Accepted    Kind = iota + 1
 	Attempted        // an attempt has ended; if it succeeded, the connection is established
@@ -25,13 +25,13 @@ const (
 type Step struct {
 	Kind          Kind
 	Time          time.Time
-	Duration      time.Duration // since accept; of Waiting and Queued, duration of the wait; of FirstByte, see Record.FirstByte
-	Attempt       int           // number of attempts so far; of Attempted, Waiting and Queued
-	Result        Result        // of Attempted, as are Reason and SourceAddress
+	Duration      time.Duration // since accept, 0 for Established; for Waiting and Queued the duration of the wait; for FirstByte see Record.FirstByte
+	Attempt       int           // number of attempts so far; set for Attempted, Waiting and Queued
+	Result        Result        // set for Attempted, as are Reason and SourceAddress
 	Reason        balance.Reason
 	SourceAddress portal.SourceAddress
-	Flags         Flags   // problems so far; of FirstByte, Closed and a successful attempt
-	Ending        *Ending // of Closed
+	Flags         Flags   // problems so far; set for FirstByte, Closed and a successful attempt
+	Ending        *Ending // set for Closed
 }
 
 // Observer observes the steps of connections. The goroutine that serves the connection calls Observe, which must not

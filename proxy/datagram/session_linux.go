@@ -160,11 +160,11 @@ func (s *session) Refuse(r outcome.Result) {
 func (s *session) takePort() {
 	b, sk := s.Front.Budget, s.socket
 	for toPort := s.Front.Ports.Add(1); ; toPort = s.Front.Ports.Load() {
-		room, from := b.TakePort(toPort), &sk.loop.ported
-		if room == budget.Enough {
+		limit, from := b.TakePort(toPort), &sk.loop.ported
+		if limit == budget.NoLimit {
 			break
 		}
-		if room == budget.PortFull {
+		if limit == budget.PortLimit {
 			from = &sk.ported
 		}
 		if !evictOldest(from, s) {

@@ -280,11 +280,11 @@ func (sk *socket) makeRoom(client netip.Addr) {
 	for {
 		from := &sk.loop.sessions
 		switch b.TakeSession(toPort, ofClient) {
-		case budget.Enough:
+		case budget.NoLimit:
 			return
-		case budget.ClientFull:
+		case budget.ClientLimit:
 			from = sk.loop.clients[client]
-		case budget.PortFull:
+		case budget.PortLimit:
 			from = &sk.order
 		}
 		sk.front.LimitErrors.Do(func() {

@@ -1,10 +1,10 @@
-// Package health probes endpoints: failed ones, to learn when they recover, and all endpoints of Services that request
-// probes.
+// Package health probes endpoints: failed ones, to learn when they recover, and the usable endpoints of Services for
+// which an annotation or --probe requests probes.
 //
 // A [Prober] makes two kinds of probes. A recheck probes an endpoint that is in quarantine because clients' attempts
-// failed. The wait before a recheck doubles with each failure. A check is a probe that the Service requests, for each
-// endpoint that clients may use, one interval after the previous probe ended. Each kind has its own rate limit and
-// order. Rechecks with the shortest wait come first, so that an endpoint that has just failed does not wait for
-// thousands that have been dead for long. Checks that have been due for longest come first. Namespaces take turns in
-// each kind. Package balance decides how a result changes the endpoint's state.
+// failed. The delay before a recheck doubles with each failure, up to --quarantine-max. A check is a requested probe.
+// Each endpoint is checked one interval after its previous check ended. Each kind has its own rate limit and order.
+// Namespaces take turns in each kind. Within a namespace, rechecks that were scheduled with the shortest delay come
+// first, so that an endpoint that has just failed is not queued behind thousands that failed long ago; of the checks,
+// the one that has been due for longest comes first. Package balance decides how a result changes the endpoint's state.
 package health

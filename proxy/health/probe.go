@@ -92,7 +92,7 @@ func (p *Prober) get(ctx context.Context, c probe) error {
 	}
 	r.Header.Set("User-Agent", "usher/probe")
 	transport := http.Transport{
-		// The context passed to it does not end with ctx.
+		// The context that RoundTrip passes does not end with ctx; AfterFunc closes the connection instead.
 		DialContext: func(context.Context, string, string) (net.Conn, error) {
 			conn, err := p.connect(ctx, c.at)
 			if err != nil {
@@ -125,7 +125,7 @@ func resultOf(err error) conn.Result {
 	return search.ResultOf(err)
 }
 
-// short returns err with its text shortened, since that may contain data that an endpoint has sent.
+// short limits the text of err to maxError bytes, because the text may contain data from the endpoint, of any length.
 func short(err error) error {
 	err = search.Plain(err)
 	if err == nil || len(err.Error()) <= maxError {
@@ -134,7 +134,7 @@ func short(err error) error {
 	return errors.New(strings.ToValidUTF8(err.Error()[:maxError], "") + "…")
 }
 
-// target identifies an endpoint of a service port. It stays valid when other properties of the endpoint change.
+// target identifies an endpoint of a service port. It stays valid when the endpoint's weight or conditions change.
 type target struct {
 	front *frontend.FrontEnd
 	state *balance.State

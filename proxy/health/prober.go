@@ -57,8 +57,8 @@ func (p *Prober) ofNamespace() int { return max(1, p.atOnce/4) }
 // job is a probe and the endpoints that get its results.
 type job struct {
 	probe
-	targets map[target]bool // without any, the job is dropped: at once if it waits, when its turn comes if it is due, or when its probe ends
-	wait    time.Duration   // from when the job was last scheduled
+	targets map[target]bool // a job without targets is dropped: before it is due at once, while it is queued at its turn, during its probe when that ends
+	wait    time.Duration   // time from the last call of schedule until due
 	due     time.Time
 	timer   *time.Timer // fires at due; nil from due until the probe has ended
 }
@@ -152,7 +152,7 @@ func (p *Prober) schedule(j *job, wait time.Duration) {
 	timer = time.AfterFunc(wait, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if j.timer == timer { // else the job has just been scheduled again
+		if j.timer == timer { // else the job has just been scheduled again or removed
 			j.timer = nil
 			p.enqueue(j)
 		}

@@ -5,9 +5,9 @@
 // returned step, and reports the result:
 //
 //	Dial     connect to that endpoint; then Connected, Failed or Left
-//	Wait     all endpoints were tried, or those that the client may use are at their connection limit:
-//	         call Next after Step.For, when Step.Woken has a value, or when a change of the Service
-//	         replaces its endpoints (but not if Step.Behind is set)
+//	Wait     all endpoints were tried, or the client must wait for a free slot: call Next after
+//	         Step.For, when Step.Woken has a value, or when the Service's endpoints change (not if
+//	         Step.Behind is set: then other clients are ahead in the queue)
 //	GiveUp   there is no endpoint, for the given reason
 //
 // Type Connecting of package frontend drives it, for all protocols. [Preview] returns the order without a search.

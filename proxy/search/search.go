@@ -61,7 +61,7 @@ type Step struct {
 	Endpoint *balance.Endpoint // to Dial; the driver releases it after Failed or Left, or when the connection has ended
 	For      time.Duration     // duration of the Wait, or limit of the Dial; 0 means no limit
 	Woken    <-chan struct{}   // also ends the Wait; nil unless it waits for a free slot
-	Behind   bool              // replaced endpoints do not end the Wait, since other clients are ahead in the queue
+	Behind   bool              // other clients are ahead in the queue: a change of the endpoints does not end the Wait
 	Result   outcome.Result    // of the client, for GiveUp
 }
 
@@ -119,7 +119,9 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 	}
 	if !s.queued.IsZero() {
 		s.Abandon(now)
-		if choice.Reason != balance.Affinity && choice.Reason != balance.Probe {
+		switch choice.Reason {
+		case balance.Affinity, balance.Probe, balance.LastResort:
+		default:
 			choice.Reason = balance.FirstInQueue
 		}
 	}
@@ -142,9 +144,9 @@ func (s *Search) Connected(now time.Time) {
 }
 
 // Failed records that the attempt has failed. If the endpoint caused that (see [Blames]), it is quarantined, and the
-// client's affinity to it is removed. If only this client gets no answer, which may be due to the path between them,
-// the affinity to the endpoint stays until choose selects another endpoint (see [balance.Endpoint.Report]). If every
-// other endpoint would fail too, the next step is GiveUp.
+// client's affinity to it is removed. If only this client gets no answer, the path between client and endpoint may be
+// the cause (see [balance.Endpoint.Report]): the affinity then stays, and the method choose replaces it if it finds
+// another endpoint. If every other endpoint would fail too, the next step is GiveUp.
 func (s *Search) Failed(now time.Time, err error) {
 	hopeless, blame := OutOfResources(err) || futile(err), Blames(err)
 	if err = Plain(err); hopeless {
@@ -178,9 +180,9 @@ func (s *Search) report(now time.Time, err error) {
 }
 
 // choose takes the endpoint of the client's affinity, unless [balance.Set.Again] rejects it, and otherwise the
-// scheduler's choice. The client must wait for a free slot in three cases: the endpoint of its affinity is full; it has
-// no usable affinity, and all untried endpoints are full, or quarantined while others are full; other clients are ahead
-// in the queue.
+// scheduler's choice. The client must wait for a free slot if other clients are ahead in the queue, if the endpoint of
+// its affinity is full, or, without a usable affinity, if each untried endpoint is full or in quarantine and at least
+// one is full.
 func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) {
 	ask := balance.Request{Now: now, Client: s.Client, VIP: s.VIP, Tried: s.tried}
 	var before netip.AddrPort
@@ -221,7 +223,7 @@ const lookAgain = time.Second
 // queue returns the step of a client that needs a free slot: Wait or GiveUp. Abandon extends the time slot by the time
 // waited.
 func (s *Search) queue(set *balance.Set, now time.Time, limit time.Duration) Step {
-	if !s.Queued() {
+	if !s.Queued() && s.waiter.Waits() {
 		s.queued, s.limit = now, limit
 	}
 	left := set.QueueTimeout() - s.inQueue - now.Sub(s.queued)
@@ -257,10 +259,10 @@ func (s *Search) Abandon(now time.Time) {
 	s.Record.Delayed(conn.Queued, now, waited)
 }
 
-// Preview returns the endpoints of set in the order in which a client's search would try them at now if all failed. The
-// parameter vip is the client's VIP, and had is its affinity, or nil for none. Preview changes nothing: it takes no
-// turn in rotation and claims no probe. The order ends where the client would have to wait for a free slot. Preview
-// ignores clients that are in the queue already.
+// Preview returns the endpoints of set in the order in which a search that begins now would try them, if all attempts
+// failed. vip is the VIP to which the client connected; had is the client's affinity, or nil. Preview changes nothing:
+// it takes no turn in rotation and claims no probe. The order ends where the client would have to wait for a free slot.
+// Preview ignores clients that are in the queue already.
 func Preview(set *balance.Set, client, vip netip.Addr, had *affinity.Entry, now time.Time) (order []balance.Choice) {
 	ask := balance.Request{Now: now, Client: client, VIP: vip}
 	take := func(c balance.Choice) {

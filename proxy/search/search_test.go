@@ -442,7 +442,7 @@ func TestQueueLengthIsLimited(t *testing.T) {
 			g.Expect(choice.Full()).To(BeTrue())
 		}
 		client.log = nil
-		g.Expect(client.find()).To(Equal("queued@0 no endpoint had a free slot, and 1024 clients were already in the queue"))
+		g.Expect(client.find()).To(Equal("no endpoint had a free slot, and 1024 clients were already in the queue"))
 		g.Expect(set.Queued()).To(Equal(balance.QueueLimit))
 	})
 }

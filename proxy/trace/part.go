@@ -100,7 +100,7 @@ func (r *record) event() Event {
 	case Closed:
 		how := r.of.Ending()
 		e.Record, e.End, e.Err, e.Duration, e.Flags = r.of, how.Result, how.Cause(), how.Duration, how.Flags
-		at, _ := r.of.EndedAt()
+		at, _ := r.of.LastEndpoint()
 		e.Endpoint, e.Pod = at.Endpoint, at.Pod
 	}
 	return e
