@@ -63,7 +63,7 @@ func (r *resolver) diagnose(n name, s *service) {
 			if slice.AddressType == discoveryv1.AddressTypeFQDN {
 				warn(errors.New("addressType: FQDN: ignored, as in kube-proxy; only IPv4 and IPv6 endpoints are served"))
 			}
-			if s.had.service == nil { // its Service may come later
+			if s.had.service == nil && s.object == nil { // its Service may come later
 				warn(fmt.Errorf("these endpoints belong to Service %s, which does not exist", n))
 			}
 		}

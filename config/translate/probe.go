@@ -104,6 +104,9 @@ func awsCheck(svc *corev1.Service, p *problems) (asked probe) {
 		}
 	}
 	port, _ := annotation(svc, awsProbePort)
+	if port.text == "" && healthCheckNodePort(svc) != 0 {
+		return probe{} // the load balancer then checks the health check node port
+	}
 	if port.text == "" || port.text == "traffic-port" {
 		return asked
 	}

@@ -63,6 +63,21 @@ var _ = Describe("the probe of a Service port", func() {
 		Entry("no probe: only a port in AWS's form", "", "port=8081"),
 	)
 
+	It("is none if AWS's load balancer checks the health check node port", func() {
+		svc := service(func(svc *corev1.Service) {
+			svc.Annotations = map[string]string{aws + "protocol": "HTTP", aws + "path": "/healthz"}
+			svc.Spec.Type, svc.Spec.ExternalTrafficPolicy = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal
+			svc.Spec.HealthCheckNodePort = 30254
+			svc.Spec.Ports = []corev1.ServicePort{{Port: 80, NodePort: 30080, Protocol: corev1.ProtocolTCP}}
+		})
+		out, problems := translate.Service(svc, nil, config.Node{}, translate.Options{})
+		Expect(problems).To(BeEmpty())
+		Expect(out.Ports[0].Probe).To(BeZero())
+		svc.Annotations[aws+"port"] = "traffic-port"
+		out, _ = translate.Service(svc, nil, config.Node{}, translate.Options{})
+		Expect(out.Ports[0].Probe.Check.String()).To(Equal("http:/healthz"))
+	})
+
 	It("has the interval, timeout and thresholds that annotations set", func() {
 		got, problems := probes(corev1.ProtocolTCP, "probe=tcp", "probe-interval=1m", "probe-timeout=100ms", "probe-rise=1", "probe-fall=100")
 		Expect(problems).To(BeEmpty())

@@ -58,12 +58,16 @@ func (p *addressPortal) chooseNamespace() error {
 	if before == nil {
 		_, err = removeWay()
 	}
-	if len(p.families()) == 0 {
+	failed := p.onNode[portal.IPv4]
+	if auto {
+		failed = nil
+	}
+	if len(p.families()) == 0 || failed != nil {
 		p.link.node.Close()
 		p.link.space.close()
 		p.link = nil
 	}
-	return err
+	return errors.Join(failed, err)
 }
 
 // tryFamily returns why VIPs of a family cannot be in the space.

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -45,6 +46,8 @@ type backend struct {
 	moves     int
 	moved     time.Time     // the last of them
 	accepted  []portal.Rule // the result of accepted at the last Put
+
+	unreadable sync.Once // a table could not be read
 }
 
 func (f *backend) ip6() bool                  { return f.family.Is6() }
@@ -238,9 +241,22 @@ func (f *backend) Read(ctx context.Context) error {
 			maps.DeleteFunc(c.chains, func(chain string, _ []spec) bool { return isScratch(chain) })
 			installed[name] = c
 		}
+		for _, name := range unreadable(text) { // what was there before is the best guess
+			if old := f.installed[name]; old != nil {
+				installed[name] = old
+			}
+			f.unreadable.Do(func() {
+				f.log.WithField("table", name).Warn("The table has nftables rules that this iptables does not understand; usher cannot detect changes of its own rules there, nor remove them. Delete these rules, or use --portal=nftables")
+			})
+		}
 	}
 	f.installed, f.fresh, f.prints = installed, true, prints
 	return nil
+}
+
+// errUnreadable returns the error for a table that iptables-save could not show.
+func errUnreadable(family portal.Family, table string) error {
+	return hint(fmt.Errorf("reading %s rules: table %s is incompatible", family, table), family.Is6())
 }
 
 // tables returns the tables that can have usher's rules.
@@ -340,6 +356,9 @@ func (f *backend) Parts() func(context.Context) ([]portal.Part, error) {
 				return nil, hint(fmt.Errorf("reading %s rules: %w", f.family, err), f.ip6())
 			}
 			have := parseSave(text)[name]
+			if len(unreadable(text)) > 0 {
+				return nil, errUnreadable(f.family, name)
+			}
 			if have == nil {
 				have = &contents{}
 			}
@@ -370,14 +389,14 @@ func (f *backend) notes(wanted map[string]*table) (map[string][]string, error) {
 		}
 	}
 	for name, want := range wanted {
-		if have := f.installed[name]; len(keep[name]) > 0 || have != nil && len(have.jumps) >= len(want.jumps) {
+		if have := f.installed[name]; slices.Contains(keep[name], noteTable) || have != nil && len(have.jumps) >= len(want.jumps) {
 			continue
 		}
 		made, err := notesFor(f.family, name, want.jumps)
 		if err != nil {
 			return nil, err
 		}
-		keep[name] = made
+		keep[name] = append(keep[name], made...)
 	}
 	return keep, nil
 }

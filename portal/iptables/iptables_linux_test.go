@@ -335,6 +335,45 @@ var _ = Describe("portal iptables", func() {
 				Expect(count()).To(BeNumerically(">", before))
 			})
 
+			It("does not repeat its jumps in a table that it cannot read, and reports in a cleanup that it cannot remove them", func() {
+				if variant != "nft" {
+					Skip("only iptables-nft reads rules of nftables")
+				}
+				p := n.Open(Mode, opts)
+				_, rules := n.Publish(p, "web", Web4)
+				n.Node.Sh("iptables-nft -t nat -A POSTROUTING -p 99 -j ACCEPT; nft add rule ip nat POSTROUTING ip saddr '{ 192.0.2.1, 192.0.2.3 }' masquerade")
+				Expect(save("", "nat")).To(ContainSubstring("is incompatible"))
+				jumps := func() int { return strings.Count(n.Node.Sh("nft list table ip nat"), "jump USHER-") }
+				before := jumps()
+				for i := range 3 {
+					p.(*redirect.Portal).Now = func() time.Time { return time.Now().Add(time.Duration(i+1) * time.Hour) }
+					Expect(n.Check(p)).To(BeZero())
+				}
+				n.Apply(p, append(rules, Reject(DNS4)), nil)
+				Expect(jumps()).To(Equal(before))
+				Expect(n.Pod.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
+				n.Node.Do(func() {
+					_, err := cleanup()
+					Expect(err).To(MatchError(ContainSubstring("reading IPv4 rules: table nat is incompatible")))
+				})
+				n.Node.Sh("nft flush chain ip nat POSTROUTING")
+				n.Node.Do(func() { Expect(cleanup()).Error().NotTo(HaveOccurred()) })
+				Expect(save("", "nat")).NotTo(ContainSubstring("USHER"))
+			})
+
+			It("removes chains that it has added to a table at different times, but not the chain of another program", func() {
+				if variant != "nft" {
+					Skip("the kernel creates the chains of iptables-legacy")
+				}
+				n.Node.Sh("nft add table ip filter; nft add chain ip filter FORWARD '{ type filter hook forward priority 0; policy accept; }'")
+				p := n.Open(Mode, opts)
+				_, rules := n.Publish(p, "web", Web4)
+				p.Set(func(s *portal.Settings) { s.ServiceCIDRs = Prefixes("10.96.0.0/16") })
+				n.Apply(p, rules, nil)
+				n.Node.Do(func() { Expect(cleanup()).Error().NotTo(HaveOccurred()) })
+				Expect(n.Node.Sh("nft list table ip filter")).To(And(ContainSubstring("FORWARD"), Not(ContainSubstring("INPUT")), Not(ContainSubstring("OUTPUT"))))
+			})
+
 			It("gives up the first position to a program that keeps taking it", func() {
 				p := n.Open(Mode, opts)
 				n.Publish(p, "web", Web4)

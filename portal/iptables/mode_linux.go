@@ -235,6 +235,9 @@ func removeFamily(ctx context.Context, v variant, family portal.Family, opts por
 		return nil, hint(fmt.Errorf("reading %s rules: %w", family, err), family.Is6())
 	}
 	var errs []error
+	for _, name := range unreadable(text) {
+		errs = append(errs, errUnreadable(family, name))
+	}
 	tables := parseSave(text)
 	for _, name := range slices.Sorted(maps.Keys(tables)) {
 		have := tables[name]

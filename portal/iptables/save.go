@@ -1,6 +1,8 @@
 package iptables
 
 import (
+	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/usherproxy/usher/portal"
@@ -53,6 +55,20 @@ func parseSave(text string) map[string]*contents {
 					table.jumps = append(table.jumps, foundJump{chain, position[chain], s, raw})
 				}
 			}
+		}
+	}
+	return tables
+}
+
+// incompatible matches the line that iptables-nft-save prints in place of a table that has nftables rules which it does
+// not understand. Its exit status is then 0.
+var incompatible = regexp.MustCompile("(?m)^# Table `(.+)' is incompatible")
+
+// unreadable returns the tables in tableNames that iptables-save could not show in its output.
+func unreadable(text string) (tables []string) {
+	for _, match := range incompatible.FindAllStringSubmatch(text, -1) {
+		if slices.Contains(tableNames, match[1]) {
+			tables = append(tables, match[1])
 		}
 	}
 	return tables

@@ -1,6 +1,8 @@
 package kernel
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"iter"
 	"net/netip"
@@ -8,6 +10,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/portal"
 )
@@ -19,6 +22,7 @@ import (
 // while they repeat a SYN without an answer: for targets of TCP, ForgetFlows deletes flows in that state, SYN_SENT.
 // Callers pass TCP targets only if they had no rule before, or after a repair, since a dump of all flows may take long.
 func ForgetFlows(want map[portal.Target]int) error {
+	var errs []error
 	for _, family := range portal.Families {
 		filter := staleFlows{want: map[portal.Target]int{}, family: family}
 		for t, port := range want {
@@ -33,11 +37,37 @@ func ForgetFlows(want map[portal.Target]int) error {
 		if filter.nodePorts {
 			filter.local = LocalPrefixes(family)
 		}
-		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(NetlinkFamily(family)), filter); err != nil {
-			return fmt.Errorf("deleting conntrack entries: %w", err)
-		}
+		errs = append(errs, filter.remove())
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("deleting conntrack entries: %w", err)
 	}
 	return nil
+}
+
+// remove deletes the matching entries. A table may have a million: only the matching ones are in memory at once.
+func (s staleFlows) remove() error {
+	request := func(operation, flags int) *nl.NetlinkRequest {
+		r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|operation, flags)
+		r.AddData(&nl.Nfgenmsg{NfgenFamily: uint8(NetlinkFamily(s.family)), Version: unix.NFNETLINK_V0})
+		return r
+	}
+	var matching [][]byte
+	err := request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP).ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
+		if len(message) > nfgenmsgSize && s.matches(message[nfgenmsgSize:]) {
+			matching = append(matching, bytes.Clone(message[nfgenmsgSize:]))
+		}
+		return true
+	})
+	errs := []error{err}
+	for _, entry := range matching {
+		r := request(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK)
+		r.AddRawData(entry)
+		if _, err := r.Execute(unix.NETLINK_NETFILTER, 0); !errors.Is(err, unix.ENOENT) { // else it has ended meanwhile
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // ForgetRedirected deletes the conntrack entries of UDP flows to targets that are no longer redirected.
@@ -61,22 +91,24 @@ type staleFlows struct {
 	local     []netip.Prefix
 }
 
-// MatchConntrackFlow implements the filter for netlink.ConntrackDeleteFilters.
-func (s staleFlows) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
-	switch portal.Protocol(flow.Forward.Protocol) {
+// matches reports whether the entry with these attributes matches.
+func (s staleFlows) matches(entry []byte) bool {
+	forward, reverse := find(entry, nl.CTA_TUPLE_ORIG), find(entry, nl.CTA_TUPLE_REPLY)
+	protocol, dst := find(find(forward, nl.CTA_TUPLE_PROTO), nl.CTA_PROTO_NUM), destination(forward)
+	if len(protocol) == 0 || !dst.IsValid() {
+		return false
+	}
+	switch portal.Protocol(protocol[0]) {
 	case portal.UDP:
 	case portal.TCP:
-		if tcp, is := flow.ProtoInfo.(*netlink.ProtoInfoTCP); !is || tcp.State != nl.TCP_CONNTRACK_SYN_SENT {
+		state := find(find(find(entry, nl.CTA_PROTOINFO), nl.CTA_PROTOINFO_TCP), nl.CTA_PROTOINFO_TCP_STATE)
+		if len(state) == 0 || state[0] != nl.TCP_CONNTRACK_SYN_SENT {
 			return false
 		}
 	default:
 		return false
 	}
-	dst, ok := netip.AddrFromSlice(flow.Forward.DstIP)
-	if !ok {
-		return false
-	}
-	t := portal.Target{Protocol: portal.Protocol(flow.Forward.Protocol), Addr: dst.Unmap(), Port: flow.Forward.DstPort}
+	t := portal.Target{Protocol: portal.Protocol(protocol[0]), Addr: dst.Addr().Unmap(), Port: dst.Port()}
 	port, ours := s.want[t]
 	if !ours && s.nodePorts && ContainsAddr(s.local, t.Addr) {
 		t.Addr = s.family.Any()
@@ -86,11 +118,12 @@ func (s staleFlows) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 		return false
 	}
 	// Answers to a redirected flow come from the local port.
-	redirected := !flow.Reverse.SrcIP.Equal(flow.Forward.DstIP) || flow.Reverse.SrcPort != flow.Forward.DstPort
+	from := source(reverse)
+	redirected := from != dst
 	if port < 0 {
 		return redirected
 	}
-	return !redirected || int(flow.Reverse.SrcPort) != port
+	return !redirected || int(from.Port()) != port
 }
 
 // LocalPrefixes returns this node's addresses in a family, with all of loopback.

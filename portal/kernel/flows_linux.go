@@ -157,18 +157,32 @@ func parseFlow(b []byte, direction uint16) (dst netip.AddrPort, seq uint32, err 
 		}
 		return dst, seq, unix.Errno(errno)
 	}
-	tuple := find(b[nfgenmsgSize:], direction)
-	ip, proto := find(tuple, nl.CTA_TUPLE_IP), find(tuple, nl.CTA_TUPLE_PROTO)
-	addr := find(ip, nl.CTA_IP_V4_DST)
-	if addr == nil {
-		addr = find(ip, nl.CTA_IP_V6_DST)
-	}
-	port := find(proto, nl.CTA_PROTO_DST_PORT)
-	a, ok := netip.AddrFromSlice(addr)
-	if !ok || len(port) < 2 {
+	if dst = destination(find(b[nfgenmsgSize:], direction)); !dst.IsValid() {
 		return dst, seq, errShort
 	}
-	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(port)), seq, nil
+	return dst, seq, nil
+}
+
+// source and destination return the ends of a tuple; the zero AddrPort if the tuple lacks them.
+func source(tuple []byte) netip.AddrPort {
+	return end(tuple, nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT)
+}
+
+func destination(tuple []byte) netip.AddrPort {
+	return end(tuple, nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST, nl.CTA_PROTO_DST_PORT)
+}
+
+func end(tuple []byte, v4, v6, port uint16) netip.AddrPort {
+	ip, number := find(tuple, nl.CTA_TUPLE_IP), find(find(tuple, nl.CTA_TUPLE_PROTO), port)
+	addr := find(ip, v4)
+	if addr == nil {
+		addr = find(ip, v6)
+	}
+	a, ok := netip.AddrFromSlice(addr)
+	if !ok || len(number) < 2 {
+		return netip.AddrPort{}
+	}
+	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(number))
 }
 
 // find returns the data of the first attribute of a kind; nil if there is none.

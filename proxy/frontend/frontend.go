@@ -372,7 +372,10 @@ func (v *View) Redirect(t portal.Target, port uint16) portal.Rule {
 		if vip.Balancers != nil { // these connect for clients, which the listener checks
 			sources = append(sources, vip.Balancers.Networks...)
 		}
-		r.Sources = portal.SourcesOf(sources)
+		own, all := portal.SourcesOf(sources).In(portal.FamilyOf(t.Addr))
+		if !all {
+			r.Sources = portal.SourcesOf(own) // without networks of the other family, which the kernel's rule does not have
+		}
 	}
 	if vip.External() && v.External.Len() == 0 {
 		r.Action = v.Action(vip) // this rule still redirects clients of this node to the listener

@@ -406,3 +406,15 @@ func TestViewOfManyVIPsFindsEach(t *testing.T) {
 		g.Expect(ok).To(BeFalse())
 	}
 }
+
+// TestRuleHasSourcesOfItsFamily expects that a rule has no networks of the other family: the kernel's rule has none, and
+// the two would seem to differ.
+func TestRuleHasSourcesOfItsFamily(t *testing.T) {
+	g := NewWithT(t)
+	both := vip4
+	both.Sources = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8::/32")}
+	v := &View{Port: config.ServicePort{VIPs: []config.VIP{both}}}
+	g.Expect(v.Redirect(Target(config.TCP, both), 4000).Sources).To(Equal(portal.Sources("10.0.0.0/8 10.96.0.10/32")))
+	v.Port.VIPs[0].Sources = append(both.Sources, netip.MustParsePrefix("0.0.0.0/0"))
+	g.Expect(v.Redirect(Target(config.TCP, both), 4000).Sources).To(BeEmpty(), "all clients")
+}
