@@ -202,21 +202,26 @@ func (f *frontEnd) bind() error {
 	}
 
 	var failed error
+	var refused []portal.Target
+	redirected := map[portal.Target]bool{} // by at least one listener: a node port may have several
 	old := f.listeners
 	f.listeners = nil
 	for _, b := range f.proxy.Portal.Listen(f.ID().ServiceName().String(), served) {
 		l, err := f.listen(b, &old)
 		if err != nil {
-			failed = err
-			for _, t := range b.Targets {
-				f.rule(portal.Rule{Target: t, Action: portal.Reject})
-			}
+			failed, refused = err, append(refused, b.Targets...)
 			continue
 		}
 		l.SetTargets(b.Targets)
 		f.listeners = append(f.listeners, l)
 		for _, t := range b.Targets {
+			redirected[t] = true
 			f.rule(v.Redirect(t, l.Addr().Port()))
+		}
+	}
+	for _, t := range refused {
+		if !redirected[t] {
+			f.rule(portal.Rule{Target: t, Action: portal.Reject})
 		}
 	}
 	f.proxy.unused = append(f.proxy.unused, old...)

@@ -59,6 +59,7 @@ type Proxy struct {
 	rules          map[portal.Target]portal.Rule // the wanted rules
 	differ         map[portal.Target]bool        // targets whose rules changed or were removed since the last call of the portal
 	unused         []frontend.Listener           // to close once no rule redirects to them
+	reconciling    time.Time                     // when the last reconcile began
 	due            bool                          // call the portal even if no rule differs: at first, after a changed setting, after a failure
 	failed         map[*frontEnd]*Problem        // front ends that could not be planned
 	listening      map[portal.Target]bool        // protocols and ports of the front ends' listeners; nil until isFrontEnd needs it

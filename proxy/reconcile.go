@@ -61,6 +61,7 @@ func (p *Proxy) markFailed(check bool) {
 //
 // The caller holds both locks of a change. reconcile releases Proxy.mu during slow kernel operations.
 func (p *Proxy) reconcile(ctx context.Context, check bool) {
+	p.reconciling = time.Now()
 	works := true
 	if check {
 		works = p.checkPortal(ctx)
@@ -182,7 +183,7 @@ func (p *Proxy) portalAnswered(res *portal.Result) {
 	}
 	p.sync.note(func(s *SyncStatus) {
 		if p.started { // before the first Apply, a check applies no change
-			s.applied(time.Now(), res)
+			s.applied(p.reconciling, time.Now(), res)
 		} else {
 			s.Err = res.Err
 		}

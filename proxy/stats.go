@@ -126,14 +126,19 @@ func (s *SyncStatus) queued(at time.Time) {
 	}
 }
 
-// applied records the result of the portal: which families are up to date in the kernel.
-func (s *SyncStatus) applied(at time.Time, res *portal.Result) {
+// applied records the result of a reconcile that began at began: which families are up to date in the kernel. A change
+// that was queued later still waits.
+func (s *SyncStatus) applied(began, at time.Time, res *portal.Result) {
+	var pending time.Time
+	if s.LastQueued.After(began) {
+		pending = s.LastQueued
+	}
 	if s.Err = res.Err; res.Err == nil {
-		s.LastApplied, s.Pending = at, time.Time{}
+		s.LastApplied, s.Pending = at, pending
 	}
 	for _, family := range portal.Families {
 		if res.Err == nil || res.Unaffected[family] {
-			s.families[family] = FamilySync{LastApplied: at}
+			s.families[family] = FamilySync{at, pending}
 		}
 	}
 }

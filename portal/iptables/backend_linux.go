@@ -241,12 +241,12 @@ func (f *backend) Read(ctx context.Context) error {
 			maps.DeleteFunc(c.chains, func(chain string, _ []spec) bool { return isScratch(chain) })
 			installed[name] = c
 		}
-		for _, name := range unreadable(text) { // what was there before is the best guess
+		for _, name := range unreadable(text) { // its previous contents are the best guess
 			if old := f.installed[name]; old != nil {
 				installed[name] = old
 			}
 			f.unreadable.Do(func() {
-				f.log.WithField("table", name).Warn("The table has nftables rules that this iptables does not understand; usher cannot detect changes of its own rules there, nor remove them. Delete these rules, or use --portal=nftables")
+				f.log.WithField("table", name).Warn("The table has nftables rules that this iptables does not understand: usher can neither check nor remove its rules there. Delete the nftables rules, or use --portal=nftables")
 			})
 		}
 	}

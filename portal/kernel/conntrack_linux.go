@@ -37,37 +37,29 @@ func ForgetFlows(want map[portal.Target]int) error {
 		if filter.nodePorts {
 			filter.local = LocalPrefixes(family)
 		}
-		errs = append(errs, filter.remove())
+		header := &nl.Nfgenmsg{NfgenFamily: uint8(NetlinkFamily(family)), Version: unix.NFNETLINK_V0}
+		dump := nl.NewNetlinkRequest(getConntrack, unix.NLM_F_DUMP)
+		dump.AddData(header)
+		var stale [][]byte // a table may have a million entries: only these are in memory at once
+		errs = append(errs, dump.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
+			if len(message) > nfgenmsgSize && filter.matches(message[nfgenmsgSize:]) {
+				stale = append(stale, bytes.Clone(message[nfgenmsgSize:]))
+			}
+			return true
+		}))
+		for _, entry := range stale {
+			request := nl.NewNetlinkRequest(deleteConntrack, unix.NLM_F_ACK)
+			request.AddData(header)
+			request.AddRawData(entry)
+			if _, err := request.Execute(unix.NETLINK_NETFILTER, 0); !errors.Is(err, unix.ENOENT) { // else it has ended meanwhile
+				errs = append(errs, err)
+			}
+		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("deleting conntrack entries: %w", err)
 	}
 	return nil
-}
-
-// remove deletes the matching entries. A table may have a million: only the matching ones are in memory at once.
-func (s staleFlows) remove() error {
-	request := func(operation, flags int) *nl.NetlinkRequest {
-		r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|operation, flags)
-		r.AddData(&nl.Nfgenmsg{NfgenFamily: uint8(NetlinkFamily(s.family)), Version: unix.NFNETLINK_V0})
-		return r
-	}
-	var matching [][]byte
-	err := request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP).ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
-		if len(message) > nfgenmsgSize && s.matches(message[nfgenmsgSize:]) {
-			matching = append(matching, bytes.Clone(message[nfgenmsgSize:]))
-		}
-		return true
-	})
-	errs := []error{err}
-	for _, entry := range matching {
-		r := request(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK)
-		r.AddRawData(entry)
-		if _, err := r.Execute(unix.NETLINK_NETFILTER, 0); !errors.Is(err, unix.ENOENT) { // else it has ended meanwhile
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // ForgetRedirected deletes the conntrack entries of UDP flows to targets that are no longer redirected.

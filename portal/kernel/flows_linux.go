@@ -83,10 +83,11 @@ func (f *Flows) OriginalDst(protocol portal.Protocol, client, local netip.AddrPo
 //	    CTA_TUPLE_IP      CTA_IP_V4_SRC, CTA_IP_V4_DST, or those of IPv6
 //	    CTA_TUPLE_PROTO   CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT
 const (
-	nfgenmsgSize  = 4 // family, version, two bytes of resource id
-	attributeSize = 4 // length, type
-	typeMask      = ^uint16(unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
-	getConntrack  = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_GET
+	nfgenmsgSize    = 4 // family, version, two bytes of resource id
+	attributeSize   = 4 // length, type
+	typeMask        = ^uint16(unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
+	getConntrack    = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_GET
+	deleteConntrack = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_DELETE
 )
 
 // flowRequest appends to b a request for the flow with the tuple src, dst in one direction: CTA_TUPLE_ORIG or

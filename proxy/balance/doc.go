@@ -10,13 +10,14 @@
 // usable endpoint. Only those that compare loads look at more: p2c.go at 2, least.go at up to 1,024.
 //
 // All schedulers skip an endpoint in quarantine as long as there is another one. A quarantine after failed attempts
-// ends when the endpoint answers a probe, or accepts a client that had no better endpoint. If the caller sends no
-// probes, one connection tests the endpoint after some time, while others still skip it. A quarantine after failed
-// checks, that is, probes of all endpoints, ends only when checks pass (health.go). Every choice comes with its reason.
+// ends when the endpoint answers a probe, or accepts a client. If the caller sends no probes, one connection tests the
+// endpoint after some time, while others still skip it. Checks are probes of all endpoints, whether they failed or not;
+// a quarantine after failed checks ends when checks pass, or are no longer requested (health.go). Every choice comes
+// with its reason.
 //
 // If the service port asks for it, choices also skip full endpoints: those that have reached their limit of
-// connections, and so have no free slot. They let new endpoints miss some of their turns (slowstart.go). If all
-// endpoints outside quarantine are full, clients wait in a queue (queue.go).
+// connections, and so have no free slot. With slow start, choices also skip new endpoints in some of their turns
+// (slowstart.go). If all endpoints outside quarantine are full, clients wait in a queue (queue.go).
 //
 // The package dials nothing and has no goroutine and no clock: the caller passes the time, and reports the
 // result of each attempt and probe with Endpoint.Report.

@@ -35,8 +35,8 @@ type State struct {
 	rareState atomic.Pointer[rareState]
 }
 
-// rareState is state that an endpoint needs only once it has had, for example, a client. State.rareState is nil until
-// then.
+// rareState is state that an endpoint does not need before an event such as its first client. State.rareState is nil
+// until then.
 type rareState struct {
 	readyAt          atomic.Int64 // see readySince; Unix time in ns
 	drained          atomic.Int64 // see EndConnections; Unix time in ns, 0 for never

@@ -21,7 +21,7 @@ const (
 	CheckFailed
 	CheckOff // checks are no longer requested
 	Closed   // a connection ended without a fault of the endpoint; see Outlier
-	Broken   // the endpoint was at fault for the end of a connection, such as by a reset
+	Broken   // the endpoint caused the end of a connection, for example by a reset
 	claim    // one connection tries an endpoint that is HalfOpen
 )
 
@@ -31,7 +31,7 @@ type Report struct {
 	Start  time.Time  // start of the attempt; only for ConnectFailed
 	Now    time.Time  // time of the observation
 	Err    error      // of failures
-	Client netip.Addr // only for ConnectFailed without an answer, if usher connected from the client's address: that address
+	Client netip.Addr // the client, if only it may be affected; only for ConnectFailed without an answer
 }
 
 // Policy determines how reports change an endpoint's health.
@@ -113,7 +113,7 @@ type failureStreak struct {
 	down             bool
 	failures, passes int32     // consecutive failures; checks that passed since the last failure
 	since            time.Time // when the endpoint became Down
-	until            time.Time // when the next probe is due, or HalfOpen begins; in passive, after a passed recheck, when it passed
+	until            time.Time // when the next probe is due, or HalfOpen begins; in passive, once a recheck has passed: the time of that recheck
 	err              error     // the last
 }
 
@@ -126,8 +126,8 @@ type passive struct {
 	client    netip.Addr // valid if failures affected this client alone
 	claimed   time.Time  // until when one connection tests the endpoint and others skip it
 
-	// When a client was first admitted again, and how much time without a failure then counts as an answer. Protocols
-	// such as UDP need this, since their working endpoints may send nothing.
+	// halfOpen is when the first client was admitted after the quarantine. If no failure follows within healthyAfter,
+	// that counts as an answer. Protocols such as UDP need this, since their working endpoints may send nothing.
 	halfOpen     time.Time
 	healthyAfter time.Duration
 }
@@ -136,12 +136,12 @@ type passive struct {
 // wait and the health changed. Apart from Report, only two events change the health: a choice claims a HalfOpen
 // endpoint, or a removed endpoint returns.
 //
-// A failed attempt begins a new, longer quarantine only if it started after the previous quarantine had ended. So
-// attempts do not count that were in progress when the quarantine began, or were made during it, because no other
-// endpoint was left or because the client kept its affinity.
+// A failed attempt begins a new, longer quarantine only if it started after the previous quarantine had ended. So two
+// kinds of attempts do not count: those in progress when the quarantine began, and those made during it. (A client
+// tries an endpoint in quarantine if no other is left, or to keep its affinity.)
 //
-// If an attempt from a client's own address had no answer, a NetworkPolicy may block that client. While only this
-// client fails, each quarantine lasts First, and clients with affinity keep using the endpoint.
+// If an attempt for a client had no answer, and may affect that client alone, a NetworkPolicy may block it. While only
+// this client fails, each quarantine lasts First, and clients with affinity keep using the endpoint.
 //
 // Checks and attempts cause separate quarantines: neither kind ends one that the other began. There is one exception:
 // when checks make an endpoint Down, a quarantine that only one client's attempts caused is dropped.

@@ -91,6 +91,7 @@ func (p *Pool) Inherit(c *config.Endpoint, since time.Time, now time.Time) *Endp
 	if since.IsZero() || since.After(now) {
 		since = now
 	}
+	since = now.Add(since.Sub(now)) // with now's monotonic clock reading
 	for i := range p.Leaving {
 		if l := &p.Leaving[i]; l.Addr == c.Addr && l.Pod == c.Pod {
 			if since.Before(l.Since) {

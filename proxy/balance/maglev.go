@@ -49,7 +49,8 @@ func newMaglev(s *Set) order {
 		m.slots[i] = free
 	}
 	// An endpoint with the greatest weight takes a slot in each round, one with half that weight in every second round,
-	// and so on. No weight is below 1, so the next turn is no more rounds away than the greatest weight.
+	// and so on. No weight is below 1, so the distance to an endpoint's next turn, in rounds, is at most the greatest
+	// weight.
 	rounds := make([][]int, most+1) // the endpoints with a turn in each of the next rounds
 	plan := func(i int) {
 		w := &wants[i]

@@ -35,7 +35,7 @@ const (
 	// registers.
 	mustWait
 
-	Reasons = iota // the number of reasons, with 0 and without mustWait: for arrays
+	Reasons = iota // the length of an array with an element for each Reason, except mustWait
 )
 
 // reasons are the names that the API, metrics and the trace use.
@@ -54,6 +54,7 @@ type Request struct {
 	Now         time.Time
 	Client, VIP netip.Addr       // source and destination, for schedulers that hash them
 	Tried       []netip.AddrPort // not to be tried again
+	Retry       bool             // the client has tried an endpoint before
 
 	skipFull bool // even if the Set is not limited: see Take
 }
@@ -255,13 +256,14 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 	return Choice{Endpoint: f.fallback, Reason: reason}, f.skipped, true
 }
 
-// If a Set has more than maxScanned endpoints and all are in quarantine, no choice looks at all of them again for
-// restPerEndpoint times their number. An event loop needs about 50 ns to look at one endpoint.
+// If a Set has more than maxScanned endpoints and all are in quarantine, choices stop looking at all of them for a
+// while: restPerEndpoint, multiplied by their number. An event loop needs about 50 ns to look at one endpoint.
 const restPerEndpoint = time.Microsecond
 
 // lastResort chooses from a Set whose endpoints are all in quarantine. The parameter first is the scheduler's first
 // choice, or nil. lastResort returns it unless it was tried or is full. Otherwise it returns the next endpoint in
-// rotation that is neither, and how many it skipped. ok is false if it skipped maxScanned endpoints.
+// rotation that was not tried and is not full, and the number of skipped ones. ok is false if it skipped maxScanned
+// endpoints.
 func (s *Set) lastResort(l look, first *Endpoint) (c Choice, skipped uint32, ok bool) {
 	n := uint32(len(s.endpoints))
 	for i := range uint32(maxScanned) {

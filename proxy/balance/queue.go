@@ -68,7 +68,7 @@ func (s *Set) queue(a Request, previous netip.AddrPort, kept bool) *queue {
 	switch {
 	case kept:
 		return s.Find(previous).queue()
-	case len(a.Tried) > 0:
+	case a.Retry || len(a.Tried) > 0:
 		return &g.retries
 	}
 	return &g.fresh

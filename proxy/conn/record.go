@@ -36,7 +36,7 @@ type Record struct {
 	attempts    atomic.Pointer[[]Attempt] // replaced, never changed
 	established atomic.Int64              // time of the successful attempt, in ns after Start, at least 1; 0 if there is none. Set last
 
-	firstByte atomic.Int64 // what FirstByte returns, in ns; before that byte 0 or, once the client has sent data, the negative of the time before, in which the client was connected and silent
+	firstByte atomic.Int64 // result of FirstByte in ns. Before that byte: 0 or, once the client has sent data, minus the time in which it was connected and silent
 	ending    atomic.Pointer[Ending]
 
 	Trace Links
@@ -314,7 +314,8 @@ func (r *Record) Snapshot() Snapshot {
 // Record returns the Record that s describes, for a client of port. It returns an error for strings that this version
 // does not know, and if the connection was not established.
 func (s *Snapshot) Record(port *Port) (*Record, error) {
-	r := &Record{ID: s.ID, Port: port, From: s.From, To: s.To, Via: s.Via, Start: s.Start}
+	now := time.Now() // has a monotonic clock reading, which s.Start has lost
+	r := &Record{ID: s.ID, Port: port, From: s.From, To: s.To, Via: s.Via, Start: now.Add(s.Start.Sub(now))}
 	all := make([]Attempt, len(s.Attempts))
 	for i, a := range s.Attempts {
 		var err1, err2, err3 error

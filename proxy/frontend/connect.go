@@ -89,6 +89,9 @@ func (c *Connecting) Done(now time.Time, err error) {
 		c.Leave(now, err)
 		return
 	}
+	if c.search.OneClient = c.Front.seesClients(c.Endpoint.Endpoint); c.search.OneClient {
+		c.search.Policy.Probed = false
+	}
 	c.search.Failed(now, err)
 	c.Endpoint.Release()
 	c.trying = false

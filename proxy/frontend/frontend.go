@@ -293,6 +293,15 @@ func (f *FrontEnd) Policy(o portal.Origin) balance.Policy {
 	return p
 }
 
+// seesClients reports whether an endpoint sees the own addresses of some clients, and is on another node. Then a failed
+// attempt from this node's address, and a recheck, prove nothing about these clients: a NetworkPolicy may admit them,
+// but not nodes.
+func (f *FrontEnd) seesClients(endpoint *config.Endpoint) bool {
+	v := f.View()
+	return (endpoint.Node == "" || endpoint.Node != f.NodeName) && len(v.Port.VIPs) > 0 &&
+		f.Origin(v, netip.Addr{}, v.Port.VIPs[0].Addr, endpoint).SourceAddress == portal.SourceClient
+}
+
 // View is a front end's configuration and endpoints at one moment. It is never changed, only replaced.
 type View struct {
 	Port config.ServicePort

@@ -418,3 +418,18 @@ func TestRuleHasSourcesOfItsFamily(t *testing.T) {
 	v.Port.VIPs[0].Sources = append(both.Sources, netip.MustParsePrefix("0.0.0.0/0"))
 	g.Expect(v.Redirect(Target(config.TCP, both), 4000).Sources).To(BeEmpty(), "all clients")
 }
+
+// TestEndpointsThatSeeClients expects that a failed attempt from this node's address proves nothing about the clients
+// whose own addresses an endpoint on another node sees.
+func TestEndpointsThatSeeClients(t *testing.T) {
+	g := NewWithT(t)
+	f := front(&Node{Settings: Settings{NodeName: "here"}})
+	for node, sees := range map[string]bool{"": true, "other": true, "here": false} {
+		e := endpoint(1)
+		e.Node = node
+		g.Expect(f.seesClients(&e)).To(Equal(sees), node)
+	}
+	f.NodeAddress = true
+	e := endpoint(1)
+	g.Expect(f.seesClients(&e)).To(BeFalse(), "all clients have this node's address")
+}

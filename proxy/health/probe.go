@@ -155,7 +155,8 @@ func (j *job) dropTargets() {
 	})
 }
 
-// report reports the result of a probe to an endpoint, and returns the time until the next one; 0 for none.
+// report applies the result of a probe to the endpoint t. It returns the time until the next probe, or 0 if t needs no
+// further one.
 func (j *job) report(t target, err error) (next time.Duration) {
 	e := t.endpoint()
 	if e == nil {

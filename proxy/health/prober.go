@@ -57,7 +57,7 @@ func (p *Prober) ofNamespace() int { return max(1, p.atOnce/4) }
 // job is a probe and the endpoints that get its results.
 type job struct {
 	probe
-	targets map[target]bool // a job without targets is dropped: before it is due at once, while it is queued at its turn, during its probe when that ends
+	targets map[target]bool // a job without targets is dropped: at once if it is not yet due; at its turn if it is queued; at the end of its probe if that is in progress
 	wait    time.Duration   // time from the last call of schedule until due
 	due     time.Time
 	timer   *time.Timer // fires at due; nil from due until the probe has ended
@@ -85,8 +85,8 @@ func (p *Prober) Recheck(f *frontend.FrontEnd, e *balance.Endpoint, wait time.Du
 	p.add(probe{f.ID().Namespace, e.Addr, recheck}, target{f, e.State}, wait)
 }
 
-// Update replaces the checks of f's endpoints when f's view changes from before to after. Endpoints that a removed or
-// changed check quarantined leave that quarantine.
+// Update replaces the checks of f's endpoints when f's view changes from before to after. If a check that is removed or
+// changed had put an endpoint into quarantine, that quarantine ends.
 func (p *Prober) Update(f *frontend.FrontEnd, before, after *frontend.View) {
 	was, is := checksOf(before), checksOf(after)
 	for state, c := range was {

@@ -18,9 +18,9 @@ var DefaultSchedule = []time.Duration{250 * time.Millisecond, 500 * time.Millise
 // maxAttempts limits the attempts of one search, so that a Service with many endpoints that all refuse costs little.
 const maxAttempts = 32
 
-// Search is one client's search for an endpoint. The driver sets the exported fields: Affinity before each Next; Policy
-// and SourceAddress before it reports the result of an attempt; the others before the first Next. One goroutine at a
-// time may call its methods.
+// Search is one client's search for an endpoint. The driver sets the exported fields: Affinity before each Next;
+// Policy, SourceAddress and OneClient before it reports the result of an attempt; the others before the first Next. One
+// goroutine at a time may call its methods.
 type Search struct {
 	Schedule      []time.Duration // empty: each endpoint is tried once
 	Policy        balance.Policy
@@ -30,7 +30,11 @@ type Search struct {
 	Record        *conn.Record         // has the attempts, and the client's start time
 	SourceAddress portal.SourceAddress // source address that the endpoint of an attempt sees
 
-	waited   bool              // the last step was to wait for the end of a time slot (this field is here to keep a Search at 384 bytes)
+	// OneClient is set if a failed attempt proves nothing about other clients. Failed uses it for attempts without an
+	// answer. (The booleans are together to keep a Search at 384 bytes.)
+	OneClient bool
+
+	waited   bool              // the last step was to wait for the end of a time slot
 	tried    []netip.AddrPort  // endpoints tried in this round; when a time slot ends and all have been tried, a new round begins
 	room     [2]netip.AddrPort // backing array of tried; most searches need no more
 	count    int               // attempts so far
@@ -69,6 +73,9 @@ type Step struct {
 // failed or was left, and after a Wait. The set may differ each time.
 func (s *Search) Next(set *balance.Set, now time.Time) Step {
 	if !s.queued.IsZero() {
+		if now.Sub(s.queued) >= max(s.limit, lookAgain) { // as at the end of a time slot: an endpoint that failed may be back
+			s.tried = s.tried[:0]
+		}
 		if set.HasUntried(s.tried, 1) {
 			return s.begin(set, now, s.limit)
 		}
@@ -145,8 +152,8 @@ func (s *Search) Connected(now time.Time) {
 
 // Failed records that the attempt has failed. If the endpoint caused that (see [Blames]), it is quarantined, and the
 // client's affinity to it is removed. If only this client gets no answer, the path between client and endpoint may be
-// the cause (see [balance.Endpoint.Report]): the affinity then stays, and the method choose replaces it if it finds
-// another endpoint. If every other endpoint would fail too, the next step is GiveUp.
+// the cause (see [balance.Endpoint.Report]): Failed then keeps the affinity, and choose replaces it only if there is
+// another endpoint for the client. If every other endpoint would fail too, the next step is GiveUp.
 func (s *Search) Failed(now time.Time, err error) {
 	hopeless, blame := OutOfResources(err) || futile(err), Blames(err)
 	if err = Plain(err); hopeless {
@@ -157,7 +164,7 @@ func (s *Search) Failed(now time.Time, err error) {
 		return
 	}
 	failure := balance.Report{Kind: balance.ConnectFailed, Start: s.started, Now: now, Err: err}
-	if s.SourceAddress.Client() && err == ErrNoAnswer {
+	if (s.OneClient || s.SourceAddress.Client()) && err == ErrNoAnswer {
 		failure.Client = s.Client
 	}
 	if s.current.Endpoint.Report(failure, s.Policy).Blamed && s.Affinity != nil {
@@ -180,11 +187,11 @@ func (s *Search) report(now time.Time, err error) {
 }
 
 // choose takes the endpoint of the client's affinity, unless [balance.Set.Again] rejects it, and otherwise the
-// scheduler's choice. The client must wait for a free slot if other clients are ahead in the queue, if the endpoint of
-// its affinity is full, or, without a usable affinity, if each untried endpoint is full or in quarantine and at least
-// one is full.
+// scheduler's choice. The client must wait for a free slot in three cases: other clients are ahead in the queue; the
+// endpoint of its affinity is full; or it has no usable affinity, and all untried endpoints outside quarantine are
+// full.
 func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) {
-	ask := balance.Request{Now: now, Client: s.Client, VIP: s.VIP, Tried: s.tried}
+	ask := balance.Request{Now: now, Client: s.Client, VIP: s.VIP, Tried: s.tried, Retry: s.count > 0}
 	var before netip.AddrPort
 	if s.Affinity != nil {
 		before, _ = s.Affinity.Get(s.Client, now)
@@ -244,8 +251,8 @@ func (s *Search) queue(set *balance.Set, now time.Time, limit time.Duration) Ste
 // Queued reports whether the client waits for a free slot.
 func (s *Search) Queued() bool { return !s.queued.IsZero() }
 
-// Abandon ends a wait for a free slot, if any: the client has got an endpoint or has left, the search has ended, or the
-// endpoints have changed and the client has tried all that remain.
+// Abandon ends a wait for a free slot, if there is one. It is called when the client has an endpoint, leaves or gives
+// up, and when no untried endpoint is left.
 func (s *Search) Abandon(now time.Time) {
 	if !s.Queued() {
 		return

@@ -481,3 +481,24 @@ func TestQueue(t *testing.T) {
 		})
 	}
 }
+
+// TestQueuedClientGetsAnEndpointThatHasRecovered expects that a client in the queue uses an endpoint that it had tried
+// without success, once that serves again.
+func TestQueuedClientGetsAnEndpointThatHasRecovered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		client := newClient(answers)
+		client.bound, client.patience, client.quarantine.Probed = 1, 30*time.Second, true
+		client.list(1)
+		full, err := client.search()
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(number(full.Addr)).To(Equal(1))
+		client.behaviour[2] = refusesFor(4 * time.Second)
+		client.list(1, 2)
+		time.AfterFunc(5*time.Second, func() {
+			set := client.listed.Load().set
+			set.Find(endpointAddr(2)).Report(balance.Report{Kind: balance.RecheckPassed, Now: time.Now()}, client.quarantine)
+		})
+		g.Expect(client.find()).To(Equal("2@0:connection refused queued@5000 2@5000:ok found 2"))
+	})
+}

@@ -115,7 +115,7 @@ func serviceAt(ctx context.Context, c *client.Client, name string) (string, erro
 	if err != nil {
 		return "", err
 	}
-	if len(s.Ports) == 0 { // somebody has edited its manifest
+	if len(s.Ports) == 0 { // its manifest was edited
 		return "", fmt.Errorf("%s is not served; run usher get services %s -o wide", name, name)
 	}
 	port := s.Ports[0] // each Service of the demo has one port

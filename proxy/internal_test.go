@@ -3,9 +3,12 @@ package proxy
 import (
 	"os"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/datagram"
 	"github.com/usherproxy/usher/proxy/frontend"
 )
@@ -23,4 +26,16 @@ func TestInheritNamespace(t *testing.T) {
 	p := &Proxy{node: &frontend.Node{}, datagrams: datagram.New(nil, nil, 0)}
 	p.Inherit(sockets)
 	g.Expect(p.node.Inherited).To(And(HaveLen(1), HaveKey("tcp 10.96.0.10:80")))
+}
+
+func TestChangeThatWaitsForACheckStaysPending(t *testing.T) {
+	g := NewWithT(t)
+	began := time.Now()
+	var s SyncStatus
+	s.queued(began.Add(time.Second))
+	s.applied(began, began.Add(2*time.Second), &portal.Result{})
+	g.Expect(s.Pending).To(Equal(began.Add(time.Second)))
+	s.applied(began.Add(3*time.Second), began.Add(4*time.Second), &portal.Result{})
+	g.Expect(s.Pending).To(BeZero())
+	g.Expect(s.Of(config.IPv6)).To(Equal(FamilySync{LastApplied: began.Add(4 * time.Second)}))
 }
