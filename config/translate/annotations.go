@@ -39,54 +39,29 @@ const AnnotationAccessLog = AnnotationPrefix + "access-log"
 const AnnotationClientAddress = AnnotationPrefix + "client-address"
 
 // known are the annotations that have an effect: usher's own, and some of AWS's.
-var known = map[string]bool{
-	AnnotationUDPIdleTimeout:      true,
-	AnnotationIdleTimeout:         true,
-	AnnotationMaxAge:              true,
-	AnnotationDrainTimeout:        true,
-	AnnotationSlowStart:           true,
-	AnnotationAccessLog:           true,
-	AnnotationAWSIdleTimeout:      true,
-	AnnotationAWSDraining:         true,
-	AnnotationAWSDrainTimeout:     true,
-	AnnotationAWSAccessLog:        true,
-	AnnotationClientAddress:       true,
-	AnnotationProxyProtocol:       true,
-	AnnotationAcceptProxyProtocol: true,
-	AnnotationAWSProxyProtocol:    true,
-	AnnotationScheduler:           true,
-	AnnotationWeight:              true,
-	AnnotationTopologyKeys:        true,
-	AnnotationProbe:               true,
-	AnnotationProbeInterval:       true,
-	AnnotationProbeTimeout:        true,
-	AnnotationProbeRise:           true,
-	AnnotationProbeFall:           true,
-	awsProbeProtocol:              true,
-	awsProbePath:                  true,
-	awsProbePort:                  true,
-	awsProbeInterval:              true,
-	awsProbeTimeout:               true,
-	awsProbeRise:                  true,
-	awsProbeFall:                  true,
-	AnnotationEndpointLimit:       true,
-	AnnotationQueueTimeout:        true,
+var known = []string{
+	AnnotationUDPIdleTimeout, AnnotationIdleTimeout, AnnotationMaxAge, AnnotationDrainTimeout, AnnotationSlowStart,
+	AnnotationAccessLog, AnnotationClientAddress, AnnotationProxyProtocol, AnnotationAcceptProxyProtocol,
+	AnnotationScheduler, AnnotationWeight, AnnotationTopologyKeys, AnnotationEndpointLimit, AnnotationQueueTimeout,
+	AnnotationProbe, AnnotationProbeInterval, AnnotationProbeTimeout, AnnotationProbeRise, AnnotationProbeFall,
+	AnnotationAWSIdleTimeout, AnnotationAWSDraining, AnnotationAWSDrainTimeout, AnnotationAWSAccessLog, AnnotationAWSProxyProtocol,
+	awsProbeProtocol, awsProbePath, awsProbePort, awsProbeInterval, awsProbeTimeout, awsProbeRise, awsProbeFall,
 }
 
 // Reads reports whether an annotation of a Service is known or has usher's prefix.
 func Reads(annotation string) bool {
-	return strings.HasPrefix(annotation, AnnotationPrefix) || known[annotation]
+	return strings.HasPrefix(annotation, AnnotationPrefix) || slices.Contains(known, annotation)
 }
 
 // unknownAnnotations reports unknown annotations with usher's prefix: most are misspelled.
 func unknownAnnotations(svc *corev1.Service, p *problems) {
 	var own []string
 	for _, name := range slices.Sorted(maps.Keys(svc.Annotations)) {
-		if !strings.HasPrefix(name, AnnotationPrefix) || known[name] {
+		if !strings.HasPrefix(name, AnnotationPrefix) || slices.Contains(known, name) {
 			continue
 		}
 		if own == nil {
-			own = slices.DeleteFunc(slices.Sorted(maps.Keys(known)), func(k string) bool { return !strings.HasPrefix(k, AnnotationPrefix) })
+			own = slices.DeleteFunc(slices.Sorted(slices.Values(known)), func(k string) bool { return !strings.HasPrefix(k, AnnotationPrefix) })
 		}
 		p.add(field.NotSupported(field.NewPath("metadata", "annotations"), name, own))
 	}
@@ -127,15 +102,23 @@ const (
 	maxAnnotatedDuration = 24 * time.Hour
 )
 
-// annotatedDuration returns the value of an annotation; 0, for the default, if it is missing or invalid.
-func annotatedDuration(svc *corev1.Service, name string, p *problems) time.Duration {
+// annotatedDuration returns the value of an annotation; 0, for the default, if it is missing or invalid. If never is
+// set, 0 is valid, and means config.Never.
+func annotatedDuration(svc *corev1.Service, name string, never bool, p *problems) time.Duration {
 	a, ok := annotation(svc, name)
 	if !ok {
 		return 0
 	}
+	zero := ""
+	if never {
+		if d, err := time.ParseDuration(a.text); err == nil && d == 0 {
+			return config.Never
+		}
+		zero = "0 or "
+	}
 	d, ok := a.duration(minAnnotatedDuration, maxAnnotatedDuration)
 	if !ok {
-		p.add(a.wrong("must be a duration from 1s to 24h, such as 30s; the default is used"))
+		p.add(a.wrong("must be %sa duration from 1s to 24h, such as 30s; the default is used", zero))
 	}
 	return d
 }
@@ -156,22 +139,6 @@ func (a annotated) number(least, most int) (int, bool) {
 		return 0, false
 	}
 	return n, true
-}
-
-// annotatedOrNever is annotatedDuration for annotations that also accept 0, which is config.Never.
-func annotatedOrNever(svc *corev1.Service, name string, p *problems) time.Duration {
-	a, ok := annotation(svc, name)
-	if !ok {
-		return 0
-	}
-	if zero, err := time.ParseDuration(a.text); err == nil && zero == 0 {
-		return config.Never
-	}
-	d, ok := a.duration(minAnnotatedDuration, maxAnnotatedDuration)
-	if !ok {
-		p.add(a.wrong("must be 0 or a duration from 1s to 24h, such as 30s; the default is used"))
-	}
-	return d
 }
 
 // annotatedSwitch returns the value of an annotation that is "true" or "false"; 0, for the default, if it is missing or

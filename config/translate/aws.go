@@ -44,7 +44,7 @@ func annotatedSeconds(svc *corev1.Service, name string, most int, p *problems) t
 // idleTimeout returns how long connections of svc may be idle; 0 for the default.
 func idleTimeout(svc *corev1.Service, p *problems) time.Duration {
 	if _, own := annotation(svc, AnnotationIdleTimeout); own {
-		return annotatedDuration(svc, AnnotationIdleTimeout, p)
+		return annotatedDuration(svc, AnnotationIdleTimeout, false, p)
 	}
 	return annotatedSeconds(svc, AnnotationAWSIdleTimeout, maxAWSIdleSeconds, p)
 }
@@ -52,7 +52,7 @@ func idleTimeout(svc *corev1.Service, p *problems) time.Duration {
 // drainTimeout returns how long connections of svc to leaving endpoints stay open; 0 for the default.
 func drainTimeout(svc *corev1.Service, p *problems) time.Duration {
 	if _, own := annotation(svc, AnnotationDrainTimeout); own {
-		return annotatedOrNever(svc, AnnotationDrainTimeout, p)
+		return annotatedDuration(svc, AnnotationDrainTimeout, true, p)
 	}
 	switch annotatedSwitch(svc, AnnotationAWSDraining, p) {
 	case config.On:

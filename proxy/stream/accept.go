@@ -5,7 +5,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"sync"
 	"syscall"
 	"time"
 
@@ -27,30 +26,11 @@ type acceptor struct {
 // EndpointsChanged does nothing: an acceptor does not select endpoints. See [Server.Retire] for open connections.
 func (a *acceptor) EndpointsChanged() {}
 
-// acceptLoop calls next until it returns net.ErrClosed. next accepts one client and starts to serve it. Once it has
-// accepted the client, it must not wait for the client or an endpoint.
-func (a *acceptor) acceptLoop(next func() error) {
-	var pause time.Duration
-	for {
-		err := next()
-		switch {
-		case errors.Is(err, net.ErrClosed):
-			return
-		case err != nil:
-			pause = a.acceptFailed(err, pause)
-			wait(a.server.ctx, search.Step{For: pause}, nil)
-		default:
-			pause = 0
-		}
-	}
-}
-
 // listening is a listener with one goroutine that accepts its clients.
 type listening struct {
 	acceptor
 	socket  io.Closer
-	handing transferable // nil if a successor opens its own socket
-	closing sync.Once
+	handing transferable  // nil if a successor opens its own socket
 	closed  chan struct{} // closed when run has returned
 }
 
@@ -70,11 +50,24 @@ func (s *Server) newListening(f *frontend.FrontEnd, b portal.Bind, socket io.Clo
 	return l
 }
 
-// run accepts until l is closed.
+// run calls next until l is closed; next then returns net.ErrClosed. next accepts one client and starts to serve it.
+// Once it has accepted the client, it must not wait for the client or an endpoint.
 func (l *listening) run(next func() error) {
 	defer close(l.closed)
 	defer l.front.Budget.CountListener(l.front.ID().Namespace, l.At.Port(), false, -1)
-	l.acceptLoop(next)
+	var pause time.Duration
+	for {
+		err := next()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil:
+			pause = l.acceptFailed(err, pause)
+			wait(l.server.ctx, search.Step{For: pause}, nil)
+		default:
+			pause = 0
+		}
+	}
 }
 
 // HandOver implements frontend.Listener. It returns no socket if the listener's socket cannot be copied. The successor
@@ -96,13 +89,11 @@ func (l *listening) HandOver() (s handover.Socket, ok bool) {
 // Close stops accepting and returns when run has returned. The kernel resets or aborts the clients that wait to be
 // accepted, unless a successor has the socket.
 func (l *listening) Close(why frontend.Closing) {
-	l.closing.Do(func() {
-		if why == frontend.HandedOver && l.handing != nil {
-			_ = l.handing.Leave()
-			return
-		}
+	if why == frontend.HandedOver && l.handing != nil {
+		_ = l.handing.Leave()
+	} else {
 		l.socket.Close()
-	})
+	}
 	<-l.closed
 }
 

@@ -76,3 +76,10 @@ func (s *Server) Receive(*Offer, Receiver) {}
 
 // saving exists on Linux only.
 type saving struct{}
+
+// loops exist on Linux only.
+type loops struct{}
+
+func (loops) giveUp()                                   {}
+func (loops) retire(map[*balance.State]bool, time.Time) {}
+func (loops) stop(*Server)                              {}

@@ -377,3 +377,13 @@ func ParseCIDRs(list []string, wrong string) (out []netip.Prefix, err error) {
 	}
 	return out, nil
 }
+
+// Hostname returns this machine's name as kubelet and kube-proxy use it for the
+// Node object.
+func Hostname() (string, error) {
+	name, err := os.Hostname()
+	if err != nil {
+		return "", fmt.Errorf("get hostname: %w; set --node-name", err)
+	}
+	return strings.ToLower(strings.TrimSpace(name)), nil
+}

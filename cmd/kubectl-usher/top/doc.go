@@ -6,8 +6,8 @@
 //	poll.go         querying usher
 //	rates.go        rates from the counts of two answers
 //	list.go         a list with a selected line
-//	services.go, connections.go, waterfall.go    the three screens
-//	view.go         the complete display
+//	services.go, connections.go    the screens with lists
+//	view.go         the complete display, and the screen of one connection
 //
 // It is built on bubbletea: a model, a function that handles messages, and one that
 // draws. Both functions are pure, so tests press keys and read screens without a terminal.

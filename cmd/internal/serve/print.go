@@ -2,6 +2,7 @@ package serve
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"github.com/usherproxy/usher/cmd/internal/show"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // maxTableRows bounds the table that run prints; ten thousand lines are not
@@ -79,4 +81,25 @@ func endpoints(p config.ServicePort) string {
 		list = append(list, e.Addr.String())
 	}
 	return show.Few(list)
+}
+
+// PrintTrace returns a function that prints steps as they arrive until ctx ends.
+func PrintTrace(out io.Writer) func(ctx context.Context, steps *trace.Reader) {
+	return func(ctx context.Context, steps *trace.Reader) {
+		buf := make([]trace.Event, 64)
+		for {
+			n, missed, err := steps.Next(ctx, buf)
+			if err != nil {
+				return
+			}
+			if missed > 0 {
+				fmt.Fprintf(out, "… %s missed\n", show.Plural(int(missed), "event"))
+			}
+			for _, e := range buf[:n] {
+				if _, err := fmt.Fprintf(out, "%s %s\n", e.Time.Format("15:04:05.000"), e); err != nil {
+					return // the reader of the output has closed it
+				}
+			}
+		}
+	}
 }
