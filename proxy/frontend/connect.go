@@ -112,9 +112,9 @@ func (c *Connecting) Stop(now time.Time, r outcome.Result) {
 
 // End ends the attempt or the wait that is under way, if there is one.
 func (c *Connecting) End(now time.Time, why error) {
-	c.search.Abandon(now)
+	c.search.LeaveQueue(now)
 	if c.trying {
-		c.search.Left(now, why)
+		c.search.GaveUp(now, why)
 		c.Endpoint.Release()
 		c.trying = false
 	}

@@ -4,7 +4,7 @@
 // A [Search] is a state machine without sockets, goroutines or timers. Its driver calls [Search.Next], performs the
 // returned step, and reports the result:
 //
-//	Dial     connect to Step.Endpoint; then call Connected, Failed, or Left (given up, without
+//	Dial     connect to Step.Endpoint; then call Connected, Failed, or GaveUp (given up, without
 //	         fault of the endpoint)
 //	Wait     all endpoints were tried, or the client must wait for a free slot: call Next after
 //	         Step.For, when Step.Woken has a value, or when the Service's endpoints change (not if

@@ -34,19 +34,19 @@ type Search struct {
 	// answer. (The booleans are together to keep a Search at 384 bytes.)
 	OneClient bool
 
-	waited   bool              // the last step was to wait for the end of a time slot
-	tried    []netip.AddrPort  // endpoints tried in this round; when a time slot ends and all have been tried, a new round begins
-	room     [2]netip.AddrPort // backing array of tried; most searches need no more
-	count    int               // attempts so far
-	current  balance.Choice    // of the current attempt
-	waiter   *balance.Waiter   // nil until the client had to wait
-	started  time.Time         // start of the current attempt
-	timeSlot int               // index in Schedule; len(Schedule) after the last time slot
-	end      time.Time         // of the time slot
-	final    outcome.Result    // unless it is Open, no further attempt is made
-	limit    time.Duration     // of the attempt that begins when the client gets a free slot
-	queued   time.Time         // start of the wait for a free slot; zero if it does not wait
-	inQueue  time.Duration     // duration of earlier waits for a free slot
+	waited        bool              // the last step was to wait for the end of a time slot
+	tried         []netip.AddrPort  // endpoints tried in this round; when a time slot ends and all have been tried, a new round begins
+	room          [2]netip.AddrPort // backing array of tried; most searches need no more
+	count         int               // attempts so far
+	current       balance.Choice    // of the current attempt
+	waiter        *balance.Waiter   // nil until the client had to wait
+	started       time.Time         // start of the current attempt
+	timeSlot      int               // index in Schedule; len(Schedule) after the last time slot
+	end           time.Time         // of the time slot
+	final         outcome.Result    // unless it is Open, no further attempt is made
+	limit         time.Duration     // of the attempt that begins when the client gets a free slot
+	queuedAt      time.Time         // start of the wait for a free slot; zero if it does not wait
+	waitedInQueue time.Duration     // duration of earlier waits for a free slot
 }
 
 // Action is the kind of a Step.
@@ -62,7 +62,7 @@ const (
 // Step is an action with its parameters.
 type Step struct {
 	Do       Action
-	Endpoint *balance.Endpoint // to Dial; the driver releases it after Failed or Left, or when the connection has ended
+	Endpoint *balance.Endpoint // to Dial; the driver releases it after Failed or GaveUp, or when the connection has ended
 	For      time.Duration     // duration of the Wait, or limit of the Dial; 0 means no limit
 	Woken    <-chan struct{}   // also ends the Wait; nil unless it waits for a free slot
 	Behind   bool              // other clients are ahead in the queue: a change of the endpoints does not end the Wait
@@ -72,14 +72,14 @@ type Step struct {
 // Next returns the step to perform at now, with the endpoints of set. It is called at the start, after an attempt that
 // failed or was left, and after a Wait. The set may differ each time.
 func (s *Search) Next(set *balance.Set, now time.Time) Step {
-	if !s.queued.IsZero() {
-		if now.Sub(s.queued) >= max(s.limit, lookAgain) { // as at the end of a time slot: an endpoint that failed may be back
+	if !s.queuedAt.IsZero() {
+		if now.Sub(s.queuedAt) >= max(s.limit, lookAgain) { // as at the end of a time slot: an endpoint that failed may be back
 			s.tried = s.tried[:0]
 		}
 		if set.HasUntried(s.tried, 1) {
 			return s.begin(set, now, s.limit)
 		}
-		s.Abandon(now)
+		s.LeaveQueue(now)
 	}
 	switch {
 	case s.final.Outcome != outcome.Open:
@@ -124,8 +124,8 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 	if !ok && choice.Full() {
 		return s.queue(set, now, limit)
 	}
-	if !s.queued.IsZero() {
-		s.Abandon(now)
+	if !s.queuedAt.IsZero() {
+		s.LeaveQueue(now)
 		switch choice.Reason {
 		case balance.Affinity, balance.Probe, balance.LastResort:
 		default:
@@ -172,14 +172,14 @@ func (s *Search) Failed(now time.Time, err error) {
 	}
 }
 
-// Left records that the attempt was given up for a reason that is not the endpoint's fault. Other endpoints may be
+// GaveUp records that the attempt was given up for a reason that is not the endpoint's fault. Other endpoints may be
 // tried.
-func (s *Search) Left(now time.Time, why error) { s.report(now, Plain(why)) }
+func (s *Search) GaveUp(now time.Time, why error) { s.report(now, Plain(why)) }
 
 // report reports the result of the attempt.
 func (s *Search) report(now time.Time, err error) {
 	a := conn.Attempt{Endpoint: s.current.Endpoint.Addr, Pod: s.current.Endpoint.Pod, Reason: s.current.Reason, Skipped: s.current.Skipped,
-		Duration: now.Sub(s.started), SourceAddress: s.SourceAddress, Queued: s.inQueue}
+		Duration: now.Sub(s.started), SourceAddress: s.SourceAddress, Queued: s.waitedInQueue}
 	if err != nil {
 		a.Result, a.Err = ResultOf(err), err.Error()
 	}
@@ -227,13 +227,13 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 // because its time is over does not wake it.
 const lookAgain = time.Second
 
-// queue returns the step of a client that needs a free slot: Wait or GiveUp. Abandon extends the time slot by the time
+// queue returns the step of a client that needs a free slot: Wait or GiveUp. LeaveQueue extends the time slot by the time
 // waited.
 func (s *Search) queue(set *balance.Set, now time.Time, limit time.Duration) Step {
 	if !s.Queued() && s.waiter.Waits() {
-		s.queued, s.limit = now, limit
+		s.queuedAt, s.limit = now, limit
 	}
-	left := set.QueueTimeout() - s.inQueue - now.Sub(s.queued)
+	left := set.QueueTimeout() - s.waitedInQueue - now.Sub(s.queuedAt)
 	switch {
 	case !s.waiter.Waits():
 		s.final = queueFull
@@ -244,22 +244,22 @@ func (s *Search) queue(set *balance.Set, now time.Time, limit time.Duration) Ste
 	default:
 		return Step{Do: Wait, For: left, Woken: s.waiter.Woken(), Behind: true}
 	}
-	s.Abandon(now)
+	s.LeaveQueue(now)
 	return Step{Do: GiveUp, Result: s.final}
 }
 
 // Queued reports whether the client waits for a free slot.
-func (s *Search) Queued() bool { return !s.queued.IsZero() }
+func (s *Search) Queued() bool { return !s.queuedAt.IsZero() }
 
-// Abandon ends a wait for a free slot, if there is one. It is called when the client has an endpoint, leaves or gives
+// LeaveQueue ends a wait for a free slot, if there is one. It is called when the client has an endpoint, leaves or gives
 // up, and when no untried endpoint is left.
-func (s *Search) Abandon(now time.Time) {
+func (s *Search) LeaveQueue(now time.Time) {
 	if !s.Queued() {
 		return
 	}
 	s.waiter.Leave()
-	waited := now.Sub(s.queued)
-	s.queued, s.inQueue = time.Time{}, s.inQueue+waited
+	waited := now.Sub(s.queuedAt)
+	s.queuedAt, s.waitedInQueue = time.Time{}, s.waitedInQueue+waited
 	if !s.end.IsZero() {
 		s.end = s.end.Add(waited)
 	}
