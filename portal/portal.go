@@ -27,9 +27,9 @@ type Portal interface {
 	// the portal recognizes this node's Pods by Settings.LocalSources and Options.PodInterfaces. A socket bound to the
 	// Origin must have the Mark.
 	//
-	// If client is the zero Addr, the result is for all clients, and depends on the endpoint's IP family alone:
-	// SourceAddress is what every endpoint of that family sees, or 0 if that depends on the client. Many goroutines
-	// call Origin at the same time; it waits for no other method.
+	// If client is the zero Addr, the result is for all clients. SourceAddress is what every endpoint of the IP family
+	// sees, or 0 if that depends on the client. Here is then set unless the endpoint is known to be elsewhere. Many
+	// goroutines call Origin at the same time; it waits for no other method.
 	Origin(client, endpoint netip.Addr, where EndpointLocality) Origin
 
 	// Listen returns where the listeners for the targets of one service port have to be. service is the Service's name,

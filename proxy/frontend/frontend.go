@@ -298,8 +298,8 @@ func (f *FrontEnd) Policy(o portal.Origin) balance.Policy {
 // but not nodes.
 func (f *FrontEnd) seesClients(endpoint *config.Endpoint) bool {
 	v := f.View()
-	return (endpoint.Node == "" || endpoint.Node != f.NodeName) && len(v.Port.VIPs) > 0 &&
-		f.Origin(v, netip.Addr{}, v.Port.VIPs[0].Addr, endpoint).SourceAddress == portal.SourceClient
+	o := f.Origin(v, netip.Addr{}, endpoint.Addr.Addr(), endpoint)
+	return o.SourceAddress == 0 && !o.Here
 }
 
 // View is a front end's configuration and endpoints at one moment. It is never changed, only replaced.

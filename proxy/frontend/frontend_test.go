@@ -30,7 +30,10 @@ type marking struct {
 
 func (marking) Traits() portal.Traits { return portal.Traits{Redirects: true} }
 func (p marking) Mark() uint32        { return p.mark }
-func (p marking) Origin(client, _ netip.Addr, _ portal.EndpointLocality) portal.Origin {
+func (p marking) Origin(client, _ netip.Addr, where portal.EndpointLocality) portal.Origin {
+	if !client.IsValid() {
+		return portal.Origin{Here: where == portal.Here}
+	}
 	return portal.Origin{Bind: netip.AddrPortFrom(client, 0), SourceAddress: portal.SourceClient}
 }
 
