@@ -119,7 +119,13 @@ func conditions(e *balance.Endpoint) string {
 // sameButEndpoints reports whether two configurations of a service port differ at most in their endpoints.
 func sameButEndpoints(a, b config.ServicePort) bool {
 	for _, p := range []*config.ServicePort{&a, &b} {
-		p.Endpoints, p.Cluster, p.Internal, p.External, p.Topology = nil, nil, nil, nil, nil
+		p.Endpoints, p.Cluster, p.Internal, p.External = nil, nil, nil, nil
+		if p.Topology != nil { // its Key and Value depend on the endpoints, and hints too, which have no Keys
+			p.Topology = &config.Topology{Keys: p.Topology.Keys}
+		}
+		if p.Topology != nil && len(p.Topology.Keys) == 0 {
+			p.Topology = nil
+		}
 	}
 	return reflect.DeepEqual(a, b)
 }

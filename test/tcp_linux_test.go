@@ -296,7 +296,7 @@ func tcpSpecs(portal string) {
 			wg.Go(func() {
 				defer GinkgoRecover()
 				for i := range each {
-					if err := exchange(1 + i*37%5000); err != nil {
+					if err := exchange(1 + i*251%5000); err != nil {
 						failed.Add(1)
 						AddReportEntry("failed", err.Error())
 					}

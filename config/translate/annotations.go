@@ -45,7 +45,7 @@ var known = []string{
 	AnnotationScheduler, AnnotationWeight, AnnotationTopologyKeys, AnnotationEndpointLimit, AnnotationQueueTimeout,
 	AnnotationProbe, AnnotationProbeInterval, AnnotationProbeTimeout, AnnotationProbeRise, AnnotationProbeFall,
 	AnnotationAWSIdleTimeout, AnnotationAWSDraining, AnnotationAWSDrainTimeout, AnnotationAWSAccessLog, AnnotationAWSProxyProtocol,
-	awsProbeProtocol, awsProbePath, awsProbePort, awsProbeInterval, awsProbeTimeout, awsProbeRise, awsProbeFall,
+	awsProbeProtocol, awsProbePath, awsProbePort, awsProbeInterval, awsProbeTimeout, awsProbeRise, awsProbeFall, awsTargetType,
 }
 
 // Reads reports whether an annotation of a Service is known or has usher's prefix.

@@ -28,6 +28,7 @@ const (
 	awsProbeProtocol = awsProbe + "protocol"
 	awsProbePath     = awsProbe + "path"
 	awsProbePort     = awsProbe + "port"
+	awsTargetType    = "service.beta.kubernetes.io/aws-load-balancer-nlb-target-type"
 	awsProbeInterval = awsProbe + "interval"
 	awsProbeTimeout  = awsProbe + "timeout"
 	awsProbeRise     = awsProbe + "healthy-threshold"
@@ -104,8 +105,8 @@ func awsCheck(svc *corev1.Service, p *problems) (asked probe) {
 		}
 	}
 	port, _ := annotation(svc, awsProbePort)
-	if port.text == "" && healthCheckNodePort(svc) != 0 {
-		return probe{} // the load balancer then checks the health check node port
+	if port.text == "" && healthCheckNodePort(svc) != 0 && svc.Annotations[awsTargetType] != "ip" {
+		return probe{} // the load balancer's targets are nodes; it checks their health check node port
 	}
 	if port.text == "" || port.text == "traffic-port" {
 		return asked

@@ -254,11 +254,6 @@ func (f *backend) Read(ctx context.Context) error {
 	return nil
 }
 
-// errUnreadable returns the error for a table that iptables-save could not show.
-func errUnreadable(family portal.Family, table string) error {
-	return hint(fmt.Errorf("reading %s rules: table %s is incompatible", family, table), family.Is6())
-}
-
 // tables returns the tables that can have usher's rules.
 func (f *backend) tables() []string {
 	tables := []string{tableNAT}
@@ -355,10 +350,10 @@ func (f *backend) Parts() func(context.Context) ([]portal.Part, error) {
 			if err != nil {
 				return nil, hint(fmt.Errorf("reading %s rules: %w", f.family, err), f.ip6())
 			}
-			have := parseSave(text)[name]
 			if len(unreadable(text)) > 0 {
-				return nil, errUnreadable(f.family, name)
+				continue // Read warns
 			}
+			have := parseSave(text)[name]
 			if have == nil {
 				have = &contents{}
 			}

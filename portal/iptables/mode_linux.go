@@ -236,7 +236,9 @@ func removeFamily(ctx context.Context, v variant, family portal.Family, opts por
 	}
 	var errs []error
 	for _, name := range unreadable(text) {
-		errs = append(errs, errUnreadable(family, name))
+		if all && hasOurs(family, name) {
+			errs = append(errs, hint(fmt.Errorf("reading %s rules: table %s is incompatible", family, name), family.Is6()))
+		}
 	}
 	tables := parseSave(text)
 	for _, name := range slices.Sorted(maps.Keys(tables)) {

@@ -112,6 +112,12 @@ func tidyNFT(family portal.Family, table string, notes []string) error {
 	return nil
 }
 
+// hasOurs reports whether a table of iptables-nft has a chain of usher's.
+func hasOurs(family portal.Family, table string) bool {
+	chains, _, _ := nftChains(family, table) // none on error
+	return slices.ContainsFunc(chains, func(c *nftables.Chain) bool { return strings.HasPrefix(c.Name, chainPrefix) })
+}
+
 // nftChainOfIPTables returns the name of one of the iptables portal's chains in nf_tables, or "" if there is none.
 func nftChainOfIPTables(family portal.Family) string {
 	conn, err := kernel.OpenNFT()

@@ -152,11 +152,6 @@ func (p *Portal) publish() {
 	p.origins.Store(o)
 }
 
-// podHere reports whether an endpoint is a Pod of this node.
-func (o *origins) podHere(endpoint netip.Addr, to kernel.Path, where portal.EndpointLocality) bool {
-	return to.Direct && !to.Local && to.Neighbours != kernel.Apart && (where == portal.Here || where == portal.Unknown && o.isPod(endpoint, to))
-}
-
 // Origin implements portal.Portal.
 func (p *Portal) Origin(client, endpoint netip.Addr, where portal.EndpointLocality) portal.Origin {
 	node := func(why portal.SourceAddress) portal.Origin { return portal.Origin{SourceAddress: why} }
@@ -164,17 +159,16 @@ func (p *Portal) Origin(client, endpoint netip.Addr, where portal.EndpointLocali
 	if why := o.node[portal.FamilyOf(endpoint)]; why != 0 {
 		return node(why)
 	}
-	now := time.Now()
-	to := p.paths.Of(endpoint, now)
 	if !client.IsValid() {
-		return portal.Origin{Here: !to.Known() || to.Local || o.podHere(endpoint, to, where)}
+		return portal.Origin{Here: where != portal.Elsewhere}
 	}
-	from := p.paths.Of(client, now)
+	now := time.Now()
+	from, to := p.paths.Of(client, now), p.paths.Of(endpoint, now)
 	if !from.Known() || !to.Known() {
 		return node(portal.SourceNotReady)
 	}
 	endpointHere := to.Local && from.Interface != 0 || // an endpoint that is a process of this node needs a route to the client
-		o.podHere(endpoint, to, where)
+		to.Direct && !to.Local && to.Neighbours != kernel.Apart && (where == portal.Here || where == portal.Unknown && o.isPod(endpoint, to))
 	clientHere := o.isPod(client, from) && from.Neighbours != kernel.Apart
 	switch {
 	case from.Local:

@@ -31,7 +31,7 @@ type Report struct {
 	Start  time.Time  // start of the attempt; only for ConnectFailed
 	Now    time.Time  // time of the observation
 	Err    error      // of failures
-	Client netip.Addr // the client, if only it may be affected; only for ConnectFailed without an answer
+	Client netip.Addr // the client, if usher connected from its address and got no answer; only for ConnectFailed
 }
 
 // Policy determines how reports change an endpoint's health.

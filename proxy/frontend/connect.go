@@ -89,7 +89,7 @@ func (c *Connecting) Done(now time.Time, err error) {
 		c.Leave(now, err)
 		return
 	}
-	if c.search.OneClient = c.Front.seesClients(c.Endpoint.Endpoint); c.search.OneClient {
+	if c.Front.seesClients(c.Endpoint.Endpoint) {
 		c.search.Policy.Probed = false
 	}
 	c.search.Failed(now, err)

@@ -32,7 +32,7 @@ func (marking) Traits() portal.Traits { return portal.Traits{Redirects: true} }
 func (p marking) Mark() uint32        { return p.mark }
 func (p marking) Origin(client, _ netip.Addr, where portal.EndpointLocality) portal.Origin {
 	if !client.IsValid() {
-		return portal.Origin{Here: where == portal.Here}
+		return portal.Origin{Here: where != portal.Elsewhere}
 	}
 	return portal.Origin{Bind: netip.AddrPortFrom(client, 0), SourceAddress: portal.SourceClient}
 }
@@ -427,7 +427,7 @@ func TestRuleHasSourcesOfItsFamily(t *testing.T) {
 func TestEndpointsThatSeeClients(t *testing.T) {
 	g := NewWithT(t)
 	f := front(&Node{Settings: Settings{NodeName: "here"}})
-	for node, sees := range map[string]bool{"": true, "other": true, "here": false} {
+	for node, sees := range map[string]bool{"": false, "other": true, "here": false} {
 		e := endpoint(1)
 		e.Node = node
 		g.Expect(f.seesClients(&e)).To(Equal(sees), node)

@@ -19,7 +19,7 @@ var DefaultSchedule = []time.Duration{250 * time.Millisecond, 500 * time.Millise
 const maxAttempts = 32
 
 // Search is one client's search for an endpoint. The driver sets the exported fields: Affinity before each Next;
-// Policy, SourceAddress and OneClient before it reports the result of an attempt; the others before the first Next. One
+// Policy and SourceAddress before it reports the result of an attempt; the others before the first Next. One
 // goroutine at a time may call its methods.
 type Search struct {
 	Schedule      []time.Duration // empty: each endpoint is tried once
@@ -30,11 +30,7 @@ type Search struct {
 	Record        *conn.Record         // has the attempts, and the client's start time
 	SourceAddress portal.SourceAddress // source address that the endpoint of an attempt sees
 
-	// OneClient is set if a failed attempt proves nothing about other clients. Failed uses it for attempts without an
-	// answer. (The booleans are together to keep a Search at 384 bytes.)
-	OneClient bool
-
-	waited        bool              // the last step was to wait for the end of a time slot
+	waited        bool              // the last step was to wait for the end of a time slot (this field is here to keep a Search at 384 bytes)
 	tried         []netip.AddrPort  // endpoints tried in this round; when a time slot ends and all have been tried, a new round begins
 	room          [2]netip.AddrPort // backing array of tried; most searches need no more
 	count         int               // attempts so far
@@ -73,7 +69,8 @@ type Step struct {
 // failed or was left, and after a Wait. The set may differ each time.
 func (s *Search) Next(set *balance.Set, now time.Time) Step {
 	if !s.queuedAt.IsZero() {
-		if now.Sub(s.queuedAt) >= max(s.limit, lookAgain) { // as at the end of a time slot: an endpoint that failed may be back
+		// As at the end of a time slot: an endpoint that failed may be back. The last attempt is for a free slot.
+		if now.Sub(s.queuedAt) >= max(s.limit, lookAgain) && s.timeSlot+1 < len(s.Schedule) && s.count < maxAttempts-1 {
 			s.tried = s.tried[:0]
 		}
 		if set.HasUntried(s.tried, 1) {
@@ -164,7 +161,7 @@ func (s *Search) Failed(now time.Time, err error) {
 		return
 	}
 	failure := balance.Report{Kind: balance.ConnectFailed, Start: s.started, Now: now, Err: err}
-	if (s.OneClient || s.SourceAddress.Client()) && err == ErrNoAnswer {
+	if s.SourceAddress.Client() && err == ErrNoAnswer {
 		failure.Client = s.Client
 	}
 	if s.current.Endpoint.Report(failure, s.Policy).Blamed && s.Affinity != nil {

@@ -67,6 +67,7 @@ func TestClientsThatWaitToBeAcceptedAreServedWhenUsherStops(t *testing.T) {
 		defer close(closed)
 		l.Close(frontend.Stopped)
 	}()
+	time.Sleep(100 * time.Millisecond) // until Close has queued its tasks behind the busy ones
 	close(busy)
 	g.Eventually(closed).WithTimeout(30 * time.Second).Should(BeClosed())
 	_, err = net.Dial("tcp", l.Addr().String())

@@ -29,6 +29,11 @@ type OnNode struct {
 	Quarantine  *api.Quarantine `json:"quarantine,omitempty"`
 }
 
+// IsFrom reports whether the usher instance of a node has reported the item.
+func (t Reported[T]) IsFrom(node string) bool {
+	return t.Node == node || slices.ContainsFunc(t.Nodes, func(n OnNode) bool { return n.Node == node })
+}
+
 // Worst returns the nodes with the worst state, or nil if all nodes have it.
 func (t Reported[T]) Worst() (nodes []string) {
 	for _, n := range t.Nodes {

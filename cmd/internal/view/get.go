@@ -161,7 +161,7 @@ type kind[T any] struct {
 	// order sorts items of several usher instances; merge, if not nil, merges those of several nodes.
 	order func(a, b T) int
 	merge func([]fleet.Reported[T]) []fleet.Reported[T]
-	// state is the state that items must have on a node to be listed by it; nil, or "" for any.
+	// state is the state that items must have to be listed by a node; nil, or "", for any.
 	state *string
 	// name is the output of -o name; news is the text whose change -w prints; key identifies an
 	// item. Kinds without them do not have these flags.

@@ -150,7 +150,6 @@ func (f *getFlags) endpointKind(q *client.ServiceQuery) kind[show.PortEndpoint] 
 			return f.endpoints(ctx, u.Client, *q, names, of.(map[string]knownEndpoints))
 		},
 		merge:   fleet.Endpoints,
-		state:   &q.State,
 		order:   func(a, b show.PortEndpoint) int { return cmp.Compare(service(a), service(b)) }, // within a Service, in usher's order
 		address: func(e show.PortEndpoint) string { return e.Address },
 		name:    func(e show.PortEndpoint) string { return "endpoint/" + e.Address },

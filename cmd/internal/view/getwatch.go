@@ -26,8 +26,12 @@ const findInterval = 10 * time.Second
 // watch prints items, and then those that are new or changed, until the command is
 // ended. It reports once if usher does not respond for a while.
 func watch[T any](cmd *cobra.Command, f *getFlags, k kind[T], ushers []fleet.Usher, names []string) error {
+	type shown struct {
+		news string
+		item fleet.Reported[T]
+	}
 	var columns []show.Column[fleet.Reported[T]] // set when there are items
-	var known map[string]string
+	var known map[string]shown
 	titles, printed := "", ""
 	ctx, began := cmd.Context(), time.Now()
 	found := began
@@ -56,7 +60,7 @@ func watch[T any](cmd *cobra.Command, f *getFlags, k kind[T], ushers []fleet.Ush
 			}
 			continue
 		}
-		now := map[string]string{}
+		now := map[string]shown{}
 		table := f.output == "" || f.output == "wide"
 		if table && columns == nil && len(items) > 0 {
 			all := fleet.Columns(k.columnsFor(f, items), k.together(f))
@@ -77,8 +81,8 @@ func watch[T any](cmd *cobra.Command, f *getFlags, k kind[T], ushers []fleet.Ush
 		}
 		for i, item := range items {
 			key, news := item.Node+" "+k.key(item.Item), fmt.Sprint(k.news(item.Item), item.Worst())
-			now[key] = news
-			if before, is := known[key]; is && before == news || !is && left(item.Item) {
+			now[key] = shown{news, item}
+			if before, is := known[key]; is && before.news == news || !is && left(item.Item) {
 				continue
 			}
 			switch {
@@ -96,9 +100,9 @@ func watch[T any](cmd *cobra.Command, f *getFlags, k kind[T], ushers []fleet.Ush
 				fmt.Fprintln(cmd.OutOrStdout(), lines[i+1])
 			}
 		}
-		for key, news := range known { // items of unresponsive nodes are not new when the nodes are back
-			if node, _, _ := strings.Cut(key, " "); slices.Contains(fleet.SilentNodes(err), node) {
-				now[key] = news
+		for key, before := range known { // items of unresponsive nodes are not new when the nodes are back
+			if _, is := now[key]; !is && slices.ContainsFunc(fleet.SilentNodes(err), before.item.IsFrom) {
+				now[key] = before
 			}
 		}
 		known = now
