@@ -120,10 +120,9 @@ func conditions(e *balance.Endpoint) string {
 func sameButEndpoints(a, b config.ServicePort) bool {
 	for _, p := range []*config.ServicePort{&a, &b} {
 		p.Endpoints, p.Cluster, p.Internal, p.External = nil, nil, nil, nil
-		if p.Topology != nil { // its Key and Value depend on the endpoints, and hints too, which have no Keys
-			p.Topology = &config.Topology{Keys: p.Topology.Keys}
-		}
-		if p.Topology != nil && len(p.Topology.Keys) == 0 {
+		if t := p.Topology; t != nil && len(t.Keys) > 0 { // Key and Value depend on the endpoints, as do hints, which have no Keys
+			p.Topology = &config.Topology{Keys: t.Keys}
+		} else {
 			p.Topology = nil
 		}
 	}
