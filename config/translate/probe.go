@@ -28,11 +28,11 @@ const (
 	awsProbeProtocol = awsProbe + "protocol"
 	awsProbePath     = awsProbe + "path"
 	awsProbePort     = awsProbe + "port"
-	awsTargetType    = "service.beta.kubernetes.io/aws-load-balancer-nlb-target-type"
 	awsProbeInterval = awsProbe + "interval"
 	awsProbeTimeout  = awsProbe + "timeout"
 	awsProbeRise     = awsProbe + "healthy-threshold"
 	awsProbeFall     = awsProbe + "unhealthy-threshold"
+	awsTargetType    = annotationAWS + "nlb-target-type"
 )
 
 // The limits of probes.

@@ -174,7 +174,7 @@ func overlooked(ctx context.Context, opts portal.Options) error {
 				errs = append(errs, fmt.Errorf("the %s table %s of legacy iptables is in use, but %s is not installed to read it", family, tableNAT, variant{suffix: "legacy"}.command(family.Is6(), "")))
 			}
 		}
-		if chain := nftChainOfIPTables(family); !nft && chain != "" {
+		if chain := nftChainOfIPTables(family, ""); !nft && chain != "" {
 			errs = append(errs, fmt.Errorf("the %s chain %s exists, but %s is not installed to remove it", family, chain, variant{suffix: "nft"}.command(family.Is6(), "")))
 		}
 	}
@@ -236,7 +236,7 @@ func removeFamily(ctx context.Context, v variant, family portal.Family, opts por
 	}
 	var errs []error
 	for _, name := range unreadable(text) {
-		if all && hasOurs(family, name) {
+		if all && nftChainOfIPTables(family, name) != "" {
 			errs = append(errs, hint(fmt.Errorf("reading %s rules: table %s is incompatible", family, name), family.Is6()))
 		}
 	}

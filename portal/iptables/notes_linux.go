@@ -112,14 +112,9 @@ func tidyNFT(family portal.Family, table string, notes []string) error {
 	return nil
 }
 
-// hasOurs reports whether a table of iptables-nft has a chain of usher's.
-func hasOurs(family portal.Family, table string) bool {
-	chains, _, _ := nftChains(family, table) // none on error
-	return slices.ContainsFunc(chains, func(c *nftables.Chain) bool { return strings.HasPrefix(c.Name, chainPrefix) })
-}
-
 // nftChainOfIPTables returns the name of one of the iptables portal's chains in nf_tables, or "" if there is none.
-func nftChainOfIPTables(family portal.Family) string {
+// table limits the search to one table; "" means all.
+func nftChainOfIPTables(family portal.Family, table string) string {
 	conn, err := kernel.OpenNFT()
 	if err != nil {
 		return ""
@@ -129,7 +124,7 @@ func nftChainOfIPTables(family portal.Family) string {
 		return "" // no nf_tables, so no chains
 	}
 	for _, c := range chains {
-		if strings.HasPrefix(c.Name, chainPrefix) {
+		if strings.HasPrefix(c.Name, chainPrefix) && (table == "" || c.Table.Name == table) {
 			return c.Table.Name + " " + c.Name
 		}
 	}

@@ -132,9 +132,9 @@ type passive struct {
 	healthyAfter time.Duration
 }
 
-// Report records an observation, and notifies the Pool's Watcher. It takes no lock, except those of queues if clients
-// wait and the health changed. Apart from Report, only two events change the health: a choice claims a HalfOpen
-// endpoint, or a removed endpoint returns.
+// Report records an observation, and notifies the Pool's Watcher. Connected needs no Policy. It takes no lock, except
+// those of queues if clients wait and the health changed. Apart from Report, only two events change the health: a
+// choice claims a HalfOpen endpoint, or a removed endpoint returns.
 //
 // A failed attempt begins a new, longer quarantine only if it started after the previous quarantine had ended. So two
 // kinds of attempts do not count: those in progress when the quarantine began, and those made during it. (A client

@@ -382,7 +382,7 @@ func (s *session) stopSearching() {
 func (s *session) broken(err error) {
 	now := s.socket.loop.clock()
 	err = search.Plain(err)
-	s.Endpoint.Report(balance.Report{Kind: balance.ConnectFailed, Start: now, Now: now, Err: err}, s.Front.Policy(portal.Origin{}))
+	s.Endpoint.Report(balance.Report{Kind: balance.ConnectFailed, Start: now, Now: now, Err: err}, s.Front.Policy(portal.Origin{}, s.Endpoint.Endpoint))
 	s.Front.Affinity.Forget(s.From.Addr(), s.Endpoint.Addr)
 	s.end(outcome.Result{Outcome: outcome.EndpointReset, Err: err})
 }

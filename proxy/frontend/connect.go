@@ -19,6 +19,7 @@ type Connecting struct {
 	run    Runner
 	ctx    context.Context // ends when the search must be given up
 	trying bool            // an attempt is under way
+	source portal.Origin   // of the attempt
 }
 
 // Runner performs the steps of one connection's search: in an event loop, or in a goroutine.
@@ -69,13 +70,13 @@ func (c *Connecting) Next(now time.Time) {
 	c.Endpoint, c.trying = step.Endpoint, true
 	mayLoop, err := c.Front.WouldLoop(c.Front.Protocol, c.Endpoint.Addr)
 	if err != nil {
-		c.search.SourceAddress, c.search.Policy = 0, c.Front.Policy(portal.Origin{})
+		c.search.SourceAddress, c.source = 0, portal.Origin{}
 		c.Done(now, err)
 		return
 	}
-	source := c.Source(v, c.Endpoint)
-	c.search.SourceAddress, c.search.Policy = source.SourceAddress, c.Front.Policy(source)
-	c.run.Dial(v, source.Bind, mayLoop, step.For)
+	c.source = c.Source(v, c.Endpoint)
+	c.search.SourceAddress = c.source.SourceAddress
+	c.run.Dial(v, c.source.Bind, mayLoop, step.For)
 }
 
 // Done ends an attempt: successfully if err is nil. Otherwise it performs the next step.
@@ -89,9 +90,7 @@ func (c *Connecting) Done(now time.Time, err error) {
 		c.Leave(now, err)
 		return
 	}
-	if c.Front.seesClients(c.Endpoint.Endpoint) {
-		c.search.Policy.Probed = false
-	}
+	c.search.Policy = c.Front.Policy(c.source, c.Endpoint.Endpoint)
 	c.search.Failed(now, err)
 	c.Endpoint.Release()
 	c.trying = false

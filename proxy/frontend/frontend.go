@@ -283,22 +283,19 @@ func (f *FrontEnd) Origin(v *View, from, to netip.Addr, endpoint *config.Endpoin
 	return portal.Origin{SourceAddress: why}
 }
 
-// Policy returns the quarantine policy for attempts with source o. Only TCP endpoints that the kernel connects to are
-// rechecked: UDP has no handshake, an SCTP recheck costs the endpoint an association, and one through a tunnel burdens
-// others. A recheck also proves nothing about an endpoint on another node that sees clients' addresses, since a
-// NetworkPolicy may admit clients but not nodes.
-func (f *FrontEnd) Policy(o portal.Origin) balance.Policy {
+// Policy returns the quarantine policy for a failed attempt to endpoint with source o. Only TCP endpoints that the
+// kernel connects to are rechecked: UDP has no handshake, an SCTP recheck costs the endpoint an association, and one
+// through a tunnel burdens others. A recheck also proves nothing about an endpoint on another node that sees some
+// clients' own addresses, since a NetworkPolicy may admit clients but not nodes.
+func (f *FrontEnd) Policy(o portal.Origin, endpoint *config.Endpoint) balance.Policy {
 	p := f.Node.Quarantine
-	p.Probed = p.Probed && f.Protocol == config.TCP && !f.Tunneled && (o.Here || o.SourceAddress != portal.SourceClient)
+	p.Probed = p.Probed && f.Protocol == config.TCP && !f.Tunneled && (o.Here || o.SourceAddress != portal.SourceClient) && !f.seesClients(endpoint)
 	return p
 }
 
-// seesClients reports whether an endpoint sees the own addresses of some clients, and is on another node. Then a failed
-// attempt from this node's address, and a recheck, prove nothing about these clients: a NetworkPolicy may admit them,
-// but not nodes.
+// seesClients reports whether an endpoint sees some clients' own addresses, and is on another node.
 func (f *FrontEnd) seesClients(endpoint *config.Endpoint) bool {
-	v := f.View()
-	o := f.Origin(v, netip.Addr{}, endpoint.Addr.Addr(), endpoint)
+	o := f.Origin(f.View(), netip.Addr{}, endpoint.Addr.Addr(), endpoint)
 	return o.SourceAddress == 0 && !o.Here
 }
 

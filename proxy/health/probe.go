@@ -172,7 +172,7 @@ func (j *job) report(t target, err error) (next time.Duration) {
 		default:
 			r.Kind = balance.RecheckSkipped
 		}
-		return e.Report(r, t.front.Policy(portal.Origin{})).Next
+		return e.Report(r, t.front.Policy(portal.Origin{}, e.Endpoint)).Next
 	}
 	switch {
 	case err == nil:

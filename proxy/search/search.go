@@ -19,8 +19,8 @@ var DefaultSchedule = []time.Duration{250 * time.Millisecond, 500 * time.Millise
 const maxAttempts = 32
 
 // Search is one client's search for an endpoint. The driver sets the exported fields: Affinity before each Next;
-// Policy and SourceAddress before it reports the result of an attempt; the others before the first Next. One
-// goroutine at a time may call its methods.
+// SourceAddress before it reports the result of an attempt, and Policy before Failed; the others before the first Next.
+// One goroutine at a time may call its methods.
 type Search struct {
 	Schedule      []time.Duration // empty: each endpoint is tried once
 	Policy        balance.Policy
@@ -144,7 +144,7 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 func (s *Search) Connected(now time.Time) {
 	s.report(now, nil)
 	s.current.Endpoint.Times().Connect.Observe(latency.Seconds, now, now.Sub(s.started).Seconds())
-	s.current.Endpoint.Report(balance.Report{Kind: balance.Connected, Now: now}, s.Policy)
+	s.current.Endpoint.Report(balance.Report{Kind: balance.Connected, Now: now}, balance.Policy{})
 }
 
 // Failed records that the attempt has failed. If the endpoint caused that (see [Blames]), it is quarantined, and the

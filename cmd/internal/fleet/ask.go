@@ -3,8 +3,6 @@ package fleet
 import (
 	"context"
 	"errors"
-	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -70,17 +68,14 @@ func SilentNodes(err error) []string {
 }
 
 // IsSilent reports whether err only means that some usher instances have not responded.
-func IsSilent(err error) bool {
-	var silent *SilentError
-	return errors.As(err, &silent)
-}
+func IsSilent(err error) bool { return len(SilentNodes(err)) > 0 }
 
 // Answered returns the successful answers, and an error that names the nodes without one, with reasons: a
 // SilentError if there is any answer, a ForbiddenError if no query is permitted. If a single instance without a node
 // was queried, its error is returned unchanged.
 func Answered[T any](answers []Answer[T]) (good []Answer[T], err error) {
 	nodes := map[string][]string{}
-	var whys []string
+	var whys, silent []string
 	for _, a := range answers {
 		if a.Err == nil {
 			good = append(good, a)
@@ -98,7 +93,7 @@ func Answered[T any](answers []Answer[T]) (good []Answer[T], err error) {
 		if nodes[why] == nil {
 			whys = append(whys, why)
 		}
-		nodes[why] = append(nodes[why], a.From.Node)
+		nodes[why], silent = append(nodes[why], a.From.Node), append(silent, a.From.Node)
 	}
 	for i, why := range whys {
 		node := "node "
@@ -113,7 +108,7 @@ func Answered[T any](answers []Answer[T]) (good []Answer[T], err error) {
 	case good == nil:
 		return nil, errors.New(text)
 	default:
-		return good, &SilentError{text, slices.Concat(slices.Collect(maps.Values(nodes))...)}
+		return good, &SilentError{text, silent}
 	}
 }
 

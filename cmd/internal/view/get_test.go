@@ -6,7 +6,6 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -93,31 +92,36 @@ var _ = DescribeTable("a node whose clock differs by an hour", func(shows string
 )
 
 var _ = Describe("get -w of a cluster", func() {
-	It("shows other nodes' Services while a node is unreachable, and its Services once it answers", func(ctx context.Context) {
-		var answers atomic.Bool
-		usher := func(node, service string, answers func() bool) fleet.Usher {
-			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-				if !answers() {
-					panic(http.ErrAbortHandler)
-				}
-				w.Header().Set("Content-Type", "application/json")
-				_ = json.NewEncoder(w).Encode(api.ServiceList{Items: []api.Service{{Namespace: "shop", Name: service, State: api.ServiceOK}}})
-			}))
-			DeferCleanup(server.Close)
-			c, err := client.New(server.Listener.Addr().String())
-			Expect(err).NotTo(HaveOccurred())
-			DeferCleanup(c.Close)
-			return fleet.Usher{Node: node, Pod: "kube-system/usher", Client: c}
-		}
-		ushers := []fleet.Usher{usher("a", "web", func() bool { return true }), usher("b", "cart", answers.Load)}
-
-		out, errs := gbytes.NewBuffer(), gbytes.NewBuffer()
+	// instance returns the usher instance of a node with the Services that list returns. It does not answer while these
+	// are nil.
+	instance := func(node string, list func() []api.Service) fleet.Usher {
+		GinkgoHelper()
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			services := list()
+			if services == nil {
+				panic(http.ErrAbortHandler)
+			}
+			w.Header().Set("Content-Type", "application/json")
+			_ = json.NewEncoder(w).Encode(api.ServiceList{Items: services})
+		}))
+		DeferCleanup(server.Close)
+		c, err := client.New(server.Listener.Addr().String())
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(c.Close)
+		return fleet.Usher{Node: node, Pod: "kube-system/usher", Client: c}
+	}
+	service := func(name string) []api.Service {
+		return []api.Service{{Namespace: "shop", Name: name, State: api.ServiceOK}}
+	}
+	// run runs the command until end is called.
+	run := func(ctx context.Context, f *getFlags, ushers ...fleet.Usher) (out, errs *gbytes.Buffer, end func()) {
+		out, errs = gbytes.NewBuffer(), gbytes.NewBuffer()
 		cmd := &cobra.Command{}
 		cmd.SetOut(out)
 		cmd.SetErr(errs)
 		ctx, cancel := context.WithCancel(ctx)
 		cmd.SetContext(ctx)
-		f := &getFlags{all: true, watch: true, output: "name"}
+		f.all, f.watch = true, true
 		f.asks.newFleet = func(fleet.Options) (fleet.Finder, error) { return nil, errors.New("no cluster") }
 		ended := make(chan error)
 		go func() {
@@ -125,54 +129,43 @@ var _ = Describe("get -w of a cluster", func() {
 			defer close(ended)
 			ended <- watch(cmd, f, f.serviceKind(&client.ServiceQuery{}), ushers, nil)
 		}()
+		return out, errs, func() {
+			GinkgoHelper()
+			cancel()
+			Eventually(ended).Should(Receive(BeNil()))
+		}
+	}
+
+	It("shows other nodes' Services while a node is unreachable, and its Services once it answers", func(ctx context.Context) {
+		var answers atomic.Bool
+		a := instance("a", func() []api.Service { return service("web") })
+		b := instance("b", func() []api.Service {
+			if answers.Load() {
+				return service("cart")
+			}
+			return nil
+		})
+		out, errs, end := run(ctx, &getFlags{output: "name"}, a, b)
 		Eventually(errs).Should(gbytes.Say("node b: .*; retrying\n"))
 		Eventually(out).Should(gbytes.Say("^service/shop/web\n"))
 		answers.Store(true)
 		Eventually(out, "5s").Should(gbytes.Say("^service/shop/cart\n"), "and web is not printed again")
-		cancel()
-		Eventually(ended).Should(Receive(BeNil()))
+		end()
 	})
 
 	It("prints an object again that was gone while another node was unreachable", func(ctx context.Context) {
 		var rounds atomic.Int32
-		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			web := api.Service{Namespace: "shop", Name: "web", State: api.ServiceOK}
-			list := api.ServiceList{}
-			if rounds.Add(1) != 2 {
-				list.Items = []api.Service{web}
+		a := instance("a", func() []api.Service {
+			if rounds.Add(1) == 2 {
+				return []api.Service{}
 			}
-			w.Header().Set("Content-Type", "application/json")
-			_ = json.NewEncoder(w).Encode(list)
-		}))
-		DeferCleanup(server.Close)
-		silent := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }))
-		DeferCleanup(silent.Close)
-		var ushers []fleet.Usher
-		for node, s := range []*httptest.Server{server, silent} {
-			c, err := client.New(s.Listener.Addr().String())
-			Expect(err).NotTo(HaveOccurred())
-			DeferCleanup(c.Close)
-			ushers = append(ushers, fleet.Usher{Node: strconv.Itoa(node), Pod: "kube-system/usher", Client: c})
-		}
-		out := gbytes.NewBuffer()
-		cmd := &cobra.Command{}
-		cmd.SetOut(out)
-		cmd.SetErr(GinkgoWriter)
-		ctx, cancel := context.WithCancel(ctx)
-		cmd.SetContext(ctx)
-		f := &getFlags{all: true, watch: true, apart: true}
-		f.asks.newFleet = func(fleet.Options) (fleet.Finder, error) { return nil, errors.New("no cluster") }
-		ended := make(chan error)
-		go func() {
-			defer GinkgoRecover()
-			defer close(ended)
-			ended <- watch(cmd, f, f.serviceKind(&client.ServiceQuery{}), ushers, nil)
-		}()
+			return service("web")
+		})
+		out, _, end := run(ctx, &getFlags{apart: true}, a, instance("b", func() []api.Service { return nil }))
 		Eventually(out, "30s").Should(gbytes.Say(" web +ok"))
 		Eventually(out, "30s").Should(gbytes.Say(" web +ok"))
 		Expect(strings.Count(string(out.Contents()), "NAMESPACE")).To(Equal(1), "the columns are the same")
-		cancel()
-		Eventually(ended).Should(Receive(BeNil()))
+		end()
 	})
 
 	It("does not count another failed probe as a change of an endpoint, but another cause", func() {
