@@ -11,6 +11,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
@@ -125,6 +126,11 @@ var _ = Describe("a UDP session", func() {
 			Expect(s.Quarantines).To(BeZero())
 			Expect(s.Sessions.Begun).To(BeEquivalentTo(1))
 			Expect(s.Sessions.Ends).To(BeEmpty())
+
+			By("using no CPU time afterwards")
+			before := cpuTime()
+			time.Sleep(500 * time.Millisecond)
+			Expect(cpuTime() - before).To(BeNumerically("<", 250*time.Millisecond))
 		})
 	}
 
@@ -238,4 +244,12 @@ func tellTooBig(to, from netip.AddrPort) {
 	defer c.Close()
 	_, err = c.Write(message)
 	Expect(err).NotTo(HaveOccurred())
+}
+
+// cpuTime returns the CPU time that this process has used.
+func cpuTime() time.Duration {
+	GinkgoHelper()
+	var usage unix.Rusage
+	Expect(unix.Getrusage(unix.RUSAGE_SELF, &usage)).To(Succeed())
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }

@@ -213,6 +213,20 @@ func udpSpecs(portal string) {
 		Eventually(u.Out).Should(gbytes.Say(`attempt \d → 10\.244\.0\.11:5300 .*answered in`))
 	})
 
+	It("retries on the next endpoint when the kernel reports that the first one's host does not respond", func() {
+		nobody := netip.AddrPortFrom(netip.MustParseAddr("10.244.0.98"), 5300) // no host has this address
+		good := startEcho(l.Pods, lab.Pod(1))
+		dns.endpoints = []netip.AddrPort{nobody, good}
+		u := start("--trace")
+		for range 2 {
+			c, err := pod.DialUDP("", dns.vip())
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(c.Close)
+			Expect(exchange(c, []byte(who), 30*time.Second)).To(BeEquivalentTo(good.String()), "the only datagram is sent again")
+		}
+		Eventually(u.Out).Should(gbytes.Say(`attempt 1 → 10\.244\.0\.98:5300 .*no route to host after`))
+	})
+
 	It("sends no reply when all endpoints refuse, and serves the client once one answers", func() {
 		dns.endpoints = []netip.AddrPort{dead(2), dead(3)}
 		u := start("--trace")

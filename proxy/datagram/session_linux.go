@@ -266,9 +266,9 @@ func (s *session) send(at, count int) int {
 	return done
 }
 
-// unreachable reports whether err, an ICMP error, means that the endpoint is unreachable (icmp_err_convert in the
-// kernel's net/ipv4/icmp.c has those that a connected socket gets). No other error is the endpoint's fault: a datagram
-// may be too big for a link (EMSGSIZE), and a firewall or a full conntrack table of this node may block it (EPERM).
+// unreachable reports whether err, an ICMP error, means that the endpoint is unreachable (see icmp_err_convert in the
+// kernel's net/ipv4/icmp.c). No other error is the endpoint's fault: a datagram may be too big for a link (EMSGSIZE),
+// and a firewall or a full conntrack table of this node may block it (EPERM).
 func unreachable(err error) bool {
 	switch err {
 	case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENONET, unix.ENOPROTOOPT, unix.EACCES:
@@ -331,6 +331,9 @@ func (lp *loop) reply(s *session, fd int, c *burstSize) (n int, bytes int64, err
 	}
 	room := c.expect(lp, min(batchSize-lp.outCount, repliesPerTurn))
 	n, err = lp.out.ReceiveConnected(fd, lp.outCount, room)
+	if err != nil {
+		forward.DiscardErrors(fd) // after EAGAIN, of an error that send has returned
+	}
 	if err != nil && err != unix.EAGAIN {
 		// The kernel returns the error first, then the datagrams that it received before.
 		var none error

@@ -417,6 +417,11 @@ func ConnectUDP(mark uint32, from netip.AddrPort, addr netip.AddrPort) (int, err
 		}
 	}
 	if err == nil {
+		level, option := unix.IPPROTO_IPV6, unix.IPV6_RECVERR
+		if addr.Addr().Is4() {
+			level, option = unix.IPPROTO_IP, unix.IP_RECVERR
+		}
+		_ = unix.SetsockoptInt(fd, level, option, 1) // without it, the kernel does not report that a host does not respond
 		err = connect(fd, addr)
 	}
 	if err == nil && toItself(fd, addr) {
@@ -427,6 +432,16 @@ func ConnectUDP(mark uint32, from netip.AddrPort, addr netip.AddrPort) (int, err
 		return -1, err
 	}
 	return fd, nil
+}
+
+// DiscardErrors empties the error queue of a socket of ConnectUDP (IP_RECVERR, ip(7)). While the queue is not empty,
+// epoll reports an error.
+func DiscardErrors(fd int) {
+	for range 64 { // others may fill it, and the caller has other sockets
+		if _, _, _, _, err := unix.Recvmsg(fd, nil, nil, unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT); err != nil {
+			return
+		}
+	}
 }
 
 // SetHops sets the hop limit (IPv4: TTL) of packets from a socket to addr.
