@@ -14,7 +14,7 @@ import (
 // A Source provides the model.
 type Source interface {
 	// Run watches until ctx ends and calls apply with changes, never concurrently. The first call has all Services
-	// (perhaps none): before it, the caller must not change the kernel. Later calls have only the Services that
+	// (perhaps none). Before it, the caller must not change rules or routes. Later calls have only the Services that
 	// changed. Run returns an error if it cannot continue, and nil once ctx has ended.
 	Run(ctx context.Context, apply func([]Service)) error
 }
@@ -27,11 +27,11 @@ type Service struct {
 	// deleted, or is not proxied (headless, ExternalName, another proxy's).
 	Ports []ServicePort
 
-	// Discovery is how clients find the Service by its name. It is nil when the Service is deleted, and if the source
-	// was created without it: the source then omits Services that are not proxied.
+	// Discovery is how clients find the Service by its name. It is nil if the Service is deleted, or if the source was
+	// created without discovery; that source omits Services that are not proxied.
 	Discovery *Discovery
 
-	// HealthCheckNodePort is where load balancers check whether this node has local endpoints; 0 if they do not.
+	// HealthCheckNodePort is the port at which load balancers check whether this node has local endpoints; 0 for none.
 	HealthCheckNodePort uint16
 }
 
@@ -124,12 +124,13 @@ type Node struct {
 	// ServiceCIDRs are the networks of the cluster's Services, as far as known; only if this node has a Node object.
 	ServiceCIDRs []netip.Prefix
 
-	// Leaving is set while the node is being deleted, is marked for that by the cluster autoscaler, or has had no Node
-	// object yet: load balancers should not use it.
+	// Leaving is set while the node is being deleted, is marked for that by the cluster autoscaler, or does not have a
+	// Node object yet: load balancers should not use it.
 	Leaving bool
 }
 
-// Never is the value of a ServicePort's duration if the proxy may have a default, and the Service disables it.
+// Never is the value of a ServicePort's duration that disables the timeout or ramp, even if the proxy has a default for
+// it.
 const Never time.Duration = -1
 
 // Switch is a Service's setting for an option with a default; 0 is the default.
@@ -169,14 +170,14 @@ type ServicePort struct {
 	// SlowStart is the time until a new endpoint gets its full share of new connections; 0 means the proxy's default.
 	SlowStart time.Duration
 
-	// AccessLog is whether clients of this port are in the access log; 0 means the proxy's default.
+	// AccessLog determines whether this port's connections are in the access log; 0 means the proxy's default.
 	AccessLog Switch
 
-	// NodeAddress says that the endpoints see the node's address, and not their clients'.
+	// NodeAddress is set if the endpoints must see the node's address, not their clients' addresses.
 	NodeAddress bool
 
-	// ProxyProtocol is the version in which usher sends endpoints the addresses of the client and of the VIP; 0 means
-	// that it does not. An SCTP port has none, a UDP port only ProxyV2.
+	// ProxyProtocol is the version of the PROXY protocol header in which usher sends endpoints the addresses of the
+	// client and of the VIP; 0 means no header. It is 0 for an SCTP port, and 0 or ProxyV2 for a UDP port.
 	ProxyProtocol ProxyProtocol
 
 	// Scheduler selects the endpoint for a new connection; 0 means the proxy's default.
@@ -196,8 +197,8 @@ type ServicePort struct {
 	Endpoints []Endpoint
 
 	// Cluster, Internal and External are the endpoints that a new connection may use. Internal and External follow the
-	// Service's traffic policies for clients of cluster IPs and for clients from outside. Cluster is both of them under
-	// the policy Cluster, and is for a client on this node under any external policy.
+	// Service's traffic policies for clients of cluster IPs and for clients from outside. Under the policy Cluster,
+	// they are equal to Cluster. Clients on this node use Cluster under any external policy.
 	Cluster, Internal, External []Endpoint
 
 	// InternalLocal and ExternalLocal say that the policy is Local: without an endpoint on this node, packets are
@@ -220,8 +221,8 @@ type Topology struct {
 	// Keys are the labels that the Service names, in its order: the first with a matching endpoint decides. There are
 	// none if hints of the EndpointSlices decided.
 	Keys []string
-	// Key is the label that decided, or "*", which all nodes have; "" if no endpoint matched. For hints it is the label
-	// of their subject, a node or a zone. Value is this node's.
+	// Key is the label that decided, or "*", which all nodes have; "" if no endpoint matched. For hints, it is the
+	// label of hostnames or of zones. Value is this node's value of Key.
 	Key, Value string
 }
 
@@ -268,8 +269,9 @@ func (v VIP) AddrPort() netip.AddrPort { return netip.AddrPortFrom(v.Addr, v.Por
 // External reports whether the external traffic policy applies to v's clients.
 func (v VIP) External() bool { return v.Kind != ClusterIP }
 
-// Precedes reports whether v takes an address from another Service that has it as w. The API server assigns cluster IPs;
-// load balancer IPs need the permission to change a Service's status; but every author may list external IPs.
+// Precedes reports whether v takes precedence over w, the same address as a VIP of another Service. The API server
+// assigns cluster IPs, and load balancer IPs need the permission to change a Service's status. External IPs come last,
+// since every author of a Service can set them.
 func (v VIP) Precedes(w VIP) bool {
 	order := []VIPKind{ExternalIP, LoadBalancerIP, ClusterIP}
 	return slices.Index(order, v.Kind) > slices.Index(order, w.Kind)

@@ -2,14 +2,14 @@ package config
 
 import "net/netip"
 
-// Discovery is how clients find a Service by its name: by DNS and by a Pod's environment. Every Service has it, also
-// one that is not proxied:
+// Discovery is how clients find a Service by its name: by DNS and by a Pod's environment. Even a Service that is not
+// proxied has it:
 //
 //	with cluster IPs   ClusterIPs is not empty
 //	ExternalName       ExternalName is not empty
 //	headless           neither; its name resolves to Endpoints
 type Discovery struct {
-	// ClusterIPs are in the order of the Service: the environment has the first one.
+	// ClusterIPs are in the Service's order. A Pod's environment variables contain the first one.
 	ClusterIPs []netip.Addr
 
 	// Ports are the Service's ports, in its order.

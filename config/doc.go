@@ -2,8 +2,8 @@
 // port.
 //
 // A source (package manifest reads files, package kube watches an API server) converts Kubernetes objects into values
-// of this package with the pure functions of package translate, and passes them to the proxy. A passed value is never
-// changed: a change is a new value. So any goroutine can read it without a lock.
+// of this package with the pure functions of package translate, and passes them to the proxy. A value that was passed
+// is never changed: instead, the source passes a new one. So any goroutine can read it without a lock.
 //
 // The package knows nothing of sockets, of the kernel or of client-go.
 package config

@@ -41,7 +41,7 @@ func (p Probe) Wanted(protocol Protocol) bool {
 type Check struct {
 	Kind CheckKind
 	Port uint16 // 0 is the endpoint's own port
-	Path string // of HTTP and HTTPS; with any query
+	Path string // for HTTP and HTTPS; includes the query, if there is one
 }
 
 // CheckKind is a protocol of probes.

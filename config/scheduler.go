@@ -16,7 +16,7 @@ const (
 	Random                                  // at random
 	LeastConnections                        // the one with the fewest connections for its weight
 	PowerOfTwo                              // the less loaded of two random ones
-	ShortestDelay                           // the one with the fewest, if the connection is added to it
+	ShortestDelay                           // the one with the least (connections + 1) / weight
 	NeverQueue                              // one without connections if there is one; else like ShortestDelay
 	SourceHash                              // by the client's address
 	DestinationHash                         // by the VIP
@@ -46,8 +46,8 @@ func (s *Scheduler) UnmarshalText(name []byte) error {
 	return nil
 }
 
-// Weight is an endpoint's share of connections relative to others. Its zero value is the weight 1: few endpoints have
-// another.
+// Weight is an endpoint's share of connections relative to others. Its zero value is the weight 1, which most endpoints
+// have.
 type Weight uint16
 
 // MaxWeight is the greatest weight.

@@ -15,22 +15,22 @@ const (
 	MaxMessage = 1024 // bytes of a message
 )
 
-// Cut returns text, shortened to at most most bytes plus a note of the number of bytes cut. Valid UTF-8 stays valid.
-func Cut(text string, most int) string {
-	if len(text) <= most {
+// Cut returns text, shortened to at most limit bytes, plus a note of the number of bytes cut. Valid UTF-8 stays valid.
+func Cut(text string, limit int) string {
+	if len(text) <= limit {
 		return text
 	}
-	for n := most; n > most-utf8.UTFMax && n >= 0; n-- {
+	for n := limit; n > limit-utf8.UTFMax && n >= 0; n-- {
 		if utf8.RuneStart(text[n]) {
-			most = n
+			limit = n
 			break
 		}
 	}
-	return strings.Clone(text[:most]) + fmt.Sprintf("… (%d bytes more)", len(text)-most) // a clone, so that the rest can be freed
+	return strings.Clone(text[:limit]) + fmt.Sprintf("… (%d bytes more)", len(text)-limit) // a clone, so that the rest can be freed
 }
 
 // Each namespace may have a burst of wordsAtOnce messages, and then one more every wordsEvery. Suppressed messages are
-// counted and reported every wordsTold. Namespaces beyond maxSpeakers count as one.
+// counted; their number is reported reportInterval after the first one. Namespaces beyond maxSpeakers count as one.
 const (
 	wordsAtOnce    = 200
 	wordsEvery     = 10 * time.Second

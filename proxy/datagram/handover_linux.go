@@ -44,21 +44,21 @@ func (l *listener) HandOver() (handover.Socket, bool) {
 
 func (l *listener) name() string { return frontend.SocketName(config.UDP, l.At, l.Namespace != nil) }
 
-// sessionRecord is a session in a handover, as JSON. With sessionPrefix before it, it is the name of the session's socket to
-// the endpoint.
+// sessionRecord is a session in a handover, as JSON. A handover passes each socket with a name; that of a session's
+// socket to the endpoint is sessionPrefix, followed by this JSON.
 type sessionRecord struct {
-	Socket   string         `json:"socket"` // the name of the listener's socket
-	Peer     []byte         `json:"peer"`   // forward.Peer.Raw
-	Local    netip.Addr     `json:"local"`
-	Control  []byte         `json:"control"`
-	To       netip.AddrPort `json:"to"`
-	Endpoint netip.AddrPort `json:"endpoint"`
-	Hops     int16          `json:"hops"`
-	Asked    bool           `json:"asked"`
-	Start    time.Time      `json:"began"`
-	Silent   time.Duration  `json:"silent"` // since the last datagram, in nanoseconds
-	Mute     bool           `json:"mute"`   // see session
-	Ported   bool           `json:"ported"` // see takePort
+	Socket    string         `json:"socket"` // the name of the listener's socket
+	Peer      []byte         `json:"peer"`   // forward.Peer.Raw
+	Local     netip.Addr     `json:"local"`
+	Control   []byte         `json:"control"`
+	To        netip.AddrPort `json:"to"`
+	Endpoint  netip.AddrPort `json:"endpoint"`
+	Hops      int16          `json:"hops"`
+	Unreplied bool           `json:"asked"`
+	Start     time.Time      `json:"began"`
+	Silent    time.Duration  `json:"silent"` // since the last datagram, in nanoseconds
+	Mute      bool           `json:"mute"`   // see session
+	Ported    bool           `json:"ported"` // see takePort
 
 	ToEndpoint, ToClient int64 // bytes so far
 
@@ -71,8 +71,8 @@ const sessionPrefix = "udp session "
 const bequeathAtOnce = 64
 
 // Sessions yields sessions with copies of their sockets. The first call of a handover yields those whose endpoint has
-// answered. With last, Sessions yields the others, after the listeners' sockets have stopped receiving; Resume starts
-// them again. Calls are serialized as for Listen.
+// answered. With last, Sessions first makes the listeners stop receiving, then yields the other sessions. If the
+// handover fails, Resume makes the listeners receive again. Calls are serialized as for Listen.
 func (srv *Server) Sessions(last bool) iter.Seq[handover.Socket] {
 	return func(yield func(handover.Socket) bool) {
 		if !last {
@@ -122,11 +122,11 @@ func (srv *Server) Sessions(last bool) iter.Seq[handover.Socket] {
 
 // bequeath returns the data with which a successor continues s.
 func (s *session) bequeath() (handover.Socket, bool) {
-	s.stirred() // brings s.last up to date
+	s.catchUp() // brings s.last up to date
 	toEndpoint, toClient := s.Bytes()
 	text, err := json.Marshal(&sessionRecord{
 		Socket: s.socket.listener.name(), Peer: s.key.peer.Raw(), Local: s.key.local, Control: s.control,
-		To: s.To, Endpoint: s.Endpoint.Addr, Hops: s.hops, Asked: s.waits(), Start: s.Start, Silent: s.socket.loop.clock().Sub(s.last),
+		To: s.To, Endpoint: s.Endpoint.Addr, Hops: s.hops, Unreplied: s.waits(), Start: s.Start, Silent: s.socket.loop.clock().Sub(s.last),
 		Mute: s.search != nil || s.mute, Ported: s.portInSocket != nil, ToEndpoint: toEndpoint, ToClient: toClient,
 	})
 	if err != nil { // these types can always be encoded
@@ -135,16 +135,16 @@ func (s *session) bequeath() (handover.Socket, bool) {
 	return frontend.SocketFor(s.fd, sessionPrefix+string(text))
 }
 
-// Resume receives again after Sessions. Callers are serialized as for Listen.
+// Resume makes the listeners receive again after a handover that failed. Callers are serialized as for Listen.
 func (srv *Server) Resume() {
 	for l := range srv.listeners {
 		l.do(l.socket.open)
 	}
 }
 
-// Inherit takes the sockets of a predecessor's sessions out of sockets. A listener adopts its sessions when it opens,
-// at the latest in InheritRest. A listener with an inherited socket does not receive before InheritRest. Callers are
-// serialized as for Listen.
+// Inherit removes the sockets of a predecessor's sessions from the map sockets, and keeps them for the listeners. A
+// listener adopts its sessions when it opens, at the latest in InheritRest. A listener with an inherited socket does
+// not receive before InheritRest. Callers are serialized as for Listen.
 func (srv *Server) Inherit(sockets map[string]*os.File) {
 	if srv.sessionRecords == nil {
 		srv.sessionRecords = map[string][]sessionRecord{}
@@ -168,8 +168,9 @@ func (srv *Server) Inherit(sockets map[string]*os.File) {
 	}
 }
 
-// InheritRest is Inherit for the sockets that came later. It also closes all that no listener has taken. Callers are
-// serialized as for Listen.
+// InheritRest is Inherit for the sockets of the last part of a handover. Then it makes listeners with an inherited
+// socket receive, and closes the sockets of sessions that no listener has adopted. Callers are serialized as for
+// Listen.
 func (srv *Server) InheritRest(sockets map[string]*os.File) {
 	srv.Inherit(sockets)
 	for l, waits := range srv.listeners {
@@ -211,11 +212,12 @@ func (sk *socket) adopt(all []sessionRecord) {
 	}
 }
 
-// adoptOne continues a session if its client may still use that endpoint, which is nil if it was removed.
+// adoptOne continues the session b if its client is still admitted, and its endpoint is still usable. endpoint is nil
+// if it was removed.
 func (sk *socket) adoptOne(b *sessionRecord, endpoint *balance.Endpoint) {
 	s := &session{
 		socket: sk, key: sessionKey{peer: forward.NewPeer(b.Peer), local: b.Local},
-		control: b.Control, hops: b.Hops, fd: -1, asked: b.Asked, inherited: true,
+		control: b.Control, hops: b.Hops, fd: -1, unreplied: b.Unreplied, inherited: true,
 	}
 	now := sk.loop.clock()
 	s.Conn = frontend.Conn{Record: &conn.Record{Port: sk.view.Clients, From: s.key.peer.AddrPort(), To: b.To, Start: b.Start}, Front: sk.front}
@@ -250,17 +252,17 @@ func (sk *socket) adoptOne(b *sessionRecord, endpoint *balance.Endpoint) {
 		s.takePort()
 	}
 	if s.mute = b.Mute; !s.mute {
-		s.inherit()
+		s.inheritedAnswered()
 	}
 }
 
-// inherit records that the endpoint of an inherited session has answered.
-func (s *session) inherit() {
+// inheritedAnswered records that the endpoint of an inherited session has answered.
+func (s *session) inheritedAnswered() {
 	s.Endpoint.Connected.Add(1)
 	s.Adopted(s.socket.loop.clock(), s.Endpoint.Addr, s.Endpoint.Pod)
 }
 
-// retire leaves the listener to a successor. It does not wait: see Server.retiring.
+// retire leaves the listener to a successor. It does not wait until the socket is closed; Server.Retired does.
 func (l *listener) retire() {
 	retiring := &l.server.retiring
 	retiring.Add(1)
@@ -293,7 +295,7 @@ func (sk *socket) retire(done func()) {
 	time.AfterFunc(replyTime, func() { _ = sk.loop.poller.Do(sk.retired) })
 }
 
-// replied records that one client fewer waits for a reply.
+// replied records, after retire, that one client fewer waits for a reply.
 func (sk *socket) replied() {
 	if sk.retired == nil {
 		return

@@ -27,7 +27,8 @@ const (
 	maxKeptBytes = 16 << 20
 )
 
-// keep copies the last of count datagrams of the loop's batch, at most maxKept; they arrived at now.
+// keep copies count datagrams of the loop's batch, from number at, or only the last maxKept of them. They arrived at
+// now.
 func (k *kept) keep(lp *loop, now time.Time, at, count int) {
 	for i := at + max(0, count-maxKept); i < at+count; i++ {
 		d := &k.datagrams[k.count%maxKept]

@@ -63,7 +63,7 @@ func (r *replies) open() {
 	r.opened = true
 }
 
-// notify makes the session's loop call f, if the session still uses these replies by then.
+// notify makes the session's loop call f, unless r no longer forwards the session's replies by then.
 func (r *replies) notify(f func(*session)) {
 	s := r.session
 	_ = s.socket.loop.poller.Do(func() {
@@ -86,7 +86,8 @@ func (r *replies) Ready(forward.Readiness) {
 	}
 }
 
-// takeBack makes the other loop stop forwarding the session's replies and close its socket.
+// takeBack makes the other loop stop forwarding the session's replies, and close the session's socket to the endpoint.
+// For shared, see loop.close.
 func (s *session) takeBack(shared bool) {
 	r := s.lent
 	s.lent = nil
@@ -112,9 +113,9 @@ func (s *session) lastReply() time.Time {
 	return epoch.Add(time.Duration(s.lent.last.Load()))
 }
 
-// stirred reports whether another loop has forwarded a reply after s.last. If so, it updates s.last and moves the
-// session to the back of the lists.
-func (s *session) stirred() bool {
+// catchUp updates s.last, and moves the session to the back of the lists, if another loop has forwarded a reply after
+// s.last. It reports whether that was so.
+func (s *session) catchUp() bool {
 	last := s.lastReply()
 	if !last.After(s.last) {
 		return false

@@ -61,7 +61,7 @@ func (srv *Server) start() error {
 			poller:   poller,
 			in:       forward.NewBatch(batchSize),
 			out:      forward.NewBatch(batchSize),
-			came:     make([]arrival, batchSize),
+			arrivals: make([]arrival, batchSize),
 			clients:  map[netip.Addr]*list.List{},
 			refusals: rate.NewLimiter(frontend.RefusalsPerSecond, frontend.RefusalsPerSecond),
 		}
@@ -107,15 +107,15 @@ type loop struct {
 	others    []*loop       // which can forward replies of busy sessions
 	lent      int           // number of lend calls
 
-	in   *forward.Batch // from clients
-	came []arrival      // metadata of the datagrams in the batch above
+	in       *forward.Batch // from clients
+	arrivals []arrival      // metadata of the datagrams in in
 
 	out      *forward.Batch // replies that are sent at the end of the round
 	outCount int
 	outFrom  *socket // the socket that sends them
 
 	sessions list.List                 // *session; longest idle first
-	ported   list.List                 // those that use a port of this node: see session.takePort
+	ported   list.List                 // those that send from an address of this node, and occupy a port: see session.takePort
 	clients  map[netip.Addr]*list.List // the sessions by client address; no list is empty
 	peak     int                       // maximum number of clients since the map was made
 	kept     int                       // bytes in copies of datagrams
@@ -159,21 +159,21 @@ func (lp *loop) clock() time.Time {
 func (lp *loop) endRound() {
 	lp.flush()
 	lp.now = time.Time{}
-	if !lp.poller.Crowded() { // a crowded poller may not have reported all that are ready
+	if !lp.poller.Crowded() { // a crowded poller may not have reported all descriptors that are ready
 		lp.round++
 	}
 }
 
-// burstSize estimates the number of datagrams that wait at a descriptor: whether the next read requests one, which is
-// cheaper, or many.
+// burstSize has the result of the last read from a descriptor. It determines whether the next read requests one
+// datagram, which is cheaper, or many.
 type burstSize struct {
 	round uint32 // of the last read
-	many  bool   // it brought more than one
+	many  bool   // it returned more than one datagram
 }
 
-// expect returns the number of datagrams that a read requests, at most room. If the last read brought one, and the
-// descriptor was not ready again in the very next round, none was left behind, and the next datagram is probably alone
-// as well.
+// expect returns the number of datagrams to request, at most room. It returns 1 if the last read returned at most one,
+// and the descriptor was not ready in the round after: the socket was empty then, and the next datagram probably
+// arrives alone, too.
 func (c *burstSize) expect(lp *loop, room int) int {
 	if c.many || lp.round-c.round <= 1 {
 		return room
@@ -181,8 +181,8 @@ func (c *burstSize) expect(lp *loop, room int) int {
 	return 1
 }
 
-// came records the number of datagrams that a read brought.
-func (c *burstSize) came(lp *loop, n int) { c.round, c.many = lp.round, n > 1 }
+// record stores the number of datagrams that a read returned.
+func (c *burstSize) record(lp *loop, n int) { c.round, c.many = lp.round, n > 1 }
 
 // flush sends the waiting replies.
 func (lp *loop) flush() {
@@ -218,10 +218,10 @@ func evictOldest(sessions *list.List, spare *session) bool {
 		s, next := e.Value.(*session), e.Next()
 		switch {
 		case s == spare:
-		case !s.stirred():
+		case !s.catchUp():
 			s.end(outcome.Result{Outcome: outcome.Limit, Err: errEvicted})
 			return true
-		case next == nil: // s had replies and has moved to the back, where it was before
+		case next == nil: // s is last in the list; catchUp has updated it, so it can be evicted now
 			next = e
 		}
 		e = next

@@ -19,8 +19,8 @@ import (
 	"github.com/usherproxy/usher/proxy/search"
 )
 
-// session is one client's session, from its first datagram until it is idle or must stop using its endpoint. It belongs
-// to its loop.
+// session is one client's session. It ends when it is idle, evicted or no longer allowed, or when it loses its
+// endpoint; but if no endpoint has answered yet, it moves to another one, if there is one. It belongs to its loop.
 type session struct {
 	frontend.Conn
 	socket  *socket
@@ -41,7 +41,7 @@ type session struct {
 	hops      int16  // hop limit for its datagrams; -1 if unknown
 	handover  uint32 // number of its last handover: see Server.Sessions
 	inherited bool   // from a predecessor, which may still have a copy of fd
-	asked     bool   // the client has sent a datagram since the last reply; may be stale: call waits
+	unreplied bool   // the client has sent a datagram since the last reply; may be stale: call waits
 	leaving   bool   // see linger
 	stale     bool   // to be compared with the socket's view
 
@@ -115,7 +115,7 @@ func (s *session) Dial(_ *frontend.View, from netip.AddrPort, _ bool, _ time.Dur
 	}
 }
 
-// open opens a socket that is connected to the Endpoint, from an address if that is valid.
+// open opens a socket that is connected to the Endpoint. If from is valid, it is the socket's source address.
 func (s *session) open(from netip.AddrPort) error {
 	if !from.IsValid() {
 		s.takePort()
@@ -131,14 +131,14 @@ func (s *session) open(from netip.AddrPort) error {
 			return nil
 		}
 		unix.Close(fd)
-		err = unix.ENOMEM // see epoll_ctl(2)
+		err = unix.ENOMEM // memory or the user's limit of watches is used up, see epoll_ctl(2): Dial evicts a session
 	}
 	s.givePort()
 	return err
 }
 
-// Wait implements frontend.Runner. It is never called: UDP has neither a schedule nor a limit of connections to an
-// endpoint.
+// Wait implements frontend.Runner. It is never called: a search for UDP has no time slots, and UDP endpoints have no
+// connection limit.
 func (s *session) Wait(*frontend.View, search.Step) {
 	s.Refuse(outcome.Result{Outcome: outcome.Internal, Err: errors.ErrUnsupported})
 }
@@ -155,8 +155,9 @@ func (s *session) Refuse(r outcome.Result) {
 	s.end(r)
 }
 
-// takePort takes a port of this node for one more session. If none is available, it evicts the session with a port that
-// has been idle longest: of this socket if the service port's limit is reached, and otherwise of this loop.
+// takePort counts one more session that occupies a port of this node. If a limit is reached, it evicts the longest idle
+// session that occupies one: of this socket if the limit is the service port's, otherwise of this loop. If there is
+// none, it exceeds the limit.
 func (s *session) takePort() {
 	b, sk := s.Front.Budget, s.socket
 	for toPort := s.Front.Ports.Add(1); ; toPort = s.Front.Ports.Load() {
@@ -175,7 +176,7 @@ func (s *session) takePort() {
 	s.portInSocket, s.portInLoop = sk.ported.PushBack(s), sk.loop.ported.PushBack(s)
 }
 
-// givePort releases that port.
+// givePort undoes takePort, if the session occupies a port.
 func (s *session) givePort() {
 	if s.portInSocket != nil {
 		s.socket.ported.Remove(s.portInSocket)
@@ -216,7 +217,7 @@ func (lp *loop) close(fd int, watched forward.Registration, shared bool) {
 func (s *session) send(at, count int) int {
 	b, c := s.socket.loop.in, &s.Front.Counters
 	s.touch()
-	s.asked = true
+	s.unreplied = true
 	if s.search != nil {
 		s.search.keep(s.socket.loop, s.last, at, count)
 	}
@@ -247,9 +248,9 @@ func (s *session) send(at, count int) int {
 			}
 			s.failed(err)
 			if unsent := count - done; s.fd < 0 {
-				c.Drop(frontend.DropNoEndpoint, unsent-1) // movedOn counts one
+				c.Drop(frontend.DropNoEndpoint, unsent-1) // failed has counted one
 			} else {
-				c.Drop(frontend.DropNoEndpoint, max(0, unsent-maxKept)) // the others were sent to another endpoint
+				c.Drop(frontend.DropNoEndpoint, max(0, unsent-maxKept)) // the last maxKept were kept, and sent to the next endpoint
 			}
 			return count
 		case bufferFull(err):
@@ -294,7 +295,7 @@ func (s *session) Ready(forward.Readiness) {
 		s.compare()
 	}
 	if s.fd < 0 {
-		return // its endpoint must not be used any longer
+		return // the session has ended
 	}
 	n, bytes, err := sk.loop.reply(s, s.fd, &s.burstSize)
 	if err != nil {
@@ -309,11 +310,11 @@ func (s *session) Ready(forward.Readiness) {
 		s.search.Done(sk.loop.clock(), nil)
 	case s.mute:
 		s.mute = false
-		s.inherit()
+		s.inheritedAnswered()
 	}
 	s.touch()
-	if s.asked {
-		s.asked = false
+	if s.unreplied {
+		s.unreplied = false
 		sk.replied()
 	}
 	s.toClient.Add(bytes)
@@ -335,17 +336,18 @@ func (lp *loop) reply(s *session, fd int, c *burstSize) (n int, bytes int64, err
 		forward.DiscardErrors(fd) // after EAGAIN, of an error that send has returned
 	}
 	if err != nil && err != unix.EAGAIN {
-		// The kernel returns the error first, then the datagrams that it received before.
-		var none error
-		n, none = lp.out.ReceiveConnected(fd, lp.outCount, room)
+		// The kernel returns the error first, then the datagrams that it received before. If there are any, the
+		// endpoint is not treated as unreachable.
+		var second error
+		n, second = lp.out.ReceiveConnected(fd, lp.outCount, room)
 		switch {
 		case !unreachable(err):
 			s.Front.Counters.Drop(notSent(err), 1)
-		case none != nil:
+		case second != nil:
 			return 0, 0, err
 		}
 	}
-	c.came(lp, n)
+	c.record(lp, n)
 	for i := lp.outCount; i < lp.outCount+n; i++ {
 		lp.out.Address(i, &s.key.peer, s.control)
 		bytes += int64(len(lp.out.Data(i)))
@@ -398,11 +400,11 @@ func (s *session) failed(err error) {
 	}
 	refused := s.Endpoint.State
 	s.search.Done(s.socket.loop.clock(), err)
-	s.movedOn()
+	s.countIfUnsent()
 	s.socket.abandon(refused)
 }
 
-// Reasons why a session moves to another endpoint though its own did not refuse it.
+// Reasons why a session moves to another endpoint although its endpoint has not refused it.
 var (
 	errRefusedOther = errors.New("the endpoint refused another client")
 	errLeft         = errors.New("the endpoint was removed or became not ready before it answered")
@@ -411,11 +413,11 @@ var (
 // leave gives up an endpoint that has not answered, for a reason that is not its fault.
 func (s *session) leave(why error) {
 	s.search.Leave(s.socket.loop.clock(), why)
-	s.movedOn()
+	s.countIfUnsent()
 }
 
-// movedOn counts one dropped datagram if there was no other endpoint.
-func (s *session) movedOn() {
+// countIfUnsent counts one dropped datagram if the session has found no other endpoint.
+func (s *session) countIfUnsent() {
 	if s.fd < 0 {
 		s.Front.Counters.Drop(frontend.DropNoEndpoint, 1)
 	}
@@ -493,9 +495,9 @@ func (s *session) compare() {
 // waits reports whether the client waits for a reply.
 func (s *session) waits() bool {
 	if !s.lastReply().Before(s.last) {
-		s.asked = false
+		s.unreplied = false
 	}
-	return s.asked
+	return s.unreplied
 }
 
 // lingerTime is how long a removed endpoint may still answer earlier datagrams.
@@ -518,7 +520,8 @@ func (s *session) linger() {
 // Bytes implements conn.Mover.
 func (s *session) Bytes() (toEndpoint, toClient int64) { return s.toEndpoint.Load(), s.toClient.Load() }
 
-// end ends the session with r, to which it adds the bytes. The client's next datagram starts a new session.
+// end ends the session with result r, in which it sets the byte counts. The client's next datagram starts a new
+// session.
 func (s *session) end(r outcome.Result) {
 	now := s.socket.loop.clock()
 	if s.search != nil {
@@ -536,7 +539,7 @@ func (s *session) end(r outcome.Result) {
 	}
 	s.closeSocket()
 	s.socket.forget(s)
-	if s.asked {
+	if s.unreplied {
 		s.socket.replied()
 	}
 	if s.handover == 0 || s.socket.retired == nil { // otherwise the successor continues the session

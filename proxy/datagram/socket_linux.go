@@ -28,10 +28,10 @@ type socket struct {
 	room      int // maximum number of datagrams per turn
 
 	view     *frontend.View          // view that the sessions comply with, except stale ones
-	stay     map[*balance.State]bool // usable(view); valid only for stale sessions
+	stay     map[*balance.State]bool // usable(view); not updated while there are no sessions, so used only for stale ones
 	sessions map[sessionKey]*session
-	order    list.List // *session; idle for longest first
-	ported   list.List // those that use a port of this node: see session.takePort
+	order    list.List // *session; longest idle first
+	ported   list.List // those that send from an address of this node, and occupy a port: see session.takePort
 	// The sessions that no endpoint has answered, in the same order.
 	unanswered list.List
 	// Idle timeouts: of all sessions, and of unanswered ones, which is at most as long.
@@ -40,7 +40,7 @@ type socket struct {
 	expiry               *time.Timer
 	ticking              bool        // expiry will call expire
 	lost                 uint32      // datagrams that the kernel dropped before they were received
-	inherited            bool        // lost is unknown: it includes datagrams of the previous process
+	inherited            bool        // from a predecessor, and nothing received yet: the kernel's count includes the predecessor's, so the first one becomes lost
 	deaf                 bool        // not watched
 	retry                *time.Timer // will call openAgain; nil for none
 	closed               bool
@@ -156,11 +156,11 @@ func (sk *socket) stopReceiving() {
 
 // Ready receives what clients have sent.
 func (sk *socket) Ready(forward.Readiness) {
-	b, came := sk.loop.in, sk.loop.came
+	b, came := sk.loop.in, sk.loop.arrivals
 	n, err := b.Receive(sk.fd, 0, sk.burstSize.expect(sk.loop, sk.room))
-	sk.burstSize.came(sk.loop, n)
+	sk.burstSize.record(sk.loop, n)
 	if err != nil || n == 0 {
-		return // the other process of a handover has read the datagram, or an error that is over now
+		return // the other process of a handover has read the datagram, or there was an error, which reading has cleared
 	}
 	sk.refresh()
 	for i := range n {
@@ -190,13 +190,14 @@ func (sk *socket) Ready(forward.Readiness) {
 	}
 }
 
-// newcomersPerTurn is the number of new clients in a turn above which the next turn receives fewer datagrams. Beginning
-// a session takes as long as forwarding dozens of datagrams, and meanwhile all other sockets of the loop wait.
+// newcomersPerTurn is the maximum number of datagrams in the next turn if a turn had more new clients than this.
+// Beginning a session takes as long as forwarding dozens of datagrams, and meanwhile all other sockets of the loop
+// wait.
 const newcomersPerTurn = 2
 
-// pass forwards a run of datagrams of one client, and reports whether the client is new.
+// pass forwards a run of datagrams of one client, and reports whether it had to begin a session, even if that failed.
 func (sk *socket) pass(at, count int) (newcomer bool) {
-	first := &sk.loop.came[at]
+	first := &sk.loop.arrivals[at]
 	s := sk.sessions[first.sessionKey]
 	if s != nil && s.stale {
 		s.compare()
@@ -271,7 +272,7 @@ var originErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
 
 // makeRoom counts one more session of client. If a limit is reached, it evicts the session that has been idle longest:
 // of the client if its share is used up, of this socket if the service port's limit is reached, and otherwise of this
-// loop. Each socket may always have one session.
+// loop. If there is none to evict, the new session exceeds the limit, so that each socket can have one.
 func (sk *socket) makeRoom(client netip.Addr) {
 	b := sk.front.Budget
 	toPort := sk.front.Sessions.Add(1)
@@ -299,8 +300,8 @@ func (sk *socket) makeRoom(client netip.Addr) {
 	}
 }
 
-// refresh compares the sessions with the front end's configuration if that has changed. A session that must not use its
-// endpoint any longer ends soon, and before its next use.
+// refresh compares the sessions with the front end's configuration if that has changed. A session that may no longer
+// use its endpoint ends, moves or lingers (see compare) soon, and before its next datagram.
 func (sk *socket) refresh() {
 	v := sk.front.View()
 	if v == sk.view || sk.closed {
@@ -314,7 +315,7 @@ func (sk *socket) refresh() {
 		sk.unansweredIdle = min(sk.idle, unansweredTimeout)
 	}
 	if sk.order.Len() == 0 {
-		sk.expiry.Stop() // it may be set by a longer timeout
+		sk.expiry.Stop() // it may be set to a longer timeout
 		sk.ticking = false
 		return
 	}
@@ -333,8 +334,8 @@ func (sk *socket) refresh() {
 	sk.expire()
 }
 
-// abandon is called when the endpoint refused has refused a client. It moves other sessions that wait for that
-// endpoint's first answer to other endpoints. Hosts limit how often they send ICMP errors (Linux to once a second for
+// abandon moves sessions that wait for an endpoint's first answer to other endpoints, since it has refused another
+// client. The parameter refused is its state. Hosts limit how often they send ICMP errors (Linux to once a second for
 // each address, after six at once: see icmp_ratelimit, icmp(7)), so most clients of a dead endpoint get none.
 func (sk *socket) abandon(refused *balance.State) {
 	now := sk.loop.clock()
@@ -367,7 +368,7 @@ func (sk *socket) expire() {
 		if s == nil || left > 0 {
 			break
 		}
-		if s.stirred() {
+		if s.catchUp() {
 			continue
 		}
 		if n >= sessionsPerTurn {
@@ -422,5 +423,5 @@ func (sk *socket) forget(s *session) {
 	}
 }
 
-// keepMap is the size up to which an empty map is kept.
+// keepMap is the largest peak size of a map that is kept when it is empty. A larger map is replaced.
 const keepMap = 256

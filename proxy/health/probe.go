@@ -25,7 +25,7 @@ import (
 // The limits, in bytes, for the header and the body of an HTTP response, and for the text of a reported error.
 const maxHeader, maxBody, maxError = 64 << 10, 64 << 10, 200
 
-// probe is a check or a recheck at an address. Service ports of one namespace share equal probes.
+// probe is a check or a recheck at an address. Service ports of one namespace that need the same probe share it.
 type probe struct {
 	namespace    string
 	at           netip.AddrPort

@@ -28,7 +28,7 @@ const (
 type Prober struct {
 	node   *frontend.Node
 	dial   func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)
-	atOnce int // maximum of concurrent probes of each kind
+	atOnce int // maximum number of concurrent probes of each kind
 	ctx    context.Context
 	stop   context.CancelFunc
 	probes sync.WaitGroup // those in progress
@@ -51,14 +51,15 @@ func New(node *frontend.Node, dial func(ctx context.Context, to *config.Endpoint
 	return p
 }
 
-// ofNamespace returns the maximum of a namespace's concurrent probes of each kind.
+// ofNamespace returns the maximum number of concurrent probes of each kind for one namespace.
 func (p *Prober) ofNamespace() int { return max(1, p.atOnce/4) }
 
-// job is a probe and the endpoints that get its results.
+// job is a probe and the endpoints that get its results. A job without targets is dropped: at once if it is not due
+// yet, when its turn comes if it is queued, and otherwise when its probe ends.
 type job struct {
 	probe
-	targets map[target]bool // a job without targets is dropped: at once if it is not yet due; at its turn if it is queued; at the end of its probe if that is in progress
-	wait    time.Duration   // time from the last call of schedule until due
+	targets map[target]bool
+	wait    time.Duration // time from the last call of schedule until due
 	due     time.Time
 	timer   *time.Timer // fires at due; nil from due until the probe has ended
 }

@@ -17,8 +17,9 @@ const pageHead = `# The calls of a connection, and of a change
 datagram with its answer, and one added endpoint. The portal is ` + "`none`" + `, the client sends 5 bytes and gets 5 back.
 [Internals](internals.md) explains the steps.
 
-Most functions that call no other function are omitted: those whose file occurs earlier in the section.
-The wait of an event loop is omitted too; the loop calls the functions that are not indented. ` + "`Proxy.Apply`" + ` is called by
+A function that calls no other one is listed only if it is the first of its file in the section. Indented functions
+are called by the one above with less indentation; an event loop calls those that are not indented, and its wait for
+events is omitted. ` + "`Proxy.Apply`" + ` is called by
 the source of Services.
 `
 
