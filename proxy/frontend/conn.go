@@ -30,10 +30,10 @@ var (
 	SourceDenied = outcome.Result{Outcome: outcome.SourceDenied, Err: errors.New("the client is not in loadBalancerSourceRanges")}
 )
 
-// Admit determines, once To is known, which VIP the client of a listener at p connected to, and whether the client is
-// allowed; if so, the outcome is Open. The check is needed behind a redirect, since any client that finds the
-// listener's port can connect to it. If headerDue is set, the peer is a load balancer, which first names the client in
-// a header of the PROXY protocol; SetProxiedClient then decides whether that client is allowed.
+// Admit sets VIP to the VIP that the client connected to, and returns Open if the client is allowed. To must be set; p
+// is the listener's Place. The check is needed behind a redirect, since any client that finds the listener's port can
+// connect to it. If headerDue is set, the peer is a load balancer, which first names the client in a header of the
+// PROXY protocol; SetProxiedClient then decides whether that client is allowed.
 func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
 	var vip *config.VIP
 	var ok bool

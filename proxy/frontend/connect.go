@@ -32,7 +32,8 @@ type Runner interface {
 	// leaves before that, or the search must be given up, Connecting.Stop is called. v is the View that the step is
 	// based on.
 	Wait(v *View, step search.Step)
-	// Connected is called when the Endpoint has answered. It is the last call.
+	// Connected is called when the connection is established; for UDP, when the Endpoint's first datagram arrives. It
+	// is the last call.
 	Connected()
 	// Refuse ends the connection, which gets no endpoint. It is the last call.
 	Refuse(outcome.Result)

@@ -168,7 +168,7 @@ func (d Drop) String() string {
 // Drop counts n datagrams that were not forwarded.
 func (c *Counters) Drop(why Drop, n int) { c.dropped[why].Add(int64(n)) }
 
-// Stats are numbers about the clients of all front ends. Counters count since the start.
+// Stats has the totals of all front ends since the process started, and current values.
 type Stats struct {
 	All                   Totals // connections and UDP sessions together
 	Accepted, Established int64

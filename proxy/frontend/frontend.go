@@ -29,8 +29,7 @@ type Settings struct {
 	Trace  *trace.Log
 	Log    logrus.FieldLogger
 
-	// Slow is the longest wait of a connection that does not count as slow: see conn.Record.Waited. 0 means that none
-	// is slow.
+	// Slow is the wait above which a connection counts as slow: see conn.Record.Waited. 0 means that none is slow.
 	Slow time.Duration
 
 	// Schedule has the time limit of each attempt to connect, except for UDP; see search.Search.
@@ -51,9 +50,9 @@ type Settings struct {
 	// NodeAddress makes all endpoints see the node's address instead of the client's.
 	NodeAddress bool
 
-	// IsPod, if not nil, reports whether a Pod of this node has the address, in addition to Locality.SetPods. Many
-	// goroutines call it for clients of VIPs other than cluster IPs, so it must return quickly. The portal's equivalent
-	// is portal.Options.PodInterfaces.
+	// IsPod, if not nil, reports whether a Pod of this node has the address, in addition to Locality.SetPods. It is
+	// called concurrently, for each client of a VIP that is not a cluster IP, and must return quickly. The portal's
+	// equivalent is portal.Options.PodInterfaces.
 	IsPod func(netip.Addr) bool
 }
 
@@ -139,10 +138,10 @@ var errMayLoop = errors.New("refused: it is a VIP or its port is a node port: co
 
 // WouldLoop returns an error if a connection to an endpoint would come back to usher. That cannot happen if packets for
 // VIPs do not reach usher, if the listeners are in another network namespace than the endpoints, or if something other
-// than this node's kernel connects to the endpoints. A VIP is no error if the portal excludes marked packets, such as
-// usher's own: a process of this node may listen there. (Package translate refuses most endpoints that are VIPs.)
-// mayLoop reports whether a connection may come back through another node: the endpoint is a VIP, or its port is a node
-// port. See HopsLeft.
+// than this node's kernel connects to the endpoints. A VIP is accepted if the portal ignores marked packets, such as
+// usher's: these do not come back, and a process of this node may listen there. (Package translate refuses most
+// endpoints that are VIPs.) mayLoop reports whether a connection may come back through another node: the endpoint is a
+// VIP, or its port is a node port. See HopsLeft.
 func (n *Node) WouldLoop(protocol config.Protocol, to netip.AddrPort) (mayLoop bool, err error) {
 	if !n.carriesVIPs || n.Socket != nil || n.Tunneled {
 		return false, nil
@@ -167,15 +166,15 @@ func (n *Node) WouldLoop(protocol config.Protocol, to netip.AddrPort) (mayLoop b
 }
 
 // A connection that may come back through another node has a hop limit below maxHops. If that would be less than
-// minHops, the connection is refused. So every connection that is made reaches endpoints that are minHops away.
+// minHops, the connection is refused. So every connection that is made can cross minHops hops.
 const (
 	maxHops = 64
 	minHops = 8
 )
 
 // HopsLeft returns the hop limit for a TCP connection that may come back through another node: one less than that of
-// the client's packets, as after a router. Otherwise nodes whose endpoints are node ports of each other
-// would open connections without end. An error means that the connection must not be made.
+// the client's packets, as after a router. Otherwise two nodes whose endpoints are each other's node ports would open
+// connections without end. An error means that the connection must not be made.
 func HopsLeft(clientHops int) (int, error) {
 	if hops := min(clientHops, maxHops) - 1; hops >= minHops {
 		return hops, nil
@@ -190,8 +189,8 @@ func (hopsUsedUp) Error() string {
 	return "refused: it is a VIP or its port is a node port, and the hop limit is exhausted: the connection loops between nodes"
 }
 
-// Futile ends the search: see package search. Another endpoint could only succeed if it is neither a VIP nor has the
-// number of a node port, which is rare in one Service.
+// Futile ends the search: see package search. Another endpoint could succeed only if it is no VIP and its port has not
+// the number of a node port; few Services have endpoints of both kinds.
 func (hopsUsedUp) Futile() bool { return true }
 
 // Target returns the portal's name for vip.
@@ -284,9 +283,9 @@ func (f *FrontEnd) Origin(v *View, from, to netip.Addr, endpoint *config.Endpoin
 }
 
 // Policy returns the quarantine policy for a failed attempt to endpoint with source o. Only TCP endpoints that the
-// kernel connects to are rechecked: UDP has no handshake, an SCTP recheck costs the endpoint an association, and one
-// through a tunnel burdens others. A recheck also proves nothing about an endpoint on another node that sees some
-// clients' own addresses, since a NetworkPolicy may admit clients but not nodes.
+// kernel connects to are rechecked: UDP has no handshake, a recheck costs an SCTP endpoint an association, and a
+// recheck through a port-forward loads the API server. A recheck also proves nothing about an endpoint on another node
+// that sees some clients' own addresses, since a NetworkPolicy may admit clients but not nodes.
 func (f *FrontEnd) Policy(o portal.Origin, endpoint *config.Endpoint) balance.Policy {
 	p := f.Node.Quarantine
 	p.Probed = p.Probed && f.Protocol == config.TCP && !f.Tunneled && (o.Here || o.SourceAddress != portal.SourceClient) && !f.seesClients(endpoint)
@@ -380,7 +379,7 @@ func (v *View) Redirect(t portal.Target, port uint16) portal.Rule {
 		}
 		own, all := portal.SourcesOf(sources).In(portal.FamilyOf(t.Addr))
 		if !all {
-			r.Sources = portal.SourcesOf(own) // without networks of the other family, which the kernel's rule does not have
+			r.Sources = portal.SourcesOf(own) // without networks of the other family: a rule in the kernel matches one family
 		}
 	}
 	if vip.External() && v.External.Len() == 0 {

@@ -72,18 +72,21 @@ func (p *Place) Serves(b portal.Bind) bool {
 // the same address.
 func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error)) (T, error) {
 	l, err := listen(b.Addr)
-	if b.Preferred {
+	// Another error would occur with other ports, too.
+	unavailable := func() bool { return errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, syscall.EACCES) }
+	others := ""
+	if b.Preferred && unavailable() {
 		for _, port := range otherPorts(n.Ports) {
-			if !errors.Is(err, syscall.EADDRINUSE) && !errors.Is(err, syscall.EACCES) { // success, or an error that another port would have, too
+			others = " or another port of that address"
+			if l, err = listen(netip.AddrPortFrom(b.Addr.Addr(), port)); !unavailable() {
 				break
 			}
-			l, err = listen(netip.AddrPortFrom(b.Addr.Addr(), port))
 		}
 	}
 	if err == nil {
 		return l, nil
 	}
-	err = fmt.Errorf("cannot listen on %s: %w", b.Addr, search.Plain(err))
+	err = fmt.Errorf("cannot listen on %s%s: %w", b.Addr, others, search.Plain(err))
 	if errors.Is(err, syscall.EADDRINUSE) && b.Namespace == nil && n.Socket == nil && len(b.Targets) > 0 {
 		if who := kernel.Holder(portal.Target{Protocol: b.Targets[0].Protocol, Addr: b.Addr.Addr(), Port: b.Addr.Port()}, nil); who != "" {
 			err = fmt.Errorf("%w: %s", err, who)

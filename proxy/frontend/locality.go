@@ -56,9 +56,9 @@ func (l *Locality) Addresses() iter.Seq[netip.Addr] {
 // node. If a VIP is an address of the node, the node's processes connect to the VIP from the VIP itself.
 func (l *Locality) OfThisNode(from, to netip.Addr) bool { return from == to || l.local(from) }
 
-// Admits reports whether vip allows the client. If vip allows at least one address of this node, Admits also accepts
-// clients that connect from the VIP itself and, in a separate network namespace (inNamespace), from any address of the
-// node. In such a namespace the route to the VIP, and not the client, determines the source address.
+// Admits reports whether vip allows the client. If vip allows at least one address of this node, it allows this node's
+// processes, which connect from the VIP itself or, with inNamespace, from any address of the node: there, the route to
+// the VIP determines the source address.
 func (l *Locality) Admits(vip *config.VIP, from, to netip.Addr) bool {
 	if vip.Allows(from) {
 		return true

@@ -29,9 +29,9 @@ func (a *acceptor) EndpointsChanged() {}
 // listening is a listener with one goroutine that accepts its clients.
 type listening struct {
 	acceptor
-	socket  io.Closer
-	handing transferable  // nil if a successor opens its own socket
-	closed  chan struct{} // closed when run has returned
+	socket         io.Closer
+	transferSocket transferable  // nil if a successor opens its own socket
+	closed         chan struct{} // closed when run has returned
 }
 
 // transferable is a socket that a successor can inherit.
@@ -70,13 +70,12 @@ func (l *listening) run(next func() error) {
 	}
 }
 
-// HandOver implements frontend.Listener. It returns no socket if the listener's socket cannot be copied. The successor
-// then opens a new one.
+// HandOver implements frontend.Listener.
 func (l *listening) HandOver() (s handover.Socket, ok bool) {
-	if l.handing == nil {
+	if l.transferSocket == nil {
 		return s, false
 	}
-	raw, err := l.handing.SyscallConn()
+	raw, err := l.transferSocket.SyscallConn()
 	if err != nil {
 		return s, false
 	}
@@ -89,8 +88,8 @@ func (l *listening) HandOver() (s handover.Socket, ok bool) {
 // Close stops accepting and returns when run has returned. The kernel resets or aborts the clients that wait to be
 // accepted, unless a successor has the socket.
 func (l *listening) Close(why frontend.Closing) {
-	if why == frontend.HandedOver && l.handing != nil {
-		_ = l.handing.Leave()
+	if why == frontend.HandedOver && l.transferSocket != nil {
+		_ = l.transferSocket.Leave()
 	} else {
 		l.socket.Close()
 	}
@@ -113,7 +112,7 @@ func (a *acceptor) acceptFailed(err error, pause time.Duration) time.Duration {
 	}
 	acceptErrors.Do(func() {
 		a.front.Log.WithField("service", a.front.ID().String()).WithError(search.Plain(err)).
-			Error("Cannot accept clients; retrying (further errors of this kind are logged at most every 10 s)")
+			Error("Cannot accept clients; retrying (such errors, of all Services, are logged at most every 10 s)")
 	})
 	return min(max(2*pause, minAcceptPause), maxAcceptPause)
 }

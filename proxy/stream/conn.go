@@ -28,7 +28,8 @@ type Conn struct {
 	server *Server
 	client client        // nil once established
 	pair   pair          // the pair that a loop forwards, once established
-	begun  chan struct{} // only if goroutines forward the connection; closed when register.moving contains it
+	begun  chan struct{} // nil if a loop forwards; closed after register.goroutineFlows has got this Conn
+	stays  bool          // not offered to a successor again, since it has not accepted the connection
 }
 
 // client is the common part of the clients of all protocols.
@@ -47,20 +48,25 @@ func (a *acceptor) accepted(client client, from netip.AddrPort) *Conn {
 	c.Record = &conn.Record{ID: a.front.NewID(), Port: a.front.View().Clients, From: from, Start: time.Now()}
 	c.Front = a.front
 	if err := a.server.register.add(c); err != nil {
-		c.turnAway(err)
+		c.turnAway(err, a.Redirected)
 		return nil
 	}
 	return c
 }
 
-// turnAway resets a client because of a limit; why is the reason.
-func (c *Conn) turnAway(why error) {
+// turnAway resets a client because of a limit; why is the reason. redirected means that a rule redirected the client.
+func (c *Conn) turnAway(why error, redirected bool) {
 	c.logLimit(why)
 	if c.RefusedUnlogged(outcome.Limit) {
 		c.reset()
 		return
 	}
 	c.To = plainAddr(c.client.LocalAddr())
+	if redirected {
+		if to, err := c.client.originalDst(); err == nil {
+			c.To = to
+		}
+	}
 	c.Accepted()
 	c.reset()
 	c.Closed(time.Now(), outcome.Result{Outcome: outcome.Limit, Err: why}, netip.AddrPort{})
@@ -80,12 +86,12 @@ func (c *Conn) logLimit(why error) {
 	})
 }
 
-// headerTimeout is the time for a load balancer to send the PROXY protocol header. The header comes with the first
-// packet, which may be lost twice (tcp(7): resent after 1 s and 2 s).
+// headerTimeout is the time for a load balancer to send the PROXY protocol header. It allows for two losses of the
+// packet with the header: TCP retransmits it after about 1 s, and again 2 s later (RFC 6298).
 const headerTimeout = 5 * time.Second
 
 // readHeader reads the PROXY protocol header at the start of first and records the client that it names. It returns the
-// header's length and the result of SetProxiedClient. failed is the error that ended reading.
+// header's length, and Open if the client is admitted, otherwise why it is not. failed is the error that ended reading.
 func (c *Conn) readHeader(first []byte, failed error) (n int, r outcome.Result) {
 	var client netip.AddrPort
 	if failed == nil {
@@ -129,7 +135,8 @@ type runner interface {
 	seek()
 }
 
-// start takes the connection from accepted to established, or resets the client.
+// start admits the client and starts the search for an endpoint, or resets the client. In a loop, the search continues
+// after start has returned.
 func (c *Conn) start(a *acceptor, run runner) {
 	var err error
 	if c.To = a.At; a.Redirected {
@@ -152,6 +159,9 @@ func (c *Conn) start(a *acceptor, run runner) {
 // enter seeks an endpoint for the client if r is Open, and otherwise resets it.
 func (c *Conn) enter(r outcome.Result, run runner) {
 	refused := r.Outcome != outcome.Open
+	if r.Outcome == outcome.Limit {
+		c.logLimit(r.Err)
+	}
 	if refused && c.RefusedUnlogged(r.Outcome) {
 		c.reset()
 		c.server.register.remove(c)
@@ -210,11 +220,11 @@ func (c *Conn) limits() *forward.Limits {
 // A connection that its client closes within unusedTime, before any byte has moved, counts as unused.
 const unusedTime = time.Second
 
-// Ended implements forward.Owner, with the embedded frontend.Conn (EndpointFirstByte) and Record (ClientFirstByte).
+// Ended implements forward.Owner. The embedded frontend.Conn and Record have its other methods.
 func (c *Conn) Ended(r outcome.Result) {
 	if c.begun != nil {
 		<-c.begun
-		c.server.register.moving.Delete(c)
+		c.server.register.goroutineFlows.Delete(c)
 	}
 	now, e, kind := time.Now(), c.Endpoint, balance.Closed
 	switch r = c.Judged(r); {
@@ -250,10 +260,10 @@ func (c *Conn) reset() {
 
 // register counts the open connections.
 type register struct {
-	budget  *budget.Budget
-	moving  sync.Map                      // forward.Flow of connections that goroutines serve, by *Conn
-	clients budget.Clients                // with an open connection
-	drained atomic.Pointer[chan struct{}] // closed when no connection is open; nil if no goroutine waits
+	budget         *budget.Budget
+	goroutineFlows sync.Map                      // forward.Flow of connections that goroutines serve, by *Conn
+	clients        budget.Clients                // with an open connection
+	drained        atomic.Pointer[chan struct{}] // closed when no connection is open; nil if no goroutine waits
 }
 
 // add counts conn as open, or returns the limit that it exceeds.
@@ -286,7 +296,7 @@ func (r *register) remove(conn *Conn) {
 
 // each calls f for the established connections that goroutines serve.
 func (r *register) each(f func(*Conn, forward.Flow)) {
-	r.moving.Range(func(conn, flow any) bool {
+	r.goroutineFlows.Range(func(conn, flow any) bool {
 		f(conn.(*Conn), flow.(forward.Flow))
 		return true
 	})
@@ -294,10 +304,7 @@ func (r *register) each(f func(*Conn, forward.Flow)) {
 
 // closeDrained closes drained if no connection is open.
 func (r *register) closeDrained() {
-	if r.budget.Connections.Load() != 0 {
-		return
-	}
-	if drained := r.drained.Load(); drained != nil && r.drained.CompareAndSwap(drained, nil) {
+	if drained := r.drained.Load(); drained != nil && r.budget.Connections.Load() == 0 && r.drained.CompareAndSwap(drained, nil) {
 		close(*drained)
 	}
 }

@@ -18,19 +18,19 @@ import (
 type goroutine struct {
 	*Conn
 	search           frontend.Connecting
-	setProxiedClient func() outcome.Result // reads the PROXY protocol header if one is due; nil for SCTP
+	setProxiedClient func() outcome.Result // reads the PROXY protocol header and records the client; nil for SCTP, which has none
 	dial             dialer
 
 	forward forwarder // of the successful attempt
-	waited  bool      // a Wait is over: seek calls search.Next again
+	waited  bool      // a Wait has ended: seek calls search.Next again
 }
 
 // A dialer connects to an endpoint. from need not be an address of this node; if it is zero, the kernel picks the address.
 // The dialer gives up when ctx ends.
 type dialer func(_ context.Context, v *frontend.View, from netip.AddrPort, to *config.Endpoint) (forwarder, error)
 
-// A forwarder starts to forward between the client and the endpoint that it is connected to. It returns at once, and
-// calls the Owner from another goroutine.
+// A forwarder starts to forward between the client and an endpoint to which a connection is open. It returns at once,
+// and calls the Owner from another goroutine.
 type forwarder func(*forward.Limits, forward.Owner) forward.Flow
 
 // awaitHeader implements runner.
@@ -51,7 +51,7 @@ func (g *goroutine) Wait(v *frontend.View, step search.Step) {
 	if g.search.Queued() {
 		why, gone = errClientLeft, g.waitLeft
 	}
-	err := g.whileThere(g.server.ctx, why, gone, func(ctx context.Context) error {
+	err := g.withClient(g.server.ctx, why, gone, func(ctx context.Context) error {
 		wait(ctx, step, v.Replaced)
 		return ctx.Err()
 	})
@@ -80,7 +80,7 @@ func (g *goroutine) Connected() {
 	g.begun = make(chan struct{})
 	g.Endpoint = g.Endpoint.Own()
 	flow := g.forward(g.limits(), g.Conn)
-	g.server.register.moving.Store(g.Conn, flow)
+	g.server.register.goroutineFlows.Store(g.Conn, flow)
 	g.flowing(flow)
 	close(g.begun)
 }
@@ -106,11 +106,11 @@ func (g *goroutine) waitLeft(raw syscall.RawConn) bool {
 	return forward.WaitLeft(raw, is && len(tcp.kept) > 0)
 }
 
-// whileThere calls f with a context that also ends when the client leaves. To detect that, it calls gone with the
-// client's socket; gone returns true when the client has left. If f then fails, whileThere returns why. f must not read
+// withClient calls f with a context that also ends when the client leaves. To detect that, it calls gone with the
+// client's socket; gone returns true when the client has left. If f then fails, withClient returns why. f must not read
 // the client. For clients without a socket, and on systems that do not report a leaving client, the context ends with
 // ctx.
-func (g *goroutine) whileThere(ctx context.Context, why error, gone func(syscall.RawConn) bool, f func(context.Context) error) error {
+func (g *goroutine) withClient(ctx context.Context, why error, gone func(syscall.RawConn) bool, f func(context.Context) error) error {
 	client, ok := g.client.(interface {
 		SyscallConn() (syscall.RawConn, error)
 		SetReadDeadline(time.Time) error

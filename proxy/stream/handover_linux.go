@@ -84,16 +84,16 @@ type transfer struct {
 	At, ForEndpoint, ForClient int `json:",omitempty"`
 }
 
-// Offer is one end of the socket pair.
+// Offer is the predecessor's or the successor's end of the socket pair.
 type Offer struct{ conn *net.UnixConn }
 
-// Offer returns a new Offer, and the successor's end of it.
+// Offer creates the socket pair. It returns the predecessor's end, and the successor's as a Socket to hand over.
 func (s *Server) Offer() (*Offer, handover.Socket, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, handover.Socket{}, os.NewSyscallError("socketpair", err)
 	}
-	theirs := handover.Socket{Name: fmt.Sprintf("%s%d", offerPrefix, s.node.NewID())}
+	theirs := handover.Socket{Name: fmt.Sprintf("%s%d", offerPrefix, s.node.LastID())}
 	theirs.File = os.NewFile(uintptr(fds[1]), theirs.Name)
 	ours, err := fdpass.Conn(os.NewFile(uintptr(fds[0]), "offer"))
 	if err != nil {
@@ -138,7 +138,6 @@ func (s *Server) Inherit(sockets map[string]*os.File) (from *Offer) {
 type handing struct {
 	*Server
 	to      *net.UnixConn
-	stays   map[*Conn]bool // those that the successor has refused
 	taken   int
 	atOnce  int           // number of pairs in the next batch
 	longest time.Duration // maximum time that a pair was frozen
@@ -147,15 +146,15 @@ type handing struct {
 }
 
 // HandOver hands open connections over to a successor that has taken over, including those that get an endpoint later.
-// HandOver returns at once; the handover ends when the successor takes no more, or when Drain gives up the connections.
-// The function leaving returns the endpoints that are leaving, and since when.
+// HandOver returns at once; the handover ends when the successor accepts no more, or when Drain gives up the
+// connections. The function leaving returns the endpoints that are leaving, and since when.
 func (s *Server) HandOver(o *Offer, leaving func() map[*balance.State]time.Time) {
 	s.transfers.Go(func() { s.handOver(o, leaving) })
 }
 
 func (s *Server) handOver(o *Offer, leaving func() map[*balance.State]time.Time) {
 	defer o.conn.Close()
-	h := &handing{Server: s, to: o.conn, stays: map[*Conn]bool{}, atOnce: firstPairs, leaving: leaving}
+	h := &handing{Server: s, to: o.conn, atOnce: firstPairs, leaving: leaving}
 	began, logged := time.Now(), false
 	for {
 		before := h.taken
@@ -164,7 +163,7 @@ func (s *Server) handOver(o *Offer, leaving func() map[*balance.State]time.Time)
 				if s.ctx.Err() != nil {
 					return
 				}
-				s.node.Log.WithError(err).WithField("connections", s.node.Budget.Connections.Load()).Warn("Open connections stay with this process: the successor takes no more")
+				s.node.Log.WithError(err).WithField("connections", s.node.Budget.Connections.Load()).Warn("Handover of open connections stopped; the remaining ones stay with this process")
 				return
 			}
 		}
@@ -197,6 +196,13 @@ func (s *Server) running() []*forward.Loop {
 type held struct {
 	*Conn
 	frozen *forward.Frozen
+}
+
+// abandon closes this process's descriptors of the connection, which stays open in another process.
+func (c *held) abandon() {
+	c.frozen.Close()
+	c.Endpoint.Release()
+	c.server.register.remove(c.Conn)
 }
 
 // pass hands over the connections of a loop.
@@ -251,11 +257,9 @@ func (h *handing) pass(l *forward.Loop) error {
 			if i < len(answer) && answer[i] == '1' {
 				h.taken++
 				c.pair.Forget()
-				c.frozen.Close()
-				c.Endpoint.Release()
-				h.register.remove(c.Conn)
+				c.abandon()
 			} else {
-				h.stays[c.Conn] = true
+				c.stays = true
 				stay = append(stay, c)
 			}
 		}
@@ -276,7 +280,7 @@ func (h *handing) pass(l *forward.Loop) error {
 // canHandOver reports whether a pair may be handed over now. Only its loop may call it.
 func (h *handing) canHandOver(owner forward.Owner) bool {
 	c, is := owner.(*Conn)
-	return is && !h.stays[c] && c.Front.View().Cluster.Queued() == 0
+	return is && !c.stays && c.Front.View().Cluster.Queued() == 0
 }
 
 // ask returns when the successor can take connections.
@@ -295,7 +299,8 @@ func (h *handing) ask() error {
 	return err
 }
 
-// send sends batch, and returns the successor's answer; "" with an error if none will come.
+// send sends batch, and returns the successor's answer; "" if there is none. An error ends the handover, but an answer
+// may still have arrived.
 func (h *handing) send(batch []held) (answer string, err error) {
 	_ = h.to.SetDeadline(time.Now().Add(answerTime)) // fails only if it is closed
 	file, err := handover.Memory(wordOffer)
@@ -310,7 +315,9 @@ func (h *handing) send(batch []held) (answer string, err error) {
 	fds, lines, rests := []int{fd}, new(bytes.Buffer), new(bytes.Buffer)
 	to := json.NewEncoder(lines)
 	for _, c := range batch {
-		if err := to.Encode(h.transfer(c, rests.Len())); err != nil {
+		t := c.transfer(c.frozen.PairState)
+		t.Left, t.At, t.ForEndpoint, t.ForClient = h.left[c.Endpoint.State], rests.Len(), len(c.frozen.ToEndpoint.Rest), len(c.frozen.ToClient.Rest)
+		if err := to.Encode(t); err != nil {
 			return "", err
 		}
 		rests.Write(c.frozen.ToEndpoint.Rest)
@@ -337,13 +344,10 @@ func (h *handing) send(batch []held) (answer string, err error) {
 	return "", err
 }
 
-func (h *handing) transfer(c held, at int) *transfer {
+// transfer describes the connection, whose pair has that state.
+func (c *Conn) transfer(state forward.PairState) *transfer {
 	e := c.Endpoint
-	return &transfer{
-		Port: c.Front.ID(), Record: c.Snapshot(), Pair: c.frozen.PairState,
-		Endpoint: e.Addr, Pod: e.Pod, Node: e.Node, Left: h.left[e.State],
-		At: at, ForEndpoint: len(c.frozen.ToEndpoint.Rest), ForClient: len(c.frozen.ToClient.Rest),
-	}
+	return &transfer{Port: c.Front.ID(), Record: c.Snapshot(), Pair: state, Endpoint: e.Addr, Pod: e.Pod, Node: e.Node}
 }
 
 // limitsOf returns the limits of a pair that is continued. If they equal those of the service port, the pair shares
@@ -403,15 +407,13 @@ func (s *Server) receiveBatch(from *net.UnixConn, receiver Receiver) error {
 	if err != nil {
 		return err
 	}
-	arrived, answer, err := s.arrive(fds, receiver)
+	arrived, answer, err := s.acceptBatch(fds, receiver)
 	if err == nil {
 		err = fdpass.Send(from, answer)
 	}
 	if err != nil {
 		for _, c := range arrived {
-			c.frozen.Close()
-			c.Endpoint.Release()
-			s.register.remove(c.Conn)
+			c.abandon()
 		}
 		return err
 	}
@@ -421,7 +423,7 @@ func (s *Server) receiveBatch(from *net.UnixConn, receiver Receiver) error {
 	return nil
 }
 
-// proceed makes a loop continue c, which comes from another process.
+// proceed makes loop number n, modulo the number of loops, continue c, a connection of another process.
 func (s *Server) proceed(c *held, n int) {
 	l := s.loops.list[n%len(s.loops.list)]
 	_ = l.Do(func() { // the loop runs as long as there are connections
@@ -432,8 +434,9 @@ func (s *Server) proceed(c *held, n int) {
 	})
 }
 
-// arrive returns the accepted connections, and the answer that names them. It closes the descriptors of all others.
-func (s *Server) arrive(fds []int, receiver Receiver) (arrived []held, answer []byte, err error) {
+// acceptBatch returns the accepted connections, and the answer that names them. It closes the descriptors of all
+// others.
+func (s *Server) acceptBatch(fds []int, receiver Receiver) (arrived []held, answer []byte, err error) {
 	if len(fds) == 0 || len(fds)%2 == 0 {
 		fdpass.Close(fds)
 		return nil, nil, fmt.Errorf("received %d descriptors: must be an odd number", len(fds))
@@ -442,7 +445,7 @@ func (s *Server) arrive(fds []int, receiver Receiver) (arrived []held, answer []
 	defer file.Close()
 	rests, err := io.ReadAll(io.NewSectionReader(file, 0, 1<<30))
 	if err == nil {
-		err = s.loops.start(s) // unless they run already
+		err = s.loops.start(s)
 	}
 	if err != nil {
 		fdpass.Close(fds[1:])
@@ -460,7 +463,7 @@ func (s *Server) arrive(fds []int, receiver Receiver) (arrived []held, answer []
 			err = t.takeRests(rests)
 		}
 		if err == nil {
-			c, err = s.arriveOne(t, receiver)
+			c, err = s.acceptTransfer(t, receiver)
 		}
 		if err != nil {
 			s.node.Log.WithError(err).Debug("A connection stays with the previous usher process")
@@ -497,8 +500,9 @@ func (t *transfer) takeRests(rests []byte) error {
 	return nil
 }
 
-// arriveOne returns the connection that a transfer describes. It registers the connection and counts it at its endpoint.
-func (s *Server) arriveOne(t *transfer, receiver Receiver) (*held, error) {
+// acceptTransfer returns the connection that a transfer describes. It registers the connection and counts it at its
+// endpoint.
+func (s *Server) acceptTransfer(t *transfer, receiver Receiver) (*held, error) {
 	front, endpoint := receiver.Find(t.Port, t.Record.To, &config.Endpoint{Addr: t.Endpoint, Pod: t.Pod, Node: t.Node}, t.Left)
 	if front == nil {
 		return nil, fmt.Errorf("%s is not served here", t.Port)

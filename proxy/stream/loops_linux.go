@@ -12,7 +12,7 @@ import (
 // loops serve TCP connections, one loop for each poller. They start with the first TCP listener, or earlier to receive
 // connections from another process. A connection stays on its loop.
 type loops struct {
-	list []*forward.Loop // set once
+	list []*forward.Loop // set by start, nil again after stop; guarded by Server.stopping
 	next int             // next modulo len(list) is the index of the first loop that watches the next listener
 }
 
@@ -60,8 +60,10 @@ func (ls *loops) start(s *Server) error {
 // giveUp cancels the attempts to connect, and resets the connections that have an endpoint.
 func (ls *loops) giveUp() {
 	for _, l := range ls.list {
-		_ = l.Do(l.CancelDials) // fails only if the loop has ended; it then has no attempts
-		_ = l.Do(func() { l.EachPair(func(p *forward.PairHere, _ forward.Owner) { p.Break() }) })
+		_ = l.Do(func() { // fails only if the loop has ended; it then has no attempts
+			l.CancelDials()
+			l.EachPair(func(p *forward.PairHere, _ forward.Owner) { p.Break() })
+		})
 	}
 }
 

@@ -20,7 +20,7 @@ import (
 )
 
 // servePortable serves a TCP client with goroutines: on systems without loops, if Options.Dial connects to the
-// endpoints, and for clients passed to Serve. It takes ownership of client and returns at once.
+// endpoints, and for clients passed to Serve. It takes ownership of conn and returns at once.
 func (a *acceptor) servePortable(conn forward.Conn, from netip.AddrPort) {
 	client := &keptClient{Conn: conn}
 	c := a.accepted(client, from)
@@ -35,14 +35,14 @@ func (a *acceptor) servePortable(conn forward.Conn, from netip.AddrPort) {
 	}
 	g.dial = func(ctx context.Context, v *frontend.View, from netip.AddrPort, to *config.Endpoint) (forwarder, error) {
 		var endpoint forward.Conn
-		err := g.whileThere(ctx, errClientReset, forward.WaitReset, func(ctx context.Context) (err error) {
+		err := g.withClient(ctx, errClientReset, forward.WaitReset, func(ctx context.Context) (err error) {
 			endpoint, err = a.server.dial(ctx, from, to)
 			return err
 		})
 		if err != nil {
 			return nil, err
 		}
-		return client.offerTo(a.server.ctx, endpoint, c.Header(v))
+		return client.sendUntilConfirmed(a.server.ctx, endpoint, c.Header(v))
 	}
 	go c.start(a, g)
 }
@@ -54,7 +54,7 @@ func DialTCP(ctx context.Context, mark uint32, keepalive time.Duration, from net
 	d := net.Dialer{KeepAliveConfig: keepaliveConfig(keepalive)}
 	if mark != 0 || from.IsValid() {
 		d.Control = func(_, _ string, c syscall.RawConn) (err error) {
-			failed := c.Control(func(fd uintptr) { err = dialFrom(fd, mark, from) })
+			failed := c.Control(func(fd uintptr) { err = prepareDialSocket(fd, mark, from) })
 			return errors.Join(failed, err)
 		}
 	}
@@ -72,8 +72,8 @@ func keepaliveConfig(idle time.Duration) net.KeepAliveConfig {
 // Unconfirmed is a connection whose endpoint may turn out not to exist.
 type Unconfirmed interface {
 	forward.Conn
-	// Confirm waits for a short time until the endpoint's existence is certain enough. After an error, nothing that
-	// was written until then has reached the endpoint.
+	// Confirm waits briefly for evidence that the endpoint exists. After an error, nothing that was written until then
+	// has reached the endpoint.
 	Confirm() error
 }
 
@@ -86,8 +86,8 @@ type keptClient struct {
 	failed error // error from reading the client
 }
 
-// maxOffered limits the bytes read from a client while no endpoint is confirmed. More bytes stay in the socket.
-const maxOffered = 64 << 10
+// maxEarly limits the bytes read from a client while no endpoint is confirmed. More bytes stay in the socket.
+const maxEarly = 64 << 10
 
 func (k *keptClient) originalDst() (netip.AddrPort, error) { return kernel.OriginalDst(k) }
 
@@ -122,15 +122,15 @@ func (k *keptClient) await(ctx context.Context, timeout time.Duration, enough fu
 // maxAwaited is the maximum number of bytes that await reads, the same as in a loop.
 const maxAwaited = 4 << 10
 
-// offerTo sends the header and the client's bytes to the endpoint until the endpoint is confirmed. It returns the
-// forwarder for the remaining bytes. It closes the endpoint when ctx ends, since a write may block.
-func (k *keptClient) offerTo(ctx context.Context, endpoint forward.Conn, header []byte) (forwarder, error) {
+// sendUntilConfirmed sends the header and the client's bytes to the endpoint until the endpoint is confirmed. It
+// returns the forwarder for the remaining bytes. It closes the endpoint when ctx ends, since a write may block.
+func (k *keptClient) sendUntilConfirmed(ctx context.Context, endpoint forward.Conn, header []byte) (forwarder, error) {
 	u, uncertain := endpoint.(Unconfirmed)
 	if !uncertain && len(header) == 0 && len(k.kept) == 0 && !k.ended {
 		return k.forwardTo(endpoint, 0), nil
 	}
 	defer context.AfterFunc(ctx, func() { endpoint.Close() })()
-	withdraw := k.offer(endpoint, header)
+	withdraw := k.sendEarly(endpoint, header)
 	var err error
 	if uncertain {
 		err = u.Confirm()
@@ -161,9 +161,9 @@ func (k *keptClient) forwardTo(endpoint forward.Conn, sent int64) forwarder {
 	}
 }
 
-// offer starts to send to the endpoint: the header, the kept bytes, and further bytes that the client sends. It stops
-// when withdraw is called; withdraw returns once it has stopped.
-func (k *keptClient) offer(to forward.Conn, header []byte) (withdraw func()) {
+// sendEarly starts to send to the endpoint: the header, the kept bytes, and further bytes that the client sends. It
+// stops when withdraw is called; withdraw returns once it has stopped.
+func (k *keptClient) sendEarly(to forward.Conn, header []byte) (withdraw func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -176,8 +176,9 @@ func (k *keptClient) offer(to forward.Conn, header []byte) (withdraw func()) {
 	}
 }
 
-// send sends the bytes for offer, until the client has ended, a write fails, maxOffered bytes are kept, or withdraw is
-// called. It keeps all bytes that it reads, for the next endpoint. If the endpoint is lost, the forwarder gets the error when it reads.
+// send sends the bytes for sendEarly, until the client has ended, a write fails, maxEarly bytes are kept, or withdraw
+// is called. It keeps all bytes that it reads, for the next endpoint. If the endpoint is lost, the forwarder gets the
+// error when it reads.
 func (k *keptClient) send(to forward.Conn, header []byte) {
 	first := k.kept
 	if len(header) > 0 {
@@ -185,8 +186,8 @@ func (k *keptClient) send(to forward.Conn, header []byte) {
 	}
 	_, err := to.Write(first)
 	buf := make([]byte, 4<<10)
-	for err == nil && !k.ended && k.failed == nil && len(k.kept) < maxOffered {
-		n, readErr := k.Conn.Read(buf[:min(len(buf), maxOffered-len(k.kept))])
+	for err == nil && !k.ended && k.failed == nil && len(k.kept) < maxEarly {
+		n, readErr := k.Conn.Read(buf[:min(len(buf), maxEarly-len(k.kept))])
 		k.kept = append(k.kept, buf[:n]...)
 		if n > 0 {
 			_, err = to.Write(buf[:n])

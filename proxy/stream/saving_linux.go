@@ -251,12 +251,12 @@ func (v *saving) save() {
 		err = v.drop()
 		for _, l := range v.running() {
 			if err == nil && l.Unsaved() {
-				err = v.saveOf(l)
+				err = v.saveLoop(l)
 			}
 		}
 	}
 	if v.ctx.Err() == nil {
-		v.node.Log.WithError(err).Warn("Keeper unreachable; open connections will be lost if usher crashes")
+		v.node.Log.WithError(err).Warn("Saving of connections with the keeper stopped; open connections will be lost if usher crashes")
 	}
 }
 
@@ -300,8 +300,8 @@ func (v *saving) drop() error {
 	return nil
 }
 
-// saveOf saves the connections of a loop that are old enough.
-func (v *saving) saveOf(l *forward.Loop) (err error) {
+// saveLoop saves the connections of a loop that are old enough.
+func (v *saving) saveLoop(l *forward.Loop) (err error) {
 	for from, more := 0, true; more && err == nil; {
 		full := false
 		l.Call(func() {
@@ -312,7 +312,7 @@ func (v *saving) saveOf(l *forward.Loop) (err error) {
 				if !is || p.IsSaved() || time.Since(c.Start) < savedAge {
 					return true
 				}
-				if len(b.pairs) == fdstore.SavedAtOnce || b.text.Len() > fdstore.MaxPacket/2 { // a connection takes 20 kB at most
+				if len(b.pairs) == fdstore.SavedAtOnce || b.text.Len() > fdstore.MaxPacket/2 { // another connection, of at most 20 kB, still fits into MaxPacket
 					return false
 				}
 				number, free := v.take()
@@ -337,7 +337,7 @@ func (v *saving) saveOf(l *forward.Loop) (err error) {
 			v.node.Log.WithField("saved", v.saved.Load()).Warn("Limit of saved connections reached; further ones will be lost if usher crashes")
 		}
 		if err == nil {
-			err = v.drop() // the keeper has no capacity for the crashed process's copies and new ones of all connections
+			err = v.drop() // soon, since the keeper cannot hold the crashed process's copies and new ones of all connections at once
 		}
 	}
 	return err
@@ -385,11 +385,8 @@ func (b *batch) add(number int, c *Conn, p *forward.PairHere) {
 	b.pairs = append(b.pairs, p)
 	client, endpoint := p.Sockets()
 	b.fds = append(b.fds, int(client), int(endpoint))
-	e := c.Endpoint
 	fmt.Fprint(&b.text, number, " ")
-	_ = b.lines.Encode(&transfer{ // every field can be encoded
-		Port: c.Front.ID(), Record: c.Snapshot(), Pair: p.State(), Endpoint: e.Addr, Pod: e.Pod, Node: e.Node,
-	})
+	_ = b.lines.Encode(c.transfer(p.State())) // every field can be encoded
 }
 
 // send sends the batch at once or not at all.
@@ -410,8 +407,8 @@ func (b *batch) send() error {
 
 // restore continues the connections that lines describe, in a's slots, with copies of their sockets.
 func (v *saving) restore(a *area, lines string, fds []int) {
-	ending := v.receiver.Begin()
-	if ending == nil {
+	beginErr := v.receiver.Begin()
+	if beginErr == nil {
 		defer v.receiver.End()
 	}
 	var dropped []int
@@ -427,7 +424,7 @@ func (v *saving) restore(a *area, lines string, fds []int) {
 			forward.Reset(client, endpoint)
 			continue
 		}
-		if !v.restoreOne(a, n, []byte(text), client, endpoint, ending) {
+		if !v.restoreOne(a, n, []byte(text), client, endpoint, beginErr) {
 			dropped = append(dropped, n)
 		}
 	}
@@ -437,9 +434,9 @@ func (v *saving) restore(a *area, lines string, fds []int) {
 	v.mu.Unlock()
 }
 
-// restoreOne continues a connection. If that fails, or ending is not nil because this process ends, it returns false;
-// the connection is then reset, unless it has ended or another process has it.
-func (v *saving) restoreOne(a *area, number int, text []byte, client, endpoint forward.Socket, ending error) bool {
+// restoreOne continues a connection, and reports whether it did. Otherwise it resets the connection, unless that has
+// ended or another process has it. beginErr, if not nil, is the reason why this process continues no connections.
+func (v *saving) restoreOne(a *area, number int, text []byte, client, endpoint forward.Socket, beginErr error) bool {
 	saved := forward.SavedAt(a.memory, number)
 	if saved.Over() {
 		client.Close()
@@ -447,7 +444,7 @@ func (v *saving) restoreOne(a *area, number int, text []byte, client, endpoint f
 		return false
 	}
 	var c *held
-	err := ending
+	err := beginErr
 	if err == nil {
 		c, err = v.readmit(a, saved, text)
 	}
@@ -480,10 +477,10 @@ func (v *saving) readmit(a *area, saved *forward.Saved, text []byte) (*held, err
 		t.Pair.ToEndpoint.Begun, t.Pair.ToClient.Begun = true, true
 		t.Record.ForgetFirstByte()
 	}
-	if err := v.loops.start(v.Server); err != nil { // unless they run already
+	if err := v.loops.start(v.Server); err != nil {
 		return nil, err
 	}
-	c, err := v.arriveOne(t, v.receiver)
+	c, err := v.acceptTransfer(t, v.receiver)
 	if err != nil {
 		return nil, err
 	}

@@ -59,7 +59,7 @@ func (c sctpClient) serve(a *acceptor, connection *Conn) {
 	g.dial = func(ctx context.Context, _ *frontend.View, _ netip.AddrPort, to *config.Endpoint) (forwarder, error) {
 		streams := c.Streams()
 		var endpoint *sctp.Conn
-		err := g.whileThere(ctx, errClientReset, forward.WaitReset, func(ctx context.Context) (err error) {
+		err := g.withClient(ctx, errClientReset, forward.WaitReset, func(ctx context.Context) (err error) {
 			endpoint, err = sctp.Dial(ctx, a.front.Portal.Mark(), to.Addr, sctp.Streams{In: streams.Out, Out: streams.In})
 			return err
 		})
@@ -82,7 +82,7 @@ func (s *Server) ListenSCTP(f *frontend.FrontEnd, b portal.Bind) (frontend.Liste
 		return nil, err
 	}
 	opened, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) (*sctp.Listener, error) {
-		if addr == b.Addr && addr.Port() != 0 { // Listen may try other ports; sockets there belong to other front ends
+		if addr == b.Addr && addr.Port() != 0 { // not for the other ports that Listen may try: inherited sockets there belong to other front ends
 			fd, err := f.Inherit(frontend.SocketName(config.SCTP, addr, b.Namespace != nil), addr)
 			switch {
 			case err != nil:
@@ -100,7 +100,7 @@ func (s *Server) ListenSCTP(f *frontend.FrontEnd, b portal.Bind) (frontend.Liste
 		return nil, err
 	}
 	l := s.newListening(f, b, opened, opened.LocalAddr().AddrPort())
-	l.handing = opened
+	l.transferSocket = opened
 	go l.run(func() error {
 		conn, err := opened.Accept()
 		if err != nil {

@@ -48,7 +48,7 @@ type Server struct {
 }
 
 // New returns a Server without listeners, whose loops use pollers. Only one goroutine at a time may call ListenTCP or
-// ListenSCTP, and only while the budget has capacity for a listener. Each listener counts in the budget.
+// ListenSCTP. These count the listener in the budget; the caller has checked its limit (budget.AdmitListener).
 func New(node *frontend.Node, pollers *forward.Pollers, o Options) *Server {
 	s := &Server{node: node, Options: o, pollers: pollers, register: register{budget: node.Budget}, panics: rate.Sometimes{First: 1, Interval: 10 * time.Second}}
 	s.dial = func(ctx context.Context, from netip.AddrPort, to *config.Endpoint) (forward.Conn, error) {
@@ -61,16 +61,16 @@ func New(node *frontend.Node, pollers *forward.Pollers, o Options) *Server {
 	return s
 }
 
-// Serve serves a TCP client that requested vip by other means than connecting to it, as if it had come through a
-// portal. It takes ownership of client and returns at once.
+// Serve serves a client that named vip in another protocol, such as SOCKS, like one that a portal redirected. It takes
+// ownership of client and returns at once.
 func (s *Server) Serve(front *frontend.FrontEnd, client forward.Conn, from, vip netip.AddrPort) {
 	a := &acceptor{server: s, front: front, Place: frontend.Place{At: vip}}
 	a.SetTargets([]portal.Target{{Protocol: portal.TCP, Addr: vip.Addr(), Port: vip.Port()}})
 	a.servePortable(client, from)
 }
 
-// Saved returns the number of open connections of which the keeper has copies. They survive a crash, except those with
-// bytes in this process.
+// Saved returns the number of open connections whose sockets the keeper has copies of. They survive a crash, except
+// those with bytes in this process.
 func (s *Server) Saved() int64 { return s.saved.Load() }
 
 // Drain waits until all connections have ended. When ctx ends, it resets those that are still open, and returns their
@@ -124,8 +124,8 @@ type Receiver interface {
 	// accepted.
 	Begin() error
 	End()
-	// Find returns the front end of port, or else of vip, and that front end's endpoint for e. It returns nil if there
-	// is no front end. left is when the endpoint began to leave, or zero if it is not leaving. Find is called between
-	// Begin and End.
+	// Find returns the front end that serves port or, if there is none, the one that serves vip, and its endpoint for
+	// e. It returns nil if there is no front end. left is when e was removed or began to terminate; zero if neither has
+	// happened. Find is called between Begin and End.
 	Find(port config.PortID, vip netip.AddrPort, e *config.Endpoint, left time.Time) (*frontend.FrontEnd, *balance.Endpoint)
 }

@@ -33,7 +33,7 @@ func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listen
 		return nil, err
 	}
 	fd, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) (int, error) {
-		if addr == b.Addr && addr.Port() != 0 { // Listen may try other ports; sockets there belong to other front ends
+		if addr == b.Addr && addr.Port() != 0 { // not for the other ports that Listen may try: inherited sockets there belong to other front ends
 			if fd, err := f.Inherit(frontend.SocketName(config.TCP, addr, b.Namespace != nil), addr); fd >= 0 || err != nil {
 				return fd, err
 			}
@@ -64,8 +64,7 @@ func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listen
 	return l, nil
 }
 
-// HandOver implements frontend.Listener. It returns no socket if the listener's socket cannot be copied. The successor
-// then opens a new one.
+// HandOver implements frontend.Listener.
 func (l *tcpListener) HandOver() (handover.Socket, bool) {
 	return frontend.SocketFor(l.fd, frontend.SocketName(config.TCP, l.At, l.Namespace != nil))
 }
@@ -107,7 +106,8 @@ func (e *acceptHandler) open() {
 	e.watching = true
 }
 
-// lastAccepts limits the connections that a loop accepts when usher stops, since clients may continue to come.
+// lastAccepts limits the connections of a listener that a loop accepts when usher stops, since clients may continue to
+// come.
 const lastAccepts = 4096
 
 func (e *acceptHandler) close(why frontend.Closing) {
@@ -142,7 +142,7 @@ func (e *acceptHandler) Ready(forward.Readiness) {
 		case nil:
 			e.pause = 0
 			e.accepted(client, from)
-		case unix.EAGAIN: // another loop has accepted it
+		case unix.EAGAIN: // no client waits; another loop may have accepted it
 			return
 		default:
 			e.failed(err)
@@ -302,7 +302,8 @@ func (w *waiting) watch() bool {
 func (w *waiting) changed() {
 	switch waits := w.wait != nil; {
 	case waits && w.search.Queued():
-		// Bytes that were read may be a whole request. Then only a reset means that the client has left.
+		// Bytes that were read may be a complete request, whose client closes its side and waits for the response. If
+		// there are any, only a reset means that the client has left.
 		if w.Reset() || len(w.First()) == 0 && w.Left() {
 			w.wait.leave(errClientLeft)
 		}
@@ -322,9 +323,9 @@ func (w *waiting) stop(r outcome.Result) {
 	w.search.Stop(time.Now(), r)
 }
 
-// dialFrom prepares a socket that is not connected yet. It sets mark unless that is 0, and binds the socket to the
-// address from if that is valid (see forward.BindTransparent).
-func dialFrom(fd uintptr, mark uint32, from netip.AddrPort) (err error) {
+// prepareDialSocket prepares a socket that is not connected yet. It sets mark unless that is 0, and binds the socket to
+// the address from if that is valid (see forward.BindTransparent).
+func prepareDialSocket(fd uintptr, mark uint32, from netip.AddrPort) (err error) {
 	if mark != 0 {
 		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark))
 	}

@@ -48,8 +48,8 @@ func listenTCP(addr netip.AddrPort) (*net.TCPListener, error) {
 	return l.(*net.TCPListener), nil
 }
 
-// dialFrom is never called: portals set neither a mark nor a source address here.
-func dialFrom(uintptr, uint32, netip.AddrPort) error { return nil }
+// prepareDialSocket is never called: portals set neither a mark nor a source address here.
+func prepareDialSocket(uintptr, uint32, netip.AddrPort) error { return nil }
 
 // pair exists on Linux only, since a loop forwards it.
 type pair struct{}
