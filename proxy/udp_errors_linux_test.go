@@ -191,6 +191,21 @@ var _ = Describe("a UDP session", func() {
 		Eventually(func() int64 { return p.Stats().Recoveries }).Should(BeEquivalentTo(1))
 	})
 
+	It("does not count a session that is evicted before its endpoint answers as failed", func() {
+		o.Limits.MaxUDPSessions = 1
+		collector, addr := listen("127.0.0.1:0")
+		p, newClient := serve(addr)
+		send(newClient(), "first")
+		got, _ := receive(collector)
+		Expect(got).To(Equal("first"))
+		send(newClient(), "second")
+		got, _ = receive(collector)
+		Expect(got).To(Equal("second"))
+		s := p.Stats()
+		Expect(s.Sessions.Ends).To(Equal(map[outcome.Outcome]int64{outcome.Limit: 1}))
+		Expect(s.All.Failed).To(BeZero())
+	})
+
 	It("serves an endpoint that never answers by design, despite a dead one", func() {
 		o.Quarantine.First, o.Quarantine.Max = 50*time.Millisecond, 100*time.Millisecond
 		dead, nobody := listen("127.117.0.1:0")

@@ -41,12 +41,16 @@ func (f Flags) Words() (words []string) {
 }
 
 // Failed reports whether a connection with this outcome was never established, or was reset by its endpoint. Clients
-// that usher did not serve because it stopped have not failed, nor have UDP sessions that end because they are idle, or
-// because their endpoint or VIP was removed: some protocols have no answers.
+// that usher did not serve because it stopped have not failed, nor have UDP sessions that end because they are idle or
+// evicted, or because their endpoint or VIP was removed: some protocols have no answers.
 func (r *Record) Failed(o outcome.Outcome) bool {
 	switch o {
 	case outcome.Idle, outcome.EndpointRemoved, outcome.VIPRemoved, outcome.Drained:
 		return false
+	case outcome.Limit:
+		if r.Port.Protocol == config.UDP && r.attempts.Load() != nil { // evicted
+			return false
+		}
 	}
 	return r.established.Load() == 0 || o.Fault() == outcome.FaultEndpoint
 }
