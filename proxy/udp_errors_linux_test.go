@@ -33,8 +33,12 @@ func (p withTraits) Traits() portal.Traits { return p.traits }
 
 // These specs cover the errors that usher learns about a UDP endpoint, and those that it does not.
 var _ = Describe("a UDP session", func() {
-	var o proxy.Options
+	var (
+		o             proxy.Options
+		proxyProtocol config.ProxyProtocol
+	)
 	BeforeEach(func() {
+		proxyProtocol = 0
 		pt, err := none.Mode.New(context.Background(), portal.Options{})
 		Expect(err).NotTo(HaveOccurred())
 		log := logrus.New()
@@ -53,8 +57,8 @@ var _ = Describe("a UDP session", func() {
 		}
 		port := config.ServicePort{
 			ID:       config.PortID{Namespace: "of-udp-errors", Service: "echo", Family: family},
-			Protocol: config.UDP,
-			VIPs:     []config.VIP{{Kind: config.ClusterIP, Addr: vip, Port: 53}},
+			Protocol: config.UDP, ProxyProtocol: proxyProtocol,
+			VIPs: []config.VIP{{Kind: config.ClusterIP, Addr: vip, Port: 53}},
 		}
 		for _, e := range endpoints {
 			port.Endpoints = append(port.Endpoints, config.Endpoint{Addr: e, Ready: true})
@@ -102,7 +106,7 @@ var _ = Describe("a UDP session", func() {
 				send(client, "a probe of the path")
 				_, session := receive(endpoint)
 				before := p.Stats().Sessions.Dropped[frontend.DropTooBig]
-				tellTooBig(session, addr)
+				sendICMP(packetTooBig, session, addr)
 				Eventually(func() int64 { return p.Stats().Sessions.Dropped[frontend.DropTooBig] }).WithTimeout(30 * time.Second).Should(Equal(before + 1))
 			}
 
@@ -127,12 +131,74 @@ var _ = Describe("a UDP session", func() {
 			Expect(s.Sessions.Begun).To(BeEquivalentTo(1))
 			Expect(s.Sessions.Ends).To(BeEmpty())
 
-			By("using no CPU time afterwards")
-			before := cpuTime()
-			time.Sleep(500 * time.Millisecond)
-			Expect(cpuTime() - before).To(BeNumerically("<", 250*time.Millisecond))
+			expectIdle()
+		})
+
+		It("treats an endpoint as unreachable only after an ICMP error that means it, from "+at, func() {
+			endpoint, addr := listen(at)
+			other, second := listen(at)
+			p, newClient := serve(addr)
+			client := newClient()
+			send(client, "hello")
+			_, session := receive(endpoint)
+			dropped := func() int64 { return p.Stats().Sessions.Dropped[frontend.DropNotSent] }
+
+			By("reporting that the client's hop limit is reached")
+			sendICMP(hopLimitReached, session, addr)
+			Eventually(dropped).WithTimeout(30 * time.Second).Should(BeEquivalentTo(1))
+			Expect(p.Stats().Quarantines).To(BeZero())
+
+			By("reporting, after an answer, that the host is unreachable")
+			_, err := endpoint.WriteToUDPAddrPort([]byte("welcome"), session)
+			Expect(err).NotTo(HaveOccurred())
+			receive(client)
+			sendICMP(hostUnreachable, session, addr)
+			Eventually(dropped).WithTimeout(30 * time.Second).Should(BeEquivalentTo(2))
+			s := p.Stats()
+			Expect(s.Quarantines).To(BeZero())
+			Expect(s.Sessions.Ends).To(BeEmpty())
+
+			By("reporting, after an answer, that the port is closed")
+			sendICMP(portUnreachable, session, addr)
+			Eventually(func() int64 { return p.Stats().Sessions.Ends[outcome.EndpointReset] }).WithTimeout(30 * time.Second).Should(BeEquivalentTo(1))
+			Expect(p.Stats().Quarantines).To(BeEquivalentTo(1))
+
+			By("reporting, before an answer, that the host is unreachable")
+			p, newClient = serve(addr, second)
+			client = newClient()
+			send(client, "hello again")
+			type arrival struct {
+				text        string
+				at, session netip.AddrPort
+			}
+			arrived := make(chan arrival, 2)
+			for at, c := range map[netip.AddrPort]*net.UDPConn{addr: endpoint, second: other} {
+				go func() {
+					buf := make([]byte, 100)
+					if n, session, err := c.ReadFromUDPAddrPort(buf); err == nil {
+						arrived <- arrival{string(buf[:n]), at, session}
+					}
+				}()
+			}
+			first := <-arrived
+			sendICMP(hostUnreachable, first.session, first.at)
+			var again arrival
+			Eventually(arrived).WithTimeout(30 * time.Second).Should(Receive(&again))
+			Expect(again.text).To(Equal(first.text), "the other endpoint gets the datagram")
+			Expect(p.Stats().Quarantines).To(BeEquivalentTo(1))
+			expectIdle()
 		})
 	}
+
+	It("uses no CPU time after a send has failed with an error that stays in the queue", func() {
+		_, addr := listen("127.0.0.1:0")
+		proxyProtocol = config.ProxyV2
+		p, newClient := serve(addr)
+		_, err := newClient().Write(make([]byte, 65500)) // with the header, it is too big for a datagram
+		Expect(err).NotTo(HaveOccurred())
+		Eventually(func() int64 { return p.Stats().Sessions.Dropped[frontend.DropTooBig] }).WithTimeout(30 * time.Second).Should(BeEquivalentTo(1))
+		expectIdle()
+	})
 
 	DescribeTable("to an endpoint that is a VIP of another Service", func(traits portal.Traits, goes bool) {
 		o.Portal = withTraits{o.Portal, traits}
@@ -225,9 +291,19 @@ var _ = Describe("a UDP session", func() {
 	})
 })
 
-// tellTooBig sends an ICMP error to the UDP socket at address to: its datagram to address from is too big for the
-// next link of a router (RFC 1191, RFC 4443).
-func tellTooBig(to, from netip.AddrPort) {
+// icmp is an ICMP error: type, code, and the value after the checksum, for each family.
+type icmp struct{ v4, v6 [3]byte }
+
+// RFC 792, RFC 1191 and RFC 4443.
+var (
+	packetTooBig    = icmp{[3]byte{3, 4, 5}, [3]byte{2, 0, 5}} // 1280
+	hopLimitReached = icmp{[3]byte{11, 0, 0}, [3]byte{3, 0, 0}}
+	hostUnreachable = icmp{[3]byte{3, 1, 0}, [3]byte{1, 3, 0}}
+	portUnreachable = icmp{[3]byte{3, 3, 0}, [3]byte{1, 4, 0}}
+)
+
+// sendICMP sends an ICMP error to the UDP socket at address to, about its datagram to address from.
+func sendICMP(what icmp, to, from netip.AddrPort) {
 	GinkgoHelper()
 	if os.Geteuid() != 0 {
 		Skip("needs root, to send an ICMP error")
@@ -235,7 +311,7 @@ func tellTooBig(to, from netip.AddrPort) {
 	udp := binary.BigEndian.AppendUint16(nil, to.Port())
 	udp = binary.BigEndian.AppendUint16(udp, from.Port())
 	udp = append(udp, 0, 8, 0, 0)
-	network, message := "ip4:icmp", []byte{3, 4, 0, 0, 0, 0, 5, 0} // fragmentation needed, 1280
+	network, message := "ip4:icmp", []byte{what.v4[0], what.v4[1], 0, 0, 0, 0, what.v4[2], 0}
 	if to.Addr().Is4() {
 		ip := []byte{0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, 17, 0, 0}
 		ip = append(append(ip, to.Addr().AsSlice()...), from.Addr().AsSlice()...)
@@ -249,7 +325,7 @@ func tellTooBig(to, from netip.AddrPort) {
 		}
 		binary.BigEndian.PutUint16(message[2:], ^uint16(sum))
 	} else {
-		network, message = "ip6:ipv6-icmp", []byte{2, 0, 0, 0, 0, 0, 5, 0} // the kernel fills in the checksum
+		network, message = "ip6:ipv6-icmp", []byte{what.v6[0], what.v6[1], 0, 0, 0, 0, what.v6[2], 0} // the kernel fills in the checksum
 		ip := []byte{0x60, 0, 0, 0, 0, 8, 17, 64}
 		ip = append(append(ip, to.Addr().AsSlice()...), from.Addr().AsSlice()...)
 		message = append(append(message, ip...), udp...)
@@ -259,6 +335,14 @@ func tellTooBig(to, from netip.AddrPort) {
 	defer c.Close()
 	_, err = c.Write(message)
 	Expect(err).NotTo(HaveOccurred())
+}
+
+// expectIdle expects that this process uses nearly no CPU time: no loop is called again and again.
+func expectIdle() {
+	GinkgoHelper()
+	before := cpuTime()
+	time.Sleep(time.Second)
+	Expect(cpuTime() - before).To(BeNumerically("<", 200*time.Millisecond))
 }
 
 // cpuTime returns the CPU time that this process has used.

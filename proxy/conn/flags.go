@@ -48,7 +48,8 @@ func (r *Record) Failed(o outcome.Outcome) bool {
 	case outcome.Idle, outcome.EndpointRemoved, outcome.VIPRemoved, outcome.Drained:
 		return false
 	case outcome.Limit:
-		if r.Port.Protocol == config.UDP && r.attempts.Load() != nil { // evicted
+		all := r.Attempts()
+		if r.Port.Protocol == config.UDP && len(all) > 0 && all[len(all)-1].Result == NoAnswer { // evicted
 			return false
 		}
 	}

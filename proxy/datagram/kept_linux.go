@@ -21,7 +21,8 @@ const (
 	// maxKept is the number of datagrams that a session keeps.
 	maxKept = 8
 	// keptTime is the maximum age of a datagram to be sent again. An ICMP error arrives within a round trip, but the
-	// kernel takes 3 s to find that a neighbor does not respond (arp(7): mcast_solicit requests, retrans_time apart).
+	// kernel looks for a neighbor that is not in its cache for 3 s (arp(7): mcast_solicit requests, retrans_time
+	// apart).
 	keptTime = 5 * time.Second
 	// maxKeptBytes limits the size of the copies that one loop keeps. A datagram beyond it is sent only once.
 	maxKeptBytes = 16 << 20

@@ -236,6 +236,9 @@ func (s *session) send(at, count int) int {
 		}
 		done += n
 		passed += n
+		if err != nil {
+			err = s.icmpError(s.fd, err)
+		}
 		switch {
 		case err == nil:
 		case unreachable(err):
@@ -253,7 +256,10 @@ func (s *session) send(at, count int) int {
 				c.Drop(frontend.DropNoEndpoint, max(0, unsent-maxKept)) // the last maxKept were kept, and sent to the next endpoint
 			}
 			return count
-		case bufferFull(err):
+		case err == unix.ENOBUFS: // of the network interface
+			c.Drop(frontend.DropSendBuffer, 1)
+			done++
+		case err == unix.EAGAIN:
 			c.Drop(frontend.DropSendBuffer, count-done)
 			return count
 		case !again:
@@ -265,6 +271,21 @@ func (s *session) send(at, count int) int {
 		}
 	}
 	return done
+}
+
+// icmpError is called with the error of a read from fd, the session's socket, or of a send. It empties the error queue,
+// and returns the error to act on: err, or after EAGAIN the one in the queue, which another call may have consumed.
+// Errors that do not mean that the endpoint is unreachable become ETIME: the hop limit and the fragments are the
+// client's, and an endpoint that has answered may be reachable again soon.
+func (s *session) icmpError(fd int, err error) error {
+	last, kind := forward.TakeErrors(fd)
+	if err == unix.EAGAIN && kind != forward.ICMPNone {
+		err = last
+	}
+	if kind == forward.ICMPExpired || kind == forward.ICMPSoft && s.search == nil {
+		return unix.ETIME
+	}
+	return err
 }
 
 // unreachable reports whether err, an ICMP error, means that the endpoint is unreachable (see icmp_err_convert in the
@@ -333,7 +354,7 @@ func (lp *loop) reply(s *session, fd int, c *burstSize) (n int, bytes int64, err
 	room := c.expect(lp, min(batchSize-lp.outCount, repliesPerTurn))
 	n, err = lp.out.ReceiveConnected(fd, lp.outCount, room)
 	if err != nil {
-		forward.DiscardErrors(fd) // after EAGAIN, of an error that send has returned
+		err = s.icmpError(fd, err)
 	}
 	if err != nil && err != unix.EAGAIN {
 		// The kernel returns the error first, then the datagrams that it received before. If there are any, the
@@ -431,7 +452,11 @@ func (s *session) sendAgain() error {
 		if s.header != nil {
 			sent = slices.Concat(s.header, data)
 		}
-		switch err := unix.Send(s.fd, sent, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); {
+		err := unix.Send(s.fd, sent, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		if err != nil {
+			err = s.icmpError(s.fd, err)
+		}
+		switch {
 		case err == nil:
 			s.toEndpoint.Add(int64(len(data)))
 			c.DatagramsToEndpoint.Add(1)

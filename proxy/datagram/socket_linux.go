@@ -40,7 +40,7 @@ type socket struct {
 	expiry               *time.Timer
 	ticking              bool        // expiry will call expire
 	lost                 uint32      // datagrams that the kernel dropped before they were received
-	inherited            bool        // from a predecessor, and nothing received yet: the kernel's count includes the predecessor's, so the first one becomes lost
+	inherited            bool        // from a predecessor, and nothing received yet: the kernel's count includes the predecessor's, so the first count is stored in lost, and not reported
 	deaf                 bool        // not watched
 	retry                *time.Timer // will call openAgain; nil for none
 	closed               bool

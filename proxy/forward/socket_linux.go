@@ -401,8 +401,9 @@ func setListenOptions(fd int, addr netip.Addr) error {
 }
 
 // ConnectUDP opens a UDP socket that is connected to addr: it receives only datagrams from there, and the ICMP errors
-// for its own datagrams. from is its source address (see BindTransparent); with the zero AddrPort, the kernel picks
-// one. mark is set on its packets (SO_MARK, socket(7)) if it is not 0.
+// for its own datagrams, which the caller takes with TakeErrors when a read or a send fails, also with EAGAIN. from is
+// its source address (see BindTransparent); with the zero AddrPort, the kernel picks one. mark is set on its packets
+// (SO_MARK, socket(7)) if it is not 0.
 func ConnectUDP(mark uint32, from netip.AddrPort, addr netip.AddrPort) (int, error) {
 	fd, err := unix.Socket(domain(addr.Addr()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -434,14 +435,50 @@ func ConnectUDP(mark uint32, from netip.AddrPort, addr netip.AddrPort) (int, err
 	return fd, nil
 }
 
-// DiscardErrors empties the error queue of a socket of ConnectUDP (IP_RECVERR, ip(7)). While the queue is not empty,
-// epoll reports an error.
-func DiscardErrors(fd int) {
-	for range 64 { // others may fill it, and the caller has other sockets
-		if _, _, _, _, err := unix.Recvmsg(fd, nil, nil, unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT); err != nil {
-			return
+// ICMPKind is the kind of an ICMP error.
+type ICMPKind uint8
+
+// Values of ICMPKind.
+const (
+	ICMPNone    ICMPKind = iota
+	ICMPHard             // the destination is unreachable
+	ICMPSoft             // it may be reachable again soon: no route to it, or its host does not respond
+	ICMPExpired          // the hop limit, or the time for all fragments to arrive
+)
+
+// icmpKinds are the kinds that are not hard, by origin (see SO_EE_ORIGIN_ICMP in linux/errqueue.h), type and code.
+var icmpKinds = map[[3]byte]ICMPKind{
+	{unix.SO_EE_ORIGIN_ICMP, 3, 0}:  ICMPSoft, // RFC 792
+	{unix.SO_EE_ORIGIN_ICMP, 3, 1}:  ICMPSoft,
+	{unix.SO_EE_ORIGIN_ICMP, 11, 0}: ICMPExpired,
+	{unix.SO_EE_ORIGIN_ICMP, 11, 1}: ICMPExpired,
+	{unix.SO_EE_ORIGIN_ICMP6, 1, 0}: ICMPSoft, // RFC 4443
+	{unix.SO_EE_ORIGIN_ICMP6, 1, 3}: ICMPSoft,
+	{unix.SO_EE_ORIGIN_ICMP6, 3, 0}: ICMPExpired,
+	{unix.SO_EE_ORIGIN_ICMP6, 3, 1}: ICMPExpired,
+}
+
+// TakeErrors empties the error queue of a socket of ConnectUDP (IP_RECVERR, ip(7)). It returns the last ICMP error; 0
+// and ICMPNone if there is none. While the queue is not empty, epoll reports an error.
+func TakeErrors(fd int) (last unix.Errno, kind ICMPKind) {
+	var control [256]byte
+	for range 64 { // others may fill the queue, and the caller has other sockets
+		_, n, _, _, err := unix.Recvmsg(fd, nil, control[:], unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
+		if err != nil {
+			break
+		}
+		messages, _ := unix.ParseSocketControlMessage(control[:n]) // a message of the kernel is valid
+		for _, m := range messages {
+			if m.Header.Type != unix.IP_RECVERR && m.Header.Type != unix.IPV6_RECVERR || len(m.Data) < 7 {
+				continue
+			}
+			code := [3]byte(m.Data[4:7]) // in a struct sock_extended_err
+			if code[0] == unix.SO_EE_ORIGIN_ICMP || code[0] == unix.SO_EE_ORIGIN_ICMP6 {
+				last, kind = unix.Errno(binary.NativeEndian.Uint32(m.Data)), max(ICMPHard, icmpKinds[code])
+			}
 		}
 	}
+	return last, kind
 }
 
 // SetHops sets the hop limit (IPv4: TTL) of packets from a socket to addr.

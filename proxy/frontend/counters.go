@@ -153,7 +153,7 @@ const (
 	DropUnknownOrigin             // conntrack has no original destination for it
 	DropNoEndpoint                // no endpoint exists, or all have refused
 	DropReceiveBuffer             // usher did not read fast enough
-	DropSendBuffer                // the kernel did not send fast enough
+	DropSendBuffer                // the kernel or the network interface did not send fast enough
 	DropNotSent                   // the kernel refused to send it
 	DropTooBig                    // exceeds the path MTU, which the kernel knows now
 	DropHopLimit                  // arrived with a hop limit of 1

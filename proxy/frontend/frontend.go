@@ -51,7 +51,7 @@ type Settings struct {
 	NodeAddress bool
 
 	// IsPod, if not nil, reports whether a Pod of this node has the address, in addition to Locality.SetPods. It is
-	// called concurrently, for each client of a VIP that is not a cluster IP, and must return quickly. The portal's
+	// called concurrently, for clients of VIPs that are not cluster IPs, and must return quickly. The portal's
 	// equivalent is portal.Options.PodInterfaces.
 	IsPod func(netip.Addr) bool
 }
@@ -189,8 +189,8 @@ func (hopsUsedUp) Error() string {
 	return "refused: it is a VIP or its port is a node port, and the hop limit is exhausted: the connection loops between nodes"
 }
 
-// Futile ends the search: see package search. Another endpoint could succeed only if it is no VIP and its port has not
-// the number of a node port; few Services have endpoints of both kinds.
+// Futile ends the search: see package search. Another endpoint could succeed only if it is no VIP and its port does not
+// have the number of a node port; few Services have endpoints of both kinds.
 func (hopsUsedUp) Futile() bool { return true }
 
 // Target returns the portal's name for vip.

@@ -57,8 +57,8 @@ func (l *Locality) Addresses() iter.Seq[netip.Addr] {
 func (l *Locality) OfThisNode(from, to netip.Addr) bool { return from == to || l.local(from) }
 
 // Admits reports whether vip allows the client. If vip allows at least one address of this node, it allows this node's
-// processes, which connect from the VIP itself or, with inNamespace, from any address of the node: there, the route to
-// the VIP determines the source address.
+// processes, which connect from the VIP itself or, with inNamespace (VIPs in a separate network namespace), from any
+// address of the node: there, the route to the VIP determines the source address.
 func (l *Locality) Admits(vip *config.VIP, from, to netip.Addr) bool {
 	if vip.Allows(from) {
 		return true

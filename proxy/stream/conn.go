@@ -48,24 +48,25 @@ func (a *acceptor) accepted(client client, from netip.AddrPort) *Conn {
 	c.Record = &conn.Record{ID: a.front.NewID(), Port: a.front.View().Clients, From: from, Start: time.Now()}
 	c.Front = a.front
 	if err := a.server.register.add(c); err != nil {
-		c.turnAway(err, a.Redirected)
+		c.turnAway(a, err)
 		return nil
 	}
 	return c
 }
 
-// turnAway resets a client because of a limit; why is the reason. redirected means that a rule redirected the client.
-func (c *Conn) turnAway(why error, redirected bool) {
+// turnAway resets a client of a because of a limit; why is the reason.
+func (c *Conn) turnAway(a *acceptor, why error) {
 	c.logLimit(why)
 	if c.RefusedUnlogged(outcome.Limit) {
 		c.reset()
 		return
 	}
-	c.To = plainAddr(c.client.LocalAddr())
-	if redirected {
-		if to, err := c.client.originalDst(); err == nil {
-			c.To = to
-		}
+	var err error
+	if c.To = a.At; a.Redirected {
+		c.To, err = c.client.originalDst()
+	}
+	if err != nil || !c.To.IsValid() || c.To.Addr().IsUnspecified() {
+		c.To = plainAddr(c.client.LocalAddr())
 	}
 	c.Accepted()
 	c.reset()

@@ -12,7 +12,7 @@ import (
 // loops serve TCP connections, one loop for each poller. They start with the first TCP listener, or earlier to receive
 // connections from another process. A connection stays on its loop.
 type loops struct {
-	list []*forward.Loop // set by start, nil again after stop; guarded by Server.stopping
+	list []*forward.Loop // set by start, nil again after stop; both hold Server.stopping
 	next int             // next modulo len(list) is the index of the first loop that watches the next listener
 }
 

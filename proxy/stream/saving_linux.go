@@ -312,7 +312,7 @@ func (v *saving) saveLoop(l *forward.Loop) (err error) {
 				if !is || p.IsSaved() || time.Since(c.Start) < savedAge {
 					return true
 				}
-				if len(b.pairs) == fdstore.SavedAtOnce || b.text.Len() > fdstore.MaxPacket/2 { // another connection, of at most 20 kB, still fits into MaxPacket
+				if len(b.pairs) == fdstore.SavedAtOnce || b.text.Len() > fdstore.MaxPacket/2 { // up to MaxPacket/2, another connection (at most 20 kB) fits into MaxPacket
 					return false
 				}
 				number, free := v.take()

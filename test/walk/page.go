@@ -19,8 +19,7 @@ datagram with its answer, and one added endpoint. The portal is ` + "`none`" + `
 
 A function that calls no other one is listed only if it is the first of its file in the section. Indented functions
 are called by the one above with less indentation; an event loop calls those that are not indented, and its wait for
-events is omitted. ` + "`Proxy.Apply`" + ` is called by
-the source of Services.
+events is omitted. The source of Services calls ` + "`Proxy.Apply`" + `.
 `
 
 // page returns the page for the recordings.

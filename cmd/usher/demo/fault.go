@@ -114,7 +114,7 @@ func (f fault) String() string {
 	case api.DemoSlow, api.DemoDelay:
 		return fmt.Sprintf("answers after %s", f.delay)
 	case api.DemoFlaky:
-		return "is down " + share + " of the time"
+		return "fails " + share + " of the time"
 	case api.DemoSlowAccept:
 		return "accepts two connections per second"
 	case api.DemoHalfOpen:
