@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"iter"
 	"net"
+	"net/http"
 	"os"
 	"time"
 
@@ -11,12 +12,13 @@ import (
 
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/admin"
 )
 
 // pause is the time until usher is restarted.
 type pause struct {
 	timer  *time.Timer
-	health net.Listener   // nil if the keeper does not answer health checks meanwhile
+	health *admin.Server  // nil if the keeper does not answer health checks meanwhile
 	lock   *handover.Lock // held before by usher; nil for none
 }
 
@@ -36,9 +38,12 @@ func (k *keeper) begin(wait time.Duration) {
 		}
 	}
 	if l := k.healthListener(); l != nil {
-		k.pause.health = l
-		go answerHealth(l, fmt.Sprintf("usher exited unexpectedly %d times, last reason: %s; restarting it at %s\n",
-			k.Restarts, k.Last, time.Now().Add(wait).Format(time.RFC3339)))
+		why := fmt.Sprintf("usher exited unexpectedly %d times, last reason: %s; restarting it at %s",
+			k.Restarts, k.Last, time.Now().Add(wait).Format(time.RFC3339))
+		k.pause.health = admin.ServeOn(l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Connection", "close")
+			http.Error(w, why, http.StatusInternalServerError)
+		}), admin.MaxClients)
 	}
 }
 
@@ -91,31 +96,4 @@ func (k *keeper) copyOf(name string) *os.File {
 // HandOver implements handover.Holder: another usher instance may take over while none runs here.
 func (k *keeper) HandOver() (sockets, more iter.Seq[handover.Socket], resume, release func(), err error) {
 	return proxy.HandOverKept(k.Kept), handover.None, func() {}, func() { k.taken <- struct{}{} }, nil
-}
-
-const (
-	// maxAsking bounds the concurrent health checks, and askTime the time for each request.
-	maxAsking = 8
-	askTime   = 2 * time.Second
-)
-
-// answerHealth answers all health checks with status 500 and the reason, until l is closed.
-func answerHealth(l net.Listener, why string) {
-	answer := fmt.Sprintf("HTTP/1.1 500 Internal Server Error\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(why), why)
-	slots := make(chan struct{}, maxAsking)
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			return
-		}
-		slots <- struct{}{}
-		go func() {
-			defer func() { <-slots }()
-			defer c.Close()
-			_ = c.SetDeadline(time.Now().Add(askTime)) // fails only once it is closed
-			if _, err := c.Read(make([]byte, maxMessage)); err == nil {
-				_, _ = c.Write([]byte(answer)) // fails if the client has closed the connection
-			}
-		}()
-	}
 }
