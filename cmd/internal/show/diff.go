@@ -220,13 +220,13 @@ func settings(p *api.ServicePort) map[string]string {
 		}
 	}
 	if p.EndpointLimit > 0 {
-		out["connections per endpoint"] = endpointLimit(&p.PortSummary)
+		out["connections per endpoint"] = endpointLimit(p.PortSummary)
 	}
 	if p.Probe != nil {
-		out["probes"] = fmt.Sprintf("%s, out after %d, back after %d", probe(p.Probe), p.Probe.Fall, p.Probe.Rise)
+		out["probes"] = fmt.Sprintf("%s, out after %d, back after %d", probe(p.PortSummary), p.Probe.Fall, p.Probe.Rise)
 	}
 	if p.Topology != nil {
-		out["topology"] = topology(p.Topology)
+		out["topology"] = topology(p.PortSummary)
 	}
 	if p.ProxyProtocol != nil && p.ProxyProtocol.ToEndpoints != "" {
 		out["PROXY protocol"] = p.ProxyProtocol.ToEndpoints + " to endpoints"

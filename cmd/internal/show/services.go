@@ -20,9 +20,9 @@ var Services = []Column[api.Service]{
 	{Title: "STATE", Cell: func(s api.Service) string { return Clean(string(s.State)) }},
 	{Title: "SINCE", Some: true, Rank: 3, Cell: func(s api.Service) string { return Since(s.Since, time.Now()) }},
 	{Title: "PROBLEM", Wide: true, Some: true, Text: true, Least: 40, Cell: func(s api.Service) string { return dash(problems(s)) }},
-	{Title: "VIP", Rank: 2, Cell: func(s api.Service) string { return Few(vips(s)) }},
-	{Title: "PORTS", Rank: 3, Cell: func(s api.Service) string { return Few(portNumbers(s)) }},
-	{Title: "ADDRESS", Some: true, Rank: 1, Cell: func(s api.Service) string { return dash(Few(onLoopback(s))) }},
+	{Title: "VIP", Rank: 2, Cell: func(s api.Service) string { return Few(ofPorts(s, vip)) }},
+	{Title: "PORTS", Rank: 3, Cell: func(s api.Service) string { return Few(ofPorts(s, portNumber)) }},
+	{Title: "ADDRESS", Some: true, Rank: 1, Cell: func(s api.Service) string { return dash(Few(ofPorts(s, onLoopback))) }},
 	{Title: "ENDPOINTS", Rank: 1, Cell: func(s api.Service) string { return ReadyOf(s.Endpoints) }},
 	{Title: "ACTIVE", Right: true, Rank: 3, Cell: func(s api.Service) string { return number(s.Totals.Active) }},
 	{Title: "CONNECTIONS", Right: true, Rank: 4, Cell: func(s api.Service) string { return number(s.Totals.Accepted) }},
@@ -36,8 +36,8 @@ var Services = []Column[api.Service]{
 	{Title: "QUEUED", Right: true, Wide: true, Some: true, Rank: 5, Cell: func(s api.Service) string { return number(s.Totals.Queued) }},
 	{Title: "AFFINITY", Wide: true, Some: true, Rank: 7, Cell: func(s api.Service) string { return orDash(s.AffinitySeconds, Seconds) }},
 	{Title: "SCHEDULER", Wide: true, Rank: 8, Cell: func(s api.Service) string { return scheduler(s) }},
-	{Title: "PROBES", Wide: true, Some: true, Rank: 7, Text: true, Least: 16, Cell: func(s api.Service) string { return dash(Few(probes(s))) }},
-	{Title: "PER ENDPOINT", Wide: true, Some: true, Rank: 7, Cell: func(s api.Service) string { return dash(Few(endpointLimits(s))) }},
+	{Title: "PROBES", Wide: true, Some: true, Rank: 7, Text: true, Least: 16, Cell: func(s api.Service) string { return dash(Few(ofPorts(s, probe))) }},
+	{Title: "PER ENDPOINT", Wide: true, Some: true, Rank: 7, Cell: func(s api.Service) string { return dash(Few(ofPorts(s, endpointLimit))) }},
 	{Title: "SLOW START", Wide: true, Some: true, Rank: 8, Cell: func(s api.Service) string {
 		return longest(s, func(p api.PortSummary) float64 { return p.SlowStartSeconds })
 	}},
@@ -45,10 +45,12 @@ var Services = []Column[api.Service]{
 		return longest(s, func(p api.PortSummary) float64 { return p.DrainSeconds })
 	}},
 	{Title: "ACCESS LOG", Wide: true, Some: true, Rank: 9, Cell: func(s api.Service) string { return accessLog(s) }},
-	{Title: "LISTENS ON", Wide: true, Rank: 9, Cell: func(s api.Service) string { return dash(Few(listeners(s))) }},
+	{Title: "LISTENS ON", Wide: true, Rank: 9, Cell: func(s api.Service) string {
+		return dash(Few(ofPorts(s, func(p api.PortSummary) string { return p.Listener })))
+	}},
 	{Title: "PROXY PROTOCOL", Wide: true, Some: true, Rank: 7, Text: true, Least: 16, Cell: func(s api.Service) string { return dash(Few(proxyProtocols(s))) }},
-	{Title: "ENDPOINTS SEE", Wide: true, Some: true, Rank: 9, Text: true, Least: 16, Cell: func(s api.Service) string { return dash(Few(seen(s))) }},
-	{Title: "TOPOLOGY", Wide: true, Some: true, Rank: 7, Text: true, Least: 16, Cell: func(s api.Service) string { return dash(Few(topologies(s))) }},
+	{Title: "ENDPOINTS SEE", Wide: true, Some: true, Rank: 9, Text: true, Least: 16, Cell: func(s api.Service) string { return dash(Few(ofPorts(s, seen))) }},
+	{Title: "TOPOLOGY", Wide: true, Some: true, Rank: 7, Text: true, Least: 16, Cell: func(s api.Service) string { return dash(Few(ofPorts(s, topology))) }},
 }
 
 // ReadyOf returns the number of ready endpoints and of all: "2/3".
@@ -70,38 +72,27 @@ func with(list []string, text string) []string {
 	return append(list, text)
 }
 
-// vips returns the addresses of a Service's VIPs, without ports.
-func vips(s api.Service) []string {
-	return ofPorts(s, func(p api.PortSummary) string {
-		host, _, _ := net.SplitHostPort(p.VIP) // "" if it has no port
-		return host
-	})
+// vip returns the address of a VIP, without the port.
+func vip(p api.PortSummary) string {
+	host, _, _ := net.SplitHostPort(p.VIP) // "" if it has no port
+	return host
 }
 
-// portNumbers returns a Service's ports, "80/TCP", without duplicates for IP families.
-func portNumbers(s api.Service) []string {
-	return ofPorts(s, func(p api.PortSummary) string {
-		_, port, err := net.SplitHostPort(p.VIP)
-		if err != nil {
-			return ""
-		}
-		return port + "/" + p.Protocol
-	})
-}
-
-// onLoopback returns the listening addresses of a Service if no rule redirects its VIPs, as without
-// root.
-func onLoopback(s api.Service) []string {
-	return ofPorts(s, func(p api.PortSummary) string {
-		if at, err := netip.ParseAddrPort(p.Listener); err == nil && at.Addr().IsLoopback() {
-			return p.Listener
-		}
+// portNumber returns "80/TCP".
+func portNumber(p api.PortSummary) string {
+	_, port, err := net.SplitHostPort(p.VIP)
+	if err != nil {
 		return ""
-	})
+	}
+	return port + "/" + p.Protocol
 }
 
-func listeners(s api.Service) []string {
-	return ofPorts(s, func(p api.PortSummary) string { return p.Listener })
+// onLoopback returns the listening address if no rule redirects the VIP, as without root.
+func onLoopback(p api.PortSummary) string {
+	if at, err := netip.ParseAddrPort(p.Listener); err == nil && at.Addr().IsLoopback() {
+		return p.Listener
+	}
+	return ""
 }
 
 // proxyProtocols describes the use of PROXY protocol headers: "v2 to endpoints", "from 10.0.0.0/8".
@@ -122,28 +113,19 @@ func proxyProtocols(s api.Service) (list []string) {
 
 // seen describes the source address that endpoints see, and why it is the node's; ports may differ. Whether endpoints
 // see the client's address depends on the location of client and endpoint.
-func seen(s api.Service) []string {
-	return ofPorts(s, func(p api.PortSummary) string {
-		if p.Source == portal.SourceClient.String() {
-			return "client or node"
-		}
-		return p.SourceText
-	})
+func seen(p api.PortSummary) string {
+	if p.Source == portal.SourceClient.String() {
+		return "client or node"
+	}
+	return p.SourceText
 }
 
-// topologies describes how topology selects endpoints.
-func topologies(s api.Service) []string {
-	return ofPorts(s, func(p api.PortSummary) string {
-		if p.Topology == nil {
-			return ""
-		}
-		return topology(p.Topology)
-	})
-}
-
-// topology returns "zone=a", the deciding label, or that none decides.
-func topology(t *api.Topology) string {
+// topology returns "zone=a", the label that selects endpoints, or that none does.
+func topology(p api.PortSummary) string {
+	t := p.Topology
 	switch {
+	case t == nil:
+		return ""
 	case t.Key == "":
 		return "none of " + strings.Join(t.Keys, ", ")
 	case t.Value == "":
@@ -179,31 +161,21 @@ func scheduler(s api.Service) string {
 	return dash(s.Ports[0].Scheduler)
 }
 
-// probes returns "http:/healthz every 10s": how endpoints are probed. Some ports may have no probes.
-func probes(s api.Service) []string {
-	return ofPorts(s, func(p api.PortSummary) string {
-		if p.Probe == nil {
-			return ""
-		}
-		return probe(p.Probe)
-	})
+// probe returns "http:/healthz every 10s": how endpoints are probed. Some ports may have no probes.
+func probe(p api.PortSummary) string {
+	if p.Probe == nil {
+		return ""
+	}
+	return Clean(p.Probe.Check) + " every " + Seconds(p.Probe.IntervalSeconds)
 }
 
-func probe(p *api.Probe) string { return Clean(p.Check) + " every " + Seconds(p.IntervalSeconds) }
-
-func endpointLimit(p *api.PortSummary) string {
-	return fmt.Sprintf("%d, queue %s", p.EndpointLimit, Seconds(p.QueueSeconds))
-}
-
-// endpointLimits returns the maximum number of connections to each endpoint, and the longest wait of clients
+// endpointLimit returns the maximum number of connections to each endpoint, and the longest wait of clients
 // for a free one: "10, queue 30s".
-func endpointLimits(s api.Service) []string {
-	return ofPorts(s, func(p api.PortSummary) string {
-		if p.EndpointLimit == 0 {
-			return ""
-		}
-		return endpointLimit(&p)
-	})
+func endpointLimit(p api.PortSummary) string {
+	if p.EndpointLimit == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d, queue %s", p.EndpointLimit, Seconds(p.QueueSeconds))
 }
 
 // longest returns the longest time of all ports; UDP ports may have none.
