@@ -53,16 +53,13 @@ func (s *httpServer) setFault(f fault) error {
 		backlog = 0 // Linux accepts one connection then
 	}
 	l, err := s.port.listen(backlog)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case f.kind == api.DemoReset && f.perMille == 0:
-		s.stop = serveResets(l)
-	case f.kind == api.DemoSlowAccept:
-		s.stop = s.serveHTTP(slowListener{l}, f)
-	default:
-		s.stop = s.serveHTTP(l, f)
 	}
+	if f.kind == api.DemoSlowAccept {
+		l = slowListener{l}
+	}
+	s.stop = s.serveHTTP(l, f)
 	return nil
 }
 
@@ -110,7 +107,16 @@ func (s *httpServer) serveHTTP(l net.Listener, f fault) (stop func()) {
 
 func (s *httpServer) answerer(f fault) (*answerer, *http.Server) {
 	a := &answerer{name: s.name, fault: f, done: make(chan struct{})}
-	return a, &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: a}
+	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: a}
+	if f.kind == api.DemoReset && f.perMille == 0 {
+		server.ConnState = func(c net.Conn, state http.ConnState) {
+			if state == http.StateNew {
+				reset(c.(*net.TCPConn))
+				c.Close()
+			}
+		}
+	}
+	return a, server
 }
 
 // serveSometimes is serveHTTP, but for a share of each second no server listens.
@@ -221,24 +227,4 @@ func (a *answerer) forget(held chan struct{}) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.held = slices.DeleteFunc(a.held, func(h chan struct{}) bool { return h == held })
-}
-
-// serveResets accepts every connection on l and resets it, until the
-// returned function is called.
-func serveResets(l net.Listener) (stop func()) {
-	var serving sync.WaitGroup
-	serving.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			reset(c.(*net.TCPConn))
-			c.Close()
-		}
-	})
-	return func() {
-		l.Close()
-		serving.Wait()
-	}
 }
