@@ -21,7 +21,8 @@ RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache
     install -D bin/usher "bin/release/linux-$TARGETARCH/usher" && \
     cd deploy/release && \
     go run ./image -cache /var/cache/debian -binaries ../../bin/release -root /image -arch "$TARGETARCH" \
-      -version "$VERSION" -revision "$REVISION" -created "$CREATED"
+      -version "$VERSION" -revision "$REVISION" -created "$CREATED" && \
+    cd /image && mkdir base usher && tar -x -p -C base -f base.tar && tar -x -p -C usher -f usher.tar
 
 FROM scratch
 # iptables, nft and their dependencies; the layer is the same for all versions of usher.

@@ -57,21 +57,26 @@ type platformImage struct {
 	arch string
 }
 
-// contents are the files of an image, by path.
+// contents are the layers of an image, as tar archives.
 type contents struct {
-	lower, upper map[string]file // by layer
-	bill         []byte          // its software bill of materials, which is also in upper
+	lower, upper []byte
+	lowerTime    time.Time // of the files in lower
+	bill         []byte    // the image's software bill of materials, which is also in upper
 }
 
-// contents returns the files of the image for an architecture.
-func (l label) contents(lock *lock, cache, binaries, arch string) (contents, error) {
-	packages, err := lock.fetch(cache, arch)
+// contents returns the layers of the image for an architecture.
+func (l label) contents(cache, binaries, arch string) (contents, error) {
+	lock, err := parseLock(bytes.NewReader(lockText))
 	if err != nil {
 		return contents{}, err
 	}
+	packages, err := lock.fetch(cache, arch)
+	if err != nil {
+		return contents{}, fmt.Errorf("%s: %w", arch, err)
+	}
 	base, used, err := rootfs(packages)
 	if err != nil {
-		return contents{}, err
+		return contents{}, fmt.Errorf("%s: %w", arch, err)
 	}
 	binary := filepath.Join(binaries, "linux-"+arch, "usher")
 	program, err := os.ReadFile(binary)
@@ -82,19 +87,24 @@ func (l label) contents(lock *lock, cache, binaries, arch string) (contents, err
 	if err != nil {
 		return contents{}, err
 	}
-	return contents{lower: base, bill: bill, upper: map[string]file{
+	lower, err := packed(base, lock.taken)
+	if err != nil {
+		return contents{}, err
+	}
+	upper, err := packed(map[string]file{
 		"usr/local/bin/usher":                 {mode: 0o755, text: program},
 		"usr/share/doc/usher/usher.spdx.json": {mode: 0o644, text: bill},
-	}}, nil
+	}, l.created)
+	return contents{lower: lower, upper: upper, lowerTime: lock.taken, bill: bill}, err
 }
 
 // image builds the image for an architecture.
-func (l label) image(arch string, of contents, baseTime time.Time) (platformImage, error) {
-	lower, err := layer(of.lower, baseTime)
+func (l label) image(arch string, of contents) (platformImage, error) {
+	lower, err := layer(of.lower)
 	if err != nil {
 		return platformImage{}, err
 	}
-	upper, err := layer(of.upper, l.created)
+	upper, err := layer(of.upper)
 	if err != nil {
 		return platformImage{}, err
 	}
@@ -117,7 +127,7 @@ func (l label) image(arch string, of contents, baseTime time.Time) (platformImag
 		return platformImage{}, err
 	}
 	image, err = mutate.Append(image,
-		mutate.Addendum{Layer: lower, MediaType: types.OCILayerZStd, History: v1.History{Created: v1.Time{Time: baseTime}, CreatedBy: "iptables, nft and what they need, of Debian's packages"}},
+		mutate.Addendum{Layer: lower, MediaType: types.OCILayerZStd, History: v1.History{Created: v1.Time{Time: of.lowerTime}, CreatedBy: "iptables, nft and what they need, of Debian's packages"}},
 		mutate.Addendum{Layer: upper, MediaType: types.OCILayerZStd, History: v1.History{Created: created, CreatedBy: "usher " + l.version}},
 	)
 	if err != nil {
@@ -145,8 +155,13 @@ func (l label) bill(binary string, used []*debianPackage) ([]byte, error) {
 // runtimes have supported zstd for years: containerd 1.5, CRI-O 1.20, Docker 23, Podman 2.
 const zstdLevel = 19
 
-// layer returns a layer with the files, by path, and their folders, all with the same time.
-func layer(files map[string]file, at time.Time) (v1.Layer, error) {
+func layer(text []byte) (v1.Layer, error) {
+	open := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(text)), nil }
+	return tarball.LayerFromOpener(open, tarball.WithCompression(compression.ZStd), tarball.WithCompressionLevel(zstdLevel), tarball.WithCompressedCaching, tarball.WithMediaType(types.OCILayerZStd))
+}
+
+// packed returns a tar archive with the files, by path, and their folders, all with the same time.
+func packed(files map[string]file, at time.Time) ([]byte, error) {
 	entries := map[string]*tar.Header{}
 	for name, f := range files {
 		for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
@@ -172,11 +187,8 @@ func layer(files map[string]file, at time.Time) (v1.Layer, error) {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	if err := archive.Close(); err != nil {
-		return nil, err
-	}
-	open := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(out.Bytes())), nil }
-	return tarball.LayerFromOpener(open, tarball.WithCompression(compression.ZStd), tarball.WithCompressionLevel(zstdLevel), tarball.WithCompressedCaching, tarball.WithMediaType(types.OCILayerZStd))
+	err := archive.Close()
+	return out.Bytes(), err
 }
 
 // write writes the images as one archive: an OCI image layout, whose index names one index

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"archive/tar"
-	"bytes"
 	_ "embed"
 	"flag"
 	"fmt"
@@ -25,7 +23,7 @@ func main() {
 		cache    = flag.String("cache", "", "`folder` in which Debian's packages are kept")
 		binaries = flag.String("binaries", "", "`folder` with the program for each architecture: linux-amd64/usher, linux-arm64/usher")
 		out      = flag.String("out", "", "`file` to write: the archive; beside it, FILE.ARCH.spdx.json")
-		root     = flag.String("root", "", "instead of an archive, write the files of the image for -arch to this `folder`, for the Dockerfile: base/ and usher/")
+		root     = flag.String("root", "", "instead of an archive, write the layers of the image for -arch to this `folder`, for the Dockerfile: base.tar and usher.tar")
 		arch     = flag.String("arch", "", "`architecture` for -root")
 		name     = flag.String("name", "ghcr.io/usherproxy/usher", "`repository` that the image is for")
 		version  = flag.String("version", "", "its tag")
@@ -64,23 +62,19 @@ func main() {
 
 // build writes the archive, and prints its digest.
 func build(cache, binaries, out string, of label) error {
-	lock, err := parseLock(bytes.NewReader(lockText))
-	if err != nil {
-		return err
-	}
 	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
 		return err
 	}
 	var images []platformImage
 	for _, arch := range architectures {
-		files, err := of.contents(lock, cache, binaries, arch)
+		files, err := of.contents(cache, binaries, arch)
 		if err != nil {
-			return fmt.Errorf("%s: %w", arch, err)
+			return err
 		}
 		if err := os.WriteFile(out+"."+arch+".spdx.json", files.bill, 0o644); err != nil {
 			return err
 		}
-		image, err := of.image(arch, files, lock.taken)
+		image, err := of.image(arch, files)
 		if err != nil {
 			return fmt.Errorf("%s: %w", arch, err)
 		}
@@ -89,46 +83,19 @@ func build(cache, binaries, out string, of label) error {
 	return of.write(out, images)
 }
 
-// stage writes the files of the image for an architecture into a new folder: base/ and usher/ have the files of
-// the layers.
+// stage writes the layers of the image for an architecture into a folder, as base.tar and usher.tar.
 func stage(cache, binaries, folder, arch string, of label) error {
-	lock, err := parseLock(bytes.NewReader(lockText))
+	files, err := of.contents(cache, binaries, arch)
 	if err != nil {
 		return err
 	}
-	files, err := of.contents(lock, cache, binaries, arch)
-	if err != nil {
-		return fmt.Errorf("%s: %w", arch, err)
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
 	}
-	for name, layer := range map[string]map[string]file{"base": files.lower, "usher": files.upper} {
-		for at, f := range layer {
-			if err := f.write(filepath.Join(folder, name, at)); err != nil {
-				return err
-			}
+	for name, text := range map[string][]byte{"base.tar": files.lower, "usher.tar": files.upper} {
+		if err := os.WriteFile(filepath.Join(folder, name), text, 0o644); err != nil {
+			return err
 		}
 	}
 	return nil
 }
-
-// write writes f to a path, and creates its parent folders.
-func (f file) write(to string) error {
-	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-		return err
-	}
-	switch {
-	case f.folder:
-		if err := os.Mkdir(to, 0o755); err != nil {
-			return err
-		}
-	case f.link != "":
-		return os.Symlink(f.link, to)
-	default:
-		if err := os.WriteFile(to, f.text, 0o644); err != nil {
-			return err
-		}
-	}
-	return os.Chmod(to, tarMode(f.mode)) // independent of the umask
-}
-
-// tarMode returns the permissions and the sticky bit of a mode in a tar archive.
-func tarMode(mode int64) os.FileMode { return (&tar.Header{Mode: mode}).FileInfo().Mode() }
