@@ -38,73 +38,36 @@ var unused = map[string]string{
 	"oomScoreAdj":                 "usher does not read an OOM score; set it where usher is started (kubelet: priority class, systemd: OOMScoreAdjust)",
 }
 
-// conditional are fields whose use depends on other fields. Each function returns
-// the reason why usher does not use the field, or "".
-var conditional = map[string]func(c *v1alpha1.KubeProxyConfiguration) string{
-	"bindAddress":                     whyNotBindAddress,
-	"clusterCIDR":                     whyNotClusterCIDR,
-	"detectLocal.bridgeInterface":     whyNotLocal(localBridge),
-	"detectLocal.interfaceNamePrefix": whyNotLocal(localPrefix),
-	"iptables.localhostNodePorts":     whyNotLocalhostNodePorts,
-	"iptables.syncPeriod":             whyNotPeriod("iptables"),
-	"iptables.minSyncPeriod":          whyNotPeriod("iptables"),
-	"nftables.syncPeriod":             whyNotPeriod("nftables"),
-	"nftables.minSyncPeriod":          whyNotPeriod("nftables"),
-	"ipvs.syncPeriod":                 whyNotPeriod("ipvs"),
-	"ipvs.minSyncPeriod":              whyNotPeriod("ipvs"),
-	"ipvs.scheduler":                  whyNotScheduler,
-}
-
-func whyNotScheduler(c *v1alpha1.KubeProxyConfiguration) string {
-	name, known := ipvsSchedulers[c.IPVS.Scheduler]
+// conditional returns the reason why usher does not use a field whose use depends on other fields, or "".
+func conditional(c *v1alpha1.KubeProxyConfiguration, path string) string {
+	periodSection, _, _ := periods(c)
+	section, name, _ := strings.Cut(path, ".")
 	switch {
-	case c.Mode != modeIPVS:
+	case path == "bindAddress":
+		addr, err := netip.ParseAddr(c.BindAddress)
+		if err == nil && !addr.IsUnspecified() && !primaryNodePorts(c) {
+			return "neither usher nor kube-proxy listens there; it is the node address, used only with nodePortAddresses [primary]"
+		}
+	case path == "clusterCIDR" && !usesClusterCIDR(c):
+		return fmt.Sprintf("detectLocalMode is %s, not %s", c.DetectLocalMode, localClusterCIDR)
+	case path == "detectLocal.bridgeInterface" && c.DetectLocalMode != localBridge:
+		return fmt.Sprintf("detectLocalMode is %q, not %s", c.DetectLocalMode, localBridge)
+	case path == "detectLocal.interfaceNamePrefix" && c.DetectLocalMode != localPrefix:
+		return fmt.Sprintf("detectLocalMode is %q, not %s", c.DetectLocalMode, localPrefix)
+	case path == "iptables.localhostNodePorts":
+		if on := c.IPTables.LocalhostNodePorts; on != nil && !*on {
+			return "usher also serves node ports on loopback; use nodePortAddresses to exclude it"
+		}
+	case (name == "syncPeriod" || name == "minSyncPeriod") && section != periodSection.String():
+		return fmt.Sprintf("mode is %q, which uses the periods in section %s", c.Mode, periodSection)
+	case path == "ipvs.scheduler" && c.Mode != modeIPVS:
 		return fmt.Sprintf("mode is %q, not %s; --scheduler applies to all modes", c.Mode, modeIPVS)
-	case known && name == "":
-		return "usher has no such scheduler; --scheduler applies"
+	case path == "ipvs.scheduler":
+		if scheduler, known := ipvsSchedulers[c.IPVS.Scheduler]; known && scheduler == "" {
+			return "usher has no such scheduler; --scheduler applies"
+		}
 	}
 	return ""
-}
-
-func whyNotBindAddress(c *v1alpha1.KubeProxyConfiguration) string {
-	addr, err := netip.ParseAddr(c.BindAddress)
-	if err != nil || addr.IsUnspecified() || primaryNodePorts(c) {
-		return ""
-	}
-	return "neither usher nor kube-proxy listens there; it is the node address, used only with nodePortAddresses [primary]"
-}
-
-func whyNotClusterCIDR(c *v1alpha1.KubeProxyConfiguration) string {
-	if usesClusterCIDR(c) {
-		return ""
-	}
-	return fmt.Sprintf("detectLocalMode is %s, not %s", c.DetectLocalMode, localClusterCIDR)
-}
-
-func whyNotLocal(mode v1alpha1.LocalMode) func(*v1alpha1.KubeProxyConfiguration) string {
-	return func(c *v1alpha1.KubeProxyConfiguration) string {
-		if c.DetectLocalMode == mode {
-			return ""
-		}
-		return fmt.Sprintf("detectLocalMode is %q, not %s", c.DetectLocalMode, mode)
-	}
-}
-
-func whyNotLocalhostNodePorts(c *v1alpha1.KubeProxyConfiguration) string {
-	if on := c.IPTables.LocalhostNodePorts; on == nil || *on {
-		return ""
-	}
-	return "usher also serves node ports on loopback; use nodePortAddresses to exclude it"
-}
-
-func whyNotPeriod(section string) func(*v1alpha1.KubeProxyConfiguration) string {
-	return func(c *v1alpha1.KubeProxyConfiguration) string {
-		path, _, _ := periods(c)
-		if path.String() == section {
-			return ""
-		}
-		return fmt.Sprintf("mode is %q, which uses the periods in section %s", c.Mode, path)
-	}
 }
 
 // ignored yields each field that is set but has no effect, with a warning.
@@ -132,9 +95,6 @@ const unknown = "unknown field"
 
 // whyNot returns why the field at path is not used, or "" if it is.
 func whyNot(c *v1alpha1.KubeProxyConfiguration, path string) string {
-	if why, ok := conditional[path]; ok {
-		return why(c)
-	}
 	for p := path; p != ""; p = p[:max(0, strings.LastIndexByte(p, '.'))] {
 		if why, ok := unused[p]; ok {
 			return why
@@ -144,7 +104,7 @@ func whyNot(c *v1alpha1.KubeProxyConfiguration, path string) string {
 	if _, depth := fieldType(keys); depth < len(keys) {
 		return unknown
 	}
-	return ""
+	return conditional(c, path)
 }
 
 // leaves yields the values in doc that are not maps with entries, with the keys of

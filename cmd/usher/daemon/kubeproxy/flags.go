@@ -86,13 +86,7 @@ func literal(s string) any {
 	return v
 }
 
-func list(s string) any {
-	var out []any
-	for one := range strings.SplitSeq(s, ",") {
-		out = append(out, one)
-	}
-	return out
-}
+func list(s string) any { return strings.Split(s, ",") }
 
 // gates parses "One=true,Two=false".
 func gates(s string) any {
