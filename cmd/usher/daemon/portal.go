@@ -34,14 +34,17 @@ func Lock(log logrus.FieldLogger, left *os.File) (*handover.Lock, error) {
 
 // openPortal creates the portal and takes its lock. A portal that installs nothing here
 // needs no lock. With Config.TakeOver, if another usher process holds the lock, the daemon gets it later.
+// A demo does not disturb that process.
 func (d *Daemon) openPortal(ctx context.Context) (portal.Portal, error) {
-	switch {
-	case d.config.Netns != nil:
+	if d.config.Netns != nil {
 		return d.config.Netns.Portal(), nil
-	case d.config.Demo != nil:
-		return d.openPortalBeside(ctx)
 	}
-	return d.openMode(ctx, d.config.Mode)
+	p, err := d.openMode(ctx, d.config.Mode)
+	if d.config.Demo != nil && d.config.Mode == modes.Auto && errors.Is(err, handover.ErrLocked) {
+		d.log.WithError(err).Warn("Another usher instance manages the portals; the demo uses none")
+		return d.openMode(ctx, modes.With(func(t portal.Traits) bool { return !t.Installs }))
+	}
+	return p, err
 }
 
 func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, err error) {
@@ -85,17 +88,6 @@ func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, er
 		d.log.Warn("VIPs are not served: " + needs)
 	}
 	d.setLock(lock)
-	return p, err
-}
-
-// openPortalBeside is openPortal for a demo, which does not disturb a running usher
-// process.
-func (d *Daemon) openPortalBeside(ctx context.Context) (portal.Portal, error) {
-	p, err := d.openMode(ctx, d.config.Mode)
-	if errors.Is(err, handover.ErrLocked) && d.config.Mode == modes.Auto {
-		d.log.WithError(err).Warn("Another usher instance manages the portals; the demo uses none")
-		return d.openMode(ctx, modes.With(func(t portal.Traits) bool { return !t.Installs }))
-	}
 	return p, err
 }
 
