@@ -1,10 +1,11 @@
 package daemon
 
 import (
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/usherproxy/usher/portal/kernel"
 )
 
 // NodePorts selects the node addresses that have node ports. The zero value means all of
@@ -61,15 +62,10 @@ func (n NodePorts) bothFamilies() []netip.Prefix {
 // reaches other networks: the best available substitute for its primary addresses without
 // a Node object.
 func routedAddresses() (out []netip.Addr) {
-	// Addresses for documentation (RFC 5737, RFC 3849). Connecting a UDP socket
-	// sends nothing.
-	for _, elsewhere := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
-		conn, err := net.Dial("udp", elsewhere)
-		if err != nil {
-			continue // no such family here
+	for _, elsewhere := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} { // for documentation (RFC 5737, RFC 3849)
+		if source, err := kernel.SourceTo(netip.MustParseAddrPort(elsewhere)); err == nil { // else no such family here
+			out = append(out, source)
 		}
-		out = append(out, conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap())
-		conn.Close()
 	}
 	return out
 }
