@@ -116,15 +116,15 @@ func (e *execCommand) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	in, err := newInside(resolver.PodResolvConf(e.namespace, netns.Address), cmd.ErrOrStderr())
+	namespace, leave, err := newNamespace(resolver.PodResolvConf(e.namespace, netns.Address), cmd.ErrOrStderr())
 	if err != nil {
 		return err
 	}
-	defer in.leave()
+	defer leave()
 	ctx, cancel := context.WithCancel(cmd.Context())
 	defer cancel()
-	e.Netns = in.namespace
-	if e.Names, err = laptop.NewNames(netip.AddrPortFrom(netns.Address, dnsPort), e.names.options, in.namespace); err != nil {
+	e.Netns = namespace
+	if e.Names, err = laptop.NewNames(netip.AddrPortFrom(netns.Address, dnsPort), e.names.options, namespace); err != nil {
 		return err
 	}
 	ready := make(chan []config.Service, 1)
@@ -137,8 +137,9 @@ func (e *execCommand) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	serve.IgnorePipes()
-	in.loopback.Refresh()
-	go in.loopback.Run(ctx)
+	loopback := localhost.New(namespace.Socket)
+	loopback.Refresh()
+	go loopback.Run(ctx)
 	served := make(chan error, 1)
 	go func() { served <- d.Run(ctx, nil) }()
 	first, err := e.await(cmd, d, ready, served, signals)
@@ -146,7 +147,7 @@ func (e *execCommand) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	env := environ.Over(os.Environ(), append(environ.OfPod(first, e.namespace), environ.Variable{Name: execMarker, Value: e.namespace}))
-	code, err := in.namespace.Run(netns.Command{Path: path, Args: args, Env: env}, signals)
+	code, err := namespace.Run(netns.Command{Path: path, Args: args, Env: env}, signals)
 	cancel()
 	if err := <-served; err != nil {
 		fmt.Fprintf(cmd.ErrOrStderr(), "usher: %v\n", err)
@@ -240,37 +241,24 @@ func notRun(cmd *cobra.Command, name string, err error) error {
 // dnsPort is the port of nameservers in resolv.conf(5).
 const dnsPort = 53
 
-// inside is the network namespace of a command, with the parts that make it like this
-// machine: localhost, and access to other networks.
-type inside struct {
-	namespace *netns.Namespace
-	loopback  *localhost.Mirror
-	uplink    *uplink.Uplink // nil if other networks are not reachable
-}
-
-// newInside creates a network namespace in which /etc/resolv.conf is resolvConf.
-// It writes missing features to warn.
-func newInside(resolvConf string, warn io.Writer) (in *inside, err error) {
-	in = &inside{}
-	in.namespace, err = netns.Start(netns.Options{Self: []string{execInside}, ResolvConf: resolvConf})
+// newNamespace creates a network namespace with access to other networks, in which /etc/resolv.conf is resolvConf.
+// It writes missing features to warn. leave removes the namespace.
+func newNamespace(resolvConf string, warn io.Writer) (namespace *netns.Namespace, leave func(), err error) {
+	namespace, err = netns.Start(netns.Options{Self: []string{execInside}, ResolvConf: resolvConf})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	in.loopback = localhost.New(in.namespace.Socket)
-	tun, err := in.namespace.Tun()
+	var up *uplink.Uplink
+	tun, err := namespace.Tun()
 	if err == nil {
-		in.uplink, err = uplink.Start(tun, netns.MTU)
+		up, err = uplink.Start(tun, netns.MTU)
 	}
 	if err != nil {
 		fmt.Fprintf(warn, "usher: warning: the command can reach Services and localhost, but no other networks: %v\n", err)
+		return namespace, namespace.Close, nil
 	}
-	return in, nil
-}
-
-// leave removes the namespace and its parts.
-func (in *inside) leave() {
-	in.namespace.Close()
-	if in.uplink != nil {
-		in.uplink.Close()
-	}
+	return namespace, func() {
+		namespace.Close()
+		up.Close()
+	}, nil
 }
