@@ -208,7 +208,11 @@ func endpoints(_ context.Context, s *subject) []Finding {
 			all = append(all, namedFinding{Finding{"", Failing, p.object, "no usable endpoint for %s: clients are refused", known, remedy}, vip})
 		}
 		for _, d := range p.port.Dropped {
-			all = append(all, namedFinding{Finding{"", dropSeverity(d.Clients), p.object, d.Clients + " clients of %s are not served: " + d.Text, fmt.Sprintf("%d of %d endpoints are usable for them", 0, total),
+			severity := Failing
+			if d.Clients == "external" { // they are expected to come through another node
+				severity = Note
+			}
+			all = append(all, namedFinding{Finding{"", severity, p.object, d.Clients + " clients of %s are not served: " + d.Text, fmt.Sprintf("%d of %d endpoints are usable for them", 0, total),
 				"run a Pod on this node, connect through a node that has one, or set the traffic policy to Cluster"}, vip})
 		}
 	})
@@ -240,14 +244,6 @@ func (p place) misnamed() bool {
 func noEndpoints(p place) string {
 	namespace, name, _ := strings.Cut(p.name, "/")
 	return fmt.Sprintf("does the selector match Pods? kubectl -n %s get endpointslices -l kubernetes.io/service-name=%s", namespace, name)
-}
-
-// dropSeverity returns Note for external clients: they are expected to come through another node.
-func dropSeverity(clients string) Severity {
-	if clients == "external" {
-		return Note
-	}
-	return Failing
 }
 
 // An endpoint that was in quarantine repeatedly (at least "flaps" times) is reported: as a warning if the last time was
@@ -348,10 +344,7 @@ func breaks(_ context.Context, s *subject) (all []Finding) {
 	s.ports(func(p place) {
 		for i := range p.port.Endpoints {
 			e := &p.port.Endpoints[i]
-			if e.Quarantine != nil {
-				continue
-			}
-			if !failing(e) {
+			if e.Quarantine != nil || !failing(e) {
 				continue
 			}
 			wrong := endpointName(e) + " fails some of its connections"
@@ -470,24 +463,20 @@ func portalRules(ctx context.Context, s *subject) (all []Finding) {
 	if err != nil {
 		return []Finding{{"", Note, "usher", "cannot compare the portal's rules", err.Error(), "usher get portals -A"}}
 	}
-	bad := map[string]int{}
+	object := "usher"
+	if s.Service != "" {
+		object = "Service " + s.Service
+	}
+	rules := map[string]int{} // by state
 	states := map[string]string{"missing": "is missing", "differs": "differs"}
 	for _, r := range portals.Rules {
-		if rejected[r.VIP+"/"+r.Protocol] {
+		if rejected[r.VIP+"/"+r.Protocol] ||
+			s.Service != "" && !strings.HasPrefix(r.Service, s.Service+":") && r.Service != s.Service {
 			continue
 		}
-		if s.Service != "" && !strings.HasPrefix(r.Service, s.Service+":") && r.Service != s.Service {
-			continue
-		}
-		if states[r.State] != "" {
-			object := "usher"
-			if s.Service != "" {
-				object = "Service " + s.Service
-			}
-			if bad[object+"\x00"+r.State]++; bad[object+"\x00"+r.State] <= 3 {
-				all = append(all, Finding{"", Failing, object, fmt.Sprintf("the portal rule for %s (%s) %s", r.VIP, r.Service, states[r.State]), "compared with the kernel's rules",
-					"usher restores it automatically; if it does not, see the log for the cause, or find the process that removes it: nft monitor, auditctl"})
-			}
+		if rules[r.State]++; states[r.State] != "" && rules[r.State] <= 3 {
+			all = append(all, Finding{"", Failing, object, fmt.Sprintf("the portal rule for %s (%s) %s", r.VIP, r.Service, states[r.State]), "compared with the kernel's rules",
+				"usher restores it automatically; if it does not, see the log for the cause, or find the process that removes it: nft monitor, auditctl"})
 		}
 	}
 	for _, p := range portals.Parts {
