@@ -44,7 +44,10 @@ func History(ctx context.Context, ushers []Usher, q client.EventQuery) iter.Seq[
 		for i, u := range ushers {
 			c := make(chan Message, ahead)
 			streams[i] = c
-			go read(ctx, u, q, room, c)
+			go func() {
+				defer close(c)
+				read(ctx, u, q, room, c)
+			}()
 		}
 		for {
 			first := -1
@@ -76,10 +79,9 @@ func (m *Message) when() (t time.Time) {
 	return t
 }
 
-// read sends the messages of an usher instance's stream to c, and closes c when the stream has ended. It occupies a slot
-// of room until the instance has responded, for at most AnswerTime.
+// read sends the messages of an usher instance's stream to c until the stream ends. It occupies a slot of room until
+// the instance has responded, for at most AnswerTime.
 func read(ctx context.Context, u Usher, q client.EventQuery, room chan struct{}, c chan<- Message) {
-	defer close(c)
 	select {
 	case room <- struct{}{}:
 	case <-ctx.Done():
@@ -128,15 +130,8 @@ func Follow(ctx context.Context, f Finder, ushers []Usher, q client.EventQuery, 
 			q := q
 			q.After = after[u.Node]
 			q.History = q.History || q.After != "" // also for a successor, which does not know this ID
-			c := make(chan Message)
-			go read(ctx, u, q, room, c)
 			go func() {
-				for m := range c {
-					select {
-					case all <- m:
-					case <-ctx.Done():
-					}
-				}
+				read(ctx, u, q, room, all)
 				select {
 				case ended <- u.Node:
 				case <-ctx.Done():
