@@ -68,8 +68,10 @@ func (d *diffCommand) run(cmd *cobra.Command, manifests *manifestFlags, paths []
 	defer c.Close()
 	now, status, err := running(cmd.Context(), c)
 	diff := show.Diff{Node: manifests.node.Name, ComparedWith: d.asks.Address, Ports: []show.PortDiff{}, Errors: []string{}, Warnings: []string{}}
+	var unreachable *client.UnreachableError
+	var other *client.NotUsherError
 	switch {
-	case isNobody(err):
+	case errors.As(err, &unreachable), errors.As(err, &other):
 		diff.ComparedWith, status = "", api.Status{PortalMode: modes.All[0].Name, Defaults: admin.Defaults()}
 		if runtime.GOOS != "linux" || os.Geteuid() != 0 { // no rules can be installed in the kernel
 			status.PortalMode = modes.All[len(modes.All)-1].Name
@@ -205,11 +207,4 @@ func running(ctx context.Context, c *client.Client) (map[portKey]api.ServicePort
 		}
 	}
 	return out, status, nil
-}
-
-// isNobody reports whether err means that no usher instance responded.
-func isNobody(err error) bool {
-	var unreachable *client.UnreachableError
-	var other *client.NotUsherError
-	return errors.As(err, &unreachable) || errors.As(err, &other)
 }

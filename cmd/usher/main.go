@@ -15,17 +15,15 @@ import (
 )
 
 func main() {
-	if code, is := keeper.Resume(keeperLog, removeLeft); is { // perhaps another version, which was started with flags unknown here
+	logger := func(level, format string) logrus.FieldLogger {
+		return (&cli.LogFlags{Level: level, Format: format}).Logger(os.Stderr)
+	}
+	if code, is := keeper.Resume(logger, removeLeft); is { // perhaps another version, which was started with flags unknown here
 		os.Exit(code)
 	}
 	serve.LogKlog(nil) // until a command has a log
 	root, args := newRoot(), os.Args[1:]
 	os.Exit(cli.Execute(context.Background(), root, view.KindAndName(root, args)))
-}
-
-// keeperLog returns the log of a keeper that another version may have configured.
-func keeperLog(level, format string) logrus.FieldLogger {
-	return (&cli.LogFlags{Level: level, Format: format}).Logger(os.Stderr)
 }
 
 func newRoot() *cobra.Command {

@@ -286,11 +286,6 @@ func oneKnows(ctx context.Context, ushers []fleet.Usher, service, hint string) e
 	return one(ctx, ushers, func(ctx context.Context, c *client.Client) error { return MustKnow(ctx, c, service, hint) })
 }
 
-// oneKnowsNamespace is mustKnowNamespace for several usher instances: it is enough if one of them knows it.
-func oneKnowsNamespace(ctx context.Context, ushers []fleet.Usher, namespace string) error {
-	return one(ctx, ushers, func(ctx context.Context, c *client.Client) error { return mustKnowNamespace(ctx, c, namespace) })
-}
-
 // one returns nil if knows succeeds for one of several usher instances, and else the error for the first.
 func one(ctx context.Context, ushers []fleet.Usher, knows func(context.Context, *client.Client) error) error {
 	answers := fleet.Ask(ctx, ushers, func(ctx context.Context, u fleet.Usher) (unknown *unknownError, err error) {

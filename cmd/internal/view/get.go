@@ -72,15 +72,13 @@ func KindAndName(root *cobra.Command, args []string) []string {
 	}
 	list := []string{"get", kind, name}
 	for _, arg := range args[2:] {
-		if other, name, ok := strings.Cut(arg, "/"); ok && isKind(cmd, other) {
+		if other, name, ok := strings.Cut(arg, "/"); ok && (cmd.Name() == other || cmd.HasAlias(other)) {
 			arg = name
 		}
 		list = append(list, arg)
 	}
 	return list
 }
-
-func isKind(cmd *cobra.Command, word string) bool { return cmd.Name() == word || cmd.HasAlias(word) }
 
 // getFlags are the flags of all kinds.
 type getFlags struct {
@@ -276,7 +274,8 @@ func (k kind[T]) known(ctx context.Context, f *getFlags, ushers []fleet.Usher, n
 		return nil, err
 	}
 	if len(items)+len(names) == 0 && f.flag.Changed && !f.all && !f.watch {
-		if err := oneKnowsNamespace(ctx, ushers, f.Namespace); err != nil && !fleet.IsSilent(err) {
+		known := func(ctx context.Context, c *client.Client) error { return mustKnowNamespace(ctx, c, f.Namespace) }
+		if err := one(ctx, ushers, known); err != nil && !fleet.IsSilent(err) {
 			return nil, err
 		}
 	}
