@@ -37,13 +37,16 @@ func (k *keeper) begin(wait time.Duration) {
 			lock.Serve(k)
 		}
 	}
-	if l := k.healthListener(); l != nil {
-		why := fmt.Sprintf("usher exited unexpectedly %d times, last reason: %s; restarting it at %s",
-			k.Restarts, k.Last, time.Now().Add(wait).Format(time.RFC3339))
-		k.pause.health = admin.ServeOn(l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Connection", "close")
-			http.Error(w, why, http.StatusInternalServerError)
-		}), admin.MaxClients)
+	if file := k.copyOf("health"); file != nil {
+		if l, err := net.FileListener(file); err == nil {
+			why := fmt.Sprintf("usher exited unexpectedly %d times, last reason: %s; restarting it at %s",
+				k.Restarts, k.Last, time.Now().Add(wait).Format(time.RFC3339))
+			k.pause.health = admin.ServeOn(l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Connection", "close")
+				http.Error(w, why, http.StatusInternalServerError)
+			}), admin.MaxClients)
+		}
+		file.Close()
 	}
 }
 
@@ -67,20 +70,6 @@ func (p *pause) end() {
 	if p.health != nil {
 		p.health.Close()
 	}
-}
-
-// healthListener returns a copy of the listener for health checks, or nil if none is kept.
-func (k *keeper) healthListener() net.Listener {
-	file := k.copyOf("health")
-	if file == nil {
-		return nil
-	}
-	defer file.Close()
-	l, err := net.FileListener(file)
-	if err != nil {
-		return nil
-	}
-	return l
 }
 
 // copyOf returns a copy of the first file that is kept under a name, or nil.
