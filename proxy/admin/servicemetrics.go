@@ -33,7 +33,7 @@ func (s *serviceSeries) collect(out chan<- prometheus.Metric, p *proxy.Proxy, a 
 	defer s.mu.Unlock()
 	now := time.Now()
 	var rest serviceNumbers
-	var counts api.EndpointCounts
+	counts := map[api.EndpointState]int{}
 	still, stay := map[types.NamespacedName]bool{}, map[types.NamespacedName]bool{}
 	views := p.Status()
 	all := groups(views)
@@ -45,7 +45,7 @@ func (s *serviceSeries) collect(out chan<- prometheus.Metric, p *proxy.Proxy, a 
 	for _, g := range all {
 		for i := range g {
 			for _, e := range g[i].Endpoints {
-				countState(&counts, stateOf(&g[i], e, now))
+				counts[stateOf(&g[i], e, now)]++
 			}
 		}
 		name := g.name()
@@ -73,12 +73,9 @@ func (s *serviceSeries) collect(out chan<- prometheus.Metric, p *proxy.Proxy, a 
 	for state, since := range earliest(views, now) {
 		endpointsSince.send(out, seconds(since), string(state))
 	}
-	endpointsByState.send(out, float64(counts.Ready), string(api.EndpointReady))
-	endpointsByState.send(out, float64(counts.Outlier), string(api.EndpointOutlier))
-	endpointsByState.send(out, float64(counts.Unresponsive), string(api.EndpointUnresponsive))
-	endpointsByState.send(out, float64(counts.Quarantined), string(api.EndpointQuarantined))
-	endpointsByState.send(out, float64(counts.Terminating), string(api.EndpointTerminating))
-	endpointsByState.send(out, float64(counts.NotReady), string(api.EndpointNotReady))
+	for _, state := range api.EndpointStates {
+		endpointsByState.send(out, float64(counts[state]), string(state))
+	}
 }
 
 // serviceNumbers are the numbers of one Service, or of several together.

@@ -158,7 +158,7 @@ func (g group) summary(now time.Time) api.Service {
 		s.Ports = []api.PortSummary{}
 		return s
 	}
-	seen := map[netip.AddrPort]bool{}
+	seen, n := map[netip.AddrPort]bool{}, map[api.EndpointState]int{}
 	for i := range g {
 		v := &g[i]
 		s.Ports = append(s.Ports, portSummary(v))
@@ -166,11 +166,13 @@ func (g group) summary(now time.Time) api.Service {
 		for _, e := range v.Endpoints {
 			if !seen[e.Addr] {
 				seen[e.Addr] = true
-				s.Endpoints.Total++
-				countState(&s.Endpoints, stateOf(v, e, now))
+				n[stateOf(v, e, now)]++
 			}
 		}
 	}
+	s.Endpoints = api.EndpointCounts{Total: len(seen), Ready: n[api.EndpointReady], Outlier: n[api.EndpointOutlier],
+		Unresponsive: n[api.EndpointUnresponsive], Quarantined: n[api.EndpointQuarantined],
+		Terminating: n[api.EndpointTerminating], NotReady: n[api.EndpointNotReady]}
 	return s
 }
 
@@ -186,23 +188,6 @@ func (g group) state(now time.Time) api.ServiceState {
 		}
 	}
 	return worst
-}
-
-func countState(c *api.EndpointCounts, state api.EndpointState) {
-	switch state {
-	case api.EndpointReady:
-		c.Ready++
-	case api.EndpointOutlier:
-		c.Outlier++
-	case api.EndpointUnresponsive:
-		c.Unresponsive++
-	case api.EndpointQuarantined:
-		c.Quarantined++
-	case api.EndpointTerminating:
-		c.Terminating++
-	default:
-		c.NotReady++
-	}
 }
 
 // portState returns the state of one service port.
