@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net"
 	"net/netip"
 	"strings"
@@ -88,66 +89,111 @@ func parseVerdict(b []byte) (v verdict, ok bool) {
 	return "", false
 }
 
-// exprs returns the rule's expressions in the form that nft uses.
-func (r rule) exprs(conn *nftables.Conn, table *nftables.Table, sets map[string]*nftables.Set) (out []expr.Any, err error) {
+// ip returns nft's word for the rule's family.
+func (r rule) ip() string {
+	if r.ip6 {
+		return "ip6"
+	}
+	return "ip"
+}
+
+// matches returns the rule's conditions in nft's syntax, and as expressions in the form that nft uses.
+func (r rule) matches() (words []string, out []expr.Any) {
+	add := func(text string, e ...expr.Any) { words, out = append(words, text), append(out, e...) }
 	if r.Src.IsValid() {
-		out = append(out, inNetwork(r.Src, true)...)
+		add(r.ip()+" saddr "+r.Src.String(), inNetwork(r.Src, true)...)
 	}
 	if r.Dst.IsValid() {
-		out = append(out, inNetwork(r.Dst, false)...)
+		add(r.ip()+" daddr "+r.Dst.String(), inNetwork(r.Dst, false)...)
 	}
 	if r.In != "" {
 		// The kernel pads names with zeros; for a prefix, only the given bytes are compared.
 		begin, many := strings.CutSuffix(string(r.In), "+")
-		name := make([]byte, unix.IFNAMSIZ)
+		text, name := begin, make([]byte, unix.IFNAMSIZ)
 		if copy(name, begin); many {
-			name = name[:len(begin)]
+			text, name = begin+"*", name[:len(begin)]
 		}
-		out = append(out, &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, equals(name))
+		add(`iifname "`+text+`"`, &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, equals(name))
 	}
 	if r.marked != 0 {
 		mark := binaryutil.NativeEndian.PutUint32(r.marked)
-		out = append(out, &expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
-			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mark, Xor: make([]byte, 4)}, equals(mark))
+		add(fmt.Sprintf("meta mark & %#x == %#x", r.marked, r.marked),
+			&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, masked(mark), equals(mark))
 	}
 	if r.fresh {
 		state := binaryutil.NativeEndian.PutUint32(expr.CtStateBitNEW)
-		out = append(out, &expr.Ct{Key: expr.CtKeySTATE, Register: 1},
-			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: state, Xor: make([]byte, 4)},
-			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)})
+		add("ct state new", &expr.Ct{Key: expr.CtKeySTATE, Register: 1}, masked(state), notZero(4))
 	}
 	if r.transparent {
-		out = append(out, &expr.Socket{Key: expr.SocketKeyTransparent, Register: 1}, equals([]byte{1}))
+		add("socket transparent 1", &expr.Socket{Key: expr.SocketKeyTransparent, Register: 1}, equals([]byte{1}))
 	}
 	if r.later {
 		const fragment = 44 // RFC 8200, 4.5: the offset is the first 13 bits of the second two bytes
-		out = append(out, &expr.Exthdr{Op: expr.ExthdrOpIpv6, Type: fragment, Offset: 2, Len: 2, DestRegister: 1},
-			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 2, Mask: []byte{0xff, 0xf8}, Xor: make([]byte, 2)},
-			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 2)})
+		add("frag frag-off != 0",
+			&expr.Exthdr{Op: expr.ExthdrOpIpv6, Type: fragment, Offset: 2, Len: 2, DestRegister: 1},
+			masked([]byte{0xff, 0xf8}), notZero(2))
 	}
 	if r.opens != 0 {
-		out = append(out, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, equals([]byte{byte(r.opens)}),
+		add(r.opens.String()+" dport != 0",
+			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, equals([]byte{byte(r.opens)}),
 			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 2)})
+			notZero(2))
 	}
 	if r.opens == portal.TCP {
 		const syn, finSynRstAck = 0x02, 0x17
-		out = append(out, &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1},
-			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{finSynRstAck}, Xor: []byte{0}}, equals([]byte{syn}))
+		add("tcp flags & (fin | syn | rst | ack) == syn",
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1},
+			masked([]byte{finSynRstAck}), equals([]byte{syn}))
 	}
 	if r.answers != 0 {
 		mark := binaryutil.NativeEndian.PutUint32(r.answers)
-		out = append(out, &expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1}, equals([]byte{1}), // IP_CT_DIR_REPLY
-			&expr.Ct{Key: expr.CtKeyMARK, Register: 1},
-			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mark, Xor: make([]byte, 4)}, equals(mark))
+		add(fmt.Sprintf("ct direction reply ct mark & %#x == %#x", r.answers, r.answers),
+			&expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1}, equals([]byte{1}), // IP_CT_DIR_REPLY
+			&expr.Ct{Key: expr.CtKeyMARK, Register: 1}, masked(mark), equals(mark))
 	}
-	local := binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)
+	local := equals(binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL))
 	if r.SrcLocal {
-		out = append(out, &expr.Fib{Register: 1, FlagSADDR: true, ResultADDRTYPE: true}, equals(local))
+		add("fib saddr type local", &expr.Fib{Register: 1, FlagSADDR: true, ResultADDRTYPE: true}, local)
 	}
 	if r.DstLocal {
-		out = append(out, &expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true}, equals(local))
+		add("fib daddr type local", &expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true}, local)
 	}
+	return words, out
+}
+
+// String returns the rule in nft's syntax.
+func (r rule) String() string {
+	key := r.ip() + " daddr . meta l4proto . th dport"
+	if r.by == nameNodePorts || r.by == nameNodePortGuards {
+		key = "meta l4proto . th dport"
+	}
+	if r.by == nameClusterIPs {
+		key = r.ip() + " daddr"
+	}
+	words, _ := r.matches()
+	add := func(w ...string) { words = append(words, w...) }
+	switch {
+	case r.mark != 0:
+		add(fmt.Sprintf("meta mark set meta mark | %#x", r.mark))
+	case r.ctMark != 0:
+		add(fmt.Sprintf("ct mark set ct mark | %#x", r.ctMark))
+	case r.to.IsValid():
+		add("snat", r.ip(), "prefix to", r.to.String())
+	case r.by == "":
+		add(string(r.verdict))
+	case !r.leads():
+		add(key, "vmap", "@"+r.by)
+	case r.redirectAddr.IsValid():
+		add("meta l4proto { tcp, udp, sctp } dnat to", r.redirectAddr.String(), ":", key, "map", "@"+r.by)
+	default:
+		add("meta l4proto { tcp, udp, sctp } redirect to :", key, "map", "@"+r.by)
+	}
+	return strings.Join(words, " ")
+}
+
+// exprs returns the rule's expressions in the form that nft uses.
+func (r rule) exprs(conn *nftables.Conn, table *nftables.Table, sets map[string]*nftables.Set) ([]expr.Any, error) {
+	_, out := r.matches()
 	switch {
 	case r.mark != 0:
 		return append(out, &expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, addBits(r.mark),
@@ -227,9 +273,19 @@ func inNetwork(p netip.Prefix, source bool) []expr.Any {
 	size, offset := kernel.AddrIn(p.Addr().Is6(), source)
 	return []expr.Any{
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: size},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: size, Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen()), Xor: make([]byte, size)},
+		masked(net.CIDRMask(p.Bits(), p.Addr().BitLen())),
 		equals(p.Addr().AsSlice()),
 	}
 }
 
+// masked clears the bits of register 1 that are not set in mask.
+func masked(mask []byte) expr.Any {
+	size := len(mask)
+	return &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: uint32(size), Mask: mask, Xor: make([]byte, size)}
+}
+
 func equals(data []byte) expr.Any { return &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data} }
+
+func notZero(size int) expr.Any {
+	return &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, size)}
+}

@@ -3,7 +3,6 @@ package nftables
 import (
 	"crypto/sha256"
 	"encoding/base32"
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -146,78 +145,6 @@ func (v verdict) chain() string {
 		return ""
 	}
 	return chain
-}
-
-// String returns the rule in nft's syntax.
-func (r rule) String() string {
-	ip := "ip"
-	if r.ip6 {
-		ip = "ip6"
-	}
-	key := ip + " daddr . meta l4proto . th dport"
-	if r.by == nameNodePorts || r.by == nameNodePortGuards {
-		key = "meta l4proto . th dport"
-	}
-	if r.by == nameClusterIPs {
-		key = ip + " daddr"
-	}
-	var words []string
-	add := func(w ...string) { words = append(words, w...) }
-	if r.Src.IsValid() {
-		add(ip, "saddr", r.Src.String())
-	}
-	if r.Dst.IsValid() {
-		add(ip, "daddr", r.Dst.String())
-	}
-	if begin, many := strings.CutSuffix(string(r.In), "+"); many {
-		add("iifname", `"`+begin+`*"`)
-	} else if r.In != "" {
-		add("iifname", `"`+begin+`"`)
-	}
-	if r.marked != 0 {
-		add(fmt.Sprintf("meta mark & %#x == %#x", r.marked, r.marked))
-	}
-	if r.fresh {
-		add("ct state new")
-	}
-	if r.transparent {
-		add("socket transparent 1")
-	}
-	if r.later {
-		add("frag frag-off != 0")
-	}
-	if r.opens != 0 {
-		add(r.opens.String(), "dport != 0")
-	}
-	if r.opens == portal.TCP {
-		add("tcp flags & (fin | syn | rst | ack) == syn")
-	}
-	if r.answers != 0 {
-		add("ct direction reply", fmt.Sprintf("ct mark & %#x == %#x", r.answers, r.answers))
-	}
-	if r.SrcLocal {
-		add("fib saddr type local")
-	}
-	if r.DstLocal {
-		add("fib daddr type local")
-	}
-	switch {
-	case r.mark != 0:
-		add(fmt.Sprintf("meta mark set meta mark | %#x", r.mark))
-	case r.ctMark != 0:
-		add(fmt.Sprintf("ct mark set ct mark | %#x", r.ctMark))
-	case r.to.IsValid():
-		add("snat", ip, "prefix to", r.to.String())
-	case r.by == "":
-		add(string(r.verdict))
-	case !r.leads():
-		add(key, "vmap", "@"+r.by)
-	case r.redirectAddr.IsValid():
-		add("meta l4proto { tcp, udp, sctp } dnat to", r.redirectAddr.String(), ":", key, "map", "@"+r.by)
-	default:
-		add("meta l4proto { tcp, udp, sctp } redirect to :", key, "map", "@"+r.by)
-	}
-	return strings.Join(words, " ")
 }
 
 // leads reports whether the map contains ports.
