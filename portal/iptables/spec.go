@@ -43,19 +43,16 @@ func jumpTo(chain string) spec { return spec{jump: chain, toPort: -1} }
 func (s spec) String() string {
 	words := make([]string, 0, 16)
 	add := func(w ...string) { words = append(words, w...) }
+	addIf := func(is bool, w ...string) {
+		if is {
+			add(w...)
+		}
+	}
 	mark := func(m uint32) string { return fmt.Sprintf("%#x/%#x", m, m) }
-	if s.Src.IsValid() {
-		add("-s", s.Src.String())
-	}
-	if s.Dst.IsValid() {
-		add("-d", s.Dst.String())
-	}
-	if s.In != "" {
-		add("-i", string(s.In))
-	}
-	if s.proto != 0 {
-		add("-p", s.proto.String())
-	}
+	addIf(s.Src.IsValid(), "-s", s.Src.String())
+	addIf(s.Dst.IsValid(), "-d", s.Dst.String())
+	addIf(s.In != "", "-i", string(s.In))
+	addIf(s.proto != 0, "-p", s.proto.String())
 	if !s.ports.IsZero() {
 		if s.whole {
 			add("-m multiport --dports")
@@ -68,39 +65,17 @@ func (s spec) String() string {
 		}
 		add(ports)
 	}
-	if s.port0 {
-		add("-m", s.proto.String(), "--dport 0")
-	}
-	if s.syn {
-		add("-m tcp --tcp-flags FIN,SYN,RST,ACK SYN")
-	}
-	if s.transparent {
-		add("-m socket --transparent --nowildcard")
-	}
-	if s.SrcLocal {
-		add("-m addrtype --src-type LOCAL")
-	}
-	if s.DstLocal {
-		add("-m addrtype --dst-type LOCAL")
-	}
-	if s.fresh {
-		add("-m conntrack --ctstate NEW")
-	}
-	if s.translated {
-		add("-m conntrack --ctstate DNAT")
-	}
-	if s.unmarked != 0 {
-		add("-m mark ! --mark", mark(s.unmarked))
-	}
-	if s.marked != 0 {
-		add("-m mark --mark", mark(s.marked))
-	}
-	if s.answers != 0 {
-		add("-m connmark --mark", mark(s.answers), "-m conntrack --ctdir REPLY")
-	}
-	if s.comment != "" {
-		add("-m comment --comment", `"`+s.comment+`"`)
-	}
+	addIf(s.port0, "-m", s.proto.String(), "--dport 0")
+	addIf(s.syn, "-m tcp --tcp-flags FIN,SYN,RST,ACK SYN")
+	addIf(s.transparent, "-m socket --transparent --nowildcard")
+	addIf(s.SrcLocal, "-m addrtype --src-type LOCAL")
+	addIf(s.DstLocal, "-m addrtype --dst-type LOCAL")
+	addIf(s.fresh, "-m conntrack --ctstate NEW")
+	addIf(s.translated, "-m conntrack --ctstate DNAT")
+	addIf(s.unmarked != 0, "-m mark ! --mark", mark(s.unmarked))
+	addIf(s.marked != 0, "-m mark --mark", mark(s.marked))
+	addIf(s.answers != 0, "-m connmark --mark", mark(s.answers), "-m conntrack --ctdir REPLY")
+	addIf(s.comment != "", "-m comment --comment", `"`+s.comment+`"`)
 	add("-j", s.jump)
 	switch {
 	case s.to.IsValid():
@@ -112,9 +87,7 @@ func (s spec) String() string {
 	case s.netmap.IsValid():
 		add("--to", s.netmap.String())
 	}
-	if s.other != "" {
-		add(s.other)
-	}
+	addIf(s.other != "", s.other)
 	return strings.Join(words, " ")
 }
 
