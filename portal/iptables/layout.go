@@ -314,17 +314,23 @@ func (l *layouter) redirect(r portal.Rule) []spec {
 
 // drop returns mangle's rules for r: none if all clients may connect.
 func (l *layouter) drop(r portal.Rule) (specs []spec) {
-	s := l.match(r)
+	s, family := l.match(r), portal.FamilyOf(r.Target.Addr)
 	if r.Action == portal.Drop {
 		s.jump = "DROP"
 		if r.LocalPort == 0 {
 			return []spec{s}
 		}
-		s.jump = l.outside(portal.FamilyOf(r.Target.Addr))
+		s.jump = chainOutside
+		l.chains[chainOutside] = dropAllBut(l.at.Insiders(family))
 		specs = append(specs, s)
 	}
-	if networks, all := r.Sources.In(portal.FamilyOf(r.Target.Addr)); !all {
-		s.jump = l.from(networks)
+	if networks, all := r.Sources.In(family); !all {
+		words := []string{"FROM"}
+		for _, n := range networks {
+			words = append(words, redirect.PrefixWord(n))
+		}
+		s.jump = chainName(words...)
+		l.chains[s.jump] = dropAllBut(redirect.FromEach(networks))
 		specs = append(specs, s)
 	}
 	return specs
@@ -341,26 +347,6 @@ func (l *layouter) match(r portal.Rule) spec {
 		s.comment = r.Comment
 	}
 	return s
-}
-
-// outside returns the chain that drops all packets except those from this node.
-func (l *layouter) outside(family portal.Family) string {
-	if l.chains[chainOutside] != nil {
-		return chainOutside
-	}
-	l.chains[chainOutside] = dropAllBut(l.at.Insiders(family))
-	return chainOutside
-}
-
-// from returns the chain that drops all packets except those from these networks.
-func (l *layouter) from(networks []netip.Prefix) string {
-	words := []string{"FROM"}
-	for _, n := range networks {
-		words = append(words, redirect.PrefixWord(n))
-	}
-	name := chainName(words...)
-	l.chains[name] = dropAllBut(redirect.FromEach(networks))
-	return name
 }
 
 // dropAllBut returns rules that drop all packets except those that match one of these.
