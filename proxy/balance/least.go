@@ -5,15 +5,14 @@ import "slices"
 // least is a scheduler that takes the endpoint with the least load. Of several with that load it takes the
 // first, counted from the index look.turn.
 type least struct {
-	why       Reason
 	extraLoad uint64 // added to the connections of each endpoint
 	idleFirst bool   // an endpoint without connections comes before all others
 }
 
 var (
-	leastConnections = &least{why: ByLeast} // like IPVS's lc and wlc, but closed connections do not count
-	shortestDelay    = &least{why: ByDelay, extraLoad: 1}
-	neverQueue       = &least{why: ByNoQueue, extraLoad: 1, idleFirst: true}
+	leastConnections = &least{} // like IPVS's lc and wlc, but closed connections do not count
+	shortestDelay    = &least{extraLoad: 1}
+	neverQueue       = &least{extraLoad: 1, idleFirst: true}
 )
 
 // maxScanned is the number of endpoints that one choice compares, from the index look.turn; with more
@@ -72,5 +71,3 @@ func (o *leastOrder) look(s *Set, l look, i uint32) *Endpoint {
 	}
 	return best
 }
-
-func (o *leastOrder) reason() Reason { return o.why }

@@ -82,5 +82,3 @@ func newMaglev(s *Set) order {
 func (m *maglev) look(s *Set, l look, i uint32) *Endpoint {
 	return s.endpoints[m.slots[hash(l.Client, i)%uint64(len(m.slots))]]
 }
-
-func (*maglev) reason() Reason { return ByMaglev }

@@ -24,5 +24,3 @@ func (p *powerOfTwo) look(s *Set, l look, i uint32) *Endpoint {
 	}
 	return a
 }
-
-func (*powerOfTwo) reason() Reason { return ByTwo }

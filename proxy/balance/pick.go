@@ -82,6 +82,7 @@ type Set struct {
 	slow      *slowStart    // nil without new endpoints
 	sorted    bool          // by address, as lists from the sources of Services are
 	limited   bool          // skip full endpoints, for which clients wait
+	reason    Reason        // of choices by order
 	group     int           // index in Pool.queues; the same for all Sets that have the same endpoints
 	timeout   time.Duration // see QueueTimeout
 	allDown   atomic.Int64  // until this Unix time in ns, choices assume that all endpoints are in quarantine, and do not look at each
@@ -336,7 +337,7 @@ func (s *Set) reasoned(c Choice, tried []netip.AddrPort) Choice {
 	case s.order == nil:
 		c.Reason = ByTurn
 	default:
-		c.Reason = s.order.reason()
+		c.Reason = s.reason
 	}
 	return c
 }

@@ -112,11 +112,12 @@ func (p *Pool) newSet(old *Set, list []config.Endpoint, all map[netip.AddrPort]*
 // both.
 func schedule(by scheduler, sets ...*Set) {
 	for i, s := range sets {
+		s.reason = by.reason
 		same := func(o *Set) bool { return slices.Equal(o.endpoints, s.endpoints) }
 		if j := slices.IndexFunc(sets[:i], same); j >= 0 {
 			s.order, s.group = sets[j].order, j
 		} else {
-			s.order, s.group = by(s), i
+			s.order, s.group = by.order(s), i
 		}
 	}
 }

@@ -8,5 +8,3 @@ func newRandom(s *Set) order { return &random{sharesOf(s)} }
 func (r *random) look(s *Set, l look, i uint32) *Endpoint {
 	return s.endpoints[r.draw(mix(uint64(l.turn+i)))]
 }
-
-func (*random) reason() Reason { return ByChance }

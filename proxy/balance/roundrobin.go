@@ -20,8 +20,6 @@ func (w *weightedRoundRobin) look(s *Set, l look, i uint32) *Endpoint {
 	return s.endpoints[w.at(uint64(l.turn+i)*w.stride%w.total())]
 }
 
-func (*weightedRoundRobin) reason() Reason { return ByWeight }
-
 // strideFor returns a stride through n shares.
 func strideFor(n uint64) uint64 {
 	stride := max(1, n*618/1000)
