@@ -43,29 +43,24 @@ func OpenRoutes() (*Routes, error) {
 // Close closes the descriptor. It removes no route.
 func (r *Routes) Close() { r.handle.Close() }
 
-// Probe tests that addr can be made local, by doing and undoing it. An address that was local before stays so.
-func (r *Routes) Probe(addr netip.Addr) error {
-	if err := r.LoDown(); err != nil {
-		return err
-	}
-	switch err := r.Add(addr); {
-	case err == nil:
-		return r.Delete(addr)
-	case errors.Is(err, unix.EEXIST):
-		return nil
-	default:
-		return err
-	}
-}
-
-// ProbeRedirectAddr tests that a redirect address receives packets.
+// ProbeRedirectAddr tests that a redirect address receives packets, by doing and undoing what Land does. An address
+// that was local before stays so.
 func ProbeRedirectAddr(redirectAddr netip.Addr) error {
 	routes, err := OpenRoutes()
 	if err != nil {
 		return err
 	}
 	defer routes.Close()
-	return routes.Probe(redirectAddr)
+	if err = routes.LoDown(); err == nil {
+		err = routes.Add(redirectAddr)
+	}
+	switch {
+	case err == nil:
+		return routes.Delete(redirectAddr)
+	case errors.Is(err, unix.EEXIST):
+		return nil
+	}
+	return err
 }
 
 // Land makes a redirect address an address of the node, and returns the parts that it had to install.
