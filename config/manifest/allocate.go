@@ -53,10 +53,14 @@ func mix(h uint64) uint64 {
 	return h
 }
 
-// address returns an address of network, but not the network or broadcast address.
+// address returns an address of network, but not the network or broadcast address. Of a large network it uses only the
+// lower 2^32 addresses.
 func address(network netip.Prefix, name string, taken func(netip.Addr) bool) (netip.Addr, bool) {
-	first, last := usableOffsets(network)
-	at, ok := give(first, first+band(last-first+1, 16, 256), last, name, func(n uint64) bool { return taken(offset(network, n)) })
+	last := uint64(1)<<min(network.Addr().BitLen()-network.Bits(), 32) - 1
+	if network.Addr().Is4() {
+		last-- // without the broadcast address
+	}
+	at, ok := give(1, 1+band(last, 16, 256), last, name, func(n uint64) bool { return taken(offset(network, n)) })
 	if !ok {
 		return netip.Addr{}, false
 	}

@@ -74,16 +74,6 @@ func (c claims) taken(a netip.Addr) bool {
 	return taken
 }
 
-// usableOffsets returns the offsets in network of the first and the last allocatable address. Of a large network it
-// uses only the lower 2^32 addresses.
-func usableOffsets(network netip.Prefix) (first, last uint64) {
-	size := uint64(1) << min(network.Addr().BitLen()-network.Bits(), 32)
-	if network.Addr().Is4() {
-		return 1, size - 2 // without the broadcast address
-	}
-	return 1, size - 1
-}
-
 // offset returns the address n after the start of network.
 func offset(network netip.Prefix, n uint64) netip.Addr {
 	if a := network.Addr(); a.Is4() {
