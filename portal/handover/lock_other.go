@@ -11,43 +11,26 @@ import (
 // there is nothing to lock.
 type Lock struct{}
 
-// Acquire takes the lock.
+// Acquire always succeeds, and Ask always fails: there is no other holder.
+
 func Acquire(*os.File) (*Lock, error) { return &Lock{}, nil }
+func Claimed() bool                   { return false }
+func Unclaimed() <-chan struct{}      { return nil }
 
-// Claimed returns false.
-func Claimed() bool { return false }
-
-// Unclaimed returns nil.
-func Unclaimed() <-chan struct{} { return nil }
-
-// File returns nil.
-func (l *Lock) File() *os.File { return nil }
-
-// Strangers returns none.
+func (l *Lock) File() *os.File      { return nil }
 func (l *Lock) Strangers() []string { return nil }
-
-// Release does nothing.
-func (l *Lock) Release() {}
-
-// Serve does nothing: there are no successors.
-func (l *Lock) Serve(Holder) {}
+func (l *Lock) Release()            {}
+func (l *Lock) Serve(Holder)        {}
 
 // Successor is a process that is about to take over from another one.
 type Successor struct {
 	Sockets map[string]*os.File
 }
 
-// Ask returns an error: there is no holder.
-func Ask() (*Successor, error) { return nil, errors.New("handover requires Linux") }
-
-// More is never called.
-func (s *Successor) More() error { return nil }
-
-// Take is never called.
+func Ask() (*Successor, error)            { return nil, errors.New("handover requires Linux") }
+func (s *Successor) More() error          { return nil }
 func (s *Successor) Take() (*Lock, error) { return &Lock{}, nil }
+func (s *Successor) Abort()               {}
 
 // Memory returns an error.
 func Memory(string) (*os.File, error) { return nil, errors.New("handover requires Linux") }
-
-// Abort is never called.
-func (s *Successor) Abort() {}

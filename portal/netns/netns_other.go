@@ -16,29 +16,15 @@ var errUnsupported = errors.New("network namespaces require Linux; 'kubectl ushe
 // Namespace requires Linux: other systems have none.
 type Namespace struct{}
 
-// Start returns an error.
+// Start and Inside return an error, so the methods are never called.
+
 func Start(Options) (*Namespace, error) { return nil, errUnsupported }
+func Inside() error                     { return errUnsupported }
 
-// Inside returns an error.
-func Inside() error { return errUnsupported }
-
-// Socket is never called.
-func (n *Namespace) Socket(domain, kind, protocol int) (int, error) { return -1, errUnsupported }
-
-// ListenPacket is never called.
+func (n *Namespace) Socket(domain, kind, protocol int) (int, error)      { return -1, errUnsupported }
 func (n *Namespace) ListenPacket(netip.AddrPort) (net.PacketConn, error) { return nil, errUnsupported }
-
-// Listen is never called.
-func (n *Namespace) Listen(netip.AddrPort) (net.Listener, error) { return nil, errUnsupported }
-
-// Tun is never called.
-func (n *Namespace) Tun() (*os.File, error) { return nil, errUnsupported }
-
-// Portal is never called.
-func (n *Namespace) Portal() portal.Portal { return nil }
-
-// Run is never called.
-func (n *Namespace) Run(Command, <-chan os.Signal) (int, error) { return 0, errUnsupported }
-
-// Close is never called.
-func (n *Namespace) Close() {}
+func (n *Namespace) Listen(netip.AddrPort) (net.Listener, error)         { return nil, errUnsupported }
+func (n *Namespace) Tun() (*os.File, error)                              { return nil, errUnsupported }
+func (n *Namespace) Portal() portal.Portal                               { return nil }
+func (n *Namespace) Run(Command, <-chan os.Signal) (int, error)          { return 0, errUnsupported }
+func (n *Namespace) Close()                                              {}
