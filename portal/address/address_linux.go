@@ -304,7 +304,6 @@ func (p *addressPortal) Check(ctx context.Context) portal.Result {
 	return portal.Result{Refused: refused, Moved: p.listensElsewhere(doubtful), Repaired: repaired, Err: err}
 }
 
-// Resume implements portal.Resumer.
 func (p *addressPortal) Resume() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -465,7 +464,6 @@ func (p *addressPortal) Remove(ctx context.Context) error {
 	return err
 }
 
-// Compare implements Portal.
 func (p *addressPortal) Compare(ctx context.Context) ([]portal.Comparison, error) {
 	p.mu.Lock()
 	wanted, inNamespace := maps.Clone(p.rules), maps.Clone(p.routed)
@@ -512,7 +510,6 @@ func compare(wanted map[portal.Target]portal.Rule, isLocal func(netip.Addr) bool
 	return all
 }
 
-// Watch implements Watcher.
 func (p *addressPortal) Watch(ctx context.Context) (<-chan struct{}, error) {
 	what := []func() (kernel.Subscription, error){p.known.By(func() (kernel.Subscription, error) { return kernel.RouteEvents(p.lost) })}
 	if p.link != nil {

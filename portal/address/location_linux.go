@@ -254,7 +254,6 @@ func removeWay() (removed []string, err error) {
 	return append(removed, tables...), errors.Join(err, err2)
 }
 
-// Namespace implements portal.Namespaced.
 func (p *addressPortal) Namespace() *os.File {
 	if p.link == nil {
 		return nil
@@ -266,7 +265,6 @@ func (p *addressPortal) Namespace() *os.File {
 	return os.NewFile(uintptr(fd), "network namespace")
 }
 
-// UseNamespace implements portal.Namespaced.
 func (p *addressPortal) UseNamespace(file *os.File) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

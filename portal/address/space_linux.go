@@ -97,7 +97,6 @@ func (s *space) do(f func()) {
 	<-done
 }
 
-// Socket implements portal.Namespace.
 func (s *space) Socket(domain, kind, protocol int) (fd int, err error) {
 	s.do(func() { fd, err = unix.Socket(domain, kind|unix.SOCK_CLOEXEC, protocol) })
 	return fd, err

@@ -289,7 +289,6 @@ func (f *backend) fingerprints() map[string]uint64 {
 	return prints
 }
 
-// Unchanged implements redirect.Backend.
 func (f *backend) Unchanged() bool { return f.prints != nil && maps.Equal(f.prints, f.fingerprints()) }
 
 // Put makes the kernel hold rules in one run of iptables-restore. It finds differences by comparing all rules.

@@ -112,7 +112,6 @@ func (f *backend) probeAnswers() {
 	f.log.WithError(err).WithField("aliases", !f.at.NoAliases).Info("Some endpoints will see this node's address, not their clients'")
 }
 
-// Unchanged implements redirect.Backend.
 func (f *backend) Unchanged() bool {
 	return f.generation != 0 && f.generation == kernel.NFTGeneration()
 }

@@ -152,7 +152,6 @@ func (p *Portal) publish() {
 	p.origins.Store(o)
 }
 
-// Origin implements portal.Portal.
 func (p *Portal) Origin(client, endpoint netip.Addr, where portal.EndpointLocality) portal.Origin {
 	node := func(why portal.SourceAddress) portal.Origin { return portal.Origin{SourceAddress: why} }
 	o := p.origins.Load()

@@ -291,7 +291,6 @@ func (p *Portal) Check(ctx context.Context) portal.Result {
 	return res
 }
 
-// Resume implements portal.Resumer.
 func (p *Portal) Resume() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -412,7 +411,6 @@ func (p *Portal) Remove(ctx context.Context) error {
 	return errors.Join(err, err2, err3, err4)
 }
 
-// Watch implements portal.Watcher.
 func (p *Portal) Watch(ctx context.Context) (<-chan struct{}, error) {
 	return kernel.Watch(ctx, p.events...)
 }

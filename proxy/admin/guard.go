@@ -30,7 +30,6 @@ func Guard(address string, next http.Handler) http.Handler {
 	return &guard{host: host, next: next}
 }
 
-// ServeHTTP implements http.Handler.
 func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("X-Content-Type-Options", "nosniff")

@@ -136,7 +136,6 @@ func (m *Metrics) Watch(a *API, l *accesslog.Log, queries func() map[[2]string]i
 // occur; that makes the collector an unchecked one.
 func (c *proxyCollector) Describe(chan<- *prometheus.Desc) {}
 
-// Collect implements prometheus.Collector.
 func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	send := func(m *metric, value int64, labels ...string) { m.send(out, float64(value), labels...) }
 	s := c.proxy.Stats()

@@ -138,7 +138,6 @@ func causeOf(message string) error {
 	return err
 }
 
-// Read implements net.Conn.
 func (c *Conn) Read(p []byte) (int, error) {
 	<-c.answered
 	if len(c.first) > 0 {

@@ -114,7 +114,6 @@ func withoutICMP(link stack.LinkEndpoint) stack.LinkEndpoint {
 	return f
 }
 
-// DeliverNetworkPacket implements stack.NetworkDispatcher.
 func (f *icmpFilter) DeliverNetworkPacket(protocol tcpip.NetworkProtocolNumber, pkt *stack.PacketBuffer) {
 	if !isICMP(protocol, pkt) {
 		f.Endpoint.DeliverNetworkPacket(protocol, pkt)

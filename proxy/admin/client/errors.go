@@ -16,12 +16,10 @@ type UnreachableError struct {
 	Silent  bool // a process accepted the connection, but did not answer in time
 }
 
-// Error implements error.
 func (e *UnreachableError) Error() string {
 	return fmt.Sprintf("cannot connect to usher at %s: %s", e.Address, Cause(e.Err))
 }
 
-// Unwrap returns the cause.
 func (e *UnreachableError) Unwrap() error { return e.Err }
 
 // Cause returns in a few words why there was no answer. A node may have sent the text, so it is cleaned.
@@ -44,7 +42,6 @@ type NotUsherError struct {
 	Status  string // "404 Not Found"
 }
 
-// Error implements error.
 func (e *NotUsherError) Error() string {
 	return fmt.Sprintf("the server at %s does not have usher's API (%s)", e.Address, e.Status)
 }

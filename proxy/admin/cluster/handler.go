@@ -152,7 +152,6 @@ func (p *patient) WriteHeader(code int) {
 	}
 }
 
-// Write implements io.Writer.
 func (p *patient) Write(b []byte) (int, error) {
 	_ = p.control.SetWriteDeadline(time.Now().Add(readerTimeout)) // otherwise the server's applies
 	return p.ResponseWriter.Write(b)
