@@ -56,10 +56,11 @@ func (f *backend) Known() bool                { return f.fresh }
 func (f *backend) Forget()                    { f.fresh = false }
 
 func (f *backend) Left() map[portal.Target]uint16 {
-	if nat := f.installed[tableNAT]; nat != nil {
-		return nat.ports(f.family)
+	ports := map[portal.Target]uint16{}
+	for t, r := range rulesInTables(map[string]*contents{tableNAT: f.installed[tableNAT]}, f.family) {
+		ports[t] = r.LocalPort
 	}
-	return nil
+	return ports
 }
 
 // openBackend finds the commands of a variant for one family, and tests that they can put rules into the nat table. It

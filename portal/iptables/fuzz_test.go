@@ -25,8 +25,8 @@ func FuzzParseSave(f *testing.F) {
 	wanted := layOut([]portal.Rule{Redirect(Target(portal.TCP, "10.96.0.10:80"), 40001), local}, redirects.Usual)
 	f.Fuzz(func(t *testing.T, text string) {
 		installed := parseSave(text)
+		rulesInTables(installed, portal.IPv4)
 		for name, c := range installed {
-			c.ports(portal.IPv4)
 			checkOurs(t, name, c)
 		}
 		for _, toFront := range []bool{true, false} {

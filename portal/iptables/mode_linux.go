@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"os/exec"
 	"slices"
 	"strings"
@@ -97,55 +96,6 @@ func list(ctx context.Context, opts portal.Options) (all []portal.Rule, err erro
 		}
 	}
 	return all, nil
-}
-
-// rulesInTables parses rules from the output of iptables-save.
-func rulesInTables(tables map[string]*contents, family portal.Family) map[portal.Target]portal.Rule {
-	rules := map[portal.Target]portal.Rule{}
-	if nat := tables[tableNAT]; nat != nil {
-		for _, specs := range nat.chains {
-			for _, s := range specs {
-				if t, ok := s.target(family); ok && s.toPort >= 0 {
-					r := portal.Rule{Target: t, LocalPort: uint16(s.toPort), Comment: s.comment}
-					if s.toPort == redirect.RejectPort {
-						r.Action = portal.Reject
-					}
-					rules[t] = r
-				}
-			}
-		}
-	}
-	if mangle := tables[tableMangle]; mangle != nil {
-		for _, specs := range mangle.chains {
-			for _, s := range specs {
-				t, ok := s.target(family)
-				if !ok {
-					continue
-				}
-				r := rules[t]
-				r.Target, r.Comment = t, s.comment
-				switch s.jump {
-				case "DROP", chainOutside:
-					r.Action = portal.Drop
-				default:
-					r.Sources = sourcesLetIn(mangle.chains[s.jump])
-				}
-				rules[t] = r
-			}
-		}
-	}
-	return rules
-}
-
-// sourcesLetIn returns the networks that a chain does not drop.
-func sourcesLetIn(chain []spec) portal.Sources {
-	var networks []netip.Prefix
-	for _, s := range chain {
-		if s.jump == "RETURN" && s.Src.IsValid() {
-			networks = append(networks, s.Src)
-		}
-	}
-	return portal.SourcesOf(networks)
 }
 
 // remove removes usher's chains and the jumps to them from all tables of all variants. With all set, rules that it

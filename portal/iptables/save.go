@@ -1,11 +1,13 @@
 package iptables
 
 import (
+	"net/netip"
 	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/redirect"
 )
 
 // chainPrefix begins the name of every chain of usher's. Any chain with it is usher's, whichever version or process
@@ -116,18 +118,53 @@ func quotedWord(line string) (word, rest string) {
 	return b.String(), ""
 }
 
-// ports returns the local port of each DNAT or REDIRECT in the chains, and 0 for each rejected target. family is that
-// of the contents: a rule without destination is for a node port.
-func (c *contents) ports(family portal.Family) map[portal.Target]uint16 {
-	found := map[portal.Target]uint16{}
-	for _, rules := range c.chains {
-		for _, s := range rules {
-			if t, ok := s.target(family); ok && s.toPort >= 0 {
-				found[t] = uint16(s.toPort)
+// rulesInTables parses rules from the output of iptables-save.
+func rulesInTables(tables map[string]*contents, family portal.Family) map[portal.Target]portal.Rule {
+	rules := map[portal.Target]portal.Rule{}
+	if nat := tables[tableNAT]; nat != nil {
+		for _, specs := range nat.chains {
+			for _, s := range specs {
+				if t, ok := s.target(family); ok && s.toPort >= 0 {
+					r := portal.Rule{Target: t, LocalPort: uint16(s.toPort), Comment: s.comment}
+					if s.toPort == redirect.RejectPort {
+						r.Action = portal.Reject
+					}
+					rules[t] = r
+				}
 			}
 		}
 	}
-	return found
+	if mangle := tables[tableMangle]; mangle != nil {
+		for _, specs := range mangle.chains {
+			for _, s := range specs {
+				t, ok := s.target(family)
+				if !ok {
+					continue
+				}
+				r := rules[t]
+				r.Target, r.Comment = t, s.comment
+				switch s.jump {
+				case "DROP", chainOutside:
+					r.Action = portal.Drop
+				default:
+					r.Sources = sourcesLetIn(mangle.chains[s.jump])
+				}
+				rules[t] = r
+			}
+		}
+	}
+	return rules
+}
+
+// sourcesLetIn returns the networks that a chain does not drop.
+func sourcesLetIn(chain []spec) portal.Sources {
+	var networks []netip.Prefix
+	for _, s := range chain {
+		if s.jump == "RETURN" && s.Src.IsValid() {
+			networks = append(networks, s.Src)
+		}
+	}
+	return portal.SourcesOf(networks)
 }
 
 // target returns the target of a rule, if it is a single one.

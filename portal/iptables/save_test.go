@@ -61,7 +61,11 @@ var _ = Describe("the output of iptables-save", func() {
 	})
 
 	It("contains the local ports that the rules redirect to", func() {
-		Expect(parseSave(saved)["nat"].ports(portal.IPv4)).To(Equal(map[portal.Target]uint16{
+		ports := map[portal.Target]uint16{}
+		for t, r := range rulesInTables(map[string]*contents{"nat": parseSave(saved)["nat"]}, portal.IPv4) {
+			ports[t] = r.LocalPort
+		}
+		Expect(ports).To(Equal(map[portal.Target]uint16{
 			Target(portal.TCP, "0.0.0.0:30080"):  40001,
 			Target(portal.TCP, "10.96.0.10:80"):  40001,
 			Target(portal.TCP, "10.96.0.13:80"):  40003,
