@@ -407,47 +407,36 @@ func (f *backend) Missing(rules []portal.Rule) (missing []portal.Rule) {
 		}
 	}
 	for _, r := range rules {
-		if slices.ContainsFunc(f.specs(r), func(s tableSpec) bool { return !in[s.spec] }) {
+		if slices.ContainsFunc(f.specs(r), func(s spec) bool { return !in[s] }) {
 			missing = append(missing, r)
 		}
 	}
 	return missing
 }
 
-// tableSpec is a rule for one table.
-type tableSpec struct {
-	table string
-	spec  spec
-}
-
-// specs returns the rules for r in each table.
-func (f *backend) specs(r portal.Rule) (specs []tableSpec) {
-	for name, t := range layOut([]portal.Rule{r}, f.at) {
+// specs returns the rules for r in all tables.
+func (f *backend) specs(r portal.Rule) (specs []spec) {
+	for _, t := range layOut([]portal.Rule{r}, f.at) {
 		for _, rules := range t.chains {
-			for _, s := range rules {
-				specs = append(specs, tableSpec{name, s})
-			}
+			specs = append(specs, rules...)
 		}
 	}
 	return specs
 }
 
+// tablesFor returns the tables of a test of rules: those that have some of them, and nat. Reading any other table would
+// make the kernel set it up.
+func (f *backend) tablesFor(rules []portal.Rule) map[string]*table {
+	tables := layOut(rules, f.at)
+	if tables[tableNAT] == nil {
+		tables[tableNAT] = &table{}
+	}
+	return tables
+}
+
 // Try puts rules into scratch chains.
 func (f *backend) Try(ctx context.Context, rules []portal.Rule) error {
-	inTable := map[string][]string{tableNAT: nil}
-	for _, r := range rules {
-		for _, s := range f.specs(r) {
-			if strings.HasPrefix(s.spec.jump, chainPrefix) {
-				s.spec.jump = "RETURN" // instead of a chain that may not exist
-			}
-			inTable[s.table] = append(inTable[s.table], s.spec.String())
-		}
-	}
-	script := ""
-	for name, rules := range inTable {
-		script += addScratch(name, rules)
-	}
-	return hint(f.runRestore(ctx, script), f.ip6())
+	return hint(f.runRestore(ctx, scratchScript(f.tablesFor(rules))), f.ip6())
 }
 
 // giveUp determines whether the kernel refuses the rules that serve all targets together, which need the tables mangle
@@ -482,17 +471,7 @@ func (f *backend) tryTogether(ctx context.Context, add func(map[string]*table, r
 	if add(tables, f.at); len(tables) == 0 {
 		return nil
 	}
-	script := ""
-	for name, t := range tables {
-		var rules []string
-		for _, specs := range t.chains {
-			for _, s := range specs {
-				rules = append(rules, s.String())
-			}
-		}
-		script += addScratch(name, rules)
-	}
-	err := f.runRestore(ctx, script)
+	err := f.runRestore(ctx, scratchScript(tables))
 	f.dropScratch(ctx, maps.Keys(tables))
 	if err == nil || redirect.IsUndecided(err) {
 		return nil
@@ -502,13 +481,7 @@ func (f *backend) tryTogether(ctx context.Context, add func(map[string]*table, r
 
 // Tried removes the scratch chains that trying these rules created.
 func (f *backend) Tried(rules []portal.Rule) {
-	tables := map[string]bool{tableNAT: true}
-	for _, r := range rules {
-		if layOut([]portal.Rule{r}, f.at)[tableMangle] != nil { // reading a table makes the kernel set it up
-			tables[tableMangle] = true
-		}
-	}
-	f.dropScratch(context.Background(), maps.Keys(tables))
+	f.dropScratch(context.Background(), maps.Keys(f.tablesFor(rules)))
 }
 
 // dropScratch removes the scratch chains from tables.
@@ -518,6 +491,23 @@ func (f *backend) dropScratch(ctx context.Context, tables iter.Seq[string]) {
 			f.log.WithError(err).Debug("Failed to remove a scratch chain, or there is none")
 		}
 	}
+}
+
+// scratchScript returns a script for iptables-restore that puts all rules of these tables into scratch chains.
+func scratchScript(tables map[string]*table) (script string) {
+	for name, t := range tables {
+		var rules []string
+		for _, specs := range t.chains {
+			for _, s := range specs {
+				if strings.HasPrefix(s.jump, chainPrefix) {
+					s.jump = "RETURN" // instead of a chain that may not exist
+				}
+				rules = append(rules, s.String())
+			}
+		}
+		script += addScratch(name, rules)
+	}
+	return script
 }
 
 // addScratch returns the part of a script for iptables-restore that creates or empties a table's scratch chain, and adds
