@@ -85,17 +85,24 @@ func open(_ context.Context, opts portal.Options) (portal.Portal, error) {
 	}
 	p := &addressPortal{
 		log: opts.Log, opts: opts, routes: routes, settings: portal.Settings{NodePortAddresses: opts.NodePortAddresses},
-		onNode: map[portal.Family]error{}, inNamespace: map[netip.Addr]bool{}, moved: map[netip.Addr]bool{},
-		rules: map[portal.Target]portal.Rule{}, users: map[netip.Addr]int{}, heard: map[netip.Addr]int{},
-		routed: map[netip.Addr]bool{}, missing: map[netip.Addr]error{}, leaving: map[netip.Addr]bool{},
-		listened: map[portal.Target][]netip.Addr{}, networks: map[netip.Prefix]int{}, unrouted: map[netip.Prefix]bool{},
+		onNode: map[portal.Family]error{},
 	}
+	p.clear()
 	if err := p.chooseNamespace(); err != nil {
 		routes.Close()
 		return nil, err
 	}
 	p.traits = p.traitsOf(len(p.families()) > 0)
 	return p, nil
+}
+
+// clear forgets all VIPs and networks.
+func (p *addressPortal) clear() {
+	p.inNamespace, p.moved = map[netip.Addr]bool{}, map[netip.Addr]bool{}
+	p.rules, p.listened = map[portal.Target]portal.Rule{}, map[portal.Target][]netip.Addr{}
+	p.users, p.heard = map[netip.Addr]int{}, map[netip.Addr]int{}
+	p.routed, p.missing, p.leaving = map[netip.Addr]bool{}, map[netip.Addr]error{}, map[netip.Addr]bool{}
+	p.networks, p.unrouted = map[netip.Prefix]int{}, map[netip.Prefix]bool{}
 }
 
 // list returns the VIPs that are routed.
@@ -323,25 +330,15 @@ func (p *addressPortal) updateAllLocations(ctx context.Context, doubtful bool) (
 		return nil, err
 	}
 	changed, wayErr := p.keepWay()
-	addrs := map[netip.Addr]bool{}
+	vips := slices.AppendSeq(slices.Collect(maps.Keys(p.missing)), maps.Keys(p.leaving))
 	if doubtful || len(changed) > 0 { // with the link, the kernel removes the routes over it
 		if err := p.readRoutes(); err != nil {
 			return changed, errors.Join(wayErr, err)
 		}
-		for vip := range p.users {
-			addrs[vip] = true
-		}
-		for vip := range p.routed {
-			addrs[vip] = true
-		}
+		vips = slices.AppendSeq(slices.AppendSeq(vips, maps.Keys(p.users)), maps.Keys(p.routed))
 	}
-	for vip := range p.missing {
-		addrs[vip] = true
-	}
-	for vip := range p.leaving {
-		addrs[vip] = true
-	}
-	more, err := p.updateLocations(ctx, slices.SortedFunc(maps.Keys(addrs), netip.Addr.Compare))
+	slices.SortFunc(vips, netip.Addr.Compare)
+	more, err := p.updateLocations(ctx, slices.Compact(vips))
 	return append(changed, more...), errors.Join(wayErr, err)
 }
 
@@ -451,15 +448,7 @@ func (p *addressPortal) leave(vips []netip.Addr) (removed []string, err error) {
 func (p *addressPortal) Remove(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	clear(p.rules)
-	clear(p.users)
-	clear(p.heard)
-	clear(p.routed)
-	clear(p.missing)
-	clear(p.leaving)
-	clear(p.listened)
-	clear(p.inNamespace)
-	clear(p.networks)
+	p.clear()
 	_, err := Mode.Remove(ctx, p.opts, true)
 	return err
 }
