@@ -400,10 +400,8 @@ func (f *backend) notes(wanted map[string]*table) (map[string][]string, error) {
 func (f *backend) Missing(rules []portal.Rule) (missing []portal.Rule) {
 	in := map[spec]bool{}
 	for _, c := range f.installed {
-		for _, specs := range c.chains {
-			for _, s := range specs {
-				in[s] = true
-			}
+		for _, s := range allRules(c.chains) {
+			in[s] = true
 		}
 	}
 	for _, r := range rules {
@@ -417,9 +415,7 @@ func (f *backend) Missing(rules []portal.Rule) (missing []portal.Rule) {
 // specs returns the rules for r in all tables.
 func (f *backend) specs(r portal.Rule) (specs []spec) {
 	for _, t := range layOut([]portal.Rule{r}, f.at) {
-		for _, rules := range t.chains {
-			specs = append(specs, rules...)
-		}
+		specs = append(specs, allRules(t.chains)...)
 	}
 	return specs
 }
@@ -497,13 +493,11 @@ func (f *backend) dropScratch(ctx context.Context, tables iter.Seq[string]) {
 func scratchScript(tables map[string]*table) (script string) {
 	for name, t := range tables {
 		var rules []string
-		for _, specs := range t.chains {
-			for _, s := range specs {
-				if strings.HasPrefix(s.jump, chainPrefix) {
-					s.jump = "RETURN" // instead of a chain that may not exist
-				}
-				rules = append(rules, s.String())
+		for _, s := range allRules(t.chains) {
+			if strings.HasPrefix(s.jump, chainPrefix) {
+				s.jump = "RETURN" // instead of a chain that may not exist
 			}
+			rules = append(rules, s.String())
 		}
 		script += addScratch(name, rules)
 	}

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"maps"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -118,39 +119,40 @@ func quotedWord(line string) (word, rest string) {
 	return b.String(), ""
 }
 
+// allRules returns the rules of all chains.
+func allRules(chains map[string][]spec) []spec {
+	return slices.Concat(slices.Collect(maps.Values(chains))...)
+}
+
 // rulesInTables parses rules from the output of iptables-save.
 func rulesInTables(tables map[string]*contents, family portal.Family) map[portal.Target]portal.Rule {
 	rules := map[portal.Target]portal.Rule{}
 	if nat := tables[tableNAT]; nat != nil {
-		for _, specs := range nat.chains {
-			for _, s := range specs {
-				if t, ok := s.target(family); ok && s.toPort >= 0 {
-					r := portal.Rule{Target: t, LocalPort: uint16(s.toPort), Comment: s.comment}
-					if s.toPort == redirect.RejectPort {
-						r.Action = portal.Reject
-					}
-					rules[t] = r
+		for _, s := range allRules(nat.chains) {
+			if t, ok := s.target(family); ok && s.toPort >= 0 {
+				r := portal.Rule{Target: t, LocalPort: uint16(s.toPort), Comment: s.comment}
+				if s.toPort == redirect.RejectPort {
+					r.Action = portal.Reject
 				}
+				rules[t] = r
 			}
 		}
 	}
 	if mangle := tables[tableMangle]; mangle != nil {
-		for _, specs := range mangle.chains {
-			for _, s := range specs {
-				t, ok := s.target(family)
-				if !ok {
-					continue
-				}
-				r := rules[t]
-				r.Target, r.Comment = t, s.comment
-				switch s.jump {
-				case "DROP", chainOutside:
-					r.Action = portal.Drop
-				default:
-					r.Sources = sourcesLetIn(mangle.chains[s.jump])
-				}
-				rules[t] = r
+		for _, s := range allRules(mangle.chains) {
+			t, ok := s.target(family)
+			if !ok {
+				continue
 			}
+			r := rules[t]
+			r.Target, r.Comment = t, s.comment
+			switch s.jump {
+			case "DROP", chainOutside:
+				r.Action = portal.Drop
+			default:
+				r.Sources = sourcesLetIn(mangle.chains[s.jump])
+			}
+			rules[t] = r
 		}
 	}
 	return rules
