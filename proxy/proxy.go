@@ -91,7 +91,6 @@ func New(o Options) *Proxy {
 		datagrams:   datagram.New(node, pollers, o.UDPIdleTimeout),
 		affinities:  &affinity.Limits{PerTable: o.AffinityPerPort, Total: o.AffinityTotal, Changed: remembered},
 		remembered:  remembered,
-		due:         true,
 		initialSync: make(chan struct{}),
 		services:    map[types.NamespacedName]map[config.PortID]*frontEnd{},
 		owners:      map[portal.Target]*frontEnd{},
@@ -175,7 +174,7 @@ func (p *Proxy) Apply(services []config.Service) {
 	}
 	p.changeRecorder.begin()
 	full := !p.started
-	p.started = true
+	p.started, p.due = true, p.due || full // not earlier: a check would remove an earlier process's rules
 	p.counters.serviceChanges.Add(int64(len(services)))
 	// Removals come first, so that other service ports can take over the released VIPs.
 	for _, s := range services {

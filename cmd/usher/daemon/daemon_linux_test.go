@@ -136,6 +136,27 @@ var _ = Describe("a daemon with a portal", func() {
 		Expect(status.Connected).To(BeTrue())
 	})
 
+	DescribeTable("keeps the rules of an earlier process until the initial sync", func(mode string) {
+		c := withPortal()
+		c.Mode = mode
+		first, _ := serve(c)
+		first.signals <- syscall.SIGTERM
+		Eventually(first.ended).WithTimeout(patience).Should(Receive(BeNil()))
+		before := installed()
+		Expect(before).NotTo(BeEmpty())
+
+		api, kubeconfig := newAPIServer(netip.MustParseAddrPort("10.244.0.11:80"), netip.MustParseAddr("127.0.0.1"))
+		c.Manifests, c.NodeName, c.Cluster.Kubeconfig = nil, "worker-1", kubeconfig
+		c.Proxy.CheckInterval = 100 * time.Millisecond
+		r := begin(c)
+		Consistently(installed).WithTimeout(time.Second).Should(Equal(before))
+		close(api.let)
+		Eventually(r.ready).WithTimeout(patience).Should(Receive())
+	},
+		Entry(nil, "address"),
+		Entry(nil, "nftables"),
+	)
+
 	It("returns 503 on /healthz if its node is unknown to the API server", func() {
 		api, kubeconfig := newAPIServer(netip.MustParseAddrPort("10.244.0.11:80"), netip.MustParseAddr("127.0.0.1"))
 		close(api.let)
