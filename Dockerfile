@@ -4,7 +4,7 @@
 #     docker build -t REGISTRY/usher:VERSION --build-arg VERSION="$(git describe --tags --always --dirty)" \
 #       --build-arg REVISION="$(git rev-parse HEAD)" --build-arg CREATED="$(git log -1 --format=%cI)" .
 
-# Debian, or another Linux, with Go and make.
+# Debian, or another Linux, with Go, make and tar.
 ARG GO_IMAGE=docker.io/library/golang:1.26-bookworm
 
 # usher is compiled for the other architecture, and Debian's packages are unpacked, not run: no emulator is needed.

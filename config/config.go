@@ -27,15 +27,16 @@ type Service struct {
 	// deleted, or is not proxied (headless, ExternalName, another proxy's).
 	Ports []ServicePort
 
-	// Discovery is how clients find the Service by its name. It is nil if the Service is deleted, or if the source was
-	// created without discovery; that source omits Services that are not proxied.
+	// Discovery is how clients find the Service by its name. It is nil if the Service is deleted, if it has no valid
+	// cluster IP yet, and if the source was created without discovery. A source without discovery treats a Service that
+	// is not proxied as deleted.
 	Discovery *Discovery
 
 	// HealthCheckNodePort is the port at which load balancers check whether this node has local endpoints; 0 for none.
 	HealthCheckNodePort uint16
 }
 
-// Gone reports whether s is deleted: it is neither served nor found by its name.
+// Gone reports whether s is neither served nor found by its name: it is deleted, or concerns usher in no way.
 func (s Service) Gone() bool { return len(s.Ports) == 0 && s.Discovery == nil }
 
 // PortID identifies a service port. Kubernetes identifies the ports of a Service by name; usher serves each IP family
@@ -109,7 +110,8 @@ type Node struct {
 	// Name is the name of this node in EndpointSlices. If it is empty, no endpoint is local.
 	Name string
 
-	// Zone is the node's label topology.kubernetes.io/zone. If it is empty, no zone hint applies to this node.
+	// Zone is the node's label topology.kubernetes.io/zone, unless Labels has it. Without either, no zone hint applies
+	// to this node.
 	Zone string
 
 	// Labels are configured labels, which override the Node object's.
@@ -129,8 +131,8 @@ type Node struct {
 	Leaving bool
 }
 
-// Never is the value of a ServicePort's duration that disables the timeout or ramp, even if the proxy has a default for
-// it.
+// Never is the value of DrainTimeout or SlowStart that switches it off for a service port, even if the proxy has a
+// default for it.
 const Never time.Duration = -1
 
 // Switch is a Service's setting for an option with a default; 0 is the default.
@@ -197,26 +199,26 @@ type ServicePort struct {
 	Endpoints []Endpoint
 
 	// Cluster, Internal and External are the endpoints that a new connection may use. Internal and External follow the
-	// Service's traffic policies for clients of cluster IPs and for clients from outside. Under the policy Cluster,
-	// they are equal to Cluster. Clients on this node use Cluster under any external policy.
+	// Service's traffic policies for clients of cluster IPs and for clients from outside. If a policy is Cluster, its
+	// list equals the field Cluster. Clients on this node use Cluster under any external policy.
 	Cluster, Internal, External []Endpoint
 
-	// InternalLocal and ExternalLocal say that the policy is Local: without an endpoint on this node, packets are
-	// dropped and not rejected, since another node may have one.
+	// InternalLocal and ExternalLocal say that the policy is Local. Without an endpoint on this node, portals that
+	// install rules then drop packets and do not reject them, since another node may have an endpoint.
 	InternalLocal, ExternalLocal bool
 
 	// Topology is how Cluster was chosen from all endpoints; nil if their location does not matter.
 	Topology *Topology
 }
 
-// Unlimited is a ServicePort's EndpointLimit for no limit. MaxEndpointLimit is the maximum: more than a node can have
-// open.
+// Unlimited is a ServicePort's EndpointLimit for no limit. MaxEndpointLimit is the greatest limit that can be set.
 const (
 	Unlimited        = -1
 	MaxEndpointLimit = 1_000_000
 )
 
-// Topology says how endpoints are chosen by location: on nodes with the same value of a label as this node.
+// Topology says how location determines which endpoints are used: by the Service's topology keys, or by the hints of
+// its EndpointSlices.
 type Topology struct {
 	// Keys are the labels that the Service names, in its order: the first with a matching endpoint decides. There are
 	// none if hints of the EndpointSlices decided.
@@ -269,9 +271,9 @@ func (v VIP) AddrPort() netip.AddrPort { return netip.AddrPortFrom(v.Addr, v.Por
 // External reports whether the external traffic policy applies to v's clients.
 func (v VIP) External() bool { return v.Kind != ClusterIP }
 
-// Precedes reports whether v takes precedence over w, the same address as a VIP of another Service. The API server
-// assigns cluster IPs, and load balancer IPs need the permission to change a Service's status. External IPs come last,
-// since every author of a Service can set them.
+// Precedes reports whether v takes precedence over w, a VIP of another Service with the same address and port. The API
+// server assigns cluster IPs, and load balancer IPs need the permission to change a Service's status. External IPs come
+// last, since every author of a Service can set them.
 func (v VIP) Precedes(w VIP) bool {
 	order := []VIPKind{ExternalIP, LoadBalancerIP, ClusterIP}
 	return slices.Index(order, v.Kind) > slices.Index(order, w.Kind)

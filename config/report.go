@@ -19,14 +19,14 @@ type Report struct {
 	Served  bool                 // the object is served anyway
 }
 
-// maxReports is the number of Reports kept for each Service, maxReporters the number of Services or other objects with
-// Reports. The log has all.
+// maxReports is the number of Reports kept for each reporter, maxReporters the number of reporters. The log may have
+// more.
 const (
 	maxReports   = 5
 	maxReporters = 1000
 )
 
-// Reports are the current Reports. They are safe for concurrent use; nil stores none.
+// Reports are the current Reports. They are safe for concurrent use. Set does nothing on nil.
 type Reports struct {
 	mu sync.Mutex
 	of map[string][]Report // by reporter

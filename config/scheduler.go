@@ -9,8 +9,8 @@ import (
 // Scheduler is a method of selecting the endpoint for a new connection. Its zero value is unset: the proxy's default.
 type Scheduler uint8
 
-// The schedulers. Most have the names and behavior of those of IPVS (see ipvsadm(8)); package proxy/balance has a file
-// for each.
+// The schedulers. Most have the names and behavior of those of IPVS (see ipvsadm(8)); package proxy/balance implements
+// them.
 const (
 	RoundRobin         Scheduler = iota + 1 // one connection to each in rotation, or as many as its weight
 	Random                                  // at random
@@ -21,8 +21,8 @@ const (
 	SourceHash                              // by the client's address
 	DestinationHash                         // by the VIP
 	Maglev                                  // by the client's address, and few clients move when endpoints change
-	WeightedRoundRobin                      // RoundRobin with weights
-	WeightedLeast                           // LeastConnections with weights
+	WeightedRoundRobin                      // the same as RoundRobin; IPVS's name
+	WeightedLeast                           // the same as LeastConnections; IPVS's name
 )
 
 var schedulerNames = [...]string{"", "rr", "random", "lc", "p2c", "sed", "nq", "sh", "dh", "maglev", "wrr", "wlc"}

@@ -50,7 +50,7 @@ type Words struct {
 
 // words is the state of a namespace.
 type words struct {
-	used    time.Time // when all of wordsAtOnce is available again
+	used    time.Time // the time from which wordsAtOnce messages are allowed again, if none comes before
 	leftOut int
 }
 

@@ -139,11 +139,12 @@ var _ = Describe("a UDP session", func() {
 			other, second := listen(at)
 			p, newClient := serve(addr)
 			client := newClient()
+			limitHops(client, 20)
 			send(client, "hello")
 			_, session := receive(endpoint)
 			dropped := func() int64 { return p.Stats().Sessions.Dropped[frontend.DropNotSent] }
 
-			By("reporting that the client's hop limit is reached")
+			By("reporting that the client's low hop limit is reached")
 			sendICMP(hopLimitReached, session, addr)
 			Eventually(dropped).WithTimeout(30 * time.Second).Should(BeEquivalentTo(1))
 			Expect(p.Stats().Quarantines).To(BeZero())
@@ -334,6 +335,22 @@ func sendICMP(what icmp, to, from netip.AddrPort) {
 	Expect(err).NotTo(HaveOccurred())
 	defer c.Close()
 	_, err = c.Write(message)
+	Expect(err).NotTo(HaveOccurred())
+}
+
+// limitHops sets the hop limit of the client's datagrams.
+func limitHops(client *net.UDPConn, hops int) {
+	GinkgoHelper()
+	raw, err := client.SyscallConn()
+	Expect(err).NotTo(HaveOccurred())
+	Expect(raw.Control(func(fd uintptr) {
+		GinkgoHelper()
+		if client.LocalAddr().(*net.UDPAddr).IP.To4() != nil {
+			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_TTL, hops)
+		} else {
+			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, hops)
+		}
+	})).To(Succeed())
 	Expect(err).NotTo(HaveOccurred())
 }
 

@@ -321,7 +321,9 @@ func (l *layouter) drop(r portal.Rule) (specs []spec) {
 			return []spec{s}
 		}
 		s.jump = chainOutside
-		l.chains[chainOutside] = dropAllBut(l.at.Insiders(family))
+		if l.chains[chainOutside] == nil {
+			l.chains[chainOutside] = dropAllBut(l.at.Insiders(family))
+		}
 		specs = append(specs, s)
 	}
 	if networks, all := r.Sources.In(family); !all {

@@ -105,7 +105,8 @@ func Open(mode portal.Mode, opts portal.Options, open func(portal.Family) (Backe
 	return p, nil
 }
 
-// Mode implements portal.Portal, as do the methods below.
+// Mode implements portal.Portal. Its other methods, and those of portal.Resumer and portal.Watcher, are below and in
+// origin_linux.go.
 func (p *Portal) Mode() string { return p.mode.Name }
 
 // Traits returns the mode's traits.

@@ -44,8 +44,8 @@ func (l *listener) HandOver() (handover.Socket, bool) {
 
 func (l *listener) name() string { return frontend.SocketName(config.UDP, l.At, l.Namespace != nil) }
 
-// sessionRecord is a session in a handover, as JSON. A handover passes each socket with a name; that of a session's
-// socket to the endpoint is sessionPrefix, followed by this JSON.
+// sessionRecord is a session in a handover, as JSON. Each socket in a handover has a name. For the socket that connects
+// a session to its endpoint, the name is sessionPrefix and this JSON.
 type sessionRecord struct {
 	Socket    string         `json:"socket"` // the name of the listener's socket
 	Peer      []byte         `json:"peer"`   // forward.Peer.Raw
@@ -71,8 +71,8 @@ const sessionPrefix = "udp session "
 const bequeathAtOnce = 64
 
 // Sessions yields sessions with copies of their sockets. The first call of a handover yields those whose endpoint has
-// answered. With last, Sessions first makes the listeners stop receiving, then yields the other sessions. If the
-// handover fails, Resume makes the listeners receive again. Calls are serialized as for Listen.
+// answered, and inherited ones. With last, Sessions first makes the listeners stop receiving, then yields the other
+// sessions. If the handover fails, Resume makes the listeners receive again. Calls are serialized as for Listen.
 func (srv *Server) Sessions(last bool) iter.Seq[handover.Socket] {
 	return func(yield func(handover.Socket) bool) {
 		if !last {
@@ -98,7 +98,7 @@ func (srv *Server) Sessions(last bool) iter.Seq[handover.Socket] {
 				var copies []handover.Socket
 				lp.poller.Call(func() {
 					for _, s := range some {
-						if !sockets[s.socket] || s.fd < 0 || s.search != nil && !last || s.leaving || s.handover == srv.handover {
+						if !sockets[s.socket] || s.fd < 0 || s.search != nil && !last || s.lingering || s.handover == srv.handover {
 							continue // it has ended or will end, still searches, was handed over, or its listener is closed
 						}
 						if c, ok := s.bequeath(); ok {

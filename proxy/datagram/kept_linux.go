@@ -20,16 +20,16 @@ type keptDatagram struct {
 const (
 	// maxKept is the number of datagrams that a session keeps.
 	maxKept = 8
-	// keptTime is the maximum age of a datagram to be sent again. An ICMP error arrives within a round trip, but the
-	// kernel looks for a neighbor that is not in its cache for 3 s (arp(7): mcast_solicit requests, retrans_time
-	// apart).
+	// keptTime is the maximum age of a datagram to be sent again. An ICMP error arrives within a round trip. But if a
+	// neighbor is not in its cache, the kernel looks for it for 3 s before it reports an error (arp(7): mcast_solicit
+	// requests, retrans_time apart).
 	keptTime = 5 * time.Second
 	// maxKeptBytes limits the size of the copies that one loop keeps. A datagram beyond it is sent only once.
 	maxKeptBytes = 16 << 20
 )
 
-// keep copies count datagrams of the loop's batch, from number at, or only the last maxKept of them. They arrived at
-// now.
+// keep copies count datagrams of the loop's batch, the first of which has the number at. Of more than maxKept it copies
+// only the last. The parameter now is their time of arrival.
 func (k *kept) keep(lp *loop, now time.Time, at, count int) {
 	for i := at + max(0, count-maxKept); i < at+count; i++ {
 		d := &k.datagrams[k.count%maxKept]

@@ -10,9 +10,9 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// A port has one socket, which one loop reads. So that a port can use more than one CPU, another loop forwards the
-// replies of a busy session: it reads the session's socket and sends through the listener's. Everything else stays on
-// the session's loop.
+// A listener has one socket, which one loop reads. So that a listener can use more than one CPU, another loop forwards
+// the replies of a busy session: it reads the session's socket and sends through the listener's. Everything else stays
+// on the session's loop.
 
 // busyAfter is the number of replies after which a session is busy.
 const busyAfter = 64
@@ -20,8 +20,9 @@ const busyAfter = 64
 // epoch is the zero of the times stored in atomics. They are monotonic, unlike Unix times.
 var epoch = time.Now()
 
-// replies forwards the replies of a busy session. Its fields, except atomics, belong to its loop. That loop also uses
-// the session's key and control and the socket's fd, which do not change, and the session's toClient, which is atomic.
+// replies forwards the replies of a busy session. Its fields, except last, belong to the loop in the field loop, which
+// is not the session's. That loop also reads the session's key, control and search (nil by then) and the socket's fd,
+// which do not change, and adds to the session's toClient and the front end's counters, which are atomic.
 type replies struct {
 	session   *session
 	loop      *loop
@@ -86,9 +87,9 @@ func (r *replies) Ready(forward.Readiness) {
 	}
 }
 
-// takeBack makes the other loop stop forwarding the session's replies, and close the session's socket to the endpoint.
+// closeLent makes the other loop stop forwarding the session's replies, and close the session's socket to the endpoint.
 // For shared, see loop.close.
-func (s *session) takeBack(shared bool) {
+func (s *session) closeLent(shared bool) {
 	r := s.lent
 	s.lent = nil
 	if r.loop.poller.Do(func() { r.close(shared) }) != nil {

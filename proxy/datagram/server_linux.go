@@ -159,7 +159,7 @@ func (lp *loop) clock() time.Time {
 func (lp *loop) endRound() {
 	lp.flush()
 	lp.now = time.Time{}
-	if !lp.poller.Crowded() { // a crowded poller may not have reported all descriptors that are ready
+	if !lp.poller.Crowded() { // a crowded poller may not have reported all descriptors that are ready, so expect must not count this round
 		lp.round++
 	}
 }
@@ -172,8 +172,8 @@ type burstSize struct {
 }
 
 // expect returns the number of datagrams to request, at most room. It returns 1 if the last read returned at most one,
-// and the descriptor was not ready in the round after: the socket was empty then, and the next datagram probably
-// arrives alone, too.
+// and the descriptor was not ready in the round that followed it: the read had emptied the socket, and the next
+// datagram probably arrives alone, too.
 func (c *burstSize) expect(lp *loop, room int) int {
 	if c.many || lp.round-c.round <= 1 {
 		return room
@@ -221,7 +221,7 @@ func evictOldest(sessions *list.List, spare *session) bool {
 		case !s.catchUp():
 			s.end(outcome.Result{Outcome: outcome.Limit, Err: errEvicted})
 			return true
-		case next == nil: // s is last in the list; catchUp has updated it, so it can be evicted now
+		case next == nil: // s was last before, and all others are more recent: look at it again
 			next = e
 		}
 		e = next

@@ -27,13 +27,13 @@ type session struct {
 	key     sessionKey
 	control []byte    // makes replies come from the address that the client sent to
 	header  []byte    // prefix of each datagram to the endpoint
-	last    time.Time // time of the last datagram in either direction
+	last    time.Time // time of the last datagram in either direction; while lent, up to date only after catchUp
 
 	fd                   int // connected to the endpoint; -1 if there is none
 	watched              forward.Registration
 	burstSize            burstSize
 	search               *unanswered  // nil once an endpoint has answered, and in inherited sessions
-	lent                 *replies     // nil while the session itself reads them
+	lent                 *replies     // reads the endpoint's replies on another loop; nil while the session's own loop does
 	replies              int          // number that the session itself has read
 	mute                 bool         // inherited, and its endpoint has never answered
 	toEndpoint, toClient atomic.Int64 // bytes
@@ -42,7 +42,7 @@ type session struct {
 	handover  uint32 // number of its last handover: see Server.Sessions
 	inherited bool   // from a predecessor, which may still have a copy of fd
 	unreplied bool   // the client has sent a datagram since the last reply; may be stale: call waits
-	leaving   bool   // see linger
+	lingering bool   // see linger
 	stale     bool   // to be compared with the socket's view
 
 	inSocket, inLoop, inClient *list.Element // its elements in the lists
@@ -57,8 +57,8 @@ type unanswered struct {
 	inSocket *list.Element // in socket.unanswered
 }
 
-// unansweredTimeout is the idle timeout of a session that no endpoint has answered, unless it is inherited or the
-// Service sets one.
+// unansweredTimeout is the maximum idle timeout of a session that no endpoint has answered, unless it is inherited or
+// the Service sets one.
 const unansweredTimeout = time.Minute
 
 // admit determines which VIP the client sent to, and whether the client is allowed.
@@ -124,7 +124,7 @@ func (s *session) open(from netip.AddrPort) error {
 	fd, err := forward.ConnectUDP(s.Front.Portal.Mark(), from, to)
 	if err == nil {
 		if s.hops > 0 {
-			_ = forward.SetHops(fd, to.Addr(), int(s.hops)) // without it, a datagram that loops back here has the full limit again
+			_ = forward.SetHops(fd, to.Addr(), int(s.hops)) // if it fails, a datagram that loops back here has the full limit again
 		}
 		if s.watched, err = s.socket.loop.poller.Add(fd, forward.Readable, s); err == nil {
 			s.fd = fd
@@ -194,7 +194,7 @@ func (s *session) closeSocket() {
 	}
 	s.givePort()
 	if shared := s.handover != 0 || s.inherited; s.lent != nil {
-		s.takeBack(shared)
+		s.closeLent(shared)
 	} else {
 		s.socket.loop.close(s.fd, s.watched, shared)
 	}
@@ -251,9 +251,9 @@ func (s *session) send(at, count int) int {
 			}
 			s.failed(err)
 			if unsent := count - done; s.fd < 0 {
-				c.Drop(frontend.DropNoEndpoint, unsent-1) // failed has counted one
+				c.Drop(frontend.DropNoEndpoint, unsent-1) // s.failed has counted one of them
 			} else {
-				c.Drop(frontend.DropNoEndpoint, max(0, unsent-maxKept)) // the last maxKept were kept, and sent to the next endpoint
+				c.Drop(frontend.DropNoEndpoint, max(0, unsent-maxKept)) // the last maxKept were kept, if there was space, and sent to the next endpoint
 			}
 			return count
 		case err == unix.ENOBUFS: // of the network interface
@@ -273,24 +273,34 @@ func (s *session) send(at, count int) int {
 	return done
 }
 
-// icmpError is called with the error of a read from fd, the session's socket, or of a send. It empties the error queue,
-// and returns the error to act on: err, or after EAGAIN the one in the queue, which another call may have consumed.
-// Errors that do not mean that the endpoint is unreachable become ETIME: the hop limit and the fragments are the
-// client's, and an endpoint that has answered may be reachable again soon.
+// icmpError returns the error to act on after a read from fd, the session's socket, or a send has returned err. It
+// empties the socket's error queue. After EAGAIN it returns the ICMP error from the queue, if there is one: an earlier
+// call may have consumed the pending error. It returns ETIME in place of an ICMP error that is not the endpoint's
+// fault: the client sent a datagram with a low hop limit, or in fragments of which some were lost; or an endpoint that
+// has answered may be reachable again soon.
 func (s *session) icmpError(fd int, err error) error {
 	last, kind := forward.TakeErrors(fd)
 	if err == unix.EAGAIN && kind != forward.ICMPNone {
 		err = last
 	}
-	if kind == forward.ICMPExpired || kind == forward.ICMPSoft && s.search == nil {
+	temporary := kind == forward.ICMPSoft || kind == forward.ICMPHops ||
+		kind == forward.ICMPNone && (err == unix.ENETUNREACH || err == unix.EHOSTUNREACH) // this node has no route
+	switch {
+	case kind == forward.ICMPFragments,
+		kind == forward.ICMPHops && s.hops >= 0 && s.hops < minHops,
+		temporary && s.search == nil && !s.mute:
 		return unix.ETIME
 	}
 	return err
 }
 
-// unreachable reports whether err, an ICMP error, means that the endpoint is unreachable (see icmp_err_convert in the
-// kernel's net/ipv4/icmp.c). No other error is the endpoint's fault: a datagram may be too big for a link (EMSGSIZE),
-// and a firewall or a full conntrack table of this node may block it (EPERM).
+// minHops is the lowest hop limit that is enough for an endpoint: networks have fewer routers in a row, unless packets
+// loop.
+const minHops = 32
+
+// unreachable reports whether err, an ICMP error or one of connect(2), means that the endpoint is unreachable (see
+// icmp_err_convert in the kernel's net/ipv4/icmp.c). No other error is the endpoint's fault: a datagram may be too big
+// for a link (EMSGSIZE), and a firewall or a full conntrack table of this node may block it (EPERM).
 func unreachable(err error) bool {
 	switch err {
 	case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENONET, unix.ENOPROTOOPT, unix.EACCES:
@@ -299,8 +309,8 @@ func unreachable(err error) bool {
 	return false
 }
 
-// notSent returns the reason why a datagram is lost because of err, which does not mean that the endpoint is
-// unreachable.
+// notSent returns the Drop to count for a datagram that is lost because of err. Errors that mean that the endpoint is
+// unreachable do not come here.
 func notSent(err error) frontend.Drop {
 	if err == unix.EMSGSIZE {
 		return frontend.DropTooBig
@@ -431,8 +441,9 @@ var (
 	errLeft         = errors.New("the endpoint was removed or became not ready before it answered")
 )
 
-// leave gives up an endpoint that has not answered, for a reason that is not its fault.
-func (s *session) leave(why error) {
+// tryAnother moves the session away from an endpoint that has not answered, without reporting a failure of it: the
+// endpoint was removed or is not ready, or its refusal of another client has been reported.
+func (s *session) tryAnother(why error) {
 	s.search.Leave(s.socket.loop.clock(), why)
 	s.countIfUnsent()
 }
@@ -488,7 +499,7 @@ func stays(e *balance.Endpoint) bool { return e.Ready || e.Terminating && e.Serv
 // compare ends or moves the session if the socket's view no longer allows it.
 func (s *session) compare() {
 	v := s.socket.view
-	if s.stale = false; s.leaving {
+	if s.stale = false; s.lingering {
 		return
 	}
 	vip, ok := v.VIPAt(s.VIP.AddrPort())
@@ -507,7 +518,7 @@ func (s *session) compare() {
 		return
 	}
 	if s.search != nil && s.Endpoints(v).Len() > 0 {
-		s.leave(errLeft) // another endpoint may answer the client's datagrams
+		s.tryAnother(errLeft) // another endpoint may answer the client's datagrams
 		return
 	}
 	if s.waits() && s.search == nil {
@@ -533,7 +544,7 @@ const lingerTime = 500 * time.Millisecond
 func (s *session) linger() {
 	sk := s.socket
 	delete(sk.sessions, s.key)
-	s.leaving = true
+	s.lingering = true
 	end := func() {
 		if s.fd >= 0 {
 			s.end(outcome.Result{Outcome: outcome.EndpointRemoved})

@@ -27,8 +27,8 @@ type socket struct {
 	burstSize burstSize
 	room      int // maximum number of datagrams per turn
 
-	view     *frontend.View          // view that the sessions comply with, except stale ones
-	stay     map[*balance.State]bool // usable(view); not updated while there are no sessions, so used only for stale ones
+	view     *frontend.View          // the latest view; sessions that are marked stale have not been compared with it yet
+	stay     map[*balance.State]bool // usable(view) of the last refresh with sessions; only sessions that this refresh marked as stale may use it
 	sessions map[sessionKey]*session
 	order    list.List // *session; longest idle first
 	ported   list.List // those that send from an address of this node, and occupy a port: see session.takePort
@@ -114,7 +114,7 @@ func (sk *socket) close(end outcome.Outcome, done func()) {
 			return
 		}
 		s := sk.order.Front().Value.(*session)
-		if s.leaving || s.stale && !sk.stay[s.Endpoint.State] {
+		if s.lingering || s.stale && !sk.stay[s.Endpoint.State] {
 			s.end(outcome.Result{Outcome: outcome.EndpointRemoved}) // its endpoint was removed before the socket was closed
 			continue
 		}
@@ -190,7 +190,7 @@ func (sk *socket) Ready(forward.Readiness) {
 	}
 }
 
-// newcomersPerTurn is the maximum number of datagrams in the next turn if a turn had more new clients than this.
+// If more than newcomersPerTurn clients were new in a turn, the next turn receives at most this many datagrams.
 // Beginning a session takes as long as forwarding dozens of datagrams, and meanwhile all other sockets of the loop
 // wait.
 const newcomersPerTurn = 2
@@ -334,9 +334,10 @@ func (sk *socket) refresh() {
 	sk.expire()
 }
 
-// abandon moves sessions that wait for an endpoint's first answer to other endpoints, since it has refused another
-// client. The parameter refused is its state. Hosts limit how often they send ICMP errors (Linux to once a second for
-// each address, after six at once: see icmp_ratelimit, icmp(7)), so most clients of a dead endpoint get none.
+// abandon is called when an endpoint, whose state is refused, has refused a client. Other sessions that wait for the
+// first answer of this endpoint move to other endpoints. Hosts limit how often they send ICMP errors (Linux sends an
+// address six in a burst, then one per second: see icmp_ratelimit, icmp(7)), so most clients of a dead endpoint get
+// none.
 func (sk *socket) abandon(refused *balance.State) {
 	now := sk.loop.clock()
 	var waiting []*session
@@ -351,7 +352,7 @@ func (sk *socket) abandon(refused *balance.State) {
 	}
 	sk.inTurns(waiting, func(s *session) {
 		if s.search != nil && s.Endpoint.State == refused { // it has not moved meanwhile
-			s.leave(errRefusedOther)
+			s.tryAnother(errRefusedOther)
 		}
 	})
 }
@@ -380,8 +381,8 @@ func (sk *socket) expire() {
 	sk.tick()
 }
 
-// tick schedules expire for the earliest time at which a session can reach its idle timeout. It allows for sessions
-// that begin before then.
+// tick schedules expire for the earliest time at which a session can reach its idle timeout. It waits for at most
+// unansweredIdle, since a session that begins meanwhile may reach that timeout first.
 func (sk *socket) tick() {
 	if sk.ticking {
 		return

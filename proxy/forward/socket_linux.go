@@ -440,26 +440,32 @@ type ICMPKind uint8
 
 // Values of ICMPKind.
 const (
-	ICMPNone    ICMPKind = iota
-	ICMPHard             // the destination is unreachable
-	ICMPSoft             // it may be reachable again soon: no route to it, or its host does not respond
-	ICMPExpired          // the hop limit, or the time for all fragments to arrive
+	ICMPNone      ICMPKind = iota
+	ICMPHard               // any other; the errno says whether the destination is unreachable
+	ICMPSoft               // the destination may be reachable again soon: no route to it, or its host does not respond
+	ICMPHops               // the hop limit was reached
+	ICMPFragments          // not all fragments of a datagram arrived in time
 )
 
-// icmpKinds are the kinds that are not hard, by origin (see SO_EE_ORIGIN_ICMP in linux/errqueue.h), type and code.
+// icmpKinds are the kinds other than ICMPHard, by origin (SO_EE_ORIGIN_ICMP in linux/errqueue.h), type and code. Soft
+// are those that icmp_err_convert (net/ipv4/icmp.c) and tab_unreach (net/ipv6/icmp.c) call not fatal.
 var icmpKinds = map[[3]byte]ICMPKind{
 	{unix.SO_EE_ORIGIN_ICMP, 3, 0}:  ICMPSoft, // RFC 792
 	{unix.SO_EE_ORIGIN_ICMP, 3, 1}:  ICMPSoft,
-	{unix.SO_EE_ORIGIN_ICMP, 11, 0}: ICMPExpired,
-	{unix.SO_EE_ORIGIN_ICMP, 11, 1}: ICMPExpired,
+	{unix.SO_EE_ORIGIN_ICMP, 3, 11}: ICMPSoft, // RFC 1122
+	{unix.SO_EE_ORIGIN_ICMP, 3, 12}: ICMPSoft,
+	{unix.SO_EE_ORIGIN_ICMP, 11, 0}: ICMPHops,
+	{unix.SO_EE_ORIGIN_ICMP, 11, 1}: ICMPFragments,
 	{unix.SO_EE_ORIGIN_ICMP6, 1, 0}: ICMPSoft, // RFC 4443
+	{unix.SO_EE_ORIGIN_ICMP6, 1, 2}: ICMPSoft,
 	{unix.SO_EE_ORIGIN_ICMP6, 1, 3}: ICMPSoft,
-	{unix.SO_EE_ORIGIN_ICMP6, 3, 0}: ICMPExpired,
-	{unix.SO_EE_ORIGIN_ICMP6, 3, 1}: ICMPExpired,
+	{unix.SO_EE_ORIGIN_ICMP6, 3, 0}: ICMPHops,
+	{unix.SO_EE_ORIGIN_ICMP6, 3, 1}: ICMPFragments,
 }
 
 // TakeErrors empties the error queue of a socket of ConnectUDP (IP_RECVERR, ip(7)). It returns the last ICMP error; 0
-// and ICMPNone if there is none. While the queue is not empty, epoll reports an error.
+// and ICMPNone if there is none. An earlier error is lost, but recurs with the next datagram. While the queue is not
+// empty, epoll reports an error.
 func TakeErrors(fd int) (last unix.Errno, kind ICMPKind) {
 	var control [256]byte
 	for range 64 { // others may fill the queue, and the caller has other sockets

@@ -125,7 +125,8 @@ func (c *Conn) EndpointFirstByte(now time.Time) {
 
 // Judged returns the final Result of a connection that ended with r. It changes r to NoResponse if the client had sent
 // bytes and received none when the endpoint ended or the client was lost, and other clients of this port did get
-// answers. Without such answers the protocol may have none: uploads, syslog and statsd end like that.
+// answers. If no client of the port got an answer, the protocol may have no answers: uploads, syslog and statsd end
+// like that.
 func (c *Conn) Judged(r outcome.Result) outcome.Result {
 	ended := r.Outcome == outcome.EndpointClosed || r.Outcome == outcome.ClientReset
 	if ended && r.ToEndpoint > 0 && r.ToClient == 0 && c.Front.answers() {

@@ -24,9 +24,9 @@ type Connecting struct {
 
 // Runner performs the steps of one connection's search: in an event loop, or in a goroutine.
 type Runner interface {
-	// Dial starts to connect to Connecting.Endpoint, from the address from if that is valid. It calls Connecting.Done,
-	// Leave or Stop once, perhaps before it returns. After limit, the error for Done is context.DeadlineExceeded; 0
-	// means no limit. mayLoop is the result of Node.WouldLoop.
+	// Dial starts to connect to Connecting.Endpoint, from the address in from, if that is valid. It calls
+	// Connecting.Done, Leave or Stop once, perhaps before it returns. After limit, the error for Done is
+	// context.DeadlineExceeded; 0 means no limit. mayLoop is the result of Node.WouldLoop.
 	Dial(v *View, from netip.AddrPort, mayLoop bool, limit time.Duration)
 	// Wait starts to wait for the end of the given search.Wait step; then Connecting.Next is called. If the client
 	// leaves before that, or the search must be given up, Connecting.Stop is called. v is the View that the step is

@@ -154,7 +154,7 @@ const (
 	DropNoEndpoint                // no endpoint exists, or all have refused
 	DropReceiveBuffer             // usher did not read fast enough
 	DropSendBuffer                // the kernel or the network interface did not send fast enough
-	DropNotSent                   // the kernel refused to send it
+	DropNotSent                   // the kernel refused to send it, or an ICMP error says that it did not arrive
 	DropTooBig                    // exceeds the path MTU, which the kernel knows now
 	DropHopLimit                  // arrived with a hop limit of 1
 	numDrops

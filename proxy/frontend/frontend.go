@@ -101,7 +101,7 @@ func (n *Node) Init() {
 // NewID returns a number for a new client. The first is 1, unless InheritIDs was called.
 func (n *Node) NewID() uint64 { return n.lastID.Add(1) }
 
-// Clients returns the number of clients of this process so far, without inherited ones.
+// Clients returns the number of clients of this process so far, without inherited ones whose numbers were reserved.
 func (n *Node) Clients() uint64 {
 	return max(n.lastID.Load(), n.inheritedIDs.Load()) - n.inheritedIDs.Load()
 }
@@ -138,10 +138,10 @@ var errMayLoop = errors.New("refused: it is a VIP or its port is a node port: co
 
 // WouldLoop returns an error if a connection to an endpoint would come back to usher. That cannot happen if packets for
 // VIPs do not reach usher, if the listeners are in another network namespace than the endpoints, or if something other
-// than this node's kernel connects to the endpoints. A VIP is accepted if the portal ignores marked packets, such as
-// usher's: these do not come back, and a process of this node may listen there. (Package translate refuses most
-// endpoints that are VIPs.) mayLoop reports whether a connection may come back through another node: the endpoint is a
-// VIP, or its port is a node port. See HopsLeft.
+// than this node's kernel connects to the endpoints. An endpoint may be a VIP if the portal ignores packets with
+// usher's mark: these do not come back to usher, and a process of this node may listen on the VIP. (Package translate
+// refuses most endpoints that are VIPs.) mayLoop reports whether a connection may come back through another node: the
+// endpoint is a VIP, or its port is a node port. See HopsLeft.
 func (n *Node) WouldLoop(protocol config.Protocol, to netip.AddrPort) (mayLoop bool, err error) {
 	if !n.carriesVIPs || n.Socket != nil || n.Tunneled {
 		return false, nil
@@ -189,8 +189,8 @@ func (hopsUsedUp) Error() string {
 	return "refused: it is a VIP or its port is a node port, and the hop limit is exhausted: the connection loops between nodes"
 }
 
-// Futile ends the search: see package search. Another endpoint could succeed only if it is no VIP and its port does not
-// have the number of a node port; few Services have endpoints of both kinds.
+// Futile ends the search: see package search. Another endpoint could succeed only if it is not a VIP and its port
+// number is not that of a node port; few Services have endpoints of both kinds.
 func (hopsUsedUp) Futile() bool { return true }
 
 // Target returns the portal's name for vip.

@@ -72,7 +72,7 @@ func (p *Place) Serves(b portal.Bind) bool {
 // the same address.
 func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error)) (T, error) {
 	l, err := listen(b.Addr)
-	// Another error would occur with other ports, too.
+	// Only these errors depend on the port.
 	unavailable := func() bool { return errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, syscall.EACCES) }
 	others := ""
 	if b.Preferred && unavailable() {

@@ -28,8 +28,8 @@ type Conn struct {
 	server *Server
 	client client        // nil once established
 	pair   pair          // the pair that a loop forwards, once established
-	begun  chan struct{} // nil if a loop forwards; closed after register.goroutineFlows has got this Conn
-	stays  bool          // not offered to a successor again, since it has not accepted the connection
+	begun  chan struct{} // nil if a loop forwards; closed when the flow is in register.goroutineFlows
+	stays  bool          // a successor has not accepted this connection: it is not offered again
 }
 
 // client is the common part of the clients of all protocols.
@@ -54,7 +54,7 @@ func (a *acceptor) accepted(client client, from netip.AddrPort) *Conn {
 	return c
 }
 
-// turnAway resets a client of a because of a limit; why is the reason.
+// turnAway resets the client, which a has accepted, because of a limit; why is the reason.
 func (c *Conn) turnAway(a *acceptor, why error) {
 	c.logLimit(why)
 	if c.RefusedUnlogged(outcome.Limit) {

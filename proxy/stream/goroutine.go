@@ -21,8 +21,8 @@ type goroutine struct {
 	setProxiedClient func() outcome.Result // reads the PROXY protocol header and records the client; nil for SCTP, which has none
 	dial             dialer
 
-	forward forwarder // of the successful attempt
-	waited  bool      // a Wait has ended: seek calls search.Next again
+	forward  forwarder // of the successful attempt
+	callNext bool      // at first, and when a Wait has ended: seek calls search.Next
 }
 
 // A dialer connects to an endpoint. from need not be an address of this node; if it is zero, the kernel picks the address.
@@ -39,8 +39,8 @@ func (g *goroutine) awaitHeader() { g.enter(g.setProxiedClient(), g) }
 // seek implements runner.
 func (g *goroutine) seek() {
 	g.search = g.Connect(g.server.ctx, g)
-	for g.waited = true; g.waited; {
-		g.waited = false
+	for g.callNext = true; g.callNext; {
+		g.callNext = false
 		g.search.Next(time.Now())
 	}
 }
@@ -59,7 +59,7 @@ func (g *goroutine) Wait(v *frontend.View, step search.Step) {
 		g.search.Stop(time.Now(), left(err))
 		return
 	}
-	g.waited = true
+	g.callNext = true
 }
 
 // Dial implements frontend.Runner.
@@ -122,7 +122,7 @@ func (g *goroutine) withClient(ctx context.Context, why error, gone func(syscall
 	if err != nil {
 		return f(ctx)
 	}
-	there, cancel := context.WithCancelCause(ctx)
+	clientCtx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	done := make(chan struct{})
 	go func() {
@@ -131,11 +131,11 @@ func (g *goroutine) withClient(ctx context.Context, why error, gone func(syscall
 			cancel(why)
 		}
 	}()
-	err = f(there)
+	err = f(clientCtx)
 	_ = client.SetReadDeadline(time.Unix(1, 0)) // fails only if the client's socket is closed
 	<-done
 	_ = client.SetReadDeadline(time.Time{})
-	if err != nil && context.Cause(there) == why {
+	if err != nil && context.Cause(clientCtx) == why {
 		return why
 	}
 	return err

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -417,15 +418,15 @@ func (s *Server) receiveBatch(from *net.UnixConn, receiver Receiver) error {
 		}
 		return err
 	}
-	for i, c := range arrived {
-		s.proceed(&c, i)
+	for _, c := range arrived {
+		s.proceed(&c)
 	}
 	return nil
 }
 
-// proceed makes loop number n, modulo the number of loops, continue c, a connection of another process.
-func (s *Server) proceed(c *held, n int) {
-	l := s.loops.list[n%len(s.loops.list)]
+// proceed makes a loop continue c, a connection of another process.
+func (s *Server) proceed(c *held) {
+	l := s.loops.list[rand.N(len(s.loops.list))]
 	_ = l.Do(func() { // the loop runs as long as there are connections
 		c.Endpoint.Connected.Add(1)
 		c.Continued(time.Now())
@@ -477,7 +478,8 @@ func (s *Server) acceptBatch(fds []int, receiver Receiver) (arrived []held, answ
 	return arrived, append(answer, '.'), nil // an empty packet would look like end of file
 }
 
-// readTransfer returns the transfer that line encodes. The error is about a field or value that this version does not know.
+// readTransfer returns the transfer that line encodes. It returns an error for a malformed line, and for fields or
+// values that this version does not know.
 func readTransfer(line []byte) (*transfer, error) {
 	t := new(transfer)
 	from := json.NewDecoder(bytes.NewReader(line))

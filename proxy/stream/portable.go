@@ -215,8 +215,8 @@ func (k *keptClient) Read(p []byte) (int, error) {
 	return k.Conn.Read(p)
 }
 
-// SyscallConn lets the forwarder detect that a client has left while the forwarder does not read from it. The error in
-// k.failed needs no check here: the forwarder's first Read returns it.
+// SyscallConn lets the forwarder detect that a client has left while the forwarder does not read from it. It ignores
+// k.failed, which the forwarder's first Read returns.
 func (k *keptClient) SyscallConn() (syscall.RawConn, error) {
 	if c, ok := k.Conn.(syscall.Conn); ok {
 		return c.SyscallConn()

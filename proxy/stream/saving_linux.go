@@ -312,7 +312,7 @@ func (v *saving) saveLoop(l *forward.Loop) (err error) {
 				if !is || p.IsSaved() || time.Since(c.Start) < savedAge {
 					return true
 				}
-				if len(b.pairs) == fdstore.SavedAtOnce || b.text.Len() > fdstore.MaxPacket/2 { // up to MaxPacket/2, another connection (at most 20 kB) fits into MaxPacket
+				if len(b.pairs) == fdstore.SavedAtOnce || b.text.Len() > fdstore.MaxPacket/2 { // below MaxPacket/2, another connection (at most 20 kB) still fits into MaxPacket
 					return false
 				}
 				number, free := v.take()
@@ -329,7 +329,7 @@ func (v *saving) saveLoop(l *forward.Loop) (err error) {
 		case errors.Is(err, unix.EAGAIN): // the keeper is busy
 			err = nil
 			time.Sleep(saveEvery / 20)
-		case errors.Is(err, unix.ETOOMANYREFS), errors.Is(err, unix.ENOBUFS): // the kernel holds too much for the keeper
+		case errors.Is(err, unix.ETOOMANYREFS), errors.Is(err, unix.ENOBUFS): // too many descriptors or messages are on the way to the keeper
 			err, more = nil, false
 		}
 		if full && !v.full {
@@ -457,7 +457,7 @@ func (v *saving) restoreOne(a *area, number int, text []byte, client, endpoint f
 	v.restored++
 	c.frozen.Client, c.frozen.Endpoint = client, endpoint
 	c.frozen.Saved, c.frozen.Over = saved, v.countSaved(a, number)
-	v.proceed(c, v.restored)
+	v.proceed(c)
 	return true
 }
 
@@ -472,8 +472,8 @@ func (v *saving) readmit(a *area, saved *forward.Saved, text []byte) (*held, err
 		return nil, errors.New("some of its bytes were in the crashed process")
 	}
 	if (t.Pair.ToEndpoint.Begun || t.Pair.ToClient.Begun) && t.Record.FirstByte <= 0 {
-		// A byte has moved since the record was saved, so the time to the first byte is unknown. A pair does not report
-		// a first byte if both directions have begun.
+		// A byte has moved since the record was saved, so the time to the first byte is unknown. Both directions are
+		// marked as begun, since the pair then reports no time to the first byte.
 		t.Pair.ToEndpoint.Begun, t.Pair.ToClient.Begun = true, true
 		t.Record.ForgetFirstByte()
 	}

@@ -82,7 +82,7 @@ func (s *Server) ListenSCTP(f *frontend.FrontEnd, b portal.Bind) (frontend.Liste
 		return nil, err
 	}
 	opened, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) (*sctp.Listener, error) {
-		if addr == b.Addr && addr.Port() != 0 { // not for the other ports that Listen may try: inherited sockets there belong to other front ends
+		if addr == b.Addr && addr.Port() != 0 { // only here: on other ports that Listen tries, inherited sockets belong to other front ends
 			fd, err := f.Inherit(frontend.SocketName(config.SCTP, addr, b.Namespace != nil), addr)
 			switch {
 			case err != nil:

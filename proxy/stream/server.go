@@ -61,7 +61,7 @@ func New(node *frontend.Node, pollers *forward.Pollers, o Options) *Server {
 	return s
 }
 
-// Serve serves a client that named vip in another protocol, such as SOCKS, like one that a portal redirected. It takes
+// Serve serves a client that requested vip by another protocol, such as SOCKS, as if it had connected to vip. It takes
 // ownership of client and returns at once.
 func (s *Server) Serve(front *frontend.FrontEnd, client forward.Conn, from, vip netip.AddrPort) {
 	a := &acceptor{server: s, front: front, Place: frontend.Place{At: vip}}
@@ -124,8 +124,8 @@ type Receiver interface {
 	// accepted.
 	Begin() error
 	End()
-	// Find returns the front end that serves port or, if there is none, the one that serves vip, and its endpoint for
-	// e. It returns nil if there is no front end. left is when e was removed or began to terminate; zero if neither has
-	// happened. Find is called between Begin and End.
+	// Find returns the front end that serves port or, if there is none, vip, and the endpoint of that front end with
+	// e's address and Pod. It returns nil if there is no front end. left is when e was removed or began to terminate;
+	// zero if neither has happened or, after a crash, if it is unknown. Find is called between Begin and End.
 	Find(port config.PortID, vip netip.AddrPort, e *config.Endpoint, left time.Time) (*frontend.FrontEnd, *balance.Endpoint)
 }

@@ -33,7 +33,7 @@ func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listen
 		return nil, err
 	}
 	fd, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) (int, error) {
-		if addr == b.Addr && addr.Port() != 0 { // not for the other ports that Listen may try: inherited sockets there belong to other front ends
+		if addr == b.Addr && addr.Port() != 0 { // only here: on other ports that Listen tries, inherited sockets belong to other front ends
 			if fd, err := f.Inherit(frontend.SocketName(config.TCP, addr, b.Namespace != nil), addr); fd >= 0 || err != nil {
 				return fd, err
 			}

@@ -515,7 +515,7 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 		for range 50 {
 			Expect(get(c.pod, "http://"+web.Spec.ClusterIP+"/")).Error().NotTo(HaveOccurred())
 		}
-		for _, command := range []string{"usher diagnose", "usher diagnose web --client 10.1.2.3"} {
+		for _, command := range []string{"usher diagnose", "usher diagnose web", "usher diagnose web --client 10.1.2.3"} {
 			s := r.start(command)
 			Eventually(s).WithTimeout(time.Minute).Should(gexec.Exit())
 			Expect(s.ExitCode()).To(Or(Equal(0), Equal(1)), "with or without findings")

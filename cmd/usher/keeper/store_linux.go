@@ -15,6 +15,7 @@ import (
 	"github.com/usherproxy/usher/portal/fdpass"
 	"github.com/usherproxy/usher/portal/fdstore"
 	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/proxy/admin"
 )
 
 const (
@@ -30,7 +31,7 @@ const (
 	// strangerTime is the maximum time that receive spends on discarding messages of other processes.
 	strangerTime = 100 * time.Millisecond
 	// spareFDs is the number of descriptors reserved for the keeper's other uses.
-	spareFDs = 64
+	spareFDs = 64 + admin.MaxClients
 )
 
 // message is a message from an usher process.
