@@ -149,12 +149,20 @@ var _ = Describe("a UDP session", func() {
 			Eventually(dropped).WithTimeout(30 * time.Second).Should(BeEquivalentTo(1))
 			Expect(p.Stats().Quarantines).To(BeZero())
 
+			By("reporting that a fragment of the client's was lost")
+			if addr.Addr().Is6() { // Linux ignores the IPv4 error
+				sendICMP(fragmentsLost, session, addr)
+				Eventually(dropped).WithTimeout(30 * time.Second).Should(BeEquivalentTo(2))
+				Expect(p.Stats().Quarantines).To(BeZero())
+			}
+			before := dropped()
+
 			By("reporting, after an answer, that the host is unreachable")
 			_, err := endpoint.WriteToUDPAddrPort([]byte("welcome"), session)
 			Expect(err).NotTo(HaveOccurred())
 			receive(client)
 			sendICMP(hostUnreachable, session, addr)
-			Eventually(dropped).WithTimeout(30 * time.Second).Should(BeEquivalentTo(2))
+			Eventually(dropped).WithTimeout(30 * time.Second).Should(Equal(before + 1))
 			s := p.Stats()
 			Expect(s.Quarantines).To(BeZero())
 			Expect(s.Sessions.Ends).To(BeEmpty())
@@ -299,6 +307,7 @@ type icmp struct{ v4, v6 [3]byte }
 var (
 	packetTooBig    = icmp{[3]byte{3, 4, 5}, [3]byte{2, 0, 5}} // 1280
 	hopLimitReached = icmp{[3]byte{11, 0, 0}, [3]byte{3, 0, 0}}
+	fragmentsLost   = icmp{[3]byte{11, 1, 0}, [3]byte{3, 1, 0}}
 	hostUnreachable = icmp{[3]byte{3, 1, 0}, [3]byte{1, 3, 0}}
 	portUnreachable = icmp{[3]byte{3, 3, 0}, [3]byte{1, 4, 0}}
 )

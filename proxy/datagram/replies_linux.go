@@ -21,8 +21,9 @@ const busyAfter = 64
 var epoch = time.Now()
 
 // replies forwards the replies of a busy session. Its fields, except last, belong to the loop in the field loop, which
-// is not the session's. That loop also reads the session's key, control and search (nil by then) and the socket's fd,
-// which do not change, and adds to the session's toClient and the front end's counters, which are atomic.
+// is not the session's. That loop also reads the session's key, control, hops, search (nil by then) and mute (false by
+// then) and the socket's fd, which do not change, and adds to the session's toClient and the front end's counters,
+// which are atomic.
 type replies struct {
 	session   *session
 	loop      *loop

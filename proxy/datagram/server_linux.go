@@ -221,7 +221,7 @@ func evictOldest(sessions *list.List, spare *session) bool {
 		case !s.catchUp():
 			s.end(outcome.Result{Outcome: outcome.Limit, Err: errEvicted})
 			return true
-		case next == nil: // s was last before, and all others are more recent: look at it again
+		case next == nil: // s is the only one other than spare, and catchUp has updated it: look at it again
 			next = e
 		}
 		e = next

@@ -283,20 +283,18 @@ func (s *session) icmpError(fd int, err error) error {
 	if err == unix.EAGAIN && kind != forward.ICMPNone {
 		err = last
 	}
-	temporary := kind == forward.ICMPSoft || kind == forward.ICMPHops ||
-		kind == forward.ICMPNone && (err == unix.ENETUNREACH || err == unix.EHOSTUNREACH) // this node has no route
+	answered := s.search == nil && !s.mute
 	switch {
 	case kind == forward.ICMPFragments,
-		kind == forward.ICMPHops && s.hops >= 0 && s.hops < minHops,
-		temporary && s.search == nil && !s.mute:
+		kind == forward.ICMPHops && (answered || s.hops > 0 && s.hops < ampleHops),
+		kind == forward.ICMPSoft && answered:
 		return unix.ETIME
 	}
 	return err
 }
 
-// minHops is the lowest hop limit that is enough for an endpoint: networks have fewer routers in a row, unless packets
-// loop.
-const minHops = 32
+// ampleHops is a hop limit that reaches any endpoint, unless packets loop. A lower one may be the client's fault.
+const ampleHops = 32
 
 // unreachable reports whether err, an ICMP error or one of connect(2), means that the endpoint is unreachable (see
 // icmp_err_convert in the kernel's net/ipv4/icmp.c). No other error is the endpoint's fault: a datagram may be too big

@@ -464,7 +464,7 @@ var icmpKinds = map[[3]byte]ICMPKind{
 }
 
 // TakeErrors empties the error queue of a socket of ConnectUDP (IP_RECVERR, ip(7)). It returns the last ICMP error; 0
-// and ICMPNone if there is none. An earlier error is lost, but recurs with the next datagram. While the queue is not
+// and ICMPNone if there is none. An earlier error is lost; a later datagram may cause it again. While the queue is not
 // empty, epoll reports an error.
 func TakeErrors(fd int) (last unix.Errno, kind ICMPKind) {
 	var control [256]byte
