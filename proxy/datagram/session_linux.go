@@ -283,11 +283,11 @@ func (s *session) icmpError(fd int, err error) error {
 	if err == unix.EAGAIN && kind != forward.ICMPNone {
 		err = last
 	}
-	answered := s.search == nil && !s.mute
+	responded := s.search == nil && !s.mute
 	switch {
 	case kind == forward.ICMPFragments,
-		kind == forward.ICMPHops && (answered || s.hops > 0 && s.hops < ampleHops),
-		kind == forward.ICMPSoft && answered:
+		kind == forward.ICMPHops && (responded || s.hops > 0 && s.hops < ampleHops),
+		kind == forward.ICMPSoft && responded:
 		return unix.ETIME
 	}
 	return err
