@@ -48,26 +48,20 @@ func (a *acceptor) accepted(client client, from netip.AddrPort) *Conn {
 	c.Record = &conn.Record{ID: a.front.NewID(), Port: a.front.View().Clients, From: from, Start: time.Now()}
 	c.Front = a.front
 	if err := a.server.register.add(c); err != nil {
-		c.turnAway(a, err)
+		c.turnAway(err)
 		return nil
 	}
 	return c
 }
 
-// turnAway resets the client, which a has accepted, because of a limit; why is the reason.
-func (c *Conn) turnAway(a *acceptor, why error) {
+// turnAway resets a client because of a limit; why is the reason. The client's Conn is not set yet.
+func (c *Conn) turnAway(why error) {
 	c.logLimit(why)
 	if c.RefusedUnlogged(outcome.Limit) {
 		c.reset()
 		return
 	}
-	var err error
-	if c.To = a.At; a.Redirected {
-		c.To, err = c.client.originalDst()
-	}
-	if err != nil || !c.To.IsValid() || c.To.Addr().IsUnspecified() {
-		c.To = plainAddr(c.client.LocalAddr())
-	}
+	c.To = plainAddr(c.client.LocalAddr())
 	c.Accepted()
 	c.reset()
 	c.Closed(time.Now(), outcome.Result{Outcome: outcome.Limit, Err: why}, netip.AddrPort{})
