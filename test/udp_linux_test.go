@@ -214,9 +214,9 @@ func udpSpecs(portal string) {
 	})
 
 	It("retries on the next endpoint when the kernel reports that the first one's host does not respond", func() {
-		nobody := netip.AddrPortFrom(netip.MustParseAddr("10.244.0.98"), 5300) // no host has this address
+		vanished := netip.AddrPortFrom(netip.MustParseAddr("10.244.0.98"), 5300) // no host has this address
 		good := startEcho(l.Pods, lab.Pod(1))
-		dns.endpoints = []netip.AddrPort{nobody, good}
+		dns.endpoints = []netip.AddrPort{vanished, good}
 		u := start("--trace")
 		for range 2 {
 			c, err := pod.DialUDP("", dns.vip())

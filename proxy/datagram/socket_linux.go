@@ -156,7 +156,7 @@ func (sk *socket) stopReceiving() {
 
 // Ready receives what clients have sent.
 func (sk *socket) Ready(forward.Readiness) {
-	b, came := sk.loop.in, sk.loop.arrivals
+	b, arrivals := sk.loop.in, sk.loop.arrivals
 	n, err := b.Receive(sk.fd, 0, sk.burstSize.expect(sk.loop, sk.room))
 	sk.burstSize.record(sk.loop, n)
 	if err != nil || n == 0 {
@@ -165,7 +165,7 @@ func (sk *socket) Ready(forward.Readiness) {
 	sk.refresh()
 	for i := range n {
 		control := b.Control(i)
-		came[i] = arrival{sessionKey{peer: *b.Peer(i), local: control.Local}, control.Interface, control.Hops}
+		arrivals[i] = arrival{sessionKey{peer: *b.Peer(i), local: control.Local}, control.Interface, control.Hops}
 		if sk.inherited {
 			sk.lost, sk.inherited = control.Lost, false
 		}
@@ -177,7 +177,7 @@ func (sk *socket) Ready(forward.Readiness) {
 	newcomers := 0
 	for i := 0; i < n; {
 		run := 1
-		for i+run < n && came[i+run].sessionKey == came[i].sessionKey {
+		for i+run < n && arrivals[i+run].sessionKey == arrivals[i].sessionKey {
 			run++
 		}
 		if sk.pass(i, run) {

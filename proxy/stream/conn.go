@@ -154,10 +154,10 @@ func (c *Conn) start(a *acceptor, run runner) {
 // enter seeks an endpoint for the client if r is Open, and otherwise resets it.
 func (c *Conn) enter(r outcome.Result, run runner) {
 	refused := r.Outcome != outcome.Open
-	if r.Outcome == outcome.Limit {
-		c.logLimit(r.Err)
-	}
 	if refused && c.RefusedUnlogged(r.Outcome) {
+		if r.Outcome == outcome.Limit { // else Refuse logs it
+			c.logLimit(r.Err)
+		}
 		c.reset()
 		c.server.register.remove(c)
 		return
