@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -76,15 +77,17 @@ func (v *PortView) Responses(of func(*balance.Endpoint) Responses) (each map[*ba
 func (p *Proxy) Inspect(match func(types.NamespacedName) bool) (list []PortView) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for name, fronts := range p.services {
-		if !match(name) {
-			continue
-		}
-		for _, f := range fronts {
-			list = append(list, f.inspect())
+	var fronts []*frontEnd
+	for name, of := range p.services {
+		if match(name) {
+			fronts = slices.AppendSeq(fronts, maps.Values(of))
 		}
 	}
-	sortViews(list)
+	slices.SortFunc(fronts, func(a, b *frontEnd) int { return a.ID().Compare(b.ID()) }) // a PortView is large: swapping many takes long
+	list = make([]PortView, 0, len(fronts))
+	for _, f := range fronts {
+		list = append(list, f.inspect())
+	}
 	return list
 }
 
@@ -127,12 +130,8 @@ func (p *Proxy) InspectService(name types.NamespacedName) (list []PortView) {
 		slices.SortFunc(v.Rules, func(a, b portal.Rule) int { return a.Target.Compare(b.Target) })
 		list = append(list, v)
 	}
-	sortViews(list)
-	return list
-}
-
-func sortViews(list []PortView) {
 	slices.SortFunc(list, func(a, b PortView) int { return a.Port.ID.Compare(b.Port.ID) })
+	return list
 }
 
 // inspect returns the PortView of f, without Rules. The caller holds Proxy.mu.

@@ -93,7 +93,7 @@ func (a *API) register(mux *http.ServeMux) {
 // further one waits for at most turnTimeout.
 const (
 	maxTurns    = 4
-	turnTimeout = 2 * time.Second
+	turnTimeout = 4 * time.Second // the dashboard waits for 5 s
 )
 
 // inTurn returns answer with a limit of concurrent calls, which all Answerers of a share.

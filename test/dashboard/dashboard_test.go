@@ -34,10 +34,7 @@ var _ = BeforeSuite(func() {
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(os.RemoveAll, dir)
 	usherBinary = filepath.Join(dir, "usher")
-	build := exec.Command("go", "build", "-C", "../..", "-race", "-o", dir+"/", "./cmd/usher", "./cmd/kubectl-usher")
-	build.Env = append(os.Environ(), "CGO_ENABLED=1")
-	out, err := build.CombinedOutput()
-	Expect(err).NotTo(HaveOccurred(), string(out))
+	build(dir, "1", "-race", "./cmd/usher", "./cmd/kubectl-usher")
 
 	var end context.CancelFunc
 	browser, end = chromedp.NewContext(context.Background(), chromedp.WithAllocatorOptions(
@@ -48,6 +45,15 @@ var _ = BeforeSuite(func() {
 	DeferCleanup(end)
 	Expect(chromedp.Do(browser, chromedp.Navigate("about:blank"))).To(Succeed())
 })
+
+// build builds programs of the main module into dir.
+func build(dir, cgo string, args ...string) {
+	GinkgoHelper()
+	build := exec.Command("go", append([]string{"build", "-C", "../..", "-o", dir + "/"}, args...)...)
+	build.Env = append(os.Environ(), "CGO_ENABLED="+cgo)
+	out, err := build.CombinedOutput()
+	Expect(err).NotTo(HaveOccurred(), string(out))
+}
 
 // header returns a header of the response at url.
 func header(url, name string) string {

@@ -1,6 +1,7 @@
 package dashboard
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -25,6 +26,7 @@ type usher struct {
 	args   []string
 	url    string   // of the dashboard
 	inside []string // command that starts usher, or nil
+	binary string   // with the race detector if empty
 }
 
 // run starts 'usher run' on manifests and waits until it serves.
@@ -56,7 +58,7 @@ func demo() *usher {
 func (u *usher) start() {
 	GinkgoHelper()
 	var err error
-	command := slices.Concat(u.inside, []string{usherBinary}, u.args)
+	command := slices.Concat(u.inside, []string{cmp.Or(u.binary, usherBinary)}, u.args)
 	u.Session, err = gexec.Start(exec.Command(command[0], command[1:]...), GinkgoWriter, GinkgoWriter)
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(func() {
