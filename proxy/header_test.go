@@ -389,7 +389,7 @@ func headerSpecs(tunneled bool) {
 		It("that are corrupt reach no endpoint, and usher serves later clients", func() {
 			n := 2000
 			if lab.Asked() {
-				n = 100_000
+				n = 20_000
 			}
 			endpoint, got := listen(0)
 			at := serve(due, endpoint)

@@ -68,10 +68,7 @@ func (r *release) archive(p program, licences string) (name string, err error) {
 }
 
 func (r *release) tar(out io.Writer, entries []entry) error {
-	compress, err := gzip.NewWriterLevel(out, gzip.BestCompression)
-	if err != nil {
-		return err
-	}
+	compress := gzip.NewWriter(out)
 	w := tar.NewWriter(compress)
 	for _, e := range entries {
 		content, err := os.ReadFile(e.from)

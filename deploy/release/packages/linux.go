@@ -100,15 +100,20 @@ inspects the usher processes of a cluster, and makes its Services reachable.`,
 				PreRemove:   script("prerm.sh"),
 				PostRemove:  script("postrm.sh"),
 			},
+			Deb: nfpm.Deb{Compression: compression},
 			RPM: nfpm.RPM{
-				BuildHost: "localhost",
-				Group:     "System Environment/Daemons",
-				Summary:   "Service proxy for Kubernetes in userspace",
-				Packager:  maintainer,
+				BuildHost:   "localhost",
+				Group:       "System Environment/Daemons",
+				Summary:     "Service proxy for Kubernetes in userspace",
+				Packager:    maintainer,
+				Compression: compression,
 			},
 		},
 	}), nil
 }
+
+// compression of packages is at gzip's default level: at level 9 they are up to 3% smaller, and take four times as long.
+const compression = "gzip:6"
 
 // contents returns the files of a package.
 func (r *release) contents(p program, format, licences string) (list files.Contents, err error) {
