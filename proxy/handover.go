@@ -88,12 +88,12 @@ func (p *Proxy) HandOver() (sockets, more iter.Seq[handover.Socket], resume, rel
 		p.changes.Unlock()
 		return nil, nil, nil, nil, errors.New("the proxy is not serving")
 	}
-	var offer *stream.Offer
+	var offer *stream.TransferConn
 	sockets = func(yield func(handover.Socket) bool) {
 		if !p.sockets(yield) {
 			return
 		}
-		o, theirs, err := p.streams.Offer()
+		o, theirs, err := p.streams.NewTransfer()
 		if offer = o; err != nil {
 			p.Log.WithError(err).Warn("Cannot hand over open connections")
 		} else if !yield(theirs) {

@@ -69,7 +69,7 @@ type Proxy struct {
 	noPort         int // the same for the limit of local ports
 	// had holds the affinities of service ports that do not exist yet: see Inherit.
 	had         map[config.PortID][]affinity.Entry
-	predecessor *stream.Offer // until InheritRest; nil if no predecessor hands connections over
+	predecessor *stream.TransferConn // until InheritRest; nil if no predecessor hands connections over
 	// refused holds the targets for which the portal could not install a rule.
 	refused map[portal.Target]error
 

@@ -101,16 +101,16 @@ func (c *Conn) Header(v *View) []byte {
 // Source returns the source address for a connection of an admitted client to an endpoint of v: the client's own where
 // that is possible.
 func (c *Conn) Source(v *View, to *balance.Endpoint) portal.Origin {
-	if c.Via != nil && c.Payer() != c.From.Addr() {
+	if c.Via != nil && c.QuotaAddr() != c.From.Addr() {
 		return portal.Origin{SourceAddress: portal.SourceHeader}
 	}
 	return c.Front.Origin(v, c.From.Addr(), c.reached(), to.Endpoint)
 }
 
-// Payer returns the address whose share of the node's resources the client uses. That is the client's own, unless it
+// QuotaAddr returns the address whose share of the node's resources the client uses. That is the client's own, unless it
 // was named by a load balancer that only the Service trusts. A user who can annotate a Service can name its load
 // balancers, but the headers of these must not use up other clients' shares or avoid a limit.
-func (c *Conn) Payer() netip.Addr {
+func (c *Conn) QuotaAddr() netip.Addr {
 	if c.Via == nil || slices.ContainsFunc(c.Front.LoadBalancers, func(p netip.Prefix) bool { return p.Contains(c.Via.Addr()) }) {
 		return c.From.Addr()
 	}
@@ -123,11 +123,11 @@ func (c *Conn) EndpointFirstByte(now time.Time) {
 	c.Endpoint.Times().FirstByte.Observe(latency.Seconds, now, took.Seconds())
 }
 
-// Judged returns the final Result of a connection that ended with r. It changes r to NoResponse if the client had sent
+// FinalResult returns the final Result of a connection that ended with r. It changes r to NoResponse if the client had sent
 // bytes and received none when the endpoint ended or the client was lost, and other clients of this port did get
 // answers. If no client of the port got an answer, the protocol may have no answers: uploads, syslog and statsd end
 // like that.
-func (c *Conn) Judged(r outcome.Result) outcome.Result {
+func (c *Conn) FinalResult(r outcome.Result) outcome.Result {
 	ended := r.Outcome == outcome.EndpointClosed || r.Outcome == outcome.ClientReset
 	if ended && r.ToEndpoint > 0 && r.ToClient == 0 && c.Front.answers() {
 		r.Outcome = outcome.NoResponse

@@ -26,7 +26,7 @@ type Connecting struct {
 type Runner interface {
 	// Dial starts to connect to Connecting.Endpoint, from the address in from, if that is valid. It calls
 	// Connecting.Done, Leave or Stop once, perhaps before it returns. After limit, the error for Done is
-	// context.DeadlineExceeded; 0 means no limit. mayLoop is the result of Node.WouldLoop.
+	// context.DeadlineExceeded; 0 means no limit. mayLoop is the result of Node.CheckLoop.
 	Dial(v *View, from netip.AddrPort, mayLoop bool, limit time.Duration)
 	// Wait starts to wait for the end of the given search.Wait step; then Connecting.Next is called. If the client
 	// leaves before that, or the search must be given up, Connecting.Stop is called. v is the View that the step is
@@ -69,7 +69,7 @@ func (c *Connecting) Next(now time.Time) {
 		return
 	}
 	c.Endpoint, c.trying = step.Endpoint, true
-	mayLoop, err := c.Front.WouldLoop(c.Front.Protocol, c.Endpoint.Addr)
+	mayLoop, err := c.Front.CheckLoop(c.Front.Protocol, c.Endpoint.Addr)
 	if err != nil {
 		c.search.SourceAddress, c.source = 0, portal.Origin{}
 		c.Done(now, err)

@@ -136,13 +136,13 @@ var ErrLoop = errors.New("refused: a VIP or node port of this node, or usher's o
 // limit for SCTP that would end the loop.
 var errMayLoop = errors.New("refused: it is a VIP or its port is a node port: connecting may loop through another node")
 
-// WouldLoop returns an error if a connection to an endpoint would come back to usher. That cannot happen if packets for
+// CheckLoop returns an error if a connection to an endpoint would come back to usher. That cannot happen if packets for
 // VIPs do not reach usher, if the listeners are in another network namespace than the endpoints, or if something other
 // than this node's kernel connects to the endpoints. An endpoint may be a VIP if the portal ignores packets with
 // usher's mark: these do not come back to usher, and a process of this node may listen on the VIP. (Package translate
 // refuses most endpoints that are VIPs.) mayLoop reports whether a connection may come back through another node: the
 // endpoint is a VIP, or its port is a node port. See HopsLeft.
-func (n *Node) WouldLoop(protocol config.Protocol, to netip.AddrPort) (mayLoop bool, err error) {
+func (n *Node) CheckLoop(protocol config.Protocol, to netip.AddrPort) (mayLoop bool, err error) {
 	if !n.carriesVIPs || n.Socket != nil || n.Tunneled {
 		return false, nil
 	}

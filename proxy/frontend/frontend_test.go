@@ -223,10 +223,10 @@ func TestWouldLoop(t *testing.T) {
 			}
 			var back []string
 			for _, to := range []string{landing, nodePortHere, elsewhere, vip, "192.0.2.10:81"} {
-				if _, err := n.WouldLoop(config.TCP, netip.MustParseAddrPort(to)); err != nil {
+				if _, err := n.CheckLoop(config.TCP, netip.MustParseAddrPort(to)); err != nil {
 					back = append(back, to)
 				}
-				_, err := n.WouldLoop(config.UDP, netip.MustParseAddrPort(to))
+				_, err := n.CheckLoop(config.UDP, netip.MustParseAddrPort(to))
 				NewWithT(t).Expect(err != nil).To(Equal(to == landing && c.back != nil), "no UDP port is served: %s", to)
 			}
 			NewWithT(t).Expect(back).To(Equal(c.back))
@@ -247,11 +247,11 @@ func TestHopsLeftForPossibleLoops(t *testing.T) {
 		g.Expect(hops).To(Equal(want), "of %d", came)
 		g.Expect(err != nil).To(Equal(want == 0), "of %d", came)
 	}
-	g.Expect(n.WouldLoop(config.TCP, elsewhere)).To(BeTrue())
-	g.Expect(n.WouldLoop(config.TCP, here)).Error().To(MatchError(ErrLoop))
-	g.Expect(n.WouldLoop(config.TCP, netip.MustParseAddrPort("203.0.113.1:80"))).To(BeFalse(), "the received hop limit is irrelevant")
-	g.Expect(n.WouldLoop(config.SCTP, elsewhere)).Error().To(MatchError(errMayLoop))
-	g.Expect(n.WouldLoop(config.UDP, elsewhere)).Error().NotTo(HaveOccurred())
+	g.Expect(n.CheckLoop(config.TCP, elsewhere)).To(BeTrue())
+	g.Expect(n.CheckLoop(config.TCP, here)).Error().To(MatchError(ErrLoop))
+	g.Expect(n.CheckLoop(config.TCP, netip.MustParseAddrPort("203.0.113.1:80"))).To(BeFalse(), "the received hop limit is irrelevant")
+	g.Expect(n.CheckLoop(config.SCTP, elsewhere)).Error().To(MatchError(errMayLoop))
+	g.Expect(n.CheckLoop(config.UDP, elsewhere)).Error().NotTo(HaveOccurred())
 }
 
 // placed is a portal that can preserve clients' addresses, except for endpoints on other nodes.

@@ -23,13 +23,13 @@ func SocketNameOf(file *os.File, inNamespace bool) (name string, err error) {
 	if err != nil {
 		return "", err
 	}
-	is, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+	number, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
 	if err != nil {
 		return "", os.NewSyscallError("getsockopt SO_PROTOCOL", err)
 	}
-	protocol, known := map[int]config.Protocol{unix.IPPROTO_TCP: config.TCP, unix.IPPROTO_UDP: config.UDP, unix.IPPROTO_SCTP: config.SCTP}[is]
+	protocol, known := map[int]config.Protocol{unix.IPPROTO_TCP: config.TCP, unix.IPPROTO_UDP: config.UDP, unix.IPPROTO_SCTP: config.SCTP}[number]
 	if !known {
-		return "", fmt.Errorf("a socket of protocol %d is not a listener", is)
+		return "", fmt.Errorf("a socket of protocol %d is not a listener", number)
 	}
 	return SocketName(protocol, addr, inNamespace), nil
 }

@@ -72,7 +72,7 @@ func (p *Prober) ask(c probe) error {
 }
 
 func (p *Prober) connect(ctx context.Context, to netip.AddrPort) (forward.Conn, error) {
-	if _, err := p.node.WouldLoop(config.TCP, to); err != nil {
+	if _, err := p.node.CheckLoop(config.TCP, to); err != nil {
 		return nil, err
 	}
 	return p.dial(ctx, &config.Endpoint{Addr: to})

@@ -176,8 +176,8 @@ var (
 	errClientReset = errors.New("the client reset the connection before it had an endpoint")
 )
 
-// left returns the Result for a client whose search has ended: the client has left, or else usher stops.
-func left(why error) outcome.Result {
+// searchEnded returns the Result for a client whose search ended because the client left or usher stops.
+func searchEnded(why error) outcome.Result {
 	if why == errClientLeft || why == errClientReset {
 		return outcome.Result{Outcome: outcome.ClientReset, Err: why}
 	}
@@ -222,7 +222,7 @@ func (c *Conn) Ended(r outcome.Result) {
 		c.server.register.goroutineFlows.Delete(c)
 	}
 	now, e, kind := time.Now(), c.Endpoint, balance.Closed
-	switch r = c.Judged(r); {
+	switch r = c.FinalResult(r); {
 	case r.Outcome == outcome.NoResponse:
 		e.CountNoResponse(now)
 	case r.Outcome.Fault() == outcome.FaultEndpoint:
@@ -263,8 +263,8 @@ type register struct {
 
 // add counts conn as open, or returns the limit that it exceeds.
 func (r *register) add(conn *Conn) error {
-	toPort, client := conn.Front.Open.Add(1), conn.Payer()
-	err := r.budget.TakeConnection(toPort, r.clients.Add(client, 1))
+	ofPort, client := conn.Front.Open.Add(1), conn.QuotaAddr()
+	err := r.budget.TakeConnection(ofPort, r.clients.Add(client, 1))
 	if err != nil {
 		conn.Front.Open.Add(-1)
 		r.clients.Add(client, -1)
@@ -273,16 +273,16 @@ func (r *register) add(conn *Conn) error {
 	return err
 }
 
-// reassign counts conn for its Payer instead of balancer (see frontend.Conn.Payer), now that the client is known. It
-// returns an error if the Payer's limit is exceeded; conn stays counted.
+// reassign counts conn for its QuotaAddr instead of balancer (see frontend.Conn.QuotaAddr), now that the client is known. It
+// returns an error if the QuotaAddr's limit is exceeded; conn stays counted.
 func (r *register) reassign(conn *Conn, balancer netip.Addr) error {
 	r.clients.Add(balancer, -1)
-	return r.budget.AdmitClient(r.clients.Add(conn.Payer(), 1))
+	return r.budget.AdmitClient(r.clients.Add(conn.QuotaAddr(), 1))
 }
 
 func (r *register) remove(conn *Conn) {
 	conn.Front.Open.Add(-1)
-	r.clients.Add(conn.Payer(), -1)
+	r.clients.Add(conn.QuotaAddr(), -1)
 	r.budget.Connections.Add(-1)
 	if r.drained.Load() != nil {
 		r.closeDrained()

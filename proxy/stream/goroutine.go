@@ -56,7 +56,7 @@ func (g *goroutine) Wait(v *frontend.View, step search.Step) {
 		return ctx.Err()
 	})
 	if err != nil {
-		g.search.Stop(time.Now(), left(err))
+		g.search.Stop(time.Now(), searchEnded(err))
 		return
 	}
 	g.callNext = true
@@ -69,7 +69,7 @@ func (g *goroutine) Dial(v *frontend.View, from netip.AddrPort, _ bool, limit ti
 	g.forward, err = g.dial(ctx, v, from, g.Endpoint.Endpoint)
 	cancel()
 	if err == errClientReset {
-		g.search.Stop(time.Now(), left(err))
+		g.search.Stop(time.Now(), searchEnded(err))
 		return
 	}
 	g.search.Done(time.Now(), err)

@@ -77,7 +77,7 @@ type transfer struct {
 	Endpoint netip.AddrPort
 	Pod      string    `json:",omitempty"`
 	Node     string    `json:",omitempty"`
-	Left     time.Time `json:",omitzero"` // start of the endpoint's drain
+	Draining time.Time `json:"Left,omitzero"` // start of the endpoint's drain
 	Pair     forward.PairState
 
 	// At is the offset of the pair's bytes from the end of the last line: ForEndpoint bytes for the endpoint, then
@@ -85,11 +85,11 @@ type transfer struct {
 	At, ForEndpoint, ForClient int `json:",omitempty"`
 }
 
-// Offer is the predecessor's or the successor's end of the socket pair.
-type Offer struct{ conn *net.UnixConn }
+// TransferConn is the predecessor's or the successor's end of the socket pair.
+type TransferConn struct{ conn *net.UnixConn }
 
-// Offer creates the socket pair. It returns the predecessor's end, and the successor's as a Socket to hand over.
-func (s *Server) Offer() (*Offer, handover.Socket, error) {
+// NewTransfer creates the socket pair. It returns the predecessor's end, and the successor's as a Socket to hand over.
+func (s *Server) NewTransfer() (*TransferConn, handover.Socket, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, handover.Socket{}, os.NewSyscallError("socketpair", err)
@@ -101,19 +101,19 @@ func (s *Server) Offer() (*Offer, handover.Socket, error) {
 		theirs.File.Close()
 		return nil, handover.Socket{}, err
 	}
-	return &Offer{ours}, theirs, nil
+	return &TransferConn{ours}, theirs, nil
 }
 
-// Close ends the offer, if o is not nil: all connections stay with the predecessor.
-func (o *Offer) Close() {
+// Close closes the socket, if o is not nil. If the other end has accepted no connection, all stay with the predecessor.
+func (o *TransferConn) Close() {
 	if o != nil {
 		o.conn.Close()
 	}
 }
 
-// Inherit takes a predecessor's Offer and the socket to the keeper from sockets. It returns nil if there is no Offer.
+// Inherit takes a predecessor's TransferConn and the socket to the keeper from sockets. It returns nil if there is none.
 // Inherit is called before the first client connects.
-func (s *Server) Inherit(sockets map[string]*os.File) (from *Offer) {
+func (s *Server) Inherit(sockets map[string]*os.File) (from *TransferConn) {
 	if file := sockets[fdstore.ConnectionsName]; file != nil {
 		s.saving = s.inheritSaving(file)
 		delete(sockets, fdstore.ConnectionsName)
@@ -129,7 +129,7 @@ func (s *Server) Inherit(sockets map[string]*os.File) (from *Offer) {
 			file.Close()
 		} else if c, err := fdpass.Conn(file); err == nil {
 			s.node.InheritIDs(last)
-			from = &Offer{c}
+			from = &TransferConn{c}
 		}
 	}
 	return from
@@ -138,24 +138,24 @@ func (s *Server) Inherit(sockets map[string]*os.File) (from *Offer) {
 // handing is a predecessor that hands over its connections.
 type handing struct {
 	*Server
-	to      *net.UnixConn
-	taken   int
-	atOnce  int           // number of pairs in the next batch
-	longest time.Duration // maximum time that a pair was frozen
-	leaving func() map[*balance.State]time.Time
-	left    map[*balance.State]time.Time
+	to        *net.UnixConn
+	taken     int
+	atOnce    int                                 // number of pairs in the next batch
+	longest   time.Duration                       // maximum time that a pair was frozen
+	endpoints func() map[*balance.State]time.Time // see HandOver
+	draining  map[*balance.State]time.Time        // result of endpoints for the current batch
 }
 
 // HandOver hands open connections over to a successor that has taken over, including those that get an endpoint later.
 // HandOver returns at once; the handover ends when the successor accepts no more, or when Drain gives up the
-// connections. The function leaving returns the endpoints that are leaving, and since when.
-func (s *Server) HandOver(o *Offer, leaving func() map[*balance.State]time.Time) {
-	s.transfers.Go(func() { s.handOver(o, leaving) })
+// connections. The function draining returns the draining endpoints, each with the start of its drain.
+func (s *Server) HandOver(o *TransferConn, draining func() map[*balance.State]time.Time) {
+	s.transfers.Go(func() { s.handOver(o, draining) })
 }
 
-func (s *Server) handOver(o *Offer, leaving func() map[*balance.State]time.Time) {
+func (s *Server) handOver(o *TransferConn, draining func() map[*balance.State]time.Time) {
 	defer o.conn.Close()
-	h := &handing{Server: s, to: o.conn, atOnce: firstPairs, leaving: leaving}
+	h := &handing{Server: s, to: o.conn, atOnce: firstPairs, endpoints: draining}
 	began, logged := time.Now(), false
 	for {
 		before := h.taken
@@ -222,7 +222,7 @@ func (h *handing) pass(l *forward.Loop) error {
 		case !found:
 			continue
 		}
-		h.left = h.leaving()
+		h.draining = h.endpoints()
 		if err := h.ask(); err != nil {
 			return err
 		}
@@ -317,7 +317,7 @@ func (h *handing) send(batch []held) (answer string, err error) {
 	to := json.NewEncoder(lines)
 	for _, c := range batch {
 		t := c.transfer(c.frozen.PairState)
-		t.Left, t.At, t.ForEndpoint, t.ForClient = h.left[c.Endpoint.State], rests.Len(), len(c.frozen.ToEndpoint.Rest), len(c.frozen.ToClient.Rest)
+		t.Draining, t.At, t.ForEndpoint, t.ForClient = h.draining[c.Endpoint.State], rests.Len(), len(c.frozen.ToEndpoint.Rest), len(c.frozen.ToClient.Rest)
 		if err := to.Encode(t); err != nil {
 			return "", err
 		}
@@ -374,7 +374,7 @@ func receive(from *net.UnixConn) (text string, fds []int, err error) {
 
 // Receive takes over the connections that a predecessor hands over, unless from is nil. With a keeper, it also
 // continues those of a process that crashed, and saves connections from then on (see saving). Receive returns at once.
-func (s *Server) Receive(from *Offer, receiver Receiver) {
+func (s *Server) Receive(from *TransferConn, receiver Receiver) {
 	if s.saving != nil {
 		s.saving.start(receiver)
 	}
@@ -505,7 +505,7 @@ func (t *transfer) takeRests(rests []byte) error {
 // acceptTransfer returns the connection that a transfer describes. It registers the connection and counts it at its
 // endpoint.
 func (s *Server) acceptTransfer(t *transfer, receiver Receiver) (*held, error) {
-	front, endpoint := receiver.Find(t.Port, t.Record.To, &config.Endpoint{Addr: t.Endpoint, Pod: t.Pod, Node: t.Node}, t.Left)
+	front, endpoint := receiver.Find(t.Port, t.Record.To, &config.Endpoint{Addr: t.Endpoint, Pod: t.Pod, Node: t.Node}, t.Draining)
 	if front == nil {
 		return nil, fmt.Errorf("%s is not served here", t.Port)
 	}

@@ -224,7 +224,7 @@ func (w *waiting) awaitHeader() {
 // seek implements runner.
 func (w *waiting) seek() {
 	if w.loop.ReadAhead(&w.Client) != nil {
-		w.Refuse(left(errClientReset))
+		w.Refuse(searchEnded(errClientReset))
 		return
 	}
 	w.search = w.Connect(w.server.ctx, w)
@@ -285,7 +285,7 @@ func (w *waiting) waited() {
 		w.search.Next(time.Now())
 		return
 	}
-	w.search.Stop(time.Now(), left(over))
+	w.search.Stop(time.Now(), searchEnded(over))
 }
 
 // watch starts to watch for a reset from the client. It is called when an attempt does not end at once, or when the
@@ -311,7 +311,7 @@ func (w *waiting) changed() {
 	case waits:
 		w.wait.leave(errClientReset)
 	default:
-		w.stop(left(errClientReset))
+		w.stop(searchEnded(errClientReset))
 	}
 }
 

@@ -54,25 +54,25 @@ func prepareDialSocket(uintptr, uint32, netip.AddrPort) error { return nil }
 // pair exists on Linux only, since a loop forwards it.
 type pair struct{}
 
-// Offer is empty: there is no successor.
-type Offer struct{}
+// TransferConn is empty: there is no successor.
+type TransferConn struct{}
 
-// Offer is supported on Linux only.
-func (s *Server) Offer() (*Offer, handover.Socket, error) {
+// NewTransfer is supported on Linux only.
+func (s *Server) NewTransfer() (*TransferConn, handover.Socket, error) {
 	return nil, handover.Socket{}, errors.ErrUnsupported
 }
 
 // Close does nothing.
-func (*Offer) Close() {}
+func (*TransferConn) Close() {}
 
 // HandOver is never called.
-func (s *Server) HandOver(*Offer, func() map[*balance.State]time.Time) {}
+func (s *Server) HandOver(*TransferConn, func() map[*balance.State]time.Time) {}
 
 // Inherit returns nil.
-func (s *Server) Inherit(map[string]*os.File) *Offer { return nil }
+func (s *Server) Inherit(map[string]*os.File) *TransferConn { return nil }
 
 // Receive does nothing: there is no predecessor.
-func (s *Server) Receive(*Offer, Receiver) {}
+func (s *Server) Receive(*TransferConn, Receiver) {}
 
 // saving exists on Linux only.
 type saving struct{}
