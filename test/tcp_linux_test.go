@@ -517,6 +517,7 @@ func tcpSpecs(portal string) {
 		Expect(served).To(BeNumerically("~", 70, 10), "7/8 of the connections that 256 descriptors allow in addition to UDP")
 		Expect(turnedAway).To(Equal(1000 - served))
 		Expect(bytes.Count(u.Err.Contents(), []byte("Too many connections"))).To(BeNumerically("<=", 3), "the log is not flooded")
+		Expect(told(node, "/api/v1/connections?end=limit&limit=1")).To(ContainSubstring(`"vip":"` + web.vip() + `"`))
 
 		By("serving clients with few connections")
 		Expect(ask(node, web.vip())).To(Equal(good.addr))

@@ -309,7 +309,7 @@ var _ = Describe("a Set", func() {
 
 		It("does not count a probe that could not be made as a failure", func() {
 			fail(e, start, start, q)
-			c := recheck(e, balance.RecheckSkipped, start.Add(time.Second), errors.New("too many open files"), q)
+			c := recheck(e, balance.RecheckInconclusive, start.Add(time.Second), errors.New("too many open files"), q)
 			Expect(c.Next).To(Equal(time.Second))
 			Expect(c.Notify).To(BeFalse())
 			period := e.Health(start)

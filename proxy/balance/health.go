@@ -12,11 +12,11 @@ type Kind uint8
 // The kinds. A recheck is a probe of an endpoint that is Down because attempts failed. A check is a probe that the
 // Service or --probe requests, whether the endpoint is Up or Down.
 const (
-	Connected      Kind = iota + 1 // an attempt succeeded
-	ConnectFailed                  // an attempt failed, or a UDP endpoint refused after it had answered
-	RecheckPassed                  // a recheck succeeded: it ends a quarantine that attempts began
-	RecheckFailed                  // a recheck failed: the time until the next one doubles, up to Policy.Max
-	RecheckSkipped                 // the recheck was impossible for a reason on this node
+	Connected           Kind = iota + 1 // an attempt succeeded
+	ConnectFailed                       // an attempt failed, or a UDP endpoint refused after it had answered
+	RecheckPassed                       // a recheck succeeded: it ends a quarantine that attempts began
+	RecheckFailed                       // a recheck failed: the time until the next one doubles, up to Policy.Max
+	RecheckInconclusive                 // the recheck was impossible for a reason on this node
 	CheckPassed
 	CheckFailed
 	CheckOff // checks are no longer requested
@@ -64,7 +64,7 @@ func (p *Policy) length(failures int32) time.Duration {
 type Change struct {
 	Blamed bool          // the failure is attributed to the endpoint, and not only to the path from one client; set even if the report changes nothing
 	Notify bool          // the Watcher is notified
-	Next   time.Duration // until the next recheck; only set for RecheckFailed and RecheckSkipped
+	Next   time.Duration // until the next recheck; only set for RecheckFailed and RecheckInconclusive
 }
 
 // Availability is whether an endpoint is offered to clients.
@@ -211,7 +211,7 @@ func (h *health) report(r *Report, p *Policy) (c Change, changed bool) {
 		*f = passive{}
 	case ConnectFailed:
 		return h.failed(r, p)
-	case RecheckPassed, RecheckFailed, RecheckSkipped:
+	case RecheckPassed, RecheckFailed, RecheckInconclusive:
 		if !f.rechecked { // a client has connected since
 			break
 		}
@@ -225,7 +225,7 @@ func (h *health) report(r *Report, p *Policy) (c Change, changed bool) {
 			c.Next = p.length(f.failures)
 			c.Notify = c.Next > before
 			f.until = r.Now.Add(c.Next)
-		case RecheckSkipped:
+		case RecheckInconclusive:
 			c.Next = before
 			f.until = r.Now.Add(c.Next)
 		}

@@ -90,7 +90,7 @@ var reports = []struct {
 	{"recheck passed", func(s *subject, now time.Time) string { return s.recheck(RecheckPassed, now, nil) }},
 	{"recheck failed", func(s *subject, now time.Time) string { return s.recheck(RecheckFailed, now, errors.New("no answer")) }},
 	{"recheck not made", func(s *subject, now time.Time) string {
-		return s.recheck(RecheckSkipped, now, errors.New("no descriptor"))
+		return s.recheck(RecheckInconclusive, now, errors.New("no descriptor"))
 	}},
 	{"check passed", func(s *subject, now time.Time) string { return s.check(CheckPassed, now, nil) }},
 	{"check failed", func(s *subject, now time.Time) string { return s.check(CheckFailed, now, errors.New("status 503")) }},

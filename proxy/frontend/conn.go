@@ -20,7 +20,7 @@ import (
 type Conn struct {
 	*conn.Record
 	Front    *FrontEnd
-	VIP      *config.VIP       // the VIP at To; nil until the client is admitted
+	VIP      *config.VIP       // the VIP at To; nil until Admit has found it
 	Endpoint *balance.Endpoint // connected, or tried last; nil if none was tried
 }
 
@@ -30,10 +30,10 @@ var (
 	SourceDenied = outcome.Result{Outcome: outcome.SourceDenied, Err: errors.New("the client is not in loadBalancerSourceRanges")}
 )
 
-// Admit sets VIP to the VIP that the client connected to, and returns Open if the client is allowed. To must be set; p
-// is the listener's Place. The check is needed behind a redirect, since any client that finds the listener's port can
-// connect to it. If headerDue is set, the peer is a load balancer, which first names the client in a header of the
-// PROXY protocol; SetProxiedClient then decides whether that client is allowed.
+// Admit sets VIP to the VIP that the client connected to, and returns a Result with outcome.Open if the client is
+// allowed. To must be set; p is the listener's Place. The check is needed behind a redirect, since any client that
+// finds the listener's port can connect to it. If headerDue is set, the peer is a load balancer, which first names the
+// client in a header of the PROXY protocol; SetProxiedClient then decides whether that client is allowed.
 func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
 	var vip *config.VIP
 	var ok bool
@@ -44,7 +44,7 @@ func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
 		vip, ok = v.VIPAt(netip.AddrPortFrom(t.Addr, t.Port))
 	}
 	if !ok {
-		return false, NotAdmitted // or the VIP has just been removed
+		return false, NotAdmitted // it bypassed the portal, or the VIP has just been removed
 	}
 	c.VIP = vip
 	switch {
@@ -107,9 +107,9 @@ func (c *Conn) Source(v *View, to *balance.Endpoint) portal.Origin {
 	return c.Front.Origin(v, c.From.Addr(), c.reached(), to.Endpoint)
 }
 
-// QuotaAddr returns the address whose share of the node's resources the client uses. That is the client's own, unless it
-// was named by a load balancer that only the Service trusts. A user who can annotate a Service can name its load
-// balancers, but the headers of these must not use up other clients' shares or avoid a limit.
+// QuotaAddr returns the address for which the client's use of the node's resources counts. That is the client's own,
+// unless a load balancer that only the Service trusts has named it: then it is the load balancer's. Otherwise a user
+// who can annotate a Service could use up the quotas of other clients with forged headers.
 func (c *Conn) QuotaAddr() netip.Addr {
 	if c.Via == nil || slices.ContainsFunc(c.Front.LoadBalancers, func(p netip.Prefix) bool { return p.Contains(c.Via.Addr()) }) {
 		return c.From.Addr()
@@ -123,10 +123,9 @@ func (c *Conn) EndpointFirstByte(now time.Time) {
 	c.Endpoint.Times().FirstByte.Observe(latency.Seconds, now, took.Seconds())
 }
 
-// FinalResult returns the final Result of a connection that ended with r. It changes r to NoResponse if the client had sent
-// bytes and received none when the endpoint ended or the client was lost, and other clients of this port did get
-// answers. If no client of the port got an answer, the protocol may have no answers: uploads, syslog and statsd end
-// like that.
+// FinalResult returns the final Result of a connection that ended with r. It changes EndpointClosed and ClientReset to
+// NoResponse if the client had sent bytes and received none, although other clients of this port did receive some. If
+// none did, the protocol may have no answers, like syslog and statsd.
 func (c *Conn) FinalResult(r outcome.Result) outcome.Result {
 	ended := r.Outcome == outcome.EndpointClosed || r.Outcome == outcome.ClientReset
 	if ended && r.ToEndpoint > 0 && r.ToClient == 0 && c.Front.answers() {
@@ -135,8 +134,8 @@ func (c *Conn) FinalResult(r outcome.Result) outcome.Result {
 	return r
 }
 
-// RefusedUnlogged reports whether enough refused clients have been recorded in this second. If so, it has counted this
-// one, and the caller must not record it.
+// RefusedUnlogged returns true if RefusalsPerSecond is reached. Then it has only counted this refused client, and the
+// caller must not record it in the trace or the access log.
 func (c *Conn) RefusedUnlogged(o outcome.Outcome) bool {
 	f := c.Front
 	if f.refusals.Allow() {

@@ -24,9 +24,10 @@ type Connecting struct {
 
 // Runner performs the steps of one connection's search: in an event loop, or in a goroutine.
 type Runner interface {
-	// Dial starts to connect to Connecting.Endpoint, from the address in from, if that is valid. It calls
-	// Connecting.Done, Leave or Stop once, perhaps before it returns. After limit, the error for Done is
-	// context.DeadlineExceeded; 0 means no limit. mayLoop is the result of Node.CheckLoop.
+	// Dial starts to connect to Connecting.Endpoint. If from is valid, it is the source address; otherwise the kernel
+	// selects one. Dial calls Connecting.Done, Leave or Stop once, perhaps before it returns. If the attempt takes
+	// longer than limit (0: no limit), Dial calls Done with context.DeadlineExceeded. mayLoop is the result of
+	// Node.CheckLoop.
 	Dial(v *View, from netip.AddrPort, mayLoop bool, limit time.Duration)
 	// Wait starts to wait for the end of the given search.Wait step; then Connecting.Next is called. If the client
 	// leaves before that, or the search must be given up, Connecting.Stop is called. v is the View that the step is
@@ -114,7 +115,7 @@ func (c *Connecting) Stop(now time.Time, r outcome.Result) {
 func (c *Connecting) End(now time.Time, why error) {
 	c.search.LeaveQueue(now)
 	if c.trying {
-		c.search.GaveUp(now, why)
+		c.search.Abandoned(now, why)
 		c.Endpoint.Release()
 		c.trying = false
 	}

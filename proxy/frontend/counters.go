@@ -24,7 +24,7 @@ type Counters struct {
 	Quarantines, Recoveries                atomic.Int64
 	seen                                   [portal.SourceAddressCount]atomic.Int64 // successful attempts, by the source address that endpoints see
 	choices                                [balance.Reasons]atomic.Int64
-	queueWaits                             latency.Histogram // in latency.Queued; of clients that have left the queue
+	queueWaits                             latency.Histogram // buckets: latency.Queued; waits of clients that have left the queue
 }
 
 // clients counts either all connections or all UDP sessions.
@@ -46,13 +46,13 @@ func (f *FrontEnd) Observe(r *conn.Record, s conn.Step) {
 	if f.Protocol == config.UDP {
 		all = &f.Counters.sessions
 	}
-	portMetrics, example := f.portMetrics.Load(), uint64(0)
+	portMetrics, exemplar := f.portMetrics.Load(), uint64(0)
 	if portMetrics == nil && s.Kind != conn.Accepted {
 		f.portMetrics.CompareAndSwap(nil, new(PortMetrics))
 		portMetrics = f.portMetrics.Load()
 	}
 	if s.Flags != 0 {
-		example = r.ID
+		exemplar = r.ID // shown with the bucket
 	}
 	established := s.Kind == conn.Established || s.Kind == conn.Attempted && s.Result == conn.Connected
 	for _, t := range [...]*portCounters{&f.portCounters, &all.portCounters} {
@@ -84,20 +84,20 @@ func (f *FrontEnd) Observe(r *conn.Record, s conn.Step) {
 		f.Counters.choices[s.Reason].Add(1)
 		if established {
 			f.Counters.seen[s.SourceAddress].Add(1)
-			portMetrics.Connect.Observe(latency.Seconds, s.Time, s.Duration.Seconds(), example)
+			portMetrics.Connect.Observe(latency.Seconds, s.Time, s.Duration.Seconds(), exemplar)
 			portMetrics.Recent.Connect.Observe(latency.Seconds, s.Time, s.Duration.Seconds())
 		}
 	case conn.Queued:
 		f.Counters.queueWaits.Observe(latency.Queued, s.Time, s.Duration.Seconds(), 0)
 	case conn.FirstByte:
-		portMetrics.FirstByte.Observe(latency.Seconds, s.Time, s.Duration.Seconds(), example)
+		portMetrics.FirstByte.Observe(latency.Seconds, s.Time, s.Duration.Seconds(), exemplar)
 		portMetrics.Recent.FirstByte.Observe(latency.Seconds, s.Time, s.Duration.Seconds())
 	case conn.Closed:
 		all.ends[s.Ending.Outcome].Add(1)
 		portMetrics.ends[s.Ending.Outcome].Add(1)
 		if s.Ending.Served {
-			portMetrics.Lasted.Observe(latency.Lasting, s.Time, s.Duration.Seconds(), example)
-			portMetrics.Bytes.Observe(latency.Bytes, s.Time, float64(s.Ending.ToEndpoint+s.Ending.ToClient), example)
+			portMetrics.Lasted.Observe(latency.Lasting, s.Time, s.Duration.Seconds(), exemplar)
+			portMetrics.Bytes.Observe(latency.Bytes, s.Time, float64(s.Ending.ToEndpoint+s.Ending.ToClient), exemplar)
 		}
 	}
 }
@@ -106,7 +106,7 @@ func (f *FrontEnd) Observe(r *conn.Record, s conn.Step) {
 type Totals struct {
 	Active                            int64 // open connections or UDP sessions
 	Queued                            int64 // for one service port only: clients in the queue for an endpoint
-	Accepted, Established, Failed     int64 // client connections
+	Accepted, Established, Failed     int64 // connections or UDP sessions of clients
 	Attempts, AttemptsFailed, Retries int64
 	ToEndpoint, ToClient              int64 // bytes of ended connections
 }
@@ -150,12 +150,12 @@ type Drop int
 // Values of Drop.
 const (
 	DropNotAdmitted   Drop = iota // sent directly to the listener, or from a source that is not allowed
-	DropUnknownOrigin             // conntrack has no original destination for it
+	DropUnknownOrigin             // conntrack does not know to which destination it was sent
 	DropNoEndpoint                // no endpoint exists, or all have refused
 	DropReceiveBuffer             // usher did not read fast enough
 	DropSendBuffer                // the kernel or the network interface did not send fast enough
 	DropNotSent                   // the kernel refused to send it, or an ICMP error says that it did not arrive
-	DropTooBig                    // exceeds the path MTU, which the kernel knows now
+	DropTooBig                    // exceeds the path MTU that the kernel knows
 	DropHopLimit                  // arrived with a hop limit of 1
 	numDrops
 )
@@ -170,8 +170,8 @@ func (c *Counters) Drop(why Drop, n int) { c.dropped[why].Add(int64(n)) }
 
 // Stats has the totals of all front ends since the process started, and current values.
 type Stats struct {
-	All                   Totals // connections and UDP sessions together
-	Accepted, Established int64
+	All                   Totals              // connections and UDP sessions together
+	Accepted, Established int64               // connections
 	Attempts              [conn.Results]int64 // by conn.Result
 	Choices               map[balance.Reason]int64
 	SourceAddress         [portal.SourceAddressCount]int64 // successful attempts, by the source address that the endpoint sees
@@ -241,13 +241,13 @@ func (n *Node) Stats() Stats {
 	return s
 }
 
-// PortMetrics holds metrics of a service port's clients that are not in its Totals. A service port has none before its
-// first client, which saves memory: of 10,000 service ports, most never have a client.
+// PortMetrics holds the metrics of a service port that Totals lacks: times, sizes and outcomes. A service port has none
+// before its first client, which saves memory: of 10,000 service ports, most never have a client.
 type PortMetrics struct {
-	Connect   latency.Histogram // in latency.Seconds; duration of successful attempts
-	FirstByte latency.Histogram // in latency.Seconds; until the endpoint's first byte for the client
-	Lasted    latency.Histogram // in latency.Lasting; of ended clients that had an endpoint
-	Bytes     latency.Histogram // in latency.Bytes, both directions together; of the same clients
+	Connect   latency.Histogram // buckets: latency.Seconds; duration of successful attempts
+	FirstByte latency.Histogram // buckets: latency.Seconds; until the endpoint's first byte for the client
+	Lasted    latency.Histogram // buckets: latency.Lasting; of ended clients that had an endpoint
+	Bytes     latency.Histogram // buckets: latency.Bytes, both directions together; of the same clients
 	Recent    balance.Times     // Connect and FirstByte of the last minutes
 	ends      [outcome.Outcomes]atomic.Int64
 }

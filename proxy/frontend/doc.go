@@ -4,8 +4,9 @@
 //	FrontEnd    one service port in one IP family: its View, affinity and counters
 //	View        a front end's configuration and endpoints at one moment
 //	Conn        a client's connection: destination, admission, endpoint
-//	Connecting  a Conn without an endpoint, with the search for one; a Runner performs its steps
-//	Listener    accepts clients, at a Place
+//	Connecting  a Conn while it has no endpoint: it decides the steps, and a Runner performs them
+//	Listener    accepts clients
+//	Place       the address and the targets of a Listener
 //
 // Packages stream and datagram accept clients for a FrontEnd. Package proxy creates front ends, swaps their views and
 // closes their listeners.

@@ -44,15 +44,15 @@ type Settings struct {
 
 	// NodeName is the name of this node, as in config.Endpoint.Node; "" if unknown.
 	NodeName string
-	// LoadBalancers are the networks of load balancers that the operator trusts: usher treats the client addresses that
-	// they send like those of direct clients.
+	// LoadBalancers are the networks of load balancers that the operator trusts: a client that they name in a PROXY
+	// protocol header has its own quota. See Conn.QuotaAddr.
 	LoadBalancers []netip.Prefix
 	// NodeAddress makes all endpoints see the node's address instead of the client's.
 	NodeAddress bool
 
-	// IsPod, if not nil, reports whether a Pod of this node has the address, in addition to Locality.SetPods. It is
-	// called concurrently, for clients of VIPs that are not cluster IPs, and must return quickly. The portal's
-	// equivalent is portal.Options.PodInterfaces.
+	// IsPod, if not nil, reports whether a Pod of this node has an address that is outside of the networks of
+	// Locality.SetPods. It is called concurrently, for clients of VIPs that are not cluster IPs, and must return
+	// quickly. The portal's equivalent is portal.Options.PodInterfaces.
 	IsPod func(netip.Addr) bool
 }
 
@@ -61,7 +61,8 @@ type Settings struct {
 type Node struct {
 	Settings
 	Budget *budget.Budget
-	// Tunneled means that something other than this node's kernel connects to TCP endpoints.
+	// Tunneled means that connections to TCP endpoints are made elsewhere, as with a port-forward through the API
+	// server, and not by this node's kernel.
 	Tunneled bool
 
 	Locality Locality
@@ -101,7 +102,7 @@ func (n *Node) Init() {
 // NewID returns a number for a new client. The first is 1, unless InheritIDs was called.
 func (n *Node) NewID() uint64 { return n.lastID.Add(1) }
 
-// Clients returns the number of clients of this process so far, without inherited ones whose numbers were reserved.
+// Clients returns how many clients have a number of this process. Those that a predecessor has numbered do not count.
 func (n *Node) Clients() uint64 {
 	return max(n.lastID.Load(), n.inheritedIDs.Load()) - n.inheritedIDs.Load()
 }
@@ -134,14 +135,14 @@ var ErrLoop = errors.New("refused: a VIP or node port of this node, or usher's o
 
 // errMayLoop is the error if an SCTP association with an endpoint may come back through another node: usher sets no hop
 // limit for SCTP that would end the loop.
-var errMayLoop = errors.New("refused: it is a VIP or its port is a node port: connecting may loop through another node")
+var errMayLoop = errors.New("refused: the endpoint is a VIP or has the port of a node port, so connecting may loop through another node")
 
 // CheckLoop returns an error if a connection to an endpoint would come back to usher. That cannot happen if packets for
 // VIPs do not reach usher, if the listeners are in another network namespace than the endpoints, or if something other
-// than this node's kernel connects to the endpoints. An endpoint may be a VIP if the portal ignores packets with
-// usher's mark: these do not come back to usher, and a process of this node may listen on the VIP. (Package translate
-// refuses most endpoints that are VIPs.) mayLoop reports whether a connection may come back through another node: the
-// endpoint is a VIP, or its port is a node port. See HopsLeft.
+// than this node's kernel connects to the endpoints. An endpoint that is a VIP is refused, unless the portal ignores
+// packets with usher's mark: then they do not come back, and a process of this node may listen on the VIP. (Package
+// translate refuses most endpoints that are VIPs.) mayLoop reports whether a connection may come back through another
+// node: the endpoint is a VIP, or its port is a node port. See HopsLeft.
 func (n *Node) CheckLoop(protocol config.Protocol, to netip.AddrPort) (mayLoop bool, err error) {
 	if !n.carriesVIPs || n.Socket != nil || n.Tunneled {
 		return false, nil
@@ -165,8 +166,8 @@ func (n *Node) CheckLoop(protocol config.Protocol, to netip.AddrPort) (mayLoop b
 	return mayLoop, nil
 }
 
-// A connection that may come back through another node has a hop limit below maxHops. If that would be less than
-// minHops, the connection is refused. So every connection that is made can cross minHops hops.
+// A connection that may come back through another node has a hop limit below maxHops. A connection whose hop limit
+// would be below minHops is refused; all others can cross minHops hops.
 const (
 	maxHops = 64
 	minHops = 8
@@ -186,7 +187,7 @@ func HopsLeft(clientHops int) (int, error) {
 type hopsUsedUp struct{}
 
 func (hopsUsedUp) Error() string {
-	return "refused: it is a VIP or its port is a node port, and the hop limit is exhausted: the connection loops between nodes"
+	return "refused: the endpoint is a VIP or has the port of a node port, and the hop limit is exhausted: the connection loops between nodes"
 }
 
 // Futile ends the search: see package search. Another endpoint could succeed only if it is not a VIP and its port
@@ -225,7 +226,7 @@ func New(node *Node, port config.ServicePort, table *affinity.Table) *FrontEnd {
 	return f
 }
 
-// View returns the View for new clients.
+// View returns the current View. A search that has begun uses it from its next step on.
 func (f *FrontEnd) View() *View { return f.view.Load() }
 
 // manyVIPs is the minimum number of VIPs for which a lookup in a map is faster than a search of the list. Most service
@@ -252,7 +253,8 @@ func (f *FrontEnd) Swap(v *View) (old *View) {
 func (f *FrontEnd) ID() config.PortID { return f.View().Port.ID }
 
 // Origin returns the source of a connection to an endpoint of v for a client; from and to are the addresses of the
-// client's connection. A zero from has the same meaning as in Portal.Origin.
+// client's connection. If from is the zero Addr, the result is for all clients: its SourceAddress is 0 if that depends
+// on the client (see Portal.Origin).
 func (f *FrontEnd) Origin(v *View, from, to netip.Addr, endpoint *config.Endpoint) portal.Origin {
 	var why portal.SourceAddress
 	switch {
@@ -282,10 +284,11 @@ func (f *FrontEnd) Origin(v *View, from, to netip.Addr, endpoint *config.Endpoin
 	return portal.Origin{SourceAddress: why}
 }
 
-// Policy returns the quarantine policy for a failed attempt to endpoint with source o. Only TCP endpoints that the
-// kernel connects to are rechecked: UDP has no handshake, a recheck costs an SCTP endpoint an association, and a
-// recheck through a port-forward loads the API server. A recheck also proves nothing about an endpoint on another node
-// that sees some clients' own addresses, since a NetworkPolicy may admit clients but not nodes.
+// Policy returns the quarantine policy for a failed attempt to endpoint with source o. Its Probed is set if usher's
+// rechecks (see package health) can end a quarantine. Only TCP endpoints that the kernel connects to are rechecked: UDP
+// has no handshake, a recheck costs an SCTP endpoint an association, and a recheck through a port-forward loads the API
+// server. A recheck comes from this node's address, so it proves nothing about an endpoint on another node that sees
+// some clients' own addresses: a NetworkPolicy may admit clients but not nodes.
 func (f *FrontEnd) Policy(o portal.Origin, endpoint *config.Endpoint) balance.Policy {
 	p := f.Node.Quarantine
 	p.Probed = p.Probed && f.Protocol == config.TCP && !f.Tunneled && (o.Here || o.SourceAddress != portal.SourceClient) && !f.seesClients(endpoint)
@@ -302,7 +305,8 @@ func (f *FrontEnd) seesClients(endpoint *config.Endpoint) bool {
 type View struct {
 	Port config.ServicePort
 	All  []*balance.Endpoint // usable or not
-	// The usable endpoints, by kind of client: see config.ServicePort.
+	// The usable endpoints. Internal is for clients of cluster IPs, External for external clients, both after the
+	// traffic policies. Cluster is for this node's clients of other VIPs. See config.ServicePort.
 	Cluster, Internal, External *balance.Set
 
 	Limits   *forward.Limits
@@ -365,7 +369,8 @@ func (v *View) vipFor(original netip.AddrPort) (*config.VIP, bool) {
 	return v.VIPAt(netip.AddrPortFrom(portal.FamilyOf(original.Addr()).Any(), original.Port()))
 }
 
-// Redirect returns the rule that redirects t to a listener on port.
+// Redirect returns the rule for t if a listener on port serves it. Its action is another than Redirect if external
+// clients have no endpoint.
 func (v *View) Redirect(t portal.Target, port uint16) portal.Rule {
 	vip, _ := v.VIPOf(t)
 	r := portal.Rule{Target: t, Action: portal.Redirect, LocalPort: port}
@@ -377,19 +382,19 @@ func (v *View) Redirect(t portal.Target, port uint16) portal.Rule {
 		if vip.Balancers != nil { // these connect for clients, which the listener checks
 			sources = append(sources, vip.Balancers.Networks...)
 		}
-		own, all := portal.SourcesOf(sources).In(portal.FamilyOf(t.Addr))
+		ofFamily, all := portal.SourcesOf(sources).In(portal.FamilyOf(t.Addr))
 		if !all {
-			r.Sources = portal.SourcesOf(own) // without networks of the other family: a rule in the kernel matches one family
+			r.Sources = portal.SourcesOf(ofFamily) // without networks of the other family: a rule in the kernel matches one family
 		}
 	}
 	if vip.External() && v.External.Len() == 0 {
-		r.Action = v.Action(vip) // this rule still redirects clients of this node to the listener
+		r.Action = v.Action(vip) // for external clients; since LocalPort is set, clients of this node are still redirected (see portal.Drop)
 	}
 	return r
 }
 
-// ServesLike reports whether each kind of client that has endpoints in v also has some in other, and vice versa. For
-// service ports that differ only in endpoints, Action and Redirect are then equal.
+// ServesLike reports whether the same ones of Cluster, Internal and External are empty in v and in other. If only
+// endpoints differ, Action and Redirect of both are then equal.
 func (v *View) ServesLike(other *View) bool {
 	return (v.Cluster.Len() == 0) == (other.Cluster.Len() == 0) && (v.Internal.Len() == 0) == (other.Internal.Len() == 0) &&
 		(v.External.Len() == 0) == (other.External.Len() == 0)
@@ -401,8 +406,8 @@ func (v *View) Action(vip *config.VIP) portal.Action {
 }
 
 // ActionFor returns the action for packets to a VIP with these numbers of endpoints per kind of client. The action is
-// Drop if the policy is Local and only other nodes have endpoints. With an external VIP, packets from clients of this
-// node are redirected even then.
+// Drop if the policy is Local and only other nodes have endpoints. If the VIP is external, a rule with this action and
+// a LocalPort still redirects clients of this node.
 func ActionFor(external bool, internals, externals, all int) portal.Action {
 	switch {
 	case all == 0 && (external || internals == 0):

@@ -25,7 +25,7 @@ type Listener interface {
 	Serves(b portal.Bind) bool
 	// SetTargets sets the targets whose clients connect to the listener.
 	SetTargets(targets []portal.Target)
-	// HandOver returns a copy of the socket, for a successor, or false if there is none. The caller closes it.
+	// HandOver returns a copy of the socket for a successor, or false if it cannot be copied. The caller closes it.
 	HandOver() (handover.Socket, bool)
 	// EndpointsChanged is called after the front end's view was replaced.
 	EndpointsChanged()

@@ -56,9 +56,9 @@ func (l *Locality) Addresses() iter.Seq[netip.Addr] {
 // node. If a VIP is an address of the node, the node's processes connect to the VIP from the VIP itself.
 func (l *Locality) OfThisNode(from, to netip.Addr) bool { return from == to || l.local(from) }
 
-// Admits reports whether vip allows the client. A process of this node connects from the VIP itself. With inNamespace
-// (VIPs in a separate network namespace), it connects from the address that the route to the VIP determines. vip allows
-// such a process if it allows any address of this node.
+// Admits reports whether vip allows the client. If the VIP is an address of this node, a process of this node connects
+// from the VIP itself. With inNamespace (VIPs in a separate network namespace), it connects from the address that the
+// route to the VIP determines. In both cases vip allows it if it allows any address of this node.
 func (l *Locality) Admits(vip *config.VIP, from, to netip.Addr) bool {
 	if vip.Allows(from) {
 		return true

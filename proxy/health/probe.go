@@ -29,7 +29,7 @@ const maxHeader, maxBody, maxError = 64 << 10, 64 << 10, 200
 type probe struct {
 	namespace    string
 	at           netip.AddrPort
-	config.Probe // a recheck has no Interval
+	config.Probe // how to probe, also for a recheck; that has no Interval
 }
 
 // recheck has a timeout that allows for one lost packet: TCP resends it after a second (RFC 6298, 2.1).
@@ -71,6 +71,7 @@ func (p *Prober) ask(c probe) error {
 	return err
 }
 
+// connect refuses addresses at which the connection would come back to usher.
 func (p *Prober) connect(ctx context.Context, to netip.AddrPort) (forward.Conn, error) {
 	if _, err := p.node.CheckLoop(config.TCP, to); err != nil {
 		return nil, err
@@ -92,7 +93,7 @@ func (p *Prober) get(ctx context.Context, c probe) error {
 	}
 	r.Header.Set("User-Agent", "usher/probe")
 	transport := http.Transport{
-		// The context that RoundTrip passes does not end with ctx; AfterFunc closes the connection instead.
+		// RoundTrip passes a context that does not end when ctx ends; AfterFunc closes the connection then.
 		DialContext: func(context.Context, string, string) (net.Conn, error) {
 			conn, err := p.connect(ctx, c.at)
 			if err != nil {
@@ -150,7 +151,7 @@ func (j *job) dropTargets() {
 	}
 	now := time.Now()
 	maps.DeleteFunc(j.targets, func(t target, _ bool) bool {
-		h := t.state.Health(now)
+		h := t.state.Health(now) // Probed: a probe ends the quarantine
 		return h.State != balance.Down || !h.Probed || t.endpoint() == nil
 	})
 }
@@ -167,17 +168,17 @@ func (j *job) report(t target, err error) (next time.Duration) {
 		switch {
 		case err == nil:
 			r.Kind = balance.RecheckPassed
-		case search.Blames(err):
+		case search.EndpointAtFault(err):
 			r.Kind = balance.RecheckFailed
 		default:
-			r.Kind = balance.RecheckSkipped
+			r.Kind = balance.RecheckInconclusive
 		}
 		return e.Report(r, t.front.Policy(portal.Origin{}, e.Endpoint)).Next
 	}
 	switch {
 	case err == nil:
 		r.Kind = balance.CheckPassed
-	case search.Blames(err):
+	case search.EndpointAtFault(err):
 		r.Kind = balance.CheckFailed
 	default:
 		return j.Interval

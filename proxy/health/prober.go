@@ -43,8 +43,8 @@ type Prober struct {
 func New(node *frontend.Node, dial func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)) *Prober {
 	p := &Prober{
 		node: node, dial: dial, atOnce: int(node.Budget.Probes()), jobs: map[probe]*job{},
-		rechecks: queue{gap: recheckGap, owners: map[string]*owner{}},
-		checks:   queue{gap: checkGap, owners: map[string]*owner{}},
+		rechecks: queue{gap: recheckGap, namespaces: map[string]*namespaceQueue{}},
+		checks:   queue{gap: checkGap, namespaces: map[string]*namespaceQueue{}},
 		overload: rate.Sometimes{Interval: time.Minute},
 	}
 	p.ctx, p.stop = context.WithCancel(context.Background())
@@ -59,22 +59,22 @@ func (p *Prober) ofNamespace() int { return max(1, p.atOnce/4) }
 type job struct {
 	probe
 	targets map[target]bool
-	wait    time.Duration // time from the last call of schedule until due
+	wait    time.Duration // delay with which it was last scheduled; rechecks are ordered by it
 	due     time.Time
 	timer   *time.Timer // fires at due; nil from due until the probe has ended
 }
 
 // queue holds the probes of one kind that are due. Namespaces take turns.
 type queue struct {
-	gap      time.Duration
-	pausing  bool // the last probe began less than gap ago
-	underWay int
-	owners   map[string]*owner // by namespace: those with probes that are due or in progress
-	turns    []*owner          // those with a probe that may begin, in order
+	gap        time.Duration
+	pausing    bool // the last probe began less than gap ago
+	underWay   int
+	namespaces map[string]*namespaceQueue // by name: those with probes that are due or in progress
+	turns      []*namespaceQueue          // those with a due probe and below the limit of a namespace; the first begins next
 }
 
-// owner is a namespace's part of a queue.
-type owner struct {
+// namespaceQueue is a namespace's part of a queue.
+type namespaceQueue struct {
 	namespace string
 	due       []*job // the next one first
 	underWay  int
@@ -172,10 +172,10 @@ func (p *Prober) queue(j *job) *queue {
 // enqueue queues j, which is due. The caller holds mu.
 func (p *Prober) enqueue(j *job) {
 	q := p.queue(j)
-	o := q.owners[j.namespace]
+	o := q.namespaces[j.namespace]
 	if o == nil {
-		o = &owner{namespace: j.namespace}
-		q.owners[j.namespace] = o
+		o = &namespaceQueue{namespace: j.namespace}
+		q.namespaces[j.namespace] = o
 	}
 	at := len(o.due)
 	if j.isRecheck() {
@@ -186,16 +186,16 @@ func (p *Prober) enqueue(j *job) {
 	p.begin(q)
 }
 
-// turn gives a namespace a turn if one of its probes may begin, and removes the namespace if none is due or in
-// progress. The caller holds mu.
-func (p *Prober) turn(q *queue, o *owner) {
+// turn queues o for a turn if it has a due probe and is below the limit of a namespace, and removes o if no probe is
+// due or in progress. The caller holds mu.
+func (p *Prober) turn(q *queue, o *namespaceQueue) {
 	switch {
 	case o.inTurns:
 	case len(o.due) > 0 && o.underWay < p.ofNamespace():
 		o.inTurns = true
 		q.turns = append(q.turns, o)
 	case len(o.due) == 0 && o.underWay == 0:
-		delete(q.owners, o.namespace)
+		delete(q.namespaces, o.namespace)
 	}
 }
 
@@ -234,7 +234,7 @@ func (p *Prober) begin(q *queue) {
 }
 
 // run makes j's probe and reports the result. The job comes from o, a namespace's part of q.
-func (p *Prober) run(j *job, q *queue, o *owner) {
+func (p *Prober) run(j *job, q *queue, o *namespaceQueue) {
 	err := p.ask(j.probe)
 	p.mu.Lock()
 	defer p.mu.Unlock()

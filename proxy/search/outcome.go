@@ -26,8 +26,8 @@ var (
 	ErrNoAnswer = errors.New("no answer") // within the attempt's time
 )
 
-// finalResult returns the Result of a client that gets no further attempt because of err, for which OutOfResources or
-// futile is true.
+// finalResult returns the Result of a client that gets no further attempt because of err. It is Internal unless
+// OutOfResources or futile is true.
 func finalResult(err error) outcome.Result {
 	switch {
 	case futile(err):
@@ -68,15 +68,15 @@ func Plain(err error) error {
 	return err
 }
 
-// Blames reports whether the endpoint caused err, the error of an attempt. The endpoint is not to blame if this node is
-// out of descriptors or memory, or if all other endpoints would fail as well; the search then ends. Nor is it to blame
-// if this node has no free port for connections to the endpoint, or no address of the endpoint's family; another
-// endpoint may then work.
-func Blames(err error) bool {
+// EndpointAtFault reports whether the endpoint caused err, the error of an attempt. The endpoint is not to blame if
+// this node is out of descriptors or memory, or if all other endpoints would fail as well; the search then ends. Nor is
+// it to blame if this node has no free port for connections to the endpoint, or no address of the endpoint's family;
+// another endpoint may then work.
+func EndpointAtFault(err error) bool {
 	return !OutOfResources(err) && !futile(err) && !errors.Is(err, syscall.EADDRNOTAVAIL)
 }
 
-// futile reports whether err says that the other endpoints would fail, too.
+// futile reports whether err says that the other endpoints would almost certainly fail, too.
 func futile(err error) bool {
 	var f interface{ Futile() bool }
 	return errors.As(err, &f) && f.Futile()

@@ -26,21 +26,21 @@ type Search struct {
 	Policy        balance.Policy
 	Affinity      *affinity.Table // nil for none
 	Client        netip.Addr
-	VIP           netip.Addr           // that the client connected to, for schedulers that use it
+	VIP           netip.Addr           // the VIP that the client connected to; some schedulers use it
 	Record        *conn.Record         // has the attempts, and the client's start time
 	SourceAddress portal.SourceAddress // source address that the endpoint of an attempt sees
 
-	waited        bool              // the last step was to wait for the end of a time slot (this field is here to keep a Search at 384 bytes)
-	tried         []netip.AddrPort  // endpoints tried in this round; when a time slot ends and all have been tried, a new round begins
+	waitedForSlot bool              // the last step was to wait for the end of a time slot (this field is here to keep a Search at 384 bytes)
+	tried         []netip.AddrPort  // endpoints tried in this round; Next begins a new round
 	room          [2]netip.AddrPort // backing array of tried; most searches need no more
 	count         int               // attempts so far
 	current       balance.Choice    // of the current attempt
 	waiter        *balance.Waiter   // nil until the client had to wait
 	started       time.Time         // start of the current attempt
 	timeSlot      int               // index in Schedule; len(Schedule) after the last time slot
-	end           time.Time         // of the time slot
-	final         outcome.Result    // unless it is Open, no further attempt is made
-	limit         time.Duration     // of the attempt that begins when the client gets a free slot
+	slotEnd       time.Time         // of the time slot
+	final         outcome.Result    // the client's result once no further attempt may be made; Open before
+	queuedLimit   time.Duration     // of the attempt that begins when the client gets a free slot
 	queuedAt      time.Time         // start of the wait for a free slot; zero if it does not wait
 	waitedInQueue time.Duration     // duration of earlier waits for a free slot
 }
@@ -58,23 +58,24 @@ const (
 // Step is an action with its parameters.
 type Step struct {
 	Do       Action
-	Endpoint *balance.Endpoint // to Dial; the driver releases it after Failed or GaveUp, or when the connection has ended
+	Endpoint *balance.Endpoint // to Dial; the driver releases it after Failed or Abandoned, or when the connection has ended
 	For      time.Duration     // duration of the Wait, or limit of the Dial; 0 means no limit
 	Woken    <-chan struct{}   // also ends the Wait; nil unless it waits for a free slot
 	Behind   bool              // other clients are ahead in the queue: a change of the endpoints does not end the Wait
 	Result   outcome.Result    // of the client, for GiveUp
 }
 
-// Next returns the step to perform at now, with the endpoints of set. It is called at the start, after an attempt that
-// failed or was left, and after a Wait. The set may differ each time.
+// Next returns the step to perform at now, with the endpoints of set. It is called at the start, after Failed or
+// Abandoned, and after a Wait. The set may differ each time.
 func (s *Search) Next(set *balance.Set, now time.Time) Step {
 	if !s.queuedAt.IsZero() {
-		// As at the end of a time slot: an endpoint that failed may be back. The last attempt is for a free slot.
-		if now.Sub(s.queuedAt) >= max(s.limit, lookAgain) && s.timeSlot+1 < len(s.Schedule) && s.count < maxAttempts-1 {
+		// After a long wait, endpoints that failed may be back, as at the end of a time slot. But the last attempt is
+		// kept for an endpoint with a free slot.
+		if now.Sub(s.queuedAt) >= max(s.queuedLimit, lookAgain) && s.timeSlot+1 < len(s.Schedule) && s.count < maxAttempts-1 {
 			s.tried = s.tried[:0]
 		}
 		if set.HasUntried(s.tried, 1) {
-			return s.begin(set, now, s.limit)
+			return s.begin(set, now, s.queuedLimit)
 		}
 		s.LeaveQueue(now)
 	}
@@ -87,12 +88,12 @@ func (s *Search) Next(set *balance.Set, now time.Time) Step {
 			step.Result = allFailed
 		}
 		return step
-	case s.end.IsZero():
-		s.end = now.Add(s.Schedule[0])
+	case s.slotEnd.IsZero():
+		s.slotEnd = now.Add(s.Schedule[0])
 	}
 	for s.timeSlot < len(s.Schedule) {
-		if left := s.end.Sub(now); left > 0 {
-			if s.waited = len(s.tried) > 0 && set.Len() > 0 && !set.HasUntried(s.tried, 1); !s.waited {
+		if left := s.slotEnd.Sub(now); left > 0 {
+			if s.waitedForSlot = len(s.tried) > 0 && set.Len() > 0 && !set.HasUntried(s.tried, 1); !s.waitedForSlot {
 				return s.begin(set, now, s.Schedule[s.timeSlot])
 			}
 			s.Record.Delayed(conn.Waiting, now, left)
@@ -102,11 +103,11 @@ func (s *Search) Next(set *balance.Set, now time.Time) Step {
 			s.tried = s.tried[:0]
 		}
 		if s.timeSlot++; s.timeSlot < len(s.Schedule) {
-			s.end = now.Add(s.Schedule[s.timeSlot])
+			s.slotEnd = now.Add(s.Schedule[s.timeSlot])
 		}
 	}
-	if s.waited {
-		s.waited = false
+	if s.waitedForSlot {
+		s.waitedForSlot = false
 		return s.begin(set, now, s.Schedule[0])
 	}
 	return Step{Do: GiveUp, Result: allFailed}
@@ -142,21 +143,22 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 
 // Connected records that the attempt has succeeded: the search is over, and the connection is established.
 func (s *Search) Connected(now time.Time) {
-	s.report(now, nil)
+	s.record(now, nil)
 	s.current.Endpoint.Times().Connect.Observe(latency.Seconds, now, now.Sub(s.started).Seconds())
 	s.current.Endpoint.Report(balance.Report{Kind: balance.Connected, Now: now}, balance.Policy{})
 }
 
-// Failed records that the attempt has failed. If the endpoint caused that (see [Blames]), it is quarantined, and the
-// client's affinity to it is removed. If only this client gets no answer, the path between client and endpoint may be
-// the cause (see [balance.Endpoint.Report]): Failed then keeps the affinity, and choose replaces it only if there is
-// another endpoint for the client. If every other endpoint would fail too, the next step is GiveUp.
+// Failed records that the attempt has failed. If the endpoint caused that (see [EndpointAtFault]), it is quarantined,
+// and the client's affinity to it is removed. If only this client gets no answer, the path between client and endpoint
+// may be the cause (see [balance.Endpoint.Report]): Failed then keeps the affinity. If choose finds another endpoint,
+// that one replaces it; if not, the client stays with this one. If every other endpoint would fail too, the next step
+// is GiveUp.
 func (s *Search) Failed(now time.Time, err error) {
-	hopeless, blame := OutOfResources(err) || futile(err), Blames(err)
+	hopeless, blame := OutOfResources(err) || futile(err), EndpointAtFault(err)
 	if err = Plain(err); hopeless {
 		s.final = finalResult(err)
 	}
-	s.report(now, err)
+	s.record(now, err)
 	if !blame {
 		return
 	}
@@ -169,12 +171,12 @@ func (s *Search) Failed(now time.Time, err error) {
 	}
 }
 
-// GaveUp records that the attempt was given up for a reason that is not the endpoint's fault. Other endpoints may be
+// Abandoned records that the attempt was given up for a reason that is not the endpoint's fault. Other endpoints may be
 // tried.
-func (s *Search) GaveUp(now time.Time, why error) { s.report(now, Plain(why)) }
+func (s *Search) Abandoned(now time.Time, why error) { s.record(now, Plain(why)) }
 
-// report reports the result of the attempt.
-func (s *Search) report(now time.Time, err error) {
+// record adds the attempt and its result to the connection's record.
+func (s *Search) record(now time.Time, err error) {
 	a := conn.Attempt{Endpoint: s.current.Endpoint.Addr, Pod: s.current.Endpoint.Pod, Reason: s.current.Reason, Skipped: s.current.Skipped,
 		Duration: now.Sub(s.started), SourceAddress: s.SourceAddress, Queued: s.waitedInQueue}
 	if err != nil {
@@ -183,9 +185,9 @@ func (s *Search) report(now time.Time, err error) {
 	s.Record.Attempted(now, a)
 }
 
-// choose takes the endpoint of the client's affinity, unless [balance.Set.Again] rejects it, and otherwise the
-// scheduler's choice. The client must wait for a free slot in three cases: other clients are ahead in the queue; the
-// endpoint of its affinity is full; or it has no usable affinity, and all untried endpoints outside quarantine are
+// choose takes the endpoint of the client's affinity, unless it was removed, tried or is in quarantine, and otherwise
+// the scheduler's choice. The client must wait for a free slot in three cases: other clients are ahead in the queue;
+// the endpoint of its affinity is full; or it has no usable affinity, and all untried endpoints outside quarantine are
 // full.
 func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) {
 	ask := balance.Request{Now: now, Client: s.Client, VIP: s.VIP, Tried: s.tried, Retry: s.count > 0}
@@ -211,7 +213,7 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 			s.Affinity.Forget(s.Client, before)
 		}
 		had := s.Affinity.Claim(s.Client, addr, now)
-		if had == addr || had == before {
+		if had == addr || had == before { // before: another connection has just set it again, and this one keeps its choice
 			return choice, true
 		}
 		// Another connection of the client was faster.
@@ -220,15 +222,15 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 	}
 }
 
-// lookAgain is the interval at which the client at the front of a queue checks for a free slot: a quarantine that ends
-// because its time is over does not wake it.
+// lookAgain is the interval at which the client at the front of a queue looks at the endpoints without being woken: one
+// whose quarantine has just ended may have a free slot.
 const lookAgain = time.Second
 
 // queue returns the step of a client that needs a free slot: Wait or GiveUp. LeaveQueue extends the time slot by the time
 // waited.
 func (s *Search) queue(set *balance.Set, now time.Time, limit time.Duration) Step {
 	if !s.Queued() && s.waiter.Waits() {
-		s.queuedAt, s.limit = now, limit
+		s.queuedAt, s.queuedLimit = now, limit
 	}
 	left := set.QueueTimeout() - s.waitedInQueue - now.Sub(s.queuedAt)
 	switch {
@@ -248,25 +250,26 @@ func (s *Search) queue(set *balance.Set, now time.Time, limit time.Duration) Ste
 // Queued reports whether the client waits for a free slot.
 func (s *Search) Queued() bool { return !s.queuedAt.IsZero() }
 
-// LeaveQueue ends a wait for a free slot, if there is one. It is called when the client has an endpoint, leaves or gives
-// up, and when no untried endpoint is left.
+// LeaveQueue ends a wait for a free slot, if there is one. It is called when the client has an endpoint or leaves, when
+// the search gives up, and when no untried endpoint is left.
 func (s *Search) LeaveQueue(now time.Time) {
 	if !s.Queued() {
 		return
 	}
 	s.waiter.Leave()
-	waited := now.Sub(s.queuedAt)
-	s.queuedAt, s.waitedInQueue = time.Time{}, s.waitedInQueue+waited
-	if !s.end.IsZero() {
-		s.end = s.end.Add(waited)
+	d := now.Sub(s.queuedAt)
+	s.queuedAt, s.waitedInQueue = time.Time{}, s.waitedInQueue+d
+	if !s.slotEnd.IsZero() {
+		s.slotEnd = s.slotEnd.Add(d)
 	}
-	s.Record.Delayed(conn.Queued, now, waited)
+	s.Record.Delayed(conn.Queued, now, d)
+
 }
 
 // Preview returns the endpoints of set in the order in which a search that begins now would try them, if all attempts
 // failed. vip is the VIP to which the client connected; had is the client's affinity, or nil. Preview changes nothing:
-// it takes no turn in rotation and claims no probe. The order ends where the client would have to wait for a free slot.
-// Preview ignores clients that are in the queue already.
+// it takes no turn in rotation, and no endpoint that is HalfOpen counts the client as the one that tries it. The order
+// ends where the client would have to wait for a free slot. Preview ignores clients that are in the queue already.
 func Preview(set *balance.Set, client, vip netip.Addr, had *affinity.Entry, now time.Time) (order []balance.Choice) {
 	ask := balance.Request{Now: now, Client: client, VIP: vip}
 	take := func(c balance.Choice) {

@@ -300,7 +300,7 @@ func TestAbandonedAttemptDoesNotQuarantine(t *testing.T) {
 		s := Search{Schedule: c.schedule, Policy: c.quarantine, Affinity: c.table, Record: c.record()}
 		set := c.listed.Load().set
 		first := s.Next(set, c.start).Endpoint
-		s.GaveUp(c.start, context.Canceled)
+		s.Abandoned(c.start, context.Canceled)
 		quarantined := first.Health(c.start).State == balance.Down
 		g.Expect(quarantined).To(BeFalse())
 		g.Expect(c.log).To(Equal([]string{"1@0:context canceled"}))

@@ -35,8 +35,8 @@ type Conn struct {
 // client is the common part of the clients of all protocols.
 type client interface {
 	LocalAddr() net.Addr
-	// originalDst returns the address that the client connected to; see kernel.OriginalDst.
-	originalDst() (netip.AddrPort, error)
+	// originalDst returns the address that a client with address from connected to; see kernel.OriginalDst.
+	originalDst(from netip.Addr) (netip.AddrPort, error)
 	// SetLinger(0) makes Close send a reset or an abort.
 	SetLinger(sec int) error
 	Close() error
@@ -48,20 +48,25 @@ func (a *acceptor) accepted(client client, from netip.AddrPort) *Conn {
 	c.Record = &conn.Record{ID: a.front.NewID(), Port: a.front.View().Clients, From: from, Start: time.Now()}
 	c.Front = a.front
 	if err := a.server.register.add(c); err != nil {
-		c.turnAway(err)
+		c.turnAway(a, err)
 		return nil
 	}
 	return c
 }
 
-// turnAway resets a client because of a limit; why is the reason. The client's Conn is not set yet.
-func (c *Conn) turnAway(why error) {
+// turnAway resets a client because of a limit; why is the reason.
+func (c *Conn) turnAway(a *acceptor, why error) {
 	c.logLimit(why)
 	if c.RefusedUnlogged(outcome.Limit) {
 		c.reset()
 		return
 	}
-	c.To = plainAddr(c.client.LocalAddr())
+	if c.To = a.At; a.Redirected {
+		c.To, _ = c.client.originalDst(c.From.Addr())
+	}
+	if !c.To.IsValid() || c.To.Addr().IsUnspecified() {
+		c.To = plainAddr(c.client.LocalAddr())
+	}
 	c.Accepted()
 	c.reset()
 	c.Closed(time.Now(), outcome.Result{Outcome: outcome.Limit, Err: why}, netip.AddrPort{})
@@ -135,7 +140,7 @@ type runner interface {
 func (c *Conn) start(a *acceptor, run runner) {
 	var err error
 	if c.To = a.At; a.Redirected {
-		c.To, err = c.client.originalDst()
+		c.To, err = c.client.originalDst(c.From.Addr())
 	}
 	if err != nil || !c.To.IsValid() || c.To.Addr().IsUnspecified() {
 		c.To = plainAddr(c.client.LocalAddr())

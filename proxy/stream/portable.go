@@ -89,7 +89,7 @@ type keptClient struct {
 // maxEarly limits the bytes read from a client while no endpoint is confirmed. More bytes stay in the socket.
 const maxEarly = 64 << 10
 
-func (k *keptClient) originalDst() (netip.AddrPort, error) { return kernel.OriginalDst(k) }
+func (k *keptClient) originalDst(netip.Addr) (netip.AddrPort, error) { return kernel.OriginalDst(k) }
 
 // await reads from the client until enough returns true for all bytes read so far, or until maxAwaited is reached. Its
 // errors are those of forward.Loop.AwaitHeader, or context.DeadlineExceeded when ctx ends.

@@ -51,7 +51,9 @@ func (m SCTPMode) allowed() error {
 // sctpClient is a client's association.
 type sctpClient struct{ *sctp.Conn }
 
-func (c sctpClient) originalDst() (netip.AddrPort, error) { return kernel.OriginalDst(c.Conn) }
+func (c sctpClient) originalDst(netip.Addr) (netip.AddrPort, error) {
+	return kernel.OriginalDst(c.Conn)
+}
 
 // serve serves the association. The endpoint's association gets as many streams in each direction as the client's.
 func (c sctpClient) serve(a *acceptor, connection *Conn) {

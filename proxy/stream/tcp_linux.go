@@ -208,8 +208,8 @@ type leavable struct {
 	leave func(error) // ends it; the argument is the reason
 }
 
-func (w *waiting) originalDst() (netip.AddrPort, error) {
-	return kernel.OriginalDstFD(int(w.Socket), w.From.Addr().Is6())
+func (w *waiting) originalDst(from netip.Addr) (netip.AddrPort, error) {
+	return kernel.OriginalDstFD(int(w.Socket), from.Is6())
 }
 
 // awaitHeader implements runner.

@@ -42,7 +42,7 @@ func main() {
 	arm64 := suite{name: "arm64", commands: []string{"test/arm64.sh"}}
 	cross := suite{name: "cross", commands: []string{"nice -n 19 go run ./test/cross darwin/arm64 windows/amd64"}, nice: true}
 	stages := []stage{
-		{program, prepare, packages, cross, lint, plain, cluster, serial, release, dashboard, arm64, deploy, house}, // the long ones first
+		{program, prepare, packages, cross, lint, cluster, plain, serial, release, dashboard, arm64, deploy, house}, // the long ones first
 		{scale, walk, monitoring}, // scale and ground measure, or have time limits; monitoring waits nearly all the time
 		{ground},
 	}
