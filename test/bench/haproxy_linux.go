@@ -14,9 +14,23 @@ var haproxy = peer{name: "haproxy", noUDP: true, set: func(s *stage, dir string)
 	if err := s.own(vip); err != nil {
 		return targets{}, nil, err
 	}
-	p, err := s.startHAProxy(dir, onVIP)
+	p, err := s.startHAProxy("haproxy", dir, onVIP)
 	return onVIP, p, err
 }}
+
+// secondHAProxy returns another version of HAProxy, for comparison.
+func secondHAProxy(program string) peer {
+	p := haproxy
+	p.name = "haproxy-2"
+	p.set = func(s *stage, dir string) (targets, *process, error) {
+		if err := s.own(vip); err != nil {
+			return targets{}, nil, err
+		}
+		p, err := s.startHAProxy(program, dir, onVIP)
+		return onVIP, p, err
+	}
+	return p
+}
 
 // elsewhere is where a proxy listens to which a rule redirects the VIP.
 var elsewhere = at(node, 10080, 10081, 10082)
@@ -35,18 +49,18 @@ func behind(portal string) peer {
 		if err := s.run(commands); err != nil {
 			return targets{}, nil, err
 		}
-		p, err := s.startHAProxy(dir, elsewhere)
+		p, err := s.startHAProxy("haproxy", dir, elsewhere)
 		return onVIP, p, err
 	}
 	return p
 }
 
-func (s *stage) startHAProxy(dir string, on targets) (*process, error) {
+func (s *stage) startHAProxy(program, dir string, on targets) (*process, error) {
 	file, err := write(dir, "haproxy.cfg", haproxyConfig(runtime.NumCPU(), on))
 	if err != nil {
 		return nil, err
 	}
-	return s.start("haproxy", "-db", "-f", file)
+	return s.start(program, "-db", "-f", file)
 }
 
 func haproxyConfig(threads int, on targets) string {

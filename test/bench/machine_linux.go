@@ -26,6 +26,10 @@ func thisMachine(usher, note string, o options) (report.Machine, error) {
 	if name := after("/etc/os-release", "PRETTY_NAME="); name != "" {
 		system += ", " + strings.Trim(name, `"`)
 	}
+	haproxies := firstLine("haproxy", "-v")
+	if o.secondHAProxy != "" {
+		haproxies += "; other version: " + firstLine(o.secondHAProxy, "-v")
+	}
 	return report.Machine{
 		Date:       time.Now().UTC().Format(time.DateOnly),
 		System:     system,
@@ -37,7 +41,7 @@ func thisMachine(usher, note string, o options) (report.Machine, error) {
 		Seconds:    o.each.Seconds(),
 		Programs: []string{
 			firstLine(usher, "version"),
-			firstLine("haproxy", "-v"),
+			haproxies,
 			firstLine("nginx", "-v"),
 			firstLine("iptables", "--version"),
 			firstLine("nft", "--version"),

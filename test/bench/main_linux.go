@@ -30,10 +30,12 @@ type options struct {
 	each        time.Duration // duration of each measured load
 	loops       int           // threads of clients, and of the endpoint
 	usher       string
-	congestion  string // control of TCP; "" means the usual one, or its fallback
-	results     string
-	capacity    map[load.Kind]float64 // exchanges per second that HAProxy reaches here, where measured
-	page        string                // file of results to make the page from
+	// secondHAProxy is the program of another version; "" for none.
+	secondHAProxy string
+	congestion    string // control of TCP; "" means the usual one, or its fallback
+	results       string
+	capacity      map[load.Kind]float64 // exchanges per second that HAProxy reaches here, where measured
+	page          string                // file of results to make the page from
 }
 
 // The measurements of -quick, which takes three minutes.
@@ -63,11 +65,12 @@ func main() {
 func parse() options {
 	o := options{capacity: map[load.Kind]float64{}}
 	only := flag.String("only", "", "`figures` to measure, with commas between: "+strings.Join(names(figures, figureName), ", ")+"; cpu stands for all that yield processor time")
-	peers := flag.String("peers", "", "`peers` to compare, with commas between: "+strings.Join(names(allPeers(""), peerName), ", ")+" (default all)")
+	peers := flag.String("peers", "", "`peers` to compare, with commas between: "+strings.Join(names(allPeers("", "haproxy"), peerName), ", ")+" (default all)")
 	flag.IntVar(&o.rounds, "rounds", 3, "how often the peers take turns")
 	seconds := flag.Float64("seconds", 3, "how long each load is measured")
 	flag.IntVar(&o.loops, "loops", runtime.NumCPU(), "threads of the clients, and as many of the endpoint")
 	flag.StringVar(&o.usher, "usher", "bin/usher", "the usher to measure")
+	flag.StringVar(&o.secondHAProxy, "haproxy", "", "`program` of another HAProxy version: peer haproxy-2")
 	flag.StringVar(&o.congestion, "congestion", "", "congestion control of TCP in the namespaces; without it cubic, Linux's default, or reno where that cannot be set. "+
 		"One that net.ipv4.tcp_allowed_congestion_control does not name is added to it for the time of the measurement, and taken off it at the end, also if that is Ctrl-C or a signal, SIGKILL included. "+
 		"bbr paces by timers, and on loopback that is what is measured then")

@@ -43,9 +43,14 @@ type peer struct {
 	set func(s *stage, dir string) (targets, *process, error)
 }
 
-// allPeers returns all peers, in the order in which they are measured. usher is the path of the binary.
-func allPeers(usher string) []peer {
-	peers := []peer{direct, dnat, haproxy, nginx, behind("nftables"), behind("iptables")}
+// allPeers returns all peers, in the order in which they are measured. usher is the path of the binary, second that of
+// another HAProxy; "" for none.
+func allPeers(usher, second string) []peer {
+	peers := []peer{direct, dnat, haproxy}
+	if second != "" {
+		peers = append(peers, secondHAProxy(second))
+	}
+	peers = append(peers, nginx, behind("nftables"), behind("iptables"))
 	for _, portal := range []string{"none", "nftables", "iptables", "address", "namespace"} {
 		peers = append(peers, newUsher(usher, portal))
 	}

@@ -25,7 +25,7 @@ func run(o options) error {
 	if err != nil {
 		return err
 	}
-	peers, err := selected("peers", allPeers(usher), peerName, o.peers)
+	peers, err := selected("peers", allPeers(usher, o.secondHAProxy), peerName, o.peers)
 	if err != nil {
 		return err
 	}

@@ -131,6 +131,7 @@ var titles = map[string]string{
 	ceiling:               "*the ceiling*",
 	"dnat":                "kernel DNAT",
 	"haproxy":             "HAProxy",
+	"haproxy-2":           "HAProxy, another version",
 	"haproxy-nftables":    "HAProxy behind nftables",
 	"haproxy-iptables":    "HAProxy behind iptables",
 	like:                  "HAProxy behind the same rules",
