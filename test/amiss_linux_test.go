@@ -179,6 +179,8 @@ var _ = Describe("usher's commands", func() {
 
 		Expect(command("get", "services", "-o", "wide")).To(MatchRegexp(`web +degraded +.* 2/3 `))
 		Expect(command("get", "endpoints", "web")).To(And(MatchRegexp(`10\.244\.0\.12:8080 +- +unresponsive `), MatchRegexp(`10\.244\.0\.11:8080 +- +ready `), MatchRegexp(`10\.244\.0\.13:8080 +- +ready `)))
+		Expect(command("get", "endpoints", "--state=unresponsive")).To(And(ContainSubstring("10.244.0.12:8080"), Not(ContainSubstring("10.244.0.11:8080"))))
+		Expect(command("get", "endpoints", "--state=degraded")).To(And(ContainSubstring("10.244.0.12:8080"), ContainSubstring("10.244.0.11:8080")))
 		Expect(diagnosis()).To(MatchRegexp(`10\.244\.0\.12:8080 accepts connections but never responds evidence: in the last minutes it had \d+ clients and sent no byte`))
 	})
 
@@ -194,7 +196,7 @@ var _ = Describe("usher's commands", func() {
 			{[]string{"get", "affinity", "wbe"}, "there is no Service default/wbe that usher serves"},
 			{[]string{"get", "portals", "wbe"}, "there is no Service default/wbe that usher serves"},
 			{[]string{"get", "services", "--state", "bad"}, `--state: invalid value "bad": must be one of ok,`},
-			{[]string{"get", "endpoints", "--state", "bad"}, `--state: invalid value "bad": must be one of ok,`},
+			{[]string{"get", "endpoints", "--state", "bad"}, `--state: invalid value "bad": must be one of ready,`},
 			{[]string{"get", "services", "--sort", "size"}, `--sort: invalid value "size": must be one of name,`},
 			{[]string{"get", "connections", "--outcome", "bad"}, `--outcome: invalid value "bad": must be one of ok, retried, slow, failed, no-response`},
 			{[]string{"get", "connections", "--end", "reset"}, `--end: invalid value "reset": must be one of client-closed,`},

@@ -103,6 +103,7 @@ func (f *getFlags) services(ctx context.Context, c *client.Client, q client.Serv
 func (v Viewers) newGetEndpoints() *cobra.Command {
 	f := getFlags{asks: v.Asks()}
 	var q client.ServiceQuery
+	var state string
 	cmd := &cobra.Command{
 		Use:     "endpoints [SERVICE… | ADDRESS…]",
 		Aliases: []string{"endpoint", "ep"},
@@ -127,12 +128,29 @@ because of its weight, a traffic policy or topology. CONNECT and FIRST BYTE are 
 port selects endpoints of any Service.`,
 		Example: `  usher get endpoints web
   usher get endpoints -A -o wide
-  usher get endpoints -A --state down`,
+  usher get endpoints -A --state quarantined`,
 		ValidArgsFunction: f.completeServices,
 	}
-	cmd.RunE = get(&f, f.endpointKind(&q))
+	ofServices := api.Values("/services", "state")
+	cmd.PreRun = func(*cobra.Command, []string) {
+		if slices.Contains(ofServices, state) {
+			q.State, state = state, ""
+		}
+	}
+	k := f.endpointKind(&q)
+	k.state = &state
+	all := k.list
+	k.list = func(ctx context.Context, u fleet.Usher, names []string) ([]show.PortEndpoint, error) {
+		items, err := all(ctx, u, names)
+		return slices.DeleteFunc(items, func(e show.PortEndpoint) bool { return state != "" && string(e.State) != state }), err
+	}
+	cmd.RunE = get(&f, k)
 	cmd.Flags().StringVar(&q.Text, "filter", "", "Only endpoints of Services with this `text` in their name, a port name, a VIP, or an endpoint's address or Pod")
-	cli.Choice(cmd.Flags(), &q.State, "state", "", "Only endpoints of Services in this `state`; see 'usher get services --help'", api.Values("/services", "state")...)
+	states := []string{}
+	for _, s := range api.EndpointStates {
+		states = append(states, string(s))
+	}
+	cli.Choice(cmd.Flags(), &state, "state", "", "Only endpoints in this `state`, or of Services in this state (see 'usher get services --help')", append(states, ofServices...)...)
 	f.registerApart(cmd.Flags())
 	f.registerAll(cmd)
 	return cmd
