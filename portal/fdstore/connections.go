@@ -19,6 +19,13 @@ package fdstore
 // A and P are numbers. The keeper does not interpret transfers.
 const ConnectionsName = "connections"
 
+// Names of files that the daemon keeps with its manager, in addition to the listeners of Services (see
+// proxy.Options.Store): the lock of the rules, and the listener of the health check.
+const (
+	LockName   = "lock"
+	HealthName = "health"
+)
+
 // The words.
 const (
 	WordArea   = "area"

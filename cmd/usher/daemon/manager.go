@@ -11,13 +11,6 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// Names under which the daemon keeps files with its manager, in addition to the listeners
-// of Services: see proxy.Options.Store.
-const (
-	keptLock   = "lock"
-	keptHealth = "health"
-)
-
 // notifyStopping notifies the manager of an intended stop, after which a keeper must not restart the daemon. systemd
 // must wait for the open connections, too.
 func (d *Daemon) notifyStopping() {

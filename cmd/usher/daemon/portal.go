@@ -14,6 +14,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/fdstore"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/portal/modes"
@@ -52,7 +53,7 @@ func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, er
 	none := modes.With(func(t portal.Traits) bool { return !t.Installs })
 	other := false // whether another usher instance seems to run here
 	if slices.ContainsFunc(modes.Named(mode), func(m portal.Mode) bool { return m.Traits.Installs }) {
-		lock, err = Lock(d.log, d.kept(keptLock))
+		lock, err = Lock(d.log, d.kept(fdstore.LockName))
 		locked := errors.Is(err, handover.ErrLocked)
 		other = locked || err == nil && len(lock.Strangers()) > 0
 		switch {

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	clientmetrics "k8s.io/client-go/tools/metrics"
 
+	"github.com/usherproxy/usher/portal/fdstore"
 	"github.com/usherproxy/usher/proxy/admin"
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
@@ -78,7 +79,7 @@ func (d *Daemon) startServer(ctx context.Context, setting, address string, handl
 	}
 	listen := func() (*admin.Server, error) { return admin.Serve(address, handler, clients) }
 	if setting == healthzSetting {
-		left := leftListener(d.kept(keptHealth), address)
+		left := leftListener(d.kept(fdstore.HealthName), address)
 		listen = func() (*admin.Server, error) {
 			if left != nil && d.mustSucceed() && answers(left.Addr().String()) {
 				return nil, errPredecessor
@@ -133,8 +134,8 @@ func (d *Daemon) serveHealth(l net.Listener, address string, handler http.Handle
 			return nil, err
 		}
 		m := d.config.Manager
-		m.Remove(keptHealth)
-		m.Put(keptHealth, func() *os.File {
+		m.Remove(fdstore.HealthName)
+		m.Put(fdstore.HealthName, func() *os.File {
 			file, _ := l.(*net.TCPListener).File() // nil if it is closed
 			return file
 		})

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal/fdstore"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy"
 )
@@ -114,7 +115,7 @@ func (d *Daemon) HandOver() (sockets, more iter.Seq[handover.Socket], resume, re
 	return sockets, more, resume, func() {
 		close(d.handedOver)
 		d.notifyStopping()
-		for _, name := range append([]string{keptLock, keptHealth}, proxy.KeptAffinities[:]...) { // these immediately; other files when they are closed
+		for _, name := range append([]string{fdstore.LockName, fdstore.HealthName}, proxy.KeptAffinities[:]...) { // these immediately; other files when they are closed
 			d.config.Manager.Remove(name)
 		}
 		stop()
@@ -126,14 +127,14 @@ func (d *Daemon) HandOver() (sockets, more iter.Seq[handover.Socket], resume, re
 func (d *Daemon) setLock(lock *handover.Lock) {
 	d.lock.Store(lock)
 	m := d.config.Manager
-	if m.Remove(keptLock); lock != nil {
-		m.Put(keptLock, lock.File)
+	if m.Remove(fdstore.LockName); lock != nil {
+		m.Put(fdstore.LockName, lock.File)
 	}
 }
 
 func (d *Daemon) unlock() {
 	if lock := d.lock.Load(); lock != nil {
-		d.config.Manager.Remove(keptLock)
+		d.config.Manager.Remove(fdstore.LockName)
 		lock.Release()
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/usherproxy/usher/portal/fdstore"
 	"github.com/usherproxy/usher/portal/handover"
 )
 
@@ -197,7 +198,7 @@ func (k *keeper) forward(sig os.Signal) (over bool) {
 	}
 	if s == unix.SIGTERM || s == unix.SIGINT {
 		k.stopRequested = true
-		left := (k.Current == nil || !k.Current.Ready) && len(k.Kept["lock"]) > 0 // perhaps the rules of a crashed process
+		left := (k.Current == nil || !k.Current.Ready) && len(k.Kept[fdstore.LockName]) > 0 // perhaps the rules of a crashed process
 		k.removing = k.removing || k.RemoveRules || s == unix.SIGINT && left
 		k.pause.end()
 		k.drop() // otherwise clients would wait once usher has exited

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/usherproxy/usher/portal/fdstore"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/admin"
@@ -28,7 +29,7 @@ func (k *keeper) begin(wait time.Duration) {
 	if wait < answeredPause {
 		return
 	}
-	if file := k.copyOf("lock"); file != nil {
+	if file := k.copyOf(fdstore.LockName); file != nil {
 		lock, err := handover.Hold(file)
 		if err != nil {
 			k.log.WithError(err).Warn("Cannot report to other instances that the keeper holds the portals")
@@ -37,7 +38,7 @@ func (k *keeper) begin(wait time.Duration) {
 			lock.Serve(k)
 		}
 	}
-	if file := k.copyOf("health"); file != nil {
+	if file := k.copyOf(fdstore.HealthName); file != nil {
 		if l, err := net.FileListener(file); err == nil {
 			why := fmt.Sprintf("usher exited unexpectedly %d times, last reason: %s; restarting it at %s",
 				k.Restarts, k.Last, time.Now().Add(wait).Format(time.RFC3339))

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/portal/fdpass"
+	"github.com/usherproxy/usher/portal/fdstore"
 	"github.com/usherproxy/usher/portal/handover"
 )
 
@@ -163,7 +164,7 @@ func (k *keeper) replace() {
 		k.start()
 		return
 	}
-	names, fds := k.all("lock") // the running process holds it
+	names, fds := k.all(fdstore.LockName) // the running process holds it
 	arguments := k.Arguments
 	if !slices.Contains(arguments, "--take-over") {
 		arguments = append(slices.Clone(arguments), "--take-over")
@@ -193,7 +194,7 @@ func (k *keeper) nextEnded(status unix.WaitStatus) (code int, over bool) {
 func (k *keeper) currentGone(status unix.WaitStatus) {
 	if !k.stopRequested && !k.Current.stops() {
 		// Otherwise the next process would wait for an answer of the lock's holder.
-		k.remove("lock")
+		k.remove(fdstore.LockName)
 		k.manager.send(&message{Text: "FDSTOREREMOVE=1\nFDNAME=lock"})
 		k.Restarts++
 		k.Last, k.Crashed = describe(status), time.Now()
