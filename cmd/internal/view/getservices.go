@@ -132,11 +132,6 @@ port selects endpoints of any Service.`,
 		ValidArgsFunction: f.completeServices,
 	}
 	ofServices := api.Values("/services", "state")
-	cmd.PreRun = func(*cobra.Command, []string) {
-		if slices.Contains(ofServices, state) {
-			q.State, state = state, ""
-		}
-	}
 	k := f.endpointKind(&q)
 	k.state = &state
 	all := k.list
@@ -144,7 +139,12 @@ port selects endpoints of any Service.`,
 		items, err := all(ctx, u, names)
 		return slices.DeleteFunc(items, func(e show.PortEndpoint) bool { return state != "" && string(e.State) != state }), err
 	}
-	cmd.RunE = get(&f, k)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if slices.Contains(ofServices, state) {
+			q.State, state = state, ""
+		}
+		return get(&f, k)(cmd, args)
+	}
 	cmd.Flags().StringVar(&q.Text, "filter", "", "Only endpoints of Services with this `text` in their name, a port name, a VIP, or an endpoint's address or Pod")
 	states := []string{}
 	for _, s := range api.EndpointStates {

@@ -124,6 +124,18 @@ Ratios vary between runs and CPUs. Compare the tables below with *AMD*, measured
 Six alternating rounds on AMD compared the two programs. The first had 0.96 to 1.17 (median 1.03) times
 HAProxy's new connections, the later one 0.84 to 1.09 (1.02). The host's CPU therefore matters more than the changes between them.
 
+HAProxy 3.4.7 (Debian experimental) was measured once, with usher 0e3e4324: on an AMD EPYC with two cores, 2026-11-29, in seven rounds of 1 s. The
+host was so busy that p99 differed tenfold between rounds. The medians of usher's ratios to that version; those of p99 in brackets, and for a constant
+rate (30, 60 and 80%% of the rate that HAProxy 2.6 reaches) of p99 only:
+
+| Ratio | no portal | address |
+|---|---:|---:|
+| new connections | 0.99 (1.13) | 0.94 (1.16) |
+| requests on one connection | 1.19 (0.87) | 1.13 (0.89) |
+| requests on 64 connections | 1.13 (1.16) | 1.09 (1.31) |
+| p99 of new connections at 30, 60, 80%% | 0.94, 0.82, 0.46 | 0.87, 0.89, 0.48 |
+| p99 of requests at 30, 60, 80%% | 0.94, 0.51, 1.43 | 1.23, 0.32, 1.53 |
+
 *The ceiling* is half of *direct* in each round, because a proxy has two hops. A proxy can exceed it by batching, or by not
 copying bulk data. On one connection a proxy can also exceed it, because *direct* waits most of the time there.
 
