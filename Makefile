@@ -22,7 +22,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
-build: ## build bin/usher, for nodes, and bin/kubectl-usher, for people: static binaries
+build: ## build bin/usher, for nodes, and bin/kubectl-usher, for laptops: static binaries
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/usher ./cmd/kubectl-usher
 
 PROGRAMS ?= usher kubectl-usher

@@ -72,8 +72,8 @@ var sourceAddresses = [...]struct{ name, why string }{
 // SourceAddressCount is the number of SourceAddress values, zero included.
 const SourceAddressCount = len(sourceAddresses)
 
-// Client reports whether it is the client's own address.
-func (s SourceAddress) Client() bool { return s == SourceClient }
+// IsClient reports whether it is the client's own address.
+func (s SourceAddress) IsClient() bool { return s == SourceClient }
 
 // String returns the name in metrics and the API: "client", or "node-" and a reason; empty if undecided.
 func (s SourceAddress) String() string { return sourceAddresses[s].name }
@@ -86,7 +86,7 @@ func (s SourceAddress) Text() string {
 	switch {
 	case s == 0:
 		return ""
-	case s.Client():
+	case s.IsClient():
 		return "its client's own address, because " + s.Why()
 	}
 	return "this node's address, because " + s.Why()

@@ -145,7 +145,7 @@ func (f *frontEnd) HealthChanged(e *balance.Endpoint, h balance.Health, now time
 		event.Kind = trace.EndpointProbed
 	case h.By == balance.CheckFailed:
 		event.Reason = trace.ByProbes
-	case h.Probed:
+	case h.UntilProbe:
 		event.Reason = trace.ByProbe
 		f.proxy.prober.Recheck(f.FrontEnd, e, event.Duration)
 	}

@@ -113,7 +113,7 @@ func (f *frontEnd) swapView(port config.ServicePort) (planned bool) {
 	for _, l := range f.listeners {
 		l.EndpointsChanged()
 	}
-	return same && len(f.owned) == len(port.VIPs) && v.ServesLike(old)
+	return same && len(f.owned) == len(port.VIPs) && v.SameEmptySets(old)
 }
 
 // claim makes the front end the owner of its port's VIPs, and returns the first failure as a Problem, or nil. A VIP

@@ -88,13 +88,13 @@ func (p *Proxy) HandOver() (sockets, more iter.Seq[handover.Socket], resume, rel
 		p.changes.Unlock()
 		return nil, nil, nil, nil, errors.New("the proxy is not serving")
 	}
-	var offer *stream.TransferConn
+	var transfer *stream.TransferConn
 	sockets = func(yield func(handover.Socket) bool) {
 		if !p.sockets(yield) {
 			return
 		}
 		o, theirs, err := p.streams.NewTransfer()
-		if offer = o; err != nil {
+		if transfer = o; err != nil {
 			p.Log.WithError(err).Warn("Cannot hand over open connections")
 		} else if !yield(theirs) {
 			return
@@ -106,13 +106,13 @@ func (p *Proxy) HandOver() (sockets, more iter.Seq[handover.Socket], resume, rel
 		p.mu.Lock()
 		p.stopped, p.handedOver = true, true
 		p.mu.Unlock()
-		if offer != nil {
-			p.streams.HandOver(offer, p.leaving) // before Stop, and thus Drain, can proceed
+		if transfer != nil {
+			p.streams.HandOver(transfer, p.leaving) // before Stop, and thus Drain, can proceed
 		}
 		p.changes.Unlock()
 	}
 	resume = func() {
-		offer.Close()
+		transfer.Close()
 		p.datagrams.Resume()
 		p.changes.Unlock()
 		if r, is := p.Portal.(portal.Resumer); is {

@@ -86,7 +86,7 @@ func Defaults() Options {
 	return Options{
 		Settings: frontend.Settings{
 			Schedule:   slices.Clone(search.DefaultSchedule),
-			Quarantine: balance.Policy{First: time.Second, Max: 2 * time.Minute, Probed: true},
+			Quarantine: balance.Policy{First: time.Second, Max: 2 * time.Minute, UntilProbe: true},
 		},
 		Options:   stream.Options{Keepalive: 3 * time.Minute, SCTP: stream.SCTPAuto},
 		Limits:    budget.Limits{MaxUDPSessions: 65536, MaxClientShare: 25},

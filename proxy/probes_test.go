@@ -149,7 +149,7 @@ var _ = Describe("a Proxy with an endpoint that refuses connections", func() {
 	})
 
 	It("uses clients' connections as probes if probes are disabled", func() {
-		options.Quarantine.Probed = false
+		options.Quarantine.UntilProbe = false
 		serve(service("web", "10.96.0.1", bad, good))
 		Eventually(func() int64 { connect(0, 2); return refusedAttempts() }).WithTimeout(30 * time.Second).Should(BeNumerically(">=", 3))
 		Expect(p.Stats().Probes).To(HaveEach(BeZero()))

@@ -180,6 +180,7 @@ var _ = Describe("usher's commands", func() {
 		Expect(command("get", "services", "-o", "wide")).To(MatchRegexp(`web +degraded +.* 2/3 `))
 		Expect(command("get", "endpoints", "web")).To(And(MatchRegexp(`10\.244\.0\.12:8080 +- +unresponsive `), MatchRegexp(`10\.244\.0\.11:8080 +- +ready `), MatchRegexp(`10\.244\.0\.13:8080 +- +ready `)))
 		Expect(command("get", "endpoints", "--state=unresponsive")).To(And(ContainSubstring("10.244.0.12:8080"), Not(ContainSubstring("10.244.0.11:8080"))))
+		Expect(command("get", "endpoints", "10.244.0.11:8080", "--state=unresponsive")).To(ContainSubstring("No endpoints of 10.244.0.11:8080 in state unresponsive."))
 		Expect(command("get", "endpoints", "--state=degraded")).To(And(ContainSubstring("10.244.0.12:8080"), ContainSubstring("10.244.0.11:8080")))
 		Expect(diagnosis()).To(MatchRegexp(`10\.244\.0\.12:8080 accepts connections but never responds evidence: in the last minutes it had \d+ clients and sent no byte`))
 	})

@@ -306,7 +306,7 @@ func inQuarantine(e *balance.Endpoint, now time.Time) string {
 	if h.By == balance.CheckFailed {
 		return fmt.Sprintf("in quarantine until its probes succeed, next %s (%v)", next, h.Err)
 	}
-	if h.Probed {
+	if h.UntilProbe {
 		return fmt.Sprintf("in quarantine until a probe succeeds, next %s %s", next, why)
 	}
 	return fmt.Sprintf("in quarantine, which ends %s %s", next, why)

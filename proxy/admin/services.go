@@ -431,7 +431,7 @@ func quarantine(e *balance.Endpoint, now time.Time) *api.Quarantine {
 	if h.State != balance.Down {
 		return nil
 	}
-	return &api.Quarantine{Until: h.Until, SecondsLeft: max(0, h.Until.Sub(now)).Seconds(), Probed: h.Probed, Failures: h.Failures, Cause: h.Err.Error()}
+	return &api.Quarantine{Until: h.Until, SecondsLeft: max(0, h.Until.Sub(now)).Seconds(), Probed: h.UntilProbe, Failures: h.Failures, Cause: h.Err.Error()}
 }
 
 // Planned returns the details of a service port that a proxy with these defaults does not serve yet: without

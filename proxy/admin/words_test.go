@@ -28,7 +28,7 @@ var _ = Describe("a text for users", func() {
 			Expect(n.get("/services/default/web", &detail)).To(Equal(http.StatusOK))
 			return detail.Details[0].Endpoints[0].Quarantine
 		}
-		policy := balance.Policy{First: time.Minute, Max: time.Hour, Probed: true}
+		policy := balance.Policy{First: time.Minute, Max: time.Hour, UntilProbe: true}
 		report := func(kind balance.Kind) {
 			now := time.Now()
 			e.Report(balance.Report{Kind: kind, Start: now, Now: now, Err: net.ErrClosed}, policy)

@@ -268,7 +268,7 @@ var _ = Describe("a Set", func() {
 	})
 
 	Describe("whose endpoints are probed", func() {
-		q := balance.Policy{First: time.Second, Max: 2 * time.Minute, Probed: true}
+		q := balance.Policy{First: time.Second, Max: 2 * time.Minute, UntilProbe: true}
 		var e *balance.Endpoint
 		BeforeEach(func() { e = pool.Cluster.Find(addr(1)) })
 		quarantined := func(after time.Duration) bool {
@@ -282,7 +282,7 @@ var _ = Describe("a Set", func() {
 				Expect(pick(time.Hour)).NotTo(HavePrefix("1,"), "no client serves as a probe")
 			}
 			period := e.Health(start.Add(time.Hour))
-			Expect(period).To(Equal(balance.Health{State: balance.Down, By: balance.ConnectFailed, Since: start, Until: start.Add(time.Second), Probed: true, Failures: 1, Err: errRefused}))
+			Expect(period).To(Equal(balance.Health{State: balance.Down, By: balance.ConnectFailed, Since: start, Until: start.Add(time.Second), UntilProbe: true, Failures: 1, Err: errRefused}))
 
 			c := recheck(e, balance.RecheckPassed, start.Add(time.Hour), nil, q)
 			Expect(c.Next).To(BeZero())
@@ -301,7 +301,7 @@ var _ = Describe("a Set", func() {
 				now = now.Add(c.Next)
 				waits = append(waits, c.Next/time.Second)
 				period := e.Health(now)
-				Expect(period).To(Equal(balance.Health{State: balance.Down, By: balance.ConnectFailed, Since: start, Until: now, Probed: true, Failures: 1 + len(waits), Err: silent}))
+				Expect(period).To(Equal(balance.Health{State: balance.Down, By: balance.ConnectFailed, Since: start, Until: now, UntilProbe: true, Failures: 1 + len(waits), Err: silent}))
 			}
 			Expect(waits).To(Equal([]time.Duration{2, 4, 8, 16, 32, 64, 120, 120, 120}))
 			Expect(e.Failed.Load()).To(BeEquivalentTo(1), "only clients' attempts count")
@@ -313,7 +313,7 @@ var _ = Describe("a Set", func() {
 			Expect(c.Next).To(Equal(time.Second))
 			Expect(c.Notify).To(BeFalse())
 			period := e.Health(start)
-			Expect(period).To(Equal(balance.Health{State: balance.Down, By: balance.ConnectFailed, Since: start, Until: start.Add(2 * time.Second), Probed: true, Failures: 1, Err: errRefused}))
+			Expect(period).To(Equal(balance.Health{State: balance.Down, By: balance.ConnectFailed, Since: start, Until: start.Add(2 * time.Second), UntilProbe: true, Failures: 1, Err: errRefused}))
 		})
 
 		It("keeps a quarantine when a client's attempt fails, and ends it when one succeeds", func() {

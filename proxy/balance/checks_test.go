@@ -53,7 +53,7 @@ var _ = Describe("an endpoint with probes configured by its Service", func() {
 		Expect(period.Err).To(MatchError("4 probes failed: HTTP status 503"))
 		Expect(errors.Is(period.Err, errProbe)).To(BeTrue())
 		period.Err = nil
-		Expect(period).To(Equal(balance.Health{State: balance.Down, By: balance.CheckFailed, Since: start, Until: start.Add(interval), Probed: true, Failures: 4}))
+		Expect(period).To(Equal(balance.Health{State: balance.Down, By: balance.CheckFailed, Since: start, Until: start.Add(interval), UntilProbe: true, Failures: 4}))
 
 		Expect(checks(nil, errProbe, nil)).To(HaveEach(false))
 		period = bad.Health(start)
@@ -73,13 +73,13 @@ var _ = Describe("an endpoint with probes configured by its Service", func() {
 	})
 
 	It("must also recover for clients if their connections failed before", func() {
-		fail(bad, start, start, balance.Policy{First: time.Second, Max: time.Minute, Probed: true})
+		fail(bad, start, start, balance.Policy{First: time.Second, Max: time.Minute, UntilProbe: true})
 		Expect(checks(errProbe, errProbe, errProbe)).To(HaveEach(false), "it is in quarantine already")
 		Expect(recheck(bad, balance.RecheckPassed, start, nil, quarantine)).To(Equal(balance.Change{}))
 		Expect(picked()).To(Equal(map[int]int{2: 10}))
 		Expect(checks(nil, nil)).To(Equal([]bool{false, true}))
 
-		fail(bad, start, start, balance.Policy{First: time.Second, Max: time.Minute, Probed: true})
+		fail(bad, start, start, balance.Policy{First: time.Second, Max: time.Minute, UntilProbe: true})
 		news := checks(errProbe, errProbe, errProbe, nil, nil)
 		Expect(news).To(HaveEach(false))
 		Expect(picked()).To(Equal(map[int]int{2: 10}), "no recheck has shown yet whether clients reach it")

@@ -39,10 +39,10 @@ type Policy struct {
 	// First is how long an endpoint is Down after the first failure; 0 = no quarantine. For checks it is the interval.
 	First time.Duration
 	Max   time.Duration // limit of the time Down, which doubles with each further failure
-	// Probed decides what happens when the time Down (First, doubled up to Max) is over. If it is true, the caller
+	// UntilProbe decides what happens when the time Down (First, doubled up to Max) is over. If it is true, the caller
 	// rechecks the endpoint, which stays Down until a recheck passes or a client connects. If it is false, or only one
 	// client's attempts failed, the endpoint becomes HalfOpen, and one connection tests it.
-	Probed bool
+	UntilProbe bool
 	// Rise and Fall are the numbers of consecutive checks that must pass, or fail, to make an endpoint Up, or
 	// Down.
 	Rise, Fall int32
@@ -82,12 +82,12 @@ type Health struct {
 	State Availability
 	// By is the kind of report that made the endpoint Down: ConnectFailed or CheckFailed. In
 	// Watcher.HealthChanged it is the kind of the current report.
-	By       Kind
-	Since    time.Time // when the endpoint ceased to be Up
-	Until    time.Time // when it becomes HalfOpen or, if Probed, when the next probe is due
-	Probed   bool      // it is Down until a recheck passes or a client connects, or until Rise checks pass
-	Failures int       // consecutive; failed probes included
-	Err      error     // the last failure
+	By         Kind
+	Since      time.Time // when the endpoint ceased to be Up
+	Until      time.Time // when it becomes HalfOpen or, if UntilProbe, when the next probe is due
+	UntilProbe bool      // it is Down until a recheck passes or a client connects, or until Rise checks pass
+	Failures   int       // consecutive; failed probes included
+	Err        error     // the last failure
 }
 
 // Watcher is notified when an endpoint becomes Down, when a Report ends that, and when a failed recheck lengthens the
@@ -284,7 +284,7 @@ func (h *health) failed(r *Report, p *Policy) (c Change, changed bool) {
 	}
 	*f = passive{
 		failureStreak: failureStreak{down: true, failures: failures, since: since, until: r.Now.Add(p.length(failures)), err: r.Err},
-		rechecked:     p.Probed && c.Blamed, client: client, healthyAfter: p.Max,
+		rechecked:     p.UntilProbe && c.Blamed, client: client, healthyAfter: p.Max,
 	}
 	c.Notify = c.Blamed
 	return c, true
@@ -358,10 +358,10 @@ func (h *health) health(now time.Time) Health {
 	if a.failures == 1 {
 		probes = "probe"
 	}
-	return Health{State: Down, By: CheckFailed, Since: a.since, Until: a.until, Probed: true, Failures: int(a.failures),
+	return Health{State: Down, By: CheckFailed, Since: a.since, Until: a.until, UntilProbe: true, Failures: int(a.failures),
 		Err: fmt.Errorf("%d %s failed: %w", a.failures, probes, a.err)}
 }
 
 func (f *passive) health(now time.Time) Health {
-	return Health{State: f.state(now), By: ConnectFailed, Since: f.since, Until: f.until, Probed: f.rechecked, Failures: int(f.failures), Err: f.err}
+	return Health{State: f.state(now), By: ConnectFailed, Since: f.since, Until: f.until, UntilProbe: f.rechecked, Failures: int(f.failures), Err: f.err}
 }

@@ -28,7 +28,7 @@ var (
 	clientOne = netip.MustParseAddr("10.1.0.1")
 	clientTwo = netip.MustParseAddr("10.1.0.2")
 
-	rechecked = Policy{First: time.Second, Max: 8 * time.Second, Probed: true}
+	rechecked = Policy{First: time.Second, Max: 8 * time.Second, UntilProbe: true}
 	plain     = Policy{First: time.Second, Max: 8 * time.Second}
 )
 
@@ -134,7 +134,7 @@ func (s *subject) look(now time.Time) string {
 	out := "up"
 	if h := s.Health(now); h.State == Down {
 		out = fmt.Sprintf("down until %s, failures %d, %v", since(h.Until, now), h.Failures, h.Err)
-		if h.Probed {
+		if h.UntilProbe {
 			out += ", rechecked"
 		}
 	}

@@ -11,7 +11,7 @@ import (
 
 func TestNoAnswerToOnlyOneClientIsNotAFailure(t *testing.T) {
 	g := NewWithT(t)
-	p := Policy{First: time.Second, Max: time.Minute, Probed: true}
+	p := Policy{First: time.Second, Max: time.Minute, UntilProbe: true}
 	silent, one, other := errors.New("no answer"), netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("10.1.0.3")
 	s := newSubject()
 	now := time.Unix(1000, 0)
@@ -41,7 +41,7 @@ func TestFailedChecksAreNewsAfterOneClientsFailure(t *testing.T) {
 	s := newSubject()
 	now := time.Unix(1000, 0)
 	fail := func() {
-		s.Report(Report{Kind: ConnectFailed, Start: now, Now: now, Err: errors.New("no answer"), Client: netip.MustParseAddr("10.1.0.2")}, Policy{First: time.Minute, Max: time.Minute, Probed: true})
+		s.Report(Report{Kind: ConnectFailed, Start: now, Now: now, Err: errors.New("no answer"), Client: netip.MustParseAddr("10.1.0.2")}, Policy{First: time.Minute, Max: time.Minute, UntilProbe: true})
 	}
 	checks := Policy{First: time.Second, Rise: 1, Fall: 2}
 	fail()

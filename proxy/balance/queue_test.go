@@ -311,7 +311,7 @@ func TestWaitingClientGetsAQuarantinedEndpointWhenItIsUsable(t *testing.T) {
 	begin := func(probed bool) *bounded {
 		b := newBounded(1, 1, 2)
 		q := quarantine
-		q.Probed = probed
+		q.UntilProbe = probed
 		fail(b.All[1], time.Now(), time.Now(), q)
 		b.comes("has", b.cluster, 0)
 		b.comes("waits", b.cluster, 0)
@@ -428,7 +428,7 @@ func TestQueueInvariants(t *testing.T) {
 					e := having[i].got
 					having = slices.Delete(having, i, i+1)
 					if r.IntN(3) == 0 {
-						fail(e, time.Now(), time.Now(), balance.Policy{First: time.Second, Max: time.Minute, Probed: r.IntN(2) == 0})
+						fail(e, time.Now(), time.Now(), balance.Policy{First: time.Second, Max: time.Minute, UntilProbe: r.IntN(2) == 0})
 					} else if r.IntN(2) == 0 {
 						connected(e, start)
 					}

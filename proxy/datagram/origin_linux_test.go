@@ -109,7 +109,7 @@ func TestNewClientsAreDroppedAndCountedWhenConntrackFails(t *testing.T) {
 		c.Close()
 	}
 	stats := func() frontend.SessionStats { return f.Stats().Sessions }
-	g.Eventually(func() int64 { return stats().Dropped[frontend.DropUnknownOrigin] }).WithTimeout(30 * time.Second).Should(BeEquivalentTo(clients))
+	g.Eventually(func() int64 { return stats().Dropped[frontend.DropUnknownDestination] }).WithTimeout(30 * time.Second).Should(BeEquivalentTo(clients))
 	g.Expect(stats().Open).To(BeZero())
 	// A flood uses a bounded part of the trace: two events per client.
 	told := stats().Ends[outcome.Internal]

@@ -68,9 +68,9 @@ func (s *session) admit() (outcome.Result, frontend.Drop) {
 		original, err := sk.loop.flows.OriginalDst(portal.UDP, s.From, s.To)
 		switch {
 		case errors.Is(err, portal.ErrNotRedirected):
-			return frontend.NotAdmitted, frontend.DropNotAdmitted
+			return frontend.BypassedPortal, frontend.DropNotAdmitted
 		case err != nil:
-			return outcome.Result{Outcome: outcome.Internal, Err: err}, frontend.DropUnknownOrigin
+			return outcome.Result{Outcome: outcome.Internal, Err: err}, frontend.DropUnknownDestination
 		}
 		s.To = original
 	}
@@ -111,7 +111,7 @@ func (s *session) Dial(_ *frontend.View, from netip.AddrPort, _ bool, _ time.Dur
 	case unreachable(err) || search.OutOfResources(err):
 		s.search.Done(lp.clock(), err)
 	default:
-		s.search.Leave(lp.clock(), err)
+		s.search.Abandon(lp.clock(), err)
 	}
 }
 
@@ -160,7 +160,7 @@ func (s *session) Refuse(r outcome.Result) {
 // none, it exceeds the limit.
 func (s *session) takePort() {
 	b, sk := s.Front.Budget, s.socket
-	for toPort := s.Front.Ports.Add(1); ; toPort = s.Front.Ports.Load() {
+	for toPort := s.Front.SessionPorts.Add(1); ; toPort = s.Front.SessionPorts.Load() {
 		limit, from := b.TakePort(toPort), &sk.loop.ported
 		if limit == budget.NoLimit {
 			break
@@ -182,7 +182,7 @@ func (s *session) givePort() {
 		s.socket.ported.Remove(s.portInSocket)
 		s.socket.loop.ported.Remove(s.portInLoop)
 		s.portInSocket, s.portInLoop = nil, nil
-		s.Front.Ports.Add(-1)
+		s.Front.SessionPorts.Add(-1)
 		s.Front.Budget.Ports.Add(-1)
 	}
 }
@@ -442,7 +442,7 @@ var (
 // tryAnother moves the session away from an endpoint that has not answered, without reporting a failure of it: the
 // endpoint was removed or is not ready, or its refusal of another client has been reported.
 func (s *session) tryAnother(why error) {
-	s.search.Leave(s.socket.loop.clock(), why)
+	s.search.Abandon(s.socket.loop.clock(), why)
 	s.countIfUnsent()
 }
 

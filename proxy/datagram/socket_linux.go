@@ -90,7 +90,7 @@ func (sk *socket) open() {
 	sk.refresh()
 	watched, err := sk.loop.poller.Add(sk.fd, forward.Readable, sk)
 	if err != nil { // the kernel is out of memory, or this user's limit of watches is reached: see epoll_ctl(2)
-		sk.front.LimitErrors.Do(func() {
+		sk.front.LimitLog.Do(func() {
 			sk.front.Log.WithField("service", sk.front.ID().String()).WithError(err).Error("Cannot receive on a UDP listener; trying again (logged at most every 10 s)")
 		})
 		sk.retry = time.AfterFunc(retryOpen, func() { _ = sk.loop.poller.Do(sk.openAgain) }) // fails only if the loop has ended
@@ -231,7 +231,7 @@ func (sk *socket) begin(first *arrival, count int) *session {
 	}
 	if r, drop := s.admit(); r.Outcome != outcome.Open {
 		f.Counters.Drop(drop, count)
-		if drop == frontend.DropUnknownOrigin {
+		if drop == frontend.DropUnknownDestination {
 			originErrors.Do(func() {
 				f.Log.WithField("service", f.ID().String()).WithError(r.Err).
 					Error("UDP clients are not served: cannot determine whether they came through the portal (logged at most every 10 s)")
@@ -288,7 +288,7 @@ func (sk *socket) makeRoom(client netip.Addr) {
 		case budget.PortLimit:
 			from = &sk.order
 		}
-		sk.front.LimitErrors.Do(func() {
+		sk.front.LimitLog.Do(func() {
 			sk.front.Log.WithFields(map[string]any{"service": sk.front.ID().String(), "open": b.Sessions.Load(), "limit": b.SessionLimit(), "limitPerPort": b.SessionLimitPerPort()}).
 				Error("Too many UDP sessions; ending the longest idle ones (logged at most every 10 s)")
 		})

@@ -26,14 +26,15 @@ type Conn struct {
 
 // Reasons why a client is not admitted.
 var (
-	NotAdmitted  = outcome.Result{Outcome: outcome.BypassedPortal, Err: errors.New("the connection did not come through a portal of this Service")}
-	SourceDenied = outcome.Result{Outcome: outcome.SourceDenied, Err: errors.New("the client is not in loadBalancerSourceRanges")}
+	BypassedPortal = outcome.Result{Outcome: outcome.BypassedPortal, Err: errors.New("the connection did not come through a portal of this Service")}
+	SourceDenied   = outcome.Result{Outcome: outcome.SourceDenied, Err: errors.New("the client is not in loadBalancerSourceRanges")}
 )
 
 // Admit sets VIP to the VIP that the client connected to, and returns a Result with outcome.Open if the client is
-// allowed. To must be set; p is the listener's Place. The check is needed behind a redirect, since any client that
-// finds the listener's port can connect to it. If headerDue is set, the peer is a load balancer, which first names the
-// client in a header of the PROXY protocol; SetProxiedClient then decides whether that client is allowed.
+// allowed, or if headerDue is set. To must be set; p is the listener's Place. Behind a redirect, any client that finds
+// the listener's port can connect to it, so Admit checks that To is a VIP. If headerDue is set, the peer is a load
+// balancer, which first names the client in a header of the PROXY protocol; SetProxiedClient then decides whether that
+// client is allowed.
 func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
 	var vip *config.VIP
 	var ok bool
@@ -44,7 +45,7 @@ func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
 		vip, ok = v.VIPAt(netip.AddrPortFrom(t.Addr, t.Port))
 	}
 	if !ok {
-		return false, NotAdmitted // it bypassed the portal, or the VIP has just been removed
+		return false, BypassedPortal // it bypassed the portal, or the VIP has just been removed
 	}
 	c.VIP = vip
 	switch {

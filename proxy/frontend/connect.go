@@ -11,8 +11,9 @@ import (
 	"github.com/usherproxy/usher/proxy/search"
 )
 
-// Connecting is a Conn that has no endpoint yet. It drives the search for one: Next performs the next step of the
-// search with a Runner. Only the goroutine that may use the Conn calls the methods of Connecting.
+// Connecting is a Conn that is not connected to an endpoint yet: during an attempt, Endpoint is the one that is tried.
+// It drives the search: Next passes the next step of package search to a Runner. Only the goroutine that may use the
+// Conn calls the methods of Connecting.
 type Connecting struct {
 	*Conn
 	search search.Search
@@ -25,7 +26,7 @@ type Connecting struct {
 // Runner performs the steps of one connection's search: in an event loop, or in a goroutine.
 type Runner interface {
 	// Dial starts to connect to Connecting.Endpoint. If from is valid, it is the source address; otherwise the kernel
-	// selects one. Dial calls Connecting.Done, Leave or Stop once, perhaps before it returns. If the attempt takes
+	// selects one. Dial calls Connecting.Done, Abandon or Stop once, perhaps before it returns. If the attempt takes
 	// longer than limit (0: no limit), Dial calls Done with context.DeadlineExceeded. mayLoop is the result of
 	// Node.CheckLoop.
 	Dial(v *View, from netip.AddrPort, mayLoop bool, limit time.Duration)
@@ -89,7 +90,7 @@ func (c *Connecting) Done(now time.Time, err error) {
 		c.run.Connected()
 		return
 	case c.ctx.Err() != nil: // the search is given up; err does not matter
-		c.Leave(now, err)
+		c.Abandon(now, err)
 		return
 	}
 	c.search.Policy = c.Front.Policy(c.source, c.Endpoint.Endpoint)
@@ -99,8 +100,8 @@ func (c *Connecting) Done(now time.Time, err error) {
 	c.Next(now)
 }
 
-// Leave gives up an attempt for a reason that is not the endpoint's fault, and performs the next step.
-func (c *Connecting) Leave(now time.Time, why error) {
+// Abandon gives up an attempt for a reason that is not the endpoint's fault, and performs the next step.
+func (c *Connecting) Abandon(now time.Time, why error) {
 	c.End(now, why)
 	c.Next(now)
 }

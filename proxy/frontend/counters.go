@@ -52,7 +52,7 @@ func (f *FrontEnd) Observe(r *conn.Record, s conn.Step) {
 		portMetrics = f.portMetrics.Load()
 	}
 	if s.Flags != 0 {
-		exemplar = r.ID // shown with the bucket
+		exemplar = r.ID // the histogram bucket of a connection with a problem shows its ID (OpenMetrics)
 	}
 	established := s.Kind == conn.Established || s.Kind == conn.Attempted && s.Result == conn.Connected
 	for _, t := range [...]*portCounters{&f.portCounters, &all.portCounters} {
@@ -149,14 +149,14 @@ type Drop int
 
 // Values of Drop.
 const (
-	DropNotAdmitted   Drop = iota // sent directly to the listener, or from a source that is not allowed
-	DropUnknownOrigin             // conntrack does not know to which destination it was sent
-	DropNoEndpoint                // no endpoint exists, or all have refused
-	DropReceiveBuffer             // usher did not read fast enough
-	DropSendBuffer                // the kernel or the network interface did not send fast enough
-	DropNotSent                   // the kernel refused to send it, or an ICMP error says that it did not arrive
-	DropTooBig                    // exceeds the path MTU that the kernel knows
-	DropHopLimit                  // arrived with a hop limit of 1
+	DropNotAdmitted        Drop = iota // sent directly to the listener, or from a source that is not allowed
+	DropUnknownDestination             // conntrack does not know to which destination it was sent
+	DropNoEndpoint                     // no endpoint exists, or all have refused
+	DropReceiveBuffer                  // usher did not read fast enough
+	DropSendBuffer                     // the kernel or the network interface did not send fast enough
+	DropNotSent                        // the kernel refused to send it, or an ICMP error says that it did not arrive
+	DropTooBig                         // exceeds the path MTU that the kernel knows
+	DropHopLimit                       // arrived with a hop limit of 1
 	numDrops
 )
 
@@ -178,7 +178,7 @@ type Stats struct {
 	Unlogged              int64                            // refused clients that the trace omits
 	Ends                  map[outcome.Outcome]int64
 	Open, Limit           int64       // connections
-	QueueWaits            latency.All // latency.Queued
+	QueueWaits            latency.All // buckets: latency.Queued
 
 	Sessions SessionStats
 	// Associations are SCTP associations, which also count as connections.

@@ -4,7 +4,7 @@
 //	FrontEnd    one service port in one IP family: its View, affinity and counters
 //	View        a front end's configuration and endpoints at one moment
 //	Conn        a client's connection: destination, admission, endpoint
-//	Connecting  a Conn while it has no endpoint: it decides the steps, and a Runner performs them
+//	Connecting  a Conn while it is not connected: it takes steps from package search, and a Runner performs them
 //	Listener    accepts clients
 //	Place       the address and the targets of a Listener
 //

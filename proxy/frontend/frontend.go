@@ -50,9 +50,9 @@ type Settings struct {
 	// NodeAddress makes all endpoints see the node's address instead of the client's.
 	NodeAddress bool
 
-	// IsPod, if not nil, reports whether a Pod of this node has an address that is outside of the networks of
-	// Locality.SetPods. It is called concurrently, for clients of VIPs that are not cluster IPs, and must return
-	// quickly. The portal's equivalent is portal.Options.PodInterfaces.
+	// IsPod, if not nil, reports whether an address outside of the networks of Locality.SetPods is that of a Pod of
+	// this node. It is called concurrently, for clients of VIPs that are not cluster IPs, and must return quickly. The
+	// portal's equivalent is portal.Options.PodInterfaces.
 	IsPod func(netip.Addr) bool
 }
 
@@ -68,14 +68,14 @@ type Node struct {
 	Locality Locality
 	Counters Counters
 
-	// Targets has the VIPs of all front ends: the keys are portal.Targets. Any goroutine may read it.
+	// Targets is the set of the VIPs of all front ends; each key is a portal.Target. Any goroutine may read it.
 	Targets sync.Map
 	// Inherited has the sockets of a predecessor that are not used yet, by name. Only the goroutine that opens
 	// listeners may use it.
 	Inherited map[string]*os.File
 
-	// LimitErrors limits the rate of log messages about refused clients.
-	LimitErrors rate.Sometimes
+	// LimitLog limits the rate of log messages about limits and lack of resources.
+	LimitLog rate.Sometimes
 
 	carriesVIPs  bool // portal.Traits.CarriesVIPs of Portal
 	lastID       atomic.Uint64
@@ -90,8 +90,8 @@ const RefusalsPerSecond = 10
 // Init prepares n for front ends.
 func (n *Node) Init() {
 	n.refusals = rate.NewLimiter(RefusalsPerSecond, RefusalsPerSecond)
-	n.LimitErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
-	n.Locality.now.Store(new(localities))
+	n.LimitLog = rate.Sometimes{First: 1, Interval: 10 * time.Second}
+	n.Locality.current.Store(new(localAddrs))
 	n.Locality.isPod = n.IsPod
 	if n.Portal != nil {
 		n.carriesVIPs, n.Locality.inNamespace = n.Portal.Traits().CarriesVIPs(), n.Portal.Traits().InNamespace
@@ -135,14 +135,15 @@ var ErrLoop = errors.New("refused: a VIP or node port of this node, or usher's o
 
 // errMayLoop is the error if an SCTP association with an endpoint may come back through another node: usher sets no hop
 // limit for SCTP that would end the loop.
-var errMayLoop = errors.New("refused: the endpoint is a VIP or has the port of a node port, so connecting may loop through another node")
+var errMayLoop = errors.New("refused: the endpoint is a VIP, or its port is a node port; connecting may loop through another node")
 
-// CheckLoop returns an error if a connection to an endpoint would come back to usher. That cannot happen if packets for
-// VIPs do not reach usher, if the listeners are in another network namespace than the endpoints, or if something other
-// than this node's kernel connects to the endpoints. An endpoint that is a VIP is refused, unless the portal ignores
-// packets with usher's mark: then they do not come back, and a process of this node may listen on the VIP. (Package
-// translate refuses most endpoints that are VIPs.) mayLoop reports whether a connection may come back through another
-// node: the endpoint is a VIP, or its port is a node port. See HopsLeft.
+// CheckLoop returns an error if a connection to an endpoint would come back to usher or, for SCTP, may come back
+// through another node. That cannot happen if packets for VIPs do not reach usher, if the listeners are in another
+// network namespace than the endpoints, or if something other than this node's kernel connects to the endpoints. An
+// endpoint that is a VIP is refused, unless the portal ignores packets with usher's mark. Then usher's packets are not
+// redirected; they may reach a process of this node that listens on the VIP. (Package translate refuses most endpoints
+// that are VIPs.) mayLoop reports whether a connection may come back through another node: the endpoint is a VIP, or
+// its port is a node port. See HopsLeft.
 func (n *Node) CheckLoop(protocol config.Protocol, to netip.AddrPort) (mayLoop bool, err error) {
 	if !n.carriesVIPs || n.Socket != nil || n.Tunneled {
 		return false, nil
@@ -174,8 +175,8 @@ const (
 )
 
 // HopsLeft returns the hop limit for a TCP connection that may come back through another node: one less than that of
-// the client's packets, as after a router. Otherwise two nodes whose endpoints are each other's node ports would open
-// connections without end. An error means that the connection must not be made.
+// the client's packets, as after a router, and less than maxHops. Otherwise two nodes whose endpoints are each other's
+// node ports would open connections without end. An error means that the connection must not be made.
 func HopsLeft(clientHops int) (int, error) {
 	if hops := min(clientHops, maxHops) - 1; hops >= minHops {
 		return hops, nil
@@ -187,11 +188,11 @@ func HopsLeft(clientHops int) (int, error) {
 type hopsUsedUp struct{}
 
 func (hopsUsedUp) Error() string {
-	return "refused: the endpoint is a VIP or has the port of a node port, and the hop limit is exhausted: the connection loops between nodes"
+	return "refused: the endpoint is a VIP, or its port is a node port, and the hop limit is exhausted: the connection loops between nodes"
 }
 
-// Futile ends the search: see package search. Another endpoint could succeed only if it is not a VIP and its port
-// number is not that of a node port; few Services have endpoints of both kinds.
+// Futile ends the search: see package search. An endpoint that is no VIP and has no node port's number could still
+// succeed, but few Services have both such endpoints and ones that loop.
 func (hopsUsedUp) Futile() bool { return true }
 
 // Target returns the portal's name for vip.
@@ -212,7 +213,8 @@ type FrontEnd struct {
 	Affinity *affinity.Table
 	Open     atomic.Int64 // connections
 	Sessions atomic.Int64 // UDP sessions
-	Ports    atomic.Int64 // UDP sessions that occupy a port of this node
+	// SessionPorts counts UDP sessions whose socket has a port of this node, and not the client's address.
+	SessionPorts atomic.Int64
 
 	view         atomic.Pointer[View]
 	portCounters portCounters
@@ -233,7 +235,7 @@ func (f *FrontEnd) View() *View { return f.view.Load() }
 // ports have one VIP; a Service may list tens of thousands of external IPs.
 const manyVIPs = 32
 
-// Swap makes v the View for new clients, and returns the old one. It closes the old View's Replaced.
+// Swap makes v the current View, and returns the old one. It closes the old View's Replaced.
 func (f *FrontEnd) Swap(v *View) (old *View) {
 	v.Replaced = make(chan struct{})
 	if many := v.Port.VIPs; len(many) >= manyVIPs {
@@ -284,14 +286,14 @@ func (f *FrontEnd) Origin(v *View, from, to netip.Addr, endpoint *config.Endpoin
 	return portal.Origin{SourceAddress: why}
 }
 
-// Policy returns the quarantine policy for a failed attempt to endpoint with source o. Its Probed is set if usher's
+// Policy returns the quarantine policy for a failed attempt to endpoint with source o. Its UntilProbe is set if usher's
 // rechecks (see package health) can end a quarantine. Only TCP endpoints that the kernel connects to are rechecked: UDP
 // has no handshake, a recheck costs an SCTP endpoint an association, and a recheck through a port-forward loads the API
 // server. A recheck comes from this node's address, so it proves nothing about an endpoint on another node that sees
 // some clients' own addresses: a NetworkPolicy may admit clients but not nodes.
 func (f *FrontEnd) Policy(o portal.Origin, endpoint *config.Endpoint) balance.Policy {
 	p := f.Node.Quarantine
-	p.Probed = p.Probed && f.Protocol == config.TCP && !f.Tunneled && (o.Here || o.SourceAddress != portal.SourceClient) && !f.seesClients(endpoint)
+	p.UntilProbe = p.UntilProbe && f.Protocol == config.TCP && !f.Tunneled && (o.Here || o.SourceAddress != portal.SourceClient) && !f.seesClients(endpoint)
 	return p
 }
 
@@ -305,8 +307,9 @@ func (f *FrontEnd) seesClients(endpoint *config.Endpoint) bool {
 type View struct {
 	Port config.ServicePort
 	All  []*balance.Endpoint // usable or not
-	// The usable endpoints. Internal is for clients of cluster IPs, External for external clients, both after the
-	// traffic policies. Cluster is for this node's clients of other VIPs. See config.ServicePort.
+	// The usable endpoints. Internal and External are those that the traffic policies leave, for clients of cluster IPs
+	// and for external clients. Cluster are those of the policy Cluster; clients of this node use them for VIPs that
+	// are not cluster IPs. See config.ServicePort.
 	Cluster, Internal, External *balance.Set
 
 	Limits   *forward.Limits
@@ -342,7 +345,7 @@ func (v *View) Endpoints(vip *config.VIP, nodeLocal bool) *balance.Set {
 	return v.External
 }
 
-// VIPAt returns the VIP with exactly the address and port of at.
+// VIPAt returns the VIP with this address and port.
 func (v *View) VIPAt(at netip.AddrPort) (*config.VIP, bool) {
 	if v.vips != nil {
 		vip, ok := v.vips[at]
@@ -369,8 +372,8 @@ func (v *View) vipFor(original netip.AddrPort) (*config.VIP, bool) {
 	return v.VIPAt(netip.AddrPortFrom(portal.FamilyOf(original.Addr()).Any(), original.Port()))
 }
 
-// Redirect returns the rule for t if a listener on port serves it. Its action is another than Redirect if external
-// clients have no endpoint.
+// Redirect returns the rule for t, which a listener on port serves. If t is external and external clients have no
+// endpoint, the action for them is Drop or Reject.
 func (v *View) Redirect(t portal.Target, port uint16) portal.Rule {
 	vip, _ := v.VIPOf(t)
 	r := portal.Rule{Target: t, Action: portal.Redirect, LocalPort: port}
@@ -393,9 +396,9 @@ func (v *View) Redirect(t portal.Target, port uint16) portal.Rule {
 	return r
 }
 
-// ServesLike reports whether the same ones of Cluster, Internal and External are empty in v and in other. If only
-// endpoints differ, Action and Redirect of both are then equal.
-func (v *View) ServesLike(other *View) bool {
+// SameEmptySets reports whether each of Cluster, Internal and External is empty in both v and other, or in neither. If
+// only endpoints differ, Action and Redirect of both are then equal.
+func (v *View) SameEmptySets(other *View) bool {
 	return (v.Cluster.Len() == 0) == (other.Cluster.Len() == 0) && (v.Internal.Len() == 0) == (other.Internal.Len() == 0) &&
 		(v.External.Len() == 0) == (other.External.Len() == 0)
 }

@@ -203,7 +203,7 @@ func TestPortalAdmitsLoadBalancers(t *testing.T) {
 	g.Expect(networks()).To(BeEmpty(), "all clients are allowed")
 }
 
-func TestWouldLoop(t *testing.T) {
+func TestCheckLoop(t *testing.T) {
 	const vip, nodePortHere, elsewhere = "192.0.2.10:80", "127.0.0.1:30080", "203.0.113.1:30080"
 	landing := netip.AddrPortFrom(netip.MustParseAddr("192.0.0.117"), 80).String()
 	for name, c := range map[string]struct {
@@ -299,7 +299,7 @@ func TestSourceAddressThatAnEndpointSees(t *testing.T) {
 			}
 			o := f.Origin(f.View(), netip.MustParseAddr(c.from), netip.MustParseAddr(vip), &e)
 			g.Expect(o.SourceAddress).To(Equal(c.want))
-			g.Expect(o.Bind.IsValid()).To(Equal(c.want.Client()))
+			g.Expect(o.Bind.IsValid()).To(Equal(c.want.IsClient()))
 			if !c.whatever {
 				c.want = 0
 			}

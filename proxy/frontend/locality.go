@@ -13,13 +13,13 @@ import (
 // Locality determines whether a client is a Pod or a process of this node. Traffic policies for external clients do not
 // apply to such clients.
 type Locality struct {
-	now         atomic.Pointer[localities] // not nil from Node.Init on
+	current     atomic.Pointer[localAddrs] // not nil from Node.Init on
 	isPod       func(netip.Addr) bool      // Settings.IsPod
 	inNamespace bool                       // portal.Traits.InNamespace
 }
 
-// localities is immutable: it is replaced as a whole.
-type localities struct {
+// localAddrs is immutable: it is replaced as a whole.
+type localAddrs struct {
 	addrs map[netip.Addr]bool // of this node
 	pods  []netip.Prefix      // of its Pods
 }
@@ -30,26 +30,26 @@ func (l *Locality) Refresh() {
 	if err != nil {
 		return
 	}
-	next := &localities{addrs: make(map[netip.Addr]bool, len(addrs)), pods: l.now.Load().pods}
+	next := &localAddrs{addrs: make(map[netip.Addr]bool, len(addrs)), pods: l.current.Load().pods}
 	for _, a := range addrs {
 		next.addrs[a] = true
 	}
-	l.now.Store(next)
+	l.current.Store(next)
 }
 
 // SetPods replaces the networks of this node's Pods.
 func (l *Locality) SetPods(pods []netip.Prefix) {
-	l.now.Store(&localities{addrs: l.now.Load().addrs, pods: pods})
+	l.current.Store(&localAddrs{addrs: l.current.Load().addrs, pods: pods})
 }
 
 // IsNode reports whether a is an address of this node.
 func (l *Locality) IsNode(a netip.Addr) bool {
-	return a.IsLoopback() || l.now.Load().addrs[a]
+	return a.IsLoopback() || l.current.Load().addrs[a]
 }
 
 // Addresses returns the addresses of this node.
 func (l *Locality) Addresses() iter.Seq[netip.Addr] {
-	return maps.Keys(l.now.Load().addrs)
+	return maps.Keys(l.current.Load().addrs)
 }
 
 // OfThisNode reports whether the client with address from, which connected to address to, is a process or a Pod of this
@@ -58,13 +58,13 @@ func (l *Locality) OfThisNode(from, to netip.Addr) bool { return from == to || l
 
 // Admits reports whether vip allows the client. If the VIP is an address of this node, a process of this node connects
 // from the VIP itself. With inNamespace (VIPs in a separate network namespace), it connects from the address that the
-// route to the VIP determines. In both cases vip allows it if it allows any address of this node.
+// route to the VIP determines. In both cases the process is allowed if vip allows any address of this node.
 func (l *Locality) Admits(vip *config.VIP, from, to netip.Addr) bool {
 	if vip.Allows(from) {
 		return true
 	}
-	if now := l.now.Load(); from == to || l.inNamespace && now.addrs[from] {
-		for a := range now.addrs {
+	if local := l.current.Load(); from == to || l.inNamespace && local.addrs[from] {
+		for a := range local.addrs {
 			if vip.Allows(a) {
 				return true
 			}
@@ -78,7 +78,7 @@ func (l *Locality) local(a netip.Addr) bool {
 	if l.IsNode(a) {
 		return true
 	}
-	for _, p := range l.now.Load().pods {
+	for _, p := range l.current.Load().pods {
 		if p.Contains(a) {
 			return true
 		}

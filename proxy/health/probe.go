@@ -29,13 +29,14 @@ const maxHeader, maxBody, maxError = 64 << 10, 64 << 10, 200
 type probe struct {
 	namespace    string
 	at           netip.AddrPort
-	config.Probe // how to probe, also for a recheck; that has no Interval
+	config.Probe // how to probe; Interval is 0 for a recheck
 }
 
 // recheck has a timeout that allows for one lost packet: TCP resends it after a second (RFC 6298, 2.1).
 var recheck = config.Probe{Check: config.Check{Kind: config.CheckTCP}, Timeout: 2 * time.Second}
 
-// checksOf returns the checks of the endpoints that clients may use; nil if v's service port requests none.
+// checksOf returns the checks of the endpoints that clients may use, by the endpoint's State, which stays the same
+// while weight or conditions change; nil if v's service port requests none.
 func checksOf(v *frontend.View) map[*balance.State]probe {
 	how := v.Port.Probe
 	if how.Check.Kind == 0 {
@@ -93,7 +94,7 @@ func (p *Prober) get(ctx context.Context, c probe) error {
 	}
 	r.Header.Set("User-Agent", "usher/probe")
 	transport := http.Transport{
-		// RoundTrip passes a context that does not end when ctx ends; AfterFunc closes the connection then.
+		// RoundTrip calls DialContext with a context that outlives ctx. When ctx ends, AfterFunc closes the connection.
 		DialContext: func(context.Context, string, string) (net.Conn, error) {
 			conn, err := p.connect(ctx, c.at)
 			if err != nil {
@@ -151,8 +152,8 @@ func (j *job) dropTargets() {
 	}
 	now := time.Now()
 	maps.DeleteFunc(j.targets, func(t target, _ bool) bool {
-		h := t.state.Health(now) // Probed: a probe ends the quarantine
-		return h.State != balance.Down || !h.Probed || t.endpoint() == nil
+		h := t.state.Health(now)
+		return h.State != balance.Down || !h.UntilProbe || t.endpoint() == nil
 	})
 }
 

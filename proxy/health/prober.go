@@ -51,8 +51,8 @@ func New(node *frontend.Node, dial func(ctx context.Context, to *config.Endpoint
 	return p
 }
 
-// ofNamespace returns the maximum number of concurrent probes of each kind for one namespace.
-func (p *Prober) ofNamespace() int { return max(1, p.atOnce/4) }
+// maxPerNamespace returns the maximum number of concurrent probes of each kind for one namespace.
+func (p *Prober) maxPerNamespace() int { return max(1, p.atOnce/4) }
 
 // job is a probe and the endpoints that get its results. A job without targets is dropped: at once if it is not due
 // yet, when its turn comes if it is queued, and otherwise when its probe ends.
@@ -70,7 +70,7 @@ type queue struct {
 	pausing    bool // the last probe began less than gap ago
 	underWay   int
 	namespaces map[string]*namespaceQueue // by name: those with probes that are due or in progress
-	turns      []*namespaceQueue          // those with a due probe and below the limit of a namespace; the first begins next
+	turns      []*namespaceQueue          // those with a due probe and less than maxPerNamespace in progress; the next probe is the first one's
 }
 
 // namespaceQueue is a namespace's part of a queue.
@@ -172,50 +172,50 @@ func (p *Prober) queue(j *job) *queue {
 // enqueue queues j, which is due. The caller holds mu.
 func (p *Prober) enqueue(j *job) {
 	q := p.queue(j)
-	o := q.namespaces[j.namespace]
-	if o == nil {
-		o = &namespaceQueue{namespace: j.namespace}
-		q.namespaces[j.namespace] = o
+	ns := q.namespaces[j.namespace]
+	if ns == nil {
+		ns = &namespaceQueue{namespace: j.namespace}
+		q.namespaces[j.namespace] = ns
 	}
-	at := len(o.due)
+	at := len(ns.due)
 	if j.isRecheck() {
-		at, _ = slices.BinarySearchFunc(o.due, j.wait+1, func(other *job, wait time.Duration) int { return cmp.Compare(other.wait, wait) })
+		at, _ = slices.BinarySearchFunc(ns.due, j.wait+1, func(other *job, wait time.Duration) int { return cmp.Compare(other.wait, wait) })
 	}
-	o.due = slices.Insert(o.due, at, j)
-	p.turn(q, o)
+	ns.due = slices.Insert(ns.due, at, j)
+	p.updateTurns(q, ns)
 	p.begin(q)
 }
 
-// turn queues o for a turn if it has a due probe and is below the limit of a namespace, and removes o if no probe is
-// due or in progress. The caller holds mu.
-func (p *Prober) turn(q *queue, o *namespaceQueue) {
+// updateTurns appends ns to q.turns if ns has a due probe and less than maxPerNamespace in progress, and removes ns
+// from q if it has none due or in progress. The caller holds mu.
+func (p *Prober) updateTurns(q *queue, ns *namespaceQueue) {
 	switch {
-	case o.inTurns:
-	case len(o.due) > 0 && o.underWay < p.ofNamespace():
-		o.inTurns = true
-		q.turns = append(q.turns, o)
-	case len(o.due) == 0 && o.underWay == 0:
-		delete(q.namespaces, o.namespace)
+	case ns.inTurns:
+	case len(ns.due) > 0 && ns.underWay < p.maxPerNamespace():
+		ns.inTurns = true
+		q.turns = append(q.turns, ns)
+	case len(ns.due) == 0 && ns.underWay == 0:
+		delete(q.namespaces, ns.namespace)
 	}
 }
 
 // begin begins the probes that the limits of q permit now. The caller holds mu.
 func (p *Prober) begin(q *queue) {
 	for len(q.turns) > 0 && !q.pausing && q.underWay < p.atOnce && p.ctx.Err() == nil {
-		o := q.turns[0]
+		ns := q.turns[0]
 		q.turns = q.turns[1:]
-		o.inTurns = false
-		j := o.due[0]
-		o.due = o.due[1:]
+		ns.inTurns = false
+		j := ns.due[0]
+		ns.due = ns.due[1:]
 		if j.dropTargets(); len(j.targets) == 0 {
 			delete(p.jobs, j.probe)
-			p.turn(q, o)
+			p.updateTurns(q, ns)
 			continue
 		}
 		if late := time.Since(j.due); !j.isRecheck() && late > j.Interval {
 			p.node.Counters.LateProbes.Add(1)
 			p.overload.Do(func() {
-				p.node.Log.WithFields(logrus.Fields{"maxPerSecond": int(time.Second / checkGap), "maxAtOnce": p.atOnce, "maxPerNamespace": p.ofNamespace(), "endpoint": j.at, "delay": trace.Short(late)}).
+				p.node.Log.WithFields(logrus.Fields{"maxPerSecond": int(time.Second / checkGap), "maxAtOnce": p.atOnce, "maxPerNamespace": p.maxPerNamespace(), "endpoint": j.at, "delay": trace.Short(late)}).
 					Warn("A requested probe starts late, because a limit on probes is reached")
 			})
 		}
@@ -227,14 +227,14 @@ func (p *Prober) begin(q *queue) {
 			p.begin(q)
 		})
 		q.underWay++
-		o.underWay++
-		p.turn(q, o)
-		p.probes.Go(func() { p.run(j, q, o) })
+		ns.underWay++
+		p.updateTurns(q, ns)
+		p.probes.Go(func() { p.run(j, q, ns) })
 	}
 }
 
-// run makes j's probe and reports the result. The job comes from o, a namespace's part of q.
-func (p *Prober) run(j *job, q *queue, o *namespaceQueue) {
+// run makes j's probe and reports the result. The job comes from ns, a namespace's part of q.
+func (p *Prober) run(j *job, q *queue, ns *namespaceQueue) {
 	err := p.ask(j.probe)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -242,8 +242,8 @@ func (p *Prober) run(j *job, q *queue, o *namespaceQueue) {
 		return // Stop has canceled it
 	}
 	q.underWay--
-	o.underWay--
-	p.turn(q, o)
+	ns.underWay--
+	p.updateTurns(q, ns)
 	p.node.Counters.Probes[resultOf(err)].Add(1)
 	var soonest time.Duration
 	for t := range j.targets {

@@ -62,7 +62,7 @@ func probing(t *testing.T, name string, test func(g Gomega, n *network)) {
 }
 
 func policy(first time.Duration) balance.Policy {
-	return balance.Policy{First: first, Max: 1000 * time.Hour, Probed: true}
+	return balance.Policy{First: first, Max: 1000 * time.Hour, UntilProbe: true}
 }
 
 // connection is the result of a successful probe.

@@ -6,20 +6,21 @@
 //
 //	Dial     connect to Step.Endpoint; then call Connected, Failed, or Abandoned (given up, without
 //	         fault of the endpoint)
-//	Wait     all endpoints were tried, or the client must wait for a free slot: call Next after
-//	         Step.For, or when Step.Woken has a value; also when the Service's endpoints change,
-//	         unless Step.Behind is set: then other clients are ahead in the queue
+//	Wait     all endpoints were tried, or the client is queued, since they are at their connection
+//	         limit. Call Next after Step.For, when Step.Woken has a value, or when the Service's
+//	         endpoints change. If Step.Behind is set, other clients are ahead in the queue: ignore
+//	         changes of the endpoints
 //	GiveUp   there is no endpoint, for the given reason
 //
 // Type Connecting of package frontend drives it, for all protocols. [Preview] returns the order in which a search would
 // try the endpoints.
 //
 // The schedule is a list of time slots. An attempt that begins in a time slot may last as long as the whole time slot.
-// If it fails sooner, the next attempt begins at once, with the same limit; it may therefore end after the time slot.
-// When all endpoints have been tried, the search waits for the rest of the time slot before it tries them again, since
-// a restarting Pod is often back soon. After such a wait in the last time slot, it makes only one more attempt, with
-// the length of the first time slot as its limit. Without a schedule, as for UDP, each endpoint is tried once, and
-// attempts have no time limit. A search makes at most 32 attempts.
+// If it fails before the time slot ends, the next attempt begins at once, with the same limit, and may therefore end
+// after the time slot. When all endpoints have been tried, the search waits for the rest of the time slot before it
+// tries them again, since a restarting Pod is often back soon. After such a wait in the last time slot, it makes only
+// one more attempt, with the length of the first time slot as its limit. Without a schedule, as for UDP, each endpoint
+// is tried once, and attempts have no time limit. A search makes at most 32 attempts.
 //
 // The next endpoint comes from package affinity, if the client had one, and otherwise from package balance.
 // [Search.Failed] describes how a failure affects the affinity and the endpoint. An endpoint below its connection limit

@@ -23,26 +23,26 @@ const maxAttempts = 32
 // One goroutine at a time may call its methods.
 type Search struct {
 	Schedule      []time.Duration // empty: each endpoint is tried once
-	Policy        balance.Policy
+	Policy        balance.Policy  // of quarantine
 	Affinity      *affinity.Table // nil for none
 	Client        netip.Addr
 	VIP           netip.Addr           // the VIP that the client connected to; some schedulers use it
 	Record        *conn.Record         // has the attempts, and the client's start time
 	SourceAddress portal.SourceAddress // source address that the endpoint of an attempt sees
 
-	waitedForSlot bool              // the last step was to wait for the end of a time slot (this field is here to keep a Search at 384 bytes)
-	tried         []netip.AddrPort  // endpoints tried in this round; Next begins a new round
-	room          [2]netip.AddrPort // backing array of tried; most searches need no more
-	count         int               // attempts so far
-	current       balance.Choice    // of the current attempt
-	waiter        *balance.Waiter   // nil until the client had to wait
-	started       time.Time         // start of the current attempt
-	timeSlot      int               // index in Schedule; len(Schedule) after the last time slot
-	slotEnd       time.Time         // of the time slot
-	final         outcome.Result    // the client's result once no further attempt may be made; Open before
-	queuedLimit   time.Duration     // of the attempt that begins when the client gets a free slot
-	queuedAt      time.Time         // start of the wait for a free slot; zero if it does not wait
-	waitedInQueue time.Duration     // duration of earlier waits for a free slot
+	waitedOutSlot   bool              // the last step was to wait for the end of a time slot (this field is here to keep a Search at 384 bytes)
+	tried           []netip.AddrPort  // endpoints tried; Next clears it when all are tried and the time slot ends, or after a long wait in the queue
+	room            [2]netip.AddrPort // backing array of tried; most searches need no more
+	count           int               // attempts so far
+	current         balance.Choice    // of the current attempt
+	waiter          *balance.Waiter   // nil until the client had to wait
+	started         time.Time         // start of the current attempt
+	timeSlot        int               // index in Schedule; len(Schedule) after the last time slot
+	slotEnd         time.Time         // of the time slot
+	final           outcome.Result    // the client's result once no further attempt may be made; Open before
+	limitAfterQueue time.Duration     // time limit of the attempt that begins when the client gets a free slot
+	queuedAt        time.Time         // start of the wait for a free slot; zero if it does not wait
+	waitedInQueue   time.Duration     // duration of earlier waits for a free slot
 }
 
 // Action is the kind of a Step.
@@ -69,13 +69,13 @@ type Step struct {
 // Abandoned, and after a Wait. The set may differ each time.
 func (s *Search) Next(set *balance.Set, now time.Time) Step {
 	if !s.queuedAt.IsZero() {
-		// After a long wait, endpoints that failed may be back, as at the end of a time slot. But the last attempt is
-		// kept for an endpoint with a free slot.
-		if now.Sub(s.queuedAt) >= max(s.queuedLimit, lookAgain) && s.timeSlot+1 < len(s.Schedule) && s.count < maxAttempts-1 {
+		// After a long wait, endpoints that failed may be back, as at the end of a time slot: try them again. But in
+		// the last time slot, and for the last attempt, only an untried endpoint with a free slot is tried.
+		if now.Sub(s.queuedAt) >= max(s.limitAfterQueue, lookAgain) && s.timeSlot+1 < len(s.Schedule) && s.count < maxAttempts-1 {
 			s.tried = s.tried[:0]
 		}
 		if set.HasUntried(s.tried, 1) {
-			return s.begin(set, now, s.queuedLimit)
+			return s.begin(set, now, s.limitAfterQueue)
 		}
 		s.LeaveQueue(now)
 	}
@@ -93,7 +93,7 @@ func (s *Search) Next(set *balance.Set, now time.Time) Step {
 	}
 	for s.timeSlot < len(s.Schedule) {
 		if left := s.slotEnd.Sub(now); left > 0 {
-			if s.waitedForSlot = len(s.tried) > 0 && set.Len() > 0 && !set.HasUntried(s.tried, 1); !s.waitedForSlot {
+			if s.waitedOutSlot = len(s.tried) > 0 && set.Len() > 0 && !set.HasUntried(s.tried, 1); !s.waitedOutSlot {
 				return s.begin(set, now, s.Schedule[s.timeSlot])
 			}
 			s.Record.Delayed(conn.Waiting, now, left)
@@ -106,8 +106,8 @@ func (s *Search) Next(set *balance.Set, now time.Time) Step {
 			s.slotEnd = now.Add(s.Schedule[s.timeSlot])
 		}
 	}
-	if s.waitedForSlot {
-		s.waitedForSlot = false
+	if s.waitedOutSlot {
+		s.waitedOutSlot = false
 		return s.begin(set, now, s.Schedule[0])
 	}
 	return Step{Do: GiveUp, Result: allFailed}
@@ -150,9 +150,9 @@ func (s *Search) Connected(now time.Time) {
 
 // Failed records that the attempt has failed. If the endpoint caused that (see [EndpointAtFault]), it is quarantined,
 // and the client's affinity to it is removed. If only this client gets no answer, the path between client and endpoint
-// may be the cause (see [balance.Endpoint.Report]): Failed then keeps the affinity. If choose finds another endpoint,
-// that one replaces it; if not, the client stays with this one. If every other endpoint would fail too, the next step
-// is GiveUp.
+// may be the cause (see [balance.Endpoint.Report]): the endpoint is quarantined then, too, but Failed does not remove
+// the affinity. If choose finds another endpoint, it moves the affinity to that one; otherwise the client keeps this
+// one. If every other endpoint would fail too, the next step is GiveUp.
 func (s *Search) Failed(now time.Time, err error) {
 	hopeless, blame := OutOfResources(err) || futile(err), EndpointAtFault(err)
 	if err = Plain(err); hopeless {
@@ -163,7 +163,7 @@ func (s *Search) Failed(now time.Time, err error) {
 		return
 	}
 	failure := balance.Report{Kind: balance.ConnectFailed, Start: s.started, Now: now, Err: err}
-	if s.SourceAddress.Client() && err == ErrNoAnswer {
+	if s.SourceAddress.IsClient() && err == ErrNoAnswer {
 		failure.Client = s.Client
 	}
 	if s.current.Endpoint.Report(failure, s.Policy).Blamed && s.Affinity != nil {
@@ -185,10 +185,10 @@ func (s *Search) record(now time.Time, err error) {
 	s.Record.Attempted(now, a)
 }
 
-// choose takes the endpoint of the client's affinity, unless it was removed, tried or is in quarantine, and otherwise
-// the scheduler's choice. The client must wait for a free slot in three cases: other clients are ahead in the queue;
-// the endpoint of its affinity is full; or it has no usable affinity, and all untried endpoints outside quarantine are
-// full.
+// choose takes the endpoint of the client's affinity, unless it was removed, was tried, or is in a quarantine that
+// failures of more than this client caused, and otherwise the scheduler's choice. The client must wait for a free slot
+// in three cases: other clients are ahead in the queue; the endpoint of its affinity is full; or it has no usable
+// affinity, and all untried endpoints outside quarantine are full.
 func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) {
 	ask := balance.Request{Now: now, Client: s.Client, VIP: s.VIP, Tried: s.tried, Retry: s.count > 0}
 	var before netip.AddrPort
@@ -213,7 +213,7 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 			s.Affinity.Forget(s.Client, before)
 		}
 		had := s.Affinity.Claim(s.Client, addr, now)
-		if had == addr || had == before { // before: another connection has just set it again, and this one keeps its choice
+		if had == addr || had == before { // had == before: another connection has just set the affinity to the old endpoint again
 			return choice, true
 		}
 		// Another connection of the client was faster.
@@ -222,15 +222,15 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 	}
 }
 
-// lookAgain is the interval at which the client at the front of a queue looks at the endpoints without being woken: one
-// whose quarantine has just ended may have a free slot.
+// lookAgain is the interval at which the client at the front of a queue looks at the endpoints without being woken: the
+// end of a quarantine by time does not wake it.
 const lookAgain = time.Second
 
 // queue returns the step of a client that needs a free slot: Wait or GiveUp. LeaveQueue extends the time slot by the time
 // waited.
 func (s *Search) queue(set *balance.Set, now time.Time, limit time.Duration) Step {
 	if !s.Queued() && s.waiter.Waits() {
-		s.queuedAt, s.queuedLimit = now, limit
+		s.queuedAt, s.limitAfterQueue = now, limit
 	}
 	left := set.QueueTimeout() - s.waitedInQueue - now.Sub(s.queuedAt)
 	switch {
@@ -263,13 +263,13 @@ func (s *Search) LeaveQueue(now time.Time) {
 		s.slotEnd = s.slotEnd.Add(d)
 	}
 	s.Record.Delayed(conn.Queued, now, d)
-
 }
 
 // Preview returns the endpoints of set in the order in which a search that begins now would try them, if all attempts
 // failed. vip is the VIP to which the client connected; had is the client's affinity, or nil. Preview changes nothing:
-// it takes no turn in rotation, and no endpoint that is HalfOpen counts the client as the one that tries it. The order
-// ends where the client would have to wait for a free slot. Preview ignores clients that are in the queue already.
+// it takes no turn in rotation, and does not claim an endpoint that is HalfOpen (after a quarantine, one client at a
+// time tests it). The order ends where the client would have to wait for a free slot. Preview ignores clients that are
+// in the queue already.
 func Preview(set *balance.Set, client, vip netip.Addr, had *affinity.Entry, now time.Time) (order []balance.Choice) {
 	ask := balance.Request{Now: now, Client: client, VIP: vip}
 	take := func(c balance.Choice) {

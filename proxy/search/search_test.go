@@ -488,7 +488,7 @@ func TestQueuedClientGetsAnEndpointThatHasRecovered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		client := newClient(answers)
-		client.bound, client.patience, client.quarantine.Probed = 1, 30*time.Second, true
+		client.bound, client.patience, client.quarantine.UntilProbe = 1, 30*time.Second, true
 		client.list(1)
 		full, err := client.search()
 		g.Expect(err).NotTo(HaveOccurred())

@@ -35,7 +35,8 @@ type Conn struct {
 // client is the common part of the clients of all protocols.
 type client interface {
 	LocalAddr() net.Addr
-	// originalDst returns the address that a client with address from connected to; see kernel.OriginalDst.
+	// originalDst returns the address that a client with address from connected to (see kernel.OriginalDst). It does
+	// not use the Conn, which is not set yet when a limit refuses the client.
 	originalDst(from netip.Addr) (netip.AddrPort, error)
 	// SetLinger(0) makes Close send a reset or an abort.
 	SetLinger(sec int) error
@@ -75,7 +76,7 @@ func (c *Conn) turnAway(a *acceptor, why error) {
 // logLimit logs why a client is refused.
 func (c *Conn) logLimit(why error) {
 	f := c.Front
-	f.LimitErrors.Do(func() {
+	f.LimitLog.Do(func() {
 		log := f.Log.WithField("service", f.ID().String()).WithError(why)
 		if search.OutOfResources(why) {
 			log.Error("This node has run out of a resource that connections need (logged at most every 10 s)")

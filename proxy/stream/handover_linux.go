@@ -77,7 +77,7 @@ type transfer struct {
 	Endpoint netip.AddrPort
 	Pod      string    `json:",omitempty"`
 	Node     string    `json:",omitempty"`
-	Draining time.Time `json:"Left,omitzero"` // start of the endpoint's drain
+	Draining time.Time `json:"Left,omitzero"` // start of the endpoint's drain; earlier versions know the key Left
 	Pair     forward.PairState
 
 	// At is the offset of the pair's bytes from the end of the last line: ForEndpoint bytes for the endpoint, then
@@ -104,10 +104,10 @@ func (s *Server) NewTransfer() (*TransferConn, handover.Socket, error) {
 	return &TransferConn{ours}, theirs, nil
 }
 
-// Close closes the socket, if o is not nil. If the other end has accepted no connection, all stay with the predecessor.
-func (o *TransferConn) Close() {
-	if o != nil {
-		o.conn.Close()
+// Close closes the socket, if c is not nil. If the other end has accepted no connection, all stay with the predecessor.
+func (c *TransferConn) Close() {
+	if c != nil {
+		c.conn.Close()
 	}
 }
 
@@ -138,24 +138,24 @@ func (s *Server) Inherit(sockets map[string]*os.File) (from *TransferConn) {
 // handing is a predecessor that hands over its connections.
 type handing struct {
 	*Server
-	to        *net.UnixConn
-	taken     int
-	atOnce    int                                 // number of pairs in the next batch
-	longest   time.Duration                       // maximum time that a pair was frozen
-	endpoints func() map[*balance.State]time.Time // see HandOver
-	draining  map[*balance.State]time.Time        // result of endpoints for the current batch
+	to          *net.UnixConn
+	taken       int
+	atOnce      int                                 // number of pairs in the next batch
+	longest     time.Duration                       // maximum time that a pair was frozen
+	drainingNow func() map[*balance.State]time.Time // see HandOver
+	draining    map[*balance.State]time.Time        // result of drainingNow for the current batch
 }
 
 // HandOver hands open connections over to a successor that has taken over, including those that get an endpoint later.
 // HandOver returns at once; the handover ends when the successor accepts no more, or when Drain gives up the
 // connections. The function draining returns the draining endpoints, each with the start of its drain.
-func (s *Server) HandOver(o *TransferConn, draining func() map[*balance.State]time.Time) {
-	s.transfers.Go(func() { s.handOver(o, draining) })
+func (s *Server) HandOver(c *TransferConn, draining func() map[*balance.State]time.Time) {
+	s.transfers.Go(func() { s.handOver(c, draining) })
 }
 
-func (s *Server) handOver(o *TransferConn, draining func() map[*balance.State]time.Time) {
-	defer o.conn.Close()
-	h := &handing{Server: s, to: o.conn, atOnce: firstPairs, endpoints: draining}
+func (s *Server) handOver(c *TransferConn, draining func() map[*balance.State]time.Time) {
+	defer c.conn.Close()
+	h := &handing{Server: s, to: c.conn, atOnce: firstPairs, drainingNow: draining}
 	began, logged := time.Now(), false
 	for {
 		before := h.taken
@@ -222,7 +222,7 @@ func (h *handing) pass(l *forward.Loop) error {
 		case !found:
 			continue
 		}
-		h.draining = h.endpoints()
+		h.draining = h.drainingNow()
 		if err := h.ask(); err != nil {
 			return err
 		}

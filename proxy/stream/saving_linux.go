@@ -329,7 +329,7 @@ func (v *saving) saveLoop(l *forward.Loop) (err error) {
 		case errors.Is(err, unix.EAGAIN): // the keeper is busy
 			err = nil
 			time.Sleep(saveEvery / 20)
-		case errors.Is(err, unix.ETOOMANYREFS), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM): // too many descriptors or messages are on the way to the keeper
+		case errors.Is(err, unix.ETOOMANYREFS), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM): // too many descriptors or messages are on the way, or the kernel has no memory for this one: the next round saves the rest
 			err, more = nil, false
 		}
 		if full && !v.full {

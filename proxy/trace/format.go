@@ -141,7 +141,7 @@ func skipped(n int) string {
 // as returns ", as the client" if the endpoint sees the client's address, or else "": the node's address is the normal
 // case for a proxy.
 func as(s portal.SourceAddress) string {
-	if s.Client() {
+	if s.IsClient() {
 		return ", as the client"
 	}
 	return ""

@@ -38,11 +38,11 @@ func main() {
 	scale := suite{name: "test/scale", dir: ".", timeout: "20m", patterns: []string{"./test/scale"}}
 	walk := suite{name: "test/walk", dir: ".", timeout: "20m", patterns: []string{"./test/walk"}}
 	prepare := suite{name: "prepare", commands: []string{"test/prepare.sh"}, nice: true}
-	lint := suite{name: "lint", commands: []string{"nice -n 19 make lint"}, nice: true}
+	// One after the other, when CPUs are idle.
+	lint := suite{name: "lint", commands: []string{"nice -n 19 make lint", "nice -n 19 go run ./test/cross darwin/arm64 windows/amd64"}, nice: true}
 	arm64 := suite{name: "arm64", commands: []string{"test/arm64.sh"}}
-	cross := suite{name: "cross", commands: []string{"nice -n 19 go run ./test/cross darwin/arm64 windows/amd64"}, nice: true}
 	stages := []stage{
-		{program, prepare, packages, cross, lint, cluster, plain, serial, release, dashboard, arm64, deploy, house}, // the long ones first
+		{program, prepare, lint, packages, cluster, plain, serial, release, dashboard, arm64, deploy, house}, // the long ones first
 		{scale, walk, monitoring}, // scale and ground measure, or have time limits; monitoring waits nearly all the time
 		{ground},
 	}

@@ -171,6 +171,14 @@ type kind[T any] struct {
 	address func(T) string
 }
 
+// inState returns the end of a message about items of a kind: the state that they must have, if any.
+func (k kind[T]) inState() string {
+	if k.state == nil || *k.state == "" {
+		return ""
+	}
+	return " in state " + *k.state
+}
+
 // wanted reports whether the command line selects an item.
 func (k kind[T]) wanted(f *getFlags, item T, names []string) bool {
 	return f.wanted(k.service(item), names) || k.address != nil && slices.Contains(names, k.address(item))
@@ -256,7 +264,7 @@ func (k kind[T]) items(ctx context.Context, f *getFlags, ushers []fleet.Usher, n
 	if k.together(f) {
 		items = k.merge(items)
 		for i := range items {
-			if k.state != nil && *k.state != "" {
+			if k.inState() != "" {
 				items[i].Others = len(answers) - len(items[i].Nodes)
 			}
 		}
@@ -284,6 +292,9 @@ func (k kind[T]) known(ctx context.Context, f *getFlags, ushers []fleet.Usher, n
 			continue
 		}
 		if k.address != nil && isAddress(n) {
+			if k.inState() != "" {
+				continue // it may be in another state
+			}
 			return nil, fmt.Errorf("there is no endpoint %s of a Service that usher serves", n)
 		}
 		service, hint := f.ServiceName(n), "; use -A to search all namespaces"
@@ -315,13 +326,13 @@ func printItems[T any](cmd *cobra.Command, f *getFlags, k kind[T], items []fleet
 		}
 		return cli.PrintObject(out, f.output, map[string]any{"total": len(items), "items": items})
 	case len(items) == 0 && len(cmd.Flags().Args()) > 0:
-		fmt.Fprintf(cmd.ErrOrStderr(), "No %s of %s.\n", k.plural, show.Few(cmd.Flags().Args()))
+		fmt.Fprintf(cmd.ErrOrStderr(), "No %s of %s%s.\n", k.plural, show.Few(cmd.Flags().Args()), k.inState())
 		return nil
 	case len(items) == 0 && f.all:
-		fmt.Fprintf(cmd.ErrOrStderr(), "No %s.\n", k.plural)
+		fmt.Fprintf(cmd.ErrOrStderr(), "No %s%s.\n", k.plural, k.inState())
 		return nil
 	case len(items) == 0:
-		fmt.Fprintf(cmd.ErrOrStderr(), "No %s in namespace %s; use -A to list all namespaces.\n", k.plural, f.Namespace)
+		fmt.Fprintf(cmd.ErrOrStderr(), "No %s in namespace %s%s; use -A to list all namespaces.\n", k.plural, f.Namespace, k.inState())
 		return nil
 	case f.output == "name":
 		for _, item := range items {

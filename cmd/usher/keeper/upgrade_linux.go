@@ -195,7 +195,7 @@ func (k *keeper) currentGone(status unix.WaitStatus) {
 	if !k.stopRequested && !k.Current.stops() {
 		// Otherwise the next process would wait for an answer of the lock's holder.
 		k.remove(fdstore.LockName)
-		k.manager.send(&message{Text: "FDSTOREREMOVE=1\nFDNAME=lock"})
+		k.manager.send(&message{Text: "FDSTOREREMOVE=1\nFDNAME=" + fdstore.LockName})
 		k.Restarts++
 		k.Last, k.Crashed = describe(status), time.Now()
 		k.log.WithField("reason", k.Last).Error("usher exited unexpectedly while the new instance was starting; the new one uses the sockets that the keeper holds")

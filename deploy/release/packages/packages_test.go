@@ -31,8 +31,8 @@ func TestPackages(t *testing.T) {
 
 const version = "v9.8.7"
 
-// sources are two clones of the working tree, including uncommitted changes. made holds the output of "make release"
-// in the first. The second makes the files for this platform.
+// sources are two clones of the working tree, including uncommitted changes. made holds the output of "make release" in
+// the first. The second, for comparison, makes only the files for this platform.
 var (
 	sources [2]string
 	made    string
