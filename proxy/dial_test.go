@@ -48,7 +48,10 @@ type stalled struct {
 }
 
 func (s stalled) Write([]byte) (int, error) {
-	close(s.writing)
+	select {
+	case s.writing <- struct{}{}:
+	default: // after another attempt
+	}
 	<-s.closed
 	return 0, net.ErrClosed
 }
@@ -60,7 +63,7 @@ func (s stalled) Close() error {
 
 var _ = Describe("a Proxy with a custom Dial", func() {
 	var (
-		stall   chan struct{} // if not nil, endpoints are stalled, and close it when usher writes
+		stall   chan struct{} // if not nil, endpoints are stalled; has a value once usher writes
 		p       *proxy.Proxy
 		events  *trace.Reader
 		refuse  map[netip.AddrPort]bool
@@ -153,11 +156,11 @@ var _ = Describe("a Proxy with a custom Dial", func() {
 	}
 
 	It("stops although an endpoint that is not confirmed accepts no byte", func() {
-		stall = make(chan struct{})
+		stall = make(chan struct{}, 1)
 		c := connect(serve(config.TCP, lab.Backend(swallow)))
 		_, err := c.Write([]byte("question"))
 		Expect(err).NotTo(HaveOccurred())
-		Eventually(stall).Should(BeClosed())
+		Eventually(stall).Should(Receive())
 		stopped := make(chan struct{})
 		go func() {
 			defer close(stopped)

@@ -64,7 +64,7 @@ var _ = Describe("The address portal on a node with processes on *:80 and *:443"
 		served()
 		installed := state(l.Node)
 
-		u.Kill().Wait(10 * time.Second)
+		u.Kill().Wait(30 * time.Second)
 		u = startUsher(l.Node, dir, "--portal=address")
 		served()
 		Expect(strings.Count(state(l.Node), "10.96.1.12")).To(Equal(strings.Count(installed, "10.96.1.12")))
@@ -76,7 +76,7 @@ var _ = Describe("The address portal on a node with processes on *:80 and *:443"
 		Expect(state(l.Node)).To(Equal(installed))
 
 		second.stop()
-		Eventually(launch(l.Node, exec.Command(usherBinary, "cleanup"), "")).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		Eventually(launch(l.Node, exec.Command(usherBinary, "cleanup"), "")).WithTimeout(time.Minute).Should(gexec.Exit(0))
 		Expect(state(l.Node)).To(Equal(before))
 	})
 
@@ -108,9 +108,9 @@ var _ = Describe("The address portal on a node with processes on *:80 and *:443"
 			u, err = gexec.Start(cmd, GinkgoWriter, GinkgoWriter)
 			return err
 		})
-		DeferCleanup(func() { u.Kill().Wait(10 * time.Second) })
-		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("address already in use: .* listens on"))
-		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say(`VIPs are addresses of this node.*10\.96\.0\.10:80/tcp with \S+ \(process \d+\) on .*CAP_SYS_ADMIN is missing`))
-		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
+		DeferCleanup(func() { u.Kill().Wait(30 * time.Second) })
+		Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say("address already in use: .* listens on"))
+		Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say(`VIPs are addresses of this node.*10\.96\.0\.10:80/tcp with \S+ \(process \d+\) on .*CAP_SYS_ADMIN is missing`))
+		Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say("Serving"))
 	})
 })

@@ -127,7 +127,7 @@ var _ = Describe("usher's commands", func() {
 		Expect(load(crowd, 100)).To(BeZero(), "each reached another endpoint")
 		Eventually(u.Out).WithTimeout(30 * time.Second).Should(gbytes.Say(`10\.244\.0\.12:8080 in quarantine.*no answer`))
 		l.Pods.Output("nft", "delete table ip silent")
-		Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`10\.244\.0\.12:8080 answers again`))
+		Eventually(u.Out).WithTimeout(time.Minute).Should(gbytes.Say(`10\.244\.0\.12:8080 answers again`))
 		Expect(load(calm, hour)).To(BeZero())
 
 		first := command("get", "services", "-o", "wide")

@@ -273,7 +273,7 @@ func clientAddressSpecs(portal string, six bool) {
 		before := state(l.Node)
 		l.Node.Output("sh", "-c", `nft flush ruleset
 			for f in -4 -6; do for p in 115 116 117 118; do ip $f rule del pref $p; done; ip $f route flush table 117117; done`)
-		Eventually(func() string { return state(l.Node) }).WithTimeout(20 * time.Second).Should(Equal(before))
+		Eventually(func() string { return state(l.Node) }).WithTimeout(time.Minute).Should(Equal(before))
 		Expect(l.seenBy(other, neighbour)).To(Equal(neighbour.addr))
 		Expect(l.seenBy(neighbour, l.outside)).To(Equal(l.outside.addr))
 	})
@@ -284,7 +284,7 @@ func clientAddressSpecs(portal string, six bool) {
 		l.start(portal)
 		l.Node.Output("sh", "-c", `ip link set cni0 up; ip addr add 10.245.0.1/24 dev cni0; ip addr add fd00:245::1/64 dev cni0 nodad`)
 		neighbour, other := l.neighbours[0], l.neighbours[1]
-		Eventually(func() netip.Addr { return l.seenBy(other, neighbour) }).WithTimeout(20 * time.Second).Should(Equal(neighbour.addr))
+		Eventually(func() netip.Addr { return l.seenBy(other, neighbour) }).WithTimeout(time.Minute).Should(Equal(neighbour.addr))
 	})
 
 	It("sees the node's address for clients on its bridge while bridge netfilter is off", func() {
@@ -297,7 +297,7 @@ func clientAddressSpecs(portal string, six bool) {
 		Expect(l.seenBy(other, neighbour)).To(l.isNode())
 		Expect(l.seenBy(other, l.routed)).To(Equal(l.routed.addr), "not on the bridge")
 		bridgeNetfilter(1)
-		Eventually(func() netip.Addr { return l.seenBy(other, neighbour) }).WithTimeout(20 * time.Second).Should(Equal(neighbour.addr))
+		Eventually(func() netip.Addr { return l.seenBy(other, neighbour) }).WithTimeout(time.Minute).Should(Equal(neighbour.addr))
 	})
 
 	It("sees the node's address with --client-address=node, and cleanup leaves no kernel state", func() {
@@ -357,7 +357,7 @@ func clientAddressSpecs(portal string, six bool) {
 				seen, err := askWho(client.d, client.addr.String(), net.JoinHostPort(at, "80"))
 				Expect(err).NotTo(HaveOccurred())
 				Expect(seen.Addr()).To(Equal(client.addr))
-				Expect(time.Since(began)).To(BeNumerically("<", 2*time.Second), "ICMP errors arrive")
+				Expect(time.Since(began)).To(BeNumerically("<", 8*time.Second), "ICMP errors arrive")
 			}
 		}
 	})

@@ -106,7 +106,7 @@ var _ = Describe("the quick start and the course", func() {
 			}
 			node := lab.New().Node.WithTun(0o666)
 			d := launch(node, as(program, "demo"), "")
-			Eventually(d.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`Open http://127\.0\.0\.1:10249/`))
+			Eventually(d.Out).WithTimeout(time.Minute).Should(gbytes.Say(`Open http://127\.0\.0\.1:10249/`))
 			all := typedIn(string(text), fence)
 			Expect(all).NotTo(BeEmpty())
 			for _, t := range all {

@@ -38,7 +38,7 @@ var _ = Describe("usher diagnose", func() {
 			s, err = gexec.Start(cmd, GinkgoWriter, GinkgoWriter)
 			return err
 		})
-		Eventually(s).WithTimeout(20 * time.Second).Should(gexec.Exit(code))
+		Eventually(s).WithTimeout(time.Minute).Should(gexec.Exit(code))
 		return s
 	}
 	BeforeEach(func() {
@@ -124,7 +124,7 @@ var _ = Describe("usher diagnose", func() {
 				return u.Out
 			}).WithTimeout(10 * time.Second).Should(gbytes.Say(`10\.244\.0\.12:8080 in quarantine`))
 			l.Pods.Output("iptables", append([]string{"-D"}, refused...)...)
-			Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`10\.244\.0\.12:8080 answers again`))
+			Eventually(u.Out).WithTimeout(time.Minute).Should(gbytes.Say(`10\.244\.0\.12:8080 answers again`))
 		}
 		Expect(unbroken(diagnose(1))).To(MatchRegexp(`WARNING Service default/web 10\.244\.0\.12:8080 is unstable evidence: in quarantine 3 times since .*, last at .*, and recovered each time`))
 	})

@@ -114,11 +114,11 @@ var _ = Describe("kubectl usher connect --dns", func() {
 		added := web
 		added.name, added.clusterIP = "added", "10.96.0.77"
 		added.write(dir)
-		Eventually(answer("added")).WithTimeout(20 * time.Second).Should(ConsistOf("10.96.0.77"))
+		Eventually(answer("added")).WithTimeout(time.Minute).Should(ConsistOf("10.96.0.77"))
 		writeFile(filepath.Join(dir, "names.yaml"), strings.ReplaceAll(onlyNames, "10.244.0.12", "10.244.0.13"))
-		Eventually(answer("db")).WithTimeout(20 * time.Second).Should(ConsistOf("10.244.0.11", "10.244.0.13"))
+		Eventually(answer("db")).WithTimeout(time.Minute).Should(ConsistOf("10.244.0.11", "10.244.0.13"))
 		Expect(os.Remove(filepath.Join(dir, "names.yaml"))).To(Succeed())
-		Eventually(answer("db")).WithTimeout(20 * time.Second).Should(BeEmpty())
+		Eventually(answer("db")).WithTimeout(time.Minute).Should(BeEmpty())
 		Expect(answer("web")()).To(ConsistOf(clusterIP))
 	})
 
@@ -158,8 +158,8 @@ var _ = Describe("kubectl usher connect --dns", func() {
 	It("answers from another instance once that has taken over", func() {
 		old := start("--dns=" + resolver)
 		successor := start("--dns="+resolver, "--take-over")
-		Eventually(old).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
-		Eventually(func() string { return string(successor.Err.Contents()) }).WithTimeout(20 * time.Second).Should(ContainSubstring("DNS server for Service names started"))
+		Eventually(old).WithTimeout(time.Minute).Should(gexec.Exit(0))
+		Eventually(func() string { return string(successor.Err.Contents()) }).WithTimeout(time.Minute).Should(ContainSubstring("DNS server for Service names started"))
 		Expect(short("web.default.svc.cluster.local")).To(ConsistOf(clusterIP))
 	})
 })

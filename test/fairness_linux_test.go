@@ -64,7 +64,7 @@ func fairnessSpec(portal string, six bool) {
 	plain, err := releasedUsher()
 	Expect(err).NotTo(HaveOccurred())
 	u := launch(l.Node, exec.Command(plain, "run", "--manifests", dir, "--portal="+portal, "--address-namespace=never", "--log-format=text"), dir)
-	Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
+	Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say("Serving"))
 	clients, node := l.Pods.NewDialer(20), l.Node.NewDialer(2)
 	from := pod(20).String()
 

@@ -90,7 +90,7 @@ func startLoad(d *lab.Dialer, vip string, perSecond int) *load {
 
 // connectAndTalk opens a connection, reads the backend's name, and exchanges some bytes.
 func connectAndTalk(d *lab.Dialer, vip string) error {
-	c, err := d.Dial("", vip, 5*time.Second)
+	c, err := d.Dial("", vip, 30*time.Second)
 	if err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func connectAndTalk(d *lab.Dialer, vip string) error {
 }
 
 func pingPong(c net.Conn) error {
-	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
 		return err
 	}
 	if _, err := c.Write([]byte("ping")); err != nil {
@@ -185,7 +185,7 @@ type mirrored struct {
 }
 
 func (m *mirrored) ask() (string, error) {
-	answer, err := exchange(m, []byte("who"), 3*time.Second)
+	answer, err := exchange(m, []byte("who"), 30*time.Second)
 	return string(answer), err
 }
 
@@ -367,13 +367,13 @@ func handoverSpecs(portal string) {
 			come()
 			previous := current
 			current = start("--take-over")
-			Eventually(previous).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+			Eventually(previous).WithTimeout(time.Minute).Should(gexec.Exit(0))
 		}
 		kept := startKept(l.Node, dir, "--portal="+portal, "--take-over")
-		Eventually(current).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		Eventually(current).WithTimeout(time.Minute).Should(gexec.Exit(0))
 		for range 2 {
 			come()
-			time.Sleep(2 * time.Second) // until then, the last clients may not be saved
+			time.Sleep(4 * time.Second) // until then, the last clients may not be saved
 			kept.crash()
 		}
 		come()
@@ -385,7 +385,7 @@ func handoverSpecs(portal string) {
 		dir = manifestsDir()
 		other.write(dir)
 		start("--take-over")
-		Eventually(old).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		Eventually(old).WithTimeout(time.Minute).Should(gexec.Exit(0))
 		Expect(connectAndTalk(pod, other.vip())).To(Succeed())
 		Expect(state(l.Node)).NotTo(ContainSubstring(clusterIP+"/32"), "the Service that only the old instance served is removed")
 	})
@@ -442,7 +442,7 @@ func handoverSpecs(portal string) {
 		traffic := startLoad(pod, web.vip(), 200)
 		Eventually(traffic.made.Load).Should(BeNumerically(">", 50))
 		Expect(traffic.failed.Load()).To(BeZero())
-		u.Kill().Wait(5 * time.Second)
+		u.Kill().Wait(30 * time.Second)
 		if portal == "address" { // the others refuse no connection meanwhile: clients retransmit
 			Eventually(traffic.failed.Load).WithTimeout(30 * time.Second).Should(BeNumerically(">", 0))
 		}
@@ -471,13 +471,13 @@ var _ = Describe("two usher instances", func() {
 		dir := manifestsDir()
 		service{name: "web", clusterIP: clusterIP, port: 80}.write(dir)
 		u := launchUsher(l.Node, dir, "--portal=address")
-		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("claims to manage the portals: it has another user ID, or lacks CAP_NET_ADMIN"))
-		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
+		Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say("claims to manage the portals: it has another user ID, or lacks CAP_NET_ADMIN"))
+		Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say("Serving"))
 		second := launchUsher(l.Node, dir, "--portal=address")
-		Eventually(second).WithTimeout(20 * time.Second).Should(gexec.Exit(75))
+		Eventually(second).WithTimeout(time.Minute).Should(gexec.Exit(75))
 		Expect(second.Err).To(gbytes.Say(`another usher process manages the portals of this network namespace \(process \d+ of user 0\)`))
 		u.stop()
-		Eventually(launch(l.Node, exec.Command(usherBinary, "cleanup"), "")).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		Eventually(launch(l.Node, exec.Command(usherBinary, "cleanup"), "")).WithTimeout(time.Minute).Should(gexec.Exit(0))
 	})
 	It("reject a takeover by an unprivileged process, which can only run without a portal", func() {
 		l := lab.New()
@@ -489,16 +489,16 @@ var _ = Describe("two usher instances", func() {
 			return launch(l.Node, asNobody(program, "run", "--take-over", "--manifests", dir), dir)
 		}
 		alone := begin()
-		Eventually(alone.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("VIPs are not served: this process cannot install a portal"))
+		Eventually(alone.Err).WithTimeout(time.Minute).Should(gbytes.Say("VIPs are not served: this process cannot install a portal"))
 		alone.stop()
 		inPod := asNobody(program, "run", "--take-over", "--manifests", dir)
 		inPod.Env = append(os.Environ(), "KUBERNETES_SERVICE_HOST=10.96.0.1")
 		u := launch(l.Node, inPod, dir)
-		Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(1))
+		Eventually(u).WithTimeout(time.Minute).Should(gexec.Exit(1))
 		Expect(u.Err).To(gbytes.Say("cannot install a portal.*set --portal=none"))
 		startUsher(l.Node, dir)
 		late := begin()
-		Eventually(late).WithTimeout(20 * time.Second).Should(gexec.Exit(1))
+		Eventually(late).WithTimeout(time.Minute).Should(gexec.Exit(1))
 		Expect(late.Err).To(gbytes.Say("--take-over: an usher instance is running here, but this process cannot install a portal.*CAP_NET_ADMIN"))
 	})
 
@@ -508,7 +508,7 @@ var _ = Describe("two usher instances", func() {
 		service{name: "web", clusterIP: clusterIP, port: 80}.write(dir)
 		old := startUsher(l.Node, dir, "--portal=address", "--healthz-address=127.0.0.1:10256")
 		newer := startUsher(l.Node, dir, "--portal=address", "--healthz-address=127.0.0.1:10256", "--take-over")
-		Eventually(old).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		Eventually(old).WithTimeout(time.Minute).Should(gexec.Exit(0))
 		Eventually(func() string { return string(newer.Err.Contents()) }).WithTimeout(30*time.Second).
 			Should(ContainSubstring("Listening after retries\" flag=--healthz-address"), "logged before or after it serves")
 		c, err := l.Node.NewDialer(1).Dial("", "127.0.0.1:10256", time.Second)

@@ -98,7 +98,7 @@ func (i *impostor) close() {
 func redirectedTo(ns *lab.Namespace) map[string]uint16 {
 	GinkgoHelper()
 	p := launch(ns, exec.Command(usherBinary, "get", "portals", "-A", "-o", "json", "--admin-address=127.0.0.1:1"), "")
-	Eventually(p).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+	Eventually(p).WithTimeout(time.Minute).Should(gexec.Exit(0))
 	var answer struct{ Items []api.PortalRule }
 	Expect(json.Unmarshal(p.Out.Contents(), &answer)).To(Succeed())
 	ports := map[string]uint16{}
@@ -157,7 +157,7 @@ var _ = Describe("the protection of Services against impostors on the node", fun
 	}
 	served := func(s service) {
 		GinkgoHelper()
-		Eventually(func() (string, error) { return answer(s, 10*time.Second) }).WithTimeout(20 * time.Second).Should(Equal(s.endpoints[0].String()))
+		Eventually(func() (string, error) { return answer(s, 10*time.Second) }).WithTimeout(time.Minute).Should(Equal(s.endpoints[0].String()))
 	}
 
 	for _, mode := range []string{"iptables", "nftables"} {
@@ -171,7 +171,7 @@ var _ = Describe("the protection of Services against impostors on the node", fun
 					served(s)
 				}
 				u.Signal(end)
-				Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit())
+				Eventually(u).WithTimeout(time.Minute).Should(gexec.Exit())
 
 				local := redirectedTo(l.Node)
 				bad := &impostor{ns: l.Node, user: 65534}
@@ -252,9 +252,9 @@ var _ = Describe("the protection of Services against impostors on the node", fun
 				flush = []string{"iptables", "-t", "mangle", "-F", "INPUT"}
 			}
 			l.Node.Output(flush[0], flush[1:]...)
-			Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Restored missing or changed rules"))
+			Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say("Restored missing or changed rules"))
 			u.Interrupt()
-			Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+			Eventually(u).WithTimeout(time.Minute).Should(gexec.Exit(0))
 		}
 	})
 
@@ -269,7 +269,7 @@ var _ = Describe("the protection of Services against impostors on the node", fun
 				Expect(answer(s, 5*time.Second)).Error().To(refused, "%s, %s", mode, s.name)
 			}
 			u.Interrupt()
-			Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+			Eventually(u).WithTimeout(time.Minute).Should(gexec.Exit(0))
 		}
 	})
 })

@@ -39,7 +39,7 @@ var _ = Describe("usher on a kernel that lacks features", func() {
 			session, err = gexec.Start(exec.Command(usherBinary, append([]string{"run", "--manifests", dir, "--log-format=text"}, flags...)...), GinkgoWriter, GinkgoWriter)
 			return err
 		})
-		DeferCleanup(func() { session.Kill().Wait(10 * time.Second) })
+		DeferCleanup(func() { session.Kill().Wait(30 * time.Second) })
 		return session
 	}
 	// answers expects that the endpoint echoes a stream that is large enough for a pipe.
@@ -62,7 +62,7 @@ var _ = Describe("usher on a kernel that lacks features", func() {
 
 	DescribeTable("exits with an error if the missing feature is", func(lacks lab.Refusal, says string) {
 		session := start([]lab.Refusal{lacks})
-		Eventually(session).WithTimeout(20 * time.Second).Should(gexec.Exit(1))
+		Eventually(session).WithTimeout(time.Minute).Should(gexec.Exit(1))
 		Expect(string(session.Err.Contents())).To(MatchRegexp(`this kernel \(Linux [^)]+\) lacks a required feature: .*` + says + `.*; see docs/requirements.md`))
 	},
 		Entry("IP_FREEBIND", option(unix.SOL_IP, unix.IP_FREEBIND), `a TCP listener: setting IP_FREEBIND: protocol not available`),
@@ -73,7 +73,7 @@ var _ = Describe("usher on a kernel that lacks features", func() {
 
 	It("warns and serves only IPv4 if IPV6_FREEBIND is missing", func() {
 		session := start([]lab.Refusal{option(unix.SOL_IPV6, unix.IPV6_FREEBIND)})
-		Eventually(session.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
+		Eventually(session.Err).WithTimeout(time.Minute).Should(gbytes.Say("Serving"))
 		Expect(string(session.Err.Contents())).To(MatchRegexp(`level=warning msg="Cannot serve IPv6 Services: the kernel .*IPV6_FREEBIND: protocol not available`))
 		answers()
 	})
@@ -91,7 +91,7 @@ var _ = Describe("usher on a kernel that lacks features", func() {
 		udp := service{name: "dns", clusterIP: "10.96.0.11", port: 53, protocol: "UDP", endpoints: []netip.AddrPort{echo}}
 		udp.write(dir)
 		session := start(lacks, "--portal="+portal)
-		Eventually(session.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
+		Eventually(session.Err).WithTimeout(time.Minute).Should(gbytes.Say("Serving"))
 		answers()
 		Expect(askWho(l.Pods.NewDialer(1), "", udp.vip())).To(Equal(echo))
 		if portal != "address" {
@@ -105,9 +105,9 @@ var _ = Describe("usher on a kernel that lacks features", func() {
 
 	It("cannot take over without SO_TXTIME, and the running instance keeps serving", func() {
 		first := start(nil)
-		Eventually(first.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
+		Eventually(first.Err).WithTimeout(time.Minute).Should(gbytes.Say("Serving"))
 		second := start([]lab.Refusal{option(unix.SOL_SOCKET, unix.SO_TXTIME)}, "--take-over")
-		Eventually(second).WithTimeout(20 * time.Second).Should(gexec.Exit())
+		Eventually(second).WithTimeout(time.Minute).Should(gexec.Exit())
 		Expect(second.ExitCode()).NotTo(BeZero())
 		Expect(string(second.Err.Contents())).To(ContainSubstring("SO_TXTIME, Linux 4.19"))
 		answers()

@@ -46,11 +46,11 @@ var _ = Describe("manifests", func() {
 
 		web.endpoints = []netip.AddrPort{second.addr}
 		web.write(dir)
-		Eventually(answers(web.vip())).WithTimeout(20 * time.Second).Should(Equal(second.addr))
+		Eventually(answers(web.vip())).WithTimeout(time.Minute).Should(Equal(second.addr))
 
 		other := service{name: "other", clusterIP: "10.96.0.11", port: 8000, endpoints: web.endpoints}
 		other.write(dir)
-		Eventually(answers(other.vip())).WithTimeout(20 * time.Second).Should(Equal(second.addr))
+		Eventually(answers(other.vip())).WithTimeout(time.Minute).Should(Equal(second.addr))
 
 		Expect(os.Remove(filepath.Join(dir, "other.yaml"))).To(Succeed())
 		Eventually(func() error {
@@ -59,7 +59,7 @@ var _ = Describe("manifests", func() {
 				c.Close()
 			}
 			return err
-		}).WithTimeout(20 * time.Second).Should(HaveOccurred())
+		}).WithTimeout(time.Minute).Should(HaveOccurred())
 		// A VIP stays local until its last connection has ended.
 		Eventually(func() string { return state(l.Node) }).WithTimeout(20 * time.Second).ShouldNot(ContainSubstring("10.96.0.11"))
 		Expect(ask(pod, web.vip())).To(Equal(second.addr))
@@ -95,19 +95,19 @@ var _ = Describe("manifests", func() {
 				}
 			}
 			for _, vip := range []string{"10.97.3.3:80", "[fd00:10:97::33]:80"} {
-				Eventually(fails(vip)).WithTimeout(20*time.Second).Should(BeZero(), vip)
+				Eventually(fails(vip)).WithTimeout(time.Minute).Should(BeZero(), vip)
 			}
 			Expect(fails("10.96.3.3:80")()).NotTo(BeZero(), "outside the ranges")
 			become("10.96.0.0/16, 'fd00:10:96::/112'")
 			for _, vip := range []string{"10.96.3.3:80", "[fd00:10:96::33]:80"} {
-				Eventually(fails(vip)).WithTimeout(20*time.Second).Should(BeZero(), vip)
+				Eventually(fails(vip)).WithTimeout(time.Minute).Should(BeZero(), vip)
 			}
 			Expect(fails("10.97.3.3:80")()).NotTo(BeZero(), "no longer in the ranges")
 			Expect(ask(pod, web.vip())).To(Equal(first.addr))
 			Expect(ask(node, six.vip())).To(Equal(six.endpoints[0]))
 
 			u.stop()
-			Eventually(launch(l.Node, exec.Command(usherBinary, "cleanup"), "")).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+			Eventually(launch(l.Node, exec.Command(usherBinary, "cleanup"), "")).WithTimeout(time.Minute).Should(gexec.Exit(0))
 			Expect(state(l.Node)).To(Equal(before))
 		},
 		Entry("iptables", "--portal=iptables"),
@@ -226,16 +226,16 @@ metadata: {name: near, labels: {example.com/rack: "7"}}
 		bad := web
 		bad.port = 70000
 		bad.write(dir)
-		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say(`web.yaml, document 1, Service default/web: spec.ports\[0\].port: Invalid value: 70000: must be between 1 and 65535, inclusive`))
+		Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say(`web.yaml, document 1, Service default/web: spec.ports\[0\].port: Invalid value: 70000: must be between 1 and 65535, inclusive`))
 		Expect(ask(pod, web.vip())).To(Equal(first.addr))
 
 		writeFile(filepath.Join(dir, "rubbish.yaml"), "{{{")
-		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("rubbish.yaml"))
+		Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say("rubbish.yaml"))
 		Expect(ask(pod, web.vip())).To(Equal(first.addr))
 
 		web.endpoints = []netip.AddrPort{second.addr}
 		web.write(dir)
-		Eventually(answers(web.vip())).WithTimeout(20 * time.Second).Should(Equal(second.addr))
+		Eventually(answers(web.vip())).WithTimeout(time.Minute).Should(Equal(second.addr))
 	})
 
 	It("without a cluster IP get one, the same after each restart", func() {
@@ -277,7 +277,7 @@ metadata: {name: near, labels: {example.com/rack: "7"}}
 
 		By("retrying until the port can be served")
 		holder.Close()
-		Eventually(answers(taken.vip())).WithTimeout(20 * time.Second).Should(Equal(first.addr))
+		Eventually(answers(taken.vip())).WithTimeout(time.Minute).Should(Equal(first.addr))
 		Eventually(u.Err).Should(gbytes.Say("Problem with service port resolved"))
 	})
 })
@@ -301,7 +301,7 @@ var _ = Describe("a rejected manifest", func() {
 		By("serving the last valid version of another manifest")
 		web.port = 0
 		writeFile(filepath.Join(dir, "web.yaml"), web.yaml())
-		Eventually(get).WithTimeout(20 * time.Second).Should(MatchRegexp(`default +web +ok .*ManifestRejected: .*web.yaml, document 1: spec.ports`))
+		Eventually(get).WithTimeout(time.Minute).Should(MatchRegexp(`default +web +ok .*ManifestRejected: .*web.yaml, document 1: spec.ports`))
 
 		web.port = 80
 		writeFile(filepath.Join(dir, "web.yaml"), web.yaml())

@@ -133,16 +133,16 @@ func nodePortsSpec(portal string, ip netip.Addr) {
 	By("adding a node port")
 	nodePort := service{name: "honest", clusterIP: clusterIPs + "20", port: 80, portFields: ", nodePort: 30080", spec: "  type: NodePort\n", endpoints: []netip.AddrPort{honest}}
 	nodePort.write(dir)
-	Eventually(answers(30080)).WithTimeout(20 * time.Second).Should(Equal(honest))
+	Eventually(answers(30080)).WithTimeout(time.Minute).Should(Equal(honest))
 	Eventually(u.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("NodeAddressInUse"))
 
 	By("removing the node port")
 	Expect(os.Remove(filepath.Join(dir, "honest.yaml"))).To(Succeed())
-	Eventually(answers(30080)).WithTimeout(20 * time.Second).Should(Equal(thief))
+	Eventually(answers(30080)).WithTimeout(time.Minute).Should(Equal(thief))
 	if portal != apart { // with apart, usher holds the port and the process cannot bind it
 		By("starting a process that listens on the port")
 		late := startBackend(l.Node, ip, 80).addr
-		Eventually(answers(80)).WithTimeout(20 * time.Second).Should(Equal(late))
+		Eventually(answers(80)).WithTimeout(time.Minute).Should(Equal(late))
 	}
 	Expect(answers(22)()).To(Equal(sshd))
 	Expect(healthy()).To(Succeed())

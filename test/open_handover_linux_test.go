@@ -120,7 +120,7 @@ func openHandoverSpecs(portal string) {
 		come(n)
 		traffic := startLoad(pod, services[2].vip(), 100)
 		var before map[string]int
-		Eventually(func() (_ int, err error) { before, err = numbers(); return len(before), err }).WithTimeout(20 * time.Second).Should(Equal(n))
+		Eventually(func() (_ int, err error) { before, err = numbers(); return len(before), err }).WithTimeout(time.Minute).Should(Equal(n))
 		for range number("USHER_TAKEOVERS", 3) {
 			time.Sleep(time.Duration(random.IntN(1000)) * time.Millisecond)
 			previous := current
@@ -129,7 +129,7 @@ func openHandoverSpecs(portal string) {
 			taken := time.Now()
 			Eventually(previous.Err).WithTimeout(30 * time.Second).WithPolling(10 * time.Millisecond).Should(gbytes.Say("Open connections handed over(?s:.*)Stopped"))
 			AddReportEntry("the previous process had stopped after", time.Since(taken))
-			Eventually(previous).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+			Eventually(previous).WithTimeout(time.Minute).Should(gexec.Exit(0))
 			Eventually(numbers).WithTimeout(30 * time.Second).Should(Equal(before))
 			Expect(talks.Err()).NotTo(HaveOccurred())
 		}
@@ -204,15 +204,17 @@ func openHandoverSpecs(portal string) {
 			serving.Store(talks)
 			current := start()
 			come(n)
-			Eventually(numbers).WithTimeout(20 * time.Second).Should(HaveLen(n))
+			Eventually(numbers).WithTimeout(time.Minute).Should(HaveLen(n))
 			next := launchUsher(l.Node, dir, "--portal="+portal, "--drain-timeout=5m", "--take-over")
 			if round > 0 { // in the first round it may die before it has the lock, or after it has everything
 				Eventually(current.Err).WithTimeout(30 * time.Second).WithPolling(time.Millisecond).Should(gbytes.Say("has taken over"))
 			}
 			time.Sleep(time.Duration(random.IntN(400)) * time.Millisecond)
-			next.Kill().Wait(10 * time.Second)
-			time.Sleep(200 * time.Millisecond) // until all clients have seen that their connections are lost
+			next.Kill().Wait(30 * time.Second)
 			lost := talks.Lost()
+			for before := -1; lost != before; before, lost = lost, talks.Lost() { // until all clients have seen that their connections are lost
+				time.Sleep(time.Second)
+			}
 			AddReportEntry("lost with the process that was killed", lost)
 			Expect(talks.Wrong()).NotTo(HaveOccurred())
 			if !strings.Contains(string(current.Err.Contents()), "has taken over") {
@@ -228,7 +230,7 @@ func openHandoverSpecs(portal string) {
 			_ = talks.End() // lost connections have failed
 			Expect(talks.Lost()).To(Equal(lost), "no other connection ended or lost bytes")
 			Expect(talks.Wrong()).NotTo(HaveOccurred())
-			current.Kill().Wait(10 * time.Second)
+			current.Kill().Wait(30 * time.Second)
 			third.stop()
 		}
 	})

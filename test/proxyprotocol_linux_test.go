@@ -50,7 +50,7 @@ func startPeer(ns *lab.Namespace, cmd *exec.Cmd, addresses []string) {
 		s, err = gexec.Start(cmd, GinkgoWriter, GinkgoWriter)
 		return err
 	})
-	DeferCleanup(func() { s.Kill().Wait(10 * time.Second) })
+	DeferCleanup(func() { s.Kill().Wait(30 * time.Second) })
 	d := ns.NewDialer(1)
 	for _, a := range addresses {
 		Eventually(func() error {
@@ -59,7 +59,7 @@ func startPeer(ns *lab.Namespace, cmd *exec.Cmd, addresses []string) {
 				c.Close()
 			}
 			return err
-		}).WithTimeout(20*time.Second).Should(Succeed(), "%s on %s", cmd.Path, a)
+		}).WithTimeout(time.Minute).Should(Succeed(), "%s on %s", cmd.Path, a)
 	}
 }
 
@@ -201,10 +201,10 @@ func proxyProtocolSpecs(portal string) {
 			Eventually(func() (err error) {
 				c, err = outside.Dial(from, at, 10*time.Second)
 				return err
-			}).WithTimeout(20 * time.Second).Should(Succeed())
+			}).WithTimeout(time.Minute).Should(Succeed())
 			_, what := learned(c, nil)
 			Expect(what).To(Equal(words(localOf(c), node)), at)
-			Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say("accepted .*%s → .*, through the load balancer at .*%s", localOf(c).String()[1:], balancer.Addr().String()[1:]))
+			Eventually(u.Out).WithTimeout(time.Minute).Should(gbytes.Say("accepted .*%s → .*, through the load balancer at .*%s", localOf(c).String()[1:], balancer.Addr().String()[1:]))
 		}
 	})
 
@@ -253,13 +253,13 @@ func proxyProtocolSpecs(portal string) {
 			By("resetting a client outside the source ranges, at " + to)
 			_, err := name("", to, header(otherBeyond4))
 			Expect(err).To(reset)
-			Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say("accepted 203.0.113.200:99 → "))
-			Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say("source-denied"))
+			Eventually(u.Out).WithTimeout(time.Minute).Should(gbytes.Say("accepted 203.0.113.200:99 → "))
+			Eventually(u.Out).WithTimeout(time.Minute).Should(gbytes.Say("source-denied"))
 
 			By("resetting a load balancer that sends no header, at " + to)
 			_, err = name("", to, []byte("GET / HTTP/1.0\r\n\r\n"))
 			Expect(err).To(reset)
-			Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say("proxy-header-invalid .*missing PROXY protocol header"))
+			Eventually(u.Out).WithTimeout(time.Minute).Should(gbytes.Say("proxy-header-invalid .*missing PROXY protocol header"))
 
 			By("serving a direct client, at " + to)
 			Expect(name(beyond4, to, nil)).Error().NotTo(HaveOccurred())
@@ -281,7 +281,7 @@ func proxyProtocolSpecs(portal string) {
 		Eventually(func() error {
 			_, err := name("", nodePort, []byte("?"))
 			return err
-		}).WithTimeout(20 * time.Second).Should(Succeed())
+		}).WithTimeout(time.Minute).Should(Succeed())
 	})
 
 	It("prepends a version 2 header to datagrams", func() {
@@ -329,7 +329,7 @@ var _ = Describe("headers of the PROXY protocol", func() {
 			Eventually(func() (err error) {
 				c, err = d.Dial(from, b.at, 10*time.Second)
 				return err
-			}).WithTimeout(20 * time.Second).Should(Succeed())
+			}).WithTimeout(time.Minute).Should(Succeed())
 			Expect(c.Write([]byte("payload"))).Error().NotTo(HaveOccurred())
 			Expect(c.CloseWrite()).To(Succeed())
 			Eventually(got).WithTimeout(30*time.Second).Should(Receive(Equal(string(proxyproto.Header(b.version, config.TCP, localOf(c), at))+"payload")), b.at)

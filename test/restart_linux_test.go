@@ -58,7 +58,7 @@ func restartSpecs(portal string) {
 	cleanup := func() {
 		GinkgoHelper()
 		s := launch(l.Node, exec.Command(usherBinary, "cleanup"), "")
-		Eventually(s).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		Eventually(s).WithTimeout(time.Minute).Should(gexec.Exit(0))
 		Expect(string(s.Err.Contents())).NotTo(ContainSubstring("removed"), "removal is reported only once")
 	}
 
@@ -72,7 +72,7 @@ func restartSpecs(portal string) {
 		}
 		installed := state(l.Node)
 		Expect(installed).NotTo(Equal(before))
-		u.Kill().Wait(10 * time.Second)
+		u.Kill().Wait(30 * time.Second)
 		if portal == apart {
 			Eventually(func() string { return state(l.Node) }).WithTimeout(30*time.Second).Should(Equal(before), "the namespace and its routes are removed")
 		} else {
@@ -114,7 +114,7 @@ func restartSpecs(portal string) {
 		portals := func(args ...string) *usher {
 			GinkgoHelper()
 			p := launch(l.Node, exec.Command(usherBinary, append([]string{"get", "portals", "-A"}, args...)...), "")
-			Eventually(p).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+			Eventually(p).WithTimeout(time.Minute).Should(gexec.Exit(0))
 			return p
 		}
 		row := func(state string, s service) string {
@@ -145,7 +145,7 @@ func restartSpecs(portal string) {
 		_, said, _ := askUsher(l.Node, "get", "services", "--admin-address=127.0.0.1:1")
 		Expect(said).To(HaveSuffix("An usher process is running here: it manages the portals\n"))
 
-		u.Kill().Wait(10 * time.Second)
+		u.Kill().Wait(30 * time.Second)
 		if portal != apart {
 			Expect(portals("-o", "json").Out.Contents()).To(ContainSubstring(`"mode": "` + mode + `"`))
 			_, said, code := askUsher(l.Node, "diagnose")
@@ -184,7 +184,7 @@ func restartSpecs(portal string) {
 		default:
 			l.Node.Output("ip", "route", "flush", "table", "local", "proto", "117")
 		}
-		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Restored missing or changed rules"))
+		Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say("Restored missing or changed rules"))
 		Expect(ask(pod, list[1].vip())).Error().NotTo(HaveOccurred())
 		Expect(open.Write([]byte("x"))).Error().NotTo(HaveOccurred())
 		Expect(open.SetReadDeadline(time.Now().Add(5 * time.Second))).To(Succeed())
@@ -218,7 +218,7 @@ var _ = Describe("usher cleanup", func() {
 	It("fails without CAP_NET_ADMIN instead of reporting that there is nothing to remove", func() {
 		l := lab.New()
 		clean := launch(l.Node, asNobody(usherForNobody(), "cleanup"), "")
-		Eventually(clean).WithTimeout(20 * time.Second).Should(gexec.Exit(1))
+		Eventually(clean).WithTimeout(time.Minute).Should(gexec.Exit(1))
 		Expect(clean.Err).To(gbytes.Say("CAP_NET_ADMIN is missing"))
 		Expect(clean.Out.Contents()).To(BeEmpty())
 	})
@@ -236,9 +236,9 @@ var _ = Describe("without iptables, nft and ip", func() {
 			cmd.Env = []string{"PATH=/nowhere"}
 			u := launch(l.Node, cmd, dir)
 			if mode == "auto" {
-				Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say(`Portal skipped.*iptables`))
+				Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say(`Portal skipped.*iptables`))
 			}
-			Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving.*portal=" + chosen))
+			Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say("Serving.*portal=" + chosen))
 			Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 			Expect(ask(l.Node.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 		})

@@ -202,12 +202,12 @@ func (s *soak) run(d time.Duration) {
 	s.settle()
 	s.checkCount("connections", "accepted", "usher_connections_accepted_total", "usher_connections_closed_total", "usher_connections_open")
 	s.checkCount("UDP sessions", "begun", "usher_udp_sessions_total", "usher_udp_sessions_ended_total", "usher_udp_sessions_open")
-	Eventually(func() int { return descriptors(s.kept.child()) }).WithTimeout(20 * time.Second).Should(BeNumerically("<=", files))
-	Eventually(func() float64 { return metric(s.node, "go_goroutines") }).WithTimeout(20 * time.Second).Should(BeNumerically("<=", goroutines+1))
+	Eventually(func() int { return descriptors(s.kept.child()) }).WithTimeout(time.Minute).Should(BeNumerically("<=", files))
+	Eventually(func() float64 { return metric(s.node, "go_goroutines") }).WithTimeout(time.Minute).Should(BeNumerically("<=", goroutines+1))
 	s.check("descriptors: %d at first, %d at the end; goroutines: %.0f, %.0f", files, descriptors(s.kept.child()), goroutines, metric(s.node, "go_goroutines"))
 	s.checkMemory(needed)
 	s.kept.Interrupt()
-	Eventually(s.kept).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+	Eventually(s.kept).WithTimeout(time.Minute).Should(gexec.Exit(0))
 	Expect(differences(before, state(s.lab.Node))).To(BeEmpty(), "rules, routes and addresses")
 	Eventually(s.flows).WithTimeout(30 * time.Second).Should(BeNumerically("<=", flows))
 	s.check("rules, routes and addresses: as before; conntrack entries: %s", counted)
@@ -323,9 +323,9 @@ func differences(before, after string) (all []string) {
 // settle waits until nothing is open.
 func (s *soak) settle() {
 	GinkgoHelper()
-	Eventually(func() error { _, err := s.traffic.get("/metrics"); return err }).WithTimeout(20 * time.Second).Should(Succeed()) // a takeover may be under way
+	Eventually(func() error { _, err := s.traffic.get("/metrics"); return err }).WithTimeout(time.Minute).Should(Succeed()) // a takeover may be under way
 	for _, open := range []string{"usher_connections_open", "usher_udp_sessions_open"} {
-		Eventually(func() float64 { return metric(s.node, open) }).WithTimeout(20*time.Second).Should(BeZero(), open)
+		Eventually(func() float64 { return metric(s.node, open) }).WithTimeout(time.Minute).Should(BeZero(), open)
 	}
 }
 

@@ -225,7 +225,7 @@ func (s *soak) flushRules() string {
 // await waits until a client can connect to vip.
 func (s *soak) await(vip string) {
 	GinkgoHelper()
-	Eventually(func() error { return s.reach(vip) }).WithTimeout(20 * time.Second).Should(Succeed())
+	Eventually(func() error { return s.reach(vip) }).WithTimeout(time.Minute).Should(Succeed())
 }
 
 // reach makes a connection. Its timeout is short: the SYN may arrive while rules are missing, and the kernel retransmits

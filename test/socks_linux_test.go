@@ -76,7 +76,7 @@ var _ = Describe("an unprivileged user", func() {
 		secure.write(dir)
 		serveHTTP(l.Node, "127.0.0.1:3000", "another server")
 		u := launch(l.Node, asNobody(usher, "connect", "--manifests", dir, "--socks=:1080", "--trace", "--log-format=text"), dir)
-		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
+		Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say("Serving"))
 	})
 
 	It("reaches a Service on its fixed loopback address", func() {

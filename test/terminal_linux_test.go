@@ -145,7 +145,7 @@ func askUsher(ns *lab.Namespace, args ...string) (out, err string, code int) {
 	cmd := exec.Command(usherBinary, args...)
 	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0") // skips the race detector's 1 s sleep after each command
 	s := launch(ns, cmd, "")
-	Eventually(s).WithTimeout(20 * time.Second).Should(gexec.Exit())
+	Eventually(s).WithTimeout(time.Minute).Should(gexec.Exit())
 	return string(s.Out.Contents()), string(s.Err.Contents()), s.ExitCode()
 }
 
@@ -181,7 +181,7 @@ var _ = Describe("commands that query a running instance", Ordered, func() {
 				Expect(out).To(MatchRegexp(`(?m)^NAME +STATE +SINCE +VIP +PORTS +ENDPOINTS`))
 				Expect(out).To(MatchRegexp(`(?m)^empty +no-endpoints `))
 				return out
-			}).WithTimeout(20 * time.Second).Should(MatchRegexp(`(?m)^web +degraded +[0-9:]+ +10\.96\.0\.10 +80/TCP +1/2 +0 +4 +1 +0$`))
+			}).WithTimeout(time.Minute).Should(MatchRegexp(`(?m)^web +degraded +[0-9:]+ +10\.96\.0\.10 +80/TCP +1/2 +0 +4 +1 +0$`))
 			out, _, _ := askUsher(l.Node, "get", "svc", "-A", "web")
 			Expect(out).To(MatchRegexp(`(?m)^default +web `))
 			Expect(out).NotTo(ContainSubstring("empty"))
@@ -219,7 +219,7 @@ var _ = Describe("commands that query a running instance", Ordered, func() {
 				_, err := askFrom(dialer, lab.Pod(10).String(), web.vip())
 				Expect(err).NotTo(HaveOccurred())
 				return string(s.Out.Contents())
-			}).WithTimeout(20 * time.Second).WithPolling(time.Second).Should(MatchRegexp(`(?s)ID .*\n *\d+ +web:main .* (client|endpoint)-closed `))
+			}).WithTimeout(time.Minute).WithPolling(time.Second).Should(MatchRegexp(`(?s)ID .*\n *\d+ +web:main .* (client|endpoint)-closed `))
 			for _, w := range []*gexec.Session{s.Session, endpoints.Session} {
 				w.Interrupt()
 				Eventually(w).WithTimeout(30 * time.Second).Should(gexec.Exit())
@@ -396,7 +396,7 @@ var _ = Describe("commands that query a running instance", Ordered, func() {
 
 		It("requires a terminal", func() {
 			s := launch(l.Node, exec.Command(kubectlUsher(), "top", "--local"), "")
-			Eventually(s).WithTimeout(20 * time.Second).Should(gexec.Exit(1))
+			Eventually(s).WithTimeout(time.Minute).Should(gexec.Exit(1))
 			Expect(string(s.Err.Contents())).To(ContainSubstring("top requires a terminal; 'kubectl usher get services' prints similar data once"))
 		})
 
@@ -413,7 +413,7 @@ var _ = Describe("usher demo", func() {
 	It("breaks and repairs its servers on request", func() {
 		l := lab.New()
 		d := launch(l.Node, exec.Command(usherBinary, "demo", "--portal=address", "--quarantine=100ms"), "")
-		Eventually(d.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`Open http://127\.0\.0\.1:10249/`))
+		Eventually(d.Out).WithTimeout(time.Minute).Should(gbytes.Say(`Open http://127\.0\.0\.1:10249/`))
 		dialer := l.Node.NewDialer(1)
 		curl := func(vip string) string {
 			conn, err := dialer.Dial("", vip+":80", 10*time.Second)
@@ -456,14 +456,14 @@ var _ = Describe("usher demo", func() {
 		change("now accepts, and resets at once", "break", "web-3", "reset")
 		// Only one of a client's two calls, write and read, reports the reset.
 		Expect(curl(web)).To(Or(ContainSubstring("reset by peer"), HaveSuffix("EOF")))
-		Eventually(func() *gbytes.Buffer { curl(web); return d.Out }).WithTimeout(20 * time.Second).Should(gbytes.Say(`endpoint-reset`))
+		Eventually(func() *gbytes.Buffer { curl(web); return d.Out }).WithTimeout(time.Minute).Should(gbytes.Say(`endpoint-reset`))
 		// Some resets arrive before the connection is established. They count as failed attempts and quarantine the
 		// endpoint until a probe, which cannot detect the fault either.
 		Eventually(func() string {
 			curl(web)
 			out, _, _ := askUsher(l.Node, "get", "endpoints", "web")
 			return out
-		}).WithTimeout(20 * time.Second).Should(MatchRegexp(`web-3 +outlier +[0-9:]+ +0 +\d+ +(?:[4-9]|\d\d)`))
+		}).WithTimeout(time.Minute).Should(MatchRegexp(`web-3 +outlier +[0-9:]+ +0 +\d+ +(?:[4-9]|\d\d)`))
 		out, _, _ := askUsher(l.Node, "get", "services", "web")
 		Expect(out).To(MatchRegexp(`web +degraded +[0-9:]+ +10.* 0/3 .* (?:[4-9]|\d\d+)\n`), "connections have failed")
 
@@ -518,13 +518,13 @@ var _ = Describe("usher demo", func() {
 			"- {at: 0s, expect: web answered >= 5, by: 10s}\n- {at: 10s, expect: web ready = 9}\n")
 		started := time.Now()
 		play := launch(l.Node, exec.Command(usherBinary, "demo", "play", scenario), "")
-		Eventually(play.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`as expected: web answered >= 5 \(\d+\)`))
+		Eventually(play.Out).WithTimeout(time.Minute).Should(gbytes.Say(`as expected: web answered >= 5 \(\d+\)`))
 		Eventually(play).WithTimeout(40 * time.Second).Should(gexec.Exit(1))
 		Expect(time.Since(started)).To(BeNumerically(">=", 10*time.Second))
 		Expect(play.Out).To(gbytes.Say(`NOT AS EXPECTED: web ready = 9 \(3\)`))
 		Expect(play.Out).To(gbytes.Say(`1 of 2 expectations met`))
 		d.Interrupt()
-		Eventually(d).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		Eventually(d).WithTimeout(time.Minute).Should(gexec.Exit(0))
 		_, err, code = askUsher(l.Node, "demo", "play", scenario)
 		Expect(code).To(Equal(1))
 		Expect(err).To(ContainSubstring("try it with 'usher demo'"))

@@ -192,7 +192,7 @@ func redirectedUDPSpecs(portal string) {
 		By("not listening outside the range when all ports are taken")
 		other := service{name: "other", clusterIP: "10.96.0.11", port: 53, protocol: "UDP", endpoints: dns.endpoints}
 		other.write(dir)
-		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say(`Service port is not served.*address already in use`))
+		Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say(`Service port is not served.*address already in use`))
 		reaches(pod, first)
 	})
 
@@ -229,7 +229,7 @@ func redirectedUDPSpecs(portal string) {
 
 		By("ending it once that endpoint no longer serves")
 		conditions(map[*countedEcho]string{first: gone, second: ready})
-		Eventually(asked.latest).WithTimeout(20 * time.Second).Should(Equal(second.addr.String()))
+		Eventually(asked.latest).WithTimeout(time.Minute).Should(Equal(second.addr.String()))
 		Eventually(u.Out).Should(gbytes.Say("closed after .*: endpoint-removed"))
 
 		By("keeping it with a terminating endpoint if none is ready")
@@ -238,7 +238,7 @@ func redirectedUDPSpecs(portal string) {
 		Eventually(asked.answered.Load).WithTimeout(30 * time.Second).Should(BeNumerically(">", before+50))
 		Expect(asked.latest()).To(Equal(second.addr.String()))
 		conditions(map[*countedEcho]string{first: gone, second: gone})
-		Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say("closed after .*: endpoint-removed"))
-		Eventually(asked.unanswered.Load).WithTimeout(20 * time.Second).Should(BeNumerically(">", 5))
+		Eventually(u.Out).WithTimeout(time.Minute).Should(gbytes.Say("closed after .*: endpoint-removed"))
+		Eventually(asked.unanswered.Load).WithTimeout(time.Minute).Should(BeNumerically(">", 5))
 	})
 }

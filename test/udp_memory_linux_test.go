@@ -37,7 +37,7 @@ var _ = Describe("The memory and descriptors that UDP sessions use", serial, fun
 		Expect(err).NotTo(HaveOccurred())
 		u := launch(l.Node, exec.Command(plain, "run", "--manifests", dir, "--portal=address", "--log-format=text",
 			"--udp-idle-timeout=3s", "--max-udp-sessions="+strconv.Itoa(2*sessions)), dir)
-		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
+		Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say("Serving"))
 		pid := u.Command.Process.Pid
 		open := func() float64 { return metric(node, "usher_udp_sessions_open") }
 		var top, topFiles atomic.Int64

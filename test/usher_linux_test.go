@@ -37,7 +37,7 @@ type usher struct {
 func startUsher(ns *lab.Namespace, manifests string, args ...string) *usher {
 	GinkgoHelper()
 	u := launchUsher(ns, manifests, args...)
-	Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
+	Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say("Serving"))
 	return u
 }
 
@@ -51,7 +51,7 @@ func launchConnect(ns *lab.Namespace, manifests string, args ...string) *usher {
 func startConnect(ns *lab.Namespace, manifests string, args ...string) *usher {
 	GinkgoHelper()
 	u := launchConnect(ns, manifests, args...)
-	Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
+	Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say("Serving"))
 	return u
 }
 
@@ -90,7 +90,7 @@ func launch(ns *lab.Namespace, cmd *exec.Cmd, manifests string) *usher {
 		Expect(start()).To(Succeed())
 	}
 	DeferCleanup(func() {
-		u.Kill().Wait(10 * time.Second)
+		u.Kill().Wait(30 * time.Second)
 		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("DATA RACE"))
 		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("panic:"))
 	})
@@ -133,7 +133,7 @@ func asNobody(program string, args ...string) *exec.Cmd {
 func (u *usher) stop() {
 	GinkgoHelper()
 	u.Terminate()
-	Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+	Eventually(u).WithTimeout(time.Minute).Should(gexec.Exit(0))
 }
 
 // manifestsDir returns an empty folder for manifests.

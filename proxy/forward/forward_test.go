@@ -646,9 +646,9 @@ func specifySlow(movers []mover) {
 	})
 
 	It("ends when it is half closed and idle for the half-closed timeout", func() {
-		each(forward.Limits{HalfClosed: 1200 * time.Millisecond}, 1, func(p *pair, _ int) {
+		each(forward.Limits{HalfClosed: 3 * time.Second}, 1, func(p *pair, _ int) {
 			p.Expect(p.client.CloseWrite()).To(Succeed())
-			for range 6 { // only silence counts
+			for range 14 { // only silence counts
 				p.write(p.endpoint, "tick")
 				p.read(p.client, 4)
 				p.Consistently(p.ended).WithTimeout(250 * time.Millisecond).ShouldNot(Receive())
@@ -659,14 +659,14 @@ func specifySlow(movers []mover) {
 	})
 
 	It("ends when no data has moved for the idle timeout", func() {
-		each(forward.Limits{Idle: 1200 * time.Millisecond}, 1, func(p *pair, _ int) {
-			for range 6 {
+		each(forward.Limits{Idle: 3 * time.Second}, 1, func(p *pair, _ int) {
+			for range 14 {
 				p.write(p.client, "tick")
 				p.read(p.endpoint, 4)
 				p.Consistently(p.ended).WithTimeout(250 * time.Millisecond).ShouldNot(Receive())
 			}
 			p.Expect(p.endpoint.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
-			p.Expect(p.result()).To(Equal(outcome.Result{Outcome: outcome.Idle, ToEndpoint: 24}))
+			p.Expect(p.result()).To(Equal(outcome.Result{Outcome: outcome.Idle, ToEndpoint: 56}))
 		})
 	})
 

@@ -343,7 +343,7 @@ func (c *cluster) slices(service string) (list []discoveryv1.Endpoint) {
 
 // soon is the maximum time for a change to pass through controllers and usher on a busy machine. Other specs measure
 // latencies.
-const soon = 10 * time.Second
+const soon = time.Minute
 
 // updateNode changes a Node.
 func updateNode(name string, edit func(*corev1.Node)) {

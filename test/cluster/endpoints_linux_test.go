@@ -147,7 +147,7 @@ var _ = Describe("the endpoints of a Service:", func() {
 				began := time.Now()
 				Expect(ask(client, vip(svc))).Error().To(refused)
 				return time.Since(began)
-			}).WithTimeout(30 * time.Second).Should(BeNumerically("<", time.Second), "a SYN that is not answered is sent again after a second")
+			}).WithTimeout(30*time.Second).Should(BeNumerically("<", time.Second), "a SYN that is not answered is sent again after a second")
 		}
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1))))
 		uses(1)

@@ -111,7 +111,7 @@ var _ = Describe("usher's external interface:", func() {
 			Expect(kernelState(c.Node)).NotTo(Equal(before))
 			u.stop()
 			session := startIn(c.Node, exec.Command(usherRace, "cleanup"))
-			Eventually(session).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+			Eventually(session).WithTimeout(time.Minute).Should(gexec.Exit(0))
 			Expect(kernelState(c.Node)).To(Equal(before), portal)
 		}
 	})
@@ -130,7 +130,7 @@ var _ = Describe("kube-proxy's configuration file", func() {
 	run := func(path string, args ...string) *gexec.Session {
 		GinkgoHelper()
 		session := startIn(c.Node, exec.Command(usherRace, append([]string{"run", "--portal=iptables", "--log-format=text", "--config=" + path}, args...)...))
-		DeferCleanup(func() { session.Kill().Wait(10 * time.Second) })
+		DeferCleanup(func() { session.Kill().Wait(30 * time.Second) })
 		return session
 	}
 

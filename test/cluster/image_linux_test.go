@@ -220,7 +220,7 @@ var _ = Describe("the command of docs/kubernetes.md that removes the rules of a 
 		}
 		Eventually(debugger).WithTimeout(30 * time.Second).ShouldNot(BeNil())
 		p := debugger()
-		session.Kill().Wait(10 * time.Second) // otherwise it waits for the Pod
+		session.Kill().Wait(30 * time.Second) // otherwise it waits for the Pod
 		Expect(pods.Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})).To(Succeed())
 		Expect(p.Spec.HostNetwork).To(BeTrue())
 		container := p.Spec.Containers[0]

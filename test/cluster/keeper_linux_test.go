@@ -111,7 +111,7 @@ var _ = Describe("usher with a keeper", func() {
 		l := startLoad(c.pod, vip(sticky), 100)
 		fresh := c.launch(usherRace, "--keeper", "--portal=nftables", "--take-over").serving()
 		DeferCleanup(func() { fresh.stop() })
-		Eventually(old.Exited).WithTimeout(20 * time.Second).Should(BeClosed())
+		Eventually(old.Exited).WithTimeout(time.Minute).Should(BeClosed())
 		l.more(50)
 		Expect(l.stop()).To(BeEmpty())
 		for client, before := range had {

@@ -115,7 +115,7 @@ var _ = Describe("kubectl usher, run outside the cluster,", func() {
 		cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig, "PATH="+names+":"+os.Getenv("PATH"))
 		s := startIn(controlSpace, cmd)
 		DeferCleanup(func() {
-			s.Kill().Wait(10 * time.Second)
+			s.Kill().Wait(30 * time.Second)
 			Expect(string(s.Err.Contents())).NotTo(ContainSubstring("DATA RACE"))
 		})
 		return s

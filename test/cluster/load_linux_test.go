@@ -58,7 +58,7 @@ func (l *load) connection() {
 }
 
 func exchange(d *lab.Dialer, vip string) error {
-	c, err := d.Dial("", vip, 5*time.Second)
+	c, err := d.Dial("", vip, 30*time.Second)
 	if err != nil {
 		return err
 	}

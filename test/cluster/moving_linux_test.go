@@ -113,7 +113,7 @@ func (m *move) under(what string, do func()) {
 func (m *move) startKubeProxy() *gexec.Session {
 	GinkgoHelper()
 	s := startIn(m.Node, exec.Command(m.kubeProxy, "--config="+m.config))
-	DeferCleanup(func() { s.Kill().Wait(10 * time.Second) })
+	DeferCleanup(func() { s.Kill().Wait(30 * time.Second) })
 	Eventually(m.kubeProxysRules).WithTimeout(time.Minute).Should(And(ContainSubstring(m.svc.Spec.ClusterIPs[0]), ContainSubstring(m.svc.Spec.ClusterIPs[1])))
 	return s
 }
@@ -130,7 +130,7 @@ func (m *move) kubeProxysRules() string {
 func endKubeProxy(s *gexec.Session) {
 	GinkgoHelper()
 	s.Terminate()
-	Eventually(s).WithTimeout(20 * time.Second).Should(gexec.Exit())
+	Eventually(s).WithTimeout(time.Minute).Should(gexec.Exit())
 }
 
 // startUsher starts usher with the arguments of deploy/kustomize-kubeadm and more.
@@ -277,10 +277,10 @@ nftables: {masqueradeAll: true}
 					c.Close()
 				}
 			})
-			Eventually(u.Session).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+			Eventually(u.Session).WithTimeout(time.Minute).Should(gexec.Exit(0))
 			Expect(u.Err).To(gbytes.Say("Stopped"))
 			Expect(m.ushersRules()).To(BeEmpty())
-			Eventually(getting(m.node, adminURL+"/proxyMode")).WithTimeout(20 * time.Second).Should(HaveField("Body", mode)) // so kube-proxy has its ports, too
+			Eventually(getting(m.node, adminURL+"/proxyMode")).WithTimeout(time.Minute).Should(HaveField("Body", mode)) // so kube-proxy has its ports, too
 			m.under("with kube-proxy", func() {})
 			expectAlive(early)
 

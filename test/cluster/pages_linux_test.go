@@ -92,7 +92,7 @@ func (r *reader) startAs(command string, input ...string) *gexec.Session {
 	s := startWith(r.node, cmd, &syscall.SysProcAttr{Setpgid: true})
 	DeferCleanup(func() {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) // the group may have ended
-		Eventually(s).WithTimeout(20 * time.Second).Should(gexec.Exit())
+		Eventually(s).WithTimeout(time.Minute).Should(gexec.Exit())
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		Expect(string(s.Err.Contents())).NotTo(ContainSubstring("DATA RACE"))
 	})
@@ -122,7 +122,7 @@ func (r *reader) succeeds(s *gexec.Session) string {
 func interrupt(s *gexec.Session) {
 	GinkgoHelper()
 	s.Interrupt()
-	Eventually(s).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+	Eventually(s).WithTimeout(time.Minute).Should(gexec.Exit(0))
 }
 
 // eventually runs a command of the page until its output contains text.
@@ -470,7 +470,7 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 		showing := r.start("kubectl usher dashboard")
 		Eventually(showing.Out).WithTimeout(soon).Should(gbytes.Say(`Open http://\S+/ in a browser: 1 node\.`))
 		top := r.startAs("env TERM=xterm timeout 10 script -qec 'stty rows 24 cols 80; " + as("kubectl usher top --node worker-1") + "' /dev/null")
-		Eventually(top.Out).WithTimeout(20 * time.Second).Should(gbytes.Say("web"))
+		Eventually(top.Out).WithTimeout(time.Minute).Should(gbytes.Say("web"))
 		Expect(r.page.Unused()).To(ConsistOf( // specs of the packages and of krew's manifest run these
 			"sudo install kubectl-usher /usr/local/bin/", HavePrefix("sudo ln -s kubectl-usher "), HavePrefix("kubectl krew install "), HavePrefix("kubectl usher ──▶ ")))
 	})

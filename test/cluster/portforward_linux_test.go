@@ -59,7 +59,7 @@ func (c *cluster) laptop(kubeconfig string, args ...string) *usher {
 	u := &usher{cluster: c, Session: startIn(controlSpace, cmd)}
 	DeferCleanup(func() {
 		u.Interrupt() // removes the addresses that it installed
-		Eventually(u.Session).WithTimeout(20 * time.Second).Should(gexec.Exit())
+		Eventually(u.Session).WithTimeout(time.Minute).Should(gexec.Exit())
 		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("DATA RACE"))
 		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("panic:"))
 	})

@@ -100,7 +100,7 @@ func (s *server) last() time.Time {
 func ask(d *lab.Dialer, vip string) (netip.AddrPort, error) { return askFrom(d, "", vip) }
 
 func askFrom(d *lab.Dialer, from, vip string) (netip.AddrPort, error) {
-	c, err := d.Dial(from, vip, 3*time.Second)
+	c, err := d.Dial(from, vip, 10*time.Second)
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
@@ -122,13 +122,13 @@ func failure(d *lab.Dialer, vip string) func() error {
 			return err
 		}
 		defer c.Close()
-		_, err = readName(c)
+		_, err = readNameWithin(c, 5*time.Second)
 		return err
 	}
 }
 
 // readName reads the first line of a server.
-func readName(c net.Conn) (netip.AddrPort, error) { return readNameWithin(c, 5*time.Second) }
+func readName(c net.Conn) (netip.AddrPort, error) { return readNameWithin(c, 30*time.Second) }
 
 func readNameWithin(c net.Conn, d time.Duration) (netip.AddrPort, error) {
 	if err := c.SetReadDeadline(time.Now().Add(d)); err != nil {
@@ -155,7 +155,7 @@ type connection struct {
 
 // connect opens a connection to a Service.
 func connect(d *lab.Dialer, vip string) (*connection, error) {
-	c, err := d.Dial("", vip, 3*time.Second)
+	c, err := d.Dial("", vip, 10*time.Second)
 	if err != nil {
 		return nil, err
 	}
@@ -170,7 +170,7 @@ func connect(d *lab.Dialer, vip string) (*connection, error) {
 
 // works returns an error unless the server echoes bytes.
 func (c *connection) works() error {
-	if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
 		return err
 	}
 	if _, err := c.Write([]byte("?")); err != nil {

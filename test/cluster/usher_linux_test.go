@@ -65,7 +65,7 @@ func (c *cluster) launchCommand(program, command string, args ...string) *usher 
 		"--kubeconfig=" + leastRole(plane.Server())}, args...)...)
 	u := &usher{cluster: c, Session: startIn(c.Node, cmd)}
 	DeferCleanup(func() {
-		u.Kill().Wait(10 * time.Second)
+		u.Kill().Wait(30 * time.Second)
 		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("DATA RACE"))
 		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("panic:"))
 	})
@@ -110,7 +110,7 @@ func (u *usher) serving() *usher {
 func (u *usher) stop() {
 	GinkgoHelper()
 	u.Terminate()
-	Eventually(u.Session).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+	Eventually(u.Session).WithTimeout(time.Minute).Should(gexec.Exit(0))
 }
 
 // listeners returns the number of listening TCP sockets on the node. All are usher's.
@@ -128,10 +128,10 @@ type answer struct {
 
 // get sends a request to an HTTP server.
 func get(d *lab.Dialer, url string) (answer, error) {
-	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+	client := http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(_ context.Context, _, address string) (net.Conn, error) {
-			return d.Dial("", address, 3*time.Second)
+			return d.Dial("", address, 10*time.Second)
 		},
 	}}
 	response, err := client.Get(url)

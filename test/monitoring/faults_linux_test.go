@@ -154,7 +154,7 @@ scrape_configs: [{job_name: usher, static_configs: [{targets: ["127.0.0.1:10249"
 	promtool("check", "config", filepath.Join(s.dir, "prometheus.yaml"))
 	p := s.start(exec.Command("prometheus", "--config.file="+filepath.Join(s.dir, "prometheus.yaml"), "--storage.tsdb.path="+filepath.Join(s.dir, "data"),
 		"--web.listen-address=127.0.0.1:9090", "--log.level=warn"))
-	DeferCleanup(func() { p.Kill().Wait(10 * time.Second) })
+	DeferCleanup(func() { p.Kill().Wait(30 * time.Second) })
 	Eventually(func() (float64, error) { return s.value("up") }).WithTimeout(patience).Should(Equal(1.0))
 }
 

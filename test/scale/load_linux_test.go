@@ -31,7 +31,7 @@ func startBackends(pods *lab.Namespace) {
 
 // pingPong sends a request and waits for the answer.
 func pingPong(c net.Conn) error {
-	if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
 		return err
 	}
 	if _, err := c.Write([]byte("ping")); err != nil {

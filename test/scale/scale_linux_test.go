@@ -39,7 +39,7 @@ const (
 	// repairTime is the maximum time from the kernel's change event for removed rules to their repair; see README.
 	repairTime = time.Second
 	// patience allows for a SYN that is retransmitted on a busy machine.
-	patience = 5 * time.Second
+	patience = 20 * time.Second
 )
 
 var _ = Describe("10,000 service ports with 10 endpoints each", func() {
@@ -71,7 +71,7 @@ func specs(t target) {
 	It("are served within the target time after the start", func() {
 		read := u.log("Manifests read").Time
 		portals := u.served().Sub(read)
-		Expect(connectAndAsk(pod, last, time.Second)).To(Succeed())
+		Expect(connectAndAsk(pod, last, patience)).To(Succeed())
 		figure("%s: portals open %.2f s after the manifests were read, %.2f s after the start (target %s)", t.portal,
 			portals.Seconds(), u.served().Sub(u.began).Seconds(), t.start)
 		Expect(portals).To(BeNumerically("<", slack()*t.start))
@@ -145,7 +145,7 @@ func specs(t target) {
 	})
 
 	It("are handed over at 500 new connections a second: none fails or is reset", func() {
-		open, err := pod.Dial("", last, time.Second)
+		open, err := pod.Dial("", last, patience)
 		Expect(err).NotTo(HaveOccurred())
 		defer open.Close()
 		Expect(pingPong(open)).To(Succeed())
@@ -162,7 +162,7 @@ func specs(t target) {
 		Expect(failed).To(BeEmpty())
 		Expect(pingPong(open)).To(Succeed(), "an open connection continues")
 		open.Close()
-		Eventually(old).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		Eventually(old).WithTimeout(time.Minute).Should(gexec.Exit(0))
 	})
 
 	It("fail after kill -9 only while no process serves", func() {
@@ -218,6 +218,6 @@ func specs(t target) {
 		Expect(len(late)).To(BeNumerically("<=", made/1000), "begun before the first flush or after repair was due: %v", late)
 		figure("%s: rules flushed %d times, every 3 s: %d of %d connections failed; the last of them was begun %s after a flush (target %s)", t.portal,
 			times, len(failed), made, longest.Round(time.Millisecond), repairTime)
-		Expect(connectAndAsk(pod, last, time.Second)).To(Succeed())
+		Expect(connectAndAsk(pod, last, patience)).To(Succeed())
 	})
 }

@@ -80,7 +80,7 @@ var _ = Describe("a slow request", func() {
 		go func() {
 			defer GinkgoRecover()
 			Expect(<-reasons).To(Equal("usher at " + c.Address() + " accepted the connection but has not responded, 30s"))
-			Expect(time.Since(began)).To(BeNumerically("~", time.Second, 500*time.Millisecond))
+			Expect(time.Since(began)).To(BeNumerically(">", 500*time.Millisecond))
 			close(release)
 		}()
 		_, err := c.Status(context.Background())
@@ -93,13 +93,13 @@ var _ = Describe("a slow request", func() {
 		defer close(release)
 		reasons := make(chan string, 2)
 		c.Slow = func(reason string, most time.Duration) { reasons <- fmt.Sprint(reason, ", ", most) }
-		ctx, cancel := context.WithTimeout(context.Background(), 1500*time.Millisecond)
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		_, err := c.Status(ctx)
 		var unreachable *client.UnreachableError
 		Expect(errors.As(err, &unreachable)).To(BeTrue())
 		Expect(unreachable.Silent).To(BeTrue())
-		Expect(<-reasons).To(HaveSuffix("has not responded, 1.5s"))
+		Eventually(reasons).WithTimeout(30 * time.Second).Should(Receive(MatchRegexp(`has not responded, [1-5](\.\d+)?s$`)))
 	})
 
 	It("reports that the connection is not established yet", func() {
