@@ -353,11 +353,9 @@ func clientAddressSpecs(portal string, six bool) {
 		l.start(portal)
 		for _, client := range []seenHost{l.neighbours[0], l.routed, l.outside} {
 			for range 4 {
-				began := time.Now()
 				seen, err := askWho(client.d, client.addr.String(), net.JoinHostPort(at, "80"))
 				Expect(err).NotTo(HaveOccurred())
 				Expect(seen.Addr()).To(Equal(client.addr))
-				Expect(time.Since(began)).To(BeNumerically("<", 8*time.Second), "ICMP errors arrive")
 			}
 		}
 	})

@@ -132,7 +132,7 @@ func beside(d *lab.Dialer, from, web, dns string, lasting time.Duration) (webP99
 	}
 	for range 2 {
 		client(&queries, func() error {
-			_, _ = askWho(d, from, dns) // the machine's full queues drop some queries, which then take 5 s
+			_, _ = askWho(d, from, dns) // the machine's full queues drop some queries, which then take 10 s
 			return nil
 		})
 	}

@@ -61,7 +61,7 @@ var _ = Describe("manifests", func() {
 			return err
 		}).WithTimeout(time.Minute).Should(HaveOccurred())
 		// A VIP stays local until its last connection has ended.
-		Eventually(func() string { return state(l.Node) }).WithTimeout(20 * time.Second).ShouldNot(ContainSubstring("10.96.0.11"))
+		Eventually(func() string { return state(l.Node) }).WithTimeout(time.Minute).ShouldNot(ContainSubstring("10.96.0.11"))
 		Expect(ask(pod, web.vip())).To(Equal(second.addr))
 		u.stop()
 	})

@@ -173,7 +173,7 @@ func (s *soak) rollEndpoints() string {
 	f.endpoints = append(f.endpoints[1:], old)
 	f.write(s.dir)
 	for name, at := range map[string]netip.AddrPort{f.web.name: old.tcp(), f.dns.name: old.udp()} {
-		Eventually(func() (string, error) { return s.traffic.get("/api/v1/services/default/" + name) }).WithTimeout(20 * time.Second).
+		Eventually(func() (string, error) { return s.traffic.get("/api/v1/services/default/" + name) }).WithTimeout(time.Minute).
 			Should(And(ContainSubstring(strconv.Quote(name)), Not(ContainSubstring(strconv.Quote(at.String())))))
 	}
 	s.leaving = append(s.leaving, old)
@@ -251,7 +251,7 @@ func (s *soak) changeService() string {
 		s.guest.port++
 		s.guest.write(s.dir)
 		s.await(s.guest.vip())
-		Eventually(func() error { return s.reach(had.vip()) }).WithTimeout(20 * time.Second).ShouldNot(Succeed())
+		Eventually(func() error { return s.reach(had.vip()) }).WithTimeout(time.Minute).ShouldNot(Succeed())
 		return fmt.Sprintf("Service guest has port %d instead of %d", s.guest.port, had.port)
 	}
 	s.removeGuest()
@@ -262,7 +262,7 @@ func (s *soak) removeGuest() {
 	GinkgoHelper()
 	s.guest.endpoints = nil
 	Expect(os.Remove(filepath.Join(s.dir, s.guest.name+".yaml"))).To(Succeed())
-	Eventually(func() error { return s.reach(s.guest.vip()) }).WithTimeout(20 * time.Second).ShouldNot(Succeed())
+	Eventually(func() error { return s.reach(s.guest.vip()) }).WithTimeout(time.Minute).ShouldNot(Succeed())
 }
 
 // takeDescriptors deprives usher of all free descriptors for a moment.

@@ -220,7 +220,7 @@ func redirectedUDPSpecs(portal string) {
 		Eventually(asked.latest).Should(Equal(first.addr.String()))
 
 		conditions(map[*countedEcho]string{first: terminating, second: ready})
-		Eventually(func() (netip.AddrPort, error) { return askWho(pod, "", dns.vip()) }).WithTimeout(20*time.Second).
+		Eventually(func() (netip.AddrPort, error) { return askWho(pod, "", dns.vip()) }).WithTimeout(time.Minute).
 			Should(Equal(second.addr), "new clients get the ready endpoint")
 		before := asked.answered.Load()
 		Eventually(asked.answered.Load).WithTimeout(30 * time.Second).Should(BeNumerically(">", before+50))

@@ -329,7 +329,7 @@ func udpSpecs(portal string) {
 		Expect(askWho(pod, "", dns.vip())).To(Equal(echo))
 		Expect(askWho(pod, "", slow.vip())).To(Equal(echo))
 		Expect(metric(node, "usher_udp_sessions_open")).To(BeEquivalentTo(2))
-		Eventually(u.Out).WithTimeout(time.Minute).Should(gbytes.Say(`default/dns:main closed after [1-9][\d.]* s: idle, 12 bytes to 10.244.0.11:5300, 16 bytes to the client`))
+		Eventually(u.Out).WithTimeout(time.Minute).Should(gbytes.Say(`default/dns:main closed after [1-9]\d[\d.]* s: idle, 12 bytes to 10.244.0.11:5300, 16 bytes to the client`))
 		Expect(metric(node, "usher_udp_sessions_open")).To(BeEquivalentTo(1))
 	})
 
@@ -404,7 +404,7 @@ func udpSpecs(portal string) {
 		}
 	})
 
-	It("loses no query to a real DNS server while endpoints change and one is dead", func() {
+	It("answers each query to a real DNS server, at the latest at the first retry, while endpoints change and one is dead", func() {
 		missing("dnsmasq")
 		missing("dig")
 		for n := 1; n <= 4; n++ {
@@ -459,6 +459,7 @@ func udpSpecs(portal string) {
 		close(stop)
 		roll.Wait()
 		AddReportEntry("slowest answer", time.Duration(slowest.Load()).String())
+		AddReportEntry("retried", retried.Load())
 		Expect(unanswered.Load()).To(BeZero(), "of %d", clients*each)
 		Expect(retried.Load()).To(BeNumerically("<=", clients*each/500), "of %d", clients*each)
 	})
@@ -615,7 +616,7 @@ func query(d *lab.Dialer, vip string, random bool, retried *atomic.Int64) error 
 	question = append(question, name...)
 	question = append(question, "\x07example\x04test\x00\x00\x01\x00\x01"...)
 	answer, err := exchange(c, question, 10*time.Second)
-	if err != nil {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
 		retried.Add(1)
 		answer, err = exchange(c, question, 10*time.Second)
 	}

@@ -77,7 +77,7 @@ var _ = Describe("The memory and descriptors that UDP sessions use", serial, fun
 		before := settled(fresh + 16<<20)
 		flood(clients)
 		// A datagram may be lost while the listener's buffer is full.
-		Eventually(func() (netip.AddrPort, error) { return askWho(pod, "", dns.vip()) }).WithTimeout(20*time.Second).
+		Eventually(func() (netip.AddrPort, error) { return askWho(pod, "", dns.vip()) }).WithTimeout(time.Minute).
 			Should(Equal(dns.endpoints[0]), "other clients are served meanwhile")
 		Expect(topFiles.Load()).To(BeNumerically("<=", files+sessions+20))
 		Expect(top.Load() - before).To(BeNumerically("<", 64<<20))

@@ -84,7 +84,7 @@ func TestListenFailsWithoutConntrack(t *testing.T) {
 
 func TestNewClientsAreDroppedAndCountedWhenConntrackFails(t *testing.T) {
 	g := NewWithT(t)
-	originErrors = rate.Sometimes{First: 1, Interval: time.Hour} // resets the rate limit of log messages
+	destinationErrors = rate.Sometimes{First: 1, Interval: time.Hour} // resets the rate limit of log messages
 	var said bytes.Buffer
 	log := logrus.New()
 	log.SetOutput(&said)

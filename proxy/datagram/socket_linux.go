@@ -232,7 +232,7 @@ func (sk *socket) begin(first *arrival, count int) *session {
 	if r, drop := s.admit(); r.Outcome != outcome.Open {
 		f.Counters.Drop(drop, count)
 		if drop == frontend.DropUnknownDestination {
-			originErrors.Do(func() {
+			destinationErrors.Do(func() {
 				f.Log.WithField("service", f.ID().String()).WithError(r.Err).
 					Error("UDP clients are not served: cannot determine whether they came through the portal (logged at most every 10 s)")
 			})
@@ -268,7 +268,7 @@ func (sk *socket) enter(s *session) {
 	sk.tick()
 }
 
-var originErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
+var destinationErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
 
 // makeRoom counts one more session of client. If a limit is reached, it evicts the session that has been idle longest:
 // of the client if its share is used up, of this socket if the service port's limit is reached, and otherwise of this

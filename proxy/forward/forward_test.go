@@ -648,7 +648,7 @@ func specifySlow(movers []mover) {
 	It("ends when it is half closed and idle for the half-closed timeout", func() {
 		each(forward.Limits{HalfClosed: 3 * time.Second}, 1, func(p *pair, _ int) {
 			p.Expect(p.client.CloseWrite()).To(Succeed())
-			for range 14 { // only silence counts
+			for range 16 { // only silence counts
 				p.write(p.endpoint, "tick")
 				p.read(p.client, 4)
 				p.Consistently(p.ended).WithTimeout(250 * time.Millisecond).ShouldNot(Receive())
@@ -660,13 +660,13 @@ func specifySlow(movers []mover) {
 
 	It("ends when no data has moved for the idle timeout", func() {
 		each(forward.Limits{Idle: 3 * time.Second}, 1, func(p *pair, _ int) {
-			for range 14 {
+			for range 16 {
 				p.write(p.client, "tick")
 				p.read(p.endpoint, 4)
 				p.Consistently(p.ended).WithTimeout(250 * time.Millisecond).ShouldNot(Receive())
 			}
 			p.Expect(p.endpoint.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
-			p.Expect(p.result()).To(Equal(outcome.Result{Outcome: outcome.Idle, ToEndpoint: 56}))
+			p.Expect(p.result()).To(Equal(outcome.Result{Outcome: outcome.Idle, ToEndpoint: 64}))
 		})
 	})
 

@@ -150,7 +150,7 @@ type Drop int
 // Values of Drop.
 const (
 	DropNotAdmitted        Drop = iota // sent directly to the listener, or from a source that is not allowed
-	DropUnknownDestination             // conntrack does not know to which destination it was sent
+	DropUnknownDestination             // conntrack does not know to which destination it was sent; in metrics unknown-origin
 	DropNoEndpoint                     // no endpoint exists, or all have refused
 	DropReceiveBuffer                  // usher did not read fast enough
 	DropSendBuffer                     // the kernel or the network interface did not send fast enough

@@ -213,7 +213,7 @@ type FrontEnd struct {
 	Affinity *affinity.Table
 	Open     atomic.Int64 // connections
 	Sessions atomic.Int64 // UDP sessions
-	// SessionPorts counts UDP sessions whose socket has a port of this node, and not the client's address.
+	// SessionPorts counts UDP sessions whose source address the kernel selects: they use a port of this node.
 	SessionPorts atomic.Int64
 
 	view         atomic.Pointer[View]

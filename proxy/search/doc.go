@@ -6,10 +6,9 @@
 //
 //	Dial     connect to Step.Endpoint; then call Connected, Failed, or Abandoned (given up, without
 //	         fault of the endpoint)
-//	Wait     all endpoints were tried, or the client is queued, since they are at their connection
-//	         limit. Call Next after Step.For, when Step.Woken has a value, or when the Service's
-//	         endpoints change. If Step.Behind is set, other clients are ahead in the queue: ignore
-//	         changes of the endpoints
+//	Wait     all endpoints were tried, or the client is queued for a free slot. Call Next after
+//	         Step.For, when Step.Woken has a value, or when the Service's endpoints change. If
+//	         Step.Behind is set, other clients are ahead in the queue: ignore changes of the endpoints
 //	GiveUp   there is no endpoint, for the given reason
 //
 // Type Connecting of package frontend drives it, for all protocols. [Preview] returns the order in which a search would

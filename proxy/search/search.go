@@ -185,9 +185,9 @@ func (s *Search) record(now time.Time, err error) {
 	s.Record.Attempted(now, a)
 }
 
-// choose takes the endpoint of the client's affinity, unless it was removed, was tried, or is in a quarantine that
-// failures of more than this client caused, and otherwise the scheduler's choice. The client must wait for a free slot
-// in three cases: other clients are ahead in the queue; the endpoint of its affinity is full; or it has no usable
+// choose takes the endpoint of the client's affinity, unless it was removed, was tried, or is in quarantine and not
+// only because of one client's failures, and otherwise the scheduler's choice. The client must wait for a free slot in
+// three cases: other clients are ahead in the queue; the endpoint of its affinity is full; or it has no usable
 // affinity, and all untried endpoints outside quarantine are full.
 func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) {
 	ask := balance.Request{Now: now, Client: s.Client, VIP: s.VIP, Tried: s.tried, Retry: s.count > 0}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -236,11 +237,11 @@ func addressSpecs(portal string) {
 		start()
 		reaches(c.outside, lab.Outside4, at(loadBalancerIP, 80), local, distant)
 		before := local.connections() + distant.connections()
-		Expect(askFrom(c.outside, otherOutside4, at(loadBalancerIP, 80))).Error().To(HaveOccurred())
+		Expect(failureFrom(c.outside, otherOutside4, at(loadBalancerIP, 80), 3*time.Second)()).To(HaveOccurred())
 		Expect(local.connections() + distant.connections()).To(Equal(before))
 		c.update("web", func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{otherOutside4 + "/32"} })
 		reaches(c.outside, otherOutside4, at(loadBalancerIP, 80), local, distant)
-		Expect(askFrom(c.outside, lab.Outside4, at(loadBalancerIP, 80))).Error().To(HaveOccurred())
+		Expect(failureFrom(c.outside, lab.Outside4, at(loadBalancerIP, 80), 3*time.Second)()).To(HaveOccurred())
 	})
 
 	It("to a load balancer IP without a node port, with allocateLoadBalancerNodePorts: false", func() {

@@ -469,7 +469,7 @@ endpoints: [{addresses: [10.1.0.7], nodeName: worker-2}%s]
 		Eventually(diagnosing).WithTimeout(time.Minute).Should(gexec.Exit(0), "there is nothing to find")
 		showing := r.start("kubectl usher dashboard")
 		Eventually(showing.Out).WithTimeout(soon).Should(gbytes.Say(`Open http://\S+/ in a browser: 1 node\.`))
-		top := r.startAs("env TERM=xterm timeout 10 script -qec 'stty rows 24 cols 80; " + as("kubectl usher top --node worker-1") + "' /dev/null")
+		top := r.startAs("env TERM=xterm timeout 60 script -qec 'stty rows 24 cols 80; " + as("kubectl usher top --node worker-1") + "' /dev/null")
 		Eventually(top.Out).WithTimeout(time.Minute).Should(gbytes.Say("web"))
 		Expect(r.page.Unused()).To(ConsistOf( // specs of the packages and of krew's manifest run these
 			"sudo install kubectl-usher /usr/local/bin/", HavePrefix("sudo ln -s kubectl-usher "), HavePrefix("kubectl krew install "), HavePrefix("kubectl usher ──▶ ")))

@@ -116,8 +116,12 @@ func answers(d *lab.Dialer, vip string) func() (netip.AddrPort, error) {
 // failure returns a function for Eventually that connects and returns only the error. Its timeout is short, for
 // addresses that do not respond.
 func failure(d *lab.Dialer, vip string) func() error {
+	return failureFrom(d, "", vip, 300*time.Millisecond)
+}
+
+func failureFrom(d *lab.Dialer, from, vip string, timeout time.Duration) func() error {
 	return func() error {
-		c, err := d.Dial("", vip, 300*time.Millisecond)
+		c, err := d.Dial(from, vip, timeout)
 		if err != nil {
 			return err
 		}

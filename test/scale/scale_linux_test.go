@@ -166,7 +166,7 @@ func specs(t target) {
 	})
 
 	It("fail after kill -9 only while no process serves", func() {
-		traffic := startLoad(pod, last, 500, patience)
+		traffic := startLoad(pod, last, 500, 5*time.Second)
 		Eventually(traffic.count).WithTimeout(30 * time.Second).Should(BeNumerically(">", 500))
 		killed := u.killed()
 		u = start(l.Node, dir, t.portal)

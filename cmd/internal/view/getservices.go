@@ -137,11 +137,11 @@ port selects endpoints of any Service.`,
 	all := k.list
 	k.list = func(ctx context.Context, u fleet.Usher, names []string) ([]show.PortEndpoint, error) {
 		items, err := all(ctx, u, names)
-		return slices.DeleteFunc(items, func(e show.PortEndpoint) bool { return state != q.State && string(e.State) != state }), err
+		return slices.DeleteFunc(items, func(e show.PortEndpoint) bool { return state != "" && string(e.State) != state }), err
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if slices.Contains(ofServices, state) {
-			q.State = state
+			q.State, state = state, ""
 		}
 		return get(&f, k)(cmd, args)
 	}
