@@ -197,6 +197,7 @@ var _ = Describe("usher's commands", func() {
 			{[]string{"get", "affinity", "wbe"}, "there is no Service default/wbe that usher serves"},
 			{[]string{"get", "portals", "wbe"}, "there is no Service default/wbe that usher serves"},
 			{[]string{"get", "services", "--state", "bad"}, `--state: invalid value "bad": must be one of ok,`},
+			{[]string{"get", "endpoints", "10.244.0.99:80", "--state", "ready"}, "there is no endpoint 10.244.0.99:80 of a Service that usher serves"},
 			{[]string{"get", "endpoints", "--state", "bad"}, `--state: invalid value "bad": must be one of ready,`},
 			{[]string{"get", "services", "--sort", "size"}, `--sort: invalid value "size": must be one of name,`},
 			{[]string{"get", "connections", "--outcome", "bad"}, `--outcome: invalid value "bad": must be one of ok, retried, slow, failed, no-response`},

@@ -161,6 +161,8 @@ type kind[T any] struct {
 	merge func([]fleet.Reported[T]) []fleet.Reported[T]
 	// state is the state that items must have to be listed by a node; nil, or "", for any.
 	state *string
+	// keep, if not nil, reports whether a listed item is in that state. Without it, list omits those in other states.
+	keep func(T) bool
 	// name is the output of -o name; news is the text whose change -w prints; key identifies an
 	// item. Kinds without them do not have these flags.
 	name, news, key func(T) string
@@ -251,7 +253,7 @@ func (k kind[T]) items(ctx context.Context, f *getFlags, ushers []fleet.Usher, n
 		if err != nil && (len(names) == 0 || !client.IsNotFound(err)) { // see known for a Service that does not exist
 			return nil, err
 		}
-		return slices.DeleteFunc(items, func(item T) bool { return !k.wanted(f, item, names) }), nil
+		return slices.DeleteFunc(items, func(item T) bool { return !k.wanted(f, item, names) || k.keep != nil && !k.keep(item) }), nil
 	}))
 	for _, a := range answers {
 		for _, item := range a.Value {
@@ -292,8 +294,16 @@ func (k kind[T]) known(ctx context.Context, f *getFlags, ushers []fleet.Usher, n
 			continue
 		}
 		if k.address != nil && isAddress(n) {
-			if k.inState() != "" {
-				continue // it may be in another state
+			if k.keep != nil { // it may be in another state
+				all := k
+				all.keep = nil
+				found, err := all.items(ctx, f, ushers, []string{n})
+				if err != nil && !fleet.IsSilent(err) {
+					return nil, err
+				}
+				if len(found) > 0 {
+					continue
+				}
 			}
 			return nil, fmt.Errorf("there is no endpoint %s of a Service that usher serves", n)
 		}

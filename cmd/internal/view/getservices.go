@@ -133,15 +133,11 @@ port selects endpoints of any Service.`,
 	}
 	ofServices := api.Values("/services", "state")
 	k := f.endpointKind(&q)
-	k.state = &state
-	all := k.list
-	k.list = func(ctx context.Context, u fleet.Usher, names []string) ([]show.PortEndpoint, error) {
-		items, err := all(ctx, u, names)
-		return slices.DeleteFunc(items, func(e show.PortEndpoint) bool { return state != "" && string(e.State) != state }), err
-	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if slices.Contains(ofServices, state) {
-			q.State, state = state, ""
+			q.State = state
+		} else if state != "" {
+			k.state, k.keep = &state, func(e show.PortEndpoint) bool { return string(e.State) == state }
 		}
 		return get(&f, k)(cmd, args)
 	}
