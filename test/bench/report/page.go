@@ -124,7 +124,7 @@ Ratios vary between runs and CPUs. Compare the tables below with *AMD*, measured
 Six alternating rounds on AMD compared the two programs. The first had 0.96 to 1.17 (median 1.03) times
 HAProxy's new connections, the later one 0.84 to 1.09 (1.02). The host's CPU therefore matters more than the changes between them.
 
-HAProxy 3.4.7 (Debian experimental) was measured once, with usher 0e3e4324: on an AMD EPYC with 2 cores, 2026-11-29, in 7 rounds of 1 s. The host
+HAProxy 3.4.7 (Debian experimental) was measured once, with usher 8e3333fe: on an AMD EPYC with 2 cores, 2026-11-29, in 7 rounds of 1 s. The host
 was so busy that p99 differed tenfold between rounds. The table has the medians of usher's ratios to that version, with the ratio of p99 in brackets.
 The last two rows are ratios of p99 only, at a constant rate: 30, 60 and 80%% of the rate that HAProxy 2.6 reaches.
 
