@@ -9,27 +9,17 @@ import (
 // allows, which may be 20,000.
 const haproxyMax = 4000
 
-// haproxy copies with splice(2) where it detects that this helps.
-var haproxy = peer{name: "haproxy", noUDP: true, set: func(s *stage, dir string) (targets, *process, error) {
-	if err := s.own(vip); err != nil {
-		return targets{}, nil, err
-	}
-	p, err := s.startHAProxy("haproxy", dir, onVIP)
-	return onVIP, p, err
-}}
+var haproxy = haproxyPeer("haproxy", "haproxy")
 
-// secondHAProxy returns another version of HAProxy, for comparison.
-func secondHAProxy(program string) peer {
-	p := haproxy
-	p.name = "haproxy-2"
-	p.set = func(s *stage, dir string) (targets, *process, error) {
+// haproxyPeer returns a version of HAProxy as a peer. It copies with splice(2) where it detects that this helps.
+func haproxyPeer(name, program string) peer {
+	return peer{name: name, noUDP: true, set: func(s *stage, dir string) (targets, *process, error) {
 		if err := s.own(vip); err != nil {
 			return targets{}, nil, err
 		}
 		p, err := s.startHAProxy(program, dir, onVIP)
 		return onVIP, p, err
-	}
-	return p
+	}}
 }
 
 // elsewhere is where a proxy listens to which a rule redirects the VIP.

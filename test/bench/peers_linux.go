@@ -48,7 +48,7 @@ type peer struct {
 func allPeers(usher, second string) []peer {
 	peers := []peer{direct, dnat, haproxy}
 	if second != "" {
-		peers = append(peers, secondHAProxy(second))
+		peers = append(peers, haproxyPeer("haproxy-2", second))
 	}
 	peers = append(peers, nginx, behind("nftables"), behind("iptables"))
 	for _, portal := range []string{"none", "nftables", "iptables", "address", "namespace"} {

@@ -142,11 +142,7 @@ port selects endpoints of any Service.`,
 		return get(&f, k)(cmd, args)
 	}
 	cmd.Flags().StringVar(&q.Text, "filter", "", "Only endpoints of Services with this `text` in their name, a port name, a VIP, or an endpoint's address or Pod")
-	states := []string{}
-	for _, s := range api.EndpointStates {
-		states = append(states, string(s))
-	}
-	cli.Choice(cmd.Flags(), &state, "state", "", "Only endpoints in this `state`, or of Services in this state (see 'usher get services --help')", append(states, ofServices...)...)
+	cli.Choice(cmd.Flags(), &state, "state", "", "Only endpoints in this `state`, or of Services in this state (see 'usher get services --help')", append(api.Names(api.EndpointStates), ofServices...)...)
 	f.registerApart(cmd.Flags())
 	f.registerAll(cmd)
 	return cmd

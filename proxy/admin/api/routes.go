@@ -83,7 +83,7 @@ var Routes = []Route{
 		query("name", "a Service's name, without namespace"),
 		query("service", "a Service, namespace/name; may be given several times"),
 		query("q", "text contained in the namespace/name, a port's name, a VIP, or an endpoint's address or Pod; not case-sensitive"),
-		query("state", "a state", serviceStates()...),
+		query("state", "a state", Names(ServiceStates)...),
 		protocolParam,
 		query("sort", "sort key; all except name sort in descending order", SortName, SortActive, SortConnections, SortFailed, SortRetries, SortBytes),
 		limitParam, continueParam,
@@ -129,8 +129,9 @@ var Routes = []Route{
 	}},
 }
 
-func serviceStates() (names []string) {
-	for _, s := range ServiceStates {
+// Names returns states as strings.
+func Names[T ~string](states []T) (names []string) {
+	for _, s := range states {
 		names = append(names, string(s))
 	}
 	return names
