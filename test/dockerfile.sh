@@ -12,14 +12,17 @@ shift 2
 
 mkdir -p .cache/debian
 debian=$PWD/.cache/debian-bookworm-make
+exec 9<test/dockerfile.sh
+flock 9 # only one process makes it
 if [ ! -e "$debian" ]; then
 	work=$(mktemp -d "$PWD/.cache/debian-XXXXXX")
 	trap 'rm -rf "$work"' EXIT
-	unshare --mount --pid --fork --kill-child debootstrap --variant=minbase --include=make bookworm "$work/root"
+	unshare --mount --pid --fork --kill-child debootstrap --variant=minbase --include=make bookworm "$work/root" 9<&-
 	rm -rf "$work"/root/var/cache/apt/archives/*.deb "$work"/root/var/lib/apt/lists/*
-	mv "$work/root" "$debian"
+	mv -T "$work/root" "$debian"
 	rm -rf "$work"
 fi
+exec 9<&-
 
 storage=$(mktemp -d)
 trap 'rm -rf "$storage"' EXIT

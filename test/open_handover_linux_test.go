@@ -157,7 +157,7 @@ func openHandoverSpecs(portal string) {
 		n += streams
 		traffic := call(pod, 100, services[2].vip())
 		node := l.Node.NewDialer(1)
-		saved := func() float64 { return metric(node, "usher_connections_saved") }
+		saved := sample(node, "usher_connections_saved")
 		lost := 0
 		for round := range number("USHER_CRASHES", 3) {
 			if round%3 == 1 { // connections from an earlier handover are saved, too

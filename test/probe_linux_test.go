@@ -118,7 +118,7 @@ var _ = Describe("endpoints of a Service with probe annotations", func() {
 				write("")
 				Eventually(u.Out).WithTimeout(time.Minute).Should(gbytes.Say(`endpoint .*:8080 is no longer in quarantine: probes disabled`))
 				Expect(asked()).To(Equal(both))
-				Expect(metric(l.Node.NewDialer(1), `usher_probes_total{result="bad-status"}`)).To(BeNumerically(">=", 4))
+				Eventually(sample(l.Node.NewDialer(1), `usher_probes_total{result="bad-status"}`)).WithTimeout(30 * time.Second).Should(BeNumerically(">=", 4))
 			})
 		}
 	}

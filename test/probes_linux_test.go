@@ -95,6 +95,6 @@ var _ = Describe("endpoints that fail", func() {
 		startBackend(l.Pods, lab.Pod(2), 8080)
 		Eventually(asked).WithTimeout(30 * time.Second).Should(gbytes.Say(`endpoint 10\.244\.0\.12:8080 answers again, to a probe`))
 		Eventually(asked).WithTimeout(30 * time.Second).Should(gbytes.Say(`attempt 1 → 10\.244\.0\.12:8080 \(round robin\): connected`))
-		Expect(metric(l.Node.NewDialer(1), `usher_probes_total{result="connected"}`)).To(BeEquivalentTo(1))
+		Eventually(sample(l.Node.NewDialer(1), `usher_probes_total{result="connected"}`)).WithTimeout(30 * time.Second).Should(BeEquivalentTo(1))
 	})
 })

@@ -116,7 +116,7 @@ func queueSpec(portal string, six bool) {
 	web.write(dir)
 	u := startUsher(l.Node, dir, "--portal="+portal, "--trace")
 	dialer, node := l.Pods.NewDialer(20), l.Node.NewDialer(1)
-	inLine := func() float64 { return metric(node, `usher_service_queue_length{namespace="default",service="web"}`) }
+	inLine := sample(node, `usher_service_queue_length{namespace="default",service="web"}`)
 
 	// client is a client of a batch. Later batches have greater numbers; clients with the same number have no order.
 	type client struct {

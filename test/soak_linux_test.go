@@ -203,7 +203,7 @@ func (s *soak) run(d time.Duration) {
 	s.checkCount("connections", "accepted", "usher_connections_accepted_total", "usher_connections_closed_total", "usher_connections_open")
 	s.checkCount("UDP sessions", "begun", "usher_udp_sessions_total", "usher_udp_sessions_ended_total", "usher_udp_sessions_open")
 	Eventually(func() int { return descriptors(s.kept.child()) }).WithTimeout(time.Minute).Should(BeNumerically("<=", files))
-	Eventually(func() float64 { return metric(s.node, "go_goroutines") }).WithTimeout(time.Minute).Should(BeNumerically("<=", goroutines+1))
+	Eventually(sample(s.node, "go_goroutines")).WithTimeout(time.Minute).Should(BeNumerically("<=", goroutines+1))
 	s.check("descriptors: %d at first, %d at the end; goroutines: %.0f, %.0f", files, descriptors(s.kept.child()), goroutines, metric(s.node, "go_goroutines"))
 	s.checkMemory(needed)
 	s.kept.Interrupt()
@@ -325,7 +325,7 @@ func (s *soak) settle() {
 	GinkgoHelper()
 	Eventually(func() error { _, err := s.traffic.get("/metrics"); return err }).WithTimeout(time.Minute).Should(Succeed()) // a takeover may be under way
 	for _, open := range []string{"usher_connections_open", "usher_udp_sessions_open"} {
-		Eventually(func() float64 { return metric(s.node, open) }).WithTimeout(time.Minute).Should(BeZero(), open)
+		Eventually(sample(s.node, open)).WithTimeout(time.Minute).Should(BeZero(), open)
 	}
 }
 

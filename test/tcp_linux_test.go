@@ -534,7 +534,7 @@ func tcpSpecs(portal string) {
 		for _, c := range open {
 			c.Close()
 		}
-		Eventually(func() float64 { return metric(node, "usher_connections_open") }).WithTimeout(30 * time.Second).Should(BeNumerically("<=", 2))
+		Eventually(sample(node, "usher_connections_open")).WithTimeout(30 * time.Second).Should(BeNumerically("<=", 2))
 		for range 50 {
 			Expect(ask(pod, web.vip())).To(Equal(good.addr))
 		}
@@ -576,11 +576,11 @@ func tcpSpecs(portal string) {
 				Expect(c.SetLinger(0)).To(Succeed())
 			})
 		}
-		Eventually(func() float64 { return metric(node, "usher_connections_open") }).WithTimeout(30 * time.Second).Should(Equal(10.0))
+		Eventually(sample(node, "usher_connections_open")).WithTimeout(30 * time.Second).Should(Equal(10.0))
 		leave()
 		clients.Wait()
 		Eventually(sockets).WithTimeout(30 * time.Second).Should(BeNumerically("<=", before))
-		Expect(metric(node, "usher_connections_open")).To(BeZero())
+		Eventually(sample(node, "usher_connections_open")).WithTimeout(30 * time.Second).Should(BeZero())
 	})
 
 	It("drains connections on SIGTERM, and resets those that exceed the drain timeout", func() {

@@ -90,11 +90,11 @@ func redirectedUDPSpecs(portal string) {
 			Expect(err).NotTo(HaveOccurred())
 			Expect(exchange(direct, []byte(who), 300*time.Millisecond)).Error().To(MatchError(os.ErrDeadlineExceeded), c.to)
 			refused++
-			Eventually(func() float64 { return metric(node, `usher_udp_datagrams_dropped_total{reason="not-admitted"}`) }).WithTimeout(30*time.Second).Should(BeEquivalentTo(refused), c.to)
+			Eventually(sample(node, `usher_udp_datagrams_dropped_total{reason="not-admitted"}`)).WithTimeout(30*time.Second).Should(BeEquivalentTo(refused), c.to)
 			direct.Close()
 		}
 		Eventually(u.Out).Should(gbytes.Say("closed after .*: bypassed-portal"))
-		Expect(metric(node, "usher_udp_sessions_open")).To(BeZero())
+		Eventually(sample(node, "usher_udp_sessions_open")).WithTimeout(30 * time.Second).Should(BeZero())
 		Expect(first.got.Load()).To(BeZero(), "datagrams that the endpoint received")
 		reaches(pod, first)
 	})
@@ -117,7 +117,7 @@ func redirectedUDPSpecs(portal string) {
 				Expect(askWho(pod, lab.Pod(2).String(), s.vip())).To(Equal(second.addr))
 			}
 		}
-		Expect(metric(node, `usher_udp_sessions_ended_total{end="limit"}`)).To(BeNumerically(">", 4*(12-8)))
+		Eventually(sample(node, `usher_udp_sessions_ended_total{end="limit"}`)).WithTimeout(30 * time.Second).Should(BeNumerically(">", 4*(12-8)))
 		Expect(whoAnswers(client)).To(Equal(first.addr))
 		Expect(metric(node, `usher_service_connections_total{namespace="default",service="dns"}`)).To(BeEquivalentTo(1), "the session continues")
 	})

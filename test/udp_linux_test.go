@@ -330,7 +330,7 @@ func udpSpecs(portal string) {
 		Expect(askWho(pod, "", slow.vip())).To(Equal(echo))
 		Expect(metric(node, "usher_udp_sessions_open")).To(BeEquivalentTo(2))
 		Eventually(u.Out).WithTimeout(time.Minute).Should(gbytes.Say(`default/dns:main closed after [1-9]\d[\d.]* s: idle, 12 bytes to 10.244.0.11:5300, 16 bytes to the client`))
-		Expect(metric(node, "usher_udp_sessions_open")).To(BeEquivalentTo(1))
+		Eventually(sample(node, "usher_udp_sessions_open")).WithTimeout(30 * time.Second).Should(BeEquivalentTo(1))
 	})
 
 	It("ends the longest-idle sessions when the limit is reached", func() {
@@ -343,8 +343,8 @@ func udpSpecs(portal string) {
 			clients = append(clients, c)
 			Expect(exchange(c, []byte(who), 10*time.Second)).Error().NotTo(HaveOccurred())
 		}
-		Expect(metric(node, "usher_udp_sessions_open")).To(BeNumerically("<=", 20))
-		Expect(metric(node, `usher_udp_sessions_ended_total{end="limit"}`)).To(BeNumerically(">=", 40))
+		Eventually(sample(node, "usher_udp_sessions_open")).WithTimeout(30 * time.Second).Should(BeNumerically("<=", 20))
+		Eventually(sample(node, `usher_udp_sessions_ended_total{end="limit"}`)).WithTimeout(30 * time.Second).Should(BeNumerically(">=", 40))
 		Eventually(u.Out).WithTimeout(30 * time.Second).Should(gbytes.Say(`closed after .*: limit, .*had been idle longest`))
 		for _, c := range clients { // clients whose sessions were closed start new ones
 			Expect(exchange(c, []byte(who), 10*time.Second)).Error().NotTo(HaveOccurred())
@@ -386,7 +386,7 @@ func udpSpecs(portal string) {
 		for range 300 {
 			Expect(askWho(pod, "", dns.vip())).Error().NotTo(HaveOccurred())
 		}
-		Expect(metric(node, `usher_udp_sessions_ended_total{end="limit"}`)).To(BeNumerically(">=", 200))
+		Eventually(sample(node, `usher_udp_sessions_ended_total{end="limit"}`)).WithTimeout(30 * time.Second).Should(BeNumerically(">=", 200))
 		Expect(sessions()).To(Equal(before), "each quiet client still has its session")
 	})
 
@@ -560,6 +560,11 @@ func metric(node *lab.Dialer, name string) float64 {
 		}
 	}
 	return 0
+}
+
+// sample returns metric for Eventually: usher counts some events after they have become visible.
+func sample(node *lab.Dialer, name string) func() float64 {
+	return func() float64 { return metric(node, name) }
 }
 
 // told returns usher's response at its admin address.

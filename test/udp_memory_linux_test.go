@@ -39,7 +39,7 @@ var _ = Describe("The memory and descriptors that UDP sessions use", serial, fun
 			"--udp-idle-timeout=3s", "--max-udp-sessions="+strconv.Itoa(2*sessions)), dir)
 		Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say("Serving"))
 		pid := u.Command.Process.Pid
-		open := func() float64 { return metric(node, "usher_udp_sessions_open") }
+		open := sample(node, "usher_udp_sessions_open")
 		var top, topFiles atomic.Int64
 		look := func() {
 			top.Store(max(top.Load(), lab.Resident(pid)))

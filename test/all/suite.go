@@ -313,8 +313,12 @@ const mostLines = 12
 // that see only the end of the log.
 func excerpt(lines []string) string {
 	const longest = 200
+	if len(lines) > mostLines {
+		// A command's error is at the end of its output.
+		lines = slices.Concat(lines[:mostLines/2], []string{"..."}, lines[len(lines)-mostLines/2:])
+	}
 	var b strings.Builder
-	for _, line := range lines[:min(mostLines, len(lines))] {
+	for _, line := range lines {
 		if line = strings.TrimRight(line, " \n"); line != "" {
 			fmt.Fprintf(&b, "\n    %.*s", longest, line)
 		}
