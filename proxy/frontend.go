@@ -111,7 +111,7 @@ func (f *frontEnd) swapView(port config.ServicePort) (planned bool) {
 		f.Affinity.ForgetEndpoints(left)
 	}
 	for _, l := range f.listeners {
-		l.EndpointsChanged()
+		l.ViewReplaced()
 	}
 	return same && len(f.owned) == len(port.VIPs) && v.SameEmptySets(old)
 }

@@ -129,7 +129,7 @@ func redirectedUDPSpecs(portal string) {
 		for range 4 {
 			reaches(pod, first)
 		}
-		Eventually(u.Out).Should(gbytes.Say(`→ 10\.244\.0\.1:30053 .*refused: a VIP or node port of this node`))
+		Eventually(u.Out).Should(gbytes.Say(`→ 10\.244\.0\.1:30053 .*refused: the endpoint is a VIP, a node port of this node`))
 		Expect(first.got.Load()).To(BeEquivalentTo(4))
 	})
 

@@ -143,15 +143,14 @@ func (p *Portal) Listen(_ string, targets []portal.Target) []portal.Bind {
 	defer p.mu.Unlock()
 	var binds []portal.Bind
 	for _, group := range portal.ByListener(targets) {
-		port := p.portFor(group)
 		family := portal.FamilyOf(group[0].Addr)
 		addr := family.Any()
 		if group[0].Protocol == portal.SCTP {
 			addr = kernel.RedirectAddr(family)
 		}
 		binds = append(binds, portal.Bind{
-			Addr:       netip.AddrPortFrom(addr, port),
-			Preferred:  port != 0,
+			Addr:       netip.AddrPortFrom(addr, p.portFor(group)),
+			Preferred:  true,
 			Redirected: true,
 			Transparent: group[0].Protocol != portal.SCTP && p.families[family].lands() &&
 				p.families[family].backend.Setting().OwnOnly,

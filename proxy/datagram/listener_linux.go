@@ -83,9 +83,9 @@ func (srv *Server) Listen(f *frontend.FrontEnd, b portal.Bind) (_ frontend.Liste
 // do makes the loop call f, which uses the socket. The loops run until Stop, when no listener is open.
 func (l *listener) do(f func()) { _ = l.socket.loop.poller.Do(f) }
 
-// EndpointsChanged makes the loop apply the new view soon, even if no datagram arrives. A datagram that arrives earlier
-// has the same effect.
-func (l *listener) EndpointsChanged() { l.do(l.socket.refresh) }
+// ViewReplaced makes the loop apply the new view soon, even if no datagram arrives. A datagram that arrives earlier has
+// the same effect.
+func (l *listener) ViewReplaced() { l.do(l.socket.refresh) }
 
 // Close ends the sessions and closes the socket. After a handover it does so later: see Server.Retired.
 func (l *listener) Close(why frontend.Closing) {

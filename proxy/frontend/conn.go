@@ -30,26 +30,24 @@ var (
 	SourceDenied   = outcome.Result{Outcome: outcome.SourceDenied, Err: errors.New("the client is not in loadBalancerSourceRanges")}
 )
 
-// Admit sets VIP to the VIP that the client connected to, and returns a Result with outcome.Open if the client is
-// allowed, or if headerDue is set. To must be set; p is the listener's Place. Behind a redirect, any client that finds
-// the listener's port can connect to it, so Admit checks that To is a VIP. If headerDue is set, the peer is a load
-// balancer, which first names the client in a header of the PROXY protocol; SetProxiedClient then decides whether that
-// client is allowed.
+// Admit sets VIP to the VIP that the client connected to. To must be set; p is the listener's Place. Behind a redirect,
+// any client that finds the listener's port can connect to it, so Admit checks that To is a VIP. If headerDue is set,
+// From is a load balancer, which first sends a PROXY protocol header with the client's address; SetProxiedClient then
+// decides whether that client is allowed. Otherwise the Result has outcome.Open if the client is allowed.
 func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
 	var vip *config.VIP
 	var ok bool
 	if p.Redirected {
 		vip, ok = v.vipFor(c.To)
-	} else { // the listener serves the VIP directly
-		t := (*p.targets.Load())[0]
-		vip, ok = v.VIPAt(netip.AddrPortFrom(t.Addr, t.Port))
+	} else {
+		vip, ok = v.mainVIP(*p.targets.Load())
 	}
 	if !ok {
 		return false, BypassedPortal // it bypassed the portal, or the VIP has just been removed
 	}
 	c.VIP = vip
 	switch {
-	case c.Via == nil && vip.Balancers != nil && vip.Expects(c.From.Addr()):
+	case vip.Balancers != nil && vip.Expects(c.From.Addr()):
 		headerDue = true
 	case !c.Allowed(vip):
 		r = SourceDenied
@@ -57,8 +55,9 @@ func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
 	return headerDue, r
 }
 
-// SetProxiedClient records the client that the PROXY protocol header names; the previous From becomes Via. If client is not
-// valid, From stays. Like Admit, SetProxiedClient returns whether the client is allowed.
+// SetProxiedClient records the client that the PROXY protocol header names; the previous From becomes Via. If the
+// header names none, client is the zero AddrPort, and From stays. Like Admit, SetProxiedClient returns whether the
+// client is allowed.
 func (c *Conn) SetProxiedClient(client netip.AddrPort) outcome.Result {
 	if client.IsValid() {
 		balancer := c.From
@@ -70,12 +69,13 @@ func (c *Conn) SetProxiedClient(client netip.AddrPort) outcome.Result {
 	return outcome.Result{}
 }
 
-// Allowed reports whether vip admits the client.
+// Allowed reports whether the Sources of vip include the client or, if it came through a load balancer, the Balancers
+// do.
 func (c *Conn) Allowed(vip *config.VIP) bool {
 	if c.Via != nil && vip.Balancers != nil {
 		return vip.Balancers.Allows(c.From.Addr())
 	}
-	return len(vip.Sources) == 0 || c.Front.Locality.Admits(vip, c.From.Addr(), c.reached())
+	return len(vip.Sources) == 0 || c.Front.Locality.Admits(vip, c.From.Addr(), c.clientDestination())
 }
 
 // Endpoints returns the endpoints of v that an admitted client may use.
@@ -83,11 +83,11 @@ func (c *Conn) Endpoints(v *View) *balance.Set {
 	if c.VIP.Kind == config.ClusterIP {
 		return v.Internal
 	}
-	return v.Endpoints(c.VIP, c.Front.Locality.OfThisNode(c.From.Addr(), c.reached()))
+	return v.Endpoints(c.VIP, c.Front.Locality.OfThisNode(c.From.Addr(), c.clientDestination()))
 }
 
-// reached returns the address that the client itself connected to, if it is known.
-func (c *Conn) reached() netip.Addr {
+// clientDestination returns the address that the client itself connected to, if it is known.
+func (c *Conn) clientDestination() netip.Addr {
 	if c.Via != nil {
 		return netip.Addr{}
 	}
@@ -99,18 +99,18 @@ func (c *Conn) Header(v *View) []byte {
 	return proxyproto.Header(v.Port.ProxyProtocol, c.Front.Protocol, c.From, c.To)
 }
 
-// Source returns the source address for a connection of an admitted client to an endpoint of v: the client's own where
-// that is possible.
+// Source returns the origin of usher's connection to an endpoint of v for an admitted client: the client's own address
+// where that is possible.
 func (c *Conn) Source(v *View, to *balance.Endpoint) portal.Origin {
 	if c.Via != nil && c.QuotaAddr() != c.From.Addr() {
 		return portal.Origin{SourceAddress: portal.SourceHeader}
 	}
-	return c.Front.Origin(v, c.From.Addr(), c.reached(), to.Endpoint)
+	return c.Front.Origin(v, c.From.Addr(), c.clientDestination(), to.Endpoint)
 }
 
-// QuotaAddr returns the address for which the client's use of the node's resources counts. That is the client's own,
-// unless a load balancer that only the Service trusts has named it: then it is the load balancer's. Otherwise a user
-// who can annotate a Service could use up the quotas of other clients with forged headers.
+// QuotaAddr returns the address whose quota the connection uses: the client's own or, if a load balancer that only the
+// Service trusts has named the client, the load balancer's. With the client's, a user who can annotate a Service could
+// use up the quotas of other clients with forged headers.
 func (c *Conn) QuotaAddr() netip.Addr {
 	if c.Via == nil || slices.ContainsFunc(c.Front.LoadBalancers, func(p netip.Prefix) bool { return p.Contains(c.Via.Addr()) }) {
 		return c.From.Addr()
@@ -135,9 +135,9 @@ func (c *Conn) FinalResult(r outcome.Result) outcome.Result {
 	return r
 }
 
-// RefusedUnlogged returns true if RefusalsPerSecond is reached. Then it has only counted this refused client, and the
-// caller must not record it in the trace or the access log.
-func (c *Conn) RefusedUnlogged(o outcome.Outcome) bool {
+// CountUnlogged counts a refused client and returns true if RefusalsPerSecond is reached: the caller must not record
+// the client in the trace or the access log. Otherwise it does nothing.
+func (c *Conn) CountUnlogged(o outcome.Outcome) bool {
 	f := c.Front
 	if f.refusals.Allow() {
 		return false

@@ -11,9 +11,9 @@ import (
 	"github.com/usherproxy/usher/proxy/search"
 )
 
-// Connecting is a Conn that is not connected to an endpoint yet: during an attempt, Endpoint is the one that is tried.
-// It drives the search: Next passes the next step of package search to a Runner. Only the goroutine that may use the
-// Conn calls the methods of Connecting.
+// Connecting is a Conn that has no endpoint yet. During an attempt, Endpoint is the one that is tried. Connecting
+// drives the search: Next passes the next step of package search to a Runner. Only the goroutine that may use the Conn
+// calls the methods of Connecting.
 type Connecting struct {
 	*Conn
 	search search.Search
@@ -112,7 +112,7 @@ func (c *Connecting) Stop(now time.Time, r outcome.Result) {
 	c.run.Refuse(r)
 }
 
-// End ends the attempt or the wait that is under way, if there is one.
+// End ends the attempt that is under way, if there is one, or takes the client out of the queue.
 func (c *Connecting) End(now time.Time, why error) {
 	c.search.LeaveQueue(now)
 	if c.trying {

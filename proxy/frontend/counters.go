@@ -16,7 +16,7 @@ type Counters struct {
 	connections, sessions clients
 	associations          atomic.Int64 // accepted SCTP associations
 
-	Unlogged                               atomic.Int64 // refused clients that the trace omits
+	Unlogged                               atomic.Int64 // refused connections that the trace omits
 	DatagramsToEndpoint, DatagramsToClient atomic.Int64
 	dropped                                [numDrops]atomic.Int64
 	Probes                                 [conn.ProbeResults]atomic.Int64
@@ -52,7 +52,7 @@ func (f *FrontEnd) Observe(r *conn.Record, s conn.Step) {
 		portMetrics = f.portMetrics.Load()
 	}
 	if s.Flags != 0 {
-		exemplar = r.ID // the histogram bucket of a connection with a problem shows its ID (OpenMetrics)
+		exemplar = r.ID // a histogram bucket shows the ID of a connection with a problem (OpenMetrics)
 	}
 	established := s.Kind == conn.Established || s.Kind == conn.Attempted && s.Result == conn.Connected
 	for _, t := range [...]*portCounters{&f.portCounters, &all.portCounters} {
@@ -172,13 +172,13 @@ func (c *Counters) Drop(why Drop, n int) { c.dropped[why].Add(int64(n)) }
 type Stats struct {
 	All                   Totals              // connections and UDP sessions together
 	Accepted, Established int64               // connections
-	Attempts              [conn.Results]int64 // by conn.Result
+	Attempts              [conn.Results]int64 // of connections and UDP sessions, by conn.Result
 	Choices               map[balance.Reason]int64
 	SourceAddress         [portal.SourceAddressCount]int64 // successful attempts, by the source address that the endpoint sees
-	Unlogged              int64                            // refused clients that the trace omits
-	Ends                  map[outcome.Outcome]int64
-	Open, Limit           int64       // connections
-	QueueWaits            latency.All // buckets: latency.Queued
+	Unlogged              int64                            // refused connections that the trace omits
+	Ends                  map[outcome.Outcome]int64        // of connections
+	Open, Limit           int64                            // connections
+	QueueWaits            latency.All                      // buckets: latency.Queued
 
 	Sessions SessionStats
 	// Associations are SCTP associations, which also count as connections.
@@ -244,9 +244,9 @@ func (n *Node) Stats() Stats {
 // PortMetrics holds the metrics of a service port that Totals lacks: times, sizes and outcomes. A service port has none
 // before its first client, which saves memory: of 10,000 service ports, most never have a client.
 type PortMetrics struct {
-	Connect   latency.Histogram // buckets: latency.Seconds; duration of successful attempts
+	Connect   latency.Histogram // buckets: latency.Seconds; from accept until an endpoint was connected
 	FirstByte latency.Histogram // buckets: latency.Seconds; until the endpoint's first byte for the client
-	Lasted    latency.Histogram // buckets: latency.Lasting; of ended clients that had an endpoint
+	Lasted    latency.Histogram // buckets: latency.Lasting; duration of ended connections and sessions that had an endpoint
 	Bytes     latency.Histogram // buckets: latency.Bytes, both directions together; of the same clients
 	Recent    balance.Times     // Connect and FirstByte of the last minutes
 	ends      [outcome.Outcomes]atomic.Int64

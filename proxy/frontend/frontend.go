@@ -23,7 +23,7 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// Settings are the user's settings for all front ends. Portal, Trace and Log are required.
+// Settings are common to all front ends. Portal, Trace and Log are required.
 type Settings struct {
 	Portal portal.Portal
 	Trace  *trace.Log
@@ -32,14 +32,14 @@ type Settings struct {
 	// Slow is the wait above which a connection counts as slow: see conn.Record.Waited. 0 means that none is slow.
 	Slow time.Duration
 
-	// Schedule has the time limit of each attempt to connect, except for UDP; see search.Search.
+	// Schedule has the lengths of the time slots for attempts to connect (see search.Search); UDP has none.
 	Schedule   []time.Duration
 	Quarantine balance.Policy
 
 	// Ports are the local ports for listeners that are not on a VIP; the zero value means any.
 	Ports portal.PortRange
-	// Socket creates the sockets of TCP and UDP listeners; nil means socket(2). A replacement must behave like
-	// socket(2), but its sockets may be in another network namespace than this process. Linux only; it disables SCTP.
+	// Socket creates the sockets of TCP and UDP listeners; nil means socket(2). If set, it must behave like socket(2),
+	// but its sockets may be in another network namespace than this process; SCTP is then not served. Linux only.
 	Socket func(domain, kind, protocol int) (fd int, err error)
 
 	// NodeName is the name of this node, as in config.Endpoint.Node; "" if unknown.
@@ -50,13 +50,13 @@ type Settings struct {
 	// NodeAddress makes all endpoints see the node's address instead of the client's.
 	NodeAddress bool
 
-	// IsPod, if not nil, reports whether an address outside of the networks of Locality.SetPods is that of a Pod of
-	// this node. It is called concurrently, for clients of VIPs that are not cluster IPs, and must return quickly. The
-	// portal's equivalent is portal.Options.PodInterfaces.
+	// IsPod, if not nil, reports whether a Pod of this node has the address. It is called only for addresses outside
+	// the networks passed to Locality.SetPods. It is called concurrently, and must return quickly. The portal's
+	// equivalent is portal.Options.PodInterfaces.
 	IsPod func(netip.Addr) bool
 }
 
-// Node is the state that all front ends of this node share. Unless documented otherwise, exported fields are set before
+// Node is the state that all front ends of this node share. The fields of Settings, Budget and Tunneled are set before
 // the first front end is created, and not changed.
 type Node struct {
 	Settings
@@ -77,10 +77,10 @@ type Node struct {
 	// LimitLog limits the rate of log messages about limits and lack of resources.
 	LimitLog rate.Sometimes
 
-	carriesVIPs  bool // portal.Traits.CarriesVIPs of Portal
-	lastID       atomic.Uint64
-	inheritedIDs atomic.Uint64 // the last client number reserved for a predecessor
-	refusals     *rate.Limiter
+	carriesVIPs     bool // portal.Traits.CarriesVIPs of Portal
+	lastID          atomic.Uint64
+	lastInheritedID atomic.Uint64 // the last client number reserved for a predecessor
+	refusals        *rate.Limiter
 }
 
 // RefusalsPerSecond limits the entries in the trace and the access log for clients that are refused before an endpoint
@@ -102,48 +102,48 @@ func (n *Node) Init() {
 // NewID returns a number for a new client. The first is 1, unless InheritIDs was called.
 func (n *Node) NewID() uint64 { return n.lastID.Add(1) }
 
-// Clients returns how many clients have a number of this process. Those that a predecessor has numbered do not count.
+// Clients returns how many numbers NewID has returned.
 func (n *Node) Clients() uint64 {
-	return max(n.lastID.Load(), n.inheritedIDs.Load()) - n.inheritedIDs.Load()
+	return max(n.lastID.Load(), n.lastInheritedID.Load()) - n.lastInheritedID.Load()
 }
 
-// LastID returns the number that NewID returned last.
+// LastID returns the highest number used or reserved.
 func (n *Node) LastID() uint64 { return n.lastID.Load() }
 
-// idsOfPredecessor is the number of client numbers reserved for clients that connect to a predecessor while it hands
-// over: as many as connect to a very busy node within seconds.
+// idsOfPredecessor is how many client numbers are reserved for the clients that a predecessor gets while it hands over:
+// as many as connect to a very busy node within seconds.
 const idsOfPredecessor = 100_000
 
 // InheritIDs reserves the numbers up to last, and idsOfPredecessor more, for the clients of a predecessor. Call it
 // before the first client connects.
 func (n *Node) InheritIDs(last uint64) {
-	n.inheritedIDs.Store(max(n.inheritedIDs.Load(), last+idsOfPredecessor))
-	n.lastID.Store(n.inheritedIDs.Load())
+	n.lastInheritedID.Store(max(n.lastInheritedID.Load(), last+idsOfPredecessor))
+	n.lastID.Store(n.lastInheritedID.Load())
 }
 
 // InheritedID returns the number for a client that had number id in the predecessor: id itself if that is reserved,
 // else a new number.
 func (n *Node) InheritedID(id uint64) uint64 {
-	if id > n.inheritedIDs.Load() {
+	if id > n.lastInheritedID.Load() {
 		return n.NewID()
 	}
 	return id
 }
 
 // ErrLoop is the error if a connection to an endpoint would come back to usher.
-var ErrLoop = errors.New("refused: a VIP or node port of this node, or usher's own address; connecting would loop")
+var ErrLoop = errors.New("refused: the endpoint is a VIP, a node port of this node or usher's own address; connecting would loop")
 
-// errMayLoop is the error if an SCTP association with an endpoint may come back through another node: usher sets no hop
-// limit for SCTP that would end the loop.
+// errMayLoop is the error if an SCTP association with an endpoint may come back through another node: for SCTP, usher
+// sets no hop limit, which would end the loop.
 var errMayLoop = errors.New("refused: the endpoint is a VIP, or its port is a node port; connecting may loop through another node")
 
 // CheckLoop returns an error if a connection to an endpoint would come back to usher or, for SCTP, may come back
 // through another node. That cannot happen if packets for VIPs do not reach usher, if the listeners are in another
 // network namespace than the endpoints, or if something other than this node's kernel connects to the endpoints. An
-// endpoint that is a VIP is refused, unless the portal ignores packets with usher's mark. Then usher's packets are not
-// redirected; they may reach a process of this node that listens on the VIP. (Package translate refuses most endpoints
-// that are VIPs.) mayLoop reports whether a connection may come back through another node: the endpoint is a VIP, or
-// its port is a node port. See HopsLeft.
+// endpoint that is a VIP is refused if packets have no mark. Packets with usher's mark are not redirected; they may
+// reach a process of this node that listens on the VIP. (Package translate refuses most endpoints that are VIPs.)
+// mayLoop reports whether a connection may come back through another node: the endpoint is a VIP, or its port is a node
+// port. See HopsLeft.
 func (n *Node) CheckLoop(protocol config.Protocol, to netip.AddrPort) (mayLoop bool, err error) {
 	if !n.carriesVIPs || n.Socket != nil || n.Tunneled {
 		return false, nil
@@ -167,16 +167,16 @@ func (n *Node) CheckLoop(protocol config.Protocol, to netip.AddrPort) (mayLoop b
 	return mayLoop, nil
 }
 
-// A connection that may come back through another node has a hop limit below maxHops. A connection whose hop limit
-// would be below minHops is refused; all others can cross minHops hops.
+// A connection that may come back through another node has a hop limit below maxHops. It is refused if its hop limit
+// would be below minHops.
 const (
 	maxHops = 64
 	minHops = 8
 )
 
 // HopsLeft returns the hop limit for a TCP connection that may come back through another node: one less than that of
-// the client's packets, as after a router, and less than maxHops. Otherwise two nodes whose endpoints are each other's
-// node ports would open connections without end. An error means that the connection must not be made.
+// the client's packets, as after a router, and less than maxHops. Without this limit, two nodes whose endpoints are
+// each other's node ports would open connections without end. An error means that the connection must not be made.
 func HopsLeft(clientHops int) (int, error) {
 	if hops := min(clientHops, maxHops) - 1; hops >= minHops {
 		return hops, nil
@@ -191,11 +191,11 @@ func (hopsUsedUp) Error() string {
 	return "refused: the endpoint is a VIP, or its port is a node port, and the hop limit is exhausted: the connection loops between nodes"
 }
 
-// Futile ends the search: see package search. An endpoint that is no VIP and has no node port's number could still
-// succeed, but few Services have both such endpoints and ones that loop.
+// Futile makes the search give up: see search.Search.Failed. An endpoint could succeed if it is no VIP and its port is
+// no node port's, but few Services have both kinds.
 func (hopsUsedUp) Futile() bool { return true }
 
-// Target returns the portal's name for vip.
+// Target returns vip as a portal.Target.
 func Target(protocol config.Protocol, vip config.VIP) portal.Target {
 	return portal.Target{Protocol: portalProtocols[protocol], Addr: vip.Addr, Port: vip.Port}
 }
@@ -228,20 +228,21 @@ func New(node *Node, port config.ServicePort, table *affinity.Table) *FrontEnd {
 	return f
 }
 
-// View returns the current View. A search that has begun uses it from its next step on.
+// View returns the current View.
 func (f *FrontEnd) View() *View { return f.view.Load() }
 
 // manyVIPs is the minimum number of VIPs for which a lookup in a map is faster than a search of the list. Most service
 // ports have one VIP; a Service may list tens of thousands of external IPs.
 const manyVIPs = 32
 
-// Swap makes v the current View, and returns the old one. It closes the old View's Replaced.
+// Swap makes v the current View, and returns the old one. It closes the old View's Replaced. Searches that have begun
+// use v from their next step on.
 func (f *FrontEnd) Swap(v *View) (old *View) {
 	v.Replaced = make(chan struct{})
-	if many := v.Port.VIPs; len(many) >= manyVIPs {
-		v.vips = make(map[netip.AddrPort]*config.VIP, len(many))
-		for i := range slices.Backward(many) { // of equal ones, the first counts
-			v.vips[many[i].AddrPort()] = &many[i]
+	if all := v.Port.VIPs; len(all) >= manyVIPs {
+		v.vips = make(map[netip.AddrPort]*config.VIP, len(all))
+		for i := range slices.Backward(all) { // of equal ones, the first counts
+			v.vips[all[i].AddrPort()] = &all[i]
 		}
 	}
 	v.Clients = &conn.Port{ID: v.Port.ID, Protocol: f.Protocol, Unlogged: v.Port.AccessLog == config.Off, Slow: f.Slow, Observers: []conn.Observer{f.Trace, f}}
@@ -286,19 +287,19 @@ func (f *FrontEnd) Origin(v *View, from, to netip.Addr, endpoint *config.Endpoin
 	return portal.Origin{SourceAddress: why}
 }
 
-// Policy returns the quarantine policy for a failed attempt to endpoint with source o. Its UntilProbe is set if usher's
+// Policy returns the quarantine policy for a failed attempt from source o to endpoint. Its UntilProbe is set if usher's
 // rechecks (see package health) can end a quarantine. Only TCP endpoints that the kernel connects to are rechecked: UDP
 // has no handshake, a recheck costs an SCTP endpoint an association, and a recheck through a port-forward loads the API
 // server. A recheck comes from this node's address, so it proves nothing about an endpoint on another node that sees
 // some clients' own addresses: a NetworkPolicy may admit clients but not nodes.
 func (f *FrontEnd) Policy(o portal.Origin, endpoint *config.Endpoint) balance.Policy {
 	p := f.Node.Quarantine
-	p.UntilProbe = p.UntilProbe && f.Protocol == config.TCP && !f.Tunneled && (o.Here || o.SourceAddress != portal.SourceClient) && !f.seesClients(endpoint)
+	p.UntilProbe = p.UntilProbe && f.Protocol == config.TCP && !f.Tunneled && (o.Here || o.SourceAddress != portal.SourceClient) && !f.seesClientsElsewhere(endpoint)
 	return p
 }
 
-// seesClients reports whether an endpoint sees some clients' own addresses, and is on another node.
-func (f *FrontEnd) seesClients(endpoint *config.Endpoint) bool {
+// seesClientsElsewhere reports whether an endpoint sees some clients' own addresses, and is on another node.
+func (f *FrontEnd) seesClientsElsewhere(endpoint *config.Endpoint) bool {
 	o := f.Origin(f.View(), netip.Addr{}, endpoint.Addr.Addr(), endpoint)
 	return o.SourceAddress == 0 && !o.Here
 }
@@ -307,9 +308,9 @@ func (f *FrontEnd) seesClients(endpoint *config.Endpoint) bool {
 type View struct {
 	Port config.ServicePort
 	All  []*balance.Endpoint // usable or not
-	// The usable endpoints. Internal and External are those that the traffic policies leave, for clients of cluster IPs
-	// and for external clients. Cluster are those of the policy Cluster; clients of this node use them for VIPs that
-	// are not cluster IPs. See config.ServicePort.
+	// The usable endpoints. Internal are those that the internal traffic policy leaves, for cluster IPs; External those
+	// that the external traffic policy leaves, for other VIPs. Cluster are those of the policy Cluster, which clients
+	// of this node use for other VIPs. See config.ServicePort.
 	Cluster, Internal, External *balance.Set
 
 	Limits   *forward.Limits
@@ -362,6 +363,17 @@ func (v *View) VIPAt(at netip.AddrPort) (*config.VIP, bool) {
 // VIPOf returns the VIP of a portal's target.
 func (v *View) VIPOf(t portal.Target) (*config.VIP, bool) {
 	return v.VIPAt(netip.AddrPortFrom(t.Addr, t.Port))
+}
+
+// mainVIP returns the VIP of targets that clients of a listener without redirect count as having connected to. With the
+// portal none, such a listener can have several targets; of these, it is the cluster IP or, without one, the first.
+func (v *View) mainVIP(targets []portal.Target) (main *config.VIP, ok bool) {
+	for _, t := range targets {
+		if vip, is := v.VIPOf(t); is && (main == nil || vip.Kind == config.ClusterIP) {
+			main = vip
+		}
+	}
+	return main, main != nil
 }
 
 // vipFor returns the VIP for a client that connected to original: the VIP at that address, or a node port.

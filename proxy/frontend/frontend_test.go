@@ -308,33 +308,64 @@ func TestSourceAddressThatAnEndpointSees(t *testing.T) {
 	}
 }
 
+// With the portal none, one listener serves all VIPs of a family. Its clients have connected to none of them.
+func TestAdmitClientOfAListenerForSeveralVIPs(t *testing.T) {
+	g := NewWithT(t)
+	f := front(&Node{})
+	port := f.View().Port
+	port.VIPs[2].Addr = netip.MustParseAddr("10.0.0.5") // below the cluster IP
+	f.Swap(&View{Port: port, Internal: f.View().Internal, External: f.View().External})
+	p := &Place{}
+	for _, c := range []struct {
+		targets []config.VIP
+		vip     config.VIPKind
+		end     outcome.Outcome
+	}{
+		{[]config.VIP{nodePort, port.VIPs[2], vip4}, config.ClusterIP, outcome.Open},
+		{[]config.VIP{port.VIPs[2]}, config.LoadBalancerIP, outcome.SourceDenied},
+	} {
+		var targets []portal.Target
+		for _, vip := range c.targets {
+			targets = append(targets, Target(config.TCP, vip))
+		}
+		p.SetTargets(targets)
+		client := &Conn{Record: &conn.Record{From: netip.MustParseAddrPort("127.0.0.1:1"), To: netip.MustParseAddrPort("127.64.1.2:80")}, Front: f}
+		_, r := client.Admit(f.View(), p)
+		g.Expect(client.VIP.Kind).To(Equal(c.vip))
+		g.Expect(r.Outcome).To(Equal(c.end))
+	}
+}
+
 func TestListenIfThePortIsInUse(t *testing.T) {
-	wanted := netip.MustParseAddrPort("127.0.0.1:80")
+	localhost := netip.MustParseAddr("127.0.0.1")
 	for _, c := range []struct {
 		name      string
+		wanted    uint16
 		preferred bool
 		ports     portal.PortRange
 		free      uint16
 		err       error
 		want      string
 	}{
-		{"the wanted port", true, portal.PortRange{}, 80, syscall.EADDRINUSE, "127.0.0.1:80"},
-		{"any other port", true, portal.PortRange{}, 0, syscall.EADDRINUSE, "127.0.0.1:0"},
-		{"any other port, if the user may not use the wanted one", true, portal.PortRange{}, 0, syscall.EACCES, "127.0.0.1:0"},
-		{"a port of the configured range", true, portal.PortRange{First: 1000, Last: 1009}, 1007, syscall.EADDRINUSE, "127.0.0.1:1007"},
-		{"none, if the port is required", false, portal.PortRange{}, 0, syscall.EADDRINUSE, ""},
-		{"none, if the error has another cause", true, portal.PortRange{}, 0, syscall.EAFNOSUPPORT, ""},
+		{"the wanted port", 80, true, portal.PortRange{}, 80, syscall.EADDRINUSE, "127.0.0.1:80"},
+		{"any other port", 80, true, portal.PortRange{}, 0, syscall.EADDRINUSE, "127.0.0.1:0"},
+		{"any other port, if the user may not use the wanted one", 80, true, portal.PortRange{}, 0, syscall.EACCES, "127.0.0.1:0"},
+		{"a port of the configured range", 80, true, portal.PortRange{First: 1000, Last: 1009}, 1007, syscall.EADDRINUSE, "127.0.0.1:1007"},
+		{"a port of the configured range, if the portal names none", 0, true, portal.PortRange{First: 1000, Last: 1009}, 1007, syscall.EADDRINUSE, "127.0.0.1:1007"},
+		{"no port outside of the range", 0, true, portal.PortRange{First: 1000, Last: 1009}, 0, syscall.EADDRINUSE, "cannot listen on 127.0.0.1 at any port from 1000 to 1009: "},
+		{"none, if the port is required", 80, false, portal.PortRange{}, 0, syscall.EADDRINUSE, "cannot listen on 127.0.0.1:80: "},
+		{"none, if the error has another cause", 80, true, portal.PortRange{}, 0, syscall.EAFNOSUPPORT, "cannot listen on 127.0.0.1:80: "},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := NewWithT(t)
-			at, err := Listen(&Node{Settings: Settings{Ports: c.ports}}, portal.Bind{Addr: wanted, Preferred: c.preferred}, func(a netip.AddrPort) (string, error) {
+			at, err := Listen(&Node{Settings: Settings{Ports: c.ports}}, portal.Bind{Addr: netip.AddrPortFrom(localhost, c.wanted), Preferred: c.preferred}, func(a netip.AddrPort) (string, error) {
 				if a.Port() != c.free {
 					return "", fmt.Errorf("listen tcp: %w", c.err)
 				}
 				return a.String(), nil
 			})
-			if c.want == "" {
-				g.Expect(err).To(MatchError("cannot listen on 127.0.0.1:80: " + c.err.Error()))
+			if at == "" {
+				g.Expect(err).To(MatchError(c.want + c.err.Error()))
 				return
 			}
 			g.Expect(err).NotTo(HaveOccurred())
@@ -350,7 +381,7 @@ func TestTraceEventsOfRefusedClientsAreLimited(t *testing.T) {
 	began := time.Now()
 	for range 10 * RefusalsPerSecond {
 		c := &Conn{Record: &conn.Record{ID: f.NewID(), Port: f.View().Clients, From: netip.MustParseAddrPort("203.0.113.1:1")}, Front: f}
-		if !c.RefusedUnlogged(outcome.Limit) {
+		if !c.CountUnlogged(outcome.Limit) {
 			told++
 			c.Accepted()
 			c.Closed(c.Start, outcome.Result{Outcome: outcome.Limit, Err: errors.ErrUnsupported}, netip.AddrPort{})
@@ -430,9 +461,9 @@ func TestEndpointsThatSeeClients(t *testing.T) {
 	for node, sees := range map[string]bool{"": false, "other": true, "here": false} {
 		e := endpoint(1)
 		e.Node = node
-		g.Expect(f.seesClients(&e)).To(Equal(sees), node)
+		g.Expect(f.seesClientsElsewhere(&e)).To(Equal(sees), node)
 	}
 	f.NodeAddress = true
 	e := endpoint(1)
-	g.Expect(f.seesClients(&e)).To(BeFalse(), "all clients have this node's address")
+	g.Expect(f.seesClientsElsewhere(&e)).To(BeFalse(), "all clients have this node's address")
 }

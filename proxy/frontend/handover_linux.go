@@ -53,7 +53,7 @@ func (n *Node) Inherit(name string, addr netip.AddrPort) (fd int, err error) {
 	return fd, nil
 }
 
-// Own returns a duplicate descriptor, owned by the caller, of a file from a handover.
+// Own duplicates the descriptor of a file from a handover. The caller owns the duplicate.
 func Own(file *os.File) (fd int, err error) {
 	if fd, err = fdpass.Descriptor(file); err != nil {
 		return -1, err

@@ -16,21 +16,21 @@ import (
 	"github.com/usherproxy/usher/proxy/search"
 )
 
-// Listener accepts clients of a service port: those that connect to its targets. Any goroutine may call Addr; only one
-// at a time may call the other methods.
+// Listener accepts the clients of some VIPs of a service port, its targets. Any goroutine may call Addr; only one at a
+// time may call the other methods.
 type Listener interface {
 	// Addr returns the address that the listener is bound to.
 	Addr() netip.AddrPort
 	// Serves reports whether the listener meets the requirements of b.
 	Serves(b portal.Bind) bool
-	// SetTargets sets the targets whose clients connect to the listener.
+	// SetTargets sets the VIPs that the listener serves.
 	SetTargets(targets []portal.Target)
 	// HandOver returns a copy of the socket for a successor, or false if it cannot be copied. The caller closes it.
 	HandOver() (handover.Socket, bool)
-	// EndpointsChanged is called after the front end's view was replaced.
-	EndpointsChanged()
-	// Close stops accepting clients. When it returns, no more are accepted, except for UDP with HandedOver: then wait
-	// for datagram.Server.Retired.
+	// ViewReplaced is called when the front end's view has been replaced.
+	ViewReplaced()
+	// Close stops accepting clients. When it returns, no more are accepted; for UDP with HandedOver, when
+	// datagram.Server.Retired returns.
 	Close(Closing)
 }
 
@@ -64,20 +64,27 @@ func (p *Place) SetTargets(targets []portal.Target) { p.targets.Store(&targets) 
 // Serves implements Listener. The place must be the one that b describes, but if b does not require its port, any port
 // will do.
 func (p *Place) Serves(b portal.Bind) bool {
-	samePort := p.At.Port() == b.Addr.Port() || b.Addr.Port() == 0 || b.Preferred
+	samePort := p.At.Port() == b.Addr.Port() || b.Preferred
 	return samePort && p.At.Addr() == b.Addr.Addr() && p.Redirected == b.Redirected && p.Namespace == b.Namespace
 }
 
-// Listen calls listen with b's address. If that port is taken and b does not require it, Listen tries other ports of
-// the same address.
+// Listen calls listen with b's address. If that port is unavailable and b does not require it, Listen tries other ports
+// of the same address.
 func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error)) (T, error) {
-	l, err := listen(b.Addr)
+	var l T
+	where, err := b.Addr.String(), error(syscall.EADDRINUSE)
+	if b.Addr.Port() == 0 && n.Ports.First != 0 { // the portal has already assigned all these ports, but some may be free
+		where = fmt.Sprintf("%s at any port from %d to %d", b.Addr.Addr(), n.Ports.First, n.Ports.Last)
+	} else {
+		l, err = listen(b.Addr)
+	}
 	// Only these errors depend on the port.
 	unavailable := func() bool { return errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, syscall.EACCES) }
-	others := ""
 	if b.Preferred && unavailable() {
+		if b.Addr.Port() != 0 {
+			where += " or another port of that address"
+		}
 		for _, port := range otherPorts(n.Ports) {
-			others = " or another port of that address"
 			if l, err = listen(netip.AddrPortFrom(b.Addr.Addr(), port)); !unavailable() {
 				break
 			}
@@ -86,7 +93,7 @@ func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error
 	if err == nil {
 		return l, nil
 	}
-	err = fmt.Errorf("cannot listen on %s%s: %w", b.Addr, others, search.Plain(err))
+	err = fmt.Errorf("cannot listen on %s: %w", where, search.Plain(err))
 	if errors.Is(err, syscall.EADDRINUSE) && b.Namespace == nil && n.Socket == nil && len(b.Targets) > 0 {
 		if who := kernel.Holder(portal.Target{Protocol: b.Targets[0].Protocol, Addr: b.Addr.Addr(), Port: b.Addr.Port()}, nil); who != "" {
 			err = fmt.Errorf("%w: %s", err, who)
@@ -95,8 +102,8 @@ func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error
 	return l, err
 }
 
-// SocketName returns the name, in a handover, of the socket of a listener at addr. inNamespace means that the socket is
-// in the portal's namespace.
+// SocketName returns the name that the socket of a listener at addr has in a handover. inNamespace means that the
+// socket is in the portal's namespace.
 func SocketName(protocol config.Protocol, addr netip.AddrPort, inNamespace bool) string {
 	name := strings.ToLower(string(protocol)) + " " + addr.String()
 	if inNamespace {

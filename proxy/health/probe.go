@@ -32,11 +32,12 @@ type probe struct {
 	config.Probe // how to probe; Interval is 0 for a recheck
 }
 
-// recheck has a timeout that allows for one lost packet: TCP resends it after a second (RFC 6298, 2.1).
+// recheck makes a TCP connection. Its timeout allows for one lost packet: TCP resends it after a second (RFC 6298,
+// 2.1).
 var recheck = config.Probe{Check: config.Check{Kind: config.CheckTCP}, Timeout: 2 * time.Second}
 
-// checksOf returns the checks of the endpoints that clients may use, by the endpoint's State, which stays the same
-// while weight or conditions change; nil if v's service port requests none.
+// checksOf returns the checks of the endpoints that clients may use, or nil if v's service port requests none. The key
+// is the endpoint's State, which stays the same while weight or conditions change.
 func checksOf(v *frontend.View) map[*balance.State]probe {
 	how := v.Port.Probe
 	if how.Check.Kind == 0 {
@@ -55,17 +56,17 @@ func checksOf(v *frontend.View) map[*balance.State]probe {
 	return checks
 }
 
-func (c *probe) isRecheck() bool { return c.Interval == 0 }
+func (pr *probe) isRecheck() bool { return pr.Interval == 0 }
 
-// ask makes a probe. It closes its connection normally, as clients and the kubelet do, since servers log a reset as an
-// error.
-func (p *Prober) ask(c probe) error {
-	ctx, cancel := context.WithTimeout(p.ctx, c.Timeout)
+// ask carries out a probe. It closes its connection normally, as clients and the kubelet do, since servers log a reset
+// as an error.
+func (p *Prober) ask(pr probe) error {
+	ctx, cancel := context.WithTimeout(p.ctx, pr.Timeout)
 	defer cancel()
-	if c.Check.Kind != config.CheckTCP {
-		return p.get(ctx, c)
+	if pr.Check.Kind != config.CheckTCP {
+		return p.get(ctx, pr)
 	}
-	conn, err := p.connect(ctx, c.at)
+	conn, err := p.connect(ctx, pr.at)
 	if err == nil {
 		conn.Close()
 	}
@@ -87,8 +88,8 @@ func (s statusError) Error() string { return fmt.Sprintf("HTTP status %d", int(s
 
 // get makes an HTTP request on a dedicated connection, which closes when ctx ends. The Host is the endpoint's address,
 // as with the kubelet. A redirect counts as success and is not followed.
-func (p *Prober) get(ctx context.Context, c probe) error {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, c.Check.Kind.String()+"://"+c.at.String()+c.Check.Path, nil)
+func (p *Prober) get(ctx context.Context, pr probe) error {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, pr.Check.Kind.String()+"://"+pr.at.String()+pr.Check.Path, nil)
 	if err != nil {
 		return err
 	}
@@ -96,7 +97,7 @@ func (p *Prober) get(ctx context.Context, c probe) error {
 	transport := http.Transport{
 		// RoundTrip calls DialContext with a context that outlives ctx. When ctx ends, AfterFunc closes the connection.
 		DialContext: func(context.Context, string, string) (net.Conn, error) {
-			conn, err := p.connect(ctx, c.at)
+			conn, err := p.connect(ctx, pr.at)
 			if err != nil {
 				return nil, err
 			}
@@ -127,7 +128,7 @@ func resultOf(err error) conn.Result {
 	return search.ResultOf(err)
 }
 
-// short limits the text of err to maxError bytes, because the text may contain data from the endpoint, of any length.
+// short cuts the text of err after maxError bytes, because it may contain data of any length from the endpoint.
 func short(err error) error {
 	err = search.Plain(err)
 	if err == nil || len(err.Error()) <= maxError {
@@ -142,10 +143,11 @@ type target struct {
 	state *balance.State
 }
 
-// endpoint returns the endpoint as currently listed, or nil if it was removed.
+// endpoint returns the endpoint in the current View, or nil if it was removed.
 func (t target) endpoint() *balance.Endpoint { return t.front.View().Endpoint(t.state) }
 
-// dropTargets drops the endpoints that no longer need rechecks. Update drops those that no longer need checks.
+// dropTargets drops targets of a recheck that were removed, or are in no quarantine that ends with a probe. Update
+// drops targets of checks.
 func (j *job) dropTargets() {
 	if !j.isRecheck() {
 		return
@@ -157,8 +159,7 @@ func (j *job) dropTargets() {
 	})
 }
 
-// report applies the result of a probe to the endpoint t. It returns the time until the next probe, or 0 if t needs no
-// further one.
+// report applies the result of a probe to t's endpoint. It returns the time until t's next probe, or 0 if t needs none.
 func (j *job) report(t target, err error) (next time.Duration) {
 	e := t.endpoint()
 	if e == nil {
@@ -174,7 +175,7 @@ func (j *job) report(t target, err error) (next time.Duration) {
 		default:
 			r.Kind = balance.RecheckInconclusive
 		}
-		return e.Report(r, t.front.Policy(portal.Origin{}, e.Endpoint)).Next
+		return e.Report(r, t.front.Policy(portal.Origin{}, e.Endpoint)).Next // only First and Max count here; they are the same for all Origins
 	}
 	switch {
 	case err == nil:

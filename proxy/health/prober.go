@@ -39,7 +39,7 @@ type Prober struct {
 	overload         rate.Sometimes // limits how often an overload is logged
 }
 
-// New returns a Prober without probes. It connects with dial.
+// New returns a Prober that connects with dial, and has nothing to probe yet.
 func New(node *frontend.Node, dial func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)) *Prober {
 	p := &Prober{
 		node: node, dial: dial, atOnce: int(node.Budget.Probes()), jobs: map[probe]*job{},
@@ -70,7 +70,7 @@ type queue struct {
 	pausing    bool // the last probe began less than gap ago
 	underWay   int
 	namespaces map[string]*namespaceQueue // by name: those with probes that are due or in progress
-	turns      []*namespaceQueue          // those with a due probe and less than maxPerNamespace in progress; the next probe is the first one's
+	turns      []*namespaceQueue          // those with a due probe and fewer than maxPerNamespace in progress, in the order of their turns
 }
 
 // namespaceQueue is a namespace's part of a queue.
@@ -78,10 +78,11 @@ type namespaceQueue struct {
 	namespace string
 	due       []*job // the next one first
 	underWay  int
-	inTurns   bool
+	inTurns   bool // it is in queue.turns
 }
 
-// Recheck probes a failed endpoint after wait, and again for as long as it is in quarantine.
+// Recheck probes a failed endpoint after wait, and then again until the quarantine that clients' attempts began has
+// ended.
 func (p *Prober) Recheck(f *frontend.FrontEnd, e *balance.Endpoint, wait time.Duration) {
 	p.add(probe{f.ID().Namespace, e.Addr, recheck}, target{f, e.State}, wait)
 }
@@ -90,19 +91,19 @@ func (p *Prober) Recheck(f *frontend.FrontEnd, e *balance.Endpoint, wait time.Du
 // changed had put an endpoint into quarantine, that quarantine ends.
 func (p *Prober) Update(f *frontend.FrontEnd, before, after *frontend.View) {
 	was, is := checksOf(before), checksOf(after)
-	for state, c := range was {
-		if is[state] != c {
-			p.remove(c, target{f, state})
+	for state, check := range was {
+		if is[state] != check {
+			p.remove(check, target{f, state})
 		}
 	}
 	for _, e := range after.All {
-		if c, checked := was[e.State]; checked && is[e.State] != c {
+		if check, checked := was[e.State]; checked && is[e.State] != check {
 			e.Report(balance.Report{Kind: balance.CheckOff, Now: time.Now()}, balance.Policy{})
 		}
 	}
-	for state, c := range is {
-		if was[state] != c {
-			p.add(c, target{f, state}, rand.N(c.Interval)) // spread over the interval, differently on each node
+	for state, check := range is {
+		if was[state] != check {
+			p.add(check, target{f, state}, rand.N(check.Interval)) // spread over the interval, differently on each node
 		}
 	}
 }
@@ -115,14 +116,14 @@ func (p *Prober) Stop() {
 	p.probes.Wait()
 }
 
-// add schedules c for t after wait, or sooner if other targets need it sooner.
-func (p *Prober) add(c probe, t target, wait time.Duration) {
+// add schedules pr for t after wait, or sooner if other targets need it sooner.
+func (p *Prober) add(pr probe, t target, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	j := p.jobs[c]
+	j := p.jobs[pr]
 	if j == nil {
-		j = &job{probe: c, targets: map[target]bool{}}
-		p.jobs[c] = j
+		j = &job{probe: pr, targets: map[target]bool{}}
+		p.jobs[pr] = j
 		p.schedule(j, wait)
 	} else if j.timer != nil && wait < time.Until(j.due) {
 		j.timer.Stop()
@@ -131,18 +132,18 @@ func (p *Prober) add(c probe, t target, wait time.Duration) {
 	j.targets[t] = true
 }
 
-// remove removes t from c's targets. No result is reported to t from then on.
-func (p *Prober) remove(c probe, t target) {
+// remove removes t from pr's targets. No result is reported to t from then on.
+func (p *Prober) remove(pr probe, t target) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	j := p.jobs[c]
+	j := p.jobs[pr]
 	if j == nil {
 		return
 	}
 	if delete(j.targets, t); len(j.targets) == 0 && j.timer != nil {
 		j.timer.Stop()
 		j.timer = nil
-		delete(p.jobs, c)
+		delete(p.jobs, pr)
 	}
 }
 
@@ -169,7 +170,7 @@ func (p *Prober) queue(j *job) *queue {
 	return &p.checks
 }
 
-// enqueue queues j, which is due. The caller holds mu.
+// enqueue queues j, which is due, and a recheck after those with the same wait or a shorter one. The caller holds mu.
 func (p *Prober) enqueue(j *job) {
 	q := p.queue(j)
 	ns := q.namespaces[j.namespace]
@@ -186,8 +187,8 @@ func (p *Prober) enqueue(j *job) {
 	p.begin(q)
 }
 
-// updateTurns appends ns to q.turns if ns has a due probe and less than maxPerNamespace in progress, and removes ns
-// from q if it has none due or in progress. The caller holds mu.
+// updateTurns appends ns to q.turns if it is not there, and has a due probe and fewer than maxPerNamespace in progress.
+// If ns has none due or in progress, updateTurns deletes it from q.namespaces. The caller holds mu.
 func (p *Prober) updateTurns(q *queue, ns *namespaceQueue) {
 	switch {
 	case ns.inTurns:
@@ -199,7 +200,7 @@ func (p *Prober) updateTurns(q *queue, ns *namespaceQueue) {
 	}
 }
 
-// begin begins the probes that the limits of q permit now. The caller holds mu.
+// begin begins q's next probe, if the limits permit one now. It drops due jobs without targets. The caller holds mu.
 func (p *Prober) begin(q *queue) {
 	for len(q.turns) > 0 && !q.pausing && q.underWay < p.atOnce && p.ctx.Err() == nil {
 		ns := q.turns[0]
@@ -233,7 +234,7 @@ func (p *Prober) begin(q *queue) {
 	}
 }
 
-// run makes j's probe and reports the result. The job comes from ns, a namespace's part of q.
+// run carries out j's probe and reports the result. The job comes from ns, a namespace's part of q.
 func (p *Prober) run(j *job, q *queue, ns *namespaceQueue) {
 	err := p.ask(j.probe)
 	p.mu.Lock()

@@ -1,15 +1,17 @@
-// Package search finds, for one client's connection, association or session, an endpoint that answers. It decides which
-// endpoint is tried next, how long an attempt may take, when all endpoints are tried again, and when to give up.
+// Package search finds, for one client's TCP connection, SCTP association or UDP session, an endpoint that answers. It
+// decides which endpoint is tried next, how long an attempt may take, when all endpoints are tried again, and when to
+// give up.
 //
 // A [Search] is a state machine without sockets, goroutines or timers. Its driver calls [Search.Next], performs the
 // returned step, and reports the result:
 //
 //	Dial     connect to Step.Endpoint; then call Connected, Failed, or Abandoned (given up, without
 //	         fault of the endpoint)
-//	Wait     all endpoints were tried, or the client is queued for a free slot. Call Next after
-//	         Step.For, when Step.Woken has a value, or when the Service's endpoints change. If
-//	         Step.Behind is set, other clients are ahead in the queue: ignore changes of the endpoints
-//	GiveUp   there is no endpoint, for the given reason
+//	Wait     all endpoints were tried, or the client is queued until an endpoint is below its
+//	         connection limit (has a free slot). Call Next when the time Step.For is over, Step.Woken
+//	         has a value, or the Service's endpoints change. If Step.Behind is set, other clients are
+//	         ahead in the queue: ignore changes of the endpoints
+//	GiveUp   the client gets no endpoint; Step.Result has the reason
 //
 // Type Connecting of package frontend drives it, for all protocols. [Preview] returns the order in which a search would
 // try the endpoints.
@@ -21,7 +23,7 @@
 // one more attempt, with the length of the first time slot as its limit. Without a schedule, as for UDP, each endpoint
 // is tried once, and attempts have no time limit. A search makes at most 32 attempts.
 //
-// The next endpoint comes from package affinity, if the client had one, and otherwise from package balance.
-// [Search.Failed] describes how a failure affects the affinity and the endpoint. An endpoint below its connection limit
-// has a free slot; this has no relation to time slots.
+// The next endpoint is that of the client's affinity, if it is usable and untried; otherwise package balance selects
+// it. [Search.Failed] describes how a failure affects the affinity and the endpoint. A free slot has no relation to
+// time slots.
 package search

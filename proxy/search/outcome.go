@@ -12,7 +12,7 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// Reasons why no endpoint was found. For other ones see finalResult.
+// Results of a client that gets no endpoint. [Search.Failed] has the others.
 var (
 	noEndpoint   = outcome.Result{Outcome: outcome.NoEndpoint, Err: errors.New("the Service has no usable endpoint")}
 	allFailed    = outcome.Result{Outcome: outcome.AttemptsFailed, Err: errors.New("every attempt failed")}
@@ -26,19 +26,7 @@ var (
 	ErrNoAnswer = errors.New("no answer") // within the attempt's time
 )
 
-// finalResult returns the Result of a client that gets no further attempt because of err. It is Internal unless
-// OutOfResources or futile is true.
-func finalResult(err error) outcome.Result {
-	switch {
-	case futile(err):
-		return outcome.Result{Outcome: outcome.AttemptsFailed, Err: err}
-	case OutOfResources(err):
-		return outcome.Result{Outcome: outcome.Limit, Err: err}
-	}
-	return outcome.Result{Outcome: outcome.Internal, Err: err}
-}
-
-// ResultOf returns the result of an attempt or a probe that ended with err; nil means success.
+// ResultOf returns the conn.Result for an attempt or a probe that ended with err; nil means success.
 func ResultOf(err error) conn.Result {
 	switch Plain(err) {
 	case nil:
@@ -69,9 +57,9 @@ func Plain(err error) error {
 }
 
 // EndpointAtFault reports whether the endpoint caused err, the error of an attempt. The endpoint is not to blame if
-// this node is out of descriptors or memory, or if all other endpoints would fail as well; the search then ends. Nor is
-// it to blame if this node has no free port for connections to the endpoint, or no address of the endpoint's family;
-// another endpoint may then work.
+// this node is out of descriptors or memory, or if all other endpoints would fail as well: both end the search. Nor is
+// the endpoint to blame if this node has no free port for connections to the endpoint, or no address of the endpoint's
+// family; another endpoint may then work.
 func EndpointAtFault(err error) bool {
 	return !OutOfResources(err) && !futile(err) && !errors.Is(err, syscall.EADDRNOTAVAIL)
 }

@@ -22,13 +22,13 @@ const maxAttempts = 32
 // SourceAddress before it reports the result of an attempt, and Policy before Failed; the others before the first Next.
 // One goroutine at a time may call its methods.
 type Search struct {
-	Schedule      []time.Duration // empty: each endpoint is tried once
+	Schedule      []time.Duration // lengths of the time slots; empty: each endpoint is tried once
 	Policy        balance.Policy  // of quarantine
 	Affinity      *affinity.Table // nil for none
 	Client        netip.Addr
 	VIP           netip.Addr           // the VIP that the client connected to; some schedulers use it
 	Record        *conn.Record         // has the attempts, and the client's start time
-	SourceAddress portal.SourceAddress // source address that the endpoint of an attempt sees
+	SourceAddress portal.SourceAddress // whose address the endpoint of an attempt sees, and why
 
 	waitedOutSlot   bool              // the last step was to wait for the end of a time slot (this field is here to keep a Search at 384 bytes)
 	tried           []netip.AddrPort  // endpoints tried; Next clears it when all are tried and the time slot ends, or after a long wait in the queue
@@ -38,8 +38,8 @@ type Search struct {
 	waiter          *balance.Waiter   // nil until the client had to wait
 	started         time.Time         // start of the current attempt
 	timeSlot        int               // index in Schedule; len(Schedule) after the last time slot
-	slotEnd         time.Time         // of the time slot
-	final           outcome.Result    // the client's result once no further attempt may be made; Open before
+	slotEnd         time.Time         // end of the current time slot
+	final           outcome.Result    // the client's result once no attempt may follow; until then, its Outcome is Open
 	limitAfterQueue time.Duration     // time limit of the attempt that begins when the client gets a free slot
 	queuedAt        time.Time         // start of the wait for a free slot; zero if it does not wait
 	waitedInQueue   time.Duration     // duration of earlier waits for a free slot
@@ -60,17 +60,17 @@ type Step struct {
 	Do       Action
 	Endpoint *balance.Endpoint // to Dial; the driver releases it after Failed or Abandoned, or when the connection has ended
 	For      time.Duration     // duration of the Wait, or limit of the Dial; 0 means no limit
-	Woken    <-chan struct{}   // also ends the Wait; nil unless it waits for a free slot
+	Woken    <-chan struct{}   // a value also ends the Wait; nil unless the client is queued
 	Behind   bool              // other clients are ahead in the queue: a change of the endpoints does not end the Wait
 	Result   outcome.Result    // of the client, for GiveUp
 }
 
-// Next returns the step to perform at now, with the endpoints of set. It is called at the start, after Failed or
+// Next returns the step to perform at now. It chooses endpoints from set. It is called at the start, after Failed or
 // Abandoned, and after a Wait. The set may differ each time.
 func (s *Search) Next(set *balance.Set, now time.Time) Step {
 	if !s.queuedAt.IsZero() {
-		// After a long wait, endpoints that failed may be back, as at the end of a time slot: try them again. But in
-		// the last time slot, and for the last attempt, only an untried endpoint with a free slot is tried.
+		// After a long wait, endpoints that failed may be back: try them again, as after a time slot. But in the last
+		// time slot, or with only one of maxAttempts left, try only untried ones.
 		if now.Sub(s.queuedAt) >= max(s.limitAfterQueue, lookAgain) && s.timeSlot+1 < len(s.Schedule) && s.count < maxAttempts-1 {
 			s.tried = s.tried[:0]
 		}
@@ -93,7 +93,8 @@ func (s *Search) Next(set *balance.Set, now time.Time) Step {
 	}
 	for s.timeSlot < len(s.Schedule) {
 		if left := s.slotEnd.Sub(now); left > 0 {
-			if s.waitedOutSlot = len(s.tried) > 0 && set.Len() > 0 && !set.HasUntried(s.tried, 1); !s.waitedOutSlot {
+			s.waitedOutSlot = len(s.tried) > 0 && set.Len() > 0 && !set.HasUntried(s.tried, 1)
+			if !s.waitedOutSlot {
 				return s.begin(set, now, s.Schedule[s.timeSlot])
 			}
 			s.Record.Delayed(conn.Waiting, now, left)
@@ -113,7 +114,7 @@ func (s *Search) Next(set *balance.Set, now time.Time) Step {
 	return Step{Do: GiveUp, Result: allFailed}
 }
 
-// begin begins an attempt to the next endpoint.
+// begin begins an attempt with the next endpoint, queues the client, or gives up.
 func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Step {
 	if s.count == maxAttempts {
 		return Step{Do: GiveUp, Result: allFailed}
@@ -125,7 +126,7 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 	if !s.queuedAt.IsZero() {
 		s.LeaveQueue(now)
 		switch choice.Reason {
-		case balance.Affinity, balance.Probe, balance.LastResort:
+		case balance.Affinity, balance.Probe, balance.LastResort: // more important to know
 		default:
 			choice.Reason = balance.FirstInQueue
 		}
@@ -151,19 +152,22 @@ func (s *Search) Connected(now time.Time) {
 // Failed records that the attempt has failed. If the endpoint caused that (see [EndpointAtFault]), it is quarantined,
 // and the client's affinity to it is removed. If only this client gets no answer, the path between client and endpoint
 // may be the cause (see [balance.Endpoint.Report]): the endpoint is quarantined then, too, but Failed does not remove
-// the affinity. If choose finds another endpoint, it moves the affinity to that one; otherwise the client keeps this
-// one. If every other endpoint would fail too, the next step is GiveUp.
+// the affinity; if choose finds another endpoint, it moves the affinity there. If every other endpoint would fail too,
+// the next step is GiveUp.
 func (s *Search) Failed(now time.Time, err error) {
-	hopeless, blame := OutOfResources(err) || futile(err), EndpointAtFault(err)
-	if err = Plain(err); hopeless {
-		s.final = finalResult(err)
+	plain := Plain(err)
+	s.record(now, plain)
+	switch {
+	case futile(err):
+		s.final = outcome.Result{Outcome: outcome.AttemptsFailed, Err: plain}
+	case OutOfResources(err):
+		s.final = outcome.Result{Outcome: outcome.Limit, Err: plain}
 	}
-	s.record(now, err)
-	if !blame {
+	if !EndpointAtFault(err) {
 		return
 	}
-	failure := balance.Report{Kind: balance.ConnectFailed, Start: s.started, Now: now, Err: err}
-	if s.SourceAddress.IsClient() && err == ErrNoAnswer {
+	failure := balance.Report{Kind: balance.ConnectFailed, Start: s.started, Now: now, Err: plain}
+	if s.SourceAddress.IsClient() && plain == ErrNoAnswer {
 		failure.Client = s.Client
 	}
 	if s.current.Endpoint.Report(failure, s.Policy).Blamed && s.Affinity != nil {
@@ -185,10 +189,10 @@ func (s *Search) record(now time.Time, err error) {
 	s.Record.Attempted(now, a)
 }
 
-// choose takes the endpoint of the client's affinity, unless it was removed, was tried, or is in quarantine and not
-// only because of one client's failures, and otherwise the scheduler's choice. The client must wait for a free slot in
-// three cases: other clients are ahead in the queue; the endpoint of its affinity is full; or it has no usable
-// affinity, and all untried endpoints outside quarantine are full.
+// choose takes the endpoint of the client's affinity, unless it was removed, was tried, or is in quarantine (one that
+// only one client's failures caused does not count). Otherwise it takes the scheduler's choice. The client must wait
+// for a free slot in three cases: other clients are ahead in the queue; the endpoint of its affinity is full; or it has
+// no usable affinity, and all untried endpoints outside quarantine are full.
 func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) {
 	ask := balance.Request{Now: now, Client: s.Client, VIP: s.VIP, Tried: s.tried, Retry: s.count > 0}
 	var before netip.AddrPort
@@ -213,7 +217,7 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 			s.Affinity.Forget(s.Client, before)
 		}
 		had := s.Affinity.Claim(s.Client, addr, now)
-		if had == addr || had == before { // had == before: another connection has just set the affinity to the old endpoint again
+		if had == addr || had == before { // had == before: another connection has just set the old endpoint again, which this one cannot use
 			return choice, true
 		}
 		// Another connection of the client was faster.
@@ -222,8 +226,8 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 	}
 }
 
-// lookAgain is the interval at which the client at the front of a queue looks at the endpoints without being woken: the
-// end of a quarantine by time does not wake it.
+// lookAgain is the interval at which the client at the front of a queue looks at the endpoints without being woken:
+// nothing wakes it when the time of a quarantine is over.
 const lookAgain = time.Second
 
 // queue returns the step of a client that needs a free slot: Wait or GiveUp. LeaveQueue extends the time slot by the time
@@ -250,8 +254,8 @@ func (s *Search) queue(set *balance.Set, now time.Time, limit time.Duration) Ste
 // Queued reports whether the client waits for a free slot.
 func (s *Search) Queued() bool { return !s.queuedAt.IsZero() }
 
-// LeaveQueue ends a wait for a free slot, if there is one. It is called when the client has an endpoint or leaves, when
-// the search gives up, and when no untried endpoint is left.
+// LeaveQueue ends the client's wait for a free slot, if it waits. It is called when the client has an endpoint or
+// leaves, when the search gives up, and when no untried endpoint is left.
 func (s *Search) LeaveQueue(now time.Time) {
 	if !s.Queued() {
 		return

@@ -23,8 +23,8 @@ type acceptor struct {
 	front  *frontend.FrontEnd
 }
 
-// EndpointsChanged does nothing: an acceptor does not select endpoints. See [Server.Retire] for open connections.
-func (a *acceptor) EndpointsChanged() {}
+// ViewReplaced does nothing: an acceptor does not select endpoints. See [Server.Retire] for open connections.
+func (a *acceptor) ViewReplaced() {}
 
 // listening is a listener with one goroutine that accepts its clients.
 type listening struct {

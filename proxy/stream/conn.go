@@ -58,7 +58,7 @@ func (a *acceptor) accepted(client client, from netip.AddrPort) *Conn {
 // turnAway resets a client because of a limit; why is the reason.
 func (c *Conn) turnAway(a *acceptor, why error) {
 	c.logLimit(why)
-	if c.RefusedUnlogged(outcome.Limit) {
+	if c.CountUnlogged(outcome.Limit) {
 		c.reset()
 		return
 	}
@@ -160,7 +160,7 @@ func (c *Conn) start(a *acceptor, run runner) {
 // enter seeks an endpoint for the client if r is Open, and otherwise resets it.
 func (c *Conn) enter(r outcome.Result, run runner) {
 	refused := r.Outcome != outcome.Open
-	if refused && c.RefusedUnlogged(r.Outcome) {
+	if refused && c.CountUnlogged(r.Outcome) {
 		if r.Outcome == outcome.Limit { // else Refuse logs it
 			c.logLimit(r.Err)
 		}
