@@ -101,7 +101,7 @@ var _ = Describe("a Proxy with a custom Dial", func() {
 		c, err := net.Dial("tcp", at)
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(func() { c.Close() })
-		Expect(c.SetDeadline(time.Now().Add(10 * time.Second))).To(Succeed())
+		Expect(c.SetDeadline(time.Now().Add(30 * time.Second))).To(Succeed())
 		return c.(*net.TCPConn)
 	}
 
@@ -115,7 +115,8 @@ var _ = Describe("a Proxy with a custom Dial", func() {
 		o := proxy.Defaults()
 		o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(1000)
 		events = o.Trace.Reader(true)
-		o.Quarantine.First = time.Hour // longer than any spec
+		o.Schedule = []time.Duration{20 * time.Second} // a busy machine may take longer than the default
+		o.Quarantine.First = time.Hour                 // longer than any spec
 		o.TCPOnly = errors.New("a tunnel carries TCP only")
 		o.Dial = func(ctx context.Context, to *config.Endpoint) (forward.Conn, error) {
 			c, err := o.DirectDial(ctx, to)

@@ -99,7 +99,7 @@ var _ = Describe("kubectl usher connect --dns", func() {
 	DescribeTable("replies from the queried address when it listens on all addresses", func(all string) {
 		start("--dns=" + all)
 		for ns, at := range map[*lab.Namespace]string{l.Pods: resolver, l.Outside: lab.NodeOut4, l.Node: "127.0.0.1"} {
-			Expect(ns.Output("dig", "+short", "+tries=1", "-p", "5353", "@"+at, "web.default.svc.cluster.local")).To(Equal(clusterIP + "\n"))
+			Expect(ns.Output("dig", "+short", "+tries=3", "-p", "5353", "@"+at, "web.default.svc.cluster.local")).To(Equal(clusterIP + "\n"))
 		}
 	},
 		Entry("of IPv4", "0.0.0.0:5353"),

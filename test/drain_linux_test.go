@@ -153,7 +153,7 @@ func specifyDraining(portal, vip string, at func(int) netip.Addr) {
 	Eventually(func() float64 {
 		return metric(l.Node.NewDialer(1), `usher_connections_closed_total{end="endpoint-drained"}`)
 	}).
-		WithTimeout(5 * time.Second).Should(BeEquivalentTo(2))
+		WithTimeout(30 * time.Second).Should(BeEquivalentTo(2))
 	Eventually(u.Out).WithTimeout(30 * time.Second).Should(gbytes.Say("closed after .*: endpoint-drained"))
 
 	By("ending a connection to a terminating endpoint")

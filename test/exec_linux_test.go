@@ -94,7 +94,7 @@ var _ = Describe("kubectl usher exec, as a non-root user", func() {
 		Expect(output(`python3 -c '
 import socket
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-s.settimeout(5)
+s.settimeout(30)
 s.sendto(b"hello", ("echo", 5007))
 print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 	})

@@ -98,12 +98,12 @@ func nodePortsSpec(portal string, ip netip.Addr) {
 		return func() (netip.AddrPort, error) { return ask(outside, at(port)) }
 	}
 	healthy := func() error {
-		c, err := outside.Dial("", at(10256), 5*time.Second)
+		c, err := outside.Dial("", at(10256), 30*time.Second)
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		if err := c.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
 			return err
 		}
 		if _, err := c.Write([]byte("GET /livez HTTP/1.0\r\n\r\n")); err != nil {
@@ -175,7 +175,7 @@ func nodeVIPSpec(portal string, ip netip.Addr) {
 	c, err := node.DialUDP("", vip(53))
 	Expect(err).NotTo(HaveOccurred())
 	Expect(c.LocalAddr().String()).To(HavePrefix(strings.TrimSuffix(vip(53), "53")), "the source address of the node's processes")
-	Expect(exchange(c, []byte(who), 5*time.Second)).To(BeEquivalentTo(udp.String()))
+	Expect(exchange(c, []byte(who), 30*time.Second)).To(BeEquivalentTo(udp.String()))
 	Expect(ask(node, vip(80))).To(Equal(tcp))
 	other, err := pod.DialUDP("", vip(53))
 	Expect(err).NotTo(HaveOccurred())

@@ -175,10 +175,10 @@ func openHandoverSpecs(portal string) {
 			Eventually(k.Err).WithTimeout(time.Minute).Should(gbytes.Say("Open connections restored after a crash"))
 			Eventually(talks.Moved).WithTimeout(time.Minute).Should(BeNumerically(">", moved+100_000))
 			Expect(talks.Wrong()).NotTo(HaveOccurred())
-			lost = talks.Lost()
 			after, err := numbers()
 			Expect(err).NotTo(HaveOccurred())
-			Expect(len(after)).To(BeNumerically(">=", n-lost))
+			Eventually(talks.Lost).WithTimeout(30*time.Second).Should(BeNumerically(">=", n-len(after)), "each client that usher no longer serves sees that")
+			lost = talks.Lost()
 			for client, number := range after {
 				Expect(number).To(Equal(before[client]))
 			}
@@ -213,7 +213,7 @@ func openHandoverSpecs(portal string) {
 			next.Kill().Wait(30 * time.Second)
 			lost := talks.Lost()
 			for before := -1; lost != before; before, lost = lost, talks.Lost() { // until all clients have seen that their connections are lost
-				time.Sleep(time.Second)
+				time.Sleep(3 * time.Second)
 			}
 			AddReportEntry("lost with the process that was killed", lost)
 			Expect(talks.Wrong()).NotTo(HaveOccurred())

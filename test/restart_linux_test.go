@@ -187,7 +187,7 @@ func restartSpecs(portal string) {
 		Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say("Restored missing or changed rules"))
 		Expect(ask(pod, list[1].vip())).Error().NotTo(HaveOccurred())
 		Expect(open.Write([]byte("x"))).Error().NotTo(HaveOccurred())
-		Expect(open.SetReadDeadline(time.Now().Add(5 * time.Second))).To(Succeed())
+		Expect(open.SetReadDeadline(time.Now().Add(30 * time.Second))).To(Succeed())
 		Expect(open.Read(make([]byte, 1))).To(Equal(1))
 	})
 

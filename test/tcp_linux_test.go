@@ -100,11 +100,11 @@ func tcpSpecs(portal string) {
 				c.Close()
 			}
 			return err
-		}).WithTimeout(5 * time.Second).Should(gone)
+		}).WithTimeout(30 * time.Second).Should(gone)
 		echoes := func() {
 			GinkgoHelper()
 			for _, c := range open {
-				Expect(c.SetDeadline(time.Now().Add(5 * time.Second))).To(Succeed())
+				Expect(c.SetDeadline(time.Now().Add(30 * time.Second))).To(Succeed())
 				_, err := c.Write([]byte("?"))
 				Expect(err).NotTo(HaveOccurred())
 				_, err = c.Read(make([]byte, 1))
@@ -136,7 +136,7 @@ func tcpSpecs(portal string) {
 		}
 		Eventually(func() string {
 			return l.Node.Output("ip", "route", "show", "table", "local", "proto", "117")
-		}).WithTimeout(5 * time.Second).Should(And(ContainSubstring("10.96.0.22"), Not(ContainSubstring("10.96.0.10"))))
+		}).WithTimeout(30 * time.Second).Should(And(ContainSubstring("10.96.0.22"), Not(ContainSubstring("10.96.0.10"))))
 	})
 
 	It("serves IPv6", func() {

@@ -42,8 +42,8 @@ func finish(f *os.File, content string) {
 	Expect(f.Close()).To(Succeed())
 }
 
-// never is longer than any test takes.
-const never = time.Hour
+// never is longer than any test takes, and slow longer than a busy machine pauses between two writes.
+const never, slow = time.Hour, 5 * time.Second
 
 var _ = Describe("a Source, while files change,", func() {
 	var dir, a, b string
@@ -76,23 +76,23 @@ var _ = Describe("a Source, while files change,", func() {
 	})
 
 	It("does not read a half-written file when it confirms the removal of another", func() {
-		r := run([]string{dir}, patient(4*time.Second, time.Second))
+		r := run([]string{dir}, patient(8*time.Second, 3*time.Second))
 		Expect(os.Remove(a)).To(Succeed())
 		write(b, service("two", "10.96.0.22"))
 		r.becomes("one", "10.96.0.1", "two", "10.96.0.22") // the Source has seen the removal
 		f := begin(b, service("three", "10.96.0.3"))
-		r.nothing(1300 * time.Millisecond)
+		r.nothing(3300 * time.Millisecond)
 		finish(f, service("two", "10.96.0.23"))
 		r.becomes("two", "10.96.0.23", "three", "10.96.0.3")
 		Expect(r.gone).To(Equal([]string{"one"}))
 	})
 
 	It("does not read a half-written file in a folder that is created again", func() {
-		r := run([]string{dir}, patient(time.Second, never))
+		r := run([]string{dir}, patient(slow, never))
 		Expect(os.RemoveAll(dir)).To(Succeed())
 		Expect(os.Mkdir(dir, 0o755)).To(Succeed())
 		f := begin(a, service("three", "10.96.0.3"))
-		r.nothing(1300 * time.Millisecond) // the Source has seen the new folder
+		r.nothing(6 * time.Second) // the Source has seen the new folder
 		finish(f, service("one", "10.96.0.11"))
 		r.becomes("one", "10.96.0.11", "two", "10.96.0.2", "three", "10.96.0.3")
 		Expect(r.gone).To(BeEmpty())
@@ -101,7 +101,7 @@ var _ = Describe("a Source, while files change,", func() {
 	DescribeTable("does not read a half-written file that is closed after each line", func(takeAway func(path string) error) {
 		text := "apiVersion: v1\nkind: Service\nmetadata: {name: one}\nspec:\n  clusterIP: 10.96.0.1\n  ports:\n  - {name: http, port: 80}\n  - {name: admin, port: %d}\n"
 		write(a, fmt.Sprintf(text, 81))
-		r := run([]string{dir}, patient(time.Second, never))
+		r := run([]string{dir}, patient(slow, never))
 		Expect(takeAway(a)).To(Succeed())
 		for line := range strings.Lines(fmt.Sprintf(text, 82)) {
 			f, err := os.OpenFile(a, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -118,7 +118,7 @@ var _ = Describe("a Source, while files change,", func() {
 	)
 
 	It("does not read a half-written file while a program keeps it open", func() {
-		r := run([]string{dir}, patient(time.Second, never))
+		r := run([]string{dir}, patient(slow, never))
 		f := begin(a, service("one", "10.96.0.11"))
 		for i := range 20 {
 			r.nothing(5 * time.Millisecond)
@@ -130,7 +130,7 @@ var _ = Describe("a Source, while files change,", func() {
 	})
 
 	It("applies any number of new files at once", func() {
-		r := run([]string{dir}, patient(time.Second, never))
+		r := run([]string{dir}, patient(slow, never))
 		want := []string{"one", "10.96.0.1", "two", "10.96.0.2"}
 		for i := range 200 {
 			name, ip := fmt.Sprintf("s%d", i), fmt.Sprintf("10.96.1.%d", 1+i)

@@ -95,7 +95,7 @@ var _ = Describe("portal address, with service CIDRs", func() {
 			p.Set(func(s *portal.Settings) { s.ServiceCIDRs = Prefixes("10.96.0.0/16") })
 			n.Apply(p, nil, nil)
 			Expect(n.Pod.AskFrom(unused[2], 0, Soon)).To(Equal("silence"))
-			Expect(n.Node.AskFrom(unused[0], 0, 2*time.Second)).To(rejected)
+			Expect(n.Node.AskFrom(unused[0], 0, ReplyTimeout)).To(rejected)
 			n.Apply(p, nil, []portal.Target{Web4, Web6})
 			Expect(routes()).To(BeEmpty(), "nothing is served")
 

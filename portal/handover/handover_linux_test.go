@@ -356,7 +356,7 @@ var _ = Describe("the lock", func() {
 		start  func(string) (int, string)
 		within time.Duration
 	}{
-		{"another user", otherUser, lookTime / 2},
+		{"another user", otherUser, answerTime},
 		{"root without capabilities", rootWithoutRights, 2 * lookTime},
 	} {
 		for _, as := range []string{"mute holder", "lingering holder"} {

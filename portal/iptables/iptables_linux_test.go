@@ -139,8 +139,7 @@ var _ = Describe("portal iptables", func() {
 					Skip("only iptables-legacy has a lock")
 				}
 				file := filepath.Join(GinkgoT().TempDir(), "lock")
-				DeferCleanup(os.Unsetenv, "XTABLES_LOCKFILE")
-				Expect(os.Setenv("XTABLES_LOCKFILE", file)).To(Succeed())
+				GinkgoT().Setenv("XTABLES_LOCKFILE", file)
 				return func() *os.File {
 					GinkgoHelper()
 					lock, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o600)

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"path/filepath"
 	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -11,3 +12,6 @@ func TestIPTables(t *testing.T) {
 	RegisterFailHandler(Fail)
 	RunSpecs(t, "portal/iptables")
 }
+
+// All network namespaces share the lock of iptables-legacy. The other suites that use it run at the same time.
+var _ = BeforeSuite(func() { GinkgoT().Setenv("XTABLES_LOCKFILE", filepath.Join(GinkgoT().TempDir(), "lock")) })

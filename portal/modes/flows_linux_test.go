@@ -2,7 +2,6 @@ package modes
 
 import (
 	"net/netip"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -20,12 +19,12 @@ var _ = Describe("a UDP client that keeps its port", func() {
 		n := NewNet()
 		p := n.Open(mode, portal.Options{})
 		n.Publish(p, "dns", DNS4)
-		Expect(n.Node.AskFrom(DNS4, 5353, time.Second)).To(Equal("dns"))
+		Expect(n.Node.AskFrom(DNS4, 5353, ReplyTimeout)).To(Equal("dns"))
 		goes(n, p)
 		// The VIP is now an address of the node, where another server answers.
 		n.Node.Sh("ip addr add 10.96.0.10/32 dev lo")
 		n.Node.Serve(portal.Bind{Addr: netip.AddrPortFrom(VIP4, 53), Targets: []portal.Target{DNS4}}, "other")
-		Expect(n.Node.AskFrom(DNS4, 5353, time.Second)).To(Equal("other"))
+		Expect(n.Node.AskFrom(DNS4, 5353, ReplyTimeout)).To(Equal("other"))
 	},
 		Entry("when an iptables rule is removed", iptables.Mode, withdraw),
 		Entry("when an nftables rule is removed", nftables.Mode, withdraw),
@@ -40,10 +39,10 @@ var _ = Describe("a UDP client that keeps its port", func() {
 		n := NewNet()
 		p := n.Open(mode, portal.Options{})
 		_, rules := n.Publish(p, "dns", DNS4)
-		Expect(n.Pod.AskFrom(DNS4, 5353, time.Second)).To(Equal("dns"))
+		Expect(n.Pod.AskFrom(DNS4, 5353, ReplyTimeout)).To(Equal("dns"))
 		rules[0].LocalPort, rules[0].Action = 0, portal.Reject
 		n.Apply(p, rules, nil) // the first server still runs
-		Expect(n.Pod.AskFrom(DNS4, 5353, time.Second)).To(Equal("refused"))
+		Expect(n.Pod.AskFrom(DNS4, 5353, ReplyTimeout)).To(Equal("refused"))
 	},
 		Entry("with iptables", iptables.Mode),
 		Entry("with nftables", nftables.Mode),
@@ -52,9 +51,9 @@ var _ = Describe("a UDP client that keeps its port", func() {
 	It("is served when mode address replaces mode nftables", func() {
 		n := NewNet()
 		n.Publish(choose(n, nftables.Mode.Name, portal.Options{}), "before", DNS4)
-		Expect(n.Pod.AskFrom(DNS4, 5353, time.Second)).To(Equal("before"))
+		Expect(n.Pod.AskFrom(DNS4, 5353, ReplyTimeout)).To(Equal("before"))
 		n.Publish(choose(n, address.Mode.Name, portal.Options{}), "after", DNS4)
-		Expect(n.Pod.AskFrom(DNS4, 5353, time.Second)).To(Equal("after"))
+		Expect(n.Pod.AskFrom(DNS4, 5353, ReplyTimeout)).To(Equal("after"))
 	})
 })
 

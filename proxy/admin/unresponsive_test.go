@@ -17,8 +17,20 @@ import (
 )
 
 var _ = Describe("an endpoint that leaves some of its clients without a response", func() {
+	// client is the current client. It waits for 300 ms after hang, and for long otherwise, as a busy machine may
+	// respond late.
+	var client atomic.Pointer[net.TCPConn]
+	hang := func() { _ = client.Load().SetReadDeadline(time.Now().Add(300 * time.Millisecond)) }
+	ask := func(c net.Conn) {
+		GinkgoHelper()
+		client.Store(c.(*net.TCPConn))
+		Expect(c.SetReadDeadline(time.Now().Add(10 * time.Second))).To(Succeed())
+		fmt.Fprint(c, "?")
+		_, _ = c.Read(make([]byte, 5))
+	}
+
 	// served has two endpoints. The first leaves one of every n clients without a response (n = one), the second too
-	// (n = others). 60 clients reset the connection after waiting for 300 ms.
+	// (n = others). 60 clients come one by one; those without a response reset the connection.
 	served := func(one, others int64) (detail api.ServiceDetail, status api.Status, ended api.ConnectionList) {
 		GinkgoHelper()
 		n := newNode()
@@ -26,8 +38,12 @@ var _ = Describe("an endpoint that leaves some of its clients without a response
 			var clients atomic.Int64
 			return func(c net.Conn) {
 				request := make([]byte, 1)
-				if _, err := io.ReadFull(c, request); err == nil && clients.Add(1)%every != 0 {
-					fmt.Fprint(c, "hello")
+				if _, err := io.ReadFull(c, request); err == nil {
+					if clients.Add(1)%every != 0 {
+						fmt.Fprint(c, "hello")
+					} else {
+						hang()
+					}
 				}
 				_, _ = io.Copy(io.Discard, c)
 			}
@@ -37,9 +53,7 @@ var _ = Describe("an endpoint that leaves some of its clients without a response
 		for range 60 {
 			c, err := net.Dial("tcp", at)
 			Expect(err).NotTo(HaveOccurred())
-			fmt.Fprint(c, "?")
-			Expect(c.SetReadDeadline(time.Now().Add(300 * time.Millisecond))).To(Succeed())
-			_, _ = c.Read(make([]byte, 5))
+			ask(c)
 			Expect(c.(*net.TCPConn).SetLinger(0)).To(Succeed())
 			c.Close()
 		}
@@ -80,7 +94,12 @@ var _ = Describe("an endpoint that leaves some of its clients without a response
 
 	It("is ready if these clients only checked that the port is open", func() {
 		n := newNode()
-		hangs := func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }
+		hangs := func(c net.Conn) {
+			if _, err := io.ReadFull(c, make([]byte, 1)); err == nil {
+				hang()
+			}
+			_, _ = io.Copy(io.Discard, c)
+		}
 		answers := func(c net.Conn) {
 			if _, err := io.ReadFull(c, make([]byte, 1)); err == nil {
 				fmt.Fprint(c, "hello")
@@ -92,9 +111,7 @@ var _ = Describe("an endpoint that leaves some of its clients without a response
 			c, err := net.Dial("tcp", at)
 			Expect(err).NotTo(HaveOccurred())
 			if i >= 40 { // one for each endpoint
-				fmt.Fprint(c, "?")
-				Expect(c.SetReadDeadline(time.Now().Add(300 * time.Millisecond))).To(Succeed())
-				_, _ = c.Read(make([]byte, 5))
+				ask(c)
 			}
 			c.Close()
 			Eventually(func() []int64 { // a connection may be in the listen queue for some time

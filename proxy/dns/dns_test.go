@@ -82,7 +82,7 @@ func (r *running) ask(name string, kind uint16, changes ...func(*mdns.Msg)) *mdn
 
 func send(network, to string, m *mdns.Msg) *mdns.Msg {
 	GinkgoHelper()
-	client := mdns.Client{Net: network, Timeout: 10 * time.Second}
+	client := mdns.Client{Net: network, Timeout: 20 * time.Second}
 	reply, _, err := client.Exchange(m, to)
 	Expect(err).NotTo(HaveOccurred())
 	return reply

@@ -41,11 +41,12 @@ func TestSavedPairRecordsWhetherThisProcessHoldsBytes(t *testing.T) {
 
 	g.Expect(client.Write([]byte("question"))).To(Equal(8))
 	g.Expect(io.ReadFull(endpoint, make([]byte, 8))).To(Equal(8))
-	g.Eventually(func() int64 { r, _ := state(); return r.ToEndpoint.Bytes }).Should(BeEquivalentTo(8))
-	r, is := state()
-	g.Expect(is).To(Equal(whole))
-	g.Expect(r.ToEndpoint).To(Equal(WayState{Bytes: 8, Begun: true, Preface: 9}))
-	g.Expect(r.ToClient).To(Equal(WayState{}))
+	g.Eventually(func(g Gomega) { // the pair records one after the other
+		r, is := state()
+		g.Expect(is).To(Equal(whole))
+		g.Expect(r.ToEndpoint).To(Equal(WayState{Bytes: 8, Begun: true, Preface: 9}))
+		g.Expect(r.ToClient).To(Equal(WayState{}))
+	}).WithTimeout(20 * time.Second).Should(Succeed())
 
 	// The endpoint does not read until this process holds some of the client's bytes.
 	sent := 8

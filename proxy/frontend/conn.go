@@ -40,7 +40,13 @@ func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
 	if p.Redirected {
 		vip, ok = v.vipFor(c.To)
 	} else {
-		vip, ok = v.mainVIP(*p.targets.Load())
+		// With the portal none, the listener can have several targets. It is then as if the client had connected to the
+		// cluster IP or, if that is none of them, to the first.
+		for _, t := range *p.targets.Load() {
+			if at, is := v.VIPAt(netip.AddrPortFrom(t.Addr, t.Port)); is && (!ok || at.Kind == config.ClusterIP) {
+				vip, ok = at, true
+			}
+		}
 	}
 	if !ok {
 		return false, BypassedPortal // it bypassed the portal, or the VIP has just been removed

@@ -365,17 +365,6 @@ func (v *View) VIPOf(t portal.Target) (*config.VIP, bool) {
 	return v.VIPAt(netip.AddrPortFrom(t.Addr, t.Port))
 }
 
-// mainVIP returns the VIP of targets that clients of a listener without redirect count as having connected to. With the
-// portal none, such a listener can have several targets; of these, it is the cluster IP or, without one, the first.
-func (v *View) mainVIP(targets []portal.Target) (main *config.VIP, ok bool) {
-	for _, t := range targets {
-		if vip, is := v.VIPOf(t); is && (main == nil || vip.Kind == config.ClusterIP) {
-			main = vip
-		}
-	}
-	return main, main != nil
-}
-
 // vipFor returns the VIP for a client that connected to original: the VIP at that address, or a node port.
 func (v *View) vipFor(original netip.AddrPort) (*config.VIP, bool) {
 	if vip, ok := v.VIPAt(original); ok {

@@ -224,7 +224,7 @@ var _ = Describe("the endpoints of a Service:", func() {
 		uses(1)
 		Eventually(c.warnings("web")).WithTimeout(soon).Should(ContainElement(ContainSubstring("239.1.2.3")))
 		Eventually(c.warnings("other")).WithTimeout(soon).Should(ContainElement(ContainSubstring(svc.Spec.ClusterIP)))
-		Expect(failure(c.pod, vip(other))()).To(refused)
+		Expect(ask(c.pod, vip(other))).Error().To(refused)
 	})
 })
 

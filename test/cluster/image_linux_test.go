@@ -108,7 +108,7 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 			Expect(get(c.pod, adminURL+"/metrics")).Error().To(HaveOccurred(), "the admin server is only for the node")
 			Expect(p.exec("usher", "get", "portals", "-A")).To(MatchRegexp(`(?m)^ok +%s `, portal.name))
 			for _, probe := range []*corev1.Probe{p.spec.Containers[0].ReadinessProbe, p.spec.Containers[0].LivenessProbe} {
-				Expect(p.probe(probe)()).To(Succeed())
+				Eventually(p.probe(probe)).WithTimeout(soon).Should(Succeed())
 			}
 
 			By("having only the permissions in the specification")

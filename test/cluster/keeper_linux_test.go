@@ -73,9 +73,12 @@ var _ = Describe("usher with a keeper", func() {
 				Eventually(u.saved).WithTimeout(soon).Should(ContainSubstring(string(netip.MustParseAddr(client).AsSlice())), client)
 			}
 			l := startLoad(c.pod, vip(web), 100)
+			underWay := 0 // connections at the crashes
 			for round := range 3 {
 				l.more(150)
-				Expect(syscall.Kill(u.child(), syscall.SIGKILL)).To(Succeed())
+				pid, done := u.child(), l.count()
+				Expect(syscall.Kill(pid, syscall.SIGKILL)).To(Succeed())
+				underWay += l.started() - done
 				Eventually(u.Err).WithTimeout(soon).Should(gbytes.Say("usher exited unexpectedly"))
 				u.serving()
 				come()
@@ -89,7 +92,8 @@ var _ = Describe("usher with a keeper", func() {
 					Expect(failure).NotTo(Or(ContainSubstring("dial"), ContainSubstring("timeout")))
 				}
 			}
-			Expect(len(l.failures)).To(BeNumerically("<", 30), "%v", l.failures)
+			// On a busy machine each connection takes longer, so that more are under way.
+			Expect(len(l.failures)).To(BeNumerically("<", 30+underWay), "%v", l.failures)
 		})
 	}
 

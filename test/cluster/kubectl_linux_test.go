@@ -140,10 +140,12 @@ var _ = Describe("kubectl usher, run outside the cluster,", func() {
 
 	It("shows the state of all nodes, merged or by node, as a kubectl plugin and directly", func() {
 		clients(3, 2)
-		out, _ := says(0, "get", "services")
-		Expect(strings.Fields(strings.Split(out, "\n")[0])).NotTo(ContainElement("NODE"), "all nodes have the same state")
-		Expect(out).To(MatchRegexp(`(?m)^web +ok +[0-9:]+ +%s +80/TCP +2/2 +0 +5 +0 +0$`, svc.Spec.ClusterIP))
-		out, _ = says(0, "get", "services", "--per-node")
+		Eventually(func() string { // until the connections have ended
+			out, _ := says(0, "get", "services")
+			Expect(strings.Fields(strings.Split(out, "\n")[0])).NotTo(ContainElement("NODE"), "all nodes have the same state")
+			return out
+		}).WithTimeout(soon).Should(MatchRegexp(`(?m)^web +ok +[0-9:]+ +%s +80/TCP +2/2 +0 +5 +0 +0$`, svc.Spec.ClusterIP))
+		out, _ := says(0, "get", "services", "--per-node")
 		Expect(out).To(MatchRegexp(`(?m)^elsewhere +web +ok .* 2 +0 +0\nhere +web +ok .* 3 +0 +0$`))
 		out, _ = says(0, "get", "services", "--node", elsewhere, "-o", "json")
 		var list struct {

@@ -18,6 +18,7 @@ type load struct {
 	all      sync.WaitGroup
 
 	mu       sync.Mutex
+	begun    int
 	done     int
 	failures []string
 }
@@ -48,6 +49,9 @@ func startExchanges(perSecond int, exchange func() error) *load {
 
 func (l *load) connection() {
 	began := time.Now()
+	l.mu.Lock()
+	l.begun++
+	l.mu.Unlock()
 	err := l.exchange()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -75,6 +79,13 @@ func (l *load) count() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.done
+}
+
+// started is count with the connections that are under way.
+func (l *load) started() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.begun
 }
 
 // more waits for n further connections.

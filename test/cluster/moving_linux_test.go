@@ -49,7 +49,7 @@ func (m *move) step(command string) {
 func resolve(c net.Conn) (err error) {
 	for range 2 {
 		if _, err = c.Write([]byte("?")); err == nil {
-			_ = c.SetReadDeadline(time.Now().Add(2 * time.Second))
+			_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
 			_, err = c.Read(make([]byte, 1))
 		}
 		if err == nil {

@@ -23,7 +23,7 @@ var _ = Describe("the names of Services", func() {
 			return func() (lines []string, err error) {
 				c.Pods.Do(func() error {
 					var out []byte
-					out, err = exec.Command("dig", append([]string{"+short", "+tries=1", "@" + resolver}, args...)...).Output()
+					out, err = exec.Command("dig", append([]string{"+short", "+tries=3", "@" + resolver}, args...)...).Output()
 					lines = strings.Fields(string(out))
 					return nil
 				})

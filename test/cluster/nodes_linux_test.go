@@ -260,14 +260,15 @@ const quiet = 2 * time.Second
 
 func (w *watchers) settle(quiet time.Duration) (last watched) {
 	GinkgoHelper()
-	since := time.Now()
-	Eventually(func() time.Duration {
+	const every = 100 * time.Millisecond
+	equal := 0 // reports in a row; time alone would also pass while a busy machine stops the watchers
+	Eventually(func() int {
 		now := w.report()
-		if now.Received != last.Received {
-			last, since = now, time.Now()
+		if equal++; now.Received != last.Received {
+			last, equal = now, 0
 		}
-		return time.Since(since)
-	}).WithTimeout(2 * time.Minute).WithPolling(100 * time.Millisecond).Should(BeNumerically(">=", quiet))
+		return equal
+	}).WithTimeout(2 * time.Minute).WithPolling(every).Should(BeNumerically(">=", int(quiet/every)))
 	return last
 }
 

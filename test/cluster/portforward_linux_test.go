@@ -51,6 +51,10 @@ func (c *cluster) developer(verbs ...string) string {
 	return plane.Kubeconfig(control.Identity{User: name}, plane.Server())
 }
 
+// patiently lengthens the attempts to connect: on a busy machine the API server and the kubelet take longer than the
+// default timeouts, and usher then tries another Pod.
+const patiently = "--dial-timeouts=20s,20s,20s"
+
 // laptop starts 'kubectl usher connect' in the API server's namespace, which has no Pods. Cluster IPs are addresses
 // there.
 func (c *cluster) laptop(kubeconfig string, args ...string) *usher {
@@ -135,7 +139,7 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 	}
 
 	It("uses all Pods in rotation, with permissions only for Services, Events and port-forward", func() {
-		u := c.laptop(c.developer("get", "create"), "--via=portforward")
+		u := c.laptop(c.developer("get", "create"), "--via=portforward", patiently)
 		Expect(three()).To(ConsistOf(all()))
 		Expect(k.forwarded.Load()).To(BeEquivalentTo(3))
 		Expect(string(u.Err.Contents())).NotTo(MatchRegexp("(?i)forbidden"))
@@ -153,21 +157,24 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		Expect(exec.Command("install", "-m", "755", kubectlUsherRace(), program).Run()).To(Succeed())
 		Expect(exec.Command("install", "-m", "644", c.developer("get", "create"), kubeconfig).Run()).To(Succeed())
 		script := fmt.Sprintf(`for i in 1 2 3; do exec 3<>/dev/tcp/web/%d; read -r name <&3; echo "$name"; exec 3>&-; done; echo "$WEB_SERVICE_HOST"`, svc.Spec.Ports[0].Port)
-		s := startIn(controlSpace.WithTun(0o666), asNobody(program, "exec", "--kubeconfig", kubeconfig, "-n", c.namespace, "--via=portforward", "--", "bash", "-euc", script))
-		Eventually(s).WithTimeout(30 * time.Second).Should(gexec.Exit(0))
-		said := strings.Fields(string(s.Out.Contents()))
-		Expect(said).To(ConsistOf(pods[0].addr.String(), pods[1].addr.String(), pods[2].addr.String(), svc.Spec.ClusterIP))
-		Expect(s.Err.Contents()).To(BeEmpty())
+		// It has no --dial-timeouts: on a busy machine an attempt may take too long, so that the rotation skips a Pod.
+		Eventually(func(g Gomega) {
+			s := startIn(controlSpace.WithTun(0o666), asNobody(program, "exec", "--kubeconfig", kubeconfig, "-n", c.namespace, "--via=portforward", "--", "bash", "-euc", script))
+			defer s.Kill()
+			g.Eventually(s).WithTimeout(time.Minute).Should(gexec.Exit(0))
+			said := strings.Fields(string(s.Out.Contents()))
+			g.Expect(said).To(ConsistOf(pods[0].addr.String(), pods[1].addr.String(), pods[2].addr.String(), svc.Spec.ClusterIP))
+			g.Expect(s.Err.Contents()).To(BeEmpty())
+		}).WithTimeout(2 * time.Minute).Should(Succeed())
 	})
 
 	It("falls back from WebSocket to SPDY, for which the verb create is enough", func() {
-		c.laptop(c.developer("create"), "--via=portforward")
+		c.laptop(c.developer("create"), "--via=portforward", patiently)
 		Expect(three()).To(ConsistOf(all()))
 	})
 
 	It("loses only the open streams of a Pod that is removed under load", func() {
-		// On a busy machine the API server takes longer than the default timeouts.
-		u := c.laptop(c.developer("get", "create"), "--via=portforward", "--trace=false", "--dial-timeouts=20s,20s,20s")
+		u := c.laptop(c.developer("get", "create"), "--via=portforward", "--trace=false", patiently)
 		open, err := connect(laptop, vip(svc))
 		Expect(err).NotTo(HaveOccurred())
 		victim, others := pods[0], pods[1:]
@@ -191,7 +198,7 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 	})
 
 	It("tries the next Pod if one refuses, with the data that the client has sent", func() {
-		u := c.laptop(c.developer("get", "create"), "--via=portforward", "--quarantine=1h", "--quarantine-max=1h")
+		u := c.laptop(c.developer("get", "create"), "--via=portforward", "--quarantine=1h", "--quarantine-max=1h", patiently)
 		pods[0].stop()
 		for range 3 {
 			client, err := laptop.Dial("", vip(svc), 3*time.Second)
@@ -212,16 +219,23 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 	})
 
 	It("reaches Pods that were replaced under the same names, while clients keep trying", func() {
+		// Not patiently: after all Pods have failed, usher waits for the end of the time slot.
 		c.laptop(c.developer("get", "create"), "--via=portforward")
-		Expect(three()).To(ConsistOf(all()))
-		k.replaced.Add(1)
 		seen := map[netip.AddrPort]bool{}
+		Eventually(func() []netip.AddrPort {
+			for _, name := range three() {
+				seen[name] = true
+			}
+			return slices.Collect(maps.Keys(seen))
+		}).WithTimeout(soon).Should(ConsistOf(all()))
+		k.replaced.Add(1)
+		clear(seen)
 		Eventually(func() []netip.AddrPort {
 			if name, err := ask(laptop, vip(svc)); err == nil {
 				seen[name] = true
 			}
 			return slices.Collect(maps.Keys(seen))
-		}).WithTimeout(30 * time.Second).Should(ConsistOf(all()))
+		}).WithTimeout(soon).Should(ConsistOf(all()))
 	})
 
 	It("resets the client if the Pod exits during a response", func() {
@@ -254,7 +268,7 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 	})
 
 	It("reports missing permissions", func() {
-		u := c.laptop(c.developer(), "--via=portforward")
+		u := c.laptop(c.developer(), "--via=portforward", patiently)
 		Expect(ask(laptop, vip(svc))).Error().To(MatchError(syscall.ECONNRESET))
 		Eventually(u.Err).Should(gbytes.Say("forbids port-forward; to allow it: kubectl create role usher-portforward --verb=get,create --resource=pods/portforward -n " + c.namespace))
 		Eventually(u.Out).Should(gbytes.Say("port-forward is forbidden: requires get and create on pods/portforward in namespace " + c.namespace))
@@ -286,7 +300,7 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 
 	Describe("replaced by --via=auto", func() {
 		It("connects through the API server if Pods do not answer", func() {
-			c.laptop(c.developer("get", "create"), "--via=auto")
+			c.laptop(c.developer("get", "create"), "--via=auto", patiently)
 			Expect(three()).To(ConsistOf(all()))
 			Expect(k.forwarded.Load()).To(BeEquivalentTo(3))
 		})

@@ -136,14 +136,16 @@ var _ = Describe("the cluster page", func() {
 		eventually(func() []string { return p.texts(".over-nodes tbody th") }).Should(Equal([]string{"default/idle"}))
 
 		p = open(url + "#/service/default/web")
-		eventually(func() []string { return p.texts(".findings li.bad") }).Should(ConsistOf(
-			HavePrefix("↔The cause is the Pod web-0 ("), "↕The cause is node node-c: all 3 endpoints fail from there, and connections from other nodes succeed."))
-		Expect(p.count(".matrix tr.fault")).To(Equal(1))
-		Expect(p.text(".matrix tr.fault th > :first-child, .matrix tr.fault th")).To(HavePrefix("web-0"))
-		Expect(p.text(".matrix thead th.fault")).To(HavePrefix("node-c"))
-		Expect(p.texts(".matrix tbody tr:not(.fault) td.good")).To(HaveLen(4))
-		Expect(p.text(".matrix tbody tr:not(.fault) td.good")).To(MatchRegexp(`^✓ 0 of \d+ · [\d.]+ ms$`))
-		Expect(p.texts(".matrix thead th small")).To(ContainElement("✗ no response"))
+		eventually(func(g Gomega) { // as above
+			g.Expect(p.texts(".findings li.bad")).To(ConsistOf(
+				HavePrefix("↔The cause is the Pod web-0 ("), "↕The cause is node node-c: all 3 endpoints fail from there, and connections from other nodes succeed."))
+			g.Expect(p.count(".matrix tr.fault")).To(Equal(1))
+			g.Expect(p.text(".matrix tr.fault th > :first-child, .matrix tr.fault th")).To(HavePrefix("web-0"))
+			g.Expect(p.text(".matrix thead th.fault")).To(HavePrefix("node-c"))
+			g.Expect(p.texts(".matrix tbody tr:not(.fault) td.good")).To(HaveLen(4))
+			g.Expect(p.text(".matrix tbody tr:not(.fault) td.good")).To(MatchRegexp(`^✓ 0 of \d+ · [\d.]+ ms$`))
+			g.Expect(p.texts(".matrix thead th small")).To(ContainElement("✗ no response"))
+		}).Should(Succeed())
 		p.shoot("cluster")
 
 		p = open(url + "#/service/default/idle")

@@ -298,7 +298,7 @@ func answer(conn *net.UDPConn, word string) {
 // "silence" or another error.
 func (h *Host) Ask(t portal.Target) string {
 	GinkgoHelper()
-	return h.AskFrom(t, 0, 2*time.Second)
+	return h.AskFrom(t, 0, ReplyTimeout)
 }
 
 func (h *Host) AskFrom(t portal.Target, localPort int, patience time.Duration) string {

@@ -21,8 +21,11 @@ var (
 	Background         = context.Background()
 )
 
-// Soon is the time to wait for a reply that must not arrive.
-const Soon = 200 * time.Millisecond
+// Soon is the time to wait for a reply that must not arrive, and ReplyTimeout the time for one that must.
+const (
+	Soon         = 200 * time.Millisecond
+	ReplyTimeout = 10 * time.Second
+)
 
 // Open creates a portal on the node, which has no portals of other modes.
 func (n *Net) Open(mode portal.Mode, opts portal.Options) portal.Portal {

@@ -47,7 +47,7 @@ var _ = Describe("more service ports than the open files limit allows", func() {
 		Expect(value("usher_connections_limit")).To(BeNumerically(">", 100))
 
 		By("connecting to an unserved port, and removing the other ports")
-		Expect(connectAndAsk(pod, vip(ports-1), time.Second)).To(MatchError(ContainSubstring("refused")))
+		Expect(connectAndAsk(pod, vip(ports-1), patience)).To(MatchError(ContainSubstring("refused")))
 		replaceAll(dir, ports-1)
 		Eventually(func() error { return connectAndAsk(pod, vip(ports-1), time.Second) }).WithTimeout(30 * time.Second).Should(Succeed())
 		Eventually(u.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("Open files limit now suffices for all service ports"))

@@ -149,7 +149,7 @@ var _ = Describe("get -w of a cluster", func() {
 		Eventually(errs).Should(gbytes.Say("node b: .*; retrying\n"))
 		Eventually(out).Should(gbytes.Say("^service/shop/web\n"))
 		answers.Store(true)
-		Eventually(out, "5s").Should(gbytes.Say("^service/shop/cart\n"), "and web is not printed again")
+		Eventually(out, "30s").Should(gbytes.Say("^service/shop/cart\n"), "and web is not printed again")
 		end()
 	})
 

@@ -177,10 +177,10 @@ var _ = Describe("a daemon with a portal", func() {
 		c.Proxy.ClaimNodeAddresses = true // the API server runs on this node
 		r := begin(c)
 		Eventually(r.ready).WithTimeout(patience).Should(Receive())
-		const kinds = 3 // Services, EndpointSlices, the Node
+		const kinds = 4 // Services, EndpointSlices, the Node, ServiceCIDRs
 		Eventually(api.watches.Load).WithTimeout(patience).Should(BeNumerically(">=", kinds))
-		api.CloseClientConnections()
 		before := api.watches.Load()
+		api.CloseClientConnections()
 		Eventually(api.watches.Load).WithTimeout(patience).Should(BeNumerically(">=", before+kinds))
 	},
 		Entry("iptables", "iptables"),

@@ -227,7 +227,7 @@ var _ = Describe("the demo", func() {
 		breakIt("web-1", api.DemoSlowAccept)
 		started := time.Now()
 		Expect(ask("web-1")).To(Equal("I am web-1"))
-		Expect(time.Since(started)).To(BeNumerically("<=", 10*slowAccept))
+		Expect(time.Since(started)).To(BeNumerically("<=", 20*slowAccept))
 		Eventually(func() error {
 			c, err := net.DialTimeout("tcp", address("web-1"), 50*time.Millisecond)
 			if err == nil {

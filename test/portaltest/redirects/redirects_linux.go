@@ -133,11 +133,11 @@ func ItRedirects(k *Kind) {
 	It("redirects a UDP client with an unchanged port to a listener that follows a reject", func() {
 		p := k.open(n)
 		n.Apply(p, []portal.Rule{Reject(DNS4), Reject(DNS6)}, nil)
-		Expect(n.Pod.AskFrom(DNS4, 5353, time.Second)).To(Equal("refused"))
-		Expect(n.Node.AskFrom(DNS6, 5353, time.Second)).To(Equal("refused"))
+		Expect(n.Pod.AskFrom(DNS4, 5353, ReplyTimeout)).To(Equal("refused"))
+		Expect(n.Node.AskFrom(DNS6, 5353, ReplyTimeout)).To(Equal("refused"))
 		n.Publish(p, "dns", DNS4, DNS6)
-		Expect(n.Pod.AskFrom(DNS4, 5353, time.Second)).To(Equal("dns"))
-		Expect(n.Node.AskFrom(DNS6, 5353, time.Second)).To(Equal("dns"))
+		Expect(n.Pod.AskFrom(DNS4, 5353, ReplyTimeout)).To(Equal("dns"))
+		Expect(n.Node.AskFrom(DNS6, 5353, ReplyTimeout)).To(Equal("dns"))
 	})
 
 	needsLanding := func() {
@@ -204,7 +204,7 @@ func ItRedirects(k *Kind) {
 			n.Node.Sh("ip addr add 10.1.0.7/24 dev pod0; ip addr del 10.1.0.1/24 dev pod0; ip addr replace 10.1.0.7/24 dev pod0")
 			n.Pod.Sh("ip route replace default via 10.1.0.7")
 			for _, way := range [][2]net.Conn{{client, server}, {server, client}} {
-				way[1].SetDeadline(time.Now().Add(2 * time.Second))
+				way[1].SetDeadline(time.Now().Add(ReplyTimeout))
 				_, err := io.WriteString(way[0], "x")
 				Expect(err).NotTo(HaveOccurred())
 				Expect(way[1].Read(make([]byte, 1))).To(Equal(1))
@@ -354,7 +354,7 @@ func ItRedirects(k *Kind) {
 				Web4: "web 10.96.0.10:80", Web6: "web [fd96::10]:80",
 				At(WebNode4, NodeIP4): "web 10.1.0.1:30080", At(WebNode6, NodeIP6): "web [fd01::1]:30080",
 			} {
-				patience := 10 * time.Second
+				patience := ReplyTimeout
 				if !web {
 					answer, patience = "silence", Soon
 				}
@@ -527,7 +527,7 @@ func ItRedirects(k *Kind) {
 			for _, from := range []*Host{n.Node, n.Pod} {
 				for _, t := range unused {
 					// UDP from the node itself can fail with EPERM on sending.
-					Expect(from.AskFrom(t, 0, 2*time.Second)).To(Or(Equal("refused"), HaveSuffix(unix.EPERM.Error())), t.String())
+					Expect(from.AskFrom(t, 0, ReplyTimeout)).To(Or(Equal("refused"), HaveSuffix(unix.EPERM.Error())), t.String())
 				}
 				Expect(from.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
 				Expect(from.Ask(Web6)).To(Equal("web [fd96::10]:80"))
