@@ -126,8 +126,8 @@ type Node struct {
 	// ServiceCIDRs are the networks of the cluster's Services, as far as known; only if this node has a Node object.
 	ServiceCIDRs []netip.Prefix
 
-	// Leaving is set while the node is being deleted, is marked for that by the cluster autoscaler, or does not have a
-	// Node object yet: load balancers should not use it.
+	// Leaving is set while the node is being deleted, is marked for that by the cluster autoscaler, or has no Node
+	// object, not yet or no longer: load balancers should not use it.
 	Leaving bool
 }
 

@@ -235,8 +235,8 @@ func (a Action) String() string {
 // Bind is a listener that a portal wants for some targets of a service port, which are all of one address family and
 // protocol.
 type Bind struct {
-	// Addr is where to listen. Port 0, which is never required, means any free port that the user allows. Addr need not
-	// be an address of this node yet: the listener sets IP_FREEBIND.
+	// Addr is where to listen. Port 0 means any free port that the user allows. Addr need not be an address of this
+	// node yet: the listener sets IP_FREEBIND.
 	Addr netip.AddrPort
 	// Preferred says that another port is acceptable if Addr's is unavailable.
 	Preferred bool

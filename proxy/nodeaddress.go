@@ -30,7 +30,7 @@ func (f *frontEnd) inUseOnNode(vip config.VIP) error {
 	t := frontend.Target(f.Protocol, vip)
 	nodePort := t
 	nodePort.Addr = portal.FamilyOf(t.Addr).Any()
-	if owner := p.owners[nodePort]; owner != nil && owner != f {
+	if owner := p.owners[nodePort]; owner != nil && owner != f && p.node.Locality.HasNodePorts(t.Addr) {
 		return fmt.Errorf("%s %s is an address of this node: port %d is a node port of %s", vip.Kind, t, t.Port, owner.ID())
 	}
 	if !p.Portal.Traits().Redirects {

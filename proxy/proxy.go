@@ -144,6 +144,8 @@ func (p *Proxy) SetServiceCIDRs(cidrs []netip.Prefix) {
 func (p *Proxy) SetNodePortAddresses(within []netip.Prefix) {
 	defer p.lock()()
 	p.Portal.Set(func(s *portal.Settings) { s.NodePortAddresses = within })
+	p.node.Locality.SetNodePorts(within)
+	p.markNodeAddresses()
 	// The addresses of node port listeners may depend on the setting.
 	for t, f := range p.owners {
 		if t.Addr.IsUnspecified() {

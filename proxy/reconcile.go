@@ -36,15 +36,15 @@ func (p *Proxy) failedToListen() bool {
 	return false
 }
 
-// markFailed marks the front ends whose plan failed, at least in part. It skips those with an unsupported protocol,
-// which never succeed, and unless check is set, those whose VIPs belong to others until one releases a target: a plan
-// takes time for each of the VIPs, of which there may be 100,000. The portal retries its own failures.
+// markFailed marks the front ends whose plan failed, at least in part: those that could not listen and, if all is set,
+// those that failed for other reasons, except an unsupported protocol, which never succeeds. A plan takes time for each
+// VIP, of which there may be 100,000. So not every change retries failures. The portal retries its own failures.
 //
 // It marks them in the order of their IDs: which one gets a released target does not depend on the order of a map.
-func (p *Proxy) markFailed(check bool) {
+func (p *Proxy) markFailed(all bool) {
 	var again []*frontEnd
 	for f, problem := range p.failed {
-		if problem.Reason != ReasonProtocol && (problem.Reason != ReasonConflict || p.released || check) {
+		if problem.Reason == ReasonListen || all && problem.Reason != ReasonProtocol {
 			again = append(again, f)
 		}
 	}
@@ -52,12 +52,13 @@ func (p *Proxy) markFailed(check bool) {
 	for _, f := range again {
 		p.mark(f)
 	}
-	p.released = false
+	p.released = p.released && !all
 }
 
 // reconcile adapts listeners and rules to the wanted state. Each round plans the dirty front ends, which opens
 // listeners, has the portal install the rules, and closes unused listeners. Failures are recorded. If check is set, the
-// portal first compares its rules with the kernel's. No other function retries failures.
+// portal first compares its rules with the kernel's, and all failures are retried; otherwise only those that a released
+// target or a closed listener may end. No other function retries failures.
 //
 // The caller holds both locks of a change. reconcile releases Proxy.mu during slow kernel operations.
 func (p *Proxy) reconcile(ctx context.Context, check bool) {
@@ -68,7 +69,9 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 		p.markNodeAddresses()
 	}
 	p.listening = nil
-	p.markFailed(check)
+	if check || p.released {
+		p.markFailed(true)
+	}
 	for round := range maxRounds {
 		if len(p.unused) > 0 && len(p.dirty) > 0 && !p.Portal.Traits().Redirects { // a new listener may need the address, as after a rename of a Service
 			p.closeUnused()
@@ -86,7 +89,7 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 		}
 		p.closeUnused()                                                           // after the rules that redirected to them are gone
 		if p.keeping.removed && p.failedToListen() && p.awaitRemoved() || freed { // removed sockets may have blocked new listeners
-			p.markFailed(false)
+			p.markFailed(p.released)
 		}
 		if len(p.dirty) == 0 {
 			break
@@ -104,10 +107,10 @@ func (p *Proxy) closeUnused() {
 	p.unused = nil
 }
 
-// plan plans the dirty front ends, and those that lose a VIP to them: each claims its VIPs, and once all VIPs have their
-// final owners, opens its listeners. Otherwise the first to claim a VIP would use its inherited socket, not the owner.
-// Of a front end's failures, plan records one that is no conflict if there is one, since each reconcile retries those.
-// It reports whether any plan failed.
+// plan plans the dirty front ends, and those that lose a VIP to them: each claims its VIPs, and once all VIPs have
+// their final owners, opens its listeners. Otherwise the first to claim a VIP would use its inherited socket, not the
+// owner. Of a front end's failures, plan records a ListenFailed if there is one, since that is retried most often, and
+// a conflict only if there is no other. It reports whether any plan failed.
 func (p *Proxy) plan() (failed bool) {
 	for i := 0; i < len(p.dirty); i++ { // claim may mark more
 		f := p.dirty[i]
@@ -125,9 +128,11 @@ func (p *Proxy) plan() (failed bool) {
 			continue
 		}
 		problem := p.failed[f]
-		if err := f.bind(); err != nil && (problem == nil || problem.Reason == ReasonConflict) {
-			problem = &Problem{Reason: listenReason(err), Err: err}
-			p.failed[f] = problem
+		if err := f.bind(); err != nil {
+			if why := listenReason(err); problem == nil || problem.Reason == ReasonConflict || why == ReasonListen {
+				problem = &Problem{Reason: why, Err: err}
+				p.failed[f] = problem
+			}
 		}
 		failed = failed || problem != nil
 	}

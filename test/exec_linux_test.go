@@ -99,6 +99,13 @@ s.sendto(b"hello", ("echo", 5007))
 print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 	})
 
+	It("reaches Services that another proxy serves in the cluster", func() {
+		at := netip.AddrPortFrom(lab.Pod(1), 8081)
+		serveText(l.Pods, at.String(), "labeled\n")
+		service{name: "labeled", clusterIP: "10.96.0.15", port: 80, metadata: `, labels: {service.kubernetes.io/service-proxy-name: usher}`, endpoints: []netip.AddrPort{at}}.write(manifests)
+		Expect(output("curl -sS http://labeled/")).To(Equal("labeled\n"))
+	})
+
 	It("resolves names for the C library and for dig", func() {
 		Expect(strings.Fields(output("getent hosts web"))).To(HaveExactElements("10.96.0.10", "web.default.svc.cluster.local"))
 		Expect(output("dig +short SRV _main._tcp.web.default.svc.cluster.local")).To(Equal("0 100 80 web.default.svc.cluster.local.\n"))

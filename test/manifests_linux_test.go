@@ -256,13 +256,15 @@ metadata: {name: near, labels: {example.com/rack: "7"}}
 
 	It("are served on a loopback address with --portal=none", func() {
 		web.endpoints = []netip.AddrPort{startBackend(l.Node, netip.MustParseAddr("127.0.0.1"), 8080).addr}
+		web.spec = "  type: LoadBalancer\n  externalTrafficPolicy: Local\n  healthCheckNodePort: 32004\n"
 		web.write(dir)
 		before := state(l.Node)
 		u := startUsher(l.Node, dir, "--portal=none")
-		Eventually(u.Out).Should(gbytes.Say(`127\.\d+\.\d+\.\d+:80 `))
-		out := string(u.Out.Contents())
-		at := strings.Fields(out[strings.Index(out, "default/web"):])[4]
+		listens := regexp.MustCompile(`127\.\d+\.\d+\.\d+:80 `)
+		Eventually(u.Out).Should(gbytes.Say(listens.String()))
+		at := strings.TrimSpace(string(listens.Find(u.Out.Contents())))
 		Expect(ask(l.Node.NewDialer(1), at)).To(Equal(web.endpoints[0]))
+		Expect(l.Node.NewDialer(1).Dial("", "127.0.0.1:32004", 10*time.Second)).Error().To(refused, "no load balancer needs a health check node port")
 		Expect(state(l.Node)).To(Equal(before))
 	})
 

@@ -1,12 +1,15 @@
 package main
 
 import (
+	"strings"
+
 	"github.com/spf13/cobra"
 
 	"github.com/usherproxy/usher/cmd/internal/cli"
 	"github.com/usherproxy/usher/cmd/internal/serve"
 	"github.com/usherproxy/usher/cmd/kubectl-usher/laptop"
 	"github.com/usherproxy/usher/cmd/usher/daemon"
+	"github.com/usherproxy/usher/config/translate"
 )
 
 func newConnect() *cobra.Command { return newConnectOf(&connectCommand{Flags: serve.New()}) }
@@ -43,6 +46,7 @@ For a single command on Linux, 'kubectl usher exec' needs none of this.`,
 	c.via.register(flags, viaPortForward)
 	cli.Group(flags, serve.EndpointGroup)
 	c.RegisterNode(flags)
+	flags.Lookup("service-proxy-name").Usage = strings.Replace(serve.ProxyNameUsage, "Services without the label", "all Services", 1)
 	flags.Lookup("node-name").Usage = "Name of this node's Node object. Empty = this machine is not a node or, with --via=direct, the hostname"
 	cli.Group(flags, "This node and what it serves")
 	c.RegisterTakeOver(flags)
@@ -90,6 +94,9 @@ func (c *connectCommand) complete(cmd *cobra.Command) error {
 		return err
 	}
 	c.Cluster.AsUser = true
+	if c.ServiceProxyName == "" {
+		c.ServiceProxyName = translate.AnyProxy
+	}
 	if err := c.Complete(cmd); err != nil {
 		return err
 	}

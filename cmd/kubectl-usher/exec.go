@@ -22,6 +22,7 @@ import (
 	"github.com/usherproxy/usher/cmd/usher/daemon"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/environ"
+	"github.com/usherproxy/usher/config/translate"
 	"github.com/usherproxy/usher/portal/netns"
 	"github.com/usherproxy/usher/proxy/dns"
 	"github.com/usherproxy/usher/proxy/localhost"
@@ -170,6 +171,7 @@ func (e *execCommand) complete(cmd *cobra.Command) (err error) {
 		return err
 	}
 	e.HardFail = true
+	e.ServiceProxyName = translate.AnyProxy
 	e.DrainTimeout = 0 // the command that has the connections has exited
 	e.Cluster.AsUser = true
 	if err := e.Complete(cmd); err != nil {

@@ -69,12 +69,14 @@ It changes nothing and needs no privileges.`,
 type manifestFlags struct {
 	allocation    serve.Allocation
 	loadBalancers []string
+	proxyName     string
 	node          config.Node
 }
 
 func (f *manifestFlags) register(flags *pflag.FlagSet) {
 	f.allocation.Register(flags)
 	flags.StringSliceVar(&f.loadBalancers, "load-balancer-cidr", nil, serve.LoadBalancersUsage)
+	flags.StringVar(&f.proxyName, "service-proxy-name", "", serve.ProxyNameUsage)
 }
 
 // check reads manifests once; the path - is stdin.
@@ -83,6 +85,7 @@ func (f *manifestFlags) check(stdin io.Reader, paths []string) (*manifest.Result
 	if err := f.allocation.Parse(&o); err != nil {
 		return nil, err
 	}
+	o.ServiceProxyName = f.proxyName
 	var err error
 	if o.LoadBalancers, err = serve.ParseLoadBalancers(f.loadBalancers); err != nil {
 		return nil, err

@@ -108,6 +108,7 @@ var _ = Describe("usher run", func() {
 			Expect(err).To(BeAssignableToTypeOf(&cli.UsageError{}))
 		},
 		Entry(nil, "--dial-timeouts=1s,0s", `--dial-timeouts: invalid value "0s": must be greater than 0`),
+		Entry(nil, "--keepalive=24h", `--keepalive: invalid value "24h0m0s": must be at most 9h6m7s`),
 		Entry(nil, "--max-udp-sessions=0", `--max-udp-sessions: invalid value "0": must be at least 1`),
 		Entry(nil, "--service-cidr=10.0.0.1/8", `--service-cidr: invalid value "10.0.0.1/8": host bits are set; did you mean 10.0.0.0/8?`),
 		Entry(nil, "--service-cidr=10.0.0.0/8,11.0.0.0/8", `--service-cidr: "10.0.0.0/8" and "11.0.0.0/8" are of the same IP family: at most one network per IP family`),
@@ -214,6 +215,7 @@ var _ = Describe("the mark", func() {
 		for _, wrong := range []string{"", "-1", "0x100000000", "red"} {
 			Expect(cmd.ParseFlags([]string{"--mark=" + wrong})).To(MatchError(ContainSubstring("such as 0x1000")))
 		}
+		Expect(cmd.ParseFlags([]string{"--mark=0xffffffff"})).To(MatchError(ContainSubstring("must leave a bit unset")))
 	})
 })
 

@@ -15,6 +15,7 @@ import (
 	"github.com/usherproxy/usher/cmd/usher/daemon"
 	"github.com/usherproxy/usher/cmd/usher/keeper"
 	"github.com/usherproxy/usher/config/manifest"
+	"github.com/usherproxy/usher/config/translate"
 	"github.com/usherproxy/usher/portal/fdstore"
 	"github.com/usherproxy/usher/portal/handover"
 )
@@ -146,6 +147,9 @@ func (r *runCommand) complete(cmd *cobra.Command) (warnings []string, err error)
 	flags := cmd.Flags()
 	if err := r.OneSource(); err != nil { // before a file may configure the API server
 		return nil, err
+	}
+	if r.ServiceProxyName == translate.AnyProxy {
+		return nil, cli.Usagef("--service-proxy-name: invalid value %q: must be a label value", translate.AnyProxy)
 	}
 	warnings = cli.Deprecations(flags) // before a file sets flags
 	if r.keeper && slices.Contains(r.Manifests, manifest.Stdin) {

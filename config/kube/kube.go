@@ -151,7 +151,11 @@ func selectorsFor(proxyName string, discovery bool) (s selectors, err error) {
 		return s, nil
 	}
 	s = selectors{"!" + translate.LabelServiceProxyName, notHeadless, "!" + corev1.IsHeadlessService}
-	if proxyName != "" {
+	switch proxyName {
+	case "":
+	case translate.AnyProxy:
+		s.serviceLabels = ""
+	default:
 		mine, err := labels.NewRequirement(translate.LabelServiceProxyName, selection.Equals, []string{proxyName})
 		if err != nil {
 			return s, fmt.Errorf("service proxy name %q: %w", proxyName, err)
@@ -314,7 +318,8 @@ func (s *Source) lookAtNode() {
 			now.ServiceCIDRs = s.cidrs
 			s.mu.Unlock()
 		case before != nil:
-			return // deleted: the known state stays, as with kube-proxy
+			now = *before // the last known state, but load balancers must not use the node
+			now.Leaving = true
 		default:
 			s.options.Log.WithField("node", s.options.NodeName).Warn("No Node object has this name; /healthz returns 503 until one exists; check --node-name")
 		}

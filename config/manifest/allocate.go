@@ -152,6 +152,14 @@ func (r *resolver) allocateNodePorts(svc *corev1.Service, got *[]claim) (*corev1
 		if p != nil {
 			protocol, seed = p.Protocol, owner.String()+":"+strconv.Itoa(int(p.Port))
 		}
+		for _, other := range svc.Spec.Ports {
+			same := claim{protocol: protocol, nodePort: other.NodePort}
+			if _, taken := r.owners[same]; p != nil && other.Port == p.Port && other.NodePort != 0 && !taken {
+				r.owners[same] = owner
+				*got = append(*got, same)
+				return other.NodePort
+			}
+		}
 		of := func(n uint64) claim { return claim{protocol: protocol, nodePort: int32(r.nodePorts.First) + int32(n)} }
 		at, ok := give(0, band(size, 32, 128), size-1, seed, func(n uint64) bool { _, taken := r.owners[of(n)]; return taken })
 		if full = !ok; full {

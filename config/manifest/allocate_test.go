@@ -73,6 +73,11 @@ var _ = Describe("a Service that specifies no node port", func() {
 		Expect(had[1]).To(Equal(had[2]))
 		Expect(had[0]).NotTo(Equal(had[1]))
 	})
+	It("gets the one that the other protocol of the port specifies", func() {
+		w := newWorld()
+		w.write("a.yaml", strings.Replace(svc("dns", "type: NodePort"), "[{port: 80}]", "[{name: udp, port: 53, protocol: UDP}, {name: tcp, port: 53, nodePort: 30053}]", 1))
+		Expect(w.nodePortsOf("dns")).To(Equal([]uint16{30053, 30053}))
+	})
 	It("gets another one if another Service specifies that one", func() {
 		w := newWorld()
 		w.write("a.yaml", svc("one", "type: NodePort"))

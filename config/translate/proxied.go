@@ -11,15 +11,18 @@ import (
 // LabelServiceProxyName is the label of a Service that names its proxy.
 const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
+// AnyProxy stands for the name of every proxy, and for none. A label cannot have this value.
+const AnyProxy = "*"
+
 // Proxied reports whether usher serves svc. If usher has a name, proxyName, it serves only the Services labeled with
-// it, alongside another proxy that serves the rest. Otherwise it serves only those without the label. (Cilium's
-// k8s-service-proxy-name means the same.)
+// it, alongside another proxy that serves the rest. Without a name, it serves only those without the label. (Cilium's
+// k8s-service-proxy-name means the same.) With AnyProxy, it serves both.
 func Proxied(svc *corev1.Service, proxyName string) bool {
 	if svc.Spec.Type == corev1.ServiceTypeExternalName || svc.Spec.ClusterIP == "" || svc.Spec.ClusterIP == corev1.ClusterIPNone {
 		return false
 	}
 	name, labeled := svc.Labels[LabelServiceProxyName] // a label without a value names another proxy, too
-	return name == proxyName && labeled == (proxyName != "")
+	return proxyName == AnyProxy || name == proxyName && labeled == (proxyName != "")
 }
 
 // ServiceOf returns the name of the Service that slice belongs to, and false

@@ -182,6 +182,11 @@ var _ = Describe("Which Services", func() {
 		out, _ = translate.Service(service(), nil, here, opts)
 		Expect(out.Ports).To(BeEmpty(), "a proxy with a name leaves Services without the label to other proxies")
 
+		for _, svc := range []*corev1.Service{service(labelled), service()} {
+			out, _ = translate.Service(svc, nil, here, translate.Options{ServiceProxyName: translate.AnyProxy})
+			Expect(out.Ports).To(HaveLen(1), "a program for one user serves both")
+		}
+
 		handwritten := slice("b", endpoint("10.0.0.2"))
 		out, _ = translate.Service(service(labelled), []*discoveryv1.EndpointSlice{handwritten}, here, opts)
 		Expect(addrs(out.Ports[0].Endpoints)).To(Equal([]string{"10.0.0.2:8080"}), "slices that users create need no label")

@@ -199,8 +199,11 @@ func removeFamily(ctx context.Context, v variant, family portal.Family, opts por
 		}
 		script = "*" + name + "\n" + script + "COMMIT\n"
 		restore := v.command(family.Is6(), "-restore")
-		wait := fmt.Sprint(int(opts.LockWait.Seconds()))
-		if _, err := run(ctx, script, restore, "--noflush", "--wait", wait); err != nil {
+		args := []string{"--noflush"}
+		if version, err := run(ctx, "", restore, "--version"); err != nil || restoreWaits(version) {
+			args = append(args, "--wait", fmt.Sprint(int(opts.LockWait.Seconds())))
+		}
+		if _, err := run(ctx, script, restore, args...); err != nil {
 			errs = append(errs, hint(fmt.Errorf("removing chains %s* from table %s: %w", chainPrefix, name, err), family.Is6()))
 			continue
 		}

@@ -44,11 +44,12 @@ func Listeners() ([]Listener, error) {
 func readSockets() (all []Listener, inodes map[string]int, err error) {
 	inodes = map[string]int{}
 	var errs []error
-	for name, kind := range map[string]struct {
+	for _, kind := range [...]struct { // always in this order, so that Holder names the same socket each time
+		name     string
 		protocol portal.Protocol
 		state    string // of enum in net/tcp_states.h
-	}{"tcp": {portal.TCP, "0A"}, "tcp6": {portal.TCP, "0A"}, "udp": {portal.UDP, "07"}, "udp6": {portal.UDP, "07"}} {
-		f, err := os.Open("/proc/thread-self/net/" + name)
+	}{{"tcp", portal.TCP, "0A"}, {"tcp6", portal.TCP, "0A"}, {"udp", portal.UDP, "07"}, {"udp6", portal.UDP, "07"}} {
+		f, err := os.Open("/proc/thread-self/net/" + kind.name)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}

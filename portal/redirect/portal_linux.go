@@ -249,7 +249,16 @@ func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Tar
 func (p *Portal) Set(change func(*portal.Settings)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.settings.Set(change)
+	before := p.settings.NodePortAddresses
+	if p.settings.Set(change); !slices.Equal(before, p.settings.NodePortAddresses) { // clients that came before the rules for an address bypass them
+		for _, m := range p.families {
+			for t := range m.rules {
+				if t.Addr.IsUnspecified() && t.Protocol == portal.UDP {
+					p.unflushed[t] = true
+				}
+			}
+		}
+	}
 }
 
 // Check repairs differences from the wanted rules. It reads the kernel's rules, unless they are known to be unchanged.
@@ -295,6 +304,7 @@ func (p *Portal) Resume() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.leftover = portal.Others{}
+	p.forgetAnswers() // those of the instance that failed
 }
 
 // flushLater makes forgetStale forget the flows of clients of these targets that came while rules were missing or

@@ -62,13 +62,13 @@ func (srv *Server) Listen(f *frontend.FrontEnd, b portal.Bind) (_ frontend.Liste
 	if err != nil {
 		return nil, err
 	}
-	l := &listener{server: srv, front: f}
-	l.Redirected, l.Namespace = b.Redirected, b.Namespace
-	l.SetTargets(b.Targets)
-	if l.At, err = forward.LocalAddr(fd); err != nil {
+	at, err := forward.LocalAddr(fd)
+	if err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, err)
 	}
+	l := &listener{server: srv, front: f}
+	l.Bound(b, at)
 	f.Budget.CountListener(f.ID().Namespace, l.At.Port(), true, 1)
 	lp.listeners++
 	l.socket = newSocket(l, lp, fd)

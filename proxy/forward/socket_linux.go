@@ -33,6 +33,9 @@ func (k Keepalive) options() []option {
 	}
 }
 
+// Set sets k for a socket, whose descriptor fd is, or for those that a listener accepts.
+func (k Keepalive) Set(fd int) { _ = setOptions(fd, k.options()...) } // does not fail for an open socket
+
 // Socket is the descriptor of a non-blocking TCP socket that is connected or connecting. Its owner closes it; no copy
 // of the Socket value may be used after that.
 type Socket int32

@@ -230,7 +230,7 @@ func (l *Loop) probe() {
 	l.EachPair(func(h *PairHere, _ Owner) {
 		if !h.probed {
 			h.probed = true
-			_ = setOptions(int(h.endpoint.fd), l.keepalive.options()...) // does not fail for an open socket
+			l.keepalive.Set(int(h.endpoint.fd))
 		}
 	})
 }

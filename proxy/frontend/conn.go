@@ -20,7 +20,7 @@ import (
 type Conn struct {
 	*conn.Record
 	Front    *FrontEnd
-	VIP      *config.VIP       // the VIP at To; nil until Admit has found it
+	VIP      *config.VIP       // the VIP at To; nil until Admit has found it, and once a stream forwards bytes
 	Endpoint *balance.Endpoint // connected, or tried last; nil if none was tried
 }
 
@@ -41,10 +41,24 @@ func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
 		vip, ok = v.vipFor(c.To)
 	} else {
 		// With the portal none, the listener can have several targets. It is then as if the client had connected to the
-		// cluster IP or, if that is none of them, to the first.
+		// cluster IP or, if that is none of them, to the first; a load balancer, to one that expects its header.
 		for _, t := range *p.targets.Load() {
-			if at, is := v.VIPAt(netip.AddrPortFrom(t.Addr, t.Port)); is && (!ok || at.Kind == config.ClusterIP) {
+			at, is := v.VIPAt(netip.AddrPortFrom(t.Addr, t.Port))
+			expects := is && at.Balancers != nil && at.Expects(c.From.Addr())
+			if is && (!ok || expects || at.Kind == config.ClusterIP) {
 				vip, ok = at, true
+			}
+			if expects {
+				break
+			}
+		}
+		// With the portal address, a node port's listener on all addresses also gets the clients of VIPs with that port
+		// whose own listeners could not be opened.
+		if p.At.Addr().IsUnspecified() {
+			if own, is := v.VIPAt(c.To); is {
+				vip = own
+			} else if _, another := c.Front.Targets.Load(portal.Target{Protocol: portalProtocols[c.Front.Protocol], Addr: c.To.Addr(), Port: c.To.Port()}); another {
+				ok = false
 			}
 		}
 	}

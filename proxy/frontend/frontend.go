@@ -158,7 +158,7 @@ func (n *Node) CheckLoop(protocol config.Protocol, to netip.AddrPort) (mayLoop b
 	}
 	t.Addr = portal.FamilyOf(to.Addr()).Any()
 	_, nodePort := n.Targets.Load(t)
-	if nodePort && n.Locality.IsNode(to.Addr()) {
+	if nodePort && n.Locality.HasNodePorts(to.Addr()) {
 		return false, ErrLoop
 	}
 	if mayLoop = vip || nodePort; mayLoop && protocol == config.SCTP {

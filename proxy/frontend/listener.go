@@ -13,6 +13,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/portal/kernel"
+	"github.com/usherproxy/usher/proxy/budget"
 	"github.com/usherproxy/usher/proxy/search"
 )
 
@@ -52,7 +53,14 @@ type Place struct {
 	At         netip.AddrPort
 	Redirected bool // see portal.Bind
 	Namespace  portal.Namespace
+	service    uint16 // the port that clients use, if they use no node port
 	targets    atomic.Pointer[[]portal.Target]
+}
+
+// Bound sets the place of a listener for b that is bound to at.
+func (p *Place) Bound(b portal.Bind, at netip.AddrPort) {
+	p.At, p.Redirected, p.Namespace, p.service = at, b.Redirected, b.Namespace, portal.FirstTarget(b.Targets).Port
+	p.targets.Store(&b.Targets)
 }
 
 // Addr implements Listener.
@@ -61,30 +69,35 @@ func (p *Place) Addr() netip.AddrPort { return p.At }
 // SetTargets implements Listener.
 func (p *Place) SetTargets(targets []portal.Target) { p.targets.Store(&targets) }
 
-// Serves implements Listener. The place must be the one that b describes, but if b does not require its port, any port
-// will do.
+// Serves implements Listener. The place must be the one that b describes. If b does not require its port, the port may
+// be another one; without a redirect, only if the Service's port is the same as before.
 func (p *Place) Serves(b portal.Bind) bool {
-	samePort := p.At.Port() == b.Addr.Port() || b.Preferred
+	samePort := p.At.Port() == b.Addr.Port() || b.Preferred && (b.Redirected || p.service == portal.FirstTarget(b.Targets).Port)
 	return samePort && p.At.Addr() == b.Addr.Addr() && p.Redirected == b.Redirected && p.Namespace == b.Namespace
 }
+
+// maxTries limits the ports that Listen tries if all are assigned: thousands of listeners may be too many.
+const maxTries = 64
 
 // Listen calls listen with b's address. If that port is unavailable and b does not require it, Listen tries other ports
 // of the same address.
 func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error)) (T, error) {
 	var l T
-	where, err := b.Addr.String(), error(syscall.EADDRINUSE)
-	if b.Addr.Port() == 0 && n.Ports.First != 0 { // the portal has already assigned all these ports, but some may be free
-		where = fmt.Sprintf("%s at any port from %d to %d", b.Addr.Addr(), n.Ports.First, n.Ports.Last)
-	} else {
+	err := error(syscall.EADDRINUSE)
+	assigned := b.Addr.Port() == 0 && n.Ports.First != 0 // the portal has assigned all ports of the range, but some may be free
+	if !assigned {
 		l, err = listen(b.Addr)
 	}
 	// Only these errors depend on the port.
 	unavailable := func() bool { return errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, syscall.EACCES) }
+	others := ""
 	if b.Preferred && unavailable() {
-		if b.Addr.Port() != 0 {
-			where += " or another port of that address"
+		ports := otherPorts(n.Ports)
+		if assigned {
+			ports = ports[:min(len(ports), maxTries)]
 		}
-		for _, port := range otherPorts(n.Ports) {
+		for _, port := range ports {
+			others = " or another port of that address"
 			if l, err = listen(netip.AddrPortFrom(b.Addr.Addr(), port)); !unavailable() {
 				break
 			}
@@ -93,7 +106,10 @@ func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error
 	if err == nil {
 		return l, nil
 	}
-	err = fmt.Errorf("cannot listen on %s: %w", where, search.Plain(err))
+	if assigned && unavailable() {
+		return l, fmt.Errorf("%w: found no free port from %d to %d (set --proxy-port-range to more ports)", budget.ErrLocalPorts, n.Ports.First, n.Ports.Last)
+	}
+	err = fmt.Errorf("cannot listen on %s%s: %w", b.Addr, others, search.Plain(err))
 	if errors.Is(err, syscall.EADDRINUSE) && b.Namespace == nil && n.Socket == nil && len(b.Targets) > 0 {
 		if who := kernel.Holder(portal.Target{Protocol: b.Targets[0].Protocol, Addr: b.Addr.Addr(), Port: b.Addr.Port()}, nil); who != "" {
 			err = fmt.Errorf("%w: %s", err, who)

@@ -13,9 +13,10 @@ import (
 // Locality determines whether a client is a Pod or a process of this node. Traffic policies for external clients do not
 // apply to such clients.
 type Locality struct {
-	current     atomic.Pointer[localAddrs] // not nil from Node.Init on
-	isPod       func(netip.Addr) bool      // Settings.IsPod
-	inNamespace bool                       // portal.Traits.InNamespace
+	current     atomic.Pointer[localAddrs]     // not nil from Node.Init on
+	isPod       func(netip.Addr) bool          // Settings.IsPod
+	inNamespace bool                           // portal.Traits.InNamespace
+	nodePorts   atomic.Pointer[[]netip.Prefix] // the networks of --nodeport-addresses; nil or empty means all
 }
 
 // localAddrs is immutable: it is replaced as a whole.
@@ -45,6 +46,15 @@ func (l *Locality) SetPods(pods []netip.Prefix) {
 // IsNode reports whether a is an address of this node.
 func (l *Locality) IsNode(a netip.Addr) bool {
 	return a.IsLoopback() || l.current.Load().addrs[a]
+}
+
+// SetNodePorts sets the networks within which this node's addresses have node ports; none means all.
+func (l *Locality) SetNodePorts(within []netip.Prefix) { l.nodePorts.Store(&within) }
+
+// HasNodePorts reports whether a is an address of this node that has node ports.
+func (l *Locality) HasNodePorts(a netip.Addr) bool {
+	within := l.nodePorts.Load()
+	return l.IsNode(a) && (within == nil || len(*within) == 0 || kernel.ContainsAddr(*within, a))
 }
 
 // Addresses returns the addresses of this node.

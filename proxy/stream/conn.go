@@ -193,6 +193,7 @@ func searchEnded(why error) outcome.Result {
 // flowing records flow as the part that forwards the connection's bytes from now on.
 func (c *Conn) flowing(flow forward.Flow) {
 	c.client = nil // flow owns it
+	c.VIP = nil    // unused from now on, and part of a list of up to 100,000 VIPs that may be replaced
 	c.Front.Trace.Moves(c.Record, flow)
 	// Retire and Drain may have visited the open connections before this one was among them.
 	if by, drained := c.Endpoint.Drained(); drained {

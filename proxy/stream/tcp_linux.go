@@ -35,6 +35,7 @@ func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listen
 	fd, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) (int, error) {
 		if addr == b.Addr && addr.Port() != 0 { // only here: on other ports that Listen tries, inherited sockets belong to other front ends
 			if fd, err := f.Inherit(frontend.SocketName(config.TCP, addr, b.Namespace != nil), addr); fd >= 0 || err != nil {
+				s.keepalive().Set(fd)
 				return fd, err
 			}
 		}
@@ -48,13 +49,13 @@ func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listen
 	if err != nil {
 		return nil, err
 	}
-	l := &tcpListener{acceptor: acceptor{server: s, front: f}, fd: fd}
-	if l.At, err = forward.LocalAddr(fd); err != nil {
+	at, err := forward.LocalAddr(fd)
+	if err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, err)
 	}
-	l.Redirected, l.Namespace = b.Redirected, b.Namespace
-	l.SetTargets(b.Targets)
+	l := &tcpListener{acceptor: acceptor{server: s, front: f}, fd: fd}
+	l.Bound(b, at)
 	f.Budget.CountListener(f.ID().Namespace, l.At.Port(), false, 1)
 	for _, loop := range s.loops.watchers() {
 		e := &acceptHandler{listener: l, loop: loop}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"os"
 	"os/signal"
@@ -46,7 +47,7 @@ type Flags struct {
 
 // New returns flags with the defaults of a daemon.
 func New() Flags {
-	f := Flags{Config: daemon.Defaults(), clientAddress: true}
+	f := Flags{Config: daemon.Defaults(), clientAddress: true, forbidden: []string{metadata}}
 	f.Version = cli.Version
 	return f
 }
@@ -60,11 +61,14 @@ func (f *Flags) RegisterSource(flags *pflag.FlagSet) {
 	flags.StringVar(&f.Cluster.Server, "server", "", "`URL` of the API server; overrides the kubeconfig and the Pod's environment")
 }
 
+// ProxyNameUsage is the help text of --service-proxy-name.
+const ProxyNameUsage = "Serve only Services whose label service.kubernetes.io/service-proxy-name has this value. Empty = Services without the label"
+
 // RegisterNode registers the flags for this node's identity, and for the Services that it serves.
 func (f *Flags) RegisterNode(flags *pflag.FlagSet) {
 	flags.StringVar(&f.NodeName, "node-name", "", "Name of this node's Node object. Empty = the hostname")
 	flags.StringToStringVar(&f.NodeLabels, "node-labels", nil, "`labels` of this node for topology keys and hints, such as topology.kubernetes.io/zone=a; overrides the Node object")
-	flags.StringVar(&f.ServiceProxyName, "service-proxy-name", "", "Serve only Services whose label service.kubernetes.io/service-proxy-name has this value. Empty = Services without the label")
+	flags.StringVar(&f.ServiceProxyName, "service-proxy-name", "", ProxyNameUsage)
 	flags.StringSliceVar(&f.nodePortAddresses, "nodeport-addresses", nil, "`networks` of the node addresses that serve node ports, or primary (addresses in the Node object; without one, the node's default source addresses), localhost, all; can be combined. Empty = all addresses, including loopback")
 	flags.BoolVar(&f.Proxy.ClaimNodeAddresses, "claim-node-addresses", false, "Let an external or load balancer IP that is an address of this node take over a port that a node port or a local process uses there (portals iptables and nftables)")
 	flags.StringSliceVar(&f.clusterCIDRs, "cluster-cidr", nil, "`networks` of the cluster's Pods, in addition to those in the Node object; policies for external clients do not apply to Pods")
@@ -283,6 +287,9 @@ func (m *markFlag) Set(s string) error {
 	v, err := strconv.ParseUint(s, 0, 32)
 	if err != nil {
 		return errors.New("must be a 32-bit number such as 0x1000 or 4096")
+	}
+	if v == math.MaxUint32 {
+		return errors.New("must leave a bit unset: usher marks answers with one more bit")
 	}
 	*m = markFlag(v)
 	return nil

@@ -81,6 +81,9 @@ func (d *Diff) Compare(service string, now, planned *api.ServicePort, traits por
 		VIPs:      compare(vipItems(now, traits), vipItems(planned, traits)),
 		Endpoints: compare(endpointItems(now), endpointItems(planned)),
 		Settings:  compare(settings(now), settings(planned))}
+	if now != nil && planned != nil {
+		out.Settings = append(out.Settings, compare(details(now), details(planned))...)
+	}
 	kept := func(items []DiffItem) bool {
 		return !slices.ContainsFunc(items, func(i DiffItem) bool { return i.Change != Kept })
 	}
@@ -223,13 +226,29 @@ func settings(p *api.ServicePort) map[string]string {
 		out["connections per endpoint"] = endpointLimit(p.PortSummary)
 	}
 	if p.Probe != nil {
-		out["probes"] = fmt.Sprintf("%s, out after %d, back after %d", probe(p.PortSummary), p.Probe.Fall, p.Probe.Rise)
+		out["probes"] = fmt.Sprintf("%s, each at most %v s, out after %d, back after %d", probe(p.PortSummary), p.Probe.TimeoutSeconds, p.Probe.Fall, p.Probe.Rise)
 	}
 	if p.Topology != nil {
 		out["topology"] = topology(p.PortSummary)
 	}
 	if p.ProxyProtocol != nil && p.ProxyProtocol.ToEndpoints != "" {
 		out["PROXY protocol"] = p.ProxyProtocol.ToEndpoints + " to endpoints"
+	}
+	return out
+}
+
+// details are the settings that are shown only if they change.
+func details(p *api.ServicePort) map[string]string {
+	out := map[string]string{"protocol": p.Protocol}
+	for _, v := range p.VIPs {
+		for _, source := range v.Sources {
+			out["source "+source] = "allowed"
+		}
+	}
+	if p.ProxyProtocol != nil {
+		for _, from := range p.ProxyProtocol.From {
+			out["PROXY from "+from] = "accepted"
+		}
 	}
 	return out
 }

@@ -397,6 +397,18 @@ var _ = Describe("a diff of manifests", func() {
 		local := port(func(p *api.ServicePort) { p.Endpoints[0].UsedFor = []string{"internal", "node"} })
 		Expect(told(asIs, local, portal.Traits{Local: true})).To(ContainElement("~  NodePort 30080  refused, except from this node: no endpoint here"))
 	})
+	It("shows each changed source range and load balancer, and another protocol", func() {
+		ranges := func(last string) *api.ServicePort {
+			return port(func(p *api.ServicePort) {
+				p.VIPs = []api.VIP{{Kind: "LoadBalancerIP", Address: "192.0.2.1:80", Sources: []string{"10.0.0.0/8", "11.0.0.0/8", "12.0.0.0/8", last}}}
+			})
+		}
+		Expect(told(ranges("13.0.0.0/8"), ranges("0.0.0.0/1"), redirects)).To(ContainElements("+  source 0.0.0.0/1   allowed", "-  source 13.0.0.0/8  allowed"))
+		trusting := port(func(p *api.ServicePort) { p.ProxyProtocol = &api.ProxyProtocol{From: []string{"192.0.2.0/24"}} })
+		Expect(told(asIs, trusting, redirects)).To(ContainElement("+  PROXY from 192.0.2.0/24  accepted"))
+		other := port(func(p *api.ServicePort) { p.Protocol = "SCTP" })
+		Expect(told(asIs, other, redirects)).To(ContainElements("~  protocol  SCTP", "was: TCP"))
+	})
 	It("shows the topology key in effect", func() {
 		near := port(func(p *api.ServicePort) { p.Topology = &api.Topology{Keys: []string{"zone"}, Key: "zone", Value: "a"} })
 		Expect(told(asIs, near, redirects)).To(ContainElement("+  topology  zone=a"))
@@ -404,14 +416,14 @@ var _ = Describe("a diff of manifests", func() {
 	It("shows changed settings and weights", func() {
 		other := port(func(p *api.ServicePort) {
 			p.Scheduler, p.Endpoints[0].Weight = "wlc", 3
-			p.Probe = &api.Probe{Check: "tcp", IntervalSeconds: 5, Rise: 2, Fall: 3}
+			p.Probe = &api.Probe{Check: "tcp", IntervalSeconds: 5, TimeoutSeconds: 1.5, Rise: 2, Fall: 3}
 			p.Policies.AffinitySeconds, p.Policies.ConnectionIdleSeconds, p.Policies.MaxAgeSeconds = 10800, 90, 0.5
 			p.SlowStartSeconds, p.DrainSeconds = 30, 300
 		})
 		Expect(told(asIs, other, redirects)).To(ContainElements(
 			"~  10.1.0.7:80       for all clients, on n1, weight 3",
 			"~  scheduler         wlc", "was: rr",
-			"+  probes            tcp every 5s, out after 3, back after 2",
+			"+  probes            tcp every 5s, each at most 1.5 s, out after 3, back after 2",
 			"+  sessionAffinity   ClientIP for 3h0m0s",
 			"+  idle connection   ends after 1m30s",
 			"+  connection age    at most 500ms",

@@ -234,7 +234,7 @@ func (c *Config) checkNumbers() error {
 		atLeast("max-connection-age", o.MaxAge, 0),
 		atLeast("endpoint-drain-timeout", o.EndpointDrainTimeout, 0),
 		atLeast("slow-start", o.SlowStart, 0),
-		atLeast("keepalive", o.Keepalive, time.Second),
+		between("keepalive", o.Keepalive, time.Second, maxKeepalive),
 		between("max-connections-per-endpoint", o.EndpointLimit, 0, config.MaxEndpointLimit),
 		atLeast("queue-timeout", o.QueueTimeout, 100*time.Millisecond),
 		atLeast("udp-idle-timeout", o.UDPIdleTimeout, 100*time.Millisecond),
@@ -246,6 +246,9 @@ func (c *Config) checkNumbers() error {
 		atLeast("slow-threshold", c.Slow, 0),
 	)
 }
+
+// maxKeepalive is the kernel's limit: MAX_TCP_KEEPIDLE in include/net/tcp.h.
+const maxKeepalive = 32767 * time.Second
 
 func atLeast[T cmp.Ordered](setting string, value, least T) error {
 	if value < least {

@@ -223,6 +223,7 @@ func (d *Daemon) newProxy(pt portal.Portal) {
 	}
 	d.proxy = proxy.New(*o)
 	d.proxy.SetPodNetworks(d.config.PodNetworks)
+	d.proxy.SetNodePortAddresses(d.nodePorts)
 	d.health = &admin.Health{Sync: d.proxy.SyncStatus, Timeout: healthTimeout, Restarts: d.restarts()}
 	d.healthChecks = &admin.HealthChecks{Serving: d.health.Serving, Log: d.log}
 	d.healthChecks.SetNetworks(d.nodePorts)
@@ -341,7 +342,8 @@ func (d *Daemon) applied(services []config.Service) {
 		}
 		checked = append(checked, s)
 	}
-	if len(checked) > 0 {
+	// Where no portal is on the node, load balancers cannot reach its Services.
+	if len(checked) > 0 && d.config.Netns == nil && d.proxy.Portal.Traits().Installs {
 		d.healthChecks.Apply(checked)
 	}
 	if d.config.Names != nil {

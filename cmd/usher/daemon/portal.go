@@ -13,6 +13,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/config/translate"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/fdstore"
 	"github.com/usherproxy/usher/portal/handover"
@@ -68,7 +69,7 @@ func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, er
 		}
 	}
 	o := d.config.Portal
-	o.OtherProxies = d.config.ServiceProxyName != ""
+	o.OtherProxies = d.config.ServiceProxyName != "" && d.config.ServiceProxyName != translate.AnyProxy
 	o.Log, o.NodePortAddresses = d.log, d.nodePorts
 	p, err = modes.New(ctx, mode, o)
 	if lock != nil && (err != nil || !p.Traits().Installs) {

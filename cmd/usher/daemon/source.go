@@ -51,6 +51,9 @@ func (d *Daemon) apiSource(ctx context.Context, client *kube.Client) (config.Sou
 	c := &d.config
 	o := kube.Options{Client: client, Metadata: client.Metadata, Log: d.log, NodeName: c.NodeName, NodeLabels: c.NodeLabels,
 		Options: c.translation(), Discovery: c.Names != nil, MaxDelay: c.MaxDelay, Resync: c.Resync}
+	if c.NodeName == "" && len(c.NodeLabels) == 0 { // no topology key can match, so other nodes' labels are not needed
+		o.Metadata = nil
+	}
 	if c.Netns != nil {
 		return kube.New(o) // for one command: this is no node, and the cluster gets no Events about it
 	}

@@ -102,6 +102,10 @@ func gates(s string) any {
 // field, and the flags without effect.
 func put(doc map[string]any, values map[string]string) (from map[string]string, nothing []string) {
 	from = map[string]string{}
+	mode, given := values["proxy-mode"]
+	if !given {
+		mode, _ = doc["mode"].(string)
+	}
 	for _, f := range Flags {
 		value, given := values[f.Name]
 		switch {
@@ -111,7 +115,11 @@ func put(doc map[string]any, values map[string]string) (from map[string]string, 
 			nothing = append(nothing, "--"+f.Name+" (not used by usher)")
 			continue
 		}
-		keys := strings.Split(f.field, ".")
+		field := f.field
+		if mode == modeNFTables && strings.HasSuffix(f.Name, "sync-period") { // as in kube-proxy, --iptables-sync-period applies there, too
+			field = strings.Replace(field, "iptables.", "nftables.", 1)
+		}
+		keys := strings.Split(field, ".")
 		at := doc
 		for _, key := range keys[:len(keys)-1] {
 			inner, _ := at[key].(map[string]any)
@@ -121,7 +129,7 @@ func put(doc map[string]any, values map[string]string) (from map[string]string, 
 			at[key], at = inner, inner
 		}
 		at[keys[len(keys)-1]] = f.decode(value)
-		from[f.field] = "--" + f.Name
+		from[field] = "--" + f.Name
 	}
 	return from, nothing
 }

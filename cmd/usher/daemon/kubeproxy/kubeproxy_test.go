@@ -301,6 +301,13 @@ var _ = Describe("Read", func() {
 		Expect(*s).To(Equal(Settings{Flags: flags{"portal": "iptables", "portal-check-interval": "30s", "max-sync-delay": "2s"}}))
 	})
 
+	It("applies the flags of the sync period to the mode nftables, too", func() {
+		s, warnings, err := Read(write(header+"mode: nftables\nnftables: {minSyncPeriod: 2s}\niptables: {syncPeriod: 20s}"), map[string]string{"iptables-sync-period": "5s"})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(s.Flags).To(And(HaveKeyWithValue("portal-check-interval", "5s"), HaveKeyWithValue("max-sync-delay", "2s")))
+		Expect(warnings).NotTo(ContainElement(ContainSubstring("iptables-sync-period")))
+	})
+
 	It("names flags without effect in one warning", func() {
 		_, warnings, err := Read("", map[string]string{"oom-score-adj": "-999", "feature-gates": "One=true,Two=true", "write-config-to": "x", "ipvs-scheduler": "rr"})
 		Expect(err).NotTo(HaveOccurred())
