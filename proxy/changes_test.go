@@ -3,7 +3,9 @@ package proxy_test
 import (
 	"context"
 	"io"
+	"net"
 	"net/netip"
+	"strings"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -44,11 +46,16 @@ func (p *lockedPortal) Apply(ctx context.Context, set []portal.Rule, gone []port
 type countingPortal struct {
 	portal.Portal
 	plans map[string]int
+	taken net.Addr // the only place for the listener of a Service called taken
 }
 
 func (p *countingPortal) Listen(service string, targets []portal.Target) []portal.Bind {
 	p.plans[service]++
-	return p.Portal.Listen(service, targets)
+	binds := p.Portal.Listen(service, targets)
+	if strings.HasSuffix(service, "/taken") {
+		binds[0].Addr, binds[0].Preferred = netip.MustParseAddrPort(p.taken.String()), false
+	}
+	return binds
 }
 
 var _ = Describe("a Service whose VIP belongs to another one", func() {
@@ -81,6 +88,42 @@ var _ = Describe("a Service whose VIP belongs to another one", func() {
 		p.Apply([]config.Service{service("first", "192.0.2.6")})
 		Expect(counting.plans["of-changes/second"]).To(Equal(released + 1))
 		Expect(p.Stats().Problems[proxy.ReasonConflict]).To(Equal(1), "192.0.2.9 twice")
+	})
+})
+
+var _ = Describe("a Service whose listener cannot be opened", func() {
+	It("is planned again once another listener is closed, not at each change", func() {
+		none, err := none.Mode.New(context.Background(), portal.Options{})
+		Expect(err).NotTo(HaveOccurred())
+		holder, err := net.Listen("tcp", "127.0.0.1:0")
+		Expect(err).NotTo(HaveOccurred())
+		defer holder.Close()
+		counting := &countingPortal{Portal: none, plans: map[string]int{}, taken: holder.Addr()}
+		o := proxy.Defaults()
+		o.Portal, o.Trace, o.Log = counting, trace.NewLog(10), &logrus.Logger{Out: io.Discard, Formatter: &logrus.TextFormatter{}}
+		p := proxy.New(o)
+		DeferCleanup(func() { p.Stop() })
+		service := func(name, vip string, endpoints ...config.Endpoint) config.Service {
+			return config.Service{Name: types.NamespacedName{Namespace: "of-changes", Name: name}, Ports: []config.ServicePort{{
+				ID:        config.PortID{Namespace: "of-changes", Service: name, Port: "main", Family: config.IPv4},
+				Protocol:  config.TCP,
+				VIPs:      []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr(vip), Port: 8099}},
+				Endpoints: endpoints, Cluster: endpoints, Internal: endpoints, External: endpoints,
+			}}}
+		}
+		endpoint := config.Endpoint{Addr: netip.MustParseAddrPort("127.0.0.1:1"), Ready: true}
+		p.Apply([]config.Service{service("taken", "10.96.0.1", endpoint), service("other", "10.96.0.2", endpoint)})
+		Expect(p.Stats().Problems[proxy.ReasonListen]).To(Equal(1))
+		before := counting.plans["of-changes/taken"]
+		p.Apply([]config.Service{service("third", "10.96.0.3", endpoint)})
+		p.Apply([]config.Service{service("third", "10.96.0.3", endpoint, config.Endpoint{Addr: netip.MustParseAddrPort("127.0.0.1:2"), Ready: true})})
+		Expect(counting.plans["of-changes/taken"]).To(Equal(before))
+		p.Apply([]config.Service{service("other", "10.96.0.2")})
+		Expect(counting.plans["of-changes/taken"]).To(BeNumerically(">", before))
+
+		Expect(holder.Close()).To(Succeed())
+		p.Check(context.Background())
+		Expect(p.Stats().Problems).To(BeEmpty())
 	})
 })
 

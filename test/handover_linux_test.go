@@ -388,6 +388,20 @@ func handoverSpecs(portal string) {
 		come()
 	})
 
+	if portal != apart { // where they are in another network namespace
+		It("applies the new instance's --keepalive to new clients", func() {
+			old := start()
+			start("--take-over", "--keepalive=50s")
+			Eventually(old).WithTimeout(time.Minute).Should(gexec.Exit(0))
+			c, err := pod.Dial("", web.vip(), 10*time.Second)
+			Expect(err).NotTo(HaveOccurred())
+			defer c.Close()
+			Expect(readName(c)).Error().NotTo(HaveOccurred())
+			client := strings.ReplaceAll(c.LocalAddr().String(), ".", `\.`)
+			Expect(l.Node.Output("ss", "-tnHo")).To(MatchRegexp(client + ` .*timer:\(keepalive,[1-4]?\dsec,0\)`))
+		})
+	}
+
 	It("installs the new instance's Services, and removes those that only the old one served", func() {
 		old := start()
 		other := service{name: "other", clusterIP: "10.96.0.20", port: 80, endpoints: web.endpoints}

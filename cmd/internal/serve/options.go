@@ -126,7 +126,7 @@ func (f *Flags) RegisterProxy(flags *pflag.FlagSet) {
 	flags.DurationVar(&o.IdleTimeout, "connection-idle-timeout", o.IdleTimeout, "Idle timeout of a connection. 0 = none. Per Service: usher.io/connection-idle-timeout")
 	flags.DurationVar(&o.MaxAge, "max-connection-age", o.MaxAge, "Maximum age of a connection, shortened at random by up to 10% to spread the closes. 0 = no limit. Per Service: usher.io/max-connection-age")
 	flags.DurationVar(&o.EndpointDrainTimeout, "endpoint-drain-timeout", o.EndpointDrainTimeout, "Time that a connection stays open after its endpoint is removed or starts terminating; usher then closes it when it is idle, at the latest after another 1/8 of this time. 0 = no limit. Per Service: usher.io/drain-timeout")
-	flags.DurationVar(&o.Keepalive, "keepalive", o.Keepalive, "Idle time before the first TCP keepalive probe, to client and endpoint")
+	flags.DurationVar(&o.Keepalive, "keepalive", o.Keepalive, "Idle time before the first TCP keepalive probe, to client and endpoint; at most 9h6m7s")
 	cli.Group(flags, "Timeouts")
 	flags.Int64Var(&o.MaxConnections, "max-connections", 0, "Maximum number of open connections. 0 = derived from the open-files limit (slightly under half)")
 	flags.Int64Var(&o.MaxClientShare, "max-client-share", o.MaxClientShare, "Percentage of connections, and of UDP sessions, that one client address may hold once 7/8 of the maximum are in use. 100 = no limit per client")
