@@ -398,7 +398,7 @@ func handoverSpecs(portal string) {
 			defer c.Close()
 			Expect(readName(c)).Error().NotTo(HaveOccurred())
 			client := strings.ReplaceAll(c.LocalAddr().String(), ".", `\.`)
-			Expect(l.Node.Output("ss", "-tnHo")).To(MatchRegexp(client + ` .*timer:\(keepalive,[1-4]?\dsec,0\)`))
+			Eventually(func() string { return l.Node.Output("ss", "-tnHo") }).WithTimeout(30 * time.Second).Should(MatchRegexp(client + ` .*timer:\(keepalive,[1-5]?\dsec,0\)`))
 		})
 	}
 
