@@ -111,15 +111,12 @@ func ByListener(targets []Target) [][]Target {
 }
 
 // FirstTarget returns the target from which a group's port is derived: the first VIP rather than the node port, since a
-// Service keeps its cluster IP when it becomes a NodePort Service. For an empty group, it is the zero Target.
+// Service keeps its cluster IP when it becomes a NodePort Service.
 func FirstTarget(group []Target) Target {
 	for _, t := range group {
 		if !t.Addr.IsUnspecified() {
 			return t
 		}
-	}
-	if len(group) == 0 {
-		return Target{}
 	}
 	return group[0]
 }

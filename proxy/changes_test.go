@@ -20,6 +20,20 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
+func nonePortal() portal.Portal {
+	GinkgoHelper()
+	p, err := none.Mode.New(context.Background(), portal.Options{})
+	Expect(err).NotTo(HaveOccurred())
+	return p
+}
+
+// on returns a Proxy with that portal, which logs nothing.
+func on(pt portal.Portal) *proxy.Proxy {
+	o := proxy.Defaults()
+	o.Portal, o.Trace, o.Log = pt, trace.NewLog(10), &logrus.Logger{Out: io.Discard, Formatter: &logrus.TextFormatter{}}
+	return proxy.New(o)
+}
+
 // lockedPortal is a portal whose changes wait, as if another program held the lock of the rules.
 type lockedPortal struct {
 	portal.Portal
@@ -60,12 +74,8 @@ func (p *countingPortal) Listen(service string, targets []portal.Target) []porta
 
 var _ = Describe("a Service whose VIP belongs to another one", func() {
 	It("is planned again once a VIP is released, not at each change", func() {
-		none, err := none.Mode.New(context.Background(), portal.Options{})
-		Expect(err).NotTo(HaveOccurred())
-		counting := &countingPortal{Portal: none, plans: map[string]int{}}
-		o := proxy.Defaults()
-		o.Portal, o.Trace, o.Log = counting, trace.NewLog(10), &logrus.Logger{Out: io.Discard, Formatter: &logrus.TextFormatter{}}
-		p := proxy.New(o)
+		counting := &countingPortal{Portal: nonePortal(), plans: map[string]int{}}
+		p := on(counting)
 		DeferCleanup(func() { p.Stop() })
 		service := func(name string, vips ...string) config.Service {
 			s := config.Service{Name: types.NamespacedName{Namespace: "of-changes", Name: name}}
@@ -93,15 +103,11 @@ var _ = Describe("a Service whose VIP belongs to another one", func() {
 
 var _ = Describe("a Service whose listener cannot be opened", func() {
 	It("is planned again once another listener is closed, not at each change", func() {
-		none, err := none.Mode.New(context.Background(), portal.Options{})
-		Expect(err).NotTo(HaveOccurred())
 		holder, err := net.Listen("tcp", "127.0.0.1:0")
 		Expect(err).NotTo(HaveOccurred())
 		defer holder.Close()
-		counting := &countingPortal{Portal: none, plans: map[string]int{}, taken: holder.Addr()}
-		o := proxy.Defaults()
-		o.Portal, o.Trace, o.Log = counting, trace.NewLog(10), &logrus.Logger{Out: io.Discard, Formatter: &logrus.TextFormatter{}}
-		p := proxy.New(o)
+		counting := &countingPortal{Portal: nonePortal(), plans: map[string]int{}, taken: holder.Addr()}
+		p := on(counting)
 		DeferCleanup(func() { p.Stop() })
 		service := func(name, vip string, endpoints ...config.Endpoint) config.Service {
 			return config.Service{Name: types.NamespacedName{Namespace: "of-changes", Name: name}, Ports: []config.ServicePort{{
@@ -138,12 +144,8 @@ var _ = Describe("a pending change", func() {
 		VIPs:     []config.VIP{{Kind: config.ClusterIP, Addr: vip.Addr(), Port: vip.Port()}},
 	}}}
 	BeforeEach(func() {
-		none, err := none.Mode.New(context.Background(), portal.Options{})
-		Expect(err).NotTo(HaveOccurred())
-		locked = &lockedPortal{Portal: none, asked: make(chan struct{}, 1), free: make(chan struct{}), addresses: make(chan []netip.Prefix, 1)}
-		o := proxy.Defaults()
-		o.Portal, o.Trace, o.Log = locked, trace.NewLog(10), &logrus.Logger{Out: io.Discard, Formatter: &logrus.TextFormatter{}}
-		p = proxy.New(o)
+		locked = &lockedPortal{Portal: nonePortal(), asked: make(chan struct{}, 1), free: make(chan struct{}), addresses: make(chan []netip.Prefix, 1)}
+		p = on(locked)
 	})
 	// looks calls all functions that only read, and closes the channel when they have returned.
 	looks := func() <-chan struct{} {

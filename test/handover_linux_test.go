@@ -375,7 +375,7 @@ func handoverSpecs(portal string) {
 		for range 2 {
 			come()
 			Eventually(func() (unsaved []netip.Addr) {
-				saved := kept.affinities()
+				saved := lab.SavedAffinities(kept.Command.Process.Pid)
 				for client := range had {
 					if !bytes.Contains(saved, client.AsSlice()) {
 						unsaved = append(unsaved, client)

@@ -63,18 +63,6 @@ func (k *kept) crash() {
 	Eventually(k.Err).WithTimeout(time.Minute).Should(gbytes.Say("Serving"))
 }
 
-// affinities returns the contents of the files in which the keeper holds session affinity.
-func (k *kept) affinities() (text []byte) {
-	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", k.Command.Process.Pid)) // its only error is a bad pattern
-	for _, file := range files {
-		if to, _ := os.Readlink(file); strings.HasPrefix(to, "/memfd:affinities") {
-			content, _ := os.ReadFile(file) // another version may just have replaced it
-			text = append(text, content...)
-		}
-	}
-	return text
-}
-
 // callers open new connections to Services at a steady rate. They count those that could not
 // be opened (unmade) separately from those that were lost afterwards.
 type callers struct {

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"strings"
-
 	"github.com/spf13/cobra"
 
 	"github.com/usherproxy/usher/cmd/internal/cli"
@@ -46,7 +44,7 @@ For a single command on Linux, 'kubectl usher exec' needs none of this.`,
 	c.via.register(flags, viaPortForward)
 	cli.Group(flags, serve.EndpointGroup)
 	c.RegisterNode(flags)
-	flags.Lookup("service-proxy-name").Usage = strings.Replace(serve.ProxyNameUsage, "Services without the label", "all Services", 1)
+	flags.Lookup("service-proxy-name").Usage = serve.ProxyNameUsage + "all Services"
 	flags.Lookup("node-name").Usage = "Name of this node's Node object. Empty = this machine is not a node or, with --via=direct, the hostname"
 	cli.Group(flags, "This node and what it serves")
 	c.RegisterTakeOver(flags)

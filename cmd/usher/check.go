@@ -76,7 +76,7 @@ type manifestFlags struct {
 func (f *manifestFlags) register(flags *pflag.FlagSet) {
 	f.allocation.Register(flags)
 	flags.StringSliceVar(&f.loadBalancers, "load-balancer-cidr", nil, serve.LoadBalancersUsage)
-	flags.StringVar(&f.proxyName, "service-proxy-name", "", serve.ProxyNameUsage)
+	flags.StringVar(&f.proxyName, "service-proxy-name", "", serve.ProxyNameUsage+serve.Unlabeled)
 }
 
 // check reads manifests once; the path - is stdin.

@@ -151,13 +151,13 @@ func (r *resolver) allocateNodePorts(svc *corev1.Service, got *[]claim) (*corev1
 		protocol, seed := corev1.ProtocolTCP, owner.String()+" health checks"
 		if p != nil {
 			protocol, seed = p.Protocol, owner.String()+":"+strconv.Itoa(int(p.Port))
-		}
-		for _, other := range svc.Spec.Ports {
-			same := claim{protocol: protocol, nodePort: other.NodePort}
-			if _, taken := r.owners[same]; p != nil && other.Port == p.Port && other.NodePort != 0 && !taken {
-				r.owners[same] = owner
-				*got = append(*got, same)
-				return other.NodePort
+			for _, other := range svc.Spec.Ports {
+				same := claim{protocol: protocol, nodePort: other.NodePort}
+				if _, taken := r.owners[same]; other.Port == p.Port && other.NodePort != 0 && !taken {
+					r.owners[same] = owner
+					*got = append(*got, same)
+					return other.NodePort
+				}
 			}
 		}
 		of := func(n uint64) claim { return claim{protocol: protocol, nodePort: int32(r.nodePorts.First) + int32(n)} }

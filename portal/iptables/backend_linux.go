@@ -87,9 +87,7 @@ func openBackend(ctx context.Context, v variant, family portal.Family, opts port
 	if err != nil {
 		return nil, hint(err, family.Is6())
 	}
-	if restoreWaits(version) {
-		f.wait = []string{"--wait", fmt.Sprint(int(opts.LockWait / time.Second))}
-	}
+	f.wait = waitArgs(version, opts.LockWait)
 	if err := f.probe(ctx); err != nil {
 		return nil, hint(fmt.Errorf("testing %s with a rule in a dedicated chain: %w", f.command, err), family.Is6())
 	}

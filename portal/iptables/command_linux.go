@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/kernel"
@@ -154,10 +155,14 @@ func isNFT(ctx context.Context, command string) (nft, here bool) {
 	return strings.Contains(text, "nf_tables"), err == nil
 }
 
-// restoreWaits reports whether iptables-restore of this version can wait for the xtables lock, as it can since 1.6.2.
-func restoreWaits(version string) bool {
+// waitArgs returns the arguments with which iptables-restore of this version waits for the xtables lock, as it can
+// since 1.6.2.
+func waitArgs(version string, lockWait time.Duration) []string {
 	var major, minor, patch int
 	_, number, _ := strings.Cut(version, " v")
 	_, _ = fmt.Sscanf(number, "%d.%d.%d", &major, &minor, &patch) // 1.8 has no patch
-	return slices.Compare([]int{major, minor, patch}, []int{1, 6, 2}) >= 0
+	if slices.Compare([]int{major, minor, patch}, []int{1, 6, 2}) < 0 {
+		return nil
+	}
+	return []string{"--wait", fmt.Sprint(int(lockWait / time.Second))}
 }

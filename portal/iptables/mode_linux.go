@@ -199,11 +199,8 @@ func removeFamily(ctx context.Context, v variant, family portal.Family, opts por
 		}
 		script = "*" + name + "\n" + script + "COMMIT\n"
 		restore := v.command(family.Is6(), "-restore")
-		args := []string{"--noflush"}
-		if version, err := run(ctx, "", restore, "--version"); err != nil || restoreWaits(version) {
-			args = append(args, "--wait", fmt.Sprint(int(opts.LockWait.Seconds())))
-		}
-		if _, err := run(ctx, script, restore, args...); err != nil {
+		version, _ := run(ctx, "", restore, "--version") // if it fails, so does the next command
+		if _, err := run(ctx, script, restore, append([]string{"--noflush"}, waitArgs(version, opts.LockWait)...)...); err != nil {
 			errs = append(errs, hint(fmt.Errorf("removing chains %s* from table %s: %w", chainPrefix, name, err), family.Is6()))
 			continue
 		}

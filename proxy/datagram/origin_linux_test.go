@@ -62,7 +62,8 @@ func redirectedFront(t *testing.T, log *logrus.Logger) (*frontend.FrontEnd, *Ser
 	return f, srv
 }
 
-var anywhereRedirected = portal.Bind{Addr: netip.MustParseAddrPort("127.0.0.1:0"), Redirected: true}
+var anywhereRedirected = portal.Bind{Addr: netip.MustParseAddrPort("127.0.0.1:0"), Redirected: true,
+	Targets: []portal.Target{{Protocol: portal.UDP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 53}}}
 
 func TestListenFailsWithoutConntrack(t *testing.T) {
 	g := NewWithT(t)

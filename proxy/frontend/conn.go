@@ -57,7 +57,7 @@ func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
 		if p.At.Addr().IsUnspecified() {
 			if own, is := v.VIPAt(c.To); is {
 				vip = own
-			} else if _, another := c.Front.Targets.Load(portal.Target{Protocol: portalProtocols[c.Front.Protocol], Addr: c.To.Addr(), Port: c.To.Port()}); another {
+			} else if _, another := c.Front.Targets.Load(Target(c.Front.Protocol, config.VIP{Addr: c.To.Addr(), Port: c.To.Port()})); another {
 				ok = false
 			}
 		}

@@ -92,6 +92,7 @@ func (n *Node) Init() {
 	n.refusals = rate.NewLimiter(RefusalsPerSecond, RefusalsPerSecond)
 	n.LimitLog = rate.Sometimes{First: 1, Interval: 10 * time.Second}
 	n.Locality.current.Store(new(localAddrs))
+	n.Locality.SetNodePorts(nil)
 	n.Locality.isPod = n.IsPod
 	if n.Portal != nil {
 		n.carriesVIPs, n.Locality.inNamespace = n.Portal.Traits().CarriesVIPs(), n.Portal.Traits().InNamespace

@@ -16,7 +16,7 @@ type Locality struct {
 	current     atomic.Pointer[localAddrs]     // not nil from Node.Init on
 	isPod       func(netip.Addr) bool          // Settings.IsPod
 	inNamespace bool                           // portal.Traits.InNamespace
-	nodePorts   atomic.Pointer[[]netip.Prefix] // the networks of --nodeport-addresses; nil or empty means all
+	nodePorts   atomic.Pointer[[]netip.Prefix] // the networks of --nodeport-addresses, empty for all; not nil from Node.Init on
 }
 
 // localAddrs is immutable: it is replaced as a whole.
@@ -53,8 +53,8 @@ func (l *Locality) SetNodePorts(within []netip.Prefix) { l.nodePorts.Store(&with
 
 // HasNodePorts reports whether a is an address of this node that has node ports.
 func (l *Locality) HasNodePorts(a netip.Addr) bool {
-	within := l.nodePorts.Load()
-	return l.IsNode(a) && (within == nil || len(*within) == 0 || kernel.ContainsAddr(*within, a))
+	within := *l.nodePorts.Load()
+	return l.IsNode(a) && (len(within) == 0 || kernel.ContainsAddr(within, a))
 }
 
 // Addresses returns the addresses of this node.

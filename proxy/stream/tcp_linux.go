@@ -35,7 +35,9 @@ func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listen
 	fd, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) (int, error) {
 		if addr == b.Addr && addr.Port() != 0 { // only here: on other ports that Listen tries, inherited sockets belong to other front ends
 			if fd, err := f.Inherit(frontend.SocketName(config.TCP, addr, b.Namespace != nil), addr); fd >= 0 || err != nil {
-				s.keepalive().Set(fd)
+				if err == nil {
+					s.keepalive().Set(fd)
+				}
 				return fd, err
 			}
 		}

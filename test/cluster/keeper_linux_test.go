@@ -3,8 +3,6 @@ package cluster
 import (
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -22,19 +20,6 @@ func (u *usher) child() int {
 	GinkgoHelper()
 	Eventually(func() []int { return lab.Children(u.Command.Process.Pid) }).WithTimeout(soon).Should(HaveLen(1))
 	return lab.Children(u.Command.Process.Pid)[0]
-}
-
-// saved returns the contents of the keeper's session affinity files.
-func (u *usher) saved() []byte {
-	var text []byte
-	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", u.Command.Process.Pid)) // its only error is a bad pattern
-	for _, file := range files {
-		if to, _ := os.Readlink(file); strings.HasPrefix(to, "/memfd:affinities") {
-			b, _ := os.ReadFile(file) // another version may just have replaced it
-			text = append(text, b...)
-		}
-	}
-	return text
 }
 
 var _ = Describe("usher with a keeper", func() {
@@ -70,7 +55,7 @@ var _ = Describe("usher with a keeper", func() {
 			}
 			come()
 			for client := range had {
-				Eventually(u.saved).WithTimeout(soon).Should(ContainSubstring(string(netip.MustParseAddr(client).AsSlice())), client)
+				Eventually(lab.SavedAffinities).WithArguments(u.Command.Process.Pid).WithTimeout(soon).Should(ContainSubstring(string(netip.MustParseAddr(client).AsSlice())), client)
 			}
 			l := startLoad(c.pod, vip(web), 100)
 			underWay := 0 // connections at the crashes

@@ -26,6 +26,18 @@ func Children(parent int) (pids []int) {
 	return pids
 }
 
+// SavedAffinities returns the contents of the files in which a keeper, a process, holds session affinity.
+func SavedAffinities(keeper int) (text []byte) {
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", keeper)) // its only error is a bad pattern
+	for _, file := range files {
+		if to, _ := os.Readlink(file); strings.HasPrefix(to, "/memfd:affinities") {
+			content, _ := os.ReadFile(file) // another version may just have replaced it
+			text = append(text, content...)
+		}
+	}
+	return text
+}
+
 // Runs reports whether a process has not exited; a zombie has.
 func Runs(pid int) bool { return stat(pid)[0] != "Z" }
 

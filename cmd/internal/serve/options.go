@@ -61,14 +61,17 @@ func (f *Flags) RegisterSource(flags *pflag.FlagSet) {
 	flags.StringVar(&f.Cluster.Server, "server", "", "`URL` of the API server; overrides the kubeconfig and the Pod's environment")
 }
 
-// ProxyNameUsage is the help text of --service-proxy-name.
-const ProxyNameUsage = "Serve only Services whose label service.kubernetes.io/service-proxy-name has this value. Empty = Services without the label"
+// The help text of --service-proxy-name, and its end for programs of a node.
+const (
+	ProxyNameUsage = "Serve only Services whose label service.kubernetes.io/service-proxy-name has this value. Empty = "
+	Unlabeled      = "Services without the label"
+)
 
 // RegisterNode registers the flags for this node's identity, and for the Services that it serves.
 func (f *Flags) RegisterNode(flags *pflag.FlagSet) {
 	flags.StringVar(&f.NodeName, "node-name", "", "Name of this node's Node object. Empty = the hostname")
 	flags.StringToStringVar(&f.NodeLabels, "node-labels", nil, "`labels` of this node for topology keys and hints, such as topology.kubernetes.io/zone=a; overrides the Node object")
-	flags.StringVar(&f.ServiceProxyName, "service-proxy-name", "", ProxyNameUsage)
+	flags.StringVar(&f.ServiceProxyName, "service-proxy-name", "", ProxyNameUsage+Unlabeled)
 	flags.StringSliceVar(&f.nodePortAddresses, "nodeport-addresses", nil, "`networks` of the node addresses that serve node ports, or primary (addresses in the Node object; without one, the node's default source addresses), localhost, all; can be combined. Empty = all addresses, including loopback")
 	flags.BoolVar(&f.Proxy.ClaimNodeAddresses, "claim-node-addresses", false, "Let an external or load balancer IP that is an address of this node take over a port that a node port or a local process uses there (portals iptables and nftables)")
 	flags.StringSliceVar(&f.clusterCIDRs, "cluster-cidr", nil, "`networks` of the cluster's Pods, in addition to those in the Node object; policies for external clients do not apply to Pods")
