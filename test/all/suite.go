@@ -312,7 +312,7 @@ const mostLines = 12
 // excerpt returns the lines of a long text to print below a failure in the table, for readers
 // that see only the end of the log.
 func excerpt(lines []string) string {
-	const longest = 200
+	const longest = 1000
 	if len(lines) > mostLines {
 		// A command's error is at the end of its output.
 		lines = slices.Concat(lines[:mostLines/2], []string{"..."}, lines[len(lines)-mostLines/2:])
