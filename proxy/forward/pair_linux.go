@@ -427,18 +427,22 @@ func (p *pair) awaitWritable(e *edge) {
 // last forever. Meanwhile the source is not read, so reading does not detect its end or failure. If the source has
 // failed, heldUp ends the pair. If it has ended, HalfClosed applies from now on.
 func (p *pair) heldUp(w *way, from, to *edge) {
-	switch {
-	case from.lost:
-		p.reset(p.ending.outcome, p.ending.err())
-		return
-	case !from.ended:
-		// EPIPE, or no error, means that the peer sent FIN first: see writeFailed.
-		if err := from.fd.pending(); err != nil && err != unix.EPIPE {
+	if !from.ended && !from.lost {
+		// EPIPE means that the peer sent FIN first: see writeFailed.
+		switch err := from.fd.pending(); err {
+		case nil:
+			p.noticeReset(w, from)
+		case unix.EPIPE:
+		default:
 			p.readFailed(w, err)
 			return
 		}
-		from.ended = true
 	}
+	if from.lost {
+		p.reset(p.ending.outcome, p.ending.err())
+		return
+	}
+	from.ended = true
 	if !p.half {
 		p.becomeHalf()
 	}
@@ -448,6 +452,9 @@ func (p *pair) heldUp(w *way, from, to *edge) {
 // Usually the peer has sent FIN. But if from.lost is set, the end may be that of a failed socket, and the stream may be
 // incomplete.
 func (p *pair) readEnded(w *way, from, to *edge) {
+	if p.toEndpoint.pipe != nil || p.toClient.pipe != nil {
+		p.noticeReset(w, from)
+	}
 	if from.lost {
 		p.reset(p.ending.outcome, p.ending.err())
 		return
@@ -460,6 +467,19 @@ func (p *pair) readEnded(w *way, from, to *edge) {
 		p.ending.outcome = outcome.ClientClosed
 	}
 	p.end(w, to)
+}
+
+// noticeReset sets from.lost if from, the source of w, was reset, but a read returns the end: a splice(2) to from that
+// moved some bytes has cleared the error without returning it. The next one returns EPIPE: see writeFailed.
+func (p *pair) noticeReset(w *way, from *edge) {
+	back := &p.toEndpoint
+	if w == back {
+		back = &p.toClient
+	}
+	// A pending error was not cleared. It is EPIPE, since a read would have returned any other, and drain will return it.
+	if back.pipe != nil && back.pipe.held > 0 && !back.ended && !from.ended && from.fd.pending() == nil {
+		p.drain(back, from)
+	}
 }
 
 // readFailed is called when reading the source of w has failed: it was reset or lost.

@@ -188,3 +188,28 @@ func TestUrgentByteStaysUrgentIfBuffersAreFull(t *testing.T) {
 		return before
 	})
 }
+
+// A splice(2) that moves some bytes can clear the error of a connection without returning it. Then a read returns the end.
+func TestResetIsNoEndIfSpliceClearedItsError(t *testing.T) {
+	for name, clientReads := range map[string]bool{"the client reads": true, "the client does not read": false} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			p, client, endpoint := loopedPair(t)
+			p.onLoop(t, func() {
+				g.Expect(client.Write([]byte("more of the request"))).Error().NotTo(HaveOccurred())
+				p.loop.pipes.max = 1
+				p.toEndpoint.pipe = p.loop.pipes.get()
+				p.fill(&p.toEndpoint, &p.client, &p.endpoint)
+				g.Expect(p.toEndpoint.pipe.held).To(BeNumerically(">", 0))
+				g.Expect(endpoint.SetLinger(0)).To(Succeed())
+				g.Expect(endpoint.Close()).To(Succeed())
+				g.Eventually(p.endpoint.fd.pending).Should(Equal(unix.ECONNRESET)) // clears it, as such a splice(2) does
+				p.endpoint.note(HungUp | Failed)
+				p.client.writable = clientReads
+				p.carry(&p.toClient, &p.endpoint, &p.client, shortTurn)
+			})
+			g.Expect(client.SetReadDeadline(time.Now().Add(30 * time.Second))).To(Succeed())
+			g.Expect(client.Read(make([]byte, 1))).Error().To(MatchError(unix.ECONNRESET))
+		})
+	}
+}
