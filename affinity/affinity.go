@@ -10,8 +10,8 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
-// Limits bounds the number of entries of each table, and their sum over all tables that share the Limits, so that a
-// flood of clients cannot exhaust memory. An entry takes about 200 bytes.
+// Limits bounds the number of entries in each table, and in all tables that share the Limits, so that a flood of
+// clients cannot exhaust memory. An entry takes about 200 bytes.
 type Limits struct {
 	PerTable int64 // entries in one table; at least 1
 	Total    int64 // entries in all tables that use the same Limits
@@ -26,8 +26,8 @@ type Limits struct {
 // Used returns the number of entries in all tables that share l.
 func (l *Limits) Used() int64 { return l.used.Load() }
 
-// Table maps clients to their endpoints. It replaces the least recently used entry: only writing an entry (Set, Claim,
-// Restore) counts as a use. A Table is safe for concurrent use.
+// Table maps clients to their endpoints. A full Table replaces the least recently used entry; only writing an entry
+// (Set, Claim, Restore) counts as a use. A Table is safe for concurrent use.
 type Table struct {
 	limits *Limits
 
@@ -145,10 +145,10 @@ func (t *Table) Claim(client netip.Addr, endpoint netip.AddrPort, now time.Time)
 	return endpoint
 }
 
-// reserve reserves one entry under the limit for all tables. If the limit is reached, the table removes its least
-// recently used entry. If it has none, reserve returns false. The last eighth of the limit is reserved for small
-// tables, those that are empty or have fewer than PerTable/16 entries. Otherwise one Service with many ports, each with
-// a table, could fill the limit and leave no entry for others.
+// reserve reserves one entry under the limit for all tables. If the limit is reached, it removes the least recently
+// used entry of t instead. It returns false if t has none. The last eighth of the limit is reserved for small tables,
+// those that are empty or have fewer than PerTable/16 entries. Otherwise one Service with many ports, each with a
+// table, could fill the limit and leave no entry for others.
 func (t *Table) reserve() bool {
 	most := t.limits.Total
 	if int64(t.clients.Len()) >= max(1, t.limits.PerTable/16) {

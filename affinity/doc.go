@@ -6,7 +6,8 @@
 // when the caller forgets it, for example because the endpoint has failed or was removed. If a table has
 // [Limits].PerTable entries, or all tables together have [Limits].Total, a new entry replaces the least recently used
 // entry of the same table; it is not recorded if that table is empty. The last eighth of [Limits].Total is reserved for
-// tables that are empty or have fewer than [Limits].PerTable/16 entries, so that large tables cannot shut out others.
+// small tables: those that are empty or have fewer than [Limits].PerTable/16 entries. So large tables cannot shut out
+// others.
 //
 // The package knows endpoints only by their addresses, and knows nothing about Services. It selects no endpoint and
 // starts no goroutine: an expired entry stays until a call removes it or a newer entry replaces it.

@@ -23,8 +23,8 @@ type Source interface {
 type Service struct {
 	Name types.NamespacedName
 
-	// Ports has one element for each service port and IP family, sorted by PortID. It is empty when the Service is
-	// deleted, or is not proxied (headless, ExternalName, another proxy's).
+	// Ports has one element for each service port and IP family, sorted by PortID. It is empty if the Service is
+	// deleted, is not proxied (headless, ExternalName, another proxy's), or has no valid port.
 	Ports []ServicePort
 
 	// Discovery is how clients find the Service by its name. It is nil if the Service is deleted, if it has no valid
@@ -36,7 +36,7 @@ type Service struct {
 	HealthCheckNodePort uint16
 }
 
-// Gone reports whether s is neither served nor found by its name: it is deleted, or concerns usher in no way.
+// Gone reports whether s has neither ports nor Discovery: the Service is deleted, or usher has nothing to do with it.
 func (s Service) Gone() bool { return len(s.Ports) == 0 && s.Discovery == nil }
 
 // PortID identifies a service port. Kubernetes identifies the ports of a Service by name; usher serves each IP family
@@ -53,7 +53,7 @@ func (id PortID) ServiceName() types.NamespacedName {
 	return types.NamespacedName{Namespace: id.Namespace, Name: id.Service}
 }
 
-// String returns "namespace/service:port", the form that kube-proxy uses too, followed by "/IPv6" for the IPv6 side.
+// String returns "namespace/service:port", the form that kube-proxy uses too, with the suffix "/IPv6" for IPv6.
 func (id PortID) String() string {
 	s := id.Namespace + "/" + id.Service
 	if id.Port != "" {
@@ -110,8 +110,8 @@ type Node struct {
 	// Name is the name of this node in EndpointSlices. If it is empty, no endpoint is local.
 	Name string
 
-	// Zone is the node's label topology.kubernetes.io/zone, unless Labels has it. Without either, no zone hint applies
-	// to this node.
+	// Zone is the label topology.kubernetes.io/zone of this node's Node object; "" if unknown. Package translate
+	// prefers this label in Labels and, if both are missing, looks it up in its Options.Nodes. Zone hints need a zone.
 	Zone string
 
 	// Labels are configured labels, which override the Node object's.
@@ -123,19 +123,18 @@ type Node struct {
 	// Addresses are the node's primary addresses from its Node object, at most one of each family, and none if unknown.
 	Addresses []netip.Addr
 
-	// ServiceCIDRs are the networks of the cluster's Services, as far as known; only if this node has a Node object.
+	// ServiceCIDRs are the networks of the cluster's Services, as far as known; none without a Node object.
 	ServiceCIDRs []netip.Prefix
 
-	// Leaving is set while the node is being deleted, is marked for that by the cluster autoscaler, or has no Node
-	// object, not yet or no longer: load balancers should not use it.
+	// Leaving is set if load balancers should not use this node. It is being deleted, the cluster autoscaler has marked
+	// it for deletion, or the Node object of its name does not exist.
 	Leaving bool
 }
 
-// Never is the value of DrainTimeout or SlowStart that switches it off for a service port, even if the proxy has a
-// default for it.
+// Never, as a DrainTimeout or SlowStart, switches that setting off for a service port, even if the proxy has a default.
 const Never time.Duration = -1
 
-// Switch is a Service's setting for an option with a default; 0 is the default.
+// Switch is a Service's choice of On or Off; 0 means the proxy's default.
 type Switch int8
 
 // The values.
@@ -148,7 +147,7 @@ const (
 type ServicePort struct {
 	ID          PortID
 	Protocol    Protocol
-	AppProtocol string // a hint for people; changes nothing
+	AppProtocol string // for information only; does not change how usher serves the port
 
 	// VIPs are the addresses for clients: never empty, the cluster IP first.
 	VIPs []VIP
@@ -166,10 +165,11 @@ type ServicePort struct {
 	IdleTimeout, MaxAge time.Duration
 
 	// DrainTimeout is how long this port's connections and associations stay open after their endpoint left the Service
-	// or began to terminate; 0 means the proxy's default.
+	// or began to terminate. 0 means the proxy's default, and Never means without limit.
 	DrainTimeout time.Duration
 
-	// SlowStart is the time until a new endpoint gets its full share of new connections; 0 means the proxy's default.
+	// SlowStart is the time until a new endpoint gets its full share of new connections. 0 means the proxy's default,
+	// and Never switches it off.
 	SlowStart time.Duration
 
 	// AccessLog determines whether this port's connections are in the access log; 0 means the proxy's default.
@@ -203,15 +203,15 @@ type ServicePort struct {
 	// list equals the field Cluster. Clients on this node use Cluster under any external policy.
 	Cluster, Internal, External []Endpoint
 
-	// InternalLocal and ExternalLocal say that the policy is Local. Without an endpoint on this node, portals that
-	// install rules then drop packets and do not reject them, since another node may have an endpoint.
+	// InternalLocal and ExternalLocal say that the policy is Local. If only other nodes have usable endpoints, portals
+	// that install rules drop packets and do not reject them.
 	InternalLocal, ExternalLocal bool
 
 	// Topology is how Cluster was chosen from all endpoints; nil if their location does not matter.
 	Topology *Topology
 }
 
-// Unlimited is a ServicePort's EndpointLimit for no limit. MaxEndpointLimit is the greatest limit that can be set.
+// Unlimited, as an EndpointLimit, means no limit. MaxEndpointLimit is the greatest limit that can be set.
 const (
 	Unlimited        = -1
 	MaxEndpointLimit = 1_000_000
@@ -224,7 +224,7 @@ type Topology struct {
 	// none if hints of the EndpointSlices decided.
 	Keys []string
 	// Key is the label that decided, or "*", which all nodes have; "" if no endpoint matched. For hints, it is the
-	// label of hostnames or of zones. Value is this node's value of Key.
+	// hostname or the zone label. Value is this node's value of Key.
 	Key, Value string
 }
 
@@ -315,8 +315,8 @@ func (p ProxyProtocol) String() string { return [...]string{"", "v1", "v2"}[p] }
 type Endpoint struct {
 	Addr netip.AddrPort
 
-	// Pod is "namespace/name" of the Pod with the address, Node the name of its node and Zone that node's zone: ""
-	// where the EndpointSlice has none.
+	// Pod is "namespace/name" of the Pod with this address, Node the name of its node, and Zone that node's zone. A
+	// field is "" if the EndpointSlice lacks it.
 	Pod, Node, Zone string
 
 	// Conditions as EndpointSlice defines them, with its defaults filled in.

@@ -2,8 +2,8 @@ package config
 
 import "net/netip"
 
-// Discovery is how clients find a Service by its name: by DNS and by a Pod's environment. Even a Service that is not
-// proxied has it:
+// Discovery is how clients find a Service by its name: through DNS and the environment variables of Pods. Services that
+// are not proxied have it, too. The fields show the kind of Service:
 //
 //	with cluster IPs   ClusterIPs is not empty
 //	ExternalName       ExternalName is not empty

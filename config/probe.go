@@ -14,7 +14,7 @@ import (
 // Probe configures the periodic probes of a service port's endpoints. Zero values mean the proxy's default.
 type Probe struct {
 	Check Check
-	// Interval is from the end of a probe to the beginning of the next, Timeout the maximum duration of one.
+	// Interval is the time between the end of a probe and the next one, Timeout the maximum duration of one.
 	Interval, Timeout time.Duration
 	// Fall is the number of consecutive failures after which an endpoint is skipped, and Rise the number of successes
 	// after which it is used again.
@@ -52,7 +52,7 @@ const (
 	NoCheck    CheckKind = iota + 1 // no probes
 	CheckTCP                        // succeeds if a connection can be made
 	CheckHTTP                       // GET succeeds with a status from 200 to 399
-	CheckHTTPS                      // the same by TLS; the certificate is not verified
+	CheckHTTPS                      // the same over TLS; the certificate is not verified
 )
 
 var checkKinds = [...]string{"", "none", "tcp", "http", "https"}
@@ -94,7 +94,7 @@ func (c *Check) UnmarshalText(text []byte) error {
 		case err == nil && port > 0:
 			found.Path, found.Port = rest[:max(i, 0)], uint16(port)
 		case strings.Trim(rest[i+1:], "0123456789") == "":
-			more, kind = true, NoCheck // recognized as a Check, but invalid
+			more, kind = true, NoCheck // digits that are no port: the switch below rejects them
 		}
 	}
 	ok := len(text) <= maxCheck

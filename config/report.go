@@ -12,27 +12,27 @@ import (
 type Report struct {
 	Object  string               // "Service default/web", or the file
 	Service types.NamespacedName // the Service concerned; zero if unknown
-	Reason  string               // one word
+	Reason  string               // one word, in CamelCase
 	Message string               // the place, the fault, and the allowed values
 	Remedy  string               // the recommended action; "" if the message implies it
 	Since   time.Time            // when it was found
 	Served  bool                 // the object is served anyway
 }
 
-// maxReports is the number of Reports kept for each reporter, maxReporters the number of reporters. The log may have
+// maxReports is the maximum number of Reports of each reporter, and maxReporters that of reporters. The log may contain
 // more.
 const (
 	maxReports   = 5
 	maxReporters = 1000
 )
 
-// Reports are the current Reports. They are safe for concurrent use. Set does nothing on nil.
+// Reports holds the current Reports of all reporters. It is safe for concurrent use. Set on a nil Reports does nothing.
 type Reports struct {
 	mu sync.Mutex
 	of map[string][]Report // by reporter
 }
 
-// Set replaces the Reports of one reporter: a Service, or a file.
+// Set replaces the Reports of one reporter, a Service or a file. Beyond maxReporters, it prefers unserved objects.
 func (r *Reports) Set(by string, now time.Time, list []Report) {
 	if r == nil {
 		return
@@ -64,7 +64,7 @@ func (r *Reports) Set(by string, now time.Time, list []Report) {
 	r.of[by] = kept
 }
 
-// pushOutLocked frees space for Reports of unserved objects, by removing a reporter whose objects are all served.
+// pushOutLocked removes a reporter whose objects are all served, if any, for the Reports of unserved ones.
 func (r *Reports) pushOutLocked() bool {
 	for by, list := range r.of {
 		if served(list) {

@@ -40,8 +40,8 @@ const (
 
 // Words limits the rate of messages about the objects of each namespace. It is safe for concurrent use.
 type Words struct {
-	// LeftOut is called with the number of messages about a namespace that were suppressed since its last call. The
-	// namespace is "" for those beyond maxSpeakers.
+	// LeftOut is called by a timer's goroutine with the number of messages about a namespace that were suppressed since
+	// its last call. The namespace is "" for those beyond maxSpeakers.
 	LeftOut func(namespace string, messages int)
 
 	mu sync.Mutex
@@ -50,7 +50,7 @@ type Words struct {
 
 // words is the state of a namespace.
 type words struct {
-	used    time.Time // the time from which wordsAtOnce messages are allowed again, if none comes before
+	used    time.Time // when the full burst is available again, if no message comes before
 	leftOut int
 }
 

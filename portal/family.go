@@ -25,8 +25,7 @@ func FamilyOf(addr netip.Addr) Family {
 // Is6 reports whether f is IPv6.
 func (f Family) Is6() bool { return f == IPv6 }
 
-// Any returns the unspecified address, which in a [Target] stands for every address
-// of this node.
+// Any returns the unspecified address, which in a [Target] stands for every address of this node.
 func (f Family) Any() netip.Addr {
 	if f.Is6() {
 		return netip.IPv6Unspecified()

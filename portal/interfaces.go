@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Interfaces are network interfaces in iptables notation: one or, with a trailing +, all whose names begin with the
-// part before it. The zero value is none.
+// Interfaces selects network interfaces in the notation of iptables: one name or, with a trailing +, all names that
+// begin with the part before it. The zero value selects none.
 type Interfaces string
 
 // Has reports whether i includes an interface of that name.
@@ -18,7 +18,7 @@ func (i Interfaces) Has(name string) bool {
 	return name != "" && name == string(i)
 }
 
-// Exist reports whether this node has one of them.
+// Exist reports whether this node has such an interface.
 func (i Interfaces) Exist() bool {
 	all, err := net.Interfaces()
 	return err == nil && slices.ContainsFunc(all, func(one net.Interface) bool { return i.Has(one.Name) })

@@ -38,11 +38,11 @@ type Mode struct {
 
 // Traits describe a mode to the users of its portals.
 type Traits struct {
-	// Installs says that the portal installs something in the kernel: so a network namespace can have only one such
+	// Installs says that the portal installs something in the kernel. So a network namespace can have only one such
 	// portal at a time, and leftovers have to be removed.
 	Installs bool
-	// Redirects says that the kernel redirects packets for a VIP to a listener at another address or port. It also rejects
-	// or drops clients as the rule's action and sources say. Otherwise the listener has to do all of that.
+	// Redirects says that the kernel redirects packets for a VIP to a listener at another address or port. It also
+	// rejects or drops clients as the rule's action and sources say. Otherwise the listener has to do all of that.
 	Redirects bool
 	// Local says that VIPs become addresses of this node, and listeners bind to them. VIPs then need no other route.
 	Local bool
@@ -82,13 +82,13 @@ type Options struct {
 	// Log receives messages about repairs, and about the choice of a mode and the tests for it. Nil disables logging.
 	Log logrus.FieldLogger
 	// Others are the other modes: Apply and Check remove leftovers of their portals, and Compare reports them. Empty:
-	// nothing else has ever installed anything in this network namespace.
+	// no other mode has ever installed anything in this network namespace.
 	Others []Mode
 	// ProxyPorts is the port range for listeners behind a redirect or on loopback. Zero: any free port or, in mode
 	// none, the Service's own port if possible.
 	ProxyPorts PortRange
 	// NodePortAddresses are networks: this node's addresses in them accept connections to node ports, as for
-	// kube-proxy's --nodeport-addresses; but here a family without a network in the list has no node ports. Empty: all
+	// kube-proxy's --nodeport-addresses. But here a family without a network in the list has no node ports. Empty: all
 	// addresses of the node, loopback included. Mode none ignores this field.
 	NodePortAddresses []netip.Prefix
 	// PodInterfaces are the interfaces of this node's Pods, in addition to the networks of Settings.LocalSources; see
@@ -100,10 +100,10 @@ type Options struct {
 	Mark uint32
 	// NodeAddress makes Portal.Origin always return the node.
 	NodeAddress bool
-	// Aliases are networks, at most one of each family, that are unused, or used only by hosts with which this node never
-	// communicates. If client and endpoint are behind the same bridge, usher connects from an address in such a network,
-	// and rules translate it to the client's address. If a family has none, or one smaller than the bridge's network, the
-	// endpoint sees the node.
+	// Aliases are networks, at most one of each family, that are unused, or used only by hosts with which this node
+	// never communicates. If client and endpoint are behind the same bridge, usher connects from an address in such a
+	// network, and rules translate it to the client's address. If a family has none, or one smaller than the bridge's
+	// network, the endpoint sees the node.
 	Aliases []netip.Prefix
 	// LockWait is how long to wait for another program that changes iptables rules, in whole seconds. Zero: 5 seconds.
 	LockWait time.Duration
@@ -122,8 +122,8 @@ type Options struct {
 // shows that it works here; always; never.
 var AddressNamespaces = []string{"auto", "always", "never"}
 
-// IPTablesTargets are the iptables targets that can redirect packets to a listener: DNAT to a dedicated address of
-// usher's, or REDIRECT to an address of the incoming interface, which must then have one.
+// IPTablesTargets are the iptables targets that can redirect packets to a listener. DNAT redirects to a dedicated
+// address of usher's. REDIRECT redirects to an address of the incoming interface, which must have one.
 var IPTablesTargets = []string{"dnat", "redirect"}
 
 // Complete sets zero fields that have a default. It returns an error for an invalid port range or iptables target.
@@ -155,8 +155,8 @@ type Installed struct {
 	Rule Rule
 }
 
-// ListAll returns the rules that portals of these modes have installed in the kernel, mode by mode, each in the order of
-// Target.Compare.
+// ListAll returns the rules that portals of these modes have installed in the kernel, mode by mode, each in the order
+// of Target.Compare.
 func ListAll(ctx context.Context, modes []Mode, opts Options) (all []Installed, err error) {
 	var errs []error
 	for _, m := range modes {
@@ -173,7 +173,7 @@ func ListAll(ctx context.Context, modes []Mode, opts Options) (all []Installed, 
 	return all, errors.Join(append(errs, ctx.Err())...)
 }
 
-// RemoveAll removes the rules of portals of these modes, mode by mode.
+// RemoveAll removes the rules of portals of these modes, mode by mode. all is as for Mode.Remove.
 func RemoveAll(ctx context.Context, modes []Mode, opts Options, all bool) (removed []string, err error) {
 	var errs []error
 	for _, m := range modes {
@@ -187,8 +187,8 @@ func RemoveAll(ctx context.Context, modes []Mode, opts Options, all bool) (remov
 	return removed, errors.Join(errs...)
 }
 
-// Others removes leftovers of the other modes' portals: these would redirect to ports without a listener. A portal calls
-// Remove at its first Apply and with each later Check. The zero value is ready for use.
+// Others removes leftovers of the other modes' portals: these would redirect to ports without a listener. A portal
+// calls Remove at its first Apply and with each later Check. The zero value is ready for use.
 type Others struct{ attempts int }
 
 // mostAttempts limits the attempts, since a tool may be missing or not work at all here.

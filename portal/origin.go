@@ -9,8 +9,8 @@ type Origin struct {
 	// of the node: it is the client's own, or an alias that the portal translates to the client's on the way. If Bind
 	// is not valid, the kernel picks an address of the node.
 	//
-	// The portal chooses Bind's port outside the range from which hosts usually choose ports for their own connections;
-	// if it is taken, any other is used. If it is 0, any port is used.
+	// The portal chooses Bind's port outside the range from which hosts choose ports for their own connections, or 0
+	// for any port. If it is taken, usher uses any other.
 	Bind          netip.AddrPort
 	SourceAddress SourceAddress
 	// Here says that the endpoint is known to be on this node.
@@ -35,7 +35,7 @@ type SourceAddress uint8
 // not known.
 const (
 	SourceClient SourceAddress = iota + 1
-	// All others are the node.
+	// With all others, the endpoint sees the node's address.
 	SourceConfigured
 	SourceOwnProcess
 	SourceItself

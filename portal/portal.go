@@ -27,15 +27,16 @@ type Portal interface {
 	// the portal recognizes this node's Pods by Settings.LocalSources and Options.PodInterfaces. A socket bound to the
 	// Origin must have the Mark.
 	//
-	// If client is the zero Addr, the result is for all clients. SourceAddress is what every endpoint of the IP family
-	// sees, or 0 if that depends on the client. Here is then set unless the endpoint is known to be elsewhere. Many
-	// goroutines call Origin at the same time; it waits for no other method.
+	// If client is the zero Addr, the result is for all clients. SourceAddress then applies to every endpoint of the IP
+	// family, or is 0 if it depends on the client. With 0, Here is set unless the endpoint is known to be elsewhere.
+	// Many goroutines call Origin at the same time; it waits for no other method.
 	Origin(client, endpoint netip.Addr, where EndpointLocality) Origin
 
 	// Listen returns where the listeners for the targets of one service port have to be. service is the Service's name,
-	// "namespace/name". Each target is in exactly one Bind, except in mode address: there a node port of SCTP, or any node
-	// port if NodePortAddresses is not empty, has a Bind for each address of the node that serves node ports. Listen
-	// changes nothing, except that mode address makes VIPs local where no socket can be bound to them otherwise.
+	// "namespace/name". Each target is in exactly one Bind. In mode address, there are two exceptions: node ports of
+	// SCTP and, if NodePortAddresses is not empty, all node ports. These have a Bind for each address of the node that
+	// serves node ports. Listen changes nothing, except that mode address makes VIPs local where no socket can be bound
+	// to them otherwise.
 	Listen(service string, targets []Target) []Bind
 
 	// Apply installs or replaces the rules in set and removes those for the targets in gone, in one transaction if the
@@ -65,8 +66,8 @@ type Portal interface {
 
 // Watcher is a Portal that the kernel notifies when another program changes the installed rules.
 type Watcher interface {
-	// Watch returns a channel that signals within half a second that another program has changed something, so that
-	// Check is due. One signal may stand for several changes. The channel is closed soon after ctx ends, when all its
+	// Watch returns a channel that signals within about 0.6 s that another program has changed something, so that Check
+	// is due. One signal may stand for several changes. The channel is closed soon after ctx ends, when all its
 	// resources have been released. Changes without a kernel notification, as with the legacy variant of iptables, are
 	// left to periodic Checks.
 	Watch(ctx context.Context) (<-chan struct{}, error)
@@ -80,8 +81,8 @@ type PartsComparer interface {
 
 // Withdrawer is a Portal that can remove its rules while connections made through them continue.
 type Withdrawer interface {
-	// Withdraw removes all applied rules, except the parts that open connections need. Nothing may be applied afterwards;
-	// Remove removes the rest.
+	// Withdraw removes all applied rules, except the parts that open connections need. Nothing may be applied
+	// afterwards; Remove removes the rest.
 	Withdraw(ctx context.Context) error
 }
 
@@ -115,7 +116,7 @@ func (s *Settings) Set(change func(*Settings)) {
 	}
 }
 
-// Plain has the methods of a Portal that needs no rules. Portals embed it, and override what differs.
+// Plain has the methods of a Portal that needs no rules. Portals embed it, and override some.
 type Plain struct{}
 
 // Mark returns 0: packets, marked or not, go to the socket that listens at their destination.
@@ -164,8 +165,8 @@ func (p Protocol) String() string {
 // Target is a destination of client packets. It identifies a rule: there is at most one for a Target.
 type Target struct {
 	Protocol Protocol
-	// Addr is the VIP. The unspecified address of a family stands for every
-	// address of this node in that family (a node port).
+	// Addr is the VIP. The unspecified address of a family stands for every address of this node in that family (a node
+	// port).
 	Addr netip.Addr
 	Port uint16
 }
@@ -266,25 +267,26 @@ type Namespace interface {
 type Namespaced interface {
 	// Namespace returns a descriptor of the namespace, which the caller closes; nil if there is none.
 	Namespace() *os.File
-	// UseNamespace makes the portal use a predecessor's namespace, and closes the descriptor. It is called before the first
-	// Listen.
+	// UseNamespace makes the portal use a predecessor's namespace, and closes the descriptor. It is called before the
+	// first Listen.
 	UseNamespace(*os.File)
 }
 
 // Result is the outcome of Apply or Check. The zero Result: all is as wanted.
 type Result struct {
-	// Refused says why the kernel does not hold the rules for these targets. All others are installed, unless Err is set.
+	// Refused says why the kernel does not hold the rules for these targets. All others are installed, unless Err is
+	// set.
 	Refused map[Target]error
 	// Moved are targets whose listeners have to move, since this node's addresses have changed: call Listen again for
 	// all targets of their service ports.
 	Moved []Target
 	// Repaired names the rules, routes and chains that other programs had removed or changed.
 	Repaired []string
-	// Err, if not nil, is why the kernel's state is uncertain. Unaffected is true for each family that it does not
-	// concern.
+	// Err, if not nil, is why the kernel's state is uncertain. Unaffected is true for each family whose state is
+	// certain.
 	Err        error
 	Unaffected [len(Families)]bool
 }
 
-// ErrNotRedirected is what OriginalDst returns for a connection made directly to the listener.
+// ErrNotRedirected is the error of OriginalDst for a connection made directly to the listener.
 var ErrNotRedirected = errors.New("the connection did not come through a portal")

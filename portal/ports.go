@@ -30,9 +30,9 @@ func ParsePorts(s string) (PortRange, bool) {
 	return PortRange{First: uint16(a), Last: uint16(b)}, err1 == nil && err2 == nil
 }
 
-// PortAllocator proposes local ports that stay the same across restarts. The target determines where in the range the search
-// begins, and only ports that this process has promised to another target are skipped. PortAllocator opens nothing, so
-// another process may already use a proposed port.
+// PortAllocator proposes local ports that stay the same across restarts. The target determines where in the range the
+// search begins, and the search skips only ports that this process has promised to another target. PortAllocator opens
+// nothing, so another process may already use a proposed port.
 type PortAllocator struct {
 	within PortRange
 	owner  map[portKey]Target
@@ -51,7 +51,8 @@ func NewPortAllocator(within PortRange) *PortAllocator {
 	return &PortAllocator{within: within, owner: map[portKey]Target{}, port: map[Target]uint16{}}
 }
 
-// Propose returns t's port. It returns 0 if all ports of the range are promised, or there is no range.
+// Propose returns t's port; at the first call for t, it promises one. It returns 0 if all ports of the range are
+// promised, or there is no range.
 func (b *PortAllocator) Propose(t Target) uint16 {
 	if port, ok := b.port[t]; ok {
 		return port
@@ -110,8 +111,8 @@ func ByListener(targets []Target) [][]Target {
 	return out
 }
 
-// FirstTarget returns the target from which a group's port is derived: the first VIP rather than the node port, since a
-// Service keeps its cluster IP when it becomes a NodePort Service.
+// FirstTarget returns the target from which a group's port is derived. It prefers the first VIP to the node port, since
+// a Service keeps its cluster IP when it becomes a NodePort Service.
 func FirstTarget(group []Target) Target {
 	for _, t := range group {
 		if !t.Addr.IsUnspecified() {

@@ -34,7 +34,7 @@ func (p *Proxy) ClusterIP(service types.NamespacedName, port uint16) (at netip.A
 }
 
 // Serves reports whether vip belongs to a TCP service port (known), and whether that port has an endpoint for clients
-// that are on this node (usable).
+// on this node (usable).
 func (p *Proxy) Serves(vip netip.AddrPort) (known, usable bool) {
 	f := p.ownerOf(vip)
 	if f == nil {

@@ -6,8 +6,8 @@ import (
 	"github.com/usherproxy/usher/proxy/balance"
 )
 
-// When the drain timeout expires, connections end as soon as they are idle, at the latest after an eighth of the
-// timeout. The bounds of that eighth are:
+// When the drain timeout has expired, each connection ends as soon as it is idle, at the latest after another eighth of
+// the timeout. That eighth is at least minDrainGrace and at most maxDrainGrace.
 const (
 	minDrainGrace = time.Second
 	maxDrainGrace = 30 * time.Second

@@ -55,7 +55,7 @@ func (f *frontEnd) open(b portal.Bind) (frontend.Listener, error) {
 // errTCPOnly is the error for other protocols if Options.TCPOnly is set.
 var errTCPOnly = errors.New("only TCP is supported")
 
-// listenReason returns the Reason for an error of listen.
+// listenReason returns the Reason of a Problem for an error of listen.
 func listenReason(err error) Reason {
 	switch {
 	case errors.Is(err, frontend.ErrProtocol), errors.Is(err, errTCPOnly), errors.Is(err, stream.ErrNoSCTP):
@@ -172,7 +172,7 @@ func (f *frontEnd) release(t portal.Target) {
 	}
 }
 
-// disown removes t, which the caller has removed from f.owned, from the rest of the Proxy's state.
+// disown removes t from the rest of the Proxy's state. The caller removes it from f.owned.
 func (f *frontEnd) disown(t portal.Target) {
 	p := f.proxy
 	p.released = true

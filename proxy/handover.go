@@ -16,8 +16,8 @@ import (
 	"github.com/usherproxy/usher/proxy/stream"
 )
 
-// Inherit makes listeners use a predecessor's sockets, and restores its session affinity and UDP sessions. It keeps
-// sockets and removes the entries that it uses. Call it before the first Apply, and InheritRest after that.
+// Inherit makes listeners use a predecessor's sockets, and restores its session affinity and UDP sessions. It keeps the
+// map sockets, and removes the entries that it uses. Call it before the first Apply, and InheritRest after that.
 func (p *Proxy) Inherit(sockets map[string]*os.File) {
 	p.predecessor = p.streams.Inherit(sockets)
 	p.datagrams.Inherit(sockets)

@@ -44,7 +44,8 @@ type PortView struct {
 }
 
 // Waiting returns, by endpoint, how many open connections of the service port have sent data, received none, and waited
-// at least d for it. It looks at all open connections once, in the first call: callers ask for each endpoint.
+// at least d for it. Only the first call looks at all open connections. Later calls, one for each endpoint, return the
+// same map.
 func (v *PortView) Waiting(now time.Time, d time.Duration) map[netip.AddrPort]int64 {
 	if v.waiting == nil && v.log != nil {
 		v.waiting = v.log.Waiting(v.Port.ID, now, d)
@@ -52,14 +53,14 @@ func (v *PortView) Waiting(now time.Time, d time.Duration) map[netip.AddrPort]in
 	return v.waiting
 }
 
-// Responses are the recent connections of an endpoint, or of all endpoints of a service port.
+// Responses counts the recent connections of an endpoint, or of all endpoints of a service port.
 type Responses struct {
-	With, Without float64 // a byte from the endpoint
-	Clients       float64 // that waited for one
+	With, Without float64 // connections that got a byte from the endpoint, and that did not
+	Clients       float64 // connections that waited for a byte, whether they got one or not
 }
 
-// Responses returns the results of of for each endpoint, and their sum. It calls of only in the first call: callers ask
-// for one endpoint at a time.
+// Responses returns the result of the function of for each endpoint, and the sum of the results. Only the first call
+// calls the function, since callers ask once for each endpoint.
 func (v *PortView) Responses(of func(*balance.Endpoint) Responses) (each map[*balance.Endpoint]Responses, all Responses) {
 	if v.responses == nil {
 		v.responses = make(map[*balance.Endpoint]Responses, len(v.Endpoints))
@@ -72,8 +73,8 @@ func (v *PortView) Responses(of func(*balance.Endpoint) Responses) (each map[*ba
 	return v.responses, v.all
 }
 
-// Inspect returns the service ports of the Services for which match returns true, in PortID order. It delays
-// configuration changes, but no connections.
+// Inspect returns the service ports of the Services for which match returns true, in PortID order. Configuration
+// changes and calls of Proxy.Serve wait meanwhile, but no other clients do.
 func (p *Proxy) Inspect(match func(types.NamespacedName) bool) (list []PortView) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -91,8 +92,8 @@ func (p *Proxy) Inspect(match func(types.NamespacedName) bool) (list []PortView)
 	return list
 }
 
-// AddOpenBytes adds the bytes that open connections and UDP sessions have moved so far to the Totals of list, which
-// count ended ones, and sets OpenBytes. It returns their sum for all service ports, also those not in list.
+// AddOpenBytes sets OpenBytes in list, and adds these bytes to the Totals, which otherwise count only ended connections
+// and UDP sessions. It returns the sum for all service ports, including those not in list.
 func (p *Proxy) AddOpenBytes(list []PortView) (all trace.Moved) {
 	ports := p.Trace.OpenBytes()
 	for _, of := range ports {

@@ -24,7 +24,7 @@ type keeping struct {
 	// listeners that do not exist yet.
 	recalled map[string]string
 	last     uint64 // the last number assigned
-	removed  bool   // sockets were removed, and awaitRemoved has not yet waited for that
+	removed  bool   // sockets were removed since the last call of awaitRemoved
 }
 
 // The first letters of the names of listeners' sockets, and the name of the portal's namespace.
@@ -45,8 +45,8 @@ func keptNumber(name string) (number uint64, inNamespace, is bool) {
 }
 
 // Recall returns the argument for Inherit: handedOver if a running predecessor handed over sockets, else the sockets
-// that an earlier process left in Options.Store. If sockets were handed over, only their copies stay stored: the
-// predecessor may have closed and opened listeners. Call CloseUnused after the first Apply.
+// that an earlier process left in Options.Store. If sockets were handed over, Recall removes all other listeners'
+// sockets from the Store: they may be outdated. Call CloseUnused after the first Apply.
 func (p *Proxy) Recall(handedOver map[string]*os.File) map[string]*os.File {
 	sockets := handedOver
 	if sockets == nil {

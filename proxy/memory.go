@@ -5,19 +5,19 @@ import (
 	"time"
 )
 
-// burstEnd detects the end of a burst of connections and UDP sessions. Allocations trigger Go's garbage collector, so
-// without new clients it would not free the memory of the burst.
+// burstEnd detects the end of a burst of connections and UDP sessions. Allocations trigger Go's garbage collector.
+// Without new clients, it runs only every two minutes, and would free the memory of the burst that late.
 type burstEnd struct {
-	seen    int64     // number of begun and ended connections at the last check
-	last    int64     // number of those between the last two checks
+	seen    int64     // turnover at the last check
+	last    int64     // turnover between the last two checks
 	tidied  int64     // seen when memory was last returned
 	busiest int64     // maximum of last since then
 	rest    time.Time // earliest time for the next return of memory
 }
 
 const (
-	// burstPeriod is the interval between checks, calmPeriod the interval while no client comes or goes. With 500 ms
-	// for both, the checks took half of usher's idle CPU time.
+	// burstPeriod is the interval between checks. It is calmPeriod while no client comes or goes and no burst awaits
+	// its end. With 500 ms for both, the checks took half of usher's idle CPU time.
 	burstPeriod, calmPeriod = 500 * time.Millisecond, time.Second
 	// minBurst is the size of the smallest burst after which memory is returned. Such a burst leaves about 1 MiB.
 	minBurst = 1000

@@ -78,8 +78,8 @@ func (p *Proxy) displaceOnNode(nodePort portal.Target) {
 	}
 }
 
-// markNodeAddresses marks front ends whose VIPs on addresses of this node have come into use by a process, or
-// become free, since they were planned.
+// markNodeAddresses marks the front ends with a VIP on an address of this node whose port has come into use there, or
+// has become free, since they were planned.
 func (p *Proxy) markNodeAddresses() {
 	for _, fronts := range p.services {
 		for _, f := range fronts {

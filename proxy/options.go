@@ -23,7 +23,7 @@ type Options struct {
 	stream.Options
 	budget.Limits
 
-	// FirstTurn is balance.Pool.FirstTurn, random by default. Otherwise all nodes would send the first connection of a
+	// FirstTurn is balance.Pool.FirstTurn. The default is random, so that not all nodes send the first connection of a
 	// new Service to the same endpoint.
 	FirstTurn func() uint32
 

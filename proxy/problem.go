@@ -25,8 +25,8 @@ const (
 	ReasonPortal   Reason = "PortalFailed"      // the kernel rejected the portal's rule
 )
 
-// Problem is the reason that a service port is not served as configured. Every check retries until the
-// problem is solved or the port is removed.
+// Problem is the reason that a service port is not served as configured. Unless the reason is ReasonProtocol, every
+// check retries until the problem is solved or the port is removed.
 type Problem struct {
 	Reason Reason
 	Err    error
@@ -85,8 +85,8 @@ func summarized(p *Problem) bool {
 	return errors.Is(p.Err, budget.ErrOpenFiles) || errors.Is(p.Err, budget.ErrLocalPorts)
 }
 
-// reportLeftOut logs the numbers of service ports that exceed the limits of open files and of local ports when they
-// grow, and logs once when they are 0 again.
+// reportLeftOut logs the number of service ports that exceed the limit of open files, and of those that exceed the
+// limit of local ports. It logs each number when it grows, and once when it is 0 again.
 func (p *Proxy) reportLeftOut() {
 	left, noPort := 0, 0
 	var why error

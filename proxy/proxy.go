@@ -30,13 +30,13 @@ type Proxy struct {
 	streams    *stream.Server
 	datagrams  *datagram.Server
 	affinities *affinity.Limits
-	remembered chan struct{} // has a value when affinities has new entries
+	remembered chan struct{} // has a value when affinities has new or refreshed entries
 	prober     *health.Prober
 	counters   counters
 	sync       syncState
 	reading    sync.Mutex // held while PortalStatus reads the kernel
 
-	initialSync chan struct{} // closed once it is applied
+	initialSync chan struct{} // closed once the first Apply has ended
 
 	// ctx ends when Drain returns; nothing in the kernel is changed after that.
 	ctx context.Context
@@ -47,7 +47,7 @@ type Proxy struct {
 	// xtables lock, for example.
 	changes sync.Mutex
 	mu      sync.Mutex // taken after changes
-	started bool       // the initial sync is or was being applied
+	started bool       // the first Apply has begun
 	stopped bool
 	// handedOver is set once a successor has the listeners' sockets.
 	handedOver     bool
@@ -58,7 +58,7 @@ type Proxy struct {
 	dirty          []*frontEnd                   // front ends that reconcile has to plan, in this order
 	rules          map[portal.Target]portal.Rule // the wanted rules
 	differ         map[portal.Target]bool        // targets whose rules changed or were removed since the last call of the portal
-	unused         []frontend.Listener           // to close once no rule redirects to them
+	unused         []frontend.Listener           // listeners to close once no rule redirects to them
 	reconciling    time.Time                     // when the last reconcile began
 	due            bool                          // call the portal even if no rule differs: at first, after a changed setting, after a failure
 	failed         map[*frontEnd]*Problem        // front ends that could not be planned
@@ -73,7 +73,7 @@ type Proxy struct {
 	// refused holds the targets for which the portal could not install a rule.
 	refused map[portal.Target]error
 
-	healthChecks map[types.NamespacedName]uint16 // node ports
+	healthChecks map[types.NamespacedName]uint16 // health check node ports
 }
 
 // New returns a Proxy that serves nothing yet.
@@ -176,7 +176,7 @@ func (p *Proxy) Apply(services []config.Service) {
 	}
 	p.changeRecorder.begin()
 	full := !p.started
-	p.started, p.due = true, p.due || full // not earlier: a check would remove an earlier process's rules
+	p.started, p.due = true, p.due || full // due is not set earlier: a Check before the first Apply would then remove an earlier process's rules
 	p.counters.serviceChanges.Add(int64(len(services)))
 	// Removals come first, so that other service ports can take over the released VIPs.
 	for _, s := range services {
@@ -242,8 +242,8 @@ func (p *Proxy) removePorts(s config.Service) {
 }
 
 // staying returns the front ends that s keeps, each with its port in s. A port keeps the front end that serves its
-// first VIP, even if the port was renamed: clients do not use the name, so a rename must not refuse any. Otherwise the
-// port keeps the front end with its name.
+// first VIP, even if the port was renamed: clients do not use the name, so a rename must not refuse clients. Otherwise
+// the port keeps the front end with its name and protocol.
 func (p *Proxy) staying(s config.Service) map[*frontEnd]config.ServicePort {
 	stay := map[*frontEnd]config.ServicePort{}
 	had := p.services[s.Name]
@@ -266,7 +266,7 @@ func (p *Proxy) staying(s config.Service) map[*frontEnd]config.ServicePort {
 }
 
 // updatePorts creates the new front ends of s, and makes new connections to all its front ends use the current
-// configuration. It marks those whose listeners or rules reconcile has to adapt.
+// configuration. It marks the front ends whose listeners or rules reconcile has to adapt.
 func (p *Proxy) updatePorts(s config.Service) {
 	for _, port := range s.Ports {
 		fronts := p.services[s.Name]
@@ -329,7 +329,7 @@ func (p *Proxy) watchPortal(ctx context.Context) <-chan struct{} {
 	return changed
 }
 
-// Check compares the portal with the kernel, repairs it, and retries service ports that failed.
+// Check compares the portal's rules with the kernel's, repairs them, and retries service ports that failed.
 func (p *Proxy) Check(ctx context.Context) {
 	defer p.lock()()
 	if p.stopped {
@@ -342,7 +342,7 @@ func (p *Proxy) Check(ctx context.Context) {
 }
 
 // Withdraw removes the portal's rules for all VIPs, except the parts that open connections need. did is false if the
-// portal does not support this, or a successor has the rules. Another service proxy on the node serves later clients;
+// portal does not support this, or a successor has the rules. New clients then need another service proxy on the node;
 // the listeners still accept clients that were redirected before. The proxy makes no further changes. Call Stop next.
 func (p *Proxy) Withdraw(ctx context.Context) (did bool, err error) {
 	w, can := p.Portal.(portal.Withdrawer)
@@ -359,9 +359,9 @@ func (p *Proxy) Withdraw(ctx context.Context) (did bool, err error) {
 	return true, w.Withdraw(ctx)
 }
 
-// Stop stops accepting clients. From then on the proxy changes nothing in the kernel and probes no endpoint.
-// The portal's rules stay. Open connections continue. UDP sessions end; after a handover, once the clients
-// that wait for a reply have it, or after two seconds.
+// Stop stops accepting clients. From then on the proxy changes nothing in the kernel and probes no endpoint. The
+// portal's rules stay. Open connections continue. UDP sessions end at once. After a handover, they end when no client
+// waits for a reply any longer, at the latest after two seconds.
 func (p *Proxy) Stop() {
 	p.closeListeners()
 	p.prober.Stop()

@@ -13,9 +13,9 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// maxRounds is the maximum number of rounds of one reconcile. The first round makes the changes. Later ones move
-// listeners, and retry failures that may succeed now, since addresses are free. The next reconcile handles front ends
-// that are still dirty.
+// maxRounds is the maximum number of rounds of one reconcile. The first round makes the changes. Later rounds move
+// listeners, and retry failures that may succeed because addresses have become free. The next reconcile handles front
+// ends that are still dirty.
 const maxRounds = 3
 
 // mark makes the current or next reconcile plan f.
@@ -36,11 +36,11 @@ func (p *Proxy) failedToListen() bool {
 	return false
 }
 
-// markFailed marks the front ends whose plan failed, at least in part: those that could not listen and, if all is set,
-// those that failed for other reasons, except an unsupported protocol, which never succeeds. A plan takes time for each
-// VIP, of which there may be 100,000. So not every change retries failures. The portal retries its own failures.
+// markFailed marks the front ends whose plan failed, at least in part. If all is not set, it marks only those that
+// failed to listen. Otherwise it marks all except those with an unsupported protocol, which never succeed. A plan takes
+// time for each of up to 100,000 VIPs, so not every change retries failures. The portal retries its own failures.
 //
-// It marks them in the order of their IDs: which one gets a released target does not depend on the order of a map.
+// It marks them in the order of their IDs, so that chance does not decide which one gets a released target.
 func (p *Proxy) markFailed(all bool) {
 	var again []*frontEnd
 	for f, problem := range p.failed {
@@ -57,8 +57,8 @@ func (p *Proxy) markFailed(all bool) {
 
 // reconcile adapts listeners and rules to the wanted state. Each round plans the dirty front ends, which opens
 // listeners, has the portal install the rules, and closes unused listeners. Failures are recorded. If check is set, the
-// portal first compares its rules with the kernel's, and all failures are retried; otherwise only those that a released
-// target or a closed listener may end. No other function retries failures.
+// portal first compares its rules with the kernel's, and reconcile retries all failures. Otherwise reconcile retries
+// only failures that a released target or a closed listener may end. No other function retries failures.
 //
 // The caller holds both locks of a change. reconcile releases Proxy.mu during slow kernel operations.
 func (p *Proxy) reconcile(ctx context.Context, check bool) {
@@ -87,7 +87,7 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 		if len(p.differ) > 0 || freed || round == 0 && works && (!check || p.due) {
 			freed = p.apply(freed) || freed
 		}
-		p.closeUnused()                                                           // after the rules that redirected to them are gone
+		p.closeUnused()                                                           // after the rules that redirected to them are removed
 		if p.keeping.removed && p.failedToListen() && p.awaitRemoved() || freed { // removed sockets may have blocked new listeners
 			p.markFailed(p.released)
 		}
@@ -107,10 +107,10 @@ func (p *Proxy) closeUnused() {
 	p.unused = nil
 }
 
-// plan plans the dirty front ends, and those that lose a VIP to them: each claims its VIPs, and once all VIPs have
-// their final owners, opens its listeners. Otherwise the first to claim a VIP would use its inherited socket, not the
-// owner. Of a front end's failures, plan records a ListenFailed if there is one, since that is retried most often, and
-// a conflict only if there is no other. It reports whether any plan failed.
+// plan plans the dirty front ends, and those that lose a VIP to them. First each claims its VIPs. Once all VIPs have
+// their final owners, each opens its listeners. In a single pass, a front end that claims a VIP and then loses it could
+// take the VIP's inherited socket from the final owner. Of a front end's failures, plan prefers ListenFailed, which is
+// retried most often, and records a conflict only without another failure. It reports whether any plan failed.
 func (p *Proxy) plan() (failed bool) {
 	for i := 0; i < len(p.dirty); i++ { // claim may mark more
 		f := p.dirty[i]

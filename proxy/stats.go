@@ -15,7 +15,7 @@ import (
 // counters count configuration changes since the start. The front ends count clients.
 type counters struct {
 	serviceChanges, endpointChanges   atomic.Int64
-	servicesApplied, endpointsApplied atomic.Int64 // changes of those that the kernel has
+	servicesApplied, endpointsApplied atomic.Int64 // of these changes, those that are in the kernel
 	repaired, portalFailures          atomic.Int64
 }
 
@@ -32,7 +32,7 @@ type Stats struct {
 	ServiceChanges, EndpointChanges   int64
 	ServicesPending, EndpointsPending int64 // changes not yet applied to the kernel
 	Repaired                          int64 // rules, routes and chains that another program had removed or changed
-	PortalFailures                    int64 // changes that the portal could not make
+	PortalFailures                    int64 // failed calls of Portal.Apply and Portal.Check
 
 	// NoLocalEndpoints counts service ports with policy Local that have endpoints, but none on this node.
 	NoLocalEndpoints map[config.Family]NoLocal
@@ -48,7 +48,7 @@ type NoLocal struct{ Internal, External int }
 // Stats returns the current figures.
 func (p *Proxy) Stats() Stats {
 	c := &p.counters
-	servicesApplied, endpointsApplied := c.servicesApplied.Load(), c.endpointsApplied.Load() // read before the totals that include them
+	servicesApplied, endpointsApplied := c.servicesApplied.Load(), c.endpointsApplied.Load() // read before the totals, so that no difference is negative
 	s := Stats{
 		Stats:            p.node.Stats(),
 		Listeners:        p.node.Budget.Listeners.Load(),

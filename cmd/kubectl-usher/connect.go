@@ -83,7 +83,7 @@ func (c *connectCommand) run(cmd *cobra.Command) error {
 	return serve.Run(cmd, d, serve.ClosedTerminal())
 }
 
-// complete checks the flags, and derives settings from others.
+// complete checks the flags, sets defaults that depend on other flags, and creates the servers.
 func (c *connectCommand) complete(cmd *cobra.Command) error {
 	if err := c.OneSource(); err != nil {
 		return err

@@ -98,8 +98,8 @@ func (d *dashboardCommand) run(cmd *cobra.Command) error {
 	return nil
 }
 
-// allowed returns an error if the permission for queries is missing, which is the same for all nodes. The page itself
-// reports an usher instance that does not respond.
+// allowed returns an error if the user may not query n; the permission is the same for all nodes. It ignores other
+// errors: the page reports usher instances that do not respond.
 func (d *dashboardCommand) allowed(ctx context.Context, n cluster.Node) error {
 	if _, err := n.Client.Status(ctx); portforward.IsForbidden(err) {
 		return &fleet.ForbiddenError{What: "port-forward to Pods", Namespace: d.options.Namespace, Err: errors.New(client.Cause(err))}
@@ -107,8 +107,8 @@ func (d *dashboardCommand) allowed(ctx context.Context, n cluster.Node) error {
 	return nil
 }
 
-// listen listens on the loopback interface, and nowhere else: every client of the page has the permissions of the user
-// that serves it.
+// listen listens on the loopback interface only: every client of the page has the permissions of the user that serves
+// it.
 func (d *dashboardCommand) listen(cmd *cobra.Command) (net.Listener, error) {
 	host, port, err := net.SplitHostPort(d.address)
 	if err != nil {
@@ -161,7 +161,7 @@ func (d *dashboardCommand) finder(cmd *cobra.Command) (find cluster.Finder, end 
 	}, f.Close, nil
 }
 
-// nodeName matches the node names that --usher accepts: names of Kubernetes' nodes, and a few others.
+// nodeName matches the node names that --usher accepts: all valid names of Nodes, and some others.
 var nodeName = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9._]{0,251}[A-Za-z0-9])?$`)
 
 // named returns the nodes of --usher, sorted by name.

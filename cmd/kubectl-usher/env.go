@@ -79,7 +79,7 @@ Services come from an API server (--kubeconfig, --context) or from files
 	return cmd
 }
 
-// variables returns the variables that the command line selects.
+// variables returns the environment variables that the command line selects.
 func variables(services []config.Service, namespace *view.NamespaceFlag, names []string, all bool) ([]environ.Variable, error) {
 	switch {
 	case all:

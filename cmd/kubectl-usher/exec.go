@@ -79,7 +79,7 @@ Otherwise, use 'kubectl usher connect'.`,
 	return cmd
 }
 
-// newExecInside returns the command that exec starts to hold the namespace.
+// newExecInside returns the hidden command that exec starts in the network namespace.
 func newExecInside() *cobra.Command {
 	return &cobra.Command{
 		Use:    execInside,
@@ -89,9 +89,10 @@ func newExecInside() *cobra.Command {
 	}
 }
 
-// execMarker is the environment variable that exec sets for its command, to the default Kubernetes namespace.
+// execMarker is the environment variable that exec sets for its command, to the namespace for short Service names.
 const execMarker = "USHER_EXEC"
 
+// execInside is the name of the command of newExecInside.
 const execInside = "exec-inside"
 
 type execCommand struct {
@@ -162,7 +163,7 @@ func (e *execCommand) run(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// complete checks the flags, and derives settings from others.
+// complete checks the flags, and sets the default namespace and the settings without a flag.
 func (e *execCommand) complete(cmd *cobra.Command) (err error) {
 	if err := e.OneSource(); err != nil {
 		return err
@@ -172,7 +173,7 @@ func (e *execCommand) complete(cmd *cobra.Command) (err error) {
 	}
 	e.HardFail = true
 	e.ServiceProxyName = translate.AnyProxy
-	e.DrainTimeout = 0 // the command that has the connections has exited
+	e.DrainTimeout = 0 // on shutdown, the command has exited, and with it the clients
 	e.Cluster.AsUser = true
 	if err := e.Complete(cmd); err != nil {
 		return err
@@ -188,10 +189,9 @@ func (e *execCommand) complete(cmd *cobra.Command) (err error) {
 	return err
 }
 
-// await returns the initial Services when they are served, or an error if
-// this fails.
+// await returns the initial Services when they are served. It returns an error if this fails or a signal arrives.
 func (e *execCommand) await(cmd *cobra.Command, d *daemon.Daemon, ready <-chan []config.Service, served <-chan error, signals <-chan os.Signal) ([]config.Service, error) {
-	var waiting <-chan time.Time // never, for files: they are read as fast as this machine can
+	var waiting <-chan time.Time // nil for files, which are read without waiting
 	if !e.FromFiles() {
 		ticker := time.NewTicker(3 * time.Second)
 		defer ticker.Stop()
@@ -220,8 +220,7 @@ func (e *execCommand) await(cmd *cobra.Command, d *daemon.Daemon, ready <-chan [
 	}
 }
 
-// notify relays signals to the channel, except those that the parent
-// process has set to be ignored.
+// notify relays signals to the channel, except those that the parent process ignored.
 func notify(signals chan<- os.Signal) {
 	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP} {
 		if !signal.Ignored(s) {
@@ -230,8 +229,7 @@ func notify(signals chan<- os.Signal) {
 	}
 }
 
-// notRun prints why a command was not run, and returns the exit code that shells
-// use for that.
+// notRun prints why a command was not run, and returns an ExitError with the code that shells use for that.
 func notRun(cmd *cobra.Command, name string, err error) error {
 	fmt.Fprintf(cmd.ErrOrStderr(), "usher: %s: %v\n", name, err)
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
@@ -240,11 +238,11 @@ func notRun(cmd *cobra.Command, name string, err error) error {
 	return &cli.ExitError{Code: 126}
 }
 
-// dnsPort is the port of nameservers in resolv.conf(5).
+// dnsPort is the port of all nameservers of resolv.conf(5), which cannot name another.
 const dnsPort = 53
 
-// newNamespace creates a network namespace with access to other networks, in which /etc/resolv.conf is resolvConf.
-// It writes missing features to warn. leave removes the namespace.
+// newNamespace creates a network namespace with access to other networks, in which /etc/resolv.conf is resolvConf. If
+// other networks cannot be reached, it writes a warning to warn. leave removes the namespace.
 func newNamespace(resolvConf string, warn io.Writer) (namespace *netns.Namespace, leave func(), err error) {
 	namespace, err = netns.Start(netns.Options{Self: []string{execInside}, ResolvConf: resolvConf})
 	if err != nil {

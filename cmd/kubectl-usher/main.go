@@ -1,4 +1,4 @@
-// Command kubectl-usher is the program for users: it shows the activity of the usher instances of a cluster, and makes
+// Command kubectl-usher is the program for users. It shows the activity of the usher instances of a cluster, and makes
 // Services reachable from the user's machine. kubectl runs it as its plugin 'kubectl usher'.
 package main
 
@@ -18,7 +18,7 @@ import (
 	"github.com/usherproxy/usher/cmd/kubectl-usher/pods"
 )
 
-// completer is the name under which kubectl calls its plugin for completion
+// completer is the name of the program that kubectl calls to complete arguments of the plugin
 // (kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins).
 const completer = "kubectl_complete-usher"
 
@@ -58,10 +58,10 @@ machine, such as that of 'usher demo'.`,
 	return root
 }
 
-// ownName matches calls of usher in examples.
+// ownName matches calls of the program usher in examples.
 var ownName = regexp.MustCompile(`(?m)^  usher `)
 
-// nameInExamples changes the examples of a command of both programs, and of its subcommands, to call kubectl usher.
+// nameInExamples makes the examples of a command that usher has, too, and of its subcommands call kubectl usher.
 func nameInExamples(cmd *cobra.Command) {
 	cmd.Example = ownName.ReplaceAllString(cmd.Example, "  kubectl usher ")
 	for _, sub := range cmd.Commands() {

@@ -25,7 +25,7 @@ func (f *nameFlags) register(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.upstreams, "dns-upstream", nil, "`addresses` of the resolvers for all other names. Empty = those in "+dns.DefaultResolvConf)
 }
 
-// server returns the server for --dns, or nil without one.
+// server checks the flags. It returns the server for --dns, or nil if that is empty.
 func (f *nameFlags) server() (*laptop.Names, error) {
 	if _, err := dns.ParseDomain(f.options.Domain); err != nil {
 		return nil, cli.Usagef("--dns-domain: %w", err)

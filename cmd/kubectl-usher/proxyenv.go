@@ -40,8 +40,8 @@ nothing.`,
 	return cmd
 }
 
-// proxyEnv returns the variables, as NAME=value. Programs use different variables,
-// in upper or lower case. All support HTTP proxies, but few support socks5h.
+// proxyEnv returns the variables, as NAME=value. Programs read different variables, in upper or lower case. They all
+// support HTTP proxies, but few support socks5h.
 func proxyEnv(address string) (list []string) {
 	if strings.HasPrefix(address, ":") {
 		address = "127.0.0.1" + address
@@ -49,6 +49,6 @@ func proxyEnv(address string) (list []string) {
 	for _, name := range []string{"ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY"} {
 		list = append(list, name+"=http://"+address, strings.ToLower(name)+"=http://"+address)
 	}
-	// Some releases of Python's httpx cannot parse ::1 there; usher also connects to ::1.
+	// Without ::1: some releases of Python's httpx cannot parse it. usher's proxy also connects to ::1.
 	return append(list, "NO_PROXY=localhost,127.0.0.1", "no_proxy=localhost,127.0.0.1", "NODE_USE_ENV_PROXY=1")
 }

@@ -14,15 +14,14 @@ import (
 	"github.com/usherproxy/usher/proxy/portforward"
 )
 
-// The ways to endpoints: directly, as from a node of the cluster; through the API server; or directly
-// with the API server as fallback for Pods that cannot be reached.
+// The ways to endpoints.
 const (
-	viaDirect      = "direct"
-	viaPortForward = "portforward"
-	viaAuto        = "auto"
+	viaDirect      = "direct"      // as from a node of the cluster
+	viaPortForward = "portforward" // through the API server
+	viaAuto        = "auto"        // directly, or through the API server to Pods that cannot be reached
 )
 
-// vias are all ways.
+// vias are all values of --via.
 var vias = []string{viaDirect, viaPortForward, viaAuto}
 
 // viaFlag is the value of --via.

@@ -40,7 +40,7 @@ func cleanup(cmd *cobra.Command, logs cli.LogFlags) error {
 	return err
 }
 
-// removeLeft removes what usher left on this node because no usher process was running when its keeper was stopped. If
+// removeLeft removes the rules that remain when a keeper stops and no usher process runs that could remove them. If
 // another usher instance has taken over, it removes nothing.
 func removeLeft(log logrus.FieldLogger) error {
 	removed, err := removeAll(context.Background(), log)
@@ -53,8 +53,8 @@ func removeLeft(log logrus.FieldLogger) error {
 	return err
 }
 
-// removeAll removes everything that any usher process installed on this node, and returns what it removed. It fails if a
-// process has the lock of the portals.
+// removeAll removes everything that any usher process installed on this node, and returns a line for each removed kind.
+// It fails if an usher process holds the lock of the portals.
 func removeAll(ctx context.Context, log logrus.FieldLogger) (removed []string, err error) {
 	lock, err := daemon.Lock(log, nil)
 	if err != nil {

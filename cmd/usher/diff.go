@@ -30,7 +30,7 @@ type diffCommand struct {
 	asks   view.Asks
 	portal string
 	output string
-	flags  []string // names of the flags
+	flags  []string // names of the flags that require --diff
 }
 
 func (d *diffCommand) register(flags *pflag.FlagSet, node *config.Node) {
@@ -102,7 +102,8 @@ func (d *diffCommand) run(cmd *cobra.Command, manifests *manifestFlags, paths []
 	return nil
 }
 
-// compare adds to diff the changes from the current service ports, now, to those of result.
+// compare adds to diff the errors and warnings of result, and the changes from the current service ports, now, to those
+// of result.
 func compare(diff *show.Diff, now map[portKey]api.ServicePort, d api.Defaults, result *manifest.Result) {
 	for _, e := range result.Errors {
 		diff.Errors = append(diff.Errors, e.Error())
@@ -141,7 +142,7 @@ func compare(diff *show.Diff, now map[portKey]api.ServicePort, d api.Defaults, r
 	}
 }
 
-// keep adds to all the current service ports and endpoints that usher would keep, since manifests that may
+// keep extends all by the current service ports and endpoints that usher would keep, because the manifests that may
 // define them are invalid or unreadable.
 func keep(diff *show.Diff, now map[portKey]api.ServicePort, all map[portKey]*api.ServicePort, result *manifest.Result) {
 	if len(now) == 0 || !result.Unreadable && len(result.Spoiled) == 0 {

@@ -20,7 +20,7 @@ import (
 // line. --help does not list them; docs/kubernetes.md does.
 type kubeProxyFlags struct {
 	cleanup  bool // run the command cleanup instead
-	initOnly bool // apply the settings that need more capabilities, and exit
+	initOnly bool // apply the connection tracking settings, which need a writable /proc/sys, and exit
 }
 
 func (f *kubeProxyFlags) register(flags *pflag.FlagSet, server *string) {
@@ -84,12 +84,12 @@ func (r *runCommand) readKubeProxyConfig(flags *pflag.FlagSet, given map[string]
 	return warnings, nil
 }
 
-// configCheckInterval is the interval in which kube-proxy's configuration file is checked
+// configCheckInterval is the interval at which kube-proxy's configuration file is checked
 // for changes.
 const configCheckInterval = 10 * time.Second
 
-// watchConfig logs each change of the file from its contents before, until ctx ends.
-// kube-proxy would exit on a change.
+// watchConfig logs each change of the file, with the fields that differ from before, the contents
+// at startup. It returns when ctx ends. kube-proxy would exit on a change.
 func watchConfig(ctx context.Context, path string, before []byte, every time.Duration, log logrus.FieldLogger) {
 	warned := before
 	wait.UntilWithContext(ctx, func(context.Context) {

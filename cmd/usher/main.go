@@ -18,10 +18,11 @@ func main() {
 	logger := func(level, format string) logrus.FieldLogger {
 		return (&cli.LogFlags{Level: level, Format: format}).Logger(os.Stderr)
 	}
-	if code, is := keeper.Resume(logger, removeLeft); is { // perhaps another version, which was started with flags unknown here
+	// Before flags are parsed: another version may have started the keeper, with flags unknown here.
+	if code, is := keeper.Resume(logger, removeLeft); is {
 		os.Exit(code)
 	}
-	serve.LogKlog(nil) // until a command has a log
+	serve.LogKlog(nil) // drops client-go's messages until a command has a log
 	root, args := newRoot(), os.Args[1:]
 	os.Exit(cli.Execute(context.Background(), root, view.KindAndName(root, args)))
 }

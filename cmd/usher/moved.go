@@ -59,5 +59,5 @@ func flagError(cmd *cobra.Command, err error) error {
 	return cli.FlagError(cmd, err)
 }
 
-// asking are the commands of both programs that query usher.
+// asking are the query commands that both programs have.
 var asking = []string{"get", "trace", "explain", "diagnose"}

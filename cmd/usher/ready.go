@@ -32,7 +32,7 @@ HTTP probe would report the new Pod as ready too early.`,
 	return cmd
 }
 
-// readyTimeout is less than the timeout of the shipped readiness probe.
+// readyTimeout is less than the timeout of the shipped readiness probe (timeoutSeconds: 5).
 const readyTimeout = 4 * time.Second
 
 // ready returns the reason why usher in this PID namespace is not ready, or nil.
@@ -47,7 +47,7 @@ func ready(address string) error {
 			host = "::1"
 		}
 	}
-	client := http.Client{Timeout: readyTimeout, Transport: &http.Transport{DisableKeepAlives: true}} // no proxy
+	client := http.Client{Timeout: readyTimeout, Transport: &http.Transport{DisableKeepAlives: true}} // without an HTTP proxy
 	res, err := client.Get("http://" + net.JoinHostPort(host, port) + "/healthz")
 	if err != nil {
 		return err

@@ -124,7 +124,7 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 		return err
 	}
 	if r.config != "" {
-		if before, err := os.ReadFile(r.config); err == nil { // it was read before
+		if before, err := os.ReadFile(r.config); err == nil { // complete has just read it
 			go watchConfig(cmd.Context(), r.config, before, configCheckInterval, r.Log)
 		}
 	}
@@ -141,17 +141,17 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 }
 
 // complete derives settings from other flags, and applies kube-proxy's configuration to flags that
-// are not set. It returns warnings about that configuration, and about environment variables that
-// have no effect.
+// are not set. It returns warnings about deprecated flags, that configuration, and environment
+// variables without effect.
 func (r *runCommand) complete(cmd *cobra.Command) (warnings []string, err error) {
 	flags := cmd.Flags()
-	if err := r.OneSource(); err != nil { // before a file may configure the API server
+	if err := r.OneSource(); err != nil { // before kube-proxy's configuration sets --kubeconfig, which may accompany --manifests
 		return nil, err
 	}
 	if r.ServiceProxyName == translate.AnyProxy {
 		return nil, cli.Usagef("--service-proxy-name: invalid value %q: must be a label value", translate.AnyProxy)
 	}
-	warnings = cli.Deprecations(flags) // before a file sets flags
+	warnings = cli.Deprecations(flags) // before kube-proxy's configuration sets flags
 	if r.keeper && slices.Contains(r.Manifests, manifest.Stdin) {
 		return nil, cli.Usagef("--keeper cannot be combined with --manifests=-: a restarted usher cannot read standard input again; use a file")
 	}

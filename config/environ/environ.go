@@ -1,7 +1,7 @@
-// Package environ returns the environment variables that a kubelet gives to a Pod, so that programs find Services
-// without a lookup.
+// Package environ returns the environment variables by which a kubelet announces Services to a Pod, so that programs
+// find them without a lookup.
 //
-// It is a pure function of the model, from Services with a cluster IP to variables, and writes these for a shell or a
+// The variables depend only on the model: each Service with a cluster IP has some. Write writes them for a shell or a
 // program.
 package environ
 
@@ -24,11 +24,11 @@ type Variable struct{ Name, Value string }
 // String returns "NAME=value", as os/exec requires.
 func (v Variable) String() string { return v.Name + "=" + v.Value }
 
-// kubernetes is the Service in the variables of every Pod, in any namespace.
+// kubernetes is the API server's Service. Every Pod gets its variables, in any namespace.
 var kubernetes = types.NamespacedName{Namespace: "default", Name: "kubernetes"}
 
-// OfPod returns the variables of a Pod in that namespace, sorted by Service: those of the Services of its namespace,
-// and of the API server's Service, unless the namespace has a Service of that name.
+// OfPod returns the variables of a Pod in that namespace, sorted by Service. They are those of the namespace's Services
+// and of the API server's Service. A Service in the namespace with the latter's name replaces it.
 func OfPod(services []config.Service, namespace string) []Variable {
 	return of(choose(services, func(name types.NamespacedName) int {
 		switch {
@@ -132,12 +132,12 @@ func choose(services []config.Service, rank func(types.NamespacedName) int) []co
 	return slices.SortedFunc(maps.Values(best), func(a, b config.Service) int { return cmp.Compare(a.Name.Name, b.Name.Name) })
 }
 
-// name converts a Service's or port's name for the name of a variable.
+// name returns the form of a Service's or a port's name that occurs in names of variables.
 func name(s string) string { return strings.ToUpper(strings.ReplaceAll(s, "-", "_")) }
 
 func number(p config.DiscoveryPort) string { return strconv.Itoa(int(p.Number)) }
 
-// url returns "tcp://10.96.0.10:80".
+// url returns, for example, "tcp://10.96.0.10:80".
 func url(host string, p config.DiscoveryPort) string {
 	return strings.ToLower(string(p.Protocol)) + "://" + net.JoinHostPort(host, number(p))
 }

@@ -26,7 +26,7 @@ var shellName = regexp.MustCompile(`^[A-Z_][A-Z0-9_]*$`)
 
 // Write writes vars to w. With Shell it skips those that a shell cannot set, and returns their names.
 //
-// Values are addresses, numbers and URLs made of both. So a Dotenv line needs no quotes, which its readers interpret
+// Values are addresses, numbers, protocols and URLs. So a Dotenv line needs no quotes, which programs interpret
 // differently.
 func Write(w io.Writer, format Format, vars []Variable) (left []string, err error) {
 	switch format {
@@ -51,8 +51,8 @@ func Write(w io.Writer, format Format, vars []Variable) (left []string, err erro
 			left = append(left, v.Name)
 			continue
 		}
-		// A value never contains a quote, and between quotes all other characters are literal, also the brackets of an
-		// IPv6 address.
+		// A value never contains a single quote. Between single quotes a shell takes every other character literally,
+		// such as the brackets of an IPv6 address.
 		if _, err := fmt.Fprintf(w, "export %s='%s'\n", v.Name, v.Value); err != nil {
 			return left, err
 		}

@@ -20,7 +20,7 @@ import (
 )
 
 // Client sends requests to an API server. It replaces client-go's generated clientset, which links all API groups of
-// Kubernetes: 12 MB, of which usher uses three groups.
+// Kubernetes (12 MB); usher uses three.
 type Client struct {
 	core, discovery, networking rest.Interface
 

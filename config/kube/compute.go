@@ -47,8 +47,8 @@ func (s *Source) slicesOf(name types.NamespacedName) []*discoveryv1.EndpointSlic
 	return list
 }
 
-// logProblems logs, and passes to OnProblems, a Service's new problems, and those whose count is at least twice the
-// highest count logged since they appeared.
+// logProblems logs a Service's new problems, and those whose count has at least doubled since they were last logged. It
+// passes the same problems to OnProblems, and all current ones to Reports.
 func (s *Source) logProblems(r *translate.Result) {
 	name := r.Model.Name
 	all := map[string]int{}
@@ -80,8 +80,8 @@ func (s *Source) logProblems(r *translate.Result) {
 	}
 }
 
-// triggers record when the changes happened that led to changed endpoints. The EndpointSlice controller writes this
-// time into an annotation, for the latency that kube-proxy calls network programming.
+// triggers records when the causes of changed endpoints happened. The EndpointSlice controller writes that time into an
+// annotation, for the latency that kube-proxy calls network programming.
 type triggers struct {
 	latest map[types.NamespacedName]time.Time // the latest recorded time for each Service
 	fresh  []time.Time                        // recorded since the last report
@@ -104,8 +104,8 @@ func (t *triggers) note(service types.NamespacedName, slices []*discoveryv1.Endp
 
 func (t *triggers) forget(service types.NamespacedName) { delete(t.latest, service) }
 
-// report passes on the time since each fresh trigger. Triggers found at the start are older, and do not show usher's
-// latency.
+// report passes on the time since each fresh trigger, unless first is set. Triggers found at the start are older, and
+// do not show usher's latency.
 func (t *triggers) report(first bool, to func(time.Duration)) {
 	if !first && to != nil {
 		for _, at := range t.fresh {

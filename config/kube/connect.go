@@ -16,24 +16,25 @@ import (
 // Connection says how to reach an API server. The zero value is for a Pod, which gets address and credentials from its
 // environment.
 type Connection struct {
-	Kubeconfig string // file; "" for the credentials of a Pod, unless AsUser or Context is set
+	Kubeconfig string // file; "" for a Pod's credentials, or with AsUser or Context for kubectl's kubeconfig
 	Context    string // of the kubeconfig; "" for its current one
 	Server     string // URL; "" for the kubeconfig's, or the Pod's environment's
 
-	// AsUser uses kubectl's kubeconfig if none is named.
+	// AsUser uses kubectl's kubeconfig if Kubeconfig is empty.
 	AsUser bool
 
 	// QPS and Burst limit the requests per second; 0 means client-go's defaults.
 	QPS   float32
 	Burst int
-	// AcceptContentTypes and ContentType are the encodings; "" means protobuf.
+	// AcceptContentTypes are the encodings of responses; "" means protobuf or JSON. ContentType is that of requests; ""
+	// means protobuf.
 	AcceptContentTypes, ContentType string
 
 	UserAgent string // "" for client-go's
 
-	// Mark is the mark (SO_MARK) of packets to the API server, so that the portal leaves them alone: otherwise a
-	// Service with the API server's address as an external IP would disconnect this process. It is not set if the
-	// process lacks the capability. 0 means none. Linux only.
+	// Mark is the mark (SO_MARK) of packets to the API server, so that the portal does not redirect them. Otherwise a
+	// Service with the API server's address as an external IP would disconnect this process. Without CAP_NET_ADMIN, the
+	// process sets no mark. 0 means none. Linux only.
 	Mark uint32
 }
 
@@ -95,7 +96,7 @@ func (c Connection) load() (*rest.Config, error) {
 	return config, nil
 }
 
-// kubeconfig returns the content of the kubeconfig.
+// kubeconfig returns a loader for the kubeconfig, with the overrides of c.
 func (c Connection) kubeconfig() clientcmd.ClientConfig {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = c.Kubeconfig

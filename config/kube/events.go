@@ -24,8 +24,8 @@ import (
 // repetitions instead of writing each, and limits how many it holds and writes. client-go's recorder does the same, but
 // links 45 packages for its patches.
 //
-// They are written to the core API: in events.k8s.io, Events with the same reason are merged, and of two faults of a
-// Service only the first would be shown.
+// Events are written to the core API. events.k8s.io merges Events with the same reason: of two faults of a Service,
+// users would see only the first.
 type Events struct {
 	core     rest.Interface
 	source   *Source
@@ -34,7 +34,7 @@ type Events struct {
 	words    config.Words
 
 	queue   chan *corev1.Event
-	again   time.Duration                        // delay before a write is repeated that got no answer
+	again   time.Duration                        // delay before usher repeats a write that got no answer
 	written *lru.Cache[string, *corev1.Event]    // by content; used by run
 	limits  *lru.Cache[types.UID, *rate.Limiter] // by the object concerned; used by run
 }

@@ -33,8 +33,8 @@ type Options struct {
 	Client *Client
 	Log    logrus.FieldLogger
 
-	// Metadata reads the labels of nodes while Services have topology keys that need them. If it is nil, they are
-	// unknown.
+	// Metadata reads the labels of all nodes, from the first Service on that has topology keys that need them. If it is
+	// nil, these labels are unknown.
 	Metadata metadata.Interface
 
 	// NodeName is the name of the Node object of this node; "" if there is none.
@@ -47,8 +47,8 @@ type Options struct {
 	// watches all Services and EndpointSlices.
 	Discovery bool
 
-	// In a series of changes, dirty Services are computed after a time of quiet without a change, or every MaxDelay if
-	// there is no such time. Zero means DefaultMaxDelay.
+	// MaxDelay is the maximum time after a change until the dirty Services are computed. They are computed earlier if
+	// no other change follows for a short quiet time. Zero means DefaultMaxDelay.
 	MaxDelay time.Duration
 	// Resync is the interval for recomputing everything even without changes; 0 means never.
 	Resync time.Duration
@@ -56,7 +56,7 @@ type Options struct {
 	// OnNode, if not nil, is called with the state of this node: once before the first Services are passed on, and
 	// after each change.
 	OnNode func(config.Node)
-	// OnProgrammed, if not nil, is called for each change of endpoints that was passed on, with the time since the
+	// OnProgrammed, if not nil, is called for each change of endpoints that was passed on. took is the time since the
 	// change of the Pod or Service that caused it.
 	OnProgrammed func(took time.Duration)
 	// OnProblems, if not nil, is called with the new problems of a Service's objects.
@@ -82,7 +82,7 @@ type Source struct {
 	store *translate.Store
 
 	mu      sync.Mutex
-	cidrs   []netip.Prefix // the service CIDRs
+	cidrs   []netip.Prefix // the service CIDRs, which mu protects
 	lookNow atomic.Bool    // the Node may have changed
 
 	// Used only by the goroutine that computes.
@@ -145,7 +145,7 @@ var notHeadless = fields.OneTermNotEqualSelector("spec.clusterIP", corev1.Cluste
 type selectors struct{ serviceLabels, serviceFields, sliceLabels string }
 
 // selectorsFor returns kube-proxy's selectors (cmd/kube-proxy/app/server.go, v1.37): Services that are not headless and
-// name this proxy (or none, if proxyName is ""), and their slices. Discovery needs all of them.
+// name this proxy (or none, if proxyName is ""), and their slices. Discovery needs all objects.
 func selectorsFor(proxyName string, discovery bool) (s selectors, err error) {
 	if discovery {
 		return s, nil
@@ -168,7 +168,7 @@ func selectorsFor(proxyName string, discovery bool) (s selectors, err error) {
 // informer returns an informer, not yet running, of those objects of a resource that the selectors match, in all
 // namespaces. It stores them trimmed.
 //
-// Before Kubernetes 1.31, API servers refuse the field selector for Services. The informer then lists headless ones, too.
+// Before Kubernetes 1.31, API servers refuse the field selector for Services. Then headless ones are listed, too.
 func (s *Source) informer(client rest.Interface, resource string, object runtime.Object, labelSelector, fieldSelector string) cache.SharedIndexInformer {
 	var refused atomic.Bool
 	source := cache.NewFilteredListWatchFromClient(client, resource, metav1.NamespaceAll, func(o *metav1.ListOptions) {
@@ -275,9 +275,9 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 // server are computed together with that one.
 const alone = time.Millisecond
 
-// waitQuiet waits until something is dirty and there is no change for the quiet time, or MaxDelay is over. The quiet
-// time is alone if the last computation was more than MaxDelay ago, and otherwise quiet. It returns false if ctx has
-// ended.
+// waitQuiet waits until something is dirty, and then until there is no change for the quiet time, or MaxDelay has
+// passed. The quiet time is alone if the last computation was more than MaxDelay ago, and otherwise quiet. It returns
+// false if ctx has ended.
 func (s *Source) waitQuiet(ctx context.Context, last time.Time) bool {
 	select {
 	case <-ctx.Done():
@@ -305,7 +305,8 @@ func (s *Source) waitQuiet(ctx context.Context, last time.Time) bool {
 	}
 }
 
-// lookAtNode reads this node's object, and marks all Services if it affects them.
+// lookAtNode reads this node's object. If the state of the node has changed, it calls OnNode. If the zone has changed,
+// it marks all Services.
 func (s *Source) lookAtNode() {
 	now := config.Node{Name: s.options.NodeName, Leaving: s.nodes != nil}
 	before := s.node

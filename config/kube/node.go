@@ -12,7 +12,7 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// toBeDeletedTaint is set by the cluster autoscaler on a node before it deletes the node
+// toBeDeletedTaint is the taint that the cluster autoscaler sets on a node before it deletes the node
 // (autoscaler/cluster-autoscaler/utils/taints; KEP-3836).
 const toBeDeletedTaint = "ToBeDeletedByClusterAutoscaler"
 
@@ -68,8 +68,8 @@ func trim(object any) (any, error) {
 	return object, nil
 }
 
-// keepAnnotations removes all other annotations from meta. It makes a new map, since a map keeps its size when elements
-// are removed.
+// keepAnnotations removes the annotations that keep rejects. It makes a new map, since a map keeps its size when
+// elements are removed.
 func keepAnnotations(meta *metav1.ObjectMeta, keep func(key string) bool) {
 	var kept map[string]string
 	for key, value := range meta.Annotations {

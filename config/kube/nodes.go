@@ -17,9 +17,9 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// nodeLabels has the labels of every node, for the topology keys of Services. From the first Service on that needs any,
-// the metadata of nodes are watched. A Service keeps its previous state until all nodes are listed or labelsTimeout has
-// passed. Only the goroutine that computes uses nodeLabels.
+// nodeLabels has the labels of every node, for the topology keys of Services. It watches the metadata of nodes from the
+// first Service on that needs labels. Such Services keep their previous state until all nodes are listed, or
+// labelsTimeout has passed. Only the goroutine that computes uses it; meanwhile others may call of.
 type nodeLabels struct {
 	client metadata.Interface // nil: no labels are available
 	log    logrus.FieldLogger
@@ -30,8 +30,8 @@ type nodeLabels struct {
 	all     sync.WaitGroup
 }
 
-// labelsTimeout is the maximum time that Services are held: they are served even if the API server does not let usher
-// list nodes, or does not answer.
+// labelsTimeout is the maximum time for which such Services wait. Then they are served even if the API server does not
+// answer, or does not let usher list nodes.
 const labelsTimeout = 5 * time.Second
 
 // watch watches the labels of nodes until ctx ends, if it does not already.
@@ -79,7 +79,7 @@ func onlyLabels(object any) (any, error) {
 	return object, nil
 }
 
-// ready reports whether the labels are known, or no longer waited for.
+// ready reports whether the labels are listed, labelsTimeout has passed, or no Service needs labels.
 func (n *nodeLabels) ready() bool {
 	select {
 	case <-n.settled:

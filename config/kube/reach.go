@@ -51,7 +51,7 @@ type Reason string
 // The reasons.
 const (
 	Unreachable      Reason = "unreachable"       // no connection, or no answer
-	NameNotFound     Reason = "name-not-found"    // the server's name has no address
+	NameNotFound     Reason = "name-not-found"    // the lookup of the server's name fails
 	TLSFailed        Reason = "tls"               // one side rejects the other's certificate
 	NoCredentials    Reason = "no-credentials"    // an exec plugin fails, or a token file cannot be read
 	Unauthorized     Reason = "unauthorized"      // 401: the credentials are not, or no longer, valid
@@ -61,8 +61,8 @@ const (
 	UnexpectedAnswer Reason = "unexpected-answer" // not from an API server
 )
 
-// Denied reports whether retries fail as long as the credentials and their roles stay the same. Only once the reason has
-// lasted is it certain: the client requests new credentials for each attempt, or after an Unauthorized.
+// Denied reports whether retries fail until an operator changes the credentials or their roles. One failure does not
+// prove that: the client requests new credentials for each attempt, or after an Unauthorized.
 func (r Reason) Denied() bool { return r == NoCredentials || r == Unauthorized || r == Forbidden }
 
 // Remedy returns the recommended action.
@@ -93,7 +93,7 @@ func (r *Reach) Status() ReachStatus {
 	return r.now
 }
 
-// watched are the resources that usher needs, all of them. The first that fails is reported.
+// watched are the resources that usher needs. Of those that fail, Status reports the first one.
 var watched = []string{"services", "endpointslices", "nodes"}
 
 // note records the result of a list or watch of a resource. An established watch clears any failure of the resource; a
@@ -132,7 +132,7 @@ func (r *Reach) date(text string) {
 }
 
 // wrap returns a transport that records the results of requests. It must be the outermost transport, so that it also
-// records failures to obtain credentials. A broken watch is noticed by the next request.
+// records failures to obtain credentials. The request after a broken watch shows the failure.
 func (r *Reach) wrap(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(req *http.Request) (*http.Response, error) {
 		res, err := next.RoundTrip(req)
@@ -191,9 +191,9 @@ func (e notKubernetesError) Error() string {
 	return fmt.Sprintf("the response from %s is not a Kubernetes API list (Content-Type: %q)", e.host, e.contentType)
 }
 
-// isKubernetes reports whether the answer 200 to a list or watch begins like an API server's: in protobuf, or in JSON
-// with a list or an event. A watch without initial events may stay silent for long, so only its Content-Type is
-// examined, and that there is no Content-Length. isKubernetes restores the part of the body that it reads.
+// isKubernetes reports whether the answer 200 to a list or watch begins like an API server's: with protobuf, a list or
+// an event. A watch without initial events may stay silent for long: its answer only must not be text or have a
+// Content-Length. isKubernetes restores the part of the body that it reads.
 func isKubernetes(req *http.Request, res *http.Response) bool {
 	kind, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type"))
 	watch, query := false, req.URL.Query()
@@ -279,7 +279,7 @@ func reasonOf(err error) Reason {
 const maxPause = 30 * time.Second
 
 // pause delays the answer to a refused watch, increasingly with each; the first is not delayed. client-go retries at
-// once after 410 Gone. That is right once, but means hundreds of requests a second if each watch is answered so.
+// once after 410 Gone. If the API server answered each watch so, there would be hundreds of requests a second.
 func (r *Reach) pause(req *http.Request, status int) {
 	r.mu.Lock()
 	if status < http.StatusBadRequest {

@@ -13,8 +13,8 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// cidrsPause is the delay before usher retries to list ServiceCIDRs that the API server does not have (before
-// Kubernetes 1.33) or does not let usher list.
+// cidrsPause is the delay before usher tries again to list ServiceCIDRs. API servers before Kubernetes 1.33 do not have
+// them, and usher may lack the permission to list them.
 const cidrsPause = 10 * time.Minute
 
 // followCIDRs watches the ServiceCIDRs until ctx ends. Nothing waits for them, and usher serves all Services without
@@ -31,8 +31,8 @@ func (s *Source) followCIDRs(ctx context.Context) {
 	}, cidrsPause)
 }
 
-// watchCIDRs watches the ServiceCIDRs until ctx ends, or the API server refuses to list or watch them. It returns that
-// refusal.
+// watchCIDRs watches the ServiceCIDRs until ctx ends, or the API server refuses to list or watch them. It returns the
+// refusal, or nil.
 func (s *Source) watchCIDRs(ctx context.Context) (refused error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

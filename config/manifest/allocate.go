@@ -13,9 +13,9 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// Allocation of cluster IPs, node ports and IPs of load balancers for Services that name none, as a control plane does.
-// The result depends only on the Service's name or, if that choice is taken, is the next free one. So it is the same
-// each time, without stored state.
+// This file allocates cluster IPs, node ports and IPs of load balancers to Services that name none, as a control plane
+// does. The first choice depends only on the Service's name and, for a node port, on the port. If it is taken, the next
+// free one is used. So restarts usually give the same result, without stored state.
 
 // Ports are the ports from First to Last.
 type Ports struct{ First, Last uint16 }
@@ -26,10 +26,10 @@ var DefaultNodePorts = Ports{30000, 32767}
 // String returns "30000-32767".
 func (p Ports) String() string { return fmt.Sprintf("%d-%d", p.First, p.Last) }
 
-// give returns the first free number, starting at one from start on that seed determines; those below start come last.
-// It returns false if none is free.
+// give returns a free number from first to last, or false if there is none. It tries them in turn: from a number that
+// seed determines, start or higher, up to last, and then from first.
 //
-// As in Kubernetes, the lowest numbers are for Services that name theirs, so that conflicts are rare.
+// As in Kubernetes, the numbers below start are for Services that name theirs, so that conflicts are rare.
 func give(first, start, last uint64, seed string, taken func(uint64) bool) (uint64, bool) {
 	h := fnv.New64a()
 	h.Write([]byte(seed))
@@ -67,8 +67,8 @@ func address(network netip.Prefix, name string, taken func(netip.Addr) bool) (ne
 	return offset(network, at), true
 }
 
-// band returns how many of size numbers are for Services that name theirs: the fraction 1/oneOf, but between 16 and
-// most. For addresses it is 1/16 and 256 (KEP-3070), for node ports 1/32 and 128 (KEP-3668).
+// band returns how many of size numbers are for Services that name theirs: none of up to 16, otherwise 1/oneOf, but
+// between 16 and most. For addresses these are 1/16 and 256 (KEP-3070), for node ports 1/32 and 128 (KEP-3668).
 func band(size, oneOf, most uint64) uint64 {
 	if size <= 16 {
 		return 0
@@ -87,14 +87,14 @@ func wantsHealthCheck(spec *corev1.ServiceSpec) bool {
 	return spec.Type == corev1.ServiceTypeLoadBalancer && spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
 
-// lacksNodePorts reports whether svc needs node ports.
+// lacksNodePorts reports whether svc lacks a node port, or the port for health checks.
 func lacksNodePorts(spec *corev1.ServiceSpec) bool {
 	return wantsHealthCheck(spec) && spec.HealthCheckNodePort == 0 ||
 		wantsNodePorts(spec) && slices.ContainsFunc(spec.Ports, func(p corev1.ServicePort) bool { return p.NodePort == 0 })
 }
 
-// withNodePorts returns svc with a node port where one is needed and missing. give returns it for a port, and for
-// health checks if called with nil; 0 leaves the field unchanged.
+// withNodePorts returns svc with a node port wherever it lacks one. give returns the node port for a service port, or
+// the one for health checks if its argument is nil. If give returns 0, the field stays 0.
 func withNodePorts(svc *corev1.Service, give func(*corev1.ServicePort) int32) *corev1.Service {
 	if !lacksNodePorts(&svc.Spec) {
 		return svc
@@ -112,7 +112,7 @@ func withNodePorts(svc *corev1.Service, give func(*corev1.ServicePort) int32) *c
 	return &out
 }
 
-// hadNodePorts returns a function that returns old's node ports, except those that svc names, perhaps for another port.
+// hadNodePorts returns a function that returns old's node ports, except those that svc names, even for another port.
 func hadNodePorts(old, svc *corev1.Service) func(*corev1.ServicePort) int32 {
 	type key struct {
 		protocol corev1.Protocol
@@ -139,8 +139,8 @@ func hadNodePorts(old, svc *corev1.Service) func(*corev1.ServicePort) int32 {
 	}
 }
 
-// allocateNodePorts returns svc with the missing node ports, which it adds to got. Ports with one number get the same node port for all
-// protocols, if that is free, as in Kubernetes.
+// allocateNodePorts returns svc with its missing node ports, and appends their claims to got. If svc already has a node
+// port for the same port number and another protocol, the port gets the same one, if it is free.
 func (r *resolver) allocateNodePorts(svc *corev1.Service, got *[]claim) (*corev1.Service, error) {
 	owner, full := name{Namespace: svc.Namespace, Name: svc.Name}, false
 	size := uint64(r.nodePorts.Last-r.nodePorts.First) + 1
@@ -175,7 +175,7 @@ func (r *resolver) allocateNodePorts(svc *corev1.Service, got *[]claim) (*corev1
 	return out, nil
 }
 
-// release takes the IPs of a load balancer that a Service has.
+// release takes from a Service its allocated IPs of a load balancer, and returns them.
 func (r *resolver) release(n name) (had []netip.Addr) {
 	had = r.balanced[n]
 	delete(r.balanced, n)
@@ -185,7 +185,7 @@ func (r *resolver) release(n name) (had []netip.Addr) {
 	return had
 }
 
-// needsBalancer reports whether svc, which had these IPs of a load balancer, needs some.
+// needsBalancer reports whether svc needs IPs of a load balancer from usher. had are those that it had from usher.
 func (r *resolver) needsBalancer(svc *corev1.Service, had []netip.Addr) bool {
 	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer || svc.Spec.LoadBalancerClass != nil {
 		return false
@@ -194,7 +194,7 @@ func (r *resolver) needsBalancer(svc *corev1.Service, had []netip.Addr) bool {
 	return len(in) == 0 || len(had) > 0 && in[0].IP == had[0].String()
 }
 
-// keepIPs gives svc those of its previous IPs of a load balancer that it still needs, so that no other Service gets them.
+// keepIPs reserves for svc its previous IPs of a load balancer that it still needs: no other Service gets them.
 func (r *resolver) keepIPs(n name, svc *corev1.Service, had []netip.Addr) {
 	if !r.needsBalancer(svc, had) {
 		return
@@ -208,7 +208,7 @@ func (r *resolver) keepIPs(n name, svc *corev1.Service, had []netip.Addr) {
 	}
 }
 
-// balance sets svc's IPs of a load balancer if it needs some and names none. It keeps previous ones: see keepIPs.
+// balance returns svc with IPs of a load balancer if it needs some: its loadBalancerIP, its previous ones or free ones.
 func (r *resolver) balance(n name, svc *corev1.Service, had []netip.Addr, explicit map[netip.Addr]name) (*corev1.Service, error) {
 	if !r.needsBalancer(svc, had) {
 		return svc, nil
@@ -269,8 +269,8 @@ func withoutIPs(svc *corev1.Service) *corev1.Service {
 	return &out
 }
 
-// explicitIPs returns the external and load balancer IPs that Services name, each with one such Service: the one that has
-// it, otherwise the first one.
+// explicitIPs returns the external and load balancer IPs that Services name, each with one of these Services. It is the
+// Service that has the IP, or the first one if none has it.
 func (r *resolver) explicitIPs() map[netip.Addr]name {
 	out := map[netip.Addr]name{}
 	for n, s := range r.services {

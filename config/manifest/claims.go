@@ -12,7 +12,7 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// claim is a resource that only one Service can have: a cluster IP, or a port on the node's addresses.
+// claim is a resource that only one Service can have: a cluster IP, or a port on the addresses of nodes.
 type claim struct {
 	addr     netip.Addr
 	protocol corev1.Protocol
@@ -55,7 +55,7 @@ func claimRequests(svc *corev1.Service) []claimRequest {
 // claims maps each claim to its Service.
 type claims map[claim]types.NamespacedName
 
-// grant gives name all that it requests, or none and returns the reason.
+// grant gives name all that it requests, or nothing and returns the reason.
 func (c claims) grant(name types.NamespacedName, ws []claimRequest) error {
 	for _, w := range ws {
 		if owner, taken := c[w.claim]; taken && owner != name {

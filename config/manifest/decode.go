@@ -45,7 +45,7 @@ var versions = map[schema.GroupKind]string{
 }
 
 // value reads one JSON value, which is an object or a list of objects. If spoiled is set, the value already has an
-// error, and only the names in it are read. Missing header fields are taken from defaults.
+// error: value then only reports more, and records the spoiled objects. Missing header fields are taken from defaults.
 func (r *reader) value(place Diagnostic, value []byte, defaults header, spoiled bool) {
 	if string(value) == "null" { // a template without output; kubectl skips it, too
 		return
@@ -58,7 +58,7 @@ func (r *reader) value(place Diagnostic, value []byte, defaults header, spoiled 
 	r.headed(place, value, h, spoiled)
 }
 
-// headed is value with a known header.
+// headed is value for a value whose header is known.
 func (r *reader) headed(place Diagnostic, value []byte, h header, spoiled bool) {
 	place.Object = key{h.Kind, h.name}.String()
 	gv, err := schema.ParseGroupVersion(h.APIVersion)
@@ -91,8 +91,8 @@ func (r *reader) headed(place Diagnostic, value []byte, h header, spoiled bool) 
 	}
 }
 
-// meant returns the correct kind for a misspelled one that usher reads: one with wrong case, or in the wrong group of
-// Kubernetes. An API server refuses it. Other groups have kinds of the same names, which are not usher's.
+// meant returns the kind that an author probably meant by a misspelled one: in the wrong case, or in another group that
+// usher reads. Other groups, whose kinds may have the same names, have none.
 func meant(gv schema.GroupVersion, kind string) schema.GroupVersionKind {
 	if !slices.Contains([]string{"", discoveryv1.GroupName, networkingv1.GroupName}, gv.Group) {
 		return schema.GroupVersionKind{}
@@ -108,7 +108,7 @@ func meant(gv schema.GroupVersion, kind string) schema.GroupVersionKind {
 // noNamespace has the kinds whose objects have no namespace.
 var noNamespace = map[string]bool{"Node": true, "ServiceCIDR": true}
 
-// readHeader reads the header of value, as far as it is valid.
+// readHeader reads the header of value. It ignores errors in the metadata, which are found later.
 func readHeader(value []byte, defaults header) (header, error) {
 	var raw struct {
 		APIVersion any             `json:"apiVersion"`
@@ -141,7 +141,7 @@ func readHeader(value []byte, defaults header) (header, error) {
 	return h, nil
 }
 
-// readName reads the name of an object. Errors in its metadata are found later.
+// readName reads the name of an object, and ignores errors.
 func readName(metadata []byte) types.NamespacedName {
 	var meta struct {
 		Name      any `json:"name"`
@@ -309,9 +309,9 @@ func trim(meta *metav1.ObjectMeta) {
 	delete(meta.Annotations, corev1.LastAppliedConfigAnnotation)
 }
 
-// compact reduces the memory of slice. There may be tens of thousands, with a hundred thousand endpoints: names of
-// nodes, zones and namespaces repeat, a list that was read element by element has excess capacity, and of an endpoint's
-// references only the name is used.
+// compact reduces the memory of slice: a file may contain tens of thousands, with a hundred thousand endpoints. Names
+// of nodes, zones and namespaces repeat. A list that was read element by element has excess capacity. Of a reference,
+// usher uses only the kind, namespace and name.
 func (r *reader) compact(slice *discoveryv1.EndpointSlice) {
 	slice.Endpoints = slices.Clip(slices.Clone(slice.Endpoints))
 	slice.Namespace = *r.word(&slice.Namespace)
@@ -325,7 +325,7 @@ func (r *reader) compact(slice *discoveryv1.EndpointSlice) {
 	}
 }
 
-// word returns a pointer to the string that w points to, the same one for all equal strings of the file. The string is
+// word returns a pointer to a string that equals *w: the same one for all equal strings that r reads. The string is
 // never changed.
 func (r *reader) word(w *string) *string {
 	if w == nil {

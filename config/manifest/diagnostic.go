@@ -20,7 +20,7 @@ type Diagnostic struct {
 }
 
 // errIgnored is for objects of a kind that usher does not read. Folders of manifests contain many: the log and Check
-// report them, but they are no error.
+// report them as warnings.
 var errIgnored = errors.New("ignored")
 
 // errTwice is for a further definition of an object. The first one is used.
@@ -28,7 +28,7 @@ var errTwice = errors.New("already defined")
 
 // Error returns, for example,
 //
-//	examples/web.yaml, document 2, Service default/web: spec.ports[0].port: Invalid value: 70000: must be between 1 and 65535, inclusive
+//	examples/web.yaml, document 2, Service default/web: spec.ports: Required value
 func (p Diagnostic) Error() string {
 	var where []string
 	if p.File != "" {

@@ -1,4 +1,4 @@
-//lint:file-ignore SA1019 Endpoints are deprecated, and read for those who still have them.
+//lint:file-ignore SA1019 Endpoints are deprecated, but some clusters and manifests still have them.
 
 package manifest
 
@@ -16,13 +16,13 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// The author of an EndpointSlice, by its label endpointslice.kubernetes.io/managed-by.
+// The controllers that write EndpointSlices, as in the label endpointslice.kubernetes.io/managed-by.
 const (
 	sliceController  = "endpointslice-controller.k8s.io"
 	mirrorController = "endpointslicemirroring-controller.k8s.io"
 )
 
-// leaderAnnotation is on Endpoints that are a lock without endpoints.
+// leaderAnnotation marks Endpoints that are only a lock for leader election, without endpoints.
 const leaderAnnotation = "control-plane.alpha.kubernetes.io/leader"
 
 // decodeEndpoints reads an Endpoints object and returns the equivalent slices.
@@ -45,7 +45,7 @@ func defaultEndpoints(endpoints *corev1.Endpoints) {
 }
 
 // mirror returns the EndpointSlices that Kubernetes makes of an Endpoints object: one for each subset and IP family.
-// Their names are invalid for real slices, and name the source.
+// Their names, such as "web:subsets[0]", contain the source and are invalid for real slices.
 func mirror(endpoints *corev1.Endpoints) []*discoveryv1.EndpointSlice {
 	if endpoints.Labels[discoveryv1.LabelSkipMirror] == "true" {
 		return nil

@@ -27,15 +27,14 @@ type listing struct {
 	// problems are paths that could not be listed.
 	problems []Diagnostic
 
-	// unknown are the folders (absolute) whose files are unknown, since they could not be read for another reason than
-	// that they do not exist.
+	// unknown are the absolute paths of files and folders that could not be examined, although they may exist.
 	unknown []string
 
 	// empty are folders in which no file is read.
 	empty []string
 }
 
-// list returns the files for paths: a file for itself, a folder for its manifests.
+// list returns the files at paths: each file itself, and the manifests in each folder.
 func list(paths []string) listing {
 	var out listing
 	for _, p := range paths {
@@ -95,7 +94,7 @@ func (l *listing) fail(path, abs string, err error) {
 	}
 }
 
-// covers reports whether it is unknown if the file abs still exists.
+// covers reports whether the unlisted file abs may exist, since it or its folder could not be examined.
 func (l *listing) covers(abs string) bool {
 	return slices.ContainsFunc(l.unknown, func(p string) bool { return abs == p || filepath.Dir(abs) == p })
 }

@@ -37,11 +37,10 @@ type file struct {
 	doubted   time.Time // since when it is missing or empty; zero if it is neither
 }
 
-// missing is what a file may define in addition to its objects: those with an error, and any object if a part cannot be
-// read.
+// missing has the objects that a file may define in addition to those that were read from it.
 type missing struct {
-	spoiled    map[key]bool
-	unreadable bool
+	spoiled    map[key]bool // objects that it defines with an error
+	unreadable bool         // some part cannot be read, and may define any object
 }
 
 // loaded is the result of a load.
@@ -49,13 +48,13 @@ type loaded struct {
 	changed          []config.Service
 	errors, warnings []Diagnostic
 	read             map[string]bool // files read since the last load, by their path in diagnostics
-	doubts           bool            // a later load must confirm something
+	doubts           bool            // some file seems missing or empty, which a later load must confirm
 }
 
 // input is the file name in diagnostics for the Input that take reads.
 const input = "standard input"
 
-// take reads an additional file, which never changes.
+// take reads from as an additional file, which never changes.
 func (l *loader) take(from io.Reader) error {
 	data, err := io.ReadAll(io.LimitReader(from, int64(l.maxSize)+1))
 	if err != nil {
@@ -68,7 +67,7 @@ func (l *loader) take(from io.Reader) error {
 	return nil
 }
 
-// load reads the changed files among those that exist, and recomputes the model for them.
+// load reads those existing files that have changed, and recomputes the model for them.
 func (l *loader) load(there listing, now time.Time) (out loaded) {
 	here := map[string]bool{}
 	var differ []entry
@@ -106,12 +105,12 @@ func (l *loader) load(there listing, now time.Time) (out loaded) {
 // look is the result of reading a file.
 type look struct {
 	sum  uint64
-	same bool // as when it was last read
+	same bool // the content is as when it was last read
 	reading
 	err error
 }
 
-// look reads one file, and decodes it unless its content is unchanged. It changes no state.
+// look reads one file, and decodes it unless its content is unchanged. Several goroutines call it, for different files.
 func (l *loader) look(e entry) look {
 	data, err := readFile(e.path, l.maxSize)
 	if err != nil {
@@ -172,8 +171,8 @@ func (l *loader) forget(abs string) {
 	delete(l.files, abs)
 }
 
-// settled reports whether the modification time shows any change of a file after now: some file systems store it in
-// steps of two seconds.
+// settled reports whether any change of the file after now would change its modification time. Some file systems store
+// that time in steps of two seconds.
 func settled(e entry, now time.Time) bool { return now.Sub(e.info.ModTime()) > 2*time.Second }
 
 // silent reports whether a file has no content, not even with errors.
@@ -181,7 +180,8 @@ func silent(r reading) bool {
 	return len(r.objects) == 0 && len(r.errors) == 0 && len(r.warnings) == 0
 }
 
-// gone reports whether f has been missing or empty for long enough.
+// gone reports whether f, which is now missing or empty, has been so for debounce.confirm, or has no objects to lose.
+// Otherwise it requests a later load, to confirm it.
 func (l *loader) gone(f *file, now time.Time, out *loaded) bool {
 	if f.doubted.IsZero() {
 		f.doubted = now
@@ -198,8 +198,7 @@ func (l *loader) gone(f *file, now time.Time, out *loaded) bool {
 //
 //   - An object with a valid definition has its new version.
 //   - An object with only an invalid definition keeps its old version.
-//   - An object without a definition is removed, unless a part of the file cannot be
-//     read, which may contain it.
+//   - An object without a definition is removed, unless some part of the file cannot be read: that part may define it.
 func remember(old []*object, r reading) []*object {
 	defined := make(map[key]bool, len(r.objects))
 	if r.unreadable || len(r.spoiled) > 0 {

@@ -21,7 +21,7 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// DefaultServiceCIDR is the network for allocating cluster IPs if none is given. It is that of kubeadm.
+// DefaultServiceCIDR is the network for allocating cluster IPs if none is given. It is kubeadm's default.
 var DefaultServiceCIDR = netip.MustParsePrefix("10.96.0.0/12")
 
 // DefaultMaxFileSize is the default maximum size of a file: enough for some 20,000 Services with their EndpointSlices.
@@ -45,17 +45,17 @@ type Options struct {
 	NodePorts Ports
 
 	// LoadBalancerCIDRs are the networks for IPs of Services of type LoadBalancer whose status has none: at most one of
-	// each family. None means that they get none.
+	// each family. Without any, such Services get no IPs.
 	LoadBalancerCIDRs []netip.Prefix
 
 	// OnServiceCIDRs, if not nil, is called with the networks of the ServiceCIDR objects whenever they have changed,
 	// before other changes are applied. usher allocates nothing from them.
 	OnServiceCIDRs func([]netip.Prefix)
 
-	// Node is the node of this process. It determines which endpoints are local.
+	// Node is the node that this process runs on. It determines which endpoints are local.
 	Node config.Node
 
-	// Options apply to every Service. AllowLoopbackEndpoints and Nodes are set by New and Check.
+	// Options apply to every Service. New and Check set AllowLoopbackEndpoints and Nodes.
 	translate.Options
 
 	// Discovery requests config.Service.Discovery, and so includes Services that are not proxied.
@@ -116,7 +116,7 @@ type Source struct {
 	// Only Run uses these.
 	cidrs    []netip.Prefix  // the last argument of onCIDRs
 	said     map[string]bool // the messages of the last load, to recognize new ones
-	reported map[string]bool // the objects concerned
+	reported map[string]bool // the objects with Reports
 	reports  *config.Reports
 	words    config.Words // limits messages about problems
 }
@@ -125,7 +125,7 @@ var _ config.Source = (*Source)(nil)
 
 type name = types.NamespacedName
 
-// New returns a Source. It reads only the options' Input; an error is about the options, or says that their Input
+// New returns a Source. Of all files, it reads only Input. It returns an error if the options are invalid, or Input
 // cannot be read.
 func New(opts Options) (*Source, error) {
 	if len(opts.Paths) == 0 {
@@ -145,10 +145,12 @@ func New(opts Options) (*Source, error) {
 	return s, nil
 }
 
-// Run reads the files and calls apply with all Services. Then it watches them until ctx ends, and calls apply with
-// changes once nothing has changed for debounce.quiet. It returns an error at once if a path does not exist or cannot
-// be read. Later it logs such errors: the last content of an unreadable file stays in effect, and the Services of a
-// missing file are removed after the time for replacing a file (0.2 s). Run may be called once.
+// Run reads the files and calls apply with all Services. Then it watches the files until ctx ends, and calls apply with
+// changes after the delays of debounce. Run may be called once.
+//
+// It returns an error at once if a path cannot be examined, or is neither a file nor a folder. All other errors are
+// logged. The last content of an unreadable file stays in effect. The Services of a missing file are removed after
+// debounce.confirm, the time for replacing a file.
 func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 	for _, p := range s.loader.paths {
 		info, err := os.Stat(p)
@@ -178,7 +180,7 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 	return nil
 }
 
-// reload reads the changed files and applies the changes. It reports whether a later load must confirm them.
+// reload reads the changed files and applies the changes. It reports whether a later load must confirm some of them.
 func (s *Source) reload(there listing, apply func([]config.Service), first bool) (doubts bool) {
 	l := s.loader.load(there, time.Now())
 	s.logProblems(l)
@@ -207,8 +209,7 @@ func (s *Source) handCIDRs() {
 	}
 }
 
-// maxLogged is the maximum number of problems of a kind that are logged at once. More of them have one cause, or need
-// usher check.
+// maxLogged is the maximum number of errors, and that of warnings, logged for one load. usher check lists more.
 const maxLogged = 100
 
 // logProblems logs problems once for each change: new ones, and those that remain after their file has changed.
@@ -235,7 +236,7 @@ func (s *Source) logProblems(l loaded) {
 	s.report(slices.Concat(l.errors, l.warnings), len(l.errors))
 }
 
-// report sets the current Reports. The objects of the first rejected Diagnostics are not served.
+// report sets the current Reports. The first rejected of all are errors; the others are warnings about served objects.
 func (s *Source) report(all []Diagnostic, rejected int) {
 	by := map[string][]config.Report{}
 	for i, d := range all {
@@ -283,8 +284,9 @@ type Result struct {
 	// place.
 	Errors, Warnings []Diagnostic
 
-	// Unread are the paths without any readable part. Unreadable says that some part cannot be read, and Spoiled are
-	// objects with an error, such as "Service default/web": a Source keeps their previous versions.
+	// Unread are the paths without any readable part. Unreadable says that some part cannot be read. Spoiled are the
+	// objects, such as "Service default/web", that a file defines only with errors. A Source keeps the previous
+	// versions of Spoiled and of unreadable parts.
 	Unread     []string
 	Unreadable bool
 	Spoiled    []string

@@ -135,7 +135,7 @@ func read(file string, data []byte, known reading, nets networks, maxSize int) r
 	return r.reading
 }
 
-// renumber moves the objects to the places of their documents.
+// renumber updates the document numbers in the places of the objects, whose documents may have moved.
 func (r *reading) renumber() {
 	for i := range r.documents {
 		for _, o := range r.documents[i].objects {
@@ -149,13 +149,12 @@ type reader struct {
 	reading
 	nets   networks
 	budget *atomic.Int64      // remaining bytes for expanding the file's aliases
-	known  *sync.Map          // the *object of an item of a List by its sum, until it is used: each has one place
+	known  *sync.Map          // earlier List items: the *object by its sum, until it is used, since each object has one place
 	words  map[string]*string // see compact
 }
 
-// share reads n pieces, with several readers if there are many. A cluster's state is one long List, or a file of as
-// many documents, and reading it takes most of the time of a start from files. The results are in the order of the
-// pieces.
+// share calls read for n pieces, with several readers in parallel if there are many. The results are in the order of
+// the pieces. A cluster's state is one long List, or a file of many documents, and takes most of the time of a start.
 func (r *reader) share(n int, read func(r *reader, i int)) {
 	if n < 2*worthAReader {
 		for i := range n {
@@ -197,7 +196,7 @@ func (r *reader) document(file string, d strict.Document) reading {
 	return r.reading
 }
 
-// named adds the object to a place if it is the only one there.
+// named returns place with the name of the object, if there is only one value.
 func named(place Diagnostic, values [][]byte) Diagnostic {
 	if len(values) == 1 {
 		if h, err := readHeader(values[0], header{}); err == nil && h.name.Name != "" {
@@ -237,7 +236,7 @@ func (r *reader) syntax(place Diagnostic, err strict.SyntaxError) {
 	r.fault(place.with(errors.New(err.Text)))
 }
 
-// ambiguous matches an error of a field without which it is unknown which objects a value defines.
+// ambiguous matches an error about a duplicate field that determines which objects a value defines.
 var ambiguous = regexp.MustCompile(`^duplicate field "(items\[\d+\]\.)?(apiVersion|kind|metadata|metadata\.name|metadata\.namespace|items)"`)
 
 // fault records an error.

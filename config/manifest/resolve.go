@@ -33,7 +33,7 @@ type resolver struct {
 	owners   claims
 
 	nodePorts    Ports    // for allocation
-	balancerNets networks // for allocating IPs of load balancers; none: none are allocated
+	balancerNets networks // for allocating IPs of load balancers; if none, usher allocates none
 	balancers    map[netip.Addr]name
 	balanced     map[name][]netip.Addr // the reverse of balancers
 }
@@ -73,8 +73,9 @@ type service struct {
 	errors, warnings []finding
 }
 
-// addressed is a Service in the last resolution, with its cluster IPs, and as it was read. The latter is nil if its
-// claims were refused and it keeps its previous version. It is zero if there was none.
+// addressed is a Service as of the last resolution. Its field service has the allocated addresses and node ports; read
+// is the same Service as it was read. read is nil if the Service keeps its previous version because its claims were
+// refused. Both are nil if there is no valid version.
 type addressed struct{ service, read *corev1.Service }
 
 // finding is an error or warning about an object, whose place in its file may change.
@@ -153,7 +154,7 @@ func (r *resolver) counts(o *object, does bool) {
 		}
 		return
 	}
-	if o == nil || o.service == nil && len(o.slices) == 0 { // an Endpoints that is a lock
+	if o == nil || o.service == nil && len(o.slices) == 0 { // an Endpoints without endpoints, or one that is not mirrored
 		return
 	}
 	n := o.of()
@@ -186,7 +187,7 @@ func (r *resolver) countsNode(o *object, does bool) {
 	}
 }
 
-// of returns the Service of an object; the zero name if there is none.
+// of returns the name of the Service that o belongs to, or the zero name.
 func (o *object) of() name {
 	if o.service != nil {
 		return o.name
@@ -233,13 +234,13 @@ func (r *resolver) unproxied() (n int) {
 	return n
 }
 
-// address assigns cluster IPs and node ports to Services, except those whose claims it refuses. All others keep theirs.
-// Services get them in this order:
+// address assigns cluster IPs, node ports and IPs of load balancers to the named Services, and refuses claims that
+// conflict. All other Services keep theirs. It grants claims in this order:
 //
-//  1. each the ones that it had: an error in another file takes none away;
-//  2. each the ones that it names, in order;
-//  3. those for which this failed, the ones of their last valid version;
-//  4. the others a free cluster IP, free node ports and free IPs of load balancers.
+//  1. claims that a Service has and still names: an error in another file takes none away;
+//  2. claims that Services name, in the order of the files;
+//  3. claims of the last valid version of Services that were refused in step 2;
+//  4. free addresses and ports, to Services that lack some.
 func (r *resolver) address(names map[name]bool) {
 	type claimant struct {
 		*service
@@ -250,7 +251,7 @@ func (r *resolver) address(names map[name]bool) {
 	}
 	var all []claimant
 	names = maps.Clone(names)
-	maps.DeleteFunc(names, func(n name, _ bool) bool { // those of which only the endpoints differ keep all claims
+	maps.DeleteFunc(names, func(n name, _ bool) bool { // a Service of which only the endpoints differ keeps all claims
 		s := r.services[n]
 		return s.object != nil && s.object.service == s.had.read && s.reason == nil
 	})
@@ -291,7 +292,7 @@ func (r *resolver) address(names map[name]bool) {
 			c.had = addressed{}
 		}
 	}
-	slices.SortStableFunc(good, func(a, b claimant) int { // first those that are served: they may need what they had
+	slices.SortStableFunc(good, func(a, b claimant) int { // served ones first: they may need claims that they had
 		return cmp.Compare(served(b.service), served(a.service))
 	})
 	for _, c := range good {
@@ -377,7 +378,7 @@ func lacksClusterIPs(svc *corev1.Service) bool {
 	return hasClusterIPs(svc) && len(svc.Spec.ClusterIPs) < len(svc.Spec.IPFamilies)
 }
 
-// allocate returns svc with a cluster IP for each family that lacks one, and with node ports. If it fails, it has taken
+// allocate returns svc with a cluster IP for each family that lacks one, and with node ports. If it fails, it takes
 // none.
 func (r *resolver) allocate(svc *corev1.Service) (_ *corev1.Service, err error) {
 	var got []claim

@@ -15,7 +15,7 @@ import (
 // v1beta1 is the version of slices before v1.
 const v1beta1 = discoveryv1.GroupName + "/v1beta1"
 
-// decodeSlice reads an EndpointSlice of a version.
+// decodeSlice reads an EndpointSlice of v1 or v1beta1.
 func decodeSlice(value []byte, apiVersion string) (*discoveryv1.EndpointSlice, []error) {
 	if apiVersion != v1beta1 {
 		return decode(value, defaultSlice, validateSlice)

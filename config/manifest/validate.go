@@ -18,8 +18,8 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// An API server's validation of a Service. It cannot be imported without all of Kubernetes; the rules, fields and words
-// are the same, with the same helpers where they are public.
+// This file repeats an API server's validation of a Service, which cannot be imported without all of Kubernetes. The
+// rules, fields and messages are the same, and so are the helpers, where they are public.
 
 var protocols = []corev1.Protocol{corev1.ProtocolSCTP, corev1.ProtocolTCP, corev1.ProtocolUDP}
 
@@ -47,8 +47,8 @@ func (n networks) validateService(svc *corev1.Service) field.ErrorList {
 	return errs
 }
 
-// accepted omits errors about the form of addresses (leading zeros, IPv4-mapped IPv6) of an object that an API server
-// has stored: addresses that older ones accepted stay valid, and kube-proxy serves them.
+// accepted omits errors about the form of addresses (leading zeros, IPv4-mapped IPv6) in an object with a UID. An API
+// server has stored it: addresses that older ones accepted stay valid, and kube-proxy serves them.
 func accepted(meta *metav1.ObjectMeta, errs field.ErrorList) field.ErrorList {
 	if meta.UID == "" {
 		return errs
@@ -320,7 +320,7 @@ func invalid(path *field.Path, value any, messages []string) (errs field.ErrorLi
 	return errs
 }
 
-// optional checks the field of that name, if it is set, with such a helper.
+// optional checks the field of that name, if it is set, with a helper that returns only messages.
 func optional(path *field.Path, name string, value *string, valid func(string) []string) field.ErrorList {
 	if value == nil {
 		return nil

@@ -14,8 +14,8 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// An API server's validation of an EndpointSlice. Two rules differ: loopback addresses are allowed, since manifests are
-// for laptops too; and the port of a slice, which an API server does not validate, must be valid.
+// This file repeats an API server's validation of an EndpointSlice, with two differences. Loopback addresses are
+// allowed, since manifests are for laptops, too. The port numbers of a slice are validated.
 
 // The limits of the API.
 const (
@@ -104,7 +104,7 @@ func validateAddress(a string, t discoveryv1.AddressType, path *field.Path) fiel
 	return nil
 }
 
-// validateEndpointIP validates the address of an endpoint. The API has the same rule for external IPs.
+// validateEndpointIP validates the address of an endpoint or an external IP. loopback allows a loopback address.
 func validateEndpointIP(s string, path *field.Path, loopback bool) (errs field.ErrorList) {
 	if errs := utilvalidation.IsValidIPForLegacyField(path, s, true, nil); len(errs) > 0 {
 		return errs

@@ -26,8 +26,8 @@ type debounce struct {
 
 var defaultDebounce = debounce{quiet: 25 * time.Millisecond, quietMax: 300 * time.Millisecond, confirm: 200 * time.Millisecond}
 
-// The intervals for listing files without an event: short if events are unavailable, and long in any case, since some
-// file systems (NFS, shared folders of virtual machines) have none for changes on other machines.
+// The intervals for listing files without an event: pollAlone if events are unavailable or a path cannot be listed,
+// otherwise pollToo. NFS and shared folders of virtual machines have no events for changes on other machines.
 const (
 	pollAlone = time.Second
 	pollToo   = 10 * time.Second
@@ -71,8 +71,8 @@ func (w *watcher) close() {
 	}
 }
 
-// follow watches the folders for the files of l: those with a file or a link whose replacement would change the
-// content. It reports whether it added a folder.
+// follow watches each folder that contains a path, or a link, whose replacement would change the files of l, and stops
+// watching others. It reports whether it added a folder.
 func (w *watcher) follow(l listing) (added bool) {
 	if w.events == nil {
 		return false
@@ -213,7 +213,7 @@ func (w *watcher) matters(name string) bool {
 }
 
 // trail returns the names on the way from path to its target: every symbolic link, and the target, which is not a link.
-// If the way is broken, the last name is where.
+// If the target does not exist, the last name is the first missing one.
 func trail(path string) []string {
 	const maxLinks = 40 // the kernel's limit
 	var out []string

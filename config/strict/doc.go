@@ -5,6 +5,6 @@
 //	Decode  JSON            → an object; unknown and duplicate fields, values of the wrong type
 //
 // The parsers are those of Kubernetes, sigs.k8s.io/yaml and sigs.k8s.io/json, so that a file means the same as to
-// kubectl. In addition, a document with an error does not affect the next one, lines count from the beginning of the
-// file, a duplicate field has a path, and the size of aliases is limited.
+// kubectl. In addition, a document with an error does not affect the next one, and lines count from the beginning of
+// the file. The error for a duplicate field contains its path. The size of expanded aliases is limited.
 package strict

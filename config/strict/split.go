@@ -9,9 +9,9 @@ type Document struct {
 	Text   []byte
 }
 
-// Split splits a file into its documents, at lines that begin with "---" or "...". A separator belongs to the document
-// that it begins, since directives may precede it and content may follow it. Split omits documents of only comments,
-// and does not count them.
+// Split splits a file into its documents, at separator lines: "---" or "...". A "---" belongs to the document that it
+// begins, since content may follow it on its line. YAML directives before it belong to that document, too. Split omits
+// documents without content, and does not count them.
 func Split(data []byte) []Document {
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
 	var out []Document

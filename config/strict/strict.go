@@ -30,11 +30,11 @@ func (e SyntaxError) Error() string {
 	return fmt.Sprintf("line %d: %s", e.Line, e.Text)
 }
 
-// ToJSON returns the JSON values of a document, usually one: JSON is copied, YAML is converted. With errors it may
-// still return values, if the document's meaning is clear; callers use them to identify the objects concerned.
+// ToJSON returns the JSON values of a document, usually one: JSON as it is, YAML converted. With errors it may still
+// return values, if the document's meaning is clear. Callers use these to identify the objects concerned.
 //
-// budget is the number of bytes for all documents of a file with their aliases expanded; ToJSON subtracts this one's
-// size.
+// budget is the number of bytes that the documents of a file may still have after their aliases are expanded. ToJSON
+// subtracts the expanded size of d, if d has aliases.
 func ToJSON(d Document, budget *atomic.Int64) (values [][]byte, errs []SyntaxError) {
 	// A file that makes the parser panic must not end the process.
 	defer func() {
@@ -43,7 +43,7 @@ func ToJSON(d Document, budget *atomic.Int64) (values [][]byte, errs []SyntaxErr
 		}
 	}()
 
-	// YAML includes JSON, but its parser does not allow JSON's tabs, and is slower.
+	// JSON is also YAML, but the YAML parser does not allow the tabs of JSON, and is slower.
 	text := d.Text
 	if separator(text, "---") {
 		text = text[len("---"):]
@@ -64,9 +64,9 @@ func ToJSON(d Document, budget *atomic.Int64) (values [][]byte, errs []SyntaxErr
 	}
 	if value, lax := yaml.YAMLToJSON(d.Text); lax == nil {
 		var root yaml3.Node
-		values, _ = [][]byte{value}, yaml3.Unmarshal(d.Text, &root) // fails where the strict error is the only one
+		values, _ = [][]byte{value}, yaml3.Unmarshal(d.Text, &root) // if it fails, the strict error is returned
 		if errs = d.duplicates(&root, ""); len(errs) == 0 && root.Kind != 0 && bytes.Contains(d.Text, []byte("<<")) {
-			return values, nil // a merge (<<) with one of its keys repeated: YAML and kubectl allow it
+			return values, nil // a key that a merge (<<) sets, too: YAML and kubectl allow it
 		}
 		if len(errs) == 0 {
 			errs = []SyntaxError{d.yamlError(err)}
@@ -96,9 +96,9 @@ func (d Document) template() (SyntaxError, bool) {
 	return SyntaxError{d.Line - 1 + lines(d.Text[:at[2]]), fmt.Sprintf("%q: template, not a manifest; render it first, for example with \"helm template\"", bytes.TrimSpace(d.Text[at[2]:at[3]]))}, true
 }
 
-// JSONValues returns the values of a text of consecutive JSON values, or a syntax error.
+// JSONValues returns the values of a text of consecutive JSON values, or a syntax error with its line in text.
 func JSONValues(text []byte) ([][]byte, *SyntaxError) {
-	if json.Valid(text) { // usually one value, whose end need not be searched
+	if json.Valid(text) { // usually there is one value
 		return [][]byte{bytes.TrimSpace(text)}, nil
 	}
 	var values [][]byte
@@ -137,7 +137,7 @@ func (d Document) yamlError(err error) SyntaxError {
 	return SyntaxError{Line: d.Line - 1 + min(line, lines(d.Text)), Text: text}
 }
 
-// maxDuplicates is the maximum number of duplicate keys that are reported, maxPath that of bytes of their paths.
+// maxDuplicates is the maximum number of duplicate keys that are reported, and maxPath that of bytes of a path.
 const maxDuplicates, maxPath = 100, 200
 
 // duplicates returns an error for each duplicate key in a mapping.
@@ -174,8 +174,8 @@ func (d Document) Aliases() bool {
 	return bytes.IndexByte(d.Text, '&') >= 0 && bytes.IndexByte(d.Text, '*') >= 0
 }
 
-// aliasedSize returns the approximate size of d with its aliases expanded, without expanding them: a few nested ones in
-// a kilobyte can exceed the memory. It is 0 if there are none.
+// aliasedSize returns the approximate size in bytes of d with its aliases expanded; 0 if it has none. It does not
+// expand them: nested aliases in a kilobyte can expand to more than the memory.
 func (d Document) aliasedSize() (int, error) {
 	if !d.Aliases() {
 		return 0, nil
@@ -206,8 +206,8 @@ func sizeOf(n *yaml3.Node, known map[*yaml3.Node]int) int {
 	return size
 }
 
-// Decode decodes a JSON value into an object and returns every error. With only unknown or duplicate fields, all other
-// fields are in the object.
+// Decode decodes a JSON value into an object and returns every error. If there are only unknown or duplicate fields,
+// decoded is true, and the object has all other fields.
 func Decode(value []byte, into any) (errs []error, decoded bool) {
 	errs, err := kjson.UnmarshalStrict(value, into)
 	if err != nil {
@@ -216,7 +216,7 @@ func Decode(value []byte, into any) (errs []error, decoded bool) {
 	return errs, true
 }
 
-// DecodePart is Decode for an object of which into has some of the fields; it ignores the others.
+// DecodePart is like Decode, but accepts fields that into does not have, and duplicate fields.
 func DecodePart(value []byte, into any) []error {
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(value, into); err != nil {
 		return inWords(err)
@@ -235,7 +235,7 @@ func inWords(err error) []error {
 	return []error{err}
 }
 
-// jsonName returns the type of a JSON value, from a message of encoding/json.
+// jsonName describes the JSON value that a message of encoding/json names.
 func jsonName(s string) string {
 	switch {
 	case s == "bool":

@@ -11,7 +11,7 @@ import (
 // ParseAddr parses an address as Kubernetes does: leading zeros are allowed and decimal, and an IPv4-mapped IPv6
 // address is the IPv4 one. Objects stored by old API servers may contain both.
 func ParseAddr(s string) (netip.Addr, bool) {
-	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" { // this takes a fifth of the time
+	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" { // usually; it is five times as fast
 		return a.Unmap(), true
 	}
 	a, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(s))
@@ -42,7 +42,8 @@ type forbidden struct {
 	all ClusterIPs
 }
 
-// address returns why a is forbidden as an endpoint's address, or nil.
+// address returns why a is forbidden as an endpoint's address, or nil. Unless f.loopback is set, loopback addresses are
+// allowed, except those in f.networks.
 func (f forbidden) address(path *field.Path, a netip.Addr) *field.Error {
 	for _, network := range f.networks {
 		if network.Contains(a) {

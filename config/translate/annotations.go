@@ -19,23 +19,24 @@ const AnnotationPrefix = "usher.io/"
 
 // Annotations of a Service, each a duration such as "30s" or "5m".
 const (
-	// AnnotationUDPIdleTimeout is how long its UDP sessions stay open without a datagram.
+	// AnnotationUDPIdleTimeout is how long the Service's UDP sessions stay open without a datagram.
 	AnnotationUDPIdleTimeout = AnnotationPrefix + "udp-idle-timeout"
-	// AnnotationIdleTimeout is how long its connections stay open without data.
+	// AnnotationIdleTimeout is how long the Service's connections stay open without data.
 	AnnotationIdleTimeout = AnnotationPrefix + "connection-idle-timeout"
-	// AnnotationMaxAge is the maximum duration of its connections.
+	// AnnotationMaxAge is the maximum duration of the Service's connections.
 	AnnotationMaxAge = AnnotationPrefix + "max-connection-age"
-	// AnnotationDrainTimeout is how long its connections stay open after their endpoint left or began to terminate; "0"
-	// means without limit.
+	// AnnotationDrainTimeout is how long the Service's connections stay open after their endpoint left or began to
+	// terminate; "0" means without limit.
 	AnnotationDrainTimeout = AnnotationPrefix + "drain-timeout"
 	// AnnotationSlowStart is the time until a new endpoint gets its full share of new connections; "0" means no time.
 	AnnotationSlowStart = AnnotationPrefix + "slow-start"
 )
 
-// AnnotationAccessLog is whether its connections are in the access log: "true" or "false".
+// AnnotationAccessLog determines whether the connections of a Service are in the access log: "true" or "false".
 const AnnotationAccessLog = AnnotationPrefix + "access-log"
 
-// AnnotationClientAddress is the address that the endpoints of a Service see: "auto", which is the default, or "node".
+// AnnotationClientAddress is the address that the endpoints of a Service see: "auto", the client's if possible, or
+// "node".
 const AnnotationClientAddress = AnnotationPrefix + "client-address"
 
 // known are the annotations that have an effect: usher's own, and some of AWS's.
@@ -82,7 +83,8 @@ func (a annotated) wrong(format string, args ...any) *field.Error {
 	return field.Invalid(a.path, a.text, fmt.Sprintf(format, args...))
 }
 
-// annotatedNodeAddress reports whether the endpoints must see the node's address.
+// annotatedNodeAddress reports whether the endpoints must see the node's address. If forbidden, the annotation has no
+// effect.
 func annotatedNodeAddress(svc *corev1.Service, forbidden bool, p *problems) bool {
 	switch a, ok := annotation(svc, AnnotationClientAddress); {
 	case ok && forbidden:
@@ -132,7 +134,7 @@ func (a annotated) duration(least, most time.Duration) (time.Duration, bool) {
 	return d, true
 }
 
-// number is duration for a number.
+// number is like duration, but for an integer.
 func (a annotated) number(least, most int) (int, bool) {
 	n, err := strconv.Atoi(a.text)
 	if err != nil || n < least || n > most {

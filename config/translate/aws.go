@@ -8,7 +8,7 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// Annotations of a Service for its AWS load balancer whose settings this proxy can apply as well. usher's own
+// Annotations of a Service for its AWS load balancer, limited to the settings that usher can apply, too. usher's own
 // annotations have precedence.
 const (
 	annotationAWS = "service.beta.kubernetes.io/aws-load-balancer-"

@@ -7,8 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// ClusterIPs is a set of cluster IPs, which no endpoint may have: no host has such an address, so usher would receive
-// its own connection to it. It counts the Services that have each.
+// ClusterIPs is a set of cluster IPs, which no endpoint may have. No host has such an address, so usher would receive
+// its own connection to it. The set counts the Services that have each address.
 //
 // It does not contain external and load balancer IPs. They may be addresses of nodes, where endpoints listen too: an
 // ingress controller on the host's network usually has the Service's external IP. Nor does it contain node ports: the

@@ -15,8 +15,8 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// Discovery returns how clients find svc by its name, and the problems of endpoints that cannot be found. It is nil if
-// svc still lacks a cluster IP that it should have.
+// Discovery returns how clients find svc by its name, and the problems of the endpoints that it omits. It returns nil
+// if svc should have a cluster IP, but does not have one yet.
 //
 // It does not matter which proxy serves svc. Service returns the problems of svc itself.
 func Discovery(svc *corev1.Service, all []*discoveryv1.EndpointSlice, opts Options) (*config.Discovery, []Problem) {
@@ -72,7 +72,7 @@ func discoveryEndpoints(svc *corev1.Service, all []*discoveryv1.EndpointSlice, r
 	return out
 }
 
-// slicePorts returns the ports on which the endpoints of slice listen. All of them share the result.
+// slicePorts returns the ports on which the endpoints of slice listen. All these endpoints share the result.
 func slicePorts(slice *discoveryv1.EndpointSlice, p *problems) []config.DiscoveryPort {
 	var out []config.DiscoveryPort
 	for i, port := range slice.Ports {

@@ -12,13 +12,13 @@
 //	queue.go      how many connections each may have, and how long clients wait
 //	policy.go     which of them a new connection may use
 //
-// discovery.go determines how a Service is found by its name, also one that is not proxied.
+// discovery.go determines how a Service is found by its name, even if usher does not proxy it.
 //
 // All of these are pure functions: no clock, no kernel, no client-go, no state, and the same input in any order gives
 // the same output. A [Store] keeps the state: it computes the Services that a source marks, and returns those that
 // changed. Both sources use it, so that a manifest means the same as in a cluster.
 //
-// One invalid part never affects another: an endpoint with a forbidden address, or a port with an invalid number, is
-// reported and the rest is served. Objects are expected as an API server returns them, with defaults filled in, but a
-// missing default never matters.
+// One invalid part never affects another. For example, an endpoint with a forbidden address, or a port with an invalid
+// number, is reported, and the rest is served. Objects are expected in the form in which an API server returns them.
+// But they need not have defaults: a missing default never matters.
 package translate

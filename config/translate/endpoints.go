@@ -88,7 +88,7 @@ type portName struct {
 	family config.Family
 }
 
-// usable reports whether a slice's port has the number for port.
+// usable reports whether slicePort has a valid number, and the protocol of port.
 func usable(slicePort discoveryv1.EndpointPort, port *config.ServicePort, path *field.Path, p *problems) bool {
 	number := value(slicePort.Port)
 	if number == 0 {
@@ -150,9 +150,9 @@ func endpointOf(e *discoveryv1.Endpoint) config.Endpoint {
 	}
 }
 
-// podOf returns the Pod that endpoint i of a slice in namespace refers to. It returns "" if there is none, or if the
-// slice may not name it: usher connects to it with its user's credentials, and shows it. The API server does not
-// validate a targetRef.
+// podOf returns the Pod that endpoint i of a slice in namespace refers to; "" if there is none, or if the slice may not
+// name it. The API server does not validate a targetRef, but usher shows the Pod, and may connect to it with the
+// credentials of usher's user.
 func podOf(ref *corev1.ObjectReference, namespace string, i int, p *problems) string {
 	if ref == nil || ref.Kind != "Pod" {
 		return ""

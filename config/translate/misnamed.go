@@ -17,9 +17,9 @@ type Mismatch struct {
 	Err   error // names the field, the ports of the slice and the port of the Service
 }
 
-// Misnamed returns, for each service port without endpoints, a slice that has ports or endpoints but no port number for
-// it: its ports have other names, it has no ports, or the port of that name has no number. Such a port refuses all
-// connections, and no other message gives the reason.
+// Misnamed returns, for each service port without endpoints, a slice of its family if no slice has a port number for
+// it. The slices' ports have other names or no number, or there are none. Such a service port refuses all connections,
+// and no other message gives the reason. Slices without ports and endpoints do not count.
 func Misnamed(svc config.Service, mine []*discoveryv1.EndpointSlice) (found []Mismatch) {
 	var offers map[config.Family]*offer // computed for the first port without endpoints
 	for i := range svc.Ports {
@@ -37,12 +37,13 @@ func Misnamed(svc config.Service, mine []*discoveryv1.EndpointSlice) (found []Mi
 	return found
 }
 
-// offer is what the slices of one family offer. A Service and a slice may each have thousands of ports.
+// offer describes the ports of all slices of one family. Its maps avoid searches: a Service and a slice may each have
+// thousands of ports.
 type offer struct {
-	numbered map[string]bool // names of ports with a number
-	slice    *discoveryv1.EndpointSlice
-	names    map[string]int // of the slice's ports, with the first index
-	listed   string         // the names, abbreviated
+	numbered map[string]bool            // names of ports with a number
+	slice    *discoveryv1.EndpointSlice // the last one by name, for the message
+	names    map[string]int             // of the slice's ports, with the first index
+	listed   string                     // the names, abbreviated
 }
 
 // offersOf returns the offer of each family that has a slice with ports or endpoints.

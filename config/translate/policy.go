@@ -14,8 +14,8 @@ func internalLocal(svc *corev1.Service) bool {
 	return value(svc.Spec.InternalTrafficPolicy) == corev1.ServiceInternalTrafficPolicyLocal
 }
 
-// externalLocal reports the same for clients from outside. The policy has no effect on a Service that is not reachable
-// from outside.
+// externalLocal reports the same for clients from outside. If the Service is not reachable from outside, the policy has
+// no effect.
 func externalLocal(svc *corev1.Service) bool {
 	reachable := svc.Spec.Type == corev1.ServiceTypeNodePort ||
 		svc.Spec.Type == corev1.ServiceTypeLoadBalancer ||
@@ -23,8 +23,9 @@ func externalLocal(svc *corev1.Service) bool {
 	return reachable && svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
 
-// choose sets port.Endpoints to found. From weighted, the endpoints in found whose weight is not 0, it selects those
-// that new connections of each kind of client may use. keys are the Service's topology keys.
+// choose sets port.Endpoints to found, and selects the endpoints that new connections of each kind of client may use.
+// It selects them from weighted, which are the endpoints in found whose weight is not 0. keys are the Service's
+// topology keys.
 func choose(port *config.ServicePort, found, weighted []candidate, at place, keys []string) {
 	local := func(c candidate) bool { return at.Name != "" && c.Node == at.Name }
 	port.Endpoints = endpoints(found)
@@ -53,9 +54,9 @@ func choose(port *config.ServicePort, found, weighted []candidate, at place, key
 	}
 }
 
-// usableNow returns the ready candidates that are admitted. If none at all are ready, it returns those that still serve
-// while they terminate, so that a rolling update or a drain loses no connections. Hints do not cover the latter, which
-// the controller no longer distributes.
+// usableNow returns the ready candidates that are admitted. If there are none, it returns those that still serve while
+// they terminate: otherwise a rolling update or a drain would lose connections. Hints do not restrict the latter, since
+// the controller no longer assigns them any.
 func usableNow(found []candidate, admits func(candidate) bool) []candidate {
 	ready := filter(found, func(c candidate) bool { return c.Ready && admits(c) })
 	if len(ready) > 0 {
@@ -66,11 +67,11 @@ func usableNow(found []candidate, admits func(candidate) bool) []candidate {
 
 func everywhere(candidate) bool { return true }
 
-// hinted returns which ready candidates the hints assign to this node: those for the node itself; otherwise those for
-// its zone; otherwise all. A kind of hint counts only if every ready candidate has one and at least one is for this
-// node or zone: otherwise the controller has not caught up. kube-proxy does the same (pkg/proxy/topology.go of 1.36).
-// The Service's trafficDistribution or annotation service.kubernetes.io/topology-mode is why the controller assigns
-// hints.
+// hinted returns a function that reports whether the hints assign a ready candidate to this node. That is so for
+// candidates for the node itself; if there are none, for its zone; otherwise for all. A kind of hint counts only if
+// every ready candidate has one, and at least one is for this node or zone. Otherwise the controller has not caught up.
+// kube-proxy does the same (pkg/proxy/topology.go of 1.36). The controller assigns hints because of the Service's
+// trafficDistribution or its annotation service.kubernetes.io/topology-mode.
 func (at place) hinted(found []candidate) (admits func(candidate) bool, by *config.Topology) {
 	ready := filter(found, func(c candidate) bool { return c.Ready })
 	forNode := func(c candidate) bool {

@@ -64,7 +64,7 @@ func annotatedProbe(svc *corev1.Service, p *problems) (asked probe) {
 	return asked
 }
 
-// of returns the probes of a port, which is at path.
+// of returns the probes of the service port at path.
 func (a probe) of(protocol config.Protocol, path *field.Path, p *problems) config.Probe {
 	if a.Check.Kind > config.NoCheck && !a.Wanted(protocol) {
 		if a.aws { // AWS load balancers probe the node, or another port of the target
@@ -123,10 +123,10 @@ func awsCheck(svc *corev1.Service, p *problems) (asked probe) {
 	return asked
 }
 
-// kubeProxyHealth is the health check port of kube-proxy, which usher also serves, for a node.
+// kubeProxyHealth is the port of a node for health checks of kube-proxy. usher serves it, too.
 const kubeProxyHealth = 10256
 
-// nodesPort reports whether nodes have that port, for svc or for all Services.
+// nodesPort reports whether a port is one of nodes, for svc or for all Services, and not one of endpoints.
 func nodesPort(svc *corev1.Service, port int32) bool {
 	return port == kubeProxyHealth || port == svc.Spec.HealthCheckNodePort ||
 		slices.ContainsFunc(svc.Spec.Ports, func(sp corev1.ServicePort) bool { return sp.NodePort == port })
@@ -145,7 +145,7 @@ func probeTime(svc *corev1.Service, own, aws string, least, most time.Duration, 
 	return d
 }
 
-// probeCount is probeTime for a number of probes.
+// probeCount is like probeTime, for a number of probes.
 func probeCount(svc *corev1.Service, own, aws string, p *problems) int {
 	a, ok := annotation(svc, own)
 	if !ok {

@@ -25,8 +25,8 @@ type Problem struct {
 	More  string
 }
 
-// Gist returns the identity of p among reported problems. For many parts of a kind it is the kind, whatever their
-// Count.
+// Gist returns a text that identifies p among the problems that were already reported. For many parts with the same
+// fault, it is the same text whatever their Count.
 func (p Problem) Gist() string {
 	if p.More == "" {
 		return p.Error()
@@ -36,7 +36,7 @@ func (p Problem) Gist() string {
 
 // Error returns, for example,
 //
-//	EndpointSlice default/web-1: endpoints[2].addresses[0]: Invalid value: "127.0.0.1": may not be in the loopback range (127.0.0.0/8, ::1/128)
+//	EndpointSlice default/web-1: ports[0].port: Invalid value: 70000: must be between 1 and 65535, inclusive
 func (p Problem) Error() string {
 	return fmt.Sprintf("%s %s: %v%s", p.Kind, p.Name, p.Field, p.More)
 }
@@ -45,7 +45,7 @@ func (p Problem) Error() string {
 const (
 	// maxNamed is the maximum number of parts with the same fault that are named.
 	maxNamed = 5
-	// maxKinds is the number of kinds that differ by the broken rule; further ones differ only by the field.
+	// maxKinds is the number of kinds that differ by the broken rule. Further kinds differ only by the field.
 	maxKinds = 20
 )
 
@@ -57,7 +57,7 @@ type report struct {
 	n     int
 }
 
-// problemKind is a kind of fault: the field and kind of the object, regardless of indexes, and the reason.
+// problemKind is a kind of fault: the kind of the object, its field regardless of indexes, and the broken rule.
 type problemKind struct {
 	kind, field string
 	why         field.ErrorType
@@ -74,7 +74,7 @@ type seenProblem struct {
 // sameKind are the problems of one kind.
 type sameKind struct {
 	named []Problem // the first ones
-	at    []int     // the order in which they were found
+	at    []int     // the position of each among all problems, in the order of discovery
 	count int
 }
 
@@ -153,7 +153,7 @@ func (s *sameKind) sum() Problem {
 	return first
 }
 
-// SumUp returns errs of one object, those of one kind as one if there are more than maxNamed.
+// SumUp returns errs, of one object, without duplicates. More than maxNamed of a kind become one error.
 func SumUp(errs field.ErrorList) (out []error) {
 	var r report
 	for _, err := range errs {

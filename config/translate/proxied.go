@@ -25,8 +25,7 @@ func Proxied(svc *corev1.Service, proxyName string) bool {
 	return proxyName == AnyProxy || name == proxyName && labeled == (proxyName != "")
 }
 
-// ServiceOf returns the name of the Service that slice belongs to, and false
-// if it belongs to none.
+// ServiceOf returns the name of the Service that slice belongs to, and false if it belongs to none.
 func ServiceOf(slice *discoveryv1.EndpointSlice) (types.NamespacedName, bool) {
 	name := slice.Labels[discoveryv1.LabelServiceName]
 	return types.NamespacedName{Namespace: slice.Namespace, Name: name}, name != ""

@@ -16,7 +16,7 @@ const (
 	AnnotationProxyProtocol = AnnotationPrefix + "proxy-protocol"
 	// AnnotationAcceptProxyProtocol are the networks of the load balancers that send it, separated by commas.
 	AnnotationAcceptProxyProtocol = AnnotationPrefix + "accept-proxy-protocol"
-	// AnnotationAWSProxyProtocol says that the Service's AWS load balancer sends it: "*", and nothing else.
+	// AnnotationAWSProxyProtocol says that the Service's AWS load balancer sends it. The only valid value is "*".
 	AnnotationAWSProxyProtocol = annotationAWS + "proxy-protocol"
 )
 
@@ -40,7 +40,7 @@ func proxyProtocol(svc *corev1.Service, p *problems) version {
 	return version{}
 }
 
-// over returns the version for a port, whose protocol may not support such a header.
+// over returns the version for the service port at the path port; 0 if its protocol does not support that version.
 func (v version) over(protocol config.Protocol, port *field.Path, p *problems) config.ProxyProtocol {
 	switch {
 	case v.ProxyProtocol == 0 || protocol == config.TCP || protocol == config.UDP && v.ProxyProtocol == config.ProxyV2:
@@ -54,7 +54,7 @@ func (v version) over(protocol config.Protocol, port *field.Path, p *problems) c
 }
 
 // balancersOf returns the load balancers of svc that announce their clients' addresses, or nil. aws are the networks of
-// AWS's.
+// AWS's load balancers.
 func balancersOf(svc *corev1.Service, aws []netip.Prefix, p *problems) *config.Balancers {
 	networks := acceptedFrom(svc, aws, p)
 	if len(networks) == 0 {

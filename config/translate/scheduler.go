@@ -17,8 +17,8 @@ import (
 const (
 	// AnnotationScheduler is the name of a scheduler, one of config.SchedulerNames.
 	AnnotationScheduler = AnnotationPrefix + "scheduler"
-	// AnnotationWeight has the weights of endpoints, separated by commas, each as WHO=WEIGHT. WHO is the name of a Pod,
-	// with or without its namespace, an address, an address and port, or * for all others.
+	// AnnotationWeight has the weights of endpoints, separated by commas, each as ENDPOINT=WEIGHT. ENDPOINT is the name
+	// of a Pod, with or without its namespace, an address, an address and port, or * for all others.
 	AnnotationWeight = AnnotationPrefix + "weight"
 )
 
@@ -32,8 +32,8 @@ func annotatedScheduler(svc *corev1.Service, p *problems) (s config.Scheduler) {
 	return s
 }
 
-// weights is the parsed AnnotationWeight, by the address with or without port, by the Pod's namespace and name, or by *
-// for all others.
+// weights is the parsed AnnotationWeight. Its keys are addresses with or without port, namespaces and names of Pods,
+// and * for all others.
 type weights map[string]config.Weight
 
 // annotatedWeights returns nil if svc has no weights. It omits invalid ones.
@@ -90,8 +90,8 @@ func (w weights) of(e *config.Endpoint) config.Weight {
 	return config.WeightOf(1)
 }
 
-// weigh sets the weights of endpoints, and returns those whose weight is not 0: the others get no new connections, even
-// if none of these is usable.
+// weigh sets the weights of found, and returns the candidates whose weight is not 0. The others get no new connections,
+// even if none of the returned ones is usable.
 func (w weights) weigh(found []candidate) []candidate {
 	for i := range found {
 		found[i].Weight = w.of(&found[i].Endpoint)
@@ -99,8 +99,8 @@ func (w weights) weigh(found []candidate) []candidate {
 	return filter(found, func(c candidate) bool { return c.Weight.Int() > 0 })
 }
 
-// WeightsOfNobody returns the names in AnnotationWeight that match no endpoint of the Service in the model, if it has
-// endpoints: they may be misspelled, or not exist yet.
+// WeightsOfNobody returns the keys of the Service's weights that match none of its endpoints in the model: they may be
+// misspelled, or not exist yet. It returns none if the Service has no endpoints.
 func WeightsOfNobody(svc *corev1.Service, model config.Service) []string {
 	if svc.Annotations[AnnotationWeight] == "" || !slices.ContainsFunc(model.Ports, func(p config.ServicePort) bool { return len(p.Endpoints) > 0 }) {
 		return nil

@@ -32,9 +32,9 @@ type StoreOptions struct {
 	Slices  func(types.NamespacedName) []*discoveryv1.EndpointSlice
 }
 
-// Store holds the model of a source's Services, and computes its changes. Sources differ in the origin of their
-// objects, and share this. A source marks names that may have changed, from any goroutine. One goroutine takes those
-// names, prepares them and then computes them; only it may call the other methods.
+// Store holds the model of a source's Services, and computes its changes. Every source uses one. The source marks names
+// that may have changed, from any goroutine. One goroutine takes those names, prepares them and then computes them;
+// only it may call the other methods.
 type Store struct {
 	Node  config.Node   // the node that usher runs on; the source marks Services that a change affects
 	Woken chan struct{} // receives after a mark
@@ -55,7 +55,7 @@ type entry struct {
 	template template        // of the object of the last Compute, but with the cluster IPs of service
 	model    config.Service
 	problems []Problem
-	apart    bool // some endpoints may not be in the model
+	apart    bool // some endpoints of its slices may not be in the model
 }
 
 // Result is the result of computing a Service.
@@ -73,7 +73,7 @@ func NewStore(options StoreOptions) *Store {
 	return &Store{options: options, known: map[types.NamespacedName]*entry{}, asks: map[types.NamespacedName]bool{}, dirty: map[types.NamespacedName]bool{}, Woken: make(chan struct{}, 1)}
 }
 
-// Mark records that objects of these Services have changed, and makes Woken receive, also without names.
+// Mark records that objects of these Services have changed, and makes Woken receive, even without names.
 func (s *Store) Mark(names ...types.NamespacedName) {
 	s.mu.Lock()
 	for _, name := range names {
@@ -124,8 +124,9 @@ func (s *Store) Take() (names map[types.NamespacedName]bool) {
 	return names
 }
 
-// Prepare updates the cluster IPs of these Services, and which need labels of nodes. It adds to names each Service with
-// an endpoint at an added or removed cluster IP: no endpoint may have one. It reports whether any Service needs labels.
+// Prepare updates the cluster IPs of these Services, and which of them need labels of nodes. It adds to names each
+// Service with an endpoint at an added or removed cluster IP, where none may be. It reports whether any Service needs
+// labels.
 func (s *Store) Prepare(names map[types.NamespacedName]bool) (labels bool) {
 	moved := map[netip.Addr]bool{}
 	for name := range names {
@@ -170,10 +171,10 @@ func (s *Store) Prepare(names map[types.NamespacedName]bool) (labels bool) {
 	return len(s.asks) > 0
 }
 
-// Compute computes the model of these Services from the Service objects that Prepare got and the current slices: the
-// source may have a newer Service by now, and will mark it. It returns the results by the age of the Services, and then
-// by name: of two that claim the same address, the older gets it, on every node and after every restart. A Service that
-// needs labels of nodes keeps its previous model until these are ready.
+// Compute computes the model of these Services from the Service objects that Prepare got and the current slices. The
+// source may have a newer Service by now, and will mark it. Unless ready is set, a Service that needs labels of nodes
+// is omitted and keeps its model. The results are sorted by the age of the Services, and then by name. So the older one
+// of two Services gets an address that both claim, on every node and after every restart.
 func (s *Store) Compute(names map[types.NamespacedName]bool, ready bool) []Result {
 	results := make([]Result, 0, len(names))
 	for name := range names {
@@ -284,8 +285,8 @@ func same(a, b config.Service) bool {
 	return equal && reflect.DeepEqual(a, b)
 }
 
-// apart reports whether endpoints in slices may be missing from all ports of the model: it is false if for each family
-// a port has as many as the slices.
+// apart reports whether endpoints in slices may be missing from all ports of the model. That is not so if, for each
+// family, a port has as many endpoints as the slices.
 func apart(model config.Service, all []*discoveryv1.EndpointSlice) bool {
 	for _, family := range []config.Family{config.IPv4, config.IPv6} {
 		n := 0
@@ -315,7 +316,7 @@ func contain(all []*discoveryv1.EndpointSlice, addrs map[netip.Addr]bool) bool {
 	return false
 }
 
-// Parallel calls do n times, on as many CPUs as there are.
+// Parallel calls do with each number from 0 to n-1, in as many goroutines as there are CPUs, and waits for them.
 func Parallel(n int, do func(i int)) {
 	var next atomic.Int64
 	var all sync.WaitGroup

@@ -23,8 +23,8 @@ type Options struct {
 	// be off for objects from an API server, whose authors must not reach listeners on a node's loopback address.
 	AllowLoopbackEndpoints bool
 
-	// ClusterIPs are the cluster IPs of all Services, which no endpoint may have. The Service's own are always refused.
-	// Nil is an empty set.
+	// ClusterIPs are the cluster IPs of all Services, which no endpoint may have. Nil is an empty set. A Service's own
+	// are refused in any case.
 	ClusterIPs ClusterIPs
 
 	// LoadBalancers are the source networks of the load balancers for AnnotationAWSProxyProtocol; none means unknown.
@@ -63,7 +63,7 @@ type template struct {
 	problems []Problem
 }
 
-// newTemplate uses only those of opts that never change.
+// newTemplate translates svc without its endpoints. It uses only those options that never change.
 func newTemplate(name types.NamespacedName, svc *corev1.Service, own []netip.Addr, opts Options) template {
 	t := template{of: svc, own: own, proxied: Proxied(svc, opts.ServiceProxyName)}
 	if !t.proxied {
@@ -99,14 +99,14 @@ func (t *template) withEndpoints(name types.NamespacedName, all []*discoveryv1.E
 	return out, slices.Concat(t.problems, wrong.list())
 }
 
-// The size of a model is a product of two lists of an author: these are the limits of a Service.
+// The size of a model is the product of two lists, whose lengths an author determines. So these are limits for each
+// Service.
 const (
-	maxVIPs      = 100_000 // pairs of a port and a VIP, or a network that may use it
+	maxVIPs      = 100_000 // pairs of a port and a VIP, a source range or a network of load balancers
 	maxEndpoints = 250_000 // pairs of a port and an endpoint
 )
 
-// servicePorts returns the ports of svc in each of its IP families, without
-// endpoints, sorted by PortID.
+// servicePorts returns the ports of svc in each of its IP families, without endpoints, sorted by PortID.
 func servicePorts(svc *corev1.Service, opts Options, p *problems) []config.ServicePort {
 	clusterIPs := clusterIPs(svc, p)
 	external := externalVIPs(svc, clusterIPs, p)

@@ -91,8 +91,8 @@ func externalVIPs(svc *corev1.Service, clusterIPs []netip.Addr, p *problems) []c
 	return out
 }
 
-// externalAddr refuses addresses whose portal would redirect this node's own traffic, such as that to its loopback
-// address.
+// externalAddr parses s. It refuses addresses whose portal would redirect this node's own traffic, such as loopback
+// addresses.
 func externalAddr(s string, path *field.Path, p *problems) (netip.Addr, bool) {
 	a, ok := ParseAddr(s)
 	if !ok {
@@ -106,8 +106,8 @@ func externalAddr(s string, path *field.Path, p *problems) (netip.Addr, bool) {
 	return a, true
 }
 
-// vips returns the VIPs of port in the family of clusterIP, without duplicate addresses. An address that is there for
-// several reasons is served for the first one, in the order of kube-proxy's rules.
+// vips returns the VIPs of port in the family of clusterIP, without duplicate addresses. An address in several fields
+// is served as the first kind of VIP, in the order of kube-proxy's rules.
 func vips(svc *corev1.Service, port *corev1.ServicePort, clusterIP netip.Addr, external []config.VIP, path *field.Path, p *problems) []config.VIP {
 	family, number := config.FamilyOf(clusterIP), uint16(port.Port)
 	out := []config.VIP{{Kind: config.ClusterIP, Addr: clusterIP, Port: number}}
@@ -144,9 +144,9 @@ func hasNodePort(svc *corev1.Service, port *corev1.ServicePort, path *field.Path
 // sourceRanges returns the networks whose clients may connect to a load balancer IP of the family; none means all
 // clients.
 //
-// Ranges of the other family are kept, because an empty list would allow all clients: if there are only such ranges, no
-// client of this family is allowed (kube-proxy allows all). An unreadable range matches no client. For anyFamily, a
-// range of all addresses does not empty the list.
+// Ranges of the other family are kept, because an empty list would allow all clients. If there are only such ranges, no
+// client of this family is allowed; kube-proxy allows all. An unreadable range matches no client. A range of all
+// addresses of this family empties the list. anyFamily has no such range.
 func sourceRanges(svc *corev1.Service, family config.Family, p *problems) []netip.Prefix {
 	var out []netip.Prefix
 	for i, s := range svc.Spec.LoadBalancerSourceRanges {

@@ -25,9 +25,9 @@ import (
 // routes cannot drop one port of an address; if its clients on this node are served, the listener checks which clients
 // these are. A target of a local VIP that has no rule is refused too, where other portals would let it pass.
 //
-// The route for a VIP without rules is removed when no connection needs it any longer: usher's, a draining
-// predecessor's, or the kernel's alone, which still sends the data of a closed socket. Each Check looks; until the
-// route is removed, new connections are refused.
+// The route for a VIP without rules stays while a connection needs it: usher's, a draining predecessor's, or one with a
+// closed socket whose data the kernel still sends. Each Check removes unneeded routes. Until then, new connections are
+// refused.
 //
 // If a VIP is a local address of the node, the node answers ARP for it, as with IPVS proxies. It does not answer
 // neighbor discovery, for which the kernel requires an address of an interface. If a load balancer announces VIPs in
@@ -37,27 +37,27 @@ type addressPortal struct {
 	log    logrus.FieldLogger
 	opts   portal.Options
 	routes *kernel.Routes
-	known  kernel.Known  // the content of routed and others
+	known  kernel.Known  // whether others, routed and networks are valid
 	link   *link         // to the space; nil without one
-	traits portal.Traits // InNamespace if a family is
+	traits portal.Traits // with InNamespace if VIPs of a family are in the space
 
-	// onNode is why VIPs of a family are addresses of the node; other families are in the space.
+	// onNode is why VIPs of a family are addresses of the node; nil if they are in the space.
 	onNode map[portal.Family]error
 
 	mu          sync.Mutex          // guards all below, and link
 	others      []netip.Prefix      // the node's other addresses, and its networks
-	inNamespace map[netip.Addr]bool // whether the VIPs of Listen are in the space, as of its last call
+	inNamespace map[netip.Addr]bool // whether a VIP's listeners are in the space, by the last Listen
 	moved       map[netip.Addr]bool // VIPs whose place has changed since the last Apply
 	rules       map[portal.Target]portal.Rule
 	users       map[netip.Addr]int   // the number of rules with this VIP
 	heard       map[netip.Addr]int   // the number of these with a listener
-	routed      map[netip.Addr]bool  // VIPs with a route of usher's, and whether into the space; the others are local already
+	routed      map[netip.Addr]bool  // VIPs with a route of usher's: whether it is into the space; the others are local already
 	missing     map[netip.Addr]error // VIPs that could not be made local
 	leaving     map[netip.Addr]bool  // VIPs without rules that stay routed for open connections
 
 	settings portal.Settings
 	networks map[netip.Prefix]int  // with a route of usher's; see kernel.PutNetwork
-	unrouted map[netip.Prefix]bool // without a route, as already logged
+	unrouted map[netip.Prefix]bool // whose last change failed, which was logged
 	// listened is the last result of Listen for node ports that have a listener for each address.
 	listened map[portal.Target][]netip.Addr
 	applied  bool
@@ -105,7 +105,7 @@ func (p *addressPortal) clear() {
 	p.networks, p.unrouted = map[netip.Prefix]int{}, map[netip.Prefix]bool{}
 }
 
-// list returns the VIPs that are routed.
+// list returns the VIPs that usher processes have made local, or routed into a space.
 func list(context.Context, portal.Options) ([]portal.Rule, error) {
 	routes, err := kernel.OpenRoutes()
 	if err != nil {
@@ -122,8 +122,8 @@ func list(context.Context, portal.Options) ([]portal.Rule, error) {
 	return vips, err
 }
 
-// remove removes the routes for VIPs, the link to their namespace, and the interface whose addresses they are. With all
-// set, it also removes routes for redirect addresses.
+// remove removes the routes for VIPs, the link to their namespace with the exemptions, and the interface whose
+// addresses they are. With all set, it also removes routes for redirect addresses.
 func remove(_ context.Context, _ portal.Options, all bool) (removed []string, err error) {
 	onLink, linkErr := kernel.RemoveVIPLink()
 	removed, err = kernel.RemoveRoutes(func(addr netip.Addr) bool { return all || !kernel.IsRedirectAddr(addr) })
@@ -189,7 +189,7 @@ func (p *addressPortal) nodeAddresses(family portal.Family) (addrs []netip.Addr)
 }
 
 // listensElsewhere returns the targets for which Listen would now return another result. moved says that VIPs may have
-// another place.
+// moved into the space or out of it.
 func (p *addressPortal) listensElsewhere(moved bool) []portal.Target {
 	now := map[netip.Addr][]netip.Addr{}
 	again := map[portal.Target]bool{}
@@ -262,7 +262,7 @@ func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []por
 	if err == nil && !p.applied {
 		p.applied = true
 		p.removeOthers(ctx)
-		_, _ = kernel.ForgetAnswers(0) // leftovers of these or of the next misroute nothing
+		_, _ = kernel.ForgetAnswers(0) // on error, leftovers of these or of the next misroute nothing
 		_, _ = kernel.ForgetLastRoutes()
 		p.logLocation()
 	}
@@ -331,7 +331,7 @@ func (p *addressPortal) updateAllLocations(ctx context.Context, doubtful bool) (
 	}
 	changed, wayErr := p.keepWay()
 	vips := slices.AppendSeq(slices.Collect(maps.Keys(p.missing)), maps.Keys(p.leaving))
-	if doubtful || len(changed) > 0 { // with the link, the kernel removes the routes over it
+	if doubtful || len(changed) > 0 { // a new link has no routes yet
 		if err := p.readRoutes(); err != nil {
 			return changed, errors.Join(wayErr, err)
 		}
@@ -351,7 +351,7 @@ func (p *addressPortal) readRoutes() error {
 	p.others, p.networks = table.Others, table.Networks
 	clear(p.routed)
 	for _, addr := range table.Local {
-		// Connections that came in by a redirect address may still be draining.
+		// A redirect address stays: connections that came in by it may still be draining.
 		if !kernel.IsRedirectAddr(addr) {
 			p.routed[addr] = false
 		}
@@ -362,8 +362,8 @@ func (p *addressPortal) readRoutes() error {
 	return nil
 }
 
-// updateLocations makes VIPs with rules local, and removes the routes of those without rules once they have no connections. Such
-// a removal does not count as a change.
+// updateLocations makes VIPs with rules local, and removes the routes of those without rules once they have no
+// connections. A removal that was deferred for connections does not count as a change.
 func (p *addressPortal) updateLocations(ctx context.Context, vips []netip.Addr) (changed []string, err error) {
 	for _, vip := range vips { // first the additions, so that nothing is missing meanwhile
 		if p.users[vip] <= 0 {
@@ -513,8 +513,8 @@ func (p *addressPortal) Watch(ctx context.Context) (<-chan struct{}, error) {
 }
 
 // lost reports whether Check must soon handle a change of a route, and marks the state as doubtful if another process
-// made the change. For this portal's own changes, an added VIP has a user, and a removed one is not in routed.
-// Link-local addresses change with every interface, and no VIP is one.
+// made the change. ours says that the route is an usher process's. If this process changed it, an added VIP has a user,
+// and a removed one is not in routed. Link-local addresses change with every interface, and no VIP is one.
 func (p *addressPortal) lost(addr netip.Addr, gone, ours bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

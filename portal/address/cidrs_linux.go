@@ -8,11 +8,11 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// wantedNetworks returns the service CIDRs that need a route while any VIP is served, and the link of each. If VIPs are
-// in the space, that is the link to it, where no process listens on the unused addresses. If VIPs are on the node, the
-// link is 0, and the kernel rejects packets without a VIP. There is no such route alongside another proxy, whose rules
-// could then not redirect the node's own packets, since the kernel looks for a route first. Nor is there one with
-// kernel.VIPLink: a kernel that ignores a route's type would forward packets by it.
+// wantedNetworks returns the service CIDRs that need a route while any VIP is served, and the index of each route's
+// link. If VIPs are in the space, that is the link to it, where no process listens on unused addresses. If VIPs are on
+// the node, it is 0: the kernel then rejects packets to unused addresses. With another proxy there is no rejecting
+// route: the kernel looks for a route first, so the proxy's rules could not redirect the node's own packets. Nor is
+// there one with kernel.VIPLink: a kernel that ignores a route's type would forward packets by it.
 func (p *addressPortal) wantedNetworks() map[netip.Prefix]int {
 	wanted := map[netip.Prefix]int{}
 	for _, cidr := range p.settings.ServiceCIDRs {

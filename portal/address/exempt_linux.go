@@ -14,12 +14,12 @@ import (
 )
 
 // exemptTable has the exemption from address translation. Packets for a VIP are forwarded over the link. Most CNI
-// plugins have a rule that translates the addresses of Pods towards other networks (masquerade), which would hide the
-// client's address. On a node with any translation, a chain of usher's comes first and gives each client its own
-// address. On other nodes it would only make the kernel track connections without need.
+// plugins translate the source addresses of Pods' packets to other networks (masquerade), which would hide the client's
+// address. On a node with any translation, usher's chain comes first and translates each client's address to itself. On
+// other nodes it would only make the kernel track connections without need.
 const exemptTable = "usher-address"
 
-// errCannotExempt is why a namespace is not usable.
+// errCannotExempt is why VIPs cannot be in a namespace.
 var errCannotExempt = errors.New("this node translates addresses (iptables -t nat), and VIPs cannot be exempted without nf_tables")
 
 // exempt ensures that clients keep their addresses over the link, if other rules may translate them. It reports whether

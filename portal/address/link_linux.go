@@ -19,16 +19,16 @@ import (
 const linkName = "usher0"
 
 // link is the connection from the node into a space: a pair of interfaces. They have no addresses, so the node gets no
-// additional ones. Routes name neighbors with fixed hardware addresses instead, which need no resolution.
+// additional ones. Instead, routes use gateways with permanent neighbor entries, which need no resolution.
 type link struct {
 	node  *netlink.Handle
 	space *space
-	index int // of the node's end, 0 before connect and after its failure
+	index int // of the node's end; 0 while there is no link, as far as connect knows
 }
 
-// The two ends: the addresses that routes name, of the block for protocol assignments (RFC 6890; see redirect addresses in
-// package kernel) and link-local, and the interfaces' hardware addresses. Since these are set on creation, udev does
-// not change them.
+// The two ends, each with its addresses as a gateway and its hardware address. The IPv4 gateways are in the block for
+// protocol assignments (RFC 6890; see redirect addresses in package kernel), those of IPv6 are link-local. udev does
+// not change a hardware address that is set on creation.
 var (
 	nodeEnd  = end{netip.MustParseAddr("192.0.0.118"), netip.MustParseAddr("fe80::7573:6865:7201"), net.HardwareAddr{2, 'u', 's', 'h', 'e', 1}}
 	spaceEnd = end{netip.MustParseAddr("192.0.0.119"), netip.MustParseAddr("fe80::7573:6865:7202"), net.HardwareAddr{2, 'u', 's', 'h', 'e', 2}}
@@ -93,8 +93,8 @@ func (l *link) connect(families []portal.Family) (made bool, err error) {
 	return made, nil
 }
 
-// activated waits until both ends send. The end that was brought up first sends only some time after the other: until
-// then the kernel drops its packets.
+// activated waits until both ends send. The end that was brought up first starts to send only some time after the other
+// is up: until then the kernel drops its packets.
 func (l *link) activated() error {
 	const soon, least = 5 * time.Second, time.Millisecond
 	for deadline := time.Now().Add(soon); ; time.Sleep(least) {
@@ -133,7 +133,7 @@ func (l *link) ends() (outer, inner netlink.Link, err error) {
 		}
 	}
 	if inner != nil {
-		_ = l.space.handle.LinkDel(inner) // this end is removed soon, as the other one already is
+		_ = l.space.handle.LinkDel(inner) // the other end is removed, so the kernel soon removes this one too
 	}
 	return nil, nil, nil
 }
@@ -153,7 +153,7 @@ func (l *link) make() (outer, inner netlink.Link, err error) {
 	if inner, err = l.space.handle.LinkByName(linkName); err != nil {
 		return nil, nil, err
 	}
-	// Nor any address that the kernel generates; without IPv6 it generates none.
+	// The kernel must not generate an address either; without IPv6 it generates none.
 	_ = l.node.LinkSetIP6AddrGenMode(outer, nl6AddrGenModeNone)
 	_ = l.space.handle.LinkSetIP6AddrGenMode(inner, nl6AddrGenModeNone)
 	return outer, inner, nil
@@ -162,8 +162,8 @@ func (l *link) make() (outer, inner netlink.Link, err error) {
 // nl6AddrGenModeNone is IN6_ADDR_GEN_MODE_NONE (linux/if_link.h).
 const nl6AddrGenModeNone = 1
 
-// mtu returns the smallest MTU of the node's links: so UDP answers are fragmented here to a size that fits all links,
-// as on the node itself, and none is lost until the path's MTU is known. TCP passes in large segments at any MTU.
+// mtu returns the smallest MTU of the node's links. With it, UDP answers are fragmented here to a size that fits all
+// links, so none is lost before the path's MTU is known. TCP passes in large segments at any MTU.
 func (l *link) mtu() int {
 	const least, usual = 1280, 1500 // of IPv6 (RFC 8200), of Ethernet
 	links, _ := l.node.LinkList()
@@ -180,12 +180,12 @@ func (l *link) mtu() int {
 	return max(mtu, least)
 }
 
-// furnish makes packets that come in by the inner end local, and routes packets sent in the space out there.
+// furnish makes packets that come in by the inner end local, and routes packets that the space sends out by it.
 func (l *link) furnish(inner netlink.Link, family portal.Family) error {
 	h, index := l.space.handle, inner.Attrs().Index
 	out := &netlink.Route{Family: kernel.NetlinkFamily(family), LinkIndex: index, Table: outwards}
 	there, err := h.RouteListFiltered(kernel.NetlinkFamily(family), out, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
-	if err != nil && !errors.Is(err, unix.ENOENT) || len(there) > 0 { // the table does not exist yet
+	if err != nil && !errors.Is(err, unix.ENOENT) || len(there) > 0 { // ENOENT: the table does not exist yet
 		return err
 	}
 	if err := h.NeighSet(neighbour(inner, nodeEnd, family)); err != nil {
@@ -197,8 +197,8 @@ func (l *link) furnish(inner netlink.Link, family portal.Family) error {
 	}
 	everything := kernel.Everywhere(family)
 	here := &netlink.Route{LinkIndex: lo.Attrs().Index, Dst: everything, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST}
-	// The kernel refuses a gateway that is local, as all addresses are; for IPv6 it considers only the interfaces'
-	// addresses.
+	// The kernel refuses a local address as gateway, and this route makes all addresses local: so it has to be added
+	// last. For IPv6 the kernel considers only the interfaces' addresses.
 	if err := h.RouteDel(here); err != nil && !errors.Is(err, unix.ESRCH) && !family.Is6() {
 		return err
 	}
@@ -227,7 +227,7 @@ func find(h *netlink.Handle) (netlink.Link, error) {
 	return l, nil
 }
 
-// errNotOurs is why an interface stays that only has the same name.
+// errNotOurs is why usher keeps an interface with linkName that another program made.
 var errNotOurs = errors.New("not created by usher")
 
 // findOurs returns the node's end of any usher process's link, or nil if there is none.
@@ -239,7 +239,7 @@ func findOurs(node *netlink.Handle) (netlink.Link, error) {
 	return outer, err
 }
 
-// leads reports whether the link is for that family too.
+// leads reports whether another usher process has connected the link for that family too.
 func leads(node *netlink.Handle, outer netlink.Link, family portal.Family) (bool, error) {
 	all, err := node.NeighList(outer.Attrs().Index, kernel.NetlinkFamily(family))
 	return slices.ContainsFunc(all, func(n netlink.Neigh) bool { return n.IP.Equal(spaceEnd.gateway(family).AsSlice()) }), err

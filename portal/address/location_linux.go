@@ -16,18 +16,18 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// errNever is why there is no space if none is wanted.
+// errNever is why there is no space if the options exclude it.
 var errNever = errors.New("--address-namespace=never")
 
-// errOnVIPLink is why there is none if the node's routes may not reach it.
+// errOnVIPLink is why there is no space if VIPs are on kernel.VIPLink: routes into a space may have no effect either.
 var errOnVIPLink = errors.New("local routes have no effect in this kernel")
 
 // withoutRoutes always makes VIPs addresses of an interface. Specs set it.
 var withoutRoutes = false
 
-// chooseNamespace determines the families whose VIPs can be in a space, by a test, and makes the space. The test leaves
-// nothing on the node. If an usher process already has a link, its routes work: then there is no test, and they stay in
-// use.
+// chooseNamespace makes a space, if the options allow one, and determines by a test the families whose VIPs can be in
+// it. The test leaves nothing on the node. If another usher process has a link, that link works: chooseNamespace then
+// tests nothing, and leaves the link in use.
 func (p *addressPortal) chooseNamespace() error {
 	how := p.opts.AddressNamespace
 	auto := how == portal.AddressNamespaces[0]
@@ -70,7 +70,7 @@ func (p *addressPortal) chooseNamespace() error {
 	return errors.Join(failed, err)
 }
 
-// tryFamily returns why VIPs of a family cannot be in the space.
+// tryFamily returns why VIPs of a family cannot be in the space, or nil if they can.
 func (p *addressPortal) tryFamily(family portal.Family, before netlink.Link, auto bool) error {
 	switch {
 	case before != nil && auto:
@@ -111,7 +111,7 @@ func (p *addressPortal) makeSpace() (before netlink.Link, err error) {
 }
 
 // held returns an error if another process serves VIPs that are addresses of the node, or still has connections there:
-// these would be cut.
+// moving these VIPs into the space would cut the connections.
 func (p *addressPortal) held(family portal.Family) error {
 	table, err := p.routes.Table()
 	if err != nil {
@@ -134,7 +134,7 @@ func (p *addressPortal) held(family portal.Family) error {
 	return err
 }
 
-// families returns those whose VIPs are in the space.
+// families returns the families whose VIPs are in the space.
 func (p *addressPortal) families() []portal.Family {
 	return slices.DeleteFunc(slices.Clone(portal.Families[:]), func(f portal.Family) bool { return p.onNode[f] != nil })
 }
@@ -152,14 +152,14 @@ func (p *addressPortal) traitsOf(inNamespace bool) portal.Traits {
 	return t
 }
 
-// inNamespaceNow reports whether a VIP has to be in the space. A VIP that the node has for other reasons cannot, nor can a
-// node port, nor one in a network of the node's. Neighbors there resolve it by ARP, which the node answers only for its
-// own addresses.
+// inNamespaceNow reports whether a VIP has to be in the space. Excluded are node ports, addresses that the node has for
+// other reasons, and addresses in a network of the node. Neighbors there resolve such an address by ARP, which the node
+// answers only for its own addresses.
 func (p *addressPortal) inNamespaceNow(vip netip.Addr) bool {
 	return !vip.IsUnspecified() && p.onNode[portal.FamilyOf(vip)] == nil && !kernel.ContainsAddr(p.others, vip)
 }
 
-// vipLocation is inNamespaceNow for Listen: it records the place, and any move.
+// vipLocation is inNamespaceNow for Listen: it records the result, and whether the VIP has moved.
 func (p *addressPortal) vipLocation(vip netip.Addr) (inNamespace bool) {
 	if vip.IsUnspecified() {
 		return false
@@ -196,7 +196,7 @@ func (p *addressPortal) unroute(vip netip.Addr) (err error) {
 	return err
 }
 
-// inUse returns the VIPs of open connections, on the node and in the space.
+// inUse returns those of vips that open connections use, on the node or in the space.
 func (p *addressPortal) inUse(vips []netip.Addr) (needed map[netip.Addr]bool, err error) {
 	needed, err = kernel.InUse(vips)
 	if p.link != nil {
@@ -209,8 +209,8 @@ func (p *addressPortal) inUse(vips []netip.Addr) (needed map[netip.Addr]bool, er
 	return needed, err
 }
 
-// keepWay ensures that the link into the space exists, and returns the parts that were missing. Without a space, it
-// removes another usher process's leftovers of one.
+// keepWay ensures that the link into the space and the exemptions exist, and returns the parts that were missing.
+// Without a space, it removes another usher process's link and exemptions, until the first Apply has succeeded.
 func (p *addressPortal) keepWay() (changed []string, err error) {
 	families := p.families()
 	if len(families) == 0 {
@@ -236,7 +236,7 @@ func (p *addressPortal) keepWay() (changed []string, err error) {
 	return changed, err
 }
 
-// removeWay removes the link into a space.
+// removeWay removes the link into a space, and the exemptions.
 func removeWay() (removed []string, err error) {
 	node, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -281,7 +281,7 @@ func (p *addressPortal) UseNamespace(file *os.File) {
 	p.link.space = s
 }
 
-// logLocation logs where VIPs are. If they are addresses of the node only for lack of a namespace, it logs the consequences.
+// logLocation logs where VIPs are. If they are on the node although a namespace was wanted, it logs the consequences.
 func (p *addressPortal) logLocation() {
 	vips := map[portal.Family]bool{}
 	for vip := range p.users {

@@ -28,8 +28,8 @@ const (
 	selfTestPort = 11700
 )
 
-// try tests whether VIPs of a family can be in the space. Packets from other hosts and the node must get there over the
-// link, and answers back, as the sender expects them. It leaves the link on the node, and the exemption.
+// try tests whether VIPs of a family can be in the space. Packets from other hosts and from the node must reach it over
+// the link with their source address, and answers must return. try leaves the link and the exemption on the node.
 func (l *link) try(family portal.Family, routes *kernel.Routes) error {
 	if err := forwards(family); err != nil {
 		return err
@@ -53,8 +53,8 @@ func (l *link) try(family portal.Family, routes *kernel.Routes) error {
 	if err := l.reaches(vip, netip.Addr{}); err != nil {
 		return fmt.Errorf("a process on this node cannot reach a VIP there: %w", err)
 	}
-	// Like a Pod's packets: they come in by one interface of the node, here the link itself, and go out by another. So
-	// they need rules that allow forwarding, and not only packets for the node.
+	// The node forwards these packets like a Pod's, though here the link is both the incoming and the outgoing
+	// interface. So they pass only if rules allow forwarding.
 	if err := l.reaches(vip, client); err != nil {
 		return fmt.Errorf("forwarded packets do not reach a VIP there (blocked by a FORWARD rule?): %w", err)
 	}

@@ -25,7 +25,7 @@ type space struct {
 	jobs   chan func()
 }
 
-// makeSpace makes a space.
+// makeSpace makes a space with a new network namespace.
 func makeSpace() (*space, error) {
 	s, err := enter(func() (*os.File, error) {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
@@ -58,7 +58,8 @@ func openSpace(file *os.File) (*space, error) {
 	return s, nil
 }
 
-// enter starts a thread in the namespace that in enters, and returns this space.
+// enter starts a thread that calls in, which moves the thread into a network namespace and returns the namespace's
+// descriptor. enter returns the space of that namespace.
 func enter(in func() (*os.File, error)) (*space, error) {
 	s := &space{jobs: make(chan func())}
 	entered := make(chan error)
@@ -87,7 +88,7 @@ func (s *space) close() {
 	s.file.Close()
 }
 
-// do calls f inside the space.
+// do calls f on the space's thread, and waits for it.
 func (s *space) do(f func()) {
 	done := make(chan struct{})
 	s.jobs <- func() {
@@ -102,14 +103,15 @@ func (s *space) Socket(domain, kind, protocol int) (fd int, err error) {
 	return fd, err
 }
 
-// outwards is the routing table for packets sent inside.
+// outwards is the routing table for packets that the space sends.
 const outwards = 117
 
 // icmpSource is the source of ICMPv6 errors: the kernel does not use an address that is local only by a route.
 var icmpSource = netip.MustParseAddr("fd75:7368:6572::2")
 
-// setUp brings lo up, and separates incoming packets, which are for this namespace, from those sent in it. The rule for
-// the local table, first by default, moves behind one for packets that the namespace itself sends.
+// setUp brings lo up, and makes packets that the space itself sends use the table outwards; all others are for the
+// space. To that end, the rule for the local table, which is the first by default, moves behind a rule for sent
+// packets.
 func (s *space) setUp() error {
 	lo, err := s.handle.LinkByName("lo")
 	if err == nil {

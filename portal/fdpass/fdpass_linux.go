@@ -17,9 +17,10 @@ var ErrTruncated = errors.New("message longer than expected")
 // underWayTime limits how long Send waits while too many descriptors are in flight.
 const underWayTime = 5 * time.Second
 
-// Send sends data with copies of descriptors: the sender's stay open. The kernel limits the descriptors in messages
+// Send sends data with copies of descriptors; the sender's stay open. The kernel limits the descriptors in messages
 // that no process has received yet. For a user without CAP_SYS_RESOURCE the limit is RLIMIT_NOFILE (ETOOMANYREFS,
-// unix(7)). Other processes of the user count, too: Send waits for them for up to 5 s.
+// unix(7)). Descriptors that the user's other processes have sent count too: Send waits up to underWayTime until they
+// are received.
 func Send(c *net.UnixConn, data []byte, fds ...int) error {
 	for deadline := time.Now().Add(underWayTime); ; time.Sleep(10 * time.Millisecond) {
 		if err := send(c, data, fds); !errors.Is(err, unix.ETOOMANYREFS) || time.Now().After(deadline) {
@@ -66,8 +67,8 @@ func SendOn(fd int, data []byte, fds ...int) error {
 	}
 }
 
-// Receive receives into buf the data of one Send, with up to maxFDs descriptors. They are closed on exec, and the
-// caller closes them; some may come with ErrTruncated too.
+// Receive reads the data of one Send into buf, and returns up to maxFDs descriptors, even with ErrTruncated. They are
+// closed on exec, and the caller closes them.
 func Receive(c *net.UnixConn, buf []byte, maxFDs int) (n int, fds []int, err error) {
 	oob := make([]byte, unix.CmsgSpace(maxFDs*4))
 	n, oobn, flags, _, err := c.ReadMsgUnix(buf, oob)
@@ -111,8 +112,8 @@ func rights(oob []byte, flags int) (fds []int, err error) {
 	return fds, err
 }
 
-// Descriptor returns f's descriptor unchanged: f.Fd might set the open file to blocking mode, and other processes share
-// it.
+// Descriptor returns f's descriptor. Unlike f.Fd, it never sets the open file, which other processes share, to blocking
+// mode.
 func Descriptor(f *os.File) (fd int, err error) {
 	raw, err := f.SyscallConn()
 	if err != nil {

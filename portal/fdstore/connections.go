@@ -2,13 +2,13 @@ package fdstore
 
 // ConnectionsName is the name of the socket that a keeper passes to each usher process, in addition to the kept files.
 // Through it the process saves its open TCP connections with the keeper, which passes them to the next process after a
-// crash. Packets, of which each begins with one of the words:
+// crash. Each packet begins with one of the words:
 //
 //	usher                                keeper
-//	area A               →                    with the descriptor of a shared memory
-//	save A, and lines    →                    each the number of a slot in area A, and a transfer; with the sockets, two for each
-//	pipe A P             →                    with both ends of a pipe, that may hold bytes of pairs in area A
-//	drop A SLOT…         →                    those have ended: the keeper closes its copies
+//	area A               →                    with the descriptor of a shared memory file
+//	save A, and lines    →                    each a slot number in area A, and a transfer; with two sockets for each
+//	pipe A P             →                    with both ends of a pipe, which may hold bytes of connections in area A
+//	drop A SLOT…         →                    these have ended: the keeper closes its copies
 //	unpipe A P           →                    that pipe is closed
 //	next                 →                    requests the connections of a process that crashed
 //	                     ←    area A          with its memory; packets "save A" follow
@@ -19,8 +19,8 @@ package fdstore
 // A and P are numbers. The keeper does not interpret transfers.
 const ConnectionsName = "connections"
 
-// Names of files that the daemon keeps with its manager, in addition to the listeners of Services (see
-// proxy.Options.Store): the lock of the rules, and the listener of the health check.
+// Names of files that the daemon keeps with its manager: the lock of the rules, and the listener of the health check.
+// For the listeners of Services, see proxy.Options.Store.
 const (
 	LockName   = "lock"
 	HealthName = "health"
@@ -41,7 +41,7 @@ const (
 const (
 	// MaxPacket is the maximum size of a packet, in bytes.
 	MaxPacket = 64 << 10
-	// SavedAtOnce is the maximum number of connections in a packet. An event loop serves no others while its packet is
-	// made.
+	// SavedAtOnce is the maximum number of connections in a packet. While an event loop makes a packet, it serves no
+	// connection.
 	SavedAtOnce = 16
 )

@@ -18,14 +18,15 @@ import (
 	"github.com/usherproxy/usher/portal/fdpass"
 )
 
-// sendTime is how long the manager may take to read a message. After that, usher can no longer report closed sockets,
-// and the clients in their queues would wait. So it allows for a manager that restarts or has no CPU for some seconds.
+// sendTime is how long the manager may take to read a message. A manager that restarts, or has no CPU for some seconds,
+// must not exceed it. After it, usher can no longer report closed sockets: the manager keeps them open, and clients in
+// their queues wait.
 const sendTime = time.Minute
 
 // Manager is the service manager that started this process. Its methods accept nil: there is no manager.
 type Manager struct {
-	// Kept are the files that an earlier process left with the manager, by name. A caller that uses some removes and
-	// closes them.
+	// Kept are the files that an earlier process left with the manager, by name. A caller that uses some removes them
+	// from Kept and closes them.
 	Kept map[string][]*os.File
 	// Restarts is how often the keeper has restarted usher after a crash. Why says how the last process crashed, and
 	// Crashed when. Other managers do not set these.
@@ -85,7 +86,7 @@ func FromEnvironment(log logrus.FieldLogger) (*Manager, error) {
 func (m *Manager) Notify(state string) { m.enqueue(message{state: state}) }
 
 // Put sends the manager a copy of a file, under a name of at most 255 characters without ':'. Another goroutine calls
-// file once, when the message is next, and closes its result. If it returns nil, nothing is stored.
+// file when the message is next, at most once, and closes its result. If it returns nil, nothing is stored.
 func (m *Manager) Put(name string, file func() *os.File) {
 	// FDPOLL: otherwise the manager would drop a file on hangup, even a listener that is still usable.
 	m.enqueue(message{state: "FDSTORE=1\nFDNAME=" + name + "\nFDPOLL=0", file: file})
@@ -119,7 +120,7 @@ func (m *Manager) Forget() {
 	clear(m.Kept)
 }
 
-// Wait waits until the manager has processed all earlier messages, for most at most.
+// Wait waits, at most for most, until the manager has processed all earlier messages.
 func (m *Manager) Wait(most time.Duration) {
 	if m == nil {
 		return
@@ -137,8 +138,8 @@ func (m *Manager) Wait(most time.Duration) {
 	_, _ = io.ReadFull(ours, make([]byte, 1)) // until the manager has closed it
 }
 
-// Watch sends the manager a sign of life, at once and then at twice the rate that it expects, as long as healthy
-// returns true, until ctx ends.
+// Watch sends the manager a sign of life at once, and then twice per interval within which the manager expects one. It
+// skips those for which healthy returns false. It returns when ctx ends.
 func (m *Manager) Watch(ctx context.Context, healthy func() bool) {
 	if m == nil || m.watchdog <= 0 {
 		return

@@ -1,7 +1,7 @@
 package fdstore
 
-// KeeperVariable is set by a keeper for its usher process: the number of restarts after crashes, and the Unix time and
-// reason of the last crash ("restarts=3 at=1767323045 last=signal: killed").
+// KeeperVariable is set by a keeper for its usher process. It has the number of restarts after crashes, and the Unix
+// time and reason of the last crash ("restarts=3 at=1767323045 last=signal: killed").
 const KeeperVariable = "USHER_KEEPER"
 
 // Variables are those by which a manager announces itself to a process. They are not for the processes that this one

@@ -241,7 +241,8 @@ func (l *Lock) leave(p peer) {
 	delete(l.guests, p)
 }
 
-// sendAway disconnects the guests that have not proved their capability. In look, an usher process reconnects.
+// sendAway disconnects the guests that have not proved their capability. Processes of usher among them reconnect; see
+// look.
 func (l *Lock) sendAway() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

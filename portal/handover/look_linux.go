@@ -22,7 +22,7 @@ const (
 	holderPrefix    = "@usher-portal/"
 	successorPrefix = "@usher-successor/"
 
-	// answerTime is how long a guest may take to prove its capability, and lookTime how long all processes with a
+	// answerTime is how long a guest may take to prove its capability. lookTime is how long all processes with a
 	// holder's name may take together.
 	answerTime = 5 * time.Second
 	lookTime   = 5 * time.Second
@@ -45,8 +45,8 @@ func (f *found) close() {
 	f.Close()
 }
 
-// Claimed reports whether any process listens under a holder's name: an usher process, or a keeper that will restart
-// one. Claimed does not connect to it, so the claim is not verified.
+// Claimed reports whether any process listens under a holder's name: usher, or a keeper that will restart it. Claimed
+// does not connect to the process, so the claim is not verified.
 func Claimed() bool {
 	names, err := holders()
 	return err == nil && len(names) > 0
@@ -124,7 +124,7 @@ func look(own, word string) (holder *found, strangers []string, err error) {
 				list = true // it has exited, perhaps after a handover to another process
 				continue
 			case errors.Is(err, syscall.EPROTOTYPE), errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
-				delete(open, name) // it is no usher process
+				delete(open, name) // it is not usher
 				continue
 			case err != nil:
 				return fmt.Errorf("asking a process that may manage the portals: %w", err)
@@ -232,7 +232,7 @@ func approach(name string) (*approached, error) {
 }
 
 // ask asks an approached process to prove its capability, and returns it as a holder if it does. Otherwise a goroutine
-// closes what the process has sent, since that may take long.
+// closes the connection and its descriptors, since that may take long.
 func (a *approached) ask(word string) (_ *found, err error) {
 	f := &found{peer: a.peer, name: a.name, challenge: -1}
 	interrupted(func() {

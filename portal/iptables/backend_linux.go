@@ -21,9 +21,9 @@ import (
 	"github.com/usherproxy/usher/portal/redirect"
 )
 
-// maxMoves limits how often jumps that others pushed down are moved to the front again. Another program then claims the
-// first place as much as usher does, and rules that change places every few seconds help neither. The count begins again
-// movesPause after the last move.
+// usher counts how often another program pushes down jumps that have to be first. Below maxMoves, it moves them to the
+// front again. From then on it leaves them. The other program claims the first position as much as usher does, and
+// rules that change places every few seconds help neither. The count restarts movesPause after it was last incremented.
 const (
 	maxMoves   = 5
 	movesPause = 10 * time.Minute
@@ -33,21 +33,21 @@ const (
 // safe for concurrent use.
 type backend struct {
 	log     logrus.FieldLogger
-	family  portal.Family // the unspecified address of the family
+	family  portal.Family
 	variant variant
-	// These are the commands' names; wait are their arguments for waiting for the xtables lock.
+	// command, save and restore are the commands' names; wait are their arguments for waiting for the xtables lock.
 	command, save, restore string
 	wait                   []string
 	at                     redirect.Setting
 
 	installed map[string]*contents // the kernel's rules, as last read or written
-	fresh     bool                 // no later event makes installed doubtful
+	fresh     bool                 // Read has succeeded, and Forget has not been called since
 	prints    map[string]uint64    // fingerprints at the last Read; nil if unknown, or if rules were written since
 	moves     int
-	moved     time.Time     // the last of them
+	moved     time.Time     // when moves was last incremented
 	accepted  []portal.Rule // the result of accepted at the last Put
 
-	unreadable sync.Once // a table could not be read
+	unreadable sync.Once // warns that a table could not be read
 }
 
 func (f *backend) ip6() bool                  { return f.family.Is6() }
@@ -99,8 +99,8 @@ func scratch() string { return fmt.Sprintf("%s%d", scratchPrefix, os.Getpid()) }
 
 const scratchPrefix = chainPrefix + "PROBE-"
 
-// isScratch reports whether a chain is a scratch chain of any process. Removing one of a process that is about to take
-// over would make its test of iptables fail.
+// isScratch reports whether a chain is a scratch chain of any process. Read ignores such chains: if Put removed the
+// chain of a process that is about to take over, that process's test of iptables would fail.
 func isScratch(chain string) bool { return strings.HasPrefix(chain, scratchPrefix) }
 
 // targetRedirect is the entry of portal.IPTablesTargets that uses no redirect address.
@@ -108,7 +108,7 @@ const targetRedirect = "redirect"
 
 var errRedirectChosen = errors.New("--iptables-target=redirect")
 
-// probeRules returns rules by the feature of iptables and the kernel that each requires.
+// probeRules returns test rules, by the feature of iptables and the kernel that each requires.
 func (f *backend) probeRules() map[string]string {
 	mark := fmt.Sprintf("%#x/%#x", f.at.Mark, f.at.Mark)
 	toRedirectAddr := func(port uint16) string {
@@ -137,8 +137,8 @@ func (f *backend) probeRules() map[string]string {
 }
 
 // probe puts rules into a scratch chain of the nat table: the chain must accept a DNAT or a REDIRECT. It also
-// determines the available matches. It tries one by one only if they are not accepted together: each run of a command
-// takes milliseconds, and much longer on a busy node.
+// determines which optional features are available. It tries the rules one by one only if they are not accepted
+// together: each run of a command takes milliseconds, and much longer on a busy node.
 func (f *backend) probe(ctx context.Context) (err error) {
 	var notes []string
 	if f.variant.nft {
@@ -204,8 +204,8 @@ func (f *backend) probe(ctx context.Context) (err error) {
 	return undecided
 }
 
-// probeAnswers determines whether rules can mark the answers to clients' own addresses, and translate aliases, as far
-// as a chain of the nat table shows this.
+// probeAnswers determines whether rules can mark the answers to clients' own addresses, and translate aliases. It knows
+// only what a chain of the nat table accepts.
 func (f *backend) probeAnswers(has func(feature string) bool) {
 	if f.at.Answers = has("connmark") && has("CONNMARK") && has("MARK"); !f.at.Answers {
 		f.log.Info("Endpoints will see this node's address, not their clients': the kernel or iptables lacks connmark, CONNMARK or MARK")
@@ -218,8 +218,8 @@ func (f *backend) probeAnswers(has func(feature string) bool) {
 
 // Read reads the kernel's rules.
 func (f *backend) Read(ctx context.Context) error {
-	// Reading a table of the legacy variant by name makes the kernel set it up, so the first Read reads all existing
-	// tables.
+	// Reading a table of the legacy variant by name makes the kernel set it up. So the first Read names none, and
+	// iptables-save prints the existing ones.
 	args := [][]string{nil}
 	if f.installed != nil {
 		args = nil
@@ -253,7 +253,7 @@ func (f *backend) Read(ctx context.Context) error {
 	return nil
 }
 
-// tables returns the tables that can have usher's rules.
+// tables returns the tables that Read reads: nat, and those of mangle and filter that f.installed has.
 func (f *backend) tables() []string {
 	tables := []string{tableNAT}
 	for _, name := range []string{tableMangle, tableFilter} {
@@ -264,8 +264,8 @@ func (f *backend) tables() []string {
 	return tables
 }
 
-// fingerprints returns the tables' fingerprints; nil if they are unavailable. With nf_tables all have the number of its
-// last change.
+// fingerprints returns the fingerprints of the tables; nil if they are unavailable. With nf_tables, the number of its
+// last change stands for all tables.
 func (f *backend) fingerprints() map[string]uint64 {
 	if f.installed == nil {
 		return nil
@@ -418,7 +418,7 @@ func (f *backend) specs(r portal.Rule) (specs []spec) {
 	return specs
 }
 
-// tablesFor returns the tables of a test of rules: those that have some of them, and nat. Reading any other table would
+// tablesFor returns the tables in which to try rules: those that hold some of them, and nat. Using another table would
 // make the kernel set it up.
 func (f *backend) tablesFor(rules []portal.Rule) map[string]*table {
 	tables := layOut(rules, f.at)
@@ -433,15 +433,15 @@ func (f *backend) Try(ctx context.Context, rules []portal.Rule) error {
 	return hint(f.runRestore(ctx, scratchScript(f.tablesFor(rules))), f.ip6())
 }
 
-// giveUp determines whether the kernel refuses the rules that serve all targets together, which need the tables mangle
-// and filter. If so, the backend continues without them.
+// giveUp tries the rules that serve all targets together, which need the tables mangle and filter, in four groups. It
+// disables the groups that the kernel refuses, and reports whether there are any.
 func (f *backend) giveUp(ctx context.Context) (gaveUp bool) {
 	if err := f.tryTogether(ctx, addListeners); err != nil {
 		f.at.GiveUpOwnOnly(f.log, err)
 		gaveUp = true
 	}
 	if err := f.tryTogether(ctx, func(tables map[string]*table, at redirect.Setting) {
-		addAccept(tables, at, f.accepted[:min(1, len(f.accepted))]) // no chains below it
+		addAccept(tables, at, f.accepted[:min(1, len(f.accepted))]) // at most one rule, so that no chains are below it
 	}); err != nil {
 		f.log.WithError(err).Info("No rule accepts redirected packets; a host firewall must accept them")
 		f.at.NoAccept = true
@@ -502,8 +502,8 @@ func scratchScript(tables map[string]*table) (script string) {
 	return script
 }
 
-// addScratch returns the part of a script for iptables-restore that creates or empties a table's scratch chain, and adds
-// rules to it.
+// addScratch returns the part of a script for iptables-restore that creates or empties a table's scratch chain, and
+// adds rules to it.
 func addScratch(table string, rules []string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "*%s\n:%s - [0:0]\n", table, scratch())

@@ -16,7 +16,7 @@ import (
 )
 
 // run runs an iptables command and returns its output. The error contains the command's error output. It is undecided
-// unless the command got as far as to refuse its input.
+// (redirect.MarkUndecided) unless the command itself refused its input.
 func run(ctx context.Context, stdin, command string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, command, args...)
 	cmd.Stdin = strings.NewReader(stdin)
@@ -57,7 +57,7 @@ func ofLock(stderr string) bool {
 	return strings.Contains(stderr, "xtables lock") || strings.Contains(stderr, "lock file")
 }
 
-// lastLines joins a command's error output into one line, without the hints that iptables always prints.
+// lastLines joins the last three lines of a command's error output, without the hints that iptables always prints.
 func lastLines(text string) string {
 	var kept []string
 	for line := range strings.Lines(text) {
@@ -118,7 +118,7 @@ func (e oneLine) Error() string { return lastLines(e.error.Error()) }
 
 func (e oneLine) Unwrap() error { return e.error }
 
-// variants returns the installed variants of iptables, in order of preference.
+// variants returns the installed variants of iptables that opts.IPTablesVariant allows, in order of preference.
 func variants(ctx context.Context, opts portal.Options) []found {
 	var all []found
 	plainNFT, plain := isNFT(ctx, "iptables")
@@ -155,8 +155,8 @@ func isNFT(ctx context.Context, command string) (nft, here bool) {
 	return strings.Contains(text, "nf_tables"), err == nil
 }
 
-// waitArgs returns the arguments with which iptables-restore of this version waits for the xtables lock, as it can
-// since 1.6.2.
+// waitArgs returns the arguments with which iptables-restore of this version waits for the xtables lock: none before
+// 1.6.2, which cannot wait.
 func waitArgs(version string, lockWait time.Duration) []string {
 	var major, minor, patch int
 	_, number, _ := strings.Cut(version, " v")

@@ -15,9 +15,10 @@ type change struct {
 
 // diff computes the change from the installed to the wanted state. It skips chains that are as wanted, and rewrites
 // differing ones as a whole, which iptables-restore does in one step per table. It puts a missing jump first in its
-// chain. With toFront it moves back to the front a jump that others have pushed down.
+// chain, or last if wantedJump.last says so. With toFront it moves a jump that other rules precede back to the front,
+// unless wantedJump.anywhere allows its position.
 //
-// keep are chains without rules that are created if missing, and stay otherwise.
+// keep are chains without rules, by table: diff creates missing ones, and keeps the others.
 func diff(installed map[string]*contents, wanted map[string]*table, keep map[string][]string, toFront bool) change {
 	var all strings.Builder
 	var repairs []string
@@ -104,7 +105,7 @@ func diffJumps(b *strings.Builder, have []foundJump, want []wantedJump, toFront 
 	return slices.Compact(changed)
 }
 
-// movedDown reports whether a wanted jump is installed, but no longer first.
+// movedDown reports whether a jump that has to be first in its chain is installed, but no longer first.
 func movedDown(installed map[string]*contents, wanted map[string]*table) bool {
 	for name, want := range wanted {
 		have := installed[name]

@@ -4,12 +4,13 @@
 // reading order:
 //
 //	layout.go          which chains hold which rules, and why
-//	dispatch.go        how a packet passes ten thousand rules in few steps
+//	dispatch.go        how a packet passes ten thousand rules in a few steps
 //	spec.go, save.go   a rule as a value; parses the output of iptables-save
 //	diff.go            the change from the installed to the wanted state
 //	variant.go         iptables-nft or iptables-legacy?
 //	command_linux.go   runs the commands, and interprets their errors
-//	backend_linux.go   one family's rules: probe, read, put in, try
+//	backend_linux.go   one family: tests for features; reads, installs and tries rules
+//	legacy_linux.go    detects changes to the tables of iptables-legacy
 //	notes_linux.go     records of objects that iptables-nft creates and leaves behind
 //	mode_linux.go      the mode; lists and removes leftovers
 package iptables

@@ -23,10 +23,10 @@ import (
 // In mangle, only while a rule says Drop or has Sources:
 //
 //	PREROUTING ─┐ new                          ┌─► DROP
-//	            ├───────────► USHER-DROP ─► … ─┼─► USHER-OUTSIDE ─► DROP, but for this node's
-//	OUTPUT ─────┘ connections                  └─► USHER-FROM-192.0.2.0-24 ─► DROP, but for those
+//	            ├───────────► USHER-DROP ─► … ─┼─► USHER-OUTSIDE ─► DROP, except clients on this node
+//	OUTPUT ─────┘ connections                  └─► USHER-FROM-192.0.2.0-24 ─► DROP, except 192.0.2.0/24
 //
-// For endpoints that see their clients' own addresses (redirect/origin_linux.go), after the first rule:
+// From the first rule on, for endpoints that see their clients' own addresses (redirect/origin_linux.go):
 //
 //	mangle OUTPUT      ─► USHER-SENT     ─► CONNMARK usher's own packets; MARK answers to them
 //	mangle PREROUTING  ─► USHER-ANSWERS  ─► MARK answers to them
@@ -34,19 +34,20 @@ import (
 //
 // For redirect.Setting.OwnOnly:
 //
-//	mangle INPUT ─► USHER-LISTENERS ─► RETURN to usher's sockets; DROP packets that open a flow to another
+//	mangle INPUT ─► USHER-LISTENERS ─► RETURN packets for usher's sockets; DROP others that open a flow
+//
+// This jump is the first rule there, so that no other rule accepts the packet earlier. Other TCP segments pass: they
+// belong to an accepted connection, or the kernel answers them with a reset. Port 0 passes, so that the kernel answers
+// clients of rejected targets. SCTP passes, since the kernel looks up no SCTP socket there.
 //
 // So that a host firewall accepts redirected packets, in filter:
 //
-//	filter INPUT ─► USHER-ACCEPT ─┬─► ACCEPT to the redirect address, if its destination was changed
-//	                              ├─► … without a redirect address: ACCEPT to usher's ports, if it was changed
-//	                              └─► … ACCEPT to health check node ports
+//	filter INPUT ─► USHER-ACCEPT ─┬─► ACCEPT packets for the redirect address whose destination was changed
+//	                              ├─► … without a redirect address: ACCEPT such packets for usher's ports
+//	                              └─► … ACCEPT packets for health check node ports
 //
-// It accepts nothing else: packets that a host sends to the redirect address itself are left to the host's own rules.
-//
-// USHER-LISTENERS has the first place there, so that no other rule accepts the packet first. TCP's other segments
-// belong to an accepted connection, or are answered by a reset. The kernel looks up no socket of SCTP there. Port 0, of
-// rejected targets, is answered.
+// It accepts nothing else: packets that another host sends directly to the redirect address are left to the node's
+// other rules.
 //
 // While service CIDRs are known:
 //
@@ -54,30 +55,30 @@ import (
 //	filter FORWARD ─┴───────► USHER-SERVICE-CIDRS ─► RETURN to addresses of this node; REJECT the others
 //	                  connections
 //
-// All proxies of the node can redirect the packet before that. Untracked packets are left alone: NodeLocal DNSCache
-// listens on a cluster IP.
+// All proxies of the node can redirect a packet before it reaches this chain. Untracked packets pass: NodeLocal
+// DNSCache listens on a cluster IP.
 //
-// A chain is flat if a packet can be compared with each of its rules. A larger one is split by the next bits in which
-// its rules differ, address before protocol before port, and then holds only jumps. With 10,000 Services a first packet
-// meets some 60 rules instead of 10,000.
+// A chain of at most maxFlat rules is flat: a packet is compared with each of them. A larger chain is split by the next
+// bits in which its rules differ, address before protocol before port. It then holds jumps, and the rules that are
+// alone in their part. With 10,000 Services a connection's first packet is compared with about 60 rules instead of
+// 10,000.
 //
-// Packets go to the listener's port by DNAT to a dedicated address of usher's, its redirect address. REDIRECT is the usual way:
-// it uses an address of the packet's incoming interface. But if that interface has no IPv4 address, such as the host's
-// end of a Pod's veth with Calico or the AWS VPC CNI, REDIRECT drops the packet (nf_nat_redirect_ipv4). An existing
-// address of the node may change; then all rules would have to, and open connections would end. REDIRECT remains for
-// nodes without a redirect address, and as an option (Options.IPTablesTarget). SCTP is not served then, since it needs one
-// address for an association's whole life, and one that its clients can use: see kernel/addresses.go.
+// DNAT sends packets to the listener's port at the redirect address, a dedicated address of the node. REDIRECT is the
+// usual way: it uses an address of the packet's incoming interface. But if that interface has no IPv4 address, REDIRECT
+// drops the packet (nf_nat_redirect_ipv4). An example is the host's end of a Pod's veth with Calico or the AWS VPC CNI.
+// Another address of the node could change: then all rules would have to change, and open connections would end.
+// REDIRECT remains for nodes without a redirect address, and as an option (Options.IPTablesTarget). SCTP is not served
+// then: an association needs one address for its whole life, which its clients can use; see kernel/addresses.go.
 //
-// Reject is a DNAT to port 0, or, where iptables does not accept this, REDIRECT. No socket can be bound to that port,
-// so the kernel answers as for any closed one: TCP reset, ICMP port unreachable, SCTP abort. A REJECT in the filter
-// table is the usual way, but forwarded packets only meet it if the node forwards: with net.ipv4.ip_forward=0 a Pod's
+// Reject is a DNAT to port 0, or a REDIRECT if iptables does not accept that. No socket can be bound to port 0, so the
+// kernel answers as for any closed port: TCP reset, ICMP port unreachable, SCTP abort. A REJECT in the filter table is
+// the usual way, but forwarded packets pass that only if the node forwards: with net.ipv4.ip_forward=0 a Pod's
 // connection would hang instead of being refused.
 //
-// Drop is in mangle since nat may not drop, and in its PREROUTING since all incoming packets pass it, whether or not
-// they would be forwarded. It drops only new connections, so that open ones continue when a Service loses its last
-// local endpoint. This node itself is an exception only if a rule has a LocalPort. kube-proxy also drops the node's own
-// packets for an internalTrafficPolicy without a local endpoint, or from an address that is not in
-// loadBalancerSourceRanges.
+// Drop is in mangle, since rules in nat may not drop. It is in PREROUTING, since all incoming packets pass that chain,
+// whether or not the node forwards them. It drops only new connections, so that open ones continue when a Service loses
+// its last local endpoint. Only a rule with a LocalPort spares this node. kube-proxy, too, drops the node's own packets
+// for an internalTrafficPolicy without a local endpoint, or from an address outside loadBalancerSourceRanges.
 const (
 	tableNAT    = "nat"
 	tableMangle = "mangle"
@@ -124,8 +125,9 @@ type wantedJump struct {
 	spec  spec
 }
 
-// anywhere reports whether rules may precede the jump: its chain sets marks, which no other rule there matches. In the
-// table filter, CNI plugins also want the first place, which is not worth a contest.
+// anywhere reports whether other rules may precede the jump. They may precede a jump to a chain that sets marks, since
+// they do not match these marks. In the table filter, CNI plugins also claim the first position; usher does not
+// compete.
 func (w wantedJump) anywhere() bool {
 	return w.last() || w.spec.jump == chainCIDRs || w.spec.jump == chainAccept
 }
@@ -192,7 +194,7 @@ func addListeners(tables map[string]*table, at redirect.Setting) {
 }
 
 // accepted returns the ports of this node that rules in INPUT accept: health check node ports, as rules without
-// LocalPort, and, for packets not redirected to the redirect address, the ports that rules redirect to.
+// LocalPort, and the ports to which REDIRECT sends packets.
 func accepted(rules map[portal.Target]portal.Rule, at redirect.Setting, family portal.Family) []portal.Rule {
 	ports := map[portal.Target]portal.Rule{}
 	for _, port := range at.HealthChecks {
@@ -212,7 +214,7 @@ func accepted(rules map[portal.Target]portal.Rule, at redirect.Setting, family p
 	return portal.InOrder(ports)
 }
 
-// addAccept adds the rules that accept redirected packets, and the result of accepted, whatever else is in INPUT.
+// addAccept adds the rules in INPUT that accept redirected packets and packets for ports, the result of accepted.
 func addAccept(tables map[string]*table, at redirect.Setting, ports []portal.Rule) {
 	l := &layouter{at: at, chains: map[string][]spec{}}
 	if at.RedirectAddr.IsValid() {
@@ -253,7 +255,8 @@ func addServiceCIDRs(tables map[string]*table, at redirect.Setting) {
 	}
 }
 
-// addAnswers adds the rules that stay after the first Service, whatever is served: open connections need them.
+// addAnswers adds the rules for Setting.Answers. Once installed, they stay even without Services: open connections need
+// them.
 func addAnswers(tables map[string]*table, at redirect.Setting) {
 	if !at.Answers {
 		return
@@ -286,9 +289,10 @@ type layouter struct {
 	chains map[string][]spec
 }
 
-// table returns the table that l has built, with jumps that match as jump does: from PREROUTING for incoming packets,
-// and from OUTPUT for the node's own. Packets from usher to this node come in by lo and still have its mark, markIn;
-// but they pass the nat table only once.
+// table returns the table that l has built, with jumps to root from PREROUTING for incoming packets and from OUTPUT for
+// the node's own. Both match as jump does; that from OUTPUT excludes usher's own packets, by their mark. Those to this
+// node then come in by lo, still marked: the jump from PREROUTING excludes markIn, if not 0. A packet passes nat only
+// once, so nat needs no markIn.
 func (l *layouter) table(root string, jump spec, markIn uint32) *table {
 	jump.jump, jump.toPort = root, -1
 	if !l.at.Comment {

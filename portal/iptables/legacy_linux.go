@@ -11,9 +11,9 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// The kernel sends no events for tables of the legacy variant, and listing them by iptables-save at each Check would be
-// most of usher's work at rest. But a call returns a table as it is in memory: while that is unchanged, the rules are
-// too.
+// The kernel sends no events for tables of the legacy variant. Listing them by iptables-save at each Check would be
+// most of the work of an idle usher. But getsockopt returns a table as the kernel stores it: while its bytes are
+// unchanged, so are its rules.
 
 // Definitions of linux/netfilter_ipv4/ip_tables.h and ip6_tables.h, the same for both families.
 const (

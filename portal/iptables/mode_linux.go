@@ -19,7 +19,7 @@ import (
 func init() { Mode.Open, Mode.List, Mode.Remove = open, list, remove }
 
 // open selects the variant that the node already uses, or else another one that works. If another program holds the
-// xtables lock, it waits: to change the variant or the mode would end open connections.
+// xtables lock, it waits: another variant or mode would end open connections.
 func open(ctx context.Context, opts portal.Options) (portal.Portal, error) {
 	if err := kernel.NeedNetAdmin(); err != nil {
 		return nil, err
@@ -59,8 +59,8 @@ func openAny(ctx context.Context, opts portal.Options) (portal.Portal, error) {
 	return nil, errs
 }
 
-// openVariant makes the portal whose rules are in the nat table, and in mangle and filter where clients are dropped and
-// rejected; see layout.go. It removes leftovers in the other variant as if that were another mode.
+// openVariant makes a portal that uses v; see layout.go for its rules. The portal removes leftovers in the other
+// variant as if that were another mode.
 func openVariant(ctx context.Context, v variant, opts portal.Options) (portal.Portal, error) {
 	other := portal.Mode{Remove: func(ctx context.Context, opts portal.Options, all bool) ([]string, error) {
 		return removeVariants(ctx, opts, all, func(o variant) bool { return o.nft != v.nft })
@@ -83,7 +83,7 @@ func openVariant(ctx context.Context, v variant, opts portal.Options) (portal.Po
 	return redirect.Open(Mode, opts, func(family portal.Family) (redirect.Backend, error) { return openBackend(ctx, v, family, opts) }, events...)
 }
 
-// list returns the rules in all variants.
+// list returns the rules in all variants that opts.IPTablesVariant allows. It skips rules that it cannot read.
 func list(ctx context.Context, opts portal.Options) (all []portal.Rule, err error) {
 	for _, v := range variants(ctx, opts) {
 		for _, family := range portal.Families {
@@ -148,7 +148,7 @@ func removeVariants(ctx context.Context, opts portal.Options, all bool, which fu
 	return removed, errors.Join(errs...)
 }
 
-// unsupported reports whether an iptables-save failed since the kernel does not support its tables.
+// unsupported reports whether an iptables-save failed because the kernel does not support its tables.
 func unsupported(err error) bool {
 	text := err.Error()
 	return slices.ContainsFunc([]string{"Protocol not supported", "Operation not supported", "not supported by protocol", "Table does not exist"},

@@ -13,11 +13,11 @@ import (
 
 // iptables-nft creates a table, and its base chains such as PREROUTING, when it first needs them, and leaves them
 // behind when they are empty. So that Remove can restore the node's exact state, usher leaves a note in the table: an
-// empty, dedicated chain whose name names the created object. A note in the kernel outlives the usher process, and is
-// removed with the table.
+// empty, dedicated chain whose name contains that of the created object. A note in the kernel outlives the usher
+// process, but not its table.
 const (
 	noteTable = chainPrefix + "MADE-TABLE"
-	noteChain = chainPrefix + "MADE-" // + PREROUTING or OUTPUT
+	noteChain = chainPrefix + "MADE-" // + the base chain's name
 )
 
 // isNote reports whether a chain is such a note.
@@ -112,8 +112,8 @@ func tidyNFT(family portal.Family, table string, notes []string) error {
 	return nil
 }
 
-// nftChainOfIPTables returns the name of one of the iptables portal's chains in nf_tables, or "" if there is none.
-// table limits the search to one table; "" means all.
+// nftChainOfIPTables returns one of the iptables portal's chains in nf_tables, as "table chain", or "" if there is
+// none. table limits the search to one table; "" means all.
 func nftChainOfIPTables(family portal.Family, table string) string {
 	conn, err := kernel.OpenNFT()
 	if err != nil {

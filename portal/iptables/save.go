@@ -11,8 +11,8 @@ import (
 	"github.com/usherproxy/usher/portal/redirect"
 )
 
-// chainPrefix begins the name of every chain of usher's. Any chain with it is usher's, whichever version or process
-// created it.
+// chainPrefix begins the name of each of usher's chains. Any chain with this prefix is usher's, whichever version or
+// process created it.
 const chainPrefix = "USHER-"
 
 // contents is usher's part of one table: chains by name with their rules, and the jumps into them from other chains.
@@ -124,7 +124,7 @@ func allRules(chains map[string][]spec) []spec {
 	return slices.Concat(slices.Collect(maps.Values(chains))...)
 }
 
-// rulesInTables parses rules from the output of iptables-save.
+// rulesInTables returns the portal rules that the tables of a family implement.
 func rulesInTables(tables map[string]*contents, family portal.Family) map[portal.Target]portal.Rule {
 	rules := map[portal.Target]portal.Rule{}
 	if nat := tables[tableNAT]; nat != nil {
@@ -169,7 +169,7 @@ func sourcesLetIn(chain []spec) portal.Sources {
 	return portal.SourcesOf(networks)
 }
 
-// target returns the target of a rule, if it is a single one.
+// target returns the target whose packets s matches. ok is false if s matches packets of several targets.
 func (s spec) target(family portal.Family) (t portal.Target, ok bool) {
 	if s.proto == 0 || s.ports.IsZero() || s.ports.First != s.ports.Last || s.Dst.IsValid() && !s.Dst.IsSingleIP() {
 		return t, false

@@ -11,7 +11,7 @@ import (
 	"github.com/usherproxy/usher/portal/redirect"
 )
 
-// spec is one iptables rule. It has a field for everything that usher writes, so two rules are the same exactly if
+// spec is one iptables rule. It has a field for everything that usher writes. So two rules are the same exactly if
 // their specs are equal, however the installed iptables prints them. Anything else in a rule is stored in other and
 // makes it differ from every wanted rule.
 type spec struct {
@@ -22,18 +22,18 @@ type spec struct {
 	whole          bool             // -m multiport --dports, which matches only the first fragment
 	fresh          bool             // -m conntrack --ctstate NEW
 	translated     bool             // -m conntrack --ctstate DNAT
-	unmarked       uint32           // -m mark ! --mark, with the same mask; 0 is every packet
-	marked         uint32           // -m mark --mark, as with unmarked
+	unmarked       uint32           // -m mark ! --mark M/M; 0 is every packet
+	marked         uint32           // -m mark --mark M/M; 0 is every packet
 	transparent    bool             // -m socket --transparent --nowildcard
 	syn            bool             // -m tcp --syn
-	answers        uint32           // -m connmark --mark, as with unmarked, -m conntrack --ctdir REPLY
+	answers        uint32           // -m connmark --mark M/M, -m conntrack --ctdir REPLY; 0 is every packet
 	comment        string           // -m comment --comment
 	jump           string           // -j: a chain, DNAT, REDIRECT, DROP, ACCEPT, REJECT, RETURN, MARK, CONNMARK or NETMAP
-	set            uint32           // MARK or CONNMARK --set-xmark, with the same mask
+	set            uint32           // MARK or CONNMARK --set-xmark M/M
 	netmap         netip.Prefix     // NETMAP --to
 	to             netip.Addr       // the address in DNAT --to-destination
 	toPort         int              // the port there, or in REDIRECT --to-ports; -1 if there is none
-	other          string
+	other          string           // all words that the other fields do not represent
 }
 
 // jumpTo returns a spec that sends everything to a chain.
@@ -214,7 +214,8 @@ func parseProtocol(s string) (portal.Protocol, bool) {
 	return 0, false
 }
 
-// parseMark parses the value of --mark, if the mask equals the mark. iptables-save omits a mask of all bits.
+// parseMark parses the value of --mark or --set-xmark. It accepts only a mask that equals the mark. iptables-save omits
+// a mask of all bits.
 func parseMark(s string) (mark uint32, ok bool) {
 	value, mask, masked := strings.Cut(s, "/")
 	v, err := strconv.ParseUint(value, 0, 32)

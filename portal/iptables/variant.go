@@ -6,7 +6,7 @@ import (
 )
 
 // variant is one of the iptables variants that a node may have in parallel. Each stores its rules in a different place
-// in the kernel, and all rules apply, so it is best to use the variant that others on the node use.
+// in the kernel, and all rules apply. So usher prefers the variant that other programs on the node use.
 type variant struct {
 	// suffix is part of command names: iptables-nft, iptables-nft-save. Empty is the plain iptables, of either variant.
 	suffix string
@@ -30,13 +30,13 @@ func (v variant) command(ip6 bool, tool string) string {
 type found struct {
 	variant
 	plain bool // "iptables" without suffix is this variant
-	works bool // iptables-save ran
+	works bool // iptables-save or ip6tables-save succeeded
 	saved string
 }
 
-// byUse orders variants. First is the variant that holds usher's rules, then the one that kubelet uses (KEP-3178: it
-// leaves these chains as a hint), then the one with more rules, then the distribution's default. Except for the first
-// criterion, this is how kubernetes-sigs/iptables-wrappers decides.
+// byUse sorts variants by five criteria, in this order: the variant works; it holds usher's rules; kubelet uses it; it
+// has more rules; it is the distribution's default. Except for the first two, this is how
+// kubernetes-sigs/iptables-wrappers decides. kubelet leaves its chains as a hint (KEP-3178).
 func byUse(variants []found) []found {
 	score := func(f found) []int {
 		var ours, kubelet, rules int

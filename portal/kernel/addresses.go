@@ -8,21 +8,20 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// The landings are local addresses of the node by a route on lo, like the VIPs of mode address. The IPv4 landing is in
-// the block for protocol assignments, which is not routed (RFC 6890: neither source nor destination nor forwardable),
-// in an unassigned part. It cannot be a link-local, loopback or benchmarking address because of the kernel's SCTP
-// (sctp_v4_scope). For clients with a private address, the scope of the first two is too narrow; a benchmarking
-// address, before Linux 5.14, is unusable. The IPv6 landing is a unique local address (RFC 4193) with "usher" for its
-// global ID.
+// The redirect addresses are local to the node by a route on lo, like the VIPs of mode address. The IPv4 one is in an
+// unassigned part of the block for protocol assignments, which is not routed (RFC 6890: neither source nor destination
+// nor forwardable). The kernel's SCTP (sctp_v4_scope) rules out other special blocks. For clients with a private
+// address, link-local and loopback addresses have too narrow a scope. Benchmarking addresses are unusable before Linux
+// 5.14. The IPv6 one is a unique local address (RFC 4193) with "usher" for its global ID.
 var (
 	redirectAddr4 = netip.MustParseAddr("192.0.0.117")
 	redirectAddr6 = netip.MustParseAddr("fd75:7368:6572::1")
 )
 
-// IsRedirectAddr reports whether addr is a landing. No other host has these addresses.
+// IsRedirectAddr reports whether addr is a redirect address. No other host has these addresses.
 func IsRedirectAddr(addr netip.Addr) bool { return addr == redirectAddr4 || addr == redirectAddr6 }
 
-// RedirectAddr returns the landing of a family.
+// RedirectAddr returns the redirect address of a family.
 func RedirectAddr(family portal.Family) netip.Addr {
 	if family.Is6() {
 		return redirectAddr6
@@ -49,15 +48,15 @@ func ContainsAddr(prefixes []netip.Prefix, addr netip.Addr) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
-// ClientFlow is a client's packets to an endpoint with the client's address as source, from any port.
+// ClientFlow identifies the packets that usher sends to an endpoint from a client's address and any port.
 type ClientFlow struct {
 	Protocol portal.Protocol
 	Client   netip.Addr
 	Endpoint netip.AddrPort
 }
 
-// SourceTo returns the source address of a local process for to. Connecting a UDP socket makes the kernel look it up,
-// and sends nothing.
+// SourceTo returns the source address of packets that a local process sends to the address to. Connecting a UDP socket
+// makes the kernel look it up, and sends nothing.
 func SourceTo(to netip.AddrPort) (netip.Addr, error) {
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
 	if err != nil {

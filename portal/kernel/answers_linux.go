@@ -15,8 +15,8 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// usher can connect to an endpoint from the client's address, which the node does not have, and must get the answers. A
-// portal's rules mark them, and policy routing sends marked packets to this node:
+// usher can connect to an endpoint from the client's address, which the node does not have, and must receive the
+// answers. A portal's rules mark them, and policy routing delivers marked packets to this node:
 //
 //	115: from all fwmark 0x1001/0x1001 lookup 117117
 //	116: from all fwmark 0x1000/0x1000 iif lo goto 118
@@ -25,9 +25,9 @@ import (
 //	table 117117: local default dev lo
 //
 // usher's own packets have the same mark (portal.Options.Mark) and must reach their destination. So packets that start
-// on this node, for which the kernel looks up routes as if they came in by lo, skip the table. So do the lookups of
-// rp_filter, if src_valid_mark is set, and of netfilter's fib matches. An endpoint that is a process of this node
-// answers from here: its answers have one more bit.
+// on this node skip the table: the kernel looks up routes for them as if they came in by lo. The lookups of rp_filter
+// (if src_valid_mark is set) and of netfilter's fib matches skip it too. An endpoint that is a process of this node
+// also answers from here: the mark of its answers has one more bit.
 const (
 	answerRule  = 115 // and the three after it
 	answerTable = 117117
@@ -66,7 +66,7 @@ type answerPart struct {
 	add, del func() error
 }
 
-// answerParts returns the parts, in an order that misroutes no packet meanwhile.
+// answerParts returns the parts, in an order in which no packet is misrouted while they are added.
 func (r *Routes) answerParts(family portal.Family, mark uint32) []answerPart {
 	route := r.answerRoute(family)
 	parts := []answerPart{{answerRouteName,
@@ -183,8 +183,8 @@ func ruleText(rule *netlink.Rule) string {
 	return text
 }
 
-// ForgetAnswers removes the parts that LeadAnswers has installed for any mark except but (0 for all), and returns their
-// descriptions.
+// ForgetAnswers removes the parts that LeadAnswers has installed for any mark except but; with but 0 it removes all. It
+// returns their descriptions.
 func ForgetAnswers(but uint32) (removed []string, err error) {
 	r, err := OpenRoutes()
 	if err != nil {

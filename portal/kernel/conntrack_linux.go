@@ -15,12 +15,14 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// ForgetFlows deletes the conntrack entries of UDP flows to the targets in want that contradict it. want has each
-// target's local port, 0 if it is rejected, or -1 if it no longer has a rule. Flows without a rule leave the node as
-// they would without usher. The kernel consults the nat table only for a flow's first packet, so a client that keeps
-// its port would otherwise keep sending to a closed listener. TCP clients use a new port for a new connection, except
-// while they repeat a SYN without an answer: for targets of TCP, ForgetFlows deletes flows in that state, SYN_SENT.
-// Callers pass TCP targets only if they had no rule before, or after a repair, since a dump of all flows may take long.
+// ForgetFlows deletes the conntrack entries of UDP flows to the targets in want that contradict it. For each target,
+// want has the local port, 0 if it is rejected, or -1 if it no longer has a rule. Flows without a rule then leave the
+// node as they would without usher. The kernel consults the nat table only for a flow's first packet, so a client that
+// keeps its port would otherwise keep sending to a closed listener.
+//
+// TCP clients use a new port for each connection, but repeat a SYN that gets no answer. So for TCP targets, ForgetFlows
+// deletes only flows in state SYN_SENT. Callers pass TCP targets only if they had no rule before, or after a repair,
+// since a dump of all flows may take long.
 func ForgetFlows(want map[portal.Target]int) error {
 	var errs []error
 	for _, family := range portal.Families {
@@ -133,8 +135,8 @@ func LocalPrefixes(family portal.Family) []netip.Prefix {
 	return prefixes
 }
 
-// ShownSources returns the source addresses that endpoints see in flows from clients, for those flows that conntrack
-// has. They differ from the client's if a rule translates it. It reads the whole table, which may be large, and needs
+// ShownSources returns the source address that the endpoint sees in each of the flows, for those that conntrack has. It
+// differs from the client's if a rule translates it. ShownSources reads the whole table, which may be large, and needs
 // CAP_NET_ADMIN.
 func ShownSources(of map[ClientFlow]bool) (map[ClientFlow]netip.Addr, error) {
 	shown := map[ClientFlow]netip.Addr{}

@@ -1,5 +1,5 @@
-// Package kernel has the kernel queries and changes that more than one mode of portal, or the process that listens for
-// a portal, needs. It depends on no mode.
+// Package kernel has kernel queries and changes for more than one mode of portal, or for the process that listens for a
+// portal. It depends on no mode.
 //
 //	origdst_linux.go    the original destination of a redirected connection
 //	flows_linux.go      the same for datagrams, by conntrack
@@ -10,10 +10,14 @@
 //	inuse_linux.go      the local addresses of connections, from /proc (procnet.go)
 //	listeners_linux.go  the listeners on this node, by the names of processes
 //	answers_linux.go    policy routing for answers to clients' own addresses
+//	lastroutes_linux.go routes to VIPs on a node without a default route
 //	paths_linux.go      by which interface an address is reached, and whether directly
+//	links_linux.go      the interfaces, by the kernel's events
 //	ports.go            ports for listeners that clients do not use
 //	watch_linux.go      change events from the kernel
 //	nftables_linux.go   the connection to nf_tables, and its change events
+//	firewall_linux.go   the chains of host firewalls that may drop redirected packets
+//	tryinput_linux.go   test connections through such firewalls
 //	rights_linux.go     the capabilities of this process
 //
 // All of it acts on the network namespace of the calling thread. Other systems have stubs (other.go).

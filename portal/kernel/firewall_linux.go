@@ -18,9 +18,9 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// InputDrops returns the chains of host firewalls that may drop or reject redirected packets, which arrive in INPUT:
-// those of nf_tables, iptables-nft's among them, and of the legacy iptables. It follows jumps. It knows rules for a
-// redirectAddr, for translated packets, and usher's own; it does not evaluate other conditions.
+// InputDrops returns the chains of host firewalls that may drop or reject redirected packets, which arrive in INPUT. It
+// reads nf_tables, iptables-nft included, and legacy iptables, and follows jumps. It recognizes rules for a redirect
+// address, for translated packets, and usher's own; it does not evaluate other conditions.
 func InputDrops() (drop []string, err error) {
 	c, err := nftables.New()
 	if err != nil {
@@ -79,7 +79,7 @@ type inputRule struct {
 // inputJudge follows the chains of a table.
 type inputJudge struct {
 	rules func(chain string) []inputRule
-	maybe string // a chain that drops conditionally
+	maybe string // a chain that drops the packets that reach it, perhaps none
 }
 
 // drops returns the chain that may drop redirected packets, or "".
@@ -200,7 +200,7 @@ var (
 	savedRedirected = regexp.MustCompile(`--ctstate \S*DNAT|-d (` + regexp.QuoteMeta(redirectAddr4.String()) + `|` + redirectAddr6.String() + `)\b`)
 )
 
-// legacyInputDrops is InputDrops for the legacy iptables. It reads nothing that makes the kernel set up a table.
+// legacyInputDrops is InputDrops for legacy iptables. It reads the table only if that exists: reading would create it.
 func legacyInputDrops(family portal.Family) []string {
 	is, err := legacyTable(family, "filter")
 	if err != nil || !is {

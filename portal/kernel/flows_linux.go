@@ -50,8 +50,8 @@ func LoadConntrack() {
 func (f *Flows) Close() { unix.Close(f.socket) }
 
 // OriginalDst returns the original destination of a client's datagram that arrived at local. The error is
-// [ErrNotRedirected] if conntrack does not know the flow. A flow that is tracked but was not redirected returns local:
-// the caller decides by comparing with its targets.
+// [portal.ErrNotRedirected] if conntrack does not know the flow. For a flow that is tracked but was not redirected, it
+// returns local: the caller compares that with its targets.
 func (f *Flows) OriginalDst(protocol portal.Protocol, client, local netip.AddrPort) (netip.AddrPort, error) {
 	f.seq++
 	request := flowRequest(f.buf[:0], f.seq, protocol, nl.CTA_TUPLE_REPLY, local, client)
@@ -136,11 +136,11 @@ func nested(b []byte, kind uint16, inside func([]byte) []byte) []byte {
 	return b
 }
 
-// errShort says that a message of the kernel is truncated.
+// errShort says that a message of the kernel is truncated, or lacks the tuple.
 var errShort = errors.New("the kernel's reply is not a conntrack entry")
 
-// parseFlow returns the destination in a direction from the kernel's answer, and the sequence number of the request
-// that it answers. The error may be a unix.Errno.
+// parseFlow parses the kernel's answer. It returns the destination in a direction, and the sequence number of the
+// answered request. The error may be a unix.Errno.
 func parseFlow(b []byte, direction uint16) (dst netip.AddrPort, seq uint32, err error) {
 	if len(b) < unix.SizeofNlMsghdr {
 		return dst, 0, errShort

@@ -11,9 +11,9 @@ import (
 	"strings"
 )
 
-// InUse returns those of addrs that connections of this network namespace have as local address: SCTP associations and
-// TCP connections, also those without a process that still have data to send. Listeners and finished TCP connections
-// (TIME-WAIT) do not count.
+// InUse returns those of addrs that are a local address of a connection in this network namespace. Connections are SCTP
+// associations and TCP connections, even those without a process that still have data to send. Listeners and finished
+// TCP connections (TIME-WAIT) do not count.
 //
 // It reads /proc, which every kernel has, and does not use sock_diag, for which an old or minimal kernel may lack the
 // modules.
@@ -32,7 +32,7 @@ func InUse(addrs []netip.Addr) (map[netip.Addr]bool, error) {
 		name string
 		read func(io.Reader, func(netip.Addr)) error
 	}{{"tcp", readTCP}, {"tcp6", readTCP}, {"sctp/assocs", readAssociations}} {
-		// Of the thread, since the network namespace is the thread's.
+		// /proc/net would be the main thread's, which may be in another network namespace.
 		f, err := os.Open("/proc/thread-self/net/" + list.name)
 		if err == nil {
 			err = list.read(f, note)

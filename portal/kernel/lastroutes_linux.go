@@ -18,7 +18,7 @@ import (
 
 // Rules in OUTPUT see a packet of a local process only after the kernel has found a route for it. A node without a
 // default route has no route to a VIP. So portals add routes of last resort, which the kernel looks up after all
-// others, and only for packets that start on this node: PREROUTING redirects incoming packets before the route lookup.
+// others. They are only for packets that start on this node: PREROUTING redirects others before the route lookup.
 //
 //	32768: from all iif lo lookup 117118
 //	table 117118: VIP dev lo
@@ -34,7 +34,7 @@ const (
 type LastRoutes struct {
 	family portal.Family
 	routes *Routes
-	// there are the VIPs that have a route, and, for the rule, the unspecified address; nil if unknown.
+	// there has the VIPs with a route and, if the rule exists, the unspecified address; nil if unknown.
 	there map[netip.Addr]bool
 	at    lastState // when the routes were made
 }
@@ -42,17 +42,17 @@ type LastRoutes struct {
 // lastState is the state that the routes depend on.
 type lastState struct {
 	needed bool
-	// scope is the scope of an IPv4 route: the kernel chooses the source among the addresses valid in it, or else those
-	// of lo.
+	// scope is the scope of the IPv4 routes: the kernel chooses a source address that is valid in it, or else one of
+	// lo's.
 	scope netlink.Scope
 }
 
-// NewLastRoutes returns the routes of a family, in an unknown state. It makes and reads them by routes.
+// NewLastRoutes returns the routes of a family, in an unknown state. It reads and changes them with routes.
 func NewLastRoutes(family portal.Family, routes *Routes) *LastRoutes {
 	return &LastRoutes{family: family, routes: routes}
 }
 
-// lastState determines whether the routes are needed: without a default route.
+// lastState determines whether the routes are needed, as without a default route, and their scope.
 func (r *Routes) lastState(family portal.Family) (s lastState) {
 	found, err := r.handle.RouteGet(far[family].AsSlice())
 	if s.needed = err != nil || len(found) == 0; !s.needed || family.Is6() {
@@ -66,8 +66,9 @@ func (r *Routes) lastState(family portal.Family) (s lastState) {
 	return s
 }
 
-// Bring installs the routes for the VIPs that wanted returns if they are needed, and otherwise removes them. It returns
-// those that it restored. Routes that have become needed, as when the default route is removed, are no repair.
+// Bring installs the routes for the VIPs that wanted returns or, if routes are not needed, removes them. It returns
+// those that it restored. Routes that have become needed, as when the default route is removed, do not count as
+// restored.
 func (l *LastRoutes) Bring(wanted func() map[netip.Addr]bool) (made []string, err error) {
 	r := l.routes
 	at := r.lastState(l.family)
@@ -85,7 +86,7 @@ func (l *LastRoutes) Bring(wanted func() map[netip.Addr]bool) (made []string, er
 			want[l.family.Any()] = true
 		}
 	}
-	others := at != l.at // the installed routes' scopes differ
+	others := at != l.at // the installed routes may have another scope
 	l.at = at
 	count := 0
 	for addr := range want {
@@ -120,8 +121,7 @@ func (l *LastRoutes) Bring(wanted func() map[netip.Addr]bool) (made []string, er
 	return made, err
 }
 
-// leads returns an error if the route for a VIP is unusable: a rejecting route, such as one of type unreachable,
-// precedes it.
+// leads returns an error if a rejecting route, such as one of type unreachable, precedes the routes. It tests one VIP.
 func (r *Routes) leads(vips map[netip.Addr]bool) error {
 	for addr := range vips {
 		if addr.IsUnspecified() {
@@ -135,8 +135,9 @@ func (r *Routes) leads(vips map[netip.Addr]bool) error {
 	return nil
 }
 
-// Stale reports whether Bring has to be called, since the route for gone has been removed or, if gone is not valid,
-// since something else has changed. Bring then reads needed routes: the change may have removed them without an event.
+// Stale reports whether Bring has to be called. If gone is valid, the route for gone has been removed; otherwise
+// something else has changed. In the latter case, Bring reads the needed routes, since the change may have removed some
+// without an event.
 func (l *LastRoutes) Stale(gone netip.Addr) bool {
 	if gone.IsValid() {
 		stale := l.there[gone]
@@ -189,7 +190,7 @@ func (r *Routes) lastRoute(addr netip.Addr, scope netlink.Scope) *netlink.Route 
 	return &netlink.Route{LinkIndex: r.lo, Dst: Alone(addr), Table: lastTable, Type: unix.RTN_UNICAST, Scope: scope, Protocol: RouteProtocol}
 }
 
-// addLast adds the route for addr, or for the unspecified address the rule, and reports whether it was missing.
+// addLast adds the route for addr, or the rule for the unspecified address, and reports whether it was missing.
 func (r *Routes) addLast(addr netip.Addr, scope netlink.Scope) (is bool, err error) {
 	route := r.lastRoute(addr, scope)
 	if addr.IsUnspecified() {
@@ -218,7 +219,8 @@ func (r *Routes) deleteLast(addr netip.Addr) (err error) {
 	return nil
 }
 
-// Compare returns the state of the routes, given those wanted and Bring's last result.
+// Compare returns the state of the rule and the routes. wanted are the VIPs with rules; whether they need routes is as
+// of the last Bring.
 func (l *LastRoutes) Compare(wanted map[netip.Addr]bool) ([]portal.Part, error) {
 	there, err := l.routes.lastRoutes(l.family)
 	if err != nil || len(there) == 0 && (!l.at.needed || len(wanted) == 0) {
@@ -258,9 +260,9 @@ func ForgetLastRoutes() (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// LastRouteEvents reports the removal of a route of last resort with its VIP. It reports any other change that can make
-// these routes needed or unneeded with the zero address. When a link or an address is removed, the kernel removes its
-// IPv4 routes without an event.
+// LastRouteEvents calls matters with the VIP when a route of last resort is removed, and with the unspecified address
+// when the rule is. For any other change that can make the routes needed or unneeded, it passes the zero Addr. Such
+// changes include removed links and addresses: the kernel then removes IPv4 routes without an event.
 func LastRouteEvents(matters func(gone netip.Addr) bool) (Subscription, error) {
 	return subscribe(unix.NETLINK_ROUTE, func(m syscall.NetlinkMessage) bool {
 		switch m.Header.Type {

@@ -28,9 +28,9 @@ type link struct{ name, kind string }
 // firstLinks is how long watchLinks waits for the list of interfaces.
 const firstLinks = time.Second
 
-// watchLinks returns the links of the calling thread's network namespace. request is requestLinks, or a replacement in
-// specs. It watches them permanently. Events and lists
-// arrive by one socket, so the later of two reports on an interface is current.
+// watchLinks returns the links of the calling thread's network namespace, and watches them permanently. request is
+// requestLinks, or a replacement in tests. Events and lists arrive by one socket, so the later of two reports on an
+// interface is current.
 func watchLinks(request func(*nl.NetlinkSocket) error) (*links, error) {
 	s, err := subscribe(unix.NETLINK_ROUTE, nil, unix.RTNLGRP_LINK)
 	if err != nil {
@@ -78,7 +78,8 @@ func (l *links) byIndex(index int) (link, bool) {
 	return found, ok
 }
 
-// receive records the kernel's reports, and calls listed at the end of each list, or when there is none.
+// receive records the kernel's reports. It calls listed at the end of each list, or when the kernel refuses to send
+// one.
 func (l *links) receive(listed func()) {
 	for {
 		messages, from, err := l.socket.Receive()

@@ -25,8 +25,8 @@ type Listener struct {
 	Mine    bool
 }
 
-// Takes reports whether l receives packets for t, or prevents others from it. An IPv6 listener on all addresses usually
-// has those of IPv4 too.
+// Takes reports whether l receives packets for t, or keeps other sockets from doing so. An IPv6 listener on all
+// addresses usually also has those of IPv4.
 func (l *Listener) Takes(t portal.Target) bool {
 	at := l.At.Addr()
 	anywhere := at.IsUnspecified() && (at.Is6() || t.Addr.Is4()) || t.Addr.IsUnspecified() && at.Is4() == t.Addr.Is4()
@@ -40,7 +40,8 @@ func Listeners() ([]Listener, error) {
 	return all, err
 }
 
-// readSockets is Listeners without the names of processes. It also returns the sockets' indexes in all, by inode.
+// readSockets is Listeners without the names of other processes. It also returns the index in all of each socket, by
+// its name in /proc/PID/fd.
 func readSockets() (all []Listener, inodes map[string]int, err error) {
 	inodes = map[string]int{}
 	var errs []error
@@ -66,7 +67,7 @@ func readSockets() (all []Listener, inodes map[string]int, err error) {
 	return all, inodes, errors.Join(errs...)
 }
 
-// readListeners calls note for each socket in that state.
+// readListeners calls note for each socket in a state.
 func readListeners(r io.Reader, state string, note func(at netip.AddrPort, user, inode string)) error {
 	return eachLine(r, func(line string) {
 		// Number, local and remote address:port, state, queues, timer, retransmits, user,
@@ -81,7 +82,8 @@ func readListeners(r io.Reader, state string, note func(at netip.AddrPort, user,
 	})
 }
 
-// nameOwners sets the owners of sockets, as far as this process may see them, from the processes whose IDs match pids.
+// nameOwners sets the owners of sockets, as far as this process may see them. It considers the processes whose IDs
+// match the pattern pids.
 func nameOwners(all []Listener, inodes map[string]int, pids string) {
 	paths, _ := filepath.Glob("/proc/" + pids + "/fd/*") // the pattern is valid
 	for _, path := range paths {
@@ -106,8 +108,8 @@ var holders struct {
 	inodes map[string]int // nil once the processes have names
 }
 
-// Holder returns the process that already listens where t redirects, except for listeners that ignore matches: "nginx
-// (process 12) listens on 0.0.0.0:443". It returns "" if no process does.
+// Holder returns the process that already listens on t's address and port, such as "nginx (process 12) listens on
+// 0.0.0.0:443". It skips listeners for which ignore returns true. Without a listener it returns "".
 func Holder(t portal.Target, ignore func(*Listener) bool) string {
 	holders.Lock()
 	defer holders.Unlock()

@@ -31,8 +31,8 @@ const (
 )
 
 // OwnSockets are the port IDs of netlink sockets by which this process made changes. They include the process IDs of
-// commands that it ran for that, which are the port IDs of their first sockets. The kernel's change events contain port
-// IDs; see Watch.
+// commands that it ran for that, which are the port IDs of their first sockets. NFTEvents ignores change events with
+// these port IDs.
 var OwnSockets recent
 
 // recent remembers the last numbers added.
@@ -45,11 +45,11 @@ type recent struct {
 	next int
 }
 
-// ownFor is how long a number counts as this process's. Other programs get it later, in another PID namespace even
-// soon. A slower change counts as another program's, which costs a check.
+// ownFor is how long a number counts as this process's. Later, another program may get the number; in another PID
+// namespace, even soon. A change that takes longer counts as another program's, which costs only a check.
 const ownFor = 20 * time.Second
 
-// AddOf adds the number that make returns. Until then has waits: the socket or process with that number may act before
+// AddOf adds the number that make returns. Meanwhile, has waits: the socket or process with that number may act before
 // make returns.
 func (r *recent) AddOf(make func() (uint32, error)) error {
 	r.mu.Lock()
@@ -82,8 +82,8 @@ func NFTFamily(family portal.Family) nftables.TableFamily {
 	return nftables.TableFamilyIPv6
 }
 
-// LegacyNAT reports whether the legacy variant of iptables has its nat table here, as far as visible. A kernel without
-// support for it is no error.
+// LegacyNAT reports whether legacy iptables has a nat table in this network namespace. A kernel without legacy iptables
+// is no error.
 func LegacyNAT(family portal.Family) (bool, error) { return legacyTable(family, "nat") }
 
 func legacyTable(family portal.Family, table string) (bool, error) {
@@ -127,7 +127,7 @@ func OpenNFT() (*nftables.Conn, error) {
 		}
 		return errors.Join(err,
 			c.SetReadBuffer(nftBuffer), c.SetWriteBuffer(nftBuffer),
-			// An error need not include the message that it is about.
+			// Errors need not repeat the message that caused them.
 			c.SetOption(netlinksocket.CapAcknowledge, true),
 			c.SetReadDeadline(time.Now().Add(nftPatience)))
 	}))
@@ -137,8 +137,8 @@ func OpenNFT() (*nftables.Conn, error) {
 	return conn, nil
 }
 
-// NFTGeneration returns the number of the last change to any rules of nf_tables in this network namespace, which each
-// transaction increments by one; 0 if unavailable.
+// NFTGeneration returns the generation of nf_tables in this network namespace, which each transaction increments by
+// one; 0 if unavailable.
 func NFTGeneration() uint32 {
 	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
 	request.AddData(&nl.Nfgenmsg{Version: unix.NFNETLINK_V0})

@@ -17,9 +17,9 @@ const ip6tOriginalDst = 80
 
 // OriginalDst returns the original destination of a TCP or SCTP connection that a portal redirected to a listener.
 //
-// It is read from conntrack. Without an entry, or without conntrack, the error is [ErrNotRedirected]. A connection that
-// is tracked but was not redirected, as all are tracked while any nat rule exists, returns its own local address: the
-// caller decides by comparing with its targets.
+// It is read from conntrack. Without an entry, or without conntrack, the error is [portal.ErrNotRedirected]. For a
+// connection that is tracked but was not redirected, it returns the local address: the caller compares that with its
+// targets. The kernel tracks all connections while any nat rule exists.
 func OriginalDst(conn syscall.Conn) (netip.AddrPort, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -42,7 +42,7 @@ func OriginalDst(conn syscall.Conn) (netip.AddrPort, error) {
 	return dst, lookup
 }
 
-// OriginalDstFD is OriginalDst for the descriptor of an IPv6 or IPv4 socket.
+// OriginalDstFD is OriginalDst for a descriptor. six says that the socket's local address is IPv6, and not IPv4-mapped.
 func OriginalDstFD(fd int, six bool) (netip.AddrPort, error) {
 	ask := originalDst4
 	if six {

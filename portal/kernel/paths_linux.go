@@ -17,16 +17,16 @@ import (
 
 // Path describes how packets from this node to an address leave it. The zero Path is for an address without a route.
 type Path struct {
-	Local     bool   // they do not: the address is the node's
-	Direct    bool   // directly to the address, and not to a router
-	Uplink    bool   // the same way as packets without a more specific route
-	Interface int    // the index of the interface
-	Name      string // and its name
+	Local     bool   // the address is the node's: they do not leave
+	Direct    bool   // they go to the address itself, and not to a router
+	Uplink    bool   // they leave by the same interface as packets without a more specific route
+	Interface int    // the index of the interface by which they leave
+	Name      string // the interface's name
 	// Neighbours describes the traffic between two addresses behind the interface.
 	Neighbours Neighbours
 }
 
-// Known reports whether all of p is valid. For an interface that is not known yet, only the index is.
+// Known reports whether all of p is valid. For an interface that is not known yet, only Direct and Interface are.
 func (p Path) Known() bool { return p.Interface == 0 || p.Name != "" }
 
 // Neighbours is the path of packets between two addresses behind one interface.
@@ -36,12 +36,12 @@ type Neighbours uint8
 const (
 	Unseen  Neighbours = iota // not seen by netfilter, or unknown
 	Bridged                   // over a bridge, and seen by netfilter
-	Apart                     // not through this node, as is their traffic to others
+	Apart                     // not through this node's network stack, like their traffic to others
 )
 
-// Paths finds paths. It queries the kernel for the route, which takes some 20 µs and no lock that others hold (since
-// Linux 4.13; before, it takes the rtnl lock), and caches the answers for pathTime. It never queries an interface: see
-// links. It is safe for concurrent use, by event loops too.
+// Paths finds paths. It queries the kernel for the route, and caches the answer for pathTime. A query takes some 20 µs
+// and, since Linux 4.14, not the rtnl lock, which other programs can hold for seconds. Paths never queries an
+// interface: see links. It is safe for concurrent use, by event loops too.
 type Paths struct {
 	routes     *netlink.Handle
 	interfaces *links
@@ -82,7 +82,8 @@ func openPaths(request func(*nl.NetlinkSocket) error) (*Paths, error) {
 	return &Paths{routes: routes, interfaces: interfaces, known: known, links: links}, nil
 }
 
-// Of returns the current path to addr. It is Known, unless it uses an interface that was just added.
+// Of returns the path to addr, as it was at most twice pathTime ago. It is Known, unless it uses an interface that was
+// just added.
 func (p *Paths) Of(addr netip.Addr, now time.Time) Path {
 	if k, ok := p.known.Get(addr); ok && now.Before(k.until) {
 		return k.Path
@@ -121,7 +122,7 @@ func (p *Paths) ask(addr netip.Addr, now time.Time) (path Path) {
 	return path
 }
 
-// far are unassigned addresses (RFC 1112, RFC 6666): packets for them take the route for packets without a more
+// far are addresses that no host has (RFC 1112, RFC 6666): packets for them take the route for packets without a more
 // specific one.
 var far = [len(portal.Families)]netip.Addr{netip.MustParseAddr("240.0.0.1"), netip.MustParseAddr("100::1")}
 
@@ -141,8 +142,8 @@ func (p *Paths) over(l link, at linkOf) (path Path) {
 	return path
 }
 
-// bridgeShown reports whether netfilter sees the packets of a family that a bridge forwards: br_netfilter shows them,
-// for all bridges or some.
+// bridgeShown reports whether netfilter sees the packets of a family that a bridge forwards: br_netfilter passes them
+// to it, for all bridges or for this one.
 func bridgeShown(bridge string, family portal.Family) bool {
 	all, one := "bridge-nf-call-iptables", "nf_call_iptables"
 	if family.Is6() {
@@ -176,8 +177,8 @@ func BridgeNetworks(family portal.Family) (networks []netip.Prefix, err error) {
 
 // Behind returns a function that reports whether the route from this node to an address uses one of the interfaces. It
 // queries the kernel each time, so it follows route changes at once. A call takes some ten microseconds with any number
-// of routes (since Linux 4.14 without the lock for changes to interfaces and routes). Addresses without a route are not
-// behind them.
+// of routes (since Linux 4.14 without the lock for changes to interfaces and routes). For an address without a route,
+// it returns false.
 //
 // The function acts on the network namespace of the calling thread, and keeps two sockets open permanently.
 func Behind(i portal.Interfaces) (func(netip.Addr) bool, error) {

@@ -24,7 +24,8 @@ func LocalPorts() (r portal.PortRange) {
 }
 
 // PortsBelowLocal returns ports that hosts do not choose for their own connections: those from 8192 that are below
-// 32768 and below LocalPorts. These start at 32768 on Linux unless changed, and at 49152 on other systems (RFC 6335).
+// 32768 and below LocalPorts. If these are fewer than 8192, it returns none. LocalPorts start at 32768 on Linux unless
+// changed, and at 49152 on other systems (RFC 6335).
 func PortsBelowLocal() portal.PortRange {
 	const first, last, few = 8192, 32767, 8192
 	switch local := LocalPorts().First; {
@@ -37,9 +38,9 @@ func PortsBelowLocal() portal.PortRange {
 	}
 }
 
-// FreePorts proposes local ports for TCP listeners, from the half of the range that the kernel would choose from. With
+// FreePorts proposes local ports for TCP listeners, from the half of LocalPorts that the kernel would choose from. With
 // thousands of ports in use, the kernel's own choice (bind to port 0) takes long: 0.25 ms with ten thousand listeners,
-// 2 s for all of them. A proposed port may be in use.
+// 2 s for all of them. A proposed port may be in use. FreePorts is not safe for concurrent use.
 type FreePorts struct {
 	ports []uint16
 	next  int
@@ -53,8 +54,8 @@ func NewFreePorts() *FreePorts {
 	}
 	reserved := reservedPorts()
 	f := &FreePorts{}
-	// The kernel prefers every second port, from the one after First, for listeners. For its own connections it prefers
-	// the others, and would have to search for long among ports in use.
+	// The kernel prefers every second port, from the one after First, for listeners, and the others for its own
+	// connections. Listeners on the latter would make it search long for a free port.
 	for port := int(local.First) + 1; port <= int(local.Last); port += 2 {
 		if !slices.ContainsFunc(reserved, func(r portal.PortRange) bool { return r.First <= uint16(port) && uint16(port) <= r.Last }) {
 			f.ports = append(f.ports, uint16(port))

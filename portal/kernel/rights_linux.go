@@ -21,7 +21,7 @@ func NeedNetAdmin() error {
 	return nil
 }
 
-// Capabilities returns the effective capabilities below 32 of the calling thread, as bits (capabilities(7)).
+// Capabilities returns the calling thread's effective capabilities below 32, as bits (capabilities(7)).
 func Capabilities() (uint32, error) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData // version 3 writes two

@@ -43,7 +43,7 @@ func OpenRoutes() (*Routes, error) {
 // Close closes the descriptor. It removes no route.
 func (r *Routes) Close() { r.handle.Close() }
 
-// ProbeRedirectAddr tests that a redirect address receives packets, by doing and undoing what Land does. An address
+// ProbeRedirectAddr tests that a redirect address can receive packets: it does and undoes the same as Land. An address
 // that was local before stays so.
 func ProbeRedirectAddr(redirectAddr netip.Addr) error {
 	routes, err := OpenRoutes()
@@ -118,13 +118,13 @@ func (r *Routes) Delete(addr netip.Addr) error {
 	return nil
 }
 
-// Table is the kernel's local table, looked up first, and the Networks.
+// Table has the routes of the kernel's local table, which is looked up first, and the Networks.
 type Table struct {
 	Local  []netip.Addr       // made local by portals, of this or another process
-	Led    map[netip.Addr]int // routed by portals over a link, by its index
+	Led    map[netip.Addr]int // routed by portals over the link with this index
 	Others []netip.Prefix     // local for other reasons, and networks whose addresses the kernel resolves by ARP
 
-	Networks map[netip.Prefix]int // see PutNetwork
+	Networks map[netip.Prefix]int // routed by PutNetwork over the link with this index; 0 if rejected
 }
 
 // Table reads the table.
@@ -183,8 +183,8 @@ func (t *Table) add(route netlink.Route) bool {
 	return true
 }
 
-// AddVia routes packets for addr over a link to a gateway there, before all other routes and rules of the node. The error
-// is EEXIST if addr is local, or routed elsewhere in the same table.
+// AddVia routes packets for addr over a link to a gateway there, before all other routes and rules of the node. The
+// error is EEXIST if addr is local, or routed elsewhere in the same table.
 func (r *Routes) AddVia(addr netip.Addr, link int, gateway netip.Addr) error {
 	if err := r.handle.RouteAdd(led(addr, link, gateway)); err != nil {
 		return fmt.Errorf("routing %s to usher: %w", addr, err)
@@ -212,8 +212,8 @@ func led(addr netip.Addr, link int, gateway netip.Addr) *netlink.Route {
 	}
 }
 
-// PutNetwork adds a route for packets to addresses of a network: over a link to a gateway there or, with link 0, one by
-// which the kernel rejects them with "administratively prohibited", an error that UDP clients get too. All other routes
+// PutNetwork adds a route for packets to addresses of a network, over a link to a gateway there. With link 0, the route
+// makes the kernel reject them with "administratively prohibited", an error that UDP clients get too. All other routes
 // to such an address have precedence: those for it alone, for a part of the network and, by their metric, for the same
 // network.
 func (r *Routes) PutNetwork(network netip.Prefix, link int, gateway netip.Addr) error {
@@ -242,7 +242,7 @@ func toNetwork(network netip.Prefix) *netlink.Route {
 
 // IsLocal reports whether the kernel delivers addr to this node, for any reason.
 func (r *Routes) IsLocal(addr netip.Addr) bool {
-	if r.onVIPLink { // the route is then not relevant
+	if r.onVIPLink { // routes then do not matter
 		return canBind(addr) && r.isListed(addr)
 	}
 	routes, err := r.handle.RouteGet(addr.AsSlice())
@@ -262,8 +262,8 @@ func (r *Routes) LoDown() error {
 	return nil
 }
 
-// RemoveRoutes removes the routes of all portals for addresses, and for networks with first addresses, for which which
-// returns true.
+// RemoveRoutes removes the local routes and the network routes of all portals, of this or another process. which
+// selects them by address; a network, by its first address. Routes of AddVia stay.
 func RemoveRoutes(which func(netip.Addr) bool) (removed []string, err error) {
 	r, err := OpenRoutes()
 	if err != nil {
@@ -340,8 +340,8 @@ func NetlinkFamily(family portal.Family) int {
 	return netlink.FAMILY_V4
 }
 
-// InterfacesWithoutIPv4 names the interfaces that are up and can receive packets, but have no IPv4 address, neither
-// themselves nor as part of another.
+// InterfacesWithoutIPv4 names the interfaces that are up and have no IPv4 address. It skips loopback, and ports of
+// another interface, such as a bridge.
 func InterfacesWithoutIPv4() ([]string, error) {
 	links, err := netlink.LinkList()
 	if err != nil {

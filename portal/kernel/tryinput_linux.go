@@ -17,8 +17,8 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// A SYN is sent tryInputTimes times, and twice as often if no rule is found that drops it: this node may just be busy.
-// Each time, tryInputTime is the limit for an answer.
+// TryInput sends a SYN up to tryInputTimes times, or twice as often if it finds no rule that drops it: this node may
+// just be busy. It waits tryInputTime for each answer.
 const (
 	tryInputTimes = 3
 	tryInputTime  = 200 * time.Millisecond
@@ -28,11 +28,11 @@ const (
 // number, so that several concurrent tries do not collide.
 var tryInputNode = map[bool]netip.Addr{false: netip.MustParseAddr("192.0.0.120"), true: netip.MustParseAddr("fd75:7368:6572::120")}
 
-// TryInput begins a TCP connection, as a Pod would, to an address that this node serves: its SYN comes in by an
-// interface other than lo, and so passes the rules of PREROUTING and INPUT. It returns the rejection, or "" if it
-// was answered. For the unspecified address it uses this node's address on the interface. The interface is a TUN
-// device, which the kernel removes when this function returns or this process is killed. The error says that none could
-// be made, which requires CAP_NET_ADMIN and /dev/net/tun.
+// TryInput begins a TCP connection, as a Pod would, to an address that this node serves. Its SYN comes in by an
+// interface other than lo, and so passes the rules of PREROUTING and INPUT. It returns the rejection, or "" if the SYN
+// was accepted. For the unspecified address it uses this node's address on the interface. The interface is a TUN
+// device, which the kernel removes when TryInput returns or this process is killed. An error means that the connection
+// could not be tried: that requires CAP_NET_ADMIN and /dev/net/tun.
 //
 // The result applies to a client and an interface without rules of their own: other clients may get other results.
 func TryInput(ctx context.Context, to netip.AddrPort) (refusal string, err error) {

@@ -19,8 +19,9 @@ const VIPLink = "usher-vips"
 // vipLinkAddr distinguishes usher's interface from another one of that name; gVisor does not report kinds.
 var vipLinkAddr = net.HardwareAddr{2, 'u', 's', 'h', 'e', 3}
 
-// ChooseAddresses makes Add and Delete use addresses of VIPLink if local routes do not make addr, an unused IPv4
-// address, local, or if withoutRoutes is set. It tests each method that it tries by doing and undoing it.
+// ChooseAddresses makes Add and Delete use addresses of VIPLink if withoutRoutes is set, or if a local route does not
+// make addr local. addr is an unused IPv4 address. ChooseAddresses tests each method that it tries by doing and undoing
+// it.
 func (r *Routes) ChooseAddresses(addr netip.Addr, withoutRoutes bool) error {
 	if !withoutRoutes {
 		err := r.Add(addr)

@@ -14,7 +14,8 @@ import (
 )
 
 // A change by another program is reported watchQuiet after the last of several in a row, but at most watchLate after
-// the first, and at most once per watchRest: a program that wipes rules all the time must not keep usher busy.
+// the first. After a report, watchRest passes before the next changes are considered: a program that wipes rules all
+// the time must not keep usher busy.
 const (
 	watchQuiet = 50 * time.Millisecond
 	watchLate  = 300 * time.Millisecond
@@ -25,7 +26,7 @@ const (
 type Subscription struct {
 	socket  *nl.NetlinkSocket
 	matters func(syscall.NetlinkMessage) bool
-	known   *Known // is put in doubt by each event; may be nil
+	known   *Known // put in doubt by each event that matters; may be nil
 }
 
 // subscribe opens the socket in the network namespace of the calling thread.
@@ -37,7 +38,7 @@ func subscribe(protocol int, matters func(syscall.NetlinkMessage) bool, groups .
 	if err != nil {
 		return Subscription{}, err
 	}
-	// So that events of a large change are not lost; if they are, the loss itself counts as an event.
+	// A large buffer keeps the events of a large change. If some are lost, the loss counts as an event.
 	socket.SetReceiveBufferSize(1<<20, true)
 	return Subscription{socket: socket, matters: matters}, nil
 }
@@ -129,7 +130,7 @@ type Known struct {
 	until            time.Time
 }
 
-// By returns open for Watch, with events that put k in doubt.
+// By returns open, for Watch, with a Subscription whose events put k in doubt.
 func (k *Known) By(open func() (Subscription, error)) func() (Subscription, error) {
 	return func() (Subscription, error) {
 		s, err := open()
@@ -155,7 +156,8 @@ func (k *Known) Doubt() {
 	}
 }
 
-// watch records whether the kernel reports changes from now on. It did not report earlier ones.
+// watch records whether the kernel reports changes from now on. It also doubts the state, since earlier changes were
+// not reported.
 func (k *Known) watch(on bool) {
 	if k.Doubt(); k != nil {
 		k.watched.Store(on)
@@ -194,8 +196,8 @@ func debounce(ctx context.Context, events <-chan struct{}, out chan<- struct{}) 
 	}
 }
 
-// RouteEvents reports changes of local routes, and of portals' routes to other destinations; a route for a network is
-// reported with its first address.
+// RouteEvents reports those changes of local routes, and of portals' other routes, for which matters returns true. addr
+// is the destination or, for a network, its first address; ours says that a portal made the route.
 func RouteEvents(matters func(addr netip.Addr, gone, ours bool) bool) (Subscription, error) {
 	return subscribe(unix.NETLINK_ROUTE, func(m syscall.NetlinkMessage) bool {
 		if m.Header.Type != unix.RTM_DELROUTE && m.Header.Type != unix.RTM_NEWROUTE {

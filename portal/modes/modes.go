@@ -95,7 +95,7 @@ func first(ctx context.Context, modes []portal.Mode, opts portal.Options) (porta
 }
 
 // List returns the rules that portals of any mode, of this or another process, have installed, mode by mode. It
-// changes nothing. It skips state that it cannot read without a missing tool or kernel feature.
+// changes nothing. It skips rules that it cannot read because a tool or kernel feature is missing.
 //
 // On Linux it reads the network namespace of the calling thread. log may be nil.
 func List(ctx context.Context, log logrus.FieldLogger) ([]portal.Installed, error) {

@@ -22,9 +22,10 @@ type start struct {
 	Group   int // process group of the namespace's maker
 }
 
-// Run runs the command with this process's terminal, standard files and working directory, in its process group. It
+// Run runs the command with this process's terminal, standard files and working directory, in this process's group. It
 // forwards signals, and returns the exit code as a shell does: the command's own, or 128 plus the number of the signal
-// that ended it. An error means that the command could not be started.
+// that ended it. An error means that the command could not be started, or that its exit status is unknown. Run may be
+// called once.
 //
 // A terminal sends signals for typed keys to the whole process group: these are not forwarded, since the command has
 // received them already.
@@ -60,7 +61,8 @@ func (n *Namespace) Run(c Command, signals <-chan os.Signal) (code int, err erro
 	}
 }
 
-// typed reports whether s is a signal that the terminal sends, while this process group is its foreground group.
+// typed reports whether the terminal has sent s to the command too: s is a signal that keys send, and this process
+// group is the foreground group.
 func typed(s syscall.Signal) bool {
 	if s != unix.SIGINT && s != unix.SIGQUIT {
 		return false
@@ -90,8 +92,8 @@ func (c *command) start(s *start) error {
 	defer c.mu.Unlock()
 	started := make(chan error)
 	go func() {
-		// The thread's capabilities are changed, and its end kills the command: the thread ends with this goroutine,
-		// after the command.
+		// This thread gives up capabilities, and the kernel kills the command when the thread ends (Pdeathsig). So the
+		// thread ends with this goroutine, after the command.
 		runtime.LockOSThread()
 		var pid int
 		err := giveUpCapabilities()
@@ -157,7 +159,7 @@ func (c *command) signal(s unix.Signal) error {
 	return unix.Kill(c.pid, s)
 }
 
-// endAll kills the command and all its descendants: when a process is dead, its children become this one's.
+// endAll kills the command and all its descendants. When a process dies, its children become children of this process.
 func (c *command) endAll() {
 	c.mu.Lock()
 	started := c.started

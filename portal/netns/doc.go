@@ -1,5 +1,5 @@
 // Package netns makes a network namespace in which one command runs and VIPs are local addresses. It does not need
-// root: it makes a user namespace too, inside which the maker has root's capabilities.
+// root: for other users it also makes a user namespace, in which the maker has root's capabilities.
 //
 // A helper, another process of this program, holds the namespace. It sets it up, manages its portal, which is that of
 // mode address, makes sockets for the maker, and starts the command. The maker of the namespace stays outside: it
@@ -15,9 +15,9 @@
 //	               ← exit status         ← wait4(2)
 //	Close          → end of file         → kills all processes, and ends
 //
-// Nothing stays when one of them ends, for any reason. When the maker ends, the helper reads end of file and kills
-// every descendant of the command. With the last process the kernel removes the namespaces and everything in them:
-// routes, addresses, mounts, sockets. There is no file, and the machine's own network has no trace.
+// Nothing stays when the maker or the helper ends, for any reason. When the maker ends, the helper reads end of file
+// and kills the command and its descendants. With the last process the kernel removes the namespaces and everything in
+// them: routes, addresses, mounts, sockets. There is no file, and the machine's own network has no trace.
 //
 // In reading order:
 //

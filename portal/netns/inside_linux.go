@@ -15,17 +15,17 @@ import (
 	"github.com/usherproxy/usher/portal/fdpass"
 )
 
-// helper holds the namespace, inside it.
+// helper is the state of the helper process, which holds the namespace.
 type helper struct {
 	portal  portal.Portal // nil until the namespace is set up
 	command command
 }
 
-// Inside is the main function of the helper that Start starts. It serves the maker of the namespace until that exits,
-// and then kills all processes inside.
+// Inside is the main function of the helper that Start starts. It serves the maker of the namespace until the maker
+// closes it or exits, and then kills all processes inside.
 func Inside() error {
 	var conns [2]*net.UnixConn
-	for i := range conns { // see Namespace.Start
+	for i := range conns { // in the order of ExtraFiles in Start
 		unix.CloseOnExec(3 + i)
 		var err error
 		if conns[i], err = fdpass.Conn(os.NewFile(uintptr(3+i), "outside")); err != nil {

@@ -23,7 +23,7 @@ const (
 )
 
 // setUpNames makes conf the content of /etc/resolv.conf, also behind a symbolic link, and makes the other resolvers'
-// sockets unreachable: by mounts that only processes inside see.
+// sockets unreachable. It uses mounts that only processes inside see.
 func setUpNames(conf string) error {
 	// Later mounts outside appear inside too, but not the reverse.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
@@ -53,8 +53,8 @@ func hideResolvers() error {
 	return nil
 }
 
-// keepNames repeats mounts that are no longer in place: the kernel removes a mount if a process outside replaces the file
-// below it by renaming another one, or by removing it.
+// keepNames repeats mounts that are no longer in place. The kernel removes a mount if a process outside removes the
+// file below it, or renames another file to its name.
 func keepNames(mounted os.FileInfo, conf string) {
 	for range time.Tick(keepInterval) {
 		_ = hideResolvers() // the next round tries again
@@ -68,8 +68,8 @@ func keepNames(mounted os.FileInfo, conf string) {
 	}
 }
 
-// replaceFile mounts a file with this text on path. The file is in memory, and removed with the mount. It hides the
-// content of dir meanwhile.
+// replaceFile mounts a file with this text on path. The file is in memory, and removed with the mount. While
+// replaceFile runs, the content of dir is hidden.
 func replaceFile(path, text, dir string) (mounted os.FileInfo, err error) {
 	if path, err = filepath.EvalSymlinks(path); err != nil {
 		return nil, err

@@ -9,8 +9,8 @@ var Address = netip.AddrFrom4([4]byte{192, 0, 0, 6})
 // address6 is Address for IPv6: a unique local one (RFC 4193).
 var address6 = netip.MustParseAddr("fd75:7368:6572::6")
 
-// MTU is the MTU of the device for other destinations. Its packets never leave the machine as they are, so it may be as
-// large as that of lo.
+// MTU is the MTU of the device for other destinations. Its packets never leave the machine as they are, so it may be
+// almost as large as an IPv4 packet can be.
 const MTU = 65520
 
 // Options configure a namespace.

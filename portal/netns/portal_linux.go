@@ -11,8 +11,8 @@ import (
 // Portal returns the portal of the namespace, one of mode address.
 func (n *Namespace) Portal() portal.Portal { return outside{namespace: n} }
 
-// outside is a portal that the helper manages. Everything that it installs is removed with the namespace, which has no
-// other addresses of the node.
+// outside is a portal that the helper manages. Its Set and Remove do nothing: the namespace has none of the node's own
+// addresses, and everything in it is removed with it.
 type outside struct {
 	portal.Plain
 	namespace *Namespace
@@ -74,7 +74,7 @@ func resultOf(r portal.Result) result {
 	return on
 }
 
-// plain converts r back to the Result. err is why there is none.
+// plain converts r back to the Result. err, if not nil, is why the helper returned none.
 func (r result) plain(err error) portal.Result {
 	back := portal.Result{Refused: map[portal.Target]error{}, Moved: r.Moved, Repaired: r.Repaired, Err: err, Unaffected: r.Unaffected}
 	for t, why := range r.Refused {

@@ -26,11 +26,11 @@ const (
 	wantTun = unix.AF_UNSPEC
 )
 
-// socketPool are sockets made in advance, since the start needs thousands and each request costs two switches between
-// processes. The remaining ones are closed when the process ends.
+// socketPool has sockets made in advance: the start needs thousands, and each request costs two switches between
+// processes. Unused ones are closed when the process ends.
 type socketPool struct {
 	fds   []int
-	batch int // the number of the last request
+	batch int // how many the last request made
 }
 
 // socketKind are the arguments of socket(2).
@@ -96,7 +96,7 @@ func (n *Namespace) bound(kind int, at netip.AddrPort) (*os.File, error) {
 }
 
 // Tun returns the device for packets from inside to other destinations: each read and write is an IP packet of at most
-// MTU bytes. It is called once, and the caller closes it.
+// MTU bytes. Tun may be called once, and the caller closes the device.
 func (n *Namespace) Tun() (*os.File, error) {
 	n.lineMu.Lock()
 	defer n.lineMu.Unlock()

@@ -20,7 +20,7 @@ import (
 // Namespace is a network namespace, seen from outside. Its methods are safe for concurrent use.
 type Namespace struct {
 	helper *exec.Cmd
-	ended  *os.File // the helper writes the command's exit status here
+	ended  *os.File // the read end of the pipe for the command's exit status
 
 	lineMu      sync.Mutex // guards the fields below
 	line        *net.UnixConn
@@ -69,7 +69,7 @@ func Start(o Options) (*Namespace, error) {
 	return n, nil
 }
 
-// Close ends every process inside, and with them the namespace.
+// Close ends every process inside, and with them the namespace. It waits for that.
 func (n *Namespace) Close() {
 	n.line.Close()
 	n.calls.Close()
@@ -125,7 +125,7 @@ func forbidden(err error) error {
 
 const insteadOf = "'kubectl usher connect' works without one"
 
-// pair returns two connected sockets: one for this process and one to pass on.
+// pair returns two connected sockets: one for this process, and one for the helper.
 func pair(kind int) (*net.UnixConn, *os.File, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -27,13 +27,13 @@ type backend struct {
 
 	sole      soleAddresses
 	installed *contents // the kernel's rules, as last read or written
-	fresh     bool      // no later event makes installed doubtful
-	// generation is that of nf_tables (kernel.NFTGeneration) after installed was written, if no other process has
-	// changed anything meanwhile.
+	fresh     bool      // the last Read has succeeded, and Forget has not been called since
+	// generation is the number of nf_tables (kernel.NFTGeneration) for the state in installed. The kernel's number
+	// differs once another process has changed anything.
 	generation uint32
 }
 
-// openBackend tests that rules can be put in, and reads the existing ones. It leaves nothing behind.
+// openBackend tests that rules can be installed, and reads the existing ones. It leaves nothing behind.
 func openBackend(family portal.Family, opts portal.Options) (*backend, error) {
 	f := &backend{log: opts.Log.WithField("family", family.String()), family: family, send: sendChange,
 		at: redirect.Setting{Comment: true, NodePorts: opts.NodePortAddresses, PodInterfaces: opts.PodInterfaces, Mark: opts.Mark, Answers: opts.Mark != 0 && !opts.NodeAddress}}
@@ -61,7 +61,7 @@ func (f *backend) Left() map[portal.Target]uint16 {
 // features.
 func (f *backend) probe() error {
 	if _, err := readTable(f.family); err != nil {
-		return err // does not wait for an answer that the kernel will not send
+		return err // without nf_tables: the kernel would not answer a transaction
 	}
 	noRedirectAddr := kernel.ProbeRedirectAddr(kernel.RedirectAddr(f.family))
 	var first error
@@ -155,8 +155,8 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 	return c.repairs, nil
 }
 
-// learnPrints reads the fingerprints of the chains that were just put in. If that fails, the next Read finds unknown
-// rules, which are then replaced.
+// learnPrints reads the fingerprints of the chains that were just installed. If that fails, the next Read finds unknown
+// rules, and the next Put replaces them.
 func (f *backend) learnPrints(put map[string][]rule) {
 	conn, err := kernel.OpenNFT()
 	if err != nil {
@@ -205,7 +205,7 @@ func (f *backend) Parts() func(context.Context) ([]portal.Part, error) {
 // Missing returns all rules: trying an installed one again costs little.
 func (f *backend) Missing(rules []portal.Rule) []portal.Rule { return rules }
 
-// Tried does nothing: tries leave nothing.
+// Tried does nothing: Try leaves nothing behind.
 func (f *backend) Tried([]portal.Rule) {}
 
 // Try puts rules into a table that the same transaction removes.

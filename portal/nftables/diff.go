@@ -9,13 +9,13 @@ import (
 	"github.com/usherproxy/usher/portal/redirect"
 )
 
-// soleAddresses counts the rules with portal.Rule.Sole of each address: other ports of these addresses are rejected.
+// soleAddresses counts, by address, the rules with portal.Rule.Sole. Other ports of these addresses are rejected.
 type soleAddresses struct {
 	targets map[portal.Target]bool // with Sole rules
 	rules   map[netip.Addr]int
 }
 
-// note records the rules; if only is not nil, no others than those for these targets have changed.
+// note records the rules. If only is not nil, only the rules for these targets have changed.
 func (s *soleAddresses) note(rules map[portal.Target]portal.Rule, only []portal.Target) {
 	set := func(t portal.Target, is bool) {
 		switch was := s.targets[t]; {
@@ -51,16 +51,16 @@ func (k mapKey) String() string {
 // contents is the known content of usher's table in one family.
 type contents struct {
 	exists bool
-	// other says why this version would not make such a table.
+	// other says how the table differs from any that this version of usher makes; "" if it does not.
 	other    string
 	chains   map[string]heldChain
 	elements map[mapKey]mapValue
-	users    map[string]int // the number of elements that jump to a chain
+	users    map[string]int // by chain, the number of elements that jump to it
 }
 
-// heldChain is the content of a chain. Rules read from the kernel are not parsed but recognized by fingerprints: the
-// kernel's form of the rule, with its handle, which the kernel never reuses. Another process's rules are replaced,
-// which does no harm.
+// heldChain is the content of a chain. Rules read from the kernel are not parsed, but recognized by their fingerprints.
+// A fingerprint is the kernel's form of the rule, with its handle, which the kernel never reuses. So rules of another
+// usher process differ from all wanted ones and are replaced, which is harmless.
 type heldChain struct {
 	prints []string
 	rules  []rule
@@ -92,7 +92,7 @@ func (c *contents) drop(k mapKey) {
 	delete(c.elements, k)
 }
 
-// recognize copies the rules put in before to the kernel's chains with the same fingerprints.
+// recognize copies the known rules in before to the chains of c that have the same fingerprints.
 func (c *contents) recognize(before *contents) {
 	if before == nil {
 		return
@@ -130,7 +130,7 @@ func (c *change) empty() bool {
 	return !c.remove && !c.create && len(c.chains)+len(c.goneChains)+len(c.del)+len(c.add) == 0
 }
 
-// wanted is the wanted content of the table. If it is empty and there is no table, none is created.
+// wanted is the wanted content of the table. If fixed is nil, nothing is to change.
 type wanted struct {
 	fixed map[string][]rule
 	rules map[portal.Target]portal.Rule // the rules for the elements
@@ -171,7 +171,7 @@ func diff(have *contents, want wanted) *change {
 // chain adds to c the rules for a chain.
 func (c *change) chain(have *contents, name string, rules []rule) {
 	old, there := have.chains[name]
-	same := slices.Equal(old.rules, rules) && (len(rules) > 0 || len(old.prints) == 0) // rules are known only if they are recognized
+	same := slices.Equal(old.rules, rules) && (len(rules) > 0 || len(old.prints) == 0) // an unrecognized chain has prints but no rules
 	if there && same || c.chains[name] != nil {
 		return
 	}
@@ -246,7 +246,7 @@ func (c *change) diffElements(have *contents, want wanted) (users map[string]int
 	return users
 }
 
-// done applies the change to have.
+// done returns the contents after the change. It may modify have.
 func (c *change) done(have *contents) *contents {
 	if c.remove || c.create {
 		have = noContents()
@@ -270,9 +270,10 @@ func (c *change) done(have *contents) *contents {
 	return have
 }
 
-// parts splits a change with too many rules and elements for one transaction. Additions come first, and chains precede
-// the elements that jump to them. A chain that is longer than a part is filled from its end, which drops: clients that
-// its other rules will let in can be dropped meanwhile, but no others are let in.
+// parts splits a change that is too large for one transaction. most limits the rules and elements in a part, fixed
+// chains not counted. Additions come first, and chains precede the elements that jump to them. A chain that is longer
+// than a part is filled from its end, whose last rule drops. So meanwhile it may drop clients that its other rules will
+// let in, but lets in no others.
 func (c *change) parts(most int) []*change {
 	first := &change{remove: c.remove, create: c.create, chains: map[string][]rule{}, makeChains: c.makeChains}
 	parts := []*change{first}

@@ -6,6 +6,6 @@
 //	transact_linux.go  one transaction for the differences
 //	read_linux.go      reads the kernel's state
 //	encode_linux.go    keys, elements and rules in the kernel's form
-//	backend_linux.go   one family's rules: probe, read, put in, try
+//	backend_linux.go   one family: tests for features; reads, installs and tries rules
 //	mode_linux.go      the mode; lists and removes leftovers
 package nftables

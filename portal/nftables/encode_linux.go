@@ -216,7 +216,7 @@ func (r rule) exprs(conn *nftables.Conn, table *nftables.Table, sets map[string]
 		out = append(out, r.key(4)...)
 		return append(out, &expr.Lookup{SourceRegister: 1, SetName: r.by, SetID: sets[r.by].ID, IsDestRegSet: true}), nil
 	}
-	// nft requires this check for a transport header to accept the rule from a file.
+	// nft accepts the rule from a file only if it checks that there is a transport header.
 	carried := &nftables.Set{Table: table, Anonymous: true, Constant: true, KeyType: nftables.TypeInetProto}
 	if err := conn.AddSet(carried, []nftables.SetElement{{Key: []byte{byte(portal.TCP)}}, {Key: []byte{byte(portal.UDP)}}, {Key: []byte{byte(portal.SCTP)}}}); err != nil {
 		return nil, err
@@ -236,12 +236,12 @@ func (r rule) exprs(conn *nftables.Conn, table *nftables.Table, sets map[string]
 	return append(out, &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(table.Family), RegAddrMin: 1, RegProtoMin: 2, Specified: true}), nil
 }
 
-// The kernel's 16-byte registers 1 to 4 are also 16 registers of 4 bytes, with the numbers 8 to 23 (NFT_REG32_00 to
-// NFT_REG32_15). register32 returns how many of the latter precede the former, plus 4: NFT_REG_1 begins the count.
+// The kernel's registers 1 to 4, of 16 bytes, are also 16 registers of 4 bytes, with the numbers 8 to 23 (NFT_REG32_00
+// to NFT_REG32_15). usher counts the latter from 4. register32 returns the count at which a 16-byte register begins.
 func register32(register uint32) uint32 { return 4 * register }
 
-// register returns the number of the 4-byte register for count. Where a 16-byte register begins there, it returns that
-// one's number, as nft does.
+// register returns the number of the 4-byte register for a count. If a 16-byte register begins there, register returns
+// that one's number, as nft does.
 func register(count uint32) uint32 {
 	if count%4 == 0 {
 		return count / 4
@@ -249,7 +249,7 @@ func register(count uint32) uint32 {
 	return unix.NFT_REG32_00 + count - 4
 }
 
-// key loads the packet's lookup key: each part into the next free register.
+// key loads the packet's lookup key, each part into the next register from count on.
 func (r rule) key(count uint32) (out []expr.Any) {
 	if r.by == namePortals || r.by == nameGuards || r.by == nameClusterIPs {
 		size, offset := kernel.AddrIn(r.ip6, false)

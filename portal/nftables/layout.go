@@ -12,8 +12,8 @@ import (
 	"github.com/usherproxy/usher/portal/redirect"
 )
 
-// The nftables mode has a dedicated table in each family. Its chains are the same for any Services; the Services are
-// elements of maps. In nft's syntax:
+// The nftables mode has a dedicated table in each family. Services are elements of its maps; only their Sources add
+// chains. In nft's syntax:
 //
 //	table ip usher {
 //	  map portals          { type ipv4_addr . inet_proto . inet_service : inet_service }   VIP → local port
@@ -23,7 +23,10 @@ import (
 //	  map node-port-guards { type inet_proto . inet_service : verdict }
 //
 //	  chain prerouting { type nat hook prerouting priority dstnat - 10; jump portals }
-//	  chain output     { type nat hook output     priority dstnat - 10; meta mark & 0x1000 == 0x1000 return; jump portals }
+//	  chain output     { type nat hook output     priority dstnat - 10
+//	    meta mark & 0x1000 == 0x1000 return
+//	    jump portals
+//	  }
 //	  chain portals {
 //	    ip daddr . meta l4proto . th dport vmap @guards
 //	    meta l4proto { tcp, udp, sctp } dnat to 192.0.0.117 : ip daddr . meta l4proto . th dport map @portals
@@ -49,7 +52,10 @@ import (
 //	    ip daddr 192.0.0.117 udp dport != 0 drop
 //	  }
 //
-//	  chain service-cidrs-output  { type filter hook output priority filter; fib daddr type local return; ip daddr 10.96.0.0/16 ct state new reject }
+//	  chain service-cidrs-output  { type filter hook output priority filter
+//	    fib daddr type local return
+//	    ip daddr 10.96.0.0/16 ct state new reject
+//	  }
 //	  chain service-cidrs-forward { … the same in forward }
 //
 //	  chain outside        { fib saddr type local return; iifname "cali*" return; ip saddr 10.1.0.0/24 return; drop }
@@ -61,24 +67,23 @@ import (
 // elements that differ. The kernel accepts no second element with the same key: an element that changes is deleted and
 // added in the same transaction, and no packet sees it missing.
 //
-// The redirect address and port 0 for rejected targets are those of mode iptables; see layout.go there. Kernels before 5.9
-// refuse an nft reject in prerouting, and all kernels refuse it in a nat chain.
+// The redirect address and port 0 for rejected targets are those of mode iptables; see layout.go there. Kernels before
+// 5.9 refuse an nft reject in prerouting, and all kernels refuse it in a nat chain.
 //
 // Packets are dropped in the nat chains, which see only the first packet of each connection, so open connections
 // continue. nft allows this; iptables does not.
 //
-// The chain listeners is for redirect.Setting.OwnOnly. TCP's other segments belong to an accepted connection, or are
-// answered by a reset. The kernel looks up no socket of SCTP there. Port 0, of rejected targets, is answered.
+// The chain listeners is for redirect.Setting.OwnOnly; layout.go of mode iptables says why other packets pass.
 //
 // The chains sent, answers and aliases are for endpoints that see their clients' own addresses: see
 // redirect/origin_linux.go. If the kernel does not support prefixes in snat (before 5.8), there is no chain aliases.
 //
 // The chains service-cidrs-… exist while service CIDRs are known. They reject packets that neither usher nor another
-// proxy has redirected, and so have a later priority. They leave alone addresses of this node, and untracked packets:
-// NodeLocal DNSCache listens on a cluster IP.
+// proxy has redirected, and so have a later priority. Packets to addresses of this node pass, and so do untracked
+// packets: NodeLocal DNSCache listens on a cluster IP.
 //
-// The priority puts usher before all programs that change destinations at the usual place, such as iptables, so no jump
-// has to be kept in front. Of the nat chains of a hook, the first that sets a destination decides.
+// The priority dstnat - 10 puts usher before all programs that change destinations at the usual priority, such as
+// iptables. So no jump has to be kept in front. Of the nat chains of a hook, the first that sets a destination decides.
 const (
 	nameTable = "usher"
 
@@ -109,21 +114,22 @@ const maxComment = 127
 // rule is one rule. Equal rules have the same effect.
 type rule struct {
 	redirect.Match        // saddr and daddr; iifname; fib saddr type local, fib daddr type local
-	marked         uint32 // meta mark, with the same mask; 0 is every packet
+	marked         uint32 // meta mark & M == M; 0 is every packet
 	fresh          bool   // ct state new
 	transparent    bool   // socket transparent 1
 	later          bool   // frag frag-off != 0: a fragment of IPv6 that is not the first
 	// opens matches packets that can open a flow to a port other than 0: TCP's SYN, any datagram of UDP; 0 is every
 	// packet.
 	opens   portal.Protocol
-	answers uint32 // ct direction reply, ct mark with the same mask; 0 is every packet
-	// by is the map in which the packet's target is looked up; the result decides. Without a map, the verdict decides.
+	answers uint32 // ct direction reply, ct mark & M == M; 0 is every packet
+	// by is the map in which the rule looks up the packet's target; the element that it finds decides. Without a map,
+	// verdict decides.
 	by      string
 	verdict verdict
-	// Alternatively the packet, or its connection, gets a mark, or its source address another prefix.
+	// Instead of a verdict, the rule sets a mark of the packet or its connection, or the prefix of its source address.
 	mark, ctMark uint32
 	to           netip.Prefix
-	redirectAddr netip.Addr // with a map of ports: the new destination; if invalid, redirect decides
+	redirectAddr netip.Addr // with a map of ports: the new destination; if invalid, the rule is a redirect
 	ip6          bool
 }
 
@@ -147,7 +153,7 @@ func (v verdict) chain() string {
 	return chain
 }
 
-// leads reports whether the map contains ports.
+// leads reports whether the rule redirects: its map contains ports.
 func (r rule) leads() bool {
 	return r.by == namePortals || r.by == nameClusterIPs || r.by == nameNodePorts
 }
@@ -155,7 +161,7 @@ func (r rule) leads() bool {
 // fixedOrder is the order in which the fixed chains are created and listed.
 var fixedOrder = []string{namePrerouting, nameOutput, namePortals, nameNodePorts, nameOutside, nameListeners, nameSent, nameAnswers, nameAliases, nameCIDRsOutput, nameCIDRsForward}
 
-// fixedChains returns the chains that exist for any Services, in one family.
+// fixedChains returns the chains of one family that exist whatever the Services are.
 func fixedChains(family portal.Family, at redirect.Setting) map[string][]rule {
 	six := family.Is6()
 	to := func(chain string) []rule { return []rule{{verdict: jumpTo(chain), ip6: six}} }
@@ -226,8 +232,8 @@ func dropAllBut(family portal.Family, these []redirect.Match) (rules []rule) {
 	return append(rules, rule{verdict: verdictDrop, ip6: family.Is6()})
 }
 
-// mapKey identifies an element of a map: a target has up to two, one among the ports and one among the guards. A target
-// without protocol and port is a cluster IP.
+// mapKey identifies an element of a map. A target has up to two elements: its local port, and a guard, which is a
+// verdict on its clients. A target without protocol and port is a cluster IP.
 type mapKey struct {
 	target portal.Target
 	guard  bool
@@ -253,12 +259,13 @@ func (k mapKey) isAddress() bool { return k.target.Protocol == 0 }
 
 // mapValue is an element's value.
 type mapValue struct {
-	port    uint16  // among the ports; 0 rejects
-	verdict verdict // among the guards
+	port    uint16  // in a map of ports; 0 rejects
+	verdict verdict // in a map of guards
 	comment string
 }
 
-// elementsOf returns the elements for a rule, and the chain that one of them jumps to, if any.
+// elementsOf returns the elements for a rule. If one of them jumps to a chain that is not fixed, elementsOf also
+// returns that chain and its rules.
 func elementsOf(r portal.Rule) (elements map[mapKey]mapValue, chain string, rules []rule) {
 	family := portal.FamilyOf(r.Target.Addr)
 	comment := r.Comment
@@ -280,7 +287,8 @@ func elementsOf(r portal.Rule) (elements map[mapKey]mapValue, chain string, rule
 	return elements, chain, rules
 }
 
-// guardOf returns the verdict on clients before they are redirected.
+// guardOf returns the verdict on clients before they are redirected, or "" if there is none. chain and rules are as for
+// elementsOf.
 func guardOf(r portal.Rule, family portal.Family) (verdict verdict, chain string, rules []rule) {
 	networks, all := r.Sources.In(family)
 	switch {

@@ -28,7 +28,7 @@ func open(_ context.Context, opts portal.Options) (portal.Portal, error) {
 	return redirect.Open(Mode, opts, func(family portal.Family) (redirect.Backend, error) { return openBackend(family, opts) }, events)
 }
 
-// list returns the rules in the tables of both families.
+// list returns the rules in the tables of both families. It skips a table that it cannot read.
 func list(_ context.Context, opts portal.Options) (all []portal.Rule, err error) {
 	for _, family := range portal.Families {
 		c, err := readTable(family)

@@ -49,7 +49,7 @@ func mapsOf(family portal.Family, table *nftables.Table) (sets []*nftables.Set) 
 	return sets
 }
 
-// baseChain returns the chain called name: one with a hook, or one of the others.
+// baseChain returns the chain called name, with its hook if it has one.
 func baseChain(table *nftables.Table, name string) *nftables.Chain {
 	c := &nftables.Chain{Name: name, Table: table}
 	hook, is := map[string]struct {
@@ -77,7 +77,7 @@ func baseChain(table *nftables.Table, name string) *nftables.Chain {
 func sendChange(ctx context.Context, family portal.Family, c *change) error {
 	err := transact(ctx, family, c)
 	if c.dryRun && errors.Is(err, unix.EMSGSIZE) {
-		return nil // as far as is known
+		return nil // too large to try: the kernel has refused nothing
 	}
 	if !errors.Is(err, unix.EMSGSIZE) && !errors.Is(err, unix.ENOBUFS) {
 		return err
@@ -118,7 +118,7 @@ func commit(conn *nftables.Conn) error {
 	return nil
 }
 
-// shorter returns the first of a transaction's errors, of which there is one for each message.
+// shorter shortens the error of a transaction, which joins one error for each message that failed.
 func shorter(err error) error {
 	for _, e := range []error{unix.EMSGSIZE, unix.ENOBUFS, unix.EPERM, unix.EACCES, os.ErrDeadlineExceeded} {
 		if errors.Is(err, e) {

@@ -11,11 +11,11 @@ import (
 
 // ownAddresses is the range of the Services' dedicated loopback addresses: far from 127.0.0.x, where programs listen
 // (127.0.0.53 is systemd-resolved's). It has four million addresses. With a thousand Services, the probability that
-// at least two of them hash to the same address is 1/8.
+// at least two of them hash to the same address is 11%.
 var ownAddresses = netip.MustParsePrefix("127.64.0.0/10")
 
-// addressAllocator assigns each Service a dedicated address: a hash of its name or, if another Service has that address,
-// of its name and a number. Only after such a collision does the address depend on which Service came first.
+// addressAllocator assigns each Service a dedicated address: a hash of its name and the smallest number for which no
+// other Service has that address. Only after such a collision does the address depend on which Service came first.
 type addressAllocator struct {
 	within netip.Prefix // of IPv4
 	owner  map[netip.Addr]string

@@ -11,9 +11,9 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// none implements the mode. If all of 127.0.0.0/8 is usable, each Service has a dedicated IPv4 address there, and listens
-// on its own ports, unless these are below 1024 and unavailable (see highPort) or Options.ProxyPorts is set. For IPv6
-// there is only ::1.
+// none implements the mode. If all of 127.0.0.0/8 is usable, each Service has a dedicated IPv4 address there. Its
+// listeners have the Service's own ports, unless these are below 1024 and unavailable (see highPort) or
+// Options.ProxyPorts is set. For IPv6 there is only ::1.
 type none struct {
 	portal.Plain
 	system loopback
@@ -74,8 +74,8 @@ func (n *none) Mode() string { return Mode.Name }
 
 func (n *none) Traits() portal.Traits { return Mode.Traits }
 
-// Listen requests one listener on loopback for each family and protocol of a service port, preferably on the same address
-// and port as before a restart.
+// Listen requests one listener on loopback for each family and protocol of a service port. It prefers the address and
+// port from before a restart.
 func (n *none) Listen(service string, targets []portal.Target) []portal.Bind {
 	n.mu.Lock()
 	defer n.mu.Unlock()

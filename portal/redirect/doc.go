@@ -8,7 +8,8 @@
 // Each address family has one machine and one Backend.
 //
 // Reading many rules takes long. Check reads them after an event of the kernel, 2 min after they were last read, and
-// each time if there are no events ([kernel.Known]), unless the backend detects that nothing has changed (Unchanged).
+// each time if there are no events ([kernel.Known]). It skips that if the backend detects that nothing has changed
+// (Unchanged).
 //
 //	portal_linux.go   the portal: ports of listeners, both families, a
 //	                  predecessor's rules, events

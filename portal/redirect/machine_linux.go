@@ -33,8 +33,8 @@ type Backend interface {
 	Put(_ context.Context, rules map[portal.Target]portal.Rule, only []portal.Target) (changed []string, err error)
 
 	// Parts returns a function that compares the chains that serve all targets together with those in the kernel: for
-	// replies to clients' own addresses, OwnOnly, service CIDRs and, with iptables, accepted packets. It only reads,
-	// and may be called concurrently with other methods.
+	// replies to clients' own addresses, OwnOnly, service CIDRs and, with iptables, accepted packets. The function only
+	// reads, and may be called concurrently with other methods.
 	Parts() func(context.Context) ([]portal.Part, error)
 
 	// Missing returns those of rules that the kernel possibly lacks, in the order of Target.Compare. Try tests whether
@@ -59,7 +59,7 @@ type machine struct {
 	node    portal.SourceAddress
 	bridges []netip.Prefix // the bridges' networks when aliases were assigned
 	last    *kernel.LastRoutes
-	noRoute string // the last warning
+	noRoute string // leadOut's last warning
 
 	withdrawn bool // only state that open connections need is still wanted
 }
@@ -85,7 +85,7 @@ func (at *Setting) GiveUpOwnOnly(log logrus.FieldLogger, err error) {
 	log.WithError(err).Warn("While usher is not running, other processes on this node can receive packets that clients send to VIPs")
 }
 
-// lands reports whether packets are redirected to the redirect address, and not to an address of their incoming interface.
+// lands reports whether packets are redirected to the redirect address, not to an address of their incoming interface.
 func (m *machine) lands() bool {
 	return m.unusable == nil && m.backend.Setting().RedirectAddr.IsValid()
 }
@@ -120,7 +120,8 @@ func (m *machine) sync(ctx context.Context, only []portal.Target, reread bool) (
 	return slices.Concat(landed, m.leadAnswers(err), m.leadOut(reread), changed), err
 }
 
-// leadOut ensures that this node's packets to VIPs have a route to pass the rules. It returns the installed parts.
+// leadOut ensures that this node's packets to VIPs have a route: without one, the kernel drops them before they reach a
+// rule. It returns the parts that it had to restore.
 func (m *machine) leadOut(reread bool) []string {
 	if m.withdrawn {
 		return nil

@@ -92,7 +92,7 @@ func (m *machine) leadAnswers(err error) (made []string) {
 	return made
 }
 
-// forgetAnswers removes a predecessor's routing rules for answers, if they have another mark or this portal has none.
+// forgetAnswers removes another process's routing rules for answers, if they have another mark or this portal has none.
 func (p *Portal) forgetAnswers() {
 	mark := uint32(0)
 	for _, b := range p.Backends() {

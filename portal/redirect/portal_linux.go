@@ -18,8 +18,8 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// Portal redirects the packets of targets to local listeners by netfilter rules. A Backend of each family writes these
-// to the kernel.
+// Portal redirects the packets of targets to local listeners by netfilter rules. One Backend for each family writes
+// these to the kernel.
 type Portal struct {
 	mode portal.Mode
 	log  logrus.FieldLogger
@@ -28,10 +28,10 @@ type Portal struct {
 	events []func() (kernel.Subscription, error)
 	known  kernel.Known // whether the rules are as last read; some backends get no events
 
-	// Now is the clock for retrying refused rules.
+	// Now is the clock, for retries of refused rules and for the age of known ones. Specs replace it.
 	Now func() time.Time
 
-	mu       sync.Mutex // guards all below
+	mu       sync.Mutex // guards the fields up to warned
 	families [len(portal.Families)]*machine
 	settings portal.Settings
 	// before are the local ports in the rules that an earlier process left.
@@ -135,9 +135,9 @@ func (p *Portal) Backends() (all []Backend) {
 // of returns the machine of a target's family.
 func (p *Portal) of(t portal.Target) *machine { return p.families[portal.FamilyOf(t.Addr)] }
 
-// Listen requests one listener per family on all addresses: redirected packets arrive at the redirect address or, without one,
-// at 127.0.0.1 or an address of their incoming interface. For SCTP the listener is on the redirect address alone: a listener on
-// all addresses would announce them to clients, which would then use them and bypass the portal.
+// Listen requests one listener per family and protocol, on all addresses. Redirected packets arrive at the redirect
+// address or, without one, at 127.0.0.1 or an address of their incoming interface. An SCTP listener is on the redirect
+// address alone. If it were on all addresses, it would announce them to clients, and these would bypass the portal.
 func (p *Portal) Listen(_ string, targets []portal.Target) []portal.Bind {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -307,8 +307,7 @@ func (p *Portal) Resume() {
 	p.forgetAnswers() // those of the instance that failed
 }
 
-// flushLater makes forgetStale forget the flows of clients of these targets that came while rules were missing or
-// wrong.
+// flushLater makes forgetStale forget the flows to these targets that began while rules were missing or wrong.
 func (p *Portal) flushLater(targets []portal.Target) {
 	for _, t := range targets {
 		p.unflushed[t] = true
@@ -323,8 +322,8 @@ func (p *Portal) forgetStale() {
 	}
 }
 
-// sync syncs one family. Check passes nil for only. If only is empty and the setting unchanged, as with most changes of
-// endpoints, sync makes no system call. It adds changes and errors to res.
+// sync syncs one family. Check passes nil for only. Apply passes an empty slice for most changes of endpoints: unless
+// the setting has changed or reread is set, sync then makes no system call. It adds changes and errors to res.
 func (p *Portal) sync(ctx context.Context, m *machine, only []portal.Target, reread bool, res *portal.Result) {
 	res.Unaffected[m.family] = true
 	if m.unusable != nil {

@@ -7,8 +7,8 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// A refused rule is retried after RetryFirst, and then after twice as long each time up to retryLast: a missing module
-// may have been loaded.
+// Refused rules are retried after RetryFirst, and then at intervals that double up to retryLast: a missing module may
+// have been loaded.
 const (
 	RetryFirst = 10 * time.Second
 	retryLast  = 5 * time.Minute
@@ -50,7 +50,7 @@ func (r *refusals) schedule() {
 	if len(r.byTarget) > 0 || now.Before(r.at) {
 		return
 	}
-	if now.Sub(r.at) > retryLast { // the rules that were tried again then were accepted
+	if now.Sub(r.at) > retryLast { // the rules that were retried at r.at were accepted
 		r.wait = RetryFirst
 	}
 	r.at = now.Add(r.wait)

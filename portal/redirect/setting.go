@@ -59,7 +59,7 @@ const RejectPort = 0
 // Match matches packets by source and destination.
 type Match struct {
 	Src, Dst           netip.Prefix      // the zero prefix is every address
-	In                 portal.Interfaces // none is every interface
+	In                 portal.Interfaces // the zero value is every interface
 	SrcLocal, DstLocal bool              // an address of this node
 }
 
@@ -148,7 +148,7 @@ func PrefixWord(p netip.Prefix) string {
 }
 
 // PlainComment makes text safe in a quoted argument of iptables-restore and stable in the output of iptables-save: it
-// writes an underscore for each other character, which iptables might escape. The kernel keeps 255 bytes
+// replaces each character that iptables might escape with an underscore. It keeps at most 255 bytes, as the kernel does
 // (XT_MAX_COMMENT_LEN is 256).
 func PlainComment(text string) string {
 	plain := func(r rune) rune {

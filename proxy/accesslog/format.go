@@ -25,8 +25,8 @@ var Formats = []string{string(JSON), string(Text)}
 // timeFormat is RFC 3339 with milliseconds.
 const timeFormat = "2006-01-02T15:04:05.000Z07:00"
 
-// line appends the line for an ended connection. It does not use encoding/json, since there may be tens of
-// thousands of lines per second.
+// line appends the line for an ended connection. It uses encoding/json only for strings with special characters,
+// since there may be tens of thousands of lines per second.
 func (f Format) line(b []byte, e *trace.Event) []byte {
 	if f == Text {
 		return textLine(b, e)
@@ -92,7 +92,7 @@ func jsonLine(b []byte, e *trace.Event) []byte {
 	return append(b, '}', '\n')
 }
 
-// appendName appends a field's name and separators; all but the first field use it.
+// appendName appends a comma, a field's name and a colon. The first field of an object does not use it.
 func appendName(b []byte, name string) []byte {
 	b = append(b, ',', '"')
 	b = append(b, name...)
@@ -131,7 +131,7 @@ func appendMilliseconds(b []byte, d time.Duration) []byte {
 
 // textLine appends fields separated by spaces, "-" for missing ones: time, service port, protocol, client,
 // VIP, endpoint, Pod, attempts, time until established and until the end in milliseconds, bytes to the
-// endpoint and to the client, end, and error in quotes.
+// endpoint and to the client, end. If there is an error, it follows in quotes.
 func textLine(b []byte, e *trace.Event) []byte {
 	b = append(e.Time.UTC().AppendFormat(b, timeFormat), ' ')
 	b = append(appendWord(b, e.Port.String()), ' ')

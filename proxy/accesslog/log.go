@@ -35,8 +35,8 @@ type Log struct {
 
 	ends  *trace.Follower
 	lines []byte
-	count int64 // number of lines in it
-	torn  bool  // the first line's beginning is already written
+	count int64 // number of connections' lines in it: lines about lost ones do not count
+	torn  bool  // the first line in it is the rest of a line whose beginning is already written
 
 	written, lost atomic.Int64
 	lastLost      atomic.Int64 // Unix time in ns
@@ -44,8 +44,8 @@ type Log struct {
 
 // Options are the destination and the format of lines.
 type Options struct {
-	// Path is the file to which lines are appended; "-" is Out. To rotate the file, move it away: it is
-	// created again within a second.
+	// Path is the file to which lines are appended; "-" is Out. To rotate the file, move it away: lines go to a new
+	// file a second later at the latest.
 	Path   string
 	Out    io.Writer
 	Format Format
@@ -66,11 +66,11 @@ func New(t *trace.Log, o Options) (*Log, error) {
 // Written returns the number of lines written.
 func (l *Log) Written() int64 { return l.written.Load() }
 
-// Lost returns the number of lines missing, because the trace no longer had the connection when its line was
-// due, or because the file could not be written.
+// Lost returns the number of lines missing, because the trace no longer had the connection when its line was due, or
+// because the file could not be written. In the first case it includes connections that are excluded from the log.
 func (l *Log) Lost() int64 { return l.lost.Load() }
 
-// LastLost returns when the last line was lost, if one was.
+// LastLost returns when the last line was lost. It is meaningful only if Lost is above 0.
 func (l *Log) LastLost() time.Time { return time.Unix(0, l.lastLost.Load()) }
 
 func (l *Log) lose(lines int64) {
@@ -121,7 +121,7 @@ func (l *Log) write() {
 		// The next write completes a line of which only a part is written. The lines after it are lost.
 		if l.torn = n > 0 && l.lines[n-1] != '\n' || n == 0 && l.torn; l.torn {
 			rest = append(rest, l.lines[n:n+bytes.Index(l.lines[n:], newline)+1]...)
-			kept = min(l.count, 1) // 0 if it is a line about lost ones
+			kept = min(l.count, 1) // 0 if only a line about lost ones is left
 		}
 		l.lose(l.count - kept)
 		l.rarely.Do(func() {
@@ -153,7 +153,7 @@ func (l *Log) follow() error {
 		}
 		l.file.Close()
 		l.file = nil
-		if l.torn { // its beginning is in the other file
+		if l.torn { // the line's beginning is in the old file
 			l.lines = l.lines[bytes.Index(l.lines, newline)+1:]
 			l.torn = false
 			l.lose(min(l.count, 1))

@@ -145,7 +145,7 @@ func notFound(message string) error { return &api.Error{Code: http.StatusNotFoun
 // milliseconds returns d in the API's unit.
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// offset pages a list by position.
+// offset returns the page of items at the position in token, and the token of the next page.
 func offset[T any](items []T, limit int, token string) ([]T, string, error) {
 	at := 0
 	if token != "" {

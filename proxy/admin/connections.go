@@ -161,8 +161,8 @@ var connectionKeys = map[string]func(a *API, s seen, now time.Time) int64{
 	},
 }
 
-// older returns the page after token of connections that begin with the newest, and the token of the next
-// page.
+// older returns the page of all after token, and the token of the next page. all is sorted from the newest to the
+// oldest connection.
 func older(all []seen, size int, token string) (page []seen, next string, err error) {
 	before := uint64(math.MaxUint64)
 	if token != "" {
@@ -183,7 +183,7 @@ func older(all []seen, size int, token string) (page []seen, next string, err er
 	return all, next, nil
 }
 
-// tried reports whether the connection involves the selected endpoint.
+// tried reports whether usher attempted to connect l to the selected endpoint.
 func (s *selection) tried(l *conn.Record) bool {
 	return s.anyEndpoint() || slices.ContainsFunc(l.Attempts(), func(t conn.Attempt) bool { return s.hasEndpoint(t.Endpoint, t.Pod) })
 }

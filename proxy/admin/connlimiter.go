@@ -7,10 +7,10 @@ import (
 	"sync"
 )
 
-// connLimiter limits the concurrent clients of one or several servers. A client that comes at the maximum does not
-// wait: it replaces an earlier client. That is one of the source with the most clients: the earliest whose
-// request is not being answered, or else the earliest. So a client with idle connections, or one that sends a
-// byte from time to time, keeps no other client out.
+// connLimiter limits the concurrent clients of one or several servers. At the limit, a new client does not wait: it
+// replaces a client of the source that has the most. Of these, it replaces the earliest whose request is not being
+// answered or, if there is none, the earliest. So idle connections, and clients that send a byte from time to time,
+// keep no other client out.
 type connLimiter struct {
 	slots int
 

@@ -26,10 +26,10 @@ const MaxSubscribers = 128
 var heartbeat = 15 * time.Second
 
 const (
-	// patience is how long a subscriber may take to receive sent data; then it is disconnected.
+	// patience is how long a write to a subscriber may take; then usher disconnects it.
 	patience = 10 * time.Second
-	// gathering is how long events are collected before they are sent, so that each one wakes neither the
-	// proxy nor a subscriber.
+	// gathering is how long events are collected before they are sent, so that a single event wakes neither the
+	// stream's goroutine nor the subscriber.
 	gathering = 25 * time.Millisecond
 	// batch is the number of events taken from the trace at once.
 	batch = 64

@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// guard passes only requests meant for this server, from a user who types an address or runs a program. It
-// refuses those of another site's page in the user's browser.
+// guard passes requests that a user types into a browser or that a program sends. It refuses requests that the
+// page of another site makes the user's browser send.
 //
-// A page can make its own name resolve to 127.0.0.1 (DNS rebinding): then the browser sends requests with
-// that name to this server. So guard refuses names other than those of the loopback interface and the one
-// that the server listens on; an address cannot be rebound. A page may also send requests without seeing the
-// answers, to keep the server busy: browsers mark those in Sec-Fetch-Site.
+// Such a page can make its own name resolve to 127.0.0.1 (DNS rebinding): then the browser sends requests with
+// that name to this server. So guard refuses names other than localhost and the one that the server listens on;
+// an address cannot be rebound. A page may also send requests without seeing the answers, to keep the server
+// busy: browsers mark those in Sec-Fetch-Site.
 type guard struct {
 	host string // the configured listen host
 	next http.Handler

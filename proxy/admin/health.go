@@ -13,8 +13,8 @@ import (
 
 // Health serves /healthz and /livez.
 //
-// A proxy is alive while the last requested change has been applied, or has not waited for longer than
-// Timeout. It is healthy if it has also completed its initial sync, and its node is not about to leave. Load
+// A proxy is alive while no requested change has waited for longer than Timeout. It is healthy if it has also
+// completed its initial sync, still accepts clients, and its node is not about to leave. Load
 // balancers use /healthz to decide whether to send clients here (KEP-3836); the kubelet uses /livez to decide
 // whether to restart the Pod.
 type Health struct {
@@ -36,8 +36,8 @@ type Health struct {
 // counterPair counts answers of 200 and of 503.
 type counterPair struct{ ok, unavailable atomic.Int64 }
 
-// APIServerStatus is whether the API server sends its objects. The health port is open to all clients. So an
-// error is reported as one word, without text, which may contain addresses and more.
+// APIServerStatus is whether the API server sends its objects. The health port is open to all clients. So it
+// reports an error as one word: the text of an error may contain addresses.
 type APIServerStatus struct {
 	Connected bool      `json:"connected"`
 	Since     time.Time `json:"since,omitzero"`

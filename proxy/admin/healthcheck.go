@@ -40,13 +40,13 @@ type healthCheck struct {
 	port    uint16
 	local   [2]atomic.Int64 // endpoints of IPv4, and of IPv6
 	server  *http.Server    // nil while the port is unavailable
-	failed  string          // why
+	failed  string          // why the port is unavailable; "" if it is not
 
 	listeners []net.Listener // of server
 }
 
-// SetNetworks sets the networks that the node's listen addresses must be in; none, the default, means all
-// addresses.
+// SetNetworks makes the servers listen only on the node's addresses in these networks; none, the default, means
+// all addresses.
 func (h *HealthChecks) SetNetworks(within []netip.Prefix) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -196,8 +196,8 @@ func (c *healthCheck) report(err error) {
 	}
 }
 
-// answer answers a load balancer as kube-proxy does, which has a server for each IP family: it counts the
-// endpoints of the request's family.
+// answer answers a load balancer. It counts only endpoints of the request's IP family, as kube-proxy does, which
+// has a server for each family.
 func (c *healthCheck) answer(w http.ResponseWriter, r *http.Request) {
 	serving := c.owner.Serving()
 	local := c.local[0].Load()

@@ -10,7 +10,7 @@ type metric struct {
 	desc       *prometheus.Desc
 }
 
-// allMetrics holds all metrics, in the order of the documentation.
+// allMetrics holds the metrics below, in the order of the documentation.
 var allMetrics []*metric
 
 func counter(name, help string, labels ...string) *metric {

@@ -132,8 +132,8 @@ func (m *Metrics) Watch(a *API, l *accesslog.Log, queries func() map[[2]string]i
 	m.proxy.api, m.proxy.accessLog, m.proxy.queries = a, l, queries
 }
 
-// Describe implements prometheus.Collector. It describes nothing, since the labels are unknown until they
-// occur; that makes the collector an unchecked one.
+// Describe implements prometheus.Collector. It describes nothing, so the Registry does not compare the metrics with
+// descriptions (an unchecked collector).
 func (c *proxyCollector) Describe(chan<- *prometheus.Desc) {}
 
 func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {

@@ -20,7 +20,7 @@ import (
 // Limits of the search for problems.
 const (
 	maxProblems  = 100
-	problemsCost = 50              // searching takes at most one part in this many of the time
+	problemsCost = 50              // searches take at most 1/problemsCost of the time
 	problemsRest = 2 * time.Second // shortest interval between searches, however many readers there are
 	lostFor      = 5 * time.Minute // how long lost lines of the access log count as a problem
 	nearLimit    = 0.9
@@ -39,7 +39,8 @@ type problemFinder struct {
 	since map[string]time.Time // of problems without a time of their own
 }
 
-// problems returns the first problems, their total number, and a summary in one sentence.
+// problems returns the first maxProblems problems, their total number, and a summary in one sentence. Until the next
+// search is due, it repeats the last result.
 func (a *API) problems(stats *proxy.Stats, now time.Time) (list []api.StatusProblem, total int, attention string) {
 	f := &a.finder
 	f.mu.Lock()

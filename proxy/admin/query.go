@@ -75,7 +75,7 @@ func queryNames(route api.Route) string {
 	return strings.Join(names, ", ")
 }
 
-// flag returns the value of a validated boolean parameter, or otherwise without it.
+// flag returns the value of a validated boolean parameter; if it is absent, the argument otherwise.
 func flag(values url.Values, name string, otherwise bool) bool {
 	if v, err := strconv.ParseBool(values.Get(name)); err == nil {
 		return v
@@ -83,7 +83,7 @@ func flag(values url.Values, name string, otherwise bool) bool {
 	return otherwise
 }
 
-// number returns the value of a validated integer parameter, or otherwise without it.
+// number returns the value of an integer parameter, from least to most; if it is absent, the argument otherwise.
 func number(values url.Values, name string, least, most, otherwise int64) (int64, error) {
 	if !values.Has(name) {
 		return otherwise, nil
@@ -95,7 +95,7 @@ func number(values url.Values, name string, least, most, otherwise int64) (int64
 	return n, nil
 }
 
-// interval returns the value of a duration parameter, or 0 without it.
+// interval returns the value of a duration parameter; 0 if it is absent.
 func interval(values url.Values, name string) (time.Duration, error) {
 	if !values.Has(name) {
 		return 0, nil

@@ -114,8 +114,8 @@ func HealthHandler(h *Health) http.Handler {
 	return oneAnswer(mux)
 }
 
-// oneAnswer closes a connection after its first answer. Health checks are rare, and an open connection takes
-// another's slot.
+// oneAnswer closes a connection after its first answer. Health checks are rare, and an open connection would
+// occupy a slot between two of them.
 func oneAnswer(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Connection", "close")
@@ -123,8 +123,8 @@ func oneAnswer(next http.Handler) http.Handler {
 	})
 }
 
-// Handler returns the handler of the admin address: the API, the metrics of registry, and config, the
-// configuration in force, as JSON.
+// Handler returns the handler of the admin address (see the package comment). registry has the metrics. config is
+// the configuration in force, which is served as JSON.
 func Handler(a *API, h *Health, registry *prometheus.Registry, config any) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", h.Healthz)

@@ -24,10 +24,10 @@ const others = "(others)"
 type serviceSeries struct {
 	mu   sync.Mutex
 	has  map[types.NamespacedName]bool
-	rest map[types.NamespacedName]bool // those in others; they stay there, since its counters must not go down
+	rest map[types.NamespacedName]bool // those in others; they stay there: moving them would make its counters go down
 }
 
-// collect sends them, and the number of endpoints.
+// collect sends the series, and the number of endpoints by state.
 func (s *serviceSeries) collect(out chan<- prometheus.Metric, p *proxy.Proxy, a *API) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

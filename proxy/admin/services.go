@@ -121,7 +121,7 @@ func groups(views []proxy.PortView) (list []group) {
 
 func (g group) name() types.NamespacedName { return g[0].Port.ID.ServiceName() }
 
-// key sorts as PortID does: a slash would not, since "-" comes before it.
+// key returns a name that sorts as PortID does. With a slash it would not, since "-" comes before "/".
 func (g group) key() string { return g[0].Port.ID.Namespace + "\x00" + g[0].Port.ID.Service }
 
 func (g group) has(protocol config.Protocol) bool {
@@ -234,9 +234,9 @@ func stateOf(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoint
 }
 
 // When an endpoint is unresponsive: at least fewestUnresponsive clients got no byte recently, since a browser
-// sometimes opens a connection and sends no request. A client whose connection is open counts after longWait. If it answers others, the part of its clients without a
-// byte is at least unresponsivePart, and unresponsiveTimes that of the other endpoints, which had at least
-// fewestClientsCompare clients.
+// sometimes opens a connection and sends no request. A client whose connection is open counts after longWait. If
+// the endpoint answers others, the part of its clients without a byte is at least unresponsivePart. It is also at
+// least unresponsiveTimes that of the other endpoints, which had at least fewestClientsCompare clients.
 const (
 	longWait             = 10 * time.Second
 	fewestUnresponsive   = 5
@@ -254,7 +254,7 @@ func unresponsive(v *proxy.PortView, e *balance.Endpoint, now time.Time) bool {
 	}
 	l := recentLatencyOf(e, now)
 	if clients := float64(clientsWaited(e, l, now)); few(clients-float64(l.firstByte.Number()), clients) {
-		return false // as for almost all; the rest looks at all connections and endpoints
+		return false // true of almost all endpoints; the rest visits all connections and endpoints
 	}
 	waiting := v.Waiting(now, longWait)
 	each, all := v.Responses(func(o *balance.Endpoint) proxy.Responses {
@@ -277,8 +277,8 @@ func withoutResponse(e *balance.Endpoint, waiting map[netip.AddrPort]int64, now 
 	return ended + waiting[e.Addr]
 }
 
-// clientsWaited returns how many clients connected to e recently, l being its latency, without those that closed soon
-// and used nothing: these check only whether the port is open.
+// clientsWaited returns how many clients connected to e recently. It leaves out those that closed soon and moved no
+// data, such as TCP health checks. l is the latency of e.
 func clientsWaited(e *balance.Endpoint, l recentLatency, now time.Time) int64 {
 	return max(0, int64(l.connect.Number())-e.UnusedRecently(now))
 }
@@ -434,8 +434,8 @@ func quarantine(e *balance.Endpoint, now time.Time) *api.Quarantine {
 	return &api.Quarantine{Until: h.Until, SecondsLeft: max(0, h.Until.Sub(now)).Seconds(), Probed: h.UntilProbe, Failures: h.Failures, Cause: h.Err.Error()}
 }
 
-// Planned returns the details of a service port that a proxy with these defaults does not serve yet: without
-// listeners, rules and connections.
+// Planned returns the details that port would have in a proxy with the defaults d, without listeners, rules and
+// connections.
 func Planned(port config.ServicePort, d api.Defaults) api.ServicePort {
 	o := proxy.Options{IdleTimeout: duration(d.ConnectionIdleSeconds), MaxAge: duration(d.MaxAgeSeconds), UDPIdleTimeout: duration(d.UDPIdleSeconds),
 		EndpointLimit: d.EndpointLimit, QueueTimeout: duration(d.QueueSeconds),

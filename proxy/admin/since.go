@@ -66,9 +66,9 @@ func (a *API) summary(g group, reports []config.Report, now time.Time) api.Servi
 	return s
 }
 
-// service returns since when a Service is in its state at now. If the Service is new, or was in another
-// state, this is when the first of its endpoints that are not ready now changed, as far as known. States worse than
-// degraded begin with the last change, since one usable endpoint prevents them.
+// service returns since when a Service is in its state at now. If the Service is new, or was in another state,
+// service derives this from the known changes of its endpoints that are not ready. States up to degraded begin with
+// the first of these changes. Worse states begin with the last one, since one usable endpoint prevents them.
 func (s *starts) service(g group, state api.ServiceState, now time.Time) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -60,7 +60,7 @@ func (a *API) ends(*http.Request) (any, error) {
 	return list, nil
 }
 
-// Defaults returns those of a proxy that is started without flags.
+// Defaults returns the defaults of a proxy that is started without flags.
 func Defaults() api.Defaults {
 	o := proxy.Defaults()
 	return defaults(&o)

@@ -129,9 +129,10 @@ func recent(r *latency.Recent, now time.Time) int64 {
 	return int64(l.Number())
 }
 
-// Since returns when the endpoint entered state, a number below 16 that the caller defines. If state differs from that
-// of the last call, or exact is set and began is later than the remembered time, Since remembers and returns began.
-// Otherwise it returns the remembered time. If exact is not set, began is an estimate.
+// Since returns when the endpoint entered state, a number below 16 that the caller defines. The parameter began is that
+// time; unless exact is set, it is an estimate. Since remembers and returns began if state differs from that of the
+// last call. It also does so if exact is set and began is later than the remembered time. Otherwise it returns the
+// remembered time.
 func (s *State) Since(state uint8, began time.Time, exact bool) time.Time {
 	for {
 		was := s.shown.Load()
@@ -242,7 +243,7 @@ func (s *State) ended(broken bool) {
 // counted returns the number of connections in ends.
 func counted(ends uint32) int { return max(0, bits.Len32(ends)-1) }
 
-// broke returns how many of these were broken.
+// broke returns how many of the connections in ends were broken.
 func broke(ends uint32) int { return max(0, bits.OnesCount32(ends)-1) }
 
 // Outlier reports whether the endpoint breaks many connections, see outlierWindow.

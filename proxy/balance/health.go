@@ -113,13 +113,13 @@ type failureStreak struct {
 	down             bool
 	failures, passes int32     // consecutive failures; checks that passed since the last failure
 	since            time.Time // when the endpoint became Down
-	until            time.Time // when the next probe is due, or HalfOpen begins; in passive, once a recheck has passed: the time of that recheck
+	until            time.Time // when the next probe is due, or HalfOpen begins; in passive, after a passed recheck: the time of that recheck
 	err              error     // the last
 }
 
 // passive is the series of clients' failed attempts. After a passed recheck, down is false, but the number of failures
 // is kept until a client has connected, at most for Policy.Max. Otherwise each quarantine of an endpoint that answers
-// only probes would last Policy.First.
+// only probes would take Policy.First.
 type passive struct {
 	failureStreak
 	rechecked bool       // down until a recheck passes
@@ -132,16 +132,17 @@ type passive struct {
 	healthyAfter time.Duration
 }
 
-// Report records an observation, and notifies the Pool's Watcher. Connected needs no Policy. It takes no lock, except
-// those of queues if clients wait and the health changed. Apart from Report, only two events change the health: a
+// Report records an observation, and notifies the Pool's Watcher. Connected needs no Policy. It takes no lock of this
+// package, except those of queues if clients wait and the health changed. Only two other events change the health: a
 // choice claims a HalfOpen endpoint, or a removed endpoint returns.
 //
-// A failed attempt begins a new, longer quarantine only if it started after the previous quarantine had ended. So two
-// kinds of attempts do not count: those in progress when the quarantine began, and those made during it. (A client
-// tries an endpoint in quarantine if no other is left, or to keep its affinity.)
+// A failed attempt begins a new, longer quarantine only if it started after the previous quarantine had ended. So
+// attempts that were in progress when the quarantine began, or that started during it, do not count. (A client tries an
+// endpoint in quarantine if no other is left, or to keep its affinity.)
 //
-// If an attempt for a client had no answer, and may affect that client alone, a NetworkPolicy may block it. While only
-// this client fails, each quarantine lasts First, and clients with affinity keep using the endpoint.
+// An attempt that gets no answer may affect its client alone, for example because of a NetworkPolicy: see
+// Report.Client. While only this client fails, each quarantine takes First, and clients with affinity keep using the
+// endpoint. Such a failure counts if it ends after the previous quarantine.
 //
 // Checks and attempts cause separate quarantines: neither kind ends one that the other began. There is one exception:
 // when checks make an endpoint Down, a quarantine that only one client's attempts caused is dropped.

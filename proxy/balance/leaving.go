@@ -12,11 +12,11 @@ import (
 type Leaving struct {
 	*Endpoint
 	Since time.Time // when it began to terminate or was removed
-	Gone  bool
-	Ended bool // its connections were ended; set by the caller that ended them
+	Gone  bool      // it was removed
+	Ended bool      // its connections were ended; set by the caller that ended them
 }
 
-// leave updates p.Leaving. The parameter gone has the endpoints that were just removed.
+// leave updates p.Leaving. The parameter gone holds the endpoints that were just removed.
 func (p *Pool) leave(gone []*Endpoint, now time.Time) {
 	before := p.Leaving
 	had := make(map[*State]*Leaving, len(before)) // the previous entries; those found below are deleted
@@ -56,7 +56,7 @@ type identity struct {
 	pod  string
 }
 
-// left returns the States of the endpoints in p.Leaving. It builds a map, so call it once per update.
+// left returns the States of the endpoints in p.Leaving. It builds a map, so Update calls it only once.
 func (p *Pool) left() map[identity]*State {
 	left := make(map[identity]*State, len(p.Leaving))
 	for _, l := range slices.Backward(p.Leaving) {

@@ -129,8 +129,8 @@ func (s *Set) Pick(a Request) (Choice, bool) {
 // endpoint; call Release to return it. If no slot is free, or other clients are ahead, the Choice is Full. Then Take
 // adds w to the queue, unless w is nil or QueueLimit is reached.
 //
-// If a Set is older than the Pool.Update that introduced a limit, it does not skip full endpoints. If the chosen one is
-// full, Take therefore chooses again with skipFull set.
+// A Set that is older than the Pool.Update that introduced a limit does not skip full endpoints. If it chooses a full
+// one, Take chooses again with skipFull set.
 func (s *Set) Take(a Request, previous netip.AddrPort, w *Waiter) (Choice, bool) {
 	for {
 		var c Choice
@@ -165,9 +165,8 @@ func (s *Set) Take(a Request, previous netip.AddrPort, w *Waiter) (Choice, bool)
 	}
 }
 
-// Peek predicts what Pick will return to a later caller. It uses up no turn, and claims no HalfOpen endpoint. Turn 0
-// predicts the next call of Pick. To predict the call after that, pass as turn what Peek has returned as next, and so
-// on.
+// Peek predicts the result of a later call of Pick. It uses up no turn, and claims no HalfOpen endpoint. Turn 0
+// predicts the next call of Pick. To predict the call after that, pass the returned next as turn, and so on.
 func (s *Set) Peek(turn uint32, a Request) (c Choice, next uint32, ok bool) {
 	c, skipped, ok := s.pick(look{Request: a, turn: s.cursor.Load() + turn})
 	return c, turn + 1 + skipped, ok
@@ -280,7 +279,7 @@ func (s *Set) lastResort(l look, first *Endpoint) (c Choice, skipped uint32, ok 
 	return Choice{}, 0, false
 }
 
-// pickResult has the findings of a choice so far.
+// pickResult holds the results of a choice so far.
 type pickResult struct {
 	Choice
 	fallback    *Endpoint // the first one in quarantine

@@ -26,8 +26,8 @@ type Pool struct {
 	// The usable endpoints by kind of client: see config.ServicePort. Never nil after Update.
 	Cluster, Internal, External *Set
 
-	// Leaving are endpoints that terminate, and removed ones that had connections at the last Update. It is
-	// empty for UDP.
+	// Leaving holds the endpoints that terminate, and removed ones that had connections at the last Update. It is empty
+	// for UDP.
 	Leaving []Leaving
 
 	bound   atomic.Int64             // maximum number of connections to each endpoint; 0 = no limit

@@ -13,7 +13,7 @@ type scheduler struct {
 type order interface {
 	// look returns the i-th endpoint to look at in one choice: i is 0 at first, and grows by one when the previous
 	// endpoint was skipped. It may return an endpoint twice. After nil, or after maxLooks endpoints, the choice looks
-	// at all endpoints again in the order of the Set, from the index l.turn, modulo their number.
+	// at all endpoints again in the order of the Set. It begins at the index l.turn modulo their number.
 	look(s *Set, l look, i uint32) *Endpoint
 }
 

@@ -19,8 +19,8 @@ type slowStart struct {
 // leastShare is the initial share of an endpoint, Envoy's min_weight_percent.
 const leastShare = 0.1
 
-// newSlowStart returns nil if no endpoint of s is new at now, or if slow start makes no sense: with
-// schedulers that hash, clients would move to another endpoint and back.
+// newSlowStart returns nil if no endpoint of s is new at now, or if the scheduler hashes: clients would move to another
+// endpoint and back.
 func newSlowStart(s *Set, port *config.ServicePort, now time.Time) *slowStart {
 	switch port.Scheduler {
 	case config.SourceHash, config.DestinationHash, config.Maglev:

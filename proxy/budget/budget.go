@@ -1,11 +1,11 @@
 // Package budget counts the file descriptors of this process and limits their use. Listeners, connections and UDP
 // sessions take from the budget.
 //
-// No kind of use can take all descriptors from the others. Of the descriptors that are not reserved for other uses, UDP
-// sessions have at most a quarter, since any host can send datagrams with forged source addresses. Where UDP is served,
-// connections leave an eighth to it, so that a node's DNS keeps working. The last part of each limit is reserved: an
-// eighth of the connections, and of the sessions, for clients that have few; a sixteenth of the connections for service
-// ports that have few; an eighth of the listeners for namespaces that have few.
+// No kind of use can take all descriptors from the others. Some descriptors are reserved for other uses. Of the rest,
+// UDP sessions have at most a quarter, since any host can send datagrams with forged source addresses. Where UDP is
+// served, connections leave an eighth to it, so that a node's DNS keeps working. The last part of each limit is
+// reserved: an eighth of the connections, and of the sessions, for clients that have few; a sixteenth of the
+// connections for service ports that have few; an eighth of the listeners for namespaces that have few.
 package budget
 
 import (
@@ -79,7 +79,7 @@ const (
 	mostReserved = 256 + 2*mostProbes + handover.SocketsAtOnce
 )
 
-// maxListeners returns the maximum number of descriptors for listeners: a quarter stays for connections, without which
+// maxListeners returns the maximum number of descriptors for listeners. A quarter stays for connections, without which
 // listeners are useless.
 func (b *Budget) maxListeners() int64 { return max(1, b.usable*3/4) }
 
@@ -99,9 +99,9 @@ func (b *Budget) localListeners(udp bool) (open *atomic.Int64, most int64) {
 }
 
 // AdmitListener returns an error if there is no capacity for another listener of a Service in namespace. local means
-// that it gets one of the kernel's ephemeral ports. Listeners on these are limited, so that Services with many ports
-// leave enough of them for the node's own connections. A namespace with more than half of all listeners gets none of
-// the last eighth.
+// that it gets one of the kernel's ephemeral ports. The number of such listeners is limited, so that Services with many
+// ports leave enough ports for the node's own connections. A namespace with more than half of all listeners gets none
+// of the last eighth.
 func (b *Budget) AdmitListener(namespace string, udp, local bool) error {
 	b.mu.Lock()
 	large := 2*b.inNamespace[namespace] > b.Listeners.Load()

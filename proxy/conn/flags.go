@@ -40,9 +40,9 @@ func (f Flags) Words() (words []string) {
 	return words
 }
 
-// Failed reports whether a connection with this outcome was never established, or was reset by its endpoint. Clients
-// that usher did not serve because it stopped have not failed, nor have UDP sessions that end because they are idle or
-// evicted, or because their endpoint or VIP was removed: some protocols have no answers.
+// Failed reports whether a connection with this outcome was never established, or was reset by its endpoint. It returns
+// false for clients that usher did not serve because it stopped. It also returns false for UDP sessions that were idle
+// or evicted, or lost their endpoint or VIP, since some protocols have no answers.
 func (r *Record) Failed(o outcome.Outcome) bool {
 	switch o {
 	case outcome.Idle, outcome.EndpointRemoved, outcome.VIPRemoved, outcome.Drained:

@@ -34,9 +34,9 @@ type Record struct {
 	// Most connections have one attempt, which succeeds: it is in first. Otherwise attempts has all attempts.
 	first       answered
 	attempts    atomic.Pointer[[]Attempt] // replaced, never changed
-	established atomic.Int64              // time of the successful attempt, in ns after Start, at least 1; 0 if there is none. Set last
+	established atomic.Int64              // end of the successful attempt, in ns after Start, at least 1; 0 if there is none. Set last
 
-	firstByte atomic.Int64 // result of FirstByte in ns. Before that byte: 0 or, once the client has sent data, minus the time in which it was connected and silent
+	firstByte atomic.Int64 // result of FirstByte in ns, or unknownFirstByte. Before that byte: 0 or, once the client has sent data, minus the time in which it was connected and silent
 	ending    atomic.Pointer[Ending]
 
 	Trace Links
@@ -147,8 +147,8 @@ func (r *Record) Attempted(now time.Time, a Attempt) {
 	r.report(step)
 }
 
-// Delayed reports a wait before an attempt, or before the search ends: its start, if kind is Waiting, or its end, if
-// kind is Queued.
+// Delayed reports a wait of duration d before an attempt, or before the search ends. It is called at the start of the
+// wait if kind is Waiting, and at its end if kind is Queued.
 func (r *Record) Delayed(kind Kind, now time.Time, d time.Duration) {
 	r.report(Step{Kind: kind, Time: now, Duration: d, Attempt: r.Tries()})
 }
@@ -162,16 +162,16 @@ func (r *Record) Adopted(now time.Time, endpoint netip.AddrPort, pod string) {
 	r.report(Step{Kind: Established, Time: now})
 }
 
-// ClientFirstByte records that the client of an established connection sent its first byte at now. It is called at most once, and
-// not concurrently with EndpointFirstByte.
+// ClientFirstByte records that the client of an established connection sent its first byte at now. It is called at most
+// once, and never concurrently with EndpointFirstByte.
 func (r *Record) ClientFirstByte(now time.Time) {
 	if at := r.established.Load(); at > 0 && r.firstByte.Load() == 0 {
 		r.firstByte.Store(min(0, at-int64(now.Sub(r.Start))))
 	}
 }
 
-// EndpointFirstByte records that the endpoint's first byte for the client arrived at now. It returns the endpoint's
-// share of FirstByte: the time since the successful attempt began. It is called at most once.
+// EndpointFirstByte records that the endpoint's first byte for the client arrived at now. It returns the part of
+// FirstByte after the start of the successful attempt. It is called at most once.
 func (r *Record) EndpointFirstByte(now time.Time) time.Duration {
 	took := max(unknownFirstByte+1, now.Sub(r.Start)+time.Duration(r.firstByte.Load()))
 	r.firstByte.Store(int64(took))
@@ -183,7 +183,7 @@ func (r *Record) EndpointFirstByte(now time.Time) time.Duration {
 	return max(0, took-began)
 }
 
-// Closed reports the end of the connection, and its endpoint, if it had one.
+// Closed reports the end of the connection. The parameter at is its endpoint, or invalid if it had none.
 func (r *Record) Closed(now time.Time, result outcome.Result, at netip.AddrPort) {
 	took := now.Sub(r.Start)
 	e := &Ending{Result: result, Duration: took, Flags: r.Flags(took, result.Outcome), Served: at.IsValid()}
@@ -210,8 +210,8 @@ func (r *Record) report(s Step) {
 // unknownFirstByte is the value of firstByte for an unknown time.
 const unknownFirstByte = 1
 
-// FirstByte returns the time from accept to the endpoint's first byte, without the time in which the client was
-// connected to an endpoint and had not sent anything. It is 0 if no byte has arrived, or if the time is unknown.
+// FirstByte returns the time from accept to the endpoint's first byte. It omits the time in which the client was
+// connected to an endpoint and had sent nothing. It is 0 if no byte has arrived, or if the time is unknown.
 func (r *Record) FirstByte() time.Duration {
 	if first := r.firstByte.Load(); first > unknownFirstByte {
 		return time.Duration(first)
@@ -220,8 +220,8 @@ func (r *Record) FirstByte() time.Duration {
 }
 
 // WaitsForByte returns how long the client of an open connection has waited for the endpoint's first byte. It is 0 if
-// that byte has arrived, if the time is unknown, or if no endpoint is connected. It is the time that FirstByte counts,
-// but as long as the client has sent nothing, the time since accept.
+// that byte has arrived, if the time is unknown, or if no endpoint is connected. Once the client has sent data, it
+// omits the same time as FirstByte. Before that, it is the time since accept.
 func (r *Record) WaitsForByte(now time.Time) time.Duration {
 	if first := r.firstByte.Load(); first <= 0 && r.established.Load() > 0 {
 		return now.Sub(r.Start) + time.Duration(first)

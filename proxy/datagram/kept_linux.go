@@ -28,8 +28,8 @@ const (
 	maxKeptBytes = 16 << 20
 )
 
-// keep copies count datagrams of the loop's batch, the first of which has the number at. Of more than maxKept it copies
-// only the last. The parameter now is their time of arrival.
+// keep copies datagrams of the loop's batch: count of them, from index at on, but at most the last maxKept. The
+// parameter now is their time of arrival.
 func (k *kept) keep(lp *loop, now time.Time, at, count int) {
 	for i := at + max(0, count-maxKept); i < at+count; i++ {
 		d := &k.datagrams[k.count%maxKept]

@@ -20,10 +20,10 @@ const busyAfter = 64
 // epoch is the zero of the times stored in atomics. They are monotonic, unlike Unix times.
 var epoch = time.Now()
 
-// replies forwards the replies of a busy session. Its fields, except last, belong to the loop in the field loop, which
-// is not the session's. That loop also reads the session's key, control, hops, search (nil by then) and mute (false by
-// then) and the socket's fd, which do not change, and adds to the session's toClient and the front end's counters,
-// which are atomic.
+// replies forwards the replies of a busy session on another loop, the one in the field loop. That loop owns the other
+// fields, except last. It also reads fields that no longer change: the session's key, control, hops, search (nil) and
+// mute (false), and the socket's fd. It adds to the session's toClient and to the front end's counters, which are
+// atomic.
 type replies struct {
 	session   *session
 	loop      *loop

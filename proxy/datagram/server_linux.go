@@ -96,8 +96,8 @@ func (srv *Server) Stop() {
 // batchSize is the maximum number of datagrams that one system call receives or sends.
 const batchSize = 32
 
-// loop is the shared state of the sockets and sessions of one poller. Except for fields that are set before it starts,
-// it belongs to the poller's goroutine.
+// loop is the shared state of the sockets and sessions of one poller. It belongs to the poller's goroutine, except for
+// listeners, and for fields that are set before that goroutine first uses them.
 type loop struct {
 	server    *Server
 	counters  *frontend.Counters
@@ -159,7 +159,8 @@ func (lp *loop) clock() time.Time {
 func (lp *loop) endRound() {
 	lp.flush()
 	lp.now = time.Time{}
-	if !lp.poller.Crowded() { // a crowded poller may not have reported all descriptors that are ready, so expect must not count this round
+	// A crowded poller may not have reported all descriptors that are ready, so expect must not count this round.
+	if !lp.poller.Crowded() {
 		lp.round++
 	}
 }

@@ -20,7 +20,7 @@ import (
 )
 
 // session is one client's session. It ends when it is idle, evicted or no longer allowed, or when it loses its
-// endpoint; but if no endpoint has answered yet, it moves to another one, if there is one. It belongs to its loop.
+// endpoint. But if no endpoint has answered yet, it moves to another one, if there is one. It belongs to its loop.
 type session struct {
 	frontend.Conn
 	socket  *socket
@@ -212,8 +212,8 @@ func (lp *loop) close(fd int, watched forward.Registration, shared bool) {
 	unix.Close(fd)
 }
 
-// send forwards count datagrams of the loop's batch to the endpoint. It returns the number of datagrams that it has
-// dealt with: less than count if the endpoint had answered and now refuses. The session is over then.
+// send forwards count datagrams of the loop's batch to the endpoint, and returns how many it has handled. That is less
+// than count only if the endpoint refuses, and the session has ended because it cannot move to another one: see broken.
 func (s *session) send(at, count int) int {
 	b, c := s.socket.loop.in, &s.Front.Counters
 	s.touch()
@@ -253,7 +253,8 @@ func (s *session) send(at, count int) int {
 			if unsent := count - done; s.fd < 0 {
 				c.Drop(frontend.DropNoEndpoint, unsent-1) // s.failed has counted one of them
 			} else {
-				c.Drop(frontend.DropNoEndpoint, max(0, unsent-maxKept)) // the last maxKept were kept, if there was space, and sent to the next endpoint
+				// The last maxKept were kept, if maxKeptBytes allowed it, and sent to the next endpoint.
+				c.Drop(frontend.DropNoEndpoint, max(0, unsent-maxKept))
 			}
 			return count
 		case err == unix.ENOBUFS: // of the network interface
@@ -273,10 +274,10 @@ func (s *session) send(at, count int) int {
 	return done
 }
 
-// icmpError returns the error to act on after a read from fd, the session's socket, or a send has returned err. It
+// icmpError returns the error to act on when a read from the session's socket, fd, or a send has returned err. It
 // empties the socket's error queue. After EAGAIN it returns the ICMP error from the queue, if there is one: an earlier
-// call may have consumed the pending error. It returns ETIME in place of an ICMP error that is not the endpoint's
-// fault: the client sent a datagram with a low hop limit, or in fragments of which some were lost; or an endpoint that
+// call may have consumed the pending error. It replaces ICMP errors that do not prove a fault of the endpoint by ETIME.
+// The client may have sent a datagram with a low hop limit, or in fragments of which some were lost. An endpoint that
 // has answered may be reachable again soon.
 func (s *session) icmpError(fd int, err error) error {
 	last, kind := forward.TakeErrors(fd)
@@ -353,7 +354,7 @@ func (s *session) Ready(forward.Readiness) {
 }
 
 // reply receives replies to s from fd, and queues them for the end of the round. It returns their number and bytes, or
-// the error that means that the endpoint is unreachable.
+// an error if that means that the endpoint is unreachable.
 func (lp *loop) reply(s *session, fd int, c *burstSize) (n int, bytes int64, err error) {
 	if lp.outFrom != s.socket || lp.outCount == batchSize {
 		lp.flush()

@@ -38,13 +38,15 @@ type socket struct {
 	idle, unansweredIdle time.Duration
 	peak                 int // maximum number of sessions since the map was made
 	expiry               *time.Timer
-	ticking              bool        // expiry will call expire
-	lost                 uint32      // datagrams that the kernel dropped before they were received
-	inherited            bool        // from a predecessor, and nothing received yet: the kernel's count includes the predecessor's, so the first count is stored in lost, and not reported
-	deaf                 bool        // not watched
-	retry                *time.Timer // will call openAgain; nil for none
-	closed               bool
-	lent                 bool // another loop may send with it
+	ticking              bool   // expiry will call expire
+	lost                 uint32 // datagrams that the kernel dropped before they were received
+	// inherited is set until a socket from a predecessor receives its first datagrams. The kernel's count then includes
+	// the predecessor's, so it is stored in lost, and not reported.
+	inherited bool
+	deaf      bool        // not watched
+	retry     *time.Timer // will call openAgain; nil for none
+	closed    bool
+	lent      bool // another loop may send with it
 
 	// Once a successor has the socket: the function that closes it, and the number of clients that wait for a reply.
 	// See retire.
@@ -72,7 +74,7 @@ func newSocket(l *listener, lp *loop, fd int) *socket {
 	return sk
 }
 
-// retryOpen is the time after which a socket that cannot be watched tries again, unless stopReceiving was called.
+// retryOpen is the interval between attempts to watch a socket. stopReceiving ends these attempts.
 const retryOpen = time.Second
 
 func (sk *socket) openAgain() {

@@ -17,14 +17,15 @@ const weight = 100
 // answer is a zone's answer to a question.
 type answer struct {
 	code  int
-	own   bool   // the name is in the cluster's domain
+	own   bool   // the zone is responsible for the name in the question
 	ask   string // an external name that upstreams must resolve for the missing data; "" if there is none
 	found []dns.RR
 	soa   []dns.RR // of the zone, if there is no such name or no such data (RFC 2308, 2)
 	extra []dns.RR // records that the client will probably request next
 }
 
-// answer answers q as far as the zone can: it follows a Service that is an alias until the name is external.
+// answer answers q as far as the zone can. It follows ExternalName Services until it finds another kind of Service,
+// or an external name.
 func (z *zone) answer(q dns.Question) answer {
 	a := answer{}
 	owner, name := q.Name, dns.CanonicalName(q.Name)
@@ -60,8 +61,8 @@ func (z *zone) answer(q dns.Question) answer {
 	return a
 }
 
-// data returns f's records of type kind. Their order differs each time, so that clients which take the first
-// spread.
+// data returns f's records of type kind in random order, so that clients that use only the first record are spread
+// over all of them.
 func (z *zone) data(owner string, f found, kind uint16) (out []dns.RR) {
 	wanted := func(t uint16) bool { return kind == t || kind == dns.TypeANY }
 	for _, a := range f.addrs {
@@ -97,7 +98,7 @@ func (z *zone) address(owner string, a netip.Addr) dns.RR {
 	return &dns.AAAA{Hdr: z.header(owner, dns.TypeAAAA), AAAA: a.AsSlice()}
 }
 
-// extra returns the addresses of the hosts that SRV records name.
+// extra returns the address records of the hosts in the SRV records of data.
 func (z *zone) extra(data []dns.RR) (out []dns.RR) {
 	var hosts []string
 	for _, rr := range data {

@@ -18,7 +18,7 @@ type datagrams struct {
 func newDatagrams(conn net.PacketConn) datagrams {
 	udp, _ := conn.(*net.UDPConn)
 	if udp != nil {
-		// One of both fails, that of the other family; where both do, the kernel chooses the address.
+		// The call for the other address family fails. Where both fail, the kernel chooses the address.
 		_ = ipv4.NewPacketConn(udp).SetControlMessage(ipv4.FlagDst|ipv4.FlagInterface, true)
 		_ = ipv6.NewPacketConn(udp).SetControlMessage(ipv6.FlagDst|ipv6.FlagInterface, true)
 	}

@@ -22,7 +22,7 @@ const (
 
 // Options configure a Server. The zero value suits a cluster made by kubeadm.
 type Options struct {
-	// Domain is the cluster's domain, of all Services; "" means DefaultDomain.
+	// Domain is the domain of the cluster's Services; "" means DefaultDomain.
 	Domain string
 
 	// TTL is how long clients may cache an answer, in whole seconds; 0 means DefaultTTL.
@@ -37,7 +37,7 @@ type Options struct {
 	// reach it. An upstream that is the Server itself is skipped, so that queries do not loop.
 	Self netip.AddrPort
 
-	// Log receives messages when no upstream answers, and when one does again. May be nil.
+	// Log receives problems with upstreams, and when they answer again. May be nil.
 	Log logrus.FieldLogger
 }
 
@@ -48,8 +48,8 @@ type Server struct {
 	counts    counts
 }
 
-// New returns a Server that knows no Service yet: until the first Apply it answers SERVFAIL for names of the
-// cluster, so that clients do not conclude that they do not exist.
+// New returns a Server that knows no Service yet: until the first Apply it answers SERVFAIL for names in the
+// cluster's domain, so that clients do not conclude that these names do not exist.
 func New(o Options) (*Server, error) {
 	domain, err := ParseDomain(o.Domain)
 	if err != nil {

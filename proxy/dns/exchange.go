@@ -49,7 +49,7 @@ func (s *Server) complete(ctx context.Context, e *exchange) {
 	e.take(r)
 }
 
-// take adds an upstream's answer to the answer.
+// take adds an upstream's answer to the reply.
 func (e *exchange) take(r *dns.Msg) {
 	withoutOPT := slices.DeleteFunc(r.Extra, func(rr dns.RR) bool { return rr.Header().Rrtype == dns.TypeOPT })
 	e.reply.Rcode = r.Rcode

@@ -19,8 +19,8 @@ import (
 const (
 	// maxForwards is the maximum number of queries that wait for upstreams. Each has a socket.
 	maxForwards = 128
-	// tryTimeout is the time for one upstream, and askTimeout for all together: libc's resolver repeats its
-	// query after five seconds (resolv.conf(5), timeout).
+	// tryTimeout limits each step with one upstream: connecting, or waiting for its answer. askTimeout limits a query
+	// to all upstreams: libc's resolver repeats its query after five seconds (resolv.conf(5), timeout).
 	tryTimeout = 1500 * time.Millisecond
 	askTimeout = 4500 * time.Millisecond
 	// skipFor is how long an upstream that did not answer is asked after the others.
@@ -29,7 +29,6 @@ const (
 	logInterval = 10 * time.Second
 )
 
-// errNoUpstream means that there is no upstream.
 var errNoUpstream = errors.New("no upstream resolver is known")
 
 // upstreams are the resolvers for external names.
@@ -75,14 +74,14 @@ func (u *upstreams) reserve() bool {
 
 func (u *upstreams) release() { <-u.slots }
 
-// ask asks one upstream after the other, and returns the first success or NXDOMAIN; if there is none, another
-// answer.
+// ask queries one upstream after the other, and returns the first answer that is a success or NXDOMAIN. If there is
+// none, it returns the last other answer, or an error.
 func (u *upstreams) ask(ctx context.Context, m *dns.Msg) (poor *dns.Msg, err error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	start := time.Now()
 	defer func() {
-		if !errors.Is(ctx.Err(), context.Canceled) { // the Server ends
+		if !errors.Is(ctx.Err(), context.Canceled) { // canceled: the Server ends
 			u.logAvailability(start, err)
 		}
 	}()
@@ -157,7 +156,7 @@ func (u *upstreams) set(servers []netip.AddrPort) {
 	}
 }
 
-// isSelf reports whether a query to server would come back.
+// isSelf reports whether a query to server would come back to this Server.
 func (u *upstreams) isSelf(server netip.AddrPort) bool {
 	switch server.Addr() { // a query to an unspecified address goes to localhost
 	case netip.IPv4Unspecified():

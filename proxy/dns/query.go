@@ -2,8 +2,8 @@ package dns
 
 import "github.com/miekg/dns"
 
-// refused are the types that are not data of a name: zone transfers, and types of a message, not of a zone
-// (RFC 6895, 3.1).
+// refused holds the query types that are not data of a name: zone transfers, obsolete mail queries, and types that
+// belong to a message (RFC 6895, 3.1).
 var refused = map[uint16]bool{
 	dns.TypeAXFR: true, dns.TypeIXFR: true, dns.TypeMAILA: true, dns.TypeMAILB: true,
 	dns.TypeOPT: true, dns.TypeTSIG: true, dns.TypeTKEY: true, dns.TypeNone: true,
@@ -12,8 +12,8 @@ var refused = map[uint16]bool{
 // headerSize is the size of a message's header (RFC 1035, 4.1.1).
 const headerSize = 12
 
-// parse reads a query. If it can be answered, refusal is nil; otherwise refusal is the answer. Both are nil
-// if no answer must be sent: to a response, or to an invalid message.
+// parse reads a query. If the zone or an upstream can answer it, refusal is nil; otherwise refusal is the answer.
+// Both are nil if the Server must not answer: raw is a response, or too short for a header.
 func parse(raw []byte) (query, refusal *dns.Msg) {
 	if len(raw) < headerSize {
 		return nil, nil

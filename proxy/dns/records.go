@@ -15,7 +15,7 @@ type entry struct {
 	addrs     []netip.Addr
 	alias     string // the fully qualified target; "" if it is no alias
 	locations []location
-	names     []string // of the address that the name stands for
+	names     []string // for PTR: the names of the address that this name stands for
 	text      string
 	top       bool // a zone begins here
 }
@@ -67,7 +67,7 @@ func newRecords(name string, d *config.Discovery) records {
 }
 
 // addEndpoints adds the records of a headless Service. Without endpoints it has no records: its name does not
-// exist (2.4.1).
+// exist (specification, 2.4.1).
 func (r recordsBuilder) addEndpoints(name string, endpoints []config.DiscoveryEndpoint) {
 	for _, e := range endpoints {
 		host := hostLabel(e)

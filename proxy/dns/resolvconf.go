@@ -78,7 +78,8 @@ type resolvConf struct {
 	info   fs.FileInfo // nil if it did not exist
 }
 
-// changed reports whether the file has changed since the last call that checked it.
+// changed reports whether the file has changed since the last call that checked it. The first call returns true. A
+// call within lookInterval of the last check returns false, and does not check.
 func (r *resolvConf) changed(now time.Time) bool {
 	if !r.looked.IsZero() && now.Sub(r.looked) < lookInterval {
 		return false

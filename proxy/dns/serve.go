@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// maxQuery is the largest query over UDP, in bytes: a name and options.
+	// maxQuery is the maximum size of a query over UDP, in bytes: far more than a name and options need.
 	maxQuery = 4096
 	// maxClients is the maximum number of TCP connections per listener; further ones wait.
 	maxClients = 64
@@ -23,7 +23,8 @@ const (
 )
 
 // Serve answers the queries that arrive on pc (UDP) and l (TCP). It returns nil when ctx ends, and an error
-// if a socket fails. It closes both sockets. It may run for several pairs of sockets at once.
+// if a socket is closed before that; it retries after other errors. It closes both sockets. It may run for
+// several pairs of sockets at once.
 func (s *Server) Serve(ctx context.Context, pc net.PacketConn, l net.Listener) error {
 	l = netutil.LimitListener(l, maxClients)
 	ctx, cancel := context.WithCancel(ctx)
@@ -69,7 +70,7 @@ func (s *Server) serveUDP(ctx context.Context, d datagrams, workers *sync.WaitGr
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return err
-		case err != nil: // for one datagram, such as a reset on Windows, or out of memory
+		case err != nil: // it concerns one datagram, as a reset on Windows does, or memory is short
 			if !pause(ctx) {
 				return nil
 			}
@@ -110,7 +111,7 @@ func (s *Server) serveTCP(ctx context.Context, l net.Listener, workers *sync.Wai
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return err
-		case err != nil: // for one connection, or out of descriptors
+		case err != nil: // it concerns one connection, or no descriptor is free
 			if !pause(ctx) {
 				return nil
 			}
@@ -144,7 +145,7 @@ func (s *Server) serveClient(ctx context.Context, c net.Conn) {
 			s.complete(ctx, e)
 			s.upstreams.release()
 		}
-		if c.SetWriteDeadline(time.Now().Add(idleTimeout)) != nil { // the query may have come late, and its answer too
+		if c.SetWriteDeadline(time.Now().Add(idleTimeout)) != nil { // the query and its answer may have used up the deadline
 			return
 		}
 		if _, err := conn.Write(s.end(e, dns.MaxMsgSize-1)); err != nil {

@@ -44,8 +44,8 @@ func NewBatch(size int) *Batch {
 	}
 }
 
-// stride is the distance between two datagrams in memory: MaxDatagram and some more, so that the first bytes of all
-// datagrams do not compete for the same cache lines.
+// stride is the distance between two datagrams in memory, in bytes. It includes margin. Since it is no power of two,
+// the first bytes of all datagrams do not compete for the same cache lines.
 const stride = MaxDatagram + 192
 
 // margin is the free space before each datagram, for Prepend. It keeps the datagrams aligned.
@@ -163,8 +163,8 @@ func (b *Batch) Unaddress(i int) {
 }
 
 // Send sends the datagrams numbered at to at+count-1. It returns how many it sent before the first failure, and the
-// error of that failure. Adjacent datagrams of the same size pass through the kernel as one message, if Address got the
-// same peer and control pointers for them.
+// error of that failure. Adjacent datagrams that form a run (see segment_linux.go) pass through the kernel as one
+// message. A run needs the same peer and control pointers in its Address calls, or none (see Unaddress).
 func (b *Batch) Send(fd, at, count int) (sent int, err error) {
 	if count == 1 {
 		return b.sendOne(fd, at)

@@ -27,8 +27,8 @@ type Conn interface {
 //
 // that returns at once. ended reports whether the peer has ended its side; err is the error if the connection has
 // failed. Both are detected even if earlier bytes from the peer are unread. On Linux, a syscall.Conn needs no such
-// method. Any other Conn without it stays open after its peer has ended or failed, for as long as the other side of the
-// pair does not read.
+// method. Without it, any other Conn whose peer has ended or failed stays open as long as the other side of the pair
+// does not read.
 
 // Copy forwards bytes between client and endpoint, which it owns from then on. It returns at once. When the pair has
 // ended and both connections are closed, another goroutine calls owner.Ended once.
@@ -109,7 +109,7 @@ func newCopying(client, endpoint side, limits Limits, owner Owner) *copying {
 const slowAfter = time.Second
 
 // write calls f, which writes in direction d, and records errors other than EPIPE in d.failed. EPIPE means that the
-// peer of d.to had sent FIN before its reset (tcp_reset in the kernel); any other error means that it had sent no FIN.
+// peer of d.to had sent FIN before its reset (tcp_reset in the kernel). Any other error means that it had sent no FIN.
 func (fl *copying) write(d *direction, f func() error) error {
 	d.busy.Lock()
 	defer d.busy.Unlock()
@@ -126,9 +126,9 @@ func (fl *copying) write(d *direction, f func() error) error {
 	return err
 }
 
-// heldUp is called while d.to accepts no bytes. That may last forever. Meanwhile d.from is not read, so reading does
-// not detect its end or failure. If d.from has failed, heldUp ends the pair. If d.from has ended, HalfClosed applies
-// from now on.
+// heldUp is called while d.to accepts no bytes, a state that may never end. Meanwhile d.from is not read, so reading
+// does not detect its end or failure. If d.from has failed, heldUp ends the pair. If d.from has ended, HalfClosed
+// applies from now on.
 func (fl *copying) heldUp(d *direction) {
 	if !d.writing.Load() {
 		return
@@ -165,8 +165,8 @@ func rawOf(c side) syscall.RawConn {
 	return nil
 }
 
-// hungUp reports whether c's peer has ended its side, or the error with which it has failed, even if earlier bytes are
-// unread. If that cannot be detected, hungUp returns zero values.
+// hungUp reports whether c's peer has ended its side, and returns the error if c has failed, even if earlier bytes are
+// unread. If neither can be detected, hungUp returns zero values.
 func hungUp(c side) (ended bool, err error) {
 	if c, ok := c.(interface{ HungUp() (bool, error) }); ok {
 		return c.HungUp()
@@ -318,8 +318,8 @@ func (fl *copying) copy(d *direction, from, to Conn) {
 		reader.release()
 		switch {
 		case failed != nil:
-			// The destination may have sent bytes before it closed, such as a response to an incomplete request. So the opposite
-			// direction continues until these are delivered.
+			// The destination may have sent bytes before it closed, such as a response to an incomplete request. So the
+			// opposite direction continues until these are delivered.
 			fl.ended(d.toReset, failed)
 			return
 		case err != nil:
@@ -366,7 +366,7 @@ func (fl *copying) readEnded(d *direction, err error) {
 }
 
 // writeError returns the error of an earlier write to d.to. It is called when a read of d.to has returned io.EOF: after
-// a failed write, the kernel returns io.EOF instead of the error. A write may still be about to record its error, so
+// a failed write, a read returns io.EOF instead of the error. A write may still be about to record its error, so
 // writeError waits for it.
 func (fl *copying) writeError(d *direction) error {
 	if gone(d.to) { // then a write returns at once; otherwise it may take forever

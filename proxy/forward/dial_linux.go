@@ -31,9 +31,9 @@ type Client struct {
 // sockets of a pair after Continue.
 const clientEvents = Readable | HungUp | Urgent | Once
 
-// WatchClient makes the loop call the function changed when c has sent bytes, ended its side or reset the connection,
-// until c is closed or passed to Forward, which reuses the registration. It does nothing if c is already watched. Only
-// the loop may call it.
+// WatchClient makes the loop call the function changed when c has sent bytes, ended its side or reset the connection.
+// The loop watches c until c is closed or passed to Forward, which reuses the registration. WatchClient does nothing if
+// c is already watched. Only the loop may call it.
 func (l *Loop) WatchClient(c *Client, changed func()) (err error) {
 	if c.watcher != nil {
 		return nil
@@ -82,12 +82,12 @@ func (c *Client) Skip(n int) {
 }
 
 // readAhead is the maximum number of bytes read from a client that has no endpoint yet. Most requests are smaller, and
-// there may be many such clients.
+// there may be many such clients. It must not be less than proxyproto.MaxHeader.
 const readAhead = 4 << 10
 
 // ReadAhead reads the bytes that c has sent so far. The endpoint can then get them as soon as it has accepted, or even
-// with the last packet of the handshake. It returns the error if c has failed, such as by a reset. Only the loop may call
-// it, and only once.
+// with the last packet of the handshake. If c has failed, such as by a reset, ReadAhead returns the error. Only the
+// loop may call it, and only once.
 func (l *Loop) ReadAhead(c *Client) error {
 	if c.first != nil {
 		return nil // AwaitHeader has read bytes; later ones can wait
@@ -106,9 +106,14 @@ func (l *Loop) ReadAhead(c *Client) error {
 // AwaitHeader reads from c until enough returns true, or until readAhead bytes have arrived. Whenever bytes have
 // arrived, it passes all bytes so far to enough. Only the loop may call AwaitHeader.
 //
-// The loop calls done once, perhaps before AwaitHeader returns: with nil, a unix.Errno if c has failed or cannot be
-// watched, io.ErrUnexpectedEOF if c has ended its side, context.DeadlineExceeded after timeout, or context.Canceled
-// after CancelDials. Then the caller owns c again. Use only a few different timeouts: the loop has a queue for each.
+// The loop calls done once, perhaps before AwaitHeader returns; then the caller owns c again. The error is nil or:
+//
+//   - a unix.Errno if c has failed or cannot be watched
+//   - io.ErrUnexpectedEOF if c has ended its side
+//   - context.DeadlineExceeded after timeout
+//   - context.Canceled after CancelDials
+//
+// Use only a few different timeouts: the loop has a queue for each.
 func (l *Loop) AwaitHeader(c *Client, timeout time.Duration, enough func(first []byte) bool, done func(error)) {
 	a := &awaiting{loop: l, client: c, enough: enough, done: done, until: time.Now().Add(timeout)}
 	if a.read(); a.done == nil {
@@ -197,10 +202,11 @@ type Dialed struct {
 // (see BindTransparent). If from is the zero AddrPort, the kernel picks the address. hops is the hop limit of the
 // packets; 0 means the kernel's default. Only the loop may call Connect.
 //
-// The loop calls done once, perhaps before Connect returns: with nil when the connection is established, else with an
-// error that is or wraps a unix.Errno, context.DeadlineExceeded after timeout, or context.Canceled after CancelDials. A
-// timeout of 0 means none; use only a few different ones. The first bytes for the endpoint (see [Client.Opening]) are
-// in opening, and must not change. Sending them here saves a packet, and perhaps a round of the loop.
+// The loop calls done once, perhaps before Connect returns. The error is nil when the connection is established.
+// Otherwise it is context.DeadlineExceeded after timeout, context.Canceled after CancelDials, or it is or wraps a
+// unix.Errno. A timeout of 0 means none; use only a few different ones. The first bytes for the endpoint (see
+// [Client.Opening]) are in opening, and must not change. Sending them here saves a packet, and perhaps a round of the
+// loop.
 //
 // Connect returns nil if it has called done. Otherwise only Pending and Cancel of the returned Dialed may be used until
 // the loop calls done.
@@ -316,8 +322,8 @@ const (
 	fewPorts = 512
 	// fewFor is the time for which the limit applies.
 	fewFor = 10 * time.Second
-	// searchAllAfter limits an exception: if connect(2) may try only few ports and none of these is free, it may try
-	// all ports, but only once in this time. Such a search takes longest if no port is free.
+	// searchAllAfter limits an exception: if none of the few ports is free, connect(2) may try all ports, but only once
+	// in this time. Such a search takes longest if no port is free.
 	searchAllAfter = time.Second
 )
 
@@ -330,7 +336,7 @@ func (p *localPorts) maySearchAll(now time.Time) bool {
 	return true
 }
 
-// took records how long connect(2) took.
+// took records how long an attempt to begin a connection took; connect(2) may take most of that.
 func (p *localPorts) took(d time.Duration, now time.Time) {
 	if d >= slowConnect && !now.Before(p.until) {
 		p.until = now.Add(fewFor)

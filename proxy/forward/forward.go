@@ -45,7 +45,7 @@ type ending struct {
 	err     error
 }
 
-// cause records why the pair ends.
+// cause records o and err as the reason why the pair ends, unless the earlier outcome stays (see replaced).
 func (e *ending) cause(o outcome.Outcome, err error) {
 	if next := replaced(e.outcome, o); next != e.outcome {
 		e.outcome, e.err = next, plain(err)
@@ -66,23 +66,24 @@ func replaced(before, o outcome.Outcome) outcome.Outcome {
 	return o
 }
 
-// answered reports whether err, an endpoint's reset, was only its reply to the client's FIN, and so no failure: some
-// servers close with SO_LINGER 0 after the end of the stream. o is the pair's outcome so far. The endpoint must have
-// acknowledged every byte (see unsent), and have sent something if it got any. The client still gets the reset, since
-// bytes from the endpoint may be lost.
+// answered reports whether err, an endpoint's reset, was only its reply to the client's FIN, and so no failure. Some
+// servers close with SO_LINGER 0 after the end of the stream. o is the pair's outcome so far, and unsent the number of
+// bytes that the endpoint has not acknowledged. There must be none, and the endpoint must have sent something if it
+// received any. The client still gets the reset, since bytes from the endpoint may be lost.
 func answered(o outcome.Outcome, err error, toEndpoint, toClient int64, unsent int) bool {
 	const fin = 1 // FIN counts as a byte, and its ACK may be late
 	return o == outcome.ClientClosed && errors.Is(err, syscall.ECONNRESET) && unsent <= fin && (toClient > 0 || toEndpoint == 0)
 }
 
 // result returns the result of a pair that ended with outcome o and these numbers of bytes. untaken is the number of
-// bytes that the client did not acknowledge. It matters only if the client had ended its side, and then one of these
-// followed: the client reset the connection, or the pair reached a limit. If untaken includes all bytes for the client,
-// the client had left before the response, and its kernel refused the bytes.
+// bytes that the client did not acknowledge. It matters only in two cases: after the client had ended its side, it
+// reset the connection, or the pair reached a limit. If untaken includes all bytes for the client, the client had left
+// before the response, and its kernel refused the bytes.
 //
-// NoResponse also needs evidence that the client expected a response: it sent bytes, and either reset the connection,
-// or ended its side while the endpoint kept its own side open. A lost client (ETIMEDOUT) may not have waited for
-// anything. If the endpoint ended its side, too, the protocol may have no responses.
+// NoResponse also needs evidence that the client expected a response. The client must have sent bytes. It must also
+// have reset the connection, or have ended its side while the endpoint kept its own side open. A lost client
+// (ETIMEDOUT) may not have waited for anything. If the endpoint ended its side, too, the protocol may have no
+// responses.
 func result(o outcome.Outcome, err error, toEndpoint, toClient int64, untaken int) outcome.Result {
 	switch none := toEndpoint > 0 && toClient <= int64(untaken); {
 	case o == outcome.NoResponse && !none:
@@ -102,9 +103,9 @@ func plain(err error) error {
 	return err
 }
 
-// Limits limit the duration of a pair; 0 means no limit. They are checked from time to time, so a pair may last an
-// eighth longer. A pair that reaches a limit ends with a reset of both sides, so that they do not mistake this for the
-// regular end of the stream.
+// Limits limit the duration of a pair; 0 means no limit. Pairs are checked at intervals, so a pair may stay open for up
+// to an eighth longer. A pair that reaches a limit ends with a reset of both sides, so that neither mistakes this for
+// the regular end of the stream.
 type Limits struct {
 	// HalfClosed is the maximum time without movement once one direction has ended. It also applies once one side has
 	// ended, while the other side does not accept the earlier bytes.
@@ -114,14 +115,15 @@ type Limits struct {
 	// Age is the maximum duration of a pair. In its last eighth, the pair ends as soon as nothing moves.
 	Age time.Duration
 	// Retire, unless it is zero, is the latest time at which the pair ends. The pair ends earlier if nothing has moved
-	// for the duration lull, both peers have acknowledged all bytes, and none are unread.
+	// for the duration lull, no bytes are unread, and both peers have acknowledged all bytes. For SCTP, the kernel does
+	// not report the latter, so all bytes count as acknowledged.
 	Retire time.Time
 }
 
 // lull is the minimum time without movement before a pair with Limits.Retire ends.
 const lull = 250 * time.Millisecond
 
-// The time between two checks of a pair is at most an eighth of its shortest limit, but within these bounds; with
+// The time between two checks of a pair is at most an eighth of its shortest limit, but within these bounds. With
 // Retire, it is at most half of lull.
 const (
 	minPeriod = 10 * time.Millisecond
@@ -171,7 +173,7 @@ func (w *watch) verdict(l Limits, now time.Time, moved, half bool, q queue) outc
 		w.restart(now)
 	}
 	// If unsent bytes become fewer, the pair is not silent. first means that this is the first check since the silence
-	// began, so no earlier number is known. Usually no limit is reached that early; if one is, because checks were late,
+	// began, so no earlier number is known. Usually no limit is reached that early. If one is, because checks were late
 	// or were skipped during a handover, the silence starts again.
 	first := w.unsent < 0
 	if first && !moved {

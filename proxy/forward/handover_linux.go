@@ -74,7 +74,8 @@ func (l *Loop) PairsFrom(slot int, f func(*PairHere, Owner) bool) (next int, mor
 	return slot, slot < len(l.slots)
 }
 
-// slotsAtOnce limits the time of PairsFrom to about 0.1 ms if f does nothing, since the loop serves no one meanwhile.
+// slotsAtOnce limits the time of PairsFrom to about 0.1 ms if f does nothing, since the loop serves no connection
+// meanwhile.
 const slotsAtOnce = 1024
 
 // Freeze writes the bytes that the pair holds, as far as the sockets accept them, and removes the pair from the loop.

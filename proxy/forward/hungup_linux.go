@@ -38,8 +38,8 @@ func socketInline(raw syscall.RawConn) {
 	_ = raw.Control(func(fd uintptr) { _ = setOptions(int(fd), inline) }) // fails for non-TCP sockets, which have no urgent bytes
 }
 
-// readerOf returns a reader for c. It does not use net.TCPConn.Read: at an urgent byte, the kernel also returns EAGAIN
-// if a signal is pending, such as one of the Go runtime, and Read would then wait although bytes have arrived.
+// readerOf returns a reader for c. It does not use net.TCPConn.Read, which may wait although bytes have arrived. At an
+// urgent byte, the kernel also returns EAGAIN if a signal is pending, such as one of the Go runtime.
 func readerOf(c Conn) reader {
 	if tcp, is := c.(*net.TCPConn); is {
 		if raw := rawOf(tcp); raw != nil {

@@ -14,7 +14,7 @@ type Message struct {
 }
 
 // MessageConn is an SCTP association. It has no half-close: when one side shuts it down, the other side cannot send
-// more messages on it; those that it sent before are still delivered.
+// more messages on it. Those that it sent before are still delivered.
 type MessageConn interface {
 	side
 
@@ -31,8 +31,8 @@ type MessageConn interface {
 // CopyMessages is [Copy] for associations.
 //
 // A shutdown is passed on as a shutdown, after all earlier messages, and an abort as an abort. Associations have no
-// half-close: if the client shuts its association down, it loses the messages that are still in this process, or that
-// the endpoint sends until its own association is shut down. The same applies with the roles exchanged.
+// half-close: a client that shuts its association down loses the messages that are still in this process. It also loses
+// those that the endpoint sends until its own association is shut down. The same applies with the roles exchanged.
 func CopyMessages(client, endpoint MessageConn, limits Limits, owner Owner) Flow {
 	fl := newCopying(client, endpoint, limits, owner)
 	fl.start(func() { fl.relay(&fl.toEndpoint, client, endpoint) }, func() { fl.relay(&fl.toClient, endpoint, client) })
@@ -40,7 +40,7 @@ func CopyMessages(client, endpoint MessageConn, limits Limits, owner Owner) Flow
 }
 
 // relay moves messages in direction d until the source has ended. If the destination accepts no more because it is
-// being shut down, relay still reads the source's remaining messages: closing an association with unread messages would
+// being shut down, relay still reads the source's remaining messages. Closing an association with unread messages would
 // abort it.
 func (fl *copying) relay(d *direction, from, to MessageConn) {
 	closing := false // the destination accepts no more messages

@@ -15,8 +15,8 @@ import (
 // the Pair in its own state of the client, so that both need one allocation only.
 type Pair struct{ pair }
 
-// pair is the implementation of Pair. Only the loop may use its fields, except the byte counts. There may be very many
-// idle pairs, so state that few pairs need is elsewhere.
+// pair is the implementation of Pair. Only the loop may use its fields, except the byte counts and, for reading, loop.
+// There may be very many idle pairs, so state that few pairs need is elsewhere.
 type pair struct {
 	loop   *Loop
 	limits *Limits
@@ -64,8 +64,8 @@ type way struct {
 // unwatched is the slot of a socket that the loop does not watch.
 const unwatched = -1
 
-// The number of bytes that one direction of a pair may move before other pairs are served: shortTurn when a socket has
-// become ready, longTurn in a turn (see turner). Pairs with much to move wait for a turn.
+// The approximate number of bytes that one direction of a pair may move before other pairs are served. shortTurn
+// applies when a socket has become ready, longTurn in a turn (see turner). Pairs with much to move wait for a turn.
 const (
 	shortTurn = spliceAfter * bufferSize
 	longTurn  = 1 << 20
@@ -169,7 +169,7 @@ func (p *pair) ready(r Readiness, w *way, from, to *edge, end outcome.Outcome) {
 		p.move(shortTurn)
 	case p.carry(w, from, to, shortTurn):
 		p.later()
-	case to.lost: // by a failed write; the other direction may wait for room, and would not notice
+	case to.lost: // a write has failed: the other direction may be waiting for from to be writable, and would not detect that
 		p.move(shortTurn)
 	}
 }
@@ -350,7 +350,7 @@ type rest struct {
 }
 
 // kept is the total size of all rests of this process. Once it reaches maxKept, bytes that a pair cannot write stay in
-// the kernel's buffers: copy peeks at bytes, and then discards those that it has written.
+// the kernel's buffers. copy then peeks at bytes, and discards those that it has written.
 var kept atomic.Int64
 
 const maxKept = 64 << 20
@@ -423,8 +423,8 @@ func (p *pair) awaitWritable(e *edge) {
 	}
 }
 
-// heldUp is called when the source has ended or failed, and the destination does not accept earlier bytes. That may
-// last forever. Meanwhile the source is not read, so reading does not detect its end or failure. If the source has
+// heldUp is called when the source has ended or failed, and the destination does not accept earlier bytes. This state
+// may never end. Meanwhile the source is not read, so reading does not detect its end or failure. If the source has
 // failed, heldUp ends the pair. If it has ended, HalfClosed applies from now on.
 func (p *pair) heldUp(w *way, from, to *edge) {
 	if !from.ended && !from.lost {
@@ -496,10 +496,10 @@ func (p *pair) readFailed(w *way, err error) {
 }
 
 // writeFailed is called when a write to the destination has failed. The peer may have sent bytes before it closed, such
-// as a response to an incomplete request, so the other direction continues until these are delivered. EPIPE means that
+// as a response to an incomplete request. So the other direction continues until these are delivered. EPIPE means that
 // the peer sent FIN before the reset (tcp_reset in the kernel); any other error means that it sent no FIN. With a pipe,
-// EPIPE proves a FIN only if to.ended is set: otherwise an earlier splice(2) may have cleared another error without
-// returning it, so that this call returns EPIPE.
+// EPIPE proves a FIN only if to.ended is set. Otherwise an earlier splice(2) may have cleared another error without
+// returning it.
 func (p *pair) writeFailed(w *way, to *edge, err error) {
 	to.lost = to.lost || err != unix.EPIPE || w.pipe != nil && !to.ended
 	end := outcome.EndpointReset

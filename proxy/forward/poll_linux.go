@@ -41,7 +41,7 @@ type Handler interface {
 // Poller is an event loop: one goroutine waits for many descriptors at once (epoll), and calls their handlers one after
 // the other. Data that only its handlers use needs no lock. "The loop" is this goroutine.
 //
-// Unless Once is set, readiness is level-triggered: if a handler leaves bytes unread, the loop calls it again in the
+// Unless Once is set, readiness is level-triggered. If a handler leaves bytes unread, the loop calls it again in the
 // next round, after the other handlers. A handler with much to do splits the work into turns (see Later).
 type Poller struct {
 	epoll int
@@ -192,8 +192,8 @@ func (p *Poller) Remove(r Registration) {
 }
 
 // CloseFD stops watching the descriptor, and closes it. Only the loop may call it, once for each Add. If another
-// process may have a copy of the descriptor, use Remove and close instead: the kernel removes a descriptor from the
-// epoll set when the last copy is closed, and until then its events would wake the loop.
+// process may have a copy of the descriptor, use Remove and close instead. The kernel keeps a descriptor in the epoll
+// set until the last copy is closed, and its events would wake the loop.
 func (p *Poller) CloseFD(r Registration) {
 	fd := uintptr(p.slots[r.slot].fd)
 	p.release(r.slot)
@@ -218,7 +218,8 @@ func (p *Poller) Close() {
 	<-p.done
 }
 
-// eventsPerRound is the maximum number of events of a round. It limits how long a function of Do waits for handlers.
+// eventsPerRound is the maximum number of events of a round. It limits how long a function passed to Do waits for
+// handlers.
 const eventsPerRound = 128
 
 func (p *Poller) loop() {
@@ -259,18 +260,16 @@ const perTurn = 64
 // Later makes the loop call t.turn once, after the handlers that are ready now.
 func (p *Poller) Later(t turner) { p.later = append(p.later, t) }
 
-// turnsAtLeast is the minimum time that waiting turners get between two checks for ready descriptors. (In a test with
-// 64 short requests at a time alongside 16 streams, 125 µs did not reduce the requests' p99, and cost a third of the
-// streams' rate.)
+// turnsAtLeast is the minimum time that waiting turners get between two checks for ready descriptors. (With 16 streams
+// and 64 concurrent short requests, 125 µs did not reduce the requests' p99, and cost a third of the streams' rate.)
 const turnsAtLeast = 2 * time.Millisecond
 
 // Crowded reports whether more descriptors may be ready than epoll has returned, or turns delay the next check. Only
 // the loop may call it.
 func (p *Poller) Crowded() bool { return len(p.later) > 0 || p.count == len(p.events) }
 
-// takeTurns calls waiting turners for turnsAtLeast. If turners were already waiting when this round began, and its
-// handlers took longer than that, the turners get as much time as the handlers took. So short work comes first, but
-// cannot starve the turns.
+// takeTurns calls waiting turners for turnsAtLeast. If turners were already waiting when this round began, they get at
+// least as much time as its handlers took. So short work comes first, but cannot starve the turns.
 func (p *Poller) takeTurns() {
 	if len(p.later) == 0 {
 		return
@@ -318,10 +317,10 @@ func (p *Poller) block() {
 	}
 }
 
-// poll takes the available events, and reports whether there are any. If the last round had some, poll waits for them
-// for up to a moment, in a raw system call of which Go's scheduler does not know: to release the CPU and get it back
-// costs more than handling most events. (With 64 busy connections, blocking at once reduced the rate by 8%, and p99 was
-// 25% longer.)
+// poll takes the available events, and reports whether there are any. If the last round had some, poll waits for more
+// for up to a moment. Go's scheduler does not know of this raw system call: to release the CPU and get it back costs
+// more than handling most events. (With 64 busy connections, blocking at once reduced the rate by 8%, and p99 was 25%
+// longer.)
 //
 // It does not call sched_yield(2): since Linux 6.6 the caller may wait for a whole time slice. (With 64 busy
 // connections, p99 was 25% longer.)

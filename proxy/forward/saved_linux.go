@@ -5,17 +5,17 @@ import (
 	"unsafe"
 )
 
-// A pair survives a crash of this process if another process has copies of its sockets and can determine that this
-// process held no bytes of it. So before a saved pair reads, it sets a flag in memory that both processes share. It
-// clears the flag when all bytes are written. If the flag is still set after a crash, bytes could be missing or
-// duplicated, so the pair is reset. Bytes in the sockets survive, since the kernel holds them. Bytes in a pipe survive,
-// too, if the other process has copies of the pipe: see Loop.SavePipes.
+// A pair survives a crash of this process if another process has copies of its sockets, and this process held no bytes
+// of it. So before a saved pair reads, it sets a flag in memory that both processes share. It clears the flag when all
+// bytes are written. If the flag is still set after a crash, bytes could be missing or duplicated, so the pair is
+// reset. Bytes in the sockets survive, since the kernel holds them. Bytes in a pipe survive, too, if the other process
+// has copies of the pipe: see Loop.SavePipes.
 
 // SavedSize is the size of a pair's part of the shared memory, in bytes.
 const SavedSize = 32
 
-// Saved is a pair's part of the shared memory. Only the pair's loop writes it. After a crash, the loop of the process
-// that continues the pair does.
+// Saved is a pair's part of the shared memory. Only the pair's loop writes it, or Forget for a frozen pair. After a
+// crash, the loop of the process that continues the pair does.
 type Saved struct {
 	notes                atomic.Uint32
 	toEndpoint, toClient atomic.Int64  // bytes moved
@@ -175,7 +175,8 @@ func (l *Loop) SavePipes(save func(read, write int) (number uint16), released fu
 // Unsaved reports whether the loop has pairs or pipes that the other process may not have. Any goroutine may call it.
 func (l *Loop) Unsaved() bool { return l.pairs.Load() > l.saved.Load() || l.pipes.unknown.Load() }
 
-// Forget is called when another process continues the pair. If the pair is saved, it stops noting its state.
+// Forget is called when another process continues the pair, which must be frozen. If the pair is saved, it stops noting
+// its state. Any goroutine may call Forget.
 func (p *Pair) Forget() {
 	if p.saved != nil {
 		p.forget()

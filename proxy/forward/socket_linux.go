@@ -97,10 +97,11 @@ func AcceptTCP(listener int) (Socket, netip.AddrPort, error) {
 	}
 }
 
-// connectTCP starts a connection to addr. from is the source address (see BindTransparent). If it is the zero AddrPort,
-// the kernel picks the address. SO_MARK is set to mark, the hop limit to hops, and IP_LOCAL_PORT_RANGE to few (see
-// localPorts.few), unless these are 0. If data is set, the last ACK of the handshake is sent with the first bytes. The
-// socket has no TCP_NODELAY yet; see edge.undelay. The error is or wraps a unix.Errno.
+// connectTCP starts a connection to addr. from is the source address (see BindTransparent); if its port is taken, any
+// other is used. If from is the zero AddrPort, the kernel picks the address. SO_MARK is set to mark, the hop limit to
+// hops, and IP_LOCAL_PORT_RANGE to few (see localPorts.few), unless these are 0. If data is set, the last ACK of the
+// handshake is sent with the first bytes. The socket has no TCP_NODELAY yet; see edge.undelay. The error is or wraps a
+// unix.Errno.
 func connectTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) (Socket, error) {
 	fd, err := beginTCP(mark, from, addr, hops, few, data)
 	if err == unix.EADDRNOTAVAIL && from.Port() != 0 {
@@ -152,8 +153,8 @@ func beginTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) 
 }
 
 // toItself reports whether a socket is connected to its own address. That happens if addr is an address of this node,
-// no socket listens on its port, and the kernel has picked that port as the socket's local port. Then the simultaneous
-// open of TCP (RFC 9293, 3.5) succeeds, and the socket receives its own bytes. The kernel picks no port below 1024
+// no socket listens on its port, and the kernel picks that port as the local one. Then the simultaneous open of TCP
+// (RFC 9293, 3.5) succeeds, and the socket receives its own bytes. By default, the kernel picks no port below 1024
 // (net.ipv4.ip_local_port_range).
 func toItself(fd int, addr netip.AddrPort) bool {
 	if addr.Port() < 1024 {
@@ -403,10 +404,10 @@ func setListenOptions(fd int, addr netip.Addr) error {
 	return nil
 }
 
-// ConnectUDP opens a UDP socket that is connected to addr: it receives only datagrams from there, and the ICMP errors
-// for its own datagrams, which the caller takes with TakeErrors when a read or a send fails, also with EAGAIN. from is
-// its source address (see BindTransparent); with the zero AddrPort, the kernel picks one. mark is set on its packets
-// (SO_MARK, socket(7)) if it is not 0.
+// ConnectUDP opens a UDP socket that is connected to addr. It receives only datagrams from there, and the ICMP errors
+// for its own datagrams. The caller takes these errors with TakeErrors when a read or a send fails, even with EAGAIN.
+// from is the source address (see BindTransparent); if its port is taken, any other is used. If from is the zero
+// AddrPort, the kernel picks one. mark is set on the socket's packets (SO_MARK, socket(7)) if it is not 0.
 func ConnectUDP(mark uint32, from netip.AddrPort, addr netip.AddrPort) (int, error) {
 	fd, err := unix.Socket(domain(addr.Addr()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -471,7 +472,7 @@ var icmpKinds = map[[3]byte]ICMPKind{
 // empty, epoll reports an error.
 func TakeErrors(fd int) (last unix.Errno, kind ICMPKind) {
 	var control [256]byte
-	for range 64 { // others may fill the queue, and the caller has other sockets
+	for range 64 { // a limit: errors may arrive as fast as they are taken, and the caller has other sockets
 		_, n, _, _, err := unix.Recvmsg(fd, nil, control[:], unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
 		if err != nil {
 			break

@@ -61,8 +61,8 @@ func (p *pair) splice(w *way, from, to *edge) int {
 }
 
 // fill moves bytes into the pipe. If there are none and the pipe is empty, fill returns the pipe to the loop, and copy
-// must read to determine the reason. splice(2) does not show it: it stops at an urgent byte, and if that is the last of
-// the stream, splice(2) returns 0 although the byte is unread.
+// must read to determine the reason. splice(2) does not show it. It stops at an urgent byte and, if that is the last of
+// the stream, returns 0 although the byte is unread.
 func (p *pair) fill(w *way, from, to *edge) {
 	n, err := splice(int(from.fd), w.pipe.write, w.pipe.size-w.pipe.held)
 	switch {

@@ -7,10 +7,10 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// A Loop has these timed actions: it gives up operations that take too long (timedQueue), compares pairs with their
-// limits (limited), and sets keepalive for pairs that have lasted a while (unprobed). They need few timers, whatever
-// the number of pairs: one timedQueue and its timer per time limit, and one timer for each other action. A timer does
-// not run while there is nothing to do.
+// A Loop has three timed actions. It gives up operations that take too long (timedQueue), and compares pairs with their
+// limits (limited). It sets keepalive for pairs that have been open for a while (unprobed). These need few timers,
+// whatever the number of pairs: one timedQueue and its timer per time limit, and one timer for each other action. A
+// timer does not run while there is nothing to do.
 
 // alarm is a timer that makes a Loop call a function. The timer is created on first use, and then reused.
 type alarm struct{ timer *time.Timer }
@@ -208,14 +208,15 @@ func (ls *limited) looked() {
 
 // unprobed records whether endpoints' sockets of a Loop may lack keepalive. Clients' sockets inherit it from the
 // listener. An endpoint's socket needs four system calls for it, some percent of the cost of a short connection. So the
-// Loop sets keepalive only for pairs that last a while. Most do not, so there is no list of pairs without keepalive.
+// Loop sets keepalive only for pairs that stay open for a while. Most do not, so there is no list of pairs without
+// keepalive.
 type unprobed struct {
 	any   bool // a pair has started since keepalive was last set
 	alarm alarm
 }
 
-// probedAfter is the age of a pair by which its endpoint's socket has keepalive. The exact age does not
-// matter. Without keepalive, a lost connection would stay open forever.
+// probedAfter is the age of a pair by which its endpoint's socket has keepalive. The exact age does not matter. Without
+// keepalive, a lost connection would stay open forever.
 const probedAfter = 5 * time.Second
 
 // probeLater is called for the first pair that starts after keepalive was last set.

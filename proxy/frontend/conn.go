@@ -40,8 +40,8 @@ func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
 	if p.Redirected {
 		vip, ok = v.vipFor(c.To)
 	} else {
-		// With the portal none, the listener can have several targets. It is then as if the client had connected to the
-		// cluster IP or, if that is none of them, to the first; a load balancer, to one that expects its header.
+		// With the portal none, the listener can have several targets. A load balancer gets one that expects its
+		// header. Other clients get the cluster IP or, if that is not a target, the first.
 		for _, t := range *p.targets.Load() {
 			at, is := v.VIPAt(netip.AddrPortFrom(t.Addr, t.Port))
 			expects := is && at.Balancers != nil && at.Expects(c.From.Addr())
@@ -52,8 +52,8 @@ func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
 				break
 			}
 		}
-		// With the portal address, a node port's listener on all addresses also gets the clients of VIPs with that port
-		// whose own listeners could not be opened.
+		// With the portal address, a node port's listener on all addresses also gets the clients of some VIPs with that
+		// port: those whose own listeners could not be opened.
 		if p.At.Addr().IsUnspecified() {
 			if own, is := v.VIPAt(c.To); is {
 				vip = own
@@ -129,8 +129,8 @@ func (c *Conn) Source(v *View, to *balance.Endpoint) portal.Origin {
 }
 
 // QuotaAddr returns the address whose quota the connection uses: the client's own or, if a load balancer that only the
-// Service trusts has named the client, the load balancer's. With the client's, a user who can annotate a Service could
-// use up the quotas of other clients with forged headers.
+// Service trusts has named the client, the load balancer's. Otherwise a user with permission to annotate a Service
+// could use up other clients' quotas with forged headers.
 func (c *Conn) QuotaAddr() netip.Addr {
 	if c.Via == nil || slices.ContainsFunc(c.Front.LoadBalancers, func(p netip.Prefix) bool { return p.Contains(c.Via.Addr()) }) {
 		return c.From.Addr()
@@ -155,8 +155,8 @@ func (c *Conn) FinalResult(r outcome.Result) outcome.Result {
 	return r
 }
 
-// CountUnlogged counts a refused client and returns true if RefusalsPerSecond is reached: the caller must not record
-// the client in the trace or the access log. Otherwise it does nothing.
+// CountUnlogged counts a refused client and returns true if RefusalsPerSecond is exceeded. The caller must then not
+// record the client in the trace or the access log. Otherwise it returns false and counts nothing.
 func (c *Conn) CountUnlogged(o outcome.Outcome) bool {
 	f := c.Front
 	if f.refusals.Allow() {

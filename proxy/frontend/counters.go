@@ -186,7 +186,7 @@ type Stats struct {
 
 	Quarantines, Recoveries int64                    // endpoints that entered quarantine, and that left it
 	Probes                  [conn.ProbeResults]int64 // by conn.Result; not included in Attempts
-	LateProbes              int64                    // probes that started late by more than their interval
+	LateProbes              int64                    // checks that started more than one interval late
 }
 
 // SessionStats are numbers about UDP sessions and their datagrams.

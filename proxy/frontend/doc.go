@@ -1,4 +1,4 @@
-// Package frontend has the code that serves the clients of a service port, for all protocols:
+// Package frontend has the code for the clients of a service port that all protocols share:
 //
 //	Node        the common part of all front ends of this node
 //	FrontEnd    one service port in one IP family: its View, affinity and counters

@@ -111,8 +111,8 @@ func (n *Node) Clients() uint64 {
 // LastID returns the highest number used or reserved.
 func (n *Node) LastID() uint64 { return n.lastID.Load() }
 
-// idsOfPredecessor is how many client numbers are reserved for the clients that a predecessor gets while it hands over:
-// as many as connect to a very busy node within seconds.
+// idsOfPredecessor is how many client numbers are reserved for the clients that a predecessor accepts while it hands
+// over. A very busy node accepts that many within seconds.
 const idsOfPredecessor = 100_000
 
 // InheritIDs reserves the numbers up to last, and idsOfPredecessor more, for the clients of a predecessor. Call it
@@ -139,12 +139,13 @@ var ErrLoop = errors.New("refused: the endpoint is a VIP, a node port of this no
 var errMayLoop = errors.New("refused: the endpoint is a VIP, or its port is a node port; connecting may loop through another node")
 
 // CheckLoop returns an error if a connection to an endpoint would come back to usher or, for SCTP, may come back
-// through another node. That cannot happen if packets for VIPs do not reach usher, if the listeners are in another
-// network namespace than the endpoints, or if something other than this node's kernel connects to the endpoints. An
-// endpoint that is a VIP is refused if packets have no mark. Packets with usher's mark are not redirected; they may
-// reach a process of this node that listens on the VIP. (Package translate refuses most endpoints that are VIPs.)
-// mayLoop reports whether a connection may come back through another node: the endpoint is a VIP, or its port is a node
-// port. See HopsLeft.
+// through another node. It returns none in three cases: packets for VIPs do not reach usher; the listeners are in
+// another network namespace than the endpoints; or this node's kernel does not connect to the endpoints.
+//
+// If usher's packets have no mark, CheckLoop refuses an endpoint that is a VIP. Packets with the mark are not
+// redirected; they may reach a process of this node that listens on the VIP. (Package translate refuses most endpoints
+// that are VIPs.) mayLoop reports whether a connection may come back through another node: the endpoint is a VIP, or
+// its port is a node port. See HopsLeft.
 func (n *Node) CheckLoop(protocol config.Protocol, to netip.AddrPort) (mayLoop bool, err error) {
 	if !n.carriesVIPs || n.Socket != nil || n.Tunneled {
 		return false, nil

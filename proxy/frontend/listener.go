@@ -53,7 +53,7 @@ type Place struct {
 	At         netip.AddrPort
 	Redirected bool // see portal.Bind
 	Namespace  portal.Namespace
-	service    uint16 // the port that clients use, if they use no node port
+	service    uint16 // the VIPs' port or, without VIPs, the node port: see portal.FirstTarget
 	targets    atomic.Pointer[[]portal.Target]
 }
 
@@ -70,13 +70,14 @@ func (p *Place) Addr() netip.AddrPort { return p.At }
 func (p *Place) SetTargets(targets []portal.Target) { p.targets.Store(&targets) }
 
 // Serves implements Listener. The place must be the one that b describes. If b does not require its port, the port may
-// be another one; without a redirect, only if the Service's port is the same as before.
+// be another one. Without a redirect, that also requires that the VIPs' port is the same as before.
 func (p *Place) Serves(b portal.Bind) bool {
 	samePort := p.At.Port() == b.Addr.Port() || b.Preferred && (b.Redirected || p.service == portal.FirstTarget(b.Targets).Port)
 	return samePort && p.At.Addr() == b.Addr.Addr() && p.Redirected == b.Redirected && p.Namespace == b.Namespace
 }
 
-// maxTries limits the ports that Listen tries if all are assigned: thousands of listeners may be too many.
+// maxTries limits the ports that Listen tries if the portal has assigned all ports of the range. Thousands of listeners
+// may then find no port, and each would try the whole range.
 const maxTries = 64
 
 // Listen calls listen with b's address. If that port is unavailable and b does not require it, Listen tries other ports

@@ -146,8 +146,8 @@ type target struct {
 // endpoint returns the endpoint in the current View, or nil if it was removed.
 func (t target) endpoint() *balance.Endpoint { return t.front.View().Endpoint(t.state) }
 
-// dropTargets drops targets of a recheck that were removed, or are in no quarantine that ends with a probe. Update
-// drops targets of checks.
+// dropTargets drops the targets of a recheck that were removed, or that are not in a quarantine that a probe can end.
+// Update drops the targets of checks.
 func (j *job) dropTargets() {
 	if !j.isRecheck() {
 		return

@@ -81,7 +81,7 @@ type namespaceQueue struct {
 	inTurns   bool // it is in queue.turns
 }
 
-// Recheck probes a failed endpoint after wait, and then again until the quarantine that clients' attempts began has
+// Recheck probes a failed endpoint after wait, and repeats that until the quarantine that clients' attempts began has
 // ended.
 func (p *Prober) Recheck(f *frontend.FrontEnd, e *balance.Endpoint, wait time.Duration) {
 	p.add(probe{f.ID().Namespace, e.Addr, recheck}, target{f, e.State}, wait)
@@ -170,7 +170,8 @@ func (p *Prober) queue(j *job) *queue {
 	return &p.checks
 }
 
-// enqueue queues j, which is due, and a recheck after those with the same wait or a shorter one. The caller holds mu.
+// enqueue queues j, which is due. It inserts a recheck after those with the same or a shorter wait, and appends a
+// check. The caller holds mu.
 func (p *Prober) enqueue(j *job) {
 	q := p.queue(j)
 	ns := q.namespaces[j.namespace]

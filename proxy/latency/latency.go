@@ -1,5 +1,5 @@
-// Package latency records durations or sizes in histograms: since the start, for Prometheus, and over the
-// last minutes, for users who look at the current state.
+// Package latency records durations or sizes in histograms: since the start, for Prometheus, and over the last minutes,
+// for displays of the current state.
 //
 // A Recent holds the last five to ten minutes, and takes about 170 bytes; a Histogram holds the total since the
 // start, and the last examples. Both are safe for concurrent use.

@@ -27,8 +27,7 @@ type Mirror struct {
 	served map[server]bool
 }
 
-// New returns a mirror that listens on sockets that socket makes, in the other
-// namespace; see proxy.Options.Socket.
+// New returns a mirror that listens on sockets that socket makes in the other namespace; see proxy.Options.Socket.
 func New(socket func(domain, kind, protocol int) (fd int, err error)) *Mirror {
 	options := proxy.Defaults()
 	options.Portal, options.Trace, options.Log = onLoopback{}, trace.NewLog(1), &logrus.Logger{} // discards all: a port in use there is not an error
@@ -69,7 +68,7 @@ func (m *Mirror) Refresh() {
 	}
 }
 
-// Run refreshes the mirror until ctx ends, and then ends its connections.
+// Run refreshes the mirror until ctx ends, and then closes its listeners and connections.
 func (m *Mirror) Run(ctx context.Context) {
 	go m.proxy.Run(ctx)
 	ticker := time.NewTicker(interval)

@@ -11,8 +11,8 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// States of sockets in /proc/net (include/net/tcp_states.h): of a TCP listener, and
-// of a UDP socket that is not connected.
+// States of sockets in /proc/net (include/net/tcp_states.h): of a TCP listener, and of a UDP socket that is not
+// connected.
 const (
 	stateListen = "0A"
 	stateClose  = "07"

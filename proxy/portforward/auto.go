@@ -23,15 +23,15 @@ const (
 // A Dial connects to an endpoint. It returns when ctx ends.
 type Dial func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)
 
-// Auto connects to endpoints directly where that works, and otherwise in another way. It decides per network
-// of endpoints, a /24 of IPv4 or a /64 of IPv6, usually the Pod network of one node, and remembers the result
-// for a minute.
+// Auto connects to endpoints directly where that works, and otherwise in another way. It decides per network of
+// endpoints, and remembers the result for a minute. A network is a /24 of IPv4 or a /64 of IPv6, usually the Pod
+// network of one node.
 //
 // It dials an endpoint without a Pod directly: the API server forwards no port to it.
 //
-// A network is reachable once a connection to one of its endpoints was established. A refusal does not count,
-// since a firewall may have refused. So Auto is unsuitable if the user's own network has the cluster's
-// addresses.
+// A network counts as reachable once a connection to one of its endpoints was established. So Auto is unsuitable if
+// hosts in the user's own network have addresses of the cluster. A refusal decides nothing, since a firewall may have
+// refused.
 type Auto struct {
 	Direct, Else Dial
 

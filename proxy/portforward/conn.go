@@ -16,12 +16,11 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 )
 
-// confirmTime is how long an endpoint that sends nothing has to refuse. A refusal arrives once the node has
-// tried to connect within the Pod, which it begins when it answers for the streams: on a busy node, after
-// several dozen milliseconds.
+// confirmTime is how long Confirm waits for a refusal if the endpoint sends nothing. The node connects within the Pod
+// after it has answered for the streams, and reports a failure then: on a busy node, after several dozen milliseconds.
 const confirmTime = 200 * time.Millisecond
 
-// causeTime is how long after the end of the data the error stream may report the cause.
+// causeTime is how long Read waits, after the end of the data, for the error stream to report the cause.
 const causeTime = time.Second
 
 // Conn is a connection to a port in a Pod. It is a forward.Conn.
@@ -32,11 +31,11 @@ type Conn struct {
 	errs   httpstream.Stream
 
 	written  atomic.Bool   // data was written to the stream
-	answered chan struct{} // closed when first, or its failure, is there
-	first    []byte        // data that was read first, until Read returns it
+	answered chan struct{} // closed when first and firstErr are set
+	first    []byte        // the first data, as far as Read has not returned it
 	firstErr error
 
-	over    chan struct{} // closed when the node has ended the forwarding, after cause is set
+	over    chan struct{} // closed when the node has ended the forwarding, and cause is set
 	cause   error         // nil for a regular end
 	closing sync.Once
 	closed  chan struct{}
@@ -68,7 +67,7 @@ func (c *Conn) readErrors() {
 		}
 	}
 	if c.refused() && !errors.Is(c.cause, syscall.ECONNREFUSED) {
-		c.dialer.retire(c.via) // it may lead to a former Pod of this name
+		c.dialer.retire(c.via) // it may reach a former Pod of this name
 	}
 }
 
@@ -85,8 +84,8 @@ func (c *Conn) readFirst() {
 	c.first, c.firstErr = buf[:n], err
 }
 
-// Confirm waits until the endpoint has sent data, or has had the time to refuse. After an error, none of the
-// written data has reached the endpoint, so all of it can be written to another one.
+// Confirm waits until the endpoint has sent data, or has had the time to refuse. After an error, the endpoint has
+// received none of the written data, so all of it can be written to another one.
 func (c *Conn) Confirm() error {
 	timer := time.NewTimer(confirmTime)
 	defer timer.Stop()
@@ -155,8 +154,7 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return 0, c.endOfData(err)
 }
 
-// endOfData returns how the data ended: spdystream distinguishes neither a reset nor a lost connection from a
-// FIN.
+// endOfData returns how the data ended: spdystream reports a reset, a lost connection and a FIN alike.
 func (c *Conn) endOfData(err error) error {
 	timer := time.NewTimer(causeTime)
 	defer timer.Stop()
@@ -193,7 +191,7 @@ func (c *Conn) Write(p []byte) (int, error) {
 	default:
 	}
 	if len(p) == 0 {
-		return 0, nil // it would not be possible to retry
+		return 0, nil // must not set written, which would prevent a retry: see Confirm
 	}
 	c.written.Store(true)
 	data := bytes.Clone(p) // the write may continue after Close
@@ -203,7 +201,7 @@ func (c *Conn) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// CloseWrite sends a FIN. The node decides what happens to the other direction: see the package comment.
+// CloseWrite sends a FIN. The node may soon end the other direction, too: see the package comment.
 func (c *Conn) CloseWrite() error { return c.unlessClosed(c.data.Close) }
 
 // unlessClosed calls write, which blocks while the node does not read from any stream of the Pod. It returns at once
@@ -237,7 +235,7 @@ func (c *Conn) end() {
 	c.dialer.leave(c.via)
 }
 
-// LocalAddr and RemoteAddr implement net.Conn. Neither side has its own address.
+// LocalAddr and RemoteAddr implement net.Conn. Both return the Pod's name: neither side has an address.
 func (c *Conn) LocalAddr() net.Addr  { return addr(c.via.pod.String()) }
 func (c *Conn) RemoteAddr() net.Addr { return addr(c.via.pod.String()) }
 

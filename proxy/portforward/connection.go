@@ -37,8 +37,7 @@ type connection struct {
 	idle    *time.Timer // set while there are no users
 }
 
-// connect returns a connection to p on which streams can be opened. The caller is
-// one of its users until leave.
+// connect returns a connection to p on which streams can be opened. The caller is one of its users until leave.
 func (d *Dialer) connect(ctx context.Context, p pod) (*connection, error) {
 	c, err := d.join(p)
 	if err != nil {
@@ -182,7 +181,8 @@ func (d *Dialer) closeIfUnused(c *connection) {
 	}
 }
 
-// Close ends the connections to all Pods, and with them all open streams. It waits at most closeTime.
+// Close closes the connections to all Pods, and with them their open streams. Connections that were already retired
+// close with their last stream. Close waits at most closeTime.
 func (d *Dialer) Close() {
 	d.mu.Lock()
 	d.closed = true
@@ -213,5 +213,5 @@ func (d *Dialer) Close() {
 	}
 }
 
-// closeTime is how long Close waits for a connection to the API server that does not accept bytes.
+// closeTime is how long Close waits if the API server does not accept bytes.
 const closeTime = time.Second

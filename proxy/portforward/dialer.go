@@ -21,8 +21,8 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// Schedule is the list of timeouts of attempts through port-forward. The first one to a Pod takes about five
-// round trips to the API server, the others one.
+// Schedule is the list of timeouts of attempts through port-forward. The first attempt for a Pod takes about five round
+// trips to the API server, later ones take one.
 var Schedule = []time.Duration{2 * time.Second, 2 * time.Second, 4 * time.Second}
 
 // ErrTCPOnly is the reason that UDP and SCTP service ports are not served.

@@ -11,12 +11,12 @@
 //
 //   - It exists before the connection to the Pod's port. A refusal arrives later,
 //     on the error stream; a success is never reported. [Conn.Confirm] waits
-//     until it is known well enough.
-//   - A FIN towards the Pod ends the forwarding of the node's container runtime:
+//     until a refusal has become unlikely.
+//   - A FIN toward the Pod makes the node's container runtime end the forwarding:
 //     containerd gives the answer one more second. A reset cannot be sent at all:
 //     it becomes a FIN.
-//   - There is no flow control for one stream: a client that does not read what
-//     its endpoint sends blocks the others of that Pod.
+//   - There is no flow control for one stream: a client that does not read its
+//     data blocks the others of that Pod.
 //
 // Port-forward carries TCP only, and also reaches processes that listen on a Pod's localhost only.
 package portforward

@@ -19,8 +19,8 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// MaxHeader is the maximum length of a header that is read, in bytes. Addresses take at most 52 in version 2; the rest
-// is for extensions: names, identities, certificates.
+// MaxHeader is the maximum length of a header that is read, in bytes. A version 2 header with IPv6 addresses takes 52,
+// one with Unix addresses 232. The rest is for extensions: names, identities, certificates.
 const MaxHeader = 4 << 10
 
 // Reasons to reject a header.
@@ -36,7 +36,7 @@ var (
 // parse is the library's parser.
 var parse = pires.Read
 
-// Header returns the header for a connection or a datagram from from to to; nil if version is 0.
+// Header returns the header for a connection or a datagram with source from and destination to; nil if version is 0.
 func Header(version config.ProxyProtocol, protocol config.Protocol, from, to netip.AddrPort) []byte {
 	if version == 0 {
 		return nil
@@ -57,8 +57,8 @@ func Complete(first []byte) bool {
 }
 
 // Read returns the client that the header at the start of first names, and the header's length. The client is not valid
-// if the header names none: the sender is the client itself, or the client has no Internet address. The error is one of
-// those above, possibly wrapped.
+// if the header names none: the sender is the client itself, or the client has no Internet address. The error is or
+// wraps one of those above.
 func Read(first []byte) (client netip.AddrPort, n int, err error) {
 	switch n, err = length(first); {
 	case err != nil:
@@ -96,7 +96,8 @@ func Read(first []byte) (client netip.AddrPort, n int, err error) {
 // maxShown limits the bytes of a header that an error shows.
 const maxShown = 64
 
-// The beginnings of headers, and the maximum length of version 1.
+// For version 1, the prefix and the maximum length of a header. For version 2, the length of the fixed part, and the
+// offset of the length field. Lengths are in bytes.
 const (
 	beginV1    = "PROXY "
 	maxV1      = 107
@@ -104,8 +105,8 @@ const (
 	lengthAtV2 = 14
 )
 
-// length returns the length of the header at the start of first: 0 if more bytes are needed to determine it, or to
-// complete the header.
+// length returns the length of the header at the start of first. It is 0 if more bytes are needed to determine the
+// length, or to complete the header.
 func length(first []byte) (int, error) {
 	switch {
 	case begins(first, string(pires.SIGV2)):

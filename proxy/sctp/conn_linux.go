@@ -17,8 +17,8 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// Conn is an association. One goroutine may receive while another sends; the other methods may be called from
-// any goroutine.
+// Conn is an association. One goroutine may receive while another sends; the other methods may be called from any
+// goroutine.
 type Conn struct {
 	*socket
 	local, remote Addr
@@ -57,8 +57,8 @@ func (c *Conn) RemoteAddr() net.Addr { return c.remote }
 // Streams returns the number of streams that the two sides agreed on.
 func (c *Conn) Streams() Streams { return c.streams }
 
-// CloseWrite makes the kernel begin SHUTDOWN once all sent messages are delivered. Messages that the peer
-// sent before can still be received.
+// CloseWrite makes the kernel begin SHUTDOWN once all sent messages are delivered. Messages that the peer sent before
+// can still be received.
 func (c *Conn) CloseWrite() error {
 	return c.control(func(fd int) error { return os.NewSyscallError("shutdown", unix.Shutdown(fd, unix.SHUT_WR)) })
 }
@@ -91,10 +91,10 @@ func (c *Conn) Receive() (*forward.Message, error) {
 // Release implements [forward.MessageConn].
 func (c *Conn) Release(m *forward.Message) { release(m) }
 
-// bufferSize is the initial capacity for a message; larger ones are rare. It also holds any notification.
+// bufferSize is the initial capacity for a message, in bytes; few messages are larger. It also holds any notification.
 const bufferSize = 64 << 10
 
-// roomForNotification is free in each read, since a read may return a notification.
+// roomForNotification is the minimum free capacity for each read, in bytes, since a read may return a notification.
 const roomForNotification = 1 << 10
 
 var messages = sync.Pool{New: func() any { return &forward.Message{Data: make([]byte, 0, bufferSize)} }}
@@ -107,8 +107,8 @@ func release(m *forward.Message) {
 	large.Add(-int64(cap(m.Data)))
 }
 
-// large is the total capacity of all larger messages of this process. From maxLarge on, no message becomes larger than
-// bufferSize: each client could begin a message of MaxMessage bytes and never end it.
+// large is the total capacity of all messages of this process that are larger than bufferSize. A message that would
+// make it exceed maxLarge ends its association: each client could begin a message of MaxMessage bytes and never end it.
 var large atomic.Int64
 
 const maxLarge = 64 << 20
@@ -139,7 +139,8 @@ type receiving struct {
 	control [128]byte
 }
 
-// step reads until a message is complete (true), or no more data is available (false).
+// step reads until a message is complete or the association has ended or failed; then it returns true. It returns false
+// if no more data is available.
 func (r *receiving) step(fd uintptr) bool {
 	for {
 		if r.message == nil {
@@ -162,8 +163,7 @@ func (r *receiving) step(fd uintptr) bool {
 			}
 			return false
 		case err == unix.EINTR, err == unix.ESHUTDOWN:
-			// The kernel reports ESHUTDOWN if a send came after the peer's SHUTDOWN. Unread data remains
-			// readable.
+			// The kernel reports ESHUTDOWN if a send came after the peer's SHUTDOWN. Unread data remains readable.
 			continue
 		case err != nil:
 			r.err = os.NewSyscallError("recvmsg", err)
@@ -192,8 +192,9 @@ func (r *receiving) step(fd uintptr) bool {
 	}
 }
 
-// notified returns the meaning of a notification (RFC 6458 section 6.1): io.EOF if the association ended
-// regularly, another error if it was lost, nil if it continues.
+// notified returns the meaning of a notification (RFC 6458 section 6.1): io.EOF if the association ended regularly, nil
+// if it continues. It returns another error if the association was lost or restarted. If the sender has abandoned a
+// message, notified empties partial.
 func notified(fd int, notification []byte, partial *forward.Message) error {
 	const header = 8 // type, flags, length
 	if len(notification) < header+2 {
@@ -213,15 +214,16 @@ func notified(fd int, notification []byte, partial *forward.Message) error {
 			}
 			return unix.ECONNRESET
 		case sctp.SCTP_RESTART:
-			// The peer has lost its state and restarted (RFC 9260 section 5.2): further data belongs to
-			// another conversation.
+			// The peer has lost its state and restarted (RFC 9260 section 5.2): further data belongs to another
+			// conversation.
 			return unix.ECONNRESET
 		}
 	}
 	return nil
 }
 
-// describe sets the fields that the kernel reports about a message apart from its bytes.
+// describe sets the fields that the kernel reports about a message apart from its bytes, or returns false if it reports
+// none.
 func describe(m *forward.Message, control []byte) bool {
 	list, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
@@ -285,8 +287,8 @@ func (s *sending) step(fd uintptr) bool {
 	}
 }
 
-// makeRoom enlarges a send buffer that cannot hold a message of size bytes, and reports whether it now can.
-// Beyond net.core.wmem_max that requires CAP_NET_ADMIN.
+// makeRoom enlarges a send buffer that cannot hold a message of size bytes, and reports whether it now can. Beyond
+// net.core.wmem_max that requires CAP_NET_ADMIN.
 func makeRoom(fd, size int) bool {
 	had, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
 	if err != nil || had >= size {

@@ -16,8 +16,8 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// Dial associates with to, from the local address that the kernel would choose. It requests the given
-// streams, of which the peer may grant fewer. It returns when ctx ends.
+// Dial opens an association with to, from the local address that the kernel would choose. Its packets get mark
+// (SO_MARK) unless that is 0. The peer may grant fewer streams than requested. Dial gives up when ctx ends.
 func Dial(ctx context.Context, mark uint32, to netip.AddrPort, streams Streams) (*Conn, error) {
 	from, err := kernel.SourceTo(to)
 	if err != nil {
@@ -52,8 +52,8 @@ func Dial(ctx context.Context, mark uint32, to netip.AddrPort, streams Streams) 
 	return newConn(s, Addr(to))
 }
 
-// connect connects as connect(2) describes for a non-blocking socket: it waits until the socket is writable,
-// and then reads the result.
+// connect connects as connect(2) describes for a non-blocking socket: it waits until the socket is writable, and then
+// reads the result.
 func (s *socket) connect(ctx context.Context, to netip.AddrPort) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		if err := s.SetWriteDeadline(deadline); err != nil {
@@ -88,8 +88,8 @@ func (s *socket) connect(ctx context.Context, to netip.AddrPort) error {
 	return s.SetWriteDeadline(time.Time{})
 }
 
-// stateEstablished is SCTP_ESTABLISHED of enum sctp_sstat_state in linux/sctp.h. The library has RFC 6458's
-// list, whose numbers differ.
+// stateEstablished is SCTP_ESTABLISHED of enum sctp_sstat_state in linux/sctp.h. The library has RFC 6458's list, whose
+// numbers differ.
 const stateEstablished = 4
 
 // connected reports whether an attempt to connect has ended, and its error.

@@ -23,10 +23,9 @@ type Listener struct {
 	addr Addr
 }
 
-// Listen listens on addr, which must not be the unspecified address: the kernel would announce all addresses
-// of this machine to every client, and clients would use them. addr may be an address that this machine does
-// not have yet. sockets is a call like socket(2), which may create the socket in another network namespace;
-// nil is that call.
+// Listen listens on addr, which must not be the unspecified address. Otherwise the kernel would announce all addresses
+// of this machine to every client, and clients would use them. addr may be an address that this machine does not have
+// yet. sockets creates the socket, perhaps in another network namespace; nil means socket(2).
 func Listen(addr netip.AddrPort, sockets func(domain, kind, protocol int) (fd int, err error)) (*Listener, error) {
 	s, err := openSocket(addr, sockets)
 	if err != nil {
@@ -39,14 +38,13 @@ func Listen(addr netip.AddrPort, sockets func(domain, kind, protocol int) (fd in
 	return listener(s)
 }
 
-// ListenAgain continues to use the socket of a Listener that another process has or had, and takes over the
-// descriptor.
+// ListenAgain continues to use the socket of a Listener that another process has or had, and takes over the descriptor.
 func ListenAgain(fd int) (*Listener, error) {
 	s, err := newSocket(fd)
 	if err != nil {
 		return nil, err
 	}
-	// The other process may have closed its copy to abort waiting associations.
+	// The other process may have set this option to 0 s, since its Close aborts the associations that wait.
 	err = s.control(func(fd int) error {
 		return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{})
 	})
@@ -77,8 +75,7 @@ func listen(fd int) error {
 	return os.NewSyscallError("listen", unix.Listen(fd, unix.SOMAXCONN))
 }
 
-// Accept waits for the next association. After Close the error is
-// [net.ErrClosed].
+// Accept waits for the next association. After Close the error is [net.ErrClosed].
 func (l *Listener) Accept() (*Conn, error) {
 	var fd int
 	var from unix.Sockaddr
@@ -102,8 +99,8 @@ func (l *Listener) Accept() (*Conn, error) {
 	return nil, os.NewSyscallError("accept", failed)
 }
 
-// accepted makes a Conn of an accepted descriptor. For an association that has ended meanwhile it returns
-// ECONNABORTED, as accept(2) does.
+// accepted makes a Conn of an accepted descriptor. For an association that has ended meanwhile it returns ECONNABORTED,
+// as accept(2) does.
 func accepted(fd int, from Addr) (*Conn, error) {
 	s, err := newSocket(fd)
 	if err != nil {

@@ -6,16 +6,15 @@ import (
 	"os"
 )
 
-// ErrUnsupported is returned on systems for which this package has no sockets.
+// ErrUnsupported is returned on systems for which this package has no sockets: see Supported.
 var ErrUnsupported = errors.New("SCTP requires Linux")
 
-// ErrMessageTooLarge is returned for a message of more than [MaxMessage] bytes; the association cannot
-// continue.
+// ErrMessageTooLarge is returned for a message of more than [MaxMessage] bytes; the association cannot continue.
 var ErrMessageTooLarge = errors.New("message larger than usher's maximum")
 
 var errTooManyLarge = errors.New("too many large messages are under way")
 
-// MaxMessage is the size of the largest supported message. A message is held whole, since Linux cannot send
+// MaxMessage is the size of the largest supported message, in bytes. A message is held whole, since Linux cannot send
 // one in parts (it has no SCTP_EXPLICIT_EOR, RFC 6458 section 8.1.26).
 const MaxMessage = 1 << 20
 
@@ -36,8 +35,8 @@ func (a Addr) String() string { return a.AddrPort().String() }
 // AddrPort returns a as a netip.AddrPort.
 func (a Addr) AddrPort() netip.AddrPort { return netip.AddrPort(a) }
 
-// InUse reports whether the kernel's SCTP is already loaded, as a module or built in. It then handles every
-// SCTP packet that reaches this machine, and opening a socket adds nothing to that. InUse does not load it.
+// InUse reports whether the kernel's SCTP is already loaded, as a module or built in. It then handles every SCTP packet
+// that reaches this machine, and opening a socket adds nothing to that. InUse does not load it.
 func InUse() bool {
 	for _, sign := range []string{"/proc/net/sctp", "/sys/module/sctp"} {
 		if _, err := os.Stat(sign); err == nil {

@@ -35,8 +35,8 @@ func newSocket(fd int) (*socket, error) {
 	return &socket{file: file, raw: raw}, nil
 }
 
-// openSocket opens a socket in the family of addr, bound to addr, which need
-// not be an address of this machine yet.
+// openSocket opens a socket in the family of addr, bound to addr, which need not be an address of this machine yet.
+// sockets is as for Listen.
 func openSocket(addr netip.AddrPort, sockets func(domain, kind, protocol int) (fd int, err error)) (*socket, error) {
 	if sockets == nil {
 		sockets = unix.Socket
@@ -111,8 +111,8 @@ func (s *socket) localAddr() (addr netip.AddrPort, err error) {
 	return addr, err
 }
 
-// setOptions sets the options of every association: messages leave at once (SCTP_NODELAY) and come with their
-// stream and identifier, and the end of the association is reported in order with the messages.
+// setOptions sets the options of every association. Messages leave at once (SCTP_NODELAY), and arrive with their stream
+// and identifier. The end of the association is reported in order with the messages.
 func setOptions(fd int) error {
 	if err := unix.SetsockoptInt(fd, sctp.SOL_SCTP, sctp.SCTP_NODELAY, 1); err != nil {
 		return os.NewSyscallError("setsockopt SCTP_NODELAY", err)
@@ -121,8 +121,8 @@ func setOptions(fd int) error {
 	return os.NewSyscallError("setsockopt SCTP_EVENTS", sctp.NewSCTPConn(fd, nil).SubscribeEvents(events))
 }
 
-// setHeartbeat sets whether the peer's address is probed while the association is idle; on a listener, with
-// the zero address, it applies to future associations.
+// setHeartbeat sets whether the peer's address is probed while the association is idle. On a listener, with the zero
+// address, it applies to future associations.
 func setHeartbeat(fd int, peer netip.AddrPort, on bool) error {
 	// struct sctp_paddrparams of linux/sctp.h, which is packed.
 	const (
@@ -143,8 +143,7 @@ func setHeartbeat(fd int, peer netip.AddrPort, on bool) error {
 		unix.SetsockoptString(fd, sctp.SOL_SCTP, sctp.SCTP_PEER_ADDR_PARAMS, string(params[:])))
 }
 
-// putSockaddr writes a struct sockaddr_in or sockaddr_in6; for the zero
-// AddrPort, nothing.
+// putSockaddr writes a struct sockaddr_in or sockaddr_in6. For the zero AddrPort, it writes nothing.
 func putSockaddr(b []byte, addr netip.AddrPort) {
 	if !addr.IsValid() {
 		return

@@ -16,14 +16,14 @@
 // Type Connecting of package frontend drives it, for all protocols. [Preview] returns the order in which a search would
 // try the endpoints.
 //
-// The schedule is a list of time slots. An attempt that begins in a time slot may last as long as the whole time slot.
-// If it fails before the time slot ends, the next attempt begins at once, with the same limit, and may therefore end
-// after the time slot. When all endpoints have been tried, the search waits for the rest of the time slot before it
-// tries them again, since a restarting Pod is often back soon. After such a wait in the last time slot, it makes only
-// one more attempt, with the length of the first time slot as its limit. Without a schedule, as for UDP, each endpoint
-// is tried once, and attempts have no time limit. A search makes at most 32 attempts.
+// The schedule is a list of time slots. The time limit of an attempt is the length of the time slot in which it begins.
+// If it fails before the time slot ends, the next attempt begins at once. It has the same limit, and may therefore end
+// after the time slot. When all endpoints have been tried, the search waits for the end of the time slot. Then it tries
+// them again, since a restarting Pod is often back soon. After such a wait in the last time slot, only one attempt
+// follows; its limit is the length of the first time slot. Without a schedule, as for UDP, each endpoint is tried once,
+// and attempts have no time limit. A search makes at most 32 attempts.
 //
 // The next endpoint is that of the client's affinity, if it is usable and untried; otherwise package balance selects
-// it. [Search.Failed] describes how a failure affects the affinity and the endpoint. A free slot has no relation to
-// time slots.
+// it. [Search.Failed] describes how a failure affects the affinity and the endpoint. An endpoint's free slot is
+// unrelated to time slots.
 package search

@@ -30,7 +30,7 @@ type Search struct {
 	Record        *conn.Record         // has the attempts, and the client's start time
 	SourceAddress portal.SourceAddress // whose address the endpoint of an attempt sees, and why
 
-	waitedOutSlot   bool              // the last step was to wait for the end of a time slot (this field is here to keep a Search at 384 bytes)
+	waitedOutSlot   bool              // the last step was to wait for the end of a time slot (at this position, the field keeps a Search at 384 bytes)
 	tried           []netip.AddrPort  // endpoints tried; Next clears it when all are tried and the time slot ends, or after a long wait in the queue
 	room            [2]netip.AddrPort // backing array of tried; most searches need no more
 	count           int               // attempts so far
@@ -151,9 +151,9 @@ func (s *Search) Connected(now time.Time) {
 
 // Failed records that the attempt has failed. If the endpoint caused that (see [EndpointAtFault]), it is quarantined,
 // and the client's affinity to it is removed. If only this client gets no answer, the path between client and endpoint
-// may be the cause (see [balance.Endpoint.Report]): the endpoint is quarantined then, too, but Failed does not remove
-// the affinity; if choose finds another endpoint, it moves the affinity there. If every other endpoint would fail too,
-// the next step is GiveUp.
+// may be the cause (see [balance.Endpoint.Report]). The endpoint is quarantined then, too, but Failed keeps the
+// affinity; choose moves it if it finds another endpoint. If every other endpoint would fail too, the next step is
+// GiveUp.
 func (s *Search) Failed(now time.Time, err error) {
 	plain := Plain(err)
 	s.record(now, plain)
@@ -189,10 +189,10 @@ func (s *Search) record(now time.Time, err error) {
 	s.Record.Attempted(now, a)
 }
 
-// choose takes the endpoint of the client's affinity, unless it was removed, was tried, or is in quarantine (one that
-// only one client's failures caused does not count). Otherwise it takes the scheduler's choice. The client must wait
-// for a free slot in three cases: other clients are ahead in the queue; the endpoint of its affinity is full; or it has
-// no usable affinity, and all untried endpoints outside quarantine are full.
+// choose takes the endpoint of the client's affinity, unless it was removed, was tried, or is in quarantine. (A
+// quarantine that only one client's failures caused does not count.) Otherwise it takes the scheduler's choice. The
+// client must wait for a free slot in three cases: other clients are ahead in the queue; the endpoint of its affinity
+// is full; or it has no usable affinity, and all untried endpoints outside quarantine are full.
 func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) {
 	ask := balance.Request{Now: now, Client: s.Client, VIP: s.VIP, Tried: s.tried, Retry: s.count > 0}
 	var before netip.AddrPort
@@ -230,8 +230,8 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 // nothing wakes it when the time of a quarantine is over.
 const lookAgain = time.Second
 
-// queue returns the step of a client that needs a free slot: Wait or GiveUp. LeaveQueue extends the time slot by the time
-// waited.
+// queue returns the step of a client that needs a free slot: Wait or GiveUp. After a wait, LeaveQueue extends the time
+// slot by the time waited.
 func (s *Search) queue(set *balance.Set, now time.Time, limit time.Duration) Step {
 	if !s.Queued() && s.waiter.Waits() {
 		s.queuedAt, s.limitAfterQueue = now, limit

@@ -21,7 +21,7 @@ import (
 type webClients struct {
 	net.Listener // for its address
 	clients      chan net.Conn
-	ctx          context.Context // ends when no client is served any longer
+	ctx          context.Context // ends with Server.Close
 }
 
 // serve returns when the connection has ended.
@@ -46,10 +46,10 @@ func (w *webClients) Accept() (net.Conn, error) {
 	}
 }
 
-// webServer returns the server for HTTP clients. A client's connection serves several plain requests; each
-// makes its own connection, and so may get another endpoint.
+// webServer returns the server for HTTP clients. A client's connection serves several plain requests; each makes its
+// own connection to the destination, and so may get another endpoint.
 func (s *Server) webServer() *http.Server {
-	silent := log.New(io.Discard, "", 0) // clients that do not speak HTTP, or disconnect
+	silent := log.New(io.Discard, "", 0) // drops errors of clients that do not speak HTTP, or disconnect
 	plain := &httputil.ReverseProxy{
 		Rewrite:       leave,
 		Transport:     &http.Transport{DialContext: s.dialPlain, DisableKeepAlives: true, DisableCompression: true},
@@ -112,8 +112,8 @@ func (s *Server) dialPlain(ctx context.Context, _, address string) (net.Conn, er
 	return near, nil
 }
 
-// pair returns the two sides of a connection within this process: the data plane, which serves Services,
-// needs kernel connections.
+// pair returns the two sides of a connection within this process: the data plane, which serves Services, needs
+// connections of the kernel.
 func pair() (near, far *net.TCPConn, err error) {
 	l, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
@@ -187,7 +187,7 @@ func failure(host string, err error) string {
 	return "usher: " + host + ": " + why
 }
 
-// statusOf returns the status for an error of connecting.
+// statusOf returns the HTTP status for err, with which connecting failed.
 func statusOf(err error) int {
 	var late net.Error
 	switch {

@@ -10,8 +10,9 @@ import (
 	"github.com/usherproxy/usher/proxy"
 )
 
-// serviceOf returns the Service of a host name, if it has the form of one, and whether it can be nothing else
-// (certain). A name of one label is a Service of the namespace default. domain is the cluster's.
+// serviceOf returns the Service that a host name denotes; ok is false if the name does not have the form of a Service's
+// name. certain means that the name can denote nothing else. A name of one label is a Service in the namespace default.
+// domain is the cluster's domain.
 func serviceOf(host, domain string) (name types.NamespacedName, certain, ok bool) {
 	host = strings.ToLower(strings.TrimSuffix(host, "."))
 	host, full := strings.CutSuffix(host, "."+domain)
@@ -35,8 +36,8 @@ var (
 	errRefused = errors.New("the Service does not have this port, or no endpoints for it")
 )
 
-// routeOf returns the VIP for a request to host, a name or an address. It is invalid if the request is not
-// for a Service. Names that may be those of Services wait for the initial sync; addresses do not.
+// routeOf returns the VIP for a request to host, a name or an address. vip is invalid if the request is not for a
+// Service. If a name may be that of a Service, routeOf waits for the initial sync; for an address, it does not.
 func (s *Server) routeOf(host string, port uint16) (vip netip.AddrPort, err error) {
 	if addr, err := netip.ParseAddr(host); err == nil {
 		return routeOfVIP(s.proxy, netip.AddrPortFrom(addr.Unmap(), port))

@@ -106,8 +106,8 @@ func (s *Server) Serve(ctx context.Context) {
 	}
 }
 
-// Close ends the connections that are not to Services, and waits for all. Those to Services belong to the
-// Proxy, which ends them when it is drained.
+// Close ends the connections that are not to Services, and waits for all. Those to Services belong to the Proxy, which
+// ends them when it is drained.
 func (s *Server) Close() {
 	s.listener.Close()
 	s.cancel()
@@ -124,7 +124,7 @@ func (s *Server) serve(conn *net.TCPConn) {
 	_ = conn.SetDeadline(time.Now().Add(requestTime)) // fails only if it is closed
 	hurry := context.AfterFunc(s.ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer hurry()
-	var first [1]byte // the version for SOCKS, a method for HTTP
+	var first [1]byte // the version in SOCKS, the first letter of the method in HTTP
 	if _, err := conn.Read(first[:]); err != nil {
 		conn.Close()
 		return
@@ -146,14 +146,14 @@ func (s *Server) logFailure(client string, err error) {
 type client struct {
 	*net.TCPConn
 	reader  io.Reader   // of TCPConn, and of data that was already read from it
-	hurry   func() bool // stops the AfterFunc that ends reading or the connection on Close
+	hurry   func() bool // stops the AfterFunc that ends reading, or the connection, on Server.Close
 	closing sync.Once
 	closed  chan struct{}
 }
 
 func (c *client) Read(p []byte) (int, error) { return c.reader.Read(p) }
 
-// unread returns to c the data that was read beyond the request.
+// unread makes Read return the data again that was read beyond the request.
 func (c *client) unread(ahead *bufio.Reader) {
 	early, _ := ahead.Peek(ahead.Buffered()) // only data that is already buffered
 	c.reader = io.MultiReader(bytes.NewReader(early), c.TCPConn)
@@ -178,13 +178,13 @@ func (s *Server) connect(_ context.Context, writer io.Writer, request *socks5.Re
 	})
 }
 
-// tunnel connects a client to its destination. It calls answer, which sends the result to the client; after
-// that all bytes belong to the connection. It returns when the connection has ended.
+// tunnel connects a client to its destination. It calls answer, which sends the result to the client; after that all
+// bytes belong to the connection. tunnel returns when the connection has ended.
 func (s *Server) tunnel(c *client, host string, port uint16, answer func(local net.Addr, err error) error) error {
 	c.hurry()
 	_ = c.SetDeadline(time.Time{}) // fails only if it is closed
 	vip, err := s.routeOf(host, port)
-	if vip.IsValid() { // reports success before an endpoint was found, as a portal does
+	if vip.IsValid() { // the client gets success before an endpoint is found, as with a portal
 		if err := answer(c.LocalAddr(), nil); err != nil {
 			return err
 		}
@@ -239,7 +239,7 @@ func (s *Server) forward(c *client, to *net.TCPConn) {
 	s.mu.Unlock()
 }
 
-// replyTo returns the reply for an error of connecting, or for none.
+// replyTo returns the SOCKS reply for err, with which connecting ended; nil means success.
 func replyTo(err error) uint8 {
 	switch {
 	case err == nil:

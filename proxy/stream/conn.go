@@ -161,7 +161,7 @@ func (c *Conn) start(a *acceptor, run runner) {
 func (c *Conn) enter(r outcome.Result, run runner) {
 	refused := r.Outcome != outcome.Open
 	if refused && c.CountUnlogged(r.Outcome) {
-		if r.Outcome == outcome.Limit { // else Refuse logs it
+		if r.Outcome == outcome.Limit { // Refuse, which would log this, is not called
 			c.logLimit(r.Err)
 		}
 		c.reset()
@@ -204,8 +204,8 @@ func (c *Conn) flowing(flow forward.Flow) {
 	}
 }
 
-// A connection's maximum age is shortened at random, by up to 1/ageJitter: connections that were opened at the same
-// time must not all reconnect at the same time.
+// A connection's maximum age is shortened at random, by up to 1/ageJitter. Otherwise connections that were opened at
+// the same time would all reconnect at the same time.
 const ageJitter = 10
 
 // limits returns the limits of the connection, with its own maximum age.
@@ -264,7 +264,7 @@ func (c *Conn) reset() {
 type register struct {
 	budget         *budget.Budget
 	goroutineFlows sync.Map                      // forward.Flow of connections that goroutines serve, by *Conn
-	clients        budget.Clients                // with an open connection
+	clients        budget.Clients                // the number of open connections of each client
 	drained        atomic.Pointer[chan struct{}] // closed when no connection is open; nil if no goroutine waits
 }
 
@@ -280,8 +280,8 @@ func (r *register) add(conn *Conn) error {
 	return err
 }
 
-// reassign counts conn for its QuotaAddr instead of balancer (see frontend.Conn.QuotaAddr), now that the client is known. It
-// returns an error if the QuotaAddr's limit is exceeded; conn stays counted.
+// reassign counts conn for its QuotaAddr instead of balancer (see frontend.Conn.QuotaAddr), now that the client is
+// known. It returns an error if the QuotaAddr's limit is exceeded; conn stays counted.
 func (r *register) reassign(conn *Conn, balancer netip.Addr) error {
 	r.clients.Add(balancer, -1)
 	return r.budget.AdmitClient(r.clients.Add(conn.QuotaAddr(), 1))

@@ -22,11 +22,11 @@ type goroutine struct {
 	dial             dialer
 
 	forward  forwarder // of the successful attempt
-	callNext bool      // at first, and when a Wait has ended: seek calls search.Next
+	callNext bool      // seek must call search.Next: at first, and when a Wait has ended
 }
 
-// A dialer connects to an endpoint. from need not be an address of this node; if it is zero, the kernel picks the address.
-// The dialer gives up when ctx ends.
+// A dialer connects to an endpoint. from need not be an address of this node; if it is zero, the kernel picks the
+// address. The dialer gives up when ctx ends.
 type dialer func(_ context.Context, v *frontend.View, from netip.AddrPort, to *config.Endpoint) (forwarder, error)
 
 // A forwarder starts to forward between the client and an endpoint to which a connection is open. It returns at once,
@@ -107,9 +107,9 @@ func (g *goroutine) waitLeft(raw syscall.RawConn) bool {
 }
 
 // withClient calls f with a context that also ends when the client leaves. To detect that, it calls gone with the
-// client's socket; gone returns true when the client has left. If f then fails, withClient returns why. f must not read
-// the client. For clients without a socket, and on systems that do not report a leaving client, the context ends with
-// ctx.
+// client's socket. gone must return true when the client has left, and false when the client's read deadline has
+// passed. If f fails after the client has left, withClient returns why. f must not read from the client. For clients
+// without a socket, and on systems that do not report a leaving client, the context ends with ctx.
 func (g *goroutine) withClient(ctx context.Context, why error, gone func(syscall.RawConn) bool, f func(context.Context) error) error {
 	client, ok := g.client.(interface {
 		SyscallConn() (syscall.RawConn, error)

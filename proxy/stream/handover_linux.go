@@ -34,15 +34,14 @@ import (
 //	offer               →                  when there are connections to hand over
 //	                    ←    go            when the successor can take them now
 //	descriptors         →                  one file, and two sockets for each connection. The file begins with a line
-//	                                       for each connection. After all lines come the bytes that pairs hold
+//	                                       for each connection; the bytes that pairs hold come after all lines
 //	                    ←    a digit for each connection: 1 if the successor takes it, 0 if not; and a period
 //
-// After "go" the predecessor freezes the pairs. It restores those that are not taken: all of them if no
-// answer comes. The answer decides: the successor reads from the sockets only after it has sent the answer. A
-// predecessor that stops waiting shuts its socket down for reading, so that no further answer can be sent. Then it
-// reads an answer that has already arrived. The predecessor does not offer connections that goroutines serve, nor those
-// of a service port while clients of that port are queued for an endpoint. Clients without an endpoint follow when they
-// have one.
+// After "go" the predecessor freezes the pairs. It restores those that are not taken: all of them if no answer comes.
+// The answer decides: the successor reads from the sockets only after it has sent the answer. A predecessor that stops
+// waiting shuts its socket down for reading, so that no further answer can be sent. Then it reads an answer that has
+// already arrived. The predecessor does not offer connections that goroutines serve, nor those of a service port while
+// clients of that port are queued for an endpoint. Clients without an endpoint follow when they have one.
 //
 // If the successor's version does not know this socket, the successor closes it. All connections then stay.
 
@@ -55,8 +54,8 @@ const (
 	offerPrefix = "open connections, version 1, after number "
 
 	// pairsAtOnce is the maximum number of pairs that are frozen together: one packet can carry their descriptors. The
-	// first batch has firstPairs. The number doubles after a full batch that took less than shortPause, and is halved,
-	// to firstPairs at least, after a batch that took longer, so that on a slow machine the answer comes within
+	// first batch has firstPairs. The number doubles after a full batch that took less than shortPause. After a batch
+	// that took longer, it is halved, but not below firstPairs. So even on a slow machine, the answer comes within
 	// answerTime.
 	pairsAtOnce = handover.SocketsAtOnce/2 - 1
 	firstPairs  = 8
@@ -80,8 +79,8 @@ type transfer struct {
 	Draining time.Time `json:"Left,omitzero"` // start of the endpoint's drain; earlier versions know the key Left
 	Pair     forward.PairState
 
-	// At is the offset of the pair's bytes from the end of the last line: ForEndpoint bytes for the endpoint, then
-	// ForClient bytes for the client.
+	// The pair's bytes begin At bytes after the end of the last line. First come ForEndpoint bytes for the endpoint,
+	// then ForClient bytes for the client.
 	At, ForEndpoint, ForClient int `json:",omitempty"`
 }
 
@@ -111,8 +110,8 @@ func (c *TransferConn) Close() {
 	}
 }
 
-// Inherit takes a predecessor's TransferConn and the socket to the keeper from sockets. It returns nil if there is none.
-// Inherit is called before the first client connects.
+// Inherit takes a predecessor's TransferConn and the socket to the keeper from sockets. If there is no TransferConn, it
+// returns nil. Inherit is called before the first client connects.
 func (s *Server) Inherit(sockets map[string]*os.File) (from *TransferConn) {
 	if file := sockets[fdstore.ConnectionsName]; file != nil {
 		s.saving = s.inheritSaving(file)

@@ -48,8 +48,8 @@ func (a *acceptor) servePortable(conn forward.Conn, from netip.AddrPort) {
 }
 
 // DialTCP connects to an endpoint through the kernel, with keepalive. Unless mark is 0, the socket gets that mark
-// (SO_MARK). from need not be an address of this node; if it is zero, the kernel picks the address. DialTCP gives up when
-// ctx ends.
+// (SO_MARK). from need not be an address of this node; if it is zero, the kernel picks the address. DialTCP gives up
+// when ctx ends.
 func DialTCP(ctx context.Context, mark uint32, keepalive time.Duration, from netip.AddrPort, to netip.AddrPort) (forward.Conn, error) {
 	d := net.Dialer{KeepAliveConfig: keepaliveConfig(keepalive)}
 	if mark != 0 || from.IsValid() {

@@ -37,8 +37,8 @@ const (
 	savedAge = time.Second
 	// saveEvery is the interval at which copies are made and dropped.
 	saveEvery = 200 * time.Millisecond
-	// maxSaved is the maximum number of saved connections, unless the limit of open files is lower: the keeper has two
-	// files for each, and spareFiles others.
+	// maxSaved is the maximum number of saved connections. The limit of open files can reduce it: the keeper has two
+	// files for each connection, and spareFiles others.
 	maxSaved   = 1 << 16
 	spareFiles = 2048
 	// keeperTime is the time for the keeper to answer when this process starts.
@@ -211,7 +211,7 @@ func (v *saving) open() error {
 // lastID returns the part of an area that holds the last connection ID that was assigned.
 func (a *area) lastID() *atomic.Uint64 { return forward.SavedHeader(a.memory) }
 
-// take returns a free slot, or false if there is none.
+// take returns the number of a free slot, or false if there is none.
 func (v *saving) take() (number int, ok bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

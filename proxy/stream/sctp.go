@@ -18,7 +18,7 @@ import (
 // SCTPMode selects whether SCTP Services are served.
 //
 // The first SCTP socket on a machine makes the kernel load its SCTP. From then on the kernel answers every SCTP packet
-// that reaches the machine: it aborts associations of SCTP implementations in user space, which it does not know.
+// that reaches the machine. It does not know the associations of SCTP implementations in user space, so it aborts them.
 // KEP-614 has the details.
 type SCTPMode string
 

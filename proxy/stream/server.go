@@ -22,9 +22,9 @@ type Options struct {
 	Keepalive time.Duration
 	// SCTP selects whether SCTP Services are served.
 	SCTP SCTPMode
-	// Dial, if not nil, connects to TCP endpoints in place of the kernel. It costs two goroutines per connection. It
-	// gives up when ctx ends. Its connection may be an [Unconfirmed]. An error whose method Futile returns true means
-	// that the Service's other endpoints are unreachable too.
+	// Dial, if not nil, connects to TCP endpoints in place of the kernel. Each connection then takes two goroutines.
+	// Dial must give up when ctx ends. Its connection may be an [Unconfirmed]. An error whose method Futile returns
+	// true means that the Service's other endpoints are unreachable too.
 	Dial func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)
 }
 
@@ -40,7 +40,7 @@ type Server struct {
 	panics    rate.Sometimes // limits log lines about panics of a parser
 	transfers sync.WaitGroup // goroutines that exchange connections with a successor, a predecessor or the keeper
 	saving    *saving        // nil without a keeper
-	saved     atomic.Int64   // connections
+	saved     atomic.Int64   // number of saved connections
 
 	// ctx ends when Drain gives up the open connections.
 	ctx    context.Context
@@ -124,8 +124,9 @@ type Receiver interface {
 	// accepted.
 	Begin() error
 	End()
-	// Find returns the front end that serves port or, if there is none, vip, and the endpoint of that front end with
-	// e's address and Pod. It returns nil if there is no front end. left is when e was removed or began to terminate;
-	// zero if neither has happened or, after a crash, if it is unknown. Find is called between Begin and End.
+	// Find returns the front end that serves port or, if none does, vip. It also returns the endpoint of that front end
+	// with e's address and Pod. If there is no front end, both are nil. left is when e was removed or began to
+	// terminate. It is zero if neither has happened or, after a crash, if it is unknown. Find is called between Begin
+	// and End.
 	Find(port config.PortID, vip netip.AddrPort, e *config.Endpoint, left time.Time) (*frontend.FrontEnd, *balance.Endpoint)
 }

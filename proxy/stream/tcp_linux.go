@@ -110,7 +110,7 @@ func (e *acceptHandler) open() {
 }
 
 // lastAccepts limits the connections of a listener that a loop accepts when usher stops, since clients may continue to
-// come.
+// connect.
 const lastAccepts = 4096
 
 func (e *acceptHandler) close(why frontend.Closing) {

@@ -104,16 +104,18 @@ type Event struct {
 
 	*Subject // never nil in an event that was read from a Log
 
-	// An Attempt has all of these. Established, Closed, and changes of endpoints have Endpoint and Pod, and other
-	// fields as noted.
-	Attempt       int // 1 for the first
+	// An Attempt has all of these. Waiting and Queued have Attempt and Duration. Established, Closed, and changes of
+	// endpoints have Endpoint and Pod, and other fields as noted.
+	Attempt       int // 1 for the first; Waiting, Queued: number of attempts so far
 	Endpoint      netip.AddrPort
 	Pod           string
 	Reason        string               // for the choice of this endpoint; changes: the endpoint's conditions, or one of the reasons above
 	Skipped       int                  // number of endpoints skipped because of quarantine
 	SourceAddress portal.SourceAddress // that the endpoint of an Attempt sees
-	Duration      time.Duration        // of the attempt; Waiting: of the coming wait; Queued: of the past wait; Closed: since Accepted; EndpointQuarantined: of the quarantine, or until its next probe; EndpointProbed: until the next probe
-	Err           string               // "" without error
+	// Duration is that of the attempt. Waiting: of the coming wait; Queued: of the past wait; Closed: since Accepted.
+	// EndpointQuarantined: of the quarantine, or until its next probe; EndpointProbed: until the next probe.
+	Duration time.Duration
+	Err      string // "" without error
 
 	// For Closed.
 	End    outcome.Result // in an event that was read from a Log, Err above has the text of End.Err

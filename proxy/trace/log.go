@@ -208,8 +208,8 @@ func (l *Log) OpenBytes() map[config.PortID]map[netip.AddrPort]Moved {
 	return ports
 }
 
-// Waiting returns, by endpoint, how many open connections of a service port have sent data, have received none, and have
-// waited at least d for it.
+// Waiting returns, by endpoint, how many open connections of a service port have sent data, and have waited at least d
+// for the first byte from it.
 func (l *Log) Waiting(port config.PortID, now time.Time, d time.Duration) map[netip.AddrPort]int64 {
 	n := map[netip.AddrPort]int64{}
 	for _, c := range l.Open(func(c *conn.Record) bool { return c.Port.ID == port && c.WaitsForByte(now) >= d }) {
@@ -272,8 +272,8 @@ func (l *Log) Ended(max int, match func(*Event) bool) (list []Event) {
 	return list
 }
 
-// Reaches returns how far back l has all ended connections, and all with a problem among the service ports for which
-// match returns true.
+// Reaches returns since when l has all ended connections, and since when it has all with a problem. The latter
+// concerns only service ports for which match returns true.
 func (l *Log) Reaches(match func(config.PortID) bool) Reaches {
 	all := l.began
 	for i := range l.parts {

@@ -29,7 +29,7 @@ type position struct {
 type taken struct {
 	step   record
 	change *Event // nil for a step
-	ended  uint64
+	ended  uint64 // Event.Ended, if the step is Closed
 }
 
 // reader returns a reader that begins at place next(p) in each part p, and at place change in the changes. The caller
@@ -93,9 +93,9 @@ func (r *Reader) OnlyChanges() {
 	r.owed = min(r.owed, 1) // at least one, of an unknown number
 }
 
-// Next puts events into buf, oldest first. It waits until there is at least one, even one that it skips. It
-// returns the number of events, and the number missed just before them because the reader was too slow. If ctx ends
-// before there is an event, Next returns its error.
+// Next puts events into buf, oldest first, and returns their number n. missed is the number of events missed just
+// before them because the reader was too slow. Next waits until there is an event. If the Reader skips all those that
+// there are, n is 0. If ctx ends before there is an event, Next returns its error.
 func (r *Reader) Next(ctx context.Context, buf []Event) (n int, missed uint64, err error) {
 	for {
 		n, missed, more := r.read(buf, true)
@@ -110,7 +110,7 @@ func (r *Reader) Next(ctx context.Context, buf []Event) (n int, missed uint64, e
 	}
 }
 
-// Poll is Next without waiting. It returns no event only if there are none.
+// Poll is Next without waiting. If n and missed are 0, there are no more events.
 func (r *Reader) Poll(buf []Event) (n int, missed uint64) {
 	for {
 		n, missed, _ = r.read(buf, false)
@@ -177,8 +177,8 @@ func (r *Reader) take(max int, wait bool) (missed uint64, more <-chan struct{}) 
 	return 0, *waiting
 }
 
-// takeNext takes the unread event with the smallest number, and reports whether there was one. With onlyEnds, it skips
-// other events than ends.
+// takeNext moves past the unread event with the smallest number, and reports whether there was one. It adds the event
+// to r.taken, unless onlyEnds or onlyChanges excludes it.
 func (r *Reader) takeNext() bool {
 	l := r.log
 	first, at := uint64(math.MaxUint64), -1

@@ -5,6 +5,6 @@
 // It makes each connection again with sockets of this process. So programs there reach everything that this
 // process can reach, under the same routing, VPN and firewall rules, and without any setup.
 //
-// It does not carry ICMP: the pinged host could not answer a ping, so nothing does. It does not handle
-// Services.
+// It does not carry ICMP. A ping gets no answer, since the stack would answer it even if the pinged host did not exist.
+// It does not handle Services.
 package uplink

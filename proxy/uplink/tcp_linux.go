@@ -17,12 +17,12 @@ import (
 )
 
 const (
-	// maxConnections is the maximum number of connections, each of which has a socket; the SYN of a further one is
-	// dropped, and the kernel resends it.
+	// maxConnections is the maximum number of connections, each of which has a socket. The SYN of a further one is
+	// dropped, and the client's kernel resends it.
 	maxConnections = 16384
 	// dialTimeout is the time for a destination to answer. The client's kernel resends its SYN for longer.
 	dialTimeout = 30 * time.Second
-	// halfClosedTimeout is as the default of --half-closed-timeout.
+	// halfClosedTimeout is the default of --half-closed-timeout.
 	halfClosedTimeout = 10 * time.Minute
 )
 
@@ -67,8 +67,8 @@ type client struct {
 	endpoint tcpip.Endpoint
 }
 
-// HungUp reports to the forwarder whether the client has ended its side or reset the connection, even if earlier data is
-// unread.
+// HungUp reports to the forwarder whether the client has ended its side or reset the connection, even if earlier data
+// is unread.
 func (c client) HungUp() (ended bool, err error) {
 	ended = c.endpoint.Readiness(waiter.EventRdHUp|waiter.EventHUp|waiter.EventErr) != 0
 	if tcp.EndpointState(c.endpoint.State()) == tcp.StateError { // EventErr is also set after an orderly end

@@ -23,8 +23,8 @@ const (
 	maxDatagram = 65535
 )
 
-// associate carries the datagrams of a client to one destination, and back. If there is no route, it returns
-// false, and the stack refuses the client.
+// associate carries the datagrams of a client to one destination, and back. If it cannot make a socket, as without a
+// route, it returns false, and the stack refuses the client.
 func (u *Uplink) associate(request *udp.ForwarderRequest) bool {
 	to := addrPort(request.ID().LocalAddress, request.ID().LocalPort)
 	if to.Addr().IsMulticast() {

@@ -33,15 +33,16 @@ type Uplink struct {
 // nic is the stack's only network interface.
 const nic tcpip.NICID = 1
 
-// maxDials is the maximum number of connections being established; a SYN beyond that is dropped, and the
+// maxDials is the maximum number of connections being established. A SYN beyond that is dropped, and the client's
 // kernel resends it.
 const maxDials = 1024
 
-// bufferSize is the size of the stack's buffers of a connection, one for each direction: by default 1 MiB.
+// bufferSize is the size in bytes of the stack's buffers of a connection, one for each direction. gVisor's default is 1
+// MiB.
 const bufferSize = 256 << 10
 
-// Start begins to carry the traffic of device, a TUN device: packets of at most mtu bytes, without further
-// headers. The uplink closes the device.
+// Start begins to carry the traffic of device, a TUN device whose packets have at most mtu bytes and no further header.
+// The uplink owns the device; if Start fails, it closes the device.
 func Start(device *os.File, mtu uint32) (*Uplink, error) {
 	link, err := fdbased.New(&fdbased.Options{FDs: []int{int(device.Fd())}, MTU: mtu})
 	if err != nil {

@@ -13,13 +13,12 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Choices is the value of a flag that accepts one of a few values, or several of them,
-// separated by commas.
+// Choices is the value of a flag that accepts one of the Allowed values or, with Several, a list separated by commas.
 type Choices struct {
 	Value   *string
 	Allowed []string
 	Several bool
-	Also    func(word string) bool // reports undocumented synonyms; nil means none
+	Also    func(word string) bool // reports whether word is an undocumented synonym; nil means none
 }
 
 // Choice registers a flag that accepts one of the allowed values; the current value is the
@@ -81,8 +80,8 @@ func (e *ChoiceError) Error() string {
 	return fmt.Sprintf("invalid value %q: must be one of %s%s", e.value, strings.Join(e.allowed, ", "), DidYouMean(e.value, e.allowed))
 }
 
-// WrongValue describes the error of an invalid number, duration or boolean; it returns "" for other
-// values, whose errors are clear.
+// WrongValue describes the error of an invalid number, duration or boolean. It returns "" for other types, whose own
+// errors are clear.
 func WrongValue(err *pflag.InvalidValueError) string {
 	var number *strconv.NumError
 	switch kind := err.GetFlag().Value.Type(); {
@@ -107,8 +106,7 @@ func WrongValue(err *pflag.InvalidValueError) string {
 // durations matches values in the form of a duration.
 var durations = regexp.MustCompile(`^[-+]?((\d+(\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h))+$`)
 
-// DidYouMean returns "; did you mean web or web-2?" for a value that is not allowed,
-// and "" if it is similar to no allowed value.
+// DidYouMean returns "; did you mean web or web-2?" if a value is similar to allowed values, else "".
 func DidYouMean(value string, allowed []string) string {
 	const most = 3
 	like := &cobra.Command{} // its SuggestionsFor finds similar words
@@ -118,7 +116,7 @@ func DidYouMean(value string, allowed []string) string {
 	for distance := 1; distance <= min(2, len(value)-1); distance++ {
 		like.SuggestionsMinimumDistance = distance
 		found := like.SuggestionsFor(value)
-		if distance == 2 && len(value) < 4 { // most words are at this distance, but wbe is web
+		if distance == 2 && len(value) < 4 { // many words are at this distance; accept only the same letters, such as wbe for web
 			found = slices.DeleteFunc(found, func(name string) bool { return letters(name) != letters(value) })
 		}
 		if len(found) > 0 {

@@ -11,8 +11,8 @@ import (
 	"github.com/usherproxy/usher/cmd/internal/show"
 )
 
-// Execute runs the command line and returns the exit code: 0, 1 if the command
-// failed, 2 for a usage error. For exec it is that of the command that it runs.
+// Execute runs the command line, prints its error, and returns the exit code. It is 0, 1 if the command failed, 2 for a
+// usage error, or that of an ExitError.
 func Execute(ctx context.Context, root *cobra.Command, args []string) int {
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
@@ -36,8 +36,7 @@ func Execute(ctx context.Context, root *cobra.Command, args []string) int {
 // ErrSaid is the error of a command that has already printed the reason.
 var ErrSaid = errors.New("see above")
 
-// ExitError is the exit code of a program that was run and has printed its own
-// errors.
+// ExitError makes Execute return Code and print nothing, for example after a program that has printed its own errors.
 type ExitError struct{ Code int }
 
 // Error implements error.
@@ -60,7 +59,7 @@ func NoArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// Takes is for commands that accept from least to most arguments, described by what.
+// Takes is for commands that accept from least to most arguments. what describes them in the error.
 func Takes(least, most int, what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) < least || len(args) > most {
@@ -70,7 +69,7 @@ func Takes(least, most int, what string) cobra.PositionalArgs {
 	}
 }
 
-// SetUp makes root the root command of a program with subcommands: without a subcommand it prints its help.
+// SetUp makes root the root command of a program with subcommands. Without a subcommand, it prints its help or version.
 func SetUp(root *cobra.Command) {
 	version := false
 	root.SilenceUsage, root.SilenceErrors = true, true
@@ -103,7 +102,7 @@ func Names(cmd *cobra.Command) (list []string) {
 	return list
 }
 
-// FlagError names the wrong flag or value, and suggests similar ones.
+// FlagError returns a UsageError that names the wrong flag or value, and suggests similar ones.
 func FlagError(cmd *cobra.Command, err error) error {
 	var choice *ChoiceError
 	var invalid *pflag.InvalidValueError
@@ -139,7 +138,7 @@ func CompleteChoices(cmd *cobra.Command) {
 	}
 }
 
-// SetDefault changes the default of a flag.
+// SetDefault changes the default of a flag. It panics if value is not valid.
 func SetDefault(flags *pflag.FlagSet, name, value string) {
 	f := flags.Lookup(name)
 	f.DefValue = value

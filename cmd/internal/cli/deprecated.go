@@ -7,19 +7,20 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// insteadKey is the annotation of deprecated flags with what to use instead; retiredKey is that of flags without effect.
+// insteadKey is the annotation with advice for users of a deprecated flag; retiredKey marks flags without effect.
 const (
 	insteadKey = "instead"
 	retiredKey = "retired"
 )
 
-// Deprecate hides a flag that the next release will not have. It still has its effect.
+// Deprecate hides a flag that still works but that the next release will not have. instead is advice for its users.
 func Deprecate(flags *pflag.FlagSet, name, instead string) {
 	flags.Lookup(name).Hidden = true
 	_ = flags.SetAnnotation(name, insteadKey, []string{instead}) // the flag exists
 }
 
-// Retire registers a hidden flag of earlier versions that has no effect. The next release will not have it.
+// Retire registers a hidden flag of earlier versions that has no effect and that the next release will not have. A
+// boolean flag needs no value.
 func Retire(flags *pflag.FlagSet, name string, boolean bool, instead string) {
 	flags.String(name, "", "")
 	if boolean {

@@ -1,3 +1,3 @@
-// Package cli is shared by all commands: flags with a fixed set of values, suggestions for
-// misspelled words, and groups of flags in --help.
+// Package cli is shared by all commands: flags with a fixed set of values, groups of flags in --help, and suggestions
+// for misspelled words. It also has exit codes, logs, output formats and manual pages.
 package cli

@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// HelpWidth is the width of the text of --help.
+// HelpWidth is the maximum width of lines of --help, in columns.
 const HelpWidth = 80
 
 // groupKey is the annotation with the name of a flag's group in --help.
@@ -31,8 +31,8 @@ func Group(flags *pflag.FlagSet, name string) {
 // moreKey is the annotation of flags that only --help-all prints.
 const moreKey = "more"
 
-// MainFlags registers --help-all for cmd. --help then prints only the flags with these names, which most users need, and
-// those registered later.
+// MainFlags registers --help-all for cmd. --help then omits all flags registered so far, except those with these names,
+// which most users need.
 func MainFlags(cmd *cobra.Command, names ...string) {
 	flags := cmd.Flags()
 	flags.VisitAll(func(f *pflag.Flag) {
@@ -51,9 +51,8 @@ func MainFlags(cmd *cobra.Command, names ...string) {
 	}
 }
 
-// setUsage makes --help print flags in groups, in lines of HelpWidth. It uses none
-// of cobra's templates: with text/template, which calls methods by their names, the linker
-// keeps all methods of every library, a third of the program.
+// setUsage makes --help print flags in groups, in lines of HelpWidth. It avoids cobra's templates: text/template calls
+// methods by name, so the linker would keep every method of every library. They would be a third of the program.
 func setUsage(root *cobra.Command) {
 	usual := root.UsageFunc()
 	root.SetUsageFunc(func(cmd *cobra.Command) error {
@@ -114,8 +113,8 @@ func groupsOf(flags *pflag.FlagSet) (groups []group) {
 	return groups
 }
 
-// block prints a flag in one line, and its description below: some names and descriptions
-// are long.
+// block returns a flag in one line, and its description below: some names and descriptions are too long for columns. It
+// returns "" for a hidden flag.
 func block(f *pflag.Flag) string {
 	head, text := usageParts(f)
 	if text == "" { // it is hidden
@@ -126,8 +125,8 @@ func block(f *pflag.Flag) string {
 	return "  " + head + indent + strings.ReplaceAll(text, "\n", indent) + "\n"
 }
 
-// usageParts returns the parts of a flag's usage as pflag prints it: its names with the type of
-// its value, and its description. Both are empty for a hidden flag.
+// usageParts returns the two parts of a flag's usage as pflag prints it: names with the type of the value, and
+// description. Both are empty for a hidden flag.
 func usageParts(f *pflag.Flag) (head, text string) {
 	one := pflag.NewFlagSet("", pflag.ContinueOnError)
 	one.AddFlag(f)

@@ -10,10 +10,9 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// ManualPage returns the page of section 1 for a command, and its name without the section:
-// usher-run for "usher run". The page has the text of --help, in the macros of man(7). source,
-// such as "usher v1.2.3", and date are in its last line; both may be empty. cobra's own pages
-// lack the groups of flags, and treat the texts as Markdown, which they are not.
+// ManualPage returns the page of section 1 for a command, and its name without the section: usher-run for "usher run".
+// The page has the text of --help, in the macros of man(7). Its last line has source, such as "usher v1.2.3", and date;
+// both may be empty. cobra's own pages lack the groups of flags, and treat the texts as Markdown, which they are not.
 func ManualPage(cmd *cobra.Command, source, date string) (name, text string) {
 	name = pageName(cmd)
 	var b strings.Builder
@@ -58,8 +57,8 @@ func ManualPage(cmd *cobra.Command, source, date string) (name, text string) {
 	return name, b.String()
 }
 
-// EachCommand calls f with root and all commands below it that --help lists, except help,
-// until f returns an error, which it returns.
+// EachCommand calls f with root and all commands below it that --help lists, except help. It stops at the first error
+// and returns it.
 func EachCommand(root *cobra.Command, f func(*cobra.Command) error) error {
 	if err := f(root); err != nil {
 		return err
@@ -106,8 +105,7 @@ func verbatim(b *strings.Builder, text string) {
 
 var special = strings.NewReplacer(`\`, `\e`, "-", `\-`, "\n.", "\n\\&.", "\n'", "\n\\&'", "\t", "    ")
 
-// escape escapes text so that no part of it is a request, and options can be copied from
-// the page.
+// escape escapes text so that troff treats no line as a request, and copied options have plain hyphens.
 func escape(text string) string {
 	return strings.TrimPrefix(special.Replace("\n"+text), "\n")
 }
@@ -117,7 +115,7 @@ func quote(text string) string {
 	return `"` + strings.ReplaceAll(escape(text), `"`, `\(dq`) + `"`
 }
 
-// newManual returns a hidden command for building packages: see deploy/release.
+// newManual returns a hidden command, which builds of packages run: see deploy/release.
 func newManual() *cobra.Command {
 	return &cobra.Command{
 		Use:    "manual FOLDER",

@@ -30,8 +30,7 @@ func (f *LogFlags) Register(flags *pflag.FlagSet, format string) {
 	Choice(flags, &f.Format, "log-format", "", "Log format: text, json, or auto (text on a terminal, else json)", "auto", "text", "json")
 }
 
-// Logger returns a logger that writes to out. The flags accept only valid values; of others, the level is info, and the
-// format json.
+// Logger returns a logger that writes to out. Invalid values, which the flags reject, mean level info and format json.
 func (f *LogFlags) Logger(out io.Writer) *logrus.Logger {
 	log := logrus.New()
 	log.SetOutput(out)
@@ -45,7 +44,7 @@ func (f *LogFlags) Logger(out io.Writer) *logrus.Logger {
 	return log
 }
 
-// isLogLevel reports whether the logger accepts a level: also INFO, warn and trace.
+// isLogLevel reports whether the logger accepts a level, including synonyms such as INFO, warn and trace.
 func isLogLevel(level string) bool {
 	_, err := logrus.ParseLevel(level)
 	return err == nil
@@ -57,8 +56,8 @@ func IsTerminal(out io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// Colored returns a writer to out that removes colors unless out is a terminal
-// with colors, and NO_COLOR is not set (see no-color.org).
+// Colored returns a writer to out. It removes colors if out is not a terminal with colors, or NO_COLOR is set (see
+// no-color.org).
 func Colored(out io.Writer) io.Writer { return colorprofile.NewWriter(out, os.Environ()) }
 
 // PrintLines prints lines that may contain colors.
@@ -69,7 +68,7 @@ func PrintLines(out io.Writer, lines []string) {
 	}
 }
 
-// TerminalWidth returns the number of columns of out; 100 if it is no terminal.
+// TerminalWidth returns the number of columns of out, or 100 if it is not a terminal.
 func TerminalWidth(out io.Writer) int {
 	if file, ok := out.(*os.File); ok {
 		if width, _, err := term.GetSize(int(file.Fd())); err == nil && width > 0 {
@@ -82,7 +81,7 @@ func TerminalWidth(out io.Writer) int {
 // wideColumns is the minimum width of wide tables on a terminal.
 const wideColumns = 160
 
-// TableWidth returns the maximum width of a table on out. Output to a program is not limited.
+// TableWidth returns the maximum width of a table on out. It has no limit unless out is a terminal.
 func TableWidth(out io.Writer, wide bool) int {
 	switch {
 	case !IsTerminal(out):
@@ -93,7 +92,7 @@ func TableWidth(out io.Writer, wide bool) int {
 	return TerminalWidth(out)
 }
 
-// PrintDocument is PrintObject for one of several objects: with YAML, a separator comes first.
+// PrintDocument is PrintObject for one of several objects: in YAML, it prints a separator first.
 func PrintDocument(out io.Writer, format string, v any) error {
 	if format == "yaml" {
 		fmt.Fprintln(out, "---")

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Version and commit are set by the build: see the Makefile. commit is empty in a clone, where Go records it.
+// The build sets Version and commit: see the Makefile. In a Git clone, commit is empty, since Go records the commit.
 var (
 	Version = "devel"
 	commit  string

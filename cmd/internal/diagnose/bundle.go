@@ -23,14 +23,15 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
-// Limits of a bundle, in bytes before compression. Content beyond them is omitted, and the bundle says so.
+// Limits of a bundle, in bytes before compression. The bundle notes where content beyond maxFile and maxBundle is
+// missing, but not where tail omits content.
 const (
 	maxFile   = 8 << 20
 	maxBundle = 64 << 20
-	maxLog    = 1 << 20
+	maxLog    = 1 << 20 // for a log or another file of the node
 )
 
-// Time limits for collecting each part, and for all queries to usher, which may hang.
+// Time limits for collecting a part, and for all queries together: usher may hang.
 const (
 	bundleTime = 10 * time.Second
 	askingTime = 3 * bundleTime
@@ -111,7 +112,7 @@ func (b *Bundle) Write(ctx context.Context, out io.Writer) error {
 	return errors.Join(archive.Close(), compressed.Close())
 }
 
-// text returns the contents of the file without secrets, or the reason why it is empty.
+// text returns the contents of the file without secrets. If they are incomplete, the reason follows.
 func (p part) text(ctx context.Context) []byte {
 	ctx, cancel := context.WithTimeout(ctx, bundleTime)
 	defer cancel()
@@ -128,13 +129,14 @@ func (b *Bundle) parts(asking context.Context) (all []part) {
 			defer cancel()
 			defer context.AfterFunc(asking, cancel)()
 			body, status, err := b.Client.Raw(ctx, path, maxFile+1)
-			if err == nil && status != http.StatusOK { // the status of /healthz on a problem
+			if err == nil && status != http.StatusOK { // such as that of /healthz on a problem
 				body = fmt.Appendf(body, "HTTP status %d %s\n", status, http.StatusText(status))
 			}
 			return body, err
 		})
 	}
-	// collect adds a file with the output of commands and the contents of files; reading /proc needs no tool.
+	// collect adds a file with the output of commands and the contents of files. /proc helps where the commands are
+	// missing.
 	collect := func(name string, lines ...string) {
 		add(name, func(ctx context.Context) ([]byte, error) {
 			var all bytes.Buffer
@@ -190,7 +192,7 @@ func (b *Bundle) parts(asking context.Context) (all []part) {
 	return all
 }
 
-// ownRules returns the iptables rules that are usher's, or jump to usher's chains.
+// ownRules returns the iptables rules of usher's chains, and those that jump to them, with the names of all tables.
 func ownRules(ctx context.Context) ([]byte, error) {
 	var b bytes.Buffer
 	for _, program := range []string{"iptables-save", "ip6tables-save", "iptables-legacy-save", "ip6tables-legacy-save"} {
@@ -206,7 +208,7 @@ func ownRules(ctx context.Context) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// orWhy appends to a text the reason why it is incomplete.
+// orWhy appends err, the reason why a text is incomplete, to the text.
 func orWhy(text []byte, err error) []byte {
 	if err != nil {
 		text = fmt.Appendf(text, "unavailable: %v\n", err)
@@ -231,7 +233,8 @@ func settings(context.Context) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// tail returns the end of a file, in whole lines. If the file reports no size, as in /proc, it returns the beginning.
+// tail returns the last maxLog bytes of a file, in whole lines. If the file reports no size, as in /proc, it returns
+// the first ones.
 func tail(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -28,18 +28,17 @@ const (
 // severities are all severities, the worst first.
 var severities = []Severity{Failing, Warning, Note}
 
-// Finding is a problem.
+// Finding is a problem that a check found.
 type Finding struct {
-	Check    string   `json:"check"`
+	Check    string   `json:"check"` // its name; Run sets it if it is empty
 	Severity Severity `json:"severity"`
-	Object   string   `json:"object"`
+	Object   string   `json:"object"` // such as "Service default/web", "node", "usher"
 	// Wrong describes the problem, Known the evidence, and Remedy the next step.
 	Wrong  string `json:"wrong"`
 	Known  string `json:"known"`
 	Remedy string `json:"remedy"`
 }
 
-// check is a check of one aspect.
 type check struct {
 	name  string
 	looks string // description of the check, for users
@@ -47,7 +46,7 @@ type check struct {
 	local bool // it checks the node itself, so this program must run there
 }
 
-// checks are all checks.
+// checks are all checks, in the order of Result.Looked.
 var checks = []check{
 	{"usher", "problems that usher reports: limits, portal, API server, clock, access log", usherItself, false},
 	{"objects", "rejected manifests and objects, invalid annotations, port names", objects, false},
@@ -76,8 +75,8 @@ type namedFinding struct {
 	name string
 }
 
-// grouped merges findings that differ only in the name; the evidence is that of the first. It merges findings of
-// different Services only if anyService is set; the object of such a finding is the node.
+// grouped merges findings with the same severity and Wrong; evidence and remedy are those of the first. It merges
+// findings of different Services only if anyService is set; the object of such a finding is the node.
 func grouped(all []namedFinding, anyService bool) (out []Finding) {
 	var names [][]string
 	for _, f := range all {
@@ -101,12 +100,12 @@ func grouped(all []namedFinding, anyService bool) (out []Finding) {
 	return out
 }
 
-// cannotCheck returns a note about a query that failed.
+// cannotCheck returns a note that a check failed with err.
 func cannotCheck(what string, err error) Finding {
 	return Finding{"", Note, "usher", "cannot check " + what, err.Error(), "run usher diagnose again"}
 }
 
-// reports returns whether usher itself reports a problem with this reason.
+// reports returns whether usher reports a problem of its own with this reason.
 func (s *subject) reports(reason string) bool {
 	return slices.ContainsFunc(s.status.Problems, func(p api.StatusProblem) bool { return p.Object == "usher" && p.Reason == reason })
 }
@@ -134,7 +133,7 @@ func usherItself(_ context.Context, s *subject) (all []Finding) {
 	return all
 }
 
-// objects returns a finding for each invalid object that the API server or the manifests contain.
+// objects returns a finding for each invalid object of the API server or the manifests.
 func objects(_ context.Context, s *subject) (all []Finding) {
 	of := map[string]bool{}
 	for i := range s.services {
@@ -142,7 +141,7 @@ func objects(_ context.Context, s *subject) (all []Finding) {
 		name := d.Namespace + "/" + d.Name
 		for j, p := range d.Problems {
 			if slices.Contains(d.Problems[:j], p) {
-				continue // reported for the slice of the other family, too
+				continue // an EndpointSlice of the other IP family has the same problem
 			}
 			severity, effect := Warning, "a part of it is not served, or usher still serves the previous version"
 			switch {
@@ -196,7 +195,7 @@ func endpoints(_ context.Context, s *subject) []Finding {
 		vip := p.port.VIP + "/" + p.port.Protocol
 		switch {
 		case p.port.Problem != nil:
-		case total == 0 && p.misnamed(): // which is reported with its cause
+		case total == 0 && p.misnamed(): // the check "objects" reports the cause
 		case total == 0:
 			all = append(all, namedFinding{Finding{"", Failing, p.object, "no endpoints for %s: clients are refused", "usher knows 0 endpoints for this port", noEndpoints(p)}, vip})
 		case usable == 0:
@@ -209,7 +208,7 @@ func endpoints(_ context.Context, s *subject) []Finding {
 		}
 		for _, d := range p.port.Dropped {
 			severity := Failing
-			if d.Clients == "external" { // they are expected to come through another node
+			if d.Clients == "external" { // they should use another node
 				severity = Note
 			}
 			all = append(all, namedFinding{Finding{"", severity, p.object, d.Clients + " clients of %s are not served: " + d.Text, fmt.Sprintf("%d of %d endpoints are usable for them", 0, total),
@@ -229,10 +228,10 @@ func usable(port *api.ServicePort) (n int) {
 	return n
 }
 
-// noPort occurs in the messages of translate.Misnamed, which report that a slice lacks a port of its Service.
+// noPort occurs in the messages of translate.Misnamed, which report that an EndpointSlice lacks a port of its Service.
 const noPort = "has no endpoints"
 
-// misnamed returns whether a problem of the Service reports that no slice has this port.
+// misnamed reports whether a problem of the Service explains why this port has no endpoints.
 func (p place) misnamed() bool {
 	return slices.ContainsFunc(p.problems, func(problem api.Problem) bool {
 		m := problem.Message
@@ -246,8 +245,8 @@ func noEndpoints(p place) string {
 	return fmt.Sprintf("does the selector match Pods? kubectl -n %s get endpointslices -l kubernetes.io/service-name=%s", namespace, name)
 }
 
-// An endpoint that was in quarantine repeatedly (at least "flaps" times) is reported: as a warning if the last time was
-// within recentPeriod, otherwise as a note.
+// The check "quarantine" reports endpoints that were in quarantine at least flaps times. The finding is a warning if
+// the last time was within recentPeriod, otherwise a note.
 const (
 	flaps        = 3
 	recentPeriod = 10 * time.Minute
@@ -259,7 +258,7 @@ func quarantine(ctx context.Context, s *subject) (all []Finding) {
 	for m, err := range s.client.Events(ctx, client.EventQuery{Service: s.Service, Kind: api.KindEndpointQuarantined, History: true, Once: true}) {
 		if err != nil {
 			all = append(all, cannotCheck("which endpoints were in quarantine before", err))
-			break // those in quarantine now are known anyway
+			break // s.services has those in quarantine now
 		}
 		e := m.Event
 		if e == nil {
@@ -302,7 +301,7 @@ func quarantine(ctx context.Context, s *subject) (all []Finding) {
 	return all
 }
 
-// service returns the details of the Service with this namespace and name, or empty ones.
+// service returns the details of the Service with this name, "namespace/name", or empty ones.
 func (s *subject) service(name string) (none api.ServiceDetail) {
 	for i := range s.services {
 		if d := &s.services[i]; d.Namespace+"/"+d.Name == name {
@@ -312,7 +311,7 @@ func (s *subject) service(name string) (none api.ServiceDetail) {
 	return none
 }
 
-// remedyFor returns the remedy for an endpoint that fails for this cause.
+// remedyFor returns the remedy for an endpoint of a Service, "namespace/name", that fails for this cause.
 func remedyFor(cause, service string) string {
 	switch {
 	case strings.Contains(cause, "refused"):
@@ -325,10 +324,10 @@ func remedyFor(cause, service string) string {
 	return "usher trace " + service + " --outcome=failed,retry --history"
 }
 
-// Minimum recent failures of an endpoint to be reported: as a number, and as a percentage.
+// The minimum of recent failures for an endpoint to be reported: a number, and a percentage of its connections.
 const failedTimes, failedPercent = 2, 2
 
-// failing reports whether an endpoint has enough recent failures to be reported. Earlier failures do not count.
+// failing reports whether an endpoint is an outlier, or has enough recent failures to be reported.
 func failing(e *api.Endpoint) bool {
 	return e.State == api.EndpointOutlier || e.FailedRecently >= failedTimes && 100*e.FailedRecently >= failedPercent*(connectedRecently(e)+e.FailedRecently)
 }
@@ -365,7 +364,7 @@ func breaks(_ context.Context, s *subject) (all []Finding) {
 	return all
 }
 
-// slowMs is the wait from which clients are reported as slow: usher's default of --slow-threshold.
+// slowMs is the wait, in milliseconds, from which clients count as slow: the default of usher's --slow-threshold.
 const slowMs = 200
 
 // fewest is the minimum number of clients for a meaningful percentile of their waits.
@@ -376,7 +375,7 @@ func slow(_ context.Context, s *subject) (all []Finding) {
 		return "usher get connections " + p.name + " --state=all --outcome=slow,retried" + filter + "; for the details of one: usher get connection ID"
 	}
 	s.ports(func(p place) {
-		before, quarantined := len(all), false // slow attempts may be those at endpoints in quarantine; the check "quarantine" reports these
+		before, quarantined := len(all), false // if an endpoint is in quarantine, it may have caused the waits; the check "quarantine" reports it
 		for i := range p.port.Endpoints {
 			e := &p.port.Endpoints[i]
 			if e.Quarantine != nil {
@@ -403,12 +402,12 @@ func slow(_ context.Context, s *subject) (all []Finding) {
 	return all
 }
 
-// An endpoint is slow for some of its clients if its p99 is at least slowTimes the largest p99 of the other endpoints.
-// Endpoints with fewer than fewestForP99 clients are not compared.
+// An endpoint is slow for some of its clients if its p99 is at least slowMs and slowTimes the largest p99 of the
+// others. Endpoints with fewer than fewestForP99 clients are not compared.
 const fewestForP99, slowTimes = 100, 4
 
 // slowForSome reports whether some clients of an endpoint recently waited far longer for its first byte than those of
-// the other endpoints, and the largest p99 of these in milliseconds.
+// the other endpoints. It also returns the largest p99 of the others, in milliseconds.
 func slowForSome(p place, e *api.Endpoint) (others float64, is bool) {
 	compared := 0
 	for i := range p.port.Endpoints {
@@ -426,8 +425,8 @@ func isSlow(p place, e *api.Endpoint) bool {
 	return e.Latency != nil && p.port.Latency != nil && e.Latency.Clients >= fewest && e.Latency.FirstByteP50Ms >= slowMs
 }
 
-// hangs returns the finding about an unresponsive endpoint: that it never responds, or that it leaves far more clients
-// without a response than the others.
+// hangs returns the finding about an unresponsive endpoint: it never responds, or it leaves far more clients without a
+// response than the other endpoints.
 func hangs(p place, e *api.Endpoint) Finding {
 	wrong := endpointName(e) + " accepts connections but never responds"
 	known := fmt.Sprintf("in the last minutes it had %s and sent no byte, while other endpoints of this port sent data", show.Plural(int(connectedRecently(e)), "client"))
@@ -442,8 +441,8 @@ func hangs(p place, e *api.Endpoint) Finding {
 		"check the process: the kernel accepts connections even if the process hangs; usher get connections " + p.name + " --state=all --endpoint=" + e.Address}
 }
 
-// portalRules compares the wanted rules of the portal with the installed ones. It skips those that the kernel rejected:
-// the check "served" reports them with the cause.
+// portalRules reports rules of the portal that are missing in the kernel or differ, at most three of each. It skips
+// those that the kernel rejected: the check "served" reports them with the cause.
 func portalRules(ctx context.Context, s *subject) (all []Finding) {
 	if s.reports("PortalFailed") {
 		return nil
@@ -454,7 +453,7 @@ func portalRules(ctx context.Context, s *subject) (all []Finding) {
 			for _, v := range p.port.VIPs {
 				rejected[v.Address+"/"+p.port.Protocol] = true
 				if host, _, err := net.SplitHostPort(v.Address); err == nil {
-					rejected[host+"/"] = true // how the portal "address" names its rules
+					rejected[host+"/"] = true // the portal "address" has rules without ports
 				}
 			}
 		}

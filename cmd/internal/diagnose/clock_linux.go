@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clock checks whether the kernel's clock is synchronized (adjtimex(2)), unless usher already reports that its
-// clock differs from the API server's.
+// clock checks whether the kernel's clock is synchronized (adjtimex(2)), unless usher already reports that the clock
+// differs from the API server's.
 func clock(_ context.Context, s *subject) []Finding {
 	state, err := unix.Adjtimex(&unix.Timex{})
 	if s.reports("ClockSkew") || err != nil || state != 5 { // TIME_ERROR

@@ -29,10 +29,10 @@ import (
 const reachTime = 1200 * time.Millisecond
 
 // reach connects to failing TCP endpoints and, if only one Service is checked, to its ready ones, too. If an endpoint
-// does not answer, it tries another port: if that port refuses, the host is up, and either packets to the endpoint's
-// port are dropped or its listen backlog is full.
+// does not answer, it tries another port. If that port refuses, the host is up: packets to the endpoint's port are
+// dropped, or its listen backlog is full.
 func reach(ctx context.Context, s *subject) (all []Finding) {
-	if s.status.Via != "" { // usher connects to endpoints through a proxy; this process may have no route to them
+	if s.status.Via != "" { // usher connects to endpoints through a tunnel, and this process may have no route to them
 		return nil
 	}
 	var mu sync.Mutex
@@ -74,9 +74,9 @@ func reachOne(ctx context.Context, p place, e *api.Endpoint) (f Finding, is bool
 	took := time.Since(began).Round(time.Millisecond)
 	f = Finding{Severity: Warning, Object: p.object}
 	switch {
-	case ctx.Err() != nil: // the time for checks is over, which says nothing about the endpoint
+	case ctx.Err() != nil: // the time for checks is over; the endpoint may be fine
 		return f, false
-	case err == nil, e.Quarantine != nil && strings.Contains(e.Quarantine.Cause, "refused"): // it is up, or its quarantine is reported
+	case err == nil, e.Quarantine != nil && strings.Contains(e.Quarantine.Cause, "refused"): // it is up, or the check "quarantine" reports it
 		return f, false
 	case errors.Is(err, syscall.ECONNREFUSED):
 		f.Wrong, f.Known, f.Remedy = endpointName(e)+" refuses connections", fmt.Sprintf("test from this node: refused after %s", took), remedyFor("refused", p.name)
@@ -133,9 +133,9 @@ func routes(_ context.Context, s *subject) []Finding {
 	return grouped(all, true)
 }
 
-// foreignRules searches for rules that name a VIP and are not usher's.
+// foreignRules searches the nat tables of iptables for rules that name a VIP and are not usher's.
 func foreignRules(ctx context.Context, s *subject) (all []Finding) {
-	if s.status.PortalMode == "none" { // which does not redirect VIPs
+	if s.status.PortalMode == "none" { // usher does not redirect VIPs
 		return nil
 	}
 	programs := []string{"iptables-save", "ip6tables-save"}
@@ -164,8 +164,8 @@ func foreignRules(ctx context.Context, s *subject) (all []Finding) {
 	return append(all, grouped(others, true)...)
 }
 
-// firewall tests whether a host firewall drops redirected packets or health checks, and searches for rules of other
-// programs that do. Where no test connection is possible, the rules decide.
+// firewall tests with connections whether a host firewall drops redirected packets or health checks. Where no test is
+// possible, it reports rules of other programs that may drop them.
 func firewall(ctx context.Context, s *subject) (all []Finding) {
 	mode := s.status.PortalMode
 	if mode != "iptables" && mode != "nftables" {
@@ -219,7 +219,7 @@ func firewall(ctx context.Context, s *subject) (all []Finding) {
 	return append(all, services)
 }
 
-// redirected returns an address and TCP port that the portal redirects for all clients.
+// redirected returns one address and TCP port that the portal redirects for all clients, or none.
 func (s *subject) redirected(family portal.Family) (one []netip.AddrPort) {
 	s.ports(func(p place) {
 		for _, r := range p.port.Rules {
@@ -232,7 +232,7 @@ func (s *subject) redirected(family portal.Family) (one []netip.AddrPort) {
 	return one
 }
 
-// healthChecks returns the addresses of health check node ports. A listener at [::] serves both families.
+// healthChecks returns the addresses of health check node ports in a family. A listener at [::] serves both families.
 func (s *subject) healthChecks(family portal.Family) (all []netip.AddrPort) {
 	for _, text := range s.status.HealthChecks {
 		at, err := netip.ParseAddrPort(text)
@@ -257,9 +257,9 @@ func output(ctx context.Context, name string, args ...string) ([]byte, error) {
 	return out, err
 }
 
-// source checks that an endpoint sees the client's address if usher connects to it from that address. A rule of
-// another program may translate the address, such as a CNI's masquerading of packets that leave the node. source reads
-// conntrack's table once, for the last connections.
+// source checks that an endpoint sees the client's address if usher connects to it from that address. A rule of another
+// program may translate the address, such as a CNI's masquerading of packets that leave the node. source looks up the
+// last connections in conntrack's table.
 func source(ctx context.Context, s *subject) (all []Finding) {
 	const last = 1000
 	list, err := s.client.Connections(ctx, client.ConnectionQuery{State: "all", Service: s.Service, Max: last})
@@ -289,7 +289,7 @@ func source(ctx context.Context, s *subject) (all []Finding) {
 	if err != nil {
 		return []Finding{{"", Note, "node", "cannot check whether endpoints see client addresses", err.Error(), "run usher diagnose on the node, as root"}}
 	}
-	named := map[netip.Addr]bool{} // one rule affects many clients: report one client for each address that replaces theirs
+	named := map[netip.Addr]bool{} // one rule affects many clients: report one for each address that replaces theirs
 	for flow, address := range shown {
 		if address == flow.Client || named[address] {
 			continue
@@ -302,7 +302,7 @@ func source(ctx context.Context, s *subject) (all []Finding) {
 	return all
 }
 
-// nearFull is the ratio from which a table is nearly full.
+// nearFull is the ratio of entries to the maximum from which a table counts as nearly full.
 const nearFull = 0.9
 
 func conntrack(_ context.Context, s *subject) []Finding {
@@ -339,7 +339,7 @@ func conntrackRoom(now, most float64) []Finding {
 		"raise --conntrack-min or --conntrack-max-per-core of usher run; or sysctl -w net.netfilter.nf_conntrack_max=…"}}
 }
 
-// names queries a DNS server for the Services' names.
+// names queries the DNS server of --dns for the names of up to five Services.
 func names(ctx context.Context, s *subject) []Finding {
 	if s.DNS == "" {
 		return nil

@@ -15,16 +15,16 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// everyone is the number of failures of a finding that affects all connections of the node.
+// everyone stands for the unknown number of failures of a problem that affects all connections of the node.
 const everyone = 1 << 62
 
-// isOver reports whether a finding is past.
+// isOver reports whether a finding is about a past problem.
 func isOver(f Finding) bool {
 	return f.Check == "past" || f.Check == "quarantine" && f.Severity == Note
 }
 
-// impact returns the number of recent failures due to the problem that a finding reports, and when the problem began,
-// as far as known. For each Service, refused is the number of connections that found no endpoint.
+// impact returns the number of recent failures due to the problem of a finding, and when the problem began, as far as
+// known. refused has, by Service, the number of connections that found no endpoint.
 func (s *subject) impact(f Finding, refused map[string]int64) (failures int64, since time.Time) {
 	name, is := strings.CutPrefix(f.Object, "Service ")
 	if !is {
@@ -59,7 +59,7 @@ func (s *subject) impact(f Finding, refused map[string]int64) (failures int64, s
 	return failures, since
 }
 
-// askFailed sets failed. It returns, for each Service, the number of those for which there was no endpoint.
+// askFailed sets failed and failedErr. It returns, by Service, the number of failed connections without an endpoint.
 func (s *subject) askFailed(ctx context.Context) map[string]int64 {
 	ctx, cancel := context.WithTimeout(ctx, s.atMost(askTime))
 	defer cancel()
@@ -74,7 +74,7 @@ func (s *subject) askFailed(ctx context.Context) map[string]int64 {
 	return refused
 }
 
-// denied reports clients that were recently denied access.
+// denied reports clients that loadBalancerSourceRanges recently denied.
 func denied(_ context.Context, s *subject) (all []Finding) {
 	clients := map[string][]string{}
 	times, last := map[string]int{}, map[string]time.Time{}
@@ -101,7 +101,7 @@ func denied(_ context.Context, s *subject) (all []Finding) {
 	return all
 }
 
-// withoutCluster returns a remedy for Services that come from files, where kubectl cannot be used.
+// withoutCluster returns the remedy of a finding for Services that come from files: it needs no kubectl.
 func withoutCluster(f Finding) string {
 	name := strings.TrimPrefix(f.Object, "Service ")
 	switch {

@@ -16,18 +16,19 @@ import (
 )
 
 const (
-	// mostPast is the number of most recent connections that are examined: more than usher keeps by default.
+	// mostPast is the maximum number of connections that are examined, the newest: more than usher keeps by default.
 	mostPast = 5000
-	// mostEvents is the maximum number of kinds of event reported for a Service.
+	// mostEvents is the maximum number of events reported for a Service, the most frequent.
 	mostEvents = 5
 )
 
-// event is a kind of failure of connections. endpoint is only set for slow ones.
+// event is a kind of failure of a Service's connections. what describes it, and find has the flags of get connections
+// that select them. endpoint is only set for slow connections.
 type event struct{ service, what, find, endpoint string }
 
-// past reports failures of connections, except those of endpoints that are reported as unhealthy now, or of a port
-// without endpoints. If the last failure of a kind is recent, the problem may continue: such a finding has
-// Check "recent", so that it is not listed as past.
+// past reports failures of connections, except those whose cause another check reports: unhealthy endpoints, and ports
+// without usable ones. If the last failure of a kind is recent, the problem may continue. The finding then has Check
+// "recent", and is not listed as past.
 func past(ctx context.Context, s *subject) (all []Finding) {
 	list, err := s.client.Connections(ctx, client.ConnectionQuery{State: "ended", Service: s.Service, Outcome: "failed,retried,slow", Max: mostPast})
 	if err != nil {
@@ -102,7 +103,8 @@ func past(ctx context.Context, s *subject) (all []Finding) {
 	return all
 }
 
-// events returns the failures of a connection, each with the addresses of its endpoints.
+// events returns the failures of a connection, each with the addresses of its endpoints. A connection that neither
+// failed nor was retried was slow.
 func events(c *api.Connection) map[event][]string {
 	all := map[event][]string{}
 	if slices.Contains(c.Outcomes, "failed") {

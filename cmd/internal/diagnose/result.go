@@ -16,12 +16,12 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
-// Result has the findings.
+// Result has the findings about one usher instance or, from Together, about several.
 type Result struct {
 	// Findings are the current problems, then current notes, then past problems: see sort.
 	Findings []Found `json:"findings"`
-	// Looked are the checks that ran. Services is the number of Services that were checked, the worst ones; All is the
-	// total number.
+	// Looked describes the checks that ran. Services is the number of Services that were checked closely, the worst
+	// ones; All is the total number.
 	Looked   []string `json:"looked"`
 	Services int      `json:"services"`
 	All      int      `json:"all"`
@@ -32,15 +32,15 @@ type Result struct {
 // Found is a finding. Nodes is only set if several nodes were diagnosed.
 type Found struct {
 	Finding
-	// Over is set for a past problem. Failures is the number of failed attempts and connections in the last minutes, and
-	// Since is when the state began, both as far as known.
+	// Over is set for a past problem. Failures is the number of failed attempts and connections in the last minutes, or
+	// everyone. Since is when the state began. Both are set as far as known.
 	Over     bool      `json:"over,omitempty"`
 	Failures int64     `json:"failures,omitempty"`
 	Since    time.Time `json:"since,omitzero"`
 	Nodes    []string  `json:"nodes,omitempty"`
 }
 
-// Run runs all checks.
+// Run runs the checks that o selects. It returns an error if usher does not respond, or has no such Service.
 func Run(ctx context.Context, c *client.Client, o Options) (Result, error) {
 	s, err := ask(ctx, c, o)
 	if err != nil {
@@ -76,7 +76,8 @@ func Run(ctx context.Context, c *client.Client, o Options) (Result, error) {
 	return r, nil
 }
 
-// inQuarantine merges the finding of reach about an endpoint into the finding about its quarantine, if there is one.
+// inQuarantine merges the finding of the check "reach" about an endpoint into that about its quarantine, if there is
+// one.
 func inQuarantine(all []Found) (kept []Found) {
 	for _, f := range all {
 		i := slices.IndexFunc(kept, func(q Found) bool {
@@ -98,7 +99,7 @@ func (r Result) Wrong() bool {
 	return slices.ContainsFunc(r.Findings, func(f Found) bool { return f.Severity != Note })
 }
 
-// Lines formats the result for users, in lines of at most width.
+// Lines formats the result for users, in lines of at most width columns.
 func (r Result) Lines(width int) (lines []string) {
 	last := ""
 	for i, f := range r.Findings {
@@ -153,7 +154,7 @@ func (f Found) impact() string {
 	return strings.Join(parts, ", ")
 }
 
-// rest describes what was not checked closely.
+// rest reports that not all Services were checked closely.
 func (r Result) rest(width int) (lines []string) {
 	if r.Services < r.All {
 		text := fmt.Sprintf("Checked closely: the %d worst of %d Services. usher get services -A -o wide lists all.", r.Services, r.All)
@@ -162,8 +163,8 @@ func (r Result) rest(width int) (lines []string) {
 	return lines
 }
 
-// wrapped wraps text between words into lines. The first line begins with head, all others with the same number of
-// blanks. Longer words are split.
+// wrapped wraps text between words into lines. The first line begins with head, all others with as many blanks. Words
+// that are longer than a line are split.
 func wrapped(head, text string, width int) (lines []string) {
 	width = max(width-len(head), 20)
 	line := ""

@@ -6,11 +6,10 @@ import (
 	"strings"
 )
 
-// Removal of secrets from a bundle. In doubt it removes too much, such as the rest of a line.
-
+// leftOut replaces secrets.
 const leftOut = "(left out)"
 
-// forms match secrets by their form, and the user of a URL.
+// forms match secrets by their form: PEM blocks, HTTP credentials, JSON Web Tokens, and the user and password in a URL.
 var forms = []struct {
 	is   *regexp.Regexp
 	with string
@@ -22,7 +21,7 @@ var forms = []struct {
 }
 
 var (
-	// named matches a name that marks its value as secret, with its quote and the separator.
+	// named matches a name that marks its value as secret, with its closing quote and the separator.
 	named = regexp.MustCompile(`(?i)[\w.-]*(?:authorization|token|password|passwd|passphrase|secret|api[_-]?key|private[_-]?key|key-data|credential)[\w.-]*(\\*["'])?([ \t]*(?:=>|:=|[:=])[ \t]*|[ \t]+)`)
 	// namespace matches the namespace before the name of an object.
 	namespace = regexp.MustCompile(`(?:^|[\s"'=,(])[a-z0-9-]{1,63}/$`)
@@ -32,10 +31,12 @@ var (
 	// listed matches a value before "&" and another key and value; inURL matches any value in the query of a URL.
 	listed = regexp.MustCompile(`^([^\s&"]*)&[\w.%-]+=`)
 	inURL  = regexp.MustCompile(`^([^\s&"]*)`)
-	// next matches up to another flag.
+	// next matches a value before another flag.
 	next = regexp.MustCompile(`^(.*?)[ \t]+--\w`)
 )
 
+// withoutSecrets replaces the secrets in a file of a bundle by leftOut. In doubt it removes too much, such as the rest
+// of a line.
 func withoutSecrets(text []byte) []byte {
 	for _, f := range forms {
 		text = f.is.ReplaceAll(text, []byte(f.with))
@@ -81,7 +82,8 @@ func withoutSecrets(text []byte) []byte {
 }
 
 // valueLength returns the length of the value at the beginning of a line. A quoted value ends at its closing quote, an
-// unquoted one at the first match of shorter. Otherwise it ends with the enclosing string, or with the line.
+// unquoted one at the first match of shorter. Otherwise it ends with the enclosing string if quoted is set, or with the
+// line.
 func valueLength(line []byte, quoted bool, shorter []*regexp.Regexp) int {
 	begin := 0
 	if m := opening.FindSubmatch(line); m != nil {
@@ -104,8 +106,8 @@ func valueLength(line []byte, quoted bool, shorter []*regexp.Regexp) int {
 	return len(line)
 }
 
-// closing returns the end of a quoted value. depth is the number of backslashes before its opening quote, from its
-// nesting in strings of JSON. It returns -1 if text that may belong to the value follows, or the quote is not closed.
+// closing returns the end of a quoted value. depth is the number of backslashes before its opening quote: nesting in
+// strings of JSON adds them. It returns -1 if text that may belong to the value follows, or the quote is not closed.
 func closing(line []byte, begin, depth int, quote byte) int {
 	for i := begin; i < len(line); i++ {
 		if line[i] != quote {
@@ -154,8 +156,8 @@ func column(text []byte) int {
 	return len(line) - len(bytes.TrimLeft(line, " -\t"))
 }
 
-// blockLength returns the length of the lines after a line's end that are indented further than column, or empty: a
-// YAML value continues there.
+// blockLength returns the length of the lines after a line's end that are indented further than column: a YAML value
+// continues there. Empty lines between them count.
 func blockLength(text []byte, column int) (length int) {
 	for at := 0; at < len(text); {
 		end := at + 1 + lineLength(text[at+1:])

@@ -13,14 +13,14 @@ import (
 
 // Options select the checks.
 type Options struct {
-	Service string // namespace/name; "" means all
-	Client  string // an address to check access for; "" means none
-	DNS     string // host:port of a DNS server to query for the Services' names; "" means none
-	Domain  string // of those names
+	Service string // "namespace/name"; "" means all
+	Client  string // the address of a client to check access for; "" means none
+	DNS     string // "host:port" of a DNS server to query for the Services' names; "" means none
+	Domain  string // the cluster's domain, for those names
 	Remote  bool   // usher is on another machine: only its data is checked, and queries may take longer
 }
 
-// Time limits for queries and checks, and the maximum number of Services, the worst ones, to check closely.
+// Time limits for queries and checks, and the maximum number of Services to check closely.
 const (
 	askTime    = 2 * time.Second
 	checkTime  = 6 * time.Second
@@ -47,7 +47,8 @@ type subject struct {
 	failedErr error
 }
 
-// ask queries usher's state. It returns an error if usher does not respond, or has no such Service.
+// ask queries usher's status, and the Services to check closely. It returns an error if usher does not respond, or has
+// no such Service.
 func ask(ctx context.Context, c *client.Client, o Options) (*subject, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.atMost(askTime))
 	defer cancel()
@@ -75,8 +76,8 @@ func ask(ctx context.Context, c *client.Client, o Options) (*subject, error) {
 	return s, nil
 }
 
-// worst returns the names of the worst Services: those with problems, and those with the
-// most failed or retried connections.
+// worst returns the names of the worst Services, at most most: those with problems, and those with the most failed or
+// retried connections.
 func (s *subject) worst(ctx context.Context) (names []string, err error) {
 	add := func(name string) {
 		if len(names) < most && !slices.Contains(names, name) {
@@ -118,7 +119,8 @@ func (s *subject) ports(do func(place)) {
 	}
 }
 
-// vips calls do once for each VIP, except those that stand for all addresses of the node, such as 0.0.0.0.
+// vips calls do once for each address of VIPs, with its first port. It omits those that stand for all addresses of the
+// node, such as 0.0.0.0.
 func (s *subject) vips(do func(place, netip.AddrPort)) {
 	seen := map[netip.Addr]bool{}
 	s.ports(func(p place) {

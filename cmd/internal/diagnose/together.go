@@ -15,7 +15,8 @@ type OnNode struct {
 	Result
 }
 
-// count matches a number and the singular of the noun after it; it does not match numbers in names and addresses.
+// count matches a number and the noun after it, whose singular it captures. It does not match numbers in names and
+// addresses.
 var count = regexp.MustCompile(`(^| )(\d+)( \w+?)s?\b`)
 
 // counted returns the first count in a text and its position, or -1 for both.
@@ -28,8 +29,9 @@ func counted(text string) (n, at int) {
 	return n, loc[4]
 }
 
-// Together merges the findings of nodes: findings that are equal except for counts and severity are listed once, with
-// their nodes, the worst severity, the largest count, and the evidence of the first node.
+// Together merges the findings of nodes: it lists findings once that are equal except for counts and severity. A merged
+// finding has its nodes, the worst severity, the largest count, the sum of failures, and the evidence of the first
+// node.
 func Together(all []OnNode) (sum Result) {
 	sum.Findings = []Found{}
 	type kind struct {
@@ -78,10 +80,9 @@ func Together(all []OnNode) (sum Result) {
 // rank returns the position of a finding's severity, the worst first.
 func rank(f Found) int { return slices.Index(severities, f.Severity) }
 
-// sort puts past findings last, and findings of severity Note just before them. Findings that affect the most
-// connections come first, then the most severe; the rest are sorted by object, then by the number of nodes. A Failing
-// finding without known failures counts as affecting all connections: portal rules refuse connections without counting
-// them.
+// sort puts past findings last, and other notes just before them. Within each part, findings are sorted by failures,
+// the most first, then by severity, object, and number of nodes. A Failing finding without known failures counts as
+// affecting all connections: portal rules refuse connections without counting them.
 func (r *Result) sort() {
 	late := func(f Found) int {
 		switch {
@@ -104,7 +105,7 @@ func (r *Result) sort() {
 	})
 }
 
-// on returns the nodes of a finding as text.
+// on describes the nodes of a finding: "node a", or "2 nodes: a, b".
 func (f Found) on() string {
 	if len(f.Nodes) == 1 {
 		return "node " + show.Clean(f.Nodes[0])

@@ -11,14 +11,14 @@ import (
 )
 
 const (
-	// AtOnce is the number of usher instances that are queried at the same time: each query is a connection from
-	// the API server to a kubelet.
+	// AtOnce is the maximum number of usher instances that are queried at once. Each query is a connection from the API
+	// server to a kubelet.
 	AtOnce = 16
-	// AnswerTime is the time limit for each answer.
+	// AnswerTime is the time limit for an answer. A Finder sets it in its clients.
 	AnswerTime = 10 * time.Second
 
-	// keep is the number of instances up to which connections are kept for the next query. A connection takes nearly
-	// a megabyte, most of it SPDY's compression of headers.
+	// keep is the maximum number of instances whose connections stay open for the next query. A connection takes nearly
+	// 1 MB, most of it for SPDY's compression of headers.
 	keep = 64
 )
 
@@ -49,7 +49,7 @@ func Ask[T any](ctx context.Context, ushers []Usher, do func(context.Context, Us
 	return answers
 }
 
-// SilentError names the nodes whose usher instances have not responded, while others have.
+// SilentError names the nodes whose usher instances returned an error or did not respond, while others responded.
 type SilentError struct {
 	text  string
 	nodes []string
@@ -67,12 +67,12 @@ func SilentNodes(err error) []string {
 	return nil
 }
 
-// IsSilent reports whether err only means that some usher instances have not responded.
+// IsSilent reports whether err is a SilentError.
 func IsSilent(err error) bool { return len(SilentNodes(err)) > 0 }
 
-// Answered returns the successful answers, and an error that names the nodes without one, with reasons: a
-// SilentError if there is any answer, a ForbiddenError if no query is permitted. If a single instance without a node
-// was queried, its error is returned unchanged.
+// Answered returns the successful answers, and an error that names the other nodes with the reasons. It is a
+// SilentError if there is a successful answer. If a query was forbidden, Answered returns only a ForbiddenError: the
+// permission is the same for all nodes. The error of a single instance without a node is returned unchanged.
 func Answered[T any](answers []Answer[T]) (good []Answer[T], err error) {
 	nodes := map[string][]string{}
 	var whys, silent []string
@@ -112,7 +112,7 @@ func Answered[T any](answers []Answer[T]) (good []Answer[T], err error) {
 	}
 }
 
-// why returns in a few words why an usher instance has not responded.
+// why returns in a few words why there is no answer from an usher instance.
 func why(err error) string {
 	var unreachable *client.UnreachableError
 	if errors.As(err, &unreachable) {

@@ -12,23 +12,23 @@ import (
 )
 
 // Message is a message of an usher instance's stream of events or, with Err, the reason why the stream has ended or is
-// unavailable. With Err and no node, Err is the reason why no instances were found.
+// unavailable. Without a node, Err is the reason why no instances were found.
 type Message struct {
 	From Usher
 	client.Message
 	Err error
 }
 
-// ahead is the number of messages that are buffered for each stream.
+// ahead is the number of messages that History buffers for each stream.
 const ahead = 64
 
-// History returns the past events that usher instances have kept, in the order of time. A stream that breaks ends with
-// a Message with the error, and the others continue. q.Once must be set.
+// History returns the past events that usher instances have kept, sorted by time. A stream that breaks ends with a
+// Message with the error, and the others continue. q.Once must be set.
 func History(ctx context.Context, ushers []Usher, q client.EventQuery) iter.Seq[Message] {
 	return func(yield func(Message) bool) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		// Do not wait for unresponsive instances while the streams of others are open.
+		// Exclude unresponsive instances first, so that the open streams of others do not wait for them.
 		answers := Ask(ctx, ushers, func(ctx context.Context, u Usher) (api.Status, error) { return u.Status(ctx) })
 		ushers = nil
 		for _, a := range answers {
@@ -79,8 +79,8 @@ func (m *Message) when() (t time.Time) {
 	return t
 }
 
-// read sends the messages of an usher instance's stream to c until the stream ends. It occupies a slot of room until
-// the instance has responded, for at most AnswerTime.
+// read sends the messages of an usher instance's stream to c until the stream ends. It holds a slot of the channel room
+// until the instance has responded, for at most AnswerTime.
 func read(ctx context.Context, u Usher, q client.EventQuery, room chan struct{}, c chan<- Message) {
 	select {
 	case room <- struct{}{}:
@@ -107,16 +107,16 @@ func read(ctx context.Context, u Usher, q client.EventQuery, room chan struct{},
 	}
 }
 
-// againTime is the pause before a stream that has ended is opened again. newTime is the interval in which new nodes are
-// searched while no stream has ended.
+// againTime is the maximum time until Follow opens an ended stream again. newTime is the interval in which it searches
+// for new nodes while no stream has ended.
 const (
 	againTime = 5 * time.Second
 	newTime   = time.Minute
 )
 
 // Follow returns new events of usher instances, as they arrive, until ctx ends. after has, by node, the Message.ID
-// after which to begin. If a stream ends, Follow sends one Message about it, then searches for the instance and connects
-// again. It does the same for the instances of new nodes.
+// after which to begin; Follow updates it. If a stream ends with an error, Follow returns the error once, searches for
+// the instance and connects again. It also connects to the instances of new nodes.
 func Follow(ctx context.Context, f Finder, ushers []Usher, q client.EventQuery, after map[string]string) iter.Seq[Message] {
 	return func(yield func(Message) bool) {
 		ctx, cancel := context.WithCancel(ctx)

@@ -9,13 +9,13 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// Reported is an item reported by the usher instance of a node, or merged from those of several nodes.
+// Reported is an item that the usher instance of a node reported, or that was merged from the reports of several nodes.
 type Reported[T any] struct {
-	Node string // "" for several
+	Node string // "" for a merged item, and without a cluster
 	Item T
-	// Nodes is the state on each node, the worst first; empty unless the item was merged.
+	// Nodes has the state on each node, the worst first; empty unless the item was merged.
 	Nodes []OnNode
-	// Others is the number of nodes on which the item was left out, since it has another state there.
+	// Others is the number of nodes that responded without the item, if only items in some state were requested.
 	Others int
 }
 
@@ -34,7 +34,7 @@ func (t Reported[T]) IsFrom(node string) bool {
 	return t.Node == node || slices.ContainsFunc(t.Nodes, func(n OnNode) bool { return n.Node == node })
 }
 
-// Worst returns the nodes with the worst state, or nil if all nodes have it.
+// Worst returns the nodes with the worst state, or nil if all nodes are in it.
 func (t Reported[T]) Worst() (nodes []string) {
 	for _, n := range t.Nodes {
 		if n.State == t.Nodes[0].State {
@@ -47,9 +47,9 @@ func (t Reported[T]) Worst() (nodes []string) {
 	return nodes
 }
 
-// Services merges the reports about each Service: the worst state with its details, the sums of counts, the longest
-// latencies, and the endpoints of the node with the fewest ready ones. It leaves out what differs between nodes. The
-// order is that of first occurrence.
+// Services merges the reports about each Service: the worst state with its details, the sums of counts, and the longest
+// latencies. The number of endpoints is that of the node with the fewest ready ones. Settings of ports that differ
+// between nodes are left out. The order is that of first occurrence.
 func Services(list []Reported[api.Service]) []Reported[api.Service] {
 	return merge(list,
 		func(s api.Service) string { return s.Namespace + "/" + s.Name },
@@ -141,7 +141,8 @@ func withoutDifferences(ports, others []api.PortSummary) []api.PortSummary {
 	return ports
 }
 
-// merge merges items of the same key: add adds one to the worst of them, by rank.
+// merge merges items with the same key. It starts with the worst one, that with the highest rank, and add adds the
+// others. on returns the state for Reported.Nodes.
 func merge[T any](list []Reported[T], key func(T) string, rank func(T) int, on func(T) OnNode, add func(sum *T, item T)) (merged []Reported[T]) {
 	same := map[string][]Reported[T]{}
 	var keys []string
@@ -169,8 +170,8 @@ func merge[T any](list []Reported[T], key func(T) string, rank func(T) int, on f
 	return merged
 }
 
-// longest returns the latency of the node with the longest one: a percentile of all nodes cannot be computed from
-// the nodes' percentiles.
+// longest returns the maximum of each percentile: a percentile of all nodes cannot be computed from those of each node.
+// The number of clients is the sum.
 func longest(a, b *api.Latency) *api.Latency {
 	switch {
 	case a == nil:

@@ -10,8 +10,8 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// MarshalJSON implements json.Marshaler: the item's fields, preceded by node, that of the reporting usher instance,
-// or nodes. An endpoint already has a node, its Pod's: the instance's node is usherNode then.
+// MarshalJSON implements json.Marshaler: the item's fields, preceded by node, that of the usher instance, or nodes. An
+// endpoint already has the field node, its Pod's: there, the instance's is usherNode.
 func (t Reported[T]) MarshalJSON() ([]byte, error) {
 	item, err := json.Marshal(t.Item)
 	if err != nil || t.Node == "" && t.Nodes == nil {
@@ -31,8 +31,8 @@ func (t Reported[T]) MarshalJSON() ([]byte, error) {
 	return append(append(bytes.TrimSuffix(head, []byte("}")), ','), bytes.TrimPrefix(item, []byte("{"))...), nil
 }
 
-// Columns returns the columns of a table of reported items, given those for the items: it adds NODE, if there is any.
-// For merged items it adds the number of nodes with the item's state, and their names.
+// Columns returns the columns of a table of reported items, given those of the items. It adds NODE, the node that
+// reported the item. For merged items, NODE lists the nodes with the item's state, and STATE includes their number.
 func Columns[T any](columns []show.Column[T], together bool) []show.Column[Reported[T]] {
 	node := show.Column[Reported[T]]{Title: "NODE", Some: true, Least: 12, Cell: func(t Reported[T]) string {
 		if t.Node != "" {
@@ -65,7 +65,7 @@ func Columns[T any](columns []show.Column[T], together bool) []show.Column[Repor
 	return all
 }
 
-// CompareServices returns the order of two Services sorted by sort, one of api.ServiceKeys or their names.
+// CompareServices compares two Services by sort, a key of api.ServiceKeys, and then by name.
 func CompareServices(sort string, a, b api.Service) int {
 	names := cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	if of := api.ServiceKeys[sort]; of != nil {
@@ -74,9 +74,9 @@ func CompareServices(sort string, a, b api.Service) int {
 	return names
 }
 
-// CompareConnections returns the order of two connections, the newest first if sort is empty.
+// CompareConnections compares two connections by sort, and then by age, the newest first.
 func CompareConnections(sort string, a, b api.Connection) int {
-	waited := func(ms float64, c api.Connection) float64 { // an event that has not happened is still being waited for
+	waited := func(ms float64, c api.Connection) float64 { // 0 means that the connection still waits, or waited until it ended
 		if ms == 0 && c.Protocol != "UDP" {
 			return c.DurationMs
 		}

@@ -11,8 +11,8 @@ import (
 	"github.com/usherproxy/usher/config/manifest"
 )
 
-// Allocation configures the addresses and ports of Services of manifests that set none, as a
-// control plane allocates them in a cluster.
+// Allocation are the flags for the addresses and ports of Services whose manifests set none. In a cluster, the control
+// plane allocates them.
 type Allocation struct {
 	serviceCIDRs  []string
 	nodePorts     string

@@ -9,8 +9,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// LogKlog sends the messages that client-go logs by klog to log, at level debug: usher itself logs the
-// important ones, once, and client-go with each retry. If log is nil, the messages are dropped.
+// LogKlog makes client-go's klog messages go to log at level debug: client-go repeats them with each retry, and usher
+// itself logs the important ones once. If log is nil, the messages are dropped.
 func LogKlog(log *logrus.Logger) { klog.SetSlogLogger(slog.New(klogHandler{log, nil})) }
 
 // klogHandler is a slog.Handler.

@@ -27,9 +27,8 @@ import (
 	"github.com/usherproxy/usher/proxy/accesslog"
 )
 
-// Flags are the flags that configure a daemon. Most are fields of its Config; Complete
-// parses the others into it. Each command registers its groups of flags; the other settings
-// keep the values of Defaults.
+// Flags are the flags that configure a daemon. Most are fields of its Config; Complete parses the others into it. Each
+// command registers the groups of flags that it supports; all other settings keep the values of Defaults.
 type Flags struct {
 	daemon.Config
 
@@ -61,7 +60,7 @@ func (f *Flags) RegisterSource(flags *pflag.FlagSet) {
 	flags.StringVar(&f.Cluster.Server, "server", "", "`URL` of the API server; overrides the kubeconfig and the Pod's environment")
 }
 
-// The help text of --service-proxy-name, and its end for programs of a node.
+// The usage of --service-proxy-name: its beginning, and its end for programs that run on a node.
 const (
 	ProxyNameUsage = "Serve only Services whose label service.kubernetes.io/service-proxy-name has this value. Empty = "
 	Unlabeled      = "Services without the label"
@@ -85,8 +84,8 @@ func (f *Flags) RegisterNode(flags *pflag.FlagSet) {
 // metadata is the keyword for metadataServices in --forbidden-endpoint-cidrs.
 const metadata = "metadata"
 
-// metadataServices are the metadata services of Azure, Alibaba Cloud, Oracle Cloud, AWS and Google
-// Cloud outside of the link-local addresses, which are forbidden for endpoints anyway.
+// metadataServices are the metadata services of Azure, Alibaba Cloud, Oracle Cloud, AWS and Google Cloud. Their
+// link-local addresses are missing: endpoints may not have such addresses anyway.
 var metadataServices = []string{"168.63.129.16/32", "100.100.100.200/32", "192.0.0.192/32", "fd00:ec2::254/128", "fd20:ce::254/128"}
 
 // RegisterTakeOver registers the flag to replace a running usher instance.
@@ -94,7 +93,7 @@ func (f *Flags) RegisterTakeOver(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.TakeOver, "take-over", false, "Replace the usher instance on this node without dropping connections; the old instance exits when its connections have closed")
 }
 
-// RegisterTrace registers the flag to print steps.
+// RegisterTrace registers the flag to print steps. to is the standard stream: output or error.
 func (f *Flags) RegisterTrace(flags *pflag.FlagSet, to string) {
 	flags.BoolVar(&f.Trace, "trace", false, "Print each step of each connection to standard "+to)
 }
@@ -147,9 +146,10 @@ func (f *Flags) RegisterProxy(flags *pflag.FlagSet) {
 	cli.Retire(flags, "trace-connections", false, "4,096 connections are kept")
 }
 
+// EndpointGroup is the name of a group of flags, to which commands may add their own.
 const EndpointGroup = "Endpoints: which one gets a connection, and how"
 
-// RegisterServers registers the addresses of the other servers.
+// RegisterServers registers the flags for the API and health check servers, and for the access log.
 func (f *Flags) RegisterServers(flags *pflag.FlagSet) {
 	flags.StringVar(&f.AdminAddress, "admin-address", cli.DefaultAdminAddress, "Listen address `host:port` for the dashboard, /api, /metrics, /proxyMode and /configz. Empty = none")
 	flags.StringVar(&f.HealthzAddress, "healthz-address", "0.0.0.0:10256", "Listen address `host:port` for /healthz and /livez. Empty = none, the default with --manifests")
@@ -165,7 +165,7 @@ func (f *Flags) RegisterServers(flags *pflag.FlagSet) {
 // FromFiles reports whether Services come from files.
 func (f *Flags) FromFiles() bool { return len(f.Manifests) > 0 }
 
-// OneSource returns an error if the flags set two sources.
+// OneSource returns an error if the flags set both sources of Services.
 func (f *Flags) OneSource() error {
 	if f.FromFiles() && (f.Cluster.Kubeconfig != "" || f.Cluster.Context != "" || f.Cluster.Server != "") {
 		return cli.Usagef("--manifests cannot be combined with --kubeconfig, --context or --server: Services come either from files or from an API server")
@@ -207,7 +207,7 @@ func (f *Flags) Complete(cmd *cobra.Command) (err error) {
 	return nil
 }
 
-// parseForbidden parses --forbidden-endpoint-cidrs, whose default is for Services of an API server only.
+// parseForbidden parses --forbidden-endpoint-cidrs, whose default applies only to Services from an API server.
 func (f *Flags) parseForbidden(flags *pflag.FlagSet) (err error) {
 	if f.FromFiles() && !flags.Changed("forbidden-endpoint-cidrs") {
 		return nil
@@ -220,16 +220,15 @@ func (f *Flags) parseForbidden(flags *pflag.FlagSet) (err error) {
 	return err
 }
 
-// NewDaemon returns the daemon for the flags of cmd. Complete must have been
-// called.
+// NewDaemon returns the daemon for the flags of cmd. Call Complete first.
 func (f *Flags) NewDaemon(cmd *cobra.Command) (*daemon.Daemon, error) {
 	f.Settings = AllFlags(cmd)
 	f.AccessLog.Out = cmd.OutOrStdout()
 	return daemon.New(f.Config)
 }
 
-// Run runs a daemon until a signal stops it. The daemon gets hangup instead of SIGHUP, the signal for programs whose
-// terminal is closed. If hangup is nil, or the parent process ignored SIGHUP, SIGHUP is ignored.
+// Run runs a daemon until a signal stops it. When its terminal closes, the process receives SIGHUP, and the daemon gets
+// hangup instead. If hangup is nil, or the parent process ignored SIGHUP, SIGHUP is ignored.
 func Run(cmd *cobra.Command, d *daemon.Daemon, hangup os.Signal) error {
 	signals, hangups := make(chan os.Signal, 3), make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
@@ -243,7 +242,7 @@ func Run(cmd *cobra.Command, d *daemon.Daemon, hangup os.Signal) error {
 	}
 	ctx, cancel := context.WithCancel(cmd.Context())
 	defer cancel()
-	go func() { // once: the kernel and a shell may both send it, and a second signal ends the draining
+	go func() { // once: the kernel and a shell may both send SIGHUP, and a second signal would end the draining
 		select {
 		case <-hangups:
 			signals <- hangup
@@ -254,7 +253,8 @@ func Run(cmd *cobra.Command, d *daemon.Daemon, hangup os.Signal) error {
 	return d.Run(ctx, signals)
 }
 
-// ClosedTerminal returns the signal to use when this process's terminal is closed: that of Ctrl-C if it has one.
+// ClosedTerminal returns the hangup signal for Run: SIGINT, as for Ctrl-C, if a standard stream is a terminal, else
+// SIGTERM.
 func ClosedTerminal() os.Signal {
 	for _, f := range []*os.File{os.Stdin, os.Stdout, os.Stderr} {
 		if term.IsTerminal(int(f.Fd())) {
@@ -268,8 +268,7 @@ func ClosedTerminal() os.Signal {
 // --trace | head).
 func IgnorePipes() { signal.Ignore(syscall.SIGPIPE) }
 
-// AllFlags returns the flags of cmd and their values. It includes flags that --help does not
-// list only if they are set.
+// AllFlags returns the flags of cmd and their values. It includes hidden flags only if they are set and have an effect.
 func AllFlags(cmd *cobra.Command) map[string]string {
 	out := map[string]string{}
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
@@ -280,8 +279,8 @@ func AllFlags(cmd *cobra.Command) map[string]string {
 	return out
 }
 
-// markFlag is the value of --mark. It is printed in hexadecimal, as rules show marks,
-// and also accepts decimal numbers.
+// markFlag is the value of --mark. It accepts decimal and hexadecimal numbers, and prints hexadecimal ones, as listings
+// of rules do.
 type markFlag uint32
 
 func (m *markFlag) String() string { return fmt.Sprintf("%#x", uint32(*m)) }
@@ -369,6 +368,7 @@ func parseNodePortAddresses(list []string, NodeIP netip.Addr) (n daemon.NodePort
 	return n, err
 }
 
+// LoadBalancersUsage is the usage of --load-balancer-cidr.
 const LoadBalancersUsage = "`networks` from which load balancers connect. usher trusts their PROXY protocol headers for Services with the annotation " + translate.AnnotationAWSProxyProtocol + ", and passes client addresses from behind a load balancer on to endpoints only for these networks"
 
 // ParseLoadBalancers parses the value of --load-balancer-cidr.
@@ -376,7 +376,7 @@ func ParseLoadBalancers(list []string) ([]netip.Prefix, error) {
 	return ParseCIDRs(list, "--load-balancer-cidr: invalid value %q: must be a CIDR such as 10.0.0.0/16")
 }
 
-// ParseCIDRs parses networks. wrong is the format of the error for an invalid one.
+// ParseCIDRs parses networks. For an invalid one, it returns a usage error in the format wrong.
 func ParseCIDRs(list []string, wrong string) (out []netip.Prefix, err error) {
 	for _, s := range list {
 		p, err := netip.ParsePrefix(s)
@@ -388,8 +388,7 @@ func ParseCIDRs(list []string, wrong string) (out []netip.Prefix, err error) {
 	return out, nil
 }
 
-// Hostname returns this machine's name as kubelet and kube-proxy use it for the
-// Node object.
+// Hostname returns this machine's name in the form that kubelet and kube-proxy use for the Node object.
 func Hostname() (string, error) {
 	name, err := os.Hostname()
 	if err != nil {

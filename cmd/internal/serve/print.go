@@ -14,17 +14,16 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// maxTableRows bounds the table that run prints; ten thousand lines are not
-// readable.
+// maxTableRows is the maximum number of service ports in the table of PrintTable: longer tables are not readable.
 const maxTableRows = 100
 
-// PrintTable prints the served ports and their addresses for users.
+// PrintTable prints the service ports with their VIPs, listen addresses and endpoints.
 func PrintTable(out io.Writer, ports []proxy.PortView) {
 	if len(ports) == 0 {
 		fmt.Fprintln(out, "No Services yet.")
 		return
 	}
-	var whole bytes.Buffer // a tabwriter writes cell by cell
+	var whole bytes.Buffer // buffered, since a tabwriter writes each cell separately
 	w := tabwriter.NewWriter(&whole, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "SERVICE\tPORT\tVIP\tLISTENS ON\tENDPOINTS")
 	for i, p := range ports {
@@ -35,7 +34,7 @@ func PrintTable(out io.Writer, ports []proxy.PortView) {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", p.Port.ID.ServiceName(), portName(p.Port), vips(p.Port), listeners(p), endpoints(p.Port))
 	}
 	w.Flush()
-	_, _ = whole.WriteTo(out) // without a reader there is no place for the error
+	_, _ = whole.WriteTo(out) // if out is closed, the table has no reader
 }
 
 // portName returns "http 80/TCP".
@@ -83,7 +82,7 @@ func endpoints(p config.ServicePort) string {
 	return show.Few(list)
 }
 
-// PrintTrace returns a function that prints steps as they arrive until ctx ends.
+// PrintTrace returns a function that prints steps as they arrive, until ctx ends or out is closed.
 func PrintTrace(out io.Writer) func(ctx context.Context, steps *trace.Reader) {
 	return func(ctx context.Context, steps *trace.Reader) {
 		buf := make([]trace.Event, 64)
@@ -97,7 +96,7 @@ func PrintTrace(out io.Writer) func(ctx context.Context, steps *trace.Reader) {
 			}
 			for _, e := range buf[:n] {
 				if _, err := fmt.Fprintf(out, "%s %s\n", e.Time.Format("15:04:05.000"), e); err != nil {
-					return // the reader of the output has closed it
+					return // out is closed
 				}
 			}
 		}

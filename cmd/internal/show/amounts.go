@@ -15,8 +15,7 @@ func Milliseconds(ms float64) string {
 	return trace.Short(time.Duration(ms * float64(time.Millisecond)))
 }
 
-// Seconds returns "7s", "3m7s", "2h58m": precise enough for a remaining
-// time.
+// Seconds returns "7s", "3m7s", "2h58m", rounded to seconds or, from one hour on, to minutes.
 func Seconds(s float64) string {
 	d := time.Duration(s * float64(time.Second)).Round(time.Second)
 	if d >= time.Hour {
@@ -56,7 +55,7 @@ func Rate(n float64) string {
 
 func number(n int64) string { return strconv.FormatInt(n, 10) }
 
-// dash replaces an empty cell.
+// dash returns the cleaned text of a cell, "-" if it is empty.
 func dash(s string) string { return cmp.Or(Clean(s), "-") }
 
 // orDash formats an amount; 0 is "-".
@@ -67,7 +66,7 @@ func orDash(n float64, format func(float64) string) string {
 	return format(n)
 }
 
-// Few joins the first three of list and adds the number of the others.
+// Few joins the first three of list, cleaned, and adds the number of the others.
 func Few(list []string) string {
 	const some = 3
 	if len(list) <= some {
@@ -84,8 +83,8 @@ func Plural(n int, thing string) string {
 	return fmt.Sprintf("%d %ss", n, thing)
 }
 
-// Since returns the local time of day, with the date instead of the seconds if it is at least a day before now; "-" for
-// the zero time.
+// Since returns t as the local time of day or, if it is at least a day before now, as date, hour and minute. For the
+// zero time, it returns "-".
 func Since(t, now time.Time) string {
 	switch {
 	case t.IsZero():

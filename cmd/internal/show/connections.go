@@ -55,8 +55,8 @@ func ConnectionState(c api.Connection) string {
 	return Clean(string(c.State))
 }
 
-// ConnectionStyle is green for an open connection, red for one that ended in an
-// error, and yellow for one that is looking for an endpoint.
+// ConnectionStyle is yellow for a connection that waits for an endpoint, green for an open one, and red for one that
+// ended with a fault.
 func ConnectionStyle(c api.Connection) Style {
 	switch {
 	case c.State == api.Connecting:
@@ -69,14 +69,13 @@ func ConnectionStyle(c api.Connection) Style {
 	return Bad
 }
 
-// NormalEnd reports whether a connection ended without a fault.
+// NormalEnd reports whether a connection that ended with this code had no fault and got a response.
 func NormalEnd(code string) bool {
 	o := outcome.Named(code)
 	return o != outcome.Open && o != outcome.NoResponse && o.Fault() == outcome.FaultNone
 }
 
-// namespaceOf and nameOf split "namespace/name"; nameOf adds the name of the
-// port, if it has one.
+// namespaceOf and nameOf split "namespace/name". nameOf appends ":" and port, unless port is empty.
 func namespaceOf(service string) string {
 	namespace, _, _ := strings.Cut(service, "/")
 	return Clean(namespace)

@@ -14,15 +14,13 @@ import (
 	"github.com/usherproxy/usher/proxy/frontend"
 )
 
-// Diff lists the changes on a node if Services were served.
+// Diff lists what would change on a node if it served the planned Services.
 type Diff struct {
 	Node   string `json:"node"`
 	Portal string `json:"portal"`
-	// ComparedWith is the address of the usher instance with the current Services; omitted
-	// without one.
+	// ComparedWith is the address of the usher instance with the current Services; omitted if there is none.
 	ComparedWith string `json:"comparedWith,omitempty"`
-	// Ports are the service ports that change, one per IP family; Same is the number of
-	// those that do not.
+	// Ports are the service ports that change, one per IP family. Same is the number of those that do not change.
 	Ports []PortDiff `json:"ports"`
 	Same  int        `json:"same"`
 	// Errors and Warnings are the problems of the manifests.
@@ -51,8 +49,8 @@ type PortDiff struct {
 	Port     string `json:"port,omitempty"`
 	Family   string `json:"family"`
 	Protocol string `json:"protocol"`
-	// VIPs have the handling of their traffic as text, Endpoints the kinds of their clients,
-	// Settings their values.
+	// The Text of VIPs describes how their traffic is handled, that of Endpoints which clients may use them, and that
+	// of Settings their values.
 	VIPs      []DiffItem `json:"vips"`
 	Endpoints []DiffItem `json:"endpoints"`
 	Settings  []DiffItem `json:"settings"`
@@ -67,8 +65,8 @@ type DiffItem struct {
 	Was string `json:"was,omitempty"`
 }
 
-// Compare adds to d the change of a service port from now to planned, in a portal with these
-// traits. now is nil for a new port, planned for a removed one.
+// Compare adds to d the change of a service port from now to planned, in a portal with these traits. now is nil for an
+// added port, and planned for a removed one.
 func (d *Diff) Compare(service string, now, planned *api.ServicePort, traits portal.Traits) {
 	some, change := cmp.Or(planned, now), Changed
 	switch {
@@ -237,7 +235,7 @@ func settings(p *api.ServicePort) map[string]string {
 	return out
 }
 
-// details are the settings that are shown only if they change.
+// details are the settings that are not listed for added and removed ports.
 func details(p *api.ServicePort) map[string]string {
 	out := map[string]string{"protocol": p.Protocol}
 	for _, v := range p.VIPs {
@@ -286,6 +284,7 @@ func (d *Diff) Lines() (lines []string) {
 // maxDiffLines is the maximum number of lines of a service port.
 const maxDiffLines = 40
 
+// planned formats the changed items of a service port.
 func planned(rows []DiffItem) (lines []string) {
 	more := max(0, len(rows)-maxDiffLines)
 	columns := []Column[DiffItem]{
@@ -307,7 +306,7 @@ func planned(rows []DiffItem) (lines []string) {
 	return lines
 }
 
-// plainName returns the usual name of a node port.
+// plainName returns "NodePort 30080" for a node port on all addresses, and other names unchanged.
 func plainName(name string) string {
 	kind, address, _ := strings.Cut(name, " ")
 	if host, port, err := net.SplitHostPort(address); err == nil && kind == "NodePort" && (host == "0.0.0.0" || host == "::") {

@@ -54,8 +54,8 @@ var Endpoints = []Column[PortEndpoint]{
 	{Title: "TO CLIENTS", Right: true, Wide: true, Rank: 5, Cell: func(e PortEndpoint) string { return Bytes(float64(e.BytesToClient)) }},
 }
 
-// Connect returns the p50 and p99 of the time until clients' connections were established, over the last minutes;
-// "-" without connections.
+// Connect returns the p50 and p99 of the time until clients' connections were established, over the last minutes. It
+// returns "-" if there were none.
 func Connect(l *api.Latency) string {
 	if l == nil {
 		return "-"
@@ -71,8 +71,8 @@ func FirstByte(l *api.Latency) string {
 	return both(l.FirstByteP50Ms, l.FirstByteP99Ms)
 }
 
-// P99 returns the p99 of the time to first byte over the last minutes; that of the time to connect, if no byte
-// was received.
+// P99 returns the p99 of the time to first byte over the last minutes or, if no byte was received, of the time to
+// connect.
 func P99(l *api.Latency) string {
 	if l == nil {
 		return "-"
@@ -80,7 +80,7 @@ func P99(l *api.Latency) string {
 	return Milliseconds(cmp.Or(l.FirstByteP99Ms, l.ConnectP99Ms))
 }
 
-// both returns "0.24/253 ms".
+// both returns "0.24/253 ms" for 0.24 and 253 milliseconds.
 func both(p50, p99 float64) string {
 	low, high := Milliseconds(p50), Milliseconds(p99)
 	if strings.HasSuffix(high, " ms") {
@@ -89,7 +89,7 @@ func both(p50, p99 float64) string {
 	return low + "/" + high
 }
 
-// activeOf returns the number of connections of an endpoint, or "3/10" if it has a limit of 10.
+// activeOf returns the number of open connections of an endpoint, or "3/10" if it has a limit of 10.
 func activeOf(e PortEndpoint) string {
 	if e.Limit == 0 {
 		return number(e.Active)
@@ -105,8 +105,8 @@ func state(e api.Endpoint) string {
 	return fmt.Sprintf("%s, %.0f%% of its share", Clean(string(e.State)), 100*e.Share)
 }
 
-// QuarantineCell returns "another 7s: connection refused" or, for an endpoint with probes,
-// "probe in 7s: connection refused", or "-". If no time is left, it is "now".
+// QuarantineCell returns the remaining time and the cause: "another 7s: connection refused" or, for a probed endpoint,
+// "probe in 7s: connection refused". It returns "-" for an endpoint that is not in quarantine.
 func QuarantineCell(q *api.Quarantine) string {
 	if q == nil {
 		return "-"

@@ -8,8 +8,8 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// Event formats an event as one line that begins with the time. After that comes the event's node, in a column of this
-// width; "" means no node.
+// Event formats an event as one line: the time, the node in a column of this width, and the text. Without a node, there
+// is no such column.
 func Event(node string, width int, e api.Event) string {
 	if node != "" {
 		node = " " + Middle(Clean(node), width)
@@ -38,7 +38,7 @@ func eventStyle(e api.Event) Style {
 	return Note
 }
 
-// Missed reports the number of missed events.
+// Missed returns the line for n missed events.
 func Missed(n uint64) string {
 	return Alarm.Text("… " + Plural(int(n), "step") + " missed")
 }

@@ -34,7 +34,7 @@ var Portals = []Column[api.PortalRule]{
 	{Title: "DESCRIPTION", Wide: true, Rank: 2, Text: true, Least: 40, Cell: func(r api.PortalRule) string { return dash(r.Text) }},
 }
 
-// PortalParts are the columns for the parts that all Services share.
+// PortalParts are the columns for the parts of the portal that all Services share.
 var PortalParts = []Column[api.PortalPart]{
 	{Title: "STATE", Cell: func(p api.PortalPart) string { return Clean(p.State) }},
 	{Title: "FAMILY", Cell: func(p api.PortalPart) string { return Clean(p.Family) }},
@@ -42,8 +42,7 @@ var PortalParts = []Column[api.PortalPart]{
 	{Title: "DETAIL", Text: true, Least: 24, Cell: func(p api.PortalPart) string { return dash(p.Text) }},
 }
 
-// WithInstalled adds a row after each rule that differs in the kernel, with the rule
-// that is installed.
+// WithInstalled adds, after each rule that differs in the kernel, a row with the installed rule.
 func WithInstalled(rules []api.PortalRule) (rows []api.PortalRule) {
 	for _, r := range rules {
 		rows = append(rows, r)
@@ -68,8 +67,7 @@ func sources(list []string) string {
 	return Few(list)
 }
 
-// ServiceOfRule returns the Service of a rule, "namespace/name", without port and
-// family.
+// ServiceOfRule returns the Service of a rule, "namespace/name", without port and IP family.
 func ServiceOfRule(r api.PortalRule) string {
 	service, _, _ := strings.Cut(r.Service, ":")
 	return strings.TrimSuffix(service, "/IPv6")

@@ -13,7 +13,7 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// Services are the columns for Services. A problem takes precedence over settings.
+// Services are the columns for Services. If not all fit, PROBLEM has precedence over settings.
 var Services = []Column[api.Service]{
 	{Title: "NAMESPACE", Least: 12, Cell: func(s api.Service) string { return Clean(s.Namespace) }},
 	{Title: "NAME", Least: 16, Cell: func(s api.Service) string { return Clean(s.Name) }},
@@ -64,7 +64,7 @@ func ofPorts(s api.Service, say func(api.PortSummary) string) (list []string) {
 	return list
 }
 
-// with returns list and text, unless text is empty or in list: several ports and families may have the same.
+// with appends text to list, unless text is empty or in list: several ports and IP families may have the same.
 func with(list []string, text string) []string {
 	if text == "" || slices.Contains(list, text) {
 		return list
@@ -87,7 +87,8 @@ func portNumber(p api.PortSummary) string {
 	return port + "/" + p.Protocol
 }
 
-// onLoopback returns the listening address if no rule redirects the VIP, as without root.
+// onLoopback returns the listen address if it is on loopback, as without root: clients then connect there, not to the
+// VIP.
 func onLoopback(p api.PortSummary) string {
 	if at, err := netip.ParseAddrPort(p.Listener); err == nil && at.Addr().IsLoopback() {
 		return p.Listener
@@ -111,8 +112,8 @@ func proxyProtocols(s api.Service) (list []string) {
 	return list
 }
 
-// seen describes the source address that endpoints see, and why it is the node's; ports may differ. Whether endpoints
-// see the client's address depends on the location of client and endpoint.
+// seen describes the source address that endpoints of a port see, and why it is the node's. If it may be the client's,
+// that depends on the locations of client and endpoint.
 func seen(p api.PortSummary) string {
 	if p.Source == portal.SourceClient.String() {
 		return "client or node"
@@ -120,7 +121,7 @@ func seen(p api.PortSummary) string {
 	return p.SourceText
 }
 
-// topology returns "zone=a", the label that selects endpoints, or that none does.
+// topology returns the node label that selects endpoints, such as "zone=a", or the labels of which none does.
 func topology(p api.PortSummary) string {
 	t := p.Topology
 	switch {
@@ -153,7 +154,7 @@ func problems(s api.Service) string {
 	return strings.Join(list, "; ")
 }
 
-// scheduler returns the scheduler, which is the same for all ports.
+// scheduler returns the scheduler. All ports of a Service have the same.
 func scheduler(s api.Service) string {
 	if len(s.Ports) == 0 {
 		return "-"
@@ -161,7 +162,7 @@ func scheduler(s api.Service) string {
 	return dash(s.Ports[0].Scheduler)
 }
 
-// probe returns "http:/healthz every 10s": how endpoints are probed. Some ports may have no probes.
+// probe describes how endpoints of a port are probed: "http:/healthz every 10s". It returns "" if they are not.
 func probe(p api.PortSummary) string {
 	if p.Probe == nil {
 		return ""
@@ -178,7 +179,7 @@ func endpointLimit(p api.PortSummary) string {
 	return fmt.Sprintf("%d, queue %s", p.EndpointLimit, Seconds(p.QueueSeconds))
 }
 
-// longest returns the longest time of all ports; UDP ports may have none.
+// longest returns the longest time of all ports, "-" if none has one. UDP ports may have none.
 func longest(s api.Service, of func(api.PortSummary) float64) string {
 	most := 0.0
 	for _, p := range s.Ports {

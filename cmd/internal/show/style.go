@@ -2,7 +2,7 @@ package show
 
 import "github.com/usherproxy/usher/proxy/admin/api"
 
-// Style is a way to write text: the parameters of an SGR sequence.
+// Style is a color or other style of text: the parameters of an SGR escape sequence.
 type Style string
 
 // The styles.

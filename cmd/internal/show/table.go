@@ -13,13 +13,13 @@ import (
 type Column[T any] struct {
 	Title string
 	Cell  func(T) string
-	Right bool // align right, so that numbers can be compared
+	Right bool // align right, for numbers
 	Wide  bool // only in wide tables
-	Some  bool // only if a cell is not empty
+	Some  bool // only if a cell is not empty, "-" or "0"
 
-	// For a table with a limited width: columns of lower rank are shown first, and among
-	// equals the first one. Least is the number of cells to which a name may be shortened; 0
-	// means not at all. With Text, it is shortened at its end instead of in its middle.
+	// If the width is limited, columns of lower Rank take precedence, and among equals the first one. Least is the
+	// minimum width to which cells may be shortened; 0 means not at all. Cells are shortened in their middle, or at
+	// their end with Text.
 	Rank, Least int
 	Text        bool
 }
@@ -27,7 +27,7 @@ type Column[T any] struct {
 // gap separates two columns.
 const gap = "  "
 
-// Unlimited is the width of a table with space for everything.
+// Unlimited is the width of a table in which everything fits.
 const Unlimited = math.MaxInt32
 
 // Table writes rows under the columns' titles, in lines no wider than width.
@@ -48,12 +48,11 @@ func Shown[T any](columns []Column[T], rows []T, wide bool) []Column[T] {
 	})
 }
 
-// Lines formats a table: the titles, and a line for each row. No line ends in
-// blanks.
+// Lines formats a table: the titles, and a line for each row. No line ends in blanks.
 func Lines[T any](columns []Column[T], rows []T) []string { return Fit(columns, rows, Unlimited) }
 
-// Fit formats a table like Lines, in lines no wider than width: it shortens names in
-// their middle and texts at their end, and omits columns that do not fit.
+// Fit formats a table like Lines, in lines no wider than width. It shortens cells, and omits columns that do not fit;
+// see Column.
 func Fit[T any](columns []Column[T], rows []T, width int) []string {
 	cells := make([][]string, 1+len(rows))
 	needs := make([]Need, len(columns))

@@ -8,8 +8,8 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// Waterfall formats a connection with a bar for each attempt: its start,
-// duration and result. Lines are at most width wide where words allow it.
+// Waterfall formats a connection with a bar for each attempt: its start, duration and result. Bars fit into width;
+// lines with long names or errors may be wider.
 func Waterfall(c api.Connection, width int) []string {
 	lines := []string{
 		Title.Text(fmt.Sprintf("#%d %s", c.ID, Clean(servicePort(c.Service, c.Port, c.Family)))) + fmt.Sprintf("  %s  %s%s → %s", Clean(c.Protocol), Clean(c.Client), inFront(" via ", Clean(c.Via)), Clean(c.VIP)),
@@ -40,7 +40,7 @@ func Waterfall(c api.Connection, width int) []string {
 	return append(lines, "   "+Quiet.Text(scale(span, room)))
 }
 
-// sees describes the source address that an endpoint sees, and why, if it differs from the previous one.
+// sees describes the source address that an endpoint sees, and why, if it differs from before, which it updates.
 func sees(indent string, s api.Sees, before *string) []string {
 	if s.SourceText == "" || s.SourceText == *before {
 		return nil
@@ -49,8 +49,8 @@ func sees(indent string, s api.Sees, before *string) []string {
 	return []string{indent + Quiet.Text("the endpoint sees "+Clean(s.SourceText))}
 }
 
-// bar draws from start to start+took of a span that is room cells wide, and at
-// least one cell.
+// bar draws the time from start to start+took in a line that represents span and is room columns wide. It draws at
+// least one column.
 func bar(start, took, span float64, room int) string {
 	if span <= 0 {
 		return "█" + strings.Repeat(" ", room-1)
@@ -61,7 +61,7 @@ func bar(start, took, span float64, room int) string {
 	return strings.Repeat(" ", from) + strings.Repeat("█", to-from) + strings.Repeat(" ", room-to)
 }
 
-// scale returns the line below the bars, with the times at both ends.
+// scale returns the line below the bars, with the time at each end.
 func scale(span float64, room int) string {
 	begin, end := "0", Milliseconds(span)
 	return begin + strings.Repeat("─", max(1, room-len(begin)-len(end))) + end
@@ -82,7 +82,7 @@ func attemptOutcome(a api.Attempt) string {
 	return Clean(a.Error) + " after " + Milliseconds(a.DurationMs)
 }
 
-// fate describes the result of a connection.
+// fate describes the state of a connection, or how it ended.
 func fate(c api.Connection) string {
 	var parts []string
 	if c.ConnectMs > 0 {
@@ -111,8 +111,7 @@ func reason(why string, skipped int) string {
 	return Clean(why)
 }
 
-// servicePort returns "namespace/service:port", with the suffix "/IPv6" for the IPv6
-// side.
+// servicePort returns "namespace/service:port", with the suffix "/IPv6" for IPv6.
 func servicePort(service, port, family string) string {
 	s := service + inFront(":", port)
 	if family == "IPv6" {

@@ -7,8 +7,8 @@ import (
 	"github.com/charmbracelet/x/ansi"
 )
 
-// Need is the width that a column needs: Most for its widest cell, and at least Least (0 means
-// Most). See Column.Rank.
+// Need is the width that a column needs: Most for its widest cell, at least Least (0 means Most). Rank is that of
+// Column.
 type Need struct{ Most, Least, Rank int }
 
 func (n Need) least() int {
@@ -21,9 +21,8 @@ func (n Need) least() int {
 // leftOut is the width of an omitted column.
 const leftOut = -1
 
-// Widths returns the width of each column in a table of width cells, and -1 for omitted
-// columns, which do not fit alongside those of lower rank. One column is always
-// shown.
+// Widths returns the width of each column in a table of this width. It is -1 for columns that do not fit alongside
+// those of lower rank. One column is always shown.
 func Widths(needs []Need, width int) []int {
 	widths, order := make([]int, len(needs)), make([]int, len(needs))
 	for i := range needs {
@@ -37,7 +36,7 @@ func Widths(needs []Need, width int) []int {
 			room -= takes
 		}
 	}
-	// Distribute the remaining width evenly to names.
+	// Distribute the remaining width evenly to columns below their Most.
 	for grown := true; grown; {
 		grown = false
 		for i, n := range needs {
@@ -51,7 +50,7 @@ func Widths(needs []Need, width int) []int {
 	return widths
 }
 
-// Middle shortens a name to at most width cells: "…" replaces its middle.
+// Middle shortens a name to at most width columns: "…" replaces its middle.
 func Middle(s string, width int) string {
 	over := ansi.StringWidth(s) - width
 	if over <= 0 {

@@ -49,19 +49,20 @@ func (v Viewers) long(text, ofCluster string) string {
 	return text + "\n\n" + ofCluster
 }
 
-// Asks are the flags that select the usher instances to query. The zero value is for a command that queries one instance.
+// Asks are the flags that select the usher instances to query. The zero value is for a command that queries one
+// instance.
 type Asks struct {
 	Address string
 
 	newFleet  func(fleet.Options) (fleet.Finder, error) // nil where only one instance can be queried
 	local     bool
-	one       bool // query only one instance, in a cluster that of a node
+	one       bool // query only one instance; in a cluster, --node selects it
 	options   fleet.Options
 	namespace *NamespaceFlag // with a cluster, its default is that of kubectl's context
 	fleet     fleet.Finder   // set during a query
 }
 
-// One returns f limited to one usher instance at a time, in a cluster that of a node.
+// One returns f limited to one usher instance: in a cluster, the user must set --node.
 func (f Asks) One() Asks {
 	f.one = true
 	return f
@@ -78,8 +79,9 @@ func (f *Asks) Register(flags *pflag.FlagSet) {
 // ClusterFlags are the flags for querying a cluster.
 var ClusterFlags = []string{"node", "usher-namespace", "context", "kubeconfig", "server"}
 
-// RegisterCluster is Register for commands that can also query the usher instances of a cluster. It adds completion of
-// names. namespace is the command's own. Call it when all other flags are registered.
+// RegisterCluster is Register for commands that can also query the usher instances of a cluster. It also registers
+// completion of names. namespace is the command's own flag, whose default in a cluster is that of kubectl's context.
+// Call it when all other flags are registered.
 func (f *Asks) RegisterCluster(cmd *cobra.Command, namespace *NamespaceFlag) {
 	flags := cmd.Flags()
 	f.namespace = namespace
@@ -100,7 +102,7 @@ func (f *Asks) RegisterCluster(cmd *cobra.Command, namespace *NamespaceFlag) {
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return f.complete(cmd) }
 }
 
-// RegisterFleet registers ClusterFlags.
+// RegisterFleet registers ClusterFlags, and makes kubectl's kubeconfig the default.
 func RegisterFleet(flags *pflag.FlagSet, o *fleet.Options) {
 	o.Cluster.AsUser = true
 	flags.StringVar(&o.Node, "node", "", "Query only the usher instance on this `node` of the cluster")
@@ -133,7 +135,7 @@ func (f *Asks) complete(cmd *cobra.Command) (err error) {
 	return err
 }
 
-// Client returns a client of the usher instance. It reports slow answers on standard error.
+// Client returns a client of the usher instance at Address. The client reports the first slow answer on standard error.
 func (f *Asks) Client() (*client.Client, error) {
 	c, err := client.New(f.Address)
 	if err != nil {
@@ -146,7 +148,7 @@ func (f *Asks) Client() (*client.Client, error) {
 	return c, nil
 }
 
-// Ask calls do with a client of the usher instance, and adds a hint to its error.
+// Ask calls do with a client of the usher instance at Address, and adds a hint to do's error.
 func (f *Asks) Ask(do func(c *client.Client) error) error {
 	c, err := f.Client()
 	if err != nil {
@@ -156,8 +158,8 @@ func (f *Asks) Ask(do func(c *client.Client) error) error {
 	return f.hint(do(c))
 }
 
-// AskAll calls do with all selected usher instances, in the order of their nodes; without a cluster it is a single one,
-// without a node. It adds a hint to do's error.
+// AskAll calls do with all selected usher instances, in the order of their nodes. Without a cluster, it is Ask: the
+// only instance has no node.
 func (f *Asks) AskAll(cmd *cobra.Command, do func(ushers []fleet.Usher) error) error {
 	if !f.cluster() {
 		return f.Ask(func(c *client.Client) error { return do([]fleet.Usher{{Client: c}}) })
@@ -170,7 +172,7 @@ func (f *Asks) AskAll(cmd *cobra.Command, do func(ushers []fleet.Usher) error) e
 	return do(ushers)
 }
 
-// AskOne is AskAll for commands that query a single usher instance.
+// AskOne is AskAll for commands that query a single usher instance; see One.
 func (f *Asks) AskOne(cmd *cobra.Command, do func(c *client.Client) error) error {
 	return f.AskAll(cmd, func(ushers []fleet.Usher) error {
 		err := do(ushers[0].Client)
@@ -179,8 +181,8 @@ func (f *Asks) AskOne(cmd *cobra.Command, do func(c *client.Client) error) error
 	})
 }
 
-// Renew returns a client of the instance that now runs where that of AskOne did: its Pod may have been replaced.
-// Without a cluster, it returns nil.
+// Renew returns a client of the instance that now runs on the node of AskOne's instance, whose Pod may have been
+// replaced. Call it within AskOne. Without a cluster, it returns nil.
 func (f *Asks) Renew(ctx context.Context) (*client.Client, error) {
 	if !f.cluster() {
 		return nil, nil
@@ -192,7 +194,8 @@ func (f *Asks) Renew(ctx context.Context) (*client.Client, error) {
 	return found[0].Client, nil
 }
 
-// find returns the usher instances of the cluster, or that of a node. end closes the connections to them.
+// find returns the usher instances of the cluster, or only that of node if it is set. end closes the connections to
+// them.
 func (f *Asks) find(ctx context.Context, node string) (ushers []fleet.Usher, end func(), err error) {
 	o := f.options
 	o.Address, o.Node = f.Address, node
@@ -206,7 +209,7 @@ func (f *Asks) find(ctx context.Context, node string) (ushers []fleet.Usher, end
 	return ushers, f.fleet.Close, nil
 }
 
-// hint adds advice to an error.
+// hint adds advice to the error of a query to a single instance.
 func (f *Asks) hint(err error) error {
 	var unreachable *client.UnreachableError
 	var other *client.NotUsherError
@@ -227,7 +230,7 @@ another address, set --admin-address`, err)
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
-		if installed, _ := modes.List(ctx, nil); len(installed) > 0 { // without the capability to list rules, none
+		if installed, _ := modes.List(ctx, nil); len(installed) > 0 { // none if this process may not list rules
 			err = fmt.Errorf("%w.\nA previous usher process left %s of its portal; until usher runs, clients of the VIPs are not served.\nThe next 'usher run' takes the rules over; 'usher cleanup' removes them", err, show.Plural(len(installed), "rule"))
 		}
 		return err
@@ -239,7 +242,7 @@ usher instance, set --admin-address`, err)
 	return err
 }
 
-// NamespaceFlag is the namespace of names without one.
+// NamespaceFlag is --namespace, the namespace of names without one.
 type NamespaceFlag struct {
 	Namespace string
 	flag      *pflag.Flag
@@ -259,8 +262,8 @@ func (f *NamespaceFlag) ServiceName(name string) string {
 	return f.Namespace + "/" + name
 }
 
-// EndpointName returns the name of an endpoint for a query: an address as it is, and a Pod with its namespace, which is
-// that of the first of services, if this has one.
+// EndpointName returns the name of an endpoint for a query. It adds a namespace to the name of a Pod without one: that
+// of the first of services or, without services, that of the flag. Addresses are unchanged.
 func (f *NamespaceFlag) EndpointName(name string, services []string) string {
 	if _, err := netip.ParseAddr(name); err == nil || name == "" || strings.ContainsAny(name, "/:") {
 		return name
@@ -272,7 +275,7 @@ func (f *NamespaceFlag) EndpointName(name string, services []string) string {
 	return namespace + "/" + name
 }
 
-// clockAhead returns by how much this machine's clock is ahead of that of u's node, as far as known.
+// clockAhead returns by how much this machine's clock is ahead of that of u's node; 0 if unknown.
 func clockAhead(ctx context.Context, u fleet.Usher) time.Duration {
 	status, err := u.Client.Status(ctx)
 	if err != nil || status.Now.IsZero() {
@@ -281,12 +284,13 @@ func clockAhead(ctx context.Context, u fleet.Usher) time.Duration {
 	return time.Since(status.Now)
 }
 
-// oneKnows is MustKnow for several usher instances: it is enough if one of them knows the Service.
+// oneKnows is MustKnow for several usher instances: one of them must know the Service.
 func oneKnows(ctx context.Context, ushers []fleet.Usher, service, hint string) error {
 	return one(ctx, ushers, func(ctx context.Context, c *client.Client) error { return MustKnow(ctx, c, service, hint) })
 }
 
-// one returns nil if knows succeeds for one of several usher instances, and else the error for the first.
+// one returns nil if knows succeeds for at least one of the usher instances. Otherwise it returns the unknownError of
+// the first that responds or, if none does, the error of fleet.Answered.
 func one(ctx context.Context, ushers []fleet.Usher, knows func(context.Context, *client.Client) error) error {
 	answers := fleet.Ask(ctx, ushers, func(ctx context.Context, u fleet.Usher) (unknown *unknownError, err error) {
 		if err = knows(ctx, u.Client); errors.As(err, &unknown) {
@@ -311,8 +315,8 @@ type unknownError struct{ text string }
 
 func (e *unknownError) Error() string { return e.text }
 
-// MustKnow returns an unknownError if usher serves no Service of that name, "namespace/name", and
-// knows of no connection to one. The namespace * means any. hint is for a name without similar ones.
+// MustKnow returns an unknownError if usher serves no Service named service, "namespace/name", and keeps no connection
+// to one. The namespace * means any, and then connections do not count. The error ends in hint if no name is similar.
 func MustKnow(ctx context.Context, c *client.Client, service, hint string) error {
 	namespace, name, _ := strings.Cut(service, "/")
 	if namespace != "" && name != "" {

@@ -15,18 +15,18 @@ import (
 
 // Shell completion.
 
-// completeByAsking completes with names from the selected usher instance.
+// completeByAsking returns a completion function with the names that known returns.
 func (f *Asks) completeByAsking(list func(context.Context, *client.Client) []string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 		return f.known(cmd, list), cobra.ShellCompDirectiveNoFileComp
 	}
 }
 
-// completionTime bounds the wait for names of a cluster.
+// completionTime is the time limit for completing names in a cluster.
 const completionTime = 3 * time.Second
 
-// known returns the names that list gets from the selected usher instance, in a cluster from the first that responds;
-// nil if none does.
+// known returns the names that list gets from the selected usher instance; in a cluster, from the first instance that
+// has any. It returns nil if there are none.
 func (f *Asks) known(cmd *cobra.Command, list func(context.Context, *client.Client) []string) (names []string) {
 	if f.cluster() {
 		ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
@@ -78,7 +78,8 @@ func namespaces(ctx context.Context, c *client.Client) (names []string) {
 	return names
 }
 
-// pods returns the Pods, or addresses, of the endpoints of some Services, not of all: completion must be fast.
+// pods returns the endpoints' Pods, or their addresses if they have none. It covers only the first Services, since
+// completion must be fast.
 func pods(ctx context.Context, c *client.Client) (names []string) {
 	const most = 50
 	some, _ := c.Services(ctx, client.ServiceQuery{Max: most})

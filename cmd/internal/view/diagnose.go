@@ -120,7 +120,8 @@ programs, are skipped.`),
 	return cmd
 }
 
-// isHere reports whether the host of address, "host:port", is this machine, or cannot be determined.
+// isHere reports whether the host of address, "host:port", is this machine. It also returns true if the host cannot be
+// resolved.
 func isHere(ctx context.Context, address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil || host == "" {
@@ -139,7 +140,7 @@ func isHere(ctx context.Context, address string) bool {
 	})
 }
 
-// diagnoseCluster checks all usher instances of a cluster.
+// diagnoseCluster checks the usher instances of a cluster, and prints their merged findings.
 func diagnoseCluster(cmd *cobra.Command, ushers []fleet.Usher, o diagnose.Options, output string) error {
 	answers, err := fleet.Answered(fleet.Ask(cmd.Context(), ushers, func(ctx context.Context, u fleet.Usher) (diagnose.Result, error) {
 		return diagnose.Run(ctx, u.Client, o)
@@ -158,7 +159,7 @@ func diagnoseCluster(cmd *cobra.Command, ushers []fleet.Usher, o diagnose.Option
 	return cmp.Or(err, wrong)
 }
 
-// printFindings prints the findings. It returns an error if there is a problem.
+// printFindings prints the findings. It returns cli.ErrSaid if one is more than a note.
 func printFindings(out io.Writer, report diagnose.Result, output string) error {
 	if output == "" {
 		cli.PrintLines(out, report.Lines(min(80, cli.TerminalWidth(out))))

@@ -69,7 +69,7 @@ each instance decides on its own. Identical answers are merged.`),
 	return cmd
 }
 
-// printExplanations prints the explanations of usher instances. It merges equal ones of a cluster.
+// printExplanations prints the explanations of usher instances. As text, it prints equal ones once, with their nodes.
 func printExplanations(out io.Writer, output string, cluster bool, answers []fleet.Answer[api.Explanation]) error {
 	if !cluster && output != "" {
 		return cli.PrintObject(out, output, answers[0].Value)

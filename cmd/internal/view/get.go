@@ -59,8 +59,8 @@ separately, as for all other kinds.
 	return cmd
 }
 
-// KindAndName splits the argument KIND/NAME of get, the form that -o name prints, into two
-// arguments, and shortens further names of the same kind.
+// KindAndName splits the first argument of get into two if it is KIND/NAME, the form that -o name prints. From further
+// arguments, it removes the same kind.
 func KindAndName(root *cobra.Command, args []string) []string {
 	if len(args) < 2 || args[0] != "get" {
 		return args
@@ -89,15 +89,15 @@ type getFlags struct {
 	apart  bool // list the Services and endpoints of each node separately
 	output string
 
-	outdated sync.Map        // keys: a node, and a reason why its Services are outdated: see noteOutdated
-	printed  map[string]bool // lines of printOutdated
+	outdated sync.Map        // keys: [2]string{node, reason}, see noteOutdated
+	printed  map[string]bool // by printOutdated
 }
 
 func (f *getFlags) register(cmd *cobra.Command) {
 	f.registerWith(cmd, "wide", "json", "yaml")
 }
 
-// registerAll is register for kinds that have names and can be watched.
+// registerAll is register for kinds with -o name and -w.
 func (f *getFlags) registerAll(cmd *cobra.Command) {
 	cmd.Flags().BoolVarP(&f.watch, "watch", "w", false, "After listing, print new and changed objects until Ctrl-C")
 	f.registerWith(cmd, "wide", "name", "json", "yaml")
@@ -118,8 +118,8 @@ func (f *getFlags) registerApart(flags *pflag.FlagSet) {
 	}
 }
 
-// wanted reports whether the command line selects a service, "namespace/name": it must be in
-// the namespace, and among names, if there are any.
+// wanted reports whether the command line selects a service, "namespace/name": it must be one of names or, without
+// names, in the selected namespace.
 func (f *getFlags) wanted(service string, names []string) bool {
 	namespace, name, _ := strings.Cut(service, "/")
 	if len(names) > 0 {
@@ -136,8 +136,8 @@ func (f *getFlags) nameOf(service string) string {
 	return service
 }
 
-// only returns the Service that the command line selects, if it is a single one; usher
-// can filter for it.
+// only returns the Service that the command line selects if it is a single one, so that usher can filter for it.
+// Otherwise it returns "".
 func (f *getFlags) only(names []string) string {
 	if len(names) == 1 && !f.all {
 		return f.ServiceName(names[0])
@@ -155,25 +155,25 @@ type kind[T any] struct {
 	plural  string
 	columns []show.Column[T]
 	list    func(ctx context.Context, u fleet.Usher, names []string) ([]T, error)
-	service func(T) string // of the Service that it belongs to, "namespace/name"
-	// order sorts items of several usher instances; merge, if not nil, merges those of several nodes.
+	service func(T) string // the item's Service, "namespace/name"
+	// order sorts the items of a cluster; merge, if not nil, merges those about the same object.
 	order func(a, b T) int
 	merge func([]fleet.Reported[T]) []fleet.Reported[T]
-	// state is the state that items must have to be listed by a node; nil, or "", for any.
+	// state is the state that an item must have on a node to be listed; nil or "" means any.
 	state *string
-	// keep, if not nil, reports whether a listed item is in that state. Without it, list omits those in other states.
+	// keep, if not nil, reports whether an item is in that state; otherwise list itself omits items in other states.
 	keep func(T) bool
-	// name is the output of -o name; news is the text whose change -w prints; key identifies an
-	// item. Kinds without them do not have these flags.
+	// name is the output of -o name. key identifies an item, and -w prints the item again if the text of news changes.
+	// Kinds without them do not have these flags.
 	name, news, key func(T) string
-	// past, if not nil, reports items that -w omits at first, and from nodes that respond later: those
-	// that had ended before a time, if that is not zero.
+	// past, if not nil, reports whether an item ended before a time or, if that is zero, at any time. -w does not print
+	// items that ended before it started.
 	past func(item T, before time.Time) bool
 	// address, if not nil, is accepted in place of the Service's name.
 	address func(T) string
 }
 
-// inState returns the end of a message about items of a kind: the state that they must have, if any.
+// inState returns the end of a message about missing items: the state that they must have, or "" for any state.
 func (k kind[T]) inState() string {
 	if k.state == nil || *k.state == "" {
 		return ""
@@ -203,7 +203,7 @@ func get[T any](f *getFlags, k kind[T]) func(*cobra.Command, []string) error {
 	}
 }
 
-// noteOutdated records the reasons that u reports why its Services are outdated, or why new ones are not served.
+// noteOutdated records u's problems because of which its Services may be outdated, or new ones are not served.
 func (f *getFlags) noteOutdated(ctx context.Context, u fleet.Usher) {
 	if f.watch {
 		return
@@ -212,7 +212,7 @@ func (f *getFlags) noteOutdated(ctx context.Context, u fleet.Usher) {
 	for _, p := range status.Problems {
 		if p.Object == "usher" && slices.Contains([]string{"APIServerFailed", "NotServing", "PortalFailed"}, p.Reason) {
 			text := p.Message
-			if !f.asks.cluster() { // equal texts of many nodes are merged
+			if !f.asks.cluster() { // otherwise, printOutdated merges equal texts of nodes
 				text = "since " + p.Since.Local().Format(time.DateTime) + " " + text
 			}
 			f.outdated.Store([2]string{u.Node, text}, nil)
@@ -220,7 +220,7 @@ func (f *getFlags) noteOutdated(ctx context.Context, u fleet.Usher) {
 	}
 }
 
-// printOutdated prints the recorded reasons that it has not printed: each text once, with its nodes.
+// printOutdated prints the recorded reasons that it has not printed yet, each with its nodes.
 func (f *getFlags) printOutdated(out io.Writer) {
 	nodes := map[string][]string{}
 	f.outdated.Range(func(key, _ any) bool {
@@ -246,11 +246,12 @@ func (f *getFlags) printOutdated(out io.Writer) {
 // together reports whether items of several nodes are merged.
 func (k kind[T]) together(f *getFlags) bool { return f.asks.cluster() && k.merge != nil && !f.apart }
 
-// items returns the items that the command line selects. A fleet.SilentError concerns the other nodes only.
+// items returns the items that the command line selects. With a fleet.SilentError, it returns those of the nodes that
+// responded.
 func (k kind[T]) items(ctx context.Context, f *getFlags, ushers []fleet.Usher, names []string) (items []fleet.Reported[T], err error) {
 	answers, err := fleet.Answered(fleet.Ask(ctx, ushers, func(ctx context.Context, u fleet.Usher) ([]T, error) {
 		items, err := k.list(ctx, u, names)
-		if err != nil && (len(names) == 0 || !client.IsNotFound(err)) { // see known for a Service that does not exist
+		if err != nil && (len(names) == 0 || !client.IsNotFound(err)) { // known reports Services that do not exist
 			return nil, err
 		}
 		return slices.DeleteFunc(items, func(item T) bool { return !k.wanted(f, item, names) || k.keep != nil && !k.keep(item) }), nil
@@ -275,9 +276,8 @@ func (k kind[T]) items(ctx context.Context, f *getFlags, ushers []fleet.Usher, n
 	return items, err
 }
 
-// known is items, but returns an error for a selected name that usher does not know, as
-// kubectl does. It also returns one for a namespace without Services, since otherwise a misspelled
-// namespace would go unnoticed. With -w, waiting for the first Service is no error.
+// known is items, but it returns an error for a selected name that usher does not know, as kubectl does. To catch
+// misspellings, it also returns one if the selected namespace has no Services, except with -w, which waits for them.
 func (k kind[T]) known(ctx context.Context, f *getFlags, ushers []fleet.Usher, names []string) ([]fleet.Reported[T], error) {
 	items, err := k.items(ctx, f, ushers, names)
 	if err != nil && !fleet.IsSilent(err) {

@@ -105,12 +105,13 @@ func connectionIDs(args []string) (ids []uint64) {
 	return ids
 }
 
-// reach is the age of the oldest connections that are listed from all nodes, by this machine's clock.
+// reach records since when the list has the ended connections of all nodes, by this machine's clock.
 type reach struct {
 	mu   sync.Mutex
 	back *api.Reaches // nil if no instance reported it
 }
 
+// note records the times of a node: the latest times of all nodes count.
 func (r *reach) note(back *api.Reaches) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -121,17 +122,17 @@ func (r *reach) note(back *api.Reaches) {
 	r.back = back
 }
 
-// connectionKind lists the connections that q and the command line select. It records how
-// far back they reach.
+// connectionKind lists the connections that q and the command line select. It records in reaches how far back they
+// reach.
 func (f *getFlags) connectionKind(q *client.ConnectionQuery, reaches *reach) kind[api.Connection] {
-	ended := func() bool { return q.State != "" || q.End != "" || q.Last > 0 } // ended connections are requested, or a state is
+	ended := func() bool { return q.State != "" || q.End != "" || q.Last > 0 } // the flags select a state, or ended connections
 	return kind[api.Connection]{
 		plural: "connections", columns: show.Connections, service: func(c api.Connection) string { return c.Service },
 		order: func(a, b api.Connection) int { return fleet.CompareConnections(q.Sort, a, b) },
 		list: func(ctx context.Context, u fleet.Usher, names []string) ([]api.Connection, error) {
 			q := *q
 			if q.Service = f.only(names); f.watch && !ended() {
-				q.State = "all" // to include the ends
+				q.State = "all" // to see how they end
 			}
 			list, err := u.Connections(ctx, q)
 			if r := list.Reaches; r != nil {
@@ -147,15 +148,15 @@ func (f *getFlags) connectionKind(q *client.ConnectionQuery, reaches *reach) kin
 			return c.End != "" && !ended() && (before.IsZero() || c.Accepted.Add(time.Duration(c.DurationMs*float64(time.Millisecond))).Before(before))
 		},
 		name: connectionName,
-		key:  func(c api.Connection) string { return fmt.Sprint(c.ID, c.Accepted.UnixNano()) }, // another usher process counts from 1
+		key:  func(c api.Connection) string { return fmt.Sprint(c.ID, c.Accepted.UnixNano()) }, // IDs start at 1 again in another usher process
 		news: func(c api.Connection) string { return fmt.Sprint(show.ConnectionState(c), len(c.Attempts)) },
 	}
 }
 
 func connectionName(c api.Connection) string { return fmt.Sprintf("connection/%d", c.ID) }
 
-// printConnection prints one connection with its attempts. Each node numbers its own connections: several nodes may
-// have the same ID. The error unknown means that none has it; err is from nodes that did not answer, for example.
+// printConnection prints one connection with its attempts. Each node numbers its own connections, so it prints those of
+// all nodes with this ID. In a cluster, unknown is set if no node has it. err is any other error.
 func (f *getFlags) printConnection(cmd *cobra.Command, ushers []fleet.Usher, id uint64) (unknown, err error) {
 	answers, err := fleet.Answered(fleet.Ask(cmd.Context(), ushers, func(ctx context.Context, u fleet.Usher) (*api.Connection, error) {
 		connection, err := u.Connection(ctx, id)

@@ -88,7 +88,7 @@ func portsOf(s api.Service) (ports []string) {
 	return ports
 }
 
-// services returns the Services that the command line selects, and perhaps others.
+// services returns the Services that the command line selects, and perhaps others, which wanted excludes.
 func (f *getFlags) services(ctx context.Context, c *client.Client, q client.ServiceQuery, names []string) ([]api.Service, error) {
 	switch namespace, name, _ := strings.Cut(f.only(names), "/"); {
 	case name != "":
@@ -151,7 +151,7 @@ port selects endpoints of any Service.`,
 // endpointKind lists the endpoints of the Services that q and the command line select.
 func (f *getFlags) endpointKind(q *client.ServiceQuery) kind[show.PortEndpoint] {
 	service := func(e show.PortEndpoint) string { return e.Namespace + "/" + e.Service }
-	var known sync.Map // by the node of the usher instance, a map[string]knownEndpoints that only that node's list uses
+	var known sync.Map // by node: a map[string]knownEndpoints by Service, which only the list of that node uses
 	return kind[show.PortEndpoint]{
 		plural: "endpoints", columns: show.Endpoints, service: service,
 		list: func(ctx context.Context, u fleet.Usher, names []string) ([]show.PortEndpoint, error) {
@@ -173,19 +173,18 @@ func (f *getFlags) endpointKind(q *client.ServiceQuery) kind[show.PortEndpoint] 
 	}
 }
 
-// knownEndpoints are the endpoints of a Service at the time of the last request.
+// knownEndpoints are the endpoints of a Service at the time of the last request for them.
 type knownEndpoints struct {
 	of    api.Service
 	asked time.Time
 	items []show.PortEndpoint
 }
 
-// staleInterval times the number of Services is the time for which an unchanged Service is not
-// requested again: -w requests at most 100 of these a second.
+// staleInterval times the number of Services is the time after which -w requests an unchanged Service again: at most
+// 100 a second from each instance.
 const staleInterval = watchInterval / 100
 
-// endpoints returns the endpoints of the Services that the command line selects. It caches results
-// in known, for -w.
+// endpoints returns the endpoints of the Services that the command line selects. For -w, it caches them in known.
 func (f *getFlags) endpoints(ctx context.Context, c *client.Client, q client.ServiceQuery, names []string, known map[string]knownEndpoints) (items []show.PortEndpoint, err error) {
 	services, err := f.servicesWith(ctx, c, q, names)
 	if err != nil {
@@ -211,8 +210,7 @@ func (f *getFlags) endpoints(ctx context.Context, c *client.Client, q client.Ser
 	return items, nil
 }
 
-// servicesWith returns the Services of the names, and those with endpoints whose addresses are
-// among the names.
+// servicesWith returns the Services in names, and those that may have endpoints whose addresses are in names.
 func (f *getFlags) servicesWith(ctx context.Context, c *client.Client, q client.ServiceQuery, names []string) (all []api.Service, err error) {
 	add := func(more []api.Service, wanted func(api.Service) bool) {
 		for _, s := range more {

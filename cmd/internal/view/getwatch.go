@@ -14,23 +14,24 @@ import (
 	"github.com/usherproxy/usher/cmd/internal/show"
 )
 
-// watchInterval is the polling interval of -w. In a cluster it is longer: -w queries at most watchRate instances a second.
+// watchInterval is the minimum polling interval of -w, and watchRate the maximum number of instances queried a second:
+// with more instances, the interval is longer.
 const (
 	watchInterval = time.Second
 	watchRate     = 50
 )
 
-// findInterval is the interval in which a long-running command searches for usher instances.
+// findInterval is the minimum time between two searches of -w for usher instances.
 const findInterval = 10 * time.Second
 
-// watch prints items, and then those that are new or changed, until the command is
-// ended. It reports once if usher does not respond for a while.
+// watch prints items, and then those that are new or changed, until ctx ends. It reports once that usher does not
+// respond, and retries.
 func watch[T any](cmd *cobra.Command, f *getFlags, k kind[T], ushers []fleet.Usher, names []string) error {
 	type shown struct {
 		news string
 		item fleet.Reported[T]
 	}
-	var columns []show.Column[fleet.Reported[T]] // set when there are items
+	var columns []show.Column[fleet.Reported[T]] // set at the first items
 	var known map[string]shown
 	titles, printed := "", ""
 	ctx, began := cmd.Context(), time.Now()
@@ -100,7 +101,7 @@ func watch[T any](cmd *cobra.Command, f *getFlags, k kind[T], ushers []fleet.Ush
 				fmt.Fprintln(cmd.OutOrStdout(), lines[i+1])
 			}
 		}
-		for key, before := range known { // items of unresponsive nodes are not new when the nodes are back
+		for key, before := range known { // items of unresponsive nodes are not new when the nodes respond again
 			if _, is := now[key]; !is && slices.ContainsFunc(fleet.SilentNodes(err), before.item.IsFrom) {
 				now[key] = before
 			}
@@ -112,7 +113,7 @@ func watch[T any](cmd *cobra.Command, f *getFlags, k kind[T], ushers []fleet.Ush
 	}
 }
 
-// pause waits until -w queries this number of usher instances again. It returns false if ctx ends.
+// pause waits for the polling interval for this number of usher instances. It returns false if ctx ends.
 func pause(ctx context.Context, ushers int) bool {
 	select {
 	case <-ctx.Done():

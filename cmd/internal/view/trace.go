@@ -81,14 +81,14 @@ type traceCommand struct {
 
 	oldest time.Time                // earlier events are not printed
 	ahead  map[string]time.Duration // by node, see clockAhead
-	begun  map[string]bool          // by node: an event was printed
+	begun  map[string]bool          // by node: whether an event was printed
 	ends   []string
 	out    io.Writer
 	width  int // of the node names
 }
 
-// traceRate is the maximum number of events requested a second. It is more than
-// a terminal shows; further events are counted as missed.
+// traceRate is the maximum number of events requested a second, more than a terminal shows. Further events count as
+// missed.
 const traceRate = 10000
 
 func (t *traceCommand) run(cmd *cobra.Command, args []string) error {
@@ -107,7 +107,7 @@ func (t *traceCommand) run(cmd *cobra.Command, args []string) error {
 		t.query.Service = t.ServiceName(args[0])
 	}
 	t.query.Endpoint = t.EndpointName(t.query.Endpoint, args)
-	t.query.Outcome = cmp.Or(t.query.Outcome, t.end) // if both are set, see print
+	t.query.Outcome = cmp.Or(t.query.Outcome, t.end) // if both are set, print filters by end
 	t.query.Once, t.query.Rate = !t.follow, traceRate
 	t.query.History = t.query.History || t.since > 0 || !t.follow
 	if t.since > 0 {
@@ -142,8 +142,8 @@ func (t *traceCommand) run(cmd *cobra.Command, args []string) error {
 	})
 }
 
-// printCluster prints the streams of all usher instances: first the history, in the order of time, and then
-// new events as they arrive.
+// printCluster prints the streams of all usher instances: first the history, sorted by time, and then new events as
+// they arrive.
 func (t *traceCommand) printCluster(cmd *cobra.Command, ushers []fleet.Usher) error {
 	ctx, q := cmd.Context(), t.query
 	q.Rate = max(traceRate/len(ushers), minTraceRate)
@@ -202,8 +202,8 @@ const (
 	maxNodeWidth = 30
 )
 
-// print prints one message, unless the flags exclude it. The history begins with the first event printed: those missed
-// before it are not part of it.
+// print prints one message, unless the flags exclude it. With a history, it omits the number of events missed before
+// the node's first printed event: the history starts there.
 func (t *traceCommand) print(m fleet.Message) (err error) {
 	switch {
 	case m.Missed > 0 && t.query.History && !t.begun[m.From.Node]:

@@ -18,7 +18,7 @@ import (
 	"github.com/usherproxy/usher/proxy/dns"
 )
 
-// Names resolves the names of Services, over UDP and TCP. It implements daemon.Names.
+// Names is a DNS server for the names of Services, over UDP and TCP. It implements daemon.Names.
 type Names struct {
 	at     netip.AddrPort
 	netns  Netns // nil for this process's
@@ -34,8 +34,8 @@ type Netns interface {
 	Listen(at netip.AddrPort) (net.Listener, error)
 }
 
-// NewNames returns a server for at. It sets Self of o. With netns it listens there; queries of this process's
-// namespace do not arrive there.
+// NewNames returns a server that listens on at, in netns unless that is nil. Without netns, it sets o.Self to at: an
+// upstream might be the server itself. Queries from this process do not arrive in another namespace.
 func NewNames(at netip.AddrPort, o dns.Options, netns Netns) (*Names, error) {
 	if netns == nil {
 		o.Self = at
@@ -88,8 +88,8 @@ func (n *Names) Apply(services []config.Service) { n.server.Apply(services) }
 // Queries implements daemon.Names.
 func (n *Names) Queries() map[[2]string]int64 { return n.server.Queries() }
 
-// retryListen calls listen every 10 ms until it succeeds, and reports whether it did before ctx
-// ended. failed is the error of the previous call; if it is nil, retryListen calls nothing.
+// retryListen calls listen every 10 ms until it succeeds, and reports whether it did before ctx ended. failed is the
+// error of the previous call; if it is nil, retryListen returns true at once.
 func retryListen(ctx context.Context, failed error, listen func() error) bool {
 	return failed == nil || wait.PollUntilContextCancel(ctx, 10*time.Millisecond, false, func(context.Context) (bool, error) { return listen() == nil, nil }) == nil
 }
@@ -110,7 +110,7 @@ func (n *Names) listen() (packets net.PacketConn, listener net.Listener, err err
 	return packets, listener, err
 }
 
-// explainListen adds the setting and a remedy to an error.
+// explainListen adds the flag and a remedy to an error.
 func explainListen(at netip.AddrPort, err error) error {
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):

@@ -17,7 +17,7 @@ import (
 	"github.com/usherproxy/usher/proxy/socks"
 )
 
-// SOCKS is a SOCKS5 and HTTP proxy that resolves Services by name. It implements daemon.Server.
+// SOCKS is a SOCKS5 and HTTP proxy that resolves the names of Services. It implements daemon.Server.
 type SOCKS struct {
 	address, domain string
 
@@ -26,7 +26,7 @@ type SOCKS struct {
 	serving sync.WaitGroup
 }
 
-// NewSOCKS returns a proxy for address, HOST:PORT, and the cluster's domain; "" means dns.DefaultDomain.
+// NewSOCKS returns a proxy that listens on address, "host:port". domain is the cluster's; "" means dns.DefaultDomain.
 func NewSOCKS(address, domain string) (*SOCKS, error) {
 	if _, _, err := net.SplitHostPort(address); err != nil {
 		return nil, fmt.Errorf("--socks: invalid value %q: must be HOST:PORT, such as 127.0.0.1:1080", address)

@@ -1,11 +1,11 @@
-// Package pods finds the usher instances of a cluster's nodes by their Pods, and connects to them from any machine that
-// reaches the API server: no port needs to be opened on the nodes.
+// Package pods finds the usher instances of a cluster's nodes by their Pods, and connects to them through the API
+// server. No other port needs to be reachable.
 //
 //	kubectl usher ──▶ API server ──▶ kubelet ──▶ 127.0.0.1:10249 of the node
 //	                  port-forward to the Pod of usher's DaemonSet
 //
-// It uses the permissions of the user: to list Pods, and to port-forward to them, in the namespace of the
-// DaemonSet. [fleet.ForbiddenError] names missing ones.
+// It uses the permissions of the user: to list Pods and to port-forward to them, in the namespace of the DaemonSet.
+// [fleet.ForbiddenError] names missing ones.
 package pods
 
 import (
@@ -36,7 +36,7 @@ import (
 // Selector is the label of usher's Pods.
 const Selector = "app.kubernetes.io/name=usher"
 
-// Fleet has the usher instances of a cluster. It implements fleet.Finder. Its methods are safe for concurrent use.
+// Fleet finds the usher instances of a cluster. It implements fleet.Finder. Its methods are safe for concurrent use.
 type Fleet struct {
 	options fleet.Options
 	port    netip.AddrPort
@@ -51,10 +51,10 @@ type Fleet struct {
 // found is a Pod at the time of Find.
 type found struct {
 	node, pod, uid string
-	trouble        string // the reason why no instance can respond there; "" if it runs
+	trouble        string // the reason why the instance cannot respond; "" if the Pod runs
 }
 
-// New returns the Fleet of a cluster. It sends nothing yet.
+// New returns the Fleet of a cluster. It sends no requests.
 func New(o fleet.Options) (*Fleet, error) {
 	_, port, _ := net.SplitHostPort(o.Address) // callers have checked its form
 	number, err := net.LookupPort("tcp", port)
@@ -78,8 +78,8 @@ func New(o fleet.Options) (*Fleet, error) {
 	return f, nil
 }
 
-// idleTime is the time for which an unused connection to a Pod is kept. A connection of an open client counts as
-// used, see fleet.Ask.
+// idleTime is the time for which an unused connection to a Pod stays open. While a client has an idle HTTP connection,
+// the connection is in use; with many instances, fleet.Ask closes those.
 const idleTime = time.Second
 
 // Close closes the connections to all instances. Their clients must not be used afterwards.
@@ -88,10 +88,9 @@ func (f *Fleet) Close() { f.tunnel.Close() }
 // pageSize is the number of Pods per list request, as in kubectl.
 const pageSize = 500
 
-// Find returns the current usher instances, one for each node, sorted by node: during a takeover, the one that is
-// ready. Instances that it returned before keep their clients. It returns an error if there is none. An
-// instance that does not run is included, and its client returns the reason. Pods without a node are
-// omitted.
+// Find returns the current usher instances, one for each node, sorted by node. During a takeover, a node has several
+// candidates: better selects one. Instances that it returned before keep their clients. An instance that does not run
+// is included, and its client returns the reason. Find returns an error if there is no instance.
 func (f *Fleet) Find(ctx context.Context) ([]fleet.Usher, error) {
 	best := map[string]*corev1.Pod{}
 	for next := ""; ; {
@@ -105,7 +104,7 @@ func (f *Fleet) Find(ctx context.Context) ([]fleet.Usher, error) {
 		for i := range pods.Items {
 			p := &pods.Items[i]
 			node := nodeOf(p)
-			if node == "" { // it waits to be scheduled, and does not serve any node
+			if node == "" { // it is not scheduled, and serves no node
 				continue
 			}
 			if old := best[node]; old == nil || better(p, old) {
@@ -129,7 +128,8 @@ func (f *Fleet) Find(ctx context.Context) ([]fleet.Usher, error) {
 	return f.ushers(nodes, best)
 }
 
-// none returns the error for no instance found, with the nodes that have one.
+// none returns the error that Options.Node has no instance, with nodes, which have one. Without nodes, there is none at
+// all.
 func (f *Fleet) none(nodes []string) error {
 	where := fmt.Sprintf("with the label %s in namespace %s of %s", Selector, f.options.Namespace, f.server)
 	switch n := len(nodes); {
@@ -141,10 +141,10 @@ func (f *Fleet) none(nodes []string) error {
 	return fmt.Errorf("usher is not running on node %s: no Pod there %s; nodes with one: %s", f.options.Node, where, strings.Join(nodes, ", "))
 }
 
-// few is the maximum number of nodes that are named individually.
+// few is the maximum number of nodes that the error of none names.
 const few = 5
 
-// ushers returns the instances of the Pods on nodes, and removes the clients of all others.
+// ushers returns the instances on nodes, whose Pods are in pods. It closes the clients of all others.
 func (f *Fleet) ushers(nodes []string, pods map[string]*corev1.Pod) ([]fleet.Usher, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -188,8 +188,8 @@ func (f *Fleet) client(at found) (*client.Client, error) {
 	return c, err
 }
 
-// nodeOf returns the node of a Pod. A Pod that is not scheduled yet has none, but that of a DaemonSet names its
-// node in its affinity.
+// nodeOf returns the node of a Pod, or "" if it has none. A Pod of a DaemonSet that is not scheduled yet names its node
+// in its affinity.
 func nodeOf(p *corev1.Pod) string {
 	if p.Spec.NodeName != "" || p.Spec.Affinity == nil || p.Spec.Affinity.NodeAffinity == nil || p.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
 		return p.Spec.NodeName
@@ -204,7 +204,8 @@ func nodeOf(p *corev1.Pod) string {
 	return ""
 }
 
-// better reports whether p is preferred to old, on the same node.
+// better reports whether p is preferred to old on the same node. The criteria, in this order: it runs, is not being
+// deleted, is ready, is newer.
 func better(p, old *corev1.Pod) bool {
 	rank := func(p *corev1.Pod) (n int) {
 		if p.Status.Phase == corev1.PodRunning {

@@ -13,7 +13,7 @@ import (
 
 type connection = api.Connection
 
-// connectionSorts are the sort orders of connections; usher sorts them.
+// connectionSorts are the sort orders of connections. The usher instance sorts.
 var connectionSorts = []struct{ name, sort string }{
 	{"the newest first", api.SortNewest},
 	{"the most attempts first", api.SortAttempts},

@@ -9,6 +9,6 @@
 //	services.go, connections.go    the screens with lists
 //	view.go         the complete display, and the screen of one connection
 //
-// It is built on bubbletea: a model, a function that handles messages, and one that
-// draws. Both functions are pure, so tests press keys and read screens without a terminal.
+// It is built on bubbletea: a model, a function that handles messages, and one that draws. Neither function uses the
+// terminal, so tests can press keys and read screens without one.
 package top

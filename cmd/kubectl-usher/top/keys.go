@@ -90,7 +90,7 @@ func (m Model) typed(k tea.KeyPressMsg) (tea.Model, tea.Cmd) {
 	return m.again()
 }
 
-// move selects the line n further down, or scrolls.
+// move selects the line n further down, or scrolls the waterfall by n lines.
 func (m *Model) move(n int) {
 	switch m.screen {
 	case services:
@@ -104,7 +104,7 @@ func (m *Model) move(n int) {
 	}
 }
 
-// open opens the selected line.
+// open shows the connections of the selected Service, or the waterfall of the selected connection.
 func (m Model) open() (tea.Model, tea.Cmd) {
 	switch m.screen {
 	case services:
@@ -123,7 +123,7 @@ func (m Model) open() (tea.Model, tea.Cmd) {
 	return m, nil
 }
 
-// show changes to another screen.
+// show changes to another screen, from which esc returns. A screen with connections begins empty and without a filter.
 func (m Model) show(s screen) (tea.Model, tea.Cmd) {
 	if s != m.screen {
 		m.behind = append(slices.Clone(m.behind), m.screen)
@@ -135,7 +135,7 @@ func (m Model) show(s screen) (tea.Model, tea.Cmd) {
 	return m.again()
 }
 
-// back returns to the previous screen, or clears the filter.
+// back clears the filter or, without one, returns to the previous screen.
 func (m Model) back() (tea.Model, tea.Cmd) {
 	switch {
 	case m.filter != "" && m.screen != waterfall:
@@ -144,7 +144,7 @@ func (m Model) back() (tea.Model, tea.Cmd) {
 	case len(m.behind) > 0:
 		m.screen = m.behind[len(m.behind)-1]
 		m.behind = m.behind[:len(m.behind)-1]
-	case m.screen != services: // the view was started on this screen
+	case m.screen != services: // the view began on this screen
 		m.screen = services
 	default:
 		return m, nil
@@ -152,7 +152,7 @@ func (m Model) back() (tea.Model, tea.Cmd) {
 	return m.again()
 }
 
-// sort sorts by another column.
+// sort changes the sort order by step, and selects the first line.
 func (m Model) sort(step int) (tea.Model, tea.Cmd) {
 	switch m.screen {
 	case services:

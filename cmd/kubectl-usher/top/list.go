@@ -2,16 +2,15 @@ package top
 
 import "slices"
 
-// list is a list of lines with a selected one. Lines have keys, so that the selection
-// stays on its line when the order changes.
+// list is a list of lines, one of which is selected. Lines have keys, so that the selection stays on its line when the
+// order changes.
 type list struct {
 	keys   []string
 	chosen int // index in keys
 	top    int // index of the first line on the screen
 }
 
-// reorder replaces the lines. A selection on the first line stays on the first line, so
-// that new lines are visible.
+// reorder replaces the lines. If the first line is selected, the new first line is, too: new lines remain visible.
 func (l *list) reorder(keys []string) {
 	if l.chosen < len(l.keys) {
 		if i := slices.Index(keys, l.keys[l.chosen]); i >= 0 && l.chosen > 0 {
@@ -25,7 +24,7 @@ func (l *list) reorder(keys []string) {
 // move selects the line n further down.
 func (l *list) move(n int) { l.chosen = max(0, min(l.chosen+n, len(l.keys)-1)) }
 
-// key returns the key of the selected line, "" without one.
+// key returns the key of the selected line, or "" if there is none.
 func (l *list) key() string {
 	if l.chosen >= len(l.keys) {
 		return ""
@@ -33,8 +32,7 @@ func (l *list) key() string {
 	return l.keys[l.chosen]
 }
 
-// window returns the range of lines for a screen of height lines; it includes the selected
-// line.
+// window returns the range of lines to show on height lines. It includes the selected line.
 func (l list) window(height int) (from, to int) {
 	from = max(0, min(l.top, len(l.keys)-height))
 	if l.chosen < from {

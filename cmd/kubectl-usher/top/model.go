@@ -19,13 +19,12 @@ const (
 	waterfall
 )
 
-// Model has the data and the selection. It is a value: Update returns
-// another one.
+// Model has the data and the selection. It is a value: Update returns a changed copy.
 type Model struct {
 	ctx      context.Context
 	source   Source
-	renew    func(context.Context) (*client.Client, error) // nil: source is never replaced
-	renewed  time.Time                                     // when renew was called
+	renew    func(context.Context) (*client.Client, error) // nil if source is never replaced
+	renewed  time.Time                                     // when renew was last called
 	interval time.Duration
 
 	width, height int
@@ -44,19 +43,19 @@ type Model struct {
 
 	status          api.Status
 	rates           rates
-	total           int // number of Services or connections on all pages
+	total           int // number of matching Services or connections, of which up to maxItems are listed
 	services        []api.Service
 	connections     []api.Connection
-	shown           api.Connection
-	gone            bool // usher no longer has the shown connection
+	shown           api.Connection // on the waterfall
+	gone            bool           // usher no longer has the shown connection
 	serviceList     list
 	connectionList  list
 	waterfallOffset int
 
-	asked  uint64    // number of the last query; older answers are dropped
-	asking bool      // it is not answered yet
+	asked  uint64    // number of the last query; answers to earlier ones are dropped
+	asking bool      // the last query has no answer yet
 	seen   time.Time // when usher last answered
-	err    error     // why it does not respond
+	err    error     // the reason why the last query failed
 }
 
 // New returns a Model that watches source.
@@ -90,7 +89,7 @@ func (m Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	return m, nil
 }
 
-// again queries, whether the last query is answered or not: the screen may show other data.
+// again sends a query, even if the last one is not answered: the screen may need other data now.
 func (m Model) again() (tea.Model, tea.Cmd) {
 	m.asked++
 	m.asking = true
@@ -100,7 +99,7 @@ func (m Model) again() (tea.Model, tea.Cmd) {
 // take stores an answer of usher.
 func (m *Model) take(a answer) {
 	if a.number != m.asked {
-		return // the screen shows other data by now
+		return // it may be for another screen
 	}
 	m.asking = false
 	m.source, m.renewed = a.source, a.renewed

@@ -11,11 +11,11 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
-// maxItems is the maximum length of a list: users do not scroll further, and
-// there is a filter. usher returns the first items in the sort order.
+// maxItems is the maximum length of a list: users do not scroll further, and there is a filter. usher returns the first
+// items in the sort order.
 const maxItems = 500
 
-// tick is the message to query again.
+// tick is the message that the next query is due.
 type tick struct{}
 
 func (m Model) tick() tea.Cmd {
@@ -28,8 +28,8 @@ type answer struct {
 	at     time.Time
 	err    error
 
-	source  Source // that gave it
-	renewed time.Time
+	source  Source    // of the answer
+	renewed time.Time // as in Model
 
 	status      api.Status
 	total       int
@@ -39,10 +39,10 @@ type answer struct {
 	gone        bool // usher no longer has the connection
 }
 
-// ask returns the command that queries the data for the screen.
+// ask returns the command that queries the status and the data for the screen.
 func (m Model) ask() tea.Cmd {
 	return func() tea.Msg {
-		m.findAgain() // in a copy of the Model
+		m.findAgain() // changes this copy of the Model; take stores the result
 		a := answer{number: m.asked, source: m.source, renewed: m.renewed}
 		if a.status, a.err = m.source.Status(m.ctx); a.err == nil {
 			m.askMore(&a)
@@ -52,10 +52,10 @@ func (m Model) ask() tea.Cmd {
 	}
 }
 
-// renewPause is the minimum time between two searches for a replacement, and the maximum time of one.
+// renewPause is the minimum time between two searches for a replacement of the source, and the time limit for a search.
 const renewPause = 3 * time.Second
 
-// findAgain replaces the source if it was unreachable: its Pod may have been replaced.
+// findAgain replaces the source if the last query did not reach it: its Pod may have been replaced.
 func (m *Model) findAgain() {
 	var unreachable *client.UnreachableError
 	if m.renew == nil || !errors.As(m.err, &unreachable) || time.Since(m.renewed) < renewPause {

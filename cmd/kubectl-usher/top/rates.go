@@ -6,13 +6,12 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// rate has events per second.
+// rate has numbers per second.
 type rate struct {
 	accepted, retries, failed, bytes float64
 }
 
-// rates has the rate of the proxy, and those of the Services that are in both of the last
-// two answers.
+// rates has the rates of the whole proxy, and those of the Services that are in both of the last two answers.
 type rates struct {
 	all      rate
 	services map[string]rate
@@ -24,9 +23,9 @@ type rates struct {
 	totals   map[string]api.Totals
 }
 
-// next returns the rates between the previous answer and a. If less than shortest has
-// passed, they stay the same: in a short interval one connection looks like many a
-// second. Another usher process counts from zero, so there are no rates then.
+// next returns the rates between the previous answer and a. If the interval is less than shortest, it returns r: in a
+// short interval, one connection looks like many a second. Another usher process counts from 0, so there are no rates
+// at first.
 func (r rates) next(a answer, shortest time.Duration) rates {
 	if r.instance == a.status.Instance && a.at.Sub(r.at) < shortest {
 		return r

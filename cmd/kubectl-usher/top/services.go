@@ -8,7 +8,7 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// serviceSorts are the sort orders of Services; usher sorts them.
+// serviceSorts are the sort orders of Services. The usher instance sorts.
 var serviceSorts = []struct{ name, sort string }{
 	{"by name", api.SortName},
 	{"the most open connections first", api.SortActive},
@@ -18,7 +18,7 @@ var serviceSorts = []struct{ name, sort string }{
 	{"the most bytes first", api.SortBytes},
 }
 
-// serviceRow is a Service with its rate.
+// serviceRow is a Service with its rates.
 type serviceRow struct {
 	api.Service
 	rate

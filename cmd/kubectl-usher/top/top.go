@@ -21,18 +21,18 @@ type Source interface {
 
 // Options configure the initial view.
 type Options struct {
-	Namespace string        // only this one; "" means all
-	Service   string        // the connections of this one, namespace/name; "" means the list of Services
+	Namespace string        // of the Services; "" means all
+	Service   string        // begin with the connections of this Service, "namespace/name"; "" means begin with the Services
 	Interval  time.Duration // between two queries
 
-	// Renew returns a client of the instance that replaces an unreachable one; nil if it finds none.
+	// Renew returns a client of the instance that replaces an unreachable one, or nil if there is none. If Renew is
+	// nil, the source never changes.
 	Renew func(context.Context) (*client.Client, error)
 }
 
-// Run uses the terminal until the user quits, ctx ends, or a signal arrives.
-// It then restores the terminal.
+// Run shows the view until the user quits, ctx ends, or a signal arrives. It then restores the terminal.
 func Run(ctx context.Context, source Source, o Options) error {
-	// Report an unreachable usher on the ordinary screen.
+	// Return this error before the full screen replaces the terminal's content.
 	if _, err := source.Status(ctx); err != nil {
 		return err
 	}

@@ -47,7 +47,7 @@ func (m Model) bodyHeight() int { return max(1, m.height-headLines-footLines) }
 // listHeight returns the number of lines for a list, below the titles.
 func (m Model) listHeight() int { return max(1, m.bodyHeight()-1) }
 
-// head describes the proxy as a whole, and the current screen.
+// head returns headLines lines about the whole proxy and the current screen.
 func (m Model) head() []string {
 	s, r := m.status, m.rates.all
 	first := show.Title.Text("usher "+show.Clean(s.Version)) + "  portal " + show.Clean(s.PortalMode)
@@ -79,7 +79,7 @@ func (m Model) head() []string {
 	return []string{first, asMany(second, m.width), show.Note.Text(m.where())}
 }
 
-// asMany joins the first words, as many as fit into width, so that no number is cut.
+// asMany joins as many words as fit into width, so that no number is cut.
 func asMany(words []string, width int) string {
 	line := words[0]
 	for _, w := range words[1:] {
@@ -91,7 +91,7 @@ func asMany(words []string, width int) string {
 	return line
 }
 
-// lost reports that usher does not respond, and since when.
+// lost describes for how long usher has not responded, and why.
 func (m Model) lost() string {
 	if m.seen.IsZero() {
 		return "no answer: " + client.Cause(m.err)
@@ -148,12 +148,11 @@ func (m Model) body() []string {
 	return m.table(m.serviceList, m.serviceLines(m.width-len(mark)), "There are no Services.")
 }
 
-// mark precedes the selected line, for terminals without reverse
-// video.
+// mark precedes the selected line, for terminals without reverse video.
 const mark = "> "
 
-// table draws the part of a table that fits. lines has the titles
-// first.
+// table draws the part of a table that fits. lines has the titles first, then a line for each key of l. empty is the
+// text for a table without lines.
 func (m Model) table(l list, lines []string, empty string) []string {
 	blank := strings.Repeat(" ", len(mark))
 	out := []string{show.Title.Text(blank + lines[0])}
@@ -198,7 +197,7 @@ func (m Model) foot() string {
 	return show.Quiet.Text(all)
 }
 
-// waterfallLines returns the waterfall of the shown connection. Nothing is cut, since the user can scroll.
+// waterfallLines returns the waterfall of the shown connection, with long lines wrapped.
 func (m Model) waterfallLines() []string {
 	lines := show.Waterfall(m.shown, m.width)
 	if m.gone {

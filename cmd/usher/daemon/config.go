@@ -71,26 +71,28 @@ type Config struct {
 	NodePorts   NodePorts
 	Conntrack   Conntrack
 
-	// Mode is the portal's mode, one of modes.Names. The daemon sets Log and
-	// NodePortAddresses of Portal.
+	// Mode is the portal's mode, one of modes.Names. The daemon sets Log, NodePortAddresses
+	// and OtherProxies of Portal.
 	Mode   string
 	Portal portal.Options
-	// TakeOver makes the daemon replace an usher process that already serves this node. If it is not set, such a
-	// process causes an error, except in a demo.
+	// TakeOver makes the daemon replace an usher process that already serves this node. Otherwise, such a process
+	// causes an error, except in a demo of mode auto.
 	TakeOver bool
 	// Manager is the keeper or service manager that started this process. It keeps the sockets for the next process;
 	// nil means none.
 	Manager *fdstore.Manager
-	// Netns is the network namespace in which a command runs; the command's owner closes it. VIPs are then addresses in
+	// Netns is the network namespace in which a command runs; the daemon's caller closes it. VIPs are then addresses in
 	// the namespace, and usher answers DNS queries there. Mode, Portal and TakeOver have no effect, and the cluster
 	// gets no Events about ports that are not served. nil means the namespace of this process.
 	Netns Netns
-	// Demo, in a demo only, returns a handler that extends the one at AdminAddress. A demo has no successor: its rules are
-	// removed however it ends. A demo does not disturb a running usher process: in mode auto it then uses no portal.
+	// Demo, if not nil, makes this a demo: it returns a handler that extends the one at AdminAddress. A demo has no
+	// successor: its rules are removed however it ends. A demo does not disturb a running usher process: in mode auto
+	// it then uses no portal.
 	Demo func(http.Handler) http.Handler
 
-	// Proxy configures how connections are served. The daemon sets Portal, Trace, Log, Ports
-	// (to the portal's ProxyPorts), IsPod and OnProblem.
+	// Proxy configures how connections are served. The daemon sets Portal, Trace, Log, IsPod,
+	// Socket, Store, OnProblem, OnSync, and all fields that follow from other fields of Config,
+	// such as Ports (Portal.ProxyPorts).
 	Proxy proxy.Options
 	// TraceEvents is the number of connection steps that are kept in memory.
 	TraceEvents int
@@ -209,8 +211,8 @@ func (c *Config) Check() error {
 	return cmp.Or(c.checkNumbers(), checkAddress("admin-address", c.AdminAddress), checkAddress("healthz-address", c.HealthzAddress))
 }
 
-// maxCount bounds counts, far above what any node can have. maxKept bounds the counts for which memory is
-// allocated at startup.
+// maxCount is the upper bound of counts, and far above the needs of any node. maxKept is the upper bound of counts
+// for which memory is allocated at startup.
 const (
 	maxCount = 100_000_000
 	maxKept  = 10_000_000

@@ -25,7 +25,7 @@ import (
 // (Documentation/networking/nf_conntrack-sysctl.rst).
 const conntrackDir = "/proc/sys/net/netfilter"
 
-// maxConntrack is the upper bound for the nf_conntrack_max that kube-proxy would set.
+// maxConntrack is usher's upper bound for kube-proxy's nf_conntrack_max, before usher doubles it.
 const maxConntrack = 1 << 20
 
 // Conntrack configures the kernel's connection tracking, for the whole node. A value of 0 leaves the kernel's setting
@@ -71,7 +71,8 @@ func (d *Daemon) setConntrack(pt portal.Portal) {
 // processors returns the number of CPUs of the node.
 func processors() int { return nodeProcessors("/sys/devices/system/cpu/online") }
 
-// sysctls returns the settings of c for this number of CPUs, by name. api.RaisedOnly reports which are never lowered.
+// sysctls returns the settings of c for this number of CPUs, by name. It omits those to leave unchanged.
+// api.RaisedOnly reports which are never lowered.
 func (c Conntrack) sysctls(processors int) map[string]int {
 	all := map[string]int{
 		"nf_conntrack_max":                     c.maximum(processors),
@@ -130,9 +131,9 @@ func (c Conntrack) write(dir string, processors int, log logrus.FieldLogger) err
 	return nil
 }
 
-// maximum returns the required size of the table: twice kube-proxy's number, since a
-// connection through usher has two entries, the client's and the one to the endpoint. 0
-// leaves it unchanged.
+// maximum returns the required size of the table: twice kube-proxy's number (bounded by
+// maxConntrack), since a connection through usher has two entries, the client's and the one to the
+// endpoint. 0 leaves the size unchanged.
 func (c Conntrack) maximum(processors int) int {
 	if c.MaxPerCore == 0 {
 		return 0

@@ -36,7 +36,7 @@ type Daemon struct {
 	reports config.Reports             // problems of objects
 	events  *kube.Events               // nil if the cluster gets no Events about ports that are not served
 
-	lock          atomic.Pointer[handover.Lock] // nil without one
+	lock          atomic.Pointer[handover.Lock] // nil while this process does not hold it
 	taking        sync.Mutex                    // held while the lock is taken over
 	handedOver    chan struct{}                 // closed when another usher process has taken over
 	stopRequested chan struct{}                 // closed when a signal requests a stop after the handover
@@ -55,10 +55,10 @@ type Daemon struct {
 
 	// nodePorts are the networks whose addresses currently have node ports; empty means all.
 	nodePorts []netip.Prefix
-	// conntrack is api.Status.Conntrack.
+	// conntrack has the wanted connection tracking settings, for api.Status.Conntrack.
 	conntrack map[string]int
 
-	workers sync.WaitGroup // workers end with the context of Run
+	workers sync.WaitGroup // goroutines that Run waits for
 }
 
 // New returns a daemon that has not started and has opened nothing. The error names
@@ -136,8 +136,8 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 	cancel()
 	d.stop(pt, remove, signals)
 	if d.isHandedOver() && !signaled && inPod() {
-		// The kubelet would restart this process, which would then take over again. If the successor ends first, such as
-		// when a rollout is undone, the kubelet does right: it keeps this Pod.
+		// If this process exited now, the kubelet would restart it, and it would take over again. If the successor ends
+		// first, as when a rollout is undone, that restart is wanted.
 		select {
 		case <-signals:
 		case <-d.stopRequested:
@@ -148,8 +148,8 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 	return err
 }
 
-// waitForWorkers returns when all workers have ended, or at another signal: the reader of a trace or an access log may
-// have stopped reading.
+// waitForWorkers returns when all workers have ended, or at another signal: a worker blocks if the reader of the trace
+// or the access log has stopped reading.
 func (d *Daemon) waitForWorkers(signals <-chan os.Signal) {
 	ended := make(chan struct{})
 	go func() {
@@ -173,8 +173,8 @@ func (d *Daemon) beside() (list []Server) {
 	return list
 }
 
-// await returns when the daemon must stop. remove reports whether to remove the portal's
-// rules; err is set if the daemon cannot continue.
+// await returns when the daemon must stop. signaled reports whether a signal is the reason, and
+// remove whether to remove the portal's rules. err is set if the daemon cannot continue.
 func (d *Daemon) await(ctx context.Context, failed <-chan error, signals <-chan os.Signal) (signaled, remove bool, err error) {
 	remove = d.config.Demo != nil
 	select {
@@ -230,7 +230,7 @@ func (d *Daemon) newProxy(pt portal.Portal) {
 }
 
 // isPod returns a function that identifies this node's Pods by the interface of the route
-// to them. It returns nil if no interface is configured.
+// to them. It returns nil if no interface is configured, or routes cannot be read.
 func (d *Daemon) isPod() func(netip.Addr) bool {
 	interfaces := d.config.Portal.PodInterfaces
 	if interfaces == "" {
@@ -279,8 +279,8 @@ func (d *Daemon) startWorkers(ctx, traceCtx context.Context) {
 	}
 }
 
-// apply returns the function to which a source reports. It sends to failed if the first
-// report cannot be applied at all.
+// apply returns the function that a source calls with its Services. If the first call fails,
+// that function sends the error to failed and ignores all further calls.
 func (d *Daemon) apply(ctx context.Context, failed chan<- error) func([]config.Service) {
 	first, dead := true, false
 	return func(services []config.Service) {
@@ -319,7 +319,7 @@ func (d *Daemon) logSourceAddresses() {
 	fields := logrus.Fields{}
 	for _, family := range portal.Families {
 		text := "client addresses where replies return through this node"
-		if source := d.proxy.Portal.Origin(netip.Addr{}, family.Any(), portal.Unknown).SourceAddress; source != 0 && source != portal.SourceNotReady { // which is replaced when the first rule is installed
+		if source := d.proxy.Portal.Origin(netip.Addr{}, family.Any(), portal.Unknown).SourceAddress; source != 0 && source != portal.SourceNotReady { // SourceNotReady applies only until the first rule is installed
 			text = source.Text()
 		}
 		fields[strings.ToLower(family.String())] = text
@@ -327,8 +327,8 @@ func (d *Daemon) logSourceAddresses() {
 	d.log.WithFields(fields).Info("Source addresses that endpoints see")
 }
 
-// applied passes the served Services to health checks and the DNS server: a client must not resolve
-// a Service's name before the Service is served.
+// applied passes Services to the health checks and the DNS server once the proxy serves them: a
+// client must not resolve a Service's name earlier.
 func (d *Daemon) applied(services []config.Service) {
 	var checked []config.Service // few have a health check node port
 	for _, s := range services {
@@ -342,7 +342,7 @@ func (d *Daemon) applied(services []config.Service) {
 		}
 		checked = append(checked, s)
 	}
-	// Where no portal is on the node, load balancers cannot reach its Services.
+	// Without a portal on the node, load balancers cannot reach its Services.
 	if len(checked) > 0 && d.config.Netns == nil && d.proxy.Portal.Traits().Installs {
 		d.healthChecks.Apply(checked)
 	}
@@ -363,7 +363,7 @@ func (d *Daemon) nodeChanged(node config.Node) {
 	}
 }
 
-// hasNode reports whether there is a Node object.
+// hasNode reports whether the source follows this node's Node object.
 func (d *Daemon) hasNode() bool { return len(d.config.Manifests) == 0 && d.config.NodeName != "" }
 
 // recordProblem sends the cluster an Event: a service port is not served, or is served again.
@@ -386,11 +386,11 @@ func (d *Daemon) recordHealthCheckProblem(service types.NamespacedName, err erro
 // stop stops the proxy, drains it, and removes the portal's installed rules if remove
 // is set. A further signal ends the draining.
 func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
-	d.taking.Lock() // begin has taken over, or sees that ctx has ended
+	d.taking.Lock() // afterwards, either take has finished, or it will see that ctx has ended
 	d.health.SetStopping()
 	d.taking.Unlock()
-	// Only the process that holds the lock, and has not handed it over, may remove the rules. Withdraw and Stop wait for a
-	// handover that is under way.
+	// Only the process that holds the lock, and has not handed it over, may remove the rules. Withdraw and Stop wait
+	// for a handover that is under way.
 	remove = remove && (d.lock.Load() != nil || !d.proxy.Portal.Traits().Installs)
 	if remove && d.config.RemoveRules {
 		d.withdraw()
@@ -401,8 +401,8 @@ func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 	switch {
 	case remove:
 	case d.proxy.Portal.Traits().InNamespace:
-		// Keep the lock: a successor that does not take over would create a new namespace and cut off the open
-		// connections, which use the current one.
+		// Keep the lock: without it, a process could start without a handover. It would create a new namespace and cut
+		// off the open connections, which use the current one.
 		d.draining.Store(true)
 	default:
 		d.unlock() // a successor need not wait until connections have ended
@@ -412,7 +412,7 @@ func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 	go func() {
 		if d.isHandedOver() {
 			select {
-			case <-signals: // requests a stop, which is already in progress
+			case <-signals: // requests the stop that the handover has already begun
 				close(d.stopRequested)
 			case <-grace.Done():
 				return
@@ -427,7 +427,7 @@ func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 	broken := d.proxy.Drain(grace)
 	log := d.log.WithField("rules", d.leaves(remove))
 	if remove {
-		// Not earlier: open connections need what the portal installed.
+		// Only after draining: open connections need the portal's rules.
 		if err := pt.Remove(context.Background()); err != nil {
 			d.log.WithError(err).Error("Some portal rules were not removed; run 'usher cleanup' to retry")
 			log = d.log.WithField("rules", "partly removed")

@@ -11,13 +11,13 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// notifyStopping notifies the manager of an intended stop, after which a keeper must not restart the daemon. systemd
-// must wait for the open connections, too.
+// notifyStopping notifies the manager of an intended stop: a keeper then does not restart the daemon, and systemd
+// extends its stop timeout so that open connections can end.
 func (d *Daemon) notifyStopping() {
 	d.config.Manager.Notify(fmt.Sprintf("STOPPING=1\nEXTEND_TIMEOUT_USEC=%d", (d.config.DrainTimeout + 10*time.Second).Microseconds()))
 }
 
-// meetManager registers the manager as the store for sockets, and logs why the previous usher process ended.
+// meetManager registers the manager as the store for sockets, and logs a recent crash of the previous usher process.
 func (d *Daemon) meetManager() {
 	m := d.config.Manager
 	d.config.Proxy.Store = m
@@ -26,11 +26,11 @@ func (d *Daemon) meetManager() {
 	}
 }
 
-// restartTime is longer than the keeper waits at most before it restarts usher after a crash. A process that starts
-// later is an upgrade.
+// restartTime exceeds the keeper's longest pause before it restarts usher after a crash (30 s). A process that starts
+// later was not started because of that crash.
 const restartTime = time.Minute
 
-// restarts returns the keeper's restarts for users: nil if there were none.
+// restarts returns the keeper's restarts for the API; nil if there were none.
 func (d *Daemon) restarts() *api.Restarts {
 	m := d.config.Manager
 	if m == nil || m.Restarts == 0 {
@@ -51,7 +51,7 @@ func (d *Daemon) notifyReady(ctx context.Context, services int) {
 	}
 }
 
-// keepAffinities saves with the manager each client's endpoint, until ctx ends.
+// keepAffinities stores the session affinity with the manager whenever it changes, until ctx ends.
 func (d *Daemon) keepAffinities(ctx context.Context) {
 	m, n := d.config.Manager, d.nextAffinities
 	d.proxy.KeepAffinities(ctx, func(file *os.File) {
@@ -60,8 +60,9 @@ func (d *Daemon) keepAffinities(ctx context.Context) {
 	})
 }
 
-// keepUnder stores file under the nth of the names, and removes the other one's. Unless the manager cannot store a file,
-// one name always has one. Both have one if a process was killed between the steps; therefore the nth is removed first.
+// keepUnder stores file under the nth name of proxy.KeptAffinities, then removes the file of the other name, so that a
+// complete file is always stored. A process that was killed between the steps has left files under both names.
+// Therefore keepUnder first removes the file of the nth name.
 func keepUnder(m *fdstore.Manager, n int, file *os.File) {
 	m.Remove(proxy.KeptAffinities[n])
 	m.Put(proxy.KeptAffinities[n], func() *os.File { return file })
@@ -73,13 +74,13 @@ func (d *Daemon) recallAffinities() {
 	for n, name := range proxy.KeptAffinities {
 		for _, file := range d.config.Manager.Take(name) {
 			d.proxy.InheritAffinities(file)
-			d.nextAffinities = 1 - n // so the next save removes this file last
+			d.nextAffinities = 1 - n // the next save uses the other name, and then removes this file
 		}
 	}
 }
 
-// kept returns the file that an earlier process left with the manager under name, or nil
-// without one. It closes any others. The caller closes the file.
+// kept returns the file that an earlier process left with the manager under name, or nil if
+// there is none. It closes any others. The caller closes the file.
 func (d *Daemon) kept(name string) *os.File {
 	files := d.config.Manager.Take(name)
 	for i, f := range files {

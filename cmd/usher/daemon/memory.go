@@ -8,11 +8,11 @@ import (
 )
 
 const (
-	// manyServices is the minimum number of Services for which memory is released after a change.
+	// manyServices is the minimum number of Services in a change for which memory is released afterwards.
 	manyServices = 1000
-	// Above largeHeap, the garbage collector starts after the heap has grown by largeHeapGrowth percent instead of 100.
-	// With 10,000 Services most of the heap is long-lived: with 100 percent, 110 MiB in use would occupy 250 MiB. A
-	// smaller heap keeps the default, since it would be collected too often.
+	// With more than largeHeap bytes in use, a garbage collection starts after the heap has grown by largeHeapGrowth
+	// percent instead of 100. With 10,000 Services most of the heap is long-lived: with 100 percent, 110 MiB in use
+	// would occupy 250 MiB. A smaller heap keeps the default, since it would be collected too often.
 	largeHeap       = 64 << 20
 	largeHeapGrowth = 40
 	// growthAtStart is the percentage by which the heap may grow until the first Services are served. A lower
@@ -31,9 +31,9 @@ func setGrowth(percent int) {
 	}
 }
 
-// tidyMemory releases the memory that reading many Services needed, several times the amount in use afterwards, in one
-// step instead of over minutes. It waits for tidyAfter, in which the portal verifies its changes; otherwise a list of
-// the kernel's rules would stay in memory.
+// tidyMemory schedules the release of the memory that was needed to read many Services: several times the amount in use
+// afterwards. Without it, the release would take minutes. It happens after tidyAfter, when the portal has verified its
+// changes and no longer holds a list of the kernel's rules.
 func tidyMemory() { time.AfterFunc(tidyAfter, giveBack) }
 
 func giveBack() {

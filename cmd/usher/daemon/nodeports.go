@@ -21,7 +21,8 @@ type NodePorts struct {
 	NodeIP netip.Addr
 }
 
-// nowhere is a network that contains no address of a node.
+// nowhere is a network that contains no address of a node. It keeps a list of networks from being empty: an empty
+// list means all addresses.
 var nowhere = netip.PrefixFrom(netip.IPv6Unspecified(), 128)
 
 // networks returns the networks whose addresses have node ports, given the node's primary
@@ -43,8 +44,8 @@ func (n NodePorts) networks(primary []netip.Addr) []netip.Prefix {
 	return out
 }
 
-// bothFamilies returns n.Networks, and adds all addresses of a family that has no network.
-// It returns nil if neither family has one.
+// bothFamilies returns n.Networks and, for a family without a network, all its addresses.
+// It returns nil if neither family has a network.
 func (n NodePorts) bothFamilies() []netip.Prefix {
 	if len(n.Networks) == 0 {
 		return nil
@@ -58,9 +59,9 @@ func (n NodePorts) bothFamilies() []netip.Prefix {
 	return out
 }
 
-// routedAddresses returns, for each IP family, the address from which this node
-// reaches other networks: the best available substitute for its primary addresses without
-// a Node object.
+// routedAddresses returns, for each IP family, the address from which this node reaches
+// other networks. Without a Node object, these are the best substitute for the node's
+// primary addresses.
 func routedAddresses() (out []netip.Addr) {
 	for _, elsewhere := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} { // for documentation (RFC 5737, RFC 3849)
 		if source, err := kernel.SourceTo(netip.MustParseAddrPort(elsewhere)); err == nil { // else no such family here

@@ -21,7 +21,7 @@ import (
 	"github.com/usherproxy/usher/portal/modes"
 )
 
-// Lock takes the lock of the portals, and logs processes that only claimed to have it. No
+// Lock takes the lock of the portals, and logs processes that claimed to have it without proof. No
 // other usher process manages rules here until the lock is released. left is as for handover.Acquire.
 func Lock(log logrus.FieldLogger, left *os.File) (*handover.Lock, error) {
 	lock, err := handover.Acquire(left)
@@ -93,8 +93,8 @@ func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, er
 	return p, err
 }
 
-// warnOfFirewall logs a warning if a host firewall may drop redirected packets. It opens test connections. If that is
-// not possible, it looks for rules of other programs that may drop such packets.
+// warnOfFirewall logs a warning if a host firewall may drop redirected packets. It makes test connections. If one fails
+// or cannot be made, it looks for rules of other programs that may drop such packets.
 func (d *Daemon) warnOfFirewall(ctx context.Context, services []config.Service) {
 	if !d.proxy.Portal.Traits().Redirects {
 		return
@@ -113,7 +113,7 @@ func (d *Daemon) warnOfFirewall(ctx context.Context, services []config.Service) 
 }
 
 // tryInput makes one test connection per IP family to a VIP, as if from another host (through a TUN device). dropped
-// describes the last connection that failed. The error means that no connection could be tried.
+// describes the last connection that failed. An error means that a connection could not be tried.
 func (d *Daemon) tryInput(ctx context.Context, services []config.Service) (dropped string, err error) {
 	tried := map[config.Family]bool{}
 	for _, s := range services {

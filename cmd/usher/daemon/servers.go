@@ -25,7 +25,7 @@ type servers struct {
 	over bool                     // the servers have been closed
 }
 
-// Setting names of the servers.
+// Settings with the addresses of the servers.
 const (
 	adminSetting   = "admin-address"
 	healthzSetting = "healthz-address"
@@ -71,8 +71,9 @@ func (d *Daemon) startServers(ctx context.Context) error {
 	return nil
 }
 
-// startServer starts one server. If the address is in use, perhaps by an usher process that
-// is exiting, it retries until the address is free.
+// startServer starts one server. If it cannot listen, perhaps because an usher process that is
+// exiting uses the address, it retries in the background until ctx ends. With HardFail and without
+// TakeOver, it returns the error instead.
 func (d *Daemon) startServer(ctx context.Context, setting, address string, handler http.Handler, clients int) error {
 	if address == "" {
 		return nil
@@ -121,8 +122,8 @@ func answers(address string) bool {
 	return true
 }
 
-// errPredecessor means that the process that this one replaces still answers on a listener that both have: that process
-// serves, this one does not yet.
+// errPredecessor means that the process that this one replaces still answers on their shared listener. Health checks
+// must reach that process until this one serves.
 var errPredecessor = errors.New("the previous instance still answers")
 
 // serveHealth serves health checks, like admin.Serve. l is the listener of an earlier process; if it is nil,

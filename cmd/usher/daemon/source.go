@@ -55,7 +55,7 @@ func (d *Daemon) apiSource(ctx context.Context, client *kube.Client) (config.Sou
 		o.Metadata = nil
 	}
 	if c.Netns != nil {
-		return kube.New(o) // for one command: this is no node, and the cluster gets no Events about it
+		return kube.New(o) // it serves one command, not a node: the cluster gets no Events
 	}
 	o.OnNode, o.OnProgrammed, o.Reports = d.nodeChanged, d.programmed, &d.reports
 	o.OnProblems = func(service types.NamespacedName, problems []translate.Problem) {
@@ -74,8 +74,8 @@ func (d *Daemon) apiSource(ctx context.Context, client *kube.Client) (config.Sou
 // errStopped means that the daemon was stopped before it had a source.
 var errStopped = errors.New("stopped")
 
-// unlessStopped returns the result of open, or errStopped if a signal comes first. Standard input may
-// never end; open then reads it until the process exits.
+// unlessStopped returns the result of open, or errStopped if a signal arrives or ctx ends first.
+// open may then continue until the process exits, since standard input may never end.
 func unlessStopped(ctx context.Context, signals <-chan os.Signal, open func() (config.Source, error)) (config.Source, error) {
 	var source config.Source
 	opened := make(chan error, 1)
@@ -151,7 +151,7 @@ func (d *Daemon) APIServer() (status kube.ReachStatus, known bool) {
 	return reach.Status(), true
 }
 
-// apiServer returns the same for the daemon's health answers.
+// apiServer returns the status of APIServer for the answers to health checks.
 func (d *Daemon) apiServer() admin.APIServerStatus {
 	now, _ := d.APIServer()
 	out := admin.APIServerStatus{Connected: now.Connected, Since: now.Since, Reason: string(now.Reason), Skew: now.Skew}
@@ -161,7 +161,7 @@ func (d *Daemon) apiServer() admin.APIServerStatus {
 	return out
 }
 
-// programmed records the time from a change to its application.
+// programmed adds to the metrics the time from a change in the cluster to its application.
 func (d *Daemon) programmed(took time.Duration) {
 	if d.metrics != nil {
 		d.metrics.Programmed(took)

@@ -13,8 +13,8 @@ import (
 )
 
 // begin serves the services of the initial sync. If the portal needs the lock, the daemon holds it afterwards, either
-// from openPortal or from the process that it replaces. If ctx ends before that process has handed over, it continues,
-// and begin returns an error.
+// from openPortal or from the process that it replaces. If ctx ends before that process has handed over, that process
+// continues, and begin returns an error.
 func (d *Daemon) begin(ctx context.Context, services []config.Service) error {
 	var successor *handover.Successor
 	if d.mustSucceed() {
@@ -54,7 +54,8 @@ func (d *Daemon) begin(ctx context.Context, services []config.Service) error {
 	return nil
 }
 
-// take takes over, unless ctx has ended: this process is stopping then. Meanwhile stop waits.
+// take completes the takeover. If ctx has ended, this process is stopping, and take returns an error instead. stop
+// waits while take runs.
 func (d *Daemon) take(ctx context.Context, successor *handover.Successor) error {
 	d.taking.Lock()
 	defer d.taking.Unlock()
@@ -69,13 +70,14 @@ func (d *Daemon) take(ctx context.Context, successor *handover.Successor) error 
 	return err
 }
 
-// mustSucceed reports whether another usher process holds the lock that this one needs.
+// mustSucceed reports whether this process needs the lock and does not have it yet: another usher process holds it, or
+// did when the portal was opened.
 func (d *Daemon) mustSucceed() bool {
 	return d.config.Netns == nil && d.lock.Load() == nil && d.proxy.Portal.Traits().Installs
 }
 
 // succeed asks the running usher process to hand over, or takes the lock if that process
-// has ended meanwhile. It retries for successionTime, since the process may be about to end.
+// has ended meanwhile. It retries for successionTime, since that process may be about to end.
 func (d *Daemon) succeed(ctx context.Context) (successor *handover.Successor, err error) {
 	for deadline := time.Now().Add(successionTime); ; time.Sleep(100 * time.Millisecond) {
 		if err := ctx.Err(); err != nil {
@@ -97,8 +99,8 @@ func (d *Daemon) succeed(ctx context.Context) (successor *handover.Successor, er
 // successionTime is the time for which succeed retries.
 const successionTime = 10 * time.Second
 
-// retryListeners retries for a short time the listeners that could not open while the other usher process was running:
-// not every socket is handed over.
+// retryListeners retries for about two seconds the listeners whose addresses the predecessor may still have used: it
+// does not hand over every socket.
 func (d *Daemon) retryListeners(ctx context.Context) {
 	for n := 0; n < 20 && ctx.Err() == nil && d.proxy.Stats().Problems[proxy.ReasonListen] > 0; n++ {
 		time.Sleep(100 * time.Millisecond)
@@ -115,15 +117,15 @@ func (d *Daemon) HandOver() (sockets, more iter.Seq[handover.Socket], resume, re
 	return sockets, more, resume, func() {
 		close(d.handedOver)
 		d.notifyStopping()
-		for _, name := range append([]string{fdstore.LockName, fdstore.HealthName}, proxy.KeptAffinities[:]...) { // these immediately; other files when they are closed
+		for _, name := range append([]string{fdstore.LockName, fdstore.HealthName}, proxy.KeptAffinities[:]...) { // at once; the proxy removes its own files when it stops
 			d.config.Manager.Remove(name)
 		}
 		stop()
 	}, err
 }
 
-// setLock records the lock that the daemon holds, nil for none, and keeps it with the
-// manager: if this process is restarted, no other process must get the lock in between.
+// setLock records the lock that the daemon holds, nil for none, and stores a copy with the
+// manager: while this process is being restarted, no other process must get the lock.
 func (d *Daemon) setLock(lock *handover.Lock) {
 	d.lock.Store(lock)
 	m := d.config.Manager

@@ -18,16 +18,16 @@ import (
 
 // Questions are requests of one client.
 type Questions struct {
-	// Of is a Service of the demo, which is reached through usher, or one of its
-	// servers, which is reached directly.
+	// Of is a Service of the demo, to be reached through usher, or one of the servers, to be
+	// reached directly.
 	Of        string
 	Count     int
 	HalfClose bool          // the client closes its sending direction after the request; TCP only
 	Patience  time.Duration // for one request
 }
 
-// Ask sends requests to a running demo, the one of c, one after the other, and prints
-// the results of the client. It returns the number of requests without an answer.
+// Ask sends requests to the running demo that c queries, one after the other, and prints each
+// result. It returns the number of requests without an answer.
 func Ask(ctx context.Context, c *client.Client, out io.Writer, q Questions) (unanswered int, err error) {
 	t, err := targetAt(ctx, c, q.Of)
 	switch {

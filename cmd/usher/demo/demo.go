@@ -15,8 +15,8 @@ import (
 // Demo is a demo with running servers.
 type Demo struct {
 	backends
-	// Dir contains the manifests of the demo's Services. It is "" where no folder can be created,
-	// as in a read-only file system without /tmp: Manifests contains them then.
+	// Dir contains the manifests of the demo's Services. If no folder can be created, as in a
+	// read-only file system without /tmp, Dir is "" and Manifests contains them.
 	Dir       string
 	Manifests io.Reader
 	noDir     error    // the reason why Dir is ""

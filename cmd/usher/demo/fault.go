@@ -69,7 +69,7 @@ func FaultHelp() string {
 }
 
 // parseFault returns the fault in text, for a server of this protocol; "" means
-// none. who is the server's name.
+// none. Errors name the server by its name, who.
 func parseFault(text string, protocol corev1.Protocol, who string) (fault, error) {
 	can := Faults(protocol)
 	kind, value, valued := strings.Cut(text, "=")

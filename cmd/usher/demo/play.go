@@ -82,7 +82,7 @@ func (s *Scenario) Play(ctx context.Context, c *client.Client, out io.Writer) (u
 	return unmet, nil
 }
 
-// prepare records the state from before the play that a step needs.
+// prepare finds the Service to which a step sends requests, and records the state to which its expectation is compared.
 func (p *player) prepare(ctx context.Context, st step) error {
 	if st.Load != "" && p.clients[st.load.service] == nil {
 		t, err := targetAt(ctx, p.usher, st.load.service)
@@ -128,7 +128,7 @@ func (p *player) do(ctx context.Context, st step) (met bool, err error) {
 	return true, nil
 }
 
-// expect checks until the expectation is met, or the time is over.
+// expect checks until the expectation is met or its time is over, and reports whether it is met.
 func (p *player) expect(ctx context.Context, st step) (bool, error) {
 	for {
 		saw, met, err := p.look(ctx, st.expect)
@@ -184,7 +184,7 @@ func (p *player) look(ctx context.Context, e expectation) (saw string, met bool,
 	return fmt.Sprint(n), e.holds(n), nil
 }
 
-// since returns a count from the beginning of the play: open and ready are current values.
+// since returns a count since the beginning of the play. For open and ready, it returns the current value.
 func since(what string, before, now int64) int64 {
 	if what == "open" || what == "ready" {
 		return now
@@ -203,7 +203,7 @@ func serverOf(s api.ServiceDetail, name string) api.Endpoint {
 	return api.Endpoint{}
 }
 
-// load sends rate requests a second to a Service from now on.
+// load sends rate requests a second to a Service from now on, instead of the previous rate. 0 sends none.
 func (p *player) load(ctx context.Context, cs *clients, rate int) {
 	cs.stop()
 	if rate == 0 {
@@ -244,7 +244,7 @@ func (p *player) ask(ctx context.Context, cs *clients) {
 	}
 }
 
-// print prints a text after the time.
+// print prints the time since the beginning and a text.
 func (p *player) print(text string) {
 	const indent = 8
 	if text == "" {

@@ -86,8 +86,7 @@ func (p *port) listen(backlog int) (net.Listener, error) {
 }
 
 // swallow makes the port unresponsive, as behind a firewall that drops packets: while a
-// listener's backlog is full, the kernel drops each SYN. This
-// needs neither netfilter nor root.
+// listener's backlog is full, the kernel drops each SYN. This needs neither netfilter nor root.
 func (p *port) swallow() error {
 	if err := p.open(0); err != nil { // Linux accepts one connection then
 		return err

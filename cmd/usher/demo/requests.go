@@ -198,9 +198,8 @@ func askAndTell(ctx context.Context, out io.Writer, events *trace.Reader, t targ
 	return true
 }
 
-// printSteps prints the steps of one connection to t: up to its end, or for UDP,
-// whose sessions outlast the timeout, up to the answer. A request that
-// was not answered may have left no steps at all.
+// printSteps prints the steps of one connection to t until it ends. A UDP session outlasts the
+// timeout, so its steps end with the answer. A request without an answer may have no steps.
 func printSteps(ctx context.Context, out io.Writer, events *trace.Reader, t target, answered bool) {
 	timeout := 5 * time.Second
 	if !answered {

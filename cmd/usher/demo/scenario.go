@@ -117,8 +117,8 @@ func parseScenario(text []byte) (*Scenario, []error) {
 	return s, errs
 }
 
-// parseStep parses a step that starts when the previous one is over. rates are the request
-// rates of the Services so far.
+// parseStep parses a step, which must not start before the previous one is over, at before. rates
+// are the request rates of the Services so far; parseStep updates them.
 func parseStep(text stepText, before time.Duration, rates map[string]int) (st step, errs []error) {
 	st = step{stepText: text}
 	check := func(field string, err error) {
@@ -169,7 +169,7 @@ func parseStep(text stepText, before time.Duration, rates map[string]int) (st st
 	return st, errs
 }
 
-// moment parses a time since the beginning of the play, which must not be before another one.
+// moment parses a time since the beginning of the play, which must be at least before.
 func moment(text string, before time.Duration) (time.Duration, error) {
 	d, err := time.ParseDuration(text)
 	switch {
@@ -236,7 +236,7 @@ type expectation struct {
 	server  string // "" for the Service itself
 	what    string
 	op      string
-	state   string // for what is "state"
+	state   string // expected if what is "state"
 	count   int64
 }
 

@@ -36,7 +36,7 @@ func (s *httpServer) setFault(f fault) error {
 		s.stop()
 		s.stop = nil
 	}
-	// After this no server listens: clients are refused.
+	// Afterwards, no server listens, and clients are refused.
 	if err := s.port.silence(); err != nil {
 		return err
 	}
@@ -188,8 +188,9 @@ func (a *answerer) seize(w http.ResponseWriter, do func(*net.TCPConn)) {
 // reset makes Close send a reset.
 func reset(c *net.TCPConn) { _ = c.SetLinger(0) }
 
-// hold keeps a connection without an answer: half-closed, until the client has also closed
-// its direction; half-open, until the client resets it or the server stops.
+// hold keeps a connection without an answer. A half-closed one ends when the client closes its
+// direction. A half-open one ends if the client resets it without closing its direction first. Both
+// end when the server stops, or holds too many connections.
 func (a *answerer) hold(c *net.TCPConn) {
 	pushed := a.keep()
 	defer a.forget(pushed)

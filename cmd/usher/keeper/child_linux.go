@@ -46,7 +46,7 @@ func (c *child) stops() bool {
 // report that cannot be sent, usher concludes that the keeper no longer reads.
 const heartbeat = 20 * time.Second
 
-// start starts usher, and passes it all kept descriptors.
+// start starts usher, and passes it all kept descriptors. If that fails, it schedules another attempt.
 func (k *keeper) start() {
 	k.pause.end()
 	k.pause = nil
@@ -115,7 +115,7 @@ func (k *keeper) environment(names []string) []string {
 		fmt.Sprintf("%s=restarts=%d at=%d last=%s", fdstore.KeeperVariable, k.Restarts, k.Crashed.Unix(), k.Last))
 }
 
-// self is the running program, even if its path holds another one by now.
+// self is the running program, even if the file at its path has been replaced.
 const self = "/proc/self/exe"
 
 // program returns the path of the program that was started as name, without resolving symbolic links, so that an
@@ -131,7 +131,7 @@ func program(name string) (string, error) {
 	return os.Executable()
 }
 
-// running returns a path of the running program.
+// running returns a path of the running program: k.Program, unless that file has been replaced.
 func (k *keeper) running() string {
 	if sameFile(k.Program, self) {
 		return k.Program

@@ -38,7 +38,7 @@ type saved struct {
 	FDs  [2]int
 }
 
-// channel returns the two ends of a socket for the connections of a child.
+// channel returns the two ends of the socket over which a child saves its connections.
 func channel() (ours, theirs int, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	return fds[0], fds[1], os.NewSyscallError("socketpair", err)
@@ -89,7 +89,7 @@ func (k *keeper) hearAll(c *child) {
 		if errors.Is(err, unix.EAGAIN) {
 			return
 		}
-		if errors.Is(err, unix.ECONNRESET) { // reported once, if the child exited with unread packets; its own follow
+		if errors.Is(err, unix.ECONNRESET) { // reported once, if the child exited without reading all packets; its own packets follow
 			continue
 		}
 		if truncated := err == fdpass.ErrTruncated; n == 0 || err != nil && !truncated {
@@ -129,7 +129,7 @@ func (k *keeper) act(c *child, text string, fds []int) (kept bool) {
 	case words[0] == fdstore.WordPipe && at >= 0 && len(words) == 3 && len(fds) == 2 && !k.full(2, 0):
 		number, err := strconv.Atoi(words[2])
 		if err == nil {
-			k.unpipe(c.Areas[at], number) // normally unused
+			k.unpipe(c.Areas[at], number) // normally, no pipe has this number
 			c.Areas[at].Pipes[number] = [2]int(fds)
 			k.connections++ // a pipe takes as many descriptors as a connection
 		}
@@ -170,7 +170,7 @@ func (k *keeper) close(a *area) {
 	unix.Close(a.Memory)
 }
 
-// save keeps connections: one line and one pair of descriptors each.
+// save keeps connections: one line and one pair of descriptors each. It reports whether it owns the descriptors now.
 func (k *keeper) save(a *area, lines string, fds []int) bool {
 	all := slices.Collect(strings.Lines(lines))
 	if 2*len(all) != len(fds) || k.full(len(fds), 0) {
@@ -183,7 +183,7 @@ func (k *keeper) save(a *area, lines string, fds []int) bool {
 			fdpass.Close(fds[2*i:][:2])
 			continue
 		}
-		k.discard(a, slot) // normally unused
+		k.discard(a, slot) // normally, the slot is free
 		a.Saved[slot] = &saved{line, [2]int(fds[2*i:])}
 		k.connections++
 	}
@@ -236,7 +236,8 @@ func (k *keeper) answer(c *child) {
 	k.say(c, text, fds...)
 }
 
-// say sends a packet without blocking. Each packet answers a request of the child, except [fdstore.WordMore].
+// say sends a packet without blocking. Each packet except [fdstore.WordMore] answers a request of the child, so the
+// child's queue does not fill up.
 func (k *keeper) say(c *child, text string, fds ...int) {
 	if err := fdpass.SendOn(c.Channel, []byte(text), fds...); err != nil && !errors.Is(err, unix.EPIPE) {
 		k.log.WithError(err).Warn("Cannot pass open connections to the new usher process; they will be reset")
@@ -308,7 +309,7 @@ func (k *keeper) areas() []*area {
 	return all
 }
 
-// descriptors returns all descriptors that the program needs after it is replaced.
+// descriptors returns all descriptors that must stay open when the program is replaced.
 func (k *keeper) descriptors() []int {
 	_, fds := k.all()
 	fds = append(fds, k.Socket)

@@ -27,8 +27,8 @@ type Options struct {
 	// Log is the keeper's log; LogLevel and LogFormat configure it after an upgrade.
 	LogLevel, LogFormat string
 	Log                 logrus.FieldLogger
-	// RemoveRules makes the keeper call RemoveLeft when SIGTERM or SIGINT stops it. Otherwise it does so only on
-	// SIGINT, and only if no usher process serves then and one had the lock.
+	// RemoveRules makes the keeper call RemoveLeft when SIGTERM or SIGINT stops it. Otherwise only SIGINT does so, and
+	// only if no usher process serves at that time and an earlier one held the lock.
 	RemoveRules bool
 	// RemoveLeft removes the rules that no running process owns.
 	RemoveLeft func(logrus.FieldLogger) error

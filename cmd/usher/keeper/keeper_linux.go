@@ -44,7 +44,7 @@ type keeper struct {
 	again         bool                           // replace the program once more
 	taken         chan struct{}                  // another usher instance has taken over while none ran here
 	unclaimed     <-chan struct{}                // closed when that instance has ended; nil unless this keeper waits for that
-	sent          chan *child                    // children with packets about connections
+	sent          chan *child                    // children that have sent packets about connections
 	// connections is the number of saved connections and pipes. Each has two descriptors.
 	connections int
 	// count is the number of kept descriptors, and length the total length of their names.
@@ -82,7 +82,8 @@ type state struct {
 }
 
 // Run starts usher and restarts it when it exits unexpectedly. It returns the exit code of
-// the last usher process, or 0 if none ran when the keeper stopped.
+// the last usher process, or 0 if none ran when the keeper stopped. The code is 1 if
+// RemoveLeft failed.
 func Run(o Options) (code int, err error) {
 	k := &keeper{log: o.Log, removeLeft: o.RemoveLeft, state: state{
 		Arguments: o.Arguments, LogLevel: o.LogLevel, LogFormat: o.LogFormat, RemoveRules: o.RemoveRules, Kept: map[string][]int{},
@@ -99,7 +100,7 @@ func Run(o Options) (code int, err error) {
 	return k.finish(k.run(k.start)), nil
 }
 
-// finish removes what usher left, if that is wanted. It returns the keeper's exit code.
+// finish removes the rules that usher left, if a signal has requested that. It returns the keeper's exit code.
 func (k *keeper) finish(code int) int {
 	if code != 0 || !k.removing {
 		return code
@@ -193,7 +194,7 @@ func (k *keeper) forward(sig os.Signal) (over bool) {
 	s := sig.(syscall.Signal)
 	if k.stopRequested {
 		for _, c := range k.Draining {
-			_ = unix.Kill(c.PID, s) // not reaped: still its PID
+			_ = unix.Kill(c.PID, s) // it is not reaped, so no other process has this PID
 		}
 	}
 	if s == unix.SIGTERM || s == unix.SIGINT {
@@ -292,7 +293,7 @@ func (k *keeper) ended(status unix.WaitStatus) (code int, over bool) {
 	}
 	log := k.log.WithField("reason", why)
 	switch {
-	case c.Stopping && !k.stopRequested && code != 0 && inPod(): // it had handed over, or got a signal itself: as in leave
+	case c.Stopping && !k.stopRequested && code != 0 && inPod(): // it had handed over, or received a signal directly; see leave
 		log.Warn("usher exited after it had stopped serving; waiting for the instance that took over to end")
 		k.letGo()
 		k.unclaimed = handover.Unclaimed()
@@ -310,7 +311,7 @@ func (k *keeper) ended(status unix.WaitStatus) (code int, over bool) {
 	if k.Failures++; c.Ready && time.Since(c.Since) >= shortLife {
 		k.Failures = 0
 	}
-	if k.Failures > 1 { // a connection may be the cause
+	if k.Failures > 1 { // a saved connection may cause the crashes
 		k.abandon(k.Orphans)
 		k.Orphans = nil
 	}

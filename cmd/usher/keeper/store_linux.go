@@ -202,7 +202,7 @@ func (k *keeper) drop() {
 
 // adopt keeps the descriptors that a service manager has kept from an earlier keeper.
 func (k *keeper) adopt() {
-	if os.Getenv("LISTEN_PID") == "" { // descriptors without it are from a keeper, and this process has none
+	if os.Getenv("LISTEN_PID") == "" { // a keeper does not set it, and no keeper has started this process
 		return
 	}
 	fdstore.Passed(func(name string, fd int) {
@@ -257,8 +257,7 @@ func (m *manager) send(what *message) {
 	}
 }
 
-// beat returns a channel that receives twice per watchdog interval. While no usher process serves, the keeper then
-// sends WATCHDOG=1.
+// beat returns a channel that receives twice per watchdog interval, or nil without a watchdog.
 func (m *manager) beat() <-chan time.Time {
 	if m == nil || m.watchdog <= 0 {
 		return nil
@@ -266,6 +265,7 @@ func (m *manager) beat() <-chan time.Time {
 	return time.Tick(m.watchdog / 2)
 }
 
+// beat sends WATCHDOG=1 while no usher process serves. Otherwise usher sends it.
 func (k *keeper) beat() {
 	if k.Current == nil || !k.Current.Ready {
 		k.manager.send(&message{Text: "WATCHDOG=1"})

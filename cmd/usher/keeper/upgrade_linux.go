@@ -32,14 +32,14 @@ import (
 // stateVariable holds the descriptor of a file with the keeper's state.
 const stateVariable = "USHER_KEEPER_STATE"
 
-// tryTime is the time limit for the trial run of a program, and hearEvery the interval in
+// tryTime is the time limit for the trial run of a program, and hearEvery the interval at
 // which the keeper reads usher's messages meanwhile.
 const (
 	tryTime   = 10 * time.Second
 	hearEvery = 10 * time.Millisecond
 )
 
-// upgrade replaces the program, if possible.
+// upgrade replaces the keeper's program. It returns only if it cannot or must not do so, or does so later.
 func (k *keeper) upgrade() {
 	if k.unclaimed != nil || len(k.taken) > 0 {
 		k.log.Info("Ignoring SIGHUP: another usher instance has taken over")
@@ -193,7 +193,7 @@ func (k *keeper) nextEnded(status unix.WaitStatus) (code int, over bool) {
 // currentGone handles the exit of the current usher process while the next one is starting.
 func (k *keeper) currentGone(status unix.WaitStatus) {
 	if !k.stopRequested && !k.Current.stops() {
-		// Otherwise the next process would wait for an answer of the lock's holder.
+		// With this copy, the lock would stay held, and the next process would wait for the holder's answer.
 		k.remove(fdstore.LockName)
 		k.manager.send(&message{Text: "FDSTOREREMOVE=1\nFDNAME=" + fdstore.LockName})
 		k.Restarts++
@@ -204,8 +204,8 @@ func (k *keeper) currentGone(status unix.WaitStatus) {
 	k.promote()
 }
 
-// dismiss signals the current usher process to exit, and counts it among those that drain. Outside a Pod, a process that
-// has handed over exits by itself. In a Pod, or without a lock to hand over, it exits only on a signal.
+// dismiss signals the current usher process to exit, and counts it among those that drain. Outside a Pod, a process
+// that has handed over exits by itself. In a Pod, or without a lock to hand over, it exits only on a signal.
 func (k *keeper) dismiss() {
 	k.Draining = append(k.Draining, k.Current)
 	if !k.stopRequested { // otherwise this would be a second signal, which resets its connections

@@ -5,8 +5,8 @@ import (
 	"unicode"
 )
 
-// Clean returns s with a replacement for each character that controls a terminal, begins a new line or changes the order
-// of letters: control characters and format characters.
+// Clean replaces each control or format character of s by U+FFFD: these control a terminal, begin a new line, or change
+// the order of letters.
 func Clean(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) || unicode.Is(unicode.Cf, r) {

@@ -33,8 +33,7 @@ type ClusterNode struct {
 	Error      string `json:"error,omitempty"`
 	Version    string `json:"version,omitempty"`
 	PortalMode string `json:"portalMode,omitempty"`
-	// Problems is the number of problems on the node, Attention a one-sentence summary, Since when they
-	// began: see Status.
+	// Problems is the number of problems on the node, Attention a one-sentence summary. Since is as in Status.
 	Problems  int       `json:"problems,omitempty"`
 	Attention string    `json:"attention,omitempty"`
 	Since     time.Time `json:"since,omitzero"`
@@ -153,7 +152,7 @@ type ClusterResult string
 // The results.
 const (
 	ResultGood    ClusterResult = "good"    // it answers
-	ResultBad     ClusterResult = "bad"     // it is in quarantine, an outlier or unresponsive, or one attempt in ten fails
+	ResultBad     ClusterResult = "bad"     // it is in quarantine, an outlier or unresponsive, or at least one attempt in ten fails
 	ResultUnknown ClusterResult = "unknown" // there were not enough connections to decide
 )
 

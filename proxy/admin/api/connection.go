@@ -2,7 +2,7 @@ package api
 
 import "time"
 
-// ConnectionList is a page of connections, newest first.
+// ConnectionList is a page of connections, newest first unless the parameter sort selects another order.
 type ConnectionList struct {
 	Page
 	// Reaches is left out if only open connections were requested.
@@ -14,8 +14,8 @@ type ConnectionList struct {
 type Reaches struct {
 	// All is the time since which all ended connections are known.
 	All time.Time `json:"all"`
-	// Amiss is the time since which connections that failed, were retried or slow are known, of the requested
-	// Service if there is one; never later than All.
+	// Amiss is the time since which all connections that failed, were retried, were slow or got no response are
+	// known. If one Service was requested, it concerns only that Service. It is never later than All.
 	Amiss time.Time `json:"amiss"`
 }
 
@@ -31,8 +31,8 @@ const (
 )
 
 // Connection is one client's connection, SCTP association or UDP session, with all attempts made for it. An
-// ended one is known for as long as the trace holds it; those that failed, were retried or slow are kept
-// longer.
+// ended one is known for as long as the trace holds it. Those that failed, were retried, were slow or got no
+// response are kept longer.
 type Connection struct {
 	ID       uint64 `json:"id"`
 	Service  string `json:"service"`
@@ -67,8 +67,8 @@ type Connection struct {
 	End   string `json:"end,omitempty"`
 	Error string `json:"error,omitempty"`
 
-	// Outcomes is ok, or those that apply so far of retried (more than one attempt), slow (--slow-threshold)
-	// and failed (it ended without an endpoint, or was broken by it).
+	// Outcomes is ok, or those that apply so far of retried (more than one attempt), slow (--slow-threshold),
+	// failed (it ended without an endpoint, or was broken by it) and no-response (it ended without a response).
 	Outcomes []string `json:"outcomes"`
 
 	// Attempts are in order of time. An attempt in progress is not included.
@@ -84,7 +84,7 @@ type Sees struct {
 	SourceText string `json:"sourceText,omitempty"`
 }
 
-// Attempt is one attempt to connect to one endpoint, a bar of the waterfall.
+// Attempt is one attempt to connect to one endpoint.
 type Attempt struct {
 	// Number is 1 for the first.
 	Number   int    `json:"number"`
@@ -95,12 +95,11 @@ type Attempt struct {
 	// Skipped is the number of endpoints that would have been next but were in quarantine.
 	Skipped int `json:"skipped,omitempty"`
 	Sees
-	// StartMs is when it began, after the connection was accepted. Gaps between attempts are waiting time:
-	// every endpoint had been tried.
+	// StartMs is the time from accepting the connection to the start of the attempt. In gaps between attempts,
+	// the client waited: every endpoint had been tried, or the untried ones were full.
 	StartMs    float64 `json:"startMs"`
 	DurationMs float64 `json:"durationMs"`
-	// Result is connected, refused, no-answer or failed; for UDP, connected is a
-	// first answer.
+	// Result is connected, refused, no-answer or failed. For UDP, connected means that the endpoint answered.
 	Result string `json:"result"`
 	// Error is left out if it succeeded.
 	Error string `json:"error,omitempty"`

@@ -1,7 +1,7 @@
 package api
 
-// The additional paths of usher demo, next to /api/v1 on the same server. Other usher processes do not have
-// them. POST needs DemoHeader, so that no page of another site can send it.
+// The additional paths of usher demo, on the same server as /api/v1. Other usher processes do not have them. A POST
+// must have DemoHeader, so that no page of another site can send it.
 const (
 	DemoEndpointsPath = "/demo/endpoints" // GET: DemoEndpointList
 	DemoBreakPath     = "/demo/break"     // POST DemoBreak: DemoEndpoint
@@ -26,7 +26,7 @@ type DemoEndpoint struct {
 	Does string `json:"does"`
 	// Broken is its current fault; left out if it has none.
 	Broken string `json:"broken,omitempty"`
-	// Can lists the faults that it supports; faults with a value are listed with one, which can be changed.
+	// Can lists the faults that it supports. A fault with a value is listed with an example of it.
 	Can []string `json:"can"`
 }
 

@@ -30,11 +30,11 @@ type Missed struct {
 	Missed uint64 `json:"missed"`
 }
 
-// The kinds of event. The first five are the steps of a connection.
+// The kinds of event. The first six are the steps of a connection.
 const (
 	KindAccepted    = "accepted"    // a client has connected
 	KindAttempt     = "attempt"     // an attempt to connect to an endpoint has ended
-	KindQueued      = "queued"      // no endpoint had a free slot: the client waited in the queue, and no longer does
+	KindQueued      = "queued"      // the client's wait in the queue for a free slot has ended, with or without an endpoint
 	KindWaiting     = "waiting"     // every endpoint was tried; usher waits for the rest of the attempt's time
 	KindEstablished = "established" // client and endpoint are connected; for UDP, the endpoint has answered
 	KindClosed      = "closed"      // it is over
@@ -47,7 +47,7 @@ const (
 	KindEndpointRemoved     = "endpoint-removed"
 	KindEndpointQuarantined = "endpoint-quarantined"
 	KindEndpointProbed      = "endpoint-probed"    // it is in quarantine, and a probe failed; reported as long as the time between probes grows
-	KindEndpointRecovered   = "endpoint-recovered" // it was in quarantine, and a client has connected; or its probes succeed, or there no longer are any
+	KindEndpointRecovered   = "endpoint-recovered" // its quarantine has ended: a client has connected, its probes succeed, or it is no longer probed
 	KindPortalRepaired      = "portal-repaired"
 	// KindMoreChanges stands for further simultaneous changes that are not reported one by one.
 	KindMoreChanges = "more-changes"
@@ -78,7 +78,9 @@ type Event struct {
 	Via string `json:"via,omitempty"`
 	VIP string `json:"vip,omitempty"`
 
-	// Attempt, Reason, Skipped, Source and Result are as in Attempt.
+	// Attempt is the number of the attempt; for waiting and queued, the number of attempts so far. Reason, Skipped,
+	// Source and Result are as in Attempt. For changes of endpoints, Reason is the conditions, or why the
+	// quarantine began or ended.
 	Attempt  int    `json:"attempt,omitempty"`
 	Endpoint string `json:"endpoint,omitempty"`
 	Pod      string `json:"pod,omitempty"`
@@ -86,9 +88,9 @@ type Event struct {
 	Skipped  int    `json:"skipped,omitempty"`
 	Source   string `json:"source,omitempty"`
 	Result   string `json:"result,omitempty"`
-	// DurationMs is the time for the attempt; for waiting, how long it waits; for closed, the time since
-	// accepted; for endpoint-quarantined, its duration. If the reason is probe or probes, and for
-	// endpoint-probed, it is the time until the next probe.
+	// DurationMs is the time for the attempt; for waiting, how long usher will wait; for queued, how long the client
+	// waited; for closed, the time since accepted. For endpoint-quarantined it is the duration of the quarantine or,
+	// if Reason is probe or probes, the time until the next probe, as for endpoint-probed.
 	DurationMs float64 `json:"durationMs,omitempty"`
 	Error      string  `json:"error,omitempty"`
 
@@ -97,6 +99,6 @@ type Event struct {
 	BytesToEndpoint int64  `json:"bytesToEndpoint,omitempty"`
 	BytesToClient   int64  `json:"bytesToClient,omitempty"`
 
-	// Count is the number of rules repaired, or of changes not reported.
+	// Count is the number of rules repaired, of a new Service's endpoints, or of changes not reported.
 	Count int `json:"count,omitempty"`
 }

@@ -35,7 +35,7 @@ type Explanation struct {
 	Order []Candidate `json:"order"`
 	// NotTried are the endpoints that would not be tried, with the reason.
 	NotTried []Candidate `json:"notTried"`
-	// ScheduleMs is the length of each slot; within one, usher moves on from endpoints that refuse at once.
+	// ScheduleMs is the length of each time slot. Within a slot, usher tries the next endpoint if one refuses.
 	// It is empty for UDP. See docs/services.md.
 	ScheduleMs []float64 `json:"scheduleMs"`
 	// Text is the explanation as sentences, one in each item.
@@ -47,9 +47,9 @@ type Candidate struct {
 	Endpoint string `json:"endpoint"`
 	Pod      string `json:"pod,omitempty"`
 	Node     string `json:"node,omitempty"`
-	// Reason is the scheduler's, such as round robin or fewest connections, or one of: affinity,
-	// probe after quarantine, only one left, all that are left are in quarantine; for those that
-	// are not tried: not-ready, terminating, weight-0, policy-local, topology, full.
+	// Reason is the scheduler's, such as round robin or fewest connections, or one of: affinity, probe after
+	// quarantine, only one left, all that are left are in quarantine. For endpoints that are not tried, it is
+	// not-ready, terminating, not-serving, weight-0, policy-local, topology or full.
 	Reason string `json:"reason"`
 	// Text is the reason, in a sentence.
 	Text string `json:"text"`

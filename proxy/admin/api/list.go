@@ -11,7 +11,7 @@ type Page struct {
 	Continue string `json:"continue,omitempty"`
 }
 
-// The number of items on a page: without the parameter limit, and at most.
+// DefaultLimit is the number of items on a page without the parameter limit, MaxLimit the largest value of limit.
 const (
 	DefaultLimit = 100
 	MaxLimit     = 1000

@@ -14,9 +14,8 @@ type Portals struct {
 	Repairs int64 `json:"repairs"`
 	// Rules are in the order of their VIPs.
 	Rules []PortalRule `json:"rules"`
-	// Parts are shared by all Services. They make endpoints see their clients' own addresses, and make only
-	// usher receive redirected packets; also routes of last resort. Left out if there are and need to be
-	// none.
+	// Parts are shared by all Services. They make endpoints see their clients' own addresses, let only usher
+	// receive redirected packets, and include routes of last resort. Left out if none are wanted and none exist.
 	Parts []PortalPart `json:"parts,omitempty"`
 }
 
@@ -38,7 +37,7 @@ type PortalRule struct {
 	// Service is the service port, "namespace/service:port", with suffix "/IPv6" for the IPv6 side; left out
 	// if unknown.
 	Service string `json:"service,omitempty"`
-	// Protocol is TCP, UDP or SCTP; left out for an address that redirects all.
+	// Protocol is TCP, UDP or SCTP; left out for an address that redirects all ports.
 	Protocol string `json:"protocol,omitempty"`
 	// VIP is "address:port", with the address 0.0.0.0 or [::] for a node port; for an address that redirects
 	// all ports, the address alone.

@@ -69,8 +69,8 @@ var ServiceKeys = map[string]func(Totals) int64{
 
 // Values of the parameter outcome of /events.
 const (
-	OutcomeOK     = "ok"     // steps of connections that were established
-	OutcomeRetry  = "retry"  // attempts that failed, and the steps after them
+	OutcomeOK     = "ok"     // established, and ends of connections that did not fail and got a response
+	OutcomeRetry  = "retry"  // attempts that failed, later attempts of the same connection, and waits
 	OutcomeFailed = "failed" // ends of connections that were not established, or were broken by their endpoints
 )
 

@@ -47,8 +47,8 @@ type Service struct {
 	Namespace string       `json:"namespace"`
 	Name      string       `json:"name"`
 	State     ServiceState `json:"state"`
-	// Since is when it entered that state, as far as usher knows: usher checks every 5 s, and knows nothing
-	// from before its start.
+	// Since is when it entered that state, as far as usher knows. usher checks every 5 s, or less often if it has
+	// more than 250 Services. It knows nothing from before its start.
 	Since time.Time `json:"since"`
 	// Trouble names the endpoints, or lack of endpoints, that make State worse than ok; left out if Problems or Ports
 	// have the reason.
@@ -63,8 +63,8 @@ type Service struct {
 	Ends map[string]int64 `json:"ends,omitempty"`
 	// Latency is left out if there was no recent connection.
 	Latency *Latency `json:"latency,omitempty"`
-	// Problems are errors in the Service's objects, whose parts are therefore not served; left out if there
-	// are none. If a manifest is rejected, its last good version is served, if there was one.
+	// Problems are errors and doubtful settings in the Service's objects; left out if there are none. usher does
+	// not serve parts with errors. If a manifest is rejected, its last good version is served, if there was one.
 	Problems []Problem `json:"problems,omitempty"`
 }
 
@@ -90,7 +90,7 @@ type PortSummary struct {
 	Protocol string `json:"protocol"` // TCP, UDP or SCTP
 	// VIP is the first of the VIPs: the cluster IP.
 	VIP string `json:"vip"`
-	// Listener is the address that usher listens on for it; left out while there is no endpoint.
+	// Listener is the first of the addresses that usher listens on for it; left out while there is none.
 	Listener string `json:"listener,omitempty"`
 	// Scheduler chooses the endpoint for a new connection: rr, lc, … (docs/services.md).
 	Scheduler string `json:"scheduler"`
@@ -288,7 +288,7 @@ func (s EndpointState) Failing() bool {
 	return s == EndpointOutlier || s == EndpointUnresponsive || s == EndpointQuarantined
 }
 
-// Badness is as that of a ServiceState.
+// Badness is the index of a state in EndpointStates, as ServiceState.Badness is in ServiceStates.
 func (s EndpointState) Badness() int { return place(EndpointStates, s) }
 
 // Endpoint is one endpoint of a service port.
@@ -315,8 +315,8 @@ type Endpoint struct {
 	// outside), node (clients on this node). It is empty if the endpoint is not usable, or if policies and
 	// topology hints leave it to other nodes.
 	UsedFor []string `json:"usedFor"`
-	// NotUsed is the reason that no connections go to it, or none of some clients; left out if those of all
-	// do. Quarantine is not a reason: it is temporary.
+	// NotUsed is the reason that it gets no connections, or none from some clients; left out if it gets those of
+	// all clients. Quarantine is not a reason: it is temporary.
 	NotUsed string `json:"notUsed,omitempty"`
 
 	// Quarantine is left out if it is not in quarantine.
@@ -334,8 +334,8 @@ type Endpoint struct {
 	FailedRecently     int64 `json:"failedRecently,omitempty"`
 	NoResponse         int64 `json:"noResponse,omitempty"`
 	NoResponseRecently int64 `json:"noResponseRecently,omitempty"`
-	// WaitingLong is the number of open connections that have sent data and received none for 10 s; only set if State is
-	// unresponsive.
+	// WaitingLong is the number of open connections that have sent data and received none for 10 s; only set if
+	// State is unresponsive.
 	WaitingLong     int64 `json:"waitingLong,omitempty"`
 	BytesToEndpoint int64 `json:"bytesToEndpoint"`
 	BytesToClient   int64 `json:"bytesToClient"`

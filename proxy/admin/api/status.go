@@ -39,7 +39,8 @@ type Status struct {
 	Since time.Time `json:"since"`
 
 	Connections Limited `json:"connections"`
-	// SavedConnections are the open TCP connections that would survive a crash of usher: its keeper has copies of their sockets.
+	// SavedConnections is the number of open TCP connections of which usher's keeper has copies of both sockets. Most
+	// of them survive a crash of usher.
 	SavedConnections int64   `json:"savedConnections"`
 	UDPSessions      Limited `json:"udpSessions"`
 	// AffinityClients is the number of clients that have session affinity.
@@ -60,14 +61,14 @@ type Status struct {
 	// restored.
 	Repairs int64 `json:"repairs"`
 
-	// Restarts are those by a keeper; left out if there were none.
+	// Restarts are the restarts by a keeper; left out if there were none.
 	Restarts *Restarts `json:"restarts,omitempty"`
 
 	// Defaults are the settings of Services that do not set their own.
 	Defaults Defaults `json:"defaults"`
 
-	// Conntrack are the kernel's connection tracking settings that usher was configured to make at its start,
-	// by name in net.netfilter; left out if there were none.
+	// Conntrack holds the kernel's connection tracking settings that usher was configured to set at its start, by
+	// name in net.netfilter; left out if there were none.
 	Conntrack map[string]int `json:"conntrack,omitempty"`
 	// HealthChecks are the addresses that health check node ports are served on, as "address:port"; left out
 	// if there are none.
@@ -85,7 +86,7 @@ type StatusProblem struct {
 	// "usher".
 	Object string `json:"object"`
 	// Reason is one word: that of a Problem, the state of a Service, ManifestRejected, ManifestDoubtful, PartNotServed,
-	// NearLimit, PortalFailed, APIServerFailed, NotServing, ClockSkew or AccessLogLost.
+	// PortNameDiffers, NearLimit, PortalFailed, APIServerFailed, NotServing, ClockSkew or AccessLogLost.
 	Reason  string `json:"reason"`
 	Message string `json:"message"`
 	// Remedy is how to fix it; left out if that follows from the message.

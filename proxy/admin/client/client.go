@@ -30,8 +30,9 @@ const (
 	maxPages  = 2000
 )
 
-// leastObject is the minimum of the average size of an answer's objects, in bytes: less than usher's have. An object
-// of two bytes would occupy hundreds when decoded. slackForObjects is the size of a small answer, without this limit.
+// leastObject is the minimum average size of the objects in an answer, in bytes; those of usher are larger. An object
+// of two bytes would occupy hundreds when decoded. slackForObjects is added to the answer's size, so that the limit
+// does not affect small answers.
 const (
 	leastObject     = 32
 	slackForObjects = 64 << 10
@@ -77,7 +78,7 @@ func NewWithDial(address string, dial func(ctx context.Context, address string) 
 		host = "127.0.0.1"
 	}
 	c := &Client{Timeout: answerTimeout, address: net.JoinHostPort(host, port)}
-	// Ignore the environment's proxy: usher is on this node or is named exactly.
+	// Ignore the environment's proxy: usher is on this node, or dial reaches it.
 	c.http.Transport = &http.Transport{
 		DialContext:         func(ctx context.Context, _, at string) (net.Conn, error) { return dial(ctx, at) },
 		DisableCompression:  true, // maxAnswer limits decompressed bytes, but a few compressed ones can become many
@@ -136,8 +137,8 @@ func (c *Client) read(ctx context.Context, method, path string, query url.Values
 	return int64(len(text)), nil
 }
 
-// Raw returns the content at a path of the server, with a query, at most the given number of bytes, and the
-// status, whatever it is.
+// Raw returns the body and the status of the answer for a path of the server, which may have a query. It
+// truncates the body to most bytes, and accepts any status.
 func (c *Client) Raw(ctx context.Context, path string, most int64) (body []byte, status int, err error) {
 	path, query, _ := strings.Cut(path, "?")
 	values, err := url.ParseQuery(query)

@@ -20,16 +20,16 @@ import (
 // EventQuery selects events. Empty fields match all.
 type EventQuery struct {
 	Service, Client, Endpoint, Protocol string
-	Outcome                             string // ok, retry, failed, or the code of an end; separated by commas
-	Kind                                string // kinds, separated by commas
-	Slower                              time.Duration
+	Outcome                             string        // ok, retry, failed, or the code of an end; separated by commas
+	Kind                                string        // kinds, separated by commas
+	Slower                              time.Duration // only ends of connections whose clients waited longer
 	Connection                          uint64
 	// History makes the stream begin with the events that the trace still has.
 	History bool
 	// After makes the stream begin after the position with this ID instead; events removed meanwhile count as
 	// missed.
 	After string
-	// Once makes the stream end after those, instead of waiting for more.
+	// Once makes the stream end after the newest event, instead of waiting for more.
 	Once bool
 	// Rate is the maximum number of events per second; 0 = usher's default.
 	Rate int

@@ -35,15 +35,15 @@ func (q ServiceQuery) values() url.Values {
 
 // ConnectionQuery selects connections. Empty fields match all.
 type ConnectionQuery struct {
-	State    string // open (if empty), ended, all
+	State    string // open, ended or all; the default depends on the other fields, see the parameter state
 	Service  string // namespace/name
 	Client   string // address, address and port, or network
 	Endpoint string // address, address and port, or Pod
 	Protocol string
-	End      string // see /api/v1/ends
-	Retried  bool   // only those with more than one attempt
-	Outcome  string // ok, retried, slow, failed; separated by commas
-	Slower   time.Duration
+	End      string        // see /api/v1/ends
+	Retried  bool          // only those with more than one attempt
+	Outcome  string        // ok, retried, slow, failed, no-response; separated by commas
+	Slower   time.Duration // clients waited longer: see the parameter slowerThan
 	Last     time.Duration // ended within this time before now
 	Sort     string        // api.SortNewest and so on
 	Max      int           // at most
@@ -88,7 +88,7 @@ func (c *Client) Service(ctx context.Context, namespace, name string) (out api.S
 	return out, c.get(ctx, "/services/"+url.PathEscape(namespace)+"/"+url.PathEscape(name), nil, &out)
 }
 
-// Connections returns connections, newest first.
+// Connections returns connections in the order of q.Sort, by default newest first.
 func (c *Client) Connections(ctx context.Context, q ConnectionQuery) (api.ConnectionList, error) {
 	l, err := pages[api.Connection](ctx, c, "/connections", q.values(), q.Max)
 	return api.ConnectionList(l), err

@@ -52,8 +52,8 @@ func each[T any](ctx context.Context, v *View, nodes []Node, do func(context.Con
 // errSilent is the error for a node whose usher is too slow.
 var errSilent = errors.New("no response within " + maxTimeout.String())
 
-// away returns the reason that usher on a node is not queried now: it recently failed to answer. nil: query
-// it.
+// away returns the error with which usher on a node recently failed to answer, if it must not be queried yet;
+// otherwise nil.
 func (v *View) away(node string) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -68,7 +68,7 @@ func (v *View) services(r *http.Request) (any, error) {
 	return v.Services(r.Context(), q)
 }
 
-// Only these pass to usher on a node and back.
+// The only headers that pass to usher on a node, and back.
 var (
 	requestHeaders  = []string{"Accept", "Content-Type", "Last-Event-Id", api.DemoHeader}
 	responseHeaders = []string{"Content-Type", "Content-Length"}

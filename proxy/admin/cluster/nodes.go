@@ -10,12 +10,12 @@ import (
 
 // fleet is the state of all nodes.
 type fleet struct {
-	lastUsed time.Time
+	lastUsed time.Time // when the round that queried the nodes began
 	nodes    []Node
 	status   []answerOf[availability]
 }
 
-// availability is the state of usher on a node, with the Services of which most connections have failed there.
+// availability is the state of usher on a node, with the Services that have the most failed connections there.
 type availability struct {
 	api.Status
 	failed []api.Service

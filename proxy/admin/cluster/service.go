@@ -13,11 +13,11 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
-// The maximum number of endpoints times nodes that are read for one Service, and of each that are returned.
+// Limits of the data of one Service.
 const (
-	maxCells     = 250_000
-	maxEndpoints = 100
-	maxColumns   = 50
+	maxCells     = 250_000 // endpoints times nodes, when choosing the nodes to query; their answers may have twice as many
+	maxEndpoints = 100     // in the answer
+	maxColumns   = 50      // nodes in the answer
 )
 
 // Service returns a Service as each node sees it.
@@ -73,8 +73,8 @@ type serviceNode struct {
 	err     error
 }
 
-// chosen returns at most most nodes, sorted by name: half of them those with the most failed attempts, and
-// the others those with the most connections, which have the most data about endpoints.
+// chosen returns at most most nodes, sorted by name. One half has the most failed attempts. The other half has
+// the most connections, and so the most data about endpoints.
 func chosen(know []serviceNode, most int) []serviceNode {
 	if len(know) <= most {
 		return know

@@ -14,10 +14,9 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
-// The number of Services listed, and of those with the most failures that each node is queried for.
 const (
-	maxServices = 50
-	mostFailed  = 20
+	maxServices = 50 // in a list
+	mostFailed  = 20 // number of Services with the most failures that each node is queried for
 )
 
 // Services returns the Services that match q, or all, worst first.
@@ -107,8 +106,7 @@ func (f *fleet) messages() map[string]trouble {
 }
 
 // candidates returns the names of the Services to examine, and the total number of Services. All nodes of a
-// cluster know the same Services, so one node is queried for data that does not depend on the node's
-// connections.
+// cluster know the same Services, so the names and the total come from one node.
 func (v *View) candidates(ctx context.Context, f fleet, q string) (names []string, total int, err error) {
 	list, err := v.anyList(ctx, f, client.ServiceQuery{Text: q, Sort: api.SortConnections, Max: maxServices})
 	if err != nil {
@@ -147,8 +145,8 @@ func (v *View) candidates(ctx context.Context, f fleet, q string) (names []strin
 	return names, list.Total, nil
 }
 
-// isService reports whether key is namespace/name and not too long. One other key would make nodes refuse the query
-// for all names.
+// isService reports whether key is namespace/name and not too long. A single key of another form would make nodes
+// refuse the query for all names.
 func isService(key string) bool {
 	namespace, name, _ := strings.Cut(key, "/")
 	return namespace != "" && name != "" && !strings.Contains(name, "/") && len(url.QueryEscape(key)) <= maxQuery

@@ -9,8 +9,8 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// A cell is bad, other than by quarantine, outlier or unresponsive, from this number of attempts on, if at
-// least one in oneIn failed.
+// A cell is bad if the state of its endpoint is a failure. It also is bad if there were at least enoughTried
+// attempts, and at least one in oneIn failed.
 const (
 	enoughTried = 10
 	oneIn       = 10
@@ -18,8 +18,8 @@ const (
 
 const maxFindings = 10
 
-// resultOf returns the result of connections to an endpoint. It counts only clients' attempts, and
-// quarantines, which result from a failed attempt and from probes.
+// resultOf returns the result of connections to an endpoint in a state, after the given numbers of tried and failed
+// attempts by clients. Probes matter only through the state.
 func resultOf(state api.EndpointState, tried, failed int64) api.ClusterResult {
 	switch {
 	case state.Failing():
@@ -43,8 +43,8 @@ type verdict struct {
 	rows, columns []counts
 	all           bool     // everything is bad: no single line is the cause
 	order         []line   // the causes, most certain first
-	pairs         [][2]int // bad cells of no such line whose row is good elsewhere
-	unclear       [][2]int // bad cells of unknown cause
+	pairs         [][2]int // bad cells outside these lines, in rows that have good cells
+	unclear       [][2]int // the other bad cells outside these lines
 }
 
 // line is a row or a column.
@@ -62,9 +62,9 @@ type counts struct {
 // most reports whether more than half of the known cells of a line are bad, and at least two.
 func (c counts) most() bool { return c.bad >= 2 && c.bad > c.good }
 
-// judge finds the fewest lines that explain the bad cells. It repeatedly takes the line with the largest
-// share of bad cells, and removes its cells from the lines that cross it. So a node that reaches no Pod does
-// not make every Pod look bad, nor a dead Pod every node.
+// judge finds a few lines that explain most bad cells. It repeatedly takes the line with the largest share of bad
+// cells, and removes its cells from the lines that cross it. So a node that reaches no Pod does not make every
+// Pod look bad, nor does a dead Pod make every node look bad.
 func judge(m matrix) (v verdict) {
 	v.rows, v.columns = make([]counts, m.rows), make([]counts, m.columns)
 	var bad [][2]int

@@ -15,7 +15,7 @@ import (
 const (
 	maxAtOnce    = 16               // concurrent requests
 	maxKept      = 64               // nodes with kept connections: through an API server each takes a megabyte
-	maxQuestions = 16               // with kept answers
+	maxQuestions = 16               // questions with kept answers
 	maxTimeout   = 5 * time.Second  // for one answer of a node
 	minFresh     = 2 * time.Second  // how long an answer is fresh; four times as long as it took, if that is more,
 	maxFresh     = time.Minute      // up to this
@@ -51,7 +51,7 @@ type View struct {
 
 // question is a query of readers, with the last answer.
 type question struct {
-	lastUsed  time.Time     // last
+	lastUsed  time.Time     // when a reader last asked it
 	running   chan struct{} // closed when the round in progress has ended; nil if there is none
 	completed time.Time     // when answer was complete; zero for never
 	fresh     time.Duration
@@ -137,8 +137,8 @@ func ask[T any](ctx context.Context, v *View, key string, atLeast time.Duration,
 	return answer, q.err
 }
 
-// makeRoom makes a free slot for a question. If needed it removes the one that was requested least recently.
-// It is called with mu.
+// makeRoom ensures that there is a free slot for a question. If needed, it removes the question that was asked
+// least recently, unless all are in progress: then it returns false. The caller holds mu.
 func (v *View) makeRoom() bool {
 	if len(v.questions) < maxQuestions {
 		return true

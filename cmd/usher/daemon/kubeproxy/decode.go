@@ -69,7 +69,7 @@ func decode(doc map[string]any) (*v1alpha1.KubeProxyConfiguration, []error) {
 	return c, errs
 }
 
-// checkKind returns an error with the allowed values if doc is another object.
+// checkKind returns errors with the required values if doc is another kind of object.
 func checkKind(doc map[string]any) (errs []error) {
 	for _, f := range []struct{ name, want string }{{"apiVersion", APIVersion}, {"kind", Kind}} {
 		path := field.NewPath(f.name)
@@ -116,8 +116,8 @@ func checkType(keys []string, value any) error {
 	return field.Invalid(field.NewPath(keys[0], keys[1:depth]...), value, "must be "+typeName(t))
 }
 
-// fieldType returns the type of the field at the path keys, and the number of
-// keys that it used.
+// fieldType follows the path keys as far as its fields exist. It returns the type of the last
+// one, and the number of keys that it followed.
 func fieldType(keys []string) (t reflect.Type, depth int) {
 	t = reflect.TypeFor[v1alpha1.KubeProxyConfiguration]()
 	for _, key := range keys {

@@ -4,7 +4,7 @@
 // The file contains one KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1.
 // [Read] decodes it, validates it, and returns [Settings]: the values that usher uses, as
 // flags of 'usher run' where there is one. Settings omits fields that the file does not
-// set, so that a flag can override the file, and the file a default.
+// set: usher's defaults apply to these.
 //
 //	decode.go    bytes → object; values of the wrong type
 //	flags.go     kube-proxy's flags and their fields

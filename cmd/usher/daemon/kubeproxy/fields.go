@@ -14,8 +14,8 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// unused gives the reason why usher does not use a field, or any field below it. udpIdleTimeout is from the time when
-// kube-proxy had a userspace mode: files of that time are valid.
+// unused gives the reason why usher does not use a field, or any field below it. udpIdleTimeout belonged to
+// kube-proxy's former userspace mode: files that set it are valid.
 var unused = map[string]string{
 	"featureGates":                "usher has no feature gates",
 	"logging.flushFrequency":      "usher writes each log line at once",
@@ -107,8 +107,8 @@ func whyNot(c *v1alpha1.KubeProxyConfiguration, path string) string {
 	return conditional(c, path)
 }
 
-// leaves yields the values in doc that are not maps with entries, with the keys of
-// their path, in the order of the keys.
+// leaves yields the values in doc, except maps with entries: it descends into these. Each value
+// comes with the keys of its path. The paths are sorted.
 func leaves(prefix []string, doc map[string]any) iter.Seq2[[]string, any] {
 	return func(yield func([]string, any) bool) {
 		for _, key := range slices.Sorted(maps.Keys(doc)) {

@@ -68,7 +68,7 @@ func text(name, field string) Flag {
 	return Flag{Name: name, field: field, decode: func(s string) any { return s }}
 }
 
-// number keeps a value that is no number for the check of the field's type.
+// number is for numeric fields. Any other value stays a string, which checkTypes rejects.
 func number(name, field string) Flag {
 	return Flag{Name: name, field: field, decode: literal}
 }

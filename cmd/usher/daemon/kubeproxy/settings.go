@@ -367,7 +367,7 @@ func (v *validator) clusterCIDRs(path *field.Path, value string) string {
 		return ""
 	}
 	var networks []string
-	families := map[bool]bool{} // whether there is an IPv4 address, and an IPv6 address
+	families := map[bool]bool{} // the families of the networks so far: true is IPv4
 	for text := range strings.SplitSeq(value, ",") {
 		p, ok := v.cidr(path, strings.TrimSpace(text), allowed)
 		if !ok {
@@ -480,8 +480,8 @@ func (v *validator) conntrack(path *field.Path, c *v1alpha1.KubeProxyConntrackCo
 	}
 }
 
-// bindAddress sets NodeIP and, as kube-proxy does, derives from its family the addresses
-// that are not set.
+// bindAddress sets NodeIP. As kube-proxy does, it selects IPv6 defaults for the health and
+// metrics addresses if the address is IPv6.
 func (v *validator) bindAddress(path *field.Path, value string, s *Settings) {
 	if value == "" {
 		return
@@ -495,7 +495,7 @@ func (v *validator) bindAddress(path *field.Path, value string, s *Settings) {
 		s.NodeIP = addr
 	}
 	if addr.Is4() {
-		return // usher's own defaults
+		return // usher's own defaults are IPv4
 	}
 	s.Flags["healthz-address"] = cmp.Or(s.Flags["healthz-address"], netip.AddrPortFrom(netip.IPv6Unspecified(), healthzPort).String())
 	s.Flags["admin-address"] = cmp.Or(s.Flags["admin-address"], netip.AddrPortFrom(netip.IPv6Loopback(), metricsPort).String())
