@@ -56,18 +56,18 @@ On loopback, the sending process also does the kernel's receive processing, so t
 two writes, shutdown, two closes. The other one saves a packet (TCP_QUICKACK). A connection takes one round of the
 loop for each of four events. Connecting takes no round, because the first data is written directly after connect.
 
-- **New connections.** Nine tenths of the CPU time are work of the kernel, which other proxies cause as well.
+- **New connections.** The kernel uses about 90% of the CPU time. Other proxies cause the same work.
   - Adopted: one read instead of a poll and a read; keepalive only for connections that stay open
   - Adopted: no TCP_NODELAY for one write; the handshake's last ACK with the data; accepting on several loops
   - Adopted: no timer and no goroutine for a connection
   - Adopted: polling for a millisecond before the loop blocks in its own epoll instance (most of the difference in p99)
   - Worse: blocking at once
   - Worse: parking the goroutine in Go's poller, with the loop's epoll descriptor nested (at 30% of the rate, the median request took 1.4 times as long)
-  - Worse: sched_yield before waiting (p99 of requests on 64 connections a quarter longer)
+  - Worse: sched_yield before waiting (p99 of requests on 64 connections 25% longer)
 - **New connections through netfilter.** The kernel also tracks and translates each connection, which costs about a quarter
   of the rate of *direct* (see kernel DNAT). HAProxy and nginx listen on the address themselves, as usher does with the address portal.
 - **No tracking of usher's connections** (notrack by the endpoint's address, in raw output and prerouting, both ways).
-  With nftables, in six rounds of 0.6 s, new connections had 1.09 (0.86 to 1.53) of the rate, 64 concurrent requests
+  It was measured with nftables, in six rounds of 0.6 s. New connections had 1.09 (0.86 to 1.53) of the rate, 64 concurrent requests
   1.01 (0.76 to 1.50), UDP 1.15 (0.86 to 1.45). CPU time was 0.96, 1.01 and 0.94. Rounds differ by as much.
   Rules of the node that match a connection's state would see usher's as untracked. Endpoints could not see
   the client's address, which needs a connection mark. usher does not offer it. The cost of a bridge with
@@ -78,16 +78,21 @@ loop for each of four events. Connecting takes no round, because the first data 
   0.92, 0.87, and *nftables* 0.84, 0.90, 0.92. Each packet still needs a socket lookup, map lookups and
   routing rules. It was not kept: *address* needs no netfilter, and its namespace avoids conflicts with other
   processes.
-- **UDP with one datagram in flight.** In every proxy each datagram costs its own receive and send calls: a client
-  that waits for its answer sends one, which leaves nothing to batch. With four in flight usher sends them together.
+- **UDP with one datagram in flight.** In every proxy each datagram costs its own receive and send calls. A client
+  that waits for its answer sends only one, so there is nothing to batch. With four in flight usher sends them together.
 - **A change among 10,000 Services** begins when the file is written. usher updates only the affected parts.
-  It reads the file once no manifest has changed for 25 ms. The figures in the table were measured before this
-  delay existed. In one YAML file of 10,000 Services, usher finds the changed one in 28 ms. The rest
+  It reads the file once no manifest has changed for 25 ms; the figures in the tables include this delay.
+  In one YAML file of 10,000 Services, usher finds the changed one in 28 ms. The rest
   takes 5 ms; with iptables 30 to 60 ms, because iptables-restore reads all rules first.
 
-Tried for bulk data: pipes of 64 KiB, 256 KiB, 1 MiB (adopted) and 4 MiB; turns of 256 KiB to 4 MiB; socket buffers of
-256 KiB and 1 MiB. Smaller values are slower, larger ones make no difference. Also adopted: splice(2) without
-notifying Go's scheduler, which took a seventh of the CPU time.
+Tried for bulk data:
+
+- pipes of 64 KiB, 256 KiB, 1 MiB (adopted) and 4 MiB
+- turns of 256 KiB to 4 MiB
+- socket buffers of 256 KiB and 1 MiB
+
+Smaller values are slower, larger ones make no difference. Also adopted: splice(2) without notifying Go's scheduler. The
+notification took a seventh of the CPU time.
 
 The machine's default congestion control is bbr. It paces by timers, which dominates measurements on loopback: bulk
 rates of all proxies are less than half. With bbr (-congestion bbr; six rounds of the same day) usher without a portal has 1.11 times
@@ -110,8 +115,8 @@ Other virtual machines share the hardware, so absolute figures vary; ratios of m
 every figure, the proxies alternate, and each round gives a ratio. The tables have the median of the rounds, and for the most important
 ratios the least and the greatest in brackets. Compare the ratios. If the brackets are far apart, ignore the second digit.
 
-Ratios vary between runs and CPUs. Compare the tables below with *AMD*, measured on an AMD EPYC with two cores on 2026-11-22 (usher 390e36f, rounds of
-1 s), and *AMD, later*, measured some hours after that with a later program, in two rounds of 3 s. In brackets: the ratio of p99.
+Ratios vary between runs and CPUs. Compare the tables below with two runs on an AMD EPYC with 2 cores. *AMD* was measured on 2026-11-22 (usher
+390e36f, rounds of 1 s); *AMD, later* some hours after that, with a later program, in 2 rounds of 3 s. In brackets: the ratio of p99.
 
 | Ratio | no portal, AMD | address, AMD | no portal, AMD, later | address, AMD, later |
 |---|---:|---:|---:|---:|
@@ -122,7 +127,7 @@ Ratios vary between runs and CPUs. Compare the tables below with *AMD*, measured
 | datagrams, four in flight × nginx | 1.44 (0.71) | 1.45 (0.54) | – | – |
 
 Six alternating rounds on AMD compared the two programs. The first had 0.96 to 1.17 (median 1.03) times
-HAProxy's new connections, the later one 0.84 to 1.09 (1.02). The host's CPU therefore matters more than the changes between them.
+HAProxy's new connections, the later one 0.84 to 1.09 (1.02). The host's CPU therefore matters more than the changes between the programs.
 
 HAProxy 3.4.7 (Debian experimental) was measured once, with usher 8e3333fe: on an AMD EPYC with 2 cores, 2026-11-29, in 7 rounds of 1 s. The host
 was so busy that p99 differed tenfold between rounds. The table has the medians of usher's ratios to that version, with the ratio of p99 in brackets.
@@ -153,7 +158,7 @@ and a rule redirects to it, as usher's portals do. Kernel DNAT rewrites 10.96.0.
 address, as kube-proxy's rules do. It is the limit for a proxy outside the kernel. Clients reach usher
 through its portals, or without one on a separate port. *direct* is
 no proxy: it shows that clients and endpoint are not the bottleneck. Clients and endpoint are separate processes with one
-epoll loop per core (the endpoint has as many more for bulk). They share the cores with the proxy.
+epoll loop per core (the endpoint has the same number of further loops for bulk). They share the cores with the proxy.
 CPU time is the user and system time of the proxy's processes, including the kernel's work within them. DNAT has no
 process, so its CPU time is unknown.
 `, "`", m.System, m.Cores, m.CPU, float64(m.Memory)/(1<<30), m.Date, strings.Join(m.Programs, "\n- "), number(m.Seconds), m.congestion())
