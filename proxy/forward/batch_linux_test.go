@@ -92,7 +92,7 @@ func TestListenUDPDoesNotSharePorts(t *testing.T) {
 		for _, option := range []int{unix.SO_REUSEADDR, unix.SO_REUSEPORT} {
 			g.Expect(unix.SetsockoptInt(other, unix.SOL_SOCKET, option, 1)).To(Succeed())
 			loopback := netip.MustParseAddr(map[string]string{"0.0.0.0": "127.0.0.1", "::": "::1"}[any])
-			g.Expect(unix.Bind(other, sockaddr(netip.AddrPortFrom(loopback, at.Port())))).To(MatchError(unix.EADDRINUSE))
+			g.Expect(unix.Bind(other, Sockaddr(netip.AddrPortFrom(loopback, at.Port())))).To(MatchError(unix.EADDRINUSE))
 		}
 	}
 }

@@ -115,8 +115,7 @@ type Limits struct {
 	// Age is the maximum duration of a pair. In its last eighth, the pair ends as soon as nothing moves.
 	Age time.Duration
 	// Retire, unless it is zero, is the latest time at which the pair ends. The pair ends earlier if nothing has moved
-	// for the duration lull, no bytes are unread, and both peers have acknowledged all bytes. For SCTP, the kernel does
-	// not report the latter, so all bytes count as acknowledged.
+	// for the duration lull, no bytes are unread, and both peers have acknowledged all bytes.
 	Retire time.Time
 }
 

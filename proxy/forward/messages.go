@@ -3,6 +3,8 @@ package forward
 import (
 	"errors"
 	"syscall"
+
+	"github.com/usherproxy/usher/proxy/outcome"
 )
 
 // Message is a message of an SCTP association.
@@ -46,6 +48,10 @@ func (fl *copying) relay(d *direction, from, to MessageConn) {
 	closing := false // the destination accepts no more messages
 	for {
 		m, err := from.Receive()
+		if atLimit(err) {
+			fl.reset(outcome.Limit, err)
+			return
+		}
 		if err != nil {
 			fl.readEnded(d, err)
 			return
@@ -62,9 +68,17 @@ func (fl *copying) relay(d *direction, from, to MessageConn) {
 			d.bytes.Add(int64(size))
 		case errors.Is(err, syscall.EPIPE):
 			closing = true
+		case atLimit(err):
+			fl.reset(outcome.Limit, err)
+			return
 		default:
 			fl.reset(d.toReset, err)
 			return
 		}
 	}
+}
+
+// atLimit reports whether err is due to a limit of this node: the size of a message, or memory for it.
+func atLimit(err error) bool {
+	return errors.Is(err, syscall.EMSGSIZE) || errors.Is(err, syscall.ENOBUFS) || errors.Is(err, syscall.ENOMEM)
 }

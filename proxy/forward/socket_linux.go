@@ -60,14 +60,21 @@ func (s Sockets) ListenTCP(addr netip.AddrPort, k Keepalive) (fd int, err error)
 const backlog = 1<<16 - 1
 
 func listen(fd int, addr netip.AddrPort, k Keepalive) error {
-	options := append(listenOptions(addr.Addr()), append(k.options(), inline, noDelay, reuse)...)
-	if err := setOptions(fd, options...); err != nil {
+	if err := setOptions(fd, append(k.options(), inline, noDelay, reuse)...); err != nil {
 		return err
 	}
-	if err := unix.Bind(fd, sockaddr(addr)); err != nil {
+	if err := BindListener(fd, addr); err != nil {
 		return err
 	}
 	return unix.Listen(fd, backlog)
+}
+
+// BindListener binds a socket that will listen, of any protocol. See listenOptions.
+func BindListener(fd int, addr netip.AddrPort) error {
+	if err := setOptions(fd, listenOptions(addr.Addr())...); err != nil {
+		return err
+	}
+	return unix.Bind(fd, Sockaddr(addr))
 }
 
 // listenOptions returns the options of the listeners of all protocols. A VIP may be bound before it is an address of
@@ -170,7 +177,7 @@ func BindTransparent(fd int, from netip.AddrPort) error {
 	if SetTransparent(fd, from.Addr()) != nil {
 		return unix.EADDRNOTAVAIL
 	}
-	raw, length := rawSockaddr(from)
+	raw, length := RawSockaddr(from)
 	_, _, errno := unix.RawSyscall(unix.SYS_BIND, uintptr(fd), uintptr(unsafe.Pointer(&raw)), length)
 	if errno != 0 {
 		return unix.EADDRNOTAVAIL
@@ -190,15 +197,15 @@ func SetTransparent(fd int, addr netip.Addr) error {
 // connect and setOptions are called for each connection. They do not block, so they need not notify Go's scheduler.
 
 func connect(fd int, addr netip.AddrPort) error {
-	raw, length := rawSockaddr(addr)
+	raw, length := RawSockaddr(addr)
 	if _, _, errno := unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&raw)), length); errno != 0 {
 		return errno
 	}
 	return nil
 }
 
-// rawSockaddr returns an address in the kernel's format, and its length.
-func rawSockaddr(addr netip.AddrPort) (raw [unix.SizeofSockaddrInet6]byte, length uintptr) {
+// RawSockaddr returns an address in the kernel's format, and its length.
+func RawSockaddr(addr netip.AddrPort) (raw [unix.SizeofSockaddrInet6]byte, length uintptr) {
 	length = unix.SizeofSockaddrInet4
 	binary.BigEndian.PutUint16(raw[2:], addr.Port())
 	if addr.Addr().Is4() {
@@ -262,10 +269,17 @@ func (s Socket) pending() error {
 	return err
 }
 
-// unsent returns the number of written bytes that the peer has not acknowledged.
+// unsent returns the number of written bytes that the peer has not acknowledged. For SCTP, it counts their memory.
 func (s Socket) unsent() int {
-	n, _ := unix.IoctlGetInt(int(s), unix.SIOCOUTQ) // see tcp(7); fails for SCTP, so the result is 0
-	return n
+	n, err := unix.IoctlGetInt(int(s), unix.SIOCOUTQ) // see tcp(7); fails for SCTP
+	if err == nil {
+		return n
+	}
+	// SK_MEMINFO_WMEM_QUEUED is the memory of messages that the peer has not acknowledged; 0 before Linux 4.12.
+	var info [9]uint32
+	size := unsafe.Sizeof(info)
+	_, _, _ = unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(s), unix.SOL_SOCKET, unix.SO_MEMINFO, uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
+	return int(info[5])
 }
 
 // unread returns the number of bytes that have arrived and are unread.
@@ -376,7 +390,7 @@ func (s Sockets) ListenUDP(addr netip.AddrPort) (fd int, err error) {
 		return -1, fmt.Errorf("socket: %w", err)
 	}
 	if err = setListenOptions(fd, addr.Addr()); err == nil {
-		err = unix.Bind(fd, sockaddr(addr))
+		err = unix.Bind(fd, Sockaddr(addr))
 	}
 	if err != nil {
 		unix.Close(fd)
@@ -543,13 +557,18 @@ func LocalAddr(fd int) (netip.AddrPort, error) {
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("getsockname: %w", err)
 	}
+	return AddrPort(name), nil
+}
+
+// AddrPort converts name to netip. The result is the zero AddrPort if name is no Internet address.
+func AddrPort(name unix.Sockaddr) netip.AddrPort {
 	switch a := name.(type) {
 	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port)), nil
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))
 	case *unix.SockaddrInet6:
-		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr), uint16(a.Port)), nil
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port))
 	}
-	return netip.AddrPort{}, fmt.Errorf("getsockname: %T is not an Internet address", name)
+	return netip.AddrPort{}
 }
 
 func domain(a netip.Addr) int {
@@ -559,7 +578,8 @@ func domain(a netip.Addr) int {
 	return unix.AF_INET6
 }
 
-func sockaddr(a netip.AddrPort) unix.Sockaddr {
+// Sockaddr is the inverse of AddrPort.
+func Sockaddr(a netip.AddrPort) unix.Sockaddr {
 	if a.Addr().Is4() {
 		return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}
 	}

@@ -118,7 +118,7 @@ func grow(m *forward.Message) error {
 	more := int64(2 * cap(m.Data))
 	switch {
 	case len(m.Data) > MaxMessage:
-		return ErrMessageTooLarge
+		return errTooLarge
 	case large.Add(more) > maxLarge:
 		large.Add(-more)
 		return errTooManyLarge
@@ -182,7 +182,7 @@ func (r *receiving) step(fd uintptr) bool {
 			continue // the message continues
 		}
 		if len(m.Data) > MaxMessage {
-			r.err = ErrMessageTooLarge
+			r.err = errTooLarge
 			return true
 		}
 		if !describe(m, r.control[:controlLen]) {

@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/portal/kernel"
+
+	"github.com/usherproxy/usher/proxy/forward"
 )
 
 // Dial opens an association with to, from the local address that the kernel would choose. Its packets get mark
@@ -67,7 +69,7 @@ func (s *socket) connect(ctx context.Context, to netip.AddrPort) error {
 	err := s.raw.Write(func(fd uintptr) bool {
 		if !begun {
 			begun = true
-			failed = unix.Connect(int(fd), sockaddr(to))
+			failed = unix.Connect(int(fd), forward.Sockaddr(to))
 			return failed != unix.EINPROGRESS
 		}
 		var done bool

@@ -32,5 +32,5 @@ func TestLargeMessagesHaveALimitInTotal(t *testing.T) {
 	}
 	g.Expect(large.Load()).To(BeZero())
 	m := &forward.Message{Data: make([]byte, MaxMessage+1)}
-	g.Expect(grow(m)).To(MatchError(ErrMessageTooLarge))
+	g.Expect(grow(m)).To(MatchError(errTooLarge))
 }

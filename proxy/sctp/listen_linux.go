@@ -10,6 +10,8 @@ import (
 
 	"github.com/ishidawataru/sctp"
 	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/proxy/forward"
 )
 
 // maxStreams is the number of streams in each direction that a client can get. An endpoint, which is selected later,
@@ -90,7 +92,7 @@ func (l *Listener) Accept() (*Conn, error) {
 	})
 	switch {
 	case err == nil && failed == nil:
-		return accepted(fd, Addr(addrPort(from)))
+		return accepted(fd, Addr(forward.AddrPort(from)))
 	case l.closed.Load():
 		return nil, net.ErrClosed
 	case err != nil:

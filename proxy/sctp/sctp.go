@@ -2,17 +2,19 @@ package sctp
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
+	"syscall"
 )
 
 // ErrUnsupported is returned on systems for which this package has no sockets: see Supported.
-var ErrUnsupported = errors.New("SCTP requires Linux")
+var ErrUnsupported = errors.New("SCTP is not supported on this platform")
 
-// ErrMessageTooLarge is returned for a message of more than [MaxMessage] bytes; the association cannot continue.
-var ErrMessageTooLarge = errors.New("message larger than usher's maximum")
+// errTooLarge is returned for a message of more than [MaxMessage] bytes; the association cannot continue.
+var errTooLarge = fmt.Errorf("message larger than usher's maximum: %w", syscall.EMSGSIZE)
 
-var errTooManyLarge = errors.New("too many large messages are under way")
+var errTooManyLarge = fmt.Errorf("too many large messages in progress: %w", syscall.ENOBUFS)
 
 // MaxMessage is the size of the largest supported message, in bytes. A message is held whole, since Linux cannot send
 // one in parts (it has no SCTP_EXPLICIT_EOR, RFC 6458 section 8.1.26).

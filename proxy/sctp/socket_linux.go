@@ -12,6 +12,8 @@ import (
 
 	"github.com/ishidawataru/sctp"
 	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/proxy/forward"
 )
 
 // Supported is whether this package has sockets on this system.
@@ -49,25 +51,11 @@ func openSocket(addr netip.AddrPort, sockets func(domain, kind, protocol int) (f
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}
-	if err := bind(fd, addr); err != nil {
+	if err := forward.BindListener(fd, addr); err != nil {
 		unix.Close(fd)
 		return nil, err
 	}
 	return newSocket(fd)
-}
-
-func bind(fd int, addr netip.AddrPort) error {
-	level, freebind := unix.SOL_IP, unix.IP_FREEBIND
-	if addr.Addr().Is6() {
-		level, freebind = unix.SOL_IPV6, unix.IPV6_FREEBIND
-		if err := unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_V6ONLY, 1); err != nil {
-			return os.NewSyscallError("setsockopt IPV6_V6ONLY", err)
-		}
-	}
-	if err := unix.SetsockoptInt(fd, level, freebind, 1); err != nil {
-		return os.NewSyscallError("setsockopt IP_FREEBIND", err)
-	}
-	return os.NewSyscallError("bind", unix.Bind(fd, sockaddr(addr)))
 }
 
 // control calls f with the descriptor.
@@ -103,10 +91,9 @@ func (s *socket) Close() error {
 
 // localAddr returns the address that the socket is bound to.
 func (s *socket) localAddr() (addr netip.AddrPort, err error) {
-	err = s.control(func(fd int) error {
-		name, err := unix.Getsockname(fd)
-		addr = addrPort(name)
-		return os.NewSyscallError("getsockname", err)
+	err = s.control(func(fd int) (err error) {
+		addr, err = forward.LocalAddr(fd)
+		return err
 	})
 	return addr, err
 }
@@ -133,7 +120,10 @@ func setHeartbeat(fd int, peer netip.AddrPort, on bool) error {
 		disable = 2 // SPP_HB_DISABLE
 	)
 	var params [size]byte
-	putSockaddr(params[address:], peer)
+	if peer.IsValid() {
+		raw, _ := forward.RawSockaddr(peer)
+		copy(params[address:], raw[:])
+	}
 	how := uint32(disable)
 	if on {
 		how = enable
@@ -141,36 +131,4 @@ func setHeartbeat(fd int, peer netip.AddrPort, on bool) error {
 	binary.NativeEndian.PutUint32(params[flags:], how)
 	return os.NewSyscallError("setsockopt SCTP_PEER_ADDR_PARAMS",
 		unix.SetsockoptString(fd, sctp.SOL_SCTP, sctp.SCTP_PEER_ADDR_PARAMS, string(params[:])))
-}
-
-// putSockaddr writes a struct sockaddr_in or sockaddr_in6. For the zero AddrPort, it writes nothing.
-func putSockaddr(b []byte, addr netip.AddrPort) {
-	if !addr.IsValid() {
-		return
-	}
-	binary.BigEndian.PutUint16(b[2:], addr.Port())
-	if a := addr.Addr(); a.Is4() {
-		binary.NativeEndian.PutUint16(b, unix.AF_INET)
-		copy(b[4:], a.AsSlice())
-	} else {
-		binary.NativeEndian.PutUint16(b, unix.AF_INET6)
-		copy(b[8:], a.AsSlice())
-	}
-}
-
-func sockaddr(addr netip.AddrPort) unix.Sockaddr {
-	if addr.Addr().Is4() {
-		return &unix.SockaddrInet4{Port: int(addr.Port()), Addr: addr.Addr().As4()}
-	}
-	return &unix.SockaddrInet6{Port: int(addr.Port()), Addr: addr.Addr().As16()}
-}
-
-func addrPort(name unix.Sockaddr) netip.AddrPort {
-	switch a := name.(type) {
-	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))
-	case *unix.SockaddrInet6:
-		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port))
-	}
-	return netip.AddrPort{}
 }
