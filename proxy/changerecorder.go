@@ -71,12 +71,12 @@ func countEndpoints(s config.Service) int {
 	return len(all)
 }
 
-// recordEndpoints records the changes of a front end that owns a VIP. It records none if the front end is new, removed
-// or not served, or if all its VIPs have changed. same means that its service port differs in endpoints only.
+// recordEndpoints records the changes of a front end, unless it is new or removed. same means that its service port
+// differs in endpoints only.
 func (f *frontEnd) recordEndpoints(before, after *frontend.View, same bool) {
 	p := f.proxy
-	if p.changeRecorder.now.IsZero() || len(f.owned) == 0 {
-		return // outside of an Apply, or without a VIP
+	if p.changeRecorder.now.IsZero() || f.removed || len(before.Port.VIPs) == 0 {
+		return // outside of an Apply, or removed or new
 	}
 	record := func(kind trace.Kind, e *balance.Endpoint) {
 		p.changeRecorder.record(p.Trace, f.ID(), trace.Event{Kind: kind, Endpoint: e.Addr, Pod: e.Pod, Reason: conditions(e)})

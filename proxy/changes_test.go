@@ -101,6 +101,30 @@ var _ = Describe("a Service whose VIP belongs to another one", func() {
 	})
 })
 
+var _ = Describe("a Service that gets another port", func() {
+	It("is recorded as changed, with the endpoints that change at the same time", func() {
+		p := on(nonePortal())
+		DeferCleanup(func() { p.Stop() })
+		id := config.PortID{Namespace: "of-changes", Service: "web", Port: "main", Family: config.IPv4}
+		apply := func(port uint16, endpoint string) {
+			endpoints := []config.Endpoint{{Addr: netip.MustParseAddrPort(endpoint), Ready: true}}
+			p.Apply([]config.Service{{Name: types.NamespacedName{Namespace: "of-changes", Name: "web"}, Ports: []config.ServicePort{{
+				ID: id, Protocol: config.TCP, VIPs: []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: port}},
+				Endpoints: endpoints, Cluster: endpoints, Internal: endpoints, External: endpoints,
+			}}}})
+		}
+		apply(8099, "127.0.0.1:1")
+		apply(8098, "127.0.0.1:2")
+		events := make([]trace.Event, 10)
+		n, _ := p.Trace.Reader(false).Poll(events)
+		var kinds []trace.Kind
+		for _, e := range events[:n] {
+			kinds = append(kinds, e.Kind)
+		}
+		Expect(kinds).To(Equal([]trace.Kind{trace.ServiceAdded, trace.ServiceChanged, trace.EndpointAdded, trace.EndpointRemoved}))
+	})
+})
+
 var _ = Describe("a Service whose listener cannot be opened", func() {
 	It("is planned again once another listener is closed, not at each change", func() {
 		holder, err := net.Listen("tcp", "127.0.0.1:0")

@@ -30,6 +30,7 @@ const (
 
 // over makes one check and reports whether a burst is over. count is the result of Proxy.turnover.
 func (e *burstEnd) over(now time.Time, count int64) bool {
+	e.tidied = min(e.tidied, count) // below 0 while connections of a predecessor are open: they count only when they end
 	n := count - e.seen
 	e.seen, e.last = count, n
 	e.busiest = max(e.busiest, n)

@@ -20,6 +20,7 @@ func TestBurstEnd(t *testing.T) {
 		{"many connections continuously", []int64{5000, 4000, 6000, 5000, 4500, 5500}, nil},
 		{"few connections per period that add up", []int64{400, 400, 400, 0}, []int{3}},
 		{"two bursts", []int64{5000, 0, 0, 5000, 0, 0}, []int{1, 4}},
+		{"a burst after a take-over of many connections", []int64{-20000, 0, 5000, 0}, []int{3}},
 		{"a start that is counted late", []int64{-1, 5001, -1, 1}, []int{2}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
