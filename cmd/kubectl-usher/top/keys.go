@@ -54,8 +54,7 @@ func (m Model) key(k tea.KeyPressMsg) (tea.Model, tea.Cmd) {
 		return m.back()
 	case "c":
 		if m.screen != connections || m.service != "" {
-			m.service = ""
-			return m.show(connections)
+			return m.show(page{screen: connections})
 		}
 	case "s":
 		return m.sort(1)
@@ -109,29 +108,27 @@ func (m Model) open() (tea.Model, tea.Cmd) {
 	switch m.screen {
 	case services:
 		if key := m.serviceList.key(); key != "" {
-			m.service = key
-			return m.show(connections)
+			return m.show(page{screen: connections, service: key})
 		}
 	case connections:
 		if id, err := strconv.ParseUint(m.connectionList.key(), 10, 64); err == nil {
-			m.connection = id
 			i := slices.IndexFunc(m.connections, func(c connection) bool { return c.ID == id })
-			m.shown, m.gone, m.waterfallOffset = m.connections[i], false, 0
-			return m.show(waterfall)
+			m.gone, m.waterfallOffset = false, 0
+			return m.show(page{waterfall, m.service, m.connections[i]})
 		}
 	}
 	return m, nil
 }
 
-// show changes to another screen, from which esc returns. A screen with connections begins empty and without a filter.
-func (m Model) show(s screen) (tea.Model, tea.Cmd) {
-	if s != m.screen {
-		m.behind = append(slices.Clone(m.behind), m.screen)
+// show changes to another page, from which esc returns. A screen with connections begins empty and without a filter.
+func (m Model) show(p page) (tea.Model, tea.Cmd) {
+	if p.screen != m.screen {
+		m.behind = append(slices.Clone(m.behind), m.page)
 	}
-	if s == connections {
+	if p.screen == connections {
 		m.connections, m.connectionList, m.filter = nil, list{}, ""
 	}
-	m.screen = s
+	m.page, m.total = p, 0
 	return m.again()
 }
 
@@ -142,10 +139,14 @@ func (m Model) back() (tea.Model, tea.Cmd) {
 		m.filter = ""
 		m.connectionList.reorder(connectionKeys(m.visibleConnections()))
 	case len(m.behind) > 0:
-		m.screen = m.behind[len(m.behind)-1]
+		to := m.behind[len(m.behind)-1]
+		if to.service != m.service { // the listed connections are those of another Service
+			m.connections, m.connectionList = nil, list{}
+		}
+		m.page, m.total = to, 0
 		m.behind = m.behind[:len(m.behind)-1]
 	case m.screen != services: // the view began on this screen
-		m.screen = services
+		m.screen, m.total = services, 0
 	default:
 		return m, nil
 	}

@@ -19,6 +19,13 @@ const (
 	waterfall
 )
 
+// page is a screen and the object that it is about.
+type page struct {
+	screen  screen
+	service string         // of the connections; "" means all
+	shown   api.Connection // on the waterfall
+}
+
 // Model has the data and the selection. It is a value: Update returns a changed copy.
 type Model struct {
 	ctx      context.Context
@@ -29,11 +36,9 @@ type Model struct {
 
 	width, height int
 
-	screen     screen
-	behind     []screen // the screens that esc returns to, in order of visit
-	namespace  string   // of the Services; "" means all
-	service    string   // of the connections; "" means all
-	connection uint64   // of the waterfall
+	page
+	behind    []page // the pages that esc returns to, in order of visit
+	namespace string // of the Services; "" means all
 
 	serviceSort    int // index in serviceSorts
 	connectionSort int // index in connectionSorts
@@ -46,8 +51,7 @@ type Model struct {
 	total           int // number of matching Services or connections, of which up to maxItems are listed
 	services        []api.Service
 	connections     []api.Connection
-	shown           api.Connection // on the waterfall
-	gone            bool           // usher no longer has the shown connection
+	gone            bool // usher no longer has the shown connection
 	serviceList     list
 	connectionList  list
 	waterfallOffset int

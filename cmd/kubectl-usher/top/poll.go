@@ -83,7 +83,7 @@ func (m Model) askMore(a *answer) {
 			a.err = nil
 		}
 	case waterfall:
-		a.connection, a.err = m.source.Connection(m.ctx, m.connection)
+		a.connection, a.err = m.source.Connection(m.ctx, m.shown.ID)
 		if client.IsNotFound(a.err) {
 			a.err, a.gone = nil, true
 		}

@@ -177,6 +177,24 @@ var _ = Describe("the screens", func() {
 		Expect(p.sees()[5]).To(HavePrefix("> default/web"))
 	})
 
+	It("lead back to the connections of the Service, and to the first connection, from those of all Services", func() {
+		u := newUsher()
+		p := sit(u, 90, 12)
+		p.press("down", "enter", "enter", "c", "j", "enter")
+		Expect(p.sees()[2]).To(Equal("Connection #7"))
+		p.press("esc", "esc")
+		Expect(p.sees()[2]).To(Equal("Connection #9"))
+		p.press("esc")
+		Expect(p.sees()[2]).To(Equal("Connections of default/web, the newest first"))
+		Expect(u.asked[len(u.asked)-1]).To(Equal("connections all default/web"))
+	})
+
+	It("do not show the number of Services as that of connections until usher answers", func() {
+		p := sit(newUsher(), 90, 12)
+		p.model, _ = p.model.Update(tea.KeyPressMsg{Code: tea.KeyEnter})
+		Expect(p.sees()[2]).To(Equal("Connections of default/empty, the newest first"))
+	})
+
 	It("sort by the next column with s, and by the previous one with S", func() {
 		u := newUsher()
 		p := sit(u, 90, 12)

@@ -102,7 +102,7 @@ func (m Model) lost() string {
 // where describes the current screen. It shortens a name that does not fit.
 func (m Model) where() string {
 	if m.screen == waterfall {
-		return fmt.Sprintf("Connection #%d", m.connection)
+		return fmt.Sprintf("Connection #%d", m.shown.ID)
 	}
 	what, of, name := "Services", " of namespace ", m.namespace
 	order := serviceSorts[m.serviceSort].name + firstOf(len(m.services), m.total)
