@@ -15,9 +15,6 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// everyone stands for the unknown number of failures of a problem that affects all connections of the node.
-const everyone = 1 << 62
-
 // isOver reports whether a finding is about a past problem.
 func isOver(f Finding) bool {
 	return f.Check == "past" || f.Check == "quarantine" && f.Severity == Note
@@ -28,9 +25,6 @@ func isOver(f Finding) bool {
 func (s *subject) impact(f Finding, refused map[string]int64) (failures int64, since time.Time) {
 	name, is := strings.CutPrefix(f.Object, "Service ")
 	if !is {
-		if f.Severity == Failing {
-			return everyone, since
-		}
 		return 0, since
 	}
 	ofEndpoint := false

@@ -78,10 +78,13 @@ var _ = Describe("the findings", func() {
 		Expect(withoutCluster(Finding{Remedy: "usher get portals -A"})).To(Equal("usher get portals -A"))
 	})
 
-	It("count as affecting all connections if usher itself fails, and none if it only has a warning", func() {
-		all, _ := (&subject{}).impact(Finding{Severity: Failing, Object: "usher"}, nil)
-		Expect(all).To(BeEquivalentTo(everyone))
-		none, _ := (&subject{}).impact(Finding{Severity: Warning, Object: "usher"}, nil)
-		Expect(none).To(BeZero())
+	It("come first if usher itself fails, although the number of failures is unknown, and last if it only has a warning", func() {
+		failing, warning := Found{Finding: Finding{Severity: Failing, Object: "usher"}}, Found{Finding: Finding{Severity: Warning, Object: "usher"}}
+		of := Found{Finding: Finding{Severity: Warning, Object: "Service default/web"}, Failures: 30}
+		failing.Failures, _ = (&subject{}).impact(failing.Finding, nil)
+		Expect(json.Marshal(failing)).NotTo(ContainSubstring("failures"))
+		r := Result{Findings: []Found{warning, of, failing}}
+		r.sort()
+		Expect(r.Findings).To(Equal([]Found{failing, of, warning}))
 	})
 })

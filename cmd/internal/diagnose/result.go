@@ -32,8 +32,8 @@ type Result struct {
 // Found is a finding. Nodes is only set if several nodes were diagnosed.
 type Found struct {
 	Finding
-	// Over is set for a past problem. Failures is the number of failed attempts and connections in the last minutes, or
-	// everyone. Since is when the state began. Both are set as far as known.
+	// Over is set for a past problem. Failures is the number of failed attempts and connections in the last minutes.
+	// Since is when the state began. Both are set as far as known.
 	Over     bool      `json:"over,omitempty"`
 	Failures int64     `json:"failures,omitempty"`
 	Since    time.Time `json:"since,omitzero"`
@@ -145,7 +145,7 @@ func (r Result) Lines(width int) (lines []string) {
 // impact describes how many failures a finding has caused, and since when.
 func (f Found) impact() string {
 	var parts []string
-	if f.Failures > 0 && f.Failures < everyone {
+	if f.Failures > 0 {
 		parts = append(parts, show.Plural(int(f.Failures), "failure")+" in the last minutes")
 	}
 	if !f.Since.IsZero() {

@@ -2,6 +2,7 @@ package diagnose
 
 import (
 	"cmp"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -53,7 +54,7 @@ func Together(all []OnNode) (sum Result) {
 			if !f.Since.IsZero() && (s.Since.IsZero() || f.Since.Before(s.Since)) {
 				s.Since = f.Since
 			}
-			if len(s.Nodes) > 0 && f.Failures < everyone {
+			if len(s.Nodes) > 0 {
 				s.Failures += f.Failures
 			}
 			if rank(f) < rank(*s) {
@@ -95,7 +96,7 @@ func (r *Result) sort() {
 	}
 	affected := func(f Found) int64 {
 		if f.Severity == Failing && f.Failures == 0 {
-			return everyone
+			return math.MaxInt64
 		}
 		return f.Failures
 	}
