@@ -217,7 +217,7 @@ var _ = Describe("usher diagnose", func() {
 		Expect(files).To(HaveKeyWithValue("usher-bundle/log.txt", And(HavePrefix("first line"), HaveSuffix("last line\n"))))
 		Expect(files).To(HaveKeyWithValue("usher-bundle/README", ContainSubstring("(left out)")))
 		Expect(files).To(HaveKeyWithValue("usher-bundle/api/services.json", ContainSubstring("10.96.0.10:80")))
-		Expect(files).To(HaveKeyWithValue("usher-bundle/api/service-default-web.json", ContainSubstring(lab.Pod(1).String())))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/api/services/default/web.json", ContainSubstring(lab.Pod(1).String())))
 		Expect(files).To(HaveKeyWithValue("usher-bundle/metrics.txt", ContainSubstring("usher_build_info")))
 		Expect(files).To(HaveKeyWithValue("usher-bundle/configz.json", ContainSubstring(dir)))
 		Expect(files).To(HaveKeyWithValue("usher-bundle/node/addresses.txt", ContainSubstring("table local")))

@@ -73,7 +73,7 @@ type Bundle struct {
 func (b *Bundle) Create(ctx context.Context, path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("--bundle: %s already exists; name another file, or remove it", path)
+		return fmt.Errorf("%s already exists; name another file, or remove it", path)
 	}
 	if errors.Is(err, syscall.EROFS) {
 		return fmt.Errorf("%w; to write to standard output, use --bundle=-", err)
@@ -171,7 +171,7 @@ func (b *Bundle) parts(asking context.Context) (all []part) {
 	answer("api/events.txt", api.Prefix+"/events?history=true&follow=false")
 	for i, s := range b.Found.details {
 		if i < most {
-			answer("api/service-"+s.Namespace+"-"+s.Name+".json", api.Prefix+"/services/"+s.Namespace+"/"+s.Name)
+			answer("api/services/"+s.Namespace+"/"+s.Name+".json", api.Prefix+"/services/"+s.Namespace+"/"+s.Name)
 		}
 	}
 	collect("node/addresses.txt", "ip -s addr", "ip route show table all", "ip -6 route show table all", "ip rule", "ip -6 rule",

@@ -441,8 +441,8 @@ func hangs(p place, e *api.Endpoint) Finding {
 		"check the process: the kernel accepts connections even if the process hangs; usher get connections " + p.name + " --state=all --endpoint=" + e.Address}
 }
 
-// portalRules reports rules of the portal that are missing in the kernel or differ, at most three of each. It skips
-// those that the kernel rejected: the check "served" reports them with the cause.
+// portalRules reports rules of the portal that are missing in the kernel or differ, at most three of each, and how many
+// there are. It skips those that the kernel rejected: the check "served" reports them with the cause.
 func portalRules(ctx context.Context, s *subject) (all []Finding) {
 	if s.reports("PortalFailed") {
 		return nil
@@ -474,9 +474,12 @@ func portalRules(ctx context.Context, s *subject) (all []Finding) {
 			continue
 		}
 		if rules[r.State]++; states[r.State] != "" && rules[r.State] <= 3 {
-			all = append(all, Finding{"", Failing, object, fmt.Sprintf("the portal rule for %s (%s) %s", r.VIP, r.Service, states[r.State]), "compared with the kernel's rules",
+			all = append(all, Finding{"", Failing, object, fmt.Sprintf("the portal rule for %s (%s) %s", r.VIP, r.Service, states[r.State]), "",
 				"usher restores it automatically; if it does not, see the log for the cause, or find the process that removes it: nft monitor, auditctl"})
 		}
+	}
+	for i := range all {
+		all[i].Known = fmt.Sprintf("compared with the kernel's rules: %d missing, %d different", rules["missing"], rules["differs"])
 	}
 	for _, p := range portals.Parts {
 		if states[p.State] != "" {

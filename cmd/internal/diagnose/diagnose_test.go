@@ -126,6 +126,21 @@ var _ = Describe("a bundle", func() {
 		}))
 	})
 
+	It("has a file of its own for each Service", func() {
+		b := Bundle{Found: Result{details: []api.ServiceDetail{{Service: api.Service{Namespace: "a", Name: "b-c"}}, {Service: api.Service{Namespace: "a-b", Name: "c"}}}}}
+		names := map[string]int{}
+		for _, p := range b.parts(GinkgoT().Context()) {
+			names[p.name]++
+		}
+		Expect(names).To(And(HaveEach(1), HaveKey("api/services/a/b-c.json"), HaveKey("api/services/a-b/c.json")))
+	})
+
+	It("does not overwrite a file", func() {
+		path := filepath.Join(GinkgoT().TempDir(), "usher.tgz")
+		Expect(os.WriteFile(path, nil, 0o600)).To(Succeed())
+		Expect((&Bundle{}).Create(GinkgoT().Context(), path)).To(MatchError(path + " already exists; name another file, or remove it"))
+	})
+
 	It("contains no part of a secret where a long log was truncated", func() {
 		path := filepath.Join(GinkgoT().TempDir(), "usher.log")
 		Expect(os.WriteFile(path, []byte("token="+strings.Repeat("s3cr3t", maxLog/6)+"\nlast line\n"), 0o600)).To(Succeed())
@@ -204,6 +219,18 @@ var _ = Describe("a problem of several ports", func() {
 })
 
 var _ = Describe("a portal rule", func() {
+	It("is one of at most three that are reported, with the number of all", func() {
+		missing := make([]api.PortalRule, 500)
+		for i := range missing {
+			missing[i] = api.PortalRule{VIP: fmt.Sprintf("10.96.0.10:%d", i), State: "missing"}
+		}
+		s := &subject{client: answering(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			_ = json.NewEncoder(w).Encode(api.Portals{Rules: missing})
+		})}
+		Expect(portalRules(GinkgoT().Context(), s)).To(And(HaveLen(3), HaveEach(HaveField("Known", "compared with the kernel's rules: 500 missing, 0 different"))))
+	})
+
 	It("is not reported as missing if the kernel rejected it, since that is reported", func() {
 		s := &subject{client: answering(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
@@ -496,13 +523,13 @@ var _ = Describe("the kernel's connection tracking", func() {
 })
 
 var _ = Describe("a DNS server", func() {
-	find := func(server, vip string) []Finding {
-		s := &subject{Options: Options{DNS: server, Domain: "cluster.local"}, services: []api.ServiceDetail{{Service: api.Service{Namespace: "default", Name: "web"},
+	find := func(server, domain, vip string) []Finding {
+		s := &subject{Options: Options{DNS: server, Domain: domain}, services: []api.ServiceDetail{{Service: api.Service{Namespace: "default", Name: "web"},
 			Details: []api.ServicePort{{PortSummary: api.PortSummary{VIP: vip}, VIPs: []api.VIP{{Address: vip}}}}}}}
 		return names(GinkgoT().Context(), s)
 	}
 
-	DescribeTable("is reported if it returns other addresses or no answer", func(ip, other string) {
+	DescribeTable("is reported if it returns other addresses or no answer", func(ip, other, domain string) {
 		server, err := dns.New(dns.Options{ResolvConf: "/none"})
 		Expect(err).NotTo(HaveOccurred())
 		server.Apply([]config.Service{{Name: types.NamespacedName{Namespace: "default", Name: "web"}, Discovery: &config.Discovery{ClusterIPs: []netip.Addr{netip.MustParseAddr(ip)}}}})
@@ -515,14 +542,16 @@ var _ = Describe("a DNS server", func() {
 		serving := make(chan error)
 		go func() { serving <- server.Serve(ctx, pc, l) }()
 
-		Expect(find(at, net.JoinHostPort(ip, "80"))).To(BeEmpty())
-		Expect(find(at, net.JoinHostPort(other, "80"))).To(ConsistOf(And(HaveField("Severity", Warning), HaveField("Known", "it returns "+ip+", usher serves "+other))))
+		Expect(find(at, domain, net.JoinHostPort(ip, "80"))).To(BeEmpty())
+		Expect(find(at, domain, net.JoinHostPort(other, "80"))).To(ConsistOf(And(HaveField("Severity", Warning), HaveField("Known", "it returns "+ip+", usher serves "+other))))
 		cancel()
 		Expect(<-serving).To(Succeed())
-		Expect(find(at, net.JoinHostPort(ip, "80"))).To(ConsistOf(And(HaveField("Severity", Failing), HaveField("Wrong", at+" has no answer for web.default.svc.cluster.local."))))
+		Expect(find(at, domain, net.JoinHostPort(ip, "80"))).To(ConsistOf(And(HaveField("Severity", Failing), HaveField("Wrong", at+" has no answer for web.default.svc.cluster.local."))))
 	},
-		Entry(nil, "10.96.0.10", "10.96.0.11"),
-		Entry(nil, "fd00:96::10", "fd00:96::11"),
+		Entry(nil, "10.96.0.10", "10.96.0.11", "cluster.local"),
+		Entry(nil, "fd00:96::10", "fd00:96::11", "cluster.local"),
+		Entry("with a domain in absolute form", "10.96.0.10", "10.96.0.11", "cluster.local."),
+		Entry("with the default domain", "10.96.0.10", "10.96.0.11", ""),
 	)
 })
 

@@ -2,6 +2,7 @@ package diagnose
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -348,18 +349,18 @@ func names(ctx context.Context, s *subject) []Finding {
 		return (&net.Dialer{}).DialContext(ctx, network, s.DNS)
 	}}
 	var all []namedFinding
-	asked := 0
+	asked, domain := 0, cmp.Or(strings.TrimSuffix(s.Domain, "."), "cluster.local")
 	s.vips(func(p place, vip netip.AddrPort) {
 		if ctx.Err() != nil || asked >= 5 || p.port.VIP != vip.String() { // only the first VIP, to which the name resolves
 			return
 		}
 		asked++
 		namespace, name, _ := strings.Cut(p.name, "/")
-		full := name + "." + namespace + ".svc." + s.Domain + "."
+		full := name + "." + namespace + ".svc." + domain + "."
 		got, err := resolver.LookupHost(ctx, full)
 		switch {
 		case err != nil:
-			all = append(all, namedFinding{Finding{"", Failing, p.object, s.DNS + " has no answer for %s", err.Error(), "is the DNS server running, and is " + s.Domain + " its domain? If not, set --dns-domain"}, full})
+			all = append(all, namedFinding{Finding{"", Failing, p.object, s.DNS + " has no answer for %s", err.Error(), "is the DNS server running, and is " + domain + " its domain? If not, set --dns-domain"}, full})
 		case !slices.Contains(got, vip.Addr().String()):
 			all = append(all, namedFinding{Finding{"", Warning, p.object, s.DNS + " returns another address for %s", fmt.Sprintf("it returns %s, usher serves %s", strings.Join(got, ", "), vip.Addr()),
 				"do both read Services from the same API server or files?"}, full})

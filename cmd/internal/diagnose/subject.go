@@ -16,7 +16,7 @@ type Options struct {
 	Service string // "namespace/name"; "" means all
 	Client  string // the address of a client to check access for; "" means none
 	DNS     string // "host:port" of a DNS server to query for the Services' names; "" means none
-	Domain  string // the cluster's domain, for those names
+	Domain  string // the cluster's domain, for those names; "" means cluster.local
 	Remote  bool   // usher is on another machine: only its data is checked, and queries may take longer
 }
 
