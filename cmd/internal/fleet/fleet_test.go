@@ -60,7 +60,8 @@ var _ = Describe("a Service's data from several nodes", func() {
 	It("leaves out what differs between nodes, and has the endpoints of the node with the fewest ready ones", func() {
 		port := func(node, listener, source, zone string, ready int) Reported[api.Service] {
 			s := service(node, "web", api.ServiceOK, 1, nil)
-			s.Item.Ports = []api.PortSummary{{Name: "http", Listener: listener, Sees: api.Sees{Source: source}, Topology: &api.Topology{Key: "zone", Value: zone}}}
+			s.Item.Ports = []api.PortSummary{{Name: "http", Listener: listener, Sees: api.Sees{Source: source}, Topology: &api.Topology{Key: "zone", Value: zone}, Scheduler: zone,
+				Probe: &api.Probe{Check: zone}, EndpointLimit: ready, QueueSeconds: float64(ready), SlowStartSeconds: float64(ready), DrainSeconds: float64(ready), AccessLog: ready == 3, ProxyProtocol: &api.ProxyProtocol{ToEndpoints: zone}}}
 			s.Item.Endpoints = api.EndpointCounts{Total: 3, Ready: ready}
 			return s
 		}
@@ -95,7 +96,7 @@ var _ = Describe("an endpoint's data from several nodes", func() {
 	It("is merged by port, protocol and address, with the quarantine of any node", func() {
 		endpoint := func(node, port string, state api.EndpointState, q *api.Quarantine) Reported[show.PortEndpoint] {
 			return Reported[show.PortEndpoint]{Node: node, Item: show.PortEndpoint{Namespace: "shop", Service: "web", Port: port, Protocol: "TCP",
-				Endpoint: api.Endpoint{Address: "10.0.0.1:80", Node: "pods-node", State: state, Quarantine: q, Active: 1, Connected: 4, Failed: 2}}}
+				Endpoint: api.Endpoint{Address: "10.0.0.1:80", Node: "pods-node", State: state, Quarantine: q, Active: 1, Connected: 4, Failed: 2, WaitingLong: 3}}}
 		}
 		refused := &api.Quarantine{Cause: "connection refused"}
 		all := Endpoints([]Reported[show.PortEndpoint]{endpoint("a", "http", api.EndpointReady, nil), endpoint("a", "admin", api.EndpointNotReady, nil),
@@ -103,7 +104,7 @@ var _ = Describe("an endpoint's data from several nodes", func() {
 		Expect(all).To(HaveLen(2))
 		Expect(all[0].Item.Quarantine).To(Equal(refused))
 		Expect(all[0].Worst()).To(Equal([]string{"b"}))
-		Expect([]int64{all[0].Item.Active, all[0].Item.Connected, all[0].Item.Failed}).To(Equal([]int64{2, 8, 4}))
+		Expect([]int64{all[0].Item.Active, all[0].Item.Connected, all[0].Item.Failed, all[0].Item.WaitingLong}).To(Equal([]int64{2, 8, 4, 6}))
 		Expect(all[1].Worst()).To(BeEmpty())
 
 		var fields map[string]any

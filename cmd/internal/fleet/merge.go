@@ -100,6 +100,7 @@ func Endpoints(list []Reported[show.PortEndpoint]) []Reported[show.PortEndpoint]
 			sum.FailedRecently += e.FailedRecently
 			sum.NoResponse += e.NoResponse
 			sum.NoResponseRecently += e.NoResponseRecently
+			sum.WaitingLong += e.WaitingLong
 			sum.BytesToEndpoint += e.BytesToEndpoint
 			sum.BytesToClient += e.BytesToClient
 			sum.Latency = longest(sum.Latency, e.Latency)
@@ -127,18 +128,27 @@ func withoutDifferences(ports, others []api.PortSummary) []api.PortSummary {
 			if o.Name != p.Name || o.Family != p.Family || o.Protocol != p.Protocol {
 				continue
 			}
-			if o.Listener != p.Listener {
-				p.Listener = ""
-			}
-			if o.Sees != p.Sees {
-				p.Sees = api.Sees{}
-			}
-			if !reflect.DeepEqual(o.Topology, p.Topology) {
-				p.Topology = nil
-			}
+			leaveOut(&p.Listener, o.Listener)
+			leaveOut(&p.Sees, o.Sees)
+			leaveOut(&p.Topology, o.Topology)
+			leaveOut(&p.Scheduler, o.Scheduler)
+			leaveOut(&p.Probe, o.Probe)
+			leaveOut(&p.EndpointLimit, o.EndpointLimit)
+			leaveOut(&p.QueueSeconds, o.QueueSeconds)
+			leaveOut(&p.SlowStartSeconds, o.SlowStartSeconds)
+			leaveOut(&p.DrainSeconds, o.DrainSeconds)
+			leaveOut(&p.AccessLog, o.AccessLog)
+			leaveOut(&p.ProxyProtocol, o.ProxyProtocol)
 		}
 	}
 	return ports
+}
+
+// leaveOut sets p to the zero value if it differs from other.
+func leaveOut[T any](p *T, other T) {
+	if !reflect.DeepEqual(*p, other) {
+		*p = *new(T)
+	}
 }
 
 // merge merges items with the same key. It starts with the worst one, that with the highest rank, and add adds the
