@@ -285,7 +285,7 @@ func (k kind[T]) known(ctx context.Context, f *getFlags, ushers []fleet.Usher, n
 	}
 	if len(items)+len(names) == 0 && f.flag.Changed && !f.all && !f.watch {
 		known := func(ctx context.Context, c *client.Client) error { return mustKnowNamespace(ctx, c, f.Namespace) }
-		if err := one(ctx, ushers, known); err != nil && !fleet.IsSilent(err) {
+		if err := one(ctx, ushers, known); err != nil {
 			return nil, err
 		}
 	}
@@ -314,7 +314,7 @@ func (k kind[T]) known(ctx context.Context, f *getFlags, ushers []fleet.Usher, n
 		if f.all && n != service {
 			service = "*/" + n
 		}
-		if err := oneKnows(ctx, ushers, service, hint); err != nil && !fleet.IsSilent(err) {
+		if err := oneKnows(ctx, ushers, service, hint); err != nil {
 			return nil, err
 		}
 	}
@@ -452,7 +452,9 @@ any usher process has installed here, as reported by the kernel.`,
 				fmt.Fprintf(cmd.ErrOrStderr(), "Cannot determine which rules are wanted: %v\n", err)
 				portals.Rules, err = installedRules(ctx)
 			}
-			parts = portals.Parts
+			if !f.asks.cluster() { // otherwise, several goroutines would write parts, which are not printed
+				parts = portals.Parts
+			}
 			rules := slices.DeleteFunc(portals.Rules, func(r api.PortalRule) bool { return !f.wanted(show.ServiceOfRule(r), names) })
 			if f.output == "" || f.output == "wide" {
 				rules = show.WithInstalled(rules)

@@ -56,6 +56,7 @@ var _ = DescribeTable("get prints why Services may be missing", func(reason stri
 	Entry("for all Services", "NotServing", Equal("No Services.\nusher: since "+since.Local().Format(time.DateTime)+" list services: 403\n"), "get", "services", "-A"),
 	Entry("for an unknown Service", "NotServing", ContainSubstring("usher: since "+since.Local().Format(time.DateTime)+" list services: 403\n"), "get", "services", "web"),
 	Entry("for endpoints", "APIServerFailed", Equal("No endpoints.\nusher: since "+since.Local().Format(time.DateTime)+" list services: 403\n"), "get", "endpoints", "-A"),
+	Entry("for endpoints of Services in a state", "APIServerFailed", HavePrefix("No endpoints in state no-local-endpoints.\n"), "get", "endpoints", "-A", "--state=no-local-endpoints"),
 	Entry("for a portal that is not updated", "PortalFailed", Equal("No Services.\nusher: since "+since.Local().Format(time.DateTime)+" list services: 403\n"), "get", "services", "-A"),
 	Entry("once for all kinds", "APIServerFailed", HavePrefix("No Services.\nusher: since "+since.Local().Format(time.DateTime)+" list services: 403\nNo endpoints.\nusher: no such Service"), "get", "all", "-A"),
 	Entry("but not for an unrelated problem", "ClockSkew", Equal("No Services.\n"), "get", "services", "-A"),
@@ -174,6 +175,14 @@ var _ = Describe("get -w of a cluster", func() {
 		}
 		Expect(news("10 probes failed: HTTP status 503")).To(Equal(news("9 probes failed: HTTP status 503")))
 		Expect(news("10 probes failed: connection refused")).NotTo(Equal(news("10 probes failed: HTTP status 503")))
+	})
+
+	It("forgets the endpoints of Services that are gone", func(ctx context.Context) {
+		known := map[string]knownEndpoints{"shop/gone": {}, "shop/web": {of: service("web")[0], asked: time.Now().Add(time.Hour)}}
+		a := instance("a", func() []api.Service { return service("web") })
+		_, err := (&getFlags{all: true}).endpoints(ctx, a.Client, client.ServiceQuery{}, nil, known)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(known).To(And(HaveLen(1), HaveKey("shop/web")))
 	})
 
 	It("omits connections that ended before it started, also of nodes that answer later", func() {

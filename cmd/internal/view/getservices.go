@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -133,11 +134,12 @@ port selects endpoints of any Service.`,
 	}
 	ofServices := api.Values("/services", "state")
 	k := f.endpointKind(&q)
+	k.state = &state
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if slices.Contains(ofServices, state) {
 			q.State = state
 		} else if state != "" {
-			k.state, k.keep = &state, func(e show.PortEndpoint) bool { return string(e.State) == state }
+			k.keep = func(e show.PortEndpoint) bool { return string(e.State) == state }
 		}
 		return get(&f, k)(cmd, args)
 	}
@@ -191,7 +193,9 @@ func (f *getFlags) endpoints(ctx context.Context, c *client.Client, q client.Ser
 		return nil, err
 	}
 	stale := time.Duration(len(services)) * staleInterval
+	selected := map[string]bool{}
 	for _, s := range services {
+		selected[serviceOf(s)] = true
 		if k, is := known[serviceOf(s)]; is && time.Since(k.asked) < stale && reflect.DeepEqual(k.of, s) {
 			items = append(items, k.items...)
 			continue
@@ -207,6 +211,7 @@ func (f *getFlags) endpoints(ctx context.Context, c *client.Client, q client.Ser
 		known[serviceOf(s)] = k
 		items = append(items, k.items...)
 	}
+	maps.DeleteFunc(known, func(name string, _ knownEndpoints) bool { return !selected[name] })
 	return items, nil
 }
 
