@@ -113,6 +113,11 @@ var _ = Describe("kubectl usher connect", func() {
 		Expect(c.Names).NotTo(BeNil())
 		Expect(c.names.options.Upstreams).To(HaveExactElements(netip.MustParseAddrPort("192.0.2.1:53"), netip.MustParseAddrPort("192.0.2.2:5353")))
 	})
+	It("describes the effect of --via on --dial-timeouts, which exec does not have", func() {
+		Expect(newConnect().Flag("via").Usage).To(ContainSubstring("--dial-timeouts"))
+		Expect(newExec().Flag("dial-timeouts")).To(BeNil())
+		Expect(newExec().Flag("via").Usage).NotTo(ContainSubstring("--dial-timeouts"))
+	})
 	It("reaches the endpoints of manifests directly", func() {
 		c := with("--manifests=/tmp")
 		Expect(c.Tunnel).To(BeNil())

@@ -42,6 +42,7 @@ For a single command on Linux, 'kubectl usher exec' needs none of this.`,
 	c.names.register(flags)
 	cli.Group(flags, "Names of Services")
 	c.via.register(flags, viaPortForward)
+	flags.Lookup("via").Usage += ". portforward and auto change the default of --dial-timeouts to 2s,2s,4s"
 	cli.Group(flags, serve.EndpointGroup)
 	c.RegisterNode(flags)
 	flags.Lookup("service-proxy-name").Usage = serve.ProxyNameUsage + "all Services"

@@ -29,7 +29,7 @@ type viaFlag string
 
 func (v *viaFlag) register(flags *pflag.FlagSet, byDefault string) {
 	*v = viaFlag(byDefault)
-	cli.Choice(flags, (*string)(v), "via", "", "How to reach endpoints: "+strings.Join(vias, ", ")+". portforward goes through the API server (TCP only), for machines that cannot reach Pods. auto tries direct first. Both change the default of --dial-timeouts to 2s,2s,4s. With --manifests: direct", vias...)
+	cli.Choice(flags, (*string)(v), "via", "", "How to reach endpoints: "+strings.Join(vias, ", ")+". portforward goes through the API server (TCP only), for machines that cannot reach Pods. auto tries direct first. With --manifests: direct", vias...)
 }
 
 // remote reports whether endpoints may be reached through the API server.

@@ -65,7 +65,7 @@ func (n *Names) Start(ctx context.Context, _ *proxy.Proxy, takeOver bool, log lo
 	}
 	ctx, n.end = context.WithCancel(ctx)
 	n.serving.Go(func() {
-		if !retryListen(ctx, err, listen) {
+		if !retryListen(ctx, err, listen, log) {
 			return
 		}
 		log.WithFields(logrus.Fields{"address": n.at.String(), "domain": n.server.Domain()}).Info("DNS server for Service names started")
@@ -89,9 +89,17 @@ func (n *Names) Apply(services []config.Service) { n.server.Apply(services) }
 func (n *Names) Queries() map[[2]string]int64 { return n.server.Queries() }
 
 // retryListen calls listen every 10 ms until it succeeds, and reports whether it did before ctx ended. failed is the
-// error of the previous call; if it is nil, retryListen returns true at once.
-func retryListen(ctx context.Context, failed error, listen func() error) bool {
-	return failed == nil || wait.PollUntilContextCancel(ctx, 10*time.Millisecond, false, func(context.Context) (bool, error) { return listen() == nil, nil }) == nil
+// error of the previous call; if it is nil, retryListen returns true at once. After a second, it logs the error:
+// another program than the previous usher may use the address.
+func retryListen(ctx context.Context, failed error, listen func() error, log logrus.FieldLogger) bool {
+	tries := 0
+	return failed == nil || wait.PollUntilContextCancel(ctx, 10*time.Millisecond, false, func(context.Context) (bool, error) {
+		err := listen()
+		if tries++; err != nil && tries == 100 {
+			log.WithError(err).Warn("Waiting for a listen address, which another process may use")
+		}
+		return err == nil, nil
+	}) == nil
 }
 
 // listen opens both sockets, UDP and TCP.

@@ -52,7 +52,7 @@ func (s *SOCKS) Start(ctx context.Context, p *proxy.Proxy, takeOver bool, log lo
 	ctx, s.end = context.WithCancel(ctx)
 	s.server.Store(server)
 	s.serving.Go(func() {
-		if !retryListen(ctx, failed, listen) {
+		if !retryListen(ctx, failed, listen, log) {
 			return
 		}
 		s.server.Store(server)
