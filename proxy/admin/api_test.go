@@ -355,6 +355,25 @@ var _ = Describe("the API of a proxy", func() {
 		}
 	})
 
+	DescribeTable("plans the access log and the source address of a Service as it serves them", func(own config.Switch, nodeAddress bool, change func(*proxy.Options)) {
+		n := newNode(change)
+		svc := service("web", "10.96.0.1")
+		svc.Ports[0].AccessLog, svc.Ports[0].NodeAddress = own, nodeAddress
+		n.proxy.Apply([]config.Service{svc})
+		var detail api.ServiceDetail
+		n.get("/services/default/web", &detail)
+		var status api.Status
+		n.get("/status", &status)
+		planned, served := admin.Planned(svc.Ports[0], status.Defaults), detail.Details[0]
+		Expect(planned.AccessLog).To(Equal(served.AccessLog))
+		Expect(planned.Source == "node-configured").To(Equal(served.Source == "node-configured"))
+	},
+		Entry("without an access log", config.On, false, func(*proxy.Options) {}),
+		Entry("with an annotation", config.On, true, func(o *proxy.Options) { o.AccessLog = config.Off }),
+		Entry("with defaults", config.Switch(0), false, func(o *proxy.Options) { o.AccessLog, o.NodeAddress = config.On, true }),
+		Entry("with an annotation that differs from the default", config.Off, false, func(o *proxy.Options) { o.AccessLog = config.On }),
+	)
+
 	It("predicts the endpoint that the next connection gets", func() {
 		a, b, c := answering(), answering(), answering()
 		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", a, b, c)})

@@ -438,13 +438,17 @@ func quarantine(e *balance.Endpoint, now time.Time) *api.Quarantine {
 // connections.
 func Planned(port config.ServicePort, d api.Defaults) api.ServicePort {
 	o := proxy.Options{IdleTimeout: duration(d.ConnectionIdleSeconds), MaxAge: duration(d.MaxAgeSeconds), UDPIdleTimeout: duration(d.UDPIdleSeconds),
-		EndpointLimit: d.EndpointLimit, QueueTimeout: duration(d.QueueSeconds),
+		EndpointLimit: d.EndpointLimit, QueueTimeout: duration(d.QueueSeconds), AccessLog: map[string]config.Switch{"on": config.On, "off": config.Off}[d.AccessLog],
 		SlowStart: duration(d.SlowStartSeconds), EndpointDrainTimeout: duration(d.DrainSeconds),
 		Probe: config.Probe{Interval: duration(d.Probe.IntervalSeconds), Timeout: duration(d.Probe.TimeoutSeconds), Rise: d.Probe.Rise, Fall: d.Probe.Fall}}
 	// Older versions of usher have neither.
 	_ = o.Probe.Check.UnmarshalText([]byte(d.Probe.Check))
 	_ = o.Scheduler.UnmarshalText([]byte(d.Scheduler))
-	p := detail(&proxy.PortView{Port: o.WithDefaults(port)}, &o, time.Time{})
+	v := proxy.PortView{Port: o.WithDefaults(port)}
+	if d.NodeAddress || port.NodeAddress {
+		v.SourceAddress = portal.SourceConfigured
+	}
+	p := detail(&v, &o, time.Time{})
 	uses := map[config.Endpoint][]string{}
 	for _, use := range []struct {
 		name      string

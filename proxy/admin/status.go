@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/frontend"
@@ -70,7 +71,8 @@ func defaults(o *proxy.Options) api.Defaults {
 	return api.Defaults{Scheduler: o.Scheduler.String(), UDPIdleSeconds: o.UDPIdleTimeout.Seconds(),
 		ConnectionIdleSeconds: o.IdleTimeout.Seconds(), MaxAgeSeconds: o.MaxAge.Seconds(), Probe: *probe(o.Probe),
 		EndpointLimit: o.EndpointLimit, QueueSeconds: o.QueueTimeout.Seconds(),
-		SlowStartSeconds: o.SlowStart.Seconds(), DrainSeconds: o.EndpointDrainTimeout.Seconds()}
+		SlowStartSeconds: o.SlowStart.Seconds(), DrainSeconds: o.EndpointDrainTimeout.Seconds(),
+		AccessLog: map[config.Switch]string{config.On: "on", config.Off: "off"}[o.AccessLog], NodeAddress: o.NodeAddress}
 }
 
 func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }

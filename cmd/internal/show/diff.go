@@ -229,6 +229,12 @@ func settings(p *api.ServicePort) map[string]string {
 	if p.Topology != nil {
 		out["topology"] = topology(p.PortSummary)
 	}
+	if p.AccessLog {
+		out["access log"] = "on"
+	}
+	if p.Source == portal.SourceConfigured.String() {
+		out["client address"] = "node"
+	}
 	if p.ProxyProtocol != nil && p.ProxyProtocol.ToEndpoints != "" {
 		out["PROXY protocol"] = p.ProxyProtocol.ToEndpoints + " to endpoints"
 	}

@@ -419,6 +419,7 @@ var _ = Describe("a diff of manifests", func() {
 			p.Probe = &api.Probe{Check: "tcp", IntervalSeconds: 5, TimeoutSeconds: 1.5, Rise: 2, Fall: 3}
 			p.Policies.AffinitySeconds, p.Policies.ConnectionIdleSeconds, p.Policies.MaxAgeSeconds = 10800, 90, 0.5
 			p.SlowStartSeconds, p.DrainSeconds = 30, 300
+			p.AccessLog, p.Sees = true, sees(portal.SourceConfigured)
 		})
 		Expect(told(asIs, other, redirects)).To(ContainElements(
 			"~  10.1.0.7:80       for all clients, on n1, weight 3",
@@ -427,6 +428,8 @@ var _ = Describe("a diff of manifests", func() {
 			"+  sessionAffinity   ClientIP for 3h0m0s",
 			"+  idle connection   ends after 1m30s",
 			"+  connection age    at most 500ms",
+			"+  access log        on",
+			"+  client address    node",
 			"+  new endpoint      reaches its full share after 30s",
 			"+  removed endpoint  its connections end after 5m0s"))
 	})

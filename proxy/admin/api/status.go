@@ -106,6 +106,10 @@ type Defaults struct {
 	Probe                 Probe   `json:"probe"`
 	SlowStartSeconds      float64 `json:"slowStartSeconds"`
 	DrainSeconds          float64 `json:"drainSeconds"`
+	// AccessLog is on or off; left out if there is no access log.
+	AccessLog string `json:"accessLog,omitempty"`
+	// NodeAddress is set if endpoints see this node's address for all Services; left out if not.
+	NodeAddress bool `json:"nodeAddress,omitempty"`
 }
 
 // Limited is a number with a limit.
