@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -11,6 +12,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/redirect"
@@ -248,3 +250,13 @@ func BenchmarkDiffOneOf10000(b *testing.B) {
 		}
 	}
 }
+
+var _ = Describe("the error of a transaction", func() {
+	It("is only the first of its messages' errors", func() {
+		var all error
+		for _, err := range []error{unix.ENOENT, unix.EEXIST, unix.ENODEV} {
+			all = errors.Join(all, err)
+		}
+		Expect(shorter(fmt.Errorf("conn.Receive: %w", all))).To(Equal(unix.ENOENT))
+	})
+})

@@ -76,10 +76,10 @@ func baseChain(table *nftables.Table, name string) *nftables.Chain {
 // sendChange sends a change: in one transaction or, if that is too large for the socket, in several.
 func sendChange(ctx context.Context, family portal.Family, c *change) error {
 	err := transact(ctx, family, c)
-	if c.dryRun && errors.Is(err, unix.EMSGSIZE) {
+	switch {
+	case c.dryRun && errors.Is(err, unix.EMSGSIZE):
 		return nil // too large to try: the kernel has refused nothing
-	}
-	if !errors.Is(err, unix.EMSGSIZE) && !errors.Is(err, unix.ENOBUFS) {
+	case c.dryRun, !errors.Is(err, unix.EMSGSIZE) && !errors.Is(err, unix.ENOBUFS):
 		return err
 	}
 	for _, part := range c.parts(perPart) {
@@ -113,7 +113,11 @@ func transact(ctx context.Context, family portal.Family, c *change) error {
 
 func commit(conn *nftables.Conn) error {
 	if err := conn.Flush(); err != nil {
-		return hint(fmt.Errorf("changing nftables rules: %w", shorter(err)))
+		err = fmt.Errorf("changing nftables rules: %w", shorter(err))
+		if errors.Is(err, unix.EINVAL) { // readTable has succeeded before, so the kernel has nf_tables
+			return fmt.Errorf("%w (this kernel refuses a rule)", err)
+		}
+		return hint(err)
 	}
 	return nil
 }
@@ -125,8 +129,9 @@ func shorter(err error) error {
 			return e
 		}
 	}
-	if joined, ok := errors.Unwrap(err).(interface{ Unwrap() []error }); ok {
-		return joined.Unwrap()[0]
+	var joined interface{ Unwrap() []error }
+	for errors.As(err, &joined) {
+		err = joined.Unwrap()[0]
 	}
 	return err
 }
