@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -64,7 +65,14 @@ func (f *backend) probe() error {
 		return err // without nf_tables: the kernel would not answer a transaction
 	}
 	noRedirectAddr := kernel.ProbeRedirectAddr(kernel.RedirectAddr(f.family))
-	var first error
+	var first, undecided error // a feature is not missing if this process lacked a resource
+	try := func() error {
+		err := f.Try(context.Background(), nil)
+		if redirect.IsUndecided(err) {
+			undecided = err
+		}
+		return err
+	}
 	answers := f.at.Answers
 	f.at.Answers = false
 	for _, redirectAddr := range []netip.Addr{kernel.RedirectAddr(f.family), {}} {
@@ -73,9 +81,8 @@ func (f *backend) probe() error {
 		}
 		for _, fib := range []bool{true, false} {
 			f.at.RedirectAddr, f.at.AddrType = redirectAddr, fib
-			try := func() error { return f.Try(context.Background(), nil) }
 			if err := try(); err != nil {
-				first = errors.Join(first, err)
+				first = cmp.Or(first, err)
 				continue
 			}
 			f.at.ProbeOwnOnly(f.family, f.log, try)
@@ -85,27 +92,27 @@ func (f *backend) probe() error {
 			}
 			f.at.ServiceCIDRs = nil
 			if f.at.Answers = answers; answers {
-				f.probeAnswers()
+				f.probeAnswers(try)
 			}
 			if !redirectAddr.IsValid() {
 				f.log.WithError(errors.Join(noRedirectAddr, first)).Info("Packets will be redirected to the address of their incoming interface")
 			}
-			return nil
+			return undecided
 		}
 	}
-	return fmt.Errorf("testing nftables with a dedicated table: %w", shorter(first))
+	return fmt.Errorf("testing nftables with a dedicated table: %w", cmp.Or(undecided, first))
 }
 
 // probeAnswers determines whether rules can mark the answers to clients' own addresses, and translate aliases.
-func (f *backend) probeAnswers() {
+func (f *backend) probeAnswers(try func() error) {
 	all := netip.PrefixFrom(f.family.Any(), 32)
 	f.at.Aliases = []redirect.Alias{{Of: all, As: all}}
-	err := f.Try(context.Background(), nil)
+	err := try()
 	if f.at.Aliases = nil; err == nil {
 		return
 	}
 	f.at.NoAliases = true
-	if without := f.Try(context.Background(), nil); without != nil {
+	if without := try(); without != nil {
 		f.at.Answers = false
 		err = without
 	}

@@ -148,6 +148,18 @@ var _ = Describe("portal nftables", func() {
 		Expect(chains()).To(Equal(before))
 	})
 
+	It("reports that a feature could not be tested, instead of going without it", func() {
+		logger, _ := logtest.NewNullLogger()
+		tries := 0
+		f := &backend{log: logger, family: portal.IPv4, send: func(context.Context, portal.Family, *change) error {
+			if tries++; tries == 2 {
+				return unix.EMFILE
+			}
+			return nil
+		}}
+		n.Node.Do(func() { Expect(f.probe()).To(MatchError(unix.EMFILE)) })
+	})
+
 	It("changes only elements that differ", func() {
 		p := open()
 		n.Apply(p, ManyRules(50), nil)
