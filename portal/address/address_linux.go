@@ -374,11 +374,11 @@ func (p *addressPortal) updateLocations(ctx context.Context, vips []netip.Addr) 
 		if !asked || p.heard[vip] <= 0 { // no listener has to move first
 			inNamespace = p.inNamespaceNow(vip)
 		}
+		delete(p.missing, vip)
 		into, is := p.routed[vip]
 		if is && into == inNamespace {
 			continue
 		}
-		delete(p.missing, vip)
 		if err := ctx.Err(); err != nil {
 			return changed, fmt.Errorf("making VIPs local addresses: %w", err)
 		}
