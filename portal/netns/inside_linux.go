@@ -91,8 +91,14 @@ type insideError struct {
 	errno unix.Errno
 }
 
-func (e *insideError) Error() string        { return e.text }
-func (e *insideError) Is(target error) bool { return e.errno != 0 && target == e.errno }
+func (e *insideError) Error() string { return e.text }
+
+func (e *insideError) Unwrap() error {
+	if e.errno == 0 {
+		return nil
+	}
+	return e.errno
+}
 
 // serveCalls answers calls, one after the other, until the other side has closed.
 func (h *helper) serveCalls(conn *net.UnixConn) {

@@ -242,6 +242,11 @@ var _ = Describe("a namespace", func() {
 		Entry("without an alternative for another error", fs.ErrNotExist, false),
 	)
 
+	It("reports the helper's error number", func() {
+		Expect(&insideError{"starting: no such file", unix.ENOENT}).To(MatchError(fs.ErrNotExist))
+		Expect(&insideError{"starting: unknown", 0}).NotTo(MatchError(fs.ErrNotExist))
+	})
+
 	It("has a helper command that users cannot run directly", func() {
 		out, err := exec.Command("/proc/self/exe", roleInside).CombinedOutput()
 		Expect(err).To(HaveOccurred())
