@@ -87,7 +87,6 @@ func (l *LastRoutes) Bring(wanted func() map[netip.Addr]bool) (made []string, er
 		}
 	}
 	others := at != l.at // the installed routes may have another scope
-	l.at = at
 	count := 0
 	for addr := range want {
 		if l.there[addr] && !others {
@@ -102,6 +101,7 @@ func (l *LastRoutes) Bring(wanted func() map[netip.Addr]bool) (made []string, er
 			count++
 		}
 	}
+	l.at = at
 	if count > 0 && !others {
 		made = append(made, fmt.Sprintf("%d routes of last resort", count))
 	}

@@ -135,7 +135,22 @@ func (r *Routes) Table() (t Table, err error) {
 		}
 	}
 	if err != nil {
-		return t, fmt.Errorf("listing local routes: %w", err)
+		return t, err
+	}
+	onLink, err := r.vipLinkAddresses()
+	t.Local = append(t.Local, onLink...)
+	return t, err
+}
+
+// readTable reads the routes of both families and the IPv4 addresses. It iterates, since there may be tens of thousands
+// of routes.
+func (r *Routes) readTable() (Table, error) {
+	t := Table{Led: map[netip.Addr]int{}, Networks: map[netip.Prefix]int{}}
+	for _, family := range portal.Families {
+		err := r.handle.RouteListFilteredIter(NetlinkFamily(family), &netlink.Route{}, netlink.RT_FILTER_TABLE, t.add) // of all tables
+		if err != nil {
+			return t, fmt.Errorf("listing local routes: %w", err)
+		}
 	}
 	addrs, err := r.handle.AddrList(nil, netlink.FAMILY_V4)
 	if err != nil {
@@ -143,20 +158,6 @@ func (r *Routes) Table() (t Table, err error) {
 	}
 	for _, a := range addrs {
 		t.Others = append(t.Others, prefixOf(a.IPNet).Masked())
-	}
-	onLink, err := r.vipLinkAddresses()
-	t.Local = append(t.Local, onLink...)
-	return t, err
-}
-
-// readTable reads the routes of both families. It iterates, since there may be tens of thousands.
-func (r *Routes) readTable() (Table, error) {
-	t := Table{Led: map[netip.Addr]int{}, Networks: map[netip.Prefix]int{}}
-	for _, family := range portal.Families {
-		err := r.handle.RouteListFilteredIter(NetlinkFamily(family), &netlink.Route{}, netlink.RT_FILTER_TABLE, t.add) // of all tables
-		if err != nil {
-			return t, err
-		}
 	}
 	return t, nil
 }
