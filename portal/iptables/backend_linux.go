@@ -43,9 +43,11 @@ type backend struct {
 	installed map[string]*contents // the kernel's rules, as last read or written
 	fresh     bool                 // Read has succeeded, and Forget has not been called since
 	prints    map[string]uint64    // fingerprints at the last Read; nil if unknown, or if rules were written since
-	moves     int
-	moved     time.Time     // when moves was last incremented
-	accepted  []portal.Rule // the result of accepted at the last Put
+	// scratchNotes are the notes for tables with scratch chains, from before the first of these.
+	scratchNotes map[string][]string
+	moves        int
+	moved        time.Time     // when moves was last incremented
+	accepted     []portal.Rule // the result of accepted at the last Put
 
 	unreadable sync.Once // warns that a table could not be read
 }
@@ -68,9 +70,10 @@ func (f *backend) Left() map[portal.Target]uint16 {
 func openBackend(ctx context.Context, v variant, family portal.Family, opts portal.Options) (*backend, error) {
 	f := &backend{
 		log: opts.Log.WithField("family", family.String()), family: family, variant: v,
-		command: v.command(family.Is6(), ""),
-		save:    v.command(family.Is6(), "-save"),
-		restore: v.command(family.Is6(), "-restore"),
+		command:      v.command(family.Is6(), ""),
+		save:         v.command(family.Is6(), "-save"),
+		restore:      v.command(family.Is6(), "-restore"),
+		scratchNotes: map[string][]string{},
 		at: redirect.Setting{NodePorts: opts.NodePortAddresses, PodInterfaces: opts.PodInterfaces, Mark: opts.Mark,
 			Answers: opts.Mark != 0 && !opts.NodeAddress},
 	}
@@ -430,7 +433,7 @@ func (f *backend) tablesFor(rules []portal.Rule) map[string]*table {
 
 // Try puts rules into scratch chains.
 func (f *backend) Try(ctx context.Context, rules []portal.Rule) error {
-	return hint(f.runRestore(ctx, scratchScript(f.tablesFor(rules))), f.ip6())
+	return hint(f.putScratch(ctx, f.tablesFor(rules)), f.ip6())
 }
 
 // giveUp tries the rules that serve all targets together, which need the tables mangle and filter, in four groups. It
@@ -465,7 +468,7 @@ func (f *backend) tryTogether(ctx context.Context, add func(map[string]*table, r
 	if add(tables, f.at); len(tables) == 0 {
 		return nil
 	}
-	err := f.runRestore(ctx, scratchScript(tables))
+	err := f.putScratch(ctx, tables)
 	f.dropScratch(ctx, maps.Keys(tables))
 	if err == nil || redirect.IsUndecided(err) {
 		return nil
@@ -478,12 +481,31 @@ func (f *backend) Tried(rules []portal.Rule) {
 	f.dropScratch(context.Background(), maps.Keys(f.tablesFor(rules)))
 }
 
-// dropScratch removes the scratch chains from tables.
+// putScratch puts the rules of tables into scratch chains.
+func (f *backend) putScratch(ctx context.Context, tables map[string]*table) error {
+	for name := range tables {
+		if _, noted := f.scratchNotes[name]; noted || !f.variant.nft {
+			continue
+		}
+		notes, err := notesFor(f.family, name, nil)
+		if err != nil {
+			return redirect.MarkUndecided(err)
+		}
+		f.scratchNotes[name] = notes
+	}
+	return f.runRestore(ctx, scratchScript(tables))
+}
+
+// dropScratch removes the scratch chains from tables, and the tables that they made iptables-nft create.
 func (f *backend) dropScratch(ctx context.Context, tables iter.Seq[string]) {
 	for name := range tables {
 		if err := f.runRestore(ctx, removeScratch(name)); err != nil {
 			f.log.WithError(err).Debug("Failed to remove a scratch chain, or there is none")
 		}
+		if err := tidyNFT(f.family, name, f.scratchNotes[name]); err != nil {
+			f.log.WithError(err).Debug("Failed to remove an empty table")
+		}
+		delete(f.scratchNotes, name)
 	}
 }
 

@@ -438,6 +438,18 @@ var _ = Describe("portal iptables", func() {
 				Expect(strings.Count(save("", "nat"), "--dport 666 ")).To(Equal(2))
 			})
 
+			It("leaves no empty table behind if the first change contains a refused rule", func() {
+				before := n.Node.Sh("nft list ruleset")
+				refuses("*'--dport 666 '*", "refused")
+				p := n.Open(Mode, opts)
+				bad := To(portal.TCP, VIP4, 666)
+				n.Node.Do(func() {
+					Expect(p.Apply(Background, []portal.Rule{Redirect(Web4, 4000), Redirect(bad, 4000)}, nil).Refused).To(HaveKey(bad))
+				})
+				n.Remove(p)
+				Expect(n.Node.Sh("nft list ruleset")).To(Equal(before))
+			})
+
 			It("serves IPv4 and refuses IPv6 rules if ip6tables is missing", func() {
 				bin := GinkgoT().TempDir()
 				for _, tool := range []string{"", "-save", "-restore"} {
