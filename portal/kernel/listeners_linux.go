@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -44,42 +45,63 @@ func Listeners() ([]Listener, error) {
 // its name in /proc/PID/fd.
 func readSockets() (all []Listener, inodes map[string]int, err error) {
 	inodes = map[string]int{}
+	err = EachListener(func(protocol portal.Protocol, at netip.AddrPort, user, inode string) {
+		inodes["socket:["+inode+"]"] = len(all)
+		all = append(all, Listener{Protocol: protocol, At: at, Process: "a process of user " + user})
+	})
+	nameOwners(all, inodes, strconv.Itoa(os.Getpid()))
+	return all, inodes, err
+}
+
+// States of sockets in /proc/net, of enum in net/tcp_states.h: those of a TCP listener, and of a UDP socket that is not
+// connected.
+const stateListen, stateClose = "0A", "07"
+
+// EachListener calls note for each listening TCP socket, and each UDP socket that is not connected.
+func EachListener(note func(protocol portal.Protocol, at netip.AddrPort, user, inode string)) error {
 	var errs []error
 	for _, kind := range [...]struct { // always in this order, so that Holder names the same socket each time
 		name     string
 		protocol portal.Protocol
-		state    string // of enum in net/tcp_states.h
-	}{{"tcp", portal.TCP, "0A"}, {"tcp6", portal.TCP, "0A"}, {"udp", portal.UDP, "07"}, {"udp6", portal.UDP, "07"}} {
+		state    string
+	}{{"tcp", portal.TCP, stateListen}, {"tcp6", portal.TCP, stateListen}, {"udp", portal.UDP, stateClose}, {"udp6", portal.UDP, stateClose}} {
 		f, err := os.Open("/proc/thread-self/net/" + kind.name)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
 		if err == nil {
 			err = readListeners(f, kind.state, func(at netip.AddrPort, user, inode string) {
-				inodes["socket:["+inode+"]"] = len(all)
-				all = append(all, Listener{Protocol: kind.protocol, At: at, Process: "a process of user " + user})
+				note(kind.protocol, at, user, inode)
 			})
 			f.Close()
 		}
 		errs = append(errs, err)
 	}
-	nameOwners(all, inodes, strconv.Itoa(os.Getpid()))
-	return all, inodes, errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
 // readListeners calls note for each socket in a state.
 func readListeners(r io.Reader, state string, note func(at netip.AddrPort, user, inode string)) error {
-	return eachLine(r, func(line string) {
+	lines := bufio.NewScanner(r)
+	lines.Scan() // headings
+	for lines.Scan() {
 		// Number, local and remote address:port, state, queues, timer, retransmits, user,
 		// timeout, inode (proc(5)).
-		words := strings.Fields(line)
-		if len(words) < 10 || words[3] != state {
-			return
+		words := strings.Fields(lines.Text())
+		if len(words) < 10 {
+			continue
+		}
+		if words[3] != state {
+			if state == stateListen {
+				break // listeners come first; there may be many connections
+			}
+			continue
 		}
 		if at, err := ParseProcNet(words[1]); err == nil {
 			note(at, words[7], words[9])
 		}
-	})
+	}
+	return lines.Err()
 }
 
 // nameOwners sets the owners of sockets, as far as this process may see them. It considers the processes whose IDs

@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -27,6 +28,20 @@ var _ = Describe("the listening sockets", func() {
 		at := netip.MustParseAddrPort(l.Addr().String())
 		Expect(Holder(portal.Target{Protocol: portal.TCP, Addr: at.Addr(), Port: at.Port()}, nil)).To(HaveSuffix(fmt.Sprintf("(process %d) listens on %s", os.Getpid(), at)))
 	})
+
+	DescribeTable("are read up to the first connection for TCP, and among connected sockets for UDP", func(state, expected string) {
+		text := "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+		for i, line := range []string{"00000000:0050 00000000:0000 %s", "x:y 00000000:0000 %s", "00000000:0051 00000000:C350 01", "00000000:0052 00000000:0000 %s"} {
+			text += fmt.Sprintf("%d: %s 0:0 0:0 0 33 0 7\n", i, strings.ReplaceAll(line, "%s", state))
+		}
+		var found []string
+		Expect(readListeners(strings.NewReader(text), state, func(at netip.AddrPort, user, inode string) {
+			found = append(found, fmt.Sprint(at, " ", user, " ", inode))
+		})).To(Succeed())
+		Expect(strings.Join(found, ", ")).To(Equal(expected))
+	},
+		Entry(nil, stateListen, "0.0.0.0:80 33 7"), Entry(nil, stateClose, "0.0.0.0:80 33 7, 0.0.0.0:82 33 7"),
+	)
 
 	DescribeTable("receive packets", func(at string, protocol portal.Protocol, to string, does bool) {
 		l := Listener{Protocol: portal.TCP, At: netip.MustParseAddrPort(at)}

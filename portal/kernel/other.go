@@ -25,6 +25,8 @@ func ForgetAnswers(uint32) ([]string, error)                              { retu
 func ForgetLastRoutes() ([]string, error)                                 { return nil, nil }
 func Holder(portal.Target, func(*Listener) bool) string                   { return "" }
 
+func EachListener(func(portal.Protocol, netip.AddrPort, string, string)) error { return nil }
+
 // OriginalDst returns ErrNotRedirected: portals do not redirect here.
 func OriginalDst(syscall.Conn) (netip.AddrPort, error) {
 	return netip.AddrPort{}, portal.ErrNotRedirected

@@ -3,8 +3,6 @@ package localhost
 import (
 	"context"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -40,16 +38,14 @@ func New(socket func(domain, kind, protocol int) (fd int, err error)) *Mirror {
 
 // Refresh looks for listeners here, and serves them there.
 func (m *Mirror) Refresh() {
-	now := map[server]bool{}
-	for _, file := range []string{"tcp", "tcp6", "udp", "udp6"} {
-		f, err := os.Open(filepath.Join("/proc/net", file))
-		if err != nil {
-			continue // without IPv6 there are two
-		}
-		for _, s := range servers(file, f, kernel.LocalPorts()) {
+	now, ephemeral := map[server]bool{}, kernel.LocalPorts()
+	err := kernel.EachListener(func(protocol portal.Protocol, at netip.AddrPort, _, _ string) {
+		for _, s := range servers(protocol, at, ephemeral) {
 			now[s] = true
 		}
-		f.Close()
+	})
+	if err != nil {
+		return // some servers may be missing in now
 	}
 	var changes []config.Service
 	for s := range m.served {

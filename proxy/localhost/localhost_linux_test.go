@@ -15,6 +15,7 @@ import (
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal/netns"
 	"github.com/usherproxy/usher/test/lab"
 )
@@ -119,6 +120,17 @@ var _ = Describe("a server on this machine's loopback", func() {
 		}()
 		at := c.LocalAddr().(*net.UDPAddr).AddrPort()
 		Eventually(func() (string, error) { return asks(unix.SOCK_DGRAM, at) }).WithTimeout(20 * time.Second).Should(Equal("here"))
+	})
+
+	It("stays served while the list of servers cannot be read", func() {
+		m, s := New(there.Socket), server{config.TCP, netip.MustParseAddrPort("127.0.0.1:8080")}
+		m.served[s] = true
+		var was unix.Rlimit
+		Expect(unix.Getrlimit(unix.RLIMIT_NOFILE, &was)).To(Succeed())
+		Expect(unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: was.Max})).To(Succeed())
+		m.Refresh()
+		Expect(unix.Setrlimit(unix.RLIMIT_NOFILE, &was)).To(Succeed())
+		Expect(m.served).To(HaveKey(s))
 	})
 
 	It("gets a port of the namespace only after the server there has closed", func() {
