@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -14,8 +16,8 @@ import (
 )
 
 const (
-	// connectTime is how long callers share an attempt to connect to a Pod. After that the next caller starts
-	// another one.
+	// connectTime is how long an attempt to connect to a Pod may take; see limitTime. After that the next caller
+	// starts another one.
 	connectTime = 10 * time.Second
 	// idleTime is the default of Dialer.IdleTime.
 	idleTime = time.Minute
@@ -68,7 +70,7 @@ func (d *Dialer) join(p pod) (*connection, error) {
 	c := d.pods[p]
 	if c == nil {
 		c = &connection{pod: p, ready: make(chan struct{})}
-		d.pods[p] = c
+		d.pods[p], d.all[c] = c, true
 		go d.run(c)
 	}
 	c.users++
@@ -90,7 +92,24 @@ func (d *Dialer) run(c *connection) {
 		<-c.http.CloseChan()
 	}
 	d.retire(c)
+	d.mu.Lock()
+	delete(d.all, c)
+	d.mu.Unlock()
 }
+
+// limitTime limits requests to connectTime. For SPDY this does not include the time until the API server answers, since
+// its library ignores the context there.
+func limitTime(next http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(r *http.Request) (*http.Response, error) {
+		ctx, cancel := context.WithTimeout(r.Context(), connectTime)
+		defer cancel()
+		return next.RoundTrip(r.WithContext(ctx))
+	})
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // upgrade requests a connection to a Pod from the API server: by WebSocket or, if that fails, by SPDY, which
 // API servers before 1.30 need.
@@ -181,13 +200,11 @@ func (d *Dialer) closeIfUnused(c *connection) {
 	}
 }
 
-// Close closes the connections to all Pods, and with them their open streams. Connections that were already retired
-// close with their last stream. Close waits at most closeTime.
+// Close closes the connections to all Pods, and with them their open streams. It waits at most closeTime.
 func (d *Dialer) Close() {
 	d.mu.Lock()
 	d.closed = true
-	all := d.pods
-	d.pods = map[pod]*connection{}
+	all := slices.Collect(maps.Keys(d.all))
 	d.mu.Unlock()
 	closed := make(chan struct{}, len(all))
 	for _, c := range all {

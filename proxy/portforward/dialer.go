@@ -43,6 +43,7 @@ type Dialer struct {
 
 	mu     sync.Mutex
 	pods   map[pod]*connection // that new streams may use
+	all    map[*connection]bool
 	closed bool
 }
 
@@ -57,7 +58,12 @@ func New(config *rest.Config, log logrus.FieldLogger) (*Dialer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the API server's URL %q: %w", config.Host, err)
 	}
-	return &Dialer{IdleTime: idleTime, config: config, base: base.JoinPath(version), log: log, pods: map[pod]*connection{}}, nil
+	config = rest.CopyConfig(config)
+	config.Wrap(limitTime)
+	return &Dialer{
+		IdleTime: idleTime, config: config, base: base.JoinPath(version), log: log,
+		pods: map[pod]*connection{}, all: map[*connection]bool{},
+	}, nil
 }
 
 // forCore returns config with the path of the core API.
