@@ -86,10 +86,11 @@ func FromEnvironment(log logrus.FieldLogger) (*Manager, error) {
 func (m *Manager) Notify(state string) { m.enqueue(message{state: state}) }
 
 // Put sends the manager a copy of a file, under a name of at most 255 characters without ':'. Another goroutine calls
-// file when the message is next, at most once, and closes its result. If it returns nil, nothing is stored.
-func (m *Manager) Put(name string, file func() *os.File) {
+// file when the message is next, at most once, and closes its result. If it returns nil, nothing is stored. Put reports
+// whether the message is queued.
+func (m *Manager) Put(name string, file func() *os.File) bool {
 	// FDPOLL: otherwise the manager would drop a file on hangup, even a listener that is still usable.
-	m.enqueue(message{state: "FDSTORE=1\nFDNAME=" + name + "\nFDPOLL=0", file: file})
+	return m.enqueue(message{state: "FDSTORE=1\nFDNAME=" + name + "\nFDPOLL=0", file: file})
 }
 
 // Remove makes the manager close its files of a name.
@@ -148,13 +149,25 @@ func (m *Manager) Watch(ctx context.Context, healthy func() bool) {
 	defer ticker.Stop()
 	for {
 		if healthy() {
-			m.Notify("WATCHDOG=1")
+			m.sendAlive()
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
+	}
+}
+
+// sendAlive sends a sign of life before the queued messages: these may each wait for seconds in fdpass.Send. It queues
+// the sign only if the manager's socket is full.
+func (m *Manager) sendAlive() {
+	const alive = "WATCHDOG=1"
+	m.mu.Lock()
+	lost := m.lost
+	m.mu.Unlock()
+	if !lost && fdpass.SendNow(m.conn, []byte(alive)) != nil {
+		m.Notify(alive)
 	}
 }
 

@@ -140,6 +140,16 @@ var _ = Describe("a manager", func() {
 		Expect(text).To(Equal("WATCHDOG=1"))
 	})
 
+	It("sends signs of life while another message waits", func() {
+		set("WATCHDOG_USEC", "3600000000")
+		m := manager()
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		m.Put("S1", func() *os.File { <-ctx.Done(); return nil })
+		go m.Watch(ctx, func() bool { return true })
+		Expect(said()).To(Equal("WATCHDOG=1"))
+	})
+
 	It("stops, and logs this once, if the service manager does not listen", func() {
 		m := manager()
 		socket.Close()

@@ -23,7 +23,7 @@ func FromEnvironment(logrus.FieldLogger) (*Manager, error) { return nil, nil }
 
 // The methods of a manager.
 func (m *Manager) Notify(string)                      {}
-func (m *Manager) Put(string, func() *os.File)        {}
+func (m *Manager) Put(string, func() *os.File) bool   { return false }
 func (m *Manager) Remove(string)                      {}
 func (m *Manager) Take(string) []*os.File             { return nil }
 func (m *Manager) Forget()                            {}

@@ -65,7 +65,9 @@ func (d *Daemon) keepAffinities(ctx context.Context) {
 // Therefore keepUnder first removes the file of the nth name.
 func keepUnder(m *fdstore.Manager, n int, file *os.File) {
 	m.Remove(proxy.KeptAffinities[n])
-	m.Put(proxy.KeptAffinities[n], func() *os.File { return file })
+	if !m.Put(proxy.KeptAffinities[n], func() *os.File { return file }) {
+		file.Close()
+	}
 	m.Remove(proxy.KeptAffinities[1-n])
 }
 

@@ -52,4 +52,11 @@ var _ = Describe("saved session affinity", func() {
 			Expect(kept).To(Equal(map[string]int{proxy.KeptAffinities[n]: 1}))
 		}
 	})
+
+	It("is closed if there is no manager to store it", func() {
+		file, err := os.Open(os.DevNull)
+		Expect(err).NotTo(HaveOccurred())
+		keepUnder(nil, 0, file)
+		Expect(file.Close()).To(MatchError(os.ErrClosed))
+	})
 })
