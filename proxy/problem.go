@@ -63,7 +63,7 @@ func (p *Proxy) noteProblems() {
 			p.OnProblem(id, problem)
 		}
 		if !summarized(problem) {
-			p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": problem.Reason}).WithError(problem.Err).Error("Service port is not served")
+			p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": problem.Reason}).WithError(problem.Err).Error("Service port is not served as configured")
 		}
 	}
 	for id, old := range before {
@@ -104,7 +104,7 @@ func (p *Proxy) reportLeftOut() {
 	case noPort > hadNoPort:
 		p.Log.WithField("notServed", noPort).WithError(why).Error("Some service ports are not served")
 	case noPort == 0 && hadNoPort > 0:
-		p.Log.Info("Local ports now suffice for all service ports")
+		p.Log.Info("All service ports have a local port again")
 	}
 	switch {
 	case left > before:
@@ -112,6 +112,6 @@ func (p *Proxy) reportLeftOut() {
 		p.Log.WithFields(logrus.Fields{"limit": b.Descriptors, "listeners": b.Listeners.Load(), "notServed": left, "needed": needed}).
 			Errorf("Open files limit of %d is too low: %d service ports are not served and refuse clients; raise it to %d or more (ulimit -n, LimitNOFILE=)", b.Descriptors, left, needed)
 	case left == 0 && before > 0:
-		p.Log.Info("Open files limit now suffices for all service ports")
+		p.Log.Info("The open files limit is high enough for all service ports again")
 	}
 }

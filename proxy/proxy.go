@@ -323,7 +323,7 @@ func (p *Proxy) watchPortal(ctx context.Context) <-chan struct{} {
 	}
 	changed, err := w.Watch(ctx)
 	if err != nil {
-		p.Log.WithError(err).WithFields(logrus.Fields{"portal": p.Portal.Mode(), "interval": p.CheckInterval}).Info("No change events from the kernel for the portal; checking it periodically")
+		p.Log.WithError(err).WithFields(logrus.Fields{"portal": p.Portal.Mode(), "interval": p.CheckInterval}).Info("The kernel does not report changes of the portal; checking it periodically")
 		return nil
 	}
 	return changed

@@ -192,10 +192,10 @@ var _ = Describe("usher's commands", func() {
 			args []string
 			says string
 		}{
-			{[]string{"get", "connections", "wbe"}, "there is no Service default/wbe that usher serves"},
-			{[]string{"get", "connections", "web", "wbe"}, "there is no Service default/wbe that usher serves"},
-			{[]string{"get", "affinity", "wbe"}, "there is no Service default/wbe that usher serves"},
-			{[]string{"get", "portals", "wbe"}, "there is no Service default/wbe that usher serves"},
+			{[]string{"get", "connections", "wbe"}, "usher serves no Service default/wbe"},
+			{[]string{"get", "connections", "web", "wbe"}, "usher serves no Service default/wbe"},
+			{[]string{"get", "affinity", "wbe"}, "usher serves no Service default/wbe"},
+			{[]string{"get", "portals", "wbe"}, "usher serves no Service default/wbe"},
 			{[]string{"get", "services", "--state", "bad"}, `--state: invalid value "bad": must be one of ok,`},
 			{[]string{"get", "endpoints", "10.244.0.99:80", "--state", "ready"}, "there is no endpoint 10.244.0.99:80 of a Service that usher serves"},
 			{[]string{"get", "endpoints", "--state", "bad"}, `--state: invalid value "bad": must be one of ready,`},

@@ -175,7 +175,7 @@ var _ = Describe("usher diagnose", func() {
 			l.Node.Output("ip6tables", "-A", "INPUT", "-d", "fd75:7368:6572::1", "-j", "ACCEPT")
 			text = unbroken(diagnose(1))
 			Expect(text).To(And(ContainSubstring("a host firewall drops load balancer health checks"), Not(ContainSubstring("hang"))))
-			Expect(withoutTun()).To(ContainSubstring("NOTE node cannot prove whether a host firewall drops redirected packets evidence: found no INPUT chain that drops packets; no test connection"))
+			Expect(withoutTun()).To(ContainSubstring("NOTE node cannot determine whether a host firewall drops redirected packets evidence: found no INPUT chain that drops packets; no test connection"))
 			both("-A", "INPUT", "-p", "tcp", "--dport", "32000:32010", "-j", "ACCEPT")
 		}
 		diagnose(0)

@@ -150,7 +150,7 @@ var _ = Describe("kubectl usher connect --dns", func() {
 
 	It("skips an upstream that is itself, and answers SERVFAIL for external names", func() {
 		u := startConnect(l.Node, dir, "--portal=none", "--dns="+resolver, "--dns-upstream="+resolver)
-		Expect(string(u.Err.Contents())).To(ContainSubstring("Skipping upstream that is this resolver itself"))
+		Expect(string(u.Err.Contents())).To(ContainSubstring("Ignoring an upstream: it is this resolver"))
 		Expect(dig("www.example.test")).To(ContainSubstring("status: SERVFAIL"))
 		Expect(short("web.default.svc.cluster.local")).To(ConsistOf(clusterIP))
 	})

@@ -275,7 +275,7 @@ metadata: {name: near, labels: {example.com/rack: "7"}}
 		taken.write(dir)
 		u := startUsher(l.Node, dir, "--portal=address", "--portal-check-interval=300ms")
 		Expect(ask(pod, web.vip())).To(Equal(first.addr))
-		Expect(string(u.Err.Contents())).To(MatchRegexp(`Service port is not served.*address already in use.*default/taken`))
+		Expect(string(u.Err.Contents())).To(MatchRegexp(`Service port is not served as configured.*address already in use.*default/taken`))
 
 		By("retrying until the port can be served")
 		holder.Close()

@@ -192,7 +192,7 @@ func redirectedUDPSpecs(portal string) {
 		By("not listening outside the range when all ports are taken")
 		other := service{name: "other", clusterIP: "10.96.0.11", port: 53, protocol: "UDP", endpoints: dns.endpoints}
 		other.write(dir)
-		Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say(`Service port is not served.*address already in use`))
+		Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say(`Service port is not served as configured.*address already in use`))
 		reaches(pod, first)
 	})
 

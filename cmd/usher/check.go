@@ -31,7 +31,7 @@ each VIP, the endpoints for each kind of client (internal: of cluster IPs; exter
 from outside the cluster; node: on this node), and errors. If usher is not running,
 everything is new. + marks additions, - removals, ~ changes; unchanged service ports are
 only counted. For objects that are unreadable or invalid, usher keeps the previous
-state, and so does the comparison. If nothing in a file can be read, there is none.
+state, and so does the comparison. If nothing in a file can be read, no comparison is made.
 
 It changes nothing and needs no privileges.`,
 		Example: `  usher check examples/

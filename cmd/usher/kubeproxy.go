@@ -99,7 +99,7 @@ func watchConfig(ctx context.Context, path string, before []byte, every time.Dur
 		}
 		warned = now
 		if fields := kubeproxy.Changed(before, now); len(fields) > 0 {
-			log.WithField("config", path).Warn(fmt.Sprintf("Configuration file has changed (%s); usher keeps the configuration that it read at startup until it is restarted", strings.Join(fields, ", ")))
+			log.WithField("config", path).Warn(fmt.Sprintf("Configuration file has changed (%s); restart usher to apply the change", strings.Join(fields, ", ")))
 		}
 	}, every)
 }

@@ -83,7 +83,7 @@ func (r Reason) Remedy() string {
 	case UnexpectedAnswer:
 		return "check the server's URL; a proxy or another program answers there"
 	}
-	return "check that it runs and that this node can reach it"
+	return "check that the API server runs and that this node can reach it"
 }
 
 // Status returns the current status.

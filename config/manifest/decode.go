@@ -131,7 +131,7 @@ func readHeader(value []byte, defaults header) (header, error) {
 		case f.value != nil && !ok:
 			return header{}, field.TypeInvalid(field.NewPath(f.name), f.value, "must be a string")
 		case *f.into == "":
-			return header{}, field.Required(field.NewPath(f.name), "every manifest starts with it; the file may be incomplete")
+			return header{}, field.Required(field.NewPath(f.name), "every manifest needs it; the file may be incomplete")
 		}
 	}
 	h.name = readName(raw.Metadata)

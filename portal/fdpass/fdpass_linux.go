@@ -12,7 +12,7 @@ import (
 
 // ErrTruncated says that a message exceeded the receiver's buffer, its limit of descriptors, or its limit of open files
 // (recvmsg(2)). The excess is lost.
-var ErrTruncated = errors.New("message longer than expected")
+var ErrTruncated = errors.New("message or its descriptors were truncated")
 
 // underWayTime limits how long Send waits while too many descriptors are in flight.
 const underWayTime = 5 * time.Second

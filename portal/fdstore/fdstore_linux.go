@@ -214,7 +214,7 @@ func (m *Manager) run() {
 			}
 			m.lost, m.queue = true, nil
 			m.mu.Unlock()
-			m.log.WithError(err).Warn("The keeper or service manager no longer listens; sockets will be lost if usher crashes")
+			m.log.WithError(err).Warn("The keeper or service manager no longer reads messages; sockets will be lost if usher crashes")
 			return
 		}
 	}

@@ -244,7 +244,7 @@ func (a *approached) ask(word string) (_ *found, err error) {
 		}
 		has, failed := a.challenge.signed()
 		if err = failed; err == nil && !has {
-			err = errors.New("the process lacks usher's capabilities")
+			err = errors.New("the process did not prove that it has CAP_NET_ADMIN")
 		}
 	})
 	if err == nil {

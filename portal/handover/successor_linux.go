@@ -39,7 +39,7 @@ func Ask() (*Successor, error) {
 	}
 	if err != nil {
 		s.Abort()
-		return nil, fmt.Errorf("the running usher does not hand over: %w", err)
+		return nil, fmt.Errorf("the running usher instance did not hand over: %w", err)
 	}
 	return s, nil
 }

@@ -207,8 +207,8 @@ func (f *backend) probe(ctx context.Context) (err error) {
 	return undecided
 }
 
-// probeAnswers determines whether rules can mark the answers to clients' own addresses, and translate aliases. It knows
-// only what a chain of the nat table accepts.
+// probeAnswers determines whether rules can mark the answers to clients' own addresses, and translate aliases. It can
+// only test rules that a chain of the nat table accepts.
 func (f *backend) probeAnswers(has func(feature string) bool) {
 	if f.at.Answers = has("connmark") && has("CONNMARK") && has("MARK"); !f.at.Answers {
 		f.log.Info("Endpoints will see this node's address, not their clients': the kernel or iptables lacks connmark, CONNMARK or MARK")
@@ -316,7 +316,7 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 		if f.moves < maxMoves {
 			f.moves++
 			if f.moved = now; f.moves == maxMoves {
-				f.log.Warn("Another program keeps moving its nat rules before usher's; leaving them there")
+				f.log.Warn("Another program keeps inserting rules before usher's; usher no longer moves its own to the front")
 			}
 		}
 	}

@@ -100,7 +100,7 @@ func hint(err error, ip6 bool) error {
 	case has("Failed to initialize nft", "Could not fetch rule set generation id"):
 		advice = "this kernel has no nf_tables: modprobe nf_tables, or use legacy iptables"
 	case has("can't initialize", "Table does not exist", "TABLE_ADD failed", "CHAIN_ADD failed"):
-		advice = fmt.Sprintf("this kernel has no nat table for iptables: modprobe ip%stable_nat (or nft_chain_nat)", six)
+		advice = fmt.Sprintf("this kernel lacks a table that iptables needs: modprobe ip%stable_nat (or nft_chain_nat)", six)
 	case has("RULE_APPEND failed", "No chain/target/match by that name", "Couldn't load"):
 		advice = "this kernel or iptables lacks a match or target: modprobe xt_nat xt_REDIRECT xt_tcpudp nft_compat"
 	case has("Permission denied", "Operation not permitted"):

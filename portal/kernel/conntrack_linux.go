@@ -73,7 +73,7 @@ func ForgetRedirected(targets iter.Seq[portal.Target], log logrus.FieldLogger) {
 		}
 	}
 	if err := ForgetFlows(want); err != nil {
-		log.WithError(err).Debug("UDP clients may stay with a former listener")
+		log.WithError(err).Debug("UDP clients may keep reaching a closed listener")
 	}
 }
 

@@ -116,7 +116,7 @@ func Cleanup(ctx context.Context, log logrus.FieldLogger) (removed []string, err
 	opts, _ := portal.Options{Log: log}.Complete() // no value in it can be invalid
 	installed, err := portal.ListAll(ctx, All, opts)
 	if err != nil {
-		opts.Log.WithError(err).Debug("UDP clients may stay with a former listener")
+		opts.Log.WithError(err).Debug("UDP clients may keep reaching a closed listener")
 	}
 	removed, err = portal.RemoveAll(ctx, All, opts, true)
 	answers, failed := kernel.ForgetAnswers(0)

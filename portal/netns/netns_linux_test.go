@@ -226,7 +226,7 @@ var _ = Describe("a namespace", func() {
 		n.Close()
 		Expect(runs(pid)).To(BeFalse())
 		_, err = n.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
-		Expect(err).To(MatchError(ContainSubstring("requesting a socket from the namespace")))
+		Expect(err).To(MatchError(ContainSubstring("requesting a descriptor from the namespace")))
 		_, err = n.Run(Command{Path: "/bin/true", Args: []string{"true"}}, nil)
 		Expect(err).To(MatchError(ContainSubstring("the helper in the namespace does not respond")))
 	})

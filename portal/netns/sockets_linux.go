@@ -123,12 +123,12 @@ func (n *Namespace) descriptors(of socketKind, count int) (fds []int, err error)
 		ask = binary.NativeEndian.AppendUint32(ask, uint32(number))
 	}
 	if _, err := n.line.Write(ask); err != nil {
-		return nil, fmt.Errorf("requesting a socket from the namespace: %w", err)
+		return nil, fmt.Errorf("requesting a descriptor from the namespace: %w", err)
 	}
 	answer := make([]byte, answerSize)
 	size, fds, err := fdpass.Receive(n.line, answer, count)
 	if err != nil && err != fdpass.ErrTruncated || size != answerSize {
-		return nil, errors.Join(errors.New("requesting a socket from the namespace: no answer"), err)
+		return nil, errors.Join(errors.New("requesting a descriptor from the namespace: no answer"), err)
 	}
 	if errno := unix.Errno(binary.NativeEndian.Uint32(answer)); errno != 0 {
 		return nil, errno

@@ -52,7 +52,7 @@ var (
 	probes              = counter("usher_probes_total", "Probes of endpoints in quarantine and of endpoints whose Services request probes, by result.", "result")
 	lateProbes          = counter("usher_probes_late_total", "Probes requested by Services that started more than one interval late because a limit on probes was reached (per second, at once, or per namespace).")
 	endpointsByState    = gauge("usher_endpoints", "Endpoints of service ports, by state.", "state")
-	endpointsSince      = gauge("usher_endpoints_state_timestamp_seconds", "Time since which the longest-standing endpoint has been in that state; states that are failures are present only while an endpoint is in them.", "state")
+	endpointsSince      = gauge("usher_endpoints_state_timestamp_seconds", "Earliest time since which an endpoint has been in that state; states that are failures are present only while an endpoint is in them.", "state")
 	bytesMoved          = counter("usher_bytes_total", "Bytes transferred by ended connections and UDP sessions, by direction.", "to")
 	udpSessionsBegun    = counter("usher_udp_sessions_total", "UDP sessions started.")
 	udpSessionsAnswered = counter("usher_udp_sessions_answered_total", "UDP sessions in which an endpoint answered.")

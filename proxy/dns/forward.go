@@ -149,7 +149,7 @@ func (u *upstreams) set(servers []netip.AddrPort) {
 	u.servers = nil
 	for _, s := range servers {
 		if u.isSelf(s) {
-			u.log.WithField("upstream", s.String()).Warn("Skipping upstream that is this resolver itself")
+			u.log.WithField("upstream", s.String()).Warn("Ignoring an upstream: it is this resolver")
 			continue
 		}
 		u.servers = append(u.servers, s)

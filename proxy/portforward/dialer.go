@@ -82,7 +82,7 @@ func (d *Dialer) url(p pod) *url.URL {
 func (d *Dialer) Dial(ctx context.Context, to *config.Endpoint) (forward.Conn, error) {
 	namespace, name, ok := strings.Cut(to.Pod, "/")
 	if !ok {
-		return nil, fmt.Errorf("the EndpointSlice has no targetRef Pod for %s, and port-forward only reaches Pods", to.Addr.Addr())
+		return nil, fmt.Errorf("port-forward reaches only Pods, and the EndpointSlice names no Pod for %s", to.Addr.Addr())
 	}
 	c, err := d.connect(ctx, pod{namespace, name})
 	if err != nil {

@@ -30,7 +30,7 @@ var (
 	ErrTooLong = errors.New("PROXY protocol header is too long")
 	ErrWrong   = errors.New("invalid PROXY protocol header")
 	// ErrPanic means that the library which parses headers has panicked.
-	ErrPanic = errors.New("cannot parse PROXY protocol header")
+	ErrPanic = errors.New("PROXY protocol header parser failed")
 )
 
 // parse is the library's parser.

@@ -139,7 +139,7 @@ func (s *Server) serve(conn *net.TCPConn) {
 
 // logFailure logs why a request failed.
 func (s *Server) logFailure(client string, err error) {
-	s.log.WithField("client", client).WithError(err).Debug("Request to the SOCKS and HTTP proxy")
+	s.log.WithField("client", client).WithError(err).Debug("Request to the SOCKS and HTTP proxy failed")
 }
 
 // client is a client's connection.

@@ -487,7 +487,7 @@ func readTransfer(line []byte) (*transfer, error) {
 		return nil, err
 	}
 	if !t.Pair.Known() {
-		return nil, fmt.Errorf("unknown end %q", t.Pair.Ending)
+		return nil, fmt.Errorf("unknown outcome %q", t.Pair.Ending)
 	}
 	return t, nil
 }

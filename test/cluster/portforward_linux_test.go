@@ -282,7 +282,7 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 			s.Spec.Selector = map[string]string{"app": "web"}
 			s.Spec.Ports[0].Protocol = corev1.ProtocolUDP
 		})
-		Eventually(u.Err).WithTimeout(soon).Should(gbytes.Say("Service port is not served.*only TCP is supported: port-forward supports only TCP.*ProtocolNotServed"))
+		Eventually(u.Err).WithTimeout(soon).Should(gbytes.Say("Service port is not served as configured.*only TCP is supported: port-forward supports only TCP.*ProtocolNotServed"))
 		Eventually(func(g Gomega) {
 			list, err := c.api.EventsV1().Events(c.namespace).List(context.Background(), metav1.ListOptions{})
 			g.Expect(err).NotTo(HaveOccurred())

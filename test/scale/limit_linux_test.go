@@ -25,7 +25,7 @@ var _ = Describe("more service ports than the open files limit allows", func() {
 		log := string(u.Err.Contents())
 		Expect(log).To(MatchRegexp("Open files limit of 2000 is too low: [0-9]+ service ports are not served and .*; raise it to [0-9]+ or more"))
 		Expect(strings.Count(log, "Open files limit of")).To(Equal(1))
-		Expect(log).NotTo(ContainSubstring("Service port is not served"), "one warning covers all ports")
+		Expect(log).NotTo(ContainSubstring("Service port is not served as configured"), "one warning covers all ports")
 
 		metrics := func() string { return l.Node.Output("curl", "-s", "http://127.0.0.1:10249/metrics") }
 		value := func(metric string) int {
@@ -50,7 +50,7 @@ var _ = Describe("more service ports than the open files limit allows", func() {
 		Expect(connectAndAsk(pod, vip(ports-1), patience)).To(MatchError(ContainSubstring("refused")))
 		replaceAll(dir, ports-1)
 		Eventually(func() error { return connectAndAsk(pod, vip(ports-1), time.Second) }).WithTimeout(30 * time.Second).Should(Succeed())
-		Eventually(u.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("Open files limit now suffices for all service ports"))
+		Eventually(u.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("The open files limit is high enough for all service ports again"))
 		Expect(fmt.Sprint(value("usher_listeners"))).To(Equal("1"))
 	})
 })

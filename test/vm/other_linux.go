@@ -88,7 +88,7 @@ func loaded() bool {
 // reports expects that the log contains the reason why SCTP is not served.
 func (n *node) reports(why string) {
 	GinkgoHelper()
-	Expect(string(n.usher.Err.Contents())).To(MatchRegexp("Service port is not served.*" + why + ".*reason=SCTPOff"))
+	Expect(string(n.usher.Err.Contents())).To(MatchRegexp("Service port is not served as configured.*" + why + ".*reason=SCTPOff"))
 }
 
 func switchedOff(flag, why string) {

@@ -105,7 +105,7 @@ func cannotCheck(what string, err error) Finding {
 	return Finding{"", Note, "usher", "cannot check " + what, err.Error(), "run usher diagnose again"}
 }
 
-// reports returns whether usher reports a problem of its own with this reason.
+// reports returns whether usher itself reports a problem with this reason.
 func (s *subject) reports(reason string) bool {
 	return slices.ContainsFunc(s.status.Problems, func(p api.StatusProblem) bool { return p.Object == "usher" && p.Reason == reason })
 }

@@ -212,7 +212,7 @@ func firewall(ctx context.Context, s *subject) (all []Finding) {
 	}
 	services.Known = where + "; no test connection: " + err.Error()
 	if len(chains) == 0 {
-		services.Severity, services.Wrong, services.Remedy = Note, "cannot prove whether a host firewall drops redirected packets", "run usher diagnose on the node, as root"
+		services.Severity, services.Wrong, services.Remedy = Note, "cannot determine whether a host firewall drops redirected packets", "run usher diagnose on the node, as root"
 		if rulesErr != nil {
 			services.Known = errors.Join(err, rulesErr).Error()
 		}

@@ -110,7 +110,7 @@ func RegisterFleet(flags *pflag.FlagSet, o *fleet.Options) {
 	flags.StringVar(&o.Cluster.Context, "context", "", "`context` of the kubeconfig. Empty = the current context")
 	flags.StringVar(&o.Cluster.Kubeconfig, "kubeconfig", "", "Kubeconfig `file` for the API server. Empty = kubectl's kubeconfig")
 	flags.StringVarP(&o.Cluster.Server, "server", "s", "", "`URL` of the API server; overrides the kubeconfig")
-	cli.Group(flags, "The ushers of a cluster")
+	cli.Group(flags, "Usher instances of a cluster")
 }
 
 // complete checks the flags, and sets the default of the namespace.
@@ -343,7 +343,7 @@ func MustKnow(ctx context.Context, c *client.Client, service, hint string) error
 			like = append(like, show.Clean(s.Name))
 		}
 	}
-	text := fmt.Sprintf("there is no Service %s that usher serves", service)
+	text := fmt.Sprintf("usher serves no Service %s", service)
 	plain, _, _ := strings.Cut(name, ":")
 	switch meant := cli.DidYouMean(plain, like); {
 	case meant != "":
@@ -351,7 +351,7 @@ func MustKnow(ctx context.Context, c *client.Client, service, hint string) error
 	case len(elsewhere) > 0:
 		text += "; there is " + show.Few(elsewhere)
 	case namespace == "*":
-		text = fmt.Sprintf("there is no Service %s that usher serves, in any namespace", name)
+		text = fmt.Sprintf("usher serves no Service %s in any namespace", name)
 	default:
 		text += hint
 	}

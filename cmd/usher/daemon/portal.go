@@ -133,7 +133,7 @@ func (d *Daemon) tryInput(ctx context.Context, services []config.Service) (dropp
 		}
 	}
 	if len(tried) == 0 {
-		return "", errors.New("no Service has endpoints")
+		return "", errors.New("no TCP service port is served")
 	}
 	return dropped, nil
 }

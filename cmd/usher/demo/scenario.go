@@ -213,7 +213,7 @@ func parseBreak(text string) (api.DemoBreak, error) {
 	name, how, _ := strings.Cut(text, " ")
 	s, err := serverNamed(name)
 	if err == nil && how == "" {
-		err = fmt.Errorf("how is required: must be one of %s", strings.Join(Faults(s.protocol), ", "))
+		err = fmt.Errorf("a fault is required after the name of the server: one of %s", strings.Join(Faults(s.protocol), ", "))
 	}
 	if err == nil {
 		_, err = parseFault(how, s.protocol, name)

@@ -56,7 +56,7 @@ steps:
 		Entry("with load on a server", `steps[0].load: "web-1" is a server: must be a Service, such as web`, "{at: 0s, load: web-1 5/s}"),
 		Entry("with an unknown server", `steps[0].break: unknown name "web-9": must be a Service (web, refusing,`, "{at: 0s, break: web-9 slow}"),
 		Entry("with an invalid fault", `steps[0].break: how: flaky: invalid value "200%": must be a share`, "{at: 0s, break: web-1 flaky=200%}"),
-		Entry("without a fault", "steps[0].break: how is required: must be one of refuse,", "{at: 0s, break: web-1}"),
+		Entry("without a fault", "steps[0].break: a fault is required after the name of the server: one of refuse,", "{at: 0s, break: web-1}"),
 		Entry("with a Service as the server to repair", `steps[0].repair: "web" is a Service: must be one of its servers, such as web-1`, "{at: 0s, repair: web}"),
 		Entry("with an incomplete expectation", `must have the form "web failed >= 3"`, "{at: 0s, expect: web failed}"),
 		Entry("with an unknown count", `invalid value "size": must be one of state, accepted,`, "{at: 0s, expect: web size = 3}"),

@@ -187,7 +187,7 @@ var _ = Describe("a list", func() {
 				fmt.Fprint(w, `{"items": [`+strings.Repeat(item, 1<<20)+`{}]}`)
 			})
 			_, err = c.Services(ctx, client.ServiceQuery{})
-			Expect(err).To(MatchError(And(ContainSubstring(c.Address()), ContainSubstring("objects of less than 32 bytes"))))
+			Expect(err).To(MatchError(And(ContainSubstring(c.Address()), ContainSubstring("its objects have fewer than 32 bytes on average"))))
 		}
 	})
 

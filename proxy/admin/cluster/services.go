@@ -164,10 +164,10 @@ func (v *View) anyList(ctx context.Context, f fleet, q client.ServiceQuery) (lis
 		}
 	}
 	if len(f.nodes) == 0 {
-		return list, errors.New("no node has a usher instance to query")
+		return list, errors.New("no usher instance was found on any node")
 	}
 	return list, errNobody
 }
 
 // errNobody is the error if no node answers.
-var errNobody = &api.Error{Code: 502, Message: "no usher answers"}
+var errNobody = &api.Error{Code: 502, Message: "no usher instance responds"}

@@ -334,7 +334,7 @@ var _ = Describe("Read", func() {
 		Expect(Changed([]byte(before), []byte("# a comment\n"+before))).To(BeEmpty())
 		Expect(Changed([]byte(before), []byte(header+"iptables: {syncPeriod: 31s}\nnodePortAddresses: [primary]"))).
 			To(Equal([]string{"iptables.syncPeriod", "mode", "nodePortAddresses"}))
-		Expect(Changed([]byte(before), []byte("{"))).To(Equal([]string{"everything: cannot read the file"}))
+		Expect(Changed([]byte(before), []byte("{"))).To(Equal([]string{"the file is invalid now"}))
 	})
 
 	It("names a file that it cannot read", func() {

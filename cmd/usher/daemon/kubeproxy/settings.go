@@ -112,7 +112,7 @@ func Changed(before, after []byte) (fields []string) {
 	was, _ := parse(before)
 	now, errs := parse(after)
 	if len(errs) > 0 {
-		return []string{"everything: cannot read the file"}
+		return []string{"the file is invalid now"}
 	}
 	values := map[string][2][]any{} // of each field, at most one value before and one after
 	for i, doc := range []map[string]any{was, now} {
