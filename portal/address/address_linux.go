@@ -50,7 +50,7 @@ type addressPortal struct {
 	moved       map[netip.Addr]bool // VIPs whose place has changed since the last Apply
 	rules       map[portal.Target]portal.Rule
 	users       map[netip.Addr]int   // the number of rules with this VIP
-	heard       map[netip.Addr]int   // the number of these with a listener
+	listening   map[netip.Addr]int   // the number of these with a listener
 	routed      map[netip.Addr]bool  // VIPs with a route of usher's: whether it is into the space; the others are local already
 	missing     map[netip.Addr]error // VIPs that could not be made local
 	leaving     map[netip.Addr]bool  // VIPs without rules that stay routed for open connections
@@ -100,7 +100,7 @@ func open(_ context.Context, opts portal.Options) (portal.Portal, error) {
 func (p *addressPortal) clear() {
 	p.inNamespace, p.moved = map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	p.rules, p.listened = map[portal.Target]portal.Rule{}, map[portal.Target][]netip.Addr{}
-	p.users, p.heard = map[netip.Addr]int{}, map[netip.Addr]int{}
+	p.users, p.listening = map[netip.Addr]int{}, map[netip.Addr]int{}
 	p.routed, p.missing, p.leaving = map[netip.Addr]bool{}, map[netip.Addr]error{}, map[netip.Addr]bool{}
 	p.networks, p.unrouted = map[netip.Prefix]int{}, map[netip.Prefix]bool{}
 }
@@ -114,7 +114,7 @@ func list(context.Context, portal.Options) ([]portal.Rule, error) {
 	defer routes.Close()
 	table, err := routes.Table()
 	var vips []portal.Rule
-	for _, addr := range slices.AppendSeq(table.Local, maps.Keys(table.Led)) {
+	for _, addr := range slices.AppendSeq(table.Local, maps.Keys(table.Via)) {
 		if !kernel.IsRedirectAddr(addr) {
 			vips = append(vips, portal.Rule{Target: portal.Target{Addr: addr}})
 		}
@@ -243,7 +243,7 @@ func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []por
 		if !vip.IsValid() || vip.IsUnspecified() {
 			continue
 		}
-		p.heard[vip] += one(is.LocalPort != 0) - one(was.LocalPort != 0)
+		p.listening[vip] += one(is.LocalPort != 0) - one(was.LocalPort != 0)
 		if now, then := one(is.Target.Addr.IsValid()), one(was.Target.Addr.IsValid()); now != then {
 			p.users[vip] += now - then
 			touched[vip] = true
@@ -356,7 +356,7 @@ func (p *addressPortal) readRoutes() error {
 			p.routed[addr] = false
 		}
 	}
-	for addr := range table.Led {
+	for addr := range table.Via {
 		p.routed[addr] = true
 	}
 	return nil
@@ -371,7 +371,7 @@ func (p *addressPortal) updateLocations(ctx context.Context, vips []netip.Addr) 
 		}
 		delete(p.leaving, vip)
 		inNamespace, asked := p.inNamespace[vip]
-		if !asked || p.heard[vip] <= 0 { // no listener has to move first
+		if !asked || p.listening[vip] <= 0 { // no listener has to move first
 			inNamespace = p.inNamespaceNow(vip)
 		}
 		delete(p.missing, vip)
@@ -407,7 +407,7 @@ func (p *addressPortal) updateLocations(ctx context.Context, vips []netip.Addr) 
 			continue
 		}
 		delete(p.users, vip)
-		delete(p.heard, vip)
+		delete(p.listening, vip)
 		delete(p.missing, vip)
 		delete(p.inNamespace, vip)
 		if _, is := p.routed[vip]; is {

@@ -41,7 +41,7 @@ type backend struct {
 	at                     redirect.Setting
 
 	installed map[string]*contents // the kernel's rules, as last read or written
-	fresh     bool                 // Read has succeeded, and Forget has not been called since
+	known     bool                 // Read has succeeded, and Forget has not been called since
 	prints    map[string]uint64    // fingerprints at the last Read; nil if unknown, or if rules were written since
 	// scratchNotes are the notes for tables with scratch chains, from before the first of these.
 	scratchNotes map[string][]string
@@ -54,8 +54,8 @@ type backend struct {
 
 func (f *backend) ip6() bool                  { return f.family.Is6() }
 func (f *backend) Setting() *redirect.Setting { return &f.at }
-func (f *backend) Known() bool                { return f.fresh }
-func (f *backend) Forget()                    { f.fresh = false }
+func (f *backend) Known() bool                { return f.known }
+func (f *backend) Forget()                    { f.known = false }
 
 func (f *backend) Left() map[portal.Target]uint16 {
 	ports := map[portal.Target]uint16{}
@@ -236,7 +236,7 @@ func (f *backend) Read(ctx context.Context) error {
 	for _, a := range args {
 		text, err := run(ctx, "", f.save, a...)
 		if err != nil {
-			f.fresh = false
+			f.known = false
 			return hint(fmt.Errorf("reading %s rules: %w", f.family, err), f.ip6())
 		}
 		for name, c := range parseSave(text) {
@@ -252,7 +252,7 @@ func (f *backend) Read(ctx context.Context) error {
 			})
 		}
 	}
-	f.installed, f.fresh, f.prints = installed, true, prints
+	f.installed, f.known, f.prints = installed, true, prints
 	return nil
 }
 

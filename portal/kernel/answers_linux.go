@@ -45,11 +45,11 @@ func answerRules(family portal.Family, mark uint32) []*netlink.Rule {
 		}
 		return r
 	}
-	redirectAddr, over, lookup, own := rule(answerRule+3, 0), rule(answerRule+1, mark), rule(answerRule+2, mark), rule(answerRule, AnswerMark(mark))
-	redirectAddr.Type = nl.FR_ACT_NOP
-	over.IifName, over.Goto = "lo", redirectAddr.Priority
+	end, over, lookup, own := rule(answerRule+3, 0), rule(answerRule+1, mark), rule(answerRule+2, mark), rule(answerRule, AnswerMark(mark))
+	end.Type = nl.FR_ACT_NOP
+	over.IifName, over.Goto = "lo", end.Priority
 	lookup.Table, own.Table = answerTable, answerTable
-	return []*netlink.Rule{redirectAddr, over, lookup, own}
+	return []*netlink.Rule{end, over, lookup, own}
 }
 
 // answerRoute returns the route in the rules' table.
@@ -60,7 +60,7 @@ func (r *Routes) answerRoute(family portal.Family) *netlink.Route {
 	return route
 }
 
-// answerPart is a rule or route that LeadAnswers installs.
+// answerPart is a rule or route that RouteAnswers installs.
 type answerPart struct {
 	what     string
 	add, del func() error
@@ -78,8 +78,8 @@ func (r *Routes) answerParts(family portal.Family, mark uint32) []answerPart {
 	return parts
 }
 
-// LeadAnswers routes packets with this mark to this node, and returns the parts that it had to install.
-func LeadAnswers(family portal.Family, mark uint32) (made []string, err error) {
+// RouteAnswers routes packets with this mark to this node, and returns the parts that it had to install.
+func RouteAnswers(family portal.Family, mark uint32) (made []string, err error) {
 	r, err := OpenRoutes()
 	if err != nil {
 		return nil, err
@@ -96,7 +96,7 @@ func LeadAnswers(family portal.Family, mark uint32) (made []string, err error) {
 	return made, nil
 }
 
-// ProbeAnswers tests LeadAnswers by doing and undoing it. It keeps parts that are already installed.
+// ProbeAnswers tests RouteAnswers by doing and undoing it. It keeps parts that are already installed.
 func ProbeAnswers(family portal.Family, mark uint32) (err error) {
 	r, err := OpenRoutes()
 	if err != nil {
@@ -114,7 +114,7 @@ func ProbeAnswers(family portal.Family, mark uint32) (err error) {
 	return nil
 }
 
-// CompareAnswers returns the state of each part that LeadAnswers installs for a mark, and of any extra ones; with mark
+// CompareAnswers returns the state of each part that RouteAnswers installs for a mark, and of any extra ones; with mark
 // 0 all are extra.
 func CompareAnswers(family portal.Family, mark uint32) (parts []portal.Part, err error) {
 	r, err := OpenRoutes()
@@ -152,7 +152,7 @@ func CompareAnswers(family portal.Family, mark uint32) (parts []portal.Part, err
 	return parts, nil
 }
 
-// isAnswerRule reports whether an installed rule is one of LeadAnswers'.
+// isAnswerRule reports whether an installed rule is one of RouteAnswers'.
 func isAnswerRule(rule *netlink.Rule) bool {
 	at := rule.Priority - answerRule
 	return at >= 0 && at <= 3 && (rule.Protocol == RouteProtocol || rule.Table == answerTable || rule.Goto == answerRule+3)
@@ -183,7 +183,7 @@ func ruleText(rule *netlink.Rule) string {
 	return text
 }
 
-// ForgetAnswers removes the parts that LeadAnswers has installed for any mark except but; with but 0 it removes all. It
+// ForgetAnswers removes the parts that RouteAnswers has installed for any mark except but; with but 0 it removes all. It
 // returns their descriptions.
 func ForgetAnswers(but uint32) (removed []string, err error) {
 	r, err := OpenRoutes()
@@ -232,7 +232,7 @@ func ForgetAnswers(but uint32) (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// AnswerEvents reports removals of the parts that LeadAnswers has installed.
+// AnswerEvents reports removals of the parts that RouteAnswers has installed.
 func AnswerEvents() (Subscription, error) {
 	return subscribe(unix.NETLINK_ROUTE, func(m syscall.NetlinkMessage) bool {
 		var attribute uint16

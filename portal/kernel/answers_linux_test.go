@@ -28,7 +28,7 @@ var _ = Describe("answers to clients' own addresses", func() {
 		GinkgoHelper()
 		node.Do(func() {
 			for _, family := range portal.Families {
-				these, err := kernel.LeadAnswers(family, mark)
+				these, err := kernel.RouteAnswers(family, mark)
 				Expect(err).NotTo(HaveOccurred())
 				made = append(made, these...)
 			}

@@ -86,10 +86,10 @@ func (l *LastRoutes) Bring(wanted func() map[netip.Addr]bool) (made []string, er
 			want[l.family.Any()] = true
 		}
 	}
-	others := at != l.at // the installed routes may have another scope
+	replaceAll := at != l.at // the installed routes may have another scope
 	count := 0
 	for addr := range want {
-		if l.there[addr] && !others {
+		if l.there[addr] && !replaceAll {
 			continue
 		}
 		is, err := r.addLast(addr, at.scope)
@@ -102,7 +102,7 @@ func (l *LastRoutes) Bring(wanted func() map[netip.Addr]bool) (made []string, er
 		}
 	}
 	l.at = at
-	if count > 0 && !others {
+	if count > 0 && !replaceAll {
 		made = append(made, fmt.Sprintf("%d routes of last resort", count))
 	}
 	for addr := range l.there {
@@ -116,13 +116,13 @@ func (l *LastRoutes) Bring(wanted func() map[netip.Addr]bool) (made []string, er
 		delete(l.there, addr)
 	}
 	if count > 0 {
-		err = r.leads(want)
+		err = r.checkReachable(want)
 	}
 	return made, err
 }
 
-// leads returns an error if a rejecting route, such as one of type unreachable, precedes the routes. It tests one VIP.
-func (r *Routes) leads(vips map[netip.Addr]bool) error {
+// checkReachable returns an error if a rejecting route, such as one of type unreachable, precedes the routes. It tests one VIP.
+func (r *Routes) checkReachable(vips map[netip.Addr]bool) error {
 	for addr := range vips {
 		if addr.IsUnspecified() {
 			continue

@@ -121,7 +121,7 @@ func (r *Routes) Delete(addr netip.Addr) error {
 // Table has the routes of the kernel's local table, which is looked up first, and the Networks.
 type Table struct {
 	Local  []netip.Addr       // made local by portals, of this or another process
-	Led    map[netip.Addr]int // routed by portals over the link with this index
+	Via    map[netip.Addr]int // routed by portals over the link with this index
 	Others []netip.Prefix     // local for other reasons, and networks whose addresses the kernel resolves by ARP
 
 	Networks map[netip.Prefix]int // routed by PutNetwork over the link with this index; 0 if rejected
@@ -145,7 +145,7 @@ func (r *Routes) Table() (t Table, err error) {
 // readTable reads the routes of both families and the IPv4 addresses. It iterates, since there may be tens of thousands
 // of routes.
 func (r *Routes) readTable() (Table, error) {
-	t := Table{Led: map[netip.Addr]int{}, Networks: map[netip.Prefix]int{}}
+	t := Table{Via: map[netip.Addr]int{}, Networks: map[netip.Prefix]int{}}
 	for _, family := range portal.Families {
 		err := r.handle.RouteListFilteredIter(NetlinkFamily(family), &netlink.Route{}, netlink.RT_FILTER_TABLE, t.add) // of all tables
 		if err != nil {
@@ -179,7 +179,7 @@ func (t *Table) add(route netlink.Route) bool {
 	case route.Type == unix.RTN_LOCAL:
 		t.Others = append(t.Others, to)
 	case route.Type == unix.RTN_UNICAST && route.Protocol == RouteProtocol:
-		t.Led[addr] = route.LinkIndex
+		t.Via[addr] = route.LinkIndex
 	}
 	return true
 }
@@ -187,7 +187,7 @@ func (t *Table) add(route netlink.Route) bool {
 // AddVia routes packets for addr over a link to a gateway there, before all other routes and rules of the node. The
 // error is EEXIST if addr is local, or routed elsewhere in the same table.
 func (r *Routes) AddVia(addr netip.Addr, link int, gateway netip.Addr) error {
-	if err := r.handle.RouteAdd(led(addr, link, gateway)); err != nil {
+	if err := r.handle.RouteAdd(viaRoute(addr, link, gateway)); err != nil {
 		return fmt.Errorf("routing %s to usher: %w", addr, err)
 	}
 	return nil
@@ -195,13 +195,13 @@ func (r *Routes) AddVia(addr netip.Addr, link int, gateway netip.Addr) error {
 
 // RemoveVia reverts AddVia. It is no error if the route does not exist.
 func (r *Routes) RemoveVia(addr netip.Addr) error {
-	if err := r.handle.RouteDel(led(addr, 0, netip.Addr{})); err != nil && !errors.Is(err, unix.ESRCH) {
+	if err := r.handle.RouteDel(viaRoute(addr, 0, netip.Addr{})); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("removing route for %s: %w", addr, err)
 	}
 	return nil
 }
 
-func led(addr netip.Addr, link int, gateway netip.Addr) *netlink.Route {
+func viaRoute(addr netip.Addr, link int, gateway netip.Addr) *netlink.Route {
 	return &netlink.Route{
 		LinkIndex: link,
 		Dst:       Alone(addr),

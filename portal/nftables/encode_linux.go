@@ -181,7 +181,7 @@ func (r rule) String() string {
 		add("snat", r.ip(), "prefix to", r.to.String())
 	case r.by == "":
 		add(string(r.verdict))
-	case !r.leads():
+	case !r.redirects():
 		add(key, "vmap", "@"+r.by)
 	case r.redirectAddr.IsValid():
 		add("meta l4proto { tcp, udp, sctp } dnat to", r.redirectAddr.String(), ":", key, "map", "@"+r.by)
@@ -212,7 +212,7 @@ func (r rule) exprs(conn *nftables.Conn, table *nftables.Table, sets map[string]
 		return append(out, &expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code}), nil
 	case r.by == "":
 		return append(out, r.verdict.marshal()), nil
-	case !r.leads():
+	case !r.redirects():
 		out = append(out, r.key(4)...)
 		return append(out, &expr.Lookup{SourceRegister: 1, SetName: r.by, SetID: sets[r.by].ID, IsDestRegSet: true}), nil
 	}

@@ -153,8 +153,8 @@ func (v verdict) chain() string {
 	return chain
 }
 
-// leads reports whether the rule redirects: its map contains ports.
-func (r rule) leads() bool {
+// redirects reports whether the rule redirects: its map contains ports.
+func (r rule) redirects() bool {
 	return r.by == namePortals || r.by == nameClusterIPs || r.by == nameNodePorts
 }
 

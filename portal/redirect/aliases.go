@@ -31,10 +31,10 @@ func LastOf(p netip.Prefix) netip.Addr {
 	return withPrefix(p, bytes.Repeat([]byte{0xff}, p.Addr().BitLen()/8))
 }
 
-// aliases assigns each network its aliases: the network's addresses, with the prefix of room in place of their first
+// aliases assigns each network its aliases: the network's addresses, with the prefix of aliasRange in place of their first
 // bits. Of networks whose aliases would overlap, only one gets them: preferably one that overlaps pods, then one in
 // before, then the smaller one. Open connections keep their alias, since conntrack translates them.
-func aliases(networks, pods []netip.Prefix, room netip.Prefix, before []Alias) (all []Alias) {
+func aliases(networks, pods []netip.Prefix, aliasRange netip.Prefix, before []Alias) (all []Alias) {
 	first := func(is bool) int {
 		if is {
 			return 0
@@ -49,10 +49,10 @@ func aliases(networks, pods []netip.Prefix, room netip.Prefix, before []Alias) (
 		return cmp.Or(cmp.Compare(isPods(a), isPods(b)), cmp.Compare(had(a), had(b)), cmp.Compare(b.Bits(), a.Bits()), a.Addr().Compare(b.Addr()))
 	})
 	for _, n := range networks {
-		if !room.IsValid() || n.Bits() < room.Bits() {
+		if !aliasRange.IsValid() || n.Bits() < aliasRange.Bits() {
 			continue
 		}
-		as := netip.PrefixFrom(aliasOf(n.Addr(), room), n.Bits())
+		as := netip.PrefixFrom(aliasOf(n.Addr(), aliasRange), n.Bits())
 		if !slices.ContainsFunc(all, func(a Alias) bool { return a.As.Overlaps(as) }) {
 			all = append(all, Alias{Of: n, As: as})
 		}

@@ -85,8 +85,8 @@ func (at *Setting) GiveUpOwnOnly(log logrus.FieldLogger, err error) {
 	log.WithError(err).Warn("While usher is not running, other processes on this node can receive packets that clients send to VIPs")
 }
 
-// lands reports whether packets are redirected to the redirect address, not to an address of their incoming interface.
-func (m *machine) lands() bool {
+// hasRedirectAddr reports whether packets are redirected to the redirect address, not to an address of their incoming interface.
+func (m *machine) hasRedirectAddr() bool {
 	return m.unusable == nil && m.backend.Setting().RedirectAddr.IsValid()
 }
 
@@ -106,7 +106,7 @@ func (m *machine) sync(ctx context.Context, only []portal.Target, reread bool) (
 		at.Local = kernel.LocalPrefixes(m.family)
 	}
 	var landed []string
-	if !m.lands() {
+	if !m.hasRedirectAddr() {
 		m.refused.addSCTP(m.rules, cmp.Or(at.NoRedirectAddr, "the kernel or iptables does not support DNAT or a local route; use --portal=address"))
 	} else if len(m.rules) > 0 { // before packets are sent there
 		if landed, err = kernel.Land(at.RedirectAddr); err != nil {

@@ -15,7 +15,7 @@ import (
 //
 //  - they pass through this node if the client or the endpoint is here;
 //  - conntrack detects that they answer a packet with usher's mark, and a rule marks them;
-//    policy routing then sends them to this node: see package kernel, LeadAnswers;
+//    policy routing then sends them to this node: see package kernel, RouteAnswers;
 //  - if both are on one bridge, the bridge would forward the answers to the client. So usher
 //    connects from an alias, an unused address. Outgoing packets are translated to the
 //    client's address, and answers back to the alias, which takes them off the bridge.
@@ -81,7 +81,7 @@ func (m *machine) leadAnswers(err error) (made []string) {
 	if !at.Answers || len(m.rules) == 0 || err != nil {
 		return nil
 	}
-	if made, err = kernel.LeadAnswers(m.family, at.Mark); err != nil {
+	if made, err = kernel.RouteAnswers(m.family, at.Mark); err != nil {
 		if m.node != portal.SourceKernel {
 			m.log.WithError(err).Warn("Endpoints see this node's address, not their clients'")
 		}

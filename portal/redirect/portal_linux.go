@@ -152,7 +152,7 @@ func (p *Portal) Listen(_ string, targets []portal.Target) []portal.Bind {
 			Addr:       netip.AddrPortFrom(addr, p.portFor(group)),
 			Preferred:  true,
 			Redirected: true,
-			Transparent: group[0].Protocol != portal.SCTP && p.families[family].lands() &&
+			Transparent: group[0].Protocol != portal.SCTP && p.families[family].hasRedirectAddr() &&
 				p.families[family].backend.Setting().OwnOnly,
 			Targets: group,
 		})
@@ -436,7 +436,7 @@ func (p *Portal) redirectAddrEvents() (kernel.Subscription, error) {
 		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		return slices.ContainsFunc(p.families[:], func(m *machine) bool { return len(m.rules) > 0 && m.lands() })
+		return slices.ContainsFunc(p.families[:], func(m *machine) bool { return len(m.rules) > 0 && m.hasRedirectAddr() })
 	})
 }
 
@@ -498,7 +498,7 @@ func (p *Portal) CompareParts(ctx context.Context) (parts []portal.Part, err err
 
 // warnNoAddress logs the interfaces whose packets cannot be redirected without a redirect address.
 func (p *Portal) warnNoAddress() {
-	if p.families[portal.IPv4].lands() {
+	if p.families[portal.IPv4].hasRedirectAddr() {
 		return
 	}
 	names, err := kernel.InterfacesWithoutIPv4()

@@ -29,10 +29,10 @@ type State struct {
 	// Bytes of connections that have ended.
 	ToEndpoint, ToClient atomic.Int64
 
-	shown     atomic.Uint64          // see Since: Unix time in ms, and a state in the lowest four bits; 0 at first
-	ends      atomic.Uint32          // how the latest connections ended: a bit for each (1 = broken), the newest in bit 0. The bit above the oldest is 1, and marks the end. The value is 0 if none has ended
-	health    atomic.Pointer[health] // nil if no failure is known, as for most endpoints
-	rareState atomic.Pointer[rareState]
+	stateSince atomic.Uint64          // see Since: Unix time in ms, and a state in the lowest four bits; 0 at first
+	ends       atomic.Uint32          // how the latest connections ended: a bit for each (1 = broken), the newest in bit 0. The bit above the oldest is 1, and marks the end. The value is 0 if none has ended
+	health     atomic.Pointer[health] // nil if no failure is known, as for most endpoints
+	rareState  atomic.Pointer[rareState]
 }
 
 // rareState is state that an endpoint does not need before an event such as its first client. State.rareState is nil
@@ -135,11 +135,11 @@ func recent(r *latency.Recent, now time.Time) int64 {
 // remembered time.
 func (s *State) Since(state uint8, began time.Time, exact bool) time.Time {
 	for {
-		was := s.shown.Load()
+		was := s.stateSince.Load()
 		if was != 0 && uint8(was&15) == state && !(exact && began.UnixMilli() > int64(was>>4)) {
 			return time.UnixMilli(int64(was >> 4))
 		}
-		if s.shown.CompareAndSwap(was, uint64(began.UnixMilli())<<4|uint64(state)) {
+		if s.stateSince.CompareAndSwap(was, uint64(began.UnixMilli())<<4|uint64(state)) {
 			return time.UnixMilli(began.UnixMilli())
 		}
 	}

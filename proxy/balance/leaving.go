@@ -76,7 +76,7 @@ func (s *State) reinstate() *State {
 	r.breaks.Store(nil)
 	s.health.Store(nil)
 	s.ends.Store(0)
-	s.shown.Store(0)
+	s.stateSince.Store(0)
 	return s
 }
 

@@ -37,16 +37,16 @@ type pair struct {
 
 // edge is one of a pair's two sockets.
 type edge struct {
-	fd           Socket
-	watch        Registration
-	readable     bool // there may be bytes to read
-	urgent       bool // the next byte may be urgent: copy checks that before it reads
-	writable     bool // the socket may accept bytes
-	hungUp       bool // the peer has ended or failed; reading shows which
-	ended        bool // the peer has ended its side, and had not failed before
-	roomReported bool // the loop watches the socket for Writable, too
-	delays       bool // TCP_NODELAY is not set: the kernel may wait for more bytes before it sends
-	lost         bool // a write has returned the error of the connection; the next read returns the end of the stream instead
+	fd              Socket
+	watch           Registration
+	readable        bool // there may be bytes to read
+	urgent          bool // the next byte may be urgent: copy checks that before it reads
+	writable        bool // the socket may accept bytes
+	hungUp          bool // the peer has ended or failed; reading shows which
+	ended           bool // the peer has ended its side, and had not failed before
+	watchesWritable bool // the loop watches the socket for Writable, too
+	delays          bool // TCP_NODELAY is not set: the kernel may wait for more bytes before it sends
+	lost            bool // a write has returned the error of the connection; the next read returns the end of the stream instead
 }
 
 // way is one of the two directions of a pair.
@@ -79,7 +79,7 @@ const (
 func (l *Loop) Forward(in *Pair, client *Client, endpoint *Dialed, limits *Limits, owner Owner) {
 	p := &in.pair
 	p.loop, p.limits, p.owner = l, limits, owner
-	p.endpoint = edge{fd: endpoint.fd, watch: endpoint.watch, writable: true, roomReported: endpoint.sent == 0, delays: true}
+	p.endpoint = edge{fd: endpoint.fd, watch: endpoint.watch, writable: true, watchesWritable: endpoint.sent == 0, delays: true}
 	p.client = edge{fd: client.Socket, writable: true}
 	p.toEndpoint.preface, p.toEndpoint.begun = uint16(len(client.Preface)), len(client.first) > 0
 	opening := endpoint.opening
@@ -417,8 +417,8 @@ func (e *edge) undelay(w *way) {
 // sockets never need that, and watching from the start would cost each an extra event.
 func (p *pair) awaitWritable(e *edge) {
 	e.writable = false
-	if !e.roomReported {
-		e.roomReported = true
+	if !e.watchesWritable {
+		e.watchesWritable = true
 		p.loop.Watch(e.watch, Readable|Writable|HungUp|Urgent|Once)
 	}
 }

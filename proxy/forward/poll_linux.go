@@ -48,17 +48,17 @@ type Poller struct {
 	wake  int // eventfd; readable while there are tasks
 	done  chan struct{}
 
-	processors int32 // GOMAXPROCS at the start
+	maxProcs int32 // GOMAXPROCS at the start
 
 	// Only the loop may use these.
-	events   [eventsPerRound]unix.EpollEvent
-	count    int // number of events of this round
-	slots    []slot
-	free     []int32
-	roundEnd []func()
-	later    []turner  // waiting for a turn, the next one first
-	looked   time.Time // start of this round's handlers, if turners waited then; else zero
-	rested   time.Time // the last time that the method rest let other goroutines run
+	events        [eventsPerRound]unix.EpollEvent
+	count         int // number of events of this round
+	slots         []slot
+	free          []int32
+	roundEnd      []func()
+	later         []turner  // waiting for a turn, the next one first
+	handlersBegan time.Time // start of this round's handlers, if turners waited then; else zero
+	rested        time.Time // the last time that yield let other goroutines run
 
 	mu     sync.Mutex
 	tasks  []func()
@@ -84,7 +84,7 @@ const wakeSlot = -1
 
 // NewPoller returns a Poller whose loop runs until Close. It takes two descriptors.
 func NewPoller() (*Poller, error) {
-	p := &Poller{epoll: -1, wake: -1, done: make(chan struct{}), processors: int32(runtime.GOMAXPROCS(0))}
+	p := &Poller{epoll: -1, wake: -1, done: make(chan struct{}), maxProcs: int32(runtime.GOMAXPROCS(0))}
 	if err := p.open(); err != nil {
 		if p.epoll >= 0 {
 			unix.Close(p.epoll)
@@ -276,8 +276,8 @@ func (p *Poller) takeTurns() {
 	}
 	began := time.Now()
 	last := turnsAtLeast
-	if !p.looked.IsZero() {
-		last = max(last, began.Sub(p.looked))
+	if !p.handlersBegan.IsZero() {
+		last = max(last, began.Sub(p.handlersBegan))
 	}
 	for len(p.later) > 0 && time.Since(began) < last {
 		t := p.later[0]
@@ -290,12 +290,12 @@ func (p *Poller) takeTurns() {
 // wait returns the events of the next round. If turners wait, it does not block, and may return no events. Otherwise,
 // if no event arrives within a moment, it blocks.
 func (p *Poller) wait() []unix.EpollEvent {
-	p.looked = time.Time{}
+	p.handlersBegan = time.Time{}
 	switch {
 	case len(p.later) > 0:
-		p.rest()
+		p.yield()
 		p.take(0)
-		p.looked = time.Now()
+		p.handlersBegan = time.Now()
 	case !p.poll():
 		p.block()
 	}
@@ -332,7 +332,7 @@ func (p *Poller) poll() bool {
 	if before == 0 {
 		return false
 	}
-	p.rest()
+	p.yield()
 	return p.take(moment)
 }
 
@@ -344,12 +344,12 @@ const moment = 1
 // of Go's scheduler (GOMAXPROCS).
 var holding atomic.Int32
 
-// rest lets other goroutines run, unless it did so within the last moment. If another CPU is free, it does so only a
+// yield lets other goroutines run, unless it did so within the last moment. If another CPU is free, it does so only a
 // quarter as often. The benefit is smaller then: other goroutines can run on the free CPU, and only the timers that Go
 // keeps for this CPU wait. The cost is higher, because resting wakes a thread.
-func (p *Poller) rest() {
+func (p *Poller) yield() {
 	often := moment * time.Millisecond
-	if holding.Load() < p.processors {
+	if holding.Load() < p.maxProcs {
 		often *= 4
 	}
 	if now := time.Now(); now.Sub(p.rested) > often {

@@ -26,10 +26,10 @@ type webClients struct {
 
 // serve returns when the connection has ended.
 func (w *webClients) serve(c *client) {
-	c.hurry()
+	c.stopAfterFunc()
 	_ = c.SetDeadline(time.Time{}) // the http.Server sets later ones
-	c.hurry = context.AfterFunc(w.ctx, func() { c.Close() })
-	defer c.hurry()
+	c.stopAfterFunc = context.AfterFunc(w.ctx, func() { c.Close() })
+	defer c.stopAfterFunc()
 	select {
 	case w.clients <- c:
 	case <-w.ctx.Done():

@@ -129,7 +129,7 @@ func (s *Server) serve(conn *net.TCPConn) {
 		conn.Close()
 		return
 	}
-	c := &client{TCPConn: conn, reader: io.MultiReader(bytes.NewReader(first[:]), conn), hurry: hurry, closed: make(chan struct{})}
+	c := &client{TCPConn: conn, reader: io.MultiReader(bytes.NewReader(first[:]), conn), stopAfterFunc: hurry, closed: make(chan struct{})}
 	if first[0] >= 'A' {
 		s.web.serve(c)
 	} else if err := s.socks.ServeConn(c); err != nil {
@@ -145,10 +145,10 @@ func (s *Server) logFailure(client string, err error) {
 // client is a client's connection.
 type client struct {
 	*net.TCPConn
-	reader  io.Reader   // of TCPConn, and of data that was already read from it
-	hurry   func() bool // stops the AfterFunc that ends reading, or the connection, on Server.Close
-	closing sync.Once
-	closed  chan struct{}
+	reader        io.Reader   // of TCPConn, and of data that was already read from it
+	stopAfterFunc func() bool // stops the AfterFunc that ends reading, or the connection, on Server.Close
+	closing       sync.Once
+	closed        chan struct{}
 }
 
 func (c *client) Read(p []byte) (int, error) { return c.reader.Read(p) }
@@ -181,7 +181,7 @@ func (s *Server) connect(_ context.Context, writer io.Writer, request *socks5.Re
 // tunnel connects a client to its destination. It calls answer, which sends the result to the client; after that all
 // bytes belong to the connection. tunnel returns when the connection has ended.
 func (s *Server) tunnel(c *client, host string, port uint16, answer func(local net.Addr, err error) error) error {
-	c.hurry()
+	c.stopAfterFunc()
 	_ = c.SetDeadline(time.Time{}) // fails only if it is closed
 	vip, err := s.routeOf(host, port)
 	if vip.IsValid() { // the client gets success before an endpoint is found, as with a portal

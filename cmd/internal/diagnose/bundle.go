@@ -170,7 +170,7 @@ func (b *Bundle) parts(asking context.Context) (all []part) {
 	}
 	answer("api/events.txt", api.Prefix+"/events?history=true&follow=false")
 	for i, s := range b.Found.details {
-		if i < most {
+		if i < maxServices {
 			answer("api/services/"+s.Namespace+"/"+s.Name+".json", api.Prefix+"/services/"+s.Namespace+"/"+s.Name)
 		}
 	}

@@ -498,7 +498,7 @@ func clientLetIn(ctx context.Context, s *subject) []Finding {
 	ports := 0
 	s.ports(func(p place) {
 		for _, v := range p.port.VIPs {
-			if ports++; ports > most || v.Kind == "NodePort" {
+			if ports++; ports > maxServices || v.Kind == "NodePort" {
 				continue
 			}
 			e, err := s.client.Explain(ctx, client.ExplainQuery{Service: p.name, Port: p.port.Name, Client: s.Client, VIP: v.Address})

@@ -45,7 +45,7 @@ func reach(ctx context.Context, s *subject) (all []Finding) {
 		}
 		for i := range p.port.Endpoints {
 			e := &p.port.Endpoints[i]
-			if tried[e.Address] || len(tried) >= most || !e.State.Failing() && (s.Service == "" || !e.Ready) {
+			if tried[e.Address] || len(tried) >= maxServices || !e.State.Failing() && (s.Service == "" || !e.Ready) {
 				continue
 			}
 			tried[e.Address] = true

@@ -22,10 +22,10 @@ type Options struct {
 
 // Time limits for queries and checks, and the maximum number of Services to check closely.
 const (
-	askTime    = 2 * time.Second
-	checkTime  = 6 * time.Second
-	remoteTime = 20 * time.Second
-	most       = 50
+	askTime     = 2 * time.Second
+	checkTime   = 6 * time.Second
+	remoteTime  = 20 * time.Second
+	maxServices = 50
 )
 
 // atMost returns the time limit for an operation: local if usher runs on this machine, otherwise remoteTime.
@@ -80,21 +80,21 @@ func ask(ctx context.Context, c *client.Client, o Options) (*subject, error) {
 // retried connections.
 func (s *subject) worst(ctx context.Context) (names []string, err error) {
 	add := func(name string) {
-		if len(names) < most && !slices.Contains(names, name) {
+		if len(names) < maxServices && !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}
 	for _, p := range s.status.Problems {
-		if name, is := strings.CutPrefix(p.Object, "Service "); is && len(names) < most/2 {
+		if name, is := strings.CutPrefix(p.Object, "Service "); is && len(names) < maxServices/2 {
 			add(name)
 		}
 	}
 	for _, by := range []string{api.SortFailed, api.SortRetries} {
-		list, err := s.client.Services(ctx, client.ServiceQuery{Sort: by, Max: most})
+		list, err := s.client.Services(ctx, client.ServiceQuery{Sort: by, Max: maxServices})
 		if err != nil {
 			return nil, err
 		}
-		for _, item := range list.Items[:min(len(list.Items), most)] {
+		for _, item := range list.Items[:min(len(list.Items), maxServices)] {
 			add(item.Namespace + "/" + item.Name)
 		}
 	}

@@ -350,12 +350,12 @@ func (a *aliasesFlag) Type() string { return "networks" }
 
 // parseNodePortAddresses parses the value of --nodeport-addresses: the keywords of kube-proxy's
 // NodePortAddresses (KubeProxyConfiguration, since Kubernetes 1.37) and networks, in any mix.
-func parseNodePortAddresses(list []string, NodeIP netip.Addr) (n daemon.NodePorts, err error) {
+func parseNodePortAddresses(list []string, nodeIP netip.Addr) (n daemon.NodePorts, err error) {
 	var networks []string
 	for _, s := range list {
 		switch s {
 		case "primary":
-			n.Primary, n.NodeIP = true, NodeIP
+			n.Primary, n.NodeIP = true, nodeIP
 		case "localhost":
 			networks = append(networks, "127.0.0.0/8", "::1/128")
 		case "all":

@@ -279,7 +279,7 @@ func (d *Diff) Lines() (lines []string) {
 				}
 			}
 		}
-		lines = append(lines, planned(rows)...)
+		lines = append(lines, diffLines(rows)...)
 	}
 	if len(d.Ports) > 0 {
 		lines = append(lines, "")
@@ -290,8 +290,8 @@ func (d *Diff) Lines() (lines []string) {
 // maxDiffLines is the maximum number of lines of a service port.
 const maxDiffLines = 40
 
-// planned formats the changed items of a service port.
-func planned(rows []DiffItem) (lines []string) {
+// diffLines formats the changed items of a service port.
+func diffLines(rows []DiffItem) (lines []string) {
 	more := max(0, len(rows)-maxDiffLines)
 	columns := []Column[DiffItem]{
 		{Cell: func(i DiffItem) string { return marks[i.Change] }},
