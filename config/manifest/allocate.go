@@ -26,20 +26,22 @@ var DefaultNodePorts = Ports{30000, 32767}
 // String returns "30000-32767".
 func (p Ports) String() string { return fmt.Sprintf("%d-%d", p.First, p.Last) }
 
-// give returns a free number from first to last, or false if there is none. It tries them in turn: from a number that
-// seed determines, start or higher, up to last, and then from first.
+// give returns a free number from first to last, or false if there is none. It tries those from start to last,
+// beginning with one that seed determines, and then those from first on.
 //
 // As in Kubernetes, the numbers below start are for Services that name theirs, so that conflicts are rare.
 func give(first, start, last uint64, seed string, taken func(uint64) bool) (uint64, bool) {
 	h := fnv.New64a()
 	h.Write([]byte(seed))
-	at := start + mix(h.Sum64())%(last-start+1)
-	for range last - first + 1 {
+	size := last - start + 1
+	choice := mix(h.Sum64()) % size
+	for i := range last - first + 1 {
+		at := start + (choice+i)%size
+		if i >= size {
+			at = first + i - size
+		}
 		if !taken(at) {
 			return at, true
-		}
-		if at++; at > last {
-			at = first
 		}
 	}
 	return 0, false
@@ -93,9 +95,9 @@ func lacksNodePorts(spec *corev1.ServiceSpec) bool {
 		wantsNodePorts(spec) && slices.ContainsFunc(spec.Ports, func(p corev1.ServicePort) bool { return p.NodePort == 0 })
 }
 
-// withNodePorts returns svc with a node port wherever it lacks one. give returns the node port for a service port, or
-// the one for health checks if its argument is nil. If give returns 0, the field stays 0.
-func withNodePorts(svc *corev1.Service, give func(*corev1.ServicePort) int32) *corev1.Service {
+// withNodePorts returns svc with a node port wherever it lacks one. give returns the node port for p, one of the ports
+// of out, or the one for health checks if p is nil. If give returns 0, the field stays 0.
+func withNodePorts(svc *corev1.Service, give func(out *corev1.Service, p *corev1.ServicePort) int32) *corev1.Service {
 	if !lacksNodePorts(&svc.Spec) {
 		return svc
 	}
@@ -103,17 +105,17 @@ func withNodePorts(svc *corev1.Service, give func(*corev1.ServicePort) int32) *c
 	out.Spec.Ports = slices.Clone(svc.Spec.Ports)
 	for i := range out.Spec.Ports {
 		if p := &out.Spec.Ports[i]; wantsNodePorts(&svc.Spec) && p.NodePort == 0 {
-			p.NodePort = give(p)
+			p.NodePort = give(&out, p)
 		}
 	}
 	if wantsHealthCheck(&svc.Spec) && svc.Spec.HealthCheckNodePort == 0 {
-		out.Spec.HealthCheckNodePort = give(nil)
+		out.Spec.HealthCheckNodePort = give(&out, nil)
 	}
 	return &out
 }
 
 // hadNodePorts returns a function that returns old's node ports, except those that svc names, even for another port.
-func hadNodePorts(old, svc *corev1.Service) func(*corev1.ServicePort) int32 {
+func hadNodePorts(old, svc *corev1.Service) func(_ *corev1.Service, p *corev1.ServicePort) int32 {
 	type key struct {
 		protocol corev1.Protocol
 		number   int32
@@ -128,7 +130,7 @@ func hadNodePorts(old, svc *corev1.Service) func(*corev1.ServicePort) int32 {
 			had[key{p.Protocol, p.Port}] = p.NodePort
 		}
 	}
-	return func(p *corev1.ServicePort) int32 {
+	return func(_ *corev1.Service, p *corev1.ServicePort) int32 {
 		switch {
 		case p != nil:
 			return had[key{p.Protocol, p.Port}]
@@ -144,14 +146,14 @@ func hadNodePorts(old, svc *corev1.Service) func(*corev1.ServicePort) int32 {
 func (r *resolver) allocateNodePorts(svc *corev1.Service, got *[]claim) (*corev1.Service, error) {
 	owner, full := name{Namespace: svc.Namespace, Name: svc.Name}, false
 	size := uint64(r.nodePorts.Last-r.nodePorts.First) + 1
-	out := withNodePorts(svc, func(p *corev1.ServicePort) int32 {
+	out := withNodePorts(svc, func(out *corev1.Service, p *corev1.ServicePort) int32 {
 		if full {
 			return 0
 		}
 		protocol, seed := corev1.ProtocolTCP, owner.String()+" health checks"
 		if p != nil {
 			protocol, seed = p.Protocol, owner.String()+":"+strconv.Itoa(int(p.Port))
-			for _, other := range svc.Spec.Ports {
+			for _, other := range out.Spec.Ports {
 				same := claim{protocol: protocol, nodePort: other.NodePort}
 				if _, taken := r.owners[same]; other.Port == p.Port && other.NodePort != 0 && !taken {
 					r.owners[same] = owner

@@ -78,6 +78,15 @@ var _ = Describe("a Service that specifies no node port", func() {
 		w.write("a.yaml", strings.Replace(svc("dns", "type: NodePort"), "[{port: 80}]", "[{name: udp, port: 53, protocol: UDP}, {name: tcp, port: 53, nodePort: 30053}]", 1))
 		Expect(w.nodePortsOf("dns")).To(Equal([]uint16{30053, 30053}))
 	})
+	It("gets one number for all protocols, even if its first choice is taken for one of them", func() {
+		dns := strings.Replace(svc("dns", "type: NodePort"), "[{port: 80}]", "[{name: tcp, port: 53}, {name: udp, port: 53, protocol: UDP}]", 1)
+		w := newWorld()
+		w.write("a.yaml", dns)
+		had := w.nodePortsOf("dns")[0]
+		again := newWorld()
+		again.write("a.yaml", dns+strings.Replace(svc("two", "type: NodePort"), "{port: 80}", fmt.Sprintf("{port: 80, nodePort: %d}", had), 1))
+		Expect(again.nodePortsOf("dns")).To(Equal([]uint16{had + 1, had + 1}))
+	})
 	It("gets another one if another Service specifies that one", func() {
 		w := newWorld()
 		w.write("a.yaml", svc("one", "type: NodePort"))

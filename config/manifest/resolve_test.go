@@ -279,12 +279,13 @@ var _ = Describe("the allocation of cluster IPs", func() {
 		}
 	})
 
-	It("uses the whole network before it gives up", func() {
+	It("uses the whole network before it gives up, the lowest addresses last", func() {
 		network := netip.MustParsePrefix("10.0.0.0/24")
 		got := map[netip.Addr]bool{}
 		for i := range 254 {
 			a, ok := address(network, fmt.Sprint("default/", i), func(a netip.Addr) bool { return got[a] })
 			Expect(ok).To(BeTrue())
+			Expect(a.As4()[3] > 16).To(Equal(i < 254-16))
 			got[a] = true
 		}
 		Expect(got).To(HaveLen(254))
