@@ -45,7 +45,8 @@ func defaultEndpoints(endpoints *corev1.Endpoints) {
 }
 
 // mirror returns the EndpointSlices that Kubernetes makes of an Endpoints object: one for each subset and IP family.
-// Their names, such as "web:subsets[0]", contain the source and are invalid for real slices.
+// Their names, such as "web:subsets[0]", contain the source and are invalid for real slices. The result is nil only if
+// Kubernetes does not mirror the object.
 func mirror(endpoints *corev1.Endpoints) []*discoveryv1.EndpointSlice {
 	if endpoints.Labels[discoveryv1.LabelSkipMirror] == "true" {
 		return nil
@@ -53,7 +54,7 @@ func mirror(endpoints *corev1.Endpoints) []*discoveryv1.EndpointSlice {
 	if _, lock := endpoints.Annotations[leaderAnnotation]; lock {
 		return nil
 	}
-	var out []*discoveryv1.EndpointSlice
+	out := []*discoveryv1.EndpointSlice{}
 	for i := range endpoints.Subsets {
 		for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
 			if s := mirrorSubset(endpoints, i, family); len(s.Endpoints) > 0 {

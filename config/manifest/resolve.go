@@ -154,7 +154,7 @@ func (r *resolver) counts(o *object, does bool) {
 		}
 		return
 	}
-	if o == nil || o.service == nil && len(o.slices) == 0 { // an Endpoints without endpoints, or one that is not mirrored
+	if o == nil || o.service == nil && o.slices == nil { // an Endpoints that is not mirrored
 		return
 	}
 	n := o.of()
@@ -189,7 +189,7 @@ func (r *resolver) countsNode(o *object, does bool) {
 
 // of returns the name of the Service that o belongs to, or the zero name.
 func (o *object) of() name {
-	if o.service != nil {
+	if o.service != nil || o.kind == "Endpoints" {
 		return o.name
 	}
 	if n, ok := translate.ServiceOf(o.slices[0]); ok {

@@ -330,6 +330,16 @@ var _ = Describe("Endpoints and EndpointSlices of one Service", func() {
 		return out
 	}
 
+	It("are not missing if a dump has an Endpoints without endpoints", func() {
+		w := newWorld()
+		w.write("a.yaml", svc("one", "selector: {app: one}"))
+		_, warnings := w.resolver.diagnostics()
+		Expect(warnings).To(ConsistOf(MatchError(ContainSubstring("no EndpointSlice or Endpoints"))))
+		w.write("b.yaml", "apiVersion: v1\nkind: Endpoints\nmetadata: {name: one}\n")
+		_, warnings = w.resolver.diagnostics()
+		Expect(warnings).To(BeEmpty())
+	})
+
 	It("are used together if users created both", func() {
 		w := newWorld()
 		w.write("a.yaml", svc("one", "")+endpoints+slice(""))

@@ -23,8 +23,11 @@ func slicesIn(objects []*object) (all []*discoveryv1.EndpointSlice) {
 func (s *service) current() []*object {
 	slices.SortFunc(s.slices, precedence)
 	byController := slices.ContainsFunc(s.slices, func(o *object) bool {
+		if o.kind == "Endpoints" {
+			return false
+		}
 		manager := o.slices[0].Labels[discoveryv1.LabelManagedBy]
-		return o.kind == "EndpointSlice" && (manager == sliceController || manager == mirrorController)
+		return manager == sliceController || manager == mirrorController
 	})
 	if !byController {
 		return s.slices
