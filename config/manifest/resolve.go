@@ -312,7 +312,7 @@ func (r *resolver) address(names map[name]bool) {
 		}
 		c.had = addressed{svc, c.read}
 	}
-	if len(r.balancerNets) > 0 {
+	if len(r.balancerNets) > 0 && len(names) > 0 {
 		explicit, had := r.explicitIPs(), map[name][]netip.Addr{}
 		for n := range names {
 			had[n] = r.release(n)
