@@ -9,11 +9,14 @@ type Document struct {
 	Text   []byte
 }
 
+// byteOrderMark precedes the text of some files, mostly on Windows.
+var byteOrderMark = []byte("\xef\xbb\xbf")
+
 // Split splits a file into its documents, at separator lines: "---" or "...". A "---" belongs to the document that it
 // begins, since content may follow it on its line. YAML directives before it belong to that document, too. Split omits
 // documents without content, and does not count them.
 func Split(data []byte) []Document {
-	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
+	data = bytes.TrimPrefix(data, byteOrderMark)
 	var out []Document
 	begin, beginLine := 0, 1
 	cut := func(end, nextLine int) {

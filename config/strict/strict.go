@@ -98,6 +98,7 @@ func (d Document) template() (SyntaxError, bool) {
 
 // JSONValues returns the values of a text of consecutive JSON values, or a syntax error with its line in text.
 func JSONValues(text []byte) ([][]byte, *SyntaxError) {
+	text = bytes.TrimPrefix(text, byteOrderMark)
 	if json.Valid(text) { // usually there is one value
 		return [][]byte{bytes.TrimSpace(text)}, nil
 	}

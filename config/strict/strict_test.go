@@ -40,6 +40,12 @@ var _ = Describe("a document", func() {
 		Entry("from YAML with aliases", "a: &x [1]\nb: *x", `{"a":[1],"b":[1]}`),
 	)
 
+	It("is read as JSON after a byte order mark, too", func() {
+		values, err := JSONValues([]byte("\xef\xbb\xbf{}"))
+		Expect(err).To(BeNil())
+		Expect(values).To(Equal([][]byte{[]byte("{}")}))
+	})
+
 	It("reports at most 100 duplicate fields, with the beginnings of their paths", func() {
 		lines := strings.Split(toJSON(strings.Repeat(strings.Repeat("k", 300)+": 1\n", 1000)), "\n")
 		Expect(lines).To(HaveLen(1 + maxDuplicates))
