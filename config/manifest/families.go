@@ -1,7 +1,6 @@
 package manifest
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -15,28 +14,6 @@ import (
 
 // networks are the service CIDRs: at most one of each family, the default family's first.
 type networks []netip.Prefix
-
-// newNetworks validates the service CIDRs.
-func newNetworks(cidrs []netip.Prefix) (networks, error) {
-	if len(cidrs) == 0 {
-		cidrs = []netip.Prefix{DefaultServiceCIDR}
-	}
-	var out networks
-	for _, c := range cidrs {
-		switch {
-		case !c.IsValid():
-			return nil, errors.New("service CIDR: must be a network, (e.g. 10.96.0.0/12)")
-		case c.Addr().Is4In6():
-			return nil, fmt.Errorf("service CIDR %v: must not be an IPv4-mapped IPv6 network", c)
-		case c.Addr().BitLen()-c.Bits() < 2:
-			return nil, fmt.Errorf("service CIDR %v: too small: must contain at least 4 addresses", c)
-		case out.of(config.FamilyOf(c.Addr())).IsValid():
-			return nil, fmt.Errorf("service CIDR %v: only one CIDR per IP family is allowed", c)
-		}
-		out = append(out, c.Masked())
-	}
-	return out, nil
-}
 
 // of returns the network of that family; the zero Prefix if there is none.
 func (n networks) of(f config.Family) netip.Prefix {

@@ -13,13 +13,7 @@ import (
 	"github.com/usherproxy/usher/config/translate"
 )
 
-func testNetworks(t testing.TB) networks {
-	n, err := newNetworks([]netip.Prefix{DefaultServiceCIDR, netip.MustParsePrefix("fd00::/112")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
-}
+var testNetworks = networks{DefaultServiceCIDR, netip.MustParsePrefix("fd00::/112")}
 
 // FuzzRead passes any text to the reader, and its result to the resolver. Neither may panic, take long, or lose an
 // error.
@@ -37,10 +31,9 @@ func FuzzRead(f *testing.F) {
 			f.Add(data)
 		}
 	}
-	nets := testNetworks(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for _, name := range []string{"f.yaml", "f.json"} {
-			r := read(name, data, reading{}, nets, 1<<20)
+			r := read(name, data, reading{}, testNetworks, 1<<20)
 			if (r.unreadable || len(r.spoiled) > 0) && len(r.errors) == 0 {
 				t.Errorf("%s: something cannot be read, and nothing is said of it", name)
 			}
@@ -50,10 +43,10 @@ func FuzzRead(f *testing.F) {
 				}
 				_ = p.Error()
 			}
-			resolver := newResolver(nets, config.Node{Name: "here"}, translate.Options{AllowLoopbackEndpoints: true}, false)
+			resolver := newResolver(testNetworks, config.Node{Name: "here"}, translate.Options{AllowLoopbackEndpoints: true}, false)
 			resolver.replace(nil, r.objects)
 			resolver.resolve()
-			again := read(name, data, r, nets, 1<<20)
+			again := read(name, data, r, testNetworks, 1<<20)
 			resolver.replace(r.objects, remember(r.objects, again))
 			if n := len(resolver.resolve()); n > 0 {
 				t.Errorf("%s: %d Services changed without reason", name, n)
@@ -119,13 +112,12 @@ func BenchmarkLoad(b *testing.B) {
 
 // BenchmarkResolve adds a Service to 10,000, and removes it.
 func BenchmarkResolve(b *testing.B) {
-	nets := testNetworks(b)
-	r := newResolver(nets, config.Node{}, translate.Options{}, false)
-	r.replace(nil, read("many.yaml", []byte(many(10000)), reading{}, nets, DefaultMaxFileSize).objects)
+	r := newResolver(testNetworks, config.Node{}, translate.Options{}, false)
+	r.replace(nil, read("many.yaml", []byte(many(10000)), reading{}, testNetworks, DefaultMaxFileSize).objects)
 	if n := len(r.resolve()); n != 10000 {
 		b.Fatal(n)
 	}
-	one := read("one.yaml", []byte(strings.ReplaceAll(many(1), "web-", "other-")), reading{}, nets, DefaultMaxFileSize).objects
+	one := read("one.yaml", []byte(strings.ReplaceAll(many(1), "web-", "other-")), reading{}, testNetworks, DefaultMaxFileSize).objects
 	for b.Loop() {
 		for _, change := range [][2][]*object{{nil, one}, {one, nil}} {
 			r.replace(change[0], change[1])

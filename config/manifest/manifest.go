@@ -38,14 +38,14 @@ type Options struct {
 	Input io.Reader
 
 	// ServiceCIDRs are the networks for allocating cluster IPs: one, or one of each family. The family of the first is
-	// the default for Services. None means DefaultServiceCIDR.
+	// the default for Services. None means DefaultServiceCIDR. Each network has at least 4 addresses.
 	ServiceCIDRs []netip.Prefix
 
 	// NodePorts are allocated to Services that need node ports and name none; the zero value means DefaultNodePorts.
 	NodePorts Ports
 
 	// LoadBalancerCIDRs are the networks for IPs of Services of type LoadBalancer whose status has none: at most one of
-	// each family. Without any, such Services get no IPs.
+	// each family, with at least 4 addresses. Without any, such Services get no IPs.
 	LoadBalancerCIDRs []netip.Prefix
 
 	// OnServiceCIDRs, if not nil, is called with the networks of the ServiceCIDR objects whenever they have changed,
@@ -72,9 +72,8 @@ type Options struct {
 }
 
 func (o Options) loader() (*loader, error) {
-	nets, err := newNetworks(o.ServiceCIDRs)
-	if err != nil {
-		return nil, err
+	if len(o.ServiceCIDRs) == 0 {
+		o.ServiceCIDRs = []netip.Prefix{DefaultServiceCIDR}
 	}
 	if o.MaxFileSize == 0 {
 		o.MaxFileSize = DefaultMaxFileSize
@@ -82,15 +81,9 @@ func (o Options) loader() (*loader, error) {
 	if o.NodePorts == (Ports{}) {
 		o.NodePorts = DefaultNodePorts
 	}
-	var balancers networks
-	if len(o.LoadBalancerCIDRs) > 0 {
-		if balancers, err = newNetworks(o.LoadBalancerCIDRs); err != nil {
-			return nil, err
-		}
-	}
 	o.AllowLoopbackEndpoints = true
-	resolver := newResolver(nets, o.Node, o.Options, o.Discovery)
-	resolver.nodePorts, resolver.balancerNets = o.NodePorts, balancers
+	resolver := newResolver(o.ServiceCIDRs, o.Node, o.Options, o.Discovery)
+	resolver.nodePorts, resolver.balancerNets = o.NodePorts, o.LoadBalancerCIDRs
 	isInput := func(path string) bool { return path == Stdin }
 	l := &loader{
 		paths:    slices.DeleteFunc(slices.Clone(o.Paths), isInput),
@@ -125,8 +118,8 @@ var _ config.Source = (*Source)(nil)
 
 type name = types.NamespacedName
 
-// New returns a Source. Of all files, it reads only Input. It returns an error if the options are invalid, or Input
-// cannot be read.
+// New returns a Source. Of all files, it reads only Input. It returns an error if there are no Paths, or Input cannot
+// be read.
 func New(opts Options) (*Source, error) {
 	if len(opts.Paths) == 0 {
 		return nil, errors.New("manifest: no files or directories given")
@@ -293,7 +286,7 @@ type Result struct {
 }
 
 // Check reads the files and folders of opts once, and returns the model and all problems. It returns an error only if
-// the options are invalid, or their Input cannot be read.
+// their Input cannot be read.
 func Check(opts Options) (*Result, error) {
 	l, err := opts.loader()
 	if err != nil {

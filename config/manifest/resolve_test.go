@@ -29,12 +29,13 @@ type world struct {
 }
 
 func newWorld(cidrs ...string) *world {
-	var prefixes []netip.Prefix
+	var nets networks
 	for _, c := range cidrs {
-		prefixes = append(prefixes, netip.MustParsePrefix(c))
+		nets = append(nets, netip.MustParsePrefix(c))
 	}
-	nets, err := newNetworks(prefixes)
-	Expect(err).NotTo(HaveOccurred())
+	if nets == nil {
+		nets = networks{DefaultServiceCIDR}
+	}
 	return &world{
 		resolver: newResolver(nets, config.Node{}, translate.Options{AllowLoopbackEndpoints: true}, false),
 		files:    map[string]file{},
@@ -301,20 +302,6 @@ var _ = Describe("the allocation of cluster IPs", func() {
 		Expect(ok).To(BeTrue())
 		Expect(network.Contains(a)).To(BeTrue())
 	})
-
-	DescribeTable("rejects invalid networks",
-		func(message string, cidrs ...string) {
-			var prefixes []netip.Prefix
-			for _, c := range cidrs {
-				prefixes = append(prefixes, netip.MustParsePrefix(c))
-			}
-			_, err := New(Options{Paths: []string{"."}, ServiceCIDRs: prefixes})
-			Expect(err).To(MatchError(message))
-		},
-		Entry("too small", "manifest: service CIDR 10.0.0.0/31: too small: must contain at least 4 addresses", "10.0.0.0/31"),
-		Entry("two of a family", "manifest: service CIDR 10.1.0.0/16: only one CIDR per IP family is allowed", "10.0.0.0/16", "10.1.0.0/16"),
-		Entry("IPv4-mapped", "manifest: service CIDR ::ffff:10.0.0.0/112: must not be an IPv4-mapped IPv6 network", "::ffff:10.0.0.0/112"),
-	)
 })
 
 var _ = Describe("Endpoints and EndpointSlices of one Service", func() {

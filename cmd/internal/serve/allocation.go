@@ -59,6 +59,9 @@ func parseNetworks(flag string, list []string) ([]netip.Prefix, error) {
 				return nil, cli.Usagef("%s: \"%s\" and \"%s\" are of the same IP family: at most one network per IP family", flag, other, p)
 			}
 		}
+		if p.Addr().Is4In6() {
+			return nil, cli.Usagef("%s: invalid value \"%s\": must not be an IPv4-mapped IPv6 network", flag, p)
+		}
 		if p.Addr().BitLen()-p.Bits() < 2 {
 			return nil, cli.Usagef("%s: invalid value \"%s\": must hold at least 4 addresses", flag, p)
 		}
