@@ -91,10 +91,14 @@ func (u *upstreams) ask(ctx context.Context, m *dns.Msg) (poor *dns.Msg, err err
 		for _, server := range servers {
 			var r *dns.Msg
 			r, err = askOne(ctx, m, server)
+			if err != nil && ctx.Err() != nil { // perhaps it had too little time
+				if poor != nil {
+					return poor, nil
+				}
+				return nil, err
+			}
 			u.heard(server, err, time.Now())
 			switch {
-			case err != nil && ctx.Err() != nil:
-				return nil, err
 			case err != nil:
 			case r.Rcode == dns.RcodeSuccess || r.Rcode == dns.RcodeNameError:
 				return r, nil
