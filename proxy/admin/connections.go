@@ -35,9 +35,10 @@ func (s seen) lasted(now time.Time) time.Duration {
 // connectionSelection selects connections. Zero fields match all.
 type connectionSelection struct {
 	selection
-	state, end   string
+	state        string
 	retried      bool
 	outcomes     []string
+	ends         []string
 	slower, last time.Duration
 }
 
@@ -48,10 +49,8 @@ func newConnectionSelection(query url.Values) (s connectionSelection, err error)
 	if s.outcomes, err = oneOfEach("outcome", query.Get("outcome"), conn.FlagWords()); err != nil {
 		return s, err
 	}
-	if s.end = query.Get("end"); s.end != "" {
-		if _, err = oneOfEach("end", s.end, outcome.Words()); err != nil {
-			return s, err
-		}
+	if s.ends, err = oneOfEach("end", query.Get("end"), outcome.Words()); err != nil {
+		return s, err
 	}
 	if s.slower, err = interval(query, "slowerThan"); err != nil {
 		return s, err
@@ -62,7 +61,7 @@ func newConnectionSelection(query url.Values) (s connectionSelection, err error)
 	s.retried = flag(query, "retried", false)
 	switch s.state = query.Get("state"); {
 	case s.state != "":
-	case s.end != "" || s.last > 0:
+	case s.ends != nil || s.last > 0:
 		s.state = stateEnded
 	case s.outcomes != nil || s.slower > 0 || s.retried:
 		s.state = stateAll
@@ -86,9 +85,9 @@ func (s *connectionSelection) matches(c seen, now time.Time) bool {
 		return false
 	}
 	if c.end == nil {
-		return s.end == "" && s.last == 0 && s.hasOutcome(c.life.Flags(c.lasted(now), outcome.Open))
+		return s.ends == nil && s.last == 0 && s.hasOutcome(c.life.Flags(c.lasted(now), outcome.Open))
 	}
-	return (s.end == "" || c.end.End.Outcome.String() == s.end) && (s.last == 0 || now.Sub(c.end.Time) <= s.last) && s.hasOutcome(c.end.Flags)
+	return (s.ends == nil || slices.Contains(s.ends, c.end.End.Outcome.String())) && (s.last == 0 || now.Sub(c.end.Time) <= s.last) && s.hasOutcome(c.end.Flags)
 }
 
 func (s *connectionSelection) hasOutcome(f conn.Flags) bool {

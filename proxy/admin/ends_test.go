@@ -119,6 +119,9 @@ var _ = Describe("the ends of connections", func() {
 				Expect(event.Text).To(ContainSubstring(" closed after 1.0 s: " + e.Code))
 			}
 		}
+		var list api.ConnectionList
+		Expect(n.get("/connections?end=idle,limit", &list)).To(Equal(http.StatusOK))
+		Expect(list.Items).To(HaveLen(2 * 2))
 		Expect(n.fails("/connections?end=gone")).To(ContainSubstring("client-closed, endpoint-closed, client-reset"))
 	})
 })

@@ -95,7 +95,7 @@ var Routes = []Route{
 	{Path: "/connections", Summary: "connections, SCTP associations and UDP sessions, the newest first", Answer: ConnectionList{}, Params: []Param{
 		query("state", "default: open; with end or last: ended; with retried, outcome or slowerThan: all. ended covers the connections still recorded", "open", "ended", "all"),
 		serviceParam, clientParam, endpointParam, protocolParam,
-		query("end", "end code, see /ends"),
+		query("end", "end codes, separated by commas; see /ends"),
 		query("outcome", "outcomes, separated by commas: ok, retried, slow, failed, no-response"),
 		slowerParam,
 		query("last", "a duration, such as 10m: only connections that ended within this time"),
