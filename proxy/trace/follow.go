@@ -47,7 +47,7 @@ func (f *Follower) Run(ctx context.Context, each func(e *Event, missed int64), p
 	}
 	for {
 		n, _ := f.reader.Poll(events)
-		if n == 0 && f.reader.looked == 0 {
+		if n == 0 {
 			break
 		}
 		f.notify(events[:n], each)

@@ -192,13 +192,24 @@ var _ = Describe("changes", func() {
 
 	It("are read behind more steps than a reader visits at once", func() {
 		log := trace.NewLog(3000)
-		for range 3000 {
-			step(log, 1)
+		for id := range uint64(3000) { // of several parts
+			step(log, id)
 		}
 		log.Change(&trace.Event{Kind: trace.ServiceAdded})
 		r, buf := log.Reader(false), make([]trace.Event, 10)
 		r.OnlyChanges()
 		n, _ := r.Poll(buf)
 		Expect(seqs(buf[:n])).To(Equal([]uint64{3001}))
+		for id := range uint64(2000) {
+			step(log, id)
+		}
+		for range 1024 + 1 { // more than a Log keeps
+			log.Change(&trace.Event{Kind: trace.ServiceAdded})
+		}
+		r = log.ReaderBehind(3000)
+		r.OnlyChanges()
+		n, missed := r.Poll(buf[:2])
+		Expect(seqs(buf[:n])).To(Equal([]uint64{5003, 5004}))
+		Expect(missed).To(BeEquivalentTo(1))
 	})
 })

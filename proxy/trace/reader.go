@@ -110,11 +110,11 @@ func (r *Reader) Next(ctx context.Context, buf []Event) (n int, missed uint64, e
 	}
 }
 
-// Poll is Next without waiting. If n and missed are 0, there are no more events.
+// Poll is Next without waiting. If n is 0, there are no more events.
 func (r *Reader) Poll(buf []Event) (n int, missed uint64) {
 	for {
-		n, missed, _ = r.read(buf, false)
-		if n > 0 || missed > 0 || r.looked == 0 {
+		n, more, _ := r.read(buf, false)
+		if missed += more; n > 0 || r.looked == 0 {
 			return n, missed
 		}
 	}
