@@ -45,7 +45,8 @@ func conditional(c *v1alpha1.KubeProxyConfiguration, path string) string {
 	switch {
 	case path == "bindAddress":
 		addr, err := netip.ParseAddr(c.BindAddress)
-		if err == nil && !addr.IsUnspecified() && !primaryNodePorts(c) {
+		selects := addr.Unmap().Is6() && (c.HealthzBindAddress == "" || c.MetricsBindAddress == "") // their default
+		if err == nil && !addr.IsUnspecified() && !primaryNodePorts(c) && !selects {
 			return "neither usher nor kube-proxy listens there; it is the node address, used only with nodePortAddresses [primary]"
 		}
 	case path == "clusterCIDR" && !usesClusterCIDR(c):

@@ -126,7 +126,10 @@ func put(doc map[string]any, values map[string]string) (from map[string]string, 
 			if inner == nil {
 				inner = map[string]any{}
 			}
-			at[key], at = inner, inner
+			if at[key] == nil { // checkTypes reports another value
+				at[key] = inner
+			}
+			at = inner
 		}
 		at[keys[len(keys)-1]] = f.decode(value)
 		from[field] = "--" + f.Name

@@ -80,6 +80,8 @@ var _ = Describe("Read", func() {
 			Settings{Flags: flags{"healthz-address": "[::]:10256", "admin-address": "[::1]:10249"}}),
 		Entry("bindAddress ::, which does not change configured addresses", "bindAddress: '::'\nhealthzBindAddress: 0.0.0.0",
 			Settings{Flags: flags{"healthz-address": "0.0.0.0:10256", "admin-address": "[::1]:10249"}}),
+		Entry("an IPv6 bindAddress, which makes the default addresses IPv6", "bindAddress: fd00::1\nhealthzBindAddress: 0.0.0.0",
+			Settings{Flags: flags{"healthz-address": "0.0.0.0:10256", "admin-address": "[::1]:10249"}, NodeIP: netip.MustParseAddr("fd00::1")}),
 		Entry("bindAddress as the primary address", "bindAddress: 192.0.2.1\nnodePortAddresses: [primary]",
 			Settings{Flags: flags{"nodeport-addresses": "primary"}, NodeIP: netip.MustParseAddr("192.0.2.1")}),
 
@@ -165,6 +167,8 @@ var _ = Describe("Read", func() {
 			`logging.vmodule: [{"filePattern":"a","verbosity":2}] has no effect: usher has one log level for everything`),
 		Entry("bindAddress without nodePortAddresses primary", "bindAddress: 192.0.2.1",
 			`bindAddress: "192.0.2.1" has no effect: neither usher nor kube-proxy listens there; it is the node address, used only with nodePortAddresses [primary]`),
+		Entry("an IPv6 bindAddress without default addresses", "bindAddress: fd00::1\nhealthzBindAddress: 0.0.0.0\nmetricsBindAddress: 0.0.0.0",
+			`bindAddress: "fd00::1" has no effect: neither usher nor kube-proxy listens there; it is the node address, used only with nodePortAddresses [primary]`),
 		Entry("the periods of another mode", "mode: nftables\niptables: {syncPeriod: 30s, minSyncPeriod: 0s}\nnftables: {syncPeriod: 20s}",
 			`iptables.syncPeriod: "30s" has no effect: mode is "nftables", which uses the periods in section nftables`),
 		Entry("the IPVS periods without mode ipvs", "ipvs: {syncPeriod: 30s}", `ipvs.syncPeriod: "30s" has no effect: mode is "", which uses the periods in section iptables`),
@@ -318,6 +322,8 @@ var _ = Describe("Read", func() {
 	It("refuses invalid flag values with the same errors as in the file", func() {
 		_, _, err := Read("", map[string]string{"conntrack-min": "many", "proxy-mode": "iptables"})
 		Expect(err).To(MatchError(ContainSubstring(`conntrack.min: Invalid value: "many": must be a whole number`)))
+		_, _, err = Read(write(header+"conntrack: 5"), map[string]string{"conntrack-min": "1"})
+		Expect(err).To(MatchError(ContainSubstring("conntrack: Invalid value: 5: must be an object")))
 		_, _, err = Read("", map[string]string{"proxy-mode": "kernelspace"})
 		Expect(err).To(MatchError(ContainSubstring(`mode: Unsupported value: "kernelspace"`)))
 	})
