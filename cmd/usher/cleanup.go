@@ -57,8 +57,11 @@ func removeLeft(log logrus.FieldLogger) error {
 // It fails if an usher process holds the lock of the portals.
 func removeAll(ctx context.Context, log logrus.FieldLogger) (removed []string, err error) {
 	lock, err := daemon.Lock(log, nil)
-	if err != nil {
+	if errors.Is(err, handover.ErrLocked) {
 		return nil, fmt.Errorf("%w; stop it first, or it restores its rules", err)
+	}
+	if err != nil {
+		return nil, err
 	}
 	defer lock.Release()
 	return modes.Cleanup(ctx, log)
