@@ -19,6 +19,7 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/kube"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/fdstore"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/proxy"
@@ -135,7 +136,7 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 	signaled, remove, err := d.await(ctx, failed, signals)
 	cancel()
 	d.stop(pt, remove, signals)
-	if d.isHandedOver() && !signaled && inPod() {
+	if d.isHandedOver() && !signaled && fdstore.InPod() {
 		// If this process exited now, the kubelet would restart it, and it would take over again. If the successor ends
 		// first, as when a rollout is undone, that restart is wanted.
 		select {
@@ -195,9 +196,6 @@ func (d *Daemon) await(ctx context.Context, failed <-chan error, signals <-chan 
 	}
 	return signaled, remove, err
 }
-
-// inPod reports whether a kubelet runs this process.
-func inPod() bool { return os.Getenv("KUBERNETES_SERVICE_HOST") != "" }
 
 // healthTimeout is the time for which a change may wait before the proxy counts as
 // unhealthy: twice the default sync period, as in kube-proxy.

@@ -84,7 +84,7 @@ func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, er
 		switch {
 		case other:
 			return nil, errors.New("--take-over: an usher instance is running here, but " + needs)
-		case inPod(): // of a DaemonSet: it must not count as ready
+		case fdstore.InPod(): // of a DaemonSet: it must not count as ready
 			return nil, fmt.Errorf("%s; to serve Services without VIPs, set --portal=%s", needs, none)
 		}
 		d.log.Warn("VIPs are not served: " + needs)

@@ -228,7 +228,7 @@ func (k *keeper) leave() (code int, over bool) {
 	k.pause.end()
 	k.pause = nil
 	k.letGo()
-	if !inPod() {
+	if !fdstore.InPod() {
 		return k.end(0)
 	}
 	k.unclaimed = handover.Unclaimed()
@@ -241,9 +241,6 @@ func (k *keeper) letGo() {
 	k.abandon(k.Orphans)
 	k.Orphans = nil
 }
-
-// inPod reports whether a kubelet runs this process.
-func inPod() bool { return os.Getenv("KUBERNETES_SERVICE_HOST") != "" }
 
 // reap handles children that have exited: the keeper's own, and those that it has inherited
 // as process 1.
@@ -293,7 +290,7 @@ func (k *keeper) ended(status unix.WaitStatus) (code int, over bool) {
 	}
 	log := k.log.WithField("reason", why)
 	switch {
-	case c.Stopping && !k.stopRequested && code != 0 && inPod(): // it had handed over, or received a signal directly; see leave
+	case c.Stopping && !k.stopRequested && code != 0 && fdstore.InPod(): // it had handed over, or received a signal directly; see leave
 		log.Warn("usher exited after it had stopped serving; waiting for the instance that took over to end")
 		k.letGo()
 		k.unclaimed = handover.Unclaimed()
