@@ -30,7 +30,7 @@ type backend struct {
 // faultyServer is a server that accepts faults. Calls must not be concurrent.
 type faultyServer interface {
 	addr() netip.AddrPort
-	// setFault sets the server's fault; the zero value repairs it.
+	// setFault sets the server's fault; the zero value repairs it. If it fails, the server has stopped.
 	setFault(fault) error
 	close()
 }
@@ -102,6 +102,7 @@ func (b *backend) setFault(text string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err := b.server.setFault(f); err != nil {
+		_ = b.server.setFault(b.fault) // it has stopped
 		return fmt.Errorf("%s: %w", b.name, err)
 	}
 	b.fault = f

@@ -2,6 +2,7 @@ package demo
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -27,6 +28,19 @@ func TestDemo(t *testing.T) {
 }
 
 const longEnough = 20 * time.Second
+
+// unable is a server that cannot be a black hole.
+type unable struct {
+	faultyServer
+	set []string // the kinds of faults
+}
+
+func (s *unable) setFault(f fault) error {
+	if s.set = append(s.set, f.kind); f.kind == api.DemoBlackhole {
+		return errors.ErrUnsupported
+	}
+	return nil
+}
 
 var _ = Describe("the demo", func() {
 	var d *Demo
@@ -104,6 +118,14 @@ var _ = Describe("the demo", func() {
 		for _, b := range d.backends {
 			Expect(ask(b.name)).To(ContainSubstring(b.name))
 		}
+	})
+
+	It("keeps the fault of a server if another one cannot be set", func() {
+		s := &unable{}
+		b := &backend{service: services[0], name: "web-1", server: s}
+		Expect(b.setFault(api.DemoSlow)).To(Succeed())
+		Expect(b.setFault(api.DemoBlackhole)).To(MatchError(errors.ErrUnsupported))
+		Expect(s.set).To(Equal([]string{api.DemoSlow, api.DemoBlackhole, api.DemoSlow}))
 	})
 
 	It("lets connection attempts to a black hole time out", func() {
