@@ -11,9 +11,10 @@ package fdstore
 //	drop A SLOT…         →                    these have ended: the keeper closes its copies
 //	unpipe A P           →                    that pipe is closed
 //	next                 →                    requests the connections of a process that crashed
+//	end                  →                    the process requests no more: the keeper resets those that it has not sent
 //	                     ←    area A          with its memory; packets "save A" follow
 //	                     ←    pipe A P, save A, … as above, one for each "next"
-//	                     ←    end             there are no more
+//	                     ←    end             there are no more, or the keeper could not send them and has reset them
 //	                     ←    more            another process has crashed: send "next" again
 //
 // A and P are numbers. The keeper does not interpret transfers.

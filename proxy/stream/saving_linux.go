@@ -92,6 +92,7 @@ func (s *Server) inheritSaving(file *os.File) *saving {
 	}
 	if err != nil {
 		s.node.Log.WithError(err).Warn("No response from the keeper; open connections will be lost if usher crashes")
+		_ = fdpass.SendNow(to, []byte(fdstore.WordEnd))
 		to.Close()
 		return nil
 	}
@@ -114,6 +115,7 @@ func (v *saving) start(receiver Receiver) {
 		}
 		for v.receive() == nil {
 		}
+		_ = fdpass.SendNow(v.to, []byte(fdstore.WordEnd)) // fails if the keeper or this process ends
 	})
 	v.transfers.Go(v.save)
 }

@@ -108,9 +108,11 @@ func (k *keeper) act(c *child, text string, fds []int) (kept bool) {
 	if len(words) == 0 {
 		return false
 	}
-	if words[0] == fdstore.WordNext {
+	switch words[0] {
+	case fdstore.WordNext:
 		k.answer(c)
-		return false
+	case fdstore.WordEnd:
+		k.resetRest(c)
 	}
 	if len(words) < 2 {
 		return false
@@ -145,8 +147,7 @@ func (k *keeper) act(c *child, text string, fds []int) (kept bool) {
 				k.discard(a, slot)
 			}
 		}
-		if a.Inherited && len(a.Saved) == 0 {
-			k.close(a)
+		if k.closeUnused(a) {
 			c.Areas = slices.Delete(c.Areas, at, at+1)
 		}
 	}
@@ -160,6 +161,15 @@ func (k *keeper) unpipe(a *area, number int) {
 		delete(a.Pipes, number)
 		k.connections--
 	}
+}
+
+// closeUnused closes an inherited area if it has no connections, and reports whether it did.
+func (k *keeper) closeUnused(a *area) bool {
+	unused := a.Inherited && len(a.Saved) == 0
+	if unused {
+		k.close(a)
+	}
+	return unused
 }
 
 // close closes an area without connections.
@@ -203,6 +213,7 @@ func (k *keeper) discard(a *area, slot int) {
 // answer sends a child the next part of the areas of a process that crashed.
 func (k *keeper) answer(c *child) {
 	text, fds := fdstore.WordEnd, []int(nil)
+	sent := func() {}
 	// The latest area comes first. It holds the last assigned connection ID; the next process continues after that.
 	for _, a := range slices.Backward(c.Areas) {
 		if a.Inherited && !a.Announced {
@@ -218,30 +229,51 @@ func (k *keeper) answer(c *child) {
 			break
 		}
 		var lines strings.Builder
-		for len(a.Rest) > 0 && len(fds) < 2*fdstore.SavedAtOnce {
-			s := a.Saved[a.Rest[0]]
+		rest := a.Rest
+		for len(rest) > 0 && len(fds) < 2*fdstore.SavedAtOnce {
+			s := a.Saved[rest[0]]
 			if s != nil && lines.Len()+len(s.Text) > fdstore.MaxPacket-100 {
 				break
 			}
-			if a.Rest = a.Rest[1:]; s != nil {
+			if rest = rest[1:]; s != nil {
 				lines.WriteString(s.Text)
 				fds = append(fds, s.FDs[:]...)
 			}
 		}
 		if lines.Len() > 0 {
 			text = fmt.Sprintf("%s %d\n%s", fdstore.WordSave, a.ID, lines.String())
+			sent = func() { a.Rest = rest }
 			break
 		}
 	}
-	k.say(c, text, fds...)
+	if k.say(c, text, fds...) {
+		sent()
+	} else {
+		k.say(c, fdstore.WordEnd)
+	}
 }
 
-// say sends a packet without blocking. Each packet except [fdstore.WordMore] answers a request of the child, so the
-// child's queue does not fill up.
-func (k *keeper) say(c *child, text string, fds ...int) {
-	if err := fdpass.SendOn(c.Channel, []byte(text), fds...); err != nil && !errors.Is(err, unix.EPIPE) {
-		k.log.WithError(err).Warn("Cannot pass open connections to the new usher process; they will be reset")
+// say sends a packet without blocking. If that fails, it resets the connections that the child has not received, and
+// returns false. If the child has closed its end, perhaps by a crash, its successor may continue them.
+//
+// Each packet except [fdstore.WordMore] answers a request of the child, so the child's queue does not fill up.
+func (k *keeper) say(c *child, text string, fds ...int) bool {
+	err := fdpass.SendOn(c.Channel, []byte(text), fds...)
+	if err == nil || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
+		return true
 	}
+	k.log.WithError(err).Warn("Cannot pass open connections to the new usher process; they will be reset")
+	k.resetRest(c)
+	return false
+}
+
+// resetRest resets the connections of crashed processes that a child has not received.
+func (k *keeper) resetRest(c *child) {
+	c.Areas = slices.DeleteFunc(c.Areas, func(a *area) bool {
+		k.reset(a, a.Rest)
+		a.Rest = nil
+		return k.closeUnused(a)
+	})
 }
 
 // bequeath transfers the areas of a crashed child to another child.
@@ -257,20 +289,23 @@ func (k *keeper) bequeath(areas []*area, to *child) {
 	}
 }
 
-// abandon resets saved connections that no process will continue. An ordinary close would look like the end of the
-// data.
+// abandon resets saved connections that no process will continue.
 func (k *keeper) abandon(areas []*area) {
 	for _, a := range areas {
-		for slot, s := range a.Saved {
+		k.reset(a, slices.Collect(maps.Keys(a.Saved)))
+		k.close(a)
+	}
+}
+
+// reset resets saved connections. An ordinary close would look like the end of the data.
+func (k *keeper) reset(a *area, slots []int) {
+	for _, slot := range slots {
+		if s := a.Saved[slot]; s != nil && !a.isOver(slot) {
 			for _, fd := range s.FDs {
-				if a.isOver(slot) {
-					break
-				}
 				_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // fails only if the connection has ended
 			}
-			k.discard(a, slot)
 		}
-		k.close(a)
+		k.discard(a, slot)
 	}
 }
 

@@ -162,6 +162,29 @@ var _ = Describe("the connections that a keeper holds copies of", func() {
 		Expect(k.connections).To(BeZero())
 	})
 
+	DescribeTable("are reset if the process that replaces a crashed one does not receive them", func(fail func()) {
+		say("area 7", memory)
+		peers := saves(1, 2)
+		areas := c.Areas
+		c.Areas = nil
+		k.bequeath(areas, c)
+		fail()
+		for _, peer := range peers {
+			Eventually(ended).WithArguments(peer).Should(Equal("reset"))
+		}
+		Expect(k.connections).To(BeZero())
+		Expect(c.Areas).To(BeEmpty())
+	},
+		Entry("because the keeper cannot send them", func() {
+			Expect(unix.SetsockoptInt(c.Channel, unix.SOL_SOCKET, unix.SO_SNDBUF, 1)).To(Succeed())
+			c.Areas[0].Saved[2].Text += strings.Repeat("x", 10000)
+			text, _ := hear(theirs)
+			Expect(text).To(Equal("area 7"))
+			Expect(hear(theirs)).To(Equal("end"))
+		}),
+		Entry("because it has given up", func() { say("end") }),
+	)
+
 	It("include those sent just before the process exited, even if it left packets unread", func() {
 		k.listenTo(c)
 		k.say(c, fdstore.WordMore)
