@@ -131,7 +131,7 @@ type Node struct {
 	Leaving bool
 }
 
-// Never, as a DrainTimeout or SlowStart, switches that setting off for a service port, even if the proxy has a default.
+// Never switches off a DrainTimeout or SlowStart for a service port, even if the proxy has a default.
 const Never time.Duration = -1
 
 // Switch is a Service's choice of On or Off; 0 means the proxy's default.

@@ -22,9 +22,9 @@ var KeptAffinities = [2]string{"affinities0", "affinities1"}
 // affinitiesName is the handover name of the file with the session affinity of all clients.
 const affinitiesName = "affinities"
 
-// had is the gob-encoded session affinity of one service port's clients. The affinity file contains the time of
-// writing, then one had per service port.
-type had struct {
+// portAffinity is the gob-encoded session affinity of one service port's clients. The affinity file contains the time
+// of writing, then one portAffinity per service port.
+type portAffinity struct {
 	Port    config.PortID
 	Clients []affinity.Entry
 }
@@ -50,7 +50,7 @@ func (p *Proxy) Affinities() (*os.File, error) {
 	err = to.Encode(now)
 	for _, f := range fronts {
 		if clients := f.Affinity.Entries(now); len(clients) > 0 && err == nil {
-			err = to.Encode(had{Port: f.ID(), Clients: clients})
+			err = to.Encode(portAffinity{Port: f.ID(), Clients: clients})
 		}
 	}
 	if err = errors.Join(err, out.Flush()); err != nil {
@@ -113,7 +113,7 @@ func (p *Proxy) readAffinities(file *os.File) error {
 	}
 	ago := max(time.Since(written), 0)
 	for {
-		var h had
+		var h portAffinity
 		switch err := from.Decode(&h); {
 		case errors.Is(err, io.EOF):
 			return nil
@@ -127,10 +127,10 @@ func (p *Proxy) readAffinities(file *os.File) error {
 			f.restore(h.Clients)
 			continue
 		}
-		if p.had == nil {
-			p.had = map[config.PortID][]affinity.Entry{}
+		if p.pendingAffinities == nil {
+			p.pendingAffinities = map[config.PortID][]affinity.Entry{}
 		}
-		p.had[h.Port] = h.Clients
+		p.pendingAffinities[h.Port] = h.Clients
 	}
 }
 

@@ -59,13 +59,13 @@ func TestAffinitiesSurviveHandover(t *testing.T) {
 	g.Expect(entries).To(HaveLen(1))
 	g.Expect(entries[0].Client).To(Equal(alice))
 	g.Expect(entries[0].Left).To(BeNumerically("~", 40*time.Second, time.Second))
-	g.Expect(after.had).To(HaveLen(1))
+	g.Expect(after.pendingAffinities).To(HaveLen(1))
 	id := config.PortID{Namespace: "default", Service: "web", Port: "https"}
 	f := newFrontEnd(after, config.ServicePort{ID: id, AffinityTimeout: time.Minute})
 	had, known := f.Affinity.Get(bob, time.Now())
 	g.Expect(known).To(BeTrue())
 	g.Expect(had).To(Equal(one))
-	g.Expect(after.had).To(BeEmpty())
+	g.Expect(after.pendingAffinities).To(BeEmpty())
 }
 
 // TestRemovingAllEndpointsIsFast expects that usher does not walk the client table once per removed endpoint. That took more
@@ -121,7 +121,7 @@ func FuzzAffinities(f *testing.F) {
 		if n := p.affinities.Used(); n > p.affinities.Total {
 			t.Errorf("%d clients are remembered", n)
 		}
-		p.had = nil
+		p.pendingAffinities = nil
 		if !errors.Is(file.Close(), os.ErrClosed) {
 			t.Error("the file stays open")
 		}

@@ -72,8 +72,8 @@ func newFrontEnd(p *Proxy, port config.ServicePort) *frontEnd {
 		proxy:    p,
 	}
 	f.pool.Watcher, f.pool.FirstTurn = f, p.FirstTurn
-	f.restore(p.had[port.ID])
-	delete(p.had, port.ID)
+	f.restore(p.pendingAffinities[port.ID])
+	delete(p.pendingAffinities, port.ID)
 	return f
 }
 

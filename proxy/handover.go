@@ -42,7 +42,7 @@ func (p *Proxy) InheritRest(sockets map[string]*os.File) {
 	defer p.lock()()
 	p.datagrams.InheritRest(sockets)
 	p.takeAffinities(sockets)
-	p.had = nil
+	p.pendingAffinities = nil
 	if p.stopped { // Drain may have returned
 		p.predecessor.Close()
 	} else {

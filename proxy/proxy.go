@@ -60,16 +60,16 @@ type Proxy struct {
 	differ         map[portal.Target]bool        // targets whose rules changed or were removed since the last call of the portal
 	unused         []frontend.Listener           // listeners to close once no rule redirects to them
 	reconciling    time.Time                     // when the last reconcile began
-	due            bool                          // call the portal even if no rule differs: at first, after a changed setting, after a failure
+	applyDue       bool                          // call the portal even if no rule differs: at first, after a changed setting, after a failure
 	failed         map[*frontEnd]*Problem        // front ends that could not be planned
 	listening      map[portal.Target]bool        // protocols and ports of the front ends' listeners; nil until isFrontEnd needs it
 	released       bool                          // a front end has released a target since the last markFailed
 	problems       map[config.PortID]*Problem
 	leftOut        int // number of service ports that exceeded the open-files limit at the last report
 	noPort         int // the same for the limit of local ports
-	// had holds the affinities of service ports that do not exist yet: see Inherit.
-	had         map[config.PortID][]affinity.Entry
-	predecessor *stream.TransferConn // until InheritRest; nil if no predecessor hands connections over
+	// pendingAffinities holds the affinities of service ports that do not exist yet: see Inherit.
+	pendingAffinities map[config.PortID][]affinity.Entry
+	predecessor       *stream.TransferConn // until InheritRest; nil if no predecessor hands connections over
 	// refused holds the targets for which the portal could not install a rule.
 	refused map[portal.Target]error
 
@@ -158,7 +158,7 @@ func (p *Proxy) SetNodePortAddresses(within []netip.Prefix) {
 // settingChanged makes the portal apply a changed setting. The caller holds both locks of a change.
 func (p *Proxy) settingChanged() {
 	if p.started && !p.stopped {
-		p.due = true
+		p.applyDue = true
 		p.reconcile(p.ctx, false)
 	}
 }
@@ -176,7 +176,7 @@ func (p *Proxy) Apply(services []config.Service) {
 	}
 	p.changeRecorder.begin()
 	full := !p.started
-	p.started, p.due = true, p.due || full // due is not set earlier: a Check before the first Apply would then remove an earlier process's rules
+	p.started, p.applyDue = true, p.applyDue || full // due is not set earlier: a Check before the first Apply would then remove an earlier process's rules
 	p.counters.serviceChanges.Add(int64(len(services)))
 	// Removals come first, so that other service ports can take over the released VIPs.
 	for _, s := range services {
@@ -209,7 +209,7 @@ func (p *Proxy) setHealthChecks(services []config.Service) {
 	}
 	if changed {
 		p.Portal.Set(func(s *portal.Settings) { s.HealthChecks = slices.Sorted(maps.Values(p.healthChecks)) })
-		p.due = true
+		p.applyDue = true
 	}
 }
 

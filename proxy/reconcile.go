@@ -84,7 +84,7 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 		if freed && !p.Portal.Traits().Redirects { // Portal.Apply may remove their addresses, and the kernel sends no reset from a removed address
 			p.closeUnused()
 		}
-		if len(p.differ) > 0 || freed || round == 0 && works && (!check || p.due) {
+		if len(p.differ) > 0 || freed || round == 0 && works && (!check || p.applyDue) {
 			freed = p.apply(freed) || freed
 		}
 		p.closeUnused()                                                           // after the rules that redirected to them are removed
@@ -144,7 +144,7 @@ func (p *Proxy) plan() (failed bool) {
 // there are unused listeners. If no rule differs and moved is not set, it calls the portal only if p.due is set.
 func (p *Proxy) apply(moved bool) (freed bool) {
 	var res portal.Result
-	if len(p.differ) > 0 || moved || p.due {
+	if len(p.differ) > 0 || moved || p.applyDue {
 		var set []portal.Rule
 		var gone []portal.Target
 		for _, t := range portal.SortedTargets(p.differ) {
@@ -158,7 +158,7 @@ func (p *Proxy) apply(moved bool) (freed bool) {
 		p.differ, freed = map[portal.Target]bool{}, len(gone) > 0
 		p.unlocked(func() { res = p.Portal.Apply(p.ctx, set, gone) })
 	}
-	p.due = false // unless it failed
+	p.applyDue = false // unless it failed
 	p.portalAnswered(&res)
 	return freed
 }
@@ -201,5 +201,5 @@ func (p *Proxy) portalAnswered(res *portal.Result) {
 		p.counters.servicesApplied.Store(p.counters.serviceChanges.Load())
 		p.counters.endpointsApplied.Store(p.counters.endpointChanges.Load())
 	}
-	p.due = p.due || p.started && res.Err != nil
+	p.applyDue = p.applyDue || p.started && res.Err != nil
 }

@@ -298,8 +298,8 @@ The exit code is 0 if all requests were answered.`,
 			switch {
 			case q.Count < 1 || q.Count > 1000:
 				return cli.Usagef("--count: invalid value \"%d\": must be from 1 to 1000", q.Count)
-			case q.Patience <= 0 || q.Patience > demo.RequestPatience:
-				return cli.Usagef("--timeout: invalid value \"%s\": must be above 0s and at most %s", q.Patience, demo.RequestPatience)
+			case q.Timeout <= 0 || q.Timeout > demo.RequestTimeout:
+				return cli.Usagef("--timeout: invalid value \"%s\": must be above 0s and at most %s", q.Timeout, demo.RequestTimeout)
 			}
 			return asks.Ask(func(c *client.Client) error {
 				unanswered, err := demo.Ask(cmd.Context(), c, cmd.OutOrStdout(), q)
@@ -313,7 +313,7 @@ The exit code is 0 if all requests were answered.`,
 	flags := cmd.Flags()
 	flags.IntVar(&q.Count, "count", 1, "Number of requests, sent one after the other")
 	flags.BoolVar(&q.HalfClose, "half-close", false, "Close the client's sending direction after the request, and wait for the answer (TCP only)")
-	flags.DurationVar(&q.Patience, "timeout", demo.RequestPatience, "Timeout for each answer")
+	flags.DurationVar(&q.Timeout, "timeout", demo.RequestTimeout, "Timeout for each answer")
 	asks.Register(flags)
 	return cmd
 }

@@ -52,7 +52,7 @@ func (r *reader) value(place Diagnostic, value []byte, defaults header, spoiled 
 	}
 	h, err := readHeader(value, defaults)
 	if err != nil {
-		r.fail(place.with(err))
+		r.addUnreadable(place.with(err))
 		return
 	}
 	r.headed(place, value, h, spoiled)
@@ -63,7 +63,7 @@ func (r *reader) headed(place Diagnostic, value []byte, h header, spoiled bool) 
 	place.Object = key{h.Kind, h.name}.String()
 	gv, err := schema.ParseGroupVersion(h.APIVersion)
 	if err != nil {
-		r.fail(place.with(field.Invalid(field.NewPath("apiVersion"), h.APIVersion, "must be a version or a group and a version, (e.g. v1 or discovery.k8s.io/v1)")))
+		r.addUnreadable(place.with(field.Invalid(field.NewPath("apiVersion"), h.APIVersion, "must be a version or a group and a version, (e.g. v1 or discovery.k8s.io/v1)")))
 		return
 	}
 	version, known := versions[schema.GroupKind{Group: gv.Group, Kind: h.Kind}]
@@ -78,12 +78,12 @@ func (r *reader) headed(place Diagnostic, value []byte, h header, spoiled bool) 
 		if want.Kind == h.Kind {
 			wrong = field.NotSupported(field.NewPath("apiVersion"), h.APIVersion, []string{want.GroupVersion().String()})
 		}
-		r.spoil(key{want.Kind, h.name}, place, []error{wrong})
+		r.addObjectErrors(key{want.Kind, h.name}, place, []error{wrong})
 	case !known:
 		r.warnings = append(r.warnings, place.with(fmt.Errorf("%w: usher does not read %s of %s", errIgnored, h.Kind, h.APIVersion)))
 	case gv.Version != version && h.APIVersion != v1beta1:
 		want := schema.GroupVersion{Group: gv.Group, Version: version}.String()
-		r.spoil(key{h.Kind, h.name}, place, []error{field.NotSupported(field.NewPath("apiVersion"), h.APIVersion, []string{want})})
+		r.addObjectErrors(key{h.Kind, h.name}, place, []error{field.NotSupported(field.NewPath("apiVersion"), h.APIVersion, []string{want})})
 	case strings.HasSuffix(h.Kind, "List"):
 		r.list(place, value, h, spoiled)
 	default:
@@ -166,7 +166,7 @@ func (r *reader) list(place Diagnostic, value []byte, h header, spoiled bool) {
 	}
 	errs, _ := strict.Decode(value, &list)
 	for _, err := range errs {
-		r.fault(place.with(err))
+		r.addError(place.with(err))
 	}
 	if len(errs) > 0 && len(list.Items) == 0 {
 		r.unreadable = true
@@ -209,7 +209,7 @@ func (r *reader) listed(list Diagnostic, i int, item []byte, defaults header, sp
 		err = errors.New("a list must not contain a list")
 	}
 	if err != nil {
-		r.fail(place.with(err))
+		r.addUnreadable(place.with(err))
 		return
 	}
 	r.headed(place, item, h, spoiled)
@@ -243,7 +243,7 @@ func (r *reader) object(place Diagnostic, value []byte, h header, spoiled bool) 
 		}
 	}
 	if spoiled || len(errs) > 0 {
-		r.spoil(o.key, place, errs)
+		r.addObjectErrors(o.key, place, errs)
 		return
 	}
 	r.objects = append(r.objects, o)

@@ -82,10 +82,10 @@ func (l *loader) load(there listing, now time.Time) (out loaded) {
 	looks := make([]look, len(differ))
 	translate.Parallel(len(differ), func(i int) { looks[i] = l.look(differ[i]) })
 	for i, e := range differ {
-		l.believe(e, looks[i], now, &out)
+		l.applyLook(e, looks[i], now, &out)
 	}
 	for abs, f := range l.files {
-		if abs != input && !here[abs] && !there.covers(abs) && l.gone(f, now, &out) {
+		if abs != input && !here[abs] && !there.covers(abs) && l.confirmMissing(f, now, &out) {
 			l.forget(abs)
 		}
 	}
@@ -127,15 +127,15 @@ func (l *loader) look(e entry) look {
 	return out
 }
 
-// believe applies the result of reading a file, unless a later load must confirm it.
-func (l *loader) believe(e entry, look look, now time.Time, out *loaded) {
+// applyLook applies the result of reading a file, unless a later load must confirm it.
+func (l *loader) applyLook(e entry, look look, now time.Time, out *loaded) {
 	f := l.files[e.abs]
 	known := f != nil
 	if !known {
 		f = &file{path: e.path}
 	}
 	if errors.Is(look.err, fs.ErrNotExist) {
-		if known && l.gone(f, now, out) {
+		if known && l.confirmMissing(f, now, out) {
 			l.forget(e.abs)
 		}
 		return
@@ -146,7 +146,7 @@ func (l *loader) believe(e entry, look look, now time.Time, out *loaded) {
 		f.sure, f.lacks.unreadable = false, true
 		return
 	}
-	if known && !look.same && len(f.objects) > 0 && silent(look.reading) && !l.gone(f, now, out) {
+	if known && !look.same && len(f.objects) > 0 && silent(look.reading) && !l.confirmMissing(f, now, out) {
 		return
 	}
 	f.info, f.sure, f.doubted = e.info, settled(e, now), time.Time{}
@@ -180,9 +180,9 @@ func silent(r reading) bool {
 	return len(r.objects) == 0 && len(r.errors) == 0 && len(r.warnings) == 0
 }
 
-// gone reports whether f, which is now missing or empty, has been so for debounce.confirm, or has no objects to lose.
-// Otherwise it requests a later load, to confirm it.
-func (l *loader) gone(f *file, now time.Time, out *loaded) bool {
+// confirmMissing reports whether f, which is now missing or empty, has been so for debounce.confirm, or has no objects
+// to lose. Otherwise it requests a later load, to confirm it.
+func (l *loader) confirmMissing(f *file, now time.Time, out *loaded) bool {
 	if f.doubted.IsZero() {
 		f.doubted = now
 	}

@@ -81,7 +81,7 @@ func read(file string, data []byte, known reading, nets networks, maxSize int) r
 	}
 	r.budget.Store(int64(maxSize))
 	if len(data) > maxSize {
-		r.fail(Diagnostic{File: file, Err: tooBig(maxSize)})
+		r.addUnreadable(Diagnostic{File: file, Err: tooBig(maxSize)})
 		return r.reading
 	}
 	if filepath.Ext(file) == ".json" { // the YAML parser would report another place
@@ -224,8 +224,8 @@ func (r *reader) spoiledToo(k key) {
 	r.spoiled[k] = true
 }
 
-// fail records an error whose object is unknown.
-func (r *reader) fail(p Diagnostic) {
+// addUnreadable records an error whose object is unknown.
+func (r *reader) addUnreadable(p Diagnostic) {
 	r.unreadable = true
 	r.errors = append(r.errors, p)
 }
@@ -233,22 +233,22 @@ func (r *reader) fail(p Diagnostic) {
 // syntax records a syntax error.
 func (r *reader) syntax(place Diagnostic, err strict.SyntaxError) {
 	place.Line = err.Line
-	r.fault(place.with(errors.New(err.Text)))
+	r.addError(place.with(errors.New(err.Text)))
 }
 
 // ambiguous matches an error about a duplicate field that determines which objects a value defines.
 var ambiguous = regexp.MustCompile(`^duplicate field "(items\[\d+\]\.)?(apiVersion|kind|metadata|metadata\.name|metadata\.namespace|items)"`)
 
-// fault records an error.
-func (r *reader) fault(p Diagnostic) {
+// addError records an error.
+func (r *reader) addError(p Diagnostic) {
 	r.unreadable = r.unreadable || ambiguous.MatchString(p.Err.Error())
 	r.errors = append(r.errors, p)
 }
 
-// spoil records errors of an object.
-func (r *reader) spoil(k key, place Diagnostic, errs []error) {
+// addObjectErrors records errors of an object.
+func (r *reader) addObjectErrors(k key, place Diagnostic, errs []error) {
 	for _, err := range errs {
-		r.fault(place.with(err))
+		r.addError(place.with(err))
 	}
 	if k.name.Name == "" {
 		r.unreadable = true

@@ -113,8 +113,8 @@ func (r *resolver) replace(before, now []*object) {
 	}
 	for k, was := range counted {
 		if is := first(r.defined[k]); is != was {
-			r.counts(was, false)
-			r.counts(is, true)
+			r.setInEffect(was, false)
+			r.setInEffect(is, true)
 		}
 	}
 }
@@ -142,10 +142,10 @@ func precedence(a, b *object) int {
 	return cmp.Or(cmp.Compare(a.place.File, b.place.File), cmp.Compare(a.at, b.at))
 }
 
-// counts records that an object is now in effect, or no longer is.
-func (r *resolver) counts(o *object, does bool) {
+// setInEffect records that an object is now in effect, or no longer is.
+func (r *resolver) setInEffect(o *object, does bool) {
 	if o != nil && o.kind == "Node" {
-		r.countsNode(o, does)
+		r.setNodeInEffect(o, does)
 		return
 	}
 	if o != nil && o.kind == "ServiceCIDR" {
@@ -176,8 +176,8 @@ func (r *resolver) counts(o *object, does bool) {
 	}
 }
 
-// countsNode is counts for a Node.
-func (r *resolver) countsNode(o *object, does bool) {
+// setNodeInEffect is setInEffect for a Node.
+func (r *resolver) setNodeInEffect(o *object, does bool) {
 	delete(r.nodes, o.name.Name)
 	if does {
 		r.nodes[o.name.Name] = o.labels

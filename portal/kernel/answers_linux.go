@@ -183,8 +183,8 @@ func ruleText(rule *netlink.Rule) string {
 	return text
 }
 
-// ForgetAnswers removes the parts that RouteAnswers has installed for any mark except but; with but 0 it removes all. It
-// returns their descriptions.
+// ForgetAnswers removes the parts that RouteAnswers has installed for any mark except but; with but 0 it removes all.
+// It returns their descriptions.
 func ForgetAnswers(but uint32) (removed []string, err error) {
 	r, err := OpenRoutes()
 	if err != nil {

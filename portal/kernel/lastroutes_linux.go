@@ -121,7 +121,8 @@ func (l *LastRoutes) Bring(wanted func() map[netip.Addr]bool) (made []string, er
 	return made, err
 }
 
-// checkReachable returns an error if a rejecting route, such as one of type unreachable, precedes the routes. It tests one VIP.
+// checkReachable returns an error if a rejecting route, such as one of type unreachable, precedes the routes. It tests
+// one VIP.
 func (r *Routes) checkReachable(vips map[netip.Addr]bool) error {
 	for addr := range vips {
 		if addr.IsUnspecified() {

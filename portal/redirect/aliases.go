@@ -31,9 +31,9 @@ func LastOf(p netip.Prefix) netip.Addr {
 	return withPrefix(p, bytes.Repeat([]byte{0xff}, p.Addr().BitLen()/8))
 }
 
-// aliases assigns each network its aliases: the network's addresses, with the prefix of aliasRange in place of their first
-// bits. Of networks whose aliases would overlap, only one gets them: preferably one that overlaps pods, then one in
-// before, then the smaller one. Open connections keep their alias, since conntrack translates them.
+// aliases assigns each network its aliases: the network's addresses, with the prefix of aliasRange in place of their
+// first bits. Of networks whose aliases would overlap, only one gets them: preferably one that overlaps pods, then one
+// in before, then the smaller one. Open connections keep their alias, since conntrack translates them.
 func aliases(networks, pods []netip.Prefix, aliasRange netip.Prefix, before []Alias) (all []Alias) {
 	first := func(is bool) int {
 		if is {

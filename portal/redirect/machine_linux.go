@@ -85,7 +85,8 @@ func (at *Setting) GiveUpOwnOnly(log logrus.FieldLogger, err error) {
 	log.WithError(err).Warn("While usher is not running, other processes on this node can receive packets that clients send to VIPs")
 }
 
-// hasRedirectAddr reports whether packets are redirected to the redirect address, not to an address of their incoming interface.
+// hasRedirectAddr reports whether packets are redirected to the redirect address, not to an address of their incoming
+// interface.
 func (m *machine) hasRedirectAddr() bool {
 	return m.unusable == nil && m.backend.Setting().RedirectAddr.IsValid()
 }

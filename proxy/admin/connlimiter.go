@@ -20,9 +20,9 @@ type connLimiter struct {
 
 // client is a connection to a server.
 type client struct {
-	conn     net.Conn
-	source   netip.Prefix
-	answered bool // a request is being answered
+	conn   net.Conn
+	source netip.Prefix
+	active bool // a request is being answered
 }
 
 // sendBuffer is the kernel's send buffer for a client that does not read. By default it could grow to
@@ -47,7 +47,7 @@ func (r *connLimiter) connState(conn net.Conn, state http.ConnState) {
 		if c.conn != conn {
 			continue
 		}
-		c.answered = state == http.StateActive
+		c.active = state == http.StateActive
 		if state == http.StateClosed || state == http.StateHijacked {
 			r.clients = append(r.clients[:i], r.clients[i+1:]...)
 		}
@@ -64,7 +64,7 @@ func (r *connLimiter) sendAway() {
 	worst := 0
 	for i, c := range r.clients {
 		w := r.clients[worst]
-		if of[c.source] > of[w.source] || of[c.source] == of[w.source] && w.answered && !c.answered {
+		if of[c.source] > of[w.source] || of[c.source] == of[w.source] && w.active && !c.active {
 			worst = i
 		}
 	}

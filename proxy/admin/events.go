@@ -26,8 +26,8 @@ const MaxSubscribers = 128
 var heartbeat = 15 * time.Second
 
 const (
-	// patience is how long a write to a subscriber may take; then usher disconnects it.
-	patience = 10 * time.Second
+	// writeTimeout is how long a write to a subscriber may take; then usher disconnects it.
+	writeTimeout = 10 * time.Second
 	// gathering is how long events are collected before they are sent, so that a single event wakes neither the
 	// stream's goroutine nor the subscriber.
 	gathering = 25 * time.Millisecond
@@ -249,7 +249,7 @@ func (s *stream) put(id, name string, data any) {
 
 // flush sends the pending data.
 func (s *stream) flush() error {
-	if err := s.control.SetWriteDeadline(time.Now().Add(patience)); err != nil {
+	if err := s.control.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
 		return err
 	}
 	_, err := s.out.Write(s.pending.Bytes())

@@ -130,9 +130,9 @@ func (r *Record) Accepted() { r.report(Step{Kind: Accepted, Time: r.Start}) }
 // Attempted reports an attempt that ended at now. If it succeeded, the connection is established, and no attempts
 // follow.
 func (r *Record) Attempted(now time.Time, a Attempt) {
-	took := now.Sub(r.Start)
-	a.Start = took - a.Duration
-	step := Step{Kind: Attempted, Time: now, Duration: took, Result: a.Result, Reason: a.Reason, SourceAddress: a.SourceAddress, Attempt: 1}
+	elapsed := now.Sub(r.Start)
+	a.Start = elapsed - a.Duration
+	step := Step{Kind: Attempted, Time: now, Duration: elapsed, Result: a.Result, Reason: a.Reason, SourceAddress: a.SourceAddress, Attempt: 1}
 	if r.attempts.Load() == nil && a.Result == Connected && a.Queued == 0 && a.Skipped <= math.MaxUint16 {
 		r.first = answered{unique.Make(choice{a.Endpoint, a.Pod, a.Reason}), a.Start, a.Duration, uint16(a.Skipped), a.SourceAddress}
 	} else {
@@ -141,8 +141,8 @@ func (r *Record) Attempted(now time.Time, a Attempt) {
 		step.Attempt = len(longer)
 	}
 	if a.Result == Connected {
-		r.established.Store(int64(max(1, took)))
-		step.Flags = r.Flags(took, outcome.Open)
+		r.established.Store(int64(max(1, elapsed)))
+		step.Flags = r.Flags(elapsed, outcome.Open)
 	}
 	r.report(step)
 }

@@ -85,7 +85,7 @@ func (s *session) admit() (outcome.Result, frontend.Drop) {
 
 // updateHeader sets or clears the header that names the client to the endpoint, as v requires.
 func (s *session) updateHeader(v *frontend.View) {
-	if told := s.header != nil; told != (v.Port.ProxyProtocol != 0) {
+	if hasHeader := s.header != nil; hasHeader != (v.Port.ProxyProtocol != 0) {
 		s.header = s.Header(v)
 	}
 }

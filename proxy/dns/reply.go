@@ -23,7 +23,8 @@ func newReply(query *dns.Msg) *dns.Msg {
 	return reply
 }
 
-// room returns the maximum size, in bytes, of an answer to query over UDP: the size that the client accepts, up to maxUDP.
+// room returns the maximum size, in bytes, of an answer to query over UDP: the size that the client accepts, up to
+// maxUDP.
 func room(query *dns.Msg) int {
 	if opt := query.IsEdns0(); opt != nil {
 		return int(min(max(opt.UDPSize(), dns.MinMsgSize), maxUDP))

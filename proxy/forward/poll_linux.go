@@ -57,7 +57,7 @@ type Poller struct {
 	free          []int32
 	roundEnd      []func()
 	later         []turner  // waiting for a turn, the next one first
-	handlersBegan time.Time // start of this round's handlers, if turners waited then; else zero
+	handlersStart time.Time // start of this round's handlers, if turners waited then; else zero
 	rested        time.Time // the last time that yield let other goroutines run
 
 	mu     sync.Mutex
@@ -276,8 +276,8 @@ func (p *Poller) takeTurns() {
 	}
 	began := time.Now()
 	last := turnsAtLeast
-	if !p.handlersBegan.IsZero() {
-		last = max(last, began.Sub(p.handlersBegan))
+	if !p.handlersStart.IsZero() {
+		last = max(last, began.Sub(p.handlersStart))
 	}
 	for len(p.later) > 0 && time.Since(began) < last {
 		t := p.later[0]
@@ -290,12 +290,12 @@ func (p *Poller) takeTurns() {
 // wait returns the events of the next round. If turners wait, it does not block, and may return no events. Otherwise,
 // if no event arrives within a moment, it blocks.
 func (p *Poller) wait() []unix.EpollEvent {
-	p.handlersBegan = time.Time{}
+	p.handlersStart = time.Time{}
 	switch {
 	case len(p.later) > 0:
 		p.yield()
 		p.take(0)
-		p.handlersBegan = time.Now()
+		p.handlersStart = time.Now()
 	case !p.poll():
 		p.block()
 	}

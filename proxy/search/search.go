@@ -32,7 +32,7 @@ type Search struct {
 
 	waitedOutSlot   bool              // the last step was to wait for the end of a time slot (at this position, the field keeps a Search at 384 bytes)
 	tried           []netip.AddrPort  // endpoints tried; Next clears it when all are tried and the time slot ends, or after a long wait in the queue
-	triedBuffer     [2]netip.AddrPort // backing array of tried; most searches need no more
+	buffer          [2]netip.AddrPort // backing array of tried; most searches need no more
 	count           int               // attempts so far
 	current         balance.Choice    // of the current attempt
 	waiter          *balance.Waiter   // nil until the client had to wait
@@ -135,7 +135,7 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 		return Step{Do: GiveUp, Result: noEndpoint}
 	}
 	if s.count++; s.count == 1 {
-		s.tried = s.triedBuffer[:0]
+		s.tried = s.buffer[:0]
 	}
 	s.tried = append(s.tried, choice.Endpoint.Addr)
 	s.current, s.started = choice, now

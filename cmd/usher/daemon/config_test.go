@@ -115,7 +115,7 @@ var _ = Describe("the connection tracking settings", func() {
 	DescribeTable("use the number of CPUs of the node", func(list string, n int) {
 		path := filepath.Join(GinkgoT().TempDir(), "online")
 		Expect(os.WriteFile(path, []byte(list), 0o600)).To(Succeed())
-		Expect(nodeProcessors(path)).To(Equal(n))
+		Expect(onlineCPUs(path)).To(Equal(n))
 	},
 		Entry("one CPU", "0\n", 1),
 		Entry("a range of CPUs", "0-63\n", 64),

@@ -52,7 +52,7 @@ func SetConntrack(c Conntrack, log logrus.FieldLogger) error {
 		return nil
 	}
 	kernel.LoadConntrack()
-	return c.write(conntrackDir, processors(), log)
+	return c.write(conntrackDir, cpus(), log)
 }
 
 // setConntrack applies the settings; an init container may have done so before. Without explicit settings, it does
@@ -62,14 +62,14 @@ func (d *Daemon) setConntrack(pt portal.Portal) {
 	if c == DefaultConntrack && !pt.Traits().Redirects {
 		return
 	}
-	d.conntrack = c.sysctls(processors())
+	d.conntrack = c.sysctls(cpus())
 	if err := SetConntrack(c, d.log); err != nil {
 		d.log.WithError(err).Warn("Cannot change connection tracking settings; run 'usher run --init-only' with the same flags, as root and with a writable /proc/sys")
 	}
 }
 
-// processors returns the number of CPUs of the node.
-func processors() int { return nodeProcessors("/sys/devices/system/cpu/online") }
+// cpus returns the number of CPUs of the node.
+func cpus() int { return onlineCPUs("/sys/devices/system/cpu/online") }
 
 // sysctls returns the settings of c for this number of CPUs, by name. It omits those to leave unchanged.
 // api.RaisedOnly reports which are never lowered.
@@ -89,9 +89,9 @@ func (c Conntrack) sysctls(processors int) map[string]int {
 	return all
 }
 
-// nodeProcessors returns the number of the node's online CPUs, from a list such as 0-3,6
+// onlineCPUs returns the number of the node's online CPUs, from a list such as 0-3,6
 // (Documentation/ABI/testing/sysfs-devices-system-cpu). The process itself may be limited to fewer.
-func nodeProcessors(path string) int {
+func onlineCPUs(path string) int {
 	text, _ := os.ReadFile(path)
 	if online, err := cpuset.Parse(strings.TrimSpace(string(text))); err == nil && !online.IsEmpty() {
 		return online.Size()

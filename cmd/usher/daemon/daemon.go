@@ -121,7 +121,7 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 		return err
 	}
 	defer d.servers.close()
-	for _, s := range d.beside() {
+	for _, s := range d.otherServers() {
 		if err := s.Start(ctx, d.proxy, d.config.TakeOver, d.log); err != nil {
 			return err
 		}
@@ -163,8 +163,8 @@ func (d *Daemon) waitForWorkers(signals <-chan os.Signal) {
 	}
 }
 
-// beside returns the servers that run alongside the proxy and its HTTP servers.
-func (d *Daemon) beside() (list []Server) {
+// otherServers returns the servers that run alongside the proxy and its HTTP servers.
+func (d *Daemon) otherServers() (list []Server) {
 	if d.config.SOCKS != nil {
 		list = append(list, d.config.SOCKS)
 	}

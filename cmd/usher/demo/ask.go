@@ -23,7 +23,7 @@ type Questions struct {
 	Of        string
 	Count     int
 	HalfClose bool          // the client closes its sending direction after the request; TCP only
-	Patience  time.Duration // for one request
+	Timeout   time.Duration // for one request
 }
 
 // Ask sends requests to the running demo that c queries, one after the other, and prints each
@@ -51,7 +51,7 @@ func Ask(ctx context.Context, c *client.Client, out io.Writer, q Questions) (una
 }
 
 func (t target) askWith(ctx context.Context, q Questions) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, q.Patience)
+	ctx, cancel := context.WithTimeout(ctx, q.Timeout)
 	defer cancel()
 	if q.HalfClose {
 		return askHTTP(ctx, &halfClosing, t.url())

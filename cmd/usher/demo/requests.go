@@ -20,9 +20,9 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// RequestPatience is the timeout of one request of the demo: long enough for all attempts and
+// RequestTimeout is the timeout of one request of the demo: long enough for all attempts and
 // a slow server.
-const RequestPatience = 10 * time.Second
+const RequestTimeout = 10 * time.Second
 
 // target is where a client reaches one of the demo's Services, or one of its servers.
 type target struct {
@@ -79,7 +79,7 @@ func (t target) url() string {
 
 // ask makes one request and returns the answer, a line.
 func (t target) ask(ctx context.Context) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, RequestPatience)
+	ctx, cancel := context.WithTimeout(ctx, RequestTimeout)
 	defer cancel()
 	if t.protocol == corev1.ProtocolUDP {
 		return askUDP(ctx, t.at.String())

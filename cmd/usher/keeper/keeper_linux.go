@@ -269,7 +269,7 @@ func (k *keeper) reap() (code int, over bool) {
 			code, over = k.nextEnded(status)
 		case k.Current == nil || pid != k.Current.PID:
 		case k.Next != nil:
-			k.currentGone(status)
+			k.currentEnded(status)
 		default:
 			code, over = k.ended(status)
 		}

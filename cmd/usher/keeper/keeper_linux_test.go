@@ -110,7 +110,7 @@ var _ = Describe("a keeper", func() {
 			lock, socket := file(), file()
 			Expect(k.put("lock", []int{lock})).To(BeTrue())
 			Expect(k.put("S1", []int{socket})).To(BeTrue())
-			k.currentGone(unix.WaitStatus(unix.SIGKILL))
+			k.currentEnded(unix.WaitStatus(unix.SIGKILL))
 			Expect(isOpen(lock)).To(BeFalse())
 			Expect(isOpen(socket)).To(BeTrue())
 			Expect(k.Next).To(BeNil())

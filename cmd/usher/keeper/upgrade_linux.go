@@ -190,8 +190,8 @@ func (k *keeper) nextEnded(status unix.WaitStatus) (code int, over bool) {
 	return k.ended(status)
 }
 
-// currentGone handles the exit of the current usher process while the next one is starting.
-func (k *keeper) currentGone(status unix.WaitStatus) {
+// currentEnded handles the exit of the current usher process while the next one is starting.
+func (k *keeper) currentEnded(status unix.WaitStatus) {
 	if !k.stopRequested && !k.Current.stops() {
 		// With this copy, the lock would stay held, and the next process would wait for the holder's answer.
 		k.remove(fdstore.LockName)

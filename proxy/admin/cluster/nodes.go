@@ -10,9 +10,9 @@ import (
 
 // fleet is the state of all nodes.
 type fleet struct {
-	lastUsed time.Time // when the round that queried the nodes began
-	nodes    []Node
-	status   []answerOf[availability]
+	asked  time.Time // when the round that queried the nodes began
+	nodes  []Node
+	status []answerOf[availability]
 }
 
 // availability is the state of usher on a node, with the Services that have the most failed connections there.
@@ -28,7 +28,7 @@ func (v *View) fleet(ctx context.Context) (fleet, error) {
 		if err != nil {
 			return fleet{}, err
 		}
-		f := fleet{lastUsed: time.Now(), nodes: nodes}
+		f := fleet{asked: time.Now(), nodes: nodes}
 		f.status = each(ctx, v, nodes, func(ctx context.Context, n Node) (s availability, err error) {
 			if s.Status, err = n.Client.Status(ctx); err != nil {
 				return s, err
@@ -47,7 +47,7 @@ func (v *View) Nodes(ctx context.Context) (list api.ClusterNodeList, err error) 
 	if err != nil {
 		return list, err
 	}
-	list = api.ClusterNodeList{Asked: f.lastUsed, Items: make([]api.ClusterNode, 0, len(f.nodes))}
+	list = api.ClusterNodeList{Asked: f.asked, Items: make([]api.ClusterNode, 0, len(f.nodes))}
 	for i, n := range f.nodes {
 		out := api.ClusterNode{Name: n.Name}
 		if s := &f.status[i]; s.err != nil {

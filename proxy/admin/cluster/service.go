@@ -55,9 +55,9 @@ func (v *View) Service(ctx context.Context, namespace, name string) (api.Cluster
 			return out, &api.Error{Code: http.StatusNotFound, Message: fmt.Sprintf("no usher instance serves a Service %s", key)}
 		}
 		out.Message = f.messages()[key].message
-		lastUsed := chosen(know, max(2, maxCells/max(1, out.EndpointCount)))
-		out.NodesUnasked = len(know) - len(lastUsed)
-		g := v.read(ctx, lastUsed, namespace, name)
+		queried := chosen(know, max(2, maxCells/max(1, out.EndpointCount)))
+		out.NodesUnasked = len(know) - len(queried)
+		g := v.read(ctx, queried, namespace, name)
 		for _, n := range silent {
 			g.nodes, g.cells = append(g.nodes, n), append(g.cells, nil)
 		}
