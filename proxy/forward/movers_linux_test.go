@@ -182,7 +182,7 @@ func accepted() (*forward.Client, *net.TCPConn) {
 	Expect(err).NotTo(HaveOccurred())
 	far, err := net.Dial("tcp", at.String())
 	Expect(err).NotTo(HaveOccurred())
-	near, from, err := forward.AcceptTCP(fd)
+	near, from, err := forward.Accept(fd)
 	Expect(err).NotTo(HaveOccurred())
 	Expect(from.String()).To(Equal(far.LocalAddr().String()))
 	return &forward.Client{Socket: near}, far.(*net.TCPConn)

@@ -56,7 +56,7 @@ func tryKernel(any netip.Addr) error {
 
 // tryAccept tries to accept a connection. There should be none; it closes a stray one.
 func tryAccept(listener int) error {
-	switch client, _, err := AcceptTCP(listener); err {
+	switch client, _, err := Accept(listener); err {
 	case nil:
 		return client.Close()
 	case unix.EAGAIN:

@@ -60,17 +60,18 @@ func (s Sockets) ListenTCP(addr netip.AddrPort, k Keepalive) (fd int, err error)
 const backlog = 1<<16 - 1
 
 func listen(fd int, addr netip.AddrPort, k Keepalive) error {
-	if err := setOptions(fd, append(k.options(), inline, noDelay, reuse)...); err != nil {
+	options := append(listenOptions(addr.Addr()), append(k.options(), inline, noDelay, reuse)...)
+	if err := setOptions(fd, options...); err != nil {
 		return err
 	}
-	if err := BindListener(fd, addr); err != nil {
+	if err := unix.Bind(fd, Sockaddr(addr)); err != nil {
 		return err
 	}
 	return unix.Listen(fd, backlog)
 }
 
-// BindListener binds a socket that will listen, of any protocol. See listenOptions.
-func BindListener(fd int, addr netip.AddrPort) error {
+// BindSCTP binds an SCTP socket that will listen. See listenOptions.
+func BindSCTP(fd int, addr netip.AddrPort) error {
 	if err := setOptions(fd, listenOptions(addr.Addr())...); err != nil {
 		return err
 	}
@@ -87,8 +88,8 @@ func listenOptions(addr netip.Addr) []option {
 	return []option{{"IPV6_V6ONLY", unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1}, {"IPV6_FREEBIND", unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, 1}}
 }
 
-// AcceptTCP returns the next client of a listener and the client's address. The error is unix.EAGAIN if there is none.
-func AcceptTCP(listener int) (Socket, netip.AddrPort, error) {
+// Accept returns the next client of a listener and the client's address. The error is unix.EAGAIN if there is none.
+func Accept(listener int) (Socket, netip.AddrPort, error) {
 	var peer Peer
 	peer.length = uint32(len(peer.raw))
 	for {
@@ -557,18 +558,13 @@ func LocalAddr(fd int) (netip.AddrPort, error) {
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("getsockname: %w", err)
 	}
-	return AddrPort(name), nil
-}
-
-// AddrPort converts name to netip. The result is the zero AddrPort if name is no Internet address.
-func AddrPort(name unix.Sockaddr) netip.AddrPort {
 	switch a := name.(type) {
 	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port)), nil
 	case *unix.SockaddrInet6:
-		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port))
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr), uint16(a.Port)), nil
 	}
-	return netip.AddrPort{}
+	return netip.AddrPort{}, fmt.Errorf("getsockname: %T is not an Internet address", name)
 }
 
 func domain(a netip.Addr) int {
@@ -578,7 +574,7 @@ func domain(a netip.Addr) int {
 	return unix.AF_INET6
 }
 
-// Sockaddr is the inverse of AddrPort.
+// Sockaddr converts an address for package unix.
 func Sockaddr(a netip.AddrPort) unix.Sockaddr {
 	if a.Addr().Is4() {
 		return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}

@@ -79,20 +79,16 @@ func listen(fd int) error {
 
 // Accept waits for the next association. After Close the error is [net.ErrClosed].
 func (l *Listener) Accept() (*Conn, error) {
-	var fd int
-	var from unix.Sockaddr
+	var fd forward.Socket
+	var from netip.AddrPort
 	var failed error
 	err := l.raw.Read(func(listener uintptr) bool {
-		for {
-			fd, from, failed = unix.Accept4(int(listener), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
-			if failed != unix.EINTR {
-				return failed != unix.EAGAIN
-			}
-		}
+		fd, from, failed = forward.Accept(int(listener))
+		return failed != unix.EAGAIN
 	})
 	switch {
 	case err == nil && failed == nil:
-		return accepted(fd, Addr(forward.AddrPort(from)))
+		return accepted(int(fd), Addr(from))
 	case l.closed.Load():
 		return nil, net.ErrClosed
 	case err != nil:

@@ -51,7 +51,7 @@ func openSocket(addr netip.AddrPort, sockets func(domain, kind, protocol int) (f
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}
-	if err := forward.BindListener(fd, addr); err != nil {
+	if err := forward.BindSCTP(fd, addr); err != nil {
 		unix.Close(fd)
 		return nil, err
 	}

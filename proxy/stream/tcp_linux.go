@@ -117,7 +117,7 @@ func (e *acceptHandler) close(why frontend.Closing) {
 	e.closed = true
 	e.unwatch()
 	for n := 0; why == frontend.Stopped && n < lastAccepts; n++ {
-		client, from, err := forward.AcceptTCP(e.listener.fd)
+		client, from, err := forward.Accept(e.listener.fd)
 		if err != nil {
 			break
 		}
@@ -140,7 +140,7 @@ const acceptsPerCall = 16
 // so Ready accepts more.
 func (e *acceptHandler) Ready(forward.Readiness) {
 	for n := 1; ; n++ {
-		client, from, err := forward.AcceptTCP(e.listener.fd)
+		client, from, err := forward.Accept(e.listener.fd)
 		switch err {
 		case nil:
 			e.pause = 0

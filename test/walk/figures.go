@@ -20,7 +20,7 @@ import (
 // event is random: two packets may arrive together or not. So these calls are left out, but not the calls that they
 // make.
 var polling = map[string][]string{
-	"proxy/forward/poll_linux.go":    {"Poller.poll", "Poller.take", "Poller.wait", "Poller.block", "Poller.rest", "Poller.takeTurns", "Poller.Crowded", "Poller.runTasks", "Poller.signal"},
+	"proxy/forward/poll_linux.go":    {"Poller.poll", "Poller.take", "Poller.wait", "Poller.block", "Poller.yield", "Poller.takeTurns", "Poller.Crowded", "Poller.runTasks", "Poller.signal"},
 	"proxy/datagram/server_linux.go": {"loop.endRound", "loop.flush"},
 }
 
