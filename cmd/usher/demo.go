@@ -230,8 +230,8 @@ func newDemoRepair() *cobra.Command {
 		Use:   "repair ENDPOINT | --all",
 		Short: "Repair a server of the running demo",
 		Long: `Repairs one server of the running 'usher demo', or all of them, including those that were
-broken from the start. usher detects it: it probes a quarantined endpoint at least every
-5 seconds.`,
+broken from the start. usher detects it: it probes a quarantined TCP endpoint at least
+every 5 seconds; a UDP one gets a client's datagram when its quarantine is over.`,
 		Example: `  usher demo repair web-2
   usher demo repair --all`,
 		Args: func(_ *cobra.Command, args []string) error {

@@ -110,7 +110,8 @@ func (k *keeper) become(program string) error {
 	keepAcrossExec(true, fds)
 	defer keepAcrossExec(false, fds)
 
-	// A signal that arrives now stays pending until the new program unblocks it.
+	// A signal that arrives now stays pending. If it is SIGTERM or SIGINT, it ends the new program: Go's runtime unblocks
+	// these before it installs handlers (blockableSig).
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var before unix.Sigset_t
