@@ -78,7 +78,7 @@ func (fl *copying) relay(d *direction, from, to MessageConn) {
 	}
 }
 
-// atLimit reports whether err is due to a limit of this node: the size of a message, or memory for it.
+// atLimit reports whether err is due to a limit of this node: the size of a message, or memory for messages.
 func atLimit(err error) bool {
 	return errors.Is(err, syscall.EMSGSIZE) || errors.Is(err, syscall.ENOBUFS) || errors.Is(err, syscall.ENOMEM)
 }

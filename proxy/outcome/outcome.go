@@ -65,7 +65,7 @@ var words = [Outcomes]struct {
 	BypassedPortal:     {"bypassed-portal", FaultClient, "the client connected directly to usher's port"},
 	SourceDenied:       {"source-denied", FaultPolicy, "the client is not in `loadBalancerSourceRanges`"},
 	ProxyHeaderInvalid: {"proxy-header-invalid", FaultClient, "the load balancer sent no PROXY protocol header, an invalid one, or did not complete it in time; see the error"},
-	Limit:              {"limit", FaultNode, "too many connections, or the node is out of descriptors or memory; UDP: usher ended the session that was idle longest for a newer one, or the first datagram's hop limit was exhausted"},
+	Limit:              {"limit", FaultNode, "too many connections, or the node is out of descriptors or memory; SCTP: a message was too large; UDP: usher ended the session that was idle longest for a newer one, or the first datagram's hop limit was exhausted"},
 	Drained:            {"drained", FaultNode, "usher was stopped and `--drain-timeout` had passed; UDP sessions end as soon as usher is stopped"},
 	MaxAge:             {"max-age", FaultPolicy, "the connection reached `--max-connection-age`"},
 	Idle:               {"idle", FaultNone, "no data for `--connection-idle-timeout`; UDP: no datagram in either direction for `--udp-idle-timeout`, or for 1 min before the first response"},

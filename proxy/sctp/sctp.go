@@ -2,7 +2,6 @@ package sctp
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 	"os"
 	"syscall"
@@ -12,9 +11,16 @@ import (
 var ErrUnsupported = errors.New("SCTP is not supported on this platform")
 
 // errTooLarge is returned for a message of more than [MaxMessage] bytes; the association cannot continue.
-var errTooLarge = fmt.Errorf("message larger than usher's maximum: %w", syscall.EMSGSIZE)
+var errTooLarge error = limitError("message larger than usher's maximum")
 
-var errTooManyLarge = fmt.Errorf("too many large messages in progress: %w", syscall.ENOBUFS)
+var errTooManyLarge error = limitError("too many large messages in progress")
+
+// limitError is a limit of this package. It is EMSGSIZE, too.
+type limitError string
+
+func (e limitError) Error() string { return string(e) }
+
+func (limitError) Is(target error) bool { return target == syscall.EMSGSIZE }
 
 // MaxMessage is the size of the largest supported message, in bytes. A message is held whole, since Linux cannot send
 // one in parts (it has no SCTP_EXPLICIT_EOR, RFC 6458 section 8.1.26).

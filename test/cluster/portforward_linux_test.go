@@ -295,7 +295,7 @@ var _ = Describe("kubectl usher connect --via=portforward", func() {
 		c.write(c.slice("other", "a", endpoint(lab.Pod(1))))
 		u := c.laptop(c.developer("get", "create"), "--via=portforward")
 		Eventually(failure(laptop, vip(other))).WithTimeout(soon).Should(HaveOccurred())
-		Eventually(u.Out).Should(gbytes.Say("the EndpointSlice has no targetRef Pod for 10.244.0.11"))
+		Eventually(u.Out).Should(gbytes.Say("the EndpointSlice names no Pod for 10.244.0.11"))
 	})
 
 	Describe("replaced by --via=auto", func() {

@@ -241,7 +241,7 @@ func largeMessages(n *node, start func(...string)) {
 	}
 	Expect(p.send(message{data: strings.Repeat("l", 1<<20+1)})).To(Succeed())
 	Expect(p.receive()).Error().To(MatchError(syscall.ECONNRESET))
-	n.said("closed after .*: client-reset.*larger than usher's maximum")
+	n.said("closed after .*: limit.*larger than usher's maximum")
 }
 
 func retry(n *node, start func(...string)) {

@@ -127,7 +127,7 @@ func (c *Client) read(ctx context.Context, method, path string, query url.Values
 	case int64(len(text)) > most:
 		err = fmt.Errorf("more than %d bytes", most)
 	case (bytes.Count(text, []byte("{"))+bytes.Count(text, []byte("null")))*leastObject > len(text)+slackForObjects:
-		err = fmt.Errorf("objects of less than %d bytes", leastObject)
+		err = fmt.Errorf("its objects have fewer than %d bytes on average", leastObject)
 	default:
 		err = json.Unmarshal(text, out)
 	}
