@@ -176,7 +176,7 @@ func (p *Proxy) Apply(services []config.Service) {
 	}
 	p.changeRecorder.begin()
 	full := !p.started
-	p.started, p.applyDue = true, p.applyDue || full // due is not set earlier: a Check before the first Apply would then remove an earlier process's rules
+	p.started, p.applyDue = true, p.applyDue || full // not set earlier: a Check before the first Apply would then remove an earlier process's rules
 	p.counters.serviceChanges.Add(int64(len(services)))
 	// Removals come first, so that other service ports can take over the released VIPs.
 	for _, s := range services {

@@ -141,7 +141,7 @@ func (p *Proxy) plan() (failed bool) {
 }
 
 // apply has the portal install the rules that differ, and reports whether targets lost their rule. moved means that
-// there are unused listeners. If no rule differs and moved is not set, it calls the portal only if p.due is set.
+// there are unused listeners. If no rule differs and moved is not set, it calls the portal only if p.applyDue is set.
 func (p *Proxy) apply(moved bool) (freed bool) {
 	var res portal.Result
 	if len(p.differ) > 0 || moved || p.applyDue {

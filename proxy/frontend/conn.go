@@ -52,8 +52,8 @@ func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
 				break
 			}
 		}
-		// With the portal address, a node port's listener on all addresses also gets the clients of some VIPs with that
-		// port: those whose own listeners could not be opened.
+		// With the portal address, a node port's listener on all addresses also gets the clients of each VIP with that
+		// port whose own listener could not be opened.
 		if p.At.Addr().IsUnspecified() {
 			if own, is := v.VIPAt(c.To); is {
 				vip = own
@@ -89,8 +89,8 @@ func (c *Conn) SetProxiedClient(client netip.AddrPort) outcome.Result {
 	return outcome.Result{}
 }
 
-// Allowed reports whether the Sources of vip include the client or, if it came through a load balancer, the Balancers
-// do.
+// Allowed reports whether the client may use vip. If a PROXY protocol header named the client, Balancers.Clients
+// decides, otherwise Sources.
 func (c *Conn) Allowed(vip *config.VIP) bool {
 	if c.Via != nil && vip.Balancers != nil {
 		return vip.Balancers.Allows(c.From.Addr())

@@ -26,9 +26,9 @@ type Connecting struct {
 // Runner performs the steps of one connection's search: in an event loop, or in a goroutine.
 type Runner interface {
 	// Dial starts to connect to Connecting.Endpoint. If from is valid, it is the source address; otherwise the kernel
-	// selects one. Dial calls Connecting.Done, Abandon or Stop once, perhaps before it returns. If the attempt takes
-	// longer than limit (0: no limit), Dial calls Done with context.DeadlineExceeded. mayLoop is the result of
-	// Node.CheckLoop.
+	// selects one. Dial calls Connecting.Done, Abandon or Stop once, perhaps before it returns; for UDP, a session that
+	// ends before an answer calls End instead. If the attempt takes longer than limit (0: no limit), Dial calls Done
+	// with context.DeadlineExceeded. mayLoop is the result of Node.CheckLoop.
 	Dial(v *View, from netip.AddrPort, mayLoop bool, limit time.Duration)
 	// Wait starts to wait for the end of the given search.Wait step; then Connecting.Next is called. If the client
 	// leaves before that, or the search must be given up, Connecting.Stop is called. v is the View that the step is

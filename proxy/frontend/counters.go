@@ -150,7 +150,7 @@ type Drop int
 // Values of Drop.
 const (
 	DropNotAdmitted        Drop = iota // sent directly to the listener, or from a source that is not allowed
-	DropUnknownDestination             // conntrack does not know to which destination it was sent; in metrics unknown-origin
+	DropUnknownDestination             // conntrack could not be queried for its original destination; in metrics unknown-origin
 	DropNoEndpoint                     // no endpoint exists, or all have refused
 	DropReceiveBuffer                  // usher did not read fast enough
 	DropSendBuffer                     // the kernel or the network interface did not send fast enough
@@ -245,7 +245,7 @@ func (n *Node) Stats() Stats {
 // before its first client, which saves memory: of 10,000 service ports, most never have a client.
 type PortMetrics struct {
 	Connect   latency.Histogram // buckets: latency.Seconds; from accept until an endpoint was connected
-	FirstByte latency.Histogram // buckets: latency.Seconds; until the endpoint's first byte for the client
+	FirstByte latency.Histogram // buckets: latency.Seconds; see conn.Record.FirstByte
 	Lasted    latency.Histogram // buckets: latency.Lasting; duration of ended connections and sessions that had an endpoint
 	Bytes     latency.Histogram // buckets: latency.Bytes, both directions together; of the same clients
 	Recent    balance.Times     // Connect and FirstByte of the last minutes

@@ -112,7 +112,7 @@ func (n *Node) Clients() uint64 {
 func (n *Node) LastID() uint64 { return n.lastID.Load() }
 
 // idsOfPredecessor is how many client numbers are reserved for the clients that a predecessor accepts while it hands
-// over. A very busy node accepts that many within seconds.
+// over. Even a very busy node needs some seconds to accept that many.
 const idsOfPredecessor = 100_000
 
 // InheritIDs reserves the numbers up to last, and idsOfPredecessor more, for the clients of a predecessor. Call it
@@ -139,8 +139,8 @@ var ErrLoop = errors.New("refused: the endpoint is a VIP, a node port of this no
 var errMayLoop = errors.New("refused: the endpoint is a VIP, or its port is a node port; connecting may loop through another node")
 
 // CheckLoop returns an error if a connection to an endpoint would come back to usher or, for SCTP, may come back
-// through another node. It returns none in three cases: packets for VIPs do not reach usher; the listeners are in
-// another network namespace than the endpoints; or this node's kernel does not connect to the endpoints.
+// through another node. It returns none in three cases: packets for VIPs do not reach usher; the listeners are in a
+// command's network namespace (Settings.Socket); or this node's kernel does not connect to the endpoints.
 //
 // If usher's packets have no mark, CheckLoop refuses an endpoint that is a VIP. Packets with the mark are not
 // redirected; they may reach a process of this node that listens on the VIP. (Package translate refuses most endpoints
@@ -193,8 +193,8 @@ func (hopsUsedUp) Error() string {
 	return "refused: the endpoint is a VIP, or its port is a node port, and the hop limit is exhausted: the connection loops between nodes"
 }
 
-// Futile makes the search give up: see search.Search.Failed. An endpoint could succeed if it is no VIP and its port is
-// no node port's, but few Services have both kinds.
+// Futile makes the search give up: see search.Search.Failed. Another endpoint could succeed if it is no VIP and its
+// port is not that of a node port, but few Services have endpoints of both kinds.
 func (hopsUsedUp) Futile() bool { return true }
 
 // Target returns vip as a portal.Target.
@@ -376,7 +376,7 @@ func (v *View) vipFor(original netip.AddrPort) (*config.VIP, bool) {
 }
 
 // Redirect returns the rule for t, which a listener on port serves. If t is external and external clients have no
-// endpoint, the action for them is Drop or Reject.
+// endpoint, the action for them is Drop.
 func (v *View) Redirect(t portal.Target, port uint16) portal.Rule {
 	vip, _ := v.VIPOf(t)
 	r := portal.Rule{Target: t, Action: portal.Redirect, LocalPort: port}

@@ -30,8 +30,8 @@ type Listener interface {
 	HandOver() (handover.Socket, bool)
 	// ViewReplaced is called when the front end's view has been replaced.
 	ViewReplaced()
-	// Close stops accepting clients. When it returns, no more are accepted; for UDP with HandedOver, when
-	// datagram.Server.Retired returns.
+	// Close stops accepting clients. None is accepted after it returns. Exception: with HandedOver, a UDP listener may
+	// accept clients until datagram.Server.Retired has returned.
 	Close(Closing)
 }
 
@@ -80,12 +80,12 @@ func (p *Place) Serves(b portal.Bind) bool {
 // may then find no port, and each would try the whole range.
 const maxTries = 64
 
-// Listen calls listen with b's address. If that port is unavailable and b does not require it, Listen tries other ports
-// of the same address.
+// Listen calls listen with b's address. If b's port is 0 and the ports of listeners are limited, it tries ports of that
+// range only. If that port is unavailable and b does not require it, Listen tries other ports of the same address.
 func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error)) (T, error) {
 	var l T
 	err := error(syscall.EADDRINUSE)
-	assigned := b.Addr.Port() == 0 && n.Ports.First != 0 // the portal has assigned all ports of the range, but some may be free
+	assigned := b.Addr.Port() == 0 && n.Ports.First != 0 // the portal has promised each port of the range to a target, but not each has a socket
 	if !assigned {
 		l, err = listen(b.Addr)
 	}

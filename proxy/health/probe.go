@@ -58,8 +58,8 @@ func checksOf(v *frontend.View) map[*balance.State]probe {
 
 func (pr *probe) isRecheck() bool { return pr.Interval == 0 }
 
-// ask carries out a probe. It closes its connection normally, as clients and the kubelet do, since servers log a reset
-// as an error.
+// ask carries out a probe. It closes its connection normally, unless the response is longer than maxBody or cut off by
+// the timeout, as clients and the kubelet do, since servers log a reset as an error.
 func (p *Prober) ask(pr probe) error {
 	ctx, cancel := context.WithTimeout(p.ctx, pr.Timeout)
 	defer cancel()
@@ -146,8 +146,8 @@ type target struct {
 // endpoint returns the endpoint in the current View, or nil if it was removed.
 func (t target) endpoint() *balance.Endpoint { return t.front.View().Endpoint(t.state) }
 
-// dropTargets drops the targets of a recheck that were removed, or that are not in a quarantine that a probe can end.
-// Update drops the targets of checks.
+// dropTargets drops those targets of a recheck whose endpoint was removed, is not in quarantine, or is in a quarantine
+// that no probe can end. Update drops the targets of checks.
 func (j *job) dropTargets() {
 	if !j.isRecheck() {
 		return
@@ -175,7 +175,7 @@ func (j *job) report(t target, err error) (next time.Duration) {
 		default:
 			r.Kind = balance.RecheckInconclusive
 		}
-		return e.Report(r, t.front.Policy(portal.Origin{}, e.Endpoint)).Next // only First and Max count here; they are the same for all Origins
+		return e.Report(r, t.front.Policy(portal.Origin{}, e.Endpoint)).Next // a recheck uses only First and Max, which are the same for all Origins
 	}
 	switch {
 	case err == nil:

@@ -81,8 +81,8 @@ type namespaceQueue struct {
 	inTurns   bool // it is in queue.turns
 }
 
-// Recheck probes a failed endpoint after wait, and repeats that until the quarantine that clients' attempts began has
-// ended.
+// Recheck probes a failed endpoint after wait, and repeats that until the endpoint is removed, or no longer in a
+// quarantine that clients' attempts have caused.
 func (p *Prober) Recheck(f *frontend.FrontEnd, e *balance.Endpoint, wait time.Duration) {
 	p.add(probe{f.ID().Namespace, e.Addr, recheck}, target{f, e.State}, wait)
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
-// Results of a client that gets no endpoint. [Search.Failed] has the others.
+// Results of a search that gives up. [Search.Failed] makes two more: AttemptsFailed, and Limit if this node is out of
+// resources.
 var (
 	noEndpoint   = outcome.Result{Outcome: outcome.NoEndpoint, Err: errors.New("the Service has no usable endpoint")}
 	allFailed    = outcome.Result{Outcome: outcome.AttemptsFailed, Err: errors.New("every attempt failed")}

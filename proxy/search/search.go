@@ -30,7 +30,7 @@ type Search struct {
 	Record        *conn.Record         // has the attempts, and the client's start time
 	SourceAddress portal.SourceAddress // whose address the endpoint of an attempt sees, and why
 
-	waitedOutSlot   bool              // the last step was to wait for the end of a time slot (at this position, the field keeps a Search at 384 bytes)
+	waitedOutSlot   bool              // the last step was to wait for the end of a time slot
 	tried           []netip.AddrPort  // endpoints tried; Next clears it when all are tried and the time slot ends, or after a long wait in the queue
 	buffer          [2]netip.AddrPort // backing array of tried; most searches need no more
 	count           int               // attempts so far
@@ -217,7 +217,7 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 			s.Affinity.Forget(s.Client, before)
 		}
 		had := s.Affinity.Claim(s.Client, addr, now)
-		if had == addr || had == before { // had == before: another connection has just set the old endpoint again, which this one cannot use
+		if had == addr || had == before { // had == before: another connection of this client has just restored the affinity to the old endpoint, which this search cannot use
 			return choice, true
 		}
 		// Another connection of the client was faster.
