@@ -94,7 +94,7 @@ func (l *LastRoutes) Bring(wanted func() map[netip.Addr]bool) (made []string, er
 		}
 		is, err := r.addLast(addr, at.scope)
 		if err != nil {
-			l.there = nil
+			l.there, l.at = nil, lastState{at.needed, netlink.SCOPE_NOWHERE} // so that the next call replaces all
 			return made, fmt.Errorf("adding a route of last resort for %s: %w", addr, err)
 		}
 		if l.there[addr] = true; is {

@@ -28,7 +28,7 @@ type backend struct {
 
 	sole      soleAddresses
 	installed *contents // the kernel's rules, as last read or written
-	fresh     bool      // the last Read has succeeded, and Forget has not been called since
+	known     bool      // the last Read has succeeded, and Forget has not been called since
 	// generation is the number of nf_tables (kernel.NFTGeneration) for the state in installed. The kernel's number
 	// differs once another process has changed anything.
 	generation uint32
@@ -45,8 +45,8 @@ func openBackend(family portal.Family, opts portal.Options) (*backend, error) {
 }
 
 func (f *backend) Setting() *redirect.Setting { return &f.at }
-func (f *backend) Known() bool                { return f.fresh && f.installed.other == "" }
-func (f *backend) Forget()                    { f.fresh = false }
+func (f *backend) Known() bool                { return f.known && f.installed.other == "" }
+func (f *backend) Forget()                    { f.known = false }
 
 func (f *backend) Left() map[portal.Target]uint16 {
 	ports := map[portal.Target]uint16{}
@@ -127,7 +127,7 @@ func (f *backend) Unchanged() bool {
 func (f *backend) Read(context.Context) error {
 	f.generation = kernel.NFTGeneration() // before the read: a change during it gives another generation
 	now, err := readTable(f.family)
-	if f.fresh = err == nil; err != nil {
+	if f.known = err == nil; err != nil {
 		return err
 	}
 	now.recognize(f.installed)
@@ -220,7 +220,10 @@ func (f *backend) Try(ctx context.Context, rules []portal.Rule) error {
 	c := diff(noContents(), wanted{fixed: fixedChains(f.family, f.at), rules: portal.ByTarget(rules)})
 	c.dryRun = true
 	err := f.send(ctx, f.family, c)
-	for _, e := range []error{unix.ENOBUFS, unix.ENOMEM, unix.EMFILE, unix.ENFILE, unix.EAGAIN, unix.EINTR, unix.EPERM, os.ErrDeadlineExceeded, ctx.Err()} {
+	if errors.Is(err, unix.EMSGSIZE) || errors.Is(err, unix.ENOBUFS) { // for the socket, see sendChange
+		return redirect.ErrTooMany
+	}
+	for _, e := range []error{unix.ENOMEM, unix.EMFILE, unix.ENFILE, unix.EAGAIN, unix.EINTR, unix.EPERM, os.ErrDeadlineExceeded, ctx.Err()} {
 		if e != nil && errors.Is(err, e) {
 			return redirect.MarkUndecided(err)
 		}

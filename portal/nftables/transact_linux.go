@@ -76,10 +76,7 @@ func baseChain(table *nftables.Table, name string) *nftables.Chain {
 // sendChange sends a change: in one transaction or, if that is too large for the socket, in several.
 func sendChange(ctx context.Context, family portal.Family, c *change) error {
 	err := transact(ctx, family, c)
-	switch {
-	case c.dryRun && errors.Is(err, unix.EMSGSIZE):
-		return nil // too large to try: the kernel has refused nothing
-	case c.dryRun, !errors.Is(err, unix.EMSGSIZE) && !errors.Is(err, unix.ENOBUFS):
+	if c.dryRun || !errors.Is(err, unix.EMSGSIZE) && !errors.Is(err, unix.ENOBUFS) {
 		return err
 	}
 	for _, part := range c.parts(perPart) {

@@ -98,9 +98,12 @@ func MarkUndecided(err error) error { return undecided{err} }
 // IsUndecided reports whether err was marked by MarkUndecided.
 func IsUndecided(err error) bool { return errors.As(err, new(undecided)) }
 
+// ErrTooMany means that there were too many rules to try together.
+var ErrTooMany = errors.New("too many rules to try together")
+
 // bisect finds the rules that make try fail, alone or together with others. It calls try about 2·n·log2(len(rules)/n)
 // times for n such rules. If try fails for some rules, but for neither half of them, bisect returns all of these. On
-// the first undecided error of try it stops, and returns only that error.
+// the first undecided error of try, or ErrTooMany for one rule, it stops, and returns only that error.
 func bisect(rules []portal.Rule, try func([]portal.Rule) error) (bad map[portal.Target]error, failed error) {
 	bad = map[portal.Target]error{}
 	var search func([]portal.Rule) bool
@@ -109,8 +112,9 @@ func bisect(rules []portal.Rule, try func([]portal.Rule) error) (bad map[portal.
 			return false
 		}
 		err := try(part)
+		tooMany := err == ErrTooMany
 		switch {
-		case IsUndecided(err):
+		case IsUndecided(err), tooMany && len(part) == 1:
 			failed = err
 			return false
 		case err == nil:
@@ -121,12 +125,12 @@ func bisect(rules []portal.Rule, try func([]portal.Rule) error) (bad map[portal.
 		}
 		half := len(part) / 2
 		left, right := search(part[:half]), search(part[half:])
-		if !left && !right && failed == nil {
+		if !left && !right && !tooMany && failed == nil {
 			for _, r := range part {
 				bad[r.Target] = err
 			}
 		}
-		return true
+		return left || right || !tooMany
 	}
 	search(rules)
 	if failed != nil {

@@ -63,6 +63,17 @@ var _ = Describe("the search for rules that the kernel refuses", func() {
 		Expect(bad).To(BeEmpty())
 		Expect(tries).To(Equal(5))
 	})
+	It("divides rules that are too many to try together, and blames none of them", func() {
+		tries := 0
+		bad := map[portal.Target]bool{rules[617].Target: true}
+		try := refusing(bad, &tries)
+		Expect(bisect(rules, func(part []portal.Rule) error {
+			if len(part) > 300 {
+				return ErrTooMany
+			}
+			return try(part)
+		})).To(HaveExactKeys(bad))
+	})
 	It("returns rules that are refused only together", func() {
 		together := func(part []portal.Rule) error {
 			if len(part) >= 4 {
