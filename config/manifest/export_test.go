@@ -13,8 +13,8 @@ func (s *Source) SetNotify(notify func() (*fsnotify.Watcher, error)) { s.notify 
 // OnServiceCIDRs sets Options.OnServiceCIDRs.
 func (s *Source) OnServiceCIDRs(f func([]netip.Prefix)) { s.onCIDRs = f }
 
-// SetPatience sets how long a file must stay unchanged until the Source reads it, and missing until the Source
+// SetDebounce sets how long a file must stay unchanged until the Source reads it, and missing until the Source
 // removes its objects.
-func (s *Source) SetPatience(quiet, confirm time.Duration) {
+func (s *Source) SetDebounce(quiet, confirm time.Duration) {
 	s.loader.debounce = debounce{quiet: quiet, quietMax: 10 * quiet, confirm: confirm}
 }

@@ -15,7 +15,7 @@ import (
 
 // patient sets how long a file must be unchanged (quiet) or missing (confirm) before the Source acts.
 func patient(quiet, confirm time.Duration) func(*manifest.Source) {
-	return func(s *manifest.Source) { s.SetPatience(quiet, confirm) }
+	return func(s *manifest.Source) { s.SetDebounce(quiet, confirm) }
 }
 
 // nothing expects that the Source applies nothing for some time.

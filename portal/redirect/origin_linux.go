@@ -28,7 +28,7 @@ type origins struct {
 	// node is why endpoints of a family see the node's address; zero if they can see the client's.
 	node       [len(portal.Families)]portal.SourceAddress
 	aliases    []Alias
-	room       [len(portal.Families)]netip.Prefix
+	aliasRange [len(portal.Families)]netip.Prefix
 	pods       []netip.Prefix
 	interfaces portal.Interfaces
 	ports      portal.PortRange
@@ -128,21 +128,21 @@ func (p *Portal) findAliases(m *machine) {
 		return
 	}
 	m.bridges = networks
-	at.Aliases = aliases(networks, p.settings.LocalSources, p.room(m.family), at.Aliases)
+	at.Aliases = aliases(networks, p.settings.LocalSources, p.aliasRange(m.family), at.Aliases)
 }
 
-// room returns the network for the aliases of a family.
-func (p *Portal) room(family portal.Family) (room netip.Prefix) {
-	for _, room = range family.Of(p.opts.Aliases) {
+// aliasRange returns the network for the aliases of a family.
+func (p *Portal) aliasRange(family portal.Family) (network netip.Prefix) {
+	for _, network = range family.Of(p.opts.Aliases) {
 	}
-	return room
+	return network
 }
 
 // publish updates the input of Origin.
 func (p *Portal) publish() {
 	o := &origins{pods: p.settings.LocalSources, interfaces: p.opts.PodInterfaces, ports: p.clientPorts}
 	for family, m := range p.families {
-		o.node[family], o.room[family] = m.node, p.room(m.family)
+		o.node[family], o.aliasRange[family] = m.node, p.aliasRange(m.family)
 		if m.unusable != nil {
 			o.node[family] = portal.SourceKernel
 			continue
@@ -181,7 +181,7 @@ func (p *Portal) Origin(client, endpoint netip.Addr, where portal.EndpointLocali
 	}
 	for _, a := range o.aliases {
 		if a.Of.Contains(client) {
-			return portal.Origin{Bind: netip.AddrPortFrom(aliasOf(client, o.room[portal.FamilyOf(client)]), 0), SourceAddress: portal.SourceClient, Here: endpointHere}
+			return portal.Origin{Bind: netip.AddrPortFrom(aliasOf(client, o.aliasRange[portal.FamilyOf(client)]), 0), SourceAddress: portal.SourceClient, Here: endpointHere}
 		}
 	}
 	return node(portal.SourceNoAlias)

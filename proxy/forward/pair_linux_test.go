@@ -197,13 +197,14 @@ func TestResetIsNoEndIfSpliceClearedItsError(t *testing.T) {
 			p, client, endpoint := loopedPair(t)
 			p.onLoop(t, func() {
 				g.Expect(client.Write([]byte("more of the request"))).Error().NotTo(HaveOccurred())
+				g.Eventually(p.client.fd.unread).WithTimeout(30 * time.Second).Should(BeNumerically(">", 0))
 				p.loop.pipes.max = 1
 				p.toEndpoint.pipe = p.loop.pipes.get()
 				p.fill(&p.toEndpoint, &p.client, &p.endpoint)
 				g.Expect(p.toEndpoint.pipe.held).To(BeNumerically(">", 0))
 				g.Expect(endpoint.SetLinger(0)).To(Succeed())
 				g.Expect(endpoint.Close()).To(Succeed())
-				g.Eventually(p.endpoint.fd.pending).Should(Equal(unix.ECONNRESET)) // clears it, as such a splice(2) does
+				g.Eventually(p.endpoint.fd.pending).WithTimeout(30 * time.Second).Should(Equal(unix.ECONNRESET)) // clears it, as such a splice(2) does
 				p.endpoint.note(HungUp | Failed)
 				p.client.writable = clientReads
 				p.carry(&p.toClient, &p.endpoint, &p.client, shortTurn)

@@ -122,14 +122,14 @@ func (s *Server) Close() {
 // serve returns when the connection has ended.
 func (s *Server) serve(conn *net.TCPConn) {
 	_ = conn.SetDeadline(time.Now().Add(requestTime)) // fails only if it is closed
-	hurry := context.AfterFunc(s.ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
-	defer hurry()
+	stopAfterFunc := context.AfterFunc(s.ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stopAfterFunc()
 	var first [1]byte // the version in SOCKS, the first letter of the method in HTTP
 	if _, err := conn.Read(first[:]); err != nil {
 		conn.Close()
 		return
 	}
-	c := &client{TCPConn: conn, reader: io.MultiReader(bytes.NewReader(first[:]), conn), stopAfterFunc: hurry, closed: make(chan struct{})}
+	c := &client{TCPConn: conn, reader: io.MultiReader(bytes.NewReader(first[:]), conn), stopAfterFunc: stopAfterFunc, closed: make(chan struct{})}
 	if first[0] >= 'A' {
 		s.web.serve(c)
 	} else if err := s.socks.ServeConn(c); err != nil {

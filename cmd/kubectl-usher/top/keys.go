@@ -143,7 +143,7 @@ func (m Model) back() (tea.Model, tea.Cmd) {
 		if to.service != m.service { // the listed connections are those of another Service
 			m.connections, m.connectionList = nil, list{}
 		}
-		m.page, m.total = to, 0
+		m.page, m.total, m.gone, m.waterfallOffset = to, 0, false, 0
 		m.behind = m.behind[:len(m.behind)-1]
 	case m.screen != services: // the view began on this screen
 		m.screen, m.total = services, 0
