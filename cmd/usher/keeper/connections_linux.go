@@ -27,9 +27,11 @@ type area struct {
 	Saved  map[int]*saved
 	Pipes  map[int][2]int // may hold bytes of those connections
 	// Inherited is set after the process has crashed, and Announced when the next process knows the area. RestPipes and
-	// Rest are the pipes and slots that the keeper has not yet sent to the next process.
+	// Rest are the pipes and slots that the keeper has not yet sent to the next process. The first Sent slots are on
+	// their way: the next request acknowledges them.
 	Inherited, Announced bool
 	RestPipes, Rest      []int
+	Sent                 int
 }
 
 // saved is a connection.
@@ -214,6 +216,9 @@ func (k *keeper) discard(a *area, slot int) {
 func (k *keeper) answer(c *child) {
 	text, fds := fdstore.WordEnd, []int(nil)
 	sent := func() {}
+	for _, a := range c.Areas {
+		a.Rest, a.Sent = a.Rest[a.Sent:], 0
+	}
 	// The latest area comes first. It holds the last assigned connection ID; the next process continues after that.
 	for _, a := range slices.Backward(c.Areas) {
 		if a.Inherited && !a.Announced {
@@ -242,7 +247,7 @@ func (k *keeper) answer(c *child) {
 		}
 		if lines.Len() > 0 {
 			text = fmt.Sprintf("%s %d\n%s", fdstore.WordSave, a.ID, lines.String())
-			sent = func() { a.Rest = rest }
+			sent = func() { a.Sent = len(a.Rest) - len(rest) }
 			break
 		}
 	}
@@ -271,7 +276,7 @@ func (k *keeper) say(c *child, text string, fds ...int) bool {
 func (k *keeper) resetRest(c *child) {
 	c.Areas = slices.DeleteFunc(c.Areas, func(a *area) bool {
 		k.reset(a, a.Rest)
-		a.Rest = nil
+		a.Rest, a.Sent = nil, 0
 		return k.closeUnused(a)
 	})
 }
@@ -284,7 +289,7 @@ func (k *keeper) bequeath(areas []*area, to *child) {
 			continue
 		}
 		a.Inherited, a.Announced = true, false
-		a.Rest, a.RestPipes = slices.Sorted(maps.Keys(a.Saved)), slices.Sorted(maps.Keys(a.Pipes))
+		a.Rest, a.Sent, a.RestPipes = slices.Sorted(maps.Keys(a.Saved)), 0, slices.Sorted(maps.Keys(a.Pipes))
 		to.Areas = append(to.Areas, a)
 	}
 }
