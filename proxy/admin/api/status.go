@@ -10,7 +10,8 @@ const (
 
 // Status is the state of the proxy as a whole.
 type Status struct {
-	// Instance identifies this process: if it changes, counts and connection numbers start again.
+	// Instance identifies this process. If it changes, counts start again and, unless the process has taken over,
+	// connection numbers.
 	Instance string    `json:"instance"`
 	Version  string    `json:"version"`
 	Started  time.Time `json:"started"`
