@@ -45,7 +45,7 @@ func (p Problem) Error() string {
 const (
 	// maxNamed is the maximum number of parts with the same fault that are named.
 	maxNamed = 5
-	// maxKinds is the number of kinds that differ by the broken rule. Further kinds differ only by the field.
+	// maxKinds is the number of kinds that are distinguished by the text of the broken rule. Further ones are not.
 	maxKinds = 20
 )
 

@@ -36,7 +36,7 @@ type StoreOptions struct {
 // that may have changed, from any goroutine. One goroutine takes those names, prepares them and then computes them;
 // only it may call the other methods.
 type Store struct {
-	Node  config.Node   // the node that usher runs on; the source marks Services that a change affects
+	Node  config.Node   // the node that usher runs on; after a change, the source marks the affected Services
 	Woken chan struct{} // receives after a mark
 
 	options StoreOptions
@@ -124,9 +124,9 @@ func (s *Store) Take() (names map[types.NamespacedName]bool) {
 	return names
 }
 
-// Prepare updates the cluster IPs of these Services, and which of them need labels of nodes. It adds to names each
-// Service with an endpoint at an added or removed cluster IP, where none may be. It reports whether any Service needs
-// labels.
+// Prepare updates the cluster IPs of these Services, and which of them need labels of nodes. No endpoint may have a
+// cluster IP, so Prepare adds to names each Service with an endpoint at an added or removed one. It reports whether any
+// Service needs labels.
 func (s *Store) Prepare(names map[types.NamespacedName]bool) (labels bool) {
 	moved := map[netip.Addr]bool{}
 	for name := range names {

@@ -22,8 +22,9 @@ import (
 // netfilter.
 //
 // A rejected target keeps its route: without a listener the kernel refuses. A dropped target is refused as well, since
-// routes cannot drop one port of an address; if its clients on this node are served, the listener checks which clients
-// these are. A target of a local VIP that has no rule is refused too, where other portals would let it pass.
+// routes cannot drop one port of an address. If it has a listener for clients on this node, the listener itself refuses
+// all other clients. The kernel also refuses ports of a local VIP that have no rule; other portals let these packets
+// pass.
 //
 // The route for a VIP without rules stays while a connection needs it: usher's, a draining predecessor's, or one with a
 // closed socket whose data the kernel still sends. Each Check removes unneeded routes. Until then, new connections are
@@ -135,8 +136,9 @@ func (p *addressPortal) Mode() string { return Mode.Name }
 
 func (p *addressPortal) Traits() portal.Traits { return p.traits }
 
-// Listen requests one listener per target, at the exact address that clients use. For SCTP this includes node ports: a
-// listener on all addresses would announce them all to its clients, and some may be unreachable for them.
+// Listen requests listeners at the exact addresses that clients use. A node port has one listener on all addresses. But
+// it has one for each address if only some addresses have node ports, and for SCTP: an SCTP listener on all addresses
+// would announce them all to its clients, and some may be unreachable for them.
 func (p *addressPortal) Listen(_ string, targets []portal.Target) []portal.Bind {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -324,7 +326,8 @@ func (p *addressPortal) removeOthers(ctx context.Context) {
 	}
 }
 
-// updateAllLocations settles all VIPs or, if the routes are not doubtful, those with pending changes.
+// updateAllLocations ensures that the link into the space exists. Then it updates all VIPs or, if the routes are not
+// doubtful and the link is unchanged, only those with pending changes.
 func (p *addressPortal) updateAllLocations(ctx context.Context, doubtful bool) (changed []string, err error) {
 	if err := p.routes.LoDown(); err != nil {
 		return nil, err
@@ -514,7 +517,7 @@ func (p *addressPortal) Watch(ctx context.Context) (<-chan struct{}, error) {
 
 // lost reports whether Check must soon handle a change of a route, and marks the state as doubtful if another process
 // made the change. ours says that the route is an usher process's. If this process changed it, an added VIP has a user,
-// and a removed one is not in routed. Link-local addresses change with every interface, and no VIP is one.
+// and a removed one has none and is not in routed. Link-local addresses change with every interface, and no VIP is one.
 func (p *addressPortal) lost(addr netip.Addr, gone, ours bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -23,9 +23,10 @@ const SocketsAtOnce = 128
 
 // Holder is the process that has the lock.
 type Holder interface {
-	// HandOver is called when a successor asks. The holder then changes nothing that both processes share until the
-	// caller calls resume or release; it must call one of them. Before that, the caller iterates over sockets once and
-	// closes each file. Each file is a copy that is made when it is yielded, since the sockets may number half the open
-	// files limit. The same applies to more, the sockets that came later, if the successor asks for them.
+	// HandOver is called when a successor asks. If it returns no error, the holder changes nothing that both processes
+	// share until the caller calls resume or release; it must call one of them. Before that, the caller iterates over
+	// sockets once and closes each file. Each file is a copy that is made when it is yielded, since the sockets may
+	// number half the limit of open files. The same applies to more, the sockets that came later, if the successor asks
+	// for them.
 	HandOver() (sockets, more iter.Seq[Socket], resume, release func(), err error)
 }

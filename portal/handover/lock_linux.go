@@ -94,8 +94,9 @@ func Acquire(left *os.File) (*Lock, error) {
 	return l, nil
 }
 
-// Hold is Acquire for a process that keeps the lock while no usher process runs. It does not look for other holders:
-// left stayed open when usher ended, so no other process has taken the lock meanwhile.
+// Hold is Acquire without a search for other holders. The keeper calls it while no usher process runs: left stayed open
+// when usher ended, so no other process has taken the lock meanwhile. A successor calls it without left, before the
+// holder releases the lock.
 func Hold(left *os.File) (*Lock, error) {
 	l, err := newLock(left)
 	if err == nil {

@@ -132,9 +132,9 @@ type passive struct {
 	healthyAfter time.Duration
 }
 
-// Report records an observation, and notifies the Pool's Watcher. Connected needs no Policy. It takes no lock of this
-// package, except those of queues if clients wait and the health changed. Only two other events change the health: a
-// choice claims a HalfOpen endpoint, or a removed endpoint returns.
+// Report records an observation, and notifies the Pool's Watcher. It uses no Policy for the Kind Connected. It takes no
+// lock of this package, except those of queues if clients wait and the health changed. Only two other events change the
+// health: a choice claims a HalfOpen endpoint, or a removed endpoint returns.
 //
 // A failed attempt begins a new, longer quarantine only if it started after the previous quarantine had ended. So
 // attempts that were in progress when the quarantine began, or that started during it, do not count. (A client tries an

@@ -128,8 +128,9 @@ func (w *Waiter) dequeue() {
 // Waits reports whether the client waits.
 func (w *Waiter) Waits() bool { return w.in != nil }
 
-// Front reports whether the client, which must wait, is the first in its queue. Only the first client is woken when a
-// slot may be free, and only it looks at endpoints. Others are woken when they become the front.
+// Front reports whether the client is the first in its queue. It may be called only while the client waits. Only the
+// first client is woken when a slot may be free, and only it looks at endpoints. Others are woken when they become the
+// front.
 func (w *Waiter) Front() bool {
 	w.in.mu.Lock()
 	defer w.in.mu.Unlock()

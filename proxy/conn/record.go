@@ -55,7 +55,7 @@ type Port struct {
 
 // Links are the fields of a Record that belong to package trace. Its locks guard them.
 type Links struct {
-	Moving        Mover   // nil before it is established, and after the end
+	Moving        Mover   // nil before the connection is established, and after the end; a UDP session has one from its start
 	Before, After *Record // in the list of open connections
 }
 

@@ -210,7 +210,7 @@ func (sk *socket) pass(at, count int) (newcomer bool) {
 		if done == count {
 			return false
 		}
-		// The endpoint had answered, but is unreachable now. The rest was not sent.
+		// The session has ended because its endpoint is unreachable. The rest was not sent.
 		at, count = at+done, count-done
 	}
 	if s = sk.begin(first, count); s != nil {

@@ -219,7 +219,7 @@ func (c *Conn) limits() *forward.Limits {
 	return &own
 }
 
-// A connection that its client closes within unusedTime, before any byte has moved, counts as unused.
+// A connection that its client closes or resets within unusedTime, before any byte has moved, counts as unused.
 const unusedTime = time.Second
 
 // Ended implements forward.Owner. The embedded frontend.Conn and Record have its other methods.

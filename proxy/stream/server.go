@@ -124,9 +124,9 @@ type Receiver interface {
 	// accepted.
 	Begin() error
 	End()
-	// Find returns the front end that serves port or, if none does, vip. It also returns the endpoint of that front end
-	// with e's address and Pod. If there is no front end, both are nil. left is when e was removed or began to
-	// terminate. It is zero if neither has happened or, after a crash, if it is unknown. Find is called between Begin
-	// and End.
+	// Find returns the front end of port's Service that serves port or, if none does, vip. It also returns the endpoint
+	// of that front end with e's address and Pod. If there is no front end, both are nil. left is when e was removed or
+	// began to terminate. It is zero if neither has happened or, after a crash, if it is unknown. Find is called
+	// between Begin and End.
 	Find(port config.PortID, vip netip.AddrPort, e *config.Endpoint, left time.Time) (*frontend.FrontEnd, *balance.Endpoint)
 }

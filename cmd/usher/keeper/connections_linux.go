@@ -26,9 +26,9 @@ type area struct {
 	Memory int // descriptor of that region
 	Saved  map[int]*saved
 	Pipes  map[int][2]int // may hold bytes of those connections
-	// Inherited is set after the process has crashed, and Announced when the next process knows the area. RestPipes and
-	// Rest are the pipes and slots that the keeper has not yet sent to the next process. The first Sent slots are on
-	// their way: the next request acknowledges them.
+	// Inherited is set after the process has exited, and Announced when the next process knows the area. RestPipes are
+	// the pipes that the keeper has not yet sent to the next process, and Rest the slots that this process has not yet
+	// acknowledged. The first Sent slots in Rest are on their way: the next request acknowledges them.
 	Inherited, Announced bool
 	RestPipes, Rest      []int
 	Sent                 int
@@ -272,7 +272,7 @@ func (k *keeper) say(c *child, text string, fds ...int) bool {
 	return false
 }
 
-// resetRest resets the connections of crashed processes that a child has not received.
+// resetRest resets the connections of crashed processes that a child has not acknowledged.
 func (k *keeper) resetRest(c *child) {
 	c.Areas = slices.DeleteFunc(c.Areas, func(a *area) bool {
 		k.reset(a, a.Rest)
@@ -281,7 +281,7 @@ func (k *keeper) resetRest(c *child) {
 	})
 }
 
-// bequeath transfers the areas of a crashed child to another child.
+// bequeath transfers the areas of a child that has exited to another child.
 func (k *keeper) bequeath(areas []*area, to *child) {
 	for _, a := range areas {
 		if len(a.Saved) == 0 {
