@@ -38,7 +38,7 @@ var goldenEnds = []api.End{
 	{Code: "bypassed-portal", Fault: "client", Meaning: "the client connected directly to usher's port"},
 	{Code: "source-denied", Fault: "policy", Meaning: "the client is not in `loadBalancerSourceRanges`"},
 	{Code: "proxy-header-invalid", Fault: "client", Meaning: "the load balancer sent no PROXY protocol header, an invalid one, or did not complete it in time; see the error"},
-	{Code: "limit", Fault: "node", Meaning: "too many connections, or the node is out of descriptors or memory; UDP: usher ended the session that was idle longest for a newer one, or the first datagram's hop limit was exhausted"},
+	{Code: "limit", Fault: "node", Meaning: "too many connections, or the node is out of descriptors or memory; SCTP: a message was too large; UDP: usher ended the session that was idle longest for a newer one, or the first datagram's hop limit was exhausted"},
 	{Code: "drained", Fault: "node", Meaning: "usher was stopped and `--drain-timeout` had passed; UDP sessions end as soon as usher is stopped"},
 	{Code: "max-age", Fault: "policy", Meaning: "the connection reached `--max-connection-age`"},
 	{Code: "idle", Fault: "none", Meaning: "no data for `--connection-idle-timeout`; UDP: no datagram in either direction for `--udp-idle-timeout`, or for 1 min before the first response"},
