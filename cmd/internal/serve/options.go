@@ -136,7 +136,7 @@ func (f *Flags) RegisterProxy(flags *pflag.FlagSet) {
 	flags.Int64Var(&o.MaxUDPSessions, "max-udp-sessions", o.MaxUDPSessions, "Maximum number of UDP sessions, at most a quarter of the open files that connections may use; above it, usher ends the session that has been idle longest")
 	flags.Int64Var(&o.AffinityTotal, "max-affinity", o.AffinityTotal, "Maximum number of clients remembered for all service ports with ClientIP affinity")
 	flags.IntVar(&f.TraceEvents, "trace-events", f.TraceEvents, "Number of connection steps kept in memory")
-	flags.DurationVar(&f.Slow, "slow-threshold", f.Slow, "Connections that wait longer than this for the endpoint's first byte count as slow. 0 = none")
+	flags.DurationVar(&f.Slow, "slow-threshold", f.Slow, "Connections that wait longer than this for the endpoint's first byte or, without one, for an endpoint count as slow. 0 = none")
 	flags.DurationVar(&f.DrainTimeout, "drain-timeout", f.DrainTimeout, "Time for open connections to finish on shutdown; usher then resets them")
 	cli.Group(flags, "Limits and retention")
 	cli.Retire(flags, "probes", true, "quarantined endpoints are always probed where that is possible")
