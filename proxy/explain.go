@@ -172,7 +172,7 @@ func (p *Proxy) asked(q Question) (*frontEnd, config.VIP, error) {
 	defer p.mu.Unlock()
 	fronts := p.services[q.Service]
 	if len(fronts) == 0 {
-		return nil, config.VIP{}, &QuestionError{"service", fmt.Sprintf("usher serves no Service %s", q.Service)}
+		return nil, config.VIP{}, &QuestionError{"service", fmt.Sprintf("no Service %s is served", q.Service)}
 	}
 	ids := slices.SortedFunc(maps.Keys(fronts), config.PortID.Compare)
 	names, vips := map[string]bool{}, []string(nil)

@@ -192,10 +192,10 @@ var _ = Describe("usher's commands", func() {
 			args []string
 			says string
 		}{
-			{[]string{"get", "connections", "wbe"}, "usher serves no Service default/wbe"},
-			{[]string{"get", "connections", "web", "wbe"}, "usher serves no Service default/wbe"},
-			{[]string{"get", "affinity", "wbe"}, "usher serves no Service default/wbe"},
-			{[]string{"get", "portals", "wbe"}, "usher serves no Service default/wbe"},
+			{[]string{"get", "connections", "wbe"}, "no Service default/wbe is served"},
+			{[]string{"get", "connections", "web", "wbe"}, "no Service default/wbe is served"},
+			{[]string{"get", "affinity", "wbe"}, "no Service default/wbe is served"},
+			{[]string{"get", "portals", "wbe"}, "no Service default/wbe is served"},
 			{[]string{"get", "services", "--state", "bad"}, `--state: invalid value "bad": must be one of ok,`},
 			{[]string{"get", "endpoints", "10.244.0.99:80", "--state", "ready"}, "there is no endpoint 10.244.0.99:80 of a Service that usher serves"},
 			{[]string{"get", "endpoints", "--state", "bad"}, `--state: invalid value "bad": must be one of ready,`},

@@ -61,7 +61,7 @@ var _ = Describe("usher diagnose", func() {
 			Expect(unbroken(s)).To(MatchRegexp("Nothing (else )?found. Checks of 1 Service: .*routes from this node to VIPs"))
 		}
 		Expect(unbroken(diagnose(1, "--dns", "127.0.0.1:5354"))).To(ContainSubstring("FAILING Service default/web 127.0.0.1:5354 has no answer for web.default.svc.cluster.local."))
-		Expect(string(diagnose(1, "webb").Err.Contents())).To(ContainSubstring("usher serves no Service default/webb"))
+		Expect(string(diagnose(1, "webb").Err.Contents())).To(ContainSubstring("no Service default/webb is served"))
 		Expect(string(diagnose(2, "--client", "nobody").Err.Contents())).To(ContainSubstring(`--client: invalid value "nobody": must be an IP address`))
 	})
 

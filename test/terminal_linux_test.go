@@ -259,16 +259,16 @@ var _ = Describe("commands that query a running instance", Ordered, func() {
 		It("reports errors with suggestions and an exit code", func() {
 			_, err, code := askUsher(l.Node, "get", "services", "wbe")
 			Expect(code).To(Equal(1))
-			Expect(err).To(ContainSubstring("usher serves no Service default/wbe; did you mean web?"))
+			Expect(err).To(ContainSubstring("no Service default/wbe is served; did you mean web?"))
 			for _, args := range [][]string{{"get", "connections", "web", "-n", "shop"}, {"trace", "shop/web"}, {"diagnose", "shop/web"}, {"explain", "web", "-n", "shop"}} {
 				_, err, code = askUsher(l.Node, args...)
 				Expect(code).To(Equal(1), "%v", args)
-				Expect(err).To(ContainSubstring("usher serves no Service shop/web; there is default/web"))
+				Expect(err).To(ContainSubstring("no Service shop/web is served; there is default/web"))
 			}
 			_, err, _ = askUsher(l.Node, "get", "services", "mail")
-			Expect(err).To(HaveSuffix("usher serves no Service default/mail; use -A to search all namespaces\n"))
+			Expect(err).To(HaveSuffix("no Service default/mail is served; use -A to search all namespaces\n"))
 			_, err, _ = askUsher(l.Node, "trace", "mail") // trace has no -A
-			Expect(err).To(HaveSuffix("usher serves no Service default/mail\n"))
+			Expect(err).To(HaveSuffix("no Service default/mail is served\n"))
 			_, err, code = askUsher(l.Node, "get", "pods")
 			Expect(code).To(Equal(2))
 			Expect(err).To(ContainSubstring(`unknown kind "pods"`))
@@ -298,7 +298,7 @@ var _ = Describe("commands that query a running instance", Ordered, func() {
 			_, errs, code := askUsher(l.Node, "explain", "web:main")
 			Expect(code).To(BeZero(), errs)
 			_, errs, _ = askUsher(l.Node, "trace", "web:main")
-			Expect(errs).To(ContainSubstring("usher serves no Service default/web:main; did you mean web?"))
+			Expect(errs).To(ContainSubstring("no Service default/web:main is served; did you mean web?"))
 			out, _, _ = askUsher(l.Node, "explain", "empty")
 			Expect(out).To(ContainSubstring("No usable endpoint"))
 		})

@@ -121,7 +121,7 @@ func (a *API) connections(r *http.Request) (any, error) {
 	}
 	all := wanted.all(log, now)
 	if name := wanted.service; len(all) == 0 && name.Name != "" && len(a.proxy.InspectService(name)) == 0 && len(a.reportsOf()[name]) == 0 {
-		return nil, notFound(fmt.Sprintf("usher serves no Service %s, and usher has no record of its connections", name))
+		return nil, notFound(fmt.Sprintf("no Service %s is served, and usher has no record of its connections", name))
 	}
 	out := api.ConnectionList{Page: api.Page{Total: len(all)}, Items: []api.Connection{}}
 	if wanted.state != stateOpen {

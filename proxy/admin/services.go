@@ -90,7 +90,7 @@ func (a *API) service(r *http.Request) (any, error) {
 	if len(g) == 0 {
 		rejected := a.rejected(reports, func(n types.NamespacedName) bool { return n == name }, nil)
 		if len(rejected) == 0 {
-			return nil, notFound(fmt.Sprintf("usher serves no Service %s", name))
+			return nil, notFound(fmt.Sprintf("no Service %s is served", name))
 		}
 		g = rejected[0]
 	}

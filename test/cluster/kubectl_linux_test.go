@@ -190,7 +190,7 @@ var _ = Describe("kubectl usher, run outside the cluster,", func() {
 		_, errors := says(1, "get", "connection", "999")
 		Expect(errors).To(ContainSubstring("no node has connection 999"))
 		_, errors = says(1, "get", "services", "wbe")
-		Expect(errors).To(ContainSubstring("usher serves no Service %s/wbe; did you mean web?", c.namespace))
+		Expect(errors).To(ContainSubstring("no Service %s/wbe is served; did you mean web?", c.namespace))
 		out, _ = says(0, "__complete", "get", "services", "--node", "")
 		Expect(out).To(HavePrefix("elsewhere\nhere\n"))
 		out, _ = says(0, "explain", "web", "--client", "10.244.0.50")

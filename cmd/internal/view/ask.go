@@ -343,7 +343,7 @@ func MustKnow(ctx context.Context, c *client.Client, service, hint string) error
 			like = append(like, show.Clean(s.Name))
 		}
 	}
-	text := fmt.Sprintf("usher serves no Service %s", service)
+	text := fmt.Sprintf("no Service %s is served", service)
 	plain, _, _ := strings.Cut(name, ":")
 	switch meant := cli.DidYouMean(plain, like); {
 	case meant != "":
@@ -351,7 +351,7 @@ func MustKnow(ctx context.Context, c *client.Client, service, hint string) error
 	case len(elsewhere) > 0:
 		text += "; there is " + show.Few(elsewhere)
 	case namespace == "*":
-		text = fmt.Sprintf("usher serves no Service %s in any namespace", name)
+		text = fmt.Sprintf("no Service %s is served in any namespace", name)
 	default:
 		text += hint
 	}
