@@ -290,7 +290,11 @@ func LastRouteEvents(matters func(gone netip.Addr) bool) (Subscription, error) {
 		case table == lastTable:
 			return m.Header.Type == unix.RTM_DELROUTE && matters(addr)
 		}
-		return m.Header.Type != unix.RTM_DELRULE && message.Dst_len == 0 && matters(netip.Addr{})
+		if m.Header.Type == unix.RTM_DELRULE || message.Dst_len > 0 {
+			return false
+		}
+		// The kernel reports a removed IPv4 route before it takes effect (fib_table_delete), so matters may be too early.
+		return matters(netip.Addr{}) || m.Header.Type == unix.RTM_DELROUTE
 	}, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 }
 
