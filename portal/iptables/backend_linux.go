@@ -143,11 +143,8 @@ func (f *backend) probeRules() map[string]string {
 // determines which optional features are available. It tries the rules one by one only if they are not accepted
 // together: each run of a command takes milliseconds, and much longer on a busy node.
 func (f *backend) probe(ctx context.Context) (err error) {
-	var notes []string
-	if f.variant.nft {
-		if notes, err = notesFor(f.family, tableNAT, nil); err != nil {
-			return err
-		}
+	if err := f.noteTable(tableNAT); err != nil {
+		return err
 	}
 	rules := f.probeRules()
 	together := f.runRestore(ctx, addScratch(tableNAT, slices.Collect(maps.Values(rules))))
@@ -156,13 +153,7 @@ func (f *backend) probe(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	defer func() {
-		undo := f.runRestore(ctx, removeScratch(tableNAT))
-		if undo == nil && f.variant.nft {
-			undo = tidyNFT(f.family, tableNAT, notes)
-		}
-		err = errors.Join(err, undo)
-	}()
+	defer func() { err = errors.Join(err, f.undoScratch(ctx, tableNAT)) }()
 	var undecided error // a feature is not missing if another program held the lock
 	try := func(feature string) error {
 		if together == nil {
@@ -484,28 +475,38 @@ func (f *backend) Tried(rules []portal.Rule) {
 // putScratch puts the rules of tables into scratch chains.
 func (f *backend) putScratch(ctx context.Context, tables map[string]*table) error {
 	for name := range tables {
-		if _, noted := f.scratchNotes[name]; noted || !f.variant.nft {
-			continue
-		}
-		notes, err := notesFor(f.family, name, nil)
-		if err != nil {
+		if err := f.noteTable(name); err != nil {
 			return redirect.MarkUndecided(err)
 		}
-		f.scratchNotes[name] = notes
 	}
 	return f.runRestore(ctx, scratchScript(tables))
 }
 
-// dropScratch removes the scratch chains from tables, and the tables that they made iptables-nft create.
+// noteTable is called before scratch chains are added to a table, which may make iptables-nft create it.
+func (f *backend) noteTable(name string) error {
+	if _, noted := f.scratchNotes[name]; noted || !f.variant.nft {
+		return nil
+	}
+	notes, err := notesFor(f.family, name, nil)
+	if err == nil {
+		f.scratchNotes[name] = notes
+	}
+	return err
+}
+
+// undoScratch removes the scratch chains from a table, and the table if they made iptables-nft create it.
+func (f *backend) undoScratch(ctx context.Context, name string) error {
+	notes := f.scratchNotes[name]
+	delete(f.scratchNotes, name)
+	return errors.Join(f.runRestore(ctx, removeScratch(name)), tidyNFT(f.family, name, notes))
+}
+
+// dropScratch is undoScratch for tables that may have no scratch chain.
 func (f *backend) dropScratch(ctx context.Context, tables iter.Seq[string]) {
 	for name := range tables {
-		if err := f.runRestore(ctx, removeScratch(name)); err != nil {
+		if err := f.undoScratch(ctx, name); err != nil {
 			f.log.WithError(err).Debug("Failed to remove a scratch chain, or there is none")
 		}
-		if err := tidyNFT(f.family, name, f.scratchNotes[name]); err != nil {
-			f.log.WithError(err).Debug("Failed to remove an empty table")
-		}
-		delete(f.scratchNotes, name)
 	}
 }
 

@@ -201,11 +201,12 @@ func ForgetAnswers(but uint32) (removed []string, err error) {
 			errs = append(errs, fmt.Errorf("listing routing rules: %w", err))
 			continue
 		}
-		// This is the reverse of the order of installation: 117 without 116 would match usher's own packets.
-		order := []int{answerRule, answerRule + 2, answerRule + 1, answerRule + 3}
-		slices.SortStableFunc(rules, func(a, b netlink.Rule) int {
-			return cmp.Compare(slices.Index(order, a.Priority), slices.Index(order, b.Priority))
-		})
+		installed := answerRules(family, 0)
+		order := func(r netlink.Rule) int {
+			return slices.IndexFunc(installed, func(i *netlink.Rule) bool { return i.Priority == r.Priority })
+		}
+		// Those installed last go first: 117 without 116 would match usher's own packets.
+		slices.SortStableFunc(rules, func(a, b netlink.Rule) int { return cmp.Compare(order(b), order(a)) })
 		count := 0
 		for _, rule := range rules {
 			if !isAnswerRule(&rule) || but != 0 && (rule.Mark == but || rule.Mark == AnswerMark(but) || rule.Mark == 0) {

@@ -87,15 +87,13 @@ func (u *upstreams) ask(ctx context.Context, m *dns.Msg) (poor *dns.Msg, err err
 	}()
 	servers := u.inOrder(start)
 	err = errNoUpstream
+attempts:
 	for range 2 { // a datagram is easily lost
 		for _, server := range servers {
 			var r *dns.Msg
 			r, err = askOne(ctx, m, server)
 			if err != nil && ctx.Err() != nil { // perhaps it had too little time
-				if poor != nil {
-					return poor, nil
-				}
-				return nil, err
+				break attempts
 			}
 			u.heard(server, err, time.Now())
 			switch {
@@ -107,8 +105,11 @@ func (u *upstreams) ask(ctx context.Context, m *dns.Msg) (poor *dns.Msg, err err
 			}
 		}
 		if poor != nil {
-			return poor, nil
+			break
 		}
+	}
+	if poor != nil {
+		return poor, nil
 	}
 	return nil, err
 }

@@ -476,8 +476,8 @@ func (p *pair) noticeReset(w *way, from *edge) {
 	if w == back {
 		back = &p.toClient
 	}
-	// A pending error was not cleared. It is EPIPE, since a read would have returned any other, and drain will return
-	// it.
+	// A pending error was not cleared. It is EPIPE, since a read would have returned any other: the peer sent FIN
+	// first.
 	if back.pipe != nil && back.pipe.held > 0 && !back.ended && !from.ended && from.fd.pending() == nil {
 		p.drain(back, from)
 	}

@@ -76,8 +76,8 @@ func ask(ctx context.Context, c *client.Client, o Options) (*subject, error) {
 	return s, nil
 }
 
-// worst returns the names of the worst Services, at most most: those with problems, and those with the most failed or
-// retried connections.
+// worst returns the names of the worst Services, at most maxServices: those with problems, and those with the most
+// failed or retried connections.
 func (s *subject) worst(ctx context.Context) (names []string, err error) {
 	add := func(name string) {
 		if len(names) < maxServices && !slices.Contains(names, name) {

@@ -113,7 +113,6 @@ func (m Model) open() (tea.Model, tea.Cmd) {
 	case connections:
 		if id, err := strconv.ParseUint(m.connectionList.key(), 10, 64); err == nil {
 			i := slices.IndexFunc(m.connections, func(c connection) bool { return c.ID == id })
-			m.gone, m.waterfallOffset = false, 0
 			return m.show(page{waterfall, m.service, m.connections[i]})
 		}
 	}
@@ -128,9 +127,12 @@ func (m Model) show(p page) (tea.Model, tea.Cmd) {
 	if p.screen == connections {
 		m.connections, m.connectionList, m.filter = nil, list{}, ""
 	}
-	m.page, m.total = p, 0
+	m.enter(p)
 	return m.again()
 }
+
+// enter sets the page, of which nothing is known yet.
+func (m *Model) enter(p page) { m.page, m.total, m.gone, m.waterfallOffset = p, 0, false, 0 }
 
 // back clears the filter or, without one, returns to the previous screen.
 func (m Model) back() (tea.Model, tea.Cmd) {
@@ -143,7 +145,7 @@ func (m Model) back() (tea.Model, tea.Cmd) {
 		if to.service != m.service { // the listed connections are those of another Service
 			m.connections, m.connectionList = nil, list{}
 		}
-		m.page, m.total, m.gone, m.waterfallOffset = to, 0, false, 0
+		m.enter(to)
 		m.behind = m.behind[:len(m.behind)-1]
 	case m.screen != services: // the view began on this screen
 		m.screen, m.total = services, 0

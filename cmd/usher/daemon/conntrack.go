@@ -73,10 +73,10 @@ func cpus() int { return onlineCPUs("/sys/devices/system/cpu/online") }
 
 // sysctls returns the settings of c for this number of CPUs, by name. It omits those to leave unchanged.
 // api.RaisedOnly reports which are never lowered.
-func (c Conntrack) sysctls(processors int) map[string]int {
+func (c Conntrack) sysctls(cpus int) map[string]int {
 	all := map[string]int{
-		"nf_conntrack_max":                     c.maximum(processors),
-		"nf_conntrack_buckets":                 c.maximum(processors) / 4,
+		"nf_conntrack_max":                     c.maximum(cpus),
+		"nf_conntrack_buckets":                 c.maximum(cpus) / 4,
 		"nf_conntrack_tcp_timeout_established": int(c.TCPEstablished / time.Second),
 		"nf_conntrack_tcp_timeout_close_wait":  int(c.TCPCloseWait / time.Second),
 		"nf_conntrack_udp_timeout":             int(c.UDP / time.Second),
@@ -99,13 +99,13 @@ func onlineCPUs(path string) int {
 	return runtime.NumCPU()
 }
 
-func (c Conntrack) write(dir string, processors int, log logrus.FieldLogger) error {
+func (c Conntrack) write(dir string, cpus int, log logrus.FieldLogger) error {
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		log.Info("Kernel connection tracking is not loaded; skipping its settings")
 		return nil
 	}
 	var failed error
-	all := c.sysctls(processors)
+	all := c.sysctls(cpus)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		path, value := filepath.Join(dir, name), all[name]
 		text, err := os.ReadFile(path)
@@ -134,9 +134,9 @@ func (c Conntrack) write(dir string, processors int, log logrus.FieldLogger) err
 // maximum returns the required size of the table: twice kube-proxy's number (bounded by
 // maxConntrack), since a connection through usher has two entries, the client's and the one to the
 // endpoint. 0 leaves the size unchanged.
-func (c Conntrack) maximum(processors int) int {
+func (c Conntrack) maximum(cpus int) int {
 	if c.MaxPerCore == 0 {
 		return 0
 	}
-	return 2 * max(min(c.MaxPerCore*processors, maxConntrack), min(c.Min, maxConntrack))
+	return 2 * max(min(c.MaxPerCore*cpus, maxConntrack), min(c.Min, maxConntrack))
 }

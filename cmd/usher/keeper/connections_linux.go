@@ -215,7 +215,6 @@ func (k *keeper) discard(a *area, slot int) {
 // answer sends a child the next part of the areas of a process that crashed.
 func (k *keeper) answer(c *child) {
 	text, fds := fdstore.WordEnd, []int(nil)
-	sent := func() {}
 	for _, a := range c.Areas {
 		a.Rest, a.Sent = a.Rest[a.Sent:], 0
 	}
@@ -247,13 +246,11 @@ func (k *keeper) answer(c *child) {
 		}
 		if lines.Len() > 0 {
 			text = fmt.Sprintf("%s %d\n%s", fdstore.WordSave, a.ID, lines.String())
-			sent = func() { a.Sent = len(a.Rest) - len(rest) }
+			a.Sent = len(a.Rest) - len(rest)
 			break
 		}
 	}
-	if k.say(c, text, fds...) {
-		sent()
-	} else {
+	if !k.say(c, text, fds...) {
 		k.say(c, fdstore.WordEnd)
 	}
 }
