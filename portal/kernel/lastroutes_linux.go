@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"syscall"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -261,16 +262,27 @@ func ForgetLastRoutes() (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
+// routeDelay is how long the kernel has to remove the routes of an address that it reports as removed, or of a link that
+// it reports as down.
+const routeDelay = 10 * time.Millisecond
+
 // LastRouteEvents calls matters with the VIP when a route of last resort is removed, and with the unspecified address
 // when the rule is. For any other change that can make the routes needed or unneeded, it passes the zero Addr. Such
-// changes include removed links and addresses: the kernel then removes IPv4 routes without an event.
+// changes include removed links and addresses: the kernel removes their IPv4 routes after that event, without another.
 func LastRouteEvents(matters func(gone netip.Addr) bool) (Subscription, error) {
 	return subscribe(unix.NETLINK_ROUTE, func(m syscall.NetlinkMessage) bool {
 		switch m.Header.Type {
-		case unix.RTM_DELLINK, unix.RTM_DELADDR, unix.RTM_NEWADDR:
+		case unix.RTM_NEWADDR, unix.RTM_DELLINK:
+			return matters(netip.Addr{})
+		case unix.RTM_DELADDR:
+			time.Sleep(routeDelay)
 			return matters(netip.Addr{})
 		case unix.RTM_NEWLINK:
-			return len(m.Data) >= unix.SizeofIfInfomsg && nl.DeserializeIfInfomsg(m.Data).Flags&unix.IFF_UP == 0 && matters(netip.Addr{})
+			if len(m.Data) < unix.SizeofIfInfomsg || nl.DeserializeIfInfomsg(m.Data).Flags&unix.IFF_UP != 0 {
+				return false
+			}
+			time.Sleep(routeDelay)
+			return matters(netip.Addr{})
 		case unix.RTM_DELRULE, unix.RTM_DELROUTE, unix.RTM_NEWROUTE:
 		default:
 			return false

@@ -68,7 +68,7 @@ func (srv *Server) Listen(f *frontend.FrontEnd, b portal.Bind) (_ frontend.Liste
 		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, err)
 	}
 	l := &listener{server: srv, front: f}
-	l.Bound(b, at)
+	l.SetBound(b, at)
 	f.Budget.CountListener(f.ID().Namespace, l.At.Port(), true, 1)
 	lp.listeners++
 	l.socket = newSocket(l, lp, fd)

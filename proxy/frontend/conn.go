@@ -20,7 +20,7 @@ import (
 type Conn struct {
 	*conn.Record
 	Front    *FrontEnd
-	VIP      *config.VIP       // the VIP at To; nil until Admit has found it, and once a stream forwards bytes
+	VIP      *config.VIP       // the VIP at To; set by Admit, and nil again once a stream forwards bytes
 	Endpoint *balance.Endpoint // connected, or tried last; nil if none was tried
 }
 
@@ -40,8 +40,8 @@ func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
 	if p.Redirected {
 		vip, ok = v.vipFor(c.To)
 	} else {
-		// With the portal none, the listener can have several targets. A load balancer gets one that expects its
-		// header. Other clients get the cluster IP or, if that is not a target, the first.
+		// In mode none, the listener can have several targets. A load balancer gets one that expects its header. Other
+		// clients get the cluster IP or, if that is not a target, the first.
 		for _, t := range *p.targets.Load() {
 			at, is := v.VIPAt(netip.AddrPortFrom(t.Addr, t.Port))
 			expects := is && at.Balancers != nil && at.Expects(c.From.Addr())
@@ -52,8 +52,8 @@ func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
 				break
 			}
 		}
-		// With the portal address, a node port's listener on all addresses also gets the clients of each VIP with that
-		// port whose own listener could not be opened.
+		// In mode address, a node port's wildcard listener also gets clients of VIPs with that port whose own listener
+		// failed to open.
 		if p.At.Addr().IsUnspecified() {
 			if own, is := v.VIPAt(c.To); is {
 				vip = own
@@ -114,7 +114,7 @@ func (c *Conn) clientDestination() netip.Addr {
 	return c.To.Addr()
 }
 
-// Header returns the header that an endpoint of v receives before all data; nil for none.
+// Header returns the PROXY protocol header for an endpoint of v; nil for none.
 func (c *Conn) Header(v *View) []byte {
 	return proxyproto.Header(v.Port.ProxyProtocol, c.Front.Protocol, c.From, c.To)
 }
@@ -128,9 +128,9 @@ func (c *Conn) Source(v *View, to *balance.Endpoint) portal.Origin {
 	return c.Front.Origin(v, c.From.Addr(), c.clientDestination(), to.Endpoint)
 }
 
-// QuotaAddr returns the address whose quota the connection uses: the client's own or, if a load balancer that only the
-// Service trusts has named the client, the load balancer's. Otherwise a user with permission to annotate a Service
-// could use up other clients' quotas with forged headers.
+// QuotaAddr returns the address whose quota the connection uses: the client's or, if the client's address comes from
+// the header of a load balancer outside LoadBalancers, the load balancer's. Otherwise a user with permission to
+// annotate a Service could use up other clients' quotas with forged headers.
 func (c *Conn) QuotaAddr() netip.Addr {
 	if c.Via == nil || slices.ContainsFunc(c.Front.LoadBalancers, func(p netip.Prefix) bool { return p.Contains(c.Via.Addr()) }) {
 		return c.From.Addr()

@@ -41,7 +41,7 @@ type Runner interface {
 	Refuse(outcome.Result)
 }
 
-// Connect returns the Connecting of an admitted client. Its search starts with Next.
+// Connect returns the Connecting of an admitted client; its method Next starts the search.
 func (c *Conn) Connect(ctx context.Context, run Runner) Connecting {
 	f := c.Front
 	s := search.Search{Schedule: f.Schedule, Client: c.From.Addr(), VIP: c.VIP.Addr, Record: c.Record}

@@ -150,7 +150,7 @@ type Drop int
 // Values of Drop.
 const (
 	DropNotAdmitted        Drop = iota // sent directly to the listener, or from a source that is not allowed
-	DropUnknownDestination             // conntrack could not be queried for its original destination; in metrics unknown-origin
+	DropUnknownDestination             // conntrack could not be queried for its original destination; in metrics unknown-destination
 	DropNoEndpoint                     // no endpoint exists, or all have refused
 	DropReceiveBuffer                  // usher did not read fast enough
 	DropSendBuffer                     // the kernel or the network interface did not send fast enough
@@ -162,7 +162,7 @@ const (
 
 // String returns the word for d in metrics.
 func (d Drop) String() string {
-	return [...]string{"not-admitted", "unknown-origin", "no-endpoint", "receive-buffer-full", "send-buffer-full", "not-sent", "too-big", "hop-limit"}[d]
+	return [...]string{"not-admitted", "unknown-destination", "no-endpoint", "receive-buffer-full", "send-buffer-full", "not-sent", "too-big", "hop-limit"}[d]
 }
 
 // Drop counts n datagrams that were not forwarded.

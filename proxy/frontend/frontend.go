@@ -139,13 +139,13 @@ var ErrLoop = errors.New("refused: the endpoint is a VIP, a node port of this no
 var errMayLoop = errors.New("refused: the endpoint is a VIP, or its port is a node port; connecting may loop through another node")
 
 // CheckLoop returns an error if a connection to an endpoint would come back to usher or, for SCTP, may come back
-// through another node. It returns none in three cases: packets for VIPs do not reach usher; the listeners are in a
-// command's network namespace (Settings.Socket); or this node's kernel does not connect to the endpoints.
+// through another node. It returns none in three cases: packets for VIPs do not reach usher; the listeners are in
+// another network namespace (Settings.Socket); or this node's kernel does not connect to the endpoints.
 //
-// If usher's packets have no mark, CheckLoop refuses an endpoint that is a VIP. Packets with the mark are not
-// redirected; they may reach a process of this node that listens on the VIP. (Package translate refuses most endpoints
-// that are VIPs.) mayLoop reports whether a connection may come back through another node: the endpoint is a VIP, or
-// its port is a node port. See HopsLeft.
+// CheckLoop refuses an endpoint that is a VIP unless usher's packets have a mark: marked packets are not redirected,
+// and may reach a process of this node that listens on the VIP. (Package translate refuses most endpoints that are
+// VIPs.) mayLoop reports whether a connection may come back through another node: the endpoint is a VIP, or its port is
+// a node port. See HopsLeft.
 func (n *Node) CheckLoop(protocol config.Protocol, to netip.AddrPort) (mayLoop bool, err error) {
 	if !n.carriesVIPs || n.Socket != nil || n.Tunneled {
 		return false, nil
@@ -177,8 +177,8 @@ const (
 )
 
 // HopsLeft returns the hop limit for a TCP connection that may come back through another node: one less than that of
-// the client's packets, as after a router, and less than maxHops. Without this limit, two nodes whose endpoints are
-// each other's node ports would open connections without end. An error means that the connection must not be made.
+// the client's packets, as after a router, and less than maxHops. Without this limit, two nodes with Services whose
+// endpoints are each other's node ports would connect endlessly. An error means that the connection must not be made.
 func HopsLeft(clientHops int) (int, error) {
 	if hops := min(clientHops, maxHops) - 1; hops >= minHops {
 		return hops, nil
@@ -193,8 +193,8 @@ func (hopsUsedUp) Error() string {
 	return "refused: the endpoint is a VIP, or its port is a node port, and the hop limit is exhausted: the connection loops between nodes"
 }
 
-// Futile makes the search give up: see search.Search.Failed. Another endpoint could succeed if it is no VIP and its
-// port is not that of a node port, but few Services have endpoints of both kinds.
+// Futile makes the search give up: see search.Search.Failed. Another endpoint could succeed if it is not a VIP and its
+// port not a node port, but few Services have endpoints of both kinds.
 func (hopsUsedUp) Futile() bool { return true }
 
 // Target returns vip as a portal.Target.
@@ -258,8 +258,8 @@ func (f *FrontEnd) Swap(v *View) (old *View) {
 func (f *FrontEnd) ID() config.PortID { return f.View().Port.ID }
 
 // Origin returns the source of a connection to an endpoint of v for a client; from and to are the addresses of the
-// client's connection. If from is the zero Addr, the result is for all clients: its SourceAddress is 0 if that depends
-// on the client (see Portal.Origin).
+// client's connection. If from is the zero Addr, the result is for all clients: its SourceAddress is 0 if it depends on
+// the client (see Portal.Origin).
 func (f *FrontEnd) Origin(v *View, from, to netip.Addr, endpoint *config.Endpoint) portal.Origin {
 	var why portal.SourceAddress
 	switch {
@@ -310,9 +310,9 @@ func (f *FrontEnd) seesClientsElsewhere(endpoint *config.Endpoint) bool {
 type View struct {
 	Port config.ServicePort
 	All  []*balance.Endpoint // usable or not
-	// The usable endpoints. Internal are those that the internal traffic policy leaves, for cluster IPs; External those
-	// that the external traffic policy leaves, for other VIPs. Cluster are those of the policy Cluster, which clients
-	// of this node use for other VIPs. See config.ServicePort.
+	// The usable endpoints. Internal are those that the internal traffic policy allows, for cluster IPs; External those
+	// that the external one allows, for other VIPs. Cluster are those under policy Cluster, for clients of this node
+	// that connect to other VIPs. See config.ServicePort.
 	Cluster, Internal, External *balance.Set
 
 	Limits   *forward.Limits
@@ -375,8 +375,8 @@ func (v *View) vipFor(original netip.AddrPort) (*config.VIP, bool) {
 	return v.VIPAt(netip.AddrPortFrom(portal.FamilyOf(original.Addr()).Any(), original.Port()))
 }
 
-// Redirect returns the rule for t, which a listener on port serves. If t is external and external clients have no
-// endpoint, the action for them is Drop.
+// Redirect returns the rule for t, which a listener on port serves. If t is external and only clients of this node have
+// an endpoint, the action is Drop.
 func (v *View) Redirect(t portal.Target, port uint16) portal.Rule {
 	vip, _ := v.VIPOf(t)
 	r := portal.Rule{Target: t, Action: portal.Redirect, LocalPort: port}
@@ -400,7 +400,7 @@ func (v *View) Redirect(t portal.Target, port uint16) portal.Rule {
 }
 
 // SameEmptySets reports whether each of Cluster, Internal and External is empty in both v and other, or in neither. If
-// only endpoints differ, Action and Redirect of both are then equal.
+// so, and only endpoints differ, Action and Redirect are the same for both.
 func (v *View) SameEmptySets(other *View) bool {
 	return (v.Cluster.Len() == 0) == (other.Cluster.Len() == 0) && (v.Internal.Len() == 0) == (other.Internal.Len() == 0) &&
 		(v.External.Len() == 0) == (other.External.Len() == 0)

@@ -350,7 +350,7 @@ func TestAdmitClientOfANodePortThatConnectedToAVIP(t *testing.T) {
 	f.Swap(&View{Port: port})
 	f.Targets.Store(Target(config.TCP, config.VIP{Addr: netip.MustParseAddr("10.96.0.11"), Port: 30080}), nil) // of another Service
 	p := &Place{}
-	p.Bound(portal.Bind{Targets: []portal.Target{Target(config.TCP, nodePort)}}, netip.MustParseAddrPort("0.0.0.0:30080"))
+	p.SetBound(portal.Bind{Targets: []portal.Target{Target(config.TCP, nodePort)}}, netip.MustParseAddrPort("0.0.0.0:30080"))
 	for to, want := range map[string]config.VIPKind{"192.0.2.7:30080": config.NodePort, "10.96.0.12:30080": config.ClusterIP, "10.96.0.11:30080": ""} {
 		client := &Conn{Record: &conn.Record{From: netip.MustParseAddrPort("203.0.113.1:1"), To: netip.MustParseAddrPort(to)}, Front: f}
 		_, r := client.Admit(f.View(), p)
@@ -381,7 +381,7 @@ func TestServesIfThePortChanges(t *testing.T) {
 				Targets: []portal.Target{{Protocol: portal.TCP, Addr: netip.IPv4Unspecified(), Port: 30080}, {Protocol: portal.TCP, Addr: vip4.Addr, Port: service}}}
 		}
 		p := &Place{}
-		p.Bound(bind(0, 80), netip.AddrPortFrom(addr, c.at))
+		p.SetBound(bind(0, 80), netip.AddrPortFrom(addr, c.at))
 		b := bind(c.wanted, c.service)
 		NewWithT(t).Expect(p.Serves(b)).To(Equal(c.want), c.name)
 	}

@@ -57,8 +57,8 @@ type Place struct {
 	targets    atomic.Pointer[[]portal.Target]
 }
 
-// Bound sets the place of a listener for b that is bound to at.
-func (p *Place) Bound(b portal.Bind, at netip.AddrPort) {
+// SetBound records that the listener for b is bound to address at.
+func (p *Place) SetBound(b portal.Bind, at netip.AddrPort) {
 	p.At, p.Redirected, p.Namespace, p.service = at, b.Redirected, b.Namespace, portal.FirstTarget(b.Targets).Port
 	p.targets.Store(&b.Targets)
 }
@@ -69,8 +69,8 @@ func (p *Place) Addr() netip.AddrPort { return p.At }
 // SetTargets implements Listener.
 func (p *Place) SetTargets(targets []portal.Target) { p.targets.Store(&targets) }
 
-// Serves implements Listener. The place must be the one that b describes. If b does not require its port, the port may
-// be another one. Without a redirect, that also requires that the VIPs' port is the same as before.
+// Serves implements Listener. The address, redirect and namespace must be b's. So must the port, unless b only prefers
+// it. Without a redirect, the VIPs' port must then be the same as before.
 func (p *Place) Serves(b portal.Bind) bool {
 	samePort := p.At.Port() == b.Addr.Port() || b.Preferred && (b.Redirected || p.service == portal.FirstTarget(b.Targets).Port)
 	return samePort && p.At.Addr() == b.Addr.Addr() && p.Redirected == b.Redirected && p.Namespace == b.Namespace
@@ -80,13 +80,13 @@ func (p *Place) Serves(b portal.Bind) bool {
 // may then find no port, and each would try the whole range.
 const maxTries = 64
 
-// Listen calls listen with b's address. If b's port is 0 and the ports of listeners are limited, it tries ports of that
-// range only. If that port is unavailable and b does not require it, Listen tries other ports of the same address.
+// Listen calls listen with b's address. If b's port is 0 and n.Ports is limited, it tries ports of n.Ports only. If b's
+// port is unavailable and only preferred, Listen tries other ports of the same address.
 func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error)) (T, error) {
 	var l T
 	err := error(syscall.EADDRINUSE)
-	assigned := b.Addr.Port() == 0 && n.Ports.First != 0 // the portal has promised each port of the range to a target, but not each has a socket
-	if !assigned {
+	exhausted := b.Addr.Port() == 0 && n.Ports.First != 0 // the portal has assigned every port of the range, but some may be unbound
+	if !exhausted {
 		l, err = listen(b.Addr)
 	}
 	// Only these errors depend on the port.
@@ -94,7 +94,7 @@ func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error
 	others := ""
 	if b.Preferred && unavailable() {
 		ports := otherPorts(n.Ports)
-		if assigned {
+		if exhausted {
 			ports = ports[:min(len(ports), maxTries)]
 		}
 		for _, port := range ports {
@@ -107,7 +107,7 @@ func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error
 	if err == nil {
 		return l, nil
 	}
-	if assigned && unavailable() {
+	if exhausted && unavailable() {
 		return l, fmt.Errorf("%w: found no free port from %d to %d (set --proxy-port-range to more ports)", budget.ErrLocalPorts, n.Ports.First, n.Ports.Last)
 	}
 	err = fmt.Errorf("cannot listen on %s%s: %w", b.Addr, others, search.Plain(err))

@@ -62,8 +62,8 @@ func (l *Locality) Addresses() iter.Seq[netip.Addr] {
 	return maps.Keys(l.current.Load().addrs)
 }
 
-// OfThisNode reports whether a client is a process or a Pod of this node, by its address and the one that it connected
-// to. If a VIP is an address of the node, the node's processes connect to the VIP from the VIP itself.
+// OfThisNode determines by a connection's source and destination whether the client is a process or a Pod of this node.
+// If a VIP is an address of the node, the node's processes connect to the VIP from the VIP itself.
 func (l *Locality) OfThisNode(from, to netip.Addr) bool { return from == to || l.local(from) }
 
 // Admits reports whether vip allows the client. If the VIP is an address of this node, a process of this node connects

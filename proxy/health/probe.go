@@ -37,7 +37,7 @@ type probe struct {
 var recheck = config.Probe{Check: config.Check{Kind: config.CheckTCP}, Timeout: 2 * time.Second}
 
 // checksOf returns the checks of the endpoints that clients may use, or nil if v's service port requests none. The key
-// is the endpoint's State, which stays the same while weight or conditions change.
+// is the endpoint's *State, a pointer that stays the same when its weight or conditions change.
 func checksOf(v *frontend.View) map[*balance.State]probe {
 	how := v.Port.Probe
 	if how.Check.Kind == 0 {
@@ -58,8 +58,8 @@ func checksOf(v *frontend.View) map[*balance.State]probe {
 
 func (pr *probe) isRecheck() bool { return pr.Interval == 0 }
 
-// ask carries out a probe. It closes its connection normally, unless the response is longer than maxBody or cut off by
-// the timeout, as clients and the kubelet do, since servers log a reset as an error.
+// ask carries out a probe. It closes its connection normally, as the kubelet does, because servers log a reset as an
+// error. The exception is a response that exceeds maxBody or that the timeout cuts off.
 func (p *Prober) ask(pr probe) error {
 	ctx, cancel := context.WithTimeout(p.ctx, pr.Timeout)
 	defer cancel()
@@ -73,7 +73,7 @@ func (p *Prober) ask(pr probe) error {
 	return err
 }
 
-// connect refuses addresses at which the connection would come back to usher.
+// connect dials to, unless the connection would come back to usher.
 func (p *Prober) connect(ctx context.Context, to netip.AddrPort) (forward.Conn, error) {
 	if _, err := p.node.CheckLoop(config.TCP, to); err != nil {
 		return nil, err
@@ -128,7 +128,7 @@ func resultOf(err error) conn.Result {
 	return search.ResultOf(err)
 }
 
-// short cuts the text of err after maxError bytes, because it may contain data of any length from the endpoint.
+// short truncates err's text to maxError bytes, because the endpoint may determine its length.
 func short(err error) error {
 	err = search.Plain(err)
 	if err == nil || len(err.Error()) <= maxError {

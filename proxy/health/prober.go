@@ -81,14 +81,14 @@ type namespaceQueue struct {
 	inTurns   bool // it is in queue.turns
 }
 
-// Recheck probes a failed endpoint after wait, and repeats that until the endpoint is removed, or no longer in a
-// quarantine that clients' attempts have caused.
+// Recheck probes a failed endpoint after wait, and again until the endpoint is removed or the quarantine that clients'
+// attempts have caused ends.
 func (p *Prober) Recheck(f *frontend.FrontEnd, e *balance.Endpoint, wait time.Duration) {
 	p.add(probe{f.ID().Namespace, e.Addr, recheck}, target{f, e.State}, wait)
 }
 
-// Update replaces the checks of f's endpoints when f's view changes from before to after. If a check that is removed or
-// changed had put an endpoint into quarantine, that quarantine ends.
+// Update replaces the checks of f's endpoints when f's view changes from before to after. Removing or changing a check
+// ends the quarantine that it caused.
 func (p *Prober) Update(f *frontend.FrontEnd, before, after *frontend.View) {
 	was, is := checksOf(before), checksOf(after)
 	for state, check := range was {

@@ -5,10 +5,10 @@
 // A [Search] is a state machine without sockets, goroutines or timers. Its driver calls [Search.Next], performs the
 // returned step, and reports the result:
 //
-//	Dial     connect to Step.Endpoint; then call Connected, Failed, or Abandoned (given up, without
-//	         fault of the endpoint)
+//	Dial     connect to Step.Endpoint; then call Connected, Failed, or Abandoned (given up
+//	         through no fault of the endpoint)
 //	Wait     all endpoints were tried, or the client is queued until an endpoint is below its
-//	         connection limit (has a free slot). Call Next when the time Step.For is over, Step.Woken
+//	         connection limit (has a free slot). Call Next when Step.For has passed, Step.Woken
 //	         has a value, or the Service's endpoints change. If Step.Behind is set, other clients are
 //	         ahead in the queue: ignore changes of the endpoints
 //	GiveUp   the client gets no endpoint; Step.Result has the reason

@@ -35,7 +35,7 @@ type Search struct {
 	buffer          [2]netip.AddrPort // backing array of tried; most searches need no more
 	count           int               // attempts so far
 	current         balance.Choice    // of the current attempt
-	waiter          *balance.Waiter   // nil until the client had to wait
+	waiter          *balance.Waiter   // nil until the client has to wait
 	started         time.Time         // start of the current attempt
 	timeSlot        int               // index in Schedule; len(Schedule) after the last time slot
 	slotEnd         time.Time         // end of the current time slot
@@ -126,7 +126,7 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 	if !s.queuedAt.IsZero() {
 		s.LeaveQueue(now)
 		switch choice.Reason {
-		case balance.Affinity, balance.Probe, balance.LastResort: // more important to know
+		case balance.Affinity, balance.Probe, balance.LastResort: // these take precedence
 		default:
 			choice.Reason = balance.FirstInQueue
 		}
@@ -151,9 +151,8 @@ func (s *Search) Connected(now time.Time) {
 
 // Failed records that the attempt has failed. If the endpoint caused that (see [EndpointAtFault]), it is quarantined,
 // and the client's affinity to it is removed. If only this client gets no answer, the path between client and endpoint
-// may be the cause (see [balance.Endpoint.Report]). The endpoint is quarantined then, too, but Failed keeps the
-// affinity; choose moves it if it finds another endpoint. If every other endpoint would fail too, the next step is
-// GiveUp.
+// may be the cause (see [balance.Endpoint.Report]). Failed then quarantines the endpoint but keeps the affinity, which
+// choose moves if it finds another endpoint. If every other endpoint would fail too, the next step is GiveUp.
 func (s *Search) Failed(now time.Time, err error) {
 	plain := Plain(err)
 	s.record(now, plain)
@@ -195,12 +194,12 @@ func (s *Search) record(now time.Time, err error) {
 // is full; or it has no usable affinity, and all untried endpoints outside quarantine are full.
 func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) {
 	ask := balance.Request{Now: now, Client: s.Client, VIP: s.VIP, Tried: s.tried, Retry: s.count > 0}
-	var before netip.AddrPort
+	var previous netip.AddrPort
 	if s.Affinity != nil {
-		before, _ = s.Affinity.Get(s.Client, now)
+		previous, _ = s.Affinity.Get(s.Client, now)
 	}
 	for {
-		choice, ok := set.Take(ask, before, s.waiter)
+		choice, ok := set.Take(ask, previous, s.waiter)
 		if !ok && s.waiter == nil && choice.Full() {
 			s.waiter = new(balance.Waiter)
 			continue
@@ -209,25 +208,26 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 			return choice, ok
 		}
 		addr := choice.Endpoint.Addr
-		if before == addr {
+		if previous == addr {
 			s.Affinity.Set(s.Client, addr, now)
 			return choice, true
 		}
-		if before.IsValid() {
-			s.Affinity.Forget(s.Client, before)
+		if previous.IsValid() {
+			s.Affinity.Forget(s.Client, previous)
 		}
-		had := s.Affinity.Claim(s.Client, addr, now)
-		if had == addr || had == before { // had == before: another connection of this client has just restored the affinity to the old endpoint, which this search cannot use
+		claimed := s.Affinity.Claim(s.Client, addr, now)
+		if claimed == addr || claimed == previous { // another connection of this client has just restored its affinity to previous, which this search cannot use
 			return choice, true
 		}
 		// Another connection of the client was faster.
 		choice.Endpoint.Release()
-		before = had
+		previous = claimed
 	}
 }
 
-// lookAgain is the interval at which the client at the front of a queue looks at the endpoints without being woken:
-// nothing wakes it when the time of a quarantine is over.
+// lookAgain is how often the client at the front of a queue looks at the endpoints without being woken: nothing wakes
+// it when a quarantine expires. It is also the shortest wait in the queue after which endpoints that failed are tried
+// again.
 const lookAgain = time.Second
 
 // queue returns the step of a client that needs a free slot: Wait or GiveUp. After a wait, LeaveQueue extends the time

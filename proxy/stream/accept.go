@@ -44,7 +44,7 @@ type transferable interface {
 // newListening returns a listener for b on socket, whose address is at. The caller starts run.
 func (s *Server) newListening(f *frontend.FrontEnd, b portal.Bind, socket io.Closer, at netip.AddrPort) *listening {
 	l := &listening{acceptor: acceptor{server: s, front: f}, socket: socket, closed: make(chan struct{})}
-	l.Bound(b, at)
+	l.SetBound(b, at)
 	f.Budget.CountListener(f.ID().Namespace, at.Port(), false, 1)
 	return l
 }

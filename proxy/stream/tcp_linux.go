@@ -57,7 +57,7 @@ func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listen
 		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, err)
 	}
 	l := &tcpListener{acceptor: acceptor{server: s, front: f}, fd: fd}
-	l.Bound(b, at)
+	l.SetBound(b, at)
 	f.Budget.CountListener(f.ID().Namespace, l.At.Port(), false, 1)
 	for _, loop := range s.loops.watchers() {
 		e := &acceptHandler{listener: l, loop: loop}

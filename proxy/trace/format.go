@@ -91,13 +91,13 @@ func (e Event) change() string {
 	case EndpointQuarantined:
 		switch e.Reason {
 		case ByProbe:
-			return fmt.Sprintf("%s endpoint %s in quarantine, first probe in %s: %s", e.Port, endpoint, Short(e.Duration), e.Err)
+			return fmt.Sprintf("%s endpoint %s in quarantine (%s), first probe in %s", e.Port, endpoint, e.Err, Short(e.Duration))
 		case ByProbes:
-			return fmt.Sprintf("%s endpoint %s in quarantine, next probe in %s: %s", e.Port, endpoint, Short(e.Duration), e.Err)
+			return fmt.Sprintf("%s endpoint %s in quarantine (%s), next probe in %s", e.Port, endpoint, e.Err, Short(e.Duration))
 		}
 		return fmt.Sprintf("%s endpoint %s in quarantine for %s: %s", e.Port, endpoint, Short(e.Duration), e.Err)
 	case EndpointProbed:
-		return fmt.Sprintf("%s endpoint %s failed a probe, next in %s: %s", e.Port, endpoint, Short(e.Duration), e.Err)
+		return fmt.Sprintf("%s endpoint %s failed a probe (%s), next in %s", e.Port, endpoint, e.Err, Short(e.Duration))
 	case EndpointRecovered:
 		switch e.Reason {
 		case ByProbe:
