@@ -131,16 +131,17 @@ func sameButEndpoints(a, b config.ServicePort) bool {
 
 // HealthChanged implements balance.Watcher.
 func (f *frontEnd) HealthChanged(e *balance.Endpoint, h balance.Health, now time.Time) {
-	event := trace.Event{Time: now}
-	if h.State != balance.Down {
+	event := trace.Event{
+		Time: now, Kind: trace.EndpointQuarantined, Subject: &trace.Subject{Port: f.ID(), Protocol: f.Protocol}, Endpoint: e.Addr, Pod: e.Pod,
+	}
+	if h.State == balance.Down {
+		event.Duration, event.Err = h.Until.Sub(now), h.Err.Error()
+	}
+	switch {
+	case h.State != balance.Down:
 		f.Counters.Recoveries.Add(1)
 		event.Kind = trace.EndpointRecovered
 		event.Reason = map[balance.Kind]string{balance.RecheckPassed: trace.ByProbe, balance.CheckPassed: trace.ByProbes, balance.CheckOff: trace.NoProbes}[h.By]
-		f.recordHealth(event, e)
-		return
-	}
-	event.Kind, event.Duration, event.Err = trace.EndpointQuarantined, h.Until.Sub(now), h.Err.Error()
-	switch {
 	case h.By == balance.RecheckFailed:
 		event.Kind = trace.EndpointProbed
 	case h.By == balance.CheckFailed:
@@ -152,12 +153,5 @@ func (f *frontEnd) HealthChanged(e *balance.Endpoint, h balance.Health, now time
 	if event.Kind == trace.EndpointQuarantined {
 		f.Counters.Quarantines.Add(1)
 	}
-	f.recordHealth(event, e)
-}
-
-// recordHealth records a state change of an endpoint.
-func (f *frontEnd) recordHealth(event trace.Event, e *balance.Endpoint) {
-	event.Subject = &trace.Subject{Port: f.ID(), Protocol: f.Protocol}
-	event.Endpoint, event.Pod = e.Addr, e.Pod
 	f.Trace.Change(&event)
 }

@@ -3,6 +3,7 @@ package proxy
 import (
 	"errors"
 	"iter"
+	"net"
 	"net/netip"
 	"os"
 	"strings"
@@ -13,7 +14,6 @@ import (
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/frontend"
-	"github.com/usherproxy/usher/proxy/stream"
 )
 
 // Inherit makes listeners use a predecessor's sockets, and restores its session affinity and UDP sessions. It keeps the
@@ -43,10 +43,11 @@ func (p *Proxy) InheritRest(sockets map[string]*os.File) {
 	p.datagrams.InheritRest(sockets)
 	p.takeAffinities(sockets)
 	p.pendingAffinities = nil
-	if p.stopped { // Drain may have returned
-		p.predecessor.Close()
-	} else {
+	switch {
+	case !p.stopped:
 		p.streams.Receive(p.predecessor, &receiver{proxy: p})
+	case p.predecessor != nil: // Drain may have returned
+		p.predecessor.Close()
 	}
 	p.predecessor = nil
 }
@@ -88,7 +89,7 @@ func (p *Proxy) HandOver() (sockets, more iter.Seq[handover.Socket], resume, rel
 		p.changes.Unlock()
 		return nil, nil, nil, nil, errors.New("the proxy is not serving")
 	}
-	var transfer *stream.TransferConn
+	var transfer *net.UnixConn
 	sockets = func(yield func(handover.Socket) bool) {
 		if !p.sockets(yield) {
 			return
@@ -112,7 +113,9 @@ func (p *Proxy) HandOver() (sockets, more iter.Seq[handover.Socket], resume, rel
 		p.changes.Unlock()
 	}
 	resume = func() {
-		transfer.Close()
+		if transfer != nil {
+			transfer.Close()
+		}
 		p.datagrams.Resume()
 		p.changes.Unlock()
 		if r, is := p.Portal.(portal.Resumer); is {

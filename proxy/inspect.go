@@ -149,11 +149,3 @@ func (f *frontEnd) inspect() PortView {
 	}
 	return out
 }
-
-// AffinityEntries returns the session affinity of the port's clients.
-func (v *PortView) AffinityEntries(now time.Time) []affinity.Entry {
-	if v.Port.AffinityTimeout == 0 {
-		return nil
-	}
-	return v.Affinity.Entries(now)
-}

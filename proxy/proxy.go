@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -69,7 +70,7 @@ type Proxy struct {
 	noPort         int // the same for the limit of local ports
 	// pendingAffinities holds the affinities of service ports that do not exist yet: see Inherit.
 	pendingAffinities map[config.PortID][]affinity.Entry
-	predecessor       *stream.TransferConn // until InheritRest; nil if no predecessor hands connections over
+	predecessor       *net.UnixConn // until InheritRest; nil if no predecessor hands connections over
 	// refused holds the targets for which the portal could not install a rule.
 	refused map[portal.Target]error
 

@@ -32,7 +32,7 @@ func (a *API) affinity(r *http.Request) (any, error) {
 	})
 	for i := range views {
 		v := &views[i]
-		entries := v.AffinityEntries(now)
+		entries := v.Affinity.Entries(now)
 		if len(entries) == 0 {
 			continue
 		}

@@ -120,8 +120,7 @@ type Ending struct {
 	Duration time.Duration // since it was accepted
 	Flags    Flags
 	// Served is set if the connection had an endpoint.
-	Served  bool
-	attempt uint8 // number of the attempt whose endpoint it had, from 1 on; 0 if none
+	Served bool
 }
 
 // Accepted reports that the client has connected.
@@ -187,15 +186,6 @@ func (r *Record) EndpointFirstByte(now time.Time) time.Duration {
 func (r *Record) Closed(now time.Time, result outcome.Result, at netip.AddrPort) {
 	took := now.Sub(r.Start)
 	e := &Ending{Result: result, Duration: took, Flags: r.Flags(took, result.Outcome), Served: at.IsValid()}
-	if all := r.attempts.Load(); all != nil {
-		for i := range min(len(*all), math.MaxUint8) {
-			if (*all)[i].Endpoint == at {
-				e.attempt = uint8(i + 1)
-			}
-		}
-	} else if r.established.Load() > 0 && r.first.choice.Value().endpoint == at {
-		e.attempt = 1
-	}
 	r.ending.Store(e)
 	r.report(Step{Kind: Closed, Time: now, Duration: took, Flags: e.Flags, Ending: e})
 }
@@ -275,8 +265,8 @@ func (r *Record) Ending() *Ending { return r.ending.Load() }
 
 // LastEndpoint returns the attempt whose endpoint the connection had at its end; false if none.
 func (r *Record) LastEndpoint() (Attempt, bool) {
-	if e := r.ending.Load(); e != nil && e.attempt > 0 {
-		return r.Attempt(int(e.attempt)), true
+	if e, n := r.ending.Load(), r.Tries(); e != nil && e.Served && n > 0 {
+		return r.Attempt(n), true
 	}
 	return Attempt{}, false
 }

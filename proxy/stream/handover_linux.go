@@ -84,11 +84,9 @@ type transfer struct {
 	At, ForEndpoint, ForClient int `json:",omitempty"`
 }
 
-// TransferConn is the predecessor's or the successor's end of the socket pair.
-type TransferConn struct{ conn *net.UnixConn }
-
 // NewTransfer creates the socket pair. It returns the predecessor's end, and the successor's as a Socket to hand over.
-func (s *Server) NewTransfer() (*TransferConn, handover.Socket, error) {
+// Until the successor has accepted a connection, closing either end leaves all connections with the predecessor.
+func (s *Server) NewTransfer() (*net.UnixConn, handover.Socket, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, handover.Socket{}, os.NewSyscallError("socketpair", err)
@@ -100,19 +98,12 @@ func (s *Server) NewTransfer() (*TransferConn, handover.Socket, error) {
 		theirs.File.Close()
 		return nil, handover.Socket{}, err
 	}
-	return &TransferConn{ours}, theirs, nil
+	return ours, theirs, nil
 }
 
-// Close closes the socket, if c is not nil. If the other end has accepted no connection, all stay with the predecessor.
-func (c *TransferConn) Close() {
-	if c != nil {
-		c.conn.Close()
-	}
-}
-
-// Inherit takes a predecessor's TransferConn and the socket to the keeper from sockets. If there is no TransferConn, it
-// returns nil. Inherit is called before the first client connects.
-func (s *Server) Inherit(sockets map[string]*os.File) (from *TransferConn) {
+// Inherit takes from sockets the successor's end of a predecessor's socket pair, and the socket to the keeper. Without
+// such a pair, it returns nil. Inherit is called before the first client connects.
+func (s *Server) Inherit(sockets map[string]*os.File) (from *net.UnixConn) {
 	if file := sockets[fdstore.ConnectionsName]; file != nil {
 		s.saving = s.inheritSaving(file)
 		delete(sockets, fdstore.ConnectionsName)
@@ -128,7 +119,7 @@ func (s *Server) Inherit(sockets map[string]*os.File) (from *TransferConn) {
 			file.Close()
 		} else if c, err := fdpass.Conn(file); err == nil {
 			s.node.InheritIDs(last)
-			from = &TransferConn{c}
+			from = c
 		}
 	}
 	return from
@@ -148,13 +139,13 @@ type handing struct {
 // HandOver hands open connections over to a successor that has taken over, including those that get an endpoint later.
 // HandOver returns at once; the handover ends when the successor accepts no more, or when Drain gives up the
 // connections. The function draining returns the draining endpoints, each with the start of its drain.
-func (s *Server) HandOver(c *TransferConn, draining func() map[*balance.State]time.Time) {
+func (s *Server) HandOver(c *net.UnixConn, draining func() map[*balance.State]time.Time) {
 	s.transfers.Go(func() { s.handOver(c, draining) })
 }
 
-func (s *Server) handOver(c *TransferConn, draining func() map[*balance.State]time.Time) {
-	defer c.conn.Close()
-	h := &handing{Server: s, to: c.conn, atOnce: firstPairs, drainingNow: draining}
+func (s *Server) handOver(c *net.UnixConn, draining func() map[*balance.State]time.Time) {
+	defer c.Close()
+	h := &handing{Server: s, to: c, atOnce: firstPairs, drainingNow: draining}
 	began, logged := time.Now(), false
 	for {
 		before := h.taken
@@ -373,7 +364,7 @@ func receive(from *net.UnixConn) (text string, fds []int, err error) {
 
 // Receive takes over the connections that a predecessor hands over, unless from is nil. With a keeper, it also
 // continues those of a process that crashed, and saves connections from then on (see saving). Receive returns at once.
-func (s *Server) Receive(from *TransferConn, receiver Receiver) {
+func (s *Server) Receive(from *net.UnixConn, receiver Receiver) {
 	if s.saving != nil {
 		s.saving.start(receiver)
 	}
@@ -381,9 +372,9 @@ func (s *Server) Receive(from *TransferConn, receiver Receiver) {
 		return
 	}
 	s.transfers.Go(func() {
-		defer from.conn.Close()
-		defer context.AfterFunc(s.ctx, func() { from.conn.Close() })()
-		for s.receiveBatch(from.conn, receiver) == nil {
+		defer from.Close()
+		defer context.AfterFunc(s.ctx, func() { from.Close() })()
+		for s.receiveBatch(from, receiver) == nil {
 		}
 	})
 }

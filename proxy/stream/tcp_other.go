@@ -54,25 +54,19 @@ func prepareDialSocket(uintptr, uint32, netip.AddrPort) error { return nil }
 // pair exists on Linux only, since a loop forwards it.
 type pair struct{}
 
-// TransferConn is empty: there is no successor.
-type TransferConn struct{}
-
 // NewTransfer is supported on Linux only.
-func (s *Server) NewTransfer() (*TransferConn, handover.Socket, error) {
+func (s *Server) NewTransfer() (*net.UnixConn, handover.Socket, error) {
 	return nil, handover.Socket{}, errors.ErrUnsupported
 }
 
-// Close does nothing.
-func (*TransferConn) Close() {}
-
 // HandOver is never called.
-func (s *Server) HandOver(*TransferConn, func() map[*balance.State]time.Time) {}
+func (s *Server) HandOver(*net.UnixConn, func() map[*balance.State]time.Time) {}
 
 // Inherit returns nil.
-func (s *Server) Inherit(map[string]*os.File) *TransferConn { return nil }
+func (s *Server) Inherit(map[string]*os.File) *net.UnixConn { return nil }
 
 // Receive does nothing: there is no predecessor.
-func (s *Server) Receive(*TransferConn, Receiver) {}
+func (s *Server) Receive(*net.UnixConn, Receiver) {}
 
 // saving exists on Linux only.
 type saving struct{}
