@@ -1,4 +1,4 @@
-package main
+package deploy
 
 import (
 	"fmt"
@@ -27,7 +27,7 @@ func TestDeploy(t *testing.T) {
 	RunSpecs(t, "test/deploy")
 }
 
-// deploy is the folder under test, root the repository's.
+// deploy is the folder under test, root that of the repository.
 const root, deploy = "../..", "../../deploy"
 
 var decoder = serializer.NewCodecFactory(clientscheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
@@ -137,17 +137,6 @@ var _ = Describe("the objects", func() {
 	It("are the same with kube-proxy's configuration", func() {
 		theirs := chart(map[string]any{"kubeProxyConfig": map[string]any{"configMap": "kube-proxy"}}).withoutHelm()
 		Expect(theirs.daemon).To(Equal(kustomize("kustomize-kubeadm").daemon))
-	})
-
-	It("are written to .cache/deploy", func() {
-		files, err := render.Write(deploy, filepath.Join(root, ".cache", "deploy"))
-		Expect(err).NotTo(HaveOccurred())
-		Expect(files).To(HaveLen(3))
-		for _, file := range files {
-			text, err := os.ReadFile(file)
-			Expect(err).NotTo(HaveOccurred())
-			Expect(parse(text).daemon).NotTo(BeNil())
-		}
 	})
 
 	It("are plain files that need no kustomize", func() {

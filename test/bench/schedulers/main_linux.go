@@ -2,7 +2,6 @@
 // that page, and writes its picture.
 //
 //	go run ./test/bench/schedulers -usher bin/usher -picture docs/schedulers.svg
-//	go run ./test/bench/schedulers -usher bin/usher -rates 9
 //
 // Connections are real: they go through usher on loopback, without a portal and without root. Only package balance is
 // used to calculate which clients move when endpoints change.
@@ -54,18 +53,8 @@ func main() {
 	usher := flag.String("usher", "bin/usher", "the usher to measure")
 	picture := flag.String("picture", "docs/schedulers.svg", "`file` for the picture")
 	only := flag.String("only", strings.Join(config.SchedulerNames(), ","), "schedulers to measure")
-	rounds := flag.Int("rates", 0, "measure nothing but the rate of new connections, in so many `rounds`")
-	done, err := runPart(os.Args[1:])
-	if !done {
-		flag.Parse()
-		names := strings.Split(*only, ",")
-		if *rounds > 0 {
-			err = printRates(*usher, names, *rounds)
-		} else {
-			err = run(*usher, *picture, names)
-		}
-	}
-	if err != nil {
+	flag.Parse()
+	if err := run(*usher, *picture, strings.Split(*only, ",")); err != nil {
 		log.Fatalf("schedulers: %v", err)
 	}
 }
@@ -79,7 +68,7 @@ func run(usher, picture string, names []string) error {
 		}
 		addrs = append(addrs, e)
 	}
-	places, _, stop, err := start(usher, names, addrs)
+	places, stop, err := start(usher, names, addrs)
 	if err != nil {
 		return err
 	}
@@ -122,11 +111,11 @@ func newEndpoint(i int) (netip.AddrPort, error) {
 	return l.Addr().(*net.TCPAddr).AddrPort(), nil
 }
 
-// start starts usher with a Service for each scheduler. It returns the addresses of the Services and usher's PID.
-func start(usher string, names []string, addrs []netip.AddrPort) (places map[string]string, pid int, stop func(), err error) {
+// start starts usher with a Service for each scheduler. It returns the addresses of the Services.
+func start(usher string, names []string, addrs []netip.AddrPort) (places map[string]string, stop func(), err error) {
 	dir, err := os.MkdirTemp("", "schedulers-")
 	if err != nil {
-		return nil, 0, nil, err
+		return nil, nil, err
 	}
 	var b strings.Builder
 	for _, name := range names {
@@ -144,17 +133,17 @@ func start(usher string, names []string, addrs []netip.AddrPort) (places map[str
 		b.WriteString("---\n")
 	}
 	if err := os.WriteFile(filepath.Join(dir, "services.yaml"), []byte(b.String()), 0o600); err != nil {
-		return nil, 0, nil, err
+		return nil, nil, err
 	}
 	cmd := exec.Command(usher, "run", "--manifests", dir, "--portal=none", "--admin-address=")
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
-		return nil, 0, nil, err
+		return nil, nil, err
 	}
 	if err := cmd.Start(); err != nil {
-		return nil, 0, nil, err
+		return nil, nil, err
 	}
 	stop = func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
@@ -171,10 +160,10 @@ func start(usher string, names []string, addrs []netip.AddrPort) (places map[str
 	}
 	if len(places) < len(names) {
 		stop()
-		return nil, 0, nil, fmt.Errorf("usher says only where these are: %v", places)
+		return nil, nil, fmt.Errorf("usher says only where these are: %v", places)
 	}
 	go func() { _, _ = io.Copy(io.Discard, out) }()
-	return places, cmd.Process.Pid, stop, nil
+	return places, stop, nil
 }
 
 // measure makes the connections of one scheduler.

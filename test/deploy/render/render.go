@@ -4,9 +4,7 @@ package render
 import (
 	"fmt"
 	"maps"
-	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -59,33 +57,4 @@ func Chart(dir string, values map[string]any) (objects []byte, notes string, err
 		}
 	}
 	return []byte(out.String()), notes, nil
-}
-
-// Write renders everything with its defaults into a folder, one file for each way to install usher, and returns the
-// files.
-func Write(deploy, dir string) ([]string, error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, err
-	}
-	var files []string
-	for name, render := range map[string]func() ([]byte, error){
-		"kustomize.yaml":         func() ([]byte, error) { return Kustomize(filepath.Join(deploy, "kustomize")) },
-		"kustomize-kubeadm.yaml": func() ([]byte, error) { return Kustomize(filepath.Join(deploy, "kustomize-kubeadm")) },
-		"helm.yaml": func() ([]byte, error) {
-			objects, _, err := Chart(filepath.Join(deploy, "helm", "usher"), nil)
-			return objects, err
-		},
-	} {
-		text, err := render()
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
-		file := filepath.Join(dir, name)
-		if err := os.WriteFile(file, text, 0o644); err != nil {
-			return nil, err
-		}
-		files = append(files, file)
-	}
-	slices.Sort(files)
-	return files, nil
 }
