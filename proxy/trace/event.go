@@ -121,7 +121,7 @@ type Event struct {
 	End    outcome.Result // in an event that was read from a Log, Err above has the text of End.Err
 	Flags  conn.Flags
 	Record *conn.Record // of the connection
-	Ended  uint64       // number of connections that have ended so far, this one included; set by a Reader
+	Ended  uint64       // connections that have ended since a fresh Reader was created; meaningless from other Readers
 
 	// Count is the number of repaired rules (PortalRepaired), of the new Service's endpoints (ServiceAdded), or of
 	// changes that were not recorded (MoreChanges).

@@ -16,14 +16,14 @@ const (
 // Follower passes on the ends of connections, for example to the access log.
 type Follower struct {
 	reader *Reader
-	ended  uint64 // number of connections ended, up to the last one passed on or missed
+	ended  uint64 // Event.Ended of the last one passed on
 }
 
 // Follow returns a Follower of the connections that end from now on.
 func (l *Log) Follow() *Follower {
-	reader, ended := l.ReaderOfEnds()
-	reader.onlyEnds = true
-	return &Follower{reader, ended}
+	r := l.Reader(true)
+	r.onlyEnds = true
+	return &Follower{reader: r}
 }
 
 // Run calls each for the Closed event of each connection. missed is the number of ends just before that one which the

@@ -40,7 +40,7 @@ type part struct {
 	mu    sync.Mutex
 	first *conn.Record // head of the list of open connections
 	steps ring[record] // in ascending order of their numbers
-	ended uint64       // number of ended connections
+	ended uint32       // number of ended connections; lower 32 bits
 }
 
 // add adds c to the open connections. The caller holds mu.
@@ -115,7 +115,7 @@ func (l *Log) Observe(c *conn.Record, s conn.Step) {
 		p.remove(c)
 		p.ended++
 	}
-	r := record{of: c, time: s.Time.UnixNano(), kind: Kind(s.Kind), attempt: uint8(s.Attempt), ended: uint32(p.ended)}
+	r := record{of: c, time: s.Time.UnixNano(), kind: Kind(s.Kind), attempt: uint8(s.Attempt), ended: p.ended}
 	if s.Kind == conn.Waiting || s.Kind == conn.Queued {
 		r.took = s.Duration
 	}

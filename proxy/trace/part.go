@@ -57,19 +57,6 @@ func (p *part) find(id uint64) (open *conn.Record, closed record) {
 	return nil, record{}
 }
 
-// endedBefore returns the lower 32 bits of the number of connections that had ended before the step at place. The
-// caller holds mu.
-func (p *part) endedBefore(place uint64) uint32 {
-	if place > p.steps.added {
-		return uint32(p.ended)
-	}
-	r := p.steps.at(place)
-	if r.kind == Closed {
-		return r.ended - 1
-	}
-	return r.ended
-}
-
 // record is the stored form of a step. The connection's Record has the other data of the Event.
 type record struct {
 	seq     uint64

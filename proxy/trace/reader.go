@@ -11,7 +11,7 @@ type Reader struct {
 	steps  []position // one for each part of the Log
 	change uint64     // place of the next change in Log.changes
 	owed   uint64     // number of events that were already removed when the Reader was created
-	ended  uint64     // number of connections that had ended before its position
+	ended  uint64     // number of connections that have ended since a fresh Reader was created; meaningless for others
 	taken  []taken    // not yet expanded into Events: that happens after the locks are released
 	looked int        // number of events visited by the last read
 	// onlyEnds skips every event except the ends of connections, and onlyChanges all steps, which then do not count
@@ -22,7 +22,7 @@ type Reader struct {
 // position is a Reader's position in a part.
 type position struct {
 	next  uint64 // place of the next step
-	ended uint32 // number of the part's ended connections before next; lower 32 bits
+	ended uint32 // part.ended at the last step read, or when the Reader was created
 }
 
 // taken is a step, or a change.
@@ -32,38 +32,15 @@ type taken struct {
 	ended  uint64 // Event.Ended, if the step is Closed
 }
 
-// reader returns a reader that begins at place next(p) in each part p, and at place change in the changes. The caller
-// has locked l for reading.
-func (l *Log) reader(next func(*part) uint64, change uint64) *Reader {
-	r := &Reader{log: l, steps: make([]position, len(l.parts)), change: change}
-	for i := range l.parts {
-		p, at := &l.parts[i], &r.steps[i]
-		at.next = next(p)
-		at.ended = p.endedBefore(at.next)
-		r.ended += p.ended - uint64(uint32(p.ended)-at.ended)
-	}
-	return r
-}
-
 // Reader returns a reader that begins with the oldest kept event or, if fresh is set, with the next one
 // added.
 func (l *Log) Reader(fresh bool) *Reader {
 	if fresh {
-		r, _ := l.ReaderOfEnds()
-		return r
+		return l.ReaderBehind(math.MaxUint64)
 	}
-	l.lockForReading()
-	defer l.unlockForReading()
-	return l.reader(func(p *part) uint64 { return p.steps.oldest() }, l.changes.oldest())
-}
-
-// ReaderOfEnds returns a reader that begins with the next event added, and the number of connections that have already
-// ended. Event.Ended of the next Closed event is that number plus 1.
-func (l *Log) ReaderOfEnds() (*Reader, uint64) {
-	l.lockForReading()
-	defer l.unlockForReading()
-	r := l.reader(func(p *part) uint64 { return p.steps.added + 1 }, l.changes.added+1)
-	return r, r.ended
+	r := l.ReaderBehind(0)
+	r.owed = 0
+	return r
 }
 
 // ReaderBehind returns a reader that begins with the first kept event whose number is above seq. Events above seq that
@@ -73,10 +50,12 @@ func (l *Log) ReaderBehind(seq uint64) *Reader {
 	defer l.unlockForReading()
 	newest := l.seq.Load()
 	seq = min(seq, newest)
-	r := l.reader(func(p *part) uint64 { return p.steps.behind(seq) }, l.changes.behind(seq))
+	r := &Reader{log: l, steps: make([]position, len(l.parts)), change: l.changes.behind(seq)}
 	kept := l.changes.added + 1 - r.change
 	for i := range l.parts {
-		kept += l.parts[i].steps.added + 1 - r.steps[i].next
+		p := &l.parts[i]
+		r.steps[i] = position{p.steps.behind(seq), p.ended}
+		kept += p.steps.added + 1 - r.steps[i].next
 	}
 	r.owed = newest - seq - kept
 	return r
