@@ -259,13 +259,14 @@ var _ = Describe("the admin handler", func() {
 		o.Portal, o.Log, o.Trace = pt, logrus.New(), trace.NewLog(10)
 		p := proxy.New(o)
 		h := &admin.Health{Sync: p.SyncStatus, Timeout: time.Minute}
-		m := admin.NewMetrics(p, h, "v1")
+		a := admin.NewAPI(p, admin.APIOptions{Version: "v1", Health: h})
+		m := admin.NewMetrics(a, nil)
 		p.OnSync = m.Synced
 		m.Increment(GinkgoT().Context(), "200", "GET", "10.96.0.1:443")
 		m.Observe(GinkgoT().Context(), "GET", url.URL{Host: "10.96.0.1:443"}, time.Millisecond)
 		p.Apply(nil)
 		get(admin.HealthHandler(h), "/healthz")
-		handler = admin.Handler(admin.NewAPI(p, admin.APIOptions{Version: "v1"}), h, m.Registry, map[string]string{"portal": "none"})
+		handler = admin.Handler(a, m.Registry, map[string]string{"portal": "none"})
 	})
 
 	It("returns kube-proxy's name for the proxy mode", func() {

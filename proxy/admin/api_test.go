@@ -60,9 +60,8 @@ func newNode(change ...func(*proxy.Options)) *node {
 	h := &admin.Health{Sync: n.proxy.SyncStatus, Timeout: time.Minute}
 	n.health = h
 	a := admin.NewAPI(n.proxy, admin.APIOptions{Version: "v1", Reports: n.reports.All, Health: h})
-	n.metrics = admin.NewMetrics(n.proxy, h, "v1")
-	n.metrics.Watch(a, nil, nil)
-	server, err := admin.Serve("127.0.0.1:0", admin.Guard("127.0.0.1:0", admin.Handler(a, h, n.metrics.Registry, nil)), admin.MaxAdminClients)
+	n.metrics = admin.NewMetrics(a, nil)
+	server, err := admin.Serve("127.0.0.1:0", admin.Guard("127.0.0.1:0", admin.Handler(a, n.metrics.Registry, nil)), admin.MaxAdminClients)
 	Expect(err).NotTo(HaveOccurred())
 	n.addr, n.url = server.Addr(), "http://"+server.Addr().String()
 	DeferCleanup(func() {
@@ -637,12 +636,12 @@ var _ = Describe("concurrent requests", func() {
 	It("are limited: a further one gets 503, but not for portals and health", func() {
 		n := newNode()
 		begun, release := make(chan struct{}), make(chan struct{})
-		a := admin.NewAPI(n.proxy, admin.APIOptions{Reports: func() []config.Report {
+		a := admin.NewAPI(n.proxy, admin.APIOptions{Health: n.health, Reports: func() []config.Report {
 			begun <- struct{}{}
 			<-release
 			return nil
 		}})
-		handler := admin.Handler(a, n.health, n.metrics.Registry, nil)
+		handler := admin.Handler(a, n.metrics.Registry, nil)
 		get := func(path string) *httptest.ResponseRecorder {
 			w := httptest.NewRecorder()
 			handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))

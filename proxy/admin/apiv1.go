@@ -40,8 +40,9 @@ type APIOptions struct {
 	HealthChecks *HealthChecks
 	// Reports returns the problems that the source has found. Nil: none.
 	Reports func() []config.Report
-	// Health and AccessLog are checked for problems. Nil: there are none.
-	Health    *Health
+	// Health is required.
+	Health *Health
+	// AccessLog is checked for problems. Nil: there is none.
 	AccessLog *accesslog.Log
 }
 

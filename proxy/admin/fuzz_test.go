@@ -31,8 +31,8 @@ func FuzzQuery(f *testing.F) {
 	o.Portal, o.Log, o.Trace, o.SCTP = pt, log, trace.NewLog(100), stream.SCTPOff
 	p := proxy.New(o)
 	h := &admin.Health{Sync: p.SyncStatus, Timeout: time.Minute}
-	metrics := admin.NewMetrics(p, h, "v1")
-	handler := admin.Guard("127.0.0.1:0", admin.Handler(admin.NewAPI(p, admin.APIOptions{Version: "v1"}), h, metrics.Registry, nil))
+	a := admin.NewAPI(p, admin.APIOptions{Version: "v1", Health: h})
+	handler := admin.Guard("127.0.0.1:0", admin.Handler(a, admin.NewMetrics(a, nil).Registry, nil))
 
 	f.Add("/api/v1/connections", "client=10.0.0.1&endpoint=10.1.0.1:80&state=open&limit=5", "127.0.0.1:10249")
 	f.Add("/api/v1/services", "service=default/web:http&sort=-rate", "localhost")

@@ -11,8 +11,6 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/proxy"
-	"github.com/usherproxy/usher/proxy/accesslog"
 	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/latency"
@@ -24,7 +22,6 @@ type Metrics struct {
 	sync, full, partial, programmed *prometheus.HistogramVec
 	requests                        *prometheus.CounterVec
 	latency                         *prometheus.HistogramVec
-	proxy                           *proxyCollector
 }
 
 // families are the values of the label ip_family.
@@ -48,8 +45,9 @@ var (
 	buildOptions  = prometheus.GaugeOpts{Name: "usher_build_info", Help: "Always 1; the labels describe the running build."}
 )
 
-// NewMetrics returns the metrics of p. h may be nil.
-func NewMetrics(p *proxy.Proxy, h *Health, version string) *Metrics {
+// NewMetrics returns the metrics of a and of its proxy. queries returns the number of answered name queries, by type
+// and code; it may be nil.
+func NewMetrics(a *API, queries func() map[[2]string]int64) *Metrics {
 	m := &Metrics{
 		Registry:   prometheus.NewRegistry(),
 		sync:       prometheus.NewHistogramVec(syncOptions, []string{"ip_family"}),
@@ -58,14 +56,13 @@ func NewMetrics(p *proxy.Proxy, h *Health, version string) *Metrics {
 		programmed: prometheus.NewHistogramVec(programmedOptions, []string{"ip_family"}),
 		requests:   prometheus.NewCounterVec(requestsOptions, requestsLabels),
 		latency:    prometheus.NewHistogramVec(latencyOptions, latencyLabels),
-		proxy:      &proxyCollector{proxy: p, health: h},
 	}
 	options := buildOptions
-	options.ConstLabels = prometheus.Labels{"version": version, "portal": p.Portal.Mode()}
+	options.ConstLabels = prometheus.Labels{"version": a.opts.Version, "portal": a.proxy.Portal.Mode()}
 	build := prometheus.NewGauge(options)
 	build.Set(1)
 	m.Registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		m.sync, m.full, m.partial, m.programmed, m.requests, m.latency, build, m.proxy)
+		m.sync, m.full, m.partial, m.programmed, m.requests, m.latency, build, &proxyCollector{api: a, queries: queries})
 	for _, h := range []*prometheus.HistogramVec{m.sync, m.full, m.partial, m.programmed} {
 		for _, family := range families {
 			h.WithLabelValues(family) // present from the start, empty
@@ -118,18 +115,9 @@ var programmingBuckets = slices.Concat(
 
 // proxyCollector reads a proxy's numbers at each scrape.
 type proxyCollector struct {
-	proxy     *proxy.Proxy
-	health    *Health                    // nil for none
-	api       *API                       // nil for none
-	accessLog *accesslog.Log             // nil for none
-	queries   func() map[[2]string]int64 // name queries answered, by type and code; nil for none
-	services  serviceSeries
-}
-
-// Watch adds the metrics of the API, of the access log and of answered name queries, by type and code; all
-// but the first may be nil.
-func (m *Metrics) Watch(a *API, l *accesslog.Log, queries func() map[[2]string]int64) {
-	m.proxy.api, m.proxy.accessLog, m.proxy.queries = a, l, queries
+	api      *API
+	queries  func() map[[2]string]int64 // see NewMetrics
+	services serviceSeries
 }
 
 // Describe implements prometheus.Collector. It describes nothing, so the Registry does not compare the metrics with
@@ -138,7 +126,8 @@ func (c *proxyCollector) Describe(chan<- *prometheus.Desc) {}
 
 func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	send := func(m *metric, value int64, labels ...string) { m.send(out, float64(value), labels...) }
-	s := c.proxy.Stats()
+	p, health := c.api.proxy, c.api.opts.Health
+	s := p.Stats()
 	send(connectionsAccepted, s.Accepted)
 	send(connectionsServed, s.Established)
 	for end, n := range s.Ends {
@@ -188,7 +177,7 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	send(servicePorts, int64(s.Ports))
 	send(listeners, s.Listeners)
 	send(affinityClients, s.AffinityClients)
-	send(affinityLimit, c.proxy.AffinityTotal)
+	send(affinityLimit, p.AffinityTotal)
 	for reason, n := range s.Problems {
 		send(portProblems, int64(n), string(reason))
 	}
@@ -198,49 +187,45 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	send(endpointChanges, s.EndpointChanges)
 	send(servicesPending, s.ServicesPending)
 	send(endpointsPending, s.EndpointsPending)
-	status := c.proxy.SyncStatus()
+	status := p.SyncStatus()
 	for family, n := range s.NoLocalEndpoints {
 		send(noLocalEndpoints, int64(n.Internal), "internal", family.String())
 		send(noLocalEndpoints, int64(n.External), "external", family.String())
 		lastApplied.send(out, seconds(status.Of(family).LastApplied), family.String())
 		lastQueued.send(out, seconds(status.LastQueued), family.String())
-		switch c.proxy.Portal.Traits().KubeProxy {
+		switch p.Portal.Traits().KubeProxy {
 		case "iptables":
 			send(restoreFailures, s.PortalFailures, family.String())
 		case "nftables":
 			send(nftablesFailures, s.PortalFailures, family.String())
 		}
 	}
-	c.services.collect(out, c.proxy, c.api)
-	if c.api != nil {
-		send(subscribersNow, c.api.subscribers.now.Load())
-		send(subscribersRefused, c.api.subscribers.refused.Load())
-	}
-	if c.accessLog != nil {
-		send(accessLines, c.accessLog.Written())
-		send(accessLost, c.accessLog.Lost())
+	c.services.collect(out, c.api)
+	send(subscribersNow, c.api.subscribers.now.Load())
+	send(subscribersRefused, c.api.subscribers.refused.Load())
+	if l := c.api.opts.AccessLog; l != nil {
+		send(accessLines, l.Written())
+		send(accessLost, l.Lost())
 	}
 	if c.queries != nil {
 		for of, n := range c.queries() {
 			send(dnsQueries, n, of[0], of[1])
 		}
 	}
-	if c.health != nil {
-		if of := c.health.APIServer; of != nil {
-			if reason := of().Reason; reason != "" {
-				send(apiServerFailing, 1, reason)
-			}
+	if of := health.APIServer; of != nil {
+		if reason := of().Reason; reason != "" {
+			send(apiServerFailing, 1, reason)
 		}
-		if r := c.health.Restarts; r != nil {
-			send(restarts, int64(r.Count))
-		} else {
-			send(restarts, 0)
-		}
-		send(healthzTotal, c.health.healthz.ok.Load(), "200")
-		send(healthzTotal, c.health.healthz.unavailable.Load(), "503")
-		send(livezTotal, c.health.livez.ok.Load(), "200")
-		send(livezTotal, c.health.livez.unavailable.Load(), "503")
 	}
+	if r := health.Restarts; r != nil {
+		send(restarts, int64(r.Count))
+	} else {
+		send(restarts, 0)
+	}
+	send(healthzTotal, health.healthz.ok.Load(), "200")
+	send(healthzTotal, health.healthz.unavailable.Load(), "503")
+	send(livezTotal, health.livez.ok.Load(), "200")
+	send(livezTotal, health.livez.unavailable.Load(), "503")
 }
 
 // seconds returns t in Prometheus's form; 0 for the zero time.

@@ -130,8 +130,8 @@ func (a *API) nodeProblems(s *proxy.Stats, now time.Time) (list []api.StatusProb
 	add := func(reason, message, remedy string, since time.Time) {
 		list = append(list, api.StatusProblem{Object: "usher", Reason: reason, Message: message, Remedy: remedy, Since: since})
 	}
-	if h := a.opts.Health; h != nil && h.APIServer != nil {
-		now := h.APIServer()
+	if of := a.opts.Health.APIServer; of != nil {
+		now := of()
 		if skew := now.Skew.Round(time.Second); skew.Abs() >= maxSkew {
 			add("ClockSkew", fmt.Sprintf("the clocks of the API server and this node differ by %s", skew.Abs()), "check both with timedatectl; certificates, tokens and log times depend on the clock", time.Time{})
 		}

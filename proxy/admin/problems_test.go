@@ -112,7 +112,7 @@ var _ = Describe("the list of problems", func() {
 	It("leaves out descriptors if what uses them is near its limit", func() {
 		var s proxy.Stats
 		s.Descriptors, s.DescriptorLimit = 95, 100
-		a := admin.NewAPI(n.proxy, admin.APIOptions{})
+		a := admin.NewAPI(n.proxy, admin.APIOptions{Health: n.health})
 		Expect(a.NodeProblems(&s)).To(ConsistOf(HaveField("Message", "95 of 100 descriptors are in use")))
 		s.Open, s.Limit = 45, 50
 		Expect(a.NodeProblems(&s)).To(ConsistOf(HaveField("Message", "45 of 50 connections are in use")))

@@ -125,8 +125,8 @@ func oneAnswer(next http.Handler) http.Handler {
 
 // Handler returns the handler of the admin address (see the package comment). registry has the metrics. config is
 // the configuration in force, which is served as JSON.
-func Handler(a *API, h *Health, registry *prometheus.Registry, config any) http.Handler {
-	mux := http.NewServeMux()
+func Handler(a *API, registry *prometheus.Registry, config any) http.Handler {
+	mux, h := http.NewServeMux(), a.opts.Health
 	mux.HandleFunc("GET /healthz", h.Healthz)
 	mux.HandleFunc("GET /livez", h.Livez)
 	mux.HandleFunc("GET /proxyMode", func(w http.ResponseWriter, _ *http.Request) {

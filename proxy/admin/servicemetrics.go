@@ -8,7 +8,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/latency"
 )
@@ -28,14 +27,14 @@ type serviceSeries struct {
 }
 
 // collect sends the series, and the number of endpoints by state.
-func (s *serviceSeries) collect(out chan<- prometheus.Metric, p *proxy.Proxy, a *API) {
+func (s *serviceSeries) collect(out chan<- prometheus.Metric, a *API) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
 	var rest serviceNumbers
 	counts := map[api.EndpointState]int{}
 	still, stay := map[types.NamespacedName]bool{}, map[types.NamespacedName]bool{}
-	views := p.Status()
+	views := a.proxy.Status()
 	all := groups(views)
 	for _, g := range all {
 		if name := g.name(); s.has[name] {
@@ -60,10 +59,8 @@ func (s *serviceSeries) collect(out chan<- prometheus.Metric, p *proxy.Proxy, a 
 			var own serviceNumbers
 			own.add(g)
 			own.send(out, name.Namespace, name.Name)
-			if a != nil {
-				is := a.summary(g, nil, now)
-				serviceSince.send(out, seconds(is.Since), name.Namespace, name.Name, string(is.State))
-			}
+			is := a.summary(g, nil, now)
+			serviceSince.send(out, seconds(is.Since), name.Namespace, name.Name, string(is.State))
 		} else {
 			rest.add(g)
 		}

@@ -24,16 +24,13 @@ func (a *API) status(*http.Request) (any, error) {
 		Subscribers:      api.Limited{Now: a.subscribers.now.Load(), Limit: MaxSubscribers},
 		Totals:           totals(s.All),
 		Ends:             map[string]int64{},
-		LastQueued:       sync.LastQueued, LastApplied: sync.LastApplied,
+		LastQueued:       sync.LastQueued, LastApplied: sync.LastApplied, Restarts: a.opts.Health.Restarts,
 		Repairs:  s.Repaired,
 		Defaults: defaults(&a.proxy.Options), Conntrack: a.opts.Conntrack, HealthChecks: a.opts.HealthChecks.addresses(),
 	}
 	open := a.proxy.AddOpenBytes(nil)
 	out.Totals.BytesToEndpoint += open.ToEndpoint
 	out.Totals.BytesToClient += open.ToClient
-	if a.opts.Health != nil {
-		out.Restarts = a.opts.Health.Restarts
-	}
 	var total int
 	out.Problems, total, out.Attention = a.problems(&s, out.Now)
 	out.ProblemsOmitted, out.Since = total-len(out.Problems), a.since()

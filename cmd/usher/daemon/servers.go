@@ -45,17 +45,16 @@ func (d *Daemon) startServers(ctx context.Context) error {
 		o.Via = c.Tunnel.Name
 	}
 	api := admin.NewAPI(d.proxy, o)
-	d.metrics = admin.NewMetrics(d.proxy, d.health, c.Version)
 	var queries func() map[[2]string]int64
 	if c.Names != nil {
 		queries = c.Names.Queries
 	}
-	d.metrics.Watch(api, d.accessLog, queries)
+	d.metrics = admin.NewMetrics(api, queries)
 	d.proxy.OnSync = d.metrics.Synced
 	if d.reach.Load() != nil {
 		clientmetrics.Register(clientmetrics.RegisterOpts{RequestLatency: d.metrics, RequestResult: d.metrics})
 	}
-	handler := admin.Handler(api, d.health, d.metrics.Registry, c.Settings)
+	handler := admin.Handler(api, d.metrics.Registry, c.Settings)
 	if c.Demo != nil {
 		handler = c.Demo(handler)
 	}
