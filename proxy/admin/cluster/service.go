@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"time"
+	"unique"
 
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/admin/client"
@@ -100,13 +101,12 @@ type grid struct {
 	mu      sync.Mutex // guards the fields below
 	rows    []api.ClusterEndpoint
 	index   map[string]int // of rows, by address
-	words   map[string]string
-	omitted int // endpoints without a row, of the node with the most
+	omitted int            // endpoints without a row, of the node with the most
 }
 
 // read queries nodes for the endpoints. It reduces the answers to cells as they arrive.
 func (v *View) read(ctx context.Context, know []serviceNode, namespace, name string) *grid {
-	g := &grid{nodes: slices.Clone(know), cells: make([][]api.ClusterCell, len(know)), index: map[string]int{}, words: map[string]string{}}
+	g := &grid{nodes: slices.Clone(know), cells: make([][]api.ClusterCell, len(know)), index: map[string]int{}}
 	g.most = 2 * maxCells / max(1, len(know)) // an answer may have other endpoints than those that the node counted before
 	nodes := make([]Node, len(know))
 	at := map[string]int{}
@@ -147,7 +147,7 @@ func (g *grid) add(node int, detail api.ServiceDetail) {
 			}
 			c := &cells[row]
 			if c.State == "" || c.State == api.EndpointReady || e.State == api.EndpointQuarantined {
-				c.State = api.EndpointState(g.word(string(e.State)))
+				c.State = unique.Make(e.State).Value() // shared: most cells have the same strings
 			}
 			if e.Latency != nil {
 				c.Tried += int64(e.Latency.Clients)
@@ -156,7 +156,7 @@ func (g *grid) add(node int, detail api.ServiceDetail) {
 			c.Failed += e.FailedRecently
 			c.Tried += e.FailedRecently
 			if e.Quarantine != nil {
-				c.Cause = g.word(e.Quarantine.Cause)
+				c.Cause = unique.Make(e.Quarantine.Cause).Value()
 			}
 		}
 	}
@@ -166,18 +166,6 @@ func (g *grid) add(node int, detail api.ServiceDetail) {
 		}
 	}
 	g.cells[node], g.omitted = cells, max(g.omitted, omitted)
-}
-
-// word interns s: most cells have the same strings.
-func (g *grid) word(s string) string {
-	const most = 1000
-	if w, known := g.words[s]; known {
-		return w
-	}
-	if len(g.words) < most {
-		g.words[s] = s
-	}
-	return s
 }
 
 // cell returns one cell; the zero value if the node does not know the endpoint.

@@ -253,7 +253,7 @@ func TestUnreachableNodeIsListedWithItsError(t *testing.T) {
 
 func TestCellsAreBounded(t *testing.T) {
 	g := NewWithT(t)
-	grid := &grid{cells: make([][]api.ClusterCell, 2), index: map[string]int{}, words: map[string]string{}, most: 3}
+	grid := &grid{cells: make([][]api.ClusterCell, 2), index: map[string]int{}, most: 3}
 	answer := func(first, count int) (d api.ServiceDetail) {
 		var list []api.Endpoint
 		for i := range count {
