@@ -39,7 +39,7 @@ type node struct {
 	reports config.Reports
 	health  *admin.Health
 	url     string
-	addr    net.Addr
+	addr    string
 }
 
 func newNode(change ...func(*proxy.Options)) *node {
@@ -63,7 +63,7 @@ func newNode(change ...func(*proxy.Options)) *node {
 	n.metrics = admin.NewMetrics(a, nil)
 	server, err := admin.Serve("127.0.0.1:0", admin.Guard("127.0.0.1:0", admin.Handler(a, n.metrics.Registry, nil)), admin.MaxAdminClients)
 	Expect(err).NotTo(HaveOccurred())
-	n.addr, n.url = server.Addr(), "http://"+server.Addr().String()
+	n.addr, n.url = server.Addr, "http://"+server.Addr
 	DeferCleanup(func() {
 		server.Close()
 		n.proxy.Stop()

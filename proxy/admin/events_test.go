@@ -159,7 +159,7 @@ var _ = Describe("a subscriber of events", func() {
 			before, alone := heap(), add()
 			refused := 0
 			for range 1000 {
-				c, err := net.Dial("tcp", n.addr.String())
+				c, err := net.Dial("tcp", n.addr)
 				Expect(err).NotTo(HaveOccurred())
 				DeferCleanup(func() { c.Close() })
 				fmt.Fprintf(c, "GET %s/events?history=true&rate=100000 HTTP/1.1\r\nHost: localhost\r\n\r\n", api.Prefix)

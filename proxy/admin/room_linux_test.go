@@ -29,7 +29,7 @@ var _ = Describe("a health port", func() {
 		s, err := admin.Serve("127.0.0.1:0", admin.HealthHandler(h), admin.MaxClients)
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(s.Close)
-		at = s.Addr().String()
+		at = s.Addr
 	})
 	// connect makes n connections from source to at, and writes says on each.
 	connect := func(n int, source, at, says string) (conns []net.Conn) {
@@ -162,16 +162,16 @@ var _ = Describe("a server at its connection limit", func() {
 		}), 8)
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(s.Close)
-		res, err := http.Get("http://" + s.Addr().String())
+		res, err := http.Get("http://" + s.Addr)
 		Expect(err).NotTo(HaveOccurred())
 		defer res.Body.Close()
 		for range 20 {
-			c, err := net.Dial("tcp", s.Addr().String())
+			c, err := net.Dial("tcp", s.Addr)
 			Expect(err).NotTo(HaveOccurred())
 			DeferCleanup(c.Close)
 		}
 		// The server has accepted the last connection, so it accepted the others before.
-		last, err := http.Get("http://" + s.Addr().String())
+		last, err := http.Get("http://" + s.Addr)
 		Expect(err).NotTo(HaveOccurred())
 		defer last.Body.Close()
 		close(goOn)

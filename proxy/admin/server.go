@@ -40,20 +40,9 @@ const (
 	MaxAdminClients = MaxSubscribers + 64
 )
 
-// Server is a running HTTP server.
-type Server struct {
-	server *http.Server
-	addr   net.Addr
-}
-
-// Addr returns the listen address.
-func (s *Server) Addr() net.Addr { return s.addr }
-
-// Close stops the server.
-func (s *Server) Close() { s.server.Close() }
-
-// Serve starts a server on address with a maximum number of concurrent connections.
-func Serve(address string, handler http.Handler, clients int) (*Server, error) {
+// Serve starts a server on address with a maximum number of concurrent connections. It sets Addr to the address of its
+// listener.
+func Serve(address string, handler http.Handler, clients int) (*http.Server, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, err
@@ -62,9 +51,10 @@ func Serve(address string, handler http.Handler, clients int) (*Server, error) {
 }
 
 // ServeOn is Serve on a listener, which it takes over.
-func ServeOn(l net.Listener, handler http.Handler, clients int) *Server {
-	s := &Server{server: newServer(handler, &connLimiter{slots: clients}), addr: l.Addr()}
-	go func() { _ = s.server.Serve(l) }() // until Close
+func ServeOn(l net.Listener, handler http.Handler, clients int) *http.Server {
+	s := newServer(handler, &connLimiter{slots: clients})
+	s.Addr = l.Addr().String()
+	go func() { _ = s.Serve(l) }() // until Close
 	return s
 }
 

@@ -20,9 +20,9 @@ import (
 
 // servers are the HTTP servers.
 type servers struct {
-	mu   sync.Mutex               // guards the fields below
-	all  map[string]*admin.Server // by setting
-	over bool                     // the servers have been closed
+	mu   sync.Mutex              // guards the fields below
+	all  map[string]*http.Server // by setting
+	over bool                    // the servers have been closed
 }
 
 // Settings with the addresses of the servers.
@@ -77,10 +77,10 @@ func (d *Daemon) startServer(ctx context.Context, setting, address string, handl
 	if address == "" {
 		return nil
 	}
-	listen := func() (*admin.Server, error) { return admin.Serve(address, handler, clients) }
+	listen := func() (*http.Server, error) { return admin.Serve(address, handler, clients) }
 	if setting == healthzSetting {
 		left := leftListener(d.kept(fdstore.HealthName), address)
-		listen = func() (*admin.Server, error) {
+		listen = func() (*http.Server, error) {
 			if left != nil && d.mustSucceed() && answers(left.Addr().String()) {
 				return nil, errPredecessor
 			}
@@ -127,7 +127,7 @@ var errPredecessor = errors.New("the previous instance still answers")
 
 // serveHealth serves health checks, like admin.Serve. l is the listener of an earlier process; if it is nil,
 // serveHealth opens one and stores it with the manager.
-func (d *Daemon) serveHealth(l net.Listener, address string, handler http.Handler, clients int) (*admin.Server, error) {
+func (d *Daemon) serveHealth(l net.Listener, address string, handler http.Handler, clients int) (*http.Server, error) {
 	if l == nil {
 		var err error
 		if l, err = net.Listen("tcp", address); err != nil {
@@ -163,7 +163,7 @@ func leftListener(file *os.File, address string) net.Listener {
 	return nil
 }
 
-func (s *servers) serve(setting string, listen func() (*admin.Server, error)) error {
+func (s *servers) serve(setting string, listen func() (*http.Server, error)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.over {
@@ -174,7 +174,7 @@ func (s *servers) serve(setting string, listen func() (*admin.Server, error)) er
 		return err
 	}
 	if s.all == nil {
-		s.all = map[string]*admin.Server{}
+		s.all = map[string]*http.Server{}
 	}
 	s.all[setting] = server
 	return nil
@@ -185,7 +185,7 @@ func (s *servers) adminAddress() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if server, there := s.all[adminSetting]; there {
-		return server.Addr().String()
+		return server.Addr
 	}
 	return ""
 }

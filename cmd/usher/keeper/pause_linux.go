@@ -19,7 +19,7 @@ import (
 // pause is the time until usher is restarted.
 type pause struct {
 	timer  *time.Timer
-	health *admin.Server  // nil if the keeper does not answer health checks meanwhile
+	health *http.Server   // nil if the keeper does not answer health checks meanwhile
 	lock   *handover.Lock // held before by usher; nil for none
 }
 
