@@ -136,7 +136,7 @@ func readMessage(stream *bufio.Reader, alive func()) (m Message, err error) {
 		default:
 			continue
 		}
-		if err := json.Unmarshal([]byte(data), into); err != nil {
+		if err := json.Unmarshal(data, into); err != nil {
 			return Message{}, fmt.Errorf("event %s: %w", event, err)
 		}
 		m.ID, m.Missed = id, missed.Missed
@@ -144,15 +144,11 @@ func readMessage(stream *bufio.Reader, alive func()) (m Message, err error) {
 	}
 }
 
-// maxEvent is the maximum size of an event in bytes, and maxLines its maximum number of lines: far more than
-// any has.
-const (
-	maxEvent = 1 << 20
-	maxLines = 1000
-)
+// maxEvent is the maximum size of an event in bytes: far more than any has.
+const maxEvent = 1 << 20
 
-// errTooLong is the error for an event above a limit. The rest of that stream is unusable.
-var errTooLong = fmt.Errorf("an event is longer than %d bytes or %d lines", maxEvent, maxLines)
+// errTooLong is the error for an event above maxEvent. The rest of that stream is unusable.
+var errTooLong = fmt.Errorf("an event is longer than %d bytes", maxEvent)
 
 // readLine returns the next line, without its end, of at most the given number of bytes.
 func readLine(stream *bufio.Reader, most int) (string, error) {
@@ -170,28 +166,22 @@ func readLine(stream *bufio.Reader, most int) (string, error) {
 }
 
 // readBlock reads the lines of one event, as defined in the HTML standard (9.2.6, Interpreting an event
-// stream), or those of a new position, which has only an ID.
-func readBlock(stream *bufio.Reader, alive func()) (id, event, data string, err error) {
-	var lines []string
-	for read, left := 0, maxEvent; ; read++ {
+// stream), or those of a new position, which has only an ID. Each line of data ends with a newline.
+func readBlock(stream *bufio.Reader, alive func()) (id, event string, data []byte, err error) {
+	for left := maxEvent; ; {
 		line, err := readLine(stream, left)
 		if err != nil {
-			return "", "", "", err
+			return "", "", nil, err
 		}
 		alive()
 		if line == "" {
-			switch {
-			case lines != nil:
-				return id, event, strings.Join(lines, "\n"), nil
-			case id != "" && event == "":
-				return id, "", "", nil
+			if data != nil || id != "" && event == "" {
+				return id, event, data, nil
 			}
-			id, event, read, left = "", "", 0, maxEvent
+			id, event, left = "", "", maxEvent
 			continue
 		}
-		if left -= len(line); read >= maxLines {
-			return "", "", "", errTooLong
-		}
+		left -= len(line)
 		field, value, _ := strings.Cut(line, ":")
 		value = strings.TrimPrefix(value, " ")
 		switch field {
@@ -200,7 +190,7 @@ func readBlock(stream *bufio.Reader, alive func()) (id, event, data string, err 
 		case "event":
 			event = value
 		case "data":
-			lines = append(lines, value)
+			data = append(append(data, value...), '\n')
 		}
 	}
 }
