@@ -14,21 +14,15 @@ import (
 // names may come from untrusted sources, and control characters could manipulate a terminal.
 func (e Event) String() string {
 	text := e.step()
-	if strings.IndexFunc(text, notShown) < 0 {
+	if strings.IndexFunc(text, func(r rune) bool { return !strconv.IsPrint(r) }) < 0 {
 		return text
 	}
-	var b strings.Builder
-	for _, r := range text {
-		if notShown(r) {
-			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
-		} else {
-			b.WriteRune(r)
-		}
-	}
-	return b.String()
+	quoted := strconv.Quote(text)
+	return plain.Replace(quoted[1 : len(quoted)-1])
 }
 
-func notShown(r rune) bool { return !strconv.IsPrint(r) }
+// plain restores the printable characters that strconv.Quote escapes.
+var plain = strings.NewReplacer(`\"`, `"`, `\\`, `\`)
 
 func (e Event) step() string {
 	if !e.Kind.IsStep() {
