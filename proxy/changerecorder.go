@@ -40,7 +40,7 @@ func (t *changeRecorder) record(log *trace.Log, id config.PortID, e trace.Event)
 		return
 	}
 	t.left--
-	e.Time, e.Subject = t.now, &trace.Subject{Port: id}
+	e.Time, e.Port = t.now, id
 	log.Change(&e)
 }
 
@@ -132,7 +132,7 @@ func sameButEndpoints(a, b config.ServicePort) bool {
 // HealthChanged implements balance.Watcher.
 func (f *frontEnd) HealthChanged(e *balance.Endpoint, h balance.Health, now time.Time) {
 	event := trace.Event{
-		Time: now, Kind: trace.EndpointQuarantined, Subject: &trace.Subject{Port: f.ID(), Protocol: f.Protocol}, Endpoint: e.Addr, Pod: e.Pod,
+		Time: now, Kind: trace.EndpointQuarantined, Subject: trace.Subject{Port: f.ID(), Protocol: f.Protocol}, Endpoint: e.Addr, Pod: e.Pod,
 	}
 	if h.State == balance.Down {
 		event.Duration, event.Err = h.Until.Sub(now), h.Err.Error()

@@ -87,7 +87,7 @@ func (s *eventSelection) matches(e *trace.Event) bool {
 	if s.kinds != nil && !s.kinds[e.Kind] || s.steps && !e.Kind.IsStep() || s.conn != 0 && s.conn != e.Conn {
 		return false
 	}
-	if e.Kind.IsStep() && !s.subject(e.Subject) || !s.servicePort(e.Port) || !s.hasEndpoint(e.Endpoint, e.Pod) {
+	if e.Kind.IsStep() && !s.subject(&e.Subject) || !s.servicePort(e.Port) || !s.hasEndpoint(e.Endpoint, e.Pod) {
 		return false
 	}
 	if s.slower > 0 && (e.Kind != trace.Closed || e.Record.Waited(e.Duration) <= s.slower) {

@@ -102,7 +102,7 @@ type Event struct {
 	Kind   Kind
 	Result conn.Result // of an Attempt; otherwise 0
 
-	*Subject // never nil in an event that was read from a Log
+	Subject
 
 	// An Attempt has all of these. Waiting and Queued have Attempt and Duration. Established, Closed, and changes of
 	// endpoints have Endpoint and Pod, and other fields as noted.

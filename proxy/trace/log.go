@@ -134,19 +134,14 @@ func (l *Log) Observe(c *conn.Record, s conn.Step) {
 	}
 }
 
-// Change records a change. l owns e from then on. e.Subject may be nil.
+// Change records a change. l owns e from then on.
 func (l *Log) Change(e *Event) {
-	if e.Subject == nil {
-		e.Subject = &nobody
-	}
 	l.changing.Lock()
 	e.Seq = l.seq.Add(1)
 	l.changes.add(e)
 	l.changing.Unlock()
 	l.notify()
 }
-
-var nobody Subject
 
 func (e *Event) number() uint64 { return e.Seq }
 

@@ -72,8 +72,7 @@ func (r record) number() uint64 { return r.seq }
 
 // event returns the full Event of the step.
 func (r *record) event() Event {
-	about := SubjectOf(r.of)
-	e := Event{Seq: r.seq, Time: time.Unix(0, r.time), Kind: r.kind, Subject: &about, Attempt: int(r.attempt)}
+	e := Event{Seq: r.seq, Time: time.Unix(0, r.time), Kind: r.kind, Subject: SubjectOf(r.of), Attempt: int(r.attempt)}
 	switch r.kind {
 	case Attempt:
 		a := r.of.Attempt(int(r.attempt))

@@ -86,7 +86,7 @@ var _ = Describe("a Log", func() {
 	})
 
 	It("formats an event in one line and escapes control characters", func() {
-		e := trace.Event{Kind: trace.Attempt, Attempt: 1, Pod: "default/a\nb", Err: "no \x1b[2Jé\u202e", Subject: &trace.Subject{}}
+		e := trace.Event{Kind: trace.Attempt, Attempt: 1, Pod: "default/a\nb", Err: "no \x1b[2Jé\u202e"}
 		Expect(e.String()).To(And(ContainSubstring(`default/a\nb`), ContainSubstring(`no \x1b[2Jé\u202e after`)))
 	})
 	It("wakes a waiting reader", func() {
@@ -144,15 +144,12 @@ var _ = Describe("a Log", func() {
 var balancer = netip.MustParseAddrPort("10.0.0.1:999")
 
 var _ = DescribeTable("an Event is formatted as a line", func(e trace.Event, line string) {
-	if e.Subject == nil {
-		e.Subject = &trace.Subject{}
-	}
 	e.Conn, e.Port = 5, config.PortID{Namespace: "default", Service: "web", Port: "http", Family: config.IPv4}
 	Expect(e.String()).To(Equal("#5 default/web:http " + line))
 },
-	Entry(nil, trace.Event{Kind: trace.Accepted, Subject: &trace.Subject{Client: netip.MustParseAddrPort("10.0.0.1:999"), VIP: netip.MustParseAddrPort("10.96.0.10:80")}},
+	Entry(nil, trace.Event{Kind: trace.Accepted, Subject: trace.Subject{Client: netip.MustParseAddrPort("10.0.0.1:999"), VIP: netip.MustParseAddrPort("10.96.0.10:80")}},
 		"accepted 10.0.0.1:999 → 10.96.0.10:80"),
-	Entry(nil, trace.Event{Kind: trace.Accepted, Subject: &trace.Subject{Client: netip.MustParseAddrPort("203.0.113.9:1"), Via: &balancer, VIP: netip.MustParseAddrPort("192.0.2.80:80")}},
+	Entry(nil, trace.Event{Kind: trace.Accepted, Subject: trace.Subject{Client: netip.MustParseAddrPort("203.0.113.9:1"), Via: &balancer, VIP: netip.MustParseAddrPort("192.0.2.80:80")}},
 		"accepted 203.0.113.9:1 → 192.0.2.80:80, through the load balancer at 10.0.0.1:999"),
 	Entry(nil, trace.Event{Kind: trace.Attempt, Attempt: 1, Endpoint: netip.MustParseAddrPort("10.1.0.1:80"), Pod: "default/web-1", Reason: "round robin", Skipped: 2, Err: "connection refused", Duration: 240 * time.Microsecond},
 		"attempt 1 → 10.1.0.1:80 default/web-1 (round robin, skipped 2 in quarantine): connection refused after 0.24 ms"),
