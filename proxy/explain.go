@@ -36,18 +36,6 @@ type QuestionError struct {
 // Error implements error.
 func (e *QuestionError) Error() string { return e.Field + ": " + e.Message }
 
-// Verdict is what would happen to a connection.
-type Verdict string
-
-// The verdicts.
-const (
-	WouldTry    Verdict = "try"     // endpoints would be tried
-	WouldRefuse Verdict = "refuse"  // the client would be reset
-	WouldReject Verdict = "reject"  // the client would be refused at once, as if nothing listened
-	WouldDrop   Verdict = "drop"    // the client's packets would be dropped silently
-	WouldFail   Verdict = "problem" // the service port is not served
-)
-
 // Cause is the reason that no endpoint would be tried.
 type Cause uint8
 
@@ -65,12 +53,11 @@ type Explanation struct {
 	Port          config.ServicePort
 	VIP           config.VIP
 	NodeLocal     bool // the client is on this node
-	Verdict       Verdict
 	Cause         Cause
 	Problem       *Problem               // nil if there is none
 	Endpoints     []*balance.Endpoint    // all endpoints of the port
 	Set           *balance.Set           // the usable ones of Endpoints for this client
-	Affinity      *affinity.Entry        // of the client; nil if it has none, or if Verdict is not WouldTry
+	Affinity      *affinity.Entry        // of the client; nil if it has none, or if there is a Cause
 	Order         []balance.Choice       // the order in which endpoints would be tried
 	SourceAddress []portal.SourceAddress // for each endpoint in Order; zero if it depends on an unknown client
 	NotTried      []NotTried
@@ -98,18 +85,12 @@ func (p *Proxy) Explain(q Question, now time.Time) (Explanation, error) {
 	x.NodeLocal = q.Client.IsValid() && p.node.Locality.OfThisNode(q.Client, vip.Addr)
 	x.Set = v.Endpoints(&vip, x.NodeLocal)
 	x.NotTried = leftOut(v, x.Set)
-	// If the portal does not drop clients, the listener resets them, or the kernel refuses them for lack of a listener.
-	filters := p.Portal.Traits().Redirects
 	switch {
 	case problem != nil && !served:
-		x.Cause, x.Verdict = HasProblem, WouldFail
+		x.Cause = HasProblem
 	case q.Client.IsValid() && !vip.Expects(q.Client) && !p.node.Locality.Admits(&vip, q.Client, vip.Addr):
-		x.Cause, x.Verdict = SourceDenied, WouldRefuse
-		if filters {
-			x.Verdict = WouldDrop
-		}
+		x.Cause = SourceDenied
 	case x.Set.Len() > 0:
-		x.Verdict = WouldTry
 		if had, ok := front.Affinity.Peek(q.Client, now); ok {
 			x.Affinity = &had
 		}
@@ -127,12 +108,9 @@ func (p *Proxy) Explain(q Question, now time.Time) (Explanation, error) {
 			x.SourceAddress = append(x.SourceAddress, front.Origin(v, client, vip.Addr, c.Endpoint.Endpoint).SourceAddress)
 		}
 	case v.Cluster.Len() == 0:
-		x.Cause, x.Verdict = NoEndpoint, WouldReject
+		x.Cause = NoEndpoint
 	default:
-		x.Cause, x.Verdict = NoEndpointHere, WouldReject
-		if filters {
-			x.Verdict = WouldDrop
-		}
+		x.Cause = NoEndpointHere
 	}
 	return x, nil
 }

@@ -27,13 +27,13 @@ func (a *API) explain(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, questionError(err)
 	}
-	id := x.Port.ID
+	id, traits := x.Port.ID, a.proxy.Portal.Traits()
 	out := api.Explanation{
 		Service: id.ServiceName().String(), Port: id.Port, Family: id.Family.String(), Protocol: string(x.Port.Protocol),
-		VIP: x.VIP.AddrPort().String(), VIPKind: string(x.VIP.Kind), Verdict: api.Verdict(x.Verdict), Policy: policy(&x),
+		VIP: x.VIP.AddrPort().String(), VIPKind: string(x.VIP.Kind), Verdict: verdict(x.Cause, traits.Redirects), Policy: policy(&x),
 		Order: order(&x, now), NotTried: notTried(&x, now), ScheduleMs: []float64{},
 	}
-	out.Text = sentences(&x, a.proxy.Portal.Traits(), q.Client, out.Order, now)
+	out.Text = sentences(&x, traits, q.Client, out.Order, now)
 	if q.Client.IsValid() {
 		out.Client = q.Client.String()
 	}
@@ -87,6 +87,22 @@ func questionError(err error) error {
 		code = http.StatusNotFound
 	}
 	return &api.Error{Code: code, Message: q.Error()}
+}
+
+// verdict returns what would happen to a connection. redirects is that of the portal's traits: such a portal drops
+// clients. Otherwise the listener resets them, or the kernel refuses them for lack of a listener.
+func verdict(cause proxy.Cause, redirects bool) api.Verdict {
+	switch {
+	case cause == proxy.NoCause:
+		return api.WouldTry
+	case cause == proxy.HasProblem:
+		return api.WouldFail
+	case redirects && cause != proxy.NoEndpoint:
+		return api.WouldDrop
+	case cause == proxy.SourceDenied:
+		return api.WouldRefuse
+	}
+	return api.WouldReject
 }
 
 // candidate returns e in the API's form.
@@ -191,13 +207,12 @@ func policyWords(x *proxy.Explanation) (words string, all bool) {
 // sentences describes what would happen to the client.
 func sentences(x *proxy.Explanation, traits portal.Traits, client netip.Addr, order []api.Candidate, now time.Time) (text []string) {
 	say := func(format string, args ...any) { text = append(text, fmt.Sprintf(format, args...)) }
-	drops := x.Verdict == proxy.WouldDrop
 	switch x.Cause {
 	case proxy.HasProblem:
 		say("The service port has a problem: %v.", x.Problem.Err)
 	case proxy.SourceDenied:
 		effect := "usher resets it"
-		if drops {
+		if traits.Redirects {
 			effect = "the portal drops its packets"
 		}
 		say("The client %s is not in loadBalancerSourceRanges%s: %s.", client, ranges(x.VIP.Sources), effect)
@@ -211,7 +226,7 @@ func sentences(x *proxy.Explanation, traits portal.Traits, client netip.Addr, or
 			say("No usable endpoint: usher does not listen, and the kernel refuses clients.")
 		}
 	case proxy.NoEndpointHere:
-		if drops {
+		if traits.Redirects {
 			say("The policy is Local and no usable endpoint is on this node: the portal drops packets.")
 		} else {
 			say("The policy is Local and no usable endpoint is on this node: the client is refused.")
@@ -220,13 +235,13 @@ func sentences(x *proxy.Explanation, traits portal.Traits, client netip.Addr, or
 	if client.IsValid() && x.VIP.Expects(client) {
 		say("%s is a load balancer: it must start with a PROXY protocol header. The rest applies to the client that the header names.", client)
 	}
-	if x.Verdict == proxy.WouldTry && x.Port.ProxyProtocol != 0 {
+	if x.Cause == proxy.NoCause && x.Port.ProxyProtocol != 0 {
 		say("A PROXY protocol %s header passes the client's address to the endpoint.", x.Port.ProxyProtocol)
 	}
-	if how := x.Port.Probe; x.Verdict == proxy.WouldTry && how.Check.Kind != 0 {
+	if how := x.Port.Probe; x.Cause == proxy.NoCause && how.Check.Kind != 0 {
 		say("Endpoints are probed every %s, by %s: after %d that fail in a row one is in quarantine, until %d in a row succeed.", trace.Short(how.Interval), how.Check, how.Fall, how.Rise)
 	}
-	if by := x.Port.Scheduler; x.Verdict == proxy.WouldTry && !client.IsValid() && (by == config.SourceHash || by == config.Maglev) {
+	if by := x.Port.Scheduler; x.Cause == proxy.NoCause && !client.IsValid() && (by == config.SourceHash || by == config.Maglev) {
 		say("The scheduler %s uses the client's address, and the request names no client: the first endpoint may differ per client.", by)
 	}
 	if x.Affinity != nil {
@@ -237,7 +252,7 @@ func sentences(x *proxy.Explanation, traits portal.Traits, client netip.Addr, or
 			say("The client had %s, which is %s: its affinity ends.", had, q)
 		}
 	}
-	if limit := x.Port.EndpointLimit; x.Verdict == proxy.WouldTry && limit > 0 && len(order) == 0 {
+	if limit := x.Port.EndpointLimit; x.Cause == proxy.NoCause && limit > 0 && len(order) == 0 {
 		whom := "an eligible endpoint"
 		if x.Affinity != nil && x.Set.Find(x.Affinity.Endpoint) != nil {
 			whom = x.Affinity.Endpoint.String() + ", which it had,"
