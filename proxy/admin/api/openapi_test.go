@@ -184,7 +184,7 @@ func (d *description) schema(t reflect.Type) object {
 }
 
 func (d *description) addFields(t reflect.Type, properties object, required *[]string) {
-	for f := range fields(t) {
+	for f := range t.Fields() {
 		if f.Anonymous {
 			d.addFields(f.Type, properties, required)
 			continue
@@ -202,16 +202,6 @@ func (d *description) addFields(t reflect.Type, properties object, required *[]s
 		properties[name] = schema
 		if options == "" {
 			*required = append(*required, name)
-		}
-	}
-}
-
-func fields(t reflect.Type) func(func(reflect.StructField) bool) {
-	return func(yield func(reflect.StructField) bool) {
-		for i := range t.NumField() {
-			if !yield(t.Field(i)) {
-				return
-			}
 		}
 	}
 }

@@ -435,8 +435,7 @@ var valid = map[string]string{
 
 // everyField adds a value for each field of a type to out.
 func everyField(t reflect.Type, keys []string, out map[string]string) {
-	for i := range t.NumField() {
-		f := t.Field(i)
+	for f := range t.Fields() {
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		at := append(keys[:len(keys):len(keys)], name)
 		if f.Anonymous && name == "" {
