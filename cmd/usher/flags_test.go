@@ -64,6 +64,7 @@ var _ = Describe("usher run", func() {
 		Expect(c.HealthzAddress).To(Equal("0.0.0.0:10256"))
 		defaults := daemon.Defaults()
 		Expect(c.Proxy.Schedule).To(Equal(defaults.Proxy.Schedule))
+		defaults.Portal.Aliases = []netip.Prefix{netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("fd75:7368:6572:8000::/49")}
 		Expect(c.Portal).To(Equal(defaults.Portal))
 		Expect([]any{c.Mode, c.MaxDelay, c.DrainTimeout, c.TraceEvents, c.AccessLog.Format}).
 			To(Equal([]any{defaults.Mode, defaults.MaxDelay, defaults.DrainTimeout, defaults.TraceEvents, defaults.AccessLog.Format}))
@@ -227,32 +228,34 @@ var _ = Describe("the source address that endpoints see", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(serve.AllFlags(cmd)).To(HaveKeyWithValue("client-address", "auto"))
 		Expect(r.Portal.NodeAddress).To(BeFalse())
-		Expect(cmd.ParseFlags([]string{"--client-address=node"})).To(Succeed())
-		Expect(r.Portal.NodeAddress).To(BeTrue())
-		Expect(cmd.ParseFlags([]string{"--client-address=auto"})).To(Succeed())
-		Expect(r.Portal.NodeAddress).To(BeFalse())
+		Expect(configOf("--manifests=/tmp", "--client-address=node").Portal.NodeAddress).To(BeTrue())
+		Expect(configOf("--manifests=/tmp", "--client-address=auto").Portal.NodeAddress).To(BeFalse())
 		for _, wrong := range []string{"", "client", "Node"} {
-			Expect(cmd.ParseFlags([]string{"--client-address=" + wrong})).To(MatchError(ContainSubstring("must be auto or node")))
+			Expect(cmd.ParseFlags([]string{"--client-address=" + wrong})).To(MatchError(ContainSubstring("must be one of auto, node")))
 		}
 	})
 
 	It("can be an alias from the networks of --client-aliases", func() {
-		r, cmd, _, err := runWith("--manifests=/tmp")
+		_, cmd, _, err := runWith("--manifests=/tmp")
 		Expect(err).NotTo(HaveOccurred())
-		Expect(serve.AllFlags(cmd)).To(HaveKeyWithValue("client-aliases", "198.18.0.0/15,fd75:7368:6572:8000::/49"))
+		Expect(serve.AllFlags(cmd)).To(HaveKeyWithValue("client-aliases", "[198.18.0.0/15,fd75:7368:6572:8000::/49]"))
 		for given, want := range map[string][]netip.Prefix{
 			"100.64.0.0/10":           {netip.MustParsePrefix("100.64.0.0/10")},
 			"fd99::/32,100.64.0.0/10": {netip.MustParsePrefix("fd99::/32"), netip.MustParsePrefix("100.64.0.0/10")},
+			"198.18.0.0/32":           {netip.MustParsePrefix("198.18.0.0/32")},
 			"":                        nil,
 		} {
-			Expect(cmd.ParseFlags([]string{"--client-aliases=" + given})).To(Succeed())
-			Expect(r.Portal.Aliases).To(Equal(want), given)
-			Expect(serve.AllFlags(cmd)).To(HaveKeyWithValue("client-aliases", given))
+			Expect(configOf("--manifests=/tmp", "--client-aliases="+given).Portal.Aliases).To(Equal(want), given)
 		}
-		for _, wrong := range []string{"198.18.0.0", "198.18.0.1/15", "198.18.0.0/16,198.19.0.0/16", "fd99::/32,", "red"} {
-			Expect(cmd.ParseFlags([]string{"--client-aliases=" + wrong})).To(MatchError(ContainSubstring("must be at most one network per IP family, such as 198.18.0.0/15,")), wrong)
+		for wrong, why := range map[string]string{
+			"198.18.0.0":                  "must be a CIDR",
+			"198.18.0.1/15":               "did you mean 198.18.0.0/15",
+			"198.18.0.0/16,198.19.0.0/16": "at most one network per IP family",
+			"fd99::/32,":                  "must be a CIDR",
+		} {
+			_, _, _, err := runWith("--manifests=/tmp", "--client-aliases="+wrong)
+			Expect(err).To(MatchError(And(HavePrefix("--client-aliases: "), ContainSubstring(why))))
 		}
-		Expect(serve.AllFlags(cmd)).To(HaveKeyWithValue("client-aliases", Not(ContainSubstring("red"))), "an invalid value changes nothing")
 	})
 })
 

@@ -31,21 +31,21 @@ func (f *Allocation) Parse(o *manifest.Options) (err error) {
 	if f.serviceCIDRs == nil {
 		return nil
 	}
-	if o.ServiceCIDRs, err = parseNetworks("--service-cidr", f.serviceCIDRs); err != nil {
+	if o.ServiceCIDRs, err = parseNetworks("--service-cidr", f.serviceCIDRs, 2); err != nil {
 		return err
 	}
 	if len(o.ServiceCIDRs) == 0 {
 		return cli.Usagef("--service-cidr: at least one network is required")
 	}
-	if o.LoadBalancerCIDRs, err = parseNetworks("--load-balancer-ip-cidr", f.balancerCIDRs); err != nil {
+	if o.LoadBalancerCIDRs, err = parseNetworks("--load-balancer-ip-cidr", f.balancerCIDRs, 2); err != nil {
 		return err
 	}
 	o.NodePorts.First, o.NodePorts.Last, err = parsePorts("--service-node-port-range", f.nodePorts)
 	return err
 }
 
-// parseNetworks parses the value of a flag with at most one network per IP family.
-func parseNetworks(flag string, list []string) ([]netip.Prefix, error) {
+// parseNetworks parses the value of a flag with at most one network per IP family. Each has at least hostBits host bits.
+func parseNetworks(flag string, list []string, hostBits int) ([]netip.Prefix, error) {
 	out, err := ParseCIDRs(list, flag+": invalid value %q: must be a CIDR such as 10.96.0.0/12")
 	if err != nil {
 		return nil, err
@@ -62,8 +62,8 @@ func parseNetworks(flag string, list []string) ([]netip.Prefix, error) {
 		if p.Addr().Is4In6() {
 			return nil, cli.Usagef("%s: invalid value \"%s\": must not be an IPv4-mapped IPv6 network", flag, p)
 		}
-		if p.Addr().BitLen()-p.Bits() < 2 {
-			return nil, cli.Usagef("%s: invalid value \"%s\": must hold at least 4 addresses", flag, p)
+		if p.Addr().BitLen()-p.Bits() < hostBits {
+			return nil, cli.Usagef("%s: invalid value \"%s\": must hold at least %d addresses", flag, p, 1<<hostBits)
 		}
 	}
 	return out, nil

@@ -40,13 +40,15 @@ type Flags struct {
 	proxyPorts        string
 	forbidden         []string
 	clientAddress     bool // Services may have the annotation usher.io/client-address
+	sourceAddress     string
+	aliases           []string
 	Trace             bool // print each step
 	Logs              cli.LogFlags
 }
 
 // New returns flags with the defaults of a daemon.
 func New() Flags {
-	f := Flags{Config: daemon.Defaults(), clientAddress: true, forbidden: []string{metadata}}
+	f := Flags{Config: daemon.Defaults(), clientAddress: true, sourceAddress: "auto", forbidden: []string{metadata}}
 	f.Version = cli.Version
 	return f
 }
@@ -88,6 +90,11 @@ const metadata = "metadata"
 // link-local addresses are missing: endpoints may not have such addresses anyway.
 var metadataServices = []string{"168.63.129.16/32", "100.100.100.200/32", "192.0.0.192/32", "fd00:ec2::254/128", "fd20:ce::254/128"}
 
+// defaultAliases is the default of --client-aliases. The IPv4 network is reserved for benchmarks of routers (RFC 2544), so
+// no other network should use it. The IPv6 network is part of the unique local prefix that also contains the redirect
+// address.
+var defaultAliases = []string{"198.18.0.0/15", "fd75:7368:6572:8000::/49"}
+
 // RegisterTakeOver registers the flag to replace a running usher instance.
 func (f *Flags) RegisterTakeOver(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.TakeOver, "take-over", false, "Replace the usher instance on this node without dropping connections; the old instance exits when its connections have closed")
@@ -106,8 +113,8 @@ func (f *Flags) RegisterProxy(flags *pflag.FlagSet) {
 	cli.Choice(flags, &f.Portal.IPTablesTarget, "iptables-target", "", "Target of the iptables portal's rules: "+strings.Join(portal.IPTablesTargets, ", ")+". dnat forwards to a dedicated address; redirect supports neither SCTP nor Pods behind interfaces without an IPv4 address", portal.IPTablesTargets...)
 	flags.StringVar(&f.proxyPorts, "proxy-port-range", "", "Local port range `first-last` for listeners that are not on a VIP. Empty = any free port")
 	flags.Var((*markFlag)(&f.Portal.Mark), "mark", "Packet mark (SO_MARK) of usher's connections to endpoints and the API server, which the iptables and nftables portals do not redirect. 0 = no mark")
-	flags.Var((*clientAddressFlag)(&f.Portal.NodeAddress), "client-address", "Source address that endpoints see. auto: the client's, if replies return through this node and the portal supports it (iptables, nftables), else the node's. node: always the node's. Per Service: usher.io/client-address")
-	flags.Var((*aliasesFlag)(&f.Portal.Aliases), "client-aliases", "Unused `networks`, at most one per IP family, for clients on the same bridge as their endpoint; usher's packets with these addresses never leave the node")
+	cli.Choice(flags, &f.sourceAddress, "client-address", "", "Source address that endpoints see. auto: the client's, if replies return through this node and the portal supports it (iptables, nftables), else the node's. node: always the node's. Per Service: usher.io/client-address", "auto", "node")
+	flags.StringSliceVar(&f.aliases, "client-aliases", defaultAliases, "Unused `networks`, at most one per IP family, for clients on the same bridge as their endpoint; usher's packets with these addresses never leave the node")
 	cli.Choice(flags, (*string)(&o.SCTP), "sctp", "", "Whether to serve SCTP Services: "+strings.Join(daemon.SCTPModes, ", ")+". auto: if the kernel's SCTP is already in use. on: load it, which stops userspace SCTP stacks on this node. off: never use it", daemon.SCTPModes...)
 	flags.DurationVar(&o.CheckInterval, "portal-check-interval", o.CheckInterval, "Interval for verifying rules that the kernel sends no change events for, and for retrying service ports that failed")
 	cli.Group(flags, "Portal: how clients reach usher")
@@ -192,7 +199,10 @@ func (f *Flags) Complete(cmd *cobra.Command) (err error) {
 	if err := f.parseForbidden(cmd.Flags()); err != nil {
 		return err
 	}
-	f.NoClientAddress = !f.clientAddress
+	if f.Portal.Aliases, err = parseNetworks("--client-aliases", f.aliases, 0); err != nil {
+		return err
+	}
+	f.NoClientAddress, f.Portal.NodeAddress = !f.clientAddress, f.sourceAddress == "node"
 	if ports := &f.Portal.ProxyPorts; f.proxyPorts != "" {
 		if ports.First, ports.Last, err = parsePorts("--proxy-port-range", f.proxyPorts); err != nil {
 			return err
@@ -298,55 +308,6 @@ func (m *markFlag) Set(s string) error {
 }
 
 func (m *markFlag) Type() string { return "bits" }
-
-// clientAddressFlag is the value of --client-address: true if endpoints see the node's address.
-type clientAddressFlag bool
-
-func (c *clientAddressFlag) String() string {
-	if *c {
-		return daemon.ClientAddresses[1]
-	}
-	return daemon.ClientAddresses[0]
-}
-
-func (c *clientAddressFlag) Set(s string) error {
-	if !slices.Contains(daemon.ClientAddresses, s) {
-		return errors.New("must be " + strings.Join(daemon.ClientAddresses, " or "))
-	}
-	*c = s == daemon.ClientAddresses[1]
-	return nil
-}
-
-func (c *clientAddressFlag) Type() string { return strings.Join(daemon.ClientAddresses, "|") }
-
-// aliasesFlag is the value of --client-aliases.
-type aliasesFlag []netip.Prefix
-
-func (a *aliasesFlag) String() string {
-	var words []string
-	for _, p := range *a {
-		words = append(words, p.String())
-	}
-	return strings.Join(words, ",")
-}
-
-func (a *aliasesFlag) Set(s string) error {
-	var networks []netip.Prefix
-	for word := range strings.SplitSeq(s, ",") {
-		if word == "" && s == "" {
-			break
-		}
-		p, err := netip.ParsePrefix(word)
-		if err != nil || p != p.Masked() || slices.ContainsFunc(networks, func(o netip.Prefix) bool { return o.Addr().Is4() == p.Addr().Is4() }) {
-			return errors.New("must be at most one network per IP family, such as 198.18.0.0/15,fd75:7368:6572:8000::/49")
-		}
-		networks = append(networks, p)
-	}
-	*a = networks
-	return nil
-}
-
-func (a *aliasesFlag) Type() string { return "networks" }
 
 // parseNodePortAddresses parses the value of --nodeport-addresses: the keywords of kube-proxy's
 // NodePortAddresses (KubeProxyConfiguration, since Kubernetes 1.37) and networks, in any mix.

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"slices"
 	"strconv"
 	"time"
 
@@ -175,20 +174,12 @@ type Names interface {
 // SCTPModes are the values of Config.Proxy.SCTP.
 var SCTPModes = []string{string(stream.SCTPAuto), string(stream.SCTPOn), string(stream.SCTPOff)}
 
-// ClientAddresses are the values of --client-address.
-var ClientAddresses = []string{"auto", "node"}
-
-// DefaultAliases are the networks of client aliases. The IPv4 network is reserved for benchmarks of routers (RFC 2544),
-// so no other network should use it. The IPv6 network is part of the unique local prefix that also contains the
-// redirect address.
-var DefaultAliases = []netip.Prefix{netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("fd75:7368:6572:8000::/49")}
-
-// Defaults returns the configuration of 'usher run' without flags, except for its HTTP servers.
+// Defaults returns the configuration of 'usher run' without flags, except for its HTTP servers and Portal.Aliases.
 func Defaults() Config {
 	return Config{
 		MaxDelay:         kube.DefaultMaxDelay,
 		Mode:             modes.Auto,
-		Portal:           portal.Options{Mark: 0x1000, Aliases: slices.Clone(DefaultAliases), IPTablesTarget: portal.IPTablesTargets[0], AddressNamespace: portal.AddressNamespaces[0]},
+		Portal:           portal.Options{Mark: 0x1000, IPTablesTarget: portal.IPTablesTargets[0], AddressNamespace: portal.AddressNamespaces[0]},
 		Proxy:            proxy.Defaults(),
 		TraceEvents:      4096,
 		Slow:             200 * time.Millisecond,
