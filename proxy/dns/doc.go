@@ -5,7 +5,7 @@
 // Its inputs are Services with their config.Discovery, by [Server.Apply], and queries, by the sockets given
 // to [Server.Serve]. A query goes through these files:
 //
-//	serve.go    sockets     → bytes, and back; datagrams.go for UDP
+//	serve.go    sockets     → bytes, and back
 //	query.go    bytes       → a question, or a refusal
 //	answer.go   a question  → records of the cluster's zone
 //	forward.go  a question  → the answer of the system's resolver

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
 	"golang.org/x/net/netutil"
 )
 
@@ -22,9 +24,9 @@ const (
 	idleTimeout = 10 * time.Second
 )
 
-// Serve answers the queries that arrive on pc (UDP) and l (TCP). It returns nil when ctx ends, and an error
-// if a socket is closed before that; it retries after other errors. It closes both sockets. It may run for
-// several pairs of sockets at once.
+// Serve answers the queries that arrive on pc, a *net.UDPConn, and l (TCP). It returns nil when ctx ends, and an error
+// if a socket is closed before that; it retries after other errors. It closes both sockets. It may run for several
+// pairs of sockets at once.
 func (s *Server) Serve(ctx context.Context, pc net.PacketConn, l net.Listener) error {
 	l = netutil.LimitListener(l, maxClients)
 	ctx, cancel := context.WithCancel(ctx)
@@ -47,9 +49,13 @@ func (s *Server) Serve(ctx context.Context, pc net.PacketConn, l net.Listener) e
 			}
 		})
 	}
-	datagrams := newDatagrams(pc)
+	udp := pc.(*net.UDPConn)
+	// The call for the other address family fails. Where both fail (macOS, Windows), the kernel chooses the address that
+	// an answer comes from.
+	_ = ipv4.NewPacketConn(udp).SetControlMessage(ipv4.FlagDst|ipv4.FlagInterface, true)
+	_ = ipv6.NewPacketConn(udp).SetControlMessage(ipv6.FlagDst|ipv6.FlagInterface, true)
 	for range runtime.GOMAXPROCS(0) {
-		run(func() error { return s.serveUDP(ctx, datagrams, &workers) })
+		run(func() error { return s.serveUDP(ctx, udp, &workers) })
 	}
 	run(func() error { return s.serveTCP(ctx, l, &workers) })
 
@@ -61,12 +67,13 @@ func (s *Server) Serve(ctx context.Context, pc net.PacketConn, l net.Listener) e
 	}
 }
 
-// serveUDP answers datagrams sequentially until the socket is closed. Only queries that wait for upstreams
-// run concurrently.
-func (s *Server) serveUDP(ctx context.Context, d datagrams, workers *sync.WaitGroup) error {
+// serveUDP answers datagrams sequentially until the socket is closed. Only queries that wait for upstreams run
+// concurrently. Each answer comes from the address that its query was sent to: a client accepts no other.
+func (s *Server) serveUDP(ctx context.Context, udp *net.UDPConn, workers *sync.WaitGroup) error {
 	buf := make([]byte, maxQuery)
 	for {
-		n, answer, err := d.read(buf)
+		n, session, err := dns.ReadFromSessionUDP(udp, buf)
+		answer := func(reply []byte) { _, _ = dns.WriteToSessionUDP(udp, reply, session) } // fails if the client's socket is closed
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return err

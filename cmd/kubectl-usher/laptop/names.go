@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal/netns"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/dns"
 )
@@ -21,22 +22,16 @@ import (
 // Names is a DNS server for the names of Services, over UDP and TCP. It implements daemon.Names.
 type Names struct {
 	at     netip.AddrPort
-	netns  Netns // nil for this process's
+	netns  *netns.Namespace // nil for this process's
 	server *dns.Server
 
 	end     context.CancelFunc
 	serving sync.WaitGroup
 }
 
-// Netns is a network namespace in which names are resolved.
-type Netns interface {
-	ListenPacket(at netip.AddrPort) (net.PacketConn, error)
-	Listen(at netip.AddrPort) (net.Listener, error)
-}
-
 // NewNames returns a server that listens on at, in netns unless that is nil. Without netns, it sets o.Self to at: an
 // upstream might be the server itself. Queries from this process do not arrive in another namespace.
-func NewNames(at netip.AddrPort, o dns.Options, netns Netns) (*Names, error) {
+func NewNames(at netip.AddrPort, o dns.Options, netns *netns.Namespace) (*Names, error) {
 	if netns == nil {
 		o.Self = at
 	}
