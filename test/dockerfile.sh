@@ -4,7 +4,7 @@
 #     test/dockerfile.sh NAME:TAG ARCHIVE [FLAGS OF BUILDAH BUD]
 #
 # It needs root, and no registry: the image to build in is a small Debian by debootstrap, which is made once and kept,
-# with this machine's Go, its modules and what it has compiled. Nothing else is kept.
+# with this machine's Go, its modules and what it has compiled. Nothing else is kept. CONTEXT is another folder to build.
 set -eu
 cd "$(dirname "$0")/.."
 name=$1 archive=$2
@@ -36,5 +36,5 @@ buildah commit --quiet --rm "$base" localhost/go >/dev/null
 
 buildah bud --isolation chroot --layers=false --build-arg GO_IMAGE=localhost/go "$@" --tag "$name" \
 	--volume "$(go env GOROOT):$(go env GOROOT):ro" --volume "$(go env GOMODCACHE):/host/modules:ro" \
-	--volume "$(go env GOCACHE):/host/build" --volume "$PWD/.cache/debian:/var/cache/debian" .
+	--volume "$(go env GOCACHE):/host/build" --volume "$PWD/.cache/debian:/var/cache/debian" "${CONTEXT:-.}"
 buildah push --quiet "$name" "docker-archive:$archive:$name"

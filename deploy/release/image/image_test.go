@@ -115,8 +115,8 @@ var _ = Describe("make image", Ordered, func() {
 	})
 
 	It("records version, commit and licenses in the index, the manifests and the labels", func() {
-		commit := strings.TrimSpace(run("git", "rev-parse", "HEAD"))
-		created := strings.TrimSpace(run("git", "log", "-1", "--format=%ct"))
+		commit := strings.TrimSpace(run("git", "-C", clone, "rev-parse", "HEAD"))
+		created := strings.TrimSpace(run("git", "-C", clone, "log", "-1", "--format=%ct"))
 		check := func(told map[string]string) {
 			GinkgoHelper()
 			Expect(told).To(And(
@@ -286,10 +286,10 @@ COMMIT
 	// The Dockerfile repeats the content of label.image. The files of Debian are those of debian.lock in both.
 	It("creates the same configuration and files as the Dockerfile", func() {
 		needs("buildah", "debootstrap")
-		commit := strings.TrimSpace(run("git", "rev-parse", "HEAD"))
+		commit := strings.TrimSpace(run("git", "-C", clone, "rev-parse", "HEAD"))
 		file := filepath.Join(GinkgoT().TempDir(), "image.tar")
-		run("../../../test/dockerfile.sh", "localhost/usher:test", file, "--build-arg=VERSION="+version, "--build-arg=REVISION="+commit,
-			"--build-arg=CREATED="+strings.TrimSpace(run("git", "log", "-1", "--format=%cI")))
+		run("env", "CONTEXT="+clone, "../../../test/dockerfile.sh", "localhost/usher:test", file, "--build-arg=VERSION="+version, "--build-arg=REVISION="+commit,
+			"--build-arg=CREATED="+strings.TrimSpace(run("git", "-C", clone, "log", "-1", "--format=%cI")))
 		other, err := tarball.ImageFromPath(file, nil)
 		Expect(err).NotTo(HaveOccurred())
 

@@ -31,8 +31,8 @@ func TestPackages(t *testing.T) {
 
 const version = "v9.8.7"
 
-// sources are two clones of the working tree, including uncommitted changes. made holds the output of "make release" in
-// the first. The second, for comparison, makes only the files for this platform.
+// sources are a clone of the working tree, including uncommitted changes, and its copy. made holds the output of
+// "make release" in the first. The second, for comparison, makes only the files for this platform.
 var (
 	sources [2]string
 	made    string
@@ -40,8 +40,9 @@ var (
 )
 
 var _ = BeforeSuite(func() {
+	sources = [2]string{clone(filepath.Join(GinkgoT().TempDir(), "x")), filepath.Join(GinkgoT().TempDir(), "xx")}
+	run("", "cp", "-a", sources[0], sources[1]) // not another clone: the working tree may change
 	for i, platforms := range []string{"linux/amd64 linux/arm64", "linux/" + runtime.GOARCH} {
-		sources[i] = clone(filepath.Join(GinkgoT().TempDir(), strings.Repeat("x", i+1)))
 		run(sources[i], "make", "--silent", "release", "VERSION="+version, "PLATFORMS="+platforms)
 	}
 	made = filepath.Join(sources[0], "dist")

@@ -168,10 +168,12 @@ var _ = Describe("a list", func() {
 
 		c = serve(func(w http.ResponseWriter, _ *http.Request) {
 			fmt.Fprint(w, `{"items": [`)
+			blank := bytes.Repeat([]byte(" "), 1<<20)
 			for err := error(nil); err == nil; {
-				_, err = w.Write(bytes.Repeat([]byte(" "), 1<<20))
+				_, err = w.Write(blank)
 			}
 		})
+		c.Timeout = 10 * time.Minute // on a busy machine, 64 MiB take half a minute with the race detector
 		_, err = c.Services(ctx, client.ServiceQuery{})
 		Expect(err).To(MatchError(And(ContainSubstring(c.Address()), ContainSubstring("more than 67108864 bytes"))))
 	})
