@@ -49,10 +49,15 @@ var _ = Describe("the walk of an event", Ordered, func() {
 		if err := mayControl(); err != nil {
 			Skip(err.Error())
 		}
-		measured, err := m.controlEvents(source)
-		Expect(err).NotTo(HaveOccurred())
-		Expect(measured).To(HaveLen(2))
-		faults := compare(measured)
+		var faults []string
+		for range 5 { // on a busy machine, late work of the start may be part of an event
+			measured, err := m.controlEvents(source)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(measured).To(HaveLen(2))
+			if faults = compare(measured); len(faults) == 0 {
+				return
+			}
+		}
 		Expect(faults).To(BeEmpty(), strings.Join(faults, "\n"))
 	}, Entry("from an API server", "api"), Entry("from a file", "file"))
 })
