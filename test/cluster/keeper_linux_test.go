@@ -18,8 +18,7 @@ import (
 // child returns the PID of the keeper's usher process.
 func (u *usher) child() int {
 	GinkgoHelper()
-	Eventually(func() []int { return lab.Children(u.Command.Process.Pid) }).WithTimeout(soon).Should(HaveLen(1))
-	return lab.Children(u.Command.Process.Pid)[0]
+	return lab.Child(u.Command.Process.Pid)
 }
 
 var _ = Describe("usher with a keeper", func() {

@@ -364,8 +364,7 @@ func (p *containerPod) ushers() (keeper, usher int) {
 	var info struct{ PID int }
 	Expect(json.Unmarshal([]byte(answer.Info["info"]), &info)).To(Succeed())
 	keeper = p.on.outside(info.PID)
-	Eventually(func() []int { return lab.Children(keeper) }).WithTimeout(soon).Should(HaveLen(1))
-	return keeper, lab.Children(keeper)[0]
+	return keeper, lab.Child(keeper)
 }
 
 // outside returns the PID in this namespace of a process, from its PID in containerd's namespace.

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/onsi/ginkgo/v2"
 	"github.com/onsi/gomega"
@@ -24,6 +25,17 @@ func Children(parent int) (pids []int) {
 		}
 	}
 	return pids
+}
+
+// Child waits until a process has one child, and returns it.
+func Child(parent int) int {
+	ginkgo.GinkgoHelper()
+	var pids []int
+	gomega.Eventually(func() []int {
+		pids = Children(parent)
+		return pids
+	}).WithTimeout(time.Minute).Should(gomega.HaveLen(1))
+	return pids[0]
 }
 
 // SavedAffinities returns the contents of the files in which a keeper, a process, holds session affinity.
