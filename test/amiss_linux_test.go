@@ -148,7 +148,7 @@ var _ = Describe("usher's commands", func() {
 	It("show in three steps that one of three Pods reset connections an hour ago", func() {
 		var resets atomic.Bool
 		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr, startResetting(l.Pods, lab.Pod(2), &resets), startBackend(l.Pods, lab.Pod(3), 8080).addr}
-		start()
+		start(longDials) // no connection may be retried
 		resets.Store(true)
 		Expect(load(crowd, 100)).To(BeNumerically(">", 30), "about a third of the connections fail")
 		resets.Store(false)
@@ -174,7 +174,7 @@ var _ = Describe("usher's commands", func() {
 	It("show in three steps that one of three Pods hangs", func() {
 		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr, startHanging(l.Pods, lab.Pod(2)), startBackend(l.Pods, lab.Pod(3), 8080).addr}
 		start()
-		Expect(command("get", "services")).To(MatchRegexp(`web +ok `))
+		Eventually(func() string { return command("get", "services") }).WithTimeout(30 * time.Second).Should(MatchRegexp(`web +ok `))
 		Expect(load(crowd, 200)).To(BeNumerically(">=", 5), "connections to the Pod that hangs")
 
 		Expect(command("get", "services", "-o", "wide")).To(MatchRegexp(`web +degraded +.* 2/3 `))

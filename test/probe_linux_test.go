@@ -100,7 +100,7 @@ var _ = Describe("endpoints of a Service with probe annotations", func() {
 
 				bad.status.Store(http.StatusServiceUnavailable)
 				write(`usher.io/probe: "http:/healthz", usher.io/probe-interval: 1s, usher.io/probe-rise: "2", usher.io/probe-fall: "2"`)
-				u := startUsher(l.Node, dir, "--portal="+portal, "--trace")
+				u := startUsher(l.Node, dir, "--portal="+portal, "--trace", longDials)
 				Eventually(u.Out).WithTimeout(time.Minute).Should(gbytes.Say(`endpoint .*:8080 in quarantine \(2 probes failed: HTTP status 503\), next probe in 1.0 s`))
 				before := bad.clients.Load()
 				Expect(asked()).To(Equal(one))

@@ -139,7 +139,7 @@ func (s *soak) killUsher() string {
 			Expect(syscall.Kill(pid, syscall.SIGKILL)).To(Succeed())
 			Eventually(s.kept.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("usher exited unexpectedly"))
 		})
-		Eventually(s.kept.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("Serving"))
+		Eventually(s.kept.Err).WithTimeout(time.Minute).Should(gbytes.Say("Serving"))
 	})
 	return fmt.Sprintf("kill -9 of usher (process %d); its keeper started another", pid)
 }

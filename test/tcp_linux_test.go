@@ -61,7 +61,7 @@ func tcpSpecs(portal string) {
 		for n := 1; n <= 3; n++ {
 			web.endpoints = append(web.endpoints, startBackend(l.Pods, lab.Pod(n), 8080).addr)
 		}
-		start()
+		start(longDials)
 		for _, client := range []*lab.Dialer{pod, node} {
 			seen := map[netip.AddrPort]int{}
 			for range 9 {
@@ -585,9 +585,23 @@ func tcpSpecs(portal string) {
 		Eventually(sample(node, "usher_connections_open")).WithTimeout(30 * time.Second).Should(BeZero())
 	})
 
-	It("drains connections on SIGTERM, and resets those that exceed the drain timeout", func() {
+	if portal == "nftables" {
+		It("resets connections that exceed the drain timeout", func() {
+			web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}
+			u := start("--drain-timeout=1s")
+			stays, err := pod.Dial("", web.vip(), 10*time.Second)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(readName(stays)).Error().NotTo(HaveOccurred())
+			u.Terminate()
+			Expect(stays.SetReadDeadline(time.Now().Add(30 * time.Second))).To(Succeed())
+			Expect(stays.Read(make([]byte, 1))).Error().To(reset)
+			Eventually(u.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("reset the connections that were still open"))
+		})
+	}
+
+	It("drains connections on SIGTERM, and resets them on another", func() {
 		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}
-		u := start("--drain-timeout=10s")
+		u := start("--drain-timeout=5m")
 		ends, err := pod.Dial("", web.vip(), 10*time.Second)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(readName(ends)).Error().NotTo(HaveOccurred())
@@ -602,7 +616,8 @@ func tcpSpecs(portal string) {
 		Expect(ends.CloseWrite()).To(Succeed())
 		Expect(io.ReadAll(ends)).To(Equal([]byte("still here")))
 
-		Expect(stays.SetReadDeadline(time.Now().Add(20 * time.Second))).To(Succeed())
+		u.Terminate()
+		Expect(stays.SetReadDeadline(time.Now().Add(30 * time.Second))).To(Succeed())
 		Expect(stays.Read(make([]byte, 1))).Error().To(reset)
 		Eventually(u.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("reset the connections that were still open"))
 	})

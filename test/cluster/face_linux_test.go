@@ -146,7 +146,7 @@ nodePortAddresses: [192.0.2.0/24]
 clusterCIDR: 10.244.0.0/16
 mode: userspace
 `))
-		Eventually(session.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("Serving"))
+		Eventually(session.Err).WithTimeout(time.Minute).Should(gbytes.Say("Serving"))
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
 		Expect(ask(c.outside, at(lab.NodeOut4, svc.Spec.Ports[0].NodePort))).To(Equal(pod.addr))
 		Expect(failure(c.pod, at("10.244.0.1", svc.Spec.Ports[0].NodePort))()).To(HaveOccurred())
@@ -161,7 +161,7 @@ healthzBindAddress: 0.0.0.0:11256
 iptables: {masqueradeBit: 3}
 clusterCIRD: 10.0.0.0/8
 `), "--healthz-address=0.0.0.0:12256", "--hostname-override="+here, "--oom-score-adj=-999")
-		Eventually(session.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("Serving"))
+		Eventually(session.Err).WithTimeout(time.Minute).Should(gbytes.Say("Serving"))
 		Expect(get(c.outside, "http://"+lab.NodeOut4+":12256/healthz")).To(code(200))
 		Expect(string(session.Err.Contents())).To(And(MatchRegexp("(?i)masqueradeBit"), ContainSubstring("clusterCIRD"), ContainSubstring("--oom-score-adj")))
 	})
@@ -180,15 +180,17 @@ clusterCIRD: 10.0.0.0/8
 // kernelState returns everything that usher might change in ns: rules, routes, addresses.
 func kernelState(ns *lab.Namespace) string {
 	GinkgoHelper()
-	var b strings.Builder
-	for _, command := range [][]string{
-		{"iptables-save"}, {"ip6tables-save"},
-		{"ip", "route", "show", "table", "all"}, {"ip", "-6", "route", "show", "table", "all"},
-		{"ip", "addr"}, {"ip", "rule"},
-	} {
-		b.WriteString(withoutCounters(ns.Output(command[0], command[1:]...)))
-	}
-	return b.String()
+	return lab.Settled(func() string {
+		var b strings.Builder
+		for _, command := range [][]string{
+			{"iptables-save"}, {"ip6tables-save"},
+			{"ip", "route", "show", "table", "all"}, {"ip", "-6", "route", "show", "table", "all"},
+			{"ip", "addr"}, {"ip", "rule"},
+		} {
+			b.WriteString(withoutCounters(ns.Output(command[0], command[1:]...)))
+		}
+		return b.String()
+	})
 }
 
 // counters matches parts that change by themselves: packet and byte counts of chains, and the time of day.

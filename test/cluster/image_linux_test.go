@@ -20,6 +20,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/usherproxy/usher/test/cluster/control"
+	"github.com/usherproxy/usher/test/lab"
 )
 
 // notApart is the address portal's error in a DaemonSet without SYS_ADMIN.
@@ -80,9 +81,11 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 	// installed returns everything that a portal changes on a node.
 	installed := func() string {
 		GinkgoHelper()
-		return withoutCounters(c.Node.Output("iptables-save")+c.Node.Output("ip6tables-save")+c.Node.Output("nft", "list", "ruleset")) +
-			c.Node.Output("ip", "rule") + c.Node.Output("ip", "-6", "rule") + c.Node.Output("ip", "route", "show", "table", "all") +
-			regexp.MustCompile(`(?m) (expires \d+sec|proto ra).*$`).ReplaceAllString(c.Node.Output("ip", "-6", "route", "show", "table", "all"), "")
+		return lab.Settled(func() string {
+			return withoutCounters(c.Node.Output("iptables-save")+c.Node.Output("ip6tables-save")+c.Node.Output("nft", "list", "ruleset")) +
+				c.Node.Output("ip", "rule") + c.Node.Output("ip", "-6", "rule") + c.Node.Output("ip", "route", "show", "table", "all") +
+				regexp.MustCompile(`(?m) (expires \d+sec|proto ra).*$`).ReplaceAllString(c.Node.Output("ip", "-6", "route", "show", "table", "all"), "")
+		})
 	}
 
 	const dockerfile = ", from the Dockerfile"

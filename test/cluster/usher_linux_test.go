@@ -102,7 +102,7 @@ func startWith(ns *lab.Namespace, cmd *exec.Cmd, attributes *syscall.SysProcAttr
 // serving waits until usher serves the current Services.
 func (u *usher) serving() *usher {
 	GinkgoHelper()
-	Eventually(u.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("Serving"))
+	Eventually(u.Err).WithTimeout(time.Minute).Should(gbytes.Say("Serving"))
 	return u
 }
 

@@ -175,7 +175,9 @@ func specs(t target) {
 		made, failed := traffic.end()
 		figure("%s: killed and started again: %d of %d connections failed in the %.1f s until it served (target: none but in that time)", t.portal,
 			len(failed), made, u.served().Sub(killed).Seconds())
-		Expect(failed).NotTo(BeEmpty())
+		if t.portal == "address" { // the others drop SYNs meanwhile, which clients repeat
+			Expect(failed).NotTo(BeEmpty())
+		}
 		for _, f := range failed {
 			Expect(f.ended).To(BeTemporally(">=", killed), "%s", f)
 			Expect(f.began).To(BeTemporally("<=", u.served()), "%s", f)

@@ -507,7 +507,7 @@ func draining(n *node, start func(...string)) {
 	e := startEndpoint(n.Pods, n.ip.pod(1), false)
 	s := n.diameter(e.addr)
 	n.put(s)
-	start("--drain-timeout=10s")
+	start("--drain-timeout=5m")
 	ends, _, err := ask(n.Pods, n.ip.podClient, s.vip)
 	Expect(err).NotTo(HaveOccurred())
 	stays, _, err := ask(n.Pods, n.ip.podClient, s.vip)
@@ -518,6 +518,7 @@ func draining(n *node, start func(...string)) {
 	echoes(ends)
 	Expect(ends.shutdown()).To(Succeed())
 	Expect(ends.receive()).Error().To(ended)
+	n.usher.Terminate()
 	Expect(stays.receive()).Error().To(MatchError(syscall.ECONNRESET))
 	Eventually(n.usher.Err).WithTimeout(patience).Should(gbytes.Say("reset the connections that were still open"))
 }
