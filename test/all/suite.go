@@ -39,7 +39,7 @@ type suite struct {
 	slots    int    // see the constant; 0 means 1
 
 	commands []string // instead of the fields above: words separated by blanks
-	nice     bool     // they need no slot: they wait for downloads, or have a low priority
+	nice     bool     // they need no slot: they wait nearly all the time, or have a low priority
 }
 
 // result is the result of a suite.
