@@ -249,34 +249,6 @@ func handoverSpecs(portal string) {
 		return startUsher(l.Node, dir, append([]string{"--portal=" + portal}, args...)...)
 	}
 
-	It("fails no new connection and resets no open one, five times in a row", func() {
-		current := start("--drain-timeout=5m") // the takeovers take longer than 30 s on a busy machine
-		inFlight, err := pod.Dial("", web.vip(), 10*time.Second)
-		Expect(err).NotTo(HaveOccurred())
-		Expect(readName(inFlight)).Error().NotTo(HaveOccurred())
-
-		traffic := startLoad(pod, web.vip(), 200)
-		rules := state(l.Node)
-		for range 5 {
-			previous := current
-			current = start("--take-over")
-			Eventually(previous.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("has taken over"))
-			Eventually(previous).WithTimeout(time.Minute).Should(gexec.Exit(0), "exits once it has handed over its connections")
-			Expect(pingPong(inFlight)).To(Succeed(), "an open connection is handed over too")
-			made := traffic.made.Load()
-			Eventually(traffic.made.Load).Should(BeNumerically(">", made+100)) // a take-over may be over sooner
-		}
-		inFlight.Close()
-		traffic.end()
-		AddReportEntry("connections", traffic.made.Load())
-		if err := traffic.firstFailure.Load(); err != nil {
-			Expect(*err).NotTo(HaveOccurred())
-		}
-		Expect(traffic.failed.Load()).To(BeZero())
-		Expect(traffic.made.Load()).To(BeNumerically(">", 500))
-		Expect(state(l.Node)).To(Equal(rules), "the rules did not change")
-	})
-
 	It("loses no UDP request, five times in a row", func() {
 		dns := service{name: "dns", clusterIP: "10.96.0.53", port: 53, protocol: "UDP"}
 		for n := 1; n <= 3; n++ {

@@ -27,8 +27,8 @@ var _ = Describe("open connections, when another instance takes over,", serial, 
 	}
 })
 
-// openHandoverSpecs keep connections busy while processes take over from each other: 100 connections and 3 takeovers
-// by default. The environment variables USHER_TALKS and USHER_TAKEOVERS override these numbers.
+// openHandoverSpecs keep connections busy while processes take over from each other: 100 connections and 3 or 5
+// takeovers by default. The environment variables USHER_TALKS and USHER_TAKEOVERS override these numbers.
 func openHandoverSpecs(portal string) {
 	number := func(variable string, otherwise int) int {
 		GinkgoHelper()
@@ -119,9 +119,10 @@ func openHandoverSpecs(portal string) {
 		current := start()
 		come(n)
 		traffic := startLoad(pod, services[2].vip(), 100)
+		rules := state(l.Node)
 		var before map[string]int
 		Eventually(func() (_ int, err error) { before, err = numbers(); return len(before), err }).WithTimeout(time.Minute).Should(Equal(n))
-		for range number("USHER_TAKEOVERS", 3) {
+		for range number("USHER_TAKEOVERS", 5) {
 			time.Sleep(time.Duration(random.IntN(1000)) * time.Millisecond)
 			previous := current
 			current = launchUsher(l.Node, dir, "--portal="+portal, "--drain-timeout=5m", "--take-over")
@@ -132,6 +133,8 @@ func openHandoverSpecs(portal string) {
 			Eventually(previous).WithTimeout(time.Minute).Should(gexec.Exit(0))
 			Eventually(numbers).WithTimeout(30 * time.Second).Should(Equal(before))
 			Expect(talks.Err()).NotTo(HaveOccurred())
+			made := traffic.made.Load()
+			Eventually(traffic.made.Load).WithTimeout(30 * time.Second).Should(BeNumerically(">", made+100))
 		}
 		moved := talks.Moved()
 		Eventually(talks.Moved).WithTimeout(30 * time.Second).Should(BeNumerically(">", moved+100_000))
@@ -142,6 +145,7 @@ func openHandoverSpecs(portal string) {
 			Expect(*err).NotTo(HaveOccurred())
 		}
 		Expect(talks.End()).To(Succeed())
+		Expect(state(l.Node)).To(Equal(rules), "the rules did not change")
 	})
 
 	It("continue byte for byte after kill -9 under a keeper, except at most 10% that are reset", func() {
