@@ -35,7 +35,7 @@ var _ = Describe("A Service and DNS, during floods of TCP connections and of UDP
 })
 
 func fairnessSpec(portal string, six bool) {
-	const rounds, each = 3, 2 * time.Second
+	const rounds, each = 3, time.Second
 	l := lab.New()
 	pod, vip, gateway, crowd := lab.Pod, "10.96.0.%d", lab.PodClient4, crowd4
 	if six {

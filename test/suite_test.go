@@ -42,7 +42,11 @@ var _ = SynchronizedBeforeSuite(func() []byte {
 	return []byte(path)
 }, func(path []byte) { usherBinary = string(path) })
 
-var _ = SynchronizedAfterSuite(func() {}, gexec.CleanupBuildArtifacts)
+var _ = SynchronizedAfterSuite(func() {
+	if GinkgoParallelProcess() != 1 { // the others run the programs of the first
+		gexec.CleanupBuildArtifacts()
+	}
+}, gexec.CleanupBuildArtifacts)
 
 // build builds a program, with the race detector if long specs are enabled. The specs themselves, and their clients and
 // endpoints, need none: it would only take CPU time from the programs.
