@@ -231,8 +231,8 @@ func (s *scene) firing() (names []string, err error) {
 	return names, err
 }
 
-// firingOnBusyMachine returns a function like firing. It returns the previous result if Prometheus does not respond, and
-// an error after five such requests in a row.
+// firingOnBusyMachine returns a function like firing. It returns the previous result if Prometheus does not respond,
+// and an error after five such requests in a row.
 func (s *scene) firingOnBusyMachine() func() ([]string, error) {
 	var last []string
 	silent := 0
