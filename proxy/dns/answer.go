@@ -8,6 +8,9 @@ import (
 	"github.com/miekg/dns"
 )
 
+// ttl is how long clients may cache an answer, in seconds.
+const ttl = 5
+
 // maxAliases is the maximum length of a chain of ExternalName Services.
 const maxAliases = 8
 
@@ -126,10 +129,10 @@ func (z *zone) soa(f found) []dns.RR {
 		Serial: f.serial,
 		// For secondary servers, which do not exist.
 		Refresh: 7200, Retry: 1800, Expire: 86400,
-		Minttl: z.ttl,
+		Minttl: ttl,
 	}}
 }
 
 func (z *zone) header(owner string, kind uint16) dns.RR_Header {
-	return dns.RR_Header{Name: owner, Rrtype: kind, Class: dns.ClassINET, Ttl: z.ttl}
+	return dns.RR_Header{Name: owner, Rrtype: kind, Class: dns.ClassINET, Ttl: ttl}
 }

@@ -16,7 +16,6 @@ import (
 // Defaults of Options.
 const (
 	DefaultDomain     = "cluster.local"
-	DefaultTTL        = 5 * time.Second
 	DefaultResolvConf = "/etc/resolv.conf"
 )
 
@@ -24,9 +23,6 @@ const (
 type Options struct {
 	// Domain is the domain of the cluster's Services; "" means DefaultDomain.
 	Domain string
-
-	// TTL is how long clients may cache an answer, in whole seconds; 0 means DefaultTTL.
-	TTL time.Duration
 
 	// Upstreams are the resolvers for external names, in this order. None means those of ResolvConf.
 	Upstreams []netip.AddrPort
@@ -55,9 +51,6 @@ func New(o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	if o.TTL == 0 {
-		o.TTL = DefaultTTL
-	}
 	if o.ResolvConf == "" {
 		o.ResolvConf = DefaultResolvConf
 	}
@@ -65,7 +58,7 @@ func New(o Options) (*Server, error) {
 		o.Log = &logrus.Logger{} // discards all
 	}
 	return &Server{
-		zone:      newZone(domain, uint32(o.TTL/time.Second)),
+		zone:      newZone(domain),
 		upstreams: newUpstreams(o),
 		counts:    counts{of: map[[2]string]int64{}},
 	}, nil

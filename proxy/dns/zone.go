@@ -19,7 +19,6 @@ const schemaVersion = "1.1.0"
 // zone holds the cluster's DNS data: the names in its domain, and the names of its Services' addresses.
 type zone struct {
 	domain string // fully qualified, in lower case
-	ttl    uint32 // of its records, in seconds
 
 	mu         sync.RWMutex // guards the fields below
 	complete   bool         // set after the initial sync
@@ -29,10 +28,9 @@ type zone struct {
 	pointers   map[string][]string // the names of each address, by the result of reverse
 }
 
-func newZone(domain string, ttl uint32) *zone {
+func newZone(domain string) *zone {
 	return &zone{
 		domain:     domain,
-		ttl:        ttl,
 		services:   map[types.NamespacedName]records{},
 		namespaces: map[string]int{},
 		pointers:   map[string][]string{},
