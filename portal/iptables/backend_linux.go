@@ -41,7 +41,6 @@ type backend struct {
 	at                     redirect.Setting
 
 	installed map[string]*contents // the kernel's rules, as last read or written
-	known     bool                 // Read has succeeded, and Forget has not been called since
 	prints    map[string]uint64    // fingerprints at the last Read; nil if unknown, or if rules were written since
 	// scratchNotes are the notes for tables with scratch chains, from before the first of these.
 	scratchNotes map[string][]string
@@ -54,16 +53,8 @@ type backend struct {
 
 func (f *backend) ip6() bool                  { return f.family.Is6() }
 func (f *backend) Setting() *redirect.Setting { return &f.at }
-func (f *backend) Known() bool                { return f.known }
-func (f *backend) Forget()                    { f.known = false }
 
-func (f *backend) Left() map[portal.Target]uint16 {
-	ports := map[portal.Target]uint16{}
-	for t, r := range rulesInTables(map[string]*contents{tableNAT: f.installed[tableNAT]}, f.family) {
-		ports[t] = r.LocalPort
-	}
-	return ports
-}
+func (f *backend) Left() map[portal.Target]portal.Rule { return rulesInTables(f.installed, f.family) }
 
 // openBackend finds the commands of a variant for one family, and tests that they can put rules into the nat table. It
 // leaves nothing behind.
@@ -227,7 +218,6 @@ func (f *backend) Read(ctx context.Context) error {
 	for _, a := range args {
 		text, err := run(ctx, "", f.save, a...)
 		if err != nil {
-			f.known = false
 			return hint(fmt.Errorf("reading %s rules: %w", f.family, err), f.ip6())
 		}
 		for name, c := range parseSave(text) {
@@ -243,7 +233,7 @@ func (f *backend) Read(ctx context.Context) error {
 			})
 		}
 	}
-	f.installed, f.known, f.prints = installed, true, prints
+	f.installed, f.prints = installed, prints
 	return nil
 }
 

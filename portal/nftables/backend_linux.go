@@ -28,7 +28,6 @@ type backend struct {
 
 	sole      soleAddresses
 	installed *contents // the kernel's rules, as last read or written
-	known     bool      // the last Read has succeeded, and Forget has not been called since
 	// generation is the number of nf_tables (kernel.NFTGeneration) for the state in installed. The kernel's number
 	// differs once another process has changed anything.
 	generation uint32
@@ -45,18 +44,8 @@ func openBackend(family portal.Family, opts portal.Options) (*backend, error) {
 }
 
 func (f *backend) Setting() *redirect.Setting { return &f.at }
-func (f *backend) Known() bool                { return f.known && f.installed.other == "" }
-func (f *backend) Forget()                    { f.known = false }
 
-func (f *backend) Left() map[portal.Target]uint16 {
-	ports := map[portal.Target]uint16{}
-	for k, v := range f.installed.elements {
-		if !k.guard && !k.isAddress() {
-			ports[k.target] = v.port
-		}
-	}
-	return ports
-}
+func (f *backend) Left() map[portal.Target]portal.Rule { return rulesInMaps(f.installed) }
 
 // probe tries the whole table under another name, in a transaction that removes it again, to determine the kernel's
 // features.
@@ -127,7 +116,7 @@ func (f *backend) Unchanged() bool {
 func (f *backend) Read(context.Context) error {
 	f.generation = kernel.NFTGeneration() // before the read: a change during it gives another generation
 	now, err := readTable(f.family)
-	if f.known = err == nil; err != nil {
+	if err != nil {
 		return err
 	}
 	now.recognize(f.installed)

@@ -17,14 +17,11 @@ import (
 type Backend interface {
 	// Setting returns the inputs of rules: the backend sets some itself, and the caller keeps the others up to date.
 	Setting() *Setting
-	// Left returns the local ports in the rules last read from the kernel, and RejectPort for rejected targets.
-	Left() map[portal.Target]uint16
+	// Left returns the rules last read from the kernel.
+	Left() map[portal.Target]portal.Rule
 
-	// Known reports whether the kernel's rules are known, so that a change can start from them. Forget makes them
-	// unknown, and Read reads them. Unchanged reports whether the known rules are certainly current, at much lower cost
-	// than Read.
-	Known() bool
-	Forget()
+	// Read reads the kernel's rules. Unchanged reports whether the known rules are certainly current, at much lower
+	// cost than Read.
 	Read(context.Context) error
 	Unchanged() bool
 
@@ -54,7 +51,9 @@ type machine struct {
 	unusable error                         // why there is no backend
 	rules    map[portal.Target]portal.Rule // the wanted rules, including refused ones
 	refused  *refusals
-	laidOut  *Setting // the setting of the installed rules; nil if unknown
+	// laidOut is the setting of the installed rules; nil if the kernel's rules are unknown, so that no change can start
+	// from them.
+	laidOut *Setting
 	// node is why endpoints see the node's address; zero if they can see the client's. See Portal.Origin.
 	node    portal.SourceAddress
 	bridges []netip.Prefix // the bridges' networks when aliases were assigned
@@ -111,7 +110,7 @@ func (m *machine) sync(ctx context.Context, only []portal.Target, reread bool) (
 		m.refused.addSCTP(m.rules, cmp.Or(at.NoRedirectAddr, "the kernel or iptables does not support DNAT or a local route; use --portal=address"))
 	} else if len(m.rules) > 0 { // before packets are sent there
 		if landed, err = kernel.Land(at.RedirectAddr); err != nil {
-			m.backend.Forget()
+			m.laidOut = nil
 			return nil, err
 		}
 	}
@@ -155,7 +154,7 @@ func (m *machine) vips() map[netip.Addr]bool {
 // again, as it may have changed. If that does not help, bring finds the refused rules.
 func (m *machine) bring(ctx context.Context, only []portal.Target, reread bool) (changed []string, err error) {
 	decided := func() bool { return err == nil || IsUndecided(err) || ctx.Err() != nil }
-	if !reread && m.backend.Known() {
+	if !reread && m.laidOut != nil {
 		if len(only) == 0 && m.laidOutAs(m.backend.Setting()) {
 			return nil, nil
 		}
@@ -164,6 +163,7 @@ func (m *machine) bring(ctx context.Context, only []portal.Target, reread bool) 
 		}
 		m.log.WithError(err).Debug("Failed to install portal rules; reading them again")
 	}
+	m.laidOut = nil
 	for range 2 {
 		if err := m.backend.Read(ctx); err != nil {
 			return nil, err
@@ -195,7 +195,6 @@ func (m *machine) put(ctx context.Context, only []portal.Target) (changed []stri
 	}
 	m.laidOut = nil
 	if changed, err = m.backend.Put(ctx, accepted, only); err != nil {
-		m.backend.Forget()
 		return changed, err
 	}
 	at := *m.backend.Setting()
@@ -205,12 +204,12 @@ func (m *machine) put(ctx context.Context, only []portal.Target) (changed []stri
 
 // laidOutAs reports whether the installed rules were made with this setting.
 func (m *machine) laidOutAs(at *Setting) bool {
-	return m.backend.Known() && m.laidOut != nil && reflect.DeepEqual(m.laidOut, at)
+	return m.laidOut != nil && reflect.DeepEqual(m.laidOut, at)
 }
 
 // unchanged reports whether the known rules are certainly current.
 func (m *machine) unchanged() bool {
-	return m.unusable == nil && m.backend.Known() && m.backend.Unchanged()
+	return m.laidOut != nil && m.backend.Unchanged()
 }
 
 // findRefused records the rules that the kernel refuses. It returns putErr, the error of the failed Put, unless it

@@ -88,9 +88,9 @@ func Open(mode portal.Mode, opts portal.Options, open func(portal.Family) (Backe
 			continue
 		}
 		p.probeAnswers(m)
-		for t, port := range m.backend.Left() {
-			if port != RejectPort && opts.ProxyPorts.Contains(port) {
-				p.before[t] = port
+		for t, r := range m.backend.Left() {
+			if r.LocalPort != RejectPort && opts.ProxyPorts.Contains(r.LocalPort) {
+				p.before[t] = r.LocalPort
 			}
 		}
 	}
@@ -408,9 +408,7 @@ func (p *Portal) Remove(ctx context.Context) error {
 	for _, m := range p.families {
 		clear(m.rules)
 		clear(m.refused.byTarget)
-	}
-	for _, b := range p.Backends() {
-		b.Forget()
+		m.laidOut = nil
 	}
 	_, err := p.mode.Remove(ctx, p.opts, false)
 	kernel.ForgetRedirected(maps.Keys(rules), p.log)
