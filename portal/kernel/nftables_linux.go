@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -33,16 +34,12 @@ const (
 // OwnSockets are the port IDs of netlink sockets by which this process made changes. They include the process IDs of
 // commands that it ran for that, which are the port IDs of their first sockets. NFTEvents ignores change events with
 // these port IDs.
-var OwnSockets recent
+var OwnSockets = recent{added: map[uint32]time.Time{}}
 
-// recent remembers the last numbers added.
+// recent remembers numbers for ownFor.
 type recent struct {
-	mu   sync.Mutex
-	last [64]struct {
-		number uint32
-		added  time.Time
-	}
-	next int
+	mu    sync.Mutex
+	added map[uint32]time.Time
 }
 
 // ownFor is how long a number counts as this process's. Later, another program may get the number; in another PID
@@ -56,9 +53,8 @@ func (r *recent) AddOf(make func() (uint32, error)) error {
 	defer r.mu.Unlock()
 	n, err := make()
 	if err == nil {
-		at := &r.last[r.next%len(r.last)]
-		at.number, at.added = n, time.Now()
-		r.next++
+		maps.DeleteFunc(r.added, func(_ uint32, at time.Time) bool { return time.Since(at) >= ownFor })
+		r.added[n] = time.Now()
 	}
 	return err
 }
@@ -66,12 +62,7 @@ func (r *recent) AddOf(make func() (uint32, error)) error {
 func (r *recent) has(n uint32) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for i := range r.last {
-		if at := &r.last[i]; at.number == n && n != 0 && time.Since(at.added) < ownFor { // 0 is the kernel itself
-			return true
-		}
-	}
-	return false
+	return n != 0 && time.Since(r.added[n]) < ownFor // 0 is the kernel itself
 }
 
 // NFTFamily returns the library's constant for a family.
