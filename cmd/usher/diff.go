@@ -74,7 +74,7 @@ func (d *diffCommand) run(cmd *cobra.Command, manifests *manifestFlags, paths []
 	case errors.As(err, &unreachable), errors.As(err, &other):
 		diff.ComparedWith, status = "", api.Status{PortalMode: modes.All[0].Name, Defaults: admin.Defaults()}
 		if runtime.GOOS != "linux" || os.Geteuid() != 0 { // no rules can be installed in the kernel
-			status.PortalMode = modes.All[len(modes.All)-1].Name
+			status.PortalMode = modes.None
 		}
 	case err != nil:
 		return err

@@ -23,6 +23,9 @@ var All = []portal.Mode{iptables.Mode, nftables.Mode, address.Mode, none.Mode}
 // Auto is the name for the first mode that works.
 const Auto = "auto"
 
+// None is the name of the mode that installs nothing.
+const None = "none"
+
 // Names returns the names that New accepts.
 func Names() []string {
 	names := []string{Auto}
@@ -38,16 +41,6 @@ func Named(name string) []portal.Mode {
 		return All
 	}
 	return slices.DeleteFunc(slices.Clone(All), func(m portal.Mode) bool { return m.Name != name })
-}
-
-// With returns the name of the first mode with such traits, or "" if there is none.
-func With(such func(portal.Traits) bool) string {
-	for _, m := range All {
-		if such(m.Traits) {
-			return m.Name
-		}
-	}
-	return ""
 }
 
 // New makes the portal called name, after testing that it works here. [Auto] selects the first mode that does, in the

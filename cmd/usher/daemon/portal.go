@@ -44,14 +44,13 @@ func (d *Daemon) openPortal(ctx context.Context) (portal.Portal, error) {
 	p, err := d.openMode(ctx, d.config.Mode)
 	if d.config.Demo != nil && d.config.Mode == modes.Auto && errors.Is(err, handover.ErrLocked) {
 		d.log.WithError(err).Warn("Another usher instance manages the portals; the demo uses none")
-		return d.openMode(ctx, modes.With(func(t portal.Traits) bool { return !t.Installs }))
+		return d.openMode(ctx, modes.None)
 	}
 	return p, err
 }
 
 func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, err error) {
 	var lock *handover.Lock
-	none := modes.With(func(t portal.Traits) bool { return !t.Installs })
 	other := false // whether another usher instance seems to run here
 	if slices.ContainsFunc(modes.Named(mode), func(m portal.Mode) bool { return m.Traits.Installs }) {
 		lock, err = Lock(d.log, d.kept(fdstore.LockName))
@@ -60,12 +59,12 @@ func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, er
 		switch {
 		case err == nil, d.config.TakeOver && locked:
 		case locked:
-			return nil, fmt.Errorf("%w; stop it, replace it with 'usher run --take-over', or set --portal=%s", err, none)
+			return nil, fmt.Errorf("%w; stop it, replace it with 'usher run --take-over', or set --portal=%s", err, modes.None)
 		case errors.Is(err, fs.ErrNotExist) && mode == modes.Auto:
 			d.log.WithError(err).Warn("Without /proc only portal none is available; using it")
-			return d.openMode(ctx, none)
+			return d.openMode(ctx, modes.None)
 		default:
-			return nil, fmt.Errorf("%w; --portal=%s needs no lock", err, none)
+			return nil, fmt.Errorf("%w; --portal=%s needs no lock", err, modes.None)
 		}
 	}
 	o := d.config.Portal
@@ -76,8 +75,8 @@ func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, er
 		lock.Release()
 		lock = nil
 	}
-	if err == nil && mode == none && d.config.TakeOver {
-		d.log.Warn("--take-over has no effect with --portal=" + none + ": a running instance keeps its listeners until it stops")
+	if err == nil && mode == modes.None && d.config.TakeOver {
+		d.log.Warn("--take-over has no effect with --portal=" + modes.None + ": a running instance keeps its listeners until it stops")
 	}
 	if err == nil && mode == modes.Auto && d.config.TakeOver && d.config.Demo == nil && !p.Traits().Installs {
 		const needs = "this process cannot install a portal: run as root or add CAP_NET_ADMIN in the user namespace that owns the network namespace; the log above has the reason for each portal"
@@ -85,7 +84,7 @@ func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, er
 		case other:
 			return nil, errors.New("--take-over: an usher instance is running here, but " + needs)
 		case fdstore.InPod(): // of a DaemonSet: it must not count as ready
-			return nil, fmt.Errorf("%s; to serve Services without VIPs, set --portal=%s", needs, none)
+			return nil, fmt.Errorf("%s; to serve Services without VIPs, set --portal=%s", needs, modes.None)
 		}
 		d.log.Warn("VIPs are not served: " + needs)
 	}
