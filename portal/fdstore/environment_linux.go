@@ -10,23 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The environment of a process with a manager: sd_notify(3), sd_listen_fds(3), sd_watchdog_enabled(3). KeeperVariable
-// is specific to usher.
-const (
-	socketVariable   = "NOTIFY_SOCKET"
-	filesVariable    = "LISTEN_FDS"
-	namesVariable    = "LISTEN_FDNAMES"
-	pidVariable      = "LISTEN_PID"
-	watchdogVariable = "WATCHDOG_USEC"
-	watchedVariable  = "WATCHDOG_PID"
-)
-
 // FirstFD is the first descriptor that a manager passes (SD_LISTEN_FDS_START).
 const FirstFD = 3
 
 // Connect returns a connection to the manager that the environment names, or nil if it names none.
 func Connect() (*net.UnixConn, error) {
-	address := os.Getenv(socketVariable)
+	address := os.Getenv("NOTIFY_SOCKET")
 	if address == "" {
 		return nil, nil
 	}
@@ -35,8 +24,8 @@ func Connect() (*net.UnixConn, error) {
 
 // Watchdog returns the interval within which the manager expects a sign of life, or 0 if it expects none.
 func Watchdog() time.Duration {
-	usec, err := strconv.ParseInt(os.Getenv(watchdogVariable), 10, 64)
-	if err != nil || !forThisProcess(watchedVariable) {
+	usec, err := strconv.ParseInt(os.Getenv("WATCHDOG_USEC"), 10, 64)
+	if err != nil || !forThisProcess("WATCHDOG_PID") {
 		return 0
 	}
 	return time.Duration(usec) * time.Microsecond
@@ -44,11 +33,11 @@ func Watchdog() time.Duration {
 
 // Passed calls each for the descriptors that the manager has passed. The caller owns them.
 func Passed(each func(name string, fd int)) {
-	count, err := strconv.Atoi(os.Getenv(filesVariable))
-	if err != nil || !forThisProcess(pidVariable) {
+	count, err := strconv.Atoi(os.Getenv("LISTEN_FDS"))
+	if err != nil || !forThisProcess("LISTEN_PID") {
 		return
 	}
-	names := strings.Split(os.Getenv(namesVariable), ":")
+	names := strings.Split(os.Getenv("LISTEN_FDNAMES"), ":")
 	for i := range count {
 		name := "unknown" // as in sd_listen_fds_with_names
 		if i < len(names) {
