@@ -146,18 +146,9 @@ func (o Options) Complete() (Options, error) {
 	return o, nil
 }
 
-// Installed is something that a portal, of this or another process, has installed in the kernel.
-type Installed struct {
-	Mode   string // the portal's
-	Traits Traits // the mode's
-	// Rule is the rule that it was installed for. Its comment is missing where the kernel keeps none. For mode address
-	// only the Target's address is set: the listeners determine which ports are served there.
-	Rule Rule
-}
-
-// ListAll returns the rules that portals of these modes have installed in the kernel, mode by mode, each in the order
-// of Target.Compare.
-func ListAll(ctx context.Context, modes []Mode, opts Options) (all []Installed, err error) {
+// ListAll returns the rules that portals of these modes, of this or another process, have installed in the kernel, as
+// extra ones. It lists mode by mode, each in the order of Target.Compare.
+func ListAll(ctx context.Context, modes []Mode, opts Options) (all []Comparison, err error) {
 	var errs []error
 	for _, m := range modes {
 		if m.List == nil {
@@ -167,7 +158,7 @@ func ListAll(ctx context.Context, modes []Mode, opts Options) (all []Installed, 
 		errs = append(errs, err)
 		slices.SortStableFunc(rules, func(a, b Rule) int { return a.Target.Compare(b.Target) })
 		for _, r := range rules {
-			all = append(all, Installed{Mode: m.Name, Traits: m.Traits, Rule: r})
+			all = append(all, Comparison{Mode: m.Name, Traits: m.Traits, Rule: r, State: StateExtra})
 		}
 	}
 	return all, errors.Join(append(errs, ctx.Err())...)
@@ -249,7 +240,9 @@ type Comparison struct {
 	// Mode is the mode of the portal that wants the rule or, if it is extra, of the portal that left it.
 	Mode   string
 	Traits Traits // the mode's
-	// Rule is the wanted rule; if the rule is extra, the installed one.
+	// Rule is the wanted rule; if the rule is extra, the installed one. Then its comment is missing where the kernel
+	// keeps none, and for mode address only the Target's address is set: the listeners determine which ports are served
+	// there.
 	Rule  Rule
 	State State
 	// Installed is the rule in the kernel if it differs from Rule.
@@ -263,11 +256,6 @@ type Part struct {
 	Name   string // such as "routing rule 116"
 	State  State
 	Text   string // a description, in the notation of the tool that shows it
-}
-
-// Extra is the Comparison for a rule that no portal wants.
-func (i Installed) Extra() Comparison {
-	return Comparison{Mode: i.Mode, Traits: i.Traits, Rule: i.Rule, State: StateExtra}
 }
 
 // Compare orders comparisons by their targets.

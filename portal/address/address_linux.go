@@ -479,7 +479,7 @@ func (p *addressPortal) Compare(ctx context.Context) ([]portal.Comparison, error
 
 // compare is the comparison for mode address: all rules of a VIP are in effect if it is an address of this node. Node
 // ports need nothing from the kernel.
-func compare(wanted map[portal.Target]portal.Rule, isLocal func(netip.Addr) bool, installed []portal.Installed) (all []portal.Comparison) {
+func compare(wanted map[portal.Target]portal.Rule, isLocal func(netip.Addr) bool, installed []portal.Comparison) (all []portal.Comparison) {
 	vips := map[netip.Addr]bool{}
 	for t, want := range wanted {
 		local, known := vips[t.Addr]
@@ -495,7 +495,7 @@ func compare(wanted map[portal.Target]portal.Rule, isLocal func(netip.Addr) bool
 	}
 	for _, i := range installed {
 		if _, is := vips[i.Rule.Target.Addr]; i.Mode != Mode.Name || !is {
-			all = append(all, i.Extra())
+			all = append(all, i)
 		}
 	}
 	slices.SortFunc(all, portal.Comparison.Compare)

@@ -20,12 +20,12 @@ var _ = Describe("the comparison of wanted and installed rules in mode address",
 		is := func(state portal.State, r portal.Rule) portal.Comparison {
 			return portal.Comparison{Mode: Mode.Name, Traits: Mode.Traits, Rule: r, State: state}
 		}
-		in := func(r portal.Rule) portal.Installed {
-			return portal.Installed{Mode: Mode.Name, Traits: Mode.Traits, Rule: r}
+		in := func(r portal.Rule) portal.Comparison {
+			return portal.Comparison{Mode: Mode.Name, Traits: Mode.Traits, Rule: r, State: portal.StateExtra}
 		}
 		local := func(a netip.Addr) bool { return a == web.Target.Addr }
 		wanted := map[portal.Target]portal.Rule{node.Target: node, web.Target: web, lost.Target: lost}
-		Expect(compare(wanted, local, []portal.Installed{in(routed), in(left)})).To(HaveExactElements(
+		Expect(compare(wanted, local, []portal.Comparison{in(routed), in(left)})).To(HaveExactElements(
 			is(portal.StateOK, node), is(portal.StateOK, web), is(portal.StateMissing, lost), is(portal.StateExtra, left)))
 	})
 })

@@ -14,7 +14,7 @@ import (
 )
 
 var _ = Describe("the list of installed rules", func() {
-	list := func(n *Net) (all []portal.Installed) {
+	list := func(n *Net) (all []portal.Comparison) {
 		GinkgoHelper()
 		n.Node.Do(func() {
 			var err error
@@ -45,9 +45,9 @@ var _ = Describe("the list of installed rules", func() {
 				Reject(WebNode6), Redirect(Web6, 4000), limited6,
 			}
 			n.Apply(n.Open(kind.mode, portal.Options{IPTablesVariant: kind.variant}), rules, nil)
-			var want []portal.Installed
+			var want []portal.Comparison
 			for _, r := range rules {
-				want = append(want, portal.Installed{Mode: kind.mode.Name, Traits: kind.mode.Traits, Rule: r})
+				want = append(want, portal.Comparison{Mode: kind.mode.Name, Traits: kind.mode.Traits, Rule: r, State: portal.StateExtra})
 			}
 			Expect(list(n)).To(HaveExactElements(want))
 		})
@@ -57,6 +57,7 @@ var _ = Describe("the list of installed rules", func() {
 		n := NewNet()
 		n.Apply(n.Open(address.Mode, portal.Options{}), []portal.Rule{Redirect(Web4, 80), Redirect(WebNode4, 30080), Redirect(Web6, 80)}, nil)
 		Expect(list(n)).To(HaveExactElements(
-			portal.Installed{Mode: address.Mode.Name, Traits: address.Mode.Traits, Rule: portal.Rule{Target: portal.Target{Addr: VIP4}}}, portal.Installed{Mode: address.Mode.Name, Traits: address.Mode.Traits, Rule: portal.Rule{Target: portal.Target{Addr: VIP6}}}))
+			portal.Comparison{Mode: address.Mode.Name, Traits: address.Mode.Traits, Rule: portal.Rule{Target: portal.Target{Addr: VIP4}}, State: portal.StateExtra},
+			portal.Comparison{Mode: address.Mode.Name, Traits: address.Mode.Traits, Rule: portal.Rule{Target: portal.Target{Addr: VIP6}}, State: portal.StateExtra}))
 	})
 })

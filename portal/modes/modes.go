@@ -87,11 +87,11 @@ func first(ctx context.Context, modes []portal.Mode, opts portal.Options) (porta
 	return nil, fmt.Errorf("no portal works here: %w", errors.Join(skipped...))
 }
 
-// List returns the rules that portals of any mode, of this or another process, have installed, mode by mode. It
-// changes nothing. It skips rules that it cannot read because a tool or kernel feature is missing.
+// List returns the rules that portals of any mode, of this or another process, have installed, mode by mode, as extra
+// ones. It changes nothing. It skips rules that it cannot read because a tool or kernel feature is missing.
 //
 // On Linux it reads the network namespace of the calling thread. log may be nil.
-func List(ctx context.Context, log logrus.FieldLogger) ([]portal.Installed, error) {
+func List(ctx context.Context, log logrus.FieldLogger) ([]portal.Comparison, error) {
 	if err := kernel.NeedNetAdmin(); err != nil {
 		return nil, err
 	}

@@ -8,12 +8,12 @@ import (
 
 // compare returns the state of each rule that a portal of a mode wants, and of all other installed ones. It ignores
 // comments: not every kernel keeps them whole. The result is in the order of Target.Compare.
-func compare(mode portal.Mode, wanted map[portal.Target]portal.Rule, installed []portal.Installed) (all []portal.Comparison) {
+func compare(mode portal.Mode, wanted map[portal.Target]portal.Rule, installed []portal.Comparison) (all []portal.Comparison) {
 	found := map[portal.Target]portal.Comparison{}
 	for _, i := range installed {
 		want, is := wanted[i.Rule.Target]
 		if i.Mode != mode.Name || !is {
-			all = append(all, i.Extra())
+			all = append(all, i)
 			continue
 		}
 		c := portal.Comparison{Mode: mode.Name, Traits: mode.Traits, Rule: want, State: portal.StateOK}

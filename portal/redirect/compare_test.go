@@ -22,9 +22,9 @@ var _ = Describe("the comparison of wanted and installed rules", func() {
 
 	nftables, iptables := portal.Mode{Name: "nftables"}, portal.Mode{Name: "iptables"}
 	wanted := func(rules ...portal.Rule) map[portal.Target]portal.Rule { return portal.ByTarget(rules) }
-	in := func(mode portal.Mode, rules ...portal.Rule) (all []portal.Installed) {
+	in := func(mode portal.Mode, rules ...portal.Rule) (all []portal.Comparison) {
 		for _, r := range rules {
-			all = append(all, portal.Installed{Mode: mode.Name, Rule: r})
+			all = append(all, portal.Comparison{Mode: mode.Name, Rule: r, State: portal.StateExtra})
 		}
 		return all
 	}
@@ -35,7 +35,7 @@ var _ = Describe("the comparison of wanted and installed rules", func() {
 		return portal.Comparison{Mode: nftables.Name, Rule: r, State: portal.StateDiffers, Installed: installed}
 	}
 
-	DescribeTable("for a portal with rules", func(wanted map[portal.Target]portal.Rule, installed []portal.Installed, expected ...portal.Comparison) {
+	DescribeTable("for a portal with rules", func(wanted map[portal.Target]portal.Rule, installed []portal.Comparison, expected ...portal.Comparison) {
 		Expect(compare(nftables, wanted, installed)).To(HaveExactElements(expected))
 	},
 		Entry("is empty if no rule is wanted or installed", nil, nil),

@@ -36,7 +36,7 @@ func withPortal() Config {
 }
 
 // installed returns the rules that portals have installed in the kernel.
-func installed() []portal.Installed {
+func installed() []portal.Comparison {
 	GinkgoHelper()
 	list, err := modes.List(GinkgoT().Context(), silent())
 	Expect(err).NotTo(HaveOccurred())
