@@ -30,32 +30,22 @@ type Subscription struct {
 }
 
 // subscribe opens the socket in the network namespace of the calling thread.
-func subscribe(protocol int, matters func(syscall.NetlinkMessage) bool, groups ...uint) (Subscription, error) {
-	if err := trySubscribe(protocol, groups); err != nil {
-		return Subscription{}, err
-	}
-	socket, err := nl.Subscribe(protocol, groups...)
+func subscribe(protocol int, matters func(syscall.NetlinkMessage) bool, groups ...int) (Subscription, error) {
+	// Without groups: if bind(2) refuses them, as in gVisor, nl.Subscribe closes the descriptor but leaves an os.File of
+	// it, whose finalizer later closes any file with the same number.
+	socket, err := nl.Subscribe(protocol)
 	if err != nil {
 		return Subscription{}, err
+	}
+	for _, g := range groups {
+		if err := unix.SetsockoptInt(socket.GetFd(), unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, g); err != nil {
+			socket.Close()
+			return Subscription{}, err
+		}
 	}
 	// A large buffer keeps the events of a large change. If some are lost, the loss counts as an event.
 	socket.SetReceiveBufferSize(1<<20, true)
 	return Subscription{socket: socket, matters: matters}, nil
-}
-
-// trySubscribe returns the error with which nl.Subscribe would fail. If bind(2) fails there, as in gVisor, it closes
-// the descriptor but leaves an os.File of it, whose finalizer later closes any file with the same number.
-func trySubscribe(protocol int, groups []uint) error {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	addr := unix.SockaddrNetlink{Family: unix.AF_NETLINK}
-	for _, g := range groups {
-		addr.Groups |= 1 << (g - 1)
-	}
-	return unix.Bind(fd, &addr)
 }
 
 // Watch reports the events that open subscribes to until ctx ends, and then closes the channel. The subscriptions
