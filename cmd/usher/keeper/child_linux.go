@@ -31,9 +31,7 @@ type child struct {
 	Channel int
 	Areas   []*area
 
-	heard chan struct{} // receives when the loop has read all packets
-	ended bool          // the child has closed its end
-	over  chan struct{} // closed when no goroutine uses the Channel
+	over <-chan struct{} // closed when no goroutine uses the Channel
 }
 
 // stops reports whether the child has announced that it ends as requested or has handed over. It considers the held

@@ -51,17 +51,7 @@ func (k *keeper) listenTo(c *child) {
 	if c.Channel == 0 {
 		return
 	}
-	c.heard, c.over = make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(c.over)
-		for !c.ended {
-			fds := []unix.PollFd{{Fd: int32(c.Channel), Events: unix.POLLIN}}
-			if n, err := unix.Poll(fds, -1); err == nil && n > 0 {
-				k.sent <- c
-				<-c.heard
-			}
-		}
-	}()
+	c.over = watch(c.Channel, k.sent, func() bool { return k.hearAll(c) })
 }
 
 // hangUp handles the last packets of a child that has exited, and closes the socket.
@@ -72,9 +62,8 @@ func (k *keeper) hangUp(c *child) {
 	_ = unix.Shutdown(c.Channel, unix.SHUT_RD) // packets in the queue can still be read
 	for over := false; !over; {
 		select {
-		case from := <-k.sent:
-			k.hearAll(from)
-			from.heard <- struct{}{}
+		case hear := <-k.sent:
+			hear()
 		case <-c.over:
 			over = true
 		}
@@ -83,20 +72,19 @@ func (k *keeper) hangUp(c *child) {
 	c.Channel = 0
 }
 
-// hearAll handles all packets that a child has sent on its socket.
-func (k *keeper) hearAll(c *child) {
+// hearAll handles all packets that a child has sent on its socket. It reports whether the child's end is open.
+func (k *keeper) hearAll(c *child) (open bool) {
 	text := make([]byte, fdstore.MaxPacket)
 	for {
 		n, fds, err := fdpass.ReceiveOn(c.Channel, text, 2*fdstore.SavedAtOnce)
 		if errors.Is(err, unix.EAGAIN) {
-			return
+			return true
 		}
 		if errors.Is(err, unix.ECONNRESET) { // reported once, if the child exited without reading all packets; its own packets follow
 			continue
 		}
 		if truncated := err == fdpass.ErrTruncated; n == 0 || err != nil && !truncated {
-			c.ended = true
-			return
+			return false
 		} else if truncated || !k.act(c, string(text[:n]), fds) {
 			fdpass.Close(fds)
 		}

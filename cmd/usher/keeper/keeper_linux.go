@@ -44,7 +44,7 @@ type keeper struct {
 	again         bool                           // replace the program once more
 	taken         chan struct{}                  // another usher instance has taken over while none ran here
 	unclaimed     <-chan struct{}                // closed when that instance has ended; nil unless this keeper waits for that
-	sent          chan *child                    // children that have sent packets about connections
+	sent          chan func()                    // the loop calls these: they read packets about connections
 	// connections is the number of saved connections and pipes. Each has two descriptors.
 	connections int
 	// count is the number of kept descriptors, and length the total length of their names.
@@ -119,9 +119,9 @@ func (k *keeper) run(begin func()) (code int) {
 	signal.Notify(signals, forwarded...)
 	signal.Notify(hangups, unix.SIGHUP)
 	signal.Notify(children, unix.SIGCHLD)
-	readable, read := make(chan struct{}), make(chan struct{})
-	go poll(k.Socket, readable, read)
-	k.sent = make(chan *child)
+	messages := make(chan func())
+	watch(k.Socket, messages, func() bool { k.receive(); return true })
+	k.sent = make(chan func())
 	for _, a := range k.areas() { // kept before this program replaced the previous one
 		k.connections += len(a.Saved) + len(a.Pipes)
 	}
@@ -138,12 +138,10 @@ func (k *keeper) run(begin func()) (code int) {
 	}
 	for {
 		select {
-		case <-readable:
-			k.receive()
-			read <- struct{}{}
-		case c := <-k.sent:
-			k.hearAll(c)
-			c.heard <- struct{}{}
+		case receive := <-messages:
+			receive()
+		case hear := <-k.sent:
+			hear()
 		case <-children:
 			if code, over := k.reap(); over {
 				return code
@@ -176,15 +174,21 @@ func (k *keeper) run(begin func()) (code int) {
 	}
 }
 
-// poll notifies the loop when the socket is readable, then waits for an answer on read.
-func poll(fd int, readable chan<- struct{}, read <-chan struct{}) {
-	for {
-		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-		if n, err := unix.Poll(fds, -1); err == nil && n > 0 {
-			readable <- struct{}{}
-			<-read
+// watch sends a function on calls whenever the socket is readable, and waits until the receiver has called it. The
+// function calls hear, which reads from the socket. When hear returns false, watch ends and closes over.
+func watch(fd int, calls chan<- func(), hear func() (open bool)) (over <-chan struct{}) {
+	heard, ended := make(chan bool), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for open := true; open; {
+			fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+			if n, err := unix.Poll(fds, -1); err == nil && n > 0 {
+				calls <- func() { heard <- hear() }
+				open = <-heard
+			}
 		}
-	}
+	}()
+	return ended
 }
 
 // forward sends a signal to usher, and reports whether there is no process to wait for. Processes
